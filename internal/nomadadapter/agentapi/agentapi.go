@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -47,8 +48,8 @@ type Client struct {
 	token func() (string, error)
 
 	mu     sync.Mutex
-	latest []allocation
-	err    error // why latest is not current
+	latest use.Record // not changed
+	err    error      // why latest is not current
 }
 
 // errFirst is the error of Read before the first answer.
@@ -71,7 +72,7 @@ func New(o Options) *Client {
 	return c
 }
 
-// Run follows the allocations until ctx ends. It calls changed after each answer, and when there is none any more.
+// Run follows the allocations until ctx ends. It calls changed when other work has devices, and when that is known again or not any more.
 //
 //	client  query index 7 ........ answer: index 9  query index 9 .....................
 //	agent                 ^ an allocation changes                  nothing for waitTime: the same index
@@ -98,7 +99,7 @@ func (c *Client) Run(ctx context.Context, tasks *watchdog.Registry, changed func
 		} else {
 			f.failures = 0
 		}
-		if c.record(f.allocations, err) {
+		if c.record(recordOf(f.allocations), err) {
 			changed()
 		}
 		task.Heartbeat(pause)
@@ -108,8 +109,9 @@ func (c *Client) Run(ctx context.Context, tasks *watchdog.Registry, changed func
 	}
 }
 
-// record stores an answer, and logs when the API starts to fail and when it works again. It reports whether anything may have changed.
-func (c *Client) record(latest []allocation, err error) bool {
+// record stores an answer, and logs when the API starts to fail and when it works again. It reports whether other work has devices, or that
+// is not known any more.
+func (c *Client) record(latest use.Record, err error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	was := c.err
@@ -123,8 +125,9 @@ func (c *Client) record(latest []allocation, err error) bool {
 	if err != nil {
 		return was == nil
 	}
+	changed := was != nil || !slices.Equal(latest.Holds, c.latest.Holds)
 	c.latest = latest
-	return true
+	return changed
 }
 
 // Read returns the latest answer, as a usewatch.Holders. It makes no call.
@@ -134,7 +137,7 @@ func (c *Client) Read(context.Context, *inventory.Inventory) (use.Record, error)
 	if c.err != nil {
 		return use.Record{}, c.err
 	}
-	return recordOf(c.latest), nil
+	return c.latest, nil
 }
 
 // recordOf has the devices of the allocations that have not ended. It has all allocations that the token may read and that the servers
@@ -148,9 +151,9 @@ func recordOf(all []allocation) use.Record {
 		if !slices.Contains([]string{"pending", "running", "unknown"}, a.ClientStatus) { // structs.AllocClientStatus*: not terminal
 			continue
 		}
-		for task, resources := range a.AllocatedResources.Tasks {
+		for _, task := range slices.Sorted(maps.Keys(a.AllocatedResources.Tasks)) {
 			owner.Container = task
-			for _, d := range resources.Devices {
+			for _, d := range a.AllocatedResources.Tasks[task].Devices {
 				r.Holds = append(r.Holds, d.holds(owner)...)
 			}
 		}

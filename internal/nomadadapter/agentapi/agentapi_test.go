@@ -175,6 +175,11 @@ func TestFollows(t *testing.T) {
 		t.Error(diff)
 	}
 	time.Sleep(minPause + 200*time.Millisecond)
+	a.set(alloc("a1", "train", "running", gpus), alloc("a4", "web", "running", "[]"))
+	time.Sleep(minPause + 500*time.Millisecond)
+	if got, _ := c.Read(t.Context(), nil); len(changed) > 0 || len(got.Work) != 2 {
+		t.Errorf("work without devices: %d changes, %v", len(changed), got.Work)
+	}
 	queries := a.count()
 	if time.Sleep(2 * time.Second); a.count() != queries {
 		t.Errorf("%d queries while nothing changed", a.count()-queries)
