@@ -142,6 +142,19 @@ func TestMetricsAreCompressedOnRequest(t *testing.T) {
 	}
 }
 
+// A page that the program adds is beside the server's own, and no other path is its.
+func TestAddedPages(t *testing.T) {
+	s := read(core.DefaultConfig(), coretest.GPUs(1)).server()
+	s.Handlers = map[string]http.Handler{"GET /{$}": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "status page") })}
+	handler := s.handler()
+	for path, want := range map[string]string{"/": "status page", "/healthz": "ok\n", "/nothing": "404 page not found\n"} {
+		w := httptest.NewRecorder()
+		if handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil)); w.Body.String() != want {
+			t.Errorf("%s: %d %q", path, w.Code, w.Body)
+		}
+	}
+}
+
 // The port of an address may be a name.
 func TestAddresses(t *testing.T) {
 	for address, ok := range map[string]bool{":9410": true, "127.0.0.1:http": true, "[::1]:0": true, "9410": false, ":nothing": false, ":70000": false} {
