@@ -10,6 +10,7 @@
 //	session.go         Open, Close (nvmlInit, nvmlShutdown)                         caller
 //	shutdown.go        nvmlShutdown of sessions closed with a hung call             caller
 //	call.go            how each NVML call is made                                   any
+//	callcount.go       counters of the calls: DriverCalls                           any; no NVML
 //	worker.go          one worker per GPU                                           reader
 //	query.go           calls on workers, with a deadline                            reader
 //	library.go         libnvidia-ml.so.1 and the functions that it has              any; no NVML
@@ -28,6 +29,7 @@
 //	signals.go         health signals: nvmlDeviceGetFieldValues, calls of their own worker
 //	processes.go       processes with memory of a GPU                               worker
 //	usage.go           Usage                                                        workers
+//	counters.go        ECC, PCIe and NVLink counters: nvmlDeviceGetFieldValues      worker
 //	eventsets.go       creation of NVML event sets                                  reader, workers
 //	wait.go            Wait                                                         waiter
 //	bindevents.go      system events: kernel driver bound and unbound               waiter
