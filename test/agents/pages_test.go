@@ -204,7 +204,10 @@ func TestNomadPagesMove(t *testing.T) {
 	a.configure()
 	a.logs("WARN", "HTTP server unavailable, retrying", "address already in use")
 	a.healthy(1, 1)
-	a.prints("no HTTP at "+taken.Addr().String(), "inspect")
+	a.await("the problem in inspect", func() bool { // the control socket is that of the new run
+		out, err := a.command("inspect")
+		return err == nil && strings.Contains(out, "no HTTP at "+taken.Addr().String())
+	})
 	if err := taken.Close(); err != nil {
 		t.Fatal(err)
 	}
