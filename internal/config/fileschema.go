@@ -59,7 +59,7 @@ func (s Spec) fileKey(name string) schema.Key {
 func (s Spec) meaning() string {
 	switch {
 	case s.without != "":
-		return "accepted and without effect: an option of " + s.without
+		return "accepted and without effect: " + s.without
 	case s.Note != "":
 		return s.Usage + ". " + s.Note
 	}
