@@ -38,8 +38,7 @@ func (p Program) verbs() []*cli.Command {
 			flags: []cli.Flag{asJSON, &cli.BoolFlag{Name: "all", Usage: "also print what is in order"}, text("host-root", "root of the host's file system, if that is not /, such as /host in a debugging pod")},
 			do:    p.doctor},
 		{name: "schema", usage: "print the JSON Schema of the configuration file, with which editors complete and check it", do: func(context.Context, *cli.Command) error {
-			_, err := p.Stdout.Write(config.FileSchema())
-			return err
+			return config.WriteFileSchema(p.Stdout)
 		}},
 		{name: "clear", usage: "end conditions of a GPU that an operator has verified to be over",
 			flags: []cli.Flag{device, cause, verified}, do: p.onAgent(func(ctx context.Context, path string, c *cli.Command) error {

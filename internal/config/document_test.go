@@ -60,7 +60,7 @@ func specTable(head string, specs []Spec, spellings func(Spec) string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s default | values | meaning |\n|%s---|---|---|\n", head, strings.Repeat("---|", strings.Count(head, "|")-1))
 	for _, s := range specs {
-		values := s.Type.String()
+		values := s.String()
 		if s.Blank && s.Default != "" {
 			values += " or `\"\"`"
 		}

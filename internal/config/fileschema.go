@@ -1,6 +1,7 @@
 package config
 
 import (
+	"io"
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/config/policy"
@@ -15,10 +16,10 @@ var groups = map[string]string{
 	"imex":         "IMEX channels",
 }
 
-// FileSchema is the JSON Schema of the configuration file, as k8s-gpu reads it; of nomad-gpu's policy file, too, which ignores the values
+// WriteFileSchema writes the JSON Schema of the configuration file, as k8s-gpu reads it; of nomad-gpu's policy file, too, which ignores the values
 // of some keys.
-func FileSchema() []byte {
-	return schema.JSON("Configuration file of k8s-gpu, and policy file of nomad-gpu", schema.ObjectOf(fileKeys()...))
+func WriteFileSchema(w io.Writer) error {
+	return schema.Write(w, "Configuration file of k8s-gpu, and policy file of nomad-gpu", schema.ObjectOf(fileKeys()...))
 }
 
 // fileKeys are the keys of the file, with all keys below them.

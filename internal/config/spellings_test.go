@@ -85,19 +85,15 @@ func TestSpellingsOfKubernetes(t *testing.T) {
 
 // encoded is a value as HCL has it.
 func encoded(o Spec, text string) any {
-	switch o.Kind {
-	case schema.List:
-		items := []any{}
-		for item := range strings.SplitSeq(text, ",") {
-			items = append(items, item)
-		}
+	items, values := []any{}, map[string]any{}
+	for item := range strings.SplitSeq(text, ",") {
+		key, value, _ := strings.Cut(item, "=")
+		items, values[key] = append(items, item), value
+	}
+	if o.Kind == schema.List {
 		return items
-	case schema.Mapping:
-		values := map[string]any{}
-		for item := range strings.SplitSeq(text, ",") {
-			key, value, _ := strings.Cut(item, "=")
-			values[key] = value
-		}
+	}
+	if o.Kind == schema.Mapping {
 		return values
 	}
 	return text
