@@ -89,6 +89,7 @@ func (r *runner) run(ctx context.Context, s settings, policies <-chan settings, 
 	var adapter *kubeadapter.Adapter
 	o := agentOptions(s)
 	o.Handover, o.Reload, o.Signals, o.Log = &r.history, &r.reload, r.signals, log
+	o.Explain = explainAdapter(s)
 	o.Use = usewatch.Options{Orchestrator: use.Kubernetes, MappingDir: s.Operations.MappingDir}
 	if s.PodResourcesSocket != "" {
 		o.Use.Holders = podresources.Reader{Socket: s.PodResourcesSocket, PodLogs: podresources.PodLogs}.Read

@@ -21,6 +21,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/doctor"
 	"github.com/tandem-gpu/tandem/internal/doctor/kubelet"
+	"github.com/tandem-gpu/tandem/internal/explain"
 	"github.com/tandem-gpu/tandem/internal/status"
 	"github.com/tandem-gpu/tandem/internal/terminal"
 )
@@ -75,6 +76,10 @@ func run(ctx context.Context, env environment) error {
 		Doctor: func(string) (agent.Options, []doctor.Check, error) {
 			s, err := read()
 			return agentOptions(s), kubelet.Checks(doctorOptions(s)), err
+		},
+		Explain: func() explain.Adapter {
+			s, _ := read() // Options has the error
+			return explainAdapter(s)
 		},
 		Validate: func() ([]string, error) {
 			s, err := read()

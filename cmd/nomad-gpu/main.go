@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/doctor"
 	"github.com/tandem-gpu/tandem/internal/doctor/nomad"
+	"github.com/tandem-gpu/tandem/internal/explain"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/clientconfig"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/process"
 )
@@ -82,6 +83,11 @@ func command(name string, args []string, stdout, stderr io.Writer) int {
 			return agentOptions(s), err
 		},
 		Doctor: func(hostRoot string) (agent.Options, []doctor.Check, error) { return doctorOptions(values, hostRoot) },
+		Explain: func() explain.Adapter {
+			b, _ := block() // Options has the errors
+			s, _, _ := b.Read()
+			return explainAdapter(s, newGroups(s))
+		},
 		Validate: func() ([]string, error) {
 			b, err := block()
 			switch {

@@ -36,9 +36,13 @@ func serve(stderr io.Writer) int {
 	log := hclog.New(&hclog.LoggerOptions{Level: hclog.Trace, Output: lines, JSONFormat: true})
 	sup := agent.NewSupervisor(end)
 	var pages pages
-	p := nomadadapter.New(ctx, version, func(ctx context.Context, s nomadadapter.Settings, log *slog.Logger) nomadadapter.Source {
+	var p *nomadadapter.Plugin
+	p = nomadadapter.New(ctx, version, func(ctx context.Context, s nomadadapter.Settings, log *slog.Logger) nomadadapter.Source {
 		o := pluginOptions(s, log)
 		o.Adapter = pages.adapter(s, log)
+		o.Explain = explainAdapter(s, func(inv *inventory.Inventory, id inventory.UnitID) (nomadadapter.GroupInfo, bool) {
+			return p.Group(inv, id)
+		})
 		return sup.Start(ctx, o)
 	}, log)
 	pages.view.Plugin = p

@@ -23,6 +23,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/internal/explain"
 	"github.com/tandem-gpu/tandem/internal/report"
 	"github.com/tandem-gpu/tandem/internal/usewatch"
 )
@@ -45,6 +46,7 @@ type Options struct {
 	OnFailure func(context.Context, error) // called when the monitor or the watchdog fails, before the other tasks are stopped
 	Adapter   func(*Agent) Adapter         // called once by New
 	Use       usewatch.Options             // orchestrator, its record of holders, job files; the other fields are set by New
+	Explain   explain.Adapter              // of the orchestrator, for the command explain
 	Log       *slog.Logger                 // required
 }
 
@@ -121,7 +123,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	start(func() {
 		defer close(a.socketDone)
 		a.socket.Serve(ctx, a, control.Options{
-			Config: a.opts.Core, Simulation: a.opts.Health.Simulation, Warnings: a.Warnings, Endpoints: a.adapter.Endpoints, Log: a.opts.Log,
+			Config: a.opts.Core, Simulation: a.opts.Health.Simulation, Warnings: a.Warnings, Endpoints: a.adapter.Endpoints, Explain: a.opts.Explain, Log: a.opts.Log,
 		})
 	})
 	stuck := make(chan error, 1)

@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/config/document"
 	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/doctor"
+	"github.com/tandem-gpu/tandem/internal/explain"
 )
 
 // Exit codes of a process.
@@ -76,6 +77,8 @@ type Program struct {
 	Doctor func(hostRoot string) (agent.Options, []doctor.Check, error)
 	Import *Import // nil = the program has no such verb
 	Shadow *Shadow // nil = the program has no such verb
+
+	Explain func() explain.Adapter // of the orchestrator, with the settings of Options, for an agent that does not run
 
 	Stdout, Stderr io.Writer
 }

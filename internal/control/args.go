@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
+	"github.com/tandem-gpu/tandem/internal/explain"
 	"github.com/tandem-gpu/tandem/internal/setting"
 )
 
@@ -43,7 +44,7 @@ func (p argParser) physicalGPU(arg string) (gpu.DeviceID, error) {
 	fail := func(remedy string) (gpu.DeviceID, error) {
 		return "", &setting.Error{Key: "gpu", Value: arg, Remedy: remedy}
 	}
-	matches, ok := deviceMatcher(arg)
+	matches, ok := explain.DeviceMatcher(arg)
 	if !ok {
 		return fail("want a UUID or the beginning of one, a PCI address or an index, as inspect shows them")
 	}
@@ -60,36 +61,6 @@ func (p argParser) physicalGPU(arg string) (gpu.DeviceID, error) {
 		return found[0], nil
 	}
 	return fail(fmt.Sprintf("it is the beginning of %s and %s: write more of the UUID", found[0], found[1]))
-}
-
-// deviceMatcher returns the predicate for the devices that an argument names; false if it has none of the forms.
-func deviceMatcher(arg string) (func(gpu.Device) bool, bool) {
-	if n, err := strconv.Atoi(arg); err == nil && n >= 0 {
-		return func(d gpu.Device) bool { return d.Index == n }, true
-	}
-	if pci, err := gpu.ParsePCIAddress(arg); err == nil {
-		return func(d gpu.Device) bool { return d.PCI == pci }, true
-	}
-	if index, instance, ok := parseInstanceIndex(arg); ok {
-		return func(d gpu.Device) bool { return d.Profile != "" && d.Index == index && d.Instance == instance }, true
-	}
-	upper := strings.ToUpper(arg)
-	if !strings.HasPrefix(upper, "GPU-") && !strings.HasPrefix(upper, "MIG-") {
-		return nil, false
-	}
-	if id, replica, ok := strings.Cut(upper, "::"); ok { // the ID of a unit of a shared device
-		_, err := strconv.ParseUint(replica, 10, 32)
-		return func(d gpu.Device) bool { return strings.ToUpper(string(d.ID)) == id }, err == nil
-	}
-	return func(d gpu.Device) bool { return strings.HasPrefix(strings.ToUpper(string(d.ID)), upper) }, true
-}
-
-// parseInstanceIndex parses "0:1", as inspect shows a MIG instance and a policy selects it.
-func parseInstanceIndex(arg string) (index, instance int, ok bool) {
-	one, two, _ := strings.Cut(arg, ":")
-	m, errOne := strconv.ParseUint(one, 10, 16)
-	n, errTwo := strconv.ParseUint(two, 10, 16)
-	return int(m), int(n), errOne == nil && errTwo == nil //nolint:gosec // 16 bits
 }
 
 // devices are all that identify a GPU: enumerated devices, excluded ones and those of conditions.

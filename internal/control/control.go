@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/internal/explain"
 	"github.com/tandem-gpu/tandem/internal/report"
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
@@ -40,6 +41,7 @@ type Options struct {
 	Simulation bool                     // an operator may simulate faults
 	Warnings   func() []string          // about the agent itself, for every report; nil = none
 	Endpoints  func() []report.Endpoint // for the debug view; nil = none
+	Explain    explain.Adapter          // of the orchestrator; without functions, requests are not explained
 	Log        *slog.Logger             // of every command, with the client; never nil
 }
 

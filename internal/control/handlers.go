@@ -32,6 +32,7 @@ const (
 	resumeURL   = "/v1/resume"
 	rebindURL   = "/v1/rebind"
 	debugURL    = "/v1/debug"
+	explainURL  = "/v1/explain"
 )
 
 var (
@@ -50,6 +51,7 @@ func newHandler(a Agent, o Options) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+reportURL, func(w http.ResponseWriter, _ *http.Request) { respond(w, http.StatusOK, h.report()) })
 	mux.HandleFunc("GET "+debugURL, func(w http.ResponseWriter, _ *http.Request) { respond(w, http.StatusOK, h.debug()) })
+	mux.HandleFunc("POST "+explainURL, h.explain)
 	mux.HandleFunc("POST "+clearURL, handle(h, h.clear))
 	mux.HandleFunc("POST "+ignoreURL, handle(h, h.ignore))
 	mux.HandleFunc("POST "+simulateURL, handle(h, h.simulate))

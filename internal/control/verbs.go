@@ -17,11 +17,7 @@ func Inspect(ctx context.Context, path string, read func(context.Context) report
 	if err != nil {
 		r = read(ctx)
 		r.Source = report.FromDriver
-		reason := ErrNotRunning.Error()
-		if !errors.Is(err, ErrNotRunning) {
-			reason = "the agent does not answer (" + err.Error() + ")"
-		}
-		reason += ": this is what an agent that starts now would offer"
+		reason := fromDriver(err)
 		if asJSON {
 			r.Warnings = append(r.Warnings, reason)
 		} else {
@@ -32,6 +28,15 @@ func Inspect(ctx context.Context, path string, read func(context.Context) report
 		return r.WriteJSON(out)
 	}
 	return r.WriteTable(out)
+}
+
+// fromDriver is the note on what a command reads itself, because no agent answers.
+func fromDriver(err error) string {
+	reason := ErrNotRunning.Error()
+	if !errors.Is(err, ErrNotRunning) {
+		reason = "the agent does not answer (" + err.Error() + ")"
+	}
+	return reason + ": this is what an agent that starts now would offer"
 }
 
 // Clear has the agent at path clear conditions that an operator has verified to be over, and writes them.

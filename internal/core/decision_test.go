@@ -48,7 +48,7 @@ func TestDecisionsAreThoseOfTheInventory(t *testing.T) {
 			}
 		}
 		state := core.NewState(cfg).Read(cfg, testStart, s)
-		decisions := state.Decisions(cfg)
+		decisions := state.Decisions()
 		verifyDecisions(t, state, decisions)
 		verifyMatches(t, state, cfg, decisions)
 		decided := map[string]bool{}
@@ -146,7 +146,7 @@ func TestDecisions(t *testing.T) {
 	}
 	s := coretest.WithMIG(coretest.GPUs(6), 4, "1g.10gb")
 	got := map[gpu.DeviceID]inventory.Decision{}
-	for _, d := range core.NewState(cfg).Read(cfg, testStart, s).Decisions(cfg) {
+	for _, d := range core.NewState(cfg).Read(cfg, testStart, s).Decisions() {
 		got[d.Device.ID] = d
 	}
 	instance := s.Devices[slices.IndexFunc(s.Devices, func(d gpu.Device) bool { return d.Profile != "" })].ID

@@ -35,11 +35,13 @@ type State struct {
 	nodesSeen []string // device nodes of the latest snapshot and those added since, sorted
 
 	kernelLog kernelLogState
+
+	built inventory.Config // that Inventory was built with
 }
 
 // NewState returns the state before the first snapshot.
 func NewState(cfg Config) State {
-	s := State{Snapshot: gpu.NoDriver(gpu.DriverPending, "not asked yet")}
+	s := State{Snapshot: gpu.NoDriver(gpu.DriverPending, "not asked yet"), built: cfg.Config}
 	s.Inventory = Build(s.Snapshot, s.Ledger, cfg)
 	return s
 }
@@ -112,6 +114,7 @@ func (s State) rebuild(cfg Config, now time.Time) State {
 		s.Binding.Numbering, s.Binding.Proposed = s.Binding.Numbering.Update(s.Snapshot, s.Host)
 	}
 	s.Binding.Unconfirmed = doubtful
+	s.built = cfg.Config
 	inv := inventory.Build(s.buildInput(cfg))
 	s.Binding = inv.Binding()
 	s.Inventory = inv.WithHost(s.Host, cfg.Overlap).WithNodeWarnings(s.nodesSeen).WithRetiring(s.Inventory, now, cfg.Retire)
@@ -176,9 +179,12 @@ func (s State) buildInput(cfg Config) inventory.Input {
 }
 
 // Decisions returns what the configuration makes of each device of the state, and which part of it decides: see inventory.Decisions.
-func (s State) Decisions(cfg Config) []inventory.Decision {
-	return inventory.Decisions(s.buildInput(cfg))
+func (s State) Decisions() []inventory.Decision {
+	return inventory.Decisions(inventory.Input{Snapshot: s.Snapshot, Ledger: s.Ledger, Config: s.built, Binding: s.Binding})
 }
+
+// Config returns what Inventory was built with.
+func (s State) Config() inventory.Config { return s.built }
 
 // Build returns the inventory of a host that is read for the first time: positions in the policy mean the present
 // order of devices.

@@ -65,6 +65,16 @@ func allocateResponse(resource string, p inventory.Plan, o Options) *v1beta1.Con
 	return r
 }
 
+// Response returns what Allocate responds to a request for the units of a plan, which are those of one resource. The plan was made
+// by inventory.Reserve. Of the options it needs DevRoot, MPSRoot and Lists.
+func Response(p inventory.Plan, o Options) *v1beta1.ContainerAllocateResponse {
+	resource := ""
+	if len(p.Units) > 0 {
+		resource = ResourceOf(p.Units[0])
+	}
+	return allocateResponse(resource, p, o)
+}
+
 // addFeatures adds the variables of GPUDirect Storage, MOFED and GDRCopy.
 func (l DeviceLists) addFeatures(env map[string]string) {
 	if l.GDS {

@@ -112,6 +112,11 @@ func newReservation(plan inventory.Plan, s Settings) *device.ContainerReservatio
 	return r
 }
 
+// Response returns what Reserve responds to a request for the units of a plan, which was made by inventory.Reserve.
+func Response(plan inventory.Plan, s Settings) *device.ContainerReservation {
+	return newReservation(plan, s)
+}
+
 // addNodes adds the device nodes. Nomad forgets them when its agent restarts, and a task that restarts after that gets the
 // environment only (nomad#9473): by nodesEnv a task can find out. It has no optional node, which NVIDIA's container runtime may
 // leave out.

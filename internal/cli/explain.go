@@ -1,0 +1,38 @@
+package cli
+
+import (
+	"context"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/tandem-gpu/tandem/internal/agent"
+	"github.com/tandem-gpu/tandem/internal/control"
+	"github.com/tandem-gpu/tandem/internal/explain"
+)
+
+func (p Program) explainVerb() verb {
+	return verb{name: "explain", usage: "print what a request for devices would get and why; without arguments, what the configuration makes of each device",
+		argsUsage: "[DEVICE...]", maxArgs: maxExplained, flags: []cli.Flag{
+			text("pool", "name of a resource or pool, such as gpu; that of the devices, the only one, or gpu if not given"),
+			&cli.IntFlag{Name: "count", Usage: "number of devices; the given ones if not given"},
+			&cli.BoolFlag{Name: "json", Usage: "print JSON"},
+		}, do: p.explain}
+}
+
+// maxExplained is the number of devices in one question: more than a host has units that fit one message.
+const maxExplained = 1000
+
+func (p Program) explain(ctx context.Context, c *cli.Command) error {
+	if c.IsSet("count") && c.Int("count") < 1 {
+		return Usagef("explain: --count = %d: want a positive number of devices", c.Int("count"))
+	}
+	o, err := p.options(ctx)
+	if err != nil {
+		return err
+	}
+	args := explain.Args{Devices: c.Args().Slice(), Pool: c.String("pool"), Count: c.Int("count")}
+	read := func(ctx context.Context) (explain.Explanation, error) {
+		return explain.Explain(explain.Input{State: agent.ReadStateOnce(ctx, o), Adapter: p.Explain()}, args)
+	}
+	return control.Explain(ctx, socket(o), args, read, p.Stdout, c.Bool("json"))
+}
