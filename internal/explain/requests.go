@@ -64,6 +64,12 @@ func (x explainer) count(q question, n int) Request {
 		r.Units = p.Units
 		return r
 	}
+	for _, u := range q.units {
+		if why := x.unavailable(u); why != "" {
+			r.Refused, r.Units = fmt.Sprintf("%s is not available: %s", u.ID, why), p.Units
+			return r
+		}
+	}
 	x.reserve(&r, n)
 	if !x.Use.HoldersKnown {
 		r.Notes = append(r.Notes, "which devices work holds is not known here: every healthy one is taken for available")
