@@ -86,6 +86,9 @@ type Program struct {
 // Run runs a command line; args[0] is the name of the program. It returns a *UsageError if it can't be understood.
 func (p Program) Run(ctx context.Context, args []string) error {
 	args = slices.Clone(args)
+	if len(args) > 1 && args[1] == completeWord {
+		return p.complete(ctx, args[2:])
+	}
 	if len(args) > 1 {
 		switch args[1] {
 		case "-version", "--version":

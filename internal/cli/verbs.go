@@ -76,6 +76,7 @@ func (p Program) verbs() []*cli.Command {
 			flags: []cli.Flag{asJSON}, do: p.onAgent(func(ctx context.Context, path string, c *cli.Command) error {
 				return control.Debug(ctx, path, p.Stdout, c.Bool("json"))
 			})},
+		p.completionVerb(),
 		{name: "version", usage: "print the version", do: func(context.Context, *cli.Command) error {
 			_, err := fmt.Fprintln(p.Stdout, p.Version)
 			return err

@@ -95,6 +95,9 @@ func (d Device) number() string {
 	return d.index() + " (policy: " + d.PolicyIndex + ")"
 }
 
+// CurrentIndex is the NVML index: "0", or "0:1" for a MIG instance.
+func (d Device) CurrentIndex() string { return d.index() }
+
 // index is the NVML index: "0", or "0:1" for a MIG instance.
 func (d Device) index() string {
 	if d.Instance == nil {

@@ -1,0 +1,167 @@
+package cli_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tandem-gpu/tandem/internal/cli"
+	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/test/binaries"
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+// Each value that completion offers for a flag is accepted, and others are not.
+func TestChoices(t *testing.T) {
+	read := func(flag, value string) error {
+		flags := config.NewFlags(config.KubernetesSpecs())
+		if flags[flag] == nil {
+			t.Fatalf("no flag --%s", flag)
+		}
+		_ = flags[flag].Set(value)
+		_, err := config.ReadKubernetes(flags, config.Environment{
+			LookupEnv: func(string) (string, bool) { return "", false }, CheckAddress: func(string) error { return nil },
+		})
+		return err
+	}
+	for flag, values := range cli.Choices {
+		for _, value := range values {
+			if err := read(flag, value); err != nil {
+				t.Errorf("--%s %s: %v", flag, value, err)
+			}
+		}
+		if read(flag, "xyzzy") == nil {
+			t.Errorf("--%s accepts xyzzy", flag)
+		}
+	}
+}
+
+// words are the first columns of what a program offers for a command line.
+func words(t *testing.T, program string, line ...string) []string {
+	t.Helper()
+	code, out, errs := run(t, program, append([]string{"__complete"}, line...)...)
+	if code != 0 || errs != "" {
+		t.Errorf("%v: %d, %s", line, code, errs)
+	}
+	var all []string
+	for l := range strings.Lines(out) {
+		word, _, _ := strings.Cut(strings.TrimSuffix(l, "\n"), "\t")
+		all = append(all, word)
+	}
+	return all
+}
+
+// What is offered at each place of a command line; with the devices, pools and causes of the running agent that the line refers to.
+func TestComplete(t *testing.T) {
+	t.Parallel()
+	m := simdriver.StartParallel(t, "h100x8")
+	state, _ := startAgent(t, m, "--simulation=true")
+	if code, _, errs := run(t, "k8s-gpu", "simulate", "xid", "79", "--gpu=3", "--state-dir="+state); code != 0 {
+		t.Fatal(errs)
+	}
+	at := "--state-dir=" + state
+	for _, tc := range []struct {
+		line []string
+		want string
+	}{
+		{[]string{"insp"}, "inspect"}, {[]string{"re"}, "resume rebind"}, {[]string{"inspect", "--js"}, "--json"}, {[]string{"inspect", "--json", "--mig"}, "--mig-strategy"},
+		{[]string{"inspect", "--mig-strategy", "s"}, "single"}, {[]string{"--log-format="}, "--log-format=auto --log-format=text --log-format=json"},
+		{[]string{"inspect", "--http-address", ""}, ""}, {[]string{"--gds-enabled="}, "--gds-enabled=true --gds-enabled=false"},
+		{[]string{"cdi", ""}, "list remove"}, {[]string{"cdi", "list", ""}, ""}, {[]string{"completion", "z"}, "zsh"}, {[]string{"help", "simu"}, "simulate"}, {[]string{"simulate", ""}, "xid event"},
+		{[]string{"clear", at, "--gpu", ""}, "0 1 2 3 4 5 6 7"}, {[]string{"--state-dir", state, "clear", "--gpu=3"}, "--gpu=3"}, {[]string{"explain", "2", at, "GPU-94"}, m.UUID(3)},
+		{[]string{"explain", at, "0000:61"}, "0000:61:00.0"}, {[]string{"explain", at, "--pool", ""}, "gpu"}, {[]string{"clear", at, "--cause", ""}, "XID_79"},
+		{[]string{"clear", "--state-dir=/nowhere", "--gpu", ""}, ""}, {[]string{"nothing", ""}, ""}, {[]string{""}, strings.Join(words(t, "k8s-gpu", "help", ""), " ")},
+	} {
+		if got := strings.Join(words(t, "k8s-gpu", tc.line...), " "); got != tc.want {
+			t.Errorf("%q: %q, want %q", tc.line, got, tc.want)
+		}
+	}
+	for _, program := range programs {
+		if code, out, errs := run(t, program, "completion", "tcsh"); code != 2 || out != "" || errs != program+": completion: want bash, zsh, fish\n" {
+			t.Errorf("%d, %s%s", code, out, errs)
+		}
+	}
+	for name, inShell := range map[string]func(*testing.T, string, string){"bash": inBash, "zsh": inZsh, "fish": inFish} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := exec.LookPath(name); err != nil {
+				t.Skip("the shell is not installed: ", err)
+			}
+			for _, program := range programs {
+				inShell(t, program, state)
+			}
+		})
+	}
+}
+
+// shellOf returns a shell with an empty home, and the folder of the programs first in its path.
+func shellOf(t *testing.T, name string, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command(name, args...)
+	home := t.TempDir()
+	cmd.Dir = home
+	cmd.Env = []string{"PATH=" + filepath.Dir(binaries.Path(t, "k8s-gpu")) + ":" + os.Getenv("PATH"), "HOME=" + home, "TERM=xterm", "PS1=> ", "LC_ALL=C.UTF-8"}
+	return cmd
+}
+
+// typed writes keys and waits until the shell shows text. It then clears the line.
+func (s *screen) typed(t *testing.T, keys, text string) {
+	t.Helper()
+	from := len(s.shown(0))
+	if _, err := s.WriteString(keys); err != nil {
+		t.Fatal(err)
+	}
+	s.await(t, from, text)
+	if _, err := s.WriteString("\x15"); err != nil { // Ctrl-U
+		t.Fatal(err)
+	}
+}
+
+// The words of devices have characters that divide words for bash: an address and a flag with its value are completed as one word.
+func inBash(t *testing.T, program, state string) {
+	t.Helper()
+	s := openScreen(t, 200, 50, shellOf(t, "bash", "--norc", "--noprofile", "-i"))
+	s.typed(t, "bind 'set enable-bracketed-paste off'; source <("+program+" completion bash); echo rea''dy\n", "ready")
+	s.typed(t, program+" insp\t", program+" inspect ")
+	s.typed(t, program+" inspect --mig-strategy=s\t", "--mig-strategy=single ")
+	s.typed(t, program+" cdi \t\t", "remove")
+	if program == "k8s-gpu" {
+		s.typed(t, program+" explain --state-dir "+state+" 0000:61\t", " 0000:61:00.0 ")
+		s.typed(t, program+" clear --state-dir="+state+" --gpu=GPU-94\t", "--gpu=GPU-94b996fc-")
+	}
+}
+
+func inZsh(t *testing.T, program, state string) {
+	t.Helper()
+	s := openScreen(t, 200, 50, shellOf(t, "zsh", "-f", "-i"))
+	s.typed(t, "unsetopt beep; autoload -U compinit; compinit -u -D; source <("+program+" completion zsh); echo rea''dy\n", "ready")
+	s.typed(t, program+" insp\t", program+" inspect")
+	s.typed(t, program+" inspect --mig-strategy=s\t", "ingle")
+	s.typed(t, program+" cdi \t\t", "remove")
+	if program == "k8s-gpu" {
+		s.typed(t, program+" clear --state-dir="+state+" --gpu \t\t", "NVIDIA H100 80GB HBM3 healthy")
+	}
+}
+
+func inFish(t *testing.T, program, state string) {
+	t.Helper()
+	for line, want := range map[string]string{
+		"insp": "inspect", "inspect --mig-strategy=s": "--mig-strategy=single", "cdi ": "list", "clear --state-dir=" + state + " --gpu ": "3",
+	} {
+		if program == "nomad-gpu" && strings.Contains(line, "--gpu") { // Nomad starts it
+			continue
+		}
+		out, err := shellOf(t, "fish", "--no-config", "-c", fmt.Sprintf("%s completion fish | source; complete -C '%s %s'", program, program, line)).CombinedOutput()
+		var got []string
+		for l := range strings.Lines(string(out)) {
+			word, _, _ := strings.Cut(strings.TrimSpace(l), "\t")
+			got = append(got, word)
+		}
+		if err != nil || !slices.Contains(got, want) {
+			t.Errorf("%s %s: %v, %s", program, line, err, out)
+		}
+	}
+}

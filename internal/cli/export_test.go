@@ -1,0 +1,4 @@
+package cli
+
+// Choices are the values of flags that completion offers.
+var Choices = choices
