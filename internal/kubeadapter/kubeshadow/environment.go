@@ -17,7 +17,7 @@ type podEnvironment struct {
 	env    map[string]string
 }
 
-// podEnvironments are those of the processes of pods that this process may read, one for each container.
+// podEnvironments are those of the processes that this process may read and that may be of a pod, one for each control group.
 func podEnvironments(procRoot string) (all []podEnvironment) {
 	procRoot = cmp.Or(procRoot, "/proc")
 	entries, err := os.ReadDir(procRoot)
@@ -29,7 +29,7 @@ func podEnvironments(procRoot string) (all []podEnvironment) {
 		if _, err := strconv.Atoi(e.Name()); err != nil {
 			continue
 		}
-		group := podCgroup(filepath.Join(procRoot, e.Name(), "cgroup"))
+		group := cgroup(filepath.Join(procRoot, e.Name(), "cgroup"))
 		if group == "" || seen[group] {
 			continue
 		}
@@ -37,27 +37,29 @@ func podEnvironments(procRoot string) (all []podEnvironment) {
 		if err != nil || len(text) == 0 {
 			continue
 		}
-		seen[group] = true
 		p := podEnvironment{cgroup: group, env: map[string]string{}}
 		for variable := range bytes.SplitSeq(text, []byte{0}) {
 			if name, value, ok := strings.Cut(string(variable), "="); ok {
 				p.env[name] = value
 			}
 		}
-		all = append(all, p)
+		if p.env["HOSTNAME"] != "" {
+			seen[group] = true
+			all = append(all, p)
+		}
 	}
 	return all
 }
 
-// podCgroup is the control group of a container of a pod; "" if the process is of none.
-func podCgroup(path string) string {
+// cgroup is the control group of a process, which is that of its container; "" if it can't be read. Its path depends on the kubelet's and
+// the container runtime's settings: "/kubepods.slice/...", "/k8s.io/...".
+func cgroup(path string) string {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return ""
 	}
 	for line := range strings.Lines(string(text)) {
-		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if len(parts) == 3 && strings.Contains(parts[2], "kubepods") {
+		if parts := strings.SplitN(strings.TrimSpace(line), ":", 3); len(parts) == 3 {
 			return parts[2]
 		}
 	}
