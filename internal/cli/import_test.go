@@ -1,0 +1,98 @@
+package cli_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// import prints, or writes files; it replaces none without --force, and writes all of several or none.
+func TestImport(t *testing.T) {
+	values := "config:\n  map:\n    a: \"version: v1\\nflags: {migStrategy: single}\\n\"\n    b: \"version: v1\\n\"\n"
+	block := `plugin "nvidia" { config { fingerprint_period = "1ms" } }`
+	for _, tc := range []struct{ program, name, text, extension string }{
+		{"k8s-gpu", "values.yaml", "migStrategy: mixed\nfoo: 1\n", ".yaml"}, {"nomad-gpu", "client.hcl", block, ".hcl"},
+	} {
+		dir := t.TempDir()
+		in, out := filepath.Join(dir, tc.name), filepath.Join(dir, "out"+tc.extension)
+		write(t, in, tc.text)
+		code, stdout, stderr := run(t, tc.program, "import", in)
+		if code != 0 || stderr != "" || !strings.HasPrefix(stdout, "# Imported from "+in) || strings.Count(stdout, "\n# - ") < 2 {
+			t.Errorf("%s: %d, %s%s", tc.program, code, stdout, stderr)
+		}
+		printed := stdout
+		code, stdout, stderr = run(t, tc.program, "import", in, "--output", out)
+		if code != 0 || stdout != out+"\n" || !strings.Contains(stderr, in) || read(t, out) != printed {
+			t.Errorf("%s --output: %d, %s%s", tc.program, code, stdout, stderr)
+		}
+		write(t, out, "mine")
+		if code, _, stderr = run(t, tc.program, "import", in, "--output", out); code != 1 || !strings.Contains(stderr, "--force") || read(t, out) != "mine" {
+			t.Errorf("%s over a file: %d, %s", tc.program, code, stderr)
+		}
+		if code, _, stderr = run(t, tc.program, "import", "--force", "--output", out, in); code != 0 || read(t, out) != printed {
+			t.Errorf("%s --force: %d, %s", tc.program, code, stderr)
+		}
+		for _, args := range [][]string{{"import"}, {"import", in, in}, {"import", "--from", "nothing", in}} {
+			if code, stdout, _ = run(t, tc.program, args...); code != 2 || stdout != "" {
+				t.Errorf("%s %v: %d, %s", tc.program, args, code, stdout)
+			}
+		}
+		if code, stdout, stderr = run(t, tc.program, "import", filepath.Join(dir, "none")); code != 1 || stdout != "" || !strings.Contains(stderr, "no such file") {
+			t.Errorf("%s: %d, %s%s", tc.program, code, stdout, stderr)
+		}
+	}
+
+	dir := t.TempDir()
+	in, out := filepath.Join(dir, "values.yaml"), filepath.Join(dir, "out")
+	write(t, in, values)
+	if err := os.Mkdir(out, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(out, "b.yaml"), "mine")
+	if code, _, _ := run(t, "k8s-gpu", "import", in, "--output", out); code != 1 || names(t, out) != "b.yaml" || read(t, filepath.Join(out, "b.yaml")) != "mine" {
+		t.Errorf("over one of two: %d, %s", code, names(t, out))
+	}
+	if code, _, stderr := run(t, "k8s-gpu", "import", in, "--output", filepath.Join(dir, "x.yaml")); code != 1 || !strings.Contains(stderr, "2 configurations") {
+		t.Errorf("two into one file: %d, %s", code, stderr)
+	}
+	if code, _, stderr := run(t, "k8s-gpu", "import", in, "--output", out, "--config", "c"); code != 1 || !strings.Contains(stderr, "the input has a, b") {
+		t.Errorf("unknown name: %d, %s", code, stderr)
+	}
+	if code, _, stderr := run(t, "k8s-gpu", "import", in, "--output", out, "--force"); code != 0 || names(t, out) != "a.yaml b.yaml" {
+		t.Errorf("both: %d, %s, %s", code, stderr, names(t, out))
+	}
+	if code, stdout, stderr := run(t, "k8s-gpu", "validate", filepath.Join(out, "a.yaml")); code != 0 || !strings.Contains(stdout, "MIG strategy: single") {
+		t.Errorf("validate: %d, %s%s", code, stdout, stderr)
+	}
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// names are those of the files in a folder, hidden ones too.
+func names(t *testing.T, folder string) string {
+	t.Helper()
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, e := range entries {
+		all = append(all, e.Name())
+	}
+	return strings.Join(all, " ")
+}
