@@ -71,7 +71,7 @@ type key struct {
 
 // blocksOf parses the input.
 func blocksOf(in Input) ([]block, error) {
-	file, err := hcl.ParseBytes(in.Text)
+	file, err := parse(in.Text)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", in.Path, err)
 	}
@@ -101,6 +101,16 @@ func blocksOf(in Input) ([]block, error) {
 		return nil, fmt.Errorf("%s: no plugin block of nomad-device-nvidia: the plugins are %s", in.Path, strings.Join(labels, ", "))
 	}
 	return nil, fmt.Errorf("%s: no plugin block", in.Path)
+}
+
+// parse parses HCL 1. The parser panics at some texts that are no HCL.
+func parse(text []byte) (file *ast.File, err error) {
+	defer func() {
+		if problem := recover(); problem != nil {
+			err = fmt.Errorf("no HCL: %v", problem)
+		}
+	}()
+	return hcl.ParseBytes(text)
 }
 
 // pluginBlocks are the plugin blocks by label, in order. The parser makes "nvidia.config" of JSON objects with one key.
