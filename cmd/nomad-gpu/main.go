@@ -99,7 +99,7 @@ func command(name string, args []string, stdout, stderr io.Writer) int {
 			f, err := b.Check()
 			return f.Summary(), err
 		},
-		Import: importNomad(name), Shadow: shadowNomad(name, values),
+		Import: importNomad(name), Shadow: shadowNomad(name, values, block),
 		Keys:   blockKeys(),
 		Stdout: stdout, Stderr: stderr,
 	}.Run(context.Background(), append([]string{name}, args...))

@@ -37,8 +37,8 @@ const (
 	defaultNomadAddress = "http://127.0.0.1:4646"
 )
 
-// shadowNomad compares this agent with the plugin whose devices the Nomad node has.
-func shadowNomad(name string, values config.Flags) *cli.Shadow {
+// shadowNomad compares this agent with the plugin whose devices the Nomad node has. own returns the configuration without flagAgentConfig.
+func shadowNomad(name string, values config.Flags, own func() (config.Block, error)) *cli.Shadow {
 	return &cli.Shadow{
 		Where: "the API of the Nomad agent",
 		Flags: []urfave.Flag{
@@ -51,15 +51,14 @@ func shadowNomad(name string, values config.Flags) *cli.Shadow {
 				Address: cmp.Or(get(flagAddress), os.Getenv("NOMAD_ADDR"), defaultNomadAddress), TokenFile: get(flagTokenFile), Token: os.Getenv("NOMAD_TOKEN"),
 				Log: slog.New(slog.DiscardHandler), LookupEnv: os.LookupEnv,
 			})
-			block := config.BlockOfFlags(values)
-			if path := get(flagAgentConfig); path != "" {
-				b, err := blockOf(path, name)
-				if err != nil {
-					return agent.Options{}, nil, err
-				}
-				block = b
+			b, err := own()
+			if path := get(flagAgentConfig); path != "" && err == nil {
+				b, err = imported(path, name, values)
 			}
-			s, _, err := block.Read()
+			if err != nil {
+				return agent.Options{}, nil, err
+			}
+			s, _, err := b.Read()
 			compare := func(ctx context.Context, state core.State) (shadow.Report, error) {
 				return nomadshadow.Compare(ctx, state, s.GroupBy, client)
 			}
@@ -68,10 +67,12 @@ func shadowNomad(name string, values config.Flags) *cli.Shadow {
 	}
 }
 
-func blockOf(path, name string) (config.Block, error) {
+// imported is the configuration that import makes of a file of the Nomad agent, with the flags.
+func imported(path, name string, values config.Flags) (config.Block, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return config.Block{}, err
 	}
-	return hashicorp.Settings(hashicorp.Input{Path: path, Text: text, Plugin: name})
+	keys, err := hashicorp.Keys(hashicorp.Input{Path: path, Text: text, Plugin: name})
+	return config.BlockWithFlags(config.Keys{Values: keys}, values), err
 }

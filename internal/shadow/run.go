@@ -1,6 +1,7 @@
 package shadow
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -47,7 +48,8 @@ func Run(ctx context.Context, o Options) (differs bool, err error) {
 	err = f.follow(ctx, states, ended)
 	cancel()
 	select {
-	case <-ended:
+	case failure := <-ended:
+		err = cmp.Or(err, failure)
 	case <-time.After(readAtMost): // a driver call hangs
 	}
 	if f.printed {

@@ -185,7 +185,7 @@ func (c *conversion) check(text []byte) (problems []string) {
 	if err != nil || len(blocks) != 1 {
 		return []string{fmt.Sprintf("%s: %v", c.at(c.block.line, c.block.label), err)}
 	}
-	_, _, err = blocks[0].settings().Read()
+	_, _, err = config.NewBlock(blocks[0].values()).Read()
 	for _, e := range unjoin(err) {
 		problem := e.Error()
 		if s, ok := errors.AsType[*setting.Error](e); ok {
@@ -200,17 +200,17 @@ func (c *conversion) check(text []byte) (problems []string) {
 	return problems
 }
 
-// settings are the keys of the block for nomad-gpu.
-func (b block) settings() config.Block {
+// values are the keys of the block with their values.
+func (b block) values() map[string]any {
 	keys := map[string]any{}
 	for _, k := range b.keys {
 		keys[k.name] = k.value
 	}
-	return config.NewBlock(keys)
+	return keys
 }
 
 func unjoin(err error) []error {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // of this error, not of one that it wraps
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		var all []error
 		for _, e := range joined.Unwrap() {
 			all = append(all, unjoin(e)...)
@@ -223,18 +223,18 @@ func unjoin(err error) []error {
 	return []error{err}
 }
 
-// Settings reads the block of a Nomad agent's configuration as nomad-gpu would, after an import.
-func Settings(in Input) (config.Block, error) {
+// Keys are the keys of nomad-gpu's block for the plugin block of a Nomad agent's configuration, after an import.
+func Keys(in Input) (map[string]any, error) {
 	r, err := Import(in)
 	if err != nil {
-		return config.Block{}, err
+		return nil, err
 	}
 	if len(r.Files) != 1 {
-		return config.Block{}, fmt.Errorf("%s: %d plugin blocks of GPUs: want one", in.Path, len(r.Files))
+		return nil, fmt.Errorf("%s: %d plugin blocks of GPUs: want one", in.Path, len(r.Files))
 	}
 	blocks, err := blocksOf(Input{Path: in.Path, Text: r.Files[0].Text, Plugin: in.Plugin})
 	if err != nil {
-		return config.Block{}, err
+		return nil, err
 	}
-	return blocks[0].settings(), nil
+	return blocks[0].values(), nil
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/importer/hashicorp"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
@@ -52,13 +53,13 @@ func block(text []byte) string {
 	return strings.TrimSpace(b.String())
 }
 
-// Settings are those of the block, as the running plugin would have them.
-func TestSettings(t *testing.T) {
-	b, err := hashicorp.Settings(hashicorp.Input{Path: "c.hcl", Text: []byte(`plugin "nvidia" { config { ignored_gpu_ids = ["GPU-7", "x"] } }`), Plugin: "nomad-gpu"})
+// The keys of an imported block are those that the running plugin would have.
+func TestKeys(t *testing.T) {
+	keys, err := hashicorp.Keys(hashicorp.Input{Path: "c.hcl", Text: []byte(`plugin "nvidia" { config { ignored_gpu_ids = ["GPU-7", "x"] } }`), Plugin: "nomad-gpu"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, _, err := b.Read()
+	s, _, err := config.NewBlock(keys).Read()
 	if err != nil || len(s.Core.Exclude) != 1 || s.Core.Exclude[0] != "GPU-7" {
 		t.Errorf("%v, %v", s.Core.Exclude, err)
 	}

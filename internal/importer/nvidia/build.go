@@ -64,11 +64,11 @@ func (b *builder) build() {
 
 // apply sets an option that is given beside the file.
 func (b *builder) apply(o option) {
-	switch {
-	case o.flag == "DP_DISABLE_HEALTHCHECKS", o.flag == "DP_ENABLE_HEALTHCHECKS":
+	switch o.flag {
+	case "DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS":
 		b.env[o.flag], b.places[o.flag] = o.text, o.where
 		return
-	case o.flag == "fail-on-init-error":
+	case "fail-on-init-error":
 		b.withoutInitError(o.where)
 		return
 	}

@@ -39,7 +39,7 @@ func (b *builder) check(text []byte) (problems []string) {
 
 // split returns the errors of an errors.Join.
 func split(err error) []error {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // of this error, not of one that it wraps
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		var all []error
 		for _, e := range joined.Unwrap() {
 			all = append(all, split(e)...)

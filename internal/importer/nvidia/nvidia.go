@@ -111,10 +111,10 @@ func read(in Input) (*source, error) {
 			return nil, err
 		}
 	}
-	switch format {
-	case FromArgs:
+	if format == FromArgs {
 		return s, s.readCommands(in)
-	case FromManifest:
+	}
+	if format == FromManifest {
 		return s, s.readManifest(docs)
 	}
 	if len(docs) != 1 {
