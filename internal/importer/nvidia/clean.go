@@ -177,14 +177,14 @@ func (b *builder) cleanSharing(sharing *node) {
 
 // recordPlaces records where the input has each key.
 func (b *builder) recordPlaces(n *yaml.Node, key string) {
-	switch {
-	case n.Kind == yaml.MappingNode:
+	if n.Kind == yaml.MappingNode {
 		for pair := range slices.Chunk(n.Content, 2) {
 			full := strings.TrimPrefix(key+"."+pair[0].Value, ".")
 			b.places[full] = b.at(pair[0], full)
 			b.recordPlaces(pair[1], full)
 		}
-	case n.Kind == yaml.SequenceNode:
+	}
+	if n.Kind == yaml.SequenceNode {
 		for i, item := range n.Content {
 			full := fmt.Sprintf("%s[%d]", key, i)
 			b.places[full] = b.at(item, full)
