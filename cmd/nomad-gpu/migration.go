@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
 
@@ -47,8 +48,9 @@ func shadowNomad(name string, values config.Flags, own func() (config.Block, err
 			&urfave.StringFlag{Name: flagAgentConfig, Usage: "configuration file of the Nomad agent: this agent is compared as its plugin block configures it, that of nomad-device-nvidia as import reads it"},
 		},
 		Open: func(get func(string) string) (agent.Options, func(context.Context, core.State) (shadow.Report, error), error) {
+			address := cmp.Or(get(flagAddress), os.Getenv("NOMAD_ADDR"), defaultNomadAddress)
 			client := agentapi.New(agentapi.Options{
-				Address: cmp.Or(get(flagAddress), os.Getenv("NOMAD_ADDR"), defaultNomadAddress), TokenFile: get(flagTokenFile), Token: os.Getenv("NOMAD_TOKEN"),
+				Address: address, TokenFile: get(flagTokenFile), Token: os.Getenv("NOMAD_TOKEN"),
 				Log: slog.New(slog.DiscardHandler), LookupEnv: os.LookupEnv,
 			})
 			b, err := own()
@@ -60,7 +62,11 @@ func shadowNomad(name string, values config.Flags, own func() (config.Block, err
 			}
 			s, _, err := b.Read()
 			compare := func(ctx context.Context, state core.State) (shadow.Report, error) {
-				return nomadshadow.Compare(ctx, state, s.GroupBy, client)
+				r, err := nomadshadow.Compare(ctx, state, s.GroupBy, client)
+				if err != nil {
+					err = fmt.Errorf("the Nomad agent's API at %s (--%s or NOMAD_ADDR): %w", address, flagAddress, err)
+				}
+				return r, err
 			}
 			return agentOptions(s), compare, err
 		},
