@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/cli"
 	"github.com/tandem-gpu/tandem/test/binaries"
 	"github.com/tandem-gpu/tandem/test/docs/stage"
 )
@@ -57,7 +58,8 @@ func TestCommands(t *testing.T) {
 		must(t, os.WriteFile(dir+name, text, 0o600))
 		must(t, os.WriteFile(idle.Dir+name, text, 0o600))
 	}
-	must(t, s.Start(t.Context()))
+	must(t, s.StartKubernetes(t.Context()))
+	must(t, s.StartNomad(t.Context()))
 	t.Cleanup(func() { must(t, s.Stop()) })
 	used, ours := make([]bool, len(elsewhere)), 0
 	for _, d := range documents(t) {
@@ -144,10 +146,16 @@ func runOn(ctx context.Context, s *stage.Stage, command string, agent bool) erro
 		return err
 	}
 	r, err := s.Run(ctx, command)
-	if err == nil && r.Code != 0 {
+	if err == nil && r.Code != 0 && !found(command, r) {
 		err = fmt.Errorf("exit code %d\n%s", r.Code, r.Output)
 	}
 	return err
+}
+
+// found reports whether a command has ended as documented because of what it has found: doctor on the machine of the test, which is no
+// node of a cluster.
+func found(command string, r stage.Result) bool {
+	return strings.Contains(command, " doctor") && r.Code == cli.ExitProblems && strings.Contains(r.Output, "PROBLEM")
 }
 
 func quiet(ctx context.Context, name string, args ...string) error {
@@ -161,7 +169,7 @@ func quiet(ctx context.Context, name string, args ...string) error {
 
 // Blocks are of a language that a test knows, and scripts have the syntax of a shell.
 func TestLanguages(t *testing.T) {
-	known := []string{"sh", "bash", "yaml", "hcl", "text", "json"}
+	known := []string{"sh", "bash", "yaml", "hcl", "text", "json", "console"}
 	for _, d := range documents(t) {
 		for _, b := range d.Blocks {
 			if !slices.Contains(known, b.Language) {

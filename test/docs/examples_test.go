@@ -22,6 +22,8 @@ var (
 	sections = []string{"version", "flags", "sharing", "policy", "resources", "health", "imex"}
 	// fragments are parts of manifests that documents show: the keys of a container and a pod.
 	fragments = []string{"env", "volumeMounts", "volumes"}
+	// prometheus are keys of Prometheus' configuration, which promtool checks elsewhere: test/metrics, deploy/monitoring.
+	prometheus = []string{"scrape_configs", "rule_files"}
 	// offers is the first line of an example: the simulated machine, and the number of units of each resource there.
 	offers = regexp.MustCompile(`^# ([a-z0-9-]+): (.*)\n`)
 )
@@ -61,7 +63,7 @@ func TestExamples(t *testing.T) {
 				if content["apiVersion"] == nil || meta["name"] == nil {
 					t.Errorf("%s: a manifest needs apiVersion, kind and metadata.name", at)
 				}
-			case !subset(keys, fragments):
+			case !subset(keys, fragments) && !subset(keys, prometheus):
 				t.Errorf("%s: keys %q: neither a configuration nor a manifest", at, keys)
 			}
 		}

@@ -44,6 +44,7 @@ func StartKubelet(dir, binary string, s Setup, log io.Writer) (*Kubelet, error) 
 func (k *Kubelet) startAgent(binary string, s Setup, log io.Writer) error {
 	args := []string{
 		"--kubelet-socket", k.Socket(), "--mig-strategy", "mixed", "--pass-device-specs", "--http-address", k.http,
+		"--pod-resources-socket=" + s.PodResources,
 	}
 	if s.Policy != "" {
 		args = append(args, "--config-file", s.Policy)

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/test/rig"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
@@ -26,6 +27,7 @@ import (
 type Stage struct {
 	Dir     string // of all files
 	Machine *simdriver.Machine
+	Pods    *kubelettest.PodResources // nil until StartKubernetes
 	bin     string
 
 	nomad   *rig.Nomad
@@ -33,14 +35,21 @@ type Stage struct {
 	log     *os.File
 }
 
-// New lays out a machine in dir, whose path must be short (a socket's has at most 107 bytes). bin is the folder of the agents.
-func New(ctx context.Context, dir, bin, machine string) (*Stage, error) {
-	m, err := simdriver.Install(ctx, filepath.Join(dir, "machine"), machine)
+// New lays out a machine in dir, whose path must be short (a socket's has at most 107 bytes). bin is the folder of the agents. The
+// machine "" has no GPU and no driver.
+func New(ctx context.Context, dir, bin, machine string) (_ *Stage, err error) {
+	m := &simdriver.Machine{Root: filepath.Join(dir, "machine")}
+	if machine == "" {
+		err = errors.Join(os.MkdirAll(m.Root+"/proc/sys/kernel/random", 0o755), os.MkdirAll(m.Root+"/sys/bus/pci/devices", 0o755))
+		err = errors.Join(err, os.WriteFile(m.Root+"/proc/sys/kernel/random/boot_id", []byte("5eed0000-0000-4000-8000-000000000000\n"), 0o644))
+	} else {
+		m, err = simdriver.Install(ctx, m.Root, machine)
+	}
 	if err != nil {
 		return nil, err
 	}
 	s := &Stage{Dir: dir, Machine: m, bin: bin}
-	for _, folder := range []string{"etc/tandem", "var/lib/tandem", "var/run/cdi"} {
+	for _, folder := range []string{"etc/tandem", "var/lib/tandem", "var/lib/kubelet/pod-resources", "var/run/cdi"} {
 		if err := os.MkdirAll(filepath.Join(dir, folder), 0o755); err != nil {
 			return nil, err
 		}
@@ -49,22 +58,32 @@ func New(ctx context.Context, dir, bin, machine string) (*Stage, error) {
 	return s, err
 }
 
-// Start starts both agents, each under a small orchestrator. Health checks and recovery take seconds.
-func (s *Stage) Start(ctx context.Context) (err error) {
-	setup := rig.Setup{
-		Roots:    core.Roots{Driver: s.Machine.Root, Dev: s.Machine.Root, Sys: s.Machine.Root + "/sys", Proc: s.Machine.Root + "/proc"},
-		StateDir: filepath.Join(s.Dir, "var/lib/tandem"), Hasty: true,
+// StartKubernetes starts k8s-gpu beside a small kubelet, whose pod-resources API is s.Pods. Health checks and recovery take seconds.
+func (s *Stage) StartKubernetes(ctx context.Context) (err error) {
+	setup := s.setup()
+	setup.PodResources = s.Dir + podResources
+	if s.Pods, err = kubelettest.ServePodResources(setup.PodResources); err != nil {
+		return err
 	}
 	if s.kubelet, err = rig.StartKubelet(s.Dir, filepath.Join(s.bin, "k8s-gpu"), setup, s.log); err != nil {
 		return err
 	}
-	if s.nomad, err = rig.StartNomad(ctx, filepath.Join(s.bin, "nomad-gpu"), setup, s.log); err != nil {
-		return err
-	}
-	if err := s.kubelet.AwaitView(ctx, "the devices", func(v map[string]rig.View) bool { return len(v) > 0 }); err != nil {
+	return s.kubelet.AwaitView(ctx, "the devices", func(v map[string]rig.View) bool { return len(v) > 0 })
+}
+
+// StartNomad starts nomad-gpu under a small Nomad client, as StartKubernetes.
+func (s *Stage) StartNomad(ctx context.Context) (err error) {
+	if s.nomad, err = rig.StartNomad(ctx, filepath.Join(s.bin, "nomad-gpu"), s.setup(), s.log); err != nil {
 		return err
 	}
 	return s.nomad.Await(ctx, "the devices", func(v map[string]rig.View) bool { return len(v) > 0 })
+}
+
+func (s *Stage) setup() rig.Setup {
+	return rig.Setup{
+		Roots:    core.Roots{Driver: s.Machine.Root, Dev: s.Machine.Root, Sys: s.Machine.Root + "/sys", Proc: s.Machine.Root + "/proc"},
+		StateDir: filepath.Join(s.Dir, "var/lib/tandem"), Hasty: true,
+	}
 }
 
 // Stop ends the agents.
@@ -74,6 +93,7 @@ func (s *Stage) Stop() (err error) {
 	}
 	if s.kubelet != nil {
 		err = s.kubelet.End()
+		s.Pods.Close()
 	}
 	return errors.Join(err, s.log.Close())
 }
@@ -102,7 +122,7 @@ func (s *Stage) Run(ctx context.Context, command string) (Result, error) {
 		"--state-dir=" + filepath.Join(s.Dir, "var/lib/tandem"), "--cdi-dir=" + filepath.Join(s.Dir, "var/run/cdi"),
 	}
 	if words[0] == "k8s-gpu" {
-		args = append(args, "--driver-root-ctr-path="+root, "--kubelet-socket=", "--pod-resources-socket=", "--http-address=")
+		args = append(args, "--driver-root-ctr-path="+root, "--kubelet-socket=", "--pod-resources-socket="+s.Dir+podResources, "--http-address=")
 	}
 	c := exec.CommandContext(ctx, filepath.Join(s.bin, words[0]), append(args, words[1:]...)...)
 	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) } // an agent that is started without a verb runs until ctx ends
@@ -135,7 +155,9 @@ func (s *Stage) Get(ctx context.Context, path string) (string, error) {
 }
 
 // mapped are the folders of a real machine that the stage has elsewhere.
-var mapped = []string{"/etc/tandem", "/var/lib/tandem", "/var/run/cdi"}
+var mapped = []string{"/etc/tandem", "/var/lib/tandem", "/var/lib/kubelet/pod-resources", "/var/run/cdi"}
+
+const podResources = "/var/lib/kubelet/pod-resources/kubelet.sock"
 
 func (s *Stage) onStage(text string) string {
 	for _, folder := range mapped {
