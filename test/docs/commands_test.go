@@ -41,22 +41,21 @@ var elsewhere = []struct{ begins, why string }{
 	{"CUDA_VISIBLE_DEVICES=GPU-", "a GPU"},
 }
 
-// files are those of the real machine that commands name, and where the repository has them.
-var files = map[string]string{"/etc/tandem/policy.yaml": "deploy/policy/policy.yaml"}
+// block is the file that docs/install.md makes.
+const block = "plugin \"nomad-gpu\" { config {} }\n"
 
 // Every command of the documents is run and succeeds, or is of a kind that is checked otherwise.
 func TestCommands(t *testing.T) {
-	dir := shortDir(t)
 	bin := filepath.Dir(binaries.Path(t, "k8s-gpu"))
-	s, err := stage.New(t.Context(), dir, bin, "h100x8")
+	s, err := stage.New(t.Context(), shortDir(t), bin, "h100x8")
 	must(t, err)
 	idle, err := stage.New(t.Context(), shortDir(t), bin, "h100x8") // no agent runs here
 	must(t, err)
-	for name, source := range files {
-		text, err := os.ReadFile(filepath.Join(root, source))
-		must(t, err)
-		must(t, os.WriteFile(dir+name, text, 0o600))
-		must(t, os.WriteFile(idle.Dir+name, text, 0o600))
+	policy, err := os.ReadFile(filepath.Join(root, "deploy/policy/policy.yaml"))
+	must(t, err)
+	for _, dir := range []string{s.Dir, idle.Dir} { // the files that commands name
+		must(t, os.WriteFile(dir+"/etc/tandem/policy.yaml", policy, 0o600))
+		must(t, os.WriteFile(dir+"/etc/nomad.d/nomad-gpu.hcl", []byte(block), 0o600))
 	}
 	must(t, s.StartKubernetes(t.Context()))
 	must(t, s.StartNomad(t.Context()))

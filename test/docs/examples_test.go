@@ -15,6 +15,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/test/binaries"
 	"github.com/tandem-gpu/tandem/test/docs/stage"
+	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
 var (
@@ -48,7 +49,7 @@ func TestExamples(t *testing.T) {
 			switch {
 			case subset(keys, sections):
 				machine, want := "h100x8", ""
-				if m := offers.FindStringSubmatch(b.Text); m != nil {
+				if m := offers.FindStringSubmatch(b.Text); m != nil && slices.Contains(simdriver.Names(), m[1]) {
 					machine, want = m[1], m[2]
 					tried++
 				}

@@ -43,7 +43,7 @@ var kubernetes = []step{
 			return nil
 		}},
 	{text: "What the devices do, and which work has them; without `--once` it is a live screen:", command: "k8s-gpu top --once", shows: "research/train"},
-	{text: "What a request for two GPUs would get, and why:", command: "k8s-gpu explain 2", shows: "GPU-"},
+	{text: "What a request for two GPUs would get, and why:", command: "k8s-gpu explain --count 2", shows: "GPU-"},
 	{text: "### A fault\n\nGPU 3 falls off the bus. Nobody has to look: within seconds it gets no new work. The reason:",
 		command: "k8s-gpu inspect", shows: "LOST  lost", before: func(s *stage.Stage) error { return s.Machine.Lose(unwell) }},
 	{text: "The cause `LOST` is in [operations](operations.md#causes), with what to do. `doctor` finds it, too:", command: "k8s-gpu doctor", code: 3, shows: "PROBLEM"},

@@ -49,7 +49,7 @@ func New(ctx context.Context, dir, bin, machine string) (_ *Stage, err error) {
 		return nil, err
 	}
 	s := &Stage{Dir: dir, Machine: m, bin: bin}
-	for _, folder := range []string{"etc/tandem", "var/lib/tandem", "var/lib/kubelet/pod-resources", "var/run/cdi"} {
+	for _, folder := range []string{"etc/tandem", "etc/nomad.d", "var/lib/tandem", "var/lib/kubelet/pod-resources", "var/run/cdi"} {
 		if err := os.MkdirAll(filepath.Join(dir, folder), 0o755); err != nil {
 			return nil, err
 		}
@@ -155,7 +155,7 @@ func (s *Stage) Get(ctx context.Context, path string) (string, error) {
 }
 
 // mapped are the folders of a real machine that the stage has elsewhere.
-var mapped = []string{"/etc/tandem", "/var/lib/tandem", "/var/lib/kubelet/pod-resources", "/var/run/cdi"}
+var mapped = []string{"/etc/tandem", "/etc/nomad.d", "/var/lib/tandem", "/var/lib/kubelet/pod-resources", "/var/run/cdi"}
 
 const podResources = "/var/lib/kubelet/pod-resources/kubelet.sock"
 
