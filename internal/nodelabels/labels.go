@@ -44,6 +44,7 @@ func Of(s core.State, strategy inventory.MIGStrategy, h Host) Labels {
 	l[prefix+"mps.capable"] = strconv.FormatBool(n.sharesByMPS())
 	n.addGPUs(l)
 	switch n.strategy {
+	case inventory.MIGNone:
 	case inventory.MIGSingle:
 		n.addSingle(l)
 	case inventory.MIGMixed:

@@ -110,7 +110,8 @@ func (w *Writer) Run(ctx context.Context, m Monitor) {
 		case err = <-done:
 		case <-ctx.Done():
 			select {
-			case <-done:
+			case err = <-done:
+				w.setProblem(err)
 			case <-time.After(stopAtMost):
 			}
 			return

@@ -78,10 +78,10 @@ func causes(t *testing.T) string {
 			t.Errorf("%s has no advice", r)
 		}
 		name, state := "`"+m.name+"`", m.state.String()
-		switch r {
-		case ReasonXID, ReasonEvent: // each code has its own
+		if r == ReasonXID || r == ReasonEvent { // each code has its own
 			name, state = "`"+m.name+"_...`", "by code"
-		case ReasonRecoveryAction:
+		}
+		if r == ReasonRecoveryAction {
 			name = "`RECOVERY_ACTION_...`"
 		}
 		if m.checks > 1 {

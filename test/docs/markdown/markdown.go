@@ -72,7 +72,7 @@ func Parse(text string) (d Document) {
 		trimmed := strings.TrimSpace(line)
 		switch fence := strings.HasPrefix(trimmed, "```"); {
 		case fence && open == nil:
-			indent = line[:strings.Index(line, "`")]
+			indent, _, _ = strings.Cut(line, "`")
 			open = &Block{Line: i + 2, Language: strings.TrimPrefix(trimmed, "```")}
 		case fence:
 			d.Blocks = append(d.Blocks, *open)
