@@ -14,8 +14,8 @@ import (
 var (
 	devices = shared.Gauge("devices", "Devices by resource and health. A shared device counts once for each of its units.", "resource", "health")
 	units   = shared.Gauge("device_units", "Units that the device is offered as: 1, or the number of its shares.", "device", "resource", "sharing")
-	info    = shared.Gauge("device_info", "An offered device: a GPU, or a MIG instance of the GPU. instance and profile are empty for a GPU, numa if it has no affinity.",
-		"device", "gpu", "index", "instance", "model", "profile", "pci", "numa")
+	info    = shared.Gauge("device_info", "An offered device: a GPU, or a MIG instance of the GPU. mig_instance and profile are empty for a GPU, numa if it has no affinity.",
+		"device", "gpu", "index", "mig_instance", "model", "profile", "pci", "numa")
 	policy   = shared.Gauge("policy_warnings", "Problems of the policy on this node; inspect and the log have the texts.")
 	overlaps = shared.Gauge("device_overlaps", "Devices that another agent on this node offers, too.")
 	nodes    = shared.Gauge("device_nodes_missing",
