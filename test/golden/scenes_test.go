@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -125,7 +126,8 @@ func unlessSame(transcript, page string) string {
 
 var (
 	uuids      = regexp.MustCompile(`(GPU|MIG)-[0-9a-f-]{36}`)
-	unsteady   = regexp.MustCompile(`^[a-z_]*(_seconds|_bytes|_seconds_sum|_seconds_count|lists_total|transitions_total)(\{.*\})? `)
+	unsteady   = regexp.MustCompile(`^[a-z_]*(_seconds|_bytes|_seconds_sum|_seconds_count|_seconds_bucket|lists_total|transitions_total)(\{.*\})? `)
+	perCall    = regexp.MustCompile(`^(tandem_driver_call[a-z_]*_total)\{function=".*"\} `) // which calls were made depends on the moment
 	numbers    = regexp.MustCompile(`\b\d+\b`)
 	configured = regexp.MustCompile(`      "configured": ".*",\n`)
 	spaces     = regexp.MustCompile(`  +`)
@@ -142,6 +144,10 @@ func foldedMetrics(page string) (series, comments string) {
 		case strings.HasPrefix(line, "#"):
 			about = append(about, line)
 		case strings.HasPrefix(line, "GET") || inGoOrOS.MatchString(line):
+		case perCall.MatchString(line):
+			if line = perCall.FindStringSubmatch(line)[1] + "{function} VALUE"; !slices.Contains(lines, line) {
+				lines = append(lines, line)
+			}
 		case unsteady.MatchString(line):
 			lines = append(lines, uuids.ReplaceAllString(name, "$1-ID")+" VALUE")
 		default:
