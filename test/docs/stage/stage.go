@@ -112,6 +112,8 @@ func IsOurs(command string) bool { return agent.MatchString(command) }
 
 // Run runs a command of ours on the stage. It fails if the command could not be run; an exit code is no failure.
 func (s *Stage) Run(ctx context.Context, command string) (Result, error) {
+	command, stdin, _ := strings.Cut(command, "\n")
+	command = strings.TrimSuffix(command, hereDocument)
 	words := strings.Fields(s.onStage(command))
 	if !IsOurs(command) || strings.ContainsAny(command, "\"'$|;&<>") {
 		return Result{}, fmt.Errorf("%q is no simple command of an agent", command)
@@ -128,7 +130,7 @@ func (s *Stage) Run(ctx context.Context, command string) (Result, error) {
 	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) } // an agent that is started without a verb runs until ctx ends
 	c.WaitDelay = 10 * time.Second
 	var out bytes.Buffer
-	c.Stdout, c.Stderr = &out, &out
+	c.Stdin, c.Stdout, c.Stderr = strings.NewReader(stdin), &out, &out
 	err := c.Run()
 	if _, exited := errors.AsType[*exec.ExitError](err); err != nil && !exited && ctx.Err() == nil {
 		return Result{}, err
@@ -172,11 +174,25 @@ func (s *Stage) asWritten(text string) string {
 	return strings.ReplaceAll(text, s.Dir, "")
 }
 
-// Commands returns the commands of a block of a shell, without comments: one a line, unless a line ends with \.
+// hereDocument is the end of a command whose input follows, up to a line END.
+const hereDocument = " <<'END'"
+
+// Commands returns the commands of a block of a shell, without comments: one a line, unless a line ends with \. A here-document is part of
+// its command, after a line break.
 func Commands(block string) (commands []string) {
+	within := false
 	for line := range strings.Lines(strings.ReplaceAll(block, "\\\n", " ")) {
+		if within {
+			if within = strings.TrimSpace(line) != "END"; within {
+				commands[len(commands)-1] += line
+			}
+			continue
+		}
 		line, _, _ = strings.Cut(cmp.Or(line, "\n"), " #")
 		if line = strings.Join(strings.Fields(line), " "); line != "" && !strings.HasPrefix(line, "#") {
+			if within = strings.HasSuffix(line, hereDocument); within {
+				line += "\n"
+			}
 			commands = append(commands, line)
 		}
 	}
