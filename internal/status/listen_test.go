@@ -147,7 +147,7 @@ func TestAddedPages(t *testing.T) {
 	s := read(core.DefaultConfig(), coretest.GPUs(1)).server()
 	s.Handlers = map[string]http.Handler{"GET /{$}": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "status page") })}
 	handler := s.handler()
-	for path, want := range map[string]string{"/": "status page", "/healthz": "ok\n", "/nothing": "404 page not found\n"} {
+	for path, want := range map[string]string{"/": "status page", "/readyz": "offered to the kubelet: nvidia.com/gpu\n", "/nothing": "404 page not found\n"} {
 		w := httptest.NewRecorder()
 		if handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil)); w.Body.String() != want {
 			t.Errorf("%s: %d %q", path, w.Code, w.Body)
