@@ -184,7 +184,7 @@ func (w *Writer) sync(ctx context.Context, f *specfile.File, text []byte, incarn
 	if err := f.Replace(text, incarnation); err != nil {
 		return err
 	}
-	w.opts.Log.Log(ctx, level, "CDI specification written", "file", f.Path)
+	w.opts.Log.Log(ctx, level, "CDI specification written", "file", f.Path, "names", len(specfile.Names(text)))
 	return nil
 }
 
