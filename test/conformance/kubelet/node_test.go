@@ -125,7 +125,7 @@ func (n *node) startAgent(args ...string) *agent {
 	a := &agent{exited: make(chan struct{}), log: log.Name()}
 	a.cmd = exec.Command(filepath.Join(os.Getenv(inside), "k8s-gpu"), append([]string{
 		"--driver-root=" + n.root, "--sysfs-root=" + n.root + "/sys", "--procfs-root=" + n.root + "/proc",
-		"--http-address=", "--rescan=1s", "--state-dir=", "--kernel-log=off",
+		"--http-address=", "--rescan=1s", "--state-dir=", "--kernel-log=off", "--log-format=text",
 	}, args...)...)
 	a.cmd.Stderr = log
 	n.must(a.cmd.Start())
