@@ -148,7 +148,7 @@ func (p *policied) contested(t *testing.T) {
 		await(t, c.agent+" to say what "+c.other+" offers, too", 30*time.Second, func() error {
 			log, inspected := c.log(t), p.inspect(t, c.agent)
 			for _, id := range p.uuids(0, 1, 2, 3, 4, 5, 6) {
-				logged := hasLine(log, "offered by another agent", "id="+id, "other="+c.other)
+				logged := hasLine(log, "offered by another agent", id, c.other)
 				shown := hasLine(inspected, id+": also offered by "+c.other)
 				if !logged || !shown {
 					return fmt.Errorf("%s: in the log %v, in inspect %v", id, logged, shown)
