@@ -27,36 +27,34 @@ type pages struct {
 // closeTimeout is how long a server waits for the end of the one before, which may have the same address.
 const closeTimeout = 2 * time.Second
 
-// adapter is what an agent with these settings runs for the pages. Without an address that is nothing.
-func (h *pages) adapter(s config.Nomad, log *slog.Logger) func(*agent.Agent) agent.Adapter {
-	return func(a *agent.Agent) agent.Adapter {
-		if s.Operations.HTTPAddress == "" {
-			return agent.Adapter{}
-		}
-		page := statuspage.New(statuspage.Options{
-			Agent: agentName, Version: version, Node: statuspage.NodeName(),
-			Report: func() report.Report { return report.DescribeState(a.State(), s.Core, a.Warnings()...).WithUse(a.Use()) },
-		})
-		server := status.New(status.Options{
-			Address: s.Operations.HTTPAddress, Name: agentName, Version: version, Agent: a, Adapter: h.view, Reload: &h.reload,
-			Config: s.Core, Sources: a.SourcesUp, Warnings: a.Warnings, DriverCalls: agent.DriverCalls,
-			Handlers: page.Handlers(), Log: log,
-		})
-		previous, ended := h.next()
-		return agent.Adapter{
-			Tasks: []func(context.Context) error{func(ctx context.Context) error {
-				defer close(ended)
-				if previous != nil {
-					watch.Await(ctx, previous, closeTimeout)
-				}
-				server.Run(ctx)
-				return nil
-			}, func(ctx context.Context) error {
-				page.Run(a.WatchUse(ctx))
-				return nil
-			}},
-			Warnings: server.ListenWarnings,
-		}
+// adapter is what an agent with these settings runs for its pages. Without an address that is nothing.
+func (h *pages) adapter(s config.Nomad, log *slog.Logger, a *agent.Agent) agent.Adapter {
+	if s.Operations.HTTPAddress == "" {
+		return agent.Adapter{}
+	}
+	page := statuspage.New(statuspage.Options{
+		Agent: agentName, Version: version, Node: statuspage.NodeName(),
+		Report: func() report.Report { return report.DescribeState(a.State(), s.Core, a.Warnings()...).WithUse(a.Use()) },
+	})
+	server := status.New(status.Options{
+		Address: s.Operations.HTTPAddress, Name: agentName, Version: version, Agent: a, Adapter: h.view, Reload: &h.reload,
+		Config: s.Core, Sources: a.SourcesUp, Warnings: a.Warnings, DriverCalls: agent.DriverCalls,
+		Handlers: page.Handlers(), Log: log,
+	})
+	previous, ended := h.next()
+	return agent.Adapter{
+		Tasks: []func(context.Context) error{func(ctx context.Context) error {
+			defer close(ended)
+			if previous != nil {
+				watch.Await(ctx, previous, closeTimeout)
+			}
+			server.Run(ctx)
+			return nil
+		}, func(ctx context.Context) error {
+			page.Run(a.WatchUse(ctx))
+			return nil
+		}},
+		Warnings: server.ListenWarnings,
 	}
 }
 

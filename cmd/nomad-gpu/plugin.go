@@ -38,8 +38,7 @@ func serve(stderr io.Writer) int {
 	var pages pages
 	var p *nomadadapter.Plugin
 	p = nomadadapter.New(ctx, version, func(ctx context.Context, s nomadadapter.Settings, log *slog.Logger) nomadadapter.Source {
-		o := pluginOptions(s, log)
-		o.Adapter = pages.adapter(s, log)
+		o := pluginOptions(s, log, &pages)
 		o.Explain = explainAdapter(s, func(inv *inventory.Inventory, id inventory.UnitID) (nomadadapter.GroupInfo, bool) {
 			return p.Group(inv, id)
 		})
@@ -73,24 +72,33 @@ func serve(stderr io.Writer) int {
 	return cli.ExitOK
 }
 
-// pluginOptions are those of an agent under Nomad. With an address of the Nomad agent, that is asked which allocations have devices.
-func pluginOptions(s nomadadapter.Settings, log *slog.Logger) agent.Options {
+// pluginOptions are those of an agent under Nomad, with its pages.
+func pluginOptions(s nomadadapter.Settings, log *slog.Logger, h *pages) agent.Options {
 	o := agentOptions(s)
 	o.Log = log
 	o.Use = usewatch.Options{Orchestrator: use.Nomad, MappingDir: s.Operations.MappingDir}
-	if s.Operations.NomadAddress == "" || s.Core.Occupancy == inventory.OccupancyOff {
-		return o
+	client := allocations(s, log)
+	if client != nil {
+		o.Use.Holders = client.Read
 	}
-	client := agentapi.New(agentapi.Options{
-		Address: s.Operations.NomadAddress, TokenFile: s.Operations.NomadTokenFile, Log: log, LookupEnv: os.LookupEnv,
-	})
-	o.Use.Holders = client.Read
 	o.Adapter = func(a *agent.Agent) agent.Adapter {
-		return agent.Adapter{Tasks: []func(context.Context) error{
-			func(ctx context.Context) error { client.Run(ctx, a.Watchdog(), a.WakeUse); return nil },
-		}}
+		adapter := h.adapter(s, log, a)
+		if client != nil {
+			adapter.Tasks = append(adapter.Tasks, func(ctx context.Context) error { client.Run(ctx, a.Watchdog(), a.WakeUse); return nil })
+		}
+		return adapter
 	}
 	return o
+}
+
+// allocations asks the Nomad agent which allocations have devices; nil without its address.
+func allocations(s nomadadapter.Settings, log *slog.Logger) *agentapi.Client {
+	if s.Operations.NomadAddress == "" || s.Core.Occupancy == inventory.OccupancyOff {
+		return nil
+	}
+	return agentapi.New(agentapi.Options{
+		Address: s.Operations.NomadAddress, TokenFile: s.Operations.NomadTokenFile, Log: log, LookupEnv: os.LookupEnv,
+	})
 }
 
 // reload reads the policy file again at each SIGHUP until ctx ends. It is a goroutine of its own, because reading the file may
