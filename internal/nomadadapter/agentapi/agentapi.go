@@ -37,6 +37,10 @@ const (
 
 	minPause = 500 * time.Millisecond // between two queries
 	maxPause = 10 * time.Second       // after failures; doubled from minPause
+
+	// startFailures are the first failures in a row that are not logged before the first answer, about 7 s: Nomad starts its plugins before its
+	// API listens.
+	startFailures = 3
 )
 
 // Client follows the allocations of the node. Make one with New. Read may be called from any goroutine; Run is called once.
@@ -50,6 +54,7 @@ type Client struct {
 	mu     sync.Mutex
 	latest use.Record // not changed
 	err    error      // why latest is not current
+	logged []failure  // kinds of errors since the latest answer that were logged; nil = none
 }
 
 // errFirst is the error of Read before the first answer.
@@ -60,7 +65,7 @@ func New(o Options) *Client {
 	c := &Client{log: o.Log, base: strings.TrimSuffix(o.Address, "/"), err: errFirst, token: tokenIn(o.TokenFile, o.Token)}
 	if path, ok := strings.CutPrefix(o.Address, "unix://"); ok {
 		c.base = "http://nomad"
-		c.http = &http.Client{Transport: unixTransport(path)}
+		c.http = newHTTP(unixTransport(path))
 		return c
 	}
 	transport, err := newTransport(o.LookupEnv)
@@ -68,7 +73,7 @@ func New(o Options) *Client {
 		c.err = err
 		return c
 	}
-	c.http = &http.Client{Transport: transport}
+	c.http = newHTTP(transport)
 	return c
 }
 
@@ -99,7 +104,7 @@ func (c *Client) Run(ctx context.Context, tasks *watchdog.Registry, changed func
 		} else {
 			f.failures = 0
 		}
-		if c.record(recordOf(f.allocations), err) {
+		if c.record(recordOf(f.allocations), err, f.failures) {
 			changed()
 		}
 		task.Heartbeat(pause)
@@ -109,21 +114,25 @@ func (c *Client) Run(ctx context.Context, tasks *watchdog.Registry, changed func
 	}
 }
 
-// record stores an answer, and logs when the API starts to fail and when it works again. It reports whether other work has devices, or that
-// is not known any more.
-func (c *Client) record(latest use.Record, err error) bool {
+// record stores an answer, or the error of that many failures in a row. It logs each kind of error once until the API works again, and that
+// it does. It reports whether other work has devices, or that is not known any more.
+func (c *Client) record(latest use.Record, err error, failures int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	was := c.err
 	c.err = err
-	switch {
-	case err != nil && (was == nil || errors.Is(was, errFirst)):
-		c.log.Warn("owners of devices: Nomad agent's API unavailable", "address", c.base, "error", err)
-	case err == nil && was != nil:
-		c.log.Info("owners of devices: Nomad agent's API available", "address", c.base)
-	}
 	if err != nil {
+		kind := failureOf(err)
+		starting := c.latest.Work == nil && failures <= startFailures
+		if !starting && !slices.Contains(c.logged, kind) {
+			c.logged = append(c.logged, kind)
+			c.log.Warn("owners of devices: Nomad agent's API unavailable", "address", c.base, "error", err)
+		}
 		return was == nil
+	}
+	if was != nil {
+		c.logged = nil
+		c.log.Info("owners of devices: Nomad agent's API available", "address", c.base)
 	}
 	changed := was != nil || !slices.Equal(latest.Holds, c.latest.Holds)
 	c.latest = latest

@@ -195,7 +195,7 @@ func TestFollows(t *testing.T) {
 	await(t, changed)
 	stop()
 	text := log.String()
-	if strings.Count(text, "unavailable") != 2 || strings.Count(text, "available") != 4 || strings.Contains(text, "secret") {
+	if strings.Count(text, "API unavailable") != 1 || strings.Count(text, "API available") != 2 || strings.Contains(text, "secret") {
 		t.Errorf("log:\n%s", text)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"net/url"
 	"os"
@@ -96,13 +97,39 @@ func (c *Client) get(ctx context.Context, path string, into any) (index uint64, 
 		if resp.StatusCode == http.StatusForbidden {
 			remedy = ": the token of nomad_token_file must allow agent:read, node:read and namespace read-job"
 		}
-		return 0, fmt.Errorf("GET %s: %s (%s)%s", where, resp.Status, strings.TrimSpace(string(text)), remedy)
+		return 0, &statusError{code: resp.StatusCode, text: fmt.Sprintf("GET %s: %s (%s)%s", where, resp.Status, strings.TrimSpace(string(text)), remedy)}
 	}
 	if err := json.NewDecoder(body).Decode(into); err != nil {
 		return 0, fmt.Errorf("GET %s: %w", where, err)
 	}
 	index, _ = strconv.ParseUint(cmp.Or(resp.Header.Get("X-Nomad-Index"), "0"), 10, 64) // without one the next query does not wait
 	return index, nil
+}
+
+// statusError is an answer with an HTTP status other than 200.
+type statusError struct {
+	code int
+	text string
+}
+
+func (e *statusError) Error() string { return e.text }
+
+// failure is a kind of error: the HTTP status, or one of those below. The texts of one kind can differ each time, such as by a port.
+type failure int
+
+const (
+	failedAnswer failure = iota // no answer, or none that can be read
+	failedToken                 // the file of the token can't be read
+)
+
+func failureOf(err error) failure {
+	if e, ok := errors.AsType[*statusError](err); ok {
+		return failure(e.code)
+	}
+	if _, ok := errors.AsType[*fs.PathError](err); ok {
+		return failedToken
+	}
+	return failedAnswer
 }
 
 // tokenIn returns a function that reads a token from a file; without one it is the token given.

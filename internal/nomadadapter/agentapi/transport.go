@@ -14,6 +14,11 @@ import (
 // idleTimeout is longer than a pause between two queries.
 const idleTimeout = 30 * time.Second
 
+// newHTTP follows no redirection: the agent's API has none, and the token must not get to another server.
+func newHTTP(t *http.Transport) *http.Client {
+	return &http.Client{Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+}
+
 func unixTransport(path string) *http.Transport {
 	return &http.Transport{
 		MaxIdleConns: 1, IdleConnTimeout: idleTimeout,
