@@ -124,10 +124,21 @@ func configFiles(f *doctor.Facts, path string) (files []string, err error) {
 	return files, err
 }
 
+// decode decodes HCL 1 or JSON. The parser panics at some texts that are neither.
+func decode(text string) (keys map[string]any, err error) {
+	defer func() {
+		if problem := recover(); problem != nil {
+			err = fmt.Errorf("neither HCL nor JSON: %v", problem)
+		}
+	}()
+	err = hcl.Decode(&keys, text)
+	return keys, err
+}
+
 // merge adds a file, HCL or JSON. Later values replace earlier ones; of plugin blocks with one label the later keys do.
 func (c *agentConfig) merge(text string) error {
-	var keys map[string]any
-	if err := hcl.Decode(&keys, text); err != nil {
+	keys, err := decode(text)
+	if err != nil {
 		return err
 	}
 	set := func(field *string, value any) {

@@ -95,6 +95,10 @@ plugin "docker" { config { volumes { enabled = true } } }
 	if _, err := (commandLine{configs: []string{"/nowhere"}}).read(f); err == nil {
 		t.Error("a file that does not exist is read")
 	}
+	write(t, root+"/srv/no-text.json", `{"\x0`)
+	if _, err := (commandLine{configs: []string{"/srv/no-text.json"}}).read(f); err == nil || !strings.Contains(err.Error(), "/srv/no-text.json: neither HCL nor JSON") {
+		t.Error(err)
+	}
 }
 
 // Block has the keys of the block whose file is this plugin, with mappings as Nomad passes them.

@@ -1,6 +1,7 @@
 package agentapi
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -94,7 +95,7 @@ func (c *Client) get(ctx context.Context, path string, into any) (index uint64, 
 	if resp.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(io.LimitReader(body, 512))
 		remedy := ""
-		if resp.StatusCode == http.StatusForbidden {
+		if resp.StatusCode == http.StatusForbidden || bytes.Contains(text, []byte("ACL token")) { // 500 with a text that is no token's form
 			remedy = ": the token of nomad_token_file must allow agent:read, node:read and namespace read-job"
 		}
 		return 0, &statusError{code: resp.StatusCode, text: fmt.Sprintf("GET %s: %s (%s)%s", where, resp.Status, strings.TrimSpace(string(text)), remedy)}

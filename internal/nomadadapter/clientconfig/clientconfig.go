@@ -25,7 +25,7 @@ func Read(path, plugin string) (config.Keys, error) {
 	if err != nil {
 		return config.Keys{}, fmt.Errorf("configuration of the Nomad client: %w", err)
 	}
-	file, err := hcl.ParseBytes(text)
+	file, err := parse(text)
 	if at, ok := errors.AsType[*parser.PosError](err); ok {
 		return config.Keys{}, fmt.Errorf("%s:%d: %w", path, at.Pos.Line, at.Err)
 	}
@@ -38,6 +38,16 @@ func Read(path, plugin string) (config.Keys, error) {
 		return config.Keys{}, err
 	}
 	return r.keys(block)
+}
+
+// parse parses HCL 1 or JSON. The parser panics at some texts that are neither.
+func parse(text []byte) (file *ast.File, err error) {
+	defer func() {
+		if problem := recover(); problem != nil {
+			err = fmt.Errorf("neither HCL nor JSON: %v", problem)
+		}
+	}()
+	return hcl.ParseBytes(text)
 }
 
 // reader reads one file.

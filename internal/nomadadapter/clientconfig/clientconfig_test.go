@@ -41,6 +41,7 @@ func TestRead(t *testing.T) {
 		"no keys":      {`plugin "nomad-gpu" { config {} }`, map[string]any{}, ""},
 		"no config":    {`plugin "nomad-gpu" {}`, map[string]any{}, ""},
 		"syntax":       {"client {}\nplugin \"nomad-gpu\" {\n  config = = {}\n}\n", nil, `c.hcl:3: Unknown token: 3:12 ASSIGN =`},
+		"no text":      {`{"\x0`, nil, `c.hcl: neither HCL nor JSON: bytes.Buffer: UnreadRune: previous operation was not a successful ReadRune`},
 		"no plugin":    {"client {}\n", nil, `c.hcl: plugin = "": want plugin "nomad-gpu" { config { ... } }`},
 		"another name": {`plugin "nvidia-gpu" {}`, nil, `c.hcl: plugin = "": want plugin "nomad-gpu" { config { ... } }, the name of the plugin's file; the file has "nvidia-gpu"`},
 		"two plugins":  {"plugin \"nomad-gpu\" {}\nplugin \"nomad-gpu\" {}\n", nil, `c.hcl:2: plugin = "nomad-gpu": given twice: want one block`},
