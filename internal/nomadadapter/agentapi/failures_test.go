@@ -40,7 +40,7 @@ func TestLogs(t *testing.T) {
 	const unavailable, available = `msg="owners of devices: Nomad agent's API unavailable" error=`, `msg="owners of devices: Nomad agent's API available"` + "\n"
 	want := available +
 		unavailable + `"read tcp :4: connection reset by peer"` + "\n" + unavailable + `"403 Forbidden"` + "\n" +
-		unavailable + `"nomad_token_file: open /nowhere/token: no such file or directory"` + "\n" + available +
+		unavailable + `"ACL token: open /nowhere/token: no such file or directory"` + "\n" + available +
 		unavailable + `"403 Forbidden"` + "\n" + available
 	if diff := cmp.Diff(want, log.String()); diff != "" {
 		t.Error(diff)

@@ -62,7 +62,7 @@ func (c *Client) nodeID(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if self.Stats.Client.NodeID == "" {
-		return "", errors.New("/v1/agent/self has no node ID: nomad_address is not that of a Nomad client")
+		return "", errors.New("GET /v1/agent/self: no node ID: the Nomad agent at this address is no client")
 	}
 	return self.Stats.Client.NodeID, nil
 }

@@ -95,8 +95,11 @@ func (c *Client) get(ctx context.Context, path string, into any) (index uint64, 
 	if resp.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(io.LimitReader(body, 512))
 		remedy := ""
-		if resp.StatusCode == http.StatusForbidden || bytes.Contains(text, []byte("ACL token")) { // 500 with a text that is no token's form
-			remedy = ": the token of nomad_token_file must allow agent:read, node:read and namespace read-job"
+		switch {
+		case resp.StatusCode == http.StatusForbidden, bytes.Contains(text, []byte("ACL token")): // 500 with a text that is no token's form
+			remedy = ": the ACL token must allow agent:read, node:read and namespace read-job"
+		case resp.StatusCode == http.StatusNotFound:
+			remedy = ": is this the address of the node's Nomad agent?"
 		}
 		return 0, &statusError{code: resp.StatusCode, text: fmt.Sprintf("GET %s: %s (%s)%s", where, resp.Status, strings.TrimSpace(string(text)), remedy)}
 	}
@@ -141,7 +144,7 @@ func tokenIn(path, token string) func() (string, error) {
 		}
 		text, err := os.ReadFile(path)
 		if err != nil {
-			return "", fmt.Errorf("nomad_token_file: %w", err)
+			return "", fmt.Errorf("ACL token: %w", err)
 		}
 		return strings.TrimSpace(string(text)), nil
 	}
