@@ -23,7 +23,7 @@ var (
 	cdiDevices = shared.Gauge("cdi_devices",
 		"Offered devices that the CDI specification defines, or does not define. No series if no specification is needed, or none was attempted yet.", "state")
 	excluded   = shared.Gauge("devices_excluded", "Devices that were found and are not offered.")
-	driverInfo = shared.Gauge("driver_info", "The driver: pending, absent, failed or ready.", "state", "version", "cuda")
+	driverInfo = shared.Gauge("driver_info", "The driver: pending, absent, failed, ready or released (maintenance).", "state", "version", "cuda")
 )
 
 func collectInventory(p *Page, s Source) {
