@@ -62,6 +62,10 @@ func TestImport(t *testing.T) {
 	if code, _, stderr := run(t, "k8s-gpu", "import", in, "--output", out, "--force"); code != 0 || names(t, out) != "a.yaml b.yaml" {
 		t.Errorf("both: %d, %s, %s", code, stderr, names(t, out))
 	}
+	write(t, in, strings.Replace(values, "    b:", "    a.yaml:", 1))
+	if code, _, stderr := run(t, "k8s-gpu", "import", in, "--output", out, "--force"); code != 1 || !strings.Contains(stderr, "two configurations would be "+out+"/a.yaml") {
+		t.Errorf("two of one name: %d, %s", code, stderr)
+	}
 	if code, stdout, stderr := run(t, "k8s-gpu", "validate", filepath.Join(out, "a.yaml")); code != 0 || !strings.Contains(stdout, "MIG strategy: single") {
 		t.Errorf("validate: %d, %s%s", code, stdout, stderr)
 	}

@@ -6,12 +6,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
 // Store writes files to path, or several of them into the folder path, each as NAME followed by extension. It returns the paths. With
 // an error no file is new, and none is changed: everything is written beside its place first, and an existing file is replaced only
-// with force.
+// with force. With force, files before one that can't be replaced (a folder has its name) are.
 func Store(path, extension string, files []File, force bool) ([]string, error) {
 	targets, err := targetsOf(path, extension, files)
 	if err != nil {
@@ -62,7 +63,11 @@ func targetsOf(path, extension string, files []File) ([]string, error) {
 		if name != filepath.Base(name) || name == "." || name == ".." {
 			return nil, fmt.Errorf("%q is the name of a configuration and no name of a file: give it by --config, and a file", name)
 		}
-		targets = append(targets, filepath.Join(path, strings.TrimSuffix(name, extension)+extension))
+		target := filepath.Join(path, strings.TrimSuffix(name, extension)+extension)
+		if slices.Contains(targets, target) {
+			return nil, fmt.Errorf("two configurations would be %s: give one of them by --config, and a file", target)
+		}
+		targets = append(targets, target)
 	}
 	return targets, nil
 }
