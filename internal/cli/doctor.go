@@ -10,12 +10,11 @@ import (
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/cdi"
 	"github.com/tandem-gpu/tandem/internal/control"
-	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/doctor"
 	"github.com/tandem-gpu/tandem/internal/report"
 )
 
-// errProblems ends a process with ExitProblems. Its text is empty, because the problems were printed.
+// errProblems ends a process with ExitFound. Its text is empty, because the problems were printed.
 var errProblems = errors.New("")
 
 // driverDeadline is how long doctor waits for a call of the driver. A healthy one enumerates 16 GPUs in a second.
@@ -27,11 +26,6 @@ func (p Program) doctor(ctx context.Context, c *cli.Command) error {
 	o, checks, err := p.Doctor(c.String("host-root"))
 	if isUsage(err) {
 		return err
-	}
-	if err != nil || o.Core.Validate() != nil {
-		roots, injection := o.Core.Roots, o.Core.Injection
-		o.Core = core.DefaultConfig() // intervals may be zero, and a policy incomplete
-		o.Core.Roots, o.Core.Injection = roots, injection
 	}
 	o.Core.Health.CallDeadline = min(o.Core.Health.CallDeadline, driverDeadline)
 	findings := doctor.Run(ctx, doctor.Options{

@@ -24,21 +24,17 @@ func readBroken(t *testing.T, flags, env []string, file string) error {
 		name, value, _ := strings.Cut(v, "=")
 		variables[name] = value
 	}
-	if file == "" {
-		_, err := ReadKubernetes(values, environment(variables))
-		return err
+	e := environment(variables)
+	if file != "" {
+		must(t, values[FlagConfigFile].Set("/c.yaml"))
+		e.ReadFile = func(string) ([]byte, error) { return []byte(file), nil }
 	}
-	f, err := parseFile("/c.yaml", []byte(file), policy.Kubernetes, fileKinds(true))
-	if err == nil {
-		var s Kubernetes
-		if s, err = resolve(values, environment(variables), f); err == nil {
-			err = s.checkMPS()
-		}
-	}
+	s, err := ReadKubernetes(values, e)
+	must(t, s.Core.Validate())
 	return err
 }
 
-// Each mistake is one error, with place, value and remedy.
+// Each mistake is one error, with place, value and remedy. The settings without it are valid.
 func TestBrokenConfigurations(t *testing.T) {
 	if len(configtest.Broken) < 50 {
 		t.Errorf("%d configurations", len(configtest.Broken))
@@ -47,7 +43,9 @@ func TestBrokenConfigurations(t *testing.T) {
 	for _, c := range configtest.Broken {
 		var err error
 		if c.Block != nil {
-			_, _, err = NewBlock(c.Block).Read()
+			var s Nomad
+			s, _, err = NewBlock(c.Block).Read()
+			must(t, s.Core.Validate())
 		} else {
 			err = readBroken(t, some(c.Flag), some(c.Env), c.File)
 		}

@@ -64,7 +64,8 @@ func (s Spec) counts(v Value) bool { return v.Text != "" || s.Empty || s.Kind !=
 // setter sets the variable of an option. The error is the remedy.
 type setter func(Value) error
 
-// apply sets the option, and returns every problem.
+// apply sets the option, and returns every problem. After a problem the option has its default, but for a list, which then has the
+// items without a problem: what of a configuration is valid can be used.
 func (s Spec) apply(v Value) (problems []error) {
 	check := func(value string, err error) {
 		if err != nil {
@@ -72,13 +73,22 @@ func (s Spec) apply(v Value) (problems []error) {
 		}
 	}
 	if s.setItem == nil {
-		check(v.Text, s.set(v))
+		if check(v.Text, s.set(v)); problems != nil {
+			s.reset()
+		}
 		return problems
 	}
 	for _, item := range v.items() {
 		check(item, s.setItem(item))
 	}
 	return problems
+}
+
+// reset sets the default, which is valid.
+func (s Spec) reset() {
+	if s.setItem == nil {
+		_ = s.set(Value{Text: s.Default})
+	}
 }
 
 // Value is the value of an option and its place.

@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/config/policy"
 	"github.com/tandem-gpu/tandem/internal/config/schema"
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/setting"
 )
 
@@ -47,14 +48,14 @@ type Flags map[string]*Flag
 // Flag is the text of one flag. Its methods are those of flag.Value, flag.Getter and cli.Value. It accepts any text:
 // ReadKubernetes reports the problems of all flags together.
 type Flag struct {
-	kind schema.Kind
+	of   schema.Type
 	text string // the default until set
 	set  bool
 }
 
 // Set implements flag.Value. The values of a list or mapping add up.
 func (f *Flag) Set(s string) error {
-	if f.set && repeatable(f.kind) {
+	if f.set && repeatable(f.of.Kind) {
 		s = f.text + "," + s
 	}
 	f.text, f.set = s, true
@@ -67,15 +68,18 @@ func (f *Flag) Get() any { return f.text }
 // String implements flag.Value.
 func (f *Flag) String() string { return f.text }
 
+// Choices are the values that can be listed, without those of a pattern.
+func (f *Flag) Choices() []string { return f.of.Scalars() }
+
 // IsBoolFlag reports whether the flag needs no value.
-func (f *Flag) IsBoolFlag() bool { return f.kind == schema.Bool }
+func (f *Flag) IsBoolFlag() bool { return f.of.Kind == schema.Bool }
 
 // NewFlags are the flags of the options, none of them set.
 func NewFlags(specs []Spec) Flags {
 	flags := Flags{}
 	for _, s := range specs {
 		if s.Flag != "" {
-			flags[s.Flag] = &Flag{kind: s.Kind, text: s.Default}
+			flags[s.Flag] = &Flag{of: s.Type, text: s.Default}
 		}
 	}
 	return flags
@@ -90,14 +94,16 @@ type Environment struct {
 
 // ReadKubernetes reads command line, environment and configuration file, with this precedence. It returns every problem
 // (errors.Join of *setting.Error and the error with which the file can't be read); the settings are then those without
-// a problem.
+// a problem, without the policy if the file has one, and valid.
 func ReadKubernetes(flags Flags, env Environment) (Kubernetes, error) {
 	var f File
 	var unreadable, problems error
 	if path := lookup(Spec{Flag: FlagConfigFile, Env: []string{variable(FlagConfigFile)}}, flags, env, nil); path.Text != "" {
 		var text []byte
 		if text, unreadable = readText(path.Text, env.ReadFile); unreadable == nil {
-			f, problems = parseFile(path.Text, text, policy.Kubernetes, fileKinds(true))
+			if f, problems = parseFile(path.Text, text, policy.Kubernetes, fileKinds(true)); problems != nil {
+				f.Policy = inventory.Policy{} // rules refer to each other
+			}
 		}
 	}
 	s, err := resolve(flags, env, f)

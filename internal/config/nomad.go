@@ -79,7 +79,7 @@ func nomadOptions(b *Block) []Spec {
 		{HCL: "procfs_root", Flag: "procfs-root", Default: "/proc", Usage: "mount point of procfs", binding: root(&roots.Proc, "/proc")},
 		{HCL: "policy_file", Flag: FlagConfigFile, Aliases: []string{"policy-file"},
 			Usage:   "which GPUs are offered, under which names, for how many tasks: see docs/policy.md; read again at SIGHUP",
-			binding: policyFile(&b.PolicyFile)},
+			binding: pathOrEmpty(&b.PolicyFile, "/etc/tandem/policy.yaml")},
 		{HCL: "mig_strategy", Flag: "mig-strategy", Usage: "none, single or mixed; if empty, that of the policy file, else mixed",
 			binding: orEmpty(&s.Core.MIG, migStrategy(&s.Core.MIG))},
 		{HCL: "group_by", Default: string(GroupByNone),
@@ -108,10 +108,10 @@ func nomadOptions(b *Block) []Spec {
 // ignoredIDs adds the UUID of a device.
 func ignoredIDs(field *[]gpu.DeviceID) binding {
 	return binding{Type: commaList(schema.Match("^(GPU|MIG)-", "UUIDs")), setItem: func(id string) error {
-		*field = append(*field, gpu.DeviceID(id))
 		if !strings.HasPrefix(id, "GPU-") && !strings.HasPrefix(id, "MIG-") {
 			return errors.New("want UUIDs (GPU-... or MIG-...) as nvidia-smi -L prints them")
 		}
+		*field = append(*field, gpu.DeviceID(id))
 		return nil
 	}}
 }
@@ -125,18 +125,6 @@ func devRoot(roots *core.Roots) binding {
 			return nil
 		}
 		return set(v)
-	})
-}
-
-// policyFile sets a path; "" also for one that is invalid.
-func policyFile(field *string) binding {
-	b := pathOrEmpty(field, "/etc/tandem/policy.yaml")
-	return custom(b.Type, func(v Value) error {
-		err := b.set(v)
-		if err != nil {
-			*field = ""
-		}
-		return err
 	})
 }
 
@@ -208,6 +196,7 @@ func newBlock(value func(Spec) (Value, error)) Block {
 	for _, o := range nomadOptions(&b) {
 		if v, err := value(o); err != nil {
 			b.problems = append(b.problems, err)
+			o.reset()
 		} else {
 			b.problems = append(b.problems, o.apply(v)...)
 		}
@@ -244,7 +233,7 @@ func (b Block) StateDir() string { return b.settings.Health.StateDir }
 
 // Read returns the settings of the block and its policy file, which it reads. A caller that stores the policy must store the
 // text of this File: the file may change. It returns every problem (errors.Join of *setting.Error and the error with
-// which the file can't be read).
+// which the file can't be read); the settings are then those without a problem, without the policy if the file has one, and valid.
 func (b Block) Read() (Nomad, File, error) {
 	if b.PolicyFile == "" {
 		return b.compile(nil)

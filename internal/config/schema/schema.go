@@ -5,6 +5,7 @@ package schema
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -112,6 +113,26 @@ func (t Type) String() string {
 		return "anything"
 	}
 	return t.choices()
+}
+
+// Scalars are the listed scalars of the type, of its items and of its alternatives, each once. A mapping has none.
+func (t Type) Scalars() []string {
+	var all []string
+	if t.Kind == Scalar {
+		all = t.Values
+	}
+	inner := t.Or
+	if t.Item != nil {
+		inner = append(inner[:len(inner):len(inner)], *t.Item)
+	}
+	for _, i := range inner {
+		for _, s := range i.Scalars() {
+			if !slices.Contains(all, s) {
+				all = append(all[:len(all):len(all)], s)
+			}
+		}
+	}
+	return all
 }
 
 // choices are the scalars in words.
