@@ -22,11 +22,9 @@ import (
 // Exit codes of a process.
 const (
 	ExitOK     = 0
-	ExitFailed = 1
-	ExitUsage  = 2
-
-	ExitProblems = 3 // of doctor: it has found a problem
-	ExitDiffer   = 3 // shadow: the other plugin's answers are others
+	ExitFailed = 1 // a value of the configuration is wrong, or the command failed
+	ExitUsage  = 2 // the command line is not understood
+	ExitFound  = 3 // doctor has found a problem, or shadow a difference
 )
 
 // UsageError is a command line that can't be understood.
@@ -107,10 +105,8 @@ func ExitCode(err error) int {
 		return ExitOK
 	case isUsage(err):
 		return ExitUsage
-	case errors.Is(err, errProblems):
-		return ExitProblems
-	case errors.Is(err, ErrDiffer):
-		return ExitDiffer
+	case errors.Is(err, errProblems), errors.Is(err, errDiffer):
+		return ExitFound
 	}
 	return ExitFailed
 }

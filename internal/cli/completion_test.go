@@ -9,36 +9,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-gpu/tandem/internal/cli"
-	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/test/binaries"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
-
-// Each value that completion offers for a flag is accepted, and others are not.
-func TestChoices(t *testing.T) {
-	read := func(flag, value string) error {
-		flags := config.NewFlags(config.KubernetesSpecs())
-		if flags[flag] == nil {
-			t.Fatalf("no flag --%s", flag)
-		}
-		_ = flags[flag].Set(value)
-		_, err := config.ReadKubernetes(flags, config.Environment{
-			LookupEnv: func(string) (string, bool) { return "", false }, CheckAddress: func(string) error { return nil },
-		})
-		return err
-	}
-	for flag, values := range cli.Choices {
-		for _, value := range values {
-			if err := read(flag, value); err != nil {
-				t.Errorf("--%s %s: %v", flag, value, err)
-			}
-		}
-		if read(flag, "xyzzy") == nil {
-			t.Errorf("--%s accepts xyzzy", flag)
-		}
-	}
-}
 
 // words are the first columns of what a program offers for a command line.
 func words(t *testing.T, program string, line ...string) []string {
@@ -70,7 +43,8 @@ func TestComplete(t *testing.T) {
 	}{
 		{[]string{"insp"}, "inspect"}, {[]string{"re"}, "resume rebind"}, {[]string{"inspect", "--js"}, "--json"}, {[]string{"inspect", "--json", "--mig"}, "--mig-strategy"},
 		{[]string{"inspect", "--mig-strategy", "s"}, "single"}, {[]string{"--log-format="}, "--log-format=auto --log-format=text --log-format=json"},
-		{[]string{"inspect", "--http-address", ""}, ""}, {[]string{"--gds-enabled="}, "--gds-enabled=true --gds-enabled=false"},
+		{[]string{"inspect", "--http-address", ""}, ""}, {[]string{"--xids", ""}, ""}, {[]string{"--kernel-log="}, "--kernel-log=auto --kernel-log=off"},
+		{[]string{"--cdi-disable-hooks", "ch"}, "chmod"}, {[]string{"--device-list-strategy", ""}, "auto envvar volume-mounts cdi-annotations cdi-cri"}, {[]string{"--gds-enabled="}, "--gds-enabled=true --gds-enabled=false"},
 		{[]string{"cdi", ""}, "list remove"}, {[]string{"cdi", "list", ""}, ""}, {[]string{"completion", "z"}, "zsh"}, {[]string{"help", "simu"}, "simulate"}, {[]string{"simulate", ""}, "xid event"},
 		{[]string{"clear", at, "--gpu", ""}, "0 1 2 3 4 5 6 7"}, {[]string{"--state-dir", state, "clear", "--gpu=3"}, "--gpu=3"}, {[]string{"explain", "2", at, "GPU-94"}, m.UUID(3)},
 		{[]string{"explain", at, "0000:61"}, "0000:61:00.0"}, {[]string{"explain", at, "--pool", ""}, "gpu"}, {[]string{"clear", at, "--cause", ""}, "XID_79"},

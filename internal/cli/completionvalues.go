@@ -8,6 +8,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/report"
 )
@@ -15,36 +16,16 @@ import (
 // askAtMost is how long a completion waits for the running agent.
 const askAtMost = 500 * time.Millisecond
 
-// choices are the values of the flags that have few, as configuration files and variables have them, too. TestChoices checks them.
-var choices = map[string][]string{
-	"mig-strategy":                     {"none", "single", "mixed"},
-	"device-list-strategy":             {"envvar", "volume-mounts", "cdi-annotations", "cdi-cri", "auto"},
-	"device-id-strategy":               {"uuid", "index"},
-	"device-discovery-strategy":        {"auto", "nvml"},
-	"shared-devices-allocation-policy": {"distributed", "packed"},
-	"log-level":                        {"debug", "info", "warn", "error"},
-	"log-format":                       {"auto", "text", "json"},
-	"health-mode":                      {"enforce", "observe", "off"},
-	"overlap":                          {"warn", "refuse"},
-	"reservation-check":                {"off", "warn", "refuse"},
-	"occupancy":                        {"off", "report", "withhold"},
-	"application-faults":               {"ignore", "degraded", "unhealthy"},
-	"recovery":                         {"auto", "manual"},
-	"degraded":                         {"schedulable", "unhealthy"},
-	"kernel-log":                       {"auto", "off"}, // or a path
-}
-
 // values are those of a flag; none for a number, a path or a text: shells complete paths themselves.
 func (l *commandLine) values(ctx context.Context, f cli.Flag, current string) []candidate {
 	name := f.Names()[0]
 	if !takesValue(f) {
 		return words("true", "false")
 	}
-	if all, ok := choices[name]; ok && l.root == l.ownerOf(f) {
-		return words(all...)
-	}
-	if l.root == l.ownerOf(f) {
-		return nil
+	if g, ok := f.(*cli.GenericFlag); ok { // of the agent
+		if v, ok := g.Value.(*config.Flag); ok {
+			return words(v.Choices()...)
+		}
 	}
 	switch name {
 	case "gpu":
@@ -55,14 +36,6 @@ func (l *commandLine) values(ctx context.Context, f cli.Flag, current string) []
 		return l.pools(ctx)
 	}
 	return nil
-}
-
-// ownerOf returns the command that declares a flag.
-func (l *commandLine) ownerOf(f cli.Flag) *cli.Command {
-	if slices.Contains(l.root.Flags, f) {
-		return l.root
-	}
-	return l.command
 }
 
 // arguments are those of a command.

@@ -14,8 +14,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/shadow"
 )
 
-// ErrDiffer is the error of a comparison that found differences.
-var ErrDiffer = errors.New("shadow: there are differences")
+// errDiffer is the error of a comparison that found differences.
+var errDiffer = errors.New("shadow: there are differences")
 
 // Shadow compares this agent with another plugin on the same node.
 type Shadow struct {
@@ -61,7 +61,7 @@ func (p Program) doShadow(ctx context.Context, c *cli.Command) error {
 	case err != nil && ctx.Err() == nil:
 		return fmt.Errorf("shadow: %w", err)
 	case differs:
-		return ErrDiffer
+		return errDiffer
 	}
 	return nil
 }

@@ -154,7 +154,7 @@ func runOn(ctx context.Context, s *stage.Stage, command string, agent bool) erro
 // found reports whether a command has ended as documented because of what it has found: doctor on the machine of the test, which is no
 // node of a cluster.
 func found(command string, r stage.Result) bool {
-	return strings.Contains(command, " doctor") && r.Code == cli.ExitProblems && strings.Contains(r.Output, "PROBLEM")
+	return strings.Contains(command, " doctor") && r.Code == cli.ExitFound && strings.Contains(r.Output, "PROBLEM")
 }
 
 func quiet(ctx context.Context, name string, args ...string) error {
