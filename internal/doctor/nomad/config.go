@@ -9,9 +9,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/hashicorp/hcl"
-
 	"github.com/tandem-gpu/tandem/internal/doctor"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter/clientconfig"
 )
 
 // agentConfig is what is needed of a Nomad agent's configuration.
@@ -99,9 +98,11 @@ func (l commandLine) read(f *doctor.Facts) (agentConfig, error) {
 			if err != nil {
 				return c, err
 			}
-			if err := c.merge(string(text)); err != nil {
-				return c, fmt.Errorf("%s: %w", file, err)
+			keys, err := clientconfig.Decode(file, text)
+			if err != nil {
+				return c, err
 			}
+			c.merge(keys)
 			c.Files = append(c.Files, file)
 		}
 	}
@@ -124,23 +125,8 @@ func configFiles(f *doctor.Facts, path string) (files []string, err error) {
 	return files, err
 }
 
-// decode decodes HCL 1 or JSON. The parser panics at some texts that are neither.
-func decode(text string) (keys map[string]any, err error) {
-	defer func() {
-		if problem := recover(); problem != nil {
-			err = fmt.Errorf("neither HCL nor JSON: %v", problem)
-		}
-	}()
-	err = hcl.Decode(&keys, text)
-	return keys, err
-}
-
-// merge adds a file, HCL or JSON. Later values replace earlier ones; of plugin blocks with one label the later keys do.
-func (c *agentConfig) merge(text string) error {
-	keys, err := decode(text)
-	if err != nil {
-		return err
-	}
+// merge adds the keys of a file. Later values replace earlier ones; of plugin blocks with one label the later keys do.
+func (c *agentConfig) merge(keys map[string]any) {
 	set := func(field *string, value any) {
 		if s, ok := value.(string); ok {
 			*field = s
@@ -162,7 +148,6 @@ func (c *agentConfig) merge(text string) error {
 			c.Plugins[label] = p
 		}
 	}
-	return nil
 }
 
 func (p *plugin) merge(body map[string]any) {

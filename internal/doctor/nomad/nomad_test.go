@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tandem-gpu/tandem/internal/doctor"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter/clientconfig"
 	"github.com/tandem-gpu/tandem/internal/report"
 )
 
@@ -44,9 +45,11 @@ func TestIPCMode(t *testing.T) {
 		"no MPS":           {"2.0.5", "", report.Report{Devices: mps.Devices[1:]}, false},
 	} {
 		config := agentConfig{Files: []string{"/etc/nomad.d/nomad.hcl"}, Plugins: map[string]plugin{}}
-		if err := config.merge(c.config); err != nil {
+		keys, err := clientconfig.Decode("nomad.hcl", []byte(c.config))
+		if err != nil {
 			t.Fatal(err)
 		}
+		config.merge(keys)
 		f := &doctor.Facts{Driver: c.offered, Processes: []doctor.Process{{PID: 7, Name: "dockerd"}}}
 		o := Options{Version: func(string) string { return c.version }}
 		got := o.docker(f, config, doctor.Process{PID: 8, Name: "nomad"})

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/importer"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter/clientconfig"
 	"github.com/tandem-gpu/tandem/internal/setting"
 )
 
@@ -27,10 +28,7 @@ func (c *conversion) at(line int, what string) string {
 	if what == `plugin ""` {
 		what = "config"
 	}
-	if line == 0 { // the parser has no lines of JSON
-		return c.in.Path + ": " + what
-	}
-	return fmt.Sprintf("%s:%d: %s", c.in.Path, line, what)
+	return clientconfig.Place(c.in.Path, line) + ": " + what
 }
 
 func (c *conversion) note(effect importer.Effect, where, text, remedy string) {

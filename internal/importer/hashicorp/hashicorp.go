@@ -8,11 +8,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/hashicorp/hcl"
 	"github.com/hashicorp/hcl/hcl/ast"
 
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/importer"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter/clientconfig"
 )
 
 // FromHCL is the one format of an input; HCL includes JSON.
@@ -66,26 +66,22 @@ type block struct {
 type key struct {
 	name  string
 	line  int
-	value any // string, bool, int, float64, []any, map[string]any
+	value any // string, bool, int64, float64, []any, map[string]any
 }
 
 // blocksOf parses the input.
 func blocksOf(in Input) ([]block, error) {
-	file, err := parse(in.Text)
+	root, err := clientconfig.Parse(in.Path, in.Text)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", in.Path, err)
+		return nil, err
 	}
-	root, ok := file.Node.(*ast.ObjectList)
-	if !ok {
-		return nil, fmt.Errorf("%s: want the configuration of a Nomad agent", in.Path)
-	}
-	dir, _ := valueOf(firstValue(root, "plugin_dir")).(string)
+	dir, _ := clientconfig.Value(firstValue(root, "plugin_dir")).(string)
 	if len(root.Filter("plugin").Items) == 0 && len(root.Filter("config").Items) > 0 {
 		b := block{line: 1}
 		b.read(root)
 		return []block{b}, nil
 	}
-	all := pluginBlocks(root.Filter("plugin"))
+	all := pluginBlocks(clientconfig.Content(root, "plugin"))
 	var labels []string
 	var blocks []block
 	for _, b := range all {
@@ -103,23 +99,10 @@ func blocksOf(in Input) ([]block, error) {
 	return nil, fmt.Errorf("%s: no plugin block", in.Path)
 }
 
-// parse parses HCL 1. The parser panics at some texts that are no HCL.
-func parse(text []byte) (file *ast.File, err error) {
-	defer func() {
-		if problem := recover(); problem != nil {
-			err = fmt.Errorf("no HCL: %v", problem)
-		}
-	}()
-	return hcl.ParseBytes(text)
-}
-
 // pluginBlocks are the plugin blocks by label, in order. The parser makes "nvidia.config" of JSON objects with one key.
 func pluginBlocks(list *ast.ObjectList) (blocks []block) {
-	for _, item := range flat(list) {
-		if len(item.Keys) == 0 {
-			continue
-		}
-		label := nameOf(item.Keys[0])
+	for _, item := range list.Items {
+		label := clientconfig.Name(item)
 		i := slices.IndexFunc(blocks, func(b block) bool { return b.label == label })
 		if i < 0 {
 			i = len(blocks)
@@ -136,23 +119,6 @@ func pluginBlocks(list *ast.ObjectList) (blocks []block) {
 	return blocks
 }
 
-// flat are the items of a list; what JSON has in one object is separated.
-func flat(list *ast.ObjectList) (items []*ast.ObjectItem) {
-	for _, item := range list.Items {
-		if o, ok := item.Val.(*ast.ObjectType); ok && len(item.Keys) == 0 {
-			items = append(items, flat(o.List)...)
-			continue
-		}
-		items = append(items, item)
-	}
-	return items
-}
-
-func nameOf(k *ast.ObjectKey) string {
-	name, _ := k.Token.Value().(string)
-	return name
-}
-
 func firstValue(list *ast.ObjectList, name string) ast.Node {
 	if items := list.Filter(name).Items; len(items) > 0 {
 		return items[0].Val
@@ -162,10 +128,8 @@ func firstValue(list *ast.ObjectList, name string) ast.Node {
 
 // read reads the body of a block.
 func (b *block) read(body *ast.ObjectList) {
-	for _, item := range flat(body.Filter("config")) {
-		if len(item.Keys) > 0 {
-			b.keys = append(b.keys, key{nameOf(item.Keys[0]), item.Pos().Line, valueOf(item.Val)})
-		}
+	for _, item := range clientconfig.Content(body, "config").Items {
+		b.keys = append(b.keys, key{clientconfig.Name(item), item.Pos().Line, clientconfig.Value(item.Val)})
 	}
 	if args := body.Filter("args").Items; len(args) > 0 {
 		b.args = max(args[0].Val.Pos().Line, 1)
@@ -190,29 +154,6 @@ func specNames() (names []string) {
 		names = append(names, s.HCL)
 	}
 	return names
-}
-
-// valueOf is the value of a node, as Nomad decodes it.
-func valueOf(n ast.Node) any {
-	switch n := n.(type) {
-	case *ast.LiteralType:
-		return n.Token.Value()
-	case *ast.ListType:
-		list := []any{}
-		for _, item := range n.List {
-			list = append(list, valueOf(item))
-		}
-		return list
-	case *ast.ObjectType:
-		m := map[string]any{}
-		for _, item := range n.List.Items {
-			if len(item.Keys) > 0 {
-				m[nameOf(item.Keys[0])] = valueOf(item.Val)
-			}
-		}
-		return m
-	}
-	return nil
 }
 
 // parsePeriod is the value of fingerprint_period; 0 if it is none.

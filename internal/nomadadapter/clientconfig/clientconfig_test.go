@@ -34,20 +34,22 @@ func TestRead(t *testing.T) {
 		want map[string]any
 		err  string // without the folder
 	}{
-		"HCL":          {client, map[string]any{"enabled": true, "recovery_checks": "4", "xids": map[string]any{"63": "ignore"}, "ignored_gpu_ids": []any{"GPU-1"}}, ""},
+		"HCL":          {client, map[string]any{"enabled": true, "recovery_checks": int64(4), "xids": map[string]any{"63": "ignore"}, "ignored_gpu_ids": []any{"GPU-1"}}, ""},
 		"a block xids": {`plugin "nomad-gpu" { config { xids { "63" = "ignore" } } }`, map[string]any{"xids": map[string]any{"63": "ignore"}}, ""},
 		"JSON":         {`{"plugin": {"nomad-gpu": {"config": {"degraded": "unhealthy", "simulation": true, "xids": {"63": "ignore", "94": "degraded"}}}}}`, map[string]any{"degraded": "unhealthy", "simulation": true, "xids": map[string]any{"63": "ignore", "94": "degraded"}}, ""},
 		"JSON lists":   {`{"plugin": [{"docker": {}}, {"nomad-gpu": [{"config": [{"degraded": "unhealthy"}]}]}]}`, map[string]any{"degraded": "unhealthy"}, ""},
 		"no keys":      {`plugin "nomad-gpu" { config {} }`, map[string]any{}, ""},
 		"no config":    {`plugin "nomad-gpu" {}`, map[string]any{}, ""},
 		"syntax":       {"client {}\nplugin \"nomad-gpu\" {\n  config = = {}\n}\n", nil, `c.hcl:3: Unknown token: 3:12 ASSIGN =`},
-		"no text":      {`{"\x0`, nil, `c.hcl: neither HCL nor JSON: bytes.Buffer: UnreadRune: previous operation was not a successful ReadRune`},
-		"no plugin":    {"client {}\n", nil, `c.hcl: plugin = "": want plugin "nomad-gpu" { config { ... } }`},
-		"another name": {`plugin "nvidia-gpu" {}`, nil, `c.hcl: plugin = "": want plugin "nomad-gpu" { config { ... } }, the name of the plugin's file; the file has "nvidia-gpu"`},
-		"two plugins":  {"plugin \"nomad-gpu\" {}\nplugin \"nomad-gpu\" {}\n", nil, `c.hcl:2: plugin = "nomad-gpu": given twice: want one block`},
-		"two configs":  {"plugin \"nomad-gpu\" {\n  config {}\n  config {}\n}\n", nil, `c.hcl:3: config = "config": given twice: want one block`},
-		"a key twice":  {"plugin \"nomad-gpu\" {\n  config {\n    degraded = \"x\"\n    degraded = \"y\"\n  }\n}\n", nil, `c.hcl: The argument "degraded" at 4:5 was already set. Each argument can only be defined once`},
-		"no block":     {`plugin "nomad-gpu" { config = "x" }`, nil, `c.hcl:1: config = "x": want a block`},
+		"a huge number": {`plugin "nomad-gpu" { config { recovery_checks = 99999999999999999999 } }`, nil,
+			`c.hcl: neither HCL nor JSON: strconv.ParseInt: parsing "99999999999999999999": value out of range`},
+		"a panic of the library": {`{"\x0`, nil, `c.hcl: neither HCL nor JSON: bytes.Buffer: UnreadRune: previous operation was not a successful ReadRune`},
+		"no plugin":              {"client {}\n", nil, `c.hcl: plugin = "": want plugin "nomad-gpu" { config { ... } }`},
+		"another name":           {`plugin "nvidia-gpu" {}`, nil, `c.hcl: plugin = "": want plugin "nomad-gpu" { config { ... } }, the name of the plugin's file; the file has "nvidia-gpu"`},
+		"two plugins":            {"plugin \"nomad-gpu\" {}\nplugin \"nomad-gpu\" {}\n", nil, `c.hcl:2: plugin = "nomad-gpu": given twice: want one block`},
+		"two configs":            {"plugin \"nomad-gpu\" {\n  config {}\n  config {}\n}\n", nil, `c.hcl:3: config = "config": given twice: want one block`},
+		"a key twice":            {"plugin \"nomad-gpu\" {\n  config {\n    degraded = \"x\"\n    degraded = \"y\"\n  }\n}\n", nil, `c.hcl: The argument "degraded" at 4:5 was already set. Each argument can only be defined once`},
+		"no block":               {`plugin "nomad-gpu" { config = "x" }`, nil, `c.hcl:1: config = "x": want a block`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
