@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -59,47 +60,31 @@ func command(name string, args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintf(stderr, introduction, name, version)
 		return cli.ExitUsage
 	}
-	values := config.NewFlags(config.NomadSpecs())
-	file := "" // of the Nomad client's configuration
-	block := func() (config.Block, error) {
-		var keys config.Keys
-		if file != "" {
-			var err error
-			if keys, err = clientconfig.Read(file, name); err != nil {
-				return config.Block{}, err
-			}
-		}
-		return config.BlockWithFlags(keys, values), nil
-	}
+	given := given{plugin: name, flags: config.NewFlags(config.NomadSpecs())}
 	err := cli.Program{
 		Name: name, Usage: "offer the NVIDIA GPUs of this node to Nomad", Version: agentName + " " + version, Description: description(name),
-		Flags: append(cli.Flags(config.NomadSpecs(), values), cli.NomadConfig(&file)),
+		Flags: append(cli.Flags(config.NomadSpecs(), given.flags), cli.NomadConfig(&given.file)),
 		Options: func() (agent.Options, error) {
-			b, err := block()
-			if err != nil {
-				return agent.Options{Name: agentName}, err
-			}
-			s, _, err := b.Read()
+			s, err := given.settings()
 			return agentOptions(s), err
 		},
-		Doctor: func(hostRoot string) (agent.Options, []doctor.Check, error) { return doctorOptions(values, hostRoot) },
+		Doctor: given.doctorOptions,
 		Explain: func() explain.Adapter {
-			b, _ := block() // Options has the errors
-			s, _, _ := b.Read()
+			s, _ := given.settings() // Options has the errors
 			return explainAdapter(s, newGroups(s))
 		},
 		Validate: func() ([]string, error) {
-			b, err := block()
+			b, err := given.block()
 			switch {
 			case err != nil:
 				return nil, err
-			case b.PolicyFile == "" && file == "":
+			case b.PolicyFile == "" && given.file == "":
 				return nil, cli.Usagef("validate: want a policy file, or --nomad-config with the file that has the plugin block")
 			}
 			f, err := b.Check()
 			return f.Summary(), err
 		},
-		Import: importNomad(name), Shadow: shadowNomad(name, values, block),
+		Import: importNomad(name), Shadow: shadowNomad(&given),
 		Keys:   blockKeys(),
 		Stdout: stdout, Stderr: stderr,
 	}.Run(context.Background(), append([]string{name}, args...))
@@ -107,12 +92,37 @@ func command(name string, args []string, stdout, stderr io.Writer) int {
 	return cli.ExitCode(err)
 }
 
-// doctorOptions are those of the plugin's block in the configuration of the Nomad agent of this host, if there is one, and of flags.
-// The checks report the problems of the block.
-func doctorOptions(values config.Flags, hostRoot string) (agent.Options, []doctor.Check, error) {
-	flags, _, err := config.BlockOfFlags(values).Read()
-	procRoot := flags.Core.Roots.Proc
-	s, _, _ := config.BlockWithFlags(config.Keys{Values: nomad.Block(hostRoot, procRoot)}, values).Read()
+// given is what a command line has of the configuration.
+type given struct {
+	plugin string // name of its file
+	flags  config.Flags
+	file   string // of the Nomad client's configuration; "" = none
+}
+
+// block is the plugin's block in the file with the flags; the flags alone without a file, or with one that can't be read.
+func (g *given) block() (config.Block, error) {
+	if g.file == "" {
+		return config.BlockOfFlags(g.flags), nil
+	}
+	keys, err := clientconfig.Read(g.file, g.plugin)
+	return config.BlockWithFlags(keys, g.flags), err
+}
+
+// settings are those of block. With an error, they are valid.
+func (g *given) settings() (config.Nomad, error) {
+	b, unreadable := g.block()
+	s, _, err := b.Read()
+	return s, errors.Join(unreadable, err)
+}
+
+// doctorOptions are those of settings; without a file, of the plugin's block in the configuration of the Nomad agent of this host, if there
+// is one, and of flags. The checks report the problems of that block.
+func (g *given) doctorOptions(hostRoot string) (agent.Options, []doctor.Check, error) {
+	s, err := g.settings()
+	procRoot := s.Core.Roots.Proc
+	if g.file == "" {
+		s, _, _ = config.BlockWithFlags(config.Keys{Values: nomad.Block(hostRoot, procRoot)}, g.flags).Read()
+	}
 	return agentOptions(s), nomad.Checks(nomad.Options{ProcRoot: procRoot}), err
 }
 

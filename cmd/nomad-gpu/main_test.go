@@ -18,11 +18,16 @@ func TestRenamedFile(t *testing.T) {
 	if err := os.Symlink(binaries.Path(t, "nomad-gpu"), renamed); err != nil {
 		t.Fatal(err)
 	}
+	client := filepath.Join(t.TempDir(), "client.hcl")
+	if err := os.WriteFile(client, []byte("plugin \"nomad-device-nvidia\" {\n  config { degraded = \"no\" }\n}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, tc := range []struct {
 		args []string
 		code int
 		want string // a part of the output
 	}{
+		{[]string{"doctor", "--nomad-config=" + client}, cli.ExitFound, client + `:2: degraded = "no": want schedulable or unhealthy`},
 		{nil, cli.ExitUsage, `plugin "nomad-device-nvidia" {`}, {[]string{"version"}, cli.ExitOK, "nomad-gpu " + binaries.Version + "\n"},
 		{[]string{"--state-dir=/nowhere"}, cli.ExitUsage, "nomad-device-nvidia: want a command: see nomad-device-nvidia help\n"},
 	} {

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -16,6 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/importer"
 	"github.com/tandem-gpu/tandem/internal/importer/hashicorp"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/agentapi"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter/clientconfig"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadshadow"
 	"github.com/tandem-gpu/tandem/internal/shadow"
 )
@@ -31,21 +33,19 @@ func importNomad(name string) *cli.Import {
 }
 
 const (
-	flagAddress     = "address"
-	flagTokenFile   = "token-file"
-	flagAgentConfig = "agent-config"
+	flagAddress   = "address"
+	flagTokenFile = "token-file"
 
 	defaultNomadAddress = "http://127.0.0.1:4646"
 )
 
-// shadowNomad compares this agent with the plugin whose devices the Nomad node has. own returns the configuration without flagAgentConfig.
-func shadowNomad(name string, values config.Flags, own func() (config.Block, error)) *cli.Shadow {
+// shadowNomad compares this agent with the plugin whose devices the Nomad node has.
+func shadowNomad(g *given) *cli.Shadow {
 	return &cli.Shadow{
 		Where: "the API of the Nomad agent",
 		Flags: []urfave.Flag{
 			&urfave.StringFlag{Name: flagAddress, Usage: "of the agent's HTTP API: http://, https:// or unix:// [$NOMAD_ADDR]; " + defaultNomadAddress + " if not given"},
 			&urfave.StringFlag{Name: flagTokenFile, Usage: "file with an ACL token that allows agent:read and node:read [$NOMAD_TOKEN is the token itself]"},
-			&urfave.StringFlag{Name: flagAgentConfig, Usage: "configuration file of the Nomad agent: this agent is compared as its plugin block configures it, that of nomad-device-nvidia as import reads it"},
 		},
 		Open: func(get func(string) string) (agent.Options, func(context.Context, core.State) (shadow.Report, error), error) {
 			address := cmp.Or(get(flagAddress), os.Getenv("NOMAD_ADDR"), defaultNomadAddress)
@@ -53,14 +53,10 @@ func shadowNomad(name string, values config.Flags, own func() (config.Block, err
 				Address: address, TokenFile: get(flagTokenFile), Token: os.Getenv("NOMAD_TOKEN"),
 				Log: slog.New(slog.DiscardHandler), LookupEnv: os.LookupEnv,
 			})
-			b, err := own()
-			if path := get(flagAgentConfig); path != "" && err == nil {
-				b, err = imported(path, name, values)
+			s, err := g.settings()
+			if _, ok := errors.AsType[*clientconfig.NoBlockError](err); ok {
+				s, err = g.imported()
 			}
-			if err != nil {
-				return agent.Options{}, nil, err
-			}
-			s, _, err := b.Read()
 			compare := func(ctx context.Context, state core.State) (shadow.Report, error) {
 				r, err := nomadshadow.Compare(ctx, state, s.GroupBy, client)
 				if err != nil {
@@ -73,12 +69,16 @@ func shadowNomad(name string, values config.Flags, own func() (config.Block, err
 	}
 }
 
-// imported is the configuration that import makes of a file of the Nomad agent, with the flags.
-func imported(path, name string, values config.Flags) (config.Block, error) {
-	text, err := os.ReadFile(path)
+// imported are the settings that import makes of the block of nomad-device-nvidia in the file, with the flags.
+func (g *given) imported() (config.Nomad, error) {
+	text, err := os.ReadFile(g.file)
 	if err != nil {
-		return config.Block{}, err
+		return config.Nomad{}, err
 	}
-	keys, err := hashicorp.Keys(hashicorp.Input{Path: path, Text: text, Plugin: name})
-	return config.BlockWithFlags(config.Keys{Values: keys}, values), err
+	keys, err := hashicorp.Keys(hashicorp.Input{Path: g.file, Text: text, Plugin: g.plugin})
+	if err != nil {
+		return config.Nomad{}, err
+	}
+	s, _, err := config.BlockWithFlags(config.Keys{Values: keys}, g.flags).Read()
+	return s, err
 }

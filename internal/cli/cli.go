@@ -56,7 +56,7 @@ const FlagNomadConfig = "nomad-config"
 // NomadConfig declares FlagNomadConfig.
 func NomadConfig(path *string) cli.Flag {
 	return &cli.StringFlag{Name: FlagNomadConfig, Destination: path,
-		Usage: "file of the Nomad client's configuration: its plugin block has the settings of which no flag is given"}
+		Usage: "file of the Nomad client's configuration: its plugin block has the settings of which no flag is given; for shadow, if it has no such block, that of nomad-device-nvidia as import reads it"}
 }
 
 // Program is the command line of one agent. Flags are parsed before the functions are called.

@@ -71,10 +71,10 @@ func TestNomad(t *testing.T) {
     procfs_root     = "`+m.Root+`/proc"
   }
 }`), 0o600))
-	cmd := command(t, "nomad-gpu", "shadow", "--address", server.URL, "--token-file", token, "--agent-config", config)
+	cmd := command(t, "nomad-gpu", "shadow", "--address", server.URL, "--token-file", token, "--nomad-config", config)
 	goldenfile.Compare(t, "testdata/nomad.golden", render(report(t, cmd)))
 
-	cmd = command(t, "nomad-gpu", "shadow", "--address", server.URL, "--agent-config", config)
+	cmd = command(t, "nomad-gpu", "shadow", "--address", server.URL, "--nomad-config", config)
 	if out, err := cmd.CombinedOutput(); cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), "agent:read, node:read") {
 		t.Errorf("without a token: %v, %s", err, out)
 	}
