@@ -155,7 +155,11 @@ func (o Options) podResources(ctx context.Context, f *doctor.Facts) []doctor.Fin
 	case err != nil:
 		return []doctor.Finding{finding(check, doctor.Warning, o.PodResourcesSocket, "no answer: "+err.Error(), "systemctl status kubelet; run doctor as root")}
 	}
-	if registered, err := podresources.Allocatable(ctx, o.PodResourcesSocket); err == nil {
+	if allocatable, err := podresources.Allocatable(ctx, o.PodResourcesSocket); err == nil {
+		registered := map[string][]string{}
+		for _, d := range allocatable {
+			registered[d.Resource] = append(registered[d.Resource], d.ID)
+		}
 		if found := foreignDevices(f, o.PodResourcesSocket, registered); found != nil {
 			return found
 		}

@@ -1,16 +1,11 @@
 package kubelet
 
 import (
-	"context"
 	"encoding/json"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"google.golang.org/grpc"
-	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/tandem-gpu/tandem/internal/doctor"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/containerruntime"
@@ -54,24 +49,6 @@ func TestRuntime(t *testing.T) {
 	check(t, "no socket", Options{CRISocket: "/nowhere/containerd.sock"}.runtime(t.Context(), new(doctor.Facts)), doctor.Warning, "no answer")
 }
 
-// allocatable is a kubelet with the devices of plugins.
-type allocatable struct {
-	podresources.UnimplementedPodResourcesListerServer
-	devices map[string]string // resource: ID
-}
-
-func (a allocatable) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
-	return &podresources.ListPodResourcesResponse{}, nil
-}
-
-func (a allocatable) GetAllocatableResources(context.Context, *podresources.AllocatableResourcesRequest) (*podresources.AllocatableResourcesResponse, error) {
-	r := &podresources.AllocatableResourcesResponse{}
-	for resource, id := range a.devices {
-		r.Devices = append(r.Devices, &podresources.ContainerDevices{ResourceName: resource, DeviceIds: []string{id}})
-	}
-	return r, nil
-}
-
 // A resource of the agent with the devices of another plugin is a problem, other resources and units of shared devices are not.
 func TestForeignDevices(t *testing.T) {
 	f := &doctor.Facts{Agent: doctor.Agent{Running: true, Report: report.Report{Devices: []report.Device{{ID: "GPU-1", Pool: "gpu"}, {ID: "GPU-2", Pool: "gpu.shared"}}}}}
@@ -80,7 +57,7 @@ func TestForeignDevices(t *testing.T) {
 		severity doctor.Severity
 		text     string
 	}{
-		"own":     {map[string]string{"nvidia.com/gpu": "GPU-1", "nvidia.com/gpu.shared": "GPU-2::3", "other.com/gpu": "x"}, doctor.OK, "0 pods"},
+		"own":     {map[string]string{"nvidia.com/gpu": "GPU-1", "nvidia.com/gpu.shared": "GPU-2::3", "other.com/gpu": "x"}, doctor.OK, "1 pod"},
 		"foreign": {map[string]string{"nvidia.com/gpu": "nvidia0"}, doctor.Problem, "nvidia.com/gpu has devices of another plugin: nvidia0"},
 	} {
 		dir := t.TempDir()
@@ -90,14 +67,14 @@ func TestForeignDevices(t *testing.T) {
 		}
 		defer kubelet.Stop()
 		socket := filepath.Join(dir, "p.sock")
-		l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
+		api, err := kubelettest.ServePodResources(socket)
 		if err != nil {
 			t.Fatal(err)
 		}
-		server := grpc.NewServer()
-		podresources.RegisterPodResourcesListerServer(server, allocatable{devices: c.devices})
-		go func() { _ = server.Serve(l) }()
-		defer server.Stop()
+		defer api.Close()
+		for resource, id := range c.devices {
+			api.Offer(resource, 0, id)
+		}
 		o := Options{KubeletSocket: kubelet.Socket(), PodResourcesSocket: socket}
 		check(t, name, o.podResources(t.Context(), f), c.severity, c.text)
 

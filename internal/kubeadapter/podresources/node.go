@@ -2,11 +2,7 @@ package podresources
 
 import (
 	"context"
-	"fmt"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
@@ -19,57 +15,48 @@ type Container struct {
 
 // Node is what the kubelet has of the devices of a node, whichever plugins they are from.
 type Node struct {
-	Allocatable []Device    // that take new work, each device ID of a resource once; Pod is ""
+	Allocatable []Device    // that take new work, each device ID of a resource once; of no pod
 	Containers  []Container // that hold devices
 }
 
 // ReadNode calls GetAllocatableResources and List. ctx should have a deadline.
 func ReadNode(ctx context.Context, socket string) (Node, error) {
-	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)))
+	allocatable, err := Allocatable(ctx, socket)
 	if err != nil {
 		return Node{}, err
 	}
-	defer func() { _ = conn.Close() }()
-	client := podresources.NewPodResourcesListerClient(conn)
-	allocatable, err := client.GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
-	if err != nil {
-		return Node{}, fmt.Errorf("pod-resources API %s: GetAllocatableResources: %s", socket, status.Convert(err).Message())
-	}
-	list, err := client.List(ctx, &podresources.ListPodResourcesRequest{})
-	if err != nil {
-		return Node{}, fmt.Errorf("pod-resources API %s: List: %s", socket, status.Convert(err).Message())
-	}
-	all := &podresources.ListPodResourcesResponse{PodResources: []*podresources.PodResources{
-		{Containers: []*podresources.ContainerResources{{Devices: allocatable.GetDevices()}}},
-	}}
-	n := Node{Allocatable: devices(all), Containers: containers(list)}
-	for i := range n.Allocatable {
-		n.Allocatable[i].Pod = ""
-	}
-	return n, nil
+	r, err := list(ctx, socket)
+	return Node{Allocatable: allocatable, Containers: containers(r)}, err
 }
 
-// containers are those that hold devices, an entry for each resource.
+// Allocatable calls GetAllocatableResources of the API: the devices that plugins have listed as healthy. ctx should have a deadline,
+// because the server may never answer.
+func Allocatable(ctx context.Context, socket string) ([]Device, error) {
+	var r *podresources.AllocatableResourcesResponse
+	err := call(socket, "allocatable resources of", func(c podresources.PodResourcesListerClient) (err error) {
+		r, err = c.GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
+		return err
+	})
+	d := distinct{listed: map[string]bool{}}
+	d.add(Device{}, r.GetDevices())
+	return d.all, err
+}
+
+// containers are those that hold devices, an entry for each resource, with each of its device IDs once.
 func containers(r *podresources.ListPodResourcesResponse) (all []Container) {
 	for _, p := range r.GetPodResources() {
 		for _, c := range p.GetContainers() {
+			d := distinct{listed: map[string]bool{}}
+			d.add(Device{}, c.GetDevices())
 			at := map[string]int{} // by resource: in all
-			listed := map[string]bool{}
-			for _, d := range c.GetDevices() {
-				resource := d.GetResourceName()
-				i, known := at[resource]
+			for _, device := range d.all {
+				i, known := at[device.Resource]
 				if !known {
 					i = len(all)
-					at[resource] = i
-					all = append(all, Container{Namespace: p.GetNamespace(), Pod: p.GetName(), Container: c.GetName(), Resource: resource})
+					at[device.Resource] = i
+					all = append(all, Container{Namespace: p.GetNamespace(), Pod: p.GetName(), Container: c.GetName(), Resource: device.Resource})
 				}
-				for _, id := range d.GetDeviceIds() {
-					if !listed[resource+" "+id] {
-						listed[resource+" "+id] = true
-						all[i].IDs = append(all[i].IDs, id)
-					}
-				}
+				all[i].IDs = append(all[i].IDs, device.ID)
 			}
 		}
 	}

@@ -83,15 +83,9 @@ func List(ctx context.Context, socket string) (Answer, error) {
 		return Answer{}, err
 	}
 	_ = probe.Close()
-	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)))
+	r, err := list(ctx, socket)
 	if err != nil {
 		return Answer{}, err
-	}
-	defer func() { _ = conn.Close() }()
-	r, err := podresources.NewPodResourcesListerClient(conn).List(ctx, &podresources.ListPodResourcesRequest{})
-	if err != nil {
-		return Answer{}, fmt.Errorf("list %s: %s", socket, status.Convert(err).Message())
 	}
 	a := Answer{Pods: len(r.GetPodResources()), Started: info.ModTime(), Devices: devices(r), Claims: claims(r)}
 	for _, p := range r.GetPodResources() {
@@ -100,25 +94,59 @@ func List(ctx context.Context, socket string) (Answer, error) {
 	return a, nil
 }
 
-// devices returns the devices of a response. The kubelet lists a device once for each of its NUMA nodes; the first one counts.
+// list calls List of the API.
+func list(ctx context.Context, socket string) (*podresources.ListPodResourcesResponse, error) {
+	var r *podresources.ListPodResourcesResponse
+	err := call(socket, "list", func(c podresources.PodResourcesListerClient) (err error) {
+		r, err = c.List(ctx, &podresources.ListPodResourcesRequest{})
+		return err
+	})
+	return r, err
+}
+
+// call makes one call of the API; name is for its error.
+func call(socket, name string, do func(podresources.PodResourcesListerClient) error) error {
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	if err := do(podresources.NewPodResourcesListerClient(conn)); err != nil {
+		return fmt.Errorf("%s %s: %s", name, socket, status.Convert(err).Message())
+	}
+	return nil
+}
+
+// devices returns the devices of a response.
 func devices(r *podresources.ListPodResourcesResponse) []Device {
-	var all []Device
-	type key struct{ resource, id string }
-	listed := map[key]bool{}
+	d := distinct{listed: map[string]bool{}}
 	for _, p := range r.GetPodResources() {
-		pod := nameOf(p)
 		for _, c := range p.GetContainers() {
-			for _, d := range c.GetDevices() {
-				for _, id := range d.GetDeviceIds() {
-					if k := (key{d.GetResourceName(), id}); !listed[k] {
-						listed[k] = true
-						all = append(all, Device{Pod: pod, Resource: k.resource, ID: id, NUMANode: numaNode(d.GetTopology()), Container: c.GetName()})
-					}
-				}
+			d.add(Device{Pod: nameOf(p), Container: c.GetName()}, c.GetDevices())
+		}
+	}
+	return d.all
+}
+
+// distinct are devices, each device ID of a resource once: the kubelet lists a device once for each of its NUMA nodes, and the first one
+// counts.
+type distinct struct {
+	all    []Device
+	listed map[string]bool
+}
+
+// add adds devices of a container.
+func (d *distinct) add(of Device, devices []*podresources.ContainerDevices) {
+	for _, one := range devices {
+		of.Resource, of.NUMANode = one.GetResourceName(), numaNode(one.GetTopology())
+		for _, of.ID = range one.GetDeviceIds() {
+			if key := of.Resource + " " + of.ID; !d.listed[key] {
+				d.listed[key] = true
+				d.all = append(d.all, of)
 			}
 		}
 	}
-	return all
 }
 
 func nameOf(p *podresources.PodResources) string { return p.GetNamespace() + "/" + p.GetName() }
