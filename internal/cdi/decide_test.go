@@ -167,7 +167,7 @@ func TestToolkitVersion(t *testing.T) {
 	build("script.real", "-ldflags", "-X "+pkg+".version=v1.18.2")
 	write(t, dir+"/script", "#!/bin/sh\n", 0o755)
 	for name, want := range map[string]string{"nvidia": "1.17.8-rc.1", "unknown": "", "script": "1.18.2", "missing": "", "main.go": ""} {
-		if got := toolkitVersion(filepath.Join(dir, name)); got != want {
+		if got := ToolkitVersion(filepath.Join(dir, name)); got != want {
 			t.Errorf("%s: %q, want %q", name, got, want)
 		}
 	}

@@ -88,7 +88,7 @@ func (c *hookCache) look(o Options) Hooks {
 	}
 	h.Found = true
 	if st, ok := info.Sys().(*syscall.Stat_t); ok && (c.path != h.Looked || c.modified != st.Mtim || c.inode != st.Ino) {
-		c.path, c.modified, c.inode, c.version = h.Looked, st.Mtim, st.Ino, toolkitVersion(h.Looked)
+		c.path, c.modified, c.inode, c.version = h.Looked, st.Mtim, st.Ino, ToolkitVersion(h.Looked)
 	}
 	h.Version = c.version
 	return h
@@ -97,10 +97,10 @@ func (c *hookCache) look(o Options) Hooks {
 // linkedVersion is the version in the linker's flags of NVIDIA's build.
 var linkedVersion = regexp.MustCompile(`internal/info\.version=v?([0-9]+\.[0-9]+[0-9A-Za-z.+-]*)`)
 
-// toolkitVersion is the version of a hook program, read from the build information in the file: to run a program of the host is
+// ToolkitVersion is the version of a hook program, nvidia-ctk or nvidia-cdi-hook, read from the build information in the file: to run a program of the host is
 // neither possible in a container nor safe. The GPU operator puts a script at the path, and the program beside it. It is "" if
 // the file does not have it.
-func toolkitVersion(path string) string {
+func ToolkitVersion(path string) string {
 	for _, file := range []string{path, path + ".real"} {
 		info, err := buildinfo.ReadFile(file)
 		if err != nil {

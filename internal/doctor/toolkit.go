@@ -2,12 +2,11 @@ package doctor
 
 import (
 	"context"
-	"debug/buildinfo"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 
+	"github.com/tandem-gpu/tandem/internal/cdi"
 	"github.com/tandem-gpu/tandem/internal/report"
 )
 
@@ -56,31 +55,11 @@ func readToolkit(_ context.Context, o *Options) func(*Facts) {
 	for _, root := range roots {
 		t.Visible = t.Visible || exists(beneath(root, "/usr/bin"))
 	}
-	t.Version = toolkitVersion(t.CTK)
+	t.Version = cdi.ToolkitVersion(t.CTK)
 	if t.Config != "" {
 		t.Settings = parseSettings(text(t.Config))
 	}
 	return func(f *Facts) { f.Toolkit = t }
-}
-
-// linkedVersion is how NVIDIA's Makefile sets the version of its programs (-X .../internal/info.version=1.17.4).
-var linkedVersion = regexp.MustCompile(`info\.version=v?([0-9][^ "']*)`)
-
-// toolkitVersion is the version of nvidia-ctk by its build information; NVIDIA's GPU operator has a script in its place. "" = unknown.
-func toolkitVersion(path string) string {
-	for _, program := range []string{path, path + ".real"} {
-		info, err := buildinfo.ReadFile(program)
-		if err != nil {
-			continue
-		}
-		for _, s := range info.Settings {
-			if m := linkedVersion.FindStringSubmatch(s.Value); s.Key == "-ldflags" && m != nil {
-				return m[1]
-			}
-		}
-		return strings.TrimPrefix(versionInText.FindString(info.Main.Version), "v")
-	}
-	return ""
 }
 
 // parseSettings reads the settings of one line each of a TOML file: those of NVIDIA's toolkit that matter here are bools and strings.

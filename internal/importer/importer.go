@@ -123,3 +123,18 @@ func Problems(where string, problems []string) error {
 	}
 	return errors.Join(errs...)
 }
+
+// Split returns the errors of an errors.Join; nil for nil.
+func Split(err error) []error {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		var all []error
+		for _, e := range joined.Unwrap() {
+			all = append(all, Split(e)...)
+		}
+		return all
+	}
+	if err == nil {
+		return nil
+	}
+	return []error{err}
+}

@@ -184,7 +184,7 @@ func (c *conversion) check(text []byte) (problems []string) {
 		return []string{fmt.Sprintf("%s: %v", c.at(c.block.line, c.block.label), err)}
 	}
 	_, _, err = config.NewBlock(blocks[0].values()).Read()
-	for _, e := range unjoin(err) {
+	for _, e := range importer.Split(err) {
 		problem := e.Error()
 		if s, ok := errors.AsType[*setting.Error](e); ok {
 			for _, k := range c.block.keys {
@@ -205,20 +205,6 @@ func (b block) values() map[string]any {
 		keys[k.name] = k.value
 	}
 	return keys
-}
-
-func unjoin(err error) []error {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		var all []error
-		for _, e := range joined.Unwrap() {
-			all = append(all, unjoin(e)...)
-		}
-		return all
-	}
-	if err == nil {
-		return nil
-	}
-	return []error{err}
 }
 
 // Keys are the keys of nomad-gpu's block for the plugin block of a Nomad agent's configuration, after an import.

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/internal/importer"
 	"github.com/tandem-gpu/tandem/internal/setting"
 )
 
@@ -31,25 +32,10 @@ func (b *builder) check(text []byte) (problems []string) {
 		CheckAddress: func(address string) error { _, err := net.ResolveTCPAddr("tcp", address); return err },
 		ReadFile:     func(string) ([]byte, error) { return text, nil },
 	})
-	for _, e := range split(err) {
+	for _, e := range importer.Split(err) {
 		problems = append(problems, b.describe(e))
 	}
 	return problems
-}
-
-// split returns the errors of an errors.Join.
-func split(err error) []error {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		var all []error
-		for _, e := range joined.Unwrap() {
-			all = append(all, split(e)...)
-		}
-		return all
-	}
-	if err == nil {
-		return nil
-	}
-	return []error{err}
 }
 
 // describe is a problem with its place in the input.
