@@ -64,6 +64,14 @@ const defaultMPSRoot = "/run/nvidia/mps"
 // flags of the commands.
 func NomadSpecs() []Spec { return nomadOptions(new(Block)) }
 
+// NomadKeys are the names of NomadSpecs.
+func NomadKeys() (keys []string) {
+	for _, s := range NomadSpecs() {
+		keys = append(keys, s.HCL)
+	}
+	return keys
+}
+
 func nomadOptions(b *Block) []Spec {
 	s := &b.settings
 	roots := &s.Core.Roots
@@ -178,10 +186,7 @@ func BlockWithFlags(file Keys, flags Flags) Block {
 	if f := flags[FlagConfigFile]; f.set {
 		b.PolicyFile = f.text
 	}
-	var known []string
-	for _, o := range NomadSpecs() {
-		known = append(known, o.HCL)
-	}
+	known := NomadKeys()
 	for _, key := range slices.Sorted(maps.Keys(file.Values)) {
 		if !slices.Contains(known, key) {
 			b.problems = append(b.problems, &setting.Error{Key: file.Where[key], Value: fmt.Sprint(file.Values[key]), Remedy: "unknown key: did you mean " + document.Nearest(key, known) + "?"})

@@ -206,12 +206,9 @@ func blockProblems(files, name string, p plugin) (findings []doctor.Finding) {
 	if fmt.Sprint(keys["enabled"]) == "false" {
 		return problem(files, fmt.Sprintf("plugin %q: enabled = false: it offers nothing", name), "enabled = true, and restart Nomad")
 	}
-	known := map[string]bool{}
-	for _, s := range config.NomadSpecs() {
-		known[s.HCL] = true
-	}
+	known := config.NomadKeys()
 	for key := range keys {
-		if !known[key] {
+		if !slices.Contains(known, key) {
 			findings = append(findings, finding(doctor.Problem, files, fmt.Sprintf("plugin %q: config has no key %q: the Nomad agent does not start", name, key), "correct or remove it; the keys are in docs/configuration.md"))
 		}
 	}

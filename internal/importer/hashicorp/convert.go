@@ -63,7 +63,7 @@ func (c *conversion) convert() {
 		case "mps":
 			c.mps(k, at)
 		default:
-			if !slices.Contains(specNames(), k.name) {
+			if !slices.Contains(config.NomadKeys(), k.name) {
 				c.note(importer.NoEffect, at, "left out: nomad-device-nvidia has no such key, and Nomad refuses it", "")
 				continue
 			}

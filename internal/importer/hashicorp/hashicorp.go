@@ -145,15 +145,8 @@ func (b block) isNVIDIA() bool {
 		return true
 	}
 	known := func(k key) bool { return slices.Contains(own, k.name) }
-	other := func(k key) bool { return !known(k) && !slices.Contains(specNames(), k.name) }
+	other := func(k key) bool { return !known(k) && !slices.Contains(config.NomadKeys(), k.name) }
 	return slices.ContainsFunc(b.keys, func(k key) bool { return known(k) && k.name != "enabled" }) && !slices.ContainsFunc(b.keys, other)
-}
-
-func specNames() (names []string) {
-	for _, s := range config.NomadSpecs() {
-		names = append(names, s.HCL)
-	}
-	return names
 }
 
 // parsePeriod is the value of fingerprint_period; 0 if it is none.
