@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/use"
@@ -62,7 +64,7 @@ func (r *origins) of(p gpu.Process) use.Origin {
 	if o, ok := r.known[p.PID]; ok && o.Started == p.Started && o.Owner != (use.Owner{}) {
 		return o
 	}
-	o := use.Origin{Started: p.Started, Name: strings.TrimSuffix(r.file(p.PID, "comm"), "\n")}
+	o := use.Origin{Started: p.Started, Name: printable(strings.TrimSuffix(r.file(p.PID, "comm"), "\n"))}
 	text := r.file(p.PID, "cgroup")
 	if text == "" {
 		o.Unknown = true
@@ -72,11 +74,24 @@ func (r *origins) of(p gpu.Process) use.Origin {
 	o.Owner = g.owner
 	switch {
 	case g.owner.Orchestrator == use.Nomad:
-		o.Owner = nomadNames(g.owner, r.environment(p.PID))
+		env, _ := r.environment(p.PID)
+		o.Owner = nomadNames(g.owner, env)
 	case g.owner == (use.Owner{}) && (g.container || r.orchestrator == use.Nomad && text == r.own):
-		o.Owner = nomadTask(r.environment(p.PID))
+		env, known := r.environment(p.PID)
+		o.Owner, o.Unknown = nomadTask(env), !known
 	}
 	return o
+}
+
+// printable is a text that a process chose, with "?" in place of control characters and of what is not UTF-8: the kernel cuts a name within
+// a rune, a terminal obeys escape sequences, and Nomad's protocol allows UTF-8 only.
+func printable(text string) string {
+	return strings.Map(func(c rune) rune {
+		if c == utf8.RuneError || !unicode.IsPrint(c) {
+			return '?'
+		}
+		return c
+	}, text)
 }
 
 // file is the content of a file of a process; "" if it can't be read.
@@ -85,15 +100,19 @@ func (r *origins) file(pid int, name string) string {
 	return string(text)
 }
 
-// environment is the environment with which a process was started. Processes of other users show it only with CAP_SYS_PTRACE.
-func (r *origins) environment(pid int) map[string]string {
-	env := map[string]string{}
+// environment is the environment with which a process was started; false if it is not known. Processes of other users show it only with
+// CAP_SYS_PTRACE. A process that writes a title for ps over its arguments (setproctitle, as vLLM and Ray do) overwrites it, too: nothing of
+// the form NAME=VALUE is left.
+func (r *origins) environment(pid int) (env map[string]string, known bool) {
+	env = map[string]string{}
 	for line := range strings.SplitSeq(r.file(pid, "environ"), "\x00") {
-		if key, value, ok := strings.Cut(line, "="); ok && strings.HasPrefix(key, "NOMAD_") {
-			env[key] = value
+		key, value, ok := strings.Cut(line, "=")
+		known = known || ok
+		if ok && strings.HasPrefix(key, "NOMAD_") {
+			env[key] = printable(value)
 		}
 	}
-	return env
+	return env, known
 }
 
 // nomadNames adds the names of an allocation to what the control group shows, if the environment is of the same allocation. A process can

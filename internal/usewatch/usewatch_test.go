@@ -214,14 +214,17 @@ func TestOrigins(t *testing.T) {
 		"a shell with the variables": {"0::/user.slice/user-0.slice/session-1.scope\n", environ, use.Owner{}, true},
 		"a pod":                      {"0::/kubepods/pod" + podUID + "/" + container + "\n", environ, use.Owner{Orchestrator: use.Kubernetes, ID: podUID}, false},
 		"unreadable":                 {"", environ, use.Owner{}, false},
+		"a container, no environ":    {"0::/system.slice/docker-" + container + ".scope\n", "", use.Owner{}, false},
+		"a container with a title":   {"0::/system.slice/docker-" + container + ".scope\n", "ine Core\x00\x00\x00\x00", use.Owner{}, false},
+		"no work, no environ":        {"0::/system.slice/ssh.service\n", "", use.Owner{}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
 			n.recordErr = errors.New("no API")
-			n.start(t, 0, 7, "cgroup", tc.cgroup, "environ", tc.environ, "comm", "python\n")
+			n.start(t, 0, 7, "cgroup", tc.cgroup, "environ", tc.environ, "comm", "py\x1b[2J\xe3\x81\n")
 			watched(t, n, inventory.OccupancyReport, use.Nomad, func(w *Watcher) {
 				p := device(w, 0).Processes
-				if len(p) != 1 || p[0].Name != "python" || p[0].Owner != tc.want || p[0].Unreserved != tc.unreserved {
+				if len(p) != 1 || p[0].Name != "py?[2J??" || p[0].Owner != tc.want || p[0].Unreserved != tc.unreserved {
 					t.Errorf("%+v, want %+v, unreserved %t", p, tc.want, tc.unreserved)
 				}
 				if owners := device(w, 0).Owners(); len(owners) == 1 != (tc.want != use.Owner{}) || w.Table().HoldersKnown {
