@@ -2,7 +2,6 @@ package use
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -65,8 +64,8 @@ const (
 // Next returns the table that follows t. It is pure.
 //
 // A device is held by the work to which the orchestrator's record gives it or, as a GPU or a MIG instance, hardware that it shares. While
-// the record is unknown, and for work of another orchestrator, whose record is not read, the control group of a process
-// is the evidence: its work holds the device. The holds of the latest record are kept for a minute while it can't be read.
+// the record is unknown, and for work that it does not show (of another orchestrator, or that the token may not read), the control group of
+// a process is the evidence: its work holds the device. The holds of the latest record are kept for a minute while it can't be read.
 //
 // A process is unreserved on a device if
 //   - it belongs to no work of an orchestrator; or
@@ -180,9 +179,15 @@ func (n next) withoutHold(o Owner, holds []Hold) bool {
 	switch {
 	case o == Owner{}:
 		return true
-	case o.Orchestrator != n.Orchestrator, n.Record == nil, !n.Record.Complete:
-		return false
 	case slices.ContainsFunc(holds, o.runs):
+		return false
+	}
+	return n.recorded(o)
+}
+
+// recorded reports whether a complete record shows what this work holds: it lists the work, or all work.
+func (n next) recorded(o Owner) bool {
+	if o.Orchestrator != n.Orchestrator || n.Record == nil || !n.Record.Complete {
 		return false
 	}
 	_, listed := n.Record.Work[o.ID]
@@ -204,12 +209,11 @@ func isMPSServer(p Process, u inventory.Unit) bool {
 	return u.Sharing.Mode == inventory.MPS && strings.HasPrefix(p.Name, mpsServer)
 }
 
-// addObserved adds to the holds the work of processes whose orchestrator's record is unknown.
+// addObserved adds to the holds the work of processes about which no record is known.
 func (n next) addObserved(d Device) []Hold {
 	holds := d.Holds
-	known := n.Record != nil && n.Record.Complete
 	for _, p := range d.Processes {
-		if p.Owner == (Owner{}) || p.Owner.Orchestrator == n.Orchestrator && known {
+		if p.Owner == (Owner{}) || n.recorded(p.Owner) {
 			continue
 		}
 		if !slices.ContainsFunc(d.Holds, p.Owner.runs) {
@@ -262,42 +266,6 @@ func (n next) countUnreserved(was Device, processes []Process) {
 		}
 		p.Unreserved = p.Owner == (Owner{}) || n.At.Sub(p.Since) >= workGrace
 	}
-}
-
-// maxListed is the number of processes in the text of a device that is withheld.
-const maxListed = 8
-
-// Occupied returns the exclusive devices that take no new work because unreserved processes have used them for more than 5 s. A shared
-// device is in use by several works anyway, and is never among them. The text does not change while the processes are the same.
-func (t Table) Occupied(inv *inventory.Inventory) []inventory.Occupied {
-	var occupied []inventory.Occupied
-	for u := range inv.Devices() {
-		d, ok := t.Device(u.Device.ID)
-		if !ok || u.Sharing.Mode != inventory.Exclusive {
-			continue
-		}
-		var texts []string
-		for _, p := range d.Unreserved() {
-			if t.At.Sub(p.Since) >= withholdAfter {
-				texts = append(texts, p.Text())
-			}
-		}
-		if more := len(texts) - maxListed; more > 0 {
-			texts = append(texts[:maxListed], fmt.Sprintf("%d more", more))
-		}
-		if texts != nil {
-			occupied = append(occupied, inventory.Occupied{Device: d.ID, Detail: strings.Join(texts, ", ")})
-		}
-	}
-	return occupied
-}
-
-// Text names the process: "pid 2114 (python)".
-func (p Process) Text() string {
-	if p.Name == "" {
-		return fmt.Sprintf("pid %d", p.PID)
-	}
-	return fmt.Sprintf("pid %d (%s)", p.PID, p.Name)
 }
 
 func compareHolds(a, b Hold) int {

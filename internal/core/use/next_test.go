@@ -102,6 +102,7 @@ func TestUnreserved(t *testing.T) {
 		record      *use.Record
 		unknown     bool
 		soon, later bool // unreserved at the first reading, after a minute
+		observed    bool // the process is evidence that its work holds the device
 	}{
 		"of no work":                                        {record: record(hold(one, 0)), soon: true, later: true},
 		"of no work, record unknown":                        {soon: true, later: true},
@@ -109,14 +110,14 @@ func TestUnreserved(t *testing.T) {
 		"of the holder":                                     {owner: group(one), record: record(hold(one, 0))},
 		"of work with another device":                       {owner: group(one), record: record(hold(one, 1)), later: true},
 		"of work that has ended":                            {owner: group(two), record: record(hold(one, 0)), later: true},
-		"of work that the record may not list":              {owner: group(two), record: filtered},
+		"of work that the record may not list":              {owner: group(two), record: filtered, observed: true},
 		"of listed work, others may be missing":             {owner: group(one), record: filtered, later: true},
-		"record incomplete":                                 {owner: group(one), record: incomplete},
-		"record unknown":                                    {owner: group(one)},
+		"record incomplete":                                 {owner: group(one), record: incomplete, observed: true},
+		"record unknown":                                    {owner: group(one), observed: true},
 		"UID of the holder unknown":                         {owner: group(one), record: noUID},
 		"of a pod without a control group":                  {owner: use.Owner{Orchestrator: use.Kubernetes}, record: record(hold(one, 0))},
 		"of a pod without a control group, nothing is held": {owner: use.Owner{Orchestrator: use.Kubernetes}, record: record(), later: true},
-		"of the other orchestrator":                         {owner: task, record: record()},
+		"of the other orchestrator":                         {owner: task, record: record(), observed: true},
 		"of the other orchestrator, and of none":            {owner: task, record: record(hold(one, 0))},
 		"of a pod without devices, nothing is held":         {owner: group(two), record: record(), later: true},
 	} {
@@ -132,6 +133,9 @@ func TestUnreserved(t *testing.T) {
 				d, _ := table.Device(coretest.GPU(0))
 				if len(d.Processes) != 1 || d.Processes[0].Unreserved != want {
 					t.Errorf("at %v: %+v, want unreserved: %t", r.at, d.Processes, want)
+				}
+				if observed := len(d.Holds) == 1 && d.Holds[0].Observed && d.Holds[0].Owner.ID == tc.owner.ID; observed != tc.observed {
+					t.Errorf("at %v: holds %+v, want that of the process: %t", r.at, d.Holds, tc.observed)
 				}
 				occupied := table.Occupied(r.inv)
 				if want := want && r.at >= 5*time.Second; (len(occupied) == 1) != want || want && occupied[0].Detail != "pid 7" {

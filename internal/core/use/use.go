@@ -31,7 +31,7 @@ type Hold struct {
 	Unit     inventory.UnitID // of a device or a replica of it; "" = not known which
 	Device   gpu.DeviceID
 
-	// Observed means that a process is the only evidence: the record of the orchestrator is unknown.
+	// Observed means that a process is the only evidence: no record shows what its work holds.
 	Observed bool
 }
 
