@@ -31,7 +31,7 @@ func TestCallCounts(t *testing.T) {
 		must(t, err)
 	}
 	before := callCounts()
-	must(t, m.Fail(simdriver.GPU(1), temperature, "UNKNOWN", 1), m.Fail(simdriver.GPU(2), temperature, "NOT_SUPPORTED", simdriver.Always),
+	must(t, m.Fail(simdriver.GPU(1), temperature, "TIMEOUT", 1), m.Fail(simdriver.GPU(2), temperature, "NOT_SUPPORTED", simdriver.Always),
 		m.Slow(simdriver.GPU(3), power, 20*time.Millisecond))
 	made := counted(t, m, usage)
 	after := callCounts()
@@ -45,6 +45,14 @@ func TestCallCounts(t *testing.T) {
 	}
 	if took := after[power].Time - before[power].Time; took < 20*time.Millisecond || took > 10*time.Second {
 		t.Errorf("%v", took)
+	}
+	const wait = "nvmlEventSetWait"
+	for range 3 {
+		_, err := s.Wait(0)
+		must(t, err)
+	}
+	if waits := callCounts()[wait]; waits.Calls <= before[wait].Calls || waits.Errors != before[wait].Errors {
+		t.Errorf("waits without an event: %+v, before %+v", waits, before[wait])
 	}
 	must(t, m.Hang(simdriver.GPU(5), limit))
 	usage()
