@@ -89,14 +89,16 @@ func jobOf(o use.Owner) string {
 	return o.Namespace + "/" + o.Name
 }
 
-// replace makes the files those of texts. What fails is tried again the next time, and logged once.
+// replace makes the files those of texts, also if another process has removed one: an agent that ends while the next one runs already removes
+// its files. What fails is tried again the next time, and logged once.
 func (f *jobFiles) replace(texts map[string]string) {
 	errs := []error{f.listNew(texts)}
 	for name, text := range texts {
-		if f.written[name] == text || errs[0] != nil {
+		path := filepath.Join(f.folder, name)
+		if f.written[name] == text && exists(path) || errs[0] != nil {
 			continue
 		}
-		if err := statefile.Replace(filepath.Join(f.folder, name), []byte(text), 0o644); err != nil {
+		if err := statefile.Replace(path, []byte(text), 0o644); err != nil {
 			errs = append(errs, err)
 			continue
 		}
@@ -126,11 +128,16 @@ func (f *jobFiles) replace(texts map[string]string) {
 func (f *jobFiles) listNew(texts map[string]string) error {
 	all := maps.Clone(f.written)
 	maps.Copy(all, texts)
-	if len(all) == len(f.written) {
+	if len(all) == len(f.written) && (len(texts) == 0 || exists(f.list())) {
 		return nil
 	}
 	if err := os.MkdirAll(f.folder, 0o755); err != nil {
 		return err
 	}
 	return statefile.Replace(f.list(), []byte(strings.Join(slices.Sorted(maps.Keys(all)), "\n")+"\n"), 0o644)
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }

@@ -58,6 +58,13 @@ func TestJobFiles(t *testing.T) {
 	files(t, folder, map[string]string{"1": "of Slurm\n", "7": "of Slurm\n", ".tandem-nomad": "0\n2\n"})
 	f.write(inv, table(map[int]use.Device{0: held(task)}))
 	files(t, folder, map[string]string{"0": "batch/train/" + allocID + "\n", "1": "of Slurm\n", "7": "of Slurm\n", ".tandem-nomad": "0\n"})
+
+	// An agent that ended later removes them. They are written again.
+	late := jobFiles{folder: folder, orchestrator: use.Nomad, log: f.log, written: map[string]string{"0": "", "2": ""}}
+	late.end()
+	files(t, folder, map[string]string{"1": "of Slurm\n", "7": "of Slurm\n"})
+	f.write(inv, table(map[int]use.Device{0: held(task)}))
+	files(t, folder, map[string]string{"0": "batch/train/" + allocID + "\n", "1": "of Slurm\n", "7": "of Slurm\n", ".tandem-nomad": "0\n"})
 	f.end()
 	files(t, folder, map[string]string{"1": "of Slurm\n", "7": "of Slurm\n"})
 }
