@@ -118,8 +118,7 @@ func (n next) device(u inventory.Unit) Device {
 	return d
 }
 
-// recordedHolds are the holds of the record on a device, in order and distinct; without a complete record also those of the table
-// before, for a while.
+// recordedHolds are the holds of the record on a device; without a complete record also those of the table before, for a while.
 func (n next) recordedHolds(was Device, at gpu.Placement) []Hold {
 	var holds []Hold
 	if n.Record != nil {
@@ -132,8 +131,7 @@ func (n next) recordedHolds(was Device, at gpu.Placement) []Hold {
 	if (n.Record == nil || !n.Record.Complete) && n.At.Sub(n.was.RecordAt) < recordKept {
 		holds = append(holds, slices.DeleteFunc(slices.Clone(was.Holds), func(h Hold) bool { return h.Observed })...)
 	}
-	slices.SortFunc(holds, compareHolds)
-	return slices.Compact(holds)
+	return holds
 }
 
 // running are the processes of a device that run now. If the driver does not report them this time, they are those of the table before.
@@ -209,7 +207,7 @@ func isMPSServer(p Process, u inventory.Unit) bool {
 	return u.Sharing.Mode == inventory.MPS && strings.HasPrefix(p.Name, mpsServer)
 }
 
-// addObserved adds to the holds the work of processes about which no record is known.
+// addObserved adds to the holds the work of processes about which no record is known. It returns all holds, in order and distinct.
 func (n next) addObserved(d Device) []Hold {
 	holds := d.Holds
 	for _, p := range d.Processes {
