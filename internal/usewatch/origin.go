@@ -24,9 +24,6 @@ type origins struct {
 
 func newOrigins(o Options) origins {
 	r := origins{proc: cmp.Or(o.ProcRoot, "/proc"), orchestrator: o.Orchestrator, running: o.Running}
-	if r.running == nil {
-		r.running = func(gpu.Process) bool { return true }
-	}
 	if own, err := os.ReadFile("/proc/self/cgroup"); err == nil {
 		r.own = string(own)
 	}

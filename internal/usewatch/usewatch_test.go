@@ -30,6 +30,7 @@ type node struct {
 	proc      string
 	record    use.Record
 	recordErr error
+	usageErr  error
 
 	readings int
 	occupied []inventory.Occupied
@@ -77,6 +78,9 @@ func (n *node) Usage(context.Context) ([]gpu.Usage, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.readings++
+	if n.usageErr != nil {
+		return nil, n.usageErr
+	}
 	var usage []gpu.Usage
 	for u := range n.state.Inventory.Devices() {
 		processes := slices.Clone(n.processes[u.Device.ID])
