@@ -50,20 +50,27 @@ func (m *mean) in(unit, unread uint64) uint64 {
 
 // series is the history of one device. Steps are numbered from 0, the first one of the history.
 type series struct {
-	last  int           // step of the latest reading
-	ring  [points]point // the point of step n is at n modulo points
-	means struct{ memory, power, utilization, temperature mean }
+	last   int           // step of the latest reading
+	failed bool          // a reading after it failed
+	ring   [points]point // the point of step n is at n modulo points
+	means  struct{ memory, power, utilization, temperature mean }
 }
 
-// add adds a reading. The steps since the previous one have no point.
+// add adds a reading. The steps since the previous one have no point, apart from a single one in which none was due: while nothing
+// uses the devices, readings are more than a step apart (usewatch). It has the point before it.
 func (s *series) add(n int, u gpu.Usage) {
+	between := noPoint
+	if n == s.last+2 && !s.failed {
+		between = s.at(s.last)
+	}
 	for missed := max(s.last+1, n-points+1, 0); missed <= n; missed++ {
-		s.ring[missed%points] = noPoint
+		s.ring[missed%points] = between
 	}
 	if n != s.last {
 		clear := series{}
 		s.last, s.means = n, clear.means
 	}
+	s.failed = false
 	m := &s.means
 	m.memory.add(u.MemoryUsed)
 	m.power.add(u.Power)
@@ -103,10 +110,13 @@ func (h *history) add(n int, t use.Table) {
 		}
 	}
 	for _, d := range t.Devices {
+		s := h.devices[d.ID]
 		if d.Usage.At.IsZero() {
+			if s != nil {
+				s.failed = true
+			}
 			continue
 		}
-		s := h.devices[d.ID]
 		if s == nil {
 			if len(h.devices) >= maxDevices && !h.forgetOldest() {
 				continue

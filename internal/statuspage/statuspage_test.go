@@ -108,6 +108,21 @@ func TestHistory(t *testing.T) {
 	}
 }
 
+// While nothing uses the devices, a reading is due every 15 s: that leaves no gap. A reading that failed does.
+func TestHistoryOfIdleDevices(t *testing.T) {
+	c := newClock(report.Report{})
+	for percent := range 5 {
+		c.reads(15100*time.Millisecond, uint64(percent), "GPU-a")
+	}
+	c.reads(8*time.Second, 0, "-GPU-a")
+	c.reads(8*time.Second, 7, "GPU-a")
+	c.reads(30*time.Second, 8, "GPU-a")
+	want := some(-1, 0, 0, 1, 2, 2, 3, 4, -1, 7, -1, -1, 8)
+	if diff := cmp.Diff(want, c.get(t).Devices[0].UtilizationPercent); diff != "" {
+		t.Errorf("(-want, +got):\n%s", diff)
+	}
+}
+
 // The history covers an hour, in memory that does not grow. A device that is gone is in it for as long.
 func TestHistoryIsAnHour(t *testing.T) {
 	c := newClock(report.Report{})
