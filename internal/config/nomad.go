@@ -189,7 +189,7 @@ func BlockWithFlags(file Keys, flags Flags) Block {
 	known := NomadKeys()
 	for _, key := range slices.Sorted(maps.Keys(file.Values)) {
 		if !slices.Contains(known, key) {
-			b.problems = append(b.problems, &setting.Error{Key: file.Where[key], Value: fmt.Sprint(file.Values[key]), Remedy: "unknown key: did you mean " + document.Nearest(key, known) + "?"})
+			b.problems = append(b.problems, &setting.Error{Key: file.Where[key], Value: fmt.Sprint(file.Values[key]), Remedy: "unknown key: " + document.Meant(key, known)})
 		}
 	}
 	return b

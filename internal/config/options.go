@@ -108,7 +108,7 @@ func ownOptions(s *Kubernetes, checkAddress func(string) error) []Spec {
 			binding: pathOrEmpty(&s.PodResourcesSocket, defaultPodResourcesSocket)},
 		{Flag: FlagConfigFile, Usage: "configuration file (version: " + version + ")",
 			binding: custom(schema.Match("", "a path"), func(Value) error { return nil })},
-		{Flag: "http-address", Default: ":9410", Empty: true, Usage: "address of the status page, /metrics, /healthz and /readyz; empty: none",
+		{Flag: "http-address", Default: ":9410", Empty: true, Usage: "address of the status page, /inventory, /metrics, /healthz and /readyz; empty: none",
 			binding: custom(address, func(v Value) error {
 				if s.Operations.HTTPAddress = v.Text; v.Text == "" || checkAddress(v.Text) == nil {
 					return nil

@@ -190,14 +190,24 @@ func (x explainer) find(q *question, arg string) error {
 	return nil
 }
 
-// unknown is the error for a device that is not found, with the nearest name.
+// unknown is the error for a device that is not found, with the name of which it is likely a misspelling.
 func (x explainer) unknown(arg, problem string) error {
+	short := arg[strings.LastIndexByte(arg, '/')+1:]
+	for u := range x.inv.Devices() {
+		if u.Pool == short {
+			return &setting.Error{Key: "device", Value: arg, Remedy: "this is the name of a pool: want --pool=" + arg + " --count=N"}
+		}
+	}
 	var names []string
 	for _, d := range x.State.Snapshot.Devices {
 		names = append(names, string(d.ID), d.CurrentIndex().String(), string(d.PCI))
 	}
 	if len(names) > 0 {
-		problem += ": did you mean " + document.Nearest(arg, names) + "?"
+		if name, ok := document.Near(arg, names); ok {
+			problem += ": did you mean " + name + "?"
+		} else {
+			problem += ": explain without arguments lists them"
+		}
 	}
 	return &setting.Error{Key: "device", Value: arg, Remedy: problem}
 }

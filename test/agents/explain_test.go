@@ -111,7 +111,7 @@ func TestExplainIsTrue(t *testing.T) {
 				a.signal(syscall.SIGHUP)
 				a.await("the new policy", func() bool { return a.explained("6").Devices[0].Reason == "reserved by config.yaml:5" })
 				for _, wrong := range []struct{ arg, want string }{
-					{"99", `device = "99": no such device: did you mean `}, {"--pool=gpu.shard", `pool = "gpu.shard": no such pool: did you mean gpu.shared? (gpu, gpu.shared)`},
+					{"99", `device = "99": no such device: explain without arguments lists them`}, {"nvidia.com/gpu", "want --pool=nvidia.com/gpu --count=N"}, {"--pool=gpu.shard", `pool = "gpu.shard": no such pool: did you mean gpu.shared? (gpu, gpu.shared)`},
 					{"x", "want a UUID"}, {"--count=0", "--count = 0: want a positive number"},
 				} {
 					if out, err := a.command("explain", wrong.arg); err == nil || !strings.HasPrefix(out, a.program+": ") || !strings.Contains(out, wrong.want) {

@@ -132,9 +132,9 @@ func TestFields(t *testing.T) {
 	root.At("long").Fields("a", "b", "c", "d", "e", "f", "g")
 	want := strings.Split(`/c.yaml:2: flags = "{...}": given twice
 /c.yaml:3: flag = "x": unknown key: did you mean flags?
-/c.yaml:4: (not a scalar) = "b": unknown key: did you mean flags?
-/c.yaml:6: "a\nb" = "c": unknown key: did you mean map?
-/c.yaml:8: "" = "d": unknown key: did you mean map?
+/c.yaml:4: (not a scalar) = "b": unknown key: want flags, list, map or long
+/c.yaml:6: "a\nb" = "c": unknown key: want flags, list, map or long
+/c.yaml:8: "" = "d": unknown key: want flags, list, map or long
 /c.yaml:9: list = "x": want a list
 /c.yaml:10: map = "{...}": want a single value
 /c.yaml:11: long = "3": want a mapping with a or b

@@ -56,7 +56,7 @@ func (v Value) Fields(known ...string) Fields {
 		case seen[pair.Key]:
 			pair.Value.Failf("given twice")
 		case !slices.Contains(known, pair.Key):
-			pair.Value.Failf("unknown key: did you mean %s?", Nearest(pair.Key, known))
+			pair.Value.Failf("unknown key: %s", Meant(pair.Key, known))
 		default:
 			f.values[pair.Key] = pair.Value
 		}
@@ -94,6 +94,21 @@ func Nearest(written string, names []string) string {
 func Near(written string, names []string) (name string, ok bool) {
 	name = Nearest(written, names)
 	return name, distance(strings.ToLower(written), name) <= min(len(written)/2, 3)
+}
+
+// maxChoice limits the names that Meant lists.
+const maxChoice = 12
+
+// Meant is what to write in place of an unknown name: the name of which it is likely a misspelling, or else all of them if they are few.
+// names must not be empty.
+func Meant(written string, names []string) string {
+	switch name, ok := Near(written, names); {
+	case ok:
+		return "did you mean " + name + "?"
+	case len(names) <= maxChoice:
+		return "want " + Choice(names)
+	}
+	return "see docs/configuration.md"
 }
 
 // distance is 1 to a name that contains s, and the Levenshtein distance to others.
