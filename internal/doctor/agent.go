@@ -44,6 +44,9 @@ func decideAgent(f *Facts) []Finding {
 	}
 	findings := disagreement(f)
 	for _, w := range f.Agent.Report.Warnings {
+		if strings.HasPrefix(w, "kernel log unavailable") && f.KernelErr != nil {
+			continue // decideKernelLog has it
+		}
 		severity, remedy := Warning, "see docs/operations.md"
 		if strings.Contains(w, "another process of this agent") {
 			severity, remedy = Problem, "end one of the two, or give each its own state directory"

@@ -78,6 +78,9 @@ func missingGPUs(f *Facts) (findings []Finding) {
 	return findings
 }
 
+// lostRemedy is for a GPU that does not answer on the PCI bus. It begins with what the agent's health says about one.
+const lostRemedy = "drain the node and reboot it; if the GPU is still lost, check slot and power; if it happens again, replace the card"
+
 func missingGPU(f *Facts, g pciGPU) Finding {
 	place := f.sys("bus/pci/devices/" + g.Address)
 	name := "GPU " + g.Address
@@ -86,7 +89,7 @@ func missingGPU(f *Facts, g pciGPU) Finding {
 	switch {
 	case g.Off:
 		return Finding{"devices", Problem, place + "/config", name + " has fallen off the bus: its configuration space reads ff" + line,
-			"drain the node and power-cycle it; if it happens again, reseat or replace the card"}
+			lostRemedy}
 	case g.Driver == "vfio-pci":
 		return Finding{"devices", Note, place + "/driver", name + " is bound to vfio-pci, for virtual machines",
 			"if containers should use it: remove its id from vfio-pci.ids, and reboot"}
@@ -125,7 +128,7 @@ func failed(f *Facts, address string, e report.Excluded) Finding {
 	}
 	remedy := "look for NVRM and Xid lines in dmesg; drain the node, and reset the GPU (nvidia-smi --gpu-reset -i " + strconv.Itoa(e.Index) + ") or reboot"
 	if strings.Contains(e.Reason, "lost") {
-		remedy = "drain the node and power-cycle it; if it happens again, reseat or replace the card"
+		remedy = lostRemedy
 	}
 	return Finding{"devices", Problem, "NVML", name + " can't be read: " + e.Reason + f.kernelLineOf(cmp.Or(address, "-")), remedy}
 }
@@ -209,12 +212,15 @@ func withoutWork(f *Facts, r report.Report) (findings []Finding) {
 	for _, why := range order {
 		d := first[why]
 		remedy := cmp.Or(d.Action, "see docs/operations.md, Health")
-		place := "health"
+		place, severity := "health", Problem
+		if d.Cause == "HELD" { // of no fault: the policy has changed
+			severity, remedy = Note, "wait for the workload, or end it: new work gets the device then"
+		}
 		if d.Cause == "MPS_DAEMON_DOWN" {
 			place = "MPS control daemon of pool " + d.Pool
 			remedy = "start the MPS control daemon of the pool: see MPS in docs/policy.md"
 		}
-		findings = append(findings, Finding{"devices", Problem, place, "no work for " + list(names[why]) + ": " + d.Health, remedy})
+		findings = append(findings, Finding{"devices", severity, place, "no work for " + list(names[why]) + ": " + d.Health, remedy})
 	}
 	return findings
 }

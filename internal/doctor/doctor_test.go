@@ -124,6 +124,14 @@ func TestSituations(t *testing.T) {
 		{"policy warning", func(s *situation) {
 			s.running().PolicyWarnings = []string{"p.yaml:3: policy.rules[0].select: no device has index 12"}
 		}},
+		{"held after a change of the policy", func(s *situation) {
+			d := &s.running().Devices[0]
+			d.Schedulable, d.Cause, d.Health = false, "HELD", "unhealthy: held (by pod ml/train under nvidia.com/gpu); clears: the workload ends"
+		}},
+		{"kernel log not readable, and the agent reports it", func(s *situation) {
+			s.options.KernelLog = "/nowhere/kmsg"
+			s.running().Warnings = []string{"kernel log unavailable: XIDs that NVML does not report are missed: permission denied"}
+		}},
 		{"kernel log not readable", func(s *situation) { s.options.KernelLog = "/nowhere/kmsg" }},
 		{"SELinux", func(s *situation) {
 			must(t, os.MkdirAll(s.root+"/sys/fs/selinux", 0o755))

@@ -34,7 +34,7 @@ func Write(w io.Writer, findings []Finding, all bool) error {
 		}
 	}
 	if len(skipped) > 0 {
-		fmt.Fprintf(&b, "skipped  %s: they need what is broken above\n", strings.Join(skipped, ", "))
+		fmt.Fprintf(&b, "skipped  %s: not possible because of what is broken above\n", strings.Join(skipped, ", "))
 	}
 	if len(fine) > 0 {
 		fmt.Fprintf(&b, "ok       %s\n", strings.Join(fine, ", "))

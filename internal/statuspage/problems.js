@@ -75,8 +75,8 @@ function* sickDevices(report, shown) {
     const owners = [...new Set(devices.flatMap((each) => (each.owners || []).map(ownerName)))];
     const facts = [["what to do", d.action], ["clears with", d.clears], ["recovery action", d.recoveryAction], ["progress", condition && progressOf(condition)],
       ["also", others.map((c) => c.cause + (c.detail ? " " + c.detail : "")).join(", ")], ["affected", owners.join(", ")], ["ID", devices.length === 1 ? d.id : ""], ["PCI", devices.length === 1 ? d.pci : ""]];
-    yield {
-      level: states[d.state].level, state: d.state + (d.simulated ? ", simulated" : "") + (d.advisory ? ", not enforced" : ""),
+    yield { // a device that work holds under a former name is no fault
+      level: d.cause === "HELD" ? "info" : states[d.state].level, state: d.state + (d.simulated ? ", simulated" : "") + (d.advisory ? ", not enforced" : ""),
       where: placesOf(devices), what: reasonOf(d) || d.cause, cause: d.cause, since: d.since, facts: facts.filter(([, text]) => text),
     };
   }

@@ -65,6 +65,14 @@ func TestJobFiles(t *testing.T) {
 	files(t, folder, map[string]string{"1": "of Slurm\n", "7": "of Slurm\n"})
 	f.write(inv, table(map[int]use.Device{0: held(task)}))
 	files(t, folder, map[string]string{"0": "batch/train/" + allocID + "\n", "1": "of Slurm\n", "7": "of Slurm\n", ".tandem-nomad": "0\n"})
+	// Another process removes the file, and then the folder, while the work goes on.
+	must(t, os.Remove(filepath.Join(folder, "0")))
+	f.write(inv, table(map[int]use.Device{0: held(task)}))
+	files(t, folder, map[string]string{"0": "batch/train/" + allocID + "\n", "1": "of Slurm\n", "7": "of Slurm\n", ".tandem-nomad": "0\n"})
+	must(t, os.Rename(folder, folder+".old"))
+	f.write(inv, table(map[int]use.Device{0: held(task)}))
+	files(t, folder, map[string]string{"0": "batch/train/" + allocID + "\n", ".tandem-nomad": "0\n"})
+	must(t, os.RemoveAll(folder), os.Rename(folder+".old", folder))
 	f.end()
 	files(t, folder, map[string]string{"1": "of Slurm\n", "7": "of Slurm\n"})
 }
