@@ -1,6 +1,6 @@
 // The page: reads /inventory and /history.json every few seconds and shows them. All text is added as text, never as HTML.
 
-const refresh = 5000; // ms
+const refresh = 5000, patience = 4000; // ms
 const page = {report: null, history: null, error: null, readAt: 0, skew: 0, open: new Set()};
 
 function h(name, attributes, ...children) {
@@ -149,7 +149,7 @@ function show() {
 }
 
 async function get(path) {
-  const response = await fetch(path, {cache: "no-store"});
+  const response = await fetch(path, {cache: "no-store", signal: AbortSignal.timeout(patience)}); // also for the body
   if (!response.ok) throw new Error(path + ": " + response.status);
   return response.json();
 }

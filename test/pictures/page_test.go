@@ -2,6 +2,7 @@ package pictures
 
 import (
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -183,6 +184,25 @@ func TestSilentAgent(t *testing.T) {
 	server.Close()
 	await(t, "the page to notice", func() bool { return strings.Contains(p.text(), "✖ No answer from the agent for") })
 	p.shows("what is below is old", "GPU 7 ✖ unhealthy")
+}
+
+// TestStoppedAgent: an agent whose process has stopped accepts connections and answers none.
+func TestStoppedAgent(t *testing.T) {
+	server := h100x8().server(t)
+	answers, stopped := server.Config.Handler, make(chan struct{})
+	end := make(chan struct{})
+	t.Cleanup(func() { close(end) }) // before the server is closed, which waits for requests
+	server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case <-stopped:
+			<-end
+		default:
+			answers.ServeHTTP(w, r)
+		}
+	})
+	p := open(t, server.URL, wide)
+	close(stopped)
+	await(t, "the page to notice", func() bool { return strings.Contains(p.text(), "✖ No answer from the agent for") })
 }
 
 // TestOpenDetails: what a reader opened stays open, and the focus where it is, when the page reads the agent again.

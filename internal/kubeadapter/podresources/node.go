@@ -2,6 +2,7 @@ package podresources
 
 import (
 	"context"
+	"fmt"
 
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
@@ -23,7 +24,7 @@ type Node struct {
 func ReadNode(ctx context.Context, socket string) (Node, error) {
 	allocatable, err := Allocatable(ctx, socket)
 	if err != nil {
-		return Node{}, err
+		return Node{}, fmt.Errorf("pod-resources API: %w; --pod-resources-socket names the kubelet's", err)
 	}
 	r, err := list(ctx, socket)
 	return Node{Allocatable: allocatable, Containers: containers(r)}, err
@@ -33,7 +34,7 @@ func ReadNode(ctx context.Context, socket string) (Node, error) {
 // because the server may never answer.
 func Allocatable(ctx context.Context, socket string) ([]Device, error) {
 	var r *podresources.AllocatableResourcesResponse
-	err := call(socket, "allocatable resources of", func(c podresources.PodResourcesListerClient) (err error) {
+	err := call(ctx, socket, "allocatable resources of", func(c podresources.PodResourcesListerClient) (err error) {
 		r, err = c.GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
 		return err
 	})

@@ -77,12 +77,6 @@ func List(ctx context.Context, socket string) (Answer, error) {
 		}
 		return Answer{}, err
 	}
-	// A plain connection has the shorter error if the socket refuses.
-	probe, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
-	if err != nil {
-		return Answer{}, err
-	}
-	_ = probe.Close()
 	r, err := list(ctx, socket)
 	if err != nil {
 		return Answer{}, err
@@ -97,7 +91,7 @@ func List(ctx context.Context, socket string) (Answer, error) {
 // list calls List of the API.
 func list(ctx context.Context, socket string) (*podresources.ListPodResourcesResponse, error) {
 	var r *podresources.ListPodResourcesResponse
-	err := call(socket, "list", func(c podresources.PodResourcesListerClient) (err error) {
+	err := call(ctx, socket, "list", func(c podresources.PodResourcesListerClient) (err error) {
 		r, err = c.List(ctx, &podresources.ListPodResourcesRequest{})
 		return err
 	})
@@ -105,7 +99,13 @@ func list(ctx context.Context, socket string) (*podresources.ListPodResourcesRes
 }
 
 // call makes one call of the API; name is for its error.
-func call(socket, name string, do func(podresources.PodResourcesListerClient) error) error {
+func call(ctx context.Context, socket, name string, do func(podresources.PodResourcesListerClient) error) error {
+	// A plain connection has the shorter error if the socket refuses.
+	probe, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return err
+	}
+	_ = probe.Close()
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)))
 	if err != nil {

@@ -100,3 +100,12 @@ func TestListFails(t *testing.T) {
 		}
 	}
 }
+
+// The error of a node without a kubelet is one line with the setting to look at.
+func TestReadNodeWithoutKubelet(t *testing.T) {
+	socket := filepath.Join(socketDir(t), "kubelet.sock")
+	want := "pod-resources API: dial unix " + socket + ": connect: no such file or directory; --pod-resources-socket names the kubelet's"
+	if _, err := podresources.ReadNode(t.Context(), socket); err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
+	}
+}
