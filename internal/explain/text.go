@@ -43,7 +43,7 @@ func (e Explanation) Write(w io.Writer) error {
 
 // write writes one line, and a second one if there is more to know.
 func (d Device) write(b *strings.Builder) {
-	fmt.Fprintf(b, "GPU %s %s: ", d.Index, strings.TrimSpace(d.ID+" "+string(d.PCI)))
+	fmt.Fprintf(b, "%s: ", strings.Join(strings.Fields("GPU "+d.Index+" "+d.ID+" "+string(d.PCI)), " "))
 	switch d.Outcome {
 	case inventory.Offered:
 		fmt.Fprintf(b, "offered as %s (by %s)", d.Pool, d.PoolBy)

@@ -28,6 +28,9 @@ function problemsOf(report, agent) {
     const advice = driver.state === "pending" ? "" : "run " + agent + " doctor on this node";
     add("bad", "Driver", driver.state, [["reason", driver.reason], ["what to do", advice]]);
   }
+  for (const e of report.excluded.filter((e) => e.failed && !report.devices.some((d) => d.index === e.index && d.state === "lost"))) {
+    add("bad", "GPU " + e.index, "can't be read: " + e.reason, [["what to do", "run " + agent + " doctor on this node"], ["ID", e.id], ["PCI", e.pci]]);
+  }
   const shown = new Set();
   for (const p of sickDevices(report, shown)) all.push(p);
   for (const c of report.conditions.filter((c) => !shown.has(c.gpu + c.cause))) {

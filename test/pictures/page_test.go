@@ -215,7 +215,8 @@ func TestOpenDetails(t *testing.T) {
 	}
 }
 
-// TestOtherStates: the page of a node without a driver, of one in maintenance, and of one with MIG instances of an idle GPU.
+// TestOtherStates: the page of a node without a driver, of one with MIG instances, of one without a fault, and of one with a GPU that was
+// never read.
 func TestOtherStates(t *testing.T) {
 	absent := h100x8()
 	absent.report.Driver = report.Driver{State: "absent", Reason: "no NVIDIA driver: libnvidia-ml.so.1 is not in /usr/lib64"}
@@ -239,4 +240,7 @@ func TestOtherStates(t *testing.T) {
 	healthy := h100x8()
 	healthy.report.Devices, healthy.report.Conditions = healthy.report.Devices[:5], []report.Condition{}
 	open(t, healthy.serve(t), wide).shows("● No problem", "5 devices offered · 5 can take work · 5 held")
+
+	healthy.report.Excluded = []report.Excluded{{Index: 5, Reason: "nvmlDeviceGetHandleByIndex: GPU is lost", Failed: true}, {Index: 6, Reason: "not selected"}}
+	open(t, healthy.serve(t), wide).shows("1 problem", "GPU 5 can't be read: nvmlDeviceGetHandleByIndex: GPU is lost", "run k8s-gpu doctor on this node", "2 not offered")
 }
