@@ -1,6 +1,7 @@
 package simdriver
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -29,7 +30,7 @@ func (m *Machine) StartProcess(slot, pid, mib int, at ...At) error {
 	}
 	return m.edit(func(c *conf) error {
 		if _, err := os.Stat(m.path("proc", strconv.Itoa(pid))); err != nil {
-			if err := m.showProcess(pid, 'S'); err != nil {
+			if err := m.showProcess(pid); err != nil {
 				return err
 			}
 		}
@@ -69,15 +70,22 @@ func (m *Machine) EndProcess(pid int) error {
 
 // Zombie ends a process for which its parent does not wait. The driver lists it until EndProcess, as in the moment before it
 // notices the end.
-func (m *Machine) Zombie(pid int) error { return m.showProcess(pid, 'Z') }
+func (m *Machine) Zombie(pid int) error {
+	path := m.path("proc", strconv.Itoa(pid), "stat")
+	stat, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, bytes.Replace(stat, []byte(") S "), []byte(") Z "), 1), 0o644)
+}
 
-// showProcess has procfs show a process in a state (proc_pid_stat(5)), started now.
-func (m *Machine) showProcess(pid int, state rune) error {
+// showProcess has procfs show a process (proc_pid_stat(5)), started now.
+func (m *Machine) showProcess(pid int) error {
 	dir := m.path("proc", strconv.Itoa(pid))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
 	name := "a (b) c" // a name may contain anything
-	stat := fmt.Sprintf("%d (%s) %c 1 %d %d 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 %d 0 0\n", pid, name, state, pid, pid, 1000+starts.Add(1))
+	stat := fmt.Sprintf("%d (%s) S 1 %d %d 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 %d 0 0\n", pid, name, pid, pid, 1000+starts.Add(1))
 	return os.WriteFile(dir+"/stat", []byte(stat), 0o644)
 }

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
 
@@ -115,6 +116,35 @@ func TestUsedBy(t *testing.T) {
 			t.Errorf("not supported: %+v, %v", usage[0], err)
 		}
 		must(t, m.Heal(), s.Close())
+	}
+}
+
+// A call that a GPU does not support is made again with the values that change slowly.
+func TestUsedByIsTriedAgain(t *testing.T) {
+	m := simdriver.Start(t, "t4")
+	startOnGPU(t, m, 0, 900, 512)
+	now := time.Unix(0, 0)
+	s := openWith(t, m, Options{UsedBy: true, Now: func() time.Time { return now }})
+	snapshot(t, s)
+	must(t, m.Fail(simdriver.GPU(0), processesCall, "NOT_SUPPORTED", simdriver.Always))
+	for i, want := range []uint64{1, 0, 1, 0} {
+		if i == 2 {
+			now = now.Add(slowUsageEvery)
+		}
+		var usage []gpu.Usage
+		made := counted(t, m, func() {
+			var err error
+			usage, err = s.Usage()
+			must(t, err)
+		})
+		if n := made[processesCall+"_v3"]; n != want || usage[0].Processes != nil || !usage[0].Power.OK {
+			t.Errorf("reading %d: %d calls, want %d: %+v", i, n, want, usage)
+		}
+	}
+	must(t, m.Heal())
+	now = now.Add(slowUsageEvery)
+	if usage, err := s.Usage(); err != nil || len(read(usage[0].Processes)) != 1 {
+		t.Errorf("supported: %+v, %v", usage, err)
 	}
 }
 

@@ -82,7 +82,7 @@ type slowUsage struct {
 
 // slowUsage reads the values that change slowly, unless it read them less than slowUsageEvery ago. It belongs to the running query.
 func (w *gpuWorker) slowUsage(c *caller, h nvml.Device, now time.Time) gpu.Usage {
-	if age := now.Sub(w.slow.at); !w.slow.at.IsZero() && age >= 0 && age < slowUsageEvery {
+	if !w.slow.at.IsZero() && now.Sub(w.slow.at) < slowUsageEvery {
 		return w.slow.usage
 	}
 	var u gpu.Usage
