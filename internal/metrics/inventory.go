@@ -23,6 +23,7 @@ var (
 	cdiDevices = shared.Gauge("cdi_devices",
 		"Offered devices that the CDI specification defines, or does not define. No series if no specification is needed, or none was attempted yet.", "state")
 	excluded   = shared.Gauge("devices_excluded", "Devices that were found and are not offered.")
+	unreadable = shared.Gauge("devices_unreadable", "Devices among devices_excluded that can't be read: a fault, not a decision of the policy.")
 	driverInfo = shared.Gauge("driver_info", "The driver: pending, absent, failed, ready or released (maintenance).", "state", "version", "cuda")
 )
 
@@ -31,6 +32,7 @@ func collectInventory(p *Page, s Source) {
 	driver := inv.Driver()
 	p.Add(driverInfo, 1, driver.State.String(), driver.Version, driver.CUDA)
 	p.Add(excluded, float64(len(inv.Excluded())))
+	p.Add(unreadable, float64(failed(inv.Excluded())))
 	p.Add(policy, float64(len(inv.PolicyWarnings())+len(inv.OutdatedBindings())))
 	p.Add(overlaps, float64(len(inv.Overlaps())))
 	for u := range inv.Devices() {
@@ -45,6 +47,16 @@ func collectInventory(p *Page, s Source) {
 		p.Add(cdiDevices, float64(undefined), "undefined")
 	}
 	collectUnits(p, s)
+}
+
+// failed counts the devices that can't be read.
+func failed(excluded []gpu.Exclusion) (n int) {
+	for _, e := range excluded {
+		if e.Failure != gpu.NotFailed {
+			n++
+		}
+	}
+	return n
 }
 
 func migIndex(d gpu.Device) string {
