@@ -78,7 +78,7 @@ func missingGPUs(f *Facts) (findings []Finding) {
 	return findings
 }
 
-// lostRemedy is for a GPU that does not answer on the PCI bus. It begins with what the agent's health says about one.
+// lostRemedy is for a GPU that does not answer on the PCI bus. It begins with the action in the agent's health of one.
 const lostRemedy = "drain the node and reboot it; if the GPU is still lost, check slot and power; if it happens again, replace the card"
 
 func missingGPU(f *Facts, g pciGPU) Finding {

@@ -84,7 +84,7 @@ func TestSeriesEnd(t *testing.T) {
 			"held 1, idle_seconds 30, owner train-0 main 1, owner job task 1"},
 		{"utilisation unknown", use.Device{ID: id, Holds: hold(job), HeldSince: since}, true, "held 1, owner job task 1"},
 		{"record of holders lost", use.Device{ID: id, Processes: []use.Process{{Unreserved: true}}}, false, "processes 1"},
-		{"a stranger", use.Device{ID: id, Processes: []use.Process{{Unreserved: true}, {}}}, true, "held 0, processes 2, unreserved_processes 1"},
+		{"a process without a reservation", use.Device{ID: id, Processes: []use.Process{{Unreserved: true}, {}}}, true, "held 0, processes 2, unreserved_processes 1"},
 		{"nothing known again", use.Device{ID: id}, false, ""},
 	}
 	agent := read(core.DefaultConfig(), coretest.GPUs(1))

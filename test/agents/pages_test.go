@@ -187,7 +187,7 @@ func TestPagesWhileTheDriverHangs(t *testing.T) {
 	})
 }
 
-// nomad-gpu listens where the latest config block says, also while another process has the port of the one before, and nowhere without
+// nomad-gpu listens at the address of the latest config block, also while another process has the port of the one before, and nowhere without
 // an address.
 func TestNomadPagesMove(t *testing.T) {
 	t.Parallel()

@@ -24,7 +24,7 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// foreignGPUs is the variable with the UUIDs that the plugin of another make offers, each of them healthy, whatever the machine says.
+// foreignGPUs is the variable with the UUIDs that the plugin of another make offers, each of them healthy, whatever the state of the machine is.
 const foreignGPUs = "E2E_FOREIGN_GPUS"
 
 // TestMain is also the plugin of another make: Nomad starts a copy of this program as its device plugin.

@@ -174,7 +174,7 @@ func TestNoScripts(t *testing.T) {
 	p.shows("GPUs of gpu-node-17", "driver ready 570.124.06", "GPU 7 XID_95 unhealthy", "/inventory")
 }
 
-// TestSilentAgent: when the agent does not answer any more, the page says so and keeps what it has.
+// TestSilentAgent: when the agent does not answer any more, the page shows that and keeps its content.
 func TestSilentAgent(t *testing.T) {
 	n := h100x8()
 	server := n.server(t)

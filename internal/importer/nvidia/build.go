@@ -129,7 +129,7 @@ var flags = []string{
 	"cdi-feature-flags", "cdi-disable-hooks",
 }
 
-// finish adds what the result needs, and says what differs because of it.
+// finish adds what the result needs, and adds a note about each difference.
 func (b *builder) finish() {
 	mps := b.root.get("sharing.mps") != nil
 	switch root := b.root.get("flags.mpsRoot"); {
