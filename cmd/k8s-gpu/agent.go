@@ -10,6 +10,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/cdi"
+	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/use"
@@ -103,7 +104,7 @@ func (r *runner) run(ctx context.Context, s settings, policies <-chan settings, 
 		view := kubemetrics.View{Plugin: adapter}
 		page := statuspage.New(statuspage.Options{
 			Agent: agentName, Version: versionText(), Node: statuspage.NodeName(),
-			Report: func() report.Report { return report.DescribeState(a.State(), s.Core, a.Warnings()...).WithUse(a.Use()) },
+			Report: func() report.Report { return control.Describe(a, s.Core, a.Warnings) },
 		})
 		server := status.New(status.Options{
 			Address: s.Operations.HTTPAddress, Name: agentName, Version: versionText(), Agent: a, Adapter: view, Reload: &r.reload,

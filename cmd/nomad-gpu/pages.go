@@ -8,6 +8,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadmetrics"
 	"github.com/tandem-gpu/tandem/internal/report"
 	"github.com/tandem-gpu/tandem/internal/status"
@@ -34,7 +35,7 @@ func (h *pages) adapter(s config.Nomad, log *slog.Logger, a *agent.Agent) agent.
 	}
 	page := statuspage.New(statuspage.Options{
 		Agent: agentName, Version: version, Node: statuspage.NodeName(),
-		Report: func() report.Report { return report.DescribeState(a.State(), s.Core, a.Warnings()...).WithUse(a.Use()) },
+		Report: func() report.Report { return control.Describe(a, s.Core, a.Warnings) },
 	})
 	server := status.New(status.Options{
 		Address: s.Operations.HTTPAddress, Name: agentName, Version: version, Agent: a, Adapter: h.view, Reload: &h.reload,

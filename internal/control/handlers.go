@@ -61,12 +61,15 @@ func newHandler(a Agent, o Options) http.Handler {
 	return mux
 }
 
-func (h handler) report() report.Report {
-	var warnings []string
-	if h.Warnings != nil {
-		warnings = h.Warnings()
+func (h handler) report() report.Report { return Describe(h.Agent, h.Config, h.Warnings) }
+
+// Describe returns the report of a running agent, the same for its socket and its pages. warnings may be nil.
+func Describe(a Agent, cfg core.Config, warnings func() []string) report.Report {
+	var lines []string
+	if warnings != nil {
+		lines = warnings()
 	}
-	r := report.DescribeState(h.State(), h.Config, warnings...).WithUse(h.Use())
+	r := report.DescribeState(a.State(), cfg, lines...).WithUse(a.Use())
 	r.Source = report.FromAgent
 	return r
 }

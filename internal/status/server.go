@@ -21,7 +21,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/metrics"
-	"github.com/tandem-gpu/tandem/internal/report"
 )
 
 // Adapter is the state of an orchestrator's adapter. Its methods are safe for concurrent use.
@@ -121,9 +120,7 @@ func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
 // inventory is what "inspect --json" prints for a running agent.
 func (s *Server) inventory(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
-	r := report.DescribeState(s.Agent.State(), s.Config, s.Warnings()...).WithUse(s.Agent.Use())
-	r.Source = report.FromAgent
-	_ = r.WriteJSON(w)
+	_ = control.Describe(s.Agent, s.Config, s.Warnings).WriteJSON(w)
 }
 
 func writeText(w http.ResponseWriter, err error, text string, notes ...string) {

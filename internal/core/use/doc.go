@@ -1,3 +1,3 @@
-// Package use describes what devices do and which work has them: values and pure functions. None of it changes what a device is
-// offered as or its health; with inventory.OccupancyWithhold the adapter of it to the monitor is inventory.Host.Occupied.
+// Package use describes what devices do and which work has them: values and pure functions. It changes neither the offer nor the health of
+// a device, except that with inventory.OccupancyWithhold the result of Table.Occupied becomes inventory.Host.Occupied.
 package use
