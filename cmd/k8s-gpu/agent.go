@@ -17,7 +17,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/allocationfile"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/containerruntime"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubemetrics"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/nodelabels"
 	"github.com/tandem-gpu/tandem/internal/report"
@@ -87,7 +86,6 @@ func deviceLists(s settings) kubeadapter.DeviceLists {
 
 // run runs an agent until ctx ends. It applies the policies that come.
 func (r *runner) run(ctx context.Context, s settings, policies <-chan settings, log *slog.Logger) error {
-	var adapter *kubeadapter.Adapter
 	o := agentOptions(s)
 	o.Handover, o.Reload, o.Signals, o.Log = &r.history, &r.reload, r.signals, log
 	o.Explain = explainAdapter(s)
@@ -95,39 +93,40 @@ func (r *runner) run(ctx context.Context, s settings, policies <-chan settings, 
 	if s.PodResourcesSocket != "" {
 		o.Use.Holders = podresources.Reader{Socket: s.PodResourcesSocket, PodLogs: podresources.PodLogs}.Read
 	}
+	api, err := newKubeAPI(s, log)
+	if err != nil {
+		return err
+	}
 	o.Adapter = func(a *agent.Agent) agent.Adapter {
-		adapter = kubeadapter.New(a.Monitor, kubeadapter.Options{
-			KubeletSocket: s.KubeletSocket, DevRoot: s.DevRoot, MPSRoot: s.MPSRoot, Lists: deviceLists(s), Log: log,
-			Check: a.CheckReservation, Reserved: a.Reserved, Watchdog: a.Watchdog(), PodResourcesSocket: s.PodResourcesSocket,
-			AllocationStore: allocationStore(s, log), Handover: &r.kubelet,
-		})
-		view := kubemetrics.View{Plugin: adapter}
+		made := r.newAdapters(a, s, api, log)
 		page := statuspage.New(statuspage.Options{
 			Agent: agentName, Version: versionText(), Node: statuspage.NodeName(),
 			Report: func() report.Report { return control.Describe(a, s.Core, a.Warnings) },
 		})
 		server := status.New(status.Options{
-			Address: s.Operations.HTTPAddress, Name: agentName, Version: versionText(), Agent: a, Adapter: view, Reload: &r.reload,
+			Address: s.Operations.HTTPAddress, Name: agentName, Version: versionText(), Agent: a, Adapter: made.view, Reload: &r.reload,
 			Config: s.Core, Sources: a.SourcesUp, Warnings: a.Warnings, DriverCalls: agent.DriverCalls,
 			Handlers: page.Handlers(), Log: log,
 		})
 		labels := nodelabels.New(nodelabels.Options{Path: s.Operations.FeaturesFile, Sys: s.Core.Roots.Sys, MIG: s.Core.MIG, Log: log})
 		return agent.Adapter{
-			Tasks: []func(context.Context) error{
-				adapter.Run,
+			Tasks: append(made.tasks,
 				func(ctx context.Context) error { server.Run(ctx); return nil },
 				func(ctx context.Context) error { page.Run(a.WatchUse(ctx)); return nil },
 				func(ctx context.Context) error { labels.Run(ctx, a.Monitor); return nil },
 				func(ctx context.Context) error { applyPolicies(ctx, a.Monitor, labels, policies); return nil },
-			},
-			View:      adapter.Withhold,
-			Warnings:  func() []string { return slices.Concat(server.ListenWarnings(), adapter.Warnings(), labels.Warnings()) },
-			Endpoints: view.Endpoints,
+			),
+			View:      made.plugins.Withhold,
+			Warnings:  func() []string { return slices.Concat(server.ListenWarnings(), made.warnings(), labels.Warnings()) },
+			Endpoints: made.view.Endpoints,
+			Extend:    made.extend,
+			APIs:      made.apis,
+			Books:     made.books,
 		}
 	}
-	log.Info("starting", "version", versionText(), "kubelet", s.KubeletSocket, "driver-root", s.Core.Roots.Driver,
-		"mig-strategy", s.Core.MIG, "device-list-strategy", s.Strategies, "health-mode", s.Core.Health.Mode)
-	err := agent.New(o).Run(ctx)
+	log.Info("starting", slices.Concat([]any{"version", versionText(), "kubelet", s.KubeletSocket, "driver-root", s.Core.Roots.Driver,
+		"mig-strategy", s.Core.MIG, "device-list-strategy", s.Strategies, "health-mode", s.Core.Health.Mode}, draAttributes(s))...)
+	err = agent.New(o).Run(ctx)
 	if errors.Is(err, gpu.ErrDriverStale) {
 		return fmt.Errorf("%w; a new process is needed, and the DaemonSet starts one", err)
 	}

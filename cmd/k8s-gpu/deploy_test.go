@@ -27,8 +27,10 @@ type daemonSet struct {
 		} `yaml:"updateStrategy"`
 		Template struct {
 			Spec struct {
-				Grace      int  `yaml:"terminationGracePeriodSeconds"`
-				HostPID    bool `yaml:"hostPID"`
+				Grace      int    `yaml:"terminationGracePeriodSeconds"`
+				HostPID    bool   `yaml:"hostPID"`
+				Account    string `yaml:"serviceAccountName"`
+				Token      bool   `yaml:"automountServiceAccountToken"`
 				Containers []container
 				Volumes    []struct {
 					Name     string
@@ -47,8 +49,15 @@ type container struct {
 		TimeoutSeconds   int `yaml:"timeoutSeconds"`
 		FailureThreshold int `yaml:"failureThreshold"`
 	} `yaml:"livenessProbe"`
-	Args         []string
-	Env          []struct{ Name, Value string }
+	Args []string
+	Env  []struct {
+		Name, Value string
+		ValueFrom   struct {
+			FieldRef struct {
+				FieldPath string `yaml:"fieldPath"`
+			} `yaml:"fieldRef"`
+		} `yaml:"valueFrom"`
+	}
 	VolumeMounts []struct {
 		MountPath string `yaml:"mountPath"`
 		ReadOnly  bool   `yaml:"readOnly"`
@@ -64,7 +73,9 @@ type container struct {
 func (c container) env() map[string]string {
 	env := map[string]string{}
 	for _, e := range c.Env {
-		env[e.Name] = e.Value
+		if env[e.Name] = e.Value; e.ValueFrom.FieldRef.FieldPath == "spec.nodeName" {
+			env[e.Name] = "node1"
+		}
 	}
 	return env
 }
@@ -135,11 +146,13 @@ func TestDaemonSetComponents(t *testing.T) {
 		adds       []string
 		writes     bool // the mount is not read-only
 		hostPID    bool
-		privileged bool // allowPrivilegeEscalation must be true, then, which the base sets to false
+		privileged bool   // allowPrivilegeEscalation must be true, then, which the base sets to false
+		account    string // with a token of the API server
 	}{
 		"policy": {mount: "/etc/tandem"}, "mps": {mount: "/mps"}, "mig": {adds: []string{"SYS_ADMIN"}}, "selinux": {},
 		"driver-container": {mount: "/driver-root"}, "device-nodes": {}, "cdi": {privileged: true},
 		"reservation-check": {hostPID: true}, "owners": {hostPID: true, mount: "/var/log/pods"},
+		"dra":         {mount: "/var/lib/kubelet/plugins_registry", writes: true, account: "tandem-k8s-gpu"},
 		"node-labels": {mount: "/etc/kubernetes/node-feature-discovery/features.d", writes: true},
 	} {
 		var k struct{ Patches []struct{ Patch string } }
@@ -151,6 +164,9 @@ func TestDaemonSetComponents(t *testing.T) {
 		c := d.Spec.Template.Spec.Containers[0]
 		if d.Spec.Template.Spec.HostPID != want.hostPID {
 			t.Errorf("%s: hostPID is %t", name, !want.hostPID)
+		}
+		if pod := d.Spec.Template.Spec; pod.Account != want.account || pod.Token != (want.account != "") {
+			t.Errorf("%s: account %q, token %t", name, pod.Account, pod.Token)
 		}
 		if c.Name != base.Name || !slices.Equal(c.SecurityContext.Capabilities.Add, want.adds) {
 			t.Errorf("%s: container %s, capabilities %v", name, c.Name, c.SecurityContext.Capabilities)
@@ -172,7 +188,11 @@ func TestDaemonSetComponents(t *testing.T) {
 			t.Errorf("%s: %s is not mounted", name, file)
 		}
 		delete(env, "CONFIG_FILE")
-		if s, err := resolveAll(t, base.Args, env, string(policy)); err != nil || len(s.Notes) > 0 {
+		text := string(policy)
+		if want.account != "" { // the API dra has no requests for several units of a device
+			text = strings.Replace(text, "failRequestsGreaterThanOne: true", "failRequestsGreaterThanOne: false", 1)
+		}
+		if s, err := resolveAll(t, base.Args, env, text); err != nil || len(s.Notes) > 0 {
 			t.Errorf("%s: %v, settings without effect: %q", name, err, s.Notes)
 		}
 	}

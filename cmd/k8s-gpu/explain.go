@@ -2,19 +2,46 @@ package main
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/draadapter/deviceclass"
+	"github.com/tandem-gpu/tandem/internal/draadapter/resourceslice"
 	"github.com/tandem-gpu/tandem/internal/explain"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 )
 
 // explainAdapter is what the kubelet's adapter adds to the command explain.
 func explainAdapter(s settings) explain.Adapter {
+	if s.Core.API == inventory.DRA {
+		return explain.Adapter{
+			API: inventory.DRA, Listed: true, Name: claimName, Notes: claimNotes,
+			Respond: func(p inventory.Plan) explain.Response {
+				return explain.Response{Env: map[string]string{}, CDIDevices: p.CDI}
+			},
+		}
+	}
 	return explain.Adapter{
 		Name:    kubeadapter.ResourceOf,
 		Respond: func(p inventory.Plan) explain.Response { return responseOf(s, p) },
 		Notes:   kubeletNotes,
 	}
+}
+
+// claimName is what a claim names for a unit: the class of its pool.
+func claimName(u inventory.Unit) string { return "DeviceClass " + deviceclass.NameOf(u.Pool) }
+
+// claimNotes are what Kubernetes does with a claim (1.37, k8s.io/dynamic-resource-allocation/structured).
+func claimNotes(_ *inventory.Inventory, units []inventory.Unit, n int) []string {
+	names := make([]string, len(units))
+	for i, u := range units {
+		names[i] = resourceslice.DeviceName(u)
+	}
+	notes := []string{"Kubernetes: the scheduler chooses, on the node that it chooses: of the devices that class, selectors and taints allow, the first in the slices. In ResourceSlices: " + strings.Join(names, ", ")}
+	if n == 0 {
+		return append(notes, fmt.Sprintf("Kubernetes: a claim can name a device by its attributes: device.attributes[\"%s\"].uuid == %q", resourceslice.Driver, units[0].Device.ID))
+	}
+	return append(notes, "Kubernetes: devices of other claims are known here only while pods of this node use them")
 }
 
 // responseOf is the response to Allocate.

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"syscall"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
@@ -19,9 +20,14 @@ import (
 	"github.com/tandem-gpu/tandem/internal/cli"
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/control"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/doctor"
 	"github.com/tandem-gpu/tandem/internal/doctor/kubelet"
+	"github.com/tandem-gpu/tandem/internal/draadapter"
+	"github.com/tandem-gpu/tandem/internal/draadapter/publisher"
+	"github.com/tandem-gpu/tandem/internal/draadapter/resourceslice"
 	"github.com/tandem-gpu/tandem/internal/explain"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/status"
 	"github.com/tandem-gpu/tandem/internal/terminal"
 )
@@ -75,7 +81,7 @@ func run(ctx context.Context, env environment) error {
 		},
 		Doctor: func(string) (agent.Options, []doctor.Check, error) {
 			s, err := read()
-			return agentOptions(s), kubelet.Checks(doctorOptions(s)), err
+			return agentOptions(s), slices.Concat(kubelet.Checks(doctorOptions(s)), draChecks(s)), errors.Join(err, s.CheckNode())
 		},
 		Explain: func() explain.Adapter {
 			s, _ := read() // Options has the error
@@ -85,7 +91,7 @@ func run(ctx context.Context, env environment) error {
 			s, err := read()
 			return s.Summary(), err
 		},
-		Import: importNVIDIA(), Shadow: shadowKubelet(read),
+		Import: importNVIDIA(), Shadow: shadowKubelet(read), Classes: classes(read),
 		Stdout: env.stdout, Stderr: env.stderr,
 	}.Run(ctx, env.args)
 }
@@ -99,6 +105,17 @@ func doctorOptions(s settings) kubelet.Options {
 	}
 }
 
+// draChecks are the checks of the API dra; none with device plugins.
+func draChecks(s settings) []doctor.Check {
+	if s.Core.API != inventory.DRA {
+		return nil
+	}
+	return kubelet.DRA{
+		Node: s.DRA.Node, Driver: resourceslice.Driver, Sockets: draadapter.SocketPrefix, Slices: publisher.NamePrefix(s.DRA.Node, resourceslice.Driver),
+		KubeletDir: s.DRA.KubeletDir, CDIDir: s.CDI.Folder, API: kubeAPIOptions(s), Names: []string{kubeadapter.GPUResource},
+	}.Checks()
+}
+
 // serve runs the agent until ctx ends.
 func serve(ctx context.Context, read func() (settings, error), env environment) error {
 	hangup, signals := notify()
@@ -110,7 +127,7 @@ func serve(ctx context.Context, read func() (settings, error), env environment) 
 			env.format.set(s.Operations.LogFormat)
 			first = false
 		}
-		return s, err
+		return s, errors.Join(err, checkDRA(s))
 	}
 	newLog := func(s settings) *slog.Logger {
 		env.format.set(s.Operations.LogFormat)

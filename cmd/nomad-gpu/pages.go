@@ -3,12 +3,14 @@ package main
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/control"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadmetrics"
 	"github.com/tandem-gpu/tandem/internal/report"
 	"github.com/tandem-gpu/tandem/internal/status"
@@ -18,7 +20,7 @@ import (
 
 // pages makes the HTTP servers of the agents of this process. They listen one at a time.
 type pages struct {
-	view   nomadmetrics.View
+	plugin *nomadadapter.Plugin
 	reload agent.ReloadStatus
 
 	mu     sync.Mutex
@@ -28,17 +30,18 @@ type pages struct {
 // closeTimeout is how long a server waits for the end of the one before, which may have the same address.
 const closeTimeout = 2 * time.Second
 
-// adapter is what an agent with these settings runs for its pages. Without an address that is nothing.
+// adapter is what an agent with these settings runs for its pages, which is nothing without an address; and the warnings of the plugin and the
+// server.
 func (h *pages) adapter(s config.Nomad, log *slog.Logger, a *agent.Agent) agent.Adapter {
 	if s.Operations.HTTPAddress == "" {
-		return agent.Adapter{}
+		return agent.Adapter{Warnings: h.plugin.Warnings}
 	}
 	page := statuspage.New(statuspage.Options{
 		Agent: agentName, Version: version, Node: statuspage.NodeName(),
 		Report: func() report.Report { return control.Describe(a, s.Core, a.Warnings) },
 	})
 	server := status.New(status.Options{
-		Address: s.Operations.HTTPAddress, Name: agentName, Version: version, Agent: a, Adapter: h.view, Reload: &h.reload,
+		Address: s.Operations.HTTPAddress, Name: agentName, Version: version, Agent: a, Adapter: nomadmetrics.View{Plugin: h.plugin}, Reload: &h.reload,
 		Config: s.Core, Sources: a.SourcesUp, Warnings: a.Warnings, DriverCalls: agent.DriverCalls,
 		Handlers: page.Handlers(), Log: log,
 	})
@@ -55,7 +58,7 @@ func (h *pages) adapter(s config.Nomad, log *slog.Logger, a *agent.Agent) agent.
 			page.Run(a.WatchUse(ctx))
 			return nil
 		}},
-		Warnings: server.ListenWarnings,
+		Warnings: func() []string { return slices.Concat(server.ListenWarnings(), h.plugin.Warnings()) },
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
+	"github.com/tandem-gpu/tandem/internal/assignment"
 	"github.com/tandem-gpu/tandem/internal/asynclog"
 	"github.com/tandem-gpu/tandem/internal/checkpoint"
 	"github.com/tandem-gpu/tandem/internal/cli"
@@ -44,7 +45,7 @@ func serve(stderr io.Writer) int {
 		})
 		return sup.Start(ctx, o)
 	}, log)
-	pages.view.Plugin = p
+	pages.plugin = p
 	p.ObserveReloads(&pages.reload)
 	p.PersistPolicy(process.Incarnation(parent))
 	p.PersistGroups(checkpoint.BootID)
@@ -83,6 +84,8 @@ func pluginOptions(s nomadadapter.Settings, log *slog.Logger, h *pages) agent.Op
 	}
 	o.Adapter = func(a *agent.Agent) agent.Adapter {
 		adapter := h.adapter(s, log, a)
+		adapter.APIs = []inventory.API{inventory.Nomad}
+		adapter.Books = map[inventory.API]assignment.Book{inventory.Nomad: book(client, a.Current)}
 		if client != nil {
 			adapter.Tasks = append(adapter.Tasks, func(ctx context.Context) error { client.Run(ctx, a.Watchdog(), a.WakeUse); return nil })
 		}

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/tandem-gpu/tandem/internal/assignment"
 	"github.com/tandem-gpu/tandem/internal/cdi"
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/control"
@@ -56,6 +57,12 @@ type Adapter struct {
 	View      func(*inventory.Inventory) *inventory.Inventory // the inventory as the orchestrator sees it, for operators
 	Warnings  func() []string                                 // about the adapter, one line each
 	Endpoints func() []report.Endpoint                        // for the debug view
+
+	// APIs are those through which this process offers devices, that of the settings first, and Books the records of what work has
+	// through each. Without APIs no GPU moves between APIs.
+	APIs   []inventory.API
+	Books  map[inventory.API]assignment.Book
+	Extend func(report.Report) report.Report // the report with what the adapter has beside
 }
 
 // Agent is a composed agent. Its methods are safe for concurrent use. It implements control.Agent.
@@ -96,6 +103,7 @@ func New(o Options) *Agent {
 	a.AwaitLog() // sources.follow reports it
 	if o.Adapter != nil {
 		a.adapter = o.Adapter(a)
+		a.sources.host.Serve(a.adapter.APIs, a.adapter.Books)
 	}
 	return a
 }
@@ -123,7 +131,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	start(func() {
 		defer close(a.socketDone)
 		a.socket.Serve(ctx, a, control.Options{
-			Config: a.opts.Core, Simulation: a.opts.Health.Simulation, Warnings: a.Warnings, Endpoints: a.adapter.Endpoints, Explain: a.opts.Explain, Log: a.opts.Log,
+			Config: a.opts.Core, Simulation: a.opts.Health.Simulation, Warnings: a.Warnings, Endpoints: a.adapter.Endpoints, Explain: a.opts.Explain,
+			Assignments: a.assignmentFacts, Log: a.opts.Log,
 		})
 	})
 	stuck := make(chan error, 1)
@@ -189,11 +198,23 @@ func (a *Agent) State() core.State {
 	return s
 }
 
+// Extend implements control.Extender.
+func (a *Agent) Extend(r report.Report) report.Report {
+	if a.adapter.Extend == nil {
+		return r
+	}
+	return a.adapter.Extend(r)
+}
+
 // Reserved reports that devices were reserved for new work. It never blocks.
 func (a *Agent) Reserved(devices []gpu.Device) {
 	a.Monitor.Reserved(devices)
+	a.sources.host.Reserved(devices)
 	a.use.Wake()
 }
+
+// Assignments returns the GPUs that have a target, or that the APIs of this agent share, and what their moves wait for.
+func (a *Agent) Assignments() []assignment.Status { return a.sources.host.Assignments() }
 
 // WakeUse makes the table of Use be read again soon: an orchestrator's record has changed. It never blocks.
 func (a *Agent) WakeUse() { a.use.Wake() }

@@ -18,6 +18,16 @@ type Runtime struct {
 	Folders []string   // of CDI specifications, as configured; nil = unknown
 }
 
+// ParseRuntime returns the runtime that a Node of Kubernetes has in status.nodeInfo.containerRuntimeVersion, "containerd://2.4.2"; the zero
+// value for a text of another form.
+func ParseRuntime(text string) Runtime {
+	name, version, ok := strings.Cut(text, "://")
+	if !ok {
+		return Runtime{}
+	}
+	return Runtime{Name: name, Version: version}
+}
+
 // String returns the name and version; "unknown runtime" for the zero value.
 func (r Runtime) String() string {
 	return cmp.Or(strings.TrimSpace(r.Name+" "+r.Version), "unknown runtime")
@@ -68,6 +78,15 @@ func Decide(problem, folder string, h Hooks, r Runtime) (usable bool, reason str
 		hooks = fmt.Sprintf("hooks by %s, version %s", h.Path, cmp.Or(h.Version, "unknown"))
 	}
 	return true, fmt.Sprintf("specification in %s, %s, %s", folder, hooks, r)
+}
+
+// Unsupported returns why containers of the runtime never get a device by the specifications in a folder; "" if they may. An engine
+// without CDI ignores the names: the container starts without its devices, and without an error.
+func (r Runtime) Unsupported(folder string) string {
+	if r.Name == "containerd" && number(r.Version, 0) == 1 && number(r.Version, 1) >= 7 && r.CDI == gpu.ToggleUnknown {
+		return "" // it may be configured
+	}
+	return r.refuses(folder)
 }
 
 // refuses returns why the runtime does not read the specifications in a folder; "" if it may.

@@ -56,6 +56,22 @@ func TestDecide(t *testing.T) {
 	}
 }
 
+// What a Node reports of its runtime refuses CDI only where it is known to be absent.
+func TestUnsupportedRuntime(t *testing.T) {
+	for text, want := range map[string]string{
+		"containerd://1.6.20": "containerd 1.6.20 has no CDI: use containerd 2", "containerd://1.7.29": "", "containerd://2.4.2": "",
+		"cri-o://1.23.5": "cri-o 1.23.5 has no CDI: use CRI-O 1.24 or later", "cri-o://1.34.3": "", "docker://28.5.2": "", "containerd": "", "": "",
+	} {
+		if got := ParseRuntime(text).Unsupported(DefaultFolder); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+	off := Runtime{Name: "containerd", Version: "1.7.29", CDI: gpu.Disabled}
+	if off.Unsupported(DefaultFolder) == "" {
+		t.Error("a runtime that reports CDI as switched off is taken for one with CDI")
+	}
+}
+
 // Which hooks a specification leaves out, by version of the hook program.
 func TestDisabledHooks(t *testing.T) {
 	for _, tc := range []struct {

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -22,6 +21,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/watch"
 	"github.com/tandem-gpu/tandem/internal/watchdog"
+	"github.com/tandem-gpu/tandem/test/logbuffer"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -106,7 +106,7 @@ func (m *monitor) defined(t *testing.T, ids ...gpu.DeviceID) core.State {
 type node struct {
 	Options
 	root string
-	log  *lines
+	log  *logbuffer.Buffer
 }
 
 // newNode has the files of a driver and, under bin/, a hook program without a version.
@@ -121,7 +121,7 @@ func newNode(t testing.TB) *node {
 	if err := os.MkdirAll(root+"/dev", 0o755); err != nil {
 		t.Fatal(err)
 	}
-	log := &lines{}
+	log := &logbuffer.Buffer{}
 	return &node{root: root, log: log, Options: Options{
 		Vendor: vendor, Folder: folder, DriverRoot: "/", ContainerRoot: root, DevRoot: "/", ContainerDevRoot: root, SysRoot: root + "/sys",
 		Log: slog.New(slog.NewTextHandler(log, nil)),
@@ -171,24 +171,6 @@ func write(t testing.TB, path, text string, mode os.FileMode) {
 	if err := os.WriteFile(path, []byte(text), mode); err != nil {
 		t.Fatal(err)
 	}
-}
-
-// lines is a log.
-type lines struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
 }
 
 func required() inventory.Injection { return inventory.Injection{CDI: inventory.CDIRequired} }

@@ -76,6 +76,8 @@ type Program struct {
 	Import *Import // nil = the program has no such verb
 	Shadow *Shadow // nil = the program has no such verb
 
+	Classes func(Classes) ([]byte, error) // the DeviceClasses as YAML; nil = the program has no such verb
+
 	Explain func() explain.Adapter // of the orchestrator, with the settings of Options, for an agent that does not run
 
 	Stdout, Stderr io.Writer

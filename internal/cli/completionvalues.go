@@ -34,6 +34,8 @@ func (l *commandLine) values(ctx context.Context, f cli.Flag, current string) []
 		return l.causes(ctx)
 	case "pool":
 		return l.pools(ctx)
+	case "to":
+		return words("device-plugin", "dra", "nomad")
 	}
 	return nil
 }
@@ -44,10 +46,15 @@ func (l *commandLine) arguments(ctx context.Context, current string) []candidate
 	if name == "explain" {
 		return l.devices(ctx, current)
 	}
+	if name == "migrate" && len(l.args) > 0 {
+		return l.devices(ctx, current)
+	}
 	if len(l.args) > 0 {
 		return nil
 	}
 	switch name {
+	case "migrate":
+		return words("plan", "apply", "back")
 	case "cdi":
 		return words("list", "remove")
 	case "simulate":

@@ -71,7 +71,7 @@ func (p Program) verbs() []*cli.Command {
 			})},
 		{name: "cdi", usage: "list the CDI specifications of this host, or remove those of this agent after it has ended",
 			argsUsage: "list|remove", maxArgs: 1, flags: []cli.Flag{asJSON}, do: p.cdi},
-		p.explainVerb(), p.topVerb(),
+		p.explainVerb(), p.topVerb(), p.migrateVerb(),
 		{name: "debug", usage: "print internals of the running agent: tasks, driver calls, endpoints, goroutines",
 			flags: []cli.Flag{asJSON}, do: p.onAgent(func(ctx context.Context, path string, c *cli.Command) error {
 				return control.Debug(ctx, path, p.Stdout, c.Bool("json"))
@@ -91,7 +91,7 @@ func (p Program) verbs() []*cli.Command {
 	return commands
 }
 
-// withMigration adds the verbs for the way from another plugin, before "debug".
+// withMigration adds the verbs for the way from another plugin or API, before "debug".
 func (p Program) withMigration(verbs []verb) []verb {
 	var more []verb
 	if p.Import != nil {
@@ -99,6 +99,9 @@ func (p Program) withMigration(verbs []verb) []verb {
 	}
 	if p.Shadow != nil {
 		more = append(more, p.shadowVerb())
+	}
+	if p.Classes != nil {
+		more = append(more, p.classesVerb())
 	}
 	at := slices.IndexFunc(verbs, func(v verb) bool { return v.name == "debug" })
 	return slices.Insert(verbs, at, more...)

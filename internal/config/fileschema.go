@@ -10,6 +10,7 @@ import (
 
 // groups are the meanings of the keys that contain others, apart from those of package policy.
 var groups = map[string]string{
+	"dra":          "the API dra of k8s-gpu",
 	"flags":        "options of the plugin",
 	"flags.plugin": "how containers get devices",
 	"health":       "health of the devices, and the host",

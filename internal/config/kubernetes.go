@@ -36,6 +36,7 @@ type Kubernetes struct {
 	Strategies         Strategies
 	AnnotationPrefix   string // of Strategies.CDIAnnotations
 	CDI                CDI
+	DRA                DRA // where Core.API is inventory.DRA
 
 	Notes []string // the options that have no effect
 
@@ -137,6 +138,7 @@ func resolve(flags Flags, env Environment, f File) (Kubernetes, error) {
 		}
 		given[o.Flag] = v
 	}
+	errs = append(errs, s.applyDRA(given)...)
 	wanted := s.Core.Injection.Nodes
 	if s.Core.Injection = s.Strategies.injection(wanted); wanted && !s.Core.Injection.Nodes {
 		s.Notes = append(s.Notes, given[flagPassDeviceSpecs].Where+" has no effect: with CDI strategies only, the device nodes are in the CDI specification")

@@ -29,7 +29,7 @@ func KubernetesSpecs() []Spec { return kubernetesOptions(new(Kubernetes), nil) }
 
 // kubernetesOptions are bound to s. checkAddress reports whether a TCP listener accepts an address.
 func kubernetesOptions(s *Kubernetes, checkAddress func(string) error) []Spec {
-	options := slices.Concat(nvidiaOptions(s), injectionOptions(s), ownOptions(s, checkAddress), kubernetesOperations(&s.Operations), healthOptions(&s.Core, &s.Health), inertOptions())
+	options := slices.Concat(nvidiaOptions(s), injectionOptions(s), ownOptions(s, checkAddress), draOptions(s), kubernetesOperations(&s.Operations), healthOptions(&s.Core, &s.Health), inertOptions())
 	for i := range options {
 		o := &options[i]
 		if o.Env == nil && o.Flag != "" {
@@ -67,11 +67,11 @@ func nvidiaOptions(s *Kubernetes) []Spec {
 			Usage:   "give containers the device nodes in addition to the environment",
 			Note:    "Those that the host has under the dev root, `rw`. Without effect if all strategies are of CDI, whose specification has them",
 			binding: boolean(&s.Core.Injection.Nodes)},
-		{Flag: "device-list-strategy", Key: "flags.plugin.deviceListStrategy", Default: "envvar",
+		{Flag: flagListStrategy, Key: "flags.plugin.deviceListStrategy", Default: "envvar",
 			Usage:   "how the devices of a container are passed: envvar, volume-mounts, cdi-annotations, cdi-cri, several of these, or auto: envvar, and cdi-cri while the CDI specification is usable",
 			Note:    "An empty list is an error: containers would have no GPU",
 			binding: custom(strategyType(), s.Strategies.set)},
-		{Flag: "device-id-strategy", Key: "flags.plugin.deviceIDStrategy", Default: "uuid",
+		{Flag: flagIDStrategy, Key: "flags.plugin.deviceIDStrategy", Default: "uuid",
 			Usage:   "how the devices of a container are identified: uuid or index",
 			Note:    "With `index` containers' devices are named `0`, or `0:1` for a MIG instance. An index can mean another device after a reboot, and the kubelet keeps the response of a pod",
 			binding: choice(&s.Core.IndexIDs, map[string]bool{"uuid": false, "index": true})},
@@ -143,7 +143,7 @@ func logLevel(field *slog.Level) binding {
 // file.
 func inertOptions() []Spec {
 	return []Spec{
-		{Key: "flags.useNodeFeatureAPI", without: "this agent does not call Kubernetes' API; --features-file writes node labels for Node Feature Discovery"},
+		{Key: "flags.useNodeFeatureAPI", without: "this agent writes no NodeFeature objects; --features-file writes node labels for Node Feature Discovery"},
 		{Key: "flags.gfd", binding: custom(schema.Type{Kind: schema.Opaque}, nil), without: "it configures NVIDIA's gpu-feature-discovery; in its place --features-file writes the same node labels, when they change"},
 	}
 }

@@ -38,6 +38,9 @@ var different = map[string]string{
 	"gdrcopy-enabled": "true", "gds-enabled": "true", "mofed-enabled": "true", "imex-channel-ids": "0", "imex-required": "true",
 	"hpc-job-mapping-dir": "/jobs", "features-file": "/features", "log-format": "json",
 
+	"api": "dra", "node-name": "node-1", "kube-api": "https://127.0.0.1:6443", "kube-token-file": "/token", "kube-ca-file": "/ca.crt",
+	"kubelet-dir": "/data/kubelet", "on-unhealthy": "evict",
+
 	"fail-on-init-error": "", "device-discovery-strategy": "", "config-file": "", // without effect on the settings, or no setting
 }
 
@@ -145,7 +148,7 @@ func TestSpellingsOfNomad(t *testing.T) {
 		must(t, flags[o.Flag].Set(different[o.HCL]))
 		k, err := resolveOne(t, flags, nil, nil)
 		must(t, err)
-		k.Core.MIG, k.Core.Roots, k.Core.Injection = n.Core.MIG, n.Core.Roots, n.Core.Injection // other options
+		k.Core.MIG, k.Core.Roots, k.Core.Injection, k.Core.API = n.Core.MIG, n.Core.Roots, n.Core.Injection, n.Core.API // other options
 		if diff := cmp.Diff(n.Core, k.Core, cmpopts.EquateEmpty()) + cmp.Diff(n.Health, k.Health); diff != "" {
 			t.Errorf("%s differs between the agents: %s", o.HCL, diff)
 		}

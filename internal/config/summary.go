@@ -13,7 +13,7 @@ import (
 func (s Kubernetes) Summary() []string {
 	f := s.File
 	f.MIG, f.MPSRoot = s.Core.MIG, s.MPSRoot
-	return slices.Concat(s.Notes, f.Summary())
+	return slices.Concat(s.Notes, s.apiSummary(), f.Summary())
 }
 
 // Summary is a line for each warning and each request of a file, whatever devices the host has.

@@ -50,6 +50,15 @@ type pathless struct {
 
 func (p *pathless) Error() string { return strings.ReplaceAll(p.error.Error(), p.dir, "") }
 
+// withoutFolder returns lines without the temporary folder of resolveAll.
+func withoutFolder(lines []string) []string {
+	short := make([]string, len(lines))
+	for i, line := range lines {
+		short[i] = line[strings.LastIndex(line, "/c.yaml")+1:]
+	}
+	return short
+}
+
 func errorText(err error) string {
 	if err == nil {
 		return ""

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/assignment"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
@@ -35,6 +36,11 @@ type Agent interface {
 	Use() use.Table
 }
 
+// Extender is an Agent whose orchestrator's adapter has more for a report: Extend returns r with it. It is safe for concurrent use.
+type Extender interface {
+	Extend(r report.Report) report.Report
+}
+
 // Options configure how an agent is served.
 type Options struct {
 	Config     core.Config              // of the agent: the report has its recovery periods
@@ -42,7 +48,10 @@ type Options struct {
 	Warnings   func() []string          // about the agent itself, for every report; nil = none
 	Endpoints  func() []report.Endpoint // for the debug view; nil = none
 	Explain    explain.Adapter          // of the orchestrator; without functions, requests are not explained
-	Log        *slog.Logger             // of every command, with the client; never nil
+
+	Assignments func() assignment.Facts // for the command migrate; nil = no GPU moves between APIs
+
+	Log *slog.Logger // of every command, with the client; never nil
 }
 
 // ClearArgs select the conditions to clear.

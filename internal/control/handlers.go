@@ -33,6 +33,8 @@ const (
 	rebindURL   = "/v1/rebind"
 	debugURL    = "/v1/debug"
 	explainURL  = "/v1/explain"
+
+	assignmentsURL = "/v1/assignments"
 )
 
 var (
@@ -51,6 +53,9 @@ func newHandler(a Agent, o Options) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+reportURL, func(w http.ResponseWriter, _ *http.Request) { respond(w, http.StatusOK, h.report()) })
 	mux.HandleFunc("GET "+debugURL, func(w http.ResponseWriter, _ *http.Request) { respond(w, http.StatusOK, h.debug()) })
+	if o.Assignments != nil {
+		mux.HandleFunc("GET "+assignmentsURL, func(w http.ResponseWriter, _ *http.Request) { respond(w, http.StatusOK, o.Assignments()) })
+	}
 	mux.HandleFunc("POST "+explainURL, h.explain)
 	mux.HandleFunc("POST "+clearURL, handle(h, h.clear))
 	mux.HandleFunc("POST "+ignoreURL, handle(h, h.ignore))
@@ -71,6 +76,9 @@ func Describe(a Agent, cfg core.Config, warnings func() []string) report.Report 
 	}
 	r := report.DescribeState(a.State(), cfg, lines...).WithUse(a.Use())
 	r.Source = report.FromAgent
+	if more, ok := a.(Extender); ok {
+		return more.Extend(r)
+	}
 	return r
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/setting"
+	"github.com/tandem-gpu/tandem/test/logbuffer"
 )
 
 func TestSocketIsPrivateAndRemoved(t *testing.T) {
@@ -96,7 +97,7 @@ func TestSocketThatCannotBeServed(t *testing.T) {
 		"no such one": {"/proc/none/k8s-gpu.sock", "/proc/none"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			log := &record{}
+			log := &logbuffer.Buffer{}
 			o := quiet()
 			o.Log = slog.New(slog.NewTextHandler(log, nil))
 			socket := control.NewSocket(c.path)

@@ -25,6 +25,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/report"
+	"github.com/tandem-gpu/tandem/test/logbuffer"
 )
 
 func TestMain(m *testing.M) {
@@ -42,27 +43,9 @@ type rig struct {
 	monitor *monitor.Monitor
 	path    string
 	socket  *control.Socket
-	log     *record
+	log     *logbuffer.Buffer
 	options control.Options
 	stop    func() // ends the agent and waits for it
-}
-
-// record is a log that can be read while it is written.
-type record struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (r *record) Write(p []byte) (int, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.text.Write(p)
-}
-
-func (r *record) String() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.text.String()
 }
 
 // shortDir is a directory whose path is short enough for a socket: t.TempDir contains the name of the test.
@@ -87,7 +70,7 @@ func startWith(t *testing.T, s gpu.Snapshot, store monitor.Store, change ...func
 	cfg.MIG = inventory.MIGMixed
 	cfg.Probe, cfg.Rescan, cfg.Health.RecoveryDwell = 10*time.Millisecond, 10*time.Millisecond, time.Hour
 	r := &rig{
-		T: t, machine: coretest.NewMachine(s), log: &record{},
+		T: t, machine: coretest.NewMachine(s), log: &logbuffer.Buffer{},
 		path: control.Path(filepath.Join(shortDir(t), "tandem"), "k8s-gpu"),
 	}
 	log := slog.New(slog.NewTextHandler(r.log, nil))

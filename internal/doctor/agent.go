@@ -9,6 +9,7 @@ import (
 	"syscall"
 
 	"github.com/tandem-gpu/tandem/internal/control"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/report"
 )
 
@@ -62,13 +63,20 @@ func decideAgent(f *Facts) []Finding {
 	return findings
 }
 
+// justStarted is what to do about what an agent has not done in its first moments.
+const justStarted = "run doctor again in a few seconds: the agent has just started"
+
 // disagreement is what the agent and this process read differently: one of them has other mounts, permissions or libraries.
 func disagreement(f *Facts) []Finding {
 	a, d := f.Agent.Report, f.Driver
 	if f.Agent.released() || d.Driver.State != "ready" {
 		return nil
 	}
-	if a.Driver.State != "ready" {
+	switch a.Driver.State {
+	case "ready":
+	case gpu.DriverPending.String():
+		return []Finding{{"agent", Note, "driver state", "the agent has not read the driver so far", justStarted}}
+	default:
 		return []Finding{{"agent", Problem, "driver state", fmt.Sprintf("the driver works here, but the agent reports it as %s: %s", a.Driver.State, a.Driver.Reason),
 			"restart the agent: its process has other mounts, permissions or an older library"}}
 	}

@@ -216,6 +216,9 @@ func withoutWork(f *Facts, r report.Report) (findings []Finding) {
 		if d.Cause == "HELD" { // of no fault: the policy has changed
 			severity, remedy = Note, "wait for the workload, or end it: new work gets the device then"
 		}
+		if d.Cause == "CDI_UNDEFINED" && r.CDI != nil && r.CDI.Reason == report.CDINotWritten {
+			severity, remedy = Note, justStarted
+		}
 		if d.Cause == "MPS_DAEMON_DOWN" {
 			place = "MPS control daemon of pool " + d.Pool
 			remedy = "start the MPS control daemon of the pool: see MPS in docs/policy.md"

@@ -128,6 +128,16 @@ func TestSituations(t *testing.T) {
 			d := &s.running().Devices[0]
 			d.Schedulable, d.Cause, d.Health = false, "HELD", "unhealthy: held (by pod ml/train under nvidia.com/gpu); clears: the workload ends"
 		}},
+		{"agent has just started", func(s *situation) {
+			s.running().Driver = report.Driver{State: "pending"}
+			s.agent.Devices = nil
+		}},
+		{"agent has no CDI specification so far", func(s *situation) {
+			r := s.running()
+			r.CDI = &report.CDI{Reason: report.CDINotWritten}
+			d := &r.Devices[0]
+			d.Schedulable, d.Cause, d.Health = false, "CDI_UNDEFINED", "unhealthy: no CDI definition (not written yet); clears: the device is defined"
+		}},
 		{"kernel log not readable, and the agent reports it", func(s *situation) {
 			s.options.KernelLog = "/nowhere/kmsg"
 			s.running().Warnings = []string{"kernel log unavailable: XIDs that NVML does not report are missed: permission denied"}

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tandem-gpu/tandem/internal/report"
 )
 
 // security is what confines processes.
@@ -150,7 +152,7 @@ func decideCDI(f *Facts) []Finding {
 			findings = append(findings, Finding{"cdi", Problem, file.Path, "defines devices of " + file.Kind + ", as the agent's own file does: a device that is in both can't be used", "remove it"})
 		}
 	}
-	if c := offered.CDI; c != nil && !c.Usable && c.Reason+c.Problem != "" {
+	if c := offered.CDI; c != nil && !c.Usable && c.Reason+c.Problem != "" && c.Reason != report.CDINotWritten {
 		findings = append(findings, Finding{"cdi", Note, c.Folder, "containers do not get CDI names: " + strings.TrimPrefix(c.Problem+"; "+c.Reason, "; "), ""})
 	}
 	if len(findings) == 0 && len(f.CDIFiles) > 0 {

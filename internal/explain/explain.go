@@ -14,6 +14,9 @@ import (
 
 // Adapter is what an orchestrator's adapter adds. Its functions are safe for concurrent use.
 type Adapter struct {
+	API    inventory.API // units that are offered through another one can't be given; "" = all can
+	Listed bool          // the orchestrator takes the first devices that fit, in their order; else it asks which are preferred
+
 	Name    func(u inventory.Unit) string                                          // in a request: "nvidia.com/gpu"
 	Respond func(p inventory.Plan) Response                                        // what a container gets for a plan
 	Notes   func(inv *inventory.Inventory, units []inventory.Unit, n int) []string // what the orchestrator does with a request; n = 0: for these units

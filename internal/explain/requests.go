@@ -46,6 +46,9 @@ func (x explainer) count(q question, n int) Request {
 	}
 	r.Available = len(available)
 	p := x.inv.ExplainPreference(available, required, n)
+	if x.Adapter.Listed {
+		p = x.listed(available, required, n)
+	}
 	r.Method = p.Method
 	for _, pair := range p.Pairs {
 		r.Pairs = append(r.Pairs, Pair{pair.A, pair.B, pair.NVLinks, pair.Bandwidth, pair.NVSwitch, pathName(pair.Path), pair.SameNUMA})
@@ -86,9 +89,16 @@ func (x explainer) unavailable(u inventory.Unit) string {
 	if !u.Health.Schedulable() {
 		return u.Health.String()
 	}
+	if why := x.otherAPI(u); why != "" {
+		return why
+	}
 	d, _ := x.Use.Device(u.Device.ID)
+	claims := 0
 	for _, h := range d.Holds {
-		if h.Unit == u.ID || h.Unit == "" && u.Sharing.Mode == inventory.Exclusive {
+		if h.Unit == "" {
+			claims++
+		}
+		if h.Unit == u.ID || claimed(claims, u) {
 			return "held by " + strings.Join(x.holders(u.Device.ID), ", ")
 		}
 	}

@@ -113,6 +113,7 @@ var methodTexts = map[inventory.Method]string{
 	inventory.MethodAll:       "all that are available",
 	inventory.MethodShared:    "of shared devices, those with the fewest units in use",
 	inventory.MethodPacked:    "of shared devices, those with the most units in use (packed)",
+	methodListed:              "the first that fit, in the order in which they are listed",
 	inventory.MethodConnected: "as few GPUs as possible, partly used ones first, then the best connected set, then the one that leaves the best connected GPUs",
 }
 

@@ -14,6 +14,7 @@ type offer struct {
 	at []gpu.Placement // of the devices of its units, each once
 
 	numbering inventory.Numbering
+	inventory *inventory.Inventory
 
 	// unsure reports whether the agent may offer a placement that is not in at because it could not be read. An earlier claim
 	// of it stays, as workloads may run there.
@@ -22,7 +23,7 @@ type offer struct {
 
 // offerOf is what an inventory offers.
 func offerOf(inv *inventory.Inventory) offer {
-	o := offer{numbering: inv.Proposed()}
+	o := offer{numbering: inv.Proposed(), inventory: inv}
 	identified, unreadable, unidentified := map[gpu.DeviceID]bool{}, map[gpu.DeviceID]bool{}, false
 	for u := range inv.Units() {
 		identified[u.Device.At.GPU] = true

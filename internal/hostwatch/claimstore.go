@@ -50,6 +50,9 @@ type claimStore struct {
 	tidy     bool              // files left by crashes are removed
 
 	decoded map[string]decodedFile // by name of a file
+
+	assigner *assigner // nil = no GPU moves between APIs
+	former   claimFile // claims of this agent in an earlier boot: for the assignments only
 }
 
 // decodedFile is a file as it was decoded last.
@@ -63,6 +66,9 @@ type view struct {
 	claims    []inventory.Claim
 	numbering inventory.Numbering // of all agents
 	others    []otherAgent        // by name
+
+	assignments      inventory.Assignments
+	assignmentsError error // the last good file of assignments is in force, or none
 }
 
 type otherAgent struct {
@@ -94,6 +100,9 @@ func (s *claimStore) update(ctx context.Context, o offer) (view, error) {
 	if err != nil {
 		return view{}, err
 	}
+	if s.assigner != nil {
+		o = s.assigner.keeping(o)
+	}
 	if failed == nil {
 		next := mine
 		next.started, next.boot = s.started, s.boot
@@ -110,6 +119,12 @@ func (s *claimStore) update(ctx context.Context, o offer) (view, error) {
 	}
 	// The numbers that this agent has written count, too: its history may be older, or of another node.
 	v := view{claims: coreClaims(mine, others, o), numbering: numberingOf(append(slices.Clone(others), mine))}
+	if s.assigner != nil {
+		c := hostClaims{mine: mine, others: others, running: s.isRunning, started: s.started, follows: errors.Is(failed, errDuplicateAgent)}
+		c.mine.claims = append(slices.Clone(mine.claims), s.former.claims...)
+		v.assignments, v.assignmentsError = s.assigner.assign(o.inventory, c)
+		s.former.claims = slices.DeleteFunc(s.former.claims, func(c claim) bool { return v.assignments.Elsewhere(c.at.GPU) })
+	}
 	for _, f := range others {
 		v.others = append(v.others, otherAgent{
 			agent: f.agent, file: s.path(f.agent, ".json"),
@@ -179,6 +194,9 @@ func (s *claimStore) read() (mine claimFile, others []claimFile, err error) {
 		}
 		s.logOnce(e.Name(), err)
 		switch {
+		case err == nil && agent == s.agent && f.boot != s.boot && f.boot != "" && s.boot != "":
+			s.former = f
+			s.former.claims = slices.Clone(f.claims) // f is kept as decoded
 		case err != nil || f.boot != s.boot && f.boot != "" && s.boot != "": // an unknown boot is no sign of a reboot
 		case agent == s.agent:
 			mine = f

@@ -63,15 +63,18 @@ type Watcher struct {
 	claims  *claimStore // nil = overlaps are not seen
 	timings timings
 
+	assigner *assigner // nil = no GPU moves between APIs
+
 	newWatcher func() (*fsnotify.Watcher, error) // of inotify; nil = fsnotify.NewWatcher
 
 	polled sync.WaitGroup // the first poll of each loop
 	first  chan struct{}  // closed after those
 
-	mu      sync.Mutex
-	host    inventory.Host
-	problem string       // why overlaps are not seen completely; "" = they are
-	stopped []otherAgent // that claim devices offered here and have not run for long
+	mu         sync.Mutex
+	host       inventory.Host
+	unassigned string       // why the file of assignments is not in force; "" = it is
+	problem    string       // why overlaps are not seen completely; "" = they are
+	stopped    []otherAgent // that claim devices offered here and have not run for long
 }
 
 // New returns a watcher. It reads nothing yet.
@@ -144,7 +147,7 @@ func (w *Watcher) update(m Monitor, change func(*inventory.Host)) {
 	defer w.mu.Unlock()
 	next := w.host
 	if change(&next); slices.Equal(next.MPS, w.host.MPS) && slices.Equal(next.Claims, w.host.Claims) &&
-		next.SharesNumbers == w.host.SharesNumbers && next.Numbering.Equal(w.host.Numbering) {
+		next.SharesNumbers == w.host.SharesNumbers && next.Numbering.Equal(w.host.Numbering) && next.Assignments.Equal(w.host.Assignments) {
 		return
 	}
 	w.host = next

@@ -50,8 +50,12 @@ func (w *Watcher) watchDaemons(ctx context.Context, m Monitor) {
 func (w *Watcher) watchClaims(ctx context.Context, m Monitor) {
 	defer w.claims.close()
 	var duplicate, unread grace
-	stopped := map[string]grace{}                                   // by agent
-	w.update(m, func(h *inventory.Host) { h.SharesNumbers = true }) // until the first poll
+	stopped := map[string]grace{} // by agent
+	var before inventory.Assignments
+	if w.assigner != nil {
+		before = w.assigner.unread()
+	}
+	w.update(m, func(h *inventory.Host) { h.SharesNumbers, h.Assignments = true, before }) // until the first poll
 	w.run(ctx, m, loop{name: "claims", watch: w.watchFiles, interval: w.timings.alone, check: func() (next time.Duration) {
 		v, err := w.claim(ctx, m)
 		if ctx.Err() != nil {
@@ -73,7 +77,14 @@ func (w *Watcher) watchClaims(ctx context.Context, m Monitor) {
 		unread.over(false)
 		long, next := w.stoppedFor(stopped, v.others)
 		w.setStopped(long)
-		w.update(m, func(h *inventory.Host) { h.Claims, h.Numbering, h.SharesNumbers = v.claims, v.numbering, err == nil })
+		w.setAssignmentsProblem(v.assignmentsError)
+		w.update(m, func(h *inventory.Host) {
+			h.Claims, h.Numbering, h.SharesNumbers = v.claims, v.numbering, err == nil
+			h.Assignments = v.assignments
+		})
+		if v.assignmentsError != nil || moving(w.Assignments()) {
+			next = movePause
+		}
 		if err != nil { // there is no event when a process of the same agent unlocks its file, or when the disk has room again
 			next = w.timings.poll
 		}

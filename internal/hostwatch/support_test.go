@@ -1,7 +1,6 @@
 package hostwatch
 
 import (
-	"bytes"
 	"context"
 	"log/slog"
 	"slices"
@@ -18,13 +17,14 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/test/logbuffer"
 )
 
 // agent is a monitor and a watcher on a node with eight GPUs, in a synctest bubble.
 type agent struct {
 	*monitor.Monitor
 	watcher *Watcher
-	log     *text
+	log     *logbuffer.Buffer
 	end     func()
 }
 
@@ -32,13 +32,14 @@ type setup struct {
 	name, stateDir, mpsRoot string
 	cfg                     core.Config
 
+	serve      func(*Watcher)                    // before it runs; nil = nothing
 	timings    timings                           // zero = defaultTimings
 	newWatcher func() (*fsnotify.Watcher, error) // nil = inotify is unavailable: its goroutine would stop the fake time
 }
 
 func start(t *testing.T, s setup) *agent {
 	t.Helper()
-	a := &agent{log: &text{}}
+	a := &agent{log: &logbuffer.Buffer{}}
 	log := slog.New(slog.NewTextHandler(a.log, nil))
 	a.Monitor = monitor.New(coretest.NewMachine(coretest.GPUs(8)).Open, s.cfg, log, nil)
 	a.watcher = New(Options{
@@ -49,6 +50,9 @@ func start(t *testing.T, s setup) *agent {
 	}
 	if a.watcher.newWatcher = s.newWatcher; s.newWatcher == nil {
 		a.watcher.newWatcher = func() (*fsnotify.Watcher, error) { return nil, syscall.EMFILE }
+	}
+	if s.serve != nil {
+		s.serve(a.watcher)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var parts sync.WaitGroup
@@ -120,24 +124,6 @@ func (a *agent) logged(text string) int { return strings.Count(a.log.String(), t
 func pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
-}
-
-// text is a log that is read while it is written.
-type text struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *text) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *text) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 // must fails the test on an error.

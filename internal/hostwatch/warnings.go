@@ -41,6 +41,24 @@ func (w *Watcher) setProblem(err error) {
 	}
 }
 
+// setAssignmentsProblem records why the file of assignments is not in force, and logs it when it changes.
+func (w *Watcher) setAssignmentsProblem(err error) {
+	text := ""
+	if err != nil {
+		text = "assignments of GPUs not read or not written, the last good ones stay in force and no GPU changes its API: " + oneLine(err)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if text == w.unassigned {
+		return
+	}
+	if w.unassigned = text; text == "" {
+		w.log.Info("assignments of GPUs known again")
+		return
+	}
+	w.log.Warn(text, "remedy", "correct the file, or put back a copy; without any, take the work from the GPUs and delete it")
+}
+
 // setStopped records the agents that claim devices offered here and do not run, and logs each once.
 func (w *Watcher) setStopped(stopped []otherAgent) {
 	w.mu.Lock()
@@ -66,6 +84,9 @@ func (w *Watcher) Warnings() []string {
 	var warnings []string
 	if w.problem != "" {
 		warnings = append(warnings, w.problem)
+	}
+	if w.unassigned != "" {
+		warnings = append(warnings, w.unassigned)
 	}
 	for _, a := range w.stopped {
 		warnings = append(warnings, a.String())

@@ -44,6 +44,19 @@ type Options struct {
 	// must not block; nil = no calls.
 	Reserved func([]gpu.Device)
 
+	// Lock is held in Allocate while it is checked that no other API of this process has given a device out, and recorded that this
+	// adapter has; nil = there is no other API.
+	Lock sync.Locker
+
+	// DRAHolder returns the resource claim that has hardware of a placement. Allocate refuses the device then. It is called with Lock
+	// held; nil = there is none.
+	DRAHolder func(gpu.Placement) (holder string, held bool)
+
+	// Empty returns resources to register with an empty list even if they have no unit: a kubelet up to 1.37.1 does not start containers
+	// of pods that have such a resource by DRA if a device plugin for it is gone for five minutes (kubernetes/kubernetes#141426). It is
+	// called for each new offer, and after Refresh; it must not block. nil = none.
+	Empty func() []string
+
 	PodResourcesSocket string             // of the kubelet's pod-resources API; "" = no queries
 	AllocationStore    AllocationStore    // nil = allocations are not stored across restarts of the process
 	Handover           *Handover          // from the Adapter before in this process; nil = none
@@ -130,6 +143,9 @@ func (a *Adapter) Run(ctx context.Context) error {
 		if !latest.inventory.Provisional() { // else an empty list would remove units that may follow
 			resources = append(resources, a.opts.Handover.offered()...)
 		}
+		if a.opts.Empty != nil {
+			resources = append(resources, a.opts.Empty()...)
+		}
 		for _, resource := range resources {
 			if e, ok := a.add(resource); ok {
 				running.Go(func() { e.run(ctx) })
@@ -138,6 +154,9 @@ func (a *Adapter) Run(ctx context.Context) error {
 	}
 	return nil
 }
+
+// Refresh makes Run call Options.Empty again. It does not block.
+func (a *Adapter) Refresh() { a.tracker.refresh() }
 
 // Withhold returns inv with units as unhealthy whose device a pod holds under another resource, as the kubelet sees it.
 func (a *Adapter) Withhold(inv *inventory.Inventory) *inventory.Inventory {
@@ -180,6 +199,9 @@ func (a *Adapter) list() []*endpoint {
 	return slices.SortedFunc(maps.Values(a.endpoints), func(x, y *endpoint) int { return cmp.Compare(x.resource, y.resource) })
 }
 
+// errNotOffered is why an agent that has found its devices is not ready: the kubelet has none of them so far.
+var errNotOffered = errors.New("the devices are not offered yet")
+
 // IdleError is the reason why a node has nothing to offer, which is not a failure of the agent.
 type IdleError struct{ Reason string }
 
@@ -213,6 +235,9 @@ func idle(inv *inventory.Inventory) error {
 	case gpu.DriverReleased:
 		return &IdleError{d.Reason}
 	case gpu.DriverReady:
+	}
+	if inv.Provisional() || inv.Len() > 0 { // else a rollout with two pods on the node ends the old one before the new one is registered
+		return errNotOffered
 	}
 	reasons := []string{}
 	for _, e := range inv.Excluded() {

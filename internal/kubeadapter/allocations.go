@@ -50,6 +50,8 @@ type allocations struct {
 	byKey map[deviceKey]allocation
 	pods  map[deviceKey]string // "namespace/name" by what the pod holds, from the kubelet; nil = unavailable
 
+	claims []podresources.Claim // of containers; nil = unavailable
+
 	// verified are the units that were offered when the kubelet last listed all pods: the device of any other unit may
 	// have been allocated under another resource since. nil = the kubelet is not queried.
 	verified map[deviceKey]int // with their NUMA nodes
@@ -71,15 +73,16 @@ const maxAllocations = 4096
 
 // apply returns the allocations after an update.
 func (a *allocations) apply(u update, t trackerTimings) *allocations {
-	next := &allocations{byKey: maps.Clone(a.byKey), pods: a.pods, verified: a.verified}
+	next := &allocations{byKey: maps.Clone(a.byKey), pods: a.pods, verified: a.verified, claims: a.claims}
 	switch {
 	case u.answer != nil:
 		next.pods = map[deviceKey]string{}
 		if u.partial {
 			maps.Copy(next.pods, a.pods)
 		} else {
-			next.verified = u.offered
+			next.verified, next.claims = u.offered, nil
 		}
+		next.claims = append(slices.Clone(next.claims), u.answer.Claims...)
 		for _, d := range u.answer.Devices {
 			k := deviceKey{d.Resource, inventory.UnitID(d.ID)}
 			next.pods[k] = d.Pod
@@ -88,7 +91,7 @@ func (a *allocations) apply(u update, t trackerTimings) *allocations {
 			}
 		}
 	case u.unavailable:
-		next.pods, next.verified = nil, u.offered
+		next.pods, next.verified, next.claims = nil, u.offered, nil
 	}
 	complete := u.answer != nil && !u.partial
 	for k, one := range next.byKey {
@@ -171,7 +174,7 @@ func (a *allocations) withheld(inv *inventory.Inventory) map[inventory.UnitID]st
 func (a *allocations) retained(inv *inventory.Inventory) map[string][]listedDevice {
 	var keys []deviceKey
 	for k := range a.byKey {
-		if u, ok := inv.Unit(k.id); !ok || ResourceOf(u) != k.resource {
+		if u, ok := inv.Unit(k.id); !ok || ResourceOf(u) != k.resource || !ofDevicePlugin(u.API) {
 			keys = append(keys, k)
 		}
 	}

@@ -42,12 +42,18 @@ func newOffer(inv *inventory.Inventory, a *allocations) *offer {
 func listDevices(inv *inventory.Inventory) map[string][]listedDevice {
 	size := map[string]int{} // by pool
 	for u := range inv.Devices() {
+		if !ofDevicePlugin(u.API) {
+			continue
+		}
 		size[u.Pool] += max(u.Sharing.Replicas, 1)
 	}
 	lists := make(map[string][]listedDevice, len(size))
 	var pool, resource string
 	var list []listedDevice // of pool
 	for u := range inv.Units() {
+		if !ofDevicePlugin(u.API) {
+			continue
+		}
 		if list == nil || u.Pool != pool {
 			pool, resource = u.Pool, ResourceOf(u)
 			if list = lists[resource]; list == nil {
@@ -59,6 +65,9 @@ func listDevices(inv *inventory.Inventory) map[string][]listedDevice {
 	}
 	return lists
 }
+
+// ofDevicePlugin reports whether units of an API are offered to the kubelet's device manager.
+func ofDevicePlugin(a inventory.API) bool { return a == "" || a == inventory.DevicePlugin }
 
 // dependsOnPods reports whether the offer changes when a pod ends.
 func (o *offer) dependsOnPods() bool { return o.withheld || len(o.retained) > 0 }

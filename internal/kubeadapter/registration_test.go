@@ -44,6 +44,9 @@ func TestNothingIsRegisteredBeforeAUnitExists(t *testing.T) {
 	if s := r.sockets(); len(s) > 0 {
 		t.Errorf("sockets without a unit: %v", s)
 	}
+	if err := idle(gpus(1)); !errors.Is(err, errNotOffered) { // before the endpoint is there
+		t.Errorf("Ready = %v, want %v", err, errNotOffered)
+	}
 	r.src.Set(gpus(1)) // a driver that is loaded later
 	r.awaitHealthy(GPUResource, 1)
 	r.awaitReady()
@@ -57,6 +60,9 @@ func TestNothingIsOfferedBeforeCDIIsKnown(t *testing.T) {
 	cfg.Injection.CDI = inventory.CDIAuto
 	ready := core.Build(coretest.GPUs(1), health.Ledger{}, cfg)
 	tr.setInventory(ready)
+	if err := idle(ready); !errors.Is(err, errNotOffered) {
+		t.Errorf("Ready = %v, want %v", err, errNotOffered)
+	}
 	if lists := tr.offers.Load().lists; len(lists) > 0 {
 		t.Errorf("offered before CDI is known: %v", lists)
 	}

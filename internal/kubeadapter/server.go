@@ -99,6 +99,10 @@ func (s *server) GetPreferredAllocation(_ context.Context, r *v1beta1.PreferredA
 // has canceled the call, nothing is allocated.
 func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
 	defer s.times.allocate.Since(time.Now())
+	if s.opts.Lock != nil {
+		s.opts.Lock.Lock()
+		defer s.opts.Lock.Unlock()
+	}
 	inv := s.tracker.offers.Load().inventory
 	response := &v1beta1.AllocateResponse{}
 	var devices []gpu.Device
@@ -106,7 +110,7 @@ func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1b
 	for _, c := range r.GetContainerRequests() {
 		plan, err := inv.Reserve(unitIDs(c.GetDevicesIds())...)
 		if err == nil {
-			err = s.checkResource(plan.Units)
+			err = errors.Join(s.checkResource(plan.Units), s.checkAPI(plan.Units))
 		}
 		if err == nil && s.opts.Check != nil {
 			err = s.checkReservation(plan.Units)
@@ -142,6 +146,26 @@ func (s *server) checkResource(units []inventory.Unit) error {
 	for i := range units {
 		if u := &units[i]; u.Pool != pool {
 			errs = append(errs, fmt.Errorf("device ID %s: belongs to %s now, not %s", u.ID, ResourceOf(*u), s.resource))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// checkAPI fails if one of the units is offered through another API, or if a resource claim has its hardware: an orchestrator may have
+// placed work on the device before it changed sides.
+func (s *server) checkAPI(units []inventory.Unit) error {
+	var errs []error
+	for i := range units {
+		u := &units[i]
+		if !ofDevicePlugin(u.API) {
+			errs = append(errs, fmt.Errorf("device ID %s: offered through %s now, not through a device plugin", u.ID, u.API))
+			continue
+		}
+		if s.opts.DRAHolder == nil {
+			continue
+		}
+		if holder, held := s.opts.DRAHolder(u.Device.At); held {
+			errs = append(errs, fmt.Errorf("device ID %s: %s has it through dra", u.ID, holder))
 		}
 	}
 	return errors.Join(errs...)

@@ -58,6 +58,7 @@ type tracker struct {
 	served      map[string]bool // resources that this agent has offered
 	started     time.Time
 	answered    time.Time // latest answer of the kubelet; zero = none
+	complete    time.Time // latest one that had all pods; zero = none
 	unavailable bool      // the latest query failed
 }
 
@@ -83,6 +84,13 @@ func (t *tracker) requestQuery() { watch.Notify(t.queries) }
 
 // publish replaces the offer. The caller holds mu.
 func (t *tracker) publish() { t.offers.Store(newOffer(t.inventory, t.allocations)) }
+
+// refresh publishes the present offer again.
+func (t *tracker) refresh() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.publish()
+}
 
 // withhold returns an inventory with the units as unhealthy that must not be allocated because of pods.
 func (t *tracker) withhold(inv *inventory.Inventory) *inventory.Inventory {
@@ -150,6 +158,9 @@ func (t *tracker) setInventory(inv *inventory.Inventory) {
 	units := make(map[deviceKey]int, inv.Len())
 	var pool, resource string
 	for u := range inv.Units() {
+		if !ofDevicePlugin(u.API) {
+			continue
+		}
 		if resource == "" || u.Pool != pool {
 			pool, resource = u.Pool, ResourceOf(u)
 			t.served[resource] = true
@@ -234,6 +245,9 @@ func (t *tracker) recordAnswer(u *update, err error) {
 			t.log.Info("pod-resources API available", "socket", t.socket)
 		}
 		t.answered, t.unavailable = u.now, false
+		if !u.partial {
+			t.complete = u.now
+		}
 		return
 	}
 	if !t.unavailable {

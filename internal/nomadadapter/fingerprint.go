@@ -28,6 +28,7 @@ const fingerprintInterval = time.Second
 // The stream ends with ctx and never before; a node without a driver is an empty list.
 func (p *Plugin) Fingerprint(ctx context.Context) (<-chan *device.FingerprintResponse, error) {
 	out := make(chan *device.FingerprintResponse)
+	p.streams.opened.Store(true)
 	go p.fingerprint(ctx, out)
 	return out, nil
 }

@@ -56,6 +56,7 @@ type Plugin struct {
 	names   groupNamer // for all runs: allocations remain when the configuration changes
 
 	counters counters
+	streams  streams
 	reloads  ReloadObserver
 
 	diskWork      sync.WaitGroup                    // goroutines that read or write the state directory

@@ -30,6 +30,7 @@ func (p *Plugin) Reserve(ids []string) (*device.ContainerReservation, error) {
 	began := time.Now()
 	reservation, err := p.reserve(ids)
 	p.counters.reserved(began, err)
+	p.streams.reserved(func() { p.log.Warn(unreadWarning) })
 	return reservation, err
 }
 

@@ -144,3 +144,46 @@ func TestUnreadStreamsBlockNothing(t *testing.T) {
 		t.Error("reservations were blocked by unread streams")
 	}
 }
+
+// Nomad may reserve devices of a process whose devices it does not read: that is a warning, from some time after the first reservation until
+// it reads them.
+func TestWarningIfDevicesAreNotRead(t *testing.T) {
+	for name, tc := range map[string]struct {
+		opens time.Duration // of the stream, after the reservation; negative = before it
+		want  bool
+	}{
+		"a stream from the start":             {-1, false},
+		"a stream right after a reservation":  {unreadAfter - time.Second, false},
+		"a stream long after the reservation": {unreadAfter + time.Minute, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newFixture(t, nodeInventory(coretest.GPUs(2)))
+				open := func() { <-fingerprints(t.Context(), t, s.Plugin) }
+				if tc.opens < 0 {
+					open()
+				}
+				for range 3 {
+					if _, err := s.Reserve([]string{gpuID(0)}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				time.Sleep(max(tc.opens, 0))
+				synctest.Wait()
+				if warnings := s.Warnings(); (len(warnings) == 1) != tc.want {
+					t.Errorf("before the stream: warnings %q", warnings)
+				}
+				if tc.opens >= 0 {
+					open()
+				}
+				time.Sleep(time.Hour)
+				if warnings := s.Warnings(); len(warnings) > 0 {
+					t.Errorf("with a stream: warnings %q", warnings)
+				}
+				if logged := strings.Count(s.Log.String(), "Restart the Nomad agent"); (logged == 1) != tc.want {
+					t.Errorf("%d warnings in the log:\n%s", logged, s.Log)
+				}
+			})
+		})
+	}
+}

@@ -1,7 +1,6 @@
 package nomadadapter
 
 import (
-	"bytes"
 	"context"
 	"log/slog"
 	"os"
@@ -22,6 +21,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
+	"github.com/tandem-gpu/tandem/test/logbuffer"
 )
 
 // fixture is a plugin with fake sources, one for each run.
@@ -241,23 +241,8 @@ func lost(n int) health.Observation {
 // lostText is the health of a GPU that was lost at time 0.
 const lostText = "lost: GPU is lost (not listed by the driver) since 1970-01-01T00:00Z; action: check slot and power, reboot the host; clears: GPU answers again, or reboot"
 
-// logBuffer is a bytes.Buffer for concurrent use.
-type logBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *logBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *logBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
+// logBuffer is a log by lines.
+type logBuffer struct{ logbuffer.Buffer }
 
 // Lines returns the lines written so far.
 func (b *logBuffer) Lines() []string {

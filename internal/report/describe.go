@@ -17,6 +17,7 @@ import (
 // event. The warnings are about the agent itself.
 func DescribeState(s core.State, cfg core.Config, warnings ...string) Report {
 	r := describeInventory(s.Inventory)
+	r.markAPI(s.Inventory, cfg.API)
 	r.Injections, r.CDI = describeInjections(s.Inventory, cfg.IndexIDs), describeCDI(s.Inventory)
 	r.Warnings = slices.Concat(warnings, describeUnlisted(s, r.Excluded))
 	r.Conditions = append(r.Conditions, DescribeConditions(s, cfg, s.Ledger.Conditions())...)
@@ -36,6 +37,18 @@ func DescribeState(s core.State, cfg core.Config, warnings ...string) Report {
 		}
 	}
 	return r
+}
+
+// markAPI adds to each device through which API it is offered, if the agent offers any through DRA.
+func (r Report) markAPI(inv *inventory.Inventory, api inventory.API) {
+	for i := range r.Devices {
+		d := &r.Devices[i]
+		for u := range inv.Devices() {
+			if u.Device.ID == d.ID && (api == inventory.DRA || u.API == inventory.DRA) {
+				d.API = string(u.API)
+			}
+		}
+	}
 }
 
 // addProcesses adds the processes with memory of a device to it.

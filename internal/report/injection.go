@@ -36,6 +36,9 @@ func describeInjections(inv *inventory.Inventory, indexIDs bool) []Injection {
 	return all
 }
 
+// CDINotWritten is the Reason of a specification that an agent which has just started has not written so far.
+const CDINotWritten = "not written yet"
+
 // describeCDI returns nil if no unit needs a specification.
 func describeCDI(inv *inventory.Inventory) *CDI {
 	c := inv.CDI()
@@ -43,7 +46,7 @@ func describeCDI(inv *inventory.Inventory) *CDI {
 	case !inv.NeedsCDI():
 		return nil
 	case c == nil:
-		return &CDI{Reason: "not written yet"}
+		return &CDI{Reason: CDINotWritten}
 	}
 	d := &CDI{
 		Usable: c.Usable, Reason: c.Reason, Problem: c.Problem, Folder: c.Folder, Kind: c.Kind, Defined: len(c.Defined),

@@ -29,6 +29,7 @@ type Report struct {
 	Overlaps       []Overlap   `json:"overlaps"`
 	Injections     []Injection `json:"injections"`
 	CDI            *CDI        `json:"cdi,omitempty"`      // nil = no specification is needed
+	DRA            *DRA        `json:"dra,omitempty"`      // nil = the API dra of Kubernetes is not used
 	Warnings       []string    `json:"warnings,omitempty"` // about the agent itself
 }
 
@@ -76,6 +77,10 @@ type Device struct {
 	OnePerRequest    bool   `json:"onePerRequest,omitempty"` // a request for two of its units is refused
 	MPSMemoryBytes   uint64 `json:"mpsMemoryBytes,omitempty"`
 	MPSThreadPercent int    `json:"mpsThreadPercent,omitempty"`
+
+	API          string   `json:"api,omitempty"`          // through which it is offered, where that is not always the same: device-plugin, dra
+	SliceDevices []string `json:"sliceDevices,omitempty"` // API dra: its names in ResourceSlices, more than one for shares that are devices
+	Taints       []Taint  `json:"taints,omitempty"`       // API dra: in ResourceSlices
 
 	Processes []Process `json:"processes,omitempty"` // with memory of the device, as far as the driver lists them
 	Owners    []Owner   `json:"owners,omitempty"`

@@ -33,6 +33,7 @@ func (r Report) WriteTable(w io.Writer) error {
 		fmt.Fprintf(w, "binding: %s\n", b)
 	}
 	r.writeInjection(w)
+	r.writeDRA(w)
 	r.writeLimits(w)
 	if len(r.Conditions) > 0 {
 		fmt.Fprint(w, "\nCONDITIONS\n")

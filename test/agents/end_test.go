@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/assignment"
 	"github.com/tandem-gpu/tandem/internal/cli"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
@@ -96,7 +97,7 @@ func (a *agent) stopBy(stop func()) {
 	own := []string{".json", ".lock", ".groups.json", ".policy.yaml", ".handed-out.json"}
 	_ = filepath.WalkDir(a.state, func(path string, d fs.DirEntry, err error) error {
 		suffix, ok := strings.CutPrefix(filepath.Base(path), a.program)
-		if err == nil && path != a.state && !d.IsDir() && (!ok || !slices.Contains(own, suffix)) {
+		if err == nil && path != a.state && !d.IsDir() && filepath.Base(path) != assignment.FileName && (!ok || !slices.Contains(own, suffix)) {
 			a.Errorf("left: %s", path)
 		}
 		return nil

@@ -207,3 +207,20 @@ func TestSocketsElsewhere(t *testing.T) {
 		})
 	}
 }
+
+// Nomad that has given the plugin up starts it for reservations only: the log and inspect have a warning, until Nomad reads the devices.
+func TestNomadReadsNoDevices(t *testing.T) {
+	t.Parallel()
+	const warning = "Nomad asks for reservations and does not read the devices"
+	a := newAgent(t, nomadGPU, "t4", nil)
+	a.launch()
+	a.configure()
+	_, err := a.Reserve([]string{a.driver.UUID(0)})
+	a.must(err)
+	a.await("the warning", func() bool { return strings.Contains(a.log.String(), warning) })
+	a.prints(warning, "inspect")
+	a.follow()
+	if out, err := a.command("inspect"); err != nil || strings.Contains(out, warning) {
+		t.Errorf("inspect, when Nomad reads the devices: %v\n%s", err, out)
+	}
+}

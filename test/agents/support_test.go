@@ -3,7 +3,6 @@
 package agents
 
 import (
-	"bytes"
 	"flag"
 	"fmt"
 	"maps"
@@ -23,6 +22,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 	"github.com/tandem-gpu/tandem/test/binaries"
+	"github.com/tandem-gpu/tandem/test/logbuffer"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -69,7 +69,7 @@ type agent struct {
 	settings map[string]any // by the keys of Nomad's config block
 	env      []string
 	binary   string
-	log      output
+	log      logbuffer.Buffer
 	kubelet  *kubelettest.Kubelet // of k8s-gpu
 	lists    int                  // of the kubelet, before the latest start
 	*process                      // the latest
@@ -217,24 +217,6 @@ func (a *agent) must(errs ...error) {
 			a.Fatal(err)
 		}
 	}
-}
-
-// output is a buffer that can be read while it is written.
-type output struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
 }
 
 // xid makes the driver report an XID.

@@ -21,7 +21,7 @@ const Version = "2.0.0"
 // Flags are those of "go build"; the Makefile has the same.
 func Flags() []string {
 	return []string{
-		"-trimpath", "-tags", "grpcnotrace,urfave_cli_no_template,nethttpomithttp2", "-ldflags", "-s -w -X main.version=" + Version,
+		"-trimpath", "-buildvcs=false", "-tags", "grpcnotrace,urfave_cli_no_template,nethttpomithttp2", "-ldflags", "-s -w -X main.version=" + Version,
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tandem-gpu/tandem/internal/draadapter/drametrics"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubemetrics"
 	"github.com/tandem-gpu/tandem/internal/metrics"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadmetrics"
@@ -22,6 +23,7 @@ var sections = []struct {
 	prefixes []string
 }{
 	{"Kubernetes", nil},
+	{"Kubernetes: the API dra", nil},
 	{"Nomad", nil},
 	{"Both: duration of requests", []string{"request_"}},
 	{"Health and faults", []string{"device_health", "device_condition", "xid_", "events_", "health_", "gpu_", "last_health", "driver_calls_stuck"}},
@@ -46,7 +48,7 @@ func entries(t *testing.T) (all []entry) {
 		agents, section string
 		metrics         []*metrics.Metric
 	}{
-		{"both", "", metrics.Shared()}, {"k8s-gpu", "Kubernetes", kubemetrics.Metrics()}, {"nomad-gpu", "Nomad", nomadmetrics.Metrics()},
+		{"both", "", metrics.Shared()}, {"k8s-gpu", "Kubernetes", kubemetrics.Metrics()}, {"k8s-gpu", "Kubernetes: the API dra", drametrics.Metrics()}, {"nomad-gpu", "Nomad", nomadmetrics.Metrics()},
 	} {
 		for _, m := range set.metrics {
 			if e := byName[m.Name]; e != nil { // of both adapters, each with its methods

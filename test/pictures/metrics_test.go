@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tandem-gpu/tandem/internal/draadapter/drametrics"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubemetrics"
 	"github.com/tandem-gpu/tandem/internal/metrics"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadmetrics"
@@ -16,7 +17,7 @@ import (
 func exported(t *testing.T) map[string][]string {
 	t.Helper()
 	described := map[string][]string{}
-	for _, m := range slices.Concat(metrics.Shared(), kubemetrics.Metrics(), nomadmetrics.Metrics()) {
+	for _, m := range slices.Concat(metrics.Shared(), kubemetrics.Metrics(), drametrics.Metrics(), nomadmetrics.Metrics()) {
 		switch m.Type {
 		case metrics.Histogram:
 			described[m.Name+"_bucket"] = append(slices.Clone(m.Labels), "le")

@@ -33,6 +33,8 @@ type Setup struct {
 	Policy   string // file; "" = none
 	Hasty    bool   // check and recover in seconds instead of a minute
 
+	Injection string // how tasks of Nomad get their GPUs; "" = the default
+
 	PodResources string // socket of the kubelet's pod-resources API; "" = there is none
 
 	// Statistics is the interval at which Nomad asks for them; 0 = it does not. A Nomad client asks every second unless

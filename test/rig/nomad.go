@@ -22,6 +22,7 @@ type Nomad struct {
 	client *plugin.Client
 	device device.DevicePlugin
 	seen   *watch.Value[fingerprint]
+	stats  *watch.Value[[]*device.DeviceGroupStats] // the latest ones
 }
 
 // fingerprint is what the plugin sent last.
@@ -36,6 +37,9 @@ func (s Setup) nomadConfig() map[string]any {
 		return map[string]any{}
 	}
 	c := map[string]any{"policy_file": s.Policy}
+	if s.Injection != "" {
+		c["injection"] = []string{s.Injection}
+	}
 	if s.Hasty {
 		c["fingerprint_period"] = "2s"
 	}
@@ -50,6 +54,7 @@ func StartNomad(ctx context.Context, binary string, s Setup, log io.Writer) (*No
 	n := &Nomad{
 		client: nomadtest.NewClient(s.command(binary), hclog.New(&hclog.LoggerOptions{Name: "nomad", Level: hclog.Debug, Output: log})),
 		seen:   watch.NewValue(fingerprint{}),
+		stats:  watch.NewValue[[]*device.DeviceGroupStats](nil),
 	}
 	if err := n.connect(ctx, s); err != nil {
 		n.client.Kill()
@@ -79,7 +84,8 @@ func (n *Nomad) connect(ctx context.Context, s Setup) error {
 		return err
 	}
 	go func() {
-		for range statistics { // ends when the plugin does
+		for r := range statistics { // ends when the plugin does
+			n.stats.Store(r.Groups)
 		}
 	}()
 	return nil
@@ -120,6 +126,21 @@ func views(groups []*device.DeviceGroup) map[string]View {
 		}
 	}
 	return seen
+}
+
+// Groups are the device groups of the latest fingerprint.
+func (n *Nomad) Groups() []*device.DeviceGroup { return n.seen.Load().groups }
+
+// NextStatistics waits for statistics that the plugin sends from now on.
+func (n *Nomad) NextStatistics(ctx context.Context) []*device.DeviceGroupStats {
+	first := true
+	for groups := range n.stats.Watch(ctx) {
+		if !first && groups != nil {
+			return groups
+		}
+		first = false
+	}
+	return nil
 }
 
 // Attributes are those of each group, a line each, sorted.

@@ -151,6 +151,8 @@ func TestTreesOfAMachine(t *testing.T) {
 		return strings.TrimSpace(string(text))
 	}
 	same(t, "numa", read("sys/bus/pci/devices/0000:87:00.0/numa_node"), "7")
+	link, _ := os.Readlink(filepath.Join(m.Root, "sys/bus/pci/devices/0000:87:00.0"))
+	same(t, "place on the PCI bus", link, "../../../devices/pci0000:80/0000:87:00.0")
 	same(t, "vendor", read("sys/bus/pci/devices/0000:87:00.0/vendor"), "0x10de")
 	// Slot 4 has minor 6 and instances gi 7..13: 3 + (6*15+7)*9 = 876.
 	access := "proc/driver/nvidia/capabilities/gpu6/mig/gi7/access"
@@ -168,6 +170,9 @@ func TestTreesOfAMachine(t *testing.T) {
 	same(t, "capability after MIG is off", read(access), "absent")
 	ok(t, m.Remove(5))
 	same(t, "numa of a removed GPU", read("sys/bus/pci/devices/0000:90:00.0/numa_node"), "absent")
+	if _, err := os.Lstat(filepath.Join(m.Root, "sys/bus/pci/devices/0000:90:00.0")); err == nil {
+		t.Error("a removed GPU is still on the PCI bus")
+	}
 	ok(t, m.Unload())
 	same(t, "driver version while unloaded", read("sys/module/nvidia/version"), "absent")
 	same(t, "sysfs while unloaded", read("sys/bus/pci/devices/0000:87:00.0/numa_node"), "7")

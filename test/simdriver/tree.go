@@ -21,23 +21,24 @@ const (
 	majorCaps = 508
 )
 
-// tree is what lies under a root besides the library: file texts and character
-// devices, by path.
+// tree is what lies under a root besides the library: file texts, character
+// devices and the targets of symbolic links, by path.
 type tree struct {
 	files map[string]string
 	nodes map[string]device
+	links map[string]string
 }
 
 type device struct{ major, minor uint32 }
 
 // owned are the files and folders of a tree: other files in them are removed.
 var owned = []string{
-	"sys/bus/pci/devices", "sys/module/nvidia", "proc/driver/nvidia*", "dev/nvidia*",
+	"sys/bus/pci/devices", "sys/devices/pci*", "sys/module/nvidia", "proc/driver/nvidia*", "dev/nvidia*",
 	libraryDir + "/lib*.so.[0-9]*.[0-9]*", libraryDir + "/vdpau",
 }
 
 func treeOf(c *conf) tree {
-	t := tree{files: map[string]string{}, nodes: map[string]device{}}
+	t := tree{files: map[string]string{}, nodes: map[string]device{}, links: map[string]string{}}
 	driver, _ := c.get("machine", "driver")
 	installed, _ := c.get("machine", "library")
 	t.libraries(cmp.Or(installed, driver))
@@ -89,7 +90,10 @@ func (t tree) driver(version string) {
 
 // pci is the GPU as the kernel's PCI layer shows it, driver or not.
 func (t tree) pci(c *conf, slot int) {
-	dir := "sys/bus/pci/devices/" + c.gpuGet(slot, "pci") + "/"
+	address := c.gpuGet(slot, "pci")
+	place := pciRoot(address) + "/" + address
+	t.links["sys/bus/pci/devices/"+address] = "../../../devices/" + place
+	dir := "sys/devices/" + place + "/"
 	numa := c.gpuGet(slot, "numa")
 	if numa == "" || numa == "none" {
 		numa = "-1"
@@ -112,6 +116,12 @@ func (t tree) pci(c *conf, slot int) {
 	binary.LittleEndian.PutUint32(config[0x2c:], uint32(sub))
 	config[0xb], config[0xa] = 3, class[5]-'0'
 	t.files[dir+"config"] = string(config)
+}
+
+// pciRoot is the PCIe root complex of a function: buses with the same first digit are on one, about as in a DGX A100.
+func pciRoot(address string) string {
+	domain, rest, _ := strings.Cut(address, ":")
+	return "pci" + domain + ":" + rest[:1] + "0"
 }
 
 // gpu is the GPU as the NVIDIA driver shows it.
@@ -188,12 +198,28 @@ func (t tree) write(root string) error {
 			return err
 		}
 	}
+	for path, target := range t.links {
+		if err := link(target, filepath.Join(root, path)); err != nil {
+			return err
+		}
+	}
 	for path, d := range t.nodes {
 		if err := d.make(filepath.Join(root, path)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// link makes a symbolic link, unless it is there.
+func link(target, path string) error {
+	if old, err := os.Readlink(path); err == nil && old == target {
+		return nil
+	}
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.RemoveAll(path)); err != nil {
+		return err
+	}
+	return os.Symlink(target, path)
 }
 
 // make puts a character device at path, or a plain file where mknod is not allowed.
@@ -229,7 +255,8 @@ func (t tree) prune(root string) error {
 		path, err := filepath.Rel(root, at)
 		_, isFile := t.files[path]
 		_, isNode := t.nodes[path]
-		if err != nil || isFile || isNode {
+		_, isLink := t.links[path]
+		if err != nil || isFile || isNode || isLink {
 			return err
 		}
 		return os.Remove(at)

@@ -26,7 +26,11 @@ var Broken = []Case{
 	{Flag: "http-address=9410", Want: `--http-address = "9410": want HOST:PORT such as :9410`},
 	{Flag: "log-level=trace", Want: `--log-level = "trace": want debug, info, warn or error`},
 	{Flag: "kubelet-socket=kubelet.sock", Want: `--kubelet-socket = "kubelet.sock": want an absolute path such as /var/lib/kubelet/device-plugins/kubelet.sock`},
+	{Flag: "api=DRA", Want: `--api = "DRA": want device-plugin or dra`},
+	{Flag: "kube-api=10.0.0.1:6443", Want: `--kube-api = "10.0.0.1:6443": want a URL such as https://10.0.0.1:6443`},
+	{Flag: "on-unhealthy=delete", Want: `--on-unhealthy = "delete": want evict or taint`},
 	// Variables.
+	{Env: "NODE_NAME=Node_1", Want: `NODE_NAME = "Node_1": want the name of a Node object`},
 	{Env: "DRIVER_ROOT_CTR_PATH=driver", Want: `DRIVER_ROOT_CTR_PATH = "driver": want an absolute path such as /driver-root`},
 	{Env: "DEVICE_DISCOVERY_STRATEGY=tegra", Want: `DEVICE_DISCOVERY_STRATEGY = "tegra": tegra is not supported by this version: want nvml`},
 	{Env: "IMEX_CHANNEL_IDS=1", Want: `IMEX_CHANNEL_IDS = "1": want 0, which is the only channel that can be given, or nothing`},
@@ -62,6 +66,12 @@ var Broken = []Case{
 	{File: "sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}\n", Want: `/c.yaml:1: sharing.mps.resources[0] = "mps": takes --mps-root, MPS_ROOT or flags.mpsRoot: the folder of the MPS control daemons, such as /run/nvidia/mps`},
 	{Both: true, File: "sharing: {timeSlicing: {resources: [{name: gppu, replicas: 2}]}}\n", Want: `/c.yaml:1: sharing.timeSlicing.resources[0].name = "gppu": unknown resource: did you mean nvidia.com/gpu? (gpu, mig-<profile>, or a name from resources or policy.rules)`},
 	{Both: true, File: "resources: {gpus: [{pattern: \"*\", name: amd.com/gpu}]}\n", Want: `/c.yaml:1: resources.gpus[0].name = "amd.com/gpu": want a name without a domain, or with nvidia.com/; amd.com/ is another domain`},
+	// What the API dra can't have.
+	{File: "api: dra\nflags: {plugin: {deviceListStrategy: [cdi-cri, envvar]}}\n", Want: `/c.yaml:2: flags.plugin.deviceListStrategy = "cdi-cri,envvar": with api dra containers get their devices by CDI only: want cdi-cri or auto, or remove it`},
+	{File: "api: dra\nflags: {plugin: {passDeviceSpecs: true}}\n", Want: `/c.yaml:2: flags.plugin.passDeviceSpecs = "true": with api dra the CDI specification has the device nodes: remove it`},
+	{File: "api: dra\nflags: {plugin: {deviceIDStrategy: index}}\n", Want: `/c.yaml:2: flags.plugin.deviceIDStrategy = "index": with api dra devices are named by UUID, because a claim outlives a reboot: want uuid, or remove it`},
+	{File: "api: dra\nsharing: {timeSlicing: {failRequestsGreaterThanOne: true, resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n", Want: `/c.yaml:2: sharing.timeSlicing.failRequestsGreaterThanOne = "true": with api dra a request never gets two shares of one device, and one for two shares gets them on two devices: remove it`},
+	{File: "api: dra\ndra: {kubletDir: /data/kubelet}\n", Want: `/c.yaml:2: dra.kubletDir = "/data/kubelet": unknown key: did you mean kubeletDir?`},
 	// The section policy, for both agents.
 	{Both: true, File: "policy: {include: []}\n", Want: `/c.yaml:1: policy.include = "[...]": an empty list offers nothing: leave the key out to offer everything`},
 	{Both: true, File: "policy:\n  rules:\n  - select: {index: GPU-1}\n    use: reserved\n", Want: `/c.yaml:3: policy.rules[0].select.index = "GPU-1": want the number of a GPU, a range or GPU:instance, up to 255: 0, "2-4" or "0:1"`},

@@ -25,7 +25,7 @@ func Compile(d *document.Document, root document.Fields, to Orchestrator) Result
 	if d.Problems() > before {
 		return Result{}
 	}
-	return Result{Policy: c.policy, Normalized: normalized(c.policy), MPS: c.mps, Warnings: c.sortedWarnings()}
+	return Result{Policy: c.policy, Normalized: normalized(c.policy), MPS: c.mps, OnePerRequest: c.onePerRequest, Warnings: c.sortedWarnings()}
 }
 
 // value and fields are those of a document.
@@ -43,12 +43,13 @@ type compiler struct {
 	to     Orchestrator
 	policy inventory.Policy
 
-	mps        string            // the first place that uses MPS
-	selectedBy map[string]string // devices that an earlier rule selects without a condition, and the place of that rule
-	everything string            // the place of the rule that selects every device
-	pools      []string          // the pools, beside those of MIG profiles, that devices have before they are shared
-	named      []value           // names of resources in "sharing"
-	suffix     string            // the longest suffix that core appends, for rules that share without a name
+	mps           string            // the first place that uses MPS
+	onePerRequest string            // see Result
+	selectedBy    map[string]string // devices that an earlier rule selects without a condition, and the place of that rule
+	everything    string            // the place of the rule that selects every device
+	pools         []string          // the pools, beside those of MIG profiles, that devices have before they are shared
+	named         []value           // names of resources in "sharing"
+	suffix        string            // the longest suffix that core appends, for rules that share without a name
 
 	sharedBy    map[string]value // the item in "sharing" by pool
 	sharesOf    map[string][]inventory.Share
@@ -73,5 +74,12 @@ func (c *compiler) line(v value) string {
 func (c *compiler) noteMPS(v value, mode inventory.SharingMode) {
 	if mode == inventory.MPS && c.mps == "" {
 		c.mps = v.Where()
+	}
+}
+
+// noteOnePerRequest records the first place that refuses requests for several units. v is "failRequestsGreaterThanOne".
+func (c *compiler) noteOnePerRequest(v value, s inventory.Sharing) {
+	if s.Mode == inventory.TimeSlicing && s.OnePerRequest && c.onePerRequest == "" {
+		c.onePerRequest = v.Where()
 	}
 }

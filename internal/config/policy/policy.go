@@ -25,6 +25,10 @@ type Result struct {
 	Normalized inventory.Policy // Policy without lines: equal for two files with the same meaning
 	MPS        string           // the first place that uses MPS, as the Key of a setting.Error; "" = none
 
+	// OnePerRequest is the first place that refuses requests for several units of devices that are shared by time-slicing; "" = none. (By
+	// MPS they always are.)
+	OnePerRequest string
+
 	// Warnings has a line for each field that NVIDIA's k8s-device-plugin ignores and that has an effect here, so that the
 	// same file gives other resources: "/etc/tandem.yaml:7: sharing.timeSlicing.resources[0].rename: NVIDIA's ...".
 	Warnings []string

@@ -98,6 +98,7 @@ func (c *compiler) readRule(v value) (inventory.Rule, bool) {
 	}
 	if r.Reserve == "" && r.Sharing != nil {
 		c.noteMPS(f.At("use"), r.Sharing.Mode)
+		c.noteOnePerRequest(f.At("failRequestsGreaterThanOne"), *r.Sharing)
 		if suffix := r.Sharing.Mode.Suffix(); r.Pool == "" && len(suffix) > len(c.suffix) {
 			c.suffix = suffix
 		}

@@ -34,6 +34,7 @@ func (c *compiler) readMode(v value, mode inventory.SharingMode) {
 		if parts := c.readShare(item, s, rename); c.problems() == before {
 			c.policy.Shares = append(c.policy.Shares, parts...)
 			c.noteMPS(item, mode)
+			c.noteOnePerRequest(one, s.Sharing)
 		}
 	}
 }

@@ -76,10 +76,11 @@ type Device struct {
 	Instance int
 
 	PCI      PCIAddress
-	NUMANode int // -1 = no affinity (sysfs numa_node)
-	Minor    int // N of /dev/nvidiaN; -1 = unknown
-	GICap    int // N of /dev/nvidia-caps/nvidia-capN for the GPU instance; 0 unless MIG
-	CICap    int // as GICap, for the compute instance
+	PCIeRoot string // root complex of the PCIe bus: "pci0000:00"
+	NUMANode int    // -1 = no affinity (sysfs numa_node)
+	Minor    int    // N of /dev/nvidiaN; -1 = unknown
+	GICap    int    // N of /dev/nvidia-caps/nvidia-capN for the GPU instance; 0 unless MIG
+	CICap    int    // as GICap, for the compute instance
 
 	Memory          uint64 // bytes
 	BAR1            uint64 // bytes

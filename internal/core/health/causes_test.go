@@ -52,6 +52,7 @@ var advice = map[Reason]string{
 	ReasonHeld:           "the text names the pod; end it, or wait",
 	ReasonNoIMEX:         "with `--imex-required` only",
 	ReasonNoCDI:          "the text has the reason; [what to check](cdi.md)",
+	ReasonMoving:         "nothing: running work goes on, and the GPU changes sides when it has ended; `migrate plan` shows what is missing",
 	ReasonOccupied:       "with `occupancy = withhold` only; `inspect` lists the processes",
 }
 

@@ -55,6 +55,18 @@ type Health struct {
 // Schedulable reports whether the unit takes new work.
 func (h Health) Schedulable() bool { return h.State <= Degraded || h.Advisory }
 
+// Tolerable reports whether work that asks for it may use a unit with this condition. Not if the GPU is lost, the driver is not to be
+// called, or the condition is not one of the device: the unit is withdrawn, is another agent's or another workload's, or lacks what
+// containers need to start.
+func (h Health) Tolerable() bool {
+	return h.State < GPULost && h.Reason != ReasonMaintenance && (h.Reason < ReasonWithdrawn || h.Reason == ReasonOccupied)
+}
+
+// SameCause reports whether two healths are of the same condition: cause and beginning are equal.
+func (h Health) SameCause(o Health) bool {
+	return h.Reason == o.Reason && h.Code == o.Code && h.Since.Equal(o.Since)
+}
+
 // maxHealthText is the maximum length of String in bytes: Nomad stores the text of every device in its state.
 const maxHealthText = 200
 

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strconv"
@@ -57,14 +58,45 @@ func (l Ledger) NeedsTick() bool { return len(l.conditions) > 0 }
 func (l Ledger) Health(at gpu.Placement) Health {
 	var worst Condition
 	for _, c := range l.conditions {
-		if c.isEffective() && c.At.Covers(at) && (c.State > worst.State ||
-			c.State == worst.State && c.Simulated == worst.Simulated && c.Since.Before(worst.Since)) {
+		if c.State > Healthy && c.isEffective() && c.At.Covers(at) && (worst.State == Healthy || compareSeverity(c, worst) < 0) {
 			worst = c
 		}
 	}
-	var h Health
-	if worst.State > Healthy {
-		h = worst.health()
+	return l.healthOf(worst, at)
+}
+
+// All returns the health that each condition of a placement alone results in, the worst first: the first one is Health. It is nil
+// without a condition that has an effect.
+func (l Ledger) All(at gpu.Placement) []Health {
+	var found []Condition
+	for _, c := range l.conditions {
+		if c.State > Healthy && c.isEffective() && c.At.Covers(at) {
+			found = append(found, c)
+		}
+	}
+	slices.SortStableFunc(found, compareSeverity)
+	var all []Health
+	for _, c := range found {
+		all = append(all, l.healthOf(c, at))
+	}
+	return all
+}
+
+// compareSeverity is the order of conditions from the worst: by state, real ones before simulated ones, the earliest first.
+func compareSeverity(a, b Condition) int {
+	simulated := func(c Condition) int {
+		if c.Simulated {
+			return 1
+		}
+		return 0
+	}
+	return cmp.Or(cmp.Compare(b.State, a.State), cmp.Compare(simulated(a), simulated(b)), a.Since.Compare(b.Since))
+}
+
+// healthOf returns the health of a placement with one condition; the zero Condition is none.
+func (l Ledger) healthOf(c Condition, at gpu.Placement) (h Health) {
+	if c.State > Healthy {
+		h = c.health()
 	}
 	if history := l.histories[at.GPU]; history != nil {
 		h.Limitations = history.Sample.limits(at)

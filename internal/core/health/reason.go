@@ -48,6 +48,7 @@ const (
 	ReasonNoIMEX    // a required IMEX channel is missing
 	ReasonNoCDI     // no CDI specification defines the device
 	ReasonOccupied  // processes use the device that no work runs to which it was given
+	ReasonMoving    // the GPU moves to another API
 )
 
 // meaning is what a reason results in. XIDs and NVML events have their own rules in package xid.
@@ -103,7 +104,17 @@ var meanings = [...]meaning{
 	ReasonNoIMEX:       {name: "IMEX_CHANNEL_MISSING", text: "a required IMEX channel is missing", state: Unhealthy, clearsText: "the device node appears", action: "load the kernel module nvidia with NVreg_CreateImexChannel0=1"},
 	ReasonNoCDI:        {name: "CDI_UNDEFINED", text: "no CDI definition", state: Unhealthy, clearsText: "the device is defined"},
 	ReasonOccupied:     {name: "OCCUPIED", text: "in use by processes without a reservation", state: Unhealthy, clearsText: "the processes end", action: "end the processes, or reserve the GPU for them"},
+	ReasonMoving:       {name: "MOVING", text: "moves", state: Unhealthy, clearsText: "it has moved"},
 	ReasonWithdrawn:    {name: "WITHDRAWN", text: "no longer offered", state: Unhealthy},
+}
+
+// Reasons returns all reasons except ReasonNone.
+func Reasons() []Reason {
+	all := make([]Reason, 0, len(meanings))
+	for r := range meanings[1:] {
+		all = append(all, Reason(r+1)) //nolint:gosec // an index of meanings, which a Reason is
+	}
+	return all
 }
 
 func (r Reason) meaning() meaning { return meanings[r] }

@@ -14,6 +14,8 @@ type Host struct {
 	Claims []Claim  // of other agents on this host
 	CDI    *CDI     // CDI specifications of this agent; nil = the first attempt to write one is not completed
 
+	Assignments Assignments // of GPUs to APIs
+
 	Occupied []Occupied // devices that take no new work because of processes; empty unless OccupancyWithhold
 
 	// SharesNumbers means that Numbering is updated: a number that this agent proposes is in it shortly after.
@@ -43,13 +45,16 @@ type Overlap struct {
 	Agent  string
 }
 
-// WithHost returns the inventory as limited by the host: units whose MPS daemon does not respond, that another agent
-// claims, that processes occupy, that need a missing IMEX channel, or that need CDI and are not defined are unhealthy. A unit that is unhealthy already keeps its reason.
+// WithHost returns the inventory as limited by the host: units of GPUs that another agent offers are left out. Units that move to
+// another API, whose MPS daemon does not respond, that another agent claims, that processes occupy, that need a missing IMEX channel,
+// or that need CDI and are not defined are unhealthy. A unit that is unhealthy already keeps its reason.
 func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
 	var against *Claim
 	var occupied *Occupied
 	var overlaps []Overlap
+	inv = inv.withAssignments(h.Assignments)
 	next := inv.withHealth(func(u *Unit, first bool) health.Health {
+		moving, moves := inv.movingHealth(u)
 		if first {
 			occupied = h.occupied(u.Device.ID)
 			if against = h.overlappingClaim(u.Device); against != nil {
@@ -58,6 +63,8 @@ func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
 		}
 		switch {
 		case !u.Health.Schedulable():
+		case moves:
+			return moving
 		case against != nil && against.Older && o == OverlapRefuse:
 			return health.New(health.ReasonClaimed, against.Agent)
 		case occupied != nil:

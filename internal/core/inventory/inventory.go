@@ -3,6 +3,7 @@ package inventory
 import (
 	"cmp"
 	"iter"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -34,7 +35,18 @@ type Unit struct {
 	Injection Injection // how a container gets it
 	Replica   int       // number of the unit among those of its device, from 0
 	Health    health.Health
+	API       API // through which it is offered
 }
+
+// API is one of the APIs through which an agent offers devices. A device is offered through one of them only.
+type API string
+
+// The APIs.
+const (
+	DevicePlugin API = "device-plugin" // the kubelet's device plugins
+	DRA          API = "dra"           // Kubernetes' Dynamic Resource Allocation
+	Nomad        API = "nomad"         // Nomad's device plugins
+)
 
 // Inventory is what a host offers now. It is immutable; a nil *Inventory offers nothing.
 type Inventory struct {
@@ -57,8 +69,11 @@ type Inventory struct {
 	positionBindings []PositionBinding
 	awaitsNumber     bool // a device is not offered yet, because it waits for its number
 	overlaps         []Overlap
-	byID             map[UnitID]int       // index into units
-	retiring         map[UnitID]time.Time // since when
+	assignments      Assignments                      // as applied
+	elsewhere        []Unit                           // that another agent offers
+	byID             map[UnitID]int                   // index into units
+	retiring         map[UnitID]time.Time             // since when
+	conditions       map[gpu.DeviceID][]health.Health // of the unhealthy devices: see Conditions
 }
 
 // Input is what an inventory is built from.
@@ -98,7 +113,7 @@ func Build(in Input) *Inventory {
 		d := &s.Devices[i]
 		switch o.visibility {
 		case visible:
-			inv.units = appendUnits(inv.units, d, o, applyMode(in.Mode, l.Health(d.At)))
+			inv.appendUnits(d, o, inv.healthOf(l, in.Mode, d))
 		case excluded:
 			inv.excluded = append(inv.excluded, gpu.Exclusion{Index: d.Index, At: d.At, PCI: d.PCI, Reason: o.reason})
 		case hidden:
@@ -132,16 +147,16 @@ func presentOrder(s gpu.Snapshot, c Config, lost map[gpu.DeviceID]bool) *offerBu
 }
 
 // appendUnits appends the units of a device: one, or one for each replica.
-func appendUnits(units []Unit, d *gpu.Device, o offer, h health.Health) []Unit {
-	u := Unit{ID: UnitID(d.ID), Device: *d, Pool: o.pool, Sharing: o.sharing, Injection: o.injection, Health: h}
+func (inv *Inventory) appendUnits(d *gpu.Device, o offer, h health.Health) {
+	u := Unit{ID: UnitID(d.ID), Device: *d, Pool: o.pool, Sharing: o.sharing, Injection: o.injection, Health: h, API: o.api}
 	if o.sharing.Mode == Exclusive {
-		return append(units, u)
+		inv.units = append(inv.units, u)
+		return
 	}
 	for u.Replica = range o.sharing.Replicas {
 		u.ID = replicaID(d.ID, u.Replica)
-		units = append(units, u)
+		inv.units = append(inv.units, u)
 	}
-	return units
 }
 
 // compareUnits is the canonical order of units: that of their devices, then by replica.
@@ -288,5 +303,7 @@ func (inv *Inventory) Equal(other *Inventory) bool {
 		slices.Equal(inv.policyWarnings, other.policyWarnings) &&
 		slices.Equal(inv.outdatedBindings, other.outdatedBindings) &&
 		slices.Equal(inv.overlaps, other.overlaps) &&
+		inv.assignments.Equal(other.assignments) &&
+		maps.EqualFunc(inv.conditions, other.conditions, slices.Equal) &&
 		inv.cdi.Equal(other.cdi) && inv.indexIDs == other.indexIDs && inv.imexChannel == other.imexChannel && inv.packed == other.packed
 }

@@ -26,6 +26,8 @@ type Config struct {
 	Injection Injection   // of devices whose rule sets none
 	IndexIDs  bool        // plans identify devices by index, "0" or "0:1"; default: by UUID
 
+	API API // through which devices are offered
+
 	IMEXChannel  bool // containers get IMEX channel 0 if the host has its device node: gpu.IMEXChannelNode
 	IMEXRequired bool // units take no new work while that node is missing; without effect unless IMEXChannel
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // Plan is what one container needs to use its devices.
@@ -70,6 +71,36 @@ func (e *SharedUnitsError) Error() string {
 // wrapped), or is a *SharedUnitsError. Several units of one device give that device once. No ID gives an empty
 // plan.
 func (inv *Inventory) Reserve(ids ...UnitID) (Plan, error) {
+	return inv.reserve(ids, func(u *Unit) (health.Health, bool) { return u.Health, u.Health.Schedulable() })
+}
+
+// ReserveTolerated is Reserve for work that tolerates conditions of its devices: it may have a unit that takes no new work if tolerates
+// reports true for each of the unit's conditions because of which it does not. Conditions that no work can live with are never
+// tolerated (see health.Health.Tolerable), and neither is a missing CDI definition. That a GPU leaves for another API counts for nothing:
+// the work was placed on it before, and holds it. The error has the first condition of a unit that
+// is not tolerated.
+func (inv *Inventory) ReserveTolerated(tolerates func(Unit, health.Health) bool, ids ...UnitID) (Plan, error) {
+	return inv.reserve(ids, func(u *Unit) (health.Health, bool) {
+		if u.Health.Schedulable() {
+			return u.Health, true
+		}
+		for _, h := range inv.Conditions(*u) {
+			if inv.leaves(u, h) {
+				continue
+			}
+			if !h.Schedulable() && (!h.Tolerable() || !tolerates(*u, h)) {
+				return h, false
+			}
+		}
+		if ok, why := inv.cdi.defines(u.Device.ID, inv.incarnation); !ok && u.Injection.usesCDI(inv.cdi, inv.incarnation) {
+			return health.New(health.ReasonNoCDI, why), false
+		}
+		return u.Health, true
+	})
+}
+
+// reserve returns the plan for units, each of which accept reports true for. Otherwise it returns why the unit takes no work.
+func (inv *Inventory) reserve(ids []UnitID, accept func(*Unit) (health.Health, bool)) (Plan, error) {
 	ids = slices.Clone(ids)
 	slices.Sort(ids)
 	ids = slices.Compact(ids)
@@ -78,13 +109,15 @@ func (inv *Inventory) Reserve(ids ...UnitID) (Plan, error) {
 	var unhealthy UnhealthyUnitsError
 	for _, id := range ids {
 		i, ok := inv.orEmpty().byID[id]
-		switch {
-		case !ok:
+		if !ok {
 			unknown.IDs = append(unknown.IDs, id)
-		case !inv.units[i].Health.Schedulable():
-			unhealthy.Units = append(unhealthy.Units, inv.units[i])
-		default:
-			units = append(units, inv.units[i])
+			continue
+		}
+		units = append(units, inv.units[i])
+		if why, ok := accept(&inv.units[i]); !ok {
+			last := len(units) - 1
+			units[last].Health = why
+			unhealthy.Units, units = append(unhealthy.Units, units[last]), units[:last]
 		}
 	}
 	switch {
@@ -126,7 +159,7 @@ func (inv *Inventory) plan(units []Unit) Plan {
 	u := &units[0]
 	p.Injection = u.Injection
 	if u.Sharing.Mode == MPS {
-		p.MPS, p.Env = u.Pool, u.Sharing.mpsLimits()
+		p.MPS, p.Env = u.Pool, u.Sharing.MPSLimits()
 	}
 	if p.Injection.Nodes {
 		p.Nodes = inv.deviceNodesOf(p.Devices)
@@ -145,8 +178,8 @@ func (inv *Inventory) plan(units []Unit) Plan {
 // VisibleDevices returns the IDs in the format of the environment variable VisibleDevices.
 func (p Plan) VisibleDevices() string { return strings.Join(p.IDs, ",") }
 
-// mpsLimits returns the limits that CUDA reads in an MPS client. The client sees one device, as device 0.
-func (s Sharing) mpsLimits() (env []EnvVar) {
+// MPSLimits returns the limits that CUDA reads in an MPS client. The client sees one device, as device 0.
+func (s Sharing) MPSLimits() (env []EnvVar) {
 	if s.Threads > 0 {
 		env = append(env, EnvVar{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", strconv.Itoa(s.Threads)})
 	}

@@ -124,7 +124,7 @@ func TestNothingSupported(t *testing.T) {
 		}
 		id := gpu.DeviceID(m.UUID(0))
 		snap := snapshot(t, s)
-		want := gpu.Device{ID: id, At: gpu.WholeGPU(id), PCI: "0000:04:00.0", NUMANode: 0, Minor: -1}
+		want := gpu.Device{ID: id, At: gpu.WholeGPU(id), PCI: "0000:04:00.0", PCIeRoot: "pci0000:00", NUMANode: 0, Minor: -1} // sysfs has the rest
 		if diff := gocmp.Diff([]gpu.Device{want}, snap.Devices); diff != "" || len(snap.Excluded) > 0 {
 			t.Errorf("%s: excluded %+v\n%s", code, snap.Excluded, diff)
 		}

@@ -216,6 +216,21 @@ func (s *Session) numaNode(pci gpu.PCIAddress) int {
 	return max(node, -1)
 }
 
+// pcieRoot is the PCIe root complex of a PCI function: the first folder below /sys/devices in its path, which sysfs has as a link
+// (/sys/bus/pci/devices/0000:04:1f.0 -> ../../../devices/pci0000:00/.../0000:04:1f.0). It is "" if that can't be read. The name is that
+// of the attribute resource.kubernetes.io/pcieRoot of Kubernetes, by which a request gets a GPU and a network card on the same root.
+func (s *Session) pcieRoot(pci gpu.PCIAddress) string {
+	link, err := fs.ReadLink(s.sys, path.Join("bus/pci/devices", string(pci)))
+	if err != nil {
+		return ""
+	}
+	root, rest, _ := strings.Cut(strings.TrimPrefix(path.Join("bus/pci/devices", link), "devices/"), "/")
+	if !strings.HasPrefix(root, "pci") || path.Base(rest) != string(pci) {
+		return ""
+	}
+	return root
+}
+
 // isTegra reports whether the GPU is a part of an NVIDIA system on chip.
 func isTegra(sys fs.FS) bool {
 	family, _ := fs.ReadFile(sys, "devices/soc0/family") // missing on other hosts

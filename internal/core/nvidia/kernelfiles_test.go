@@ -237,6 +237,37 @@ func (c migCapability) String() string {
 	return fmt.Sprintf("gpu%d/gi%d/ci%d/access", c.minor, c.gi, c.ci)
 }
 
+// The PCIe root of a GPU is the first folder below /sys/devices in the path to which sysfs links the GPU; "" if there is none.
+func TestPCIeRoot(t *testing.T) {
+	sys := t.TempDir()
+	folder := filepath.Join(sys, "bus/pci/devices")
+	if err := os.MkdirAll(filepath.Join(folder, "0000:09:00.0"), 0o755); err != nil { // no link
+		t.Fatal(err)
+	}
+	links := map[string]string{
+		"0000:04:00.0":  "../../../devices/pci0000:00/0000:00:01.0/0000:04:00.0",
+		"0000:05:00.0":  "../../../devices/pci0000:00/0000:05:00.0",
+		"10000:e1:00.0": "../../../devices/pci0000:e0/0000:e0:0e.0/pci10000:e0/10000:e1:00.0", // behind a VMD
+		"0000:06:00.0":  "../../../devices/platform/soc/pci0004:00/0000:06:00.0",
+		"0000:07:00.0":  "../../../devices/pci0000:00",
+		"0000:08:00.0":  "../../../devices/pci0000:00/0000:04:00.0",
+	}
+	for name, target := range links {
+		if err := os.Symlink(target, filepath.Join(folder, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := &Session{sys: os.DirFS(sys)}
+	for pci, want := range map[gpu.PCIAddress]string{
+		"0000:04:00.0": "pci0000:00", "0000:05:00.0": "pci0000:00", "10000:e1:00.0": "pci0000:e0",
+		"0000:06:00.0": "", "0000:07:00.0": "", "0000:08:00.0": "", "0000:09:00.0": "", "0000:0a:00.0": "", "": "", "../x": "",
+	} {
+		if got := s.pcieRoot(pci); got != want {
+			t.Errorf("%q is on %q, want %q", pci, got, want)
+		}
+	}
+}
+
 // FuzzKernelFiles: whatever sysfs, procfs and /dev contain, a NUMA node is the number in its file or -1, the minor numbers of
 // a capability are those of its lines, and every node exists.
 func FuzzKernelFiles(f *testing.F) {

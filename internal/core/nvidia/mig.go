@@ -105,7 +105,7 @@ func (m migReader) instance(c *caller, number int) (found nvmlDevice, at gpu.Pla
 // limit applies to all instances together.
 func instanceOf(d gpu.Device) gpu.Device {
 	return gpu.Device{
-		Index: d.Index, PCI: d.PCI, NUMANode: d.NUMANode, Minor: d.Minor, Serial: d.Serial,
+		Index: d.Index, PCI: d.PCI, PCIeRoot: d.PCIeRoot, NUMANode: d.NUMANode, Minor: d.Minor, Serial: d.Serial,
 		Compute: d.Compute, Architecture: d.Architecture, Brand: d.Brand, ECC: d.ECC,
 		CoreClock: d.CoreClock, MemoryClock: d.MemoryClock, PCIeGen: d.PCIeGen, PCIeWidth: d.PCIeWidth,
 		DisplayState: d.DisplayState, PersistenceMode: d.PersistenceMode,

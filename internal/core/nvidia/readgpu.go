@@ -28,7 +28,8 @@ func (s *Session) readAll(enumerated []identity) []gpuReading {
 		}
 		r := &all[i]
 		r.gpu.handle, r.gpu.device = found.handle, gpu.Device{
-			ID: found.id, At: gpu.WholeGPU(found.id), Index: found.index, PCI: found.pci, NUMANode: s.numaNode(found.pci),
+			ID: found.id, At: gpu.WholeGPU(found.id), Index: found.index, PCI: found.pci,
+			PCIeRoot: s.pcieRoot(found.pci), NUMANode: s.numaNode(found.pci),
 		}
 		r.staticKnown = s.worker(found.id).staticKnown && r.last.handle == found.handle
 		targets, queried = append(targets, s.targetOf(r.gpu.device)), append(queried, i)

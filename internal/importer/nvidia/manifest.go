@@ -147,7 +147,7 @@ func (s *source) noPlugin() bool {
 
 func (s *source) noteLabelledConfigs(where string) {
 	s.note(importer.Differs, where, "k8s-gpu has no choice of a configuration by the node label nvidia.com/device-plugin.config",
-		"use one DaemonSet with its file for each kind of node, by nodeSelector, or rules by model in one file (docs/policy.md)")
+		"use the Helm chart, which has a DaemonSet for each configuration and the nodes with its label, or rules by model in one file (docs/policy.md)")
 }
 
 // programOf is the program of a container, as far as its fields have it.

@@ -22,7 +22,12 @@ type Plugin interface {
 }
 
 // View is a plugin as the HTTP server shows it. Its methods are safe for concurrent use.
-type View struct{ Plugin Plugin }
+type View struct {
+	Plugin Plugin
+
+	// OnlyOffered leaves out nvidia.com/gpu unless it is offered: another API may offer the devices.
+	OnlyOffered bool
+}
 
 var set metrics.Set
 
@@ -69,6 +74,9 @@ func (v View) Collect(p *metrics.Page) {
 // stats has nvidia.com/gpu from the start, so that an alert on it has a series before the first GPU.
 func (v View) stats() []kubeadapter.ResourceStats {
 	stats := v.Plugin.Stats()
+	if v.OnlyOffered {
+		return stats
+	}
 	for _, r := range stats {
 		if r.Resource == kubeadapter.GPUResource {
 			return stats

@@ -58,8 +58,10 @@ type Device struct {
 type Claim struct {
 	Pod       string // "namespace/name"
 	Container string
+	Namespace string   // of the claim
 	Name      string   // of the claim
 	Driver    string   // of the device: "gpu.nvidia.com"
+	Pool      string   // of the device: the node's name
 	Device    string   // as the driver names it
 	CDI       []string // qualified names of its CDI devices
 }
@@ -158,7 +160,10 @@ func claims(r *podresources.ListPodResourcesResponse) []Claim {
 		for _, c := range p.GetContainers() {
 			for _, d := range c.GetDynamicResources() {
 				for _, res := range d.GetClaimResources() {
-					one := Claim{Pod: nameOf(p), Container: c.GetName(), Name: d.GetClaimName(), Driver: res.GetDriverName(), Device: res.GetDeviceName()}
+					one := Claim{
+						Pod: nameOf(p), Container: c.GetName(), Namespace: d.GetClaimNamespace(), Name: d.GetClaimName(),
+						Driver: res.GetDriverName(), Pool: res.GetPoolName(), Device: res.GetDeviceName(),
+					}
 					for _, cdi := range res.GetCdiDevices() {
 						one.CDI = append(one.CDI, cdi.GetName())
 					}

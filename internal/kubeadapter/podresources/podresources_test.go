@@ -52,7 +52,7 @@ func TestList(t *testing.T) {
 		{Pod: "default/one", Container: "main", Resource: "nvidia.com/gpu", ID: "GPU-1"},
 		{Pod: "default/one", Container: "main", Resource: "nvidia.com/gpu", ID: "GPU-2"},
 	}, Claims: []podresources.Claim{
-		{Pod: "default/one", Container: "main", Name: "claim-1", Driver: "gpu.nvidia.com", Device: "gpu-3", CDI: []string{"k8s.gpu.nvidia.com/claim=x-gpu-3"}},
+		{Pod: "default/one", Container: "main", Namespace: "default", Name: "claim-1", Driver: "gpu.nvidia.com", Pool: "node", Device: "gpu-3", CDI: []string{"k8s.gpu.nvidia.com/claim=x-gpu-3"}},
 	}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

@@ -78,27 +78,44 @@ func (a Answer) record(inv *inventory.Inventory, uids map[string][]string, now t
 	return r
 }
 
-// nvidiaDriver is NVIDIA's driver of resource claims. It names a GPU "gpu-N" by its minor number.
+// nvidiaDriver is the driver of resource claims of NVIDIA and of this project. NVIDIA's names a GPU "gpu-N" by its minor number, that of
+// this project by its UUID in lower case, followed by "-sN" for a share that is a device of its own.
 const nvidiaDriver = "gpu.nvidia.com"
 
-// deviceIn is the device of a claim: that which a CDI name has as UUID, or as the index by which NVIDIA's specifications name devices, or the
-// one that NVIDIA's driver names. Other devices, such as a network card or a MIG instance that only NVIDIA's driver numbers, are none.
+// deviceIn is the device of a claim: that which the driver names, or else that which a CDI name has as UUID, or as the index by which
+// NVIDIA's specifications name devices. The driver's name comes first, because the kubelet lists with each device the CDI names of those
+// before it. Other devices, such as a network card or a MIG instance that only NVIDIA's driver numbers, are none.
 func (c Claim) deviceIn(inv *inventory.Inventory) (gpu.DeviceID, bool) {
+	if c.Driver == nvidiaDriver {
+		for u := range inv.Devices() {
+			if c.Names(u.Device) {
+				return u.Device.ID, true
+			}
+		}
+	}
 	for u := range inv.Devices() {
 		d := u.Device
-		index := strconv.Itoa(d.Index)
-		if d.Profile != "" {
-			index += ":" + strconv.Itoa(d.Instance)
-		}
+		index := d.CurrentIndex().String()
 		for _, name := range c.CDI {
 			kind, device, _ := strings.Cut(name, "=")
 			if device == string(d.ID) || device == index && strings.HasSuffix(kind, "nvidia.com/gpu") {
 				return d.ID, true
 			}
 		}
-		if c.Driver == nvidiaDriver && d.Profile == "" && d.Minor >= 0 && c.Device == "gpu-"+strconv.Itoa(d.Minor) {
-			return d.ID, true
-		}
 	}
 	return "", false
+}
+
+// Names reports whether the driver nvidiaDriver, which is that of the claim, names a device as the claim does.
+func (c Claim) Names(d gpu.Device) bool {
+	if d.Profile == "" && d.Minor >= 0 && c.Device == "gpu-"+strconv.Itoa(d.Minor) {
+		return true
+	}
+	share, ok := strings.CutPrefix(c.Device, strings.ToLower(string(d.ID)))
+	if ok && share == "" {
+		return true
+	}
+	number, ok := strings.CutPrefix(share, "-s")
+	_, err := strconv.ParseUint(number, 10, 32)
+	return ok && err == nil
 }

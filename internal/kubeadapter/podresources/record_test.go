@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -42,6 +43,10 @@ func TestReader(t *testing.T) {
 		{"any", "x", "nvidia.com/gpu=3:1"},                                     // by index
 		{"gpu.nvidia.com", "gpu-3-mig-19-0-1", "k8s.gpu.nvidia.com/claim=x"},   // that only NVIDIA's driver numbers
 		{"nic.example.com", "gpu-1", "example.com/nic=1"},
+		// The driver of this project, by UUID: the kubelet lists with a device the CDI names of those before it.
+		{"gpu.nvidia.com", lower(coretest.GPU(2)), "k8s.device-plugin.nvidia.com/gpu=" + string(coretest.GPU(0))},
+		{"gpu.nvidia.com", lower(coretest.Instance(3, 0)) + "-s2", "x"},
+		{"gpu.nvidia.com", lower(coretest.GPU(1)) + "-sx", "x"},
 	} {
 		p.Claim("default/two", "claim", claim.driver, claim.device, claim.cdi)
 	}
@@ -68,6 +73,7 @@ func TestReader(t *testing.T) {
 			{Owner: one, Resource: "nvidia.com/gpu.shared", Unit: inventory.UnitID(coretest.GPU(0)) + "::3", Device: coretest.GPU(0)},
 			{Owner: nic, Resource: "example.com/nic", Unit: "mlx5_0", Device: "mlx5_0"}, // of no device of ours: without effect
 			claimed(coretest.GPU(1)), claimed(coretest.GPU(2)), claimed(coretest.Instance(3, 1)),
+			claimed(coretest.GPU(2)), claimed(coretest.Instance(3, 0)),
 		},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -82,3 +88,5 @@ func TestReader(t *testing.T) {
 		t.Error("no error, although the kubelet returned one")
 	}
 }
+
+func lower(id gpu.DeviceID) string { return strings.ToLower(string(id)) }

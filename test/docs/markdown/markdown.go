@@ -20,7 +20,8 @@ type Document struct {
 
 // Block is a fenced block.
 type Block struct {
-	Line     int // of its first line of text, from 1
+	Line     int    // of its first line of text, from 1
+	Section  string // anchor of the heading above it
 	Language string
 	Text     string // without the indentation of the fence
 }
@@ -41,7 +42,7 @@ var (
 // driver. The changelog is among them.
 func Documents(root string) ([]Document, error) {
 	var paths []string
-	for _, pattern := range []string{"*.md", "docs/*.md", "docs/adr/*.md", "deploy/*.md", "test/simdriver/*.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/adr/*.md", "deploy/*.md", "deploy/chart/*.md", "deploy/nomad/*.md", "test/simdriver/*.md"} {
 		found, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil {
 			return nil, err
@@ -74,6 +75,9 @@ func Parse(text string) (d Document) {
 		case fence && open == nil:
 			indent, _, _ = strings.Cut(line, "`")
 			open = &Block{Line: i + 2, Language: strings.TrimPrefix(trimmed, "```")}
+			if n := len(d.IDs); n > 0 {
+				open.Section = d.IDs[n-1]
+			}
 		case fence:
 			d.Blocks = append(d.Blocks, *open)
 			open = nil

@@ -1,0 +1,96 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+
+	"github.com/tandem-gpu/tandem/internal/agent"
+	"github.com/tandem-gpu/tandem/internal/assignment"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/draadapter"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubemetrics"
+	"github.com/tandem-gpu/tandem/internal/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/report"
+	"github.com/tandem-gpu/tandem/internal/status"
+)
+
+// adapters are how an agent offers its devices: by device plugins and, with the API dra, by a DRA driver beside them.
+type adapters struct {
+	plugins *kubeadapter.Adapter
+	dra     *dra // nil = device plugins only
+	tasks   []func(context.Context) error
+	view    view
+	apis    []inventory.API // that of the settings first
+	books   map[inventory.API]assignment.Book
+	extend  func(report.Report) report.Report // nil = nothing is added to a report
+	notes   []string                          // warnings that do not change
+}
+
+// view is what the HTTP server and the debug view show.
+type view interface {
+	status.Adapter
+	Endpoints() []report.Endpoint
+}
+
+// newAdapters returns adapters that are not running. api is nil if Kubernetes' API is not called.
+func (r *runner) newAdapters(a *agent.Agent, s settings, api *kubeapi.Client, log *slog.Logger) adapters {
+	o := kubeadapter.Options{
+		KubeletSocket: s.KubeletSocket, DevRoot: s.DevRoot, MPSRoot: s.MPSRoot, Lists: deviceLists(s), Log: log,
+		Check: a.CheckReservation, Reserved: a.Reserved, Watchdog: a.Watchdog(), PodResourcesSocket: s.PodResourcesSocket,
+		AllocationStore: allocationStore(s, log), Handover: &r.kubelet,
+	}
+	if servesDRA(s) && api != nil && s.DRA.Node != "" {
+		return newBoth(a, s, api, o)
+	}
+	plugins := kubeadapter.New(a.Monitor, o)
+	made := adapters{
+		plugins: plugins, view: kubemetrics.View{Plugin: plugins}, tasks: []func(context.Context) error{plugins.Run},
+		apis: []inventory.API{inventory.DevicePlugin}, books: plugins.Books(nil),
+	}
+	switch {
+	case servesDRA(s):
+		made.notes = []string{"GPUs or claims of the API dra are left on this node, and this agent can't serve them: pods with claims can't end. Set NODE_NAME (spec.nodeName), and --kube-api outside of a pod"}
+	case api != nil && s.DRA.API.Configured():
+		made.tasks = append(made.tasks, func(ctx context.Context) error { removeSlices(ctx, api, s.DRA.Node, log); return nil })
+	}
+	return made
+}
+
+// newBoth returns a DRA driver, and device plugins beside it: for GPUs that have not moved, and for names that the kubelet must know.
+func newBoth(a *agent.Agent, s settings, api *kubeapi.Client, o kubeadapter.Options) adapters {
+	var lock sync.Mutex // while either side finds a device free and records that it has given it out
+	var plugins *kubeadapter.Adapter
+	d := newDRA(a, s, api, besides{
+		lock: &lock, holder: func(at gpu.Placement) (string, bool) { return plugins.Holder(at) }, refresh: func() { plugins.Refresh() },
+	}, o.Log)
+	o.Lock, o.DRAHolder, o.Empty = &lock, d.driver.Holder, func() []string { return d.pastResources(a.Current()) }
+	plugins = kubeadapter.New(a.Monitor, o)
+	other := inventory.DevicePlugin
+	if s.Core.API == other {
+		other = inventory.DRA
+	}
+	v := d.view(s, kubemetrics.View{Plugin: plugins, OnlyOffered: s.Core.API == inventory.DRA})
+	return adapters{
+		plugins: plugins, dra: d, view: v, extend: v.Describe, tasks: append(d.tasks(), plugins.Run),
+		apis: []inventory.API{s.Core.API, other}, books: plugins.Books(d.held),
+	}
+}
+
+// servesDRA reports whether this node has anything of the API dra: by the settings, GPUs that are assigned to it, or claims of pods that
+// end only when they are unprepared.
+func servesDRA(s settings) bool {
+	dir := s.Health.StateDir
+	return s.Core.API == inventory.DRA || dir != "" && (assignment.Needs(dir, inventory.DRA) || draadapter.HasClaims(dir))
+}
+
+// warnings are one line each.
+func (m adapters) warnings() []string {
+	if m.dra == nil {
+		return slices.Concat(m.notes, m.plugins.Warnings())
+	}
+	return slices.Concat(m.dra.warnings(), m.plugins.Warnings())
+}

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"errors"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/tandem-gpu/tandem/internal/cli"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeapi"
+)
+
+// With the API dra the agent finds its node's name, and mounts the folder of its socket at the path of the host, which the kubelet opens.
+func TestDaemonSetWithDRA(t *testing.T) {
+	var k struct{ Patches []struct{ Patch string } }
+	manifest(t, "../../deploy/dra/kustomization.yaml", &k)
+	var d daemonSet
+	if err := yaml.Unmarshal([]byte(k.Patches[0].Patch), &d); err != nil {
+		t.Fatal(err)
+	}
+	base, c := component(t, "../../deploy/daemonset.yaml"), d.Spec.Template.Spec.Containers[0]
+	env := base.env()
+	maps.Copy(env, c.env())
+	s, err := resolveAll(t, base.Args, env, "")
+	if err := errors.Join(err, s.CheckNode()); err != nil {
+		t.Fatal(err)
+	}
+	registry := s.DRA.KubeletDir + "/plugins_registry"
+	if v := d.Spec.Template.Spec.Volumes; s.Core.API != inventory.DRA || s.DRA.API.Configured() || !c.mounts()[registry] || len(v) != 1 || v[0].HostPath.Path != registry {
+		t.Errorf("API %s, %+v, mounts %+v, volumes %+v", s.Core.API, s.DRA, c.VolumeMounts, v)
+	}
+	if strategy := s.Strategies; !strategy.CDICRI || strategy.EnvVar {
+		t.Errorf("strategies %s", strategy)
+	}
+}
+
+// The classes that are shipped are the output of "k8s-gpu classes" for nodes without a configuration.
+func TestShippedClasses(t *testing.T) {
+	print := classes(func() (settings, error) { return resolveAll(t, nil, nil, "") })
+	want, err := print(cli.Classes{ExtendedResources: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile("../../deploy/dra/classes.yaml"); err != nil || string(got) != string(want) {
+		t.Errorf("%v: deploy/dra/classes.yaml is\n%s\nbut k8s-gpu classes prints\n%s", err, got, want)
+	}
+}
+
+// The agent's role has the rights that its requests need, and no others. (That they suffice is shown by test/e2e, TestChart.)
+func TestRoleIsWhatTheAgentNeeds(t *testing.T) {
+	deny := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) }))
+	defer deny.Close()
+	client, err := kubeapi.New(kubeapi.Options{Address: deny.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := t.Context()
+	methods := map[string]func() error{
+		"Claim":       func() error { _, err := client.Claim(ctx, "default", "c"); return err },
+		"Node":        func() error { _, err := client.Node(ctx, "n"); return err },
+		"Slices":      func() error { _, err := client.Slices(ctx, kubeapi.SliceSelector{}); return err },
+		"Slice":       func() error { _, err := client.Slice(ctx, "s"); return err },
+		"CreateSlice": func() error { _, err := client.CreateSlice(ctx, kubeapi.ResourceSlice{}, kubeapi.Store); return err },
+		"UpdateSlice": func() error { _, err := client.UpdateSlice(ctx, kubeapi.ResourceSlice{}, kubeapi.Store); return err },
+		"DeleteSlice": func() error { return client.DeleteSlice(ctx, "s", "") },
+		"Classes":     func() error { _, err := client.Classes(ctx); return err },
+		"WatchSlices": func() error {
+			for _, err := range client.WatchSlices(ctx, kubeapi.SliceSelector{}, "1") {
+				return err
+			}
+			return nil
+		},
+		"Server": nil, "CloseIdleConnections": nil, // no requests
+	}
+	for i := range reflect.TypeFor[*kubeapi.Client]().NumMethod() {
+		if name := reflect.TypeFor[*kubeapi.Client]().Method(i).Name; !slices.Contains(slices.Collect(maps.Keys(methods)), name) {
+			t.Errorf("this test does not call %s", name)
+		}
+	}
+	want := map[string]bool{}
+	for name, call := range methods {
+		if call == nil {
+			continue
+		}
+		err := call()
+		rule := regexp.MustCompile(`needs the rule (.*})`).FindStringSubmatch(errorText(err))
+		if rule == nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		addRights(t, "rules: ["+rule[1]+"]", want)
+	}
+	text, err := os.ReadFile("../../deploy/dra/access.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]bool{}
+	for _, document := range strings.Split(string(text), "\n---\n") {
+		addRights(t, document, got)
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("the role allows %q, the agent needs %q", slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
+	}
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// addRights adds the rights of a role: "get resource.k8s.io/resourceclaims".
+func addRights(t *testing.T, text string, to map[string]bool) {
+	t.Helper()
+	var role struct {
+		Rules []struct {
+			Groups    []string `yaml:"apiGroups"`
+			Resources []string
+			Verbs     []string
+		}
+	}
+	if err := yaml.Unmarshal([]byte(text), &role); err != nil {
+		t.Fatal(err)
+	}
+	for _, rule := range role.Rules {
+		for _, verb := range rule.Verbs {
+			to[verb+" "+strings.Join(rule.Groups, ",")+"/"+strings.Join(rule.Resources, ",")] = true
+		}
+	}
+}

@@ -1,0 +1,298 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+
+	"github.com/tandem-gpu/tandem/internal/agent"
+	"github.com/tandem-gpu/tandem/internal/cdi"
+	"github.com/tandem-gpu/tandem/internal/checkpoint"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/draadapter"
+	"github.com/tandem-gpu/tandem/internal/draadapter/drametrics"
+	"github.com/tandem-gpu/tandem/internal/draadapter/prepared"
+	"github.com/tandem-gpu/tandem/internal/draadapter/publisher"
+	"github.com/tandem-gpu/tandem/internal/draadapter/resourceslice"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
+	"github.com/tandem-gpu/tandem/internal/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/setting"
+	"github.com/tandem-gpu/tandem/internal/watch"
+	"github.com/tandem-gpu/tandem/internal/watchdog"
+)
+
+// kubeAPIOptions are what the settings mean for the client of Kubernetes' API.
+func kubeAPIOptions(s settings) kubeapi.Options {
+	return kubeapi.Options{
+		Address: s.DRA.API.Address, TokenFile: s.DRA.API.TokenFile, CAFile: s.DRA.API.CAFile, Agent: agentName + "/" + versionText(),
+	}
+}
+
+// newKubeAPI returns a client of Kubernetes' API; nil if the settings need none. With device plugins only an operator's explicit settings of
+// the API ask for one.
+func newKubeAPI(s settings, log *slog.Logger) (*kubeapi.Client, error) {
+	wanted := servesDRA(s) || s.DRA.API.Configured()
+	if !wanted || s.DRA.Node == "" {
+		return nil, nil
+	}
+	o := kubeAPIOptions(s)
+	o.Log = log
+	api, err := kubeapi.New(o)
+	if err != nil && s.Core.API != inventory.DRA { // see newAdapters
+		log.Warn("Kubernetes' API can't be called", "error", err)
+		return nil, nil
+	}
+	return api, err
+}
+
+// draAttributes are what the log has of the API dra.
+func draAttributes(s settings) []any {
+	if s.Core.API != inventory.DRA {
+		return nil
+	}
+	return []any{"api", s.Core.API, "node", s.DRA.Node, "kubelet-dir", s.DRA.KubeletDir}
+}
+
+// removeSlices deletes the ResourceSlices that an earlier run with the API dra has left: a device must not be offered through both APIs. It
+// returns when there is none, or ctx ends.
+func removeSlices(ctx context.Context, api *kubeapi.Client, node string, log *slog.Logger) {
+	retry := backoff.NewExponentialBackOff()
+	retry.MaxInterval = time.Minute
+	for {
+		n, err := publisher.Remove(ctx, api, node, resourceslice.Driver)
+		switch {
+		case n > 0:
+			log.Info("resource slices of an earlier run deleted: the API is device-plugin", "slices", n)
+		case err == nil:
+			return
+		}
+		if err != nil && ctx.Err() == nil {
+			log.Warn("resource slices of an earlier run can't be deleted, retrying", "error", err)
+		}
+		if !watch.Sleep(ctx, retry.NextBackOff()) {
+			return
+		}
+	}
+}
+
+// checkDRA reports what the API dra needs of the settings and of the environment: those of a file alone may be valid without it.
+func checkDRA(s settings) error {
+	if s.Core.API != inventory.DRA {
+		return nil
+	}
+	var err error
+	if _, invalid := kubeapi.New(kubeAPIOptions(s)); invalid != nil {
+		err = &setting.Error{Key: "--kube-api", Value: s.DRA.API.Address, Remedy: invalid.Error()}
+	}
+	return errors.Join(s.CheckNode(), err)
+}
+
+// dra is the agent's DRA driver with what surrounds it: the ResourceSlices, and whether containers of the node can get devices at all.
+type dra struct {
+	driver    *draadapter.Adapter
+	publisher *publisher.Publisher
+	devices   *watch.Value[[]kubeapi.Device] // those that are published; nil = nothing is
+	known     *watch.Value[bool]             // the Node was read, and refused is true of it
+	refused   *watch.Value[string]           // why containers of this node never get a device; "" = they may
+	runtime   func(context.Context) cdi.Runtime
+	folder    string // of the CDI specifications
+	boot      string // ID of the present boot
+	refresh   func() // see besides
+	watchdog  *watchdog.Registry
+	log       *slog.Logger
+}
+
+// runtimeEvery is the time between two looks at the container runtime without a change of the Node: it may have been upgraded.
+const (
+	runtimeEvery  = 5 * time.Minute
+	runtimeAtMost = 10 * time.Second // for an answer: more than containerruntime waits
+)
+
+// besides are the device plugins of the same process, as a DRA driver needs them.
+type besides struct {
+	lock    sync.Locker // held while either side gives a device out
+	holder  func(gpu.Placement) (pod string, held bool)
+	refresh func() // the resources that the kubelet must know may be others
+}
+
+// newDRA returns a driver that is not running.
+func newDRA(a *agent.Agent, s settings, client *kubeapi.Client, plugins besides, log *slog.Logger) *dra {
+	boot, _ := checkpoint.BootID(s.Core.Roots.Proc) // the history's warnings have the error
+	d := &dra{
+		devices: watch.NewValue[[]kubeapi.Device](nil), known: watch.NewValue(false), refused: watch.NewValue(""), runtime: askRuntime(s.CDI.CRISocket), folder: s.CDI.Folder,
+		boot: boot, refresh: plugins.refresh, watchdog: a.Watchdog(), log: log,
+	}
+	shares := watch.NewValue(false)
+	cdiOptions := cdiOptions(s)
+	d.driver = draadapter.New(a.Monitor, draadapter.Options{
+		Node: s.DRA.Node, KubeletDir: s.DRA.KubeletDir, StateDir: s.Health.StateDir, BootID: boot, API: client,
+		CDIFolder: cdiOptions.Folder, CDIVendor: cdiOptions.Vendor, MPSRoot: s.MPSRoot, SharesAsDevices: shares, Evict: s.DRA.Evict,
+		Check: d.check(a.CheckReservation), Reserved: a.Reserved, Lock: plugins.lock, DevicePluginHolder: plugins.holder,
+		PodClaims: podClaims(s.PodResourcesSocket), Watchdog: a.Watchdog(), Log: log,
+	})
+	d.publisher = publisher.New(publisher.Options{
+		API: client, Node: s.DRA.Node, Driver: resourceslice.Driver, Devices: d.devices, DropsShares: shares, Watchdog: a.Watchdog(), Log: log,
+	})
+	return d
+}
+
+// check adds to the check of a claim that containers of the node can get devices: without CDI they would start without one.
+func (d *dra) check(next func([]inventory.Unit) ([]inventory.Finding, error)) func([]inventory.Unit) ([]inventory.Finding, error) {
+	return func(units []inventory.Unit) ([]inventory.Finding, error) {
+		if why := d.refused.Load(); why != "" {
+			return nil, errors.New("containers of this node would get no device: " + why)
+		}
+		return next(units)
+	}
+}
+
+// tasks run until their context ends.
+func (d *dra) tasks() []func(context.Context) error {
+	return []func(context.Context) error{d.driver.Run, d.publisher.Run, d.followNode, d.admit}
+}
+
+// admit publishes what the driver has, unless containers of the node can't get devices: after each change of devices or of that. It never
+// waits for the container runtime: a taint must not.
+func (d *dra) admit(ctx context.Context) error {
+	task := d.watchdog.Register("devices to publish")
+	defer task.Done()
+	for {
+		devices, devicesChanged := d.driver.Desired().LoadNext()
+		known, knownChanged := d.known.LoadNext()
+		refused, refusedChanged := d.refused.LoadNext()
+		task.Heartbeat(0)
+		if !known || refused != "" {
+			devices = nil
+		}
+		d.devices.Store(devices)
+		select {
+		case <-devicesChanged:
+		case <-knownChanged:
+		case <-refusedChanged:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// followNode finds out whether containers of the node can get devices, and which names the kubelet must know: after each change of the
+// Node, and regularly, as the container runtime may have been upgraded.
+func (d *dra) followNode(ctx context.Context) error {
+	task := d.watchdog.Register("node")
+	defer task.Done()
+	var past []string
+	for {
+		node, changed := d.publisher.Node().LoadNext()
+		task.Heartbeat(runtimeEvery + runtimeAtMost)
+		if node.Metadata.Name != "" {
+			d.setRefused(d.unsupported(ctx, node))
+			d.known.Store(true)
+			if now := slices.Sorted(maps.Keys(node.Status.Capacity)); !slices.Equal(now, past) {
+				past = now
+				d.refresh()
+			}
+		}
+		select {
+		case <-changed:
+		case <-time.After(runtimeEvery):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func (d *dra) setRefused(why string) {
+	if d.refused.Load() == why {
+		return
+	}
+	d.refused.Store(why)
+	if why != "" {
+		d.log.Error("no device is published: containers of this node would get none", "reason", why)
+	}
+}
+
+// unsupported is why containers of a node never get a device by CDI; "" if they may. What the runtime itself reports counts first.
+func (d *dra) unsupported(ctx context.Context, n kubeapi.Node) string {
+	if d.runtime != nil {
+		if r := d.runtime(ctx); r.Version != "" {
+			return r.Unsupported(d.folder)
+		}
+	}
+	return cdi.ParseRuntime(n.Status.NodeInfo.ContainerRuntimeVersion).Unsupported(d.folder)
+}
+
+// held returns the claims that hold devices in this boot; nil until they are read.
+func (d *dra) held() []prepared.Claim {
+	all := d.driver.Prepared()
+	if all == nil {
+		return nil
+	}
+	return slices.DeleteFunc(append([]prepared.Claim{}, all...), func(c prepared.Claim) bool { return !c.Holds(d.boot) })
+}
+
+// pastResources are the extended resources of units that device plugins have offered on this node. A kubelet up to 1.37.1 starts no
+// container that requests such a name while no plugin has it registered.
+func (d *dra) pastResources(inv *inventory.Inventory) (names []string) {
+	capacity := d.publisher.Node().Load().Status.Capacity
+	for _, name := range poolResources(inv) {
+		if _, ok := capacity[name]; ok {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// poolResources are the extended resources of an inventory, nvidia.com/gpu among them, sorted.
+func poolResources(inv *inventory.Inventory) []string {
+	names := []string{kubeadapter.GPUResource}
+	for u := range inv.Devices() {
+		names = append(names, kubeadapter.ResourceOf(u))
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// view is the driver as operators see it, with the device plugins beside it.
+func (d *dra) view(s settings, plugins drametrics.Plugin) drametrics.View {
+	return drametrics.View{
+		Name: resourceslice.Driver, Node: s.DRA.Node, BootID: d.boot, Driver: d.driver, Slices: d.publisher, Plugin: plugins,
+		Devices: d.driver.Desired().Load, Refused: d.refused.Load,
+	}
+}
+
+// warnings are one line each.
+func (d *dra) warnings() []string {
+	lines := d.driver.Warnings()
+	if s := d.publisher.Published(); s.DropsTaints {
+		lines = append(lines, "Kubernetes' API drops the taints of devices (feature gate DRADeviceTaints): unhealthy devices get new pods")
+	}
+	return lines
+}
+
+// podClaims returns a function that asks the kubelet which devices pods have through claims; nil without a socket.
+func podClaims(socket string) func(context.Context) (draadapter.PodClaims, error) {
+	if socket == "" {
+		return nil
+	}
+	return func(ctx context.Context) (draadapter.PodClaims, error) {
+		answer, err := podresources.List(ctx, socket)
+		if err != nil {
+			return draadapter.PodClaims{}, err
+		}
+		claims := draadapter.PodClaims{Partial: answer.Partial(time.Now(), podresources.Startup)}
+		for _, c := range answer.Claims {
+			claims.Claims = append(claims.Claims, draadapter.PodClaim{
+				Pod: c.Pod, Namespace: c.Namespace, Name: c.Name, Driver: c.Driver, Pool: c.Pool, Device: c.Device, CDI: c.CDI,
+			})
+		}
+		return claims, nil
+	}
+}

@@ -1,0 +1,54 @@
+package assignment_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/assignment"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+)
+
+// A file is read as it was written, with fields of later versions ignored; what is not one is an error and never half of one.
+func TestFile(t *testing.T) {
+	dir := t.TempDir()
+	if f, err := assignment.Read(dir); err != nil || !f.Empty() {
+		t.Errorf("without a file: %+v, %v", f, err)
+	}
+	f := assignment.File{
+		GPUs:     map[gpu.DeviceID]assignment.Entry{one: {Target: inventory.DRA, Side: inventory.Nomad, Turn: 3, Change: 4, Settle: 3 * time.Second, Force: true}},
+		Inner:    map[string]map[gpu.DeviceID]inventory.API{"k8s-gpu": {"GPU-2": inventory.DRA}},
+		Previous: map[gpu.DeviceID]inventory.API{one: inventory.Nomad},
+	}
+	if err := assignment.Write(dir, f); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := assignment.Read(dir); err != nil || !got.Equal(f) {
+		t.Errorf("%+v, %v, want %+v", got, err, f)
+	}
+	for text, valid := range map[string]bool{
+		`{"version": 1, "gpus": {}, "later": 1}`:                                         true,
+		`{"version": 2, "gpus": {}}`:                                                     false,
+		`{"version": 1, "gpus": {"GPU-1": {"target": "drra"}}}`:                          false,
+		`{"version": 1, "gpus": {"GPU-1": {"target": "dra", "side": "x"}}}`:              false,
+		`{"version": 1, "gpus": {"../x": {"target": "dra"}}}`:                            false,
+		`{"version": 1, "gpus": {"GPU-1": {"target": "dra", "settle": "soon"}}}`:         false,
+		`{"version": 1, "gpus": {}, "inner": {"k8s-gpu": {"GPU-1": ""}}}`:                false,
+		`{"version": 1, "gpus": {"GPU-1": {"target": "dra", "turn": 9999999999999999}}}`: false,
+		`{`: false,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, assignment.FileName), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := assignment.Read(dir)
+		if (err == nil) != valid || err != nil && !errors.Is(err, assignment.ErrFormat) {
+			t.Errorf("%s: %v", text, err)
+		}
+		if assignment.Needs(dir, inventory.DRA) == valid {
+			t.Errorf("%s: needs dra: %v", text, !valid)
+		}
+	}
+}

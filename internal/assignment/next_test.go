@@ -1,0 +1,137 @@
+package assignment_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/assignment"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+)
+
+// step is what an agent sees at a time, of one GPU, and what it decides.
+type step struct {
+	at       time.Duration
+	holders  string // "" = none
+	unknown  bool   // the record is not known
+	reserved bool   // the GPU was given out since the step before
+	claim    *assignment.Claim
+	want     string // "dra", "dra, moves to nomad", "elsewhere: nomad"
+	waits    string // contained in Status.Waits
+}
+
+const one = gpu.DeviceID("GPU-1")
+
+// What a move waits for, step by step, as the agent of the kubelet sees it.
+func TestNext(t *testing.T) {
+	nomad := assignment.Claim{Agent: "nomad-gpu", Running: true}
+	away := assignment.Claim{Agent: "nomad-gpu"}
+	const s, moves = time.Second, "device-plugin, moves to nomad"
+	leaves := assignment.Entry{Side: inventory.DevicePlugin, Target: inventory.Nomad}
+	for name, tc := range map[string]struct {
+		entry assignment.Entry
+		steps []step
+	}{
+		"nothing holds it": {leaves, []step{
+			{at: 0, want: moves}, {at: 1 * s, want: moves}, {at: 30 * s, want: moves}, {at: 31 * s, want: "elsewhere: nomad"},
+		}},
+		"a short settle time": {assignment.Entry{Side: inventory.DevicePlugin, Target: inventory.Nomad, Settle: 2 * s}, []step{
+			{at: 0, want: moves}, {at: 1 * s, want: moves}, {at: 3 * s, want: "elsewhere: nomad"},
+		}},
+		"a holder, and one that comes in the settle time": {leaves, []step{
+			{at: 0, holders: "pod a", want: moves, waits: "the end of pod a"}, {at: 50 * s, want: moves}, {at: 60 * s, holders: "pod b", want: moves},
+			{at: 61 * s, want: moves}, {at: 90 * s, want: moves}, {at: 91 * s, want: "elsewhere: nomad"},
+		}},
+		"given out in the settle time, and not in the record so far": {leaves, []step{
+			{at: 0, want: moves}, {at: 1 * s, want: moves}, {at: 20 * s, reserved: true, want: moves}, {at: 40 * s, want: moves}, {at: 50 * s, want: "elsewhere: nomad"},
+		}},
+		"the record is not known": {leaves, []step{
+			{at: 0, unknown: true, want: moves, waits: "the record"}, {at: 300 * s, unknown: true, want: moves}, {at: 301 * s, want: moves}, {at: 331 * s, want: "elsewhere: nomad"},
+		}},
+		"forced, the record is not known": {assignment.Entry{Side: inventory.DevicePlugin, Target: inventory.Nomad, Force: true}, []step{
+			{at: 0, unknown: true, want: moves}, {at: 1 * s, unknown: true, want: moves}, {at: 31 * s, unknown: true, want: "elsewhere: nomad"},
+		}},
+		"forced, with a known holder": {assignment.Entry{Side: inventory.DevicePlugin, Target: inventory.Nomad, Force: true}, []step{
+			{at: 0, holders: "pod a", want: moves}, {at: 600 * s, unknown: true, holders: "pod a", want: moves, waits: "pod a"},
+		}},
+		"it comes, and the other agent still claims it": {assignment.Entry{Side: inventory.DRA, Target: inventory.DRA}, []step{
+			{at: 0, claim: &nomad, want: "dra, moves to dra: waits for nomad-gpu, which claims it, to give it up"}, {at: 1 * s, want: "dra"},
+		}},
+		"it comes, and an agent that was removed claims it": {assignment.Entry{Side: inventory.DRA, Target: inventory.DRA}, []step{
+			{at: 600 * s, claim: &away, want: "dra, moves to dra: waits for nomad-gpu, which claims it and does not run", waits: "delete its file"},
+		}},
+		"forced from an agent that does not run": {assignment.Entry{Side: inventory.Nomad, Target: inventory.DRA, Force: true}, []step{
+			{at: 0, claim: &away, want: "dra"},
+		}},
+		"forced, but the agent runs": {assignment.Entry{Side: inventory.Nomad, Target: inventory.DRA, Force: true}, []step{
+			{at: 600 * s, claim: &nomad, want: "elsewhere: nomad", waits: "nomad-gpu to give it up"},
+		}},
+		"another API of the agent has it": {assignment.Entry{Side: inventory.DevicePlugin, Target: inventory.DRA}, []step{
+			{at: 0, want: "device-plugin, moves to dra"}, {at: 1 * s, want: "device-plugin, moves to dra"}, {at: 31 * s, want: "dra"},
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := assignment.File{GPUs: map[gpu.DeviceID]assignment.Entry{one: tc.entry}}
+			var state assignment.State
+			var applied *inventory.Assignment
+			var reserved *time.Duration
+			for _, st := range tc.steps {
+				if st.reserved {
+					reserved = &st.at
+				}
+				var all []assignment.Status
+				state, file, all = assignment.Next(state, st.input(file, applied, reserved))
+				applied = &all[0].Assignment
+				if got := describe(all[0].Assignment); !strings.HasPrefix(got, st.want) || st.want == "dra" && got != "dra" || !strings.Contains(all[0].Waits, st.waits) {
+					t.Errorf("%v: %s, waits for %q; want %s, %q", st.at, got, all[0].Waits, st.want, st.waits)
+				}
+			}
+		})
+	}
+}
+
+func describe(a inventory.Assignment) string {
+	switch {
+	case !a.Here:
+		return "elsewhere: " + string(a.API)
+	case a.Moving != "":
+		return string(a.API) + ", moves " + a.Moving
+	}
+	return string(a.API)
+}
+
+// input is what the agent of the kubelet, which serves both of its APIs, sees in a step.
+func (st step) input(file assignment.File, applied *inventory.Assignment, reserved *time.Duration) assignment.Input {
+	book := func(gpu.DeviceID) assignment.Holders {
+		h := assignment.Holders{Known: !st.unknown, Why: "the record"}
+		if st.holders != "" {
+			h.By = []string{st.holders}
+		}
+		return h
+	}
+	none := func(gpu.DeviceID) bool { return false }
+	return assignment.Input{
+		Now: st.at, Agent: assignment.KubernetesAgent, APIs: []inventory.API{inventory.DevicePlugin, inventory.DRA}, Default: inventory.DevicePlugin,
+		GPUs: []gpu.DeviceID{one}, File: file, Claimed: none, Past: none,
+		Books: map[inventory.API]assignment.Book{inventory.DevicePlugin: book},
+		Claims: func(gpu.DeviceID) (all []assignment.Claim) {
+			if st.claim != nil {
+				all = append(all, *st.claim)
+			}
+			return all
+		},
+		Applied: func(gpu.DeviceID) (inventory.Assignment, bool) {
+			if applied == nil {
+				return inventory.Assignment{}, false
+			}
+			return *applied, true
+		},
+		Reserved: func(gpu.DeviceID) (time.Duration, bool) {
+			if reserved == nil {
+				return 0, false
+			}
+			return *reserved, true
+		},
+	}
+}

@@ -1,0 +1,110 @@
+package assignment
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+)
+
+// Facts are what a running agent has to say about the assignments of its GPUs.
+type Facts struct {
+	Agent string          `json:"agent"`
+	APIs  []inventory.API `json:"apis"` // that it serves, that of its settings first
+	GPUs  []GPUFacts      `json:"gpus"` // that it can offer, or that have a target
+}
+
+// GPUFacts are those of a GPU.
+type GPUFacts struct {
+	GPU     gpu.DeviceID  `json:"gpu"`
+	PCI     string        `json:"pci"`
+	Index   int           `json:"index"`
+	Product string        `json:"product"`
+	Can     bool          `json:"can"`    // the agent can offer it by its configuration
+	Here    bool          `json:"here"`   // it offers it, or withholds it because its work may still have it
+	API     inventory.API `json:"api"`    // that has it, as far as this agent reads
+	Moving  string        `json:"moving"` // why it takes no new work; "" = it does
+	Waits   string        `json:"waits"`
+	Holders []string      `json:"holders"` // through the APIs of this agent
+}
+
+// Row is what an operator sees of a GPU.
+type Row struct {
+	GPU     gpu.DeviceID  `json:"gpu"`
+	PCI     string        `json:"pci"`
+	Index   int           `json:"index"`
+	Product string        `json:"product"`
+	API     string        `json:"api"`    // that has it now; several, separated by commas, if agents offer it beside each other; "" = none
+	Target  inventory.API `json:"target"` // "" = none: it belongs to the settings of the agents
+	Moving  bool          `json:"moving"`
+	Waits   string        `json:"waits"` // for which the move waits; "" = it does not, or only for time
+	Holders []string      `json:"holders"`
+}
+
+// Done reports whether the GPU takes work through its target.
+func (r Row) Done() bool { return !r.Moving && r.API == string(r.Target) }
+
+// Rows returns a row for each GPU of which a file or an agent has something, by GPU.
+func Rows(f File, all []Facts) []Row {
+	rows := map[gpu.DeviceID]*Row{}
+	for _, facts := range all {
+		for _, g := range facts.GPUs {
+			r := rows[g.GPU]
+			if r == nil {
+				r = &Row{GPU: g.GPU, PCI: g.PCI, Index: g.Index, Product: g.Product, Target: f.GPUs[g.GPU].Target, Holders: []string{}}
+				rows[g.GPU] = r
+			}
+			r.add(facts.Agent, g, f.GPUs[g.GPU])
+		}
+	}
+	var sorted []Row
+	for _, r := range rows {
+		sorted = append(sorted, *r)
+	}
+	slices.SortFunc(sorted, func(a, b Row) int { return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.GPU, b.GPU)) })
+	return sorted
+}
+
+// add adds what an agent has of the GPU.
+func (r *Row) add(agent string, g GPUFacts, e Entry) {
+	r.Holders = append(r.Holders, g.Holders...)
+	if g.Here && (e.Side == "" || AgentOf(e.Side) == agent) {
+		r.API = strings.Trim(r.API+","+string(g.API), ",")
+	}
+	if g.Here && g.Moving != "" {
+		r.Moving = true
+	}
+	if g.Here && g.Waits != "" || r.Waits == "" {
+		r.Waits = cmp.Or(g.Waits, r.Waits)
+	}
+}
+
+// Check returns all reasons why GPUs can't get a target, joined; nil if there is none. With force an agent that gives a GPU up may be
+// away.
+func Check(rows []Row, to inventory.API, all []Facts, force bool) error {
+	var errs []error
+	facts := func(agent string) *Facts {
+		i := slices.IndexFunc(all, func(f Facts) bool { return f.Agent == agent })
+		if i < 0 {
+			return nil
+		}
+		return &all[i]
+	}
+	taker := facts(AgentOf(to))
+	if taker == nil {
+		errs = append(errs, fmt.Errorf("%s does not run, or has another state_dir: it is to offer the GPUs through %s", AgentOf(to), to))
+	}
+	for _, r := range rows {
+		if taker != nil && !slices.ContainsFunc(taker.GPUs, func(g GPUFacts) bool { return g.GPU == r.GPU && g.Can }) {
+			errs = append(errs, fmt.Errorf("%s can't be offered by %s: its configuration leaves the GPU out, or it does not see it", r.GPU, taker.Agent))
+		}
+		if r.API == "" && !force && r.Target != to {
+			errs = append(errs, fmt.Errorf("no running agent has %s: start the agent that had it, or use --force if no work has the GPU", r.GPU))
+		}
+	}
+	return errors.Join(errs...)
+}

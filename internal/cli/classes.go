@@ -1,0 +1,43 @@
+package cli
+
+import (
+	"context"
+	"strings"
+
+	"github.com/urfave/cli/v3"
+)
+
+// Classes are the options of the verb "classes".
+type Classes struct {
+	Files             []string // configurations of groups of nodes; none = that of this agent
+	Profiles          []string // MIG profiles of the nodes
+	ExtendedResources bool
+}
+
+// maxFiles limits the configurations of one command.
+const maxFiles = 1000
+
+func (p Program) classesVerb() verb {
+	return verb{
+		name: "classes", argsUsage: "[FILE...]", maxArgs: maxFiles,
+		usage: "print the DeviceClasses for the pools of the configuration, or of several groups of nodes, for Dynamic Resource Allocation",
+		flags: []cli.Flag{
+			text("mig-profiles", "MIG profiles of the nodes' instances, such as 1g.10gb,3g.40gb; those that the policy names are known"),
+			&cli.BoolFlag{Name: "extended-resources", Value: true, Usage: "map nvidia.com/<pool> to the classes, so that pods which request it need no claim; true if not given"},
+		},
+		do: func(_ context.Context, c *cli.Command) error {
+			o := Classes{Files: c.Args().Slice(), ExtendedResources: c.Bool("extended-resources")}
+			for _, profile := range strings.Split(c.String("mig-profiles"), ",") {
+				if profile = strings.TrimSpace(profile); profile != "" {
+					o.Profiles = append(o.Profiles, profile)
+				}
+			}
+			printed, err := p.Classes(o)
+			if err != nil {
+				return err
+			}
+			_, err = p.Stdout.Write(printed)
+			return err
+		},
+	}
+}

@@ -1,0 +1,276 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/tandem-gpu/tandem/internal/assignment"
+	"github.com/tandem-gpu/tandem/internal/control"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/explain"
+	"github.com/tandem-gpu/tandem/internal/hostwatch"
+	"github.com/tandem-gpu/tandem/internal/setting"
+	"github.com/tandem-gpu/tandem/internal/watch"
+)
+
+const (
+	leastSettle  = time.Second
+	waitInterval = 500 * time.Millisecond // between two looks of apply --wait
+)
+
+func (p Program) migrateVerb() verb {
+	return verb{
+		name: "migrate", argsUsage: "plan|apply|back [GPU...]", maxArgs: 1024, do: p.migrate,
+		usage: "move GPUs between the kubelet's device plugins, DRA and Nomad: plan prints where they are and what a move waits for, apply sets a target, back restores the targets before",
+		flags: []cli.Flag{
+			text("to", "API through which the GPUs are to be offered: device-plugin, dra or nomad"),
+			&cli.BoolFlag{Name: "all", Usage: "all GPUs"},
+			&cli.DurationFlag{Name: "wait", Usage: "wait that long for the GPUs to arrive, and print the steps; exit code 1 if they don't"},
+			&cli.DurationFlag{Name: "settle", Value: assignment.DefaultSettle, Usage: "for how long a GPU must have had no holder before it changes sides"},
+			&cli.BoolFlag{Name: "force", Usage: "count a record of holders that can't be read as empty, and do without an agent that does not run: two workloads may get one GPU unless the node is drained"},
+			&cli.BoolFlag{Name: "json", Usage: "print JSON"},
+		},
+	}
+}
+
+// migration is one call of the verb.
+type migration struct {
+	p        Program
+	c        *cli.Command
+	stateDir string
+	to       inventory.API
+	file     assignment.File
+	facts    []assignment.Facts
+	away     []error // agents that did not answer
+}
+
+func (p Program) migrate(ctx context.Context, c *cli.Command) error {
+	m := &migration{p: p, c: c, to: inventory.API(c.String("to"))}
+	do := map[string]func(context.Context) error{"plan": m.plan, "apply": m.apply, "back": m.back}[c.Args().First()]
+	switch {
+	case do == nil:
+		return Usagef("migrate: want plan, apply or back: see %s migrate --help", p.Name)
+	case m.to != "" && !slices.Contains(assignment.APIs(), m.to):
+		return Usagef("migrate: --to = %q: want device-plugin, dra or nomad", m.to)
+	case c.Duration("settle") < leastSettle:
+		return Usagef("migrate: --settle = %q: want a duration of %s or more", c.Duration("settle"), leastSettle)
+	}
+	o, err := p.options(ctx)
+	if err != nil {
+		return err
+	}
+	if m.stateDir = o.Health.StateDir; m.stateDir == "" {
+		return &setting.Error{Key: "state_dir", Remedy: "want the directory that the agents of this host share: targets are kept there"}
+	}
+	if err := m.read(ctx); err != nil {
+		return err
+	}
+	return do(ctx)
+}
+
+// read reads the file and asks the agents.
+func (m *migration) read(ctx context.Context) (err error) {
+	m.file, err = assignment.Read(m.stateDir)
+	if err != nil {
+		return fmt.Errorf("%w: correct it, or delete it after the work on the GPUs has ended", err)
+	}
+	m.facts, m.away = nil, nil
+	for _, agent := range []string{assignment.KubernetesAgent, assignment.NomadAgent} {
+		facts, err := control.Assignments(ctx, control.Path(m.stateDir, agent))
+		if err != nil {
+			m.away = append(m.away, fmt.Errorf("%s: %w", agent, err))
+			continue
+		}
+		m.facts = append(m.facts, facts)
+	}
+	if len(m.facts) == 0 {
+		return fmt.Errorf("%w: start an agent that uses the state directory %s", errors.Join(m.away...), m.stateDir)
+	}
+	return nil
+}
+
+// rows are those of the GPUs that the command line names; all without a name. All that are not found are one error.
+func (m *migration) rows() ([]assignment.Row, error) {
+	all := assignment.Rows(m.file, m.facts)
+	args := m.c.Args().Tail()
+	if len(args) == 0 {
+		return all, nil
+	}
+	var errs []error
+	var rows []assignment.Row
+	for _, arg := range args {
+		matches, ok := explain.DeviceMatcher(arg)
+		var found []assignment.Row
+		for _, r := range all {
+			if ok && matches(gpu.Device{ID: r.GPU, PCI: gpu.PCIAddress(r.PCI), Index: r.Index}) {
+				found = append(found, r)
+			}
+		}
+		switch len(found) {
+		case 0:
+			errs = append(errs, &setting.Error{Key: "gpu", Value: arg, Remedy: "no such GPU: want a UUID or the beginning of one, a PCI address or an index, as migrate plan shows them"})
+		case 1:
+			if !slices.ContainsFunc(rows, func(r assignment.Row) bool { return r.GPU == found[0].GPU }) {
+				rows = append(rows, found[0])
+			}
+		default:
+			errs = append(errs, &setting.Error{Key: "gpu", Value: arg, Remedy: fmt.Sprintf("it is the beginning of %s and %s: write more of the UUID", found[0].GPU, found[1].GPU)})
+		}
+	}
+	return rows, errors.Join(errs...)
+}
+
+func (m *migration) plan(context.Context) error {
+	rows, err := m.rows()
+	if err != nil {
+		return err
+	}
+	for i := range rows {
+		if m.to != "" {
+			rows[i].Target = m.to
+		}
+	}
+	if m.c.Bool("json") {
+		e := json.NewEncoder(m.p.Stdout)
+		e.SetIndent("", "  ")
+		return e.Encode(map[string]any{"gpus": rows})
+	}
+	if err := m.print(rows); err != nil || m.to == "" {
+		return err
+	}
+	if problems := assignment.Check(rows, m.to, m.facts, m.c.Bool("force")); problems != nil {
+		WriteError(m.p.Stdout, "problem", problems)
+	}
+	_, err = fmt.Fprintln(m.p.Stdout, "running work keeps its GPU until it ends; until then and for the settle time after it the GPU takes no new work. To do it: migrate apply")
+	return err
+}
+
+func (m *migration) print(rows []assignment.Row) error {
+	w := tabwriter.NewWriter(m.p.Stdout, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(w, "INDEX\tGPU\tNOW\tTARGET\tHELD BY\tWAITS FOR")
+	for _, r := range rows {
+		now := or(r.API, "-")
+		if r.Moving {
+			now += " (no new work)"
+		}
+		fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\n", r.Index, r.GPU, now, or(string(r.Target), "-"), or(strings.Join(r.Holders, ", "), "-"), or(r.Waits, "-"))
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	for _, err := range m.away {
+		fmt.Fprintf(m.p.Stdout, "not known: %v\n", err)
+	}
+	return nil
+}
+
+func or(s, other string) string {
+	if s == "" {
+		return other
+	}
+	return s
+}
+
+func (m *migration) apply(ctx context.Context) error {
+	switch named := m.c.Args().Len() > 1; {
+	case m.to == "":
+		return Usagef("migrate apply: want --to device-plugin, dra or nomad")
+	case named == m.c.Bool("all"):
+		return Usagef("migrate apply: want GPUs or --all")
+	}
+	rows, err := m.rows()
+	switch {
+	case err != nil:
+		return err
+	case len(rows) == 0:
+		return errors.New("the running agents have no GPU: nothing to move")
+	}
+	if err := assignment.Check(rows, m.to, m.facts, m.c.Bool("force")); err != nil {
+		return err
+	}
+	var changes []assignment.Change
+	for _, r := range rows {
+		from, _, _ := strings.Cut(r.API, ",")
+		changes = append(changes, assignment.Change{
+			GPU: r.GPU, Target: m.to, From: inventory.API(from), Settle: m.c.Duration("settle"), Force: m.c.Bool("force"),
+		})
+	}
+	return m.set(ctx, changes)
+}
+
+func (m *migration) back(ctx context.Context) error {
+	if m.c.Args().Len() > 1 || m.c.Bool("all") || m.to != "" {
+		return Usagef("migrate back: want no GPU and no target: it restores the targets before the latest apply or back")
+	}
+	changes := m.file.Back()
+	if len(changes) == 0 {
+		return errors.New("no targets were set before: nothing to restore")
+	}
+	for i := range changes {
+		changes[i].Force = m.c.Bool("force")
+		if m.c.IsSet("settle") {
+			changes[i].Settle = m.c.Duration("settle")
+		}
+	}
+	return m.set(ctx, changes)
+}
+
+// set writes the targets, and waits if that is asked for.
+func (m *migration) set(ctx context.Context, changes []assignment.Change) error {
+	err := hostwatch.ChangeAssignments(ctx, m.stateDir, func(f assignment.File) (assignment.File, error) { return f.WithTargets(changes), nil })
+	if err != nil {
+		return err
+	}
+	for _, c := range changes {
+		fmt.Fprintf(m.p.Stdout, "%s: target %s\n", c.GPU, c.Target)
+	}
+	if m.c.Bool("force") {
+		fmt.Fprintln(m.p.Stdout, "forced: holders that can't be read count as none; make sure that no work has these GPUs")
+	}
+	if m.c.Duration("wait") <= 0 {
+		return nil
+	}
+	return m.await(ctx, changes)
+}
+
+// await prints what each GPU waits for when that changes, until all have arrived.
+func (m *migration) await(ctx context.Context, changes []assignment.Change) error {
+	limit, cancel := context.WithTimeout(ctx, m.c.Duration("wait"))
+	defer cancel()
+	printed := map[gpu.DeviceID]string{}
+	for {
+		var missing []string
+		if err := m.read(ctx); err != nil {
+			missing = append(missing, err.Error())
+		}
+		for _, r := range assignment.Rows(m.file, m.facts) {
+			if !slices.ContainsFunc(changes, func(c assignment.Change) bool { return c.GPU == r.GPU }) {
+				continue
+			}
+			line := "takes work through " + string(r.Target)
+			if !r.Done() {
+				line = fmt.Sprintf("now %s, waits for %s", or(r.API, "no API"), or(r.Waits, "the settle time to pass"))
+				missing = append(missing, fmt.Sprintf("%s: %s", r.GPU, line))
+			}
+			if printed[r.GPU] != line {
+				printed[r.GPU] = line
+				fmt.Fprintf(m.p.Stdout, "%s: %s\n", r.GPU, line)
+			}
+		}
+		if len(missing) == 0 && len(printed) == len(changes) {
+			return nil
+		}
+		if !watch.Sleep(limit, waitInterval) {
+			return fmt.Errorf("not completed within %s, and goes on:\n%s", m.c.Duration("wait"), strings.Join(missing, "\n"))
+		}
+	}
+}

@@ -1,0 +1,146 @@
+package core_test
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	gocmp "github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+)
+
+// causes returns the states and causes of conditions.
+func causes(all []health.Health) (of []string) {
+	for _, h := range all {
+		of = append(of, h.State.String()+" "+h.Cause())
+	}
+	return of
+}
+
+// All conditions of a placement are listed from the worst: by state, then real ones before simulated ones, then the earliest. Those that
+// an operator ignores and those without effect are not.
+func TestAllConditions(t *testing.T) {
+	f := newLedgerFixture(t)
+	f.observe(xidEvent(a, 94), xidEvent(a, 38)) // 38 has no effect
+	f.wait(time.Second)
+	simulated := xidEvent(a, 95)
+	simulated.Simulated = true
+	f.observe(simulated)
+	f.wait(time.Second)
+	f.observe(xidEvent(a, 119), xidEvent(a, 121))
+	f.wait(time.Second)
+	instance := xidEvent(gpu.Placement{GPU: a.GPU, GI: 1, CI: 0}, 94)
+	f.observe(instance)
+
+	want := []string{"unhealthy XID_119", "unhealthy XID_95", "degraded XID_94", "degraded XID_121"}
+	if diff := gocmp.Diff(want, causes(f.ledger.All(a))); diff != "" {
+		t.Error(diff)
+	}
+	want = []string{"unhealthy XID_119", "unhealthy XID_95", "degraded XID_94", "degraded XID_121", "degraded XID_94"}
+	if diff := gocmp.Diff(want, causes(f.ledger.All(instance.At))); diff != "" {
+		t.Error("of an instance, which has those of its GPU, too:", diff)
+	}
+	if all := f.ledger.All(b); all != nil {
+		t.Error("of the other GPU:", causes(all))
+	}
+	for _, h := range f.ledger.All(a) {
+		if h.Since.IsZero() || h.Action == "" {
+			t.Errorf("%+v", h)
+		}
+	}
+}
+
+// Random faults: the first of all conditions is the health, each is at most as bad as the one before, and a healthy placement has none.
+func TestFirstConditionIsHealth(t *testing.T) {
+	codes := []uint64{13, 38, 63, 74, 79, 94, 95, 109, 119, 121, 154, 999}
+	for seed := range uint64(300) {
+		r := rand.New(rand.NewPCG(seed, 7)) //nolint:gosec // reproducible
+		l, now := health.Ledger{}, testStart
+		s := coretest.WithMIG(coretest.GPUs(2), 1, "1g.10gb", "1g.10gb")
+		for range 12 {
+			at := s.Devices[r.IntN(len(s.Devices))].At
+			if r.IntN(10) == 0 {
+				at = gpu.Node
+			}
+			o := xidEvent(at, codes[r.IntN(len(codes))])
+			o.Simulated = r.IntN(3) == 0
+			now = now.Add(time.Duration(r.IntN(3)) * 20 * time.Second)
+			l = l.Apply(health.DefaultPolicy(), now, o)
+			inv := core.Build(s, l, core.DefaultConfig())
+			for u := range inv.Units() {
+				all := l.All(u.Device.At)
+				worst := l.Health(u.Device.At)
+				if (len(all) == 0) != (worst.State == health.Healthy) || len(all) > 0 && all[0] != worst {
+					t.Fatalf("seed %d: health %v, all %v", seed, worst, causes(all))
+				}
+				if !slices.IsSortedFunc(all, func(x, y health.Health) int { return int(y.State) - int(x.State) }) {
+					t.Fatalf("seed %d: %v", seed, causes(all))
+				}
+				if of := inv.Conditions(u); len(all) > 0 && (len(of) == 0 || of[0] != u.Health || len(of) > len(all)) {
+					t.Fatalf("seed %d: unit has %v, placement %v", seed, causes(of), causes(all))
+				}
+			}
+		}
+	}
+}
+
+// The conditions of a unit are those of its device. What the host causes comes first and hides none of them; a mode that only observes
+// makes all advisory.
+func TestConditionsOfUnits(t *testing.T) {
+	fault := func(n int, code uint64) health.Observation {
+		return xidEvent(gpu.WholeGPU(coretest.GPU(n)), code)
+	}
+	l := health.Ledger{}.Apply(health.DefaultPolicy(), testStart, fault(0, 94), fault(0, 95), fault(1, 94))
+	host := inventory.Host{Claims: []inventory.Claim{{Agent: "nomad-gpu", At: gpu.Node, Older: true}}}
+	for _, tc := range []struct {
+		about string
+		inv   *inventory.Inventory
+		want  [3][]string
+	}{
+		{"enforced", core.Build(coretest.GPUs(3), l, core.DefaultConfig()), [3][]string{{"unhealthy XID_95", "degraded XID_94"}, {"degraded XID_94"}, nil}},
+		{"claimed", core.Build(coretest.GPUs(3), l, core.DefaultConfig()).WithHost(host, inventory.OverlapRefuse),
+			[3][]string{{"unhealthy XID_95", "degraded XID_94"}, {"unhealthy CLAIMED", "degraded XID_94"}, {"unhealthy CLAIMED"}}},
+		{"withdrawn", core.Build(coretest.GPUs(0), health.Ledger{}, core.DefaultConfig()).WithRetiring(core.Build(coretest.GPUs(3), l, core.DefaultConfig()), testStart, time.Minute),
+			[3][]string{{"unhealthy WITHDRAWN"}, {"unhealthy WITHDRAWN"}, {"unhealthy WITHDRAWN"}}},
+	} {
+		n := 0
+		for u := range tc.inv.Units() {
+			if diff := gocmp.Diff(tc.want[n], causes(tc.inv.Conditions(u))); diff != "" {
+				t.Errorf("%s, %s: %s", tc.about, u.ID, diff)
+			}
+			n++
+		}
+		if n != 3 {
+			t.Errorf("%s: %d units", tc.about, n)
+		}
+	}
+	observe := core.DefaultConfig()
+	observe.Health.Mode = health.ModeObserve
+	inv := core.Build(coretest.GPUs(1), l, observe)
+	for u := range inv.Units() {
+		all := inv.Conditions(u)
+		if len(all) != 2 || !all[0].Advisory || !all[0].Schedulable() || !all[1].Schedulable() {
+			t.Errorf("observed only: %+v", all)
+		}
+	}
+	if all := (*inventory.Inventory)(nil).Conditions(inventory.Unit{}); all != nil {
+		t.Error(all)
+	}
+}
+
+// Two inventories that differ in a condition that the worst one hides are not equal: each is a taint of its own.
+func TestHiddenConditionsAreCompared(t *testing.T) {
+	fault := func(code uint64) health.Observation { return xidEvent(gpu.WholeGPU(coretest.GPU(0)), code) }
+	l := health.Ledger{}.Apply(health.DefaultPolicy(), testStart, fault(95))
+	more := l.Apply(health.DefaultPolicy(), testStart, fault(94))
+	x, y := core.Build(coretest.GPUs(1), l, core.DefaultConfig()), core.Build(coretest.GPUs(1), more, core.DefaultConfig())
+	if x.Equal(y) || !y.Equal(core.Build(coretest.GPUs(1), more, core.DefaultConfig())) {
+		t.Error("an inventory does not differ by a hidden condition")
+	}
+}

@@ -1,0 +1,92 @@
+package inventory_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+)
+
+// A GPU is offered with all its instances through the API that has it; one that another agent has is left out, and its agent's claim
+// ends; one that moves stays listed and takes no work.
+func TestAssignments(t *testing.T) {
+	c := core.DefaultConfig()
+	c.MIG, c.API = inventory.MIGMixed, inventory.DRA
+	inv := core.Build(coretest.WithMIG(coretest.GPUs(4), 3, "1g.10gb", "1g.10gb"), health.Ledger{}, c)
+	got := inv.WithHost(inventory.Host{Assignments: inventory.Assignments{All: []inventory.Assignment{
+		{GPU: coretest.GPU(0), API: inventory.DevicePlugin, Here: true, Moving: "to dra"},
+		{GPU: coretest.GPU(1), API: inventory.DevicePlugin, Here: true},
+		{GPU: coretest.GPU(3), API: inventory.Nomad},
+	}}}, inventory.OverlapWarn)
+	seen := map[gpu.DeviceID]string{}
+	for u := range got.Units() {
+		seen[u.Device.ID] = string(u.API) + " " + u.Health.String()
+	}
+	want := map[gpu.DeviceID]string{
+		coretest.GPU(0): "device-plugin unhealthy: moves (to dra); clears: it has moved",
+		coretest.GPU(1): "device-plugin healthy",
+		coretest.GPU(2): "dra healthy",
+	}
+	for id, text := range want {
+		if !strings.HasPrefix(seen[id], text) {
+			t.Errorf("%s: %s, want %s", id, seen[id], text)
+		}
+	}
+	if len(seen) != len(want) {
+		t.Errorf("units of %v", seen)
+	}
+	var excluded []string
+	for _, e := range got.Excluded() {
+		if e.Failure != gpu.NotFailed {
+			t.Errorf("%+v counts as unreadable, so the claim on it stays", e)
+		}
+		excluded = append(excluded, e.At.String()+": "+e.Reason)
+	}
+	if text := strings.Join(excluded, "\n"); len(excluded) != 2 || strings.Count(text, ": offered through nomad") != 2 {
+		t.Errorf("excluded: %q", text)
+	}
+	if all := got.Assignable(); !slices.Equal(all, inv.Assignable()) || len(all) != 4 {
+		t.Errorf("assignable: %v, without assignments %v", all, inv.Assignable())
+	}
+	if of, ok := got.PhysicalGPU(coretest.Instance(3, 1)); !ok || of != coretest.GPU(3) {
+		t.Errorf("the instance is of %v, %v", of, ok)
+	}
+	if got.Equal(inv) || !got.Equal(got.WithHost(inventory.Host{}, inventory.OverlapWarn)) {
+		t.Error("equality does not follow the assignments")
+	}
+	required := inv.WithHost(inventory.Host{Assignments: inventory.Assignments{Required: true}}, inventory.OverlapWarn)
+	for u := range required.Units() {
+		if u.Health.Reason != health.ReasonMoving {
+			t.Errorf("%s is %s although it is not known which API has it", u.ID, u.Health)
+		}
+	}
+}
+
+// Work that was placed on a GPU before it began to leave gets it, whatever the work tolerates. On a GPU that has not arrived it does not:
+// another agent's work may have it.
+func TestReserveOfAGPUThatLeaves(t *testing.T) {
+	c := core.DefaultConfig()
+	c.API, c.Injection = inventory.DRA, inventory.Injection{CDI: inventory.CDIRequired}
+	defined := &inventory.CDI{Kind: "k/gpu", Defined: []gpu.DeviceID{coretest.GPU(0), coretest.GPU(1)}}
+	inv := core.Build(coretest.GPUs(2), health.Ledger{}, c).WithHost(inventory.Host{CDI: defined, Assignments: inventory.Assignments{All: []inventory.Assignment{
+		{GPU: coretest.GPU(0), API: inventory.DRA, Here: true, Moving: "to nomad", Leaving: true},
+		{GPU: coretest.GPU(1), API: inventory.DRA, Here: true, Moving: "to dra: waits for nomad-gpu, which claims it, to give it up"},
+	}}}, inventory.OverlapWarn)
+	for _, tolerates := range []bool{false, true} {
+		may := func(inventory.Unit, health.Health) bool { return tolerates }
+		if _, err := inv.ReserveTolerated(may, inventory.UnitID(coretest.GPU(0))); err != nil {
+			t.Errorf("a GPU that leaves, tolerated: %v: %v", tolerates, err)
+		}
+		if _, err := inv.ReserveTolerated(may, inventory.UnitID(coretest.GPU(1))); err == nil {
+			t.Errorf("a GPU that has not arrived is given out, tolerated: %v", tolerates)
+		}
+	}
+	if _, err := inv.Reserve(inventory.UnitID(coretest.GPU(0))); err == nil {
+		t.Error("Reserve gives out a GPU that leaves")
+	}
+}

@@ -1,0 +1,113 @@
+// Package prepared keeps on disk what a DRA driver has prepared: one file for each claim. Unprepare gets only the name and UID of a
+// claim, and works from these files without API server, driver or GPU.
+package prepared
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+)
+
+// Version is the version of the format. A file of a later version is read, too: what this one has keeps its meaning.
+const Version = 1
+
+// State is how far the preparation of a claim is.
+type State string
+
+// The states of a claim.
+const (
+	Started  State = "started"  // the kubelet has no answer so far; the device is held
+	Complete State = "complete" // what containers need is on disk
+)
+
+// Claim is a prepared claim. Its JSON encoding is the format of the file: names in it do not change, and unknown fields are kept out of
+// the way of later versions.
+type Claim struct {
+	Version   int    `json:"version"`
+	BootID    string `json:"bootID"` // of another boot: the claim holds no device any more
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	UID       string `json:"uid"`
+	State     State  `json:"state"`
+
+	Since time.Time `json:"since,omitzero"` // Complete, by the wall clock
+
+	Results []Result `json:"results"`
+
+	Unknown map[string]json.RawMessage `json:"-"` // fields of a later version, which stay in the file
+}
+
+// Result is one device of a claim.
+type Result struct {
+	Request string `json:"request"` // without the name of the subrequest; "" = of all requests
+	Pool    string `json:"pool"`
+	Device  string `json:"device"` // its name in the slice
+	ShareID string `json:"shareID,omitempty"`
+	Admin   bool   `json:"adminAccess,omitempty"` // holds nothing
+
+	Unit      inventory.UnitID `json:"unit"`
+	At        gpu.Placement    `json:"at"`
+	Exclusive bool             `json:"exclusive,omitempty"`
+	Sharing   string           `json:"sharing,omitempty"`   // of a device that is not exclusive: "time-slicing", "mps"
+	Shares    int              `json:"shares,omitempty"`    // of such a device that the claim has; 0 = 1
+	MPS       *MPS             `json:"mps,omitempty"`       // the container is a client of an MPS control daemon
+	CDI       []string         `json:"cdi"`                 // qualified names
+	Published json.RawMessage  `json:"published,omitempty"` // the device as it was in the slice: kubeapi.Device without taints
+}
+
+// MPS is what a client of an MPS control daemon gets.
+type MPS struct {
+	Pool string   `json:"pool"`          // whose daemon it is
+	Env  []string `json:"env,omitempty"` // limits: "NAME=value"
+}
+
+// Holds reports whether the claim holds devices in this boot of the host.
+func (c Claim) Holds(bootID string) bool { return c.BootID == bootID }
+
+// HasSpec reports whether the claim has a CDI specification of its own.
+func (c Claim) HasSpec() bool {
+	return slices.ContainsFunc(c.Results, func(r Result) bool { return r.MPS != nil })
+}
+
+// String returns the claim for messages: "claim NAMESPACE/NAME".
+func (c Claim) String() string { return "claim " + c.Namespace + "/" + c.Name }
+
+// fields is Claim without its methods.
+type fields Claim
+
+// MarshalJSON encodes the claim with its unknown fields.
+func (c Claim) MarshalJSON() ([]byte, error) {
+	text, err := json.Marshal(fields(c))
+	if err != nil || len(c.Unknown) == 0 {
+		return text, err
+	}
+	all := maps.Clone(c.Unknown)
+	if err := json.Unmarshal(text, &all); err != nil { // what is known replaces what is not
+		return nil, err
+	}
+	return json.Marshal(all)
+}
+
+// UnmarshalJSON decodes a claim and keeps what it does not know.
+func (c *Claim) UnmarshalJSON(text []byte) error {
+	var known fields
+	if err := json.Unmarshal(text, &known); err != nil {
+		return err
+	}
+	var all map[string]json.RawMessage
+	if err := json.Unmarshal(text, &all); err != nil {
+		return err
+	}
+	for _, name := range []string{"version", "bootID", "namespace", "name", "uid", "state", "since", "results"} {
+		delete(all, name)
+	}
+	*c = Claim(known)
+	if len(all) > 0 {
+		c.Unknown = all
+	}
+	return nil
+}

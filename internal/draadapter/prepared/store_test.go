@@ -1,0 +1,202 @@
+package prepared
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func open(t *testing.T, dir string) *Store {
+	t.Helper()
+	s, err := Open(dir, "boot", nil)
+	must(t, err)
+	return s
+}
+
+func claim(uid string) Claim {
+	return Claim{
+		Version: Version, BootID: "boot", Namespace: "ns", Name: "n-" + uid, UID: uid, State: Complete, Since: time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC),
+		Results: []Result{{
+			Request: "gpu", Pool: "node1", Device: "gpu-1", Unit: "GPU-1::0", At: gpu.WholeGPU("GPU-1"), ShareID: "s", Sharing: "mps", Shares: 2,
+			MPS: &MPS{Pool: "gpu.mps", Env: []string{"A=b"}}, CDI: []string{"k=GPU-1"}, Published: json.RawMessage(`{"name":"gpu-1"}`),
+		}},
+	}
+}
+
+// The file of a claim, whose names never change: an agent of another version reads it.
+const file = `{
+  "version": 1,
+  "bootID": "boot",
+  "namespace": "ns",
+  "name": "n-a",
+  "uid": "a",
+  "state": "complete",
+  "since": "2026-11-20T10:00:00Z",
+  "results": [
+    {
+      "request": "gpu",
+      "pool": "node1",
+      "device": "gpu-1",
+      "shareID": "s",
+      "unit": "GPU-1::0",
+      "at": {
+        "GPU": "GPU-1",
+        "GI": 4294967295,
+        "CI": 4294967295
+      },
+      "sharing": "mps",
+      "shares": 2,
+      "mps": {
+        "pool": "gpu.mps",
+        "env": [
+          "A=b"
+        ]
+      },
+      "cdi": [
+        "k=GPU-1"
+      ],
+      "published": {
+        "name": "gpu-1"
+      }
+    }
+  ]
+}
+`
+
+func TestStore(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "dra", "claims")
+	s := open(t, dir)
+	must(t, s.Put(claim("b")))
+	must(t, s.Put(claim("a")))
+	s.Hold(claim("c"))
+	uids := func(s *Store) (text string) {
+		for _, c := range s.All() {
+			text += c.UID
+		}
+		return text
+	}
+	if got := uids(s); got != "abc" {
+		t.Errorf("%q", got)
+	}
+	text, err := os.ReadFile(s.Path("a"))
+	must(t, err)
+	if diff := cmp.Diff(file, string(text)); diff != "" {
+		t.Error(diff)
+	}
+	s.Release("c")
+	changed := claim("b")
+	changed.State = Started
+	s.Hold(changed)
+	s.Release("b") // as on disk
+	later := open(t, dir)
+	for _, one := range []*Store{s, later} {
+		compact := cmp.Transformer("compact", func(r json.RawMessage) string { return strings.Join(strings.Fields(string(r)), "") })
+		if diff := cmp.Diff(claim("b"), mustGet(t, one, "b"), compact); diff != "" || uids(one) != "ab" {
+			t.Error(diff, uids(one))
+		}
+	}
+	must(t, later.Remove("b"))
+	must(t, later.Remove("b"))
+	if gone := s.Vanished(); len(gone) != 1 || gone[0].UID != "b" || !later.Removed("b") || s.Removed("b") {
+		t.Errorf("%v", gone)
+	}
+	must(t, later.Put(claim("d")))
+	must(t, s.Refresh())
+	if got := uids(s); got != "abd" || uids(later) != "ad" {
+		t.Errorf("%q, %q", got, uids(later))
+	}
+	must(t, s.Remove("d"))
+	must(t, later.Put(claim("d"))) // again, by the other process
+	must(t, s.Refresh())           // it may be an entry that was read before Remove
+	if got := uids(s); got != "ab" {
+		t.Errorf("%q", got)
+	}
+	must(t, s.Remove("a"))
+	must(t, s.Remove("b"))
+	if all := s.All(); all == nil || len(all) > 0 {
+		t.Errorf("without claims: %#v", all)
+	}
+}
+
+func mustGet(t *testing.T, s *Store, uid string) Claim {
+	t.Helper()
+	c, ok := s.Get(uid)
+	if !ok {
+		t.Fatalf("no claim %s", uid)
+	}
+	return c
+}
+
+// A file that is not a claim is set aside with a warning and concerns no other; fields of a later version stay in a file that is written
+// again; what killed processes left is removed.
+func TestFilesOfOthers(t *testing.T) {
+	dir := t.TempDir()
+	later := strings.Replace(file, `"version": 1,`, `"version": 7, "priority": {"of": "a later version"},`, 1)
+	for name, text := range map[string]string{
+		"a.json": later, "b.json": "", "c.json": `{"uid":"other"}`, "d.json": `{"results":3}`, "e.json": "[]",
+		".f.json123": "half", "note.txt": "", "G H.json": "", ".g.json9": "written now",
+	} {
+		must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+	}
+	must(t, os.Chtimes(filepath.Join(dir, ".f.json123"), time.Time{}, time.Now().Add(-2*time.Hour)))
+	must(t, syscall.Mkfifo(filepath.Join(dir, "h.json"), 0o600))
+	must(t, os.Symlink("/etc/passwd", filepath.Join(dir, "i.json")))
+	must(t, os.Mkdir(filepath.Join(dir, "j.json"), 0o700))
+	s := open(t, dir)
+	if all := s.All(); len(all) != 1 || all[0].Version != 7 {
+		t.Fatalf("%v", all)
+	}
+	if n := len(s.Warnings()); n != 7 {
+		t.Errorf("%d warnings: %q", n, s.Warnings())
+	}
+	for _, name := range []string{"b", "c", "d", "e", "h", "i", "j"} {
+		if _, err := os.Lstat(filepath.Join(dir, name+".json.broken")); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := os.Lstat(filepath.Join(dir, ".f.json123")); err == nil {
+		t.Error("a temporary file is left")
+	}
+	if _, err := os.Lstat(filepath.Join(dir, ".g.json9")); err != nil {
+		t.Error("a temporary file that may be in use was removed")
+	}
+	c := mustGet(t, s, "a")
+	c.State = Started
+	must(t, s.Put(c))
+	text, err := os.ReadFile(s.Path("a"))
+	must(t, err)
+	var fields map[string]any
+	must(t, json.Unmarshal(text, &fields))
+	if fields["state"] != "started" || fields["version"] != 7.0 || fields["priority"] == nil {
+		t.Errorf("%s", text)
+	}
+	must(t, s.Put(claim("b")))
+	if n := len(s.Warnings()); n != 6 {
+		t.Errorf("%d warnings after the claim was stored again", n)
+	}
+}
+
+func TestCheckUID(t *testing.T) {
+	for uid, ok := range map[string]bool{
+		"8f1d0c9e-6f5a-4b63-9d3b-0f0a3a3f0001": true, "A-1": true, "": false, "..": false, "a/b": false, "a.json": false, strings.Repeat("a", 64): false,
+	} {
+		if err := CheckUID(uid); (err == nil) != ok {
+			t.Errorf("%q: %v", uid, err)
+		}
+	}
+}

@@ -1,0 +1,15 @@
+// Package publisher keeps the ResourceSlices of a node in the Kubernetes API equal to the devices that the node has.
+//
+// One goroutine owns all state and writes: desired devices come from a watch.Value, observed slices from a second goroutine that lists
+// and watches. Each change of either is followed by a comparison, field by field, and by the writes that it asks for, so that a slice
+// which anybody deletes or changes is restored. The kubelet deletes all slices of a node at each of its starts; they are back as soon as
+// the events of that arrive.
+//
+//	devices ---------> compare ---> create, update, delete ---> API server
+//	                      ^                   |                     |
+//	                      |     answers       v                     |
+//	                   observed slices <------+---- list, watch <---+
+//
+// Slices have fixed names, so that a write whose answer was lost is never repeated as a second slice. Nothing is deleted when the agent
+// stops: the kubelet deletes the slices of a driver that does not come back within 30 s.
+package publisher

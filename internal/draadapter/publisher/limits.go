@@ -1,0 +1,82 @@
+package publisher
+
+import (
+	"slices"
+	"time"
+)
+
+// bucket allows size actions at once and one more after each interval.
+type bucket struct {
+	size  int
+	every time.Duration
+	spent []time.Time // when each spent token comes back, oldest first
+}
+
+// take spends a token and returns 0, or how long it takes until there is one.
+func (b *bucket) take(now time.Time) time.Duration {
+	b.spent = slices.DeleteFunc(b.spent, func(t time.Time) bool { return !t.After(now) })
+	if len(b.spent) >= b.size {
+		return b.spent[0].Sub(now)
+	}
+	back := now
+	if n := len(b.spent); n > 0 {
+		back = b.spent[n-1]
+	}
+	b.spent = append(b.spent, back.Add(b.every))
+	return 0
+}
+
+const (
+	rivalRounds = 3                // deletes of another driver's slices, after which it is left alone
+	rivalPause  = 5 * time.Second  // between deletes: its slices come one after another
+	rivalForget = 10 * time.Minute // after which slices of another driver are deleted once more
+)
+
+// rivals are slices of the same driver and node that this publisher did not make: what NVIDIA's driver left behind, or one that runs.
+type rivals struct {
+	rounds int // deletes, until there were none for a while
+	latest time.Time
+	absent time.Time // since when there are none
+}
+
+// contested reports whether another driver publishes: its slices came back after each delete.
+func (r rivals) contested() bool { return r.rounds >= rivalRounds && r.absent.IsZero() }
+
+// limit takes from a plan what would be a fight, and returns when to try that again; 0 = nothing was taken. Against a driver that creates
+// its slices again and again only the own slices that exist are kept up to date.
+func (r *rivals) limit(p plan, now time.Time) (plan, time.Duration) {
+	if !slices.ContainsFunc(p.writes, func(w write) bool { return w.foreign }) {
+		return p, 0
+	}
+	r.absent = time.Time{}
+	pause := rivalPause
+	if r.rounds >= rivalRounds {
+		pause = rivalForget
+	}
+	wait := pause - now.Sub(r.latest)
+	if r.rounds == 0 || wait <= 0 {
+		return p, 0
+	}
+	p.writes = slices.DeleteFunc(p.writes, func(w write) bool { return w.foreign || r.contested() && (w.verb != update || p.rewrite) })
+	return p, wait
+}
+
+// deleted counts a delete of another driver's slice. Those of one round come at once.
+func (r *rivals) deleted(now time.Time) {
+	if r.rounds == 0 || now.Sub(r.latest) >= rivalPause {
+		r.rounds++
+	}
+	r.latest = now
+}
+
+// quiet takes that nothing is to be written while present slices of another driver exist.
+func (r *rivals) quiet(present int, now time.Time) {
+	switch {
+	case present > 0:
+		r.absent = time.Time{}
+	case r.absent.IsZero():
+		r.absent = now
+	case now.Sub(r.absent) >= rivalForget:
+		r.rounds = 0
+	}
+}

@@ -1,0 +1,194 @@
+package publisher
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/watch"
+	"github.com/tandem-gpu/tandem/internal/watchdog"
+)
+
+const (
+	watchLongest = 7 * time.Minute  // more than a watch of kubeapi takes
+	watchSteady  = 10 * time.Second // a watch of this length resets the waits between tries
+)
+
+// observation is a list, an event or an error; of an event that is only a bookmark nothing.
+type observation struct {
+	list  *kubeapi.SliceList
+	began time.Time // of the request of the list
+	event *kubeapi.Event
+	err   error
+}
+
+// observe lists and watches the slices until ctx ends.
+func observe(ctx context.Context, api *kubeapi.Client, sel kubeapi.SliceSelector, out chan<- observation, registry *watchdog.Registry) {
+	task := registry.Register("resource slices: watch")
+	defer task.Done()
+	send := func(o observation) bool {
+		task.Heartbeat(0) // the receiver has a task of its own
+		select {
+		case out <- o:
+			task.Heartbeat(watchLongest)
+			return true
+		case <-ctx.Done():
+			return false
+		}
+	}
+	retry := newRetry()
+	for ctx.Err() == nil {
+		task.Heartbeat(callTimeout)
+		began := time.Now()
+		list, err := api.Slices(ctx, sel)
+		if err == nil {
+			if !send(observation{list: &list, began: began}) {
+				return
+			}
+			began = time.Now()
+			err = watchFrom(ctx, api, sel, list.Metadata.ResourceVersion, send)
+			if time.Since(began) > watchSteady {
+				retry.Reset()
+				if err == nil || !errors.Is(err, kubeapi.ErrForbidden) {
+					continue // list at once
+				}
+			}
+		}
+		if err != nil && ctx.Err() == nil && !send(observation{err: err}) {
+			return
+		}
+		wait := retry.NextBackOff()
+		if errors.Is(err, kubeapi.ErrForbidden) {
+			wait = refusedEvery
+		}
+		task.Heartbeat(wait)
+		watch.Sleep(ctx, wait)
+	}
+}
+
+// watchFrom watches until a failure, or until a watch ended without one and without an event (nil).
+func watchFrom(ctx context.Context, api *kubeapi.Client, sel kubeapi.SliceSelector, version string, send func(observation) bool) error {
+	for ctx.Err() == nil {
+		began := time.Now()
+		for event, err := range api.WatchSlices(ctx, sel, version) {
+			if err != nil {
+				if errors.Is(err, kubeapi.ErrGone) {
+					return nil
+				}
+				return err
+			}
+			if v := event.Slice.Metadata.ResourceVersion; v != "" {
+				version = v
+			}
+			o := observation{event: &event}
+			if event.Type == kubeapi.Bookmark {
+				o.event = nil
+			}
+			if !send(o) {
+				return nil
+			}
+		}
+		if time.Since(began) < watchSteady {
+			return nil // a server or a proxy that ends watches at once
+		}
+	}
+	return nil
+}
+
+// observed are the slices of the driver and the node as far as they are known: the newest of list, events and answers to writes, by
+// their resource versions. Those can be compared as numbers (KEP-5504); others count as newer.
+type observed struct {
+	listed  bool
+	slices  map[string]kubeapi.ResourceSlice
+	version map[string]uint64    // of each name, of a deletion also
+	written map[string]time.Time // of the answer to a write
+	highest int64                // generation of the pool, of deleted slices also
+}
+
+func newObserved() observed {
+	return observed{slices: map[string]kubeapi.ResourceSlice{}, version: map[string]uint64{}, written: map[string]time.Time{}}
+}
+
+// devices are those of slices with names that ok accepts.
+func (o *observed) devices(ok func(name string) bool) []kubeapi.Device {
+	var all []kubeapi.Device
+	for _, name := range slices.Sorted(maps.Keys(o.slices)) {
+		if ok(name) {
+			all = append(all, o.slices[name].Spec.Devices...)
+		}
+	}
+	return all
+}
+
+// replace takes a list. What was written since its request began stays, if it is newer.
+func (o *observed) replace(list kubeapi.SliceList, began time.Time) {
+	before := *o
+	*o = newObserved()
+	o.listed, o.highest = true, before.highest
+	for _, s := range list.Items {
+		o.put(s)
+	}
+	for name, at := range before.written {
+		if at.Before(began) || before.version[name] <= o.version[name] {
+			continue
+		}
+		o.version[name], o.written[name] = before.version[name], at
+		delete(o.slices, name)
+		if s, ok := before.slices[name]; ok {
+			o.slices[name] = s
+		}
+	}
+}
+
+// add takes an event and reports whether something changed.
+func (o *observed) add(e kubeapi.Event) bool {
+	if e.Type == kubeapi.Deleted {
+		return o.drop(e.Slice.Metadata.Name, e.Slice.Metadata.ResourceVersion)
+	}
+	return o.put(e.Slice)
+}
+
+func (o *observed) put(s kubeapi.ResourceSlice) bool {
+	name := s.Metadata.Name
+	if !o.newer(name, s.Metadata.ResourceVersion) {
+		return false
+	}
+	o.slices[name] = s
+	o.highest = max(o.highest, s.Spec.Pool.Generation)
+	return true
+}
+
+func (o *observed) drop(name, version string) bool {
+	if !o.newer(name, version) {
+		return false
+	}
+	_, existed := o.slices[name]
+	delete(o.slices, name)
+	return existed
+}
+
+// newer records a version of a name and reports whether it is newer than the one that is known.
+func (o *observed) newer(name, version string) bool {
+	v, err := strconv.ParseUint(version, 10, 64)
+	if err == nil && v <= o.version[name] {
+		return false
+	}
+	o.version[name] = v
+	return true
+}
+
+// wrote takes the answer to a write.
+func (o *observed) wrote(s kubeapi.ResourceSlice) {
+	o.put(s)
+	o.written[s.Metadata.Name] = time.Now()
+}
+
+// gone takes that a slice does not exist.
+func (o *observed) gone(name string) {
+	delete(o.slices, name)
+	o.written[name] = time.Now()
+}

@@ -1,0 +1,6 @@
+package resourceslice
+
+var (
+	TaintKey = taintKey
+	TaintOf  = taintOf
+)

@@ -1,0 +1,234 @@
+package hostwatch
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/assignment"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/filelock"
+)
+
+// movePause is the time between checks while a GPU moves: the records of holders cause no event.
+const movePause = time.Second
+
+// assigner decides through which API each GPU is offered, from <state_dir>/assignments.json, under the lock of the claims. It is used by
+// the goroutine of the claims, but for the methods that lock mu.
+type assigner struct {
+	stateDir string
+	agent    string
+	apis     []inventory.API // that this process serves, that of the settings first
+	books    map[inventory.API]assignment.Book
+	began    time.Time
+	log      *slog.Logger
+
+	state assignment.State
+	good  assignment.File // the latest one that was read or written
+	read  bool            // good was read at least once
+
+	mu       sync.Mutex
+	reserved map[gpu.DeviceID]time.Duration
+	status   []assignment.Status
+}
+
+func (a *assigner) now() time.Duration { return time.Since(a.began) } // of the monotonic clock
+
+// reservedAt records that this agent gives devices out.
+func (a *assigner) reservedAt(devices []gpu.Device) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for i := range devices {
+		a.reserved[devices[i].At.GPU] = a.now()
+	}
+}
+
+func (a *assigner) latest() []assignment.Status {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Clone(a.status)
+}
+
+// hostClaims is what the assignments need of the claims.
+type hostClaims struct {
+	mine    claimFile
+	others  []claimFile
+	running func(agent string) bool
+	started time.Time // of this process
+
+	// follows means that another process of this agent runs, as in an update without a gap: it changes the file, and this process serves
+	// the same sides.
+	follows bool
+}
+
+// earlier reports whether an earlier process of this agent claimed a GPU.
+func (c hostClaims) earlier(id gpu.DeviceID) bool {
+	return slices.ContainsFunc(c.mine.claims, func(one claim) bool { return one.at.GPU == id && one.since.Before(c.started) })
+}
+
+func (c hostClaims) of(id gpu.DeviceID) (all []assignment.Claim) {
+	whole := gpu.WholeGPU(id)
+	mine := c.mine.oldestOn(whole)
+	for _, f := range c.others {
+		if theirs := f.oldestOn(whole); theirs != nil {
+			all = append(all, assignment.Claim{
+				Agent: f.agent, Running: c.running(f.agent), Older: mine == nil || before(*theirs, f.agent, *mine, c.mine.agent),
+			})
+		}
+	}
+	return all
+}
+
+// oldestOn is the oldest claim on a GPU or its instances; nil if there is none.
+func (f claimFile) oldestOn(whole gpu.Placement) (oldest *claim) {
+	for i, c := range f.claims {
+		if whole.Covers(c.at) && (oldest == nil || c.turn < oldest.turn) {
+			oldest = &f.claims[i]
+		}
+	}
+	return oldest
+}
+
+// assign returns the assignments that follow from the file, the claims and the inventory. A changed side is on disk before they are
+// applied. While the file can't be read the last good one is in force, and without one no GPU takes new work.
+func (a *assigner) assign(inv *inventory.Inventory, c hostClaims) (inventory.Assignments, error) {
+	file, err := assignment.Read(a.stateDir)
+	switch {
+	case err == nil && c.follows:
+		a.good, a.read = file, true
+	case err == nil:
+		file = file.Restore(a.agent, a.good)
+	case !a.read:
+		return inventory.Assignments{Required: true}, err
+	default:
+		file = a.good
+	}
+	in := assignment.Input{
+		Now: a.now(), Agent: a.agent, APIs: a.apis, Default: a.apis[0], GPUs: inv.Assignable(), File: file, ReadOnly: err != nil || c.follows,
+		Claims: c.of, Claimed: func(id gpu.DeviceID) bool { return c.mine.oldestOn(gpu.WholeGPU(id)) != nil },
+		Past: c.earlier, Books: a.books, Applied: inv.Assignment, Reserved: a.lastReserved,
+	}
+	state, next, status := assignment.Next(a.state, in)
+	if !in.ReadOnly {
+		if onDisk, readErr := assignment.Read(a.stateDir); readErr != nil || !next.Equal(onDisk) {
+			if err = assignment.Write(a.stateDir, next); err != nil { // what is on disk counts: nothing changes its side
+				in.ReadOnly, in.File = true, file
+				state, next, status = assignment.Next(a.state, in)
+			}
+		}
+		a.good, a.read = next, true
+	}
+	a.state = state
+	logMoves(a.log, a.latest(), status)
+	a.mu.Lock()
+	a.status = status
+	a.mu.Unlock()
+	out := inventory.Assignments{Required: len(a.apis) > 1}
+	for _, st := range status {
+		out.All = append(out.All, st.Assignment)
+	}
+	return out, err
+}
+
+// keeping is an offer of which a claim stays while this agent's own record has a holder of a GPU that has left: the GPU was perhaps given
+// out between the look at the record after which it left and the inventory without it.
+func (a *assigner) keeping(o offer) offer {
+	unsure := o.unsure
+	o.unsure = func(p gpu.Placement) bool {
+		if unsure(p) {
+			return true
+		}
+		one, ok := o.inventory.Assignment(p.GPU)
+		return ok && !one.Here && a.holds(p.GPU)
+	}
+	return o
+}
+
+// holds reports whether a record of this agent names a holder of a GPU.
+func (a *assigner) holds(id gpu.DeviceID) bool {
+	for _, book := range a.books {
+		if len(book(id).By) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func (a *assigner) lastReserved(id gpu.DeviceID) (time.Duration, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	at, ok := a.reserved[id]
+	return at, ok
+}
+
+// moving reports whether a GPU moves or waits, so that the records must be read again soon.
+func moving(status []assignment.Status) bool { return slices.ContainsFunc(status, withheld) }
+
+// Reserved reports that this agent gives devices out for new work. It never blocks.
+func (w *Watcher) Reserved(devices []gpu.Device) {
+	if w.assigner != nil {
+		w.assigner.reservedAt(devices)
+	}
+}
+
+// Assignments returns the latest decisions about GPUs that have an entry in the file, or that the APIs of this agent share.
+func (w *Watcher) Assignments() []assignment.Status {
+	if w.assigner == nil {
+		return nil
+	}
+	return w.assigner.latest()
+}
+
+// Serve sets the APIs that this process serves, that of the settings first, and their records of holders. Call it before Run. Without it
+// one API is served, and no GPU moves.
+func (w *Watcher) Serve(apis []inventory.API, books map[inventory.API]assignment.Book) {
+	if w.claims == nil || len(apis) == 0 {
+		return
+	}
+	w.assigner = &assigner{
+		stateDir: filepath.Dir(w.claims.folder), agent: w.claims.agent, apis: apis, books: books, began: time.Now(), log: w.log,
+		reserved: map[gpu.DeviceID]time.Duration{},
+	}
+	w.claims.assigner = w.assigner
+}
+
+// ChangeAssignments replaces the file of assignments in a state directory by what change returns of it, under the lock of the claims, and
+// wakes the agents.
+func ChangeAssignments(ctx context.Context, stateDir string, change func(assignment.File) (assignment.File, error)) error {
+	folder := filepath.Join(stateDir, "claims")
+	mkdirErr := os.MkdirAll(folder, 0o700)
+	unlock, err := lockFolder(ctx, folder)
+	if err != nil {
+		return errors.Join(mkdirErr, err)
+	}
+	defer unlock()
+	f, err := assignment.Read(stateDir)
+	if err != nil {
+		return err
+	}
+	next, err := change(f)
+	if err != nil || next.Equal(f) {
+		return err
+	}
+	if err := assignment.Write(stateDir, next); err != nil {
+		return err
+	}
+	now := time.Now()
+	return os.Chtimes(folder, now, now) // an event for those that watch it; without, they look within 30 s
+}
+
+// unread are the assignments until the claims are read for the first time, for which their lock is needed: with a file that has some, no
+// GPU takes work, since any may be another agent's.
+func (a *assigner) unread() inventory.Assignments {
+	f, err := assignment.Read(a.stateDir)
+	return inventory.Assignments{Required: len(a.apis) > 1 || errors.Is(err, assignment.ErrFormat) || err == nil && !f.Empty()}
+}
+
+// isRunning reports whether the agent of a claims file runs. The folder is locked.
+func (s *claimStore) isRunning(agent string) bool { return filelock.IsHeld(s.path(agent, ".lock")) }

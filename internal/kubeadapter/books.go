@@ -1,0 +1,157 @@
+package kubeadapter
+
+import (
+	"cmp"
+	"iter"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/assignment"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/draadapter/prepared"
+	"github.com/tandem-gpu/tandem/internal/draadapter/resourceslice"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
+)
+
+const (
+	answerAge  = 10 * time.Second // of the kubelet's latest complete answer, for the holders of a GPU to be known
+	requestAge = 3 * time.Second  // of the same, for another query
+)
+
+// PreparedClaims are the claims that the DRA adapter of this process has prepared in this boot; the result is nil until they are read.
+// nil = there is no such adapter.
+type PreparedClaims func() []prepared.Claim
+
+// Books returns the records of what pods have through the APIs of the kubelet, for the moves of GPUs between APIs. A GPU is known to have
+// no holder only while the kubelet lists all pods: what was prepared may have been lost with its folder.
+func (a *Adapter) Books(claims PreparedClaims) map[inventory.API]assignment.Book {
+	return map[inventory.API]assignment.Book{
+		inventory.DevicePlugin: func(id gpu.DeviceID) assignment.Holders { return a.tracker.devicePluginHolders(id) },
+		inventory.DRA: func(id gpu.DeviceID) assignment.Holders {
+			a.awaitGiven()
+			return a.tracker.draHolders(id, claims)
+		},
+	}
+}
+
+// awaitGiven waits until what was being given out, perhaps by an earlier inventory, is recorded.
+func (a *Adapter) awaitGiven() {
+	if lock := a.opts.Lock; lock != nil {
+		lock.Lock()
+		defer lock.Unlock()
+	}
+}
+
+// Holder returns a pod that has, or may have, hardware of a placement through a device plugin. It makes no query.
+func (a *Adapter) Holder(at gpu.Placement) (holder string, held bool) {
+	t := a.tracker
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, k := range t.allocations.keys() {
+		device, _ := k.id.Split()
+		for d := range t.source.Current().Hardware() {
+			if d.ID == device && d.At.Overlaps(at) {
+				return t.allocations.holderOf(k), true
+			}
+		}
+	}
+	return "", false
+}
+
+// keys are what pods hold or may hold, in order.
+func (a *allocations) keys() []deviceKey {
+	all := slices.AppendSeq(slices.Collect(maps.Keys(a.byKey)), maps.Keys(a.pods))
+	all = slices.DeleteFunc(all, func(k deviceKey) bool { return !strings.HasPrefix(k.resource, vendor) })
+	slices.SortFunc(all, compareKeys)
+	return slices.Compact(all)
+}
+
+func (a *allocations) holderOf(k deviceKey) string {
+	if pod := a.pods[k]; pod != "" {
+		return "pod " + pod
+	}
+	return "a pod that got " + string(k.id) + " before, or just now"
+}
+
+func (t *tracker) devicePluginHolders(id gpu.DeviceID) assignment.Holders {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h, inv := t.known(), t.source.Current()
+	for _, k := range t.allocations.keys() {
+		device, _ := k.id.Split()
+		switch of, ok := inv.PhysicalGPU(device); {
+		case !ok:
+			h.Known, h.Why = false, "the end of "+t.allocations.holderOf(k)+", whose device "+string(k.id)+" is not known to the driver"
+		case of == id:
+			h.By = append(h.By, t.allocations.holderOf(k))
+		}
+	}
+	h.By = distinctText(slices.Values(h.By))
+	return h
+}
+
+func (t *tracker) draHolders(id gpu.DeviceID, claims PreparedClaims) assignment.Holders {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h, recorded := t.known(), map[string]bool{}
+	if claims != nil {
+		all := claims()
+		if all == nil {
+			h.Known, h.Why = false, "the prepared claims, which are not read yet; does the disk of state_dir respond?"
+		}
+		for _, c := range all {
+			name := "claim " + c.Namespace + "/" + c.Name
+			recorded[name] = true
+			if slices.ContainsFunc(c.Results, func(r prepared.Result) bool { return !r.Admin && r.At.GPU == id }) {
+				h.By = append(h.By, name)
+			}
+		}
+	}
+	for _, c := range t.allocations.claims {
+		name := "claim " + cmp.Or(c.Namespace, "?") + "/" + c.Name
+		if c.Driver != resourceslice.Driver || recorded[name] {
+			continue
+		}
+		if of, ok := gpuOf(t.source.Current(), c); !ok {
+			h.Known, h.Why = false, "the end of pod "+c.Pod+", whose "+name+" has a device "+c.Device+" that this agent does not offer"
+		} else if of == id {
+			h.By = append(h.By, name)
+		}
+	}
+	h.By = distinctText(slices.Values(h.By))
+	return h
+}
+
+// gpuOf returns the physical GPU of a claim's device.
+func gpuOf(inv *inventory.Inventory, c podresources.Claim) (gpu.DeviceID, bool) {
+	for d := range inv.Hardware() {
+		if c.Names(d) {
+			return d.At.GPU, true
+		}
+	}
+	return "", false
+}
+
+// known returns whether the kubelet listed all pods just now. It requests a query if that was a while ago. The caller holds mu.
+func (t *tracker) known() assignment.Holders {
+	if t.socket == "" {
+		return assignment.Holders{First: true, Why: "the kubelet's list of pods, which is not read: set --pod-resources-socket"}
+	}
+	now := time.Now()
+	if now.Sub(t.complete) > requestAge {
+		t.requestQuery()
+	}
+	first := !t.answered.IsZero()
+	if !t.complete.IsZero() && now.Sub(t.complete) <= answerAge {
+		return assignment.Holders{Known: true, First: first}
+	}
+	if t.unavailable {
+		return assignment.Holders{First: first, Why: "the kubelet's list of pods: " + t.socket + " does not answer"}
+	}
+	return assignment.Holders{First: first, Why: "the kubelet's complete list of pods: it may lack some for two minutes after its start"}
+}
+
+func distinctText(all iter.Seq[string]) []string { return slices.Compact(slices.Sorted(all)) }

@@ -1,0 +1,181 @@
+package kubeadapter
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/assignment"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/draadapter/prepared"
+)
+
+// assigned is two GPUs with assignments, and with the CDI specification that DRA needs.
+func assigned(all ...inventory.Assignment) *inventory.Inventory {
+	defined := &inventory.CDI{Kind: "k/gpu", Defined: []gpu.DeviceID{coretest.GPU(0), coretest.GPU(1)}, Usable: true}
+	return gpus(2).WithHost(inventory.Host{CDI: defined, Assignments: inventory.Assignments{All: all}}, inventory.OverlapWarn)
+}
+
+func throughAPI(n int, a inventory.API, moving string) inventory.Assignment {
+	return inventory.Assignment{GPU: coretest.GPU(n), API: a, Here: true, Moving: moving}
+}
+
+// A GPU of the API dra is in no list and is not allocated; one that moves is listed as unhealthy first. Its resource stays registered,
+// with an empty list in the end, and is registered again at each start of the kubelet, as is a name that only DRA serves.
+// (Cases 43 and 44: what the kubelet has of the device plugin.)
+func TestDevicePluginBesideDRA(t *testing.T) {
+	var mu sync.Mutex
+	empty := []string{"nvidia.com/mig-1g.10gb"}
+	r := startRig(t, assigned(throughAPI(1, inventory.DRA, "")), func(a *Adapter) {
+		a.opts.Empty = func() []string {
+			mu.Lock()
+			defer mu.Unlock()
+			return slices.Clone(empty)
+		}
+	})
+	r.awaitHealthy(GPUResource, 1)
+	r.awaitEmpty("nvidia.com/mig-1g.10gb")
+	ids := gpuIDs(0, 1)
+	if r.listed(GPUResource, ids[1]) != nil {
+		t.Error("a GPU of the API dra is listed")
+	}
+	if _, err := r.kubelet.Allocate(r.ctx, GPUResource, ids[1]); err == nil || !strings.Contains(err.Error(), "offered through dra now") {
+		t.Errorf("Allocate of a GPU of the API dra: %v", err)
+	}
+	r.src.Set(assigned(throughAPI(0, inventory.DevicePlugin, "to dra"), throughAPI(1, inventory.DRA, "")))
+	r.awaitHealthy(GPUResource, 0)
+	if d := r.listed(GPUResource, ids[0]); d == nil {
+		t.Error("a GPU that moves is not listed")
+	}
+	if _, err := r.kubelet.Allocate(r.ctx, GPUResource, ids[0]); err == nil || !strings.Contains(err.Error(), "moves (to dra)") {
+		t.Errorf("Allocate of a GPU that moves: %v", err)
+	}
+	r.src.Set(assigned(throughAPI(0, inventory.DRA, ""), throughAPI(1, inventory.DRA, "")))
+	r.awaitEmpty(GPUResource)
+	mu.Lock()
+	empty = append(empty, "nvidia.com/later")
+	mu.Unlock()
+	r.adapter.Refresh()
+	r.awaitEmpty("nvidia.com/later")
+	r.restartKubelet(true)
+	for _, name := range []string{GPUResource, "nvidia.com/mig-1g.10gb", "nvidia.com/later"} {
+		r.awaitEmpty(name)
+	}
+	r.src.Set(assigned(throughAPI(0, inventory.DevicePlugin, "")))
+	r.awaitHealthy(GPUResource, 2)
+}
+
+// What a claim has prepared is not allocated, and the check is made under the lock that a Prepare holds: of both at once only one gets
+// the GPU.
+func TestAllocateRefusesWhatClaimsHave(t *testing.T) {
+	var lock sync.Mutex
+	claims := map[gpu.DeviceID]string{}
+	r := newRunning(t, 2, func(a *Adapter) {
+		a.opts.Lock = &lock
+		a.opts.DRAHolder = func(at gpu.Placement) (string, bool) { // the lock is held
+			holder, held := claims[at.GPU]
+			return holder, held
+		}
+	})
+	ids := gpuIDs(0, 1)
+	lock.Lock()
+	claims[coretest.GPU(1)] = "claim default/train"
+	lock.Unlock()
+	if _, err := r.kubelet.Allocate(r.ctx, GPUResource, ids[1]); err == nil || !strings.Contains(err.Error(), ids[1]+": claim default/train has it through dra") {
+		t.Errorf("%v", err)
+	}
+	lock.Lock()
+	allocated := make(chan error, 1)
+	go func() {
+		_, err := r.kubelet.Allocate(r.ctx, GPUResource, ids[0])
+		allocated <- err
+	}()
+	if holder, held := r.adapter.Holder(gpu.WholeGPU(coretest.GPU(0))); held {
+		t.Errorf("%s has a GPU that is not allocated", holder)
+	}
+	claims[coretest.GPU(0)] = "claim default/other" // Prepare found it free, and records it
+	lock.Unlock()
+	if err := <-allocated; err == nil {
+		t.Error("Allocate succeeded after Prepare")
+	}
+	lock.Lock()
+	delete(claims, coretest.GPU(0))
+	lock.Unlock()
+	if _, err := r.kubelet.Allocate(r.ctx, GPUResource, ids[0]); err != nil {
+		t.Error(err)
+	}
+	if holder, held := r.adapter.Holder(gpu.Placement{GPU: coretest.GPU(0), GI: 1, CI: 0}); !held {
+		t.Errorf("an instance of an allocated GPU has no holder: %q", holder)
+	}
+}
+
+// The record of claims has what a Prepare that has begun gives out.
+func TestBookWaitsForPrepare(t *testing.T) {
+	var lock sync.Mutex
+	var claims []prepared.Claim
+	r := newRunning(t, 2, func(a *Adapter) { a.opts.Lock = &lock })
+	book := r.adapter.Books(func() []prepared.Claim { return claims })[inventory.DRA]
+	lock.Lock()
+	answer := make(chan assignment.Holders, 1)
+	go func() { answer <- book(coretest.GPU(0)) }()
+	select {
+	case h := <-answer:
+		t.Errorf("the record does not wait: %+v", h)
+	case <-time.After(50 * time.Millisecond):
+	}
+	claims = []prepared.Claim{{Namespace: "default", Name: "new", Results: []prepared.Result{{At: gpu.WholeGPU(coretest.GPU(0))}}}}
+	lock.Unlock()
+	if h := <-answer; !slices.Equal(h.By, []string{"claim default/new"}) {
+		t.Errorf("%+v", h)
+	}
+}
+
+// The records have pods and claims by GPU, and are known only while the kubelet lists all pods.
+func TestBooks(t *testing.T) {
+	r, pods := newTracking(t)
+	var read atomic.Bool
+	books := r.adapter.Books(func() []prepared.Claim {
+		if !read.Load() {
+			return nil
+		}
+		return []prepared.Claim{
+			{Namespace: "default", Name: "mine", Results: []prepared.Result{{At: gpu.WholeGPU(coretest.GPU(1))}}},
+			{Namespace: "default", Name: "monitor", Results: []prepared.Result{{At: gpu.WholeGPU(coretest.GPU(0)), Admin: true}}},
+		}
+	})
+	await := func(what string, api inventory.API, n int, ok func(assignment.Holders) bool) {
+		t.Helper()
+		r.await(what, func() bool { return ok(books[api](coretest.GPU(n))) })
+	}
+	free := func(h assignment.Holders) bool { return h.Known && len(h.By) == 0 }
+	by := func(name string) func(assignment.Holders) bool {
+		return func(h assignment.Holders) bool { return h.Known && slices.Equal(h.By, []string{name}) }
+	}
+	await("a free GPU", inventory.DevicePlugin, 0, free)
+	await("claims that are not read", inventory.DRA, 0, func(h assignment.Holders) bool { return !h.Known && h.Why != "" })
+	read.Store(true)
+	await("only admin access", inventory.DRA, 0, free)
+	await("a prepared claim", inventory.DRA, 1, by("claim default/mine"))
+	r.allocate(pods, "default/a", GPUResource, gpuIDs(0)...)
+	await("a pod", inventory.DevicePlugin, 0, by("pod default/a"))
+	pods.Claim("default/b", "lost", "gpu.nvidia.com", strings.ToLower(string(coretest.GPU(0))))
+	await("a claim whose record was lost", inventory.DRA, 0, func(h assignment.Holders) bool {
+		return h.Known && len(h.By) == 1 && strings.HasSuffix(h.By[0], "/lost")
+	})
+	unread := r.adapter.Books(func() []prepared.Claim { return nil })[inventory.DRA]
+	r.await("prepared claims that are not read", func() bool {
+		h := unread(coretest.GPU(1))
+		return !h.Known && strings.Contains(h.Why, "not read yet")
+	})
+	pods.Fail(errors.New("unavailable"))
+	r.adapter.tracker.mu.Lock()
+	r.adapter.tracker.complete = r.adapter.tracker.complete.Add(-2 * answerAge) // as after that time
+	r.adapter.tracker.mu.Unlock()
+	await("an answer that is old", inventory.DevicePlugin, 1, func(h assignment.Holders) bool { return !h.Known && h.Why != "" })
+}

@@ -1,0 +1,271 @@
+package kubeapi
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+)
+
+const (
+	requestTimeout = 15 * time.Second // of all but watches
+	headerTimeout  = 30 * time.Second // until a watch is answered
+	maxObject      = 8 << 20          // bytes of an answer with one object: etcd stores 1.5 MiB
+	maxList        = 128 << 20        // bytes of an answer with a list
+	maxStatus      = 64 << 10         // bytes of an answer with an error
+)
+
+// Options configure a Client.
+type Options struct {
+	Address   string       // https://host:port; "" = KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT. http is for tests
+	TokenFile string       // "" = that of the pod's service account, with http none
+	CAFile    string       // PEM; "" = that of the pod's service account
+	Agent     string       // User-Agent
+	Log       *slog.Logger // nil = no log
+
+	Dial func(ctx context.Context, network, address string) (net.Conn, error) // nil = TCP
+}
+
+// The files of a pod's service account (docs: concepts/security/service-accounts).
+const (
+	serviceAccountToken = "/var/run/secrets/kubernetes.io/serviceaccount/token"
+	serviceAccountCA    = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
+)
+
+// AddressError is an address of an API server that can't be used.
+type AddressError struct{ Address, Reason string }
+
+// Error has the address, the reason and the remedy.
+func (e *AddressError) Error() string {
+	if e.Address == "" {
+		return "address of the API server: " + e.Reason
+	}
+	return fmt.Sprintf("address of the API server %q: %s", e.Address, e.Reason)
+}
+
+// Client calls an API server. Make one with New; it is safe for concurrent use.
+type Client struct {
+	server      string // https://host:port
+	agent       string
+	credentials *credentials
+	http        *http.Client
+	log         *slog.Logger
+}
+
+// New returns a client. It fails with an *AddressError only: files are read and connections opened by the requests.
+func New(o Options) (*Client, error) {
+	server, err := serverAddress(o.Address)
+	if err != nil {
+		return nil, err
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Dial == nil { // a peer that is gone is found within a minute
+		keepAlive := net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 15 * time.Second, Count: 3}
+		o.Dial = (&net.Dialer{Timeout: 10 * time.Second, KeepAliveConfig: keepAlive}).DialContext
+	}
+	if server.Scheme == "https" {
+		if o.TokenFile == "" {
+			o.TokenFile = serviceAccountToken
+		}
+		if o.CAFile == "" {
+			o.CAFile = serviceAccountCA
+		}
+	}
+	creds := &credentials{tokenFile: o.TokenFile, caFile: o.CAFile, serverName: server.Hostname(), dial: o.Dial}
+	return &Client{
+		server: server.String(), agent: o.Agent, credentials: creds, log: o.Log,
+		http: &http.Client{
+			Transport: &http.Transport{ // HTTP/1.1: a connection for the watch and one or two for the rest
+				DialContext: o.Dial, DialTLSContext: creds.dialTLS, ResponseHeaderTimeout: headerTimeout,
+				MaxIdleConnsPerHost: 2, IdleConnTimeout: 90 * time.Second, MaxResponseHeaderBytes: 64 << 10,
+			},
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
+	}, nil
+}
+
+func serverAddress(address string) (*url.URL, error) {
+	if address == "" {
+		host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
+		if host == "" || port == "" {
+			return nil, &AddressError{"", "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set, as they are in a pod; set the address"}
+		}
+		return &url.URL{Scheme: "https", Host: net.JoinHostPort(host, port)}, nil
+	}
+	u, err := url.Parse(address)
+	switch {
+	case err != nil:
+		return nil, &AddressError{address, "not a URL; expected https://host:port"}
+	case u.Scheme != "https" && u.Scheme != "http", u.Hostname() == "":
+		return nil, &AddressError{address, "expected https://host:port"}
+	case u.User != nil, u.RawQuery != "", u.Fragment != "", strings.Trim(u.Path, "/") != "":
+		return nil, &AddressError{address, "has more than a host and a port; expected https://host:port"}
+	}
+	return &url.URL{Scheme: u.Scheme, Host: u.Host}, nil
+}
+
+// Server is the address of the API server: https://host:port.
+func (c *Client) Server() string { return c.server }
+
+// CloseIdleConnections closes the connections that no request uses.
+func (c *Client) CloseIdleConnections() { c.http.CloseIdleConnections() }
+
+// call is one request.
+type call struct {
+	verb   string // as in rules of RBAC
+	method string
+	object object
+	query  url.Values
+	body   any
+}
+
+// object is what a request is about.
+type object struct{ group, resource, namespace, name string }
+
+// path returns the object's path; of the collection without a name.
+func (o object) path() string {
+	p := "/api/v1"
+	if o.group != "" {
+		p = "/apis/" + o.group + "/v1"
+	}
+	if o.namespace != "" {
+		p += "/namespaces/" + url.PathEscape(o.namespace)
+	}
+	p += "/" + o.resource
+	if o.name != "" {
+		p += "/" + url.PathEscape(o.name)
+	}
+	return p
+}
+
+// String returns the object for messages: `resourceclaims team-a/train`.
+func (o object) String() string {
+	switch {
+	case o.name == "":
+		return o.resource
+	case o.namespace == "":
+		return o.resource + " " + o.name
+	}
+	return o.resource + " " + o.namespace + "/" + o.name
+}
+
+// do sends a request and decodes its answer into out, which may be nil. An empty query parameter is left out.
+func (c *Client) do(ctx context.Context, r call, out any) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, requestTimeout, fmt.Errorf("no answer within %s", requestTimeout))
+	defer cancel()
+	answer, err := c.send(ctx, r)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close() //nolint:errcheck // the answer is read
+	limit := int64(maxObject)
+	if r.verb == "list" {
+		limit = maxList
+	}
+	content, err := readBounded(answer.Body, limit)
+	if err != nil {
+		return c.failed(ctx, r, err)
+	}
+	if out == nil {
+		return nil
+	}
+	if err := json.Unmarshal(content, out); err != nil {
+		return c.failed(ctx, r, fmt.Errorf("the answer can't be decoded: %w", err))
+	}
+	return nil
+}
+
+// send returns an answer of status 2xx, whose body the caller closes. With 401 it sends once more: the file of the token may have been
+// replaced between its reading and its use.
+func (c *Client) send(ctx context.Context, r call) (*http.Response, error) {
+	answer, err := c.sendOnce(ctx, r)
+	if errors.Is(err, ErrUnauthorized) {
+		c.log.Debug("token refused by the API server: it is read anew", "server", c.server)
+		answer, err = c.sendOnce(ctx, r)
+	}
+	return answer, err
+}
+
+func (c *Client) sendOnce(ctx context.Context, r call) (*http.Response, error) {
+	req, err := c.request(ctx, r)
+	if err != nil {
+		return nil, c.failed(ctx, r, err)
+	}
+	answer, err := c.http.Do(req)
+	if err != nil {
+		return nil, c.failed(ctx, r, err)
+	}
+	if answer.StatusCode >= 200 && answer.StatusCode < 300 {
+		return answer, nil
+	}
+	defer answer.Body.Close()                                        //nolint:errcheck // the answer is read
+	content, _ := io.ReadAll(io.LimitReader(answer.Body, maxStatus)) // as much of it as came
+	return nil, newStatusError(c.server, r, answer, content)
+}
+
+func (c *Client) request(ctx context.Context, r call) (*http.Request, error) {
+	var body io.Reader
+	if r.body != nil {
+		content, err := json.Marshal(r.body)
+		if err != nil {
+			return nil, err
+		}
+		body = bytes.NewReader(content)
+	}
+	address := c.server + r.object.path()
+	if len(r.query) > 0 {
+		address += "?" + r.query.Encode()
+	}
+	req, err := http.NewRequestWithContext(ctx, r.method, address, body)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Accept", "application/json")
+	if c.agent != "" {
+		req.Header.Set("User-Agent", c.agent)
+	}
+	if r.body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	token, err := c.credentials.token()
+	if err != nil {
+		return nil, err
+	}
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	return req, nil
+}
+
+// failed is the error of a request without an answer.
+func (c *Client) failed(ctx context.Context, r call, err error) error {
+	if cause := context.Cause(ctx); cause != nil && errors.Is(err, ctx.Err()) {
+		err = cause // a deadline of this package
+	}
+	if outer := (*url.Error)(nil); errors.As(err, &outer) {
+		err = outer.Err // without method and address, which the RequestError has
+	}
+	return &RequestError{Verb: r.verb, Object: r.object.String(), Server: c.server, Err: err}
+}
+
+// errTooLong is an answer or an event that is longer than any that is expected.
+var errTooLong = errors.New("the answer is too long")
+
+func readBounded(r io.Reader, limit int64) ([]byte, error) {
+	content, err := io.ReadAll(io.LimitReader(r, limit+1))
+	if err == nil && int64(len(content)) > limit {
+		err = fmt.Errorf("%w: more than %d bytes", errTooLong, limit)
+	}
+	return content, err
+}

@@ -1,0 +1,7 @@
+// Package kubeapi is a client for the part of Kubernetes' API that an agent needs: claims and the Node are read; ResourceSlices are
+// listed, watched, created, updated and deleted. It has no cache and does not repeat requests, except once after an expired token.
+//
+// Against a network, credentials and servers that change: the files with the token and the CA certificates are read for each request
+// and each TLS handshake, each request has a deadline, answers are bounded, and redirects are not followed, for they would get the
+// token. Proxies of the environment are not used.
+package kubeapi

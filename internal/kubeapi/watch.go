@@ -1,0 +1,116 @@
+package kubeapi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+const (
+	watchFor    = 300 * time.Second // after which the server ends a watch, with 10 % of jitter
+	watchSilent = 30 * time.Second  // after that, for the end to arrive; later the connection is dead
+)
+
+// EventType is the type of an event of a watch.
+type EventType string
+
+// The types of events (metav1.WatchEvent).
+const (
+	Added    EventType = "ADDED"
+	Modified EventType = "MODIFIED"
+	Deleted  EventType = "DELETED"  // the slice as it was, with the resource version of its deletion
+	Bookmark EventType = "BOOKMARK" // only the resource version, from which a later watch can start
+)
+
+// Event is one event of a watch.
+type Event struct {
+	Type  EventType
+	Slice ResourceSlice
+}
+
+// WatchSlices yields the events after a resource version until the server ends the watch, after about five minutes, or ctx ends. Then
+// the sequence ends, and a watch from the last event's resource version continues it. Before a failure ends the sequence it yields the
+// error: ErrGone asks for a new list. It runs in the goroutine of the caller.
+func (c *Client) WatchSlices(ctx context.Context, s SliceSelector, resourceVersion string) iter.Seq2[Event, error] {
+	return func(yield func(Event, error) bool) {
+		length := watchFor - watchFor/10 + rand.N(watchFor/5)
+		query := s.query()
+		query.Set("watch", "1")
+		query.Set("allowWatchBookmarks", "true")
+		query.Set("resourceVersion", resourceVersion)
+		query.Set("timeoutSeconds", strconv.Itoa(int(length/time.Second)))
+		r := call{verb: "watch", method: http.MethodGet, object: sliceObject(""), query: query}
+
+		dead := length + watchSilent
+		watching, cancel := context.WithTimeoutCause(ctx, dead, fmt.Errorf("the watch did not end within %s", dead.Round(time.Second)))
+		defer cancel()
+		answer, err := c.send(watching, r)
+		if err != nil {
+			yield(Event{}, err)
+			return
+		}
+		defer answer.Body.Close() //nolint:errcheck // the watch is over
+		err = c.events(r, answer.Body, func(e Event) bool { return yield(e, nil) })
+		if err != nil && ctx.Err() == nil {
+			if status := (*StatusError)(nil); !errors.As(err, &status) {
+				err = c.failed(watching, r, err)
+			}
+			yield(Event{}, err)
+		}
+	}
+}
+
+// events decodes a watch until it ends (nil) or use returns false (nil).
+func (c *Client) events(r call, body io.Reader, use func(Event) bool) error {
+	bounded := &boundedReader{r: body}
+	decoder := json.NewDecoder(bounded)
+	for {
+		bounded.left = maxObject
+		var line struct {
+			Type   EventType
+			Object json.RawMessage
+		}
+		if err := decoder.Decode(&line); errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		event := Event{Type: line.Type}
+		switch line.Type {
+		case Added, Modified, Deleted, Bookmark:
+			if err := json.Unmarshal(line.Object, &event.Slice); err != nil {
+				return fmt.Errorf("the event can't be decoded: %w", err)
+			}
+		default: // ERROR, and what later versions may have
+			e := &StatusError{Verb: r.verb, Object: r.object.String(), Server: c.server, Code: http.StatusOK, rule: rule(r)}
+			e.read(line.Object)
+			return e
+		}
+		if !use(event) {
+			return nil
+		}
+	}
+}
+
+// boundedReader fails after left bytes.
+type boundedReader struct {
+	r    io.Reader
+	left int
+}
+
+// Read reads at most what is left.
+func (b *boundedReader) Read(p []byte) (int, error) {
+	if b.left <= 0 {
+		return 0, errTooLong
+	}
+	n, err := b.r.Read(p[:min(len(p), b.left)])
+	b.left -= n
+	return n, err
+}

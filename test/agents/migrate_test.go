@@ -1,0 +1,209 @@
+package agents
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/assignment"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+)
+
+// nomadAPI is the part of a Nomad agent's HTTP API that the agent reads.
+type nomadAPI struct {
+	mu      sync.Mutex
+	index   int
+	holds   string // device of the one allocation; "" = it has ended
+	changed chan struct{}
+}
+
+func (n *nomadAPI) set(device string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.index, n.holds = n.index+1, device
+	close(n.changed)
+	n.changed = make(chan struct{})
+}
+
+func (n *nomadAPI) latest() (index int, holds string, changed <-chan struct{}) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.index, n.holds, n.changed
+}
+
+// allocations answers when the index is another one than that of the query.
+func (n *nomadAPI) allocations(w http.ResponseWriter, r *http.Request) {
+	for {
+		index, holds, changed := n.latest()
+		if r.URL.Query().Get("index") != fmt.Sprint(index) {
+			w.Header().Set("X-Nomad-Index", fmt.Sprint(index))
+			status := "running"
+			if holds == "" {
+				status = "complete"
+			}
+			fmt.Fprintf(w, `[{"ID":"5b1f3c58","Namespace":"default","JobID":"train","ClientStatus":%q,"AllocatedResources":{"Tasks":{"main":{"Devices":`+
+				`[{"Vendor":"nvidia","Type":"gpu","Name":"H100","DeviceIDs":[%q]}]}}}}]`, status, holds)
+			return
+		}
+		select {
+		case <-changed:
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+func startNomadAPI(t *testing.T) (*nomadAPI, string) {
+	t.Helper()
+	n := &nomadAPI{index: 1, changed: make(chan struct{})}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/v1/agent/self", func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprint(w, `{"stats":{"client":{"node_id":"f7476465"}}}`)
+	})
+	mux.HandleFunc("/v1/node/f7476465/allocations", n.allocations)
+	server := httptest.NewServer(mux)
+	t.Cleanup(server.Close)
+	return n, server.URL
+}
+
+// planned is what migrate plan has of a GPU.
+type planned struct {
+	API, Target, Waits string
+	Moving             bool
+	Holders            []string
+}
+
+func (a *agent) plan(slot int) (p planned) {
+	a.Helper()
+	text, err := a.command("migrate", "plan", "--json", a.driver.UUID(slot))
+	if err != nil {
+		a.Fatalf("migrate plan: %v\n%s", err, text)
+	}
+	var all struct{ GPUs []planned }
+	a.must(json.Unmarshal([]byte(text), &all))
+	if len(all.GPUs) != 1 {
+		a.Fatalf("migrate plan: %s", text)
+	}
+	return all.GPUs[0]
+}
+
+// takesWork reports whether a GPU is listed as healthy.
+func (a *agent) takesWork(slot int) bool { return a.devices()[a.driver.UUID(slot)].healthy }
+
+// On one machine with both agents a GPU goes from Nomad to the kubelet and back, while work has it and both agents are killed at each
+// step. At no time both offer it, and what one has given out the other refuses.
+func TestGPUMovesBetweenBothAgents(t *testing.T) {
+	t.Parallel()
+	const moved, other = 3, 0
+	nomad, address := startNomadAPI(t)
+	n := newAgent(t, nomadGPU, "h100x8", map[string]any{"nomad_address": address, "overlap": "refuse"})
+	k := newAgent(t, k8sGPU, "h100x8", map[string]any{"overlap": "refuse"})
+	for _, key := range []string{"driver_root", "sysfs_root", "procfs_root", "state_dir"} {
+		k.settings[key] = n.settings[key]
+	}
+	k.driver, k.state = n.driver, n.state
+	socket := filepath.Join(k.dir, "pods", "kubelet.sock")
+	pods, err := kubelettest.ServePodResources(socket)
+	k.must(err)
+	t.Cleanup(pods.Close)
+	k.settings["pod_resources_socket"] = socket
+
+	n.start()
+	n.healthy(8, 8)
+	k.start()
+	k.healthy(8, 0) // the claims of nomad-gpu are older
+	id := n.driver.UUID(moved)
+	_, err = n.allocate(id)
+	n.must(err)
+	nomad.set(id)
+	n.await("the allocation in the plan", func() bool { return len(n.plan(moved).Holders) == 1 })
+
+	text, err := k.command("migrate", "apply", "--to", "device-plugin", "--settle", "2s", "--wait", "4s", id)
+	if err == nil || !strings.Contains(text, "waits for the end of job train (allocation 5b1f3c58)") {
+		t.Errorf("apply with a job on the GPU: %v\n%s", err, text)
+	}
+	if n.takesWork(moved) || k.takesWork(moved) || !n.takesWork(other) {
+		t.Error("the GPU takes work while it moves, or another one does not")
+	}
+	if _, err := n.allocate(id); err == nil || !strings.Contains(err.Error(), "moves (to device-plugin)") {
+		t.Errorf("Reserve of a GPU that moves: %v", err)
+	}
+	for _, a := range []*agent{n, k} {
+		a.kill()
+		a.start()
+	}
+	n.healthy(8, 7)
+	k.healthy(7, 0)
+	if p := n.plan(moved); p.API != "nomad" || p.Target != "device-plugin" || !p.Moving || len(p.Holders) != 1 {
+		t.Errorf("after the agents were killed: %+v", p)
+	}
+
+	nomad.set("")
+	k.await("the GPU to come to the kubelet", func() bool { return k.takesWork(moved) })
+	if n.takesWork(moved) {
+		t.Error("both offer the GPU")
+	}
+	if _, err := n.allocate(id); err == nil {
+		t.Error("Reserve of a GPU of the kubelet succeeded")
+	}
+	pods.Hold("default/pod", resource, id)
+	if _, err := k.allocate(id); err != nil {
+		t.Errorf("Allocate: %v", err)
+	}
+	for _, a := range []*agent{k, n} {
+		a.kill()
+		a.start()
+	}
+	k.await("the GPU after the agents were killed", func() bool { return k.takesWork(moved) })
+	n.healthy(7, 7)
+
+	text, err = n.command("migrate", "back", "--wait", "3s")
+	if err == nil || !strings.Contains(text, "waits for the end of pod default/pod") {
+		t.Errorf("back with a pod on the GPU: %v\n%s", err, text)
+	}
+	if k.takesWork(moved) || n.takesWork(moved) {
+		t.Error("the GPU takes work while it moves back")
+	}
+	pods.Forget("default/pod")
+	n.await("the GPU to come back", func() bool { return n.takesWork(moved) })
+	if k.takesWork(moved) {
+		t.Error("both offer the GPU")
+	}
+	if p := k.plan(moved); p.API != "nomad" || p.Moving {
+		t.Errorf("at the end: %+v", p)
+	}
+	for args, want := range map[string]string{
+		"migrate apply --to dra 3 17 GPU-x":   "GPU-x",
+		"migrate apply --to drra 3":           `--to = "drra": want device-plugin, dra or nomad`,
+		"migrate apply --to nomad":            "want GPUs or --all",
+		"migrate plan --to nomad 3 5":         "nomad",
+		"migrate undo":                        "want plan, apply or back",
+		"migrate apply --settle 1ms --to dra": "want a duration of 1s or more",
+	} {
+		text, _ := k.command(strings.Fields(args)...)
+		if !strings.Contains(text, want) {
+			t.Errorf("%s:\n%s\nlacks %q", args, text, want)
+		}
+	}
+	k.kill()
+	text, err = n.command("migrate", "apply", "--to", "device-plugin", "3")
+	if err == nil || !strings.Contains(text, "k8s-gpu does not run") {
+		t.Errorf("apply to an agent that does not run: %v\n%s", err, text)
+	}
+	text, err = n.command("migrate", "back", "--force", "--settle", "5s")
+	if err != nil || !strings.Contains(text, "target device-plugin") || !strings.Contains(text, "forced: ") {
+		t.Errorf("back by force: %v\n%s", err, text)
+	}
+	f, err := assignment.Read(n.state)
+	n.must(err)
+	if e := f.GPUs[gpu.DeviceID(id)]; !e.Force || e.Settle != 5*time.Second {
+		t.Errorf("back by force: %+v", e)
+	}
+}
