@@ -4,22 +4,33 @@ SHELL := bash
 .DEFAULT_GOAL := help
 
 VERSION := 2.0.0
+# The later version to which docs/install.md and make e2e upgrade.
+NEXT    := 2.1.0
 BIN     := $(CURDIR)/bin
+DIST    := $(CURDIR)/dist
+
+# What is built for other machines: architectures of Go's names, and the base of the image (see tools/release/image).
+ARCHES ?= $(shell go env GOHOSTARCH)
+BASE   ?= pinned
 
 # go-nvml's header marks many calls as deprecated, which makes the C compiler warn in every build.
 export CGO_CFLAGS := -Wno-deprecated-declarations
 export CGO_ENABLED := 1
+# The oldest instruction sets, also where "go env -w" has newer ones.
+export GOAMD64 := v1
+export GOARM64 := v8.0
 
 # Without text/template the linker can drop methods without a caller: the tags are grpc's and urfave/cli's own.
 # gRPC has its own HTTP/2; metrics and the local socket do not need the one of net/http.
-build_flags := -trimpath -tags grpcnotrace,urfave_cli_no_template,nethttpomithttp2 -ldflags "-s -w -X main.version=$(VERSION)"
+# The provenance of a release names the commit; a binary does not, so that it changes with its code alone, whatever GOFLAGS has.
+build_flags := -trimpath -buildvcs=false -tags grpcnotrace,urfave_cli_no_template,nethttpomithttp2 -ldflags "-s -w -X main.version=$(VERSION)"
 
 # A command that must be installed, or what to install.
 need = @command -v $(1) >/dev/null || { echo "make $@ needs $(1): $(2)"; exit 2; }
 
 .PHONY: help
 help: ## list the targets
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
 .PHONY: tools-present
 tools-present:
@@ -29,6 +40,51 @@ tools-present:
 .PHONY: build
 build: tools-present ## build bin/nomad-gpu and bin/k8s-gpu
 	go build $(build_flags) -o $(BIN)/ ./cmd/...
+
+.PHONY: binaries
+binaries: tools-present ## build both binaries into dist/linux-ARCH: ARCHES="amd64 arm64" (default: this machine's)
+	for arch in $(ARCHES); do \
+	  cc=$$(tools/release/cc $$arch); \
+	  GOOS=linux GOARCH=$$arch CC=$$cc go build $(build_flags) -o $(DIST)/linux-$$arch/ ./cmd/...; \
+	done
+
+.PHONY: licenses
+licenses: binaries ## write the licenses of all that the binaries link into dist/licenses
+	cd tools/release && go build -o $(BIN)/release .
+	for arch in $(ARCHES); do for binary in nomad-gpu k8s-gpu; do \
+	  $(BIN)/release licenses $(DIST)/linux-$$arch/$$binary $(DIST)/licenses/linux-$$arch/$$binary; \
+	done; done
+
+.PHONY: image
+image: licenses ## build the image of k8s-gpu into dist/, for ARCHES: BASE=debian needs no registry
+	tools/release/image $(VERSION) $(BASE) $(DIST)/k8s-gpu-$(VERSION).oci.tar $(ARCHES)
+
+.PHONY: next-image
+next-image: ## build the image of the version NEXT into dist/next, for make e2e
+	$(MAKE) image VERSION=$(NEXT) DIST=$(DIST)/next
+
+.PHONY: packages
+packages: licenses ## build a deb and an rpm of each agent into dist/, for ARCHES
+	tools/release/packages $(VERSION) $(DIST) $(ARCHES)
+
+# A release has both architectures unless ARCHES is given.
+release_arches = $(if $(filter file,$(origin ARCHES)),amd64 arm64,$(ARCHES))
+
+.PHONY: release
+release: tools-present ## build what is published into dist/: BASE=debian, KEY=cosign.key signs it, DIRTY=1 (docs/releasing.md)
+	tools/release/clean "$(DIRTY)"
+	mkdir -p $(DIST) && find $(DIST) -maxdepth 1 -type f -delete
+	$(MAKE) --no-print-directory image ARCHES="$(release_arches)"
+	tools/release/release $(VERSION) $(BASE) $(release_arches)
+	$(if $(KEY),tools/release/sign $(DIST) $(KEY),@echo "make release: not signed: KEY names no key of cosign")
+
+.PHONY: release-check
+release-check: tools-present ## build the release twice, compare, and test what was built (root, apt; minutes)
+	test/release/run
+
+.PHONY: vuln
+vuln: tools-present ## look for known vulnerabilities that the binaries reach: GOVULNDB=mirror of https://vuln.go.dev
+	tools/release/vuln
 
 .PHONY: demo
 demo: build ## run both agents side by side on this machine's GPUs, or on a simulated machine
@@ -53,26 +109,41 @@ race: tools-present ## run the tests under the race detector
 lint: tools-present ## check style, import rules and tidiness
 	cd tools && go build -o $(BIN)/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 	$(BIN)/golangci-lint run ./...
-	for dir in . tools test/conformance/nomad test/conformance/kubelet test/conformance/allocator test/conformance/cdi test/conformance/cdi/reader test/conformance/cdi/toolkit test/conformance/labels test/pictures; do (cd $$dir && go mod tidy -diff) || exit 1; done
+	cd tools/release && $(BIN)/golangci-lint run --config $(CURDIR)/.golangci.yml ./...
+	for dir in . tools tools/release test/conformance/nomad test/conformance/kubelet test/conformance/dra test/conformance/allocator test/conformance/cdi test/conformance/cdi/reader test/conformance/cdi/toolkit test/conformance/labels test/chart test/pictures; do (cd $$dir && go mod tidy -diff) || exit 1; done
 
 .PHONY: goldens
 goldens: tools-present ## write every golden file again: git diff shows what changed
 	go test ./internal/core -run Health -update
 	go test ./internal/doctor -update
 	go test ./internal/kubeadapter -run Strategies -update
-	go test ./internal/config/policy ./internal/core/health ./internal/core/health/xid ./internal/core/nvidia ./internal/nomadadapter ./internal/checkpoint ./internal/report ./test/parity ./test/golden ./test/metrics ./test/placement ./test/walls -update
+	cd test/chart && go test . -update
+	go test ./internal/config/policy ./internal/core/health ./internal/core/health/xid ./internal/core/nvidia ./internal/nomadadapter ./internal/checkpoint ./internal/report ./test/parity ./test/golden ./test/matrix ./test/metrics ./test/placement ./test/walls -update
 
 .PHONY: fmt
 fmt: ## format the code
-	gofmt -w cmd internal test
+	gofmt -w cmd internal test tools
 
 .PHONY: conformance
-conformance: build ## run the binaries under Nomad's and kubelet's own device managers (kubelet's part needs root), compare with NVIDIA's placement, read CDI files as runtimes do
+conformance: build ## run the binaries under Nomad's and the kubelet's own device managers (root), compare placement and CDI, make chart
 	cd test/conformance/nomad && go test -trimpath -count=1 ./...
 	cd test/conformance/kubelet && go test -trimpath -count=1 ./...
+	cd test/conformance/dra && go test -trimpath -count=1 ./...
 	cd test/conformance/allocator && go test -trimpath -count=1 ./...
 	cd test/conformance/cdi && go test -trimpath -count=1 ./...
 	cd test/conformance/labels && go test -trimpath -count=1 ./...
+	$(MAKE) chart
+
+.PHONY: chart
+chart: tools-present ## render the Helm chart: equal to the manifest and its components, wrong values refused, each value documented
+	cd test/chart && go test -trimpath -count=1 ./...
+
+# VERSIONS="kubelet@v1.34.4 nomad@v1.10.5" runs these only; without it all of test/matrix/versions.go are run.
+.PHONY: matrix
+matrix: tools-present ## run the conformance tests with other versions of Kubernetes and Nomad (VERSIONS=...), and upgrades from former states (root; 1 h)
+	cd test/matrix/upgrade && go test -tags matrix -count=1 -timeout 30m . -record
+	go run ./test/matrix $(VERSIONS)
+	go test ./test/matrix -update
 
 .PHONY: pictures
 pictures: build ## look at the status page in Chromium, run the tests of the Prometheus rules, check the dashboard (root for apt)
@@ -81,7 +152,13 @@ pictures: build ## look at the status page in Chromium, run the tests of the Pro
 
 .PHONY: e2e
 e2e: build pictures ## make pictures, then run a real Nomad and a real Kubernetes on this machine (root; builds them once, about 15 min)
+	test/e2e/packages
+	$(MAKE) image next-image BASE=debian
 	test/e2e/run
+
+.PHONY: check-packages
+check-packages: packages ## install, upgrade, remove and purge the packages in a Debian of their own (root, apt)
+	root=$$(test/packages/needs) && go test -count=1 -tags packages ./test/packages -version $(VERSION) -packages $(DIST) -debian "$$root"
 
 .PHONY: fuzz
 fuzz: tools-present ## fuzz everything that parses, for FUZZTIME in all (default 10m)
@@ -100,6 +177,15 @@ bench: tools-present ## run the benchmarks (2 min)
 numbers: build ## measure the built binaries as processes, an idle minute by part (perf), and other device plugins: PEER=path,path (20 min)
 	go run ./test/numbers -bin $(BIN) -peer "$(PEER)"
 
+# Without a GPU the checks end with one line and exit code 2. Tests with a GPU follow even if a check has failed.
+.PHONY: hardware
+hardware: build ## on a machine with a GPU: check both agents against nvidia-smi and CUDA, record the machine; changes nothing (docs/hardware.md)
+	go build -o $(BIN)/hardware ./test/hardware
+	@status=0; $(BIN)/hardware -bin $(BIN) -out $(DIST)/hardware || status=$$?; \
+	if [ $$status -eq 2 ]; then exit 2; fi; \
+	go test -count=1 -tags gpu -run Hardware -v ./internal/core/nvidia || status=1; \
+	exit $$status
+
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf $(BIN)
+	rm -rf $(BIN) $(DIST)

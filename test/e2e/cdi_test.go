@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -28,30 +27,25 @@ func startCDI(t *testing.T, r runtime, machine string, components ...string) (*c
 	t.Helper()
 	parts := []string{"parts/cdi"}
 	for _, name := range components {
-		text, err := os.ReadFile("../../deploy/" + name + "/kustomization.yaml")
-		if err != nil {
-			t.Fatal(err)
-		}
-		write(t, "parts/deploy-"+name+"/kustomization.yaml", text)
-		parts = append(parts, "parts/deploy-"+name)
+		parts = append(parts, shippedPart(t, name))
 	}
 	m := install(t, machine)
 	installHook(t, m)
-	c := startClusterOn(t, r, pluginImage(t), probeImage(t))
+	c := startClusterOn(t, r, pluginImage(), probeImage(t))
 	render(t, "parts/cdi/kustomization.yaml", map[string]string{"HOOK": hook(m)})
 	c.deployPlugin(t, m.Root, "k8s-history", parts...)
 	return c, m
 }
 
-// configure gives the DaemonSet variables and waits until kubelet has a plugin with them.
-func (c *cluster) configure(t *testing.T, variables ...string) {
+// setVariables gives the DaemonSet variables and waits until kubelet has a plugin with them.
+func (c *cluster) setVariables(t *testing.T, variables ...string) {
 	t.Helper()
 	before, err := c.registrations()
 	if err != nil {
 		t.Fatal(err)
 	}
-	must(t, append([]string{"kubectl", "set", "env", "daemonset/tandem-k8s-gpu", "--namespace=kube-system"}, variables...)...)
-	must(t, "kubectl", "rollout", "status", "daemonset/tandem-k8s-gpu", "--namespace=kube-system", "--timeout=25s")
+	must(t, append([]string{"kubectl", "set", "env", daemonSet, "--namespace=kube-system"}, variables...)...)
+	awaitRollout(t)
 	await(t, "a plugin with "+strings.Join(variables, " "), 60*time.Second, func() error {
 		count, err := c.registrations()
 		if err == nil && count <= before {
@@ -97,7 +91,7 @@ func TestInjections(t *testing.T) {
 	for _, i := range injections {
 		step(t, i.name, func(t *testing.T) {
 			if i.variables != nil {
-				c.configure(t, i.variables...)
+				c.setVariables(t, i.variables...)
 			}
 			c.checkInjection(t, m, i)
 		})
@@ -202,7 +196,7 @@ func (c *cluster) checkInjection(t *testing.T, m *simdriver.Machine, i injection
 // TestRuntimeWithoutCDI has a runtime that does not know of CDI: the agent's other ways remain.
 func TestRuntimeWithoutCDI(t *testing.T) {
 	c, m := startCDI(t, containerd1, "h100x8")
-	c.configure(t, "DEVICE_LIST_STRATEGY=envvar,cdi-cri", "PASS_DEVICE_SPECS=true")
+	c.setVariables(t, "DEVICE_LIST_STRATEGY=envvar,cdi-cri", "PASS_DEVICE_SPECS=true")
 	c.probe(t, m, "old", map[string]int{gpuResource: 2}, nil)
 	p, s := c.awaitProbe(t, "old", 2)
 	s.checkNodes(t, m, p.ids())

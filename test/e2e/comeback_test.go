@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -79,31 +78,13 @@ type comeBack struct {
 	saw map[string]seen
 }
 
-// reboot ends all containers and programs of the node at once, empties /run/cdi, and starts the programs again. kubelet rejects
-// for good a pod that it admits before the plugin has registered; the deployment replaces it.
+// reboot takes the power off the node, and starts its programs again. kubelet rejects for good a pod that it admits before the plugin has
+// registered; the deployment replaces it.
 func (b *comeBack) reboot(t *testing.T) {
 	must(t, append([]string{"kubectl", "delete", "pod"}, slices.Collect(maps.Keys(b.was))...)...)
 	b.deployProbe(t, b.Machine, "deployed", 2)
 	before := b.awaitDeployed(t, "deployed", 2, nil)
-	tasks, err := b.tasks()
-	if err != nil {
-		t.Fatal(err)
-	}
-	b.kubelet.stop(t, syscall.SIGKILL)
-	b.containerd.stop(t, syscall.SIGKILL)
-	pids := slices.Collect(maps.Keys(running("containerd-shim")))
-	for _, task := range tasks { // "4711 RUNNING"
-		pid, err := strconv.Atoi(strings.Fields(task)[0])
-		if err == nil { // else it is the line above the table
-			pids = append(pids, pid)
-		}
-	}
-	for _, pid := range pids {
-		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
-			t.Fatal(err)
-		}
-	}
-	must(t, "rm", "-r", "/run/cdi")
+	b.powerOff(t)
 	if err := b.Reboot(); err != nil {
 		t.Fatal(err)
 	}
@@ -138,9 +119,9 @@ func (b *comeBack) awaitDeployed(t *testing.T, name string, count int, before []
 	began := time.Now()
 	var pods []pod
 	await(t, fmt.Sprintf("%d pods of %s", count, name), 90*time.Second, func() error {
-		var list struct{ Items []pod }
-		err := b.get("/api/v1/namespaces/default/pods?labelSelector=app="+name, &list)
-		pods, containers = list.Items, nil
+		var err error
+		pods, err = b.podsOf(name)
+		containers = nil
 		for _, p := range pods {
 			if ids := p.containers(); p.Status.Phase == "Running" && len(ids) == 1 && ids[0] != "" && !slices.Contains(before, ids[0]) {
 				containers = append(containers, ids[0])
@@ -167,7 +148,7 @@ func (b *comeBack) awaitDeployed(t *testing.T, name string, count int, before []
 func (b *comeBack) end(t *testing.T, name string) {
 	t.Helper()
 	for _, id := range b.was[name].containers() {
-		if err := b.try("ctr", "tasks", "kill", "--signal", "SIGKILL", id); err != nil {
+		if _, err := b.ctr("tasks", "kill", "--signal", "SIGKILL", id); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -204,10 +185,10 @@ func (b *comeBack) returned(t *testing.T, name string) {
 }
 
 // awaitWaiting waits until the pod's container waits for this reason, with a message that has the text.
-func (b *comeBack) awaitWaiting(t *testing.T, name, reason, text string) {
+func (c *cluster) awaitWaiting(t *testing.T, name, reason, text string) {
 	t.Helper()
 	await(t, "pod "+name+" to wait: "+reason, 60*time.Second, func() error {
-		p, err := b.pod(name)
+		p, err := c.pod(name)
 		if err != nil || len(p.Status.ContainerStatuses) != 1 {
 			return errors.Join(fmt.Errorf("it is %+v", p.Status), err)
 		}

@@ -21,7 +21,13 @@ func binary(name string) string { return filepath.Join(os.Getenv("E2E_BIN"), nam
 
 func install(t *testing.T, machine string) *simdriver.Machine {
 	t.Helper()
-	m, err := simdriver.Install(t.Context(), filepath.Join(stateDir(), "machine"), machine)
+	return installIn(t, stateDir(), machine)
+}
+
+// installIn lays out the machine of the node with this state folder.
+func installIn(t *testing.T, dir, machine string) *simdriver.Machine {
+	t.Helper()
+	m, err := simdriver.Install(t.Context(), filepath.Join(dir, "machine"), machine)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -200,7 +206,7 @@ func TestMisconfiguration(t *testing.T) {
 	await(t, "the end of every nomad-gpu", 5*time.Second, func() error { return onlyPlugin(0) })
 }
 
-// hasty makes nomad-gpu check and recover in seconds; kustomization.yaml tells k8s-gpu the same.
+// hasty makes nomad-gpu check and recover in seconds; testdata/parts/quick has the same for k8s-gpu.
 const hasty = `
     health_period      = "1s"
     health_settle      = "2s"

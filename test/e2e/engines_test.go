@@ -72,7 +72,10 @@ func engineConfig(t *testing.T) string {
 	t.Helper()
 	const jvm = "/usr/lib/jvm/java-17-openjdk-amd64"
 	probe := buildProbe(t)
-	files := map[string]string{probe: "/usr/bin/probe", jvm: jvm, "/etc/java-17-openjdk": "/etc/java-17-openjdk"} // and where each is for the task
+	files := map[string]string{ // and where each is for the task
+		probe: "/usr/bin/probe", jvm: jvm, "/etc/java-17-openjdk": "/etc/java-17-openjdk",
+		"/etc/passwd": "/etc/passwd", // in which Nomad 1.10 looks the user up
+	}
 	for _, program := range []string{probe, jvm + "/bin/java", jvm + "/lib/server/libjvm.so"} {
 		for _, library := range linked(t, program) {
 			file, err := filepath.EvalSymlinks(library) // Nomad copies a symbolic link as it is

@@ -14,8 +14,9 @@ import (
 
 // allocation is the part of an allocation that tests use.
 type allocation struct {
-	ID, ClientStatus   string
-	AllocatedResources struct {
+	ID, ClientStatus               string
+	JobID, NodeName, DesiredStatus string
+	AllocatedResources             struct {
 		Tasks map[string]struct {
 			Devices []struct{ DeviceIDs []string }
 		}

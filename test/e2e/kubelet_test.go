@@ -26,58 +26,44 @@ const (
 	resources    = "/var/lib/kubelet/pod-resources/kubelet.sock"
 )
 
-func (c *cluster) startKubelet() {
-	c.kubelet = start(c.owner, "kubelet", nil, "kubelet", "--config=kubelet.yaml", "--kubeconfig=kubeconfig.yaml",
-		"--hostname-override="+nodeName, "--node-ip="+nodeAddress, "--v=2")
-}
-
 // restartKubelet ends kubelet by the signal, starts it anew and waits until the plugin has registered with
 // the new one and the node offers all eight GPUs.
-func (c *cluster) restartKubelet(t *testing.T, signal syscall.Signal) {
+func (n *kubeNode) restartKubelet(t *testing.T, signal syscall.Signal) {
 	t.Helper()
-	c.kubelet.stop(t, signal)
-	c.startKubelet()
-	c.awaitRegistration(t, 0, 8)
+	n.kubelet.stop(t, signal)
+	n.startKubelet()
+	n.awaitRegistration(t, 0, 8)
 }
 
 // killPlugin kills k8s-gpu and waits until kubelet has started another one, that has registered, and this many GPUs are
 // allocatable.
-func (c *cluster) killPlugin(t *testing.T, allocatable int) {
+func (n *kubeNode) killPlugin(t *testing.T, allocatable int) {
 	t.Helper()
-	before, err := c.registrations()
+	before, err := n.registrations()
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.killAgent(t)
-	c.awaitRegistration(t, before, allocatable)
-}
-
-func (c *cluster) killAgent(t *testing.T) {
-	t.Helper()
-	for pid := range running("k8s-gpu") {
-		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
-	}
+	n.killAgent(t)
+	n.awaitRegistration(t, before, allocatable)
 }
 
 // awaitRegistration waits until kubelet counts more registrations than before, and of the eight GPUs this
 // many are allocatable.
-func (c *cluster) awaitRegistration(t *testing.T, before, allocatable int) {
+func (n *kubeNode) awaitRegistration(t *testing.T, before, allocatable int) {
 	t.Helper()
 	await(t, "the plugin to register", 60*time.Second, func() error {
-		count, err := c.registrations()
+		count, err := n.registrations()
 		if err == nil && count <= before {
 			err = fmt.Errorf("kubelet counts %d registrations, as before", count)
 		}
-		return errors.Join(err, c.kubelet.alive())
+		return errors.Join(err, n.kubelet.alive())
 	})
-	c.awaitGPUs(t, 8, allocatable)
+	n.awaitGPUs(t, 8, allocatable)
 }
 
 // registrations returns kubelet's own count, which starts at nothing in every kubelet process.
-func (c *cluster) registrations() (int, error) {
-	metrics, err := fetch("http://" + nodeAddress + ":10255/metrics")
+func (n *kubeNode) registrations() (int, error) {
+	metrics, err := fetch("http://" + n.address + ":10255/metrics")
 	if err != nil {
 		return 0, err
 	}
@@ -90,8 +76,8 @@ func (c *cluster) registrations() (int, error) {
 }
 
 // healthy returns the units of a resource that this kubelet got as healthy, in order. Its node status shows the same later.
-func (c *cluster) healthy(resource string) (ids []string, err error) {
-	err = askKubelet(func(ctx context.Context, kubelet podresources.PodResourcesListerClient) error {
+func (n *kubeNode) healthy(resource string) (ids []string, err error) {
+	err = n.askKubelet(func(ctx context.Context, kubelet podresources.PodResourcesListerClient) error {
 		answer, err := kubelet.GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
 		ids = idsOf(resource, answer.GetDevices())
 		return err
@@ -100,9 +86,9 @@ func (c *cluster) healthy(resource string) (ids []string, err error) {
 }
 
 // held returns the GPUs that kubelet holds for each pod in the namespace default, in order.
-func (c *cluster) held() (map[string][]string, error) {
+func (n *kubeNode) held() (map[string][]string, error) {
 	pods := map[string][]string{}
-	err := askKubelet(func(ctx context.Context, kubelet podresources.PodResourcesListerClient) error {
+	err := n.askKubelet(func(ctx context.Context, kubelet podresources.PodResourcesListerClient) error {
 		answer, err := kubelet.List(ctx, &podresources.ListPodResourcesRequest{})
 		for _, pod := range answer.GetPodResources() {
 			for _, container := range pod.GetContainers() {
@@ -128,10 +114,10 @@ func idsOf(resource string, devices []*podresources.ContainerDevices) []string {
 }
 
 // askKubelet calls kubelet's podresources API on a connection of its own: every kubelet has another socket.
-func askKubelet(ask func(context.Context, podresources.PodResourcesListerClient) error) error {
+func (n *kubeNode) askKubelet(ask func(context.Context, podresources.PodResourcesListerClient) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	conn, err := grpc.NewClient("unix:"+resources, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix:"+n.path(resources), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}
@@ -149,11 +135,11 @@ func dial(socket string) error {
 }
 
 // awaitOneSocket waits until the one plugin has one socket in kubelet's folder, which answers, and left no other.
-func (c *cluster) awaitOneSocket(t *testing.T) {
+func (n *kubeNode) awaitOneSocket(t *testing.T) {
 	t.Helper()
 	await(t, "one socket of the plugin", 30*time.Second, func() error {
-		sockets, err := filepath.Glob(pluginFolder + "/*.sock")
-		sockets = slices.DeleteFunc(sockets, func(s string) bool { return s == registration })
+		sockets, err := filepath.Glob(n.path(pluginFolder) + "/*.sock")
+		sockets = slices.DeleteFunc(sockets, func(s string) bool { return s == n.path(registration) })
 		if err == nil && len(sockets) != 1 {
 			err = fmt.Errorf("the sockets are %q", sockets)
 		}
@@ -162,16 +148,4 @@ func (c *cluster) awaitOneSocket(t *testing.T) {
 		}
 		return err
 	})
-}
-
-// tasks returns the process id and the state of every container that containerd runs, by the container's id.
-func (c *cluster) tasks() (map[string]string, error) {
-	text, err := c.ctr("tasks", "list")
-	tasks := map[string]string{}
-	for line := range strings.Lines(text) {
-		if id, state, found := strings.Cut(strings.Join(strings.Fields(line), " "), " "); found {
-			tasks[id] = state
-		}
-	}
-	return tasks, err
 }

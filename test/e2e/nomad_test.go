@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -18,7 +19,9 @@ import (
 // agent is a Nomad agent with nomad-gpu in its plugin folder.
 type agent struct {
 	owner   *testing.T // the test that the agent lives as long as; its steps are shorter
-	name    string
+	name    string     // of its log
+	member  string     // name of its node, if there are several; "" = there is one
+	port    int        // of its own HTTP API, likewise
 	argv    []string
 	process *process
 }
@@ -30,14 +33,24 @@ const nomadAPI = "http://127.0.0.1:4646"
 // the given configuration.
 func launchNomad(t *testing.T, name, config string) *agent {
 	t.Helper()
-	return newAgent(t, name, config, "-dev")
+	return newAgent(t, name, nomadConfig(t, name, os.Getenv("E2E_BIN"), config), "-dev")
 }
 
 // launchClient starts a server, and a client that keeps its state over a restart. More files may configure it.
 func launchClient(t *testing.T, name, config string, files ...string) *agent {
 	t.Helper()
-	state := map[string]string{"STATE": stateDir()}
-	server := start(t, name+"-server", nil, "nomad", "agent", "-config="+render(t, "nomad-server.hcl", state))
+	launchServer(t, name+"-server")
+	options := []string{"-config=" + clientConfig(t, "nomad-client", clientPort)}
+	for _, file := range files {
+		options = append(options, "-config="+file)
+	}
+	return newAgent(t, name, nomadConfig(t, name, os.Getenv("E2E_BIN"), config), options...)
+}
+
+// launchServer starts a server without a client.
+func launchServer(t *testing.T, name string) {
+	t.Helper()
+	server := start(t, name, nil, "nomad", "agent", "-config="+render(t, "nomad-server.hcl", map[string]string{"STATE": stateDir()}))
 	await(t, "a leader", 60*time.Second, func() error {
 		leader, err := fetch(nomadAPI + "/v1/status/leader")
 		if err == nil && leader == `""` {
@@ -45,16 +58,27 @@ func launchClient(t *testing.T, name, config string, files ...string) *agent {
 		}
 		return errors.Join(err, server.alive())
 	})
-	options := []string{"-config=" + render(t, "nomad-client.hcl", state)}
-	for _, file := range files {
-		options = append(options, "-config="+file)
-	}
-	return newAgent(t, name, config, options...)
 }
 
-func newAgent(t *testing.T, name, config string, options ...string) *agent {
+// clientPort is that of the HTTP API of a client beside a server; the ports of more clients follow.
+const clientPort = 5646
+
+// nomadConfig writes the file that every agent has, with this folder of plugins.
+func nomadConfig(t *testing.T, name, plugins, config string) string {
 	t.Helper()
-	file := render(t, "nomad.hcl", map[string]string{"PLUGINS": os.Getenv("E2E_BIN"), "CONFIG": config})
+	return renderIn(t, configDir(name), "nomad.hcl", map[string]string{"PLUGINS": plugins, "CONFIG": config})
+}
+
+// clientConfig writes the file of a client that keeps its state.
+func clientConfig(t *testing.T, node string, port int) string {
+	t.Helper()
+	return renderIn(t, configDir(node), "nomad-client.hcl", map[string]string{"STATE": stateDir(), "NODE": node, "PORT": strconv.Itoa(port)})
+}
+
+func configDir(name string) string { return filepath.Join(stateDir(), name+"-config") }
+
+func newAgent(t *testing.T, name, file string, options ...string) *agent {
+	t.Helper()
 	a := &agent{owner: t, name: name, argv: slices.Concat([]string{"nomad", "agent", "-config=" + file}, options)}
 	a.start()
 	return a
@@ -92,15 +116,19 @@ type group struct {
 }
 
 type node struct {
-	Status        string
+	ID, Name, Status, SchedulingEligibility string
+
 	NodeResources struct{ Devices []group }
 }
 
-// node returns the agent's only node.
+// node returns the agent's node.
 func (a *agent) node() (node, error) {
-	var list []struct{ ID string }
+	var list []struct{ ID, Name string }
 	if err := a.get("/v1/nodes", &list); err != nil {
 		return node{}, err
+	}
+	if a.member != "" {
+		list = slices.DeleteFunc(list, func(n struct{ ID, Name string }) bool { return n.Name != a.member })
 	}
 	if len(list) != 1 {
 		return node{}, fmt.Errorf("%d nodes", len(list))

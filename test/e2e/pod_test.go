@@ -16,20 +16,39 @@ import (
 
 // pod is the part of a pod's status that tests use.
 type pod struct {
-	Metadata struct{ Name string }
-	Status   struct {
+	Metadata struct{ Namespace, Name, UID, DeletionTimestamp string }
+	Spec     struct {
+		NodeName       string
+		ResourceClaims []podClaim
+		Containers     []struct {
+			Name      string
+			Resources struct {
+				Claims []struct{ Name, Request string }
+			}
+		}
+	}
+	Status struct {
 		Phase, Reason, Message string
 		Conditions             []struct{ Message string }
 		PodIP                  string
-		ContainerStatuses      []struct {
+
+		ResourceClaimStatuses       []podClaim
+		ExtendedResourceClaimStatus struct {
+			ResourceClaimName string
+			RequestMappings   []struct{ ContainerName, RequestName string }
+		}
+
+		ContainerStatuses []struct {
 			ContainerID  string
 			RestartCount int
+			Ready        bool
 			State        struct {
 				Waiting struct{ Reason, Message string }
+				Running struct{ StartedAt string }
 			}
 			AllocatedResourcesStatus []struct {
 				Name      string
-				Resources []struct{ ResourceID, Health string }
+				Resources []struct{ ResourceID, Health, Message string }
 			}
 		}
 	}
@@ -69,21 +88,27 @@ func (p pod) containers() []string {
 	return ids
 }
 
+// insufficient reports whether the scheduler has found too little of the resource for the pod.
+func (p pod) insufficient(resource string) bool {
+	for _, condition := range p.Status.Conditions {
+		if strings.Contains(condition.Message, "Insufficient "+resource) {
+			return true
+		}
+	}
+	return false
+}
+
 func (c *cluster) pod(name string) (pod, error) {
 	var p pod
 	err := c.get("/api/v1/namespaces/default/pods/"+name, &p)
 	return p, err
 }
 
-// plugin returns the pod of the DaemonSet.
-func (c *cluster) plugin(t *testing.T) pod {
-	t.Helper()
+// podsOf returns the pods with this label app.
+func (c *cluster) podsOf(app string) ([]pod, error) {
 	var list struct{ Items []pod }
-	err := c.get("/api/v1/namespaces/kube-system/pods", &list)
-	if err != nil || len(list.Items) != 1 {
-		t.Fatalf("pods of kube-system: %+v, error %v; want one", list, err)
-	}
-	return list.Items[0]
+	err := c.get("/api/v1/namespaces/default/pods?labelSelector=app="+app, &list)
+	return list.Items, err
 }
 
 // pluginLog returns what the DaemonSet's containers have printed so far.
@@ -161,12 +186,10 @@ func (c *cluster) awaitInsufficient(t *testing.T, name, resource string) {
 	t.Helper()
 	await(t, "pod "+name+" to be unschedulable", 60*time.Second, func() error {
 		p, err := c.pod(name)
-		for _, condition := range p.Status.Conditions {
-			if strings.Contains(condition.Message, "Insufficient "+resource) {
-				return nil
-			}
+		if err == nil && !p.insufficient(resource) {
+			err = fmt.Errorf("its conditions are %+v", p.Status.Conditions)
 		}
-		return errors.Join(fmt.Errorf("its conditions are %+v", p.Status.Conditions), err)
+		return err
 	})
 }
 
@@ -198,18 +221,24 @@ func (c *cluster) awaitUnchanged(t *testing.T, name string, was pod) {
 }
 
 // awaitRefused waits until kubelet has rejected the pod because the plugin refused, for this reason.
-func (c *cluster) awaitRefused(t *testing.T, name, reason string) {
+func (c *cluster) awaitRefused(t *testing.T, name, why string) {
+	t.Helper()
+	c.awaitRejected(t, name, "UnexpectedAdmissionError", why)
+}
+
+// awaitRejected waits until kubelet has rejected the pod for this reason, and checks that the message has the text.
+func (c *cluster) awaitRejected(t *testing.T, name, reason, text string) {
 	t.Helper()
 	var p pod
-	await(t, "pod "+name+" to be refused", 60*time.Second, func() (err error) {
-		if p, err = c.pod(name); err == nil && p.Status.Reason != "UnexpectedAdmissionError" {
+	await(t, "pod "+name+" to be rejected: "+reason, 60*time.Second, func() (err error) {
+		if p, err = c.pod(name); err == nil && p.Status.Reason != reason {
 			err = fmt.Errorf("it is %s: %s %s", p.Status.Phase, p.Status.Reason, p.Status.Message)
 		}
 		return err
 	})
 	t.Logf("pod %s: %s: %s", name, p.Status.Reason, p.Status.Message)
-	if !strings.Contains(p.Status.Message, reason) {
-		t.Errorf("want %q", reason)
+	if !strings.Contains(p.Status.Message, text) {
+		t.Errorf("want %q", text)
 	}
 }
 

@@ -96,7 +96,7 @@ func running(program string) map[int]int {
 }
 
 // commandLimit bounds one question to an orchestrator; importing an image takes the longest.
-const commandLimit = 30 * time.Second
+const commandLimit = time.Minute
 
 // client is for the APIs of the orchestrators, whose certificates are self-signed.
 var client = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
@@ -144,6 +144,12 @@ func command(argv ...string) (string, error) {
 		err = fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, strings.TrimSpace(stderr.String()))
 	}
 	return strings.TrimSuffix(string(out), "\n"), err
+}
+
+// try is command for what only its failure matters of.
+func try(argv ...string) error {
+	_, err := command(argv...)
+	return err
 }
 
 // must is command for what has to work.
@@ -212,6 +218,12 @@ func lineWith(text, wanted string) (string, bool) {
 // render copies testdata/<name> into the state folder, with every @KEY@ replaced, and returns its path.
 func render(t *testing.T, name string, values map[string]string) string {
 	t.Helper()
+	return renderIn(t, stateDir(), name, values)
+}
+
+// renderIn is render for the state folder of another node.
+func renderIn(t *testing.T, dir, name string, values map[string]string) string {
+	t.Helper()
 	text, err := os.ReadFile(filepath.Join("testdata", name))
 	if err != nil {
 		t.Fatal(err)
@@ -219,12 +231,17 @@ func render(t *testing.T, name string, values map[string]string) string {
 	for key, value := range values {
 		text = bytes.ReplaceAll(text, []byte("@"+key+"@"), []byte(value))
 	}
-	return write(t, name, text)
+	return writeIn(t, dir, name, text)
 }
 
 func write(t *testing.T, name string, data []byte) string {
 	t.Helper()
-	path := filepath.Join(stateDir(), name)
+	return writeIn(t, stateDir(), name, data)
+}
+
+func writeIn(t *testing.T, dir, name string, data []byte) string {
+	t.Helper()
+	path := filepath.Join(dir, name)
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		t.Fatal(err)
 	}

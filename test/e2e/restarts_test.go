@@ -19,7 +19,7 @@ import (
 func TestKubeletRestarts(t *testing.T) {
 	random := seeded(t)
 	m := install(t, "h100x8")
-	kube := startCluster(t, pluginImage(t))
+	kube := startCluster(t, pluginImage())
 	kube.deployPlugin(t, m.Root, "k8s-history")
 	kube.awaitGPUs(t, 8, 8)
 	story := restarts{cluster: kube, held: kube.runPod(t, "held", 1), agent: kube.plugin(t)}
@@ -208,7 +208,7 @@ func (r *restarts) settle(t *testing.T, name string) {
 func (r *restarts) awaitAccept(t *testing.T) time.Time {
 	t.Helper()
 	for deadline := time.Now().Add(60 * time.Second); ; {
-		err := dial(registration)
+		err := dial(r.path(registration))
 		if err == nil {
 			return time.Now()
 		}

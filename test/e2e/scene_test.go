@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -39,19 +38,14 @@ func startScene(t *testing.T, m *simdriver.Machine) *scene {
 func startSceneUnder(t *testing.T, m *simdriver.Machine, policy string) *scene {
 	t.Helper()
 	writePolicy(t, policy)
-	mps, err := os.ReadFile("../../deploy/mps/kustomization.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	write(t, "parts/mps/kustomization.yaml", mps)
 	render(t, "parts/policy/kustomization.yaml", map[string]string{"POLICY": policyDir(), "MPS": mpsRoot()})
 	config := onMachine(m, sharedHistory, `policy_file = "`+policyDir()+`/policy.yaml"`)
-	return startAgents(t, m, config, sharedHistory, "parts/mps", "parts/policy")
+	return startAgents(t, m, config, sharedHistory, shippedPart(t, "mps"), "parts/policy")
 }
 
 func startAgents(t *testing.T, m *simdriver.Machine, nomadConfig, history string, parts ...string) *scene {
 	t.Helper()
-	s := &scene{nomad: launchNomad(t, "nomad", nomadConfig), kube: startCluster(t, pluginImage(t))}
+	s := &scene{nomad: launchNomad(t, "nomad", nomadConfig), kube: startCluster(t, pluginImage())}
 	s.kube.deployPlugin(t, m.Root, history, parts...)
 	s.nomad.awaitReady(t)
 	s.nomadNode, s.kubeNode, s.kubelet = followNomad(t, s.nomad), followNode(t, s.kube), followKubelet(t, s.kube)

@@ -164,11 +164,11 @@ func (a *agent) offers() (string, error) {
 
 // offers returns what the node shows: "2 of 4 nvidia.com/gpu.mps" is four units of which two are allocatable. A resource
 // that has been taken away stays on a node for a while, as none of none.
-func (c *cluster) offers() (string, error) {
+func (n *kubeNode) offers() (string, error) {
 	var node struct {
 		Status struct{ Capacity, Allocatable map[string]string }
 	}
-	err := c.get("/api/v1/nodes/"+nodeName, &node)
+	err := fetchJSON(kubeAPI+"/api/v1/nodes/"+n.name, &node)
 	var lines []string
 	for name, all := range node.Status.Capacity {
 		if strings.HasPrefix(name, "nvidia.com/") && all != "0" {

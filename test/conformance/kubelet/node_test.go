@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	cadvisor "github.com/google/cadvisor/lib/model"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -24,7 +23,6 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/cm/devicemanager"
 	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
 	"k8s.io/kubernetes/pkg/kubelet/config"
-	"k8s.io/kubernetes/pkg/kubelet/lifecycle"
 )
 
 const (
@@ -37,7 +35,7 @@ type node struct {
 	*testing.T
 	root    string // of the simulated machine
 	logger  klog.Logger
-	manager *devicemanager.ManagerImpl
+	manager *deviceManager
 	admit   topologymanager.Manager // nil without a topology policy
 
 	mu   sync.Mutex
@@ -77,20 +75,9 @@ func (n *node) sim(args ...string) string {
 // startKubelet starts a device manager as a kubelet does, on the directory as it is.
 func (n *node) startKubelet(policy ...string) {
 	n.Helper()
-	nodes := []cadvisor.Node{{Id: 0}, {Id: 1}}
-	store := topologymanager.NewFakeManager(n.logger)
-	n.admit = nil
-	if len(policy) > 0 {
-		var err error
-		store, err = topologymanager.NewManager(n.logger, nodes, policy[0], "container", nil)
-		n.must(err)
-		n.admit = store
-	}
-	m, err := devicemanager.NewManagerImpl(n.logger, nodes, store)
+	m, admit, err := newManagers(n.logger, strings.Join(policy, ""))
 	n.must(err)
-	if n.admit != nil {
-		n.admit.AddHintProvider(n.logger, m)
-	}
+	n.admit = admit
 	ready := config.NewSourcesReady(func(sets.Set[string]) bool { return true })
 	n.must(m.Start(n.logger, n.activePods, ready, containermap.NewContainerMap(), sets.New[string]()))
 	n.manager = m
@@ -243,7 +230,7 @@ func (n *node) allocate(p *v1.Pod) error {
 	n.pods = append(n.pods, p)
 	n.mu.Unlock()
 	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
-		if err := n.manager.Allocate(n.Context(), p, &c, lifecycle.AddOperation); err != nil {
+		if err := n.manager.Allocate(n.Context(), p, &c, add); err != nil {
 			n.remove(p)
 			return err
 		}

@@ -19,7 +19,6 @@ import (
 
 	"google.golang.org/grpc"
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/klog/v2"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 	"k8s.io/kubernetes/pkg/kubelet/apis/podresources"
 )
@@ -126,10 +125,6 @@ func (p nodePods) GetPodByName(string, string) (*v1.Pod, bool) { return nil, fal
 // nodeDevices is what pkg/kubelet/cm/container_manager.go makes of the device manager.
 type nodeDevices struct{ n *node }
 
-func (d nodeDevices) UpdateAllocatedDevices(logger klog.Logger) {
-	d.n.manager.UpdateAllocatedDevices(logger)
-}
-
 func (d nodeDevices) GetDevices(pod, container string) (all []*podresourcesapi.ContainerDevices) {
 	for resource, devices := range d.n.manager.GetDevices(pod, container) {
 		for id := range devices {
@@ -139,26 +134,10 @@ func (d nodeDevices) GetDevices(pod, container string) (all []*podresourcesapi.C
 	return all
 }
 
-func (d nodeDevices) GetAllocatableDevices(klog.Logger) []*podresourcesapi.ContainerDevices {
-	return nil
-}
+type (
+	noCPUs   struct{}
+	noMemory struct{}
+	noClaims struct{}
+)
 
-type noCPUs struct{}
-
-func (noCPUs) GetCPUs(*v1.Pod, *v1.Container) []int64 { return nil }
-func (noCPUs) GetPodCPUs(string) []int64              { return nil }
-func (noCPUs) GetAllocatableCPUs() []int64            { return nil }
-
-type noMemory struct{}
-
-func (noMemory) GetMemory(klog.Logger, *v1.Pod, *v1.Container) []*podresourcesapi.ContainerMemory {
-	return nil
-}
-func (noMemory) GetPodMemory(klog.Logger, string) []*podresourcesapi.ContainerMemory { return nil }
-func (noMemory) GetAllocatableMemory(klog.Logger) []*podresourcesapi.ContainerMemory { return nil }
-
-type noClaims struct{}
-
-func (noClaims) GetDynamicResources(klog.Logger, *v1.Pod, *v1.Container) []*podresourcesapi.DynamicResource {
-	return nil
-}
+func (noCPUs) GetAllocatableCPUs() []int64 { return nil }

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/kubernetes/pkg/kubelet/lifecycle"
 )
 
 // The tests of this file have no case in the kubelet contract's checklist: they are about policies.
@@ -216,7 +215,7 @@ func TestAnotherPolicy(t *testing.T) {
 
 // A pod holds eight GPUs when a policy moves one of them to another resource. By the kubelet's own pod-resources API it is
 // withheld there until the pod ends, and stays listed where it was allocated: kubelet 1.37 dereferences nil when such a pod is
-// resized in place or admitted again.
+// resized in place or admitted again. Kubelets up to 1.36 refuse to resize it.
 func TestADeviceThatAPodHoldsMovesToAnotherResource(t *testing.T) {
 	n := newNode(t, "h100x8")
 	n.startKubelet("best-effort")
@@ -235,9 +234,9 @@ func TestADeviceThatAPodHoldsMovesToAnotherResource(t *testing.T) {
 	}
 	pause := time.NewTimer(3 * time.Second) // longer than an ID that no pod holds stays listed
 	<-pause.C
-	r := n.admit.Admit(n.Context(), &lifecycle.PodAdmitAttributes{Pod: p, Operation: lifecycle.ResizeOperation})
-	if !r.Admit {
-		t.Errorf("resize in place is refused: %s %s", r.Reason, r.Message)
+	r := admitPod(n.Context(), n.admit, p, resize)
+	if r.Admit != resizesWithUnhealthy {
+		t.Errorf("resize in place: %t, %s %s", r.Admit, r.Reason, r.Message)
 	}
 	if got := n.held(p, "app0"); !slices.Equal(got, slices.Sorted(slices.Values(n.uuids()))) {
 		t.Errorf("the pod holds %v", got)

@@ -151,8 +151,10 @@ func discovery(t *testing.T, program string, m *simdriver.Machine, config string
 	file := filepath.Join(t.TempDir(), "gfd")
 	sys := filepath.Join(m.Root, "sys")
 	must(t, os.MkdirAll(filepath.Join(sys, "bus/pci/devices"), 0o755))
+	must(t, os.MkdirAll(filepath.Join(sys, "devices"), 0o755)) // to which the links of the other folder point
 	c := exec.CommandContext(t.Context(), "unshare", "--mount", "sh", "-ec",
-		fmt.Sprintf("mount --bind %q /sys/bus/pci/devices; exec %q", filepath.Join(sys, "bus/pci/devices"), program))
+		fmt.Sprintf("mount --bind %q /sys/bus/pci/devices; mount --bind %q /sys/devices; exec %q",
+			filepath.Join(sys, "bus/pci/devices"), filepath.Join(sys, "devices"), program))
 	c.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Dir(m.Library), "GFD_USE_NODE_FEATURE_API=false", "GFD_ONESHOT=true",
 		"GFD_OUTPUT_FILE="+file, "GFD_MACHINE_TYPE_FILE="+filepath.Join(sys, "class/dmi/id/product_name"),
 		"GFD_CONFIG_FILE="+config, "DEVICE_DISCOVERY_STRATEGY=nvml")

@@ -2,6 +2,7 @@ package nomad
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -186,4 +187,31 @@ func paths(c *drivers.TaskConfig) (nodes, mounts []string) {
 		mounts = append(mounts, m.TaskPath)
 	}
 	return nodes, mounts
+}
+
+// chroot is the part of this host that a script needs.
+func chroot(t *testing.T) map[string]string {
+	t.Helper()
+	files := map[string]string{}
+	add := func(path string) {
+		real, err := filepath.EvalSymlinks(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[real] = path
+	}
+	programs := []string{"/bin/sh", "/bin/sleep", "/bin/mknod"}
+	libraries, err := exec.Command("ldd", programs...).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for word := range strings.FieldsSeq(string(libraries)) {
+		if strings.HasPrefix(word, "/") && !strings.HasSuffix(word, ":") {
+			add(word)
+		}
+	}
+	for _, path := range append(programs, "/etc/passwd") { // in which Nomad 1.10 looks the user up
+		add(path)
+	}
+	return files
 }

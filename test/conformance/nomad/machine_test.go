@@ -14,7 +14,6 @@ import (
 	"github.com/hashicorp/nomad/nomad/mock"
 	"github.com/hashicorp/nomad/nomad/structs"
 	"github.com/hashicorp/nomad/nomad/structs/config"
-	"github.com/hashicorp/nomad/scheduler/feasible"
 )
 
 // machine is a simulated machine; "" is one without a driver.
@@ -156,8 +155,7 @@ func attr(name, operand, value string) *structs.Constraint {
 // fits reports whether a job that requests this is placed on the empty node. Nomad's device checker must agree.
 func fits(t *testing.T, n *structs.Node, request *structs.RequestedDevice) bool {
 	t.Helper()
-	_, ctx := feasible.MockContext(t)
-	checker := feasible.NewDeviceChecker(ctx)
+	checker := newDeviceChecker(newEvalContext(t))
 	checker.SetTaskGroup(&structs.TaskGroup{Tasks: []*structs.Task{{Resources: &structs.Resources{Devices: []*structs.RequestedDevice{request}}}}})
 	placed := newCluster(t, n).place(t, request) != nil
 	if got := checker.Feasible(n); got != placed {
@@ -168,7 +166,7 @@ func fits(t *testing.T, n *structs.Node, request *structs.RequestedDevice) bool 
 
 // cluster is Nomad's scheduler over nodes, with what it has placed so far.
 type cluster struct {
-	ctx   *feasible.EvalContext
+	ctx   *evalContext
 	nodes []*structs.Node
 }
 
@@ -179,8 +177,7 @@ func newCluster(t *testing.T, nodes ...*structs.Node) *cluster {
 			t.Fatal(err)
 		}
 	}
-	_, ctx := feasible.MockContext(t)
-	return &cluster{ctx, nodes}
+	return &cluster{newEvalContext(t), nodes}
 }
 
 // place places a job with one task, and returns the devices of the task; nil if it is blocked.
@@ -193,10 +190,10 @@ func (c *cluster) place(t *testing.T, asks ...*structs.RequestedDevice) []*struc
 	resources.Networks, resources.Devices = nil, asks
 	resources.CPU, resources.MemoryMB = 20, 20
 	c.ctx.Reset()
-	stack := feasible.NewGenericStack(false, c.ctx)
+	stack := newGenericStack(false, c.ctx)
 	stack.SetNodes(slices.Clone(c.nodes)) // it shuffles them
 	stack.SetJob(j)
-	got := stack.Select(group, &feasible.SelectOptions{})
+	got := stack.Select(group, &selectOptions{})
 	if got == nil {
 		return nil
 	}

@@ -3,7 +3,6 @@ package nomad
 import (
 	"context"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -177,7 +176,14 @@ func (k *task) run(t *testing.T) {
 	}
 	go k.Run()
 	r := k.TaskRunner
-	t.Cleanup(func() { _ = r.Kill(context.Background(), structs.NewTaskEvent("end")) })
+	t.Cleanup(func() {
+		if t.Failed() {
+			for _, e := range r.TaskState().Events {
+				t.Logf("task: %s %s", e.Type, e.DisplayMessage)
+			}
+		}
+		_ = r.Kill(context.Background(), structs.NewTaskEvent("end"))
+	})
 }
 
 // restartAgent ends the task runner without the task, and starts another one.
@@ -265,31 +271,4 @@ func prepareCgroups(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-}
-
-// chroot is the part of this host that a script needs.
-func chroot(t *testing.T) map[string]string {
-	t.Helper()
-	files := map[string]string{}
-	add := func(path string) {
-		real, err := filepath.EvalSymlinks(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		files[real] = path
-	}
-	programs := []string{"/bin/sh", "/bin/sleep", "/bin/mknod"}
-	libraries, err := exec.Command("ldd", programs...).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for word := range strings.FieldsSeq(string(libraries)) {
-		if strings.HasPrefix(word, "/") && !strings.HasSuffix(word, ":") {
-			add(word)
-		}
-	}
-	for _, path := range programs {
-		add(path)
-	}
-	return files
 }

@@ -1,8 +1,9 @@
 # Added to nomad.hcl in place of -dev: a client of the server in nomad-server.hcl that keeps its state.
-data_dir = "@STATE@/nomad-client"
+name     = "@NODE@"
+data_dir = "@STATE@/@NODE@"
 
 ports {
-  http = 5646
+  http = @PORT@
 }
 
 advertise {

@@ -7,6 +7,7 @@ client {
   # What a task of the driver "exec" finds in its file system.
   chroot_env = {
     "/bin/busybox" = "/bin/busybox"
+    "/etc/passwd"  = "/etc/passwd" # in which Nomad 1.10 looks the user up
   }
   options = {
     "fingerprint.denylist" = "env_aws,env_gce,env_azure,env_digitalocean"

@@ -9,6 +9,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,6 +58,7 @@ static void makeNode(unsigned int of, unsigned int number) {
 
 int main(int count, char **arguments) {
   int once = 0;
+  signal(SIGTERM, _exit); // as process 1 of a container it would get none
   openNodes("/dev");
   listMounts("/var/run/nvidia-container-devices");
   for (int i = 1; i < count; i++) {

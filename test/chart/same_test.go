@@ -1,0 +1,167 @@
+package chart
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/api/types"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+)
+
+// With default values the chart is the plain manifest, object for object.
+func TestDefaultIsTheManifest(t *testing.T) {
+	text, err := os.ReadFile(deploy + "/daemonset.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(documents(t, string(text)), objects(t, nil)); diff != "" {
+		t.Errorf("deploy/daemonset.yaml (-), the chart (+):\n%s", diff)
+	}
+}
+
+// Each component has values that do the same. Lists of names are compared by name, as their order means nothing.
+func TestComponentsAreValues(t *testing.T) {
+	policy, err := os.ReadFile(deploy + "/policy/policy.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	given := map[string]values{
+		"policy":            {"config": values{"map": values{"default": string(policy)}}},
+		"mps":               {"mps": values{"enabled": true}},
+		"mig":               {"mig": values{"enabled": true}},
+		"selinux":           {"selinux": values{"enabled": true}},
+		"driver-container":  {"nvidiaDriverRoot": "/run/nvidia/driver"},
+		"device-nodes":      {"passDeviceSpecs": true},
+		"cdi":               {"cdi": values{"privileged": true}},
+		"reservation-check": {"reservationCheck": "warn"},
+		"node-labels":       {"nodeLabels": values{"enabled": true}},
+		"owners":            {"owners": values{"enabled": true}},
+		"dra":               {"api": "dra"},
+		"surge":             {"updateStrategy": values{"rollingUpdate": values{"maxUnavailable": 0, "maxSurge": 1}}},
+	}
+	folders, err := filepath.Glob(deploy + "/*/kustomization.yaml")
+	if err != nil || len(folders) != len(given) {
+		t.Fatal(folders, err)
+	}
+	for _, folder := range folders {
+		name := filepath.Base(filepath.Dir(folder))
+		t.Run(name, func(t *testing.T) {
+			component, chart := documents(t, kustomize(t, name)), objects(t, given[name])
+			want, wantFile := comparable(t, component)
+			got, gotFile := comparable(t, chart)
+			if gotFile != wantFile {
+				t.Errorf("the policy is\n%s\nwant\n%s", gotFile, wantFile)
+			}
+			if diff := cmp.Diff(want, got, byName[corev1.EnvVar](), byName[corev1.Volume](), byName[corev1.VolumeMount]()); diff != "" {
+				t.Errorf("the component (-), the values (+):\n%s", diff)
+			}
+			if diff := cmp.Diff(otherObjects(component), otherObjects(chart)); diff != "" {
+				t.Errorf("other objects: the component (-), the values (+):\n%s", diff)
+			}
+		})
+	}
+}
+
+// comparable returns the DaemonSet and the text of the policy file. What differs on purpose is left out: kustomize gives the ConfigMap a
+// name of its content, and the chart the pods an annotation of it.
+func comparable(t *testing.T, all []object) (d appsv1.DaemonSet, file string) {
+	t.Helper()
+	d = daemonSets(t, all)[0]
+	var configMap string
+	for _, o := range all {
+		if o["kind"] == "ConfigMap" {
+			c := strict[corev1.ConfigMap](t, o)
+			configMap, file = c.Name, c.Data["policy.yaml"]
+			if c.Namespace != d.Namespace {
+				t.Errorf("the ConfigMap is in %q", c.Namespace)
+			}
+		}
+	}
+	if file != "" && d.Spec.Template.Annotations["checksum/config"] == "" && !strings.HasPrefix(configMap, "tandem-policy-") {
+		t.Error("another policy does not replace the pods")
+	}
+	delete(d.Spec.Template.Annotations, "checksum/config")
+	if len(d.Spec.Template.Annotations) == 0 {
+		d.Spec.Template.Annotations = nil
+	}
+	for _, v := range d.Spec.Template.Spec.Volumes {
+		if v.ConfigMap != nil && v.ConfigMap.Name == configMap {
+			v.ConfigMap.Name = ""
+		}
+	}
+	return d, file
+}
+
+// otherObjects returns the objects that comparable leaves out, by kind and name.
+func otherObjects(all []object) map[string]object {
+	rest := map[string]object{}
+	for _, o := range all {
+		if kind := o["kind"].(string); kind != "DaemonSet" && kind != "ConfigMap" {
+			meta := o["metadata"].(object)
+			if kind == "DeviceClass" {
+				delete(meta, "labels") // the component has the output of "k8s-gpu classes"
+			}
+			if kind == "ServiceAccount" {
+				delete(meta, "annotations") // for Helm
+			}
+			rest[kind+" "+meta["name"].(string)] = o
+		}
+	}
+	return rest
+}
+
+func byName[T any]() cmp.Option {
+	return cmpopts.SortSlices(func(a, b T) bool { return nameOf(a) < nameOf(b) })
+}
+
+func nameOf(item any) string {
+	switch i := item.(type) {
+	case corev1.EnvVar:
+		return i.Name
+	case corev1.Volume:
+		return i.Name
+	case corev1.VolumeMount:
+		return i.MountPath
+	}
+	return ""
+}
+
+// kustomize does what "kubectl kustomize" does with deploy/kustomization.yaml and this component.
+func kustomize(t *testing.T, component string) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(deploy)); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "kustomization.yaml")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(string(text), "\n")
+	i := slices.IndexFunc(lines, func(line string) bool { return strings.HasPrefix(line, "  # - "+component+" ") })
+	if i < 0 {
+		t.Fatalf("deploy/kustomization.yaml does not offer %s", component)
+	}
+	lines[i] = strings.Replace(lines[i], "# ", "", 1)
+	if err := os.WriteFile(path, []byte(strings.Join(lines, "\n")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	resources, err := krusty.MakeKustomizer(&krusty.Options{PluginConfig: types.DisabledPluginConfig()}).Run(filesys.MakeFsOnDisk(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := resources.AsYaml()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out)
+}

@@ -1,0 +1,29 @@
+//go:build before1.35
+
+package kubelet
+
+import (
+	"context"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/klog/v2"
+	"k8s.io/kubernetes/pkg/kubelet/cm/containermap"
+	"k8s.io/kubernetes/pkg/kubelet/cm/devicemanager"
+	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
+	"k8s.io/kubernetes/pkg/kubelet/config"
+)
+
+func addHints(_ klog.Logger, topology topologymanager.Manager, m *devicemanager.ManagerImpl) {
+	topology.AddHintProvider(m)
+}
+
+func (m *deviceManager) Start(_ klog.Logger, pods devicemanager.ActivePodsFunc, ready config.SourcesReady, containers containermap.ContainerMap, running sets.Set[string]) error {
+	return m.ManagerImpl.Start(pods, ready, containers, running)
+}
+
+func (m *deviceManager) Stop(klog.Logger) error { return m.ManagerImpl.Stop() }
+
+func (m *deviceManager) GetDeviceRunContainerOptions(_ context.Context, pod *v1.Pod, c *v1.Container) (*devicemanager.DeviceRunContainerOptions, error) {
+	return m.ManagerImpl.GetDeviceRunContainerOptions(pod, c)
+}

@@ -1,0 +1,5 @@
+//go:build before1.11.3
+
+package nomad
+
+const placesWithoutDevices = true

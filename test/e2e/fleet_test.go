@@ -1,0 +1,247 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+// fleet is a Nomad server with two clients, each with a data directory, a plugin folder and a machine of its own.
+type fleet struct {
+	h100, l40s *agent
+	machine    *simdriver.Machine // of h100
+	other      *simdriver.Machine // of l40s
+}
+
+// startFleet starts a server, the client h100 with eight GPUs and the client l40s with six.
+func startFleet(t *testing.T) *fleet {
+	t.Helper()
+	return startFleetWith(t, "")
+}
+
+// startFleetWith gives the plugin of h100 more settings.
+func startFleetWith(t *testing.T, settings string) *fleet {
+	t.Helper()
+	f := &fleet{machine: install(t, "h100x8"), other: installIn(t, filepath.Join(stateDir(), "l40s-node"), "l40s")}
+	if err := errors.Join(f.other.Remove(7), f.other.Remove(6)); err != nil {
+		t.Fatal(err)
+	}
+	launchServer(t, "nomad-server")
+	f.h100 = join(t, "h100", clientPort, onMachine(f.machine, "h100-history", settings))
+	f.l40s = join(t, "l40s", clientPort+1, onMachine(f.other, "l40s-history", ""))
+	f.h100.awaitReady(t)
+	f.l40s.awaitReady(t)
+	f.h100.awaitGPUs(t, 8, 8)
+	f.l40s.awaitGPUs(t, 6, 6)
+	return f
+}
+
+// join starts a client of the server.
+func join(t *testing.T, name string, port int, config string) *agent {
+	t.Helper()
+	installPlugin(t, pluginOf(name), binary("nomad-gpu"))
+	a := newAgent(t, name, nomadConfig(t, name, filepath.Dir(pluginOf(name)), config), "-config="+clientConfig(t, name, port))
+	a.member, a.port = name, port
+	return a
+}
+
+// pluginOf is the file of a client's plugin.
+func pluginOf(name string) string { return filepath.Join(stateDir(), name+"-plugins", "nomad-gpu") }
+
+// installPlugin puts a file in a plugin's place, as docs/install.md has it.
+func installPlugin(t *testing.T, target, source string) {
+	t.Helper()
+	must(t, "install", "-D", "-m", "0755", source, target)
+}
+
+// fleetJob is a job of testdata/fleet.nomad.hcl.
+type fleetJob struct {
+	name          string
+	count, gpus   int    // of its group, of each task
+	group, device string // more lines of the group and of the device
+}
+
+// submit submits the job.
+func (j fleetJob) submit(t *testing.T) {
+	t.Helper()
+	text, err := os.ReadFile(render(t, "fleet.nomad.hcl", map[string]string{
+		"NAME": j.name, "COUNT": fmt.Sprint(max(j.count, 1)), "DEVICES": fmt.Sprint(max(j.gpus, 1)), "GROUP": j.group, "DEVICE": j.device,
+	}))
+	if err == nil {
+		err = submitText(string(text), "")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// submitText submits a job through the API, which costs less than the command.
+func submitText(job, variables string) error {
+	question, err := json.Marshal(map[string]any{"JobHCL": job, "Variables": variables, "Canonicalize": true})
+	if err != nil {
+		return err
+	}
+	parsed, err := send(http.MethodPut, nomadAPI+"/v1/jobs/parse", "application/json", question)
+	if err == nil {
+		_, err = send(http.MethodPut, nomadAPI+"/v1/jobs", "application/json", fmt.Appendf(nil, `{"Job": %s}`, parsed))
+	}
+	return err
+}
+
+// running returns the running allocations of all jobs.
+func (f *fleet) running() ([]allocation, error) {
+	var all []allocation
+	err := fetchJSON(nomadAPI+"/v1/allocations?resources=true", &all)
+	return slices.DeleteFunc(all, func(a allocation) bool { return a.ClientStatus != "running" || a.DesiredStatus != "run" }), err
+}
+
+// on returns how many allocations of a job run on each node.
+func (f *fleet) on(job string) (map[string]int, error) {
+	all, err := f.running()
+	nodes := map[string]int{}
+	for _, alloc := range all {
+		if alloc.JobID == job {
+			nodes[alloc.NodeName]++
+		}
+	}
+	return nodes, err
+}
+
+// awaitOn waits until so many allocations of a job run on the nodes, and returns how long that took.
+func (f *fleet) awaitOn(t *testing.T, job string, want map[string]int) {
+	t.Helper()
+	began := time.Now()
+	await(t, fmt.Sprintf("job %s to run on %v", job, want), 60*time.Second, func() error {
+		got, err := f.on(job)
+		if err == nil && !maps.Equal(got, want) {
+			err = fmt.Errorf("it runs on %v", got)
+		}
+		return err
+	})
+	t.Logf("job %s runs on %v after %v", job, want, time.Since(began).Round(10*time.Millisecond))
+}
+
+// awaitLoad waits until allocations with so many different GPUs run on each node.
+func (f *fleet) awaitLoad(t *testing.T, want map[string]int) {
+	t.Helper()
+	began := time.Now()
+	await(t, fmt.Sprintf("GPUs in use %v", want), 90*time.Second, func() error {
+		got, err := f.load()
+		if err == nil && !maps.Equal(got, want) {
+			err = fmt.Errorf("they are %v", got)
+		}
+		return errors.Join(err, f.h100.process.alive(), f.l40s.process.alive())
+	})
+	t.Logf("GPUs in use %v after %v", want, time.Since(began).Round(10*time.Millisecond))
+	f.checkTasks(t)
+}
+
+// checkTasks fails unless each running allocation has a process with the devices that Nomad chose, and no other task has any.
+func (f *fleet) checkTasks(t *testing.T) {
+	t.Helper()
+	await(t, "the processes of all allocations", 10*time.Second, func() error {
+		all, err := f.running()
+		want, got := map[string]string{}, map[string]string{}
+		for _, alloc := range all {
+			want[alloc.ID] = strings.Join(alloc.devices(), ",")
+		}
+		for _, w := range sleepers() {
+			if w.env["NOMAD_ALLOC_ID"] == "" {
+				continue // a pod
+			}
+			gpus := strings.Split(w.gpu, ",")
+			slices.Sort(gpus)
+			got[w.env["NOMAD_ALLOC_ID"]] = strings.Join(gpus, ",")
+		}
+		if err == nil && !maps.Equal(want, got) {
+			err = fmt.Errorf("they have %v, want %v", got, want)
+		}
+		return err
+	})
+}
+
+// load returns how many different GPUs of each node running allocations have.
+func (f *fleet) load() (map[string]int, error) {
+	all, err := f.running()
+	ids := map[string][]string{}
+	for _, alloc := range all {
+		ids[alloc.NodeName] = append(ids[alloc.NodeName], alloc.devices()...)
+	}
+	counts := map[string]int{}
+	for node, used := range ids {
+		slices.Sort(used)
+		counts[node] = len(slices.Compact(used))
+	}
+	return counts, err
+}
+
+// TestNomadFleet has jobs placed by what the plugins publish, nodes drained, a client restarted, and its plugin upgraded, rolled back
+// and broken under eight running jobs. It measures what the node offers meanwhile.
+func TestNomadFleet(t *testing.T) {
+	f := startFleet(t)
+	next := nextPlugin(t)
+	step(t, "jobs are placed by what they ask of a device", f.place)
+	step(t, "eight jobs run on one node", func(t *testing.T) {
+		for i := range 8 {
+			fleetJob{name: fmt.Sprintf("work-%d", i), device: prefers("NVIDIA H100 80GB HBM3")}.submit(t)
+		}
+		f.awaitLoad(t, map[string]int{"h100": 8})
+	})
+	step(t, "nodes are drained", f.drain)
+	trace := f.h100.traceCapacity(t)
+	work := f.hold(t)
+	for _, s := range f.replaced(next) {
+		step(t, s.name, func(t *testing.T) {
+			trace.during(t, s.name, func() {
+				s.run(t)
+				time.Sleep(nodeUpdate)
+			})
+			work.check(t)
+		})
+	}
+	f.h100.checkContent(t)
+	trace.mistake = true
+	for _, s := range f.broken() {
+		step(t, s.name, func(t *testing.T) {
+			trace.during(t, s.name, func() { s.run(t) })
+			work.check(t)
+		})
+	}
+	step(t, "work arrives while Nomad has given the plugin up", f.abandoned)
+	f.l40s.checkContent(t)
+	checkDriver(t, f.machine)
+	checkDriver(t, f.other)
+}
+
+// nodeUpdate is how long a client takes at most to send a changed node to its server.
+const nodeUpdate = 10 * time.Second
+
+// purge stops jobs and forgets them.
+func (f *fleet) purge(t *testing.T, jobs ...string) {
+	t.Helper()
+	for _, job := range jobs {
+		if _, err := send(http.MethodDelete, nomadAPI+"/v1/job/"+job+"?purge=true", "", nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// restart ends the client as HashiCorp's systemd unit does, and starts it anew.
+func (a *agent) restart(t *testing.T) {
+	t.Helper()
+	a.process.stop(t, syscall.SIGINT)
+	a.start()
+}

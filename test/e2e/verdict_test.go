@@ -1,0 +1,256 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/report"
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+// oneFault is a machine that both orchestrators have, and one more machine of each.
+type oneFault struct {
+	*fleet
+	kube   *cluster
+	second *kubeNode
+	bad    string // the GPU that fails
+	pod    pod    // has it
+	clock
+}
+
+// clock is a table of how long after an event each place shows it.
+type clock struct {
+	shows []showing
+	table string
+}
+
+// showing is a place where an operator or a program finds the health of a GPU.
+type showing struct {
+	*view
+	fault, recovered string // patterns
+}
+
+// TestOneFault has a GPU fall off the bus that both orchestrators have given to work. Both show the same verdict in the same words, new work
+// goes to other GPUs and other nodes, and what waited gets the GPU when it has been reset.
+func TestOneFault(t *testing.T) {
+	f := &oneFault{fleet: startFleetWith(t, `http_address = "127.0.0.1:9411"`), kube: startCluster(t, pluginImage())}
+	second, other := f.kube.addNode(t, containerd2, "l40s")
+	f.second = second
+	f.kube.deployPlugin(t, f.machine.Root, "k8s-history")
+	f.kube.awaitGPUs(t, 8, 8)
+	second.awaitGPUs(t, 8, 8)
+	step(t, "a job and a pod have one GPU", f.work)
+	f.follow(t)
+	step(t, "it falls off the bus", func(t *testing.T) {
+		slot := slotOf(t, f.machine, f.bad)
+		f.happens(t, "XID 79 and lost", func() error { return errors.Join(f.machine.XID(slot, 79), f.machine.Lose(slot)) },
+			func(s showing) string { return s.fault })
+	})
+	step(t, "both have the same words", f.sameWords)
+	step(t, "new work goes to other GPUs and other nodes", f.elsewhere)
+	step(t, "the GPU is reset, and what waited is placed", func(t *testing.T) {
+		f.purge(t, "held")
+		slot := slotOf(t, f.machine, f.bad)
+		f.happens(t, "reset", func() error { return f.machine.Reset(slot) }, func(s showing) string { return s.recovered })
+		f.awaitOn(t, "again", map[string]int{"h100": 1})
+		f.kube.awaitRunning(t, "again")
+		f.kube.awaitUnchanged(t, "held", f.pod)
+		f.checkTasks(t)
+	})
+	t.Logf("when each shows it:\n%s", f.table)
+	f.h100.checkContent(t)
+	f.l40s.checkContent(t)
+	for _, m := range []*simdriver.Machine{f.machine, f.other, other} {
+		checkDriver(t, m)
+	}
+}
+
+// work starts a pod, and a job that asks for the very GPU that the pod has got.
+func (f *oneFault) work(t *testing.T) {
+	f.podOn(t, "held", f.kube.kubeNode, 1)
+	f.pod, _ = f.kube.awaitWork(t, "held", 1)
+	f.bad = f.pod.ids()[0]
+	fleetJob{name: "held", device: where("ids", "set_contains", f.bad)}.submit(t)
+	f.awaitOn(t, "held", map[string]int{"h100": 1})
+	f.checkTasks(t)
+}
+
+// podOn creates a pod for a node, or for any.
+func (f *oneFault) podOn(t *testing.T, name string, node *kubeNode, count int) {
+	t.Helper()
+	path := render(t, "pod.yaml", map[string]string{"NAME": name, "RESOURCE": gpuResource, "COUNT": fmt.Sprint(count)})
+	if node != nil {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		path = write(t, "pod-on.yaml", []byte(strings.Replace(string(text), "spec:\n", "spec:\n  nodeSelector: {kubernetes.io/hostname: "+node.name+"}\n", 1)))
+	}
+	must(t, "kubectl", "apply", "-f", path)
+}
+
+// follow looks at every place where the health of the GPU is shown.
+func (f *oneFault) follow(t *testing.T) {
+	agent := f.kube.plugin(t)
+	pages := map[string]string{
+		"k8s-gpu /metrics": "http://" + agent.Status.PodIP + ":9410/metrics", "nomad-gpu /metrics": "http://127.0.0.1:9411/metrics",
+	}
+	for _, name := range []string{"k8s-gpu /metrics", "nomad-gpu /metrics"} {
+		f.shows = append(f.shows, showing{follow(t, name, func() (string, error) { return stateIn(pages[name], f.bad) }), "^lost$", "^healthy$"})
+	}
+	f.shows = append(f.shows,
+		showing{followKubelet(t, f.kube), "^7 healthy$", "^8 healthy$"},
+		showing{follow(t, "pod's status", func() (string, error) {
+			p, err := f.kube.pod("held")
+			return p.health()[f.bad], err
+		}), "^Unhealthy$", "^Healthy$"},
+		showing{followNode(t, f.kube), "^7 of 8$", "^8 of 8$"},
+		showing{follow(t, "k8s-gpu inspect", func() (string, error) {
+			time.Sleep(200 * time.Millisecond) // each takes CPU time from what is measured
+			return inspected(f.bad, "kubectl", "exec", "--namespace=kube-system", agent.Metadata.Name, "--", "k8s-gpu", "inspect", "--json")
+		}), "^lost: ", "^(healthy)?$"},
+		showing{follow(t, "Nomad client", func() (string, error) { return f.statistics() }), "^lost: ", "^healthy"},
+		showing{follow(t, "Nomad server", func() (string, error) {
+			n, err := f.h100.node()
+			i := slices.IndexFunc(n.gpus(), func(g gpuUse) bool { return g.ID == f.bad })
+			if i < 0 {
+				return "", errors.Join(fmt.Errorf("it has no %s", f.bad), err)
+			}
+			return fmt.Sprintf("%v %s", n.gpus()[i].Healthy, n.gpus()[i].HealthDescription), nil
+		}), "^false lost: ", "^true "},
+	)
+}
+
+// stateIn is the state of a GPU in an agent's metrics.
+func stateIn(page, id string) (string, error) {
+	text, err := fetch(page)
+	found := regexp.MustCompile(`(?m)^tandem_device_health\{device="` + id + `",.*state="(\w+)"\} 1$`).FindStringSubmatch(text)
+	if err == nil && found == nil {
+		err = fmt.Errorf("no state of %s", id)
+	}
+	if err != nil {
+		return "", err
+	}
+	return found[1], nil
+}
+
+// inspected is the health of a GPU in the output of inspect.
+func inspected(id string, argv ...string) (string, error) {
+	text, err := command(argv...)
+	if err != nil {
+		return "", err
+	}
+	var r report.Report
+	err = json.Unmarshal([]byte(text), &r)
+	for _, d := range r.Devices {
+		if string(d.ID) == id {
+			return d.Health, err
+		}
+	}
+	return "", errors.Join(fmt.Errorf("it has no %s", id), err)
+}
+
+// statistics is the health of the GPU in those of the Nomad client.
+func (f *oneFault) statistics() (string, error) {
+	var host struct {
+		DeviceStats []struct {
+			InstanceStats map[string]struct {
+				Stats struct {
+					Attributes map[string]struct{ StringVal string }
+				}
+			}
+		}
+	}
+	err := fetchJSON(fmt.Sprintf("http://127.0.0.1:%d/v1/client/stats", f.h100.port), &host)
+	for _, group := range host.DeviceStats {
+		if stats, found := group.InstanceStats[f.bad]; found {
+			return stats.Stats.Attributes["Health"].StringVal, err
+		}
+	}
+	return "", errors.Join(fmt.Errorf("it has no %s", f.bad), err)
+}
+
+// happens does something to the machine and notes how long after it each place showed what it should.
+func (c *clock) happens(t *testing.T, event string, do func() error, pattern func(showing) string) {
+	t.Helper()
+	if c.table == "" {
+		c.table = "| event |"
+		for _, s := range c.shows {
+			c.table += " " + s.name + " |"
+		}
+		c.table += "\n|---" + strings.Repeat("|---", len(c.shows)) + "|\n"
+	}
+	began := time.Now()
+	if err := do(); err != nil {
+		t.Fatal(err)
+	}
+	c.table += "| " + event + " |"
+	for _, s := range c.shows {
+		c.table += fmt.Sprintf(" %.2f s |", s.await(t, began, pattern(s)).Seconds())
+	}
+	c.table += "\n"
+}
+
+// sameWords fails unless the verdicts of both agents, and what both commands print, are one text. The minute in it is that of each agent.
+func (f *oneFault) sameWords(t *testing.T) {
+	minute := regexp.MustCompile(`since \S+Z`)
+	n, err := f.h100.node()
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(n.gpus(), func(g gpuUse) bool { return g.ID == f.bad })
+	verdict := minute.ReplaceAllString(n.gpus()[i].HealthDescription, "since then")
+	t.Logf("the verdict: %s", verdict)
+	kubectl := []string{"kubectl", "exec", "--namespace=kube-system", f.kube.plugin(t).Metadata.Name, "--", "k8s-gpu", "inspect", "--json"}
+	nomad := []string{binary("nomad-gpu"), "inspect", "--json", "--state-dir=" + filepath.Join(stateDir(), "h100-history")}
+	for _, argv := range [][]string{kubectl, nomad} {
+		text, err := inspected(f.bad, argv...)
+		if err != nil || minute.ReplaceAllString(text, "since then") != verdict {
+			t.Errorf("%q has %q, error %v", argv, text, err)
+		}
+	}
+	shown := must(t, "nomad", "node", "status", "-address="+nomadAPI, "-verbose", "-stats", n.ID)
+	line, found := lineWith(minute.ReplaceAllString(shown, "since then"), verdict)
+	t.Logf("nomad node status -verbose -stats: %s", line)
+	if !found {
+		t.Errorf("it lacks the verdict:\n%s", shown)
+	}
+	for _, other := range []func() (string, error){f.l40s.offers, f.second.offers} { // the other machines have nothing
+		if text, err := other(); err != nil || !strings.HasPrefix(text, "6 of 6") && !strings.HasPrefix(text, "8 of 8") {
+			t.Errorf("another node offers %q, error %v", text, err)
+		}
+	}
+}
+
+// elsewhere has work ask for all other GPUs of the machine, then for one more, and for one of this machine.
+func (f *oneFault) elsewhere(t *testing.T) {
+	fleetJob{name: "rest", gpus: 7}.submit(t) // only this machine has so many
+	f.podOn(t, "rest", f.kube.kubeNode, 6)    // the scheduler counts seven, of which the pod held has one
+	f.awaitOn(t, "rest", map[string]int{"h100": 1})
+	rest, _ := f.kube.awaitWork(t, "rest", 6)
+	if slices.Contains(rest.ids(), f.bad) {
+		t.Errorf("pod rest has %q, of which %s is unhealthy", rest.ids(), f.bad)
+	}
+	f.checkTasks(t)
+	fleetJob{name: "next"}.submit(t)
+	f.podOn(t, "next", nil, 1)
+	fleetJob{name: "again", device: where("ids", "set_contains", f.bad)}.submit(t)
+	f.podOn(t, "again", f.kube.kubeNode, 1)
+	f.awaitOn(t, "next", map[string]int{"l40s": 1})
+	f.kube.awaitRunning(t, "next")
+	if next, err := f.kube.pod("next"); err != nil || next.Spec.NodeName != f.second.name {
+		t.Errorf("pod next is on %q, error %v", next.Spec.NodeName, err)
+	}
+	f.h100.awaitBlocked(t, "again")
+	f.kube.awaitInsufficient(t, "again", gpuResource)
+}

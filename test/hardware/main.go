@@ -1,0 +1,148 @@
+// Hardware checks both agents on a machine with NVIDIA GPUs, and writes a report of it: what the agents show is compared with
+// nvidia-smi value by value, each under a small orchestrator; reservations are made; a CUDA program runs in the environment of one;
+// the driver is released and used again. What the driver answers is recorded as a machine of the simulated driver.
+//
+// It changes nothing: it resets no GPU, changes no setting, stops no process but its own, and loads or unloads no module
+// (commands.go has every command that it can run). It needs a C compiler for the CUDA program and for the simulated driver.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/nvidia"
+)
+
+// Exit codes.
+const (
+	exitBad     = 1 // something differs or failed: the report has it
+	exitMissing = 2 // the checks can't run here
+)
+
+func main() {
+	var o options
+	flag.StringVar(&o.bin, "bin", "bin", "folder of nomad-gpu and k8s-gpu")
+	flag.StringVar(&o.out, "out", "dist/hardware", "folder in which the folder of the report is made")
+	flag.StringVar(&o.smi, "nvidia-smi", "nvidia-smi", "the program nvidia-smi")
+	flag.StringVar(&o.cuda, "cuda", "libcuda.so.1", "the CUDA driver's library")
+	root := flag.String("root", "/", "root with the driver, sysfs, procfs and device nodes, such as that of a simulated machine")
+	play := flag.String("record", "", "only print the machine file of the driver's library at this path")
+	flag.Parse()
+	o.roots = core.Roots{Driver: *root, Dev: *root, Sys: filepath.Join(*root, "sys"), Proc: filepath.Join(*root, "proc")}
+	os.Exit(o.main(context.Background(), *play))
+}
+
+// options are those of the command line.
+type options struct {
+	bin, out  string
+	smi, cuda string
+	roots     core.Roots
+
+	whileHeld func(pid int, device string) error // called while a CUDA program holds memory of a device; nil = nothing
+}
+
+// main returns the exit code. play is the path of a library that is only recorded; "" = none.
+func (o options) main(ctx context.Context, play string) int {
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Minute)
+	defer cancel()
+	if play != "" {
+		if err := printRecording(play, o.roots.Sys); err != nil {
+			fmt.Fprintln(os.Stderr, "hardware:", err)
+			return exitBad
+		}
+		return 0
+	}
+	r, err := o.runAbsolute(ctx)
+	var missing *missingError
+	switch {
+	case errors.As(err, &missing):
+		fmt.Fprintln(os.Stderr, "hardware:", err)
+		return exitMissing
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "hardware:", err)
+		return exitBad
+	case r.Bad() > 0:
+		return exitBad
+	}
+	return 0
+}
+
+// runAbsolute runs with an absolute folder of the agents: a program without a folder in its path is looked for in $PATH.
+func (o options) runAbsolute(ctx context.Context) (_ *Report, err error) {
+	if o.bin, err = filepath.Abs(o.bin); err != nil {
+		return nil, err
+	}
+	return o.run(ctx, os.Stdout)
+}
+
+// missingError lists what the checks need and this machine lacks.
+type missingError struct {
+	noGPU bool
+	what  []string
+}
+
+func (e *missingError) Error() string {
+	if e.noGPU {
+		return "no GPU here: " + strings.Join(e.what, "; ")
+	}
+	return "missing: " + strings.Join(e.what, "; ")
+}
+
+// prerequisites returns a *missingError, and what is left out for lack of rights.
+func (o options) prerequisites() (leftOut []string, err error) {
+	var noGPU, missing []string
+	if reason := o.noGPU(); reason != "" {
+		noGPU = append(noGPU, reason)
+	}
+	if _, err := find(o.smi); err != nil {
+		missing = append(missing, "nvidia-smi, which is part of the driver")
+	}
+	if _, err := find("cc"); err != nil {
+		missing = append(missing, "cc, a C compiler: apt-get install gcc libc6-dev")
+	}
+	for _, name := range agents {
+		if _, err := os.Stat(filepath.Join(o.bin, name)); err != nil {
+			missing = append(missing, filepath.Join(o.bin, name)+": make build")
+		}
+	}
+	if len(noGPU) > 0 {
+		return nil, &missingError{true, append(noGPU, missing...)}
+	}
+	if len(missing) > 0 {
+		return nil, &missingError{false, missing}
+	}
+	if os.Getuid() != 0 {
+		leftOut = append(leftOut, "not root: the driver reports no SRAM error threshold, the kernel log may not be readable, and open files of other users' processes are not visible")
+	}
+	return leftOut, nil
+}
+
+// noGPU is why no GPU can be used here; "" if one can.
+func (o options) noGPU() string {
+	s, err := nvidia.Open(nvidia.Options{Roots: o.roots})
+	if err == nil {
+		snapshot, read := s.Snapshot()
+		if err = errors.Join(read, s.Close()); err == nil && len(snapshot.Devices)+len(snapshot.Excluded) > 0 {
+			return ""
+		}
+	}
+	module := filepath.Join(o.roots.Proc, "driver/nvidia/version")
+	if _, missing := os.Stat(module); missing != nil {
+		return fmt.Sprintf("NVIDIA's kernel module is not loaded (%s is missing)", module)
+	}
+	if err != nil {
+		return "the driver can't be used: " + strings.ReplaceAll(err.Error(), "\n", "; ")
+	}
+	return "the driver has no GPU"
+}
