@@ -94,7 +94,8 @@ func TestRemovalWhileALookupHangs(t *testing.T) {
 			expectHang := func(what string, index int, want ...int) {
 				t.Helper()
 				pending := gpu.Exclusion{Index: index, At: gpu.Node, Failure: gpu.FailurePending, Reason: "the driver does not answer (" + call + ")"}
-				for n := range 2 {
+				fastest := time.Hour // of those after the first, which waits for the call that hangs
+				for n := range 4 {
 					began := time.Now()
 					snap := snapshot(t, s)
 					got := slotsOf(snap, slots)
@@ -105,9 +106,12 @@ func TestRemovalWhileALookupHangs(t *testing.T) {
 					if !slices.Equal(got, want) || !hangs || len(snap.Links) != len(want)*(len(want)-1)/2 {
 						t.Errorf("%s: GPUs %v, want %v, %d links, excluded %+v", what, got, want, len(snap.Links), snap.Excluded)
 					}
-					if took := time.Since(began); n > 0 && took > testDeadline {
-						t.Errorf("%s: another Snapshot took %v", what, took)
+					if n > 0 {
+						fastest = min(fastest, time.Since(began))
 					}
+				}
+				if fastest > testDeadline {
+					t.Errorf("%s: each further Snapshot took %v or more", what, fastest)
 				}
 				if busy := s.Busy(); len(busy) != 1 || busy[0].Name != call {
 					t.Errorf("%s: busy: %+v", what, busy)
