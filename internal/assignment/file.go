@@ -52,7 +52,7 @@ type Entry struct {
 	Target inventory.API
 	Side   inventory.API // that has the GPU now; "" = no agent has recorded it so far
 	Turn   uint64        // number of changes of Side
-	Change uint64        // number of changes of Target
+	Change uint64        // of Target: a later one is greater, also if this file was lost in between; see WithTargets
 	Settle time.Duration // 0 = DefaultSettle
 	Force  bool          // what can't be known about holders counts as none
 }
@@ -91,8 +91,10 @@ type Change struct {
 	Force  bool
 }
 
-// WithTargets returns the file with new targets, and with the former ones as Previous.
-func (f File) WithTargets(changes []Change) File {
+// WithTargets returns the file with new targets, and with the former ones as Previous. Their Change is the time in milliseconds, and in any
+// case greater than that of the former target: the file may have been removed just before, and an agent that remembers the former target
+// must not take that for the later one.
+func (f File) WithTargets(changes []Change, now time.Time) File {
 	next := f.clone()
 	next.Previous = map[gpu.DeviceID]inventory.API{}
 	for _, c := range changes {
@@ -104,7 +106,8 @@ func (f File) WithTargets(changes []Change) File {
 		if was != "" {
 			next.Previous[c.GPU] = was
 		}
-		e.Target, e.Settle, e.Force, e.Change = c.Target, c.Settle, c.Force, e.Change+1
+		e.Target, e.Settle, e.Force = c.Target, c.Settle, c.Force
+		e.Change = min(max(e.Change+1, uint64(max(now.UnixMilli(), 0))), maxTurns)
 		next.GPUs[c.GPU] = e
 	}
 	return next

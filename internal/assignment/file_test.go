@@ -52,3 +52,39 @@ func TestFile(t *testing.T) {
 		}
 	}
 }
+
+// The target that was set last counts, also if the file was lost in between, if two are set in one millisecond, and after a step back of
+// the clock. What earlier versions wrote, with small numbers, is an earlier target.
+func TestLastTargetCounts(t *testing.T) {
+	now := time.UnixMilli(1_800_000_000_123)
+	set := func(f assignment.File, to inventory.API, at time.Time) assignment.File {
+		return f.WithTargets([]assignment.Change{{GPU: one, Target: to, From: inventory.Nomad, Settle: time.Second}}, at)
+	}
+	was := assignment.File{GPUs: map[gpu.DeviceID]assignment.Entry{one: {Target: inventory.Nomad, Side: inventory.Nomad, Turn: 7, Change: 4}}}
+	first := set(was, inventory.DRA, now)
+	for name, tc := range map[string]struct{ onDisk, remembered assignment.File }{
+		"the file was lost":               {set(assignment.File{}, inventory.DevicePlugin, now.Add(time.Millisecond)), first},
+		"an earlier version wrote it":     {set(assignment.File{}, inventory.DevicePlugin, now), was},
+		"the file is older":               {set(was, inventory.DevicePlugin, now.Add(time.Millisecond)), first},
+		"another one in this millisecond": {set(first, inventory.DevicePlugin, now), first},
+		"the clock went back":             {set(first, inventory.DevicePlugin, now.Add(-time.Hour)), first},
+		"a clock before 1970":             {set(first, inventory.DevicePlugin, time.Unix(-1, 0)), first},
+		"the greatest number":             {set(first, inventory.DevicePlugin, time.UnixMilli(1<<60)), first},
+	} {
+		text, err := tc.onDisk.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		read, err := assignment.Decode(text)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		got := read.Restore(assignment.KubernetesAgent, tc.remembered)
+		if e := got.GPUs[one]; e.Target != inventory.DevicePlugin || e.Settle != time.Second || e.Side != inventory.Nomad || e.Turn != 7 {
+			t.Errorf("%s: %+v", name, e)
+		}
+		if again := read.Restore(assignment.NomadAgent, got); !again.Equal(got) {
+			t.Errorf("%s: restored by one agent %+v, by the other %+v", name, got, again)
+		}
+	}
+}

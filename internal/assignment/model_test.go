@@ -21,6 +21,7 @@ type model struct {
 	now    time.Duration
 	gpus   []gpu.DeviceID
 	file   assignment.File // on disk
+	older  assignment.File // that was there before
 	claims map[string]map[gpu.DeviceID]int
 	turn   int
 
@@ -30,6 +31,7 @@ type model struct {
 	nomad   struct{ unknownUntil time.Duration } // its agent does not answer until then
 
 	given, refused int
+	late           int // orders when the file was lost or older
 	names          int
 }
 
@@ -74,6 +76,9 @@ func newModel(seed uint64, gpus int) *model {
 	}
 	return m
 }
+
+// clock is the time by the clock of the host.
+func (m *model) clock() time.Time { return time.Unix(1_800_000_000, 0).Add(m.now) }
 
 // holders are the names of the work that has a GPU through an API, with what the agent alone knows.
 func (m *model) holders(a *modelAgent, api inventory.API, id gpu.DeviceID) assignment.Holders {

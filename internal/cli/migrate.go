@@ -226,7 +226,7 @@ func (m *migration) back(ctx context.Context) error {
 
 // set writes the targets, and waits if that is asked for.
 func (m *migration) set(ctx context.Context, changes []assignment.Change) error {
-	err := hostwatch.ChangeAssignments(ctx, m.stateDir, func(f assignment.File) (assignment.File, error) { return f.WithTargets(changes), nil })
+	err := hostwatch.ChangeAssignments(ctx, m.stateDir, func(f assignment.File) (assignment.File, error) { return f.WithTargets(changes, time.Now()), nil })
 	if err != nil {
 		return err
 	}

@@ -94,7 +94,7 @@ func (h host) startKube(t *testing.T, apis ...inventory.API) *agent {
 func (h host) move(t *testing.T, n int, to inventory.API) {
 	t.Helper()
 	must(t, ChangeAssignments(t.Context(), h.dir, func(f assignment.File) (assignment.File, error) {
-		return f.WithTargets([]assignment.Change{{GPU: coretest.GPU(n), Target: to, From: inventory.Nomad}}), nil
+		return f.WithTargets([]assignment.Change{{GPU: coretest.GPU(n), Target: to, From: inventory.Nomad}}, time.Now()), nil
 	}))
 }
 
@@ -175,10 +175,16 @@ func TestGPUMovesBetweenAgents(t *testing.T) {
 		n.expect(t, "after the directory was removed", through{0: ""})
 		k.expect(t, "after the directory was removed", through{1: inventory.DevicePlugin, 2: inventory.DevicePlugin})
 
-		must(t, ChangeAssignments(t.Context(), h.dir, func(f assignment.File) (assignment.File, error) { return f.WithTargets(f.Back()), nil }))
+		must(t, ChangeAssignments(t.Context(), h.dir, func(f assignment.File) (assignment.File, error) { return f.WithTargets(f.Back(), time.Now()), nil }))
 		pass(assignment.DefaultSettle + 20*time.Second)
 		n.expect(t, "back", through{0: "", 1: inventory.Nomad})
 		k.expect(t, "back", through{2: inventory.DevicePlugin})
+
+		must(t, os.Remove(filepath.Join(h.dir, assignment.FileName)))
+		h.move(t, 1, inventory.DevicePlugin)
+		pass(assignment.DefaultSettle + 20*time.Second)
+		n.expect(t, "after a target that was set when the file was lost", through{0: ""})
+		k.expect(t, "after a target that was set when the file was lost", through{1: inventory.DevicePlugin, 2: inventory.DevicePlugin})
 	})
 }
 

@@ -40,7 +40,7 @@ func TestEightGPUsMoveToThreeSidesAtOnce(t *testing.T) {
 					kube[i] = to
 				}
 			}
-			return f.WithTargets(changes), nil
+			return f.WithTargets(changes, time.Now()), nil
 		}))
 		pass(2 * time.Minute)
 		k.expect(t, "without a record of Nomad", through{})
