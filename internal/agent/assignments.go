@@ -34,6 +34,9 @@ func (a *Agent) assignmentFacts() assignment.Facts {
 		if i := slices.IndexFunc(status, func(st assignment.Status) bool { return st.GPU == id }); i >= 0 {
 			st := status[i]
 			g.API, g.Here, g.Moving, g.Waits = st.API, st.Here && g.Can, st.Moving, st.Waits
+			if st.Entry {
+				g.Target = st.Target
+			}
 		}
 		f.GPUs = append(f.GPUs, g)
 	}

@@ -57,6 +57,7 @@ type State struct {
 type Status struct {
 	inventory.Assignment
 	Target inventory.API
+	Entry  bool          // Target is that of the file; else that of the settings
 	Waits  string        // for which the move waits: holders, a record, an agent; "" = it does not, or only for Left
 	Left   time.Duration // until the side changes if nothing holds the GPU
 }
@@ -85,7 +86,9 @@ func Next(s State, in Input) (State, File, []Status) {
 		e, explicit := n.file.GPUs[id]
 		switch {
 		case explicit:
-			all = append(all, n.explicit(id, e))
+			st := n.explicit(id, e)
+			st.Entry = true
+			all = append(all, st)
 		case len(in.APIs) > 1 || in.File.Inner[in.Agent][id] != "":
 			all = append(all, n.implicit(id))
 		}

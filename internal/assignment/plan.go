@@ -27,6 +27,7 @@ type GPUFacts struct {
 	Can     bool          `json:"can"`    // the agent can offer it by its configuration
 	Here    bool          `json:"here"`   // it offers it, or withholds it because its work may still have it
 	API     inventory.API `json:"api"`    // that has it, as far as this agent reads
+	Target  inventory.API `json:"target"` // as this agent has read it; "" = none
 	Moving  string        `json:"moving"` // why it takes no new work; "" = it does
 	Waits   string        `json:"waits"`
 	Holders []string      `json:"holders"` // through the APIs of this agent
@@ -72,6 +73,7 @@ func Rows(f File, all []Facts) []Row {
 // add adds what an agent has of the GPU.
 func (r *Row) add(agent string, g GPUFacts, e Entry) {
 	r.Holders = append(r.Holders, g.Holders...)
+	r.Target = cmp.Or(r.Target, g.Target) // the file was removed, and the agent has not written it again so far
 	if g.Here && (e.Side == "" || AgentOf(e.Side) == agent) {
 		r.API = strings.Trim(r.API+","+string(g.API), ",")
 	}

@@ -2,9 +2,11 @@ package agents
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -97,14 +99,12 @@ func (a *agent) plan(slot int) (p planned) {
 // takesWork reports whether a GPU is listed as healthy.
 func (a *agent) takesWork(slot int) bool { return a.devices()[a.driver.UUID(slot)].healthy }
 
-// On one machine with both agents a GPU goes from Nomad to the kubelet and back, while work has it and both agents are killed at each
-// step. At no time both offer it, and what one has given out the other refuses.
-func TestGPUMovesBetweenBothAgents(t *testing.T) {
-	t.Parallel()
-	const moved, other = 3, 0
+// startBoth starts both agents on one machine, with the records of their orchestrators. All GPUs are Nomad's.
+func startBoth(t *testing.T) (n, k *agent, nomad *nomadAPI, pods *kubelettest.PodResources) {
+	t.Helper()
 	nomad, address := startNomadAPI(t)
-	n := newAgent(t, nomadGPU, "h100x8", map[string]any{"nomad_address": address, "overlap": "refuse"})
-	k := newAgent(t, k8sGPU, "h100x8", map[string]any{"overlap": "refuse"})
+	n = newAgent(t, nomadGPU, "h100x8", map[string]any{"nomad_address": address, "overlap": "refuse"})
+	k = newAgent(t, k8sGPU, "h100x8", map[string]any{"overlap": "refuse"})
 	for _, key := range []string{"driver_root", "sysfs_root", "procfs_root", "state_dir"} {
 		k.settings[key] = n.settings[key]
 	}
@@ -114,13 +114,21 @@ func TestGPUMovesBetweenBothAgents(t *testing.T) {
 	k.must(err)
 	t.Cleanup(pods.Close)
 	k.settings["pod_resources_socket"] = socket
-
 	n.start()
 	n.healthy(8, 8)
 	k.start()
 	k.healthy(8, 0) // the claims of nomad-gpu are older
+	return n, k, nomad, pods
+}
+
+// On one machine with both agents a GPU goes from Nomad to the kubelet and back, while work has it and both agents are killed at each
+// step. At no time both offer it, and what one has given out the other refuses.
+func TestGPUMovesBetweenBothAgents(t *testing.T) {
+	t.Parallel()
+	const moved, other = 3, 0
+	n, k, nomad, pods := startBoth(t)
 	id := n.driver.UUID(moved)
-	_, err = n.allocate(id)
+	_, err := n.allocate(id)
 	n.must(err)
 	nomad.set(id)
 	n.await("the allocation in the plan", func() bool { return len(n.plan(moved).Holders) == 1 })
@@ -205,5 +213,29 @@ func TestGPUMovesBetweenBothAgents(t *testing.T) {
 	n.must(err)
 	if e := f.GPUs[gpu.DeviceID(id)]; !e.Force || e.Settle != 5*time.Second {
 		t.Errorf("back by force: %+v", e)
+	}
+}
+
+// A target that the command has printed is not lost with the file, and one that is set when the file is lost is in force.
+func TestTargetOutlivesItsFile(t *testing.T) {
+	t.Parallel()
+	n, k, _, _ := startBoth(t)
+	file := filepath.Join(n.state, assignment.FileName)
+	const again = 5
+	text, err := k.command("migrate", "apply", "--to", "device-plugin", "--settle", "2s", fmt.Sprint(again))
+	k.must(errors.Join(err, os.Remove(file)))
+	if !strings.Contains(text, "target device-plugin") {
+		t.Errorf("apply: %s", text)
+	}
+	k.await("a GPU whose target was set before the file was removed", func() bool { return k.takesWork(again) })
+	k.must(os.Remove(file))
+	text, err = k.command("migrate", "apply", "--to", "nomad", "--settle", "2s", fmt.Sprint(again))
+	if k.must(err); !strings.Contains(text, "target nomad") {
+		t.Errorf("apply: %s", text)
+	}
+	n.await("a GPU whose target was set after the file was removed", func() bool { return n.takesWork(again) })
+	text, err = k.command("migrate", "back", "--settle", "2s", "--wait", "30s")
+	if err != nil || !strings.Contains(text, "takes work through device-plugin") || n.takesWork(again) {
+		t.Errorf("back: %v\n%s", err, text)
 	}
 }
