@@ -145,6 +145,7 @@ func (s *claimSpecs) isClaimSpec(name string) bool { return strings.HasPrefix(na
 // restore makes the files fit the claims. A claim that a call works on is left to it.
 func (a *Adapter) restoreSpecs(ctx context.Context, store *prepared.Store) {
 	var problems []string
+	a.forgetUnprepared(store)
 	for _, c := range store.All() {
 		if ctx.Err() != nil {
 			return

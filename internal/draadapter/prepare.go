@@ -37,6 +37,9 @@ func (a *Adapter) prepare(ctx context.Context, ref claimRef, step *step) (prepar
 	if err != nil {
 		return prepared.Claim{}, err
 	}
+	if store.RemovedElsewhere(ref.uid) {
+		store.Forget(ref.uid)
+	}
 	if c, ok := store.Get(ref.uid); ok && c.State == prepared.Complete && c.Holds(a.opts.BootID) {
 		step.set("the CDI specification in " + a.specs.folder + " is not written; does the disk respond?")
 		return c, a.specs.ensure(c)
@@ -50,6 +53,7 @@ func (a *Adapter) prepare(ctx context.Context, ref claimRef, step *step) (prepar
 	if err := store.Refresh(); err != nil {
 		return prepared.Claim{}, err
 	}
+	a.forgetUnprepared(store)
 	step.set("the devices are not available")
 	c, devices, err := a.reserve(ctx, ref, claim, store)
 	if err != nil {

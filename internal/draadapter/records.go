@@ -38,7 +38,7 @@ func (a *Adapter) rebuildLost(ctx context.Context, store *prepared.Store, answer
 // will name. The next Prepare completes the record. A claim that was unprepared meanwhile has no record:
 //
 //	kubelet    list of pods ... with the claim       Unprepare
-//	agent                                            record removed    rebuild: Removed
+//	agent                                            record removed    rebuild: Removed, or RemovedElsewhere by another process
 func (a *Adapter) rebuild(ctx context.Context, pods []PodClaim, store *prepared.Store) error {
 	limit, cancel := context.WithTimeout(ctx, a.limits.query)
 	defer cancel()
@@ -58,7 +58,7 @@ func (a *Adapter) rebuild(ctx context.Context, pods []PodClaim, store *prepared.
 		return err
 	}
 	defer release()
-	if _, known := store.Get(uid); known || store.Removed(uid) {
+	if _, known := store.Get(uid); known || store.Removed(uid) || store.RemovedElsewhere(uid) {
 		return nil
 	}
 	c := prepared.Claim{BootID: a.opts.BootID, Namespace: pods[0].Namespace, Name: pods[0].Name, UID: uid, State: prepared.Started}
@@ -127,24 +127,37 @@ func hardwareOf(inv *inventory.Inventory, device string) (d gpu.Device, share st
 	return gpu.Device{ID: id, At: gpu.WholeGPU(id)}, share, isGPU && ownName.MatchString(device)
 }
 
-// settleVanished deals with records whose file is gone. If a pod still has the claim, or the kubelet may not know all pods, somebody has
-// removed the file: it is written again. Else the agent before this one has answered Unprepare.
+// settleVanished deals with records whose file is gone. If another process has unprepared the claim, it is forgotten. Else somebody has
+// removed the file: it is written again if a pod has the claim, or the kubelet may not know all pods.
 func (a *Adapter) settleVanished(store *prepared.Store, answer PodClaims) {
+	a.forgetUnprepared(store)
 	for _, c := range store.Vanished() {
 		a.withClaim(c.UID, func() {
 			now, ok := store.Get(c.UID)
-			if !ok || store.Removed(c.UID) {
+			if !ok || store.Removed(c.UID) || store.RemovedElsewhere(c.UID) {
 				return
 			}
 			if !answer.Partial && !answer.have(c) {
-				a.opts.Log.Info("claim unprepared by another process", "namespace", c.Namespace, "claim", c.Name, "uid", c.UID)
+				a.opts.Log.Info("the record of a claim that no pod has was removed", "namespace", c.Namespace, "claim", c.Name, "uid", c.UID)
 				_ = a.specs.remove(c.UID) // else at the next start
-				_ = store.Remove(c.UID)   // there is no file
+				store.Forget(c.UID)
 				return
 			}
 			a.opts.Log.Warn("the record of a prepared claim was removed: it is written again", "namespace", c.Namespace, "claim", c.Name, "uid", c.UID)
 			if err := store.Put(now); err != nil {
 				a.setWarnings("state", []string{oneLine(err)})
+			}
+		})
+	}
+}
+
+// forgetUnprepared frees the devices of claims that another process has unprepared: during an update the kubelet calls one of two.
+func (a *Adapter) forgetUnprepared(store *prepared.Store) {
+	for _, c := range store.Vanished() {
+		a.withClaim(c.UID, func() {
+			if !store.Removed(c.UID) && store.RemovedElsewhere(c.UID) {
+				a.opts.Log.Info("claim unprepared by another process", "namespace", c.Namespace, "claim", c.Name, "uid", c.UID)
+				store.Forget(c.UID)
 			}
 		})
 	}

@@ -28,12 +28,6 @@ const (
 
 	// maxUID limits the UID of a claim, which is a UUID.
 	maxUID = 63
-
-	// staleAfter is the age of a temporary file that no process writes any more.
-	staleAfter = time.Hour
-
-	// rememberRemoved is longer than a query of the kubelet and any call take.
-	rememberRemoved = 10 * time.Minute
 )
 
 // Store has the prepared claims of a node: in memory, where each query is answered from, and on disk. It is safe for concurrent use, but
@@ -49,6 +43,7 @@ type Store struct {
 	claims   map[string]Claim     // by UID: what holds devices
 	onDisk   map[string]Claim     // by UID: what the files have
 	removed  map[string]time.Time // by UID: when Remove was called, of the last minutes
+	swept    time.Time            // when files that nobody needs were removed
 	warnings map[string]string
 }
 
@@ -60,9 +55,9 @@ func Open(dir, bootID string, log *slog.Logger) (*Store, error) {
 	}
 	s := &Store{
 		dir: dir, bootID: bootID, log: log, latest: watch.NewValue([]Claim{}), claims: map[string]Claim{}, onDisk: map[string]Claim{},
-		removed: map[string]time.Time{}, warnings: map[string]string{},
+		removed: map[string]time.Time{}, swept: time.Now(), warnings: map[string]string{},
 	}
-	s.removeTemporary()
+	s.sweep()
 	return s, s.Refresh()
 }
 
@@ -158,16 +153,6 @@ func (s *Store) setAside(uid string, reason error) {
 	}
 }
 
-// removeTemporary removes what processes left that were killed while they wrote.
-func (s *Store) removeTemporary() {
-	left, _ := filepath.Glob(filepath.Join(s.dir, ".*"+suffix+"[0-9]*")) // fails on a bad pattern only
-	for _, path := range left {
-		if info, err := os.Lstat(path); err == nil && time.Since(info.ModTime()) > staleAfter {
-			_ = os.Remove(path) // harmless if it remains
-		}
-	}
-}
-
 // Path returns the file of a claim.
 func (s *Store) Path(uid string) string { return filepath.Join(s.dir, uid+suffix) }
 
@@ -217,52 +202,13 @@ func (s *Store) Put(c Claim) error {
 	if err := statefile.Write(s.Path(c.UID), append(text, '\n')); err != nil {
 		return fmt.Errorf("prepared claim not stored: %w", err)
 	}
+	_ = os.Remove(s.trace(c.UID)) // the record counts in any case
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.onDisk[c.UID] = c
 	delete(s.removed, c.UID)
 	delete(s.warnings, c.UID)
 	return nil
-}
-
-// Remove removes a claim from disk, and then from memory. A claim that is not there is no error.
-func (s *Store) Remove(uid string) error {
-	now := time.Now()
-	s.mu.Lock()
-	maps.DeleteFunc(s.removed, func(_ string, at time.Time) bool { return now.Sub(at) > rememberRemoved })
-	s.removed[uid] = now
-	s.mu.Unlock()
-	if err := os.Remove(s.Path(uid)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("prepared claim not removed: %w", err)
-	}
-	s.change(func() {
-		delete(s.claims, uid)
-		delete(s.onDisk, uid)
-	})
-	return nil
-}
-
-// Removed reports whether Remove was called for a claim in the last minutes, and Put was not since. An answer of the kubelet may still
-// have it.
-func (s *Store) Removed(uid string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	_, removed := s.removed[uid]
-	return removed
-}
-
-// Vanished returns the claims whose file another process has removed: the agent before this one, in answer to Unprepare, or somebody by
-// mistake.
-func (s *Store) Vanished() (gone []Claim) {
-	s.mu.Lock()
-	stored := slices.Collect(maps.Values(s.onDisk))
-	s.mu.Unlock()
-	for _, c := range stored {
-		if _, err := os.Lstat(s.Path(c.UID)); errors.Is(err, fs.ErrNotExist) {
-			gone = append(gone, c)
-		}
-	}
-	return gone
 }
 
 // change makes a change in memory, and publishes it.

@@ -133,6 +133,44 @@ func TestStore(t *testing.T) {
 	}
 }
 
+// A store shows which claims another process has removed: not those that one has stored since, and not those whose file somebody has removed. What
+// shows it is removed after some minutes.
+func TestRemovedElsewhere(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "claims")
+	s, other := open(t, dir), open(t, dir)
+	must(t, other.Remove("never-stored")) // there is no directory
+	for _, uid := range []string{"a", "b", "c"} {
+		must(t, s.Put(claim(uid)))
+	}
+	must(t, other.Remove("a"))
+	must(t, other.Remove("b"))
+	must(t, other.Put(claim("b")))
+	must(t, os.Remove(s.Path("c")))
+	must(t, os.Remove(s.Path("b")))
+	for uid, want := range map[string]bool{"a": true, "b": false, "c": false, "never-stored": false} {
+		if s.RemovedElsewhere(uid) != want {
+			t.Errorf("%s: %t", uid, !want)
+		}
+	}
+	if gone := s.Vanished(); len(gone) != 3 {
+		t.Errorf("%v", gone)
+	}
+	s.Forget("a")
+	if _, known := s.Get("a"); known || len(s.Vanished()) != 2 {
+		t.Errorf("%v", s.All())
+	}
+	open(t, dir)
+	if !s.RemovedElsewhere("a") {
+		t.Error("a claim of now is not known any more")
+	}
+	must(t, os.Chtimes(s.trace("a"), time.Time{}, time.Now().Add(-2*rememberRemoved)))
+	s.swept = time.Now().Add(-2 * rememberRemoved)
+	must(t, s.Remove("c"))
+	if s.RemovedElsewhere("a") {
+		t.Error("a file is left of a claim of long ago")
+	}
+}
+
 func mustGet(t *testing.T, s *Store, uid string) Claim {
 	t.Helper()
 	c, ok := s.Get(uid)

@@ -1,0 +1,86 @@
+package draadapter
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"testing"
+
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/draadapter/prepared"
+)
+
+// During an update with maxSurge two processes have the same records. A claim that the other one unprepares is free here for the next Prepare,
+// also if the kubelet has just started, or listed the claim a moment ago; its record is not written again, which nothing would remove.
+func TestClaimUnpreparedByAnotherProcess(t *testing.T) {
+	listed := []PodClaim{podClaim("a", deviceName(coretest.GPU(0)))}
+	for name, c := range map[string]struct {
+		partial bool
+		pods    []PodClaim
+	}{
+		"the kubelet has just started":       {partial: true},
+		"the kubelet listed it a moment ago": {pods: listed},
+		"both":                               {partial: true, pods: listed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := &pods{}
+			p.partial(c.partial)
+			r := guarded(t, p)
+			r.api.put(newClaim("a", result(coretest.GPU(0))))
+			r.api.put(newClaim("b", result(coretest.GPU(0))))
+			if _, err := r.prepareOne("a"); err != nil {
+				t.Fatal(err)
+			}
+			p.set(nil, c.pods...)
+			other, err := prepared.Open(r.adapter.claimsDir(), boot, nil)
+			r.must(err)
+			path := other.Path(uidOf("a"))
+			r.must(other.Remove(uidOf("a")))
+			if _, err := r.prepareOne("b"); err != nil {
+				t.Error(err)
+			}
+			n := p.count()
+			r.await("queries", func() bool { return p.count() > n+3 })
+			if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+				t.Error("the record was written again")
+			}
+			r.must(r.unprepare("b"))
+			if _, err := r.prepareOne("a"); err != nil {
+				t.Error(err)
+			}
+			if c := r.record("a"); c.State != prepared.Complete {
+				t.Errorf("prepared again: %+v", c)
+			}
+			r.must(other.Remove(uidOf("a"))) // and prepared again before this process has noticed
+			if _, err := r.prepareOne("a"); err != nil {
+				t.Error(err)
+			}
+			if c := r.record("a"); c.State != prepared.Complete {
+				t.Errorf("prepared again: %+v", c)
+			}
+			if all := r.adapter.Prepared(); len(all) != 1 || all[0].Name != "a" || r.adapter.Withdrawn() != "" {
+				t.Errorf("%v, %q", all, r.adapter.Withdrawn())
+			}
+		})
+	}
+}
+
+// The kubelet's list may have a claim that was prepared and unprepared by the other process since this one has read the records.
+func TestClaimOfAnotherProcessIsNotLost(t *testing.T) {
+	p := &pods{}
+	r := newRig(t, build(coretest.GPUs(1), health.Ledger{}, config()))
+	r.api.put(newClaim("a", result(coretest.GPU(0))))
+	r.api.put(newClaim("b", result(coretest.GPU(0))))
+	if _, err := r.prepareOne("a"); err != nil {
+		t.Fatal(err)
+	}
+	r.must(r.unprepare("a"))
+	p.set(nil, podClaim("a", deviceName(coretest.GPU(0))))
+	r.change = append(r.change, func(a *Adapter) { a.opts.PodClaims = p.list })
+	r.start() // another process
+	r.await("queries", func() bool { return p.count() > 3 })
+	if _, err := r.prepareOne("b"); err != nil {
+		t.Error(err)
+	}
+}
