@@ -139,13 +139,13 @@ func (ch *churn) one(name, template string) {
 		}
 	}
 	if p.Status.Phase != "Running" {
-		ch.problems = append(ch.problems, fmt.Sprintf("pod %s after %v: %+v", name, time.Since(began), p.Status))
+		ch.problems = append(ch.problems, fmt.Sprintf("pod %s after %v: %+v; %s", name, time.Since(began), p.Status, ch.events(name)))
 	}
 	ch.began = append(ch.began, time.Since(began))
 	ending := time.Now()
 	for {
 		if _ = call(http.MethodDelete, podsPath+"/"+name, nil); time.Since(ending) > churnAtMost {
-			ch.problems = append(ch.problems, fmt.Sprintf("pod %s is there %v after its end: %+v", name, time.Since(ending), p.Status))
+			ch.problems = append(ch.problems, fmt.Sprintf("pod %s is there %v after its end: %+v; %s", name, time.Since(ending), p.Status, ch.events(name)))
 			return
 		}
 		err := call(http.MethodGet, podsPath+"/"+name, nil)
@@ -155,6 +155,18 @@ func (ch *churn) one(name, template string) {
 		time.Sleep(lookEvery)
 	}
 	ch.ended = append(ch.ended, time.Since(ending))
+}
+
+// events are those of a pod.
+func (c *cluster) events(name string) string {
+	var list struct {
+		Items []struct {
+			Reason, Message string
+			Count           int
+		}
+	}
+	err := c.get("/api/v1/namespaces/default/events?fieldSelector=involvedObject.name="+name, &list)
+	return fmt.Sprintf("its events %+v, error %v", list.Items, err)
 }
 
 // stop ends it, and fails if a pod did not run or did not end.
