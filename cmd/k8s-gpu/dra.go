@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -99,22 +98,18 @@ func checkDRA(s settings) error {
 type dra struct {
 	driver    *draadapter.Adapter
 	publisher *publisher.Publisher
+	desired   *watch.Value[[]kubeapi.Device] // the devices of the driver; nil = not known yet
 	devices   *watch.Value[[]kubeapi.Device] // those that are published; nil = nothing is
 	known     *watch.Value[bool]             // the Node was read, and refused is true of it
 	refused   *watch.Value[string]           // why containers of this node never get a device; "" = they may
 	runtime   func(context.Context) cdi.Runtime
-	folder    string // of the CDI specifications
-	boot      string // ID of the present boot
-	refresh   func() // see besides
+	asked     cdi.Runtime // what runtime answered last; of the goroutine of followNode
+	folder    string      // of the CDI specifications
+	boot      string      // ID of the present boot
+	refresh   func()      // see besides
 	watchdog  *watchdog.Registry
 	log       *slog.Logger
 }
-
-// runtimeEvery is the time between two looks at the container runtime without a change of the Node: it may have been upgraded.
-const (
-	runtimeEvery  = 5 * time.Minute
-	runtimeAtMost = 10 * time.Second // for an answer: more than containerruntime waits
-)
 
 // besides are the device plugins of the same process, as a DRA driver needs them.
 type besides struct {
@@ -138,95 +133,16 @@ func newDRA(a *agent.Agent, s settings, client *kubeapi.Client, plugins besides,
 		Check: d.check(a.CheckReservation), Reserved: a.Reserved, Lock: plugins.lock, DevicePluginHolder: plugins.holder,
 		PodClaims: podClaims(s.PodResourcesSocket), Watchdog: a.Watchdog(), Log: log,
 	})
+	d.desired = d.driver.Desired()
 	d.publisher = publisher.New(publisher.Options{
 		API: client, Node: s.DRA.Node, Driver: resourceslice.Driver, Devices: d.devices, DropsShares: shares, Watchdog: a.Watchdog(), Log: log,
 	})
 	return d
 }
 
-// check adds to the check of a claim that containers of the node can get devices: without CDI they would start without one.
-func (d *dra) check(next func([]inventory.Unit) ([]inventory.Finding, error)) func([]inventory.Unit) ([]inventory.Finding, error) {
-	return func(units []inventory.Unit) ([]inventory.Finding, error) {
-		if why := d.refused.Load(); why != "" {
-			return nil, errors.New("containers of this node would get no device: " + why)
-		}
-		return next(units)
-	}
-}
-
 // tasks run until their context ends.
 func (d *dra) tasks() []func(context.Context) error {
 	return []func(context.Context) error{d.driver.Run, d.publisher.Run, d.followNode, d.admit}
-}
-
-// admit publishes what the driver has, unless containers of the node can't get devices: after each change of devices or of that. It never
-// waits for the container runtime: a taint must not.
-func (d *dra) admit(ctx context.Context) error {
-	task := d.watchdog.Register("devices to publish")
-	defer task.Done()
-	for {
-		devices, devicesChanged := d.driver.Desired().LoadNext()
-		known, knownChanged := d.known.LoadNext()
-		refused, refusedChanged := d.refused.LoadNext()
-		task.Heartbeat(0)
-		if !known || refused != "" {
-			devices = nil
-		}
-		d.devices.Store(devices)
-		select {
-		case <-devicesChanged:
-		case <-knownChanged:
-		case <-refusedChanged:
-		case <-ctx.Done():
-			return nil
-		}
-	}
-}
-
-// followNode finds out whether containers of the node can get devices, and which names the kubelet must know: after each change of the
-// Node, and regularly, as the container runtime may have been upgraded.
-func (d *dra) followNode(ctx context.Context) error {
-	task := d.watchdog.Register("node")
-	defer task.Done()
-	var past []string
-	for {
-		node, changed := d.publisher.Node().LoadNext()
-		task.Heartbeat(runtimeEvery + runtimeAtMost)
-		if node.Metadata.Name != "" {
-			d.setRefused(d.unsupported(ctx, node))
-			d.known.Store(true)
-			if now := slices.Sorted(maps.Keys(node.Status.Capacity)); !slices.Equal(now, past) {
-				past = now
-				d.refresh()
-			}
-		}
-		select {
-		case <-changed:
-		case <-time.After(runtimeEvery):
-		case <-ctx.Done():
-			return nil
-		}
-	}
-}
-
-func (d *dra) setRefused(why string) {
-	if d.refused.Load() == why {
-		return
-	}
-	d.refused.Store(why)
-	if why != "" {
-		d.log.Error("no device is published: containers of this node would get none", "reason", why)
-	}
-}
-
-// unsupported is why containers of a node never get a device by CDI; "" if they may. What the runtime itself reports counts first.
-func (d *dra) unsupported(ctx context.Context, n kubeapi.Node) string {
-	if d.runtime != nil {
-		if r := d.runtime(ctx); r.Version != "" {
-			return r.Unsupported(d.folder)
-		}
-	}
-	return cdi.ParseRuntime(n.Status.NodeInfo.ContainerRuntimeVersion).Unsupported(d.folder)
 }
 
 // held returns the claims that hold devices in this boot; nil until they are read.
@@ -264,7 +180,7 @@ func poolResources(inv *inventory.Inventory) []string {
 func (d *dra) view(s settings, plugins drametrics.Plugin) drametrics.View {
 	return drametrics.View{
 		Name: resourceslice.Driver, Node: s.DRA.Node, BootID: d.boot, Driver: d.driver, Slices: d.publisher, Plugin: plugins,
-		Devices: d.driver.Desired().Load, Refused: d.refused.Load,
+		Devices: d.tainted, Refused: d.refused.Load,
 	}
 }
 

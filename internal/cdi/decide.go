@@ -33,8 +33,8 @@ func (r Runtime) String() string {
 	return cmp.Or(strings.TrimSpace(r.Name+" "+r.Version), "unknown runtime")
 }
 
-// lacksSettingsOf reports whether r is from the same runtime as before, or from none, and lacks the settings that before may have.
-func (r Runtime) lacksSettingsOf(before Runtime) bool {
+// LacksSettingsOf reports whether r is from the same runtime as before, or from none, and lacks the settings that before may have.
+func (r Runtime) LacksSettingsOf(before Runtime) bool {
 	same := r.Name == "" && r.Version == "" || r.Name == before.Name && r.Version == before.Version
 	return same && r.CDI == gpu.ToggleUnknown && r.Folders == nil
 }

@@ -261,7 +261,7 @@ func (w *Writer) runtime(ctx context.Context) Runtime {
 	go func() { answer <- w.opts.Runtime(ctx) }()
 	select {
 	case r := <-answer:
-		if !r.lacksSettingsOf(w.asked) {
+		if !r.LacksSettingsOf(w.asked) {
 			w.asked = r
 		}
 	case <-ctx.Done():

@@ -53,7 +53,7 @@ type View struct {
 	Plugin Plugin
 
 	Devices func() []kubeapi.Device // that the slices are to have; nil = not known yet
-	Refused func() string           // why no device of the node may be published; "" = they may
+	Refused func() string           // why containers of the node never get a device; "" = they may
 }
 
 var set metrics.Set
@@ -160,7 +160,7 @@ func (v View) problem() string {
 
 func (v View) refused() string {
 	if why := v.Refused(); why != "" {
-		return "no device is published, because containers of this node would get none: " + why
+		return "no device takes new work, because containers of this node would get none: " + why
 	}
 	return ""
 }

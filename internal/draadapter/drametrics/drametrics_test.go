@@ -63,7 +63,7 @@ func TestReady(t *testing.T) {
 		err  string
 	}{
 		"not registered":   {View{Driver: driver{ready: errors.New("the kubelet has not asked")}, Slices: published, Plugin: notOffered}, false, "", "DRA driver x: the kubelet has not asked"},
-		"no CDI":           {View{Driver: driver{}, Slices: published, Plugin: notOffered, Refused: func() string { return "old runtime" }}, false, "", "no device is published, because containers of this node would get none: old runtime"},
+		"no CDI":           {View{Driver: driver{}, Slices: published, Plugin: notOffered, Refused: func() string { return "old runtime" }}, false, "", "no device takes new work, because containers of this node would get none: old runtime"},
 		"not published":    {View{Driver: driver{}, Slices: slicesOf{ready: errors.New("forbidden")}, Plugin: notOffered}, false, "", "ResourceSlices: forbidden"},
 		"ready":            {View{Driver: driver{}, Slices: published, Plugin: notOffered}, false, "8 devices in 1 ResourceSlices", ""},
 		"empty endpoint":   {View{Driver: driver{}, Slices: published, Plugin: plugin{text: "offered to the kubelet: nvidia.com/gpu", endpoints: endpoint}}, false, "; offered to the kubelet: nvidia.com/gpu", ""},

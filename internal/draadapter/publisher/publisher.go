@@ -120,6 +120,15 @@ func (p *Publisher) WatchDropsShares(ctx context.Context) iter.Seq[bool] {
 // no name before the first time.
 func (p *Publisher) Node() *watch.Value[kubeapi.Node] { return p.node }
 
+// RefreshNode reads the Node now, for those who follow Node.
+func (p *Publisher) RefreshNode(ctx context.Context) error {
+	node, err := p.opts.API.Node(ctx, p.opts.Node)
+	if err == nil {
+		p.node.Store(node)
+	}
+	return err
+}
+
 // Run publishes until ctx ends. It deletes nothing then.
 func (p *Publisher) Run(ctx context.Context) error {
 	observations := make(chan observation)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
 // Status is what the publisher has done and seen, for readiness, metrics and reports.
@@ -78,6 +79,9 @@ func result(err error) string {
 
 // Published returns the present status.
 func (p *Publisher) Published() Status { return p.status.Load() }
+
+// Status returns a value that follows Published.
+func (p *Publisher) Status() *watch.Value[Status] { return p.status }
 
 // Ready returns nil when the API had everything once, and nothing but the API server keeps it from having it now. An API server that does
 // not answer is no reason: slices stay as they are without it.

@@ -19,7 +19,7 @@ const MaxTaints = 16
 func (in Input) taints(u inventory.Unit, kept, overlapping bool) []kubeapi.DeviceTaint {
 	var all []kubeapi.DeviceTaint
 	if in.Withdrawn != "" || kept {
-		all = addTaint(all, kubeapi.DeviceTaint{Key: taintKey(health.ReasonWithdrawn), Value: labelValue(in.Withdrawn), Effect: kubeapi.NoSchedule})
+		all = addTaint(all, withdrawnTaint(in.Withdrawn))
 	}
 	if overlapping {
 		all = addTaint(all, kubeapi.DeviceTaint{Key: taintKey(health.ReasonHeld), Effect: kubeapi.NoSchedule})
@@ -28,6 +28,24 @@ func (in Input) taints(u inventory.Unit, kept, overlapping bool) []kubeapi.Devic
 		all = addTaint(all, taintOf(h, in.Evict))
 	}
 	return all[:min(len(all), MaxTaints)]
+}
+
+// Withdraw returns devices that take no new work for a reason which is none of theirs: each has the taint "withdrawn", before its others.
+// nil is nil.
+func Withdraw(devices []kubeapi.Device, why string) []kubeapi.Device {
+	devices = slices.Clone(devices)
+	for i, d := range devices {
+		all := []kubeapi.DeviceTaint{withdrawnTaint(why)}
+		for _, t := range d.Taints {
+			all = addTaint(all, t)
+		}
+		devices[i].Taints = all[:min(len(all), MaxTaints)]
+	}
+	return devices
+}
+
+func withdrawnTaint(why string) kubeapi.DeviceTaint {
+	return kubeapi.DeviceTaint{Key: taintKey(health.ReasonWithdrawn), Value: labelValue(why), Effect: kubeapi.NoSchedule}
 }
 
 // addTaint adds a taint. Of several with the same key and value, which conditions of a GPU and of its instance can be, there is one: with

@@ -1,0 +1,137 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/cdi"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/draadapter/resourceslice"
+	"github.com/tandem-gpu/tandem/internal/kubeapi"
+)
+
+const (
+	runtimeEvery  = 5 * time.Minute  // between two looks at the container runtime without a change of the Node: it may have been upgraded
+	refusedEvery  = 10 * time.Second // the same while containers can't get devices: an operator is about to mend that
+	nodeEvery     = time.Minute      // between two reads of the Node while only that has what is known of the runtime, and that is not enough
+	runtimeAtMost = 10 * time.Second // for an answer: more than containerruntime waits
+	nodeAtMost    = 20 * time.Second // for the Node: more than kubeapi waits
+)
+
+// check adds to the check of a claim that containers of the node can get devices: without CDI they would start without one.
+func (d *dra) check(next func([]inventory.Unit) ([]inventory.Finding, error)) func([]inventory.Unit) ([]inventory.Finding, error) {
+	return func(units []inventory.Unit) ([]inventory.Finding, error) {
+		if why := d.refused.Load(); why != "" {
+			return nil, errors.New("containers of this node would get no device: " + why)
+		}
+		return next(units)
+	}
+}
+
+// admit publishes what the driver has, after each change of that or of whether containers of the node can get devices. It never waits for
+// the container runtime: a taint must not.
+func (d *dra) admit(ctx context.Context) error {
+	task := d.watchdog.Register("devices to publish")
+	defer task.Done()
+	for {
+		_, desiredChanged := d.desired.LoadNext()
+		known, knownChanged := d.known.LoadNext()
+		refused, refusedChanged := d.refused.LoadNext()
+		published, publishedChanged := d.publisher.Status().LoadNext()
+		task.Heartbeat(0)
+		if started := d.devices.Load() != nil || published.Slices > 0; known && (refused == "" || started) {
+			d.devices.Store(d.tainted())
+			publishedChanged = nil
+		}
+		select {
+		case <-desiredChanged:
+		case <-knownChanged:
+		case <-refusedChanged:
+		case <-publishedChanged:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// tainted returns the devices of the driver as they are to be published. While containers of the node can't get devices, each has a taint
+// with the reason: a device that a claim holds must not leave the slices, and none may be given out. A node without slices gets none then.
+func (d *dra) tainted() []kubeapi.Device {
+	devices := d.desired.Load()
+	if why := d.refused.Load(); why != "" {
+		reason, _, _ := strings.Cut(why, ": ") // a label's value has no room for the remedy
+		return resourceslice.Withdraw(devices, reason)
+	}
+	return devices
+}
+
+// followNode finds out whether containers of the node can get devices, and which names the kubelet must know: after each change of the
+// Node, and regularly, as the container runtime may have been upgraded or configured.
+func (d *dra) followNode(ctx context.Context) error {
+	task := d.watchdog.Register("node")
+	defer task.Done()
+	var past []string
+	var read time.Time // when the Node was read for the sake of the runtime
+	for {
+		node, changed := d.publisher.Node().LoadNext()
+		task.Heartbeat(runtimeAtMost + nodeAtMost)
+		wait := runtimeEvery
+		if node.Metadata.Name != "" {
+			d.setRefused(d.unsupported(ctx, node))
+			d.known.Store(true)
+			if now := slices.Sorted(maps.Keys(node.Status.Capacity)); !slices.Equal(now, past) {
+				past = now
+				d.refresh()
+			}
+		}
+		if d.refused.Load() != "" {
+			wait = refusedEvery
+			if d.asked.Version == "" && time.Since(read) >= nodeEvery {
+				read = time.Now()
+				_ = d.publisher.RefreshNode(ctx) // or the next time
+			}
+		}
+		task.Heartbeat(wait)
+		select {
+		case <-changed:
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func (d *dra) setRefused(why string) {
+	before := d.refused.Load()
+	if before == why {
+		return
+	}
+	d.refused.Store(why)
+	if why != "" {
+		d.log.Error("no device takes new work: containers of this node would get none", "reason", why)
+	} else {
+		d.log.Info("containers of this node can get devices again", "before", before)
+	}
+}
+
+// unsupported is why containers of a node never get a device by CDI; "" if they may. What the runtime itself reports counts first. One that
+// does not answer, as during its restart, is as it was, unless the Node has another one.
+func (d *dra) unsupported(ctx context.Context, n kubeapi.Node) string {
+	node := cdi.ParseRuntime(n.Status.NodeInfo.ContainerRuntimeVersion)
+	if d.runtime != nil {
+		r := d.runtime(ctx)
+		if !r.LacksSettingsOf(d.asked) {
+			d.asked = r
+		} else if r.Version == "" && node.Version != "" && node.Version != d.asked.Version {
+			d.asked = cdi.Runtime{}
+		}
+	}
+	if d.asked.Version != "" {
+		return d.asked.Unsupported(d.folder)
+	}
+	return node.Unsupported(d.folder)
+}
