@@ -74,6 +74,13 @@ func New(o Options) (*Client, error) {
 		keepAlive := net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 15 * time.Second, Count: 3}
 		o.Dial = (&net.Dialer{Timeout: 10 * time.Second, KeepAliveConfig: keepAlive}).DialContext
 	}
+	connect := func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := o.Dial(ctx, network, address)
+		if err != nil {
+			return nil, &connectError{err}
+		}
+		return conn, nil
+	}
 	if server.Scheme == "https" {
 		if o.TokenFile == "" {
 			o.TokenFile = serviceAccountToken
@@ -82,12 +89,12 @@ func New(o Options) (*Client, error) {
 			o.CAFile = serviceAccountCA
 		}
 	}
-	creds := &credentials{tokenFile: o.TokenFile, caFile: o.CAFile, serverName: server.Hostname(), dial: o.Dial}
+	creds := &credentials{tokenFile: o.TokenFile, caFile: o.CAFile, serverName: server.Hostname(), dial: connect}
 	return &Client{
 		server: server.String(), agent: o.Agent, credentials: creds, log: o.Log,
 		http: &http.Client{
 			Transport: &http.Transport{ // HTTP/1.1: a connection for the watch and one or two for the rest
-				DialContext: o.Dial, DialTLSContext: creds.dialTLS, ResponseHeaderTimeout: headerTimeout,
+				DialContext: connect, DialTLSContext: creds.dialTLS, ResponseHeaderTimeout: headerTimeout,
 				MaxIdleConnsPerHost: 2, IdleConnTimeout: 90 * time.Second, MaxResponseHeaderBytes: 64 << 10,
 			},
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -85,6 +86,42 @@ func TestVerbs(t *testing.T) {
 	} {
 		if err := e.call(); !errors.Is(err, e.want) || (e.want == nil) != (err == nil) {
 			t.Errorf("%s: %v, want %v", e.name, err, e.want)
+		}
+	}
+}
+
+// Without a connection, or behind a load balancer without a server, a request costs the server nothing. One that is not answered may.
+func TestUnreached(t *testing.T) {
+	closed, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = closed.Close()
+	balancer, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer balancer.Close() //nolint:errcheck // the end of the test
+	go func() {
+		for conn, err := balancer.Accept(); err == nil; conn, err = balancer.Accept() {
+			_ = conn.Close()
+		}
+	}()
+	s := kubeapitest.StartTLS(t)
+	cut := kubeapitest.Start(t)
+	cut.Fail("get", 1, kubeapitest.Failure{})
+	for name, o := range map[string]struct {
+		kubeapi.Options
+		want bool
+	}{
+		"refused":       {kubeapi.Options{Address: "http://" + closed.Addr().String()}, true},
+		"load balancer": {kubeapi.Options{Address: "https://" + balancer.Addr().String(), CAFile: s.CAFile, TokenFile: s.TokenFile}, true},
+		"cut":           {kubeapi.Options{Address: cut.URL}, false},
+		"no token":      {kubeapi.Options{Address: s.URL, CAFile: s.CAFile, TokenFile: "/nonexistent"}, false},
+	} {
+		_, err := client(t, o.Options).Claim(t.Context(), "ns", "c")
+		if errors.Is(err, kubeapi.ErrUnreached) != o.want || !errors.Is(err, kubeapi.ErrUnavailable) {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

@@ -4,11 +4,13 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -59,7 +61,10 @@ func (c *credentials) dialTLS(ctx context.Context, network, address string) (net
 	ctx, cancel := context.WithTimeoutCause(ctx, tlsTimeout, fmt.Errorf("no TLS handshake within %s", tlsTimeout))
 	defer cancel()
 	if err := secured.HandshakeContext(ctx); err != nil {
-		_ = conn.Close() // the handshake's error counts
+		_ = conn.Close()                                                  // the handshake's error counts
+		if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) { // a load balancer without a server
+			err = &connectError{err}
+		}
 		return nil, fmt.Errorf("TLS handshake with the CA certificates of %s: %w", c.caFile, err)
 	}
 	return secured, nil

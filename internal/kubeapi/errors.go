@@ -20,6 +20,7 @@ var (
 	ErrInvalid      = errors.New("refused as invalid") // 400, 413, 422: the same request fails again
 	ErrGone         = errors.New("resource version too old")
 	ErrUnavailable  = errors.New("API server not available") // 408, 429, 5xx, and no answer: later it may work
+	ErrUnreached    = errors.New("no connection")            // refused, no route, or cut before it was secured: the request cost the server nothing
 )
 
 // StatusError is an answer of the API server that is not a success.
@@ -49,8 +50,20 @@ func (e *RequestError) Error() string {
 // Unwrap returns the cause.
 func (e *RequestError) Unwrap() error { return e.Err }
 
-// Is reports true for ErrUnavailable.
-func (e *RequestError) Is(target error) bool { return target == ErrUnavailable }
+// Is reports true for ErrUnavailable, and for ErrUnreached without a connection.
+func (e *RequestError) Is(target error) bool {
+	if target == ErrUnreached {
+		var failed *connectError
+		return errors.As(e.Err, &failed)
+	}
+	return target == ErrUnavailable
+}
+
+// connectError is why there is no connection.
+type connectError struct{ error }
+
+// Unwrap returns the cause.
+func (e *connectError) Unwrap() error { return e.error }
 
 // newStatusError returns the error of an answer.
 func newStatusError(server string, r call, answer *http.Response, content []byte) *StatusError {

@@ -190,7 +190,7 @@ func TestOutage(t *testing.T) {
 		a.wantProblem("connection refused")
 		a.api.ForgetRequests()
 		a.api.SetDown(false)
-		a.after(46 * time.Second) // the longest wait between tries
+		a.after(5100 * time.Millisecond) // the longest wait between tries
 		a.want(sick...)
 		a.wantProblem()
 		if s := a.Published(); !s.Reachable || !s.UnreachableSince.IsZero() {

@@ -40,7 +40,7 @@ func observe(ctx context.Context, api *kubeapi.Client, sel kubeapi.SliceSelector
 			return false
 		}
 	}
-	retry := newRetry()
+	retry := newRetries()
 	for ctx.Err() == nil {
 		task.Heartbeat(callTimeout)
 		began := time.Now()
@@ -52,7 +52,7 @@ func observe(ctx context.Context, api *kubeapi.Client, sel kubeapi.SliceSelector
 			began = time.Now()
 			err = watchFrom(ctx, api, sel, list.Metadata.ResourceVersion, send)
 			if time.Since(began) > watchSteady {
-				retry.Reset()
+				retry.reset()
 				if err == nil || !errors.Is(err, kubeapi.ErrForbidden) {
 					continue // list at once
 				}
@@ -61,10 +61,7 @@ func observe(ctx context.Context, api *kubeapi.Client, sel kubeapi.SliceSelector
 		if err != nil && ctx.Err() == nil && !send(observation{err: err}) {
 			return
 		}
-		wait := retry.NextBackOff()
-		if errors.Is(err, kubeapi.ErrForbidden) {
-			wait = refusedEvery
-		}
+		wait := retry.next(err)
 		task.Heartbeat(wait)
 		watch.Sleep(ctx, wait)
 	}

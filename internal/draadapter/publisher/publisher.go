@@ -6,21 +6,16 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/cenkalti/backoff/v5"
-
 	"github.com/tandem-gpu/tandem/internal/kubeapi"
 	"github.com/tandem-gpu/tandem/internal/watch"
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
 const (
-	debounce     = 200 * time.Millisecond // from a change of devices to its write, unless a taint is added
-	resync       = 5 * time.Minute        // between comparisons without an event
-	refusedEvery = time.Minute            // between tries while RBAC or an admission policy refuses them
-	nodeFresh    = time.Second            // the UID of the Node holds for the creates of this time
-	retryFirst   = time.Second            // after a failure of network or server
-	retryLongest = 30 * time.Second
-	callTimeout  = 20 * time.Second // more than a request of kubeapi takes
+	debounce    = 200 * time.Millisecond // from a change of devices to its write, unless a taint is added
+	resync      = 5 * time.Minute        // between comparisons without an event
+	nodeFresh   = time.Second            // the UID of the Node holds for the creates of this time
+	callTimeout = 20 * time.Second       // more than a request of kubeapi takes
 )
 
 // Options configure a Publisher.
@@ -69,7 +64,7 @@ type state struct {
 
 	due   time.Time // of the next comparison
 	hold  time.Time // no request before it
-	retry *backoff.ExponentialBackOff
+	retry retries
 
 	minor           bucket             // limits writes that can wait
 	recreate        map[string]*bucket // limits the creates of each slice
@@ -93,17 +88,11 @@ func New(o Options) *Publisher {
 	}
 	p.refused, p.stored, p.writes = map[fingerprint]error{}, map[string]answered{}, counters{}
 	p.seen = newObserved()
-	p.retry = newRetry()
+	p.retry = newRetries()
 	p.minor, p.recreate = bucket{size: 10, every: 5 * time.Second}, map[string]*bucket{}
 	p.problem(notListed.Error())
 	p.publishStatus()
 	return p
-}
-
-func newRetry() *backoff.ExponentialBackOff {
-	b := backoff.NewExponentialBackOff() // factor 1.5, randomized by a half
-	b.InitialInterval, b.MaxInterval = retryFirst, retryLongest
-	return b
 }
 
 // DropsShares reports whether the API server drops consumable capacity (feature gate DRAConsumableCapacity, off before 1.36), so that

@@ -132,7 +132,7 @@ func (p *Publisher) done(l layout, refusal error) error {
 	p.logged, p.surprises = "", 0
 	p.problem("")
 	p.reached()
-	p.retry.Reset()
+	p.retry.reset()
 	return nil
 }
 

@@ -141,7 +141,9 @@ func (p *Publisher) failed(err error) {
 	now := time.Now()
 	var waiting waitError
 	if errors.As(err, &waiting) {
-		p.problem(err.Error())
+		if waiting != notListed || p.logged == "" { // else why it has not answered is known
+			p.problem(err.Error())
+		}
 		return
 	}
 	p.problem(err.Error())
@@ -156,10 +158,8 @@ func (p *Publisher) failed(err error) {
 	switch {
 	case errors.As(err, &other), errors.Is(err, kubeapi.ErrInvalid):
 		// until something changes
-	case errors.Is(err, kubeapi.ErrForbidden):
-		p.wait(refusedEvery)
 	default:
-		p.wait(max(p.retry.NextBackOff(), retryAfter(err)))
+		p.wait(p.retry.next(err))
 	}
 	if p.logged != err.Error() {
 		p.logged = err.Error()
@@ -171,12 +171,4 @@ func (p *Publisher) failed(err error) {
 func (p *Publisher) wait(d time.Duration) {
 	p.hold = time.Now().Add(d)
 	p.at(p.hold)
-}
-
-func retryAfter(err error) time.Duration {
-	var status *kubeapi.StatusError
-	if errors.As(err, &status) {
-		return min(status.RetryAfter, refusedEvery)
-	}
-	return 0
 }
