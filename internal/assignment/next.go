@@ -38,6 +38,7 @@ type Input struct {
 	File     File
 	ReadOnly bool // File can't be changed: nothing changes its side
 
+	Running  func(agent string) bool                           // another agent runs
 	Claims   func(gpu.DeviceID) []Claim                        // of other agents
 	Claimed  func(gpu.DeviceID) bool                           // this agent has a claim on the GPU, perhaps of an earlier boot
 	Past     func(gpu.DeviceID) bool                           // an earlier process of this agent offered the GPU
@@ -51,6 +52,7 @@ type State struct {
 	started time.Duration
 	running bool
 	empty   map[gpu.DeviceID]time.Duration // since when a GPU has been withheld and without holders
+	absent  map[gpu.DeviceID]absence
 }
 
 // Status is the assignment of a GPU, and what its move waits for.
@@ -75,7 +77,9 @@ const initialWait = 10 * time.Second
 //   - A GPU without an entry belongs to the default API of each agent that offers it. If another API of the same agent has it, it moves
 //     in the same way.
 func Next(s State, in Input) (State, File, []Status) {
-	n := &next{Input: in, file: in.File, was: s, is: State{started: s.started, running: true, empty: map[gpu.DeviceID]time.Duration{}}}
+	n := &next{Input: in, file: in.File, was: s, is: State{
+		started: s.started, running: true, empty: map[gpu.DeviceID]time.Duration{}, absent: map[gpu.DeviceID]absence{},
+	}}
 	if !s.running {
 		n.is.started = in.Now
 	}
@@ -121,6 +125,7 @@ func (n *next) setInner(id gpu.DeviceID, a inventory.API) {
 
 // explicit decides about a GPU with an entry.
 func (n *next) explicit(id gpu.DeviceID, e Entry) Status {
+	e = n.endForce(id, e)
 	if e.Side == "" || n.takesOver(id, e) {
 		if e = n.recordSide(id, e); e.Side == "" {
 			return n.withoutSide(id, e)
@@ -163,19 +168,11 @@ func (st Status) leaving(alone bool) Status {
 	return st
 }
 
-// takesOver reports whether this agent takes a GPU by force from one that does not run.
-func (n *next) takesOver(id gpu.DeviceID, e Entry) bool {
-	if !e.Force || AgentOf(e.Target) != n.Agent || AgentOf(e.Side) == n.Agent || !slices.Contains(n.GPUs, id) {
-		return false
-	}
-	return !slices.ContainsFunc(n.Claims(id), func(c Claim) bool { return c.Running })
-}
-
 // recordSide records that this agent has a GPU of which no agent has recorded that, or which it takes by force.
 func (n *next) recordSide(id gpu.DeviceID, e Entry) Entry {
-	claims := n.Claims(id)
+	claims := slices.DeleteFunc(n.Claims(id), func(c Claim) bool { return n.without(id, e, c.Agent) })
 	forced := e.Side != ""
-	older := slices.ContainsFunc(claims, func(c Claim) bool { return c.Older && (c.Running || !e.Force) })
+	older := slices.ContainsFunc(claims, func(c Claim) bool { return c.Older })
 	alone := len(claims) == 0 && (AgentOf(e.Target) != n.Agent || n.Now-n.is.started >= DefaultSettle)
 	if n.ReadOnly || !slices.Contains(n.GPUs, id) || !forced && (older || !n.Claimed(id) && !alone) {
 		return e
@@ -207,6 +204,9 @@ func (n *next) elsewhere(id gpu.DeviceID, e Entry) Status {
 	away := Status{Assignment: inventory.Assignment{GPU: id, API: e.Side}, Target: e.Target}
 	if AgentOf(e.Target) == n.Agent {
 		away.Waits = AgentOf(e.Side) + " to give it up"
+		if e.Force && !n.Running(AgentOf(e.Side)) {
+			away.Waits = AgentOf(e.Side) + ", which does not run, to stay away for the settle time"
+		}
 	}
 	applied, offered := n.Applied(id) // the claim may have been removed with its folder
 	if !n.Claimed(id) && (!offered || !applied.Here) && len(n.named(id)) == 0 {
@@ -227,6 +227,8 @@ func (n *next) blocked(id gpu.DeviceID, e Entry) string {
 		switch {
 		case c.Running:
 			return c.Agent + ", which claims it, to give it up"
+		case e.Force && !n.without(id, e, c.Agent):
+			return c.Agent + ", which claims it and does not run, to stay away for the settle time"
 		case !e.Force:
 			return c.Agent + ", which claims it and does not run: start it; if it was removed, delete its file in claims/"
 		}

@@ -17,6 +17,8 @@ type step struct {
 	unknown  bool   // the record is not known
 	reserved bool   // the GPU was given out since the step before
 	claim    *assignment.Claim
+	runs     bool   // nomad-gpu
+	forced   bool   // the entry still is afterwards
 	want     string // "dra", "dra, moves to nomad", "elsewhere: nomad"
 	waits    string // contained in Status.Waits
 }
@@ -49,11 +51,13 @@ func TestNext(t *testing.T) {
 		"the record is not known": {leaves, []step{
 			{at: 0, unknown: true, want: moves, waits: "the record"}, {at: 300 * s, unknown: true, want: moves}, {at: 301 * s, want: moves}, {at: 331 * s, want: "elsewhere: nomad"},
 		}},
-		"forced, the record is not known": {assignment.Entry{Side: inventory.DevicePlugin, Target: inventory.Nomad, Force: true}, []step{
-			{at: 0, unknown: true, want: moves}, {at: 1 * s, unknown: true, want: moves}, {at: 31 * s, unknown: true, want: "elsewhere: nomad"},
+		"forced, the record is not known": {forced(inventory.DevicePlugin, inventory.Nomad), []step{
+			{at: 0, unknown: true, forced: true, want: moves}, {at: 1 * s, unknown: true, forced: true, want: moves},
+			{at: 31 * s, unknown: true, forced: true, want: "elsewhere: nomad"},
 		}},
-		"forced, with a known holder": {assignment.Entry{Side: inventory.DevicePlugin, Target: inventory.Nomad, Force: true}, []step{
+		"forced, with a known holder, after which the record is not known": {forced(inventory.DevicePlugin, inventory.Nomad), []step{
 			{at: 0, holders: "pod a", want: moves}, {at: 600 * s, unknown: true, holders: "pod a", want: moves, waits: "pod a"},
+			{at: 601 * s, unknown: true, want: moves, waits: "the record"}, {at: 900 * s, unknown: true, want: moves, waits: "the record"},
 		}},
 		"it comes, and the other agent still claims it": {assignment.Entry{Side: inventory.DRA, Target: inventory.DRA}, []step{
 			{at: 0, claim: &nomad, want: "dra, moves to dra: waits for nomad-gpu, which claims it, to give it up"}, {at: 1 * s, want: "dra"},
@@ -61,11 +65,27 @@ func TestNext(t *testing.T) {
 		"it comes, and an agent that was removed claims it": {assignment.Entry{Side: inventory.DRA, Target: inventory.DRA}, []step{
 			{at: 600 * s, claim: &away, want: "dra, moves to dra: waits for nomad-gpu, which claims it and does not run", waits: "delete its file"},
 		}},
-		"forced from an agent that does not run": {assignment.Entry{Side: inventory.Nomad, Target: inventory.DRA, Force: true}, []step{
-			{at: 0, claim: &away, want: "dra"},
+		"forced from an agent that does not run": {forced(inventory.Nomad, inventory.DRA), []step{
+			{at: 0, claim: &away, forced: true, want: "elsewhere: nomad", waits: "nomad-gpu, which does not run, to stay away"},
+			{at: 29 * s, claim: &away, forced: true, want: "elsewhere: nomad"}, {at: 30 * s, claim: &away, forced: true, want: "dra"},
+			{at: 31 * s, claim: &nomad, runs: true, forced: true, want: "dra, moves to dra: waits for nomad-gpu"}, {at: 32 * s, runs: true, want: "dra"},
+			{at: 33 * s, claim: &away, want: "dra, moves to dra: waits for nomad-gpu"},
 		}},
-		"forced, but the agent runs": {assignment.Entry{Side: inventory.Nomad, Target: inventory.DRA, Force: true}, []step{
-			{at: 600 * s, claim: &nomad, want: "elsewhere: nomad", waits: "nomad-gpu to give it up"},
+		"forced, while an agent is restarted": {forced(inventory.Nomad, inventory.DRA), []step{
+			{at: 0, claim: &away, forced: true, want: "elsewhere: nomad"}, {at: 20 * s, claim: &nomad, runs: true, forced: true, want: "elsewhere: nomad"},
+			{at: 40 * s, claim: &away, forced: true, want: "elsewhere: nomad"}, {at: 69 * s, claim: &away, forced: true, want: "elsewhere: nomad"},
+			{at: 70 * s, claim: &away, forced: true, want: "dra"},
+		}},
+		"forced from an agent that runs and has no claim": {forced(inventory.Nomad, inventory.DRA), []step{
+			{at: 0, runs: true, forced: true, want: "elsewhere: nomad"}, {at: 600 * s, runs: true, forced: true, want: "elsewhere: nomad", waits: "nomad-gpu to give it up"},
+		}},
+		"forced, no agent has recorded it, and that which claims it does not run": {forced("", inventory.DRA), []step{
+			{at: 0, claim: &away, forced: true, want: "elsewhere: "}, {at: 30 * s, claim: &away, forced: true, want: "device-plugin, moves to dra"},
+			{at: 60 * s, claim: &away, forced: true, want: "dra"}, {at: 61 * s, want: "dra"},
+		}},
+		"forced within the agent": {forced(inventory.DevicePlugin, inventory.DRA), []step{
+			{at: 0, unknown: true, forced: true, want: "device-plugin, moves to dra"}, {at: 1 * s, unknown: true, forced: true, want: "device-plugin, moves to dra"},
+			{at: 31 * s, unknown: true, forced: true, want: "dra"}, {at: 32 * s, unknown: true, want: "dra"},
 		}},
 		"another API of the agent has it": {assignment.Entry{Side: inventory.DevicePlugin, Target: inventory.DRA}, []step{
 			{at: 0, want: "device-plugin, moves to dra"}, {at: 1 * s, want: "device-plugin, moves to dra"}, {at: 31 * s, want: "dra"},
@@ -86,9 +106,16 @@ func TestNext(t *testing.T) {
 				if got := describe(all[0].Assignment); !strings.HasPrefix(got, st.want) || st.want == "dra" && got != "dra" || !strings.Contains(all[0].Waits, st.waits) {
 					t.Errorf("%v: %s, waits for %q; want %s, %q", st.at, got, all[0].Waits, st.want, st.waits)
 				}
+				if got := file.GPUs[one].Force; got != st.forced {
+					t.Errorf("%v: forced: %v", st.at, got)
+				}
 			}
 		})
 	}
+}
+
+func forced(side, target inventory.API) assignment.Entry {
+	return assignment.Entry{Side: side, Target: target, Force: true}
 }
 
 func describe(a inventory.Assignment) string {
@@ -114,7 +141,8 @@ func (st step) input(file assignment.File, applied *inventory.Assignment, reserv
 	return assignment.Input{
 		Now: st.at, Agent: assignment.KubernetesAgent, APIs: []inventory.API{inventory.DevicePlugin, inventory.DRA}, Default: inventory.DevicePlugin,
 		GPUs: []gpu.DeviceID{one}, File: file, Claimed: none, Past: none,
-		Books: map[inventory.API]assignment.Book{inventory.DevicePlugin: book},
+		Running: func(string) bool { return st.runs },
+		Books:   map[inventory.API]assignment.Book{inventory.DevicePlugin: book},
 		Claims: func(gpu.DeviceID) (all []assignment.Claim) {
 			if st.claim != nil {
 				all = append(all, *st.claim)

@@ -44,10 +44,7 @@ func (n *next) named(id gpu.DeviceID) (by []string) {
 
 // leaving returns for how long a GPU that is withheld must still have no holder before its side changes, or what that waits for.
 func (n *next) leaving(id gpu.DeviceID, side inventory.API, e Entry) (left time.Duration, waits string) {
-	settle := e.Settle
-	if settle == 0 {
-		settle = DefaultSettle
-	}
+	settle := e.settle()
 	if by := n.named(id); len(by) > 0 {
 		return settle, "the end of " + strings.Join(by, ", ")
 	}

@@ -111,7 +111,7 @@ func (a *assigner) assign(inv *inventory.Inventory, c hostClaims) (inventory.Ass
 	}
 	in := assignment.Input{
 		Now: a.now(), Agent: a.agent, APIs: a.apis, Default: a.apis[0], GPUs: inv.Assignable(), File: file, ReadOnly: err != nil || c.follows,
-		Claims: c.of, Claimed: func(id gpu.DeviceID) bool { return c.mine.oldestOn(gpu.WholeGPU(id)) != nil },
+		Running: c.running, Claims: c.of, Claimed: func(id gpu.DeviceID) bool { return c.mine.oldestOn(gpu.WholeGPU(id)) != nil },
 		Past: c.earlier, Books: a.books, Applied: inv.Assignment, Reserved: a.lastReserved,
 	}
 	state, next, status := assignment.Next(a.state, in)

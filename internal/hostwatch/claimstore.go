@@ -106,7 +106,7 @@ func (s *claimStore) update(ctx context.Context, o offer) (view, error) {
 	if failed == nil {
 		next := mine
 		next.started, next.boot = s.started, s.boot
-		next.claims = nextClaims(mine, others, o, s.refuse, time.Now())
+		next.claims = nextClaims(mine, s.counting(others), o, s.refuse, time.Now())
 		if len(o.numbering.Numbers) > 0 { // else the numbers in the file stay
 			next.numbering = mergeNumbering(o.numbering, mine.numbering, others)
 		}
@@ -118,13 +118,14 @@ func (s *claimStore) update(ctx context.Context, o offer) (view, error) {
 		}
 	}
 	// The numbers that this agent has written count, too: its history may be older, or of another node.
-	v := view{claims: coreClaims(mine, others, o), numbering: numberingOf(append(slices.Clone(others), mine))}
+	v := view{numbering: numberingOf(append(slices.Clone(others), mine))}
 	if s.assigner != nil {
 		c := hostClaims{mine: mine, others: others, running: s.isRunning, started: s.started, follows: errors.Is(failed, errDuplicateAgent)}
 		c.mine.claims = append(slices.Clone(mine.claims), s.former.claims...)
 		v.assignments, v.assignmentsError = s.assigner.assign(o.inventory, c)
 		s.former.claims = slices.DeleteFunc(s.former.claims, func(c claim) bool { return v.assignments.Elsewhere(c.at.GPU) })
 	}
+	v.claims = coreClaims(mine, s.counting(others), o)
 	for _, f := range others {
 		v.others = append(v.others, otherAgent{
 			agent: f.agent, file: s.path(f.agent, ".json"),
@@ -132,6 +133,18 @@ func (s *claimStore) update(ctx context.Context, o offer) (view, error) {
 		})
 	}
 	return v, failed
+}
+
+// counting are the claims of others that count: without those on GPUs that were taken from an agent by force.
+func (s *claimStore) counting(others []claimFile) []claimFile {
+	if s.assigner == nil {
+		return others
+	}
+	others = slices.Clone(others)
+	for i, f := range others {
+		others[i].claims = slices.DeleteFunc(slices.Clone(f.claims), func(c claim) bool { return s.assigner.state.Disregards(f.agent, c.at.GPU) })
+	}
+	return others
 }
 
 // lockFolder locks a folder for a change of its files until unlock is called or the process ends. No other user may be able to
