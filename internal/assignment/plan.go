@@ -52,18 +52,21 @@ func (r Row) Done() bool { return !r.Moving && r.API == string(r.Target) }
 // Rows returns a row for each GPU of which a file or an agent has something, by GPU.
 func Rows(f File, all []Facts) []Row {
 	rows := map[gpu.DeviceID]*Row{}
+	waits := map[gpu.DeviceID]*waiting{}
 	for _, facts := range all {
 		for _, g := range facts.GPUs {
-			r := rows[g.GPU]
+			r, e := rows[g.GPU], f.GPUs[g.GPU]
 			if r == nil {
-				r = &Row{GPU: g.GPU, PCI: g.PCI, Index: g.Index, Product: g.Product, Target: f.GPUs[g.GPU].Target, Holders: []string{}}
-				rows[g.GPU] = r
+				r = &Row{GPU: g.GPU, PCI: g.PCI, Index: g.Index, Product: g.Product, Target: e.Target, Holders: []string{}}
+				rows[g.GPU], waits[g.GPU] = r, &waiting{}
 			}
-			r.add(facts.Agent, g, f.GPUs[g.GPU])
+			r.add(facts.Agent, g, e)
+			waits[g.GPU].add(facts.Agent, g, e)
 		}
 	}
 	var sorted []Row
-	for _, r := range rows {
+	for id, r := range rows {
+		r.Waits = waits[id].String()
 		sorted = append(sorted, *r)
 	}
 	slices.SortFunc(sorted, func(a, b Row) int { return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.GPU, b.GPU)) })
@@ -80,9 +83,34 @@ func (r *Row) add(agent string, g GPUFacts, e Entry) {
 	if g.Here && g.Moving != "" {
 		r.Moving = true
 	}
-	if g.Here && g.Waits != "" || r.Waits == "" {
-		r.Waits = cmp.Or(g.Waits, r.Waits)
+}
+
+// waiting is what agents wait for with a GPU.
+type waiting struct {
+	here      bool     // an agent has it, or may still have work on it
+	reasons   []string // of those agents, first of that of the side
+	elsewhere []string // of others, which wait for those
+}
+
+func (w *waiting) add(agent string, g GPUFacts, e Entry) {
+	w.here = w.here || g.Here
+	switch {
+	case g.Waits == "":
+	case !g.Here:
+		w.elsewhere = append(w.elsewhere, g.Waits)
+	case slices.Contains(w.reasons, g.Waits):
+	case AgentOf(e.Side) == agent:
+		w.reasons = slices.Insert(w.reasons, 0, g.Waits)
+	default:
+		w.reasons = append(w.reasons, g.Waits)
 	}
+}
+
+func (w *waiting) String() string {
+	if w.here {
+		return strings.Join(w.reasons, "; ")
+	}
+	return strings.Join(w.elsewhere, "; ")
 }
 
 // Check returns all reasons why GPUs can't get a target, joined; nil if there is none. With force an agent that gives a GPU up may be
