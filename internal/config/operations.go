@@ -39,7 +39,7 @@ func nomadOperations(o *Operations) []Spec {
 		{HCL: "http_address", Usage: "address of /metrics and the status page, such as 127.0.0.1:9411; empty: none", binding: hostPort(&o.HTTPAddress)},
 		{HCL: "hpc_job_mapping_dir", Usage: "folder of the files that dcgm-exporter reads: for each GPU the allocations that have it; empty: none",
 			binding: pathOrEmpty(&o.MappingDir, defaultMappingDir)},
-		{HCL: "nomad_address", Usage: "address of the Nomad agent's API, for the owners of devices: http://127.0.0.1:4646, https://..., unix:///path; empty: owners are read from control groups only",
+		{HCL: "nomad_address", Usage: "address of the Nomad agent's API, for the owners of devices, and to find out that no work has a GPU that leaves Nomad: http://127.0.0.1:4646, https://..., unix:///path; empty: owners are read from control groups only, and no GPU leaves Nomad",
 			binding: nomadAddress(&o.NomadAddress)},
 		{HCL: "nomad_token_file", Usage: "file with an ACL token for nomad_address that allows agent:read, node:read and namespace read-job",
 			binding: pathOrEmpty(&o.NomadTokenFile, "/etc/nomad.d/tandem.token")},
