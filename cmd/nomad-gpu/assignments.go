@@ -14,7 +14,7 @@ import (
 func book(client *agentapi.Client, current func() *inventory.Inventory) assignment.Book {
 	if client == nil {
 		return func(gpu.DeviceID) assignment.Holders {
-			return assignment.Holders{Why: "the allocations of the Nomad agent, which are not read: set nomad_address, and occupancy to report or withhold; or drain the node and use --force"}
+			return assignment.Holders{Never: true, Why: "the allocations of the Nomad agent, which are not read: set nomad_address, and occupancy to report or withhold; or drain the node and use --force"}
 		}
 	}
 	return func(id gpu.DeviceID) assignment.Holders {

@@ -12,7 +12,7 @@ import (
 // assignmentFacts are those for the command migrate.
 func (a *Agent) assignmentFacts() assignment.Facts {
 	inv := a.Current()
-	f := assignment.Facts{Agent: a.opts.Name, APIs: a.adapter.APIs, GPUs: []assignment.GPUFacts{}}
+	f := assignment.Facts{Agent: a.opts.Name, APIs: a.adapter.APIs, GPUs: []assignment.GPUFacts{}, Unread: map[inventory.API]string{}}
 	status := a.Assignments()
 	can := inv.Assignable()
 	ids := slices.Clone(can)
@@ -21,7 +21,7 @@ func (a *Agent) assignmentFacts() assignment.Facts {
 	}
 	slices.Sort(ids)
 	for _, id := range slices.Compact(ids) {
-		g := assignment.GPUFacts{GPU: id, Can: slices.Contains(can, id), Here: offers(inv, id), Index: -1, Holders: a.holdersOf(id)}
+		g := assignment.GPUFacts{GPU: id, Can: slices.Contains(can, id), Here: offers(inv, id), Index: -1, Holders: a.holdersOf(id, f.Unread)}
 		for d := range inv.Hardware() {
 			if d.At.GPU == id {
 				g.PCI, g.Index, g.Product = string(d.PCI), d.Index, d.Product()
@@ -53,11 +53,15 @@ func offers(inv *inventory.Inventory, id gpu.DeviceID) bool {
 	return false
 }
 
-func (a *Agent) holdersOf(id gpu.DeviceID) []string {
+// holdersOf returns the holders of a GPU by all records of this agent. It adds to unread why one is not read by the settings.
+func (a *Agent) holdersOf(id gpu.DeviceID, unread map[inventory.API]string) []string {
 	all := []string{}
 	for _, api := range assignment.APIs() {
 		if book := a.adapter.Books[api]; book != nil {
-			all = append(all, book(id).By...)
+			h := book(id)
+			if all = append(all, h.By...); h.Never {
+				unread[api] = h.Why
+			}
 		}
 	}
 	return all

@@ -16,6 +16,7 @@ type Holders struct {
 	Known bool     // By is complete and recent
 	First bool     // there was an answer, perhaps without all holders; or there will be none
 	Why   string   // By is not complete, with the remedy
+	Never bool     // by the settings of the agent, Known is never true
 }
 
 // Book returns the holders of a GPU by the record of one API. It waits for no disk and no call, and may be called at any time.

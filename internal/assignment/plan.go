@@ -2,8 +2,6 @@ package assignment
 
 import (
 	"cmp"
-	"errors"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -16,6 +14,9 @@ type Facts struct {
 	Agent string          `json:"agent"`
 	APIs  []inventory.API `json:"apis"` // that it serves, that of its settings first
 	GPUs  []GPUFacts      `json:"gpus"` // that it can offer, or that have a target
+
+	// Unread is why GPUs can't leave an API: by its settings the agent reads no record of the work that has them.
+	Unread map[inventory.API]string `json:"unread,omitempty"`
 }
 
 // GPUFacts are those of a GPU.
@@ -111,30 +112,4 @@ func (w *waiting) String() string {
 		return strings.Join(w.reasons, "; ")
 	}
 	return strings.Join(w.elsewhere, "; ")
-}
-
-// Check returns all reasons why GPUs can't get a target, joined; nil if there is none. With force an agent that gives a GPU up may be
-// away.
-func Check(rows []Row, to inventory.API, all []Facts, force bool) error {
-	var errs []error
-	facts := func(agent string) *Facts {
-		i := slices.IndexFunc(all, func(f Facts) bool { return f.Agent == agent })
-		if i < 0 {
-			return nil
-		}
-		return &all[i]
-	}
-	taker := facts(AgentOf(to))
-	if taker == nil {
-		errs = append(errs, fmt.Errorf("%s does not run, or has another state_dir: it is to offer the GPUs through %s", AgentOf(to), to))
-	}
-	for _, r := range rows {
-		if taker != nil && !slices.ContainsFunc(taker.GPUs, func(g GPUFacts) bool { return g.GPU == r.GPU && g.Can }) {
-			errs = append(errs, fmt.Errorf("%s can't be offered by %s: its configuration leaves the GPU out, or it does not see it", r.GPU, taker.Agent))
-		}
-		if r.API == "" && !force && r.Target != to {
-			errs = append(errs, fmt.Errorf("no running agent has %s: start the agent that had it, or use --force if no work has the GPU", r.GPU))
-		}
-	}
-	return errors.Join(errs...)
 }

@@ -2,6 +2,7 @@ package assignment_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/tandem-gpu/tandem/internal/assignment"
@@ -43,6 +44,40 @@ func TestRowsShowTheWaitsOfTheSide(t *testing.T) {
 					t.Errorf("%+v, want %q", rows, tc.want)
 				}
 				slices.Reverse(all)
+			}
+		})
+	}
+}
+
+// What an operator should know before a move: an API that its agent does not serve so far, and GPUs that can't leave an API.
+func TestWarnings(t *testing.T) {
+	const record = "the allocations: set nomad_address"
+	all := []assignment.Facts{
+		{Agent: assignment.KubernetesAgent, APIs: []inventory.API{inventory.DevicePlugin}},
+		{Agent: assignment.NomadAgent, APIs: []inventory.API{inventory.Nomad}, Unread: map[inventory.API]string{inventory.Nomad: record}},
+	}
+	for name, tc := range map[string]struct {
+		from string
+		to   inventory.API
+		want []string
+	}{
+		"not served, own GPU":     {"device-plugin", inventory.DRA, []string{"k8s-gpu does not serve dra", "token", "stay where they are"}},
+		"not served, from Nomad":  {"nomad", inventory.DRA, []string{"k8s-gpu does not serve dra", "take no work", "GPUs don't leave nomad without " + record}},
+		"to Nomad for ever":       {"device-plugin", inventory.Nomad, []string{"have come to nomad don't leave it without " + record}},
+		"from both":               {"device-plugin,nomad", inventory.DevicePlugin, []string{"GPUs don't leave nomad"}},
+		"where it is":             {"device-plugin", inventory.DevicePlugin, nil},
+		"no target, as with plan": {"nomad", "", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lines := assignment.Warnings([]assignment.Row{{GPU: one, API: tc.from}}, tc.to, all)
+			got := strings.Join(lines, "\n")
+			if (len(tc.want) == 0) != (got == "") {
+				t.Errorf("%q", got)
+			}
+			for _, part := range tc.want {
+				if !strings.Contains(got, part) {
+					t.Errorf("%q lacks %q", got, part)
+				}
 			}
 		})
 	}

@@ -124,6 +124,12 @@ func (m *migration) rows() ([]assignment.Row, error) {
 	return rows, errors.Join(errs...)
 }
 
+// planned is the output of plan --json.
+type planned struct {
+	GPUs     []assignment.Row `json:"gpus"`
+	Warnings []string         `json:"warnings,omitempty"` // about --to
+}
+
 func (m *migration) plan(context.Context) error {
 	rows, err := m.rows()
 	if err != nil {
@@ -137,7 +143,7 @@ func (m *migration) plan(context.Context) error {
 	if m.c.Bool("json") {
 		e := json.NewEncoder(m.p.Stdout)
 		e.SetIndent("", "  ")
-		return e.Encode(map[string]any{"gpus": rows})
+		return e.Encode(planned{rows, assignment.Warnings(rows, m.to, m.facts)})
 	}
 	if err := m.print(rows); err != nil || m.to == "" {
 		return err
@@ -145,8 +151,16 @@ func (m *migration) plan(context.Context) error {
 	if problems := assignment.Check(rows, m.to, m.facts, m.c.Bool("force")); problems != nil {
 		WriteError(m.p.Stdout, "problem", problems)
 	}
+	m.warn(rows)
 	_, err = fmt.Fprintln(m.p.Stdout, "running work keeps its GPU until it ends; until then and for the settle time after it the GPU takes no new work. To do it: migrate apply")
 	return err
+}
+
+// warn prints what does not prevent the target, and should be known before.
+func (m *migration) warn(rows []assignment.Row) {
+	for _, line := range assignment.Warnings(rows, m.to, m.facts) {
+		fmt.Fprintf(m.p.Stdout, "warning: %s\n", line)
+	}
 }
 
 func (m *migration) print(rows []assignment.Row) error {

@@ -40,6 +40,7 @@ func (m *migration) apply(ctx context.Context) error {
 	if err := assignment.Check(rows, m.to, m.facts, m.c.Bool("force")); err != nil {
 		return err
 	}
+	m.warn(rows)
 	var changes []assignment.Change
 	for _, r := range rows {
 		api, _, _ := strings.Cut(r.API, ",")

@@ -138,7 +138,7 @@ func gpuOf(inv *inventory.Inventory, c podresources.Claim) (gpu.DeviceID, bool) 
 // known returns whether the kubelet listed all pods just now. It requests a query if that was a while ago. The caller holds mu.
 func (t *tracker) known() assignment.Holders {
 	if t.socket == "" {
-		return assignment.Holders{First: true, Why: "the kubelet's list of pods, which is not read: set --pod-resources-socket"}
+		return assignment.Holders{First: true, Never: true, Why: "the kubelet's list of pods, which is not read: set --pod-resources-socket"}
 	}
 	now := time.Now()
 	if now.Sub(t.complete) > requestAge {

@@ -192,6 +192,7 @@ func TestGPUMovesBetweenBothAgents(t *testing.T) {
 		"migrate apply --to drra 3":           `--to = "drra": want device-plugin, dra or nomad`,
 		"migrate apply --to nomad":            "want GPUs or --all",
 		"migrate plan --to nomad 3 5":         "nomad",
+		"migrate plan --to dra 3":             "warning: k8s-gpu does not serve dra: restart it",
 		"migrate undo":                        "want plan, apply or back",
 		"migrate apply --settle 1ms --to dra": "want a duration of 1s or more",
 	} {
