@@ -72,6 +72,9 @@ func (c hostClaims) earlier(id gpu.DeviceID) bool {
 	return slices.ContainsFunc(c.mine.claims, func(one claim) bool { return one.at.GPU == id && one.since.Before(c.started) })
 }
 
+// claimed reports whether this agent claims a GPU or an instance of it.
+func (c hostClaims) claimed(id gpu.DeviceID) bool { return c.mine.oldestOn(gpu.WholeGPU(id)) != nil }
+
 func (c hostClaims) of(id gpu.DeviceID) (all []assignment.Claim) {
 	whole := gpu.WholeGPU(id)
 	mine := c.mine.oldestOn(whole)
@@ -111,7 +114,7 @@ func (a *assigner) assign(inv *inventory.Inventory, c hostClaims) (inventory.Ass
 	}
 	in := assignment.Input{
 		Now: a.now(), Agent: a.agent, APIs: a.apis, Default: a.apis[0], GPUs: inv.Assignable(), File: file, ReadOnly: err != nil || c.follows,
-		Running: c.running, Claims: c.of, Claimed: func(id gpu.DeviceID) bool { return c.mine.oldestOn(gpu.WholeGPU(id)) != nil },
+		Running: c.running, Claims: c.of, Claimed: c.claimed,
 		Past: c.earlier, Books: a.books, Applied: inv.Assignment, Reserved: a.lastReserved,
 	}
 	state, next, status := assignment.Next(a.state, in)
@@ -129,11 +132,15 @@ func (a *assigner) assign(inv *inventory.Inventory, c hostClaims) (inventory.Ass
 	a.mu.Lock()
 	a.status = status
 	a.mu.Unlock()
-	out := inventory.Assignments{Required: len(a.apis) > 1}
+	return assignmentsOf(status, len(a.apis) > 1), err
+}
+
+func assignmentsOf(status []assignment.Status, required bool) inventory.Assignments {
+	out := inventory.Assignments{Required: required}
 	for _, st := range status {
 		out.All = append(out.All, st.Assignment)
 	}
-	return out, err
+	return out
 }
 
 // keeping is an offer of which a claim stays while this agent's own record has a holder of a GPU that has left: the GPU was perhaps given

@@ -92,26 +92,6 @@ func New(o Options) *Watcher {
 	return w
 }
 
-// ReadOnce reads the host for a process that is not the agent, and claims, locks and changes nothing. The inventory is that of
-// an agent that would start now.
-func ReadOnce(o Options, inv *inventory.Inventory) inventory.Host {
-	o.Log = slog.New(slog.DiscardHandler)
-	w := New(o)
-	var h inventory.Host
-	for _, pool := range w.daemons.pools(inv) {
-		if w.daemons.check(pool) == nil {
-			h.MPS = append(h.MPS, pool)
-		}
-	}
-	if w.claims != nil {
-		if mine, others, err := w.claims.read(); err == nil { // else the agent would not see more
-			h.Claims = coreClaims(mine, others, offerOf(inv))
-			h.Numbering = numberingOf(append(others, mine))
-		}
-	}
-	return h
-}
-
 // AwaitFirst waits for the first poll of Run, so that nothing is offered that another agent has claimed; for at most a second,
 // as a disk can hang.
 func (w *Watcher) AwaitFirst(ctx context.Context) { watch.Await(ctx, w.first, firstAtMost) }

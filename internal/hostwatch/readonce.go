@@ -1,0 +1,69 @@
+package hostwatch
+
+import (
+	"errors"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/assignment"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+)
+
+// ReadOnce reads the host for a process that is not the agent, and claims, locks and changes nothing. The inventory is that of
+// an agent that would start now; what has its GPUs is not known.
+func ReadOnce(o Options, inv *inventory.Inventory) inventory.Host {
+	o.Log = slog.New(slog.DiscardHandler)
+	w := New(o)
+	var h inventory.Host
+	for _, pool := range w.daemons.pools(inv) {
+		if w.daemons.check(pool) == nil {
+			h.MPS = append(h.MPS, pool)
+		}
+	}
+	if w.claims != nil {
+		mine, others, err := w.claims.read()
+		if err == nil { // else the agent would not see more
+			h.Claims = coreClaims(mine, others, offerOf(inv))
+			h.Numbering = numberingOf(append(slices.Clone(others), mine))
+		}
+		h.Assignments = w.claims.readAssignments(o.Config.API, inv, mine, others)
+	}
+	return h
+}
+
+// readAssignments returns what follows from the file of assignments for an agent with an API in its settings. It changes no side, and a
+// GPU that is to leave this agent stays.
+func (s *claimStore) readAssignments(configured inventory.API, inv *inventory.Inventory, mine claimFile, others []claimFile) inventory.Assignments {
+	stateDir := filepath.Dir(s.folder)
+	file, err := assignment.Read(stateDir)
+	switch {
+	case errors.Is(err, assignment.ErrFormat):
+		return inventory.Assignments{Required: true}
+	case err != nil || file.Empty():
+		return inventory.Assignments{}
+	}
+	c := hostClaims{mine: mine, others: others, running: s.isRunning, started: s.started}
+	apis := apisOf(s.agent, configured, stateDir)
+	_, _, status := assignment.Next(assignment.State{}, assignment.Input{
+		Agent: s.agent, APIs: apis, Default: apis[0], GPUs: inv.Assignable(), File: file, ReadOnly: true,
+		Running: c.running, Claims: c.of, Claimed: c.claimed, Past: c.earlier, Applied: inv.Assignment,
+		Reserved: func(gpu.DeviceID) (time.Duration, bool) { return 0, false },
+	})
+	return assignmentsOf(status, len(apis) > 1)
+}
+
+// apisOf are the APIs that a process of an agent would serve, that of its settings first.
+func apisOf(agent string, configured inventory.API, stateDir string) []inventory.API {
+	switch {
+	case agent == assignment.NomadAgent:
+		return []inventory.API{inventory.Nomad}
+	case configured == inventory.DRA:
+		return []inventory.API{inventory.DRA, inventory.DevicePlugin}
+	case assignment.Needs(stateDir, inventory.DRA):
+		return []inventory.API{inventory.DevicePlugin, inventory.DRA}
+	}
+	return []inventory.API{inventory.DevicePlugin}
+}
