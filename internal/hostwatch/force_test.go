@@ -13,7 +13,7 @@ import (
 func (h host) force(t *testing.T, n int, to inventory.API) {
 	t.Helper()
 	must(t, ChangeAssignments(t.Context(), h.dir, func(f assignment.File) (assignment.File, error) {
-		return f.WithTargets([]assignment.Change{{GPU: coretest.GPU(n), Target: to, From: inventory.Nomad, Force: true}}), nil
+		return f.WithTargets([]assignment.Change{{GPU: coretest.GPU(n), Target: to, From: inventory.Nomad, Force: true}}, time.Now()), nil
 	}))
 }
 
