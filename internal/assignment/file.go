@@ -133,8 +133,11 @@ func (f File) Restore(agent string, remembered File) File {
 		if is, ok := next.GPUs[id]; !ok {
 			next.GPUs[id] = was
 		} else {
-			if was.Change > is.Change {
+			switch {
+			case was.Change > is.Change:
 				is.Target, is.Change, is.Settle, is.Force = was.Target, was.Change, was.Settle, was.Force
+			case was.Change == is.Change: // force may have ended since then, and never begins
+				is.Force = is.Force && was.Force
 			}
 			if was.Turn > is.Turn {
 				is.Side, is.Turn = was.Side, was.Turn

@@ -53,6 +53,27 @@ func TestFile(t *testing.T) {
 	}
 }
 
+// Force that has ended does not come back with an older file, and force of a new target does not end by what an agent remembers.
+func TestForceAfterRestore(t *testing.T) {
+	entry := func(change uint64, force bool) assignment.File {
+		return assignment.File{GPUs: map[gpu.DeviceID]assignment.Entry{one: {Target: inventory.DRA, Side: inventory.DRA, Turn: 2, Change: change, Force: force}}}
+	}
+	for name, tc := range map[string]struct {
+		onDisk, remembered assignment.File
+		want               bool
+	}{
+		"the file is older, from before the end": {entry(4, true), entry(4, false), false},
+		"the other agent has ended it":           {entry(4, false), entry(4, true), false},
+		"it goes on":                             {entry(4, true), entry(4, true), true},
+		"a new target":                           {entry(5, true), entry(4, false), true},
+		"a new target, which the file lacks":     {entry(4, false), entry(5, true), true},
+	} {
+		if got := tc.onDisk.Restore(assignment.KubernetesAgent, tc.remembered).GPUs[one].Force; got != tc.want {
+			t.Errorf("%s: force %v, want %v", name, got, tc.want)
+		}
+	}
+}
+
 // The target that was set last counts, also if the file was lost in between, if two are set in one millisecond, and after a step back of
 // the clock. What earlier versions wrote, with small numbers, is an earlier target.
 func TestLastTargetCounts(t *testing.T) {
