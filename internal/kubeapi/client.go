@@ -93,9 +93,9 @@ func New(o Options) (*Client, error) {
 	return &Client{
 		server: server.String(), agent: o.Agent, credentials: creds, log: o.Log,
 		http: &http.Client{
-			Transport: &http.Transport{ // HTTP/1.1: a connection for the watch and one or two for the rest
+			Transport: &http.Transport{ // HTTP/1.1: a connection for the watch, and up to four for requests at the same time
 				DialContext: connect, DialTLSContext: creds.dialTLS, ResponseHeaderTimeout: headerTimeout,
-				MaxIdleConnsPerHost: 2, IdleConnTimeout: 90 * time.Second, MaxResponseHeaderBytes: 64 << 10,
+				MaxIdleConnsPerHost: 4, IdleConnTimeout: 90 * time.Second, MaxResponseHeaderBytes: 64 << 10,
 			},
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},

@@ -172,12 +172,19 @@ func (a *agent) want(devices ...kubeapi.Device) {
 	}
 }
 
-// wantWrites checks the writes since the last call: "create 0".
+// wantWrites checks the writes since the last call: "create 0". Creates come at the same time: they are in the order of their names.
 func (a *agent) wantWrites(want ...string) {
 	a.t.Helper()
 	got := []string{}
 	for _, r := range a.api.Writes() {
 		got = append(got, strings.TrimSpace(r.Verb+" "+strings.TrimPrefix(r.Name, node+"-"+resourceslice.Driver+"-")))
+	}
+	for i := range got {
+		n := i
+		for n < len(got) && strings.HasPrefix(got[n], "create ") {
+			n++
+		}
+		slices.Sort(got[i:n])
 	}
 	if !slices.Equal(got, want) {
 		a.t.Errorf("writes %q, want %q\n%s", got, want, a.log.String())

@@ -27,6 +27,17 @@ func (b *bucket) take(now time.Time) time.Duration {
 }
 
 const (
+	createsAtOnce = 100             // creates: a hundred starts of the kubelet in a row on a node with one slice, four on the largest
+	createsAgain  = 5 * time.Second // in which all slices of a node can be created once more, of few slices one a second
+)
+
+// limitCreates sets the limit of creates for a number of slices: what somebody deletes again and again is not created as often for ever.
+func (b *bucket) limitCreates(slices int) {
+	b.size = max(createsAtOnce, 4*slices)
+	b.every = min(time.Second, createsAgain/time.Duration(slices))
+}
+
+const (
 	rivalRounds = 3                // deletes of another driver's slices, after which it is left alone
 	rivalPause  = 5 * time.Second  // between deletes: its slices come one after another
 	rivalForget = 10 * time.Minute // after which slices of another driver are deleted once more

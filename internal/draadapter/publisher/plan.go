@@ -80,6 +80,7 @@ type write struct {
 // scheduler uses none of the pool.
 type plan struct {
 	writes  []write
+	slices  int // of the layout
 	rewrite bool
 }
 
@@ -135,7 +136,7 @@ func (v view) slice(i, count int, generation int64, devices []kubeapi.Device) ku
 
 // plan compares the layout with the observed slices. See docs/adr/0023 for when the generation changes.
 func (v view) plan(l layout) plan {
-	var p plan
+	p := plan{slices: len(l)}
 	latest := int64(0) // generation of the own slices
 	for _, name := range slices.Sorted(maps.Keys(v.slices)) {
 		s := v.slices[name]

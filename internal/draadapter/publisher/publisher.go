@@ -66,8 +66,8 @@ type state struct {
 	hold  time.Time // no request before it
 	retry retries
 
-	minor           bucket             // limits writes that can wait
-	recreate        map[string]*bucket // limits the creates of each slice
+	minor           bucket // limits writes that can wait
+	creates         bucket // limits creates
 	current         Status
 	writes          counters
 	logged, refusal string // the latest error in the log; the latest refusal
@@ -89,7 +89,7 @@ func New(o Options) *Publisher {
 	p.refused, p.stored, p.writes = map[fingerprint]error{}, map[string]answered{}, counters{}
 	p.seen = newObserved()
 	p.retry = newRetries()
-	p.minor, p.recreate = bucket{size: 10, every: 5 * time.Second}, map[string]*bucket{}
+	p.minor = bucket{size: 10, every: 5 * time.Second}
 	p.problem(notListed.Error())
 	p.publishStatus()
 	return p
@@ -120,7 +120,7 @@ func (p *Publisher) RefreshNode(ctx context.Context) error {
 
 // Run publishes until ctx ends. It deletes nothing then.
 func (p *Publisher) Run(ctx context.Context) error {
-	observations := make(chan observation)
+	observations := make(chan observation, parallelCreates) // so that the deletes of a kubelet that starts are in one plan
 	watching := make(chan struct{})
 	observing, cancel := context.WithCancel(ctx)
 	go func() {
@@ -135,6 +135,7 @@ func (p *Publisher) Run(ctx context.Context) error {
 	var changed <-chan struct{}
 	for {
 		changed = p.takeDevices()
+		p.takeObservations(observations)
 		if now := time.Now(); !p.due.IsZero() && !now.Before(p.next()) {
 			p.due = now.Add(resync)
 			p.reconcile(ctx, observations)

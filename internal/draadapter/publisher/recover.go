@@ -52,10 +52,18 @@ func unserved(err error) bool {
 func (p *Publisher) interrupted(observations <-chan observation) bool {
 	before := p.due
 	p.takeDevices()
-	select {
-	case o := <-observations:
-		p.apply(o)
-	default:
-	}
+	p.takeObservations(observations)
 	return p.due.Before(before) && !p.due.After(time.Now())
+}
+
+// takeObservations takes what is there of the slices in the API.
+func (p *Publisher) takeObservations(observations <-chan observation) {
+	for {
+		select {
+		case o := <-observations:
+			p.apply(o)
+		default:
+			return
+		}
+	}
 }

@@ -105,9 +105,38 @@ func TestDeletedAgainAndAgain(t *testing.T) {
 			a.api.Wipe(node, "")
 			a.after(100 * time.Millisecond)
 		}
-		if n := len(a.api.Writes()); n > 90 || n < 20 {
+		if n := len(a.api.Writes()); n > 100+61 || n < 20 {
 			t.Errorf("%d creates in a minute", n)
 		}
+		a.api.ForgetRequests()
+		for range 600 {
+			a.api.Wipe(node, "")
+			a.after(100 * time.Millisecond)
+		}
+		if n := len(a.api.Writes()); n > 61 || n < 50 {
+			t.Errorf("%d creates in the minute after it", n)
+		}
+	})
+}
+
+// The same with the slices of the largest node: in the long run each is created every five seconds.
+func TestManyDeletedAgainAndAgain(t *testing.T) {
+	inBubble(t, func(a *agent) {
+		a.set(gpus(25 * 64)...)
+		for range 600 {
+			a.api.Wipe(node, "")
+			a.after(100 * time.Millisecond)
+		}
+		a.api.ForgetRequests()
+		for range 600 {
+			a.api.Wipe(node, "")
+			a.after(100 * time.Millisecond)
+		}
+		if n := len(a.api.Writes()); n > 5*60+5 || n < 4*60 {
+			t.Errorf("%d creates in a minute", n)
+		}
+		a.after(6 * time.Second)
+		a.want(gpus(25 * 64)...)
 	})
 }
 

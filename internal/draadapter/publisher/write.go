@@ -3,22 +3,28 @@ package publisher
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/kubeapi"
 )
 
-// pauseOf returns how long the create of a slice has to wait: one that somebody deletes again and again is not created without a pause.
-func (p *Publisher) pauseOf(w write) time.Duration {
-	if w.verb != create {
-		return 0
+// parallelCreates is how many slices are created at the same time: with one after the other, those of a large node take as many answers of
+// the server as there are slices.
+const parallelCreates = 4
+
+// together returns how many of the writes are sent at the same time, the first ones; 0 = not before pause is over.
+func (p *Publisher) together(writes []write) (n int, pause time.Duration) {
+	if writes[0].verb != create {
+		return 1, 0
 	}
-	limit := p.recreate[w.slice.Metadata.Name]
-	if limit == nil {
-		limit = &bucket{size: 20, every: time.Second}
-		p.recreate[w.slice.Metadata.Name] = limit
+	for n < min(len(writes), parallelCreates) && writes[n].verb == create {
+		if pause = p.creates.take(time.Now()); pause > 0 {
+			break
+		}
+		n++
 	}
-	return limit.take(time.Now())
+	return n, pause
 }
 
 // prepare does what comes before the writes of a plan: the Node's UID for the owner of what is created, and a dry run of a layout whose
@@ -74,30 +80,35 @@ func (p *Publisher) refuse(l layout, err error) {
 // write does the writes of a plan. It reports whether another plan has to follow at once.
 func (p *Publisher) write(ctx context.Context, todo plan, observations <-chan observation) (again bool, err error) {
 	var firstErr error
-	for _, w := range todo.writes {
-		if pause := p.pauseOf(w); pause > 0 {
+	p.creates.limitCreates(todo.slices)
+	for rest := todo.writes; len(rest) > 0; {
+		n, pause := p.together(rest)
+		if n == 0 {
 			p.at(time.Now().Add(pause))
 			return false, firstErr
 		}
 		p.task.Heartbeat(callTimeout)
-		err := p.one(ctx, w)
-		switch {
-		case err == nil:
-		case w.foreign:
-			firstErr = cmpErr(firstErr, err) // the own slices have a higher generation
-		case errors.Is(err, kubeapi.ErrInvalid) && w.verb != remove:
-			l, _ := p.layout()
-			if _, known := p.refused[fingerprintOf(l)]; known {
-				return false, err
+		for i, err := range p.send(ctx, rest[:n]) {
+			w := rest[i]
+			switch {
+			case err == nil:
+			case w.foreign:
+				firstErr = cmpErr(firstErr, err) // the own slices have a higher generation
+			case errors.Is(err, kubeapi.ErrInvalid) && w.verb != remove:
+				l, _ := p.layout()
+				if _, known := p.refused[fingerprintOf(l)]; known {
+					return false, err
+				}
+				p.refuse(l, err)
+				return true, nil
+			default:
+				return p.recover(ctx, w, err)
 			}
-			p.refuse(l, err)
-			return true, nil
-		default:
-			return p.recover(ctx, w, err)
 		}
-		if !w.foreign && p.interrupted(observations) {
+		if !rest[0].foreign && p.interrupted(observations) {
 			return true, nil
 		}
+		rest = rest[n:]
 	}
 	return firstErr == nil, firstErr
 }
@@ -109,30 +120,50 @@ func cmpErr(a, b error) error {
 	return b
 }
 
-// one does one write and takes its answer.
-func (p *Publisher) one(ctx context.Context, w write) error {
-	name := w.slice.Metadata.Name
-	var got kubeapi.ResourceSlice
-	var err error
-	switch w.verb {
-	case create:
-		got, err = p.opts.API.CreateSlice(ctx, w.slice, kubeapi.Store)
-	case update:
-		got, err = p.opts.API.UpdateSlice(ctx, w.slice, kubeapi.Store)
-	case remove:
+// send sends writes at the same time, and takes their answers.
+func (p *Publisher) send(ctx context.Context, writes []write) []error {
+	got, errs := make([]kubeapi.ResourceSlice, len(writes)), make([]error, len(writes))
+	var sent sync.WaitGroup
+	for i, w := range writes {
 		if w.foreign {
 			p.rivals.deleted(time.Now())
-			p.log.Warn("slice of another driver of this name deleted: it is not published by this agent", "slice", name)
+			p.log.Warn("slice of another driver of this name deleted: it is not published by this agent", "slice", w.slice.Metadata.Name)
 		}
-		if err = p.opts.API.DeleteSlice(ctx, name, w.slice.Metadata.UID); err == nil || errors.Is(err, kubeapi.ErrNotFound) {
-			p.writes.count(w.verb, nil)
-			p.seen.gone(name)
-			return nil
+		sent.Go(func() { got[i], errs[i] = request(ctx, p.opts.API, w) })
+	}
+	sent.Wait()
+	for i, w := range writes {
+		p.writes.count(w.verb, errs[i])
+		if errs[i] == nil {
+			p.took(w, got[i])
 		}
 	}
-	p.writes.count(w.verb, err)
-	if err != nil {
-		return err
+	return errs
+}
+
+// request sends a write and returns the slice as the server stored it.
+func request(ctx context.Context, api *kubeapi.Client, w write) (kubeapi.ResourceSlice, error) {
+	switch w.verb {
+	case create:
+		return api.CreateSlice(ctx, w.slice, kubeapi.Store)
+	case update:
+		return api.UpdateSlice(ctx, w.slice, kubeapi.Store)
+	case remove:
+		err := api.DeleteSlice(ctx, w.slice.Metadata.Name, w.slice.Metadata.UID)
+		if errors.Is(err, kubeapi.ErrNotFound) {
+			err = nil
+		}
+		return kubeapi.ResourceSlice{}, err
+	}
+	return kubeapi.ResourceSlice{}, nil
+}
+
+// took takes the answer to a write.
+func (p *Publisher) took(w write, got kubeapi.ResourceSlice) {
+	name := w.slice.Metadata.Name
+	if w.verb == remove {
+		p.seen.gone(name)
+		return
 	}
 	p.compareAnswer(w.slice.Spec, got.Spec)
 	if equalDevices(w.slice.Spec.Devices, got.Spec.Devices) {
@@ -141,5 +172,4 @@ func (p *Publisher) one(ctx context.Context, w write) error {
 		p.stored[name] = newAnswered(w.slice.Spec, got.Spec)
 	}
 	p.seen.wrote(got)
-	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"time"
 )
 
 // Failure is what happens to a request instead of a success.
@@ -40,6 +41,13 @@ func (s *Server) takeFailure(r *Request) (Failure, bool) {
 		}
 	}
 	return Failure{}, false
+}
+
+// Delay makes each request of a verb take a time, several at once; 0 = none.
+func (s *Server) Delay(verb string, d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.delays[verb] = d
 }
 
 // Deny takes a verb on a resource from all callers, as a ClusterRole without it; Allow gives it back.

@@ -31,8 +31,11 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	s.mu.Lock()
 	s.requests = append(s.requests, req)
-	index, hung := len(s.requests)-1, s.hung
+	index, hung, delay := len(s.requests)-1, s.hung, s.delays[req.Verb]
 	s.mu.Unlock()
+	if delay > 0 {
+		time.Sleep(delay)
+	}
 	if hung != nil {
 		select {
 		case <-hung:

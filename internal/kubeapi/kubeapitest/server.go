@@ -25,7 +25,8 @@ type Server struct {
 	requests []Request
 	tokens   []string // accepted; nil = all, and none
 	denied   map[rule]bool
-	hung     chan struct{} // closed when requests go on; nil = they do
+	delays   map[string]time.Duration // by verb
+	hung     chan struct{}            // closed when requests go on; nil = they do
 	watches  watchMode
 
 	dropTaints, dropShares bool
@@ -66,7 +67,7 @@ func NewInMemory() *Server {
 }
 
 func serve(c *connections) *Server {
-	s := &Server{conns: c, store: newStore(), changed: make(chan struct{}), denied: map[rule]bool{}}
+	s := &Server{conns: c, store: newStore(), changed: make(chan struct{}), denied: map[rule]bool{}, delays: map[string]time.Duration{}}
 	s.http = &http.Server{Handler: s, ReadHeaderTimeout: time.Minute, ConnState: c.track}
 	go func() { _ = s.http.Serve(c) }() // until Close
 	return s

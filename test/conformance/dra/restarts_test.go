@@ -45,7 +45,7 @@ func restored(events []sliceEvent, devices int) (took time.Duration, ok bool) {
 //	kubelet   exec ... GetInfo, Notify         (the order changes from start to start)
 //	agent                                  watch: DELETED, create
 //
-// An agent creates slices that it lost twenty times in a row at once, later once a second, so a node has twenty restarts.
+// An agent creates slices that it lost a hundred times in a row at once, later once a second.
 func TestCase02And29KubeletRestarts(t *testing.T) {
 	const nodes = 5
 	var mu sync.Mutex
