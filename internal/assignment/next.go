@@ -15,8 +15,10 @@ type Holders struct {
 	By    []string // "pod default/train", "claim default/train", "job batch (allocation 1f3c)"; sorted
 	Known bool     // By is complete and recent
 	First bool     // there was an answer, perhaps without all holders; or there will be none
-	Why   string   // By is not complete, with the remedy
+	Why   string   // By is not complete, with the remedy; "" = it will be in a moment
 	Never bool     // by the settings of the agent, Known is never true
+
+	Age time.Duration // of a record that may lack what this agent has given out since
 }
 
 // Book returns the holders of a GPU by the record of one API. It waits for no disk and no call, and may be called at any time.

@@ -13,9 +13,10 @@ import (
 // step is what an agent sees at a time, of one GPU, and what it decides.
 type step struct {
 	at       time.Duration
-	holders  string // "" = none
-	unknown  bool   // the record is not known
-	reserved bool   // the GPU was given out since the step before
+	holders  string        // "" = none
+	unknown  bool          // the record is not known
+	age      time.Duration // of the record
+	reserved bool          // the GPU was given out since the step before
 	claim    *assignment.Claim
 	runs     bool   // nomad-gpu
 	forced   bool   // the entry still is afterwards
@@ -47,6 +48,10 @@ func TestNext(t *testing.T) {
 		}},
 		"given out in the settle time, and not in the record so far": {leaves, []step{
 			{at: 0, want: moves}, {at: 1 * s, want: moves}, {at: 20 * s, reserved: true, want: moves}, {at: 40 * s, want: moves}, {at: 50 * s, want: "elsewhere: nomad"},
+		}},
+		"given out after the record was read": {assignment.Entry{Side: inventory.DevicePlugin, Target: inventory.Nomad, Settle: 2 * s}, []step{
+			{at: 0, want: moves}, {at: 1 * s, want: moves}, {at: 2 * s, reserved: true, want: moves}, {at: 5 * s, age: 4 * s, want: moves},
+			{at: 30 * s, age: 28 * s, want: moves}, {at: 31 * s, age: 4 * s, want: moves}, {at: 33 * s, age: 6 * s, want: "elsewhere: nomad"},
 		}},
 		"the record is not known": {leaves, []step{
 			{at: 0, unknown: true, want: moves, waits: "the record"}, {at: 300 * s, unknown: true, want: moves}, {at: 301 * s, want: moves}, {at: 331 * s, want: "elsewhere: nomad"},
@@ -131,7 +136,7 @@ func describe(a inventory.Assignment) string {
 // input is what the agent of the kubelet, which serves both of its APIs, sees in a step.
 func (st step) input(file assignment.File, applied *inventory.Assignment, reserved *time.Duration) assignment.Input {
 	book := func(gpu.DeviceID) assignment.Holders {
-		h := assignment.Holders{Known: !st.unknown, Why: "the record"}
+		h := assignment.Holders{Known: !st.unknown, Why: "the record", Age: st.age}
 		if st.holders != "" {
 			h.By = []string{st.holders}
 		}

@@ -52,7 +52,8 @@ func (n *next) leaving(id gpu.DeviceID, side inventory.API, e Entry) (left time.
 	if book := n.Books[side]; book != nil {
 		h = book(id)
 	}
-	if !h.Known && !e.Force {
+	reserved, known := n.Reserved(id)
+	if older := known && n.Now-h.Age < reserved; (!h.Known || older) && !e.Force {
 		return settle, h.Why
 	}
 	if applied, ok := n.Applied(id); ok && applied.Here && applied.Moving == "" || !ok && slices.Contains(n.GPUs, id) {
@@ -62,8 +63,8 @@ func (n *next) leaving(id gpu.DeviceID, side inventory.API, e Entry) (left time.
 	if !counting {
 		since = n.Now
 	}
-	if at, ok := n.Reserved(id); ok {
-		since = max(since, at)
+	if known {
+		since = max(since, reserved)
 	}
 	n.is.empty[id] = since
 	return max(settle-(n.Now-since), 0), ""

@@ -55,6 +55,9 @@ type Client struct {
 	latest use.Record // not changed
 	err    error      // why latest is not current
 	logged []failure  // kinds of errors since the latest answer that were logged; nil = none
+
+	wanted    chan struct{} // a confirmation is wanted
+	confirmed Confirmation
 }
 
 // errFirst is the error of Read before the first answer.
@@ -62,7 +65,7 @@ var errFirst = errors.New("the Nomad agent has not answered yet")
 
 // New returns a client. It connects to nothing. An error of the files for https is that of each Read.
 func New(o Options) *Client {
-	c := &Client{log: o.Log, base: strings.TrimSuffix(o.Address, "/"), err: errFirst, token: tokenIn(o.TokenFile, o.Token)}
+	c := &Client{log: o.Log, base: strings.TrimSuffix(o.Address, "/"), err: errFirst, token: tokenIn(o.TokenFile, o.Token), wanted: make(chan struct{}, 1)}
 	if path, ok := strings.CutPrefix(o.Address, "unix://"); ok {
 		c.base = "http://nomad"
 		c.http = newHTTP(unixTransport(path))
@@ -89,6 +92,9 @@ func (c *Client) Run(ctx context.Context, tasks *watchdog.Registry, changed func
 	task := tasks.Register("nomad agent API")
 	defer task.Done()
 	defer c.http.CloseIdleConnections()
+	var confirming sync.WaitGroup
+	defer confirming.Wait()
+	confirming.Go(func() { c.confirm(ctx, tasks) })
 	f := follower{Client: c}
 	for {
 		task.Heartbeat(waitTime + answerTime)

@@ -32,7 +32,9 @@ type agent struct {
 	allocs  string // JSON of the list
 	changed chan struct{}
 	fail    bool
+	hang    bool // queries that wait get no answer
 	queries int
+	asked   int // for a confirmation
 }
 
 func newAgent() *agent { return &agent{index: 7, allocs: "[]", changed: make(chan struct{})} }
@@ -71,6 +73,10 @@ func (a *agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, `{"config":{"Region":"global","Datacenter":"dc1"},"member":{"Name":"one.global"},`+
 			`"stats":{"runtime":{"kernel.name":"linux"},"client":{"node_id":"f7476465-4d6e-c0de-26d0-e383c49be941","known_servers":"127.0.0.1:4647","num_allocations":"1"}}}`)
 	case "/v1/node/f7476465-4d6e-c0de-26d0-e383c49be941/allocations":
+		if r.URL.RawQuery == "" { // a confirmation
+			a.present(w)
+			return
+		}
 		_, stale := r.URL.Query()["stale"]
 		index, err := strconv.ParseUint(r.URL.Query().Get("index"), 10, 64)
 		if wait, waitErr := time.ParseDuration(r.URL.Query().Get("wait")); !stale || err != nil || waitErr != nil || wait != waitTime {
@@ -86,7 +92,7 @@ func (a *agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (a *agent) answer(w http.ResponseWriter, r *http.Request, index uint64) {
 	a.mu.Lock()
 	a.queries++
-	if a.index <= index && !a.fail {
+	for a.hang || a.index <= index && !a.fail {
 		changed := a.changed
 		a.mu.Unlock()
 		select {
@@ -102,6 +108,18 @@ func (a *agent) answer(w http.ResponseWriter, r *http.Request, index uint64) {
 		return
 	}
 	w.Header().Set("X-Nomad-Index", strconv.FormatUint(a.index, 10))
+	fmt.Fprint(w, a.allocs)
+}
+
+// present answers at once, as the leader of the servers does.
+func (a *agent) present(w http.ResponseWriter) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.asked++
+	if a.fail {
+		http.Error(w, "No cluster leader", http.StatusInternalServerError)
+		return
+	}
 	fmt.Fprint(w, a.allocs)
 }
 

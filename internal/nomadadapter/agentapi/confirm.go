@@ -1,0 +1,79 @@
+package agentapi
+
+import (
+	"context"
+	"errors"
+	"net/url"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/internal/watch"
+	"github.com/tandem-gpu/tandem/internal/watchdog"
+)
+
+// confirmTime is how long a query of Confirm may take. A later answer would be of no use.
+const confirmTime = 10 * time.Second
+
+// Confirmation is the answer to a query that did not wait, by the leader of the servers. It has every allocation that was placed before the
+// query, and so every one whose devices the client had reserved by then.
+type Confirmation struct {
+	Record use.Record
+	At     time.Time // of the query; zero = there was none
+	Err    error
+}
+
+// Confirm asks for a confirmation, which Confirmed returns later, and reports whether Run makes the query. The answers that Run follows may be a
+// minute old, and those of a server that lags behind. It never blocks.
+func (c *Client) Confirm() (asked bool) {
+	if c.http == nil {
+		return false
+	}
+	watch.Notify(c.wanted)
+	return true
+}
+
+// Confirmed returns the latest confirmation.
+func (c *Client) Confirmed() Confirmation {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.confirmed
+}
+
+// confirm makes a query after each Confirm, until ctx ends.
+func (c *Client) confirm(ctx context.Context, tasks *watchdog.Registry) {
+	task := tasks.Register("nomad agent API: confirmation")
+	defer task.Done()
+	for {
+		task.Heartbeat(0)
+		select {
+		case <-c.wanted:
+		case <-ctx.Done():
+			return
+		}
+		task.Heartbeat(confirmTime + minPause)
+		is := Confirmation{At: time.Now()}
+		all, err := c.present(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		is.Record, is.Err = recordOf(all), err
+		c.mu.Lock()
+		c.confirmed = is
+		c.mu.Unlock()
+		if !watch.Sleep(ctx, minPause) {
+			return
+		}
+	}
+}
+
+// present returns the allocations as the leader has them.
+func (c *Client) present(ctx context.Context) (all []allocation, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, confirmTime, errors.New("no answer in time"))
+	defer cancel()
+	node, err := c.nodeID(ctx)
+	if err != nil {
+		return nil, err
+	}
+	_, err = c.get(ctx, "/v1/node/"+url.PathEscape(node)+"/allocations", &all)
+	return all, err
+}
