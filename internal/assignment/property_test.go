@@ -40,7 +40,7 @@ func TestMoves(t *testing.T) {
 		if requested < *moves {
 			id := m.gpus[m.IntN(len(m.gpus))]
 			_, moving := pending[id]
-			if e, to := m.file.GPUs[id], assignment.APIs()[m.IntN(3)]; e.Target != to && (!moving || m.IntN(100) == 0) {
+			if e, to := m.known().GPUs[id], assignment.APIs()[m.IntN(3)]; e.Target != to && (!moving || m.IntN(100) == 0) {
 				if moving {
 					replaced++
 				} else {
@@ -105,9 +105,7 @@ func (m *model) offered(id gpu.DeviceID) (through inventory.API) {
 func (m *model) order(id gpu.DeviceID, to inventory.API) {
 	if m.remembered() && m.IntN(20) == 0 {
 		m.late++
-		if m.file = m.older; m.IntN(2) == 0 {
-			m.file = assignment.File{}
-		}
+		m.loseFile()
 	}
 	if m.IntN(50) == 0 {
 		m.older = m.file
@@ -123,6 +121,22 @@ func (m *model) order(id gpu.DeviceID, to inventory.API) {
 		if a.alive {
 			m.tick(a, m.IntN(20) == 0)
 		}
+	}
+}
+
+// known is what the file has or an agent remembers.
+func (m *model) known() assignment.File {
+	f := m.file
+	for _, a := range m.agents {
+		f = f.Restore(a.name, a.memory)
+	}
+	return f
+}
+
+// loseFile has no file on disk, or an older one.
+func (m *model) loseFile() {
+	if m.file = m.older; m.IntN(2) == 0 {
+		m.file = assignment.File{}
 	}
 }
 
@@ -156,6 +170,10 @@ func (m *model) disturb() {
 			first := m.IntN(2)
 			m.tick(m.agents[first], false)
 			m.tick(m.agents[1-first], false)
+		}
+	case 4: // the file alone, without an event: each agent finds that later
+		if m.remembered() {
+			m.loseFile()
 		}
 	case 3: // the mode of the node changes: another run of k8s-gpu, in the same or another process
 		a := m.agents[0]
