@@ -76,6 +76,7 @@ type limits struct {
 	grace      time.Duration // after that, for the text of the error
 	apiCall    time.Duration // for one request of the API server
 	apiRetry   time.Duration // between two of them
+	repeat     time.Duration // for the request before a claim that is prepared is answered again
 	stop       time.Duration // for calls in progress, when the agent ends
 	resend     time.Duration // between two complete health messages: the kubelet forgets those of a driver when a stream ends
 	healthAge  time.Duration // after which the kubelet takes health for unknown
@@ -88,7 +89,7 @@ type limits struct {
 }
 
 var defaultLimits = limits{
-	call: 40 * time.Second, grace: 500 * time.Millisecond, apiCall: 10 * time.Second, apiRetry: 250 * time.Millisecond, stop: time.Second,
+	call: 40 * time.Second, grace: 500 * time.Millisecond, apiCall: 10 * time.Second, apiRetry: 250 * time.Millisecond, repeat: time.Second, stop: time.Second,
 	resend: 8 * time.Second, healthAge: 30 * time.Second, socketPoll: 2 * time.Second, retry: time.Second,
 	query: 2 * time.Second, queryFirst: 100 * time.Millisecond, queryLast: time.Minute, queryActive: 5 * time.Minute,
 	specsEvery: time.Minute, abandoned: 5 * time.Minute,

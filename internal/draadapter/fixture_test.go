@@ -36,9 +36,20 @@ type api struct {
 	claims map[string]kubeapi.ResourceClaim // by "namespace/name"
 	err    error
 	calls  int
+	until  context.Context // requests have no answer before it ends; nil = they have
 }
 
-func (a *api) Claim(_ context.Context, namespace, name string) (kubeapi.ResourceClaim, error) {
+func (a *api) Claim(ctx context.Context, namespace, name string) (kubeapi.ResourceClaim, error) {
+	a.mu.Lock()
+	hung := a.until
+	a.mu.Unlock()
+	if hung != nil {
+		select {
+		case <-hung.Done():
+		case <-ctx.Done():
+			return kubeapi.ResourceClaim{}, fmt.Errorf("%w: %w", kubeapi.ErrUnavailable, ctx.Err())
+		}
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.calls++
@@ -56,6 +67,13 @@ func (a *api) fail(err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.err = err
+}
+
+// hang leaves requests without an answer until ctx ends; nil = answers again.
+func (a *api) hang(ctx context.Context) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.until = ctx
 }
 
 func (a *api) put(c kubeapi.ResourceClaim) {

@@ -2,8 +2,6 @@ package draadapter
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -14,8 +12,9 @@ import (
 // claimRef is a claim as the kubelet names it.
 type claimRef struct{ namespace, name, uid string }
 
-// prepare prepares a claim and returns its record. A claim that is prepared has the same answer again, from the record alone. After an
-// error, or the end of the process at any point, the next call completes what this one began:
+// prepare prepares a claim and returns its record. A claim that is prepared has the same answer again, from the record alone if the API
+// server does not answer, and else unless it was allocated anew since (see allocatedAnew). After an error, or the end of the process at any
+// point, the next call completes what this one began:
 //
 //	devices held        in memory
 //	record "started"    only for a client of an MPS control daemon
@@ -40,14 +39,18 @@ func (a *Adapter) prepare(ctx context.Context, ref claimRef, step *step) (prepar
 	if store.RemovedElsewhere(ref.uid) {
 		store.Forget(ref.uid)
 	}
+	var claim kubeapi.ResourceClaim
 	if c, ok := store.Get(ref.uid); ok && c.State == prepared.Complete && c.Holds(a.opts.BootID) {
-		step.set("the CDI specification in " + a.specs.folder + " is not written; does the disk respond?")
-		return c, a.specs.ensure(c)
-	}
-	step.set("the API server does not answer")
-	claim, err := a.readClaim(ctx, ref)
-	if err != nil {
-		return prepared.Claim{}, err
+		var anew bool
+		if claim, anew = a.allocatedAnew(ctx, ref, c); !anew {
+			step.set("the CDI specification in " + a.specs.folder + " is not written; does the disk respond?")
+			return c, a.specs.ensure(c)
+		}
+	} else {
+		step.set("the API server does not answer")
+		if claim, err = a.readClaim(ctx, ref); err != nil {
+			return prepared.Claim{}, err
+		}
 	}
 	step.set("the prepared claims in " + a.claimsDir() + " are not read; does the disk respond?")
 	if err := store.Refresh(); err != nil {
@@ -88,33 +91,6 @@ func (a *Adapter) record(c prepared.Claim, store *prepared.Store) error {
 		store.Release(c.UID)
 	}
 	return err
-}
-
-// readClaim reads the claim from the API server. While that does not answer, it tries again until ctx ends.
-func (a *Adapter) readClaim(ctx context.Context, ref claimRef) (kubeapi.ResourceClaim, error) {
-	began := time.Now()
-	for {
-		limit, cancel := context.WithTimeout(ctx, a.limits.apiCall)
-		claim, err := a.opts.API.Claim(limit, ref.namespace, ref.name)
-		cancel()
-		switch {
-		case err == nil && claim.Metadata.UID != ref.uid:
-			return claim, &UIDError{ref.namespace + "/" + ref.name, ref.uid, claim.Metadata.UID}
-		case err == nil && claim.Status.Allocation == nil:
-			return claim, ErrNotAllocated
-		case err == nil:
-			return claim, nil
-		case errors.Is(err, kubeapi.ErrNotFound):
-			return claim, fmt.Errorf("the claim does not exist any more: %w", err)
-		case errors.Is(err, kubeapi.ErrForbidden), errors.Is(err, kubeapi.ErrInvalid):
-			return claim, err
-		}
-		select {
-		case <-time.After(a.limits.apiRetry):
-		case <-ctx.Done():
-			return claim, &PendingError{What: "the API server does not answer", Waited: time.Since(began), Err: err}
-		}
-	}
 }
 
 // reserve holds the devices of a claim. While a condition lasts that is expected to end soon, it waits until ctx ends: the kubelet tries

@@ -27,7 +27,8 @@ func marshal(t *testing.T, m proto.Message) []byte {
 	return text
 }
 
-// A repeated Prepare has the same answer byte for byte, from the record: without the API server and without the inventory.
+// A repeated Prepare has the same answer byte for byte, from the record: also if the API server does not answer, has no such claim or none
+// that is allocated, and without the inventory.
 func TestPrepareIsRepeatedFromTheRecord(t *testing.T) {
 	reserved := 0
 	r := newRig(t, build(coretest.GPUs(2), health.Ledger{}, config()), func(a *Adapter) {
@@ -38,7 +39,7 @@ func TestPrepareIsRepeatedFromTheRecord(t *testing.T) {
 	if len(first) != 1 || first[uidOf("a")].GetError() != "" {
 		t.Fatal(first)
 	}
-	want, calls := marshal(t, first[uidOf("a")]), r.api.count()
+	want := marshal(t, first[uidOf("a")])
 	d := first[uidOf("a")].GetDevices()[0]
 	if len(d.GetCdiDeviceIds()) != 1 || d.GetCdiDeviceIds()[0] != "k8s.device-plugin.nvidia.com/gpu="+string(coretest.GPU(0)) || d.GetPoolName() != node {
 		t.Errorf("%v", d)
@@ -47,14 +48,75 @@ func TestPrepareIsRepeatedFromTheRecord(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 	r.src.Set(build(coretest.GPUs(0), health.Ledger{}, config()))
-	for range 2 {
+	for name, change := range map[string]func(){
+		"nothing changed": func() {},
+		"unavailable":     func() { r.api.fail(kubeapi.ErrUnavailable) },
+		"does not answer": func() { r.api.hang(r.ctx) },
+		"another claim":   func() { c := newClaim("a", result(coretest.GPU(1))); c.Metadata.UID = "other"; r.api.put(c) },
+		"no allocation":   func() { c := newClaim("a"); c.Status.Allocation = nil; r.api.put(c) },
+		"no such claim":   func() { r.api.fail(kubeapi.ErrNotFound) },
+		"another driver's": func() {
+			r.api.put(newClaim("a", result(coretest.GPU(0)), result("x", func(r *kubeapi.DeviceRequestAllocationResult) { r.Driver = "nic" })))
+		},
+	} {
+		change()
 		if got := marshal(t, r.prepare("a")[uidOf("a")]); !slices.Equal(got, want) {
-			t.Errorf("%x, want %x", got, want)
+			t.Errorf("%s: %x, want %x", name, got, want)
 		}
+		r.api.hang(nil)
+		r.api.fail(nil)
+		r.api.put(newClaim("a", result(coretest.GPU(0))))
 		r.start()
 	}
-	if n := r.api.count(); n != calls || reserved != 1 {
-		t.Errorf("%d calls of the API server, want %d; %d devices reserved", n, calls, reserved)
+	if reserved != 1 {
+		t.Errorf("%d devices reserved", reserved)
+	}
+}
+
+// A claim that was allocated anew without having been unprepared gets the devices of the new allocation, also if they are shares of the same
+// device. While it can't get them, it is an error, and the record stays.
+func TestPrepareOfAClaimThatWasAllocatedAnew(t *testing.T) {
+	share := func(id string) func(*kubeapi.DeviceRequestAllocationResult) {
+		return func(r *kubeapi.DeviceRequestAllocationResult) { r.ShareID = id }
+	}
+	r := newRig(t, build(coretest.GPUs(3), health.Ledger{}, config()))
+	r.api.put(newClaim("a", result(coretest.GPU(0))))
+	r.api.put(newClaim("b", result(coretest.GPU(1))))
+	for _, name := range []string{"a", "b"} {
+		_, err := r.prepareOne(name)
+		r.must(err)
+	}
+	r.api.put(newClaim("a", result(coretest.GPU(1))))
+	if _, err := r.prepareOne("a"); err == nil || !strings.Contains(err.Error(), "held by claim default/b") {
+		t.Errorf("a device of another claim: %v", err)
+	}
+	if c := r.record("a"); c.Results[0].Device != deviceName(coretest.GPU(0)) {
+		t.Errorf("%+v", c)
+	}
+	r.api.put(newClaim("a", result(coretest.GPU(2))))
+	got, err := r.prepareOne("a")
+	r.must(err)
+	if len(got) != 1 || got[0].GetDeviceName() != deviceName(coretest.GPU(2)) {
+		t.Errorf("answer %v, allocated %s", got, coretest.GPU(2))
+	}
+	r.start()
+	if c := r.record("a"); len(c.Results) != 1 || c.Results[0].Device != deviceName(coretest.GPU(2)) || c.State != prepared.Complete {
+		t.Errorf("%+v", c)
+	}
+	r.api.put(newClaim("c", result(coretest.GPU(0)))) // free again
+	_, err = r.prepareOne("c")
+	r.must(err)
+	r.must(r.unprepare("c"))
+
+	r.src.Set(build(coretest.GPUs(3), health.Ledger{}, config(shared(inventory.TimeSlicing, 2))))
+	r.must(r.unprepare("a"))
+	for _, id := range []string{"first", "second"} {
+		r.api.put(newClaim("a", result(coretest.GPU(0), share(id))))
+		got, err := r.prepareOne("a")
+		r.must(err)
+		if len(got) != 1 || got[0].GetShareId() != id {
+			t.Errorf("answer %v, allocated share %s", got, id)
+		}
 	}
 }
 
