@@ -75,7 +75,7 @@ type limits struct {
 	call       time.Duration // for Prepare and Unprepare: the kubelet waits 45 s (pkg/kubelet/cm/dra/plugin/dra_plugin.go)
 	grace      time.Duration // after that, for the text of the error
 	apiCall    time.Duration // for one request of the API server
-	apiRetry   time.Duration // between two of them
+	apiRetry   time.Duration // between the first two of them
 	repeat     time.Duration // for the request before a claim that is prepared is answered again
 	stop       time.Duration // for calls in progress, when the agent ends
 	resend     time.Duration // between two complete health messages: the kubelet forgets those of a driver when a stream ends

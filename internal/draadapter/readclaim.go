@@ -8,14 +8,19 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
+
 	"github.com/tandem-gpu/tandem/internal/draadapter/prepared"
 	"github.com/tandem-gpu/tandem/internal/draadapter/resourceslice"
 	"github.com/tandem-gpu/tandem/internal/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
-// readClaim reads the claim from the API server. While that does not answer, it tries again until ctx ends.
+// readClaim reads the claim from the API server. While that does not answer, it tries again until ctx ends: without a connection, which costs
+// the server nothing, each second at last, and else ever more rarely, and not before the server wants it.
 func (a *Adapter) readClaim(ctx context.Context, ref claimRef) (kubeapi.ResourceClaim, error) {
 	began := time.Now()
+	unreached, unanswered := a.newRetry(3), a.newRetry(32)
 	for {
 		limit, cancel := context.WithTimeout(ctx, a.limits.apiCall)
 		claim, err := a.opts.API.Claim(limit, ref.namespace, ref.name)
@@ -32,12 +37,21 @@ func (a *Adapter) readClaim(ctx context.Context, ref claimRef) (kubeapi.Resource
 		case errors.Is(err, kubeapi.ErrForbidden), errors.Is(err, kubeapi.ErrInvalid):
 			return claim, err
 		}
-		select {
-		case <-time.After(a.limits.apiRetry):
-		case <-ctx.Done():
+		wait := unreached.NextBackOff()
+		if !errors.Is(err, kubeapi.ErrUnreached) {
+			wait = max(unanswered.NextBackOff(), kubeapi.RetryAfter(err))
+		}
+		if !watch.Sleep(ctx, wait) {
 			return claim, &PendingError{What: "the API server does not answer", Waited: time.Since(began), Err: err}
 		}
 	}
+}
+
+// newRetry returns waits that grow to a multiple of the first, at random, so that claims which wait do not ask in step.
+func (a *Adapter) newRetry(most time.Duration) *backoff.ExponentialBackOff {
+	b := backoff.NewExponentialBackOff()
+	b.InitialInterval, b.MaxInterval = a.limits.apiRetry, most*a.limits.apiRetry
+	return b
 }
 
 // allocatedAnew reads the claim of a record from the API server once, and reports whether it was allocated to other devices since. A record

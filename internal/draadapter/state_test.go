@@ -202,6 +202,26 @@ func TestAPIServerAway(t *testing.T) {
 	}
 }
 
+// A server that has too much to do is asked no sooner than it wants, and more and more rarely.
+func TestAPIServerBusy(t *testing.T) {
+	for name, c := range map[string]struct {
+		err  error
+		most int
+	}{
+		"retry after 300 ms": {&kubeapi.StatusError{Code: 429, RetryAfter: 300 * time.Millisecond}, 4},
+		"no time":            {&kubeapi.StatusError{Code: 503}, 20},
+	} {
+		r := newRig(t, build(coretest.GPUs(1), health.Ledger{}, config()), func(a *Adapter) { a.limits.call = time.Second })
+		r.api.fail(c.err)
+		if _, err := r.prepareOne("a"); err == nil || !strings.Contains(err.Error(), "the API server does not answer (waited 1s)") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if n := r.api.count(); n > c.most || n < 2 {
+			t.Errorf("%s: %d requests in a second, want at most %d", name, n, c.most)
+		}
+	}
+}
+
 // What is expected to end soon is waited for: the first reading of the driver, and maintenance. Its end is noticed at once; the text of
 // an error has what was waited for.
 func TestPrepareWaits(t *testing.T) {

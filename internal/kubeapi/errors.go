@@ -65,6 +65,14 @@ type connectError struct{ error }
 // Unwrap returns the cause.
 func (e *connectError) Unwrap() error { return e.error }
 
+// RetryAfter is how long the server wants a client to wait before the next try, at most a minute; 0 = it did not ask for that.
+func RetryAfter(err error) time.Duration {
+	if status, ok := errors.AsType[*StatusError](err); ok {
+		return min(status.RetryAfter, time.Minute)
+	}
+	return 0
+}
+
 // newStatusError returns the error of an answer.
 func newStatusError(server string, r call, answer *http.Response, content []byte) *StatusError {
 	e := &StatusError{Verb: r.verb, Object: r.object.String(), Server: server, Code: answer.StatusCode, rule: rule(r)}

@@ -41,7 +41,7 @@ func (r retries) next(err error) time.Duration {
 		return r.refused.NextBackOff()
 	}
 	wait := r.unanswered.NextBackOff()
-	if asked := retryAfter(err); asked > 0 { // all clients may have got the same
+	if asked := kubeapi.RetryAfter(err); asked > 0 { // all clients may have got the same
 		wait = max(wait, asked+rand.N(asked/2))
 	}
 	return wait
@@ -51,12 +51,4 @@ func (r retries) reset() {
 	r.unreached.Reset()
 	r.unanswered.Reset()
 	r.refused.Reset()
-}
-
-// retryAfter is the wait that the server asked for; 0 = it did not.
-func retryAfter(err error) time.Duration {
-	if status, ok := errors.AsType[*kubeapi.StatusError](err); ok {
-		return min(status.RetryAfter, time.Minute)
-	}
-	return 0
 }
