@@ -17,7 +17,7 @@ func (n *next) endForce(id gpu.DeviceID, e Entry) Entry {
 		return e
 	}
 	arrived := e.Side == e.Target && AgentOf(e.Side) == n.Agent && len(n.Claims(id)) == 0
-	if !arrived && n.heldThrough(id, e.Target) == "" {
+	if !arrived && n.heldThrough(id, e.Target).text == "" {
 		return e
 	}
 	e.Force = false

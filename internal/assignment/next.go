@@ -3,7 +3,6 @@ package assignment
 import (
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -56,6 +55,7 @@ type State struct {
 	running bool
 	empty   map[gpu.DeviceID]time.Duration // since when a GPU has been withheld and without holders
 	absent  map[gpu.DeviceID]absence
+	shown   map[gpu.DeviceID]kindShown
 }
 
 // Status is the assignment of a GPU, and what its move waits for.
@@ -82,6 +82,7 @@ const initialWait = 10 * time.Second
 func Next(s State, in Input) (State, File, []Status) {
 	n := &next{Input: in, file: in.File, was: s, is: State{
 		started: s.started, running: true, empty: map[gpu.DeviceID]time.Duration{}, absent: map[gpu.DeviceID]absence{},
+		shown: map[gpu.DeviceID]kindShown{},
 	}}
 	if !s.running {
 		n.is.started = in.Now
@@ -139,8 +140,8 @@ func (n *next) explicit(id gpu.DeviceID, e Entry) Status {
 	}
 	if e.Target != e.Side && (AgentOf(e.Target) != n.Agent || slices.Contains(n.APIs, e.Target)) {
 		left, waits := n.leaving(id, e.Side, e)
-		if waits != "" || left > 0 || n.ReadOnly {
-			return n.withheld(id, e, "to "+string(e.Target), waits, left).leaving(n.blocked(id, e) == "")
+		if waits.text != "" || left > 0 || n.ReadOnly {
+			return n.withheld(id, e, e.Target, waits, left).leaving(n.blocked(id, e).text == "")
 		}
 		e.Side, e.Turn = e.Target, e.Turn+1
 		n.change().GPUs[id] = e
@@ -151,8 +152,8 @@ func (n *next) explicit(id gpu.DeviceID, e Entry) Status {
 	if len(n.APIs) > 1 && !n.ReadOnly && n.file.Inner[n.Agent][id] != e.Side { // which of its APIs may have work on it, if it gives the GPU up
 		n.setInner(id, e.Side)
 	}
-	if why := n.blocked(id, e); why != "" {
-		return n.withheld(id, e, "to "+string(e.Side)+": waits for "+why, why, 0)
+	if waits := n.blocked(id, e); waits.text != "" {
+		return n.withheld(id, e, e.Side, waits, 0)
 	}
 	st := Status{Assignment: inventory.Assignment{GPU: id, API: e.Side, Here: true}, Target: e.Target}
 	if e.Target != e.Side {
@@ -161,8 +162,12 @@ func (n *next) explicit(id gpu.DeviceID, e Entry) Status {
 	return st
 }
 
-func (n *next) withheld(id gpu.DeviceID, e Entry, moving, waits string, left time.Duration) Status {
-	return Status{Assignment: inventory.Assignment{GPU: id, API: e.Side, Here: true, Moving: moving}, Target: e.Target, Waits: waits, Left: left}
+// withheld is the status of a GPU that this agent has and that takes no new work until it has come to an API.
+func (n *next) withheld(id gpu.DeviceID, e Entry, to inventory.API, waits wait, left time.Duration) Status {
+	return Status{
+		Assignment: inventory.Assignment{GPU: id, API: e.Side, Here: true, Moving: n.health(id, to, waits)},
+		Target:     e.Target, Waits: waits.text, Left: left,
+	}
 }
 
 // leaving returns a status with whether what was placed on the GPU before is still given out: not if others may have it.
@@ -199,7 +204,7 @@ func (n *next) withoutSide(id gpu.DeviceID, e Entry) Status {
 		return Status{Assignment: inventory.Assignment{GPU: id, Moving: "to " + string(e.Target)}, Target: e.Target, Waits: waits}
 	}
 	e.Side, _ = n.inner(id)
-	return n.withheld(id, e, "to "+string(e.Target), waits, 0)
+	return n.withheld(id, e, e.Target, wait{text: waits}, 0)
 }
 
 // elsewhere decides about a GPU that another agent has.
@@ -218,38 +223,10 @@ func (n *next) elsewhere(id gpu.DeviceID, e Entry) Status {
 	own := e
 	own.Side, _ = n.inner(id)
 	left, waits := n.leaving(id, own.Side, e)
-	if left == 0 && waits == "" {
+	if left == 0 && waits.text == "" {
 		return away
 	}
-	return n.withheld(id, own, "to "+string(e.Side), waits, left)
-}
-
-// blocked returns why a GPU of this agent must not be given out; "" = it may.
-func (n *next) blocked(id gpu.DeviceID, e Entry) string {
-	for _, c := range n.Claims(id) {
-		switch {
-		case c.Running:
-			return c.Agent + ", which claims it, to give it up"
-		case e.Force && !n.without(id, e, c.Agent):
-			return c.Agent + ", which claims it and does not run, to stay away for the settle time"
-		case !e.Force:
-			return c.Agent + ", which claims it and does not run: start it; if it was removed, delete its file in claims/"
-		}
-	}
-	return n.heldThrough(id, e.Side)
-}
-
-// heldThrough returns the holders of a GPU through other APIs of this agent than the one that has it, as text.
-func (n *next) heldThrough(id gpu.DeviceID, side inventory.API) string {
-	for _, a := range APIs() {
-		if a == side || n.Books[a] == nil {
-			continue
-		}
-		if h := n.Books[a](id); len(h.By) > 0 {
-			return strings.Join(h.By, ", ") + ", which has it through " + string(a)
-		}
-	}
-	return ""
+	return n.withheld(id, own, e.Side, waits, left)
 }
 
 // implicit decides about a GPU without an entry.
@@ -259,20 +236,20 @@ func (n *next) implicit(id gpu.DeviceID) Status {
 	if !known {
 		e.Side = n.Default
 		const record = "the record of device-plugin"
-		return n.withheld(id, e, "to "+string(n.Default)+": waits for "+record, record, 0)
+		return n.withheld(id, e, n.Default, wait{text: record, kind: kindRecord}, 0)
 	}
 	if side != n.Default {
 		left, waits := n.leaving(id, side, e)
-		if waits != "" || left > 0 || n.ReadOnly {
-			return n.withheld(id, e, "to "+string(n.Default), waits, left).leaving(n.heldThrough(id, side) == "")
+		if waits.text != "" || left > 0 || n.ReadOnly {
+			return n.withheld(id, e, n.Default, waits, left).leaving(n.heldThrough(id, side).text == "")
 		}
 		e.Side = n.Default
 	}
 	if n.file.Inner[n.Agent][id] != e.Side && !n.ReadOnly {
 		n.setInner(id, e.Side)
 	}
-	if why := n.heldThrough(id, e.Side); why != "" {
-		return n.withheld(id, e, "to "+string(e.Side)+": waits for "+why, why, 0)
+	if waits := n.heldThrough(id, e.Side); waits.text != "" {
+		return n.withheld(id, e, e.Side, waits, 0)
 	}
 	return Status{Assignment: inventory.Assignment{GPU: id, API: e.Side, Here: true}, Target: e.Target}
 }

@@ -22,6 +22,7 @@ type step struct {
 	forced   bool   // the entry still is afterwards
 	want     string // "dra", "dra, moves to nomad", "elsewhere: nomad"
 	waits    string // contained in Status.Waits
+	health   string // want, in full; "" = want only
 }
 
 const one = gpu.DeviceID("GPU-1")
@@ -53,6 +54,12 @@ func TestNext(t *testing.T) {
 			{at: 0, want: moves}, {at: 1 * s, want: moves}, {at: 2 * s, reserved: true, want: moves}, {at: 5 * s, age: 4 * s, want: moves},
 			{at: 30 * s, age: 28 * s, want: moves}, {at: 31 * s, age: 4 * s, want: moves}, {at: 33 * s, age: 6 * s, want: "elsewhere: nomad"},
 		}},
+		"its health has the kind of wait, and a change of it only if that lasts": {leaves, []step{
+			{at: 0, holders: "pod a", health: moves + ": waits for the end of running work"}, {at: 9 * s, health: moves + ": waits for the end of running work"},
+			{at: 12 * s, holders: "pod b", health: moves + ": waits for the end of running work"}, {at: 20 * s, health: moves + ": waits for the end of running work"},
+			{at: 30 * s, health: moves}, {at: 31 * s, unknown: true, health: moves}, {at: 32 * s, health: moves},
+			{at: 40 * s, unknown: true, health: moves}, {at: 50 * s, unknown: true, health: moves + ": waits for a record of running work"},
+		}},
 		"the record is not known": {leaves, []step{
 			{at: 0, unknown: true, want: moves, waits: "the record"}, {at: 300 * s, unknown: true, want: moves}, {at: 301 * s, want: moves}, {at: 331 * s, want: "elsewhere: nomad"},
 		}},
@@ -65,10 +72,10 @@ func TestNext(t *testing.T) {
 			{at: 601 * s, unknown: true, want: moves, waits: "the record"}, {at: 900 * s, unknown: true, want: moves, waits: "the record"},
 		}},
 		"it comes, and the other agent still claims it": {assignment.Entry{Side: inventory.DRA, Target: inventory.DRA}, []step{
-			{at: 0, claim: &nomad, want: "dra, moves to dra: waits for nomad-gpu, which claims it, to give it up"}, {at: 1 * s, want: "dra"},
+			{at: 0, claim: &nomad, want: "dra, moves to dra: waits for nomad-gpu", waits: "which claims it, to give it up"}, {at: 1 * s, want: "dra"},
 		}},
 		"it comes, and an agent that was removed claims it": {assignment.Entry{Side: inventory.DRA, Target: inventory.DRA}, []step{
-			{at: 600 * s, claim: &away, want: "dra, moves to dra: waits for nomad-gpu, which claims it and does not run", waits: "delete its file"},
+			{at: 600 * s, claim: &away, want: "dra, moves to dra: waits for nomad-gpu", waits: "delete its file"},
 		}},
 		"forced from an agent that does not run": {forced(inventory.Nomad, inventory.DRA), []step{
 			{at: 0, claim: &away, forced: true, want: "elsewhere: nomad", waits: "nomad-gpu, which does not run, to stay away"},
@@ -110,6 +117,9 @@ func TestNext(t *testing.T) {
 				applied = &all[0].Assignment
 				if got := describe(all[0].Assignment); !strings.HasPrefix(got, st.want) || st.want == "dra" && got != "dra" || !strings.Contains(all[0].Waits, st.waits) {
 					t.Errorf("%v: %s, waits for %q; want %s, %q", st.at, got, all[0].Waits, st.want, st.waits)
+				}
+				if got := describe(all[0].Assignment); st.health != "" && got != st.health {
+					t.Errorf("%v: health %q, want %q", st.at, got, st.health)
 				}
 				if got := file.GPUs[one].Force; got != st.forced {
 					t.Errorf("%v: forced: %v", st.at, got)

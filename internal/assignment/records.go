@@ -1,10 +1,6 @@
 package assignment
 
 import (
-	"slices"
-	"strings"
-	"time"
-
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
@@ -40,32 +36,4 @@ func (n *next) named(id gpu.DeviceID) (by []string) {
 		}
 	}
 	return by
-}
-
-// leaving returns for how long a GPU that is withheld must still have no holder before its side changes, or what that waits for.
-func (n *next) leaving(id gpu.DeviceID, side inventory.API, e Entry) (left time.Duration, waits string) {
-	settle := e.settle()
-	if by := n.named(id); len(by) > 0 {
-		return settle, "the end of " + strings.Join(by, ", ")
-	}
-	h := Holders{Why: "the record of " + string(side) + ", which this process does not serve"}
-	if book := n.Books[side]; book != nil {
-		h = book(id)
-	}
-	reserved, known := n.Reserved(id)
-	if older := known && n.Now-h.Age < reserved; (!h.Known || older) && !e.Force {
-		return settle, h.Why
-	}
-	if applied, ok := n.Applied(id); ok && applied.Here && applied.Moving == "" || !ok && slices.Contains(n.GPUs, id) {
-		return settle, "" // it is still offered: the time begins when it is not
-	}
-	since, counting := n.was.empty[id]
-	if !counting {
-		since = n.Now
-	}
-	if known {
-		since = max(since, reserved)
-	}
-	n.is.empty[id] = since
-	return max(settle-(n.Now-since), 0), ""
 }

@@ -138,7 +138,7 @@ func TestGPUMovesBetweenAgents(t *testing.T) {
 		n.expect(t, "while a job has it", through{0: ""})
 		k.expect(t, "while a job has it", through{2: inventory.DevicePlugin})
 		for u := range n.Current().Units() {
-			if u.Device.Index == 1 && (u.Health.Reason != health.ReasonMoving || !strings.Contains(u.Health.String(), "moves (to device-plugin)")) {
+			if u.Device.Index == 1 && (u.Health.Reason != health.ReasonMoving || !strings.Contains(u.Health.String(), "moves (to device-plugin: waits for the end of running work)")) {
 				t.Errorf("the GPU that leaves is %s", u.Health)
 			}
 		}

@@ -140,7 +140,7 @@ func TestGPUMovesBetweenBothAgents(t *testing.T) {
 	if n.takesWork(moved) || k.takesWork(moved) || !n.takesWork(other) {
 		t.Error("the GPU takes work while it moves, or another one does not")
 	}
-	if _, err := n.allocate(id); err == nil || !strings.Contains(err.Error(), "moves (to device-plugin)") {
+	if _, err := n.allocate(id); err == nil || !strings.Contains(err.Error(), "moves (to device-plugin: waits for the end of running work)") {
 		t.Errorf("Reserve of a GPU that moves: %v", err)
 	}
 	for _, a := range []*agent{n, k} {
