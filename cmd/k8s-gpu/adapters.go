@@ -43,18 +43,21 @@ func (r *runner) newAdapters(a *agent.Agent, s settings, api *kubeapi.Client, lo
 		Check: a.CheckReservation, Reserved: a.Reserved, Watchdog: a.Watchdog(), PodResourcesSocket: s.PodResourcesSocket,
 		AllocationStore: allocationStore(s, log), Handover: &r.kubelet,
 	}
+	notes := leftoversOf(s).warnings()
+	for _, note := range notes {
+		log.Error(note)
+	}
 	if servesDRA(s) && api != nil && s.DRA.Node != "" {
-		return newBoth(a, s, api, o)
+		made := newBoth(a, s, api, o)
+		made.notes = notes
+		return made
 	}
 	plugins := kubeadapter.New(a.Monitor, o)
 	made := adapters{
 		plugins: plugins, view: kubemetrics.View{Plugin: plugins}, tasks: []func(context.Context) error{plugins.Run},
-		apis: []inventory.API{inventory.DevicePlugin}, books: plugins.Books(nil),
+		apis: []inventory.API{inventory.DevicePlugin}, books: plugins.Books(nil), notes: notes,
 	}
-	switch {
-	case servesDRA(s):
-		made.notes = []string{"GPUs or claims of the API dra are left on this node, and this agent can't serve them: pods with claims can't end. Set NODE_NAME (spec.nodeName), and --kube-api outside of a pod"}
-	case api != nil && s.DRA.API.Configured():
+	if api != nil && s.DRA.API.Configured() && !servesDRA(s) {
 		made.tasks = append(made.tasks, func(ctx context.Context) error { removeSlices(ctx, api, s.DRA.Node, log); return nil })
 	}
 	return made
@@ -92,5 +95,5 @@ func (m adapters) warnings() []string {
 	if m.dra == nil {
 		return slices.Concat(m.notes, m.plugins.Warnings())
 	}
-	return slices.Concat(m.dra.warnings(), m.plugins.Warnings())
+	return slices.Concat(m.notes, m.dra.warnings(), m.plugins.Warnings())
 }

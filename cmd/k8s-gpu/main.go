@@ -105,10 +105,15 @@ func doctorOptions(s settings) kubelet.Options {
 	}
 }
 
-// draChecks are the checks of the API dra; none with device plugins.
+// draChecks are the checks of the API dra; with device plugins only if something of it is left on the node.
 func draChecks(s settings) []doctor.Check {
 	if s.Core.API != inventory.DRA {
-		return nil
+		switch left := leftoversOf(s); {
+		case left.problem() != "":
+			return []doctor.Check{left.check(s.Health.StateDir)}
+		case len(left.of) == 0:
+			return nil
+		}
 	}
 	return kubelet.DRA{
 		Node: s.DRA.Node, Driver: resourceslice.Driver, Sockets: draadapter.SocketPrefix, Slices: publisher.NamePrefix(s.DRA.Node, resourceslice.Driver),

@@ -125,6 +125,16 @@ func serverAddress(address string) (*url.URL, error) {
 // Server is the address of the API server: https://host:port.
 func (c *Client) Server() string { return c.server }
 
+// Credentials returns why the token or the CA certificates can't be read.
+func (c *Client) Credentials() error {
+	_, err := c.credentials.token()
+	if path := c.credentials.caFile; path != "" {
+		_, caErr := readFile(path, maxCAFile)
+		err = errors.Join(err, caErr)
+	}
+	return err
+}
+
 // CloseIdleConnections closes the connections that no request uses.
 func (c *Client) CloseIdleConnections() { c.http.CloseIdleConnections() }
 

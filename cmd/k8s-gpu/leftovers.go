@@ -1,0 +1,77 @@
+package main
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/tandem-gpu/tandem/internal/assignment"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/doctor"
+	"github.com/tandem-gpu/tandem/internal/draadapter"
+	"github.com/tandem-gpu/tandem/internal/kubeapi"
+)
+
+// leftovers are what a node with device plugins still has of the API dra, and what the agent lacks to serve that: with the component or the
+// value dra its token and its folder are gone, too.
+type leftovers struct {
+	of    []string
+	lacks []string
+}
+
+const backFromDRA = `put the component dra (chart: api: dra) back, run "k8s-gpu migrate apply --to device-plugin --all --wait 10m" in the agent's pod, and remove it then: docs/dra.md`
+
+func leftoversOf(s settings) (l leftovers) {
+	dir := s.Health.StateDir
+	if s.Core.API == inventory.DRA || dir == "" {
+		return leftovers{}
+	}
+	if draadapter.HasClaims(dir) {
+		l.of = append(l.of, "prepared claims")
+	}
+	if _, err := assignment.Read(dir); err == nil && assignment.Needs(dir, inventory.DRA) {
+		l.of = append(l.of, "GPUs")
+	}
+	if len(l.of) == 0 {
+		return leftovers{}
+	}
+	if s.DRA.Node == "" {
+		l.lacks = append(l.lacks, "the node's name (NODE_NAME)")
+	}
+	if api, err := kubeapi.New(kubeAPIOptions(s)); err != nil {
+		l.lacks = append(l.lacks, "the API server's address ("+err.Error()+")")
+	} else if err := api.Credentials(); err != nil {
+		l.lacks = append(l.lacks, "a token of the API server ("+err.Error()+")")
+	}
+	folder := filepath.Join(s.DRA.KubeletDir, "plugins_registry")
+	if info, err := os.Stat(folder); err != nil || !info.IsDir() {
+		l.lacks = append(l.lacks, "the kubelet's folder "+folder)
+	}
+	return l
+}
+
+// problem is why the leftovers are not served; "" = they are, or there are none.
+func (l leftovers) problem() string {
+	if len(l.lacks) == 0 {
+		return ""
+	}
+	return strings.Join(l.of, " and ") + " of the API dra are left on this node, and the agent lacks what it needs for them: " + strings.Join(l.lacks, ", ") +
+		". Pods with claims can't end, and their GPUs stay"
+}
+
+// warnings has the problem with its remedy.
+func (l leftovers) warnings() []string {
+	if p := l.problem(); p != "" {
+		return []string{p + ": " + backFromDRA}
+	}
+	return nil
+}
+
+// check is that of doctor.
+func (l leftovers) check(stateDir string) doctor.Check {
+	const name = "dra"
+	return doctor.Check{Name: name, Place: stateDir, Look: func(context.Context, *doctor.Facts) []doctor.Finding {
+		return []doctor.Finding{{Check: name, Severity: doctor.Problem, Place: stateDir, Found: l.problem(), Remedy: backFromDRA}}
+	}}
+}

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/tandem-gpu/tandem/internal/assignment"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/doctor"
+)
+
+// Without the component dra an agent on whose node claims or GPUs of that API are left names them, what it lacks, and the remedy, as a
+// warning and to doctor. With what it needs it serves them, and doctor has the checks of the API.
+func TestLeftoversOfDRA(t *testing.T) {
+	make := func(t *testing.T) settings {
+		t.Helper()
+		s := settings{}
+		s.Core.API, s.Health.StateDir, s.DRA.KubeletDir = inventory.DevicePlugin, t.TempDir(), t.TempDir()
+		s.DRA.API.Address, s.DRA.API.TokenFile, s.DRA.API.CAFile = "https://127.0.0.1:1", filepath.Join(t.TempDir(), "token"), filepath.Join(t.TempDir(), "ca.crt")
+		return s
+	}
+	claim := func(s settings) {
+		write(t, filepath.Join(s.Health.StateDir, "dra", "claims", "6d2e.json"))
+	}
+	moved := func(s settings) {
+		e := assignment.Entry{Target: inventory.DRA, Side: inventory.DRA}
+		if err := assignment.Write(s.Health.StateDir, assignment.File{GPUs: map[gpu.DeviceID]assignment.Entry{"GPU-1": e}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, tc := range map[string]struct {
+		prepare func(settings)
+		want    []string
+	}{
+		"nothing is left":          {func(settings) {}, nil},
+		"a broken file of targets": {func(s settings) { write(t, filepath.Join(s.Health.StateDir, assignment.FileName)) }, nil},
+		"a claim":                  {claim, []string{"prepared claims of the API dra are left", "NODE_NAME", "a token of the API server", "plugins_registry", "migrate apply --to device-plugin --all"}},
+		"a GPU":                    {moved, []string{"GPUs of the API dra are left", "plugins_registry"}},
+		"both":                     {func(s settings) { claim(s); moved(s) }, []string{"prepared claims and GPUs of the API dra are left"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := make(t)
+			tc.prepare(s)
+			warnings := strings.Join(leftoversOf(s).warnings(), "\n")
+			checks := draChecks(s)
+			if len(tc.want) == 0 {
+				if warnings != "" || len(checks) > 0 {
+					t.Errorf("%q, %d checks", warnings, len(checks))
+				}
+				return
+			}
+			if len(checks) != 1 {
+				t.Fatalf("%d checks", len(checks))
+			}
+			found := checks[0].Look(context.Background(), nil)
+			if len(found) != 1 || found[0].Severity != doctor.Problem {
+				t.Fatalf("doctor: %+v", found)
+			}
+			for _, text := range []string{warnings, found[0].Found + found[0].Remedy} {
+				for _, part := range tc.want {
+					if !strings.Contains(text, part) {
+						t.Errorf("%q lacks %q", text, part)
+					}
+				}
+			}
+		})
+	}
+	t.Run("with what it needs", func(t *testing.T) {
+		s := make(t)
+		claim(s)
+		s.DRA.Node = "one"
+		for _, path := range []string{s.DRA.API.TokenFile, s.DRA.API.CAFile, filepath.Join(s.DRA.KubeletDir, "plugins_registry", "x")} {
+			write(t, path)
+		}
+		if w := leftoversOf(s).warnings(); len(w) > 0 || len(draChecks(s)) < 2 {
+			t.Errorf("%q, %d checks", w, len(draChecks(s)))
+		}
+	})
+}
+
+func write(t *testing.T, path string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
