@@ -50,41 +50,50 @@ func (v version) test(ctx context.Context, log string) (Result, error) {
 		return r, err
 	}
 	defer func() { _ = file.Close() }()
-	program, err := v.build(ctx, dir, file)
+	module, err := v.writeModule(ctx, dir)
 	if err != nil {
 		return r, err
 	}
+	folders := []string{v.folder}
+	for _, p := range v.packages {
+		folders = append(folders, filepath.Join(v.folder, p))
+	}
+	var programs []string
+	for i, folder := range folders {
+		programs = append(programs, filepath.Join(dir, fmt.Sprintf("conformance-%d.test", i)))
+		if err := v.build(ctx, module, folder, programs[i], file); err != nil {
+			return r, err
+		}
+	}
 	began := time.Now()
-	err = v.execute(ctx, program, file, &r)
+	for i, folder := range folders {
+		err = errors.Join(err, execute(ctx, folder, programs[i], file, &r))
+	}
 	r.Seconds = int(time.Since(began).Seconds())
 	return r, err
 }
 
-// build compiles the conformance test; what the toolchain writes goes to log.
-func (v version) build(ctx context.Context, dir string, log io.Writer) (string, error) {
+// build compiles the tests of a folder; what the toolchain writes goes to log.
+func (v version) build(ctx context.Context, module, folder, program string, log io.Writer) error {
 	tags, err := v.tags()
 	if err != nil {
-		return "", err
+		return err
 	}
-	module, err := v.writeModule(ctx, dir)
-	if err != nil {
-		return "", err
-	}
-	program := filepath.Join(dir, "conformance.test")
 	cmd := exec.CommandContext(ctx, "go", "test", "-mod=mod", "-modfile="+module, "-tags="+tags, "-trimpath", "-vet=off", "-c", "-o", program, ".")
-	cmd.Dir, cmd.Stdout, cmd.Stderr = v.folder, log, log
+	cmd.Dir, cmd.Stdout, cmd.Stderr = folder, log, log
 	if err := cmd.Run(); err != nil {
-		return "", fmt.Errorf("the tests can't be built with this version: %w", err)
+		return fmt.Errorf("the tests of %s can't be built with this version: %w", folder, err)
 	}
-	return program, nil
+	return nil
 }
 
-// execute runs the tests in their folder and counts.
-func (v version) execute(ctx context.Context, program string, log io.Writer, r *Result) error {
+// execute runs the tests of a folder there and counts.
+func execute(ctx context.Context, folder, program string, log io.Writer, r *Result) error {
+	before, failed := r.Tests(), len(r.Failed)
 	cmd := exec.CommandContext(ctx, program, "-test.v=test2json", "-test.count=1", "-test.timeout=30m")
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	output := &bytes.Buffer{}
-	cmd.Dir, cmd.Stdout, cmd.Stderr = v.folder, io.MultiWriter(log, output), log
+	cmd.Dir, cmd.Stdout, cmd.Stderr = folder, io.MultiWriter(log, output), log
 	ended := cmd.Run()
 	events, err := toJSON(ctx, output)
 	if err != nil {
@@ -109,10 +118,10 @@ func (v version) execute(ctx context.Context, program string, log io.Writer, r *
 			r.Skipped = append(r.Skipped, e.Test)
 		}
 	}
-	if r.Tests() == 0 {
+	if r.Tests() == before {
 		return errors.Join(errors.New("no test ran"), ended)
 	}
-	if ended != nil && len(r.Failed) == 0 {
+	if ended != nil && len(r.Failed) == failed {
 		return fmt.Errorf("the tests ended early: %w", ended)
 	}
 	return nil

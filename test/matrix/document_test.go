@@ -22,7 +22,7 @@ func TestDocument(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tables := map[string]string{kubelet.name: results.table(kubelet), nomad.name: results.table(nomad), "states": states(t)}
+	tables := map[string]string{kubelet.name: results.table(kubelet), dra.name: results.table(dra), nomad.name: results.table(nomad), "states": states(t)}
 	parts := strings.Split(string(text), begin)
 	for i, part := range parts[1:] {
 		name, rest, ok := strings.Cut(part, " -->\n")

@@ -20,17 +20,35 @@ type subject struct {
 	// local returns the published version of a module that the orchestrator replaces by a folder of its repository.
 	local    func(module, version string) string
 	versions []string
+	packages []string // with tests, below the folder, beside that of the folder
 }
 
+// staging is the published version of a staging module: k8s.io/kubernetes v1.X.Y has these in folders, and each is also published as v0.X.Y.
+func staging(_, version string) string { return "v0." + strings.TrimPrefix(version, "v1.") }
+
+var kubernetes = []string{"v1.34.4", "v1.35.4", "v1.36.3", "v1.37.1", "v1.37.2"}
+
 var kubelet = &subject{
-	name:   "kubelet",
-	folder: "test/conformance/kubelet",
-	module: "k8s.io/kubernetes",
-	newest: 37,
-	patch:  1,
-	// k8s.io/kubernetes v1.X.Y has its staging modules in folders; each is also published as v0.X.Y.
-	local:    func(_, version string) string { return "v0." + strings.TrimPrefix(version, "v1.") },
-	versions: []string{"v1.34.4", "v1.35.4", "v1.36.3", "v1.37.1", "v1.37.2"},
+	name:     "kubelet",
+	folder:   "test/conformance/kubelet",
+	module:   "k8s.io/kubernetes",
+	newest:   37,
+	patch:    1,
+	local:    staging,
+	versions: kubernetes,
+}
+
+// dra is the kubelet's DRA manager, and the API server's own code for slices. The tests of the scheduler's allocator call that of the newest
+// version only.
+var dra = &subject{
+	name:     "dra",
+	folder:   "test/conformance/dra",
+	module:   "k8s.io/kubernetes",
+	newest:   37,
+	patch:    1,
+	local:    staging,
+	versions: kubernetes,
+	packages: []string{"wire"},
 }
 
 var nomad = &subject{
@@ -49,7 +67,7 @@ var nomad = &subject{
 	versions: []string{"v1.10.0", "v1.10.5", "v1.11.0", "v1.11.3"},
 }
 
-var subjects = map[string]*subject{kubelet.name: kubelet, nomad.name: nomad}
+var subjects = map[string]*subject{kubelet.name: kubelet, dra.name: dra, nomad.name: nomad}
 
 type version struct {
 	*subject
@@ -60,7 +78,7 @@ func (v version) String() string { return v.name + "@" + v.number }
 
 // versions returns those that are run by default.
 func versions() (all []version) {
-	for _, s := range []*subject{kubelet, nomad} {
+	for _, s := range []*subject{kubelet, dra, nomad} {
 		for _, number := range s.versions {
 			all = append(all, version{s, number})
 		}
@@ -114,6 +132,7 @@ func (v version) writeModule(ctx context.Context, dir string) (string, error) {
 		}
 		_, _ = fmt.Fprintf(text, "replace %s => %s %s\n", r.Old.Path, path, number)
 	}
+	_, _ = fmt.Fprintln(text, "replace github.com/tandem-gpu/tandem => ../../..") // relative to the folder of the test
 	file := filepath.Join(dir, "go.mod")
 	return file, os.WriteFile(file, []byte(text.String()), 0o644)
 }

@@ -9,6 +9,9 @@ import (
 	"k8s.io/klog/v2"
 )
 
+// repeatsDevices is whether a kubelet that prepares a pod again adds the devices of the answer to those that it has.
+const repeatsDevices = true
+
 func (r *registrations) ValidatePlugin(name, endpoint string, versions []string) error {
 	err := r.PluginHandler.ValidatePlugin(name, endpoint, versions)
 	return r.validated(endpoint, versions, err)

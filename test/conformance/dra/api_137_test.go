@@ -13,6 +13,9 @@ import (
 // The tests call the kubelet as version 1.37 has it. The files api_*_test.go give older versions the same names: make matrix
 // runs the tests with the module of another version, and with a tag before1.N for each version N that is newer.
 
+// repeatsDevices is whether a kubelet that prepares a pod again adds the devices of the answer to those that it has.
+const repeatsDevices = false
+
 func (r *registrations) ValidatePlugin(ctx context.Context, name, endpoint string, versions []string) error {
 	err := r.PluginHandler.ValidatePlugin(ctx, name, endpoint, versions)
 	return r.validated(endpoint, versions, err)

@@ -40,8 +40,8 @@ func TestCase43NodeWithADevicePluginPast(t *testing.T) {
 	a := b.startAgentOf("device-plugin")
 	b.awaitCapacity(8, 8)
 	past := b.extendedPod("past", 2)
-	b.must(b.allocate(past))
-	b.end(a, syscall.SIGTERM)
+	b.Must(b.allocate(past))
+	b.End(a, syscall.SIGTERM)
 	b.removePod(past)
 	b.api.setCapacity(extended, 8)
 
@@ -49,7 +49,7 @@ func TestCase43NodeWithADevicePluginPast(t *testing.T) {
 	b.awaitCapacity(0, 0) // an empty list; an endpoint that has ended would be 8 and 0
 	b.kubelet.awaitRegistered(t)
 	b.awaitDevices(8)
-	p := b.backedPod("backed", deviceName(b.uuids()[0]))
+	p := b.backedPod("backed", deviceName(b.UUIDs()[0]))
 	names := b.run(p)
 	for range 3 {
 		b.mustResolve(names)
@@ -63,13 +63,13 @@ func TestCase43NodeWithADevicePluginPast(t *testing.T) {
 	}
 	if grace := os.Getenv("TANDEM_ENDPOINT_GRACE"); grace != "" { // 6m: the kubelet's constant is five minutes
 		d, err := time.ParseDuration(grace)
-		b.must(err)
+		b.Must(err)
 		sleep(t, d)
 		if _, err := b.devices.GetDeviceRunContainerOptions(t.Context(), p, &p.Spec.Containers[0]); err != nil {
 			t.Errorf("start of a container after %v: %v", d, err)
 		}
 	}
-	b.must(b.finish(p))
+	b.Must(b.finish(p))
 }
 
 // setCapacity writes a resource into the node's status.
@@ -120,20 +120,20 @@ func TestCase44OneGPUThroughOneAPI(t *testing.T) {
 		}
 		return ""
 	})
-	b.end(a, syscall.SIGKILL)
+	b.End(a, syscall.SIGKILL)
 	a = b.startAgentOf("dra", quick...)
 	b.kubelet.awaitRegistrations(t, 2)
 	for i := range 8 {
-		b.sim("lose", string(rune('0'+i)))
+		b.Sim("lose", string(rune('0'+i)))
 	}
-	b.awaitTaint(deviceName(b.uuids()[7]), true)
+	b.awaitTaint(deviceName(b.UUIDs()[7]), true)
 	for i := range 8 {
-		b.sim("restore", string(rune('0'+i)))
+		b.Sim("restore", string(rune('0'+i)))
 	}
-	b.awaitTaint(deviceName(b.uuids()[7]), false)
+	b.awaitTaint(deviceName(b.UUIDs()[7]), false)
 	stop()
 	t.Logf("DRA only: %v", since(began))
-	b.end(a, syscall.SIGTERM)
+	b.End(a, syscall.SIGTERM)
 
 	// The other way: what DRA has published is taken back before the device plugin lists anything.
 	b.recordAPI(inventory.DevicePlugin) // nothing moves
@@ -166,13 +166,13 @@ func allTainted(all []*resourceapi.ResourceSlice) bool {
 func TestCase46GPUOfTheNomadAgent(t *testing.T) {
 	t.Parallel()
 	n, _ := newReady(t, "h100x8", 8, "--overlap=refuse")
-	gpu := n.uuids()[0]
+	gpu := n.UUIDs()[0]
 	n.nomadClaims(gpu)
 	n.awaitTaint(deviceName(gpu), true)
 	c := claim("contested", result("gpu", deviceName(gpu)))
 	n.api.putClaim(c)
 	answer, err := n.call(request(c))
-	n.must(err)
+	n.Must(err)
 	if text := answer[string(c.UID)].GetError(); !strings.Contains(text, "nomad") {
 		t.Errorf("%q", text)
 	} else {
@@ -185,13 +185,13 @@ func (n *node) nomadClaims(gpu string) {
 	n.Helper()
 	dir := filepath.Join(n.stateDir, "claims")
 	text, err := json.Marshal(map[string]any{
-		"version": 1, "agent": "nomad-gpu", "boot": strings.TrimSpace(n.read(filepath.Join(n.root, "proc/sys/kernel/random/boot_id"))),
+		"version": 1, "agent": "nomad-gpu", "boot": strings.TrimSpace(n.Read(filepath.Join(n.Root, "proc/sys/kernel/random/boot_id"))),
 		"started": time.Now().Add(-time.Hour), "claims": []map[string]any{{"gpu": gpu, "turn": 0, "since": time.Now().Add(-time.Hour)}},
 	})
-	n.must(err)
+	n.Must(err)
 	lock, err := os.Create(filepath.Join(dir, "nomad-gpu.lock"))
-	n.must(err)
+	n.Must(err)
 	n.Cleanup(func() { _ = lock.Close() })
-	n.must(syscall.Flock(int(lock.Fd()), syscall.LOCK_EX))
-	n.must(os.WriteFile(filepath.Join(dir, "nomad-gpu.json"), text, 0o644))
+	n.Must(syscall.Flock(int(lock.Fd()), syscall.LOCK_EX))
+	n.Must(os.WriteFile(filepath.Join(dir, "nomad-gpu.json"), text, 0o644))
 }

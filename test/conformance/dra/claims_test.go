@@ -56,7 +56,7 @@ func (n *node) prepare(p *v1.Pod) error { return n.kubelet.PrepareResources(n.Co
 // run prepares a pod and returns the CDI devices of its container, sorted.
 func (n *node) run(p *v1.Pod) []string {
 	n.Helper()
-	n.must(n.prepare(p))
+	n.Must(n.prepare(p))
 	return n.cdi(p)
 }
 
@@ -64,11 +64,14 @@ func (n *node) run(p *v1.Pod) []string {
 func (n *node) cdi(p *v1.Pod) (names []string) {
 	n.Helper()
 	info, err := n.kubelet.GetResources(p, &p.Spec.Containers[0])
-	n.must(err)
+	n.Must(err)
 	for _, d := range info.CDIDevices {
 		names = append(names, d.Name)
 	}
 	slices.Sort(names)
+	if repeatsDevices {
+		names = slices.Compact(names)
+	}
 	return names
 }
 
@@ -83,7 +86,7 @@ func (n *node) finish(p *v1.Pod) error {
 
 // request is a claim in a call of the kubelet.
 func request(c *resourceapi.ResourceClaim) *drapb.Claim {
-	return &drapb.Claim{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}
+	return claimMessage(c.Namespace, c.Name, string(c.UID))
 }
 
 // health is what the kubelet writes about a pod's devices into its status: "Unhealthy: text" by resource ID.
@@ -93,7 +96,7 @@ func (n *node) health(p *v1.Pod) map[string]string {
 	texts := map[string]string{}
 	for _, s := range status.ContainerStatuses[0].AllocatedResourcesStatus {
 		for _, r := range s.Resources {
-			texts[string(r.ResourceID)] = fmt.Sprintf("%s: %s", r.Health, ptr.Deref(r.Message, ""))
+			texts[string(r.ResourceID)] = fmt.Sprintf("%s: %s", r.Health, statusMessage(r))
 		}
 	}
 	return texts

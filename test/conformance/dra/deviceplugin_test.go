@@ -26,6 +26,8 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
 	"k8s.io/kubernetes/pkg/kubelet/config"
 	"k8s.io/kubernetes/pkg/kubelet/lifecycle"
+
+	"github.com/tandem-gpu/tandem/test/conformance/sandbox"
 )
 
 const extended = "nvidia.com/gpu"
@@ -45,12 +47,12 @@ func newBothNode(t *testing.T, machine string) *bothNode {
 	deviceManagerHome.Lock()
 	t.Cleanup(deviceManagerHome.Unlock)
 	b := &bothNode{node: newNode(t, machine)}
-	b.kubeletDir = kubeletHome
-	b.must(os.RemoveAll(b.stateDir))
-	entries, err := os.ReadDir(kubeletHome)
-	b.must(err)
+	b.kubeletDir = sandbox.KubeletHome
+	b.Must(os.RemoveAll(b.stateDir))
+	entries, err := os.ReadDir(sandbox.KubeletHome)
+	b.Must(err)
 	for _, e := range entries {
-		b.must(os.RemoveAll(filepath.Join(kubeletHome, e.Name())))
+		b.Must(os.RemoveAll(filepath.Join(sandbox.KubeletHome, e.Name())))
 	}
 	b.addPod(b.extendedPod("system", 0)) // a node has pods
 	t.Cleanup(b.stopKubelets)
@@ -61,9 +63,9 @@ func newBothNode(t *testing.T, machine string) *bothNode {
 func (b *bothNode) startKubelets() {
 	b.Helper()
 	m, err := devicemanager.NewManagerImpl(b.logger, []cadvisor.Node{{Id: 0}, {Id: 1}}, topologymanager.NewFakeManager(b.logger))
-	b.must(err)
+	b.Must(err)
 	ready := config.NewSourcesReady(func(sets.Set[string]) bool { return true })
-	b.must(m.Start(b.logger, b.activePods, ready, containermap.NewContainerMap(), sets.New[string]()))
+	b.Must(m.Start(b.logger, b.activePods, ready, containermap.NewContainerMap(), sets.New[string]()))
 	b.devices = m
 	b.startKubelet()
 	b.servePodResources()
@@ -82,17 +84,17 @@ func (b *bothNode) stopKubelets() {
 }
 
 func (b *bothNode) podResourcesSocket() string {
-	return filepath.Join(kubeletHome, "pod-resources", "kubelet.sock")
+	return filepath.Join(sandbox.KubeletHome, "pod-resources", "kubelet.sock")
 }
 
 func (b *bothNode) servePodResources() {
 	b.Helper()
-	b.must(os.MkdirAll(filepath.Dir(b.podResourcesSocket()), 0o750))
+	b.Must(os.MkdirAll(filepath.Dir(b.podResourcesSocket()), 0o750))
 	_ = os.Remove(b.podResourcesSocket())
 	l, err := net.Listen("unix", b.podResourcesSocket())
-	b.must(err)
+	b.Must(err)
 	began := time.Now().Add(-time.Hour)
-	b.must(os.Chtimes(b.podResourcesSocket(), began, began)) // a kubelet that started an hour ago has all its pods
+	b.Must(os.Chtimes(b.podResourcesSocket(), began, began)) // a kubelet that started an hour ago has all its pods
 	server := grpc.NewServer()
 	podresourcesapi.RegisterPodResourcesListerServer(server, podresources.NewV1PodResourcesServer(context.Background(), podresources.PodResourcesProviders{
 		Pods: nodePods{b}, Devices: nodeDevices{b}, Cpus: noCPUs{}, Memory: noMemory{}, DynamicResources: nodeClaims{b},
@@ -105,7 +107,7 @@ func (b *bothNode) servePodResources() {
 func (b *bothNode) startAgentOf(api string, args ...string) *agent {
 	b.Helper()
 	return b.startAgent(append([]string{
-		"--api=" + api, "--kubelet-socket=" + filepath.Join(kubeletHome, "device-plugins", "kubelet.sock"),
+		"--api=" + api, "--kubelet-socket=" + filepath.Join(sandbox.KubeletHome, "device-plugins", "kubelet.sock"),
 		"--pod-resources-socket=" + b.podResourcesSocket(),
 	}, args...)...)
 }
@@ -119,7 +121,7 @@ func (b *bothNode) capacity() (capacity, allocatable int64) {
 
 func (b *bothNode) awaitCapacity(capacity, allocatable int64) {
 	b.Helper()
-	b.await("capacity of "+extended, func() bool {
+	b.Await("capacity of "+extended, func() bool {
 		c, a := b.capacity()
 		return c == capacity && a == allocatable
 	})

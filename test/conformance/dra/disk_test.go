@@ -14,9 +14,9 @@ import (
 // freeze makes a folder read-only until the returned function is called.
 func (n *node) freeze(dir string) (thaw func()) {
 	n.Helper()
-	n.must(syscall.Mount(dir, dir, "", syscall.MS_BIND, ""))
-	n.must(syscall.Mount("", dir, "", syscall.MS_BIND|syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
-	thaw = sync.OnceFunc(func() { n.must(syscall.Unmount(dir, syscall.MNT_DETACH)) })
+	n.Must(syscall.Mount(dir, dir, "", syscall.MS_BIND, ""))
+	n.Must(syscall.Mount("", dir, "", syscall.MS_BIND|syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+	thaw = sync.OnceFunc(func() { n.Must(syscall.Unmount(dir, syscall.MNT_DETACH)) })
 	n.Cleanup(thaw)
 	return thaw
 }
@@ -25,7 +25,7 @@ func (n *node) freeze(dir string) (thaw func()) {
 func (n *node) unresolved(names []string) []string {
 	n.Helper()
 	cache, err := cdi.NewCache(cdi.WithSpecDirs(n.cdiDir), cdi.WithAutoRefresh(false))
-	n.must(err)
+	n.Must(err)
 	missing, err := cache.InjectDevices(&oci.Spec{}, names...)
 	if err != nil && len(missing) == 0 {
 		n.Fatal(err)
@@ -47,7 +47,7 @@ func (n *node) mustResolve(names []string) {
 func (n *node) specs() (paths []string) {
 	n.Helper()
 	entries, err := os.ReadDir(n.cdiDir)
-	n.must(err)
+	n.Must(err)
 	for _, e := range entries {
 		if !strings.HasPrefix(e.Name(), ".") {
 			paths = append(paths, filepath.Join(n.cdiDir, e.Name()))

@@ -56,36 +56,29 @@ func (n *node) awaitUpdate(p *v1.Pod) {
 	}
 }
 
-func skipWithoutHealth(t *testing.T) {
-	if !healthInStatus {
-		t.Skip("kubelets of this version read no health of DRA devices by default")
-	}
-}
-
 // quick makes devices recover in seconds, and as often as a test wants.
 var quick = []string{"--health-period=500ms", "--recovery-dwell=1s", "--recovery-checks=1", "--recovery-limit=1000"}
 
 // A fault under a pod: a taint for the scheduler, and the same text for the pod's owner. Recovery takes both away.
 func TestCase38And48FaultIsATaintAndInThePodsStatus(t *testing.T) {
-	skipWithoutHealth(t)
 	n, a := newReady(t, "h100x8", 8, quick...)
-	gpu := deviceName(n.uuids()[3])
+	gpu := deviceName(n.UUIDs()[3])
 	p := n.pod("held", claim("held", result("gpu", gpu)))
 	names := n.run(p)
-	n.await("health", func() bool { return strings.HasPrefix(n.health(p)[names[0]], "Healthy") })
+	n.Await("health", func() bool { return strings.HasPrefix(n.health(p)[names[0]], "Healthy") })
 	var toTaint, toStatus spread
 	for round := range 3 {
 		n.drainUpdates()
 		began := time.Now()
-		n.sim("lose", "3")
+		n.Sim("lose", "3")
 		n.awaitUpdate(p)
-		n.await("a message", func() bool { return strings.HasPrefix(n.health(p)[names[0]], "Unhealthy: ") })
+		n.Await("a message", func() bool { return strings.HasPrefix(n.health(p)[names[0]], "Unhealthy: ") })
 		toStatus = append(toStatus, time.Since(began))
 		toTaint = append(toTaint, n.awaitTaint(gpu, true).Sub(began))
 		text, taint := n.health(p)[names[0]], n.taints(gpu)[0]
 		if round == 0 {
 			t.Logf("status: %s; taint: %s=%s:%s %s", text, taint.Key, taint.Value, taint.Effect, taint.TimeAdded)
-			if words := strings.TrimPrefix(text, "Unhealthy: "); !strings.Contains(n.read(a.log), words) {
+			if words := strings.TrimPrefix(text, "Unhealthy: "); !strings.Contains(n.Read(a.Log), words) {
 				t.Errorf("the log does not have %q", words)
 			}
 			if inspect := n.inspect(); !strings.Contains(inspect, taint.Key+":NoSchedule") || !strings.Contains(inspect, "claim default/held: GPU 3") {
@@ -95,9 +88,9 @@ func TestCase38And48FaultIsATaintAndInThePodsStatus(t *testing.T) {
 		if taint.Effect != resourceapi.DeviceTaintEffectNoSchedule || !strings.HasPrefix(taint.Key, driverName+"/") || taint.TimeAdded == nil {
 			t.Errorf("%v", taint)
 		}
-		n.sim("restore", "3")
+		n.Sim("restore", "3")
 		n.awaitTaint(gpu, false)
-		n.await("recovery", func() bool { return strings.HasPrefix(n.health(p)[names[0]], "Healthy") })
+		n.Await("recovery", func() bool { return strings.HasPrefix(n.health(p)[names[0]], "Healthy") })
 	}
 	t.Logf("from a lost GPU (including the run of simctl) to the pod's status: %v; to the taint: %v", toStatus, toTaint)
 	if toTaint.quantile(0.5) > 2*time.Second || toStatus.quantile(0.5) > 2*time.Second {
@@ -117,17 +110,16 @@ func (n *node) drainUpdates() {
 
 // Measured from the event in the driver to what others see, without a restart of the machine between.
 func TestMeasureXIDToTaintAndStatus(t *testing.T) {
-	skipWithoutHealth(t)
 	n, _ := newReady(t, "h100x8", 8)
 	var toTaint, toStatus spread
-	for i, id := range n.uuids() {
+	for i, id := range n.UUIDs() {
 		p := n.pod("pod-"+id, claim("claim-"+strings.ToLower(id), result("gpu", deviceName(id))))
 		names := n.run(p)
 		slot := string(rune('0' + i))
 		n.drainUpdates()
-		n.sim("xid", slot, "79")
+		n.Sim("xid", slot, "79")
 		began := time.Now() // simctl returns when the driver has the event
-		n.await("a message", func() bool { return strings.HasPrefix(n.health(p)[names[0]], "Unhealthy: ") })
+		n.Await("a message", func() bool { return strings.HasPrefix(n.health(p)[names[0]], "Unhealthy: ") })
 		toStatus = append(toStatus, time.Since(began))
 		toTaint = append(toTaint, n.awaitTaint(deviceName(id), true).Sub(began))
 	}
@@ -140,13 +132,13 @@ func TestMeasureXIDToTaintAndStatus(t *testing.T) {
 // A GPU that comes and goes quickly: the API server gets a bounded number of writes.
 func TestCase38Flapping(t *testing.T) {
 	n, _ := newReady(t, "h100x8", 8, quick...)
-	gpu := deviceName(n.uuids()[0])
+	gpu := deviceName(n.UUIDs()[0])
 	_, before, _ := n.api.state()
 	began := time.Now()
 	const flaps = 20
 	for range flaps {
-		n.sim("lose", "0")
-		n.sim("restore", "0")
+		n.Sim("lose", "0")
+		n.Sim("restore", "0")
 	}
 	n.awaitTaint(gpu, false)
 	_, after, _ := n.api.state()
@@ -161,7 +153,7 @@ func TestCase38Flapping(t *testing.T) {
 func (n *node) stream() <-chan *drahealth.NodeWatchResourcesResponse {
 	n.Helper()
 	stream, err := drahealth.NewDRAResourceHealthClient(n.dial(n.ownSockets()[0])).NodeWatchResources(n.Context(), &drahealth.NodeWatchResourcesRequest{})
-	n.must(err)
+	n.Must(err)
 	messages := make(chan *drahealth.NodeWatchResourcesResponse, 1000)
 	go func() {
 		for {
@@ -189,14 +181,14 @@ func (n *node) receive(messages <-chan *drahealth.NodeWatchResourcesResponse) *d
 func TestCase40HealthStreams(t *testing.T) {
 	t.Parallel()
 	n, _ := newReady(t, "h100x8", 8)
-	ids := n.uuids()
+	ids := n.UUIDs()
 
 	// A reader that never reads, and one that is gone: neither delays others.
 	_, err := drahealth.NewDRAResourceHealthClient(n.dial(n.ownSockets()[0])).NodeWatchResources(t.Context(), &drahealth.NodeWatchResourcesRequest{})
-	n.must(err)
+	n.Must(err)
 	gone, cancel := context.WithCancel(t.Context())
 	_, err = drahealth.NewDRAResourceHealthClient(n.dial(n.ownSockets()[0])).NodeWatchResources(gone, &drahealth.NodeWatchResourcesRequest{})
-	n.must(err)
+	n.Must(err)
 	cancel()
 
 	one, other := n.stream(), n.stream()
@@ -207,10 +199,10 @@ func TestCase40HealthStreams(t *testing.T) {
 			t.Errorf("the first message has %d devices", len(first.Devices))
 		}
 		for _, d := range first.Devices {
-			if d.Health != drahealth.HealthStatus_HEALTHY || d.Device.PoolName != nodeName || len(d.Message) > 1024 {
+			if d.Health != drahealth.HealthStatus_HEALTHY || d.Device.PoolName != nodeName || len(healthMessage(d)) > 1024 {
 				t.Errorf("%v", d)
 			}
-			if timeout := d.HealthCheckTimeoutSeconds; timeout != 0 && timeout < 15 {
+			if timeout := healthTimeout(d); timeout != 0 && timeout < 15 {
 				t.Errorf("the health is stale after %d s, and repeated each 10 s", timeout)
 			}
 		}
@@ -219,14 +211,14 @@ func TestCase40HealthStreams(t *testing.T) {
 	if took := time.Since(began); took > 20*time.Second {
 		t.Errorf("repeated after %v", took)
 	}
-	n.sim("xid", "5", "79")
+	n.Sim("xid", "5", "79")
 	for _, s := range []<-chan *drahealth.NodeWatchResourcesResponse{one, other} {
 		for unhealthy := ""; unhealthy == ""; {
 			for _, d := range n.receive(s).Devices {
 				if d.Health == drahealth.HealthStatus_UNHEALTHY {
 					unhealthy = d.Device.DeviceName
-					if !strings.Contains(d.Message, "XID 79") {
-						t.Errorf("message %q", d.Message)
+					if text := healthMessage(d); healthMessages && !strings.Contains(text, "XID 79") {
+						t.Errorf("message %q", text)
 					}
 				}
 			}

@@ -64,7 +64,7 @@ func TestCase10KillsAtAnyTime(t *testing.T) {
 					done := make(chan struct{})
 					go func() { defer close(done); n.tryPrepare(claims) }()
 					sleep(t, rand.N(usual))
-					n.end(a, syscall.SIGKILL)
+					n.End(a, syscall.SIGKILL)
 					<-done
 					for _, c := range claims {
 						r, _ := n.record(c)
@@ -120,7 +120,7 @@ func (n *node) prepareAtOnce(claims []*resourceapi.ResourceClaim) (took spread) 
 				n.Errorf("%s: %v %v", c.Name, r, err)
 				return
 			}
-			name := r.Devices[0].CdiDeviceIds[0]
+			name := cdiNames(r.Devices[0])[0]
 			if other, twice := names[name]; twice {
 				n.Errorf("%s and %s have %s", c.Name, other, name)
 			}
@@ -141,7 +141,7 @@ func (n *node) prepareAtOnce(claims []*resourceapi.ResourceClaim) (took spread) 
 func (n *node) unprepareAtOnce(claims []*resourceapi.ResourceClaim) {
 	n.Helper()
 	answer, err := n.callUnprepare(requests(claims)...)
-	n.must(err)
+	n.Must(err)
 	for _, c := range claims {
 		if r := answer[string(c.UID)]; r == nil || r.Error != "" {
 			n.Errorf("Unprepare of %s: %v", c.Name, r)
@@ -155,7 +155,7 @@ func (n *node) unprepareAtOnce(claims []*resourceapi.ResourceClaim) {
 func (n *node) mustHaveNoRecords() {
 	n.Helper()
 	entries, err := os.ReadDir(filepath.Join(n.stateDir, "dra", "claims"))
-	n.must(err)
+	n.Must(err)
 	for _, e := range entries {
 		if !strings.HasPrefix(e.Name(), ".") {
 			n.Errorf("a record is left: %s", e.Name())
@@ -203,7 +203,7 @@ func TestMeasurePrepare(t *testing.T) {
 			unprepare = append(unprepare, time.Since(began))
 			began = time.Now()
 			_, err := n.call(requests(claims)...)
-			n.must(err)
+			n.Must(err)
 			batch = append(batch, time.Since(began))
 			n.unprepareAtOnce(claims)
 		}

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -41,14 +40,14 @@ func (n *node) startKubelet() *kubelet {
 	client, err := kubernetes.NewForConfig(&rest.Config{
 		Host: n.api.url(), BearerToken: "t0ken", QPS: -1, TLSClientConfig: rest.TLSClientConfig{CAFile: n.api.file("ca.crt")},
 	})
-	n.must(err)
-	n.must(os.MkdirAll(n.registryDir(), 0o750))
+	n.Must(err)
+	n.Must(os.MkdirAll(n.registryDir(), 0o750))
 	k := &kubelet{started: time.Now()}
 	k.Manager, err = dra.NewManager(n.logger, client, n.kubeletDir)
-	n.must(err)
+	n.Must(err)
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), n.logger))
 	ready := config.NewSourcesReady(func(sets.Set[string]) bool { return true })
-	n.must(k.Start(ctx, n.activePods, func(context.Context) (*v1.Node, error) { return n.api.node, nil }, ready))
+	n.Must(k.Start(ctx, n.activePods, n.api.nodeOf, ready))
 	k.registry = &registrations{PluginHandler: k.GetWatcherHandler(), changed: make(chan struct{})}
 	manager := pluginmanager.NewPluginManager(n.registryDir(), record.NewFakeRecorder(1000))
 	manager.AddHandler(registerapi.DRAPlugin, k.registry)
@@ -182,7 +181,7 @@ func (k *kubelet) awaitRegistrations(t *testing.T, count int) []registration {
 func (n *node) driver() *plugin.DRAPlugin {
 	n.Helper()
 	d, err := n.driverOrError()
-	n.must(err)
+	n.Must(err)
 	return d
 }
 

@@ -45,34 +45,35 @@ func TestCase10KilledBetweenTheStepsOfPrepare(t *testing.T) {
 			t.Parallel()
 			for _, next := range []string{"Prepare", "Unprepare"} {
 				n, a := newReady(t, "h100x8", 8)
-				held := claim("held", result("gpu", deviceName(n.uuids()[0])))
+				held := claim("held", result("gpu", deviceName(n.UUIDs()[0])))
 				n.pod("held", held)
 				answer, err := n.call(request(held))
-				n.must(err)
-				n.end(a, syscall.SIGKILL)
+				n.Must(err)
+				n.End(a, syscall.SIGKILL)
 				record, _ := n.record(held)
 				if c.change != nil {
 					c.change(&record)
 					text, err := json.Marshal(record)
-					n.must(err)
-					n.must(os.WriteFile(n.recordPath(held), text, 0o600))
+					n.Must(err)
+					n.Must(os.WriteFile(n.recordPath(held), text, 0o600))
 				} else if *c.record == "" {
-					n.must(os.Remove(n.recordPath(held)))
+					n.Must(os.Remove(n.recordPath(held)))
 				} else {
-					n.must(os.WriteFile(n.recordPath(held), []byte(*c.record), 0o600))
+					n.Must(os.WriteFile(n.recordPath(held), []byte(*c.record), 0o600))
 				}
 				if !c.specs {
-					n.must(os.RemoveAll(n.cdiDir))
+					n.Must(os.RemoveAll(n.cdiDir))
 				}
 				n.startAgent()
 				n.kubelet.awaitRegistrations(t, 2)
 				if next == "Prepare" {
 					again, err := n.call(request(held))
-					n.must(err)
+					n.Must(err)
 					if !slices.Equal(marshal(t, answer), marshal(t, again)) {
 						t.Errorf("%v, before the kill %v", again, answer)
 					}
-					n.mustResolve(again[string(held.UID)].GetDevices()[0].GetCdiDeviceIds())
+					names := cdiNames(again[string(held.UID)].GetDevices()[0])
+					n.Await("the specification, which needs the driver", func() bool { return len(names) > 0 && len(n.unresolved(names)) == 0 })
 				}
 				gone, err := n.callUnprepare(request(held))
 				if err != nil || gone[string(held.UID)].GetError() != "" {
@@ -81,7 +82,7 @@ func TestCase10KilledBetweenTheStepsOfPrepare(t *testing.T) {
 				if _, ok := n.record(held); ok {
 					t.Error("the record is still there")
 				}
-				n.run(n.pod("next", claim("next", result("gpu", deviceName(n.uuids()[0]))))) // the GPU is free
+				n.run(n.pod("next", claim("next", result("gpu", deviceName(n.UUIDs()[0]))))) // the GPU is free
 			}
 		})
 	}
@@ -91,77 +92,77 @@ func TestCase10KilledBetweenTheStepsOfPrepare(t *testing.T) {
 func TestCase11Reboot(t *testing.T) {
 	t.Parallel()
 	n, a := newReady(t, "h100x8", 8)
-	gpu := deviceName(n.uuids()[0])
+	gpu := deviceName(n.UUIDs()[0])
 	p := n.pod("survivor", claim("survivor", result("gpu", gpu)))
 	before := n.run(p)
-	stale := n.pod("force-deleted", claim("force-deleted", result("gpu", deviceName(n.uuids()[1]))))
+	stale := n.pod("force-deleted", claim("force-deleted", result("gpu", deviceName(n.UUIDs()[1]))))
 	n.run(stale)
-	n.end(a, syscall.SIGKILL)
+	n.End(a, syscall.SIGKILL)
 	n.kubelet.stop()
-	n.must(os.RemoveAll(n.cdiDir))
+	n.Must(os.RemoveAll(n.cdiDir))
 	n.reboot()
 	k := n.startKubelet()
 	n.startAgent()
 	k.awaitRegistered(t)
-	n.must(n.prepare(p)) // of the new sandbox
+	n.Must(n.prepare(p)) // of the new sandbox
 	if after := n.cdi(p); !slices.Equal(after, before) {
 		t.Errorf("%v, before %v", after, before)
 	}
 	n.mustResolve(before)
-	n.run(n.pod("next", claim("next", result("gpu", deviceName(n.uuids()[1]))))) // what the former boot had is free
-	n.must(n.finish(stale))
-	n.must(n.finish(p))
+	n.run(n.pod("next", claim("next", result("gpu", deviceName(n.UUIDs()[1]))))) // what the former boot had is free
+	n.Must(n.finish(stale))
+	n.Must(n.finish(p))
 }
 
 // reboot gives the machine another boot ID.
 func (n *node) reboot() {
 	n.Helper()
-	path := filepath.Join(n.root, "machine.conf")
-	n.must(os.WriteFile(path, []byte(strings.Replace(n.read(path), "[machine]\n", "[machine]\nboots = 2\n", 1)), 0o600))
-	n.sim("sync")
+	path := filepath.Join(n.Root, "machine.conf")
+	n.Must(os.WriteFile(path, []byte(strings.Replace(n.Read(path), "[machine]\n", "[machine]\nboots = 2\n", 1)), 0o600))
+	n.Sim("sync")
 }
 
 // Container runtimes read specifications at each start of a container, which no call of the kubelet precedes.
 func TestCase12SpecificationDeletedUnderAClaim(t *testing.T) {
 	t.Parallel()
 	n, a := newReady(t, "h100x8", 8)
-	held := claim("held", result("gpu", deviceName(n.uuids()[0])))
+	held := claim("held", result("gpu", deviceName(n.UUIDs()[0])))
 	names := n.run(n.pod("held", held))
 	remove := func() {
 		n.Helper()
 		for _, path := range n.specs() {
-			n.must(os.Remove(path))
+			n.Must(os.Remove(path))
 		}
 	}
 	remove()
 	began := time.Now()
-	n.await("the specification without a call", func() bool { return len(n.unresolved(names)) == 0 })
+	n.Await("the specification without a call", func() bool { return len(n.unresolved(names)) == 0 })
 	t.Logf("restored %v after its end", since(began))
 	remove()
 	_, err := n.call(request(held))
-	n.must(err)
-	n.await("the specification after a call", func() bool { return len(n.unresolved(names)) == 0 })
-	n.end(a, syscall.SIGKILL)
+	n.Must(err)
+	n.Await("the specification after a call", func() bool { return len(n.unresolved(names)) == 0 })
+	n.End(a, syscall.SIGKILL)
 	remove()
 	n.startAgent()
-	n.await("the specification after a start", func() bool { return len(n.unresolved(names)) == 0 })
+	n.Await("the specification after a start", func() bool { return len(n.unresolved(names)) == 0 })
 }
 
 // The kubelet asks again by itself; until the driver is back the pod stays.
 func TestCase49PodEndsWhenTheDriverIsBack(t *testing.T) {
 	t.Parallel()
 	n, a := newReady(t, "h100x8", 8)
-	p := n.pod("held", claim("held", result("gpu", deviceName(n.uuids()[0]))))
+	p := n.pod("held", claim("held", result("gpu", deviceName(n.UUIDs()[0]))))
 	n.run(p)
-	n.end(a, syscall.SIGKILL)
+	n.End(a, syscall.SIGKILL)
 	if err := n.finish(p); err == nil {
 		t.Fatal("unprepared without a driver")
 	}
-	n.sim("hide") // nor is the GPU's driver there
+	n.Sim("hide") // nor is the GPU's driver there
 	n.api.goAway()
 	began := time.Now()
 	n.startAgent()
-	n.await("the end of the pod", func() bool { return n.finish(p) == nil })
+	n.Await("the end of the pod", func() bool { return n.finish(p) == nil })
 	t.Logf("unprepared %v after the start of the agent", since(began))
 }
 
@@ -170,12 +171,12 @@ func TestCase50RunningPodsWithoutAgent(t *testing.T) {
 	t.Parallel()
 	n, a := newReady(t, "h100x8", 8)
 	var pods []*v1.Pod
-	for i, id := range n.uuids()[:2] {
+	for i, id := range n.UUIDs()[:2] {
 		name := []string{"a", "b"}[i]
 		pods = append(pods, n.pod(name, claim(name, result("gpu", deviceName(id)))))
 	}
 	names := [][]string{n.run(pods[0]), n.run(pods[1])}
-	n.end(a, syscall.SIGTERM)
+	n.End(a, syscall.SIGTERM)
 	for _, restart := range []bool{false, true} {
 		if restart {
 			n.restartKubelet()
@@ -190,10 +191,10 @@ func TestCase50RunningPodsWithoutAgent(t *testing.T) {
 	n.startAgent()
 	n.kubelet.awaitRegistered(t)
 	for i, p := range pods { // a new sandbox of each: the kubelet asks anew
-		n.must(n.prepare(p))
+		n.Must(n.prepare(p))
 		if got := n.cdi(p); !slices.Equal(got, names[i]) {
 			t.Errorf("%v, before %v", got, names[i])
 		}
-		n.must(n.finish(p))
+		n.Must(n.finish(p))
 	}
 }

@@ -24,7 +24,7 @@ import (
 func TestCase08OneManyDuplicateAndNoClaims(t *testing.T) {
 	t.Parallel()
 	n, _ := newReady(t, "h100x8", 8)
-	ids := n.uuids()
+	ids := n.UUIDs()
 	one := claim("one", result("gpu", deviceName(ids[0])))
 	two := claim("two", result("a", deviceName(ids[1])), result("b", deviceName(ids[2])))
 	n.pod("both", one, two)
@@ -32,7 +32,7 @@ func TestCase08OneManyDuplicateAndNoClaims(t *testing.T) {
 		t.Errorf("no claims: %v %v", answer, err)
 	}
 	answer, err := n.call(request(one), request(two), request(one))
-	n.must(err)
+	n.Must(err)
 	want := map[string][]*drapb.Device{
 		string(one.UID): {{RequestNames: []string{"gpu"}, PoolName: nodeName, DeviceName: deviceName(ids[0])}},
 		string(two.UID): {
@@ -49,10 +49,10 @@ func TestCase08OneManyDuplicateAndNoClaims(t *testing.T) {
 			t.Fatalf("%s: %v", uid, got)
 		}
 		for i, d := range got.GetDevices() {
-			if w := devices[i]; d.DeviceName != w.DeviceName || d.PoolName != w.PoolName || !slices.Equal(d.RequestNames, w.RequestNames) || d.ShareId != nil {
+			if w := devices[i]; d.DeviceName != w.DeviceName || d.PoolName != w.PoolName || !slices.Equal(d.RequestNames, w.RequestNames) || shareID(d) != "" {
 				t.Errorf("%s: %v, want %v", uid, d, w)
 			}
-			n.mustResolve(d.CdiDeviceIds)
+			n.mustResolve(cdiNames(d))
 		}
 	}
 }
@@ -61,16 +61,16 @@ func TestCase08OneManyDuplicateAndNoClaims(t *testing.T) {
 func TestCase09RepeatOfAPreparedClaim(t *testing.T) {
 	t.Parallel()
 	n, _ := newReady(t, "h100x8", 8)
-	c := claim("same", result("gpu", deviceName(n.uuids()[3])))
+	c := claim("same", result("gpu", deviceName(n.UUIDs()[3])))
 	n.run(n.pod("first", c))
 	first, err := n.call(request(c))
-	n.must(err)
+	n.Must(err)
 	record := n.stat(c)
 	n.api.goAway()
-	n.sim("lose", "3")
+	n.Sim("lose", "3")
 	for range 3 {
 		again, err := n.call(request(c))
-		n.must(err)
+		n.Must(err)
 		if !slices.Equal(marshal(t, first), marshal(t, again)) {
 			t.Errorf("%v, first %v", again, first)
 		}
@@ -97,7 +97,7 @@ func (n *node) recordPath(c *resourceapi.ResourceClaim) string {
 func (n *node) stat(c *resourceapi.ResourceClaim) os.FileInfo {
 	n.Helper()
 	info, err := os.Stat(n.recordPath(c))
-	n.must(err)
+	n.Must(err)
 	return info
 }
 
@@ -108,8 +108,8 @@ func (n *node) record(c *resourceapi.ResourceClaim) (r prepared.Claim, ok bool) 
 	if os.IsNotExist(err) {
 		return r, false
 	}
-	n.must(err)
-	n.must(json.Unmarshal(text, &r))
+	n.Must(err)
+	n.Must(json.Unmarshal(text, &r))
 	return r, true
 }
 
@@ -117,7 +117,7 @@ func (n *node) record(c *resourceapi.ResourceClaim) (r prepared.Claim, ok bool) 
 func TestCase15ClaimsThatCanNotBePrepared(t *testing.T) {
 	t.Parallel()
 	n, _ := newReady(t, "h100x8", 8)
-	ids := n.uuids()
+	ids := n.UUIDs()
 	gpu := deviceName(ids[0])
 	foreign, pool := result("gpu", gpu), result("gpu", gpu)
 	foreign.Driver, pool.Pool = "other.example.com", "node-2"
@@ -144,7 +144,7 @@ func TestCase15ClaimsThatCanNotBePrepared(t *testing.T) {
 			n.api.putClaim(c.claim)
 		}
 		answer, err := n.call(request(c.claim))
-		n.must(err)
+		n.Must(err)
 		text := answer[string(c.claim.UID)].GetError()
 		for _, want := range c.want {
 			if !strings.Contains(text, want) {
@@ -168,7 +168,7 @@ func TestCase15ClaimsThatCanNotBePrepared(t *testing.T) {
 func TestCase17TwoClaimsOnOneGPU(t *testing.T) {
 	t.Parallel()
 	n, _ := newReady(t, "h100x8", 8)
-	gpu := deviceName(n.uuids()[0])
+	gpu := deviceName(n.UUIDs()[0])
 	first, second := claim("first", result("gpu", gpu)), claim("second", result("gpu", gpu))
 	p := n.pod("first", first)
 	n.run(p)
@@ -176,7 +176,7 @@ func TestCase17TwoClaimsOnOneGPU(t *testing.T) {
 	if err := n.prepare(late); err == nil || !strings.Contains(err.Error(), "default/first") {
 		t.Errorf("%v", err)
 	}
-	n.must(n.finish(p))
+	n.Must(n.finish(p))
 	n.run(late)
 }
 
@@ -184,7 +184,7 @@ func TestCase17TwoClaimsOnOneGPU(t *testing.T) {
 func TestCase17RaceForOneGPU(t *testing.T) {
 	t.Parallel()
 	n, _ := newReady(t, "h100x8", 8)
-	gpu := deviceName(n.uuids()[0])
+	gpu := deviceName(n.UUIDs()[0])
 	var claims []*resourceapi.ResourceClaim
 	for i := range 16 {
 		c := claim(fmt.Sprintf("rival-%d", i), result("gpu", gpu))
@@ -223,10 +223,10 @@ func TestCase17GPUAndItsInstances(t *testing.T) {
 	n.startAgent("--mig-strategy=mixed")
 	k.awaitRegistered(t)
 	n.awaitDevices(8)
-	whole := claim("whole", result("gpu", deviceName(n.uuids()[0])))
+	whole := claim("whole", result("gpu", deviceName(n.UUIDs()[0])))
 	p := n.pod("whole", whole)
 	n.run(p)
-	n.sim("mig", "0", "1g.10gb")
+	n.Sim("mig", "0", "1g.10gb")
 	var instance string
 	n.api.await("an instance", func(all []*resourceapi.ResourceSlice) bool {
 		for name := range devicesOf(t, all) {
@@ -240,13 +240,13 @@ func TestCase17GPUAndItsInstances(t *testing.T) {
 	if err := n.prepare(part); err == nil || !strings.Contains(err.Error(), "default/whole") {
 		t.Errorf("%v", err)
 	}
-	if _, listed := n.api.devices()[deviceName(n.uuids()[0])]; !listed {
+	if _, listed := n.api.devices()[deviceName(n.UUIDs()[0])]; !listed {
 		t.Error("the allocated GPU left the slice")
 	}
-	n.must(n.finish(p))
+	n.Must(n.finish(p))
 	n.run(part)
 	n.api.await("the GPU that nobody has any more", func(all []*resourceapi.ResourceSlice) bool {
-		_, listed := devicesOf(t, all)[deviceName(n.uuids()[0])]
+		_, listed := devicesOf(t, all)[deviceName(n.UUIDs()[0])]
 		return !listed
 	})
 }
@@ -256,7 +256,7 @@ const shared = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.c
 func (n *node) config(text string) string {
 	n.Helper()
 	path := filepath.Join(n.TempDir(), "config.yaml")
-	n.must(os.WriteFile(path, []byte(text), 0o600))
+	n.Must(os.WriteFile(path, []byte(text), 0o600))
 	return "--config-file=" + path
 }
 
@@ -267,7 +267,7 @@ func TestCase18SharesOfOneDevice(t *testing.T) {
 	n.startAgent(n.config(shared))
 	k.awaitRegistered(t)
 	n.awaitDevices(8)
-	gpu := deviceName(n.uuids()[0])
+	gpu := deviceName(n.UUIDs()[0])
 	share := func(name string) *resourceapi.ResourceClaim {
 		r := result("gpu", gpu)
 		r.ShareID = ptr.To(types.UID("share-of-" + name))
@@ -278,9 +278,9 @@ func TestCase18SharesOfOneDevice(t *testing.T) {
 		c := share(fmt.Sprintf("share-%d", i))
 		last = n.run(n.pod(c.Name, c))
 		answer, err := n.call(request(c))
-		n.must(err)
+		n.Must(err)
 		devices := answer[string(c.UID)].GetDevices()
-		if len(devices) != 1 || devices[0].GetShareId() != "share-of-"+c.Name {
+		if len(devices) != 1 || shareIDs && shareID(devices[0]) != "share-of-"+c.Name {
 			t.Errorf("%s: %v", c.Name, devices)
 		}
 	}
@@ -294,7 +294,7 @@ func TestCase18SharesOfOneDevice(t *testing.T) {
 func TestCase19AdminAccess(t *testing.T) {
 	t.Parallel()
 	n, _ := newReady(t, "h100x8", 8)
-	gpu := deviceName(n.uuids()[0])
+	gpu := deviceName(n.UUIDs()[0])
 	admin := func(name string) *resourceapi.ResourceClaim {
 		r := result("gpu", gpu)
 		r.AdminAccess = ptr.To(true)
@@ -313,7 +313,7 @@ func TestCase19AdminAccess(t *testing.T) {
 func TestCase20FirstAvailable(t *testing.T) {
 	t.Parallel()
 	n, _ := newReady(t, "h100x8", 8)
-	p := n.pod("prioritized", claim("prioritized", result("gpu/large", deviceName(n.uuids()[0]))))
+	p := n.pod("prioritized", claim("prioritized", result("gpu/large", deviceName(n.UUIDs()[0]))))
 	p.Spec.Containers[0].Resources.Claims[0].Request = "gpu"
 	names := n.run(p)
 	if len(names) != 1 {
@@ -340,7 +340,7 @@ func TestCase21OpaqueConfigurations(t *testing.T) {
 	none := `{` + version + `,"kind":"GpuConfig"}`
 	slicing := `{` + version + `,"kind":"GpuConfig","sharing":{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Default"}}}`
 	mps := `{` + version + `,"kind":"GpuConfig","sharing":{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":50}}}`
-	class, own := resourceapi.AllocationConfigSourceClass, resourceapi.AllocationConfigSourceClaim
+	const class, own resourceapi.AllocationConfigSource = resourceapi.AllocationConfigSourceClass, resourceapi.AllocationConfigSourceClaim
 	for i, c := range []struct {
 		name    string
 		configs []resourceapi.DeviceAllocationConfiguration
@@ -358,7 +358,7 @@ func TestCase21OpaqueConfigurations(t *testing.T) {
 		{"kind", []resourceapi.DeviceAllocationConfiguration{opaque(driverName, `{`+version+`,"kind":"VfioDeviceConfig"}`, own)}, "VfioDeviceConfig"},
 		{"json", []resourceapi.DeviceAllocationConfiguration{opaque(driverName, `"text"`, own)}, "opaque"},
 	} {
-		held := claim(c.name, result("gpu", deviceName(n.uuids()[i%8])))
+		held := claim(c.name, result("gpu", deviceName(n.UUIDs()[i%8])))
 		held.Status.Allocation.Devices.Config = c.configs
 		p := n.pod(c.name, held)
 		err := n.prepare(p)
@@ -369,7 +369,7 @@ func TestCase21OpaqueConfigurations(t *testing.T) {
 			t.Errorf("%s: %v, want %q", c.name, err, c.want)
 		}
 		t.Logf("%s: %v", c.name, err)
-		n.must(n.finish(p))
+		n.Must(n.finish(p))
 	}
 }
 
@@ -377,7 +377,7 @@ func TestCase21OpaqueConfigurations(t *testing.T) {
 func TestCase22Unprepare(t *testing.T) {
 	t.Parallel()
 	n, _ := newReady(t, "h100x8", 8)
-	c := claim("held", result("gpu", deviceName(n.uuids()[0])))
+	c := claim("held", result("gpu", deviceName(n.UUIDs()[0])))
 	p := n.pod("held", c)
 	n.run(p)
 	unknown := claim("unknown")
@@ -389,12 +389,12 @@ func TestCase22Unprepare(t *testing.T) {
 	if err := n.finish(p); err == nil || !strings.Contains(err.Error(), "read-only file system") {
 		t.Errorf("on a disk that can't be written: %v", err)
 	}
-	other := n.pod("other", claim("other", result("gpu", deviceName(n.uuids()[1]))))
+	other := n.pod("other", claim("other", result("gpu", deviceName(n.UUIDs()[1]))))
 	if err := n.prepare(other); err == nil || !strings.Contains(err.Error(), "read-only file system") {
 		t.Errorf("on a disk that can't be written: %v", err)
 	}
 	thaw()
-	n.must(n.finish(p))
+	n.Must(n.finish(p))
 	n.run(other)
 	if _, ok := n.record(c); ok {
 		t.Error("the record is still there")

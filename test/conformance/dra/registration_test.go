@@ -19,19 +19,20 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/test/conformance/sandbox"
 )
 
 // sockets are those in the kubelet's directory for registration.
 func (n *node) sockets() []string {
 	paths, err := filepath.Glob(filepath.Join(n.registryDir(), "*.sock"))
-	n.must(err)
+	n.Must(err)
 	return paths
 }
 
 func (n *node) dial(socket string) *grpc.ClientConn {
 	n.Helper()
 	c, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	n.must(err)
+	n.Must(err)
 	n.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -42,15 +43,15 @@ func TestCase01RegistrationWhileTheDriverHangsOrIsAbsent(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, "h100x8")
-			n.sim(fault...)
-			n.must(os.MkdirAll(n.registryDir(), 0o750))
+			n.Sim(fault...)
+			n.Must(os.MkdirAll(n.registryDir(), 0o750))
 			a := n.startAgent()
-			n.await("a socket", func() bool { return len(n.sockets()) == 1 })
+			n.Await("a socket", func() bool { return len(n.sockets()) == 1 })
 			ctx, cancel := context.WithTimeout(t.Context(), plenty)
 			defer cancel()
 			client := registerapi.NewRegistrationClient(n.dial(n.sockets()[0]))
 			info, err := client.GetInfo(ctx, &registerapi.InfoRequest{}, grpc.WaitForReady(true))
-			n.must(err)
+			n.Must(err)
 			if info.Type != registerapi.DRAPlugin || info.Name != driverName {
 				t.Errorf("%v", info)
 			}
@@ -69,8 +70,8 @@ func TestCase01RegistrationWhileTheDriverHangsOrIsAbsent(t *testing.T) {
 				t.Errorf("Unprepare: %v %v", answer, err)
 			}
 			n.removePod(p)
-			n.sim("heal") // a call that hangs ends
-			n.end(a, syscall.SIGTERM)
+			n.Sim("heal") // a call that hangs ends
+			n.End(a, syscall.SIGTERM)
 		})
 	}
 }
@@ -78,17 +79,17 @@ func TestCase01RegistrationWhileTheDriverHangsOrIsAbsent(t *testing.T) {
 func TestCase02KubeletComesLater(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, "h100x8")
-	n.must(os.RemoveAll(n.kubeletDir))
+	n.Must(os.RemoveAll(n.kubeletDir))
 	a := n.startAgent()
 	n.awaitDevices(8) // slices need no kubelet
-	n.must(os.MkdirAll(n.kubeletDir, 0o750))
+	n.Must(os.MkdirAll(n.kubeletDir, 0o750))
 	k := n.startKubelet()
 	k.awaitRegistered(t)
-	n.must(n.prepare(n.pod("first", claim("first", result("gpu", deviceName(n.uuids()[0]))))))
+	n.Must(n.prepare(n.pod("first", claim("first", result("gpu", deviceName(n.UUIDs()[0]))))))
 	if got := k.registry.succeeded(); len(got) != 1 {
 		t.Errorf("registrations %v", got)
 	}
-	n.end(a, syscall.SIGTERM)
+	n.End(a, syscall.SIGTERM)
 }
 
 // The socket of a killed process stays. The next process removes it, and no other.
@@ -97,10 +98,10 @@ func TestCase03KilledAndStartedAgain(t *testing.T) {
 	n, a := newReady(t, "h100x8", 8)
 	foreign := filepath.Join(n.registryDir(), "other.example.com-reg.sock")
 	l, err := net.Listen("unix", foreign)
-	n.must(err)
+	n.Must(err)
 	defer func() { _ = l.Close() }()
 	old := n.ownSockets()
-	n.end(a, syscall.SIGKILL)
+	n.End(a, syscall.SIGKILL)
 	if got := n.ownSockets(); !slices.Equal(got, old) {
 		t.Fatalf("sockets of a killed process %v, want %v", got, old)
 	}
@@ -126,7 +127,7 @@ func TestCase04Terminated(t *testing.T) {
 	n, a := newReady(t, "h100x8", 8)
 	_, before, _ := n.api.state()
 	began := time.Now()
-	if code := n.end(a, syscall.SIGTERM); code != 0 {
+	if code := n.End(a, syscall.SIGTERM); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
 	t.Logf("ended after %v", since(began))
@@ -151,7 +152,7 @@ func TestCase05Refused(t *testing.T) {
 	address := freeAddress(t)
 	a := n.startAgent("--http-address=" + address)
 	k.registry.await(t, "three attempts", func(all []registration) bool { return len(all) >= 3 })
-	n.awaitLog(a, "drivers are not welcome")
+	n.AwaitLog(a, "drivers are not welcome")
 	if code, text := n.get("http://" + address + "/readyz"); code == http.StatusOK || !strings.Contains(text, "drivers are not welcome") {
 		t.Errorf("/readyz: %d %s", code, text)
 	}
@@ -160,8 +161,8 @@ func TestCase05Refused(t *testing.T) {
 	}
 	k.registry.refuse(nil)
 	k.awaitRegistered(t)
-	n.await("/readyz", func() bool { code, _ := n.get("http://" + address + "/readyz"); return code == http.StatusOK })
-	if log := n.read(a.log); strings.Count(log, "drivers are not welcome") > 10 {
+	n.Await("/readyz", func() bool { code, _ := n.get("http://" + address + "/readyz"); return code == http.StatusOK })
+	if log := n.Read(a.Log); strings.Count(log, "drivers are not welcome") > 10 {
 		t.Errorf("the log repeats the refusal:\n%s", log)
 	}
 }
@@ -182,7 +183,7 @@ func (n *node) get(url string) (int, string) {
 	}
 	defer func() { _ = r.Body.Close() }()
 	text, err := io.ReadAll(r.Body)
-	n.must(err)
+	n.Must(err)
 	return r.StatusCode, string(text)
 }
 
@@ -192,25 +193,23 @@ func TestCase06TwoInstances(t *testing.T) {
 		t.Run(leaves+" leaves", func(t *testing.T) {
 			t.Parallel()
 			n, older := newReady(t, "h100x8", 8)
-			ids := n.uuids()
+			ids := n.UUIDs()
 			p := n.pod("before", claim("before", result("gpu", deviceName(ids[0]))))
-			n.must(n.prepare(p))
+			n.Must(n.prepare(p))
 			newer := n.startAgent()
 			both := n.kubelet.awaitRegistrations(t, 2)
 			if both[0].endpoint == both[1].endpoint {
 				t.Errorf("one endpoint: %v", both)
 			}
-			n.must(n.prepare(n.pod("meanwhile", claim("meanwhile", result("gpu", deviceName(ids[1]))))))
+			n.Must(n.prepare(n.pod("meanwhile", claim("meanwhile", result("gpu", deviceName(ids[1]))))))
 			_, before, _ := n.api.state()
-			n.end(map[string]*agent{"older": older, "newer": newer}[leaves], syscall.SIGTERM)
+			n.End(map[string]*agent{"older": older, "newer": newer}[leaves], syscall.SIGTERM)
 			n.kubelet.registry.await(t, "one registration less", func(all []registration) bool { return all[len(all)-1].ended })
-			if healthInStatus {
-				n.await("health after the end of a stream", func() bool {
-					return strings.HasPrefix(n.health(p)["k8s.device-plugin.nvidia.com/gpu="+ids[0]], "Healthy")
-				})
-			}
-			n.must(n.prepare(n.pod("after", claim("after", result("gpu", deviceName(ids[2]))))))
-			n.must(n.finish(p)) // prepared by the older one
+			n.Await("health after the end of a stream", func() bool {
+				return strings.HasPrefix(n.health(p)["k8s.device-plugin.nvidia.com/gpu="+ids[0]], "Healthy")
+			})
+			n.Must(n.prepare(n.pod("after", claim("after", result("gpu", deviceName(ids[2]))))))
+			n.Must(n.finish(p)) // prepared by the older one
 			if _, after, _ := n.api.state(); slices.ContainsFunc(after[len(before):], func(e sliceEvent) bool { return e.kind == "DELETED" }) {
 				t.Error("slices were deleted")
 			}
@@ -234,11 +233,11 @@ func TestCase07LengthOfTheSocketsPath(t *testing.T) {
 	k.stop()
 	n.kubeletDir, n.stateDir = dir(108), n.stateDir+"2"
 	n.recordAPI(inventory.DRA)
-	n.must(os.MkdirAll(n.registryDir(), 0o750))
+	n.Must(os.MkdirAll(n.registryDir(), 0o750))
 	a := n.startAgent()
-	n.awaitLog(a, "107")
+	n.AwaitLog(a, "107")
 	if got := n.sockets(); len(got) != 0 {
 		t.Errorf("sockets %v", got)
 	}
-	t.Log(lastLines(n.read(a.log), 3))
+	t.Log(sandbox.LastLines(n.Read(a.Log), 3))
 }

@@ -71,11 +71,11 @@ func TestCase02And29KubeletRestarts(t *testing.T) {
 // restartKubelets restarts the kubelet of a node, and returns how long its slices were away, and how long registrations took.
 func restartKubelets(t *testing.T, count int) (back, registered spread) {
 	n, _ := newReady(t, "h100x8", 8)
-	gpu := deviceName(n.uuids()[7])
-	n.sim("xid", "7", "79")
+	gpu := deviceName(n.UUIDs()[7])
+	n.Sim("xid", "7", "79")
 	n.awaitTaint(gpu, true)
 	added := n.taints(gpu)[0].TimeAdded
-	p := n.pod("held", claim("held", result("gpu", deviceName(n.uuids()[0]))))
+	p := n.pod("held", claim("held", result("gpu", deviceName(n.UUIDs()[0]))))
 	names := n.run(p)
 	for range count {
 		sleep(t, rand.N(30*time.Millisecond)) // the order of events is what is tested
@@ -101,7 +101,7 @@ func restartKubelets(t *testing.T, count int) (back, registered spread) {
 	if got := n.cdi(p); !slices.Equal(got, names) {
 		t.Errorf("%v, before the restarts %v", got, names)
 	}
-	n.must(n.finish(p))
+	n.Must(n.finish(p))
 	if got := n.ownSockets(); len(got) != 1 {
 		t.Errorf("sockets %v", got)
 	}
@@ -118,11 +118,11 @@ func TestCase29AgentRestarts(t *testing.T) {
 			t.Run(fmt.Sprint(i), func(t *testing.T) {
 				t.Parallel()
 				n, a := newReady(t, "h100x8", 8)
-				p := n.pod("held", claim("held", result("gpu", deviceName(n.uuids()[0]))))
+				p := n.pod("held", claim("held", result("gpu", deviceName(n.UUIDs()[0]))))
 				names := n.run(p)
 				_, before, _ := n.api.state()
 				for j := range restarts / nodes {
-					n.end(a, []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM}[j%2])
+					n.End(a, []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM}[j%2])
 					began := time.Now()
 					a = n.startAgent()
 					all := n.kubelet.awaitRegistrations(t, j+2)
@@ -133,8 +133,8 @@ func TestCase29AgentRestarts(t *testing.T) {
 					registered = append(registered, all[len(all)-1].at.Sub(began))
 					mu.Unlock()
 				}
-				n.must(n.finish(p))
-				n.run(n.pod("again", claim("again", result("gpu", deviceName(n.uuids()[0])))))
+				n.Must(n.finish(p))
+				n.run(n.pod("again", claim("again", result("gpu", deviceName(n.UUIDs()[0])))))
 				n.mustResolve(names)
 				_, after, _ := n.api.state()
 				for _, e := range after[len(before):] {

@@ -20,13 +20,13 @@ func TestCase16DevicesThatTakeNoWork(t *testing.T) {
 	a := n.startAgent(config)
 	k.awaitRegistered(t)
 	n.awaitDevices(8)
-	ids := n.uuids()
+	ids := n.UUIDs()
 	held := n.pod("excluded", claim("excluded", result("gpu", deviceName(ids[2]))))
 	names := n.run(held)
 
-	n.sim("lose", "0")
-	n.sim("xid", "1", "95")
-	n.must(os.WriteFile(path, []byte("version: v1\nflags: {}\n"), 0o600))
+	n.Sim("lose", "0")
+	n.Sim("xid", "1", "95")
+	n.Must(os.WriteFile(path, []byte("version: v1\nflags: {}\n"), 0o600))
 	n.awaitTaint(deviceName(ids[0]), true)
 	n.awaitTaint(deviceName(ids[1]), true)
 	tolerated := func(name, id string) *resourceapi.ResourceClaim {
@@ -45,7 +45,7 @@ func TestCase16DevicesThatTakeNoWork(t *testing.T) {
 	} {
 		n.api.putClaim(c.claim)
 		answer, err := n.call(request(c.claim))
-		n.must(err)
+		n.Must(err)
 		text := answer[string(c.claim.UID)].GetError()
 		if c.want == "" && text != "" || !strings.Contains(text, c.want) {
 			t.Errorf("%s: %q, want %q", c.claim.Name, text, c.want)
@@ -54,7 +54,7 @@ func TestCase16DevicesThatTakeNoWork(t *testing.T) {
 	}
 
 	// A device that the policy no longer offers, and that a claim has: listed and tainted until the claim ends.
-	n.end(a, syscall.SIGTERM)
+	n.End(a, syscall.SIGTERM)
 	n.startAgent(config, "--exclude="+ids[2]+","+ids[6])
 	n.kubelet.awaitRegistrations(t, 2)
 	n.awaitTaint(deviceName(ids[2]), true)
@@ -62,13 +62,13 @@ func TestCase16DevicesThatTakeNoWork(t *testing.T) {
 	late := claim("late", result("gpu", deviceName(ids[2])))
 	n.api.putClaim(late)
 	answer, err := n.call(request(late))
-	n.must(err)
+	n.Must(err)
 	if text := answer[string(late.UID)].GetError(); text == "" {
 		t.Error("a device that is not offered any more was prepared")
 	} else {
 		t.Log(text)
 	}
-	n.must(n.finish(held))
+	n.Must(n.finish(held))
 	n.api.await("the device's end", func(all []*resourceapi.ResourceSlice) bool {
 		_, listed := devicesOf(t, all)[deviceName(ids[2])]
 		return !listed
@@ -79,15 +79,15 @@ func TestCase16DevicesThatTakeNoWork(t *testing.T) {
 func TestCase24PrepareDuringAQuiesce(t *testing.T) {
 	t.Parallel()
 	n, a := newReady(t, "h100x8", 8)
-	ids := n.uuids()
-	n.must(a.cmd.Process.Signal(syscall.SIGUSR1))
+	ids := n.UUIDs()
+	n.Must(a.Cmd.Process.Signal(syscall.SIGUSR1))
 	n.awaitTaint(deviceName(ids[0]), true)
 	long, short := claim("long", result("gpu", deviceName(ids[0]))), claim("short", result("gpu", deviceName(ids[1])))
 	n.api.putClaim(long)
 	n.api.putClaim(short)
 	began := time.Now()
 	answer, err := n.call(request(long))
-	n.must(err)
+	n.Must(err)
 	text := answer[string(long.UID)].GetError()
 	if !strings.Contains(text, "maintenance") || time.Since(began) < 20*time.Second {
 		t.Errorf("after %v: %q", since(began), text)
@@ -105,10 +105,10 @@ func TestCase24PrepareDuringAQuiesce(t *testing.T) {
 		done <- outcome{answer[string(short.UID)].GetError(), err, time.Now()}
 	}()
 	sleep(t, time.Second)
-	n.must(a.cmd.Process.Signal(syscall.SIGUSR2))
+	n.Must(a.Cmd.Process.Signal(syscall.SIGUSR2))
 	resumed := time.Now()
 	o := <-done
-	n.must(o.err)
+	n.Must(o.err)
 	if o.text != "" {
 		t.Error(o.text)
 	}

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/tandem-gpu/tandem/test/conformance/sandbox"
 )
 
 func TestCase03FirstListWithinASecond(t *testing.T) {
@@ -30,7 +32,7 @@ func TestCase03FirstListWithinASecond(t *testing.T) {
 		}
 	}
 	slices.Sort(ids)
-	if want := slices.Sorted(slices.Values(n.uuids())); !slices.Equal(ids, want) {
+	if want := slices.Sorted(slices.Values(n.UUIDs())); !slices.Equal(ids, want) {
 		t.Errorf("%v, want %v", ids, want)
 	}
 }
@@ -41,10 +43,10 @@ func TestCase04ResourceRunsEmpty(t *testing.T) {
 	a := n.startAgent("--mig-strategy=mixed")
 	const seventh = "nvidia.com/mig-1g.10gb.me"
 	n.awaitCapacity(seventh, 1, 1)
-	n.sim("mig", "5", "empty")
+	n.Sim("mig", "5", "empty")
 	n.awaitCapacity(seventh, 0, 0)
 	select {
-	case <-a.exited:
+	case <-a.Exited:
 		t.Error("the agent ended")
 	default:
 	}
@@ -63,9 +65,9 @@ func TestCase07And08And11TwentyRestarts(t *testing.T) {
 				}
 				used[s] = true
 			}
-			registrations := func() int { return strings.Count(n.read(a.log), "msg=registered") }
+			registrations := func() int { return strings.Count(n.Read(a.Log), "msg=registered") }
 			if i%4 != 0 { // the kubelet may have the list before it has answered Register
-				n.await("a registration", func() bool { return registrations() > registered })
+				n.Await("a registration", func() bool { return registrations() > registered })
 			}
 			now := registrations()
 			if i%4 != 0 && now != registered+1 {
@@ -93,13 +95,13 @@ func TestCase10TwoProcesses(t *testing.T) {
 			t.Run(name+" "+sig.String(), func(t *testing.T) {
 				n, old := newReady(t)
 				next := n.startAgent()
-				n.awaitLog(next, "msg=registered")
-				n.end(map[string]*agent{"old": old, "next": next}[name], sig)
-				n.await("the socket is gone or dead", func() bool { return n.answering() == 1 })
+				n.AwaitLog(next, "msg=registered")
+				n.End(map[string]*agent{"old": old, "next": next}[name], sig)
+				n.Await("the socket is gone or dead", func() bool { return n.answering() == 1 })
 				n.awaitCapacity(gpus, 8, 8) // constant
-				n.sim("lose", "3")
+				n.Sim("lose", "3")
 				n.awaitCapacity(gpus, 8, 7) // by a list of the other one
-				n.must(n.allocate(n.pod("after", nil, 7)))
+				n.Must(n.allocate(n.pod("after", nil, 7)))
 			})
 		}
 	}
@@ -120,12 +122,12 @@ func (n *node) answering() int {
 func TestCase12Terminate(t *testing.T) {
 	n, a := newReady(t)
 	began := time.Now()
-	n.must(a.cmd.Process.Signal(syscall.SIGTERM))
+	n.Must(a.Cmd.Process.Signal(syscall.SIGTERM))
 	n.awaitCapacity(gpus, 8, 0) // 8 and not 0: no empty list was sent before
 	if took := time.Since(began); took > time.Second {
 		t.Errorf("stream closed after %v", took)
 	}
-	if code := n.end(a, syscall.Signal(0)); code != 0 {
+	if code := n.End(a, syscall.Signal(0)); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
 	if s := n.sockets(); len(s) != 0 {
@@ -137,30 +139,30 @@ func TestCase12Terminate(t *testing.T) {
 func TestCase05And06FaultsUnderAPod(t *testing.T) {
 	n, _ := newReady(t)
 	p := n.pod("holder", nil, 8)
-	n.must(n.allocate(p))
+	n.Must(n.allocate(p))
 	before := n.held(p, "app0")
-	n.sim("xid", "2", "79")
+	n.Sim("xid", "2", "79")
 	n.awaitCapacity(gpus, 8, 7)
 	select {
 	case u := <-n.manager.Updates():
 		if !slices.Equal(u.PodUIDs, []string{"holder"}) {
 			t.Errorf("update of pods %v", u.PodUIDs)
 		}
-	case <-time.After(plenty):
+	case <-time.After(sandbox.Plenty):
 		t.Error("no update of the pod")
 	}
 	status := v1.PodStatus{ContainerStatuses: []v1.ContainerStatus{{Name: "app0"}}}
 	n.manager.UpdateAllocatedResourcesStatus(n.logger, p, &status)
 	for _, r := range status.ContainerStatuses[0].AllocatedResourcesStatus[0].Resources {
 		want := v1.ResourceHealthStatusHealthy
-		if string(r.ResourceID) == n.uuids()[2] {
+		if string(r.ResourceID) == n.UUIDs()[2] {
 			want = v1.ResourceHealthStatusUnhealthy
 		}
 		if r.Health != want {
 			t.Errorf("pod status: %s is %s", r.ResourceID, r.Health)
 		}
 	}
-	n.sim("remove", "3")
+	n.Sim("remove", "3")
 	n.awaitCapacity(gpus, 8, 6) // the ID stays
 	if after := n.held(p, "app0"); n.manager.GetAllocatableDevices(n.logger) == nil || !slices.Equal(before, after) {
 		t.Errorf("IDs changed from %v to %v", before, after)
@@ -172,8 +174,8 @@ func TestCase05And06FaultsUnderAPod(t *testing.T) {
 func TestCase14And15Allocate(t *testing.T) {
 	n, _ := newReady(t, "--pass-device-specs")
 	one, rest := n.pod("one", nil, 1), n.pod("rest", nil, 3, 4)
-	n.must(n.allocate(one))
-	n.must(n.allocate(rest))
+	n.Must(n.allocate(one))
+	n.Must(n.allocate(rest))
 	seen := map[string]bool{}
 	for _, c := range []struct {
 		pod *v1.Pod
@@ -194,7 +196,7 @@ func TestCase14And15Allocate(t *testing.T) {
 			t.Errorf("%d GPUs, devices %v", len(visible), o.Devices)
 		}
 		for _, d := range o.Devices {
-			if !filepath.IsAbs(d.PathInContainer) || d.PathOnHost != n.root+d.PathInContainer || d.Permissions != "rw" {
+			if !filepath.IsAbs(d.PathInContainer) || d.PathOnHost != n.Root+d.PathInContainer || d.Permissions != "rw" {
 				t.Errorf("%+v", d)
 			}
 		}
@@ -215,12 +217,12 @@ func TestCase14And15Allocate(t *testing.T) {
 // With a preference the kubelet's choice is never random: the same on every fresh node.
 func TestCase16Preferred(t *testing.T) {
 	n, _ := newReady(t)
-	ids := n.uuids()
+	ids := n.UUIDs()
 	for size := 1; size <= 8; size++ {
 		var first []string
 		for range 3 {
 			p := n.pod("prefer", nil, size)
-			n.must(n.allocate(p))
+			n.Must(n.allocate(p))
 			got := n.held(p, "app0")
 			if first == nil {
 				first = got
@@ -252,7 +254,7 @@ func TestCase17Topology(t *testing.T) {
 	if ok, reason := admit(n.pod("five", nil, 5)); ok || reason != "TopologyAffinityError" {
 		t.Errorf("five GPUs of one NUMA node: %v %s", ok, reason)
 	}
-	ids := n.uuids()
+	ids := n.UUIDs()
 	for _, name := range []string{"one", "other"} {
 		p := n.pod(name, nil, 4)
 		if ok, reason := admit(p); !ok {
@@ -268,22 +270,22 @@ func TestCase17Topology(t *testing.T) {
 func TestCase18InitContainersShare(t *testing.T) {
 	n, _ := newReady(t)
 	p := n.pod("init", []int{8}, 6, 2)
-	n.must(n.allocate(p))
+	n.Must(n.allocate(p))
 	if got := len(n.held(p, "app0")) + len(n.held(p, "app1")); got != 8 {
 		t.Errorf("%d GPUs for the app containers", got)
 	}
 	n.remove(p) // without a call of the plugin
-	n.must(n.allocate(n.pod("next", nil, 8)))
+	n.Must(n.allocate(n.pod("next", nil, 8)))
 }
 
 // A killed agent is a closed stream. The kubelet's checkpoint outlives both.
 func TestCase13And19And20Checkpoint(t *testing.T) {
 	n, a := newReady(t)
 	p := n.pod("survivor", nil, 3)
-	n.must(n.allocate(p))
+	n.Must(n.allocate(p))
 	held, visible := n.held(p, "app0"), n.visible(p, 0)
 
-	n.end(a, syscall.SIGKILL)
+	n.End(a, syscall.SIGKILL)
 	n.awaitCapacity(gpus, 8, 0)
 	if got := n.visible(p, 0); got != visible {
 		t.Errorf("plugin down: %s, want %s", got, visible)
@@ -292,7 +294,7 @@ func TestCase13And19And20Checkpoint(t *testing.T) {
 	n.startAgent()
 	n.startKubelet() // a new manager on the same checkpoint
 	n.awaitCapacity(gpus, 8, 8)
-	n.must(n.manager.Allocate(n.Context(), p, &p.Spec.Containers[0], add))
+	n.Must(n.manager.Allocate(n.Context(), p, &p.Spec.Containers[0], add))
 	if got := n.held(p, "app0"); !slices.Equal(got, held) || n.visible(p, 0) != visible {
 		t.Errorf("after both restarted: %v %s, want %v %s", got, n.visible(p, 0), held, visible)
 	}

@@ -1,17 +1,13 @@
 package kubelet
 
 import (
-	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -23,17 +19,20 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/cm/devicemanager"
 	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
 	"k8s.io/kubernetes/pkg/kubelet/config"
+
+	"github.com/tandem-gpu/tandem/test/conformance/sandbox"
 )
 
 const (
-	gpus   = "nvidia.com/gpu"
-	plenty = 40 * time.Second // for anything that is waited for
+	gpus      = "nvidia.com/gpu"
+	pluginDir = sandbox.KubeletHome + "/device-plugins"
 )
+
+type agent = sandbox.Agent
 
 // node is a machine with a kubelet's device manager and agents on it.
 type node struct {
-	*testing.T
-	root    string // of the simulated machine
+	sandbox.Node
 	logger  klog.Logger
 	manager *deviceManager
 	admit   topologymanager.Manager // nil without a topology policy
@@ -45,41 +44,20 @@ type node struct {
 // newNode installs a simulated machine; neither kubelet nor agent runs.
 func newNode(t *testing.T, machine string) *node {
 	t.Helper()
-	n := &node{T: t, root: t.TempDir(), logger: klog.LoggerWithName(klog.NewKlogr(), "kubelet")}
-	n.must(os.RemoveAll(pluginDir))
-	n.sim("install", n.root, machine)
+	n := &node{Node: sandbox.NewNode(t, t.TempDir(), machine), logger: klog.LoggerWithName(klog.NewKlogr(), "kubelet")}
+	n.Must(os.RemoveAll(pluginDir))
 	t.Cleanup(n.stopKubelet)
 	return n
-}
-
-func (n *node) must(err error) {
-	n.Helper()
-	if err != nil {
-		n.Fatal(err)
-	}
-}
-
-// sim runs simctl.
-func (n *node) sim(args ...string) string {
-	n.Helper()
-	cmd := exec.Command(filepath.Join(os.Getenv(inside), "simctl"), args...)
-	cmd.Env = append(os.Environ(), "SIMDRIVER_MACHINE="+n.root)
-	cmd.Dir = project // where go-nvml's nvml.h is found
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		n.Fatalf("simctl %v: %v\n%s", args, err, out)
-	}
-	return string(out)
 }
 
 // startKubelet starts a device manager as a kubelet does, on the directory as it is.
 func (n *node) startKubelet(policy ...string) {
 	n.Helper()
 	m, admit, err := newManagers(n.logger, strings.Join(policy, ""))
-	n.must(err)
+	n.Must(err)
 	n.admit = admit
 	ready := config.NewSourcesReady(func(sets.Set[string]) bool { return true })
-	n.must(m.Start(n.logger, n.activePods, ready, containermap.NewContainerMap(), sets.New[string]()))
+	n.Must(m.Start(n.logger, n.activePods, ready, containermap.NewContainerMap(), sets.New[string]()))
 	n.manager = m
 }
 
@@ -98,56 +76,9 @@ func (n *node) activePods() []*v1.Pod {
 	return slices.Clone(n.pods)
 }
 
-// agent is a running k8s-gpu.
-type agent struct {
-	cmd    *exec.Cmd
-	exited chan struct{}
-	log    string // path
-}
-
-func (n *node) startAgent(args ...string) *agent {
+func (n *node) startAgent(flags ...string) *agent {
 	n.Helper()
-	log, err := os.Create(filepath.Join(n.TempDir(), "log"))
-	n.must(err)
-	a := &agent{exited: make(chan struct{}), log: log.Name()}
-	a.cmd = exec.Command(filepath.Join(os.Getenv(inside), "k8s-gpu"), append([]string{
-		"--driver-root=" + n.root, "--sysfs-root=" + n.root + "/sys", "--procfs-root=" + n.root + "/proc",
-		"--http-address=", "--rescan=1s", "--state-dir=", "--kernel-log=off", "--log-format=text",
-	}, args...)...)
-	a.cmd.Stderr = log
-	n.must(a.cmd.Start())
-	go func() {
-		_ = a.cmd.Wait()
-		close(a.exited)
-	}()
-	n.Cleanup(func() {
-		_ = a.cmd.Process.Kill()
-		<-a.exited
-		_ = log.Close()
-		if n.Failed() {
-			n.Log("agent:\n" + n.read(a.log))
-		}
-	})
-	return a
-}
-
-func (n *node) read(path string) string {
-	n.Helper()
-	text, err := os.ReadFile(path)
-	n.must(err)
-	return string(text)
-}
-
-// end stops an agent with a signal and returns its exit code.
-func (n *node) end(a *agent, sig syscall.Signal) int {
-	n.Helper()
-	n.must(a.cmd.Process.Signal(sig))
-	select {
-	case <-a.exited:
-	case <-time.After(plenty):
-		n.Fatalf("still running after %v", sig)
-	}
-	return a.cmd.ProcessState.ExitCode()
+	return n.Start(append([]string{"--state-dir="}, flags...)...)
 }
 
 // capacity is what the kubelet would write into the node's status.
@@ -159,49 +90,17 @@ func (n *node) capacity(name string) (capacity, allocatable int64) {
 
 func (n *node) awaitCapacity(name string, capacity, allocatable int64) {
 	n.Helper()
-	n.await(fmt.Sprintf("%s: capacity %d, allocatable %d", name, capacity, allocatable), func() bool {
+	n.Await(fmt.Sprintf("%s: capacity %d, allocatable %d", name, capacity, allocatable), func() bool {
 		c, a := n.capacity(name)
 		return c == capacity && a == allocatable
 	})
 }
 
-// await polls: the device manager has no notification.
-func (n *node) await(what string, ok func() bool) {
-	n.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), plenty)
-	defer cancel()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			n.Fatalf("%s: not in time", what)
-		}
-	}
-}
-
-func (n *node) awaitLog(a *agent, text string) {
-	n.Helper()
-	n.await(fmt.Sprintf("log of the agent with %q", text), func() bool { return strings.Contains(n.read(a.log), text) })
-}
-
 // sockets are the agents' sockets in the kubelet's directory.
 func (n *node) sockets() []string {
 	paths, err := filepath.Glob(filepath.Join(pluginDir, "tandem-*.sock"))
-	n.must(err)
+	n.Must(err)
 	return paths
-}
-
-// uuids are those of the simulated machine, by slot.
-func (n *node) uuids() []string {
-	var ids []string
-	for line := range strings.Lines(n.sim("show")) {
-		if id, ok := strings.CutPrefix(strings.TrimSpace(line), "uuid = "); ok {
-			ids = append(ids, strings.TrimSpace(id))
-		}
-	}
-	return ids
 }
 
 // pod makes a pod with one container for each count of GPUs; init containers come first.
@@ -260,7 +159,7 @@ func (n *node) held(p *v1.Pod, container string) []string {
 func (n *node) options(p *v1.Pod, i int) *devicemanager.DeviceRunContainerOptions {
 	n.Helper()
 	o, err := n.manager.GetDeviceRunContainerOptions(n.Context(), p, &p.Spec.Containers[i])
-	n.must(err)
+	n.Must(err)
 	if o == nil {
 		n.Fatal("no options for the container")
 	}

@@ -8,12 +8,9 @@ package kubelet
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"syscall"
 	"testing"
 	"time"
 
@@ -21,67 +18,11 @@ import (
 	v1 "k8s.io/api/core/v1"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 	"k8s.io/kubernetes/pkg/kubelet/apis/podresources"
+
+	"github.com/tandem-gpu/tandem/test/conformance/sandbox"
 )
 
-const (
-	pluginDir = "/var/lib/kubelet/device-plugins"
-	project   = "../../.."                   // the project's module
-	inside    = "TANDEM_CONFORMANCE_SANDBOX" // the directory of the built programs
-)
-
-func TestMain(m *testing.M) {
-	if os.Getenv(inside) != "" {
-		if err := hideKubelet(); err != nil {
-			fmt.Fprintln(os.Stderr, "conformance:", err)
-			os.Exit(1)
-		}
-		os.Exit(m.Run())
-	}
-	code, err := runInSandbox()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "conformance:", err)
-	}
-	os.Exit(code)
-}
-
-// runInSandbox builds the programs and runs this test again in a mount namespace of its own.
-func runInSandbox() (int, error) {
-	if os.Getuid() != 0 {
-		return 1, fmt.Errorf("needs root, for a mount namespace with its own %s", pluginDir)
-	}
-	bin, err := os.MkdirTemp("", "conformance")
-	if err != nil {
-		return 1, err
-	}
-	defer func() { _ = os.RemoveAll(bin) }()
-	for _, program := range []string{"./cmd/k8s-gpu", "./test/simdriver/cmd/simctl"} {
-		build := exec.Command("go", "build", "-trimpath", "-o", bin+"/", program)
-		build.Dir = project
-		if out, err := build.CombinedOutput(); err != nil {
-			return 1, fmt.Errorf("build %s: %w\n%s", program, err, out)
-		}
-	}
-	self := exec.Command("/proc/self/exe", os.Args[1:]...)
-	self.Env = append(os.Environ(), inside+"="+bin)
-	self.Stdin, self.Stdout, self.Stderr = os.Stdin, os.Stdout, os.Stderr
-	self.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-	if err := self.Run(); err != nil {
-		return 1, err
-	}
-	return 0, nil
-}
-
-// hideKubelet mounts an empty directory over the node's /var/lib/kubelet, for this process and its children.
-func hideKubelet() error {
-	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
-		return err
-	}
-	home := filepath.Dir(pluginDir)
-	if err := os.MkdirAll(home, 0o755); err != nil {
-		return err
-	}
-	return syscall.Mount("tmpfs", home, "tmpfs", 0, "")
-}
+func TestMain(m *testing.M) { sandbox.Main(m, func() {}) }
 
 // newReady returns a node with a kubelet that lists the eight GPUs of an agent.
 func newReady(t *testing.T, args ...string) (*node, *agent) {
@@ -97,11 +38,11 @@ func newReady(t *testing.T, args ...string) (*node, *agent) {
 func (n *node) servePodResources() {
 	n.Helper()
 	socket := filepath.Join(filepath.Dir(pluginDir), "pod-resources", "kubelet.sock")
-	n.must(os.MkdirAll(filepath.Dir(socket), 0o750))
+	n.Must(os.MkdirAll(filepath.Dir(socket), 0o750))
 	l, err := net.Listen("unix", socket)
-	n.must(err)
+	n.Must(err)
 	began := time.Now().Add(-time.Hour)
-	n.must(os.Chtimes(socket, began, began))
+	n.Must(os.Chtimes(socket, began, began))
 	server := grpc.NewServer()
 	podresourcesapi.RegisterPodResourcesListerServer(server, podresources.NewV1PodResourcesServer(context.Background(), podresources.PodResourcesProviders{
 		Pods: nodePods{n}, Devices: nodeDevices{n}, Cpus: noCPUs{}, Memory: noMemory{}, DynamicResources: noClaims{},

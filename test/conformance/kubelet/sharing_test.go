@@ -49,8 +49,8 @@ func newPolicy(t *testing.T, text string) string {
 // reload changes the file of policy and has an agent read it.
 func (n *node) reload(a *agent, option, text string) {
 	n.Helper()
-	n.must(os.WriteFile(strings.TrimPrefix(option, configFile), []byte(text), 0o600))
-	n.must(a.cmd.Process.Signal(syscall.SIGHUP))
+	n.Must(os.WriteFile(strings.TrimPrefix(option, configFile), []byte(text), 0o600))
+	n.Must(a.Cmd.Process.Signal(syscall.SIGHUP))
 }
 
 func TestFourPodsShareAGPU(t *testing.T) {
@@ -58,11 +58,11 @@ func TestFourPodsShareAGPU(t *testing.T) {
 	n.startKubelet()
 	n.startAgent(newPolicy(t, byFour))
 	n.awaitCapacity(string(shares), 4, 4)
-	gpu := n.uuids()[0]
+	gpu := n.UUIDs()[0]
 	var first *v1.Pod
 	for i := range 4 {
 		p := podOf(shares, fmt.Sprintf("pod%d", i), nil, 1)
-		n.must(n.allocate(p))
+		n.Must(n.allocate(p))
 		if got := n.visible(p, 0); got != gpu {
 			t.Errorf("pod %d sees %q, want %s", i, got, gpu)
 		}
@@ -77,7 +77,7 @@ func TestFourPodsShareAGPU(t *testing.T) {
 		t.Error("a fifth pod is admitted")
 	}
 	n.remove(first)
-	n.must(n.allocate(podOf(shares, "next", nil, 1)))
+	n.Must(n.allocate(podOf(shares, "next", nil, 1)))
 	if c, _ := n.capacity(gpus); c != 0 {
 		t.Errorf("%d GPUs beside their shares", c)
 	}
@@ -85,7 +85,7 @@ func TestFourPodsShareAGPU(t *testing.T) {
 	n.pods = nil // all have ended
 	n.mu.Unlock()
 	two := podOf(shares, "two", nil, 2)
-	n.must(n.allocate(two))
+	n.Must(n.allocate(two))
 	if held, seen := n.held(two, "app0"), n.visible(two, 0); len(held) != 2 || seen != gpu {
 		t.Errorf("holds %v, sees %q", held, seen)
 	}
@@ -107,23 +107,23 @@ policy:
 	n.awaitCapacity(gpus, 2, 2)
 	n.awaitCapacity(string(shares), 12, 12)
 	n.awaitCapacity("nvidia.com/gpu.mps", 4, 4)
-	ids := n.uuids()
+	ids := n.UUIDs()
 	var seen []string
 	for i := range 3 {
 		p := podOf(shares, fmt.Sprintf("share%d", i), nil, 1)
-		n.must(n.allocate(p))
+		n.Must(n.allocate(p))
 		seen = append(seen, n.visible(p, 0))
 	}
 	if slices.Sort(seen); !slices.Equal(seen, slices.Sorted(slices.Values(ids[2:5]))) {
 		t.Errorf("three pods share %v, want one each of %v", seen, ids[2:5])
 	}
 	both := n.pod("whole", nil, 2)
-	n.must(n.allocate(both))
+	n.Must(n.allocate(both))
 	if got := n.visible(both, 0); got != ids[0]+","+ids[1] {
 		t.Errorf("exclusive GPUs: %s", got)
 	}
 	client := podOf("nvidia.com/gpu.mps", "client", nil, 1)
-	n.must(n.allocate(client))
+	n.Must(n.allocate(client))
 	env := n.env(client, 0)
 	if env["CUDA_MPS_PIPE_DIRECTORY"] != "/mps/nvidia.com/gpu.mps/pipe" || env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] != "0=30720M" ||
 		!slices.Contains(ids[5:7], env["NVIDIA_VISIBLE_DEVICES"]) {
@@ -146,11 +146,11 @@ policy:
 func (n *node) mpsDaemon(pool string) string {
 	n.Helper()
 	root, err := os.MkdirTemp("", "mps") // short enough for a socket
-	n.must(err)
+	n.Must(err)
 	pipe := filepath.Join(root, "nvidia.com", pool, "pipe")
-	n.must(os.MkdirAll(pipe, 0o755))
+	n.Must(os.MkdirAll(pipe, 0o755))
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(pipe, "control"), Net: "unixpacket"})
-	n.must(err)
+	n.Must(err)
 	n.Cleanup(func() {
 		_ = l.Close()
 		_ = os.RemoveAll(root)
@@ -178,7 +178,7 @@ sharing:
 		n.awaitCapacity(resource, want, want)
 	}
 	p := podOf("nvidia.com/mig-1g.10gb.shared", "instance", nil, 1, 1)
-	n.must(n.allocate(p))
+	n.Must(n.allocate(p))
 	for i := range 2 {
 		id, _, _ := strings.Cut(n.held(p, fmt.Sprintf("app%d", i))[0], "::")
 		if !strings.HasPrefix(id, "MIG-") || n.visible(p, i) != id {
@@ -189,7 +189,7 @@ sharing:
 		t.Error("two shares of one instance, although others are free")
 	}
 	// A fault of the GPU takes all shares of its seven instances, and no others.
-	n.sim("xid", "4", "79")
+	n.Sim("xid", "4", "79")
 	n.awaitCapacity("nvidia.com/mig-1g.10gb.shared", 24, 3)
 	n.awaitCapacity(gpus, 8, 8)
 }
@@ -199,7 +199,7 @@ func TestAnotherPolicy(t *testing.T) {
 	option := newPolicy(t, "version: v1\n")
 	n, a := newReady(t, option)
 	p := n.pod("holder", nil, 2)
-	n.must(n.allocate(p))
+	n.Must(n.allocate(p))
 	before := n.visible(p, 0)
 	n.reload(a, option, byFour)
 	n.awaitCapacity(string(shares), 32, 32)
@@ -210,7 +210,7 @@ func TestAnotherPolicy(t *testing.T) {
 	if err := n.allocate(n.pod("late", nil, 1)); err == nil {
 		t.Error("a GPU of a pool without units is allocated")
 	}
-	n.must(n.allocate(podOf(shares, "share", nil, 1)))
+	n.Must(n.allocate(podOf(shares, "share", nil, 1)))
 }
 
 // A pod holds eight GPUs when a policy moves one of them to another resource. By the kubelet's own pod-resources API it is
@@ -224,9 +224,9 @@ func TestADeviceThatAPodHoldsMovesToAnotherResource(t *testing.T) {
 	a := n.startAgent(option)
 	n.awaitCapacity(gpus, 8, 8)
 	p := n.pod("holder", nil, 8)
-	n.must(n.allocate(p))
+	n.Must(n.allocate(p))
 	n.reload(a, option, lastInAnotherPool)
-	n.awaitLog(a, "still listed as unhealthy because pods may hold them")
+	n.AwaitLog(a, "still listed as unhealthy because pods may hold them")
 	n.awaitCapacity(string(special), 1, 0)
 	n.awaitCapacity(gpus, 8, 7)
 	if err := n.allocate(podOf(special, "thief", nil, 1)); err == nil {
@@ -238,13 +238,13 @@ func TestADeviceThatAPodHoldsMovesToAnotherResource(t *testing.T) {
 	if r.Admit != resizesWithUnhealthy {
 		t.Errorf("resize in place: %t, %s %s", r.Admit, r.Reason, r.Message)
 	}
-	if got := n.held(p, "app0"); !slices.Equal(got, slices.Sorted(slices.Values(n.uuids()))) {
+	if got := n.held(p, "app0"); !slices.Equal(got, slices.Sorted(slices.Values(n.UUIDs()))) {
 		t.Errorf("the pod holds %v", got)
 	}
 	n.remove(p)
 	n.awaitCapacity(string(special), 1, 1)
 	n.awaitCapacity(gpus, 7, 7)
-	n.must(n.allocate(podOf(special, "next", nil, 1)))
+	n.Must(n.allocate(podOf(special, "next", nil, 1)))
 }
 
 // 16 GPUs with seven instances each, ten shares of an instance: the kubelet has all 1,120, and one that goes.
@@ -261,12 +261,12 @@ sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.5gb, replicas: 10}]
 	seen := map[string]int{}
 	for i := range 112 {
 		p := podOf(resource, fmt.Sprintf("pod%d", i), nil, 1)
-		n.must(n.allocate(p))
+		n.Must(n.allocate(p))
 		seen[n.visible(p, 0)]++
 	}
 	if len(seen) != 112 {
 		t.Errorf("112 pods share %d instances, although others are free", len(seen))
 	}
-	n.sim("lose", "11")
+	n.Sim("lose", "11")
 	n.awaitCapacity(string(resource), 1120, 1050)
 }
