@@ -84,6 +84,7 @@ type limits struct {
 	retry      time.Duration // of what failed at the start
 
 	query, queryFirst, queryLast, queryActive time.Duration // of the guard: timeout, first and last interval, and how long after a registration
+	partial                                   time.Duration // of the same: how long an answer that may lack pods keeps devices back
 	specsEvery                                time.Duration // between checks of the specifications of claims without an event
 	abandoned                                 time.Duration // after which a claim that neither the kubelet nor the API server has holds nothing
 }
@@ -92,7 +93,7 @@ var defaultLimits = limits{
 	call: 40 * time.Second, grace: 500 * time.Millisecond, apiCall: 10 * time.Second, apiRetry: 250 * time.Millisecond, repeat: time.Second, stop: time.Second,
 	resend: 8 * time.Second, healthAge: 30 * time.Second, socketPoll: 2 * time.Second, retry: time.Second,
 	query: 2 * time.Second, queryFirst: 100 * time.Millisecond, queryLast: time.Minute, queryActive: 5 * time.Minute,
-	specsEvery: time.Minute, abandoned: 5 * time.Minute,
+	partial: 2 * time.Minute, specsEvery: time.Minute, abandoned: 5 * time.Minute,
 }
 
 // Adapter prepares resource claims for the kubelet. Make one with New, then call Run once. The other methods are safe for concurrent use

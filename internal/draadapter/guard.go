@@ -3,6 +3,7 @@ package draadapter
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -43,8 +44,10 @@ func (v verdict) text() string {
 	return v.foreign
 }
 
-// pendingAtMost is how long devices are kept back because the kubelet does not list the claims of pods.
-const pendingAtMost = 15 * time.Second
+const (
+	pendingAtMost = 15 * time.Second // devices are kept back because the kubelet does not list the claims of pods
+	pendingEvery  = 5 * time.Second  // between two queries at last while they are
+)
 
 // watchPods compares the prepared claims with those that pods have: often after the kubelet has registered the driver, then every minute
 // while there are any, or something is wrong. It runs until ctx ends.
@@ -62,9 +65,12 @@ func (a *Adapter) watchPods(ctx context.Context, task *watchdog.Task) {
 	a.abandoned = map[string]time.Time{}
 	for {
 		task.Heartbeat(a.limits.call)
-		a.queryPods(ctx, time.Since(began) >= pendingAtMost)
+		a.queryPods(ctx, time.Since(began))
 		var due <-chan time.Time
 		wait := min(max(time.Since(requested), a.limits.queryFirst), a.limits.queryLast)
+		if a.guard.Load().pending {
+			wait = min(wait, pendingEvery)
+		}
 		if active := a.guard.Load().text() != "" || len(a.store.Load().All()) > 0 || time.Since(requested) < a.limits.queryActive; active {
 			due = time.After(wait)
 			task.Heartbeat(wait)
@@ -84,8 +90,8 @@ func (a *Adapter) watchPods(ctx context.Context, task *watchdog.Task) {
 	}
 }
 
-// queryPods makes one query. late means that devices are not kept back any longer if it fails.
-func (a *Adapter) queryPods(ctx context.Context, late bool) {
+// queryPods makes one query, a time after the first one.
+func (a *Adapter) queryPods(ctx context.Context, elapsed time.Duration) {
 	store := a.store.Load()
 	limit, cancel := context.WithTimeout(ctx, a.limits.query)
 	answer, err := a.opts.PodClaims(limit)
@@ -95,21 +101,44 @@ func (a *Adapter) queryPods(ctx context.Context, late bool) {
 	}
 	if err != nil {
 		a.setWarnings("claims of pods", []string{"the kubelet does not list the claims of pods, so that devices which pods of another driver have are not known: " + oneLine(err)})
-		if v := a.guard.Load(); v.pending && late {
+		if v := a.guard.Load(); v.pending && elapsed >= pendingAtMost {
 			v.pending = false
 			a.guard.Store(v)
 		}
 		return
 	}
-	a.setWarnings("claims of pods", nil)
 	if err := store.Refresh(); err != nil {
 		a.setWarnings("state", []string{oneLine(err)})
 		return
 	}
 	a.settleVanished(store, answer)
 	problems := a.rebuildLost(ctx, store, answer)
-	a.judge(answer, append(problems, foreignClaims(store.All(), answer)...))
+	problems = append(problems, foreignClaims(store.All(), answer)...)
+	if left := a.otherClaim(); left != "" && answer.Partial && len(problems) == 0 && a.guard.Load().pending && elapsed < a.limits.partial {
+		a.setWarnings("claims of pods", []string{"devices are kept back: the kubelet has just started and may not know all pods, and " + left + " is of a claim of another driver"})
+		return
+	}
+	a.setWarnings("claims of pods", nil)
+	a.judge(answer, problems)
 	a.collect(ctx, store, answer)
+}
+
+// otherClaim is the CDI specification of a claim that NVIDIA's driver has prepared in this boot and not unprepared; "" if there is none. The
+// names are those of nvidia-dra-driver-gpu.
+//
+// The list of a kubelet that has just started may lack pods for some seconds, and can't be told from a complete one for two minutes. To keep
+// the devices back for that time would delay each new and each rebooted node. Of the pods that may be missing, those with claims of this
+// agent are in its records, and those of NVIDIA's driver have such a file; so only a node with one waits. What is not found: another
+// driver of this name that writes no specifications, or into another folder, when kubelet and agent start at the same time.
+func (a *Adapter) otherClaim() string {
+	if a.opts.CDIFolder == "" {
+		return ""
+	}
+	all, _ := filepath.Glob(filepath.Join(a.opts.CDIFolder, "k8s."+resourceslice.Driver+"-claim_*")) // fails on a bad pattern only
+	if len(all) == 0 {
+		return ""
+	}
+	return all[0]
 }
 
 // judge publishes what the problems of an answer mean for new work. An answer that may lack pods ends no problem.
