@@ -19,11 +19,15 @@ type DRA struct {
 	Registration  string `json:"registration,omitempty"`  // why not
 	HealthStreams int    `json:"healthStreams,omitempty"` // that the kubelet reads
 
-	APIReachable bool    `json:"apiReachable"`
-	Slices       int     `json:"slices"`            // ResourceSlices of this node in Kubernetes' API
-	Published    int     `json:"published"`         // devices in them
-	Problem      string  `json:"problem,omitempty"` // why the slices are not as they should be
-	Claims       []Claim `json:"claims"`            // prepared ones
+	APIReachable bool      `json:"apiReachable"`
+	Slices       int       `json:"slices"`               // ResourceSlices of this node in Kubernetes' API
+	Published    int       `json:"published"`            // devices in them
+	Generation   int64     `json:"generation,omitempty"` // of their pool
+	LastWrite    time.Time `json:"lastWrite,omitzero"`   // of a slice, by this process
+	Problem      string    `json:"problem,omitempty"`    // why the slices are not as they should be
+	LastError    string    `json:"lastError,omitempty"`  // of Kubernetes' API; stays after a success
+	LastErrorAt  time.Time `json:"lastErrorAt,omitzero"`
+	Claims       []Claim   `json:"claims"` // prepared ones
 }
 
 // Claim is a resource claim that is prepared on this node: a pod uses its devices.
@@ -103,6 +107,12 @@ func (d DRA) State() string {
 		registration = "not registered with the kubelet: " + cmp.Or(d.Registration, "it has not asked for the driver")
 	}
 	published := fmt.Sprintf("%s with %s published", plural(d.Slices, "slice"), plural(d.Published, "device"))
+	if d.Generation > 0 {
+		published += fmt.Sprintf(", generation %d", d.Generation)
+	}
+	if !d.LastWrite.IsZero() {
+		published += ", last written " + stamp(d.LastWrite)
+	}
 	if d.Problem != "" {
 		published += ", not up to date: " + d.Problem
 	}
@@ -115,6 +125,9 @@ func (r Report) writeDRA(w io.Writer) {
 		return
 	}
 	fmt.Fprintf(w, "DRA: driver %s, node %s: %s\n", r.DRA.Driver, r.DRA.Node, r.DRA.State())
+	if d := r.DRA; d.LastError != "" {
+		fmt.Fprintf(w, "last error of Kubernetes' API at %s: %s\n", stamp(d.LastErrorAt), d.LastError)
+	}
 	r.writeOnce(w, "taints", func(d Device) string {
 		var texts []string
 		for _, t := range d.Taints {

@@ -24,6 +24,7 @@ func TestDRA(t *testing.T) {
 	taint := report.Taint{Key: "gpu.nvidia.com/health", Value: "xid-79", Effect: "NoSchedule", Since: at}
 	d := report.DRA{
 		Driver: "gpu.nvidia.com", Node: "node-1", Registered: true, APIReachable: true, Slices: 1, Published: 3, Problem: "Kubernetes' API: connection refused",
+		Generation: 7, LastWrite: at, LastError: "429 Too Many Requests", LastErrorAt: at.Add(time.Minute),
 		Claims: []report.Claim{
 			{Namespace: "team", Name: "train", UID: "u1", State: "complete", Since: at, Devices: []report.ClaimDevice{{ID: coretest.GPU(0), Device: "gpu-a"}, {ID: "GPU-gone", Device: "gpu-gone", AdminAccess: true}}},
 			{Namespace: "team", Name: "next", UID: "u2", State: "started", Outdated: true, Devices: []report.ClaimDevice{{ID: coretest.GPU(1)}}},
@@ -39,7 +40,8 @@ func TestDRA(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, got, _ := strings.Cut(text.String(), "DRA: ")
-	want := `driver gpu.nvidia.com, node node-1: registered with the kubelet; 1 slice with 3 devices published, not up to date: Kubernetes' API: connection refused
+	want := `driver gpu.nvidia.com, node node-1: registered with the kubelet; 1 slice with 3 devices published, generation 7, last written 2026-11-22T10:00:00Z, not up to date: Kubernetes' API: connection refused
+last error of Kubernetes' API at 2026-11-22T10:01:00Z: 429 Too Many Requests
 taints (GPU 0, 1): gpu.nvidia.com/health=xid-79:NoSchedule
 claim team/train: GPU 0, gpu-gone (admin access), prepared since 2026-11-22T10:00:00Z
 claim team/next: GPU 1, being prepared, before the node was started

@@ -47,6 +47,7 @@ function showVerdict(problems) {
   const mark = {good: "● ", warn: "▲ ", bad: "✖ "}[level];
   const counts = [plural(devices.length, "device") + " offered", takes + " can take work",
     ...Object.keys(states).filter((s) => s !== "healthy" && count[s]).map((s) => count[s] + " " + s),
+    page.report.dra ? plural(page.report.dra.slices, "ResourceSlice") + ", " + plural(page.report.dra.claims.filter((c) => !c.outdated).length, "prepared claim") : "",
     held ? held + " held" : "", idle ? idle + " of them idle" : "",
     page.report.excluded.length ? page.report.excluded.length + " not offered" : ""];
   const models = [...new Set(devices.map((d) => d.model))].join(", ");
@@ -123,6 +124,7 @@ function showMore() {
     more.addEventListener("toggle", () => { if (more.open) page.open.add(title); else page.open.delete(title); });
     parts.push(more);
   };
+  part("Dynamic Resource Allocation", draLines(r));
   part("Not offered", r.excluded.map((e) => "GPU " + e.index + " " + (e.id || e.pci || "") + ": " + e.reason));
   part("Events since the history began", r.counts.map((c) => (c.index < 0 ? c.gpu : "GPU " + c.index) + ": " + c.cause + ", " + plural(c.count, "time") + ", last " + c.lastSeen));
   part("How containers get devices", r.injections.map((i) => i.pools.join(", ") + ": " + (i.configured || "") + (i.cdi ? ", CDI" : "") + (i.runtime ? ", NVIDIA's container runtime" : "") + (i.nodes ? ", device nodes" : "")));

@@ -31,6 +31,7 @@ function problemsOf(report, agent) {
   for (const e of report.excluded.filter((e) => e.failed && !report.devices.some((d) => d.index === e.index && d.state === "lost"))) {
     add("bad", "GPU " + e.index, "can't be read: " + e.reason, [["what to do", "run " + agent + " doctor on this node"], ["ID", e.id], ["PCI", e.pci]]);
   }
+  if (report.dra) for (const [level, where, what] of draProblems(report.dra)) add(level, where, what);
   const shown = new Set();
   for (const p of sickDevices(report, shown)) all.push(p);
   for (const c of report.conditions.filter((c) => !shown.has(c.gpu + c.cause))) {
@@ -108,4 +109,28 @@ function progressOf(c) {
 function ownerName(o) {
   const name = [o.namespace, o.name, o.container].filter((part) => part).join("/");
   return (name || o.id || "unknown") + (o.claim ? " (claim " + o.claim + ")" : "");
+}
+
+// draProblems are those of Dynamic Resource Allocation: [level, where, what]. A server that does not answer leaves the slices as they are.
+function draProblems(dra) {
+  const all = [];
+  if (!dra.registered) all.push(["bad", "DRA driver", "not registered with the kubelet" + (dra.registration ? ": " + dra.registration : "")]);
+  if (dra.problem) all.push([dra.slices && !dra.apiReachable ? "warn" : "bad", "ResourceSlices", dra.problem]);
+  return all;
+}
+
+// draLines are what the agent publishes and has prepared by Dynamic Resource Allocation.
+function draLines(report) {
+  const dra = report.dra;
+  if (!dra) return [];
+  const lines = ["driver " + dra.driver + ": " + (dra.registered ? "registered with the kubelet" : "not registered with the kubelet"),
+    [plural(dra.slices, "slice") + " with " + plural(dra.published, "device"), dra.generation ? "generation " + dra.generation : "",
+      dra.lastWrite ? "last written " + dra.lastWrite : ""].filter((t) => t).join(", ")];
+  if (dra.lastError) lines.push("last error of Kubernetes' API at " + dra.lastErrorAt + ": " + dra.lastError);
+  for (const c of dra.claims) {
+    const devices = c.devices.map((d) => (report.devices.some((x) => x.id === d.id) ? nameOf(report, d.id) : d.device) + (d.adminAccess ? " (admin access)" : ""));
+    lines.push("claim " + c.namespace + "/" + c.name + ": " + devices.join(", ") + ", " + (c.state === "complete" ? "prepared" : "being prepared")
+      + (c.since ? " since " + c.since : "") + (c.outdated ? ", before the node was started" : ""));
+  }
+  return lines;
 }

@@ -41,6 +41,23 @@ func TestPageOfAnAgent(t *testing.T) {
 	})
 }
 
+// TestPageOfANodeWithDRA: the page has the slices, why they are not as they should be, and the prepared claims.
+func TestPageOfANodeWithDRA(t *testing.T) {
+	n := h100x8()
+	at := n.now.Add(-time.Hour)
+	n.report.DRA = &report.DRA{
+		Driver: "gpu.nvidia.com", Node: n.name, Registered: true, APIReachable: true, Slices: 1, Published: 8, Generation: 3, LastWrite: at,
+		Problem: "no device takes new work, because containers of this node would get none: containerd 1.6.20 has no CDI",
+		Claims:  []report.Claim{{Namespace: "train", Name: "llm", UID: "u1", State: "complete", Since: at, Devices: []report.ClaimDevice{{ID: n.report.Devices[2].ID}}}},
+	}
+	p := open(t, n.serve(t), wide)
+	p.shows("2 problems", "1 ResourceSlice, 1 prepared claim", "ResourceSlices no device takes new work", "containerd 1.6.20 has no CDI", "Dynamic Resource Allocation (3)")
+	if lines := eval[[]string](p, `draLines(page.report)`); len(lines) != 3 || !strings.HasPrefix(lines[1], "1 slice with 8 devices, generation 3, last written ") ||
+		!strings.HasPrefix(lines[2], "claim train/llm: GPU 2, prepared since ") {
+		t.Errorf("details %q", lines)
+	}
+}
+
 // views are those of the screenshots in the documents.
 var views = map[string]view{
 	"light": wide, "dark": {1280, 900, "dark", false, true}, "phone": {390, 844, "light", true, true}, "phone-dark": {390, 844, "dark", true, true},

@@ -171,6 +171,7 @@ func (v View) Describe(r report.Report) report.Report {
 	d := report.DRA{
 		Driver: v.Name, Node: v.Node, Registered: s.Registered, Registration: s.Reason, HealthStreams: s.HealthStreams,
 		APIReachable: published.Reachable, Slices: published.Slices, Published: published.Devices, Problem: v.problem(),
+		Generation: published.Generation, LastWrite: published.LastWrite, LastError: published.LastError, LastErrorAt: published.LastErrorAt,
 	}
 	for _, c := range v.Driver.Prepared() {
 		d.Claims = append(d.Claims, v.describeClaim(c))

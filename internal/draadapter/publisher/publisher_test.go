@@ -33,6 +33,9 @@ func TestSameDevicesAreNoWrite(t *testing.T) {
 		a.after(20 * time.Minute)
 		a.wantWrites()
 		a.wantProblem()
+		if s := a.Published(); !s.LastWrite.IsZero() {
+			t.Errorf("a process that wrote nothing has a last write: %+v", s)
+		}
 		if s := a.Published(); s.Slices != 1 || s.Devices != 8 || s.Generation != 1 || !s.Reachable || s.Since.IsZero() || s.LastSuccess.IsZero() {
 			t.Errorf("status %+v", s)
 		}
@@ -160,6 +163,9 @@ func TestTaintsAreWrittenAtOnce(t *testing.T) {
 		a.after(2 * time.Millisecond)
 		a.wantWrites("update 0")
 		a.want(gpu(0), gpu(1))
+		if since := time.Since(a.Published().LastWrite); since > 10*time.Millisecond {
+			t.Errorf("last write %v ago", since)
+		}
 	})
 }
 

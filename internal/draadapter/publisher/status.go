@@ -24,6 +24,8 @@ type Status struct {
 	Since       time.Time // of Problem, or since when there is none
 	LastSuccess time.Time // when the API was last known to have everything; zero = never
 
+	LastWrite time.Time // of a slice by this process; zero = none so far
+
 	LastError   string // of a request or of the server's answers; kept after a success. "" = none so far
 	LastErrorAt time.Time
 

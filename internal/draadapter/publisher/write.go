@@ -135,6 +135,7 @@ func (p *Publisher) send(ctx context.Context, writes []write) []error {
 	for i, w := range writes {
 		p.writes.count(w.verb, errs[i])
 		if errs[i] == nil {
+			p.current.LastWrite = time.Now()
 			p.took(w, got[i])
 		}
 	}
