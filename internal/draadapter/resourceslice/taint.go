@@ -75,10 +75,17 @@ func taintOf(h health.Health, evict bool) kubeapi.DeviceTaint {
 	switch {
 	case h.Schedulable():
 		t.Effect = kubeapi.NoEffect
-	case evict && h.State >= health.Unhealthy && h.Reason < health.ReasonWithdrawn: // a fault of the device, not a reason of this host
+	case evict && h.State >= health.Unhealthy && isFault(h.Reason):
 		t.Effect = kubeapi.NoExecute
 	}
 	return t
+}
+
+// isFault reports whether a reason is evidence of a fault of the device: not one of this host, and not that the agent's own calls fail or do
+// not return. Work needs none of those: kernels are launched without a call of the driver. A device that is broken as well has a condition
+// for that, such as the XID of a GSP that timed out.
+func isFault(r health.Reason) bool {
+	return r < health.ReasonWithdrawn && r != health.ReasonProbe && r != health.ReasonUnresponsive
 }
 
 // taintKey returns the key of the taint for a reason: one for each cause, so that a claim can tolerate one of them. xid and gpu-lost are

@@ -79,7 +79,8 @@ func TestEachConditionIsATaint(t *testing.T) {
 	}
 }
 
-// An unknown health keeps new work away and never evicts. A lost GPU has the key of NVIDIA's driver.
+// An unknown health keeps new work away and never evicts, nor do calls of the agent that fail or do not return: work may go on. A lost GPU has
+// the key of NVIDIA's driver.
 func TestStates(t *testing.T) {
 	at := gpu.WholeGPU(coretest.GPU(0))
 	for about, tc := range map[string]struct {
@@ -87,10 +88,11 @@ func TestStates(t *testing.T) {
 		want string
 	}{
 		"lost":         {health.Observation{At: at, Kind: health.Lost}, "gpu.nvidia.com/gpu-lost=:NoExecute"},
+		"errors":       {health.Observation{At: at, Kind: health.ProbeFailed, Detail: "nvmlDeviceGetECCMode: Unknown Error"}, "gpu.nvidia.com/probe-failed=:NoSchedule"},
 		"no driver":    {health.Observation{At: gpu.Node, Kind: health.DriverUnavailable, Code: uint64(gpu.DriverFailed)}, "gpu.nvidia.com/nvml-unavailable=:NoSchedule"},
-		"does not ask": {health.Observation{At: at, Kind: health.Unresponsive}, "gpu.nvidia.com/not-answering=:NoExecute"},
+		"does not ask": {health.Observation{At: at, Kind: health.Unresponsive}, "gpu.nvidia.com/not-answering=:NoSchedule"},
 	} {
-		got := formatTaints(taintsOf(resourceslice.Input{Inventory: build(ledger(tc.o)), Evict: true}))
+		got := formatTaints(taintsOf(resourceslice.Input{Inventory: build(ledger(tc.o, tc.o, tc.o)), Evict: true})) // three failed checks in a row count
 		if !strings.Contains(got, tc.want+" since 2026-11-20T10:31:00Z\n") {
 			t.Errorf("%s: %swant %s", about, got, tc.want)
 		}
