@@ -17,7 +17,8 @@ import (
 // profileForm is the name of a MIG profile: "1g.10gb", "1c.2g.20gb", "1g.10gb+me".
 var profileForm = regexp.MustCompile(`^([0-9]+c\.)?[0-9]+g\.[0-9]+gb([-+.][a-z.]+)*$`)
 
-// classes prints the DeviceClasses for the pools of the settings, or of the files of several groups of nodes.
+// classes prints the DeviceClasses for the pools of the settings, or of the files of several groups of nodes, and on request the admission
+// policy of the agents' account.
 func classes(read func() (settings, error)) func(cli.Classes) ([]byte, error) {
 	return func(c cli.Classes) ([]byte, error) {
 		s, err := read()
@@ -37,10 +38,17 @@ func classes(read func() (settings, error)) func(cli.Classes) ([]byte, error) {
 			}
 		}
 		found, err := deviceclass.Of(all, deviceclass.Options{Profiles: c.Profiles, ExtendedResources: c.ExtendedResources})
-		if err := errors.Join(append(problems, err)...); err != nil {
+		problems = append(problems, err)
+		var policy []byte
+		if c.AdmissionPolicy {
+			text, err := deviceclass.AdmissionPolicy(deviceclass.Account{Name: c.ServiceAccount, Namespace: c.Namespace})
+			policy, problems = append([]byte("---\n"), text...), append(problems, err)
+		}
+		if err := errors.Join(problems...); err != nil {
 			return nil, err
 		}
-		return deviceclass.Print(found)
+		printed, err := deviceclass.Print(found)
+		return append(printed, policy...), err
 	}
 }
 

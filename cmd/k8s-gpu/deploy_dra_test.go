@@ -55,6 +55,29 @@ func TestShippedClasses(t *testing.T) {
 	}
 }
 
+// The admission policy that is shipped is the one that "k8s-gpu classes --admission-policy" prints after the classes.
+func TestShippedAdmissionPolicy(t *testing.T) {
+	print := classes(func() (settings, error) { return resolveAll(t, nil, nil, "") })
+	got, err := print(cli.Classes{ExtendedResources: true, AdmissionPolicy: true, ServiceAccount: "tandem-k8s-gpu"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want strings.Builder
+	for _, name := range []string{"classes", "admission"} {
+		text, err := os.ReadFile("../../deploy/dra/" + name + ".yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want.Len() > 0 {
+			want.WriteString("---\n")
+		}
+		want.Write(text)
+	}
+	if string(got) != want.String() {
+		t.Errorf("k8s-gpu classes --admission-policy prints\n%s\nwant deploy/dra/classes.yaml and deploy/dra/admission.yaml:\n%s", got, want.String())
+	}
+}
+
 // The agent's role has the rights that its requests need, and no others. (That they suffice is shown by test/e2e, TestChart.)
 func TestRoleIsWhatTheAgentNeeds(t *testing.T) {
 	deny := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) }))

@@ -43,7 +43,22 @@ func TestClasses(t *testing.T) {
 		}
 	}
 
-	code, stdout, stderr := run(t, "k8s-gpu", "classes", broken, filepath.Join(dir, "none.yaml"), "--mig-profiles", "big")
+	code, stdout, stderr := run(t, "k8s-gpu", "classes", "--admission-policy", "--service-account", "gpu.agent", "--namespace", "gpus", training)
+	const condition = "matches('^system:serviceaccount:gpus:gpu[.]agent$')"
+	if code != 0 || names(stdout) != "gpu.nvidia.com mig.nvidia.com training.nvidia.com gpu.agent gpu.agent" ||
+		!strings.Contains(stdout, condition) || !strings.Contains(stdout, "policyName: gpu.agent\n") || strings.Count(stdout, "tandem-k8s-gpu") != 2 { // labels
+		t.Errorf("with the admission policy: %d, %s%s", code, stdout, stderr)
+	}
+	for args, want := range map[string]string{
+		"--admission-policy --service-account Agent --mig-profiles big": `--service-account = "Agent": want the name`,
+		"--admission-policy --namespace a:b":                            `--namespace = "a:b": want the namespace`,
+		"--namespace gpus":                                              "those of --admission-policy",
+	} {
+		if code, stdout, stderr := run(t, "k8s-gpu", append([]string{"classes"}, strings.Fields(args)...)...); code == 0 || stdout != "" || !strings.Contains(stderr, want) {
+			t.Errorf("%s: %d, %s%s", args, code, stdout, stderr)
+		}
+	}
+	code, stdout, stderr = run(t, "k8s-gpu", "classes", broken, filepath.Join(dir, "none.yaml"), "--mig-profiles", "big")
 	if code != 1 || stdout != "" || !strings.Contains(stderr, "did you mean index?") || !strings.Contains(stderr, "none.yaml: no such file") ||
 		!strings.Contains(stderr, `k8s-gpu: --mig-profiles = "big": want MIG profiles such as 1g.10gb`) {
 		t.Errorf("%d, %s%s", code, stdout, stderr)

@@ -16,8 +16,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeapi"
 )
 
-// access has agents of two nodes call the API server with the account of deploy/dra, and then with that of the chart in another namespace,
-// as the agents do: what they need is allowed, and the slices of other nodes and drivers are not theirs.
+// access has agents of two nodes call the API server with the account of deploy/dra, with that of the chart in another namespace, and with
+// that of a chart without the policy, which "k8s-gpu classes" prints for it, as the agents do: what they need is allowed, and the slices of
+// other nodes and drivers are not theirs.
 func (c *chartCluster) access(t *testing.T) {
 	for _, node := range []string{"a", "b"} {
 		must(t, "kubectl", "create", "-f", write(t, "node-"+node+".yaml", []byte("{apiVersion: v1, kind: Node, metadata: {name: "+node+"}}")))
@@ -33,6 +34,14 @@ func (c *chartCluster) access(t *testing.T) {
 	must(t, "helm", "install", "gpus", chartFolder, "-n", "gpus", "--set", "api=dra,serviceAccount.create=true,serviceAccount.name=gpu-agent")
 	t.Run("chart", func(t *testing.T) { (account{"gpus", "gpu-agent"}).check(t) })
 	must(t, "helm", "uninstall", "gpus", "-n", "gpus", "--wait")
+	must(t, "kubectl", "create", "namespace", "own")
+	must(t, "helm", "install", "own", chartFolder, "-n", "own", "--set",
+		"api=dra,admissionPolicy=false,deviceClasses.create=false,serviceAccount.create=true,serviceAccount.name=gpu.agent")
+	printed := write(t, "classes.yaml", []byte(must(t, binary("k8s-gpu"), "classes", "--admission-policy", "--namespace=own", "--service-account=gpu.agent")))
+	must(t, "kubectl", "apply", "--server-side", "--validate=strict", "-f", printed)
+	t.Run("classes", func(t *testing.T) { (account{"own", "gpu.agent"}).check(t) })
+	must(t, "kubectl", "delete", "-f", printed)
+	must(t, "helm", "uninstall", "own", "-n", "own", "--wait")
 	must(t, "kubectl", "delete", "node", "a", "b")
 	must(t, "kubectl", "delete", "resourceclaim", "work")
 }
