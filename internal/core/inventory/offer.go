@@ -26,7 +26,6 @@ type offer struct {
 	pool       string
 	sharing    Sharing
 	injection  Injection
-	api        API
 
 	rule *Rule // that applies; nil = none, or one without effect on the device
 	by   deciders
@@ -84,7 +83,7 @@ func (o *offerBuilder) strategyOf(d *gpu.Device) MIGStrategy {
 func (o *offerBuilder) decide(d *gpu.Device) offer {
 	rule := o.rule(d)
 	seen, why := o.migVisibility(d)
-	made := offer{visibility: seen, reason: why, rule: rule, api: o.API}
+	made := offer{visibility: seen, reason: why, rule: rule}
 	made.by.visibility = o.strategyDecider(d)
 	if rule != nil && (seen != hidden || rule.MIG != "") { // otherwise the rule has no effect on d
 		o.recordMatch(&rule.Select, d, false)
