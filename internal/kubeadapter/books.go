@@ -1,7 +1,6 @@
 package kubeadapter
 
 import (
-	"cmp"
 	"iter"
 	"maps"
 	"slices"
@@ -10,9 +9,6 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/assignment"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
-	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/draadapter/prepared"
-	"github.com/tandem-gpu/tandem/internal/draadapter/resourceslice"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 )
 
@@ -21,23 +17,19 @@ const (
 	requestAge = 3 * time.Second  // of the same, for another query
 )
 
-// PreparedClaims are the claims that the DRA adapter of this process has prepared in this boot; the result is nil until they are read.
-// nil = there is no such adapter.
-type PreparedClaims func() []prepared.Claim
+// Book is the record of the pods that have a GPU through device plugins, for the moves of GPUs between APIs.
+func (a *Adapter) Book(id gpu.DeviceID) assignment.Holders { return a.tracker.devicePluginHolders(id) }
 
-// Books returns the records of what pods have through the APIs of the kubelet, for the moves of GPUs between APIs. A GPU is known to have
-// no holder only while the kubelet lists all pods: what was prepared may have been lost with its folder.
-func (a *Adapter) Books(claims PreparedClaims) map[inventory.API]assignment.Book {
-	return map[inventory.API]assignment.Book{
-		inventory.DevicePlugin: func(id gpu.DeviceID) assignment.Holders { return a.tracker.devicePluginHolders(id) },
-		inventory.DRA: func(id gpu.DeviceID) assignment.Holders {
-			a.awaitGiven()
-			return a.tracker.draHolders(id, claims)
-		},
-	}
+// Claims returns what the kubelet lists of the claims of pods, of all drivers, and whether that is known to be complete. It waits until
+// what was being given out, perhaps by an earlier inventory, is recorded.
+func (a *Adapter) Claims() ([]podresources.Claim, assignment.Holders) {
+	a.awaitGiven()
+	t := a.tracker
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.allocations.claims, t.known() // the slice is replaced, never changed
 }
 
-// awaitGiven waits until what was being given out, perhaps by an earlier inventory, is recorded.
 func (a *Adapter) awaitGiven() {
 	if lock := a.opts.Lock; lock != nil {
 		lock.Lock()
@@ -91,48 +83,6 @@ func (t *tracker) devicePluginHolders(id gpu.DeviceID) assignment.Holders {
 	}
 	h.By = distinctText(slices.Values(h.By))
 	return h
-}
-
-func (t *tracker) draHolders(id gpu.DeviceID, claims PreparedClaims) assignment.Holders {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	h, recorded := t.known(), map[string]bool{}
-	if claims != nil {
-		all := claims()
-		if all == nil {
-			h.Known, h.Why = false, "the prepared claims, which are not read yet; does the disk of state_dir respond?"
-		}
-		for _, c := range all {
-			name := "claim " + c.Namespace + "/" + c.Name
-			recorded[name] = true
-			if slices.ContainsFunc(c.Results, func(r prepared.Result) bool { return !r.Admin && r.At.GPU == id }) {
-				h.By = append(h.By, name)
-			}
-		}
-	}
-	for _, c := range t.allocations.claims {
-		name := "claim " + cmp.Or(c.Namespace, "?") + "/" + c.Name
-		if c.Driver != resourceslice.Driver || recorded[name] {
-			continue
-		}
-		if of, ok := gpuOf(t.source.Current(), c); !ok {
-			h.Known, h.Why = false, "the end of pod "+c.Pod+", whose "+name+" has a device "+c.Device+" that this agent does not offer"
-		} else if of == id {
-			h.By = append(h.By, name)
-		}
-	}
-	h.By = distinctText(slices.Values(h.By))
-	return h
-}
-
-// gpuOf returns the physical GPU of a claim's device.
-func gpuOf(inv *inventory.Inventory, c podresources.Claim) (gpu.DeviceID, bool) {
-	for d := range inv.Hardware() {
-		if c.Names(d) {
-			return d.At.GPU, true
-		}
-	}
-	return "", false
 }
 
 // known returns whether the kubelet listed all pods just now. It requests a query if that was a while ago. The caller holds mu.

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,7 +12,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/draadapter/prepared"
 )
 
 // assigned is two GPUs with assignments, and with the CDI specification that DRA needs.
@@ -115,67 +113,43 @@ func TestAllocateRefusesWhatClaimsHave(t *testing.T) {
 	}
 }
 
-// The record of claims has what a Prepare that has begun gives out.
-func TestBookWaitsForPrepare(t *testing.T) {
+// The list of claims has what a Prepare that has begun gives out, and the claims of all drivers.
+func TestClaimsWaitForPrepare(t *testing.T) {
 	var lock sync.Mutex
-	var claims []prepared.Claim
 	r := newRunning(t, 2, func(a *Adapter) { a.opts.Lock = &lock })
-	book := r.adapter.Books(func() []prepared.Claim { return claims })[inventory.DRA]
 	lock.Lock()
-	answer := make(chan assignment.Holders, 1)
-	go func() { answer <- book(coretest.GPU(0)) }()
+	answer := make(chan struct{})
+	go func() { defer close(answer); r.adapter.Claims() }()
 	select {
-	case h := <-answer:
-		t.Errorf("the record does not wait: %+v", h)
+	case <-answer:
+		t.Error("the list does not wait")
 	case <-time.After(50 * time.Millisecond):
 	}
-	claims = []prepared.Claim{{Namespace: "default", Name: "new", Results: []prepared.Result{{At: gpu.WholeGPU(coretest.GPU(0))}}}}
 	lock.Unlock()
-	if h := <-answer; !slices.Equal(h.By, []string{"claim default/new"}) {
-		t.Errorf("%+v", h)
-	}
+	<-answer
 }
 
-// The records have pods and claims by GPU, and are known only while the kubelet lists all pods.
-func TestBooks(t *testing.T) {
+// The record has pods by GPU and the list has claims; both are known only while the kubelet lists all pods.
+func TestBook(t *testing.T) {
 	r, pods := newTracking(t)
-	var read atomic.Bool
-	books := r.adapter.Books(func() []prepared.Claim {
-		if !read.Load() {
-			return nil
-		}
-		return []prepared.Claim{
-			{Namespace: "default", Name: "mine", Results: []prepared.Result{{At: gpu.WholeGPU(coretest.GPU(1))}}},
-			{Namespace: "default", Name: "monitor", Results: []prepared.Result{{At: gpu.WholeGPU(coretest.GPU(0)), Admin: true}}},
-		}
-	})
-	await := func(what string, api inventory.API, n int, ok func(assignment.Holders) bool) {
+	await := func(what string, n int, ok func(assignment.Holders) bool) {
 		t.Helper()
-		r.await(what, func() bool { return ok(books[api](coretest.GPU(n))) })
+		r.await(what, func() bool { return ok(r.adapter.Book(coretest.GPU(n))) })
 	}
-	free := func(h assignment.Holders) bool { return h.Known && len(h.By) == 0 }
-	by := func(name string) func(assignment.Holders) bool {
-		return func(h assignment.Holders) bool { return h.Known && slices.Equal(h.By, []string{name}) }
-	}
-	await("a free GPU", inventory.DevicePlugin, 0, free)
-	await("claims that are not read", inventory.DRA, 0, func(h assignment.Holders) bool { return !h.Known && h.Why != "" })
-	read.Store(true)
-	await("only admin access", inventory.DRA, 0, free)
-	await("a prepared claim", inventory.DRA, 1, by("claim default/mine"))
+	await("a free GPU", 0, func(h assignment.Holders) bool { return h.Known && len(h.By) == 0 })
 	r.allocate(pods, "default/a", GPUResource, gpuIDs(0)...)
-	await("a pod", inventory.DevicePlugin, 0, by("pod default/a"))
+	await("a pod", 0, func(h assignment.Holders) bool { return h.Known && slices.Equal(h.By, []string{"pod default/a"}) })
 	pods.Claim("default/b", "lost", "gpu.nvidia.com", strings.ToLower(string(coretest.GPU(0))))
-	await("a claim whose record was lost", inventory.DRA, 0, func(h assignment.Holders) bool {
-		return h.Known && len(h.By) == 1 && strings.HasSuffix(h.By[0], "/lost")
-	})
-	unread := r.adapter.Books(func() []prepared.Claim { return nil })[inventory.DRA]
-	r.await("prepared claims that are not read", func() bool {
-		h := unread(coretest.GPU(1))
-		return !h.Known && strings.Contains(h.Why, "not read yet")
+	r.await("a claim", func() bool {
+		claims, h := r.adapter.Claims()
+		return h.Known && len(h.By) == 0 && len(claims) == 1 && claims[0].Name == "lost" && claims[0].Pod == "default/b"
 	})
 	pods.Fail(errors.New("unavailable"))
 	r.adapter.tracker.mu.Lock()
 	r.adapter.tracker.complete = r.adapter.tracker.complete.Add(-2 * answerAge) // as after that time
 	r.adapter.tracker.mu.Unlock()
-	await("an answer that is old", inventory.DevicePlugin, 1, func(h assignment.Holders) bool { return !h.Known && h.Why != "" })
+	await("an answer that is old", 1, func(h assignment.Holders) bool { return !h.Known && h.Why != "" })
+	if _, h := r.adapter.Claims(); h.Known || h.Why == "" {
+		t.Errorf("the list of claims is old: %+v", h)
+	}
 }

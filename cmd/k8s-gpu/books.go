@@ -1,0 +1,70 @@
+package main
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/tandem-gpu/tandem/internal/assignment"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/draadapter/prepared"
+	"github.com/tandem-gpu/tandem/internal/draadapter/resourceslice"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
+)
+
+// books are the records of what pods have through the APIs of the kubelet, for the moves of GPUs between APIs. claims are those that the DRA
+// adapter has prepared in this boot, nil until they are read; without such an adapter it is a nil function. A GPU is known to have no
+// holder only while the kubelet lists all pods: what was prepared may have been lost with its folder.
+func books(plugins *kubeadapter.Adapter, claims func() []prepared.Claim, current func() *inventory.Inventory) map[inventory.API]assignment.Book {
+	return map[inventory.API]assignment.Book{
+		inventory.DevicePlugin: plugins.Book,
+		inventory.DRA: func(id gpu.DeviceID) assignment.Holders {
+			listed, h := plugins.Claims()
+			all := []prepared.Claim{}
+			if claims != nil {
+				all = claims()
+			}
+			return claimHolders(id, all, listed, current(), h)
+		},
+	}
+}
+
+// claimHolders adds to h the claims that have a GPU: by what is prepared, and by the kubelet's list, which has also those whose record was lost.
+func claimHolders(id gpu.DeviceID, all []prepared.Claim, listed []podresources.Claim, inv *inventory.Inventory, h assignment.Holders) assignment.Holders {
+	if all == nil {
+		h.Known, h.Why = false, "the prepared claims, which are not read yet; does the disk of state_dir respond?"
+	}
+	recorded := map[string]bool{}
+	for _, c := range all {
+		name := "claim " + c.Namespace + "/" + c.Name
+		recorded[name] = true
+		if slices.ContainsFunc(c.Results, func(r prepared.Result) bool { return !r.Admin && r.At.GPU == id }) {
+			h.By = append(h.By, name)
+		}
+	}
+	for _, c := range listed {
+		name := "claim " + cmp.Or(c.Namespace, "?") + "/" + c.Name
+		if c.Driver != resourceslice.Driver || recorded[name] {
+			continue
+		}
+		if of, ok := gpuOf(inv, c); !ok {
+			h.Known, h.Why = false, "the end of pod "+c.Pod+", whose "+name+" has a device "+c.Device+" that this agent does not offer"
+		} else if of == id {
+			h.By = append(h.By, name)
+		}
+	}
+	slices.Sort(h.By)
+	h.By = slices.Compact(h.By)
+	return h
+}
+
+// gpuOf returns the physical GPU of a claim's device.
+func gpuOf(inv *inventory.Inventory, c podresources.Claim) (gpu.DeviceID, bool) {
+	for d := range inv.Hardware() {
+		if c.Names(d) {
+			return d.At.GPU, true
+		}
+	}
+	return "", false
+}

@@ -1,0 +1,54 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tandem-gpu/tandem/internal/assignment"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/draadapter/prepared"
+	"github.com/tandem-gpu/tandem/internal/draadapter/resourceslice"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
+)
+
+// A GPU's claims are those that are prepared for it, without admin access, and those of pods whose record was lost. While any of that is not
+// known, no GPU counts as free.
+func TestClaimHolders(t *testing.T) {
+	inv := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(2)})
+	has := func(name string, n int, admin bool) prepared.Claim {
+		return prepared.Claim{Namespace: "default", Name: name, Results: []prepared.Result{{At: gpu.WholeGPU(coretest.GPU(n)), Admin: admin}}}
+	}
+	listed := func(name, driver, device string) podresources.Claim {
+		return podresources.Claim{Pod: "default/pod", Namespace: "default", Name: name, Driver: driver, Device: device}
+	}
+	of := func(n int) string { return strings.ToLower(string(coretest.GPU(n))) }
+	for name, tc := range map[string]struct {
+		prepared []prepared.Claim
+		listed   []podresources.Claim
+		want     []string
+		why      string // "" = known
+	}{
+		"nothing":                    {[]prepared.Claim{}, nil, nil, ""},
+		"not read":                   {nil, nil, nil, "not read yet"},
+		"prepared":                   {[]prepared.Claim{has("b", 1, false), has("a", 1, false), has("c", 0, false)}, nil, []string{"claim default/a", "claim default/b"}, ""},
+		"admin access":               {[]prepared.Claim{has("monitor", 1, true)}, nil, nil, ""},
+		"prepared and listed":        {[]prepared.Claim{has("a", 1, false)}, []podresources.Claim{listed("a", resourceslice.Driver, of(1))}, []string{"claim default/a"}, ""},
+		"its record was lost":        {[]prepared.Claim{}, []podresources.Claim{listed("lost", resourceslice.Driver, of(1))}, []string{"claim default/lost"}, ""},
+		"of another GPU":             {[]prepared.Claim{}, []podresources.Claim{listed("lost", resourceslice.Driver, of(0))}, nil, ""},
+		"of another driver":          {[]prepared.Claim{}, []podresources.Claim{listed("other", "gpu.example.com", "gpu-0")}, nil, ""},
+		"a device that is not known": {[]prepared.Claim{}, []podresources.Claim{listed("old", resourceslice.Driver, "mig-old")}, nil, "the end of pod default/pod"},
+		"two containers of a lost claim": {
+			[]prepared.Claim{}, []podresources.Claim{listed("lost", resourceslice.Driver, of(1)), listed("lost", resourceslice.Driver, of(1))}, []string{"claim default/lost"}, "",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := claimHolders(coretest.GPU(1), tc.prepared, tc.listed, inv, assignment.Holders{Known: true})
+			if !slices.Equal(h.By, tc.want) || h.Known != (tc.why == "") || !strings.Contains(h.Why, tc.why) {
+				t.Errorf("%+v, want %q, %q", h, tc.want, tc.why)
+			}
+		})
+	}
+}
