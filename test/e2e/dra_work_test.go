@@ -13,6 +13,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
 // call makes a request to the API server, without a program for each. An answer other than success is a statusError.
@@ -96,6 +98,7 @@ type churn struct {
 	stopping chan struct{}
 	stopped  sync.WaitGroup
 
+	ran      chan struct{}   // capacity 1: a pod runs
 	began    []time.Duration // how long each took to run
 	ended    []time.Duration // how long each took to be gone
 	problems []string
@@ -107,7 +110,7 @@ const churnAtMost = 90 * time.Second
 func startChurn(t *testing.T, c *cluster, name string) *churn {
 	t.Helper()
 	createTemplate(t)
-	ch := &churn{cluster: c, stopping: make(chan struct{})}
+	ch := &churn{cluster: c, stopping: make(chan struct{}), ran: make(chan struct{}, 1)}
 	ch.stopped.Go(func() {
 		for i := 0; ; i++ {
 			select {
@@ -142,6 +145,7 @@ func (ch *churn) one(name, template string) {
 		ch.problems = append(ch.problems, fmt.Sprintf("pod %s after %v: %+v; %s", name, time.Since(began), p.Status, ch.events(name)))
 	}
 	ch.began = append(ch.began, time.Since(began))
+	watch.Notify(ch.ran)
 	ending := time.Now()
 	for {
 		if _ = call(http.MethodDelete, podsPath+"/"+name, nil); time.Since(ending) > churnAtMost {
@@ -155,6 +159,15 @@ func (ch *churn) one(name, template string) {
 		time.Sleep(lookEvery)
 	}
 	ch.ended = append(ch.ended, time.Since(ending))
+}
+
+// next waits until another pod runs, or has failed.
+func (ch *churn) next() {
+	select {
+	case <-ch.ran:
+	default:
+	}
+	<-ch.ran
 }
 
 // events are those of a pod.
