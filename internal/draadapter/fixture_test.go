@@ -82,6 +82,12 @@ func (a *api) put(c kubeapi.ResourceClaim) {
 	a.claims[c.Metadata.Namespace+"/"+c.Metadata.Name] = c
 }
 
+func (a *api) remove(c kubeapi.ResourceClaim) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.claims, c.Metadata.Namespace+"/"+c.Metadata.Name)
+}
+
 func (a *api) count() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -93,27 +93,13 @@ func (a *Adapter) watchPods(ctx context.Context, task *watchdog.Task) {
 // queryPods makes one query, a time after the first one.
 func (a *Adapter) queryPods(ctx context.Context, elapsed time.Duration) {
 	store := a.store.Load()
-	limit, cancel := context.WithTimeout(ctx, a.limits.query)
-	answer, err := a.opts.PodClaims(limit)
-	cancel()
-	if ctx.Err() != nil {
+	answer, problems, ok := a.askPods(ctx, store, elapsed)
+	if ok && len(problems) > 0 && a.guard.Load().foreign == "" && watch.Sleep(ctx, a.limits.queryFirst) {
+		answer, problems, ok = a.askPods(ctx, store, elapsed) // a claim of the first answer may have ended meanwhile, and be deleted
+	}
+	if !ok {
 		return
 	}
-	if err != nil {
-		a.setWarnings("claims of pods", []string{"the kubelet does not list the claims of pods, so that devices which pods of another driver have are not known: " + oneLine(err)})
-		if v := a.guard.Load(); v.pending && elapsed >= pendingAtMost {
-			v.pending = false
-			a.guard.Store(v)
-		}
-		return
-	}
-	if err := store.Refresh(); err != nil {
-		a.setWarnings("state", []string{oneLine(err)})
-		return
-	}
-	a.settleVanished(store, answer)
-	problems := a.rebuildLost(ctx, store, answer)
-	problems = append(problems, foreignClaims(store.All(), answer)...)
 	if left := a.otherClaim(); left != "" && answer.Partial && len(problems) == 0 && a.guard.Load().pending && elapsed < a.limits.partial {
 		a.setWarnings("claims of pods", []string{"devices are kept back: the kubelet has just started and may not know all pods, and " + left + " is of a claim of another driver"})
 		return
@@ -121,6 +107,32 @@ func (a *Adapter) queryPods(ctx context.Context, elapsed time.Duration) {
 	a.setWarnings("claims of pods", nil)
 	a.judge(answer, problems)
 	a.collect(ctx, store, answer)
+}
+
+// askPods asks the kubelet once, and settles what can be settled. It returns a line for each claim because of which no device may be given
+// out; ok is false without an answer.
+func (a *Adapter) askPods(ctx context.Context, store *prepared.Store, elapsed time.Duration) (answer PodClaims, problems []string, ok bool) {
+	limit, cancel := context.WithTimeout(ctx, a.limits.query)
+	answer, err := a.opts.PodClaims(limit)
+	cancel()
+	if ctx.Err() != nil {
+		return answer, nil, false
+	}
+	if err != nil {
+		a.setWarnings("claims of pods", []string{"the kubelet does not list the claims of pods, so that devices which pods of another driver have are not known: " + oneLine(err)})
+		if v := a.guard.Load(); v.pending && elapsed >= pendingAtMost {
+			v.pending = false
+			a.guard.Store(v)
+		}
+		return answer, nil, false
+	}
+	if err := store.Refresh(); err != nil {
+		a.setWarnings("state", []string{oneLine(err)})
+		return answer, nil, false
+	}
+	a.settleVanished(store, answer)
+	problems = a.rebuildLost(ctx, store, answer)
+	return answer, append(problems, foreignClaims(store.All(), answer)...), true
 }
 
 // otherClaim is the CDI specification of a claim that NVIDIA's driver has prepared in this boot and not unprepared; "" if there is none. The

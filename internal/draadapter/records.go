@@ -50,9 +50,6 @@ func (a *Adapter) rebuild(ctx context.Context, pods []PodClaim, store *prepared.
 	if err := prepared.CheckUID(uid); err != nil {
 		return err
 	}
-	if claim.Status.Allocation == nil {
-		return ErrNotAllocated
-	}
 	release, err := a.locks.lock(limit, uid)
 	if err != nil {
 		return err
@@ -60,6 +57,9 @@ func (a *Adapter) rebuild(ctx context.Context, pods []PodClaim, store *prepared.
 	defer release()
 	if _, known := store.Get(uid); known || store.Removed(uid) || store.RemovedElsewhere(uid) {
 		return nil
+	}
+	if claim.Status.Allocation == nil {
+		return ErrNotAllocated
 	}
 	c := prepared.Claim{BootID: a.opts.BootID, Namespace: pods[0].Namespace, Name: pods[0].Name, UID: uid, State: prepared.Started}
 	for _, one := range claim.Status.Allocation.Devices.Results {

@@ -1,14 +1,19 @@
 package draadapter
 
 import (
+	"context"
 	"errors"
 	"io/fs"
+	"log/slog"
 	"os"
+	"strings"
+	"sync"
 	"testing"
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/draadapter/prepared"
+	"github.com/tandem-gpu/tandem/internal/kubeapi"
 )
 
 // During an update with maxSurge two processes have the same records. A claim that the other one unprepares is free here for the next Prepare,
@@ -82,5 +87,62 @@ func TestClaimOfAnotherProcessIsNotLost(t *testing.T) {
 	r.await("queries", func() bool { return p.count() > 3 })
 	if _, err := r.prepareOne("b"); err != nil {
 		t.Error(err)
+	}
+}
+
+// logged is what an adapter has logged.
+type logged struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *logged) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// A claim may end, and be deallocated or deleted, while the kubelet's answer that has it is on its way. It keeps no device from new work, not for
+// a moment: a kubelet tries a Prepare that was refused again after a minute.
+func TestClaimThatEndsDuringAQuery(t *testing.T) {
+	for name, after := range map[string]func(*api, kubeapi.ResourceClaim){
+		"deallocated": func(s *api, c kubeapi.ResourceClaim) { c.Status.Allocation = nil; s.put(c) },
+		"deleted":     func(s *api, c kubeapi.ResourceClaim) { s.remove(c) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, build(coretest.GPUs(1), health.Ledger{}, config()))
+			c := newClaim("a", result(coretest.GPU(0)))
+			r.api.put(c)
+			if _, err := r.prepareOne("a"); err != nil {
+				t.Fatal(err)
+			}
+			p, text := &pods{}, &logged{}
+			p.set(nil, podClaim("a", deviceName(coretest.GPU(0))))
+			var once sync.Once
+			r.change = append(r.change, func(a *Adapter) {
+				a.opts.Log = slog.New(slog.NewTextHandler(text, nil))
+				a.opts.PodClaims = func(ctx context.Context) (PodClaims, error) {
+					answer, err := p.list(ctx)
+					once.Do(func() {
+						store := a.store.Load()
+						r.must(errors.Join(err, a.remove(uidOf("a"), store)))
+						after(r.api, c)
+						p.set(nil)
+					})
+					return answer, err
+				}
+			})
+			r.start()
+			r.await("queries", func() bool { return p.count() > 3 })
+			if got := text.String(); strings.Contains(got, "no device takes new work") || r.adapter.Withdrawn() != "" {
+				t.Errorf("%s\n%q", got, r.adapter.Withdrawn())
+			}
+		})
 	}
 }
