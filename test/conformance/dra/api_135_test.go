@@ -21,6 +21,9 @@ func claimMessage(namespace, name, uid string) *drapb.Claim {
 
 func cdiNames(d *drapb.Device) []string { return d.GetCdiDeviceIds() }
 
+// pastForgiven is whether the device manager leaves a name that it knows from a device plugin to DRA, where the scheduler did.
+const pastForgiven = true
+
 // shareIDs is whether the kubelet's API has the share of a device that a claim has.
 const shareIDs = true
 

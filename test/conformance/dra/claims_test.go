@@ -42,6 +42,8 @@ func (n *node) pod(name string, claims ...*resourceapi.ResourceClaim) *v1.Pod {
 	for _, c := range claims {
 		p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, v1.PodResourceClaim{Name: c.Name, ResourceClaimName: ptr.To(c.Name)})
 		p.Spec.Containers[0].Resources.Claims = append(p.Spec.Containers[0].Resources.Claims, v1.ResourceClaim{Name: c.Name})
+		// As for a claim of a template: kubelets of 1.35 have no health of others.
+		p.Status.ResourceClaimStatuses = append(p.Status.ResourceClaimStatuses, v1.PodResourceClaimStatus{Name: c.Name, ResourceClaimName: ptr.To(c.Name)})
 		c = c.DeepCopy()
 		c.Status.ReservedFor = append(c.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: name, UID: p.UID})
 		n.api.putClaim(c)

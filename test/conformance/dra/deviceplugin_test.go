@@ -1,5 +1,3 @@
-//go:build !before1.37
-
 package dra
 
 import (
@@ -11,21 +9,16 @@ import (
 	"testing"
 	"time"
 
-	cadvisor "github.com/google/cadvisor/lib/model"
 	"google.golang.org/grpc"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/klog/v2"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 	"k8s.io/kubernetes/pkg/kubelet/apis/podresources"
 	"k8s.io/kubernetes/pkg/kubelet/cm/containermap"
-	"k8s.io/kubernetes/pkg/kubelet/cm/devicemanager"
-	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
 	"k8s.io/kubernetes/pkg/kubelet/config"
-	"k8s.io/kubernetes/pkg/kubelet/lifecycle"
 
 	"github.com/tandem-gpu/tandem/test/conformance/sandbox"
 )
@@ -38,7 +31,7 @@ var deviceManagerHome sync.Mutex
 // bothNode is a node whose kubelet has its device manager, too, and the pod-resources API over both managers.
 type bothNode struct {
 	*node
-	devices *devicemanager.ManagerImpl
+	devices *deviceManager
 	stopAPI func()
 }
 
@@ -62,7 +55,7 @@ func newBothNode(t *testing.T, machine string) *bothNode {
 // startKubelets starts both managers and the pod-resources API.
 func (b *bothNode) startKubelets() {
 	b.Helper()
-	m, err := devicemanager.NewManagerImpl(b.logger, []cadvisor.Node{{Id: 0}, {Id: 1}}, topologymanager.NewFakeManager(b.logger))
+	m, err := newDeviceManager(b.logger)
 	b.Must(err)
 	ready := config.NewSourcesReady(func(sets.Set[string]) bool { return true })
 	b.Must(m.Start(b.logger, b.activePods, ready, containermap.NewContainerMap(), sets.New[string]()))
@@ -142,7 +135,7 @@ func (b *bothNode) extendedPod(name string, count int64) *v1.Pod {
 // allocate admits a pod whose GPUs come from the device plugin.
 func (b *bothNode) allocate(p *v1.Pod) error {
 	b.addPod(p)
-	err := b.devices.Allocate(b.Context(), p, &p.Spec.Containers[0], lifecycle.AddOperation)
+	err := allocate(b.Context(), b.devices, p, &p.Spec.Containers[0])
 	if err != nil {
 		b.removePod(p)
 	}
@@ -166,10 +159,6 @@ func (p nodePods) GetPodByName(string, string) (*v1.Pod, bool) { return nil, fal
 // nodeDevices is what pkg/kubelet/cm/container_manager.go makes of the device manager.
 type nodeDevices struct{ b *bothNode }
 
-func (d nodeDevices) UpdateAllocatedDevices(logger klog.Logger) {
-	d.b.devices.UpdateAllocatedDevices(logger)
-}
-
 func (d nodeDevices) GetDevices(pod, container string) (all []*podresourcesapi.ContainerDevices) {
 	for name, devices := range d.b.devices.GetDevices(pod, container) {
 		for id := range devices {
@@ -179,12 +168,10 @@ func (d nodeDevices) GetDevices(pod, container string) (all []*podresourcesapi.C
 	return all
 }
 
-func (nodeDevices) GetAllocatableDevices(klog.Logger) []*podresourcesapi.ContainerDevices { return nil }
-
 // nodeClaims is what pkg/kubelet/cm/container_manager_linux.go makes of the DRA manager.
 type nodeClaims struct{ b *bothNode }
 
-func (c nodeClaims) GetDynamicResources(_ klog.Logger, p *v1.Pod, container *v1.Container) (all []*podresourcesapi.DynamicResource) {
+func (c nodeClaims) of(p *v1.Pod, container *v1.Container) (all []*podresourcesapi.DynamicResource) {
 	infos, err := c.b.kubelet.GetContainerClaimInfos(p, container)
 	if err != nil {
 		return nil
@@ -210,11 +197,4 @@ type (
 	noMemory struct{}
 )
 
-func (noCPUs) GetAllocatableCPUs() []int64            { return nil }
-func (noCPUs) GetCPUs(*v1.Pod, *v1.Container) []int64 { return nil }
-func (noCPUs) GetPodCPUs(string) []int64              { return nil }
-func (noMemory) GetMemory(klog.Logger, *v1.Pod, *v1.Container) []*podresourcesapi.ContainerMemory {
-	return nil
-}
-func (noMemory) GetPodMemory(klog.Logger, string) []*podresourcesapi.ContainerMemory { return nil }
-func (noMemory) GetAllocatableMemory(klog.Logger) []*podresourcesapi.ContainerMemory { return nil }
+func (noCPUs) GetAllocatableCPUs() []int64 { return nil }

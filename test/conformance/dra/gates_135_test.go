@@ -8,10 +8,10 @@ import (
 	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 )
 
-// These gates are off by default before 1.36: a cluster that has GPUs with faults, or shares of GPUs, switches them on. What the agent
+// These gates are off by default before 1.36: a cluster whose GPUs have faults, shares or an extended resource switches them on. What the agent
 // does without them is in the package wire.
 func init() {
-	if err := utilfeature.DefaultMutableFeatureGate.Set("DRADeviceTaints=true,DRAConsumableCapacity=true,ResourceHealthStatus=true"); err != nil {
+	if err := utilfeature.DefaultMutableFeatureGate.Set("DRADeviceTaints=true,DRAConsumableCapacity=true,DRAExtendedResource=true,ResourceHealthStatus=true"); err != nil {
 		panic(err)
 	}
 }
