@@ -138,9 +138,9 @@ conformance: build ## run the binaries under Nomad's and the kubelet's own devic
 chart: tools-present ## render the Helm chart: equal to the manifest and its components, wrong values refused, each value documented
 	cd test/chart && go test -trimpath -count=1 ./...
 
-# VERSIONS="kubelet@v1.34.4 nomad@v1.10.5" runs these only; without it all of test/matrix/versions.go are run.
+# VERSIONS="kubelet@v1.34.4 dra@v1.34.4 nomad@v1.10.5" runs these only; without it all of test/matrix/versions.go are run.
 .PHONY: matrix
-matrix: tools-present ## run the conformance tests with other versions of Kubernetes and Nomad (VERSIONS=...), and upgrades from former states (root; 1 h)
+matrix: tools-present ## run the conformance tests with other versions of Kubernetes and Nomad (VERSIONS=...), and upgrades from former states (root; 1.5 h)
 	cd test/matrix/upgrade && go test -tags matrix -count=1 -timeout 30m . -record
 	go run ./test/matrix $(VERSIONS)
 	go test ./test/matrix -update
