@@ -111,11 +111,14 @@ type Adapter struct {
 	loaded   chan struct{}                  // closed when store is set
 	changes  *watch.Value[struct{}]         // stored when anything that Prepare depends on may have changed
 	view     atomic.Pointer[view]
-	desired  *watch.Value[[]kubeapi.Device]
-	claims   *watch.Value[[]prepared.Claim]
-	health   *watch.Value[[]resourceslice.DeviceHealth]
-	guard    *watch.Value[verdict]
-	queries  chan struct{} // capacity 1: a query of the kubelet is requested
+
+	lastDriver atomic.Pointer[gpu.Driver] // see resourceslice.Input
+
+	desired *watch.Value[[]kubeapi.Device]
+	claims  *watch.Value[[]prepared.Claim]
+	health  *watch.Value[[]resourceslice.DeviceHealth]
+	guard   *watch.Value[verdict]
+	queries chan struct{} // capacity 1: a query of the kubelet is requested
 
 	abandoned map[string]time.Time // by UID: since when nothing has a claim any more; of the goroutine that queries the kubelet
 
@@ -154,6 +157,7 @@ func New(src Source, o Options) *Adapter {
 		a.lock = &sync.Mutex{}
 	}
 	a.view.Store(&view{})
+	a.lastDriver.Store(&gpu.Driver{})
 	a.setReason("not served yet")
 	return a
 }

@@ -57,8 +57,12 @@ func (a *Adapter) input() (resourceslice.Input, bool) {
 	if !a.isLoaded() || guard.pending {
 		return resourceslice.Input{}, false
 	}
+	inv := a.src.Current()
+	if d := inv.Driver(); d.Version != "" {
+		a.lastDriver.Store(&d)
+	}
 	return resourceslice.Input{
-		Inventory: a.src.Current(), Prepared: a.store.Load().All(), BootID: a.opts.BootID,
+		Inventory: inv, LastDriver: *a.lastDriver.Load(), Prepared: a.store.Load().All(), BootID: a.opts.BootID,
 		SharesAsDevices: a.opts.SharesAsDevices.Load(), Evict: a.opts.Evict, Withdrawn: guard.text(),
 	}, true
 }

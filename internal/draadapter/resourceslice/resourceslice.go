@@ -3,6 +3,7 @@
 package resourceslice
 
 import (
+	"cmp"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,6 +32,11 @@ type Input struct {
 	// SharesAsDevices publishes each share of a device as a device of its own, because the API server drops the fields of consumable
 	// capacity (Kubernetes before 1.36).
 	SharesAsDevices bool
+
+	// LastDriver has the versions of the driver when it could be asked last. The devices of one that is unloaded keep them: a version of 0.0.0
+	// would change what an expression selects, and without the attribute the expression would be an error, because the scheduler evaluates it
+	// before it looks at taints.
+	LastDriver gpu.Driver
 
 	Evict     bool   // unhealthy and lost devices evict the pods that run on them: effect NoExecute
 	Withdrawn string // why no device takes new work; "" = they do
@@ -135,6 +141,7 @@ func (in Input) listings() []listing {
 func (in Input) offers() []listing {
 	var all []listing
 	driver := in.Inventory.Driver()
+	driver.Version, driver.CUDA = cmp.Or(driver.Version, in.LastDriver.Version), cmp.Or(driver.CUDA, in.LastDriver.CUDA)
 	at := map[string]int{}
 	for u := range in.Inventory.Units() {
 		if u.API != inventory.DRA {
