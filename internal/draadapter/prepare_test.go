@@ -153,7 +153,8 @@ func TestPrepareAnswersEveryClaim(t *testing.T) {
 	if c := r.record("a"); c.UID != "" {
 		t.Errorf("%+v", c)
 	}
-	if s := r.adapter.Stats(); s.Prepares != 5 || s.PrepareErrors != 1 || s.Unprepares != 1 || s.Claims != 3 || r.adapter.RequestTimes().Prepare.Count != 6 {
+	r.await("three claims", func() bool { return r.adapter.Stats().Claims == 3 })
+	if s := r.adapter.Stats(); s.Prepares != 5 || s.PrepareErrors != 1 || s.Unprepares != 1 || r.adapter.RequestTimes().Prepare.Count != 6 {
 		t.Errorf("%+v", s)
 	}
 }
