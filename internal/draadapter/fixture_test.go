@@ -36,19 +36,16 @@ type api struct {
 	claims map[string]kubeapi.ResourceClaim // by "namespace/name"
 	err    error
 	calls  int
-	until  context.Context // requests have no answer before it ends; nil = they have
+	hung   bool // requests have no answer
 }
 
 func (a *api) Claim(ctx context.Context, namespace, name string) (kubeapi.ResourceClaim, error) {
 	a.mu.Lock()
-	hung := a.until
+	hung := a.hung
 	a.mu.Unlock()
-	if hung != nil {
-		select {
-		case <-hung.Done():
-		case <-ctx.Done():
-			return kubeapi.ResourceClaim{}, fmt.Errorf("%w: %w", kubeapi.ErrUnavailable, ctx.Err())
-		}
+	if hung {
+		<-ctx.Done()
+		return kubeapi.ResourceClaim{}, fmt.Errorf("%w: %w", kubeapi.ErrUnavailable, ctx.Err())
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -69,11 +66,11 @@ func (a *api) fail(err error) {
 	a.err = err
 }
 
-// hang leaves requests without an answer until ctx ends; nil = answers again.
-func (a *api) hang(ctx context.Context) {
+// hang leaves requests without an answer, or answers again.
+func (a *api) hang(on bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.until = ctx
+	a.hung = on
 }
 
 func (a *api) put(c kubeapi.ResourceClaim) {

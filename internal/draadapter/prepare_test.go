@@ -51,7 +51,7 @@ func TestPrepareIsRepeatedFromTheRecord(t *testing.T) {
 	for name, change := range map[string]func(){
 		"nothing changed": func() {},
 		"unavailable":     func() { r.api.fail(kubeapi.ErrUnavailable) },
-		"does not answer": func() { r.api.hang(r.ctx) },
+		"does not answer": func() { r.api.hang(true) },
 		"another claim":   func() { c := newClaim("a", result(coretest.GPU(1))); c.Metadata.UID = "other"; r.api.put(c) },
 		"no allocation":   func() { c := newClaim("a"); c.Status.Allocation = nil; r.api.put(c) },
 		"no such claim":   func() { r.api.fail(kubeapi.ErrNotFound) },
@@ -63,7 +63,7 @@ func TestPrepareIsRepeatedFromTheRecord(t *testing.T) {
 		if got := marshal(t, r.prepare("a")[uidOf("a")]); !slices.Equal(got, want) {
 			t.Errorf("%s: %x, want %x", name, got, want)
 		}
-		r.api.hang(nil)
+		r.api.hang(false)
 		r.api.fail(nil)
 		r.api.put(newClaim("a", result(coretest.GPU(0))))
 		r.start()
