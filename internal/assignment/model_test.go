@@ -30,6 +30,7 @@ type model struct {
 	kubelet struct{ unknownUntil time.Duration } // its record lacks pods until then
 	nomad   struct{ unknownUntil time.Duration } // its agent does not answer until then
 
+	drained        map[gpu.DeviceID]bool // no work is placed on it
 	given, refused int
 	late           int // orders when the file was lost or older
 	names          int
@@ -41,6 +42,7 @@ type modelAgent struct {
 	apis  []inventory.API
 	mode  inventory.API
 	alive bool
+	gone  time.Duration // it is not started before
 	process
 
 	prepared map[gpu.DeviceID]*work // on disk
@@ -66,7 +68,7 @@ type work struct {
 }
 
 func newModel(seed uint64, gpus int) *model {
-	m := &model{Rand: rand.New(rand.NewPCG(seed, 1)), claims: map[string]map[gpu.DeviceID]int{"k8s-gpu": {}, "nomad-gpu": {}}}
+	m := &model{Rand: rand.New(rand.NewPCG(seed, 1)), claims: map[string]map[gpu.DeviceID]int{"k8s-gpu": {}, "nomad-gpu": {}}, drained: map[gpu.DeviceID]bool{}}
 	for i := range gpus {
 		m.gpus = append(m.gpus, gpu.DeviceID(fmt.Sprintf("GPU-%d", i)))
 	}
@@ -107,6 +109,9 @@ func (m *model) tick(a *modelAgent, crash bool) {
 	}
 	state, file, all := assignment.Next(a.state, assignment.Input{
 		Now: m.now, Agent: a.name, APIs: a.apis, Default: a.mode, GPUs: m.gpus, File: read, Books: books,
+		Running: func(agent string) bool {
+			return slices.ContainsFunc(m.agents, func(o *modelAgent) bool { return o.name == agent && o.alive })
+		},
 		Claims:  func(id gpu.DeviceID) []assignment.Claim { return m.othersClaims(a, id) },
 		Claimed: func(id gpu.DeviceID) bool { return m.claims[a.name][id] > 0 },
 		Past:    func(id gpu.DeviceID) bool { return m.claims[a.name][id] > 0 },
@@ -181,7 +186,7 @@ func (m *model) place() {
 	if ok && !late && (!one.Here || one.API != api || one.Moving != "") {
 		return
 	}
-	if slices.ContainsFunc(m.work, func(w *work) bool { return w.on == id && w.api == api }) {
+	if m.drained[id] || slices.ContainsFunc(m.work, func(w *work) bool { return w.on == id && w.api == api }) {
 		return // its own books
 	}
 	m.names++

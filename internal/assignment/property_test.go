@@ -2,6 +2,7 @@ package assignment_test
 
 import (
 	"flag"
+	"slices"
 	"testing"
 	"time"
 
@@ -21,6 +22,7 @@ type move struct {
 	began time.Duration
 	turn  uint64 // of the entry when it was requested
 	again bool   // it replaces a move that was not completed
+	force bool
 }
 
 // atMost is how long a move may take while work comes and goes and everything dies: each piece of work ends within 80 s, and an agent
@@ -29,10 +31,11 @@ const atMost = 40 * time.Minute
 
 // GPUs move between the three APIs under churn of pods, claims and allocations, while agents are killed at any step, the kubelet and the
 // Nomad agent restart, and the directory of the agents is wiped. No GPU ever has two holders, each move completes, also if its target is
-// set when the file is lost or older, and a side changes only when a move was requested.
+// set when the file is lost or older, and a side changes only when a move was requested. Some are forced after the GPU was drained, half of
+// these from an agent that does not run: force has no effect on what is placed on the GPU later.
 func TestMoves(t *testing.T) {
 	m := newModel(*seed, 8)
-	pending, requested, completed, replaced := map[gpu.DeviceID]move{}, 0, 0, 0
+	pending, requested, completed, replaced, forced := map[gpu.DeviceID]move{}, 0, 0, 0, 0
 	var longest time.Duration
 	for completed < *moves {
 		m.now += time.Second
@@ -40,14 +43,32 @@ func TestMoves(t *testing.T) {
 		if requested < *moves {
 			id := m.gpus[m.IntN(len(m.gpus))]
 			_, moving := pending[id]
-			if e, to := m.known().GPUs[id], assignment.APIs()[m.IntN(3)]; e.Target != to && (!moving || m.IntN(100) == 0) {
+			e, to := m.known().GPUs[id], assignment.APIs()[m.IntN(3)]
+			switch {
+			case e.Target == to || m.drained[id] || moving && m.IntN(100) > 0:
+			case !moving && m.IntN(10) == 0:
+				m.drained[id] = true
+			default:
 				if moving {
 					replaced++
 				} else {
 					requested++
 				}
-				pending[id] = move{to, m.now, e.Turn, moving}
-				m.order(id, to)
+				pending[id] = move{to: to, began: m.now, turn: e.Turn, again: moving}
+				m.order(assignment.Change{GPU: id, Target: to})
+			}
+		}
+		for _, id := range m.gpus {
+			if _, moving := pending[id]; m.drained[id] && !moving && !m.works(id) {
+				e := m.known().GPUs[id]
+				to := assignment.APIs()[m.IntN(3)]
+				pending[id] = move{to: to, began: m.now, turn: e.Turn, again: true, force: true}
+				requested++
+				if a := m.agentOf(e.Side); a != nil && assignment.AgentOf(to) != a.name && m.IntN(2) == 0 {
+					m.kill(a)
+					a.gone = m.now + 3*time.Minute
+				}
+				m.order(assignment.Change{GPU: id, Target: to, Force: true})
 			}
 		}
 		for _, a := range m.agents {
@@ -72,6 +93,10 @@ func TestMoves(t *testing.T) {
 				}
 				delete(pending, id)
 				completed++
+				if mv.force {
+					forced++
+					delete(m.drained, id)
+				}
 				longest = max(longest, took)
 			case took > atMost:
 				t.Fatalf("seed %d: %v: %s does not come to %s: %+v, k8s-gpu %+v, nomad-gpu %+v", *seed, m.now, id, mv.to, e, m.agents[0].published[id], m.agents[1].published[id])
@@ -84,8 +109,11 @@ func TestMoves(t *testing.T) {
 	if m.late < *moves/100 || replaced < *moves/100 {
 		t.Errorf("%d targets were set when the file was lost or older, %d before the GPU was at the former one", m.late, replaced)
 	}
-	t.Logf("%d moves in %v of the model, the longest took %v; %d targets were replaced, %d set when the file was lost or older; %d times given out, %d times refused",
-		completed, m.now, longest, replaced, m.late, m.given, m.refused)
+	if forced < *moves/100 {
+		t.Errorf("%d moves were forced", forced)
+	}
+	t.Logf("%d moves, %d of them forced, in %v of the model, the longest took %v; %d targets were replaced, %d set when the file was lost or older; %d times given out, %d times refused",
+		completed, forced, m.now, longest, replaced, m.late, m.given, m.refused)
 }
 
 // offered returns the API through which a GPU takes work; "" if none, and also if there are several.
@@ -102,7 +130,7 @@ func (m *model) offered(id gpu.DeviceID) (through inventory.API) {
 }
 
 // order sets the target of a GPU, as the command does: in what is on disk, which may be lost or older by then. Then it wakes the agents.
-func (m *model) order(id gpu.DeviceID, to inventory.API) {
+func (m *model) order(c assignment.Change) {
 	if m.remembered() && m.IntN(20) == 0 {
 		m.late++
 		m.loseFile()
@@ -110,18 +138,30 @@ func (m *model) order(id gpu.DeviceID, to inventory.API) {
 	if m.IntN(50) == 0 {
 		m.older = m.file
 	}
-	change := assignment.Change{GPU: id, Target: assignment.APIs()[m.IntN(3)]}
 	if m.IntN(10) == 0 { // another one at the same time, just before
-		m.file = m.file.WithTargets([]assignment.Change{change}, m.clock())
+		other := assignment.Change{GPU: c.GPU, Target: assignment.APIs()[m.IntN(3)]}
+		m.file = m.file.WithTargets([]assignment.Change{other}, m.clock())
 	}
-	change.Target = to
-	m.file = m.file.WithTargets([]assignment.Change{change}, m.clock())
+	m.file = m.file.WithTargets([]assignment.Change{c}, m.clock())
 	first := m.IntN(2)
 	for _, a := range []*modelAgent{m.agents[first], m.agents[1-first]} {
 		if a.alive {
 			m.tick(a, m.IntN(20) == 0)
 		}
 	}
+}
+
+// works reports whether there is work on a GPU, or on its way to it.
+func (m *model) works(id gpu.DeviceID) bool {
+	return slices.ContainsFunc(m.work, func(w *work) bool { return w.on == id })
+}
+
+// agentOf is the agent that offers devices through an API; nil for none.
+func (m *model) agentOf(a inventory.API) *modelAgent {
+	if i := slices.IndexFunc(m.agents, func(o *modelAgent) bool { return o.name == assignment.AgentOf(a) }); i >= 0 {
+		return m.agents[i]
+	}
+	return nil
 }
 
 // known is what the file has or an agent remembers.
@@ -149,7 +189,7 @@ func (m *model) remembered() bool {
 func (m *model) disturb() {
 	for _, a := range m.agents {
 		switch {
-		case !a.alive && m.IntN(10) == 0:
+		case !a.alive && m.now >= a.gone && m.IntN(10) == 0:
 			a.alive, a.process = true, process{reserved: map[gpu.DeviceID]time.Duration{}}
 		case a.alive && m.IntN(200) == 0:
 			m.kill(a)
