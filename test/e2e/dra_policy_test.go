@@ -36,10 +36,10 @@ func (c *chartCluster) access(t *testing.T) {
 	must(t, "helm", "uninstall", "gpus", "-n", "gpus", "--wait")
 	must(t, "kubectl", "create", "namespace", "own")
 	must(t, "helm", "install", "own", chartFolder, "-n", "own", "--set",
-		"api=dra,admissionPolicy=false,deviceClasses.create=false,serviceAccount.create=true,serviceAccount.name=gpu.agent")
-	printed := write(t, "classes.yaml", []byte(must(t, binary("k8s-gpu"), "classes", "--admission-policy", "--namespace=own", "--service-account=gpu.agent")))
+		"api=dra,admissionPolicy=false,deviceClasses.create=false,serviceAccount.create=true,serviceAccount.name=own-agent")
+	printed := write(t, "classes.yaml", []byte(must(t, binary("k8s-gpu"), "classes", "--admission-policy", "--namespace=own", "--service-account=own-agent")))
 	must(t, "kubectl", "apply", "--server-side", "--validate=strict", "-f", printed)
-	t.Run("classes", func(t *testing.T) { (account{"own", "gpu.agent"}).check(t) })
+	t.Run("classes", func(t *testing.T) { (account{"own", "own-agent"}).check(t) })
 	must(t, "kubectl", "delete", "-f", printed)
 	must(t, "helm", "uninstall", "own", "-n", "own", "--wait")
 	must(t, "kubectl", "delete", "node", "a", "b")
