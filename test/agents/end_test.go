@@ -95,9 +95,12 @@ func (a *agent) stopBy(stop func()) {
 		a.Errorf("left: %v", left)
 	}
 	own := []string{".json", ".lock", ".groups.json", ".policy.yaml", ".handed-out.json"}
+	claims := filepath.Join(a.state, "dra", "claims")
 	_ = filepath.WalkDir(a.state, func(path string, d fs.DirEntry, err error) error {
 		suffix, ok := strings.CutPrefix(filepath.Base(path), a.program)
-		if err == nil && path != a.state && !d.IsDir() && filepath.Base(path) != assignment.FileName && (!ok || !slices.Contains(own, suffix)) {
+		ok = ok && slices.Contains(own, suffix) || filepath.Base(path) == assignment.FileName ||
+			filepath.Dir(path) == claims && filepath.Ext(path) == ".removed" // which tells another process that the claim was unprepared
+		if err == nil && path != a.state && !d.IsDir() && !ok {
 			a.Errorf("left: %s", path)
 		}
 		return nil
