@@ -3,21 +3,24 @@
 package e2e
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
-	"syscall"
 	"testing"
 	"time"
+
+	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// draMoves is the variable with how many moves TestDRAMoves makes at least.
-const draMoves = "E2E_DRA_MOVES"
+// Variables with how many moves TestDRAMoves makes, after how many minutes it begins no more, and on how many GPUs, 8 to 64.
+const (
+	draMoves   = "E2E_DRA_MOVES"
+	draMinutes = "E2E_DRA_MINUTES"
+	draGPUs    = "E2E_DRA_GPUS"
+)
 
 // sides are the APIs between which GPUs move.
 var sides = []string{"device-plugin", "dra", "nomad"}
@@ -28,9 +31,15 @@ type moves struct {
 	nomad   *agent
 	random  *rand.Rand
 	holders *holderTrace
-	at      map[string]string // the side of each GPU, as ordered last
-	took    []time.Duration
-	faults  map[string]int
+
+	at       map[string]string    // the side of each GPU, as ordered last
+	since    map[string]time.Time // of the order, if the GPU was not seen there since
+	took     []time.Duration      // from the order to the first look at the GPU there
+	replaced int                  // orders that were followed by another one before the GPU was there
+	rounds   int
+	faults   map[string]int
+	emptied  []time.Time // of the CDI folder
+	young    time.Time   // when kubelet was started again
 }
 
 // TestDRAMoves moves GPUs between the three sides while pods and jobs come and go, and ends agents and kubelet and empties folders
@@ -40,46 +49,62 @@ func TestDRAMoves(t *testing.T) {
 		t.Skipf("set %s to the number of moves: a first move waits until kubelet is two minutes old", draMoves)
 	}
 	mv := startMoves(t)
-	works := startWorks(t, mv.cluster, mv.nomad, mv.random.Uint64())
+	works := startWorks(t, mv.cluster, mv.nomad, len(mv.at), mv.random.Uint64())
 	mv.holders = traceHolders(t, mv.machine())
-	for done := 0; done < roundsOf(draMoves, 30); {
-		done += mv.next(t)
+	limit := time.Duration(roundsOf(draMinutes, 24*60)) * time.Minute
+	for began := time.Now(); len(mv.took) < roundsOf(draMoves, 30) && time.Since(began) < limit; mv.rounds++ {
+		mv.round(t)
+		if mv.rounds%50 == 49 {
+			t.Logf("%d rounds, %d moves after %v; %s; meanwhile: %v", mv.rounds+1, len(mv.took), time.Since(began).Round(time.Second), percentiles(mv.took), mv.faults)
+		}
 	}
 	for _, side := range sides {
 		step(t, "all GPUs to "+side, func(t *testing.T) { mv.all(t, side) })
 	}
 	works.stop(t)
+	mv.checkEnded(t)
 	mv.holders.checkAlone(t)
 	mv.checkNames(t)
-	t.Logf("moves took: %s; meanwhile: %v", percentiles(mv.took), mv.faults)
+	t.Logf("%d rounds on %d GPUs; moves took: %s; %d more were replaced by another one; meanwhile: %v", mv.rounds, len(mv.at), percentiles(mv.took), mv.replaced, mv.faults)
 	checkDriver(t, mv.machine())
 }
 
 func startMoves(t *testing.T) *moves {
 	t.Helper()
 	random := seeded(t)
-	c := startDRA(t, "h100x8")
-	mv := &moves{draCluster: c, random: random, at: map[string]string{}, faults: map[string]int{}}
-	m := c.machine()
+	m := install(t, "h100x8")
+	for slot := 8; slot < roundsOf(draGPUs, 8); slot++ {
+		if err := m.Add(slot, fmt.Sprintf("uuid = GPU-%08x-0000-4000-8000-000000000000", slot), fmt.Sprintf("minor = %d", slot)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mv := &moves{draCluster: startDRAOn(t, m), random: random, at: map[string]string{}, since: map[string]time.Time{}, faults: map[string]int{}}
 	render(t, "parts/cdi/kustomization.yaml", map[string]string{"HOOK": hook(m)})
-	c.deployPlugin(t, m.Root, sharedHistory, shippedPart(t, "dra"), "parts/cdi")
+	mv.deployPlugin(t, m.Root, sharedHistory, shippedPart(t, "dra"), "parts/cdi")
 	mv.nomad = launchNomad(t, "nomad", onMachine(m, sharedHistory, fmt.Sprintf("nomad_address = %q", nomadAPI))) // a GPU leaves Nomad when its allocations are known
 	mv.nomad.awaitReady(t)
 	mv.nomad.awaitDrivers(t, 1)
+	mv.order(t, thirds(t, m))
+	mv.await(t)
+	mv.took, mv.replaced = nil, 0 // the first moves wait until kubelet is two minutes old
+	return mv
+}
+
+// thirds are the GPUs of a machine with a third for each side.
+func thirds(t *testing.T, m *simdriver.Machine) map[string]string {
+	t.Helper()
 	to := map[string]string{}
 	for i, gpu := range uuids(t, m) {
 		to[gpu] = sides[i%len(sides)]
 	}
-	mv.order(t, to)
-	mv.await(t)
-	return mv
+	return to
 }
 
 // movesSettle is for how long a side must have had no holder. Here kubelet writes its status every two seconds, and Nomad's agent sends its
 // devices within one.
 const movesSettle = "4s"
 
-// order has the agents move GPUs.
+// order has the agents move GPUs. An agent that was ended a moment ago does not answer so far.
 func (mv *moves) order(t *testing.T, to map[string]string) {
 	t.Helper()
 	for _, side := range sides {
@@ -89,130 +114,53 @@ func (mv *moves) order(t *testing.T, to map[string]string) {
 				gpus = append(gpus, gpu)
 			}
 		}
-		if len(gpus) > 0 {
-			must(t, append([]string{
-				binary("k8s-gpu"), "migrate", "apply", "--state-dir", filepath.Join(stateDir(), sharedHistory), "--settle", movesSettle, "--to", side,
-			}, gpus...)...)
+		if len(gpus) == 0 {
+			continue
+		}
+		argv := append([]string{binary("k8s-gpu"), "migrate", "apply", "--state-dir", mv.state(), "--settle", movesSettle, "--to", side}, gpus...)
+		began := time.Now()
+		await(t, "migrate apply", agentsAtMost, func() error { return try(argv...) })
+		for _, gpu := range gpus {
+			if _, moving := mv.since[gpu]; moving {
+				mv.replaced++
+			}
+			mv.at[gpu], mv.since[gpu] = side, began
 		}
 	}
-	maps.Copy(mv.at, to)
 }
 
-// next orders some moves, breaks something meanwhile, and waits until they are done. It returns how many there were.
-func (mv *moves) next(t *testing.T) (count int) {
+// agentsAtMost is how long it takes until an agent that was ended answers again.
+const agentsAtMost = time.Minute
+
+// state is the directory that the agents share.
+func (mv *moves) state() string { return filepath.Join(stateDir(), sharedHistory) }
+
+// round orders moves of most GPUs that have arrived, and of some that have not, looks where they are for a while, and breaks
+// something. The same seed gives the same faults.
+func (mv *moves) round(t *testing.T) {
 	t.Helper()
 	to := map[string]string{}
 	for _, gpu := range uuids(t, mv.machine()) {
-		if side := sides[mv.random.IntN(len(sides))]; mv.random.IntN(2) == 0 && side != mv.at[gpu] {
+		side, chance := sides[mv.random.IntN(len(sides))], mv.random.IntN(20)
+		if _, moving := mv.since[gpu]; side != mv.at[gpu] && (chance == 0 || !moving && chance < 18) {
 			to[gpu] = side
 		}
 	}
-	began := time.Now()
 	mv.order(t, to)
-	pause(mv.random, 5*time.Second)
-	what := mv.fault(t)
-	mv.faults[what]++
-	if mv.random.IntN(4) == 0 { // another order before this one is done
-		return len(to)
+	for until := time.Now().Add(time.Duration(mv.random.Int64N(int64(5 * time.Second)))); time.Now().Before(until); time.Sleep(movesLook) {
+		mv.look(t)
 	}
-	mv.await(t)
-	mv.took = append(mv.took, time.Since(began))
-	t.Logf("%d moves after %v; %s; now %v", len(to), time.Since(began).Round(time.Millisecond), what, slices.Sorted(maps.Values(mv.at)))
-	return len(to)
-}
-
-// fault does one thing that happens to a node, or nothing.
-func (mv *moves) fault(t *testing.T) string {
-	t.Helper()
-	switch mv.random.IntN(6) {
-	case 0:
-		mv.killAgain(t)
-		return "k8s-gpu killed"
-	case 1:
-		mv.nomad.endPlugin(t, syscall.SIGKILL)
-		return "nomad-gpu killed"
-	case 2:
-		must(t, "sh", "-c", "rm -f "+cdiFolder+"/*")
-		return "CDI folder emptied"
-	case 3:
-		must(t, "rm", "-f", filepath.Join(stateDir(), sharedHistory, "assignments.json"))
-		return "assignments removed"
-	case 5: // afterwards GPUs wait for minutes: what a young kubelet has of its pods is not complete
-		mv.kubelet.stop(t, syscall.SIGKILL)
-		mv.startKubelet()
-		return "kubelet killed"
-	default:
-		return "nothing"
-	}
-}
-
-// offers are the sides that offer each GPU to new work.
-func (mv *moves) offers() (map[string]string, error) {
-	offered := map[string]string{}
-	add := func(gpu, side string) { offered[gpu] = strings.TrimPrefix(offered[gpu]+" "+side, " ") }
-	plugin, err := mv.healthy(gpuResource)
-	for _, gpu := range plugin {
-		add(gpu, "device-plugin")
-	}
-	devices, err2 := mv.published()
-	for _, gpu := range slices.Collect(maps.Keys(mv.at)) {
-		if d, found := devices[deviceName(gpu)]; found && len(d.Taints) == 0 {
-			add(gpu, "dra")
-		}
-	}
-	n, err3 := mv.nomad.node()
-	for _, g := range n.gpus() {
-		if g.Healthy {
-			add(g.ID, "nomad")
-		}
-	}
-	return offered, errors.Join(err, err2, err3)
-}
-
-// movesAtMost is how long a move may take: works run for four seconds and wait for eight, then the side settles.
-const movesAtMost = offersAtMost + time.Minute
-
-// await waits until each GPU is offered by the side that was ordered, and by no other.
-func (mv *moves) await(t *testing.T) {
-	t.Helper()
-	await(t, "the moves to be done", movesAtMost, func() error {
-		offered, err := mv.offers()
-		if err == nil && !maps.Equal(offered, mv.at) {
-			err = fmt.Errorf("offered %v, want %v", offered, mv.at)
-		}
-		return errors.Join(err, mv.kubelet.alive(), mv.nomad.process.alive())
-	})
+	mv.faults[mv.fault(t)]++
+	mv.look(t)
 }
 
 // all moves every GPU to one side.
 func (mv *moves) all(t *testing.T, side string) {
 	t.Helper()
 	to := map[string]string{}
-	for gpu := range mv.at {
+	for _, gpu := range slices.Sorted(maps.Keys(mv.at)) {
 		to[gpu] = side
 	}
 	mv.order(t, to)
 	mv.await(t)
-}
-
-// checkNames fails if a container had a CDI name that no file defined, beyond the moments in which the folder was empty.
-func (mv *moves) checkNames(t *testing.T) {
-	t.Helper()
-	var list struct {
-		Items []struct{ Reason, Message string }
-	}
-	if err := mv.get("/api/v1/namespaces/default/events", &list); err != nil {
-		t.Fatal(err)
-	}
-	reasons := map[string]int{}
-	for _, e := range list.Items {
-		reasons[e.Reason]++
-		if strings.Contains(e.Message, "unresolvable") && mv.faults["CDI folder emptied"] == 0 {
-			t.Errorf("%s: %s", e.Reason, e.Message)
-		}
-		if e.Reason == "FailedPrepareDynamicResources" {
-			t.Logf("%s", e.Message)
-		}
-	}
-	t.Logf("events of pods: %v", reasons)
 }

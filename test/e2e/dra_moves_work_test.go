@@ -32,8 +32,10 @@ type works struct {
 	problems []string
 }
 
-// worksWait is how long work waits for a GPU before it gives up: there may be none on its side.
-const worksWait = 8 * time.Second
+const (
+	worksWait = 8 * time.Second        // for a GPU, until work gives up: there may be none on its side
+	worksLook = 200 * time.Millisecond // between two looks at work
+)
 
 // kinds of work, each with the function that begins it, that tells how it is, and that ends it.
 func (w *works) kinds() map[string]kind {
@@ -72,12 +74,13 @@ func (p pod) trouble() string {
 	return ""
 }
 
-func startWorks(t *testing.T, c *cluster, nomad *agent, seed uint64) *works {
+// startWorks has two works of each kind at a time on a machine of eight GPUs, and more, with less for each GPU, on a greater one.
+func startWorks(t *testing.T, c *cluster, nomad *agent, gpus int, seed uint64) *works {
 	t.Helper()
 	createTemplate(t)
 	w := &works{cluster: c, nomad: nomad, stopping: make(chan struct{}), outcomes: map[string]int{}}
 	for name, k := range w.kinds() {
-		for i := range 2 {
+		for i := range max(2, gpus/10) {
 			random := rand.New(rand.NewPCG(seed, uint64(i)))
 			w.stopped.Go(func() { w.run(fmt.Sprintf("%s-%d", name, i), name, k, random) })
 		}
@@ -99,7 +102,7 @@ func (w *works) run(prefix, of string, k kind, random *rand.Rand) {
 // one begins work, lets it run for a while if it gets a GPU, and ends it.
 func (w *works) one(name, of string, k kind, random *rand.Rand) {
 	phase := "not created"
-	for began := time.Now(); time.Since(began) < worksWait && phase != "Running" && !strings.HasPrefix(phase, "Failed"); time.Sleep(2 * lookEvery) {
+	for began := time.Now(); time.Since(began) < worksWait && phase != "Running" && !strings.HasPrefix(phase, "Failed"); time.Sleep(worksLook) {
 		if phase == "not created" && k.begin(name) != nil {
 			continue
 		}
@@ -111,7 +114,7 @@ func (w *works) one(name, of string, k kind, random *rand.Rand) {
 		pause(random, 4*time.Second)
 	}
 	w.note(of, phase, "")
-	for ending := time.Now(); !k.gone(name); time.Sleep(2 * lookEvery) {
+	for ending := time.Now(); !k.gone(name); time.Sleep(worksLook) {
 		_ = k.end(name)
 		if time.Since(ending) > churnAtMost {
 			w.note(of, "stuck", fmt.Sprintf("%s is there %v after its end", name, time.Since(ending)))

@@ -1,0 +1,105 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"errors"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// kubeletEvery is how many rounds end with one kill of kubelet, after which GPUs wait for minutes: what a young kubelet has of its pods
+// is not complete.
+const kubeletEvery = 60
+
+// fault does one thing that happens to a node, or nothing. It returns what it was.
+func (mv *moves) fault(t *testing.T) string {
+	t.Helper()
+	chance := mv.random.IntN(6)
+	if mv.rounds%kubeletEvery == kubeletEvery-1 {
+		mv.kubelet.stop(t, syscall.SIGKILL)
+		mv.startAgain()
+		return "kubelet killed"
+	}
+	switch chance {
+	case 0:
+		mv.killKubeAgent(t)
+		return "k8s-gpu killed"
+	case 1:
+		mv.nomad.endPlugin(t, syscall.SIGKILL)
+		return "nomad-gpu killed"
+	case 2:
+		must(t, "sh", "-c", "rm -f "+cdiFolder+"/*")
+		mv.emptied = append(mv.emptied, time.Now())
+		return "CDI folder emptied"
+	case 3:
+		mv.remove(t, "assignments.json")
+		return "assignments removed"
+	case 4:
+		mv.remove(t, "assignments.json", "claims")
+		return "assignments and claims removed"
+	default:
+		return "nothing"
+	}
+}
+
+// killKubeAgent kills k8s-gpu, and waits until kubelet has started another one.
+func (mv *moves) killKubeAgent(t *testing.T) {
+	t.Helper()
+	old := running("k8s-gpu")
+	mv.killAgent(t)
+	await(t, "another agent", agentsAtMost, func() error {
+		mv.revive(t)
+		for pid := range running("k8s-gpu") {
+			if _, found := old[pid]; !found {
+				return nil
+			}
+		}
+		return errors.New("there is none")
+	})
+}
+
+// revive starts kubelet again if it ended by a race of its own (of 1.37.1, and perhaps others), and fails if it ended otherwise. A pod whose
+// extended resource comes from DRA has no devices of the device plugin that offers the same resource, so kubelet allocates some when it
+// starts the container (to none: the resource is DRA's), beside the admission of other pods. Both change a map, devicesToReuse.
+func (mv *moves) revive(t *testing.T) {
+	t.Helper()
+	err := mv.kubelet.alive()
+	if err == nil {
+		return
+	}
+	log := readLog(t, "kubelet")
+	end := log[max(strings.LastIndex(log, "\npanic: "), strings.LastIndex(log, "\nfatal error: "), 0):]
+	reason, _, _ := strings.Cut(strings.TrimSpace(end), "\n")
+	if !strings.Contains(end[:min(len(end), 4096)], "devicemanager.(*ManagerImpl).Allocate") {
+		t.Fatal(err)
+	}
+	t.Logf("kubelet ended by its race, and is started again: %s", reason)
+	mv.faults["kubelet ended by its race"]++
+	mv.startAgain()
+}
+
+func (mv *moves) startAgain() {
+	mv.startKubelet()
+	mv.young = time.Now()
+}
+
+// remove removes what the agents share on disk. What no agent remembers would be lost, so it waits for those that were ended.
+func (mv *moves) remove(t *testing.T, names ...string) {
+	t.Helper()
+	await(t, "both agents", agentsAtMost, func() error {
+		plan, err := command(binary("k8s-gpu"), "migrate", "plan", "--state-dir", mv.state())
+		if err == nil && strings.Contains(plan, "not known: ") {
+			err = errors.New(plan)
+		}
+		return err
+	})
+	argv := []string{"rm", "-rf"}
+	for _, name := range names {
+		argv = append(argv, filepath.Join(mv.state(), name))
+	}
+	await(t, "the removal", agentsAtMost, func() error { return try(argv...) }) // agents write into a folder meanwhile
+}
