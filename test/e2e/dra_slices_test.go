@@ -5,6 +5,7 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -17,7 +18,7 @@ import (
 
 // sliceTrace records, from a watch of the API server, when the slices of a node were all deleted, and when its devices were there again.
 type sliceTrace struct {
-	node    string
+	node    *kubeNode
 	devices int // when all are there
 
 	mu     sync.Mutex
@@ -31,7 +32,7 @@ type sliceTrace struct {
 // traceSlices follows until the end of the test the slices of a node, whose agent publishes so many devices.
 func traceSlices(t *testing.T, n *kubeNode, devices int) *sliceTrace {
 	t.Helper()
-	s := &sliceTrace{node: n.name, devices: devices, now: map[string]kubeapi.ResourceSlice{}}
+	s := &sliceTrace{node: n, devices: devices, now: map[string]kubeapi.ResourceSlice{}}
 	var following sync.WaitGroup
 	ctx := t.Context()
 	following.Go(func() {
@@ -48,7 +49,7 @@ func traceSlices(t *testing.T, n *kubeNode, devices int) *sliceTrace {
 // follow reads the state and its changes until the connection ends.
 func (s *sliceTrace) follow(ctx context.Context) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, kubeAPI+"/apis/resource.k8s.io/v1/resourceslices?watch=true&fieldSelector=spec.driver="+
-		draDriver+",spec.nodeName="+s.node, http.NoBody)
+		draDriver+",spec.nodeName="+s.node.name, http.NoBody)
 	if err != nil {
 		return err
 	}
@@ -105,7 +106,7 @@ func (s *sliceTrace) wipes() int {
 // await waits until the slices have been deleted and written again so many times, and all devices are there.
 func (s *sliceTrace) await(t *testing.T, wipes int) {
 	t.Helper()
-	await(t, fmt.Sprintf("the slices of %s after wipe %d", s.node, wipes), 60*time.Second, func() error {
+	await(t, fmt.Sprintf("the slices of %s after wipe %d", s.node.name, wipes), 60*time.Second, func() error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		count := 0
@@ -113,7 +114,7 @@ func (s *sliceTrace) await(t *testing.T, wipes int) {
 			count += len(one.Spec.Devices)
 		}
 		if len(s.gaps) < wipes || count != s.devices {
-			return fmt.Errorf("wiped %d times, %d devices", len(s.gaps), count)
+			return errors.Join(fmt.Errorf("wiped %d times, %d devices", len(s.gaps), count), s.node.kubelet.alive())
 		}
 		return nil
 	})
