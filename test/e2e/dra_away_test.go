@@ -119,6 +119,9 @@ func (r *draRestarts) outage(t *testing.T) {
 	if err := call(http.MethodDelete, podsPath+"/ends", nil); err != nil {
 		t.Fatal(err)
 	}
+	churn := startChurn(t, r.cluster, "afterwards") // kubelet may take half a minute more until it reads pods again
+	churn.next()
+	churn.stop(t)
 }
 
 // preparedClaims are the files in which the agent has what it has prepared.
