@@ -37,7 +37,7 @@ func allElsewhere() *inventory.Inventory {
 
 // fastTrackerTimings are short, in the same order as defaultTrackerTimings, except retention.
 var fastTrackerTimings = trackerTimings{
-	queryTimeout: 500 * time.Millisecond, loadTimeout: time.Second,
+	queryTimeout: 500 * time.Millisecond, checkTimeout: 500 * time.Millisecond, loadTimeout: time.Second,
 	minInterval: time.Millisecond, maxInterval: 20 * time.Millisecond, active: 100 * time.Millisecond,
 	stale: time.Second, allocateToList: 300 * time.Millisecond, retention: 24 * time.Hour,
 }
@@ -79,9 +79,9 @@ func newTracking(t *testing.T, change ...func(*tracker)) (*rig, *kubelettest.Pod
 // allocate allocates devices to a pod, which the pod-resources API lists.
 func (r *rig) allocate(p *kubelettest.PodResources, pod, resource string, ids ...string) {
 	r.Helper()
-	p.Hold(pod, resource, ids...)
 	_, err := r.kubelet.Allocate(r.ctx, resource, ids...)
 	r.must(err)
+	p.Hold(pod, resource, ids...)
 }
 
 // listed returns a device of the kubelet's list; nil if it is not in the list.

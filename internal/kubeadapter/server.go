@@ -112,6 +112,9 @@ func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1b
 		if err == nil {
 			err = errors.Join(s.checkResource(plan.Units), s.checkAPI(plan.Units))
 		}
+		if err == nil {
+			err = s.checkFree(ctx, plan.Units)
+		}
 		if err == nil && s.opts.Check != nil {
 			err = s.checkReservation(plan.Units)
 		}
@@ -169,6 +172,15 @@ func (s *server) checkAPI(units []inventory.Unit) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// checkFree logs what it refuses, because only an event of the pod has it otherwise.
+func (s *server) checkFree(ctx context.Context, units []inventory.Unit) error {
+	err := s.tracker.checkFree(ctx, units)
+	if err != nil {
+		s.log.Warn("allocation refused: the kubelet gives a device out a second time", "error", err)
+	}
+	return err
 }
 
 // checkReservation logs what the check of a reservation has found, unless that fails the reservation.

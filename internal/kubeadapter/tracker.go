@@ -18,6 +18,7 @@ import (
 // trackerTimings are the durations of a tracker.
 type trackerTimings struct {
 	queryTimeout time.Duration // of one query to the kubelet
+	checkTimeout time.Duration // of one within an Allocate, which waits for it
 	loadTimeout  time.Duration // of the store; then devices are offered without the stored allocations
 	minInterval  time.Duration // between two queries
 	maxInterval  time.Duration // between two queries, grows to this after each request
@@ -30,7 +31,7 @@ type trackerTimings struct {
 }
 
 var defaultTrackerTimings = trackerTimings{
-	queryTimeout: 2 * time.Second, loadTimeout: 2 * time.Second, minInterval: 100 * time.Millisecond, maxInterval: time.Minute,
+	queryTimeout: 2 * time.Second, checkTimeout: 500 * time.Millisecond, loadTimeout: 2 * time.Second, minInterval: 100 * time.Millisecond, maxInterval: time.Minute,
 	active: 5 * time.Minute, startup: podresources.Startup, stale: 5 * time.Minute,
 	allocateToList: 10 * time.Second, retention: 24 * time.Hour,
 }

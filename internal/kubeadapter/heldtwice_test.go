@@ -1,0 +1,52 @@
+package kubeadapter
+
+import (
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+)
+
+// A device that a pod has by the kubelet's list is not allocated again, and the kubelet is asked for that only if it was allocated before.
+func TestADeviceIsNotAllocatedTwice(t *testing.T) {
+	r, pods := newTracking(t)
+	id := gpuIDs(1)[0]
+	allocate := func() error { _, err := r.kubelet.Allocate(r.ctx, GPUResource, id); return err }
+	r.must(allocate())
+	r.must(allocate()) // a container after an init container of its pod: the list has none
+	pods.Hold("default/first", GPUResource, id)
+	err := allocate()
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "device ID "+id+": pod default/first has it") {
+		t.Errorf("second allocation: %v", err)
+	}
+	if s := r.adapter.Stats()[0]; s.AllocationErrors != 1 {
+		t.Errorf("%+v", s)
+	}
+	_, err = r.kubelet.Allocate(r.ctx, GPUResource, gpuIDs(0)...)
+	r.must(err)
+	pods.Forget("default/first")
+	r.must(allocate())
+}
+
+// A kubelet that does not list its pods keeps no pod waiting: the first time for a moment, and then, while it is known not to answer, not at all.
+func TestAllocateWithoutTheListOfPods(t *testing.T) {
+	r, pods := newTracking(t)
+	id := gpuIDs(1)[0]
+	r.allocate(pods, "default/first", GPUResource, id)
+	pods.Hang(true)
+	_, err := r.kubelet.Allocate(r.ctx, GPUResource, id)
+	r.must(err)
+	tracker := r.adapter.tracker
+	tracker.requestQuery()
+	r.await("a query without an answer", func() bool {
+		tracker.mu.Lock()
+		defer tracker.mu.Unlock()
+		return tracker.unavailable
+	})
+	if u, ok := gpus(2).Unit(inventory.UnitID(id)); !ok || tracker.allocatedBefore([]inventory.Unit{u}) {
+		t.Error("the kubelet is asked")
+	}
+}
