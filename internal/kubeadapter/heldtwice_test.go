@@ -1,13 +1,18 @@
 package kubeadapter
 
 import (
+	"fmt"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 )
 
 // A device that a pod has by the kubelet's list is not allocated again, and the kubelet is asked for that only if it was allocated before.
@@ -48,5 +53,26 @@ func TestAllocateWithoutTheListOfPods(t *testing.T) {
 	})
 	if u, ok := gpus(2).Unit(inventory.UnitID(id)); !ok || tracker.allocatedBefore([]inventory.Unit{u}) {
 		t.Error("the kubelet is asked")
+	}
+}
+
+// BenchmarkAllocateAgain allocates a GPU that was allocated before, on a node with a hundred pods: the kubelet lists them.
+func BenchmarkAllocateAgain(b *testing.B) {
+	socket := filepath.Join(b.TempDir(), "pods", "kubelet.sock")
+	pods, err := kubelettest.ServePodResources(socket)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer pods.Close()
+	for i := range 100 {
+		pods.Hold(fmt.Sprintf("default/pod-%d", i), GPUResource, fmt.Sprintf("other-%d", i))
+	}
+	s := strategyServer(GPUResource, coretest.GPUs(8), core.DefaultConfig(), []string{"envvar"})
+	s.tracker.socket = socket
+	client, r := serveSocket(b, s), allocateRequest(gpuIDs(2))
+	for b.Loop() {
+		if _, err := client.Allocate(b.Context(), r); err != nil {
+			b.Fatal(err)
+		}
 	}
 }
