@@ -30,6 +30,9 @@ func (s *Store) trace(uid string) string { return filepath.Join(s.dir, "."+uid+t
 
 // Remove removes a claim from disk, and then from memory. A claim that is not there is no error.
 func (s *Store) Remove(uid string) error {
+	if f, err := os.OpenFile(s.trace(uid), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|statefile.SharedDir, 0o600); err == nil { // without it: as if somebody had removed the record
+		_ = f.Close()
+	}
 	now := time.Now()
 	s.mu.Lock()
 	maps.DeleteFunc(s.removed, func(_ string, at time.Time) bool { return now.Sub(at) > rememberRemoved })
@@ -39,9 +42,6 @@ func (s *Store) Remove(uid string) error {
 		s.swept = now
 	}
 	s.mu.Unlock()
-	if f, err := os.OpenFile(s.trace(uid), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|statefile.SharedDir, 0o600); err == nil { // without it: as if somebody had removed the record
-		_ = f.Close()
-	}
 	if err := os.Remove(s.Path(uid)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("prepared claim not removed: %w", err)
 	}
@@ -58,6 +58,18 @@ func (s *Store) Forget(uid string) {
 		delete(s.claims, uid)
 		delete(s.onDisk, uid)
 	})
+}
+
+// restored takes that another process has stored a claim after Remove: its Put has removed the trace.
+func (s *Store) restored(uid string) {
+	if !s.Removed(uid) {
+		return
+	}
+	if _, err := os.Lstat(s.trace(uid)); errors.Is(err, fs.ErrNotExist) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.removed, uid)
+	}
 }
 
 // Removed reports whether Remove was called for a claim in the last minutes, and Put was not since. An answer of the kubelet may still

@@ -81,6 +81,7 @@ func (s *Store) Refresh() error {
 		if !ok || CheckUID(uid) != nil || s.known(uid) {
 			continue
 		}
+		s.restored(uid)
 		switch c, err := s.read(uid); {
 		case err == nil:
 			read = append(read, c)
