@@ -95,9 +95,15 @@ func (a *Adapter) queryPods(ctx context.Context, elapsed time.Duration) {
 	store := a.store.Load()
 	answer, problems, ok := a.askPods(ctx, store, elapsed)
 	if ok && len(problems) > 0 && a.guard.Load().foreign == "" && watch.Sleep(ctx, a.limits.queryFirst) {
-		answer, problems, ok = a.askPods(ctx, store, elapsed) // a claim of the first answer may have ended meanwhile, and be deleted
+		// A claim of the first answer may have ended meanwhile, and be deleted. Without a second answer the first one counts.
+		if now, left, again := a.askPods(ctx, store, elapsed); again {
+			answer, problems = now, left
+		} else if ctx.Err() == nil {
+			a.judge(answer, problems)
+			return
+		}
 	}
-	if !ok {
+	if !ok || ctx.Err() != nil {
 		return
 	}
 	if left := a.otherClaim(); left != "" && answer.Partial && len(problems) == 0 && a.guard.Load().pending && elapsed < a.limits.partial {
