@@ -39,7 +39,7 @@ func (a *Adapter) readClaim(ctx context.Context, ref claimRef) (kubeapi.Resource
 		}
 		wait := unreached.NextBackOff()
 		if !errors.Is(err, kubeapi.ErrUnreached) {
-			wait = max(unanswered.NextBackOff(), kubeapi.RetryAfter(err))
+			wait = kubeapi.WaitAtLeast(err, unanswered.NextBackOff())
 		}
 		if !watch.Sleep(ctx, wait) {
 			return claim, &PendingError{What: "the API server does not answer", Waited: time.Since(began), Err: err}

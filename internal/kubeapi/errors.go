@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"strconv"
 	"strings"
@@ -65,12 +66,15 @@ type connectError struct{ error }
 // Unwrap returns the cause.
 func (e *connectError) Unwrap() error { return e.error }
 
-// RetryAfter is how long the server wants a client to wait before the next try, at most a minute; 0 = it did not ask for that.
-func RetryAfter(err error) time.Duration {
-	if status, ok := errors.AsType[*StatusError](err); ok {
-		return min(status.RetryAfter, time.Minute)
+// WaitAtLeast returns the wait before the next try: wait, or if the server asks for a longer one (Retry-After; at most a minute counts) that,
+// and a random part of its half, because all clients may have got the same.
+func WaitAtLeast(err error, wait time.Duration) time.Duration {
+	status, ok := errors.AsType[*StatusError](err)
+	if !ok || status.RetryAfter <= 0 {
+		return wait
 	}
-	return 0
+	asked := min(status.RetryAfter, time.Minute)
+	return max(wait, asked+rand.N(asked/2+1))
 }
 
 // newStatusError returns the error of an answer.

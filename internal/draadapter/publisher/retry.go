@@ -2,7 +2,6 @@ package publisher
 
 import (
 	"errors"
-	"math/rand/v2"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -40,11 +39,7 @@ func (r retries) next(err error) time.Duration {
 	case errors.Is(err, kubeapi.ErrForbidden):
 		return r.refused.NextBackOff()
 	}
-	wait := r.unanswered.NextBackOff()
-	if asked := kubeapi.RetryAfter(err); asked > 0 { // all clients may have got the same
-		wait = max(wait, asked+rand.N(asked/2))
-	}
-	return wait
+	return kubeapi.WaitAtLeast(err, r.unanswered.NextBackOff())
 }
 
 func (r retries) reset() {
