@@ -93,7 +93,7 @@ func New(o Options) (*Client, error) {
 	return &Client{
 		server: server.String(), agent: o.Agent, credentials: creds, log: o.Log,
 		http: &http.Client{
-			Transport: &http.Transport{ // HTTP/1.1: a connection for the watch, and up to four for requests at the same time
+			Transport: &http.Transport{ // HTTP/1.1: a connection for each request in progress, so that one that hangs delays no other; four stay open
 				DialContext: connect, DialTLSContext: creds.dialTLS, ResponseHeaderTimeout: headerTimeout,
 				MaxIdleConnsPerHost: 4, IdleConnTimeout: 90 * time.Second, MaxResponseHeaderBytes: 64 << 10,
 			},
