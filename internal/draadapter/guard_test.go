@@ -111,29 +111,6 @@ func TestClaimsOfAnotherDriver(t *testing.T) {
 	}
 }
 
-// What the first answer has of another driver counts if the kubelet does not answer the second question: devices that were kept back are not
-// offered as free.
-func TestSecondQuestionNotAnswered(t *testing.T) {
-	asked := 0
-	r := newRig(t, build(coretest.GPUs(2), health.Ledger{}, config()))
-	r.stop()
-	a := r.adapter
-	a.opts.PodClaims = func(context.Context) (PodClaims, error) {
-		if asked++; asked == 1 {
-			return PodClaims{Claims: []PodClaim{podClaim("old", "gpu-0")}}, nil
-		}
-		return PodClaims{}, errors.New("connection refused")
-	}
-	a.guard.Store(verdict{pending: true})
-	a.queryPods(t.Context(), pendingAtMost)
-	if v := a.guard.Load(); asked != 2 || v.pending || !strings.Contains(v.foreign, "pod default/pod-old has device gpu-0") {
-		t.Errorf("%d questions, %+v", asked, v)
-	}
-	if lines := strings.Join(a.Warnings(), "\n"); !strings.Contains(lines, "the kubelet does not list the claims of pods") {
-		t.Error(lines)
-	}
-}
-
 // The record of a claim that a pod has, by a name of this agent, is made again from the API server, and Unprepare finds it. If the server
 // does not answer, no device takes new work. A claim that was just unprepared is not recorded again.
 func TestLostRecords(t *testing.T) {

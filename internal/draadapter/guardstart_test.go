@@ -1,6 +1,7 @@
 package draadapter
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -49,5 +50,28 @@ func TestFirstAnswerLacksPods(t *testing.T) {
 			t.Errorf("%s: tainted %t", name, tainted)
 		}
 		r.stop()
+	}
+}
+
+// What the first answer has of another driver counts if the kubelet does not answer the second question: devices that were kept back are not
+// offered as free.
+func TestSecondQuestionNotAnswered(t *testing.T) {
+	asked := 0
+	r := newRig(t, build(coretest.GPUs(2), health.Ledger{}, config()))
+	r.stop()
+	a := r.adapter
+	a.opts.PodClaims = func(context.Context) (PodClaims, error) {
+		if asked++; asked == 1 {
+			return PodClaims{Claims: []PodClaim{podClaim("old", "gpu-0")}}, nil
+		}
+		return PodClaims{}, errors.New("connection refused")
+	}
+	a.guard.Store(verdict{pending: true})
+	a.queryPods(t.Context(), pendingAtMost)
+	if v := a.guard.Load(); asked != 2 || v.pending || !strings.Contains(v.foreign, "pod default/pod-old has device gpu-0") {
+		t.Errorf("%d questions, %+v", asked, v)
+	}
+	if lines := strings.Join(a.Warnings(), "\n"); !strings.Contains(lines, "the kubelet does not list the claims of pods") {
+		t.Error(lines)
 	}
 }
