@@ -129,7 +129,7 @@ func (s *claimStore) update(ctx context.Context, o offer) (view, error) {
 	for _, f := range others {
 		v.others = append(v.others, otherAgent{
 			agent: f.agent, file: s.path(f.agent, ".json"),
-			running: filelock.IsHeld(s.path(f.agent, ".lock")), devices: countOverlaps(mine, f, o),
+			running: s.isRunning(f.agent), devices: countOverlaps(mine, f, o),
 		})
 	}
 	return v, failed

@@ -45,7 +45,9 @@ func (s *claimStore) readAssignments(configured inventory.API, inv *inventory.In
 	case err != nil || file.Empty():
 		return inventory.Assignments{}
 	}
-	c := hostClaims{mine: mine, others: others, running: s.isRunning, started: s.started}
+	// Whether an agent runs can't be found out without its lock, and changes nothing in the first decision of a process.
+	running := func(string) bool { return true }
+	c := hostClaims{mine: mine, others: others, running: running, started: s.started}
 	apis := apisOf(s.agent, configured, stateDir)
 	unread := func(gpu.DeviceID) assignment.Holders { return assignment.Holders{First: true} }
 	books := map[inventory.API]assignment.Book{}

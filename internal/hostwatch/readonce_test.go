@@ -1,16 +1,19 @@
 package hostwatch
 
 import (
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/assignment"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
@@ -81,6 +84,35 @@ func TestReadOnceHasTheAssignments(t *testing.T) {
 			t.Errorf("with a broken file: %v take work", got)
 		}
 	})
+}
+
+// A lock that another process takes for a moment would be held for an agent that starts then.
+func TestReadOnceOpensNoLockOfAnAgent(t *testing.T) {
+	h := newHost(t)
+	h.cfg["nomad-gpu"], h.cfg["k8s-gpu"] = on(inventory.OverlapRefuse, 1), on(inventory.OverlapRefuse, 1)
+	synctest.Test(t, func(t *testing.T) {
+		n := h.startNomad(t)
+		pass(10 * time.Second)
+		n.end()
+	})
+	of := assignment.Entry{Target: inventory.DevicePlugin, Side: inventory.DevicePlugin, Turn: 1, Change: 1}
+	must(t, assignment.Write(h.dir, assignment.File{GPUs: map[gpu.DeviceID]assignment.Entry{coretest.GPU(1): of}}))
+	lock := filepath.Join(h.dir, "claims", "nomad-gpu.lock")
+	must(t, os.WriteFile(lock, nil, 0o600)) // as a killed agent leaves it
+	fd, err := syscall.InotifyInit1(syscall.IN_NONBLOCK | syscall.IN_CLOEXEC)
+	must(t, err)
+	defer func() { _ = syscall.Close(fd) }()
+	_, err = syscall.InotifyAddWatch(fd, lock, syscall.IN_OPEN)
+	must(t, err)
+
+	got := h.offered("k8s-gpu", inventory.DevicePlugin, build(h.cfg["k8s-gpu"].Config))
+
+	if want := "to device-plugin: waits for nomad-gpu"; got[1] != want {
+		t.Errorf("GPU 1: %q, want %q", got[1], want)
+	}
+	if _, err := syscall.Read(fd, make([]byte, 4096)); !errors.Is(err, syscall.EAGAIN) {
+		t.Errorf("the lock of nomad-gpu was opened (%v)", err)
+	}
 }
 
 func build(c inventory.Config) *inventory.Inventory {
