@@ -16,11 +16,14 @@ import (
 // leftovers are what a node with device plugins still has of the API dra, and what the agent lacks to serve that: with the component or the
 // value dra its token and its folder are gone, too.
 type leftovers struct {
-	of    []string
-	lacks []string
+	of      []string
+	targets bool // no more than targets of GPUs that did not come to the API so far
+	lacks   []string
 }
 
 const backFromDRA = `put the component dra (chart: api: dra) back, run "k8s-gpu migrate apply --to device-plugin --all --wait 10m" in the agent's pod, and remove it then: docs/dra.md`
+
+const forTargets = `add the component dra (chart: api: dra), or set another target, such as with "k8s-gpu migrate back" in the agent's pod: docs/dra.md`
 
 func leftoversOf(s settings) (l leftovers) {
 	dir := s.Health.StateDir
@@ -30,10 +33,12 @@ func leftoversOf(s settings) (l leftovers) {
 	if draadapter.HasClaims(dir) {
 		l.of = append(l.of, "prepared claims")
 	}
-	if _, err := assignment.Read(dir); err == nil && assignment.Needs(dir, inventory.DRA) {
+	if f, err := assignment.Read(dir); err == nil && f.Has(inventory.DRA) {
 		l.of = append(l.of, "GPUs")
+	} else if err == nil && len(l.of) == 0 {
+		l.targets = assignment.Needs(dir, inventory.DRA)
 	}
-	if len(l.of) == 0 {
+	if len(l.of) == 0 && !l.targets {
 		return leftovers{}
 	}
 	if s.DRA.Node == "" {
@@ -56,14 +61,24 @@ func (l leftovers) problem() string {
 	if len(l.lacks) == 0 {
 		return ""
 	}
+	if l.targets {
+		return "GPUs have the target dra, and the agent lacks what it needs to serve that: " + strings.Join(l.lacks, ", ")
+	}
 	return strings.Join(l.of, " and ") + " of the API dra are left on this node, and the agent lacks what it needs for them: " + strings.Join(l.lacks, ", ") +
 		". Pods with claims can't end, and their GPUs stay"
+}
+
+func (l leftovers) remedy() string {
+	if l.targets {
+		return forTargets
+	}
+	return backFromDRA
 }
 
 // warnings has the problem with its remedy.
 func (l leftovers) warnings() []string {
 	if p := l.problem(); p != "" {
-		return []string{p + ": " + backFromDRA}
+		return []string{p + ": " + l.remedy()}
 	}
 	return nil
 }
@@ -72,6 +87,6 @@ func (l leftovers) warnings() []string {
 func (l leftovers) check(stateDir string) doctor.Check {
 	const name = "dra"
 	return doctor.Check{Name: name, Place: stateDir, Look: func(context.Context, *doctor.Facts) []doctor.Finding {
-		return []doctor.Finding{{Check: name, Severity: doctor.Problem, Place: stateDir, Found: l.problem(), Remedy: backFromDRA}}
+		return []doctor.Finding{{Check: name, Severity: doctor.Problem, Place: stateDir, Found: l.problem(), Remedy: l.remedy()}}
 	}}
 }

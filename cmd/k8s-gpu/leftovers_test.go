@@ -32,6 +32,12 @@ func TestLeftoversOfDRA(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	target := func(s settings) {
+		e := assignment.Entry{Target: inventory.DRA, Side: inventory.DevicePlugin}
+		if err := assignment.Write(s.Health.StateDir, assignment.File{GPUs: map[gpu.DeviceID]assignment.Entry{"GPU-1": e}}); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for name, tc := range map[string]struct {
 		prepare func(settings)
 		want    []string
@@ -40,6 +46,8 @@ func TestLeftoversOfDRA(t *testing.T) {
 		"a broken file of targets": {func(s settings) { write(t, filepath.Join(s.Health.StateDir, assignment.FileName)) }, nil},
 		"a claim":                  {claim, []string{"prepared claims of the API dra are left", "NODE_NAME", "a token of the API server", "plugins_registry", "migrate apply --to device-plugin --all"}},
 		"a GPU":                    {moved, []string{"GPUs of the API dra are left", "plugins_registry"}},
+		"a target":                 {target, []string{"GPUs have the target dra, and the agent lacks", "NODE_NAME", "plugins_registry", "add the component dra", "migrate back"}},
+		"a claim and a target":     {func(s settings) { claim(s); target(s) }, []string{"prepared claims of the API dra are left"}},
 		"both":                     {func(s settings) { claim(s); moved(s) }, []string{"prepared claims and GPUs of the API dra are left"}},
 	} {
 		t.Run(name, func(t *testing.T) {

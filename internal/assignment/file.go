@@ -266,7 +266,17 @@ func Needs(stateDir string, a inventory.API) bool {
 		return true
 	}
 	for _, e := range f.GPUs {
-		if e.Target == a || e.Side == a {
+		if e.Target == a {
+			return true
+		}
+	}
+	return f.Has(a)
+}
+
+// Has reports whether a GPU is on the side of an API, or was there last for its agent.
+func (f File) Has(a inventory.API) bool {
+	for _, e := range f.GPUs {
+		if e.Side == a {
 			return true
 		}
 	}
