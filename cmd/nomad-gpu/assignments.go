@@ -14,8 +14,10 @@ import (
 )
 
 const (
-	answerAge  = 10 * time.Second // of the latest confirmation, for the holders of a GPU to be known
-	requestAge = 3 * time.Second  // of the same, for another one
+	// answerAge is that of the latest confirmation at most, for the holders of a GPU to be known. A confirmation is as old as its query took
+	// (10 s at most) when it comes, the next one is requested then at the latest, and takes as long.
+	answerAge  = 25 * time.Second
+	requestAge = 3 * time.Second // of the latest confirmation, for another one
 )
 
 // books has the allocations that have a GPU, for the moves of GPUs between APIs.

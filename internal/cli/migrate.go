@@ -151,14 +151,14 @@ func (m *migration) plan(context.Context) error {
 	if problems := assignment.Check(rows, m.to, m.facts, m.c.Bool("force")); problems != nil {
 		WriteError(m.p.Stdout, "problem", problems)
 	}
-	m.warn(rows)
+	m.warn(rows, m.to)
 	_, err = fmt.Fprintln(m.p.Stdout, "running work keeps its GPU until it ends; until then and for the settle time after it the GPU takes no new work. To do it: migrate apply")
 	return err
 }
 
 // warn prints what does not prevent the target, and should be known before.
-func (m *migration) warn(rows []assignment.Row) {
-	for _, line := range assignment.Warnings(rows, m.to, m.facts) {
+func (m *migration) warn(rows []assignment.Row, to inventory.API) {
+	for _, line := range assignment.Warnings(rows, to, m.facts) {
 		fmt.Fprintf(m.p.Stdout, "warning: %s\n", line)
 	}
 }

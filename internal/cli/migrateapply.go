@@ -40,7 +40,7 @@ func (m *migration) apply(ctx context.Context) error {
 	if err := assignment.Check(rows, m.to, m.facts, m.c.Bool("force")); err != nil {
 		return err
 	}
-	m.warn(rows)
+	m.warn(rows, m.to)
 	var changes []assignment.Change
 	for _, r := range rows {
 		api, _, _ := strings.Cut(r.API, ",")
@@ -65,7 +65,28 @@ func (m *migration) back(ctx context.Context) error {
 			changes[i].Settle = m.c.Duration("settle")
 		}
 	}
+	m.warnBack(changes)
 	return m.set(ctx, changes)
+}
+
+// warnBack prints what keeps GPUs from targets that are restored. They are restored all the same: they were in force before.
+func (m *migration) warnBack(changes []assignment.Change) {
+	all := assignment.Rows(m.file, m.facts)
+	for _, to := range assignment.APIs() {
+		var rows []assignment.Row
+		for _, r := range all {
+			if slices.ContainsFunc(changes, func(c assignment.Change) bool { return c.GPU == r.GPU && c.Target == to }) {
+				rows = append(rows, r)
+			}
+		}
+		if len(rows) == 0 {
+			continue
+		}
+		if problems := assignment.Check(rows, to, m.facts, m.c.Bool("force")); problems != nil {
+			WriteError(m.p.Stdout, "warning", problems)
+		}
+		m.warn(rows, to)
+	}
 }
 
 // set writes the targets, and waits until the agents have read them, and, if that is asked for, until the GPUs have moved.

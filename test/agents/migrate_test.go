@@ -161,10 +161,10 @@ func TestGPUMovesBetweenBothAgents(t *testing.T) {
 	if _, err := n.allocate(id); err == nil {
 		t.Error("Reserve of a GPU of the kubelet succeeded")
 	}
-	pods.Hold("default/pod", resource, id)
 	if _, err := k.allocate(id); err != nil {
 		t.Errorf("Allocate: %v", err)
 	}
+	pods.Hold("default/pod", resource, id)
 	for _, a := range []*agent{k, n} {
 		a.kill()
 		a.start()
@@ -207,7 +207,7 @@ func TestGPUMovesBetweenBothAgents(t *testing.T) {
 		t.Errorf("apply to an agent that does not run: %v\n%s", err, text)
 	}
 	text, err = n.command("migrate", "back", "--force", "--settle", "5s")
-	if err != nil || !strings.Contains(text, "target device-plugin") || !strings.Contains(text, "forced: ") {
+	if err != nil || !strings.Contains(text, "target device-plugin") || !strings.Contains(text, "forced: ") || !strings.Contains(text, "warning: k8s-gpu does not run") {
 		t.Errorf("back by force: %v\n%s", err, text)
 	}
 	f, err := assignment.Read(n.state)
