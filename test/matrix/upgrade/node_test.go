@@ -29,6 +29,7 @@ const plenty = 40 * time.Second // for anything that is waited for
 type node struct {
 	*testing.T
 	machine *simdriver.Machine
+	pods    *kubelettest.PodResources
 	dir     string
 	policy  string // file of both agents; "" = none
 	devices int    // that each agent offers
@@ -58,7 +59,7 @@ func newNode(t *testing.T, s state) *node {
 	pods, err := kubelettest.ServePodResources(n.path("pods/kubelet.sock"))
 	n.must(err)
 	t.Cleanup(pods.Close)
-	pods.Hold("default/train", resource, n.uuids[held])
+	n.pods = pods
 	return n
 }
 

@@ -81,6 +81,7 @@ func (n *node) recordFaults(s state, bin string, end syscall.Signal) views {
 	}
 	_, err := agents[k8sGPU].kubelet.Allocate(n.Context(), resource, n.uuids[held])
 	n.must(err)
+	n.pods.Hold("default/train", resource, n.uuids[held])
 	if s.has("handed-out") {
 		n.await("the record of a pod's GPU", n.handedOut)
 	}
