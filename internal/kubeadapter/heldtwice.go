@@ -38,7 +38,8 @@ func (t *tracker) checkFree(ctx context.Context, units []inventory.Unit) error {
 	defer cancel()
 	answer, err := podresources.List(limit, t.socket)
 	if err != nil {
-		t.log.Debug("not known whether pods have the devices that are to be allocated", "error", err)
+		t.requestQuery() // which finds out that there are no answers: then the next Allocate does not wait
+		t.log.Warn("devices allocated without the kubelet's list of the pods that have them", "error", err)
 		return nil
 	}
 	holders := make(map[deviceKey]string, len(answer.Devices))

@@ -31,7 +31,7 @@ type trackerTimings struct {
 }
 
 var defaultTrackerTimings = trackerTimings{
-	queryTimeout: 2 * time.Second, checkTimeout: 500 * time.Millisecond, loadTimeout: 2 * time.Second, minInterval: 100 * time.Millisecond, maxInterval: time.Minute,
+	queryTimeout: 2 * time.Second, checkTimeout: 5 * time.Second, loadTimeout: 2 * time.Second, minInterval: 100 * time.Millisecond, maxInterval: time.Minute,
 	active: 5 * time.Minute, startup: podresources.Startup, stale: 5 * time.Minute,
 	allocateToList: 10 * time.Second, retention: 24 * time.Hour,
 }
