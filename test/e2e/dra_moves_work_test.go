@@ -193,9 +193,8 @@ func beginJob(name string) error {
 	}})
 }
 
-func endJob(name string) error {
-	return callNomad(http.MethodDelete, "/v1/job/"+name+"?purge=true", nil)
-}
+// endJob stops a job. It is purged by without, since the servers take the GPU of a purged job for free while its client still ends the task.
+func endJob(name string) error { return callNomad(http.MethodDelete, "/v1/job/"+name, nil) }
 
 // phase is that of a job's only allocation, in the words of Kubernetes.
 func (a *agent) phase(job string) (string, error) {
@@ -214,13 +213,12 @@ func (a *agent) phase(job string) (string, error) {
 	}
 }
 
-// without reports whether no allocation of the job runs, and the job is forgotten.
+// without reports whether no allocation of the job runs, and has the job forgotten.
 func (a *agent) without(job string) bool {
 	var list []allocation
 	if err := a.get("/v1/job/"+job+"/allocations", &list); err != nil {
 		return false
 	}
 	running := slices.ContainsFunc(list, func(alloc allocation) bool { return alloc.ClientStatus == "running" || alloc.ClientStatus == "pending" })
-	err := a.get("/v1/job/"+job, &struct{}{})
-	return !running && err != nil && strings.Contains(err.Error(), "404")
+	return !running && callNomad(http.MethodDelete, "/v1/job/"+job+"?purge=true", nil) == nil
 }
