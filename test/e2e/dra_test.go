@@ -143,7 +143,7 @@ func (c *draCluster) uuidsOf(t *testing.T, node string, devices []string) (ids [
 // awaitSeen waits until the container has printed what it sees.
 func (c *cluster) awaitSeen(t *testing.T, p pod, container string) (s seen) {
 	t.Helper()
-	await(t, "the log of "+p.Metadata.Name+"/"+container, 30*time.Second, func() (err error) {
+	await(t, "the log of "+p.Metadata.Name+"/"+container, 90*time.Second, func() (err error) {
 		s, err = parseOr(command("kubectl", "logs", "--namespace="+p.Metadata.Namespace, p.Metadata.Name, "--container="+container))
 		return err
 	})
