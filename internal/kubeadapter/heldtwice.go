@@ -19,7 +19,7 @@ func (e *HeldByPodError) Error() string {
 	return fmt.Sprintf("device ID %s: pod %s has it; the kubelet has lost that", e.ID, e.Pod)
 }
 
-// checkFree fails if a pod has one of the units by the kubelet's own list, which the kubelet is asked for only if a unit was allocated before.
+// checkFree fails if a pod has one of the devices by the kubelet's own list, which the kubelet is asked for only if one was allocated before.
 // A kubelet (1.37.1) gives a device out twice after this:
 //
 //	kubelet   Allocate for pod A . . . . . . . . . . . . . . A has the device | Allocate for pod B: free, as it is not marked
@@ -30,8 +30,8 @@ func (e *HeldByPodError) Error() string {
 // (UpdateAllocatedDevices and allocateContainerResources in pkg/kubelet/cm/devicemanager.) After the error the kubelet makes the marks anew, and
 // the pod is rejected. A device that a container gets from an init container of its pod is no such case: the list does not have init containers,
 // but for those that continue to run, and their devices are not given on. Without an answer in time nothing is refused.
-func (t *tracker) checkFree(ctx context.Context, units []inventory.Unit) error {
-	if t.socket == "" || !t.allocatedBefore(units) {
+func (t *tracker) checkFree(ctx context.Context, keys []deviceKey) error {
+	if t.socket == "" || !t.allocatedBefore(keys) {
 		return nil
 	}
 	limit, cancel := context.WithTimeout(ctx, t.timings.checkTimeout)
@@ -47,24 +47,23 @@ func (t *tracker) checkFree(ctx context.Context, units []inventory.Unit) error {
 		holders[deviceKey{d.Resource, inventory.UnitID(d.ID)}] = d.Pod
 	}
 	var errs []error
-	for i := range units {
-		if pod, held := holders[keyOf(units[i])]; held {
-			errs = append(errs, &HeldByPodError{units[i].ID, pod})
+	for _, k := range keys {
+		if pod, held := holders[k]; held {
+			errs = append(errs, &HeldByPodError{k.id, pod})
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// allocatedBefore reports whether a pod may have one of the units. If the kubelet did not answer last, it is not asked, as an Allocate must
+// allocatedBefore reports whether a pod may have one of the devices. If the kubelet did not answer last, it is not asked, as an Allocate must
 // not wait.
-func (t *tracker) allocatedBefore(units []inventory.Unit) bool {
+func (t *tracker) allocatedBefore(keys []deviceKey) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.unavailable {
 		return false
 	}
-	for i := range units {
-		k := keyOf(units[i])
+	for _, k := range keys {
 		if _, known := t.allocations.byKey[k]; known || t.allocations.pods[k] != "" {
 			return true
 		}

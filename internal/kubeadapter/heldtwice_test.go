@@ -51,7 +51,7 @@ func TestAllocateWithoutTheListOfPods(t *testing.T) {
 		defer tracker.mu.Unlock()
 		return tracker.unavailable
 	})
-	if u, ok := gpus(2).Unit(inventory.UnitID(id)); !ok || tracker.allocatedBefore([]inventory.Unit{u}) {
+	if tracker.allocatedBefore([]deviceKey{{GPUResource, inventory.UnitID(id)}}) {
 		t.Error("the kubelet is asked")
 	}
 }

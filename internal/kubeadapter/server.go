@@ -99,6 +99,7 @@ func (s *server) GetPreferredAllocation(_ context.Context, r *v1beta1.PreferredA
 // has canceled the call, nothing is allocated.
 func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
 	defer s.times.allocate.Since(time.Now())
+	free := s.checkFree(ctx, r) // without the lock: the kubelet may take seconds to answer, and claims are prepared meanwhile
 	if s.opts.Lock != nil {
 		s.opts.Lock.Lock()
 		defer s.opts.Lock.Unlock()
@@ -113,7 +114,7 @@ func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1b
 			err = errors.Join(s.checkResource(plan.Units), s.checkAPI(plan.Units))
 		}
 		if err == nil {
-			err = s.checkFree(ctx, plan.Units)
+			err = free
 		}
 		if err == nil && s.opts.Check != nil {
 			err = s.checkReservation(plan.Units)
@@ -174,9 +175,15 @@ func (s *server) checkAPI(units []inventory.Unit) error {
 	return errors.Join(errs...)
 }
 
-// checkFree logs what it refuses, because only an event of the pod has it otherwise.
-func (s *server) checkFree(ctx context.Context, units []inventory.Unit) error {
-	err := s.tracker.checkFree(ctx, units)
+// checkFree fails if a pod has a device of a request. It logs that, because only an event of the pod has it otherwise.
+func (s *server) checkFree(ctx context.Context, r *v1beta1.AllocateRequest) error {
+	var keys []deviceKey
+	for _, c := range r.GetContainerRequests() {
+		for _, id := range c.GetDevicesIds() {
+			keys = append(keys, deviceKey{s.resource, inventory.UnitID(id)})
+		}
+	}
+	err := s.tracker.checkFree(ctx, keys)
 	if err != nil {
 		s.log.Warn("allocation refused: the kubelet gives a device out a second time", "error", err)
 	}
