@@ -93,7 +93,9 @@ type Device struct {
 	Architecture    string // "Hopper" (nvmlDeviceGetArchitecture)
 	Brand           string // "Tesla", "NVIDIA RTX" (nvmlDeviceGetBrand)
 	NVLinks         int    // active NVLinks
+	AddressingMode  string // of the host's memory: "ATS", "HMM", "None" (nvmlDeviceGetAddressingMode)
 	Slices          Slices // of a MIG instance
+	MemorySlices    SliceRange
 	ECC             Toggle // mode in force (nvmlDeviceGetEccMode)
 	DisplayState    Toggle // whether a display is attached or initialised (nvmlDeviceGetDisplayMode)
 	PersistenceMode Toggle
@@ -106,6 +108,10 @@ type Slices struct {
 	CopyEngines, Decoders, Encoders int // shared with the other compute instances of the GPU instance
 	JPEGDecoders, OFAs              int // OFA: optical flow accelerator
 }
+
+// SliceRange is which of a GPU's memory slices, of which it has four or eight, the GPU instance of a MIG instance has
+// (nvmlGpuInstanceGetInfo, placement). Count 0 = unknown.
+type SliceRange struct{ First, Count int }
 
 // Compute is a CUDA compute capability. The zero value is unknown.
 type Compute struct{ Major, Minor int }

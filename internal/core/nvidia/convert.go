@@ -44,6 +44,9 @@ func memoryTotal(m nvml.Memory) uint64              { return m.Total }
 func bar1Total(m nvml.BAR1Memory) uint64            { return m.Bar1Total }
 func brand(b nvml.BrandType) string                 { return brands[b] }
 func architecture(a nvml.DeviceArchitecture) string { return architectures[a] }
+func addressingMode(m nvml.DeviceAddressingMode) string {
+	return addressingModes[nvml.DeviceAddressingModeType(m.Value)]
+}
 
 func toggle(e nvml.EnableState) gpu.Toggle {
 	if e == nvml.FEATURE_ENABLED {
@@ -59,6 +62,11 @@ var architectures = map[nvml.DeviceArchitecture]string{
 	nvml.DEVICE_ARCH_VOLTA: "Volta", nvml.DEVICE_ARCH_TURING: "Turing", nvml.DEVICE_ARCH_AMPERE: "Ampere",
 	nvml.DEVICE_ARCH_ADA: "Ada Lovelace", nvml.DEVICE_ARCH_HOPPER: "Hopper", nvml.DEVICE_ARCH_BLACKWELL: "Blackwell",
 	nvml.DEVICE_ARCH_RUBIN: "Rubin",
+}
+
+// addressingModes are nvidia-smi's names of nvmlDeviceAddressingModeType_t.
+var addressingModes = map[nvml.DeviceAddressingModeType]string{
+	nvml.DEVICE_ADDRESSING_MODE_NONE: "None", nvml.DEVICE_ADDRESSING_MODE_HMM: "HMM", nvml.DEVICE_ADDRESSING_MODE_ATS: "ATS",
 }
 
 // brands are nvidia-smi's names of nvmlBrandType_t; those of vGPU types are from the comments in nvml.h.

@@ -59,9 +59,9 @@ func render(s gpu.Snapshot) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "driver %s %s, CUDA %s\n\n", s.Driver.State, s.Driver.Version, s.Driver.CUDA)
 	var table strings.Builder
-	fmt.Fprintln(&table, "#\tID\tmodel\tprofile\tat\tpci\tnuma\tminor\tcaps\tMiB\tBAR1 MiB\tW\tMHz\tmemory MHz\tPCIe\tcc\tdisplay\tpersistence\tserial\tarchitecture\tbrand\tECC\tNVLinks\tslices\tSM\tengines")
+	fmt.Fprintln(&table, "#\tID\tmodel\tprofile\tat\tpci\tnuma\tminor\tcaps\tMiB\tBAR1 MiB\tW\tMHz\tmemory MHz\tPCIe\tcc\tdisplay\tpersistence\tserial\tarchitecture\tbrand\tECC\tNVLinks\taddressing\tslices\tSM\tengines\tmemory slices")
 	or := func(v any) string {
-		if text := fmt.Sprint(v); !slices.Contains([]string{"", "0", "0 0", "0.0", "0x0", "0/0"}, text) {
+		if text := fmt.Sprint(v); !slices.Contains([]string{"", "0", "0 0", "0.0", "0x0", "0/0", "0+0"}, text) {
 			return text
 		}
 		return "-"
@@ -73,12 +73,13 @@ func render(s gpu.Snapshot) string {
 		} else if d.MIG {
 			at = "whole, MIG"
 		}
-		fmt.Fprintf(&table, "%d\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
+		fmt.Fprintf(&table, "%d\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
 			d.Index, d.ID, or(d.Model), or(d.Profile), at, d.PCI, d.NUMANode, d.Minor, or(fmt.Sprintf("%d %d", d.GICap, d.CICap)),
 			or(d.Memory>>20), or(d.BAR1>>20), or(d.PowerLimit/1000), or(d.CoreClock), or(d.MemoryClock),
 			or(fmt.Sprintf("%dx%d", d.PCIeGen, d.PCIeWidth)), or(d.Compute), or(d.DisplayState), or(d.PersistenceMode),
-			or(d.Serial), or(d.Architecture), or(d.Brand), or(d.ECC), or(d.NVLinks),
-			or(fmt.Sprintf("%d/%d", d.Slices.GPU, d.Slices.Compute)), or(d.Slices.Multiprocessors), engineText(d.Slices))
+			or(d.Serial), or(d.Architecture), or(d.Brand), or(d.ECC), or(d.NVLinks), or(d.AddressingMode),
+			or(fmt.Sprintf("%d/%d", d.Slices.GPU, d.Slices.Compute)), or(d.Slices.Multiprocessors), engineText(d.Slices),
+			or(fmt.Sprintf("%d+%d", d.MemorySlices.First, d.MemorySlices.Count)))
 	}
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	_, err := io.WriteString(w, table.String())

@@ -25,6 +25,7 @@ type migKey struct {
 type migInfo struct {
 	profile      string
 	memory, bar1 uint64 // bytes
+	memorySlices gpu.SliceRange
 }
 
 // migProfileCache is what was read about a GPU's MIG instances and need not be read again.
@@ -108,7 +109,7 @@ func instanceOf(d gpu.Device) gpu.Device {
 		Index: d.Index, PCI: d.PCI, PCIeRoot: d.PCIeRoot, NUMANode: d.NUMANode, Minor: d.Minor, Serial: d.Serial,
 		Compute: d.Compute, Architecture: d.Architecture, Brand: d.Brand, ECC: d.ECC,
 		CoreClock: d.CoreClock, MemoryClock: d.MemoryClock, PCIeGen: d.PCIeGen, PCIeWidth: d.PCIeWidth,
-		DisplayState: d.DisplayState, PersistenceMode: d.PersistenceMode,
+		DisplayState: d.DisplayState, PersistenceMode: d.PersistenceMode, AddressingMode: d.AddressingMode,
 	}
 }
 
@@ -120,12 +121,14 @@ func (m migReader) describe(c *caller, h nvml.Device, d *gpu.Device) {
 	key.attributes = optional(c, "nvmlDeviceGetAttributes", nvml.DeviceAttributes{}, h.GetAttributes)
 	for _, l := range m.last {
 		if last := l.device; c.fellBack && last.ID == d.ID && last.At == d.At {
-			d.Model, d.Profile, d.Memory, d.BAR1, d.Slices = last.Model, last.Profile, last.Memory, last.BAR1, last.Slices
+			d.Model, d.Profile, d.Memory, d.BAR1 = last.Model, last.Profile, last.Memory, last.BAR1
+			d.Slices, d.MemorySlices = last.Slices, last.MemorySlices
 			return
 		}
 	}
 	info := m.infoOf(c, h, key)
-	d.Profile, d.Memory, d.BAR1, d.Slices = info.profile, info.memory, info.bar1, slicesFrom(key.attributes)
+	d.Profile, d.Memory, d.BAR1 = info.profile, info.memory, info.bar1
+	d.Slices, d.MemorySlices = slicesFrom(key.attributes), info.memorySlices
 	d.Model = key.name
 	if profileInName(key.name) == "" {
 		d.Model = m.parent.device.Model + " MIG " + d.Profile
@@ -134,14 +137,17 @@ func (m migReader) describe(c *caller, h nvml.Device, d *gpu.Device) {
 
 // infoOf reads profile and memory of an instance, unless they are cached. The profile is at the end of the instance's
 // name; in a name without it, it is computed from the attributes. Either may lack the suffix ("+me"), which then comes
-// from the profile number of the GPU instance.
+// from the profile number of the GPU instance. NVML returns that instance only to privileged users.
 func (m migReader) infoOf(c *caller, h nvml.Device, key migKey) migInfo {
 	if info, ok := m.cache.info[key]; ok || c.err != nil {
 		return info
 	}
 	info := migInfo{profile: cmp.Or(profileInName(key.name), profileOf(key.attributes, m.parent.device.Memory))}
-	if info.profile != "" && !strings.ContainsAny(info.profile, "+-") {
-		info.profile += m.readMedia(c, key.at.GI)
+	if gi, known := m.readGPUInstance(c, key.at.GI); known {
+		if info.profile != "" && !strings.ContainsAny(info.profile, "+-") {
+			info.profile += m.mediaOfProfiles(c)[gi.ProfileId]
+		}
+		info.memorySlices = gpu.SliceRange{First: int(gi.Placement.Start), Count: int(gi.Placement.Size)}
 	}
 	info.memory = optional(c, "nvmlDeviceGetMemoryInfo", key.attributes.MemorySizeMB<<20, converted(h.GetMemoryInfo, memoryTotal))
 	info.bar1 = optional(c, "nvmlDeviceGetBAR1MemoryInfo", 0, converted(h.GetBAR1MemoryInfo, bar1Total))
@@ -154,19 +160,16 @@ func (m migReader) infoOf(c *caller, h nvml.Device, key migKey) migInfo {
 	return info
 }
 
-// readMedia is the suffix of a GPU instance's profile; "" if it has none or it is unknown.
-func (m migReader) readMedia(c *caller, gi uint32) string {
+// readGPUInstance reads profile number and placement of a GPU instance; false if they are unknown.
+func (m migReader) readGPUInstance(c *caller, gi uint32) (info nvml.GpuInstanceInfo, known bool) {
 	instance := optional(c, "nvmlDeviceGetGpuInstanceById", nil, func() (nvml.GpuInstance, nvml.Return) {
 		return m.parent.handle.GetGpuInstanceById(int(gi))
 	})
 	if instance == nil {
-		return ""
+		return info, false
 	}
-	info := optional(c, "nvmlGpuInstanceGetInfo", nvml.GpuInstanceInfo{Id: gpu.Whole}, instance.GetInfo)
-	if info.Id != gi {
-		return ""
-	}
-	return m.mediaOfProfiles(c)[info.ProfileId]
+	info = optional(c, "nvmlGpuInstanceGetInfo", nvml.GpuInstanceInfo{Id: gpu.Whole}, instance.GetInfo)
+	return info, c.err == nil && info.Id == gi
 }
 
 // mediaOfProfiles is the suffix of each profile of the GPU, by the profile's number on this GPU. NVML numbers the kinds

@@ -174,7 +174,7 @@ func TestInstanceFacts(t *testing.T) {
 		shared := instanceOf(parent)
 		shared.ID, shared.At, shared.Instance = d.ID, d.At, d.Instance
 		shared.Model, shared.Profile, shared.Slices, shared.Memory, shared.BAR1 = d.Model, d.Profile, d.Slices, d.Memory, d.BAR1
-		shared.GICap, shared.CICap = d.GICap, d.CICap
+		shared.GICap, shared.CICap, shared.MemorySlices = d.GICap, d.CICap, d.MemorySlices
 		if d != shared || d.NVLinks != 0 || d.PowerLimit != 0 || d.Architecture != "Blackwell" || d.NUMANode != 1 || d.Serial == "" {
 			t.Errorf("%+v", d)
 		}
@@ -187,6 +187,26 @@ func TestInstanceFacts(t *testing.T) {
 	must(t, os.WriteFile(conf, text, 0o644))
 	if got := instances(snapshot(t, s), 2)[0]; got.ID != found[0].ID || got.Profile != "4g.90gb" || got.Slices.Multiprocessors != 72 {
 		t.Errorf("%+v", got)
+	}
+}
+
+// NVML returns the GPU instance, and with it the memory slices, only to privileged users. Nothing else depends on it, and a refused call
+// is not repeated.
+func TestMemorySlicesAreNotPermitted(t *testing.T) {
+	m := simdriver.Start(t, "a100-mig")
+	must(t, m.Fail(simdriver.All, "nvmlDeviceGetGpuInstanceById", "NO_PERMISSION", simdriver.Always))
+	s := open(t, m)
+	found := instances(snapshot(t, s), 5)
+	if len(found) == 0 {
+		t.Fatal("no instances")
+	}
+	for _, d := range found {
+		if d.MemorySlices != (gpu.SliceRange{}) || d.Profile == "" || d.Slices.GPU == 0 {
+			t.Errorf("%+v", d)
+		}
+	}
+	if n := counted(t, m, func() { snapshot(t, s) }); n["nvmlDeviceGetGpuInstanceById"] > 0 || n["nvmlDeviceGetBAR1MemoryInfo"] > 0 {
+		t.Errorf("%v", n)
 	}
 }
 

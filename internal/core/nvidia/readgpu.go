@@ -112,6 +112,7 @@ func readStatic(c *caller, h nvml.Device, d *gpu.Device, last gpu.Device) (compl
 		major, minor, ret := h.GetCudaComputeCapability()
 		return gpu.Compute{Major: major, Minor: minor}, ret
 	})
+	d.AddressingMode = optional(c, "nvmlDeviceGetAddressingMode", last.AddressingMode, converted(h.GetAddressingMode, addressingMode))
 	d.BAR1 = optional(c, "nvmlDeviceGetBAR1MemoryInfo", last.BAR1, converted(h.GetBAR1MemoryInfo, bar1Total))
 	clock := func(kind nvml.ClockType, last uint64) uint64 {
 		return optional(c, "nvmlDeviceGetMaxClockInfo", last, func() (uint64, nvml.Return) {
@@ -129,6 +130,6 @@ func readStatic(c *caller, h nvml.Device, d *gpu.Device, last gpu.Device) (compl
 
 // copyStatic sets what readStatic reads, from the reading before.
 func copyStatic(d *gpu.Device, last gpu.Device) {
-	d.Serial, d.Architecture, d.Brand, d.Compute = last.Serial, last.Architecture, last.Brand, last.Compute
+	d.Serial, d.Architecture, d.Brand, d.Compute, d.AddressingMode = last.Serial, last.Architecture, last.Brand, last.Compute, last.AddressingMode
 	d.BAR1, d.CoreClock, d.MemoryClock, d.PCIeGen, d.PCIeWidth = last.BAR1, last.CoreClock, last.MemoryClock, last.PCIeGen, last.PCIeWidth
 }

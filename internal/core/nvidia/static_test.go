@@ -15,7 +15,7 @@ import (
 
 // staticCalls are those of readStatic.
 var staticCalls = []string{
-	"nvmlDeviceGetArchitecture", "nvmlDeviceGetBAR1MemoryInfo", "nvmlDeviceGetBrand", "nvmlDeviceGetCudaComputeCapability",
+	"nvmlDeviceGetAddressingMode", "nvmlDeviceGetArchitecture", "nvmlDeviceGetBAR1MemoryInfo", "nvmlDeviceGetBrand", "nvmlDeviceGetCudaComputeCapability",
 	"nvmlDeviceGetMaxClockInfo", "nvmlDeviceGetMaxPcieLinkGeneration", "nvmlDeviceGetMaxPcieLinkWidth", "nvmlDeviceGetSerial",
 }
 

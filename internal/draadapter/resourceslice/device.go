@@ -34,8 +34,10 @@ const (
 	attrUUID      = "uuid"
 	attrBrand     = "brand"
 	attrArch      = "architecture"
+	attrMode      = "addressingMode"
 	capMemory     = "memory"
 	capShares     = "shares"
+	capSlice      = "memorySlice" // and its number
 	unknownSemver = "0.0.0"
 )
 
@@ -86,8 +88,9 @@ func attributes(driver gpu.Driver, u inventory.Unit) map[string]kubeapi.DeviceAt
 		attrType:     text(typeOf(d.At.GI != gpu.Whole, u.Sharing.Mode != inventory.Exclusive)),
 		attrUUID:     text(string(d.ID)),
 		attrProduct:  text(d.Product()),
-		attrBrand:    text(d.Brand),
+		attrBrand:    text(brand(d.Brand)),
 		attrArch:     text(d.Architecture),
+		attrMode:     text(d.AddressingMode),
 		attrCompute:  version(compute),
 		attrDriver:   version(driver.Version),
 		attrCUDA:     version(driver.CUDA),
@@ -132,7 +135,31 @@ func capacities(d gpu.Device) map[string]kubeapi.DeviceCapacity {
 	} {
 		all[name] = kubeapi.DeviceCapacity{Value: decimalSI(uint64(max(n, 0)))}
 	}
+	if end := d.MemorySlices.First + d.MemorySlices.Count; end <= maxMemorySlices {
+		for i := d.MemorySlices.First; i < end; i++ {
+			all[capSlice+strconv.Itoa(i)] = kubeapi.DeviceCapacity{Value: "1"}
+		}
+	}
 	return all
+}
+
+// maxMemorySlices is the maximum number of memory slices of a GPU. A device with as many has 32 attributes and capacities, which is the
+// maximum (ResourceSliceMaxAttributesAndCapacitiesPerDevice).
+const maxMemorySlices = 8
+
+// brand returns the spelling of NVIDIA's driver for a brand in that of nvidia-smi.
+func brand(name string) string {
+	if spelled, ok := brands[name]; ok {
+		return spelled
+	}
+	return name
+}
+
+// brands are the brands that NVIDIA's driver spells differently (go-nvlib, GetBrandAsString).
+var brands = map[string]string{
+	"NVIDIA": "Nvidia", "GRID": "Grid", "NVIDIA RTX": "NvidiaRTX", "GeForce RTX": "GeForceRTX", "Quadro RTX": "QuadroRTX", "Titan RTX": "TitanRTX",
+	"NVIDIA Virtual Applications": "NvidiaVApps", "NVIDIA Virtual PC": "NvidiaVPC", "NVIDIA vGPU for Compute": "NvidiaVCS",
+	"NVIDIA RTX Virtual Workstation": "NvidiaVWS", "NVIDIA Cloud Gaming": "NvidiaCloudGaming",
 }
 
 // maxText is the maximum length of a text or version in an attribute (DeviceAttributeMaxValueLength).

@@ -33,6 +33,7 @@ func machine() (gpu.Snapshot, core.Config) {
 			d.PCIeRoot, d.NUMANode, d.Compute = "", -1, gpu.Compute{}
 		case coretest.Instance(2, 1):
 			d.Slices = gpu.Slices{GPU: 3, Compute: 3, Multiprocessors: 60, CopyEngines: 3, Decoders: 4, JPEGDecoders: 1}
+			d.MemorySlices = gpu.SliceRange{First: 4, Count: 4}
 		}
 	}
 	return s, config(rules(
@@ -67,6 +68,34 @@ func TestSameAttributes(t *testing.T) {
 			if diff := gocmp.Diff(want, keys); diff != "" {
 				t.Error(d.Name, diff)
 			}
+		}
+	}
+}
+
+// The API server takes at most 32 attributes and capacities of a device. One that has all is within that, and a driver's nonsense does not
+// lead beyond.
+func TestAttributesAtMost(t *testing.T) {
+	for slices, want := range map[gpu.SliceRange]int{{First: 0, Count: 8}: 32, {First: 0, Count: 9}: 24, {First: 1 << 30, Count: 1}: 24} {
+		s := coretest.WithMIG(coretest.GPUs(1), 0, "7g.80gb")
+		s.Devices[1].MemorySlices = slices
+		share := rules(inventory.Rule{Select: inventory.Selector{Profiles: []string{"*"}}, Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 2}})
+		d := resourceslice.Devices(resourceslice.Input{Inventory: core.Build(s, health.Ledger{}, config(share))})[0]
+		if n := len(d.Attributes) + len(d.Capacity); n != want {
+			t.Errorf("%+v: %d attributes and capacities, want %d", slices, n, want)
+		}
+	}
+}
+
+// Brands have the spelling of NVIDIA's DRA driver, by which selectors of claims choose.
+func TestBrands(t *testing.T) {
+	for name, want := range map[string]string{
+		"NVIDIA": "Nvidia", "Tesla": "Tesla", "NVIDIA RTX": "NvidiaRTX", "GeForce RTX": "GeForceRTX", "": "", "new": "new",
+	} {
+		s := coretest.GPUs(1)
+		s.Devices[0].Brand = name
+		d := resourceslice.Devices(resourceslice.Input{Inventory: core.Build(s, health.Ledger{}, config())})[0]
+		if got := *d.Attributes["brand"].String; got != want {
+			t.Errorf("%q is %q, want %q", name, got, want)
 		}
 	}
 }

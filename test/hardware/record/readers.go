@@ -23,6 +23,7 @@ var identityKeys = []key{
 	of("minor", "nvmlDeviceGetMinorNumber", nvml.Device.GetMinorNumber, decimal),
 	of("brand", "nvmlDeviceGetBrand", nvml.Device.GetBrand, word(brands)),
 	of("arch", "nvmlDeviceGetArchitecture", nvml.Device.GetArchitecture, word(architectures)),
+	of("addressing_mode", "nvmlDeviceGetAddressingMode", nvml.Device.GetAddressingMode, func(m nvml.DeviceAddressingMode) string { return decimal(m.Value) }),
 	of("compute", "nvmlDeviceGetCudaComputeCapability", func(d nvml.Device) ([2]int, nvml.Return) {
 		major, minor, ret := d.GetCudaComputeCapability()
 		return [2]int{major, minor}, ret

@@ -69,6 +69,14 @@ nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, nvmlComputeMode_t *mo
     return give(c.gpu->compute_mode, (unsigned *)mode);
 }
 
+nvmlReturn_t nvmlDeviceGetAddressingMode(nvmlDevice_t device, nvmlDeviceAddressingMode_t *mode)
+{
+    ENTER_GPU(device);
+    NEED(mode);
+    if (mode->version != nvmlDeviceAddressingMode_v1) return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    return give(c.gpu->addressing_mode, &mode->value);
+}
+
 nvmlReturn_t nvmlDeviceGetArchitecture(nvmlDevice_t device, nvmlDeviceArchitecture_t *arch)
 {
     ENTER_GPU(device);
