@@ -197,7 +197,7 @@ func (n *next) recordSide(id gpu.DeviceID, e Entry) Entry {
 	return e
 }
 
-// withoutSide decides about a GPU whose side no agent has recorded: nobody gives it out until then.
+// withoutSide decides about a GPU whose side no agent has recorded: no agent gives it out until then.
 func (n *next) withoutSide(id gpu.DeviceID, e Entry) Status {
 	waits := "the agent that offers it to record that"
 	if !n.Claimed(id) {

@@ -59,6 +59,9 @@ func (p Program) migrate(ctx context.Context, c *cli.Command) error {
 	case c.Duration("settle") < leastSettle:
 		return Usagef("migrate: --settle = %q: want a duration of %s or more", c.Duration("settle"), leastSettle)
 	}
+	if err := m.usage(c.Args().First()); err != nil {
+		return err
+	}
 	o, err := p.options(ctx)
 	if err != nil {
 		return err
@@ -70,6 +73,20 @@ func (p Program) migrate(ctx context.Context, c *cli.Command) error {
 		return err
 	}
 	return do(ctx)
+}
+
+// usage checks the arguments of a subcommand.
+func (m *migration) usage(subcommand string) error {
+	named, all := m.c.Args().Len() > 1, m.c.Bool("all")
+	switch {
+	case subcommand == "apply" && m.to == "":
+		return Usagef("migrate apply: want --to device-plugin, dra or nomad")
+	case subcommand == "apply" && named == all:
+		return Usagef("migrate apply: want GPUs or --all")
+	case subcommand == "back" && (named || all || m.to != ""):
+		return Usagef("migrate back: want no GPU and no target: it restores the targets before the latest apply or back")
+	}
+	return nil
 }
 
 // read reads the file and asks the agents.
@@ -148,12 +165,15 @@ func (m *migration) plan(context.Context) error {
 	if err := m.print(rows); err != nil || m.to == "" {
 		return err
 	}
-	if problems := assignment.Check(rows, m.to, m.facts, m.c.Bool("force")); problems != nil {
+	problems := assignment.Check(rows, m.to, m.facts, m.c.Bool("force"))
+	if problems != nil {
 		WriteError(m.p.Stdout, "problem", problems)
 	}
 	m.warn(rows, m.to)
-	_, err = fmt.Fprintln(m.p.Stdout, "running work keeps its GPU until it ends; until then and for the settle time after it the GPU takes no new work. To do it: migrate apply")
-	return err
+	if problems == nil {
+		fmt.Fprintln(m.p.Stdout, "running work keeps its GPU until it ends; until then and for the settle time after it the GPU takes no new work. To do it: migrate apply")
+	}
+	return nil
 }
 
 // warn prints what does not prevent the target, and should be known before.

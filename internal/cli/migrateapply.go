@@ -24,12 +24,6 @@ const (
 )
 
 func (m *migration) apply(ctx context.Context) error {
-	switch named := m.c.Args().Len() > 1; {
-	case m.to == "":
-		return Usagef("migrate apply: want --to device-plugin, dra or nomad")
-	case named == m.c.Bool("all"):
-		return Usagef("migrate apply: want GPUs or --all")
-	}
 	rows, err := m.rows()
 	switch {
 	case err != nil:
@@ -52,9 +46,6 @@ func (m *migration) apply(ctx context.Context) error {
 }
 
 func (m *migration) back(ctx context.Context) error {
-	if m.c.Args().Len() > 1 || m.c.Bool("all") || m.to != "" {
-		return Usagef("migrate back: want no GPU and no target: it restores the targets before the latest apply or back")
-	}
 	changes := m.file.Back()
 	if len(changes) == 0 {
 		return errors.New("no targets were set before: nothing to restore")

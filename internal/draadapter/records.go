@@ -127,8 +127,8 @@ func hardwareOf(inv *inventory.Inventory, device string) (d gpu.Device, share st
 	return gpu.Device{ID: id, At: gpu.WholeGPU(id)}, share, isGPU && ownName.MatchString(device)
 }
 
-// settleVanished deals with records whose file is gone. If another process has unprepared the claim, it is forgotten. Else somebody has
-// removed the file: it is written again if a pod has the claim, or the kubelet may not know all pods.
+// settleVanished deals with records whose file is gone. If another process has unprepared the claim, it is forgotten. Else the file
+// was removed by hand: it is written again if a pod has the claim, or the kubelet may not know all pods.
 func (a *Adapter) settleVanished(store *prepared.Store, answer PodClaims) {
 	a.forgetUnprepared(store)
 	for _, c := range store.Vanished() {

@@ -30,7 +30,7 @@ func (s *Store) trace(uid string) string { return filepath.Join(s.dir, "."+uid+t
 
 // Remove removes a claim from disk, and then from memory. A claim that is not there is no error.
 func (s *Store) Remove(uid string) error {
-	if f, err := os.OpenFile(s.trace(uid), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|statefile.SharedDir, 0o600); err == nil { // without it: as if somebody had removed the record
+	if f, err := os.OpenFile(s.trace(uid), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|statefile.SharedDir, 0o600); err == nil { // without it: as if the record had been removed by hand
 		_ = f.Close()
 	}
 	now := time.Now()
@@ -81,7 +81,7 @@ func (s *Store) Removed(uid string) bool {
 	return removed
 }
 
-// RemovedElsewhere reports whether another process has called Remove for a claim in the last minutes, and none has called Put since.
+// RemovedElsewhere reports whether another process has called Remove for a claim, and none has called Put since.
 func (s *Store) RemovedElsewhere(uid string) bool {
 	if _, err := os.Lstat(s.trace(uid)); err != nil {
 		return false
@@ -90,7 +90,7 @@ func (s *Store) RemovedElsewhere(uid string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// Vanished returns the claims whose file another process has removed: another agent in answer to Unprepare (RemovedElsewhere), or somebody by
+// Vanished returns the claims whose file another process has removed: another agent in answer to Unprepare (RemovedElsewhere), or a command by
 // mistake.
 func (s *Store) Vanished() (gone []Claim) {
 	s.mu.Lock()

@@ -43,7 +43,7 @@ type Store struct {
 	claims   map[string]Claim     // by UID: what holds devices
 	onDisk   map[string]Claim     // by UID: what the files have
 	removed  map[string]time.Time // by UID: when Remove was called, of the last minutes
-	swept    time.Time            // when files that nobody needs were removed
+	swept    time.Time            // when files without use were removed
 	warnings map[string]string
 }
 

@@ -134,7 +134,7 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// A store shows which claims another process has removed: not those that one has stored since, and not those whose file somebody has removed. What
+// A store shows which claims another process has removed: not those that one has stored since, and not those whose file was removed by hand. What
 // shows it is removed after some minutes.
 func TestRemovedElsewhere(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "claims")

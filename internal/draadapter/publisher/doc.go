@@ -2,7 +2,7 @@
 //
 // One goroutine owns all state and writes: desired devices come from a watch.Value, observed slices from a second goroutine that lists
 // and watches. Each change of either is followed by a comparison, field by field, and by the writes that it asks for, so that a slice
-// which anybody deletes or changes is restored. The kubelet deletes all slices of a node at each of its starts; they are back as soon as
+// which another client deletes or changes is restored. The kubelet deletes all slices of a node at each of its starts; they are back as soon as
 // the events of that arrive.
 //
 //	devices ---------> compare ---> create, update, delete ---> API server

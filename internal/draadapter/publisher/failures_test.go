@@ -41,7 +41,7 @@ func TestMissingRuleIsNamed(t *testing.T) {
 	}
 }
 
-// Somebody else changes or deletes slices: the own state is restored without a second slice: case 30, 409.
+// Another client changes or deletes slices: the own state is restored without a second slice: case 30, 409.
 func TestConflicts(t *testing.T) {
 	inBubble(t, func(a *agent) {
 		a.set(gpus(2)...)

@@ -31,7 +31,7 @@ const (
 	createsAgain  = 5 * time.Second // in which all slices of a node can be created once more, of few slices one a second
 )
 
-// limitCreates sets the limit of creates for a number of slices: what somebody deletes again and again is not created as often for ever.
+// limitCreates sets the limit of creates for a number of slices: what another client deletes again and again is not created as often for ever.
 func (b *bucket) limitCreates(slices int) {
 	b.size = max(createsAtOnce, 4*slices)
 	b.every = min(time.Second, createsAgain/time.Duration(slices))

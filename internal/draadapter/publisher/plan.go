@@ -28,7 +28,7 @@ func newNames(node, driver string) names {
 
 func (n names) of(i int) string { return n.prefix + strconv.Itoa(i) }
 
-// index returns the number of a slice, and false for a slice of somebody else.
+// index returns the number of a slice, and false for a slice of another client.
 func (n names) index(name string) (int, bool) {
 	number, ok := strings.CutPrefix(name, n.prefix)
 	if !ok {
@@ -73,7 +73,7 @@ type write struct {
 	verb    verb
 	slice   kubeapi.ResourceSlice
 	urgent  bool // it adds a taint that keeps pods away
-	foreign bool // it deletes a slice of somebody else
+	foreign bool // it deletes a slice of another client
 }
 
 // plan is what has to be written, in this order. With rewrite, all slices get a new generation: until the last one is written, the
@@ -149,7 +149,7 @@ func (v view) plan(l layout) plan {
 	generation := max(1, v.highest)
 	if latest == v.highest && latest > 0 {
 		p.rewrite = v.needsGeneration(l, latest)
-	} else if latest > 0 || len(p.writes) > 0 { // somebody else's slices have a higher one
+	} else if latest > 0 || len(p.writes) > 0 { // another client's slices have a higher one
 		p.rewrite = true
 	}
 	if p.rewrite {

@@ -206,6 +206,7 @@ func (p *Publisher) apply(o observation) {
 		p.seen.replace(*o.list, o.began)
 		p.probed = false
 		p.hold = time.Time{} // the server is back
+		p.retry.reset()
 		p.at(now)
 	case o.event != nil && p.seen.add(*o.event):
 		p.at(now)

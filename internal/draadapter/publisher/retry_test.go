@@ -61,6 +61,29 @@ func TestBusyServer(t *testing.T) {
 	}
 }
 
+// The waits of an outage are over when the server lists the slices again: another failure is followed by a short one.
+func TestFailureAfterAnOutage(t *testing.T) {
+	busy := kubeapitest.Failure{Code: 503, Message: "etcd is gone"}
+	inBubble(t, func(a *agent) {
+		for range 20 {
+			a.set(gpu(0))
+			a.api.Fail("", -1, busy)
+			a.api.CutWatches()
+			a.devices.Store([]kubeapi.Device{tainted(gpu(0), kubeapi.NoSchedule)})
+			a.after(10 * time.Minute)
+			a.api.Resume()
+			a.api.Fail("update", 1, busy)
+			back := time.Now()
+			for len(a.published()[0].Taints) == 0 && time.Since(back) < 2*time.Minute {
+				a.after(50 * time.Millisecond)
+			}
+			if took := time.Since(back); took > 33*time.Second {
+				t.Errorf("the taint came %v after the return", took)
+			}
+		}
+	})
+}
+
 // A server that starts refuses for a moment what it allows later: that does not cost a minute.
 func TestServerThatStarts(t *testing.T) {
 	inBubble(t, func(a *agent) {

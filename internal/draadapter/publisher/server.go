@@ -85,7 +85,7 @@ func usesTaints(devices []kubeapi.Device) bool {
 	return slices.ContainsFunc(devices, func(d kubeapi.Device) bool { return len(d.Taints) > 0 })
 }
 
-// foreign is how many slices of the driver and node somebody else made.
+// foreign is how many slices of the driver and node another client made.
 func (p *Publisher) foreign() int {
 	n := 0
 	for name := range p.seen.slices {

@@ -215,7 +215,7 @@ func (s *Server) Len() int {
 	return len(s.store.slices)
 }
 
-// PutSlice stores a slice of somebody else, created or changed, without any check.
+// PutSlice stores a slice of another client, created or changed, without any check.
 func (s *Server) PutSlice(slice Slice) { s.PutRaw(slice.Metadata.Name, encode(slice)) }
 
 // PutRaw stores a slice as JSON: with fields that kubeapi lacks.

@@ -23,7 +23,7 @@ func confirmed(t *testing.T, c *Client) Confirmation {
 	return Confirmation{}
 }
 
-// A confirmation has what was placed before it, also while the query that waits gets no answer. None is made that nobody asks for.
+// A confirmation has what was placed before it, also while the query that waits gets no answer. Without a question none is made.
 func TestConfirm(t *testing.T) {
 	a := newAgent()
 	server := httptest.NewServer(a)

@@ -245,7 +245,7 @@ func TestCase17GPUAndItsInstances(t *testing.T) {
 	}
 	n.Must(n.finish(p))
 	n.run(part)
-	n.api.await("the GPU that nobody has any more", func(all []*resourceapi.ResourceSlice) bool {
+	n.api.await("the GPU that no claim has any more", func(all []*resourceapi.ResourceSlice) bool {
 		_, listed := devicesOf(t, all)[deviceName(n.UUIDs()[0])]
 		return !listed
 	})

@@ -36,7 +36,7 @@ const usage = `usage: simctl build DIR
   add N [KEY=VALUE]... | remove N
   driver VERSION | library VERSION | module VERSION   another version of both, or of one
   unload | load                               the kernel module; unload by force
-  rmmod                                       unload, unless somebody holds a device node
+  rmmod                                       unload, unless a process holds a device node
   holders                                     who does
   hide | unhide                               the library file
   without SYMBOL...                           build the library without them
