@@ -25,6 +25,9 @@ func decideConfig(f *Facts) (findings []Finding) {
 	return findings
 }
 
+// agentWarnings is the place of a finding that a running agent reports itself.
+const agentWarnings = "the agent's warnings"
+
 // decideAgent compares what the running agent reports with what was read here.
 func decideAgent(f *Facts) []Finding {
 	socket := control.Path(f.StateDir, f.Program)
@@ -52,7 +55,7 @@ func decideAgent(f *Facts) []Finding {
 		if strings.Contains(w, "another process of this agent") {
 			severity, remedy = Problem, "end one of the two, or give each its own state directory"
 		}
-		findings = append(findings, Finding{"agent", severity, "the agent's warnings", w, remedy})
+		findings = append(findings, Finding{"agent", severity, agentWarnings, w, remedy})
 	}
 	for _, w := range f.Agent.Report.PolicyWarnings {
 		findings = append(findings, Finding{"policy", Warning, "the agent's policy", w, "correct the rule, or ignore it if it is for another node"})

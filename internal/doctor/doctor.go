@@ -85,16 +85,22 @@ func Run(ctx context.Context, o Options) []Finding {
 		o.system = operatingSystem{}
 	}
 	f := gather(ctx, &o)
-	findings := decide(f)
+	findings, checked := decide(f), []Finding{}
 	for i, found := range concurrently(ctx, o.Limit, o.Checks, func(ctx context.Context, c Check) []Finding { return c.Look(ctx, f) }) {
 		if found == nil {
 			c := o.Checks[i]
-			findings = append(findings, late(c.Name, c.Place, o.Limit))
+			checked = append(checked, late(c.Name, c.Place, o.Limit))
 			continue
 		}
-		findings = append(findings, *found...)
+		checked = append(checked, *found...)
 	}
-	return Sorted(findings)
+	findings = slices.DeleteFunc(findings, func(w Finding) bool { return w.Place == agentWarnings && isFound(w.Found, checked) })
+	return Sorted(append(findings, checked...))
+}
+
+// isFound reports whether a check has found what a warning of the agent is about.
+func isFound(warning string, checked []Finding) bool {
+	return slices.ContainsFunc(checked, func(f Finding) bool { return f.Severity == Problem && strings.HasPrefix(warning, f.Found) })
 }
 
 // Sorted returns findings with the most important first, otherwise in their order.

@@ -205,6 +205,24 @@ func TestHangs(t *testing.T) {
 }
 
 // The text is what a person reads first, the JSON is for scripts.
+// What an orchestrator's check and a warning of the agent have in common is named once.
+func TestWarningOfACheck(t *testing.T) {
+	s := newSituation(t)
+	s.running().Warnings = []string{"prepared claims are left: put the component back", "health history is not saved"}
+	s.options.Checks = []doctor.Check{{Name: "dra", Place: "/var/lib/tandem", Look: func(context.Context, *doctor.Facts) []doctor.Finding {
+		return []doctor.Finding{{Check: "dra", Severity: doctor.Problem, Found: "prepared claims are left", Remedy: "put the component back"}}
+	}}}
+	var found []string
+	for _, f := range s.run(t) {
+		if f.Severity != doctor.OK {
+			found = append(found, f.Check+": "+f.Found)
+		}
+	}
+	if want := []string{"dra: prepared claims are left", "agent: health history is not saved"}; !slices.Equal(found, want) {
+		t.Errorf("%q, want %q", found, want)
+	}
+}
+
 func TestFormats(t *testing.T) {
 	s := newSituation(t)
 	must(t, os.Remove(s.root+"/dev/nvidia-uvm"))
