@@ -25,7 +25,7 @@ type adapters struct {
 	tasks   []func(context.Context) error
 	view    view
 	apis    []inventory.API // that of the settings first
-	books   map[inventory.API]assignment.Book
+	books   assignment.Books
 	extend  func(report.Report) report.Report // nil = nothing is added to a report
 	notes   []string                          // warnings that do not change
 }

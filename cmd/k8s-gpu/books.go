@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/assignment"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -16,31 +15,33 @@ import (
 // books are the records of what pods have through the APIs of the kubelet, for the moves of GPUs between APIs. claims are those that the DRA
 // adapter has prepared in this boot, nil until they are read; without such an adapter it is a nil function. A GPU is known to have no
 // holder only while the kubelet lists all pods: what was prepared may have been lost with its folder.
-func books(plugins *kubeadapter.Adapter, claims func() []prepared.Claim, current func() *inventory.Inventory) map[inventory.API]assignment.Book {
-	return map[inventory.API]assignment.Book{
+func books(plugins *kubeadapter.Adapter, claims func() []prepared.Claim, current func() *inventory.Inventory) assignment.Books {
+	return assignment.Books{
 		inventory.DevicePlugin: plugins.Book,
-		inventory.DRA: func(id gpu.DeviceID) assignment.Holders {
+		inventory.DRA: func() assignment.Record {
 			listed, h := plugins.Claims()
 			all := []prepared.Claim{}
 			if claims != nil {
 				all = claims()
 			}
-			return claimHolders(id, all, listed, current(), h)
+			return claimRecord(all, listed, current(), h)
 		},
 	}
 }
 
-// claimHolders adds to h the claims that have a GPU: by what is prepared, and by the kubelet's list, which has also those whose record was lost.
-func claimHolders(id gpu.DeviceID, all []prepared.Claim, listed []podresources.Claim, inv *inventory.Inventory, h assignment.Holders) assignment.Holders {
+// claimRecord returns the claims that have GPUs: by what is prepared, and by the kubelet's list, which has also those whose record was lost.
+func claimRecord(all []prepared.Claim, listed []podresources.Claim, inv *inventory.Inventory, h assignment.Holders) assignment.Record {
 	if all == nil {
 		h.Known, h.Why = false, "the prepared claims, which are not read yet; does the disk of state_dir respond?"
 	}
-	recorded := map[string]bool{}
+	by, recorded := map[gpu.DeviceID][]string{}, map[string]bool{}
 	for _, c := range all {
 		name := "claim " + c.Namespace + "/" + c.Name
 		recorded[name] = true
-		if slices.ContainsFunc(c.Results, func(r prepared.Result) bool { return !r.Admin && r.At.GPU == id }) {
-			h.By = append(h.By, name)
+		for _, r := range c.Results {
+			if !r.Admin {
+				by[r.At.GPU] = append(by[r.At.GPU], name)
+			}
 		}
 	}
 	for _, c := range listed {
@@ -48,15 +49,13 @@ func claimHolders(id gpu.DeviceID, all []prepared.Claim, listed []podresources.C
 		if c.Driver != resourceslice.Driver || recorded[name] {
 			continue
 		}
-		if of, ok := gpuOf(inv, c); !ok {
+		if of, ok := gpuOf(inv, c); ok {
+			by[of] = append(by[of], name)
+		} else {
 			h.Known, h.Why = false, "the end of pod "+c.Pod+", whose "+name+" has a device "+c.Device+" that this agent does not offer"
-		} else if of == id {
-			h.By = append(h.By, name)
 		}
 	}
-	slices.Sort(h.By)
-	h.By = slices.Compact(h.By)
-	return h
+	return assignment.NewRecord(h, by)
 }
 
 // gpuOf returns the physical GPU of a claim's device.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -45,9 +46,32 @@ func TestClaimHolders(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := claimHolders(coretest.GPU(1), tc.prepared, tc.listed, inv, assignment.Holders{Known: true})
+			h := claimRecord(tc.prepared, tc.listed, inv, assignment.Holders{Known: true})(coretest.GPU(1))
 			if !slices.Equal(h.By, tc.want) || h.Known != (tc.why == "") || !strings.Contains(h.Why, tc.why) {
 				t.Errorf("%+v, want %q, %q", h, tc.want, tc.why)
+			}
+		})
+	}
+}
+
+// BenchmarkClaimRecord reads the holders of all GPUs of a node that has a lost claim on each, as an agent does once a second while a GPU moves.
+func BenchmarkClaimRecord(b *testing.B) {
+	for _, n := range []int{8, 64} {
+		b.Run(strconv.Itoa(n)+" GPUs", func(b *testing.B) {
+			inv := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(n)})
+			var listed []podresources.Claim
+			for i := range n {
+				listed = append(listed, podresources.Claim{
+					Pod: "default/pod", Namespace: "default", Name: strconv.Itoa(i), Driver: resourceslice.Driver, Device: strings.ToLower(string(coretest.GPU(i))),
+				})
+			}
+			for b.Loop() {
+				record := claimRecord([]prepared.Claim{}, listed, inv, assignment.Holders{Known: true})
+				for i := range n {
+					if len(record(coretest.GPU(i)).By) != 1 {
+						b.Fatal(i)
+					}
+				}
 			}
 		})
 	}

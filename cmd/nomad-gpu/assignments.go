@@ -27,45 +27,44 @@ type books struct {
 	moves   func() []assignment.Status // the latest decisions
 }
 
-// of is the record of a GPU. That nothing has it counts only if the servers confirmed that after the agent gave it out last, and just now. They are
-// asked while the GPU moves and no work is known.
-func (b books) of(id gpu.DeviceID) assignment.Holders {
+// read reads the allocations. That nothing has a GPU counts only if the servers confirmed that after the agent gave it out last, and just now.
+// They are asked while the GPU moves and no work is known.
+func (b books) read() assignment.Record {
 	if b.client == nil {
-		return assignment.Holders{Never: true, Why: "the allocations of the Nomad agent, which are not read: set nomad_address, and occupancy to report or withhold; or drain the node and use --force"}
+		return assignment.NewRecord(assignment.Holders{Never: true, Why: "the allocations of the Nomad agent, which are not read: set nomad_address, and occupancy to report or withhold; or drain the node and use --force"}, nil)
 	}
-	inv := b.current()
+	inv, moves := b.current(), b.moves()
 	record, err := b.client.Read(context.Background(), inv) // makes no call
-	if h := holders(record, inv, id); len(h.By) > 0 {
-		return h
-	}
+	latest := holders(record, inv, 0)
 	confirmed := b.client.Confirmed()
 	age := time.Since(confirmed.At)
-	if age > requestAge && slices.ContainsFunc(b.moves(), func(st assignment.Status) bool { return st.GPU == id && st.Here && st.Moving != "" }) {
-		b.client.Confirm()
+	answer := assignment.NewRecord(assignment.Holders{}, nil)
+	if err = cmp.Or(confirmed.Err, err); err != nil {
+		answer = assignment.NewRecord(assignment.Holders{Why: "the allocations of the Nomad agent: " + err.Error()}, nil)
+	} else if age <= answerAge {
+		answer = holders(confirmed.Record, inv, age)
 	}
-	switch err = cmp.Or(confirmed.Err, err); {
-	case err != nil:
-		return assignment.Holders{Why: "the allocations of the Nomad agent: " + err.Error()}
-	case age > answerAge:
-		return assignment.Holders{}
+	return func(id gpu.DeviceID) assignment.Holders {
+		if h := latest(id); len(h.By) > 0 {
+			return h
+		}
+		if age > requestAge && slices.ContainsFunc(moves, func(st assignment.Status) bool { return st.GPU == id && st.Here && st.Moving != "" }) {
+			b.client.Confirm()
+		}
+		return answer(id)
 	}
-	h := holders(confirmed.Record, inv, id)
-	h.Age = age
-	return h
 }
 
-// holders are the allocations of a record that have a GPU. It is not known which do while one has a device that is not.
-func holders(record use.Record, inv *inventory.Inventory, id gpu.DeviceID) assignment.Holders {
-	h := assignment.Holders{Known: record.Complete}
+// holders are the allocations of a record of some age that have GPUs. It is not known which do while one has a device that is not.
+func holders(record use.Record, inv *inventory.Inventory, age time.Duration) assignment.Record {
+	h, by := assignment.Holders{Known: record.Complete, Age: age}, map[gpu.DeviceID][]string{}
 	for _, hold := range record.Holds {
 		name := "job " + hold.Owner.Name + " (allocation " + hold.Owner.ID + ")"
-		switch of, ok := inv.PhysicalGPU(hold.Device); {
-		case !ok:
+		if of, ok := inv.PhysicalGPU(hold.Device); ok {
+			by[of] = append(by[of], name)
+		} else {
 			h.Known, h.Why = false, "the end of "+name+", whose device "+string(hold.Device)+" is not known to the driver"
-		case of == id && !slices.Contains(h.By, name):
-			h.By = append(h.By, name)
 		}
 	}
-	slices.Sort(h.By)
-	return h
+	return assignment.NewRecord(h, by)
 }

@@ -79,7 +79,7 @@ func TestBook(t *testing.T) {
 	var status []assignment.Status
 	b := books{client, func() *inventory.Inventory { return inv }, func() []assignment.Status { return status }}
 	for range 20 {
-		if h := b.of(id); h.Known || len(h.By) > 0 {
+		if h := b.read()(id); h.Known || len(h.By) > 0 {
 			t.Fatalf("nothing was confirmed: %+v", h)
 		}
 		time.Sleep(10 * time.Millisecond)
@@ -92,7 +92,7 @@ func TestBook(t *testing.T) {
 	await := func(what string, ok func(assignment.Holders) bool) {
 		t.Helper()
 		deadline := time.Now().Add(20 * time.Second)
-		for h := b.of(id); !ok(h); h = b.of(id) {
+		for h := b.read()(id); !ok(h); h = b.read()(id) {
 			if time.Now().After(deadline) {
 				t.Fatalf("%s: %+v", what, h)
 			}

@@ -61,7 +61,7 @@ type Adapter struct {
 	// APIs are those through which this process offers devices, that of the settings first, and Books the records of what work has
 	// through each. Without APIs no GPU moves between APIs.
 	APIs   []inventory.API
-	Books  map[inventory.API]assignment.Book
+	Books  assignment.Books
 	Extend func(report.Report) report.Report // the report with what the adapter has beside
 }
 

@@ -13,7 +13,7 @@ import (
 func (a *Agent) assignmentFacts() assignment.Facts {
 	inv := a.Current()
 	f := assignment.Facts{Agent: a.opts.Name, APIs: a.adapter.APIs, GPUs: []assignment.GPUFacts{}, Unread: map[inventory.API]string{}}
-	status := a.Assignments()
+	status, records := a.Assignments(), a.adapter.Books.Read()
 	can := inv.Assignable()
 	ids := slices.Clone(can)
 	for _, st := range status {
@@ -21,7 +21,12 @@ func (a *Agent) assignmentFacts() assignment.Facts {
 	}
 	slices.Sort(ids)
 	for _, id := range slices.Compact(ids) {
-		g := assignment.GPUFacts{GPU: id, Can: slices.Contains(can, id), Here: offers(inv, id), Index: -1, Holders: a.holdersOf(id, f.Unread)}
+		g := assignment.GPUFacts{GPU: id, Can: slices.Contains(can, id), Here: offers(inv, id), Index: -1, Holders: append([]string{}, records.HoldersOf(id)...)}
+		for api, record := range records {
+			if h := record(id); h.Never {
+				f.Unread[api] = h.Why
+			}
+		}
 		for d := range inv.Hardware() {
 			if d.At.GPU == id {
 				g.PCI, g.Index, g.Product = string(d.PCI), d.Index, d.Product()
@@ -51,18 +56,4 @@ func offers(inv *inventory.Inventory, id gpu.DeviceID) bool {
 		}
 	}
 	return false
-}
-
-// holdersOf returns the holders of a GPU by all records of this agent. It adds to unread why one is not read by the settings.
-func (a *Agent) holdersOf(id gpu.DeviceID, unread map[inventory.API]string) []string {
-	all := []string{}
-	for _, api := range assignment.APIs() {
-		if book := a.adapter.Books[api]; book != nil {
-			h := book(id)
-			if all = append(all, h.By...); h.Never {
-				unread[api] = h.Why
-			}
-		}
-	}
-	return all
 }

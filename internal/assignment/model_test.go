@@ -103,12 +103,12 @@ func (m *model) holders(a *modelAgent, api inventory.API, id gpu.DeviceID) assig
 // tick is one pass of an agent: read, decide, write, publish. With crash it is killed between the writing and the publishing.
 func (m *model) tick(a *modelAgent, crash bool) {
 	read := m.file.Restore(a.name, a.memory)
-	books := map[inventory.API]assignment.Book{}
+	records := assignment.Records{}
 	for _, api := range a.apis {
-		books[api] = func(id gpu.DeviceID) assignment.Holders { return m.holders(a, api, id) }
+		records[api] = func(id gpu.DeviceID) assignment.Holders { return m.holders(a, api, id) }
 	}
 	state, file, all := assignment.Next(a.state, assignment.Input{
-		Now: m.now, Agent: a.name, APIs: a.apis, Default: a.mode, GPUs: m.gpus, File: read, Books: books,
+		Now: m.now, Agent: a.name, APIs: a.apis, Default: a.mode, GPUs: m.gpus, File: read, Records: records,
 		Running: func(agent string) bool {
 			return slices.ContainsFunc(m.agents, func(o *modelAgent) bool { return o.name == agent && o.alive })
 		},

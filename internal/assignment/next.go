@@ -9,20 +9,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// Holders are those that have a GPU, or an instance of it, through one API.
-type Holders struct {
-	By    []string // "pod default/train", "claim default/train", "job batch (allocation 1f3c)"; sorted
-	Known bool     // By is complete and recent
-	First bool     // there was an answer, perhaps without all holders; or there will be none
-	Why   string   // By is not complete, with the remedy; "" = it will be in a moment
-	Never bool     // by the settings of the agent, Known is never true
-
-	Age time.Duration // of a record that may lack what this agent has given out since
-}
-
-// Book returns the holders of a GPU by the record of one API. It waits for no disk and no call, and may be called at any time.
-type Book func(gpu.DeviceID) Holders
-
 // Claim is a claim of another agent on a GPU or on an instance of it.
 type Claim struct {
 	Agent   string
@@ -45,7 +31,7 @@ type Input struct {
 	Claimed  func(gpu.DeviceID) bool                           // this agent has a claim on the GPU, perhaps of an earlier boot
 	Past     func(gpu.DeviceID) bool                           // an earlier process of this agent offered the GPU
 	Applied  func(gpu.DeviceID) (inventory.Assignment, bool)   // what the published inventory has
-	Books    map[inventory.API]Book                            // of the APIs of this agent; one that is missing is not known
+	Records  Records                                           // of the APIs of this agent; one that is missing is not known
 	Reserved func(gpu.DeviceID) (at time.Duration, known bool) // when the agent gave the GPU out last, in this process
 }
 
@@ -217,7 +203,7 @@ func (n *next) elsewhere(id gpu.DeviceID, e Entry) Status {
 		}
 	}
 	applied, offered := n.Applied(id) // the claim may have been removed with its folder
-	if !n.Claimed(id) && (!offered || !applied.Here) && len(n.named(id)) == 0 {
+	if !n.Claimed(id) && (!offered || !applied.Here) && len(n.Records.HoldersOf(id)) == 0 {
 		return away
 	}
 	own := e

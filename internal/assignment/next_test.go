@@ -145,7 +145,7 @@ func describe(a inventory.Assignment) string {
 
 // input is what the agent of the kubelet, which serves both of its APIs, sees in a step.
 func (st step) input(file assignment.File, applied *inventory.Assignment, reserved *time.Duration) assignment.Input {
-	book := func(gpu.DeviceID) assignment.Holders {
+	record := func(gpu.DeviceID) assignment.Holders {
 		h := assignment.Holders{Known: !st.unknown, Why: "the record", Age: st.age}
 		if st.holders != "" {
 			h.By = []string{st.holders}
@@ -157,7 +157,7 @@ func (st step) input(file assignment.File, applied *inventory.Assignment, reserv
 		Now: st.at, Agent: assignment.KubernetesAgent, APIs: []inventory.API{inventory.DevicePlugin, inventory.DRA}, Default: inventory.DevicePlugin,
 		GPUs: []gpu.DeviceID{one}, File: file, Claimed: none, Past: none,
 		Running: func(string) bool { return st.runs },
-		Books:   map[inventory.API]assignment.Book{inventory.DevicePlugin: book},
+		Records: assignment.Records{inventory.DevicePlugin: record},
 		Claims: func(gpu.DeviceID) (all []assignment.Claim) {
 			if st.claim != nil {
 				all = append(all, *st.claim)

@@ -14,26 +14,16 @@ func (n *next) inner(id gpu.DeviceID) (inventory.API, bool) {
 		return n.Default, true
 	}
 	for _, a := range n.APIs {
-		if book := n.Books[a]; book != nil && len(book(id).By) > 0 {
+		if record := n.Records[a]; record != nil && len(record(id).By) > 0 {
 			return a, true
 		}
 	}
 	if n.Past(id) { // and did not record the API: it had one
 		return inventory.DevicePlugin, true
 	}
-	if book := n.Books[inventory.DevicePlugin]; n.Default != inventory.DevicePlugin && book != nil {
-		h := book(id)
+	if record := n.Records[inventory.DevicePlugin]; n.Default != inventory.DevicePlugin && record != nil {
+		h := record(id)
 		return n.Default, h.Known || h.First || n.Now-n.is.started >= initialWait
 	}
 	return n.Default, true
-}
-
-// named returns the holders of a GPU through the APIs of this agent.
-func (n *next) named(id gpu.DeviceID) (by []string) {
-	for _, a := range APIs() {
-		if book := n.Books[a]; book != nil {
-			by = append(by, book(id).By...)
-		}
-	}
-	return by
 }

@@ -68,10 +68,10 @@ func (n *next) blocked(id gpu.DeviceID, e Entry) wait {
 // heldThrough returns the end of the work that has a GPU through other APIs of this agent than the given one.
 func (n *next) heldThrough(id gpu.DeviceID, side inventory.API) wait {
 	for _, a := range APIs() {
-		if a == side || n.Books[a] == nil {
+		if a == side || n.Records[a] == nil {
 			continue
 		}
-		if h := n.Books[a](id); len(h.By) > 0 {
+		if h := n.Records[a](id); len(h.By) > 0 {
 			return wait{text: strings.Join(h.By, ", ") + ", which has it through " + string(a), kind: kindWork}
 		}
 	}
@@ -81,12 +81,12 @@ func (n *next) heldThrough(id gpu.DeviceID, side inventory.API) wait {
 // leaving returns for how long a GPU that is withheld must still have no holder before its side changes, or what that waits for.
 func (n *next) leaving(id gpu.DeviceID, side inventory.API, e Entry) (left time.Duration, waits wait) {
 	settle := e.settle()
-	if by := n.named(id); len(by) > 0 {
+	if by := n.Records.HoldersOf(id); len(by) > 0 {
 		return settle, wait{text: "the end of " + strings.Join(by, ", "), kind: kindWork}
 	}
 	h := Holders{Why: "the record of " + string(side) + ", which this process does not serve"}
-	if book := n.Books[side]; book != nil {
-		h = book(id)
+	if record := n.Records[side]; record != nil {
+		h = record(id)
 	}
 	reserved, known := n.Reserved(id)
 	if older := known && n.Now-h.Age < reserved; (!h.Known || older) && !e.Force {

@@ -25,7 +25,7 @@ type assigner struct {
 	stateDir string
 	agent    string
 	apis     []inventory.API // that this process serves, that of the settings first
-	books    map[inventory.API]assignment.Book
+	books    assignment.Books
 	began    time.Time
 	log      *slog.Logger
 
@@ -115,7 +115,7 @@ func (a *assigner) assign(inv *inventory.Inventory, c hostClaims) (inventory.Ass
 	in := assignment.Input{
 		Now: a.now(), Agent: a.agent, APIs: a.apis, Default: a.apis[0], GPUs: inv.Assignable(), File: file, ReadOnly: err != nil || c.follows,
 		Running: c.running, Claims: c.of, Claimed: c.claimed,
-		Past: c.earlier, Books: a.books, Applied: inv.Assignment, Reserved: a.lastReserved,
+		Past: c.earlier, Records: a.books.Read(), Applied: inv.Assignment, Reserved: a.lastReserved,
 	}
 	state, next, status := assignment.Next(a.state, in)
 	if !in.ReadOnly {
@@ -146,25 +146,15 @@ func assignmentsOf(status []assignment.Status, required bool) inventory.Assignme
 // keeping is an offer of which a claim stays while this agent's own record has a holder of a GPU that has left: the GPU was perhaps given
 // out between the look at the record after which it left and the inventory without it.
 func (a *assigner) keeping(o offer) offer {
-	unsure := o.unsure
+	unsure, records := o.unsure, sync.OnceValue(a.books.Read)
 	o.unsure = func(p gpu.Placement) bool {
 		if unsure(p) {
 			return true
 		}
 		one, ok := o.inventory.Assignment(p.GPU)
-		return ok && !one.Here && a.holds(p.GPU)
+		return ok && !one.Here && len(records().HoldersOf(p.GPU)) > 0
 	}
 	return o
-}
-
-// holds reports whether a record of this agent names a holder of a GPU.
-func (a *assigner) holds(id gpu.DeviceID) bool {
-	for _, book := range a.books {
-		if len(book(id).By) > 0 {
-			return true
-		}
-	}
-	return false
 }
 
 func (a *assigner) lastReserved(id gpu.DeviceID) (time.Duration, bool) {
@@ -194,7 +184,7 @@ func (w *Watcher) Assignments() []assignment.Status {
 
 // Serve sets the APIs that this process serves, that of the settings first, and their records of holders. Call it before Run. Without it
 // one API is served, and no GPU moves.
-func (w *Watcher) Serve(apis []inventory.API, books map[inventory.API]assignment.Book) {
+func (w *Watcher) Serve(apis []inventory.API, books assignment.Books) {
 	if w.claims == nil || len(apis) == 0 {
 		return
 	}

@@ -49,14 +49,13 @@ func (s *claimStore) readAssignments(configured inventory.API, inv *inventory.In
 	running := func(string) bool { return true }
 	c := hostClaims{mine: mine, others: others, running: running, started: s.started}
 	apis := apisOf(s.agent, configured, stateDir)
-	unread := func(gpu.DeviceID) assignment.Holders { return assignment.Holders{First: true} }
-	books := map[inventory.API]assignment.Book{}
+	unread := assignment.Records{}
 	for _, a := range apis {
-		books[a] = unread
+		unread[a] = assignment.NewRecord(assignment.Holders{First: true}, nil)
 	}
 	_, _, status := assignment.Next(assignment.State{}, assignment.Input{
 		Agent: s.agent, APIs: apis, Default: apis[0], GPUs: inv.Assignable(), File: file, ReadOnly: true,
-		Running: c.running, Claims: c.of, Claimed: c.claimed, Past: c.earlier, Books: books, Applied: inv.Assignment,
+		Running: c.running, Claims: c.of, Claimed: c.claimed, Past: c.earlier, Records: unread, Applied: inv.Assignment,
 		Reserved: func(gpu.DeviceID) (time.Duration, bool) { return 0, false },
 	})
 	return assignmentsOf(status, len(apis) > 1)

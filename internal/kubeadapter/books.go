@@ -17,8 +17,8 @@ const (
 	requestAge = 3 * time.Second  // of the same, for another query
 )
 
-// Book is the record of the pods that have a GPU through device plugins, for the moves of GPUs between APIs.
-func (a *Adapter) Book(id gpu.DeviceID) assignment.Holders { return a.tracker.devicePluginHolders(id) }
+// Book reads which pods have GPUs through device plugins, for the moves of GPUs between APIs.
+func (a *Adapter) Book() assignment.Record { return a.tracker.devicePluginHolders() }
 
 // Claims returns what the kubelet lists of the claims of pods, of all drivers, and whether that is known to be complete. It waits until
 // what was being given out, perhaps by an earlier inventory, is recorded.
@@ -68,21 +68,21 @@ func (a *allocations) holderOf(k deviceKey) string {
 	return "a pod that got " + string(k.id) + " before, or just now"
 }
 
-func (t *tracker) devicePluginHolders(id gpu.DeviceID) assignment.Holders {
+func (t *tracker) devicePluginHolders() assignment.Record {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	h, inv := t.known(), t.source.Current()
+	by := map[gpu.DeviceID][]string{}
 	for _, k := range t.allocations.keys() {
 		device, _ := k.id.Split()
-		switch of, ok := inv.PhysicalGPU(device); {
-		case !ok:
-			h.Known, h.Why = false, "the end of "+t.allocations.holderOf(k)+", whose device "+string(k.id)+" is not known to the driver"
-		case of == id:
-			h.By = append(h.By, t.allocations.holderOf(k))
+		holder := t.allocations.holderOf(k)
+		if of, ok := inv.PhysicalGPU(device); ok {
+			by[of] = append(by[of], holder)
+		} else {
+			h.Known, h.Why = false, "the end of "+holder+", whose device "+string(k.id)+" is not known to the driver"
 		}
 	}
-	h.By = distinctText(slices.Values(h.By))
-	return h
+	return assignment.NewRecord(h, by)
 }
 
 // known returns whether the kubelet listed all pods just now. It requests a query if that was a while ago. The caller holds mu.

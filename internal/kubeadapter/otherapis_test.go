@@ -134,7 +134,7 @@ func TestBook(t *testing.T) {
 	r, pods := newTracking(t)
 	await := func(what string, n int, ok func(assignment.Holders) bool) {
 		t.Helper()
-		r.await(what, func() bool { return ok(r.adapter.Book(coretest.GPU(n))) })
+		r.await(what, func() bool { return ok(r.adapter.Book()(coretest.GPU(n))) })
 	}
 	await("a free GPU", 0, func(h assignment.Holders) bool { return h.Known && len(h.By) == 0 })
 	r.allocate(pods, "default/a", GPUResource, gpuIDs(0)...)
