@@ -25,7 +25,7 @@ type adapters struct {
 	tasks   []func(context.Context) error
 	view    view
 	apis    []inventory.API // that of the settings first
-	books   assignment.Books
+	readers assignment.Readers
 	extend  func(report.Report) report.Report // nil = nothing is added to a report
 	notes   []string                          // warnings that do not change
 }
@@ -55,7 +55,7 @@ func (r *runner) newAdapters(a *agent.Agent, s settings, api *kubeapi.Client, lo
 	plugins := kubeadapter.New(a.Monitor, o)
 	made := adapters{
 		plugins: plugins, view: kubemetrics.View{Plugin: plugins}, tasks: []func(context.Context) error{plugins.Run},
-		apis: []inventory.API{inventory.DevicePlugin}, books: books(plugins, nil, a.Current), notes: notes,
+		apis: []inventory.API{inventory.DevicePlugin}, readers: readers(plugins, nil, a.Current), notes: notes,
 	}
 	if api != nil && s.DRA.API.Configured() && !servesDRA(s) {
 		made.tasks = append(made.tasks, func(ctx context.Context) error { removeSlices(ctx, api, s.DRA.Node, log); return nil })
@@ -79,7 +79,7 @@ func newBoth(a *agent.Agent, s settings, api *kubeapi.Client, o kubeadapter.Opti
 	v := d.view(s, kubemetrics.View{Plugin: plugins, OnlyOffered: s.Core.API == inventory.DRA})
 	return adapters{
 		plugins: plugins, dra: d, view: v, extend: v.Describe, tasks: append(d.tasks(), plugins.Run),
-		apis: []inventory.API{s.Core.API, other}, books: books(plugins, d.held, a.Current),
+		apis: []inventory.API{s.Core.API, other}, readers: readers(plugins, d.held, a.Current),
 	}
 }
 

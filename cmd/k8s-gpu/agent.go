@@ -121,7 +121,7 @@ func (r *runner) run(ctx context.Context, s settings, policies <-chan settings, 
 			Endpoints: made.view.Endpoints,
 			Extend:    made.extend,
 			APIs:      made.apis,
-			Books:     made.books,
+			Readers:   made.readers,
 		}
 	}
 	log.Info("starting", slices.Concat([]any{"version", versionText(), "kubelet", s.KubeletSocket, "driver-root", s.Core.Roots.Driver,

@@ -20,8 +20,8 @@ const (
 	requestAge = 3 * time.Second // of the latest confirmation, for another one
 )
 
-// books has the allocations that have a GPU, for the moves of GPUs between APIs.
-type books struct {
+// allocationReader reads the allocations that have a GPU, for the moves of GPUs between APIs.
+type allocationReader struct {
 	client  *agentapi.Client // nil = they are not read
 	current func() *inventory.Inventory
 	moves   func() []assignment.Status // the latest decisions
@@ -29,14 +29,14 @@ type books struct {
 
 // read reads the allocations. That nothing has a GPU counts only if the servers confirmed that after the agent gave it out last, and just now.
 // They are asked while the GPU moves and no work is known.
-func (b books) read() assignment.Record {
-	if b.client == nil {
+func (a allocationReader) read() assignment.Record {
+	if a.client == nil {
 		return assignment.NewRecord(assignment.Holders{Never: true, Why: "the allocations of the Nomad agent, which are not read: set nomad_address, and occupancy to report or withhold; or drain the node and use --force"}, nil)
 	}
-	inv, moves := b.current(), b.moves()
-	record, err := b.client.Read(context.Background(), inv) // makes no call
+	inv, moves := a.current(), a.moves()
+	record, err := a.client.Read(context.Background(), inv) // makes no call
 	latest := holders(record, inv, 0)
-	confirmed := b.client.Confirmed()
+	confirmed := a.client.Confirmed()
 	age := time.Since(confirmed.At)
 	answer := assignment.NewRecord(assignment.Holders{}, nil)
 	if err = cmp.Or(confirmed.Err, err); err != nil {
@@ -49,7 +49,7 @@ func (b books) read() assignment.Record {
 			return h
 		}
 		if age > requestAge && slices.ContainsFunc(moves, func(st assignment.Status) bool { return st.GPU == id && st.Here && st.Moving != "" }) {
-			b.client.Confirm()
+			a.client.Confirm()
 		}
 		return answer(id)
 	}

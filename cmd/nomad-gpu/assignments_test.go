@@ -63,7 +63,7 @@ func (s *slowAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // That nothing has a GPU is known only by an answer of just now, which the record asks for while the GPU moves, and only then.
-func TestBook(t *testing.T) {
+func TestAllocationsOfGPUs(t *testing.T) {
 	api := &slowAPI{}
 	server := httptest.NewServer(api)
 	defer server.Close()
@@ -77,7 +77,7 @@ func TestBook(t *testing.T) {
 	inv := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(2)})
 	id := coretest.GPU(1)
 	var status []assignment.Status
-	b := books{client, func() *inventory.Inventory { return inv }, func() []assignment.Status { return status }}
+	b := allocationReader{client, func() *inventory.Inventory { return inv }, func() []assignment.Status { return status }}
 	for range 20 {
 		if h := b.read()(id); h.Known || len(h.By) > 0 {
 			t.Fatalf("nothing was confirmed: %+v", h)

@@ -85,7 +85,7 @@ func pluginOptions(s nomadadapter.Settings, log *slog.Logger, h *pages) agent.Op
 	o.Adapter = func(a *agent.Agent) agent.Adapter {
 		adapter := h.adapter(s, log, a)
 		adapter.APIs = []inventory.API{inventory.Nomad}
-		adapter.Books = assignment.Books{inventory.Nomad: books{client, a.Current, a.Assignments}.read}
+		adapter.Readers = assignment.Readers{inventory.Nomad: allocationReader{client, a.Current, a.Assignments}.read}
 		if client != nil {
 			adapter.Tasks = append(adapter.Tasks, func(ctx context.Context) error { client.Run(ctx, a.Watchdog(), a.WakeUse); return nil })
 		}

@@ -58,11 +58,11 @@ type Adapter struct {
 	Warnings  func() []string                                 // about the adapter, one line each
 	Endpoints func() []report.Endpoint                        // for the debug view
 
-	// APIs are those through which this process offers devices, that of the settings first, and Books the records of what work has
+	// APIs are those through which this process offers devices, that of the settings first, and Readers read what work has
 	// through each. Without APIs no GPU moves between APIs.
-	APIs   []inventory.API
-	Books  assignment.Books
-	Extend func(report.Report) report.Report // the report with what the adapter has beside
+	APIs    []inventory.API
+	Readers assignment.Readers
+	Extend  func(report.Report) report.Report // the report with what the adapter has beside
 }
 
 // Agent is a composed agent. Its methods are safe for concurrent use. It implements control.Agent.
@@ -103,7 +103,7 @@ func New(o Options) *Agent {
 	a.AwaitLog() // sources.follow reports it
 	if o.Adapter != nil {
 		a.adapter = o.Adapter(a)
-		a.sources.host.Serve(a.adapter.APIs, a.adapter.Books)
+		a.sources.host.Serve(a.adapter.APIs, a.adapter.Readers)
 	}
 	return a
 }

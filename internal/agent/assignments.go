@@ -13,7 +13,7 @@ import (
 func (a *Agent) assignmentFacts() assignment.Facts {
 	inv := a.Current()
 	f := assignment.Facts{Agent: a.opts.Name, APIs: a.adapter.APIs, GPUs: []assignment.GPUFacts{}, Unread: map[inventory.API]string{}}
-	status, records := a.Assignments(), a.adapter.Books.Read()
+	status, records := a.Assignments(), a.adapter.Readers.Read()
 	can := inv.Assignable()
 	ids := slices.Clone(can)
 	for _, st := range status {

@@ -22,7 +22,7 @@ type Holders struct {
 // Record returns the holders of a GPU, as one API had recorded them at one time.
 type Record func(gpu.DeviceID) Holders
 
-// NewRecord returns the record in which GPUs have these holders, in any order and more than once. What else is known of all GPUs is in h.
+// NewRecord returns the record in which GPUs have these holders, in any order and more than once. What else is known of all GPUs is in h. It takes the map over.
 func NewRecord(h Holders, by map[gpu.DeviceID][]string) Record {
 	for id, names := range by {
 		slices.Sort(names)
@@ -34,16 +34,16 @@ func NewRecord(h Holders, by map[gpu.DeviceID][]string) Record {
 	}
 }
 
-// Books read the records of an agent's APIs. They wait for no disk and no call, and may be called at any time.
-type Books map[inventory.API]func() Record
+// Readers read the records of an agent's APIs. They wait for no disk and no call, and may be called at any time.
+type Readers map[inventory.API]func() Record
 
 // Records are the records of an agent's APIs.
 type Records map[inventory.API]Record
 
 // Read reads all records once.
-func (b Books) Read() Records {
+func (all Readers) Read() Records {
 	r := Records{}
-	for api, read := range b {
+	for api, read := range all {
 		r[api] = read()
 	}
 	return r

@@ -187,7 +187,7 @@ func (m *model) place() {
 		return
 	}
 	if m.drained[id] || slices.ContainsFunc(m.work, func(w *work) bool { return w.on == id && w.api == api }) {
-		return // its own books
+		return // its own records
 	}
 	m.names++
 	arrives := m.now + time.Duration(m.IntN(21))*time.Second

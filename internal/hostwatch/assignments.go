@@ -25,7 +25,7 @@ type assigner struct {
 	stateDir string
 	agent    string
 	apis     []inventory.API // that this process serves, that of the settings first
-	books    assignment.Books
+	readers  assignment.Readers
 	began    time.Time
 	log      *slog.Logger
 
@@ -115,7 +115,7 @@ func (a *assigner) assign(inv *inventory.Inventory, c hostClaims) (inventory.Ass
 	in := assignment.Input{
 		Now: a.now(), Agent: a.agent, APIs: a.apis, Default: a.apis[0], GPUs: inv.Assignable(), File: file, ReadOnly: err != nil || c.follows,
 		Running: c.running, Claims: c.of, Claimed: c.claimed,
-		Past: c.earlier, Records: a.books.Read(), Applied: inv.Assignment, Reserved: a.lastReserved,
+		Past: c.earlier, Records: a.readers.Read(), Applied: inv.Assignment, Reserved: a.lastReserved,
 	}
 	state, next, status := assignment.Next(a.state, in)
 	if !in.ReadOnly {
@@ -146,7 +146,7 @@ func assignmentsOf(status []assignment.Status, required bool) inventory.Assignme
 // keeping is an offer of which a claim stays while this agent's own record has a holder of a GPU that has left: the GPU was perhaps given
 // out between the look at the record after which it left and the inventory without it.
 func (a *assigner) keeping(o offer) offer {
-	unsure, records := o.unsure, sync.OnceValue(a.books.Read)
+	unsure, records := o.unsure, sync.OnceValue(a.readers.Read)
 	o.unsure = func(p gpu.Placement) bool {
 		if unsure(p) {
 			return true
@@ -184,12 +184,12 @@ func (w *Watcher) Assignments() []assignment.Status {
 
 // Serve sets the APIs that this process serves, that of the settings first, and their records of holders. Call it before Run. Without it
 // one API is served, and no GPU moves.
-func (w *Watcher) Serve(apis []inventory.API, books assignment.Books) {
+func (w *Watcher) Serve(apis []inventory.API, readers assignment.Readers) {
 	if w.claims == nil || len(apis) == 0 {
 		return
 	}
 	w.assigner = &assigner{
-		stateDir: filepath.Dir(w.claims.folder), agent: w.claims.agent, apis: apis, books: books, began: time.Now(), log: w.log,
+		stateDir: filepath.Dir(w.claims.folder), agent: w.claims.agent, apis: apis, readers: readers, began: time.Now(), log: w.log,
 		reserved: map[gpu.DeviceID]time.Duration{},
 	}
 	w.claims.assigner = w.assigner

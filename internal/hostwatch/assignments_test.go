@@ -41,7 +41,7 @@ func (r *record) setUnknown(unknown bool) {
 	r.unknown = unknown
 }
 
-func (r *record) book() assignment.Record { return r.of }
+func (r *record) read() assignment.Record { return r.of }
 
 func (r *record) of(id gpu.DeviceID) assignment.Holders {
 	r.mu.Lock()
@@ -73,7 +73,7 @@ func newHost(t *testing.T) host {
 func (h host) startNomad(t *testing.T) *agent {
 	t.Helper()
 	return start(t, setup{name: "nomad-gpu", stateDir: h.dir, cfg: h.cfg["nomad-gpu"], serve: func(w *Watcher) {
-		w.Serve([]inventory.API{inventory.Nomad}, assignment.Books{inventory.Nomad: h.nomad.book})
+		w.Serve([]inventory.API{inventory.Nomad}, assignment.Readers{inventory.Nomad: h.nomad.read})
 	}})
 }
 
@@ -82,7 +82,7 @@ func (h host) startKube(t *testing.T, apis ...inventory.API) *agent {
 	cfg := h.cfg["k8s-gpu"]
 	cfg.API = apis[0]
 	a := start(t, setup{name: "k8s-gpu", stateDir: h.dir, cfg: cfg, serve: func(w *Watcher) {
-		w.Serve(apis, assignment.Books{inventory.DevicePlugin: h.plugins.book, inventory.DRA: h.dra.book})
+		w.Serve(apis, assignment.Readers{inventory.DevicePlugin: h.plugins.read, inventory.DRA: h.dra.read})
 	}})
 	defined := &inventory.CDI{Kind: "k/gpu", Incarnation: 1} // which DRA needs
 	for n := range 8 {

@@ -130,11 +130,11 @@ func TestClaimsWaitForPrepare(t *testing.T) {
 }
 
 // The record has pods by GPU and the list has claims; both are known only while the kubelet lists all pods.
-func TestBook(t *testing.T) {
+func TestRecord(t *testing.T) {
 	r, pods := newTracking(t)
 	await := func(what string, n int, ok func(assignment.Holders) bool) {
 		t.Helper()
-		r.await(what, func() bool { return ok(r.adapter.Book()(coretest.GPU(n))) })
+		r.await(what, func() bool { return ok(r.adapter.Record()(coretest.GPU(n))) })
 	}
 	await("a free GPU", 0, func(h assignment.Holders) bool { return h.Known && len(h.By) == 0 })
 	r.allocate(pods, "default/a", GPUResource, gpuIDs(0)...)

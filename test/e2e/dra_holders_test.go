@@ -149,7 +149,7 @@ func (h *holderTrace) checkAlone(t *testing.T) {
 	h.mu.Lock()
 	looks := h.looks
 	h.mu.Unlock()
-	t.Logf("looked %d times at who has which GPU; now %v", looks, h.holders())
+	t.Logf("looked %d times at the holders of each GPU; now %v", looks, h.holders())
 	for _, twice := range h.shared() {
 		t.Errorf("used by two at once: %s", twice)
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -15,7 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// Variables with how many moves TestDRAMoves makes, after how many minutes it begins no more, and on how many GPUs, 8 to 64.
+// Variables with how many moves TestDRAMoves makes (100), after how many minutes it begins no more, and on how many GPUs, 8 (16) to 64.
 const (
 	draMoves   = "E2E_DRA_MOVES"
 	draMinutes = "E2E_DRA_MINUTES"
@@ -45,14 +44,11 @@ type moves struct {
 // TestDRAMoves moves GPUs between the three sides while pods and jobs come and go, and ends agents and kubelet and empties folders
 // meanwhile. No two works ever have one GPU, each move comes to its end, and no work is stuck.
 func TestDRAMoves(t *testing.T) {
-	if os.Getenv(draMoves) == "" {
-		t.Skipf("set %s to the number of moves: a first move waits until kubelet is two minutes old", draMoves)
-	}
 	mv := startMoves(t)
 	works := startWorks(t, mv.cluster, mv.nomad, len(mv.at), mv.random.Uint64())
 	mv.holders = traceHolders(t, mv.machine())
 	limit := time.Duration(roundsOf(draMinutes, 24*60)) * time.Minute
-	for began := time.Now(); len(mv.took) < roundsOf(draMoves, 30) && time.Since(began) < limit; mv.rounds++ {
+	for began := time.Now(); len(mv.took) < roundsOf(draMoves, 100) && time.Since(began) < limit; mv.rounds++ {
 		mv.round(t)
 		if mv.rounds%50 == 49 {
 			t.Logf("%d rounds, %d moves after %v; %s; meanwhile: %v", mv.rounds+1, len(mv.took), time.Since(began).Round(time.Second), percentiles(mv.took), mv.faults)
@@ -73,7 +69,7 @@ func startMoves(t *testing.T) *moves {
 	t.Helper()
 	random := seeded(t)
 	m := install(t, "h100x8")
-	for slot := 8; slot < roundsOf(draGPUs, 8); slot++ {
+	for slot := 8; slot < roundsOf(draGPUs, 16); slot++ {
 		if err := m.Add(slot, fmt.Sprintf("uuid = GPU-%08x-0000-4000-8000-000000000000", slot), fmt.Sprintf("minor = %d", slot)); err != nil {
 			t.Fatal(err)
 		}

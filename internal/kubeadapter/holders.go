@@ -17,8 +17,8 @@ const (
 	requestAge = 3 * time.Second  // of the same, for another query
 )
 
-// Book reads which pods have GPUs through device plugins, for the moves of GPUs between APIs.
-func (a *Adapter) Book() assignment.Record { return a.tracker.devicePluginHolders() }
+// Record reads which pods have GPUs through device plugins, for the moves of GPUs between APIs.
+func (a *Adapter) Record() assignment.Record { return a.tracker.devicePluginHolders() }
 
 // Claims returns what the kubelet lists of the claims of pods, of all drivers, and whether that is known to be complete. It waits until
 // what was being given out, perhaps by an earlier inventory, is recorded.

@@ -12,12 +12,12 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 )
 
-// books are the records of what pods have through the APIs of the kubelet, for the moves of GPUs between APIs. claims are those that the DRA
+// readers read the records of what pods have through the APIs of the kubelet, for the moves of GPUs between APIs. claims are those that the DRA
 // adapter has prepared in this boot, nil until they are read; without such an adapter it is a nil function. A GPU is known to have no
 // holder only while the kubelet lists all pods: what was prepared may have been lost with its folder.
-func books(plugins *kubeadapter.Adapter, claims func() []prepared.Claim, current func() *inventory.Inventory) assignment.Books {
-	return assignment.Books{
-		inventory.DevicePlugin: plugins.Book,
+func readers(plugins *kubeadapter.Adapter, claims func() []prepared.Claim, current func() *inventory.Inventory) assignment.Readers {
+	return assignment.Readers{
+		inventory.DevicePlugin: plugins.Record,
 		inventory.DRA: func() assignment.Record {
 			listed, h := plugins.Claims()
 			all := []prepared.Claim{}
