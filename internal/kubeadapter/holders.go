@@ -1,7 +1,6 @@
 package kubeadapter
 
 import (
-	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -103,5 +102,3 @@ func (t *tracker) known() assignment.Holders {
 	}
 	return assignment.Holders{First: first, Why: "the kubelet's complete list of pods: it may lack some for two minutes after its start"}
 }
-
-func distinctText(all iter.Seq[string]) []string { return slices.Compact(slices.Sorted(all)) }
