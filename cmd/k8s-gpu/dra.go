@@ -65,7 +65,7 @@ func draAttributes(s settings) []any {
 func removeSlices(ctx context.Context, api *kubeapi.Client, node string, log *slog.Logger) {
 	retry := backoff.NewExponentialBackOff()
 	retry.MaxInterval = time.Minute
-	for {
+	for logged := ""; ; {
 		n, err := publisher.Remove(ctx, api, node, resourceslice.Driver)
 		switch {
 		case n > 0:
@@ -73,7 +73,8 @@ func removeSlices(ctx context.Context, api *kubeapi.Client, node string, log *sl
 		case err == nil:
 			return
 		}
-		if err != nil && ctx.Err() == nil {
+		if err != nil && ctx.Err() == nil && err.Error() != logged {
+			logged = err.Error()
 			log.Warn("resource slices of an earlier run can't be deleted, retrying", "error", err)
 		}
 		if !watch.Sleep(ctx, retry.NextBackOff()) {
