@@ -142,7 +142,11 @@ func TestRequests(t *testing.T) {
 func TestClaimsOfNVIDIA(t *testing.T) {
 	s := coretest.WithMIG(coretest.GPUs(3), 2, "1g.10gb", "1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb")
 	for i := range s.Devices {
-		s.Devices[i].Architecture = "Hopper"
+		d := &s.Devices[i]
+		d.Architecture, d.Brand = "Hopper", "NVIDIA"
+		if d.Profile == "1g.10gb" {
+			d.MemorySlices = gpu.SliceRange{First: d.Instance, Count: 1}
+		}
 	}
 	c := config()
 	cl := newCluster(t, printedClasses(t, c), publish(t, build(s, c, health.Ledger{})))
@@ -156,13 +160,15 @@ func TestClaimsOfNVIDIA(t *testing.T) {
 		{"four instances of one GPU", mig, "mig mig mig mig"},
 		{"a GPU by its properties", `devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: "` +
 			`device.attributes['gpu.nvidia.com'].productName.lowerAscii().matches('^.*h100.*$') && device.attributes['gpu.nvidia.com'].architecture == 'Hopper'` +
+			` && device.attributes['gpu.nvidia.com'].brand == 'Nvidia'` +
 			` && device.attributes['gpu.nvidia.com'].cudaComputeCapability.isGreaterThan(semver('8.0.0'))` +
 			` && device.attributes['gpu.nvidia.com'].driverVersion.compareTo(semver('550.0.0')) > 0` +
 			` && device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('40Gi')) >= 0"}}]}}]}`, "gpu"},
 		{"a GPU with a configuration", "devices: {requests: [{name: ts-gpu, exactly: {deviceClassName: gpu.nvidia.com}}], config: [{requests: [ts-gpu], opaque: {driver: gpu.nvidia.com, " +
 			"parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {strategy: TimeSlicing, timeSlicingConfig: {interval: Default}}}}}]}", "gpu"},
 		{"a GPU, when none is left", one("gpu.nvidia.com"), "none"},
-		{"an instance", one("mig.nvidia.com"), "mig"},
+		{"an instance by its place", `devices: {requests: [{name: mig, exactly: {deviceClassName: mig.nvidia.com, selectors: [{cel: {expression: "` +
+			`'memorySlice2' in device.capacity['gpu.nvidia.com']"}}]}}]}`, "mig"},
 	} {
 		results, err := cl.allocate(tc.about, tc.spec)
 		if got := found(cl, results, err); got != tc.want {
@@ -189,7 +195,7 @@ func TestSelectorsNeverFail(t *testing.T) {
 	for i := range foreign.Spec.Devices {
 		d := &foreign.Spec.Devices[i]
 		d.Name, d.Taints = fmt.Sprintf("gpu-%d", i), nil
-		for _, own := range []resourceapi.QualifiedName{"pool", "sharing", "parentUUID", "profile"} {
+		for _, own := range []resourceapi.QualifiedName{"pool", "sharing", "parentUUID", "profile", "addressingMode"} {
 			delete(d.Attributes, own)
 		}
 	}
@@ -221,7 +227,7 @@ func TestSelectorsNeverFail(t *testing.T) {
 		}
 		tried++
 	}
-	if tried != 15 {
+	if tried != 16 {
 		t.Errorf("%d attributes", tried)
 	}
 	results, err := cl.allocate("x", nothing("device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('1Ei')) > 0"))
