@@ -220,11 +220,11 @@ func ChangeAssignments(ctx context.Context, stateDir string, change func(assignm
 	return os.Chtimes(folder, now, now) // an event for those that watch it; without, they look within 30 s
 }
 
-// unread are the assignments until the claims are read for the first time, for which their lock is needed: with a file that has some, no
-// GPU takes work, since any may be another agent's.
+// unread are the assignments until the claims are read for the first time, for which their lock is needed: with a file that has some, or
+// can't be read, no GPU takes work, since any may be another agent's.
 func (a *assigner) unread() inventory.Assignments {
 	f, err := assignment.Read(a.stateDir)
-	return inventory.Assignments{Required: len(a.apis) > 1 || errors.Is(err, assignment.ErrFormat) || err == nil && !f.Empty()}
+	return inventory.Assignments{Required: len(a.apis) > 1 || err != nil || !f.Empty()}
 }
 
 // isRunning reports whether the agent of a claims file runs. The folder is locked.

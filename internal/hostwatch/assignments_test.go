@@ -287,3 +287,27 @@ func TestBrokenFileOfAssignments(t *testing.T) {
 		k.expectWarnings(t, "with the file", 0)
 	})
 }
+
+// Before the claims are read no GPU takes work if the file has targets, or can't be read.
+func TestUnreadAssignments(t *testing.T) {
+	for name, tc := range map[string]struct {
+		make func(path string) error
+		want bool
+	}{
+		"no file":    {func(string) error { return nil }, false},
+		"no targets": {func(path string) error { return os.WriteFile(path, []byte(`{"version": 1}`), 0o600) }, false},
+		"a target": {func(path string) error {
+			return os.WriteFile(path, []byte(`{"version": 1, "gpus": {"GPU-1": {"target": "dra"}}}`), 0o600)
+		}, true},
+		"broken":        {func(path string) error { return os.WriteFile(path, []byte(`{`), 0o600) }, true},
+		"not readable":  {func(path string) error { return os.Mkdir(path, 0o700) }, true},
+		"a later state": {func(path string) error { return os.WriteFile(path, []byte(`{"version": 2}`), 0o600) }, true},
+	} {
+		dir := t.TempDir()
+		must(t, tc.make(filepath.Join(dir, assignment.FileName)))
+		a := &assigner{stateDir: dir, apis: []inventory.API{inventory.Nomad}}
+		if got := a.unread().Required; got != tc.want {
+			t.Errorf("%s: required %t, want %t", name, got, tc.want)
+		}
+	}
+}
