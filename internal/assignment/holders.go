@@ -2,6 +2,7 @@ package assignment
 
 import (
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -29,22 +30,25 @@ func NewRecord(h Holders, by map[gpu.DeviceID][]string) Record {
 		by[id] = slices.Compact(names)
 	}
 	return func(id gpu.DeviceID) Holders {
-		h.By = by[id]
-		return h
+		one := h
+		one.By = by[id]
+		return one
 	}
 }
 
-// Readers read the records of an agent's APIs. They wait for no disk and no call, and may be called at any time.
+// Readers read the records of an agent's APIs. They wait for no disk and no call, but for what an agent is giving out just now, and may be
+// called at any time.
 type Readers map[inventory.API]func() Record
 
 // Records are the records of an agent's APIs.
 type Records map[inventory.API]Record
 
-// Read reads all records once.
+// Read returns the records, each of which is read once, when it is first asked.
 func (all Readers) Read() Records {
 	r := Records{}
 	for api, read := range all {
-		r[api] = read()
+		once := sync.OnceValue(read)
+		r[api] = func(id gpu.DeviceID) Holders { return once()(id) }
 	}
 	return r
 }

@@ -100,7 +100,9 @@ func Run(ctx context.Context, o Options) []Finding {
 
 // isFound reports whether a check has found what a warning of the agent is about.
 func isFound(warning string, checked []Finding) bool {
-	return slices.ContainsFunc(checked, func(f Finding) bool { return f.Severity == Problem && strings.HasPrefix(warning, f.Found) })
+	return slices.ContainsFunc(checked, func(f Finding) bool {
+		return f.Severity == Problem && f.Found != "" && strings.HasPrefix(warning, f.Found)
+	})
 }
 
 // Sorted returns findings with the most important first, otherwise in their order.

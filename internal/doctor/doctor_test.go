@@ -204,7 +204,6 @@ func TestHangs(t *testing.T) {
 	}
 }
 
-// The text is what a person reads first, the JSON is for scripts.
 // What an orchestrator's check and a warning of the agent have in common is named once.
 func TestWarningOfACheck(t *testing.T) {
 	s := newSituation(t)
@@ -223,6 +222,7 @@ func TestWarningOfACheck(t *testing.T) {
 	}
 }
 
+// The text is what a person reads first, the JSON is for scripts.
 func TestFormats(t *testing.T) {
 	s := newSituation(t)
 	must(t, os.Remove(s.root+"/dev/nvidia-uvm"))

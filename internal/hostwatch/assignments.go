@@ -146,13 +146,13 @@ func assignmentsOf(status []assignment.Status, required bool) inventory.Assignme
 // keeping is an offer of which a claim stays while this agent's own record has a holder of a GPU that has left: the GPU was perhaps given
 // out between the look at the record after which it left and the inventory without it.
 func (a *assigner) keeping(o offer) offer {
-	unsure, records := o.unsure, sync.OnceValue(a.readers.Read)
+	unsure, records := o.unsure, a.readers.Read()
 	o.unsure = func(p gpu.Placement) bool {
 		if unsure(p) {
 			return true
 		}
 		one, ok := o.inventory.Assignment(p.GPU)
-		return ok && !one.Here && len(records().HoldersOf(p.GPU)) > 0
+		return ok && !one.Here && len(records.HoldersOf(p.GPU)) > 0
 	}
 	return o
 }
@@ -182,7 +182,7 @@ func (w *Watcher) Assignments() []assignment.Status {
 	return w.assigner.latest()
 }
 
-// Serve sets the APIs that this process serves, that of the settings first, and their records of holders. Call it before Run. Without it
+// Serve sets the APIs that this process serves, that of the settings first, and the readers of their records. Call it before Run. Without it
 // one API is served, and no GPU moves.
 func (w *Watcher) Serve(apis []inventory.API, readers assignment.Readers) {
 	if w.claims == nil || len(apis) == 0 {
@@ -220,11 +220,11 @@ func ChangeAssignments(ctx context.Context, stateDir string, change func(assignm
 	return os.Chtimes(folder, now, now) // an event for those that watch it; without, they look within 30 s
 }
 
-// unread are the assignments until the claims are read for the first time, for which their lock is needed: with a file that has some, or
-// can't be read, no GPU takes work, since any may be another agent's.
+// unread are the assignments until the claims are read for the first time, for which their lock is needed: with a file that has some, no
+// GPU takes work, since any may be another agent's. An agent works without a state directory that it can't read.
 func (a *assigner) unread() inventory.Assignments {
 	f, err := assignment.Read(a.stateDir)
-	return inventory.Assignments{Required: len(a.apis) > 1 || err != nil || !f.Empty()}
+	return inventory.Assignments{Required: len(a.apis) > 1 || errors.Is(err, assignment.ErrFormat) || err == nil && !f.Empty()}
 }
 
 // isRunning reports whether the agent of a claims file runs. The folder is locked.

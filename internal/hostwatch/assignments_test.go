@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -24,6 +25,7 @@ type record struct {
 	by      map[gpu.DeviceID]string
 	unknown bool
 	late    func(gpu.DeviceID) string // the holder of a GPU that by has not; nil = none
+	reads   atomic.Int64
 }
 
 func (r *record) set(id gpu.DeviceID, holder string) {
@@ -41,7 +43,10 @@ func (r *record) setUnknown(unknown bool) {
 	r.unknown = unknown
 }
 
-func (r *record) read() assignment.Record { return r.of }
+func (r *record) read() assignment.Record {
+	r.reads.Add(1)
+	return r.of
+}
 
 func (r *record) of(id gpu.DeviceID) assignment.Holders {
 	r.mu.Lock()
@@ -288,7 +293,7 @@ func TestBrokenFileOfAssignments(t *testing.T) {
 	})
 }
 
-// Before the claims are read no GPU takes work if the file has targets, or can't be read.
+// Before the claims are read no GPU takes work if the file has targets, or is broken.
 func TestUnreadAssignments(t *testing.T) {
 	for name, tc := range map[string]struct {
 		make func(path string) error
@@ -300,7 +305,7 @@ func TestUnreadAssignments(t *testing.T) {
 			return os.WriteFile(path, []byte(`{"version": 1, "gpus": {"GPU-1": {"target": "dra"}}}`), 0o600)
 		}, true},
 		"broken":        {func(path string) error { return os.WriteFile(path, []byte(`{`), 0o600) }, true},
-		"not readable":  {func(path string) error { return os.Mkdir(path, 0o700) }, true},
+		"not readable":  {func(path string) error { return os.Mkdir(path, 0o700) }, false},
 		"a later state": {func(path string) error { return os.WriteFile(path, []byte(`{"version": 2}`), 0o600) }, true},
 	} {
 		dir := t.TempDir()
@@ -310,4 +315,28 @@ func TestUnreadAssignments(t *testing.T) {
 			t.Errorf("%s: required %t, want %t", name, got, tc.want)
 		}
 	}
+}
+
+// An agent with one API and without targets reads no record: the kubelet and Nomad are asked for it. While a GPU moves it is read in each
+// second, once for all GPUs.
+func TestRecordsAreReadWhenNeeded(t *testing.T) {
+	h := newHost(t)
+	synctest.Test(t, func(t *testing.T) {
+		h.startNomad(t)
+		h.startKube(t, inventory.DevicePlugin)
+		pass(10 * time.Minute)
+		if h.plugins.reads.Load()+h.nomad.reads.Load() != 0 {
+			t.Errorf("%d and %d reads without a target", h.plugins.reads.Load(), h.nomad.reads.Load())
+		}
+		h.plugins.set(coretest.GPU(1), "pod default/train")
+		h.plugins.set(coretest.GPU(2), "pod default/train")
+		h.move(t, 1, inventory.Nomad)
+		h.move(t, 2, inventory.Nomad)
+		pass(10 * time.Second)
+		before := h.plugins.reads.Load()
+		pass(time.Minute)
+		if n := h.plugins.reads.Load() - before; n < 55 || n > 130 {
+			t.Errorf("%d reads in a minute in which two GPUs wait to leave", n)
+		}
+	})
 }

@@ -16,8 +16,11 @@ const (
 	requestAge = 3 * time.Second  // of the same, for another query
 )
 
-// Record reads which pods have GPUs through device plugins, for the moves of GPUs between APIs.
-func (a *Adapter) Record() assignment.Record { return a.tracker.devicePluginHolders() }
+// Record reads which pods have GPUs through device plugins, for the moves of GPUs between APIs. It waits as Claims does.
+func (a *Adapter) Record() assignment.Record {
+	a.awaitGiven()
+	return a.tracker.devicePluginHolders()
+}
 
 // Claims returns what the kubelet lists of the claims of pods, of all drivers, and whether that is known to be complete. It waits until
 // what was being given out, perhaps by an earlier inventory, is recorded.

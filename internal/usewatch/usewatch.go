@@ -46,7 +46,7 @@ const (
 	activeInterval = 3 * time.Second
 	activeFor      = 30 * time.Second
 
-	// idleInterval is the time between two readings otherwise. A process without a call of Wake or Run is seen that late.
+	// idleInterval is the time between two readings otherwise. A process that starts without a call of Wake is seen that late.
 	idleInterval = 15 * time.Second
 
 	// endingInterval is the time between two readings for a while after a process on a held device has ended: its work may end.

@@ -18,7 +18,7 @@ import (
 )
 
 // holderTrace records which containers and tasks can use each GPU, as their processes see it: by the device nodes in their root
-// folder, or by the variable that a runtime reads. It knows no book of an orchestrator or of an agent.
+// folder, or by the variable that a runtime reads. It reads no record of an orchestrator or of an agent.
 type holderTrace struct {
 	minors map[string]string // UUID by name of the node: "nvidia0"
 

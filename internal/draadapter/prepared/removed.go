@@ -81,7 +81,7 @@ func (s *Store) Removed(uid string) bool {
 	return removed
 }
 
-// RemovedElsewhere reports whether another process has called Remove for a claim, and none has called Put since.
+// RemovedElsewhere reports whether another process has called Remove for a claim, and none has called Put since: for rememberRemoved at least.
 func (s *Store) RemovedElsewhere(uid string) bool {
 	if _, err := os.Lstat(s.trace(uid)); err != nil {
 		return false
