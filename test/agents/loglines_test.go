@@ -51,7 +51,8 @@ func (l *logLife) step(name string, perDevice int, change func()) {
 		if count[fields["id"]]++; fields["id"] != "" && count[fields["id"]] > perDevice {
 			l.Errorf("%s: more than %d lines about a device: %s", name, perDevice, key)
 		}
-		if subject == "" && seen[key] || subject != "" && latest[subject] == key {
+		again := subject == "" && seen[key] && !(name == unloading && strings.Contains(key, "CDI specification written"))
+		if again || subject != "" && latest[subject] == key {
 			l.Errorf("%s: twice: %s", name, key)
 		}
 		seen[key], latest[subject] = true, key
@@ -138,6 +139,10 @@ func TestNothingIsLoggedTwice(t *testing.T) {
 	}
 }
 
+// unloading is the step in which the nodes go one after the other, then the driver: an agent that looks in between has devices whose nodes
+// are missing, and writes its CDI specification without them, each time with the same number of names.
+const unloading = "unload"
+
 const lifePolicy = header + `policy:
   rules:
     - {select: {index: [0, 1]}, use: time-slicing, replicas: 4}
@@ -176,8 +181,7 @@ func live(l *logLife, format string) {
 	l.step("restored", 2, func() { l.must(l.driver.Restore(3)); await("device healthy") })
 	l.step("fails", 1, func() { l.must(l.driver.Fail(simdriver.GPU(4), "*", "UNKNOWN", simdriver.Always)); await("device un") })
 	l.step("healed", 1, func() { l.must(l.driver.Heal()); await("device healthy") })
-	// The nodes go one after the other, then the driver: an agent that looks in between has devices whose nodes are missing.
-	l.step("unload", 3, func() { l.must(l.driver.Unload()); await("driver absent") })
+	l.step(unloading, 3, func() { l.must(l.driver.Unload()); await("driver absent") })
 	l.step("load", 1, func() { l.must(l.driver.Load()); await("driver ready"); await("device healthy") })
 	l.step("invalid", 0, reload(strings.Replace(lifePolicy, "replicas: 4", "replicas: none", 1), "eplicas"))
 	l.step("invalid again", 0, reload(strings.Replace(lifePolicy, "replicas: 4", "replicas: none", 1), "eplicas"))
