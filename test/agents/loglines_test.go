@@ -51,7 +51,7 @@ func (l *logLife) step(name string, perDevice int, change func()) {
 		if count[fields["id"]]++; fields["id"] != "" && count[fields["id"]] > perDevice {
 			l.Errorf("%s: more than %d lines about a device: %s", name, perDevice, key)
 		}
-		again := subject == "" && seen[key] && !(name == unloading && strings.Contains(key, "CDI specification written"))
+		again := subject == "" && seen[key] && (name != unloading || !strings.Contains(key, "CDI specification written"))
 		if again || subject != "" && latest[subject] == key {
 			l.Errorf("%s: twice: %s", name, key)
 		}
