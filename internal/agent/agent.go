@@ -58,7 +58,7 @@ type Adapter struct {
 	Warnings  func() []string                                 // about the adapter, one line each
 	Endpoints func() []report.Endpoint                        // for the debug view
 
-	// APIs are those through which this process offers devices, that of the settings first, and Readers read what work has
+	// APIs are those through which this process offers devices, that of the settings first. Readers read which work has GPUs
 	// through each. Without APIs no GPU moves between APIs.
 	APIs    []inventory.API
 	Readers assignment.Readers

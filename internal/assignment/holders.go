@@ -23,7 +23,8 @@ type Holders struct {
 // Record returns the holders of a GPU, as one API had recorded them at one time.
 type Record func(gpu.DeviceID) Holders
 
-// NewRecord returns the record in which GPUs have these holders, in any order and more than once. What else is known of all GPUs is in h. It takes the map over.
+// NewRecord returns the record in which GPUs have these holders, which may be in any order and repeated. What is known of all GPUs is in h.
+// The map belongs to the record then.
 func NewRecord(h Holders, by map[gpu.DeviceID][]string) Record {
 	for id, names := range by {
 		slices.Sort(names)

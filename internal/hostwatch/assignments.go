@@ -113,7 +113,8 @@ func (a *assigner) assign(inv *inventory.Inventory, c hostClaims) (inventory.Ass
 		file = a.good
 	}
 	in := assignment.Input{
-		Now: a.now(), Agent: a.agent, APIs: a.apis, Default: a.apis[0], GPUs: inv.Assignable(), File: file, ReadOnly: err != nil || c.follows,
+		Now:   a.now(), // before the records are read: their age is subtracted from it
+		Agent: a.agent, APIs: a.apis, Default: a.apis[0], GPUs: inv.Assignable(), File: file, ReadOnly: err != nil || c.follows,
 		Running: c.running, Claims: c.of, Claimed: c.claimed,
 		Past: c.earlier, Records: a.readers.Read(), Applied: inv.Assignment, Reserved: a.lastReserved,
 	}
@@ -182,8 +183,8 @@ func (w *Watcher) Assignments() []assignment.Status {
 	return w.assigner.latest()
 }
 
-// Serve sets the APIs that this process serves, that of the settings first, and the readers of their records. Call it before Run. Without it
-// one API is served, and no GPU moves.
+// Serve sets the APIs that this process serves, that of the settings first, and the readers of their records. Call it before Run.
+// Without it one API is served, and no GPU moves.
 func (w *Watcher) Serve(apis []inventory.API, readers assignment.Readers) {
 	if w.claims == nil || len(apis) == 0 {
 		return

@@ -14,7 +14,8 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// Variables with how many moves TestDRAMoves makes (100), after how many minutes it begins no more, and on how many GPUs, 8 (16) to 64.
+// Variables of TestDRAMoves: how many moves it makes (default 100), after how many minutes it begins no more (default none), and on how
+// many GPUs (8 to 64, default 16).
 const (
 	draMoves   = "E2E_DRA_MOVES"
 	draMinutes = "E2E_DRA_MINUTES"

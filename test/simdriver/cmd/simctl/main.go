@@ -37,7 +37,7 @@ const usage = `usage: simctl build DIR
   driver VERSION | library VERSION | module VERSION   another version of both, or of one
   unload | load                               the kernel module; unload by force
   rmmod                                       unload, unless a process holds a device node
-  holders                                     who does
+  holders                                     these processes
   hide | unhide                               the library file
   without SYMBOL...                           build the library without them
   sync                                        trees after editing machine.conf by hand
