@@ -16,17 +16,18 @@ type workflow struct {
 	On          map[string]any    `yaml:"on"`
 	Permissions map[string]string `yaml:"permissions"`
 	Jobs        map[string]struct {
+		Needs       any               `yaml:"needs"` // a name, or several
 		Permissions map[string]string `yaml:"permissions"`
 		Timeout     int               `yaml:"timeout-minutes"`
-		Container   struct{ Image string }
+		Container   struct{ Image, Options string }
 		Defaults    struct{ Run struct{ Shell string } }
 		Steps       []struct{ Uses, Run string }
 	}
 }
 
-// allowed are the permissions of jobs that may write, by file.
-var allowed = map[string]map[string]string{
-	"release.yml": {"contents": "write", "packages": "write", "id-token": "write"},
+// allowed are the permissions to write, by file and job.
+var allowed = map[string]map[string]map[string]string{
+	"release.yml": {"sign": {"packages": "write", "id-token": "write"}, "publish": {"contents": "write"}},
 	"ci.yml":      {},
 }
 
@@ -35,12 +36,15 @@ var (
 	digested = regexp.MustCompile(`^docker\.io/library/debian:12@sha256:[0-9a-f]{64}$`)
 	useLine  = regexp.MustCompile(`(?m)^\s*(?:- )?uses: (.*)$`)
 	versions = regexp.MustCompile(`^\S+ # v\d+\.\d+\.\d+$`)
+	// What builds or tests, and with it all that it links or runs.
+	builds = regexp.MustCompile(`\bmake \w|\bgo (build|generate|run|test|vet)\b|\.ci/|(^|\s)test/`)
 	// Commands of the repository in a step: "make TARGET", a script by its path.
 	makeUse   = regexp.MustCompile(`\bmake ([a-z][a-z0-9-]*)`)
 	scriptUse = regexp.MustCompile(`(?:^|[\s(])((?:\.ci|tools|test)/[\w./-]+)`)
 )
 
-// Actions are pinned by commit, the system of a job by digest, a job has no permission that it does not need, and each command of a step exists.
+// Actions are pinned by commit, the system of a job by digest, a job has no permission that it does not need, one that may write builds and tests
+// nothing, and each command of a step exists.
 func TestWorkflows(t *testing.T) {
 	files, err := filepath.Glob(root + ".github/workflows/*.yml")
 	if err != nil || len(files) != len(allowed) {
@@ -66,14 +70,21 @@ func TestWorkflows(t *testing.T) {
 	}
 }
 
-func checkJobs(t *testing.T, w workflow, may map[string]string) {
+func checkJobs(t *testing.T, w workflow, allowed map[string]map[string]string) {
 	t.Helper()
 	steps := 0
 	for name, job := range w.Jobs {
+		writes := false
 		for permission, level := range job.Permissions {
-			if level != "read" && may[permission] != level {
+			if level == "read" {
+				continue
+			}
+			if writes = true; allowed[name][permission] != level {
 				t.Errorf("job %s has the permission %s: %s", name, permission, level)
 			}
+		}
+		if writes && (job.Needs == nil || job.Container.Options != "") {
+			t.Errorf("job %s may write, and begins before another has tested, or in a container with %q", name, job.Container.Options)
 		}
 		if job.Timeout == 0 {
 			t.Errorf("job %s has no timeout-minutes", name)
@@ -83,6 +94,9 @@ func checkJobs(t *testing.T, w workflow, may map[string]string) {
 		}
 		for _, step := range job.Steps {
 			steps++
+			if writes && builds.MatchString(step.Run) {
+				t.Errorf("job %s may write, and builds or tests: %s", name, step.Run)
+			}
 			if step.Uses != "" && !pinned.MatchString(step.Uses) {
 				t.Errorf("job %s: uses: %s is not pinned by its commit", name, step.Uses)
 			}
