@@ -126,6 +126,9 @@ func decode(raw []byte) (message, error) {
 func call(ctx context.Context, conn *grpc.ClientConn, method string, request []byte) (message, error) {
 	var response []byte
 	if err := conn.Invoke(ctx, "/runtime.v1.RuntimeService/"+method, request, &response); err != nil {
+		if timeout := ended(ctx); timeout != nil {
+			return nil, fmt.Errorf("container runtime: %s: %w", method, timeout)
+		}
 		return nil, fmt.Errorf("container runtime: %s: %s", method, status.Convert(err).Message())
 	}
 	m, err := decode(response)
@@ -133,6 +136,15 @@ func call(ctx context.Context, conn *grpc.ClientConn, method string, request []b
 		return nil, fmt.Errorf("container runtime: %s: %w", method, err)
 	}
 	return m, nil
+}
+
+// ended returns why a call can't have a response any more; nil if it can. gRPC sends the deadline to the runtime, which resets the stream at
+// that time. The reset may arrive before the timer of this process fires, and then ctx has no error yet.
+func ended(ctx context.Context) error {
+	if deadline, ok := ctx.Deadline(); ok && !time.Now().Before(deadline) {
+		return context.DeadlineExceeded
+	}
+	return ctx.Err()
 }
 
 // rawCodec passes encoded messages as they are.

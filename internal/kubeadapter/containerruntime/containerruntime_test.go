@@ -108,6 +108,25 @@ func TestReadFails(t *testing.T) {
 	}
 }
 
+// lateTimer is a context with a deadline that this process has not noticed, as on a busy machine.
+type lateTimer struct {
+	context.Context
+	deadline time.Time
+}
+
+func (c lateTimer) Deadline() (time.Time, bool) { return c.deadline, true }
+
+// The runtime has the deadline, too, and resets the stream when it has passed: the error is that of the deadline, whichever of both is first.
+func TestReadFailsByTheDeadlineOfTheRuntime(t *testing.T) {
+	hanging := make(chan struct{})
+	defer close(hanging)
+	socket := serve(t, &fakeRuntime{version: "containerd 1", hang: hanging})
+	_, err := Read(lateTimer{t.Context(), time.Now().Add(100 * time.Millisecond)}, socket)
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+}
+
 // Whatever a socket responds is a message or an error.
 func FuzzDecode(f *testing.F) {
 	f.Add([]byte{0x12, 3, 'a', 'b', 'c', 0x08, 1})
