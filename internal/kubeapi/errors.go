@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -18,7 +19,7 @@ var (
 	ErrConflict     = errors.New("was changed since")  // 409 of an update or delete
 	ErrForbidden    = errors.New("forbidden")          // 403: a rule of RBAC or an admission policy
 	ErrUnauthorized = errors.New("token refused")      // 401, also with the token read anew
-	ErrInvalid      = errors.New("refused as invalid") // 400, 413, 422: the same request fails again
+	ErrInvalid      = errors.New("refused as invalid") // 400, 413, 422: the same request fails again, unless it is a webhook that failed
 	ErrGone         = errors.New("resource version too old")
 	ErrUnavailable  = errors.New("API server not available") // 408, 429, 5xx, and no answer: later it may work
 	ErrUnreached    = errors.New("no connection")            // refused, no route, or cut before it was secured: the request cost the server nothing
@@ -43,9 +44,13 @@ type RequestError struct {
 	Err                  error
 }
 
-// Error has verb, object, server and cause.
+// clientAddress is the client's side of a connection in an error of package net: "10.0.0.5:43210->" before the server's.
+var clientAddress = regexp.MustCompile(`[^ ]+:[0-9]+->`)
+
+// Error has verb, object, server and cause. It is the same text for the same cause: without the client's port, which is another one with
+// each connection.
 func (e *RequestError) Error() string {
-	return fmt.Sprintf("%s %s at %s: %v", e.Verb, e.Object, e.Server, e.Err)
+	return fmt.Sprintf("%s %s at %s: %s", e.Verb, e.Object, e.Server, clientAddress.ReplaceAllString(e.Err.Error(), ""))
 }
 
 // Unwrap returns the cause.

@@ -94,6 +94,9 @@ type Device struct {
 	Taints     []DeviceTaint              `json:"taints,omitempty"`
 
 	AllowMultipleAllocations bool `json:"allowMultipleAllocations,omitempty"`
+
+	// Held is no field of the API: a claim has the device, so that it stays listed whatever its health is.
+	Held bool `json:"-"`
 }
 
 // DeviceAttribute is DeviceAttribute of resource.k8s.io/v1: one of the fields is set.

@@ -27,6 +27,8 @@ const (
 	Modified EventType = "MODIFIED"
 	Deleted  EventType = "DELETED"  // the slice as it was, with the resource version of its deletion
 	Bookmark EventType = "BOOKMARK" // only the resource version, from which a later watch can start
+
+	Opened EventType = "" // no event of the server: it has answered, and the watch has begun
 )
 
 // Event is one event of a watch.
@@ -35,7 +37,7 @@ type Event struct {
 	Slice ResourceSlice
 }
 
-// WatchSlices yields the events after a resource version until the server ends the watch, after about five minutes, or ctx ends. Then
+// WatchSlices yields Opened, and the events after a resource version until the server ends the watch, after about five minutes, or ctx ends. Then
 // the sequence ends, and a watch from the last event's resource version continues it. Before a failure ends the sequence it yields the
 // error: ErrGone asks for a new list. It runs in the goroutine of the caller.
 func (c *Client) WatchSlices(ctx context.Context, s SliceSelector, resourceVersion string) iter.Seq2[Event, error] {
@@ -57,6 +59,9 @@ func (c *Client) WatchSlices(ctx context.Context, s SliceSelector, resourceVersi
 			return
 		}
 		defer answer.Body.Close() //nolint:errcheck // the watch is over
+		if !yield(Event{Type: Opened}, nil) {
+			return
+		}
 		err = c.events(r, answer.Body, func(e Event) bool { return yield(e, nil) })
 		if err != nil && ctx.Err() == nil {
 			if status := (*StatusError)(nil); !errors.As(err, &status) {
@@ -72,7 +77,7 @@ func (c *Client) events(r call, body io.Reader, use func(Event) bool) error {
 	bounded := &boundedReader{r: body}
 	decoder := json.NewDecoder(bounded)
 	for {
-		bounded.left = maxObject
+		bounded.left = maxAnswer
 		var line struct {
 			Type   EventType
 			Object json.RawMessage

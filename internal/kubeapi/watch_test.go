@@ -48,7 +48,7 @@ func watchDuring(t *testing.T, version string, during func(*kubeapitest.Server))
 	return w
 }
 
-// A watch yields the events of what it selects and bookmarks, and ends after about five minutes without an error.
+// A watch yields that it was opened, the events of what it selects and bookmarks, and ends after about five minutes without an error.
 func TestWatch(t *testing.T) {
 	w := watchDuring(t, "100", func(s *kubeapitest.Server) {
 		far := slice("far")
@@ -59,7 +59,7 @@ func TestWatch(t *testing.T) {
 		s.DeleteSlice("a")
 	})
 	events, bookmarks, _ := strings.Cut(w.events, "BOOKMARK ")
-	if events != "ADDED a,MODIFIED a,DELETED a," || strings.Count(bookmarks, "BOOKMARK") < 2 || w.err != nil {
+	if events != " ,ADDED a,MODIFIED a,DELETED a," || strings.Count(bookmarks, "BOOKMARK") < 2 || w.err != nil {
 		t.Errorf("%+v", w)
 	}
 	if w.took < 270*time.Second || w.took > 330*time.Second {

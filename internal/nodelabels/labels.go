@@ -127,6 +127,16 @@ func (l Labels) Text(changed time.Time) []byte {
 	return text.Bytes()
 }
 
+// areLabels reports whether a file has labels of this agent or NVIDIA's program, and nothing else.
+func areLabels(text []byte) bool {
+	for line := range strings.Lines(string(text)) {
+		if name, _, ok := strings.Cut(line, "="); !ok || !strings.HasPrefix(name, prefix) {
+			return false
+		}
+	}
+	return true
+}
+
 // parse returns the labels of a features file without the time of the change.
 func parse(text []byte) Labels {
 	l := Labels{}

@@ -143,6 +143,9 @@ func (w *Writer) pass(s core.State, look bool) error {
 	switch {
 	case none && (driver == gpu.DriverReady && len(s.Snapshot.Excluded) == 0 || driver == gpu.DriverAbsent):
 		w.last = nil
+		if present, err := w.present(); present == nil || err != nil {
+			return err
+		}
 		if err := os.Remove(w.opts.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return w.failure("removed", err)
 		}
@@ -157,7 +160,11 @@ func (w *Writer) pass(s core.State, look bool) error {
 	if !look && maps.Equal(labels, w.last) {
 		return nil
 	}
-	if text, err := statefile.Read(w.opts.Path, maxSize, statefile.SharedDir); err == nil && maps.Equal(parse(text), labels) {
+	present, err := w.present()
+	if err != nil {
+		return err
+	}
+	if maps.Equal(present, labels) {
 		w.last = labels
 		return nil
 	}
@@ -167,6 +174,21 @@ func (w *Writer) pass(s core.State, look bool) error {
 	w.opts.Log.Info("node labels written", "file", w.opts.Path, "labels", len(labels))
 	w.last = labels
 	return nil
+}
+
+// present are the labels that the file has; nil = there is no file. One with other lines is not the agent's to replace or remove, nor is what
+// is no regular file: an error.
+func (w *Writer) present() (Labels, error) {
+	text, err := statefile.Read(w.opts.Path, maxSize, statefile.SharedDir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case statefile.IsContent(err), errors.Is(err, syscall.ELOOP), err == nil && !areLabels(text):
+		return nil, fmt.Errorf("%s exists and is no file of node labels: it is neither replaced nor removed", w.opts.Path)
+	case err != nil:
+		return nil, w.failure("read", err)
+	}
+	return parse(text), nil
 }
 
 // failure is the same text for each attempt: the name of a temporary file is left out.
@@ -181,7 +203,7 @@ func (w *Writer) failure(action string, err error) error {
 func (w *Writer) setProblem(err error) {
 	problem := ""
 	if err != nil {
-		problem = "node labels: " + err.Error() + "; --features-file needs a folder that exists and can be written: features.d of Node Feature Discovery"
+		problem = "node labels: " + err.Error() + "; --features-file needs a file of its own in a folder that exists and can be written: features.d of Node Feature Discovery"
 	}
 	w.mu.Lock()
 	before := w.problem

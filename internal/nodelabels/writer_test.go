@@ -1,7 +1,6 @@
 package nodelabels
 
 import (
-	"bytes"
 	"context"
 	"iter"
 	"log/slog"
@@ -19,6 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/watch"
 	"github.com/tandem-gpu/tandem/internal/watchdog"
+	"github.com/tandem-gpu/tandem/test/logbuffer"
 )
 
 // fixture is a writer that follows states of a test, in a synctest bubble.
@@ -27,7 +27,7 @@ type fixture struct {
 	path   string
 	states *watch.Value[core.State]
 	config core.Config
-	log    bytes.Buffer
+	log    logbuffer.Buffer
 	writer *Writer
 	stop   func()
 }
@@ -166,7 +166,7 @@ func TestFailureIsAWarning(t *testing.T) {
 		f.check(os.Remove(filepath.Dir(f.path)))
 		f.read(coretest.GPUs(2))
 		time.Sleep(10 * time.Minute)
-		want := "node labels: " + f.path + " can't be written: no such file or directory; --features-file needs a folder that exists and can be written: features.d of Node Feature Discovery"
+		want := "node labels: " + f.path + " can't be written: no such file or directory; --features-file needs a file of its own in a folder that exists and can be written: features.d of Node Feature Discovery"
 		if got := f.writer.Warnings(); len(got) != 1 || got[0] != want {
 			t.Errorf("%q", got)
 		}
@@ -185,4 +185,31 @@ func TestFailureIsAWarning(t *testing.T) {
 			t.Errorf("NFD would read %v", entries)
 		}
 	})
+}
+
+// A file that is none of node labels, such as /etc/passwd by a mistake in the setting, stays as it is: with GPUs, without any, and in an agent that
+// starts.
+func TestFileOfAnotherProgramStays(t *testing.T) {
+	for name, text := range map[string]string{
+		"passwd": "root:x:0:0:root:/root:/bin/sh\n", "a shell's": "A=b\n", "another program's labels": "nvidia.com/gpu.count=1\nexample.com/x=y\n", "large": strings.Repeat("x", maxSize+1),
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFixture(t)
+			defer func() { f.stop() }()
+			f.check(os.WriteFile(f.path, []byte(text), 0o600))
+			f.read(coretest.GPUs(2))
+			f.states.Store(core.NewState(f.config).Read(f.config, time.Now(), gpu.NewSnapshot(gpu.Snapshot{Driver: coretest.GPUs(2).Driver})))
+			synctest.Wait()
+			if got, err := os.ReadFile(f.path); err != nil || string(got) != text {
+				t.Errorf("%s: the file is %.50q, %v", name, got, err)
+			}
+			if got := f.writer.Warnings(); len(got) != 1 || !strings.Contains(got[0], f.path+" exists and is no file of node labels: it is neither replaced nor removed; --features-file needs a file of its own") {
+				t.Errorf("%s: %q", name, got)
+			}
+			f.check(os.Remove(f.path))
+			f.read(coretest.GPUs(2))
+			time.Sleep(2 * retryMost)
+			f.want(name+" removed", "gpu.count", "2")
+		})
+	}
 }

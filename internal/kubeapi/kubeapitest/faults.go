@@ -13,28 +13,38 @@ type Failure struct {
 	Reason, Message string
 	RetryAfter      int  // seconds; 0 = not given
 	Applied         bool // the request is carried out before: its answer is lost
+	DryRuns         bool // dry runs fail, too, and count
 }
 
 type failure struct {
 	Failure
-	verb string
-	left int // requests; negative = all
+	verb   string
+	left   int  // requests; negative = all
+	dryRun bool // of dry runs only
 }
 
 // Fail lets the next n requests of a verb fail, or all until Resume if n is negative; verb "" = any. Verbs are those of RBAC: "get",
-// "list", "watch", "create", "update", "delete". Dry runs do not count.
+// "list", "watch", "create", "update", "delete". Dry runs do not count, unless the failure has them.
 func (s *Server) Fail(verb string, n int, f Failure) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.failures = append(s.failures, &failure{f, verb, n})
+	s.failures = append(s.failures, &failure{Failure: f, verb: verb, left: n})
+}
+
+// FailDryRuns lets all dry runs fail until Resume, as with a webhook that can't be asked without a real write.
+func (s *Server) FailDryRuns(f Failure) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f.DryRuns = true
+	s.failures = append(s.failures, &failure{Failure: f, left: -1, dryRun: true})
 }
 
 // takeFailure returns the failure of a request. The caller holds the lock.
 func (s *Server) takeFailure(r *Request) (Failure, bool) {
-	if r.DryRun {
-		return Failure{}, false
-	}
 	for _, f := range s.failures {
+		if r.DryRun && !f.DryRuns || f.dryRun && !r.DryRun {
+			continue
+		}
 		if f.left != 0 && (f.verb == "" || f.verb == r.Verb) {
 			f.left--
 			return f.Failure, true

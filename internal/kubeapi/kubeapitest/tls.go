@@ -87,7 +87,7 @@ func (s *TLSServer) write(path string, content []byte) {
 	}
 }
 
-// certificates returns a new CA and a certificate of 127.0.0.1 that it signed.
+// certificates returns a new CA and a certificate that it signed: of 127.0.0.1, and of 192.0.2.1, which a proxy may stand for.
 func (s *TLSServer) certificates() ([]byte, tls.Certificate) {
 	s.t.Helper()
 	caKey, key := s.key(), s.key()
@@ -96,7 +96,7 @@ func (s *TLSServer) certificates() ([]byte, tls.Certificate) {
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign,
 	}
 	leaf := &x509.Certificate{
-		SerialNumber: big.NewInt(2), NotBefore: ca.NotBefore, NotAfter: ca.NotAfter, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		SerialNumber: big.NewInt(2), NotBefore: ca.NotBefore, NotAfter: ca.NotAfter, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv4(192, 0, 2, 1)},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, KeyUsage: x509.KeyUsageDigitalSignature,
 	}
 	signed, err := x509.CreateCertificate(rand.Reader, ca, ca, &caKey.PublicKey, caKey)
