@@ -2,15 +2,18 @@ package checkpoint_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/checkpoint"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -42,6 +45,36 @@ func TestBoot(t *testing.T) {
 	d.save(d.open(), core.Checkpoint{})
 	if r, boot := d.open().Load(); r.BootID != "b00t" || boot != "b00t" {
 		t.Errorf("taken for a reboot: %q, %q", r.BootID, boot)
+	}
+}
+
+// In a container of LXC /proc/uptime is the age of the container (lxcfs mounts a file there), and the boot ID that of the host: the boot time is that of
+// the host, so that another container with the same history is no jump of the wall clock.
+func TestBootTimeInAContainerOfLXC(t *testing.T) {
+	if os.Getenv("UPTIME_OF_LXCFS") != "" { // in a mount namespace of its own
+		text, err := os.ReadFile("/proc/uptime")
+		boot, bootErr := checkpoint.ReadBoot("")
+		must(t, errors.Join(err, bootErr))
+		fmt.Printf("%s %d\n", strings.Fields(string(text))[0], boot.Time.UnixMilli())
+		return
+	}
+	boot, err := checkpoint.ReadBoot("")
+	must(t, err)
+	file := filepath.Join(t.TempDir(), "uptime")
+	must(t, os.WriteFile(file, []byte("3.21 1.00\n"), 0o600))
+	cmd := exec.Command("unshare", "--mount", "sh", "-c", `mount --bind "$1" /proc/uptime && exec "$2" -test.run=TestBootTimeInAContainerOfLXC`, "sh", file, os.Args[0])
+	cmd.Env = append(os.Environ(), "UPTIME_OF_LXCFS=1")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Skipf("SKIPPED: no mount namespace: %v: %s", err, out)
+	}
+	var uptime float64
+	var milli int64
+	if _, err := fmt.Sscan(string(out), &uptime, &milli); err != nil || uptime != 3.21 {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if d := time.UnixMilli(milli).Sub(boot.Time); d.Abs() > health.ClockTolerance {
+		t.Errorf("the container booted %v after the host", d)
 	}
 }
 

@@ -4,16 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"syscall"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/statefile"
 )
-
-// asideAtMost is how many files are kept for each suffix: <file>.broken, <file>.broken.1 ... <file>.broken.4. Agents never read
-// them, they are for operators. The first free name is used; if there is none, the last file is replaced, so that the first
-// four and the latest remain.
-const asideAtMost = 5
 
 // aside is why a file must be renamed and not replaced.
 type aside struct {
@@ -53,8 +48,7 @@ func (f *File) setAside() error {
 	if f.aside == nil {
 		return nil
 	}
-	name := f.asideName(f.aside.suffix)
-	switch err := os.Rename(f.path, name); {
+	switch name, err := statefile.SetAside(f.path, f.aside.suffix); {
 	case isMissing(err): // there is nothing to keep
 	case err != nil:
 		return fmt.Errorf("setting aside %s: %w", f.path, err)
@@ -68,18 +62,6 @@ func (f *File) setAside() error {
 	}
 	f.aside, f.last = nil, nil
 	return nil
-}
-
-// asideName is the first free name, or the last one.
-func (f *File) asideName(suffix string) string {
-	name := f.path + "." + suffix
-	for n := 1; n < asideAtMost; n++ {
-		if _, err := os.Lstat(name); errors.Is(err, fs.ErrNotExist) {
-			break
-		}
-		name = fmt.Sprintf("%s.%s.%d", f.path, suffix, n)
-	}
-	return name
 }
 
 // isMissing reports whether an error means that there is no file at a path.

@@ -9,7 +9,7 @@ import (
 // All times in a State are on one steady clock: differences between them are elapsed time. When the wall clock is
 // set, by an operator or by NTP, every time is moved by the same amount (Shift), so that order and differences do
 // not change. Within a process, the caller uses the monotonic clock to detect this. Over a restart of the agent
-// the boot time shows it, because the uptime is not affected.
+// the boot time shows it, because the time since the boot is not affected.
 //
 //	wall clock   10:00 XID 119   10:01 reset   08:01 (2 h back)        08:02
 //	State        10:00 XID 119   10:01 reset   08:00, 08:01 (Shift)    08:02: the reset is still after the XID
@@ -17,7 +17,7 @@ import (
 // Boot is one boot of the host.
 type Boot struct {
 	ID   string    // random(4): /proc/sys/kernel/random/boot_id; "" = unknown
-	Time time.Time // when it booted by the present wall clock: now minus the uptime of proc(5); zero = unknown
+	Time time.Time // when it booted by the present wall clock: now minus the time since the boot (CLOCK_BOOTTIME); zero = unknown
 }
 
 // Shift returns s with every time moved by d, because the wall clock was set by d. The times in the health of

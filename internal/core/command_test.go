@@ -199,7 +199,7 @@ func TestIgnore(t *testing.T) {
 			t.Errorf("conditions: %v", cs)
 		}
 		s.reportXIDs(119)
-		s.expect("a new one", health.Unhealthy, "XID_119")
+		s.expect("a new one, within an hour of a reset", health.Unhealthy, "NEEDS_SERVICE")
 	})
 	t.Run("until it is lost again", func(t *testing.T) {
 		s := newLedgerFixture(t)

@@ -23,8 +23,8 @@ func causes(all []health.Health) (of []string) {
 	return of
 }
 
-// All conditions of a placement are listed from the worst: by state, then real ones before simulated ones, then the earliest. Those that
-// an operator ignores and those without effect are not.
+// All conditions of a placement are listed from the worst: by state, then real ones before simulated ones, then the hardest to clear,
+// then the earliest. Those that an operator ignores and those without effect are not.
 func TestAllConditions(t *testing.T) {
 	f := newLedgerFixture(t)
 	f.observe(xidEvent(a, 94), xidEvent(a, 38)) // 38 has no effect
@@ -42,7 +42,7 @@ func TestAllConditions(t *testing.T) {
 	if diff := gocmp.Diff(want, causes(f.ledger.All(a))); diff != "" {
 		t.Error(diff)
 	}
-	want = []string{"unhealthy XID_119", "unhealthy XID_95", "degraded XID_94", "degraded XID_121", "degraded XID_94"}
+	want = []string{"unhealthy XID_119", "unhealthy XID_95", "degraded XID_94", "degraded XID_94", "degraded XID_121"}
 	if diff := gocmp.Diff(want, causes(f.ledger.All(instance.At))); diff != "" {
 		t.Error("of an instance, which has those of its GPU, too:", diff)
 	}

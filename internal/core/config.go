@@ -34,7 +34,7 @@ type Config struct {
 // DefaultConfig returns the defaults of both agents.
 func DefaultConfig() Config {
 	return Config{
-		Config: inventory.Config{MIG: inventory.MIGNone, Overlap: inventory.OverlapWarn, Injection: inventory.Injection{Runtime: true}},
+		Config: inventory.Config{MIG: inventory.MIGNone, Overlap: inventory.OverlapRefuse, Injection: inventory.Injection{Runtime: true}},
 		Rescan: time.Minute,
 		Probe:  10 * time.Second,
 		Retire: 2 * time.Second,

@@ -229,3 +229,37 @@ func TestWithNodes(t *testing.T) {
 		t.Errorf("a warning of nodes without a driver: %s", u.Health.MissingNodes)
 	}
 }
+
+// With refuse a device takes no new work before this agent has claimed it, unless no other agent can have.
+func TestOwnClaims(t *testing.T) {
+	s := coretest.WithMIG(coretest.GPUs(3), 2, "3g.40gb", "3g.40gb")
+	cfg := core.DefaultConfig()
+	cfg.MIG = inventory.MIGMixed
+	built := core.Build(s, health.Ledger{}, cfg)
+	first := gpuAt(0)
+	for name, tc := range map[string]struct {
+		own     inventory.OwnClaims
+		overlap inventory.OverlapMode
+		reasons string
+	}{
+		"nothing is needed":     {inventory.OwnClaims{}, inventory.OverlapRefuse, ""},
+		"warn":                  {inventory.OwnClaims{Else: "x", Pending: true}, inventory.OverlapWarn, ""},
+		"nothing is claimed":    {inventory.OwnClaims{Else: "x"}, inventory.OverlapRefuse, "gpu/0 CLAIMED; gpu/1 CLAIMED; mig-3g.40gb/2:0 CLAIMED; mig-3g.40gb/2:1 CLAIMED"},
+		"a GPU":                 {inventory.OwnClaims{Else: "x", At: []gpu.Placement{first, gpuAt(2)}}, inventory.OverlapRefuse, "gpu/1 CLAIMED"},
+		"an instance":           {inventory.OwnClaims{Else: "x", Pending: true, At: []gpu.Placement{first, gpuAt(1), {GPU: coretest.GPU(2), GI: 1}}}, inventory.OverlapRefuse, "mig-3g.40gb/2:1 CLAIMED"},
+		"claimed in the moment": {inventory.OwnClaims{Else: "x", Pending: true, At: []gpu.Placement{first, gpuAt(1), gpuAt(2)}}, inventory.OverlapRefuse, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inv := built.WithHost(inventory.Host{Own: tc.own}, tc.overlap)
+			if got := healthReasons(inv); got != tc.reasons {
+				t.Errorf("take no work: %q, want %q", got, tc.reasons)
+			}
+			if got, want := inv.Provisional(), tc.own.Pending && tc.reasons != ""; got != want {
+				t.Errorf("provisional: %v, want %v", got, want)
+			}
+			if tc.own.Pending = false; inv.Provisional() && built.WithHost(inventory.Host{Own: tc.own}, tc.overlap).Equal(inv) {
+				t.Error("equal to the inventory that is not provisional")
+			}
+		})
+	}
+}

@@ -224,6 +224,8 @@ func TestEcho(t *testing.T) {
 	logged := xidEvent(a, 109)
 	logged.FromKernelLog, logged.Detail = true, "Ch 00000008"
 	event := xidEvent(gi(1), 109)
+	late := event
+	late.Delay = time.Minute
 	for _, tc := range []struct {
 		name   string
 		first  health.Observation
@@ -234,6 +236,7 @@ func TestEcho(t *testing.T) {
 		{"the log after NVML", event, 9 * time.Second, logged, 1},
 		{"NVML after the log", logged, 9 * time.Second, event, 1},
 		{"too late", event, 10 * time.Second, logged, 2},
+		{"NVML after the log, from a set that was not read meanwhile", logged, time.Minute, late, 1},
 		{"NVML twice", event, time.Second, event, 2},
 		{"the log twice", logged, time.Second, logged, 2},
 	} {

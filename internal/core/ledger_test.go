@@ -242,6 +242,32 @@ func TestWorkloads(t *testing.T) {
 	})
 }
 
+// On a shared GPU one workload that fails again and again is not told from others that come and go meanwhile: the faults count for none. A
+// MIG instance that is shared is no different, and its GPU is not as long as the XID names no instance.
+func TestWorkloadsOfSharedGPU(t *testing.T) {
+	for name, at := range map[string]gpu.Placement{"GPU": a, "instance": ci(1, 0), "an XID of the whole GPU": a} {
+		s := newLedgerFixture(t)
+		s.reportXIDs(31) // before the agent knew of an allocation
+		for range 5 {
+			shared := at
+			if name == "an XID of the whole GPU" {
+				shared = ci(1, 0)
+				s.allocate(ci(2, 0))
+			}
+			s.observe(health.Observation{At: shared, Kind: health.Reserved, Shared: true})
+			s.observe(xidEvent(at, 31))
+		}
+		s.expect(name, health.Healthy, "")
+		for range 2 { // it is exclusive from now on
+			s.allocate(at)
+			s.observe(xidEvent(at, 31))
+		}
+		if name != "an XID of the whole GPU" {
+			s.expect(name+", exclusive", health.Degraded, "WORKLOADS_FAILING")
+		}
+	}
+}
+
 // Instances are allocated separately: a workload that shares a GPU with a failing program does not count.
 func TestWorkloadsOfInstances(t *testing.T) {
 	one, two, three := ci(1, 0), ci(2, 0), ci(3, 0)

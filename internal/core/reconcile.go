@@ -102,7 +102,7 @@ func missingDevice(d gpu.Device, reading gpu.Snapshot) (health.Observation, bool
 			return health.Observation{At: at, Kind: health.KindOf(e.Failure), Detail: e.Reason}, true
 		}
 	}
-	return health.Observation{At: at, Kind: health.Lost, Detail: "not listed by the driver"}, true
+	return health.Observation{At: at, Kind: health.Lost, Detail: health.NotListed}, true
 }
 
 // locateIn returns o with a placement that is in the snapshot. A fault of a MIG instance that is not there (any

@@ -18,7 +18,7 @@ import (
 func DescribeState(s core.State, cfg core.Config, warnings ...string) Report {
 	r := describeInventory(s.Inventory)
 	r.markAPI(s.Inventory, cfg.API)
-	r.Injections, r.CDI = describeInjections(s.Inventory, cfg.IndexIDs), describeCDI(s.Inventory)
+	r.Injections, r.CDI = describeInjections(s.Inventory), describeCDI(s.Inventory)
 	r.Warnings = slices.Concat(warnings, describeUnlisted(s, r.Excluded))
 	r.Conditions = append(r.Conditions, DescribeConditions(s, cfg, s.Ledger.Conditions())...)
 	counted := map[gpu.DeviceID]bool{}

@@ -12,16 +12,21 @@ import (
 )
 
 // describeInjections merges the pools with the same injection, in the order of the first device of each.
-func describeInjections(inv *inventory.Inventory, indexIDs bool) []Injection {
+func describeInjections(inv *inventory.Inventory) []Injection {
+	type way struct {
+		inventory.Injection
+		byIndex bool
+	}
 	all := []Injection{}
-	var seen []inventory.Injection
+	var seen []way
 	for u := range inv.Devices() {
-		n := slices.Index(seen, u.Injection)
+		one := way{u.Injection, inv.ByIndex(u.API)}
+		n := slices.Index(seen, one)
 		if n < 0 {
 			n = len(seen)
-			seen = append(seen, u.Injection)
+			seen = append(seen, one)
 			ids := "uuid"
-			if indexIDs {
+			if one.byIndex {
 				ids = "index"
 			}
 			all = append(all, Injection{

@@ -180,6 +180,11 @@ type Condition struct {
 	Simulated        bool         `json:"simulated,omitempty"`
 }
 
+// InEffect reports whether the condition affects the health: it is not only recorded, and no operator ignores it.
+func (c Condition) InEffect() bool {
+	return !c.RecordedOnly && !c.IgnoredUntilGone && c.IgnoredUntil.IsZero()
+}
+
 // Recovery is the progress of a condition towards its end.
 type Recovery struct {
 	Since           time.Time `json:"since"` // of the evidence

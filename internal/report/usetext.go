@@ -46,7 +46,7 @@ func (o Owner) String() string {
 		if o.Container != "" {
 			parts = append(parts, "task "+o.Container)
 		}
-		return strings.Join(append(parts, "allocation "+o.ID), ", ")
+		return strings.Join(append(parts, "allocation "+cmp.Or(o.ID, "unknown")), ", ")
 	}
 	parts = append(parts, strings.TrimSpace("pod "+cmp.Or(name, o.ID)))
 	if o.Container != "" {

@@ -86,3 +86,19 @@ func RemoveTemporary(path string) {
 		_ = os.Remove(temporary) // harmless if it remains
 	}
 }
+
+// asideAtMost is how many files SetAside keeps for a path and a suffix.
+const asideAtMost = 5
+
+// SetAside renames a file that must not be replaced, for operators, and returns its new name: <path>.<suffix>, <path>.<suffix>.1 ...
+// <path>.<suffix>.4. The first free name is used; if there is none, the last file is replaced, so that the first four and the latest remain.
+func SetAside(path, suffix string) (name string, err error) {
+	name = path + "." + suffix
+	for n := 1; n < asideAtMost; n++ {
+		if _, err := os.Lstat(name); errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		name = fmt.Sprintf("%s.%s.%d", path, suffix, n)
+	}
+	return name, os.Rename(path, name)
+}

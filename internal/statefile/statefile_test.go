@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 )
@@ -75,5 +76,29 @@ func TestRemoveTemporary(t *testing.T) {
 	}
 	if want := []string{".agent.json.broken", ".other.json5", "agent.json"}; len(names) != 3 || names[0] != want[0] || names[1] != want[1] || names[2] != want[2] {
 		t.Errorf("%q, want %q", names, want)
+	}
+}
+
+// Of the files that are set aside under one suffix the first ones and the latest remain.
+func TestFilesThatAreSetAsideDoNotReplaceEachOther(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "agent.json")
+	var names []string
+	for n := range 7 {
+		must(t, os.WriteFile(path, []byte{byte('0' + n)}, 0o600))
+		name, err := SetAside(path, "broken")
+		must(t, err)
+		names = append(names, filepath.Base(name))
+	}
+	want := []string{"agent.json.broken", "agent.json.broken.1", "agent.json.broken.2", "agent.json.broken.3", "agent.json.broken.4", "agent.json.broken.4", "agent.json.broken.4"}
+	if !slices.Equal(names, want) {
+		t.Errorf("names %q", names)
+	}
+	for n, content := range map[int]string{0: "0", 3: "3", 4: "6"} {
+		if text, err := os.ReadFile(filepath.Join(filepath.Dir(path), want[n])); err != nil || string(text) != content {
+			t.Errorf("%s has %q, %v", want[n], text, err)
+		}
+	}
+	if _, err := SetAside(path, "broken"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without a file: %v", err)
 	}
 }

@@ -78,12 +78,17 @@ function* sickDevices(report, shown) {
     for (const c of others) shown.add(c.gpu + c.cause);
     const owners = [...new Set(devices.flatMap((each) => (each.owners || []).map(ownerName)))];
     const facts = [["what to do", d.action], ["clears with", d.clears], ["recovery action", d.recoveryAction], ["progress", condition && progressOf(condition)],
-      ["also", others.map((c) => c.cause + (c.detail ? " " + c.detail : "")).join(", ")], ["affected", owners.join(", ")], ["ID", devices.length === 1 ? d.id : ""], ["PCI", devices.length === 1 ? d.pci : ""]];
+      ...others.map((c) => ["also", alsoOf(c)]), ["affected", owners.join(", ")], ["ID", devices.length === 1 ? d.id : ""], ["PCI", devices.length === 1 ? d.pci : ""]];
     yield { // a device that work holds under a former name is no fault
       level: d.cause === "HELD" ? "info" : states[d.state].level, state: d.state + (d.simulated ? ", simulated" : "") + (d.advisory ? ", not enforced" : ""),
       where: placesOf(devices), what: reasonOf(d) || d.cause, cause: d.cause, since: d.since, facts: facts.filter(([, text]) => text),
     };
   }
+}
+
+// alsoOf is a condition that another one of its GPU hides, with its own action: what clears that one need not clear it.
+function alsoOf(c) {
+  return c.cause + (c.detail ? " " + c.detail : "") + (c.action ? "; what to do: " + c.action : "") + (c.clears ? "; clears with: " + c.clears : "");
 }
 
 // placesOf is "GPU 3", "GPU 0, 1, 2" or "GPU 3:0, 3:1".

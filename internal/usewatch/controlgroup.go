@@ -11,6 +11,7 @@ import (
 type group struct {
 	owner     use.Owner // with orchestrator, ID if known, and the task of Nomad; the zero value = no work of an orchestrator
 	container bool      // it is in a container that no orchestrator's control group has
+	user      bool      // it is below user.slice: a login session, a user's service or container
 }
 
 // criParent is the parent that containerd gives to containers of a kubelet without control groups for pods (cgroupsPerQOS: false).
@@ -38,7 +39,8 @@ func isUUID(s string) bool { return uuid.MatchString(s) }
 // path of the work. The first line with work counts, and on it the outermost work: what a container of a pod starts is the pod's.
 // A process that this one's cgroup namespace does not cover has a path that begins with "/..".
 //
-// Only root can create a control group with such a name, except below user.slice, which systemd gives to users: nothing there counts.
+// Only root can create a control group with such a name, except below user.slice, which systemd gives to users: there only a container
+// counts, whose mounts show more (podman without root).
 func parseGroup(text string) group {
 	var g group
 	for line := range strings.Lines(text) {
@@ -46,25 +48,44 @@ func parseGroup(text string) group {
 		if len(fields) != 3 {
 			continue
 		}
-		parent := ""
-		for part := range strings.SplitSeq(fields[2], "/") {
-			if part == "user.slice" || strings.HasPrefix(part, "user@") {
-				break
-			}
-			if m := podPart.FindStringSubmatch(part); m != nil {
-				return group{owner: use.Owner{Orchestrator: use.Kubernetes, ID: strings.ReplaceAll(m[1], "_", "-")}}
-			}
-			if m := taskPart.FindStringSubmatch(part); m != nil {
-				return group{owner: use.Owner{Orchestrator: use.Nomad, ID: m[1], Container: strings.TrimSuffix(m[2], ".scope")}}
-			}
-			if containerPart.MatchString(part) {
-				if parent == criParent {
-					return group{owner: use.Owner{Orchestrator: use.Kubernetes}}
-				}
-				g.container = true
-			}
-			parent = part
+		one := parsePath(fields[2])
+		if one.owner != (use.Owner{}) {
+			return group{owner: one.owner}
 		}
+		g.container, g.user = g.container || one.container, g.user || one.user
 	}
 	return g
+}
+
+func parsePath(path string) (g group) {
+	parent := ""
+	for part := range strings.SplitSeq(path, "/") {
+		if part == "user.slice" || strings.HasPrefix(part, "user@") {
+			g.user = true
+		}
+		isContainer := containerPart.MatchString(part)
+		g.container = g.container || isContainer
+		if !g.user {
+			g.owner = ownerOf(part, parent, isContainer)
+		}
+		if g.owner != (use.Owner{}) {
+			return g
+		}
+		parent = part
+	}
+	return g
+}
+
+// ownerOf is the work that a part of a path shows.
+func ownerOf(part, parent string, isContainer bool) use.Owner {
+	if m := podPart.FindStringSubmatch(part); m != nil {
+		return use.Owner{Orchestrator: use.Kubernetes, ID: strings.ReplaceAll(m[1], "_", "-")}
+	}
+	if m := taskPart.FindStringSubmatch(part); m != nil {
+		return use.Owner{Orchestrator: use.Nomad, ID: m[1], Container: strings.TrimSuffix(m[2], ".scope")}
+	}
+	if isContainer && parent == criParent {
+		return use.Owner{Orchestrator: use.Kubernetes}
+	}
+	return use.Owner{}
 }

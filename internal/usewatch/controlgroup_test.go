@@ -24,7 +24,7 @@ func TestParseGroup(t *testing.T) {
 		"nothing":       {"", group{}},
 		"root":          {"0::/\n", group{}},
 		"a service":     {"0::/system.slice/ssh.service\n", group{}},
-		"a user":        {"0::/user.slice/user-1000.slice/session-4.scope\n", group{}},
+		"a user":        {"0::/user.slice/user-1000.slice/session-4.scope\n", group{user: true}},
 		"not a line":    {"0:/" + allocID + ".main\n\n:::::/" + "x\n", group{}},
 		"another name":  {"0::/kubepods.slice/podman\n", group{}},
 		"short of a ID": {"0::/nomad.slice/share.slice/" + allocID[1:] + ".main.scope\n", group{}},
@@ -52,9 +52,9 @@ func TestParseGroup(t *testing.T) {
 		"docker, cgroupfs": {"0::/docker/" + container + "\n", group{container: true}},
 		"podman":           {"0::/machine.slice/libpod-" + container + ".scope/container\n", group{container: true}},
 
-		"a user who pretends to be a pod":   {"0::/user.slice/user-1000.slice/user@1000.service/kubepods/pod" + podUID + "/x\n", group{}},
-		"a user who pretends to be Nomad":   {"0::/user.slice/user-1000.slice/user@1000.service/share.slice/" + allocID + ".main.scope\n", group{}},
-		"a user with a container, rootless": {"0::/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-" + container + ".scope\n", group{}},
+		"a user who pretends to be a pod":   {"0::/user.slice/user-1000.slice/user@1000.service/kubepods/pod" + podUID + "/x\n", group{user: true}},
+		"a user who pretends to be Nomad":   {"0::/user.slice/user-1000.slice/user@1000.service/share.slice/" + allocID + ".main.scope\n", group{user: true}},
+		"a user with a container, rootless": {"0::/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-" + container + ".scope\n", group{user: true, container: true}},
 	} {
 		if got := parseGroup(tc.text); got != tc.want {
 			t.Errorf("%s: %+v, want %+v", name, got, tc.want)

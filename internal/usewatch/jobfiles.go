@@ -66,7 +66,9 @@ func (f *jobFiles) write(inv *inventory.Inventory, t use.Table) {
 		name := strconv.Itoa(u.Device.Index)
 		if d, ok := t.Device(u.Device.ID); ok {
 			for _, o := range d.Owners() {
-				jobs[name] = append(jobs[name], jobOf(o))
+				if job := jobOf(o); job != "" {
+					jobs[name] = append(jobs[name], job)
+				}
 			}
 		}
 	}
@@ -78,7 +80,7 @@ func (f *jobFiles) write(inv *inventory.Inventory, t use.Table) {
 	f.replace(texts)
 }
 
-// jobOf is the job of an owner: "namespace/pod", "namespace/job/allocation"; of work without known names the ID.
+// jobOf is the job of an owner: "namespace/pod", "namespace/job/allocation"; of work without known names the ID; "" = neither is known.
 func jobOf(o use.Owner) string {
 	switch {
 	case o.Name == "":

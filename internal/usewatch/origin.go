@@ -3,29 +3,35 @@ package usewatch
 import (
 	"cmp"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 )
 
-// origins reads where processes come from. It keeps what it read of those that still run.
+// origins reads where processes come from, once for each process: it has memory of a device by then, so it is in its control group.
+//
+// A process belongs to work if its control group or that of an ancestor shows it: sudo, su and sshd can move what they start into a login
+// session. A container of Nomad's drivers docker and podman has the directory of its allocation mounted, or the allocation in its environment.
+// A process is of no work only if all of that could be read, up to the first process of the host or of the container.
 type origins struct {
-	proc         string
+	files        processFiles
 	orchestrator string
 	running      func(gpu.Process) bool
 	own          string             // control group of this process, as procfs shows it
+	agent        string             // name of the program of the Nomad agent, which also starts its tasks; "" = unknown
 	known        map[int]use.Origin // by PID: of the latest reading
 }
 
 func newOrigins(o Options) origins {
-	r := origins{proc: cmp.Or(o.ProcRoot, "/proc"), orchestrator: o.Orchestrator, running: o.Running}
+	r := origins{files: processFiles{root: cmp.Or(o.ProcRoot, "/proc")}, orchestrator: o.Orchestrator, running: o.Running}
 	if own, err := os.ReadFile("/proc/self/cgroup"); err == nil {
 		r.own = string(own)
+	}
+	if o.Orchestrator == use.Nomad {
+		name, _ := os.ReadFile("/proc/" + strconv.Itoa(os.Getppid()) + "/comm") // the agent's, which started this plugin
+		r.agent = strings.TrimSuffix(string(name), "\n")
 	}
 	return r
 }
@@ -55,81 +61,94 @@ func (r *origins) read(usage []gpu.Usage, was use.Table) map[int]use.Origin {
 	return next
 }
 
-// of reads the origin of a process. That of work is read once: an orchestrator moves a process into a control group before the process
-// begins its work, and not out of it.
 func (r *origins) of(p gpu.Process) use.Origin {
-	if o, ok := r.known[p.PID]; ok && o.Started == p.Started && o.Owner != (use.Owner{}) {
+	if o, ok := r.known[p.PID]; ok && o.Started == p.Started {
 		return o
 	}
-	o := use.Origin{Started: p.Started, Name: printable(strings.TrimSuffix(r.file(p.PID, "comm"), "\n"))}
-	text := r.file(p.PID, "cgroup")
-	if text == "" {
-		o.Unknown = true
-		return o
-	}
-	g := parseGroup(text)
-	o.Owner = g.owner
-	switch {
-	case g.owner.Orchestrator == use.Nomad:
-		env, _ := r.environment(p.PID)
-		o.Owner = nomadNames(g.owner, env)
-	case g.owner == (use.Owner{}) && (g.container || r.orchestrator == use.Nomad && text == r.own):
-		env, known := r.environment(p.PID)
-		o.Owner, o.Unknown = nomadTask(env), !known
-	}
+	o := use.Origin{Started: p.Started, Name: r.files.name(p.PID)}
+	var known bool
+	o.Owner, known = r.owner(p.PID)
+	o.Unknown = !known
 	return o
 }
 
-// printable is a text that a process chose, with "?" in place of control characters and of what is not UTF-8: the kernel cuts a name within
-// a rune, a terminal obeys escape sequences, and Nomad's protocol allows UTF-8 only.
-func printable(text string) string {
-	return strings.Map(func(c rune) rune {
-		if c == utf8.RuneError || !unicode.IsPrint(c) {
-			return '?'
+// maxAncestors limits how far a process is from the one that shows its work. A task can start processes one below the other.
+const maxAncestors = 32
+
+// owner is the work of a process, the zero value if it belongs to none; false if that is not known.
+func (r *origins) owner(pid int) (o use.Owner, known bool) {
+	user := false
+	for at, n := pid, 0; n < maxAncestors; n++ {
+		text, ok := r.files.group(at)
+		if !ok {
+			return use.Owner{}, false
 		}
-		return c
-	}, text)
-}
-
-// file is the content of a file of a process; "" if it can't be read.
-func (r *origins) file(pid int, name string) string {
-	text, _ := os.ReadFile(filepath.Join(r.proc, strconv.Itoa(pid), name)) // a process that has ended has none
-	return string(text)
-}
-
-// environment is the environment with which a process was started; false if it is not known. Processes of other users show it only with
-// CAP_SYS_PTRACE. A process that writes a title for ps over its arguments (setproctitle, as vLLM and Ray do) overwrites it, too: nothing of
-// the form NAME=VALUE is left.
-func (r *origins) environment(pid int) (env map[string]string, known bool) {
-	env = map[string]string{}
-	for line := range strings.SplitSeq(r.file(pid, "environ"), "\x00") {
-		key, value, ok := strings.Cut(line, "=")
-		known = known || ok
-		if ok && strings.HasPrefix(key, "NOMAD_") {
-			env[key] = printable(value)
+		g := parseGroup(text)
+		switch {
+		case g.owner.Orchestrator == use.Nomad:
+			return nomadNames(g.owner, r.files.environment(at)), true
+		case g.owner != use.Owner{}:
+			return g.owner, true
+		case g.container:
+			return r.container(at)
+		case r.orchestrator == use.Nomad && text == r.own: // the agent's; raw_exec without control groups
+			if o, started := r.startedByAgent(at); started {
+				return o, o != use.Owner{}
+			}
+		}
+		user = user || g.user
+		if at, ok = r.files.parent(at); !ok {
+			return use.Owner{}, false
+		}
+		if at <= 1 {
+			return use.Owner{}, !user || r.files.loggedIn(pid)
 		}
 	}
-	return env, known
+	return use.Owner{}, false
 }
+
+// startedByAgent reports whether a process in the control group of Nomad's agent is a task, which its environment shows, or the agent's program,
+// which starts tasks: then the task is not known.
+func (r *origins) startedByAgent(pid int) (o use.Owner, started bool) {
+	env := r.files.environment(pid)
+	if o = nomadTask(env, env[allocVariable]); o != (use.Owner{}) {
+		return o, true
+	}
+	return o, r.agent != "" && r.files.name(pid) == r.agent
+}
+
+// container is the work of a process in a container outside of pods. Whoever may start containers on the host can give one the mounts or the
+// environment of a task, and with that only keeps a process from being shown as one without a reservation. Processes outside of containers
+// can't.
+func (r *origins) container(pid int) (o use.Owner, known bool) {
+	env := r.files.environment(pid)
+	id, known := r.files.allocation(pid)
+	o = nomadTask(env, cmp.Or(id, env[allocVariable]))
+	return o, known || o != use.Owner{}
+}
+
+// Variables of a task's environment (client/taskenv/env.go in Nomad).
+const (
+	allocVariable     = "NOMAD_ALLOC_ID"
+	namespaceVariable = "NOMAD_NAMESPACE"
+	jobVariable       = "NOMAD_JOB_ID"
+	taskVariable      = "NOMAD_TASK_NAME"
+)
 
 // nomadNames adds the names of an allocation to what the control group shows, if the environment is of the same allocation. A process can
 // change its environment, so a name may be wrong if the Nomad agent's API is not read; the allocation is not.
 func nomadNames(o use.Owner, env map[string]string) use.Owner {
-	if env["NOMAD_ALLOC_ID"] != o.ID {
+	if env[allocVariable] != o.ID {
 		return o
 	}
-	o.Namespace, o.Name, o.Container = env["NOMAD_NAMESPACE"], env["NOMAD_JOB_ID"], cmp.Or(o.Container, env["NOMAD_TASK_NAME"])
+	o.Namespace, o.Name, o.Container = env[namespaceVariable], env[jobVariable], cmp.Or(o.Container, env[taskVariable])
 	return o
 }
 
-// nomadTask is the task of which a container is, or a process in the control group of Nomad's agent (raw_exec without control groups).
-// Nomad's drivers docker and podman start containers whose control group does not have the allocation. The environment is the only
-// evidence: whoever may start containers on the host can claim to be a task, and with that only keeps a process from being shown as
-// one without a reservation. Processes outside of containers can't.
-func nomadTask(env map[string]string) use.Owner {
-	id := env["NOMAD_ALLOC_ID"]
+// nomadTask is the task of an allocation; the zero value if that is none.
+func nomadTask(env map[string]string, id string) use.Owner {
 	if !isUUID(id) {
 		return use.Owner{}
 	}
-	return nomadNames(use.Owner{Orchestrator: use.Nomad, ID: id, Container: env["NOMAD_TASK_NAME"]}, env)
+	return nomadNames(use.Owner{Orchestrator: use.Nomad, ID: id}, env)
 }

@@ -62,62 +62,6 @@ func TestProblems(t *testing.T) {
 	})
 }
 
-// The origin of a process that works for an orchestrator is read once, that of another process each time; a PID that is used again is another
-// process. While a device does not respond, that of its processes is kept.
-func TestOriginsAreKept(t *testing.T) {
-	n := newNode(t)
-	const shell, task = "0::/user.slice\n", "0::/nomad.slice/share.slice/" + allocID + ".main.scope\n"
-	n.start(t, 0, 7, "cgroup", shell, "comm", "sh\n")
-	r := newOrigins(Options{ProcRoot: n.proc, Running: n.running, Orchestrator: use.Nomad})
-	p := gpu.Process{At: gpu.WholeGPU(coretest.GPU(0)), PID: 7, Started: 7}
-	read := func(p gpu.Process, was use.Table) use.Origin {
-		all := []gpu.Process{p}
-		usage := []gpu.Usage{{Device: coretest.GPU(0)}, {Device: coretest.GPU(1), Processes: &all}}
-		if was.Devices != nil {
-			usage = nil
-		}
-		return r.read(usage, was)[p.PID]
-	}
-	file := func(name, text string) { must(t, os.WriteFile(filepath.Join(n.proc, "7", name), []byte(text), 0o600)) }
-	if o := read(p, use.Table{}); o.Name != "sh" || o.Owner != (use.Owner{}) || o.Started != 7 {
-		t.Errorf("a shell: %+v", o)
-	}
-	file("cgroup", task)
-	file("comm", "python\n")
-	if o := read(p, use.Table{}); o.Name != "python" || o.Owner.ID != allocID {
-		t.Errorf("moved to a task: %+v", o)
-	}
-	must(t, os.Remove(filepath.Join(n.proc, "7", "cgroup")))
-	kept := use.Table{Devices: []use.Device{{ID: coretest.GPU(1), Processes: []use.Process{{Process: p}}}}}
-	for range 2 {
-		if o := read(p, kept); o.Owner.ID != allocID {
-			t.Errorf("no usage: %+v", o)
-		}
-	}
-	p.Started = 8
-	if o := read(p, use.Table{}); !o.Unknown || o.Owner != (use.Owner{}) {
-		t.Errorf("another process: %+v", o)
-	}
-	must(t, os.RemoveAll(filepath.Join(n.proc, "7")))
-	if o, ok := r.read(nil, kept)[7]; ok {
-		t.Errorf("it has ended: %+v", o)
-	}
-}
-
-// Without control groups Nomad's agent starts tasks in its own: their environment shows them.
-func TestTaskInTheGroupOfTheAgent(t *testing.T) {
-	own, err := os.ReadFile("/proc/self/cgroup")
-	must(t, err)
-	for orchestrator, want := range map[string]string{use.Nomad: allocID, use.Kubernetes: ""} {
-		n := newNode(t)
-		n.start(t, 0, 7, "cgroup", string(own), "environ", "NOMAD_ALLOC_ID="+allocID+"\x00NOMAD_TASK_NAME=main\x00")
-		r := newOrigins(Options{ProcRoot: n.proc, Orchestrator: orchestrator})
-		if o := r.of(gpu.Process{PID: 7}); o.Owner.ID != want {
-			t.Errorf("%s: %+v", orchestrator, o)
-		}
-	}
-}
-
 // Run makes job files of the tables and removes them at its end, and those that an agent left.
 func TestRunWritesJobFiles(t *testing.T) {
 	n := newNode(t)

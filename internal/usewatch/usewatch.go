@@ -155,6 +155,9 @@ func (w *Watcher) read(ctx context.Context, m Monitor) {
 		} else {
 			in.Record = &record
 		}
+		if record.Missing != "" {
+			in.Problems = append(in.Problems, "owners: "+record.Missing)
+		}
 	}
 	if ctx.Err() != nil {
 		return // what was read is not complete

@@ -2,7 +2,6 @@ package usewatch
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -95,14 +94,24 @@ func (n *node) count() (i int) {
 	return i
 }
 
-// start starts a process with memory of GPU i. Files are pairs of name and content.
-func (n *node) start(t *testing.T, i, pid int, files ...string) {
+// process writes files of a process, which are pairs of name and content: of one that a person started, as the first one of the host, if they
+// do not differ.
+func (n *node) process(t *testing.T, pid int, files ...string) {
 	t.Helper()
 	dir := filepath.Join(n.proc, strconv.Itoa(pid))
 	must(t, os.MkdirAll(dir, 0o755))
-	for ; len(files) > 0; files = files[2:] {
+	for files = slices.Concat([]string{"stat", childOf(1), "loginuid", "1000"}, files); len(files) > 0; files = files[2:] {
 		must(t, os.WriteFile(filepath.Join(dir, files[0]), []byte(files[1]), 0o600))
 	}
+}
+
+// childOf is the file stat of a process, as far as it is read.
+func childOf(parent int) string { return "7 (a) b) S " + strconv.Itoa(parent) + " 7 7 0" }
+
+// start starts a process with memory of GPU i.
+func (n *node) start(t *testing.T, i, pid int, files ...string) {
+	t.Helper()
+	n.process(t, pid, files...)
 	id := coretest.GPU(i)
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -200,43 +209,6 @@ func TestIntervals(t *testing.T) {
 			t.Error(late)
 		}
 	})
-}
-
-// The work of a process is that of its control group; the environment adds the names, and counts alone only in a container.
-func TestOrigins(t *testing.T) {
-	const environ = "PATH=/bin\x00NOMAD_ALLOC_ID=" + allocID + "\x00NOMAD_JOB_ID=train\x00NOMAD_JOB_NAME=other\x00NOMAD_TASK_NAME=main\x00NOMAD_NAMESPACE=batch\x00"
-	full := use.Owner{Orchestrator: use.Nomad, Namespace: "batch", Name: "train", Container: "main", ID: allocID}
-	for name, tc := range map[string]struct {
-		cgroup, environ string
-		want            use.Owner
-		unreserved      bool
-	}{
-		"a task":                     {"0::/nomad.slice/share.slice/" + allocID + ".main.scope\n", environ, full, false},
-		"a task, another allocation": {"0::/nomad.slice/share.slice/" + allocID + ".main.scope\n", "NOMAD_ALLOC_ID=x\x00NOMAD_JOB_ID=y", use.Owner{Orchestrator: use.Nomad, ID: allocID, Container: "main"}, false},
-		"a task of docker":           {"0::/system.slice/docker-" + container + ".scope\n", environ, full, false},
-		"a container of a person":    {"0::/system.slice/docker-" + container + ".scope\n", "PATH=/bin\x00", use.Owner{}, true},
-		"a shell with the variables": {"0::/user.slice/user-0.slice/session-1.scope\n", environ, use.Owner{}, true},
-		"a pod":                      {"0::/kubepods/pod" + podUID + "/" + container + "\n", environ, use.Owner{Orchestrator: use.Kubernetes, ID: podUID}, false},
-		"unreadable":                 {"", environ, use.Owner{}, false},
-		"a container, no environ":    {"0::/system.slice/docker-" + container + ".scope\n", "", use.Owner{}, false},
-		"a container with a title":   {"0::/system.slice/docker-" + container + ".scope\n", "ine Core\x00\x00\x00\x00", use.Owner{}, false},
-		"no work, no environ":        {"0::/system.slice/ssh.service\n", "", use.Owner{}, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			n := newNode(t)
-			n.recordErr = errors.New("no API")
-			n.start(t, 0, 7, "cgroup", tc.cgroup, "environ", tc.environ, "comm", "py\x1b[2J\xe3\x81\n")
-			watched(t, n, inventory.OccupancyReport, use.Nomad, func(w *Watcher) {
-				p := device(w, 0).Processes
-				if len(p) != 1 || p[0].Name != "py?[2J??" || p[0].Owner != tc.want || p[0].Unreserved != tc.unreserved {
-					t.Errorf("%+v, want %+v, unreserved %t", p, tc.want, tc.unreserved)
-				}
-				if owners := device(w, 0).Owners(); len(owners) == 1 != (tc.want != use.Owner{}) || w.Table().HoldersKnown {
-					t.Errorf("owners %+v", owners)
-				}
-			})
-		})
-	}
 }
 
 // A device with a process of no work is withheld after two readings, over a failure of the driver, and free when the process has ended.

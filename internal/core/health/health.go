@@ -2,6 +2,7 @@ package health
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -101,6 +102,29 @@ func (h Health) String() string {
 	rest.WriteString(h.limits())
 	const head = 80 // least space for state and cause
 	return truncated(truncated(text, max(maxHealthText-rest.Len(), head))+rest.String(), maxHealthText)
+}
+
+// maxOthers is the number of conditions that Text has beside the worst one.
+const maxOthers = 3
+
+// Text returns the health of a unit by each of its conditions, the worst first, as one line of at most 850 bytes: the worst as String, and
+// of the others those that require an action, because what clears one need not clear another.
+func Text(all []Health) string {
+	if len(all) == 0 {
+		return Healthy.String()
+	}
+	text := all[0].String()
+	others := slices.DeleteFunc(slices.Clone(all[1:]), func(h Health) bool {
+		return h.Action == "" || h.Reason == ReasonRecoveryAction && h.Action == all[0].Action // String has the recovery action
+	})
+	for _, h := range others[:min(len(others), maxOthers)] {
+		h.Limitations, h.MissingNodes, h.RecoveryAction = "", "", RecoveryUnknown // in that of the worst
+		text += "; also " + h.String()
+	}
+	if more := len(others) - maxOthers; more > 0 {
+		text += fmt.Sprintf("; and %d more", more)
+	}
+	return text
 }
 
 // limits returns the warnings that do not affect the state. Missing device nodes are a warning only for a unit

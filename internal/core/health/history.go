@@ -50,9 +50,9 @@ type FaultCount struct {
 
 // isEcho reports whether an XID is the latest occurrence, reported by the other source too. A line that was in the
 // kernel log before the agent started to follow it can be read at any later time: the first such line after an
-// NVML event is that event.
+// NVML event is that event. So is an event that was read late, after the line.
 func (t FaultCount) isEcho(o Observation, now time.Time) bool {
-	return t.FromKernelLog != o.FromKernelLog && now.Sub(t.Last) < echoSpan || o.Backlog && !t.FromKernelLog && !t.BothSources
+	return t.FromKernelLog != o.FromKernelLog && now.Sub(t.Last) < echoSpan+o.Delay || o.Backlog && !t.FromKernelLog && !t.BothSources
 }
 
 // ClearedXID is an XID that was cleared by a reset of the GPU.
@@ -65,6 +65,7 @@ type ClearedXID struct {
 type allocation struct {
 	at       gpu.Placement
 	workload int
+	shared   bool // earlier workloads may still have it
 }
 
 // appFault is the latest application XID of one workload.
@@ -169,25 +170,26 @@ func (h *GPUHistory) dwell(p Policy, now time.Time, c Condition) time.Duration {
 	return d
 }
 
-// recordAllocation records that a placement was allocated to a new workload.
-func (h *GPUHistory) recordAllocation(at gpu.Placement) {
+// recordAllocation records that a placement was allocated to a new workload, which has it alone unless the placement is shared.
+func (h *GPUHistory) recordAllocation(at gpu.Placement, shared bool) {
 	h.allocations++
 	others := slices.DeleteFunc(slices.Clone(h.allocated), func(a allocation) bool { return a.at.Covers(at) || at.Covers(a.at) })
-	h.allocated = appendBounded(others, allocation{at, h.allocations})
+	h.allocated = appendBounded(others, allocation{at, h.allocations, shared})
 }
 
-// workload returns the number of the workload that uses a placement; 0 if it is not known, or if there are
-// several.
-func (h *GPUHistory) workload(at gpu.Placement) (work int) {
+// workload returns the number of the workload that uses a placement: 0 if that has used it since before the agent started. It is not
+// certain if several may use it.
+func (h *GPUHistory) workload(at gpu.Placement) (work int, certain bool) {
+	found := 0
 	for _, a := range h.allocated {
 		if a.at.Covers(at) || at.Covers(a.at) {
-			if work != 0 {
-				return 0
+			if work = a.workload; a.shared {
+				return 0, false
 			}
-			work = a.workload
+			found++
 		}
 	}
-	return work
+	return work, found <= 1
 }
 
 // recordAppFault records an application fault of a workload and returns how many workloads had one within span.

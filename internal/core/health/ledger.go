@@ -53,8 +53,9 @@ func (l Ledger) History(id gpu.DeviceID) (GPUHistory, bool) {
 // NeedsTick reports whether the passage of time can change a condition. If so, call Apply periodically.
 func (l Ledger) NeedsTick() bool { return len(l.conditions) > 0 }
 
-// Health returns the health of a placement: the worst condition that covers it. Of equally bad conditions the
-// first one counts, because later ones may be consequences. A simulated condition does not hide a real one.
+// Health returns the health of a placement: the worst condition that covers it. Of equally bad conditions the one
+// that is hardest to clear counts, as no other is worth clearing before; of those the first one, because later ones
+// may be consequences. A simulated condition does not hide a real one.
 func (l Ledger) Health(at gpu.Placement) Health {
 	var worst Condition
 	for _, c := range l.conditions {
@@ -82,7 +83,8 @@ func (l Ledger) All(at gpu.Placement) []Health {
 	return all
 }
 
-// compareSeverity is the order of conditions from the worst: by state, real ones before simulated ones, the earliest first.
+// compareSeverity is the order of conditions from the worst: by state, real ones before simulated ones, the hardest to clear first, the
+// earliest first.
 func compareSeverity(a, b Condition) int {
 	simulated := func(c Condition) int {
 		if c.Simulated {
@@ -90,7 +92,7 @@ func compareSeverity(a, b Condition) int {
 		}
 		return 0
 	}
-	return cmp.Or(cmp.Compare(b.State, a.State), cmp.Compare(simulated(a), simulated(b)), a.Since.Compare(b.Since))
+	return cmp.Or(cmp.Compare(b.State, a.State), cmp.Compare(simulated(a), simulated(b)), cmp.Compare(b.effort(), a.effort()), a.Since.Compare(b.Since))
 }
 
 // healthOf returns the health of a placement with one condition; the zero Condition is none.

@@ -1,6 +1,8 @@
 package health
 
 import (
+	"time"
+
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
@@ -27,6 +29,9 @@ const (
 	KernelLogRead                     // the kernel log was read up to NextSequence; 0 = it is not read
 )
 
+// NotListed is the detail of Lost where the driver does not list a GPU, without a word of a fault: it may not be shown to the agent.
+const NotListed = "not listed by the driver"
+
 // KindOf returns the kind of observation for a failure to read a device; 0 for NotFailed.
 func KindOf(f gpu.Failure) ObservationKind {
 	return [...]ObservationKind{gpu.NotFailed: 0, gpu.FailureLost: Lost, gpu.FailureError: ProbeFailed, gpu.FailurePending: CallPending, gpu.FailureHung: Unresponsive}[f]
@@ -44,11 +49,16 @@ type Observation struct {
 	// Processes are, of Checked, those with memory of the GPU, by PID; nil = unknown. They are never changed.
 	Processes *[]gpu.Process
 
+	// Shared marks, of Reserved, a placement that several workloads can have at a time.
+	Shared bool
+
 	// FromKernelLog marks an XID from the kernel log, which NVML may have reported as an event too.
 	FromKernelLog bool
 	// Backlog marks an XID that was in the kernel log before this agent started to follow it. NVML reported its
 	// event to an earlier process, or to none.
 	Backlog bool
+	// Delay is for how long, at most, an event of NVML was not read after it was raised; 0 = for no longer than a few seconds.
+	Delay time.Duration
 	// NextSequence is the sequence number after that of the line, for KernelLogRead and FromKernelLog; 0 = unknown.
 	NextSequence uint64
 	// Simulated marks a fault that an operator simulates.

@@ -66,7 +66,7 @@ func (b *ledgerBuilder) observe(o Observation) {
 	case DriverAvailable:
 		b.driverAnswered(o)
 	case Reserved:
-		b.history(id).recordAllocation(o.At)
+		b.history(id).recordAllocation(o.At, o.Shared)
 	case KernelLogRead: // State handles it
 	}
 }
@@ -169,10 +169,16 @@ func detailOf(rule xid.Rule, o Observation) string {
 }
 
 // recordApplicationFault records an application fault. Repeated faults of one workload do not indicate a fault of
-// the GPU.
+// the GPU. Workloads are told apart by reservations: neither NVML nor the kernel log names the workload of an XID, and
+// the processes of one are as different as those of several. So a fault of a placement that several may have counts
+// for none: it may be one that fails each time.
 func (b *ledgerBuilder) recordApplicationFault(o Observation) {
 	history := b.history(o.At.GPU)
-	n := history.recordAppFault(history.workload(o.At), b.now, workloadSpan)
+	work, certain := history.workload(o.At)
+	if !certain {
+		return
+	}
+	n := history.recordAppFault(work, b.now, workloadSpan)
 	if b.policy.ApplicationFaults != xid.None && n >= suspectWorkloads {
 		c := b.recordEvent(Condition{
 			At: gpu.WholeGPU(o.At.GPU), Reason: ReasonWorkloads, State: b.policy.state(b.policy.ApplicationFaults),

@@ -60,7 +60,8 @@ type meaning struct {
 	clears     xid.Evidence // LevelClear = the state itself is gone
 	clearsText string       // text of the evidence, if more exact than that of clears
 	action     string
-	severe     bool // Policy.MaxRecoveries limits recoveries from it
+	effort     effort // what it takes to clear it
+	severe     bool   // Policy.MaxRecoveries limits recoveries from it
 }
 
 const (
@@ -74,32 +75,32 @@ var meanings = [...]meaning{
 	ReasonEvent: {name: "EVENT"},
 	ReasonRecoveryAction: {name: "VERDICT", // in files on disk; causes have RECOVERY_ACTION_
 		text: "recovery action", state: Unhealthy, clears: level, clearsText: "recovery action None", severe: true},
-	ReasonLost:         {name: "LOST", text: "GPU is lost", state: GPULost, clears: level, clearsText: "GPU answers again, or reboot", action: "check slot and power, reboot the host", severe: true},
-	ReasonProbe:        {name: "PROBE_FAILED", text: "GPU answers with an error", state: Unhealthy, clears: level, clearsText: "clean checks", action: "see the driver's log, reset the GPU"},
-	ReasonUnresponsive: {name: "NOT_ANSWERING", text: "driver does not answer", state: Unhealthy, clears: level, clearsText: "the call returns, then clean checks", action: "reset the GPU, reboot if it persists"},
+	ReasonLost:         {name: "LOST", text: "GPU is lost", state: GPULost, clears: level, clearsText: "GPU answers again, or reboot", action: "check slot and power, reboot the host", effort: needsReboot, severe: true},
+	ReasonProbe:        {name: "PROBE_FAILED", text: "GPU answers with an error", state: Unhealthy, clears: level, clearsText: "clean checks", action: "see the driver's log, reset the GPU", effort: needsReset},
+	ReasonUnresponsive: {name: "NOT_ANSWERING", text: "driver does not answer", state: Unhealthy, clears: level, clearsText: "the call returns, then clean checks", action: "reset the GPU, reboot if it persists", effort: needsReset},
 	ReasonUnchecked:    {name: "UNCHECKED", text: "not checked yet", state: Unknown, clears: level, clearsText: "first complete check"},
 	ReasonDriver:       {name: "NVML_UNAVAILABLE", text: "driver is not usable", state: Unknown, clears: level, clearsText: "driver answers"},
 	ReasonMaintenance:  {name: "MAINTENANCE", text: "maintenance", state: Unknown, clears: level, clearsText: "resume", action: "resume when the work is done"},
-	ReasonRemapFailed:  {name: "ROW_REMAP_FAILED", text: "row remapping failed", state: Unhealthy, checks: 2, action: service},
-	ReasonUnrepairable: {name: "MEMORY_UNREPAIRABLE", text: "memory can't be repaired", state: Unhealthy, checks: 2, action: service},
-	ReasonSRAM:         {name: "SRAM_THRESHOLD", text: "SRAM errors above the threshold", state: Unhealthy, checks: 2, action: service},
-	ReasonRemapPending: {name: "ROW_REMAP_PENDING", text: "row remap pending", state: Degraded, checks: 2, clears: level, clearsText: "pending flag gone after reset", action: "reset the GPU when idle"},
-	ReasonRetirement:   {name: "PAGE_RETIREMENT_PENDING", text: "page retirement pending", state: Degraded, checks: 2, clears: level, clearsText: "pending flag gone after reset", action: "reset the GPU when idle"},
-	ReasonRepair:       {name: "REPAIR_PENDING", text: "channel or TPC repair pending", state: Degraded, checks: 2, clears: level, clearsText: "pending flag gone after reset", action: "reset the GPU when idle"},
-	ReasonInfoROM:      {name: "INFOROM_CORRUPT", text: "InfoROM is corrupt", state: Degraded, clears: level, clearsText: "InfoROM valid", action: "run field diagnostics"},
+	ReasonRemapFailed:  {name: "ROW_REMAP_FAILED", text: "row remapping failed", state: Unhealthy, checks: 2, action: service, effort: needsService},
+	ReasonUnrepairable: {name: "MEMORY_UNREPAIRABLE", text: "memory can't be repaired", state: Unhealthy, checks: 2, action: service, effort: needsService},
+	ReasonSRAM:         {name: "SRAM_THRESHOLD", text: "SRAM errors above the threshold", state: Unhealthy, checks: 2, action: service, effort: needsService},
+	ReasonRemapPending: {name: "ROW_REMAP_PENDING", text: "row remap pending", state: Degraded, checks: 2, clears: level, clearsText: "pending flag gone after reset", action: "reset the GPU when idle", effort: needsReset},
+	ReasonRetirement:   {name: "PAGE_RETIREMENT_PENDING", text: "page retirement pending", state: Degraded, checks: 2, clears: level, clearsText: "pending flag gone after reset", action: "reset the GPU when idle", effort: needsReset},
+	ReasonRepair:       {name: "REPAIR_PENDING", text: "channel or TPC repair pending", state: Degraded, checks: 2, clears: level, clearsText: "pending flag gone after reset", action: "reset the GPU when idle", effort: needsReset},
+	ReasonInfoROM:      {name: "INFOROM_CORRUPT", text: "InfoROM is corrupt", state: Degraded, clears: level, clearsText: "InfoROM valid", action: "run field diagnostics", effort: needsService},
 	ReasonECC:          {name: "ECC_UNCORRECTABLE", text: "uncorrectable ECC errors", state: Degraded, clears: xid.NoRecoveryAction | xid.ResetSeen | xid.Reboot | xid.Quiet, action: "drain and reset the GPU if they recur"},
 	ReasonFabricWait:   {name: "FABRIC_STARTING", text: "waiting for the NVLink fabric", state: Unknown, clears: level, clearsText: "fabric completed", action: "check the fabric manager"},
 	ReasonFabric:       {name: "FABRIC_UNHEALTHY", text: "NVLink fabric unhealthy", state: Unhealthy, checks: 3, clears: level, clearsText: "fabric healthy", action: "check the fabric manager", severe: true},
 	ReasonFabricLimits: {name: "FABRIC_LIMITED", text: "NVLink fabric limited", state: Degraded, checks: 3, clears: level, clearsText: "fabric at full capacity", action: "check the fabric manager"},
-	ReasonNVLinksDown:  {name: "NVLINK_DOWN", text: "NVLinks down", state: Degraded, checks: 3, clears: level, clearsText: "links up", action: "reset the GPU when idle, check the links"},
+	ReasonNVLinksDown:  {name: "NVLINK_DOWN", text: "NVLinks down", state: Degraded, checks: 3, clears: level, clearsText: "links up", action: "reset the GPU when idle, check the links", effort: needsReset},
 	ReasonThermal:      {name: "SLOWDOWN_THERMAL", text: "throttled for heat most of the time", state: Degraded, clears: level, clearsText: "ten minutes with less", action: "check cooling"},
 	ReasonPowerBrake:   {name: "SLOWDOWN_POWER", text: "power brake on most of the time", state: Degraded, clears: level, clearsText: "ten minutes with less", action: "check the power supply"},
 	ReasonReplays:      {name: "PCIE_REPLAYS", text: "PCIe link replays packets", state: Degraded, clears: level, clearsText: "ten minutes with less", action: "check slot, riser and cable"},
 	ReasonPCIeWidth:    {name: "PCIE_WIDTH", text: "PCIe link narrow under load", state: Degraded, checks: 3, clears: level, clearsText: "full width under load", action: "check slot, riser and cable"},
 	ReasonWorkloads:    {name: "WORKLOADS_FAILING", text: "possible hardware fault", state: Degraded, clears: xid.Quiet | xid.Reboot, clearsText: "an hour without", action: "check the workloads, then run diagnostics"},
-	ReasonNeedsService: {name: "NEEDS_SERVICE", text: "needs service", state: Unhealthy, action: service},
+	ReasonNeedsService: {name: "NEEDS_SERVICE", text: "needs service", state: Unhealthy, action: service, effort: needsService},
 	ReasonNoMPS:        {name: "MPS_DAEMON_DOWN", text: "MPS control daemon does not answer", state: Unhealthy, clearsText: "daemon answers", action: "start the pool's MPS control daemon"},
-	ReasonClaimed:      {name: "CLAIMED", text: "offered by another agent", state: Unhealthy, clearsText: "the other agent no longer claims it", action: "give the agents different GPUs"},
+	ReasonClaimed:      {name: "CLAIMED", text: "offered by another agent", state: Unhealthy, clearsText: "the other agent no longer claims it", action: "give the agents different GPUs, or see the warnings"},
 	ReasonHeld:         {name: "HELD", text: "held", state: Unhealthy, clearsText: "the workload ends"},
 	ReasonNoIMEX:       {name: "IMEX_CHANNEL_MISSING", text: "a required IMEX channel is missing", state: Unhealthy, clearsText: "the device node appears", action: "load the kernel module nvidia with NVreg_CreateImexChannel0=1"},
 	ReasonNoCDI:        {name: "CDI_UNDEFINED", text: "no CDI definition", state: Unhealthy, clearsText: "the device is defined"},

@@ -134,30 +134,48 @@ func (inv *Inventory) Assignable() []gpu.DeviceID {
 	return slices.Compact(all)
 }
 
-// PhysicalGPU returns the GPU of a device: of one that the inventory offers or leaves to another agent.
+// PhysicalGPU returns the GPU of a device that the driver lists, or that the inventory still has.
 func (inv *Inventory) PhysicalGPU(id gpu.DeviceID) (gpu.DeviceID, bool) {
-	for _, units := range [][]Unit{inv.orEmpty().units, inv.orEmpty().elsewhere} {
-		for i := range units {
-			if units[i].Device.ID == id || units[i].Device.At.GPU == id {
-				return units[i].Device.At.GPU, true
-			}
+	for d := range inv.Hardware() {
+		if d.ID == id || d.At.GPU == id {
+			return d.At.GPU, true
 		}
 	}
 	return "", false
 }
 
-// Hardware yields the devices that the inventory offers or leaves to another agent, each once.
+// Hardware yields the devices that the driver lists, whether they are offered or not, and those that are being withdrawn, each once.
 func (inv *Inventory) Hardware() iter.Seq[gpu.Device] {
+	inv = inv.orEmpty()
 	return func(yield func(gpu.Device) bool) {
-		var last gpu.DeviceID
-		for _, units := range [][]Unit{inv.orEmpty().units, inv.orEmpty().elsewhere} {
+		seen := make(map[gpu.DeviceID]bool, len(inv.listed))
+		for i := range inv.listed {
+			seen[inv.listed[i].ID] = true
+			if !yield(inv.listed[i]) {
+				return
+			}
+		}
+		for _, units := range [][]Unit{inv.units, inv.elsewhere} {
 			for i := range units {
-				if d := &units[i].Device; d.ID != last {
-					if last = d.ID; !yield(*d) {
+				if d := &units[i].Device; !seen[d.ID] {
+					if seen[d.ID] = true; !yield(*d) {
 						return
 					}
 				}
 			}
 		}
 	}
+}
+
+// Exists reports whether the driver lists hardware with a placement on which work can run: a GPU that is divided is not one.
+func (inv *Inventory) Exists(p gpu.Placement) (found bool) {
+	for _, d := range inv.orEmpty().listed {
+		switch {
+		case d.At == p:
+			found = true
+		case p.Covers(d.At):
+			return false
+		}
+	}
+	return found
 }

@@ -90,3 +90,26 @@ func TestReserveOfAGPUThatLeaves(t *testing.T) {
 		t.Error("Reserve gives out a GPU that leaves")
 	}
 }
+
+// What work has is known by its device also where the policy offers that to nobody, or another device of the same hardware.
+func TestHardwareIsWhatTheDriverLists(t *testing.T) {
+	inv := inventory.Build(inventory.Input{
+		Snapshot: coretest.WithMIG(coretest.GPUs(3), 2, "3g.40gb"),
+		Config:   inventory.Config{MIG: inventory.MIGNone, Exclude: []gpu.DeviceID{coretest.GPU(1)}},
+	})
+	for device, want := range map[gpu.DeviceID]gpu.DeviceID{
+		coretest.GPU(0): coretest.GPU(0), coretest.GPU(1): coretest.GPU(1), coretest.Instance(2, 0): coretest.GPU(2), coretest.Instance(2, 1): "", "GPU-x": "",
+	} {
+		if got, ok := inv.PhysicalGPU(device); got != want || ok != (want != "") {
+			t.Errorf("%s is on %q, %v", device, got, ok)
+		}
+	}
+	for at, want := range map[gpu.Placement]bool{
+		gpu.WholeGPU(coretest.GPU(1)): true, gpu.WholeGPU(coretest.GPU(2)): false, gpu.WholeGPU("GPU-x"): false,
+		{GPU: coretest.GPU(2), GI: 1}: true, {GPU: coretest.GPU(2), GI: 2}: false, {GPU: coretest.GPU(1), GI: 1}: false,
+	} {
+		if got := inv.Exists(at); got != want {
+			t.Errorf("%s exists: %v", at, got)
+		}
+	}
+}

@@ -23,7 +23,7 @@ type Input struct {
 func Build(in Input) *Inventory {
 	s, c := in.Snapshot, in.Config
 	inv := &Inventory{
-		driver: s.Driver, excluded: slices.Clone(s.Excluded), links: s.Links, nodes: s.Nodes,
+		driver: s.Driver, listed: slices.Clone(s.Devices), excluded: slices.Clone(s.Excluded), links: s.Links, nodes: s.Nodes,
 		incarnation: in.Incarnation, indexIDs: c.IndexIDs, packed: c.Packed,
 	}
 	if c.IMEXChannel {

@@ -10,9 +10,10 @@ import (
 
 // Host is the state of the host apart from the driver. It is always replaced as a whole.
 type Host struct {
-	MPS    []string // pools whose MPS control daemon responds
-	Claims []Claim  // of other agents on this host
-	CDI    *CDI     // CDI specifications of this agent; nil = the first attempt to write one is not completed
+	MPS    []string  // pools whose MPS control daemon responds
+	Claims []Claim   // of other agents on this host
+	Own    OwnClaims // of this agent
+	CDI    *CDI      // CDI specifications of this agent; nil = the first attempt to write one is not completed
 
 	Assignments Assignments // of GPUs to APIs
 
@@ -30,13 +31,38 @@ type Claim struct {
 	Older bool // it is older than the claim of this agent
 }
 
-// OverlapMode configures what happens to a device that another agent on this host offers too.
+// OwnClaims are the claims of this agent that are on disk, where other agents read them. It is always replaced as a whole.
+type OwnClaims struct {
+	At []gpu.Placement
+
+	// Else is why, with OverlapRefuse, a device that no placement in At covers takes no new work: another agent may offer it. "" = it does,
+	// as no other agent of this host has claims.
+	Else string
+
+	// Pending means that this agent is about to claim such a device, or to find out that it can't: within milliseconds, unless the disk
+	// is slow.
+	Pending bool
+}
+
+// Equal reports whether two values are the same claims.
+func (o OwnClaims) Equal(p OwnClaims) bool {
+	return o.Else == p.Else && o.Pending == p.Pending && slices.Equal(o.At, p.At)
+}
+
+func (o OwnClaims) cover(p gpu.Placement) bool {
+	return slices.ContainsFunc(o.At, func(at gpu.Placement) bool { return at.Covers(p) })
+}
+
+// OverlapMode configures what happens to a device that another agent on this host offers, or may offer, too.
 type OverlapMode string
 
 // The overlap modes.
 const (
-	OverlapWarn   OverlapMode = "warn"   // both agents offer it, with a warning
-	OverlapRefuse OverlapMode = "refuse" // only the agent with the older claim offers it for new work
+	OverlapWarn OverlapMode = "warn" // both agents offer it, with a warning
+
+	// Only the agent with the older claim offers it for new work, and none before its claim is on disk. It is the default. Without
+	// another agent that has files in the state directory it has no effect.
+	OverlapRefuse OverlapMode = "refuse"
 )
 
 // Overlap is a device that this agent and another agent offer.
@@ -47,11 +73,12 @@ type Overlap struct {
 
 // WithHost returns the inventory as limited by the host: units of GPUs that another agent offers are left out. Units that move to
 // another API, whose MPS daemon does not respond, that another agent claims, that processes occupy, that need a missing IMEX channel,
-// or that need CDI and are not defined are unhealthy. A unit that is unhealthy already keeps its reason.
+// or that need CDI and are not defined are unhealthy, with OverlapRefuse also those that this agent has not claimed (Host.Own). A unit that is unhealthy already keeps its reason.
 func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
 	var against *Claim
 	var occupied *Occupied
 	var overlaps []Overlap
+	awaitsClaim := false
 	inv = inv.withAssignments(h.Assignments)
 	next := inv.withHealth(func(u *Unit, first bool) health.Health {
 		moving, moves := inv.movingHealth(u)
@@ -67,6 +94,9 @@ func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
 			return moving
 		case against != nil && against.Older && o == OverlapRefuse:
 			return health.New(health.ReasonClaimed, against.Agent)
+		case o == OverlapRefuse && h.Own.Else != "" && !h.Own.cover(u.Device.At):
+			awaitsClaim = awaitsClaim || h.Own.Pending
+			return health.New(health.ReasonClaimed, h.Own.Else)
 		case occupied != nil:
 			return health.New(health.ReasonOccupied, occupied.Detail)
 		case u.Sharing.Mode == MPS && !slices.Contains(h.MPS, u.Pool):
@@ -74,7 +104,7 @@ func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
 		case inv.imexMissing:
 			return health.New(health.ReasonNoIMEX, gpu.IMEXChannelNode)
 		case u.Injection.usesCDI(h.CDI, inv.incarnation):
-			if ok, why := h.CDI.defines(u.Device.ID, inv.incarnation); !ok {
+			if ok, why := h.CDI.gives(u, inv.incarnation); !ok {
 				return health.New(health.ReasonNoCDI, why)
 			}
 		}
@@ -83,7 +113,7 @@ func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
 	if inv.NeedsCDI() {
 		next.cdi = h.CDI
 	}
-	next.overlaps = overlaps
+	next.overlaps, next.awaitsClaim = overlaps, awaitsClaim
 	return next
 }
 

@@ -48,6 +48,8 @@ type CDI struct {
 
 	Usable bool   // the specification is valid and a container with it has a working driver: see CDIAuto
 	Reason string // why it is usable or not, one line
+
+	NoStart string // why no container with one of the devices starts, one line, such as a missing hook program; "" = none is known
 }
 
 // Undefined is a device that the specification can't define completely.
@@ -79,12 +81,21 @@ func (c *CDI) defines(id gpu.DeviceID, incarnation int) (ok bool, why string) {
 	return false, cmp.Or(c.Problem, notWritten)
 }
 
+// gives reports whether a container gets a unit's device by its definition, and otherwise why not. That no container starts counts for claims
+// only: containers have no other way to their devices. For the other APIs an operator has chosen CDI, and the evidence is a warning.
+func (c *CDI) gives(u *Unit, incarnation int) (ok bool, why string) {
+	if ok, why = c.defines(u.Device.ID, incarnation); ok && u.API == DRA && c.NoStart != "" {
+		return false, c.NoStart
+	}
+	return ok, why
+}
+
 // Equal reports whether two CDI values are equal; nil equals nil.
 func (c *CDI) Equal(d *CDI) bool {
 	if c == nil || d == nil {
 		return c == d
 	}
-	return c == d || c.Incarnation == d.Incarnation && c.Folder == d.Folder && c.Kind == d.Kind && c.Problem == d.Problem && c.Usable == d.Usable && c.Reason == d.Reason &&
+	return c == d || c.Incarnation == d.Incarnation && c.Folder == d.Folder && c.Kind == d.Kind && c.Problem == d.Problem && c.Usable == d.Usable && c.Reason == d.Reason && c.NoStart == d.NoStart &&
 		slices.Equal(c.Defined, d.Defined) && slices.Equal(c.Undefined, d.Undefined) && slices.Equal(c.Others, d.Others) &&
 		slices.Equal(c.Libraries, d.Libraries)
 }

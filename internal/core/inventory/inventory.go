@@ -68,9 +68,11 @@ type Inventory struct {
 	binding          Binding
 	positionBindings []PositionBinding
 	awaitsNumber     bool // a device is not offered yet, because it waits for its number
+	awaitsClaim      bool // a device takes no work yet, because this agent has not claimed it so far
 	overlaps         []Overlap
 	assignments      Assignments                      // as applied
 	elsewhere        []Unit                           // that another agent offers
+	listed           []gpu.Device                     // by the driver, also those that are not offered
 	byID             map[UnitID]int                   // index into units
 	retiring         map[UnitID]time.Time             // since when
 	conditions       map[gpu.DeviceID][]health.Health // of the unhealthy devices: see Conditions
@@ -119,12 +121,15 @@ func (inv *Inventory) withIndex() *Inventory {
 func (inv *Inventory) Driver() gpu.Driver { return inv.orEmpty().driver }
 
 // Provisional reports whether devices may be missing that will be offered, or unhealthy only because the agent has just started:
-// until the first snapshot, or (for milliseconds) until the agents of the host have shared the numbers of devices, or until the
-// first CDI specification is written or has failed. An adapter must not treat such an inventory as complete, because a missing
-// device may be in use by a workload.
+// until the first snapshot, or (for milliseconds) until the agents of the host have shared the numbers of devices, or while AwaitsHost.
+// An adapter must not treat such an inventory as complete, because a missing device may be in use by a workload.
 func (inv *Inventory) Provisional() bool {
-	return inv.Driver().State == gpu.DriverPending || inv.awaitsNumber || inv.AwaitsCDI()
+	return inv.Driver().State == gpu.DriverPending || inv.awaitsNumber || inv.AwaitsHost()
 }
+
+// AwaitsHost reports whether devices are unhealthy only because this agent has not written for the first time what they need: a CDI
+// specification for the present driver, or a claim. It has done so, or has failed, within milliseconds, unless the disk is slow.
+func (inv *Inventory) AwaitsHost() bool { return inv.AwaitsCDI() || inv.orEmpty().awaitsClaim }
 
 // Units yields all units in canonical order.
 func (inv *Inventory) Units() iter.Seq[Unit] { return slices.Values(inv.orEmpty().units) }
@@ -212,8 +217,9 @@ func (inv *Inventory) Equal(other *Inventory) bool {
 		slices.Equal(inv.nodes, other.nodes) &&
 		slices.Equal(inv.policyWarnings, other.policyWarnings) &&
 		slices.Equal(inv.outdatedBindings, other.outdatedBindings) &&
-		slices.Equal(inv.overlaps, other.overlaps) &&
+		slices.Equal(inv.overlaps, other.overlaps) && inv.awaitsClaim == other.awaitsClaim &&
 		inv.assignments.Equal(other.assignments) &&
+		slices.EqualFunc(inv.listed, other.listed, func(a, b gpu.Device) bool { return a.ID == b.ID && a.At == b.At }) &&
 		maps.EqualFunc(inv.conditions, other.conditions, slices.Equal) &&
 		inv.cdi.Equal(other.cdi) && inv.indexIDs == other.indexIDs && inv.imexChannel == other.imexChannel && inv.packed == other.packed
 }

@@ -24,7 +24,7 @@ type Config struct {
 	Packed    bool        // prefer the shared devices that are used most; default: those used least
 	Overlap   OverlapMode // for devices that another agent on this host offers too
 	Injection Injection   // of devices whose rule sets none
-	IndexIDs  bool        // plans identify devices by index, "0" or "0:1"; default: by UUID
+	IndexIDs  bool        // plans identify devices by index, "0" or "0:1", but for claims; default: by UUID
 
 	API API // through which devices are offered
 

@@ -14,7 +14,7 @@ import (
 type Plan struct {
 	Units     []Unit       // distinct, sorted by ID
 	Devices   []gpu.Device // of the units, distinct, in canonical order
-	IDs       []string     // of Devices: UUIDs, or indices with Config.IndexIDs
+	IDs       []string     // of Devices: UUIDs, or indices (see Inventory.ByIndex)
 	Injection Injection    // of the units' pool
 	Env       []EnvVar     // limits, sorted by name
 	Nodes     []DeviceNode // with Injection.Nodes
@@ -92,7 +92,7 @@ func (inv *Inventory) ReserveTolerated(tolerates func(Unit, health.Health) bool,
 				return h, false
 			}
 		}
-		if ok, why := inv.cdi.defines(u.Device.ID, inv.incarnation); !ok && u.Injection.usesCDI(inv.cdi, inv.incarnation) {
+		if ok, why := inv.cdi.gives(u, inv.incarnation); !ok && u.Injection.usesCDI(inv.cdi, inv.incarnation) {
 			return health.New(health.ReasonNoCDI, why), false
 		}
 		return u.Health, true
@@ -138,6 +138,10 @@ func (inv *Inventory) reserve(ids []UnitID, accept func(*Unit) (health.Health, b
 	return inv.plan(units), nil
 }
 
+// ByIndex reports whether plans of units of an API identify devices by index: with Config.IndexIDs, but for those of claims. What a claim was
+// given is repeated to each of its containers until it ends, and an index can be another device by then.
+func (inv *Inventory) ByIndex(through API) bool { return inv.orEmpty().indexIDs && through != DRA }
+
 func (inv *Inventory) plan(units []Unit) Plan {
 	p := Plan{Units: units, IMEX: inv.imexChannel}
 	if units[0].Sharing.Mode == Exclusive {
@@ -150,13 +154,13 @@ func (inv *Inventory) plan(units []Unit) Plan {
 	}
 	slices.SortFunc(p.Devices, gpu.CompareDevices)
 	p.Devices = slices.Compact(p.Devices)
+	u := &units[0]
 	p.IDs = make([]string, len(p.Devices))
 	for i, d := range p.Devices {
-		if p.IDs[i] = string(d.ID); inv.indexIDs {
+		if p.IDs[i] = string(d.ID); inv.ByIndex(u.API) {
 			p.IDs[i] = d.CurrentIndex().String()
 		}
 	}
-	u := &units[0]
 	p.Injection = u.Injection
 	if u.Sharing.Mode == MPS {
 		p.MPS, p.Env = u.Pool, u.Sharing.MPSLimits()

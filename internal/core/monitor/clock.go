@@ -48,7 +48,7 @@ func (m *Monitor) now() time.Time {
 func (m *Monitor) update(next func(core.State, time.Time) core.State) (changed bool) {
 	now := m.now()
 	state := m.State()
-	if reserved := m.reservations.take(); reserved != nil {
+	if reserved := m.reservations.take(state.Inventory); reserved != nil {
 		state = state.Observe(m.cfg, now, reserved...) // before what happened since
 	}
 	return m.publish(next(state, now))

@@ -226,7 +226,7 @@ func (m *Monitor) publish(next core.State) (changed bool) {
 	if m.state.Store(next); equal {
 		return false
 	}
-	if !next.Inventory.AwaitsCDI() { // else devices are unhealthy for milliseconds
+	if !next.Inventory.AwaitsHost() { // else devices are unhealthy for milliseconds
 		m.stats.transitions(m.announced, next.Inventory)
 		logChange(m.log, m.announced, next.Inventory)
 		m.announced = next.Inventory

@@ -79,6 +79,29 @@ func TestReservationCountsWithTheNextUpdate(t *testing.T) {
 	}
 }
 
+// Replicas of a GPU are reserved one after the other, and one of the workloads fails each time: that is no sign of a faulty GPU.
+func TestOneFailingWorkloadOfASharedGPU(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := coretest.NewMachine(coretest.GPUs(2))
+		r := run(t, m, func(c *core.Config) {
+			c.Policy.Rules = []inventory.Rule{{Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 4}}}
+		})
+		for range 4 {
+			r.Reserved(coretest.GPUs(1).Devices)
+			m.SendEvent(xid(0, 31))
+			r.after(time.Second)
+		}
+		for u := range r.Current().Units() {
+			if u.Health.State != health.Healthy {
+				t.Errorf("%s: %s", u.ID, u.Health)
+			}
+		}
+		if n := r.faults(0)[0].Count; n != 4 {
+			t.Errorf("%d faults", n)
+		}
+	})
+}
+
 // The checkpoint lacks a reservation for at most a second.
 func TestReservationIsRecordedWithoutAFault(t *testing.T) {
 	onGPUs(t, 2, func(t *testing.T, _ *coretest.Machine, r *running) {

@@ -293,3 +293,32 @@ func TestNodeThatFlapsMakesFewUpdates(t *testing.T) {
 		r.logged("device healthy", 0)
 	})
 }
+
+// An XID that the event wait returns after another call has ended the session counts, once:
+//
+//	reader  Probe .............. driver lost
+//	waiter  Wait ........................ XID 48
+func TestEventAtTheEndOfASession(t *testing.T) {
+	onGPUs(t, 2, func(t *testing.T, m *coretest.Machine, r *running) {
+		r.after(time.Minute)
+		m.Delay("Probe", 500*time.Millisecond)
+		m.FailSession(gpu.ErrDriverLost)
+		r.after(10*time.Second + 700*time.Millisecond)
+		if r.Current().Driver().State == gpu.DriverReady {
+			t.Fatal("the session has not ended")
+		}
+		m.SendEvent(xid(1, 48))
+		m.FailSession(nil)
+		r.after(time.Minute)
+		r.expect("the next session", map[int]health.State{1: health.Unhealthy})
+		if counts := r.faults(1); len(counts) != 1 || counts[0].Count != 1 {
+			t.Errorf("%+v", counts)
+		}
+	})
+}
+
+// faults are the counts of the faults of GPU n.
+func (r *running) faults(n int) []health.FaultCount {
+	history, _ := r.State().Ledger.History(coretest.GPU(n))
+	return history.FaultCounts
+}

@@ -51,13 +51,20 @@ func (r *reservations) pending() bool {
 	return len(r.placements) > 0
 }
 
-// take returns the reservations as observations, and forgets them.
-func (r *reservations) take() []health.Observation {
+// take returns the reservations of devices of an inventory as observations, and forgets them.
+func (r *reservations) take(inv *inventory.Inventory) []health.Observation {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if len(r.placements) == 0 {
+		return nil
+	}
+	shared := map[gpu.Placement]bool{}
+	for u := range inv.Devices() {
+		shared[u.Device.At] = u.Sharing.Mode != inventory.Exclusive
+	}
 	var obs []health.Observation
 	for _, at := range r.placements {
-		obs = append(obs, health.Observation{At: at, Kind: health.Reserved})
+		obs = append(obs, health.Observation{At: at, Kind: health.Reserved, Shared: shared[at]})
 	}
 	r.placements = r.placements[:0]
 	return obs

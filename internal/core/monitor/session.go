@@ -9,15 +9,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
-	"github.com/tandem-gpu/tandem/internal/watch"
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
-
-// eventBatch is the result of one event wait.
-type eventBatch struct {
-	obs []health.Observation
-	err error
-}
 
 // runSession opens a session and follows it until its end.
 func (m *Monitor) runSession(ctx context.Context) error {
@@ -42,11 +35,15 @@ func (m *Monitor) followSession(ctx context.Context, s Session, released chan<- 
 	outer := ctx
 	ctx, cancel := context.WithCancel(ctx)
 	requests, results, events := make(chan request), make(chan result), make(chan eventBatch)
+	last := make(chan []health.Observation, 1)
 	var workers sync.WaitGroup
 	workers.Go(func() { m.runReader(ctx, s, requests, results) })
 	waiter := m.tasks.Register("event wait")
-	workers.Go(func() { runWaiter(ctx, s, events, waiter) })
-	defer func() { m.endSession(outer, s, &workers, released) }()
+	workers.Go(func() { last <- runWaiter(ctx, s, events, waiter) })
+	defer func() {
+		m.endSession(outer, s, &workers, released)
+		m.observeLast(last)
+	}()
 	defer cancel()
 
 	rescan, probe := time.NewTicker(m.cfg.Rescan), time.NewTicker(m.cfg.Probe)
@@ -135,17 +132,6 @@ func (m *Monitor) handleReading(s Session, r result) (changed bool) {
 	}
 	r.snapshot.Nodes = s.Nodes() // newer ones may have been published since the reading began
 	return m.update(func(s core.State, now time.Time) core.State { return s.Read(m.cfg, now, r.snapshot, r.obs...) })
-}
-
-// handleBatch applies what an event wait has returned. A wait that begins to fail calls for a check.
-func (m *Monitor) handleBatch(f *followed, b eventBatch) {
-	failing := b.err != nil
-	f.pending.probe = f.pending.probe || failing && !f.eventsFail
-	f.eventsFail = failing
-	m.handleEvents(f, b.obs...)
-	if len(b.obs) == 0 { // else the tick is on, and a storm of events is not one of looks
-		m.look(f)
-	}
 }
 
 // handleEvents applies events immediately and requests the reading or check that they call for.
@@ -270,24 +256,6 @@ func (m *Monitor) probe(s Session) ([]health.Observation, error) {
 	obs, err := s.Probe()
 	m.stats.checked(time.Since(began))
 	return obs, err
-}
-
-// runWaiter sends what each event wait returns. It pauses after an error, because a failed wait returns immediately and a lost
-// GPU would otherwise use a whole CPU core.
-func runWaiter(ctx context.Context, s Session, events chan<- eventBatch, task *watchdog.Task) {
-	defer task.Done()
-	for ctx.Err() == nil {
-		task.Heartbeat(waitAtMost + waitPause)
-		obs, err := s.Wait(waitAtMost)
-		select {
-		case events <- eventBatch{obs, err}:
-		case <-ctx.Done():
-			return
-		}
-		if err != nil {
-			watch.Sleep(ctx, waitPause)
-		}
-	}
 }
 
 // oldestCall is the name of the oldest call in progress; "" if there is none.

@@ -20,14 +20,15 @@ const subscribedEvents = nvml.EventTypeXidCriticalError | nvml.EventTypeDoubleBi
 	nvml.EventTypeGpuRecoveryAction | nvml.EventMigConfigChange
 
 // eventSets passes event sets from the reader to the waiter. The reader creates them, because it owns the GPUs' handles;
-// NVML can't remove a GPU from a set, so a change of the GPUs needs a new set. The waiter waits on the latest set and
-// drains the one before, so that no event of a GPU in both is missed. A set collects events from its creation on,
-// also while no call waits on it:
+// NVML can't remove a GPU from a set, so a change of the GPUs needs a new set. A set collects events from the registration of
+// a GPU on, also while no call waits on it, and an event is in each set of its GPU. So the waiter drains a set before it frees it,
+// also one whose wait failed, and leaves out of the next one what it has reported since the reader began that one:
 //
-//	reader  creates A ........... creates B ................................ creates C
-//	waiter  ......... wait on A, wait ..... take B, drain and free A; wait fails: free B ... take C
+//	reader  makes A ......... makes B ............................................. makes C
+//	waiter  ....... wait on A: XID 13 ... take B: drain and free A, drain B without XID 13; wait fails ... take C: drain B, C
 type eventSets struct {
 	mu          sync.Mutex
+	making      bool         // the reader registers GPUs in a set that is not pending yet
 	pending     []eventSet   // oldest first, not taken yet
 	unavailable bool         // there is no usable set, and creating one may succeed
 	unfreed     []unfreedSet // see freeUnusedSets
@@ -39,12 +40,26 @@ func newEventSets() eventSets { return eventSets{unavailable: true, added: make(
 // maxPendingSets is the maximum length of eventSets.pending, which is reached only while the waiter hangs.
 const maxPendingSets = 4
 
+// begin records that the reader is about to make a set, which add ends.
+func (e *eventSets) begin() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.making = true
+}
+
+// overlap reports whether there may be a set that the waiter has not taken.
+func (e *eventSets) overlap() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.making || len(e.pending) > 0
+}
+
 // add passes a set to the waiter; retry reports that another one should be created later. It returns the oldest pending
 // set if there are too many: its events are lost.
 func (e *eventSets) add(set eventSet, retry bool) (surplus eventSet) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.pending, e.unavailable = append(e.pending, set), retry
+	e.making, e.pending, e.unavailable = false, append(e.pending, set), retry
 	if len(e.pending) > maxPendingSets {
 		surplus, e.pending = e.pending[0], e.pending[1:]
 	}
@@ -159,6 +174,7 @@ func (s *Session) xidEvents(id gpu.DeviceID) health.Tristate {
 // makeEventSet creates a set of the GPUs whose registration has not failed. It returns an empty one if no GPU could be
 // registered; retry then reports whether another attempt may succeed.
 func (s *Session) makeEventSet() (e eventSet, retry bool) {
+	s.eventSets.begin()
 	for s.library.has("nvmlEventSetWait") {
 		if !slices.ContainsFunc(s.registeredGPUs, func(r registration) bool { return !r.failed }) {
 			return eventSet{}, len(s.registeredGPUs) > 0

@@ -102,7 +102,8 @@ func ProcessRunning(r core.Roots, p gpu.Process) bool {
 }
 
 // processStart reads when a process started, in clock ticks since boot; false if there is none, or it has ended and its parent
-// has not waited for it yet (zombie): its memory is free by then (do_exit in the kernel).
+// has not waited for it yet (zombie): its memory is free by then (do_exit in the kernel). A zombie with more than one thread has not ended: its
+// main thread has, and the others, which keep the memory, are removed when they end.
 func processStart(proc fs.FS, pid int) (ticks uint64, running bool) {
 	text, err := fs.ReadFile(proc, path.Join(strconv.Itoa(pid), "stat"))
 	if err != nil {
@@ -110,8 +111,8 @@ func processStart(proc fs.FS, pid int) (ticks uint64, running bool) {
 	}
 	name := strings.LastIndexByte(string(text), ')') // the second field, which may contain anything
 	fields := strings.Fields(string(text[name+1:]))
-	const state, started = 0, 19 // numbers 3 and 22 in proc_pid_stat(5), of which the first two are before fields
-	if len(fields) <= started || slices.Contains([]string{"Z", "X", "x"}, fields[state]) {
+	const state, threads, started = 0, 17, 19 // numbers 3, 20 and 22 in proc_pid_stat(5), of which the first two are before fields
+	if len(fields) <= started || fields[state] == "Z" && slices.Contains([]string{"0", "1"}, fields[threads]) || strings.EqualFold(fields[state], "X") {
 		return 0, false
 	}
 	ticks, err = strconv.ParseUint(fields[started], 10, 64)

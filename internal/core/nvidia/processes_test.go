@@ -1,6 +1,7 @@
 package nvidia
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -195,6 +196,16 @@ func TestProcessRunning(t *testing.T) {
 		must(t, end(p.PID))
 		if ProcessRunning(roots(m), p) {
 			t.Errorf("%d: %+v is still running", i, p)
+		}
+	}
+	// The main thread of a process can end before others (pthread_exit), which stat shows as here.
+	p := gpu.Process{PID: 10018, Started: 400318}
+	dir := filepath.Join(m.Root, "proc", "10018")
+	const threads = "10018 (z) Z 1 9946 29243 0 -1 4227084 133 0 4 0 0 0 0 0 20 0 %d 0 400318 0 0 18446744073709551615 0 0 0 0 0 0 0 6 0 0 0 0 17 0 0 0 0 0 0 0 0 0 0 0 0 0 0"
+	for n, want := range map[int]bool{0: false, 1: false, 2: true} {
+		must(t, os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "stat"), fmt.Appendf(nil, threads, n), 0o600))
+		if ProcessRunning(roots(m), p) != want {
+			t.Errorf("a zombie whose process has %d threads: running %t", n, !want)
 		}
 	}
 	for name, stat := range map[string]string{"empty": "", "no name": "1 2 3", "short": "950 (x) S 1 2", "no number": "950 (x) S 1 1 1 0 0 0 0 0 0 0 0 0 0 0 20 0 1 0 x 0"} {

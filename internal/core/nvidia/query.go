@@ -71,7 +71,7 @@ func queryAll[T any](s *Session, targets []target, f func(i int, c *caller) T) (
 	close(queue)
 	r.unfinished.Store(int64(len(queue)))
 	for len(queue) > 0 { // each time with one goroutine more
-		go runQueries(<-queue, queue)
+		go runQueries(queue)
 		for left := -1; left != len(queue) && len(queue) > 0; { // until there was no progress
 			left = len(queue)
 			watch.Await(context.Background(), r.done, s.deadline/staggerDivisor)
@@ -132,9 +132,12 @@ func newQuery[T any](s *Session, t target, r *round) *pendingQuery[T] {
 	return p
 }
 
-// runQueries runs a query, and then those in the queue.
-func runQueries[T any](p *pendingQuery[T], queue <-chan *pendingQuery[T]) {
-	for more := true; more; p, more = <-queue {
+// runQueries runs the queries in the queue. It may find none:
+//
+//	queryAll      no progress, one query is left: go runQueries ............... none left: ends
+//	runQueries    GPU 0 answers ........................... takes the last query
+func runQueries[T any](queue <-chan *pendingQuery[T]) {
+	for p := range queue {
 		c := &caller{slot: &p.worker.callSlot, at: p.at}
 		v := p.f(c)
 		if p.worker.release() {

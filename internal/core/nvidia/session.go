@@ -14,6 +14,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // Options configure a Session. The zero value is the driver of the host that this process runs on, with the
@@ -67,12 +68,15 @@ type Session struct {
 	registeredGPUs []registration // of the event set that was made last
 
 	// These belong to the waiter.
-	waiter     callSlot
-	waitLimit  atomic.Int64 // nanoseconds that its calls may take
-	eventSet   eventSet     // the one in use
-	waitErr    error        // why eventSet is unusable; nil while it works
-	bindEvents bindEvents
-	procfs     procfsWatch
+	waiter         callSlot
+	waitLimit      atomic.Int64         // nanoseconds that its calls may take
+	eventSet       eventSet             // the one in use
+	eventSetFailed bool                 // no call waits on it any more
+	waitErr        error                // why eventSet is unusable, which Wait has not returned yet; nil = it works
+	reported       []health.Observation // by Wait, while a set that it has not taken may have them too; distinct
+	drained        time.Time            // when a set had no more events; zero = there was none
+	bindEvents     bindEvents
+	procfs         procfsWatch
 
 	// These pass from the reader to the waiter.
 	eventSets eventSets

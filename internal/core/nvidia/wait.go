@@ -14,6 +14,10 @@ import (
 // maxDrain is the maximum number of events that one Wait reads from a set without waiting. Only a storm has more.
 const maxDrain = 1024
 
+// lateAfter is for how long Wait does not read a set, beyond the time that it may wait, until the events are late: a wait hangs, or
+// there is no usable set. The kernel log has them earlier then.
+const lateAfter = 5 * time.Second
+
 // Wait returns what happened since the last call, each observation once, and waits for at most max.
 //   - An XID event is of kind health.XID, at a MIG instance if the driver reports one.
 //   - Another event that names a fault is of kind health.Event; Code is its nvmlEventType.
@@ -23,6 +27,18 @@ const maxDrain = 1024
 // On a node without events it only waits. After an error there are no events until the reader has created another event
 // set, which Probe and Snapshot do; the caller pauses meanwhile. It belongs to the waiter.
 func (s *Session) Wait(max time.Duration) ([]health.Observation, error) {
+	drained := s.drained
+	obs, err := s.wait(max)
+	s.keepReported(obs)
+	if delay := s.now().Sub(drained); delay > max+lateAfter && !drained.IsZero() {
+		for i := range obs {
+			obs[i].Delay = delay
+		}
+	}
+	return obs, err
+}
+
+func (s *Session) wait(max time.Duration) ([]health.Observation, error) {
 	s.waitLimit.Store(int64(max))
 	obs := s.readBindEvents()
 	if s.unstable.Swap(false) {
@@ -31,15 +47,13 @@ func (s *Session) Wait(max time.Duration) ([]health.Observation, error) {
 	if s.procfs.changed(s.proc) {
 		obs = append(obs, health.Observation{At: gpu.Node, Detail: "GPUs or MIG instances were added or removed"})
 	}
-	for _, next := range s.eventSets.takePending() {
-		obs, _ = s.drain(s.eventSet, obs)
-		s.freeEventSet(&s.waiter, s.eventSet)
-		s.eventSet = next
+	if sets := s.eventSets.takePending(); len(sets) > 0 {
+		obs = s.replaceEventSet(sets, obs)
 	}
 	switch {
 	case len(obs) > 0:
 		return obs, nil
-	case s.eventSet.set == nil:
+	case s.eventSet.set == nil || s.eventSetFailed:
 		s.waitForEventSet(max)
 		return nil, nil
 	}
@@ -54,11 +68,40 @@ func (s *Session) Wait(max time.Duration) ([]health.Observation, error) {
 			return obs, nil
 		}
 	}
-	s.waitErr = nil
-	s.freeEventSet(&s.waiter, s.eventSet)
-	s.eventSet = eventSet{}
+	s.waitErr, s.eventSetFailed = nil, true
 	s.eventSets.setFailed()
 	return nil, err
+}
+
+// replaceEventSet puts the latest of several sets in the place of the present one, and adds the events of all to obs, each once. What
+// the wait on an earlier set has returned is not repeated.
+func (s *Session) replaceEventSet(sets []eventSet, obs []health.Observation) []health.Observation {
+	obs, _ = s.drain(s.eventSet, obs)
+	for _, next := range sets {
+		s.freeEventSet(&s.waiter, s.eventSet)
+		s.eventSet, s.eventSetFailed = next, false
+		var events []health.Observation
+		events, s.waitErr = s.drain(next, nil)
+		for _, o := range events {
+			if !slices.Contains(obs, o) && !slices.Contains(s.reported, o) {
+				obs = append(obs, o)
+			}
+		}
+	}
+	return obs
+}
+
+// keepReported keeps what Wait returns while there may be a set that has it too and was not taken.
+func (s *Session) keepReported(obs []health.Observation) {
+	if !s.eventSets.overlap() {
+		s.reported = nil
+		return
+	}
+	for _, o := range obs {
+		if !slices.Contains(s.reported, o) {
+			s.reported = append(s.reported, o)
+		}
+	}
 }
 
 // hungWait is the call in which Wait hangs: it exceeds the time that it was to wait by the session's deadline. No events
@@ -80,8 +123,11 @@ func (s *Session) next(e eventSet, max time.Duration) (o health.Observation, any
 		any = ret == nvml.SUCCESS
 		return event, ret
 	})
-	if any {
+	switch {
+	case any:
 		o = s.observationOf(e, event)
+	case err == nil:
+		s.drained = s.now()
 	}
 	return o, any, err
 }

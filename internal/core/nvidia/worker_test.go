@@ -169,3 +169,10 @@ func TestAbandonedSession(t *testing.T) {
 		t.Errorf("%d of %d sessions shut down", n["nvmlShutdown"], n["nvmlInit_v2"])
 	}
 }
+
+// A goroutine that queryAll starts while another one takes the last query has nothing to do, and ends.
+func TestLastQueryIsTakenMeanwhile(t *testing.T) {
+	queue := make(chan *pendingQuery[int])
+	close(queue)
+	runQueries(queue)
+}

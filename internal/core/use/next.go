@@ -14,8 +14,9 @@ import (
 type Record struct {
 	Holds []Hold
 
-	// Complete means that no hold is missing from Holds.
+	// Complete means that no hold is missing from Holds. Missing is why one may be, with the remedy; "" = it will be complete in a moment.
 	Complete bool
+	Missing  string
 
 	// Work has the work that the record lists, with devices or without, by Owner.ID. It gives processes the names of their work.
 	Work map[string]Owner
@@ -207,14 +208,17 @@ func isMPSServer(p Process, u inventory.Unit) bool {
 	return u.Sharing.Mode == inventory.MPS && strings.HasPrefix(p.Name, mpsServer)
 }
 
-// addObserved adds to the holds the work of processes about which no record is known. It returns all holds, in order and distinct.
+// addObserved adds to the holds the work of processes about which no record is known, in the place of work whose name is not known. It returns
+// all holds, in order and distinct.
 func (n next) addObserved(d Device) []Hold {
-	holds := d.Holds
-	for _, p := range d.Processes {
-		if p.Owner == (Owner{}) || n.recorded(p.Owner) {
-			continue
-		}
-		if !slices.ContainsFunc(d.Holds, p.Owner.runs) {
+	observed := slices.DeleteFunc(slices.Clone(d.Processes), func(p Process) bool { return p.Owner == (Owner{}) || n.recorded(p.Owner) })
+	holds := slices.DeleteFunc(slices.Clone(d.Holds), func(h Hold) bool {
+		unnamed := Owner{Orchestrator: h.Owner.Orchestrator}
+		return h.Owner == unnamed && slices.ContainsFunc(observed, func(p Process) bool { return p.Owner.ID != "" && p.Owner.Orchestrator == unnamed.Orchestrator })
+	})
+	recorded := len(holds)
+	for _, p := range observed {
+		if !slices.ContainsFunc(holds[:recorded], p.Owner.runs) {
 			holds = append(holds, Hold{Owner: p.Owner, Device: d.ID, Observed: true})
 		}
 	}

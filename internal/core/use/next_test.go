@@ -316,3 +316,26 @@ func TestOrderOfHolds(t *testing.T) {
 		t.Errorf("of processes: %+v", d.Holds)
 	}
 }
+
+// The record has that work holds a device, and not which: a process shows it.
+func TestUnnamedHolder(t *testing.T) {
+	unnamed := use.Owner{Orchestrator: use.Nomad}
+	r := reading{inv: gpus(t, coretest.GPUs(1)), record: &use.Record{Holds: []use.Hold{{Owner: unnamed, Device: coretest.GPU(0)}}}, percent: map[int]uint64{0: 0}}
+	for _, c := range []struct {
+		procs  map[int]int
+		owners map[int]use.Owner
+		want   use.Owner
+	}{
+		{nil, nil, unnamed},
+		{map[int]int{7: 0}, map[int]use.Owner{7: task}, task},
+		{map[int]int{7: 0, 8: 0}, map[int]use.Owner{7: task, 8: task}, task},
+	} {
+		r.procs, r.owners = c.procs, c.owners
+		in := r.input()
+		in.Orchestrator = use.Nomad
+		d := use.Table{}.Next(in).Devices[0]
+		if owners := d.Owners(); !slices.Equal(owners, []use.Owner{c.want}) || len(d.Unreserved()) != 0 {
+			t.Errorf("%v: %+v", c.procs, d)
+		}
+	}
+}

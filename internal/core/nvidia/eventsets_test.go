@@ -1,0 +1,147 @@
+package nvidia
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+// eventCounts counts each observation of the Waits until one returns none.
+func eventCounts(t *testing.T, s *Session) map[health.Observation]int {
+	t.Helper()
+	all := map[health.Observation]int{}
+	for {
+		obs, err := s.Wait(0)
+		must(t, err)
+		if len(obs) == 0 {
+			return all
+		}
+		for _, o := range obs {
+			all[o]++
+		}
+	}
+}
+
+// noEvents takes the present event set.
+func noEvents(s *Session) error {
+	if obs, err := s.Wait(0); err != nil || len(obs) > 0 {
+		return fmt.Errorf("%+v, %w", obs, err)
+	}
+	return nil
+}
+
+func xidOf(m *simdriver.Machine, slot int, code uint64) health.Observation {
+	return health.Observation{At: gpu.WholeGPU(gpu.DeviceID(m.UUID(slot))), Kind: health.XID, Code: code}
+}
+
+// An event is in each set that exists when it occurs. It is one observation, however many of them the waiter has not taken yet.
+func TestEventInTwoSetsIsOneObservation(t *testing.T) {
+	for _, sets := range []int{2, 3, 4} {
+		t.Run(fmt.Sprint(sets), func(t *testing.T) {
+			m, s := start(t, "h100x8", openWithEvents)
+			must(t, noEvents(s))
+			must(t, m.Lose(3))
+			for range sets - 1 { // a set lacks the lost GPU, so each snapshot makes another one
+				snapshot(t, s)
+			}
+			must(t, m.XID(1, 109), m.XID(2, 80))
+			got := eventCounts(t, s)
+			if len(got) != 2 || got[xidOf(m, 1, 109)] != 1 || got[xidOf(m, 2, 80)] != 1 {
+				t.Errorf("%v", got)
+			}
+			must(t, m.XID(1, 109))
+			if got = eventCounts(t, s); len(got) != 1 || got[xidOf(m, 1, 109)] != 1 {
+				t.Errorf("a later occurrence: %v", got)
+			}
+		})
+	}
+}
+
+// An event that a wait returns while the reader makes the next set is in that set too:
+//
+//	reader  .............. makes B .
+//	waiter  waits on A ............ XID ... takes B, which has the XID
+func TestEventOfAWaitInProgressIsOneObservation(t *testing.T) {
+	m, s := start(t, "h100x8", openWithEvents)
+	must(t, noEvents(s))
+	waited := make(chan []health.Observation)
+	go func() {
+		obs, _ := s.Wait(20 * time.Second)
+		waited <- obs
+	}()
+	eventually(t, func() (gpu.Call, bool) { return s.waiter.current() })
+	must(t, m.Add(9, "name = NVIDIA H100 80GB HBM3"))
+	snapshot(t, s)
+	must(t, m.XID(1, 109))
+	all := map[health.Observation]int{}
+	for _, o := range <-waited {
+		all[o]++
+	}
+	for o, n := range eventCounts(t, s) {
+		all[o] += n
+	}
+	if n := all[xidOf(m, 1, 109)]; n != 1 {
+		t.Errorf("%d observations of one XID: %v", n, all)
+	}
+	must(t, m.XID(1, 109))
+	if got := eventCounts(t, s); got[xidOf(m, 1, 109)] != 1 {
+		t.Errorf("a later occurrence: %v", got)
+	}
+}
+
+// An XID in the moment in which another GPU is lost is not missed: the set of which the wait failed has it, and is read once more when
+// the next one replaces it.
+func TestXIDWhileAnotherGPUIsLost(t *testing.T) {
+	m, s := start(t, "h100x8", openWithEvents)
+	must(t, m.Lose(3))
+	if obs, err := s.Wait(10 * time.Second); returnCode(err) != nvml.ERROR_GPU_IS_LOST {
+		t.Fatalf("%+v, %v", obs, err)
+	}
+	must(t, m.XID(1, 109)) // there is no other set yet
+	if obs, err := s.Wait(0); err != nil || len(obs) > 0 {
+		t.Fatalf("an unusable set: %+v, %v", obs, err)
+	}
+	probe(t, s)
+	must(t, m.XID(2, 80)) // both sets have it
+	snapshot(t, s)
+	if got := eventCounts(t, s); len(got) != 2 || got[xidOf(m, 1, 109)] != 1 || got[xidOf(m, 2, 80)] != 1 {
+		t.Errorf("%v", got)
+	}
+}
+
+// An event that is read late has the time since the last reading as its delay: the kernel log may have reported it long before.
+func TestDelayOfEvents(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
+	now := time.Unix(0, 0)
+	s := openWith(t, m, Options{Now: func() time.Time { return now }})
+	now = now.Add(time.Hour)
+	snapshot(t, s)
+	must(t, noEvents(s), m.XID(1, 109))
+	if obs, err := s.Wait(0); err != nil || len(obs) != 1 || obs[0] != xidOf(m, 1, 109) {
+		t.Errorf("in time: %+v, %v", obs, err)
+	}
+	must(t, m.Lose(3))
+	if obs, err := s.Wait(time.Second); err == nil {
+		t.Fatalf("%+v, %v", obs, err)
+	}
+	must(t, m.XID(2, 80))
+	now = now.Add(time.Minute)
+	must(t, noEvents(s))
+	probe(t, s)
+	want := xidOf(m, 2, 80)
+	want.Delay = time.Minute
+	if obs, err := s.Wait(0); err != nil || len(obs) != 1 || obs[0] != want {
+		t.Errorf("after a minute without a set: %+v, %v", obs, err)
+	}
+	must(t, m.XID(2, 80))
+	want.Delay = 0
+	if obs, err := s.Wait(0); err != nil || len(obs) != 1 || obs[0] != want {
+		t.Errorf("then: %+v, %v", obs, err)
+	}
+}
