@@ -3,6 +3,7 @@ package config
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"regexp"
 	"strings"
 
@@ -16,7 +17,9 @@ type DRA struct {
 	Node       string  // name of this node's object in Kubernetes' API; "" = not known
 	API        KubeAPI // Kubernetes' API
 	KubeletDir string  // the kubelet's --root-dir, on the host and here
-	Evict      bool    // an unhealthy device's taint deletes the pods that use it: effect NoExecute
+	Evict      bool    // the taint of a GPU whose hardware is broken deletes the pods that use it: effect NoExecute
+
+	EvictionsPerHour int // GPUs of this node whose pods are deleted within an hour, at most
 }
 
 // KubeAPI is where and as whom the agent calls Kubernetes' API. "" = as a pod does: the address from the environment, the files of the
@@ -35,6 +38,7 @@ const (
 	flagListStrategy = "device-list-strategy"
 	flagIDStrategy   = "device-id-strategy"
 	flagOnUnhealthy  = "on-unhealthy"
+	flagPerHour      = "evictions-per-hour"
 	flagStateDir     = "state-dir"
 
 	defaultKubeletDir = "/var/lib/kubelet"
@@ -63,11 +67,15 @@ func draOptions(s *Kubernetes) []Spec {
 		{Flag: "kubelet-dir", Key: "dra.kubeletDir", Default: defaultKubeletDir,
 			Usage:   "the kubelet's --root-dir, in which it finds the sockets of DRA drivers; on the host and here",
 			Note:    "The sockets are below `plugins_registry` and `plugins/gpu.nvidia.com`. `kubelet-socket` and `pod-resources-socket` have settings of their own",
-			binding: path(&s.DRA.KubeletDir, defaultKubeletDir)},
+			binding: ownFolder(&s.DRA.KubeletDir, defaultKubeletDir, nil)},
 		{Flag: flagOnUnhealthy, Key: "dra.onUnhealthy", Default: "taint",
-			Usage:   "what an unhealthy device means for pods that use it: taint: nothing, only no new pods; evict: Kubernetes deletes them",
+			Usage:   "what an unhealthy device means for pods that use it: taint: nothing, only no new pods; evict: if its hardware is broken, Kubernetes deletes them",
 			Note:    "`evict` gives the taint the effect `NoExecute`. Kubernetes then deletes the pods without regard to disruption budgets, except those that tolerate it, and those that requested an extended resource such as `nvidia.com/gpu`, which its eviction controller does not see",
 			binding: choice(&s.DRA.Evict, map[string]bool{"taint": false, "evict": true})},
+		{Flag: flagPerHour, Key: "dra.evictionsPerHour", Default: "1",
+			Usage:   "with on-unhealthy evict: of how many GPUs of this node pods are deleted within an hour, at most",
+			Note:    "A GPU counts that a claim has, and that has been broken for 30 seconds in which two more checks agreed. The pods of others stay until the hour is over. A restart of the agent starts no new hour",
+			binding: count(&s.DRA.EvictionsPerHour)},
 	}
 }
 
@@ -129,7 +137,7 @@ func (s Kubernetes) apiSummary() []string {
 	}
 	parts := []string{"api: dra", "driver gpu.nvidia.com"}
 	if s.DRA.Evict {
-		parts = append(parts, "pods of unhealthy devices are deleted, except those that requested an extended resource")
+		parts = append(parts, fmt.Sprintf("pods of broken devices are deleted, of %d GPUs within an hour at most, except those that requested an extended resource", s.DRA.EvictionsPerHour))
 	}
 	if s.DRA.Node == "" {
 		parts = append(parts, "the agent also takes --node-name or NODE_NAME")

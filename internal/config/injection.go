@@ -141,7 +141,7 @@ func injectionOptions(s *Kubernetes) []Spec {
 			binding: known(&s.CDI.DisabledHooks, CDIHooks)},
 		{Flag: "cdi-dir", Default: defaultCDIDir, Usage: "folder of the CDI specifications, on the host and here",
 			Note:    "The same path on the host and in the agent's container. Use one of the engine's `cdi_spec_dirs` that is emptied at boot",
-			binding: path(&s.CDI.Folder, defaultCDIDir)},
+			binding: ownFolder(&s.CDI.Folder, defaultCDIDir, nil)},
 		{Flag: "cri-socket", Usage: "socket of the container runtime, which is asked for its version and CDI settings; empty: it is not asked",
 			Note:    "The agent asks for a second at most. `auto` is `envvar` if the runtime does not read the specifications, with the setting to change in the reason; with a listed strategy of CDI that is a warning. The socket controls the node: no manifest mounts it",
 			binding: pathOrEmpty(&s.CDI.CRISocket, "/run/containerd/containerd.sock")},

@@ -234,7 +234,7 @@ func TestRoots(t *testing.T) {
 func TestIncumbentsNames(t *testing.T) {
 	var got []string
 	for _, o := range KubernetesSpecs() {
-		ours := []string{"http-address", "log-level", "rescan", "exclude", "sysfs-root", "procfs-root", "pod-resources-socket", "cdi-dir", "cri-socket", "hpc-job-mapping-dir", "features-file", "log-format", "api", "node-name", "kubelet-dir", "on-unhealthy"}
+		ours := []string{"http-address", "log-level", "rescan", "exclude", "sysfs-root", "procfs-root", "pod-resources-socket", "cdi-dir", "cri-socket", "hpc-job-mapping-dir", "features-file", "log-format", "api", "node-name", "kubelet-dir", "on-unhealthy", "evictions-per-hour"}
 		if o.Flag != "" && !slices.Contains(ours, o.Flag) && !strings.HasPrefix(o.Key, "health.") && !strings.HasPrefix(o.Flag, "kube-") {
 			got = append(got, strings.Join(slices.Concat([]string{o.Flag}, o.Aliases, o.Env, []string{o.Default, o.Key}), " "))
 		}

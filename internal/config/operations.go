@@ -22,9 +22,9 @@ type Operations struct {
 func kubernetesOperations(o *Operations) []Spec {
 	return []Spec{
 		{Flag: "hpc-job-mapping-dir", Usage: "folder of the files that dcgm-exporter reads: for each GPU the pods that have it; empty: none",
-			binding: pathOrEmpty(&o.MappingDir, defaultMappingDir)},
+			binding: orEmpty(&o.MappingDir, ownFolder(&o.MappingDir, defaultMappingDir, isJobFile))},
 		{Flag: "features-file", Usage: "file of node labels for Node Feature Discovery, with the names of NVIDIA's gpu-feature-discovery; empty: none",
-			binding: pathOrEmpty(&o.FeaturesFile, "/etc/kubernetes/node-feature-discovery/features.d/gfd")},
+			binding: orEmpty(&o.FeaturesFile, inOwnFolder(&o.FeaturesFile, "/etc/kubernetes/node-feature-discovery/features.d/gfd"))},
 		{Flag: "log-format", Default: "auto", Usage: "text, json, or auto: text on a terminal, else json",
 			binding: oneOf(&o.LogFormat, "auto", "text", "json")},
 	}
@@ -38,10 +38,10 @@ func nomadOperations(o *Operations) []Spec {
 	return []Spec{
 		{HCL: "http_address", Usage: "address of /metrics and the status page, such as 127.0.0.1:9411; empty: none", binding: hostPort(&o.HTTPAddress)},
 		{HCL: "hpc_job_mapping_dir", Usage: "folder of the files that dcgm-exporter reads: for each GPU the allocations that have it; empty: none",
-			binding: pathOrEmpty(&o.MappingDir, defaultMappingDir)},
+			binding: orEmpty(&o.MappingDir, ownFolder(&o.MappingDir, defaultMappingDir, isJobFile))},
 		{HCL: "nomad_address", Usage: "address of the Nomad agent's API, for the owners of devices, and to find out that no work has a GPU that leaves Nomad: http://127.0.0.1:4646, https://..., unix:///path; empty: owners are read from control groups only, and no GPU leaves Nomad",
 			binding: nomadAddress(&o.NomadAddress)},
-		{HCL: "nomad_token_file", Usage: "file with an ACL token for nomad_address that allows agent:read, node:read and namespace read-job",
+		{HCL: "nomad_token_file", Usage: "file with an ACL token for nomad_address that allows agent:read, node:read and namespace read-job; if not in every namespace, no GPU leaves Nomad",
 			binding: pathOrEmpty(&o.NomadTokenFile, "/etc/nomad.d/tandem.token")},
 	}
 }

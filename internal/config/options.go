@@ -73,7 +73,7 @@ func nvidiaOptions(s *Kubernetes) []Spec {
 			binding: custom(strategyType(), s.Strategies.set)},
 		{Flag: flagIDStrategy, Key: "flags.plugin.deviceIDStrategy", Default: "uuid",
 			Usage:   "how the devices of a container are identified: uuid or index",
-			Note:    "With `index` containers' devices are named `0`, or `0:1` for a MIG instance. An index can mean another device after a reboot, and the kubelet keeps the response of a pod",
+			Note:    "With `index` containers' devices are named `0`, or `0:1` for a MIG instance. An index can mean another device after a reboot, and the kubelet keeps the response of a pod. Devices of claims, on GPUs that have moved to DRA, have their UUIDs in any case",
 			binding: choice(&s.Core.IndexIDs, map[string]bool{"uuid": false, "index": true})},
 		{Flag: "device-discovery-strategy", Key: "flags.deviceDiscoveryStrategy", Default: "auto",
 			Usage: "how devices are discovered: auto or nvml, which are the same",
@@ -93,10 +93,10 @@ func nvidiaOptions(s *Kubernetes) []Spec {
 		{Flag: "mps-root", Key: keyMPSRoot,
 			Usage:   "folder of the MPS control daemons on the host, such as " + defaultMPSRoot + "; in a container its mount point is " + mpsMount,
 			Note:    "`nomad-gpu` reads the key of its policy file, too, if its block has none",
-			binding: pathOrEmpty(&s.MPSRoot, defaultMPSRoot)},
+			binding: orEmpty(&s.MPSRoot, ownFolder(&s.MPSRoot, defaultMPSRoot, nil))},
 		{Flag: "kubelet-socket", Default: defaultKubeletSocket, Empty: true,
 			Usage:   "the kubelet's registration socket; empty: the agent serves, but does not register",
-			binding: pathOrEmpty(&s.KubeletSocket, defaultKubeletSocket)},
+			binding: orEmpty(&s.KubeletSocket, inOwnFolder(&s.KubeletSocket, defaultKubeletSocket))},
 	}
 }
 

@@ -88,7 +88,7 @@ func normal(v any) any {
 var beyond = regexp.MustCompile(strings.Join([]string{
 	`has no effect: `, `the first rule that selects a device counts`, `^would be `, `already shared by`, `^unknown resource: `, `^given twice$`,
 	`^want no more than max`, `^applies to GPUs`, `^MPS shares full GPUs only`, `^libraries belongs to`, `^variables has the device nodes`,
-	`^a rule that shares without a name`, `is too long a name`, `is given twice$`, `^want all, or a rename`, `^with api dra `,
+	`^a rule that shares without a name`, `is too long a name`, `is given twice$`, `^want all, or a rename`, `^with api dra `, `^want a folder of its own`,
 }, "|"))
 
 // What k8s-gpu accepts fulfils the schema, and what it refuses for its structure does not: in every text of the repository's tests,

@@ -23,7 +23,7 @@ var different = map[string]string{
 	"health_mode": "observe", "xids": "63=ignore,999=unhealthy", "health_period": "7s", "health_settle": "11s",
 	"call_deadline": "13s", "recovery": "manual", "recovery_dwell": "17s", "recovery_checks": "5",
 	"recovery_limit": "6", "degraded": "unhealthy", "application_faults": "ignore", "kernel_log": "/host/kmsg",
-	"state_dir": "/state", "simulation": "true", "overlap": "refuse", "reservation_check": "refuse", "occupancy": "withhold",
+	"state_dir": "/state", "simulation": "true", "overlap": "warn", "reservation_check": "refuse", "occupancy": "withhold",
 
 	"enabled": "false", "ignored_gpu_ids": "GPU-1,MIG-2", "fingerprint_period": "90s", "driver_root": "/driver", "dev_root": "/d",
 	"sysfs_root": "/host/sys", "procfs_root": "/host/proc", "policy_file": "/policy.yaml", "mig_strategy": "single", "group_by": "numa", "mps_root": "/mps/root",
@@ -32,14 +32,14 @@ var different = map[string]string{
 
 	"mig-strategy": "single", "driver-root": "/driver", "driver-root-ctr-path": "/mnt", "dev-root": "/d", "pass-device-specs": "true",
 	"device-list-strategy": "envvar,volume-mounts", "device-id-strategy": "index", "shared-devices-allocation-policy": "packed", "mps-root": "/mps/root",
-	"kubelet-socket": "/kubelet.sock", "pod-resources-socket": "/pods.sock", "http-address": ":1", "log-level": "debug", "rescan": "90s",
+	"kubelet-socket": "/kubelet/plugins.sock", "pod-resources-socket": "/pods.sock", "http-address": ":1", "log-level": "debug", "rescan": "90s",
 	"exclude": "GPU-1", "sysfs-root": "/host/sys", "procfs-root": "/host/proc", "cdi-annotation-prefix": "nvidia.cdi.k8s.io/", "nvidia-cdi-hook-path": "/hook",
 	"cdi-feature-flags": "disable-nvsandboxutils", "cdi-disable-hooks": "chmod,update-ldcache", "cdi-dir": "/cdi", "cri-socket": "/cri.sock",
 	"gdrcopy-enabled": "true", "gds-enabled": "true", "mofed-enabled": "true", "imex-channel-ids": "0", "imex-required": "true",
-	"hpc-job-mapping-dir": "/jobs", "features-file": "/features", "log-format": "json",
+	"hpc-job-mapping-dir": "/jobs", "features-file": "/features.d/gfd", "log-format": "json",
 
 	"api": "dra", "node-name": "node-1", "kube-api": "https://127.0.0.1:6443", "kube-token-file": "/token", "kube-ca-file": "/ca.crt",
-	"kubelet-dir": "/data/kubelet", "on-unhealthy": "evict",
+	"kubelet-dir": "/data/kubelet", "on-unhealthy": "evict", "evictions-per-hour": "3",
 
 	"fail-on-init-error": "", "device-discovery-strategy": "", "config-file": "", // without effect on the settings, or no setting
 }

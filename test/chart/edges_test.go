@@ -9,6 +9,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/internal/status"
 )
 
 // A value that is null, with which Helm removes the default, is refused in one line of the schema, or has the meaning that values.yaml gives it.
@@ -69,6 +72,31 @@ func TestTextIsText(t *testing.T) {
 	}
 }
 
+// A read-only mount leaves what is mounted below it writable, such as the host's /dev/shm below /driver-root/dev. So each mount of a folder of
+// the host is recursively read-only, but for those of a driver that may be mounted later: Kubernetes has either of the two (core/validation,
+// validateMountRecursiveReadOnly).
+func TestReadOnlyIsRecursive(t *testing.T) {
+	for name, set := range valueSets(t) {
+		for _, d := range daemonSets(t, objects(t, set)) {
+			pod := d.Spec.Template.Spec
+			ofHost := map[string]bool{}
+			for _, v := range pod.Volumes {
+				ofHost[v.Name] = v.HostPath != nil
+			}
+			for _, m := range pod.Containers[0].VolumeMounts {
+				if !m.ReadOnly || !ofHost[m.Name] {
+					continue
+				}
+				later := m.Name == "driver-root"
+				recursive := m.RecursiveReadOnly != nil && *m.RecursiveReadOnly == corev1.RecursiveReadOnlyIfPossible
+				if recursive == later || (m.MountPropagation != nil) != later {
+					t.Errorf("%s: %+v", name, m)
+				}
+			}
+		}
+	}
+}
+
 // Pods belong to one DaemonSet, also by its selector.
 func TestSelectorsAreDisjoint(t *testing.T) {
 	for name, set := range valueSets(t) {
@@ -99,6 +127,30 @@ func TestConstraintsAreThePods(t *testing.T) {
 		if got := all[i][key]; !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: %v, want %v", key, got, want)
 		}
+	}
+}
+
+// The chart refuses the folders of the host that the agent would refuse, which sees them at other paths.
+func TestSystemFoldersAreTheAgents(t *testing.T) {
+	refused := 0
+	for _, path := range []string{
+		"/", "//", "/etc", "/etc/", "/etc/tandem", "/usr/share/tandem", "/proc/1", "/lib64/x", "/library", "/bin", "/var", "/var/lib", "/var/tandem", "/var/lib/tandem",
+		"/var/run/../run", "/run", "/run/tandem", "/tmp", "/home", "/home/tandem", "/dev/shm", "/dev/shm/x", "/boot/x", "/data", "/data/tandem",
+	} {
+		flags := config.NewFlags(config.KubernetesSpecs())
+		if err := flags["mps-root"].Set(path); err != nil {
+			t.Fatal(err)
+		}
+		_, want := config.ReadKubernetes(flags, config.Environment{LookupEnv: func(string) (string, bool) { return "", false }, CheckAddress: status.CheckAddress})
+		if _, err := render(t, values{"mps": values{"root": path}}); (err == nil) != (want == nil) {
+			t.Errorf("%s: the chart: %v; the agent: %v", path, err, want)
+		}
+		if want != nil {
+			refused++
+		}
+	}
+	if refused < 10 {
+		t.Errorf("only %d are refused", refused)
 	}
 }
 

@@ -20,7 +20,7 @@ func TestEachNodeIsInOnePool(t *testing.T) {
 	for range 30 {
 		var pools []any
 		var selectors []map[string]string
-		for i := range 1 + random.IntN(4) {
+		for i := range 1 + random.IntN(8) {
 			selector, given := map[string]string{}, values{}
 			for len(selector) == 0 || random.IntN(2) == 0 && len(selector) < 3 {
 				key, word := keys[random.IntN(3)], words[random.IntN(2)]
@@ -53,6 +53,32 @@ func TestEachNodeIsInOnePool(t *testing.T) {
 	}
 }
 
+// The size of the objects grows with the number of pools, and not with that of all combinations of their labels: etcd refuses an object of 1.5
+// MB, and Helm a release that is not much larger.
+func TestManyPoolsAreSmall(t *testing.T) {
+	for name, selector := range map[string]func(i int) values{
+		"two labels, one of them equal": func(i int) values { return values{"a": fmt.Sprint(i), "b": "x"} },
+		"two labels with many values":   func(i int) values { return values{"a": fmt.Sprint(i), "b": fmt.Sprint(i % 5)} },
+		"three labels":                  func(i int) values { return values{"a": fmt.Sprint(i % 4), "b": fmt.Sprint(i % 3), "c": fmt.Sprint(i)} },
+		"a label of its own, and one":   func(i int) values { return values{fmt.Sprint("key", i): "x", "b": "x"} },
+	} {
+		size := func(n int) (bytes int) {
+			var pools []any
+			for i := range n {
+				pools = append(pools, values{"name": fmt.Sprint("p", i), "nodeSelector": selector(i)})
+			}
+			files, err := render(t, values{"pools": pools})
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			return len(files["tandem-k8s-gpu/templates/daemonset.yaml"]) / (n + 1)
+		}
+		if six, twelve := size(6), size(12); twelve > 2*six || twelve > 20_000 {
+			t.Errorf("%s: %d bytes a pool of 6, %d of 12", name, six, twelve)
+		}
+	}
+}
+
 func contains(labels, selector map[string]string) bool {
 	for key, value := range selector {
 		if labels[key] != value {
@@ -76,6 +102,29 @@ func placed(t *testing.T, sets []appsv1.DaemonSet, labels map[string]string) []s
 		}
 	}
 	return names
+}
+
+// A node without a GPU has no pod with gpuNodesOnly, and so no token of the account, beside pools and an affinity of the user's.
+func TestNodesWithoutAGPU(t *testing.T) {
+	for about, given := range map[string]string{
+		"alone":       `{gpuNodesOnly: true, api: dra}`,
+		"pools":       `{gpuNodesOnly: true, pools: [{name: a, nodeSelector: {a: "1"}, api: dra}]}`,
+		"an affinity": `{gpuNodesOnly: true, api: dra, affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: b, operator: DoesNotExist}]}]}}}}`,
+	} {
+		sets := daemonSets(t, objects(t, parse(t, given)))
+		for _, labels := range []map[string]string{{}, {"a": "1"}, {"nvidia.com/gpu.present": "false"}, {"feature.node.kubernetes.io/pci-8086.present": "true"}} {
+			if got := placed(t, sets, labels); len(got) > 0 {
+				t.Errorf("%s: a node with %v has %q", about, labels, got)
+			}
+		}
+		for _, label := range []string{"nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present", "feature.node.kubernetes.io/pci-0302_10de.present", "feature.node.kubernetes.io/pci-0300_10de.present"} {
+			for _, a := range []string{"0", "1"} {
+				if got := placed(t, sets, map[string]string{label: "true", "a": a}); len(got) != 1 {
+					t.Errorf("%s: a node with %s and a=%s has %q", about, label, a, got)
+				}
+			}
+		}
+	}
 }
 
 // The configurations of a values file of NVIDIA's chart reach the nodes with the label that its config-manager reads, with no object

@@ -88,12 +88,18 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		{`{config: {map: {default: {}, unused: {}}}, pools: [{name: a, nodeSelector: {a: b}}]}`, []string{"config.map.unused: no pool uses it"}},
 		{`pools: [{name: a, nodeSelector: {a: b}, config: c}]`, []string{"pools[a].config: c: config.map has no such configuration"}},
 		{`pools: [{name: a, nodeSelector: {a: b}}, {name: a, nodeSelector: {a: c}}]`, []string{"pools: a: two pools have this name"}},
+		{`{pools: [` + apart(12) + `]}`, []string{"pools: the nodes that are in none of them take more than 100 node selector terms", "one label"}},
 		{`{fullnameOverride: ` + strings.Repeat("a", 50) + `, pools: [{name: training-nodes, nodeSelector: {a: b}}]}`, []string{"longer than 63 characters"}},
 		{`{passDeviceSpecs: false, compatWithCPUManager: true}`, []string{"passDeviceSpecs: false: compatWithCPUManager", "true"}},
 		{`{cdi: {privileged: true}, deviceListStrategy: envvar}`, []string{`deviceListStrategy: "envvar"`, "cdi.privileged: true"}},
 		{`{mps: {enabled: false}, config: {map: {default: {policy: {rules: [{select: {index: 0}, use: mps, replicas: 2, memory: 1GiB}]}}}}}`, []string{"mps.enabled: false: configuration default shares GPUs by MPS"}},
 		{`config: {map: {default: {flags: {nvidiaDriverRoot: /run/nvidia/driver}}}}`, []string{"nvidiaDriverRoot: /: configuration default has", "/run/nvidia/driver"}},
 		{`config: {map: {default: {flags: {mpsRoot: /mps}}}}`, []string{"mps.root: /run/nvidia/mps: configuration default has", "/mps"}},
+		{`stateDir: /etc`, []string{"stateDir: /etc: /etc belongs to the operating system", "a folder of its own"}},
+		{`mps: {root: /}`, []string{"mps.root: /: / belongs to the operating system"}},
+		{`kubeletRoot: /var/lib/`, []string{"kubeletRoot: /var/lib/: /var/lib belongs to the operating system"}},
+		{`nodeLabels: {enabled: true, file: /etc/passwd}`, []string{"nodeLabels.file: /etc/passwd: /etc belongs to the operating system"}},
+		{`pools: [{name: a, nodeSelector: {a: b}, stateDir: /usr/lib}]`, []string{"pool a: stateDir: /usr/lib"}},
 		{`{api: dra, deviceListStrategy: envvar}`, []string{`deviceListStrategy: "envvar"`, "api: dra"}},
 		{`{api: dra, compatWithCPUManager: true}`, []string{"passDeviceSpecs: true", "api: dra"}},
 		{`{api: dra, deviceIDStrategy: index}`, []string{"deviceIDStrategy: index", "api: dra"}},
@@ -140,6 +146,15 @@ func TestWrongValuesAreRefused(t *testing.T) {
 			t.Errorf("%s: one mistake, %d lines:\n%v", c.values, len(lines), err)
 		}
 	}
+}
+
+// apart are pools by two labels each that no other pool has: the nodes of no pool are 2 to the power of n combinations of these.
+func apart(n int) string {
+	var all []string
+	for i := range n {
+		all = append(all, fmt.Sprintf("{name: p%d, nodeSelector: {a%d: x, b%d: x}}", i, i, i))
+	}
+	return strings.Join(all, ", ")
 }
 
 // All mistakes are reported at the same time: first those of names, types and words, then those between values.

@@ -3,12 +3,14 @@ package chart
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/kustomize/api/krusty"
@@ -45,6 +47,7 @@ func TestComponentsAreValues(t *testing.T) {
 		"node-labels":       {"nodeLabels": values{"enabled": true}},
 		"owners":            {"owners": values{"enabled": true}},
 		"dra":               {"api": "dra"},
+		"gpu-nodes":         {"gpuNodesOnly": true},
 		"surge":             {"updateStrategy": values{"rollingUpdate": values{"maxUnavailable": 0, "maxSurge": 1}}},
 	}
 	folders, err := filepath.Glob(deploy + "/*/kustomization.yaml")
@@ -67,6 +70,34 @@ func TestComponentsAreValues(t *testing.T) {
 				t.Errorf("other objects: the component (-), the values (+):\n%s", diff)
 			}
 		})
+	}
+}
+
+// A kustomization that renames the objects and moves them keeps the admission policy: it is the binding's, and matches the account. Otherwise
+// it would not be in force, without a sign.
+func TestRenamedAccountHasItsPolicy(t *testing.T) {
+	for _, change := range []string{"namePrefix: prod-", "namePrefix: x", "nameSuffix: -a", "namePrefix: a-\nnameSuffix: -b\nnamespace: gpus"} {
+		var policy admissionv1.ValidatingAdmissionPolicy
+		var binding admissionv1.ValidatingAdmissionPolicyBinding
+		var account corev1.ServiceAccount
+		for _, o := range documents(t, kustomize(t, "dra", change)) {
+			switch o["kind"] {
+			case "ValidatingAdmissionPolicy":
+				policy = strict[admissionv1.ValidatingAdmissionPolicy](t, o)
+			case "ValidatingAdmissionPolicyBinding":
+				binding = strict[admissionv1.ValidatingAdmissionPolicyBinding](t, o)
+			case "ServiceAccount":
+				account = strict[corev1.ServiceAccount](t, o)
+			}
+		}
+		if binding.Spec.PolicyName != policy.Name || policy.Name == "" {
+			t.Errorf("%s: the binding has policy %q, it is %q", change, binding.Spec.PolicyName, policy.Name)
+		}
+		condition := regexp.MustCompile(`^request\.userInfo\.username\.matches\('(.*)'\)$`).FindStringSubmatch(policy.Spec.MatchConditions[0].Expression)
+		user := "system:serviceaccount:" + account.Namespace + ":" + account.Name
+		if condition == nil || account.Name == "tandem-k8s-gpu" || !regexp.MustCompile(condition[1]).MatchString(user) {
+			t.Errorf("%s: %s is not matched by %q", change, user, policy.Spec.MatchConditions[0].Expression)
+		}
 	}
 }
 
@@ -112,6 +143,10 @@ func otherObjects(all []object) map[string]object {
 			if kind == "ServiceAccount" {
 				delete(meta, "annotations") // for Helm
 			}
+			if kind == "ValidatingAdmissionPolicy" { // a kustomization may rename the account
+				agent := o["spec"].(object)["matchConditions"].([]any)[0].(object)
+				agent["expression"] = strings.ReplaceAll(agent["expression"].(string), ":[^:]*tandem-k8s-gpu[^:]*$", ":tandem-k8s-gpu$")
+			}
 			rest[kind+" "+meta["name"].(string)] = o
 		}
 	}
@@ -134,8 +169,8 @@ func nameOf(item any) string {
 	return ""
 }
 
-// kustomize does what "kubectl kustomize" does with deploy/kustomization.yaml and this component.
-func kustomize(t *testing.T, component string) string {
+// kustomize does what "kubectl kustomize" does with deploy/kustomization.yaml, this component, and more lines.
+func kustomize(t *testing.T, component string, more ...string) string {
 	t.Helper()
 	dir := t.TempDir()
 	if err := os.CopyFS(dir, os.DirFS(deploy)); err != nil {
@@ -152,7 +187,7 @@ func kustomize(t *testing.T, component string) string {
 		t.Fatalf("deploy/kustomization.yaml does not offer %s", component)
 	}
 	lines[i] = strings.Replace(lines[i], "# ", "", 1)
-	if err := os.WriteFile(path, []byte(strings.Join(lines, "\n")), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte(strings.Join(append(lines, more...), "\n")), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	resources, err := krusty.MakeKustomizer(&krusty.Options{PluginConfig: types.DisabledPluginConfig()}).Run(filesys.MakeFsOnDisk(), dir)

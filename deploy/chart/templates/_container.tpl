@@ -75,7 +75,7 @@
 {{- $d := .derived -}}
 {{- $m := list
   (dict "name" "device-plugins" "mountPath" "/var/lib/kubelet/device-plugins")
-  (dict "name" "pod-resources" "mountPath" "/var/lib/kubelet/pod-resources" "readOnly" true)
+  (dict "name" "pod-resources" "mountPath" "/var/lib/kubelet/pod-resources" "readOnly" true "recursiveReadOnly" "IfPossible")
   (dict "name" "state" "mountPath" "/var/lib/tandem")
   (dict "name" "cdi" "mountPath" "/var/run/cdi")
 -}}
@@ -88,7 +88,7 @@
 {{- $other := list -}}
 {{- if eq $d.driverRoot "/" -}}
 {{- $m = append $m (dict "name" "driver-root" "mountPath" "/driver-root/usr" "readOnly" true "mountPropagation" "HostToContainer") -}}
-{{- $m = append $m (dict "name" "host-dev" "mountPath" "/driver-root/dev" "readOnly" true "mountPropagation" "HostToContainer") -}}
+{{- $m = append $m (dict "name" "host-dev" "mountPath" "/driver-root/dev" "readOnly" true "recursiveReadOnly" "IfPossible") -}}
 {{- $h = append $h (list "driver-root" "/usr" "Directory") -}}
 {{- $h = append $h $cdi -}}
 {{- $h = append $h (list "host-dev" "/dev" "Directory") -}}
@@ -104,11 +104,11 @@
 {{- $h = append $h (list "plugins-registry" $registry "Directory") -}}
 {{- end -}}
 {{- if $d.mps -}}
-{{- $m = append $m (dict "name" "mps-root" "mountPath" "/mps" "readOnly" true) -}}
+{{- $m = append $m (dict "name" "mps-root" "mountPath" "/mps" "readOnly" true "recursiveReadOnly" "IfPossible") -}}
 {{- $h = append $h (list "mps-root" $v.mps.root "DirectoryOrCreate") -}}
 {{- end -}}
 {{- if $v.owners.enabled -}}
-{{- $m = append $m (dict "name" "pod-logs" "mountPath" "/var/log/pods" "readOnly" true) -}}
+{{- $m = append $m (dict "name" "pod-logs" "mountPath" "/var/log/pods" "readOnly" true "recursiveReadOnly" "IfPossible") -}}
 {{- $h = append $h (list "pod-logs" "/var/log/pods" "Directory") -}}
 {{- end -}}
 {{- if $v.nodeLabels.enabled -}}

@@ -106,34 +106,115 @@ reads a variable before its file.
 {{- end -}}
 
 {{/*
-The affinity of a pool: the given one, without the nodes of earlier pools. Node selector terms are alternatives, and all requirements of
-one must hold: "not a=1 and b=2" are two alternatives, with which each term so far is combined.
+Node selector terms for the nodes that no selector matches, as JSON {"terms": [[requirement, ...], ...]}: {selectors, count}. Terms are
+alternatives, and all requirements of one must hold. "Not a=1 and b=2" is two terms, and all combinations of those of several selectors would be
+as many as 2 to their power. So nodes are told apart by one label after the other: for each value of a label that selectors have, one branch with
+what is left of these. count.terms counts what was found so far: above tandem.maxTerms, which validation.yaml refuses, nothing more is added.
 */}}
-{{- define "tandem.affinity" -}}
-{{- $affinity := deepCopy (default dict .pool.values.affinity) -}}
-{{- $node := default dict $affinity.nodeAffinity -}}
-{{- $required := default dict $node.requiredDuringSchedulingIgnoredDuringExecution -}}
-{{- $terms := default (list dict) $required.nodeSelectorTerms -}}
+{{- define "tandem.outside" -}}
+{{- $count := .count -}}
+{{- $all := list -}}
+{{- $left := list -}}
+{{- range $selector := .selectors -}}
+{{- range $key, $value := $selector -}}
+{{- if eq (len $selector) 1 -}}{{- $all = append $all (dict "key" $key "operator" "NotIn" "values" (list $value)) -}}{{- end -}}
+{{- end -}}
+{{- if gt (len .) 1 -}}{{- $left = append $left . -}}{{- end -}}
+{{- end -}}
+{{- $branches := list -}}
+{{- if gt $count.terms (include "tandem.maxTerms" . | int) -}}
+{{- else if not $left -}}
+{{- $branches = list list -}}
+{{- else if eq (len $left) 1 -}}
+{{- range $key, $value := first $left -}}{{- $branches = append $branches (list (dict "key" $key "operator" "NotIn" "values" (list $value))) -}}{{- end -}}
+{{- else -}}
+{{- $key := include "tandem.commonKey" $left -}}
+{{- $without := list -}}
+{{- $with := dict -}}
+{{- range $selector := $left -}}
+{{- if hasKey . $key -}}{{- $_ := set $with (index . $key) (append (default list (index $with (index . $key))) (omit . $key)) -}}
+{{- else -}}{{- $without = append $without . -}}{{- end -}}
+{{- end -}}
+{{- $values := keys $with | sortAlpha -}}
+{{- range (include "tandem.outside" (dict "selectors" $without "count" $count) | fromJson).terms -}}
+{{- $branches = append $branches (prepend . (dict "key" $key "operator" "NotIn" "values" $values)) -}}
+{{- end -}}
+{{- range $value := $values -}}
+{{- range (include "tandem.outside" (dict "selectors" (concat (index $with $value) $without) "count" $count) | fromJson).terms -}}
+{{- $branches = append $branches (prepend . (dict "key" $key "operator" "In" "values" (list $value))) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $terms := list -}}
+{{- range $branches -}}{{- $terms = append $terms (concat $all . | default list) -}}{{- end -}}
+{{- if le (len $left) 1 -}}{{- $_ := set $count "terms" (add $count.terms (len $terms)) -}}{{- end -}}
+{{- toJson (dict "terms" $terms) -}}
+{{- end -}}
+
+{{/* The label that most selectors have; of those the one with the fewest values. */}}
+{{- define "tandem.commonKey" -}}
+{{- $values := dict -}}
+{{- range . -}}
+{{- range $key, $value := . -}}{{- $_ := set $values $key (append (default list (index $values $key)) $value) -}}{{- end -}}
+{{- end -}}
+{{- $best := "" -}}
+{{- range $key := keys $values | sortAlpha -}}
+{{- $of := index $values $key -}}
+{{- $than := default list (index $values $best) -}}
+{{- if or (gt (len $of) (len $than)) (and (eq (len $of) (len $than)) (lt (len (uniq $of)) (len (uniq $than)))) -}}{{- $best = $key -}}{{- end -}}
+{{- end -}}
+{{- $best -}}
+{{- end -}}
+
+{{/* The most node selector terms of a DaemonSet: about 60 kB. etcd takes 1.5 MB, and Helm keeps all objects of a release in one. */}}
+{{- define "tandem.maxTerms" -}}100{{- end -}}
+
+{{/*
+The node selector terms of a pool, as JSON {"terms": [...]}: those of the given affinity, on nodes with GPUs only if that is set, without the nodes of
+earlier pools.
+*/}}
+{{- define "tandem.terms" -}}
 {{- $own := .pool.nodeSelector -}}
+{{- $selectors := list -}}
 {{- range $selector := .pool.without -}}
 {{- $apart := false -}}
 {{- range $key, $value := $selector -}}
 {{- if and (hasKey $own $key) (ne (index $own $key) $value) -}}{{- $apart = true -}}{{- end -}}
 {{- end -}}
-{{- if not $apart -}}
-{{- $next := list -}}
-{{- range $term := $terms -}}
-{{- range $key, $value := $selector -}}
-{{- $not := dict "key" $key "operator" "NotIn" "values" (list $value) -}}
-{{- $copy := deepCopy $term -}}
-{{- $next = append $next (set $copy "matchExpressions" (append (default list $term.matchExpressions) $not)) -}}
+{{- if not $apart -}}{{- $selectors = append $selectors $selector -}}{{- end -}}
+{{- end -}}
+{{- $required := default dict (default dict (default dict .pool.values.affinity).nodeAffinity).requiredDuringSchedulingIgnoredDuringExecution -}}
+{{- $terms := default list $required.nodeSelectorTerms -}}
+{{- if .pool.values.gpuNodesOnly -}}
+{{- $given := default (list dict) $terms -}}
+{{- $terms = list -}}
+{{- range $term := $given -}}
+{{- range $label := list "nvidia.com/gpu.present" "feature.node.kubernetes.io/pci-10de.present" "feature.node.kubernetes.io/pci-0302_10de.present" "feature.node.kubernetes.io/pci-0300_10de.present" -}}
+{{- $requirement := dict "key" $label "operator" "In" "values" (list "true") -}}
+{{- $terms = append $terms (merge (dict "matchExpressions" (append (default list $term.matchExpressions) $requirement)) $term) -}}
 {{- end -}}
 {{- end -}}
-{{- $terms = $next -}}
-{{- $_ := set $required "nodeSelectorTerms" $terms -}}
-{{- $_ := set $node "requiredDuringSchedulingIgnoredDuringExecution" $required -}}
+{{- end -}}
+{{- if $selectors -}}
+{{- $outside := (include "tandem.outside" (dict "selectors" $selectors "count" (dict "terms" 0)) | fromJson).terms -}}
+{{- $given := default (list dict) $terms -}}
+{{- $terms = list -}}
+{{- range $term := $given -}}
+{{- range $requirements := $outside -}}
+{{- $terms = append $terms (merge (dict "matchExpressions" (concat (default list $term.matchExpressions) $requirements)) $term) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toJson (dict "terms" $terms) -}}
+{{- end -}}
+
+{{/* The affinity of a pool: the given one, with tandem.terms. */}}
+{{- define "tandem.affinity" -}}
+{{- $affinity := deepCopy (default dict .pool.values.affinity) -}}
+{{- with (include "tandem.terms" . | fromJson).terms -}}
+{{- $node := default dict $affinity.nodeAffinity -}}
+{{- $_ := set $node "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" .) -}}
 {{- $_ := set $affinity "nodeAffinity" $node -}}
-{{- end -}}
 {{- end -}}
 {{- if $affinity -}}{{- toYaml $affinity -}}{{- end -}}
 {{- end -}}

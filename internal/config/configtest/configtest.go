@@ -29,6 +29,9 @@ var Broken = []Case{
 	{Flag: "api=DRA", Want: `--api = "DRA": want device-plugin or dra`},
 	{Flag: "kube-api=10.0.0.1:6443", Want: `--kube-api = "10.0.0.1:6443": want a URL such as https://10.0.0.1:6443`},
 	{Flag: "on-unhealthy=delete", Want: `--on-unhealthy = "delete": want evict or taint`},
+	{Flag: "state-dir=/etc", Want: `--state-dir = "/etc": want a folder of its own such as /var/lib/tandem, or nothing: /etc belongs to the operating system`},
+	{Flag: "features-file=/etc/passwd", Want: `--features-file = "/etc/passwd": want a folder of its own such as /etc/kubernetes/node-feature-discovery/features.d: /etc belongs to the operating system`},
+	{Flag: "hpc-job-mapping-dir=/var/run/", Want: `--hpc-job-mapping-dir = "/var/run/": want a folder of its own such as /var/run/dcgm_job_maps: /var/run belongs to the operating system`},
 	// Variables.
 	{Env: "NODE_NAME=Node_1", Want: `NODE_NAME = "Node_1": want the name of a Node object`},
 	{Env: "DRIVER_ROOT_CTR_PATH=driver", Want: `DRIVER_ROOT_CTR_PATH = "driver": want an absolute path such as /driver-root`},
@@ -40,6 +43,9 @@ var Broken = []Case{
 	{Env: "SIMULATION=on", Want: `SIMULATION = "on": want true or false`},
 	{Env: "DP_DISABLE_HEALTHCHECKS=48,ecc", Want: `DP_DISABLE_HEALTHCHECKS = "48,ecc": want XIDs such as 48,79, or "all"`},
 	{Env: "CONFIG_FILE=/nowhere/c.yaml", Want: `configuration file: open /nowhere/c.yaml: no such file or directory`},
+	{Env: "MPS_ROOT=/", Want: `MPS_ROOT = "/": want a folder of its own such as /run/nvidia/mps: / belongs to the operating system`},
+	{Env: "CDI_DIR=/usr/local/lib/cdi", Want: `CDI_DIR = "/usr/local/lib/cdi": want a folder of its own such as /var/run/cdi: /usr/local/lib/cdi belongs to the operating system`},
+	{Env: "KUBELET_DIR=/var/lib/../lib", Want: `KUBELET_DIR = "/var/lib/../lib": want a folder of its own such as /var/lib/kubelet: /var/lib belongs to the operating system`},
 	// The plugin block of a Nomad client.
 	{Block: map[string]any{"enabled": "maybe"}, Want: `enabled = "maybe": want true or false`},
 	{Block: map[string]any{"ignored_gpu_ids": []any{"GPU-1", "0"}}, Want: `ignored_gpu_ids = "0": want UUIDs (GPU-... or MIG-...) as nvidia-smi -L prints them`},
@@ -52,7 +58,9 @@ var Broken = []Case{
 	{Block: map[string]any{"nomad_address": "127.0.0.1:4646"}, Want: `nomad_address = "127.0.0.1:4646": want http://HOST:PORT, https://HOST:PORT or unix:///PATH`},
 	{Block: map[string]any{"policy_file": "policy.yaml"}, Want: `policy_file = "policy.yaml": want an absolute path such as /etc/tandem/policy.yaml`},
 	{Block: map[string]any{"state_dir": "state"}, Want: `state_dir = "state": want an absolute path such as /var/lib/tandem, or nothing`},
+	{Block: map[string]any{"mps_root": "/run"}, Want: `mps_root = "/run": want a folder of its own such as /run/nvidia/mps: /run belongs to the operating system`},
 	// The file.
+	{Both: true, File: "flags: {mpsRoot: /}\n", Want: `/c.yaml:1: flags.mpsRoot = "/": want a folder of its own such as /run/nvidia/mps: / belongs to the operating system`},
 	{Both: true, File: "flags: {migStrategy: none\n", Want: `/c.yaml: line 1: did not find expected ',' or '}'`},
 	{Both: true, File: "version: v2\n", Want: `/c.yaml:1: version = "v2": want v1`},
 	{Both: true, File: "flags:\n  migStratgy: mixed\n", Want: `/c.yaml:2: flags.migStratgy = "mixed": unknown key: did you mean migStrategy?`},
