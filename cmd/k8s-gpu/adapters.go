@@ -3,16 +3,20 @@ package main
 import (
 	"context"
 	"log/slog"
+	"os"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/assignment"
+	"github.com/tandem-gpu/tandem/internal/checkpoint"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/draadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubemetrics"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/kubeapi"
 	"github.com/tandem-gpu/tandem/internal/report"
 	"github.com/tandem-gpu/tandem/internal/status"
@@ -41,7 +45,7 @@ func (r *runner) newAdapters(a *agent.Agent, s settings, api *kubeapi.Client, lo
 	o := kubeadapter.Options{
 		KubeletSocket: s.KubeletSocket, DevRoot: s.DevRoot, MPSRoot: s.MPSRoot, Lists: deviceLists(s), Log: log,
 		Check: a.CheckReservation, Reserved: a.Reserved, Watchdog: a.Watchdog(), PodResourcesSocket: s.PodResourcesSocket,
-		AllocationStore: allocationStore(s, log), Handover: &r.kubelet,
+		Uptime: func() (time.Duration, bool) { return checkpoint.Uptime(s.Core.Roots.Proc) }, InPod: inPod(), AllocationStore: allocationStore(s, log), Handover: &r.kubelet,
 	}
 	notes := leftoversOf(s).warnings()
 	for _, note := range notes {
@@ -63,12 +67,22 @@ func (r *runner) newAdapters(a *agent.Agent, s settings, api *kubeapi.Client, lo
 	return made
 }
 
+// inPod reports whether this process is in a container of a pod: the kubelet sets the variable in each, with enableServiceLinks or without.
+func inPod() bool {
+	_, ok := os.LookupEnv("KUBERNETES_SERVICE_HOST")
+	return ok
+}
+
 // newBoth returns a DRA driver, and device plugins beside it: for GPUs that have not moved, and for names that the kubelet must know.
 func newBoth(a *agent.Agent, s settings, api *kubeapi.Client, o kubeadapter.Options) adapters {
 	var lock sync.Mutex // while either side finds a device free and records that it has given it out
 	var plugins *kubeadapter.Adapter
 	d := newDRA(a, s, api, besides{
-		lock: &lock, holder: func(at gpu.Placement) (string, bool) { return plugins.Holder(at) }, refresh: func() { plugins.Refresh() },
+		lock: &lock, refresh: func() { plugins.Refresh() },
+		holder: func(at gpu.Placement) (string, bool) {
+			return pluginHolder(plugins.Holder, s.PodResourcesSocket != "", a.Current(), at)
+		},
+		claims: func(ctx context.Context) ([]podresources.Claim, bool, error) { return plugins.PodClaims(ctx) },
 	}, o.Log)
 	o.Lock, o.DRAHolder, o.Empty = &lock, d.driver.Holder, func() []string { return d.pastResources(a.Current()) }
 	plugins = kubeadapter.New(a.Monitor, o)

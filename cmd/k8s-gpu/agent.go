@@ -12,6 +12,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/cdi"
 	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
@@ -90,8 +91,11 @@ func (r *runner) run(ctx context.Context, s settings, policies <-chan settings, 
 	o.Handover, o.Reload, o.Signals, o.Log = &r.history, &r.reload, r.signals, log
 	o.Explain = explainAdapter(s)
 	o.Use = usewatch.Options{Orchestrator: use.Kubernetes, MappingDir: s.Operations.MappingDir}
+	var plugins *kubeadapter.Adapter // set before the agent runs
 	if s.PodResourcesSocket != "" {
-		o.Use.Holders = podresources.Reader{Socket: s.PodResourcesSocket, PodLogs: podresources.PodLogs}.Read
+		o.Use.Holders = func(ctx context.Context, inv *inventory.Inventory) (use.Record, error) {
+			return plugins.UseRecord(ctx, inv, podresources.PodLogs)
+		}
 	}
 	api, err := newKubeAPI(s, log)
 	if err != nil {
@@ -99,6 +103,7 @@ func (r *runner) run(ctx context.Context, s settings, policies <-chan settings, 
 	}
 	o.Adapter = func(a *agent.Agent) agent.Adapter {
 		made := r.newAdapters(a, s, api, log)
+		plugins = made.plugins
 		page := statuspage.New(statuspage.Options{
 			Agent: agentName, Version: versionText(), Node: statuspage.NodeName(),
 			Report: func() report.Report { return control.Describe(a, s.Core, a.Warnings) },

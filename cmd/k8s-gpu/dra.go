@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/draadapter"
 	"github.com/tandem-gpu/tandem/internal/draadapter/drametrics"
+	"github.com/tandem-gpu/tandem/internal/draadapter/eviction"
 	"github.com/tandem-gpu/tandem/internal/draadapter/prepared"
 	"github.com/tandem-gpu/tandem/internal/draadapter/publisher"
 	"github.com/tandem-gpu/tandem/internal/draadapter/resourceslice"
@@ -99,10 +101,12 @@ func checkDRA(s settings) error {
 type dra struct {
 	driver    *draadapter.Adapter
 	publisher *publisher.Publisher
-	desired   *watch.Value[[]kubeapi.Device] // the devices of the driver; nil = not known yet
-	devices   *watch.Value[[]kubeapi.Device] // those that are published; nil = nothing is
-	known     *watch.Value[bool]             // the Node was read, and refused is true of it
-	refused   *watch.Value[string]           // why containers of this node never get a device; "" = they may
+	desired   *watch.Value[[]kubeapi.Device]      // the devices of the driver; nil = not known yet
+	devices   *watch.Value[[]kubeapi.Device]      // those that are published; nil = nothing is
+	known     *watch.Value[bool]                  // the Node was read, and refused is true of it
+	evicted   *watch.Value[map[gpu.DeviceID]bool] // broken GPUs of which Kubernetes may delete the pods
+	evictions *eviction.Evictions                 // which decides that; nil = none are evicted
+	refused   *watch.Value[string]                // why containers of this node never get a device; "" = they may
 	runtime   func(context.Context) cdi.Runtime
 	asked     cdi.Runtime // what runtime answered last; of the goroutine of followNode
 	folder    string      // of the CDI specifications
@@ -117,6 +121,7 @@ type besides struct {
 	lock    sync.Locker // held while either side gives a device out
 	holder  func(gpu.Placement) (pod string, held bool)
 	refresh func() // the resources that the kubelet must know may be others
+	claims  func(context.Context) (claims []podresources.Claim, complete bool, err error)
 }
 
 // newDRA returns a driver that is not running.
@@ -124,7 +129,7 @@ func newDRA(a *agent.Agent, s settings, client *kubeapi.Client, plugins besides,
 	boot, _ := checkpoint.BootID(s.Core.Roots.Proc) // the history's warnings have the error
 	d := &dra{
 		devices: watch.NewValue[[]kubeapi.Device](nil), known: watch.NewValue(false), refused: watch.NewValue(""), runtime: askRuntime(s.CDI.CRISocket), folder: s.CDI.Folder,
-		boot: boot, refresh: plugins.refresh, watchdog: a.Watchdog(), log: log,
+		boot: boot, refresh: plugins.refresh, watchdog: a.Watchdog(), log: log, evicted: watch.NewValue(map[gpu.DeviceID]bool{}),
 	}
 	shares := watch.NewValue(false)
 	cdiOptions := cdiOptions(s)
@@ -132,9 +137,16 @@ func newDRA(a *agent.Agent, s settings, client *kubeapi.Client, plugins besides,
 		Node: s.DRA.Node, KubeletDir: s.DRA.KubeletDir, StateDir: s.Health.StateDir, BootID: boot, API: client,
 		CDIFolder: cdiOptions.Folder, CDIVendor: cdiOptions.Vendor, MPSRoot: s.MPSRoot, SharesAsDevices: shares, Evict: s.DRA.Evict,
 		Check: d.check(a.CheckReservation), Reserved: a.Reserved, Lock: plugins.lock, DevicePluginHolder: plugins.holder,
-		PodClaims: podClaims(s.PodResourcesSocket), Watchdog: a.Watchdog(), Log: log,
+		PodClaims: podClaims(s.PodResourcesSocket, plugins.claims), Watchdog: a.Watchdog(), Log: log,
 	})
 	d.desired = d.driver.Desired()
+	if s.DRA.Evict {
+		d.evictions = eviction.New(eviction.Options{
+			Devices: d.desired, Checks: func() uint64 { return a.Monitor.Stats().Checks }, PerHour: s.DRA.EvictionsPerHour,
+			File: filepath.Join(s.Health.StateDir, "dra", "evictions.json"), Watchdog: a.Watchdog(), Log: log,
+		})
+		d.evicted = d.evictions.GPUs()
+	}
 	d.publisher = publisher.New(publisher.Options{
 		API: client, Node: s.DRA.Node, Driver: resourceslice.Driver, Devices: d.devices, DropsShares: shares, Watchdog: a.Watchdog(), Log: log,
 	})
@@ -143,16 +155,33 @@ func newDRA(a *agent.Agent, s settings, client *kubeapi.Client, plugins besides,
 
 // tasks run until their context ends.
 func (d *dra) tasks() []func(context.Context) error {
-	return []func(context.Context) error{d.driver.Run, d.publisher.Run, d.followNode, d.admit}
+	all := []func(context.Context) error{d.driver.Run, d.publisher.Run, d.followNode, d.admit}
+	if d.evictions != nil {
+		all = append(all, d.evictions.Run)
+	}
+	return all
 }
 
-// held returns the claims that hold devices in this boot; nil until they are read.
+// held returns the claims that hold devices in this boot; nil until they are read. One whose record can't be read has all GPUs that it may have.
 func (d *dra) held() []prepared.Claim {
-	all := d.driver.Prepared()
-	if all == nil {
+	all, unread := d.driver.Prepared(), d.driver.Unread()
+	if all == nil && unread == nil {
 		return nil
 	}
-	return slices.DeleteFunc(append([]prepared.Claim{}, all...), func(c prepared.Claim) bool { return !c.Holds(d.boot) })
+	held := slices.DeleteFunc(append([]prepared.Claim{}, all...), func(c prepared.Claim) bool { return !c.Holds(d.boot) })
+	for _, u := range unread {
+		held = append(held, unknownClaim(u, d.driver.MayHaveClaims()))
+	}
+	return held
+}
+
+// unknownClaim is a claim of which no more is known than the file of its record, and which GPUs it may have.
+func unknownClaim(u prepared.Unread, gpus []gpu.DeviceID) prepared.Claim {
+	c := prepared.Claim{Namespace: "?", Name: "? (" + u.String() + ")", UID: u.UID}
+	for _, id := range gpus {
+		c.Results = append(c.Results, prepared.Result{At: gpu.WholeGPU(id)})
+	}
+	return c
 }
 
 // pastResources are the extended resources of units that device plugins have offered on this node. A kubelet up to 1.37.1 starts no
@@ -189,23 +218,23 @@ func (d *dra) view(s settings, plugins drametrics.Plugin) drametrics.View {
 func (d *dra) warnings() []string {
 	lines := d.driver.Warnings()
 	if s := d.publisher.Published(); s.DropsTaints {
-		lines = append(lines, "Kubernetes' API drops the taints of devices (feature gate DRADeviceTaints): unhealthy devices get new pods")
+		lines = append(lines, "Kubernetes' API drops the taints of devices (feature gate DRADeviceTaints): unhealthy devices leave the slices, unless a claim has them")
 	}
 	return lines
 }
 
 // podClaims returns a function that asks the kubelet which devices pods have through claims; nil without a socket.
-func podClaims(socket string) func(context.Context) (draadapter.PodClaims, error) {
+func podClaims(socket string, read func(context.Context) ([]podresources.Claim, bool, error)) func(context.Context) (draadapter.PodClaims, error) {
 	if socket == "" {
 		return nil
 	}
 	return func(ctx context.Context) (draadapter.PodClaims, error) {
-		answer, err := podresources.List(ctx, socket)
+		listed, complete, err := read(ctx)
 		if err != nil {
 			return draadapter.PodClaims{}, err
 		}
-		claims := draadapter.PodClaims{Partial: answer.Partial(time.Now(), podresources.Startup)}
-		for _, c := range answer.Claims {
+		claims := draadapter.PodClaims{Partial: !complete}
+		for _, c := range listed {
 			claims.Claims = append(claims.Claims, draadapter.PodClaim{
 				Pod: c.Pod, Namespace: c.Namespace, Name: c.Name, Driver: c.Driver, Pool: c.Pool, Device: c.Device, CDI: c.CDI,
 			})

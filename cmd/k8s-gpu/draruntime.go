@@ -42,6 +42,7 @@ func (d *dra) admit(ctx context.Context) error {
 		known, knownChanged := d.known.LoadNext()
 		refused, refusedChanged := d.refused.LoadNext()
 		published, publishedChanged := d.publisher.Status().LoadNext()
+		_, evictedChanged := d.evicted.LoadNext()
 		task.Heartbeat(0)
 		if started := d.devices.Load() != nil || published.Slices > 0; known && (refused == "" || started) {
 			d.devices.Store(d.tainted())
@@ -52,16 +53,17 @@ func (d *dra) admit(ctx context.Context) error {
 		case <-knownChanged:
 		case <-refusedChanged:
 		case <-publishedChanged:
+		case <-evictedChanged:
 		case <-ctx.Done():
 			return nil
 		}
 	}
 }
 
-// tainted returns the devices of the driver as they are to be published. While containers of the node can't get devices, each has a taint
+// tainted returns the devices of the driver as they are to be published. The work of a broken GPU is spared unless it may be evicted. While containers of the node can't get devices, each has a taint
 // with the reason: a device that a claim holds must not leave the slices, and none may be given out. A node without slices gets none then.
 func (d *dra) tainted() []kubeapi.Device {
-	devices := d.desired.Load()
+	devices := resourceslice.Spare(d.desired.Load(), d.evicted.Load())
 	if why := d.refused.Load(); why != "" {
 		reason, _, _ := strings.Cut(why, ": ") // a label's value has no room for the remedy
 		return resourceslice.Withdraw(devices, reason)

@@ -25,6 +25,7 @@ type runtimeRig struct {
 	*testing.T
 	api     *kubeapitest.Server
 	desired *watch.Value[[]kubeapi.Device]
+	evicted *watch.Value[map[gpu.DeviceID]bool]
 	runtime atomic.Pointer[cdi.Runtime] // nil = it can't be asked
 	stop    func()
 }
@@ -35,7 +36,7 @@ func withRuntime(t *testing.T, test func(*runtimeRig)) {
 		devices := []kubeapi.Device{{Name: "gpu-a"}, {Name: "gpu-b", Taints: []kubeapi.DeviceTaint{
 			{Key: "gpu.nvidia.com/xid", Value: "79", Effect: kubeapi.NoSchedule, TimeAdded: time.Now().UTC().Truncate(time.Second)},
 		}}}
-		r := &runtimeRig{T: t, api: kubeapitest.NewInMemory(), desired: watch.NewValue(devices)}
+		r := &runtimeRig{T: t, api: kubeapitest.NewInMemory(), desired: watch.NewValue(devices), evicted: watch.NewValue(map[gpu.DeviceID]bool{})}
 		r.node("containerd://2.4.2")
 		r.start()
 		defer r.api.Close()
@@ -60,7 +61,7 @@ func (r *runtimeRig) start() {
 	}
 	d := &dra{
 		desired: r.desired, devices: watch.NewValue[[]kubeapi.Device](nil), known: watch.NewValue(false), refused: watch.NewValue(""),
-		folder: cdi.DefaultFolder, refresh: func() {}, log: slog.New(slog.DiscardHandler),
+		folder: cdi.DefaultFolder, refresh: func() {}, log: slog.New(slog.DiscardHandler), evicted: r.evicted,
 	}
 	d.runtime = func(context.Context) cdi.Runtime {
 		if now := r.runtime.Load(); now != nil {
@@ -116,6 +117,26 @@ const (
 	offValue  = "withdrawn=containerd-2.4.2-has-CDI-switched-off:NoSchedule"
 	withdrawn = offValue + " | " + offValue + ",xid=79:NoSchedule"
 )
+
+// The work of a broken GPU is spared until its eviction is decided, and when that is over.
+func TestEvictionIsPublished(t *testing.T) {
+	withRuntime(t, func(r *runtimeRig) {
+		id := "GPU-b"
+		devices := r.desired.Load()
+		broken := []kubeapi.Device{devices[0], devices[1]}
+		broken[1].Attributes = map[string]kubeapi.DeviceAttribute{"uuid": {String: &id}}
+		broken[1].Taints = []kubeapi.DeviceTaint{{Key: "gpu.nvidia.com/xid", Value: "79", Effect: kubeapi.NoExecute, TimeAdded: devices[1].Taints[0].TimeAdded}}
+		r.desired.Store(broken)
+		r.after(time.Minute)
+		r.want("before the decision", usual)
+		r.evicted.Store(map[gpu.DeviceID]bool{"GPU-b": true})
+		r.after(10 * time.Millisecond)
+		r.want("after it", " | xid=79:NoExecute")
+		r.evicted.Store(map[gpu.DeviceID]bool{})
+		r.after(time.Minute)
+		r.want("when it is over", usual)
+	})
+}
 
 // A runtime that can't give devices to containers any more is a taint at each device, with the reason. The devices stay, also when the
 // kubelet deletes the slices and over a restart of the agent. The taint ends seconds after the runtime has CDI again. While the runtime

@@ -14,10 +14,11 @@ import (
 
 // readers read the records of what pods have through the APIs of the kubelet, for the moves of GPUs between APIs. claims are those that the DRA
 // adapter has prepared in this boot, nil until they are read; without such an adapter it is a nil function. A GPU is known to have no
-// holder only while the kubelet lists all pods: what was prepared may have been lost with its folder.
+// holder only while the kubelet lists all pods: what was prepared may have been lost with its folder. Without that list what device plugins
+// once gave out is no reason against a forced move.
 func readers(plugins *kubeadapter.Adapter, claims func() []prepared.Claim, current func() *inventory.Inventory) assignment.Readers {
 	return assignment.Readers{
-		inventory.DevicePlugin: plugins.Record,
+		inventory.DevicePlugin: func() assignment.Record { return plugins.Record().Unconfirmed() },
 		inventory.DRA: func() assignment.Record {
 			listed, h := plugins.Claims()
 			all := []prepared.Claim{}
@@ -56,6 +57,15 @@ func claimRecord(all []prepared.Claim, listed []podresources.Claim, inv *invento
 		}
 	}
 	return assignment.NewRecord(h, by)
+}
+
+// pluginHolder returns the pod that has hardware through a device plugin, by holder. Without the kubelet's list of pods (listed) what device
+// plugins once gave out does not count on a GPU that has come to dra: that was forced, and nothing shows whether a pod still has it.
+func pluginHolder(holder func(gpu.Placement) (string, bool), listed bool, inv *inventory.Inventory, at gpu.Placement) (string, bool) {
+	if one, ok := inv.Assignment(at.GPU); !listed && ok && one.API == inventory.DRA && one.Moving == "" {
+		return "", false
+	}
+	return holder(at)
 }
 
 // gpuOf returns the physical GPU of a claim's device.

@@ -54,6 +54,29 @@ func TestClaimHolders(t *testing.T) {
 	}
 }
 
+// A GPU that was moved to dra by force, since the kubelet's list of pods is not read, can be prepared there.
+func TestHolderBeforeAForcedMove(t *testing.T) {
+	at := gpu.WholeGPU(coretest.GPU(0))
+	before := func(gpu.Placement) (string, bool) { return "a pod that got it before", true }
+	for name, tc := range map[string]struct {
+		assigned inventory.Assignment
+		listed   bool
+		held     bool
+	}{
+		"it has come to dra":             {inventory.Assignment{API: inventory.DRA, Here: true}, false, false},
+		"it moves to dra":                {inventory.Assignment{API: inventory.DevicePlugin, Here: true, Moving: "to dra"}, false, true},
+		"it is the device plugin's":      {inventory.Assignment{API: inventory.DevicePlugin, Here: true}, false, true},
+		"the kubelet shows what pods do": {inventory.Assignment{API: inventory.DRA, Here: true}, true, true},
+	} {
+		tc.assigned.GPU = at.GPU
+		host := inventory.Host{Assignments: inventory.Assignments{All: []inventory.Assignment{tc.assigned}}}
+		inv := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(1)}).WithHost(host, inventory.OverlapRefuse)
+		if _, held := pluginHolder(before, tc.listed, inv, at); held != tc.held {
+			t.Errorf("%s: held %v, want %v", name, held, tc.held)
+		}
+	}
+}
+
 // BenchmarkClaimRecord reads the holders of all GPUs of a node that has a lost claim on each, as an agent does once a second while a GPU moves.
 func BenchmarkClaimRecord(b *testing.B) {
 	for _, n := range []int{8, 64} {

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/assignment"
+	"github.com/tandem-gpu/tandem/internal/checkpoint"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/doctor"
 	"github.com/tandem-gpu/tandem/internal/draadapter"
@@ -88,5 +89,20 @@ func (l leftovers) check(stateDir string) doctor.Check {
 	const name = "dra"
 	return doctor.Check{Name: name, Place: stateDir, Look: func(context.Context, *doctor.Facts) []doctor.Finding {
 		return []doctor.Finding{{Check: name, Severity: doctor.Problem, Place: stateDir, Found: l.problem(), Remedy: l.remedy()}}
+	}}
+}
+
+const unreadRemedy = "let the agent read it; a damaged file can be removed when no pod has the claim with the UID in its name: kubectl get resourceclaims -A -o custom-columns=UID:.metadata.uid,NAMESPACE:.metadata.namespace,NAME:.metadata.name"
+
+// unreadClaims is doctor's check of the records of prepared claims: one that can't be read may keep GPUs from being given out.
+func unreadClaims(s settings) doctor.Check {
+	const name = "prepared claims"
+	dir := s.Health.StateDir
+	return doctor.Check{Name: name, Place: dir, Look: func(context.Context, *doctor.Facts) (all []doctor.Finding) {
+		boot, _ := checkpoint.BootID(s.Core.Roots.Proc)
+		for _, u := range draadapter.UnreadClaims(dir, boot) {
+			all = append(all, doctor.Finding{Check: name, Severity: doctor.Problem, Place: u.Path, Found: u.String(), Remedy: unreadRemedy})
+		}
+		return all
 	}}
 }

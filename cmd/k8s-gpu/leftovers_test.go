@@ -8,9 +8,12 @@ import (
 	"testing"
 
 	"github.com/tandem-gpu/tandem/internal/assignment"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/doctor"
+	"github.com/tandem-gpu/tandem/internal/draadapter"
+	"github.com/tandem-gpu/tandem/internal/draadapter/prepared"
 )
 
 // Without the component dra an agent on whose node claims or GPUs of that API are left names them, what it lacks, and the remedy, as a
@@ -61,7 +64,7 @@ func TestLeftoversOfDRA(t *testing.T) {
 				}
 				return
 			}
-			if len(checks) != 1 {
+			if len(checks) != 2 {
 				t.Fatalf("%d checks", len(checks))
 			}
 			found := checks[0].Look(context.Background(), nil)
@@ -97,5 +100,32 @@ func write(t *testing.T, path string) {
 	}
 	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A record of a prepared claim that can't be read is named by doctor with the file and the remedy, also without a running agent. For moves the
+// claim has each GPU that it may have.
+func TestRecordThatCanNotBeReadIsNamed(t *testing.T) {
+	s := settings{}
+	s.Core.API, s.Health.StateDir, s.DRA.KubeletDir = inventory.DevicePlugin, t.TempDir(), t.TempDir()
+	path := filepath.Join(s.Health.StateDir, "dra", "claims", "6d2e.json")
+	write(t, path)
+	var found []doctor.Finding
+	for _, c := range draChecks(s) {
+		if c.Name == "prepared claims" {
+			found = append(found, c.Look(t.Context(), nil)...)
+		}
+	}
+	if len(found) != 1 || found[0].Place != path || found[0].Severity != doctor.Problem || !strings.Contains(found[0].Found, path+" can't be read as a prepared claim: ") {
+		t.Fatalf("%+v", found)
+	}
+	unread := draadapter.UnreadClaims(s.Health.StateDir, "boot")
+	inv := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(2)})
+	record := claimRecord([]prepared.Claim{unknownClaim(unread[0], []gpu.DeviceID{coretest.GPU(1)})}, nil, inv, assignment.Holders{Known: true})
+	if by := record(coretest.GPU(1)).By; len(by) != 1 || !strings.HasPrefix(by[0], "claim ?/? ("+path+" can't be read as a prepared claim") {
+		t.Errorf("%q", by)
+	}
+	if by := record(coretest.GPU(0)).By; len(by) > 0 {
+		t.Errorf("a GPU that it can't have: %q", by)
 	}
 }

@@ -8,23 +8,39 @@ import (
 	"log/slog"
 	"strings"
 	"sync/atomic"
+	"time"
 
+	"github.com/tandem-gpu/tandem/internal/asynclog"
 	"github.com/tandem-gpu/tandem/internal/cli"
 )
 
-// logFormat is the format of the log of this process, by the latest settings. It is safe for concurrent use.
-type logFormat struct {
-	terminal bool // the log is written to one
+// readerTimeout is how long an agent that ends without a signal waits for the reader of its log.
+const readerTimeout = 5 * time.Second
+
+// processLog is what this process writes to stderr: a command its errors, directly; the agent its log, in the format of the latest settings,
+// which never blocks it. It is safe for concurrent use.
+type processLog struct {
+	out      io.Writer
+	terminal bool // out is one
 	json     atomic.Bool
+	lines    atomic.Pointer[asynclog.Writer] // to out; nil = the process is no agent
 }
 
+// begin starts the log of the agent.
+func (l *processLog) begin() { l.lines.Store(asynclog.New(l.out, l.lost)) }
+
 // set applies the setting --log-format.
-func (f *logFormat) set(name string) { f.json.Store(name == "json" || name != "text" && !f.terminal) }
+func (l *processLog) set(name string) { l.json.Store(name == "json" || name != "text" && !l.terminal) }
+
+// logger returns one for the agent, in the present format.
+func (l *processLog) logger(level slog.Level) *slog.Logger {
+	return slog.New(l.handler(l.lines.Load(), level))
+}
 
 // handler returns a handler that writes lines of the present format.
-func (f *logFormat) handler(w io.Writer, level slog.Level) slog.Handler {
+func (l *processLog) handler(w io.Writer, level slog.Level) slog.Handler {
 	o := &slog.HandlerOptions{Level: level}
-	if !f.json.Load() {
+	if !l.json.Load() {
 		return slog.NewTextHandler(w, o)
 	}
 	o.ReplaceAttr = readable
@@ -42,20 +58,32 @@ func readable(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// lostLines is a line of the log about the lines that are missing from it.
-func (f *logFormat) lostLines(lines int64) []byte {
+// lost is a line of the log about the lines that are missing from it.
+func (l *processLog) lost(lines int64) []byte {
 	var line bytes.Buffer
-	slog.New(f.handler(&line, slog.LevelInfo)).Warn("log lines lost: the reader is too slow", "lines", lines)
+	slog.New(l.handler(&line, slog.LevelInfo)).Warn("log lines lost: the reader is too slow", "lines", lines)
 	return line.Bytes()
 }
 
-// writeError writes why the process ends: as lines of the log if it is JSON.
-func (f *logFormat) writeError(w io.Writer, err error) {
-	if !f.json.Load() {
+// end writes why the process ends; nil = as requested. A command waits until that is read. An agent waits for its log for at most this
+// time.
+func (l *processLog) end(err error, atMost time.Duration) {
+	lines := l.lines.Load()
+	if lines == nil {
+		cli.WriteError(l.out, agentName, err)
+		return
+	}
+	l.writeError(lines, err)
+	lines.Flush(atMost)
+}
+
+// writeError writes an error: as lines of the log if it is JSON.
+func (l *processLog) writeError(w io.Writer, err error) {
+	if err == nil || !l.json.Load() {
 		cli.WriteError(w, agentName, err)
 		return
 	}
-	log := slog.New(f.handler(w, slog.LevelInfo))
+	log := slog.New(l.handler(w, slog.LevelInfo))
 	for line := range strings.Lines(err.Error()) {
 		log.Error("the agent ends", "error", strings.TrimSuffix(line, "\n"))
 	}

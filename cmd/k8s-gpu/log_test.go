@@ -15,11 +15,11 @@ func TestLogFormat(t *testing.T) {
 		setting        string
 		terminal, json bool
 	}{{"auto", true, false}, {"auto", false, true}, {"", false, true}, {"text", false, false}, {"json", true, true}} {
-		f, out := &logFormat{terminal: tc.terminal}, strings.Builder{}
+		f, out := &processLog{terminal: tc.terminal}, strings.Builder{}
 		f.set(tc.setting)
 		slog.New(f.handler(&out, slog.LevelInfo)).Info("wall clock", "by", 90*time.Second, "error", errors.New("a b"))
 		f.writeError(&out, errors.New("one\ntwo"))
-		out.Write(f.lostLines(3))
+		out.Write(f.lost(3))
 		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 		if len(lines) != 4 {
 			t.Fatalf("%+v: %q", tc, lines)

@@ -16,7 +16,6 @@ import (
 	"syscall"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
-	"github.com/tandem-gpu/tandem/internal/asynclog"
 	"github.com/tandem-gpu/tandem/internal/cli"
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/control"
@@ -38,15 +37,15 @@ var version string
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
 	context.AfterFunc(ctx, stop) // a second signal ends the process
-	format := &logFormat{terminal: terminal.Is(os.Stderr)}
-	stderr := asynclog.New(os.Stderr, format.lostLines)
+	log := &processLog{out: os.Stderr, terminal: terminal.Is(os.Stderr)}
 	err := agent.RunUntil(ctx, func() error {
-		return run(ctx, environment{args: os.Args, lookupEnv: os.LookupEnv, stdout: os.Stdout, stderr: stderr, format: format})
+		return run(ctx, environment{args: os.Args, lookupEnv: os.LookupEnv, stdout: os.Stdout, stderr: os.Stderr, log: log})
 	})
-	if err != nil {
-		format.writeError(stderr, err)
+	flush := readerTimeout
+	if ctx.Err() != nil {
+		flush = agent.FlushTimeout
 	}
-	stderr.Flush()
+	log.end(err, flush)
 	if err != nil && !errors.Is(err, agent.ErrShutdownTimeout) {
 		os.Exit(cli.ExitCode(err))
 	}
@@ -59,8 +58,8 @@ type settings = config.Kubernetes
 type environment struct {
 	args           []string
 	lookupEnv      func(string) (string, bool)
-	stdout, stderr io.Writer
-	format         *logFormat // of stderr
+	stdout, stderr io.Writer   // of a command
+	log            *processLog // to stderr
 }
 
 // run runs the command line of a process.
@@ -110,33 +109,34 @@ func draChecks(s settings) []doctor.Check {
 	if s.Core.API != inventory.DRA {
 		switch left := leftoversOf(s); {
 		case left.problem() != "":
-			return []doctor.Check{left.check(s.Health.StateDir)}
+			return []doctor.Check{left.check(s.Health.StateDir), unreadClaims(s)}
 		case len(left.of) == 0:
 			return nil
 		}
 	}
-	return kubelet.DRA{
+	return append(kubelet.DRA{
 		Node: s.DRA.Node, Driver: resourceslice.Driver, Sockets: draadapter.SocketPrefix, Slices: publisher.NamePrefix(s.DRA.Node, resourceslice.Driver),
 		KubeletDir: s.DRA.KubeletDir, CDIDir: s.CDI.Folder, API: kubeAPIOptions(s), Names: []string{kubeadapter.GPUResource},
-	}.Checks()
+	}.Checks(), unreadClaims(s))
 }
 
 // serve runs the agent until ctx ends.
 func serve(ctx context.Context, read func() (settings, error), env environment) error {
+	env.log.begin()
 	hangup, signals := notify()
 	agent.LimitRuntime()
 	first := true
 	readFirst := func() (settings, error) {
 		s, err := read()
 		if first { // also if it is invalid: its problems are logged
-			env.format.set(s.Operations.LogFormat)
+			env.log.set(s.Operations.LogFormat)
 			first = false
 		}
 		return s, errors.Join(err, checkDRA(s))
 	}
 	newLog := func(s settings) *slog.Logger {
-		env.format.set(s.Operations.LogFormat)
-		return slog.New(env.format.handler(env.stderr, s.LogLevel))
+		env.log.set(s.Operations.LogFormat)
+		return env.log.logger(s.LogLevel)
 	}
 	return newReloader(&runner{signals: signals}, readFirst, hangup, newLog).Serve(ctx)
 }

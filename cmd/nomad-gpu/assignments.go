@@ -28,14 +28,14 @@ type allocationReader struct {
 }
 
 // read reads the allocations. That nothing has a GPU counts only if the servers confirmed that after the agent gave it out last, and just now.
-// They are asked while the GPU moves and no work is known.
+// They are asked while the GPU moves, or is not offered any more, and no work is known.
 func (a allocationReader) read() assignment.Record {
 	if a.client == nil {
 		return assignment.NewRecord(assignment.Holders{Never: true, Why: "the allocations of the Nomad agent, which are not read: set nomad_address, and occupancy to report or withhold; or drain the node and use --force"}, nil)
 	}
 	inv, moves := a.current(), a.moves()
 	record, err := a.client.Read(context.Background(), inv) // makes no call
-	latest := holders(record, inv, 0)
+	latest, seen := holders(record, inv, 0), holders(a.client.Seen(), inv, 0)
 	confirmed := a.client.Confirmed()
 	age := time.Since(confirmed.At)
 	answer := assignment.NewRecord(assignment.Holders{}, nil)
@@ -48,18 +48,29 @@ func (a allocationReader) read() assignment.Record {
 		if h := latest(id); len(h.By) > 0 {
 			return h
 		}
-		if age > requestAge && slices.ContainsFunc(moves, func(st assignment.Status) bool { return st.GPU == id && st.Here && st.Moving != "" }) {
+		moving := slices.ContainsFunc(moves, func(st assignment.Status) bool { return st.GPU == id && st.Here && st.Moving != "" })
+		if age > requestAge && (moving || !slices.Contains(inv.Assignable(), id)) {
 			a.client.Confirm()
 		}
-		return answer(id)
+		h := answer(id)
+		if by := seen(id).By; len(h.By) == 0 && len(by) > 0 { // which no answer has shown to have ended
+			h.By, h.Known = by, false
+		}
+		return h
 	}
 }
 
 // holders are the allocations of a record of some age that have GPUs. It is not known which do while one has a device that is not.
 func holders(record use.Record, inv *inventory.Inventory, age time.Duration) assignment.Record {
 	h, by := assignment.Holders{Known: record.Complete, Age: age}, map[gpu.DeviceID][]string{}
+	if record.Missing != "" {
+		h.Why = "the allocations of the Nomad agent: " + record.Missing
+	}
 	for _, hold := range record.Holds {
 		name := "job " + hold.Owner.Name + " (allocation " + hold.Owner.ID + ")"
+		if hold.Owner.ID == "" {
+			name = "an allocation that the Nomad agent's API does not show, to which this agent has given it"
+		}
 		if of, ok := inv.PhysicalGPU(hold.Device); ok {
 			by[of] = append(by[of], name)
 		} else {

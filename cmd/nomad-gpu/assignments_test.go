@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,6 +21,8 @@ import (
 
 // slowAPI is the API of a Nomad agent whose queries that wait are not answered after the first one.
 type slowAPI struct {
+	policies string // of the token; "" = the servers have no ACLs
+
 	mu    sync.Mutex
 	holds gpu.DeviceID // of the one allocation; "" = there is none
 	asked int          // queries that do not wait
@@ -38,9 +41,30 @@ func (s *slowAPI) count() int {
 	return s.asked
 }
 
+// answerAgain has the next query that waits answered.
+func (s *slowAPI) answerAgain() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.waits = 0
+}
+
 func (s *slowAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path == "/v1/agent/self" {
 		fmt.Fprint(w, `{"stats":{"client":{"node_id":"f7476465"}}}`)
+		return
+	}
+	switch {
+	case strings.HasPrefix(r.URL.Path, "/v1/acl/") && s.policies == "":
+		http.Error(w, "ACL support disabled", http.StatusBadRequest)
+		return
+	case r.URL.Path == "/v1/acl/token/self":
+		fmt.Fprint(w, `{"Type":"client"}`)
+		return
+	case r.URL.Path == "/v1/acl/policies":
+		fmt.Fprint(w, `[{"Name":"tandem"}]`)
+		return
+	case r.URL.Path == "/v1/acl/policy/tandem":
+		fmt.Fprint(w, s.policies)
 		return
 	}
 	s.mu.Lock()
@@ -106,5 +130,105 @@ func TestAllocationsOfGPUs(t *testing.T) {
 	})
 	if asked := api.count(); asked > 10 {
 		t.Errorf("%d queries in some seconds", asked)
+	}
+}
+
+// A token that sees one namespace does not show the work of another: a GPU that this agent gave out has a holder, also with --force, and of the
+// others it is not known.
+func TestGPUOfHiddenAllocation(t *testing.T) {
+	server := httptest.NewServer(&slowAPI{policies: `{"RulesJSON":{"Namespaces":[{"Name":"batch","Capabilities":["read-job"]}]}}`})
+	defer server.Close()
+	client := agentapi.New(agentapi.Options{Address: server.URL, Log: slog.New(slog.DiscardHandler)})
+	ctx, cancel := context.WithCancel(t.Context())
+	changed, ended := make(chan struct{}, 10), make(chan struct{})
+	go func() { defer close(ended); client.Run(ctx, nil, func() { changed <- struct{}{} }) }()
+	defer func() { cancel(); <-ended }()
+	<-changed
+
+	inv := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(2)})
+	given, other := coretest.GPU(1), coretest.GPU(0)
+	plan, err := inv.Reserve(inventory.UnitID(given))
+	if err != nil {
+		t.Fatal(err)
+	}
+	client.Reserved(plan.Units)
+	status := []assignment.Status{{Assignment: inventory.Assignment{GPU: given, Here: true, Moving: "to dra"}}}
+	r := allocationReader{client, func() *inventory.Inventory { return inv }, func() []assignment.Status { return status }}
+	for deadline := time.Now().Add(20 * time.Second); client.Confirmed().At.IsZero(); time.Sleep(10 * time.Millisecond) {
+		if h := r.read()(given); len(h.By) != 1 || h.Known || !strings.Contains(h.By[0], "does not show") || time.Now().After(deadline) {
+			t.Fatalf("given out: %+v", h)
+		}
+		client.Confirm()
+	}
+	if h := r.read()(other); h.Known || len(h.By) != 0 || !strings.Contains(h.Why, `namespace "*"`) {
+		t.Errorf("not given out: %+v", h)
+	}
+}
+
+// A job that was seen has its GPU also when the API fails: a token that has expired, say. It has ended when an answer shows that.
+func TestHolderOutlivesTheAPI(t *testing.T) {
+	api := &slowAPI{holds: coretest.GPU(1)}
+	var fails atomic.Bool
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if fails.Load() {
+			http.Error(w, "ACL token expired", http.StatusForbidden)
+			return
+		}
+		api.ServeHTTP(w, r)
+	}))
+	defer server.Close()
+	client := agentapi.New(agentapi.Options{Address: server.URL, Log: slog.New(slog.DiscardHandler)})
+	ctx, cancel := context.WithCancel(t.Context())
+	changed, ended := make(chan struct{}, 10), make(chan struct{})
+	go func() { defer close(ended); client.Run(ctx, nil, func() { changed <- struct{}{} }) }()
+	defer func() { cancel(); <-ended }()
+	<-changed
+
+	inv, id := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(2)}), coretest.GPU(1)
+	moving := []assignment.Status{{Assignment: inventory.Assignment{GPU: id, Here: true, Moving: "to dra"}}}
+	b := allocationReader{client, func() *inventory.Inventory { return inv }, func() []assignment.Status { return moving }}
+	fails.Store(true)
+	server.CloseClientConnections()
+	<-changed // that it fails
+	client.Confirm()
+	await := func(what string, ok func(assignment.Holders) bool) {
+		t.Helper()
+		deadline := time.Now().Add(30 * time.Second)
+		for h := b.read()(id); !ok(h); h = b.read()(id) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: %+v", what, h)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	await("a query has failed", func(assignment.Holders) bool { return client.Confirmed().Err != nil })
+	if h := b.read()(id); len(h.By) != 1 || h.Known || !strings.Contains(h.By[0], "job train") || !strings.Contains(h.Why, "expired") {
+		t.Errorf("while the API fails: %+v", h)
+	}
+	api.place("")
+	api.answerAgain()
+	fails.Store(false)
+	await("the servers have no allocation any more", func(h assignment.Holders) bool { return h.Known && len(h.By) == 0 })
+}
+
+// The servers are also asked for a GPU that the policy does not offer any more: its claim ends by their answer.
+func TestServersAreAskedForAGPUThatIsNotOffered(t *testing.T) {
+	api := &slowAPI{}
+	server := httptest.NewServer(api)
+	defer server.Close()
+	client := agentapi.New(agentapi.Options{Address: server.URL, Log: slog.New(slog.DiscardHandler)})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { defer close(ended); client.Run(ctx, nil, func() {}) }()
+	defer func() { cancel(); <-ended }()
+	config := inventory.Config{Exclude: []gpu.DeviceID{coretest.GPU(1)}}
+	inv := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(2), Config: config})
+	b := allocationReader{client, func() *inventory.Inventory { return inv }, func() []assignment.Status { return nil }}
+	deadline := time.Now().Add(20 * time.Second)
+	for h := b.read()(coretest.GPU(1)); !h.Known; h = b.read()(coretest.GPU(1)) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%+v", h)
+		}
+		time.Sleep(10 * time.Millisecond)
 	}
 }

@@ -33,17 +33,17 @@ func serve(stderr io.Writer) int {
 	ctx, end := context.WithCancelCause(context.Background())
 	defer end(nil)
 	lines := asynclog.New(stderr, lostLines)
-	defer lines.Flush()
+	defer lines.Flush(agent.FlushTimeout)
 	log := hclog.New(&hclog.LoggerOptions{Level: hclog.Trace, Output: lines, JSONFormat: true})
 	sup := agent.NewSupervisor(end)
 	var pages pages
 	var p *nomadadapter.Plugin
 	p = nomadadapter.New(ctx, version, func(ctx context.Context, s nomadadapter.Settings, log *slog.Logger) nomadadapter.Source {
-		o := pluginOptions(s, log, &pages)
+		o, client := pluginOptions(s, log, &pages)
 		o.Explain = explainAdapter(s, func(inv *inventory.Inventory, id inventory.UnitID) (nomadadapter.GroupInfo, bool) {
 			return p.Group(inv, id)
 		})
-		return sup.Start(ctx, o)
+		return source{sup.Start(ctx, o), client}
 	}, log)
 	pages.plugin = p
 	p.ObserveReloads(&pages.reload)
@@ -73,8 +73,23 @@ func serve(stderr io.Writer) int {
 	return cli.ExitOK
 }
 
-// pluginOptions are those of an agent under Nomad, with its pages.
-func pluginOptions(s nomadadapter.Settings, log *slog.Logger, h *pages) agent.Options {
+// source is an agent and, if it reads them, the allocations to which it gives devices.
+type source struct {
+	*agent.Agent
+	allocations *agentapi.Client // nil = they are not read
+}
+
+// CheckReservation implements nomadadapter.Source. A reservation that it does not refuse succeeds.
+func (s source) CheckReservation(units []inventory.Unit) ([]inventory.Finding, error) {
+	findings, err := s.Agent.CheckReservation(units)
+	if err == nil && s.allocations != nil {
+		s.allocations.Reserved(units)
+	}
+	return findings, err
+}
+
+// pluginOptions are those of an agent under Nomad, with its pages; the client reads the allocations, nil = they are not read.
+func pluginOptions(s nomadadapter.Settings, log *slog.Logger, h *pages) (agent.Options, *agentapi.Client) {
 	o := agentOptions(s)
 	o.Log = log
 	o.Use = usewatch.Options{Orchestrator: use.Nomad, MappingDir: s.Operations.MappingDir}
@@ -91,7 +106,7 @@ func pluginOptions(s nomadadapter.Settings, log *slog.Logger, h *pages) agent.Op
 		}
 		return adapter
 	}
-	return o
+	return o, client
 }
 
 // allocations asks the Nomad agent which allocations have devices; nil without its address.

@@ -21,7 +21,7 @@ func (a *Agent) assignmentFacts() assignment.Facts {
 	}
 	slices.Sort(ids)
 	for _, id := range slices.Compact(ids) {
-		g := assignment.GPUFacts{GPU: id, Can: slices.Contains(can, id), Here: offers(inv, id), Index: -1, Holders: append([]string{}, records.HoldersOf(id)...)}
+		g := assignment.GPUFacts{GPU: id, Can: slices.Contains(can, id), Here: offers(inv, id), Index: -1, Holders: append([]string{}, records.Named(id)...)}
 		for api, record := range records {
 			if h := record(id); h.Never {
 				f.Unread[api] = h.Why

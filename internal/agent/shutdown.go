@@ -10,6 +10,9 @@ import (
 // A disk that hangs is given no more, as nothing in this process can end the wait for it.
 const ShutdownTimeout = 1800 * time.Millisecond
 
+// FlushTimeout is what remains for the log of the two seconds that a process is given after a signal.
+const FlushTimeout = 200 * time.Millisecond
+
 // ErrShutdownTimeout means that a process ends as requested, although a task has not returned.
 var ErrShutdownTimeout = fmt.Errorf("not everything stopped within %v: the process exits without it", ShutdownTimeout)
 

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -55,6 +56,8 @@ type Entry struct {
 	Change uint64        // of Target: a later one is greater, also if this file was lost in between; see WithTargets
 	Settle time.Duration // 0 = DefaultSettle
 	Force  bool          // what can't be known about holders counts as none
+
+	Without string // agent that force does without, as it has not run for the settle time; "" = none, or it runs again
 }
 
 // File is the content of the file. It is immutable: With... methods return another one. The zero value assigns nothing.
@@ -106,7 +109,7 @@ func (f File) WithTargets(changes []Change, now time.Time) File {
 		if was != "" {
 			next.Previous[c.GPU] = was
 		}
-		e.Target, e.Settle, e.Force = c.Target, c.Settle, c.Force
+		e.Target, e.Settle, e.Force, e.Without = c.Target, c.Settle, c.Force, ""
 		e.Change = min(max(e.Change+1, uint64(max(now.UnixMilli(), 0))), maxTurns)
 		next.GPUs[c.GPU] = e
 	}
@@ -135,9 +138,11 @@ func (f File) Restore(agent string, remembered File) File {
 		} else {
 			switch {
 			case was.Change > is.Change:
-				is.Target, is.Change, is.Settle, is.Force = was.Target, was.Change, was.Settle, was.Force
+				is.Target, is.Change, is.Settle, is.Force, is.Without = was.Target, was.Change, was.Settle, was.Force, was.Without
 			case was.Change == is.Change: // force may have ended since then, and never begins
-				is.Force = is.Force && was.Force
+				if is.Force = is.Force && was.Force; is.Without != was.Without {
+					is.Without = ""
+				}
 			}
 			if was.Turn > is.Turn {
 				is.Side, is.Turn = was.Side, was.Turn
@@ -176,13 +181,15 @@ type jsonEntry struct {
 	Change uint64        `json:"change,omitempty"`
 	Settle string        `json:"settle,omitempty"`
 	Force  bool          `json:"force,omitempty"`
+
+	Without string `json:"without,omitempty"`
 }
 
 // Encode returns the text of the file.
 func (f File) Encode() ([]byte, error) {
 	j := jsonFile{Version: version, GPUs: map[gpu.DeviceID]jsonEntry{}, Inner: f.Inner, Previous: f.Previous}
 	for id, e := range f.GPUs {
-		one := jsonEntry{Target: e.Target, Side: e.Side, Turn: e.Turn, Change: e.Change, Force: e.Force}
+		one := jsonEntry{Target: e.Target, Side: e.Side, Turn: e.Turn, Change: e.Change, Force: e.Force, Without: e.Without}
 		if e.Settle > 0 {
 			one.Settle = e.Settle.String()
 		}
@@ -210,12 +217,12 @@ func Decode(text []byte) (File, error) {
 	}
 	f := File{Inner: j.Inner, Previous: j.Previous}.clone()
 	for id, one := range j.GPUs {
-		e := Entry{Target: one.Target, Side: one.Side, Turn: one.Turn, Change: one.Change, Force: one.Force}
+		e := Entry{Target: one.Target, Side: one.Side, Turn: one.Turn, Change: one.Change, Force: one.Force, Without: one.Without}
 		var err error
 		if one.Settle != "" {
 			e.Settle, err = time.ParseDuration(one.Settle)
 		}
-		if err != nil || e.Settle < 0 || !isGPU(id) || !isAPI(e.Target) || e.Side != "" && !isAPI(e.Side) || max(e.Turn, e.Change) > maxTurns {
+		if err != nil || e.Settle < 0 || !isGPU(id) || !isAPI(e.Target) || e.Side != "" && !isAPI(e.Side) || max(e.Turn, e.Change) > maxTurns || !slices.Contains([]string{"", KubernetesAgent, NomadAgent}, e.Without) {
 			return File{}, fmt.Errorf("%w: %.80q: %+v", ErrFormat, id, one)
 		}
 		f.GPUs[id] = e
@@ -232,12 +239,12 @@ func Decode(text []byte) (File, error) {
 
 func isAPI(a inventory.API) bool { return slices.Contains(APIs(), a) }
 
-// Read reads the file in a state directory. A missing file is the zero value.
+// Read reads the file in a state directory. A missing file is the zero value, also where there can be none.
 func Read(stateDir string) (File, error) {
 	path := filepath.Join(stateDir, FileName)
 	text, err := statefile.Read(path, maxSize, statefile.SharedDir)
 	switch {
-	case errors.Is(err, os.ErrNotExist):
+	case errors.Is(err, os.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
 		return File{}, nil
 	case err != nil:
 		return File{}, err

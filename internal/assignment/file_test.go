@@ -19,7 +19,7 @@ func TestFile(t *testing.T) {
 		t.Errorf("without a file: %+v, %v", f, err)
 	}
 	f := assignment.File{
-		GPUs:     map[gpu.DeviceID]assignment.Entry{one: {Target: inventory.DRA, Side: inventory.Nomad, Turn: 3, Change: 4, Settle: 3 * time.Second, Force: true}},
+		GPUs:     map[gpu.DeviceID]assignment.Entry{one: {Target: inventory.DRA, Side: inventory.Nomad, Turn: 3, Change: 4, Settle: 3 * time.Second, Force: true, Without: "nomad-gpu"}},
 		Inner:    map[string]map[gpu.DeviceID]inventory.API{"k8s-gpu": {"GPU-2": inventory.DRA}},
 		Previous: map[gpu.DeviceID]inventory.API{one: inventory.Nomad},
 	}
@@ -38,6 +38,7 @@ func TestFile(t *testing.T) {
 		`{"version": 1, "gpus": {"GPU-1": {"target": "dra", "settle": "soon"}}}`:         false,
 		`{"version": 1, "gpus": {}, "inner": {"k8s-gpu": {"GPU-1": ""}}}`:                false,
 		`{"version": 1, "gpus": {"GPU-1": {"target": "dra", "turn": 9999999999999999}}}`: false,
+		`{"version": 1, "gpus": {"GPU-1": {"target": "dra", "without": "another"}}}`:     false,
 		`{`: false,
 	} {
 		if err := os.WriteFile(filepath.Join(dir, assignment.FileName), []byte(text), 0o600); err != nil {
@@ -70,6 +71,23 @@ func TestForceAfterRestore(t *testing.T) {
 	} {
 		if got := tc.onDisk.Restore(assignment.KubernetesAgent, tc.remembered).GPUs[one].Force; got != tc.want {
 			t.Errorf("%s: force %v, want %v", name, got, tc.want)
+		}
+	}
+}
+
+// That force does without an agent counts only as long as all that remember the entry agree: the agent may have run in between.
+func TestAbsenceAfterRestore(t *testing.T) {
+	entry := func(without string) assignment.File {
+		e := assignment.Entry{Target: inventory.DRA, Side: inventory.DRA, Turn: 2, Change: 4, Force: true, Without: without}
+		return assignment.File{GPUs: map[gpu.DeviceID]assignment.Entry{one: e}}
+	}
+	for name, tc := range map[string]struct{ onDisk, remembered, want string }{
+		"the file is older, from before the end": {"nomad-gpu", "", ""},
+		"the other agent has ended it":           {"", "nomad-gpu", ""},
+		"it goes on":                             {"nomad-gpu", "nomad-gpu", "nomad-gpu"},
+	} {
+		if got := entry(tc.onDisk).Restore(assignment.KubernetesAgent, entry(tc.remembered)).GPUs[one].Without; got != tc.want {
+			t.Errorf("%s: without %q, want %q", name, got, tc.want)
 		}
 	}
 }

@@ -11,16 +11,21 @@ import (
 // disregard a record or a claim of later work. Force also ends when an agent finds work that has the GPU through another API: an operator
 // forces what can't be known, and an agent that knew of work may be restarted at any time.
 
-// endForce returns the entry without its force if that has had its effect, or must not have one.
+// endForce returns the entry without its force if that has had its effect, or must not have one, and without the absence of an agent that
+// runs again.
 func (n *next) endForce(id gpu.DeviceID, e Entry) Entry {
 	if !e.Force || n.ReadOnly {
 		return e
 	}
 	arrived := e.Side == e.Target && AgentOf(e.Side) == n.Agent && len(n.Claims(id)) == 0
-	if !arrived && n.heldThrough(id, e.Target).text == "" {
+	switch {
+	case arrived || n.heldThrough(id, e.Target).text != "":
+		e.Force, e.Without = false, ""
+	case e.Without != "" && n.Running(e.Without):
+		e.Without = ""
+	default:
 		return e
 	}
-	e.Force = false
 	n.change().GPUs[id] = e
 	return e
 }
@@ -42,9 +47,20 @@ func (n *next) without(id gpu.DeviceID, e Entry, agent string) bool {
 	if !counting || was.agent != agent {
 		was.since = n.Now
 	}
-	is := absence{agent: agent, since: was.since, over: n.Now-was.since >= e.settle()}
+	is := absence{agent: agent, since: was.since, over: e.Without == agent || n.Now-was.since >= e.settle()}
 	n.is.absent[id] = is
 	return is.over
+}
+
+// noteAbsence records in an entry that force does without an agent, so that a restart of this one does not begin the settle time anew
+// while the claims of that agent remain.
+func (n *next) noteAbsence(id gpu.DeviceID) {
+	e, a := n.file.GPUs[id], n.is.absent[id]
+	if n.ReadOnly || !e.Force || !a.over || e.Without == a.agent || AgentOf(e.Target) != n.Agent {
+		return
+	}
+	e.Without = a.agent
+	n.change().GPUs[id] = e
 }
 
 // Disregards reports whether the claim of another agent on a GPU does not count, because the GPU was taken from it by force.

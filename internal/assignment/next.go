@@ -14,6 +14,7 @@ type Claim struct {
 	Agent   string
 	Running bool // the agent runs
 	Older   bool // it is older than that of this agent, or this agent has none
+	Unread  bool // the agent may have one: what it claims is not known
 }
 
 // Input is what the next assignments follow from.
@@ -42,6 +43,7 @@ type State struct {
 	empty   map[gpu.DeviceID]time.Duration // since when a GPU has been withheld and without holders
 	absent  map[gpu.DeviceID]absence
 	shown   map[gpu.DeviceID]kindShown
+	seen    map[seenKey]seen
 }
 
 // Status is the assignment of a GPU, and what its move waits for.
@@ -68,8 +70,15 @@ const initialWait = 10 * time.Second
 func Next(s State, in Input) (State, File, []Status) {
 	n := &next{Input: in, file: in.File, was: s, is: State{
 		started: s.started, running: true, empty: map[gpu.DeviceID]time.Duration{}, absent: map[gpu.DeviceID]absence{},
-		shown: map[gpu.DeviceID]kindShown{},
+		shown: map[gpu.DeviceID]kindShown{}, seen: maps.Clone(s.seen),
 	}}
+	if n.is.seen == nil {
+		n.is.seen = map[seenKey]seen{}
+	}
+	n.Records = Records{}
+	for api, record := range in.Records {
+		n.Records[api] = n.remembering(api, record)
+	}
 	if !s.running {
 		n.is.started = in.Now
 	}
@@ -82,6 +91,7 @@ func Next(s State, in Input) (State, File, []Status) {
 		case explicit:
 			st := n.explicit(id, e)
 			st.Entry = true
+			n.noteAbsence(id)
 			all = append(all, st)
 		case len(in.APIs) > 1 || in.File.Inner[in.Agent][id] != "":
 			all = append(all, n.implicit(id))

@@ -19,6 +19,9 @@ type step struct {
 	reserved bool          // the GPU was given out since the step before
 	claim    *assignment.Claim
 	runs     bool   // nomad-gpu
+	before   string // had the GPU at some time, and whether it still does is never known
+	force    bool   // the operator forces the move now
+	restart  bool   // of the process, before the step
 	forced   bool   // the entry still is afterwards
 	want     string // "dra", "dra, moves to nomad", "elsewhere: nomad"
 	waits    string // contained in Status.Waits
@@ -69,7 +72,25 @@ func TestNext(t *testing.T) {
 		}},
 		"forced, with a known holder, after which the record is not known": {forced(inventory.DevicePlugin, inventory.Nomad), []step{
 			{at: 0, holders: "pod a", want: moves}, {at: 600 * s, unknown: true, holders: "pod a", want: moves, waits: "pod a"},
-			{at: 601 * s, unknown: true, want: moves, waits: "the record"}, {at: 900 * s, unknown: true, want: moves, waits: "the record"},
+			{at: 601 * s, unknown: true, want: moves, waits: "pod a"}, {at: 900 * s, unknown: true, want: moves, waits: "pod a"},
+			{at: 901 * s, restart: true, unknown: true, want: moves, waits: "the record"},
+		}},
+		"forced when a holder that was seen is not known any more": {leaves, []step{
+			{at: 0, holders: "pod a", want: moves}, {at: 10 * s, unknown: true, want: moves, waits: "the end of pod a"},
+			{at: 20 * s, force: true, unknown: true, want: moves, waits: "the end of pod a"}, {at: 600 * s, unknown: true, want: moves, waits: "the end of pod a"},
+			{at: 601 * s, age: 602 * s, want: moves, waits: "the end of pod a"}, {at: 602 * s, age: 20 * s, want: moves}, {at: 632 * s, want: "elsewhere: nomad"},
+		}},
+		"forced, of two holders one is not known any more": {leaves, []step{
+			{at: 0, holders: "pod a, pod b", want: moves}, {at: 10 * s, unknown: true, holders: "pod b", want: moves, waits: "the end of pod a, pod b"},
+			{at: 20 * s, force: true, unknown: true, want: moves, waits: "the end of pod a, pod b"}, {at: 30 * s, holders: "pod a", want: moves, waits: "the end of pod a"},
+			{at: 31 * s, want: moves}, {at: 61 * s, want: "elsewhere: nomad"},
+		}},
+		"what had the GPU before, without a record": {leaves, []step{
+			{at: 0, unknown: true, before: "a pod", want: moves, waits: "the record"}, {at: 600 * s, unknown: true, before: "a pod", want: moves, waits: "the record"},
+		}},
+		"forced, what had the GPU before, without a record": {forced(inventory.DevicePlugin, inventory.DRA), []step{
+			{at: 0, unknown: true, before: "a pod", forced: true, want: "device-plugin, moves to dra"}, {at: 1 * s, unknown: true, before: "a pod", forced: true, want: "device-plugin, moves to dra"},
+			{at: 31 * s, unknown: true, before: "a pod", forced: true, want: "dra"}, {at: 32 * s, unknown: true, before: "a pod", want: "dra"},
 		}},
 		"it comes, and the other agent still claims it": {assignment.Entry{Side: inventory.DRA, Target: inventory.DRA}, []step{
 			{at: 0, claim: &nomad, want: "dra, moves to dra: waits for nomad-gpu", waits: "which claims it, to give it up"}, {at: 1 * s, want: "dra"},
@@ -82,6 +103,12 @@ func TestNext(t *testing.T) {
 			{at: 29 * s, claim: &away, forced: true, want: "elsewhere: nomad"}, {at: 30 * s, claim: &away, forced: true, want: "dra"},
 			{at: 31 * s, claim: &nomad, runs: true, forced: true, want: "dra, moves to dra: waits for nomad-gpu"}, {at: 32 * s, runs: true, want: "dra"},
 			{at: 33 * s, claim: &away, want: "dra, moves to dra: waits for nomad-gpu"},
+		}},
+		"forced from an agent that was removed, and a restart afterwards": {forced(inventory.Nomad, inventory.DRA), []step{
+			{at: 0, claim: &away, forced: true, want: "elsewhere: nomad"}, {at: 30 * s, claim: &away, forced: true, want: "dra"},
+			{at: 31 * s, restart: true, claim: &away, forced: true, want: "dra"}, {at: 90 * s, claim: &away, forced: true, want: "dra"},
+			{at: 91 * s, claim: &nomad, runs: true, forced: true, want: "dra, moves to dra: waits for nomad-gpu"},
+			{at: 92 * s, restart: true, claim: &away, forced: true, want: "dra, moves to dra: waits for nomad-gpu"}, {at: 122 * s, claim: &away, forced: true, want: "dra"},
 		}},
 		"forced, while an agent is restarted": {forced(inventory.Nomad, inventory.DRA), []step{
 			{at: 0, claim: &away, forced: true, want: "elsewhere: nomad"}, {at: 20 * s, claim: &nomad, runs: true, forced: true, want: "elsewhere: nomad"},
@@ -111,6 +138,14 @@ func TestNext(t *testing.T) {
 			for _, st := range tc.steps {
 				if st.reserved {
 					reserved = &st.at
+				}
+				if st.force {
+					e := file.GPUs[one]
+					e.Force = true
+					file.GPUs[one] = e
+				}
+				if st.restart {
+					state = assignment.State{}
 				}
 				var all []assignment.Status
 				state, file, all = assignment.Next(state, st.input(file, applied, reserved))
@@ -148,7 +183,10 @@ func (st step) input(file assignment.File, applied *inventory.Assignment, reserv
 	record := func(gpu.DeviceID) assignment.Holders {
 		h := assignment.Holders{Known: !st.unknown, Why: "the record", Age: st.age}
 		if st.holders != "" {
-			h.By = []string{st.holders}
+			h.By = strings.Split(st.holders, ", ")
+		}
+		if st.before != "" {
+			h.Before, h.Never = []string{st.before}, true
 		}
 		return h
 	}

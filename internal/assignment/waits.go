@@ -54,6 +54,8 @@ func (n *next) health(id gpu.DeviceID, to inventory.API, w wait) string {
 func (n *next) blocked(id gpu.DeviceID, e Entry) wait {
 	for _, c := range n.Claims(id) {
 		switch {
+		case c.Unread && !n.without(id, e, c.Agent):
+			return wait{text: "the claims of " + c.Agent + ", which can't be read: see the warnings", kind: c.Agent}
 		case c.Running:
 			return wait{text: c.Agent + ", which claims it, to give it up", kind: c.Agent}
 		case e.Force && !n.without(id, e, c.Agent):

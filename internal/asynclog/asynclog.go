@@ -10,9 +10,8 @@ import (
 )
 
 const (
-	capacity    = 1024                   // lines; one is a few hundred bytes
-	flushAtMost = 200 * time.Millisecond // if the pipe is not read
-	flushPause  = 2 * time.Millisecond   // between tries to enqueue the marker of Flush
+	capacity   = 1024                 // lines; one is a few hundred bytes
+	flushPause = 2 * time.Millisecond // between tries to enqueue the marker of Flush
 )
 
 // Writer queues lines for a writer that may block, and never blocks itself. Lines that find the queue full are dropped and
@@ -61,9 +60,9 @@ func (w *Writer) enqueue(q queued) bool {
 	}
 }
 
-// Flush waits until the lines queued before are written to out, for at most 200 ms.
-func (w *Writer) Flush() {
-	timeout := time.NewTimer(flushAtMost)
+// Flush waits until the lines queued before are written to out, for at most this time.
+func (w *Writer) Flush(atMost time.Duration) {
+	timeout := time.NewTimer(atMost)
 	defer timeout.Stop()
 	retry := time.NewTicker(flushPause)
 	defer retry.Stop()

@@ -25,7 +25,7 @@ func TestLinesComeOrAreCounted(t *testing.T) {
 			t.Fatal(n, err)
 		}
 	}
-	w.Flush() // returns, although the pipe is not read
+	w.Flush(100 * time.Millisecond) // returns, although the pipe is not read
 	lines := bufio.NewScanner(out)
 	came, lost := 0, 0
 	for came+lost < all && lines.Scan() {
@@ -43,7 +43,7 @@ func TestLinesComeOrAreCounted(t *testing.T) {
 	}
 	_ = out.Close()
 	_, _ = io.WriteString(w, "after the end\n")
-	w.Flush()
+	w.Flush(time.Minute)
 }
 
 // The queue is full, lines are dropped, and a reader makes room: their number follows the last line before the gap, not the line
@@ -94,7 +94,7 @@ func TestAllOfAQuietLogIsWritten(t *testing.T) {
 	w := asynclog.New(writer(func(p []byte) { mu.Lock(); defer mu.Unlock(); got = append(got, p...) }), missing)
 	_, _ = io.WriteString(w, "a\n")
 	_, _ = io.WriteString(w, "b\n")
-	w.Flush()
+	w.Flush(time.Minute)
 	mu.Lock()
 	defer mu.Unlock()
 	if string(got) != "a\nb\n" {

@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
@@ -109,6 +110,43 @@ func TestHookProgramMissing(t *testing.T) {
 		write(t, n.root+n.HookPath, "", 0o755) // and a file of its package makes the folder change
 		write(t, n.Folder+"/nvidia.yaml", "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices: [{name: all, containerEdits: {env: [A=B]}}]\n", 0o644)
 		m.await(t, "usable", func(s core.State) bool { return s.Host.CDI.Usable })
+	}
+}
+
+// A device that is offered to claims takes none while the hook program is missing, since no container would start, with the reason; and again as soon as
+// it is back. That is not so if the program can't be seen from here, and for other APIs, for which an operator has chosen CDI.
+func TestClaimsNeedTheHookProgram(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		api  inventory.API
+		path string
+		why  string
+	}{
+		"DRA":                        {inventory.DRA, "/usr/bin/nvidia-cdi-hook", "hook program /usr/bin/nvidia-cdi-hook is not on the host"},
+		"DRA, a part that is hidden": {inventory.DRA, "/snap/bin/nvidia-cdi-hook", ""},
+		"device plugin":              {inventory.DevicePlugin, "/usr/bin/nvidia-cdi-hook", ""},
+	} {
+		n, m := newNode(t), newMonitor(required())
+		m.cfg.API, n.HookPath = c.api, c.path
+		n.run(t, m)
+		m.read(coretest.GPUs(1))
+		m.defined(t, ids(0)...)
+		healthOf := func(s core.State) health.Health {
+			u, _ := s.Inventory.Unit(inventory.UnitID(coretest.GPU(0)))
+			return u.Health
+		}
+		if h := healthOf(m.State()); h.Schedulable() != (c.why == "") || !strings.Contains(h.Detail, c.why) {
+			t.Errorf("%s: %s", name, h)
+		}
+		if c.why == "" {
+			continue
+		}
+		tolerant := func(inventory.Unit, health.Health) bool { return true }
+		if _, err := m.State().Inventory.ReserveTolerated(tolerant, inventory.UnitID(coretest.GPU(0))); err == nil || !strings.Contains(err.Error(), c.why) {
+			t.Errorf("%s: work that tolerates everything: %v", name, err)
+		}
+		write(t, n.root+n.HookPath, "", 0o755)
+		m.await(t, "healthy", func(s core.State) bool { return healthOf(s).Schedulable() })
 	}
 }
 

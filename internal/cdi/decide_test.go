@@ -150,7 +150,8 @@ func TestLookForHooks(t *testing.T) {
 		{"/usr/bin/absolute", "/", root, true, true},
 		{"/usr/bin/relative", "/", root, true, true},
 		{"/usr/bin/loop", "/", root, false, true},
-		{"/usr/bin/away", "/", root, false, true},
+		{"/usr/bin/away", "/", root, false, false},                                             // a link to a folder that is not mounted
+		{"/snap/bin/nvidia-ctk", "/", root, false, false},                                      // the same without a link
 		{"/usr/bin/nvidia-ctk", "/run/nvidia/driver", root, false, false},                      // only the driver container is mounted
 		{"/run/nvidia/driver/usr/bin/nvidia-ctk", "/run/nvidia/driver", root, true, true},      // and the program is in it
 		{"/run/nvidia/driver-2/usr/bin/nvidia-ctk", "/run/nvidia/driver", root, false, false},  // a folder with the same prefix

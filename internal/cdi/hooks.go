@@ -2,6 +2,7 @@ package cdi
 
 import (
 	"debug/buildinfo"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -51,6 +52,31 @@ func (o Options) seen(path string) string {
 	return ""
 }
 
+// sees reports whether this process sees the part of the host in which a path is. In a container it has only folders of the host's root that are
+// mounted, such as /usr, and a link may lead out of them.
+func (o Options) sees(path string) bool {
+	rest, below := spec.Below(o.ContainerRoot, path)
+	if o.ContainerRoot == o.DriverRoot || !below {
+		return true
+	}
+	first, _, _ := strings.Cut(strings.TrimPrefix(rest, "/"), "/")
+	_, err := os.Stat(spec.Join(o.ContainerRoot, first))
+	return err == nil
+}
+
+// noStart is why no container with a device of the specification starts, because of its hooks; "" = nothing is known.
+func (o Options) noStart(h Hooks) string {
+	switch disabled := o.disabledHooks(h); {
+	case h.None || h.Looked == "":
+	case !h.Found:
+		return h.missing() + ": install nvidia-container-toolkit, or name the program; no container with a device starts"
+	case h.Version != "" && !atLeast(h.Version, 1, 18) && slices.ContainsFunc(laterHooks, func(hook string) bool { return !slices.Contains(disabled, hook) }):
+		return fmt.Sprintf("hook program %s has version %s, which refuses hooks that it does not have: install 1.18 or later, or disable %s",
+			h.Path, h.Version, strings.Join(laterHooks, ", "))
+	}
+	return ""
+}
+
 // resolve returns a path below a root, of which an absolute link at its end leads below the same root.
 func resolve(root, path string) string {
 	at := spec.Join(root, path)
@@ -83,6 +109,9 @@ func (c *hookCache) look(o Options) Hooks {
 		return h
 	}
 	info, err := os.Stat(h.Looked)
+	if err != nil && !o.sees(h.Looked) {
+		h.Looked = ""
+	}
 	if err != nil || info.IsDir() || info.Mode().Perm()&0o111 == 0 {
 		return h
 	}

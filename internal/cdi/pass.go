@@ -63,8 +63,11 @@ func (w *Writer) pass(ctx context.Context, s core.State) outcome {
 		problem = c.Undefined[0].Reason // such as a node that NVIDIA's runtime would create
 	}
 	c.Usable, c.Reason = w.decide(ctx, problem, hooks)
+	c.NoStart = w.opts.noStart(hooks)
 	if !w.opts.Auto && namesAreGiven(s.Inventory) {
-		warnings = append(warnings, hookWarnings(hooks)...)
+		if c.NoStart != "" {
+			warnings = append(warnings, c.NoStart)
+		}
 		if why := w.runtime(ctx).refuses(w.opts.Folder); why != "" {
 			warnings = append(warnings, why+"; until then containers get no device by CDI, and no error")
 		}
@@ -73,7 +76,8 @@ func (w *Writer) pass(ctx context.Context, s core.State) outcome {
 		warnings = append(warnings, c.Problem)
 	}
 	w.setWarnings(warnings, time.Now())
-	return outcome{cdi: c, failed: failed || othersFailed, library: files.Libcuda}
+	failed = failed || othersFailed || c.NoStart != "" && hasClaims(s.Inventory) // then it is looked for again soon
+	return outcome{cdi: c, failed: failed, library: files.Libcuda}
 }
 
 // request is what to look for in the installation of a driver.
@@ -279,17 +283,14 @@ func namesAreGiven(inv *inventory.Inventory) bool {
 	return false
 }
 
-// hookWarnings are about the hooks of a specification that is used whether they work or not.
-func hookWarnings(h Hooks) []string {
-	switch {
-	case h.None || h.Looked == "":
-	case !h.Found:
-		return []string{h.missing() + ": no container with a device starts; install nvidia-container-toolkit, or name the program"}
-	case h.Version != "" && !atLeast(h.Version, 1, 18):
-		return []string{fmt.Sprintf("hook program %s has version %s, which refuses hooks that it does not have: install 1.18 or later, or disable %s",
-			h.Path, h.Version, strings.Join(laterHooks, ", "))}
+// hasClaims reports whether devices are offered to claims, which wait while no container starts.
+func hasClaims(inv *inventory.Inventory) bool {
+	for u := range inv.Devices() {
+		if u.API == inventory.DRA {
+			return true
+		}
 	}
-	return nil
+	return false
 }
 
 // oneLine is the text of an error in one line.

@@ -87,11 +87,13 @@ func send(ctx context.Context, path, url string, args any) ([]byte, error) {
 // dialError replaces an error of net/http by a shorter one with the remedy.
 func dialError(path string, err error) error {
 	for _, noListener := range []error{syscall.ENOENT, syscall.ENOTDIR, syscall.ECONNREFUSED} {
-		if errors.Is(err, noListener) && filelock.IsHeld(lockPath(path)) {
-			return &NotServedError{path}
-		} else if errors.Is(err, noListener) {
-			return fmt.Errorf("%w: no process serves %s", ErrNotRunning, path)
+		if !errors.Is(err, noListener) {
+			continue
 		}
+		if held, _ := filelock.IsHeld(lockPath(path)); held {
+			return &NotServedError{path}
+		}
+		return fmt.Errorf("%w: no process serves %s", ErrNotRunning, path)
 	}
 	if errors.Is(err, syscall.EACCES) {
 		return fmt.Errorf("%s: %w: run the command as the agent's user", path, syscall.EACCES)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/report"
 )
 
@@ -114,17 +115,29 @@ func has(r report.Report, d report.Device) bool {
 
 // decideOverlaps is about devices that another agent of the host offers.
 func decideOverlaps(f *Facts) (findings []Finding) {
-	byAgent := map[string][]string{}
-	var agents []string
-	for _, o := range f.Offered().Overlaps {
-		if len(byAgent[o.Agent]) == 0 {
-			agents = append(agents, o.Agent)
-		}
-		byAgent[o.Agent] = append(byAgent[o.Agent], fmt.Sprintf("GPU %d", o.Index))
+	type kind struct {
+		agent   string
+		refused bool // this agent gives the devices no new work
 	}
-	for _, other := range agents {
-		findings = append(findings, Finding{"overlap", Problem, filepath.Join(f.StateDir, "claims"), list(byAgent[other]) + " is also offered by " + other + ": two workloads may get it",
-			"split the GPUs in the policy (for: nomad, for: kubernetes), or set overlap to refuse; if " + other + " was removed, delete its file"})
+	devices := map[kind][]string{}
+	var kinds []kind
+	r := f.Offered()
+	for _, o := range r.Overlaps {
+		k := kind{o.Agent, slices.ContainsFunc(r.Devices, func(d report.Device) bool {
+			return d.ID == o.ID && d.Cause == health.ReasonClaimed.String()
+		})}
+		if len(devices[k]) == 0 {
+			kinds = append(kinds, k)
+		}
+		devices[k] = append(devices[k], fmt.Sprintf("GPU %d", o.Index))
+	}
+	for _, k := range kinds {
+		level, effect, also := Problem, ": two workloads may get it", ", or set overlap to refuse"
+		if k.refused {
+			level, effect, also = Warning, ", which offered it first: this agent gives it no work", ""
+		}
+		findings = append(findings, Finding{"overlap", level, filepath.Join(f.StateDir, "claims"), list(devices[k]) + " is also offered by " + k.agent + effect,
+			"split the GPUs in the policy (for: nomad, for: kubernetes)" + also + "; if " + k.agent + " was removed, delete its file"})
 	}
 	return findings
 }

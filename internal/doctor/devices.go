@@ -225,6 +225,20 @@ func withoutWork(f *Facts, r report.Report) (findings []Finding) {
 		}
 		findings = append(findings, Finding{"devices", severity, place, "no work for " + list(names[why]) + ": " + d.Health, remedy})
 	}
+	return append(findings, besides(r, reported)...)
+}
+
+// besides are the conditions of devices without work that the worst one hides, with another remedy: what clears that one need not clear them.
+func besides(r report.Report, reported func(report.Device) bool) (findings []Finding) {
+	for _, c := range r.Conditions {
+		hidden := func(d report.Device) bool {
+			return d.GPU == c.GPU && d.Cause != c.Cause && d.Action != c.Action && !d.Schedulable && !reported(d)
+		}
+		if c.Action == "" || !c.InEffect() || !slices.ContainsFunc(r.Devices, hidden) {
+			continue
+		}
+		findings = append(findings, Finding{"devices", Problem, "health", fmt.Sprintf("besides, %s is %s; clears: %s", c, c.State, c.Clears), c.Action})
+	}
 	return findings
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/doctor"
 	"github.com/tandem-gpu/tandem/internal/report"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
@@ -127,6 +128,24 @@ func TestSituations(t *testing.T) {
 		{"held after a change of the policy", func(s *situation) {
 			d := &s.running().Devices[0]
 			d.Schedulable, d.Cause, d.Health = false, "HELD", "unhealthy: held (by pod ml/train under nvidia.com/gpu); clears: the workload ends"
+		}},
+		{"two faults at once", func(s *situation) {
+			r := s.running()
+			for i := range 2 {
+				d := &r.Devices[i]
+				d.Schedulable, d.Cause, d.Action = false, "ROW_REMAP_FAILED", "run field diagnostics, replace the GPU if they fail"
+				d.Health = "unhealthy: row remapping failed; action: " + d.Action + "; clears: operator"
+				r.Conditions = append(r.Conditions, report.Condition{
+					GPU: d.GPU, Index: i, Cause: d.Cause, State: health.Unhealthy, Action: d.Action, Clears: "operator",
+				})
+			}
+			xid := report.Condition{GPU: r.Devices[1].GPU, Index: 1, Cause: "XID_48", State: health.Unhealthy, Detail: "uncorrectable memory error",
+				Action: "drain and reset the GPU", Clears: "reset seen or reboot"}
+			ignored, recorded, other := xid, xid, xid
+			ignored.Cause, ignored.IgnoredUntilGone = "XID_95", true
+			recorded.Cause, recorded.RecordedOnly = "XID_80", true
+			other.GPU, other.Index = r.Devices[2].GPU, 2 // takes work
+			r.Conditions = append(r.Conditions, xid, ignored, recorded, other)
 		}},
 		{"agent has just started", func(s *situation) {
 			s.running().Driver = report.Driver{State: "pending"}

@@ -86,7 +86,7 @@ type limits struct {
 	query, queryFirst, queryLast, queryActive time.Duration // of the guard: timeout, first and last interval, and how long after a registration
 	partial                                   time.Duration // of the same: how long an answer that may lack pods keeps devices back
 	specsEvery                                time.Duration // between checks of the specifications of claims without an event
-	abandoned                                 time.Duration // after which a claim that neither the kubelet nor the API server has holds nothing
+	abandoned                                 time.Duration // after which a claim that neither the kubelet nor the API server has holds nothing, or one without a record that no pod has
 }
 
 var defaultLimits = limits{
@@ -106,10 +106,11 @@ type Adapter struct {
 	locks  claimLocks
 	specs  *claimSpecs
 
-	store    atomic.Pointer[prepared.Store] // nil = not read yet
-	stopping chan struct{}                  // closed when Run ends
-	loaded   chan struct{}                  // closed when store is set
-	changes  *watch.Value[struct{}]         // stored when anything that Prepare depends on may have changed
+	store    atomic.Pointer[prepared.Store]  // nil = not read yet
+	unloaded atomic.Pointer[prepared.Unread] // why it is not; nil = not known, or it is
+	stopping chan struct{}                   // closed when Run ends
+	loaded   chan struct{}                   // closed when store is set
+	changes  *watch.Value[struct{}]          // stored when anything that Prepare depends on may have changed
 	view     atomic.Pointer[view]
 
 	lastDriver atomic.Pointer[gpu.Driver] // see resourceslice.Input
@@ -121,6 +122,7 @@ type Adapter struct {
 	queries chan struct{} // capacity 1: a query of the kubelet is requested
 
 	abandoned map[string]time.Time // by UID: since when nothing has a claim any more; of the goroutine that queries the kubelet
+	unlisted  map[string]time.Time // the same for claims whose records can't be read: since when no pod has one
 
 	times struct{ prepare, unprepare latency.Histogram }
 
@@ -168,10 +170,8 @@ func (a *Adapter) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var running sync.WaitGroup
-	go a.load(ctx) // these two are not waited for: the disk may hang
-	if a.opts.PodClaims != nil {
-		go a.watchPods(ctx, a.opts.Watchdog.Register("claims of pods"))
-	}
+	go a.load(ctx) // these two are not waited for: a disk may hang
+	go a.watchPods(ctx, a.opts.Watchdog.Register("claims of pods"))
 	running.Go(func() { a.follow(ctx) })
 	err := a.serve(ctx)
 	cancel()
@@ -190,6 +190,7 @@ func (a *Adapter) load(ctx context.Context) {
 			a.store.Store(store)
 			break
 		}
+		a.unloaded.Store(&prepared.Unread{Path: a.claimsDir(), Err: err})
 		a.setWarnings("state", []string{oneLine(err) + ": nothing can be prepared or unprepared"})
 		task.Heartbeat(a.limits.retry)
 		if !watch.Sleep(ctx, a.limits.retry) {
@@ -243,12 +244,19 @@ func (a *Adapter) Desired() *watch.Value[[]kubeapi.Device] { return a.desired }
 // Health returns the health of each device, as the kubelet gets it.
 func (a *Adapter) Health() *watch.Value[[]resourceslice.DeviceHealth] { return a.health }
 
-// Holder returns the claim that holds hardware of a placement. While the claims are not read yet, all devices count as held.
+// Holder returns the claim that holds, or may hold, hardware of a placement. While the claims are not read yet, all devices count as held.
 func (a *Adapter) Holder(at gpu.Placement) (string, bool) {
-	if !a.isLoaded() {
+	if a.isLoaded() {
+		if by, held := holder(at, a.opts.BootID, a.store.Load().All()); held {
+			return by, true
+		}
+	} else if a.unloaded.Load() == nil {
 		return "a claim, perhaps: the prepared claims are not read yet", true
 	}
-	return holder(at, a.opts.BootID, a.store.Load().All())
+	if all := a.Unread(); len(all) > 0 && mayHaveClaim(a.src.Current(), at.GPU) {
+		return "a claim, perhaps: " + all[0].String(), true
+	}
+	return "", false
 }
 
 // Withdrawn returns why no device takes new work; "" if they do.

@@ -172,9 +172,9 @@ func (a *Adapter) restoreSpecs(ctx context.Context, store *prepared.Store) {
 	a.setWarnings("CDI specifications of claims", problems)
 }
 
-// storedNow reports whether another process has stored a claim meanwhile.
+// storedNow reports whether another process has stored a claim meanwhile, or its record can't be read.
 func (a *Adapter) storedNow(store *prepared.Store, uid string) bool {
-	if store.Refresh() != nil {
+	if a.readOthers(store) != nil || slices.ContainsFunc(store.Unread(), func(u prepared.Unread) bool { return u.UID == uid }) {
 		return true // not known
 	}
 	_, ok := store.Get(uid)

@@ -57,11 +57,19 @@ func (e *UnknownDeviceError) Error() string {
 	return text
 }
 
-// HeldError means that something else has the device, or hardware of it.
+// HeldError means that something else has the device, or hardware of it: Holder is "claim NAMESPACE/NAME" or "pod NAMESPACE/NAME".
 type HeldError struct{ Device, Holder string }
 
-// Error names the holder: "claim NAMESPACE/NAME", "pod NAMESPACE/NAME".
-func (e *HeldError) Error() string { return fmt.Sprintf("device %s: held by %s", e.Device, e.Holder) }
+// Error does not name the holder: it becomes an event of the pod that does not get the device, perhaps of another tenant. See holdersOf.
+func (e *HeldError) Error() string { return fmt.Sprintf("device %s: held by other work", e.Device) }
+
+// NotSharedError means that a device was allocated as a share, and the policy does not share it any more.
+type NotSharedError struct{ Device string }
+
+// Error has the remedy.
+func (e *NotSharedError) Error() string {
+	return fmt.Sprintf("device %s: allocated as a share, and is not shared any more: delete the pod, or share the device again", e.Device)
+}
 
 // SharesError means that the shares of a device are taken.
 type SharesError struct {
@@ -70,9 +78,26 @@ type SharesError struct {
 	Holders         []string
 }
 
-// Error has the numbers and the holders.
+// Error has the numbers, and like that of HeldError not the holders.
 func (e *SharesError) Error() string {
-	return fmt.Sprintf("device %s: %d of its %d shares are held by %s, %d more are requested", e.Device, e.Held, e.All, strings.Join(e.Holders, ", "), e.Want)
+	return fmt.Sprintf("device %s: %d of its %d shares are held, %d more are requested", e.Device, e.Held, e.All, e.Want)
+}
+
+// holdersOf are those of an error and of all that it wraps, for the log.
+func holdersOf(err error) (all []string) {
+	switch e := err.(type) { //nolint:errorlint // the tree is walked
+	case *HeldError:
+		return []string{e.Holder}
+	case *SharesError:
+		return e.Holders
+	case interface{ Unwrap() []error }:
+		for _, one := range e.Unwrap() {
+			all = append(all, holdersOf(one)...)
+		}
+	case interface{ Unwrap() error }:
+		return holdersOf(e.Unwrap())
+	}
+	return all
 }
 
 // HealthError means that the device takes no new work, in the words that Nomad and the health stream have.

@@ -132,20 +132,25 @@ func build(s gpu.Snapshot, l health.Ledger, c core.Config) *inventory.Inventory 
 }
 
 func withCDI(inv *inventory.Inventory, s gpu.Snapshot) *inventory.Inventory {
-	spec := &inventory.CDI{Incarnation: inv.Incarnation(), Kind: "k8s.device-plugin.nvidia.com/gpu", Folder: "/var/run/cdi"}
 	pools := map[string]bool{}
 	for u := range inv.Units() {
 		pools[u.Pool] = true
 	}
-	for _, d := range s.Devices {
-		spec.Defined = append(spec.Defined, d.ID)
-	}
-	slices.Sort(spec.Defined)
-	h := inventory.Host{CDI: spec}
+	h := inventory.Host{CDI: specOf(inv, s)}
 	for p := range pools {
 		h.MPS = append(h.MPS, p)
 	}
 	return inv.WithHost(h, inventory.OverlapRefuse)
+}
+
+// specOf returns a CDI specification of this agent that defines the devices of a snapshot.
+func specOf(inv *inventory.Inventory, s gpu.Snapshot) *inventory.CDI {
+	spec := &inventory.CDI{Incarnation: inv.Incarnation(), Kind: "k8s.device-plugin.nvidia.com/gpu", Folder: "/var/run/cdi"}
+	for _, d := range s.Devices {
+		spec.Defined = append(spec.Defined, d.ID)
+	}
+	slices.Sort(spec.Defined)
+	return spec
 }
 
 // shared shares each device.

@@ -54,7 +54,7 @@ const (
 //
 // A pod of another driver of this name keeps its device when that driver is replaced, under a device name that means nothing here: the
 // new slices would offer its GPU as free. While there is one, no device takes new work. A claim with a name of this agent that is not
-// in the records was prepared by this agent, and its record is lost: it is made again.
+// in the records was prepared by this agent, and its record is lost: it is made again. Without PodClaims only the records are read again.
 func (a *Adapter) watchPods(ctx context.Context, task *watchdog.Task) {
 	defer task.Done()
 	task.Heartbeat(a.limits.call)
@@ -71,7 +71,7 @@ func (a *Adapter) watchPods(ctx context.Context, task *watchdog.Task) {
 		if a.guard.Load().pending {
 			wait = min(wait, pendingEvery)
 		}
-		if active := a.guard.Load().text() != "" || len(a.store.Load().All()) > 0 || time.Since(requested) < a.limits.queryActive; active {
+		if a.asksPods() || time.Since(requested) < a.limits.queryActive {
 			due = time.After(wait)
 			task.Heartbeat(wait)
 		} else {
@@ -90,9 +90,19 @@ func (a *Adapter) watchPods(ctx context.Context, task *watchdog.Task) {
 	}
 }
 
+// asksPods reports whether anything depends on what pods have.
+func (a *Adapter) asksPods() bool {
+	store := a.store.Load()
+	return a.guard.Load().text() != "" || len(store.All()) > 0 || len(store.Unread()) > 0
+}
+
 // queryPods makes one query, a time after the first one.
 func (a *Adapter) queryPods(ctx context.Context, elapsed time.Duration) {
 	store := a.store.Load()
+	if a.opts.PodClaims == nil {
+		a.refresh(store)
+		return
+	}
 	answer, problems, ok := a.askPods(ctx, store, elapsed)
 	if ok && len(problems) > 0 && a.guard.Load().foreign == "" && watch.Sleep(ctx, a.limits.queryFirst) {
 		// A claim of the first answer may have ended meanwhile, and be deleted. Without a second answer the first one counts.
@@ -106,8 +116,8 @@ func (a *Adapter) queryPods(ctx context.Context, elapsed time.Duration) {
 	if !ok || ctx.Err() != nil {
 		return
 	}
-	if left := a.otherClaim(); left != "" && answer.Partial && len(problems) == 0 && a.guard.Load().pending && elapsed < a.limits.partial {
-		a.setWarnings("claims of pods", []string{"devices are kept back: the kubelet has just started and may not know all pods, and " + left + " is of a claim of another driver"})
+	if left := a.unknownClaim(store); left != "" && answer.Partial && len(problems) == 0 && a.guard.Load().pending && elapsed < a.limits.partial {
+		a.setWarnings("claims of pods", []string{"devices are kept back: the kubelet has just started and may not know all pods, and " + left})
 		return
 	}
 	a.setWarnings("claims of pods", nil)
@@ -118,6 +128,7 @@ func (a *Adapter) queryPods(ctx context.Context, elapsed time.Duration) {
 // askPods asks the kubelet once, and settles what can be settled. It returns a line for each claim because of which no device may be given
 // out; ok is false without an answer.
 func (a *Adapter) askPods(ctx context.Context, store *prepared.Store, elapsed time.Duration) (answer PodClaims, problems []string, ok bool) {
+	unread := store.Unread() // before the kubelet is asked, so that its answer is later
 	limit, cancel := context.WithTimeout(ctx, a.limits.query)
 	answer, err := a.opts.PodClaims(limit)
 	cancel()
@@ -132,13 +143,46 @@ func (a *Adapter) askPods(ctx context.Context, store *prepared.Store, elapsed ti
 		}
 		return answer, nil, false
 	}
-	if err := store.Refresh(); err != nil {
-		a.setWarnings("state", []string{oneLine(err)})
+	if !a.refresh(store) {
 		return answer, nil, false
 	}
 	a.settleVanished(store, answer)
 	problems = a.rebuildLost(ctx, store, answer)
+	if len(problems) == 0 && !answer.Partial {
+		a.settleUnread(store, unread)
+	}
 	return answer, append(problems, foreignClaims(store.All(), answer)...), true
+}
+
+// refresh reads what other processes have stored, and again what could not be read.
+func (a *Adapter) refresh(store *prepared.Store) bool {
+	var problem []string
+	err := store.Refresh()
+	if err != nil {
+		problem = []string{oneLine(err)}
+	}
+	a.setWarnings("prepared claims", problem)
+	return err == nil
+}
+
+// readOthers is refresh for calls and other goroutines: if a record can't be read, the kubelet is asked which claims pods have.
+func (a *Adapter) readOthers(store *prepared.Store) error {
+	err := store.Refresh()
+	if len(store.Unread()) > 0 {
+		watch.Notify(a.queries)
+	}
+	return err
+}
+
+// unknownClaim is a claim that pods may have and of which it is not known which devices it holds, in words; "" if there is none.
+func (a *Adapter) unknownClaim(store *prepared.Store) string {
+	if left := a.otherClaim(); left != "" {
+		return left + " is of a claim of another driver"
+	}
+	for _, u := range store.Unread() {
+		return u.String()
+	}
+	return ""
 }
 
 // otherClaim is the CDI specification of a claim that NVIDIA's driver has prepared in this boot and not unprepared; "" if there is none. The

@@ -198,7 +198,7 @@ func TestRecordsOfAnotherProcess(t *testing.T) {
 
 	next := strings.ReplaceAll(string(text), "uid-a", "uid-z")
 	r.must(os.WriteFile(strings.ReplaceAll(path, "uid-a", "uid-z"), []byte(next), 0o600))
-	if _, err := r.prepareOne("b"); err == nil || !strings.Contains(err.Error(), "(UID uid-z)") {
+	if _, err := r.prepareOne("b"); err == nil || !strings.Contains(err.Error(), "held by other work") {
 		t.Error(err)
 	}
 }

@@ -1,9 +1,28 @@
 package draadapter
 
-import "path/filepath"
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
 
-// HasClaims reports whether an adapter has left prepared claims in a state directory: the kubelet will ask to unprepare them.
+	"github.com/tandem-gpu/tandem/internal/draadapter/prepared"
+)
+
+// HasClaims reports whether an adapter has left prepared claims in a state directory, or may have: the kubelet will ask to unprepare them.
 func HasClaims(stateDir string) bool {
-	paths, _ := filepath.Glob(filepath.Join(stateDir, "dra", "claims", "*.json"))
-	return len(paths) > 0
+	entries, err := os.ReadDir(claimsDir(stateDir))
+	for _, e := range entries {
+		if filepath.Ext(e.Name()) == ".json" {
+			return true
+		}
+	}
+	return err != nil && !errors.Is(err, fs.ErrNotExist)
 }
+
+// UnreadClaims returns the prepared claims in a state directory that can't be read. It changes nothing.
+func UnreadClaims(stateDir, bootID string) []prepared.Unread {
+	return prepared.ReadProblems(claimsDir(stateDir), bootID)
+}
+
+func claimsDir(stateDir string) string { return filepath.Join(stateDir, "dra", "claims") }

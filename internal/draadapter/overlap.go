@@ -13,22 +13,29 @@ type want struct {
 	replicas int // shares that the device has; 0 = it is exclusive
 }
 
-// conflict returns why a claim can't have a device beside those that others hold: *HeldError or *SharesError. Claims of another boot,
-// the claim itself and admin access hold nothing, and admin access conflicts with nothing.
+// others returns the claims that hold devices in this boot, without the one with a UID.
+func others(uid, bootID string, all []prepared.Claim) (held []prepared.Claim) {
+	for _, c := range all {
+		if c.UID != uid && c.Holds(bootID) {
+			held = append(held, c)
+		}
+	}
+	return held
+}
+
+// conflict returns why a claim can't have a device beside those that claims hold, itself among them: *HeldError or *SharesError. Admin access
+// holds nothing and conflicts with nothing.
 //
 //	wanted      held on overlapping hardware       allowed
 //	exclusive   anything                           no: a GPU and its MIG instances are the same hardware
 //	share       share of the same device           if it is shared in the same way, and shares are left
 //	share       anything else                      no
-func conflict(w want, uid, bootID string, held []prepared.Claim) error {
+func conflict(w want, held []prepared.Claim) error {
 	if w.Admin {
 		return nil
 	}
 	shares := &SharesError{Device: w.Device, Want: max(w.Shares, 1), All: w.replicas}
 	for _, c := range held {
-		if c.UID == uid || !c.Holds(bootID) {
-			continue
-		}
 		n := 0
 		for _, r := range c.Results {
 			switch {

@@ -57,22 +57,23 @@ func TestConflict(t *testing.T) {
 		"one share as a device":                {named("-s0"), named("-s0"), true},
 		"instance of the same ID":              {instance(0), moved, true},
 		"share as a device, and one by number": {named("-s0"), share("mps", 1), false},
+		"one share as a device too many":       {named("-s0"), share("mps", 4), true},
 	} {
 		w := want{Result: c.want}
-		if !c.want.Exclusive && c.want.Device == whole.Device {
+		if !c.want.Exclusive {
 			w.replicas = 4
 		}
 		held := prepared.Claim{UID: "b", BootID: boot, Namespace: "ns", Name: "b", Results: []prepared.Result{c.held}}
-		err := conflict(w, "a", boot, []prepared.Claim{held})
+		err := conflict(w, others("a", boot, []prepared.Claim{held}))
 		if (err != nil) != c.conflict {
 			t.Errorf("%s: %v", name, err)
 		}
 		held.BootID = "boot-0"
-		if err := conflict(w, "a", boot, []prepared.Claim{held}); err != nil {
+		if err := conflict(w, others("a", boot, []prepared.Claim{held})); err != nil {
 			t.Errorf("%s: a claim of another boot: %v", name, err)
 		}
 		held.BootID = boot
-		if err := conflict(w, "b", boot, []prepared.Claim{held}); err != nil {
+		if err := conflict(w, others("b", boot, []prepared.Claim{held})); err != nil {
 			t.Errorf("%s: the claim itself: %v", name, err)
 		}
 		if _, holds := holder(c.held.At, boot, []prepared.Claim{held}); holds == c.held.Admin {

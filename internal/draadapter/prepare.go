@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/draadapter/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeapi"
 )
@@ -20,6 +19,7 @@ type claimRef struct{ namespace, name, uid string }
 //	record "started"    only for a client of an MPS control daemon
 //	specification       the same
 //	record "complete"
+//	records of others read again
 //	answer
 func (a *Adapter) prepare(ctx context.Context, ref claimRef, step *step) (prepared.Claim, error) {
 	if err := prepared.CheckUID(ref.uid); err != nil {
@@ -53,23 +53,52 @@ func (a *Adapter) prepare(ctx context.Context, ref claimRef, step *step) (prepar
 		}
 	}
 	step.set("the prepared claims in " + a.claimsDir() + " are not read; does the disk respond?")
-	if err := store.Refresh(); err != nil {
+	if err := a.readOthers(store); err != nil {
 		return prepared.Claim{}, err
 	}
 	a.forgetUnprepared(store)
 	step.set("the devices are not available")
-	c, devices, err := a.reserve(ctx, ref, claim, store)
+	got, err := a.reserve(ctx, ref, claim, store)
 	if err != nil {
 		return prepared.Claim{}, err
 	}
 	step.set("the prepared claim in " + a.claimsDir() + " is not written; does the disk respond?")
-	if err := a.record(c, store); err != nil {
+	if err := a.record(got.claim, store); err != nil {
 		return prepared.Claim{}, err
 	}
-	if c, _ = store.Get(ref.uid); a.opts.Reserved != nil {
-		a.opts.Reserved(devices)
+	if err := a.confirm(got, store); err != nil {
+		return prepared.Claim{}, err
+	}
+	c, _ := store.Get(ref.uid)
+	if a.opts.Reserved != nil {
+		a.opts.Reserved(got.devices)
 	}
 	return c, nil
+}
+
+// confirm fails if another process has stored a claim on the same devices since they were found free, and removes the record again. Of two
+// processes the one that stores its record last finds that of the other; both may.
+//
+//	this process      records read    device free    record stored                           records read: conflict, record removed
+//	another one                 records read     device free    record stored    records read: conflict, record removed
+func (a *Adapter) confirm(got reservation, store *prepared.Store) error {
+	if err := a.readOthers(store); err != nil {
+		store.Hold(got.claim) // "started", so that the next Prepare does not answer from it
+		return err
+	}
+	held := others(got.claim.UID, a.opts.BootID, store.All())
+	own := got.claim
+	for i, w := range got.wants {
+		own.Results = got.claim.Results[:i]
+		if err := conflict(w, append(held, own)); err != nil {
+			store.Hold(got.claim) // the same, if it can't be removed
+			if left := a.remove(got.claim.UID, store); left != nil {
+				return joined{err, left}
+			}
+			return err
+		}
+	}
+	return nil
 }
 
 // record stores a claim whose devices are held. A specification must not be left behind by a process that is killed, so the record comes
@@ -95,22 +124,22 @@ func (a *Adapter) record(c prepared.Claim, store *prepared.Store) error {
 
 // reserve holds the devices of a claim. While a condition lasts that is expected to end soon, it waits until ctx ends: the kubelet tries
 // again only after a minute.
-func (a *Adapter) reserve(ctx context.Context, ref claimRef, claim kubeapi.ResourceClaim, store *prepared.Store) (prepared.Claim, []gpu.Device, error) {
+func (a *Adapter) reserve(ctx context.Context, ref claimRef, claim kubeapi.ResourceClaim, store *prepared.Store) (reservation, error) {
 	r, err := a.newRequest(ref, claim)
 	if err != nil {
-		return prepared.Claim{}, nil, err
+		return reservation{}, err
 	}
 	began := time.Now()
 	for {
 		_, changed := a.changes.LoadNext()
-		c, devices, wait, err := a.tryReserve(r, store)
+		got, wait, err := a.tryReserve(r, store)
 		if err == nil || !wait {
-			return c, devices, err
+			return got, err
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return c, nil, &PendingError{What: "not available in time", Waited: time.Since(began), Err: err}
+			return got, &PendingError{What: "not available in time", Waited: time.Since(began), Err: err}
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package draadapter
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -97,19 +98,25 @@ func (a *Adapter) rebuiltResult(one kubeapi.DeviceRequestAllocationResult, pods 
 		}
 	}
 	inv := a.src.Current()
+	shares, err := consumedShares(one)
+	if err != nil {
+		return r, err
+	}
 	if u, ok := resourceslice.Resolve(inv, one.Device); ok {
-		r.Unit, r.At, r.Exclusive = u.ID, u.Device.At, u.Sharing.Mode == inventory.Exclusive
-		if r.Published = resourceslice.Published(a.device(inv, one.Device)); !r.Exclusive {
-			r.Sharing, r.Shares = u.Sharing.Mode.String(), consumedShares(one)
+		if u, err = asAllocated(one, u); err == nil {
+			r.Unit, r.At, r.Exclusive, r.Published = u.ID, u.Device.At, u.Sharing.Mode == inventory.Exclusive, a.published(inv, one.Device, u)
+			if !r.Exclusive {
+				r.Sharing, r.Shares = u.Sharing.Mode.String(), shares
+			}
+			return r, nil
 		}
-		return r, nil
 	}
 	d, share, known := hardwareOf(inv, one.Device)
 	if !known {
 		return r, unknownDevice(inv, one.Device)
 	}
-	if r.Unit, r.At, r.Exclusive = inventory.UnitID(d.ID), d.At, share == ""; !r.Exclusive {
-		r.Unit = inventory.UnitID(string(d.ID) + "::" + share)
+	if r.Unit, r.At, r.Exclusive = inventory.UnitID(d.ID), d.At, share == "" && one.ShareID == ""; !r.Exclusive {
+		r.Unit, r.Shares = inventory.UnitID(string(d.ID)+"::"+cmp.Or(share, "0")), shares
 	}
 	return r, nil
 }

@@ -1,10 +1,10 @@
 package draadapter
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -53,27 +53,34 @@ type planned struct {
 	plan inventory.Plan
 }
 
+// reservation is what a claim has got.
+type reservation struct {
+	claim   prepared.Claim // "started"
+	wants   []want         // of the results
+	devices []gpu.Device
+}
+
 // tryReserve holds the devices of a request, if all can be had now. wait reports that none of the errors lasts. The lock makes checks and
 // record one step: what another API of this process gives out is seen here, or sees this. The inventory is read with the lock held, so
 // that a device which is withdrawn before the lock was free is not given out.
-func (a *Adapter) tryReserve(r request, store *prepared.Store) (c prepared.Claim, devices []gpu.Device, wait bool, err error) {
+func (a *Adapter) tryReserve(r request, store *prepared.Store) (got reservation, wait bool, err error) {
 	a.lock.Lock()
 	defer a.lock.Unlock()
 	if g := a.guard.Load(); g.text() != "" {
-		return c, nil, g.pending, &WithdrawnError{g.text()}
+		return got, g.pending, &WithdrawnError{g.text()}
 	}
-	inv, held := a.src.Current(), store.All()
-	c = prepared.Claim{BootID: a.opts.BootID, Namespace: r.namespace, Name: r.name, UID: r.uid, State: prepared.Started}
+	inv, held := a.src.Current(), others(r.uid, a.opts.BootID, store.All())
+	c := prepared.Claim{BootID: a.opts.BootID, Namespace: r.namespace, Name: r.name, UID: r.uid, State: prepared.Started}
 	if before, ok := store.Get(r.uid); ok {
 		c.Unknown = before.Unknown
 	}
 	var errs []error
 	var all []planned
 	wait = true
-	for i, one := range r.results {
+	for i := range r.results {
 		p, err := a.plan(inv, r, i)
 		if err == nil {
-			err = conflict(p.want, r.uid, a.opts.BootID, held)
+			err = conflict(p.want, append(held, c)) // the results of a claim add up
 		}
 		if err == nil {
 			err = a.otherHolder(p)
@@ -83,39 +90,41 @@ func (a *Adapter) tryReserve(r request, store *prepared.Store) (c prepared.Claim
 			wait = wait && passes(inv, err)
 			continue
 		}
-		p.Published = resourceslice.Published(a.device(inv, one.Device))
 		all = append(all, p)
+		c.Results = append(c.Results, p.Result)
+		got.wants, got.devices = append(got.wants, p.want), append(got.devices, p.plan.Devices...)
 	}
 	if len(errs) == 0 {
 		errs = append(errs, onePerRequest(r, all)...)
 		wait = false
 	}
 	if err := join(errs); err != nil {
-		return c, nil, wait, err
+		return got, wait, err
 	}
 	if err := a.check(all); err != nil {
-		return c, nil, false, err
-	}
-	for _, p := range all {
-		c.Results = append(c.Results, p.Result)
-		devices = append(devices, p.plan.Devices...)
+		return got, false, err
 	}
 	store.Hold(c)
-	return c, devices, false, nil
+	got.claim = c
+	return got, false, nil
 }
 
 // plan returns what the i-th result of a request gets, apart from what others hold.
 func (a *Adapter) plan(inv *inventory.Inventory, r request, i int) (planned, error) {
 	one := r.results[i]
-	u, ok := resourceslice.Resolve(inv, one.Device)
+	offered, ok := resourceslice.Resolve(inv, one.Device)
 	if !ok {
 		return planned{}, unknownDevice(inv, one.Device)
+	}
+	u, err := asAllocated(one, offered)
+	if err != nil {
+		return planned{}, err
 	}
 	sharing, err := r.configs.For(one.Request, u)
 	if err != nil && !one.AdminAccess {
 		return planned{}, err
 	}
-	plan, err := inv.ReserveTolerated(func(inventory.Unit, health.Health) bool { return tolerated(a.device(inv, one.Device), one.Tolerations) }, u.ID)
+	plan, err := inv.ReserveTolerated(func(inventory.Unit, health.Health) bool { return tolerated(a.device(inv, one.Device), one.Tolerations) }, offered.ID)
 	if err != nil {
 		if unhealthy, ok := errors.AsType[*inventory.UnhealthyUnitsError](err); ok {
 			return planned{}, &HealthError{Device: one.Device, Unit: unhealthy.Units[0]}
@@ -129,15 +138,15 @@ func (a *Adapter) plan(inv *inventory.Inventory, r request, i int) (planned, err
 	p := planned{unit: u, plan: plan, want: want{Result: prepared.Result{
 		Request: request, Pool: one.Pool, Device: one.Device, ShareID: one.ShareID, Admin: one.AdminAccess,
 		Unit: u.ID, At: u.Device.At, Exclusive: u.Sharing.Mode == inventory.Exclusive, CDI: slices.Clone(plan.CDI),
+		Published: a.published(inv, one.Device, u),
 	}}}
 	if !p.Exclusive {
-		p.Sharing = u.Sharing.Mode.String()
-		p.Shares = consumedShares(one)
-		if one.Device == resourceslice.DeviceName(u) {
-			p.replicas = u.Sharing.Replicas
+		p.Sharing, p.replicas = u.Sharing.Mode.String(), u.Sharing.Replicas
+		if p.Shares, err = consumedShares(one); err != nil {
+			return planned{}, err
 		}
 	}
-	if plan.MPS != "" && !one.AdminAccess {
+	if plan.MPS != "" && !p.Exclusive && !one.AdminAccess {
 		p.MPS = &prepared.MPS{Pool: plan.MPS}
 		for _, e := range sharing.MPSLimits() {
 			p.MPS.Env = append(p.MPS.Env, e.Name+"="+e.Value)
@@ -155,16 +164,6 @@ func unknownDevice(inv *inventory.Inventory, name string) error {
 		}
 	}
 	return e
-}
-
-// consumedShares returns how many shares of its device a result has: of one that is a device of its own, or has no such capacity, 1.
-func consumedShares(r kubeapi.DeviceRequestAllocationResult) int {
-	for _, name := range []string{"shares", resourceslice.Driver + "/shares"} {
-		if n, err := strconv.Atoi(r.ConsumedCapacity[name]); err == nil && n > 0 {
-			return n
-		}
-	}
-	return 1
 }
 
 // driverProblem returns why an inventory may have no devices; "" if the driver works.
@@ -207,6 +206,16 @@ func (a *Adapter) device(inv *inventory.Inventory, name string) kubeapi.Device {
 	}
 	in.Inventory = inv
 	return byName(resourceslice.Devices(in))[name]
+}
+
+// published returns the device of a result as slices have it, or had it when it was allocated in another form.
+func (a *Adapter) published(inv *inventory.Inventory, name string, u inventory.Unit) json.RawMessage {
+	now := a.device(inv, name)
+	if now.Name == "" || now.AllowMultipleAllocations && u.Sharing.Mode == inventory.Exclusive {
+		in := resourceslice.Input{Inventory: inv, LastDriver: *a.lastDriver.Load(), SharesAsDevices: name != resourceslice.DeviceName(u)}
+		now = in.Device(u)
+	}
+	return resourceslice.Published(now)
 }
 
 // tolerated reports whether all taints of a device that keep new work away are tolerated, by the rules of the scheduler.

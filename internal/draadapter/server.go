@@ -3,6 +3,7 @@ package draadapter
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -32,7 +33,11 @@ func (s *server) NodePrepareResources(ctx context.Context, r *dra.NodePrepareRes
 			n.Prepares++
 		})
 		if err != nil {
-			s.opts.Log.Warn("claim not prepared", "namespace", ref.namespace, "claim", ref.name, "uid", ref.uid, "error", err)
+			log := s.opts.Log.With("namespace", ref.namespace, "claim", ref.name, "uid", ref.uid)
+			if by := holdersOf(err); len(by) > 0 {
+				log = log.With("held_by", strings.Join(by, ", "))
+			}
+			log.Warn("claim not prepared", "error", err)
 			return &dra.NodePrepareResourceResponse{Error: oneLine(err)}
 		}
 		return answer(c)

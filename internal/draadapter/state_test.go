@@ -153,7 +153,7 @@ func TestRecordsOfAnotherBoot(t *testing.T) {
 	if _, err := r.prepareOne("b"); err != nil {
 		t.Error(err)
 	}
-	if _, err := r.prepareOne("a"); err == nil || !strings.Contains(err.Error(), "opaque configuration") && !strings.Contains(err.Error(), "held by claim default/b") {
+	if _, err := r.prepareOne("a"); err == nil || !strings.Contains(err.Error(), "allocated as a share") {
 		t.Error(err) // allocated for another sharing
 	}
 	r.must(r.unprepare("b"))
@@ -182,6 +182,7 @@ func TestPrepareWaits(t *testing.T) {
 		"before the first reading": {core.Build(gpu.NoDriver(gpu.DriverPending, "not asked yet"), health.Ledger{}, config()), "the driver has not answered yet"},
 		"maintenance":              {maintained(t), "unknown: maintenance (driver released by order"},
 		"a GPU that moves":         {ready.WithHost(inventory.Host{CDI: ready.CDI(), Assignments: moving}, inventory.OverlapRefuse), "unhealthy: moves (to dra)"},
+		"no hook program":          {withoutHooks(ready), "unhealthy: no CDI definition (hook program nvidia-ctk is not on the host"},
 		"no driver":                {core.Build(gpu.NoDriver(gpu.DriverFailed, "RM version mismatch"), health.Ledger{}, config()), "the driver is not usable: RM version mismatch"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -203,6 +204,13 @@ func TestPrepareWaits(t *testing.T) {
 			}
 		})
 	}
+}
+
+// withoutHooks is an inventory on a host where no container with a device starts.
+func withoutHooks(inv *inventory.Inventory) *inventory.Inventory {
+	spec := *inv.CDI()
+	spec.NoStart = "hook program nvidia-ctk is not on the host"
+	return inv.WithHost(inventory.Host{CDI: &spec}, inventory.OverlapRefuse)
 }
 
 // maintained is the inventory of a GPU during maintenance.

@@ -101,4 +101,4 @@ func (a *Adapter) setRegistered(reason string, refused bool) (before string) {
 }
 
 // claimsDir is where the prepared claims are.
-func (a *Adapter) claimsDir() string { return filepath.Join(a.opts.StateDir, "dra", "claims") }
+func (a *Adapter) claimsDir() string { return claimsDir(a.opts.StateDir) }

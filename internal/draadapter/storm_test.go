@@ -11,58 +11,67 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeapi"
 )
 
-// holders are what pods have, by a GPU or instance: the model that the adapter is compared with.
+// holders are what pods have: the model that the adapter is compared with.
 type holders struct {
 	mu  sync.Mutex
-	has map[gpu.Placement]string
+	has map[string]holding // by pod
 }
 
-// take records that a pod has hardware, and returns another pod that has it.
-func (h *holders) take(at gpu.Placement, pod string) (other string) {
+// holding is hardware that a pod has, or a share of it.
+type holding struct {
+	at    gpu.Placement
+	share bool
+}
+
+// take records that a pod has hardware, and returns another pod that has it and does not share it.
+func (h *holders) take(pod string, has holding) (other string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for held, by := range h.has {
-		if by != pod && held.Overlaps(at) {
+	for by, held := range h.has {
+		if (!held.share || !has.share) && held.at.Overlaps(has.at) {
 			return by
 		}
 	}
-	h.has[at] = pod
+	h.has[pod] = has
 	return ""
 }
 
-func (h *holders) release(at gpu.Placement) {
+func (h *holders) release(pod string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	delete(h.has, at)
+	delete(h.has, pod)
 }
 
 // holder returns the pod of a device plugin that has hardware.
 func (h *holders) holder(at gpu.Placement) (string, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for held, by := range h.has {
-		if strings.HasPrefix(by, "plugin") && held.Overlaps(at) {
+	for by, held := range h.has {
+		if strings.HasPrefix(by, "plugin") && held.at.Overlaps(at) {
 			return by, true
 		}
 	}
 	return "", false
 }
 
-// Many pods claim the same GPUs and MIG instances, while a device plugin gives out the same and the API server fails at times: no hardware
-// ever has two holders, and in the end everything is free.
+// Many pods claim the same GPUs, MIG instances and shares, while a device plugin gives out the same, the policy changes after claims were allocated and
+// the API server fails at times: no hardware ever has two holders that do not share it, and in the end everything is free.
 func TestStorm(t *testing.T) {
 	snapshot := coretest.WithMIG(coretest.GPUs(3), 2, "1g.10gb", "1g.10gb")
-	inv := build(snapshot, health.Ledger{}, config())
+	policies := []*inventory.Inventory{
+		build(snapshot, health.Ledger{}, config()), build(snapshot, health.Ledger{}, config(shared(inventory.TimeSlicing, 3))), build(snapshot, health.Ledger{}, config(shared(inventory.MPS, 2))),
+	}
 	var devices []gpu.Device
-	for u := range inv.Devices() {
+	for u := range policies[0].Devices() {
 		devices = append(devices, u.Device)
 	}
-	model := &holders{has: map[gpu.Placement]string{}}
+	model := &holders{has: map[string]holding{}}
 	lock := &sync.Mutex{}
-	r := newRig(t, inv, func(a *Adapter) {
+	r := newRig(t, policies[0], func(a *Adapter) {
 		a.lock, a.opts.DevicePluginHolder = lock, model.holder
 		a.limits.call = 20 * time.Second
 	})
@@ -81,7 +90,14 @@ func TestStorm(t *testing.T) {
 				} else {
 					r.api.fail(nil)
 				}
-				r.claimPod(model, d, fmt.Sprintf("p%d-%d", pod, i))
+				name := fmt.Sprintf("p%d-%d", pod, i)
+				allocated := []kubeapi.DeviceRequestAllocationResult{result(d.ID), result(d.ID, consuming(name, "1")), result(d.ID, share("1"))}
+				form := random.IntN(len(allocated))
+				r.api.put(newClaim(name, allocated[form]))
+				if random.IntN(4) == 0 {
+					r.src.Set(policies[random.IntN(len(policies))])
+				}
+				r.claimPod(model, name, holding{d.At, form > 0})
 			}
 			r.api.fail(nil)
 		})
@@ -103,15 +119,15 @@ func TestStorm(t *testing.T) {
 	}
 }
 
-// claimPod prepares a claim of a device, unless another pod has it, and unprepares it.
-func (r *rig) claimPod(model *holders, d gpu.Device, name string) {
-	r.api.put(newClaim(name, result(d.ID)))
+// claimPod prepares a claim of a device, unless another pod has it, and unprepares it. It has what it was allocated.
+func (r *rig) claimPod(model *holders, name string, allocated holding) {
 	err := r.prepareQuietly(r.conn, name)
 	if err == nil {
-		if other := model.take(d.At, name); other != "" {
-			r.Errorf("claim %s was given %s, which %s has", name, d.At, other)
+		if other := model.take(name, allocated); other != "" {
+			r.Errorf("claim %s was given %s, which %s has", name, allocated.at, other)
 		}
-		model.release(d.At)
+		time.Sleep(time.Millisecond)
+		model.release(name)
 	}
 	if err := r.unprepareQuietly(r.conn, name); err != nil {
 		r.Error(err)
@@ -124,13 +140,13 @@ func (r *rig) pluginPod(model *holders, lock sync.Locker, d gpu.Device, name str
 	_, claimed := r.adapter.Holder(d.At)
 	_, held := model.holder(d.At)
 	if !claimed && !held {
-		if other := model.take(d.At, name); other != "" {
+		if other := model.take(name, holding{d.At, false}); other != "" {
 			r.Errorf("%s was given %s, which %s has", name, d.At, other)
 		}
 	}
 	lock.Unlock()
 	if !claimed && !held {
 		time.Sleep(time.Millisecond)
-		model.release(d.At)
+		model.release(name)
 	}
 }

@@ -11,7 +11,9 @@ import (
 	"testing"
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/draadapter/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeapi"
 )
@@ -144,5 +146,37 @@ func TestClaimThatEndsDuringAQuery(t *testing.T) {
 				t.Errorf("%s\n%q", got, r.adapter.Withdrawn())
 			}
 		})
+	}
+}
+
+// During an update both processes may prepare claims of one device at the same time, each of which has not read the record of the other. One of the
+// claims at most is prepared: who stores its record last sees the other one.
+func TestClaimThatAnotherProcessPreparesMeanwhile(t *testing.T) {
+	var r *rig
+	var once sync.Once
+	r = newRig(t, build(coretest.GPUs(1), health.Ledger{}, config()), func(a *Adapter) {
+		a.opts.Check = func([]inventory.Unit) ([]inventory.Finding, error) { // when the device was found free
+			once.Do(func() {
+				other, err := prepared.Open(a.claimsDir(), boot, nil)
+				r.must(err)
+				r.must(other.Put(prepared.Claim{BootID: boot, Namespace: "default", Name: "b", UID: uidOf("b"), State: prepared.Complete, Results: []prepared.Result{{
+					Device: deviceName(coretest.GPU(0)), Unit: inventory.UnitID(coretest.GPU(0)), At: gpu.WholeGPU(coretest.GPU(0)), Exclusive: true,
+				}}}))
+			})
+			return nil, nil
+		}
+	})
+	r.api.put(newClaim("a", result(coretest.GPU(0))))
+	for range 2 { // the kubelet tries again
+		if _, err := r.prepareOne("a"); err == nil || !strings.Contains(err.Error(), "held by other work") {
+			t.Error(err)
+		}
+		if c := r.record("a"); c.UID != "" {
+			t.Errorf("%+v", c)
+		}
+	}
+	r.must(r.unprepare("b"))
+	if _, err := r.prepareOne("a"); err != nil {
+		t.Error(err)
 	}
 }

@@ -110,15 +110,21 @@ func Release(f *os.File, path string) {
 	_ = f.Close()
 }
 
-// IsHeld reports whether the file at path is locked exclusively. It takes a shared lock for a moment; Take and Wait find the
-// lock held in that moment.
-func IsHeld(path string) bool {
+// IsHeld reports whether the file at path is locked exclusively. A missing file is not. With an error it is not known. It takes a
+// shared lock for a moment; Take and Wait find the lock held in that moment.
+func IsHeld(path string) (bool, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return false
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
+		return false, nil
+	case err != nil:
+		return false, err
 	}
 	defer func() { _ = f.Close() }()
-	return errors.Is(flock(f, syscall.LOCK_SH), ErrHeld)
+	if err = flock(f, syscall.LOCK_SH); errors.Is(err, ErrHeld) {
+		return true, nil
+	}
+	return false, err
 }
 
 // IsAt reports whether an open file is still the one at its path.

@@ -31,16 +31,29 @@ func TestOneHolderAtATime(t *testing.T) {
 	if _, err := filelock.Take(path); !errors.Is(err, filelock.ErrHeld) {
 		t.Errorf("a second lock: %v", err)
 	}
-	if !filelock.IsHeld(path) || filelock.IsHeld(path+".none") {
-		t.Error("IsHeld is wrong")
+	for of, want := range map[string]bool{path: true, path + ".none": false, path + "/none": false} {
+		if held, err := filelock.IsHeld(of); held != want || err != nil {
+			t.Errorf("%s is held: %v, %v", of, held, err)
+		}
 	}
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if filelock.IsHeld(path) {
-		t.Error("a lock outlives its file")
+	if held, err := filelock.IsHeld(path); held || err != nil {
+		t.Errorf("a lock outlives its file: %v, %v", held, err)
 	}
 	take(t, path)
+}
+
+// A lock file that can't be opened is not one that nobody holds.
+func TestLockThatCannotBeRead(t *testing.T) {
+	loop := filepath.Join(t.TempDir(), "loop")
+	if err := os.Symlink(loop, loop); err != nil {
+		t.Fatal(err)
+	}
+	if held, err := filelock.IsHeld(loop); err == nil {
+		t.Errorf("held: %v, without an error", held)
+	}
 }
 
 // A file that other users could open, and so lock, is made private before it is locked.

@@ -57,32 +57,33 @@ func (a *assigner) latest() []assignment.Status {
 
 // hostClaims is what the assignments need of the claims.
 type hostClaims struct {
-	mine    claimFile
+	mine    claimFile // with those of an earlier boot
+	now     claimFile // of this agent, of this boot
 	others  []claimFile
 	running func(agent string) bool
-	started time.Time // of this process
+	past    map[gpu.DeviceID]bool // that earlier processes of this agent have claimed
+	refuse  bool
 
 	// follows means that another process of this agent runs, as in an update without a gap: it changes the file, and this process serves
 	// the same sides.
 	follows bool
 }
 
-// earlier reports whether an earlier process of this agent claimed a GPU.
-func (c hostClaims) earlier(id gpu.DeviceID) bool {
-	return slices.ContainsFunc(c.mine.claims, func(one claim) bool { return one.at.GPU == id && one.since.Before(c.started) })
-}
-
 // claimed reports whether this agent claims a GPU or an instance of it.
 func (c hostClaims) claimed(id gpu.DeviceID) bool { return c.mine.oldestOn(gpu.WholeGPU(id)) != nil }
 
+// of returns the claims of other agents on a GPU. With refuse an agent whose file can't be read has none on a GPU that this agent has claimed.
 func (c hostClaims) of(id gpu.DeviceID) (all []assignment.Claim) {
 	whole := gpu.WholeGPU(id)
 	mine := c.mine.oldestOn(whole)
 	for _, f := range c.others {
-		if theirs := f.oldestOn(whole); theirs != nil {
+		switch theirs := f.oldestOn(whole); {
+		case theirs != nil:
 			all = append(all, assignment.Claim{
 				Agent: f.agent, Running: c.running(f.agent), Older: mine == nil || before(*theirs, f.agent, *mine, c.mine.agent),
 			})
+		case f.mayClaim(id) && (!c.refuse || c.now.oldestOn(whole) == nil):
+			all = append(all, assignment.Claim{Agent: f.agent, Running: c.running(f.agent), Older: mine == nil, Unread: true})
 		}
 	}
 	return all
@@ -116,7 +117,7 @@ func (a *assigner) assign(inv *inventory.Inventory, c hostClaims) (inventory.Ass
 		Now:   a.now(), // before the records are read: their age is subtracted from it
 		Agent: a.agent, APIs: a.apis, Default: a.apis[0], GPUs: inv.Assignable(), File: file, ReadOnly: err != nil || c.follows,
 		Running: c.running, Claims: c.of, Claimed: c.claimed,
-		Past: c.earlier, Records: a.readers.Read(), Applied: inv.Assignment, Reserved: a.lastReserved,
+		Past: func(id gpu.DeviceID) bool { return c.past[id] }, Records: a.readers.Read(), Applied: inv.Assignment, Reserved: a.lastReserved,
 	}
 	state, next, status := assignment.Next(a.state, in)
 	if !in.ReadOnly {
@@ -142,20 +143,6 @@ func assignmentsOf(status []assignment.Status, required bool) inventory.Assignme
 		out.All = append(out.All, st.Assignment)
 	}
 	return out
-}
-
-// keeping is an offer of which a claim stays while this agent's own record has a holder of a GPU that has left: the GPU was perhaps given
-// out between the look at the record after which it left and the inventory without it.
-func (a *assigner) keeping(o offer) offer {
-	unsure, records := o.unsure, a.readers.Read()
-	o.unsure = func(p gpu.Placement) bool {
-		if unsure(p) {
-			return true
-		}
-		one, ok := o.inventory.Assignment(p.GPU)
-		return ok && !one.Here && len(records.HoldersOf(p.GPU)) > 0
-	}
-	return o
 }
 
 func (a *assigner) lastReserved(id gpu.DeviceID) (time.Duration, bool) {
@@ -221,12 +208,16 @@ func ChangeAssignments(ctx context.Context, stateDir string, change func(assignm
 	return os.Chtimes(folder, now, now) // an event for those that watch it; without, they look within 30 s
 }
 
-// unread are the assignments until the claims are read for the first time, for which their lock is needed: with a file that has some, no
-// GPU takes work, since any may be another agent's. An agent works without a state directory that it can't read.
-func (a *assigner) unread() inventory.Assignments {
+// unread are the assignments until the claims are read for the first time, for which their lock is needed: with a file that has some, or that
+// can't be read, no GPU takes work, since any may be another agent's. With overlap = warn an agent works with one that it can't open.
+func (a *assigner) unread(refuse bool) inventory.Assignments {
 	f, err := assignment.Read(a.stateDir)
-	return inventory.Assignments{Required: len(a.apis) > 1 || errors.Is(err, assignment.ErrFormat) || err == nil && !f.Empty()}
+	unknown := err != nil && (refuse || errors.Is(err, assignment.ErrFormat))
+	return inventory.Assignments{Required: len(a.apis) > 1 || unknown || err == nil && !f.Empty()}
 }
 
-// isRunning reports whether the agent of a claims file runs. The folder is locked.
-func (s *claimStore) isRunning(agent string) bool { return filelock.IsHeld(s.path(agent, ".lock")) }
+// isRunning reports whether an agent runs, or that may be. The folder is locked.
+func (s *claimStore) isRunning(agent string) bool {
+	held, err := filelock.IsHeld(s.path(agent, ".lock"))
+	return held || err != nil
+}

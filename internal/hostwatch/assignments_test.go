@@ -1,6 +1,7 @@
 package hostwatch
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,6 +25,7 @@ type record struct {
 	mu      sync.Mutex
 	by      map[gpu.DeviceID]string
 	unknown bool
+	never   bool
 	late    func(gpu.DeviceID) string // the holder of a GPU that by has not; nil = none
 	reads   atomic.Int64
 }
@@ -43,6 +45,12 @@ func (r *record) setUnknown(unknown bool) {
 	r.unknown = unknown
 }
 
+func (r *record) setNever() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.never, r.unknown = true, true
+}
+
 func (r *record) read() assignment.Record {
 	r.reads.Add(1)
 	return r.of
@@ -51,7 +59,7 @@ func (r *record) read() assignment.Record {
 func (r *record) of(id gpu.DeviceID) assignment.Holders {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	h := assignment.Holders{Known: !r.unknown, Why: "the record"}
+	h := assignment.Holders{Known: !r.unknown, Never: r.never, Why: "the record"}
 	by := r.by[id]
 	if by == "" && r.late != nil {
 		by = r.late(id)
@@ -228,6 +236,29 @@ func TestChangeOfModeCompletesWhenPodsEnd(t *testing.T) {
 	})
 }
 
+// What an earlier process claimed is known as that whatever the clock was set to in between.
+func TestChangeOfModeAcrossAStepOfTheClock(t *testing.T) {
+	h := newHost(t)
+	synctest.Test(t, func(t *testing.T) {
+		k := h.startKube(t, inventory.DevicePlugin)
+		pass(10 * time.Second)
+		k.end()
+		file := filepath.Join(h.dir, "claims", "k8s-gpu.json")
+		text, err := os.ReadFile(file)
+		must(t, err)
+		later := bytes.ReplaceAll(text, []byte(time.Now().UTC().Format(`"2006-`)), []byte(`"2030-`))
+		if bytes.Equal(text, later) {
+			t.Fatalf("no times in %s", text)
+		}
+		must(t, os.WriteFile(file, later, 0o600))
+		k = h.startKube(t, inventory.DRA, inventory.DevicePlugin)
+		pass(time.Second)
+		k.expect(t, "right after the change, by what the agent claimed before", through{})
+		pass(assignment.DefaultSettle + 10*time.Second)
+		k.expect(t, "after the settle time", through{1: inventory.DRA, 2: inventory.DRA})
+	})
+}
+
 // A new node with the API dra offers its GPUs at once: nothing had them before.
 func TestNewNodeWaitsForNothing(t *testing.T) {
 	h := newHost(t)
@@ -311,8 +342,10 @@ func TestUnreadAssignments(t *testing.T) {
 		dir := t.TempDir()
 		must(t, tc.make(filepath.Join(dir, assignment.FileName)))
 		a := &assigner{stateDir: dir, apis: []inventory.API{inventory.Nomad}}
-		if got := a.unread().Required; got != tc.want {
-			t.Errorf("%s: required %t, want %t", name, got, tc.want)
+		for _, refuse := range []bool{false, true} {
+			if got, want := a.unread(refuse).Required, tc.want || refuse && name == "not readable"; got != want {
+				t.Errorf("%s, refuse %t: required %t, want %t", name, refuse, got, want)
+			}
 		}
 	}
 }

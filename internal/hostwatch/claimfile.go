@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// The format of <agent>.json. A file of another version is ignored, as its meaning is unknown.
+// The format of <agent>.json. What a file of another version claims is not known: see claimStore.read.
 const (
 	version   = 1
 	maxSize   = 1 << 20 // bytes; 16 GPUs of 7 instances need 20 KiB
@@ -36,7 +36,13 @@ type claimFile struct {
 	claims  []claim // by placement
 
 	numbering inventory.Numbering // of devices, for policies that select by index
+
+	// unknown reports whether the agent may claim a GPU that is not in claims, because its file can't be used. nil = it claims no other.
+	unknown func(gpu.DeviceID) bool
 }
+
+// mayClaim reports whether it is not known whether the agent claims a GPU.
+func (f claimFile) mayClaim(id gpu.DeviceID) bool { return f.unknown != nil && f.unknown(id) }
 
 func (f claimFile) equal(o claimFile) bool {
 	return f.agent == o.agent && f.boot == o.boot && f.started.Equal(o.started) && f.numbering.Equal(o.numbering) &&

@@ -16,9 +16,11 @@ type offer struct {
 	numbering inventory.Numbering
 	inventory *inventory.Inventory
 
-	// unsure reports whether the agent may offer a placement that is not in at because it could not be read. An earlier claim
-	// of it stays, as workloads may run there.
+	// unsure reports whether the agent may offer a placement that is not in at because it could not be read, or whether work may have it. An
+	// earlier claim of it stays.
 	unsure func(gpu.Placement) bool
+
+	ready bool // the GPUs were read
 }
 
 // offerOf is what an inventory offers.
@@ -42,8 +44,8 @@ func offerOf(inv *inventory.Inventory) offer {
 			unreadable[e.At.GPU] = true
 		}
 	}
-	ready := inv.Driver().State == gpu.DriverReady
-	o.unsure = func(p gpu.Placement) bool { return !ready || unreadable[p.GPU] || unidentified && !identified[p.GPU] }
+	o.ready = inv.Driver().State == gpu.DriverReady
+	o.unsure = func(p gpu.Placement) bool { return !o.ready || unreadable[p.GPU] || unidentified && !identified[p.GPU] }
 	return o
 }
 
@@ -63,7 +65,8 @@ func before(c claim, a string, d claim, b string) bool {
 }
 
 // nextClaims are the claims of an agent, given its present ones and those of the others. A present claim keeps its turn, also
-// for MIG instances of a claimed GPU. With refuse it leaves out what another agent has claimed before.
+// for MIG instances of a claimed GPU. With refuse it leaves out what another agent has claimed before, and makes no new claim of what
+// another agent may have claimed.
 func nextClaims(mine claimFile, others []claimFile, o offer, refuse bool, now time.Time) []claim {
 	turn := uint64(0)
 	for _, f := range append(slices.Clone(others), mine) {
@@ -77,6 +80,8 @@ func nextClaims(mine claimFile, others []claimFile, o offer, refuse bool, now ti
 		c := claim{at: p, turn: turn, since: now.UTC()}
 		if old := mine.oldestClaim(p); old != nil {
 			c.turn, c.since = old.turn, old.since
+		} else if refuse && slices.ContainsFunc(others, func(f claimFile) bool { return f.mayClaim(p.GPU) }) {
+			continue
 		}
 		next = append(next, c)
 	}

@@ -23,7 +23,7 @@ func instance(n int, gi uint32) gpu.Placement {
 
 // want is an offer of a node where every GPU was read.
 func want(at ...gpu.Placement) offer {
-	return offer{at: sortedPlacements(at), unsure: func(gpu.Placement) bool { return false }}
+	return offer{at: sortedPlacements(at), unsure: func(gpu.Placement) bool { return false }, ready: true}
 }
 
 func claimed(agent string, turn uint64, at ...gpu.Placement) claimFile {
@@ -32,6 +32,11 @@ func claimed(agent string, turn uint64, at ...gpu.Placement) claimFile {
 		e.claims = append(e.claims, claim{at: p, turn: turn, since: now})
 	}
 	return e
+}
+
+// unreadFile is the file of an agent that can't be used.
+func unreadFile(agent string) claimFile {
+	return claimFile{agent: agent, unknown: func(gpu.DeviceID) bool { return true }}
 }
 
 func placements(claims []claim) (at []gpu.Placement) {
@@ -63,6 +68,10 @@ func TestNextClaims(t *testing.T) {
 			want(instance(0, 2)), true, []claim{{instance(0, 2), 2, now}}},
 		{"equal turns: by name", claimed("k8s-gpu", 5, whole(1)), []claimFile{nomad}, want(whole(1)), true, []claim{{whole(1), 5, now}}},
 		{"equal turns: the other's name is less", claimed("z", 5, whole(1)), []claimFile{nomad}, want(whole(1)), true, nil},
+		{"refuse: the other may have claimed what we have not", claimed("k8s-gpu", 2, whole(1)), []claimFile{unreadFile("nomad-gpu")},
+			want(whole(1), whole(2)), true, []claim{{whole(1), 2, now}}},
+		{"warn: the other may have claimed it", claimed("k8s-gpu", 2, whole(1)), []claimFile{unreadFile("nomad-gpu")},
+			want(whole(1), whole(2)), false, []claim{{whole(1), 2, now}, {whole(2), 3, now}}},
 		{"unreadable: the claim stays", claimed("k8s-gpu", 2, whole(3)), nil,
 			offer{unsure: func(gpu.Placement) bool { return true }}, true, []claim{{whole(3), 2, now}}},
 		{"the highest turn", claimed("k8s-gpu", maxTurn, whole(3)), nil, want(whole(3), whole(4)), true,
@@ -98,10 +107,13 @@ func TestCoreAndClaimsAgree(t *testing.T) {
 		}
 		o := offerOf(state.Inventory)
 		mine.claims = nextClaims(mine, []claimFile{other}, o, true, now)
-		inv := state.WithHost(cfg, now, inventory.Host{Claims: coreClaims(mine, []claimFile{other}, o)}).Inventory
-		for u := range inv.Units() {
-			if ours := mine.oldestClaim(u.Device.At) != nil; ours != u.Health.Schedulable() {
-				t.Fatalf("%v: claimed %v, health %v\nmine %v\nother %v", u.Device.At, ours, u.Health, mine.claims, other.claims)
+		host := inventory.Host{Claims: coreClaims(mine, []claimFile{other}, o)}
+		for _, own := range []inventory.OwnClaims{{}, {Else: elseUnclaimed, At: placements(mine.claims)}} {
+			host.Own = own
+			for u := range state.WithHost(cfg, now, host).Inventory.Units() {
+				if ours := mine.oldestClaim(u.Device.At) != nil; ours != u.Health.Schedulable() {
+					t.Fatalf("%v: claimed %v, health %v\nmine %v\nother %v", u.Device.At, ours, u.Health, mine.claims, other.claims)
+				}
 			}
 		}
 	}

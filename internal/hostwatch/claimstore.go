@@ -1,19 +1,17 @@
 package hostwatch
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/filelock"
 	"github.com/tandem-gpu/tandem/internal/statefile"
@@ -33,8 +31,8 @@ const lockAtMost = 5 * time.Second // another agent holds the lock of the folder
 //	nomad-gpu  lock, reads nothing, claims GPU 3 as turn 1, unlock
 //	k8s-gpu      waits for the lock .............................. lock, reads turn 1, leaves GPU 3 alone, unlock
 //
-// An agent claims the devices of an inventory some milliseconds after it was published. Claims of others that exist by then
-// count immediately; only if both agents read a new device at the same time, the later one offers it for those milliseconds.
+// An agent claims the devices of an inventory some milliseconds after it was published. With refuse they take work from then on
+// (inventory.Host.Own). With warn claims of others that exist by then count immediately.
 //
 // It is used by one goroutine.
 type claimStore struct {
@@ -45,20 +43,22 @@ type claimStore struct {
 	started time.Time
 	log     *slog.Logger
 
-	liveness *os.File          // lock file of this agent, locked; nil = not yet acquired
-	logged   map[string]string // error of a file that can't be used, by its name
-	tidy     bool              // files left by crashes are removed
+	liveness *os.File // lock file of this agent, locked; nil = not yet acquired
+	tidy     bool     // files left by crashes are removed
 
-	decoded map[string]decodedFile // by name of a file
+	decoded map[string]decodedFile // by agent
+	removed time.Time              // when the folder was found removed, with the lock of this agent; zero = it never was
 
 	assigner *assigner // nil = no GPU moves between APIs
-	former   claimFile // claims of this agent in an earlier boot: for the assignments only
-}
 
-// decodedFile is a file as it was decoded last.
-type decodedFile struct {
-	text []byte
-	file claimFile
+	former []claim // of this agent in an earlier boot: for the assignments only
+
+	// past are the GPUs that earlier processes of this agent claimed: those in its file until this process changes that for the first time.
+	past    map[gpu.DeviceID]bool
+	lost    bool // the file could not be read: they are not known
+	written bool
+
+	left map[gpu.Placement]time.Duration // since when claimed devices are not offered
 }
 
 // view is what an agent reads from the claims.
@@ -66,6 +66,10 @@ type view struct {
 	claims    []inventory.Claim
 	numbering inventory.Numbering // of all agents
 	others    []otherAgent        // by name
+	own       inventory.OwnClaims
+	faults    []fault
+	kept      []kept
+	alone     bool // no other agent has a file
 
 	assignments      inventory.Assignments
 	assignmentsError error // the last good file of assignments is in force, or none
@@ -96,43 +100,84 @@ func (s *claimStore) update(ctx context.Context, o offer) (view, error) {
 	}
 	defer unlock()
 	failed := s.acquireLiveness()
-	mine, others, err := s.read()
+	r, err := s.read(s.isRunning)
 	if err != nil {
 		return view{}, err
 	}
-	if s.assigner != nil {
-		o = s.assigner.keeping(o)
+	if failed == nil && r.lost && (!o.ready || s.refuse && len(r.unknown()) > 0) { // written now, it would claim nothing
+		failed = writeError{fmt.Errorf("%s can't be read, and is written again when the GPUs and the files of all agents are: %w", s.path(s.agent, ".json"), r.broken)}
 	}
+	s.notePast(r)
+	counting := s.counting(r.others)
+	var keep []kept
 	if failed == nil {
-		next := mine
-		next.started, next.boot = s.started, s.boot
-		next.claims = nextClaims(mine, s.counting(others), o, s.refuse, time.Now())
-		if len(o.numbering.Numbers) > 0 { // else the numbers in the file stay
-			next.numbering = mergeNumbering(o.numbering, mine.numbering, others)
+		if s.assigner != nil {
+			o, keep = s.keeping(r.mine, o)
 		}
-		if !next.equal(mine) {
-			failed = s.write(next)
-		}
-		if failed == nil {
-			mine = next
-		}
+		r.mine, failed = s.claim(r, counting, o)
 	}
+	s.written = s.written || failed == nil
 	// The numbers that this agent has written count, too: its history may be older, or of another node.
-	v := view{numbering: numberingOf(append(slices.Clone(others), mine))}
+	v := view{numbering: numberingOf(append(slices.Clone(r.others), r.mine)), alone: r.alone, faults: r.faults, kept: keep}
 	if s.assigner != nil {
-		c := hostClaims{mine: mine, others: others, running: s.isRunning, started: s.started, follows: errors.Is(failed, errDuplicateAgent)}
-		c.mine.claims = append(slices.Clone(mine.claims), s.former.claims...)
-		v.assignments, v.assignmentsError = s.assigner.assign(o.inventory, c)
-		s.former.claims = slices.DeleteFunc(s.former.claims, func(c claim) bool { return v.assignments.Elsewhere(c.at.GPU) })
+		v.assignments, v.assignmentsError = s.assign(r, o, failed)
 	}
-	v.claims = coreClaims(mine, s.counting(others), o)
-	for _, f := range others {
+	v.claims, v.own = coreClaims(r.mine, s.counting(r.others), o), s.own(r, failed)
+	for _, f := range r.others {
 		v.others = append(v.others, otherAgent{
 			agent: f.agent, file: s.path(f.agent, ".json"),
-			running: s.isRunning(f.agent), devices: countOverlaps(mine, f, o),
+			running: s.isRunning(f.agent), devices: countOverlaps(r.mine, f, o),
 		})
 	}
 	return v, failed
+}
+
+// claim writes what this agent claims, and returns what is on disk then.
+func (s *claimStore) claim(r reading, counting []claimFile, o offer) (claimFile, error) {
+	next := r.mine
+	next.started, next.boot = s.started, s.boot
+	next.claims = nextClaims(r.mine, counting, o, s.refuse, time.Now())
+	if len(o.numbering.Numbers) > 0 { // else the numbers in the file stay
+		next.numbering = mergeNumbering(o.numbering, r.mine.numbering, r.others)
+	}
+	if next.equal(r.mine) && r.broken == nil {
+		return r.mine, nil
+	}
+	if err := s.write(next); err != nil {
+		return r.mine, err
+	}
+	if r.broken != nil {
+		s.log.Warn("file with the claims of this agent could not be read, written again", "file", s.path(s.agent, ".json"), "error", oneLine(r.broken))
+	}
+	return next, nil
+}
+
+// assign returns the assignments of GPUs to APIs.
+func (s *claimStore) assign(r reading, o offer, failed error) (inventory.Assignments, error) {
+	c := hostClaims{
+		mine: r.mine, now: r.mine, others: r.others, running: s.isRunning, past: s.past, refuse: s.refuse, follows: errors.Is(failed, errDuplicateAgent),
+	}
+	c.mine.claims = append(slices.Clone(r.mine.claims), s.former...)
+	a, err := s.assigner.assign(o.inventory, c)
+	s.former = slices.DeleteFunc(s.former, func(c claim) bool { return a.Elsewhere(c.at.GPU) })
+	return a, err
+}
+
+// notePast notes what earlier processes of this agent have claimed, until this one changes the file.
+func (s *claimStore) notePast(r reading) {
+	if r.former.agent != "" {
+		s.former = slices.Clone(r.former.claims) // the file is kept as decoded
+	}
+	if s.written {
+		return
+	}
+	s.lost = s.lost || r.lost
+	if s.past == nil {
+		s.past = map[gpu.DeviceID]bool{}
+	}
+	for _, c := range slices.Concat(r.mine.claims, r.former.claims) {
+		s.past[c.at.GPU] = true
+	}
 }
 
 // counting are the claims of others that count: without those on GPUs that were taken from an agent by force.
@@ -142,7 +187,11 @@ func (s *claimStore) counting(others []claimFile) []claimFile {
 	}
 	others = slices.Clone(others)
 	for i, f := range others {
-		others[i].claims = slices.DeleteFunc(slices.Clone(f.claims), func(c claim) bool { return s.assigner.state.Disregards(f.agent, c.at.GPU) })
+		taken := func(id gpu.DeviceID) bool { return s.assigner.state.Disregards(f.agent, id) }
+		others[i].claims = slices.DeleteFunc(slices.Clone(f.claims), func(c claim) bool { return taken(c.at.GPU) })
+		if f.unknown != nil {
+			others[i].unknown = func(id gpu.DeviceID) bool { return f.unknown(id) && !taken(id) }
+		}
 	}
 	return others
 }
@@ -165,8 +214,11 @@ func (s *claimStore) path(agent, suffix string) string { return filepath.Join(s.
 // must be locked: an agent that checks whether another one runs locks that file for a moment, too (filelock.IsHeld).
 func (s *claimStore) acquireLiveness() error {
 	path := s.path(s.agent, ".lock")
-	if s.liveness != nil && filelock.IsAt(s.liveness, path) {
-		return nil
+	if s.liveness != nil {
+		if filelock.IsAt(s.liveness, path) {
+			return nil
+		}
+		s.removed = time.Now()
 	}
 	s.close()
 	f, err := filelock.Take(path)
@@ -188,72 +240,6 @@ func (s *claimStore) close() {
 	}
 }
 
-// read reads the claims of all agents. Claims of an earlier boot are void. A file that can't be read is logged once and
-// ignored.
-func (s *claimStore) read() (mine claimFile, others []claimFile, err error) {
-	mine.agent = s.agent
-	entries, err := os.ReadDir(s.folder) // sorted
-	if err != nil {
-		return mine, nil, err
-	}
-	for _, e := range entries {
-		agent, ok := strings.CutSuffix(e.Name(), ".json")
-		if !ok || !isAgentName(agent) {
-			continue
-		}
-		f, err := s.readFile(e.Name(), agent)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		s.logOnce(e.Name(), err)
-		switch {
-		case err == nil && agent == s.agent && f.boot != s.boot && f.boot != "" && s.boot != "":
-			s.former = f
-			s.former.claims = slices.Clone(f.claims) // f is kept as decoded
-		case err != nil || f.boot != s.boot && f.boot != "" && s.boot != "": // an unknown boot is no sign of a reboot
-		case agent == s.agent:
-			mine = f
-		default:
-			others = append(others, f)
-		}
-	}
-	return mine, others, nil
-}
-
-// readFile reads the file of an agent, and decodes it unless it is the same as before.
-func (s *claimStore) readFile(name, agent string) (claimFile, error) {
-	text, err := statefile.Read(filepath.Join(s.folder, name), maxSize, statefile.SharedDir)
-	if err != nil {
-		return claimFile{}, err
-	}
-	if d, ok := s.decoded[name]; ok && bytes.Equal(d.text, text) {
-		return d.file, nil
-	}
-	f, err := decode(text, agent)
-	if err == nil {
-		if s.decoded == nil {
-			s.decoded = map[string]decodedFile{}
-		}
-		s.decoded[name] = decodedFile{text, f}
-	}
-	return f, err
-}
-
-// logOnce logs the error of a file when it changes.
-func (s *claimStore) logOnce(name string, err error) {
-	if err == nil {
-		delete(s.logged, name)
-		return
-	}
-	if s.logged == nil {
-		s.logged = map[string]string{}
-	}
-	if s.logged[name] != err.Error() {
-		s.logged[name] = err.Error()
-		s.log.Warn("claims of an agent can't be read and do not count", "file", filepath.Join(s.folder, name), "error", err)
-	}
-}
-
 // write replaces the file of this agent.
 func (s *claimStore) write(f claimFile) error {
 	path := s.path(s.agent, ".json")
@@ -268,5 +254,6 @@ func (s *claimStore) write(f claimFile) error {
 	if err := statefile.Write(path, text); err != nil {
 		return writeError{fmt.Errorf("%s: %w", path, err)}
 	}
+	s.remember(text, f)
 	return nil
 }

@@ -89,21 +89,89 @@ func TestClaimsOutliveTheAgent(t *testing.T) {
 	}
 }
 
-// A removed file takes effect: the claims are those on disk, not those in memory.
+// The file of an agent that was removed takes effect when it is removed. While the agent runs it is written again, and nothing changes hands.
 func TestRemovedFiles(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "claims")
 	a, _ := newStore(t, folder, "nomad-gpu", true)
 	b, _ := newStore(t, folder, "k8s-gpu", true)
+	expect := func(when string, nomad, kube []gpu.Placement) {
+		t.Helper()
+		if n, k := inFile(t, folder, "nomad-gpu"), inFile(t, folder, "k8s-gpu"); !slices.Equal(n, nomad) || !slices.Equal(k, kube) {
+			t.Errorf("%s: %v and %v", when, n, k)
+		}
+	}
+	both := []gpu.Placement{whole(1), whole(2)}
+	update(t, a, whole(1))
+	update(t, b, both...)
+	must(t, os.Remove(filepath.Join(folder, "nomad-gpu.json")))
+	if v := update(t, b, both...); len(v.faults) != 1 || !errors.Is(v.faults[0].err, errUnwritten) || !v.faults[0].remembered {
+		t.Errorf("faults: %v", v.faults)
+	}
+	update(t, a, whole(1))
+	expect("removed while it runs", both[:1], both[1:])
+
+	must(t, os.RemoveAll(folder))
+	if v := update(t, b, both...); len(v.stopped()) != 1 {
+		t.Errorf("with the folder gone: %v", v)
+	}
+	update(t, a, both...)
+	expect("with the folder gone", both[:1], both[1:])
+
+	a.close()
+	must(t, os.Remove(filepath.Join(folder, "nomad-gpu.json")))
+	b.removed = now // long ago
+	update(t, b, both...)
+	if got := inFile(t, folder, "k8s-gpu"); !slices.Equal(got, both) {
+		t.Errorf("removed after its end: %v", got)
+	}
+}
+
+// The agent does not take back what an operator has removed from its file, or with it, while it runs.
+func TestOwnFileRemoved(t *testing.T) {
+	folder := t.TempDir()
+	a, _ := newStore(t, folder, "nomad-gpu", true)
 	update(t, a, whole(1))
 	must(t, os.Remove(filepath.Join(folder, "nomad-gpu.json")))
-	update(t, b, whole(1))
-	if update(t, a, whole(1)); len(inFile(t, folder, "nomad-gpu")) != 0 || len(inFile(t, folder, "k8s-gpu")) != 1 {
-		t.Error("there are two owners, or none")
+	if _, err := a.update(t.Context(), offer{unsure: func(gpu.Placement) bool { return true }}); err != nil {
+		t.Fatal(err)
 	}
-	must(t, os.RemoveAll(folder))
+	if got := inFile(t, folder, "nomad-gpu"); len(got) != 0 {
+		t.Errorf("claims %v", got)
+	}
+}
+
+// An agent whose own file can't be read writes it again: from what it remembers, or when it has read its GPUs. Until then the file stays as it
+// is, so that no other agent finds that it claims nothing.
+func TestOwnFileDamaged(t *testing.T) {
+	folder := t.TempDir()
+	path := filepath.Join(folder, "nomad-gpu.json")
+	a, log := newStore(t, folder, "nomad-gpu", true)
+	other, _ := newStore(t, folder, "k8s-gpu", true)
 	update(t, a, whole(1))
-	if v := update(t, b, whole(1)); len(v.stopped()) != 0 || len(inFile(t, folder, "nomad-gpu")) != 1 || len(inFile(t, folder, "k8s-gpu")) != 0 {
-		t.Errorf("with the folder gone: %v", v)
+	update(t, other, whole(1), whole(2))
+	must(t, os.WriteFile(path, []byte("{"), 0o600))
+	unread := offer{unsure: func(gpu.Placement) bool { return true }}
+	if _, err := a.update(t.Context(), unread); err != nil || !slices.Equal(inFile(t, folder, "nomad-gpu"), []gpu.Placement{whole(1)}) {
+		t.Errorf("it remembers its claims: %v\n%s", err, log)
+	}
+
+	a.close()
+	must(t, os.WriteFile(path, []byte("{"), 0o600))
+	again, log := newStore(t, folder, "nomad-gpu", true)
+	_, err := again.update(t.Context(), unread)
+	if _, part := errors.AsType[writeError](err); !part || !strings.Contains(err.Error(), path) {
+		t.Errorf("in a new process: %v", err)
+	}
+	fresh, _ := newStore(t, folder, "third-gpu", true)
+	if v := update(t, fresh, whole(1), whole(3)); len(inFile(t, folder, "third-gpu")) != 0 || !strings.Contains(v.own.Else, "nomad-gpu") {
+		t.Errorf("an agent that has read nothing before: %+v", v.own)
+	}
+	if v := update(t, again, whole(1)); len(v.own.At) != 1 || !slices.Equal(inFile(t, folder, "nomad-gpu"), []gpu.Placement{whole(1)}) {
+		t.Errorf("when it has read its GPUs: %+v\n%s", v.own, log)
+	}
+	update(t, other, whole(1), whole(2))
+	if got := inFile(t, folder, "k8s-gpu"); !slices.Equal(got, []gpu.Placement{whole(2)}) {
+		t.Errorf("the other agent has %v", got)
 	}
 }
 
@@ -138,29 +206,27 @@ func TestFilesThatCannotBeUsed(t *testing.T) {
 	}
 	must(t, os.Mkdir(filepath.Join(folder, "folder.json"), 0o700))
 	must(t, os.Symlink("/dev/zero", filepath.Join(folder, "link.json")))
-	r, log := newStore(t, folder, "k8s-gpu", true)
+	r, _ := newStore(t, folder, "k8s-gpu", true)
 	for range 3 {
-		if v := update(t, r, whole(0)); len(v.claims) != 0 {
-			t.Errorf("%v", v.claims)
+		if v := update(t, r, whole(0)); len(v.claims) != 0 || len(v.faults) != 5 || len(inFile(t, folder, "k8s-gpu")) != 0 {
+			t.Errorf("claims %v, %d faults, want one for each file that can't be read: %v", v.claims, len(v.faults), v.faults)
 		}
-	}
-	if n := strings.Count(log.String(), "level=WARN"); n != 5 {
-		t.Errorf("%d lines, want one for each file that can't be read:\n%s", n, log)
 	}
 	if _, err := os.Stat(filepath.Join(folder, ".k8s-gpu.json123")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a temporary file is still there: %v", err)
 	}
 
-	must(t, os.RemoveAll(filepath.Join(folder, "k8s-gpu.json")))
-	must(t, os.Mkdir(filepath.Join(folder, "k8s-gpu.json"), 0o700)) // can't be replaced by a file
+	folder = t.TempDir()
 	other, _ := newStore(t, folder, "nomad-gpu", true)
 	update(t, other, whole(1))
+	must(t, os.Mkdir(filepath.Join(folder, "k8s-gpu.json"), 0o700)) // can't be replaced by a file
+	r, _ = newStore(t, folder, "k8s-gpu", true)
 	v, err := r.update(t.Context(), want(whole(0), whole(1)))
 	if _, part := errors.AsType[writeError](err); !part || len(v.claims) != 1 || !v.claims[0].Older {
 		t.Errorf("the claims of others: %v, %v", v, err)
 	}
 
-	blocked, _ := newStore(t, filepath.Join(folder, "notes.txt", "claims"), "k8s-gpu", true)
+	blocked, _ := newStore(t, filepath.Join(folder, "nomad-gpu.json", "claims"), "k8s-gpu", true)
 	if _, err := blocked.update(t.Context(), want(whole(0))); err == nil {
 		t.Error("a folder that can't be created was created")
 	}

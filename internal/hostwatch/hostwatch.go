@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -67,14 +68,17 @@ type Watcher struct {
 
 	newWatcher func() (*fsnotify.Watcher, error) // of inotify; nil = fsnotify.NewWatcher
 
-	polled sync.WaitGroup // the first poll of each loop
-	first  chan struct{}  // closed after those
+	polled sync.WaitGroup       // the first poll of each loop
+	first  chan struct{}        // closed after those
+	latest atomic.Pointer[view] // that was read of the claims; nil = none
 
 	mu         sync.Mutex
 	host       inventory.Host
 	unassigned string       // why the file of assignments is not in force; "" = it is
 	problem    string       // why overlaps are not seen completely; "" = they are
 	stopped    []otherAgent // that claim devices offered here and have not run for long
+	faults     []fault
+	kept       []kept
 }
 
 // New returns a watcher. It reads nothing yet.
@@ -92,13 +96,16 @@ func New(o Options) *Watcher {
 	return w
 }
 
-// AwaitFirst waits for the first poll of Run, so that nothing is offered that another agent has claimed; for at most a second,
-// as a disk can hang.
+// AwaitFirst waits for the first poll of Run, so that the first inventory has what the host limits; for at most a second, as a disk can
+// hang. With overlap = refuse nothing is offered before the claims are read but what this agent has claimed already.
 func (w *Watcher) AwaitFirst(ctx context.Context) { watch.Await(ctx, w.first, firstAtMost) }
 
 // Run sets the host of the monitor whenever it changes, and claims what the monitor offers, until ctx ends. It then returns
 // within half a second even if a disk hangs; the hung goroutine is abandoned.
 func (w *Watcher) Run(ctx context.Context, m Monitor) {
+	if w.claims != nil && w.refuse { // before the disk is read, which can hang
+		w.update(m, func(h *inventory.Host) { h.Own = inventory.OwnClaims{Else: elseUnread, Pending: true} })
+	}
 	var loops sync.WaitGroup
 	w.polled.Add(1)
 	loops.Go(func() { w.watchDaemons(ctx, m) })
@@ -126,7 +133,7 @@ func (w *Watcher) update(m Monitor, change func(*inventory.Host)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	next := w.host
-	if change(&next); slices.Equal(next.MPS, w.host.MPS) && slices.Equal(next.Claims, w.host.Claims) &&
+	if change(&next); slices.Equal(next.MPS, w.host.MPS) && slices.Equal(next.Claims, w.host.Claims) && next.Own.Equal(w.host.Own) &&
 		next.SharesNumbers == w.host.SharesNumbers && next.Numbering.Equal(w.host.Numbering) && next.Assignments.Equal(w.host.Assignments) {
 		return
 	}

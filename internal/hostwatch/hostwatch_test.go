@@ -212,35 +212,45 @@ func TestDuplicateAgentsAreReported(t *testing.T) {
 	})
 }
 
-// A folder that stays locked delays the start of an agent for a moment, and its end not at all.
+// A folder that stays locked delays the start of an agent for a moment, and its end not at all. With refuse nothing is offered meanwhile.
 func TestFolderThatStaysLocked(t *testing.T) {
-	dir := t.TempDir()
-	synctest.Test(t, func(t *testing.T) {
-		must(t, os.Mkdir(filepath.Join(dir, "claims"), 0o700))
-		unlock, err := lockFolder(t.Context(), filepath.Join(dir, "claims"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		a := nomad(t, dir, on(inventory.OverlapRefuse, 0, 1))
-		pass(firstAtMost)
-		a.expectSchedulable(t, "after a second", 0, 1)
-		pass(time.Minute)
-		a.expectWarnings(t, "after a minute", 1)
-		if late := a.Watchdog().Late(time.Now()); len(late) != 0 {
-			t.Errorf("late: %v", late)
-		}
-		unlock()
-		pass(2 * time.Second)
-		a.expectWarnings(t, "unlocked", 0)
-		if a.logged("overlaps with other agents known again") != 1 {
-			t.Errorf("log: %s", a.log)
-		}
-	})
+	for overlap, locked := range map[inventory.OverlapMode][]int{inventory.OverlapWarn: {0, 1}, inventory.OverlapRefuse: nil} {
+		t.Run(string(overlap), func(t *testing.T) {
+			dir := t.TempDir()
+			synctest.Test(t, func(t *testing.T) {
+				must(t, os.Mkdir(filepath.Join(dir, "claims"), 0o700))
+				unlock, err := lockFolder(t.Context(), filepath.Join(dir, "claims"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				a := nomad(t, dir, on(overlap, 0, 1))
+				pass(firstAtMost)
+				a.expectSchedulable(t, "after a second", locked...)
+				pass(time.Minute)
+				a.expectSchedulable(t, "after a minute", locked...)
+				a.expectWarnings(t, "after a minute", 1)
+				if a.Current().Provisional() {
+					t.Error("after a minute the inventory is provisional: adapters wait for another one")
+				}
+				if late := a.Watchdog().Late(time.Now()); len(late) != 0 {
+					t.Errorf("late: %v", late)
+				}
+				unlock()
+				pass(2 * time.Second)
+				a.expectSchedulable(t, "unlocked", 0, 1)
+				a.expectWarnings(t, "unlocked", 0)
+				if a.logged("overlaps with other agents known again") != 1 {
+					t.Errorf("log: %s", a.log)
+				}
+			})
+		})
+	}
 }
 
-// byIndex offers the first two GPUs.
+// byIndex offers the first two GPUs, also while the claims are not read.
 func byIndex() core.Config {
 	cfg := core.DefaultConfig()
+	cfg.Overlap = inventory.OverlapWarn
 	cfg.Policy.Include = []inventory.Selector{{Indices: []gpu.DeviceIndex{{GPU: 0, Instance: -1}, {GPU: 1, Instance: -1}}}}
 	return cfg
 }

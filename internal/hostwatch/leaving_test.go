@@ -22,9 +22,9 @@ func (r *record) setLate(late func(gpu.DeviceID) string) {
 func (h host) claimedSince(t *testing.T, agent string, n int) time.Time {
 	t.Helper()
 	s := &claimStore{folder: filepath.Join(h.dir, "claims"), agent: agent, boot: "b00t"}
-	mine, _, err := s.read()
+	r, err := s.read(s.isRunning)
 	must(t, err)
-	c := mine.oldestOn(gpu.WholeGPU(coretest.GPU(n)))
+	c := r.mine.oldestOn(gpu.WholeGPU(coretest.GPU(n)))
 	if c == nil {
 		t.Fatalf("%s does not claim GPU %d", agent, n)
 	}

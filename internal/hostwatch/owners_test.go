@@ -25,14 +25,14 @@ func owners(t *testing.T, folder string) map[string][]gpu.Placement {
 		return nil
 	}
 	defer unlock()
-	_, all, err := (&claimStore{folder: folder, boot: "b00t", log: slog.New(slog.DiscardHandler)}).read()
+	r, err := (&claimStore{folder: folder, boot: "b00t", log: slog.New(slog.DiscardHandler)}).read(func(string) bool { return false })
 	if err != nil {
 		t.Error(err)
 	}
 	found := map[string][]gpu.Placement{}
-	for i, a := range all {
+	for i, a := range r.others {
 		found[a.agent] = placements(a.claims)
-		for _, b := range all[:i] {
+		for _, b := range r.others[:i] {
 			for _, c := range a.claims {
 				for _, d := range b.claims {
 					if c.at.Overlaps(d.at) {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -51,45 +50,95 @@ func (w *Watcher) watchClaims(ctx context.Context, m Monitor) {
 	defer w.claims.close()
 	var duplicate, unread grace
 	stopped := map[string]grace{} // by agent
-	var before inventory.Assignments
-	if w.assigner != nil {
-		before = w.assigner.unread()
+	slowly := func() *time.Timer {
+		return time.AfterFunc(lockAtMost+firstAtMost, func() { w.claimsUnread(m, errSlow) })
 	}
-	w.update(m, func(h *inventory.Host) { h.SharesNumbers, h.Assignments = true, before }) // until the first poll
+	slow := slowly()
+	w.beforeFirst(m)
+	slow.Stop()
 	w.run(ctx, m, loop{name: "claims", watch: w.watchFiles, interval: w.timings.alone, check: func() (next time.Duration) {
+		slow := slowly()
 		v, err := w.claim(ctx, m)
+		slow.Stop()
 		if ctx.Err() != nil {
 			return 0
 		}
 		isDuplicate := errors.Is(err, errDuplicateAgent)
-		if over := duplicate.over(isDuplicate); !isDuplicate || over {
-			w.setProblem(err)
-		}
 		_, notWritten := errors.AsType[writeError](err)
-		if read := err == nil || notWritten || isDuplicate; !read {
-			// The claims last read stay in force. New devices wait for their numbers if the failure can be short.
+		if read := err == nil || notWritten || isDuplicate; read {
+			unread.over(false)
+			var long []otherAgent
+			long, next = w.stoppedFor(stopped, v.others)
+			w.setStopped(long)
+			w.apply(m, v, err)
+		} else {
+			// New devices wait for their numbers if the failure can be short.
 			over := unread.over(true)
 			w.update(m, func(h *inventory.Host) {
 				h.SharesNumbers = (tooManyFiles(err) || errors.Is(err, context.DeadlineExceeded)) && !over
 			})
+			w.claimsUnread(m, err)
+		}
+		if over := duplicate.over(isDuplicate); !isDuplicate || over {
+			w.setProblem(err)
+		}
+		switch {
+		case err != nil: // there is no event when a process of the same agent unlocks its file, or when the disk works again
 			return w.timings.poll
+		case v.assignmentsError != nil || moving(w.Assignments()):
+			return movePause
 		}
-		unread.over(false)
-		long, next := w.stoppedFor(stopped, v.others)
-		w.setStopped(long)
-		w.setAssignmentsProblem(v.assignmentsError)
-		w.update(m, func(h *inventory.Host) {
-			h.Claims, h.Numbering, h.SharesNumbers = v.claims, v.numbering, err == nil
-			h.Assignments = v.assignments
-		})
-		if v.assignmentsError != nil || moving(w.Assignments()) {
-			next = movePause
-		}
-		if err != nil { // there is no event when a process of the same agent unlocks its file, or when the disk has room again
-			next = w.timings.poll
+		if soon := w.untilNext(v.kept); soon > 0 {
+			return min(soon, cmp.Or(next, soon))
 		}
 		return next
 	}})
+}
+
+// apply sets what a view of the claims means. err is why they are not written.
+func (w *Watcher) apply(m Monitor, v view, err error) {
+	w.setFaults(v.faults)
+	if v.alone { // nobody waits for it
+		w.setKept(nil)
+	} else {
+		w.setKept(v.kept)
+	}
+	w.setAssignmentsProblem(v.assignmentsError)
+	w.latest.Store(&v)
+	w.update(m, func(h *inventory.Host) {
+		h.Claims, h.Own, h.Numbering, h.SharesNumbers = v.claims, v.own, v.numbering, err == nil
+		h.Assignments = v.assignments
+	})
+}
+
+// errSlow is why the claims are not known while a check of them takes long.
+var errSlow = errors.New("the disk of the state directory does not respond")
+
+// beforeFirst sets what holds until the claims are read for the first time.
+func (w *Watcher) beforeFirst(m Monitor) {
+	var assigned inventory.Assignments
+	if w.assigner != nil {
+		assigned = w.assigner.unread(w.refuse)
+	}
+	own := w.claims.ownUnread(nil)
+	own.Pending = own.Else != ""
+	w.update(m, func(h *inventory.Host) { h.SharesNumbers, h.Assignments, h.Own = true, assigned, own })
+}
+
+// claimsUnread sets what holds while the claims can't be read: what was read last, or what this agent has claimed before.
+func (w *Watcher) claimsUnread(m Monitor, why error) {
+	slow, latest, own := errors.Is(why, errSlow), w.latest.Load(), inventory.OwnClaims{}
+	if latest == nil && !slow {
+		own = w.claims.ownUnread(why)
+	}
+	w.update(m, func(h *inventory.Host) {
+		if h.Own.Pending = false; latest != nil && latest.alone || latest == nil && !slow {
+			h.Own = own
+		}
+	})
+	if slow {
+		w.setProblem(why)
+	}
 }
 
 // stoppedFor returns the agents that claim devices offered here and have not run for long, and the time until the next check whether
@@ -116,7 +165,7 @@ func (w *Watcher) stoppedFor(stopped map[string]grace, others []otherAgent) (lon
 func (w *Watcher) watchFiles(ctx context.Context, changed func()) {
 	var last time.Time
 	dirwatch.Directory{
-		Path: w.claims.folder, Interval: w.timings.alone, PollInterval: w.timings.poll, Relevant: isClaimsFile,
+		Path: w.claims.folder, Interval: w.timings.alone, PollInterval: w.timings.poll, Relevant: func(name string) bool { _, ok := agentOf(name); return ok },
 		Log: w.log.With("directory", w.claims.folder), NewWatcher: w.newWatcher,
 	}.Watch(ctx, func() {
 		if pause := eventPause - time.Since(last); pause > 0 {
@@ -125,15 +174,6 @@ func (w *Watcher) watchFiles(ctx context.Context, changed func()) {
 		last = time.Now()
 		changed()
 	})
-}
-
-// isClaimsFile reports whether a file in the folder of the claims is that of an agent, and not a temporary one.
-func isClaimsFile(name string) bool {
-	agent, ok := strings.CutSuffix(name, ".json")
-	if !ok {
-		agent, ok = strings.CutSuffix(name, ".lock")
-	}
-	return ok && isAgentName(agent)
 }
 
 // claim updates the claims. It retries for a while if the process, or the host, has too many files open: an agent that has just

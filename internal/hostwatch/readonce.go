@@ -24,30 +24,40 @@ func ReadOnce(o Options, inv *inventory.Inventory) inventory.Host {
 		}
 	}
 	if w.claims != nil {
-		mine, others, err := w.claims.read()
-		if err == nil { // else the agent would not see more
-			h.Claims = coreClaims(mine, others, offerOf(inv))
-			h.Numbering = numberingOf(append(slices.Clone(others), mine))
-		}
-		h.Assignments = w.claims.readAssignments(o.Config.API, inv, mine, others)
+		w.claims.readOnce(&h, o.Config.API, inv)
 	}
 	return h
 }
 
+// readOnce adds what the claims and the file of assignments mean for an agent with an API in its settings. Whether another agent runs can't
+// be found out without opening its lock, which would be held for an agent that starts just then.
+func (s *claimStore) readOnce(h *inventory.Host, configured inventory.API, inv *inventory.Inventory) {
+	r, err := s.read(func(string) bool { return false })
+	if err == nil {
+		r.mine.claims = nextClaims(r.mine, r.others, offerOf(inv), s.refuse, time.Now())
+		h.Claims, h.Own = coreClaims(r.mine, r.others, offerOf(inv)), s.own(r, nil)
+		h.Own.Pending = false // nothing is written
+		h.Numbering = numberingOf(append(slices.Clone(r.others), r.mine))
+	} else {
+		h.Own = s.ownUnread(err)
+	}
+	h.Assignments = s.readAssignments(configured, inv, r)
+}
+
 // readAssignments returns what follows from the file of assignments for an agent with an API in its settings. It changes no side, and a
 // GPU that is to leave this agent stays.
-func (s *claimStore) readAssignments(configured inventory.API, inv *inventory.Inventory, mine claimFile, others []claimFile) inventory.Assignments {
+func (s *claimStore) readAssignments(configured inventory.API, inv *inventory.Inventory, r reading) inventory.Assignments {
 	stateDir := filepath.Dir(s.folder)
 	file, err := assignment.Read(stateDir)
 	switch {
-	case errors.Is(err, assignment.ErrFormat):
+	case err != nil && (s.refuse || errors.Is(err, assignment.ErrFormat)):
 		return inventory.Assignments{Required: true}
 	case err != nil || file.Empty():
 		return inventory.Assignments{}
 	}
-	// Whether an agent runs can't be found out without its lock, and changes nothing in the first decision of a process.
-	running := func(string) bool { return true }
-	c := hostClaims{mine: mine, others: others, running: running, started: s.started}
+	s.notePast(r)
+	running := func(string) bool { return true } // which changes nothing in the first decision of a process
+	c := hostClaims{mine: r.mine, now: r.mine, others: r.others, running: running, past: s.past, refuse: s.refuse}
 	apis := apisOf(s.agent, configured, stateDir)
 	unread := assignment.Records{}
 	for _, a := range apis {
@@ -55,7 +65,7 @@ func (s *claimStore) readAssignments(configured inventory.API, inv *inventory.In
 	}
 	_, _, status := assignment.Next(assignment.State{}, assignment.Input{
 		Agent: s.agent, APIs: apis, Default: apis[0], GPUs: inv.Assignable(), File: file, ReadOnly: true,
-		Running: c.running, Claims: c.of, Claimed: c.claimed, Past: c.earlier, Records: unread, Applied: inv.Assignment,
+		Running: c.running, Claims: c.of, Claimed: c.claimed, Past: func(id gpu.DeviceID) bool { return c.past[id] }, Records: unread, Applied: inv.Assignment,
 		Reserved: func(gpu.DeviceID) (time.Duration, bool) { return 0, false },
 	})
 	return assignmentsOf(status, len(apis) > 1)

@@ -23,6 +23,7 @@ import (
 // agent is a monitor and a watcher on a node with eight GPUs, in a synctest bubble.
 type agent struct {
 	*monitor.Monitor
+	machine *coretest.Machine
 	watcher *Watcher
 	log     *logbuffer.Buffer
 	end     func()
@@ -39,9 +40,9 @@ type setup struct {
 
 func start(t *testing.T, s setup) *agent {
 	t.Helper()
-	a := &agent{log: &logbuffer.Buffer{}}
+	a := &agent{log: &logbuffer.Buffer{}, machine: coretest.NewMachine(coretest.GPUs(8))}
 	log := slog.New(slog.NewTextHandler(a.log, nil))
-	a.Monitor = monitor.New(coretest.NewMachine(coretest.GPUs(8)).Open, s.cfg, log, nil)
+	a.Monitor = monitor.New(a.machine.Open, s.cfg, log, nil)
 	a.watcher = New(Options{
 		Agent: s.name, StateDir: s.stateDir, BootID: "b00t", MPSRoot: s.mpsRoot, Config: s.cfg, Log: log,
 	})

@@ -24,6 +24,9 @@ func (w *Watcher) setProblem(err error) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if detail != "" && w.host.Own.Else != "" {
+		detail += "; until that is over GPUs that this agent has not claimed take no new work (overlap = refuse)"
+	}
 	text := strings.TrimSuffix(message+": "+detail, ": ")
 	if text == w.problem {
 		return
@@ -72,6 +75,45 @@ func (w *Watcher) setStopped(stopped []otherAgent) {
 	w.stopped = stopped
 }
 
+// setFaults records the files of claims that can't be used, and logs each when it changes.
+func (w *Watcher) setFaults(faults []fault) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, f := range faults {
+		if !slices.ContainsFunc(w.faults, func(g fault) bool { return g.text(w.refuse) == f.text(w.refuse) }) {
+			w.log.Warn("claims of an agent can't be read", "agent", f.agent, "file", f.path, "error", oneLine(f.err),
+				"effect", f.effect(w.refuse), "remedy", f.remedy())
+		}
+	}
+	for _, f := range w.faults {
+		if !slices.ContainsFunc(faults, func(g fault) bool { return g.agent == f.agent }) {
+			w.log.Info("claims of an agent known again", "agent", f.agent)
+		}
+	}
+	w.faults = faults
+}
+
+func (f fault) text(refuse bool) string {
+	return fmt.Sprintf("claims of %s can't be read, %s: %s: %s: %s", f.agent, f.effect(refuse), f.path, oneLine(f.err), f.remedy())
+}
+
+func (f fault) effect(refuse bool) string {
+	switch {
+	case refuse:
+		return "GPUs that this agent has not claimed take no new work"
+	case f.remembered:
+		return "what was read before counts"
+	}
+	return "overlaps with it are unknown"
+}
+
+func (f fault) remedy() string {
+	if errors.Is(f.err, errUnwritten) {
+		return "see the warnings of " + f.agent
+	}
+	return "start " + f.agent + ", which writes it again; if it was removed, delete the file"
+}
+
 func (a otherAgent) String() string {
 	return fmt.Sprintf("agent %s is not running and claims %d of the devices offered here, as its workloads may still run: if it was removed, delete %s",
 		a.agent, a.devices, a.file)
@@ -88,8 +130,16 @@ func (w *Watcher) Warnings() []string {
 	if w.unassigned != "" {
 		warnings = append(warnings, w.unassigned)
 	}
+	for _, f := range w.faults {
+		warnings = append(warnings, f.text(w.refuse))
+	}
 	for _, a := range w.stopped {
 		warnings = append(warnings, a.String())
+	}
+	for _, k := range w.kept {
+		if line := k.warning(w.claims.path(w.claims.agent, ".json")); line != "" {
+			warnings = append(warnings, line)
+		}
 	}
 	return warnings
 }

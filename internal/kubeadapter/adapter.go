@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"iter"
 	"log/slog"
 	"maps"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/watch"
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
@@ -44,8 +46,8 @@ type Options struct {
 	// must not block; nil = no calls.
 	Reserved func([]gpu.Device)
 
-	// Lock is held in Allocate while it is checked that no other API of this process has given a device out, and recorded that this
-	// adapter has; nil = there is no other API.
+	// Lock is held in Allocate while it is checked that the device was not given out, and recorded that this adapter has; nil = no other
+	// API of this process gives devices out.
 	Lock sync.Locker
 
 	// DRAHolder returns the resource claim that has hardware of a placement. Allocate refuses the device then. It is called with Lock
@@ -57,10 +59,13 @@ type Options struct {
 	// called for each new offer, and after Refresh; it must not block. nil = none.
 	Empty func() []string
 
-	PodResourcesSocket string             // of the kubelet's pod-resources API; "" = no queries
+	PodResourcesSocket string             // of the kubelet's pod-resources API; "" = it is not read
+	InPod              bool               // this process is in a pod of the kubelet
 	AllocationStore    AllocationStore    // nil = allocations are not stored across restarts of the process
 	Handover           *Handover          // from the Adapter before in this process; nil = none
 	Watchdog           *watchdog.Registry // of the adapter's goroutines; nil = none
+
+	Uptime func() (since time.Duration, known bool) // of the machine; nil = it started long ago
 }
 
 // Adapter offers the units of a Source to the kubelet. Make one with New, then call Run once. The other methods are safe for
@@ -70,6 +75,7 @@ type Adapter struct {
 	opts    Options
 	kubelet *kubelet
 	timings timings
+	pods    *podresources.Poller
 	tracker *tracker
 	times   requestTimes
 
@@ -104,6 +110,9 @@ func New(src Source, o Options) *Adapter {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
+	if o.Lock == nil {
+		o.Lock = &sync.Mutex{}
+	}
 	if o.Handover == nil {
 		o.Handover = &Handover{}
 	}
@@ -112,8 +121,12 @@ func New(src Source, o Options) *Adapter {
 	if o.KubeletSocket != "" {
 		dir = filepath.Dir(o.KubeletSocket)
 	}
+	pods := podresources.New(podresources.Options{
+		Socket: o.PodResourcesSocket, Checkpoint: filepath.Join(dir, podresources.CheckpointName), Uptime: o.Uptime,
+		InPod: o.InPod, Log: o.Log,
+	})
 	return &Adapter{
-		src: src, opts: o, timings: defaultTimings, kubelet: newKubelet(dir, o.KubeletSocket, o.Log), tracker: newTracker(src, o),
+		src: src, opts: o, timings: defaultTimings, kubelet: newKubelet(dir, o.KubeletSocket, o.Log), pods: pods, tracker: newTracker(src, o, pods),
 		endpoints: map[string]*endpoint{},
 	}
 }
@@ -134,7 +147,8 @@ func (a *Adapter) Run(ctx context.Context) error {
 		watch.Await(context.Background(), saved, finalSaveTimeout)
 	}()
 	running.Go(func() { a.kubelet.watch(ctx, a.timings, a.opts.Watchdog.Register("plugin directory")) })
-	running.Go(func() { a.tracker.run(ctx, a.opts.Watchdog.Register("pod resources")) })
+	running.Go(func() { a.pods.Run(ctx, a.tracker.dependsOnPods, a.opts.Watchdog.Register("pod resources")) })
+	running.Go(func() { a.tracker.followReadings(ctx) })
 	running.Go(func() { a.tracker.follow(ctx) })
 	var choice autoChoice
 	for latest := range a.tracker.offers.Watch(ctx) {
@@ -163,8 +177,15 @@ func (a *Adapter) Withhold(inv *inventory.Inventory) *inventory.Inventory {
 	return a.tracker.withhold(inv)
 }
 
-// Warnings returns a line for each resource with device IDs that are listed only because pods may hold them.
-func (a *Adapter) Warnings() []string { return a.tracker.offers.Load().warnings() }
+// Warnings returns a line for each resource with device IDs that are listed only because pods may hold them, and one if the kubelet's
+// checkpoint is not understood.
+func (a *Adapter) Warnings() []string {
+	lines := a.tracker.offers.Load().warnings()
+	if err := a.pods.Latest().CheckpointErr; err != nil && !errors.Is(err, fs.ErrNotExist) {
+		lines = append(lines, "devices of init containers are not known after their allocation: "+err.Error())
+	}
+	return lines
+}
 
 // resources returns those that this adapter or an earlier one offered, sorted.
 func (a *Adapter) resources() []string {

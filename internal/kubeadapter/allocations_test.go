@@ -2,6 +2,7 @@ package kubeadapter
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -15,6 +16,8 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
+	"github.com/tandem-gpu/tandem/internal/statefile"
 	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
@@ -60,7 +63,7 @@ func TestAllocationsAreRestored(t *testing.T) {
 				r.must(os.Remove(filepath.Dir(r.podSocket())))
 			}
 			store := &memory{}
-			keep := func(t *tracker) { t.store = store }
+			keep := func(t *tracking) { t.store = store }
 			r.startTracking(gpus(2), keep)
 			r.awaitHealthy(GPUResource, 2)
 			id := gpuIDs(1)[0]
@@ -85,7 +88,7 @@ func TestAllocationsAreRestored(t *testing.T) {
 func TestRetentionWithoutPodResources(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
-	r.startTracking(gpus(2), func(t *tracker) { t.timings.retention = 400 * time.Millisecond })
+	r.startTracking(gpus(2), func(t *tracking) { t.timings.retention = 400 * time.Millisecond })
 	r.awaitHealthy(GPUResource, 2)
 	id := gpuIDs(0, 1)
 	_, err := r.kubelet.Allocate(r.ctx, GPUResource, id[1])
@@ -106,7 +109,7 @@ func TestStoreHangs(t *testing.T) {
 	r.startKubelet()
 	store := &memory{hang: make(chan struct{})}
 	t.Cleanup(func() { close(store.hang) })
-	r.startTracking(gpus(2), func(t *tracker) { t.store, t.timings.loadTimeout = store, 50*time.Millisecond })
+	r.startTracking(gpus(2), func(t *tracking) { t.store, t.timings.loadTimeout = store, 50*time.Millisecond })
 	r.awaitHealthy(GPUResource, 2)
 	_, err := r.kubelet.Allocate(r.ctx, GPUResource, gpuIDs(1)[0])
 	r.must(err)
@@ -115,14 +118,15 @@ func TestStoreHangs(t *testing.T) {
 
 // Above the limit the allocations that were withdrawn first are deleted, except those that pods hold.
 func TestLimitOfAllocations(t *testing.T) {
-	a := &allocations{byKey: map[deviceKey]allocation{}, pods: map[deviceKey]string{}}
+	a := &allocations{byKey: map[deviceKey]allocation{}}
 	old := time.Now().Add(-time.Hour)
 	for i := range maxAllocations + 10 {
 		k := deviceKey{GPUResource, inventory.UnitID(coretest.GPU(i))}
-		a.byKey[k] = allocation{withdrawnAt: old.Add(time.Duration(i))}
+		one := allocation{withdrawnAt: old.Add(time.Duration(i))}
 		if i < 5 {
-			a.pods[k] = "a/b"
+			one.pods = []string{"a/b"}
 		}
+		a.byKey[k] = one
 	}
 	next := a.apply(update{now: time.Now(), driverReady: true}, defaultTrackerTimings)
 	if len(next.byKey) != maxAllocations {
@@ -140,7 +144,7 @@ func TestNothingIsWithdrawnBeforeTheDriverIsRead(t *testing.T) {
 	store := &memory{saved: []StoredAllocation{{Resource: GPUResource, ID: inventory.UnitID(coretest.GPU(0))}}}
 	r := newRig(t)
 	r.startKubelet()
-	r.startTracking(r.src.Current(), func(t *tracker) { t.store = store })
+	r.startTracking(r.src.Current(), func(t *tracking) { t.store = store })
 	r.await("the stored allocations", func() bool { return len(r.adapter.tracker.stored()) == 1 })
 	watch.Sleep(context.Background(), 100*time.Millisecond)
 	if n := len(r.kubelet.Attempts()); n != 0 {
@@ -174,7 +178,7 @@ func TestConflicts(t *testing.T) {
 		{"an instance that is no more", "nvidia.com/mig-1g.10gb", "MIG-gone", cut, 0},
 		{"the other GPU", GPUResource, gpuIDs(0)[0], cut, 0},
 	} {
-		a := allocations{pods: map[deviceKey]string{{c.resource, inventory.UnitID(c.held)}: "a/b"}}
+		a := allocations{byKey: map[deviceKey]allocation{{c.resource, inventory.UnitID(c.held)}: {pods: []string{"a/b"}}}}
 		if got := a.withheld(c.now); len(got) != c.want {
 			t.Errorf("%s: withheld %v, want %d", c.name, got, c.want)
 		}
@@ -272,5 +276,88 @@ func TestResourcesOfAnEarlierAdapter(t *testing.T) {
 	r.awaitEmpty(GPUResource)
 	if got, want := fmt.Sprint(r.adapter.resources()), "[nvidia.com/gpu nvidia.com/gpu.shared]"; got != want {
 		t.Errorf("offered: %s, want %s", got, want)
+	}
+}
+
+// What ends an allocation that no list has shown: a complete list without it, and then two versions of the checkpoint, one after the other. An older
+// version may be written late, a partial list may lack pods, and an error shows nothing.
+func TestEvidenceOfTheEnd(t *testing.T) {
+	k := deviceKey{GPUResource, "GPU-1"}
+	granted := time.Date(2026, 11, 23, 10, 0, 0, 0, time.UTC)
+	version := uint64(0)
+	reading := func(seconds int, complete bool, err error, has ...string) podresources.Reading {
+		at := granted.Add(time.Duration(seconds) * time.Second)
+		r := podresources.Reading{Began: at, Err: err, Complete: complete, AnsweredAt: at, Checkpoint: podresources.Checkpoint{Version: version}}
+		for _, uid := range has {
+			r.Checkpoint.Devices = append(r.Checkpoint.Devices, podresources.CheckpointDevice{PodUID: uid, Container: "init", Resource: k.resource, ID: string(k.id)})
+		}
+		return r
+	}
+	failed, kubelet := errors.New("unavailable"), statefile.IdentityOf(".")
+	for name, c := range map[string]struct {
+		readings func(next func(podresources.Reading)) // each with the next version of the checkpoint
+		held     bool
+	}{
+		"one version": {func(next func(podresources.Reading)) {
+			next(reading(1, true, nil, "uid"))
+			next(reading(2, true, nil))
+		}, true},
+		"two versions": {func(next func(podresources.Reading)) {
+			next(reading(1, true, nil, "uid"))
+			next(reading(2, true, nil))
+			next(reading(3, true, nil))
+		}, false},
+		"the same version again": {func(next func(podresources.Reading)) {
+			next(reading(1, true, nil, "uid"))
+			next(reading(2, true, nil))
+			version--
+			next(reading(3, true, nil))
+		}, true},
+		"it comes again in between": {func(next func(podresources.Reading)) {
+			next(reading(1, true, nil))
+			next(reading(2, true, nil))
+			next(reading(3, true, nil, "uid"))
+			next(reading(4, true, nil))
+		}, true},
+		"no complete list": {func(next func(podresources.Reading)) {
+			for i := range 5 {
+				next(reading(i, false, nil))
+			}
+		}, true},
+		"no answer": {func(next func(podresources.Reading)) {
+			for i := range 5 {
+				next(reading(i, false, failed))
+			}
+		}, true},
+		"a list that began before the Allocate": {func(next func(podresources.Reading)) {
+			for range 5 {
+				next(reading(-1, true, nil))
+			}
+		}, true},
+		"an earlier list with the pod before": {func(next func(podresources.Reading)) {
+			before := reading(-1, true, nil, "uid")
+			before.Kubelet, before.Answer.Devices = kubelet, []podresources.Device{{Pod: "default/before", Resource: k.resource, ID: string(k.id)}}
+			next(before)
+			after := reading(1, true, nil, "uid")
+			after.Kubelet = kubelet
+			next(after)
+		}, true},
+		"no answer after a complete list": {func(next func(podresources.Reading)) {
+			next(reading(1, true, nil, "uid"))
+			next(reading(2, false, failed))
+			next(reading(3, false, failed))
+		}, false},
+	} {
+		a := &allocations{byKey: map[deviceKey]allocation{}}
+		a.add(k, 0, granted)
+		version = 0
+		c.readings(func(r podresources.Reading) {
+			version++
+			r.Checkpoint.Version = version
+			a = a.apply(update{now: r.Began, reading: r}, defaultTrackerTimings)
+		})
+		if held := len(slices.Collect(a.held())) > 0; held != c.held {
+			t.Errorf("%s: held %t", name, held)
+		}
 	}
 }

@@ -95,12 +95,13 @@ func BenchmarkOffer(b *testing.B) {
 	})
 	b.Run("held", func(b *testing.B) {
 		onHosts(b, func(b *testing.B, s *server, ids []string) {
-			answer := &podresources.Answer{Pods: len(ids)}
+			answer := podresources.Answer{Pods: len(ids)}
 			for i, id := range ids {
 				allocate(b, s, []string{id})
 				answer.Devices = append(answer.Devices, podresources.Device{Resource: s.resource, ID: id, Pod: fmt.Sprintf("default/pod-%d", i)})
 			}
-			s.tracker.apply(update{now: time.Now(), offered: s.tracker.units, driverReady: true, answer: answer})
+			now := time.Now()
+			s.tracker.apply(podresources.Reading{Began: now, Answer: answer, Complete: true, AnsweredAt: now, CompleteAt: now})
 			replace(b, s)
 		})
 	})

@@ -3,6 +3,7 @@ package kubeadapter
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,6 +19,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
@@ -250,7 +252,13 @@ func renamedShares(replicas int) core.Config {
 func newTestServer(resource string, inv *inventory.Inventory) *server {
 	src := coretest.NewSource()
 	src.Set(inv)
-	e := &endpoint{resource: resource, timings: defaultTimings, tracker: newTracker(src, Options{Handover: &Handover{}}), times: &requestTimes{}}
+	return newServer(resource, src, podresources.New(podresources.Options{}))
+}
+
+func newServer(resource string, src Source, pods *podresources.Poller) *server {
+	log := slog.New(slog.DiscardHandler)
+	o := Options{Handover: &Handover{}, Lock: &sync.Mutex{}, Log: log}
+	e := &endpoint{resource: resource, opts: o, timings: defaultTimings, tracker: newTracker(src, o, pods), times: &requestTimes{}, log: log}
 	return &server{endpoint: e, streams: newStreams()}
 }
 

@@ -1,42 +1,39 @@
 package kubeadapter
 
 import (
-	"maps"
+	"context"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/assignment"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 )
 
 const (
 	answerAge  = 10 * time.Second // of the kubelet's latest complete answer, for the holders of a GPU to be known
-	requestAge = 3 * time.Second  // of the same, for another query
+	requestAge = 3 * time.Second  // of the same, for another reading
+	recordAge  = time.Second      // of a reading for claims and owners
 )
 
 // Record reads which pods have GPUs through device plugins, for the moves of GPUs between APIs. It waits as Claims does.
 func (a *Adapter) Record() assignment.Record {
 	a.awaitGiven()
-	return a.tracker.devicePluginHolders()
+	return a.tracker.devicePluginHolders(a.known())
 }
 
 // Claims returns what the kubelet lists of the claims of pods, of all drivers, and whether that is known to be complete. It waits until
 // what was being given out, perhaps by an earlier inventory, is recorded.
 func (a *Adapter) Claims() ([]podresources.Claim, assignment.Holders) {
 	a.awaitGiven()
-	t := a.tracker
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.allocations.claims, t.known() // the slice is replaced, never changed
+	return a.pods.Latest().Claims, a.known()
 }
 
 func (a *Adapter) awaitGiven() {
-	if lock := a.opts.Lock; lock != nil {
-		lock.Lock()
-		defer lock.Unlock()
-	}
+	a.opts.Lock.Lock()
+	defer a.opts.Lock.Unlock()
 }
 
 // Holder returns a pod that has, or may have, hardware of a placement through a device plugin. It makes no query.
@@ -44,40 +41,25 @@ func (a *Adapter) Holder(at gpu.Placement) (holder string, held bool) {
 	t := a.tracker
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, k := range t.allocations.keys() {
+	for _, k := range slices.SortedFunc(t.allocations.held(), compareKeys) {
 		device, _ := k.id.Split()
 		for d := range t.source.Current().Hardware() {
 			if d.ID == device && d.At.Overlaps(at) {
-				return t.allocations.holderOf(k), true
+				return t.allocations.byKey[k].holder(), true
 			}
 		}
 	}
 	return "", false
 }
 
-// keys are what pods hold or may hold, in order.
-func (a *allocations) keys() []deviceKey {
-	all := slices.AppendSeq(slices.Collect(maps.Keys(a.byKey)), maps.Keys(a.pods))
-	all = slices.DeleteFunc(all, func(k deviceKey) bool { return !strings.HasPrefix(k.resource, vendor) })
-	slices.SortFunc(all, compareKeys)
-	return slices.Compact(all)
-}
-
-func (a *allocations) holderOf(k deviceKey) string {
-	if pod := a.pods[k]; pod != "" {
-		return "pod " + pod
-	}
-	return "a pod that got " + string(k.id) + " before, or just now"
-}
-
-func (t *tracker) devicePluginHolders() assignment.Record {
+func (t *tracker) devicePluginHolders(h assignment.Holders) assignment.Record {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	h, inv := t.known(), t.source.Current()
+	inv := t.source.Current()
 	by := map[gpu.DeviceID][]string{}
-	for _, k := range t.allocations.keys() {
+	for k := range t.allocations.held() {
 		device, _ := k.id.Split()
-		holder := t.allocations.holderOf(k)
+		holder := t.allocations.byKey[k].holder()
 		if of, ok := inv.PhysicalGPU(device); ok {
 			by[of] = append(by[of], holder)
 		} else {
@@ -87,21 +69,69 @@ func (t *tracker) devicePluginHolders() assignment.Record {
 	return assignment.NewRecord(h, by)
 }
 
-// known returns whether the kubelet listed all pods just now. It requests a query if that was a while ago. The caller holds mu.
-func (t *tracker) known() assignment.Holders {
-	if t.socket == "" {
+// known returns whether the kubelet listed all pods just now. It requests a reading if that was a while ago.
+func (a *Adapter) known() assignment.Holders {
+	if !a.pods.Configured() {
 		return assignment.Holders{First: true, Never: true, Why: "the kubelet's list of pods, which is not read: set --pod-resources-socket"}
 	}
-	now := time.Now()
-	if now.Sub(t.complete) > requestAge {
-		t.requestQuery()
+	r, now := a.pods.Latest(), time.Now()
+	if now.Sub(r.CompleteAt) > requestAge {
+		a.pods.Request()
 	}
-	first := !t.answered.IsZero()
-	if !t.complete.IsZero() && now.Sub(t.complete) <= answerAge {
-		return assignment.Holders{Known: true, First: first}
+	return knownAt(r, now)
+}
+
+// knownAt is what a reading shows at a time of whether all pods with devices are known.
+func knownAt(r podresources.Reading, now time.Time) assignment.Holders {
+	h := assignment.Holders{First: !r.AnsweredAt.IsZero()}
+	switch {
+	case !r.CompleteAt.IsZero() && now.Sub(r.CompleteAt) <= answerAge:
+		h.Known = true
+	case r.Err != nil:
+		h.Why = "the kubelet's list of pods: " + r.Err.Error()
+	default:
+		h.Why = "the kubelet's complete list of pods: it may lack some for two minutes after its start"
 	}
-	if t.unavailable {
-		return assignment.Holders{First: first, Why: "the kubelet's list of pods: " + t.socket + " does not answer"}
+	return h
+}
+
+// PodClaims reads what pods have through resource claims now. complete means that no pod is missing.
+func (a *Adapter) PodClaims(ctx context.Context) (claims []podresources.Claim, complete bool, err error) {
+	r := a.pods.Fresh(ctx, recordAge)
+	return r.Answer.Claims, r.Complete, r.Stale(ctx)
+}
+
+// UseRecord reads which work has devices, as a usewatch.Holders. podLogs is a folder such as podresources.PodLogs.
+func (a *Adapter) UseRecord(ctx context.Context, inv *inventory.Inventory, podLogs string) (use.Record, error) {
+	r := a.pods.Fresh(ctx, recordAge)
+	if err := r.Stale(ctx); err != nil {
+		return use.Record{}, err
 	}
-	return assignment.Holders{First: first, Why: "the kubelet's complete list of pods: it may lack some for two minutes after its start"}
+	a.tracker.apply(r)
+	record := r.Record(inv, podLogs)
+	record.Holds = append(record.Holds, a.tracker.unlisted()...)
+	return record, nil
+}
+
+// unlisted are the device IDs that pods may have and the kubelet does not list: those of ordinary init containers, and of pods that are just being
+// admitted or have just ended.
+func (t *tracker) unlisted() (holds []use.Hold) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for k := range t.allocations.held() {
+		one := t.allocations.byKey[k]
+		if len(one.pods) > 0 {
+			continue
+		}
+		device, _ := k.id.Split()
+		hold := use.Hold{Owner: use.Owner{Orchestrator: use.Kubernetes}, Resource: k.resource, Unit: k.id, Device: device}
+		for _, c := range one.checkpointed {
+			hold.Owner.ID, hold.Owner.Container = c.uid, c.container
+			holds = append(holds, hold)
+		}
+		if len(one.checkpointed) == 0 {
+			holds = append(holds, hold)
+		}
+	}
+	return holds
 }

@@ -14,16 +14,18 @@ import (
 
 	"google.golang.org/grpc"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/tandem-gpu/tandem/internal/statefile"
 )
 
 // incarnation is one registration of an endpoint, with a server and a socket of its own.
 type incarnation struct {
 	*endpoint
-	path        string    // of the plugin socket
-	socketID    fileID    // of the plugin socket
-	kubeletID   fileID    // of the registration socket in use
-	recorded    bool      // the kubelet may have a record of this incarnation
-	connectedAt time.Time // when the first stream opened; zero = not yet
+	path        string             // of the plugin socket
+	socketID    statefile.Identity // of the plugin socket
+	kubeletID   statefile.Identity // of the registration socket in use
+	recorded    bool               // the kubelet may have a record of this incarnation
+	connectedAt time.Time          // when the first stream opened; zero = not yet
 }
 
 // Reasons for the end of an incarnation, beside errors of Register and of the server.
@@ -108,11 +110,11 @@ func (in *incarnation) supervise(ctx context.Context, s *server, served, registe
 			}
 			// The kubelet that has answered has this registration socket or an earlier one. In the second case the present
 			// kubelet has removed the plugin socket, or will not open the stream.
-			id := fileIDOf(in.kubelet.socket)
-			if fileIDOf(in.path) != in.socketID {
+			id := statefile.IdentityOf(in.kubelet.socket)
+			if statefile.IdentityOf(in.path) != in.socketID {
 				return errSocketRemoved
 			}
-			if registered = nil; id != (fileID{}) { // without a file the next one differs from kubeletID
+			if registered = nil; id != (statefile.Identity{}) { // without a file the next one differs from kubeletID
 				in.kubeletID = id
 			}
 			in.count(&in.current.Registrations)
@@ -137,10 +139,10 @@ func (in *incarnation) supervise(ctx context.Context, s *server, served, registe
 // checkSockets returns an error if the plugin socket is gone or the kubelet's was replaced. A kubelet that starts removes
 // the plugin socket also during a Register call, which then can't succeed.
 func (in *incarnation) checkSockets(registered bool) error {
-	if fileIDOf(in.path) != in.socketID {
+	if statefile.IdentityOf(in.path) != in.socketID {
 		return errSocketRemoved
 	}
-	if id := fileIDOf(in.kubelet.socket); registered && id != in.kubeletID && id != (fileID{}) {
+	if id := statefile.IdentityOf(in.kubelet.socket); registered && id != in.kubeletID && id != (statefile.Identity{}) {
 		return errKubeletReplaced
 	}
 	return nil
@@ -165,7 +167,7 @@ func (in *incarnation) listen(ctx context.Context) (net.Listener, error) {
 	}
 	in.count(&in.current.Incarnations)
 	// A kubelet that starts may have removed it already. Its Register would wait 10 s for the socket.
-	if in.socketID = fileIDOf(in.path); in.socketID == (fileID{}) {
+	if in.socketID = statefile.IdentityOf(in.path); in.socketID == (statefile.Identity{}) {
 		return nil, errors.Join(errSocketRemoved, listener.Close())
 	}
 	return listener, nil

@@ -14,6 +14,8 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"github.com/tandem-gpu/tandem/internal/watch"
+
+	"github.com/tandem-gpu/tandem/internal/statefile"
 )
 
 // event changes the mode of kubelet.sock and reports whether that is noticed within d.
@@ -43,7 +45,7 @@ func TestBoundSocketDoesNotListenYet(t *testing.T) {
 		}
 	})
 	r.must(err)
-	if id == (fileID{}) || id != fileIDOf(r.kubelet.Socket()) {
+	if id == (statefile.Identity{}) || id != statefile.IdentityOf(r.kubelet.Socket()) {
 		t.Errorf("accepted by %v", id)
 	}
 }

@@ -23,6 +23,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/dirwatch"
 	"github.com/tandem-gpu/tandem/internal/watch"
 	"github.com/tandem-gpu/tandem/internal/watchdog"
+
+	"github.com/tandem-gpu/tandem/internal/statefile"
 )
 
 // kubelet is the kubelet's plugin directory and its registration socket, which is replaced when the kubelet restarts.
@@ -56,37 +58,22 @@ func (k *kubelet) watch(ctx context.Context, t timings, task *watchdog.Task) {
 	}.Watch(ctx, func() { k.changes.Store(struct{}{}) })
 }
 
-// fileID distinguishes a file from the next one of the same name. Inode numbers are reused immediately, so the modification
-// time is part of it. The zero value means that there is no file.
-type fileID struct {
-	dev, ino uint64
-	modified syscall.Timespec
-}
-
-func fileIDOf(path string) fileID {
-	var st syscall.Stat_t
-	if syscall.Stat(path, &st) != nil {
-		return fileID{}
-	}
-	return fileID{st.Dev, st.Ino, st.Mtim}
-}
-
 // waitForKubelet returns when the kubelet accepts connections, which is after it has removed all sockets in the directory.
 // The file alone is not enough, because it remains when a kubelet is killed. The result is the socket before the connection
 // attempt. waiting is called with the error of each failed attempt.
-func (k *kubelet) waitForKubelet(ctx context.Context, waiting func(error)) (fileID, error) {
-	var previous fileID
+func (k *kubelet) waitForKubelet(ctx context.Context, waiting func(error)) (statefile.Identity, error) {
+	var previous statefile.Identity
 	var retry time.Duration
 	for {
 		_, changed := k.changes.LoadNext()
-		id := fileIDOf(k.socket)
+		id := statefile.IdentityOf(k.socket)
 		err := dialable(ctx, k.socket)
 		switch {
 		case ctx.Err() != nil:
 			return id, ctx.Err()
 		case err == nil:
-			if id == (fileID{}) { // created after the stat
-				id = fileIDOf(k.socket)
+			if id == (statefile.Identity{}) { // created after the stat
+				id = statefile.IdentityOf(k.socket)
 			}
 			return id, nil
 		}
@@ -96,7 +83,7 @@ func (k *kubelet) waitForKubelet(ctx context.Context, waiting func(error)) (file
 			previous, retry = id, time.Millisecond
 		}
 		var due <-chan time.Time
-		if id != (fileID{}) {
+		if id != (statefile.Identity{}) {
 			due = time.After(retry)
 		}
 		select {
@@ -117,12 +104,12 @@ func dialable(ctx context.Context, path string) error {
 }
 
 // waitRetry waits for d, or until the registration socket is another than previous: then it reports true.
-func (k *kubelet) waitRetry(ctx context.Context, d time.Duration, previous fileID) bool {
+func (k *kubelet) waitRetry(ctx context.Context, d time.Duration, previous statefile.Identity) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	for {
 		_, changed := k.changes.LoadNext()
-		if id := fileIDOf(k.socket); id != (fileID{}) && previous != (fileID{}) && id != previous {
+		if id := statefile.IdentityOf(k.socket); id != (statefile.Identity{}) && previous != (statefile.Identity{}) && id != previous {
 			return true
 		}
 		select {

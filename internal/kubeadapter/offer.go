@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
@@ -18,20 +17,19 @@ type listedDevice struct {
 
 // offer is what the kubelet is sent and may allocate: an inventory, corrected by what pods hold. It is immutable.
 type offer struct {
-	inventory   *inventory.Inventory      // with units as unhealthy whose device a pod holds under another resource
-	allocations *allocations              // what inventory was corrected by
-	lists       map[string][]listedDevice // by resource: the units in canonical order, then the retained IDs
-	retained    map[string][]listedDevice // by resource: IDs that are not in the inventory, and that pods may hold
-	withheld    bool                      // inventory differs from that of the source
+	inventory *inventory.Inventory      // with units as unhealthy whose device a pod holds under another resource
+	lists     map[string][]listedDevice // by resource: the units in canonical order, then the retained IDs
+	retained  map[string]string         // by resource: the IDs that are not in the inventory, with the pods that may hold them
+	withheld  bool                      // inventory differs from that of the source
 }
 
 func newOffer(inv *inventory.Inventory, a *allocations) *offer {
 	withheld := a.withheld(inv)
-	o := &offer{inventory: inv.Withhold(withheld), allocations: a, withheld: len(withheld) > 0}
+	o := &offer{inventory: inv.Withhold(withheld), retained: map[string]string{}, withheld: len(withheld) > 0}
 	o.lists = listDevices(o.inventory)
-	o.retained = a.retained(inv)
-	if !inv.Provisional() { // else the missing units may follow
-		for resource, list := range o.retained {
+	for resource, list := range a.retained(inv) {
+		o.retained[resource] = a.describe(resource, list)
+		if !inv.Provisional() { // else the missing units may follow
 			o.lists[resource] = slices.Concat(o.lists[resource], list)
 		}
 	}
@@ -75,31 +73,11 @@ func (o *offer) dependsOnPods() bool { return o.withheld || len(o.retained) > 0 
 // retainedText is the message about the retained IDs of a resource.
 const retainedText = "device IDs no longer offered, still listed as unhealthy because pods may hold them"
 
-// retainedIDs describes the retained IDs of each resource and the pods that hold them.
-func (o *offer) retainedIDs() map[string]string {
-	all := map[string]string{}
-	for resource, list := range o.retained {
-		ids := make([]string, len(list))
-		for i, d := range list {
-			ids[i] = string(d.id)
-			switch pod := o.allocations.pods[deviceKey{resource, d.id}]; {
-			case pod != "":
-				ids[i] += " (pod " + pod + ")"
-			case o.allocations.pods == nil:
-				ids[i] += " (allocated before; pod-resources API unavailable)"
-			}
-		}
-		all[resource] = strings.Join(ids, ", ")
-	}
-	return all
-}
-
 // warnings returns a line for each resource with retained IDs.
 func (o *offer) warnings() []string {
-	all := o.retainedIDs()
 	var lines []string
-	for _, resource := range slices.Sorted(maps.Keys(all)) {
-		lines = append(lines, fmt.Sprintf("%s: %s: %s", resource, retainedText, all[resource]))
+	for _, resource := range slices.Sorted(maps.Keys(o.retained)) {
+		lines = append(lines, fmt.Sprintf("%s: %s: %s", resource, retainedText, o.retained[resource]))
 	}
 	return lines
 }

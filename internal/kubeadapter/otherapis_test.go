@@ -85,7 +85,7 @@ func TestAllocateRefusesWhatClaimsHave(t *testing.T) {
 	lock.Lock()
 	claims[coretest.GPU(1)] = "claim default/train"
 	lock.Unlock()
-	if _, err := r.kubelet.Allocate(r.ctx, GPUResource, ids[1]); err == nil || !strings.Contains(err.Error(), ids[1]+": claim default/train has it through dra") {
+	if _, err := r.kubelet.Allocate(r.ctx, GPUResource, ids[1]); err == nil || !strings.Contains(err.Error(), ids[1]+": a resource claim has it") {
 		t.Errorf("%v", err)
 	}
 	lock.Lock()
@@ -144,12 +144,12 @@ func TestRecord(t *testing.T) {
 		claims, h := r.adapter.Claims()
 		return h.Known && len(h.By) == 0 && len(claims) == 1 && claims[0].Name == "lost" && claims[0].Pod == "default/b"
 	})
-	pods.Fail(errors.New("unavailable"))
-	r.adapter.tracker.mu.Lock()
-	r.adapter.tracker.complete = r.adapter.tracker.complete.Add(-2 * answerAge) // as after that time
-	r.adapter.tracker.mu.Unlock()
-	await("an answer that is old", 1, func(h assignment.Holders) bool { return !h.Known && h.Why != "" })
-	if _, h := r.adapter.Claims(); h.Known || h.Why == "" {
-		t.Errorf("the list of claims is old: %+v", h)
+	latest := r.adapter.pods.Latest()
+	if h := knownAt(latest, time.Now().Add(2*answerAge)); h.Known || h.Why == "" {
+		t.Errorf("an answer that is old: %+v", h)
+	}
+	latest.Err = errors.New("unavailable")
+	if h := knownAt(latest, time.Now()); !h.Known {
+		t.Errorf("an answer of just now: %+v", h)
 	}
 }

@@ -66,7 +66,7 @@ func (t *tracker) restore(stored []StoredAllocation) {
 		if !strings.HasPrefix(s.Resource, vendor) || s.ID == "" {
 			continue // not written by an agent
 		}
-		a := allocation{numaNode: s.NUMANode}
+		a := allocation{numaNode: s.NUMANode, stays: true, seenAt: now}
 		if !s.WithdrawnAt.IsZero() {
 			a.withdrawnAt = now.Add(-max(now.Sub(s.WithdrawnAt), 0))
 		}
@@ -76,7 +76,7 @@ func (t *tracker) restore(stored []StoredAllocation) {
 	maps.Copy(next.byKey, t.allocations.byKey)
 	t.allocations = &next
 	t.publish()
-	t.requestQuery()
+	t.pods.Request()
 }
 
 // stored returns what the store keeps, in order.
@@ -87,6 +87,9 @@ func (t *tracker) stored() []StoredAllocation {
 	all := make([]StoredAllocation, 0, len(byKey))
 	for _, k := range slices.SortedFunc(maps.Keys(byKey), compareKeys) {
 		one := byKey[k]
+		if !one.kept() {
+			continue
+		}
 		all = append(all, StoredAllocation{Resource: k.resource, ID: k.id, NUMANode: one.numaNode, WithdrawnAt: one.withdrawnAt.UTC().Round(time.Second)})
 	}
 	return all

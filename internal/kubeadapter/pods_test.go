@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
@@ -35,11 +36,18 @@ func allElsewhere() *inventory.Inventory {
 	return buildInventory(coretest.GPUs(2), c)
 }
 
-// fastTrackerTimings are short, in the same order as defaultTrackerTimings, except retention.
-var fastTrackerTimings = trackerTimings{
-	queryTimeout: 500 * time.Millisecond, checkTimeout: 500 * time.Millisecond, loadTimeout: time.Second,
-	minInterval: time.Millisecond, maxInterval: 20 * time.Millisecond, active: 100 * time.Millisecond,
-	stale: time.Second, allocateToList: 300 * time.Millisecond, retention: 24 * time.Hour,
+// tracking are the parts of an adapter that read the kubelet's records, before it runs.
+type tracking struct {
+	timings trackerTimings
+	pods    podresources.Timings
+	store   AllocationStore
+	inPod   bool
+}
+
+// fastPods are short.
+var fastPods = podresources.Timings{
+	Query: 500 * time.Millisecond, Get: 500 * time.Millisecond, MinInterval: time.Millisecond, MaxInterval: 20 * time.Millisecond,
+	Active: 100 * time.Millisecond,
 }
 
 // newPodRig returns a rig with a running kubelet and its pod-resources API.
@@ -56,19 +64,26 @@ func newPodRig(t *testing.T) (*rig, *kubelettest.PodResources) {
 func (r *rig) podSocket() string { return filepath.Join(r.dir, "pod-resources", "kubelet.sock") }
 
 // startTracking runs an adapter that queries the pod-resources API.
-func (r *rig) startTracking(inv *inventory.Inventory, change ...func(*tracker)) {
+func (r *rig) startTracking(inv *inventory.Inventory, change ...func(*tracking)) {
+	t := tracking{timings: defaultTrackerTimings, pods: fastPods}
+	t.timings.resend = 10 * time.Millisecond
+	for _, c := range change {
+		c(&t)
+	}
 	r.start(inv, func(a *Adapter) {
-		a.opts.PodResourcesSocket = r.podSocket()
-		a.tracker = newTracker(a.src, a.opts)
-		a.tracker.timings = fastTrackerTimings
-		for _, c := range change {
-			c(a.tracker)
+		if t.store != nil {
+			a.opts.AllocationStore = t.store
 		}
+		a.pods = podresources.NewWithTimings(podresources.Options{
+			Socket: r.podSocket(), Checkpoint: filepath.Join(r.dir, podresources.CheckpointName), InPod: t.inPod, Log: a.opts.Log,
+		}, t.pods)
+		a.tracker = newTracker(a.src, a.opts, a.pods)
+		a.tracker.timings = t.timings
 	})
 }
 
 // newTracking returns a rig with an adapter that offers two GPUs to a kubelet, and queries its pod-resources API.
-func newTracking(t *testing.T, change ...func(*tracker)) (*rig, *kubelettest.PodResources) {
+func newTracking(t *testing.T, change ...func(*tracking)) (*rig, *kubelettest.PodResources) {
 	t.Helper()
 	r, pods := newPodRig(t)
 	r.startTracking(gpus(2), change...)
@@ -98,12 +113,11 @@ func (r *rig) awaitListed(resource, id, want string) {
 	r.await(id+" is "+want+" as "+resource, func() bool { d := r.listed(resource, id); return d != nil && d.GetHealth() == want })
 }
 
-// awaitQueries waits for three more queries.
+// awaitQueries requests readings and waits for three of them.
 func (r *rig) awaitQueries(p *kubelettest.PodResources) {
 	r.Helper()
-	for before := p.Lists(); p.Lists() < before+3; {
-		r.await("a query", func() bool { return p.Lists() > before })
-	}
+	before := p.Lists()
+	r.await("three readings", func() bool { r.adapter.pods.Request(); return p.Lists() >= before+3 })
 }
 
 // An ID that is no longer offered stays in the list as unhealthy, with its NUMA node, while a pod holds it: kubelet 1.37
@@ -142,17 +156,17 @@ func TestHeldIDStaysListed(t *testing.T) {
 // A device that a pod holds under one resource is never allocated under another one, until the pod ends. An error of the API
 // does not mean that it has.
 func TestHeldDeviceIsWithheld(t *testing.T) {
-	r, pods := newTracking(t, func(t *tracker) { t.timings.stale = time.Hour })
+	r, pods := newTracking(t)
 	id := gpuIDs(1)[0]
 	r.allocate(pods, "default/holder", GPUResource, id)
 	then := oneElsewhere()
 	r.src.Set(then)
 	r.awaitListed(h100, id, v1beta1.Unhealthy)
 	r.awaitQueries(pods)
-	if _, err := r.kubelet.Allocate(r.ctx, h100, id); err == nil || !strings.Contains(err.Error(), "by pod default/holder under "+GPUResource) {
-		t.Errorf("allocated twice: %v", err)
+	if _, err := r.kubelet.Allocate(r.ctx, h100, id); err == nil || !strings.Contains(err.Error(), "held (by other work)") {
+		t.Errorf("allocated twice, or the error names the pod of another tenant: %v", err)
 	}
-	if u, _ := r.adapter.Withhold(then).Unit(inventory.UnitID(id)); u.Health.Reason != health.ReasonHeld {
+	if u, _ := r.adapter.Withhold(then).Unit(inventory.UnitID(id)); u.Health.Reason != health.ReasonHeld || u.Health.Detail != "by pod default/holder under "+GPUResource {
 		t.Errorf("reported as %s", u.Health)
 	}
 	pods.Fail(errors.New("unavailable"))
@@ -172,14 +186,14 @@ func TestHeldDeviceIsWithheld(t *testing.T) {
 
 // A device that no pod holds changes its resource immediately.
 func TestFreeDeviceChangesResource(t *testing.T) {
-	r, _ := newTracking(t, func(t *tracker) { t.timings.maxInterval, t.timings.active = time.Hour, time.Hour })
+	r, _ := newTracking(t, func(t *tracking) { t.pods.MaxInterval, t.pods.Active = time.Hour, time.Hour })
 	r.src.Set(oneElsewhere())
 	r.awaitHealthy(h100, 1)
 	r.await("one GPU less", func() bool { n, _ := r.kubelet.Capacity(GPUResource); return n == 1 })
 }
 
-// An API that never answers delays neither the start nor Allocate. A device that changes its resource is withheld until no
-// answer is expected.
+// An API that never answers delays neither the start nor Allocate. A device that was allocated is withheld when it changes its resource: a pod
+// may have it.
 func TestPodResourcesHang(t *testing.T) {
 	r, pods := newPodRig(t)
 	pods.Hang(true)
@@ -191,12 +205,18 @@ func TestPodResourcesHang(t *testing.T) {
 	if took := time.Since(began); took > 10*time.Second {
 		t.Errorf("Allocate took %v", took)
 	}
-	r.src.Set(oneElsewhere())
+	r.src.Set(allElsewhere())
 	r.awaitHealthy(h100, 1)
+	r.awaitListed(h100, gpuIDs(1)[0], v1beta1.Unhealthy)
 	r.awaitListed(GPUResource, gpuIDs(1)[0], v1beta1.Unhealthy)
+	pods.Hold("default/holder", GPUResource, gpuIDs(1)[0])
+	pods.Hang(false)
+	r.await("the name of the pod", func() bool { return strings.Contains(strings.Join(r.adapter.Warnings(), ""), "default/holder") })
+	pods.Forget("default/holder")
+	r.awaitHealthy(h100, 2)
 }
 
-// A kubelet that has just started, or that lists no pod, may not have received the pods from the API server.
+// A kubelet that has just started, or that does not list the pod of the agent, may not have received the pods from the API server.
 func TestIncompletePodResources(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -209,7 +229,7 @@ func TestIncompletePodResources(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			r, pods := newPodRig(t)
 			pods.Hold("default/holder", GPUResource, gpuIDs(1)[0])
-			r.startTracking(oneElsewhere(), func(t *tracker) { t.timings.startup = c.young })
+			r.startTracking(oneElsewhere(), func(t *tracking) { t.pods.Startup, t.inPod = c.young, true })
 			r.awaitListed(h100, gpuIDs(1)[0], v1beta1.Unhealthy)
 			pods.Forget(c.gone...)
 			r.awaitQueries(pods)
@@ -236,11 +256,11 @@ func TestResourcesOfOtherPlugins(t *testing.T) {
 
 // The API is queried only after a change of the units, then several times, or while the offer depends on pods.
 func TestQueriesNeedAReason(t *testing.T) {
-	r, pods := newTracking(t, func(t *tracker) { t.timings.active = 3 * fastTrackerTimings.active })
+	r, pods := newTracking(t, func(t *tracking) { t.pods.Active = 3 * fastPods.Active })
 	quiet := func() (n int) {
 		for n = -1; n != pods.Lists(); {
 			n = pods.Lists()
-			watch.Sleep(r.ctx, 5*fastTrackerTimings.active)
+			watch.Sleep(r.ctx, 5*fastPods.Active)
 		}
 		return n
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
@@ -55,7 +56,7 @@ func TestNothingIsRegisteredBeforeAUnitExists(t *testing.T) {
 // Until it is known whether CDI can be used nothing is offered: not as healthy, without the names, and not as unhealthy.
 func TestNothingIsOfferedBeforeCDIIsKnown(t *testing.T) {
 	src := coretest.NewSource()
-	tr := newTracker(src, Options{Log: slog.New(slog.DiscardHandler), Handover: new(Handover)})
+	tr := newTracker(src, Options{Log: slog.New(slog.DiscardHandler), Handover: new(Handover)}, podresources.New(podresources.Options{}))
 	cfg := core.DefaultConfig()
 	cfg.Injection.CDI = inventory.CDIAuto
 	ready := core.Build(coretest.GPUs(1), health.Ledger{}, cfg)

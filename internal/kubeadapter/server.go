@@ -33,13 +33,13 @@ func (s *server) GetDevicePluginOptions(context.Context, *v1beta1.Empty) (*v1bet
 	return &v1beta1.DevicePluginOptions{GetPreferredAllocationAvailable: true}, nil
 }
 
-// ListAndWatch implements the API. It sends the list immediately, after each change, and as a heartbeat. Only after a change
-// the next one waits for listInterval, so that a device that fails after the first list or a heartbeat is reported without
-// delay. A device that is removed while it is healthy is listed as unhealthy first.
+// ListAndWatch implements the API. It sends the list immediately, after each change, when the kubelet is to write its checkpoint, and as a
+// heartbeat. Only after a change the next one waits for listInterval, so that a device that fails after the first list or a heartbeat is
+// reported without delay. A device that is removed while it is healthy is listed as unhealthy first.
 func (s *server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServer[v1beta1.ListAndWatchResponse]) error {
 	s.streams.open()
 	defer s.streams.close()
-	s.tracker.requestQuery() // the kubelet may have restarted
+	s.tracker.pods.Request() // the kubelet may have restarted
 	task := s.opts.Watchdog.Register("ListAndWatch " + s.resource)
 	defer task.Done()
 	heartbeat := time.NewTicker(s.timings.heartbeat)
@@ -69,6 +69,8 @@ func (s *server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServe
 			due = false
 		case <-heartbeat.C:
 			due = true
+		case <-s.tracker.resend:
+			due = true
 		case <-stream.Context().Done():
 			return nil
 		}
@@ -77,13 +79,16 @@ func (s *server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServe
 
 // GetPreferredAllocation implements the API. It never fails, because the kubelet would reject the pod permanently. If there
 // are fewer units than requested, the kubelet adds others.
-func (s *server) GetPreferredAllocation(_ context.Context, r *v1beta1.PreferredAllocationRequest) (*v1beta1.PreferredAllocationResponse, error) {
+func (s *server) GetPreferredAllocation(ctx context.Context, r *v1beta1.PreferredAllocationRequest) (*v1beta1.PreferredAllocationResponse, error) {
 	defer s.times.prefer.Since(time.Now())
 	s.count(&s.current.PreferredAllocations)
+	call := s.tracker.pods.BeginCall(ctx)
+	defer call.End()
 	inv := s.tracker.offers.Load().inventory
 	response := &v1beta1.PreferredAllocationResponse{}
 	for _, c := range r.GetContainerRequests() {
-		preferred := inv.Prefer(unitIDs(c.GetAvailableDeviceIDs()), unitIDs(c.GetMustIncludeDeviceIDs()), int(c.GetAllocationSize()))
+		request := preferredRequest{unitIDs(c.GetAvailableDeviceIDs()), unitIDs(c.GetMustIncludeDeviceIDs()), int(c.GetAllocationSize())}
+		preferred := inv.Prefer(s.tracker.preferable(ctx, call, s.resource, request), request.must, request.size)
 		ids := make([]string, len(preferred))
 		for i, id := range preferred {
 			ids[i] = string(id)
@@ -99,11 +104,11 @@ func (s *server) GetPreferredAllocation(_ context.Context, r *v1beta1.PreferredA
 // has canceled the call, nothing is allocated.
 func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
 	defer s.times.allocate.Since(time.Now())
-	free := s.checkFree(ctx, r) // without the lock: the kubelet may take seconds to answer, and claims are prepared meanwhile
-	if s.opts.Lock != nil {
-		s.opts.Lock.Lock()
-		defer s.opts.Lock.Unlock()
-	}
+	defer s.tracker.pods.BeginCall(ctx).End()
+	began := time.Now()
+	free := s.checkFree(ctx, r) // without the lock: the kubelet may take a second to answer, and claims are prepared meanwhile
+	s.opts.Lock.Lock()
+	defer s.opts.Lock.Unlock()
 	inv := s.tracker.offers.Load().inventory
 	response := &v1beta1.AllocateResponse{}
 	var devices []gpu.Device
@@ -111,7 +116,7 @@ func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1b
 	for _, c := range r.GetContainerRequests() {
 		plan, err := inv.Reserve(unitIDs(c.GetDevicesIds())...)
 		if err == nil {
-			err = errors.Join(s.checkResource(plan.Units), s.checkAPI(plan.Units))
+			err = errors.Join(s.checkResource(plan.Units), s.checkAPI(plan.Units), s.tracker.checkSince(began, plan.Units))
 		}
 		if err == nil {
 			err = free
@@ -169,7 +174,8 @@ func (s *server) checkAPI(units []inventory.Unit) error {
 			continue
 		}
 		if holder, held := s.opts.DRAHolder(u.Device.At); held {
-			errs = append(errs, fmt.Errorf("device ID %s: %s has it through dra", u.ID, holder))
+			s.log.Warn("allocation refused: a resource claim has the device", "id", u.ID, "holder", holder)
+			errs = append(errs, fmt.Errorf("device ID %s: a resource claim has it", u.ID))
 		}
 	}
 	return errors.Join(errs...)
@@ -184,8 +190,8 @@ func (s *server) checkFree(ctx context.Context, r *v1beta1.AllocateRequest) erro
 		}
 	}
 	err := s.tracker.checkFree(ctx, keys)
-	if err != nil {
-		s.log.Warn("allocation refused: the kubelet gives a device out a second time", "error", err)
+	if held, ok := errors.AsType[*HeldByPodError](err); ok {
+		s.log.Warn("allocation refused: the kubelet gives a device out a second time", "id", held.ID, "pod", held.Pod)
 	}
 	return err
 }

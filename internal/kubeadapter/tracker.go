@@ -2,7 +2,6 @@ package kubeadapter
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"maps"
 	"sync"
@@ -12,66 +11,47 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/watch"
-	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
 // trackerTimings are the durations of a tracker.
 type trackerTimings struct {
-	queryTimeout time.Duration // of one query to the kubelet
-	checkTimeout time.Duration // of one within an Allocate, which waits for it
-	loadTimeout  time.Duration // of the store; then devices are offered without the stored allocations
-	minInterval  time.Duration // between two queries
-	maxInterval  time.Duration // between two queries, grows to this after each request
-	active       time.Duration // after a request; then the kubelet is queried only while the offer depends on pods
-	startup      time.Duration // of a kubelet: until then it may not have all pods from the API server
-	stale        time.Duration // after the latest answer, or the start; then none is expected
-
-	allocateToList time.Duration // after an Allocate, until the kubelet's answers have it
-	retention      time.Duration // of a withdrawn ID while the kubelet can't be queried
+	loadTimeout time.Duration // of the store; then devices are offered without the stored allocations
+	resend      time.Duration // between two lists that are sent only for the kubelet's checkpoint
+	retention   time.Duration // of a withdrawn ID of which nothing shows whether a pod has it
 }
 
-var defaultTrackerTimings = trackerTimings{
-	queryTimeout: 2 * time.Second, checkTimeout: 5 * time.Second, loadTimeout: 2 * time.Second, minInterval: 100 * time.Millisecond, maxInterval: time.Minute,
-	active: 5 * time.Minute, startup: podresources.Startup, stale: 5 * time.Minute,
-	allocateToList: 10 * time.Second, retention: 24 * time.Hour,
-}
+var defaultTrackerTimings = trackerTimings{loadTimeout: 2 * time.Second, resend: 500 * time.Millisecond, retention: 24 * time.Hour}
 
-// tracker publishes the offer: the inventory of the source, corrected by the allocations that pods may hold. It learns of
-// allocations from Allocate calls, from the store of an earlier agent and from the kubelet's pod-resources API, which it
-// queries after each change of the offered units and after each new ListAndWatch stream.
+// tracker publishes the offer: the inventory of the source, corrected by the allocations that pods have or may have. It has these from
+// Allocate calls, from the store of an earlier agent, and from the kubelet's records, which a poller reads after each change of the offered
+// units, each Allocate and each new ListAndWatch stream.
 type tracker struct {
 	source  Source
-	socket  string // of the pod-resources API; "" = no queries
+	pods    *podresources.Poller
 	store   AllocationStore
 	log     *slog.Logger
 	timings trackerTimings
 
 	offers  *watch.Value[*offer]
-	queries chan struct{}     // capacity 1: a query is requested
+	resend  chan struct{}     // capacity 1: the kubelet is to write its checkpoint, as it does for each list; one stream takes it
 	unsaved chan struct{}     // capacity 1: the store is out of date
 	loaded  chan struct{}     // closed when the store is loaded
-	logged  map[string]string // retained IDs in the log; of the goroutine that queries
+	logged  map[string]string // retained IDs in the log; of the goroutine that follows the readings
 
 	mu          sync.Mutex
-	inventory   *inventory.Inventory // of the source, the latest that awaits no CDI specification
+	inventory   *inventory.Inventory // of the source, the latest that is offered: see setInventory
 	units       map[deviceKey]int    // NUMA nodes of the units of inventory; never changed
 	allocations *allocations
 	served      map[string]bool // resources that this agent has offered
-	started     time.Time
-	answered    time.Time // latest answer of the kubelet; zero = none
-	complete    time.Time // latest one that had all pods; zero = none
-	unavailable bool      // the latest query failed
+	applied     time.Time       // when the latest reading began that was applied
+	resent      time.Time       // when a list was last requested for the checkpoint
 }
 
-func newTracker(src Source, o Options) *tracker {
+func newTracker(src Source, o Options, pods *podresources.Poller) *tracker {
 	t := &tracker{
-		source: src, socket: o.PodResourcesSocket, store: o.AllocationStore, log: o.Log, timings: defaultTrackerTimings,
-		queries: make(chan struct{}, 1), unsaved: make(chan struct{}, 1), loaded: make(chan struct{}),
-		inventory: src.Current(), allocations: &allocations{byKey: map[deviceKey]allocation{}},
-		served: map[string]bool{}, started: time.Now(),
-	}
-	if t.socket != "" { // stored allocations may conflict until the kubelet has answered
-		t.allocations.verified = map[deviceKey]int{}
+		source: src, pods: pods, store: o.AllocationStore, log: o.Log, timings: defaultTrackerTimings,
+		resend: make(chan struct{}, 1), unsaved: make(chan struct{}, 1), loaded: make(chan struct{}),
+		inventory: src.Current(), allocations: &allocations{byKey: map[deviceKey]allocation{}, unread: !pods.Configured()}, served: map[string]bool{},
 	}
 	for _, resource := range o.Handover.offered() {
 		t.served[resource] = true
@@ -79,9 +59,6 @@ func newTracker(src Source, o Options) *tracker {
 	t.offers = watch.NewValue(newOffer(t.inventory, t.allocations))
 	return t
 }
-
-// requestQuery requests a query of the kubelet. It never blocks.
-func (t *tracker) requestQuery() { watch.Notify(t.queries) }
 
 // publish replaces the offer. The caller holds mu.
 func (t *tracker) publish() { t.offers.Store(newOffer(t.inventory, t.allocations)) }
@@ -122,9 +99,10 @@ func (t *tracker) allocated(units []inventory.Unit) {
 	if withdrawn { // during the Allocate: the IDs stay listed
 		t.publish()
 	}
+	t.pods.Request() // for the name of the pod
 }
 
-// start loads the stored allocations and queries the kubelet, before anything is offered. It waits for either no longer than
+// start loads the stored allocations and reads the kubelet's records, before anything is offered. It waits for either no longer than
 // its timeout. Saving continues until ctx ends; saved is closed after the last write.
 func (t *tracker) start(ctx context.Context) (saved <-chan struct{}) {
 	done := make(chan struct{})
@@ -137,7 +115,7 @@ func (t *tracker) start(ctx context.Context) (saved <-chan struct{}) {
 			"timeout", t.timings.loadTimeout)
 	}
 	t.setInventory(t.source.Current())
-	t.query(ctx)
+	t.apply(t.pods.Read(ctx))
 	return done
 }
 
@@ -148,14 +126,17 @@ func (t *tracker) follow(ctx context.Context) {
 	}
 }
 
-// setInventory publishes an offer of inv. It requests a query if the units or their resources differ from those before. Nothing is
-// offered until it is known whether CDI can be used: an Allocate in between would give a container another way to its devices.
+// setInventory publishes an offer of inv. It requests a reading if the units or their resources differ from those before. Nothing is
+// offered until it is known whether CDI can be used: an Allocate in between would give a container another way to its devices; nor
+// until the devices are claimed: the kubelet would refuse pods that it starts again because of unhealthy devices. But devices of an
+// earlier driver are not offered any longer: its specification may have other device numbers. They are unhealthy then.
 func (t *tracker) setInventory(inv *inventory.Inventory) {
-	if inv.AwaitsCDI() {
-		return
-	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	ofEarlierDriver := t.inventory.Driver().State == gpu.DriverReady && t.inventory.Incarnation() != inv.Incarnation()
+	if inv.AwaitsHost() && !ofEarlierDriver {
+		return
+	}
 	units := make(map[deviceKey]int, inv.Len())
 	var pool, resource string
 	for u := range inv.Units() {
@@ -169,119 +150,69 @@ func (t *tracker) setInventory(inv *inventory.Inventory) {
 		units[deviceKey{resource, u.ID}] = u.Device.NUMANode
 	}
 	if !maps.Equal(units, t.units) {
-		t.requestQuery()
+		t.pods.Request()
 	}
 	t.inventory, t.units = inv, units
 	t.publish()
 }
 
-// run queries the kubelet on request, and regularly while the offer depends on pods, until ctx ends.
-func (t *tracker) run(ctx context.Context, task *watchdog.Task) {
-	defer task.Done()
-	requested := time.Now() // the latest time
+// followReadings applies each reading of the kubelet's records until ctx ends.
+func (t *tracker) followReadings(ctx context.Context) {
 	for {
-		wait := t.untilQuery(time.Since(requested))
-		task.Heartbeat(wait)
-		var due <-chan time.Time
-		if wait > 0 {
-			due = time.After(wait)
-		}
+		r, next := t.pods.LoadNext()
+		t.apply(r)
+		t.logRetained()
 		select {
-		case <-t.queries:
-			requested = time.Now()
-		case <-due:
+		case <-next:
 		case <-ctx.Done():
 			return
 		}
-		task.Heartbeat(t.timings.queryTimeout + t.timings.minInterval)
-		t.query(ctx)
-		if !watch.Sleep(ctx, t.timings.minInterval) {
-			return
-		}
 	}
 }
 
-// untilQuery returns the time to the next query, given the time since the latest request; 0 = wait for a request.
-func (t *tracker) untilQuery(sinceRequest time.Duration) time.Duration {
-	switch {
-	case t.socket != "" && sinceRequest < t.timings.active:
-		return min(max(sinceRequest, t.timings.minInterval), t.timings.maxInterval)
-	case t.offers.Load().dependsOnPods():
-		return t.timings.maxInterval
-	default:
-		return 0
+// dependsOnPods reports whether the offer, or what is known of an allocation, may change when a pod ends.
+func (t *tracker) dependsOnPods() bool {
+	if t.offers.Load().dependsOnPods() {
+		return true
 	}
-}
-
-// query queries the kubelet for what pods hold and updates the allocations. Without a socket only time has passed for them.
-func (t *tracker) query(ctx context.Context) {
-	t.mu.Lock()
-	u := update{offered: t.units, driverReady: t.inventory.Driver().State == gpu.DriverReady}
-	t.mu.Unlock()
-	if t.socket == "" {
-		u.now = time.Now()
-		t.apply(u)
-		return
-	}
-	limit, cancel := context.WithTimeout(ctx, t.timings.queryTimeout)
-	answer, err := podresources.List(limit, t.socket)
-	cancel()
-	if ctx.Err() != nil {
-		return
-	}
-	u.now = time.Now()
-	if err == nil {
-		u.answer, u.partial = &answer, answer.Partial(u.now, t.timings.startup)
-	}
-	t.recordAnswer(&u, err)
-	t.apply(u)
-}
-
-// recordAnswer records whether the kubelet answered, logs a change of that, and decides whether an answer is to be expected.
-func (t *tracker) recordAnswer(u *update, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if err == nil {
-		if t.unavailable || t.answered.IsZero() {
-			t.log.Info("pod-resources API available", "socket", t.socket)
-		}
-		t.answered, t.unavailable = u.now, false
-		if !u.partial {
-			t.complete = u.now
-		}
-		return
-	}
-	if !t.unavailable {
-		t.log.Info("pod-resources API unavailable: devices that pods hold are not known", "socket", t.socket, "error", err)
-	}
-	latest := t.started
-	if t.answered.After(latest) {
-		latest = t.answered
-	}
-	t.unavailable = true
-	u.unavailable = errors.Is(err, podresources.ErrNoDirectory) || u.now.Sub(latest) >= t.timings.stale
+	return t.allocations.unsettled() && !t.allocations.unread
 }
 
-// apply updates the allocations, and publishes an offer if they differ.
-func (t *tracker) apply(u update) {
+// apply updates the allocations by a reading, unless a later one was applied, and publishes an offer if they differ.
+func (t *tracker) apply(r podresources.Reading) {
 	t.mu.Lock()
+	defer t.mu.Unlock()
+	if r.Began.Before(t.applied) || r.Began.IsZero() {
+		return
+	}
+	t.applied = r.Began
 	previous := t.allocations
-	u.served = t.served
-	t.allocations = previous.apply(u, t.timings)
+	t.allocations = previous.apply(update{
+		now: time.Now(), offered: t.units, driverReady: t.inventory.Driver().State == gpu.DriverReady, served: t.served,
+		reading: r, unread: t.pods.Absent(),
+	}, t.timings)
 	if !t.allocations.equivalent(previous) {
 		t.publish()
 	}
-	stored := func(a, b allocation) bool { return a.numaNode == b.numaNode && a.withdrawnAt.Equal(b.withdrawnAt) }
+	if now := time.Now(); t.allocations.awaitsCheckpoint(now) && now.Sub(t.resent) >= t.timings.resend {
+		t.resent = now
+		watch.Notify(t.resend)
+		t.pods.Request()
+	}
+	stored := func(a, b allocation) bool {
+		return a.numaNode == b.numaNode && a.withdrawnAt.Equal(b.withdrawnAt) && a.kept() == b.kept()
+	}
 	if !maps.EqualFunc(previous.byKey, t.allocations.byKey, stored) {
 		watch.Notify(t.unsaved)
 	}
-	t.mu.Unlock()
-	t.logRetained(u.driverReady)
 }
 
 // logRetained logs the retained IDs of the resources whose IDs, or pods, differ from those in the log.
-func (t *tracker) logRetained(driverReady bool) {
-	retained := t.offers.Load().retainedIDs()
+func (t *tracker) logRetained() {
+	latest := t.offers.Load()
+	retained, driverReady := latest.retained, latest.inventory.Driver().State == gpu.DriverReady
 	for resource, ids := range retained {
 		if driverReady && t.logged[resource] != ids {
 			t.log.Info(retainedText, "resource", resource, "ids", ids)

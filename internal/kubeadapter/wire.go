@@ -2,6 +2,7 @@ package kubeadapter
 
 import (
 	"errors"
+	"slices"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -67,7 +68,21 @@ func allocateError(resource string, err error) error {
 	if _, ok := errors.AsType[*inventory.UnknownUnitsError](err); ok {
 		return status.Error(codes.NotFound, err.Error())
 	}
+	if unhealthy, ok := errors.AsType[*inventory.UnhealthyUnitsError](err); ok {
+		unhealthy.Units = withoutNames(unhealthy.Units)
+	}
 	return status.Error(codes.FailedPrecondition, err.Error())
+}
+
+// withoutNames returns units whose health does not name the work that has them: the text goes to the pod of another tenant.
+func withoutNames(units []inventory.Unit) []inventory.Unit {
+	units = slices.Clone(units)
+	for i, u := range units {
+		if r := u.Health.Reason; r == health.ReasonHeld || r == health.ReasonOccupied {
+			units[i].Health.Detail = "by other work"
+		}
+	}
+	return units
 }
 
 func unitIDs(ids []string) []inventory.UnitID {

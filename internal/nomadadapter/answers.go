@@ -11,7 +11,7 @@ import (
 func Groups(inv *inventory.Inventory, by config.GroupBy) []*device.DeviceGroup {
 	_, groups := assignment{by: by}.groups(inv)
 	all := []*device.DeviceGroup{}
-	for _, l := range newListings(inv.Driver(), groups) {
+	for _, l := range newListings(inv, groups) {
 		all = append(all, l.wire())
 	}
 	return all

@@ -133,17 +133,17 @@ func (f *fingerprinter) follow(ctx context.Context, src Source) {
 	}
 }
 
-// update sets what is to be sent: nothing if the groups of inv were sent last, or if the driver has not answered yet and
-// devices were sent before. No devices are sent until the names of earlier processes are loaded: under another name Nomad
+// update sets what is to be sent: nothing if the groups of inv were sent last, or if devices were sent before and the driver has not
+// answered yet or devices are unhealthy for milliseconds. No devices are sent until the names of earlier processes are loaded: under another name Nomad
 // would take an allocated device for a free one.
 func (f *fingerprinter) update(inv *inventory.Inventory) {
 	f.next = nil
-	if f.sent != nil && inv.Driver().State == gpu.DriverPending {
+	if f.sent != nil && (inv.Driver().State == gpu.DriverPending || inv.AwaitsHost()) {
 		return
 	}
 	next := []listing{}
 	if f.names.loading() == nil {
-		next = newListings(inv.Driver(), f.names.groups(inv, f.by))
+		next = newListings(inv, f.names.groups(inv, f.by))
 		f.awaitSave(f.names.saveAttempt())
 	} else if f.sent != nil {
 		return

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"os"
 	"slices"
 	"syscall"
 
@@ -53,8 +52,8 @@ func (f *groupFile) load() (assignment, []byte, error) {
 			return saved, text, nil
 		}
 	}
-	renamed := f.path + ".broken"
-	if failed := os.Rename(f.path, renamed); failed != nil {
+	renamed, failed := statefile.SetAside(f.path, "broken")
+	if failed != nil {
 		return assignment{}, nil, errors.Join(err, failed)
 	}
 	f.log.Warn("invalid group name file, renamed; groups may get other names", "file", renamed, "error", err)

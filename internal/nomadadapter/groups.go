@@ -43,11 +43,11 @@ type listedDevice struct {
 // documentation).
 const unhealthyKey = "unhealthy"
 
-// newListings returns the fingerprint of the groups, not nil. Equal groups give equal listings.
-func newListings(driver gpu.Driver, groups []group) []listing {
+// newListings returns the fingerprint of groups of an inventory, not nil. Equal groups give equal listings.
+func newListings(inv *inventory.Inventory, groups []group) []listing {
 	all := make([]listing, 0, len(groups))
 	for _, g := range groups {
-		l := listing{groupType: g.key.groupType, name: g.name, attributes: commonAttributes(driver, g.units)}
+		l := listing{groupType: g.key.groupType, name: g.name, attributes: commonAttributes(inv.Driver(), g.units)}
 		unhealthy := 0
 		l.devices = make([]listedDevice, len(g.units))
 		for i := range g.units {
@@ -56,10 +56,10 @@ func newListings(driver gpu.Driver, groups []group) []listing {
 			if !d.healthy {
 				unhealthy++
 			}
-			if i > 0 && u.Health == g.units[i-1].Health { // another replica, most likely
+			if i > 0 && u.Device.ID == g.units[i-1].Device.ID && u.Health == g.units[i-1].Health { // another replica
 				d.description = l.devices[i-1].description
-			} else if text := u.Health.String(); text != health.Healthy.String() {
-				d.description = text
+			} else {
+				d.description = descriptionOf(inv, *u)
 			}
 		}
 		if unhealthy > 0 {
@@ -68,6 +68,17 @@ func newListings(driver gpu.Driver, groups []group) []listing {
 		all = append(all, l)
 	}
 	return all
+}
+
+// descriptionOf is the health of a unit with all its conditions; "" = healthy without remarks.
+func descriptionOf(inv *inventory.Inventory, u inventory.Unit) string {
+	if u.Health == (health.Health{}) {
+		return ""
+	}
+	if all := inv.Conditions(u); len(all) > 0 {
+		return health.Text(all)
+	}
+	return u.Health.String()
 }
 
 func (l listing) equal(o listing) bool {

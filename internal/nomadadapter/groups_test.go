@@ -195,3 +195,22 @@ func TestFingerprintsAreSmall(t *testing.T) {
 		t.Logf("%s: %d bytes, %d each", name, size, size/all)
 	}
 }
+
+// With several faults the description has the one that is hardest to clear, and then the others, each with its own action.
+func TestDescriptionOfTwoFaults(t *testing.T) {
+	at := gpu.WholeGPU(coretest.GPU(1))
+	failed := health.Observation{At: at, Kind: health.Checked, Sample: health.Sample{RemapFailed: health.Yes, RecoveryAction: health.RecoveryReset}}
+	inv := inventoryWith(defaultCore(), coretest.GPUs(2), health.Observation{At: at, Kind: health.XID, Code: 48}, failed, failed)
+	text := firstGroups(inv)[0].Devices[1].HealthDesc
+	for _, want := range []string{
+		"unhealthy: row remapping failed since ", "; recovery action: GPU reset; action: run field diagnostics, replace the GPU if they fail; clears: operator; also ",
+		"; also unhealthy: XID 48 uncorrectable memory error since ", "; action: drain and reset the GPU; clears: ",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in %q", want, text)
+		}
+	}
+	if !strings.HasPrefix(text, "unhealthy: row") || len(text) > 500 {
+		t.Errorf("%d bytes: %s", len(text), text)
+	}
+}

@@ -101,6 +101,14 @@ func TestInvalidGroupFile(t *testing.T) {
 				t.Errorf("%d lines in the log, want 1:\n%s", n, s.Log.String())
 			}
 			checkProcess(t, dir, twoPairs, inIslands(0, 0, -1, -1))
+
+			write(t, path, text+" ")
+			checkProcess(t, dir, onePair, inIslands(0, 0, -1, -1))
+			for file, want := range map[string]string{path + ".broken": text, path + ".broken.1": text + " "} {
+				if got, err := os.ReadFile(file); err != nil || string(got) != want {
+					t.Errorf("after a second one, %s has %q, %v", filepath.Base(file), got, err)
+				}
+			}
 		})
 	}
 }

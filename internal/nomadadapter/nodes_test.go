@@ -152,8 +152,8 @@ func (a assignment) with(inv *inventory.Inventory) assignment {
 }
 
 // deviceGroups returns groups as Nomad's type.
-func deviceGroups(driver gpu.Driver, groups []group) (all []*device.DeviceGroup) {
-	for _, l := range newListings(driver, groups) {
+func deviceGroups(inv *inventory.Inventory, groups []group) (all []*device.DeviceGroup) {
+	for _, l := range newListings(inv, groups) {
 		all = append(all, l.wire())
 	}
 	return all
@@ -162,7 +162,7 @@ func deviceGroups(driver gpu.Driver, groups []group) (all []*device.DeviceGroup)
 // groups returns the groups of inv under an assignment, as Nomad's type.
 func groups(inv *inventory.Inventory, a assignment) []*device.DeviceGroup {
 	_, all := a.groups(inv)
-	return deviceGroups(inv.Driver(), all)
+	return deviceGroups(inv, all)
 }
 
 // firstGroups returns the groups of inv in a new plugin.

@@ -266,6 +266,6 @@ func TestGroupByChanges(t *testing.T) {
 		{config.GroupByNUMA, inGroups(" NUMA 0", " NUMA 1")},
 		{config.GroupByNVLink, inIslands(0, 0)},
 	} {
-		checkEqual(t, fmt.Sprint(step.by), step.want, groupByDevice(t, deviceGroups(inv.Driver(), r.groups(inv, step.by))))
+		checkEqual(t, fmt.Sprint(step.by), step.want, groupByDevice(t, deviceGroups(inv, r.groups(inv, step.by))))
 	}
 }

@@ -200,7 +200,7 @@ func TestDRAClaim(t *testing.T) {
 	if again, problem := d.prepare(driver, claim); problem != "" || !slices.Equal(again, names) {
 		t.Errorf("the second time: %v, %q", again, problem)
 	}
-	if _, problem := d.prepare(driver, d.claim("second", 2)); !strings.Contains(problem, "team/train") {
+	if _, problem := d.prepare(driver, d.claim("second", 2)); !strings.Contains(problem, "held by other work") {
 		t.Errorf("a second claim on the GPU: %q", problem)
 	}
 

@@ -62,6 +62,11 @@ func (n *nomadAPI) allocations(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// withoutACL answers as servers without ACLs do.
+func withoutACL(w http.ResponseWriter, _ *http.Request) {
+	http.Error(w, "ACL support disabled", http.StatusBadRequest)
+}
+
 func startNomadAPI(t *testing.T) (*nomadAPI, string) {
 	t.Helper()
 	n := &nomadAPI{index: 1, changed: make(chan struct{})}
@@ -70,6 +75,7 @@ func startNomadAPI(t *testing.T) (*nomadAPI, string) {
 		fmt.Fprint(w, `{"stats":{"client":{"node_id":"f7476465"}}}`)
 	})
 	mux.HandleFunc("/v1/node/f7476465/allocations", n.allocations)
+	mux.HandleFunc("/v1/acl/", withoutACL)
 	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
 	return n, server.URL

@@ -26,6 +26,7 @@ func TestOwnersFromTheNomadAgent(t *testing.T) {
 		fmt.Fprintf(w, `[{"ID":%q,"Namespace":"default","JobID":"train","ClientStatus":"running","AllocatedResources":{"Tasks":{"main":{"Devices":`+
 			`[{"Vendor":"nvidia","Type":"gpu","Name":"H100","DeviceIDs":[%q]}]}}}}]`, alloc, a.driver.UUID(3))
 	})
+	api.HandleFunc("/v1/acl/", withoutACL)
 	server := httptest.NewServer(api)
 	t.Cleanup(server.Close) // after the agent has ended, whose query is open
 	a.settings["nomad_address"] = server.URL

@@ -1,11 +1,15 @@
 package golden
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 // Policy files for validate and for the agents. mixed and broken are also what the scripted run reloads.
@@ -123,6 +127,41 @@ func TestErrors(t *testing.T) {
 		fmt.Fprintln(&all, typed(t, dir, c...))
 	}
 	compare(t, "errors", all.String())
+}
+
+// What is wrong with a command line or a configuration is written, however late its reader is: a process that ends with exit code 1 and
+// without a reason helps nobody.
+func TestErrorsWaitForTheirReader(t *testing.T) {
+	t.Parallel()
+	for _, words := range [][]string{
+		{k8sGPU, "--mig-strategy=all", "validate"}, {nomadGPU, "inspect", "--mig-strategy=all"},
+		{k8sGPU, "--mig-strategy=all"}, // the agent, whose log does not block it, waits for some seconds
+	} {
+		r, w, err := os.Pipe()
+		must(t, err)
+		full := fill(t, w)
+		cmd := exec.CommandContext(t.Context(), filepath.Join(bin, words[0]), words[1:]...)
+		cmd.Stderr, cmd.Env = w, []string{}
+		must(t, cmd.Start(), w.Close())
+		time.Sleep(500 * time.Millisecond) // it has nothing else to wait for
+		text, err := io.ReadAll(r)
+		must(t, err, r.Close())
+		_ = cmd.Wait() // its exit code is 1
+		if got := string(text[full:]); !strings.Contains(got, "want none, single or mixed") {
+			t.Errorf("%q: exit code %d, and stderr has %q", words, cmd.ProcessState.ExitCode(), got)
+		}
+	}
+}
+
+// fill fills a pipe and returns the number of bytes.
+func fill(t *testing.T, w *os.File) (size int) {
+	t.Helper()
+	must(t, w.SetWriteDeadline(time.Now().Add(100*time.Millisecond)))
+	size, err := w.Write(make([]byte, 1<<20))
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatal(err)
+	}
+	return size
 }
 
 func TestValidate(t *testing.T) {

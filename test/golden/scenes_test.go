@@ -27,12 +27,13 @@ var scenes = []struct {
 	steps                 []step
 	events                string // awaited in the metrics after the other steps: whether events of all GPUs are received
 	check                 string // reservation_check
+	overlap               string // "" = refuse
 }{
 	{name: "h100x8", machine: "h100x8", steps: start(`"index": 7`)},
 	{name: "a30 with MIG", machine: "a30", steps: start(`"index": 1`)},
 	{name: "gb200", machine: "gb200", steps: start(`"index": 1`)},
 	{
-		name: "consumer, one state directory", machine: "consumer",
+		name: "consumer, one state directory", machine: "consumer", overlap: "warn",
 		prepare: func(h *host) error { h.shared = true; return nil }, steps: start(`"agent": `),
 	},
 	{name: "no GPUs", machine: "none", steps: start(`"ready"`)},
@@ -76,6 +77,9 @@ func TestScenes(t *testing.T) {
 				more := map[string]string{"health_period": "200ms"}
 				if s.check != "" {
 					more["reservation_check"] = s.check
+				}
+				if s.overlap != "" {
+					more["overlap"] = s.overlap
 				}
 				k, n := h.startK8s(more), h.startNomad(more)
 				for _, step := range s.steps {

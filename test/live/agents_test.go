@@ -3,6 +3,7 @@ package live
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,9 +21,9 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// shortSettings are short intervals, by their names in Nomad's block.
+// shortSettings are short intervals, by their names in Nomad's block. Each agent offers what the other does, too, unless a test refuses that.
 var shortSettings = map[string]string{
-	"health_period": "200ms", "health_settle": "200ms", "recovery_dwell": "200ms", "recovery_limit": "100",
+	"overlap": "warn", "health_period": "200ms", "health_settle": "200ms", "recovery_dwell": "200ms", "recovery_limit": "100",
 }
 
 // agents are the built agents, both on one machine. One that ends is started again, as Nomad and the DaemonSet do.
@@ -55,6 +56,7 @@ var bothAgents = []string{nomadGPU, k8sGPU}
 // startAgents starts both agents on a machine.
 func startAgents(t *testing.T, o options) *agents {
 	t.Helper()
+	_ = binaries.Path(t, k8sGPU)         // builds both, which may take longer than the tests wait for the agents
 	dir, err := os.MkdirTemp("", "live") // t.TempDir's names are too long for a socket
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
@@ -115,6 +117,13 @@ func (a *agents) supervise(name string, run func(log *os.File) error) {
 	}
 }
 
+// more are the settings of both agents beside their paths.
+func (o options) more() map[string]string {
+	all := maps.Clone(shortSettings)
+	maps.Copy(all, o.settings)
+	return all
+}
+
 // runK8sGPU runs a process of k8s-gpu until it ends.
 func (a *agents) runK8sGPU(log *os.File) error {
 	args := []string{
@@ -125,10 +134,8 @@ func (a *agents) runK8sGPU(log *os.File) error {
 	if a.policyFile != "" {
 		args = append(args, "--config-file", a.policyFile)
 	}
-	for _, settings := range []map[string]string{shortSettings, a.settings} {
-		for key, value := range settings {
-			args = append(args, "--"+strings.ReplaceAll(key, "_", "-")+"="+value)
-		}
+	for key, value := range a.more() {
+		args = append(args, "--"+strings.ReplaceAll(key, "_", "-")+"="+value)
 	}
 	cmd := exec.CommandContext(a.ctx, binaries.Path(a.t, k8sGPU), args...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
@@ -154,10 +161,8 @@ func (a *agents) runNomadGPU(log *os.File) error {
 		"driver_root": a.Root, "dev_root": a.Root, "sysfs_root": a.Root + "/sys", "procfs_root": a.Root + "/proc",
 		"state_dir": a.stateDir, "fingerprint_period": "1s", "kernel_log": "off", "policy_file": a.policyFile,
 	}
-	for _, settings := range []map[string]string{shortSettings, a.settings} {
-		for key, value := range settings {
-			block[key] = value
-		}
+	for key, value := range a.more() {
+		block[key] = value
 	}
 	if err := nomadtest.SetConfig(p, block); err != nil {
 		return err

@@ -154,10 +154,16 @@ type change struct {
 	silent    []string // resources without an update
 }
 
-// change makes a change, checks its effect, and returns how long it took to reach both orchestrators. Former units may still be
-// listed as unhealthy: the kubelet keeps one for 10 s after its last Allocate.
+// change makes a change, checks its effect, and returns how long it took to reach both orchestrators. Former units may still be listed as
+// unhealthy afterwards: some seconds after their last Allocate they are removed, which must not be taken for an effect of the next change.
 func (s *scene) change(c change) time.Duration {
 	s.t.Helper()
+	s.eventually(c.what+": former units are removed before", func() bool {
+		return !slices.ContainsFunc(c.silent, func(resource string) bool {
+			devices, _ := s.kubelet.Devices(resource)
+			return slices.ContainsFunc(devices, func(d *v1beta1.Device) bool { return d.GetHealth() != v1beta1.Healthy })
+		})
+	})
 	since, began := s.mark(), time.Now()
 	must(s.t, c.do())
 	if c.units == nil {

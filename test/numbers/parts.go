@@ -61,7 +61,7 @@ var parts = []part{
 	{"claims of other agents", []string{module + "internal/hostwatch.(*Watcher).watchClaims"}},
 	{"MPS daemons", []string{module + "internal/hostwatch"}},
 	{"kubelet's directory", []string{module + "internal/kubeadapter.(*kubelet)", "github.com/fsnotify/fsnotify"}},
-	{"pod resources", []string{module + "internal/kubeadapter.(*tracker).run", module + "internal/kubeadapter/podresources"}},
+	{"pod resources", []string{module + "internal/kubeadapter.(*tracker).followReadings", module + "internal/kubeadapter/podresources"}},
 	{"lists for kubelet", []string{module + "internal/kubeadapter"}},
 	{"fingerprint", []string{module + "internal/nomadadapter.(*Plugin).fingerprint", module + "internal/nomadadapter.(*fingerprinter)"}},
 	{"control socket", []string{module + "internal/control"}},

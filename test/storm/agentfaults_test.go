@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"time"
+
+	"github.com/tandem-gpu/tandem/internal/filelock"
 )
 
 // agentKinds are the faults of agents and their files.
@@ -25,11 +27,13 @@ func (p *twoAgents) agentKinds() (kinds []kind) {
 			{name: name + " can open no file", weight: 7, domains: both[1:], lasts: full, begin: a.fill, end: a.free},
 			{name: name + " starts without files", weight: 8, domains: both, lasts: full, begin: a.startFull, end: a.free},
 			{name: name + " has a foreign history", weight: 4, domains: both, lasts: down, begin: a.foreignHistory, end: a.startAgain},
+			{name: name + " has damaged claims", weight: 4, domains: both[1:], lasts: down, begin: a.damageClaims, end: a.repairClaims},
 			{name: name + " rebinds", weight: 2, domains: both, begin: a.rebind},
 		}...)
 	}
 	return append(kinds,
 		kind{name: "foreign state directory", weight: 2, domains: append(files, agentNames...), lasts: down, begin: p.foreignDirectory, end: p.startAll},
+		kind{name: "claims are locked", weight: 4, domains: files, lasts: full, begin: p.lockClaims, end: p.unlockClaims},
 		kind{name: "policy changes", weight: 2, domains: files, begin: p.changeSplit},
 	)
 }
@@ -67,6 +71,33 @@ func (a *agent) free(*fault) error {
 	now := time.Now()
 	return errors.Join(a.command("free", ""), a.p.Sync(), os.Chtimes(filepath.Join(a.p.Root, "faults"), now, now))
 }
+
+// damageClaims makes the file of the agent's claims one that can't be used, or of a later version. An agent that runs writes it again.
+func (a *agent) damageClaims(*fault) error {
+	good, err := os.ReadFile(a.claimsPath())
+	if err != nil || !json.Valid(good) {
+		return errSkipped
+	}
+	a.damage = [][]byte{nil, good[:len(good)/2], []byte("\x00\xff"), []byte(`{"version": 1000}`)}[a.p.random.IntN(4)]
+	a.claims = good
+	return os.WriteFile(a.claimsPath(), a.damage, 0o600)
+}
+
+// repairClaims puts the file back, unless its agent has written it again.
+func (a *agent) repairClaims(*fault) error {
+	if text, err := os.ReadFile(a.claimsPath()); err != nil || !bytes.Equal(text, a.damage) {
+		return err
+	}
+	return os.WriteFile(a.claimsPath(), a.claims, 0o600)
+}
+
+// lockClaims holds the lock that agents take to read and write claims.
+func (p *twoAgents) lockClaims(*fault) (err error) {
+	p.claimsLock, err = filelock.Wait(p.ctx, filepath.Join(p.stateDir, "claims"))
+	return err
+}
+
+func (p *twoAgents) unlockClaims(*fault) error { return p.claimsLock.Close() }
 
 var (
 	uuidStart  = regexp.MustCompile(`\b(GPU|MIG)-[0-9a-f]{8}`)

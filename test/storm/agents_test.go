@@ -22,6 +22,8 @@ type agent struct {
 	name    string
 	p       *twoAgents
 	process *process // nil while none runs
+
+	claims, damage []byte // of the file of claims, before and after it was damaged
 }
 
 // process is one process of an agent.

@@ -4,7 +4,8 @@
 //
 // TestStorm and TestStormOnMIG have one agent, in this process, with both adapters behind their real protocols. No stream ends by
 // itself, no GPU that is known to be faulty is offered, no GPU without a fault is withdrawn, both orchestrators have the same, all shares of
-// a device have the same health, and requests are answered within a limit. TestStormOnMIG has a policy: exclusive GPUs and instances, shares
+// a device have the same health, no XID counts more often than it was raised, of equally bad conditions the health is one that only an operator
+// clears if there is one, and requests are answered within a limit. TestStormOnMIG has a policy: exclusive GPUs and instances, shares
 // by time-slicing and by MPS, a reserved GPU.
 //
 //	plan (from a seed) -> simulated machine -> session -> monitor -> adapters -> orchestrators
@@ -16,7 +17,7 @@
 //
 // TestStormOfTwoAgents has both agents, each in a process of its own, with a policy by index and count that divides the machine: GPUs
 // are removed, added and reordered, agents end, are killed, can't open files, and find the history or the state directory of another
-// machine; the wall clock jumps. In a period, which a rebind or another policy ends, a device is in one pool of one agent; no GPU of
+// machine; files of claims are damaged and locked; the wall clock jumps. In a period, which a rebind or another policy ends, a device is in one pool of one agent; no GPU of
 // another machine is listed as lost; nothing of a valid history is lost.
 //
 //	plan (from a seed) -> simulated machine -> two agents -> inventories -> assignments: who offers what, by period

@@ -158,6 +158,7 @@ func (w *oneAgent) quietPeriod(driver bool) {
 		w.resetGPUs()
 	}
 	w.await("everything", limit, func(string, int) bool { return false })
+	w.checkCounts()
 	w.reserveAll()
 	w.checkViolations(1, func(string) bool { return false })
 	w.views.check(w)
@@ -223,17 +224,22 @@ func (w *oneAgent) resetGPUs() {
 		must(w.t, w.Reset(n))
 	}
 	for n, gpu := range unhealthy {
-		if !w.until(recovery, func() bool { return w.cause(gpu) == "" || w.cause(gpu) == needsService }) && w.ctx.Err() == nil {
-			w.fail("GPU %d was reset, and still is %s", n, w.cause(gpu))
-		}
-		if w.cause(gpu) == needsService {
-			w.clearService(n, gpu)
+		for range operatorOnly {
+			if !w.until(recovery, func() bool { return w.cause(gpu) == "" || slices.Contains(operatorOnly, w.cause(gpu)) }) && w.ctx.Err() == nil {
+				w.fail("GPU %d was reset, and still is %s", n, w.cause(gpu))
+			}
+			if cause := w.cause(gpu); cause != "" {
+				w.clear(n, gpu, cause)
+			}
 		}
 	}
 }
 
 // needsService is the cause of a GPU that an operator must check.
 const needsService = "NEEDS_SERVICE"
+
+// operatorOnly are the causes that only an operator clears.
+var operatorOnly = []string{needsService, "ROW_REMAP_FAILED"}
 
 // cause is why a GPU is not offered; "" if it is.
 func (w *oneAgent) cause(id gpu.DeviceID) string {
@@ -243,17 +249,31 @@ func (w *oneAgent) cause(id gpu.DeviceID) string {
 	return ""
 }
 
-// clearService is an operator's command that a GPU is healthy which had the same XID again after a reset. No other may need it.
-func (w *oneAgent) clearService(n int, gpu gpu.DeviceID) {
+// clear is an operator's command that a fault of a GPU is over. Only a GPU that had the same XID again after a reset may need service.
+func (w *oneAgent) clear(n int, gpu gpu.DeviceID, cause string) {
 	again := false
 	for xid, times := range w.xids {
 		again = again || xid.slot == n && times > 1
 	}
-	if !again {
+	if !again && cause == needsService {
 		w.fail("GPU %d needs service, and had no XID twice", n)
 	}
-	if _, err := w.monitor.Clear(w.ctx, health.Command{GPU: gpu, Cause: needsService}); err != nil && w.ctx.Err() == nil {
+	if _, err := w.monitor.Clear(w.ctx, health.Command{GPU: gpu, Cause: cause}); err != nil && w.ctx.Err() == nil {
 		w.fail("GPU %d: clear: %w", n, err)
+	}
+}
+
+// checkCounts fails the test if the agent has counted an XID more often than it was raised: an event can be in two event sets. An XID that was
+// raised while no process waits for events is not counted.
+func (w *oneAgent) checkCounts() {
+	ledger := w.monitor.State().Ledger
+	for _, d := range w.monitor.State().Snapshot.Devices {
+		history, _ := ledger.History(d.At.GPU)
+		for _, c := range history.FaultCounts {
+			if sent := w.sent[sentXID{d.At.GPU, c.Code}]; c.Reason == health.ReasonXID && c.Count > sent {
+				w.fail("%s: XID %d was counted %d times, and raised %d times", d.At.GPU, c.Code, c.Count, sent)
+			}
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package storm
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -64,18 +65,25 @@ type oneAgent struct {
 
 	// of the goroutine that makes faults
 	xids       map[gpuXID]int // severe ones of the whole run
-	needsReset map[int]bool   // slots whose GPU may need a reset
+	sent       map[sentXID]uint64
+	needsReset map[int]bool // slots whose GPU may need a reset
 	pending    sync.WaitGroup
 }
 
 type gpuXID struct{ slot, code int }
+
+// sentXID is an XID of a GPU, whichever slot that is in.
+type sentXID struct {
+	gpu  gpu.DeviceID
+	code uint64
+}
 
 // newOneAgent starts an agent with both adapters on a machine whose slots have policies.
 func newOneAgent(t testing.TB, o options, policies map[int]slotPolicy, prepare func(*simdriver.Machine) error) *oneAgent {
 	w := &oneAgent{
 		storm: newStorm(t, o), policies: policies, addresses: map[int]gpu.PCIAddress{},
 		expected: newExpectedState(o.limit(pause+probe+2300*time.Millisecond), o.limit(deadline)),
-		xids:     map[gpuXID]int{}, needsReset: map[int]bool{},
+		xids:     map[gpuXID]int{}, sent: map[sentXID]uint64{}, needsReset: map[int]bool{},
 	}
 	w.kinds = w.faultKinds()
 	w.onSlow = func(f *fault, took time.Duration) {
@@ -120,7 +128,7 @@ func (w *oneAgent) startMonitor(running *sync.WaitGroup) {
 	w.monitor.SetHost(w.daemons())
 	running.Go(func() {
 		for inv := range w.monitor.Watch(w.ctx) {
-			if err := onePool(inv); err != nil {
+			if err := errors.Join(onePool(inv), hardestFirst(inv)); err != nil {
 				w.fail("%w", err)
 			}
 		}
@@ -143,6 +151,21 @@ func onePool(inv *inventory.Inventory) error {
 			return fmt.Errorf("%s is offered in two pools: %s and %s", u.Device.ID, other, u.Pool)
 		}
 		pools[u.Device.ID] = u.Pool
+	}
+	return nil
+}
+
+// hardestFirst returns an error if the health of a unit is a condition that ends by itself or by a reset, while an equally bad one of its
+// GPU has to be cleared by an operator.
+func hardestFirst(inv *inventory.Inventory) error {
+	operatorOnly := func(h health.Health) bool { return h.Clears == "operator" }
+	for u := range inv.Units() {
+		all := inv.Conditions(u)
+		for _, h := range all {
+			if h.State == u.Health.State && operatorOnly(h) && !operatorOnly(u.Health) && u.Health.Reason < health.ReasonWithdrawn {
+				return fmt.Errorf("%s is %s, and hides %s", u.ID, u.Health, h)
+			}
+		}
 	}
 	return nil
 }

@@ -192,7 +192,25 @@ func (w *oneAgent) severeXID(f *fault) error {
 	return w.sendXID(f)
 }
 
-func (w *oneAgent) sendXID(f *fault) error { return w.XID(f.slot, uint64(f.count)) }
+func (w *oneAgent) sendXID(f *fault) error {
+	w.sent[sentXID{gpu.DeviceID(w.UUID(f.slot)), uint64(f.count)}]++
+	return w.XID(f.slot, uint64(f.count))
+}
+
+// manyXIDs raises one XID many times.
+func (w *oneAgent) manyXIDs(f *fault) error {
+	w.sent[sentXID{gpu.DeviceID(w.UUID(f.slot)), 31}] += uint64(f.count)
+	return w.Storm(f.slot, 31, f.count)
+}
+
+// failRemap makes the GPU fail to remap a row, beside an XID after which it needs a reset: no reset repairs it.
+func (w *oneAgent) failRemap(f *fault) error {
+	w.expected.change(f.slot, disturb)
+	return errors.Join(w.Set(f.slot, "remapped_failed", "yes"), w.severeXID(f))
+}
+
+// repairRemap has an operator replace the memory. The condition stays until an operator clears it.
+func (w *oneAgent) repairRemap(f *fault) error { return w.Set(f.slot, "remapped_failed", "no") }
 
 func (w *oneAgent) sendEvent(f *fault) error {
 	if f.count >= 0x400 {

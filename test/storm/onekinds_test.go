@@ -35,7 +35,8 @@ func (w *oneAgent) faultKinds() []kind {
 		{name: "application XID", weight: 7, gpu: true, draw: drawXID(13, 31, 43, 45, 69), begin: w.sendXID},
 		{name: "other XID", weight: 4, gpu: true, draw: drawXID(63, 92, 94, 7, 109, 145, 154, 999, 1234), begin: w.disturbing(w.sendXID)},
 		{name: "event", weight: 5, gpu: true, draw: drawEvent, begin: w.sendEvent},
-		{name: "many XIDs", weight: 3, gpu: true, draw: drawMany, begin: func(f *fault) error { return w.Storm(f.slot, 31, f.count) }},
+		{name: "many XIDs", weight: 3, gpu: true, draw: drawMany, begin: w.manyXIDs},
+		{name: "failed row remap and XID", weight: 3, domains: bus, gpu: true, draw: drawXID(48, 95), begin: w.failRemap, end: w.repairRemap},
 
 		{name: "event calls", weight: 5, domains: driver, draw: drawEventCall, begin: w.callOfAll, end: w.healAll},
 		{name: "driver call", weight: 3, domains: driver, driver: true, draw: drawDriverCall, begin: w.callOfAll, end: w.healAll},

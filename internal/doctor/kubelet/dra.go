@@ -135,7 +135,7 @@ func minorVersion(version string) (int, bool) {
 // rights writes a slice as the agent does, without storing it: RBAC and admission policies decide as for a real one.
 func (o DRA) rights(ctx context.Context, client *kubeapi.Client) []doctor.Finding {
 	slice := kubeapi.ResourceSlice{
-		Metadata: kubeapi.ObjectMeta{Name: o.Slices + "doctor"},
+		Metadata: kubeapi.ObjectMeta{Name: o.Slices + "0-doctor"},
 		Spec: kubeapi.ResourceSliceSpec{
 			Driver: o.Driver, NodeName: o.Node, Pool: kubeapi.ResourcePool{Name: o.Node, Generation: 1, ResourceSliceCount: 1},
 		},

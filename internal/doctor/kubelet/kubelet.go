@@ -147,7 +147,7 @@ func (o Options) podResources(ctx context.Context, f *doctor.Facts) []doctor.Fin
 	if o.KubeletSocket != "" && dial(ctx, o.KubeletSocket) != nil {
 		return []doctor.Finding{finding(check, doctor.Skipped, "kubelet", "not checked: see kubelet", "")}
 	}
-	answer, err := podresources.List(ctx, o.PodResourcesSocket)
+	allocatable, err := podresources.Allocatable(ctx, o.PodResourcesSocket) // unlike List it changes nothing in the kubelet
 	switch {
 	case errors.Is(err, podresources.ErrNoDirectory):
 		return []doctor.Finding{finding(check, doctor.Warning, filepath.Dir(o.PodResourcesSocket), "the folder of the pod-resources API does not exist here: which pods hold which devices is not known",
@@ -155,16 +155,14 @@ func (o Options) podResources(ctx context.Context, f *doctor.Facts) []doctor.Fin
 	case err != nil:
 		return []doctor.Finding{finding(check, doctor.Warning, o.PodResourcesSocket, "no answer: "+err.Error(), "systemctl status kubelet; run doctor as root")}
 	}
-	if allocatable, err := podresources.Allocatable(ctx, o.PodResourcesSocket); err == nil {
-		registered := map[string][]string{}
-		for _, d := range allocatable {
-			registered[d.Resource] = append(registered[d.Resource], d.ID)
-		}
-		if found := foreignDevices(f, o.PodResourcesSocket, registered); found != nil {
-			return found
-		}
+	registered := map[string][]string{}
+	for _, d := range allocatable {
+		registered[d.Resource] = append(registered[d.Resource], d.ID)
 	}
-	return []doctor.Finding{finding(check, doctor.OK, o.PodResourcesSocket, doctor.Noun(answer.Pods, "pod"), "")}
+	if found := foreignDevices(f, o.PodResourcesSocket, registered); found != nil {
+		return found
+	}
+	return []doctor.Finding{finding(check, doctor.OK, o.PodResourcesSocket, doctor.Noun(len(registered), "resource"), "")}
 }
 
 // dial reports whether a process accepts connections at a unix socket.

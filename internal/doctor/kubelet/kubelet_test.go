@@ -57,7 +57,7 @@ func TestForeignDevices(t *testing.T) {
 		severity doctor.Severity
 		text     string
 	}{
-		"own":     {map[string]string{"nvidia.com/gpu": "GPU-1", "nvidia.com/gpu.shared": "GPU-2::3", "other.com/gpu": "x"}, doctor.OK, "1 pod"},
+		"own":     {map[string]string{"nvidia.com/gpu": "GPU-1", "nvidia.com/gpu.shared": "GPU-2::3", "other.com/gpu": "x"}, doctor.OK, "3 resources"},
 		"foreign": {map[string]string{"nvidia.com/gpu": "nvidia0"}, doctor.Problem, "nvidia.com/gpu has devices of another plugin: nvidia0"},
 	} {
 		dir := t.TempDir()

@@ -37,17 +37,17 @@ func AdmissionPolicy(a Account) ([]byte, error) {
 	case a.Namespace != "" && (len(a.Namespace) > 63 || !namespaceForm.MatchString(a.Namespace)):
 		return nil, &setting.Error{Key: "--namespace", Value: a.Namespace, Remedy: "want the namespace of that account, or none for any"}
 	}
-	text, namespace := admission, "[^:]+"
+	if a == (Account{Name: DefaultAccount}) {
+		return []byte(admission), nil
+	}
+	namespace := "[^:]+"
 	if a.Namespace != "" {
 		namespace = a.Namespace
 	}
-	if a != (Account{Name: DefaultAccount}) { // the comment at the beginning is about that
-		_, text, _ = strings.Cut(text, "\napiVersion")
-		text = "apiVersion" + text
-	}
+	_, text, _ := strings.Cut(admission, "\napiVersion") // the comment at the beginning is about the default account
 	return []byte(strings.NewReplacer(
 		"\n  name: "+DefaultAccount+"\n", "\n  name: "+a.Name+"\n",
 		"policyName: "+DefaultAccount+"\n", "policyName: "+a.Name+"\n",
-		"'^system:serviceaccount:[^:]+:"+DefaultAccount+"$'", "'^system:serviceaccount:"+namespace+":"+strings.ReplaceAll(a.Name, ".", "[.]")+"$'",
-	).Replace(text)), nil
+		"'^system:serviceaccount:[^:]+:[^:]*"+DefaultAccount+"[^:]*$'", "'^system:serviceaccount:"+namespace+":"+strings.ReplaceAll(a.Name, ".", "[.]")+"$'",
+	).Replace("apiVersion" + text)), nil
 }

@@ -107,6 +107,7 @@ func TestConfigurations(t *testing.T) {
 func TestParseMemory(t *testing.T) {
 	for text, want := range map[string]uint64{
 		`"1Mi"`: 1 << 20, `"1.5Gi"`: 3 << 29, `"2G"`: 2e9, `1048576`: 1 << 20, `"8192Mi"`: 8 << 30, `"1Ti"`: 1 << 40,
+		`"4e9"`: 4e9, `4e9`: 4e9, `"2000000000000m"`: 2e9, `"0.000001P"`: 1e9,
 		`"1Ki"`: 0, `""`: 0, `"Gi"`: 0, `"-1Gi"`: 0, `"1e999999999"`: 0, `"1/3"`: 0, `"9999999Ti"`: 0, `"1m"`: 0, `{}`: 0,
 	} {
 		if got := parseMemory([]byte(text)); got != want {

@@ -6,6 +6,8 @@ import (
 	"math/big"
 	"slices"
 	"strings"
+
+	"github.com/tandem-gpu/tandem/internal/kubeapi"
 )
 
 // sharing reads the field sharing. MigDeviceConfig has no timeSlicingConfig.
@@ -109,35 +111,14 @@ func (p *parser) text(fields map[string]json.RawMessage, path, name string) (s s
 
 func isNull(v json.RawMessage) bool { return string(v) == "null" }
 
-// suffixes of a resource.Quantity that amounts of memory have, the longer ones first.
-var suffixes = []struct {
-	text   string
-	factor int64
-}{
-	{"Ki", 1 << 10}, {"Mi", 1 << 20}, {"Gi", 1 << 30}, {"Ti", 1 << 40},
-	{"k", 1e3}, {"M", 1e6}, {"G", 1e9}, {"T", 1e12},
-}
-
 // parseMemory parses a resource.Quantity, which is a string or a number, as bytes: at least 1Mi, since CUDA reads whole MiB. It returns 0
 // for anything else.
 func parseMemory(v json.RawMessage) uint64 {
-	text := strings.Trim(string(v), `"`)
-	factor := int64(1)
-	for _, s := range suffixes {
-		if rest, ok := strings.CutSuffix(text, s.text); ok {
-			text, factor = rest, s.factor
-			break
-		}
-	}
-	if text == "" || strings.Trim(text, "0123456789.") != "" {
-		return 0
-	}
-	r, ok := new(big.Rat).SetString(text)
+	amount, ok := kubeapi.ParseQuantity(strings.Trim(string(v), `"`))
 	if !ok {
 		return 0
 	}
-	r.Mul(r, new(big.Rat).SetInt64(factor))
-	bytes := new(big.Int).Quo(r.Num(), r.Denom())
+	bytes := new(big.Int).Quo(amount.Num(), amount.Denom())
 	if !bytes.IsUint64() || bytes.Uint64() < 1<<20 || bytes.Uint64() > 1<<50 {
 		return 0
 	}

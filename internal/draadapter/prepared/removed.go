@@ -57,6 +57,7 @@ func (s *Store) Forget(uid string) {
 	s.change(func() {
 		delete(s.claims, uid)
 		delete(s.onDisk, uid)
+		delete(s.unread, uid)
 	})
 }
 

@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/statefile"
@@ -39,26 +38,33 @@ type Store struct {
 	log    *slog.Logger
 	latest *watch.Value[[]Claim]
 
-	mu       sync.Mutex
-	claims   map[string]Claim     // by UID: what holds devices
-	onDisk   map[string]Claim     // by UID: what the files have
-	removed  map[string]time.Time // by UID: when Remove was called, of the last minutes
-	swept    time.Time            // when files without use were removed
-	warnings map[string]string
+	readFile func(path string) ([]byte, error)
+
+	mu      sync.Mutex
+	claims  map[string]Claim     // by UID: what holds devices
+	onDisk  map[string]Claim     // by UID: what the files have
+	removed map[string]time.Time // by UID: when Remove was called, of the last minutes
+	swept   time.Time            // when files without use were removed
+	unread  map[string]*unread   // by UID
+	renamed map[string]string    // by UID: that a file was set aside, for operators
 }
 
-// Open reads the claims in a directory, which may be missing. A file that is not a claim is renamed to NAME.broken, with a warning. It
-// fails if the directory can't be read now. A nil log is no log.
+// Open reads the claims in a directory, which may be missing. It fails if the directory can't be read now. A nil log is no log.
 func Open(dir, bootID string, log *slog.Logger) (*Store, error) {
+	s := newStore(dir, bootID, log)
+	s.sweep()
+	return s, s.Refresh()
+}
+
+func newStore(dir, bootID string, log *slog.Logger) *Store {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	s := &Store{
+	return &Store{
 		dir: dir, bootID: bootID, log: log, latest: watch.NewValue([]Claim{}), claims: map[string]Claim{}, onDisk: map[string]Claim{},
-		removed: map[string]time.Time{}, swept: time.Now(), warnings: map[string]string{},
+		removed: map[string]time.Time{}, swept: time.Now(), unread: map[string]*unread{}, renamed: map[string]string{},
+		readFile: func(path string) ([]byte, error) { return statefile.Read(path, maxSize, statefile.SharedDir) },
 	}
-	s.sweep()
-	return s, s.Refresh()
 }
 
 // CheckUID returns an error for a text that can't be the UID of a claim, which is the name of its file.
@@ -69,13 +75,15 @@ func CheckUID(uid string) error {
 	return nil
 }
 
-// Refresh reads the claims that another process has stored meanwhile, as the agent before this one in a rolling update.
+// Refresh reads the claims that another process has stored meanwhile, as the agent before this one in a rolling update, and tries again
+// what could not be read so far: see Unread. It fails if the directory can't be read.
 func (s *Store) Refresh() error {
 	entries, err := os.ReadDir(s.dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("prepared claims: %w", err)
 	}
 	var read []Claim
+	var failed []Unread
 	for _, e := range entries {
 		uid, ok := strings.CutSuffix(e.Name(), suffix)
 		if !ok || CheckUID(uid) != nil || s.known(uid) {
@@ -86,12 +94,11 @@ func (s *Store) Refresh() error {
 		case err == nil:
 			read = append(read, c)
 		case errors.Is(err, fs.ErrNotExist):
-		case isBroken(err):
-			s.setAside(uid, err)
 		default:
-			return fmt.Errorf("prepared claims: %w", err)
+			failed = append(failed, Unread{uid, s.Path(uid), err})
 		}
 	}
+	s.setUnread(failed)
 	if len(read) == 0 {
 		return nil
 	}
@@ -113,45 +120,23 @@ func (s *Store) known(uid string) bool {
 	return known
 }
 
-// brokenError is the error of a file that is not a claim.
-type brokenError struct{ reason string }
-
-func (e *brokenError) Error() string { return e.reason }
-
-func isBroken(err error) bool {
-	_, broken := errors.AsType[*brokenError](err)
-	return broken || statefile.IsContent(err) || errors.Is(err, syscall.ELOOP)
-}
-
+// read reads a claim. A file that holds nothing although it is of this boot is not the record of a claim.
 func (s *Store) read(uid string) (Claim, error) {
-	text, err := statefile.Read(s.Path(uid), maxSize, statefile.SharedDir)
+	text, err := s.readFile(s.Path(uid))
 	if err != nil {
 		return Claim{}, err
 	}
 	var c Claim
 	if err := json.Unmarshal(text, &c); err != nil {
-		return Claim{}, &brokenError{strings.ReplaceAll(err.Error(), "\n", " ")}
+		return Claim{}, err
 	}
 	if c.UID != uid {
-		return Claim{}, &brokenError{fmt.Sprintf("it has the claim %q", c.UID)}
+		return Claim{}, fmt.Errorf("it has the claim %q", c.UID)
+	}
+	if c.Holds(s.bootID) && (len(c.Results) == 0 || slices.ContainsFunc(c.Results, func(r Result) bool { return r.Device == "" || r.At.GPU == "" })) {
+		return Claim{}, errors.New("it has no devices, or one without a GPU")
 	}
 	return c, nil
-}
-
-// setAside renames a file that is not a claim.
-func (s *Store) setAside(uid string, reason error) {
-	path := s.Path(uid)
-	line := fmt.Sprintf("%s is not a prepared claim (%v): renamed to %s; the kubelet's list of pods shows whether a pod has its devices", path, reason, filepath.Base(path)+".broken")
-	if err := os.Rename(path, path+".broken"); err != nil {
-		line = fmt.Sprintf("%s is not a prepared claim (%v), and can't be renamed (%v): remove it", path, reason, err)
-	}
-	s.mu.Lock()
-	_, repeated := s.warnings[uid]
-	s.warnings[uid] = line
-	s.mu.Unlock()
-	if !repeated {
-		s.log.Warn(line)
-	}
 }
 
 // Path returns the file of a claim.
@@ -169,13 +154,6 @@ func (s *Store) Get(uid string) (Claim, bool) {
 	defer s.mu.Unlock()
 	c, ok := s.claims[uid]
 	return c, ok
-}
-
-// Warnings are the problems that an operator should know of, one line each.
-func (s *Store) Warnings() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Sorted(maps.Values(s.warnings))
 }
 
 // Hold holds the devices of a claim, in memory only.
@@ -200,7 +178,12 @@ func (s *Store) Put(c Claim) error {
 	if err != nil {
 		return err
 	}
-	if err := statefile.Write(s.Path(c.UID), append(text, '\n')); err != nil {
+	text = append(text, '\n')
+	err = statefile.Write(s.Path(c.UID), text)
+	if err != nil && s.setAside(c.UID, "the record is made again") { // a directory
+		err = statefile.Write(s.Path(c.UID), text)
+	}
+	if err != nil {
 		return fmt.Errorf("prepared claim not stored: %w", err)
 	}
 	_ = os.Remove(s.trace(c.UID)) // the record counts in any case
@@ -208,7 +191,8 @@ func (s *Store) Put(c Claim) error {
 	defer s.mu.Unlock()
 	s.onDisk[c.UID] = c
 	delete(s.removed, c.UID)
-	delete(s.warnings, c.UID)
+	delete(s.unread, c.UID)
+	delete(s.renamed, c.UID)
 	return nil
 }
 

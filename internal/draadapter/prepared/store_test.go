@@ -198,13 +198,18 @@ func mustGet(t *testing.T, s *Store, uid string) Claim {
 	return c
 }
 
-// A file that is not a claim is set aside with a warning and concerns no other; fields of a later version stay in a file that is written
-// again; what killed processes left is removed.
+// A file that can't be read, or is no record of a claim, concerns no other: it is named, and holds whatever it may until Settle, which sets it
+// aside. Fields of a later version stay in a file that is written again; what killed processes left is removed.
 func TestFilesOfOthers(t *testing.T) {
 	dir := t.TempDir()
 	later := strings.Replace(file, `"version": 1,`, `"version": 7, "priority": {"of": "a later version"},`, 1)
+	_, results, _ := strings.Cut(file, `"results":`)
+	empty := func(uid, results string) string {
+		return `{"uid":"` + uid + `","bootID":"boot","results":` + results + `}`
+	}
 	for name, text := range map[string]string{
 		"a.json": later, "b.json": "", "c.json": `{"uid":"other"}`, "d.json": `{"results":3}`, "e.json": "[]",
+		"k.json": empty("k", "[]"), "l.json": empty("l", "null"), "m.json": strings.Replace(empty("m", results), `"GPU-1"`, `""`, 2), "n.json": `{"uid":"n","bootID":"earlier"}`,
 		".f.json123": "half", "note.txt": "", "G H.json": "", ".g.json9": "written now",
 	} {
 		must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
@@ -214,13 +219,28 @@ func TestFilesOfOthers(t *testing.T) {
 	must(t, os.Symlink("/etc/passwd", filepath.Join(dir, "i.json")))
 	must(t, os.Mkdir(filepath.Join(dir, "j.json"), 0o700))
 	s := open(t, dir)
-	if all := s.All(); len(all) != 1 || all[0].Version != 7 {
+	if all := s.All(); len(all) != 2 || all[0].Version != 7 || all[1].UID != "n" {
 		t.Fatalf("%v", all)
 	}
-	if n := len(s.Warnings()); n != 7 {
-		t.Errorf("%d warnings: %q", n, s.Warnings())
+	const bad = "bcdehijklm"
+	if got := uidsOf(s.Unread()); got != bad || uidsOf(ReadProblems(dir, "boot")) != bad || len(s.Warnings()) != len(bad) {
+		t.Errorf("%s, %q", got, s.Warnings())
 	}
-	for _, name := range []string{"b", "c", "d", "e", "h", "i", "j"} {
+	if _, err := os.Lstat(filepath.Join(dir, "b.json")); err != nil {
+		t.Error(err)
+	}
+	must(t, os.Remove(filepath.Join(dir, "c.json")))                                                                         // by an operator
+	must(t, os.WriteFile(filepath.Join(dir, "d.json"), []byte(strings.ReplaceAll(file, `"uid": "a"`, `"uid": "d"`)), 0o600)) // readable now
+	must(t, s.Refresh())
+	if got := uidsOf(s.Unread()); got != "behijklm" || mustGet(t, s, "d").Name != "n-a" {
+		t.Errorf("%s, %v", got, s.All())
+	}
+	must(t, s.Put(claim("j"))) // the directory is in its way
+	s.Settle(s.Unread())
+	if got := s.Unread(); got != nil || len(s.Warnings()) != 7 {
+		t.Errorf("%v, %q", got, s.Warnings())
+	}
+	for _, name := range []string{"b", "e", "h", "i", "j", "k"} {
 		if _, err := os.Lstat(filepath.Join(dir, name+".json.broken")); err != nil {
 			t.Error(err)
 		}
@@ -244,6 +264,57 @@ func TestFilesOfOthers(t *testing.T) {
 	must(t, s.Put(claim("b")))
 	if n := len(s.Warnings()); n != 6 {
 		t.Errorf("%d warnings after the claim was stored again", n)
+	}
+}
+
+func uidsOf(files []Unread) (text string) {
+	for _, u := range files {
+		text += u.UID
+	}
+	return text
+}
+
+// A record that can't be read now, by its permissions or because the disk fails, is tried again with each Refresh. Remove needs not to read it.
+// One that holds nothing and can't be renamed stays, and is named.
+func TestRecordThatCanNotBeRead(t *testing.T) {
+	dir := t.TempDir()
+	before := open(t, dir)
+	for _, uid := range []string{"a", "b", "c"} {
+		must(t, before.Put(claim(uid)))
+	}
+	fails := map[string]error{"a": syscall.EACCES, "b": syscall.EIO}
+	s := newStore(dir, "boot", nil)
+	read := s.readFile
+	s.readFile = func(path string) ([]byte, error) {
+		if err := fails[strings.TrimSuffix(filepath.Base(path), suffix)]; err != nil {
+			return nil, &os.PathError{Op: "read", Path: path, Err: err}
+		}
+		return read(path)
+	}
+	must(t, s.Refresh())
+	if all := s.All(); len(all) != 1 || all[0].UID != "c" || uidsOf(s.Unread()) != "ab" {
+		t.Fatalf("%v, %v", all, s.Unread())
+	}
+	if lines := s.Warnings(); !strings.HasPrefix(lines[0], s.Path("a")+" can't be read as a prepared claim: permission denied; ") || !strings.Contains(lines[1], "input/output error") {
+		t.Errorf("%q", lines)
+	}
+	must(t, s.Remove("b"))
+	must(t, s.Refresh())
+	if got := uidsOf(s.Unread()); got != "a" {
+		t.Errorf("%s", got)
+	}
+	for _, taken := range []string{".broken", ".broken.1", ".broken.2", ".broken.3", ".broken.4"} { // so that the rename fails
+		must(t, os.MkdirAll(s.Path("a")+taken+"/full", 0o700))
+	}
+	s.Settle(s.Unread())
+	must(t, s.Refresh())
+	if lines := s.Warnings(); s.Unread() != nil || len(lines) != 1 || !strings.Contains(lines[0], "no pod has the claim, and the file can't be renamed") {
+		t.Errorf("%v, %q", s.Unread(), lines)
+	}
+	delete(fails, "a")
+	must(t, s.Refresh())
+	if all := s.All(); len(all) != 2 || len(s.Warnings()) != 0 {
+		t.Errorf("%v, %q", all, s.Warnings())
 	}
 }
 

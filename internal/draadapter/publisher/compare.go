@@ -111,9 +111,9 @@ func blocks(t kubeapi.DeviceTaint) bool {
 	return t.Effect == kubeapi.NoSchedule || t.Effect == kubeapi.NoExecute
 }
 
-// hasTaint reports whether a device has a taint of this key and effect.
+// hasTaint reports whether a device has a taint of this key, value and effect: a claim may tolerate another value.
 func hasTaint(d kubeapi.Device, t kubeapi.DeviceTaint) bool {
-	return slices.ContainsFunc(d.Taints, func(u kubeapi.DeviceTaint) bool { return u.Key == t.Key && u.Effect == t.Effect })
+	return slices.ContainsFunc(d.Taints, func(u kubeapi.DeviceTaint) bool { return u.Key == t.Key && u.Value == t.Value && u.Effect == t.Effect })
 }
 
 // stamped returns devices with the time of each taint, in whole seconds as the API server stores it. A taint without a time gets that which
@@ -124,21 +124,6 @@ func stamped(devices, before []kubeapi.Device, now time.Time) []kubeapi.Device {
 		devices[i].Taints = slices.Clone(d.Taints)
 		for j, t := range d.Taints {
 			devices[i].Taints[j].TimeAdded = t.TimeAdded.UTC().Truncate(time.Second)
-		}
-	}
-	return devices
-}
-
-// taintsOnly returns devices as they are, but with the taints that those of the same name have among latest.
-func taintsOnly(devices, latest []kubeapi.Device) []kubeapi.Device {
-	taints := map[string][]kubeapi.DeviceTaint{}
-	for _, d := range latest {
-		taints[d.Name] = d.Taints
-	}
-	devices = slices.Clone(devices)
-	for i, d := range devices {
-		if t, ok := taints[d.Name]; ok {
-			devices[i].Taints = t
 		}
 	}
 	return devices

@@ -10,6 +10,9 @@
 //	                      |     answers       v                     |
 //	                   observed slices <------+---- list, watch <---+
 //
+// A taint that keeps pods away is written first and by itself, into the slices as they are: it waits for no other request. What fails keeps nothing
+// else from being published, and is tried again: the Node, slices of others, a device that the server refuses.
+//
 // Slices have fixed names, so that a write whose answer was lost is never repeated as a second slice. Nothing is deleted when the agent
 // stops: the kubelet deletes the slices of a driver that does not come back within 30 s.
 package publisher

@@ -34,7 +34,7 @@ const (
 // limitCreates sets the limit of creates for a number of slices: what another client deletes again and again is not created as often for ever.
 func (b *bucket) limitCreates(slices int) {
 	b.size = max(createsAtOnce, 4*slices)
-	b.every = min(time.Second, createsAgain/time.Duration(slices))
+	b.every = min(time.Second, createsAgain/time.Duration(max(1, slices)))
 }
 
 const (
@@ -48,6 +48,9 @@ type rivals struct {
 	rounds int // deletes, until there were none for a while
 	latest time.Time
 	absent time.Time // since when there are none
+	err    error     // why the latest delete failed; nil = it did not, or nothing is left to delete
+	hold   time.Time // no delete before it
+	retry  retries
 }
 
 // contested reports whether another driver publishes: its slices came back after each delete.
@@ -57,6 +60,7 @@ func (r rivals) contested() bool { return r.rounds >= rivalRounds && r.absent.Is
 // its slices again and again only the own slices that exist are kept up to date.
 func (r *rivals) limit(p plan, now time.Time) (plan, time.Duration) {
 	if !slices.ContainsFunc(p.writes, func(w write) bool { return w.foreign }) {
+		r.err = nil
 		return p, 0
 	}
 	r.absent = time.Time{}
@@ -65,7 +69,10 @@ func (r *rivals) limit(p plan, now time.Time) (plan, time.Duration) {
 		pause = rivalForget
 	}
 	wait := pause - now.Sub(r.latest)
-	if r.rounds == 0 || wait <= 0 {
+	if r.rounds == 0 {
+		wait = 0
+	}
+	if wait = max(wait, r.hold.Sub(now)); wait <= 0 {
 		return p, 0
 	}
 	p.writes = slices.DeleteFunc(p.writes, func(w write) bool { return w.foreign || r.contested() && (w.verb != update || p.rewrite) })
@@ -77,7 +84,15 @@ func (r *rivals) deleted(now time.Time) {
 	if r.rounds == 0 || now.Sub(r.latest) >= rivalPause {
 		r.rounds++
 	}
-	r.latest = now
+	r.latest, r.hold, r.err = now, time.Time{}, nil
+	r.retry.reset()
+}
+
+// failed takes that a slice of another driver could not be deleted.
+func (r *rivals) failed(err error, now time.Time) error {
+	r.hold = now.Add(r.retry.next(err))
+	r.err = partialError{err, r.hold}
+	return r.err
 }
 
 // quiet takes that nothing is to be written while present slices of another driver exist.

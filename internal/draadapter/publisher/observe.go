@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"math/rand/v2"
+	"net/http"
 	"slices"
 	"strconv"
 	"time"
@@ -16,6 +18,7 @@ import (
 const (
 	watchLongest = 7 * time.Minute  // more than a watch of kubeapi takes
 	watchSteady  = 10 * time.Second // a watch of this length resets the waits between tries
+	watchSpread  = 10 * time.Second // in which the nodes of a cluster come back after an API server that cut all watches at once
 )
 
 // observation is a list, an event or an error; of an event that is only a bookmark nothing.
@@ -23,14 +26,25 @@ type observation struct {
 	list  *kubeapi.SliceList
 	began time.Time // of the request of the list
 	event *kubeapi.Event
+	back  bool // the server answers after a failure
 	err   error
+}
+
+// observer lists the slices once and watches them. A watch that breaks continues from its latest version: a list of all nodes at once, after a
+// restart of the API server, would cost it more than the restart.
+type observer struct {
+	api     *kubeapi.Client
+	sel     kubeapi.SliceSelector
+	send    func(observation) bool // false when the context has ended
+	version string                 // from which the next watch continues; "" = there has to be a list
+	failed  bool                   // the latest request, or the watch, has failed
 }
 
 // observe lists and watches the slices until ctx ends.
 func observe(ctx context.Context, api *kubeapi.Client, sel kubeapi.SliceSelector, out chan<- observation, registry *watchdog.Registry) {
 	task := registry.Register("resource slices: watch")
 	defer task.Done()
-	send := func(o observation) bool {
+	o := observer{api: api, sel: sel, send: func(o observation) bool {
 		task.Heartbeat(0) // the receiver has a task of its own
 		select {
 		case out <- o:
@@ -39,53 +53,61 @@ func observe(ctx context.Context, api *kubeapi.Client, sel kubeapi.SliceSelector
 		case <-ctx.Done():
 			return false
 		}
-	}
-	retry := newRetries()
-	for ctx.Err() == nil {
+	}}
+	for retry := newRetries(); ctx.Err() == nil; {
 		task.Heartbeat(callTimeout)
 		began := time.Now()
-		list, err := api.Slices(ctx, sel)
-		if err == nil {
-			if !send(observation{list: &list, began: began}) {
-				return
-			}
-			began = time.Now()
-			err = watchFrom(ctx, api, sel, list.Metadata.ResourceVersion, send)
-			if time.Since(began) > watchSteady {
-				retry.reset()
-				if err == nil || !errors.Is(err, kubeapi.ErrForbidden) {
-					continue // list at once
-				}
-			}
-		}
-		if err != nil && ctx.Err() == nil && !send(observation{err: err}) {
+		err := o.follow(ctx)
+		if ctx.Err() != nil {
 			return
 		}
-		wait := retry.next(err)
+		steady := time.Since(began) > watchSteady
+		if steady {
+			retry.reset()
+		}
+		if err != nil {
+			o.failed = true
+		}
+		var wait time.Duration
+		switch {
+		case errors.Is(err, kubeapi.ErrGone):
+			wait = rand.N(watchSpread)
+		case err != nil && !o.send(observation{err: err}):
+			return
+		case steady && errors.Is(err, kubeapi.ErrUnavailable):
+			wait = rand.N(watchSpread)
+		case err != nil || !steady:
+			wait = retry.next(err)
+		}
 		task.Heartbeat(wait)
 		watch.Sleep(ctx, wait)
 	}
 }
 
-// watchFrom watches until a failure, or until a watch ended without one and without an event (nil).
-func watchFrom(ctx context.Context, api *kubeapi.Client, sel kubeapi.SliceSelector, version string, send func(observation) bool) error {
+// follow lists if that is needed, and watches until a failure, or until a watch ended at once (nil).
+func (o *observer) follow(ctx context.Context) error {
+	if o.version == "" {
+		began := time.Now()
+		list, err := o.api.Slices(ctx, o.sel)
+		if err != nil {
+			return err
+		}
+		o.version = list.Metadata.ResourceVersion
+		if !o.send(observation{list: &list, began: began, back: o.failed}) {
+			return nil
+		}
+		o.failed = false
+	}
 	for ctx.Err() == nil {
 		began := time.Now()
-		for event, err := range api.WatchSlices(ctx, sel, version) {
+		for event, err := range o.api.WatchSlices(ctx, o.sel, o.version) {
 			if err != nil {
-				if errors.Is(err, kubeapi.ErrGone) {
-					return nil
+				if errors.Is(err, kubeapi.ErrGone) || !continues(err) {
+					o.version = ""
 				}
 				return err
 			}
-			if v := event.Slice.Metadata.ResourceVersion; v != "" {
-				version = v
-			}
-			o := observation{event: &event}
-			if event.Type == kubeapi.Bookmark {
-				o.event = nil
-			}
-			if !send(o) {
+			if !o.take(event) {
 				return nil
 			}
 		}
@@ -94,6 +116,32 @@ func watchFrom(ctx context.Context, api *kubeapi.Client, sel kubeapi.SliceSelect
 		}
 	}
 	return nil
+}
+
+// continues reports whether a watch that failed can continue: the connection broke, or the server has too much to do. Other answers may be
+// about the version.
+func continues(err error) bool {
+	if status, ok := errors.AsType[*kubeapi.StatusError](err); ok {
+		return status.Code == http.StatusTooManyRequests
+	}
+	return true
+}
+
+// take sends what an event means.
+func (o *observer) take(event kubeapi.Event) bool {
+	if v := event.Slice.Metadata.ResourceVersion; v != "" {
+		o.version = v
+	}
+	switch event.Type {
+	case kubeapi.Opened:
+		back := o.failed
+		o.failed = false
+		return o.send(observation{back: back})
+	case kubeapi.Bookmark:
+		return o.send(observation{})
+	default:
+		return o.send(observation{event: &event})
+	}
 }
 
 // observed are the slices of the driver and the node as far as they are known: the newest of list, events and answers to writes, by
@@ -119,6 +167,18 @@ func (o *observed) devices(ok func(name string) bool) []kubeapi.Device {
 		}
 	}
 	return all
+}
+
+// owner is the UID of the Node that own slices belong to; "" if there is none.
+func (o *observed) owner(own func(name string) bool, node string) string {
+	for _, name := range slices.Sorted(maps.Keys(o.slices)) {
+		for _, r := range o.slices[name].Metadata.OwnerReferences {
+			if own(name) && r.Kind == "Node" && r.Name == node {
+				return r.UID
+			}
+		}
+	}
+	return ""
 }
 
 // replace takes a list. What was written since its request began stays, if it is newer.

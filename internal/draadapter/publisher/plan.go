@@ -1,64 +1,19 @@
 package publisher
 
 import (
-	"crypto/sha256"
-	"fmt"
+	"cmp"
 	"maps"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/draadapter/resourceslice"
 	"github.com/tandem-gpu/tandem/internal/kubeapi"
 )
 
-// names are those of the publisher's own slices: <node>-<driver>-<i>.
-type names struct{ prefix string }
-
-const maxName = 253 // bytes of an object's name: a DNS subdomain
-
-// newNames puts a hash in the place of a node's name that is too long.
-func newNames(node, driver string) names {
-	if longest := len(node) + len(driver) + len("--99999"); longest > maxName {
-		sum := sha256.Sum256([]byte(node))
-		node = fmt.Sprintf("%x", sum[:16])
-	}
-	return names{node + "-" + driver + "-"}
-}
-
-func (n names) of(i int) string { return n.prefix + strconv.Itoa(i) }
-
-// index returns the number of a slice, and false for a slice of another client.
-func (n names) index(name string) (int, bool) {
-	number, ok := strings.CutPrefix(name, n.prefix)
-	if !ok {
-		return 0, false
-	}
-	i, err := strconv.Atoi(number)
-	return i, err == nil && i >= 0 && strconv.Itoa(i) == number
-}
-
-func (n names) own(name string) bool { _, ok := n.index(name); return ok }
-
 // layout is the distribution of devices to slices.
 type layout [][]kubeapi.Device
 
-// newLayout returns that of devices: at least one slice, which says that there are none.
-func newLayout(devices []kubeapi.Device) layout {
-	if len(devices) == 0 {
-		return layout{nil}
-	}
-	return resourceslice.Chunk(devices)
-}
-
-// withTaints returns the layout with the taints that its devices have among latest.
-func (l layout) withTaints(latest []kubeapi.Device) layout {
-	tainted := make(layout, len(l))
-	for i, devices := range l {
-		tainted[i] = taintsOnly(devices, latest)
-	}
-	return tainted
-}
+// newLayout returns that of devices. No devices are no slice: most nodes of a cluster may have no GPU.
+func newLayout(devices []kubeapi.Device) layout { return resourceslice.Chunk(devices) }
 
 type verb string
 
@@ -92,7 +47,19 @@ type view struct {
 	slices       map[string]kubeapi.ResourceSlice // observed, of driver and node
 	highest      int64                            // generation that the pool had
 	stored       map[string]answered
-	dropsTaints  bool // the server has no taints: none is urgent
+	taken        map[int]string // another name of a slice whose first one another client has
+	dropsTaints  bool           // the server has no taints: none is urgent
+}
+
+// name is that of the slice of a number: as it is in the API, also from an earlier run, or is to be made.
+func (v view) name(i int) string {
+	first := ""
+	for name := range v.slices {
+		if n, own := v.names.index(name); own && n == i && (first == "" || name < first) {
+			first = name
+		}
+	}
+	return cmp.Or(first, v.taken[i], v.names.of(i))
 }
 
 // answered is what the latest write of a slice sent, and what the server made of it: a difference that the server makes is no reason to
@@ -124,7 +91,7 @@ func (v view) slice(i, count int, generation int64, devices []kubeapi.Device) ku
 	controller := true
 	return kubeapi.ResourceSlice{
 		Metadata: kubeapi.ObjectMeta{
-			Name:            v.names.of(i),
+			Name:            v.name(i),
 			OwnerReferences: []kubeapi.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: v.node, UID: v.owner, Controller: &controller}},
 		},
 		Spec: kubeapi.ResourceSliceSpec{
@@ -137,19 +104,22 @@ func (v view) slice(i, count int, generation int64, devices []kubeapi.Device) ku
 // plan compares the layout with the observed slices. See docs/adr/0023 for when the generation changes.
 func (v view) plan(l layout) plan {
 	p := plan{slices: len(l)}
-	latest := int64(0) // generation of the own slices
+	latest := int64(0)  // generation of the own slices
+	var foreign []write // last: the own slices have a higher generation until they are gone
 	for _, name := range slices.Sorted(maps.Keys(v.slices)) {
-		s := v.slices[name]
-		if !v.names.own(name) || s.Spec.Pool.Name != v.node {
-			p.writes = append(p.writes, write{verb: remove, slice: s, foreign: !v.names.own(name)})
-		} else {
+		switch s := v.slices[name]; {
+		case !v.names.own(name):
+			foreign = append(foreign, write{verb: remove, slice: s, foreign: true})
+		case s.Spec.Pool.Name != v.node:
+			p.writes = append(p.writes, write{verb: remove, slice: s})
+		default:
 			latest = max(latest, s.Spec.Pool.Generation)
 		}
 	}
 	generation := max(1, v.highest)
 	if latest == v.highest && latest > 0 {
 		p.rewrite = v.needsGeneration(l, latest)
-	} else if latest > 0 || len(p.writes) > 0 { // another client's slices have a higher one
+	} else if latest > 0 || len(p.writes)+len(foreign) > 0 { // another client's slices have a higher one
 		p.rewrite = true
 	}
 	if p.rewrite {
@@ -166,7 +136,7 @@ func (v view) plan(l layout) plan {
 		if v.upToDate(is, want) {
 			continue
 		}
-		w := write{verb: update, slice: is, urgent: !v.dropsTaints && addsTaint(devices, byName(is.Spec.Devices))}
+		w := write{verb: update, slice: is, urgent: v.keepsPodsAway(is.Spec.Devices, devices)}
 		w.slice.Spec, w.slice.Metadata.OwnerReferences = want.Spec, want.Metadata.OwnerReferences
 		updates = append(updates, w)
 	}
@@ -179,8 +149,18 @@ func (v view) plan(l layout) plan {
 		}
 		return 1
 	})
-	p.writes = slices.Concat(p.writes, updates, creates, v.surplus(len(l)))
+	p.writes = slices.Concat(p.writes, updates, creates, v.surplus(len(l)), foreign)
 	return p
+}
+
+// keepsPodsAway reports whether a change of a slice keeps pods from a device, and so can't wait: by a taint, or where the server has none
+// because the device leaves.
+func (v view) keepsPodsAway(is, want []kubeapi.Device) bool {
+	if !v.dropsTaints {
+		return addsTaint(want, byName(is))
+	}
+	listed := byName(want)
+	return slices.ContainsFunc(is, func(d kubeapi.Device) bool { _, ok := listed[d.Name]; return !ok })
 }
 
 // surplus returns deletes of own slices that a shorter layout does not have.
@@ -188,7 +168,7 @@ func (v view) surplus(count int) []write {
 	var all []write
 	for _, name := range slices.Sorted(maps.Keys(v.slices)) {
 		s := v.slices[name]
-		if i, own := v.names.index(name); own && i >= count && s.Spec.Pool.Name == v.node {
+		if i, own := v.names.index(name); own && (i >= count || name != v.name(i)) && s.Spec.Pool.Name == v.node {
 			all = append(all, write{verb: remove, slice: s})
 		}
 	}
@@ -211,8 +191,9 @@ func (v view) needsGeneration(l layout, latest int64) bool {
 		}
 	}
 	for i, devices := range l {
+		name := v.name(i)
 		for _, d := range devices {
-			if was, ok := slice[d.Name]; ok && was != v.names.of(i) {
+			if was, ok := slice[d.Name]; ok && was != name {
 				return true
 			}
 		}

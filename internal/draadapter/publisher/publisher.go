@@ -2,9 +2,14 @@ package publisher
 
 import (
 	"context"
+	"errors"
 	"iter"
 	"log/slog"
+	"math/rand/v2"
+	"slices"
 	"time"
+
+	"github.com/cenkalti/backoff/v5"
 
 	"github.com/tandem-gpu/tandem/internal/kubeapi"
 	"github.com/tandem-gpu/tandem/internal/watch"
@@ -14,7 +19,6 @@ import (
 const (
 	debounce    = 200 * time.Millisecond // from a change of devices to its write, unless a taint is added
 	resync      = 5 * time.Minute        // between comparisons without an event
-	nodeFresh   = time.Second            // the UID of the Node holds for the creates of this time
 	callTimeout = 20 * time.Second       // more than a request of kubeapi takes
 )
 
@@ -39,38 +43,51 @@ type Publisher struct {
 	names      names
 	status     *watch.Value[Status]
 	dropShares *watch.Value[bool]
-	node       *watch.Value[kubeapi.Node]
+	latestNode *watch.Value[kubeapi.Node]
 
 	state // owned by Run
 }
 
 // state is what Run knows.
 type state struct {
-	task     *watchdog.Task
-	wanted   []kubeapi.Device // nil = not known yet
-	newer    <-chan struct{}  // closed when there are newer ones
-	devices  []kubeapi.Device // the same with the time of each taint
-	stamped  bool             // devices are those of wanted
-	seen     observed
-	owner    string // UID of the Node; "" = not known
-	nodeRead time.Time
-	probed   bool // the server was asked which fields it drops, since the latest list
+	task    *watchdog.Task
+	wanted  []kubeapi.Device // nil = not known yet
+	newer   <-chan struct{}  // closed when there are newer ones
+	devices []kubeapi.Device // those of them that the server can list, with the time of each taint
+	stamped bool             // devices are those of wanted
+	seen    observed
+	node    node
 
-	refused   map[fingerprint]error // layouts that the server refused as invalid
-	good      layout                // the latest that is published completely
-	stored    map[string]answered   // the latest write of each slice whose answer was another
+	support    support
+	asked      bool      // support is known
+	doubt      bool      // the connection broke since: the server is asked again before the next write
+	askAt      time.Time // and then without one
+	dryRunName string
+
+	refused   map[string]refusal // devices that the server refuses as invalid, by name
+	recheck   *backoff.ExponentialBackOff
+	recheckAt time.Time
+	searching bool
+	good      layout // the latest that is published completely
+
+	stored    map[string]answered // the latest write of each slice whose answer was another
+	taken     map[int]string      // another name of a slice whose first one another client has
 	rivals    rivals
 	surprises int // writes that found another state than was observed
 
 	due   time.Time // of the next comparison
-	hold  time.Time // no request before it
+	hold  time.Time // no comparison before it
 	retry retries
 
-	minor           bucket // limits writes that can wait
-	creates         bucket // limits creates
-	current         Status
-	writes          counters
-	logged, refusal string // the latest error in the log; the latest refusal
+	addingTaints bool      // addTaints runs
+	taintHold    time.Time // no taint before it: the latest write of one failed
+	taintRetry   retries
+
+	minor   bucket // limits writes that can wait
+	creates bucket // limits creates
+	current Status
+	writes  counters
+	logged  map[string]bool // errors in the log since all was published last
 }
 
 // New returns a publisher that is not running.
@@ -81,14 +98,17 @@ func New(o Options) *Publisher {
 	p := &Publisher{
 		opts: o, log: o.Log.With("node", o.Node, "driver", o.Driver), names: newNames(o.Node, o.Driver),
 		selector: kubeapi.SliceSelector{Node: o.Node, Driver: o.Driver},
-		status:   watch.NewValue(Status{}), dropShares: o.DropsShares, node: watch.NewValue(kubeapi.Node{}),
+		status:   watch.NewValue(Status{}), dropShares: o.DropsShares, latestNode: watch.NewValue(kubeapi.Node{}),
 	}
 	if p.dropShares == nil {
 		p.dropShares = watch.NewValue(false)
 	}
-	p.refused, p.stored, p.writes = map[fingerprint]error{}, map[string]answered{}, counters{}
+	p.refused, p.stored, p.taken = map[string]refusal{}, map[string]answered{}, map[int]string{}
+	p.writes, p.logged = counters{}, map[string]bool{}
 	p.seen = newObserved()
-	p.retry = newRetries()
+	p.dryRunName = p.names.dryRun()
+	p.node.retry, p.rivals.retry = newRetries(), newRetries()
+	p.retry, p.taintRetry, p.recheck = newRetries(), newRetries(), newWait(refusedAgain, refusedLong)
 	p.minor = bucket{size: 10, every: 5 * time.Second}
 	p.problem(notListed.Error())
 	p.publishStatus()
@@ -105,22 +125,9 @@ func (p *Publisher) WatchDropsShares(ctx context.Context) iter.Seq[bool] {
 	return p.dropShares.Watch(ctx)
 }
 
-// Node is the Node as it was read last: before the first slice is published, with each creation of slices, and every five minutes. It has
-// no name before the first time.
-func (p *Publisher) Node() *watch.Value[kubeapi.Node] { return p.node }
-
-// RefreshNode reads the Node now, for those who follow Node.
-func (p *Publisher) RefreshNode(ctx context.Context) error {
-	node, err := p.opts.API.Node(ctx, p.opts.Node)
-	if err == nil {
-		p.node.Store(node)
-	}
-	return err
-}
-
 // Run publishes until ctx ends. It deletes nothing then.
 func (p *Publisher) Run(ctx context.Context) error {
-	observations := make(chan observation, parallelCreates) // so that the deletes of a kubelet that starts are in one plan
+	observations := make(chan observation, parallelWrites) // so that the deletes of a kubelet that starts are in one plan
 	watching := make(chan struct{})
 	observing, cancel := context.WithCancel(ctx)
 	go func() {
@@ -132,20 +139,18 @@ func (p *Publisher) Run(ctx context.Context) error {
 	defer p.task.Done()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	var changed <-chan struct{}
 	for {
-		changed = p.takeDevices()
+		changed := p.takeDevices()
 		p.takeObservations(observations)
+		again := p.addTaints(ctx)
 		if now := time.Now(); !p.due.IsZero() && !now.Before(p.next()) {
 			p.due = now.Add(resync)
 			p.reconcile(ctx, observations)
-			p.publishStatus()
 			changed = p.takeDevices()
+			again = p.addTaints(ctx)
 		}
-		wait := resync
-		if !p.due.IsZero() {
-			wait = max(0, time.Until(p.next()))
-		}
+		p.publishStatus()
+		wait := min(p.untilNext(), again)
 		timer.Reset(wait)
 		p.task.Heartbeat(wait + time.Second)
 		select {
@@ -154,7 +159,6 @@ func (p *Publisher) Run(ctx context.Context) error {
 		case <-changed:
 		case o := <-observations:
 			p.apply(o)
-			p.publishStatus()
 		case <-timer.C:
 		}
 	}
@@ -166,6 +170,14 @@ func (p *Publisher) next() time.Time {
 		return p.hold
 	}
 	return p.due
+}
+
+// untilNext is how long that takes.
+func (p *Publisher) untilNext() time.Duration {
+	if p.due.IsZero() {
+		return resync
+	}
+	return max(0, time.Until(p.next()))
 }
 
 // at sets the time of the next comparison, if it is not earlier already.
@@ -182,12 +194,11 @@ func (p *Publisher) takeDevices() <-chan struct{} {
 		return changed
 	}
 	p.newer = changed
-	if latest == nil || p.wanted != nil && equalDevices(latest, p.wanted) {
+	if latest == nil || p.wanted != nil && sameDevices(latest, p.wanted) {
 		return changed
 	}
 	p.wanted, p.stamped = latest, false
-	clear(p.refused) // another try
-	if !p.current.DropsTaints && addsTaint(latest, byName(p.seen.devices(p.names.own))) {
+	if p.view().keepsPodsAway(p.seen.devices(p.names.own), p.support.listable(latest)) {
 		p.at(time.Now())
 	} else {
 		p.at(time.Now().Add(debounce))
@@ -195,21 +206,37 @@ func (p *Publisher) takeDevices() <-chan struct{} {
 	return changed
 }
 
+// sameDevices reports whether two lists ask for the same slices, on any server.
+func sameDevices(a, b []kubeapi.Device) bool {
+	return slices.EqualFunc(a, b, func(x, y kubeapi.Device) bool { return x.Held == y.Held && equalDevice(x, y) })
+}
+
 // apply takes what the observing goroutine found.
 func (p *Publisher) apply(o observation) {
 	now := time.Now()
-	switch {
-	case o.err != nil:
-		p.failed(o.err)
+	if o.err != nil {
+		if p.report(o.err); errors.Is(o.err, kubeapi.ErrUnavailable) { // else writes may work
+			p.wait(p.retry.next(o.err))
+		}
 		return
+	}
+	if o.back {
+		p.doubt, p.askAt = true, now.Add(rand.N(askAgain))
+	}
+	switch {
 	case o.list != nil:
 		p.seen.replace(*o.list, o.began)
-		p.probed = false
-		p.hold = time.Time{} // the server is back
-		p.retry.reset()
-		p.at(now)
 	case o.event != nil && p.seen.add(*o.event):
-		p.at(now)
+	case !o.back:
+		p.reached()
+		return
 	}
+	if o.event == nil { // the server is there, or back
+		p.hold, p.taintHold = time.Time{}, time.Time{}
+		p.retry.reset()
+		p.taintRetry.reset()
+		p.node.again, p.rivals.hold = time.Time{}, time.Time{}
+	}
+	p.at(now)
 	p.reached()
 }

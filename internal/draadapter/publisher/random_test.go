@@ -11,7 +11,7 @@ import (
 )
 
 // Whatever happens to devices, slices, server, Node and agent: the scheduler never sees a complete pool with a device twice, and once
-// everything works again, the API has the devices within a minute.
+// everything works again, the API has the devices within ten minutes, which is how long a device that was refused may wait.
 func TestRandomFailures(t *testing.T) {
 	for seed := range uint64(16) {
 		inBubble(t, func(a *agent) {
@@ -26,7 +26,7 @@ func TestRandomFailures(t *testing.T) {
 			a.api.DropFields(false, false)
 			a.api.SetDown(false)
 			a.api.CollectGarbage()
-			a.after(time.Minute)
+			a.after(10 * time.Minute)
 			a.want(desired...)
 			a.wantProblem()
 			if t.Failed() {
@@ -42,7 +42,8 @@ func TestRandomFailures(t *testing.T) {
 // step changes the desired devices, or lets something go wrong.
 func step(a *agent, r *rand.Rand, desired []kubeapi.Device) []kubeapi.Device {
 	verbs := []string{"create", "update", "delete", "get", "list", "watch", ""}
-	failures := []kubeapitest.Failure{{Applied: true}, {}, {Code: 500}, {Code: 429, RetryAfter: 2}, {Code: 409, Reason: "Conflict"}}
+	failures := []kubeapitest.Failure{{Applied: true}, {}, {Code: 500}, {Code: 429, RetryAfter: 2}, {Code: 409, Reason: "Conflict"},
+		{Code: 400}, {Code: 422}, {Code: 400, DryRuns: true}, {Code: 413, DryRuns: true}}
 	switch r.IntN(12) {
 	case 0, 1, 2:
 		desired = desired[:0:0]

@@ -39,14 +39,12 @@ func (p *Publisher) round(ctx context.Context, observations <-chan observation) 
 	if !p.seen.listed {
 		return false, notListed
 	}
-	if p.owner == "" || p.nodeRead.Add(resync).Before(time.Now()) {
-		if err := p.readNode(ctx); err != nil {
-			return false, err
-		}
+	nodeErr := p.refreshNode(ctx)
+	if p.node.uid == "" {
+		return false, nodeErr
 	}
-	if !p.probed {
-		p.task.Heartbeat(callTimeout)
-		if err := p.probe(ctx); err != nil {
+	if !p.asked || p.doubt && time.Now().After(p.askAt) {
+		if err := p.ask(ctx); err != nil {
 			return false, err
 		}
 	}
@@ -57,23 +55,44 @@ func (p *Publisher) round(ctx context.Context, observations <-chan observation) 
 		return false, waitError("waiting for the devices with each share as a device of its own: the API server drops allowMultipleAllocations")
 	}
 	p.stamp()
-	l, err := p.layout()
+	if err := p.recheckRefused(ctx); err != nil {
+		return false, err
+	}
+	l := newLayout(p.formed())
 	todo, retry := p.rivals.limit(p.view().plan(l), time.Now())
 	if retry > 0 {
 		p.at(time.Now().Add(retry))
 	}
 	if len(todo.writes) == 0 {
 		p.rivals.quiet(p.foreign(), time.Now())
-		return false, p.done(l, err)
+		return false, p.done(l, nodeErr)
+	}
+	if p.doubt { // it may be another server
+		return true, p.ask(ctx)
 	}
 	if wait := p.throttle(todo); wait > 0 {
 		p.at(time.Now().Add(wait))
 		return false, nil
 	}
-	if again, err := p.prepare(ctx, l, todo); again || err != nil {
-		return again, err
+	return p.carryOut(ctx, l, todo, observations)
+}
+
+// carryOut prepares a plan and does its writes.
+func (p *Publisher) carryOut(ctx context.Context, l layout, todo plan, observations <-chan observation) (again bool, err error) {
+	todo, later, err := p.readOwner(ctx, todo)
+	if err != nil {
+		return false, err
 	}
-	return p.write(ctx, todo, observations)
+	if todo.rewrite && len(l) != 1 && !p.support.noDryRuns {
+		if again, err := p.try(ctx, todo); again || err != nil {
+			return again, err
+		}
+	}
+	again, err = p.write(ctx, todo, observations)
+	if err == nil && later != nil {
+		return false, later
+	}
+	return again, err
 }
 
 // stamp gives the desired taints their times: those that they have already, in the API after a restart.
@@ -86,50 +105,30 @@ func (p *Publisher) stamp() {
 	if before == nil {
 		before = p.seen.devices(p.names.own)
 	}
-	p.devices = stamped(p.wanted, before, time.Now())
-}
-
-// layout returns what to publish: the latest good layout with the present taints if the server refused the desired one as invalid.
-func (p *Publisher) layout() (layout, error) {
-	desired := newLayout(p.devices)
-	if len(p.refused) == 0 {
-		return desired, nil
-	}
-	reason, bad := p.refused[fingerprintOf(desired)]
-	if !bad {
-		return desired, nil
-	}
-	good := p.good
-	if good == nil {
-		return desired, reason
-	}
-	tainted := good.withTaints(p.devices)
-	if _, bad := p.refused[fingerprintOf(tainted)]; bad {
-		return good, reason
-	}
-	return tainted, reason
+	p.devices = stamped(p.support.listable(p.wanted), before, time.Now())
+	p.forget(before)
 }
 
 func (p *Publisher) view() view {
 	return view{
-		names: p.names, node: p.opts.Node, driver: p.opts.Driver, owner: p.owner,
-		slices: p.seen.slices, highest: p.seen.highest, stored: p.stored, dropsTaints: p.current.DropsTaints,
+		names: p.names, node: p.opts.Node, driver: p.opts.Driver, owner: p.node.uid, slices: p.seen.slices, highest: p.seen.highest,
+		stored: p.stored, taken: p.taken, dropsTaints: p.support.dropsTaints,
 	}
 }
 
-// done records that the API has what is to be published. refusal is why that is not what is desired.
-func (p *Publisher) done(l layout, refusal error) error {
+// done records that the API has what is to be published. nodeErr is why the Node could not be read.
+func (p *Publisher) done(l layout, nodeErr error) error {
 	if p.rivals.contested() {
 		return otherDriverError{p.opts.Driver}
 	}
-	if refusal != nil {
-		return refusal
+	p.good, p.surprises = l, 0
+	if err := cmpErr(p.refusal(), cmpErr(nodeErr, p.rivals.err)); err != nil {
+		return err
 	}
-	p.good = l
-	if p.logged != "" || !p.current.Announced {
+	if len(p.logged) > 0 || !p.current.Announced {
 		p.log.Info("resource slices published", "slices", len(l), "devices", len(p.devices), "generation", p.seen.highest)
 	}
-	p.logged, p.surprises = "", 0
+	clear(p.logged)
 	p.problem("")
 	p.reached()
 	p.retry.reset()
@@ -145,4 +144,15 @@ func (p *Publisher) throttle(todo plan) time.Duration {
 		}
 	}
 	return p.minor.take(time.Now())
+}
+
+// foreign is how many slices of the driver and node another client made.
+func (p *Publisher) foreign() int {
+	n := 0
+	for name := range p.seen.slices {
+		if !p.names.own(name) {
+			n++
+		}
+	}
+	return n
 }

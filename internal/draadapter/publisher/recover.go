@@ -3,8 +3,6 @@ package publisher
 import (
 	"context"
 	"errors"
-	"fmt"
-	"time"
 
 	"github.com/tandem-gpu/tandem/internal/kubeapi"
 )
@@ -20,15 +18,21 @@ func (p *Publisher) recover(ctx context.Context, w write, err error) (again bool
 	default:
 		return false, err
 	}
-	p.task.Heartbeat(callTimeout)
-	is, getErr := p.opts.API.Slice(ctx, name)
+	var is kubeapi.ResourceSlice
+	getErr := p.await(ctx, func() (err error) {
+		is, err = p.opts.API.Slice(ctx, name)
+		return err
+	})
 	switch {
 	case errors.Is(getErr, kubeapi.ErrNotFound):
 		p.seen.gone(name)
 	case getErr != nil:
 		return false, getErr
 	case is.Spec.NodeName != p.opts.Node || is.Spec.Driver != p.opts.Driver:
-		return false, fmt.Errorf("%w: it is of node %q and driver %q", err, is.Spec.NodeName, is.Spec.Driver)
+		i, _ := p.names.index(name)
+		p.taken[i] = p.names.other(i)
+		p.log.Warn("another client has the name of a resource slice: it gets another one",
+			"slice", name, "node-of-it", is.Spec.NodeName, "driver-of-it", is.Spec.Driver, "instead", p.taken[i])
 	default:
 		p.seen.wrote(is)
 	}
@@ -46,14 +50,6 @@ func (p *Publisher) surprised(err error) error {
 func unserved(err error) bool {
 	var status *kubeapi.StatusError
 	return errors.As(err, &status) && status.Unserved()
-}
-
-// interrupted takes what came in meanwhile and reports whether it asks for another plan.
-func (p *Publisher) interrupted(observations <-chan observation) bool {
-	before := p.due
-	p.takeDevices()
-	p.takeObservations(observations)
-	return p.due.Before(before) && !p.due.After(time.Now())
 }
 
 // takeObservations takes what is there of the slices in the API.

@@ -115,7 +115,7 @@ func TestReturnsAreSpread(t *testing.T) {
 			a.after(6 * time.Second)
 			synctest.Wait()
 			for _, r := range a.api.Requests() {
-				if r.Verb == "list" {
+				if r.Verb == "watch" {
 					lists[r.At.Sub(back)/step]++
 					break
 				}

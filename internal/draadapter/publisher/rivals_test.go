@@ -30,10 +30,35 @@ func TestLeftoverSlicesOfTheSameDriver(t *testing.T) {
 		a.api.PutSlice(foreign("0123-gpu.nvidia.com-n1-fghij"))
 		a.after(time.Second)
 		a.set(gpu(0))
-		a.wantWrites("delete 0123-gpu.nvidia.com-n1-abcde", "delete 0123-gpu.nvidia.com-n1-fghij", "create 0")
+		a.wantWrites("create 0", "delete 0123-gpu.nvidia.com-n1-abcde", "delete 0123-gpu.nvidia.com-n1-fghij")
 		if all := a.api.Slices(); len(all) != 3 || all[0].Spec.Pool.Generation != 8 {
 			t.Errorf("slices %+v", all)
 		}
+		a.wantProblem()
+	})
+}
+
+// Slices of another driver that can't be deleted are named, and keep nothing from being published: nothing shows that it is there.
+func TestForeignSliceCanNotBeDeleted(t *testing.T) {
+	inBubble(t, func(a *agent) {
+		a.set(gpu(0))
+		a.api.Fail("delete", -1, kubeapitest.Failure{Code: 403, Message: "no right"})
+		a.api.PutSlice(foreign("0123-gpu.nvidia.com-n1-abcde"))
+		a.after(time.Hour)
+		a.set(gpus(100)...)
+		a.after(5 * time.Second)
+		devices := 0
+		for _, s := range a.api.Slices()[1:] {
+			devices += len(s.Spec.Devices)
+		}
+		if devices != 100 || a.Published().Contested {
+			t.Errorf("%d devices, contested %t: %s", devices, a.Published().Contested, a.Published().Problem)
+		}
+		a.wantProblem("no right", "0123-gpu.nvidia.com-n1-abcde")
+		a.wantLog("no right", 1)
+		a.api.Resume()
+		a.after(time.Minute)
+		a.want(gpus(100)...)
 		a.wantProblem()
 	})
 }

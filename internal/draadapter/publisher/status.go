@@ -32,7 +32,7 @@ type Status struct {
 	Writes []Write // requests that change slices, by verb and result
 
 	DropsShares bool     // the API server drops consumable capacity: feature gate DRAConsumableCapacity
-	DropsTaints bool     // the API server drops taints: feature gate DRADeviceTaints. Unhealthy devices can't be kept from new pods
+	DropsTaints bool     // the API server drops taints: feature gate DRADeviceTaints. Unhealthy devices leave the slices, unless a claim has them
 	OtherSlices []string // of the same driver and node that this agent did not make, sorted
 	Contested   bool     // another driver of the same name creates them again and again
 }
@@ -138,35 +138,55 @@ func (p *Publisher) unreached() {
 	}
 }
 
-// failed takes why a round or a list ended, logs it when it is another reason than before, and sets when the next try may be.
+// partialError is a failure that keeps nothing else from being published, and when what failed may be tried again.
+type partialError struct {
+	error
+	again time.Time
+}
+
+// Unwrap returns the cause.
+func (e partialError) Unwrap() error { return e.error }
+
+// failed takes why a round ended, and sets when the next try may be.
 func (p *Publisher) failed(err error) {
-	now := time.Now()
 	var waiting waitError
 	if errors.As(err, &waiting) {
-		if waiting != notListed || p.logged == "" { // else why it has not answered is known
+		if waiting != notListed || len(p.logged) == 0 { // else why it has not answered is known
 			p.problem(err.Error())
 		}
 		return
 	}
+	p.report(err)
+	var other otherDriverError
+	var partial partialError
+	switch {
+	case errors.As(err, &other): // until something changes
+	case errors.As(err, &partial):
+		p.at(partial.again)
+	default:
+		p.wait(p.retry.next(err))
+	}
+}
+
+// report takes a failure, and logs it if that has not been done since all was published last.
+func (p *Publisher) report(err error) {
 	p.problem(err.Error())
-	p.current.LastError, p.current.LastErrorAt = err.Error(), now
+	p.current.LastError, p.current.LastErrorAt = err.Error(), time.Now()
 	var request *kubeapi.RequestError
 	if errors.As(err, &request) {
 		p.unreached()
 	} else {
 		p.reached()
 	}
-	var other otherDriverError
-	switch {
-	case errors.As(err, &other), errors.Is(err, kubeapi.ErrInvalid):
-		// until something changes
-	default:
-		p.wait(p.retry.next(err))
+	if p.logged[err.Error()] {
+		return
 	}
-	if p.logged != err.Error() {
-		p.logged = err.Error()
-		p.log.Warn("resource slices not published", "error", err)
+	const several = 100 // causes in turns
+	if len(p.logged) >= several {
+		clear(p.logged)
 	}
+	p.logged[err.Error()] = true
+	p.log.Warn("resource slices not published", "error", err)
 }
 
 // wait sets a pause in which no request is sent.

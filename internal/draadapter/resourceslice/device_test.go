@@ -205,6 +205,34 @@ func TestResolve(t *testing.T) {
 	}
 }
 
+// The name of each device is a DNS label of its own, also where the UUID is none, with the number of a share behind it: one name that is not
+// would have the API server refuse the whole slice.
+func TestNamesAreLabels(t *testing.T) {
+	label := regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
+	for _, sharing := range []*inventory.Sharing{nil, {Mode: inventory.TimeSlicing, Replicas: 3}} {
+		s := coretest.GPUs(8)
+		for i, id := range []gpu.DeviceID{
+			"GPU-1-", "GPU-1", "GPU-1--", "-", "/", gpu.DeviceID("MIG-GPU-" + strings.Repeat("0123456789", 6) + "/1/0"), gpu.DeviceID("MIG-GPU-" + strings.Repeat("0123456789", 6) + "/1/1"), "GPU_é",
+		} {
+			s.Devices[i].ID, s.Devices[i].At = id, gpu.WholeGPU(id)
+		}
+		inv := core.Build(s, health.Ledger{}, config(rules(inventory.Rule{Sharing: sharing})))
+		seen := map[string]bool{}
+		for _, name := range names(resourceslice.Devices(resourceslice.Input{Inventory: inv, SharesAsDevices: true})) {
+			if len(name) > 63 || !label.MatchString(name) || seen[name] {
+				t.Errorf("name %q, %d bytes, twice: %t", name, len(name), seen[name])
+			}
+			seen[name] = true
+			if _, ok := resourceslice.Resolve(inv, name); !ok {
+				t.Errorf("%q is of no unit", name)
+			}
+		}
+		if len(seen) != inv.Len() {
+			t.Errorf("%d names of %d units", len(seen), inv.Len())
+		}
+	}
+}
+
 // Nothing is published before the first reading, an empty list for a node without GPUs; devices of other APIs are not listed.
 func TestNothingKnown(t *testing.T) {
 	for _, tc := range []struct {

@@ -60,7 +60,8 @@ func decoded(r prepared.Result) kubeapi.Device {
 	return d
 }
 
-// asPublished returns the held device as it was published. A record of another version may lack attributes: they are unknown then.
+// asPublished returns the held device as it was published. A record of another version, or one that was made again without the GPU, may lack
+// attributes and capacities: they are unknown then. An expression that reads one which is missing would be an error for the pod.
 func (h holding) asPublished() kubeapi.Device {
 	id, shared := h.result.Unit.Split()
 	unknown := inventory.Unit{Device: gpu.Device{ID: id, At: h.result.At, NUMANode: -1}}
@@ -68,8 +69,9 @@ func (h holding) asPublished() kubeapi.Device {
 		unknown.Sharing.Mode = inventory.TimeSlicing
 	}
 	d := h.published
-	d.Attributes = attributes(gpu.Driver{}, unknown)
+	d.Attributes, d.Capacity = attributes(gpu.Driver{}, unknown), capacities(unknown.Device)
 	maps.Copy(d.Attributes, h.published.Attributes)
+	maps.Copy(d.Capacity, h.published.Capacity)
 	return d
 }
 
@@ -123,7 +125,7 @@ func (in Input) retained(held map[string]holding, listed map[string]bool) (all [
 		h := held[name]
 		id, _ := h.result.Unit.Split()
 		l := listing{unit: units[id], device: h.asPublished()}
-		l.device.Taints = in.taints(l.unit, true, false)
+		l.device.Taints, l.device.Held = in.taints(l.unit, true, false), true
 		all = append(all, l)
 	}
 	return all

@@ -59,7 +59,10 @@ func TestHeldDevicesStay(t *testing.T) {
 			if got := formatTaints(now.Taints); got != tc.want {
 				t.Errorf("taints\n%swant\n%s", got, tc.want)
 			}
-			if now.Taints = nil; tc.want != "" {
+			if !now.Held || published.Held {
+				t.Errorf("held: %t, before the claim %t", now.Held, published.Held)
+			}
+			if now.Taints, now.Held = nil, false; tc.want != "" {
 				if diff := gocmp.Diff(published, now); diff != "" {
 					t.Error("not as it was published:", diff)
 				}
@@ -129,7 +132,7 @@ func TestHeldHardwareUnderAnotherName(t *testing.T) {
 	}
 }
 
-// A record of another version of the agent has no device, or one without some attributes: the device is listed with all of them.
+// A record of another version of the agent has no device, or one without some attributes or capacities: the device is listed with all of them.
 func TestRecordWithoutDevice(t *testing.T) {
 	in := resourceslice.Input{Inventory: build(health.Ledger{}, rules(shared(inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 4}))), BootID: boot}
 	all := resourceslice.Devices(in)
@@ -142,6 +145,9 @@ func TestRecordWithoutDevice(t *testing.T) {
 			if _, ok := d.Attributes[key]; !ok && key != "resource.kubernetes.io/numaNode" {
 				t.Errorf("%s: no attribute %s", text, key)
 			}
+		}
+		if _, ok := d.Capacity["memory"]; !ok {
+			t.Errorf("%s: no capacity memory", text)
 		}
 		if d.Name != name(1) || *d.Attributes["type"].String != "shared-gpu" || formatTaints(d.Taints) != withdrawn {
 			t.Errorf("%s: %s", text, format([]kubeapi.Device{d}))

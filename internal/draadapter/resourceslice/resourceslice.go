@@ -4,6 +4,8 @@ package resourceslice
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"slices"
 	"strconv"
 	"strings"
@@ -38,7 +40,7 @@ type Input struct {
 	// before it looks at taints.
 	LastDriver gpu.Driver
 
-	Evict     bool   // unhealthy and lost devices evict the pods that run on them: effect NoExecute
+	Evict     bool   // devices whose hardware is broken evict the pods that run on them: effect NoExecute
 	Withdrawn string // why no device takes new work; "" = they do
 }
 
@@ -46,10 +48,13 @@ type Input struct {
 // shared device have one name.
 func DeviceName(u inventory.Unit) string { return deviceName(u.Device.ID) }
 
+// maxName is the maximum length of a device's name: a DNS label has 63 characters, and that of a share ends with "-s" and its number.
+const maxName = 63 - len("-s99999")
+
 // deviceName returns the lower-case UUID. A character that a DNS label can't have becomes '-': drivers before 470 have "/" in the UUIDs
-// of MIG instances.
+// of MIG instances. What is no label even so ends with a hash: the API server would refuse the slice because of one such name.
 func deviceName(id gpu.DeviceID) string {
-	return strings.Map(func(r rune) rune {
+	name := strings.Map(func(r rune) rune {
 		switch {
 		case 'a' <= r && r <= 'z', '0' <= r && r <= '9', r == '-':
 			return r
@@ -58,6 +63,12 @@ func deviceName(id gpu.DeviceID) string {
 		}
 		return '-'
 	}, string(id))
+	if label := strings.Trim(name, "-"); label == name && name != "" && len(name) <= maxName {
+		return name
+	}
+	hash := sha256.Sum256([]byte(id))
+	suffix := hex.EncodeToString(hash[:8])
+	return strings.TrimLeft(name[:min(len(name), maxName-1-len(suffix))]+"-"+suffix, "-")
 }
 
 // shareName is the name of one share that is published as a device.
@@ -121,9 +132,11 @@ func (in Input) listings() []listing {
 	kept := map[string]bool{} // devices that are listed, but not as they are offered
 	for i := range all {
 		l := &all[i]
-		if h, ok := held[l.device.Name]; ok && !sameForm(h.published, l.device) {
+		h, ok := held[l.device.Name]
+		if ok && !sameForm(h.published, l.device) {
 			l.device, kept[l.device.Name] = h.asPublished(), true
 		}
+		l.device.Held = ok
 	}
 	offered := map[string]bool{}
 	for _, l := range all {
@@ -137,11 +150,16 @@ func (in Input) listings() []listing {
 	return append(all, in.retained(held, offered)...)
 }
 
+// Device returns the device of a unit, without taints.
+func (in Input) Device(u inventory.Unit) kubeapi.Device {
+	driver := in.Inventory.Driver()
+	driver.Version, driver.CUDA = cmp.Or(driver.Version, in.LastDriver.Version), cmp.Or(driver.CUDA, in.LastDriver.CUDA)
+	return newDevice(driver, u, in.SharesAsDevices)
+}
+
 // offers returns the devices of the inventory that are offered through DRA, without taints.
 func (in Input) offers() []listing {
 	var all []listing
-	driver := in.Inventory.Driver()
-	driver.Version, driver.CUDA = cmp.Or(driver.Version, in.LastDriver.Version), cmp.Or(driver.CUDA, in.LastDriver.CUDA)
 	at := map[string]int{}
 	for u := range in.Inventory.Units() {
 		if u.API != inventory.DRA {
@@ -161,7 +179,7 @@ func (in Input) offers() []listing {
 		}
 	}
 	for i := range all {
-		all[i].device = newDevice(driver, all[i].unit, in.SharesAsDevices)
+		all[i].device = in.Device(all[i].unit)
 	}
 	return all
 }

@@ -6,7 +6,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeapi"
 )
@@ -24,8 +26,9 @@ func (in Input) taints(u inventory.Unit, kept, overlapping bool) []kubeapi.Devic
 	if overlapping {
 		all = addTaint(all, kubeapi.DeviceTaint{Key: taintKey(health.ReasonHeld), Effect: kubeapi.NoSchedule})
 	}
+	evict := in.Evict && in.Inventory.Driver().State == gpu.DriverReady // else what is known of devices is old
 	for _, h := range in.Inventory.Conditions(u) {
-		all = addTaint(all, taintOf(h, in.Evict))
+		all = addTaint(all, taintOf(h, evict))
 	}
 	return all[:min(len(all), MaxTaints)]
 }
@@ -75,18 +78,64 @@ func taintOf(h health.Health, evict bool) kubeapi.DeviceTaint {
 	switch {
 	case h.Schedulable():
 		t.Effect = kubeapi.NoEffect
-	case evict && h.State >= health.Unhealthy && isFault(h.Reason):
+	case evict && h.State >= health.Unhealthy && isHardware(h):
 		t.Effect = kubeapi.NoExecute
 	}
 	return t
 }
 
-// isFault reports whether a reason is evidence of a fault of the device: not one of this host, and not that the agent's own calls fail or do
-// not return. Work needs none of those: kernels are launched without a call of the driver. A device that is broken as well has a condition
-// for that, such as the XID of a GSP that timed out.
-func isFault(r health.Reason) bool {
-	return r < health.ReasonWithdrawn && r != health.ReasonProbe && r != health.ReasonUnresponsive
+// isHardware reports whether a condition is evidence that the device is broken, so that work on it is lost. The agent's own calls that fail or do
+// not return are none: kernels are launched without a call of the driver. Nor is a GPU that is only not listed, which the agent may just not be
+// shown, the fabric manager's state, or faults of applications.
+func isHardware(h health.Health) bool {
+	switch h.Reason {
+	case health.ReasonXID:
+		return isHardwareClass(xid.XID(h.Code).Class)
+	case health.ReasonEvent:
+		rule, _ := xid.Event(h.Code)
+		return isHardwareClass(rule.Class)
+	case health.ReasonLost:
+		return h.Detail != health.NotListed
+	case health.ReasonRecoveryAction, health.ReasonRemapFailed, health.ReasonUnrepairable, health.ReasonSRAM, health.ReasonNeedsService:
+		return true
+	default:
+		return false
+	}
 }
+
+func isHardwareClass(c xid.Class) bool {
+	return c == xid.Contained || c == xid.Reset || c == xid.Node || c == xid.Fabric
+}
+
+// GPU returns the GPU of a device, which may be an instance or a share of it.
+func GPU(d kubeapi.Device) gpu.DeviceID {
+	for _, name := range []string{attrParent, attrUUID} {
+		if v := d.Attributes[name].String; v != nil && *v != "" {
+			return gpu.DeviceID(*v)
+		}
+	}
+	return ""
+}
+
+// Spare returns devices whose work is spared: effects NoExecute are NoSchedule, other than of the GPUs in evicted. nil is nil.
+func Spare(devices []kubeapi.Device, evicted map[gpu.DeviceID]bool) []kubeapi.Device {
+	devices = slices.Clone(devices)
+	for i, d := range devices {
+		if evicted[GPU(d)] || !slices.ContainsFunc(d.Taints, IsNoExecute) {
+			continue
+		}
+		devices[i].Taints = slices.Clone(d.Taints)
+		for j, t := range devices[i].Taints {
+			if IsNoExecute(t) {
+				devices[i].Taints[j].Effect = kubeapi.NoSchedule
+			}
+		}
+	}
+	return devices
+}
+
+// IsNoExecute reports whether a taint deletes the pods that use the device.
+func IsNoExecute(t kubeapi.DeviceTaint) bool { return t.Effect == kubeapi.NoExecute }
 
 // taintKey returns the key of the taint for a reason: one for each cause, so that a claim can tolerate one of them. xid and gpu-lost are
 // keys of NVIDIA's driver, whose tolerations keep their meaning. The others follow from the name of the reason, which never changes.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -79,15 +80,16 @@ func TestEachConditionIsATaint(t *testing.T) {
 	}
 }
 
-// An unknown health keeps new work away and never evicts, nor do calls of the agent that fail or do not return: work may go on. A lost GPU has
-// the key of NVIDIA's driver.
+// An unknown health keeps new work away and never evicts, nor do calls of the agent that fail or do not return, or a GPU that the agent is not shown:
+// work may go on. A lost GPU has the key of NVIDIA's driver.
 func TestStates(t *testing.T) {
 	at := gpu.WholeGPU(coretest.GPU(0))
 	for about, tc := range map[string]struct {
 		o    health.Observation
 		want string
 	}{
-		"lost":         {health.Observation{At: at, Kind: health.Lost}, "gpu.nvidia.com/gpu-lost=:NoExecute"},
+		"lost":         {health.Observation{At: at, Kind: health.Lost, Detail: "nvmlDeviceGetMemoryInfo: GPU is lost"}, "gpu.nvidia.com/gpu-lost=:NoExecute"},
+		"not listed":   {health.Observation{At: at, Kind: health.Lost, Detail: health.NotListed}, "gpu.nvidia.com/gpu-lost=:NoSchedule"}, // perhaps only not shown
 		"errors":       {health.Observation{At: at, Kind: health.ProbeFailed, Detail: "nvmlDeviceGetECCMode: Unknown Error"}, "gpu.nvidia.com/probe-failed=:NoSchedule"},
 		"no driver":    {health.Observation{At: gpu.Node, Kind: health.DriverUnavailable, Code: uint64(gpu.DriverFailed)}, "gpu.nvidia.com/nvml-unavailable=:NoSchedule"},
 		"does not ask": {health.Observation{At: at, Kind: health.Unresponsive}, "gpu.nvidia.com/not-answering=:NoSchedule"},
@@ -101,6 +103,29 @@ func TestStates(t *testing.T) {
 		Claims: []inventory.Claim{{Agent: "nomad-gpu", At: at, Older: true}},
 	}, inventory.OverlapRefuse)})); got != "  gpu.nvidia.com/contested=nomad-gpu:NoSchedule since -\n" {
 		t.Errorf("another agent's GPU: %s", got)
+	}
+}
+
+// An agent that is shown two of eight GPUs after a restart keeps new work away from the others, and evicts none: nothing shows that they are broken.
+func TestAgentIsShownFewerGPUs(t *testing.T) {
+	c := config()
+	s := core.NewState(c).Read(c, start, coretest.GPUs(8))
+	in := resourceslice.Input{Inventory: s.Inventory, BootID: boot, Evict: true}
+	for i, d := range resourceslice.Devices(in) {
+		in.Prepared = append(in.Prepared, claim(fmt.Sprint(i), in.Inventory, d))
+	}
+	for i := range 10 {
+		s = s.Read(c, start.Add(time.Duration(i+1)*time.Minute), coretest.GPUs(2))
+		in.Inventory = s.Inventory
+		all := resourceslice.Devices(in)
+		if len(all) != 8 {
+			t.Fatalf("%d devices", len(all))
+		}
+		for i, d := range all[2:] {
+			if !d.Held || len(d.Taints) == 0 || slices.ContainsFunc(d.Taints, func(t kubeapi.DeviceTaint) bool { return t.Effect != kubeapi.NoSchedule }) {
+				t.Errorf("GPU %d: %v", i+2, d.Taints)
+			}
+		}
 	}
 }
 
@@ -305,7 +330,9 @@ func TestTaintKeys(t *testing.T) {
 		switch r {
 		case health.ReasonXID, health.ReasonEvent:
 			value := map[health.Reason]string{health.ReasonXID: "number", health.ReasonEvent: "type in hexadecimal"}[r]
-			fmt.Fprintf(&table, "| `%s=<%s>` | `%s_...` | None if degraded, NoSchedule if unhealthy | NoExecute if unhealthy |\n", key, value, r)
+			fmt.Fprintf(&table, "| `%s=<%s>` | `%s_...` | None if degraded, NoSchedule if unhealthy | NoExecute if unhealthy, for codes that are faults of the hardware |\n", key, value, r)
+		case health.ReasonLost:
+			fmt.Fprintf(&table, "| `%s` | `%s` | %s | %s; NoSchedule if the driver only does not list the GPU |\n", key, r, one.Effect, evicting.Effect)
 		case health.ReasonRecoveryAction:
 			fmt.Fprintf(&table, "| `%s=<action>` | `RECOVERY_ACTION_...` | %s | %s |\n", key, one.Effect, evicting.Effect)
 		case health.ReasonMoving:

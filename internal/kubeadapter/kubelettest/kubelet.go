@@ -45,6 +45,7 @@ type Kubelet struct {
 	attempts  []Registration
 	accepted  []Registration
 	lists     map[string][][]*v1beta1.Device
+	recorded  []CheckpointEntry
 }
 
 // New returns a kubelet that is not running. The directory need not exist.
@@ -176,5 +177,6 @@ func (k *Kubelet) recordList(p *process, c *client, devices []*v1beta1.Device) {
 	if c.listed.IsZero() {
 		c.listed = time.Now()
 	}
+	_ = k.writeCheckpoint() // a kubelet logs the error
 	k.notify()
 }

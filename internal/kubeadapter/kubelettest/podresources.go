@@ -3,6 +3,7 @@ package kubelettest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"net"
 	"os"
@@ -30,6 +31,7 @@ type PodResources struct {
 	fail   error
 	hang   bool
 	lists  int
+	gets   int
 }
 
 // ServePodResources serves the API until Close, as a kubelet that started an hour ago and has received all pods. There is one
@@ -96,14 +98,14 @@ func (p *PodResources) Forget(pods ...string) {
 	}
 }
 
-// Fail sets the error of List; nil = none.
+// Fail sets the error of List and Get; nil = none.
 func (p *PodResources) Fail(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.fail = err
 }
 
-// Hang sets whether List blocks until the client cancels.
+// Hang sets whether List and Get block until the client cancels.
 func (p *PodResources) Hang(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -117,23 +119,59 @@ func (p *PodResources) Lists() int {
 	return p.lists
 }
 
+// Gets returns the number of Get calls.
+func (p *PodResources) Gets() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.gets
+}
+
 // List implements the API.
 func (p *PodResources) List(ctx context.Context, _ *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
 	p.mu.Lock()
 	p.lists++
-	hang, fail := p.hang, p.fail
 	r := &podresources.ListPodResourcesResponse{}
 	for _, name := range slices.Sorted(maps.Keys(p.pods)) {
-		namespace, short, _ := strings.Cut(name, "/")
-		r.PodResources = append(r.PodResources, &podresources.PodResources{
-			Namespace: namespace, Name: short,
-			Containers: []*podresources.ContainerResources{{Name: "main", Devices: slices.Clone(p.pods[name]), DynamicResources: slices.Clone(p.claims[name])}},
-		})
+		r.PodResources = append(r.PodResources, p.pod(name))
 	}
+	p.mu.Unlock()
+	return r, p.answer(ctx)
+}
+
+// Get implements the API.
+func (p *PodResources) Get(ctx context.Context, r *podresources.GetPodResourcesRequest) (*podresources.GetPodResourcesResponse, error) {
+	p.mu.Lock()
+	p.gets++
+	name := r.GetPodNamespace() + "/" + r.GetPodName()
+	_, known := p.pods[name]
+	response := &podresources.GetPodResourcesResponse{PodResources: p.pod(name)}
+	p.mu.Unlock()
+	if err := p.answer(ctx); err != nil {
+		return nil, err
+	}
+	if !known {
+		return nil, fmt.Errorf("pod %s in namespace %s not found", r.GetPodName(), r.GetPodNamespace())
+	}
+	return response, nil
+}
+
+// pod is a pod as the API shows it. The caller holds mu.
+func (p *PodResources) pod(name string) *podresources.PodResources {
+	namespace, short, _ := strings.Cut(name, "/")
+	return &podresources.PodResources{
+		Namespace: namespace, Name: short,
+		Containers: []*podresources.ContainerResources{{Name: "main", Devices: slices.Clone(p.pods[name]), DynamicResources: slices.Clone(p.claims[name])}},
+	}
+}
+
+// answer hangs or fails as the test has set it.
+func (p *PodResources) answer(ctx context.Context) error {
+	p.mu.Lock()
+	hang, fail := p.hang, p.fail
 	p.mu.Unlock()
 	if hang {
 		<-ctx.Done()
-		return nil, status.FromContextError(ctx.Err()).Err()
+		return status.FromContextError(ctx.Err()).Err()
 	}
-	return r, fail
+	return fail
 }

@@ -107,6 +107,11 @@ func (k *Kubelet) Allocate(ctx context.Context, resource string, ids ...string) 
 	r, err := plugin.Allocate(ctx, &v1beta1.AllocateRequest{
 		ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: ids}},
 	})
+	if err == nil {
+		k.mu.Lock()
+		err = k.writeCheckpoint()
+		k.mu.Unlock()
+	}
 	return single(r.GetContainerResponses(), err)
 }
 

@@ -9,9 +9,10 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"time"
+	"strings"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
@@ -24,24 +25,13 @@ const DefaultSocket = "/var/lib/kubelet/pod-resources/kubelet.sock"
 // 4 MiB.
 const maxAnswer = 16 << 20
 
-// Startup is how long after its start a kubelet may not have received all pods from the API server.
-const Startup = 2 * time.Minute
-
 // Answer is one answer of the kubelet. It has the pods that the kubelet knows, which are not all before it has received them
 // from the API server, and of init containers only those that continue to run.
 type Answer struct {
-	Pods    int       // that the kubelet knows, with devices or without
-	Started time.Time // modification time of the socket, which is about when the kubelet started
-	Devices []Device  // each device ID of a resource once
-	Claims  []Claim   // of containers
-	Names   []string  // of the pods, "namespace/name"
-}
-
-// Partial reports whether the answer may lack pods at a time: it has none, or the kubelet started less than startup ago and may not
-// have received them from the API server.
-func (a Answer) Partial(now time.Time, startup time.Duration) bool {
-	age := now.Sub(a.Started)
-	return a.Pods == 0 || age >= 0 && age < startup
+	Pods    int      // that the kubelet knows, with devices or without
+	Devices []Device // each device ID of a resource once
+	Claims  []Claim  // of containers
+	Names   []string // of the pods, "namespace/name"
 }
 
 // Device is a device ID that a container of a pod holds.
@@ -69,25 +59,33 @@ type Claim struct {
 // ErrNoDirectory means that the directory of the socket is missing: it is not mounted, or the kubelet has another --root-dir.
 var ErrNoDirectory = errors.New("no directory of the pod-resources API")
 
-// List calls List of the API. ctx should have a deadline, because the server may never answer. The error is ErrNoDirectory if the
-// directory of the socket is missing.
+// List calls List of the API. ctx should have a deadline, because the server may never answer. An agent that gives devices out uses a Poller: a
+// List at the wrong moment makes the kubelet lose what it is giving out.
 func List(ctx context.Context, socket string) (Answer, error) {
-	info, err := os.Stat(socket)
-	if err != nil {
-		if _, missing := os.Stat(filepath.Dir(socket)); errors.Is(missing, fs.ErrNotExist) {
-			err = fmt.Errorf("%w: %w", ErrNoDirectory, missing)
-		}
-		return Answer{}, err
-	}
 	r, err := list(ctx, socket)
 	if err != nil {
 		return Answer{}, err
 	}
-	a := Answer{Pods: len(r.GetPodResources()), Started: info.ModTime(), Devices: devices(r), Claims: claims(r)}
+	a := Answer{Pods: len(r.GetPodResources()), Devices: devices(r.GetPodResources()), Claims: claims(r)}
 	for _, p := range r.GetPodResources() {
 		a.Names = append(a.Names, nameOf(p))
 	}
 	return a, nil
+}
+
+// devicesOf calls Get of the API: the devices that a pod has now, without those of its ordinary init containers. Unlike List it changes nothing in
+// the kubelet. A pod that the kubelet does not know is an error.
+func devicesOf(ctx context.Context, socket, pod string) ([]Device, error) {
+	namespace, name, _ := strings.Cut(pod, "/")
+	var r *podresources.GetPodResourcesResponse
+	err := call(ctx, socket, "get", func(c podresources.PodResourcesListerClient) (err error) {
+		r, err = c.Get(ctx, &podresources.GetPodResourcesRequest{PodNamespace: namespace, PodName: name})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return devices([]*podresources.PodResources{r.GetPodResources()}), nil
 }
 
 // list calls List of the API.
@@ -100,11 +98,14 @@ func list(ctx context.Context, socket string) (*podresources.ListPodResourcesRes
 	return r, err
 }
 
-// call makes one call of the API; name is for its error.
+// call makes one call of the API; name is for its error. It fails with ErrNoDirectory if the directory of the socket is missing.
 func call(ctx context.Context, socket, name string, do func(podresources.PodResourcesListerClient) error) error {
 	// A plain connection has the shorter error if the socket refuses.
 	probe, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if err != nil {
+		if _, missing := os.Stat(filepath.Dir(socket)); errors.Is(missing, fs.ErrNotExist) {
+			return fmt.Errorf("%w: %w", ErrNoDirectory, missing)
+		}
 		return err
 	}
 	_ = probe.Close()
@@ -115,15 +116,29 @@ func call(ctx context.Context, socket, name string, do func(podresources.PodReso
 	}
 	defer func() { _ = conn.Close() }()
 	if err := do(podresources.NewPodResourcesListerClient(conn)); err != nil {
-		return fmt.Errorf("%s %s: %s", name, socket, status.Convert(err).Message())
+		return &callError{name + " " + socket, status.Convert(err)}
 	}
 	return nil
 }
 
-// devices returns the devices of a response.
-func devices(r *podresources.ListPodResourcesResponse) []Device {
+// callError is the error of a call that was sent.
+type callError struct {
+	call   string
+	status *status.Status
+}
+
+func (e *callError) Error() string { return e.call + ": " + e.status.Message() }
+
+// answered reports whether an error is an answer of the kubelet, such as that it does not have a pod. Its errors have no code.
+func answered(err error) bool {
+	e, ok := errors.AsType[*callError](err)
+	return ok && (e.status.Code() == codes.Unknown || e.status.Code() == codes.Unimplemented)
+}
+
+// devices returns the devices of pods.
+func devices(pods []*podresources.PodResources) []Device {
 	d := distinct{listed: map[string]bool{}}
-	for _, p := range r.GetPodResources() {
+	for _, p := range pods {
 		for _, c := range p.GetContainers() {
 			d.add(Device{Pod: nameOf(p), Container: c.GetName()}, c.GetDevices())
 		}

@@ -1,11 +1,10 @@
 package podresources
 
 import (
-	"context"
+	"cmp"
 	"os"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
@@ -14,21 +13,6 @@ import (
 
 // PodLogs is the kubelet's default folder of logs (podLogsDir), in which each pod has a folder "NAMESPACE_NAME_UID".
 const PodLogs = "/var/log/pods"
-
-// Reader reads which pods have devices.
-type Reader struct {
-	Socket  string
-	PodLogs string // for the UIDs of the pods, which the API does not have; "" or missing = they are not known
-}
-
-// Read makes one call of the API, as a usewatch.Holders.
-func (r Reader) Read(ctx context.Context, inv *inventory.Inventory) (use.Record, error) {
-	a, err := List(ctx, r.Socket)
-	if err != nil {
-		return use.Record{}, err
-	}
-	return a.record(inv, podUIDs(r.PodLogs), time.Now()), nil
-}
 
 // podUIDs returns the UIDs of the pods with a folder of logs, by "namespace/name". The folder of a pod exists from before its
 // first container until after its last: two pods of one name may have one. Neither part of a name has a "_".
@@ -44,38 +28,50 @@ func podUIDs(folder string) map[string][]string {
 	return uids
 }
 
-// record is the answer as a record. The owner of a pod whose UID is not certain has none.
-func (a Answer) record(inv *inventory.Inventory, uids map[string][]string, now time.Time) use.Record {
-	r := use.Record{Complete: !a.Partial(now, Startup), Work: map[string]use.Owner{}}
-	r.AllWork = r.Complete
+// Record is a reading as a record of the work that has devices of an inventory. The UIDs of pods are from the kubelet's checkpoint, and from a
+// folder such as PodLogs; "" or missing = only from the checkpoint. The owner of a pod whose UID is not certain has none.
+func (r Reading) Record(inv *inventory.Inventory, podLogs string) use.Record {
+	record := use.Record{Complete: r.Complete, AllWork: r.Complete, Work: map[string]use.Owner{}}
+	uids := podUIDs(podLogs)
+	for _, pod := range r.Answer.Names {
+		for _, uid := range uids[pod] {
+			o := ownerOf(pod, "")
+			o.ID = uid
+			record.Work[uid] = o
+		}
+	}
 	owner := func(pod, container string) use.Owner {
-		o := use.Owner{Orchestrator: use.Kubernetes, Container: container}
-		o.Namespace, o.Name, _ = strings.Cut(pod, "/")
+		o := ownerOf(pod, container)
 		if of := uids[pod]; len(of) == 1 {
 			o.ID = of[0]
 		}
 		return o
 	}
-	for _, pod := range a.Names {
-		for _, uid := range uids[pod] {
-			o := owner(pod, "")
-			o.ID = uid
-			r.Work[uid] = o
-		}
+	checkpointed := map[Device]string{} // UID by container, resource and ID
+	for _, d := range r.Checkpoint.Devices {
+		checkpointed[Device{Container: d.Container, Resource: d.Resource, ID: d.ID}] = d.PodUID
 	}
-	for _, d := range a.Devices {
+	for _, d := range r.Answer.Devices {
 		unit := inventory.UnitID(d.ID)
 		device, _ := unit.Split()
-		r.Holds = append(r.Holds, use.Hold{Owner: owner(d.Pod, d.Container), Resource: d.Resource, Unit: unit, Device: device})
+		o := owner(d.Pod, d.Container)
+		o.ID = cmp.Or(checkpointed[Device{Container: d.Container, Resource: d.Resource, ID: d.ID}], o.ID)
+		record.Holds = append(record.Holds, use.Hold{Owner: o, Resource: d.Resource, Unit: unit, Device: device})
 	}
-	for _, c := range a.Claims {
+	for _, c := range r.Answer.Claims {
 		if device, ok := c.deviceIn(inv); ok {
 			o := owner(c.Pod, c.Container)
 			o.Claim = c.Name
-			r.Holds = append(r.Holds, use.Hold{Owner: o, Device: device})
+			record.Holds = append(record.Holds, use.Hold{Owner: o, Device: device})
 		}
 	}
-	return r
+	return record
+}
+
+func ownerOf(pod, container string) use.Owner {
+	o := use.Owner{Orchestrator: use.Kubernetes, Container: container}
+	o.Namespace, o.Name, _ = strings.Cut(pod, "/")
+	return o
 }
 
 // nvidiaDriver is the driver of resource claims of NVIDIA and of this project. NVIDIA's names a GPU "gpu-N" by its minor number, that of

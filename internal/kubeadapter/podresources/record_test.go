@@ -2,6 +2,7 @@ package podresources_test
 
 import (
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -20,7 +21,7 @@ import (
 )
 
 // The record has the pods with devices, by a device plugin or by a claim, with the UIDs that are certain.
-func TestReader(t *testing.T) {
+func TestRecord(t *testing.T) {
 	c := core.DefaultConfig()
 	c.MIG = inventory.MIGMixed
 	inv := core.Build(coretest.WithMIG(coretest.GPUs(4), 3, "1g.10gb", "1g.10gb"), health.Ledger{}, c)
@@ -50,11 +51,12 @@ func TestReader(t *testing.T) {
 	} {
 		p.Claim("default/two", "claim", claim.driver, claim.device, claim.cdi)
 	}
-	r := podresources.Reader{Socket: filepath.Join(dir, "kubelet.sock"), PodLogs: filepath.Join(dir, "logs")}
-	got, err := r.Read(t.Context(), inv)
-	if err != nil {
-		t.Fatal(err)
+	poller := podresources.New(podresources.Options{Socket: filepath.Join(dir, "kubelet.sock"), Checkpoint: filepath.Join(dir, podresources.CheckpointName), Log: slog.New(slog.DiscardHandler)})
+	r := poller.Read(t.Context())
+	if r.Err != nil {
+		t.Fatal(r.Err)
 	}
+	got := r.Record(inv, filepath.Join(dir, "logs"))
 	one := use.Owner{Orchestrator: use.Kubernetes, Namespace: "default", Name: "one", Container: "main", ID: "uid-1"}
 	two := use.Owner{Orchestrator: use.Kubernetes, Namespace: "default", Name: "two", Container: "main", Claim: "claim"}
 	claimed := func(id gpu.DeviceID) use.Hold { return use.Hold{Owner: two, Device: id} }
@@ -79,12 +81,18 @@ func TestReader(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	r.PodLogs = filepath.Join(dir, "none")
-	if got, err := r.Read(t.Context(), inv); err != nil || len(got.Work) > 0 || got.Holds[0].Owner.ID != "" || got.Holds[0].Owner.Name != "one" {
-		t.Errorf("without the folder of logs: %+v, %v", got, err)
+	if got := r.Record(inv, filepath.Join(dir, "none")); len(got.Work) > 0 || got.Holds[0].Owner.ID != "" || got.Holds[0].Owner.Name != "one" {
+		t.Errorf("without the folder of logs: %+v", got)
+	}
+	shared := string(coretest.GPU(0)) + "::3"
+	if err := kubelettest.WriteCheckpoint(dir, kubelettest.Entry("uid-8", "init", "nvidia.com/gpu.shared", shared), kubelettest.Entry("uid-9", "main", "nvidia.com/gpu.shared", shared)); err != nil {
+		t.Fatal(err)
+	}
+	if got := poller.Read(t.Context()).Record(inv, ""); got.Holds[0].Owner.ID != "uid-9" {
+		t.Errorf("the UID that the kubelet's checkpoint has of the container: %+v", got.Holds[0])
 	}
 	p.Fail(errors.New("too many requests"))
-	if _, err := r.Read(t.Context(), inv); err == nil {
+	if r := poller.Read(t.Context()); r.Err == nil || r.Stale(t.Context()) == nil {
 		t.Error("no error, although the kubelet returned one")
 	}
 }

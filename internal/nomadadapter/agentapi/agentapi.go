@@ -51,10 +51,12 @@ type Client struct {
 
 	token func() (string, error)
 
-	mu     sync.Mutex
-	latest use.Record // not changed
-	err    error      // why latest is not current
-	logged []failure  // kinds of errors since the latest answer that were logged; nil = none
+	mu       sync.Mutex
+	latest   use.Record // not changed
+	err      error      // why latest is not current
+	seen     []use.Hold // see Seen
+	logged   []failure  // kinds of errors since the latest answer that were logged; nil = none
+	reserved map[inventory.UnitID]reservation
 
 	wanted    chan struct{} // a confirmation is wanted
 	confirmed Confirmation
@@ -65,7 +67,10 @@ var errFirst = errors.New("the Nomad agent has not answered yet")
 
 // New returns a client. It connects to nothing. An error of the files for https is that of each Read.
 func New(o Options) *Client {
-	c := &Client{log: o.Log, base: strings.TrimSuffix(o.Address, "/"), err: errFirst, token: tokenIn(o.TokenFile, o.Token), wanted: make(chan struct{}, 1)}
+	c := &Client{
+		log: o.Log, base: strings.TrimSuffix(o.Address, "/"), err: errFirst, token: tokenIn(o.TokenFile, o.Token), wanted: make(chan struct{}, 1),
+		reserved: map[inventory.UnitID]reservation{},
+	}
 	if path, ok := strings.CutPrefix(o.Address, "unix://"); ok {
 		c.base = "http://nomad"
 		c.http = newHTTP(unixTransport(path))
@@ -98,7 +103,7 @@ func (c *Client) Run(ctx context.Context, tasks *watchdog.Registry, changed func
 	f := follower{Client: c}
 	for {
 		task.Heartbeat(waitTime + answerTime)
-		err := f.next(ctx)
+		latest, err := f.next(ctx)
 		if ctx.Err() != nil {
 			return
 		}
@@ -110,7 +115,7 @@ func (c *Client) Run(ctx context.Context, tasks *watchdog.Registry, changed func
 		} else {
 			f.failures = 0
 		}
-		if c.record(recordOf(f.allocations), err, f.failures) {
+		if c.record(latest, err, f.failures) {
 			changed()
 		}
 		task.Heartbeat(pause)
@@ -122,7 +127,7 @@ func (c *Client) Run(ctx context.Context, tasks *watchdog.Registry, changed func
 
 // record stores an answer, or the error of that many failures in a row. It logs each kind of error once until the API works again, and that
 // it does. It reports whether other work has devices, or that is not known any more.
-func (c *Client) record(latest use.Record, err error, failures int) bool {
+func (c *Client) record(latest answer, err error, failures int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	was := c.err
@@ -140,8 +145,18 @@ func (c *Client) record(latest use.Record, err error, failures int) bool {
 		c.logged = nil
 		c.log.Info("owners of devices: Nomad agent's API available", "address", c.base)
 	}
-	changed := was != nil || !slices.Equal(latest.Holds, c.latest.Holds)
-	c.latest = latest
+	missing := latest.record.Missing
+	switch missing {
+	case c.latest.Missing:
+	case "":
+		c.log.Info("owners of devices: all allocations are shown", "address", c.base)
+	default:
+		c.log.Warn("owners of devices: allocations may be hidden", "address", c.base, "reason", missing)
+	}
+	changed := was != nil || !slices.Equal(latest.record.Holds, c.latest.Holds) || missing != c.latest.Missing
+	c.latest = latest.record
+	c.endReservations(latest)
+	c.see(latest.record, false)
 	return changed
 }
 
@@ -152,18 +167,25 @@ func (c *Client) Read(context.Context, *inventory.Inventory) (use.Record, error)
 	if c.err != nil {
 		return use.Record{}, c.err
 	}
-	return c.latest, nil
+	return c.withReserved(c.latest), nil
 }
 
-// recordOf has the devices of the allocations that have not ended. It has all allocations that the token may read and that the servers
-// have not removed, so work that it lacks may run.
-func recordOf(all []allocation) use.Record {
-	r := use.Record{Complete: true, Work: map[string]use.Owner{}}
+// answer is what the servers have of the node.
+type answer struct {
+	allocations []allocation
+	record      use.Record
+	asked       time.Time // of the leader; zero = the answer is perhaps of another server, which lags behind
+}
+
+// newAnswer makes the record: the devices of the allocations that have not ended. It has all allocations that the token may read and that the
+// servers have not removed, so work that it lacks may run.
+func newAnswer(all []allocation, hidden string) answer {
+	r := use.Record{Complete: hidden == "", Missing: hidden, Work: map[string]use.Owner{}}
 	for i := range all {
 		a := &all[i]
 		owner := use.Owner{Orchestrator: use.Nomad, Namespace: a.Namespace, Name: a.JobID, ID: a.ID}
 		r.Work[a.ID] = owner
-		if !slices.Contains([]string{"pending", "running", "unknown"}, a.ClientStatus) { // structs.AllocClientStatus*: not terminal
+		if !a.live() {
 			continue
 		}
 		for _, task := range slices.Sorted(maps.Keys(a.AllocatedResources.Tasks)) {
@@ -173,7 +195,12 @@ func recordOf(all []allocation) use.Record {
 			}
 		}
 	}
-	return r
+	return answer{allocations: all, record: r}
+}
+
+// live reports whether the allocation has not ended, by its client (structs.AllocClientStatus*).
+func (a *allocation) live() bool {
+	return slices.Contains([]string{"pending", "running", "unknown"}, a.ClientStatus)
 }
 
 func (d device) holds(owner use.Owner) []use.Hold {

@@ -28,6 +28,7 @@ type agent struct {
 	token string // that it requires; "" = none
 
 	mu      sync.Mutex
+	acl     *acl // nil = the servers have no ACLs
 	index   uint64
 	allocs  string // JSON of the list
 	changed chan struct{}
@@ -35,6 +36,46 @@ type agent struct {
 	hang    bool // queries that wait get no answer
 	queries int
 	asked   int // for a confirmation
+}
+
+// acl is what the servers have of the token.
+type acl struct {
+	kind     string            // "management", "client"; "" = a workload identity
+	policies map[string]string // namespaces of RulesJSON, by name
+	broken   bool
+}
+
+func (a *agent) setACL(to *acl) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.acl = to
+}
+
+// serveACL answers as nomad/acl_endpoint.go does.
+func (a *agent) serveACL(w http.ResponseWriter, r *http.Request) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	name, one := strings.CutPrefix(r.URL.Path, "/v1/acl/policy/")
+	switch is := a.acl; {
+	case is == nil && r.URL.Path == "/v1/acl/token/self":
+		fmt.Fprint(w, `{"AccessorID":"acls-disabled","Type":"client","Policies":null}`)
+	case is == nil:
+		http.Error(w, "ACL support disabled", http.StatusBadRequest)
+	case is.broken:
+		http.Error(w, "Permission denied", http.StatusForbidden)
+	case r.URL.Path == "/v1/acl/token/self" && is.kind == "":
+		http.Error(w, "ACL token not found", http.StatusNotFound)
+	case r.URL.Path == "/v1/acl/token/self":
+		fmt.Fprintf(w, `{"AccessorID":"7a","Type":%q}`, is.kind)
+	case one:
+		fmt.Fprintf(w, `{"Name":%q,"RulesJSON":{"Agent":{"Policy":"read"},"Namespaces":%s}}`, name, is.policies[name])
+	default:
+		names := []string{}
+		for name := range is.policies {
+			names = append(names, fmt.Sprintf(`{"Name":%q}`, name))
+		}
+		fmt.Fprintf(w, "[%s]", strings.Join(names, ","))
+	}
 }
 
 func newAgent() *agent { return &agent{index: 7, allocs: "[]", changed: make(chan struct{})} }
@@ -66,6 +107,10 @@ func (a *agent) count() int {
 func (a *agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Header.Get("X-Nomad-Token") != a.token {
 		http.Error(w, "Permission denied", http.StatusForbidden)
+		return
+	}
+	if strings.HasPrefix(r.URL.Path, "/v1/acl/") {
+		a.serveACL(w, r)
 		return
 	}
 	switch r.URL.Path {

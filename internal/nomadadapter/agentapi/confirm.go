@@ -15,7 +15,7 @@ import (
 const confirmTime = 10 * time.Second
 
 // Confirmation is the answer to a query that did not wait, by the leader of the servers. It has every allocation that was placed before the
-// query, and so every one whose devices the client had reserved by then.
+// query, and so every one whose devices the client had reserved by then; if the token may not see all, at least the reservations.
 type Confirmation struct {
 	Record use.Record
 	At     time.Time // of the query; zero = there was none
@@ -36,7 +36,9 @@ func (c *Client) Confirm() (asked bool) {
 func (c *Client) Confirmed() Confirmation {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.confirmed
+	is := c.confirmed
+	is.Record = c.withReserved(is.Record)
+	return is
 }
 
 // confirm makes a query after each Confirm, until ctx ends.
@@ -51,14 +53,16 @@ func (c *Client) confirm(ctx context.Context, tasks *watchdog.Registry) {
 			return
 		}
 		task.Heartbeat(confirmTime + minPause)
-		is := Confirmation{At: time.Now()}
-		all, err := c.present(ctx)
+		is, err := c.present(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		is.Record, is.Err = recordOf(all), err
 		c.mu.Lock()
-		c.confirmed = is
+		c.confirmed = Confirmation{Record: is.record, At: is.asked, Err: err}
+		if err == nil {
+			c.endReservations(is)
+			c.see(is.record, true)
+		}
 		c.mu.Unlock()
 		if !watch.Sleep(ctx, minPause) {
 			return
@@ -66,14 +70,24 @@ func (c *Client) confirm(ctx context.Context, tasks *watchdog.Registry) {
 	}
 }
 
-// present returns the allocations as the leader has them.
-func (c *Client) present(ctx context.Context) (all []allocation, err error) {
+// present returns the allocations as the leader has them. With an error it has only the time.
+func (c *Client) present(ctx context.Context) (answer, error) {
+	failed := answer{asked: time.Now()}
 	ctx, cancel := context.WithTimeoutCause(ctx, confirmTime, errors.New("no answer in time"))
 	defer cancel()
+	c, err := c.withToken()
+	if err != nil {
+		return failed, err
+	}
 	node, err := c.nodeID(ctx)
 	if err != nil {
-		return nil, err
+		return failed, err
 	}
-	_, err = c.get(ctx, "/v1/node/"+url.PathEscape(node)+"/allocations", &all)
-	return all, err
+	var all []allocation
+	if _, err = c.get(ctx, "/v1/node/"+url.PathEscape(node)+"/allocations", &all); err != nil {
+		return failed, err
+	}
+	is := newAnswer(all, c.hidden(ctx))
+	is.asked = failed.asked
+	return is, nil
 }

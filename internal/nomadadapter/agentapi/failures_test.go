@@ -35,7 +35,7 @@ func TestLogs(t *testing.T) {
 		refused(4), refused(5), forbidden, refused(6), forbidden, noToken, noToken, nil, nil,
 		forbidden, nil,
 	} {
-		c.record(use.Record{Work: map[string]use.Owner{}}, err, i%4+1)
+		c.record(answer{record: use.Record{Work: map[string]use.Owner{}}}, err, i%4+1)
 	}
 	const unavailable, available = `msg="owners of devices: Nomad agent's API unavailable" error=`, `msg="owners of devices: Nomad agent's API available"` + "\n"
 	want := available +
@@ -48,7 +48,7 @@ func TestLogs(t *testing.T) {
 	never := New(Options{Address: "http://127.0.0.1:1", Log: slog.New(slog.NewTextHandler(&log, nil))})
 	log.Reset()
 	for failures := range startFailures + 3 {
-		never.record(use.Record{}, forbidden, failures+1)
+		never.record(answer{}, forbidden, failures+1)
 	}
 	if n := strings.Count(log.String(), "403"); n != 1 {
 		t.Errorf("never an answer: %d lines", n)

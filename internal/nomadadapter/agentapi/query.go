@@ -14,6 +14,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // allocation is what is needed of a Nomad allocation (api.Allocation).
@@ -25,6 +26,7 @@ type allocation struct {
 	AllocatedResources struct {
 		Tasks map[string]struct{ Devices []device }
 	}
+	TaskStates map[string]struct{ FinishedAt time.Time }
 }
 
 // device is api.AllocatedDeviceResource.
@@ -39,34 +41,41 @@ const maxAnswer = 64 << 20
 // follower makes the queries, one at a time. It belongs to Run.
 type follower struct {
 	*Client
-	node        string // ID; "" = not known
-	index       uint64 // of the latest answer
-	allocations []allocation
-	failures    int // in a row
+	node     string // ID; "" = not known
+	index    uint64 // of the latest answer
+	failures int    // in a row
 }
 
 // next makes the next query. It returns when the allocations have changed, or after waitTime.
-func (f *follower) next(ctx context.Context) error {
+func (f *follower) next(ctx context.Context) (latest answer, err error) {
 	ctx, cancel := context.WithTimeout(ctx, waitTime+answerTime)
 	defer cancel()
+	c, err := f.withToken()
+	if err != nil {
+		return answer{}, err
+	}
 	if f.node == "" {
-		id, err := f.nodeID(ctx)
-		if err != nil {
-			return err
+		if f.node, err = c.nodeID(ctx); err != nil {
+			return answer{}, err
 		}
-		f.node = id
 	}
 	query := url.Values{"stale": {""}, "index": {strconv.FormatUint(f.index, 10)}, "wait": {waitTime.String()}}
 	var all []allocation
-	index, err := f.get(ctx, "/v1/node/"+url.PathEscape(f.node)+"/allocations?"+query.Encode(), &all)
+	index, err := c.get(ctx, "/v1/node/"+url.PathEscape(f.node)+"/allocations?"+query.Encode(), &all)
 	if err != nil {
-		return err
+		return answer{}, err
 	}
 	if index < f.index { // the servers were restored from a snapshot: the next query must not wait for the old index
 		index = 0
 	}
-	f.index, f.allocations = index, all
-	return nil
+	f.index = index
+	return newAnswer(all, c.hidden(ctx)), nil
+}
+
+// withToken is a client for the requests of one answer: all have the same token, also if its file is replaced meanwhile.
+func (c *Client) withToken() (*Client, error) {
+	token, err := c.token()
+	return &Client{base: c.base, http: c.http, token: func() (string, error) { return token, nil }}, err
 }
 
 // get makes one request, and returns the index of the answer.

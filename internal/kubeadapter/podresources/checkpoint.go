@@ -1,0 +1,101 @@
+package podresources
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/tandem-gpu/tandem/internal/statefile"
+)
+
+// CheckpointName is the file of the kubelet's device manager in its folder of device plugins (kubeletDeviceManagerCheckpoint in
+// pkg/kubelet/cm/devicemanager/types.go). The kubelet writes it after each Allocate and after each response to ListAndWatch.
+const CheckpointName = "kubelet_internal_checkpoint"
+
+// maxCheckpoint limits the size of the file in bytes. An entry has the Allocate response of a container, some kilobytes at most.
+const maxCheckpoint = 32 << 20
+
+// ErrCheckpointFormat is wrapped by the error of a checkpoint in another format than that of Kubernetes 1.20 to 1.37.
+var ErrCheckpointFormat = errors.New("not in the format of Kubernetes 1.20 to 1.37")
+
+// Checkpoint is what the kubelet's device manager has written last: the devices of all containers, ordinary init containers among them, by the
+// UIDs of their pods. A pod that has ended stays in it until the kubelet has removed it from its records (UpdateAllocatedDevices: with each
+// List of the pod-resources API, and before each Allocate) and then writes the file again. It is immutable.
+type Checkpoint struct {
+	Version uint64 // of the file, for one reader: another one means that the kubelet has written it since; 0 = not read
+	Devices []CheckpointDevice
+}
+
+// CheckpointDevice is a device ID of a container.
+type CheckpointDevice struct {
+	PodUID    string
+	Container string
+	Resource  string
+	ID        string
+	NUMANode  int // -1 = no affinity
+}
+
+// checkpointReader reads the file of one kubelet. It is not safe for concurrent use.
+type checkpointReader struct {
+	path   string
+	file   statefile.Identity
+	latest Checkpoint
+}
+
+// read returns the present content. With an error it is not known; the Checkpoint has the version before then.
+func (r *checkpointReader) read() (Checkpoint, error) {
+	id := statefile.IdentityOf(r.path) // before the content: a file that is replaced meanwhile is read again
+	if id != (statefile.Identity{}) && id == r.file {
+		return r.latest, nil
+	}
+	text, err := statefile.Read(r.path, maxCheckpoint, 0)
+	if err != nil {
+		return Checkpoint{}, err
+	}
+	devices, err := parseCheckpoint(text)
+	if err != nil {
+		return Checkpoint{}, fmt.Errorf("%s: %w", r.path, err)
+	}
+	r.file, r.latest = id, Checkpoint{r.latest.Version + 1, devices}
+	return r.latest, nil
+}
+
+// parseCheckpoint returns the devices in a checkpoint (pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go). A device on several NUMA
+// nodes is listed once, with the lowest one. The checksum is one of Go values inside the kubelet and is not compared: the kubelet replaces the
+// file atomically.
+func parseCheckpoint(text []byte) ([]CheckpointDevice, error) {
+	var file struct {
+		Data struct {
+			PodDeviceEntries json.RawMessage // null without any
+		}
+	}
+	var entries []struct {
+		PodUID, ContainerName, ResourceName string
+		DeviceIDs                           map[int64][]string // by NUMA node
+	}
+	err := json.Unmarshal(text, &file)
+	if err == nil {
+		err = json.Unmarshal(file.Data.PodDeviceEntries, &entries) // fails if the key is missing
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrCheckpointFormat, err)
+	}
+	var all []CheckpointDevice
+	for _, e := range entries {
+		if e.PodUID == "" || e.ResourceName == "" {
+			return nil, fmt.Errorf("%w: an entry without PodUID or ResourceName", ErrCheckpointFormat)
+		}
+		listed := map[string]bool{}
+		for _, node := range slices.Sorted(maps.Keys(e.DeviceIDs)) {
+			for _, id := range e.DeviceIDs[node] {
+				if !listed[id] {
+					listed[id] = true
+					all = append(all, CheckpointDevice{e.PodUID, e.ContainerName, e.ResourceName, id, int(node)})
+				}
+			}
+		}
+	}
+	return all, nil
+}

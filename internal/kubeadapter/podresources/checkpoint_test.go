@@ -1,0 +1,78 @@
+package podresources
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// recorded is a checkpoint of a kubelet 1.37.1, shortened: an init container and the container after it have one GPU, another pod has a share on two
+// NUMA nodes.
+const recorded = `{"Data":{"PodDeviceEntries":[
+{"PodUID":"u1","ContainerName":"init0","ResourceName":"nvidia.com/gpu","DeviceIDs":{"0":["GPU-a"]},"AllocResp":"CgYKBGE9Yg=="},
+{"PodUID":"u1","ContainerName":"app0","ResourceName":"nvidia.com/gpu","DeviceIDs":{"0":["GPU-a"]},"AllocResp":"CgYKBGE9Yg=="},
+{"PodUID":"u2","ContainerName":"app0","ResourceName":"nvidia.com/gpu.shared","DeviceIDs":{"0":["GPU-b::1"],"1":["GPU-b::1"],"-1":["GPU-c::0"]},"AllocResp":null}
+],"RegisteredDevices":{"nvidia.com/gpu":["GPU-a"]}},"Checksum":1736483922}`
+
+// The file is read again only when the kubelet has replaced it. What is not in its format is an error, and not an empty one.
+func TestCheckpoint(t *testing.T) {
+	path := filepath.Join(t.TempDir(), CheckpointName)
+	r := checkpointReader{path: path}
+	if _, err := r.read(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no file: %v", err)
+	}
+	write := func(text string) {
+		t.Helper()
+		if err := errors.Join(os.WriteFile(path+".new", []byte(text), 0o600), os.Rename(path+".new", path)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(recorded)
+	got, err := r.read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Checkpoint{Version: 1, Devices: []CheckpointDevice{
+		{"u1", "init0", "nvidia.com/gpu", "GPU-a", 0}, {"u1", "app0", "nvidia.com/gpu", "GPU-a", 0},
+		{"u2", "app0", "nvidia.com/gpu.shared", "GPU-c::0", -1}, {"u2", "app0", "nvidia.com/gpu.shared", "GPU-b::1", 0},
+	}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if again, err := r.read(); err != nil || again.Version != 1 {
+		t.Errorf("read again: version %d, %v", again.Version, err)
+	}
+	write(`{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}`)
+	if empty, err := r.read(); err != nil || empty.Version != 2 || len(empty.Devices) > 0 {
+		t.Errorf("without devices: %+v, %v", empty, err)
+	}
+	for _, text := range []string{
+		"", "{}", "null", "[]", `{"Data":{}}`, `{"Data":{"RegisteredDevices":{}}}`, `{"Data":{"PodDeviceEntries":{}}}`,
+		`{"Data":{"PodDeviceEntries":[{"PodUID":"u1"}]}}`, recorded[:200],
+		`{"Data":{"PodDeviceEntries":[{"PodUID":"u1","ContainerName":"a","ResourceName":"nvidia.com/gpu","DeviceIDs":["GPU-a"]}]}}`, // before 1.20
+	} {
+		write(text)
+		if c, err := r.read(); !errors.Is(err, ErrCheckpointFormat) {
+			t.Errorf("%.60s: %+v, %v", text, c, err)
+		}
+	}
+}
+
+func FuzzParseCheckpoint(f *testing.F) {
+	f.Add([]byte(recorded))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		devices, err := parseCheckpoint(text)
+		if err != nil && len(devices) > 0 {
+			t.Errorf("%v with %v", err, devices)
+		}
+		for _, d := range devices {
+			if d.PodUID == "" || d.Resource == "" {
+				t.Errorf("%+v", d)
+			}
+		}
+	})
+}

@@ -1,0 +1,136 @@
+package podresources_test
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
+)
+
+func newPoller(t *testing.T, change func(*podresources.Options)) (*podresources.Poller, *kubelettest.PodResources) {
+	t.Helper()
+	o := podresources.Options{Socket: filepath.Join(socketDir(t), "kubelet.sock"), Log: slog.New(slog.DiscardHandler)}
+	change(&o)
+	p, err := kubelettest.ServePodResources(o.Socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	fast := podresources.DefaultTimings
+	fast.MinInterval, fast.MaxInterval, fast.Active = time.Millisecond, 5*time.Millisecond, time.Nanosecond
+	return podresources.NewWithTimings(o, fast), p
+}
+
+// A kubelet that does not list the pod of the agent has not received its pods from the API server, however long it has been running; and one
+// that lists no pod at all has not, if the agent is in a pod.
+func TestCompleteAnswers(t *testing.T) {
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		inPod    bool
+		pods     []string
+		complete bool
+	}{
+		"its own and others":         {true, []string{"gpu/" + host, "default/a"}, true},
+		"others only":                {true, []string{"default/a"}, false},
+		"none":                       {true, nil, false},
+		"none, outside of pods":      {false, nil, false}, // its own was there before
+		"its own in another account": {true, []string{"other/" + host}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, api := newPoller(t, func(o *podresources.Options) { o.InPod = c.inPod })
+			api.Hold("gpu/"+host, "nvidia.com/gpu")
+			if r := p.Read(t.Context()); !r.Complete {
+				t.Fatalf("%+v", r)
+			}
+			api.Forget("gpu/"+host, "kube-system/agent")
+			for _, pod := range c.pods {
+				api.Hold(pod, "nvidia.com/gpu")
+			}
+			if r := p.Read(t.Context()); r.Complete != c.complete {
+				t.Errorf("complete: %t", r.Complete)
+			}
+		})
+	}
+	p, api := newPoller(t, func(*podresources.Options) {})
+	api.Forget("kube-system/agent")
+	if r := p.Read(t.Context()); !r.Complete {
+		t.Error("an empty node, and an agent outside of pods: not complete")
+	}
+}
+
+// While the kubelet does not answer it is asked again and again, also without a request: that it does must be noticed. Claims that were listed
+// are not forgotten meanwhile.
+func TestPollerTriesAgain(t *testing.T) {
+	p, api := newPoller(t, func(*podresources.Options) {})
+	api.Claim("default/a", "train", "gpu.nvidia.com", "gpu-1")
+	go p.Run(t.Context(), func() bool { return false }, nil)
+	await := func(what string, ok func(podresources.Reading) bool) {
+		t.Helper()
+		for late := time.After(20 * time.Second); ; {
+			r, next := p.LoadNext()
+			if ok(r) {
+				return
+			}
+			select {
+			case <-next:
+			case <-late:
+				t.Fatalf("%s: not in time: %+v", what, r)
+			}
+		}
+	}
+	p.Request()
+	await("an answer", func(r podresources.Reading) bool { return r.Complete })
+	api.Fail(errors.New("too many requests"))
+	p.Request()
+	await("an error", func(r podresources.Reading) bool { return r.Err != nil && len(r.Claims) == 1 })
+	if _, err := p.Has(t.Context(), []string{"default/a"}); err == nil {
+		t.Error("a pod is asked for, although the kubelet did not answer last")
+	}
+	api.Fail(nil)
+	await("an answer again", func(r podresources.Reading) bool { return r.Complete })
+	lists := api.Lists()
+	time.Sleep(50 * time.Millisecond)
+	if n := api.Lists() - lists; n > 1 {
+		t.Errorf("%d lists without a reason", n)
+	}
+}
+
+// Get shows what pods have now. A pod that is not there any more has nothing.
+func TestHas(t *testing.T) {
+	p, api := newPoller(t, func(*podresources.Options) {})
+	api.Hold("default/a", "nvidia.com/gpu", "GPU-1", "GPU-2")
+	has, err := p.Has(t.Context(), []string{"default/a", "default/gone"})
+	if err != nil || len(has) != 2 || has[podresources.Key{Resource: "nvidia.com/gpu", ID: "GPU-2"}] != "default/a" {
+		t.Errorf("%v, %v", has, err)
+	}
+	if api.Lists() > 0 {
+		t.Error("pods were listed")
+	}
+}
+
+// The log has each change of whether the kubelet answers once.
+func TestPollerLogsChanges(t *testing.T) {
+	var log strings.Builder
+	p, api := newPoller(t, func(o *podresources.Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
+	for _, err := range []error{nil, nil, errors.New("no"), errors.New("no"), nil} {
+		api.Fail(err)
+		p.Read(t.Context())
+	}
+	var unavailable []bool
+	for line := range strings.Lines(log.String()) {
+		unavailable = append(unavailable, strings.Contains(line, "API unavailable"))
+	}
+	if want := []bool{false, true, false}; !slices.Equal(unavailable, want) {
+		t.Errorf("%v, want %v:\n%s", unavailable, want, &log)
+	}
+}

@@ -1,0 +1,48 @@
+package agentapi
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/tandem-gpu/tandem/internal/core/use"
+)
+
+// What was seen to have a device has it until an answer shows that it has ended.
+func TestSeen(t *testing.T) {
+	record := func(complete bool, ended []string, live ...string) use.Record {
+		r := use.Record{Complete: complete, Work: map[string]use.Owner{}}
+		for _, id := range ended {
+			r.Work[id] = use.Owner{ID: id}
+		}
+		for _, id := range live {
+			r.Work[id] = use.Owner{ID: id}
+			r.Holds = append(r.Holds, use.Hold{Owner: use.Owner{ID: id}})
+		}
+		return r
+	}
+	for name, tc := range map[string]struct {
+		answer   use.Record
+		byLeader bool
+		want     []string
+	}{
+		"it goes on":                            {record(true, nil, "a", "b"), false, []string{"a", "b"}},
+		"one has ended":                         {record(true, []string{"a"}, "b"), false, []string{"b"}},
+		"a server that lags behind has neither": {record(true, nil), false, []string{"a", "b"}},
+		"the leader has neither":                {record(true, nil), true, nil},
+		"the leader hides some":                 {record(false, nil, "b"), true, []string{"a", "b"}},
+		"another one":                           {record(true, nil, "c"), true, []string{"c"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := New(Options{})
+			c.see(record(true, nil, "a", "b"), false)
+			c.see(tc.answer, tc.byLeader)
+			var got []string
+			for _, h := range c.Seen().Holds {
+				got = append(got, h.Owner.ID)
+			}
+			if slices.Sort(got); !slices.Equal(got, tc.want) {
+				t.Errorf("seen: %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
