@@ -107,6 +107,8 @@ func (a account) check(t *testing.T) {
 	foreign.Metadata.Name, foreign.Spec.Driver = "foreign", "gpu.example.com"
 	foreignPool := slice("a")
 	foreignPool.Spec.Pool.Name = "b"
+	squatter := slice("a")
+	squatter.Metadata.Name = slice("b").Metadata.Name
 	everywhere := slice("a")
 	everywhere.Spec.NodeName = ""
 
@@ -131,6 +133,7 @@ func (a account) check(t *testing.T) {
 		"create for another node":       {func() error { _, err := mine.CreateSlice(ctx, slice("b"), kubeapi.DryRun); return err }, "the agent of node a writes slices of its own node only"},
 		"create for another driver":     {func() error { _, err := mine.CreateSlice(ctx, foreign, kubeapi.DryRun); return err }, "the driver gpu.nvidia.com only"},
 		"create in another node's pool": {func() error { _, err := mine.CreateSlice(ctx, foreignPool, kubeapi.DryRun); return err }, "the pool of node a has its name"},
+		"create under another's name":   {func() error { _, err := mine.CreateSlice(ctx, squatter, kubeapi.DryRun); return err }, "the names of slices of node a are"},
 		"create for no node":            {func() error { _, err := mine.CreateSlice(ctx, everywhere, kubeapi.DryRun); return err }, ""},
 		"update of another node's":      {func() error { _, err := mine.UpdateSlice(ctx, theirs, kubeapi.DryRun); return err }, "its own node only"},
 		"delete of another node's":      {func() error { return mine.DeleteSlice(ctx, theirs.Metadata.Name, "") }, "its own node only"},
@@ -172,6 +175,9 @@ func (a account) needed(t *testing.T, ctx context.Context, mine *kubeapi.Client)
 		t.Fatal(err)
 	}
 	for event, err := range mine.WatchSlices(ctx, selector, list.Metadata.ResourceVersion) {
+		if event.Type == kubeapi.Opened {
+			continue
+		}
 		if err != nil || event.Type != kubeapi.Added || event.Slice.Metadata.UID != stored.Metadata.UID {
 			t.Fatal(event, err)
 		}

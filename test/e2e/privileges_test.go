@@ -73,7 +73,8 @@ func hostMounts(mountinfo string) (writes, reads []string, root string) {
 			root = map[bool]string{true: "read-only", false: "writable"}[readOnly]
 		case point == "/dev" || point == "/proc" || point == "/sys" || point == "/etc/hosts" || point == "/etc/hostname" || point == "/etc/resolv.conf",
 			strings.HasPrefix(point, "/dev/"), strings.HasPrefix(point, "/proc/"), strings.HasPrefix(point, "/sys/"):
-		case slices.ContainsFunc([]string{"/driver-root/dev/", "/driver-root/usr/", "/var/lib/tandem/"}, func(p string) bool { return strings.HasPrefix(point, p) }):
+		case readOnly && strings.HasPrefix(point, "/driver-root/dev/"),
+			slices.ContainsFunc([]string{"/driver-root/usr/", "/var/lib/tandem/"}, func(p string) bool { return strings.HasPrefix(point, p) }):
 			// what is mounted on the host beneath
 		case strings.Contains(point, "kubernetes.io/serviceaccount"): // see the row of the token
 		case readOnly:

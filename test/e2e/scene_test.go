@@ -34,12 +34,12 @@ func startScene(t *testing.T, m *simdriver.Machine) *scene {
 	return startAgents(t, m, onMachine(m, "nomad-history", ""), "k8s-history")
 }
 
-// startSceneUnder starts them with a policy, and one state directory for both.
+// startSceneUnder starts them with a policy, and one state directory for both. Each offers what the other does, too.
 func startSceneUnder(t *testing.T, m *simdriver.Machine, policy string) *scene {
 	t.Helper()
 	writePolicy(t, policy)
 	render(t, "parts/policy/kustomization.yaml", map[string]string{"POLICY": policyDir(), "MPS": mpsRoot()})
-	config := onMachine(m, sharedHistory, `policy_file = "`+policyDir()+`/policy.yaml"`)
+	config := onMachine(m, sharedHistory, `policy_file = "`+policyDir()+`/policy.yaml"`+"\noverlap = \"warn\"\nnomad_address = \""+nomadAPI+"\"") // a GPU that the policy takes from Nomad is free when its work has ended
 	return startAgents(t, m, config, sharedHistory, shippedPart(t, "mps"), "parts/policy")
 }
 

@@ -58,6 +58,18 @@ func TestPageOfANodeWithDRA(t *testing.T) {
 	}
 }
 
+// TestPageOfTwoFaults: a fault that another one of its GPU hides has its own action, and what clears it.
+func TestPageOfTwoFaults(t *testing.T) {
+	n := h100x8()
+	bad := n.report.Devices[7]
+	n.report.Conditions = append(n.report.Conditions, report.Condition{
+		Placement: string(bad.ID), GPU: bad.ID, Index: 7, Cause: "INFOROM_CORRUPT", State: health.Degraded, Since: bad.Since, LastSeen: bad.Since, Count: 1,
+		Action: "run field diagnostics", Clears: "InfoROM valid",
+	})
+	p := open(t, n.serve(t), wide)
+	p.shows("1 problem", "GPU 7 ✖ unhealthy", "what to do "+bad.Action, "also INFOROM_CORRUPT; what to do: run field diagnostics; clears with: InfoROM valid")
+}
+
 // views are those of the screenshots in the documents.
 var views = map[string]view{
 	"light": wide, "dark": {1280, 900, "dark", false, true}, "phone": {390, 844, "light", true, true}, "phone-dark": {390, 844, "dark", true, true},

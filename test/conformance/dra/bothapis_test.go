@@ -167,7 +167,7 @@ func allTainted(all []*resourceapi.ResourceSlice) bool {
 // Another agent on this machine has a GPU: a file in the state directory that both have.
 func TestCase46GPUOfTheNomadAgent(t *testing.T) {
 	t.Parallel()
-	n, _ := newReady(t, "h100x8", 8, "--overlap=refuse")
+	n, _ := newReady(t, "h100x8", 8)
 	gpu := n.UUIDs()[0]
 	n.nomadClaims(gpu)
 	n.awaitTaint(deviceName(gpu), true)

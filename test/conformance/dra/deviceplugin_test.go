@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -152,9 +153,16 @@ func (b *bothNode) held(p *v1.Pod) (ids []string) {
 
 type nodePods struct{ b *bothNode }
 
-func (p nodePods) GetActivePods() []*v1.Pod                    { return p.b.activePods() }
-func (p nodePods) GetPods() []*v1.Pod                          { return p.b.activePods() }
-func (p nodePods) GetPodByName(string, string) (*v1.Pod, bool) { return nil, false }
+func (p nodePods) GetActivePods() []*v1.Pod { return p.b.activePods() }
+func (p nodePods) GetPods() []*v1.Pod       { return p.b.activePods() }
+func (p nodePods) GetPodByName(namespace, name string) (*v1.Pod, bool) {
+	pods := p.b.activePods()
+	i := slices.IndexFunc(pods, func(pod *v1.Pod) bool { return pod.Namespace == namespace && pod.Name == name })
+	if i < 0 {
+		return nil, false
+	}
+	return pods[i], true
+}
 
 // nodeDevices is what pkg/kubelet/cm/container_manager.go makes of the device manager.
 type nodeDevices struct{ b *bothNode }

@@ -49,9 +49,14 @@ func newNode(t *testing.T, machine string) *node {
 		stateDir: filepath.Join(short, "s"), logger: klog.LoggerWithName(klog.NewKlogr(), "kubelet"), api: newAPIServer(t),
 	}
 	n.Must(os.MkdirAll(n.kubeletDir, 0o750))
+	n.Must(os.MkdirAll(filepath.Dir(n.hook()), 0o755))
+	n.Must(os.WriteFile(n.hook(), nil, 0o755)) //nolint:gosec // a program
 	n.recordAPI(inventory.DRA)
 	return n
 }
+
+// hook is the machine's program for the hooks of CDI specifications, which nothing runs here.
+func (n *node) hook() string { return filepath.Join(n.Root, "usr/bin/nvidia-cdi-hook") }
 
 // recordAPI makes the node one whose GPUs an API has had before. On a new one, GPUs come to DRA only when the kubelet's record of the
 // device plugin shows no holder for a while.
@@ -89,7 +94,7 @@ func (n *node) flags() []string {
 		"--api=dra", "--node-name="+nodeName, "--kube-api="+n.api.url(), "--kube-token-file="+n.api.file("token"),
 		"--kube-ca-file="+n.api.file("ca.crt"), "--kubelet-dir="+n.kubeletDir,
 		"--kubelet-socket="+filepath.Join(n.kubeletDir, "device-plugins", "kubelet.sock"), "--pod-resources-socket=",
-		"--cdi-dir="+n.cdiDir, "--cri-socket=", "--state-dir="+n.stateDir,
+		"--cdi-dir="+n.cdiDir, "--nvidia-cdi-hook-path="+n.hook(), "--cri-socket=", "--state-dir="+n.stateDir,
 	)
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/tandem-gpu/tandem/internal/draadapter/prepared"
@@ -146,6 +147,30 @@ func TestCase12SpecificationDeletedUnderAClaim(t *testing.T) {
 	remove()
 	n.startAgent()
 	n.Await("the specification after a start", func() bool { return len(n.unresolved(names)) == 0 })
+}
+
+// While NVIDIA's hook program is missing no container with a device would start: devices get no new pods, and the kubelet's call for one that was
+// scheduled before waits for the program. What runs keeps its specification.
+func TestHookProgramMissing(t *testing.T) {
+	t.Parallel()
+	n, _ := newReady(t, "h100x8", 8)
+	ids := n.UUIDs()
+	running := n.run(n.pod("running", claim("running", result("gpu", deviceName(ids[0])))))
+	n.Must(os.Remove(n.hook()))
+	n.Must(os.WriteFile(filepath.Join(n.cdiDir, "other.json"), nil, 0o600)) // else it is noticed within a minute
+	n.awaitTaint(deviceName(ids[1]), true)
+	if taint := n.taints(deviceName(ids[1]))[0]; taint.Key != "gpu.nvidia.com/cdi-undefined" || taint.Effect != resourceapi.DeviceTaintEffectNoSchedule {
+		t.Errorf("%+v", taint)
+	}
+	n.mustResolve(running)
+	scheduled := n.pod("scheduled", claim("scheduled", result("gpu", deviceName(ids[1]))))
+	prepared := make(chan error, 1)
+	began := time.Now()
+	go func() { prepared <- n.prepare(scheduled) }()
+	n.Must(os.WriteFile(n.hook(), nil, 0o755)) //nolint:gosec // a program
+	n.Must(<-prepared)
+	t.Logf("prepared %v after the call", since(began))
+	n.awaitTaint(deviceName(ids[1]), false)
 }
 
 // The kubelet asks again by itself; until the driver is back the pod stays.

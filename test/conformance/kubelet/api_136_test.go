@@ -84,7 +84,7 @@ func (m *deviceManager) GetTopologyHints(_ klog.Logger, pod *v1.Pod, c *v1.Conta
 	return m.ManagerImpl.GetTopologyHints(pod, c)
 }
 
-func (d nodeDevices) UpdateAllocatedDevices() { d.n.manager.UpdateAllocatedDevices(d.n.logger) }
+func (d nodeDevices) UpdateAllocatedDevices() { d.n.current().UpdateAllocatedDevices(d.n.logger) }
 
 func (nodeDevices) GetAllocatableDevices() []*podresourcesapi.ContainerDevices { return nil }
 

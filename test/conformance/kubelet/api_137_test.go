@@ -55,7 +55,7 @@ func admitPod(ctx context.Context, m topologymanager.Manager, pod *v1.Pod, opera
 // What the pod-resources API has of this node, beside pods.
 
 func (d nodeDevices) UpdateAllocatedDevices(logger klog.Logger) {
-	d.n.manager.UpdateAllocatedDevices(logger)
+	d.n.current().UpdateAllocatedDevices(logger)
 }
 
 func (nodeDevices) GetAllocatableDevices(klog.Logger) []*podresourcesapi.ContainerDevices { return nil }

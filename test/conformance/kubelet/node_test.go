@@ -37,14 +37,25 @@ type node struct {
 	manager *deviceManager
 	admit   topologymanager.Manager // nil without a topology policy
 
-	mu   sync.Mutex
-	pods []*v1.Pod
+	stopPodResources func()
+
+	mu      sync.Mutex
+	pods    []*v1.Pod
+	serving *deviceManager // for the pod-resources API, also while manager is replaced
+}
+
+// current is the device manager for calls from other goroutines than that of the test.
+func (n *node) current() *deviceManager {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.serving
 }
 
 // newNode installs a simulated machine; neither kubelet nor agent runs.
 func newNode(t *testing.T, machine string) *node {
 	t.Helper()
 	n := &node{Node: sandbox.NewNode(t, t.TempDir(), machine), logger: klog.LoggerWithName(klog.NewKlogr(), "kubelet")}
+	n.pods = []*v1.Pod{n.pod("agent", nil, 0)} // a node has pods
 	n.Must(os.RemoveAll(pluginDir))
 	t.Cleanup(n.stopKubelet)
 	return n
@@ -59,6 +70,9 @@ func (n *node) startKubelet(policy ...string) {
 	ready := config.NewSourcesReady(func(sets.Set[string]) bool { return true })
 	n.Must(m.Start(n.logger, n.activePods, ready, containermap.NewContainerMap(), sets.New[string]()))
 	n.manager = m
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.serving = m
 }
 
 func (n *node) stopKubelet() {

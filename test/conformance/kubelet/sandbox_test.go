@@ -11,6 +11,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -37,7 +39,7 @@ func newReady(t *testing.T, args ...string) (*node, *agent) {
 // servePodResources serves the kubelet's API over this node's device manager, as a kubelet that started an hour ago.
 func (n *node) servePodResources() {
 	n.Helper()
-	socket := filepath.Join(filepath.Dir(pluginDir), "pod-resources", "kubelet.sock")
+	socket := n.podResourcesSocket()
 	n.Must(os.MkdirAll(filepath.Dir(socket), 0o750))
 	l, err := net.Listen("unix", socket)
 	n.Must(err)
@@ -47,27 +49,36 @@ func (n *node) servePodResources() {
 	podresourcesapi.RegisterPodResourcesListerServer(server, podresources.NewV1PodResourcesServer(context.Background(), podresources.PodResourcesProviders{
 		Pods: nodePods{n}, Devices: nodeDevices{n}, Cpus: noCPUs{}, Memory: noMemory{}, DynamicResources: noClaims{},
 	}))
-	n.mu.Lock()
-	n.pods = append(n.pods, n.pod("agent", nil, 0)) // a node has pods
-	n.mu.Unlock()
 	go func() { _ = server.Serve(l) }()
+	n.stopPodResources = sync.OnceFunc(server.Stop)
 	n.Cleanup(func() {
-		server.Stop()
+		n.stopPodResources()
 		_ = os.RemoveAll(filepath.Dir(socket)) // without the directory no answer is expected
 	})
 }
 
+func (n *node) podResourcesSocket() string {
+	return filepath.Join(filepath.Dir(pluginDir), "pod-resources", "kubelet.sock")
+}
+
 type nodePods struct{ n *node }
 
-func (p nodePods) GetActivePods() []*v1.Pod                    { return p.n.activePods() }
-func (p nodePods) GetPods() []*v1.Pod                          { return p.n.activePods() }
-func (p nodePods) GetPodByName(string, string) (*v1.Pod, bool) { return nil, false }
+func (p nodePods) GetActivePods() []*v1.Pod { return p.n.activePods() }
+func (p nodePods) GetPods() []*v1.Pod       { return p.n.activePods() }
+func (p nodePods) GetPodByName(namespace, name string) (*v1.Pod, bool) {
+	pods := p.n.activePods()
+	i := slices.IndexFunc(pods, func(pod *v1.Pod) bool { return pod.Namespace == namespace && pod.Name == name })
+	if i < 0 {
+		return nil, false
+	}
+	return pods[i], true
+}
 
 // nodeDevices is what pkg/kubelet/cm/container_manager.go makes of the device manager.
 type nodeDevices struct{ n *node }
 
 func (d nodeDevices) GetDevices(pod, container string) (all []*podresourcesapi.ContainerDevices) {
-	for resource, devices := range d.n.manager.GetDevices(pod, container) {
+	for resource, devices := range d.n.current().GetDevices(pod, container) {
 		for id := range devices {
 			all = append(all, &podresourcesapi.ContainerDevices{ResourceName: resource, DeviceIds: []string{id}})
 		}

@@ -68,12 +68,12 @@ func publish(t testing.TB, all []kubeapi.Device) []*resourceapi.ResourceSlice {
 	t.Helper()
 	chunks := devices.Chunk(devices.Stamp(all, nil, time.Now()))
 	var stored []*resourceapi.ResourceSlice
-	for i, chunk := range max1(chunks) {
+	for i, chunk := range chunks {
 		sent := kubeapi.ResourceSlice{
 			APIVersion: "resource.k8s.io/v1", Kind: "ResourceSlice", Metadata: kubeapi.ObjectMeta{Name: fmt.Sprintf("%s-gpu.nvidia.com-%d", node, i)},
 			Spec: kubeapi.ResourceSliceSpec{
 				Driver: devices.Driver, NodeName: node, Devices: chunk,
-				Pool: kubeapi.ResourcePool{Name: node, Generation: 1, ResourceSliceCount: int64(max(len(chunks), 1))},
+				Pool: kubeapi.ResourcePool{Name: node, Generation: 1, ResourceSliceCount: int64(len(chunks))},
 			},
 		}
 		text, err := json.Marshal(sent)
@@ -97,14 +97,6 @@ func publish(t testing.TB, all []kubeapi.Device) []*resourceapi.ResourceSlice {
 		stored = append(stored, one)
 	}
 	return stored
-}
-
-// max1 is at least one chunk: an empty slice says that there is nothing.
-func max1(chunks [][]kubeapi.Device) [][]kubeapi.Device {
-	if len(chunks) == 0 {
-		return [][]kubeapi.Device{nil}
-	}
-	return chunks
 }
 
 // printedClasses returns the classes that "k8s-gpu classes" prints for configurations, as the API server has them, by name.

@@ -1,0 +1,5 @@
+//go:build !before1.35
+
+package wire
+
+const hasEffectNone = true
