@@ -173,7 +173,7 @@ func TestCase17TwoClaimsOnOneGPU(t *testing.T) {
 	p := n.pod("first", first)
 	n.run(p)
 	late := n.pod("second", second)
-	if err := n.prepare(late); err == nil || !strings.Contains(err.Error(), "default/first") {
+	if err := n.prepare(late); err == nil || !strings.Contains(err.Error(), "held by other work") || strings.Contains(err.Error(), "first") {
 		t.Errorf("%v", err)
 	}
 	n.Must(n.finish(p))
@@ -237,7 +237,7 @@ func TestCase17GPUAndItsInstances(t *testing.T) {
 		return instance != ""
 	})
 	part := n.pod("part", claim("part", result("gpu", instance)))
-	if err := n.prepare(part); err == nil || !strings.Contains(err.Error(), "default/whole") {
+	if err := n.prepare(part); err == nil || !strings.Contains(err.Error(), "held by other work") || strings.Contains(err.Error(), "whole") {
 		t.Errorf("%v", err)
 	}
 	if _, listed := n.api.devices()[deviceName(n.UUIDs()[0])]; !listed {

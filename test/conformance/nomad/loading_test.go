@@ -84,7 +84,7 @@ func Test04ArgumentsAreIgnored(t *testing.T) {
 }
 
 func Test05NoDriver(t *testing.T) {
-	a := newAgent(t, machine("").config(nil))
+	a := newAgent(t, machine("").config(map[string]any{"state_dir": t.TempDir()}))
 	if a.load != nil {
 		t.Fatal(a.load)
 	}
