@@ -15,7 +15,7 @@ import (
 const (
 	answerAge  = 10 * time.Second // of the kubelet's latest complete answer, for the holders of a GPU to be known
 	requestAge = 3 * time.Second  // of the same, for another reading
-	recordAge  = time.Second      // of a reading for claims and owners
+	recordAge  = time.Second      // of a reading for owners
 )
 
 // Record reads which pods have GPUs through device plugins, for the moves of GPUs between APIs. It waits as Claims does.
@@ -95,9 +95,10 @@ func knownAt(r podresources.Reading, now time.Time) assignment.Holders {
 	return h
 }
 
-// PodClaims reads what pods have through resource claims now. complete means that no pod is missing.
+// PodClaims reads what pods have through resource claims now: what was prepared, unprepared or read before the call is in the answer. complete
+// means that no pod is missing.
 func (a *Adapter) PodClaims(ctx context.Context) (claims []podresources.Claim, complete bool, err error) {
-	r := a.pods.Fresh(ctx, recordAge)
+	r := a.pods.Read(ctx)
 	return r.Answer.Claims, r.Complete, r.Stale(ctx)
 }
 

@@ -153,3 +153,18 @@ func TestRecord(t *testing.T) {
 		t.Errorf("an answer of just now: %+v", h)
 	}
 }
+
+// What pods have through resource claims is as of the call: whoever asks twice, because a pod may have ended meanwhile, gets two answers.
+func TestPodClaimsAreOfNow(t *testing.T) {
+	r, pods := newTracking(t, func(t *tracking) { t.pods.MaxInterval, t.pods.Active = time.Hour, time.Nanosecond })
+	for _, want := range []int{0, 1, 0} {
+		if pods.Forget("default/train"); want == 1 {
+			pods.Claim("default/train", "claim", "gpu.nvidia.com", "gpu-1")
+		}
+		claims, complete, err := r.adapter.PodClaims(r.ctx)
+		r.must(err)
+		if len(claims) != want || !complete {
+			t.Errorf("%d claims, want %d; complete: %t", len(claims), want, complete)
+		}
+	}
+}
