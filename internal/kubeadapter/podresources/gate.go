@@ -77,6 +77,17 @@ func (g *gate) tryList() (wait time.Duration) {
 	return wait
 }
 
+// tryListAlone begins a List within the only call that is under way, and reports whether it did.
+func (g *gate) tryListAlone() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.calls != 1 || g.listing != nil {
+		return false
+	}
+	g.listing = make(chan struct{})
+	return true
+}
+
 func (g *gate) endList() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

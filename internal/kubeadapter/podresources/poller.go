@@ -7,7 +7,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/statefile"
@@ -86,7 +85,7 @@ type Poller struct {
 	readings *watch.Value[Reading]
 	requests chan struct{} // capacity 1
 
-	mu         sync.Mutex // of a reading under way
+	// Of the one reading that the gate admits at a time.
 	ages       ages
 	checkpoint checkpointReader
 	hostname   string
@@ -189,13 +188,18 @@ func (c Call) End() { c.leave() }
 func (p *Poller) Calls() int { return p.gate.underWay() }
 
 // Read makes a reading within GetPreferredAllocation. The kubelet has marked no device for which it waits, and can't lose any: it takes the
-// devices after the answer. (With a topology policy it may have marked some of them.)
-func (c Call) Read(ctx context.Context) Reading { return c.poller.read(ctx) }
+// devices after the answer. (With a topology policy it may have marked some of them.) While another call is under way, for which it may have
+// marked devices, and while a reading is made, Read returns the latest one.
+func (c Call) Read(ctx context.Context) Reading {
+	if !c.poller.gate.tryListAlone() {
+		return c.poller.Latest()
+	}
+	defer c.poller.gate.endList()
+	return c.poller.read(ctx)
+}
 
-// read makes a reading.
+// read makes a reading, which the gate has admitted.
 func (p *Poller) read(ctx context.Context) Reading {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	next, was := p.Latest(), p.Latest()
 	next.Began, next.Err, next.Complete = time.Now(), nil, false
 	if p.Configured() {

@@ -134,3 +134,17 @@ func TestPollerLogsChanges(t *testing.T) {
 		t.Errorf("%v, want %v:\n%s", unavailable, want, &log)
 	}
 }
+
+// Within a call of the kubelet pods are listed only if it is the only one: the kubelet may have marked devices for another one.
+func TestReadWithinACall(t *testing.T) {
+	p, api := newPoller(t, func(*podresources.Options) {})
+	preferred, allocate := p.BeginCall(t.Context()), p.BeginCall(t.Context())
+	if preferred.Read(t.Context()); api.Lists() != 0 {
+		t.Error("pods were listed during another call")
+	}
+	allocate.End()
+	if r := preferred.Read(t.Context()); api.Lists() != 1 || !r.Complete {
+		t.Errorf("%d lists, %+v", api.Lists(), r)
+	}
+	preferred.End()
+}
