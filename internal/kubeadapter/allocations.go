@@ -44,7 +44,7 @@ type allocation struct {
 	pods         []string           // "namespace/name", by the latest list that has it
 	listedBy     statefile.Identity // of the kubelet whose list had it last; zero = none since the Allocate
 	checkpointed []podContainer     // by the latest checkpoint
-	missing      time.Time          // since when complete lists do not have it; zero = the latest one has
+	missing      time.Time          // when a complete list, or after it a version of the checkpoint, was the first without it; zero = the latest list has it
 	versions     int                // of the checkpoint since then, one after the other, that do not have it
 	ended        bool               // of the pods in checkpointed: no pod has it, and the kubelet has not written its checkpoint since
 }
@@ -144,7 +144,7 @@ func (a *allocations) applyCheckpoint(c podresources.Checkpoint, now time.Time) 
 		default:
 			one.checkpointed = nil
 			if !one.missing.IsZero() {
-				one.versions++
+				one.missing, one.versions = now, one.versions+1
 			}
 			a.byKey[k] = one
 		}
@@ -208,11 +208,11 @@ func (a *allocations) end(k deviceKey) {
 func isOurs(k deviceKey) bool { return strings.HasPrefix(k.resource, vendor) }
 
 // awaitsCheckpoint reports whether the next version of the kubelet's checkpoint shows of an allocation whether the pod has ended. If it still
-// has it after a while, the pod goes on, and the versions that the kubelet writes anyway are soon enough.
+// has it after a while, the pod goes on; if there is none, the kubelet can't write it. Then the versions that it writes anyway are soon enough.
 func (a *allocations) awaitsCheckpoint(now time.Time) bool {
 	const while = 5 * time.Second
 	for _, one := range a.byKey {
-		if !one.settled() && !one.missing.IsZero() && (one.versions == 1 || now.Sub(one.missing) < while) {
+		if !one.settled() && !one.missing.IsZero() && now.Sub(one.missing) < while {
 			return true
 		}
 	}

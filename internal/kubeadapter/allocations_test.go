@@ -139,6 +139,30 @@ func TestLimitOfAllocations(t *testing.T) {
 	}
 }
 
+// For an allocation in doubt the kubelet is asked for its checkpoint for a while, and not for ever: it may be unable to write one.
+func TestTheCheckpointIsAwaitedForAWhile(t *testing.T) {
+	k := deviceKey{GPUResource, "GPU-1"}
+	began := time.Now()
+	for name, versions := range map[string]uint64{"no version without it": 1, "one": 2} {
+		a := &allocations{byKey: map[deviceKey]allocation{}}
+		a.add(k, 0, began)
+		for i := range 600 { // ten minutes, a reading each second
+			now := began.Add(time.Duration(i+1) * time.Second)
+			r := podresources.Reading{Began: now, AnsweredAt: now, Complete: true, Checkpoint: podresources.Checkpoint{Version: min(uint64(i+1), versions)}}
+			if r.Checkpoint.Version == 1 {
+				r.Checkpoint.Devices = []podresources.CheckpointDevice{{PodUID: "uid", Container: "init", Resource: k.resource, ID: string(k.id)}}
+			}
+			a = a.apply(update{now: now, reading: r}, defaultTrackerTimings)
+			if waits := a.awaitsCheckpoint(now); i < 2 && !waits || i > 10 && waits {
+				t.Fatalf("%s: after %d s: %t", name, i, waits)
+			}
+		}
+		if len(slices.Collect(a.held())) != 1 {
+			t.Errorf("%s: the end of the pod is taken for known", name)
+		}
+	}
+}
+
 // Before the driver was read no unit counts as withdrawn.
 func TestNothingIsWithdrawnBeforeTheDriverIsRead(t *testing.T) {
 	store := &memory{saved: []StoredAllocation{{Resource: GPUResource, ID: inventory.UnitID(coretest.GPU(0))}}}

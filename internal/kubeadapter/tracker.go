@@ -196,7 +196,7 @@ func (t *tracker) apply(r podresources.Reading) {
 	if !t.allocations.equivalent(previous) {
 		t.publish()
 	}
-	if now := time.Now(); t.allocations.awaitsCheckpoint(now) && now.Sub(t.resent) >= t.timings.resend {
+	if now := time.Now(); r.CheckpointErr == nil && t.allocations.awaitsCheckpoint(now) && now.Sub(t.resent) >= t.timings.resend {
 		t.resent = now
 		watch.Notify(t.resend)
 		t.pods.Request()
