@@ -14,8 +14,9 @@ import (
 // pkg/kubelet/cm/devicemanager/types.go). The kubelet writes it after each Allocate and after each response to ListAndWatch.
 const CheckpointName = "kubelet_internal_checkpoint"
 
-// maxCheckpoint limits the size of the file in bytes. An entry has the Allocate response of a container, some kilobytes at most.
-const maxCheckpoint = 32 << 20
+// maxCheckpoint limits the size of the file in bytes, and with that the memory that reading it takes: some times as much. An entry has the Allocate
+// response of a container, some kilobytes at most.
+const maxCheckpoint = 8 << 20
 
 // ErrCheckpointFormat is wrapped by the error of a checkpoint in another format than that of Kubernetes 1.20 to 1.37.
 var ErrCheckpointFormat = errors.New("not in the format of Kubernetes 1.20 to 1.37")
@@ -37,28 +38,35 @@ type CheckpointDevice struct {
 	NUMANode  int // -1 = no affinity
 }
 
-// checkpointReader reads the file of one kubelet. It is not safe for concurrent use.
+// checkpointReader reads the file of one kubelet, each version once. It is not safe for concurrent use.
 type checkpointReader struct {
 	path   string
-	file   statefile.Identity
+	file   statefile.Identity // of latest, or of what err is about
 	latest Checkpoint
+	err    error // of the content
 }
 
-// read returns the present content. With an error it is not known; the Checkpoint has the version before then.
+// read returns the present content. With an error it is not known.
 func (r *checkpointReader) read() (Checkpoint, error) {
 	id := statefile.IdentityOf(r.path) // before the content: a file that is replaced meanwhile is read again
-	if id != (statefile.Identity{}) && id == r.file {
-		return r.latest, nil
+	if id == (statefile.Identity{}) || id != r.file {
+		text, err := statefile.Read(r.path, maxCheckpoint, 0)
+		if err != nil && !statefile.IsContent(err) {
+			return Checkpoint{}, err // it may be readable the next time
+		}
+		var devices []CheckpointDevice
+		if err == nil {
+			if devices, err = parseCheckpoint(text); err != nil {
+				err = fmt.Errorf("%s: %w", r.path, err)
+			}
+		}
+		if r.file, r.err = id, err; err == nil {
+			r.latest = Checkpoint{r.latest.Version + 1, devices}
+		}
 	}
-	text, err := statefile.Read(r.path, maxCheckpoint, 0)
-	if err != nil {
-		return Checkpoint{}, err
+	if r.err != nil {
+		return Checkpoint{}, r.err
 	}
-	devices, err := parseCheckpoint(text)
-	if err != nil {
-		return Checkpoint{}, fmt.Errorf("%s: %w", r.path, err)
-	}
-	r.file, r.latest = id, Checkpoint{r.latest.Version + 1, devices}
 	return r.latest, nil
 }
 

@@ -5,9 +5,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-gpu/tandem/internal/statefile"
 )
 
 // recorded is a checkpoint of a kubelet 1.37.1, shortened: an init container and the container after it have one GPU, another pod has a share on two
@@ -18,7 +21,7 @@ const recorded = `{"Data":{"PodDeviceEntries":[
 {"PodUID":"u2","ContainerName":"app0","ResourceName":"nvidia.com/gpu.shared","DeviceIDs":{"0":["GPU-b::1"],"1":["GPU-b::1"],"-1":["GPU-c::0"]},"AllocResp":null}
 ],"RegisteredDevices":{"nvidia.com/gpu":["GPU-a"]}},"Checksum":1736483922}`
 
-// The file is read again only when the kubelet has replaced it. What is not in its format is an error, and not an empty one.
+// The file is read again only when the kubelet has replaced it, also one that is not understood. What is not in its format is an error, and not an empty one.
 func TestCheckpoint(t *testing.T) {
 	path := filepath.Join(t.TempDir(), CheckpointName)
 	r := checkpointReader{path: path}
@@ -56,9 +59,21 @@ func TestCheckpoint(t *testing.T) {
 		`{"Data":{"PodDeviceEntries":[{"PodUID":"u1","ContainerName":"a","ResourceName":"nvidia.com/gpu","DeviceIDs":["GPU-a"]}]}}`, // before 1.20
 	} {
 		write(text)
-		if c, err := r.read(); !errors.Is(err, ErrCheckpointFormat) {
+		c, err := r.read()
+		if !errors.Is(err, ErrCheckpointFormat) {
 			t.Errorf("%.60s: %+v, %v", text, c, err)
 		}
+		if _, again := r.read(); again != err {
+			t.Errorf("%.60s: it is read again: %v", text, again)
+		}
+	}
+	write(strings.Repeat(" ", maxCheckpoint+1))
+	if _, err := r.read(); !statefile.IsContent(err) || strings.Count(err.Error(), path) != 1 {
+		t.Errorf("a large file: %v", err)
+	}
+	write(recorded)
+	if c, err := r.read(); err != nil || c.Version != 3 {
+		t.Errorf("a file that can be read again: version %d, %v", c.Version, err)
 	}
 }
 
