@@ -90,7 +90,7 @@ type Poller struct {
 	checkpoint checkpointReader
 	hostname   string
 	claims     []Claim // of the latest complete answer
-	own        string  // pod of this process, once an answer had it; "" = not known, or it is in none
+	own        bool    // an answer had the pod of this process
 }
 
 // New returns a poller that has read nothing.
@@ -226,13 +226,10 @@ func (p *Poller) list(ctx context.Context, r *Reading) {
 		r.Err = err
 		return
 	}
-	if p.own == "" {
-		if i := slices.IndexFunc(answer.Names, p.isOwn); i >= 0 {
-			p.own = answer.Names[i]
-		}
-	}
+	own := p.opts.InPod && slices.ContainsFunc(answer.Names, p.isOwn)
+	p.own = p.own || own
 	r.Answer, r.Kubelet, r.AnsweredAt = answer, kubelet, time.Now()
-	r.Complete = age >= p.timings.Startup && (p.own == "" || slices.Contains(answer.Names, p.own)) && (answer.Pods > 0 || !p.opts.InPod)
+	r.Complete = age >= p.timings.Startup && own == p.own && (answer.Pods > 0 || !p.opts.InPod)
 	if r.Complete {
 		r.CompleteAt, p.claims = r.AnsweredAt, nil
 	}
@@ -242,8 +239,8 @@ func (p *Poller) list(ctx context.Context, r *Reading) {
 	}
 }
 
-// isOwn reports whether a pod has the name of this process's host. A kubelet that does not list the agent's own pod has not received its pods
-// from the API server.
+// isOwn reports whether a pod has the name of this process's host, in any namespace, as that of its own is not known: the end of another pod of that
+// name must not make all answers incomplete. A kubelet that does not list the agent's own pod has not received its pods from the API server.
 func (p *Poller) isOwn(pod string) bool {
 	_, name, _ := strings.Cut(pod, "/")
 	return name == p.hostname
