@@ -15,7 +15,7 @@ import (
 // not name the other one.
 type HeldByPodError struct {
 	ID  inventory.UnitID
-	Pod string // "namespace/name", for the log
+	Pod string // "namespace/name", for the log; "" = not known
 }
 
 func (e *HeldByPodError) Error() string {
@@ -101,7 +101,7 @@ func (t *tracker) checkSince(began time.Time, units []inventory.Unit) error {
 	var errs []error
 	for i := range units {
 		if at := t.allocations.byKey[keyOf(units[i])].allocatedAt; at.After(began) {
-			errs = append(errs, &HeldByPodError{ID: units[i].ID, Pod: "that is admitted at the same time"})
+			errs = append(errs, &HeldByPodError{ID: units[i].ID})
 		}
 	}
 	return errors.Join(errs...)
