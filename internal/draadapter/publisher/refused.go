@@ -19,7 +19,8 @@ type form int
 const (
 	wanted   form = iota
 	kept          // as the server has it, with the wanted taints
-	withheld      // as the server has it with its taints, and the taint "withdrawn": a claim may have it, and nothing new gets it
+	withheld      // as the server has it with its taints that keep pods away, and the taint "withdrawn": a claim may have it, and nothing new gets it
+	omitted       // left out, since it would keep the others of its slice as they are. Nothing else is offered on its hardware
 )
 
 // refusal is why a device has another form than the wanted one.
@@ -54,13 +55,14 @@ func inForm(d kubeapi.Device, f form, has map[string]kubeapi.Device) (kubeapi.De
 		return d, true
 	}
 	published, ok := has[d.Name]
-	if !ok {
+	if !ok || f == omitted {
 		return d, false
 	}
 	if f == kept {
 		published.Taints = d.Taints
 		return published, true
 	}
+	published.Taints = slices.DeleteFunc(slices.Clone(published.Taints), func(t kubeapi.DeviceTaint) bool { return !blocks(t) })
 	one := []kubeapi.Device{published}
 	return resourceslice.Stamp(resourceslice.Withdraw(one, refusedValue), one, time.Now())[0], true
 }
@@ -73,8 +75,18 @@ func (p *Publisher) had() map[string]kubeapi.Device {
 }
 
 // sift finds by dry runs which devices of a slice the server refuses, after it has refused the slice with err, and gives them other forms. It
-// fails with err if it is none of them: a webhook that fails, or a refusal that is over.
+// fails with err if it is none of them: a webhook that fails, or a refusal that is over. First a server that may be another one than was asked,
+// or refused dry runs then, is asked what it supports.
 func (p *Publisher) sift(ctx context.Context, slice []kubeapi.Device, err error) error {
+	if !p.asked || p.doubt || p.support.noDryRuns {
+		before := p.support
+		if err := p.ask(ctx); err != nil {
+			return err
+		}
+		if p.support != before {
+			return nil
+		}
+	}
 	var names []string
 	for _, d := range slice {
 		names = append(names, d.Name)
@@ -161,7 +173,7 @@ type sieve struct {
 	devices map[string]kubeapi.Device // wanted
 	has     map[string]kubeapi.Device
 	refused map[string]refusal
-	left    int // dry runs; after them what is left has one form
+	left    int // dry runs; after them those that are not told apart get the same form
 	found   bool
 }
 
@@ -189,14 +201,8 @@ func (s *sieve) check(ctx context.Context, names []string) error {
 		return s.check(ctx, names[half:])
 	}
 	s.found = true
-	last := true
 	for _, name := range names {
-		next := min(s.refused[name].form+1, withheld)
-		last = last && s.refused[name].form == withheld
-		s.refused[name] = refusal{next, err}
-	}
-	if last {
-		return nil // not even that is taken
+		s.refused[name] = refusal{min(s.refused[name].form+1, omitted), err}
 	}
 	return s.check(ctx, names)
 }

@@ -33,8 +33,11 @@ func (p *Publisher) addTaints(ctx context.Context) (again time.Duration) {
 			p.report(err)
 			wait := p.taintRetry.next(err)
 			p.taintHold = time.Now().Add(wait)
-			if errors.Is(err, kubeapi.ErrUnavailable) || errors.Is(err, kubeapi.ErrInvalid) { // nothing else would work
+			switch {
+			case errors.Is(err, kubeapi.ErrUnavailable): // nothing else would work
 				p.wait(wait)
+			case errors.Is(err, kubeapi.ErrInvalid): // perhaps because of what the slice has already: a comparison writes it anew
+				p.at(time.Now())
 			}
 		} else {
 			p.taintRetry.reset()
