@@ -218,13 +218,19 @@ func (a *Adapter) published(inv *inventory.Inventory, name string, u inventory.U
 	return resourceslice.Published(now)
 }
 
-// tolerated reports whether all taints of a device that keep new work away are tolerated, by the rules of the scheduler.
+// tolerated reports whether all taints of a device that keep new work away are tolerated, by the rules of the scheduler. One with the effect
+// NoExecute has NoSchedule in the slice while the work of its GPU is spared (resourceslice.Spare): a toleration of either is enough.
 func tolerated(d kubeapi.Device, tolerations []kubeapi.DeviceToleration) bool {
 	if d.Name == "" {
 		return false
 	}
 	return !slices.ContainsFunc(d.Taints, func(t kubeapi.DeviceTaint) bool {
-		return t.Effect != kubeapi.NoEffect && !slices.ContainsFunc(tolerations, func(o kubeapi.DeviceToleration) bool { return tolerates(o, t) })
+		spared := t
+		if resourceslice.IsNoExecute(t) {
+			spared.Effect = kubeapi.NoSchedule
+		}
+		return t.Effect != kubeapi.NoEffect &&
+			!slices.ContainsFunc(tolerations, func(o kubeapi.DeviceToleration) bool { return tolerates(o, t) || tolerates(o, spared) })
 	})
 }
 
