@@ -139,6 +139,11 @@ func TestLookForHooks(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	for path, target := range map[string]string{"local": "../var/usrlocal", "tools": "/opt/toolkit"} { // Fedora CoreOS has the first one
+		if err := os.Symlink(target, root+"/usr/"+path); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for _, tc := range []struct {
 		path, driverRoot, containerRoot string
 		found, seen                     bool
@@ -151,7 +156,9 @@ func TestLookForHooks(t *testing.T) {
 		{"/usr/bin/relative", "/", root, true, true},
 		{"/usr/bin/loop", "/", root, false, true},
 		{"/usr/bin/away", "/", root, false, false},                                             // a link to a folder that is not mounted
-		{"/snap/bin/nvidia-ctk", "/", root, false, false},                                      // the same without a link
+		{"/usr/local/nvidia/toolkit/nvidia-cdi-hook", "/", root, false, false},                 // the same in the middle
+		{"/usr/tools/nvidia-cdi-hook", "/", root, true, true},                                  // a link of a folder
+		{"/snap/bin/nvidia-ctk", "/", root, false, false},                                      // a folder that is not mounted, without a link
 		{"/usr/bin/nvidia-ctk", "/run/nvidia/driver", root, false, false},                      // only the driver container is mounted
 		{"/run/nvidia/driver/usr/bin/nvidia-ctk", "/run/nvidia/driver", root, true, true},      // and the program is in it
 		{"/run/nvidia/driver-2/usr/bin/nvidia-ctk", "/run/nvidia/driver", root, false, false},  // a folder with the same prefix

@@ -77,21 +77,24 @@ func (o Options) noStart(h Hooks) string {
 	return ""
 }
 
-// resolve returns a path below a root, of which an absolute link at its end leads below the same root.
+// resolve returns a path below a root without the links in it, of which absolute ones lead below the same root: the kernel would follow them in
+// the root of this process.
 func resolve(root, path string) string {
-	at := spec.Join(root, path)
-	for range 16 { // links can be a loop
-		target, err := os.Readlink(at)
-		if err != nil {
-			break
+	at, rest := "/", strings.Split(path, "/")
+	for links := 0; len(rest) > 0; {
+		next := filepath.Join(at, rest[0])
+		rest = rest[1:]
+		target, err := os.Readlink(spec.Join(root, next))
+		if err != nil || links == 16 { // links can be a loop
+			at = next
+			continue
 		}
-		if filepath.IsAbs(target) {
-			at = spec.Join(root, target)
-		} else {
-			at = filepath.Join(filepath.Dir(at), target)
+		if links++; filepath.IsAbs(target) {
+			at = "/"
 		}
+		rest = append(strings.Split(target, "/"), rest...)
 	}
-	return at
+	return spec.Join(root, at)
 }
 
 // hookCache is the hook program as it was found last.
