@@ -34,7 +34,7 @@ type healthRecord struct {
 
 // signalSupport is whether a GPU has a signal, and how the last reading of it ended.
 type signalSupport struct {
-	unsupported bool // it is not read again
+	unsupported bool // it is read again with the slow signals only, as one such answer may be wrong
 	wasRead     bool // it was read successfully before
 	failed      bool // the last reading failed: the next check reads it again
 	changed     bool // the last reading changed its value: the next check reads it again, as one reading may be wrong
@@ -66,7 +66,7 @@ const (
 type checkPlan struct {
 	now time.Time
 	due [intervals]bool
-	all bool // also signals that were unsupported before
+	all bool // everything, as after the GPU did not answer
 
 	proc fs.FS // procfs, to read the GPU's processes; nil = they are not read
 }
@@ -103,11 +103,11 @@ func (r healthRecord) start(p checkPlan) healthRecord {
 			r.lastRead[i] = p.now
 		}
 	}
-	if !p.all {
+	if !p.due[intervalSlow] {
 		return r
 	}
 	r.fieldsCall.unsupported, r.processesCall.unsupported = false, false
-	for _, all := range [][]signalSupport{r.fields[:], r.links[:], r.signals[:]} {
+	for _, all := range [][]signalSupport{r.fields[:], r.links[:]} {
 		for i := range all {
 			all[i].unsupported = false
 		}

@@ -194,6 +194,44 @@ func TestFabricOfOlderDrivers(t *testing.T) {
 	}
 }
 
+// One answer that a GPU lacks a signal may be wrong: it is read again with the slow signals. A GPU that does lack it costs no more calls.
+func TestUnsupportedSignalIsReadAgain(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
+	const fieldValues, inforom, fabric = "nvmlDeviceGetFieldValues", "nvmlDeviceValidateInforom", "nvmlDeviceGetGpuFabricInfoV"
+	for _, code := range []string{"FUNCTION_NOT_FOUND", "NOT_SUPPORTED"} {
+		s, at := openWithClock(t, m)
+		gpu := simdriver.GPU(3)
+		must(t, m.Fail(gpu, fieldValues, code, 1), m.Fail(gpu, inforom, code, 1), m.Fail(gpu, "nvmlDeviceGetRepairStatus", code, 1))
+		if v := at(0)(3).Sample; v.RecoveryAction != health.RecoveryUnknown || v.InfoROMCorrupt != health.NotReported || v.RepairPending != health.NotReported {
+			t.Errorf("%s once: %+v", code, v)
+		}
+		must(t, m.Set(3, "recovery_action", "1"))
+		want := healthyH100
+		want.RecoveryAction, want.LinksUp = health.RecoveryReset, at(10 * time.Second)(3).Sample.LinksUp
+		if o := at(60 * time.Second)(3); o.Sample != want {
+			t.Errorf("%s once, a minute later: %+v", code, o)
+		}
+
+		must(t, m.Fail(gpu, fieldValues, code, simdriver.Always), m.Fail(gpu, fabric, code, simdriver.Always))
+		at(70 * time.Second)
+		fabricRead := at(120 * time.Second)(3).Sample.Fabric // by the older call
+		for _, since := range []time.Duration{130 * time.Second, 170 * time.Second} {
+			if n := counted(t, m, func() { at(since) }); n[fieldValues] != 7 || n[fabric] > 7 {
+				t.Errorf("%s always: read after %v: %v", code, since, n)
+			}
+		}
+		n := counted(t, m, func() {
+			if o := at(180 * time.Second)(3); o.Sample.Fabric != fabricRead || fabricRead == health.FabricNotReported || o.Sample.Partial {
+				t.Errorf("%s always: %+v, before %v", code, o, fabricRead)
+			}
+		})
+		if n[fieldValues] != 8 || n[fabric] != 2 { // two versions, although the fabric is not due
+			t.Errorf("%s always: after another minute: %v", code, n)
+		}
+		must(t, m.Heal(), m.Set(3, "recovery_action", "0"), s.Close())
+	}
+}
+
 // A value counts in every check until it is read again: a signal that changes is read again by the next check, as one reading
 // may be wrong.
 func TestChangedSignalIsReadAgain(t *testing.T) {

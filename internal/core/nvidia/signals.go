@@ -233,14 +233,18 @@ func (r *healthRecord) readSignals(c *caller, h nvml.Device, p checkPlan) {
 		if c.err != nil {
 			return
 		}
-		if y.unsupported || !p.due[sig.interval] && !y.failed && !y.changed || sig.fallback && !r.signals[i-1].unsupported {
+		due := p.due[sig.interval] || y.failed || y.changed
+		if y.unsupported {
+			due = p.due[intervalSlow]
+		}
+		if !due || sig.fallback && !r.signals[i-1].unsupported {
 			continue
 		}
 		sample := r.sample
 		err := do(c.slot, sig.call, c.at, func() nvml.Return { return sig.read(h, &sample) })
 		if endsCheck(err) {
 			c.err = err
-		} else if y.update(err) {
+		} else if lacked := y.unsupported; y.update(err) && !(lacked && y.unsupported) { // else the value may be a fallback's
 			y.changed = !p.all && sample != r.sample
 			r.sample = sample
 		}
