@@ -28,7 +28,8 @@ func TestConfirm(t *testing.T) {
 	a := newAgent()
 	server := httptest.NewServer(a)
 	defer server.Close()
-	c, changed, _, _ := started(t, Options{Address: server.URL})
+	c, changed, _, stop := started(t, Options{Address: server.URL})
+	defer stop() // before the server, which waits for the query that it never answers
 	await(t, changed)
 	if is := c.Confirmed(); !is.At.IsZero() || a.asked != 0 {
 		t.Errorf("without a question: %+v", is)
