@@ -72,23 +72,37 @@ func (a *agent) free(*fault) error {
 	return errors.Join(a.command("free", ""), a.p.Sync(), os.Chtimes(filepath.Join(a.p.Root, "faults"), now, now))
 }
 
-// damageClaims makes the file of the agent's claims one that can't be used, or of a later version. An agent that runs writes it again.
+// damages make a file with the claims of an agent one that can't be used, is of a later version, or can't be read. An agent that runs writes it
+// again, but where a directory is in its place.
+var damages = []func(path string, good []byte) error{
+	func(path string, _ []byte) error { return os.WriteFile(path, nil, 0o600) },
+	func(path string, good []byte) error { return os.WriteFile(path, good[:len(good)/2], 0o600) },
+	func(path string, _ []byte) error { return os.WriteFile(path, []byte("\x00\xff"), 0o600) },
+	func(path string, _ []byte) error { return os.WriteFile(path, []byte(`{"version": 1000}`), 0o600) },
+	func(path string, _ []byte) error { return os.Symlink(path, path) }, // root may open every file: this one fails with ELOOP
+	func(path string, _ []byte) error { return os.Mkdir(path, 0o700) },
+}
+
 func (a *agent) damageClaims(*fault) error {
 	good, err := os.ReadFile(a.claimsPath())
 	if err != nil || !json.Valid(good) {
 		return errSkipped
 	}
-	a.damage = [][]byte{nil, good[:len(good)/2], []byte("\x00\xff"), []byte(`{"version": 1000}`)}[a.p.random.IntN(4)]
 	a.claims = good
-	return os.WriteFile(a.claimsPath(), a.damage, 0o600)
+	err = errors.Join(os.Remove(a.claimsPath()), one(a.p.random, damages...)(a.claimsPath(), good))
+	if errors.Is(err, fs.ErrExist) { // the agent has just written it
+		return errSkipped
+	}
+	return err
 }
 
 // repairClaims puts the file back, unless its agent has written it again.
 func (a *agent) repairClaims(*fault) error {
-	if text, err := os.ReadFile(a.claimsPath()); err != nil || !bytes.Equal(text, a.damage) {
-		return err
+	var file struct{ Agent string }
+	if text, err := os.ReadFile(a.claimsPath()); err == nil && json.Unmarshal(text, &file) == nil && file.Agent == a.name {
+		return nil
 	}
-	return os.WriteFile(a.claimsPath(), a.claims, 0o600)
+	return errors.Join(os.RemoveAll(a.claimsPath()), os.WriteFile(a.claimsPath(), a.claims, 0o600))
 }
 
 // lockClaims holds the lock that agents take to read and write claims.

@@ -23,7 +23,7 @@ type agent struct {
 	p       *twoAgents
 	process *process // nil while none runs
 
-	claims, damage []byte // of the file of claims, before and after it was damaged
+	claims []byte // of the file of claims, before it was damaged
 }
 
 // process is one process of an agent.

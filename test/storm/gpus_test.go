@@ -118,9 +118,9 @@ func (s *storm) newUUID() string {
 	return fmt.Sprintf("GPU-%08x-%04x-4%03x-8%03x-%012x", r.Uint32(), r.Uint32()&0xffff, r.Uint32()&0xfff, r.Uint32()&0xfff, r.Uint64()&(1<<48-1))
 }
 
-// checkViolations fails the test if agents used NVML wrongly. A lookup by index may reach a GPU in which a call hangs: a GPU that is
-// removed gives its index to another one between the last reading of the indices and the next lookup. That can't be avoided, is harmless,
-// and happens at most once for each change and agent.
+// checkViolations fails the test if agents used NVML wrongly. A lookup may reach a GPU in which a call hangs: a GPU that is removed gives its
+// index, and one that is replaced its PCI address, to another one between the last reading of both and the next lookup. That can't be avoided, is
+// harmless, and happens at most once for each change and agent.
 //
 //	reader   count: 8, index 3 is GPU 3 .......... lookup of index 3: GPU 4, which hangs
 //	machine             GPU 0 is removed, GPU 4 moves up ...^
@@ -147,7 +147,7 @@ func lookupsOfHungGPUs(violations []string) (n int, others []string) {
 		call, on, _ := strings.Cut(line, ": called on ")
 		gpu, _, _ := strings.Cut(on, " ")
 		switch {
-		case strings.HasSuffix(call, " nvmlDeviceGetHandleByIndex_v2"):
+		case strings.HasSuffix(call, " nvmlDeviceGetHandleByIndex_v2"), strings.HasSuffix(call, " nvmlDeviceGetHandleByPciBusId_v2"):
 			lookups[gpu]++
 			n++
 		case strings.HasSuffix(call, " nvmlDeviceGetUUID") && named[gpu] < lookups[gpu]:
