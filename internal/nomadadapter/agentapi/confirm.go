@@ -3,7 +3,6 @@ package agentapi
 import (
 	"context"
 	"errors"
-	"net/url"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/use"
@@ -83,11 +82,10 @@ func (c *Client) present(ctx context.Context) (answer, error) {
 	if err != nil {
 		return failed, err
 	}
-	var all []allocation
-	if _, err = c.get(ctx, "/v1/node/"+url.PathEscape(node)+"/allocations", &all); err != nil {
+	is, _, err := c.allocations(ctx, node, "")
+	if err != nil {
 		return failed, err
 	}
-	is := newAnswer(all, c.hidden(ctx))
 	is.asked = failed.asked
 	return is, nil
 }

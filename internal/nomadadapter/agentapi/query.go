@@ -60,8 +60,7 @@ func (f *follower) next(ctx context.Context) (latest answer, err error) {
 		}
 	}
 	query := url.Values{"stale": {""}, "index": {strconv.FormatUint(f.index, 10)}, "wait": {waitTime.String()}}
-	var all []allocation
-	index, err := c.get(ctx, "/v1/node/"+url.PathEscape(f.node)+"/allocations?"+query.Encode(), &all)
+	latest, index, err := c.allocations(ctx, f.node, "?"+query.Encode())
 	if err != nil {
 		return answer{}, err
 	}
@@ -69,7 +68,21 @@ func (f *follower) next(ctx context.Context) (latest answer, err error) {
 		index = 0
 	}
 	f.index = index
-	return newAnswer(all, c.hidden(ctx)), nil
+	return latest, nil
+}
+
+// allocations makes one query for the allocations of a node. The servers resolve the token when it begins, and it may wait for a minute: the
+// answer lacks what the token could not read by then, and has what it can't read any more.
+func (c *Client) allocations(ctx context.Context, node, query string) (is answer, index uint64, err error) {
+	hidden := c.hidden(ctx)
+	var all []allocation
+	if index, err = c.get(ctx, "/v1/node/"+url.PathEscape(node)+"/allocations"+query, &all); err != nil {
+		return answer{}, 0, err
+	}
+	if hidden == "" { // it may have lost something before the query began
+		hidden = c.hidden(ctx)
+	}
+	return newAnswer(all, hidden), index, nil
 }
 
 // withToken is a client for the requests of one answer: all have the same token, also if its file is replaced meanwhile.
