@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tandem-gpu/tandem/internal/draadapter/publisher"
 	"github.com/tandem-gpu/tandem/internal/draadapter/resourceslice"
@@ -167,14 +168,14 @@ func poolOf(t *testing.T, api *kubeapitest.Server) []kubeapi.Device {
 // want checks the devices in the API.
 func (a *agent) want(devices ...kubeapi.Device) {
 	a.t.Helper()
-	if diff := cmp.Diff(devices, a.published()); diff != "" {
+	if diff := cmp.Diff(devices, a.published(), cmpopts.EquateEmpty()); diff != "" {
 		a.t.Errorf("published (-want +got):\n%s\n%s", diff, a.log.String())
 	}
 }
 
 func wantDevices(t *testing.T, want, got []kubeapi.Device) {
 	t.Helper()
-	if diff := cmp.Diff(want, got); diff != "" {
+	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("devices (-want +got):\n%s", diff)
 	}
 }

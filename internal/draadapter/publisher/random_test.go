@@ -1,8 +1,12 @@
 package publisher_test
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -11,9 +15,18 @@ import (
 )
 
 // Whatever happens to devices, slices, server, Node and agent: the scheduler never sees a complete pool with a device twice, and once
-// everything works again, the API has the devices within ten minutes, which is how long a device that was refused may wait.
+// everything else works again, the API has the devices that it does not refuse, and when it refuses none, all of them, within ten minutes, which
+// is how long a device that was refused may wait.
+//
+//	TANDEM_STORM=1000     runs, instead of a few
+//	TANDEM_STORM_SEED=7   of the first run
 func TestRandomFailures(t *testing.T) {
-	for seed := range uint64(16) {
+	runs, err := strconv.ParseUint(cmp.Or(os.Getenv("TANDEM_STORM"), "16"), 10, 64)
+	first, seedErr := strconv.ParseUint(cmp.Or(os.Getenv("TANDEM_STORM_SEED"), "0"), 10, 64)
+	if err != nil || seedErr != nil {
+		t.Fatal(err, seedErr)
+	}
+	for seed := first; seed < first+runs; seed++ {
 		inBubble(t, func(a *agent) {
 			r := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // a test that can be repeated
 			a.api.OnChange(func(all []kubeapi.ResourceSlice) { checkPool(a.t, all) })
@@ -26,11 +39,16 @@ func TestRandomFailures(t *testing.T) {
 			a.api.DropFields(false, false)
 			a.api.SetDown(false)
 			a.api.CollectGarbage()
-			a.after(10 * time.Minute)
+			refused := refuseSome(a, r)
+			a.after(11 * time.Minute)
+			isRefused := func(d kubeapi.Device) bool { return refused(d.Name) }
+			wantDevices(t, slices.DeleteFunc(slices.Clone(desired), isRefused), slices.DeleteFunc(a.published(), isRefused))
+			a.api.Validate(nil)
+			a.after(11 * time.Minute)
 			a.want(desired...)
 			a.wantProblem()
 			if t.Failed() {
-				t.Logf("seed %d\n%s", seed, a.log.String())
+				t.Logf("TANDEM_STORM_SEED=%d\n%s", seed, a.log.String())
 			}
 		})
 		if t.Failed() {
@@ -39,12 +57,27 @@ func TestRandomFailures(t *testing.T) {
 	}
 }
 
+// refuseSome has the server refuse each slice with one of two devices, as with a field that is not valid, and no other.
+func refuseSome(a *agent, r *rand.Rand) (refused func(name string) bool) {
+	one, other := gpu(r.IntN(200)).Name, gpu(r.IntN(200)).Name // two are found with less than siftRequests
+	refused = func(name string) bool { return name == one || name == other }
+	a.api.Validate(func(s kubeapitest.Slice) error {
+		for i, d := range s.Spec.Devices {
+			if refused(d.Name) {
+				return fmt.Errorf("spec.devices[%d]: Invalid value", i)
+			}
+		}
+		return nil
+	})
+	return refused
+}
+
 // step changes the desired devices, or lets something go wrong.
 func step(a *agent, r *rand.Rand, desired []kubeapi.Device) []kubeapi.Device {
 	verbs := []string{"create", "update", "delete", "get", "list", "watch", ""}
 	failures := []kubeapitest.Failure{{Applied: true}, {}, {Code: 500}, {Code: 429, RetryAfter: 2}, {Code: 409, Reason: "Conflict"},
-		{Code: 400}, {Code: 422}, {Code: 400, DryRuns: true}, {Code: 413, DryRuns: true}}
-	switch r.IntN(12) {
+		{Code: 400}, {Code: 413}, {Code: 422}, {Code: 400, DryRuns: true}, {Code: 413, DryRuns: true}, {Code: 422, DryRuns: true}}
+	switch r.IntN(14) {
 	case 0, 1, 2:
 		desired = desired[:0:0]
 		for i := range r.IntN(200) {
@@ -85,6 +118,14 @@ func step(a *agent, r *rand.Rand, desired []kubeapi.Device) []kubeapi.Device {
 		}
 	case 11:
 		a.api.DeleteSlice(fmt.Sprintf("n1-gpu.nvidia.com-%d", r.IntN(4)))
+	case 12:
+		if refuseSome(a, r); r.IntN(2) == 0 {
+			a.api.Validate(nil)
+		}
+	case 13:
+		if a.api.FailDryRuns(kubeapitest.Failure{Code: []int{400, 413, 422, 500}[r.IntN(4)]}); r.IntN(2) == 0 {
+			a.api.Resume()
+		}
 	}
 	return desired
 }

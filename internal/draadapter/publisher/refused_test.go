@@ -147,6 +147,20 @@ func TestPublishedDeviceIsRefused(t *testing.T) {
 	}
 }
 
+// A device that is not wanted any more, and that the server takes in no form, keeps no other one from getting its taints.
+func TestRefusedDeviceThatLeaves(t *testing.T) {
+	inBubble(t, func(a *agent) {
+		a.set(gpus(8)...)
+		a.api.Validate(bad(gpu(3).Name))
+		sick := slices.Delete(gpus(8), 3, 4)
+		sick[5] = tainted(sick[5], kubeapi.NoSchedule)
+		a.set(sick...)
+		a.after(10 * time.Second)
+		a.want(sick...)
+		a.wantProblem()
+	})
+}
+
 // An attribute that the server refuses at each of many devices, as after an update of the driver: all stay as they are published, with their
 // taints, at the cost of a bounded number of requests.
 func TestAllDevicesAreRefused(t *testing.T) {
