@@ -162,6 +162,7 @@ fuzz: tools-present ## fuzz everything that parses, for FUZZTIME in all (default
 .PHONY: storm
 storm: tools-present ## the long runs: 1,000 restarts of either kubelet, 10,000 faults in half an hour (1 to 1.5 hours)
 	TANDEM_STORM=1000 TANDEM_STORM_P99=1s go test ./internal/kubeadapter -count=1 -run '^TestStorm$$' -v -timeout 60m
+	TANDEM_STORM=200 go test ./internal/draadapter/... ./internal/nomadadapter/agentapi -count=1 -run '^(TestStorm|TestRandomFailures|TestRandomTokens)$$' -timeout 60m
 	TANDEM_STORM_FAULTS=10000 TANDEM_STORM_FOR=30m go test -race ./test/storm -count=1 -v -timeout 3h
 
 .PHONY: bench

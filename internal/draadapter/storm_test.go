@@ -1,13 +1,17 @@
 package draadapter
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
@@ -58,12 +62,31 @@ func (h *holders) holder(at gpu.Placement) (string, bool) {
 	return "", false
 }
 
-// Many pods claim the same GPUs, MIG instances and shares, while a device plugin gives out the same, the policy changes after claims were allocated and
-// the API server fails at times: no hardware ever has two holders that do not share it, and in the end everything is free.
+// Many pods claim the same GPUs, MIG instances and shares, while a device plugin gives out the same, the policy changes between the allocation of
+// claims and Prepare (other sharing, a GPU that is reserved) and the API server fails at times: no hardware ever has two holders that do not share
+// it, and in the end everything is free.
+//
+//	TANDEM_STORM=100      runs, instead of one
+//	TANDEM_STORM_SEED=7   of the first run
 func TestStorm(t *testing.T) {
+	runs, err := strconv.ParseUint(cmp.Or(os.Getenv("TANDEM_STORM"), "1"), 10, 64)
+	first, seedErr := strconv.ParseUint(cmp.Or(os.Getenv("TANDEM_STORM_SEED"), "0"), 10, 64)
+	if err != nil || seedErr != nil {
+		t.Fatal(err, seedErr)
+	}
+	for seed := first; seed < first+runs && !t.Failed(); seed++ {
+		t.Run(fmt.Sprintf("TANDEM_STORM_SEED=%d", seed), func(t *testing.T) { runStorm(t, seed) })
+	}
+}
+
+func runStorm(t *testing.T, seed uint64) {
+	reserved := func(c *core.Config) {
+		c.Policy.Rules = []inventory.Rule{{Select: inventory.Selector{IDs: []gpu.DeviceID{coretest.GPU(0)}}, Reserve: "for a test"}}
+	}
 	snapshot := coretest.WithMIG(coretest.GPUs(3), 2, "1g.10gb", "1g.10gb")
 	policies := []*inventory.Inventory{
 		build(snapshot, health.Ledger{}, config()), build(snapshot, health.Ledger{}, config(shared(inventory.TimeSlicing, 3))), build(snapshot, health.Ledger{}, config(shared(inventory.MPS, 2))),
+		build(snapshot, health.Ledger{}, config(reserved)),
 	}
 	var devices []gpu.Device
 	for u := range policies[0].Devices() {
@@ -81,12 +104,13 @@ func TestStorm(t *testing.T) {
 	}
 	var running sync.WaitGroup
 	for pod := range 8 {
-		random := rand.New(rand.NewPCG(uint64(pod), 1)) //nolint:gosec // a test that can be repeated
+		random := rand.New(rand.NewPCG(uint64(pod), 1+2*seed)) //nolint:gosec // a test that can be repeated
 		running.Go(func() {
 			for i := range rounds {
 				d := devices[random.IntN(len(devices))]
 				if random.IntN(10) == 0 {
 					r.api.fail(kubeapi.ErrUnavailable)
+					time.AfterFunc(50*time.Millisecond, func() { r.api.fail(nil) }) // else the last pods wait for the limit of a call
 				} else {
 					r.api.fail(nil)
 				}
@@ -103,7 +127,7 @@ func TestStorm(t *testing.T) {
 		})
 	}
 	for pod := range 2 {
-		random := rand.New(rand.NewPCG(uint64(pod), 2)) //nolint:gosec // a test that can be repeated
+		random := rand.New(rand.NewPCG(uint64(pod), 2+2*seed)) //nolint:gosec // a test that can be repeated
 		running.Go(func() {
 			for range rounds {
 				r.pluginPod(model, lock, devices[random.IntN(len(devices))], fmt.Sprintf("plugin-%d", pod))
