@@ -24,7 +24,7 @@ import (
 )
 
 // TestStorm restarts and disturbs a kubelet at random, with three resources and the default timings. After each incident each
-// resource is registered once, with its units, and nothing of earlier incarnations remains.
+// resource is registered once, with its units, and nothing of earlier incarnations remains. One more part has pods, see runPodStorm.
 //
 //	TANDEM_STORM=1000     starts of the kubelet, instead of a few
 //	TANDEM_STORM_SEED=7   the same incidents again
@@ -47,6 +47,16 @@ func TestStorm(t *testing.T) {
 			s.run(starts)
 		})
 	}
+	t.Run("pods with init containers", func(t *testing.T) { runPodStorm(t, rand.New(rand.NewPCG(stormSeed(t), 2)), 5*starts) })
+}
+
+func stormSeed(t *testing.T) uint64 {
+	seed, err := strconv.ParseUint(cmp.Or(os.Getenv("TANDEM_STORM_SEED"), fmt.Sprint(time.Now().UnixNano())), 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("TANDEM_STORM_SEED=%d", seed)
+	return seed
 }
 
 // storm is a rig with random incidents and the times of recovery.
@@ -64,11 +74,7 @@ type storm struct {
 type affected map[string]string
 
 func newStorm(t *testing.T, normal kubelettest.Behaviour, events bool) *storm {
-	seed, err := strconv.ParseUint(cmp.Or(os.Getenv("TANDEM_STORM_SEED"), fmt.Sprint(time.Now().UnixNano())), 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("TANDEM_STORM_SEED=%d", seed)
+	seed := stormSeed(t)
 	s := &storm{
 		rig: newRigFor(t, time.Hour), rnd: rand.New(rand.NewPCG(seed, 0)), normal: normal, took: map[string][]time.Duration{},
 	}
