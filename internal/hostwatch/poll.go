@@ -125,16 +125,21 @@ func (w *Watcher) beforeFirst(m Monitor) {
 	w.update(m, func(h *inventory.Host) { h.SharesNumbers, h.Assignments, h.Own = true, assigned, own })
 }
 
-// claimsUnread sets what holds while the claims can't be read: what was read last, or what this agent has claimed before.
+// claimsUnread sets what holds while the claims can't be read: what was read last, or what this agent has claimed before. One that was alone is
+// not held up, unless another agent may have claimed something since: a file of it is there, or somebody has the lock.
 func (w *Watcher) claimsUnread(m Monitor, why error) {
 	slow, latest, own := errors.Is(why, errSlow), w.latest.Load(), inventory.OwnClaims{}
-	if latest == nil && !slow {
+	if !slow && (latest == nil || latest.alone) {
 		own = w.claims.ownUnread(why)
 	}
+	if latest != nil && own.Else != "" {
+		own = latest.own
+	}
 	w.update(m, func(h *inventory.Host) {
-		if h.Own.Pending = false; latest != nil && latest.alone || latest == nil && !slow {
+		if latest != nil && latest.alone || latest == nil && !slow {
 			h.Own = own
 		}
+		h.Own.Pending = false
 	})
 	if slow {
 		w.setProblem(why)
