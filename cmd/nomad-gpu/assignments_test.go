@@ -232,3 +232,21 @@ func TestServersAreAskedForAGPUThatIsNotOffered(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 	}
 }
+
+// A unit that was given out while the API fails (its token has expired) has a holder that this process knows of, also with --force.
+func TestGivenOutWhileTheAPIFails(t *testing.T) {
+	client := agentapi.New(agentapi.Options{Address: "http://127.0.0.1:1", Log: slog.New(slog.DiscardHandler)})
+	inv, id := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(2)}), coretest.GPU(1)
+	plan, err := inv.Reserve(inventory.UnitID(id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	client.Reserved(plan.Units)
+	r := allocationReader{client, func() *inventory.Inventory { return inv }, func() []assignment.Status { return nil }}
+	if h := r.read()(id); len(h.By) != 1 || h.Known {
+		t.Errorf("given out: %+v", h)
+	}
+	if h := r.read()(coretest.GPU(0)); len(h.By) != 0 || h.Known {
+		t.Errorf("not given out: %+v", h)
+	}
+}

@@ -48,8 +48,7 @@ func (a *allocation) endedWith(id inventory.UnitID, after time.Time) bool {
 	return false
 }
 
-// withReserved is a record with the reservations that it does not show, if allocations may be hidden from it: their holders have no names.
-// c.mu is locked.
+// withReserved is a record with the reservations that it does not show, unless it is complete: their holders have no names. c.mu is locked.
 func (c *Client) withReserved(r use.Record) use.Record {
 	if r.Complete {
 		return r

@@ -6,12 +6,12 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/use"
 )
 
-// Seen returns the work that was seen to have devices and of which no answer has shown since that it has ended. It outlives failures of the
-// API: a token that expires is no sign that a job has ended. Its record is never complete.
+// Seen returns the work that was seen to have devices, or got them from this agent, and of which no answer has shown since that it has ended.
+// It outlives failures of the API: a token that expires is no sign that a job has ended. Its record is never complete.
 func (c *Client) Seen() use.Record {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return use.Record{Holds: slices.Clone(c.seen), Work: map[string]use.Owner{}}
+	return c.withReserved(use.Record{Holds: c.seen, Work: map[string]use.Owner{}})
 }
 
 // see adds an answer to what was seen. Work has ended if the answer has it without devices, or if it is not in the leader's answer, which is
