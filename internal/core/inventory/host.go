@@ -78,7 +78,7 @@ func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
 	var against *Claim
 	var occupied *Occupied
 	var overlaps []Overlap
-	awaitsClaim := false
+	awaitsClaim, withheld := false, map[gpu.DeviceID]health.Health{}
 	inv = inv.withAssignments(h.Assignments)
 	next := inv.withHealth(func(u *Unit, first bool) health.Health {
 		moving, moves := inv.movingHealth(u)
@@ -88,15 +88,23 @@ func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
 				overlaps = append(overlaps, Overlap{Device: u.Device.ID, Agent: against.Agent})
 			}
 		}
+		notOurs := health.Health{} // the GPU is not this agent's, or perhaps not
 		switch {
-		case !u.Health.Schedulable():
 		case moves:
-			return moving
+			notOurs = moving
 		case against != nil && against.Older && o == OverlapRefuse:
-			return health.New(health.ReasonClaimed, against.Agent)
+			notOurs = health.New(health.ReasonClaimed, against.Agent)
 		case o == OverlapRefuse && h.Own.Else != "" && !h.Own.cover(u.Device.At):
 			awaitsClaim = awaitsClaim || h.Own.Pending
-			return health.New(health.ReasonClaimed, h.Own.Else)
+			notOurs = health.New(health.ReasonClaimed, h.Own.Else)
+		}
+		switch {
+		case !u.Health.Schedulable():
+			if notOurs != (health.Health{}) && u.Health.Tolerable() {
+				withheld[u.Device.ID] = notOurs
+			}
+		case notOurs != (health.Health{}):
+			return notOurs
 		case occupied != nil:
 			return health.New(health.ReasonOccupied, occupied.Detail)
 		case u.Sharing.Mode == MPS && !slices.Contains(h.MPS, u.Pool):
@@ -113,7 +121,7 @@ func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
 	if inv.NeedsCDI() {
 		next.cdi = h.CDI
 	}
-	next.overlaps, next.awaitsClaim = overlaps, awaitsClaim
+	next.overlaps, next.awaitsClaim, next.withheld = overlaps, awaitsClaim, withheld
 	return next
 }
 

@@ -76,6 +76,7 @@ type Inventory struct {
 	byID             map[UnitID]int                   // index into units
 	retiring         map[UnitID]time.Time             // since when
 	conditions       map[gpu.DeviceID][]health.Health // of the unhealthy devices: see Conditions
+	withheld         map[gpu.DeviceID]health.Health   // why a device with a fault takes no work that tolerates that: it is not this agent's
 }
 
 // compareUnits is the canonical order of units: that of their devices, then by replica.
@@ -220,6 +221,6 @@ func (inv *Inventory) Equal(other *Inventory) bool {
 		slices.Equal(inv.overlaps, other.overlaps) && inv.awaitsClaim == other.awaitsClaim &&
 		inv.assignments.Equal(other.assignments) &&
 		slices.EqualFunc(inv.listed, other.listed, func(a, b gpu.Device) bool { return a.ID == b.ID && a.At == b.At }) &&
-		maps.EqualFunc(inv.conditions, other.conditions, slices.Equal) &&
+		maps.EqualFunc(inv.conditions, other.conditions, slices.Equal) && maps.Equal(inv.withheld, other.withheld) &&
 		inv.cdi.Equal(other.cdi) && inv.indexIDs == other.indexIDs && inv.imexChannel == other.imexChannel && inv.packed == other.packed
 }

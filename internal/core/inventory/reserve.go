@@ -76,9 +76,9 @@ func (inv *Inventory) Reserve(ids ...UnitID) (Plan, error) {
 
 // ReserveTolerated is Reserve for work that tolerates conditions of its devices: it may have a unit that takes no new work if tolerates
 // reports true for each of the unit's conditions because of which it does not. Conditions that no work can live with are never
-// tolerated (see health.Health.Tolerable), and neither is a missing CDI definition. That a GPU leaves for another API counts for nothing:
-// the work was placed on it before, and holds it. The error has the first condition of a unit that
-// is not tolerated.
+// tolerated (see health.Health.Tolerable), and neither is a missing CDI definition or, behind a fault, that the GPU is not this agent's.
+// That a GPU leaves for another API counts for nothing: the work was placed on it before, and holds it. The error has the first condition of
+// a unit that is not tolerated.
 func (inv *Inventory) ReserveTolerated(tolerates func(Unit, health.Health) bool, ids ...UnitID) (Plan, error) {
 	return inv.reserve(ids, func(u *Unit) (health.Health, bool) {
 		if u.Health.Schedulable() {
@@ -91,6 +91,9 @@ func (inv *Inventory) ReserveTolerated(tolerates func(Unit, health.Health) bool,
 			if !h.Schedulable() && (!h.Tolerable() || !tolerates(*u, h)) {
 				return h, false
 			}
+		}
+		if h, ok := inv.withheld[u.Device.ID]; ok && !inv.leaves(u, h) {
+			return h, false
 		}
 		if ok, why := inv.cdi.gives(u, inv.incarnation); !ok && u.Injection.usesCDI(inv.cdi, inv.incarnation) {
 			return health.New(health.ReasonNoCDI, why), false
