@@ -263,3 +263,17 @@ func TestForgetWithWrongClockAtBoot(t *testing.T) {
 	l.read(2)
 	l.expect("a day later", map[gpu.DeviceID]string{coretest.GPU(0): "healthy "})
 }
+
+// A GPU that an agent can't identify when it starts after days may be one that was lost before: its history and its place in a policy stay.
+func TestForgetWithUnidentifiedGPU(t *testing.T) {
+	l, _ := checkpointWithXID(t)
+	l.host = coretest.GPUs(1)
+	l.read(2)
+	l.restart("a", "a")
+	l.now = l.now.Add(l.cfg.Health.RemoveLostAfter + time.Hour)
+	l.host = withExcluded(coretest.GPUs(1), gpu.Exclusion{Index: 1, Failure: gpu.FailureError, Reason: "nvmlDeviceGetHandleByIndex: NOT_READY"})
+	l.read(1)
+	if _, known := l.state.Ledger.History(coretest.GPU(1)); !known {
+		t.Error("the history was removed")
+	}
+}

@@ -139,9 +139,10 @@ func (s State) Rebind(cfg Config, now time.Time) (State, error) {
 // NeedsTick reports whether the passage of time can change the state. If so, call Observe periodically.
 func (s State) NeedsTick() bool { return s.Ledger.NeedsTick() || s.Inventory.Retiring() }
 
-// withoutForgotten returns the devices without those that the driver has not listed for health.Policy.RemoveLostAfter.
+// withoutForgotten returns the devices without those that the driver has not listed for health.Policy.RemoveLostAfter. None is removed while the
+// driver lists a GPU that can't be identified: it may be one of them.
 func (s State) withoutForgotten(p health.Policy, now time.Time, devices []gpu.Device, reading gpu.Snapshot) []gpu.Device {
-	if reading.Driver.State != gpu.DriverReady {
+	if reading.Driver.State != gpu.DriverReady || slices.ContainsFunc(reading.Excluded, gpu.Exclusion.Unidentified) {
 		return devices
 	}
 	listed := func(d gpu.Device) bool {
