@@ -207,7 +207,7 @@ func TestUnsupportedSignalIsReadAgain(t *testing.T) {
 		}
 		must(t, m.Set(3, "recovery_action", "1"))
 		want := healthyH100
-		want.RecoveryAction, want.LinksUp = health.RecoveryReset, at(10 * time.Second)(3).Sample.LinksUp
+		want.RecoveryAction, want.LinksUp = health.RecoveryReset, at(10*time.Second)(3).Sample.LinksUp
 		if o := at(60 * time.Second)(3); o.Sample != want {
 			t.Errorf("%s once, a minute later: %+v", code, o)
 		}
