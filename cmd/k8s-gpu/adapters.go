@@ -80,7 +80,7 @@ func newBoth(a *agent.Agent, s settings, api *kubeapi.Client, o kubeadapter.Opti
 	d := newDRA(a, s, api, besides{
 		lock: &lock, refresh: func() { plugins.Refresh() },
 		holder: func(at gpu.Placement) (string, bool) {
-			return pluginHolder(plugins.Holder, s.PodResourcesSocket != "", a.Current(), at)
+			return pluginHolder(plugins.Holder, plugins.ListsPods(), a.Current(), at)
 		},
 		claims: func(ctx context.Context) ([]podresources.Claim, bool, error) { return plugins.PodClaims(ctx) },
 	}, o.Log)

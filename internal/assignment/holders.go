@@ -21,7 +21,7 @@ type Holders struct {
 
 	First bool   // there was an answer, perhaps without all holders; or there will be none
 	Why   string // By is not complete, with the remedy; "" = it will be in a moment
-	Never bool   // by the settings of the agent, Known is never true
+	Never bool   // by what the agent may read, Known is never true
 
 	Age time.Duration // of a record that may lack what this agent has given out since
 }
@@ -96,7 +96,7 @@ func (r Records) Named(id gpu.DeviceID) []string {
 type Wait struct {
 	Text  string // "the end of pod default/train"; else the record that is not known
 	Held  bool   // work has the GPU
-	Never bool   // by the settings of the agent the record is never known
+	Never bool   // by what the agent may read, the record is never known
 }
 
 // Wait returns what a GPU waits for that the agent offers no more: the end of all work by every record. given is when the agent gave the GPU

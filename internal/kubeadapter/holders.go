@@ -69,10 +69,13 @@ func (t *tracker) devicePluginHolders(h assignment.Holders) assignment.Record {
 	return assignment.NewRecord(h, by)
 }
 
+// ListsPods reports whether the kubelet's list of pods can be read: its socket is configured, and the folder of the socket is there, or was.
+func (a *Adapter) ListsPods() bool { return !a.pods.Absent() || !a.pods.Latest().AnsweredAt.IsZero() }
+
 // known returns whether the kubelet listed all pods just now. It requests a reading if that was a while ago.
 func (a *Adapter) known() assignment.Holders {
-	if !a.pods.Configured() {
-		return assignment.Holders{First: true, Never: true, Why: "the kubelet's list of pods, which is not read: set --pod-resources-socket"}
+	if !a.ListsPods() {
+		return assignment.Holders{First: true, Never: true, Why: "the kubelet's list of pods, which is not read: set --pod-resources-socket, and mount its folder"}
 	}
 	r, now := a.pods.Latest(), time.Now()
 	if now.Sub(r.CompleteAt) > requestAge {

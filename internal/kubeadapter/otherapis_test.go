@@ -2,6 +2,8 @@ package kubeadapter
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -12,6 +14,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 )
 
 // assigned is two GPUs with assignments, and with the CDI specification that DRA needs.
@@ -151,6 +155,26 @@ func TestRecord(t *testing.T) {
 	latest.Err = errors.New("unavailable")
 	if h := knownAt(latest, time.Now()); !h.Known {
 		t.Errorf("an answer of just now: %+v", h)
+	}
+}
+
+// If the folder of the kubelet's socket is not mounted, the record is never known, and a forced move does not wait for it. One whose folder was
+// there has shown holders, which stay.
+func TestRecordWithoutTheFolder(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	r.startTracking(gpus(1))
+	r.awaitHealthy(GPUResource, 1)
+	r.await("no record", func() bool { h := r.adapter.Record()(coretest.GPU(0)); return h.First && h.Never && !h.Known })
+	pods, err := kubelettest.ServePodResources(r.podSocket())
+	r.must(err)
+	defer pods.Close()
+	r.await("a record", func() bool { h := r.adapter.Record()(coretest.GPU(0)); return h.Known && !h.Never })
+	pods.Close()
+	r.must(os.RemoveAll(filepath.Dir(r.podSocket())))
+	r.await("no folder", func() bool { r.adapter.pods.Request(); return errors.Is(r.adapter.pods.Latest().Err, podresources.ErrNoDirectory) })
+	if h := r.adapter.Record()(coretest.GPU(0)); h.Never {
+		t.Errorf("%+v", h)
 	}
 }
 
