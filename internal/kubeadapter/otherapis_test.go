@@ -172,7 +172,10 @@ func TestRecordWithoutTheFolder(t *testing.T) {
 	r.await("a record", func() bool { h := r.adapter.Record()(coretest.GPU(0)); return h.Known && !h.Never })
 	pods.Close()
 	r.must(os.RemoveAll(filepath.Dir(r.podSocket())))
-	r.await("no folder", func() bool { r.adapter.pods.Request(); return errors.Is(r.adapter.pods.Latest().Err, podresources.ErrNoDirectory) })
+	r.await("no folder", func() bool {
+		r.adapter.pods.Request()
+		return errors.Is(r.adapter.pods.Latest().Err, podresources.ErrNoDirectory)
+	})
 	if h := r.adapter.Record()(coretest.GPU(0)); h.Never {
 		t.Errorf("%+v", h)
 	}

@@ -244,7 +244,7 @@ func (r *healthRecord) readSignals(c *caller, h nvml.Device, p checkPlan) {
 		err := do(c.slot, sig.call, c.at, func() nvml.Return { return sig.read(h, &sample) })
 		if endsCheck(err) {
 			c.err = err
-		} else if lacked := y.unsupported; y.update(err) && !(lacked && y.unsupported) { // else the value may be a fallback's
+		} else if lacked := y.unsupported; y.update(err) && (!lacked || !y.unsupported) { // else the value may be a fallback's
 			y.changed = !p.all && sample != r.sample
 			r.sample = sample
 		}

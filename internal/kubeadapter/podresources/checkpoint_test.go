@@ -63,7 +63,7 @@ func TestCheckpoint(t *testing.T) {
 		if !errors.Is(err, ErrCheckpointFormat) {
 			t.Errorf("%.60s: %+v, %v", text, c, err)
 		}
-		if _, again := r.read(); again != err {
+		if _, again := r.read(); again != err { //nolint:errorlint // the same value, as nothing was read
 			t.Errorf("%.60s: it is read again: %v", text, again)
 		}
 	}
