@@ -201,7 +201,8 @@ func (c *clock) happens(t *testing.T, event string, do func() error, pattern fun
 	c.table += "\n"
 }
 
-// sameWords fails unless the verdicts of both agents, and what both commands print, are one text. The minute in it is that of each agent.
+// sameWords fails unless the verdicts of both agents, and what both commands print, are one text. The minute in it is that of each agent, and
+// the Nomad server also has the GPU's other fault.
 func (f *oneFault) sameWords(t *testing.T) {
 	minute := regexp.MustCompile(`since \S+Z`)
 	n, err := f.h100.node()
@@ -209,8 +210,12 @@ func (f *oneFault) sameWords(t *testing.T) {
 		t.Fatal(err)
 	}
 	i := slices.IndexFunc(n.gpus(), func(g gpuUse) bool { return g.ID == f.bad })
-	verdict := minute.ReplaceAllString(n.gpus()[i].HealthDescription, "since then")
-	t.Logf("the verdict: %s", verdict)
+	description := minute.ReplaceAllString(n.gpus()[i].HealthDescription, "since then")
+	verdict, also, _ := strings.Cut(description, "; also ")
+	t.Logf("the verdict: %s, and also %s", verdict, also)
+	if !strings.HasPrefix(also, "lost: GPU is lost") {
+		t.Errorf("the Nomad server has one of two faults: %s", description)
+	}
 	kubectl := []string{"kubectl", "exec", "--namespace=kube-system", f.kube.plugin(t).Metadata.Name, "--", "k8s-gpu", "inspect", "--json"}
 	nomad := []string{binary("nomad-gpu"), "inspect", "--json", "--state-dir=" + filepath.Join(stateDir(), "h100-history")}
 	for _, argv := range [][]string{kubectl, nomad} {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -39,15 +40,31 @@ func (m *Machine) StartProcess(slot, pid, mib int, at ...At) error {
 }
 
 // UseProcess makes a process of this host, such as the task of a job, one that uses memory of a GPU in MiB: the driver lists it until
-// EndProcess, and procfs shows it for as long as it runs, in its control group.
+// EndProcess, and procfs shows it and its ancestors for as long as they run, in their control groups.
 func (m *Machine) UseProcess(slot, pid, mib int) error {
-	link := m.path("proc", strconv.Itoa(pid))
-	if err := os.Symlink("/proc/"+strconv.Itoa(pid), link); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
+	for at := pid; at > 0; {
+		link := m.path("proc", strconv.Itoa(at))
+		if err := os.Symlink("/proc/"+strconv.Itoa(at), link); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		var err error
+		if at, err = parentOf(at); err != nil {
+			return err
+		}
 	}
 	return m.edit(func(c *conf) error {
 		return c.setAll(gpuHead(slot), "process", append(c.all(gpuHead(slot), "process"), fmt.Sprintf("%d %dMiB", pid, mib)))
 	})
+}
+
+// parentOf is the PID of a process's parent: the fourth field of proc_pid_stat(5), of which the second may contain anything. 0 = it has none here.
+func parentOf(pid int) (parent int, err error) {
+	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return 0, err
+	}
+	_, err = fmt.Sscan(string(stat[bytes.LastIndexByte(stat, ')')+len(") S "):]), &parent)
+	return parent, err
 }
 
 // EndProcess ends a simulated process, or the use of a GPU by one of this host: procfs does not show it any more, and the driver does not list it.
