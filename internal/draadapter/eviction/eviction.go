@@ -69,7 +69,7 @@ func (e *Evictions) Run(ctx context.Context) error {
 		task.Heartbeat(diskMost)
 		records, err := read(e.opts.File, time.Now(), e.opts.PerHour)
 		if err == nil {
-			s.records = records
+			s.records, s.saved = records, records
 			break
 		}
 		e.opts.Log.Warn("no pods are evicted: the record of evictions can't be read", "error", err)
@@ -94,13 +94,16 @@ func (e *Evictions) Run(ctx context.Context) error {
 	return nil
 }
 
-// decide returns what follows from the devices, when it is on disk, and when to decide again.
+// decide returns what follows from the devices, and when to decide again. A GPU is evicted when that is on disk; that an eviction has ended holds
+// at once.
 func (e *Evictions) decide(s state, broken map[gpu.DeviceID]fault) (state, time.Duration) {
 	next, wait := s.next(time.Now(), e.opts.Checks(), broken, e.opts.PerHour)
-	if !slices.Equal(next.records, s.records) {
-		if err := write(e.opts.File, next.records); err != nil {
+	if !slices.Equal(next.records, s.saved) {
+		if err := write(e.opts.File, next.records); err == nil {
+			next.saved = next.records
+		} else {
 			e.opts.Log.Warn("no more pods are evicted: the record of evictions can't be written", "error", err)
-			next.records, wait = s.records, min(wait, diskAgain)
+			next.records, wait = s.kept(time.Now(), broken), min(wait, diskAgain)
 		}
 	}
 	evicted := next.evicted()

@@ -233,3 +233,31 @@ func TestRecordOnDisk(t *testing.T) {
 		n.want("with it", 2)
 	})
 }
+
+// A GPU that recovers while the disk fails, and is broken again, is not evicted before that is confirmed again.
+func TestRecoveryThatIsNotOnDisk(t *testing.T) {
+	withNode(t, 2, func(n *node) {
+		n.broken([]int{2})
+		n.after(time.Minute)
+		n.want("broken", 2)
+		aside := n.file + ".aside"
+		for _, err := range []error{os.Rename(n.file, aside), os.Mkdir(n.file, 0o755)} { // a folder is in the place of the file
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		n.broken(nil)
+		n.after(time.Minute)
+		n.want("recovered")
+		n.broken([]int{2})
+		n.after(time.Second)
+		n.want("broken again")
+		for _, err := range []error{os.Remove(n.file), os.Rename(aside, n.file)} {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		n.after(2 * time.Minute)
+		n.want("the disk works", 2)
+	})
+}

@@ -23,7 +23,8 @@ type Record struct {
 
 // state is what is known of broken GPUs. It is a value.
 type state struct {
-	records []Record // of the last hour, and of GPUs that are evicted now; as on disk
+	records []Record // of the last hour, and of GPUs that are evicted now
+	saved   []Record // the same, as on disk
 	seen    map[gpu.DeviceID]sighting
 }
 
@@ -53,7 +54,7 @@ func (s state) confirmed(id gpu.DeviceID, now time.Time, checks uint64) bool {
 // next returns what follows from the GPUs that are broken now, and when to look again. Of several GPUs the one that is broken for the longest
 // time is evicted first.
 func (s state) next(now time.Time, checks uint64, broken map[gpu.DeviceID]fault, perHour int) (state, time.Duration) {
-	n := state{records: s.kept(now, broken), seen: map[gpu.DeviceID]sighting{}}
+	n := state{records: s.kept(now, broken), saved: s.saved, seen: map[gpu.DeviceID]sighting{}}
 	for id := range broken {
 		first, ok := s.seen[id]
 		if !ok {
