@@ -9,6 +9,9 @@ import (
 // maxExponent limits the decimal exponent of a quantity: the API server's largest value is 2^63-1.
 const maxExponent = 18
 
+// maxLength limits the text of a quantity in bytes: the API server writes at most the digits of 2^63-1 and a suffix.
+const maxLength = 40
+
 // factors of the suffixes of a quantity (k8s.io/apimachinery/pkg/api/resource).
 var factors = map[string]*big.Rat{
 	"n": power(10, -9), "u": power(10, -6), "m": power(10, -3), "": power(10, 0),
@@ -19,6 +22,9 @@ var factors = map[string]*big.Rat{
 // ParseQuantity returns the value of a resource.Quantity as the API server writes it: "2", "1k", "1536Mi", "1e3", "500m". ok is false for
 // any other text.
 func ParseQuantity(text string) (value *big.Rat, ok bool) {
+	if len(text) > maxLength {
+		return nil, false
+	}
 	end := len(text) - len(strings.TrimLeft(text, "+-0123456789."))
 	value, ok = new(big.Rat).SetString(text[:end])
 	if !ok {

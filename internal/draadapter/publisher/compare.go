@@ -4,9 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"maps"
-	"math/big"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/draadapter/resourceslice"
@@ -67,35 +65,14 @@ func equalCapacity(a, b kubeapi.DeviceCapacity) bool {
 	return x == nil || equalQuantity(x.Min, y.Min) && equalQuantity(x.Max, y.Max) && equalQuantity(x.Step, y.Step)
 }
 
-// suffixes are those of resource.Quantity.
-var suffixes = map[string]*big.Rat{
-	"": rat(1, 1), "n": rat(1, 1e9), "u": rat(1, 1e6), "m": rat(1, 1e3), "k": rat(1e3, 1), "M": rat(1e6, 1), "G": rat(1e9, 1), "T": rat(1e12, 1),
-	"P": rat(1e15, 1), "E": rat(1e18, 1), "Ki": rat(1<<10, 1), "Mi": rat(1<<20, 1), "Gi": rat(1<<30, 1), "Ti": rat(1<<40, 1), "Pi": rat(1<<50, 1), "Ei": rat(1<<60, 1),
-}
-
-func rat(a, b int64) *big.Rat { return big.NewRat(a, b) }
-
 // equalQuantity compares values: the API server stores 1024Mi as 1Gi.
 func equalQuantity(a, b string) bool {
 	if a == b {
 		return true
 	}
-	x, ok := quantity(a)
-	y, also := quantity(b)
+	x, ok := kubeapi.ParseQuantity(a)
+	y, also := kubeapi.ParseQuantity(b)
 	return ok && also && x.Cmp(y) == 0
-}
-
-func quantity(q string) (*big.Rat, bool) {
-	number := strings.TrimRight(q, "numkKMGTPEi")
-	unit, known := suffixes[q[len(number):]]
-	if !known || len(number) > 40 || strings.ContainsAny(number, "/_xXpP") {
-		return nil, false
-	}
-	value, ok := new(big.Rat).SetString(number)
-	if !ok {
-		return nil, false
-	}
-	return value.Mul(value, unit), true
 }
 
 // addsTaint reports whether a taint that keeps pods away has to be published: each moment without it may give the device out. published
