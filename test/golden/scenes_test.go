@@ -1,6 +1,7 @@
 package golden
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
@@ -108,10 +109,10 @@ func TestScenes(t *testing.T) {
 				all.add("debug", s.name, foldedDebug(k)+foldedDebug(n))
 				k.stop()
 				n.stop()
-				alone := transcript(t.Context(), h.dir, k8sGPU, append(flags(h.config(k8sGPU, map[string]string{"config_file": h.policy})), "inspect")...)
+				alone := transcript(t.Context(), h.dir, k8sGPU, append(flags(h.config(k8sGPU, map[string]string{"config_file": h.policy, "overlap": cmp.Or(s.overlap, "refuse")})), "inspect")...) // else the agent that claimed first decides
 				_, alone, _ = strings.Cut(alone, "\n")
 				all.add("inspect-without-agent", s.name, "$ k8s-gpu inspect\n"+alone+"\n"+transcript(t.Context(), h.dir, nomadGPU, "inspect", "--state-dir="+h.state(nomadGPU),
-					"--driver-root="+h.Root, "--sysfs-root="+h.Root+"/sys", "--procfs-root="+h.Root+"/proc", "--policy-file="+h.policy))
+					"--driver-root="+h.Root, "--sysfs-root="+h.Root+"/sys", "--procfs-root="+h.Root+"/proc", "--policy-file="+h.policy, "--overlap="+cmp.Or(s.overlap, "refuse")))
 			})
 		}
 	})
