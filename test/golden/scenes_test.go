@@ -1,9 +1,10 @@
 package golden
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -109,10 +110,18 @@ func TestScenes(t *testing.T) {
 				all.add("debug", s.name, foldedDebug(k)+foldedDebug(n))
 				k.stop()
 				n.stop()
-				alone := transcript(t.Context(), h.dir, k8sGPU, append(flags(h.config(k8sGPU, map[string]string{"config_file": h.policy, "overlap": cmp.Or(s.overlap, "refuse")})), "inspect")...) // else the agent that claimed first decides
+				settings := []string{"inspect", "--state-dir=" + h.state(nomadGPU),
+					"--driver-root=" + h.Root, "--sysfs-root=" + h.Root + "/sys", "--procfs-root=" + h.Root + "/proc", "--policy-file=" + h.policy}
+				config := h.config(k8sGPU, map[string]string{"config_file": h.policy})
+				if s.overlap != "" { // without it, what each shows would depend on which agent claimed first
+					config["overlap"] = s.overlap
+					block := filepath.Join(h.dir, "client.hcl")
+					must(t, os.WriteFile(block, []byte(`plugin "nomad-gpu" { config { overlap = "`+s.overlap+`" } }`), 0o600))
+					settings = append(settings, "--nomad-config="+block)
+				}
+				alone := transcript(t.Context(), h.dir, k8sGPU, append(flags(config), "inspect")...)
 				_, alone, _ = strings.Cut(alone, "\n")
-				all.add("inspect-without-agent", s.name, "$ k8s-gpu inspect\n"+alone+"\n"+transcript(t.Context(), h.dir, nomadGPU, "inspect", "--state-dir="+h.state(nomadGPU),
-					"--driver-root="+h.Root, "--sysfs-root="+h.Root+"/sys", "--procfs-root="+h.Root+"/proc", "--policy-file="+h.policy, "--overlap="+cmp.Or(s.overlap, "refuse")))
+				all.add("inspect-without-agent", s.name, "$ k8s-gpu inspect\n"+alone+"\n"+transcript(t.Context(), h.dir, nomadGPU, settings...))
 			})
 		}
 	})
