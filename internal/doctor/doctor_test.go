@@ -153,9 +153,15 @@ func TestSituations(t *testing.T) {
 		}},
 		{"agent has no CDI specification so far", func(s *situation) {
 			r := s.running()
-			r.CDI = &report.CDI{Reason: report.CDINotWritten}
+			r.CDI, r.Provisional = &report.CDI{Reason: report.CDINotWritten}, true
 			d := &r.Devices[0]
 			d.Schedulable, d.Cause, d.Health = false, "CDI_UNDEFINED", "unhealthy: no CDI definition (not written yet); clears: the device is defined"
+		}},
+		{"agent has not claimed its GPUs so far", func(s *situation) {
+			r := s.running()
+			r.Provisional = true
+			d := &r.Devices[0]
+			d.Schedulable, d.Cause, d.Health = false, "CLAIMED", "unhealthy: offered by another agent (perhaps: not claimed so far); clears: the other agent no longer claims it"
 		}},
 		{"kernel log not readable, and the agent reports it", func(s *situation) {
 			s.options.KernelLog = "/nowhere/kmsg"

@@ -76,7 +76,7 @@ func DescribeDriver(inv *inventory.Inventory) Driver {
 // describeInventory has empty lists where there is nothing: JSON has [] there and not null.
 func describeInventory(inv *inventory.Inventory) Report {
 	r := Report{
-		Driver: DescribeDriver(inv), Devices: describeDevices(inv),
+		Driver: DescribeDriver(inv), Provisional: inv.Provisional(), Devices: describeDevices(inv),
 		Excluded: []Excluded{}, Conditions: []Condition{}, Counts: []Count{}, Overlaps: []Overlap{},
 		PolicyWarnings: append(append([]string{}, inv.PolicyWarnings()...), inv.OutdatedBindings()...), Bindings: DescribeBindings(inv.PositionBindings()),
 	}

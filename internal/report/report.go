@@ -20,6 +20,7 @@ const (
 type Report struct {
 	Source         string      `json:"source,omitempty"` // FromAgent, FromDriver
 	Driver         Driver      `json:"driver"`
+	Provisional    bool        `json:"provisional,omitempty"` // the agent has just started: see inventory.Inventory.Provisional
 	Devices        []Device    `json:"devices"`
 	Excluded       []Excluded  `json:"excluded"`
 	Conditions     []Condition `json:"conditions"`
