@@ -115,10 +115,10 @@ lint: tools-present ## check style, import rules and tidiness
 .PHONY: goldens
 goldens: tools-present ## write every golden file again: git diff shows what changed
 	go test ./internal/core -run Health -update
-	go test ./internal/doctor -update
-	go test ./internal/kubeadapter -run Strategies -update
+	go test ./internal/operator/doctor -update
+	go test ./internal/kubeadapter/deviceplugin -run Strategies -update
 	cd test/chart && go test . -update
-	go test ./internal/config/policy ./internal/core/health ./internal/core/health/xid ./internal/core/nvidia ./internal/nomadadapter ./internal/checkpoint ./internal/report ./test/parity ./test/golden ./test/matrix ./test/metrics ./test/placement ./test/walls -update
+	go test ./internal/config/policy ./internal/core/health ./internal/core/health/xid ./internal/core/nvidia ./internal/nomadadapter ./internal/node/history ./internal/operator/report ./test/parity ./test/golden ./test/matrix ./test/metrics ./test/placement ./test/walls -update
 
 .PHONY: fmt
 fmt: ## format the code
@@ -161,8 +161,8 @@ fuzz: tools-present ## fuzz everything that parses, for FUZZTIME in all (default
 
 .PHONY: storm
 storm: tools-present ## the long runs: 1,000 restarts of either kubelet, 10,000 faults in half an hour (1 to 1.5 hours)
-	TANDEM_STORM=1000 TANDEM_STORM_P99=1s go test ./internal/kubeadapter -count=1 -run '^TestStorm$$' -v -timeout 60m
-	TANDEM_STORM=200 go test ./internal/draadapter/... ./internal/nomadadapter/agentapi -count=1 -run '^(TestStorm|TestRandomFailures|TestRandomTokens)$$' -timeout 60m
+	TANDEM_STORM=1000 TANDEM_STORM_P99=1s go test ./internal/kubeadapter/deviceplugin -count=1 -run '^TestStorm$$' -v -timeout 60m
+	TANDEM_STORM=200 go test ./internal/kubeadapter/dra/... ./internal/nomadadapter/agentapi -count=1 -run '^(TestStorm|TestRandomFailures|TestRandomTokens)$$' -timeout 60m
 	TANDEM_STORM_FAULTS=10000 TANDEM_STORM_FOR=30m go test -race ./test/storm -count=1 -v -timeout 3h
 
 .PHONY: bench

@@ -9,23 +9,23 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
-	"github.com/tandem-gpu/tandem/internal/assignment"
-	"github.com/tandem-gpu/tandem/internal/checkpoint"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/draadapter"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubemetrics"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
-	"github.com/tandem-gpu/tandem/internal/kubeapi"
-	"github.com/tandem-gpu/tandem/internal/report"
-	"github.com/tandem-gpu/tandem/internal/status"
+	"github.com/tandem-gpu/tandem/internal/node/assignment"
+	"github.com/tandem-gpu/tandem/internal/node/history"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/internal/operator/status"
 )
 
 // adapters are how an agent offers its devices: by device plugins and, with the API dra, by a DRA driver beside them.
 type adapters struct {
-	plugins *kubeadapter.Adapter
-	dra     *dra // nil = device plugins only
+	plugins *deviceplugin.Adapter
+	dra     *draRuntime // nil = device plugins only
 	tasks   []func(context.Context) error
 	view    view
 	apis    []inventory.API // that of the settings first
@@ -42,10 +42,10 @@ type view interface {
 
 // newAdapters returns adapters that are not running. api is nil if Kubernetes' API is not called.
 func (r *runner) newAdapters(a *agent.Agent, s settings, api *kubeapi.Client, log *slog.Logger) adapters {
-	o := kubeadapter.Options{
+	o := deviceplugin.Options{
 		KubeletSocket: s.KubeletSocket, DevRoot: s.DevRoot, MPSRoot: s.MPSRoot, Lists: deviceLists(s), Log: log,
 		Check: a.CheckReservation, Reserved: a.Reserved, Watchdog: a.Watchdog(), PodResourcesSocket: s.PodResourcesSocket,
-		Uptime: func() (time.Duration, bool) { return checkpoint.Uptime(s.Core.Roots.Proc) }, InPod: inPod(), AllocationStore: allocationStore(s, log), Handover: &r.kubelet,
+		Uptime: func() (time.Duration, bool) { return history.Uptime(s.Core.Roots.Proc) }, InPod: inPod(), AllocationStore: allocationStore(s, log), Handover: &r.kubelet,
 	}
 	notes := leftoversOf(s).warnings()
 	for _, note := range notes {
@@ -56,7 +56,7 @@ func (r *runner) newAdapters(a *agent.Agent, s settings, api *kubeapi.Client, lo
 		made.notes = notes
 		return made
 	}
-	plugins := kubeadapter.New(a.Monitor, o)
+	plugins := deviceplugin.New(a.Monitor, o)
 	made := adapters{
 		plugins: plugins, view: kubemetrics.View{Plugin: plugins}, tasks: []func(context.Context) error{plugins.Run},
 		apis: []inventory.API{inventory.DevicePlugin}, readers: readers(plugins, nil, a.Current), notes: notes,
@@ -74,9 +74,9 @@ func inPod() bool {
 }
 
 // newBoth returns a DRA driver, and device plugins beside it: for GPUs that have not moved, and for names that the kubelet must know.
-func newBoth(a *agent.Agent, s settings, api *kubeapi.Client, o kubeadapter.Options) adapters {
+func newBoth(a *agent.Agent, s settings, api *kubeapi.Client, o deviceplugin.Options) adapters {
 	var lock sync.Mutex // while either side finds a device free and records that it has given it out
-	var plugins *kubeadapter.Adapter
+	var plugins *deviceplugin.Adapter
 	d := newDRA(a, s, api, besides{
 		lock: &lock, refresh: func() { plugins.Refresh() },
 		holder: func(at gpu.Placement) (string, bool) {
@@ -85,7 +85,7 @@ func newBoth(a *agent.Agent, s settings, api *kubeapi.Client, o kubeadapter.Opti
 		claims: func(ctx context.Context) ([]podresources.Claim, bool, error) { return plugins.PodClaims(ctx) },
 	}, o.Log)
 	o.Lock, o.DRAHolder, o.Empty = &lock, d.driver.Holder, func() []string { return d.pastResources(a.Current()) }
-	plugins = kubeadapter.New(a.Monitor, o)
+	plugins = deviceplugin.New(a.Monitor, o)
 	other := inventory.DevicePlugin
 	if s.Core.API == other {
 		other = inventory.DRA
@@ -101,7 +101,7 @@ func newBoth(a *agent.Agent, s settings, api *kubeapi.Client, o kubeadapter.Opti
 // end only when they are unprepared.
 func servesDRA(s settings) bool {
 	dir := s.Health.StateDir
-	return s.Core.API == inventory.DRA || dir != "" && (assignment.Needs(dir, inventory.DRA) || draadapter.HasClaims(dir))
+	return s.Core.API == inventory.DRA || dir != "" && (assignment.Needs(dir, inventory.DRA) || dra.HasClaims(dir))
 }
 
 // warnings are one line each.

@@ -10,20 +10,20 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/cdi"
-	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/use"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter/allocationfile"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/containerruntime"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin/allocationfile"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/nodelabels"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
-	"github.com/tandem-gpu/tandem/internal/nodelabels"
-	"github.com/tandem-gpu/tandem/internal/report"
-	"github.com/tandem-gpu/tandem/internal/status"
-	"github.com/tandem-gpu/tandem/internal/statuspage"
-	"github.com/tandem-gpu/tandem/internal/usewatch"
+	"github.com/tandem-gpu/tandem/internal/node/usage"
+	"github.com/tandem-gpu/tandem/internal/operator/control"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/internal/operator/status"
+	"github.com/tandem-gpu/tandem/internal/operator/statuspage"
 )
 
 // agentName names the agent's files in the state directory.
@@ -33,7 +33,7 @@ const agentName = "k8s-gpu"
 type runner struct {
 	reload  agent.ReloadStatus
 	history agent.Handover
-	kubelet kubeadapter.Handover
+	kubelet deviceplugin.Handover
 	signals <-chan os.Signal // quiesce and resume; those between two runs wait for the next
 }
 
@@ -77,8 +77,8 @@ func askRuntime(socket string) func(context.Context) cdi.Runtime {
 }
 
 // deviceLists are what the settings mean for the responses to Allocate.
-func deviceLists(s settings) kubeadapter.DeviceLists {
-	return kubeadapter.DeviceLists{
+func deviceLists(s settings) deviceplugin.DeviceLists {
+	return deviceplugin.DeviceLists{
 		EnvVar: s.Strategies.Auto || s.Strategies.EnvVar, VolumeMounts: s.Strategies.VolumeMounts,
 		CDIAnnotations: s.Strategies.CDIAnnotations, AnnotationPrefix: s.AnnotationPrefix, CDINames: s.Strategies.Auto || s.Strategies.CDICRI,
 		GDS: s.CDI.GDS, MOFED: s.CDI.MOFED, GDRCopy: s.CDI.GDRCopy,
@@ -90,8 +90,8 @@ func (r *runner) run(ctx context.Context, s settings, policies <-chan settings, 
 	o := agentOptions(s)
 	o.Handover, o.Reload, o.Signals, o.Log = &r.history, &r.reload, r.signals, log
 	o.Explain = explainAdapter(s)
-	o.Use = usewatch.Options{Orchestrator: use.Kubernetes, MappingDir: s.Operations.MappingDir}
-	var plugins *kubeadapter.Adapter // set before the agent runs
+	o.Use = usage.Options{Orchestrator: use.Kubernetes, MappingDir: s.Operations.MappingDir}
+	var plugins *deviceplugin.Adapter // set before the agent runs
 	if s.PodResourcesSocket != "" {
 		o.Use.Holders = func(ctx context.Context, inv *inventory.Inventory) (use.Record, error) {
 			return plugins.UseRecord(ctx, inv, podresources.PodLogs)
@@ -140,7 +140,7 @@ func (r *runner) run(ctx context.Context, s settings, policies <-chan settings, 
 }
 
 // allocationStore is the file of allocated device IDs; nil without a state directory.
-func allocationStore(s settings, log *slog.Logger) kubeadapter.AllocationStore {
+func allocationStore(s settings, log *slog.Logger) deviceplugin.AllocationStore {
 	if s.Health.StateDir == "" {
 		return nil // not a nil *File: in an interface that is not nil
 	}

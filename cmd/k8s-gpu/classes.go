@@ -10,8 +10,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/cli"
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/config/policy"
-	"github.com/tandem-gpu/tandem/internal/draadapter/deviceclass"
-	"github.com/tandem-gpu/tandem/internal/setting"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/deviceclass"
+	"github.com/tandem-gpu/tandem/internal/util/setting"
 )
 
 // profileForm is the name of a MIG profile: "1g.10gb", "1c.2g.20gb", "1g.10gb+me".

@@ -16,7 +16,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/cli"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 )
 
 // With the API dra the agent finds its node's name, and mounts the folder of its socket at the path of the host, which the kubelet opens.

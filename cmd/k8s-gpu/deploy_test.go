@@ -13,7 +13,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/config"
-	"github.com/tandem-gpu/tandem/internal/status"
+	"github.com/tandem-gpu/tandem/internal/operator/status"
 )
 
 // daemonSet is what the tests look at in a DaemonSet, or in a patch of it.

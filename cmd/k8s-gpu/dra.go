@@ -13,21 +13,21 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/cdi"
-	"github.com/tandem-gpu/tandem/internal/checkpoint"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/draadapter"
-	"github.com/tandem-gpu/tandem/internal/draadapter/drametrics"
-	"github.com/tandem-gpu/tandem/internal/draadapter/eviction"
-	"github.com/tandem-gpu/tandem/internal/draadapter/prepared"
-	"github.com/tandem-gpu/tandem/internal/draadapter/publisher"
-	"github.com/tandem-gpu/tandem/internal/draadapter/resourceslice"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/drametrics"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/eviction"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/publisher"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
-	"github.com/tandem-gpu/tandem/internal/kubeapi"
-	"github.com/tandem-gpu/tandem/internal/setting"
-	"github.com/tandem-gpu/tandem/internal/watch"
-	"github.com/tandem-gpu/tandem/internal/watchdog"
+	"github.com/tandem-gpu/tandem/internal/node/history"
+	"github.com/tandem-gpu/tandem/internal/util/setting"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
+	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
 
 // kubeAPIOptions are what the settings mean for the client of Kubernetes' API.
@@ -97,9 +97,9 @@ func checkDRA(s settings) error {
 	return errors.Join(s.CheckNode(), err)
 }
 
-// dra is the agent's DRA driver with what surrounds it: the ResourceSlices, and whether containers of the node can get devices at all.
-type dra struct {
-	driver    *draadapter.Adapter
+// draRuntime is the agent's DRA driver with what surrounds it: the ResourceSlices, and whether containers of the node can get devices at all.
+type draRuntime struct {
+	driver    *dra.Adapter
 	publisher *publisher.Publisher
 	desired   *watch.Value[[]kubeapi.Device]      // the devices of the driver; nil = not known yet
 	devices   *watch.Value[[]kubeapi.Device]      // those that are published; nil = nothing is
@@ -125,15 +125,15 @@ type besides struct {
 }
 
 // newDRA returns a driver that is not running.
-func newDRA(a *agent.Agent, s settings, client *kubeapi.Client, plugins besides, log *slog.Logger) *dra {
-	boot, _ := checkpoint.BootID(s.Core.Roots.Proc) // the history's warnings have the error
-	d := &dra{
+func newDRA(a *agent.Agent, s settings, client *kubeapi.Client, plugins besides, log *slog.Logger) *draRuntime {
+	boot, _ := history.BootID(s.Core.Roots.Proc) // the history's warnings have the error
+	d := &draRuntime{
 		devices: watch.NewValue[[]kubeapi.Device](nil), known: watch.NewValue(false), refused: watch.NewValue(""), runtime: askRuntime(s.CDI.CRISocket), folder: s.CDI.Folder,
 		boot: boot, refresh: plugins.refresh, watchdog: a.Watchdog(), log: log, evicted: watch.NewValue(map[gpu.DeviceID]bool{}),
 	}
 	shares := watch.NewValue(false)
 	cdiOptions := cdiOptions(s)
-	d.driver = draadapter.New(a.Monitor, draadapter.Options{
+	d.driver = dra.New(a.Monitor, dra.Options{
 		Node: s.DRA.Node, KubeletDir: s.DRA.KubeletDir, StateDir: s.Health.StateDir, BootID: boot, API: client,
 		CDIFolder: cdiOptions.Folder, CDIVendor: cdiOptions.Vendor, MPSRoot: s.MPSRoot, SharesAsDevices: shares, Evict: s.DRA.Evict,
 		Check: d.check(a.CheckReservation), Reserved: a.Reserved, Lock: plugins.lock, DevicePluginHolder: plugins.holder,
@@ -154,7 +154,7 @@ func newDRA(a *agent.Agent, s settings, client *kubeapi.Client, plugins besides,
 }
 
 // tasks run until their context ends.
-func (d *dra) tasks() []func(context.Context) error {
+func (d *draRuntime) tasks() []func(context.Context) error {
 	all := []func(context.Context) error{d.driver.Run, d.publisher.Run, d.followNode, d.admit}
 	if d.evictions != nil {
 		all = append(all, d.evictions.Run)
@@ -163,7 +163,7 @@ func (d *dra) tasks() []func(context.Context) error {
 }
 
 // held returns the claims that hold devices in this boot; nil until they are read. One whose record can't be read has all GPUs that it may have.
-func (d *dra) held() []prepared.Claim {
+func (d *draRuntime) held() []prepared.Claim {
 	all, unread := d.driver.Prepared(), d.driver.Unread()
 	if all == nil && unread == nil {
 		return nil
@@ -186,7 +186,7 @@ func unknownClaim(u prepared.Unread, gpus []gpu.DeviceID) prepared.Claim {
 
 // pastResources are the extended resources of units that device plugins have offered on this node. A kubelet up to 1.37.1 starts no
 // container that requests such a name while no plugin has it registered.
-func (d *dra) pastResources(inv *inventory.Inventory) (names []string) {
+func (d *draRuntime) pastResources(inv *inventory.Inventory) (names []string) {
 	capacity := d.publisher.Node().Load().Status.Capacity
 	for _, name := range poolResources(inv) {
 		if _, ok := capacity[name]; ok {
@@ -198,16 +198,16 @@ func (d *dra) pastResources(inv *inventory.Inventory) (names []string) {
 
 // poolResources are the extended resources of an inventory, nvidia.com/gpu among them, sorted.
 func poolResources(inv *inventory.Inventory) []string {
-	names := []string{kubeadapter.GPUResource}
+	names := []string{deviceplugin.GPUResource}
 	for u := range inv.Devices() {
-		names = append(names, kubeadapter.ResourceOf(u))
+		names = append(names, deviceplugin.ResourceOf(u))
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
 }
 
 // view is the driver as operators see it, with the device plugins beside it.
-func (d *dra) view(s settings, plugins drametrics.Plugin) drametrics.View {
+func (d *draRuntime) view(s settings, plugins drametrics.Plugin) drametrics.View {
 	return drametrics.View{
 		Name: resourceslice.Driver, Node: s.DRA.Node, BootID: d.boot, Driver: d.driver, Slices: d.publisher, Plugin: plugins,
 		Devices: d.tainted, Refused: d.refused.Load,
@@ -215,7 +215,7 @@ func (d *dra) view(s settings, plugins drametrics.Plugin) drametrics.View {
 }
 
 // warnings are one line each.
-func (d *dra) warnings() []string {
+func (d *draRuntime) warnings() []string {
 	lines := d.driver.Warnings()
 	if s := d.publisher.Published(); s.DropsTaints {
 		lines = append(lines, "Kubernetes' API drops the taints of devices (feature gate DRADeviceTaints): unhealthy devices leave the slices, unless a claim has them")
@@ -224,18 +224,18 @@ func (d *dra) warnings() []string {
 }
 
 // podClaims returns a function that asks the kubelet which devices pods have through claims; nil without a socket.
-func podClaims(socket string, read func(context.Context) ([]podresources.Claim, bool, error)) func(context.Context) (draadapter.PodClaims, error) {
+func podClaims(socket string, read func(context.Context) ([]podresources.Claim, bool, error)) func(context.Context) (dra.PodClaims, error) {
 	if socket == "" {
 		return nil
 	}
-	return func(ctx context.Context) (draadapter.PodClaims, error) {
+	return func(ctx context.Context) (dra.PodClaims, error) {
 		listed, complete, err := read(ctx)
 		if err != nil {
-			return draadapter.PodClaims{}, err
+			return dra.PodClaims{}, err
 		}
-		claims := draadapter.PodClaims{Partial: !complete}
+		claims := dra.PodClaims{Partial: !complete}
 		for _, c := range listed {
-			claims.Claims = append(claims.Claims, draadapter.PodClaim{
+			claims.Claims = append(claims.Claims, dra.PodClaim{
 				Pod: c.Pod, Namespace: c.Namespace, Name: c.Name, Driver: c.Driver, Pool: c.Pool, Device: c.Device, CDI: c.CDI,
 			})
 		}

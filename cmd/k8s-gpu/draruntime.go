@@ -10,8 +10,8 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/cdi"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/draadapter/resourceslice"
-	"github.com/tandem-gpu/tandem/internal/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 )
 
 const (
@@ -23,7 +23,7 @@ const (
 )
 
 // check adds to the check of a claim that containers of the node can get devices: without CDI they would start without one.
-func (d *dra) check(next func([]inventory.Unit) ([]inventory.Finding, error)) func([]inventory.Unit) ([]inventory.Finding, error) {
+func (d *draRuntime) check(next func([]inventory.Unit) ([]inventory.Finding, error)) func([]inventory.Unit) ([]inventory.Finding, error) {
 	return func(units []inventory.Unit) ([]inventory.Finding, error) {
 		if why := d.refused.Load(); why != "" {
 			return nil, errors.New("containers of this node would get no device: " + why)
@@ -34,7 +34,7 @@ func (d *dra) check(next func([]inventory.Unit) ([]inventory.Finding, error)) fu
 
 // admit publishes what the driver has, after each change of that or of whether containers of the node can get devices. It never waits for
 // the container runtime: a taint must not.
-func (d *dra) admit(ctx context.Context) error {
+func (d *draRuntime) admit(ctx context.Context) error {
 	task := d.watchdog.Register("devices to publish")
 	defer task.Done()
 	for {
@@ -62,7 +62,7 @@ func (d *dra) admit(ctx context.Context) error {
 
 // tainted returns the devices of the driver as they are to be published. The work of a broken GPU is spared unless it may be evicted. While containers of the node can't get devices, each has a taint
 // with the reason: a device that a claim holds must not leave the slices, and none may be given out. A node without slices gets none then.
-func (d *dra) tainted() []kubeapi.Device {
+func (d *draRuntime) tainted() []kubeapi.Device {
 	devices := resourceslice.Spare(d.desired.Load(), d.evicted.Load())
 	if why := d.refused.Load(); why != "" {
 		reason, _, _ := strings.Cut(why, ": ") // a label's value has no room for the remedy
@@ -73,7 +73,7 @@ func (d *dra) tainted() []kubeapi.Device {
 
 // followNode finds out whether containers of the node can get devices, and which names the kubelet must know: after each change of the
 // Node, and regularly, as the container runtime may have been upgraded or configured.
-func (d *dra) followNode(ctx context.Context) error {
+func (d *draRuntime) followNode(ctx context.Context) error {
 	task := d.watchdog.Register("node")
 	defer task.Done()
 	var past []string
@@ -107,7 +107,7 @@ func (d *dra) followNode(ctx context.Context) error {
 	}
 }
 
-func (d *dra) setRefused(why string) {
+func (d *draRuntime) setRefused(why string) {
 	before := d.refused.Load()
 	if before == why {
 		return
@@ -122,7 +122,7 @@ func (d *dra) setRefused(why string) {
 
 // unsupported is why containers of a node never get a device by CDI; "" if they may. What the runtime itself reports counts first. One that
 // does not answer, as during its restart, is as it was, unless the Node has another one.
-func (d *dra) unsupported(ctx context.Context, n kubeapi.Node) string {
+func (d *draRuntime) unsupported(ctx context.Context, n kubeapi.Node) string {
 	node := cdi.ParseRuntime(n.Status.NodeInfo.ContainerRuntimeVersion)
 	if d.runtime != nil {
 		r := d.runtime(ctx)

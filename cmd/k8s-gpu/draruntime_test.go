@@ -11,11 +11,11 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/cdi"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
-	"github.com/tandem-gpu/tandem/internal/draadapter/publisher"
-	"github.com/tandem-gpu/tandem/internal/draadapter/resourceslice"
-	"github.com/tandem-gpu/tandem/internal/kubeapi"
-	"github.com/tandem-gpu/tandem/internal/kubeapi/kubeapitest"
-	"github.com/tandem-gpu/tandem/internal/watch"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/publisher"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi/kubeapitest"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 const runtimeNode = "n1"
@@ -59,7 +59,7 @@ func (r *runtimeRig) start() {
 	if err != nil {
 		r.Fatal(err)
 	}
-	d := &dra{
+	d := &draRuntime{
 		desired: r.desired, devices: watch.NewValue[[]kubeapi.Device](nil), known: watch.NewValue(false), refused: watch.NewValue(""),
 		folder: cdi.DefaultFolder, refresh: func() {}, log: slog.New(slog.DiscardHandler), evicted: r.evicted,
 	}

@@ -5,10 +5,10 @@ import (
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/draadapter/deviceclass"
-	"github.com/tandem-gpu/tandem/internal/draadapter/resourceslice"
-	"github.com/tandem-gpu/tandem/internal/explain"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/deviceclass"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
+	"github.com/tandem-gpu/tandem/internal/operator/explain"
 )
 
 // explainAdapter is what the kubelet's adapter adds to the command explain.
@@ -22,7 +22,7 @@ func explainAdapter(s settings) explain.Adapter {
 		}
 	}
 	return explain.Adapter{
-		Name:    kubeadapter.ResourceOf,
+		Name:    deviceplugin.ResourceOf,
 		Respond: func(p inventory.Plan) explain.Response { return responseOf(s, p) },
 		Notes:   kubeletNotes,
 	}
@@ -46,7 +46,7 @@ func claimNotes(_ *inventory.Inventory, units []inventory.Unit, n int) []string 
 
 // responseOf is the response to Allocate.
 func responseOf(s settings, p inventory.Plan) explain.Response {
-	made := kubeadapter.Response(p, kubeadapter.Options{DevRoot: s.DevRoot, MPSRoot: s.MPSRoot, Lists: deviceLists(s)})
+	made := deviceplugin.Response(p, deviceplugin.Options{DevRoot: s.DevRoot, MPSRoot: s.MPSRoot, Lists: deviceLists(s)})
 	r := explain.Response{Env: made.GetEnvs(), Annotations: made.GetAnnotations()}
 	for _, d := range made.GetDevices() {
 		r.DeviceNodes = append(r.DeviceNodes, explain.Node{HostPath: d.GetHostPath(), ContainerPath: d.GetContainerPath(), Permissions: d.GetPermissions()})
@@ -62,7 +62,7 @@ func responseOf(s settings, p inventory.Plan) explain.Response {
 
 // kubeletNotes are what the kubelet does with a request (kubelet 1.37, pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate).
 func kubeletNotes(_ *inventory.Inventory, units []inventory.Unit, n int) []string {
-	name := kubeadapter.ResourceOf(units[0])
+	name := deviceplugin.ResourceOf(units[0])
 	if n == 0 {
 		return []string{
 			fmt.Sprintf("Kubernetes: a pod can't name devices; it requests %s: %d, and the kubelet chooses (see --count)", name, len(units)),

@@ -3,20 +3,20 @@ package main
 import (
 	"cmp"
 
-	"github.com/tandem-gpu/tandem/internal/assignment"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/draadapter/prepared"
-	"github.com/tandem-gpu/tandem/internal/draadapter/resourceslice"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
+	"github.com/tandem-gpu/tandem/internal/node/assignment"
 )
 
 // readers read the records of what pods have through the APIs of the kubelet, for the moves of GPUs between APIs. claims are those that the DRA
 // adapter has prepared in this boot, nil until they are read; without such an adapter it is a nil function. A GPU is known to have no
 // holder only while the kubelet lists all pods: what was prepared may have been lost with its folder. Without that list what device plugins
 // once gave out is no reason against a forced move.
-func readers(plugins *kubeadapter.Adapter, claims func() []prepared.Claim, current func() *inventory.Inventory) assignment.Readers {
+func readers(plugins *deviceplugin.Adapter, claims func() []prepared.Claim, current func() *inventory.Inventory) assignment.Readers {
 	return assignment.Readers{
 		inventory.DevicePlugin: func() assignment.Record { return plugins.Record().Unconfirmed() },
 		inventory.DRA: func() assignment.Record {

@@ -6,13 +6,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-gpu/tandem/internal/assignment"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/draadapter/prepared"
-	"github.com/tandem-gpu/tandem/internal/draadapter/resourceslice"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
+	"github.com/tandem-gpu/tandem/internal/node/assignment"
 )
 
 // A GPU's claims are those that are prepared for it, without admin access, and those of pods whose record was lost. While any of that is not

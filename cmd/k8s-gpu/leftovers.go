@@ -6,12 +6,12 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/tandem-gpu/tandem/internal/assignment"
-	"github.com/tandem-gpu/tandem/internal/checkpoint"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/doctor"
-	"github.com/tandem-gpu/tandem/internal/draadapter"
-	"github.com/tandem-gpu/tandem/internal/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/node/assignment"
+	"github.com/tandem-gpu/tandem/internal/node/history"
+	"github.com/tandem-gpu/tandem/internal/operator/doctor"
 )
 
 // leftovers are what a node with device plugins still has of the API dra, and what the agent lacks to serve that: with the component or the
@@ -31,7 +31,7 @@ func leftoversOf(s settings) (l leftovers) {
 	if s.Core.API == inventory.DRA || dir == "" {
 		return leftovers{}
 	}
-	if draadapter.HasClaims(dir) {
+	if dra.HasClaims(dir) {
 		l.of = append(l.of, "prepared claims")
 	}
 	if f, err := assignment.Read(dir); err == nil && f.Has(inventory.DRA) {
@@ -99,8 +99,8 @@ func unreadClaims(s settings) doctor.Check {
 	const name = "prepared claims"
 	dir := s.Health.StateDir
 	return doctor.Check{Name: name, Place: dir, Look: func(context.Context, *doctor.Facts) (all []doctor.Finding) {
-		boot, _ := checkpoint.BootID(s.Core.Roots.Proc)
-		for _, u := range draadapter.UnreadClaims(dir, boot) {
+		boot, _ := history.BootID(s.Core.Roots.Proc)
+		for _, u := range dra.UnreadClaims(dir, boot) {
 			all = append(all, doctor.Finding{Check: name, Severity: doctor.Problem, Place: u.Path, Found: u.String(), Remedy: unreadRemedy})
 		}
 		return all

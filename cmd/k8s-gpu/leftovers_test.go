@@ -7,13 +7,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-gpu/tandem/internal/assignment"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/doctor"
-	"github.com/tandem-gpu/tandem/internal/draadapter"
-	"github.com/tandem-gpu/tandem/internal/draadapter/prepared"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
+	"github.com/tandem-gpu/tandem/internal/node/assignment"
+	"github.com/tandem-gpu/tandem/internal/operator/doctor"
 )
 
 // Without the component dra an agent on whose node claims or GPUs of that API are left names them, what it lacks, and the remedy, as a
@@ -119,7 +119,7 @@ func TestRecordThatCanNotBeReadIsNamed(t *testing.T) {
 	if len(found) != 1 || found[0].Place != path || found[0].Severity != doctor.Problem || !strings.Contains(found[0].Found, path+" can't be read as a prepared claim: ") {
 		t.Fatalf("%+v", found)
 	}
-	unread := draadapter.UnreadClaims(s.Health.StateDir, "boot")
+	unread := dra.UnreadClaims(s.Health.StateDir, "boot")
 	inv := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(2)})
 	record := claimRecord([]prepared.Claim{unknownClaim(unread[0], []gpu.DeviceID{coretest.GPU(1)})}, nil, inv, assignment.Holders{Known: true})
 	if by := record(coretest.GPU(1)).By; len(by) != 1 || !strings.HasPrefix(by[0], "claim ?/? ("+path+" can't be read as a prepared claim") {

@@ -10,8 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/asynclog"
 	"github.com/tandem-gpu/tandem/internal/cli"
+	"github.com/tandem-gpu/tandem/internal/util/asynclog"
 )
 
 // readerTimeout is how long an agent that ends without a signal waits for the reader of its log.

@@ -18,17 +18,17 @@ import (
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/cli"
 	"github.com/tandem-gpu/tandem/internal/config"
-	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/doctor"
-	"github.com/tandem-gpu/tandem/internal/doctor/kubelet"
-	"github.com/tandem-gpu/tandem/internal/draadapter"
-	"github.com/tandem-gpu/tandem/internal/draadapter/publisher"
-	"github.com/tandem-gpu/tandem/internal/draadapter/resourceslice"
-	"github.com/tandem-gpu/tandem/internal/explain"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter"
-	"github.com/tandem-gpu/tandem/internal/status"
-	"github.com/tandem-gpu/tandem/internal/terminal"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/publisher"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
+	"github.com/tandem-gpu/tandem/internal/operator/control"
+	"github.com/tandem-gpu/tandem/internal/operator/doctor"
+	"github.com/tandem-gpu/tandem/internal/operator/doctor/kubelet"
+	"github.com/tandem-gpu/tandem/internal/operator/explain"
+	"github.com/tandem-gpu/tandem/internal/operator/status"
+	"github.com/tandem-gpu/tandem/internal/util/terminal"
 )
 
 // version is set by the linker; a build by "go install ...@v2.0.0" has it from the module instead.
@@ -115,8 +115,8 @@ func draChecks(s settings) []doctor.Check {
 		}
 	}
 	return append(kubelet.DRA{
-		Node: s.DRA.Node, Driver: resourceslice.Driver, Sockets: draadapter.SocketPrefix, Slices: publisher.NamePrefix(s.DRA.Node, resourceslice.Driver),
-		KubeletDir: s.DRA.KubeletDir, CDIDir: s.CDI.Folder, API: kubeAPIOptions(s), Names: []string{kubeadapter.GPUResource},
+		Node: s.DRA.Node, Driver: resourceslice.Driver, Sockets: dra.SocketPrefix, Slices: publisher.NamePrefix(s.DRA.Node, resourceslice.Driver),
+		KubeletDir: s.DRA.KubeletDir, CDIDir: s.CDI.Folder, API: kubeAPIOptions(s), Names: []string{deviceplugin.GPUResource},
 	}.Checks(), unreadClaims(s))
 }
 

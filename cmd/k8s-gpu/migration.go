@@ -5,12 +5,12 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/cli"
+	"github.com/tandem-gpu/tandem/internal/cli/importer"
+	"github.com/tandem-gpu/tandem/internal/cli/importer/nvidia"
+	"github.com/tandem-gpu/tandem/internal/cli/shadow"
+	"github.com/tandem-gpu/tandem/internal/cli/shadow/kubeshadow"
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/importer"
-	"github.com/tandem-gpu/tandem/internal/importer/nvidia"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeshadow"
-	"github.com/tandem-gpu/tandem/internal/shadow"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
 )
 
 // importNVIDIA reads configurations of NVIDIA's plugin.
@@ -31,7 +31,7 @@ func shadowKubelet(read func() (settings, error)) *cli.Shadow {
 			s, err := read()
 			o := kubeshadow.Options{
 				Socket: s.PodResourcesSocket, ProcRoot: s.Core.Roots.Proc,
-				Answers: kubeadapter.Options{DevRoot: s.DevRoot, MPSRoot: s.MPSRoot, Lists: deviceLists(s)},
+				Answers: deviceplugin.Options{DevRoot: s.DevRoot, MPSRoot: s.MPSRoot, Lists: deviceLists(s)},
 			}
 			compare := func(ctx context.Context, state core.State) (shadow.Report, error) {
 				return kubeshadow.Compare(ctx, state, o)

@@ -6,10 +6,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/assignment"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/internal/node/assignment"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/agentapi"
 )
 

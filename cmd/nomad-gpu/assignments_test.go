@@ -12,10 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/assignment"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/node/assignment"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/agentapi"
 )
 

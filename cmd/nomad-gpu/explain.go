@@ -8,8 +8,8 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/explain"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
+	"github.com/tandem-gpu/tandem/internal/operator/explain"
 )
 
 // groups returns the device group of a unit.

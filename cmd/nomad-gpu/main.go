@@ -15,11 +15,11 @@ import (
 	"github.com/tandem-gpu/tandem/internal/cdi"
 	"github.com/tandem-gpu/tandem/internal/cli"
 	"github.com/tandem-gpu/tandem/internal/config"
-	"github.com/tandem-gpu/tandem/internal/doctor"
-	"github.com/tandem-gpu/tandem/internal/doctor/nomad"
-	"github.com/tandem-gpu/tandem/internal/explain"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/clientconfig"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/process"
+	"github.com/tandem-gpu/tandem/internal/operator/doctor"
+	"github.com/tandem-gpu/tandem/internal/operator/doctor/nomad"
+	"github.com/tandem-gpu/tandem/internal/operator/explain"
 )
 
 // version is set by the linker. Nomad parses it, and prefers this plugin to nomad-device-nvidia if it is higher.

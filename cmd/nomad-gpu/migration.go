@@ -12,14 +12,14 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/cli"
+	"github.com/tandem-gpu/tandem/internal/cli/importer"
+	"github.com/tandem-gpu/tandem/internal/cli/importer/hashicorp"
+	"github.com/tandem-gpu/tandem/internal/cli/shadow"
+	"github.com/tandem-gpu/tandem/internal/cli/shadow/nomadshadow"
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/importer"
-	"github.com/tandem-gpu/tandem/internal/importer/hashicorp"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/agentapi"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/clientconfig"
-	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadshadow"
-	"github.com/tandem-gpu/tandem/internal/shadow"
 )
 
 // importNomad reads the plugin block of nomad-device-nvidia. name is the name of this program's file.

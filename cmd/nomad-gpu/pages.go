@@ -9,13 +9,13 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/config"
-	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadmetrics"
-	"github.com/tandem-gpu/tandem/internal/report"
-	"github.com/tandem-gpu/tandem/internal/status"
-	"github.com/tandem-gpu/tandem/internal/statuspage"
-	"github.com/tandem-gpu/tandem/internal/watch"
+	"github.com/tandem-gpu/tandem/internal/operator/control"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/internal/operator/status"
+	"github.com/tandem-gpu/tandem/internal/operator/statuspage"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 // pages makes the HTTP servers of the agents of this process. They listen one at a time.

@@ -11,19 +11,19 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
-	"github.com/tandem-gpu/tandem/internal/assignment"
-	"github.com/tandem-gpu/tandem/internal/asynclog"
-	"github.com/tandem-gpu/tandem/internal/checkpoint"
 	"github.com/tandem-gpu/tandem/internal/cli"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/internal/node/assignment"
+	"github.com/tandem-gpu/tandem/internal/node/history"
+	"github.com/tandem-gpu/tandem/internal/node/usage"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/agentapi"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/process"
-	"github.com/tandem-gpu/tandem/internal/usewatch"
-	"github.com/tandem-gpu/tandem/internal/watch"
-	"github.com/tandem-gpu/tandem/internal/watchdog"
+	"github.com/tandem-gpu/tandem/internal/util/asynclog"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
+	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
 
 // serve serves Nomad until it stops the plugin, the Nomad agent ends or a new process is needed, and returns the exit code. It
@@ -48,7 +48,7 @@ func serve(stderr io.Writer) int {
 	pages.plugin = p
 	p.ObserveReloads(&pages.reload)
 	p.PersistPolicy(process.Incarnation(parent))
-	p.PersistGroups(checkpoint.BootID)
+	p.PersistGroups(history.BootID)
 	hangups := make(chan struct{}, 1)
 	onHangup := func() {
 		log.Info("SIGHUP: devices and policy file are read again; a changed plugin block needs an agent restart")
@@ -92,7 +92,7 @@ func (s source) CheckReservation(units []inventory.Unit) ([]inventory.Finding, e
 func pluginOptions(s nomadadapter.Settings, log *slog.Logger, h *pages) (agent.Options, *agentapi.Client) {
 	o := agentOptions(s)
 	o.Log = log
-	o.Use = usewatch.Options{Orchestrator: use.Nomad, MappingDir: s.Operations.MappingDir}
+	o.Use = usage.Options{Orchestrator: use.Nomad, MappingDir: s.Operations.MappingDir}
 	client := allocations(s, log)
 	if client != nil {
 		o.Use.Holders = client.Read

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"syscall"
 
-	"github.com/tandem-gpu/tandem/internal/control"
+	"github.com/tandem-gpu/tandem/internal/operator/control"
 )
 
 var errTerminated = errors.New("terminated by SIGTERM")

@@ -14,19 +14,19 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/tandem-gpu/tandem/internal/assignment"
 	"github.com/tandem-gpu/tandem/internal/cdi"
 	"github.com/tandem-gpu/tandem/internal/config"
-	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/internal/core/use"
-	"github.com/tandem-gpu/tandem/internal/explain"
-	"github.com/tandem-gpu/tandem/internal/report"
-	"github.com/tandem-gpu/tandem/internal/usewatch"
+	"github.com/tandem-gpu/tandem/internal/node/assignment"
+	"github.com/tandem-gpu/tandem/internal/node/usage"
+	"github.com/tandem-gpu/tandem/internal/operator/control"
+	"github.com/tandem-gpu/tandem/internal/operator/explain"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
 
 // Options are what an agent is composed from. A nil field of a pointer, channel or function type is not used.
@@ -46,7 +46,7 @@ type Options struct {
 	Reload    *ReloadStatus                // of the configuration, for Warnings
 	OnFailure func(context.Context, error) // called when the monitor or the watchdog fails, before the other tasks are stopped
 	Adapter   func(*Agent) Adapter         // called once by New
-	Use       usewatch.Options             // orchestrator, its record of holders, job files; the other fields are set by New
+	Use       usage.Options                // orchestrator, its record of holders, job files; the other fields are set by New
 	Explain   explain.Adapter              // of the orchestrator, for the command explain
 	Log       *slog.Logger                 // required
 }
@@ -72,7 +72,7 @@ type Agent struct {
 	sources *sources
 	cdi     *cdi.Writer
 	socket  *control.Socket
-	use     *usewatch.Watcher
+	use     *usage.Watcher
 	adapter Adapter
 	flush   *flushNotifier
 
@@ -88,7 +88,7 @@ func New(o Options) *Agent {
 	}
 	o.Use.Mode, o.Use.ProcRoot, o.Use.Log = o.Core.Occupancy, o.Core.Roots.Proc, o.Log
 	o.Use.Running = func(p gpu.Process) bool { return nvidia.ProcessRunning(o.Core.Roots, p) }
-	a.use = usewatch.New(o.Use)
+	a.use = usage.New(o.Use)
 	store := a.sources.store()
 	if o.Handover != nil {
 		store = o.Handover.next(store, a.sources.boot)

@@ -3,10 +3,10 @@ package agent
 import (
 	"slices"
 
-	"github.com/tandem-gpu/tandem/internal/assignment"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/node/assignment"
 )
 
 // assignmentFacts are those for the command migrate.

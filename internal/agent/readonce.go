@@ -5,13 +5,13 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/cdi"
-	"github.com/tandem-gpu/tandem/internal/checkpoint"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/use"
-	"github.com/tandem-gpu/tandem/internal/hostwatch"
-	"github.com/tandem-gpu/tandem/internal/report"
+	"github.com/tandem-gpu/tandem/internal/node/history"
+	"github.com/tandem-gpu/tandem/internal/node/hostwatch"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
 
 // ReadOnce is the report of an agent with these options that would start now, with the history and on the host that it would
@@ -38,11 +38,11 @@ func ReadStateOnce(ctx context.Context, o Options) core.State {
 }
 
 func readOnce(ctx context.Context, o Options, withUsage bool) (state core.State, usage []gpu.Usage, warnings []string) {
-	var history *checkpoint.File
+	var file *history.File
 	var store monitor.Store
 	if o.Health.StateDir != "" {
-		history = checkpoint.OpenReadOnly(o.Health.StateDir, o.Name, o.Core.Roots.Proc)
-		store = history
+		file = history.OpenReadOnly(o.Health.StateDir, o.Name, o.Core.Roots.Proc)
+		store = file
 	}
 	if withUsage {
 		state, usage = report.ReadUse(ctx, o.Open, o.Core, store)
@@ -53,5 +53,5 @@ func readOnce(ctx context.Context, o Options, withUsage bool) (state core.State,
 	if state.Inventory.NeedsCDI() {
 		host.CDI = cdi.ReadOnce(o.CDI, state)
 	}
-	return state.WithHost(o.Core, time.Now(), host), usage, historyWarnings(history)
+	return state.WithHost(o.Core, time.Now(), host), usage, historyWarnings(file)
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
-	"github.com/tandem-gpu/tandem/internal/watchdog"
+	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
 
 // A failed process exits immediately, unless it is so young that the next may fail soon, too.

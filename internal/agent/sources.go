@@ -8,12 +8,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/checkpoint"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
-	"github.com/tandem-gpu/tandem/internal/hostwatch"
-	"github.com/tandem-gpu/tandem/internal/kmsg"
+	"github.com/tandem-gpu/tandem/internal/node/history"
+	"github.com/tandem-gpu/tandem/internal/node/hostwatch"
+	"github.com/tandem-gpu/tandem/internal/node/kmsg"
 )
 
 // sources are the sources of health information apart from the driver: kernel log, own history, host. The agent works without any of
@@ -24,7 +24,7 @@ type sources struct {
 	kmsgPath string // "" = the kernel log is not read
 	optional bool   // the configuration does not name the kernel log
 	failure  atomic.Pointer[error]
-	history  *checkpoint.File // nil = no history is kept
+	history  *history.File // nil = no history is kept
 	host     *hostwatch.Watcher
 }
 
@@ -32,14 +32,14 @@ type sources struct {
 func newSources(o Options) *sources {
 	s := &sources{log: o.Log, procRoot: o.Core.Roots.Proc, kmsgPath: o.Health.KernelLog, optional: o.Health.KernelLogOptional}
 	if o.Health.StateDir != "" {
-		s.history = checkpoint.Open(o.Health.StateDir, o.Name, o.Core.Roots.Proc, o.Log)
+		s.history = history.Open(o.Health.StateDir, o.Name, o.Core.Roots.Proc, o.Log)
 	}
 	s.host = hostwatch.New(hostOptions(o))
 	return s
 }
 
 func hostOptions(o Options) hostwatch.Options {
-	boot, _ := checkpoint.ReadBoot(o.Core.Roots.Proc) // the history's warnings have the error
+	boot, _ := history.ReadBoot(o.Core.Roots.Proc) // the history's warnings have the error
 	return hostwatch.Options{
 		Agent: o.Name, StateDir: o.Health.StateDir, BootID: boot.ID, MPSRoot: o.MPSRoot, Config: o.Core, Log: o.Log,
 	}
@@ -47,7 +47,7 @@ func hostOptions(o Options) hostwatch.Options {
 
 // boot reads the present boot of the node; the zero value is unknown.
 func (s *sources) boot() core.Boot {
-	boot, _ := checkpoint.ReadBoot(s.procRoot) // the history's warnings have the error
+	boot, _ := history.ReadBoot(s.procRoot) // the history's warnings have the error
 	return boot
 }
 
@@ -142,7 +142,7 @@ func (s *sources) warnings() []string {
 }
 
 // historyWarnings are the problems of a history; none if none is kept.
-func historyWarnings(history *checkpoint.File) []string {
+func historyWarnings(history *history.File) []string {
 	if history == nil {
 		return nil
 	}

@@ -12,13 +12,13 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/checkpoint"
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/node/history"
 )
 
 // fakeMonitor records what is reported to it.
@@ -169,7 +169,7 @@ func TestReadOnceHasTheHistory(t *testing.T) {
 	dir, at := t.TempDir(), gpu.WholeGPU(coretest.GPU(1))
 	m := coretest.NewMachine(coretest.GPUs(2))
 	cfg := core.DefaultConfig()
-	history := checkpoint.Open(dir, "agent", "", slog.New(slog.DiscardHandler))
+	history := history.Open(dir, "agent", "", slog.New(slog.DiscardHandler))
 	record, boot := history.Load()
 	state := core.Restore(cfg, record, boot).Read(cfg, now, coretest.GPUs(2)).
 		Observe(cfg, now, health.Observation{At: at, Kind: health.XID, Code: 46})

@@ -19,7 +19,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/watchdog"
+	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
 
 const (

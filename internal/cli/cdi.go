@@ -12,7 +12,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/tandem-gpu/tandem/internal/cdi"
-	"github.com/tandem-gpu/tandem/internal/control"
+	"github.com/tandem-gpu/tandem/internal/operator/control"
 )
 
 // cdi is the verb of CDI specifications.

@@ -14,9 +14,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/config/document"
-	"github.com/tandem-gpu/tandem/internal/control"
-	"github.com/tandem-gpu/tandem/internal/doctor"
-	"github.com/tandem-gpu/tandem/internal/explain"
+	"github.com/tandem-gpu/tandem/internal/operator/control"
+	"github.com/tandem-gpu/tandem/internal/operator/doctor"
+	"github.com/tandem-gpu/tandem/internal/operator/explain"
 )
 
 // Exit codes of a process.

@@ -9,8 +9,8 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/tandem-gpu/tandem/internal/config"
-	"github.com/tandem-gpu/tandem/internal/control"
-	"github.com/tandem-gpu/tandem/internal/report"
+	"github.com/tandem-gpu/tandem/internal/operator/control"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
 
 // askAtMost is how long a completion waits for the running agent.

@@ -9,9 +9,9 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/cdi"
-	"github.com/tandem-gpu/tandem/internal/control"
-	"github.com/tandem-gpu/tandem/internal/doctor"
-	"github.com/tandem-gpu/tandem/internal/report"
+	"github.com/tandem-gpu/tandem/internal/operator/control"
+	"github.com/tandem-gpu/tandem/internal/operator/doctor"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
 
 // errProblems ends a process with ExitFound. Its text is empty, because the problems were printed.

@@ -6,8 +6,8 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
-	"github.com/tandem-gpu/tandem/internal/control"
-	"github.com/tandem-gpu/tandem/internal/explain"
+	"github.com/tandem-gpu/tandem/internal/operator/control"
+	"github.com/tandem-gpu/tandem/internal/operator/explain"
 )
 
 func (p Program) explainVerb() verb {

@@ -12,7 +12,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/tandem-gpu/tandem/internal/importer"
+	"github.com/tandem-gpu/tandem/internal/cli/importer"
 )
 
 // Import reads configurations of the plugin that this agent replaces.

@@ -12,12 +12,12 @@ import (
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/tandem-gpu/tandem/internal/assignment"
-	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/explain"
-	"github.com/tandem-gpu/tandem/internal/setting"
+	"github.com/tandem-gpu/tandem/internal/node/assignment"
+	"github.com/tandem-gpu/tandem/internal/operator/control"
+	"github.com/tandem-gpu/tandem/internal/operator/explain"
+	"github.com/tandem-gpu/tandem/internal/util/setting"
 )
 
 const leastSettle = time.Second

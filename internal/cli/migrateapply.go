@@ -9,11 +9,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/assignment"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/hostwatch"
-	"github.com/tandem-gpu/tandem/internal/watch"
+	"github.com/tandem-gpu/tandem/internal/node/assignment"
+	"github.com/tandem-gpu/tandem/internal/node/hostwatch"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 const (

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/report"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/test/binaries"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )

@@ -10,8 +10,8 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
+	"github.com/tandem-gpu/tandem/internal/cli/shadow"
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/shadow"
 )
 
 // errDiffer is the error of a comparison that found differences.

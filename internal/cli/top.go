@@ -15,10 +15,10 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
-	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
-	"github.com/tandem-gpu/tandem/internal/report"
-	"github.com/tandem-gpu/tandem/internal/terminal"
+	"github.com/tandem-gpu/tandem/internal/operator/control"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/internal/util/terminal"
 )
 
 // Control sequences of xterm that all terminals of today have: the alternate screen, the cursor, and what is erased.

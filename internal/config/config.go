@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/config/schema"
-	"github.com/tandem-gpu/tandem/internal/setting"
+	"github.com/tandem-gpu/tandem/internal/util/setting"
 )
 
 // repeatable reports whether a flag of an option of this kind may be given several times.

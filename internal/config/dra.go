@@ -9,7 +9,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/config/schema"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/setting"
+	"github.com/tandem-gpu/tandem/internal/util/setting"
 )
 
 // DRA are the settings of the API dra, Kubernetes' Dynamic Resource Allocation. Whether it is used is Kubernetes.Core.API.

@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/config/schema"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/setting"
+	"github.com/tandem-gpu/tandem/internal/util/setting"
 )
 
 // Kubernetes are the settings of k8s-gpu.

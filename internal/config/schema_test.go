@@ -21,7 +21,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/tandem-gpu/tandem/internal/config/policy"
-	"github.com/tandem-gpu/tandem/internal/setting"
+	"github.com/tandem-gpu/tandem/internal/util/setting"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
 

@@ -7,7 +7,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/setting"
+	"github.com/tandem-gpu/tandem/internal/util/setting"
 )
 
 // Roots are where the host's file systems are mounted. Empty means the host's own path.

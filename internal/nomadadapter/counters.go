@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/latency"
+	"github.com/tandem-gpu/tandem/internal/operator/latency"
 )
 
 // Counters are those of a plugin since its process started.

@@ -13,7 +13,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
-	"github.com/tandem-gpu/tandem/internal/statefile"
+	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
 
 const (

@@ -7,7 +7,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/watch"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 // unusedBoots is the number of boots after which an unused group name, and an unconfirmed topology group, are forgotten.

@@ -4,8 +4,8 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/statefile"
-	"github.com/tandem-gpu/tandem/internal/watchdog"
+	"github.com/tandem-gpu/tandem/internal/util/statefile"
+	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
 
 const (

@@ -20,7 +20,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/watchdog"
+	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
 
 // pluginName is the plugin's name in Nomad, the same as nomad-device-nvidia's: if both are installed, Nomad uses the one with

@@ -18,7 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/hostwatch"
+	"github.com/tandem-gpu/tandem/internal/node/hostwatch"
 )
 
 func defaultSettings() Settings {

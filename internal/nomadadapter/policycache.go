@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/config"
-	"github.com/tandem-gpu/tandem/internal/statefile"
+	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
 
 // policyCacheName is the copy of a policy file in the state directory: policyCacheHeader and the text.

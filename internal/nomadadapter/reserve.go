@@ -13,7 +13,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/hostwatch"
+	"github.com/tandem-gpu/tandem/internal/node/hostwatch"
 )
 
 // reserveWait is how long a reservation waits for the first snapshot. Nomad waits for Reserve without a limit, and can't

@@ -14,18 +14,18 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	health "k8s.io/kubelet/pkg/apis/dra-health/v1"
-	dra "k8s.io/kubelet/pkg/apis/dra/v1"
+	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"github.com/tandem-gpu/tandem/internal/assignment"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/draadapter"
-	"github.com/tandem-gpu/tandem/internal/draadapter/resourceslice"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi/kubeapitest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
-	"github.com/tandem-gpu/tandem/internal/kubeapi"
-	"github.com/tandem-gpu/tandem/internal/kubeapi/kubeapitest"
-	"github.com/tandem-gpu/tandem/internal/report"
+	"github.com/tandem-gpu/tandem/internal/node/assignment"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -86,7 +86,7 @@ func (d *draAgent) putNode(runtime string, resources ...string) {
 
 // sockets are the agent's in the kubelet's folder.
 func (d *draAgent) sockets() []string {
-	paths, err := filepath.Glob(filepath.Join(d.registry(), draadapter.SocketPrefix+"*"))
+	paths, err := filepath.Glob(filepath.Join(d.registry(), dra.SocketPrefix+"*"))
 	d.must(err)
 	return paths
 }
@@ -102,7 +102,7 @@ func (d *draAgent) dial() *grpc.ClientConn {
 }
 
 // register registers the driver, and returns it.
-func (d *draAgent) register() dra.DRAPluginClient {
+func (d *draAgent) register() drav1.DRAPluginClient {
 	d.Helper()
 	conn := d.dial()
 	ctx, cancel := context.WithTimeout(d.Context(), timeout)
@@ -114,7 +114,7 @@ func (d *draAgent) register() dra.DRAPluginClient {
 	}
 	_, err = registration.NewRegistrationClient(conn).NotifyRegistrationStatus(ctx, &registration.RegistrationStatus{PluginRegistered: true})
 	d.must(err)
-	return dra.NewDRAPluginClient(conn)
+	return drav1.NewDRAPluginClient(conn)
 }
 
 // devices are those in the slices, with their taints.
@@ -146,21 +146,21 @@ func (d *draAgent) published(all, tainted int) {
 func (d *draAgent) name(slot int) string { return strings.ToLower(d.driver.UUID(slot)) }
 
 // claim makes a claim that the scheduler has given a GPU.
-func (d *draAgent) claim(name string, slot int) *dra.Claim {
+func (d *draAgent) claim(name string, slot int) *drav1.Claim {
 	c := kubeapi.ResourceClaim{Metadata: kubeapi.ObjectMeta{Namespace: "team", Name: name, UID: "uid-" + name}}
 	c.Status.Allocation = &kubeapi.AllocationResult{Devices: kubeapi.DeviceAllocationResult{Results: []kubeapi.DeviceRequestAllocationResult{
 		{Request: "gpu", Driver: resourceslice.Driver, Pool: draNode, Device: d.name(slot)},
 	}}}
 	d.api.PutClaim(c)
-	return &dra.Claim{Namespace: "team", Name: name, Uid: c.Metadata.UID}
+	return &drav1.Claim{Namespace: "team", Name: name, Uid: c.Metadata.UID}
 }
 
 // prepare calls NodePrepareResources for one claim and returns its CDI names, or the error.
-func (d *draAgent) prepare(driver dra.DRAPluginClient, c *dra.Claim) (names []string, problem string) {
+func (d *draAgent) prepare(driver drav1.DRAPluginClient, c *drav1.Claim) (names []string, problem string) {
 	d.Helper()
 	ctx, cancel := context.WithTimeout(d.Context(), timeout)
 	defer cancel()
-	r, err := driver.NodePrepareResources(ctx, &dra.NodePrepareResourcesRequest{Claims: []*dra.Claim{c}}, grpc.WaitForReady(true))
+	r, err := driver.NodePrepareResources(ctx, &drav1.NodePrepareResourcesRequest{Claims: []*drav1.Claim{c}}, grpc.WaitForReady(true))
 	d.must(err)
 	one := r.GetClaims()[c.GetUid()]
 	for _, device := range one.GetDevices() {
@@ -169,9 +169,9 @@ func (d *draAgent) prepare(driver dra.DRAPluginClient, c *dra.Claim) (names []st
 	return names, one.GetError()
 }
 
-func (d *draAgent) unprepare(driver dra.DRAPluginClient, c *dra.Claim) {
+func (d *draAgent) unprepare(driver drav1.DRAPluginClient, c *drav1.Claim) {
 	d.Helper()
-	r, err := driver.NodeUnprepareResources(d.Context(), &dra.NodeUnprepareResourcesRequest{Claims: []*dra.Claim{c}})
+	r, err := driver.NodeUnprepareResources(d.Context(), &drav1.NodeUnprepareResourcesRequest{Claims: []*drav1.Claim{c}})
 	d.must(err)
 	if text := r.GetClaims()[c.GetUid()].GetError(); text != "" || r.GetClaims()[c.GetUid()] == nil {
 		d.Errorf("unprepare: %q", text)
@@ -262,7 +262,7 @@ func TestDRAStartsWithoutAnything(t *testing.T) {
 		t.Errorf("GetInfo took %v", fastest)
 	}
 	driver := d.register()
-	d.unprepare(driver, &dra.Claim{Namespace: "team", Name: "gone", Uid: "uid-gone"}) // without API server and driver
+	d.unprepare(driver, &drav1.Claim{Namespace: "team", Name: "gone", Uid: "uid-gone"}) // without API server and driver
 	d.ready(503, "ResourceSlices: ")
 	d.metrics("tandem_dra_api_reachable 0", "tandem_dra_registered 1")
 	d.alive()

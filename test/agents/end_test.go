@@ -12,10 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/assignment"
 	"github.com/tandem-gpu/tandem/internal/cli"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+	"github.com/tandem-gpu/tandem/internal/node/assignment"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 

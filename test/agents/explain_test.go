@@ -8,8 +8,8 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/tandem-gpu/tandem/internal/explain"
-	"github.com/tandem-gpu/tandem/internal/report"
+	"github.com/tandem-gpu/tandem/internal/operator/explain"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
 
 // explained is what explain prints.

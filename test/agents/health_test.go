@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-gpu/tandem/internal/report"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
 
 const model = "NVIDIA H100 80GB HBM3"

@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/assignment"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+	"github.com/tandem-gpu/tandem/internal/node/assignment"
 )
 
 // nomadAPI is the part of a Nomad agent's HTTP API that the agent reads.

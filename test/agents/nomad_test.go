@@ -11,7 +11,7 @@ import (
 
 	"github.com/hashicorp/nomad/plugins/base"
 
-	"github.com/tandem-gpu/tandem/internal/report"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/test/binaries"
 )
 

@@ -16,7 +16,7 @@ import (
 	"github.com/hashicorp/nomad/plugins/device"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/tandem-gpu/tandem/internal/report"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
 
 // await waits until something holds.

@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/tandem-gpu/tandem/internal/control"
+	"github.com/tandem-gpu/tandem/internal/operator/control"
 )
 
 // Signals with another meaning do not end an agent, also not the SIGINT of a terminal to the process group of Nomad.

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/tandem-gpu/tandem/internal/config"
-	"github.com/tandem-gpu/tandem/internal/status"
+	"github.com/tandem-gpu/tandem/internal/operator/status"
 )
 
 // A value that is null, with which Helm removes the default, is refused in one line of the schema, or has the meaning that values.yaml gives it.

@@ -15,7 +15,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/status"
+	"github.com/tandem-gpu/tandem/internal/operator/status"
 )
 
 // Each value is in a set of testdata/values, other than its default, so that the end-to-end test applies it.

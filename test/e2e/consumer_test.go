@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/report"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
 
 // consumer is a running agent whose use of memory, CPU and descriptors is sampled.

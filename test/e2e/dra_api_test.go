@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 )
 
 // serviceAddress is that of the service "kubernetes", which pods have in their variables.

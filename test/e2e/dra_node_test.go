@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 )
 
 // devicesIn are the names of the devices of results.

@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/draadapter/resourceslice"
-	"github.com/tandem-gpu/tandem/internal/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 )
 
 // access has agents of two nodes call the API server with the account of deploy/dra, with that of the chart in another namespace, and with

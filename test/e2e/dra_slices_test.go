@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 )
 
 // sliceTrace records, from a watch of the API server, when the slices of a node were all deleted, and when its devices were there again.

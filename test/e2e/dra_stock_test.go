@@ -19,7 +19,7 @@ import (
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"github.com/tandem-gpu/tandem/internal/watch"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 // stockPlugin is a device plugin of another make, as one would write it from the documentation: it registers once, sends its list when

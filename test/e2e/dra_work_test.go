@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/watch"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 // call makes a request to the API server, without a program for each. An answer other than success is a statusError.

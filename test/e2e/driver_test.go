@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/control"
+	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 

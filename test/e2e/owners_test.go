@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/control"
-	"github.com/tandem-gpu/tandem/internal/report"
+	"github.com/tandem-gpu/tandem/internal/operator/control"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/shadow"
+	"github.com/tandem-gpu/tandem/internal/cli/shadow"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 

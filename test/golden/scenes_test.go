@@ -63,7 +63,7 @@ var scenes = []struct {
 	},
 }
 
-// usageRead is longer than the interval at which the agents read what the devices do (internal/usewatch).
+// usageRead is longer than the interval at which the agents read what the devices do (internal/node/usage).
 const usageRead = 4 * time.Second
 
 func TestScenes(t *testing.T) {

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/report"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/test/hardware/cuda"
 )
 

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/doctor"
-	"github.com/tandem-gpu/tandem/internal/report"
+	"github.com/tandem-gpu/tandem/internal/operator/doctor"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/test/hardware/compare"
 	"github.com/tandem-gpu/tandem/test/rig"
 )

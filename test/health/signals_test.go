@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/kmsg"
+	"github.com/tandem-gpu/tandem/internal/node/kmsg"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 

@@ -13,20 +13,20 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/tandem-gpu/tandem/internal/cli/importer"
+	imports "github.com/tandem-gpu/tandem/internal/cli/importer/nvidia"
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
-	"github.com/tandem-gpu/tandem/internal/importer"
-	imports "github.com/tandem-gpu/tandem/internal/importer/nvidia"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-const examples = "../../internal/importer/nvidia/testdata/examples"
+const examples = "../../internal/cli/importer/nvidia/testdata/examples"
 
 // On machines with full GPUs, with IMEX channels, with MIG instances of several profiles, and with instances of one profile, each imported example offers the
 // same device IDs under the same resources as the original does with NVIDIA's plugin, and answers requests for one unit, two and all in
@@ -111,7 +111,7 @@ func (c comparison) compare(file importer.File) (compared int) {
 	inv := core.Build(c.snapshot, health.Ledger{}, s.Core).WithHost(host, s.Core.Overlap)
 	here := map[string][]string{}
 	for u := range inv.Units() {
-		resource := strings.TrimPrefix(kubeadapter.ResourceOf(u), "nvidia.com/")
+		resource := strings.TrimPrefix(deviceplugin.ResourceOf(u), "nvidia.com/")
 		here[resource] = append(here[resource], string(u.ID))
 	}
 	there, err := c.original.resources(c.snapshot)
@@ -145,8 +145,8 @@ func (c comparison) compare(file importer.File) (compared int) {
 
 // answer is the response of k8s-gpu, as original.answer has it.
 func (c comparison) answer(inv *inventory.Inventory, s config.Kubernetes, resource string, units []string) (lines []string) {
-	r, err := kubeadapter.Answer(inv, "nvidia.com/"+resource, units, kubeadapter.Options{
-		DevRoot: s.DevRoot, MPSRoot: s.MPSRoot, Lists: kubeadapter.DeviceLists{
+	r, err := deviceplugin.Answer(inv, "nvidia.com/"+resource, units, deviceplugin.Options{
+		DevRoot: s.DevRoot, MPSRoot: s.MPSRoot, Lists: deviceplugin.DeviceLists{
 			EnvVar: s.Strategies.EnvVar, VolumeMounts: s.Strategies.VolumeMounts, CDIAnnotations: s.Strategies.CDIAnnotations, CDINames: s.Strategies.CDICRI,
 		},
 	})

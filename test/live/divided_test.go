@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/tandem-gpu/tandem/internal/report"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
 
 // divided is a policy file of both agents: each GPU is offered by one of them, by index.

@@ -19,7 +19,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
@@ -78,7 +78,7 @@ func startScene(t testing.TB, m *simdriver.Machine, change ...func(*core.Config)
 		}
 	})
 	s.startKubelet()
-	kube := kubeadapter.New(s.monitor, kubeadapter.Options{KubeletSocket: s.kubelet.Socket(), PodResourcesSocket: s.pods})
+	kube := deviceplugin.New(s.monitor, deviceplugin.Options{KubeletSocket: s.kubelet.Socket(), PodResourcesSocket: s.pods})
 	running.Go(func() { _ = kube.Run(ctx) })
 	source := func(context.Context, nomadadapter.Settings, *slog.Logger) nomadadapter.Source { return s.monitor }
 	plugin := nomadtest.Serve(t, nomadadapter.New(ctx, "2.0.0", source, hclog.NewNullLogger()))

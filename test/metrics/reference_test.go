@@ -10,10 +10,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-gpu/tandem/internal/draadapter/drametrics"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/drametrics"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubemetrics"
-	"github.com/tandem-gpu/tandem/internal/metrics"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadmetrics"
+	"github.com/tandem-gpu/tandem/internal/operator/metrics"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
 

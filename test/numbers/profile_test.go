@@ -54,7 +54,7 @@ func TestBursts(t *testing.T) {
 		}
 		return s
 	}
-	const kernelLog, socket = module + "internal/kmsg.F", module + "internal/control.F"
+	const kernelLog, socket = module + "internal/node/kmsg.F", module + "internal/operator/control.F"
 	p := &profile{parts: map[string]*cost{}}
 	c := cpuSamples{symbols: &symbols{path: recorded}, profile: p}
 	for _, s := range []sample{

@@ -26,11 +26,11 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
-	"github.com/tandem-gpu/tandem/internal/watch"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -225,7 +225,7 @@ func (o *orchestrators) serveKubelet(ctx context.Context, t testing.TB, src noma
 	o.kubelet = kubelettest.New(dir)
 	must(t, o.kubelet.Start())
 	t.Cleanup(func() { o.kubelet.Stop(); _ = os.RemoveAll(dir) })
-	adapter := kubeadapter.New(src, kubeadapter.Options{
+	adapter := deviceplugin.New(src, deviceplugin.Options{
 		KubeletSocket: o.kubelet.Socket(), MPSRoot: "/run/nvidia/mps", Check: src.CheckReservation,
 	})
 	running.Go(func() { _ = adapter.Run(ctx) })

@@ -12,8 +12,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/use"
-	"github.com/tandem-gpu/tandem/internal/report"
-	"github.com/tandem-gpu/tandem/internal/statuspage"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/internal/operator/statuspage"
 )
 
 // node is a node with eight GPUs at one time: its report, and what the devices did in the last hour.

@@ -6,10 +6,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-gpu/tandem/internal/draadapter/drametrics"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/drametrics"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubemetrics"
-	"github.com/tandem-gpu/tandem/internal/metrics"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadmetrics"
+	"github.com/tandem-gpu/tandem/internal/operator/metrics"
 )
 
 // exported are the labels of each metric that agents export: those that the code describes, and those of Go's runtime and of

@@ -10,7 +10,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
-	"github.com/tandem-gpu/tandem/internal/report"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
 

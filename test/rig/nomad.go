@@ -14,7 +14,7 @@ import (
 	"github.com/hashicorp/nomad/plugins/device"
 
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
-	"github.com/tandem-gpu/tandem/internal/watch"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 // Nomad is a small Nomad client: it launches the plugin as an agent does, over go-plugin, and has its fingerprints.

@@ -15,8 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/cli/shadow"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
-	"github.com/tandem-gpu/tandem/internal/shadow"
 	"github.com/tandem-gpu/tandem/test/binaries"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
 	"github.com/tandem-gpu/tandem/test/simdriver"

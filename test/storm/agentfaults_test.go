@@ -10,7 +10,7 @@ import (
 	"regexp"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/filelock"
+	"github.com/tandem-gpu/tandem/internal/util/filelock"
 )
 
 // agentKinds are the faults of agents and their files.

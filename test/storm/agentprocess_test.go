@@ -14,15 +14,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/checkpoint"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
-	"github.com/tandem-gpu/tandem/internal/hostwatch"
-	"github.com/tandem-gpu/tandem/internal/watch"
+	"github.com/tandem-gpu/tandem/internal/node/history"
+	"github.com/tandem-gpu/tandem/internal/node/hostwatch"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 // agentVariable is set in a process that is one of two agents of a machine: each has an NVML and a limit of descriptors of its own, and
@@ -108,11 +108,11 @@ func runAgent(text string) error {
 	defer cancel()
 	cfg := p.options.config()
 	log := slog.New(slog.NewTextHandler(p, nil))
-	history := checkpoint.Open(p.options.StateDir, p.options.Agent, cfg.Roots.Proc, log)
-	history.SetWallClock(p.wall)
-	boot, _ := checkpoint.BootID(cfg.Roots.Proc)
+	kept := history.Open(p.options.StateDir, p.options.Agent, cfg.Roots.Proc, log)
+	kept.SetWallClock(p.wall)
+	boot, _ := history.BootID(cfg.Roots.Proc)
 	watcher := hostwatch.New(hostwatch.Options{Agent: p.options.Agent, StateDir: p.options.StateDir, BootID: boot, Config: cfg, Log: log})
-	p.Monitor = monitor.New(func() (monitor.Session, error) { return openDriver(cfg.Roots) }, cfg, log, history)
+	p.Monitor = monitor.New(func() (monitor.Session, error) { return openDriver(cfg.Roots) }, cfg, log, kept)
 	p.SetWallClock(p.wall)
 	p.SetDriverProbe(func() string { return nvidia.DriverFingerprint(cfg.Roots) })
 	var parts sync.WaitGroup

@@ -22,8 +22,8 @@
 //
 //	plan (from a seed) -> simulated machine -> two agents -> inventories -> assignments: who offers what, by period
 //
-// The random tests of single parts, which make storm runs, too: internal/kubeadapter (kubelets that restart, pods with init containers),
-// internal/draadapter (policies that change between allocation and Prepare) and its publisher (refusals of the API server: 400, 413, 422),
+// The random tests of single parts, which make storm runs, too: internal/kubeadapter/deviceplugin (kubelets that restart, pods with init containers),
+// internal/kubeadapter/dra (policies that change between allocation and Prepare) and its publisher (refusals of the API server: 400, 413, 422),
 // internal/nomadadapter/agentapi (tokens that expire or lose namespaces).
 //
 // A run has rounds: faults, then a quiet period without any, in which an operator resets or replaces what does not recover by

@@ -14,7 +14,7 @@ import (
 	"github.com/hashicorp/nomad/plugins/device"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
@@ -160,7 +160,7 @@ func newKubelet(t testing.TB, w *oneAgent, running *sync.WaitGroup) *kubelet {
 	pods, err := kubelettest.ServePodResources(podSocket) // no pod holds a device
 	must(t, err)
 	t.Cleanup(pods.Close)
-	adapter := kubeadapter.New(w.monitor, kubeadapter.Options{
+	adapter := deviceplugin.New(w.monitor, deviceplugin.Options{
 		KubeletSocket: kubelettest.New(dir).Socket(), PodResourcesSocket: podSocket, Reserved: w.monitor.Reserved,
 	})
 	running.Go(func() { _ = adapter.Run(w.ctx) })

@@ -14,7 +14,7 @@ const (
 )
 
 // pure are the packages that internal/core is made of. They may be linked wherever core may.
-var pure = []string{"internal/core/gpu", "internal/core/health", "internal/core/health/xid", "internal/core/inventory", "internal/setting"}
+var pure = []string{"internal/core/gpu", "internal/core/health", "internal/core/health/xid", "internal/core/inventory", "internal/util/setting"}
 
 func list(t *testing.T, args ...string) []string {
 	t.Helper()
@@ -33,29 +33,29 @@ func TestLinked(t *testing.T) {
 		{"internal/core", []string{"runtime/cgo", "net", "log", "os/exec", "github.com/", "k8s.io/", "google.golang.org/"}},
 		{"internal/core/monitor", []string{"runtime/cgo", module + "internal/core/nvidia", "google.golang.org/", "k8s.io/", "github.com/hashicorp/"}},
 		{"internal/core/nvidia", []string{"google.golang.org/", "k8s.io/", "github.com/hashicorp/", module + "internal/core/monitor"}},
-		{"internal/kmsg", []string{"runtime/cgo", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/", module + "internal/core/monitor"}},
-		{"internal/filelock", []string{"runtime/cgo", "net", "google.golang.org/", "k8s.io/", "github.com/", module}},
-		{"internal/hostwatch", []string{"runtime/cgo", "net", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/", module + "internal/core/monitor"}},
-		{"internal/agent", []string{"google.golang.org/", "k8s.io/", "github.com/hashicorp/", module + "internal/nomadadapter", module + "internal/kubeadapter"}},
-		{"internal/checkpoint", []string{"runtime/cgo", "net", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/"}},
-		{"internal/cli", []string{"google.golang.org/", "k8s.io/", "github.com/hashicorp/", module + "internal/nomadadapter", module + "internal/kubeadapter"}},
-		{"internal/doctor", []string{"google.golang.org/", "k8s.io/", "github.com/hashicorp/", module + "internal/nomadadapter", module + "internal/kubeadapter"}},
-		{"internal/doctor/kubelet", []string{"github.com/hashicorp/", module + "internal/nomadadapter"}},
-		{"internal/doctor/nomad", []string{"google.golang.org/", "k8s.io/", module + "internal/kubeadapter"}},
-		{"internal/control", []string{"google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/"}},
+		{"internal/node/kmsg", []string{"runtime/cgo", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/", module + "internal/core/monitor"}},
+		{"internal/util/filelock", []string{"runtime/cgo", "net", "google.golang.org/", "k8s.io/", "github.com/", module}},
+		{"internal/node/hostwatch", []string{"runtime/cgo", "net", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/", module + "internal/core/monitor"}},
+		{"internal/agent", []string{"google.golang.org/", "k8s.io/", "github.com/hashicorp/", module + "internal/nomadadapter", module + "internal/kubeadapter/deviceplugin"}},
+		{"internal/node/history", []string{"runtime/cgo", "net", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/"}},
+		{"internal/cli", []string{"google.golang.org/", "k8s.io/", "github.com/hashicorp/", module + "internal/nomadadapter", module + "internal/kubeadapter/deviceplugin"}},
+		{"internal/operator/doctor", []string{"google.golang.org/", "k8s.io/", "github.com/hashicorp/", module + "internal/nomadadapter", module + "internal/kubeadapter/deviceplugin"}},
+		{"internal/operator/doctor/kubelet", []string{"github.com/hashicorp/", module + "internal/nomadadapter"}},
+		{"internal/operator/doctor/nomad", []string{"google.golang.org/", "k8s.io/", module + "internal/kubeadapter/deviceplugin"}},
+		{"internal/operator/control", []string{"google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/"}},
 		{"internal/cdi", []string{"google.golang.org/", "k8s.io/", "github.com/hashicorp/", module + "internal/core/nvidia", module + "internal/core/monitor"}},
 		{"internal/cdi/spec", []string{"runtime/cgo", "net", "github.com/NVIDIA/", module + "internal/core/monitor"}},
 		{"internal/cdi/specfile", []string{"runtime/cgo", "github.com/NVIDIA/", module + "internal/core"}},
 		{"internal/config/document", []string{"runtime/cgo", "net", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/", module + "internal/core/monitor", module + "internal/config"}},
 		{"internal/config/policy", []string{"runtime/cgo", "net", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/", module + "internal/core/monitor"}},
-		{"internal/config", []string{"runtime/cgo", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/", module + "internal/core/monitor", module + "internal/hostwatch"}},
-		{"internal/nomadadapter", []string{"k8s.io/", "github.com/NVIDIA/", "github.com/hashicorp/nomad/client/devicemanager", "github.com/hashicorp/nomad/helper/pluginutils/loader", module + "internal/core/monitor", module + "internal/kubeadapter"}},
-		{"internal/kubeadapter", []string{"github.com/hashicorp/", "github.com/NVIDIA/", "k8s.io/klog", "k8s.io/client-go", module + "internal/core/monitor", module + "internal/nomadadapter"}},
-		{"internal/latency", []string{"runtime/cgo", "net", "github.com/", "k8s.io/", "google.golang.org/"}},
-		{"internal/metrics", []string{"google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/prometheus/", "github.com/NVIDIA/", module + "internal/nomadadapter", module + "internal/kubeadapter"}},
-		{"internal/status", []string{"google.golang.org/grpc", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/", module + "internal/nomadadapter", module + "internal/kubeadapter"}},
-		{"internal/statuspage", []string{"html/template", "text/template", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/prometheus/", module + "internal/nomadadapter", module + "internal/kubeadapter"}},
-		{"cmd/nomad-gpu", []string{"k8s.io/", module + "test/", module + "internal/core/coretest", module + "internal/nomadadapter/nomadtest", module + "internal/kubeadapter"}},
+		{"internal/config", []string{"runtime/cgo", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/", module + "internal/core/monitor", module + "internal/node/hostwatch"}},
+		{"internal/nomadadapter", []string{"k8s.io/", "github.com/NVIDIA/", "github.com/hashicorp/nomad/client/devicemanager", "github.com/hashicorp/nomad/helper/pluginutils/loader", module + "internal/core/monitor", module + "internal/kubeadapter/deviceplugin"}},
+		{"internal/kubeadapter/deviceplugin", []string{"github.com/hashicorp/", "github.com/NVIDIA/", "k8s.io/klog", "k8s.io/client-go", module + "internal/core/monitor", module + "internal/nomadadapter"}},
+		{"internal/operator/latency", []string{"runtime/cgo", "net", "github.com/", "k8s.io/", "google.golang.org/"}},
+		{"internal/operator/metrics", []string{"google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/prometheus/", "github.com/NVIDIA/", module + "internal/nomadadapter", module + "internal/kubeadapter/deviceplugin"}},
+		{"internal/operator/status", []string{"google.golang.org/grpc", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/", module + "internal/nomadadapter", module + "internal/kubeadapter/deviceplugin"}},
+		{"internal/operator/statuspage", []string{"html/template", "text/template", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/prometheus/", module + "internal/nomadadapter", module + "internal/kubeadapter/deviceplugin"}},
+		{"cmd/nomad-gpu", []string{"k8s.io/", module + "test/", module + "internal/core/coretest", module + "internal/nomadadapter/nomadtest", module + "internal/kubeadapter/deviceplugin"}},
 		{"cmd/k8s-gpu", []string{"github.com/hashicorp/", module + "test/", module + "internal/core/coretest", module + "internal/nomadadapter"}},
 	} {
 		t.Run(tc.pkg, func(t *testing.T) {

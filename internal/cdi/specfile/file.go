@@ -18,7 +18,7 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/specs-go"
 
-	"github.com/tandem-gpu/tandem/internal/statefile"
+	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
 
 // maxSize is the largest specification that is read: 1,000 devices have 1 MB.

@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/setting"
+	"github.com/tandem-gpu/tandem/internal/util/setting"
 )
 
 // effectivePool is the pool of some devices after they are shared, and how they are shared.

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
-	"github.com/tandem-gpu/tandem/internal/setting"
+	"github.com/tandem-gpu/tandem/internal/util/setting"
 )
 
 // Command selects the conditions that an operator clears or ignores.

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
-	"github.com/tandem-gpu/tandem/internal/setting"
+	"github.com/tandem-gpu/tandem/internal/util/setting"
 )
 
 // Mode is what the agent does with the health of units.

@@ -9,7 +9,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
-	"github.com/tandem-gpu/tandem/internal/watch"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 const (

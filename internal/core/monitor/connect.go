@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
-	"github.com/tandem-gpu/tandem/internal/watch"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 var errInitHangs = errors.New("the driver does not answer (nvmlInit)")

@@ -4,8 +4,8 @@ import (
 	"context"
 
 	"github.com/tandem-gpu/tandem/internal/core/health"
-	"github.com/tandem-gpu/tandem/internal/watch"
-	"github.com/tandem-gpu/tandem/internal/watchdog"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
+	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
 
 // eventBatch is the result of one event wait.

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/health"
-	"github.com/tandem-gpu/tandem/internal/watch"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 // logAtMost is how long the first reading waits for the kernel log: to read all of it takes milliseconds.

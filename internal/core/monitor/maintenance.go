@@ -9,8 +9,8 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/health"
-	"github.com/tandem-gpu/tandem/internal/setting"
-	"github.com/tandem-gpu/tandem/internal/watch"
+	"github.com/tandem-gpu/tandem/internal/util/setting"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 // errMaintenance ends a session, or a wait for one, because maintenance has begun, and maintenance because it has ended.

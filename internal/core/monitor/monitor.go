@@ -20,8 +20,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/watch"
-	"github.com/tandem-gpu/tandem/internal/watchdog"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
+	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
 
 // TaskName is the name of the monitor's own goroutine in its watchdog: an agent can't work without it.

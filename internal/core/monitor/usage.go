@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
-	"github.com/tandem-gpu/tandem/internal/watch"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 // usageFresh is the maximum age of a finished reading, since its beginning, that is still returned. It is less than the

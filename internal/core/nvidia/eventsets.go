@@ -8,7 +8,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
-	"github.com/tandem-gpu/tandem/internal/watch"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 // subscribedEvents are the events that concern health or the MIG layout. Single-bit ECC errors are excluded, as a GPU

@@ -18,7 +18,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
-	"github.com/tandem-gpu/tandem/internal/watch"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
-	"github.com/tandem-gpu/tandem/internal/watch"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 // maxQueryDeadlines bounds a query all of whose calls return in time, in units of the session's deadline.

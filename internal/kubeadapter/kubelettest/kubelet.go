@@ -17,7 +17,7 @@ import (
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/tandem-gpu/tandem/internal/watch"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 // Behaviour is how a kubelet treats plugins. The zero value is a kubelet 1.37 without faults.

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/tandem-gpu/tandem/internal/watch"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 // process is one run of a kubelet, from Start to Stop or Crash.

@@ -8,17 +8,17 @@ import (
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter"
-	"github.com/tandem-gpu/tandem/internal/metrics"
-	"github.com/tandem-gpu/tandem/internal/report"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
+	"github.com/tandem-gpu/tandem/internal/operator/metrics"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
 
-// Plugin is what is shown; *kubeadapter.Adapter implements it. Its methods are safe for concurrent use.
+// Plugin is what is shown; *deviceplugin.Adapter implements it. Its methods are safe for concurrent use.
 type Plugin interface {
 	Alive(context.Context) error // nil if every endpoint answers over its own socket
-	Ready() error                // *kubeadapter.IdleError if there is nothing to register
-	Stats() []kubeadapter.ResourceStats
-	RequestTimes() kubeadapter.RequestTimes
+	Ready() error                // *deviceplugin.IdleError if there is nothing to register
+	Stats() []deviceplugin.ResourceStats
+	RequestTimes() deviceplugin.RequestTimes
 }
 
 // View is a plugin as the HTTP server shows it. Its methods are safe for concurrent use.
@@ -42,20 +42,20 @@ var (
 // counters are those of each resource.
 var counters = []struct {
 	metric *metrics.Metric
-	value  func(kubeadapter.ResourceStats) uint64
+	value  func(deviceplugin.ResourceStats) uint64
 }{
 	{set.Counter("registrations_total", "Registrations with the kubelet.", "resource"),
-		func(s kubeadapter.ResourceStats) uint64 { return s.Registrations }},
+		func(s deviceplugin.ResourceStats) uint64 { return s.Registrations }},
 	{set.Counter("registration_errors_total", "Registrations that the kubelet refused.", "resource"),
-		func(s kubeadapter.ResourceStats) uint64 { return s.RegistrationErrors }},
+		func(s deviceplugin.ResourceStats) uint64 { return s.RegistrationErrors }},
 	{set.Counter("allocations_total", "Allocate calls that succeeded.", "resource"),
-		func(s kubeadapter.ResourceStats) uint64 { return s.Allocations }},
+		func(s deviceplugin.ResourceStats) uint64 { return s.Allocations }},
 	{set.Counter("allocation_errors_total", "Allocate calls that were refused.", "resource"),
-		func(s kubeadapter.ResourceStats) uint64 { return s.AllocationErrors }},
+		func(s deviceplugin.ResourceStats) uint64 { return s.AllocationErrors }},
 	{set.Counter("preferred_allocations_total", "GetPreferredAllocation calls.", "resource"),
-		func(s kubeadapter.ResourceStats) uint64 { return s.PreferredAllocations }},
+		func(s deviceplugin.ResourceStats) uint64 { return s.PreferredAllocations }},
 	{set.Counter("listandwatch_responses_total", "Device lists sent to the kubelet.", "resource"),
-		func(s kubeadapter.ResourceStats) uint64 { return s.Lists }},
+		func(s deviceplugin.ResourceStats) uint64 { return s.Lists }},
 }
 
 // Collect implements status.Adapter.
@@ -72,17 +72,17 @@ func (v View) Collect(p *metrics.Page) {
 }
 
 // stats has nvidia.com/gpu from the start, so that an alert on it has a series before the first GPU.
-func (v View) stats() []kubeadapter.ResourceStats {
+func (v View) stats() []deviceplugin.ResourceStats {
 	stats := v.Plugin.Stats()
 	if v.OnlyOffered {
 		return stats
 	}
 	for _, r := range stats {
-		if r.Resource == kubeadapter.GPUResource {
+		if r.Resource == deviceplugin.GPUResource {
 			return stats
 		}
 	}
-	return append([]kubeadapter.ResourceStats{{Resource: kubeadapter.GPUResource}}, stats...)
+	return append([]deviceplugin.ResourceStats{{Resource: deviceplugin.GPUResource}}, stats...)
 }
 
 // Resources implements status.Adapter.
@@ -94,7 +94,7 @@ func (v View) Resources() (names []string) {
 }
 
 // ResourceOf implements status.Adapter.
-func (View) ResourceOf(u inventory.Unit) string { return kubeadapter.ResourceOf(u) }
+func (View) ResourceOf(u inventory.Unit) string { return deviceplugin.ResourceOf(u) }
 
 // Alive implements status.Adapter. It fails if the agent's own sockets do not answer.
 func (v View) Alive(ctx context.Context) error { return v.Plugin.Alive(ctx) }
@@ -102,7 +102,7 @@ func (v View) Alive(ctx context.Context) error { return v.Plugin.Alive(ctx) }
 // Ready implements status.Adapter. The plugin is ready when the kubelet watches every resource.
 func (v View) Ready() (text string, idle bool, err error) {
 	err = v.Plugin.Ready()
-	if reason := (*kubeadapter.IdleError)(nil); errors.As(err, &reason) {
+	if reason := (*deviceplugin.IdleError)(nil); errors.As(err, &reason) {
 		return reason.Reason, true, nil
 	}
 	var names []string

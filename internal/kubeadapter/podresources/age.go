@@ -4,7 +4,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/statefile"
+	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
 
 // ages tells for how long the kubelet has been running that serves a socket. The socket's modification time is of the wall clock, which may be

@@ -7,7 +7,7 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/tandem-gpu/tandem/internal/statefile"
+	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
 
 // CheckpointName is the file of the kubelet's device manager in its folder of device plugins (kubeletDeviceManagerCheckpoint in

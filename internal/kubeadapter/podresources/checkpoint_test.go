@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/tandem-gpu/tandem/internal/statefile"
+	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
 
 // recorded is a checkpoint of a kubelet 1.37.1, shortened: an init container and the container after it have one GPU, another pod has a share on two

@@ -5,7 +5,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/watch"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 // The kubelet's device manager loses that it is giving a device out if it lists its pods at that time (UpdateAllocatedDevices and

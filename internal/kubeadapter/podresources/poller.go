@@ -9,9 +9,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/statefile"
-	"github.com/tandem-gpu/tandem/internal/watch"
-	"github.com/tandem-gpu/tandem/internal/watchdog"
+	"github.com/tandem-gpu/tandem/internal/util/statefile"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
+	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
 
 // Options configure a Poller.

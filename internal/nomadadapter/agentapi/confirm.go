@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/use"
-	"github.com/tandem-gpu/tandem/internal/watch"
-	"github.com/tandem-gpu/tandem/internal/watchdog"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
+	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
 
 // confirmTime is how long a query of Confirm may take. A later answer would be of no use.

@@ -14,7 +14,7 @@ import (
 	"github.com/hashicorp/hcl/hcl/token"
 
 	"github.com/tandem-gpu/tandem/internal/config"
-	"github.com/tandem-gpu/tandem/internal/setting"
+	"github.com/tandem-gpu/tandem/internal/util/setting"
 )
 
 // NoBlockError means that a file has no block of the plugin.

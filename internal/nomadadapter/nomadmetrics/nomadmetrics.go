@@ -7,8 +7,8 @@ import (
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/metrics"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
+	"github.com/tandem-gpu/tandem/internal/operator/metrics"
 )
 
 // Plugin is what is shown; *nomadadapter.Plugin implements it. Its methods are safe for concurrent use.

@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/latency"
-	"github.com/tandem-gpu/tandem/internal/metrics"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
+	"github.com/tandem-gpu/tandem/internal/operator/latency"
+	"github.com/tandem-gpu/tandem/internal/operator/metrics"
 )
 
 type fixed nomadadapter.Counters

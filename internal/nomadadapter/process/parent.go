@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tandem-gpu/tandem/internal/checkpoint"
+	"github.com/tandem-gpu/tandem/internal/node/history"
 )
 
 // ErrOrphaned is why a plugin ends whose Nomad agent has ended.
@@ -98,7 +98,7 @@ func pollParent(ctx context.Context, parent int, end context.CancelCauseFunc) {
 // Incarnation distinguishes a process from others with the same number, by its start time (proc(5), field 22 of stat) and the
 // boot; "" if they can't be read.
 func Incarnation(pid int) string {
-	boot, err := checkpoint.BootID("/proc")
+	boot, err := history.BootID("/proc")
 	stat, errStat := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	_, rest, ok := strings.Cut(string(stat[strings.LastIndexByte(string(stat), ')')+1:]), " ")
 	if fields := strings.Fields(rest); err == nil && errStat == nil && ok && len(fields) >= 20 {

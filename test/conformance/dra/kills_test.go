@@ -16,7 +16,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
-	"github.com/tandem-gpu/tandem/internal/draadapter/prepared"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 )
 
 // newPartitioned returns a node with 112 MIG instances, and their names in slices.

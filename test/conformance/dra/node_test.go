@@ -12,9 +12,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/klog/v2"
 
-	"github.com/tandem-gpu/tandem/internal/assignment"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/node/assignment"
 	"github.com/tandem-gpu/tandem/test/conformance/sandbox"
 )
 

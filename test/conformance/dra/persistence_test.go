@@ -14,7 +14,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/tandem-gpu/tandem/internal/draadapter/prepared"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 )
 
 // restartKubelet ends the kubelet and starts another one on its files, with pods as before.

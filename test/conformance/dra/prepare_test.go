@@ -16,7 +16,7 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/tandem-gpu/tandem/internal/draadapter/prepared"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 )
 
 // A test of the answers on one machine with eight GPUs; each case has GPUs of its own.

@@ -9,7 +9,7 @@ import (
 	"github.com/hashicorp/nomad/plugins/device"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
-	"github.com/tandem-gpu/tandem/internal/report"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/test/hardware/record"
 )
 

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/tandem-gpu/tandem/internal/report"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
 
 // sample is the output of nvidia-smi on a machine: testdata has XML in the form of three versions, with values of public listings.

@@ -26,7 +26,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/yaml"
 
-	devices "github.com/tandem-gpu/tandem/internal/draadapter/resourceslice"
+	devices "github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
 )
 
 // shippedPolicy is the API server's own admission plugin with the policy and the binding of deploy/dra.

@@ -14,9 +14,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/draadapter/prepared"
-	devices "github.com/tandem-gpu/tandem/internal/draadapter/resourceslice"
-	"github.com/tandem-gpu/tandem/internal/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
+	devices "github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 )
 
 const boot = "boot"

@@ -22,7 +22,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	devices "github.com/tandem-gpu/tandem/internal/draadapter/resourceslice"
+	devices "github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
 )
 
 // kept is how long a pod is watched that nothing deletes.

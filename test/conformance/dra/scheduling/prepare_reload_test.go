@@ -25,10 +25,10 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/draadapter"
-	devices "github.com/tandem-gpu/tandem/internal/draadapter/resourceslice"
-	"github.com/tandem-gpu/tandem/internal/kubeapi"
-	"github.com/tandem-gpu/tandem/internal/watch"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra"
+	devices "github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 // late is a node whose policy changes between the allocation of claims and their preparation, which the agent's own adapter does.
@@ -37,7 +37,7 @@ type late struct {
 	random  *rand.Rand
 	source  *coretest.Source
 	shares  *watch.Value[bool] // each share is a device
-	adapter *draadapter.Adapter
+	adapter *dra.Adapter
 	kubelet dra.DRAPluginClient
 
 	prepared, refused int
@@ -60,7 +60,7 @@ func (l *late) start() {
 	if err != nil {
 		l.Fatal(err)
 	}
-	l.adapter = draadapter.New(l.source, draadapter.Options{
+	l.adapter = dra.New(l.source, dra.Options{
 		Node: node, KubeletDir: dir, StateDir: filepath.Join(dir, "state"), BootID: boot, API: l, SharesAsDevices: l.shares,
 		CDIFolder: filepath.Join(dir, "cdi"), CDIVendor: "k8s.device-plugin.nvidia.com", MPSRoot: "/run/nvidia/mps",
 	})

@@ -23,7 +23,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
-	devices "github.com/tandem-gpu/tandem/internal/draadapter/resourceslice"
+	devices "github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 

@@ -35,9 +35,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	classes "github.com/tandem-gpu/tandem/internal/draadapter/deviceclass"
-	devices "github.com/tandem-gpu/tandem/internal/draadapter/resourceslice"
-	"github.com/tandem-gpu/tandem/internal/kubeapi"
+	classes "github.com/tandem-gpu/tandem/internal/kubeadapter/dra/deviceclass"
+	devices "github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 )
 
 const node = "node1"

@@ -20,10 +20,10 @@ import (
 	"k8s.io/kubernetes/pkg/features"
 	"k8s.io/kubernetes/pkg/registry/resource/resourceslice"
 
-	"github.com/tandem-gpu/tandem/internal/draadapter/publisher"
-	"github.com/tandem-gpu/tandem/internal/kubeapi"
-	"github.com/tandem-gpu/tandem/internal/kubeapi/kubeapitest"
-	"github.com/tandem-gpu/tandem/internal/watch"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/publisher"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi/kubeapitest"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 // admit is what the API server's own code makes of a slice: defaults, fields without their gates dropped, validation.

@@ -1,4 +1,4 @@
-// Package wire compares the wire format of internal/kubeapi with the types of k8s.io/api.
+// Package wire compares the wire format of internal/kubeadapter/kubeapi with the types of k8s.io/api.
 package wire
 
 import (
@@ -12,7 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 
-	"github.com/tandem-gpu/tandem/internal/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 )
 
 // Every field of kubeapi's types is one of the API's types, of the same form, and comes back as it was: an unknown field is an error.

@@ -1,0 +1,38 @@
+package nvidia_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/tandem-gpu/tandem/internal/cli/importer/nvidia"
+)
+
+// Whatever the text is, Import returns: an error, or files that are imported again without one.
+func FuzzImport(f *testing.F) {
+	for _, pattern := range []string{"testdata/examples/*", "testdata/cases/*"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil {
+			f.Fatal(err)
+		}
+		for _, path := range files {
+			text, err := os.ReadFile(path)
+			if err != nil {
+				f.Fatal(err)
+			}
+			f.Add(text)
+		}
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		r, err := nvidia.Import(nvidia.Input{Path: "f", Text: text, ReadFile: func(string) ([]byte, error) { return nil, errors.New("no files") }})
+		if err != nil {
+			return
+		}
+		for _, file := range r.Files {
+			if _, err := nvidia.Import(nvidia.Input{Path: "again", Text: file.Text, Format: nvidia.FromFile}); err != nil {
+				t.Errorf("%v\n%s", err, file.Text)
+			}
+		}
+	})
+}

@@ -1,0 +1,173 @@
+// Package nvidia turns configurations of NVIDIA's k8s-device-plugin (0.20) into files of k8s-gpu that give the same answers: its
+// configuration file, Helm values of its chart and of the GPU operator, manifests with arguments, variables and ConfigMaps, and
+// command lines.
+package nvidia
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/tandem-gpu/tandem/internal/cli/importer"
+)
+
+// Format is the form of an input.
+type Format string
+
+// The formats. The empty one is detected.
+const (
+	FromFile     Format = "file"     // version: v1
+	FromValues   Format = "values"   // of NVIDIA's chart, or of the GPU operator's
+	FromManifest Format = "manifest" // DaemonSet, Pod, ConfigMap, ClusterPolicy, lists of them
+	FromArgs     Format = "args"     // command lines: helm with --set, docker run, the plugin itself
+)
+
+// Formats are the names of the formats.
+var Formats = []string{string(FromFile), string(FromValues), string(FromManifest), string(FromArgs)}
+
+// Input is a text and where it is from.
+type Input struct {
+	Path   string // for messages
+	Text   []byte
+	Format Format
+
+	ReadFile func(path string) ([]byte, error) // of files that a helm command names; nil = there are none
+}
+
+// Import returns the files of k8s-gpu that an input means. Every file is valid for it. An input that can't be read, or in which the
+// plugin is told to do what k8s-gpu does not do, is an error with a line for each problem.
+func Import(in Input) (importer.Result, error) {
+	src, err := read(in)
+	if err != nil {
+		return importer.Result{}, err
+	}
+	r := importer.Result{Kind: src.kind, Default: src.byDefault, Notes: src.notes}
+	if src.off {
+		return r, nil
+	}
+	if len(src.configs) == 0 {
+		src.configs = []fileText{{where: in.Path}}
+	}
+	slices.SortStableFunc(src.configs, func(a, b fileText) int { return cmp.Compare(a.name, b.name) })
+	var problems []string
+	for _, c := range src.configs {
+		b := newBuilder(src, c)
+		b.build()
+		text, errs := b.result()
+		problems = append(problems, errs...)
+		r.Files = append(r.Files, importer.File{Name: c.name, Text: text})
+		r.Notes = append(r.Notes, b.notes...)
+	}
+	r.Notes = importer.Sorted(r.Notes)
+	if len(problems) > 0 {
+		return importer.Result{}, importer.Problems("not imported", problems)
+	}
+	return r, nil
+}
+
+// source is what an input has, in whatever form.
+type source struct {
+	kind      string
+	path      string
+	configs   []fileText // configuration files in it
+	byDefault string     // name of one of them
+	options   []option   // given beside a file, which they override; a later one has precedence
+	notes     []importer.Note
+	off       bool // it installs no device plugin
+}
+
+// fileText is a configuration file of NVIDIA's plugin.
+type fileText struct {
+	name  string // "" = it is the only one
+	where string // of the text: "values.yaml:12: config.map.default"; "values.yaml" for a whole file
+	root  *node  // nil = an empty file
+	line  int    // that precedes its first line in the input
+}
+
+// option is an option of the plugin that is given as a flag, a variable or a chart value.
+type option struct {
+	flag  string // as of command lines, without "--"; a variable that is no flag: its name
+	text  string
+	where string
+}
+
+func (s *source) note(effect importer.Effect, where, text, remedy string) {
+	s.notes = append(s.notes, importer.Note{Effect: effect, Where: where, Text: text, Remedy: remedy})
+}
+
+// read parses an input.
+func read(in Input) (*source, error) {
+	s := &source{path: in.Path}
+	format := in.Format
+	var docs []*node
+	var err error
+	if format != FromArgs {
+		docs, err = parse(in.Path, in.Text)
+		if format == "" {
+			format = detect(docs, err, in.Text)
+		}
+		if err != nil && format != FromArgs {
+			return nil, err
+		}
+	}
+	if format == FromArgs {
+		return s, s.readCommands(in)
+	}
+	if format == FromManifest {
+		return s, s.readManifest(docs)
+	}
+	if len(docs) != 1 {
+		return nil, fmt.Errorf("%s: %d YAML documents: want one, or --from manifest", in.Path, len(docs))
+	}
+	if docs[0].mapping() == nil {
+		return nil, fmt.Errorf("%s: want a mapping", in.Path)
+	}
+	switch format {
+	case FromFile:
+		s.kind = "configuration file of NVIDIA's k8s-device-plugin"
+		s.configs = []fileText{{where: in.Path, root: docs[0]}}
+	case FromValues:
+		if isOperator(docs[0]) {
+			s.kind = "Helm values of NVIDIA's GPU operator"
+			s.readOperator(docs[0], "")
+		} else {
+			s.kind = "Helm values of NVIDIA's k8s-device-plugin"
+			s.readValues(docs[0])
+		}
+	default:
+		return nil, fmt.Errorf("%s: --from %s: want one of %s", in.Path, format, strings.Join(Formats, ", "))
+	}
+	return s, nil
+}
+
+// detect returns the format of a text. What is no YAML mapping is a command line.
+func detect(docs []*node, err error, text []byte) Format {
+	if err != nil || len(docs) == 0 {
+		if isCommands(text) {
+			return FromArgs
+		}
+		return FromFile
+	}
+	for _, d := range docs {
+		if d.get("kind") != nil && d.get("apiVersion") != nil || d.sequence() != nil && len(docs) == 1 && d.items()[0].get("kind") != nil {
+			return FromManifest
+		}
+	}
+	root := docs[0]
+	switch {
+	case root.mapping() == nil:
+		return FromArgs
+	case root.get("spec.devicePlugin") != nil: // a patch of a ClusterPolicy
+		return FromManifest
+	}
+	for _, key := range root.keys() {
+		if slices.ContainsFunc(fileSections, func(section string) bool { return strings.EqualFold(section, key) }) {
+			return FromFile
+		}
+	}
+	return FromValues
+}
+
+// fileSections are the sections of NVIDIA's configuration file. "resources" is a value of its chart, too.
+var fileSections = []string{"version", "flags", "sharing", "imex"}

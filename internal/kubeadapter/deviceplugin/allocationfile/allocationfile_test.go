@@ -1,0 +1,93 @@
+package allocationfile
+
+import (
+	"bytes"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
+)
+
+func open(t *testing.T, dir string) (*File, *bytes.Buffer) {
+	t.Helper()
+	var log bytes.Buffer
+	return Open(dir, "k8s-gpu", slog.New(slog.NewTextHandler(&log, nil))), &log
+}
+
+// Load returns what Save stored. Only the owner can read the file, and no other file remains in the directory.
+func TestSaveAndLoad(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	f, log := open(t, dir)
+	if got := f.Load(); got != nil {
+		t.Errorf("without a file: %v", got)
+	}
+	want := []deviceplugin.StoredAllocation{
+		{Resource: "nvidia.com/gpu", ID: "GPU-1", NUMANode: 1, WithdrawnAt: time.Date(2026, 11, 20, 10, 31, 0, 0, time.UTC)},
+		{Resource: "nvidia.com/gpu.shared", ID: "GPU-2::3", NUMANode: -1},
+	}
+	for range 2 {
+		f.Save(want)
+	}
+	if err := os.WriteFile(filepath.Join(dir, ".k8s-gpu.handed-out.json123"), nil, 0o600); err != nil { // a crash left it
+		t.Fatal(err)
+	}
+	again, _ := open(t, dir)
+	if diff := cmp.Diff(want, again.Load()); diff != "" {
+		t.Error(diff)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != 1 || entries[0].Name() != "k8s-gpu.handed-out.json" {
+		t.Fatalf("%v %v", entries, err)
+	}
+	if info, err := entries[0].Info(); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v %v", info.Mode(), err)
+	}
+	if log.Len() > 0 {
+		t.Error(log)
+	}
+}
+
+// A file that can't be read is logged and ignored.
+func TestUnreadableFiles(t *testing.T) {
+	for name, text := range map[string]string{
+		"empty": "", "cut short": `{"version": 1, "handedOut": [{"resource": "nvid`, "another version": `{"version": 2}`,
+		"another kind": `[]`, "too large": strings.Repeat(" ", maxSize+1),
+	} {
+		t.Run(name, func(t *testing.T) {
+			f, log := open(t, t.TempDir())
+			if err := os.WriteFile(f.path, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if got := f.Load(); got != nil || !strings.Contains(log.String(), f.path) {
+				t.Errorf("%v, log %q", got, log)
+			}
+		})
+	}
+}
+
+// A failure to write is logged once, and so is the recovery.
+func TestFailedSave(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	if err := os.WriteFile(dir, nil, 0o600); err != nil { // a file in place of the directory
+		t.Fatal(err)
+	}
+	f, log := open(t, dir)
+	f.Save(nil)
+	f.Save(nil)
+	if n := strings.Count(log.String(), "not saved"); n != 1 {
+		t.Errorf("logged %d times: %s", n, log)
+	}
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	f.Save(nil)
+	if !strings.Contains(log.String(), "saved again") {
+		t.Error(log)
+	}
+}

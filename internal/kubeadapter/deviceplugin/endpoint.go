@@ -1,0 +1,119 @@
+package deviceplugin
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+
+	"github.com/tandem-gpu/tandem/internal/operator/latency"
+	"github.com/tandem-gpu/tandem/internal/util/watchdog"
+)
+
+// endpoint offers one resource to the kubelet, by one incarnation after another.
+type endpoint struct {
+	resource string
+	opts     Options
+	kubelet  *kubelet
+	timings  timings
+	tracker  *tracker
+	times    *requestTimes
+	log      *slog.Logger
+	task     *watchdog.Task // of run
+
+	mu      sync.Mutex
+	current ResourceStats // without Resource and Connected
+}
+
+// ResourceStats are the status and the counters of one resource since the process started.
+type ResourceStats struct {
+	Resource  string
+	Connected bool      // the kubelet has opened ListAndWatch
+	Reason    string    // why Connected is false; "" if it is true
+	Socket    string    // path of the socket that is served; "" between incarnations
+	Since     time.Time // of Reason and Socket
+
+	Incarnations         uint64 // sockets, each with a server of its own
+	Registrations        uint64 // Register calls that succeeded
+	RegistrationErrors   uint64 // Register calls that failed
+	Allocations          uint64 // Allocate calls that succeeded
+	AllocationErrors     uint64 // Allocate calls that failed
+	PreferredAllocations uint64 // GetPreferredAllocation calls
+	Lists                uint64 // ListAndWatch responses
+
+	LastError   string    // what ended the previous incarnation; "" = none has ended
+	LastErrorAt time.Time // zero if LastError is ""
+}
+
+// requestTimes are those of the kubelet's calls, of all resources.
+type requestTimes struct{ allocate, prefer latency.Histogram }
+
+// RequestTimes are the durations of the kubelet's calls since the adapter was made. A call over the socket takes longer.
+type RequestTimes struct{ Allocate, GetPreferredAllocation latency.Snapshot }
+
+// RequestTimes returns the present durations.
+func (a *Adapter) RequestTimes() RequestTimes {
+	return RequestTimes{a.times.allocate.Snapshot(), a.times.prefer.Snapshot()}
+}
+
+// setStatus changes the status. If it is the same, its time does not change.
+func (e *endpoint) setStatus(socket, reason string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if c := &e.current; c.Since.IsZero() || c.Socket != socket || c.Reason != reason {
+		c.Socket, c.Reason, c.Since = socket, reason, time.Now()
+	}
+}
+
+// setLastError records why an incarnation ended.
+func (e *endpoint) setLastError(err error) {
+	e.setStatus("", err.Error())
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.current.LastError, e.current.LastErrorAt = err.Error(), time.Now()
+}
+
+// count increments a counter of current.
+func (e *endpoint) count(counter *uint64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	*counter++
+}
+
+func (e *endpoint) stats() ResourceStats {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s := e.current
+	s.Resource, s.Connected = e.resource, s.Reason == ""
+	return s
+}
+
+// run runs one incarnation after another until ctx ends.
+func (e *endpoint) run(ctx context.Context) {
+	e.task = e.opts.Watchdog.Register("endpoint " + e.resource)
+	defer e.task.Done()
+	retry := backoff.NewExponentialBackOff() // factor 1.5, randomized by a half
+	retry.InitialInterval, retry.MaxInterval = e.timings.retry, e.timings.retryMax
+	for {
+		in := incarnation{endpoint: e}
+		err := in.run(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		e.setLastError(err)
+		e.log.Warn("not offered to the kubelet, retrying", "error", err)
+		if !in.connectedAt.IsZero() && time.Since(in.connectedAt) >= e.timings.stable {
+			retry.Reset()
+		}
+		wait := retry.NextBackOff()
+		if in.recorded {
+			wait = max(wait, e.timings.restart)
+		}
+		e.task.Heartbeat(wait)
+		if e.kubelet.waitRetry(ctx, wait, in.kubeletID) { // another kubelet, which has refused nothing yet
+			retry.Reset()
+		}
+	}
+}

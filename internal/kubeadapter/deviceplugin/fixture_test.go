@@ -1,0 +1,292 @@
+package deviceplugin
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
+)
+
+// fastTimings are short, in the same order as defaultTimings.
+var fastTimings = timings{
+	register: 15 * time.Second, openStream: 300 * time.Millisecond,
+	restart: 10 * time.Millisecond, retry: 10 * time.Millisecond, retryMax: 100 * time.Millisecond, stable: time.Second,
+	heartbeat: time.Hour, listInterval: time.Millisecond, pollInterval: 20 * time.Millisecond, pollIntervalNoEvents: 5 * time.Millisecond,
+}
+
+// rig is an adapter over a source that the test sets, and a kubelet with faults that the test chooses.
+type rig struct {
+	*testing.T
+	ctx     context.Context // ends before the test times out
+	dir     string
+	kubelet *kubelettest.Kubelet
+	src     *coretest.Source
+	adapter *Adapter
+	stop    func()
+}
+
+// newRig returns a rig without a running kubelet or adapter, for 30 s.
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	return newRigFor(t, 30*time.Second)
+}
+
+func newRigFor(t *testing.T, limit time.Duration) *rig {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "kub") // t.TempDir's path can be longer than a socket's may be
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	r := &rig{T: t, ctx: ctx, dir: dir, kubelet: kubelettest.New(dir), src: coretest.NewSource(), stop: func() {}}
+	t.Cleanup(func() {
+		r.stop()
+		r.kubelet.Stop()
+		cancel()
+		_ = os.RemoveAll(dir)
+	})
+	return r
+}
+
+// startRig returns a rig with a running kubelet and a running adapter of an inventory.
+func startRig(t *testing.T, inv *inventory.Inventory, change ...func(*Adapter)) *rig {
+	t.Helper()
+	r := newRig(t)
+	r.startKubelet()
+	r.start(inv, change...)
+	return r
+}
+
+// newRunning returns a rig with an adapter that offers n GPUs to a kubelet.
+func newRunning(t *testing.T, n int, change ...func(*Adapter)) *rig {
+	t.Helper()
+	r := startRig(t, gpus(n), change...)
+	r.awaitHealthy(GPUResource, n)
+	r.awaitReady()
+	return r
+}
+
+// start runs an adapter of an inventory until stop or the end of the test.
+func (r *rig) start(inv *inventory.Inventory, change ...func(*Adapter)) {
+	r.src.Set(inv)
+	a := New(r.src, Options{KubeletSocket: r.kubelet.Socket()})
+	a.timings = fastTimings
+	for _, c := range change {
+		c(a)
+	}
+	ctx, cancel := context.WithCancel(r.ctx)
+	done := make(chan error, 1)
+	go func() { done <- a.Run(ctx) }()
+	r.adapter, r.stop = a, sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			r.Errorf("Run: %v", err)
+		}
+	})
+}
+
+// stopInTime fails if the adapter has not stopped in 10 s, or leaves a socket.
+func (r *rig) stopInTime() {
+	r.Helper()
+	stopped := make(chan struct{})
+	go func() { defer close(stopped); r.stop() }()
+	if !watch.Await(r.ctx, stopped, 10*time.Second) {
+		r.Fatal("still running after 10 s")
+	}
+	if s := r.sockets(); len(s) > 0 {
+		r.Errorf("sockets left: %v", s)
+	}
+}
+
+func (r *rig) startKubelet() {
+	r.Helper()
+	r.must(r.kubelet.Start())
+}
+
+// restartKubelet restarts the kubelet after a stop or a crash.
+func (r *rig) restartKubelet(crash bool) {
+	r.Helper()
+	if crash {
+		r.kubelet.Crash()
+	} else {
+		r.kubelet.Stop()
+	}
+	r.startKubelet()
+}
+
+func (r *rig) must(err error) {
+	r.Helper()
+	if err != nil {
+		r.Fatal(err)
+	}
+}
+
+func (r *rig) awaitHealthy(resource string, n int) {
+	r.Helper()
+	r.must(r.kubelet.AwaitHealthy(r.ctx, resource, n))
+}
+
+// awaitEmpty waits for an empty list of a connected plugin.
+func (r *rig) awaitEmpty(resource string) {
+	r.Helper()
+	r.await("an empty list of "+resource, func() bool {
+		devices, connected := r.kubelet.Devices(resource)
+		return connected && len(devices) == 0 && !r.kubelet.Listed(resource).IsZero()
+	})
+}
+
+// awaitReady waits until Ready returns nil.
+func (r *rig) awaitReady() {
+	r.Helper()
+	r.await("ready", func() bool { return r.adapter.Ready() == nil })
+}
+
+// awaitRegistrations waits until the kubelet has accepted n registrations.
+func (r *rig) awaitRegistrations(n int) {
+	r.Helper()
+	r.must(r.kubelet.Await(r.ctx, fmt.Sprint(n, " registrations"), func() bool { return len(r.kubelet.Registrations()) >= n }))
+}
+
+// await polls a condition.
+func (r *rig) await(what string, ok func() bool) {
+	r.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-r.ctx.Done():
+			r.Fatalf("%s: not in time; ready: %v", what, r.adapter.Ready())
+		}
+	}
+}
+
+// stats returns the statistics of the first resource; zero if there is none.
+func (r *rig) stats() ResourceStats {
+	if all := r.adapter.Stats(); len(all) > 0 {
+		return all[0]
+	}
+	return ResourceStats{}
+}
+
+// sockets returns the names of the plugin sockets in the directory.
+func (r *rig) sockets() []string {
+	r.Helper()
+	paths, err := filepath.Glob(filepath.Join(r.dir, socketPrefix+"*"))
+	r.must(err)
+	for i := range paths {
+		paths[i] = filepath.Base(paths[i])
+	}
+	return paths
+}
+
+// buildInventory returns the inventory of a snapshot in which some GPUs are lost.
+func buildInventory(s gpu.Snapshot, c core.Config, lost ...int) *inventory.Inventory {
+	var l health.Ledger
+	for _, n := range lost {
+		l = l.Apply(c.Health, time.Unix(0, 0), health.Observation{At: gpu.WholeGPU(coretest.GPU(n)), Kind: health.Lost})
+	}
+	return core.Build(s, l, c)
+}
+
+// gpus is the inventory of n GPUs, some of which are lost, with the default policy.
+func gpus(n int, lost ...int) *inventory.Inventory {
+	return buildInventory(coretest.GPUs(n), core.DefaultConfig(), lost...)
+}
+
+// migGPU is a full GPU, and one with three MIG instances of two profiles.
+func migGPU(lost ...int) *inventory.Inventory {
+	return buildInventory(coretest.WithMIG(coretest.GPUs(2), 1, "1g.10gb", "1g.10gb+me", "1g.10gb"), mixedConfig(), lost...)
+}
+
+func mixedConfig() core.Config {
+	c := core.DefaultConfig()
+	c.MIG = inventory.MIGMixed
+	return c
+}
+
+// cutInSeven is n GPUs with seven MIG instances each.
+func cutInSeven(n int) gpu.Snapshot {
+	s := coretest.GPUs(n)
+	for i := range n {
+		s = coretest.WithMIG(s, i, slices.Repeat([]string{"1g.10gb"}, 7)...)
+	}
+	return s
+}
+
+// shared shares each device, also MIG instances, among replicas units of the same resource.
+func shared(replicas int) core.Config {
+	c := mixedConfig()
+	for _, pool := range []string{inventory.DefaultPool, inventory.MIGPool("1g.10gb")} {
+		c.Policy.Shares = append(c.Policy.Shares, inventory.Share{
+			Pool: pool, Sharing: inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: replicas},
+		})
+	}
+	return c
+}
+
+// renamedShares shares each GPU among replicas units of nvidia.com/gpu.shared.
+func renamedShares(replicas int) core.Config {
+	c := shared(replicas)
+	c.Policy.Shares[0].Rename = "gpu.shared"
+	return c
+}
+
+// newTestServer returns the service of a resource over an inventory.
+func newTestServer(resource string, inv *inventory.Inventory) *server {
+	src := coretest.NewSource()
+	src.Set(inv)
+	return newServer(resource, src, podresources.New(podresources.Options{}))
+}
+
+func newServer(resource string, src Source, pods *podresources.Poller) *server {
+	log := slog.New(slog.DiscardHandler)
+	o := Options{Handover: &Handover{}, Lock: &sync.Mutex{}, Log: log}
+	e := &endpoint{resource: resource, opts: o, timings: defaultTimings, tracker: newTracker(src, o, pods), times: &requestTimes{}, log: log}
+	return &server{endpoint: e, streams: newStreams()}
+}
+
+// allocateRequest requests the device IDs of each container.
+func allocateRequest(containers ...[]string) *v1beta1.AllocateRequest {
+	r := &v1beta1.AllocateRequest{}
+	for _, ids := range containers {
+		r.ContainerRequests = append(r.ContainerRequests, &v1beta1.ContainerAllocateRequest{DevicesIds: ids})
+	}
+	return r
+}
+
+func ids(devices []*v1beta1.Device) []string {
+	names := make([]string, len(devices))
+	for i, d := range devices {
+		names[i] = d.GetID()
+	}
+	return names
+}
+
+// gpuIDs returns the IDs of GPUs by index.
+func gpuIDs(numbers ...int) []string {
+	names := make([]string, len(numbers))
+	for i, n := range numbers {
+		names[i] = string(coretest.GPU(n))
+	}
+	return names
+}
+
+// replica returns the ID of the n-th unit of GPU i.
+func replica(i, n int) string { return fmt.Sprintf("%s::%d", coretest.GPU(i), n) }

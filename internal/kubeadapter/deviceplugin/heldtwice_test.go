@@ -1,0 +1,236 @@
+package deviceplugin
+
+import (
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
+)
+
+// A device of a pod, by the kubelet's latest list and its answer about that pod now, is not allocated again. The error does not name the pod,
+// the log does.
+func TestADeviceIsNotAllocatedTwice(t *testing.T) {
+	r, pods := newTracking(t)
+	id := gpuIDs(1)[0]
+	allocate := func() error { _, err := r.kubelet.Allocate(r.ctx, GPUResource, id); return err }
+	r.must(allocate())
+	r.must(allocate()) // a container after an init container of its pod: the list has none
+	pods.Hold("default/first", GPUResource, id)
+	r.awaitPod(id, "default/first")
+	err := allocate()
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "device ID "+id+": another pod has it") || strings.Contains(err.Error(), "default/first") {
+		t.Errorf("second allocation: %v", err)
+	}
+	if s := r.adapter.Stats()[0]; s.AllocationErrors != 1 {
+		t.Errorf("%+v", s)
+	}
+	if gets := pods.Gets(); gets != 1 {
+		t.Errorf("%d pods asked for", gets)
+	}
+	_, err = r.kubelet.Allocate(r.ctx, GPUResource, gpuIDs(0)...)
+	r.must(err)
+	pods.Forget("default/first")
+	r.must(allocate())
+}
+
+// awaitPod waits until a pod is known to have a device.
+func (r *rig) awaitPod(id, pod string) {
+	r.Helper()
+	k := deviceKey{GPUResource, inventory.UnitID(id)}
+	r.await("pod "+pod+" has "+id, func() bool { return slices.Contains(r.adapter.tracker.podsOf([]deviceKey{k}), pod) })
+}
+
+// A kubelet that does not answer keeps no pod waiting: the first time for a moment, and then, while it is known not to answer, not at all.
+func TestAllocateWithoutAnswer(t *testing.T) {
+	r, pods := newTracking(t, func(t *tracking) { t.pods.Get = 50 * time.Millisecond })
+	id := gpuIDs(1)[0]
+	r.allocate(pods, "default/first", GPUResource, id)
+	r.awaitPod(id, "default/first")
+	pods.Hang(true)
+	_, err := r.kubelet.Allocate(r.ctx, GPUResource, id)
+	r.must(err)
+	r.await("a reading without an answer", func() bool { return r.adapter.pods.Latest().Err != nil })
+	asked := pods.Gets()
+	_, err = r.kubelet.Allocate(r.ctx, GPUResource, id)
+	r.must(err)
+	if pods.Gets() != asked {
+		t.Error("the kubelet is asked")
+	}
+}
+
+// The first of two calls at the same time gets the device.
+func TestTwoAllocationsAtOnce(t *testing.T) {
+	r := newRunning(t, 2)
+	id := gpuIDs(0)[0]
+	r.adapter.opts.Lock.Lock()
+	errs := make(chan error, 2)
+	for range 2 {
+		go func() { _, err := r.kubelet.Allocate(r.ctx, GPUResource, id); errs <- err }()
+	}
+	r.await("both calls", func() bool { return r.adapter.pods.Calls() == 2 })
+	time.Sleep(10 * time.Millisecond) // both wait for the lock
+	r.adapter.opts.Lock.Unlock()
+	if a, b := <-errs, <-errs; (a == nil) == (b == nil) {
+		t.Errorf("%v, %v", a, b)
+	}
+	_, err := r.kubelet.Allocate(r.ctx, GPUResource, id)
+	r.must(err) // a later one is of the same pod
+}
+
+// A running init container has its device: neither the kubelet's list nor its answer about the pod shows that, its checkpoint does. The device
+// is free when a complete list and two versions of the checkpoint after it lack it.
+func TestInitContainerHasItsDevice(t *testing.T) {
+	r, pods := newTracking(t)
+	id := gpuIDs(1)[0]
+	_, err := r.kubelet.Allocate(r.ctx, GPUResource, id)
+	r.must(err)
+	pods.Hold("default/starts", "nvidia.com/other") // a container after the init container has no device
+	init := kubelettest.Entry("uid-1", "init", GPUResource, id)
+	r.must(r.kubelet.Record(init))
+	held := func() []string { return r.adapter.Record()(coretest.GPU(1)).By }
+	r.await("the UID of the pod", func() bool {
+		return slices.Equal(held(), []string{"the pod with UID uid-1 in the kubelet's checkpoint"})
+	})
+	if _, is := r.adapter.Holder(gpu.WholeGPU(coretest.GPU(1))); !is {
+		t.Error("the device is free for a claim")
+	}
+	record, err := r.adapter.UseRecord(r.ctx, r.src.Current(), "")
+	r.must(err)
+	want := use.Hold{Owner: use.Owner{Orchestrator: use.Kubernetes, ID: "uid-1", Container: "init"}, Resource: GPUResource, Unit: inventory.UnitID(id), Device: coretest.GPU(1)}
+	if !record.Complete || !slices.Contains(record.Holds, want) {
+		t.Errorf("%+v, want %+v", record, want)
+	}
+	r.src.Set(allElsewhere())
+	r.awaitHealthy(h100, 1)
+	for range 3 { // the kubelet writes it with each list of a plugin
+		r.must(r.kubelet.Record(init))
+		r.awaitQueries(pods)
+		r.awaitListed(h100, id, v1beta1.Unhealthy)
+	}
+	pods.Forget("default/starts")
+	r.must(r.kubelet.Record()) // and again with the lists that the agent sends for this purpose
+	r.awaitHealthy(h100, 2)
+	if by := held(); len(by) != 0 {
+		t.Errorf("held by %v", by)
+	}
+}
+
+// The pod of a container has ended when the kubelet that listed it lists it no more, also while its checkpoint still has it. Another kubelet may
+// not have received the pod: then the checkpoint counts.
+func TestEndOfAPod(t *testing.T) {
+	r, pods := newTracking(t)
+	id := gpuIDs(1)[0]
+	free := func() bool { return len(r.adapter.Record()(coretest.GPU(1)).By) == 0 }
+	has := kubelettest.Entry("uid-1", "main", GPUResource, id)
+	r.must(r.kubelet.Record(has))
+	r.allocate(pods, "default/one", GPUResource, id)
+	r.awaitPod(id, "default/one")
+	pods.Forget("default/one")
+	r.await("the end of the pod", free)
+	r.must(r.kubelet.Record(has)) // an old content, as the kubelet has not looked at its pods
+	r.awaitQueries(pods)
+	if !free() {
+		t.Error("what the checkpoint still has counts again")
+	}
+	r.must(r.kubelet.Record(kubelettest.Entry("uid-2", "main", GPUResource, id)))
+	r.await("another pod in the checkpoint", func() bool { r.adapter.pods.Request(); return !free() })
+
+	pods.Hold("default/two", GPUResource, id)
+	r.awaitPod(id, "default/two")
+	pods.Close() // the kubelet restarts, while the API server does not respond
+	next, err := kubelettest.ServePodResources(r.podSocket())
+	r.must(err)
+	defer next.Close()
+	r.adapter.pods.Request()
+	r.awaitQueries(next)
+	if free() {
+		t.Error("free, although only the new kubelet does not list the pod")
+	}
+	r.must(r.kubelet.Record())
+	r.await("the checkpoint without it", free)
+}
+
+// Devices that a pod has, or may have, are preferred last. If the others are too few, the kubelet's records are read before.
+func TestPreferenceAvoidsDevicesOfPods(t *testing.T) {
+	r, pods := newPodRig(t)
+	r.startTracking(gpus(4), func(t *tracking) { t.pods.MaxInterval, t.pods.Active = time.Hour, time.Nanosecond })
+	r.awaitHealthy(GPUResource, 4)
+	id := gpuIDs(0, 1, 2, 3)
+	prefer := func(size int, available ...string) []string {
+		t.Helper()
+		plugin, err := r.kubelet.Plugin(GPUResource)
+		r.must(err)
+		response, err := plugin.GetPreferredAllocation(r.ctx, &v1beta1.PreferredAllocationRequest{
+			ContainerRequests: []*v1beta1.ContainerPreferredAllocationRequest{{AvailableDeviceIDs: available, AllocationSize: int32(size)}},
+		})
+		r.must(err)
+		got := response.GetContainerResponses()[0].GetDeviceIDs()
+		slices.Sort(got)
+		return got
+	}
+	r.allocate(pods, "default/first", GPUResource, id[0])
+	r.awaitPod(id[0], "default/first")
+	r.must(r.kubelet.Record(kubelettest.Entry("uid-1", "init", GPUResource, id[1])))
+	_, err := r.kubelet.Allocate(r.ctx, GPUResource, id[1])
+	r.must(err)
+	for _, c := range []struct {
+		size      int
+		available []string
+		want      []string
+	}{
+		{1, id, nil}, {2, id, id[2:]}, {1, id[:3], id[2:3]}, {2, id[:3], id[1:3]}, {1, id[:2], id[1:2]}, {3, id[:3], id[:3]}, {1, id[:1], id[:1]},
+	} {
+		if got := prefer(c.size, c.available...); !slices.Equal(got, c.want) && c.want != nil || slices.Contains(got, id[0]) && len(c.available) > 1 && c.size < 3 {
+			t.Errorf("%d of %v: %v, want %v", c.size, c.available, got, c.want)
+		}
+	}
+	pods.Forget("default/first") // and the next pod comes at once
+	lists := pods.Lists()
+	if got := prefer(1, id[:2]...); !slices.Equal(got, id[:1]) || pods.Lists() != lists+1 {
+		t.Errorf("%v after %d lists, want the device of the pod that has ended", got, pods.Lists()-lists)
+	}
+}
+
+// BenchmarkAllocateAgain allocates a GPU that a pod had, on a node with a hundred pods: the kubelet is asked about that pod.
+func BenchmarkAllocateAgain(b *testing.B) {
+	socket := filepath.Join(b.TempDir(), "pods", "kubelet.sock")
+	pods, err := kubelettest.ServePodResources(socket)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer pods.Close()
+	for i := range 100 {
+		pods.Hold(fmt.Sprintf("default/pod-%d", i), GPUResource, fmt.Sprintf("other-%d", i))
+	}
+	pods.Hold("default/had", GPUResource, gpuIDs(2)...)
+	src := coretest.NewSource()
+	src.Set(gpus(8))
+	s := newServer(GPUResource, src, podresources.New(podresources.Options{Socket: socket, Log: slog.New(slog.DiscardHandler)}))
+	s.tracker.setInventory(src.Current())
+	s.tracker.apply(s.tracker.pods.Read(b.Context()))
+	pods.Forget("default/had")
+	client, r := serveSocket(b, s), allocateRequest(gpuIDs(2))
+	had := s.tracker.allocations.byKey[deviceKey{GPUResource, inventory.UnitID(gpuIDs(2)[0])}]
+	for b.Loop() {
+		s.tracker.mu.Lock()
+		s.tracker.allocations.byKey[deviceKey{GPUResource, inventory.UnitID(gpuIDs(2)[0])}] = had
+		s.tracker.mu.Unlock()
+		if _, err := client.Allocate(b.Context(), r); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,198 @@
+package deviceplugin
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+
+	"github.com/tandem-gpu/tandem/internal/util/watch"
+
+	"github.com/tandem-gpu/tandem/internal/util/statefile"
+)
+
+// event changes the mode of kubelet.sock and reports whether that is noticed within d.
+func (r *rig) event(d time.Duration) bool {
+	r.Helper()
+	_, changed := r.adapter.kubelet.changes.LoadNext()
+	r.must(os.Chmod(r.kubelet.Socket(), 0o755))
+	return watch.Await(r.ctx, changed, d)
+}
+
+// bind(2) creates the file and the event. Until listen(2) the socket refuses connections, and there is no other event.
+func TestBoundSocketDoesNotListenYet(t *testing.T) {
+	r := newRig(t)
+	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	r.must(err)
+	defer func() { _ = syscall.Close(fd) }()
+	r.must(syscall.Bind(fd, &syscall.SockaddrUnix{Name: r.kubelet.Socket()}))
+	k := newKubelet(r.dir, r.kubelet.Socket(), slog.New(slog.DiscardHandler)) // without events
+	listening := false
+	id, err := k.waitForKubelet(r.ctx, func(err error) {
+		if !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("refused with %v", err)
+		}
+		if !listening {
+			listening = true
+			r.must(syscall.Listen(fd, 1))
+		}
+	})
+	r.must(err)
+	if id == (statefile.Identity{}) || id != statefile.IdentityOf(r.kubelet.Socket()) {
+		t.Errorf("accepted by %v", id)
+	}
+}
+
+// A socket of a killed kubelet is tried at growing intervals, also after many events.
+func TestStaleKubeletSocket(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	r.kubelet.Crash()
+	k := newKubelet(r.dir, r.kubelet.Socket(), slog.New(slog.DiscardHandler))
+	ctx, cancel := context.WithCancel(r.ctx)
+	tries := make(chan struct{}, 1000)
+	done := make(chan error, 1)
+	go func() {
+		_, err := k.waitForKubelet(ctx, func(error) {
+			select {
+			case tries <- struct{}{}:
+			default:
+			}
+		})
+		done <- err
+	}()
+	for range 100 {
+		<-tries
+		k.changes.Store(struct{}{})
+	}
+	watch.Sleep(ctx, 200*time.Millisecond)
+	if n := len(tries); n > 5 {
+		t.Errorf("%d tries in 200 ms", n)
+	}
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+func TestRestartsOnAFileSystemWithoutEvents(t *testing.T) {
+	newRig(t).restarts(func(a *Adapter) {
+		a.kubelet.newWatcher = func() (*fsnotify.Watcher, error) {
+			w, err := fsnotify.NewWatcher()
+			w.Events = nil
+			return w, err
+		}
+	})
+}
+
+// restarts starts a kubelet, restarts it three times and removes a plugin socket.
+func (r *rig) restarts(change func(*Adapter)) {
+	r.Helper()
+	r.start(gpus(1), change)
+	r.startKubelet()
+	r.awaitReady()
+	for i := range 3 {
+		r.restartKubelet(i == 1)
+		r.awaitHealthy(GPUResource, 1)
+		r.awaitReady()
+	}
+	r.must(os.Remove(r.stats().Socket))
+	r.awaitRegistrations(5)
+	r.awaitHealthy(GPUResource, 1)
+	r.awaitReady()
+}
+
+// Events are used as soon as inotify is available. One may arrive after the registration with the same socket (measured: 38 µs):
+// only another file is a restart.
+func TestInotifyBecomesAvailable(t *testing.T) {
+	tries := 0
+	r := startRig(t, gpus(1), func(a *Adapter) {
+		a.timings.pollInterval = time.Hour // without an event
+		a.kubelet.newWatcher = func() (*fsnotify.Watcher, error) {
+			if tries++; tries <= 3 {
+				return nil, syscall.EMFILE
+			}
+			return fsnotify.NewWatcher()
+		}
+	})
+	r.awaitReady()
+	r.await("an event", func() bool { return r.event(10 * time.Millisecond) })
+	r.restartKubelet(true)
+	r.awaitHealthy(GPUResource, 1)
+	r.awaitReady()
+	before := len(r.kubelet.Attempts())
+	for range 50 {
+		if !r.event(10 * time.Second) {
+			t.Fatal("no event of kubelet.sock")
+		}
+	}
+	r.must(r.adapter.Alive(r.ctx))
+	if n := len(r.kubelet.Attempts()); n != before || r.adapter.Ready() != nil {
+		t.Errorf("%d registrations because of late events, ready: %v", n-before, r.adapter.Ready())
+	}
+}
+
+// limits names the file of an inotify limit in a user namespace, where it affects this test only (user_namespaces(7),
+// /proc/sys/user).
+const limits = "TANDEM_TEST_LIMIT"
+
+func TestRestartsAtInotifyLimits(t *testing.T) {
+	if limit := os.Getenv(limits); limit != "" {
+		if err := os.WriteFile(limit, []byte("0"), 0); err != nil {
+			t.Skip("no limits to set here: ", err)
+		}
+		_, want := fsnotify.NewWatcher()
+		if filepath.Base(limit) == "max_inotify_watches" {
+			w, err := fsnotify.NewWatcher()
+			want = errors.Join(err, w.Add("/"))
+		}
+		if !errors.Is(want, syscall.EMFILE) && !errors.Is(want, syscall.ENOSPC) {
+			t.Fatalf("%s is not in force: %v", limit, want)
+		}
+		newRig(t).restarts(func(*Adapter) {})
+		return
+	}
+	for _, limit := range []string{"/proc/sys/user/max_inotify_instances", "/proc/sys/user/max_inotify_watches"} {
+		t.Run(filepath.Base(limit), func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			again := exec.CommandContext(ctx, "/proc/self/exe", "-test.run=^TestRestartsAtInotifyLimits$", "-test.v")
+			again.Env = append(os.Environ(), limits+"="+limit)
+			ids := []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}}
+			groups := []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}}
+			again.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: groups}
+			out, err := again.CombinedOutput()
+			if started := again.ProcessState != nil; !started {
+				t.Skip("no user namespace: ", err)
+			}
+			if t.Logf("%s", out); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// A new plugin directory is watched, although the old one still exists under another name.
+func TestDirectoryIsReplaced(t *testing.T) {
+	r := startRig(t, gpus(1))
+	old := r.dir + "-old"
+	defer func() { _ = os.RemoveAll(old) }()
+	r.awaitReady()
+	for range 3 {
+		r.must(os.RemoveAll(old))
+		r.must(os.Rename(r.dir, old))
+		r.restartKubelet(true)
+		r.awaitHealthy(GPUResource, 1)
+		r.awaitReady()
+	}
+	if s := r.sockets(); len(s) != 1 {
+		t.Errorf("sockets %v, want one", s)
+	}
+}

@@ -1,0 +1,105 @@
+package deviceplugin
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+)
+
+// listedDevice is a device of a ListAndWatch response. It is comparable, so that equal lists are not sent twice.
+type listedDevice struct {
+	id       inventory.UnitID
+	healthy  bool
+	numaNode int // -1 = no affinity
+}
+
+// offer is what the kubelet is sent and may allocate: an inventory, corrected by what pods hold. It is immutable.
+type offer struct {
+	inventory *inventory.Inventory      // with units as unhealthy whose device a pod holds under another resource
+	lists     map[string][]listedDevice // by resource: the units in canonical order, then the retained IDs
+	retained  map[string]string         // by resource: the IDs that are not in the inventory, with the pods that may hold them
+	withheld  bool                      // inventory differs from that of the source
+}
+
+func newOffer(inv *inventory.Inventory, a *allocations) *offer {
+	withheld := a.withheld(inv)
+	o := &offer{inventory: inv.Withhold(withheld), retained: map[string]string{}, withheld: len(withheld) > 0}
+	o.lists = listDevices(o.inventory)
+	for resource, list := range a.retained(inv) {
+		o.retained[resource] = a.describe(resource, list)
+		if !inv.Provisional() { // else the missing units may follow
+			o.lists[resource] = slices.Concat(o.lists[resource], list)
+		}
+	}
+	return o
+}
+
+// listDevices returns the units of an inventory by resource, in canonical order.
+func listDevices(inv *inventory.Inventory) map[string][]listedDevice {
+	size := map[string]int{} // by pool
+	for u := range inv.Devices() {
+		if !ofDevicePlugin(u.API) {
+			continue
+		}
+		size[u.Pool] += max(u.Sharing.Replicas, 1)
+	}
+	lists := make(map[string][]listedDevice, len(size))
+	var pool, resource string
+	var list []listedDevice // of pool
+	for u := range inv.Units() {
+		if !ofDevicePlugin(u.API) {
+			continue
+		}
+		if list == nil || u.Pool != pool {
+			pool, resource = u.Pool, ResourceOf(u)
+			if list = lists[resource]; list == nil {
+				list = make([]listedDevice, 0, size[pool])
+			}
+		}
+		list = append(list, listedDevice{u.ID, u.Health.Schedulable(), u.Device.NUMANode})
+		lists[resource] = list
+	}
+	return lists
+}
+
+// ofDevicePlugin reports whether units of an API are offered to the kubelet's device manager.
+func ofDevicePlugin(a inventory.API) bool { return a == "" || a == inventory.DevicePlugin }
+
+// dependsOnPods reports whether the offer changes when a pod ends.
+func (o *offer) dependsOnPods() bool { return o.withheld || len(o.retained) > 0 }
+
+// retainedText is the message about the retained IDs of a resource.
+const retainedText = "device IDs no longer offered, still listed as unhealthy because pods may hold them"
+
+// warnings returns a line for each resource with retained IDs.
+func (o *offer) warnings() []string {
+	var lines []string
+	for _, resource := range slices.Sorted(maps.Keys(o.retained)) {
+		lines = append(lines, fmt.Sprintf("%s: %s: %s", resource, retainedText, o.retained[resource]))
+	}
+	return lines
+}
+
+// markRemoved returns next and, as unhealthy, the devices that are healthy in sent and missing in next. removing reports
+// whether there are any: kubelet 1.37 can panic if an ID that it is allocating is not in the next list. The core lists
+// withdrawn units for a while, except a unit that moves to another resource with the same ID: a MIG instance
+// in the place of another one, or a GPU that a new policy puts into another pool.
+func markRemoved(sent, next []listedDevice) (list []listedDevice, removing bool) {
+	if slices.EqualFunc(sent, next, func(a, b listedDevice) bool { return a.id == b.id }) {
+		return next, false
+	}
+	stays := make(map[inventory.UnitID]bool, len(next))
+	for _, d := range next {
+		stays[d.id] = true
+	}
+	var removed []listedDevice
+	for _, d := range sent {
+		if d.healthy && !stays[d.id] {
+			d.healthy = false
+			removed = append(removed, d)
+		}
+	}
+	return slices.Concat(next, removed), len(removed) > 0
+}

@@ -1,0 +1,197 @@
+package deviceplugin
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
+	"github.com/tandem-gpu/tandem/internal/node/assignment"
+)
+
+// assigned is two GPUs with assignments, and with the CDI specification that DRA needs.
+func assigned(all ...inventory.Assignment) *inventory.Inventory {
+	defined := &inventory.CDI{Kind: "k/gpu", Defined: []gpu.DeviceID{coretest.GPU(0), coretest.GPU(1)}, Usable: true}
+	return gpus(2).WithHost(inventory.Host{CDI: defined, Assignments: inventory.Assignments{All: all}}, inventory.OverlapWarn)
+}
+
+func throughAPI(n int, a inventory.API, moving string) inventory.Assignment {
+	return inventory.Assignment{GPU: coretest.GPU(n), API: a, Here: true, Moving: moving}
+}
+
+// A GPU of the API dra is in no list and is not allocated; one that moves is listed as unhealthy first. Its resource stays registered,
+// with an empty list in the end, and is registered again at each start of the kubelet, as is a name that only DRA serves.
+// (Cases 43 and 44: what the kubelet has of the device plugin.)
+func TestDevicePluginBesideDRA(t *testing.T) {
+	var mu sync.Mutex
+	empty := []string{"nvidia.com/mig-1g.10gb"}
+	r := startRig(t, assigned(throughAPI(1, inventory.DRA, "")), func(a *Adapter) {
+		a.opts.Empty = func() []string {
+			mu.Lock()
+			defer mu.Unlock()
+			return slices.Clone(empty)
+		}
+	})
+	r.awaitHealthy(GPUResource, 1)
+	r.awaitEmpty("nvidia.com/mig-1g.10gb")
+	ids := gpuIDs(0, 1)
+	if r.listed(GPUResource, ids[1]) != nil {
+		t.Error("a GPU of the API dra is listed")
+	}
+	if _, err := r.kubelet.Allocate(r.ctx, GPUResource, ids[1]); err == nil || !strings.Contains(err.Error(), "offered through dra now") {
+		t.Errorf("Allocate of a GPU of the API dra: %v", err)
+	}
+	r.src.Set(assigned(throughAPI(0, inventory.DevicePlugin, "to dra"), throughAPI(1, inventory.DRA, "")))
+	r.awaitHealthy(GPUResource, 0)
+	if d := r.listed(GPUResource, ids[0]); d == nil {
+		t.Error("a GPU that moves is not listed")
+	}
+	if _, err := r.kubelet.Allocate(r.ctx, GPUResource, ids[0]); err == nil || !strings.Contains(err.Error(), "moves (to dra)") {
+		t.Errorf("Allocate of a GPU that moves: %v", err)
+	}
+	r.src.Set(assigned(throughAPI(0, inventory.DRA, ""), throughAPI(1, inventory.DRA, "")))
+	r.awaitEmpty(GPUResource)
+	mu.Lock()
+	empty = append(empty, "nvidia.com/later")
+	mu.Unlock()
+	r.adapter.Refresh()
+	r.awaitEmpty("nvidia.com/later")
+	r.restartKubelet(true)
+	for _, name := range []string{GPUResource, "nvidia.com/mig-1g.10gb", "nvidia.com/later"} {
+		r.awaitEmpty(name)
+	}
+	r.src.Set(assigned(throughAPI(0, inventory.DevicePlugin, "")))
+	r.awaitHealthy(GPUResource, 2)
+}
+
+// What a claim has prepared is not allocated, and the check is made under the lock that a Prepare holds: of both at once only one gets
+// the GPU.
+func TestAllocateRefusesWhatClaimsHave(t *testing.T) {
+	var lock sync.Mutex
+	claims := map[gpu.DeviceID]string{}
+	r := newRunning(t, 2, func(a *Adapter) {
+		a.opts.Lock = &lock
+		a.opts.DRAHolder = func(at gpu.Placement) (string, bool) { // the lock is held
+			holder, held := claims[at.GPU]
+			return holder, held
+		}
+	})
+	ids := gpuIDs(0, 1)
+	lock.Lock()
+	claims[coretest.GPU(1)] = "claim default/train"
+	lock.Unlock()
+	if _, err := r.kubelet.Allocate(r.ctx, GPUResource, ids[1]); err == nil || !strings.Contains(err.Error(), ids[1]+": a resource claim has it") {
+		t.Errorf("%v", err)
+	}
+	lock.Lock()
+	allocated := make(chan error, 1)
+	go func() {
+		_, err := r.kubelet.Allocate(r.ctx, GPUResource, ids[0])
+		allocated <- err
+	}()
+	if holder, held := r.adapter.Holder(gpu.WholeGPU(coretest.GPU(0))); held {
+		t.Errorf("%s has a GPU that is not allocated", holder)
+	}
+	claims[coretest.GPU(0)] = "claim default/other" // Prepare found it free, and records it
+	lock.Unlock()
+	if err := <-allocated; err == nil {
+		t.Error("Allocate succeeded after Prepare")
+	}
+	lock.Lock()
+	delete(claims, coretest.GPU(0))
+	lock.Unlock()
+	if _, err := r.kubelet.Allocate(r.ctx, GPUResource, ids[0]); err != nil {
+		t.Error(err)
+	}
+	if holder, held := r.adapter.Holder(gpu.Placement{GPU: coretest.GPU(0), GI: 1, CI: 0}); !held {
+		t.Errorf("an instance of an allocated GPU has no holder: %q", holder)
+	}
+}
+
+// The list of claims has what a Prepare that has begun gives out, and the claims of all drivers.
+func TestClaimsWaitForPrepare(t *testing.T) {
+	var lock sync.Mutex
+	r := newRunning(t, 2, func(a *Adapter) { a.opts.Lock = &lock })
+	lock.Lock()
+	answer := make(chan struct{})
+	go func() { defer close(answer); r.adapter.Claims() }()
+	select {
+	case <-answer:
+		t.Error("the list does not wait")
+	case <-time.After(50 * time.Millisecond):
+	}
+	lock.Unlock()
+	<-answer
+}
+
+// The record has pods by GPU and the list has claims; both are known only while the kubelet lists all pods.
+func TestRecord(t *testing.T) {
+	r, pods := newTracking(t)
+	await := func(what string, n int, ok func(assignment.Holders) bool) {
+		t.Helper()
+		r.await(what, func() bool { return ok(r.adapter.Record()(coretest.GPU(n))) })
+	}
+	await("a free GPU", 0, func(h assignment.Holders) bool { return h.Known && len(h.By) == 0 })
+	r.allocate(pods, "default/a", GPUResource, gpuIDs(0)...)
+	await("a pod", 0, func(h assignment.Holders) bool { return h.Known && slices.Equal(h.By, []string{"pod default/a"}) })
+	pods.Claim("default/b", "lost", "gpu.nvidia.com", strings.ToLower(string(coretest.GPU(0))))
+	r.await("a claim", func() bool {
+		claims, h := r.adapter.Claims()
+		return h.Known && len(h.By) == 0 && len(claims) == 1 && claims[0].Name == "lost" && claims[0].Pod == "default/b"
+	})
+	latest := r.adapter.pods.Latest()
+	if h := knownAt(latest, time.Now().Add(2*answerAge)); h.Known || h.Why == "" {
+		t.Errorf("an answer that is old: %+v", h)
+	}
+	latest.Err = errors.New("unavailable")
+	if h := knownAt(latest, time.Now()); !h.Known {
+		t.Errorf("an answer of just now: %+v", h)
+	}
+}
+
+// If the folder of the kubelet's socket is not mounted, the record is never known, and a forced move does not wait for it. One whose folder was
+// there has shown holders, which stay.
+func TestRecordWithoutTheFolder(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	r.startTracking(gpus(1))
+	r.awaitHealthy(GPUResource, 1)
+	r.await("no record", func() bool { h := r.adapter.Record()(coretest.GPU(0)); return h.First && h.Never && !h.Known })
+	pods, err := kubelettest.ServePodResources(r.podSocket())
+	r.must(err)
+	defer pods.Close()
+	r.await("a record", func() bool { h := r.adapter.Record()(coretest.GPU(0)); return h.Known && !h.Never })
+	pods.Close()
+	r.must(os.RemoveAll(filepath.Dir(r.podSocket())))
+	r.await("no folder", func() bool {
+		r.adapter.pods.Request()
+		return errors.Is(r.adapter.pods.Latest().Err, podresources.ErrNoDirectory)
+	})
+	if h := r.adapter.Record()(coretest.GPU(0)); h.Never {
+		t.Errorf("%+v", h)
+	}
+}
+
+// What pods have through resource claims is as of the call: whoever asks twice, because a pod may have ended meanwhile, gets two answers.
+func TestPodClaimsAreOfNow(t *testing.T) {
+	r, pods := newTracking(t, func(t *tracking) { t.pods.MaxInterval, t.pods.Active = time.Hour, time.Nanosecond })
+	for _, want := range []int{0, 1, 0} {
+		if pods.Forget("default/train"); want == 1 {
+			pods.Claim("default/train", "claim", "gpu.nvidia.com", "gpu-1")
+		}
+		claims, complete, err := r.adapter.PodClaims(r.ctx)
+		r.must(err)
+		if len(claims) != want || !complete {
+			t.Errorf("%d claims, want %d; complete: %t", len(claims), want, complete)
+		}
+	}
+}

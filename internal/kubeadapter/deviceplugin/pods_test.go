@@ -1,0 +1,278 @@
+package deviceplugin
+
+import (
+	"errors"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
+)
+
+const h100 = "nvidia.com/h100"
+
+// oneElsewhere is two GPUs, of which GPU 1 is in the pool h100.
+func oneElsewhere() *inventory.Inventory {
+	c := core.DefaultConfig()
+	c.Policy.Rules = []inventory.Rule{{Select: inventory.Selector{IDs: []gpu.DeviceID{coretest.GPU(1)}}, Pool: "h100"}}
+	return buildInventory(coretest.GPUs(2), c)
+}
+
+// allElsewhere is two GPUs in the pool h100.
+func allElsewhere() *inventory.Inventory {
+	c := core.DefaultConfig()
+	c.Policy.Rules = []inventory.Rule{{Pool: "h100"}}
+	return buildInventory(coretest.GPUs(2), c)
+}
+
+// tracking are the parts of an adapter that read the kubelet's records, before it runs.
+type tracking struct {
+	timings trackerTimings
+	pods    podresources.Timings
+	store   AllocationStore
+	inPod   bool
+}
+
+// fastPods are short.
+var fastPods = podresources.Timings{
+	Query: 500 * time.Millisecond, Get: 500 * time.Millisecond, MinInterval: time.Millisecond, MaxInterval: 20 * time.Millisecond,
+	Active: 100 * time.Millisecond,
+}
+
+// newPodRig returns a rig with a running kubelet and its pod-resources API.
+func newPodRig(t *testing.T) (*rig, *kubelettest.PodResources) {
+	t.Helper()
+	r := newRig(t)
+	r.startKubelet()
+	p, err := kubelettest.ServePodResources(r.podSocket())
+	r.must(err)
+	t.Cleanup(p.Close)
+	return r, p
+}
+
+func (r *rig) podSocket() string { return filepath.Join(r.dir, "pod-resources", "kubelet.sock") }
+
+// startTracking runs an adapter that queries the pod-resources API.
+func (r *rig) startTracking(inv *inventory.Inventory, change ...func(*tracking)) {
+	t := tracking{timings: defaultTrackerTimings, pods: fastPods}
+	t.timings.resend = 10 * time.Millisecond
+	for _, c := range change {
+		c(&t)
+	}
+	r.start(inv, func(a *Adapter) {
+		if t.store != nil {
+			a.opts.AllocationStore = t.store
+		}
+		a.pods = podresources.NewWithTimings(podresources.Options{
+			Socket: r.podSocket(), Checkpoint: filepath.Join(r.dir, podresources.CheckpointName), InPod: t.inPod, Log: a.opts.Log,
+		}, t.pods)
+		a.tracker = newTracker(a.src, a.opts, a.pods)
+		a.tracker.timings = t.timings
+	})
+}
+
+// newTracking returns a rig with an adapter that offers two GPUs to a kubelet, and queries its pod-resources API.
+func newTracking(t *testing.T, change ...func(*tracking)) (*rig, *kubelettest.PodResources) {
+	t.Helper()
+	r, pods := newPodRig(t)
+	r.startTracking(gpus(2), change...)
+	r.awaitHealthy(GPUResource, 2)
+	return r, pods
+}
+
+// allocate allocates devices to a pod, which the pod-resources API lists.
+func (r *rig) allocate(p *kubelettest.PodResources, pod, resource string, ids ...string) {
+	r.Helper()
+	_, err := r.kubelet.Allocate(r.ctx, resource, ids...)
+	r.must(err)
+	p.Hold(pod, resource, ids...)
+}
+
+// listed returns a device of the kubelet's list; nil if it is not in the list.
+func (r *rig) listed(resource, id string) *v1beta1.Device {
+	devices, _ := r.kubelet.Devices(resource)
+	if i := slices.IndexFunc(devices, func(d *v1beta1.Device) bool { return d.GetID() == id }); i >= 0 {
+		return devices[i]
+	}
+	return nil
+}
+
+func (r *rig) awaitListed(resource, id, want string) {
+	r.Helper()
+	r.await(id+" is "+want+" as "+resource, func() bool { d := r.listed(resource, id); return d != nil && d.GetHealth() == want })
+}
+
+// awaitQueries requests readings and waits for three of them.
+func (r *rig) awaitQueries(p *kubelettest.PodResources) {
+	r.Helper()
+	before := p.Lists()
+	r.await("three readings", func() bool { r.adapter.pods.Request(); return p.Lists() >= before+3 })
+}
+
+// An ID that is no longer offered stays in the list as unhealthy, with its NUMA node, while a pod holds it: kubelet 1.37
+// dereferences nil when it makes topology hints for a pod with an ID that is not in the list.
+func TestHeldIDStaysListed(t *testing.T) {
+	gone := gpuIDs(1)[0]
+	onlyFirst := coretest.GPUs(2)
+	onlyFirst.Devices, onlyFirst.Links = onlyFirst.Devices[:1], nil
+	for name, then := range map[string]*inventory.Inventory{
+		"GPU removed":            buildInventory(gpu.NewSnapshot(onlyFirst), core.DefaultConfig()),
+		"GPU in another pool":    oneElsewhere(),
+		"GPU cut into instances": migGPU(),
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, pods := newTracking(t)
+			r.allocate(pods, "default/holder", GPUResource, gone)
+			r.src.Set(then)
+			r.awaitListed(GPUResource, gone, v1beta1.Unhealthy)
+			r.awaitQueries(pods)
+			r.awaitListed(GPUResource, gone, v1beta1.Unhealthy)
+			if nodes := r.listed(GPUResource, gone).GetTopology().GetNodes(); len(nodes) != 1 || nodes[0].GetID() != 1 {
+				t.Errorf("on NUMA nodes %v, was on 1", nodes)
+			}
+			if warnings := r.adapter.Warnings(); len(warnings) != 1 || !strings.Contains(warnings[0], "default/holder") {
+				t.Errorf("warnings: %q", warnings)
+			}
+			pods.Forget("default/holder")
+			r.await("the end of the listing", func() bool { return r.listed(GPUResource, gone) == nil })
+			if warnings := r.adapter.Warnings(); len(warnings) != 0 {
+				t.Errorf("warnings: %q", warnings)
+			}
+		})
+	}
+}
+
+// A device that a pod holds under one resource is never allocated under another one, until the pod ends. An error of the API
+// does not mean that it has.
+func TestHeldDeviceIsWithheld(t *testing.T) {
+	r, pods := newTracking(t)
+	id := gpuIDs(1)[0]
+	r.allocate(pods, "default/holder", GPUResource, id)
+	then := oneElsewhere()
+	r.src.Set(then)
+	r.awaitListed(h100, id, v1beta1.Unhealthy)
+	r.awaitQueries(pods)
+	if _, err := r.kubelet.Allocate(r.ctx, h100, id); err == nil || !strings.Contains(err.Error(), "held (by other work)") {
+		t.Errorf("allocated twice, or the error names the pod of another tenant: %v", err)
+	}
+	if u, _ := r.adapter.Withhold(then).Unit(inventory.UnitID(id)); u.Health.Reason != health.ReasonHeld || u.Health.Detail != "by pod default/holder under "+GPUResource {
+		t.Errorf("reported as %s", u.Health)
+	}
+	pods.Fail(errors.New("unavailable"))
+	r.awaitQueries(pods)
+	pods.Forget("default/holder")
+	r.awaitQueries(pods)
+	for _, list := range r.kubelet.Lists(h100) {
+		if list[0].GetHealth() == v1beta1.Healthy {
+			t.Error("listed as healthy while a pod held it")
+		}
+	}
+	pods.Fail(nil)
+	r.awaitListed(h100, id, v1beta1.Healthy)
+	_, err := r.kubelet.Allocate(r.ctx, h100, id)
+	r.must(err)
+}
+
+// A device that no pod holds changes its resource immediately.
+func TestFreeDeviceChangesResource(t *testing.T) {
+	r, _ := newTracking(t, func(t *tracking) { t.pods.MaxInterval, t.pods.Active = time.Hour, time.Hour })
+	r.src.Set(oneElsewhere())
+	r.awaitHealthy(h100, 1)
+	r.await("one GPU less", func() bool { n, _ := r.kubelet.Capacity(GPUResource); return n == 1 })
+}
+
+// An API that never answers delays neither the start nor Allocate. A device that was allocated is withheld when it changes its resource: a pod
+// may have it.
+func TestPodResourcesHang(t *testing.T) {
+	r, pods := newPodRig(t)
+	pods.Hang(true)
+	r.startTracking(gpus(2))
+	r.awaitHealthy(GPUResource, 2)
+	began := time.Now()
+	_, err := r.kubelet.Allocate(r.ctx, GPUResource, gpuIDs(1)[0])
+	r.must(err)
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("Allocate took %v", took)
+	}
+	r.src.Set(allElsewhere())
+	r.awaitHealthy(h100, 1)
+	r.awaitListed(h100, gpuIDs(1)[0], v1beta1.Unhealthy)
+	r.awaitListed(GPUResource, gpuIDs(1)[0], v1beta1.Unhealthy)
+	pods.Hold("default/holder", GPUResource, gpuIDs(1)[0])
+	pods.Hang(false)
+	r.await("the name of the pod", func() bool { return strings.Contains(strings.Join(r.adapter.Warnings(), ""), "default/holder") })
+	pods.Forget("default/holder")
+	r.awaitHealthy(h100, 2)
+}
+
+// A kubelet that has just started, or that does not list the pod of the agent, may not have received the pods from the API server.
+func TestIncompletePodResources(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		young time.Duration
+		gone  []string
+	}{
+		{"just started", 24 * time.Hour, []string{"default/holder"}},
+		{"no pod at all", 0, []string{"default/holder", "kube-system/agent"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r, pods := newPodRig(t)
+			pods.Hold("default/holder", GPUResource, gpuIDs(1)[0])
+			r.startTracking(oneElsewhere(), func(t *tracking) { t.pods.Startup, t.inPod = c.young, true })
+			r.awaitListed(h100, gpuIDs(1)[0], v1beta1.Unhealthy)
+			pods.Forget(c.gone...)
+			r.awaitQueries(pods)
+			r.awaitListed(h100, gpuIDs(1)[0], v1beta1.Unhealthy)
+		})
+	}
+}
+
+// Resources of other plugins are not registered, although pods hold devices of them.
+func TestResourcesOfOtherPlugins(t *testing.T) {
+	r, pods := newPodRig(t)
+	pods.Hold("default/vm", "nvidia.com/GH100_H100L_80GB", "47", gpuIDs(1)[0])
+	pods.Hold("default/nic", "nvidia.com/hostdev", "0000:3b:00.0")
+	r.startTracking(gpus(2))
+	r.awaitListed(GPUResource, gpuIDs(1)[0], v1beta1.Unhealthy) // the same GPU, allocated by another plugin
+	r.awaitHealthy(GPUResource, 1)
+	r.awaitQueries(pods)
+	for _, a := range r.kubelet.Attempts() {
+		if a.Resource != GPUResource {
+			t.Errorf("registered %s", a.Resource)
+		}
+	}
+}
+
+// The API is queried only after a change of the units, then several times, or while the offer depends on pods.
+func TestQueriesNeedAReason(t *testing.T) {
+	r, pods := newTracking(t, func(t *tracking) { t.pods.Active = 3 * fastPods.Active })
+	quiet := func() (n int) {
+		for n = -1; n != pods.Lists(); {
+			n = pods.Lists()
+			watch.Sleep(r.ctx, 5*fastPods.Active)
+		}
+		return n
+	}
+	before := quiet()
+	r.src.Set(gpus(2, 1)) // lost: the same units
+	r.awaitHealthy(GPUResource, 1)
+	if n := quiet(); n != before {
+		t.Errorf("%d queries because a GPU is lost", n-before)
+	}
+	r.src.Set(gpus(3))
+	r.awaitHealthy(GPUResource, 3)
+	if n := quiet(); n < before+2 {
+		t.Errorf("%d queries after a change", n-before)
+	}
+}

@@ -1,0 +1,240 @@
+package deviceplugin
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
+	"github.com/tandem-gpu/tandem/internal/util/watchdog"
+)
+
+func TestNothingIsRegisteredBeforeAUnitExists(t *testing.T) {
+	r := startRig(t, coretest.NewSource().Current())
+	for _, c := range []struct {
+		snapshot gpu.Snapshot
+		idle     bool
+		want     string
+	}{
+		{gpu.NoDriver(gpu.DriverPending, ""), false, "the driver has not answered yet"},
+		{gpu.NoDriver(gpu.DriverAbsent, "libnvidia-ml.so.1 not found"), true, "no driver: libnvidia-ml.so.1 not found"},
+		{gpu.Snapshot{Driver: gpu.Driver{State: gpu.DriverReady}, Excluded: []gpu.Exclusion{{Index: 3, Reason: "GPU is lost"}}}, true,
+			"no GPU to offer: GPU 3: GPU is lost"},
+	} {
+		r.src.Set(core.Build(c.snapshot, health.Ledger{}, core.DefaultConfig()))
+		err := r.adapter.Ready()
+		if _, idle := errors.AsType[*IdleError](err); idle != c.idle || err == nil || err.Error() != c.want {
+			t.Errorf("Ready = %v, want %s", err, c.want)
+		}
+	}
+	if s := r.sockets(); len(s) > 0 {
+		t.Errorf("sockets without a unit: %v", s)
+	}
+	if err := idle(gpus(1)); !errors.Is(err, errNotOffered) { // before the endpoint is there
+		t.Errorf("Ready = %v, want %v", err, errNotOffered)
+	}
+	r.src.Set(gpus(1)) // a driver that is loaded later
+	r.awaitHealthy(GPUResource, 1)
+	r.awaitReady()
+}
+
+// Until it is known whether CDI can be used nothing is offered: not as healthy, without the names, and not as unhealthy.
+func TestNothingIsOfferedBeforeCDIIsKnown(t *testing.T) {
+	src := coretest.NewSource()
+	tr := newTracker(src, Options{Log: slog.New(slog.DiscardHandler), Handover: new(Handover)}, podresources.New(podresources.Options{}))
+	cfg := core.DefaultConfig()
+	cfg.Injection.CDI = inventory.CDIAuto
+	ready := core.Build(coretest.GPUs(1), health.Ledger{}, cfg)
+	tr.setInventory(ready)
+	if err := idle(ready); !errors.Is(err, errNotOffered) {
+		t.Errorf("Ready = %v, want %v", err, errNotOffered)
+	}
+	if lists := tr.offers.Load().lists; len(lists) > 0 {
+		t.Errorf("offered before CDI is known: %v", lists)
+	}
+	tr.setInventory(ready.WithHost(inventory.Host{CDI: &inventory.CDI{Problem: "no hooks"}}, inventory.OverlapWarn))
+	if list := tr.offers.Load().lists[GPUResource]; len(list) != 1 || !list[0].healthy {
+		t.Errorf("offered when CDI is known: %v", list)
+	}
+}
+
+// After a registration that fails the next one has a new socket, and the old one is removed.
+func TestFailedRegistrationIsRetried(t *testing.T) {
+	for name, c := range map[string]struct {
+		kubelet kubelettest.Behaviour
+		timeout time.Duration // of Register
+	}{
+		"refused":   {kubelettest.Behaviour{Refuse: errors.New("refused")}, time.Minute},
+		"no answer": {kubelettest.Behaviour{Delay: time.Hour}, 20 * time.Millisecond},
+		"no stream": {kubelettest.Behaviour{NoStream: true}, time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.kubelet.Behave(c.kubelet)
+			r.startKubelet()
+			r.start(gpus(1), func(a *Adapter) { a.timings.register = c.timeout })
+			r.await("three attempts", func() bool { return r.stats().RegistrationErrors+r.stats().Registrations >= 3 })
+			if err := r.adapter.Ready(); err == nil {
+				t.Error("ready")
+			}
+			r.kubelet.Behave(kubelettest.Behaviour{})
+			r.awaitReady()
+			if s := r.sockets(); len(s) != 1 {
+				t.Errorf("sockets %v, want one", s)
+			}
+			assertFreshSockets(t, r.kubelet)
+		})
+	}
+}
+
+// assertFreshSockets fails if a socket was registered twice: kubelet 1.37 corrupts its records then.
+func assertFreshSockets(t *testing.T, k *kubelettest.Kubelet) {
+	t.Helper()
+	seen := map[string]bool{}
+	for _, reg := range k.Attempts() {
+		if seen[reg.Endpoint] {
+			t.Errorf("%s registered twice", reg.Endpoint)
+		}
+		seen[reg.Endpoint] = true
+	}
+}
+
+func TestAdapterWaitsForTheKubelet(t *testing.T) {
+	for name, c := range map[string]struct {
+		prepare func(*rig)
+		reason  string
+	}{
+		"socket of a killed kubelet": {func(r *rig) { r.startKubelet(); r.kubelet.Crash() }, "connection refused"},
+		"no directory":               {func(r *rig) { r.must(os.Remove(r.dir)) }, "no such file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			c.prepare(r)
+			r.start(gpus(1))
+			r.await("the reason", func() bool {
+				err := r.adapter.Ready()
+				return err != nil && strings.Contains(err.Error(), c.reason)
+			})
+			if n := len(r.sockets()); n > 0 {
+				t.Errorf("%d sockets without a kubelet", n)
+			}
+			r.startKubelet()
+			r.awaitReady()
+		})
+	}
+}
+
+func TestStaleSocketsAreRemoved(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet() // removes all sockets
+	listen := func(name string) *net.UnixListener {
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(r.dir, name), Net: "unix"})
+		r.must(err)
+		l.SetUnlinkOnClose(false)
+		return l
+	}
+	r.must(listen("tandem-gpu-dead.sock").Close())
+	r.must(listen("nvidia-gpu.sock").Close())
+	running := listen("tandem-gpu-running.sock")
+	defer func() { _ = running.Close() }()
+	r.must(os.WriteFile(filepath.Join(r.dir, "tandem-notes"), nil, 0o600))
+	r.start(gpus(1))
+	r.awaitReady()
+	for name, want := range map[string]bool{
+		"tandem-gpu-dead.sock": false, "nvidia-gpu.sock": true, "tandem-gpu-running.sock": true, "tandem-notes": true,
+	} {
+		if _, err := os.Stat(filepath.Join(r.dir, name)); (err == nil) != want {
+			t.Errorf("%s: %v, want a file: %v", name, err, want)
+		}
+	}
+}
+
+func TestServesWithoutAKubelet(t *testing.T) {
+	r := newRig(t)
+	r.start(gpus(1), func(a *Adapter) { a.opts.KubeletSocket, a.kubelet.socket = "", "" })
+	r.awaitReady()
+	if s := r.sockets(); !slices.Equal(s, []string{"tandem-gpu.sock"}) {
+		t.Errorf("sockets %v, want a constant name", s)
+	}
+	r.must(r.adapter.Alive(r.ctx))
+	ctx, cancel := context.WithCancel(r.ctx)
+	cancel()
+	if err := r.adapter.Alive(ctx); err == nil {
+		t.Error("alive although the socket did not answer in time")
+	}
+}
+
+func TestSocketPathTooLong(t *testing.T) {
+	r := startRig(t, gpus(1), func(a *Adapter) { a.kubelet.dir = filepath.Join(a.kubelet.dir, strings.Repeat("d", 90)) })
+	r.await("a reason", func() bool {
+		err := r.adapter.Ready()
+		return err != nil && strings.Contains(err.Error(), "longer than 107 bytes")
+	})
+}
+
+// Two resource names of 63 characters differ in the last one. The paths of their sockets differ and are short enough for the
+// kubelet's default directory, also after many incarnations.
+func TestLongestResourceNames(t *testing.T) {
+	c := core.DefaultConfig()
+	var resources []string
+	for i, end := range []string{"a", "b"} {
+		pool := strings.Repeat("x", 63-len(vendor)-1) + end
+		resources = append(resources, vendor+pool)
+		c.Policy.Rules = append(c.Policy.Rules, inventory.Rule{
+			Select: inventory.Selector{IDs: []gpu.DeviceID{coretest.GPU(i)}}, Pool: pool,
+		})
+	}
+	r := startRig(t, buildInventory(coretest.GPUs(2), c))
+	for _, resource := range resources {
+		r.awaitHealthy(resource, 1)
+	}
+	names := r.sockets()
+	if len(names) != 2 || names[0] == names[1] {
+		t.Errorf("sockets %v", names)
+	}
+	for _, name := range names {
+		if n := len(v1beta1.DevicePluginPath + name); n+len("999999") > maxSocketPath {
+			t.Errorf("%s: a path of %d characters", name, n)
+		}
+	}
+}
+
+// Each goroutine of the adapter is registered while it runs, and is not late without a fault.
+func TestWatchdogTasks(t *testing.T) {
+	registry := watchdog.NewRegistry()
+	r := newRunning(t, 2, func(a *Adapter) { a.opts.Watchdog = registry })
+	names := func() (names []string) {
+		for _, s := range registry.Tasks() {
+			names = append(names, s.Name)
+		}
+		return names
+	}
+	want := []string{"ListAndWatch " + GPUResource, "endpoint " + GPUResource, "plugin directory", "pod resources"}
+	if got := names(); !slices.Equal(got, want) {
+		t.Errorf("registered: %v, want %v", got, want)
+	}
+	if late := registry.Late(time.Now()); len(late) != 0 {
+		t.Errorf("late: %v", late)
+	}
+	r.kubelet.Stop()
+	r.await("the end of the stream", func() bool { return !slices.Contains(names(), want[0]) })
+	r.stop()
+	if got := names(); len(got) != 0 {
+		t.Errorf("still registered: %v", got)
+	}
+}

@@ -1,0 +1,79 @@
+package dra
+
+import (
+	"errors"
+
+	"google.golang.org/grpc"
+	dra "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
+)
+
+func claimsOf(names ...string) (all []*dra.Claim) {
+	for _, name := range names {
+		all = append(all, &dra.Claim{Namespace: "default", Name: name, Uid: uidOf(name)})
+	}
+	return all
+}
+
+// prepare prepares claims in one call.
+func (r *rig) prepare(names ...string) map[string]*dra.NodePrepareResourceResponse {
+	r.Helper()
+	answer, err := dra.NewDRAPluginClient(r.conn).NodePrepareResources(r.ctx, &dra.NodePrepareResourcesRequest{Claims: claimsOf(names...)})
+	r.must(err)
+	return answer.GetClaims()
+}
+
+// prepareOne prepares a claim and returns its devices, or the error.
+func (r *rig) prepareOne(name string) ([]*dra.Device, error) {
+	r.Helper()
+	one := r.prepare(name)[uidOf(name)]
+	if one == nil {
+		r.Fatalf("claim %s has no answer", name)
+	}
+	if text := one.GetError(); text != "" {
+		return nil, errors.New(text)
+	}
+	return one.GetDevices(), nil
+}
+
+// unprepare unprepares a claim.
+func (r *rig) unprepare(name string) error {
+	r.Helper()
+	answer, err := dra.NewDRAPluginClient(r.conn).NodeUnprepareResources(r.ctx, &dra.NodeUnprepareResourcesRequest{Claims: claimsOf(name)})
+	r.must(err)
+	one := answer.GetClaims()[uidOf(name)]
+	if one == nil {
+		r.Fatalf("claim %s has no answer", name)
+	}
+	if text := one.GetError(); text != "" {
+		return errors.New(text)
+	}
+	return nil
+}
+
+// record is the record of a claim on disk; the zero value if there is none.
+func (r *rig) record(name string) prepared.Claim {
+	r.Helper()
+	store, err := prepared.Open(r.adapter.claimsDir(), boot, nil)
+	r.must(err)
+	c, _ := store.Get(uidOf(name))
+	return c
+}
+
+// prepareQuietly is prepareOne for other goroutines than that of the test.
+func (r *rig) prepareQuietly(conn *grpc.ClientConn, name string) error {
+	answer, err := dra.NewDRAPluginClient(conn).NodePrepareResources(r.ctx, &dra.NodePrepareResourcesRequest{Claims: claimsOf(name)})
+	if text := answer.GetClaims()[uidOf(name)].GetError(); err == nil && text != "" {
+		return errors.New(text)
+	}
+	return err
+}
+
+func (r *rig) unprepareQuietly(conn *grpc.ClientConn, name string) error {
+	answer, err := dra.NewDRAPluginClient(conn).NodeUnprepareResources(r.ctx, &dra.NodeUnprepareResourcesRequest{Claims: claimsOf(name)})
+	if text := answer.GetClaims()[uidOf(name)].GetError(); err == nil && text != "" {
+		return errors.New(text)
+	}
+	return err
+}

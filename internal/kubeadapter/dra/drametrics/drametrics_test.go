@@ -1,0 +1,113 @@
+package drametrics
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/publisher"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/operator/metrics"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
+)
+
+// driver, slicesOf and plugin are what a test sets.
+type driver struct {
+	ready  error
+	stats  dra.Stats
+	claims []prepared.Claim
+}
+
+func (d driver) Alive(context.Context) error        { return nil }
+func (d driver) Ready() error                       { return d.ready }
+func (d driver) Stats() dra.Stats                   { return d.stats }
+func (d driver) RequestTimes() dra.RequestTimes     { return dra.RequestTimes{} }
+func (d driver) Prepared() []prepared.Claim         { return d.claims }
+func (s slicesOf) Published() publisher.Status      { return s.status }
+func (s slicesOf) Ready() error                     { return s.ready }
+func (p plugin) Alive(context.Context) error        { return nil }
+func (p plugin) Ready() (string, bool, error)       { return p.text, p.idle, p.err }
+func (p plugin) Endpoints() []report.Endpoint       { return p.endpoints }
+func (p plugin) Resources() []string                { return nil }
+func (p plugin) ResourceOf(u inventory.Unit) string { return "nvidia.com/" + u.Pool }
+func (p plugin) Collect(*metrics.Page)              {}
+
+type slicesOf struct {
+	status publisher.Status
+	ready  error
+}
+
+type plugin struct {
+	text      string
+	idle      bool
+	err       error
+	endpoints []report.Endpoint
+}
+
+// The agent is ready when the kubelet has the driver, and whoever schedules has its devices; endpoints of device plugins count if there are
+// any. A node without a GPU is idle.
+func TestReady(t *testing.T) {
+	published := slicesOf{status: publisher.Status{Slices: 1, Devices: 8}}
+	notOffered := plugin{err: errors.New("the devices are not offered yet")} // they are, by the driver
+	endpoint := []report.Endpoint{{Resource: "nvidia.com/gpu"}}
+	for name, c := range map[string]struct {
+		view View
+		idle bool
+		text string
+		err  string
+	}{
+		"not registered":   {View{Driver: driver{ready: errors.New("the kubelet has not asked")}, Slices: published, Plugin: notOffered}, false, "", "DRA driver x: the kubelet has not asked"},
+		"no CDI":           {View{Driver: driver{}, Slices: published, Plugin: notOffered, Refused: func() string { return "old runtime" }}, false, "", "no device takes new work, because containers of this node would get none: old runtime"},
+		"not published":    {View{Driver: driver{}, Slices: slicesOf{ready: errors.New("forbidden")}, Plugin: notOffered}, false, "", "ResourceSlices: forbidden"},
+		"ready":            {View{Driver: driver{}, Slices: published, Plugin: notOffered}, false, "8 devices in 1 ResourceSlices", ""},
+		"empty endpoint":   {View{Driver: driver{}, Slices: published, Plugin: plugin{text: "offered to the kubelet: nvidia.com/gpu", endpoints: endpoint}}, false, "; offered to the kubelet: nvidia.com/gpu", ""},
+		"endpoint refused": {View{Driver: driver{}, Slices: published, Plugin: plugin{err: errors.New("nvidia.com/gpu: refused"), endpoints: endpoint}}, false, "", "nvidia.com/gpu: refused"},
+		"no GPU":           {View{Driver: driver{}, Slices: slicesOf{status: publisher.Status{Slices: 1}}, Plugin: plugin{text: "no GPU", idle: true}}, true, "; no GPU", ""},
+	} {
+		v := c.view
+		v.Name = "x"
+		if v.Refused == nil {
+			v.Refused = func() string { return "" }
+		}
+		text, idle, err := v.Ready()
+		if idle != c.idle || !strings.Contains(text, c.text) || (err == nil) != (c.err == "") || err != nil && err.Error() != c.err {
+			t.Errorf("%s: %q, %v, %v", name, text, idle, err)
+		}
+	}
+}
+
+// The report has the claims with their devices, and finds the device of a name in a slice, also of a share.
+func TestDescribe(t *testing.T) {
+	at := time.Unix(1, 0)
+	name := strings.ToLower(string(coretest.GPU(0)))
+	v := View{
+		Name: "x", Node: "node-1", BootID: "now", Refused: func() string { return "" }, Slices: slicesOf{status: publisher.Status{Reachable: true, Slices: 1, Devices: 3}},
+		Driver: driver{stats: dra.Stats{Registered: true}, claims: []prepared.Claim{
+			{Namespace: "team", Name: "train", BootID: "now", State: prepared.Complete, Since: at, Results: []prepared.Result{{Device: name, Unit: inventory.UnitID(coretest.GPU(0)) + "::1", Request: "gpu"}}},
+			{Namespace: "team", Name: "old", BootID: "before"},
+		}},
+		Devices: func() []kubeapi.Device {
+			return []kubeapi.Device{
+				{Name: name, Taints: []kubeapi.DeviceTaint{{Key: "gpu.nvidia.com/xid", Value: "79", Effect: kubeapi.NoSchedule, TimeAdded: at}}},
+				{Name: strings.ToLower(string(coretest.GPU(1))) + "-s1"}, {Name: "gone"},
+			}
+		},
+	}
+	r := v.Describe(report.Report{Devices: []report.Device{{ID: coretest.GPU(0)}, {ID: coretest.GPU(1)}}})
+	if d := r.Devices[0]; len(d.Taints) != 1 || d.Taints[0].String() != "gpu.nvidia.com/xid=79:NoSchedule" || d.SliceDevices[0] != name {
+		t.Errorf("%+v", d)
+	}
+	if d := r.Devices[1]; len(d.SliceDevices) != 1 || !strings.HasSuffix(d.SliceDevices[0], "-s1") || d.Taints != nil {
+		t.Errorf("%+v", d)
+	}
+	c := r.DRA.Claims
+	if len(c) != 2 || c[0].Devices[0].ID != coretest.GPU(0) || c[0].Outdated || !c[1].Outdated || r.DRA.Problem != "" || !r.DRA.Registered {
+		t.Errorf("%+v", r.DRA)
+	}
+}

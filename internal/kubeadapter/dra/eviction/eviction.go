@@ -1,0 +1,151 @@
+// Package eviction decides of which broken GPUs Kubernetes may delete the pods, by a taint with the effect NoExecute: it does so within a second,
+// for all GPUs at once, and without regard to disruption budgets. A reading of the driver may be wrong, above all the first ones of an agent.
+//
+// A GPU is evicted when its hardware has been broken for 30 seconds of this process, two more checks of all GPUs have agreed, a claim has it, and
+// fewer GPUs of the node than allowed were evicted in the hour before. It stays evicted until it is not broken any more. The record of
+// evictions is on disk before the taint is published, so that a restart of the agent starts no new hour.
+package eviction
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
+	"github.com/tandem-gpu/tandem/internal/util/watchdog"
+)
+
+const (
+	settle    = 30 * time.Second // that a GPU has to be broken before
+	agreeing  = 2                // checks that have to agree after the first one
+	window    = time.Hour
+	pollEvery = time.Second      // while a GPU waits for checks
+	diskAgain = 10 * time.Second // until the file is tried again
+	diskMost  = time.Minute      // for the watchdog: a write of the file
+)
+
+// Options configure Evictions.
+type Options struct {
+	// Devices are what slices are to have, with the effect NoExecute at each whose hardware is broken; nil = not known yet.
+	Devices *watch.Value[[]kubeapi.Device]
+
+	Checks  func() uint64 // complete checks of all GPUs since the start
+	PerHour int           // GPUs that may be evicted within an hour
+	File    string        // the record of evictions
+
+	Watchdog *watchdog.Registry // of the goroutine; nil = none
+	Log      *slog.Logger       // nil = no log
+}
+
+// Evictions are the GPUs whose pods Kubernetes may delete. Make one with New, then call Run once.
+type Evictions struct {
+	opts Options
+	gpus *watch.Value[map[gpu.DeviceID]bool]
+	told map[gpu.DeviceID]bool // GPUs that wait, in the log
+}
+
+// New returns evictions that do not run: no GPU is evicted.
+func New(o Options) *Evictions {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Evictions{opts: o, gpus: watch.NewValue(map[gpu.DeviceID]bool{}), told: map[gpu.DeviceID]bool{}}
+}
+
+// GPUs returns the GPUs that are evicted now. The maps are not to be changed.
+func (e *Evictions) GPUs() *watch.Value[map[gpu.DeviceID]bool] { return e.gpus }
+
+// Run decides until ctx ends.
+func (e *Evictions) Run(ctx context.Context) error {
+	task := e.opts.Watchdog.Register("evictions")
+	defer task.Done()
+	s := state{}
+	for ctx.Err() == nil {
+		task.Heartbeat(diskMost)
+		records, err := read(e.opts.File, time.Now(), e.opts.PerHour)
+		if err == nil {
+			s.records, s.saved = records, records
+			break
+		}
+		e.opts.Log.Warn("no pods are evicted: the record of evictions can't be read", "error", err)
+		watch.Sleep(ctx, diskAgain)
+	}
+	for ctx.Err() == nil {
+		devices, changed := e.opts.Devices.LoadNext()
+		wait := time.Hour
+		if devices != nil {
+			task.Heartbeat(diskMost)
+			s, wait = e.decide(s, brokenOf(devices))
+		}
+		task.Heartbeat(wait + time.Second)
+		timer := time.NewTimer(wait)
+		select {
+		case <-changed:
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+		timer.Stop()
+	}
+	return nil
+}
+
+// decide returns what follows from the devices, and when to decide again. A GPU is evicted when that is on disk; that an eviction has ended holds
+// at once.
+func (e *Evictions) decide(s state, broken map[gpu.DeviceID]fault) (state, time.Duration) {
+	next, wait := s.next(time.Now(), e.opts.Checks(), broken, e.opts.PerHour)
+	if !slices.Equal(next.records, s.saved) {
+		if err := write(e.opts.File, next.records); err == nil {
+			next.saved = next.records
+		} else {
+			e.opts.Log.Warn("no more pods are evicted: the record of evictions can't be written", "error", err)
+			next.records, wait = s.kept(time.Now(), broken), min(wait, diskAgain)
+		}
+	}
+	evicted := next.evicted()
+	for id := range evicted {
+		if !e.gpus.Load()[id] {
+			e.opts.Log.Warn("GPU is broken: Kubernetes deletes the pods that use it", "gpu", id, "cause", broken[id].cause)
+		}
+	}
+	for id, f := range broken {
+		if waits := f.held && !evicted[id] && next.confirmed(id, time.Now(), e.opts.Checks()); waits && !e.told[id] {
+			e.opts.Log.Warn("GPU is broken: its pods stay, because as many GPUs as evictions-per-hour allows were evicted within the hour",
+				"gpu", id, "cause", f.cause, "evictions-per-hour", e.opts.PerHour)
+			e.told[id] = true
+		}
+	}
+	maps.DeleteFunc(e.told, func(id gpu.DeviceID, _ bool) bool { _, still := broken[id]; return !still || evicted[id] })
+	if !maps.Equal(evicted, e.gpus.Load()) {
+		e.gpus.Store(evicted)
+	}
+	return next, wait
+}
+
+// fault is why a GPU is broken.
+type fault struct {
+	cause string // its taint
+	held  bool   // a claim has it
+}
+
+// brokenOf returns the GPUs of devices that have the effect NoExecute.
+func brokenOf(devices []kubeapi.Device) map[gpu.DeviceID]fault {
+	all := map[gpu.DeviceID]fault{}
+	for _, d := range devices {
+		i := slices.IndexFunc(d.Taints, resourceslice.IsNoExecute)
+		id := resourceslice.GPU(d)
+		if i < 0 || id == "" {
+			continue
+		}
+		f, ok := all[id]
+		if f.held = f.held || d.Held; !ok {
+			f.cause = d.Taints[i].Key + "=" + d.Taints[i].Value
+		}
+		all[id] = f
+	}
+	return all
+}

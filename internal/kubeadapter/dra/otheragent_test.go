@@ -1,0 +1,67 @@
+package dra
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
+)
+
+// A GPU that another agent of the host offered first gets no claim, whatever that tolerates, and has a taint, as the device plugin lists it as
+// unhealthy. A claim that has one is not affected. A GPU that this agent offered first, and with overlap = warn any, is given out.
+func TestGPUThatAnotherAgentOffers(t *testing.T) {
+	ready := build(coretest.GPUs(3), health.Ledger{}, config())
+	claimedBy := func(older bool, mode inventory.OverlapMode) *inventory.Inventory {
+		var claims []inventory.Claim
+		for i := range 2 {
+			claims = append(claims, inventory.Claim{Agent: "nomad-gpu", At: gpu.WholeGPU(coretest.GPU(i)), Older: older})
+		}
+		return ready.WithHost(inventory.Host{CDI: ready.CDI(), Claims: claims}, mode)
+	}
+	everything := func(r *kubeapi.DeviceRequestAllocationResult) {
+		r.Tolerations = []kubeapi.DeviceToleration{{Operator: "Exists"}}
+	}
+	r := newRig(t, ready)
+	for i, name := range []string{"running", "next", "free"} {
+		r.api.put(newClaim(name, result(coretest.GPU(i), everything)))
+	}
+	before, err := r.prepareOne("running")
+	r.must(err)
+
+	r.src.Set(claimedBy(true, inventory.OverlapRefuse))
+	r.await("taints", func() bool { return r.taintsOf(deviceName(coretest.GPU(1))) == "contested" })
+	if _, err := r.prepareOne("next"); err == nil || !strings.Contains(err.Error(), "offered by another agent (nomad-gpu)") {
+		t.Errorf("a GPU of another agent: %v", err)
+	}
+	again, err := r.prepareOne("running")
+	if err != nil || again[0].String() != before[0].String() {
+		t.Errorf("a running claim: %v, %v", again, err)
+	}
+	for _, h := range r.adapter.Health().Load() {
+		if h.Status != resourceslice.StatusHealthy {
+			t.Errorf("%+v: what runs is not concerned", h)
+		}
+	}
+	if _, err := r.prepareOne("free"); err != nil {
+		t.Errorf("another GPU: %v", err)
+	}
+	r.must(r.unprepare("running"))
+
+	for name, inv := range map[string]*inventory.Inventory{
+		"offered here first": claimedBy(false, inventory.OverlapRefuse), "warn": claimedBy(true, inventory.OverlapWarn),
+	} {
+		r.src.Set(inv)
+		r.await("no taints", func() bool { return r.taintsOf(deviceName(coretest.GPU(1))) == "" })
+		if _, err := r.prepareOne("next"); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		r.must(r.unprepare("next"))
+		r.src.Set(claimedBy(true, inventory.OverlapRefuse))
+		r.await("taints", func() bool { return r.taintsOf(deviceName(coretest.GPU(1))) == "contested" })
+	}
+}

@@ -1,0 +1,131 @@
+package prepared
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/tandem-gpu/tandem/internal/util/statefile"
+)
+
+// Unread is a file that should be the record of a claim and can't be read, or is none: another user owns it, the disk fails, it is damaged. What
+// the claim holds is not known from it.
+type Unread struct {
+	UID  string // of the claim; "" if Path is the directory
+	Path string
+	Err  error
+}
+
+// String is a line for operators, without a remedy.
+func (u Unread) String() string {
+	reason := u.Err
+	if e, ok := errors.AsType[*fs.PathError](u.Err); ok { // else the path is there twice
+		reason = e.Err
+	}
+	return fmt.Sprintf("%s can't be read as a prepared claim: %s", u.Path, strings.Join(strings.Fields(reason.Error()), " "))
+}
+
+type unread struct {
+	Unread
+	left error // why the file could not be set aside, although no pod has the claim
+}
+
+// ReadProblems returns the files in a directory that can't be read. It changes nothing.
+func ReadProblems(dir, bootID string) []Unread {
+	s := newStore(dir, bootID, nil)
+	if err := s.Refresh(); err != nil {
+		return []Unread{{Path: dir, Err: err}}
+	}
+	return s.Unread()
+}
+
+// Unread returns the files that could not be read when that was tried last, in the order of the UIDs, without those of which Settle was called. A
+// claim of one may hold anything.
+func (s *Store) Unread() (all []Unread) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for uid, u := range s.unread {
+		if _, held := s.claims[uid]; !held && u.left == nil {
+			all = append(all, u.Unread)
+		}
+	}
+	slices.SortFunc(all, func(a, b Unread) int { return cmp.Compare(a.UID, b.UID) })
+	return all
+}
+
+// setUnread replaces the files that can't be read by those that Refresh has found, and logs the new ones.
+func (s *Store) setUnread(failed []Unread) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := s.unread
+	s.unread = map[string]*unread{}
+	for _, f := range failed {
+		_, held := s.claims[f.UID]
+		if _, removed := s.removed[f.UID]; held || removed { // meanwhile
+			continue
+		}
+		one := &unread{Unread: f}
+		if was := before[f.UID]; was != nil {
+			one.left = was.left
+		} else {
+			s.log.Warn(one.warning())
+		}
+		s.unread[f.UID] = one
+	}
+}
+
+// Settle takes that no pod has the claims of files that can't be read: they hold nothing. The files are set aside.
+func (s *Store) Settle(files []Unread) {
+	for _, f := range files {
+		s.setAside(f.UID, "no pod has the claim")
+	}
+}
+
+// setAside renames the file of a claim to NAME.broken, if it could not be read, and reports whether it is gone.
+func (s *Store) setAside(uid, why string) bool {
+	s.mu.Lock()
+	one := s.unread[uid]
+	s.mu.Unlock()
+	if one == nil {
+		return false
+	}
+	name, err := statefile.SetAside(one.Path, "broken")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		logged := one.left != nil
+		if one.left = err; !logged {
+			s.log.Warn(one.warning())
+		}
+		return false
+	}
+	delete(s.unread, uid)
+	s.renamed[uid] = fmt.Sprintf("%s; %s, and the file was renamed to %s", one, why, filepath.Base(name))
+	s.log.Warn(s.renamed[uid])
+	return true
+}
+
+// warning is the line for operators.
+func (u *unread) warning() string {
+	if u.left != nil {
+		return fmt.Sprintf("%s; no pod has the claim, and the file can't be renamed (%v): remove it", u, u.left)
+	}
+	return fmt.Sprintf("%s; the claim may have any GPU of DRA, and no other API gets one until that is known: let the agent read the file, or remove it if no pod has the claim", u)
+}
+
+// Warnings are the problems that an operator should know of, one line each.
+func (s *Store) Warnings() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	lines := slices.Collect(maps.Values(s.renamed))
+	for _, u := range s.unread {
+		lines = append(lines, u.warning())
+	}
+	slices.Sort(lines)
+	return lines
+}

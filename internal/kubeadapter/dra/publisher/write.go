@@ -1,0 +1,150 @@
+package publisher
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
+)
+
+// parallelWrites is how many slices are created, or get taints, at the same time: with one after the other, those of a large node take as many
+// answers of the server as there are slices.
+const parallelWrites = 4
+
+// together returns how many of the writes are sent at the same time, the first ones; 0 = not before pause is over.
+func (p *Publisher) together(writes []write) (n int, pause time.Duration) {
+	if writes[0].verb != create {
+		return 1, 0
+	}
+	for n < min(len(writes), parallelWrites) && writes[n].verb == create {
+		if pause = p.creates.take(time.Now()); pause > 0 {
+			break
+		}
+		n++
+	}
+	return n, pause
+}
+
+// try does a plan as dry runs: a write that is refused would leave the pool incomplete. It reports whether there has to be another plan.
+func (p *Publisher) try(ctx context.Context, todo plan) (again bool, err error) {
+	for _, w := range todo.writes {
+		if w.verb == remove {
+			continue
+		}
+		err := p.await(ctx, func() (err error) {
+			if w.verb == create {
+				_, err = p.opts.API.CreateSlice(ctx, w.slice, kubeapi.DryRun)
+			} else {
+				_, err = p.opts.API.UpdateSlice(ctx, w.slice, kubeapi.DryRun)
+			}
+			return err
+		})
+		if errors.Is(err, kubeapi.ErrInvalid) {
+			err = p.sift(ctx, w.slice.Spec.Devices, err)
+			return err == nil, err
+		}
+		if err != nil {
+			return p.recover(ctx, w, err)
+		}
+	}
+	return false, nil
+}
+
+// write does the writes of a plan. It reports whether another plan has to follow at once.
+func (p *Publisher) write(ctx context.Context, todo plan, observations <-chan observation) (again bool, err error) {
+	var firstErr error
+	planned := p.due
+	p.creates.limitCreates(todo.slices)
+	for rest := todo.writes; len(rest) > 0; {
+		n, pause := p.together(rest)
+		if n == 0 {
+			p.at(time.Now().Add(pause))
+			return false, firstErr
+		}
+		for i, err := range p.send(ctx, rest[:n]) {
+			w := rest[i]
+			switch {
+			case err == nil:
+			case w.foreign: // the own slices have a higher generation
+				firstErr = cmpErr(firstErr, p.rivals.failed(err, time.Now()))
+			case errors.Is(err, kubeapi.ErrInvalid) && w.verb != remove:
+				err = p.sift(ctx, w.slice.Spec.Devices, err)
+				return err == nil, err
+			default:
+				return p.recover(ctx, w, err)
+			}
+		}
+		p.takeDevices()
+		p.takeObservations(observations)
+		if p.due.Before(planned) && !p.due.After(time.Now()) {
+			return true, nil
+		}
+		rest = rest[n:]
+	}
+	return firstErr == nil, firstErr
+}
+
+func cmpErr(a, b error) error {
+	if a != nil {
+		return a
+	}
+	return b
+}
+
+// send sends writes at the same time, and takes their answers.
+func (p *Publisher) send(ctx context.Context, writes []write) []error {
+	got, errs := make([]kubeapi.ResourceSlice, len(writes)), make([]error, len(writes))
+	var sent sync.WaitGroup
+	for i, w := range writes {
+		sent.Go(func() { got[i], errs[i] = request(ctx, p.opts.API, w) })
+	}
+	_ = p.await(ctx, func() error { sent.Wait(); return nil }) // each has its own
+	for i, w := range writes {
+		p.writes.count(w.verb, errs[i])
+		if errs[i] == nil {
+			p.current.LastWrite = time.Now()
+			p.retry.reset()
+			p.took(w, got[i])
+			if w.foreign {
+				p.rivals.deleted(time.Now())
+				p.log.Warn("slice of another driver of this name deleted: it is not published by this agent", "slice", w.slice.Metadata.Name)
+			}
+		}
+	}
+	return errs
+}
+
+// request sends a write and returns the slice as the server stored it.
+func request(ctx context.Context, api *kubeapi.Client, w write) (kubeapi.ResourceSlice, error) {
+	switch w.verb {
+	case create:
+		return api.CreateSlice(ctx, w.slice, kubeapi.Store)
+	case update:
+		return api.UpdateSlice(ctx, w.slice, kubeapi.Store)
+	case remove:
+		err := api.DeleteSlice(ctx, w.slice.Metadata.Name, w.slice.Metadata.UID)
+		if errors.Is(err, kubeapi.ErrNotFound) {
+			err = nil
+		}
+		return kubeapi.ResourceSlice{}, err
+	}
+	return kubeapi.ResourceSlice{}, nil
+}
+
+// took takes the answer to a write.
+func (p *Publisher) took(w write, got kubeapi.ResourceSlice) {
+	name := w.slice.Metadata.Name
+	if w.verb == remove {
+		p.seen.gone(name)
+		return
+	}
+	p.compareAnswer(w.slice.Spec, got.Spec)
+	if equalDevices(w.slice.Spec.Devices, got.Spec.Devices) {
+		got.Spec.Devices = w.slice.Spec.Devices // one copy in memory
+	} else {
+		p.stored[name] = newAnswered(w.slice.Spec, got.Spec)
+	}
+	p.seen.wrote(got)
+}

@@ -1,0 +1,132 @@
+package resourceslice
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
+)
+
+// holding is a device that prepared claims hold.
+type holding struct {
+	published kubeapi.Device // without taints
+	result    prepared.Result
+}
+
+// Published returns a device for prepared.Result.Published: as it is in the slice, without taints.
+func Published(d kubeapi.Device) json.RawMessage {
+	d.Taints = nil
+	text, err := json.Marshal(d)
+	if err != nil { // a Device has no value that JSON can't have
+		return nil
+	}
+	return text
+}
+
+// held returns the devices that prepared claims hold, by name. Of several claims on a device the first by UID counts. A claim with admin
+// access holds nothing.
+func (in Input) held() map[string]holding {
+	claims := slices.SortedFunc(slices.Values(in.Prepared), func(a, b prepared.Claim) int {
+		if a.UID < b.UID {
+			return -1
+		}
+		return 1
+	})
+	all := map[string]holding{}
+	for _, c := range claims {
+		if !c.Holds(in.BootID) {
+			continue
+		}
+		for _, r := range c.Results {
+			if _, ok := all[r.Device]; !ok && !r.Admin {
+				all[r.Device] = holding{decoded(r), r}
+			}
+		}
+	}
+	return all
+}
+
+// decoded returns the device of a result as it was published; one without attributes if the record lacks it.
+func decoded(r prepared.Result) kubeapi.Device {
+	var d kubeapi.Device
+	if json.Unmarshal(r.Published, &d) != nil || d.Name != r.Device {
+		d = kubeapi.Device{Name: r.Device}
+	}
+	d.Taints = nil
+	return d
+}
+
+// asPublished returns the held device as it was published. A record of another version, or one that was made again without the GPU, may lack
+// attributes and capacities: they are unknown then. An expression that reads one which is missing would be an error for the pod.
+func (h holding) asPublished() kubeapi.Device {
+	id, shared := h.result.Unit.Split()
+	unknown := inventory.Unit{Device: gpu.Device{ID: id, At: h.result.At, NUMANode: -1}}
+	if shared {
+		unknown.Sharing.Mode = inventory.TimeSlicing
+	}
+	d := h.published
+	d.Attributes, d.Capacity = attributes(gpu.Driver{}, unknown), capacities(unknown.Device)
+	maps.Copy(d.Attributes, h.published.Attributes)
+	maps.Copy(d.Capacity, h.published.Capacity)
+	return d
+}
+
+// sameForm reports whether a device can be published as b while claims hold it that were allocated when it was published as a.
+func sameForm(a, b kubeapi.Device) bool {
+	if a.AllowMultipleAllocations != b.AllowMultipleAllocations || len(a.Capacity) != len(b.Capacity) {
+		return false
+	}
+	for name := range a.Capacity {
+		if _, ok := b.Capacity[name]; !ok {
+			return false
+		}
+	}
+	for _, name := range []string{attrType, attrPool, attrSharing} {
+		if x, y := a.Attributes[name].String, b.Attributes[name].String; x == nil || y == nil || *x != *y {
+			return false
+		}
+	}
+	return true
+}
+
+// overlaps reports whether claims hold the hardware of a device under the name of another device, which is not offered beside
+// it. Devices that are offered at the same time on the same hardware are the shares of one device.
+func (l *listing) overlaps(withdrawn []prepared.Result) bool {
+	return slices.ContainsFunc(withdrawn, func(r prepared.Result) bool {
+		return r.Device != l.device.Name && r.At.Overlaps(l.unit.Device.At)
+	})
+}
+
+// withdrawn returns the held devices that are not offered as they were published, by GPU.
+func withdrawn(held map[string]holding, offered map[string]bool) map[gpu.DeviceID][]prepared.Result {
+	all := map[gpu.DeviceID][]prepared.Result{}
+	for name, h := range held {
+		if !offered[name] {
+			all[h.result.At.GPU] = append(all[h.result.At.GPU], h.result)
+		}
+	}
+	return all
+}
+
+// retained returns the devices that claims hold and that are offered no more, in the order of their names.
+func (in Input) retained(held map[string]holding, listed map[string]bool) (all []listing) {
+	units := map[gpu.DeviceID]inventory.Unit{}
+	for u := range in.Inventory.Devices() {
+		units[u.Device.ID] = u
+	}
+	for _, name := range slices.Sorted(maps.Keys(held)) {
+		if _, ok := listed[name]; ok {
+			continue
+		}
+		h := held[name]
+		id, _ := h.result.Unit.Split()
+		l := listing{unit: units[id], device: h.asPublished()}
+		l.device.Taints, l.device.Held = in.taints(l.unit, true, false), true
+		all = append(all, l)
+	}
+	return all
+}

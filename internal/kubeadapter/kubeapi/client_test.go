@@ -1,0 +1,295 @@
+package kubeapi_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi/kubeapitest"
+)
+
+func client(t *testing.T, o kubeapi.Options) *kubeapi.Client {
+	t.Helper()
+	c, err := kubeapi.New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.CloseIdleConnections)
+	return c
+}
+
+func slice(name string, devices ...kubeapi.Device) kubeapi.ResourceSlice {
+	return kubeapi.ResourceSlice{
+		Metadata: kubeapi.ObjectMeta{Name: name},
+		Spec: kubeapi.ResourceSliceSpec{
+			Driver: "gpu.nvidia.com", NodeName: "n1", Devices: devices,
+			Pool: kubeapi.ResourcePool{Name: "n1", Generation: 1, ResourceSliceCount: 1},
+		},
+	}
+}
+
+// The verbs, and what each answer means.
+func TestVerbs(t *testing.T) {
+	s := kubeapitest.Start(t)
+	c := client(t, kubeapi.Options{Address: s.URL, Agent: "tandem/test"})
+	ctx := t.Context()
+	node := s.PutNode(kubeapi.Node{Metadata: kubeapi.ObjectMeta{Name: "n1"}})
+	s.PutClaim(kubeapi.ResourceClaim{Metadata: kubeapi.ObjectMeta{Namespace: "team", Name: "train", UID: "u1"}})
+	if got, err := c.Node(ctx, "n1"); err != nil || got.Metadata.UID != node.Metadata.UID || got.Metadata.UID == "" {
+		t.Errorf("node %+v, %v", got, err)
+	}
+	if got, err := c.Claim(ctx, "team", "train"); err != nil || got.Metadata.UID != "u1" {
+		t.Errorf("claim %+v, %v", got, err)
+	}
+	made, err := c.CreateSlice(ctx, slice("a", kubeapi.Device{Name: "gpu-0"}), kubeapi.Store)
+	if err != nil || made.Metadata.UID == "" || made.Metadata.ResourceVersion == "" {
+		t.Fatalf("created %+v, %v", made, err)
+	}
+	if _, err := c.CreateSlice(ctx, slice("b"), kubeapi.DryRun); err != nil {
+		t.Error(err)
+	}
+	next := made
+	next.Spec.Pool.Generation = 2
+	changed, err := c.UpdateSlice(ctx, next, kubeapi.Store)
+	if err != nil || changed.Spec.Pool.Generation != 2 || changed.Metadata.ResourceVersion == made.Metadata.ResourceVersion {
+		t.Errorf("updated %+v, %v", changed, err)
+	}
+	list, err := c.Slices(ctx, kubeapi.SliceSelector{Node: "n1", Driver: "gpu.nvidia.com"})
+	if err != nil || len(list.Items) != 1 || list.Items[0].Metadata.Name != "a" || list.Metadata.ResourceVersion == "" {
+		t.Errorf("listed %+v, %v", list, err)
+	}
+	if other, err := c.Slices(ctx, kubeapi.SliceSelector{Node: "n2"}); err != nil || len(other.Items) != 0 {
+		t.Errorf("listed %+v of another node, %v", other, err)
+	}
+	for _, e := range []struct {
+		name string
+		call func() error
+		want error
+	}{
+		{"create again", func() error { _, err := c.CreateSlice(ctx, slice("a"), kubeapi.Store); return err }, kubeapi.ErrExists},
+		{"update of an old version", func() error { _, err := c.UpdateSlice(ctx, next, kubeapi.Store); return err }, kubeapi.ErrConflict},
+		{"update of none", func() error { _, err := c.UpdateSlice(ctx, slice("none"), kubeapi.Store); return err }, kubeapi.ErrNotFound},
+		{"delete of another UID", func() error { return c.DeleteSlice(ctx, "a", "other") }, kubeapi.ErrConflict},
+		{"delete", func() error { return c.DeleteSlice(ctx, "a", made.Metadata.UID) }, nil},
+		{"delete of none", func() error { return c.DeleteSlice(ctx, "a", "") }, kubeapi.ErrNotFound},
+		{"claim of none", func() error { _, err := c.Claim(ctx, "team", "other"); return err }, kubeapi.ErrNotFound},
+		{"slice of none", func() error { _, err := c.Slice(ctx, "a"); return err }, kubeapi.ErrNotFound},
+	} {
+		if err := e.call(); !errors.Is(err, e.want) || (e.want == nil) != (err == nil) {
+			t.Errorf("%s: %v, want %v", e.name, err, e.want)
+		}
+	}
+}
+
+// Without a connection, or behind a load balancer without a server, a request costs the server nothing. One that is not answered may.
+func TestUnreached(t *testing.T) {
+	closed, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = closed.Close()
+	balancer, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer balancer.Close() //nolint:errcheck // the end of the test
+	go func() {
+		for conn, err := balancer.Accept(); err == nil; conn, err = balancer.Accept() {
+			_ = conn.Close()
+		}
+	}()
+	s := kubeapitest.StartTLS(t)
+	cut := kubeapitest.Start(t)
+	cut.Fail("get", 1, kubeapitest.Failure{})
+	for name, o := range map[string]struct {
+		kubeapi.Options
+		want bool
+	}{
+		"refused":       {kubeapi.Options{Address: "http://" + closed.Addr().String()}, true},
+		"load balancer": {kubeapi.Options{Address: "https://" + balancer.Addr().String(), CAFile: s.CAFile, TokenFile: s.TokenFile}, true},
+		"cut":           {kubeapi.Options{Address: cut.URL}, false},
+		"no token":      {kubeapi.Options{Address: s.URL, CAFile: s.CAFile, TokenFile: "/nonexistent"}, false},
+	} {
+		_, err := client(t, o.Options).Claim(t.Context(), "ns", "c")
+		if errors.Is(err, kubeapi.ErrUnreached) != o.want || !errors.Is(err, kubeapi.ErrUnavailable) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// Each error has verb, object, server and remedy, and can be matched.
+func TestErrors(t *testing.T) {
+	answers := map[string]struct {
+		code int
+		body string
+		want error
+		text []string
+	}{
+		"forbidden": {403, `{"kind":"Status","reason":"Forbidden","message":"resourceclaims.resource.k8s.io \"c\" is forbidden: User \"u\" cannot get"}`,
+			kubeapi.ErrForbidden, []string{"get resourceclaims ns/c at http://", "403", "cannot get", `{apiGroups: ["resource.k8s.io"], resources: ["resourceclaims"], verbs: ["get"]}`}},
+		"policy": {422, `{"kind":"Status","reason":"Invalid","message":"x is forbidden: ValidatingAdmissionPolicy 'tandem' with binding 'tandem' denied request: other node"}`,
+			kubeapi.ErrForbidden, []string{"other node", "bound to a pod of this node"}},
+		"unserved":    {404, "404 page not found\n", kubeapi.ErrNotFound, []string{"does not serve resource.k8s.io/v1", "1.34"}},
+		"expired":     {410, `{"kind":"Status","reason":"Expired","message":"too old"}`, kubeapi.ErrGone, []string{"too old"}},
+		"token":       {401, `{"kind":"Status","reason":"Unauthorized","message":"Unauthorized"}`, kubeapi.ErrUnauthorized, []string{"read anew"}},
+		"busy":        {429, `{"kind":"Status","reason":"TooManyRequests","message":"slow down"}`, kubeapi.ErrUnavailable, []string{"slow down"}},
+		"broken":      {503, "upstream gone", kubeapi.ErrUnavailable, []string{"upstream gone"}},
+		"invalid":     {422, `{"kind":"Status","reason":"Invalid","message":"spec.devices[0].name"}`, kubeapi.ErrInvalid, []string{"spec.devices[0].name"}},
+		"no json":     {200, "<html>", kubeapi.ErrUnavailable, []string{"can't be decoded"}},
+		"unknown":     {418, strings.Repeat("x", 5000), nil, []string{"418", "xxx..."}},
+		"long answer": {200, `{"metadata":{"name":"` + strings.Repeat("x", 9<<20) + `"}}`, kubeapi.ErrUnavailable, []string{"too long"}},
+	}
+	for name, a := range answers {
+		t.Run(name, func(t *testing.T) {
+			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.WriteHeader(a.code)
+				_, _ = w.Write([]byte(a.body))
+			}))
+			defer s.Close()
+			_, err := client(t, kubeapi.Options{Address: s.URL}).Claim(t.Context(), "ns", "c")
+			if err == nil || a.want != nil && !errors.Is(err, a.want) {
+				t.Fatalf("%v, want %v", err, a.want)
+			}
+			for _, text := range a.text {
+				if !strings.Contains(err.Error(), text) {
+					t.Errorf("%q lacks %q", err, text)
+				}
+			}
+			if len(err.Error()) > 1000 {
+				t.Errorf("%d bytes of text", len(err.Error()))
+			}
+		})
+	}
+}
+
+// A redirect is not followed, for it would get the token.
+func TestRedirectGetsNoToken(t *testing.T) {
+	asked := false
+	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked = true }))
+	defer other.Close()
+	s := httptest.NewServer(http.RedirectHandler(other.URL+"/elsewhere", http.StatusTemporaryRedirect))
+	defer s.Close()
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte("secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := client(t, kubeapi.Options{Address: s.URL, TokenFile: token}).Claim(t.Context(), "ns", "c")
+	if err == nil || asked || !strings.Contains(err.Error(), "redirects to "+other.URL) || strings.Contains(err.Error(), "secret") {
+		t.Errorf("asked: %t, error %v", asked, err)
+	}
+}
+
+func TestAddress(t *testing.T) {
+	t.Setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+	t.Setenv("KUBERNETES_SERVICE_PORT", "443")
+	for address, want := range map[string]string{
+		"": "https://[fd00::1]:443", "https://10.0.0.1:6443": "https://10.0.0.1:6443", "https://api.example/": "https://api.example", "http://127.0.0.1:1": "http://127.0.0.1:1",
+		"10.0.0.1:6443": "", "ftp://x": "", "https://": "", "https://u:p@x": "", "https://x/path": "", "https://x?y=z": "", "://": "",
+	} {
+		c, err := kubeapi.New(kubeapi.Options{Address: address})
+		var bad *kubeapi.AddressError
+		if want == "" && (!errors.As(err, &bad) || !strings.Contains(err.Error(), "https://host:port")) {
+			t.Errorf("%q: %v", address, err)
+		}
+		if want != "" && (err != nil || c.Server() != want) {
+			t.Errorf("%q: %v", address, err)
+		}
+	}
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	if _, err := kubeapi.New(kubeapi.Options{}); err == nil || !strings.Contains(err.Error(), "KUBERNETES_SERVICE_HOST") {
+		t.Error(err)
+	}
+}
+
+// A token that is replaced or expires, and CA certificates that are replaced, need no restart: case 36.
+func TestCredentialsAreReadAnew(t *testing.T) {
+	s := kubeapitest.StartTLS(t)
+	s.PutNode(kubeapi.Node{Metadata: kubeapi.ObjectMeta{Name: "n1"}})
+	c := client(t, kubeapi.Options{Address: s.URL, TokenFile: s.TokenFile, CAFile: s.CAFile})
+	works := func(when string) {
+		t.Helper()
+		if _, err := c.Node(t.Context(), "n1"); err != nil {
+			t.Errorf("%s: %v", when, err)
+		}
+	}
+	fails := func(when string, texts ...string) {
+		t.Helper()
+		_, err := c.Node(t.Context(), "n1")
+		for _, text := range texts {
+			if err == nil || !strings.Contains(err.Error(), text) {
+				t.Errorf("%s: %v, want %q", when, err, text)
+			}
+		}
+	}
+	works("at first")
+	s.SetToken("second")
+	works("with another token")
+	s.AcceptTokens("third")
+	fails("with an expired token", "401", "read anew")
+	if asked := s.Requests(); len(asked) != 4 {
+		t.Errorf("%d requests, want two with the expired token", len(asked))
+	}
+	s.SetToken("third")
+	works("with a new token")
+	s.RotateCA(false)
+	fails("with the CA certificates before the rotation", s.CAFile, "TLS")
+	s.WriteCA()
+	works("with the new CA certificates")
+	for path, text := range map[string]string{s.TokenFile: "token: open " + s.TokenFile, s.CAFile: "CA certificates: open " + s.CAFile} {
+		content, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		c.CloseIdleConnections()
+		fails("without "+path, text)
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		works("with " + path)
+	}
+}
+
+// A spec with fields that this package lacks is recognised, so that it never counts as equal to one without them.
+func TestUnknownFields(t *testing.T) {
+	s := kubeapitest.Start(t)
+	c := client(t, kubeapi.Options{Address: s.URL})
+	for spec, want := range map[string]string{
+		`{"driver":"d","nodeName":"n","devices":[{"name":"x","bindsToNode":true}]}`: `"bindsToNode"`,
+		`{"driver":"d","nodeName":"n","sharedCounters":[]}`:                         `"sharedCounters"`,
+		`{"driver":"d","nodeName":"n","devices":[{"name":"x"}]}`:                    "",
+	} {
+		s.PutRaw("a", []byte(`{"metadata":{},"spec":`+spec+`}`))
+		got, err := c.Slice(t.Context(), "a")
+		if err != nil || got.Spec.Unknown != want || got.Spec.Driver != "d" {
+			t.Errorf("%s: %+v, %v", spec, got.Spec, err)
+		}
+	}
+}
+
+func TestDeadline(t *testing.T) {
+	s := kubeapitest.Start(t)
+	s.Hang()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cause := fmt.Errorf("the agent stops")
+	go func() {
+		for len(s.Requests()) == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		cancel(cause)
+	}()
+	if _, err := client(t, kubeapi.Options{Address: s.URL}).Node(ctx, "n"); !errors.Is(err, cause) || !errors.Is(err, kubeapi.ErrUnavailable) {
+		t.Error(err)
+	}
+}

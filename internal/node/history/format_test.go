@@ -1,0 +1,56 @@
+package history
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+)
+
+// FuzzLoad checks that an agent starts with any file, and that the valid parts of it are saved unchanged.
+func FuzzLoad(f *testing.F) {
+	golden, err := os.ReadFile("testdata/v1.json")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(golden)
+	f.Add([]byte(`{"Version":1,"Agent":"k8s-gpu","Record":{"Conditions":[{"At":{"GPU":"GPU-a"},"Reason":"VERDICT","Code":255}]}}`))
+	f.Add([]byte(`{"Version":1,"Agent":"k8s-gpu","Record":{"Charts":{"GPU-a":{"Vitals":{"Verdict":"reset"}}},"Devices":[{"ID":"GPU-a","At":{"GPU":"GPU-a"}}]}}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		r, _, err := decode(text, "k8s-gpu")
+		if err != nil {
+			return
+		}
+		cfg, now := core.DefaultConfig(), time.Now()
+		s := core.Restore(cfg, r, r.BootID).Read(cfg, now, coretest.GPUs(1)).Observe(cfg, now.Add(time.Hour))
+		for u := range s.Inventory.Units() {
+			if line := u.Health.String(); len(line) > 200 || u.Health.State > health.Healthy && u.Health.Cause() == "" {
+				t.Errorf("health %q, cause %q", line, u.Health.Cause())
+			}
+		}
+		for _, c := range s.Ledger.Conditions() {
+			if c.String() == "" || c.Cause() == "" {
+				t.Errorf("%+v has no text", c)
+			}
+		}
+		for _, record := range []core.Checkpoint{r, s.Checkpoint(r.BootID)} {
+			text, err := encode(record, "k8s-gpu")
+			if err != nil {
+				t.Fatal(err)
+			}
+			again, skipped, err := decode(text, "k8s-gpu")
+			if err != nil || len(skipped) > 0 {
+				t.Errorf("%v, %v", err, skipped)
+			}
+			if diff := cmp.Diff(record, again, cmpopts.IgnoreUnexported(health.GPUHistory{}), cmpopts.EquateEmpty()); diff != "" {
+				t.Error(diff)
+			}
+		}
+	})
+}

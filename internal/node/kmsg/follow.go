@@ -1,0 +1,125 @@
+package kmsg
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/util/watch"
+)
+
+// ErrUnavailable is returned if the kernel log can't be read. An agent works without it, but detects fewer XIDs.
+var ErrUnavailable = errors.New("kernel log is not readable")
+
+const (
+	remedy = "give the agent the host's device /dev/kmsg (a container must be allowed to open it, or be privileged) and, where sysctl kernel.dmesg_restrict is 1, the capability CAP_SYSLOG"
+
+	// recordSize is the maximum size of a record that a read of the device returns, in bytes (CONSOLE_EXT_LOG_MAX in older
+	// kernels; PRINTK_MESSAGE_MAX in newer ones is less). A longer line is skipped.
+	recordSize = 8 << 10
+
+	// pollEvery is the interval of reads from a regular file that was read to its end.
+	pollEvery = 200 * time.Millisecond
+)
+
+// Follow calls emit with the XIDs after what was read, in the order of the log, from the record with the sequence number next on,
+// until ctx ends or the log can't be read. It always returns an error: the context's, or that of a failed read. emit is called from
+// the goroutine that called Follow.
+//
+// The sequence number must be of the present boot: the kernel counts from 0 after each boot. A line that Follow held (see
+// holdFor) when it ended was not emitted, so the Next of the last emitted line is the number to continue with.
+//
+// If the log is a regular file, appended records are read within pollEvery. Their sequence numbers must increase as in the log: a
+// record whose number is not higher than the last one is taken for a repetition and skipped.
+func (l Log) Follow(ctx context.Context, next uint64, emit func(Line)) error {
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
+	defer stop()
+
+	lines := make(chan Line)
+	var reader sync.WaitGroup
+	var failure error
+	reader.Go(func() {
+		defer close(lines)
+		failure = read(ctx, l.file, next, lines)
+	})
+	hold(ctx, lines, emit)
+	reader.Wait()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return fmt.Errorf("kernel log: %w", failure)
+}
+
+// read sends the XIDs in log from a sequence number on until reading fails, at the latest when ctx ends.
+func read(ctx context.Context, log io.Reader, next uint64, lines chan<- Line) error {
+	records := newRecords(tail(ctx, log))
+	for {
+		record, err := records.next()
+		if err != nil {
+			return err
+		}
+		line, ok := Parse(record)
+		if !ok || line.Seq < next {
+			continue
+		}
+		next = line.Seq + 1
+		select {
+		case lines <- line:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// records reads the lines of a log, without those that are too long for a record.
+type records struct {
+	from    *bufio.Reader
+	tooLong bool // the latest piece belongs to such a line and is not its end
+}
+
+// newRecords reads from log. A read of the device returns one whole record, which ends with a newline, so the buffer is empty
+// before each read and large enough for any record.
+func newRecords(log io.Reader) *records { return &records{from: bufio.NewReaderSize(log, recordSize)} }
+
+func (r *records) next() (string, error) {
+	for {
+		record, more, err := r.from.ReadLine()
+		if err != nil {
+			return "", err
+		}
+		whole := !more && !r.tooLong
+		if r.tooLong = more; whole {
+			return string(record), nil
+		}
+	}
+}
+
+// tail returns a reader that waits for more at the end of log, until ctx ends.
+func tail(ctx context.Context, log io.Reader) io.Reader {
+	return readerFunc(func(p []byte) (int, error) {
+		for {
+			n, err := log.Read(p)
+			switch {
+			case n > 0:
+				return n, nil
+			case errors.Is(err, syscall.EPIPE):
+				// Records were overwritten before they could be read. The next read returns the oldest present one.
+			case err == nil, errors.Is(err, io.EOF), errors.Is(err, syscall.EAGAIN):
+				if !watch.Sleep(ctx, pollEvery) {
+					return 0, ctx.Err()
+				}
+			default:
+				return 0, err
+			}
+		}
+	})
+}
+
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }

@@ -1,0 +1,49 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+
+	"github.com/tandem-gpu/tandem/internal/operator/explain"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/internal/util/setting"
+)
+
+// explain answers a question. It changes nothing, so it is not logged.
+func (h handler) explain(w http.ResponseWriter, r *http.Request) {
+	var args explain.Args
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequestBody)).Decode(&args); err != nil {
+		err = &setting.Error{Key: "request body", Remedy: "want JSON: " + err.Error()}
+		respond(w, statusCode(err), errorBody{err.Error()})
+		return
+	}
+	e, err := explain.Explain(explain.Input{State: h.State(), Use: h.Use(), Adapter: h.Explain}, args)
+	if err != nil {
+		respond(w, statusCode(err), errorBody{err.Error()})
+		return
+	}
+	e.Source = report.FromAgent
+	respond(w, http.StatusOK, e)
+}
+
+// Explain writes what the running agent at path answers to a question. If no agent answers it writes what read returns, with the reason.
+func Explain(ctx context.Context, path string, args explain.Args, read func(context.Context) (explain.Explanation, error), out io.Writer, asJSON bool) error {
+	e, err := call[explain.Explanation](ctx, path, explainURL, args)
+	if refused, ok := errors.AsType[*RefusedError](err); ok && refused.Status == http.StatusBadRequest {
+		return err
+	}
+	if err != nil {
+		reason := fromDriver(err)
+		if e, err = read(ctx); err != nil {
+			return err
+		}
+		e.Source, e.Warnings = report.FromDriver, append(e.Warnings, reason)
+	}
+	if asJSON {
+		return e.WriteJSON(out)
+	}
+	return e.Write(out)
+}

@@ -1,0 +1,268 @@
+package doctor_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/cdi"
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/operator/control"
+	"github.com/tandem-gpu/tandem/internal/operator/doctor"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/test/goldenfile"
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// situation is a host whose driver works, and what differs.
+type situation struct {
+	root    string
+	system  doctor.FakeSystem
+	options doctor.Options
+	agent   *report.Report // of a running agent; nil = none runs
+	driver  report.Report
+}
+
+func newSituation(t *testing.T) *situation {
+	m := simdriver.StartParallel(t, "l40s")
+	must(t, os.Mkdir(filepath.Join(m.Root, "state"), 0o755))
+	s := &situation{root: m.Root}
+	s.options = doctor.Options{
+		Program: "k8s-gpu", HostRoot: m.Root, StateDir: m.Root + "/state", KernelLog: "/dev/null",
+		Roots: core.Roots{Driver: m.Root, Dev: m.Root, Sys: m.Root + "/sys", Proc: m.Root + "/proc"},
+	}
+	slots, err := m.Slots()
+	must(t, err)
+	s.driver.Driver = report.Driver{State: "ready", Version: "570.124.06", CUDA: "12.8"}
+	for i, slot := range slots {
+		pci, err := m.Get(slot, "pci")
+		must(t, err)
+		id := gpu.DeviceID(m.UUID(slot))
+		s.driver.Devices = append(s.driver.Devices, report.Device{ID: id, GPU: id, Index: i, PCI: gpu.PCIAddress(pci), Pool: "gpu", Schedulable: true})
+	}
+	return s
+}
+
+func (s *situation) run(t *testing.T) []doctor.Finding {
+	o := s.options
+	if o.Agent == nil {
+		o.Agent = func(context.Context) (report.Report, error) {
+			if s.agent == nil {
+				return report.Report{}, fmt.Errorf("%w: no socket", control.ErrNotRunning)
+			}
+			return *s.agent, nil
+		}
+	}
+	if o.Driver == nil {
+		o.Driver = func(context.Context) report.Report { return s.driver }
+	}
+	return doctor.Run(t.Context(), o.WithSystem(s.system))
+}
+
+// running lets an agent run that reports what the driver does.
+func (s *situation) running() *report.Report {
+	r := s.driver
+	r.Devices = slices.Clone(r.Devices)
+	s.agent = &r
+	return s.agent
+}
+
+// What a simulated machine does not have: the operating system's part, and what a running agent reports.
+func TestSituations(t *testing.T) {
+	var golden strings.Builder
+	for _, c := range []struct {
+		name string
+		set  func(*situation)
+	}{
+		{"healthy", func(*situation) {}},
+		{"device cgroup", func(s *situation) { s.system.Denied = true }},
+		{"disk full", func(s *situation) { s.system.Full = true }},
+		{"clock never set", func(s *situation) { s.system.Now = time.Unix(0, 0) }},
+		{"clock not synchronised", func(s *situation) { s.system.Unsynchronised = true }},
+		{"inotify used up", func(s *situation) { s.system.Inotify = syscall.EMFILE }},
+		{"not root", func(s *situation) { s.system.UID = 1000 }},
+		{"not root, agent of root", func(s *situation) {
+			s.system.UID = 1000
+			s.options.Agent = func(context.Context) (report.Report, error) {
+				return report.Report{}, fmt.Errorf("socket: %w", syscall.EACCES)
+			}
+		}},
+		{"agent does not answer", func(s *situation) {
+			s.options.Agent = func(context.Context) (report.Report, error) {
+				return report.Report{}, &control.NotServedError{Path: "/state/k8s-gpu.sock"}
+			}
+		}},
+		{"agent runs", func(s *situation) { s.running() }},
+		{"agent without driver", func(s *situation) {
+			s.running().Driver = report.Driver{State: "absent", Reason: "no NVIDIA driver"}
+			s.agent.Devices = nil
+		}},
+		{"agent with another driver", func(s *situation) { s.running().Driver.Version = "535.183.01" }},
+		{"agent lacks a GPU", func(s *situation) { r := s.running(); r.Devices = r.Devices[1:] }},
+		{"agent has warnings", func(s *situation) {
+			s.running().Warnings = []string{"health history is not saved: no space left on device"}
+		}},
+		{"second agent of one name", func(s *situation) {
+			s.running().Warnings = []string{"another process of this agent uses the same state_dir: give each its own, or stop one"}
+		}},
+		{"policy warning", func(s *situation) {
+			s.running().PolicyWarnings = []string{"p.yaml:3: policy.rules[0].select: no device has index 12"}
+		}},
+		{"held after a change of the policy", func(s *situation) {
+			d := &s.running().Devices[0]
+			d.Schedulable, d.Cause, d.Health = false, "HELD", "unhealthy: held (by pod ml/train under nvidia.com/gpu); clears: the workload ends"
+		}},
+		{"two faults at once", func(s *situation) {
+			r := s.running()
+			for i := range 2 {
+				d := &r.Devices[i]
+				d.Schedulable, d.Cause, d.Action = false, "ROW_REMAP_FAILED", "run field diagnostics, replace the GPU if they fail"
+				d.Health = "unhealthy: row remapping failed; action: " + d.Action + "; clears: operator"
+				r.Conditions = append(r.Conditions, report.Condition{
+					GPU: d.GPU, Index: i, Cause: d.Cause, State: health.Unhealthy, Action: d.Action, Clears: "operator",
+				})
+			}
+			xid := report.Condition{GPU: r.Devices[1].GPU, Index: 1, Cause: "XID_48", State: health.Unhealthy, Detail: "uncorrectable memory error",
+				Action: "drain and reset the GPU", Clears: "reset seen or reboot"}
+			ignored, recorded, other := xid, xid, xid
+			ignored.Cause, ignored.IgnoredUntilGone = "XID_95", true
+			recorded.Cause, recorded.RecordedOnly = "XID_80", true
+			other.GPU, other.Index = r.Devices[2].GPU, 2 // takes work
+			r.Conditions = append(r.Conditions, xid, ignored, recorded, other)
+		}},
+		{"agent has just started", func(s *situation) {
+			s.running().Driver = report.Driver{State: "pending"}
+			s.agent.Devices = nil
+		}},
+		{"agent has no CDI specification so far", func(s *situation) {
+			r := s.running()
+			r.CDI, r.Provisional = &report.CDI{Reason: report.CDINotWritten}, true
+			d := &r.Devices[0]
+			d.Schedulable, d.Cause, d.Health = false, "CDI_UNDEFINED", "unhealthy: no CDI definition (not written yet); clears: the device is defined"
+		}},
+		{"agent has not claimed its GPUs so far", func(s *situation) {
+			r := s.running()
+			r.Provisional = true
+			d := &r.Devices[0]
+			d.Schedulable, d.Cause, d.Health = false, "CLAIMED", "unhealthy: offered by another agent (perhaps: not claimed so far); clears: the other agent no longer claims it"
+		}},
+		{"kernel log not readable, and the agent reports it", func(s *situation) {
+			s.options.KernelLog = "/nowhere/kmsg"
+			s.running().Warnings = []string{"kernel log unavailable: XIDs that NVML does not report are missed: permission denied"}
+		}},
+		{"kernel log not readable", func(s *situation) { s.options.KernelLog = "/nowhere/kmsg" }},
+		{"SELinux", func(s *situation) {
+			must(t, os.MkdirAll(s.root+"/sys/fs/selinux", 0o755))
+			must(t, os.WriteFile(s.root+"/sys/fs/selinux/enforce", []byte("1"), 0o644))
+		}},
+		{"in a container without a library", func(s *situation) {
+			s.options.HostRoot, s.system.Container = "", "KUBERNETES_SERVICE_HOST is set"
+			s.options.Roots.Driver = ""
+			s.driver = report.Report{Driver: report.Driver{State: "absent"}}
+		}},
+		{"NVML lists nothing", func(s *situation) {
+			s.driver.Devices = nil
+			must(t, os.RemoveAll(s.root+"/sys/bus"))
+		}},
+	} {
+		s := newSituation(t)
+		c.set(s)
+		fmt.Fprintln(&golden, c.name)
+		for _, f := range s.run(t) {
+			if f.Severity == doctor.OK || f.Severity == doctor.Skipped || f.Check == "agent" && f.Severity == doctor.Note {
+				continue
+			}
+			text := fmt.Sprintf("  %s %s: %s\n    at: %s\n    do: %s\n", f.Severity, f.Check, f.Found, f.Place, f.Remedy)
+			golden.WriteString(strings.ReplaceAll(text, s.root, "$ROOT"))
+		}
+	}
+	goldenfile.Compare(t, "testdata/situations.txt", golden.String())
+}
+
+// Whatever hangs costs a bounded time, and is named.
+func TestHangs(t *testing.T) {
+	forever := make(chan struct{})
+	defer close(forever)
+	hang := func(context.Context) report.Report { <-forever; return report.Report{} }
+	for name, set := range map[string]func(*doctor.Options){
+		"driver": func(o *doctor.Options) { o.Driver = hang },
+		"agent": func(o *doctor.Options) {
+			o.Agent = func(ctx context.Context) (report.Report, error) { return hang(ctx), nil }
+		},
+		"cdi": func(o *doctor.Options) { o.CDI = func() []cdi.File { hang(nil); return nil } },
+		"other": func(o *doctor.Options) {
+			o.Checks = []doctor.Check{{Name: "other", Place: "somewhere", Look: func(ctx context.Context, _ *doctor.Facts) []doctor.Finding { hang(ctx); return nil }}}
+		},
+	} {
+		s := newSituation(t)
+		s.options.Limit = 300 * time.Millisecond
+		set(&s.options)
+		start := time.Now()
+		findings := s.run(t)
+		if took := time.Since(start); took > 5*time.Second { // 0.7 s; the machine may be loaded
+			t.Errorf("%s: took %v", name, took)
+		}
+		want := name
+		if name == "agent" {
+			want = "driver" // they are read one after the other
+		}
+		if doctor.Problems(findings) != 1 || findings[0].Check != want || findings[0].Found != "no answer within 300ms" || findings[0].Remedy == "" {
+			t.Errorf("%s: %+v", name, findings)
+		}
+	}
+}
+
+// What an orchestrator's check and a warning of the agent have in common is named once.
+func TestWarningOfACheck(t *testing.T) {
+	s := newSituation(t)
+	s.running().Warnings = []string{"prepared claims are left: put the component back", "health history is not saved"}
+	s.options.Checks = []doctor.Check{{Name: "dra", Place: "/var/lib/tandem", Look: func(context.Context, *doctor.Facts) []doctor.Finding {
+		return []doctor.Finding{{Check: "dra", Severity: doctor.Problem, Found: "prepared claims are left", Remedy: "put the component back"}}
+	}}}
+	var found []string
+	for _, f := range s.run(t) {
+		if f.Severity != doctor.OK {
+			found = append(found, f.Check+": "+f.Found)
+		}
+	}
+	if want := []string{"dra: prepared claims are left", "agent: health history is not saved"}; !slices.Equal(found, want) {
+		t.Errorf("%q, want %q", found, want)
+	}
+}
+
+// The text is what a person reads first, the JSON is for scripts.
+func TestFormats(t *testing.T) {
+	s := newSituation(t)
+	must(t, os.Remove(s.root+"/dev/nvidia-uvm"))
+	s.system.Unsynchronised = true
+	findings := s.run(t)
+	for _, format := range []struct {
+		file  string
+		write func(io.Writer, []doctor.Finding) error
+	}{
+		{"text", func(w io.Writer, f []doctor.Finding) error { return doctor.Write(w, f, false) }},
+		{"all", func(w io.Writer, f []doctor.Finding) error { return doctor.Write(w, f, true) }},
+		{"json", doctor.WriteJSON},
+	} {
+		var b bytes.Buffer
+		must(t, format.write(&b, findings))
+		goldenfile.Compare(t, "testdata/format."+format.file, strings.ReplaceAll(b.String(), s.root, "$ROOT"))
+	}
+}

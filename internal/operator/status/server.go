@@ -1,0 +1,162 @@
+// Package status is the HTTP server of an agent: health endpoints for probes, metrics for Prometheus, the inventory with the reasons
+// that an orchestrator's API has no field for, and further pages that the program adds.
+package status
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/common/expfmt"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/operator/control"
+	"github.com/tandem-gpu/tandem/internal/operator/metrics"
+)
+
+// Adapter is the state of an orchestrator's adapter. Its methods are safe for concurrent use.
+type Adapter interface {
+	Alive(context.Context) error // nil if a restart of the process would not help
+
+	// Ready returns what is offered, or why the orchestrator does not have it yet (err). A node that has nothing to offer is idle, which
+	// is no failure: text is the reason then.
+	Ready() (text string, idle bool, err error)
+
+	Resources() []string                // those that have metrics also without a unit
+	ResourceOf(u inventory.Unit) string // the name by which the orchestrator knows a unit
+	Collect(*metrics.Page)              // adds the adapter's own metrics
+}
+
+// Reload is the outcome of the latest reads of the configuration; *agent.ReloadStatus implements it. Its methods are safe for
+// concurrent use.
+type Reload interface {
+	Last() (ok bool, success time.Time) // whether the latest read succeeded, and when one last did
+	Warnings() []string                 // about a configuration that was refused
+}
+
+// Options are what a Server reports on. Every field but Address and Handlers is required.
+type Options struct {
+	Address       string // host:port to listen on; "" = no HTTP
+	Name, Version string // of the agent
+	Agent         control.Agent
+	Adapter       Adapter
+	Reload        Reload
+	Config        core.Config            // what the agent runs with
+	Sources       func() map[string]bool // whether each source of health events apart from the driver can be used, by name; a fresh map
+	Warnings      func() []string        // about the agent itself, one line each
+	DriverCalls   func() []gpu.CallCount // since the process started
+	Log           *slog.Logger
+
+	// Handlers are further pages by pattern of http.ServeMux, such as "GET /{$}". They may be called concurrently. A response of
+	// theirs is made for each request: they bound what that costs.
+	Handlers map[string]http.Handler
+}
+
+// Server is the agent's HTTP server. Make one with New. Its methods are safe for concurrent use.
+type Server struct {
+	Options
+	runtime *prometheus.Registry // Go's runtime and the process
+	scrapes sync.Pool            // of *scrape
+
+	mu      sync.Mutex
+	problem string // why nothing is served; "" = it is served, or was not tried yet
+}
+
+// New returns a server. Run makes it listen.
+func New(o Options) *Server {
+	r := prometheus.NewRegistry()
+	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return &Server{Options: o, runtime: r, scrapes: sync.Pool{New: func() any { return &scrape{page: metrics.NewPage()} }}}
+}
+
+// scrape is the memory for one response of /metrics. Most of the time to make a large one was the growth of its buffers.
+type scrape struct {
+	page *metrics.Page
+	text bytes.Buffer
+}
+
+func (s *Server) handler() http.Handler {
+	mux := http.NewServeMux()
+	for path, handle := range map[string]http.HandlerFunc{"/healthz": s.healthz, "/readyz": s.readyz, "/inventory": s.inventory} {
+		mux.Handle("GET "+path, newPage(handle))
+	}
+	mux.Handle("GET /metrics", negotiated(http.HandlerFunc(s.metrics)))
+	for pattern, handler := range s.Handlers {
+		mux.Handle(pattern, handler)
+	}
+	return mux
+}
+
+// healthz fails only when a restart of the process helps. A missing driver or orchestrator is no failure. A task that is overdue is named in the text; the watchdog ends the process if a vital one is.
+func (s *Server) healthz(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), time.Second)
+	defer cancel()
+	var late []string
+	for _, task := range s.Agent.Watchdog().Late(time.Now()) {
+		late = append(late, "stuck: "+task.Name+" since "+task.Last.UTC().Format(time.RFC3339))
+	}
+	writeText(w, s.Adapter.Alive(ctx), "ok", late...)
+}
+
+// readyz succeeds when the orchestrator has the devices, and also when this node has nothing to offer: a rollout must not stop at
+// a node without a driver. The text distinguishes the two.
+func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
+	text, idle, err := s.Adapter.Ready()
+	if m := s.Agent.State().Maintenance; !idle && m.Active(time.Now()) {
+		text = "maintenance (" + m.String() + "), nothing takes work; " + text
+	}
+	writeText(w, err, text, s.Reload.Warnings()...)
+}
+
+// inventory is what "inspect --json" prints for a running agent.
+func (s *Server) inventory(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = control.Describe(s.Agent, s.Config, s.Warnings).WriteJSON(w)
+}
+
+func writeText(w http.ResponseWriter, err error, text string, notes ...string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	if err != nil {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		text = err.Error()
+	}
+	fmt.Fprintln(w, strings.Join(append([]string{text}, notes...), "\n"))
+}
+
+// metrics is the page for Prometheus. What it shows was read before: it makes no driver call and waits for none.
+func (s *Server) metrics(w http.ResponseWriter, _ *http.Request) {
+	buffers := s.scrapes.Get().(*scrape)
+	defer s.scrapes.Put(buffers)
+	p, text := buffers.page, &buffers.text
+	p.Reset()
+	text.Reset()
+	families, err := s.runtime.Gather()
+	for _, f := range families {
+		if err == nil {
+			_, err = expfmt.MetricFamilyToText(text, f)
+		}
+	}
+	if err != nil {
+		writeText(w, err, "")
+		return
+	}
+	ok, success := s.Reload.Last()
+	metrics.Collect(p, metrics.Source{
+		Agent: s.Name, Version: s.Version, Config: s.Config, State: s.Agent.State(), Stats: s.Agent.Stats(), Use: s.Agent.Use(),
+		Sources: s.Sources(), DriverCalls: s.DriverCalls(), ReloadOK: ok, ReloadedAt: success,
+		Resources: s.Adapter.Resources(), ResourceOf: s.Adapter.ResourceOf,
+	})
+	s.Adapter.Collect(p)
+	w.Header().Set("Content-Type", metrics.ContentType)
+	text.Write(p.Text(text.AvailableBuffer()))
+	_, _ = w.Write(text.Bytes())
+}
