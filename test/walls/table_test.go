@@ -28,6 +28,9 @@ func TestArchitectureTable(t *testing.T) {
 			continue
 		}
 		name, content := m[1], m[2]
+		if listed[name] {
+			t.Errorf("docs/architecture.md:%d: a second row for %s", i+1, name)
+		}
 		listed[name] = true
 		lines[i] = "| `" + name + "` | " + content + " | " + imports(t, name) + " |"
 		if lines[i] != line && !*goldenfile.Update {

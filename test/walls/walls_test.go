@@ -1,5 +1,5 @@
-// Package walls checks what may import what, over everything that is linked and not only over the
-// import lines that the linter sees. The table is the one of docs/architecture.md.
+// Package walls checks what each package may import, over everything that is linked, and the tables of the documents that are made
+// from the code.
 package walls
 
 import (
@@ -9,12 +9,104 @@ import (
 	"testing"
 )
 
+const module = "github.com/tandem-gpu/tandem/"
+
+// Modules and packages that most of the product must not link.
 const (
-	module = "github.com/tandem-gpu/tandem/"
+	cgo        = "runtime/cgo"
+	nvml       = "github.com/NVIDIA/go-nvml"
+	grpc       = "google.golang.org/grpc"
+	kubernetes = "k8s.io/"
+	hashicorp  = "github.com/hashicorp/"
+	nvidia     = module + "internal/core/nvidia"
+	monitor    = module + "internal/core/monitor"
 )
 
-// pure are the packages that internal/core is made of. They may be linked wherever core may.
-var pure = []string{"internal/core/gpu", "internal/core/health", "internal/core/health/xid", "internal/core/inventory", "internal/util/setting"}
+// The packages that compute: values and pure functions, and what they may import of the standard library, which can neither block,
+// nor log, nor read the host.
+var (
+	pure         = []string{"core", "core/gpu", "core/health/...", "core/inventory", "core/use", "util/setting"}
+	pureStandard = []string{"cmp", "errors", "fmt", "iter", "maps", "slices", "strconv", "strings", "time"}
+)
+
+// ofKubernetes is what the packages for Kubernetes may not link: of its libraries they need the kubelet's APIs only.
+var ofKubernetes = []string{nvml, nvidia, monitor, hashicorp, kubernetes + "klog", kubernetes + "client-go", kubernetes + "api/"}
+
+// rules are what packages may import: the one table of it. The last pattern that matches a package holds. A pattern with "/..." has a
+// package and those below it; the prefix internal/ is left out.
+var rules = []struct {
+	packages string
+	own      []string // patterns of packages of this module that it may import, beside those that match its own pattern
+	never    []string // prefixes of import paths that it may not link, also not through other packages
+}{
+	{"util/...", nil, []string{cgo, nvml, grpc, kubernetes, hashicorp}},
+
+	{"core", pure, nil},
+	{"core/gpu", nil, nil},
+	{"core/health/...", []string{"core/gpu", "util/setting"}, nil},
+	{"core/inventory", []string{"core/gpu", "core/health/..."}, nil},
+	{"core/use", []string{"core/gpu", "core/inventory"}, nil},
+	{"core/nvidia", slices.Concat(pure, []string{"util/..."}), []string{monitor, grpc, kubernetes, hashicorp}},
+	{"core/monitor", slices.Concat(pure, []string{"util/..."}), []string{cgo, nvidia, grpc, kubernetes, hashicorp}},
+
+	{"config/...", slices.Concat(pure, []string{"util/..."}), []string{cgo, nvml, monitor, grpc, kubernetes, hashicorp}},
+	{"cdi/...", slices.Concat(pure, []string{"util/..."}), []string{nvidia, monitor, grpc, kubernetes, hashicorp}},
+	{"cdi/specfile", []string{"util/statefile"}, []string{cgo, nvml}},
+	// The history is the monitor's store.
+	{"node/...", slices.Concat(pure, []string{"core/monitor", "util/..."}), []string{cgo, nvml, grpc, kubernetes, hashicorp}},
+
+	// An adapter sees values of the core, and one orchestrator. Of Nomad's packages those with the license BUSL-1.1 are not linked.
+	{"nomadadapter/...", slices.Concat(pure, []string{"config/...", "node/...", "operator/latency", "operator/metrics", "util/..."}), []string{
+		nvml, kubernetes, hashicorp + "nomad/client/devicemanager", hashicorp + "nomad/helper/pluginutils/loader"}},
+	{"kubeadapter/...", slices.Concat(pure, []string{"cdi/specfile", "node/...", "operator/latency", "operator/metrics", "operator/report", "util/..."}), ofKubernetes},
+	// agent/kube passes what one of the kubelet's plugin APIs needs of the other.
+	{"kubeadapter/deviceplugin", slices.Concat(pure, []string{"kubeadapter", "kubeadapter/podresources", "kubeadapter/pluginsocket", "node/...", "operator/latency", "util/..."}), ofKubernetes},
+	{"kubeadapter/dra/...", slices.Concat(pure, []string{"kubeadapter", "kubeadapter/kubeapi", "kubeadapter/pluginsocket", "cdi/specfile", "operator/latency", "operator/metrics", "operator/report", "util/..."}), ofKubernetes},
+	{"kubeadapter/dra/drametrics", slices.Concat(pure, []string{"kubeadapter/...", "operator/..."}), []string{nvml, hashicorp}},
+	{"kubeadapter/kubemetrics", slices.Concat(pure, []string{"kubeadapter/...", "operator/..."}), []string{nvml, hashicorp}},
+	{"kubeadapter/kubeapi", []string{"util/..."}, []string{grpc, kubernetes, hashicorp}},
+
+	{"operator/...", slices.Concat(pure, []string{"config/...", "core/monitor", "node/...", "util/..."}), []string{nvml, grpc, kubernetes, hashicorp}},
+	// doctor reads the host itself.
+	{"operator/doctor", slices.Concat(pure, []string{"cdi", "config", "core/nvidia", "operator/control", "operator/report", "util/..."}), []string{grpc, kubernetes, hashicorp}},
+	{"operator/doctor/kubelet", []string{"operator/...", "cdi", "config", "core/...", "kubeadapter/...", "util/..."}, []string{hashicorp}},
+	{"operator/doctor/nomad", []string{"operator/...", "cdi", "config", "core/...", "nomadadapter/...", "util/..."}, []string{grpc, kubernetes}},
+
+	{"agent", []string{"cdi", "config", "core/...", "node/...", "operator/...", "util/..."}, []string{grpc, kubernetes, hashicorp}},
+	{"agent/kube/...", []string{"agent", "cdi", "config/...", "core/...", "kubeadapter/...", "node/...", "operator/...", "util/..."}, []string{hashicorp}},
+	{"agent/nomad/...", []string{"agent", "cdi", "config/...", "core/...", "nomadadapter/...", "node/...", "operator/...", "util/..."}, []string{kubernetes}},
+	{"cli/...", []string{"agent", "cdi", "config/...", "core/...", "node/...", "operator/...", "util/..."}, []string{grpc, kubernetes, hashicorp}},
+	{"cli/importer/nvidia", []string{"cli/importer", "config/...", "util/..."}, []string{hashicorp, kubernetes}},
+	{"cli/importer/hashicorp", []string{"cli/importer", "config/...", "nomadadapter/clientconfig", "util/..."}, []string{hashicorp + "nomad", kubernetes}},
+	{"cli/shadow/kubeshadow", []string{"agent", "cli/shadow", "config/...", "core/...", "kubeadapter/..."}, []string{hashicorp}},
+	{"cli/shadow/nomadshadow", []string{"agent", "cli/shadow", "config/...", "core/...", "nomadadapter/..."}, []string{kubernetes}},
+	{"cmd/k8s-gpu", []string{"..."}, []string{hashicorp, module + "internal/nomadadapter"}},
+	{"cmd/nomad-gpu", []string{"..."}, []string{kubernetes, module + "internal/kubeadapter"}},
+}
+
+// matches reports whether a package is one of a pattern.
+func matches(pattern, pkg string) bool {
+	if pattern == "..." {
+		return true
+	}
+	if base, ok := strings.CutSuffix(pattern, "/..."); ok {
+		return pkg == base || strings.HasPrefix(pkg, base+"/")
+	}
+	return pkg == pattern
+}
+
+func matchesAny(patterns []string, pkg string) bool {
+	return slices.ContainsFunc(patterns, func(p string) bool { return matches(p, pkg) })
+}
+
+// short is an import path as the table has it, if it is one of the product.
+func short(path string) (string, bool) {
+	name, ok := strings.CutPrefix(path, module)
+	return strings.TrimPrefix(name, "internal/"), ok
+}
+
+// fixture reports whether a package is only for tests.
+func fixture(pkg string) bool { return strings.HasSuffix(pkg, "test") }
 
 func list(t *testing.T, args ...string) []string {
 	t.Helper()
@@ -22,62 +114,41 @@ func list(t *testing.T, args ...string) []string {
 	if err != nil {
 		t.Fatalf("go list %v: %v", args, err)
 	}
-	return strings.Fields(string(out))
+	return strings.Split(strings.TrimSpace(string(out)), "\n")
 }
 
-func TestLinked(t *testing.T) {
-	for _, tc := range []struct {
-		pkg       string
-		forbidden []string // prefixes of import paths
-	}{
-		{"internal/core", []string{"runtime/cgo", "net", "log", "os/exec", "github.com/", "k8s.io/", "google.golang.org/"}},
-		{"internal/core/monitor", []string{"runtime/cgo", module + "internal/core/nvidia", "google.golang.org/", "k8s.io/", "github.com/hashicorp/"}},
-		{"internal/core/nvidia", []string{"google.golang.org/", "k8s.io/", "github.com/hashicorp/", module + "internal/core/monitor"}},
-		{"internal/node/kmsg", []string{"runtime/cgo", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/", module + "internal/core/monitor"}},
-		{"internal/util/filelock", []string{"runtime/cgo", "net", "google.golang.org/", "k8s.io/", "github.com/", module}},
-		{"internal/node/hostwatch", []string{"runtime/cgo", "net", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/", module + "internal/core/monitor"}},
-		{"internal/agent", []string{"google.golang.org/", "k8s.io/", "github.com/hashicorp/", module + "internal/nomadadapter", module + "internal/kubeadapter/deviceplugin"}},
-		{"internal/node/history", []string{"runtime/cgo", "net", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/"}},
-		{"internal/cli", []string{"google.golang.org/", "k8s.io/", "github.com/hashicorp/", module + "internal/nomadadapter", module + "internal/kubeadapter/deviceplugin"}},
-		{"internal/operator/doctor", []string{"google.golang.org/", "k8s.io/", "github.com/hashicorp/", module + "internal/nomadadapter", module + "internal/kubeadapter/deviceplugin"}},
-		{"internal/operator/doctor/kubelet", []string{"github.com/hashicorp/", module + "internal/nomadadapter"}},
-		{"internal/operator/doctor/nomad", []string{"google.golang.org/", "k8s.io/", module + "internal/kubeadapter/deviceplugin"}},
-		{"internal/operator/control", []string{"google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/"}},
-		{"internal/cdi", []string{"google.golang.org/", "k8s.io/", "github.com/hashicorp/", module + "internal/core/nvidia", module + "internal/core/monitor"}},
-		{"internal/cdi/spec", []string{"runtime/cgo", "net", "github.com/NVIDIA/", module + "internal/core/monitor"}},
-		{"internal/cdi/specfile", []string{"runtime/cgo", "github.com/NVIDIA/", module + "internal/core"}},
-		{"internal/config/document", []string{"runtime/cgo", "net", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/", module + "internal/core/monitor", module + "internal/config"}},
-		{"internal/config/policy", []string{"runtime/cgo", "net", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/", module + "internal/core/monitor"}},
-		{"internal/config", []string{"runtime/cgo", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/", module + "internal/core/monitor", module + "internal/node/hostwatch"}},
-		{"internal/nomadadapter", []string{"k8s.io/", "github.com/NVIDIA/", "github.com/hashicorp/nomad/client/devicemanager", "github.com/hashicorp/nomad/helper/pluginutils/loader", module + "internal/core/monitor", module + "internal/kubeadapter/deviceplugin"}},
-		{"internal/kubeadapter/deviceplugin", []string{"github.com/hashicorp/", "github.com/NVIDIA/", "k8s.io/klog", "k8s.io/client-go", module + "internal/core/monitor", module + "internal/nomadadapter"}},
-		{"internal/operator/latency", []string{"runtime/cgo", "net", "github.com/", "k8s.io/", "google.golang.org/"}},
-		{"internal/operator/metrics", []string{"google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/prometheus/", "github.com/NVIDIA/", module + "internal/nomadadapter", module + "internal/kubeadapter/deviceplugin"}},
-		{"internal/operator/status", []string{"google.golang.org/grpc", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/", module + "internal/nomadadapter", module + "internal/kubeadapter/deviceplugin"}},
-		{"internal/operator/statuspage", []string{"html/template", "text/template", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/prometheus/", module + "internal/nomadadapter", module + "internal/kubeadapter/deviceplugin"}},
-		{"cmd/nomad-gpu", []string{"k8s.io/", module + "test/", module + "internal/core/coretest", module + "internal/nomadadapter/nomadtest", module + "internal/kubeadapter/deviceplugin"}},
-		{"cmd/k8s-gpu", []string{"github.com/hashicorp/", module + "test/", module + "internal/core/coretest", module + "internal/nomadadapter"}},
-	} {
-		t.Run(tc.pkg, func(t *testing.T) {
-			self := module + tc.pkg
-			for _, dep := range list(t, "-deps", self) {
-				for _, prefix := range tc.forbidden {
-					if strings.HasPrefix(dep, prefix) && dep != self && !slices.Contains(pure, strings.TrimPrefix(dep, module)) {
-						t.Errorf("links %s", dep)
-					}
-				}
+// Each package of the product has a rule, imports what that allows, and links nothing that it forbids.
+func TestImports(t *testing.T) {
+	for _, line := range list(t, "-f", `{{.ImportPath}};{{join .Imports " "}};{{join .Deps " "}}`, module+"internal/...", module+"cmd/...") {
+		f := strings.Split(line, ";")
+		pkg, _ := short(f[0])
+		if fixture(pkg) {
+			continue
+		}
+		rule := len(rules) - 1
+		for ; rule >= 0 && !matches(rules[rule].packages, pkg); rule-- {
+		}
+		if rule < 0 {
+			t.Errorf("no rule for %s", pkg)
+			continue
+		}
+		own := append([]string{rules[rule].packages}, rules[rule].own...)
+		for _, path := range strings.Fields(f[1]) {
+			imported, ofProduct := short(path)
+			switch {
+			case strings.HasPrefix(imported, "test/"), ofProduct && fixture(imported):
+				t.Errorf("%s imports %s, which is for tests", pkg, path)
+			case ofProduct && !matchesAny(own, imported):
+				t.Errorf("%s imports %s; its rule has %v", pkg, imported, own)
+			case !ofProduct && matchesAny(pure, pkg) && !slices.Contains(pureStandard, path):
+				t.Errorf("%s imports %s: a package that computes may import %v", pkg, path, pureStandard)
 			}
-		})
-	}
-}
-
-// The packages of the core compute: what they import can neither block, nor log, nor read the host.
-func TestCoreImports(t *testing.T) {
-	allowed := []string{"cmp", "errors", "fmt", "iter", "maps", "slices", "strconv", "strings", "time"}
-	for _, pkg := range slices.Concat(pure, []string{"internal/core"}) {
-		for _, imp := range list(t, "-f", "{{join .Imports \"\\n\"}}", module+pkg) {
-			if !slices.Contains(allowed, imp) && !slices.Contains(pure, strings.TrimPrefix(imp, module)) {
-				t.Errorf("%s imports %s", pkg, imp)
+		}
+		for _, path := range strings.Fields(f[2]) {
+			for _, prefix := range rules[rule].never {
+				if strings.HasPrefix(path, prefix) {
+					t.Errorf("%s links %s", pkg, path)
+				}
 			}
 		}
 	}
