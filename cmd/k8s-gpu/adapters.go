@@ -20,6 +20,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/node/history"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/internal/operator/status"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // adapters are how an agent offers its devices: by device plugins and, with the API dra, by a DRA driver beside them.
@@ -31,7 +32,7 @@ type adapters struct {
 	apis    []inventory.API // that of the settings first
 	readers assignment.Readers
 	extend  func(report.Report) report.Report // nil = nothing is added to a report
-	notes   []string                          // warnings that do not change
+	notes   []problem.Problem                 // that do not change
 }
 
 // view is what the HTTP server and the debug view show.
@@ -47,9 +48,9 @@ func (r *runner) newAdapters(a *agent.Agent, s settings, api *kubeapi.Client, lo
 		Check: a.CheckReservation, Reserved: a.Reserved, Watchdog: a.Watchdog(), PodResourcesSocket: s.PodResourcesSocket,
 		Uptime: func() (time.Duration, bool) { return history.Uptime(s.Core.Roots.Proc) }, InPod: inPod(), AllocationStore: allocationStore(s, log), Handover: &r.kubelet,
 	}
-	notes := leftoversOf(s).warnings()
+	notes := leftoversOf(s).problems()
 	for _, note := range notes {
-		log.Error(note)
+		log.Error(note.String())
 	}
 	if servesDRA(s) && api != nil && s.DRA.Node != "" {
 		made := newBoth(a, s, api, o)
@@ -104,10 +105,9 @@ func servesDRA(s settings) bool {
 	return s.Core.API == inventory.DRA || dir != "" && (assignment.Needs(dir, inventory.DRA) || dra.HasClaims(dir))
 }
 
-// warnings are one line each.
-func (m adapters) warnings() []string {
+func (m adapters) problems() []problem.Problem {
 	if m.dra == nil {
-		return slices.Concat(m.notes, m.plugins.Warnings())
+		return slices.Concat(m.notes, m.plugins.Problems())
 	}
-	return slices.Concat(m.notes, m.dra.warnings(), m.plugins.Warnings())
+	return slices.Concat(m.notes, m.dra.problems(), m.plugins.Problems())
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/internal/operator/status"
 	"github.com/tandem-gpu/tandem/internal/operator/statuspage"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // agentName names the agent's files in the state directory.
@@ -106,11 +107,11 @@ func (r *runner) run(ctx context.Context, s settings, policies <-chan settings, 
 		plugins = made.plugins
 		page := statuspage.New(statuspage.Options{
 			Agent: agentName, Version: versionText(), Node: statuspage.NodeName(),
-			Report: func() report.Report { return control.Describe(a, s.Core, a.Warnings) },
+			Report: func() report.Report { return control.Describe(a, s.Core, a.Problems) },
 		})
 		server := status.New(status.Options{
 			Address: s.Operations.HTTPAddress, Name: agentName, Version: versionText(), Agent: a, Adapter: made.view, Reload: &r.reload,
-			Config: s.Core, Sources: a.SourcesUp, Warnings: a.Warnings, DriverCalls: agent.DriverCalls,
+			Config: s.Core, Sources: a.SourcesUp, Problems: a.Problems, DriverCalls: agent.DriverCalls,
 			Handlers: page.Handlers(), Log: log,
 		})
 		labels := nodelabels.New(nodelabels.Options{Path: s.Operations.FeaturesFile, Sys: s.Core.Roots.Sys, MIG: s.Core.MIG, Log: log})
@@ -122,7 +123,7 @@ func (r *runner) run(ctx context.Context, s settings, policies <-chan settings, 
 				func(ctx context.Context) error { applyPolicies(ctx, a.Monitor, labels, policies); return nil },
 			),
 			View:      made.plugins.Withhold,
-			Warnings:  func() []string { return slices.Concat(server.ListenWarnings(), made.warnings(), labels.Warnings()) },
+			Problems:  func() []problem.Problem { return slices.Concat(server.Problems(), made.problems(), labels.Problems()) },
 			Endpoints: made.view.Endpoints,
 			Extend:    made.extend,
 			APIs:      made.apis,

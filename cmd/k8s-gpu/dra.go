@@ -25,6 +25,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/node/history"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/setting"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
@@ -126,7 +127,7 @@ type besides struct {
 
 // newDRA returns a driver that is not running.
 func newDRA(a *agent.Agent, s settings, client *kubeapi.Client, plugins besides, log *slog.Logger) *draRuntime {
-	boot, _ := history.BootID(s.Core.Roots.Proc) // the history's warnings have the error
+	boot, _ := history.BootID(s.Core.Roots.Proc) // the history's problems have the error
 	d := &draRuntime{
 		devices: watch.NewValue[[]kubeapi.Device](nil), known: watch.NewValue(false), refused: watch.NewValue(""), runtime: askRuntime(s.CDI.CRISocket), folder: s.CDI.Folder,
 		boot: boot, refresh: plugins.refresh, watchdog: a.Watchdog(), log: log, evicted: watch.NewValue(map[gpu.DeviceID]bool{}),
@@ -214,13 +215,13 @@ func (d *draRuntime) view(s settings, plugins drametrics.Plugin) drametrics.View
 	}
 }
 
-// warnings are one line each.
-func (d *draRuntime) warnings() []string {
-	lines := d.driver.Warnings()
+func (d *draRuntime) problems() []problem.Problem {
+	all := d.driver.Problems()
 	if s := d.publisher.Published(); s.DropsTaints {
-		lines = append(lines, "Kubernetes' API drops the taints of devices (feature gate DRADeviceTaints): unhealthy devices leave the slices, unless a claim has them")
+		all = append(all, problem.Problem{Code: problem.DroppedTaints,
+			Text: "Kubernetes' API drops the taints of devices (feature gate DRADeviceTaints): unhealthy devices leave the slices, unless a claim has them"})
 	}
-	return lines
+	return all
 }
 
 // podClaims returns a function that asks the kubelet which devices pods have through claims; nil without a socket.

@@ -12,6 +12,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/node/assignment"
 	"github.com/tandem-gpu/tandem/internal/node/history"
 	"github.com/tandem-gpu/tandem/internal/operator/doctor"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // leftovers are what a node with device plugins still has of the API dra, and what the agent lacks to serve that: with the component or the
@@ -76,10 +77,10 @@ func (l leftovers) remedy() string {
 	return backFromDRA
 }
 
-// warnings has the problem with its remedy.
-func (l leftovers) warnings() []string {
+// problems has the problem, if there is one.
+func (l leftovers) problems() []problem.Problem {
 	if p := l.problem(); p != "" {
-		return []string{p + ": " + l.remedy()}
+		return []problem.Problem{{Code: problem.Leftovers, Text: p, Remedy: l.remedy()}}
 	}
 	return nil
 }
@@ -87,7 +88,7 @@ func (l leftovers) warnings() []string {
 // check is that of doctor.
 func (l leftovers) check(stateDir string) doctor.Check {
 	const name = "dra"
-	return doctor.Check{Name: name, Place: stateDir, Look: func(context.Context, *doctor.Facts) []doctor.Finding {
+	return doctor.Check{Name: name, Place: stateDir, Decides: problem.Leftovers, Look: func(context.Context, *doctor.Facts) []doctor.Finding {
 		return []doctor.Finding{{Check: name, Severity: doctor.Problem, Place: stateDir, Found: l.problem(), Remedy: l.remedy()}}
 	}}
 }
@@ -98,7 +99,7 @@ const unreadRemedy = "let the agent read it; a damaged file can be removed when 
 func unreadClaims(s settings) doctor.Check {
 	const name = "prepared claims"
 	dir := s.Health.StateDir
-	return doctor.Check{Name: name, Place: dir, Look: func(context.Context, *doctor.Facts) (all []doctor.Finding) {
+	return doctor.Check{Name: name, Place: dir, Decides: problem.ClaimUnread, Look: func(context.Context, *doctor.Facts) (all []doctor.Finding) {
 		boot, _ := history.BootID(s.Core.Roots.Proc)
 		for _, u := range dra.UnreadClaims(dir, boot) {
 			all = append(all, doctor.Finding{Check: name, Severity: doctor.Problem, Place: u.Path, Found: u.String(), Remedy: unreadRemedy})

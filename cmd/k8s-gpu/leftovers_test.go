@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/node/assignment"
 	"github.com/tandem-gpu/tandem/internal/operator/doctor"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // Without the component dra an agent on whose node claims or GPUs of that API are left names them, what it lacks, and the remedy, as a
@@ -56,7 +57,7 @@ func TestLeftoversOfDRA(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := make(t)
 			tc.prepare(s)
-			warnings := strings.Join(leftoversOf(s).warnings(), "\n")
+			warnings := strings.Join(problem.Lines(leftoversOf(s).problems()), "\n")
 			checks := draChecks(s)
 			if len(tc.want) == 0 {
 				if warnings != "" || len(checks) > 0 {
@@ -87,7 +88,7 @@ func TestLeftoversOfDRA(t *testing.T) {
 		for _, path := range []string{s.DRA.API.TokenFile, s.DRA.API.CAFile, filepath.Join(s.DRA.KubeletDir, "plugins_registry", "x")} {
 			write(t, path)
 		}
-		if w := leftoversOf(s).warnings(); len(w) > 0 || len(draChecks(s)) < 2 {
+		if w := problem.Lines(leftoversOf(s).problems()); len(w) > 0 || len(draChecks(s)) < 2 {
 			t.Errorf("%q, %d checks", w, len(draChecks(s)))
 		}
 	})

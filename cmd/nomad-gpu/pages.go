@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/internal/operator/status"
 	"github.com/tandem-gpu/tandem/internal/operator/statuspage"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
@@ -34,15 +35,15 @@ const closeTimeout = 2 * time.Second
 // server.
 func (h *pages) adapter(s config.Nomad, log *slog.Logger, a *agent.Agent) agent.Adapter {
 	if s.Operations.HTTPAddress == "" {
-		return agent.Adapter{Warnings: h.plugin.Warnings}
+		return agent.Adapter{Problems: h.plugin.Problems}
 	}
 	page := statuspage.New(statuspage.Options{
 		Agent: agentName, Version: version, Node: statuspage.NodeName(),
-		Report: func() report.Report { return control.Describe(a, s.Core, a.Warnings) },
+		Report: func() report.Report { return control.Describe(a, s.Core, a.Problems) },
 	})
 	server := status.New(status.Options{
 		Address: s.Operations.HTTPAddress, Name: agentName, Version: version, Agent: a, Adapter: nomadmetrics.View{Plugin: h.plugin}, Reload: &h.reload,
-		Config: s.Core, Sources: a.SourcesUp, Warnings: a.Warnings, DriverCalls: agent.DriverCalls,
+		Config: s.Core, Sources: a.SourcesUp, Problems: a.Problems, DriverCalls: agent.DriverCalls,
 		Handlers: page.Handlers(), Log: log,
 	})
 	previous, ended := h.next()
@@ -58,7 +59,7 @@ func (h *pages) adapter(s config.Nomad, log *slog.Logger, a *agent.Agent) agent.
 			page.Run(a.WatchUse(ctx))
 			return nil
 		}},
-		Warnings: func() []string { return slices.Concat(server.ListenWarnings(), h.plugin.Warnings()) },
+		Problems: func() []problem.Problem { return slices.Concat(server.Problems(), h.plugin.Problems()) },
 	}
 }
 

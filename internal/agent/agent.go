@@ -27,6 +27,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/explain"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // Options are what an agent is composed from. A nil field of a pointer, channel or function type is not used.
@@ -43,7 +44,7 @@ type Options struct {
 	Handover  *Handover                    // of the history between runs of this process
 	After     <-chan struct{}              // the driver is not opened before this is closed: a process has one NVML
 	Signals   <-chan os.Signal             // quiesce and resume: see control.Follow
-	Reload    *ReloadStatus                // of the configuration, for Warnings
+	Reload    *ReloadStatus                // of the configuration, for Problems
 	OnFailure func(context.Context, error) // called when the monitor or the watchdog fails, before the other tasks are stopped
 	Adapter   func(*Agent) Adapter         // called once by New
 	Use       usage.Options                // orchestrator, its record of holders, job files; the other fields are set by New
@@ -55,7 +56,7 @@ type Options struct {
 type Adapter struct {
 	Tasks     []func(context.Context) error                   // run beside the agent's own; each returns when its context ends
 	View      func(*inventory.Inventory) *inventory.Inventory // the inventory as the orchestrator sees it, for operators
-	Warnings  func() []string                                 // about the adapter, one line each
+	Problems  func() []problem.Problem                        // of the adapter
 	Endpoints func() []report.Endpoint                        // for the debug view
 
 	// APIs are those through which this process offers devices, that of the settings first. Readers read which work has GPUs
@@ -119,8 +120,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	if a.flush != nil {
 		a.flush.stopping = ctx.Done()
 	}
-	for _, w := range processWarnings(a.opts.Core) {
-		a.opts.Log.Warn(w)
+	for _, p := range processProblems(a.opts.Core) {
+		a.opts.Log.Warn(p.String())
 	}
 	start := func(task func()) { group.Go(func() error { task(); return nil }) }
 	start(func() { defer close(a.hostDone); a.sources.host.Run(ctx, a.Monitor) })
@@ -131,7 +132,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	start(func() {
 		defer close(a.socketDone)
 		a.socket.Serve(ctx, a, control.Options{
-			Config: a.opts.Core, Simulation: a.opts.Health.Simulation, Warnings: a.Warnings, Endpoints: a.adapter.Endpoints, Explain: a.opts.Explain,
+			Config: a.opts.Core, Simulation: a.opts.Health.Simulation, Problems: a.Problems, Endpoints: a.adapter.Endpoints, Explain: a.opts.Explain,
 			Assignments: a.assignmentFacts, Log: a.opts.Log,
 		})
 	})
@@ -225,23 +226,13 @@ func (a *Agent) Use() use.Table { return a.use.Table() }
 // WatchUse yields the latest table and then each newer one until ctx ends.
 func (a *Agent) WatchUse(ctx context.Context) iter.Seq[use.Table] { return a.use.Watch(ctx) }
 
-// Warnings are about the agent itself, one line each: configuration, sources, CDI specifications, socket, adapter.
-func (a *Agent) Warnings() []string {
-	var reload, adapter []string
-	if a.opts.Reload != nil {
-		reload = a.opts.Reload.Warnings()
+// Problems are those of the agent itself: configuration, sources, CDI specifications, socket, adapter.
+func (a *Agent) Problems() []problem.Problem {
+	var adapter []problem.Problem
+	if a.adapter.Problems != nil {
+		adapter = a.adapter.Problems()
 	}
-	if a.adapter.Warnings != nil {
-		adapter = a.adapter.Warnings()
-	}
-	return slices.Concat(reload, a.sources.warnings(), cdiWarnings(a.cdi.Warnings()), a.socket.Warnings(), processWarnings(a.opts.Core), adapter)
-}
-
-func cdiWarnings(lines []string) []string {
-	for i := range lines {
-		lines[i] = "CDI: " + lines[i]
-	}
-	return lines
+	return slices.Concat(a.opts.Reload.Problems(), a.sources.problems(), a.cdi.Problems(), a.socket.Problems(), processProblems(a.opts.Core), adapter)
 }
 
 // SourcesUp reports for each source of health information apart from the driver ("kernel_log", "history") whether it works. A source

@@ -7,6 +7,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // hostPIDNamespace is what procfs shows as the host's PID namespace (PROC_PID_INIT_INO in the kernel's include/linux/proc_ns.h).
@@ -18,8 +19,8 @@ func seesProcesses(c core.Config) bool {
 	return err != nil || namespace == hostPIDNamespace
 }
 
-// processWarnings has a line for each setting that needs the processes of the host, if this process does not see them.
-func processWarnings(c core.Config) []string {
+// processProblems has one problem for each setting that needs the processes of the host, if this process does not see them.
+func processProblems(c core.Config) []problem.Problem {
 	if seesProcesses(c) {
 		return nil
 	}
@@ -31,7 +32,7 @@ func processWarnings(c core.Config) []string {
 	if c.Occupancy == inventory.OccupancyWithhold {
 		lines = append(lines, "occupancy = withhold has no effect: "+unseen)
 	}
-	return lines
+	return problem.Each(problem.HiddenProcess, lines...)
 }
 
 // readsUsers reports whether the processes of each device are read with its usage. In another PID namespace the driver would leave most

@@ -9,7 +9,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-func TestProcessWarnings(t *testing.T) {
+func TestProcessProblems(t *testing.T) {
 	for name, tc := range map[string]struct {
 		mode      inventory.CheckMode
 		occupancy inventory.OccupancyMode
@@ -37,7 +37,7 @@ func TestProcessWarnings(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if got := processWarnings(c); len(got) != tc.want || readsUsers(c) != tc.read {
+			if got := processProblems(c); len(got) != tc.want || readsUsers(c) != tc.read {
 				t.Errorf("%q, processes are read: %t", got, readsUsers(c))
 			}
 		})

@@ -12,23 +12,24 @@ import (
 	"github.com/tandem-gpu/tandem/internal/node/history"
 	"github.com/tandem-gpu/tandem/internal/node/hostwatch"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // ReadOnce is the report of an agent with these options that would start now, with the history and on the host that it would
 // find. A node without a driver is not an error. It returns in time even if the driver does not answer.
 func ReadOnce(ctx context.Context, o Options) report.Report {
-	state, _, warnings := readOnce(ctx, o, false)
-	return report.DescribeState(state, o.Core, warnings...)
+	state, _, problems := readOnce(ctx, o, false)
+	return report.DescribeState(state, o.Core, problems...)
 }
 
 // ReadUseOnce is ReadOnce with the usage of the devices, as far as the driver answers in time. Owners are not known.
 func ReadUseOnce(ctx context.Context, o Options) report.Report {
-	state, usage, warnings := readOnce(ctx, o, true)
+	state, usage, problems := readOnce(ctx, o, true)
 	table := use.Table{At: time.Now()}
 	for _, u := range usage {
 		table.Devices = append(table.Devices, use.Device{ID: u.Device, Usage: u})
 	}
-	return report.DescribeState(state, o.Core, warnings...).WithUse(table)
+	return report.DescribeState(state, o.Core, problems...).WithUse(table)
 }
 
 // ReadStateOnce is the state that ReadOnce describes.
@@ -37,7 +38,7 @@ func ReadStateOnce(ctx context.Context, o Options) core.State {
 	return state
 }
 
-func readOnce(ctx context.Context, o Options, withUsage bool) (state core.State, usage []gpu.Usage, warnings []string) {
+func readOnce(ctx context.Context, o Options, withUsage bool) (state core.State, usage []gpu.Usage, problems []problem.Problem) {
 	var file *history.File
 	var store monitor.Store
 	if o.Health.StateDir != "" {
@@ -53,5 +54,5 @@ func readOnce(ctx context.Context, o Options, withUsage bool) (state core.State,
 	if state.Inventory.NeedsCDI() {
 		host.CDI = cdi.ReadOnce(o.CDI, state)
 	}
-	return state.WithHost(o.Core, time.Now(), host), usage, historyWarnings(file)
+	return state.WithHost(o.Core, time.Now(), host), usage, file.Problems()
 }

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // ReloadStatus is the outcome of the reads of the configuration since the process began. It is safe for concurrent use. The zero
@@ -37,13 +39,16 @@ func (r *ReloadStatus) Last() (ok bool, success time.Time) {
 	return r.failure.IsZero(), r.success
 }
 
-// Warnings is a line that explains why the configuration in force is not the latest; nil if it is.
-func (r *ReloadStatus) Warnings() []string {
+// Problems has the reason if the configuration in force is not the latest one. It may be called on nil.
+func (r *ReloadStatus) Problems() []problem.Problem {
+	if r == nil {
+		return nil
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.failure.IsZero() {
 		return nil
 	}
 	at := func(t time.Time) string { return t.UTC().Format(time.RFC3339) }
-	return []string{fmt.Sprintf("configuration not reloaded at %s, that of %s is in force: %s", at(r.failure), at(r.success), r.problem)}
+	return []problem.Problem{{Code: problem.Configuration, Text: fmt.Sprintf("configuration not reloaded at %s, that of %s is in force: %s", at(r.failure), at(r.success), r.problem)}}
 }

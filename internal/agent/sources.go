@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/node/history"
 	"github.com/tandem-gpu/tandem/internal/node/hostwatch"
 	"github.com/tandem-gpu/tandem/internal/node/kmsg"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // sources are the sources of health information apart from the driver: kernel log, own history, host. The agent works without any of
@@ -132,25 +133,12 @@ func (s *sources) report(ctx context.Context, m logReader, o health.Observation)
 	}
 }
 
-// warnings are the problems of the sources, one line each.
-func (s *sources) warnings() []string {
-	var lines []string
+func (s *sources) problems() []problem.Problem {
+	var all []problem.Problem
 	if err := s.failure.Load(); err != nil {
-		lines = append(lines, logUnavailable+": "+(*err).Error())
+		all = append(all, problem.Problem{Code: problem.KernelLog, Object: s.kmsgPath, Text: logUnavailable + ": " + (*err).Error()})
 	}
-	return slices.Concat(lines, historyWarnings(s.history), s.host.Warnings())
-}
-
-// historyWarnings are the problems of a history; none if none is kept.
-func historyWarnings(history *history.File) []string {
-	if history == nil {
-		return nil
-	}
-	lines := history.Warnings()
-	for i := range lines {
-		lines[i] = "health history: " + lines[i]
-	}
-	return lines
+	return slices.Concat(all, s.history.Problems(), s.host.Problems())
 }
 
 func (s *sources) up() map[string]bool {

@@ -19,6 +19,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/node/history"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // fakeMonitor records what is reported to it.
@@ -139,7 +140,7 @@ func TestKernelLogUnavailable(t *testing.T) {
 		o := options(v, core.DefaultConfig())
 		o.Log = slog.New(slog.NewTextHandler(&text, nil))
 		from := newSources(o)
-		if lines := from.warnings(); len(lines) != 0 || !from.up()["kernel_log"] {
+		if lines := problem.Lines(from.problems()); len(lines) != 0 || !from.up()["kernel_log"] {
 			t.Errorf("before the first read: %v, %v", lines, from.up())
 		}
 		m := &fakeMonitor{}
@@ -147,7 +148,7 @@ func TestKernelLogUnavailable(t *testing.T) {
 		if log := text.String(); !strings.Contains(log, want) || strings.Count(log, "\n") != 1 || !strings.Contains(log, "CAP_SYSLOG") {
 			t.Errorf("optional %v: %s", optional, log)
 		}
-		if lines := from.warnings(); len(lines) != 1 || !strings.Contains(lines[0], "/nowhere/kmsg") || from.up()["kernel_log"] {
+		if lines := problem.Lines(from.problems()); len(lines) != 1 || !strings.Contains(lines[0], "/nowhere/kmsg") || from.up()["kernel_log"] {
 			t.Errorf("warnings: %v, %v", lines, from.up())
 		}
 		m.reported(t, "{ - 0}") // it is not read
@@ -159,8 +160,8 @@ func TestSourcesSwitchedOff(t *testing.T) {
 	m := &fakeMonitor{}
 	from.follow(t.Context(), m) // returns at once
 	m.reported(t, "{ - 0}")
-	if from.store() != nil || len(from.up()) != 0 || len(from.warnings()) != 0 {
-		t.Errorf("%v, %v, %v", from.store(), from.up(), from.warnings())
+	if from.store() != nil || len(from.up()) != 0 || len(problem.Lines(from.problems())) != 0 {
+		t.Errorf("%v, %v, %v", from.store(), from.up(), problem.Lines(from.problems()))
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
 
@@ -110,7 +111,7 @@ type Writer struct {
 	withdraw func(ctx context.Context, keep []gpu.DeviceID) // called before names of other devices are taken out of the file; nil = nothing is published
 
 	mu       sync.Mutex
-	warnings []string
+	problems []problem.Problem
 }
 
 // New returns a writer. It reads and writes nothing.
@@ -131,20 +132,22 @@ func New(o Options) *Writer {
 	return w
 }
 
-// Warnings are the problems of the specifications that an operator should know of, one line each. They don't have the reasons that
-// are in the health of devices.
-func (w *Writer) Warnings() []string {
+// Problems are those of the specifications that an operator should know of. They don't have the reasons that are in the health of devices.
+func (w *Writer) Problems() []problem.Problem {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return slices.Clone(w.warnings)
+	return slices.Clone(w.problems)
 }
 
-// setWarnings replaces the warnings, adds that of a contest, and logs those that are new: that no pass of the last minutes had. While
+// setProblems replaces the problems, adds that of a contest, and logs those that are new: that no pass of the last minutes had. While
 // another process changes a file again and again, its problems end and begin with each change.
-func (w *Writer) setWarnings(lines []string, now time.Time) {
+func (w *Writer) setProblems(lines []string, now time.Time) {
 	contested := w.contest.warnings(now)
 	w.mu.Lock()
-	w.warnings = slices.Concat(lines, contested)
+	w.problems = nil
+	for _, line := range slices.Concat(lines, contested) {
+		w.problems = append(w.problems, problem.Problem{Code: problem.CDI, Text: "CDI: " + line})
+	}
 	w.mu.Unlock()
 	if len(contested) > 0 {
 		lines = append(lines, w.contest.text())

@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // Nodes of the Direct Rendering Manager are found by the GPU's PCI address; links to them have no root of this process.
@@ -97,7 +98,7 @@ func TestHookProgramMissing(t *testing.T) {
 		if s.Host.CDI.Usable == auto || auto && !strings.Contains(s.Host.CDI.Reason, "hook program /usr/bin/nvidia-cdi-hook is not on the host") {
 			t.Errorf("auto %v: %+v", auto, s.Host.CDI)
 		}
-		if lines := w.Warnings(); len(lines) == 0 != auto {
+		if lines := problem.Lines(w.Problems()); len(lines) == 0 != auto {
 			t.Errorf("auto %v: warnings %q", auto, lines)
 		}
 		if !auto {
@@ -183,8 +184,8 @@ func TestOtherDevices(t *testing.T) {
 	write(t, stale, "{}", 0o644)
 	m.read(coretest.GPUs(1))
 	s := m.defined(t, ids(0)...)
-	if len(s.Host.CDI.Others) > 0 || len(w.Warnings()) > 0 {
-		t.Errorf("%v, %q", s.Host.CDI.Others, w.Warnings())
+	if len(s.Host.CDI.Others) > 0 || len(problem.Lines(w.Problems())) > 0 {
+		t.Errorf("%v, %q", s.Host.CDI.Others, problem.Lines(w.Problems()))
 	}
 	if _, err := os.Stat(stale); err == nil {
 		t.Error("the file of devices that are not there remains")

@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -47,7 +48,7 @@ func TestUpgrade(t *testing.T) {
 			t.Errorf("unit is %s", u.Health)
 		}
 	}
-	if lines := w.Warnings(); len(lines) != 1 || !strings.Contains(lines[0], "libcuda.so."+version) {
+	if lines := problem.Lines(w.Problems()); len(lines) != 1 || !strings.Contains(lines[0], "libcuda.so."+version) {
 		t.Errorf("warnings %q", lines)
 	}
 	m.read(gpu.NoDriver(gpu.DriverAbsent, "unloaded"))
@@ -60,7 +61,7 @@ func TestUpgrade(t *testing.T) {
 			t.Errorf("mount of %s: %v", mount.HostPath, err)
 		}
 	}
-	if lines := w.Warnings(); len(lines) != 0 {
+	if lines := problem.Lines(w.Problems()); len(lines) != 0 {
 		t.Errorf("warnings %q", lines)
 	}
 }

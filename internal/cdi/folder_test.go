@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // problem waits until no device is defined for a reason that has this text.
@@ -60,7 +61,7 @@ func TestFolderProblems(t *testing.T) {
 					t.Errorf("unit is %s", u.Health)
 				}
 			}
-			if lines := w.Warnings(); len(lines) != 1 || !strings.Contains(lines[0], n.Folder) {
+			if lines := problem.Lines(w.Problems()); len(lines) != 1 || !strings.Contains(lines[0], n.Folder) {
 				t.Errorf("warnings %q", lines)
 			}
 			if once := ReadOnce(n.Options, s); name != "full" && name != "a folder in the file's place" && !strings.Contains(once.Problem+once.Reason, n.Folder) {
@@ -70,7 +71,7 @@ func TestFolderProblems(t *testing.T) {
 				t.Fatal(err)
 			}
 			m.defined(t, ids(0)...)
-			if lines := w.Warnings(); len(lines) != 0 {
+			if lines := problem.Lines(w.Problems()); len(lines) != 0 {
 				t.Errorf("warnings %q", lines)
 			}
 		})
@@ -181,7 +182,7 @@ func TestConflict(t *testing.T) {
 	if !strings.Contains(u.Health.String(), other+" defines device \""+string(coretest.GPU(1))) {
 		t.Errorf("GPU 1 is %s", u.Health)
 	}
-	if lines := w.Warnings(); len(lines) != 1 || !strings.Contains(lines[0], other) || !strings.Contains(lines[0], n.file()) {
+	if lines := problem.Lines(w.Problems()); len(lines) != 1 || !strings.Contains(lines[0], other) || !strings.Contains(lines[0], n.file()) {
 		t.Errorf("warnings %q", lines)
 	}
 	write(t, n.Folder+"/other.yaml", "cdiVersion: 0.3.0\nkind: nvidia.com/gpu\ndevices: [{name: "+string(coretest.GPU(0))+", containerEdits: {env: [A=B]}}]\n", 0o644) // another kind
@@ -189,7 +190,7 @@ func TestConflict(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.defined(t, ids(0, 1)...)
-	if lines := w.Warnings(); len(lines) != 0 {
+	if lines := problem.Lines(w.Problems()); len(lines) != 0 {
 		t.Errorf("warnings %q", lines)
 	}
 }
@@ -205,8 +206,8 @@ func TestConflictOfIndices(t *testing.T) {
 			want = ids(1)
 		}
 		w := New(n.Options)
-		if out := w.pass(t.Context(), m.State()); !slices.Equal(out.cdi.Defined, want) || len(w.Warnings()) != 1 {
-			t.Errorf("indices %t: %v defined, warnings %q", n.Indices, out.cdi.Defined, w.Warnings())
+		if out := w.pass(t.Context(), m.State()); !slices.Equal(out.cdi.Defined, want) || len(problem.Lines(w.Problems())) != 1 {
+			t.Errorf("indices %t: %v defined, warnings %q", n.Indices, out.cdi.Defined, problem.Lines(w.Problems()))
 		}
 	}
 }
@@ -223,8 +224,8 @@ func TestContest(t *testing.T) {
 	write(t, n.file(), stranger, 0o644)
 	eventually(t, "written again", func() bool { text, err := os.ReadFile(n.file()); return err == nil && len(text) > 1000 })
 	eventually(t, "warned", func() bool {
-		lines := w.Warnings()
-		return len(lines) == 1 && strings.HasPrefix(lines[0], n.file()+" was changed by another process")
+		lines := problem.Lines(w.Problems())
+		return len(lines) == 1 && strings.HasPrefix(lines[0], "CDI: "+n.file()+" was changed by another process")
 	})
 	m.defined(t, ids(0, 1)...)
 	stop()

@@ -75,7 +75,7 @@ func (w *Writer) pass(ctx context.Context, s core.State) outcome {
 	if c.Problem != "" {
 		warnings = append(warnings, c.Problem)
 	}
-	w.setWarnings(warnings, time.Now())
+	w.setProblems(warnings, time.Now())
 	failed = failed || othersFailed || c.NoStart != "" && hasClaims(s.Inventory) // then it is looked for again soon
 	return outcome{cdi: c, failed: failed, library: files.Libcuda}
 }
@@ -183,7 +183,7 @@ func (w *Writer) sync(ctx context.Context, f *specfile.File, text []byte, incarn
 		if err := w.contest.enter(f.Path, time.Now()); err != nil {
 			return err
 		}
-		level = slog.LevelDebug // setWarnings logs the contest
+		level = slog.LevelDebug // setProblems logs the contest
 	}
 	if err := f.Replace(text, incarnation); err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // What the container runtime reports against CDI is the reason of auto, and a warning with a listed strategy. A runtime that does not
@@ -29,9 +30,9 @@ func TestRuntimeIsAsked(t *testing.T) {
 		m.read(coretest.GPUs(1))
 		c := m.defined(t, ids(0)...).Host.CDI
 		const why = "containerd 2.0.1 has CDI switched off"
-		warned := slices.ContainsFunc(w.Warnings(), func(line string) bool { return strings.HasPrefix(line, why) })
+		warned := slices.ContainsFunc(problem.Lines(w.Problems()), func(line string) bool { return strings.HasPrefix(line, "CDI: "+why) })
 		if c.Usable != tc.usable || strings.HasPrefix(c.Reason, why) == tc.usable || warned != tc.warns {
-			t.Errorf("auto %t: %t because %q, warnings %q", tc.auto, c.Usable, c.Reason, w.Warnings())
+			t.Errorf("auto %t: %t because %q, warnings %q", tc.auto, c.Usable, c.Reason, problem.Lines(w.Problems()))
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // Another configuration starts another source: the streams continue, and the groups have the same names. Statistics have the
@@ -170,14 +171,14 @@ func TestWarningIfDevicesAreNotRead(t *testing.T) {
 				}
 				time.Sleep(max(tc.opens, 0))
 				synctest.Wait()
-				if warnings := s.Warnings(); (len(warnings) == 1) != tc.want {
+				if warnings := problem.Lines(s.Problems()); (len(warnings) == 1) != tc.want {
 					t.Errorf("before the stream: warnings %q", warnings)
 				}
 				if tc.opens >= 0 {
 					open()
 				}
 				time.Sleep(time.Hour)
-				if warnings := s.Warnings(); len(warnings) > 0 {
+				if warnings := problem.Lines(s.Problems()); len(warnings) > 0 {
 					t.Errorf("with a stream: warnings %q", warnings)
 				}
 				if logged := strings.Count(s.Log.String(), "Restart the Nomad agent"); (logged == 1) != tc.want {

@@ -4,6 +4,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // unreadAfter is how long after the first reservation Nomad has opened a stream of devices at the latest. A Nomad agent that starts a plugin
@@ -34,10 +36,10 @@ func (s *streams) reserved(warn func()) {
 	})
 }
 
-// Warnings returns a line if Nomad does not read the devices.
-func (p *Plugin) Warnings() []string {
+// Problems returns one if Nomad does not read the devices.
+func (p *Plugin) Problems() []problem.Problem {
 	if !p.streams.unread.Load() || p.streams.opened.Load() {
 		return nil
 	}
-	return []string{unreadWarning}
+	return problem.Each(problem.NomadUnread, unreadWarning)
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // Record is what an orchestrator has recorded about its work.
@@ -41,7 +42,7 @@ type Input struct {
 	Usage        []gpu.Usage          // by device; a device may be missing
 	Record       *Record              // of the orchestrator; nil = it could not be read, or is not read
 	Origins      map[int]Origin       // by PID: of the processes of Usage and of the table before that run now
-	Problems     []string
+	Problems     []problem.Problem
 }
 
 const (

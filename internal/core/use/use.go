@@ -6,6 +6,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // The orchestrators.
@@ -78,8 +79,8 @@ type Table struct {
 
 	// HoldersKnown means that the orchestrator's record of holders was read: a device without holds is free.
 	HoldersKnown bool
-	RecordAt     time.Time // when the complete record was read last; zero = never. Holds may be of that time, see Table.Next
-	Problems     []string  // why something is not known, one line each
+	RecordAt     time.Time         // when the complete record was read last; zero = never. Holds may be of that time, see Table.Next
+	Problems     []problem.Problem // why something is not known
 }
 
 // Device returns the use of a device.

@@ -20,6 +20,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
@@ -177,14 +178,14 @@ func (a *Adapter) Withhold(inv *inventory.Inventory) *inventory.Inventory {
 	return a.tracker.withhold(inv)
 }
 
-// Warnings returns a line for each resource with device IDs that are listed only because pods may hold them, and one if the kubelet's
+// Problems returns one for each resource with device IDs that are listed only because pods may hold them, and one if the kubelet's
 // checkpoint is not understood.
-func (a *Adapter) Warnings() []string {
-	lines := a.tracker.offers.Load().warnings()
+func (a *Adapter) Problems() []problem.Problem {
+	all := a.tracker.offers.Load().problems()
 	if err := a.pods.Latest().CheckpointErr; err != nil && !errors.Is(err, fs.ErrNotExist) {
-		lines = append(lines, "devices of init containers are not known after their allocation: "+err.Error())
+		all = append(all, problem.Problem{Code: problem.Checkpoint, Text: "devices of init containers are not known after their allocation: " + err.Error()})
 	}
-	return lines
+	return all
 }
 
 // resources returns those that this adapter or an earlier one offered, sorted.

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // listedDevice is a device of a ListAndWatch response. It is comparable, so that equal lists are not sent twice.
@@ -73,13 +74,12 @@ func (o *offer) dependsOnPods() bool { return o.withheld || len(o.retained) > 0 
 // retainedText is the message about the retained IDs of a resource.
 const retainedText = "device IDs no longer offered, still listed as unhealthy because pods may hold them"
 
-// warnings returns a line for each resource with retained IDs.
-func (o *offer) warnings() []string {
-	var lines []string
+// problems returns one for each resource with retained IDs.
+func (o *offer) problems() (all []problem.Problem) {
 	for _, resource := range slices.Sorted(maps.Keys(o.retained)) {
-		lines = append(lines, fmt.Sprintf("%s: %s: %s", resource, retainedText, o.retained[resource]))
+		all = append(all, problem.Problem{Code: problem.Retained, Object: resource, Text: fmt.Sprintf("%s: %s: %s", resource, retainedText, o.retained[resource])})
 	}
-	return lines
+	return all
 }
 
 // markRemoved returns next and, as unhealthy, the devices that are healthy in sent and missing in next. removing reports

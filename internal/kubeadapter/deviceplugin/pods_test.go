@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
@@ -141,12 +142,12 @@ func TestHeldIDStaysListed(t *testing.T) {
 			if nodes := r.listed(GPUResource, gone).GetTopology().GetNodes(); len(nodes) != 1 || nodes[0].GetID() != 1 {
 				t.Errorf("on NUMA nodes %v, was on 1", nodes)
 			}
-			if warnings := r.adapter.Warnings(); len(warnings) != 1 || !strings.Contains(warnings[0], "default/holder") {
+			if warnings := problem.Lines(r.adapter.Problems()); len(warnings) != 1 || !strings.Contains(warnings[0], "default/holder") {
 				t.Errorf("warnings: %q", warnings)
 			}
 			pods.Forget("default/holder")
 			r.await("the end of the listing", func() bool { return r.listed(GPUResource, gone) == nil })
-			if warnings := r.adapter.Warnings(); len(warnings) != 0 {
+			if warnings := problem.Lines(r.adapter.Problems()); len(warnings) != 0 {
 				t.Errorf("warnings: %q", warnings)
 			}
 		})
@@ -211,7 +212,9 @@ func TestPodResourcesHang(t *testing.T) {
 	r.awaitListed(GPUResource, gpuIDs(1)[0], v1beta1.Unhealthy)
 	pods.Hold("default/holder", GPUResource, gpuIDs(1)[0])
 	pods.Hang(false)
-	r.await("the name of the pod", func() bool { return strings.Contains(strings.Join(r.adapter.Warnings(), ""), "default/holder") })
+	r.await("the name of the pod", func() bool {
+		return strings.Contains(strings.Join(problem.Lines(r.adapter.Problems()), ""), "default/holder")
+	})
 	pods.Forget("default/holder")
 	r.awaitHealthy(h100, 2)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 	"github.com/tandem-gpu/tandem/internal/operator/latency"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
@@ -128,7 +129,7 @@ type Adapter struct {
 
 	mu       sync.Mutex
 	current  Stats
-	warnings map[string][]string
+	problems map[problem.Code][]string
 }
 
 // view is what slices have, and the inventory from which that follows.
@@ -153,7 +154,7 @@ func New(src Source, o Options) *Adapter {
 		specs:   &claimSpecs{folder: o.CDIFolder, vendor: o.CDIVendor, mpsRoot: o.MPSRoot},
 		desired: watch.NewValue[[]kubeapi.Device](nil), claims: watch.NewValue[[]prepared.Claim](nil),
 		health: watch.NewValue[[]resourceslice.DeviceHealth](nil), guard: watch.NewValue(verdict{pending: o.PodClaims != nil}),
-		queries: make(chan struct{}, 1), warnings: map[string][]string{},
+		queries: make(chan struct{}, 1), problems: map[problem.Code][]string{},
 	}
 	if a.lock == nil {
 		a.lock = &sync.Mutex{}
@@ -191,13 +192,13 @@ func (a *Adapter) load(ctx context.Context) {
 			break
 		}
 		a.unloaded.Store(&prepared.Unread{Path: a.claimsDir(), Err: err})
-		a.setWarnings("state", []string{oneLine(err) + ": nothing can be prepared or unprepared"})
+		a.setProblems(problem.ClaimState, oneLine(err)+": nothing can be prepared or unprepared")
 		task.Heartbeat(a.limits.retry)
 		if !watch.Sleep(ctx, a.limits.retry) {
 			return
 		}
 	}
-	a.setWarnings("state", nil)
+	a.setProblems(problem.ClaimState)
 	close(a.loaded)
 	a.changed()
 	a.watchSpecs(ctx, task)
@@ -262,37 +263,42 @@ func (a *Adapter) Holder(at gpu.Placement) (string, bool) {
 // Withdrawn returns why no device takes new work; "" if they do.
 func (a *Adapter) Withdrawn() string { return a.guard.Load().text() }
 
-// Warnings are the problems that an operator should know of, one line each.
-func (a *Adapter) Warnings() []string {
-	var lines []string
+// Problems are those that an operator should know of.
+func (a *Adapter) Problems() (all []problem.Problem) {
 	if s := a.Stats(); s.Refused {
-		lines = append(lines, s.Reason)
+		all = append(all, problem.Problem{Code: problem.Registration, Text: s.Reason})
 	}
 	if text := a.guard.Load().foreign; text != "" {
-		lines = append(lines, text)
+		all = append(all, problem.Problem{Code: problem.ForeignClaims, Text: text})
 	}
 	if store := a.store.Load(); store != nil {
-		lines = append(lines, store.Warnings()...)
+		all = append(all, store.Problems()...)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, of := range slices.Sorted(maps.Keys(a.warnings)) {
-		lines = append(lines, a.warnings[of]...)
+	for _, code := range slices.Sorted(maps.Keys(a.problems)) {
+		all = append(all, problem.Each(code, a.problems[code]...)...)
 	}
-	return lines
+	return all
 }
 
-// setWarnings replaces the warnings about something, and logs those that are new.
-func (a *Adapter) setWarnings(about string, lines []string) {
+// setProblems replaces the problems of a code, and logs those that are new.
+func (a *Adapter) setProblems(code problem.Code, texts ...string) {
 	a.mu.Lock()
-	before := a.warnings[about]
-	a.warnings[about] = lines
+	before := a.problems[code]
+	a.problems[code] = texts
 	a.mu.Unlock()
-	for _, line := range lines {
-		if !slices.Contains(before, line) {
-			a.opts.Log.Warn(about + ": " + line)
+	for _, text := range texts {
+		if !slices.Contains(before, text) {
+			a.opts.Log.Warn(about[code] + ": " + text)
 		}
 	}
+}
+
+// about is what the log has before a problem.
+var about = map[problem.Code]string{
+	problem.ClaimState: "state", problem.PodClaims: "claims of pods", problem.PreparedClaims: "prepared claims",
+	problem.ClaimCDI: "CDI specifications of claims",
 }
 
 // Ready returns nil if the kubelet has registered the driver.

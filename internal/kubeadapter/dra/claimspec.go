@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/cdi/specfile"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/util/dirwatch"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
 
@@ -169,7 +170,7 @@ func (a *Adapter) restoreSpecs(ctx context.Context, store *prepared.Store) {
 			}
 		})
 	}
-	a.setWarnings("CDI specifications of claims", problems)
+	a.setProblems(problem.ClaimCDI, problems...)
 }
 
 // storedNow reports whether another process has stored a claim meanwhile, or its record can't be read.

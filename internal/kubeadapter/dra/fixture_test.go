@@ -21,6 +21,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
@@ -269,7 +270,7 @@ func (r *rig) await(what string, ok func() bool) {
 	r.Helper()
 	for !ok() {
 		if !watch.Sleep(r.ctx, 2*time.Millisecond) {
-			r.Fatalf("no %s: %+v, warnings %q", what, r.adapter.Stats(), r.adapter.Warnings())
+			r.Fatalf("no %s: %+v, warnings %q", what, r.adapter.Stats(), problem.Lines(r.adapter.Problems()))
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
@@ -117,10 +118,10 @@ func (a *Adapter) queryPods(ctx context.Context, elapsed time.Duration) {
 		return
 	}
 	if left := a.unknownClaim(store); left != "" && answer.Partial && len(problems) == 0 && a.guard.Load().pending && elapsed < a.limits.partial {
-		a.setWarnings("claims of pods", []string{"devices are kept back: the kubelet has just started and may not know all pods, and " + left})
+		a.setProblems(problem.PodClaims, "devices are kept back: the kubelet has just started and may not know all pods, and "+left)
 		return
 	}
-	a.setWarnings("claims of pods", nil)
+	a.setProblems(problem.PodClaims)
 	a.judge(answer, problems)
 	a.collect(ctx, store, answer)
 }
@@ -136,7 +137,7 @@ func (a *Adapter) askPods(ctx context.Context, store *prepared.Store, elapsed ti
 		return answer, nil, false
 	}
 	if err != nil {
-		a.setWarnings("claims of pods", []string{"the kubelet does not list the claims of pods, so that devices which pods of another driver have are not known: " + oneLine(err)})
+		a.setProblems(problem.PodClaims, "the kubelet does not list the claims of pods, so that devices which pods of another driver have are not known: "+oneLine(err))
 		if v := a.guard.Load(); v.pending && elapsed >= pendingAtMost {
 			v.pending = false
 			a.guard.Store(v)
@@ -156,12 +157,12 @@ func (a *Adapter) askPods(ctx context.Context, store *prepared.Store, elapsed ti
 
 // refresh reads what other processes have stored, and again what could not be read.
 func (a *Adapter) refresh(store *prepared.Store) bool {
-	var problem []string
 	err := store.Refresh()
 	if err != nil {
-		problem = []string{oneLine(err)}
+		a.setProblems(problem.PreparedClaims, oneLine(err))
+	} else {
+		a.setProblems(problem.PreparedClaims)
 	}
-	a.setWarnings("prepared claims", problem)
 	return err == nil
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // pods is what the kubelet has of pods.
@@ -88,7 +89,7 @@ func TestClaimsOfAnotherDriver(t *testing.T) {
 	if _, err := r.prepareOne("a"); err == nil || !strings.Contains(err.Error(), want) {
 		t.Error(err)
 	}
-	if lines := strings.Join(r.adapter.Warnings(), "\n"); !strings.Contains(lines, want) {
+	if lines := strings.Join(problem.Lines(r.adapter.Problems()), "\n"); !strings.Contains(lines, want) {
 		t.Error(lines)
 	}
 	p.partial(true)

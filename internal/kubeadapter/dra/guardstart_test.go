@@ -11,6 +11,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // A kubelet that has just started may not list a pod of NVIDIA's driver. While that has a claim, devices are kept back until the list is
@@ -40,7 +41,7 @@ func TestFirstAnswerLacksPods(t *testing.T) {
 		})
 		if c.waits {
 			r.await("queries", func() bool { return p.count() > 5 })
-			if lines := strings.Join(r.adapter.Warnings(), "\n"); r.adapter.Desired().Load() != nil || !strings.Contains(lines, c.file) {
+			if lines := strings.Join(problem.Lines(r.adapter.Problems()), "\n"); r.adapter.Desired().Load() != nil || !strings.Contains(lines, c.file) {
 				t.Errorf("%s: devices are offered, or not with the reason: %q", name, lines)
 			}
 			c.release(p)
@@ -71,7 +72,7 @@ func TestSecondQuestionNotAnswered(t *testing.T) {
 	if v := a.guard.Load(); asked != 2 || v.pending || !strings.Contains(v.foreign, "pod default/pod-old has device gpu-0") {
 		t.Errorf("%d questions, %+v", asked, v)
 	}
-	if lines := strings.Join(a.Warnings(), "\n"); !strings.Contains(lines, "the kubelet does not list the claims of pods") {
+	if lines := strings.Join(problem.Lines(a.Problems()), "\n"); !strings.Contains(lines, "the kubelet does not list the claims of pods") {
 		t.Error(lines)
 	}
 }

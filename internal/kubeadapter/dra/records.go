@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // rebuildLost makes the records again that are lost, and returns a line for each that it can't make.
@@ -152,7 +153,7 @@ func (a *Adapter) settleVanished(store *prepared.Store, answer PodClaims) {
 			}
 			a.opts.Log.Warn("the record of a prepared claim was removed: it is written again", "namespace", c.Namespace, "claim", c.Name, "uid", c.UID)
 			if err := store.Put(now); err != nil {
-				a.setWarnings("state", []string{oneLine(err)})
+				a.setProblems(problem.ClaimState, oneLine(err))
 			}
 		})
 	}
@@ -202,7 +203,7 @@ func (a *Adapter) collect(ctx context.Context, store *prepared.Store, answer Pod
 			}
 			a.opts.Log.Warn("prepared claim removed: neither the kubelet nor the API server has it", "namespace", c.Namespace, "claim", c.Name, "uid", c.UID)
 			if err := a.remove(c.UID, store); err != nil {
-				a.setWarnings("state", []string{oneLine(err)})
+				a.setProblems(problem.ClaimState, oneLine(err))
 			}
 		})
 	}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/test/logbuffer"
 )
 
@@ -40,16 +41,16 @@ func TestRegistration(t *testing.T) {
 	if err := r.adapter.Ready(); err == nil || err.Error() != text {
 		t.Error(err)
 	}
-	if !slices.Equal(r.adapter.Warnings(), []string{text}) || strings.Count(log.String(), text) != 1 {
-		t.Errorf("%q, log %s", r.adapter.Warnings(), log)
+	if !slices.Equal(problem.Lines(r.adapter.Problems()), []string{text}) || strings.Count(log.String(), text) != 1 {
+		t.Errorf("%q, log %s", problem.Lines(r.adapter.Problems()), log)
 	}
 	if s := r.adapter.Stats(); s.Registered || !s.Refused || s.RegistrationErrors != 3 || s.Infos != 3 || s.LastError != text {
 		t.Errorf("%+v", s)
 	}
 	r.register(&registration.RegistrationStatus{PluginRegistered: true})
 	r.await("readiness", func() bool { return r.adapter.Ready() == nil })
-	if s := r.adapter.Stats(); !s.Registered || s.Refused || s.Reason != "" || s.Registrations != 1 || len(r.adapter.Warnings()) > 0 {
-		t.Errorf("%+v, %q", s, r.adapter.Warnings())
+	if s := r.adapter.Stats(); !s.Registered || s.Refused || s.Reason != "" || s.Registrations != 1 || len(problem.Lines(r.adapter.Problems())) > 0 {
+		t.Errorf("%+v, %q", s, problem.Lines(r.adapter.Problems()))
 	}
 	r.must(r.adapter.Alive(r.ctx))
 }

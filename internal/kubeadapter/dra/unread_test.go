@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // unreadRig is a rig with prepared claims "a" of GPU 0 and "b" of GPU 1, whose agent has been started again since the record of "a" can't be
@@ -64,7 +65,7 @@ func TestRecordThatCanNotBeReadConcernsItsClaim(t *testing.T) {
 	for i, want := range []string{"a claim, perhaps: " + record + " can't be read as a prepared claim", "claim default/b", "a claim, perhaps"} {
 		r.wantHolder(i, want)
 	}
-	if lines := strings.Join(r.adapter.Warnings(), "\n"); !strings.Contains(lines, record) || !strings.Contains(lines, "remove it if no pod has the claim") {
+	if lines := strings.Join(problem.Lines(r.adapter.Problems()), "\n"); !strings.Contains(lines, record) || !strings.Contains(lines, "remove it if no pod has the claim") {
 		t.Error(lines)
 	}
 	if all := r.adapter.Unread(); len(all) != 1 || all[0].UID != uidOf("a") {
@@ -78,7 +79,7 @@ func TestRecordThatCanNotBeReadConcernsItsClaim(t *testing.T) {
 
 	r.must(os.Remove(record)) // by an operator
 	r.await("a free GPU", func() bool { _, held := r.adapter.Holder(gpu.WholeGPU(coretest.GPU(0))); return !held })
-	if lines := r.adapter.Warnings(); len(lines) > 0 {
+	if lines := problem.Lines(r.adapter.Problems()); len(lines) > 0 {
 		t.Errorf("%q", lines)
 	}
 }
@@ -142,7 +143,7 @@ func TestPodsShowWhatARecordThatCanNotBeReadHas(t *testing.T) {
 		n := p.count()
 		r.await("queries", func() bool { return p.count() > n+3 })
 		if r.wantHolder(0, "a claim, perhaps"); len(r.adapter.Desired().Load()) != 3 {
-			t.Errorf("devices are not offered through DRA: %q", r.adapter.Warnings())
+			t.Errorf("devices are not offered through DRA: %q", problem.Lines(r.adapter.Problems()))
 		}
 		r.src.Set(onSideOf(inventory.DevicePlugin, 0))
 		r.wantHolder(0, "free")
@@ -157,7 +158,7 @@ func TestPodsShowWhatARecordThatCanNotBeReadHas(t *testing.T) {
 		if _, err := os.Lstat(record + ".broken"); err != nil {
 			t.Error(err)
 		}
-		if lines := strings.Join(r.adapter.Warnings(), "\n"); !strings.Contains(lines, "no pod has the claim, and the file was renamed to "+filepath.Base(record)+".broken") {
+		if lines := strings.Join(problem.Lines(r.adapter.Problems()), "\n"); !strings.Contains(lines, "no pod has the claim, and the file was renamed to "+filepath.Base(record)+".broken") {
 			t.Error(lines)
 		}
 		_, err := r.prepareOne("c")
@@ -168,8 +169,8 @@ func TestPodsShowWhatARecordThatCanNotBeReadHas(t *testing.T) {
 		p.partial(true)
 		r, record := unreadRig(t, p)
 		r.await("queries", func() bool { return p.count() > 3 })
-		if r.wantHolder(2, "a claim, perhaps"); r.adapter.Desired().Load() != nil || !strings.Contains(strings.Join(r.adapter.Warnings(), "\n"), "devices are kept back") {
-			t.Errorf("devices are offered, or not with the reason: %q", r.adapter.Warnings())
+		if r.wantHolder(2, "a claim, perhaps"); r.adapter.Desired().Load() != nil || !strings.Contains(strings.Join(problem.Lines(r.adapter.Problems()), "\n"), "devices are kept back") {
+			t.Errorf("devices are offered, or not with the reason: %q", problem.Lines(r.adapter.Problems()))
 		}
 		r.must(r.unprepare("b"))
 		p.partial(false)

@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
@@ -73,14 +74,14 @@ func (w *Writer) SetStrategy(s inventory.MIGStrategy) {
 	watch.Notify(w.changed)
 }
 
-// Warnings has the reason for which the file could not be written, if it could not.
-func (w *Writer) Warnings() []string {
+// Problems has the reason for which the file could not be written, if it could not.
+func (w *Writer) Problems() []problem.Problem {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.problem == "" {
 		return nil
 	}
-	return []string{w.problem}
+	return []problem.Problem{{Code: problem.NodeLabels, Object: w.opts.Path, Text: w.problem}}
 }
 
 // Run keeps the file in step until ctx ends; a failure is a warning and is tried again. The file stays when the agent ends, so that the

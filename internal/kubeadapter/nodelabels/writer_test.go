@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 	"github.com/tandem-gpu/tandem/test/logbuffer"
@@ -167,7 +168,7 @@ func TestFailureIsAWarning(t *testing.T) {
 		f.read(coretest.GPUs(2))
 		time.Sleep(10 * time.Minute)
 		want := "node labels: " + f.path + " can't be written: no such file or directory; --features-file needs a file of its own in a folder that exists and can be written: features.d of Node Feature Discovery"
-		if got := f.writer.Warnings(); len(got) != 1 || got[0] != want {
+		if got := problem.Lines(f.writer.Problems()); len(got) != 1 || got[0] != want {
 			t.Errorf("%q", got)
 		}
 		if n := strings.Count(f.log.String(), "can't be written"); n != 1 {
@@ -176,7 +177,7 @@ func TestFailureIsAWarning(t *testing.T) {
 		f.mkdir()
 		time.Sleep(2 * retryMost)
 		f.want("the folder is there", "gpu.count", "2")
-		if got := f.writer.Warnings(); got != nil {
+		if got := problem.Lines(f.writer.Problems()); got != nil {
 			t.Errorf("%q", got)
 		}
 		entries, err := os.ReadDir(filepath.Dir(f.path))
@@ -203,7 +204,7 @@ func TestFileOfAnotherProgramStays(t *testing.T) {
 			if got, err := os.ReadFile(f.path); err != nil || string(got) != text {
 				t.Errorf("%s: the file is %.50q, %v", name, got, err)
 			}
-			if got := f.writer.Warnings(); len(got) != 1 || !strings.Contains(got[0], f.path+" exists and is no file of node labels: it is neither replaced nor removed; --features-file needs a file of its own") {
+			if got := problem.Lines(f.writer.Problems()); len(got) != 1 || !strings.Contains(got[0], f.path+" exists and is no file of node labels: it is neither replaced nor removed; --features-file needs a file of its own") {
 				t.Errorf("%s: %q", name, got)
 			}
 			f.check(os.Remove(f.path))

@@ -18,6 +18,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
 
@@ -66,17 +67,23 @@ func (f *File) Problem() string {
 	return cmp.Or(f.saveProblem, f.bootProblem)
 }
 
-// Warnings are the problems of the history, one a line; nil if there are none.
-func (f *File) Warnings() (warnings []string) {
-	problem := f.Problem()
+// Problems are those of the history; nil if there are none, or f is nil.
+func (f *File) Problems() (all []problem.Problem) {
+	if f == nil {
+		return nil
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, w := range []string{problem, f.loadProblem} {
-		if w != "" {
-			warnings = append(warnings, w)
+	add := func(code problem.Code, text string) {
+		if text != "" {
+			all = append(all, problem.Problem{Code: code, Object: f.path, Text: "health history: " + text})
 		}
 	}
-	return warnings
+	if add(problem.HistorySave, f.saveProblem); f.saveProblem == "" {
+		add(problem.Boot, f.bootProblem)
+	}
+	add(problem.HistoryLoad, f.loadProblem)
+	return all
 }
 
 // Load returns the saved history, empty if there is none, and the boot ID of the node. Its times are by the present wall clock.

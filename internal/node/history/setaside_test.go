@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // exhaust makes every open of this process fail until the returned function is called.
@@ -43,8 +44,8 @@ func TestHistoryIsReadAgainAfterAnError(t *testing.T) {
 		if diff(want, r) != "" || boot != "b00t" {
 			t.Errorf("boot %q, %s", boot, diff(want, r))
 		}
-		if got := d.names(); len(got) != 1 || d.logged("trying again") != 1 || len(f.Warnings()) > 0 {
-			t.Errorf("left %v, warnings %q, log %s", got, f.Warnings(), d.log.String())
+		if got := d.names(); len(got) != 1 || d.logged("trying again") != 1 || len(problem.Lines(f.Problems())) > 0 {
+			t.Errorf("left %v, warnings %q, log %s", got, problem.Lines(f.Problems()), d.log.String())
 		}
 	})
 }
@@ -64,7 +65,7 @@ func TestHistoryThatCannotBeReadIsNotReplaced(t *testing.T) {
 		if took := time.Since(began); took < 5*time.Second || took > 30*time.Second {
 			t.Errorf("started after %v", took)
 		}
-		if warnings := strings.Join(f.Warnings(), " "); !strings.Contains(warnings, "too many levels of symbolic links") {
+		if warnings := strings.Join(problem.Lines(f.Problems()), " "); !strings.Contains(warnings, "too many levels of symbolic links") {
 			t.Errorf("warnings: %q", warnings)
 		}
 		d.save(f, full())
@@ -74,7 +75,7 @@ func TestHistoryThatCannotBeReadIsNotReplaced(t *testing.T) {
 		if to, err := os.Readlink(d.path() + ".unread"); err != nil || to != filepath.Base(d.path()) {
 			t.Errorf("set aside: %q, %v", to, err)
 		}
-		if warnings := f.Warnings(); len(warnings) != 1 || !strings.Contains(warnings[0], d.path()+".unread") || f.Problem() != "" {
+		if warnings := problem.Lines(f.Problems()); len(warnings) != 1 || !strings.Contains(warnings[0], d.path()+".unread") || f.Problem() != "" {
 			t.Errorf("warnings: %q, problem %q", warnings, f.Problem())
 		}
 	})

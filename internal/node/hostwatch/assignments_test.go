@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/node/assignment"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // record is an orchestrator's record of holders.
@@ -310,7 +311,7 @@ func TestBrokenFileOfAssignments(t *testing.T) {
 		if count := k.logged("assignments of GPUs not read"); count != 1 {
 			t.Errorf("%d warnings in the log:\n%s", count, k.log)
 		}
-		if w := k.watcher.Warnings(); !slices.ContainsFunc(w, func(line string) bool { return strings.Contains(line, "drra") }) {
+		if w := problem.Lines(k.watcher.Problems()); !slices.ContainsFunc(w, func(line string) bool { return strings.Contains(line, "drra") }) {
 			t.Errorf("warnings: %q", w)
 		}
 		k.end()

@@ -17,6 +17,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
@@ -74,9 +75,9 @@ type Watcher struct {
 
 	mu         sync.Mutex
 	host       inventory.Host
-	unassigned string       // why the file of assignments is not in force; "" = it is
-	problem    string       // why overlaps are not seen completely; "" = they are
-	stopped    []otherAgent // that claim devices offered here and have not run for long
+	unassigned problem.Problem // why the file of assignments is not in force; zero = it is
+	problem    problem.Problem // why overlaps are not seen completely; zero = they are
+	stopped    []otherAgent    // that claim devices offered here and have not run for long
 	faults     []fault
 	kept       []kept
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 func TestTwoAgentsOnOneHost(t *testing.T) {
@@ -104,7 +105,7 @@ func TestClaimsMoveBetweenAgents(t *testing.T) {
 		pass(time.Minute)
 		n.expectSchedulable(t, "the other's workloads may be running", 0)
 		file := filepath.Join(dir, "claims", "k8s-gpu.json")
-		if notes := n.watcher.Warnings(); len(notes) != 1 || !strings.Contains(notes[0], file) || n.logged("agent not running, its claims stay") != 1 {
+		if notes := problem.Lines(n.watcher.Problems()); len(notes) != 1 || !strings.Contains(notes[0], file) || n.logged("agent not running, its claims stay") != 1 {
 			t.Errorf("%q\n%s", notes, n.log)
 		}
 		again := kube(t, dir, on(inventory.OverlapRefuse, 1, 2))
@@ -181,7 +182,7 @@ func TestFolderThatCannotBeUsed(t *testing.T) {
 				a := kube(t, dir, on(overlap, 0, 1))
 				pass(time.Minute)
 				a.expectSchedulable(t, "without claims", 0, 1)
-				if notes := a.watcher.Warnings(); len(notes) != 1 || a.logged("level=WARN msg=\"claims not read, overlaps with other agents are unknown") != 1 {
+				if notes := problem.Lines(a.watcher.Problems()); len(notes) != 1 || a.logged("level=WARN msg=\"claims not read, overlaps with other agents are unknown") != 1 {
 					t.Errorf("%q\n%s", notes, a.log)
 				}
 			})

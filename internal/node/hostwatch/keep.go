@@ -8,6 +8,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/node/assignment"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // kept is a claim of a device that this agent does not offer any more.
@@ -106,10 +107,10 @@ func logKept(log *slog.Logger, was, is []kept) {
 }
 
 // warning is for an operator, if a claim stays for long because of what is not known; else "".
-func (k kept) warning(file string) string {
-	if k.waits.Held || !k.long {
-		return ""
-	}
-	return fmt.Sprintf("%s is not offered any more and stays claimed, so that no other agent offers it: waits for %s; if no work has it, delete %s, which this agent writes again without it",
-		k.at, k.waits.Text, file)
+func (k kept) problem(file string) (problem.Problem, bool) {
+	return problem.Problem{
+		Code: problem.ClaimKept, Object: k.at.String(),
+		Text: fmt.Sprintf("%s is not offered any more and stays claimed, so that no other agent offers it: waits for %s; if no work has it, delete %s, which this agent writes again without it",
+			k.at, k.waits.Text, file),
+	}, !k.waits.Held && k.long
 }

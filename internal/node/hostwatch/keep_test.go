@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // The policy takes a GPU from an agent while work has it: the other agent gets it when the work has ended, and not before that is known.
@@ -36,7 +37,7 @@ func TestClaimStaysWhileWorkHasTheGPU(t *testing.T) {
 		h.nomad.set(coretest.GPU(1), "")
 		pass(5 * time.Minute)
 		k.expectSchedulable(t, "the job has ended, which is not known", 2)
-		if w := strings.Join(n.watcher.Warnings(), "\n"); !strings.Contains(w, string(coretest.GPU(1))) || !strings.Contains(w, "the record") {
+		if w := strings.Join(problem.Lines(n.watcher.Problems()), "\n"); !strings.Contains(w, string(coretest.GPU(1))) || !strings.Contains(w, "the record") {
 			t.Errorf("warnings: %s", w)
 		}
 		h.nomad.setUnknown(false)
@@ -128,7 +129,7 @@ func TestClaimWithoutARecord(t *testing.T) {
 		pass(5 * time.Minute)
 		k.expectSchedulable(t, "GPU 2 was given out", 1, 3)
 		file := n.watcher.claims.path("nomad-gpu", ".json")
-		if w := strings.Join(n.watcher.Warnings(), "\n"); !strings.Contains(w, "delete "+file) {
+		if w := strings.Join(problem.Lines(n.watcher.Problems()), "\n"); !strings.Contains(w, "delete "+file) {
 			t.Errorf("warnings: %s", w)
 		}
 		must(t, os.Remove(file))

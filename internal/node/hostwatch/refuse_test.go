@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // damages are files of claims that can't be used.
@@ -58,7 +59,7 @@ func TestDamagedClaimsOfAnAgentThatIsAway(t *testing.T) {
 				k = kube(t, dir, on(inventory.OverlapRefuse, 0, 1, 2, 3))
 				pass(time.Minute)
 				k.expectSchedulable(t, "damaged, after a restart", 2)
-				if w := k.watcher.Warnings(); len(w) != 1 || !strings.Contains(w[0], file) || !strings.Contains(w[0], "delete") {
+				if w := problem.Lines(k.watcher.Problems()); len(w) != 1 || !strings.Contains(w[0], file) || !strings.Contains(w[0], "delete") {
 					t.Errorf("warnings: %q", w)
 				}
 				k.end()
@@ -163,7 +164,7 @@ func TestClaimsThatAreNotOnDisk(t *testing.T) {
 		k := kube(t, dir, on(inventory.OverlapRefuse, 0, 1, 2))
 		pass(time.Minute)
 		k.expectSchedulable(t, "not written")
-		if w := strings.Join(k.watcher.Warnings(), "\n"); !strings.Contains(w, "claims not written") {
+		if w := strings.Join(problem.Lines(k.watcher.Problems()), "\n"); !strings.Contains(w, "claims not written") {
 			t.Errorf("warnings: %s", w)
 		}
 		n = nomad(t, dir, on(inventory.OverlapRefuse, 0, 1, 2, 3))
@@ -205,7 +206,7 @@ func TestDiskThatHangs(t *testing.T) {
 		if !m.host.Own.Equal(tc.want) {
 			t.Errorf("%s: %+v, want %+v", name, m.host.Own, tc.want)
 		}
-		if got := w.Warnings(); len(got) != 1 || !strings.Contains(got[0], errSlow.Error()) {
+		if got := problem.Lines(w.Problems()); len(got) != 1 || !strings.Contains(got[0], errSlow.Error()) {
 			t.Errorf("%s: warnings %q", name, got)
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/test/logbuffer"
 )
 
@@ -91,7 +92,7 @@ func (a *agent) expectSchedulable(t *testing.T, when string, want ...int) {
 // expectWarnings checks how many warnings an operator gets.
 func (a *agent) expectWarnings(t *testing.T, when string, want int) {
 	t.Helper()
-	if got := a.watcher.Warnings(); len(got) != want {
+	if got := problem.Lines(a.watcher.Problems()); len(got) != want {
 		t.Errorf("%s: warnings %q, want %d\n%s", when, got, want, a.log)
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 var errNoFolder = errors.New("state_dir is empty")
@@ -12,33 +14,40 @@ var errNoFolder = errors.New("state_dir is empty")
 // setProblem records why overlaps are not seen, or why other agents do not see the claims of this one, and logs it when it
 // changes.
 func (w *Watcher) setProblem(err error) {
+	var p problem.Problem
 	message, detail := "", ""
 	switch _, notWritten := errors.AsType[writeError](err); {
 	case err == nil:
 	case errors.Is(err, errDuplicateAgent):
-		message, detail = "another process of this agent uses the same state_dir", "give each its own, or stop one"
+		p = problem.Problem{Code: problem.DuplicateAgent, Text: "another process of this agent uses the same state_dir", Remedy: "give each its own, or stop one"}
 	case notWritten:
-		message, detail = "claims not written, other agents can't see what this agent offers", oneLine(err)
+		p.Code, message, detail = problem.ClaimsWrite, "claims not written, other agents can't see what this agent offers", oneLine(err)
 	default:
-		message, detail = "claims not read, overlaps with other agents are unknown", oneLine(err)
+		p.Code, message, detail = problem.ClaimsRead, "claims not read, overlaps with other agents are unknown", oneLine(err)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if detail != "" && w.host.Own.Else != "" {
-		detail += "; until that is over GPUs that this agent has not claimed take no new work (overlap = refuse)"
+	const untilThen = "; until that is over GPUs that this agent has not claimed take no new work (overlap = refuse)"
+	switch refused := w.host.Own.Else != ""; {
+	case detail != "" && refused:
+		detail += untilThen
+		fallthrough
+	case detail != "":
+		p.Text = message + ": " + detail
+	case p.Remedy != "" && refused:
+		p.Remedy += untilThen
 	}
-	text := strings.TrimSuffix(message+": "+detail, ": ")
-	if text == w.problem {
+	if p == w.problem {
 		return
 	}
-	w.problem = text
+	w.problem = p
 	switch {
-	case text == "":
+	case p == (problem.Problem{}):
 		w.log.Info("overlaps with other agents known again")
 	case errors.Is(err, errNoFolder) && !w.refuse: // configured so
 		w.log.Info(message, "reason", detail)
-	case errors.Is(err, errDuplicateAgent):
-		w.log.Error(message, "agent", w.claims.agent, "remedy", detail)
+	case p.Code == problem.DuplicateAgent:
+		w.log.Error(p.Text, "agent", w.claims.agent, "remedy", p.Remedy)
 	default:
 		w.log.Warn(message, "error", detail)
 	}
@@ -46,20 +55,21 @@ func (w *Watcher) setProblem(err error) {
 
 // setAssignmentsProblem records why the file of assignments is not in force, and logs it when it changes.
 func (w *Watcher) setAssignmentsProblem(err error) {
-	text := ""
+	var p problem.Problem
 	if err != nil {
-		text = "assignments of GPUs not read or not written, the last good ones stay in force and no GPU changes its API: " + oneLine(err)
+		p = problem.Problem{Code: problem.Assignments,
+			Text: "assignments of GPUs not read or not written, the last good ones stay in force and no GPU changes its API: " + oneLine(err)}
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if text == w.unassigned {
+	if p == w.unassigned {
 		return
 	}
-	if w.unassigned = text; text == "" {
+	if w.unassigned = p; err == nil {
 		w.log.Info("assignments of GPUs known again")
 		return
 	}
-	w.log.Warn(text, "remedy", "correct the file, or put back a copy; without any, take the work from the GPUs and delete it")
+	w.log.Warn(p.Text, "remedy", "correct the file, or put back a copy; without any, take the work from the GPUs and delete it")
 }
 
 // setStopped records the agents that claim devices offered here and do not run, and logs each once.
@@ -80,7 +90,7 @@ func (w *Watcher) setFaults(faults []fault) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, f := range faults {
-		if !slices.ContainsFunc(w.faults, func(g fault) bool { return g.text(w.refuse) == f.text(w.refuse) }) {
+		if !slices.ContainsFunc(w.faults, func(g fault) bool { return g.problem(w.refuse) == f.problem(w.refuse) }) {
 			w.log.Warn("claims of an agent can't be read", "agent", f.agent, "file", f.path, "error", oneLine(f.err),
 				"effect", f.effect(w.refuse), "remedy", f.remedy())
 		}
@@ -93,8 +103,12 @@ func (w *Watcher) setFaults(faults []fault) {
 	w.faults = faults
 }
 
-func (f fault) text(refuse bool) string {
-	return fmt.Sprintf("claims of %s can't be read, %s: %s: %s: %s", f.agent, f.effect(refuse), f.path, oneLine(f.err), f.remedy())
+func (f fault) problem(refuse bool) problem.Problem {
+	return problem.Problem{
+		Code: problem.ClaimsDamaged, Object: f.path,
+		Text:   fmt.Sprintf("claims of %s can't be read, %s: %s: %s", f.agent, f.effect(refuse), f.path, oneLine(f.err)),
+		Remedy: f.remedy(),
+	}
 }
 
 func (f fault) effect(refuse bool) string {
@@ -114,34 +128,35 @@ func (f fault) remedy() string {
 	return "start " + f.agent + ", which writes it again; if it was removed, delete the file"
 }
 
-func (a otherAgent) String() string {
-	return fmt.Sprintf("agent %s is not running and claims %d of the devices offered here, as its workloads may still run: if it was removed, delete %s",
-		a.agent, a.devices, a.file)
+func (a otherAgent) problem() problem.Problem {
+	return problem.Problem{
+		Code: problem.StoppedAgent, Object: a.agent,
+		Text:   fmt.Sprintf("agent %s is not running and claims %d of the devices offered here, as its workloads may still run", a.agent, a.devices),
+		Remedy: "if it was removed, delete " + a.file,
+	}
 }
 
-// Warnings are the problems of the host that an operator has to know, one a line.
-func (w *Watcher) Warnings() []string {
+// Problems are those of the host that an operator has to know.
+func (w *Watcher) Problems() (all []problem.Problem) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	var warnings []string
-	if w.problem != "" {
-		warnings = append(warnings, w.problem)
-	}
-	if w.unassigned != "" {
-		warnings = append(warnings, w.unassigned)
-	}
-	for _, f := range w.faults {
-		warnings = append(warnings, f.text(w.refuse))
-	}
-	for _, a := range w.stopped {
-		warnings = append(warnings, a.String())
-	}
-	for _, k := range w.kept {
-		if line := k.warning(w.claims.path(w.claims.agent, ".json")); line != "" {
-			warnings = append(warnings, line)
+	for _, p := range []problem.Problem{w.problem, w.unassigned} {
+		if p != (problem.Problem{}) {
+			all = append(all, p)
 		}
 	}
-	return warnings
+	for _, f := range w.faults {
+		all = append(all, f.problem(w.refuse))
+	}
+	for _, a := range w.stopped {
+		all = append(all, a.problem())
+	}
+	for _, k := range w.kept {
+		if p, ok := k.problem(w.claims.path(w.claims.agent, ".json")); ok {
+			all = append(all, p)
+		}
+	}
+	return all
 }
 
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // A reservation makes a reading follow soon, also when nothing has happened for long, and the ones after it more frequent.
@@ -55,7 +56,7 @@ func TestProblems(t *testing.T) {
 			{nil, nil, nil},
 		} {
 			n.locked(func() { n.usageErr, n.recordErr = c.usage, c.record })
-			if time.Sleep(2 * idleInterval); !slices.Equal(w.Table().Problems, c.want) || w.Table().HoldersKnown != (c.record == nil) {
+			if time.Sleep(2 * idleInterval); !slices.Equal(problem.Lines(w.Table().Problems), c.want) || w.Table().HoldersKnown != (c.record == nil) {
 				t.Errorf("%v, want %v", w.Table(), c.want)
 			}
 		}

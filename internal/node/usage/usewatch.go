@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
@@ -142,7 +143,7 @@ func (w *Watcher) read(ctx context.Context, m Monitor) {
 	usage, err := m.Usage(limit)
 	cancel()
 	if in.Usage = usage; err != nil && !errors.Is(err, gpu.ErrNoDriver) {
-		in.Problems = append(in.Problems, "usage: "+err.Error())
+		in.Problems = append(in.Problems, problem.Problem{Code: problem.Usage, Text: "usage: " + err.Error()})
 	}
 	was := w.table.Load()
 	in.Origins = w.origins.read(usage, was)
@@ -151,12 +152,12 @@ func (w *Watcher) read(ctx context.Context, m Monitor) {
 		record, err := w.opts.Holders(limit, m.State().Inventory)
 		cancel()
 		if err != nil {
-			in.Problems = append(in.Problems, "owners: "+err.Error())
+			in.Problems = append(in.Problems, problem.Problem{Code: problem.Owners, Text: "owners: " + err.Error()})
 		} else {
 			in.Record = &record
 		}
 		if record.Missing != "" {
-			in.Problems = append(in.Problems, "owners: "+record.Missing)
+			in.Problems = append(in.Problems, problem.Problem{Code: problem.Owners, Text: "owners: " + record.Missing})
 		}
 	}
 	if ctx.Err() != nil {

@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/node/assignment"
 	"github.com/tandem-gpu/tandem/internal/operator/explain"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
 
@@ -45,7 +46,7 @@ type Extender interface {
 type Options struct {
 	Config     core.Config              // of the agent: the report has its recovery periods
 	Simulation bool                     // an operator may simulate faults
-	Warnings   func() []string          // about the agent itself, for every report; nil = none
+	Problems   func() []problem.Problem // of the agent itself, for every report; nil = none
 	Endpoints  func() []report.Endpoint // for the debug view; nil = none
 	Explain    explain.Adapter          // of the orchestrator; without functions, requests are not explained
 

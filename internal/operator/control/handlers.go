@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/setting"
 )
 
@@ -66,15 +67,15 @@ func newHandler(a Agent, o Options) http.Handler {
 	return mux
 }
 
-func (h handler) report() report.Report { return Describe(h.Agent, h.Config, h.Warnings) }
+func (h handler) report() report.Report { return Describe(h.Agent, h.Config, h.Problems) }
 
-// Describe returns the report of a running agent, the same for its socket and its pages. warnings may be nil.
-func Describe(a Agent, cfg core.Config, warnings func() []string) report.Report {
-	var lines []string
-	if warnings != nil {
-		lines = warnings()
+// Describe returns the report of a running agent, the same for its socket and its pages. problems may be nil.
+func Describe(a Agent, cfg core.Config, problems func() []problem.Problem) report.Report {
+	var all []problem.Problem
+	if problems != nil {
+		all = problems()
 	}
-	r := report.DescribeState(a.State(), cfg, lines...).WithUse(a.Use())
+	r := report.DescribeState(a.State(), cfg, all...).WithUse(a.Use())
 	r.Source = report.FromAgent
 	if more, ok := a.(Extender); ok {
 		return more.Extend(r)

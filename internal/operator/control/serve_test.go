@@ -19,6 +19,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/setting"
 	"github.com/tandem-gpu/tandem/test/logbuffer"
 )
@@ -61,7 +62,7 @@ func TestStaleSocketIsReplaced(t *testing.T) {
 	await(t, "one server and seven warnings", func() bool {
 		waiting := 0
 		for _, s := range sockets {
-			if strings.Contains(strings.Join(s.Warnings(), " "), "another process serves "+path) {
+			if strings.Contains(strings.Join(problem.Lines(s.Problems()), " "), "another process serves "+path) {
 				waiting++
 			}
 		}
@@ -104,11 +105,11 @@ func TestSocketThatCannotBeServed(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			var serving sync.WaitGroup
 			serving.Go(func() { socket.Serve(ctx, nil, o) })
-			await(t, "the reason", func() bool { return len(socket.Warnings()) > 0 })
+			await(t, "the reason", func() bool { return len(problem.Lines(socket.Problems())) > 0 })
 			time.Sleep(1500 * time.Millisecond) // for some retries, which log nothing
 			cancel()
 			serving.Wait()
-			if warnings := socket.Warnings(); len(warnings) != 1 || !strings.Contains(warnings[0], c.want) {
+			if warnings := problem.Lines(socket.Problems()); len(warnings) != 1 || !strings.Contains(warnings[0], c.want) {
 				t.Errorf("warnings %q, want %q", warnings, c.want)
 			}
 			if n := strings.Count(log.String(), "control socket unavailable"); n != 1 {
@@ -148,7 +149,7 @@ func TestRemovedSocketIsCreatedAgain(t *testing.T) {
 	awaitReport(t, r.path)
 	must(t, os.RemoveAll(filepath.Dir(r.path))) // with the lock file
 	awaitReport(t, r.path)
-	r.await("no warning", func() bool { return len(r.socket.Warnings()) == 0 })
+	r.await("no warning", func() bool { return len(problem.Lines(r.socket.Problems())) == 0 })
 }
 
 // A socket at the agent's path on which no process listens is replaced.

@@ -14,6 +14,7 @@ import (
 	"github.com/cenkalti/backoff/v5"
 
 	"github.com/tandem-gpu/tandem/internal/util/filelock"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/setting"
 )
 
@@ -80,30 +81,30 @@ func (s *Socket) Serve(ctx context.Context, a Agent, o Options) {
 	}
 }
 
-// Warnings returns one line with the reason if the socket is not served.
-func (s *Socket) Warnings() []string {
+// Problems has the reason if the socket is not served.
+func (s *Socket) Problems() []problem.Problem {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.problem == "" {
 		return nil
 	}
-	return []string{"control socket: " + s.problem}
+	return []problem.Problem{{Code: problem.Socket, Object: s.path, Text: "control socket: " + s.problem}}
 }
 
 // setProblem stores why the socket is not served, and logs it if it has changed.
 func (s *Socket) setProblem(err error, log *slog.Logger) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	problem := strings.ReplaceAll(err.Error(), "\n", "; ")
-	if problem == s.problem {
+	reason := strings.ReplaceAll(err.Error(), "\n", "; ")
+	if reason == s.problem {
 		return
 	}
-	s.problem = problem
+	s.problem = reason
 	level := slog.LevelWarn
 	if _, inUse := errors.AsType[*InUseError](err); inUse {
 		level = slog.LevelInfo
 	}
-	log.Log(context.Background(), level, "control socket unavailable", "error", problem)
+	log.Log(context.Background(), level, "control socket unavailable", "error", reason)
 }
 
 func (s *Socket) setServed(log *slog.Logger) {

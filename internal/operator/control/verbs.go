@@ -8,6 +8,7 @@ import (
 	"io"
 
 	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // Inspect writes the report of the running agent at path. If no agent answers it writes the report that read returns and
@@ -19,7 +20,7 @@ func Inspect(ctx context.Context, path string, read func(context.Context) report
 		r.Source = report.FromDriver
 		reason := fromDriver(err)
 		if asJSON {
-			r.Warnings = append(r.Warnings, reason)
+			r = r.WithProblems(problem.Problem{Code: problem.NoAgent, Text: reason})
 		} else {
 			fmt.Fprintln(out, reason)
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 func simulation(o *control.Options) { o.Simulation = true }
@@ -29,7 +30,9 @@ func shared(o *control.Options) {
 func TestInspectReadsTheAgent(t *testing.T) {
 	t.Parallel()
 	r := start(t, coretest.GPUs(2), func(o *control.Options) {
-		o.Warnings = func() []string { return []string{"health history is not kept: the disk is full"} }
+		o.Problems = func() []problem.Problem {
+			return problem.Each(problem.HistorySave, "health history is not kept: the disk is full")
+		}
 	})
 	r.xid(1, 95)
 	contains(t, r.output(inspect(false)),

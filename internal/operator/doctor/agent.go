@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // decideConfig has one finding for each problem of the configuration.
@@ -25,9 +27,6 @@ func decideConfig(f *Facts) (findings []Finding) {
 	}
 	return findings
 }
-
-// agentWarnings is the place of a finding that a running agent reports itself.
-const agentWarnings = "the agent's warnings"
 
 // decideAgent compares what the running agent reports with what was read here.
 func decideAgent(f *Facts) []Finding {
@@ -48,15 +47,15 @@ func decideAgent(f *Facts) []Finding {
 		return []Finding{{"agent", Note, socket, "no agent runs with this state directory: this is what one would offer that starts now", ""}}
 	}
 	findings := disagreement(f)
-	for _, w := range f.Agent.Report.Warnings {
-		if strings.HasPrefix(w, "kernel log unavailable") && f.KernelErr != nil {
-			continue // decideKernelLog has it
+	for _, p := range f.Agent.Report.Problems {
+		if p.Code == problem.KernelLog && f.KernelErr != nil || slices.Contains(f.decided, p.Code) {
+			continue // decideKernelLog or a check has it
 		}
-		severity, remedy := Warning, "see docs/operations.md"
-		if strings.Contains(w, "another process of this agent") {
-			severity, remedy = Problem, "end one of the two, or give each its own state directory"
+		severity := Warning
+		if p.Code == problem.DuplicateAgent {
+			severity = Problem
 		}
-		findings = append(findings, Finding{"agent", severity, agentWarnings, w, remedy})
+		findings = append(findings, Finding{"agent", severity, "the agent's warnings", p.Text, cmp.Or(p.Remedy, "see docs/operations.md")})
 	}
 	for _, w := range f.Agent.Report.PolicyWarnings {
 		findings = append(findings, Finding{"policy", Warning, "the agent's policy", w, "correct the rule, or ignore it if it is for another node"})

@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/cdi"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // Severity is how much a finding matters.
@@ -47,7 +48,10 @@ type Finding struct {
 type Check struct {
 	Name  string
 	Place string // for the finding that Look did not return in time
-	Look  func(ctx context.Context, f *Facts) []Finding
+
+	Decides problem.Code // a problem of the agent that is not repeated if the check has found one; "" = none
+
+	Look func(ctx context.Context, f *Facts) []Finding
 }
 
 // Options are what is looked at.
@@ -85,24 +89,19 @@ func Run(ctx context.Context, o Options) []Finding {
 		o.system = operatingSystem{}
 	}
 	f := gather(ctx, &o)
-	findings, checked := decide(f), []Finding{}
+	checked := []Finding{}
 	for i, found := range concurrently(ctx, o.Limit, o.Checks, func(ctx context.Context, c Check) []Finding { return c.Look(ctx, f) }) {
+		c := o.Checks[i]
 		if found == nil {
-			c := o.Checks[i]
 			checked = append(checked, late(c.Name, c.Place, o.Limit))
 			continue
 		}
+		if Problems(*found) > 0 {
+			f.decided = append(f.decided, c.Decides)
+		}
 		checked = append(checked, *found...)
 	}
-	findings = slices.DeleteFunc(findings, func(w Finding) bool { return w.Place == agentWarnings && isFound(w.Found, checked) })
-	return Sorted(append(findings, checked...))
-}
-
-// isFound reports whether a check has found what a warning of the agent is about.
-func isFound(warning string, checked []Finding) bool {
-	return slices.ContainsFunc(checked, func(f Finding) bool {
-		return f.Severity == Problem && f.Found != "" && strings.HasPrefix(warning, f.Found)
-	})
+	return Sorted(append(decide(f), checked...))
 }
 
 // Sorted returns findings with the most important first, otherwise in their order.

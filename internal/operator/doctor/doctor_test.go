@@ -20,6 +20,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/doctor"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
@@ -117,10 +118,10 @@ func TestSituations(t *testing.T) {
 		{"agent with another driver", func(s *situation) { s.running().Driver.Version = "535.183.01" }},
 		{"agent lacks a GPU", func(s *situation) { r := s.running(); r.Devices = r.Devices[1:] }},
 		{"agent has warnings", func(s *situation) {
-			s.running().Warnings = []string{"health history is not saved: no space left on device"}
+			s.running().Problems = problem.Each(problem.HistorySave, "health history is not saved: no space left on device")
 		}},
 		{"second agent of one name", func(s *situation) {
-			s.running().Warnings = []string{"another process of this agent uses the same state_dir: give each its own, or stop one"}
+			s.running().Problems = []problem.Problem{{Code: problem.DuplicateAgent, Text: "another process of this agent uses the same state_dir", Remedy: "give each its own, or stop one"}}
 		}},
 		{"policy warning", func(s *situation) {
 			s.running().PolicyWarnings = []string{"p.yaml:3: policy.rules[0].select: no device has index 12"}
@@ -165,7 +166,7 @@ func TestSituations(t *testing.T) {
 		}},
 		{"kernel log not readable, and the agent reports it", func(s *situation) {
 			s.options.KernelLog = "/nowhere/kmsg"
-			s.running().Warnings = []string{"kernel log unavailable: XIDs that NVML does not report are missed: permission denied"}
+			s.running().Problems = problem.Each(problem.KernelLog, "kernel log unavailable: XIDs that NVML does not report are missed: permission denied")
 		}},
 		{"kernel log not readable", func(s *situation) { s.options.KernelLog = "/nowhere/kmsg" }},
 		{"SELinux", func(s *situation) {
@@ -229,11 +230,12 @@ func TestHangs(t *testing.T) {
 	}
 }
 
-// What an orchestrator's check and a warning of the agent have in common is named once.
-func TestWarningOfACheck(t *testing.T) {
+// A problem of the agent that an orchestrator's check finds itself is named once, by the check.
+func TestProblemOfACheck(t *testing.T) {
 	s := newSituation(t)
-	s.running().Warnings = []string{"prepared claims are left: put the component back", "health history is not saved"}
-	s.options.Checks = []doctor.Check{{Name: "dra", Place: "/var/lib/tandem", Look: func(context.Context, *doctor.Facts) []doctor.Finding {
+	s.running().Problems = []problem.Problem{
+		{Code: problem.Leftovers, Text: "claims are left on this node"}, {Code: problem.HistorySave, Text: "health history is not saved"}}
+	s.options.Checks = []doctor.Check{{Name: "dra", Place: "/var/lib/tandem", Decides: problem.Leftovers, Look: func(context.Context, *doctor.Facts) []doctor.Finding {
 		return []doctor.Finding{{Check: "dra", Severity: doctor.Problem, Found: "prepared claims are left", Remedy: "put the component back"}}
 	}}}
 	var found []string

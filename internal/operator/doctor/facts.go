@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/cdi"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // Facts are what was read of a host. A group that was not read in time is in Late and otherwise zero.
@@ -44,6 +45,8 @@ type Facts struct {
 	Processes []Process
 
 	lateReadings []Finding
+
+	decided []problem.Code // problems of the agent that checks have found themselves
 }
 
 // Agent is what the running agent reports.

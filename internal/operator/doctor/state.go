@@ -75,8 +75,8 @@ func historyFindings(f *Facts) (findings []Finding) {
 	if f.Agent.Running {
 		return nil
 	}
-	for _, w := range f.Driver.Warnings {
-		findings = append(findings, Finding{"state", Warning, filepath.Join(f.StateDir, cmp.Or(f.Program, "*")+".json"), w, "the agent sets a file that it can't use aside, and starts without it"})
+	for _, p := range f.Driver.Problems {
+		findings = append(findings, Finding{"state", Warning, filepath.Join(f.StateDir, cmp.Or(f.Program, "*")+".json"), p.String(), "the agent sets a file that it can't use aside, and starts without it"})
 	}
 	return findings
 }

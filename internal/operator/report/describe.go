@@ -11,15 +11,16 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // DescribeState describes a state: the devices on offer, the conditions and how often each GPU has reported which
-// event. The warnings are about the agent itself.
-func DescribeState(s core.State, cfg core.Config, warnings ...string) Report {
+// event. The problems are those of the agent itself.
+func DescribeState(s core.State, cfg core.Config, problems ...problem.Problem) Report {
 	r := describeInventory(s.Inventory)
 	r.markAPI(s.Inventory, cfg.API)
 	r.Injections, r.CDI = describeInjections(s.Inventory), describeCDI(s.Inventory)
-	r.Warnings = slices.Concat(warnings, describeUnlisted(s, r.Excluded))
+	r = r.WithProblems(problems...).WithProblems(describeUnlisted(s, r.Excluded)...)
 	r.Conditions = append(r.Conditions, DescribeConditions(s, cfg, s.Ledger.Conditions())...)
 	counted := map[gpu.DeviceID]bool{}
 	for _, d := range s.Snapshot.Devices {
@@ -35,6 +36,14 @@ func DescribeState(s core.State, cfg core.Config, warnings ...string) Report {
 			cause := health.Condition{Reason: t.Reason, Code: t.Code}.Cause()
 			r.Counts = append(r.Counts, Count{GPU: d.At.GPU, Index: d.Index, Cause: cause, Count: t.Count, LastSeen: t.Last})
 		}
+	}
+	return r
+}
+
+// WithProblems returns the report with problems after those that it has.
+func (r Report) WithProblems(all ...problem.Problem) Report {
+	for _, p := range all {
+		r.Problems, r.Warnings = append(slices.Clip(r.Problems), p), append(slices.Clip(r.Warnings), p.String())
 	}
 	return r
 }
@@ -147,7 +156,7 @@ func describeUnit(u inventory.Unit) Device {
 
 // describeUnlisted reports XIDs of the kernel log at PCI addresses where no GPU is listed: in the reason of an excluded
 // GPU at that address, else in a warning.
-func describeUnlisted(s core.State, excluded []Excluded) (warnings []string) {
+func describeUnlisted(s core.State, excluded []Excluded) (problems []problem.Problem) {
 	codes := map[gpu.PCIAddress]string{}
 	each, _ := s.UnlistedXIDs()
 	for _, x := range each {
@@ -160,9 +169,10 @@ func describeUnlisted(s core.State, excluded []Excluded) (warnings []string) {
 		}
 	}
 	for _, pci := range slices.Sorted(maps.Keys(codes)) {
-		warnings = append(warnings, fmt.Sprintf("the kernel log has XID %s of %s, where no GPU is listed", codes[pci][len(", "):], pci))
+		problems = append(problems, problem.Problem{
+			Code: problem.UnlistedGPU, Object: string(pci), Text: fmt.Sprintf("the kernel log has XID %s of %s, where no GPU is listed", codes[pci][len(", "):], pci)})
 	}
-	return warnings
+	return problems
 }
 
 // DescribeConditions describes conditions of a state: those of the node first, then by GPU index.

@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
 
@@ -105,7 +106,7 @@ func render(t *testing.T, r report.Report) (table, text string) {
 func TestTroubledHost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, cfg := troubled(t)
-		r := report.DescribeState(s, cfg, "health history is not kept: the disk is full")
+		r := report.DescribeState(s, cfg, problem.Problem{Code: problem.HistorySave, Object: "/var/lib/tandem/k8s-gpu.json", Text: "health history is not kept: the disk is full"})
 		r.Source = report.FromAgent
 		golden(t, "troubled", r)
 		table, _ := render(t, r)

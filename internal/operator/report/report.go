@@ -8,6 +8,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // Values of Report.Source.
@@ -18,20 +19,21 @@ const (
 
 // Report is the state of an agent. Its JSON is an interface for scripts: keys are added, never changed.
 type Report struct {
-	Source         string      `json:"source,omitempty"` // FromAgent, FromDriver
-	Driver         Driver      `json:"driver"`
-	Provisional    bool        `json:"provisional,omitempty"` // the agent has just started: see inventory.Inventory.Provisional
-	Devices        []Device    `json:"devices"`
-	Excluded       []Excluded  `json:"excluded"`
-	Conditions     []Condition `json:"conditions"`
-	Counts         []Count     `json:"counts"`
-	PolicyWarnings []string    `json:"policyWarnings"` // rules that select no device, positions that changed, pools of mixed sharing
-	Bindings       []Binding   `json:"bindings"`
-	Overlaps       []Overlap   `json:"overlaps"`
-	Injections     []Injection `json:"injections"`
-	CDI            *CDI        `json:"cdi,omitempty"`      // nil = no specification is needed
-	DRA            *DRA        `json:"dra,omitempty"`      // nil = the API dra of Kubernetes is not used
-	Warnings       []string    `json:"warnings,omitempty"` // about the agent itself
+	Source         string            `json:"source,omitempty"` // FromAgent, FromDriver
+	Driver         Driver            `json:"driver"`
+	Provisional    bool              `json:"provisional,omitempty"` // the agent has just started: see inventory.Inventory.Provisional
+	Devices        []Device          `json:"devices"`
+	Excluded       []Excluded        `json:"excluded"`
+	Conditions     []Condition       `json:"conditions"`
+	Counts         []Count           `json:"counts"`
+	PolicyWarnings []string          `json:"policyWarnings"` // rules that select no device, positions that changed, pools of mixed sharing
+	Bindings       []Binding         `json:"bindings"`
+	Overlaps       []Overlap         `json:"overlaps"`
+	Injections     []Injection       `json:"injections"`
+	CDI            *CDI              `json:"cdi,omitempty"`      // nil = no specification is needed
+	DRA            *DRA              `json:"dra,omitempty"`      // nil = the API dra of Kubernetes is not used
+	Problems       []problem.Problem `json:"problems,omitempty"` // of the agent itself
+	Warnings       []string          `json:"warnings,omitempty"` // Problems as lines
 }
 
 // Driver is the state of the driver.

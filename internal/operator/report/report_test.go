@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // read describes the state of a host without a history.
@@ -140,7 +141,7 @@ func TestXIDsOfGPUsThatAreNotListed(t *testing.T) {
 			s = s.Observe(cfg, time.Now(), health.Observation{PCI: pci, Kind: health.XID, Code: code, FromKernelLog: true})
 		}
 	}
-	r := report.DescribeState(s, cfg, "a warning")
+	r := report.DescribeState(s, cfg, problem.Problem{Code: problem.NodeLabels, Text: "a warning"})
 	if want := []string{"a warning", "the kernel log has XID 79, 154 of 0000:fe:00.0, where no GPU is listed"}; !slices.Equal(r.Warnings, want) {
 		t.Errorf("warnings: %q", r.Warnings)
 	}

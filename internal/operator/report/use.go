@@ -1,7 +1,6 @@
 package report
 
 import (
-	"slices"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -30,9 +29,9 @@ type Usage struct {
 	TemperatureCelsius   *uint64   `json:"temperatureCelsius,omitempty"`
 }
 
-// WithUse returns the report with the use of its devices, and why some of it is not known as warnings. The devices of r are changed.
+// WithUse returns the report with the use of its devices, and why some of it is not known as problems. The devices of r are changed.
 func (r Report) WithUse(t use.Table) Report {
-	r.Warnings = slices.Concat(r.Warnings, t.Problems)
+	r = r.WithProblems(t.Problems...)
 	for i := range r.Devices {
 		d := &r.Devices[i]
 		u, ok := t.Device(d.ID)

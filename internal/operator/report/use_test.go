@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // What operators see of owners and processes, as text and as JSON.
@@ -28,7 +29,7 @@ func TestWithUse(t *testing.T) {
 	process := func(pid int, mib uint64) gpu.Process {
 		return gpu.Process{PID: pid, Memory: gpu.OptionalUint64{Value: mib << 20, OK: mib > 0}}
 	}
-	r := report.DescribeState(state, cfg).WithUse(use.Table{Problems: []string{"owners: no answer"}, Devices: []use.Device{
+	r := report.DescribeState(state, cfg).WithUse(use.Table{Problems: problem.Each(problem.Owners, "owners: no answer"), Devices: []use.Device{
 		{
 			ID: coretest.GPU(0), Holds: []use.Hold{{Owner: pod}}, HeldSince: began, IdleSince: began.Add(time.Minute),
 			Processes: []use.Process{{Process: process(7, 512), Name: "python", Owner: use.Owner{Orchestrator: use.Kubernetes, ID: "uid-1"}}},

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
+
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // Limits of what clients can use of the agent, whose memory the DaemonSet bounds. Any client that reaches the port may connect.
@@ -81,14 +83,14 @@ func (s *Server) setProblem(problem string) (changed bool) {
 	return changed
 }
 
-// ListenWarnings is a line that explains why nothing is served; nil if it is.
-func (s *Server) ListenWarnings() []string {
+// Problems has the reason if nothing is served.
+func (s *Server) Problems() []problem.Problem {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.problem == "" {
 		return nil
 	}
-	return []string{"no HTTP at " + s.Address + ": " + strings.ReplaceAll(s.problem, "\n", "; ")}
+	return []problem.Problem{{Code: problem.HTTP, Object: s.Address, Text: "no HTTP at " + s.Address + ": " + strings.ReplaceAll(s.problem, "\n", "; ")}}
 }
 
 // tcpUserTimeout is TCP_USER_TIMEOUT of tcp(7), which package syscall lacks.

@@ -21,6 +21,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/metrics"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // Adapter is the state of an orchestrator's adapter. Its methods are safe for concurrent use.
@@ -40,7 +41,7 @@ type Adapter interface {
 // concurrent use.
 type Reload interface {
 	Last() (ok bool, success time.Time) // whether the latest read succeeded, and when one last did
-	Warnings() []string                 // about a configuration that was refused
+	Problems() []problem.Problem        // of a configuration that was refused
 }
 
 // Options are what a Server reports on. Every field but Address and Handlers is required.
@@ -50,10 +51,10 @@ type Options struct {
 	Agent         control.Agent
 	Adapter       Adapter
 	Reload        Reload
-	Config        core.Config            // what the agent runs with
-	Sources       func() map[string]bool // whether each source of health events apart from the driver can be used, by name; a fresh map
-	Warnings      func() []string        // about the agent itself, one line each
-	DriverCalls   func() []gpu.CallCount // since the process started
+	Config        core.Config              // what the agent runs with
+	Sources       func() map[string]bool   // whether each source of health events apart from the driver can be used, by name; a fresh map
+	Problems      func() []problem.Problem // of the agent itself
+	DriverCalls   func() []gpu.CallCount   // since the process started
 	Log           *slog.Logger
 
 	// Handlers are further pages by pattern of http.ServeMux, such as "GET /{$}". They may be called concurrently. A response of
@@ -114,13 +115,13 @@ func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
 	if m := s.Agent.State().Maintenance; !idle && m.Active(time.Now()) {
 		text = "maintenance (" + m.String() + "), nothing takes work; " + text
 	}
-	writeText(w, err, text, s.Reload.Warnings()...)
+	writeText(w, err, text, problem.Lines(s.Reload.Problems())...)
 }
 
 // inventory is what "inspect --json" prints for a running agent.
 func (s *Server) inventory(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
-	_ = control.Describe(s.Agent, s.Config, s.Warnings).WriteJSON(w)
+	_ = control.Describe(s.Agent, s.Config, s.Problems).WriteJSON(w)
 }
 
 func writeText(w http.ResponseWriter, err error, text string, notes ...string) {

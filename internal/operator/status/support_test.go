@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubemetrics"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // fixedAgent is an agent and adapter whose state never changes, with a configuration that was read without a problem.
@@ -50,15 +51,15 @@ func (a adapter) Stats() (stats []deviceplugin.ResourceStats) {
 	return stats
 }
 
-func (reload) Last() (bool, time.Time) { return true, time.Unix(1, 0) }
-func (reload) Warnings() []string      { return nil }
+func (reload) Last() (bool, time.Time)     { return true, time.Unix(1, 0) }
+func (reload) Problems() []problem.Problem { return nil }
 
 func (a fixedAgent) handler() http.Handler { return a.server().handler() }
 
 func (a fixedAgent) server() *Server {
 	return New(Options{
 		Name: "k8s-gpu", Agent: a, Adapter: kubemetrics.View{Plugin: adapter{a.state.Inventory}}, Config: a.cfg, Reload: reload{},
-		Sources: func() map[string]bool { return map[string]bool{} }, Warnings: func() []string { return nil },
+		Sources: func() map[string]bool { return map[string]bool{} }, Problems: func() []problem.Problem { return nil },
 		DriverCalls: func() []gpu.CallCount { return a.calls },
 	})
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // Under auto, the hooks of a specification are those that the hook program of the host has: each of them, called as a container
@@ -49,7 +50,7 @@ func TestOldHookProgram(t *testing.T) {
 		if want := []string{"disable-device-node-modification", "update-application-profile"}; !slices.Equal(refused, want) {
 			t.Errorf("refused: %v, want %v", refused, want)
 		}
-		if lines := w.Warnings(); len(lines) != 1 || !strings.Contains(lines[0], "has version 1.17.8, which refuses hooks") {
+		if lines := problem.Lines(w.Problems()); len(lines) != 1 || !strings.Contains(lines[0], "has version 1.17.8, which refuses hooks") {
 			t.Errorf("warnings %q", lines)
 		}
 	}

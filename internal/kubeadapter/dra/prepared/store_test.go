@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 func must(t *testing.T, err error) {
@@ -223,8 +224,8 @@ func TestFilesOfOthers(t *testing.T) {
 		t.Fatalf("%v", all)
 	}
 	const bad = "bcdehijklm"
-	if got := uidsOf(s.Unread()); got != bad || uidsOf(ReadProblems(dir, "boot")) != bad || len(s.Warnings()) != len(bad) {
-		t.Errorf("%s, %q", got, s.Warnings())
+	if got := uidsOf(s.Unread()); got != bad || uidsOf(ReadProblems(dir, "boot")) != bad || len(problem.Lines(s.Problems())) != len(bad) {
+		t.Errorf("%s, %q", got, problem.Lines(s.Problems()))
 	}
 	if _, err := os.Lstat(filepath.Join(dir, "b.json")); err != nil {
 		t.Error(err)
@@ -237,8 +238,8 @@ func TestFilesOfOthers(t *testing.T) {
 	}
 	must(t, s.Put(claim("j"))) // the directory is in its way
 	s.Settle(s.Unread())
-	if got := s.Unread(); got != nil || len(s.Warnings()) != 7 {
-		t.Errorf("%v, %q", got, s.Warnings())
+	if got := s.Unread(); got != nil || len(problem.Lines(s.Problems())) != 7 {
+		t.Errorf("%v, %q", got, problem.Lines(s.Problems()))
 	}
 	for _, name := range []string{"b", "e", "h", "i", "j", "k"} {
 		if _, err := os.Lstat(filepath.Join(dir, name+".json.broken")); err != nil {
@@ -262,7 +263,7 @@ func TestFilesOfOthers(t *testing.T) {
 		t.Errorf("%s", text)
 	}
 	must(t, s.Put(claim("b")))
-	if n := len(s.Warnings()); n != 6 {
+	if n := len(problem.Lines(s.Problems())); n != 6 {
 		t.Errorf("%d warnings after the claim was stored again", n)
 	}
 }
@@ -295,7 +296,7 @@ func TestRecordThatCanNotBeRead(t *testing.T) {
 	if all := s.All(); len(all) != 1 || all[0].UID != "c" || uidsOf(s.Unread()) != "ab" {
 		t.Fatalf("%v, %v", all, s.Unread())
 	}
-	if lines := s.Warnings(); !strings.HasPrefix(lines[0], s.Path("a")+" can't be read as a prepared claim: permission denied; ") || !strings.Contains(lines[1], "input/output error") {
+	if lines := problem.Lines(s.Problems()); !strings.HasPrefix(lines[0], s.Path("a")+" can't be read as a prepared claim: permission denied; ") || !strings.Contains(lines[1], "input/output error") {
 		t.Errorf("%q", lines)
 	}
 	must(t, s.Remove("b"))
@@ -308,13 +309,13 @@ func TestRecordThatCanNotBeRead(t *testing.T) {
 	}
 	s.Settle(s.Unread())
 	must(t, s.Refresh())
-	if lines := s.Warnings(); s.Unread() != nil || len(lines) != 1 || !strings.Contains(lines[0], "no pod has the claim, and the file can't be renamed") {
+	if lines := problem.Lines(s.Problems()); s.Unread() != nil || len(lines) != 1 || !strings.Contains(lines[0], "no pod has the claim, and the file can't be renamed") {
 		t.Errorf("%v, %q", s.Unread(), lines)
 	}
 	delete(fails, "a")
 	must(t, s.Refresh())
-	if all := s.All(); len(all) != 2 || len(s.Warnings()) != 0 {
-		t.Errorf("%v, %q", all, s.Warnings())
+	if all := s.All(); len(all) != 2 || len(problem.Lines(s.Problems())) != 0 {
+		t.Errorf("%v, %q", all, problem.Lines(s.Problems()))
 	}
 }
 

@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
 
@@ -73,7 +73,7 @@ func (s *Store) setUnread(failed []Unread) {
 		if was := before[f.UID]; was != nil {
 			one.left = was.left
 		} else {
-			s.log.Warn(one.warning())
+			s.log.Warn(one.problem().String())
 		}
 		s.unread[f.UID] = one
 	}
@@ -100,7 +100,7 @@ func (s *Store) setAside(uid, why string) bool {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		logged := one.left != nil
 		if one.left = err; !logged {
-			s.log.Warn(one.warning())
+			s.log.Warn(one.problem().String())
 		}
 		return false
 	}
@@ -110,22 +110,28 @@ func (s *Store) setAside(uid, why string) bool {
 	return true
 }
 
-// warning is the line for operators.
-func (u *unread) warning() string {
-	if u.left != nil {
-		return fmt.Sprintf("%s; no pod has the claim, and the file can't be renamed (%v): remove it", u, u.left)
+// problem is what operators see of it.
+func (u *unread) problem() problem.Problem {
+	p := problem.Problem{
+		Code: problem.ClaimUnread, Object: u.Path, Text: u.String() + "; the claim may have any GPU of DRA, and no other API gets one until that is known",
+		Remedy: "let the agent read the file, or remove it if no pod has the claim",
 	}
-	return fmt.Sprintf("%s; the claim may have any GPU of DRA, and no other API gets one until that is known: let the agent read the file, or remove it if no pod has the claim", u)
+	if u.left != nil {
+		p.Text, p.Remedy = fmt.Sprintf("%s; no pod has the claim, and the file can't be renamed (%v)", u, u.left), "remove it"
+	}
+	return p
 }
 
-// Warnings are the problems that an operator should know of, one line each.
-func (s *Store) Warnings() []string {
+// Problems are those that an operator should know of.
+func (s *Store) Problems() (all []problem.Problem) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	lines := slices.Collect(maps.Values(s.renamed))
-	for _, u := range s.unread {
-		lines = append(lines, u.warning())
+	for uid, text := range s.renamed {
+		all = append(all, problem.Problem{Code: problem.ClaimUnread, Object: uid, Text: text})
 	}
-	slices.Sort(lines)
-	return lines
+	for _, u := range s.unread {
+		all = append(all, u.problem())
+	}
+	slices.SortFunc(all, func(a, b problem.Problem) int { return strings.Compare(a.Text, b.Text) })
+	return all
 }
