@@ -15,7 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/cdi"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/drametrics"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/eviction"
@@ -199,9 +199,9 @@ func (d *draRuntime) pastResources(inv *inventory.Inventory) (names []string) {
 
 // poolResources are the extended resources of an inventory, nvidia.com/gpu among them, sorted.
 func poolResources(inv *inventory.Inventory) []string {
-	names := []string{deviceplugin.GPUResource}
+	names := []string{kubeadapter.GPUResource}
 	for u := range inv.Devices() {
-		names = append(names, deviceplugin.ResourceOf(u))
+		names = append(names, kubeadapter.ResourceOf(u))
 	}
 	slices.Sort(names)
 	return slices.Compact(names)

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/deviceclass"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
@@ -22,7 +23,7 @@ func explainAdapter(s settings) explain.Adapter {
 		}
 	}
 	return explain.Adapter{
-		Name:    deviceplugin.ResourceOf,
+		Name:    kubeadapter.ResourceOf,
 		Respond: func(p inventory.Plan) explain.Response { return responseOf(s, p) },
 		Notes:   kubeletNotes,
 	}
@@ -62,7 +63,7 @@ func responseOf(s settings, p inventory.Plan) explain.Response {
 
 // kubeletNotes are what the kubelet does with a request (kubelet 1.37, pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate).
 func kubeletNotes(_ *inventory.Inventory, units []inventory.Unit, n int) []string {
-	name := deviceplugin.ResourceOf(units[0])
+	name := kubeadapter.ResourceOf(units[0])
 	if n == 0 {
 		return []string{
 			fmt.Sprintf("Kubernetes: a pod can't name devices; it requests %s: %d, and the kubelet chooses (see --count)", name, len(units)),

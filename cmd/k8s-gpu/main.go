@@ -19,7 +19,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/cli"
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/publisher"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
@@ -116,7 +116,7 @@ func draChecks(s settings) []doctor.Check {
 	}
 	return append(kubelet.DRA{
 		Node: s.DRA.Node, Driver: resourceslice.Driver, Sockets: dra.SocketPrefix, Slices: publisher.NamePrefix(s.DRA.Node, resourceslice.Driver),
-		KubeletDir: s.DRA.KubeletDir, CDIDir: s.CDI.Folder, API: kubeAPIOptions(s), Names: []string{deviceplugin.GPUResource},
+		KubeletDir: s.DRA.KubeletDir, CDIDir: s.CDI.Folder, API: kubeAPIOptions(s), Names: []string{kubeadapter.GPUResource},
 	}.Checks(), unreadClaims(s))
 }
 

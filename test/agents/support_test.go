@@ -18,7 +18,7 @@ import (
 	"github.com/hashicorp/go-plugin"
 	"github.com/hashicorp/nomad/plugins/device"
 
-	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 	"github.com/tandem-gpu/tandem/test/binaries"
@@ -29,7 +29,7 @@ import (
 const (
 	nomadGPU  = "nomad-gpu"
 	k8sGPU    = "k8s-gpu"
-	resource  = deviceplugin.GPUResource
+	resource  = kubeadapter.GPUResource
 	timeout   = 40 * time.Second // of each wait, also on a busy machine; less than the default interval between readings
 	stopLimit = 4 * time.Second  // twice what is asked for: the machine may be busy
 )

@@ -21,6 +21,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
 	"github.com/tandem-gpu/tandem/test/simdriver"
@@ -111,7 +112,7 @@ func (c comparison) compare(file importer.File) (compared int) {
 	inv := core.Build(c.snapshot, health.Ledger{}, s.Core).WithHost(host, s.Core.Overlap)
 	here := map[string][]string{}
 	for u := range inv.Units() {
-		resource := strings.TrimPrefix(deviceplugin.ResourceOf(u), "nvidia.com/")
+		resource := strings.TrimPrefix(kubeadapter.ResourceOf(u), "nvidia.com/")
 		here[resource] = append(here[resource], string(u.ID))
 	}
 	there, err := c.original.resources(c.snapshot)

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 )
 
@@ -55,7 +55,7 @@ func (w *oneAgent) faultKinds() []kind {
 		{name: "kubelet crashes", weight: 3, domains: kubelet, lasts: down, begin: w.stopKubelet((*kubelettest.Kubelet).Crash), end: w.startKubelet},
 		{name: "kubelet misbehaves", weight: 2, domains: kubelet, draw: drawBehaviour, begin: w.misbehave,
 			end: w.changeKubelet(func(k *kubelettest.Kubelet) { k.Behave(kubelettest.Behaviour{}) })},
-		{name: "stream ends", weight: 2, domains: kubelet, begin: w.changeKubelet(func(k *kubelettest.Kubelet) { k.EndStream(deviceplugin.GPUResource) })},
+		{name: "stream ends", weight: 2, domains: kubelet, begin: w.changeKubelet(func(k *kubelettest.Kubelet) { k.EndStream(kubeadapter.GPUResource) })},
 		{name: "fingerprint reopened", weight: 3, begin: func(*fault) error { return w.nomad.fingerprint() }},
 		{name: "statistics reopened", weight: 3, begin: func(*fault) error { return w.nomad.stats() }},
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 // domain is that of all resource names.
-const domain = "nvidia.com/"
+const domain = inventory.ResourceDomain
 
 // maxName limits a resource name with its domain, as NVIDIA's k8s-device-plugin does (api/config/v1,
 // MaxResourceNameLength).

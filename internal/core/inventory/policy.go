@@ -67,6 +67,9 @@ type Share struct {
 	Sharing Sharing
 }
 
+// ResourceDomain is NVIDIA's, with the slash: of the resources of the kubelet, of labels, and the folder of MPS control daemons.
+const ResourceDomain = "nvidia.com/"
+
 // DefaultPool is the pool of full GPUs, and of all units under the MIG strategy "single".
 const DefaultPool = "gpu"
 

@@ -21,13 +21,14 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 )
 
 // Which units an Allocate gets is in the core's tests and in FuzzAllocate; here are the responses and the errors.
 func TestAllocate(t *testing.T) {
 	strict := renamedShares(4)
 	strict.Policy.Shares[0].Sharing.OnePerRequest = true
-	exclusive := newTestServer(GPUResource, gpus(4, 3))
+	exclusive := newTestServer(kubeadapter.GPUResource, gpus(4, 3))
 	oneEach := newTestServer("nvidia.com/gpu.shared", buildInventory(coretest.GPUs(2), strict))
 	id := gpuIDs(0, 1, 2, 3)
 	lost := id[3] + " is lost: GPU is lost since 1970-01-01T00:00Z; action: check slot and power, reboot the host; clears: GPU answers again, or reboot"
@@ -78,7 +79,7 @@ func TestAllocate(t *testing.T) {
 // Each container gets what it requests. Reserved is called once for each Allocate with devices that succeeds.
 func TestReserved(t *testing.T) {
 	var calls [][]gpu.Device
-	s := newTestServer(GPUResource, gpus(4))
+	s := newTestServer(kubeadapter.GPUResource, gpus(4))
 	s.opts.Reserved = func(devices []gpu.Device) { calls = append(calls, devices) }
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -166,7 +167,7 @@ func fewUnits(share ...gpu.DeviceID) *server {
 		})
 	}
 	l := health.Ledger{}.Apply(cfg.Health, time.Unix(0, 0), health.Observation{At: gpu.WholeGPU("x"), Kind: health.Lost})
-	return newTestServer(GPUResource, core.Build(gpu.NewSnapshot(s), l, cfg))
+	return newTestServer(kubeadapter.GPUResource, core.Build(gpu.NewSnapshot(s), l, cfg))
 }
 
 // wire returns the encoding of a message.
@@ -230,7 +231,7 @@ func FuzzAllocate(f *testing.F) {
 
 // What the check of a reservation finds is logged; its error fails the Allocate, which is not recorded.
 func TestAllocateChecks(t *testing.T) {
-	s := newTestServer(GPUResource, gpus(4))
+	s := newTestServer(kubeadapter.GPUResource, gpus(4))
 	var log bytes.Buffer
 	s.log = slog.New(slog.NewTextHandler(&log, nil))
 	reserved := 0

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
@@ -19,7 +20,7 @@ type deviceKey struct {
 	id       inventory.UnitID
 }
 
-func keyOf(u inventory.Unit) deviceKey { return deviceKey{ResourceOf(u), u.ID} }
+func keyOf(u inventory.Unit) deviceKey { return deviceKey{kubeadapter.ResourceOf(u), u.ID} }
 
 func compareKeys(a, b deviceKey) int {
 	return cmp.Or(cmp.Compare(a.resource, b.resource), cmp.Compare(a.id, b.id))
@@ -205,7 +206,7 @@ func (a *allocations) end(k deviceKey) {
 }
 
 // isOurs reports whether a resource may be one of this agent, or of another plugin for the same hardware.
-func isOurs(k deviceKey) bool { return strings.HasPrefix(k.resource, vendor) }
+func isOurs(k deviceKey) bool { return strings.HasPrefix(k.resource, inventory.ResourceDomain) }
 
 // awaitsCheckpoint reports whether the next version of the kubelet's checkpoint shows of an allocation whether the pod has ended. If it still
 // has it after a while, the pod goes on; if there is none, the kubelet can't write it. Then the versions that it writes anyway are soon enough.

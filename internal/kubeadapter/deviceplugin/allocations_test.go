@@ -16,6 +16,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
@@ -65,19 +66,19 @@ func TestAllocationsAreRestored(t *testing.T) {
 			store := &memory{}
 			keep := func(t *tracking) { t.store = store }
 			r.startTracking(gpus(2), keep)
-			r.awaitHealthy(GPUResource, 2)
+			r.awaitHealthy(kubeadapter.GPUResource, 2)
 			id := gpuIDs(1)[0]
-			r.allocate(pods, "default/holder", GPUResource, id)
+			r.allocate(pods, "default/holder", kubeadapter.GPUResource, id)
 			r.await("it is stored", func() bool { return len(store.contents()) == 1 })
 			r.stop()
 
 			r.src = coretest.NewSource()
 			r.startTracking(allElsewhere(), keep)
 			r.awaitHealthy(h100, healthy)
-			r.awaitListed(GPUResource, id, v1beta1.Unhealthy)
+			r.awaitListed(kubeadapter.GPUResource, id, v1beta1.Unhealthy)
 			r.awaitReady()
 			r.await("one of the old resource, unhealthy", func() bool {
-				n, healthy := r.kubelet.Capacity(GPUResource)
+				n, healthy := r.kubelet.Capacity(kubeadapter.GPUResource)
 				return n == 1 && healthy == 0
 			})
 		})
@@ -89,15 +90,17 @@ func TestRetentionWithoutPodResources(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
 	r.startTracking(gpus(2), func(t *tracking) { t.timings.retention = 400 * time.Millisecond })
-	r.awaitHealthy(GPUResource, 2)
+	r.awaitHealthy(kubeadapter.GPUResource, 2)
 	id := gpuIDs(0, 1)
-	_, err := r.kubelet.Allocate(r.ctx, GPUResource, id[1])
+	_, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, id[1])
 	r.must(err)
 	began := time.Now()
 	r.src.Set(allElsewhere())
 	r.awaitHealthy(h100, 2)
-	r.await("only the allocated ID", func() bool { return r.listed(GPUResource, id[0]) == nil && r.listed(GPUResource, id[1]) != nil })
-	r.await("nothing", func() bool { n, _ := r.kubelet.Capacity(GPUResource); return n == 0 })
+	r.await("only the allocated ID", func() bool {
+		return r.listed(kubeadapter.GPUResource, id[0]) == nil && r.listed(kubeadapter.GPUResource, id[1]) != nil
+	})
+	r.await("nothing", func() bool { n, _ := r.kubelet.Capacity(kubeadapter.GPUResource); return n == 0 })
 	if took := time.Since(began); took < 400*time.Millisecond {
 		t.Errorf("removed after %v", took)
 	}
@@ -110,8 +113,8 @@ func TestStoreHangs(t *testing.T) {
 	store := &memory{hang: make(chan struct{})}
 	t.Cleanup(func() { close(store.hang) })
 	r.startTracking(gpus(2), func(t *tracking) { t.store, t.timings.loadTimeout = store, 50*time.Millisecond })
-	r.awaitHealthy(GPUResource, 2)
-	_, err := r.kubelet.Allocate(r.ctx, GPUResource, gpuIDs(1)[0])
+	r.awaitHealthy(kubeadapter.GPUResource, 2)
+	_, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, gpuIDs(1)[0])
 	r.must(err)
 	r.stopInTime()
 }
@@ -121,7 +124,7 @@ func TestLimitOfAllocations(t *testing.T) {
 	a := &allocations{byKey: map[deviceKey]allocation{}}
 	old := time.Now().Add(-time.Hour)
 	for i := range maxAllocations + 10 {
-		k := deviceKey{GPUResource, inventory.UnitID(coretest.GPU(i))}
+		k := deviceKey{kubeadapter.GPUResource, inventory.UnitID(coretest.GPU(i))}
 		one := allocation{withdrawnAt: old.Add(time.Duration(i))}
 		if i < 5 {
 			one.pods = []string{"a/b"}
@@ -133,7 +136,7 @@ func TestLimitOfAllocations(t *testing.T) {
 		t.Errorf("%d allocations", len(next.byKey))
 	}
 	for i, want := range map[int]bool{0: true, 4: true, 5: false, 14: false, 15: true} {
-		if _, ok := next.byKey[deviceKey{GPUResource, inventory.UnitID(coretest.GPU(i))}]; ok != want {
+		if _, ok := next.byKey[deviceKey{kubeadapter.GPUResource, inventory.UnitID(coretest.GPU(i))}]; ok != want {
 			t.Errorf("allocation of ID %d: %t", i, ok)
 		}
 	}
@@ -141,7 +144,7 @@ func TestLimitOfAllocations(t *testing.T) {
 
 // For an allocation in doubt the kubelet is asked for its checkpoint for a while, and not for ever: it may be unable to write one.
 func TestTheCheckpointIsAwaitedForAWhile(t *testing.T) {
-	k := deviceKey{GPUResource, "GPU-1"}
+	k := deviceKey{kubeadapter.GPUResource, "GPU-1"}
 	began := time.Now()
 	for name, versions := range map[string]uint64{"no version without it": 1, "one": 2} {
 		a := &allocations{byKey: map[deviceKey]allocation{}}
@@ -165,7 +168,7 @@ func TestTheCheckpointIsAwaitedForAWhile(t *testing.T) {
 
 // Before the driver was read no unit counts as withdrawn.
 func TestNothingIsWithdrawnBeforeTheDriverIsRead(t *testing.T) {
-	store := &memory{saved: []StoredAllocation{{Resource: GPUResource, ID: inventory.UnitID(coretest.GPU(0))}}}
+	store := &memory{saved: []StoredAllocation{{Resource: kubeadapter.GPUResource, ID: inventory.UnitID(coretest.GPU(0))}}}
 	r := newRig(t)
 	r.startKubelet()
 	r.startTracking(r.src.Current(), func(t *tracking) { t.store = store })
@@ -175,7 +178,7 @@ func TestNothingIsWithdrawnBeforeTheDriverIsRead(t *testing.T) {
 		t.Errorf("%d registrations", n)
 	}
 	r.src.Set(gpus(2))
-	r.awaitHealthy(GPUResource, 2)
+	r.awaitHealthy(kubeadapter.GPUResource, 2)
 }
 
 // The units that must not be allocated while a pod holds a device ID.
@@ -189,18 +192,18 @@ func TestConflicts(t *testing.T) {
 		now                  *inventory.Inventory
 		want                 int // units withheld
 	}{
-		{"the same", GPUResource, whole, uncut, 0},
-		{"another pool", GPUResource, whole, oneElsewhere(), 1},
+		{"the same", kubeadapter.GPUResource, whole, uncut, 0},
+		{"another pool", kubeadapter.GPUResource, whole, oneElsewhere(), 1},
 		{"another plugin's name", "nvidia.com/theirs", whole, uncut, 1},
-		{"shared now", GPUResource, whole, by(3), 3},
-		{"shared under another name", GPUResource, whole, buildInventory(coretest.GPUs(2), renamedShares(2)), 2},
-		{"no longer shared", GPUResource, whole + "::1", uncut, 1},
-		{"shared by more", GPUResource, whole + "::1", by(4), 0},
-		{"shared by fewer", GPUResource, whole + "::3", by(2), 0},
-		{"cut into instances", GPUResource, whole, cut, 2},
+		{"shared now", kubeadapter.GPUResource, whole, by(3), 3},
+		{"shared under another name", kubeadapter.GPUResource, whole, buildInventory(coretest.GPUs(2), renamedShares(2)), 2},
+		{"no longer shared", kubeadapter.GPUResource, whole + "::1", uncut, 1},
+		{"shared by more", kubeadapter.GPUResource, whole + "::1", by(4), 0},
+		{"shared by fewer", kubeadapter.GPUResource, whole + "::3", by(2), 0},
+		{"cut into instances", kubeadapter.GPUResource, whole, cut, 2},
 		{"the same instance", "nvidia.com/mig-3g.40gb", instance, cut, 0},
 		{"an instance that is no more", "nvidia.com/mig-1g.10gb", "MIG-gone", cut, 0},
-		{"the other GPU", GPUResource, gpuIDs(0)[0], cut, 0},
+		{"the other GPU", kubeadapter.GPUResource, gpuIDs(0)[0], cut, 0},
 	} {
 		a := allocations{byKey: map[deviceKey]allocation{{c.resource, inventory.UnitID(c.held)}: {pods: []string{"a/b"}}}}
 		if got := a.withheld(c.now); len(got) != c.want {
@@ -220,7 +223,7 @@ func TestSameIDInAnotherResource(t *testing.T) {
 	}{
 		{"another profile", "nvidia.com/mig-1g.10gb.me", "nvidia.com/mig-2g.20gb", string(coretest.Instance(1, 1)),
 			migGPU(), buildInventory(reconfigured, mixedConfig()), []string{}},
-		{"another pool", GPUResource, h100, gpuIDs(1)[0], gpus(2), oneElsewhere(), gpuIDs(0)},
+		{"another pool", kubeadapter.GPUResource, h100, gpuIDs(1)[0], gpus(2), oneElsewhere(), gpuIDs(0)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := startRig(t, c.before)
@@ -250,14 +253,14 @@ func TestSameIDInAnotherResource(t *testing.T) {
 func TestSharesInPlaceOfGPUs(t *testing.T) {
 	r := newRunning(t, 2)
 	r.src.Set(buildInventory(coretest.GPUs(2), shared(3)))
-	r.awaitHealthy(GPUResource, 6)
-	r.await("shared units only", func() bool { n, _ := r.kubelet.Capacity(GPUResource); return n == 6 })
+	r.awaitHealthy(kubeadapter.GPUResource, 6)
+	r.await("shared units only", func() bool { n, _ := r.kubelet.Capacity(kubeadapter.GPUResource); return n == 6 })
 
 	r.src.Set(buildInventory(coretest.GPUs(2), renamedShares(3)))
 	r.awaitHealthy("nvidia.com/gpu.shared", 6)
-	r.awaitEmpty(GPUResource)
-	r.assertUnhealthyBeforeRemoval(GPUResource)
-	if _, err := r.kubelet.Allocate(r.ctx, GPUResource, replica(0, 0)); err == nil {
+	r.awaitEmpty(kubeadapter.GPUResource)
+	r.assertUnhealthyBeforeRemoval(kubeadapter.GPUResource)
+	if _, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, replica(0, 0)); err == nil {
 		t.Error("the old resource allocates what is in another pool")
 	}
 	if n := len(r.kubelet.Registrations()); n != 2 {
@@ -265,7 +268,7 @@ func TestSharesInPlaceOfGPUs(t *testing.T) {
 	}
 	r.restartKubelet(true)
 	r.awaitHealthy("nvidia.com/gpu.shared", 6)
-	r.awaitEmpty(GPUResource)
+	r.awaitEmpty(kubeadapter.GPUResource)
 }
 
 // assertUnhealthyBeforeRemoval fails if a unit was removed from the lists of a resource while it was healthy.
@@ -292,12 +295,12 @@ func TestResourcesOfAnEarlierAdapter(t *testing.T) {
 	r.src = coretest.NewSource() // the driver has not been read yet
 	r.start(r.src.Current(), func(a *Adapter) { a.opts.Handover = before })
 	watch.Sleep(r.ctx, 100*time.Millisecond)
-	if n, _ := r.kubelet.Capacity(GPUResource); n != 2 || len(r.sockets()) > 0 {
+	if n, _ := r.kubelet.Capacity(kubeadapter.GPUResource); n != 2 || len(r.sockets()) > 0 {
 		t.Errorf("%d GPUs, sockets %v before the driver was read", n, r.sockets())
 	}
 	r.src.Set(buildInventory(coretest.GPUs(2), renamedShares(2)))
 	r.awaitHealthy("nvidia.com/gpu.shared", 4)
-	r.awaitEmpty(GPUResource)
+	r.awaitEmpty(kubeadapter.GPUResource)
 	if got, want := fmt.Sprint(r.adapter.resources()), "[nvidia.com/gpu nvidia.com/gpu.shared]"; got != want {
 		t.Errorf("offered: %s, want %s", got, want)
 	}
@@ -306,7 +309,7 @@ func TestResourcesOfAnEarlierAdapter(t *testing.T) {
 // What ends an allocation that no list has shown: a complete list without it, and then two versions of the checkpoint, one after the other. An older
 // version may be written late, a partial list may lack pods, and an error shows nothing.
 func TestEvidenceOfTheEnd(t *testing.T) {
-	k := deviceKey{GPUResource, "GPU-1"}
+	k := deviceKey{kubeadapter.GPUResource, "GPU-1"}
 	granted := time.Date(2026, 11, 23, 10, 0, 0, 0, time.UTC)
 	version := uint64(0)
 	reading := func(seconds int, complete bool, err error, has ...string) podresources.Reading {

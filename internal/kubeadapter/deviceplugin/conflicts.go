@@ -8,6 +8,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 )
 
 // conflicts reports whether u must not be allocated while a pod holds k: both are the same hardware, offered in different
@@ -15,7 +16,7 @@ import (
 func (k deviceKey) conflicts(u inventory.Unit) bool {
 	switch device, shared := k.id.Split(); device {
 	case u.Device.ID:
-		return k.resource != ResourceOf(u) || shared != (u.Sharing.Mode != inventory.Exclusive)
+		return k.resource != kubeadapter.ResourceOf(u) || shared != (u.Sharing.Mode != inventory.Exclusive)
 	case u.Device.At.GPU: // u is an instance of the GPU that the pod holds
 		return true
 	default:
@@ -54,7 +55,7 @@ func (a allocation) holder() string {
 func (a *allocations) retained(inv *inventory.Inventory) map[string][]listedDevice {
 	var keys []deviceKey
 	for k, one := range a.byKey {
-		if u, ok := inv.Unit(k.id); one.kept() && (!ok || ResourceOf(u) != k.resource || !ofDevicePlugin(u.API)) {
+		if u, ok := inv.Unit(k.id); one.kept() && (!ok || kubeadapter.ResourceOf(u) != k.resource || !ofDevicePlugin(u.API)) {
 			keys = append(keys, k)
 		}
 	}

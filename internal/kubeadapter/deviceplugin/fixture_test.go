@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
@@ -77,7 +78,7 @@ func startRig(t *testing.T, inv *inventory.Inventory, change ...func(*Adapter)) 
 func newRunning(t *testing.T, n int, change ...func(*Adapter)) *rig {
 	t.Helper()
 	r := startRig(t, gpus(n), change...)
-	r.awaitHealthy(GPUResource, n)
+	r.awaitHealthy(kubeadapter.GPUResource, n)
 	r.awaitReady()
 	return r
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 )
@@ -26,10 +27,10 @@ import (
 func TestADeviceIsNotAllocatedTwice(t *testing.T) {
 	r, pods := newTracking(t)
 	id := gpuIDs(1)[0]
-	allocate := func() error { _, err := r.kubelet.Allocate(r.ctx, GPUResource, id); return err }
+	allocate := func() error { _, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, id); return err }
 	r.must(allocate())
 	r.must(allocate()) // a container after an init container of its pod: the list has none
-	pods.Hold("default/first", GPUResource, id)
+	pods.Hold("default/first", kubeadapter.GPUResource, id)
 	r.awaitPod(id, "default/first")
 	err := allocate()
 	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "device ID "+id+": another pod has it") || strings.Contains(err.Error(), "default/first") {
@@ -41,7 +42,7 @@ func TestADeviceIsNotAllocatedTwice(t *testing.T) {
 	if gets := pods.Gets(); gets != 1 {
 		t.Errorf("%d pods asked for", gets)
 	}
-	_, err = r.kubelet.Allocate(r.ctx, GPUResource, gpuIDs(0)...)
+	_, err = r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, gpuIDs(0)...)
 	r.must(err)
 	pods.Forget("default/first")
 	r.must(allocate())
@@ -50,7 +51,7 @@ func TestADeviceIsNotAllocatedTwice(t *testing.T) {
 // awaitPod waits until a pod is known to have a device.
 func (r *rig) awaitPod(id, pod string) {
 	r.Helper()
-	k := deviceKey{GPUResource, inventory.UnitID(id)}
+	k := deviceKey{kubeadapter.GPUResource, inventory.UnitID(id)}
 	r.await("pod "+pod+" has "+id, func() bool { return slices.Contains(r.adapter.tracker.podsOf([]deviceKey{k}), pod) })
 }
 
@@ -58,14 +59,14 @@ func (r *rig) awaitPod(id, pod string) {
 func TestAllocateWithoutAnswer(t *testing.T) {
 	r, pods := newTracking(t, func(t *tracking) { t.pods.Get = 50 * time.Millisecond })
 	id := gpuIDs(1)[0]
-	r.allocate(pods, "default/first", GPUResource, id)
+	r.allocate(pods, "default/first", kubeadapter.GPUResource, id)
 	r.awaitPod(id, "default/first")
 	pods.Hang(true)
-	_, err := r.kubelet.Allocate(r.ctx, GPUResource, id)
+	_, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, id)
 	r.must(err)
 	r.await("a reading without an answer", func() bool { return r.adapter.pods.Latest().Err != nil })
 	asked := pods.Gets()
-	_, err = r.kubelet.Allocate(r.ctx, GPUResource, id)
+	_, err = r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, id)
 	r.must(err)
 	if pods.Gets() != asked {
 		t.Error("the kubelet is asked")
@@ -79,7 +80,7 @@ func TestTwoAllocationsAtOnce(t *testing.T) {
 	r.adapter.opts.Lock.Lock()
 	errs := make(chan error, 2)
 	for range 2 {
-		go func() { _, err := r.kubelet.Allocate(r.ctx, GPUResource, id); errs <- err }()
+		go func() { _, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, id); errs <- err }()
 	}
 	r.await("both calls", func() bool { return r.adapter.pods.Calls() == 2 })
 	time.Sleep(10 * time.Millisecond) // both wait for the lock
@@ -87,7 +88,7 @@ func TestTwoAllocationsAtOnce(t *testing.T) {
 	if a, b := <-errs, <-errs; (a == nil) == (b == nil) {
 		t.Errorf("%v, %v", a, b)
 	}
-	_, err := r.kubelet.Allocate(r.ctx, GPUResource, id)
+	_, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, id)
 	r.must(err) // a later one is of the same pod
 }
 
@@ -96,10 +97,10 @@ func TestTwoAllocationsAtOnce(t *testing.T) {
 func TestInitContainerHasItsDevice(t *testing.T) {
 	r, pods := newTracking(t)
 	id := gpuIDs(1)[0]
-	_, err := r.kubelet.Allocate(r.ctx, GPUResource, id)
+	_, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, id)
 	r.must(err)
 	pods.Hold("default/starts", "nvidia.com/other") // a container after the init container has no device
-	init := kubelettest.Entry("uid-1", "init", GPUResource, id)
+	init := kubelettest.Entry("uid-1", "init", kubeadapter.GPUResource, id)
 	r.must(r.kubelet.Record(init))
 	held := func() []string { return r.adapter.Record()(coretest.GPU(1)).By }
 	r.await("the UID of the pod", func() bool {
@@ -110,7 +111,7 @@ func TestInitContainerHasItsDevice(t *testing.T) {
 	}
 	record, err := r.adapter.UseRecord(r.ctx, r.src.Current(), "")
 	r.must(err)
-	want := use.Hold{Owner: use.Owner{Orchestrator: use.Kubernetes, ID: "uid-1", Container: "init"}, Resource: GPUResource, Unit: inventory.UnitID(id), Device: coretest.GPU(1)}
+	want := use.Hold{Owner: use.Owner{Orchestrator: use.Kubernetes, ID: "uid-1", Container: "init"}, Resource: kubeadapter.GPUResource, Unit: inventory.UnitID(id), Device: coretest.GPU(1)}
 	if !record.Complete || !slices.Contains(record.Holds, want) {
 		t.Errorf("%+v, want %+v", record, want)
 	}
@@ -135,9 +136,9 @@ func TestEndOfAPod(t *testing.T) {
 	r, pods := newTracking(t)
 	id := gpuIDs(1)[0]
 	free := func() bool { return len(r.adapter.Record()(coretest.GPU(1)).By) == 0 }
-	has := kubelettest.Entry("uid-1", "main", GPUResource, id)
+	has := kubelettest.Entry("uid-1", "main", kubeadapter.GPUResource, id)
 	r.must(r.kubelet.Record(has))
-	r.allocate(pods, "default/one", GPUResource, id)
+	r.allocate(pods, "default/one", kubeadapter.GPUResource, id)
 	r.awaitPod(id, "default/one")
 	pods.Forget("default/one")
 	r.await("the end of the pod", free)
@@ -146,10 +147,10 @@ func TestEndOfAPod(t *testing.T) {
 	if !free() {
 		t.Error("what the checkpoint still has counts again")
 	}
-	r.must(r.kubelet.Record(kubelettest.Entry("uid-2", "main", GPUResource, id)))
+	r.must(r.kubelet.Record(kubelettest.Entry("uid-2", "main", kubeadapter.GPUResource, id)))
 	r.await("another pod in the checkpoint", func() bool { r.adapter.pods.Request(); return !free() })
 
-	pods.Hold("default/two", GPUResource, id)
+	pods.Hold("default/two", kubeadapter.GPUResource, id)
 	r.awaitPod(id, "default/two")
 	pods.Close() // the kubelet restarts, while the API server does not respond
 	next, err := kubelettest.ServePodResources(r.podSocket())
@@ -168,11 +169,11 @@ func TestEndOfAPod(t *testing.T) {
 func TestPreferenceAvoidsDevicesOfPods(t *testing.T) {
 	r, pods := newPodRig(t)
 	r.startTracking(gpus(4), func(t *tracking) { t.pods.MaxInterval, t.pods.Active = time.Hour, time.Nanosecond })
-	r.awaitHealthy(GPUResource, 4)
+	r.awaitHealthy(kubeadapter.GPUResource, 4)
 	id := gpuIDs(0, 1, 2, 3)
 	prefer := func(size int, available ...string) []string {
 		t.Helper()
-		plugin, err := r.kubelet.Plugin(GPUResource)
+		plugin, err := r.kubelet.Plugin(kubeadapter.GPUResource)
 		r.must(err)
 		response, err := plugin.GetPreferredAllocation(r.ctx, &v1beta1.PreferredAllocationRequest{
 			ContainerRequests: []*v1beta1.ContainerPreferredAllocationRequest{{AvailableDeviceIDs: available, AllocationSize: int32(size)}},
@@ -182,10 +183,10 @@ func TestPreferenceAvoidsDevicesOfPods(t *testing.T) {
 		slices.Sort(got)
 		return got
 	}
-	r.allocate(pods, "default/first", GPUResource, id[0])
+	r.allocate(pods, "default/first", kubeadapter.GPUResource, id[0])
 	r.awaitPod(id[0], "default/first")
-	r.must(r.kubelet.Record(kubelettest.Entry("uid-1", "init", GPUResource, id[1])))
-	_, err := r.kubelet.Allocate(r.ctx, GPUResource, id[1])
+	r.must(r.kubelet.Record(kubelettest.Entry("uid-1", "init", kubeadapter.GPUResource, id[1])))
+	_, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, id[1])
 	r.must(err)
 	for _, c := range []struct {
 		size      int
@@ -214,20 +215,20 @@ func BenchmarkAllocateAgain(b *testing.B) {
 	}
 	defer pods.Close()
 	for i := range 100 {
-		pods.Hold(fmt.Sprintf("default/pod-%d", i), GPUResource, fmt.Sprintf("other-%d", i))
+		pods.Hold(fmt.Sprintf("default/pod-%d", i), kubeadapter.GPUResource, fmt.Sprintf("other-%d", i))
 	}
-	pods.Hold("default/had", GPUResource, gpuIDs(2)...)
+	pods.Hold("default/had", kubeadapter.GPUResource, gpuIDs(2)...)
 	src := coretest.NewSource()
 	src.Set(gpus(8))
-	s := newServer(GPUResource, src, podresources.New(podresources.Options{Socket: socket, Log: slog.New(slog.DiscardHandler)}))
+	s := newServer(kubeadapter.GPUResource, src, podresources.New(podresources.Options{Socket: socket, Log: slog.New(slog.DiscardHandler)}))
 	s.tracker.setInventory(src.Current())
 	s.tracker.apply(s.tracker.pods.Read(b.Context()))
 	pods.Forget("default/had")
 	client, r := serveSocket(b, s), allocateRequest(gpuIDs(2))
-	had := s.tracker.allocations.byKey[deviceKey{GPUResource, inventory.UnitID(gpuIDs(2)[0])}]
+	had := s.tracker.allocations.byKey[deviceKey{kubeadapter.GPUResource, inventory.UnitID(gpuIDs(2)[0])}]
 	for b.Loop() {
 		s.tracker.mu.Lock()
-		s.tracker.allocations.byKey[deviceKey{GPUResource, inventory.UnitID(gpuIDs(2)[0])}] = had
+		s.tracker.allocations.byKey[deviceKey{kubeadapter.GPUResource, inventory.UnitID(gpuIDs(2)[0])}] = had
 		s.tracker.mu.Unlock()
 		if _, err := client.Allocate(b.Context(), r); err != nil {
 			b.Fatal(err)

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
 
@@ -151,7 +152,7 @@ func (in *incarnation) checkSockets(registered bool) error {
 // listen creates the plugin socket. Its name was never used before, by this process or another one. Without a kubelet the
 // name is constant, so that clients can find it.
 func (in *incarnation) listen(ctx context.Context) (net.Listener, error) {
-	name := socketPrefix + shorten(strings.TrimPrefix(in.resource, vendor))
+	name := socketPrefix + shorten(strings.TrimPrefix(in.resource, inventory.ResourceDomain))
 	if in.opts.KubeletSocket != "" {
 		name = fmt.Sprintf("%s-%s-%d", name, in.kubelet.nonce, in.stats().Incarnations+1)
 	} else if err := os.MkdirAll(in.kubelet.dir, 0o750); err != nil { // else the kubelet creates its directory

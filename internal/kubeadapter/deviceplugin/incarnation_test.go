@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 )
 
@@ -28,7 +29,7 @@ func TestResourcesAreIndependent(t *testing.T) {
 		if i > 0 {
 			r.restartKubelet(true)
 		}
-		r.awaitHealthy(GPUResource, 1)
+		r.awaitHealthy(kubeadapter.GPUResource, 1)
 		r.await("refusals, and one that waits", func() bool {
 			count := map[string]int{}
 			for _, a := range r.kubelet.Attempts()[attempts:] {
@@ -37,12 +38,12 @@ func TestResourcesAreIndependent(t *testing.T) {
 			return count[refused] >= 3 && (count[hanging] >= 1 || i == 0)
 		})
 		accepted := r.kubelet.Registrations()
-		if len(accepted) != i+1 || accepted[i].Resource != GPUResource {
+		if len(accepted) != i+1 || accepted[i].Resource != kubeadapter.GPUResource {
 			t.Fatalf("kubelet %d: accepted %v", i, accepted)
 		}
 	}
 	for _, s := range r.adapter.Stats() {
-		if s.Connected != (s.Resource == GPUResource) || s.Resource == refused && s.LastError == "" {
+		if s.Connected != (s.Resource == kubeadapter.GPUResource) || s.Resource == refused && s.LastError == "" {
 			t.Errorf("%+v", s)
 		}
 	}
@@ -75,7 +76,7 @@ func TestNextIncarnationWaits(t *testing.T) {
 	for i := range 2 {
 		from := time.Now()
 		if i == 0 {
-			r.kubelet.EndStream(GPUResource)
+			r.kubelet.EndStream(kubeadapter.GPUResource)
 		} else {
 			r.must(os.Remove(r.stats().Socket))
 		}
@@ -83,10 +84,10 @@ func TestNextIncarnationWaits(t *testing.T) {
 		if took := time.Since(from); took < 500*time.Millisecond {
 			t.Errorf("registered again after %v, before the kubelet has disconnected the previous one", took)
 		}
-		r.awaitHealthy(GPUResource, 1)
+		r.awaitHealthy(kubeadapter.GPUResource, 1)
 		r.awaitReady()
 	}
-	if c := r.kubelet.Connected(GPUResource); len(c) != 1 || len(r.kubelet.Attempts()) != 3 || len(r.sockets()) != 1 {
+	if c := r.kubelet.Connected(kubeadapter.GPUResource); len(c) != 1 || len(r.kubelet.Attempts()) != 3 || len(r.sockets()) != 1 {
 		t.Errorf("connected %v after %v; sockets %v", c, r.kubelet.Attempts(), r.sockets())
 	}
 	assertFreshSockets(t, r.kubelet)
@@ -116,7 +117,7 @@ func TestKubeletRestartsBeforeTheStreamOpens(t *testing.T) {
 	r.kubelet.Crash()
 	r.kubelet.Behave(kubelettest.Behaviour{})
 	r.startKubelet()
-	r.awaitHealthy(GPUResource, 1)
+	r.awaitHealthy(kubeadapter.GPUResource, 1)
 	r.awaitReady()
 }
 
@@ -140,7 +141,7 @@ func TestSocketIsRemovedDuringListen(t *testing.T) {
 	<-stopped
 	began := time.Now()
 	r.awaitReady()
-	r.awaitHealthy(GPUResource, 1)
+	r.awaitHealthy(kubeadapter.GPUResource, 1)
 	if took := time.Since(began); took > 8*time.Second {
 		t.Errorf("took %v: a kubelet waited for a removed socket", took)
 	}
@@ -156,7 +157,7 @@ func TestStatsHaveTheLastError(t *testing.T) {
 	if _, err := os.Stat(s.Socket); err != nil {
 		t.Error(err)
 	}
-	r.kubelet.EndStream(GPUResource)
+	r.kubelet.EndStream(kubeadapter.GPUResource)
 	r.awaitRegistrations(2)
 	r.awaitReady()
 	next := r.stats()

@@ -15,6 +15,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
 
@@ -100,12 +101,12 @@ func (r *rig) restarts(change func(*Adapter)) {
 	r.awaitReady()
 	for i := range 3 {
 		r.restartKubelet(i == 1)
-		r.awaitHealthy(GPUResource, 1)
+		r.awaitHealthy(kubeadapter.GPUResource, 1)
 		r.awaitReady()
 	}
 	r.must(os.Remove(r.stats().Socket))
 	r.awaitRegistrations(5)
-	r.awaitHealthy(GPUResource, 1)
+	r.awaitHealthy(kubeadapter.GPUResource, 1)
 	r.awaitReady()
 }
 
@@ -125,7 +126,7 @@ func TestInotifyBecomesAvailable(t *testing.T) {
 	r.awaitReady()
 	r.await("an event", func() bool { return r.event(10 * time.Millisecond) })
 	r.restartKubelet(true)
-	r.awaitHealthy(GPUResource, 1)
+	r.awaitHealthy(kubeadapter.GPUResource, 1)
 	r.awaitReady()
 	before := len(r.kubelet.Attempts())
 	for range 50 {
@@ -189,7 +190,7 @@ func TestDirectoryIsReplaced(t *testing.T) {
 		r.must(os.RemoveAll(old))
 		r.must(os.Rename(r.dir, old))
 		r.restartKubelet(true)
-		r.awaitHealthy(GPUResource, 1)
+		r.awaitHealthy(kubeadapter.GPUResource, 1)
 		r.awaitReady()
 	}
 	if s := r.sockets(); len(s) != 1 {

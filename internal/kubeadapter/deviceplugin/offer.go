@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
@@ -54,7 +55,7 @@ func listDevices(inv *inventory.Inventory) map[string][]listedDevice {
 			continue
 		}
 		if list == nil || u.Pool != pool {
-			pool, resource = u.Pool, ResourceOf(u)
+			pool, resource = u.Pool, kubeadapter.ResourceOf(u)
 			if list = lists[resource]; list == nil {
 				list = make([]listedDevice, 0, size[pool])
 			}

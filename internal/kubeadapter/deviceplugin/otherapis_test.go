@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/node/assignment"
@@ -41,36 +42,36 @@ func TestDevicePluginBesideDRA(t *testing.T) {
 			return slices.Clone(empty)
 		}
 	})
-	r.awaitHealthy(GPUResource, 1)
+	r.awaitHealthy(kubeadapter.GPUResource, 1)
 	r.awaitEmpty("nvidia.com/mig-1g.10gb")
 	ids := gpuIDs(0, 1)
-	if r.listed(GPUResource, ids[1]) != nil {
+	if r.listed(kubeadapter.GPUResource, ids[1]) != nil {
 		t.Error("a GPU of the API dra is listed")
 	}
-	if _, err := r.kubelet.Allocate(r.ctx, GPUResource, ids[1]); err == nil || !strings.Contains(err.Error(), "offered through dra now") {
+	if _, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, ids[1]); err == nil || !strings.Contains(err.Error(), "offered through dra now") {
 		t.Errorf("Allocate of a GPU of the API dra: %v", err)
 	}
 	r.src.Set(assigned(throughAPI(0, inventory.DevicePlugin, "to dra"), throughAPI(1, inventory.DRA, "")))
-	r.awaitHealthy(GPUResource, 0)
-	if d := r.listed(GPUResource, ids[0]); d == nil {
+	r.awaitHealthy(kubeadapter.GPUResource, 0)
+	if d := r.listed(kubeadapter.GPUResource, ids[0]); d == nil {
 		t.Error("a GPU that moves is not listed")
 	}
-	if _, err := r.kubelet.Allocate(r.ctx, GPUResource, ids[0]); err == nil || !strings.Contains(err.Error(), "moves (to dra)") {
+	if _, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, ids[0]); err == nil || !strings.Contains(err.Error(), "moves (to dra)") {
 		t.Errorf("Allocate of a GPU that moves: %v", err)
 	}
 	r.src.Set(assigned(throughAPI(0, inventory.DRA, ""), throughAPI(1, inventory.DRA, "")))
-	r.awaitEmpty(GPUResource)
+	r.awaitEmpty(kubeadapter.GPUResource)
 	mu.Lock()
 	empty = append(empty, "nvidia.com/later")
 	mu.Unlock()
 	r.adapter.Refresh()
 	r.awaitEmpty("nvidia.com/later")
 	r.restartKubelet(true)
-	for _, name := range []string{GPUResource, "nvidia.com/mig-1g.10gb", "nvidia.com/later"} {
+	for _, name := range []string{kubeadapter.GPUResource, "nvidia.com/mig-1g.10gb", "nvidia.com/later"} {
 		r.awaitEmpty(name)
 	}
 	r.src.Set(assigned(throughAPI(0, inventory.DevicePlugin, "")))
-	r.awaitHealthy(GPUResource, 2)
+	r.awaitHealthy(kubeadapter.GPUResource, 2)
 }
 
 // What a claim has prepared is not allocated, and the check is made under the lock that a Prepare holds: of both at once only one gets
@@ -89,13 +90,13 @@ func TestAllocateRefusesWhatClaimsHave(t *testing.T) {
 	lock.Lock()
 	claims[coretest.GPU(1)] = "claim default/train"
 	lock.Unlock()
-	if _, err := r.kubelet.Allocate(r.ctx, GPUResource, ids[1]); err == nil || !strings.Contains(err.Error(), ids[1]+": a resource claim has it") {
+	if _, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, ids[1]); err == nil || !strings.Contains(err.Error(), ids[1]+": a resource claim has it") {
 		t.Errorf("%v", err)
 	}
 	lock.Lock()
 	allocated := make(chan error, 1)
 	go func() {
-		_, err := r.kubelet.Allocate(r.ctx, GPUResource, ids[0])
+		_, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, ids[0])
 		allocated <- err
 	}()
 	if holder, held := r.adapter.Holder(gpu.WholeGPU(coretest.GPU(0))); held {
@@ -109,7 +110,7 @@ func TestAllocateRefusesWhatClaimsHave(t *testing.T) {
 	lock.Lock()
 	delete(claims, coretest.GPU(0))
 	lock.Unlock()
-	if _, err := r.kubelet.Allocate(r.ctx, GPUResource, ids[0]); err != nil {
+	if _, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, ids[0]); err != nil {
 		t.Error(err)
 	}
 	if holder, held := r.adapter.Holder(gpu.Placement{GPU: coretest.GPU(0), GI: 1, CI: 0}); !held {
@@ -141,7 +142,7 @@ func TestRecord(t *testing.T) {
 		r.await(what, func() bool { return ok(r.adapter.Record()(coretest.GPU(n))) })
 	}
 	await("a free GPU", 0, func(h assignment.Holders) bool { return h.Known && len(h.By) == 0 })
-	r.allocate(pods, "default/a", GPUResource, gpuIDs(0)...)
+	r.allocate(pods, "default/a", kubeadapter.GPUResource, gpuIDs(0)...)
 	await("a pod", 0, func(h assignment.Holders) bool { return h.Known && slices.Equal(h.By, []string{"pod default/a"}) })
 	pods.Claim("default/b", "lost", "gpu.nvidia.com", strings.ToLower(string(coretest.GPU(0))))
 	r.await("a claim", func() bool {
@@ -164,7 +165,7 @@ func TestRecordWithoutTheFolder(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
 	r.startTracking(gpus(1))
-	r.awaitHealthy(GPUResource, 1)
+	r.awaitHealthy(kubeadapter.GPUResource, 1)
 	r.await("no record", func() bool { h := r.adapter.Record()(coretest.GPU(0)); return h.First && h.Never && !h.Known })
 	pods, err := kubelettest.ServePodResources(r.podSocket())
 	r.must(err)

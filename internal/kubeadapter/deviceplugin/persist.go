@@ -63,7 +63,7 @@ func (t *tracker) restore(stored []StoredAllocation) {
 	next := *t.allocations
 	next.byKey = map[deviceKey]allocation{}
 	for _, s := range stored {
-		if !strings.HasPrefix(s.Resource, vendor) || s.ID == "" {
+		if !strings.HasPrefix(s.Resource, inventory.ResourceDomain) || s.ID == "" {
 			continue // not written by an agent
 		}
 		a := allocation{numaNode: s.NUMANode, stays: true, seenAt: now}

@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
@@ -88,7 +89,7 @@ func newTracking(t *testing.T, change ...func(*tracking)) (*rig, *kubelettest.Po
 	t.Helper()
 	r, pods := newPodRig(t)
 	r.startTracking(gpus(2), change...)
-	r.awaitHealthy(GPUResource, 2)
+	r.awaitHealthy(kubeadapter.GPUResource, 2)
 	return r, pods
 }
 
@@ -134,19 +135,19 @@ func TestHeldIDStaysListed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, pods := newTracking(t)
-			r.allocate(pods, "default/holder", GPUResource, gone)
+			r.allocate(pods, "default/holder", kubeadapter.GPUResource, gone)
 			r.src.Set(then)
-			r.awaitListed(GPUResource, gone, v1beta1.Unhealthy)
+			r.awaitListed(kubeadapter.GPUResource, gone, v1beta1.Unhealthy)
 			r.awaitQueries(pods)
-			r.awaitListed(GPUResource, gone, v1beta1.Unhealthy)
-			if nodes := r.listed(GPUResource, gone).GetTopology().GetNodes(); len(nodes) != 1 || nodes[0].GetID() != 1 {
+			r.awaitListed(kubeadapter.GPUResource, gone, v1beta1.Unhealthy)
+			if nodes := r.listed(kubeadapter.GPUResource, gone).GetTopology().GetNodes(); len(nodes) != 1 || nodes[0].GetID() != 1 {
 				t.Errorf("on NUMA nodes %v, was on 1", nodes)
 			}
 			if warnings := problem.Lines(r.adapter.Problems()); len(warnings) != 1 || !strings.Contains(warnings[0], "default/holder") {
 				t.Errorf("warnings: %q", warnings)
 			}
 			pods.Forget("default/holder")
-			r.await("the end of the listing", func() bool { return r.listed(GPUResource, gone) == nil })
+			r.await("the end of the listing", func() bool { return r.listed(kubeadapter.GPUResource, gone) == nil })
 			if warnings := problem.Lines(r.adapter.Problems()); len(warnings) != 0 {
 				t.Errorf("warnings: %q", warnings)
 			}
@@ -159,7 +160,7 @@ func TestHeldIDStaysListed(t *testing.T) {
 func TestHeldDeviceIsWithheld(t *testing.T) {
 	r, pods := newTracking(t)
 	id := gpuIDs(1)[0]
-	r.allocate(pods, "default/holder", GPUResource, id)
+	r.allocate(pods, "default/holder", kubeadapter.GPUResource, id)
 	then := oneElsewhere()
 	r.src.Set(then)
 	r.awaitListed(h100, id, v1beta1.Unhealthy)
@@ -167,7 +168,7 @@ func TestHeldDeviceIsWithheld(t *testing.T) {
 	if _, err := r.kubelet.Allocate(r.ctx, h100, id); err == nil || !strings.Contains(err.Error(), "held (by other work)") {
 		t.Errorf("allocated twice, or the error names the pod of another tenant: %v", err)
 	}
-	if u, _ := r.adapter.Withhold(then).Unit(inventory.UnitID(id)); u.Health.Reason != health.ReasonHeld || u.Health.Detail != "by pod default/holder under "+GPUResource {
+	if u, _ := r.adapter.Withhold(then).Unit(inventory.UnitID(id)); u.Health.Reason != health.ReasonHeld || u.Health.Detail != "by pod default/holder under "+kubeadapter.GPUResource {
 		t.Errorf("reported as %s", u.Health)
 	}
 	pods.Fail(errors.New("unavailable"))
@@ -190,7 +191,7 @@ func TestFreeDeviceChangesResource(t *testing.T) {
 	r, _ := newTracking(t, func(t *tracking) { t.pods.MaxInterval, t.pods.Active = time.Hour, time.Hour })
 	r.src.Set(oneElsewhere())
 	r.awaitHealthy(h100, 1)
-	r.await("one GPU less", func() bool { n, _ := r.kubelet.Capacity(GPUResource); return n == 1 })
+	r.await("one GPU less", func() bool { n, _ := r.kubelet.Capacity(kubeadapter.GPUResource); return n == 1 })
 }
 
 // An API that never answers delays neither the start nor Allocate. A device that was allocated is withheld when it changes its resource: a pod
@@ -199,9 +200,9 @@ func TestPodResourcesHang(t *testing.T) {
 	r, pods := newPodRig(t)
 	pods.Hang(true)
 	r.startTracking(gpus(2))
-	r.awaitHealthy(GPUResource, 2)
+	r.awaitHealthy(kubeadapter.GPUResource, 2)
 	began := time.Now()
-	_, err := r.kubelet.Allocate(r.ctx, GPUResource, gpuIDs(1)[0])
+	_, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, gpuIDs(1)[0])
 	r.must(err)
 	if took := time.Since(began); took > 10*time.Second {
 		t.Errorf("Allocate took %v", took)
@@ -209,8 +210,8 @@ func TestPodResourcesHang(t *testing.T) {
 	r.src.Set(allElsewhere())
 	r.awaitHealthy(h100, 1)
 	r.awaitListed(h100, gpuIDs(1)[0], v1beta1.Unhealthy)
-	r.awaitListed(GPUResource, gpuIDs(1)[0], v1beta1.Unhealthy)
-	pods.Hold("default/holder", GPUResource, gpuIDs(1)[0])
+	r.awaitListed(kubeadapter.GPUResource, gpuIDs(1)[0], v1beta1.Unhealthy)
+	pods.Hold("default/holder", kubeadapter.GPUResource, gpuIDs(1)[0])
 	pods.Hang(false)
 	r.await("the name of the pod", func() bool {
 		return strings.Contains(strings.Join(problem.Lines(r.adapter.Problems()), ""), "default/holder")
@@ -231,7 +232,7 @@ func TestIncompletePodResources(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r, pods := newPodRig(t)
-			pods.Hold("default/holder", GPUResource, gpuIDs(1)[0])
+			pods.Hold("default/holder", kubeadapter.GPUResource, gpuIDs(1)[0])
 			r.startTracking(oneElsewhere(), func(t *tracking) { t.pods.Startup, t.inPod = c.young, true })
 			r.awaitListed(h100, gpuIDs(1)[0], v1beta1.Unhealthy)
 			pods.Forget(c.gone...)
@@ -247,11 +248,11 @@ func TestResourcesOfOtherPlugins(t *testing.T) {
 	pods.Hold("default/vm", "nvidia.com/GH100_H100L_80GB", "47", gpuIDs(1)[0])
 	pods.Hold("default/nic", "nvidia.com/hostdev", "0000:3b:00.0")
 	r.startTracking(gpus(2))
-	r.awaitListed(GPUResource, gpuIDs(1)[0], v1beta1.Unhealthy) // the same GPU, allocated by another plugin
-	r.awaitHealthy(GPUResource, 1)
+	r.awaitListed(kubeadapter.GPUResource, gpuIDs(1)[0], v1beta1.Unhealthy) // the same GPU, allocated by another plugin
+	r.awaitHealthy(kubeadapter.GPUResource, 1)
 	r.awaitQueries(pods)
 	for _, a := range r.kubelet.Attempts() {
-		if a.Resource != GPUResource {
+		if a.Resource != kubeadapter.GPUResource {
 			t.Errorf("registered %s", a.Resource)
 		}
 	}
@@ -269,12 +270,12 @@ func TestQueriesNeedAReason(t *testing.T) {
 	}
 	before := quiet()
 	r.src.Set(gpus(2, 1)) // lost: the same units
-	r.awaitHealthy(GPUResource, 1)
+	r.awaitHealthy(kubeadapter.GPUResource, 1)
 	if n := quiet(); n != before {
 		t.Errorf("%d queries because a GPU is lost", n-before)
 	}
 	r.src.Set(gpus(3))
-	r.awaitHealthy(GPUResource, 3)
+	r.awaitHealthy(kubeadapter.GPUResource, 3)
 	if n := quiet(); n < before+2 {
 		t.Errorf("%d queries after a change", n-before)
 	}

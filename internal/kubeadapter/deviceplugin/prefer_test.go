@@ -14,12 +14,13 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 )
 
 // prefer calls GetPreferredAllocation for n of the available units.
 func prefer(t *testing.T, inv *inventory.Inventory, available, required []string, n int) []string {
 	t.Helper()
-	got, err := newTestServer(GPUResource, inv).GetPreferredAllocation(t.Context(), &v1beta1.PreferredAllocationRequest{
+	got, err := newTestServer(kubeadapter.GPUResource, inv).GetPreferredAllocation(t.Context(), &v1beta1.PreferredAllocationRequest{
 		ContainerRequests: []*v1beta1.ContainerPreferredAllocationRequest{
 			{AvailableDeviceIDs: available, MustIncludeDeviceIDs: required, AllocationSize: int32(n)},
 		},

@@ -19,6 +19,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
@@ -49,7 +50,7 @@ func TestNothingIsRegisteredBeforeAUnitExists(t *testing.T) {
 		t.Errorf("Ready = %v, want %v", err, errNotOffered)
 	}
 	r.src.Set(gpus(1)) // a driver that is loaded later
-	r.awaitHealthy(GPUResource, 1)
+	r.awaitHealthy(kubeadapter.GPUResource, 1)
 	r.awaitReady()
 }
 
@@ -68,7 +69,7 @@ func TestNothingIsOfferedBeforeCDIIsKnown(t *testing.T) {
 		t.Errorf("offered before CDI is known: %v", lists)
 	}
 	tr.setInventory(ready.WithHost(inventory.Host{CDI: &inventory.CDI{Problem: "no hooks"}}, inventory.OverlapWarn))
-	if list := tr.offers.Load().lists[GPUResource]; len(list) != 1 || !list[0].healthy {
+	if list := tr.offers.Load().lists[kubeadapter.GPUResource]; len(list) != 1 || !list[0].healthy {
 		t.Errorf("offered when CDI is known: %v", list)
 	}
 }
@@ -193,8 +194,8 @@ func TestLongestResourceNames(t *testing.T) {
 	c := core.DefaultConfig()
 	var resources []string
 	for i, end := range []string{"a", "b"} {
-		pool := strings.Repeat("x", 63-len(vendor)-1) + end
-		resources = append(resources, vendor+pool)
+		pool := strings.Repeat("x", 63-len(inventory.ResourceDomain)-1) + end
+		resources = append(resources, inventory.ResourceDomain+pool)
 		c.Policy.Rules = append(c.Policy.Rules, inventory.Rule{
 			Select: inventory.Selector{IDs: []gpu.DeviceID{coretest.GPU(i)}}, Pool: pool,
 		})
@@ -224,7 +225,7 @@ func TestWatchdogTasks(t *testing.T) {
 		}
 		return names
 	}
-	want := []string{"ListAndWatch " + GPUResource, "endpoint " + GPUResource, "plugin directory", "pod resources"}
+	want := []string{"ListAndWatch " + kubeadapter.GPUResource, "endpoint " + kubeadapter.GPUResource, "plugin directory", "pod resources"}
 	if got := names(); !slices.Equal(got, want) {
 		t.Errorf("registered: %v, want %v", got, want)
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 )
 
 // The driver is unloaded and loaded again, and the goroutine that follows inventories is so late that it sees the end only:
@@ -27,7 +28,7 @@ func TestNothingIsOfferedByTheSpecificationOfAnEarlierDriver(t *testing.T) {
 	}
 	first := specified(core.NewState(c).Read(c, now, machine))
 	again := first.Read(c, now, gpu.NoDriver(gpu.DriverAbsent, "unloaded")).Read(c, now, machine)
-	srv := newTestServer(GPUResource, first.Inventory)
+	srv := newTestServer(kubeadapter.GPUResource, first.Inventory)
 	srv.opts.Lists = l
 	id := string(coretest.GPU(0))
 	allocated(t, srv, id)

@@ -10,6 +10,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/node/hostwatch"
 )
 
@@ -70,7 +71,7 @@ func allocateResponse(resource string, p inventory.Plan, o Options) *v1beta1.Con
 func Response(p inventory.Plan, o Options) *v1beta1.ContainerAllocateResponse {
 	resource := ""
 	if len(p.Units) > 0 {
-		resource = ResourceOf(p.Units[0])
+		resource = kubeadapter.ResourceOf(p.Units[0])
 	}
 	return allocateResponse(resource, p, o)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 )
 
 // Device nodes are given beside a list for NVIDIA's container runtime only; the control nodes are those that the agent sees under the
@@ -31,7 +32,7 @@ func TestDeviceNodes(t *testing.T) {
 		s := coretest.GPUs(1)
 		c := core.DefaultConfig()
 		c.Injection.Nodes = true
-		srv := strategyServer(GPUResource, s, c, strings.Fields(set))
+		srv := strategyServer(kubeadapter.GPUResource, s, c, strings.Fields(set))
 		srv.opts.DevRoot = "/run/nvidia/driver"
 		var got []string
 		for _, d := range allocated(t, srv, gpuIDs(0)...).GetDevices() {
@@ -57,7 +58,7 @@ func TestFeatures(t *testing.T) {
 	for _, set := range sets() {
 		c := core.DefaultConfig()
 		c.Injection.Nodes, c.IMEXChannel = true, true
-		srv := strategyServer(GPUResource, gpu.NewSnapshot(s), c, set, others...)
+		srv := strategyServer(kubeadapter.GPUResource, gpu.NewSnapshot(s), c, set, others...)
 		srv.opts.Lists.GDS, srv.opts.Lists.MOFED, srv.opts.Lists.GDRCopy = true, true, true
 		got := allocated(t, srv, id...)
 		want := incumbent(set, id, others, strings.Join(slices.Collect(maps.Keys(got.GetAnnotations())), " "))
@@ -119,7 +120,7 @@ func TestIMEXChannel(t *testing.T) {
 			if !u.Health.Schedulable() {
 				continue
 			}
-			env := allocated(t, newTestServer(GPUResource, state.Inventory), gpuIDs(0)...).GetEnvs()
+			env := allocated(t, newTestServer(kubeadapter.GPUResource, state.Inventory), gpuIDs(0)...).GetEnvs()
 			if _, given := env["NVIDIA_IMEX_CHANNELS"]; given != present {
 				t.Errorf("required %t, present %t: %v", required, present, env)
 			}
@@ -132,7 +133,7 @@ func TestAnnotationsOfOneContainer(t *testing.T) {
 	s := coretest.WithMIG(coretest.GPUs(2), 1, "1g.10gb")
 	keys := map[string]bool{}
 	for _, id := range []string{string(coretest.GPU(0)), string(coretest.Instance(1, 0))} {
-		resource := GPUResource
+		resource := kubeadapter.GPUResource
 		if strings.HasPrefix(id, "MIG") {
 			resource = "nvidia.com/mig-1g.10gb"
 		}
@@ -179,7 +180,7 @@ func TestNamesAreDefined(t *testing.T) {
 			}
 			inv := state.Inventory
 			for u := range inv.Devices() {
-				srv := newTestServer(ResourceOf(u), inv)
+				srv := newTestServer(kubeadapter.ResourceOf(u), inv)
 				srv.opts.Lists = DeviceLists{EnvVar: injection.Runtime, CDINames: true, CDIAnnotations: !injection.Runtime}
 				response, err := srv.Allocate(t.Context(), allocateRequest([]string{string(u.ID)}))
 				if err != nil {

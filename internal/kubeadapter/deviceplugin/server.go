@@ -15,6 +15,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
@@ -151,10 +152,10 @@ func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1b
 // was in its place, a GPU in another pool has the same ID, and the kubelet may not have the latest list.
 func (s *server) checkResource(units []inventory.Unit) error {
 	var errs []error
-	pool := strings.TrimPrefix(s.resource, vendor)
+	pool := strings.TrimPrefix(s.resource, inventory.ResourceDomain)
 	for i := range units {
 		if u := &units[i]; u.Pool != pool {
-			errs = append(errs, fmt.Errorf("device ID %s: belongs to %s now, not %s", u.ID, ResourceOf(*u), s.resource))
+			errs = append(errs, fmt.Errorf("device ID %s: belongs to %s now, not %s", u.ID, kubeadapter.ResourceOf(*u), s.resource))
 		}
 	}
 	return errors.Join(errs...)

@@ -15,13 +15,14 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 )
 
 // BenchmarkAllocateSocket allocates two of eight GPUs over a unix socket, from concurrent callers with one connection, as the kubelet
 // has; by strategies.
 func BenchmarkAllocateSocket(b *testing.B) {
 	for _, set := range []string{"envvar", "cdi-cri", "envvar cdi-cri", "envvar volume-mounts cdi-annotations cdi-cri"} {
-		client := serveSocket(b, strategyServer(GPUResource, coretest.GPUs(8), core.DefaultConfig(), strings.Fields(set)))
+		client := serveSocket(b, strategyServer(kubeadapter.GPUResource, coretest.GPUs(8), core.DefaultConfig(), strings.Fields(set)))
 		r := allocateRequest(gpuIDs(2, 5))
 		for _, callers := range []int{1, 8, 64} {
 			b.Run(fmt.Sprintf("%s/callers=%d", strings.ReplaceAll(set, " ", ","), callers), func(b *testing.B) {

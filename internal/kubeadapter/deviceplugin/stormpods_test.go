@@ -11,6 +11,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 )
 
@@ -27,7 +28,7 @@ func (p pod) entry() kubelettest.CheckpointEntry {
 	if p.init {
 		container = "init"
 	}
-	return kubelettest.Entry("uid-of-"+p.name, container, GPUResource, p.id)
+	return kubelettest.Entry("uid-of-"+p.name, container, kubeadapter.GPUResource, p.id)
 }
 
 // podStorm is a kubelet that admits pods, and at times loses that it has given a device out.
@@ -66,10 +67,10 @@ func (s *podStorm) admit(p pod, lost []string) {
 	if len(available) == 0 {
 		return
 	}
-	preferred, err := s.kubelet.Prefer(s.ctx, GPUResource, available, nil, 1)
+	preferred, err := s.kubelet.Prefer(s.ctx, kubeadapter.GPUResource, available, nil, 1)
 	s.must(err)
 	p.id = preferred[0]
-	_, err = s.kubelet.Allocate(s.ctx, GPUResource, p.id)
+	_, err = s.kubelet.Allocate(s.ctx, kubeadapter.GPUResource, p.id)
 	holder, held := s.running[p.id]
 	s.note("%+v is admitted, free %v, lost %v: %v", p, free, lost, err)
 	switch {
@@ -85,7 +86,7 @@ func (s *podStorm) admit(p pod, lost []string) {
 	if p.init {
 		s.api.Hold("default/"+p.name, "nvidia.com/other")
 	} else {
-		s.api.Hold("default/"+p.name, GPUResource, p.id)
+		s.api.Hold("default/"+p.name, kubeadapter.GPUResource, p.id)
 		s.awaitPod(p.id, "default/"+p.name)
 	}
 }
@@ -145,7 +146,7 @@ func (s *podStorm) step(n int) {
 	case r == 10:
 		s.note("the agent restarts")
 		s.stop()
-		s.await("the kubelet has disconnected the plugin", func() bool { _, connected := s.kubelet.Devices(GPUResource); return !connected })
+		s.await("the kubelet has disconnected the plugin", func() bool { _, connected := s.kubelet.Devices(kubeadapter.GPUResource); return !connected })
 		s.startAgent()
 	case r == 11:
 		s.note("the kubelet restarts")
@@ -168,7 +169,7 @@ func (s *podStorm) startAgent() {
 
 // awaitAgent waits until the agent offers all devices, and has the pods that the kubelet lists.
 func (s *podStorm) awaitAgent() {
-	s.awaitHealthy(GPUResource, podGPUs)
+	s.awaitHealthy(kubeadapter.GPUResource, podGPUs)
 	s.awaitReady()
 	s.awaitAnswer()
 	main, _ := s.holders()
@@ -192,7 +193,7 @@ func (s *podStorm) serve() {
 		if p.init {
 			api.Hold("default/"+p.name, "nvidia.com/other")
 		} else {
-			api.Hold("default/"+p.name, GPUResource, p.id)
+			api.Hold("default/"+p.name, kubeadapter.GPUResource, p.id)
 		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
@@ -86,7 +87,7 @@ func TestResponses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := newTestServer(GPUResource, gpus(8))
+				s := newTestServer(kubeadapter.GPUResource, gpus(8))
 				ctx, cancel := context.WithCancel(t.Context())
 				st := &stream{ctx: ctx, opened: time.Now()}
 				done := make(chan error, 1)
@@ -123,22 +124,22 @@ func TestListResponse(t *testing.T) {
 	}
 	c := core.DefaultConfig()
 	inv := buildInventory(s, c, 2)
-	if diff := cmp.Diff(want, listResponse(listDevices(inv)[GPUResource]).GetDevices(), protocmp.Transform()); diff != "" {
+	if diff := cmp.Diff(want, listResponse(listDevices(inv)[kubeadapter.GPUResource]).GetDevices(), protocmp.Transform()); diff != "" {
 		t.Error(diff)
 	}
 	// A change that the API can't express, such as another reason, is another inventory and the same list.
 	l := health.Ledger{}.Apply(c.Health, time.Unix(900, 0), health.Observation{At: gpu.WholeGPU(coretest.GPU(2)), Kind: health.Lost})
 	later := core.Build(s, l, c)
-	if later.Equal(inv) || !slices.Equal(listDevices(later)[GPUResource], listDevices(inv)[GPUResource]) {
+	if later.Equal(inv) || !slices.Equal(listDevices(later)[kubeadapter.GPUResource], listDevices(inv)[kubeadapter.GPUResource]) {
 		t.Error("want inventories that differ and equal lists")
 	}
 	c.Health.Mode = health.ModeObserve
 	want[2].Health = "Healthy"
 	observed := buildInventory(s, c, 2)
-	if diff := cmp.Diff(want, listResponse(listDevices(observed)[GPUResource]).GetDevices(), protocmp.Transform()); diff != "" {
+	if diff := cmp.Diff(want, listResponse(listDevices(observed)[kubeadapter.GPUResource]).GetDevices(), protocmp.Transform()); diff != "" {
 		t.Error("under ModeObserve:", diff)
 	}
-	if n := Resources(observed)[GPUResource][health.GPULost]; n != 1 {
+	if n := Resources(observed)[kubeadapter.GPUResource][health.GPULost]; n != 1 {
 		t.Errorf("%d lost in the count, want 1", n)
 	}
 }
@@ -225,9 +226,9 @@ func TestTwoStreamsGetEveryList(t *testing.T) {
 				t.Errorf("lost %v: unit %d is %s", lost, i, d.GetHealth())
 			}
 		}
-		r.awaitHealthy(GPUResource, 8-len(lost))
+		r.awaitHealthy(kubeadapter.GPUResource, 8-len(lost))
 	}
-	if n := len(r.kubelet.Lists(GPUResource)); n != 5 {
+	if n := len(r.kubelet.Lists(kubeadapter.GPUResource)); n != 5 {
 		t.Errorf("%d lists to the kubelet, want 5", n)
 	}
 }
@@ -239,7 +240,7 @@ var largest = []struct {
 	machine        gpu.Snapshot
 	config         core.Config
 }{
-	{"16GPUsBy100", GPUResource, 1600, coretest.GPUs(16), shared(100)},
+	{"16GPUsBy100", kubeadapter.GPUResource, 1600, coretest.GPUs(16), shared(100)},
 	{"16GPUsBy7InstancesBy10", "nvidia.com/mig-1g.10gb", 1120, cutInSeven(16), shared(10)},
 	{"16GPUsBy7Instances", "nvidia.com/mig-1g.10gb", 112, cutInSeven(16), mixedConfig()},
 }

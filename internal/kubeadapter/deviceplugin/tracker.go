@@ -9,6 +9,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
@@ -144,7 +145,7 @@ func (t *tracker) setInventory(inv *inventory.Inventory) {
 			continue
 		}
 		if resource == "" || u.Pool != pool {
-			pool, resource = u.Pool, ResourceOf(u)
+			pool, resource = u.Pool, kubeadapter.ResourceOf(u)
 			t.served[resource] = true
 		}
 		units[deviceKey{resource, u.ID}] = u.Device.NUMANode

@@ -10,24 +10,14 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 )
-
-const (
-	// vendor is the domain of the resource names, as in NVIDIA's k8s-device-plugin.
-	vendor = "nvidia.com/"
-
-	// GPUResource is the resource of full GPUs, and of every unit under the MIG strategy "single".
-	GPUResource = vendor + inventory.DefaultPool
-)
-
-// ResourceOf returns the extended resource of a unit: its pool in NVIDIA's domain.
-func ResourceOf(u inventory.Unit) string { return vendor + u.Pool }
 
 // Resources counts the units of an inventory by resource name and health.
 func Resources(inv *inventory.Inventory) map[string]map[health.State]int {
 	count := map[string]map[health.State]int{}
 	for u := range inv.Units() {
-		r := ResourceOf(u)
+		r := kubeadapter.ResourceOf(u)
 		if count[r] == nil {
 			count[r] = map[health.State]int{}
 		}

@@ -15,6 +15,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/tandem-gpu/tandem/internal/cdi/specfile"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/util/dirwatch"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
@@ -72,12 +73,12 @@ func (s *claimSpecs) text(c prepared.Claim) ([]byte, error) {
 // mpsClient makes a container a client of a pool's MPS control daemon, as Allocate of the device plugin does. All daemons use one
 // /dev/shm.
 func (s *claimSpecs) mpsClient(m prepared.MPS) specs.ContainerEdits {
-	pipe := path.Join(mpsFolder, "nvidia.com", m.Pool, "pipe")
+	pipe := path.Join(mpsFolder, inventory.ResourceDomain, m.Pool, "pipe")
 	options := []string{"rbind", "rprivate", "rw", "nosuid", "nodev"}
 	return specs.ContainerEdits{
 		Env: append([]string{"CUDA_MPS_PIPE_DIRECTORY=" + pipe}, m.Env...),
 		Mounts: []*specs.Mount{
-			{HostPath: path.Join(s.mpsRoot, "nvidia.com", m.Pool, "pipe"), ContainerPath: pipe, Options: options},
+			{HostPath: path.Join(s.mpsRoot, inventory.ResourceDomain, m.Pool, "pipe"), ContainerPath: pipe, Options: options},
 			{HostPath: path.Join(s.mpsRoot, "shm"), ContainerPath: "/dev/shm", Options: options},
 		},
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
 	"github.com/tandem-gpu/tandem/internal/operator/metrics"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
@@ -78,11 +79,11 @@ func (v View) stats() []deviceplugin.ResourceStats {
 		return stats
 	}
 	for _, r := range stats {
-		if r.Resource == deviceplugin.GPUResource {
+		if r.Resource == kubeadapter.GPUResource {
 			return stats
 		}
 	}
-	return append([]deviceplugin.ResourceStats{{Resource: deviceplugin.GPUResource}}, stats...)
+	return append([]deviceplugin.ResourceStats{{Resource: kubeadapter.GPUResource}}, stats...)
 }
 
 // Resources implements status.Adapter.
@@ -94,7 +95,7 @@ func (v View) Resources() (names []string) {
 }
 
 // ResourceOf implements status.Adapter.
-func (View) ResourceOf(u inventory.Unit) string { return deviceplugin.ResourceOf(u) }
+func (View) ResourceOf(u inventory.Unit) string { return kubeadapter.ResourceOf(u) }
 
 // Alive implements status.Adapter. It fails if the agent's own sockets do not answer.
 func (v View) Alive(ctx context.Context) error { return v.Plugin.Alive(ctx) }

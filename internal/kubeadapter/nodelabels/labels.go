@@ -22,7 +22,7 @@ import (
 type Labels map[string]string
 
 const (
-	prefix         = "nvidia.com/"
+	prefix         = inventory.ResourceDomain
 	timestampLabel = prefix + "gfd.timestamp"
 )
 

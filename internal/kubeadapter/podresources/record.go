@@ -9,6 +9,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 )
 
 // PodLogs is the kubelet's default folder of logs (podLogsDir), in which each pod has a folder "NAMESPACE_NAME_UID".
@@ -94,7 +95,7 @@ func (c Claim) deviceIn(inv *inventory.Inventory) (gpu.DeviceID, bool) {
 		index := d.CurrentIndex().String()
 		for _, name := range c.CDI {
 			kind, device, _ := strings.Cut(name, "=")
-			if device == string(d.ID) || device == index && strings.HasSuffix(kind, "nvidia.com/gpu") {
+			if device == string(d.ID) || device == index && strings.HasSuffix(kind, kubeadapter.GPUResource) {
 				return d.ID, true
 			}
 		}

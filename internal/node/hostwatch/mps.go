@@ -19,7 +19,7 @@ import (
 const DefaultMPSRoot = "/run/nvidia/mps"
 
 // domain is the parent folder of all pools: a daemon's folder is named after its resource, "nvidia.com/gpu.shared".
-const domain = "nvidia.com"
+const domain = inventory.ResourceDomain
 
 // MPSPipe is the pipe directory of a pool's MPS control daemon under root, in the layout of NVIDIA's mps-control-daemon: the
 // value of CUDA_MPS_PIPE_DIRECTORY for its clients.

@@ -12,6 +12,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 )
@@ -24,7 +25,7 @@ type Options struct {
 }
 
 // domain is that of the resources that are compared: the kubelet's others are from plugins for other devices.
-const domain = "nvidia.com/"
+const domain = inventory.ResourceDomain
 
 // Compare compares a state with what the kubelet has.
 func Compare(ctx context.Context, s core.State, o Options) (shadow.Report, error) {
@@ -51,7 +52,7 @@ func Compare(ctx context.Context, s core.State, o Options) (shadow.Report, error
 func offersOf(inv *inventory.Inventory) (offers []shadow.Offer) {
 	at := map[string]int{}
 	for u := range inv.Units() {
-		resource := deviceplugin.ResourceOf(u)
+		resource := kubeadapter.ResourceOf(u)
 		i, known := at[resource]
 		if !known {
 			i = len(offers)

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
 	"github.com/tandem-gpu/tandem/internal/util/setting"
 )
@@ -51,7 +52,7 @@ const (
 )
 
 const (
-	domain     = "nvidia.com/"
+	domain     = inventory.ResourceDomain
 	attributes = "device.attributes['" + resourceslice.Driver + "']"
 	ofDriver   = "device.driver == '" + resourceslice.Driver + "'"
 
@@ -128,12 +129,12 @@ func (p pools) ofNVIDIA() []Class {
 		byType(migClass, "mig", "MIG instances, never a share"),
 	}
 	if !p.mixedDefault {
-		classes[0].ExtendedResource = domain + inventory.DefaultPool
+		classes[0].ExtendedResource = kubeadapter.GPUResource
 		return classes
 	}
 	return append(classes, Class{
 		Name: defaultPoolClass, About: "pool gpu, which has shares or MIG instances: what nvidia.com/gpu is on a device plugin's nodes",
-		ExtendedResource: domain + inventory.DefaultPool,
+		ExtendedResource: kubeadapter.GPUResource,
 		Expression:       fmt.Sprintf("%s && %s.?pool.orValue(%s.type) == '%s'", ofDriver, attributes, attributes, inventory.DefaultPool),
 	})
 }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tandem-gpu/tandem/internal/cdi"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 	"github.com/tandem-gpu/tandem/internal/operator/doctor"
 )
@@ -178,7 +179,7 @@ func (o DRA) names(ctx context.Context, client *kubeapi.Client, node kubeapi.Nod
 	}
 	switch {
 	case errors.Is(err, kubeapi.ErrForbidden):
-		mapped["nvidia.com/gpu"] = o.Driver // as in the manifests
+		mapped[kubeadapter.GPUResource] = o.Driver // as in the manifests
 	case err != nil:
 		return []doctor.Finding{finding(apiCheck, doctor.Warning, client.Server(), err.Error(), "try again")}
 	case !slices.ContainsFunc(classes, func(c kubeapi.DeviceClass) bool { return c.Metadata.Name == o.Driver }):

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/operator/doctor"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
@@ -122,7 +123,7 @@ func foreignDevices(f *doctor.Facts, place string, registered map[string][]strin
 		return nil // the kubelet may have those of an earlier plugin
 	}
 	for resource, ids := range registered {
-		pool, ok := strings.CutPrefix(resource, "nvidia.com/")
+		pool, ok := strings.CutPrefix(resource, inventory.ResourceDomain)
 		offered := slices.DeleteFunc(slices.Clone(f.Agent.Report.Devices), func(d report.Device) bool { return d.Pool != pool })
 		if !ok || len(offered) == 0 || len(ids) == 0 {
 			continue

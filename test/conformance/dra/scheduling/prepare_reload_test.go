@@ -18,7 +18,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-	dra "k8s.io/kubelet/pkg/apis/dra/v1"
+	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
@@ -38,7 +38,7 @@ type late struct {
 	source  *coretest.Source
 	shares  *watch.Value[bool] // each share is a device
 	adapter *dra.Adapter
-	kubelet dra.DRAPluginClient
+	kubelet drav1.DRAPluginClient
 
 	prepared, refused int
 }
@@ -75,7 +75,7 @@ func (l *late) start() {
 	if err != nil {
 		l.Fatal(err)
 	}
-	l.kubelet = dra.NewDRAPluginClient(conn)
+	l.kubelet = drav1.NewDRAPluginClient(conn)
 	l.Cleanup(func() {
 		cancel()
 		if err := errors.Join(<-ended, conn.Close(), os.RemoveAll(dir)); err != nil {
@@ -130,8 +130,8 @@ func (l *late) publish() {
 // prepare prepares a claim, as the kubelet does when its pod starts.
 func (l *late) prepare(uid string) {
 	l.Helper()
-	claims := []*dra.Claim{{Namespace: "default", Name: uid, Uid: uid}}
-	answer, err := l.kubelet.NodePrepareResources(l.Context(), &dra.NodePrepareResourcesRequest{Claims: claims})
+	claims := []*drav1.Claim{{Namespace: "default", Name: uid, Uid: uid}}
+	answer, err := l.kubelet.NodePrepareResources(l.Context(), &drav1.NodePrepareResourcesRequest{Claims: claims})
 	if err != nil {
 		l.Fatal(err)
 	}
@@ -145,8 +145,8 @@ func (l *late) prepare(uid string) {
 // end ends the pod of a claim.
 func (l *late) end(uid string) {
 	l.Helper()
-	claims := []*dra.Claim{{Namespace: "default", Name: uid, Uid: uid}}
-	answer, err := l.kubelet.NodeUnprepareResources(l.Context(), &dra.NodeUnprepareResourcesRequest{Claims: claims})
+	claims := []*drav1.Claim{{Namespace: "default", Name: uid, Uid: uid}}
+	answer, err := l.kubelet.NodeUnprepareResources(l.Context(), &drav1.NodeUnprepareResourcesRequest{Claims: claims})
 	if err != nil || answer.GetClaims()[uid].GetError() != "" {
 		l.Fatal(err, answer)
 	}
