@@ -16,7 +16,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/containerruntime"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin/allocationfile"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/nodelabels"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/node/usage"
@@ -144,7 +143,7 @@ func allocationStore(s settings, log *slog.Logger) deviceplugin.AllocationStore 
 	if s.Health.StateDir == "" {
 		return nil // not a nil *File: in an interface that is not nil
 	}
-	return allocationfile.Open(s.Health.StateDir, agentName, log)
+	return deviceplugin.OpenAllocationFile(s.Health.StateDir, agentName, log)
 }
 
 // applyPolicies applies the policy of each of the settings that come, until ctx ends.

@@ -1,0 +1,84 @@
+package deviceplugin
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"path/filepath"
+
+	"github.com/tandem-gpu/tandem/internal/util/statefile"
+)
+
+const (
+	allocationFileVersion = 1       // of the format
+	allocationFileMaxSize = 4 << 20 // in bytes; the adapter stores up to 4,096 IDs of about 200 bytes each
+)
+
+var _ AllocationStore = (*AllocationFile)(nil)
+
+// AllocationFile is the file <dir>/<agent>.handed-out.json, which stores on disk which device IDs an agent has allocated, so that a restart does not
+// remove them from the kubelet's list while pods hold them. An agent that can't write it logs that and continues. Make one with OpenAllocationFile.
+// It is not safe for concurrent use.
+type AllocationFile struct {
+	path   string
+	log    *slog.Logger
+	failed bool // the latest Save
+}
+
+// allocationFileContent is the content of the file.
+type allocationFileContent struct {
+	Version   int                `json:"version"`
+	HandedOut []StoredAllocation `json:"handedOut"`
+}
+
+// OpenAllocationFile returns the file of an agent. The first Save creates it.
+func OpenAllocationFile(dir, agent string, log *slog.Logger) *AllocationFile {
+	return &AllocationFile{path: filepath.Join(dir, agent+".handed-out.json"), log: log}
+}
+
+// Load implements AllocationStore. It returns nothing if there is no file, or none that can be read, which is logged.
+func (f *AllocationFile) Load() []StoredAllocation {
+	statefile.RemoveTemporary(f.path)
+	c, err := f.read()
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		f.log.Warn("stored allocations not loaded", "file", f.path, "error", err)
+	}
+	return c.HandedOut
+}
+
+func (f *AllocationFile) read() (allocationFileContent, error) {
+	text, err := statefile.Read(f.path, allocationFileMaxSize, 0)
+	if err != nil {
+		return allocationFileContent{}, err
+	}
+	var c allocationFileContent
+	if err := json.Unmarshal(text, &c); err != nil {
+		return allocationFileContent{}, err
+	}
+	if c.Version != allocationFileVersion {
+		return allocationFileContent{}, fmt.Errorf("format version %d, want %d", c.Version, allocationFileVersion)
+	}
+	return c, nil
+}
+
+// Save implements AllocationStore: it replaces the file. The first failure and the next success are logged.
+func (f *AllocationFile) Save(allocations []StoredAllocation) {
+	err := f.write(allocations)
+	switch {
+	case err != nil && !f.failed:
+		f.log.Warn("allocations not saved, a restart of the agent loses them", "file", f.path, "error", err)
+	case err == nil && f.failed:
+		f.log.Info("allocations saved again", "file", f.path)
+	}
+	f.failed = err != nil
+}
+
+func (f *AllocationFile) write(allocations []StoredAllocation) error {
+	text, err := json.MarshalIndent(allocationFileContent{allocationFileVersion, allocations}, "", "\t")
+	if err != nil {
+		return err
+	}
+	return statefile.Write(f.path, append(text, '\n'))
+}
