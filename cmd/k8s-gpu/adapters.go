@@ -9,12 +9,12 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
+	"github.com/tandem-gpu/tandem/internal/agent/kube/kubestatus"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubemetrics"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/node/assignment"
 	"github.com/tandem-gpu/tandem/internal/node/history"
@@ -58,7 +58,7 @@ func (r *runner) newAdapters(a *agent.Agent, s settings, api *kubeapi.Client, lo
 	}
 	plugins := deviceplugin.New(a.Monitor, o)
 	made := adapters{
-		plugins: plugins, view: kubemetrics.View{Plugin: plugins}, tasks: []func(context.Context) error{plugins.Run},
+		plugins: plugins, view: kubestatus.DevicePlugins{Plugin: plugins}, tasks: []func(context.Context) error{plugins.Run},
 		apis: []inventory.API{inventory.DevicePlugin}, readers: readers(plugins, nil, a.Current), notes: notes,
 	}
 	if api != nil && s.DRA.API.Configured() && !servesDRA(s) {
@@ -90,7 +90,7 @@ func newBoth(a *agent.Agent, s settings, api *kubeapi.Client, o deviceplugin.Opt
 	if s.Core.API == other {
 		other = inventory.DRA
 	}
-	v := d.view(s, kubemetrics.View{Plugin: plugins, OnlyOffered: s.Core.API == inventory.DRA})
+	v := d.view(s, kubestatus.DevicePlugins{Plugin: plugins, OnlyOffered: s.Core.API == inventory.DRA})
 	return adapters{
 		plugins: plugins, dra: d, view: v, extend: v.Describe, tasks: append(d.tasks(), plugins.Run),
 		apis: []inventory.API{s.Core.API, other}, readers: readers(plugins, d.held, a.Current),

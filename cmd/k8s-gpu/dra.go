@@ -12,12 +12,12 @@ import (
 	"github.com/cenkalti/backoff/v5"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
+	"github.com/tandem-gpu/tandem/internal/agent/kube/kubestatus"
 	"github.com/tandem-gpu/tandem/internal/cdi"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/drametrics"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/eviction"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/publisher"
@@ -207,8 +207,8 @@ func poolResources(inv *inventory.Inventory) []string {
 }
 
 // view is the driver as operators see it, with the device plugins beside it.
-func (d *draRuntime) view(s settings, plugins drametrics.Plugin) drametrics.View {
-	return drametrics.View{
+func (d *draRuntime) view(s settings, plugins kubestatus.Plugins) kubestatus.DRA {
+	return kubestatus.DRA{
 		Name: resourceslice.Driver, Node: s.DRA.Node, BootID: d.boot, Driver: d.driver, Slices: d.publisher, Plugin: plugins,
 		Devices: d.tainted, Refused: d.refused.Load,
 	}

@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
+	"github.com/tandem-gpu/tandem/internal/agent/nomad"
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
-	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadmetrics"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/internal/operator/status"
@@ -41,7 +41,7 @@ func (h *pages) adapter(s config.Nomad, log *slog.Logger, a *agent.Agent) agent.
 		Report: func() report.Report { return control.Describe(a, s.Core, a.Warnings) },
 	})
 	server := status.New(status.Options{
-		Address: s.Operations.HTTPAddress, Name: agentName, Version: version, Agent: a, Adapter: nomadmetrics.View{Plugin: h.plugin}, Reload: &h.reload,
+		Address: s.Operations.HTTPAddress, Name: agentName, Version: version, Agent: a, Adapter: nomad.View{Plugin: h.plugin}, Reload: &h.reload,
 		Config: s.Core, Sources: a.SourcesUp, Warnings: a.Warnings, DriverCalls: agent.DriverCalls,
 		Handlers: page.Handlers(), Log: log,
 	})

@@ -1,4 +1,4 @@
-package nomadmetrics
+package nomad
 
 import (
 	"errors"

@@ -1,4 +1,4 @@
-package drametrics
+package kubestatus
 
 import (
 	"context"
@@ -57,18 +57,18 @@ func TestReady(t *testing.T) {
 	notOffered := plugin{err: errors.New("the devices are not offered yet")} // they are, by the driver
 	endpoint := []report.Endpoint{{Resource: "nvidia.com/gpu"}}
 	for name, c := range map[string]struct {
-		view View
+		view DRA
 		idle bool
 		text string
 		err  string
 	}{
-		"not registered":   {View{Driver: driver{ready: errors.New("the kubelet has not asked")}, Slices: published, Plugin: notOffered}, false, "", "DRA driver x: the kubelet has not asked"},
-		"no CDI":           {View{Driver: driver{}, Slices: published, Plugin: notOffered, Refused: func() string { return "old runtime" }}, false, "", "no device takes new work, because containers of this node would get none: old runtime"},
-		"not published":    {View{Driver: driver{}, Slices: slicesOf{ready: errors.New("forbidden")}, Plugin: notOffered}, false, "", "ResourceSlices: forbidden"},
-		"ready":            {View{Driver: driver{}, Slices: published, Plugin: notOffered}, false, "8 devices in 1 ResourceSlices", ""},
-		"empty endpoint":   {View{Driver: driver{}, Slices: published, Plugin: plugin{text: "offered to the kubelet: nvidia.com/gpu", endpoints: endpoint}}, false, "; offered to the kubelet: nvidia.com/gpu", ""},
-		"endpoint refused": {View{Driver: driver{}, Slices: published, Plugin: plugin{err: errors.New("nvidia.com/gpu: refused"), endpoints: endpoint}}, false, "", "nvidia.com/gpu: refused"},
-		"no GPU":           {View{Driver: driver{}, Slices: slicesOf{status: publisher.Status{Slices: 1}}, Plugin: plugin{text: "no GPU", idle: true}}, true, "; no GPU", ""},
+		"not registered":   {DRA{Driver: driver{ready: errors.New("the kubelet has not asked")}, Slices: published, Plugin: notOffered}, false, "", "DRA driver x: the kubelet has not asked"},
+		"no CDI":           {DRA{Driver: driver{}, Slices: published, Plugin: notOffered, Refused: func() string { return "old runtime" }}, false, "", "no device takes new work, because containers of this node would get none: old runtime"},
+		"not published":    {DRA{Driver: driver{}, Slices: slicesOf{ready: errors.New("forbidden")}, Plugin: notOffered}, false, "", "ResourceSlices: forbidden"},
+		"ready":            {DRA{Driver: driver{}, Slices: published, Plugin: notOffered}, false, "8 devices in 1 ResourceSlices", ""},
+		"empty endpoint":   {DRA{Driver: driver{}, Slices: published, Plugin: plugin{text: "offered to the kubelet: nvidia.com/gpu", endpoints: endpoint}}, false, "; offered to the kubelet: nvidia.com/gpu", ""},
+		"endpoint refused": {DRA{Driver: driver{}, Slices: published, Plugin: plugin{err: errors.New("nvidia.com/gpu: refused"), endpoints: endpoint}}, false, "", "nvidia.com/gpu: refused"},
+		"no GPU":           {DRA{Driver: driver{}, Slices: slicesOf{status: publisher.Status{Slices: 1}}, Plugin: plugin{text: "no GPU", idle: true}}, true, "; no GPU", ""},
 	} {
 		v := c.view
 		v.Name = "x"
@@ -86,7 +86,7 @@ func TestReady(t *testing.T) {
 func TestDescribe(t *testing.T) {
 	at := time.Unix(1, 0)
 	name := strings.ToLower(string(coretest.GPU(0)))
-	v := View{
+	v := DRA{
 		Name: "x", Node: "node-1", BootID: "now", Refused: func() string { return "" }, Slices: slicesOf{status: publisher.Status{Reachable: true, Slices: 1, Devices: 3}},
 		Driver: driver{stats: dra.Stats{Registered: true}, claims: []prepared.Claim{
 			{Namespace: "team", Name: "train", BootID: "now", State: prepared.Complete, Since: at, Results: []prepared.Result{{Device: name, Unit: inventory.UnitID(coretest.GPU(0)) + "::1", Request: "gpu"}}},

@@ -1,5 +1,5 @@
-// Package nomadmetrics shows a Nomad device plugin to the agent's HTTP server: readiness, and the metrics that only Nomad has.
-package nomadmetrics
+// Package nomad composes the agent under Nomad: the device plugin, the pages, the record of allocations.
+package nomad
 
 import (
 	"context"
