@@ -55,7 +55,7 @@ func TestLinked(t *testing.T) {
 		{"internal/operator/metrics", []string{"google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/prometheus/", "github.com/NVIDIA/", module + "internal/nomadadapter", module + "internal/kubeadapter/deviceplugin"}},
 		{"internal/operator/status", []string{"google.golang.org/grpc", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/", module + "internal/nomadadapter", module + "internal/kubeadapter/deviceplugin"}},
 		{"internal/operator/statuspage", []string{"html/template", "text/template", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/prometheus/", module + "internal/nomadadapter", module + "internal/kubeadapter/deviceplugin"}},
-		{"internal/agent/kube/kubestatus", []string{"github.com/hashicorp/", "k8s.io/client-go", module + "test/", module + "internal/nomadadapter"}},
+		{"internal/agent/kube", []string{"github.com/hashicorp/", "k8s.io/client-go", module + "test/", module + "internal/nomadadapter"}},
 		{"internal/agent/nomad", []string{"k8s.io/", module + "test/", module + "internal/kubeadapter/deviceplugin", module + "internal/kubeadapter/dra"}},
 		{"cmd/nomad-gpu", []string{"k8s.io/", module + "test/", module + "internal/core/coretest", module + "internal/nomadadapter/nomadtest", module + "internal/kubeadapter/deviceplugin"}},
 		{"cmd/k8s-gpu", []string{"github.com/hashicorp/", module + "test/", module + "internal/core/coretest", module + "internal/nomadadapter"}},

@@ -1,4 +1,4 @@
-package main
+package kube
 
 import (
 	"context"
@@ -57,7 +57,7 @@ func TestLeftoversOfDRA(t *testing.T) {
 			s := make(t)
 			tc.prepare(s)
 			warnings := strings.Join(leftoversOf(s).warnings(), "\n")
-			checks := draChecks(s)
+			checks := draChecks(s, "")
 			if len(tc.want) == 0 {
 				if warnings != "" || len(checks) > 0 {
 					t.Errorf("%q, %d checks", warnings, len(checks))
@@ -87,8 +87,8 @@ func TestLeftoversOfDRA(t *testing.T) {
 		for _, path := range []string{s.DRA.API.TokenFile, s.DRA.API.CAFile, filepath.Join(s.DRA.KubeletDir, "plugins_registry", "x")} {
 			write(t, path)
 		}
-		if w := leftoversOf(s).warnings(); len(w) > 0 || len(draChecks(s)) < 2 {
-			t.Errorf("%q, %d checks", w, len(draChecks(s)))
+		if w := leftoversOf(s).warnings(); len(w) > 0 || len(draChecks(s, "")) < 2 {
+			t.Errorf("%q, %d checks", w, len(draChecks(s, "")))
 		}
 	})
 }
@@ -111,7 +111,7 @@ func TestRecordThatCanNotBeReadIsNamed(t *testing.T) {
 	path := filepath.Join(s.Health.StateDir, "dra", "claims", "6d2e.json")
 	write(t, path)
 	var found []doctor.Finding
-	for _, c := range draChecks(s) {
+	for _, c := range draChecks(s, "") {
 		if c.Name == "prepared claims" {
 			found = append(found, c.Look(t.Context(), nil)...)
 		}

@@ -1,4 +1,4 @@
-package main
+package kube
 
 import (
 	"context"
@@ -45,7 +45,7 @@ func leftoversOf(s settings) (l leftovers) {
 	if s.DRA.Node == "" {
 		l.lacks = append(l.lacks, "the node's name (NODE_NAME)")
 	}
-	if api, err := kubeapi.New(kubeAPIOptions(s)); err != nil {
+	if api, err := kubeapi.New(kubeAPIOptions(s, "")); err != nil {
 		l.lacks = append(l.lacks, "the API server's address ("+err.Error()+")")
 	} else if err := api.Credentials(); err != nil {
 		l.lacks = append(l.lacks, "a token of the API server ("+err.Error()+")")

@@ -1,4 +1,4 @@
-package main
+package kube
 
 import (
 	"fmt"
@@ -11,8 +11,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/operator/explain"
 )
 
-// explainAdapter is what the kubelet's adapter adds to the command explain.
-func explainAdapter(s settings) explain.Adapter {
+// Explain is what the kubelet's adapter adds to the command explain.
+func Explain(s settings) explain.Adapter {
 	if s.Core.API == inventory.DRA {
 		return explain.Adapter{
 			API: inventory.DRA, Listed: true, Name: claimName, Notes: claimNotes,
@@ -46,7 +46,7 @@ func claimNotes(_ *inventory.Inventory, units []inventory.Unit, n int) []string 
 
 // responseOf is the response to Allocate.
 func responseOf(s settings, p inventory.Plan) explain.Response {
-	made := deviceplugin.Response(p, deviceplugin.Options{DevRoot: s.DevRoot, MPSRoot: s.MPSRoot, Lists: deviceLists(s)})
+	made := deviceplugin.Response(p, Answers(s))
 	r := explain.Response{Env: made.GetEnvs(), Annotations: made.GetAnnotations()}
 	for _, d := range made.GetDevices() {
 		r.DeviceNodes = append(r.DeviceNodes, explain.Node{HostPath: d.GetHostPath(), ContainerPath: d.GetContainerPath(), Permissions: d.GetPermissions()})

@@ -1,4 +1,5 @@
-package main
+// Package kube composes the agent under Kubernetes: device plugins and a DRA driver over one monitor, and what each needs of the other.
+package kube
 
 import (
 	"context"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/cdi"
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
@@ -25,21 +27,39 @@ import (
 	"github.com/tandem-gpu/tandem/internal/operator/statuspage"
 )
 
-// agentName names the agent's files in the state directory.
-const agentName = "k8s-gpu"
+// Name is that of the binary, and of the agent's files in the state directory.
+const Name = "k8s-gpu"
 
-// runner runs the agents of this process, one after another.
-type runner struct {
+// settings are those of the agent.
+type settings = config.Kubernetes
+
+// Options are what a process gives its agent.
+type Options struct {
+	Version string
+	Read    func() (config.Kubernetes, error)    // the configuration, at the start and after each Hangup
+	NewLog  func(config.Kubernetes) *slog.Logger // called at the start of each run
+	Hangup  <-chan os.Signal                     // one that is pending stands for all
+	Signals <-chan os.Signal                     // quiesce and resume; those between two runs wait for the next
+}
+
+// Agent runs the agent of this process: one run after another, as the configuration changes.
+type Agent struct {
+	opts    Options
 	reload  agent.ReloadStatus
 	history agent.Handover
 	kubelet deviceplugin.Handover
-	signals <-chan os.Signal // quiesce and resume; those between two runs wait for the next
 }
 
-// agentOptions are what the settings mean for an agent.
-func agentOptions(s settings) agent.Options {
+// New returns an agent that is not running.
+func New(o Options) *Agent { return &Agent{opts: o} }
+
+// Run runs the agent until ctx ends, a run fails or a new process is needed. A configuration that is invalid at the start is an error.
+func (r *Agent) Run(ctx context.Context) error { return r.reloader().Serve(ctx) }
+
+// AgentOptions are what the settings mean for an agent.
+func AgentOptions(s settings) agent.Options {
 	return agent.Options{
-		Name: agentName, Core: s.Core, Health: s.Health, MPSRoot: s.MPSMount, Open: agent.OpenDriver(s.Core, s.FallbackDriver),
+		Name: Name, Core: s.Core, Health: s.Health, MPSRoot: s.MPSMount, Open: agent.OpenDriver(s.Core, s.FallbackDriver),
 		CDI: cdiOptions(s),
 	}
 }
@@ -75,6 +95,11 @@ func askRuntime(socket string) func(context.Context) cdi.Runtime {
 	}
 }
 
+// Answers are what the settings mean for the responses to Allocate: no other option has a part in them.
+func Answers(s config.Kubernetes) deviceplugin.Options {
+	return deviceplugin.Options{DevRoot: s.DevRoot, MPSRoot: s.MPSRoot, Lists: deviceLists(s)}
+}
+
 // deviceLists are what the settings mean for the responses to Allocate.
 func deviceLists(s settings) deviceplugin.DeviceLists {
 	return deviceplugin.DeviceLists{
@@ -85,10 +110,10 @@ func deviceLists(s settings) deviceplugin.DeviceLists {
 }
 
 // run runs an agent until ctx ends. It applies the policies that come.
-func (r *runner) run(ctx context.Context, s settings, policies <-chan settings, log *slog.Logger) error {
-	o := agentOptions(s)
-	o.Handover, o.Reload, o.Signals, o.Log = &r.history, &r.reload, r.signals, log
-	o.Explain = explainAdapter(s)
+func (r *Agent) run(ctx context.Context, s settings, policies <-chan settings, log *slog.Logger) error {
+	o := AgentOptions(s)
+	o.Handover, o.Reload, o.Signals, o.Log = &r.history, &r.reload, r.opts.Signals, log
+	o.Explain = Explain(s)
 	o.Use = usage.Options{Orchestrator: use.Kubernetes, MappingDir: s.Operations.MappingDir}
 	var plugins *deviceplugin.Adapter // set before the agent runs
 	if s.PodResourcesSocket != "" {
@@ -96,7 +121,7 @@ func (r *runner) run(ctx context.Context, s settings, policies <-chan settings, 
 			return plugins.UseRecord(ctx, inv, podresources.PodLogs)
 		}
 	}
-	api, err := newKubeAPI(s, log)
+	api, err := newKubeAPI(s, r.opts.Version, log)
 	if err != nil {
 		return err
 	}
@@ -104,11 +129,11 @@ func (r *runner) run(ctx context.Context, s settings, policies <-chan settings, 
 		made := r.newAdapters(a, s, api, log)
 		plugins = made.plugins
 		page := statuspage.New(statuspage.Options{
-			Agent: agentName, Version: versionText(), Node: statuspage.NodeName(),
+			Agent: Name, Version: r.opts.Version, Node: statuspage.NodeName(),
 			Report: func() report.Report { return control.Describe(a, s.Core, a.Warnings) },
 		})
 		server := status.New(status.Options{
-			Address: s.Operations.HTTPAddress, Name: agentName, Version: versionText(), Agent: a, Adapter: made.view, Reload: &r.reload,
+			Address: s.Operations.HTTPAddress, Name: Name, Version: r.opts.Version, Agent: a, Adapter: made.view, Reload: &r.reload,
 			Config: s.Core, Sources: a.SourcesUp, Warnings: a.Warnings, DriverCalls: agent.DriverCalls,
 			Handlers: page.Handlers(), Log: log,
 		})
@@ -128,7 +153,7 @@ func (r *runner) run(ctx context.Context, s settings, policies <-chan settings, 
 			Readers:   made.readers,
 		}
 	}
-	log.Info("starting", slices.Concat([]any{"version", versionText(), "kubelet", s.KubeletSocket, "driver-root", s.Core.Roots.Driver,
+	log.Info("starting", slices.Concat([]any{"version", r.opts.Version, "kubelet", s.KubeletSocket, "driver-root", s.Core.Roots.Driver,
 		"mig-strategy", s.Core.MIG, "device-list-strategy", s.Strategies, "health-mode", s.Core.Health.Mode}, draAttributes(s))...)
 	err = agent.New(o).Run(ctx)
 	if errors.Is(err, gpu.ErrDriverStale) {
@@ -143,7 +168,7 @@ func allocationStore(s settings, log *slog.Logger) deviceplugin.AllocationStore 
 	if s.Health.StateDir == "" {
 		return nil // not a nil *File: in an interface that is not nil
 	}
-	return deviceplugin.OpenAllocationFile(s.Health.StateDir, agentName, log)
+	return deviceplugin.OpenAllocationFile(s.Health.StateDir, Name, log)
 }
 
 // applyPolicies applies the policy of each of the settings that come, until ctx ends.
@@ -159,13 +184,17 @@ func applyPolicies(ctx context.Context, m *monitor.Monitor, labels *nodelabels.W
 	}
 }
 
-// newReloader returns what runs agents with the settings that read returns.
-func newReloader(r *runner, read func() (settings, error), hangup <-chan os.Signal, newLog func(settings) *slog.Logger) *agent.Reloader[settings] {
+// reloader returns what runs agents with the settings that are read.
+func (r *Agent) reloader() *agent.Reloader[settings] {
 	var warned string // text of the configuration file whose warnings were logged
 	return &agent.Reloader[settings]{
-		Read: read, Run: r.run, Compare: compare, Hangup: hangup, Status: &r.reload,
+		Read: func() (settings, error) {
+			s, err := r.opts.Read()
+			return s, errors.Join(err, checkDRA(s))
+		},
+		Run: r.run, Compare: compare, Hangup: r.opts.Hangup, Status: &r.reload,
 		NewLog: func(s settings) *slog.Logger {
-			log := newLog(s)
+			log := r.opts.NewLog(s)
 			for _, note := range s.Notes {
 				log.Info(note)
 			}

@@ -1,4 +1,4 @@
-package main
+package kube
 
 import (
 	"context"
@@ -31,20 +31,20 @@ import (
 )
 
 // kubeAPIOptions are what the settings mean for the client of Kubernetes' API.
-func kubeAPIOptions(s settings) kubeapi.Options {
+func kubeAPIOptions(s settings, version string) kubeapi.Options {
 	return kubeapi.Options{
-		Address: s.DRA.API.Address, TokenFile: s.DRA.API.TokenFile, CAFile: s.DRA.API.CAFile, Agent: agentName + "/" + versionText(),
+		Address: s.DRA.API.Address, TokenFile: s.DRA.API.TokenFile, CAFile: s.DRA.API.CAFile, Agent: Name + "/" + version,
 	}
 }
 
 // newKubeAPI returns a client of Kubernetes' API; nil if the settings need none. With device plugins only an operator's explicit settings of
 // the API ask for one.
-func newKubeAPI(s settings, log *slog.Logger) (*kubeapi.Client, error) {
+func newKubeAPI(s settings, version string, log *slog.Logger) (*kubeapi.Client, error) {
 	wanted := servesDRA(s) || s.DRA.API.Configured()
 	if !wanted || s.DRA.Node == "" {
 		return nil, nil
 	}
-	o := kubeAPIOptions(s)
+	o := kubeAPIOptions(s, version)
 	o.Log = log
 	api, err := kubeapi.New(o)
 	if err != nil && s.Core.API != inventory.DRA { // see newAdapters
@@ -91,7 +91,7 @@ func checkDRA(s settings) error {
 		return nil
 	}
 	var err error
-	if _, invalid := kubeapi.New(kubeAPIOptions(s)); invalid != nil {
+	if _, invalid := kubeapi.New(kubeAPIOptions(s, "")); invalid != nil {
 		err = &setting.Error{Key: "--kube-api", Value: s.DRA.API.Address, Remedy: invalid.Error()}
 	}
 	return errors.Join(s.CheckNode(), err)

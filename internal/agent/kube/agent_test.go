@@ -1,4 +1,4 @@
-package main
+package kube
 
 import (
 	"log/slog"
@@ -38,7 +38,7 @@ func TestCompare(t *testing.T) {
 func TestWarningsAreLoggedOncePerFile(t *testing.T) {
 	var text strings.Builder
 	log := slog.New(slog.NewTextHandler(&text, nil))
-	r := newReloader(&runner{}, nil, nil, nil)
+	r := New(Options{}).reloader()
 	one, two := []string{"c.yaml:1: a", "c.yaml:2: b"}, []string{"c.yaml:9: c"}
 	for _, step := range []struct {
 		name    string

@@ -1,4 +1,4 @@
-package main
+package kube
 
 import (
 	"context"
@@ -41,7 +41,7 @@ type view interface {
 }
 
 // newAdapters returns adapters that are not running. api is nil if Kubernetes' API is not called.
-func (r *runner) newAdapters(a *agent.Agent, s settings, api *kubeapi.Client, log *slog.Logger) adapters {
+func (r *Agent) newAdapters(a *agent.Agent, s settings, api *kubeapi.Client, log *slog.Logger) adapters {
 	o := deviceplugin.Options{
 		KubeletSocket: s.KubeletSocket, DevRoot: s.DevRoot, MPSRoot: s.MPSRoot, Lists: deviceLists(s), Log: log,
 		Check: a.CheckReservation, Reserved: a.Reserved, Watchdog: a.Watchdog(), PodResourcesSocket: s.PodResourcesSocket,
