@@ -1,4 +1,3 @@
-// Package nomad composes the agent under Nomad: the device plugin, the pages, the record of allocations.
 package nomad
 
 import (

@@ -1,17 +1,15 @@
-package main
+// Package nomad composes the agent under Nomad: the device plugin, the pages, the record of allocations.
+package nomad
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"os"
 
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
-	"github.com/tandem-gpu/tandem/internal/cli"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/use"
@@ -21,57 +19,77 @@ import (
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/agentapi"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/process"
-	"github.com/tandem-gpu/tandem/internal/util/asynclog"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
 
-// serve serves Nomad until it stops the plugin, the Nomad agent ends or a new process is needed, and returns the exit code. It
-// returns in time even while the driver, the disk or the reader of the log hangs.
-func serve(stderr io.Writer) int {
-	parent := os.Getppid()
-	ctx, end := context.WithCancelCause(context.Background())
-	defer end(nil)
-	lines := asynclog.New(stderr, lostLines)
-	defer lines.Flush(agent.FlushTimeout)
-	log := hclog.New(&hclog.LoggerOptions{Level: hclog.Trace, Output: lines, JSONFormat: true})
-	sup := agent.NewSupervisor(end)
-	var pages pages
-	var p *nomadadapter.Plugin
-	p = nomadadapter.New(ctx, version, func(ctx context.Context, s nomadadapter.Settings, log *slog.Logger) nomadadapter.Source {
-		o, client := pluginOptions(s, log, &pages)
-		o.Explain = explainAdapter(s, func(inv *inventory.Inventory, id inventory.UnitID) (nomadadapter.GroupInfo, bool) {
-			return p.Group(inv, id)
-		})
-		return source{sup.Start(ctx, o), client}
-	}, log)
-	pages.plugin = p
-	p.ObserveReloads(&pages.reload)
-	p.PersistPolicy(process.Incarnation(parent))
-	p.PersistGroups(history.BootID)
-	hangups := make(chan struct{}, 1)
-	onHangup := func() {
-		log.Info("SIGHUP: devices and policy file are read again; a changed plugin block needs an agent restart")
-		sup.Rescan("SIGHUP")
-		watch.Notify(hangups) // one request that is pending stands for all
-	}
-	newHandlers(end, onHangup, sup.Forward).handle(ctx)
-	agent.LimitRuntime()
+// Name is that of the binary, and of the agent's files in the state directory.
+const Name = "nomad-gpu"
 
-	go process.WatchParent(ctx, parent, end)
-	go reload(ctx, p, hangups)
-	process.Serve(ctx, p, log)
+// Options are what a process gives its agent.
+type Options struct {
+	Version string
+	Log     hclog.Logger
+	End     context.CancelCauseFunc // of the context of Run
+}
+
+// Agent is a plugin of Nomad, and the agents of this process behind it, one after another. Make one with New, then call Run once. The other
+// methods are safe for concurrent use.
+type Agent struct {
+	opts    Options
+	parent  int // process ID
+	agents  *agent.Supervisor
+	plugin  *nomadadapter.Plugin // set by Run
+	pages   pages
+	hangups chan struct{}
+}
+
+// New returns an agent that is not running.
+func New(o Options) *Agent {
+	return &Agent{
+		opts: o, parent: os.Getppid(), agents: agent.NewSupervisor(o.End), pages: pages{version: o.Version}, hangups: make(chan struct{}, 1),
+	}
+}
+
+// Run serves Nomad until it stops the plugin, the Nomad agent ends or a new process is needed, which is an error. It returns in time even
+// while the driver, the disk or the reader of the log hangs.
+func (a *Agent) Run(ctx context.Context) error {
+	p := nomadadapter.New(ctx, a.opts.Version, a.start, a.opts.Log)
+	a.plugin, a.pages.plugin = p, p
+	p.ObserveReloads(&a.pages.reload)
+	p.PersistPolicy(process.Incarnation(a.parent))
+	p.PersistGroups(history.BootID)
+	go process.WatchParent(ctx, a.parent, a.opts.End)
+	go reload(ctx, p, a.hangups)
+	process.Serve(ctx, p, a.opts.Log)
 
 	// The driver session ends with the process and is not waited for: it needs up to a second to leave the driver's event wait, a
 	// call that hangs never returns, and Nomad kills the plugin after two seconds.
-	end(nil)
-	sup.AwaitFiles(p.Flushed())
+	a.opts.End(nil)
+	a.agents.AwaitFiles(p.Flushed())
 	cause := context.Cause(ctx)
 	if _, stuck := errors.AsType[*watchdog.StuckError](cause); stuck || errors.Is(cause, gpu.ErrDriverStale) {
-		return cli.ExitFailed
+		return cause
 	}
-	return cli.ExitOK
+	return nil
 }
+
+// start starts the agent of a configuration.
+func (a *Agent) start(ctx context.Context, s nomadadapter.Settings, log *slog.Logger) nomadadapter.Source {
+	o, client := pluginOptions(s, log, &a.pages)
+	o.Explain = explainAdapter(s, a.plugin.Group)
+	return source{a.agents.Start(ctx, o), client}
+}
+
+// Hangup makes the devices and the policy file be read again. It does not block.
+func (a *Agent) Hangup() {
+	a.opts.Log.Info("SIGHUP: devices and policy file are read again; a changed plugin block needs an agent restart")
+	a.agents.Rescan("SIGHUP")
+	watch.Notify(a.hangups) // one request that is pending stands for all
+}
+
+// Forward sends a signal for quiesce or resume to the agent. It does not block.
+func (a *Agent) Forward(s os.Signal) { a.agents.Forward(s) }
 
 // source is an agent and, if it reads them, the allocations to which it gives devices.
 type source struct {
@@ -90,7 +108,7 @@ func (s source) CheckReservation(units []inventory.Unit) ([]inventory.Finding, e
 
 // pluginOptions are those of an agent under Nomad, with its pages; the client reads the allocations, nil = they are not read.
 func pluginOptions(s nomadadapter.Settings, log *slog.Logger, h *pages) (agent.Options, *agentapi.Client) {
-	o := agentOptions(s)
+	o := AgentOptions(s)
 	o.Log = log
 	o.Use = usage.Options{Orchestrator: use.Nomad, MappingDir: s.Operations.MappingDir}
 	client := allocations(s, log)
@@ -130,11 +148,4 @@ func reload(ctx context.Context, p *nomadadapter.Plugin, hangups <-chan struct{}
 			return
 		}
 	}
-}
-
-// lostLines is a line of the log, in the format that Nomad reads, about the lines that are missing from it.
-func lostLines(lines int64) []byte {
-	var line bytes.Buffer
-	hclog.New(&hclog.LoggerOptions{Output: &line, JSONFormat: true}).Warn("log lines lost: the reader is too slow", "lines", lines)
-	return line.Bytes()
 }

@@ -1,4 +1,4 @@
-package main
+package nomad
 
 import (
 	"context"
@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
-	"github.com/tandem-gpu/tandem/internal/agent/nomad"
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
@@ -20,8 +19,9 @@ import (
 
 // pages makes the HTTP servers of the agents of this process. They listen one at a time.
 type pages struct {
-	plugin *nomadadapter.Plugin
-	reload agent.ReloadStatus
+	version string
+	plugin  *nomadadapter.Plugin
+	reload  agent.ReloadStatus
 
 	mu     sync.Mutex
 	latest <-chan struct{} // closed when the server that was made last has ended; nil = none was made
@@ -37,11 +37,11 @@ func (h *pages) adapter(s config.Nomad, log *slog.Logger, a *agent.Agent) agent.
 		return agent.Adapter{Warnings: h.plugin.Warnings}
 	}
 	page := statuspage.New(statuspage.Options{
-		Agent: agentName, Version: version, Node: statuspage.NodeName(),
+		Agent: Name, Version: h.version, Node: statuspage.NodeName(),
 		Report: func() report.Report { return control.Describe(a, s.Core, a.Warnings) },
 	})
 	server := status.New(status.Options{
-		Address: s.Operations.HTTPAddress, Name: agentName, Version: version, Agent: a, Adapter: nomad.View{Plugin: h.plugin}, Reload: &h.reload,
+		Address: s.Operations.HTTPAddress, Name: Name, Version: h.version, Agent: a, Adapter: View{Plugin: h.plugin}, Reload: &h.reload,
 		Config: s.Core, Sources: a.SourcesUp, Warnings: a.Warnings, DriverCalls: agent.DriverCalls,
 		Handlers: page.Handlers(), Log: log,
 	})
