@@ -31,7 +31,7 @@ func shadowKubelet(read func() (settings, error)) *cli.Shadow {
 			s, err := read()
 			o := kubeshadow.Options{
 				Socket: s.PodResourcesSocket, ProcRoot: s.Core.Roots.Proc,
-				Answers: kube.Answers(s),
+				Answers: kube.ResponseOptions(s),
 			}
 			compare := func(ctx context.Context, state core.State) (shadow.Report, error) {
 				return kubeshadow.Compare(ctx, state, o)

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"context"
 	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/config"
@@ -9,6 +10,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/publisher"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
+	"github.com/tandem-gpu/tandem/internal/node/history"
 	"github.com/tandem-gpu/tandem/internal/operator/doctor"
 	"github.com/tandem-gpu/tandem/internal/operator/doctor/kubelet"
 )
@@ -19,7 +21,7 @@ func Checks(s config.Kubernetes, version string) []doctor.Check {
 }
 
 // doctorOptions are what the settings mean for the checks of the kubelet.
-func doctorOptions(s settings) kubelet.Options {
+func doctorOptions(s config.Kubernetes) kubelet.Options {
 	lists := s.Strategies
 	return kubelet.Options{
 		KubeletSocket: s.KubeletSocket, PodResourcesSocket: s.PodResourcesSocket, CRISocket: s.CDI.CRISocket,
@@ -28,17 +30,42 @@ func doctorOptions(s settings) kubelet.Options {
 }
 
 // draChecks are the checks of the API dra; with device plugins only if something of it is left on the node.
-func draChecks(s settings, version string) []doctor.Check {
+func draChecks(s config.Kubernetes, version string) []doctor.Check {
 	if s.Core.API != inventory.DRA {
-		switch left := leftoversOf(s); {
-		case left.problem() != "":
-			return []doctor.Check{left.check(s.Health.StateDir), unreadClaims(s)}
-		case len(left.of) == 0:
+		switch l := leftoversOf(s); {
+		case l.problem() != "":
+			return []doctor.Check{l.check(s.Health.StateDir), unreadClaims(s)}
+		case len(l.left) == 0:
 			return nil
 		}
 	}
+	api := kubeAPIOptions(s)
+	api.Agent = userAgent(version)
 	return append(kubelet.DRA{
 		Node: s.DRA.Node, Driver: resourceslice.Driver, Sockets: dra.SocketPrefix, Slices: publisher.NamePrefix(s.DRA.Node, resourceslice.Driver),
-		KubeletDir: s.DRA.KubeletDir, CDIDir: s.CDI.Folder, API: kubeAPIOptions(s, version), Names: []string{deviceplugin.GPUResource},
+		KubeletDir: s.DRA.KubeletDir, CDIDir: s.CDI.Folder, API: api, Names: []string{deviceplugin.GPUResource},
 	}.Checks(), unreadClaims(s))
+}
+
+// check is that of doctor for leftovers that are not served.
+func (l leftovers) check(stateDir string) doctor.Check {
+	const name = "dra"
+	return doctor.Check{Name: name, Place: stateDir, Look: func(context.Context, *doctor.Facts) []doctor.Finding {
+		return []doctor.Finding{{Check: name, Severity: doctor.Problem, Place: stateDir, Found: l.problem(), Remedy: l.remedy()}}
+	}}
+}
+
+const unreadRemedy = "let the agent read it; a damaged file can be removed when no pod has the claim with the UID in its name: kubectl get resourceclaims -A -o custom-columns=UID:.metadata.uid,NAMESPACE:.metadata.namespace,NAME:.metadata.name"
+
+// unreadClaims is doctor's check of the records of prepared claims: one that can't be read may keep GPUs from being given out.
+func unreadClaims(s config.Kubernetes) doctor.Check {
+	const name = "prepared claims"
+	dir := s.Health.StateDir
+	return doctor.Check{Name: name, Place: dir, Look: func(context.Context, *doctor.Facts) (all []doctor.Finding) {
+		boot, _ := history.BootID(s.Core.Roots.Proc)
+		for _, u := range dra.UnreadClaims(dir, boot) {
+			all = append(all, doctor.Finding{Check: name, Severity: doctor.Problem, Place: u.Path, Found: u.String(), Remedy: unreadRemedy})
+		}
+		return all
+	}}
 }

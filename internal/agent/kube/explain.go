@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/deviceclass"
@@ -12,7 +13,7 @@ import (
 )
 
 // Explain is what the kubelet's adapter adds to the command explain.
-func Explain(s settings) explain.Adapter {
+func Explain(s config.Kubernetes) explain.Adapter {
 	if s.Core.API == inventory.DRA {
 		return explain.Adapter{
 			API: inventory.DRA, Listed: true, Name: claimName, Notes: claimNotes,
@@ -45,8 +46,8 @@ func claimNotes(_ *inventory.Inventory, units []inventory.Unit, n int) []string 
 }
 
 // responseOf is the response to Allocate.
-func responseOf(s settings, p inventory.Plan) explain.Response {
-	made := deviceplugin.Response(p, Answers(s))
+func responseOf(s config.Kubernetes, p inventory.Plan) explain.Response {
+	made := deviceplugin.Response(p, ResponseOptions(s))
 	r := explain.Response{Env: made.GetEnvs(), Annotations: made.GetAnnotations()}
 	for _, d := range made.GetDevices() {
 		r.DeviceNodes = append(r.DeviceNodes, explain.Node{HostPath: d.GetHostPath(), ContainerPath: d.GetContainerPath(), Permissions: d.GetPermissions()})

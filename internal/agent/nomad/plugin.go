@@ -112,14 +112,12 @@ func pluginOptions(s nomadadapter.Settings, log *slog.Logger, h *pages) (agent.O
 	o.Log = log
 	o.Use = usage.Options{Orchestrator: use.Nomad, MappingDir: s.Operations.MappingDir}
 	client := allocations(s, log)
-	if client != nil {
-		o.Use.Holders = client.Read
-	}
 	o.Adapter = func(a *agent.Agent) agent.Adapter {
 		adapter := h.adapter(s, log, a)
 		adapter.APIs = []inventory.API{inventory.Nomad}
 		adapter.Readers = assignment.Readers{inventory.Nomad: allocationReader{client, a.Current, a.Assignments}.read}
 		if client != nil {
+			adapter.Holders = client.Read
 			adapter.Tasks = append(adapter.Tasks, func(ctx context.Context) error { client.Run(ctx, a.Watchdog(), a.WakeUse); return nil })
 		}
 		return adapter

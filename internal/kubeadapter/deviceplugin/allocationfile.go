@@ -16,12 +16,10 @@ const (
 	allocationFileMaxSize = 4 << 20 // in bytes; the adapter stores up to 4,096 IDs of about 200 bytes each
 )
 
-var _ AllocationStore = (*AllocationFile)(nil)
-
-// AllocationFile is the file <dir>/<agent>.handed-out.json, which stores on disk which device IDs an agent has allocated, so that a restart does not
-// remove them from the kubelet's list while pods hold them. An agent that can't write it logs that and continues. Make one with OpenAllocationFile.
-// It is not safe for concurrent use.
-type AllocationFile struct {
+// allocationFile is the file <dir>/<agent>.handed-out.json, which stores on disk which device IDs an agent has allocated, so that a restart does not
+// remove them from the kubelet's list while pods hold them. An agent that can't write it logs that and continues. It is not safe for
+// concurrent use.
+type allocationFile struct {
 	path   string
 	log    *slog.Logger
 	failed bool // the latest Save
@@ -33,13 +31,16 @@ type allocationFileContent struct {
 	HandedOut []StoredAllocation `json:"handedOut"`
 }
 
-// OpenAllocationFile returns the file of an agent. The first Save creates it.
-func OpenAllocationFile(dir, agent string, log *slog.Logger) *AllocationFile {
-	return &AllocationFile{path: filepath.Join(dir, agent+".handed-out.json"), log: log}
+// OpenAllocations returns the allocations of an agent in a folder. The first Save creates the file. Without a folder there are none.
+func OpenAllocations(dir, agent string, log *slog.Logger) AllocationStore {
+	if dir == "" {
+		return nil // not a nil *allocationFile: in an interface that is not nil
+	}
+	return &allocationFile{path: filepath.Join(dir, agent+".handed-out.json"), log: log}
 }
 
 // Load implements AllocationStore. It returns nothing if there is no file, or none that can be read, which is logged.
-func (f *AllocationFile) Load() []StoredAllocation {
+func (f *allocationFile) Load() []StoredAllocation {
 	statefile.RemoveTemporary(f.path)
 	c, err := f.read()
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -48,7 +49,7 @@ func (f *AllocationFile) Load() []StoredAllocation {
 	return c.HandedOut
 }
 
-func (f *AllocationFile) read() (allocationFileContent, error) {
+func (f *allocationFile) read() (allocationFileContent, error) {
 	text, err := statefile.Read(f.path, allocationFileMaxSize, 0)
 	if err != nil {
 		return allocationFileContent{}, err
@@ -64,7 +65,7 @@ func (f *AllocationFile) read() (allocationFileContent, error) {
 }
 
 // Save implements AllocationStore: it replaces the file. The first failure and the next success are logged.
-func (f *AllocationFile) Save(allocations []StoredAllocation) {
+func (f *allocationFile) Save(allocations []StoredAllocation) {
 	err := f.write(allocations)
 	switch {
 	case err != nil && !f.failed:
@@ -75,7 +76,7 @@ func (f *AllocationFile) Save(allocations []StoredAllocation) {
 	f.failed = err != nil
 }
 
-func (f *AllocationFile) write(allocations []StoredAllocation) error {
+func (f *allocationFile) write(allocations []StoredAllocation) error {
 	text, err := json.MarshalIndent(allocationFileContent{allocationFileVersion, allocations}, "", "\t")
 	if err != nil {
 		return err

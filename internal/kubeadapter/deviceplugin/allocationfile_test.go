@@ -12,10 +12,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func openAllocationFile(t *testing.T, dir string) (*AllocationFile, *bytes.Buffer) {
+func openAllocationFile(t *testing.T, dir string) (*allocationFile, *bytes.Buffer) {
 	t.Helper()
 	var log bytes.Buffer
-	return OpenAllocationFile(dir, "k8s-gpu", slog.New(slog.NewTextHandler(&log, nil))), &log
+	return OpenAllocations(dir, "k8s-gpu", slog.New(slog.NewTextHandler(&log, nil))).(*allocationFile), &log
 }
 
 // Load returns what Save stored. Only the owner can read the file, and no other file remains in the directory.
