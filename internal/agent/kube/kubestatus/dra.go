@@ -31,17 +31,6 @@ type Slices interface {
 	Ready() error // nil if they were complete, and nothing but a server that does not answer keeps them from being it now
 }
 
-// Plugins are the device plugins of the same process: GPUs that have not moved, and endpoints without devices. Its methods are safe for
-// concurrent use.
-type Plugins interface {
-	Alive(context.Context) error
-	Ready() (text string, idle bool, err error)
-	Endpoints() []report.Endpoint
-	Resources() []string
-	ResourceOf(u inventory.Unit) string
-	Collect(*metrics.Page)
-}
-
 // DRA is a driver with its slices as the HTTP server and the report show them. Its methods are safe for concurrent use.
 type DRA struct {
 	Name   string // of the driver
@@ -49,7 +38,7 @@ type DRA struct {
 	BootID string // claims of another boot hold nothing
 	Driver Driver
 	Slices Slices
-	Plugin Plugins
+	Plugin DevicePlugins // of the same process: for GPUs that have not moved, and endpoints without devices
 
 	Devices func() []kubeapi.Device // that the slices are to have; nil = not known yet
 	Refused func() string           // why containers of the node never get a device; "" = they may
