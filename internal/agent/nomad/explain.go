@@ -12,10 +12,17 @@ import (
 	"github.com/tandem-gpu/tandem/internal/operator/explain"
 )
 
+// Explain is what an agent that has not run before adds to the command explain.
+func Explain(s config.Nomad) explain.Adapter {
+	return explainAdapter(s, func(inv *inventory.Inventory, id inventory.UnitID) (nomadadapter.GroupInfo, bool) {
+		return nomadadapter.GroupOf(inv, s.GroupBy, id)
+	})
+}
+
 // groupOf returns the device group of a unit.
 type groupOf func(*inventory.Inventory, inventory.UnitID) (nomadadapter.GroupInfo, bool)
 
-// explainAdapter is what Nomad's adapter adds to the command explain.
+// explainAdapter is what Nomad's adapter adds to the command explain, with the groups of a plugin.
 func explainAdapter(s config.Nomad, of groupOf) explain.Adapter {
 	return explain.Adapter{
 		Name:    func(u inventory.Unit) string { return u.Pool },
@@ -24,13 +31,6 @@ func explainAdapter(s config.Nomad, of groupOf) explain.Adapter {
 			return nomadNotes(of, inv, units, n)
 		},
 	}
-}
-
-// Explain is explainAdapter with the groups of a plugin that has not run before.
-func Explain(s config.Nomad) explain.Adapter {
-	return explainAdapter(s, func(inv *inventory.Inventory, id inventory.UnitID) (nomadadapter.GroupInfo, bool) {
-		return nomadadapter.GroupOf(inv, s.GroupBy, id)
-	})
 }
 
 // responseOf is the response to Reserve.
