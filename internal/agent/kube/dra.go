@@ -7,9 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"time"
-
-	"github.com/cenkalti/backoff/v5"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/agent/kube/kubestatus"
@@ -48,50 +45,6 @@ func checkDRA(s config.Kubernetes) error {
 		err = &setting.Error{Key: "--kube-api", Value: s.DRA.API.Address, Remedy: invalid.Error()}
 	}
 	return errors.Join(s.CheckNode(), err)
-}
-
-// openAPI makes the client of Kubernetes' API, if the settings need one. With device plugins only an operator's explicit settings of the API
-// ask for it.
-func (r *run) openAPI() error {
-	s := r.settings
-	if s.DRA.Node == "" || !r.dra && !s.DRA.API.Configured() {
-		return nil
-	}
-	o := kubeAPIOptions(s)
-	o.Agent, o.Log = userAgent(r.opts.Version), r.log
-	api, err := kubeapi.New(o)
-	switch {
-	case err == nil:
-		r.api = api
-	case s.Core.API == inventory.DRA:
-		return err
-	default:
-		r.log.Warn("Kubernetes' API can't be called", "error", err)
-	}
-	return nil
-}
-
-// removeSlices deletes the ResourceSlices that an earlier run with the API dra has left: a device must not be offered through both APIs. It
-// returns when there is none, or ctx ends.
-func (r *run) removeSlices(ctx context.Context) error {
-	retry := backoff.NewExponentialBackOff()
-	retry.MaxInterval = time.Minute
-	for logged := ""; ; {
-		n, err := publisher.Remove(ctx, r.api, r.settings.DRA.Node, resourceslice.Driver)
-		switch {
-		case n > 0:
-			r.log.Info("resource slices of an earlier run deleted: the API is device-plugin", "slices", n)
-		case err == nil:
-			return nil
-		}
-		if err != nil && ctx.Err() == nil && err.Error() != logged {
-			logged = err.Error()
-			r.log.Warn("resource slices of an earlier run can't be deleted, retrying", "error", err)
-		}
-		if !watch.Sleep(ctx, retry.NextBackOff()) {
-			return nil
-		}
-	}
 }
 
 // draDriver is a DRA driver with what surrounds it: the device plugins of the same process, the ResourceSlices, and whether containers of the node

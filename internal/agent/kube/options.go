@@ -9,7 +9,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/containerruntime"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 )
 
 // AgentOptions are what the settings mean for an agent.
@@ -59,11 +58,3 @@ func ResponseOptions(s config.Kubernetes) deviceplugin.Options {
 		GDS: s.CDI.GDS, MOFED: s.CDI.MOFED, GDRCopy: s.CDI.GDRCopy,
 	}}
 }
-
-// kubeAPIOptions are what the settings mean for the client of Kubernetes' API.
-func kubeAPIOptions(s config.Kubernetes) kubeapi.Options {
-	return kubeapi.Options{Address: s.DRA.API.Address, TokenFile: s.DRA.API.TokenFile, CAFile: s.DRA.API.CAFile}
-}
-
-// userAgent is this program in requests to Kubernetes' API.
-func userAgent(version string) string { return Name + "/" + version }
