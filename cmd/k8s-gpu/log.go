@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/agent/kube"
 	"github.com/tandem-gpu/tandem/internal/cli"
 	"github.com/tandem-gpu/tandem/internal/util/asynclog"
 )
@@ -70,7 +71,7 @@ func (l *processLog) lost(lines int64) []byte {
 func (l *processLog) end(err error, atMost time.Duration) {
 	lines := l.lines.Load()
 	if lines == nil {
-		cli.WriteError(l.out, agentName, err)
+		cli.WriteError(l.out, kube.Name, err)
 		return
 	}
 	l.writeError(lines, err)
@@ -80,7 +81,7 @@ func (l *processLog) end(err error, atMost time.Duration) {
 // writeError writes an error: as lines of the log if it is JSON.
 func (l *processLog) writeError(w io.Writer, err error) {
 	if err == nil || !l.json.Load() {
-		cli.WriteError(w, agentName, err)
+		cli.WriteError(w, kube.Name, err)
 		return
 	}
 	log := slog.New(l.handler(w, slog.LevelInfo))

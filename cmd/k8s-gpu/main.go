@@ -12,20 +12,14 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
-	"slices"
 	"syscall"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
+	"github.com/tandem-gpu/tandem/internal/agent/kube"
 	"github.com/tandem-gpu/tandem/internal/cli"
 	"github.com/tandem-gpu/tandem/internal/config"
-	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/publisher"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/doctor"
-	"github.com/tandem-gpu/tandem/internal/operator/doctor/kubelet"
 	"github.com/tandem-gpu/tandem/internal/operator/explain"
 	"github.com/tandem-gpu/tandem/internal/operator/status"
 	"github.com/tandem-gpu/tandem/internal/util/terminal"
@@ -69,22 +63,22 @@ func run(ctx context.Context, env environment) error {
 		return config.ReadKubernetes(values, config.Environment{LookupEnv: env.lookupEnv, CheckAddress: status.CheckAddress})
 	}
 	return cli.Program{
-		Name: agentName, Usage: "offer the NVIDIA GPUs of this node to the kubelet", Version: agentName + " " + versionText(),
+		Name: kube.Name, Usage: "offer the NVIDIA GPUs of this node to the kubelet", Version: kube.Name + " " + versionText(),
 		Description: "A flag takes precedence over its environment variable, and that over the configuration file.\n" +
 			"DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS have the meaning of NVIDIA's plugin for XIDs that --xids does not name.",
 		Flags: cli.Flags(config.KubernetesSpecs(), values),
 		Serve: func(ctx context.Context) error { return serve(ctx, read, env) },
 		Options: func() (agent.Options, error) {
 			s, err := read()
-			return agentOptions(s), err
+			return kube.AgentOptions(s), err
 		},
 		Doctor: func(string) (agent.Options, []doctor.Check, error) {
 			s, err := read()
-			return agentOptions(s), slices.Concat(kubelet.Checks(doctorOptions(s)), draChecks(s)), errors.Join(err, s.CheckNode())
+			return kube.AgentOptions(s), kube.Checks(s, versionText()), errors.Join(err, s.CheckNode())
 		},
 		Explain: func() explain.Adapter {
 			s, _ := read() // Options has the error
-			return explainAdapter(s)
+			return kube.Explain(s)
 		},
 		Validate: func() ([]string, error) {
 			s, err := read()
@@ -93,31 +87,6 @@ func run(ctx context.Context, env environment) error {
 		Import: importNVIDIA(), Shadow: shadowKubelet(read), Classes: classes(read),
 		Stdout: env.stdout, Stderr: env.stderr,
 	}.Run(ctx, env.args)
-}
-
-// doctorOptions are what the settings mean for the checks of the kubelet.
-func doctorOptions(s settings) kubelet.Options {
-	lists := s.Strategies
-	return kubelet.Options{
-		KubeletSocket: s.KubeletSocket, PodResourcesSocket: s.PodResourcesSocket, CRISocket: s.CDI.CRISocket,
-		CDIOnly: (lists.CDICRI || lists.CDIAnnotations) && !lists.EnvVar && !lists.VolumeMounts && !lists.Auto,
-	}
-}
-
-// draChecks are the checks of the API dra; with device plugins only if something of it is left on the node.
-func draChecks(s settings) []doctor.Check {
-	if s.Core.API != inventory.DRA {
-		switch left := leftoversOf(s); {
-		case left.problem() != "":
-			return []doctor.Check{left.check(s.Health.StateDir), unreadClaims(s)}
-		case len(left.of) == 0:
-			return nil
-		}
-	}
-	return append(kubelet.DRA{
-		Node: s.DRA.Node, Driver: resourceslice.Driver, Sockets: dra.SocketPrefix, Slices: publisher.NamePrefix(s.DRA.Node, resourceslice.Driver),
-		KubeletDir: s.DRA.KubeletDir, CDIDir: s.CDI.Folder, API: kubeAPIOptions(s), Names: []string{kubeadapter.GPUResource},
-	}.Checks(), unreadClaims(s))
 }
 
 // serve runs the agent until ctx ends.
@@ -132,13 +101,13 @@ func serve(ctx context.Context, read func() (settings, error), env environment) 
 			env.log.set(s.Operations.LogFormat)
 			first = false
 		}
-		return s, errors.Join(err, checkDRA(s))
+		return s, err
 	}
 	newLog := func(s settings) *slog.Logger {
 		env.log.set(s.Operations.LogFormat)
 		return env.log.logger(s.LogLevel)
 	}
-	return newReloader(&runner{signals: signals}, readFirst, hangup, newLog).Serve(ctx)
+	return kube.New(kube.Options{Version: versionText(), Read: readFirst, NewLog: newLog, Hangup: hangup, Signals: signals}).Run(ctx)
 }
 
 // notify subscribes to the signals that do not end the agent: SIGHUP, and those for quiesce and resume. The subscription lasts

@@ -4,13 +4,13 @@ import (
 	"context"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
+	"github.com/tandem-gpu/tandem/internal/agent/kube"
 	"github.com/tandem-gpu/tandem/internal/cli"
 	"github.com/tandem-gpu/tandem/internal/cli/importer"
 	"github.com/tandem-gpu/tandem/internal/cli/importer/nvidia"
 	"github.com/tandem-gpu/tandem/internal/cli/shadow"
 	"github.com/tandem-gpu/tandem/internal/cli/shadow/kubeshadow"
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
 )
 
 // importNVIDIA reads configurations of NVIDIA's plugin.
@@ -31,12 +31,12 @@ func shadowKubelet(read func() (settings, error)) *cli.Shadow {
 			s, err := read()
 			o := kubeshadow.Options{
 				Socket: s.PodResourcesSocket, ProcRoot: s.Core.Roots.Proc,
-				Answers: deviceplugin.Options{DevRoot: s.DevRoot, MPSRoot: s.MPSRoot, Lists: deviceLists(s)},
+				Answers: kube.ResponseOptions(s),
 			}
 			compare := func(ctx context.Context, state core.State) (shadow.Report, error) {
 				return kubeshadow.Compare(ctx, state, o)
 			}
-			return agentOptions(s), compare, err
+			return kube.AgentOptions(s), compare, err
 		},
 	}
 }

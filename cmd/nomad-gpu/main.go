@@ -12,21 +12,18 @@ import (
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
-	"github.com/tandem-gpu/tandem/internal/cdi"
+	"github.com/tandem-gpu/tandem/internal/agent/nomad"
 	"github.com/tandem-gpu/tandem/internal/cli"
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/clientconfig"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/process"
 	"github.com/tandem-gpu/tandem/internal/operator/doctor"
-	"github.com/tandem-gpu/tandem/internal/operator/doctor/nomad"
+	doctornomad "github.com/tandem-gpu/tandem/internal/operator/doctor/nomad"
 	"github.com/tandem-gpu/tandem/internal/operator/explain"
 )
 
 // version is set by the linker. Nomad parses it, and prefers this plugin to nomad-device-nvidia if it is higher.
 var version = "2.0.0"
-
-// agentName names the plugin's files in the state directory.
-const agentName = "nomad-gpu"
 
 func main() {
 	// Nothing may be written to stdout before go-plugin's handshake.
@@ -35,22 +32,6 @@ func main() {
 	}
 	name := strings.TrimSuffix(filepath.Base(os.Args[0]), ".exe")
 	os.Exit(command(name, os.Args[1:], os.Stdout, os.Stderr))
-}
-
-// agentOptions are what the settings mean for an agent.
-func agentOptions(s config.Nomad) agent.Options {
-	return agent.Options{
-		Name: agentName, Core: s.Core, Health: s.Health, MPSRoot: s.MPSRoot, Open: agent.OpenDriver(s.Core, false), CDI: cdiOptions(s),
-	}
-}
-
-// cdiOptions are those of the CDI specifications. The vendor differs from that of k8s-gpu, which may run on the same host.
-func cdiOptions(s config.Nomad) cdi.Options {
-	roots := s.Core.Roots // of the host: Nomad starts the plugin there
-	return cdi.Options{
-		Vendor: "nomad.device-plugin.nvidia.com", Folder: s.CDIDir, HookPath: s.CDIHookPath,
-		DriverRoot: roots.Driver, ContainerRoot: roots.Driver, DevRoot: roots.Dev, ContainerDevRoot: roots.Dev, SysRoot: roots.Sys,
-	}
 }
 
 // command runs a command line and returns the exit code. A plugin block names the plugin by the name of its file. The flags are
@@ -62,16 +43,16 @@ func command(name string, args []string, stdout, stderr io.Writer) int {
 	}
 	given := given{plugin: name, flags: config.NewFlags(config.NomadSpecs())}
 	err := cli.Program{
-		Name: name, Usage: "offer the NVIDIA GPUs of this node to Nomad", Version: agentName + " " + version, Description: description(name),
+		Name: name, Usage: "offer the NVIDIA GPUs of this node to Nomad", Version: nomad.Name + " " + version, Description: description(name),
 		Flags: append(cli.Flags(config.NomadSpecs(), given.flags), cli.NomadConfig(&given.file)),
 		Options: func() (agent.Options, error) {
 			s, err := given.settings()
-			return agentOptions(s), err
+			return nomad.AgentOptions(s), err
 		},
 		Doctor: given.doctorOptions,
 		Explain: func() explain.Adapter {
 			s, _ := given.settings() // Options has the errors
-			return explainAdapter(s, newGroups(s))
+			return nomad.Explain(s)
 		},
 		Validate: func() ([]string, error) {
 			b, err := given.block()
@@ -121,9 +102,9 @@ func (g *given) doctorOptions(hostRoot string) (agent.Options, []doctor.Check, e
 	s, err := g.settings()
 	procRoot := s.Core.Roots.Proc
 	if g.file == "" {
-		s, _, _ = config.BlockWithFlags(config.Keys{Values: nomad.Block(hostRoot, procRoot)}, g.flags).Read()
+		s, _, _ = config.BlockWithFlags(config.Keys{Values: doctornomad.Block(hostRoot, procRoot)}, g.flags).Read()
 	}
-	return agentOptions(s), nomad.Checks(nomad.Options{ProcRoot: procRoot}), err
+	return nomad.AgentOptions(s), doctornomad.Checks(doctornomad.Options{ProcRoot: procRoot}), err
 }
 
 // blockKeys are the keys of the plugin block that are no flags of the commands.

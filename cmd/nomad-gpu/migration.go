@@ -11,6 +11,7 @@ import (
 	urfave "github.com/urfave/cli/v3"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
+	"github.com/tandem-gpu/tandem/internal/agent/nomad"
 	"github.com/tandem-gpu/tandem/internal/cli"
 	"github.com/tandem-gpu/tandem/internal/cli/importer"
 	"github.com/tandem-gpu/tandem/internal/cli/importer/hashicorp"
@@ -64,7 +65,7 @@ func shadowNomad(g *given) *cli.Shadow {
 				}
 				return r, err
 			}
-			return agentOptions(s), compare, err
+			return nomad.AgentOptions(s), compare, err
 		},
 	}
 }

@@ -47,7 +47,7 @@ type Options struct {
 	Reload    *ReloadStatus                // of the configuration, for Problems
 	OnFailure func(context.Context, error) // called when the monitor or the watchdog fails, before the other tasks are stopped
 	Adapter   func(*Agent) Adapter         // called once by New
-	Use       usage.Options                // orchestrator, its record of holders, job files; the other fields are set by New
+	Use       usage.Options                // orchestrator, job files; the other fields are set by New
 	Explain   explain.Adapter              // of the orchestrator, for the command explain
 	Log       *slog.Logger                 // required
 }
@@ -63,6 +63,7 @@ type Adapter struct {
 	// through each. Without APIs no GPU moves between APIs.
 	APIs    []inventory.API
 	Readers assignment.Readers
+	Holders usage.Holders                     // the orchestrator's record for the table of Use
 	Extend  func(report.Report) report.Report // the report with what the adapter has beside
 }
 
@@ -89,7 +90,6 @@ func New(o Options) *Agent {
 	}
 	o.Use.Mode, o.Use.ProcRoot, o.Use.Log = o.Core.Occupancy, o.Core.Roots.Proc, o.Log
 	o.Use.Running = func(p gpu.Process) bool { return nvidia.ProcessRunning(o.Core.Roots, p) }
-	a.use = usage.New(o.Use)
 	store := a.sources.store()
 	if o.Handover != nil {
 		store = o.Handover.next(store, a.sources.boot)
@@ -106,6 +106,8 @@ func New(o Options) *Agent {
 		a.adapter = o.Adapter(a)
 		a.sources.host.Serve(a.adapter.APIs, a.adapter.Readers)
 	}
+	o.Use.Holders = a.adapter.Holders
+	a.use = usage.New(o.Use)
 	return a
 }
 

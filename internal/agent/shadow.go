@@ -25,7 +25,7 @@ func Shadow(ctx context.Context, o Options, changed func(core.State)) error {
 	o.Health = config.Health{KernelLog: o.Health.KernelLog, KernelLogOptional: true}
 	o.Core.Occupancy = inventory.OccupancyOff
 	o.CDI, o.Adapter, o.Handover, o.Reload, o.Signals, o.OnFailure = cdi.Options{}, nil, nil, nil, nil, nil
-	o.Use.MappingDir, o.Use.Holders = "", nil
+	o.Use.MappingDir = ""
 	a := New(o)
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)

@@ -3,16 +3,14 @@
 package metrics
 
 import (
-	"cmp"
 	"fmt"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/drametrics"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubemetrics"
-	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadmetrics"
+	"github.com/tandem-gpu/tandem/internal/agent/kube/kubestatus"
+	"github.com/tandem-gpu/tandem/internal/agent/nomad"
 	"github.com/tandem-gpu/tandem/internal/operator/metrics"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
@@ -23,7 +21,7 @@ var sections = []struct {
 	prefixes []string
 }{
 	{"Kubernetes", nil},
-	{"Kubernetes: the API dra", nil},
+	{"Kubernetes: the API dra", []string{"dra_"}},
 	{"Nomad", nil},
 	{"Both: duration of requests", []string{"request_"}},
 	{"Health and faults", []string{"device_health", "device_condition", "xid_", "events_", "health_", "gpu_", "last_health", "driver_calls_stuck"}},
@@ -48,7 +46,7 @@ func entries(t *testing.T) (all []entry) {
 		agents, section string
 		metrics         []*metrics.Metric
 	}{
-		{"both", "", metrics.Shared()}, {"k8s-gpu", "Kubernetes", kubemetrics.Metrics()}, {"k8s-gpu", "Kubernetes: the API dra", drametrics.Metrics()}, {"nomad-gpu", "Nomad", nomadmetrics.Metrics()},
+		{"both", "", metrics.Shared()}, {"k8s-gpu", "Kubernetes", kubestatus.Metrics()}, {"nomad-gpu", "Nomad", nomad.Metrics()},
 	} {
 		for _, m := range set.metrics {
 			if e := byName[m.Name]; e != nil { // of both adapters, each with its methods
@@ -58,7 +56,11 @@ func entries(t *testing.T) (all []entry) {
 				e.agents, e.section, e.help = "both", "Both: duration of requests", e.agents+": "+e.Help+" "+set.agents+": "+m.Help
 				continue
 			}
-			byName[m.Name] = &entry{m, cmp.Or(set.section, sectionOf(m.Name)), set.agents, m.Help}
+			section := set.section
+			if section == "" || strings.HasPrefix(m.Name, "tandem_dra_") {
+				section = sectionOf(m.Name)
+			}
+			byName[m.Name] = &entry{m, section, set.agents, m.Help}
 		}
 	}
 	for _, e := range byName {

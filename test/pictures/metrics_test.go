@@ -6,9 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/drametrics"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubemetrics"
-	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadmetrics"
+	"github.com/tandem-gpu/tandem/internal/agent/kube/kubestatus"
+	"github.com/tandem-gpu/tandem/internal/agent/nomad"
 	"github.com/tandem-gpu/tandem/internal/operator/metrics"
 )
 
@@ -17,7 +16,7 @@ import (
 func exported(t *testing.T) map[string][]string {
 	t.Helper()
 	described := map[string][]string{}
-	for _, m := range slices.Concat(metrics.Shared(), kubemetrics.Metrics(), drametrics.Metrics(), nomadmetrics.Metrics()) {
+	for _, m := range slices.Concat(metrics.Shared(), kubestatus.Metrics(), nomad.Metrics()) {
 		switch m.Type {
 		case metrics.Histogram:
 			described[m.Name+"_bucket"] = append(slices.Clone(m.Labels), "le")

@@ -62,8 +62,6 @@ var rules = []struct {
 	// agent/kube passes what one of the kubelet's plugin APIs needs of the other.
 	{"kubeadapter/deviceplugin", slices.Concat(pure, []string{"kubeadapter", "kubeadapter/podresources", "kubeadapter/pluginsocket", "node/...", "operator/latency", "util/..."}), ofKubernetes},
 	{"kubeadapter/dra/...", slices.Concat(pure, []string{"kubeadapter", "kubeadapter/kubeapi", "kubeadapter/pluginsocket", "cdi/specfile", "operator/latency", "operator/metrics", "operator/report", "util/..."}), ofKubernetes},
-	{"kubeadapter/dra/drametrics", slices.Concat(pure, []string{"kubeadapter/...", "operator/..."}), []string{nvml, hashicorp}},
-	{"kubeadapter/kubemetrics", slices.Concat(pure, []string{"kubeadapter/...", "operator/..."}), []string{nvml, hashicorp}},
 	{"kubeadapter/kubeapi", []string{"util/..."}, []string{grpc, kubernetes, hashicorp}},
 
 	{"operator/...", slices.Concat(pure, []string{"config/...", "core/monitor", "node/...", "util/..."}), []string{nvml, grpc, kubernetes, hashicorp}},

@@ -1,5 +1,5 @@
 // Package metrics has the metrics that both agents share: their names, and how their values follow from the agent's state. The
-// adapters' own are in kubeadapter/kubemetrics and nomadadapter/nomadmetrics. All values are computed at a scrape; none is kept, so
+// adapters' own are in agent/kube/kubestatus and agent/nomad. All values are computed at a scrape; none is kept, so
 // that a series ends with what it is about.
 package metrics
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/agent/kube/kubestatus"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
@@ -16,7 +17,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubemetrics"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
@@ -58,7 +58,7 @@ func (a fixedAgent) handler() http.Handler { return a.server().handler() }
 
 func (a fixedAgent) server() *Server {
 	return New(Options{
-		Name: "k8s-gpu", Agent: a, Adapter: kubemetrics.View{Plugin: adapter{a.state.Inventory}}, Config: a.cfg, Reload: reload{},
+		Name: "k8s-gpu", Agent: a, Adapter: kubestatus.DevicePlugins{Plugin: adapter{a.state.Inventory}}, Config: a.cfg, Reload: reload{},
 		Sources: func() map[string]bool { return map[string]bool{} }, Problems: func() []problem.Problem { return nil },
 		DriverCalls: func() []gpu.CallCount { return a.calls },
 	})

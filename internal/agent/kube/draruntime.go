@@ -1,4 +1,4 @@
-package main
+package kube
 
 import (
 	"context"
@@ -23,7 +23,7 @@ const (
 )
 
 // check adds to the check of a claim that containers of the node can get devices: without CDI they would start without one.
-func (d *draRuntime) check(next func([]inventory.Unit) ([]inventory.Finding, error)) func([]inventory.Unit) ([]inventory.Finding, error) {
+func (d *draDriver) check(next func([]inventory.Unit) ([]inventory.Finding, error)) func([]inventory.Unit) ([]inventory.Finding, error) {
 	return func(units []inventory.Unit) ([]inventory.Finding, error) {
 		if why := d.refused.Load(); why != "" {
 			return nil, errors.New("containers of this node would get no device: " + why)
@@ -32,9 +32,9 @@ func (d *draRuntime) check(next func([]inventory.Unit) ([]inventory.Finding, err
 	}
 }
 
-// admit publishes what the driver has, after each change of that or of whether containers of the node can get devices. It never waits for
+// publish publishes what the driver has, after each change of that or of whether containers of the node can get devices. It never waits for
 // the container runtime: a taint must not.
-func (d *draRuntime) admit(ctx context.Context) error {
+func (d *draDriver) publish(ctx context.Context) error {
 	task := d.watchdog.Register("devices to publish")
 	defer task.Done()
 	for {
@@ -60,9 +60,10 @@ func (d *draRuntime) admit(ctx context.Context) error {
 	}
 }
 
-// tainted returns the devices of the driver as they are to be published. The work of a broken GPU is spared unless it may be evicted. While containers of the node can't get devices, each has a taint
-// with the reason: a device that a claim holds must not leave the slices, and none may be given out. A node without slices gets none then.
-func (d *draRuntime) tainted() []kubeapi.Device {
+// tainted returns the devices of the driver as they are to be published. The work of a broken GPU is spared unless it may be evicted. While
+// containers of the node can't get devices, each has a taint with the reason: a device that a claim holds must not leave the slices, and
+// none may be given out. A node without slices gets none then.
+func (d *draDriver) tainted() []kubeapi.Device {
 	devices := resourceslice.Spare(d.desired.Load(), d.evicted.Load())
 	if why := d.refused.Load(); why != "" {
 		reason, _, _ := strings.Cut(why, ": ") // a label's value has no room for the remedy
@@ -73,10 +74,10 @@ func (d *draRuntime) tainted() []kubeapi.Device {
 
 // followNode finds out whether containers of the node can get devices, and which names the kubelet must know: after each change of the
 // Node, and regularly, as the container runtime may have been upgraded or configured.
-func (d *draRuntime) followNode(ctx context.Context) error {
+func (d *draDriver) followNode(ctx context.Context) error {
 	task := d.watchdog.Register("node")
 	defer task.Done()
-	var past []string
+	var previous []string
 	var read time.Time // when the Node was read for the sake of the runtime
 	for {
 		node, changed := d.publisher.Node().LoadNext()
@@ -85,9 +86,9 @@ func (d *draRuntime) followNode(ctx context.Context) error {
 		if node.Metadata.Name != "" {
 			d.setRefused(d.unsupported(ctx, node))
 			d.known.Store(true)
-			if now := slices.Sorted(maps.Keys(node.Status.Capacity)); !slices.Equal(now, past) {
-				past = now
-				d.refresh()
+			if now := slices.Sorted(maps.Keys(node.Status.Capacity)); !slices.Equal(now, previous) {
+				previous = now
+				d.plugins.Refresh()
 			}
 		}
 		if d.refused.Load() != "" {
@@ -107,7 +108,7 @@ func (d *draRuntime) followNode(ctx context.Context) error {
 	}
 }
 
-func (d *draRuntime) setRefused(why string) {
+func (d *draDriver) setRefused(why string) {
 	before := d.refused.Load()
 	if before == why {
 		return
@@ -122,7 +123,7 @@ func (d *draRuntime) setRefused(why string) {
 
 // unsupported is why containers of a node never get a device by CDI; "" if they may. What the runtime itself reports counts first. One that
 // does not answer, as during its restart, is as it was, unless the Node has another one.
-func (d *draRuntime) unsupported(ctx context.Context, n kubeapi.Node) string {
+func (d *draDriver) unsupported(ctx context.Context, n kubeapi.Node) string {
 	node := cdi.ParseRuntime(n.Status.NodeInfo.ContainerRuntimeVersion)
 	if d.runtime != nil {
 		r := d.runtime(ctx)

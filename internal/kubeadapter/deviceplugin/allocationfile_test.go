@@ -1,4 +1,4 @@
-package allocationfile
+package deviceplugin
 
 import (
 	"bytes"
@@ -10,24 +10,22 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
-	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
 )
 
-func open(t *testing.T, dir string) (*File, *bytes.Buffer) {
+func openAllocationFile(t *testing.T, dir string) (*allocationFile, *bytes.Buffer) {
 	t.Helper()
 	var log bytes.Buffer
-	return Open(dir, "k8s-gpu", slog.New(slog.NewTextHandler(&log, nil))), &log
+	return OpenAllocations(dir, "k8s-gpu", slog.New(slog.NewTextHandler(&log, nil))).(*allocationFile), &log
 }
 
 // Load returns what Save stored. Only the owner can read the file, and no other file remains in the directory.
-func TestSaveAndLoad(t *testing.T) {
+func TestAllocationsOnDisk(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
-	f, log := open(t, dir)
+	f, log := openAllocationFile(t, dir)
 	if got := f.Load(); got != nil {
 		t.Errorf("without a file: %v", got)
 	}
-	want := []deviceplugin.StoredAllocation{
+	want := []StoredAllocation{
 		{Resource: "nvidia.com/gpu", ID: "GPU-1", NUMANode: 1, WithdrawnAt: time.Date(2026, 11, 20, 10, 31, 0, 0, time.UTC)},
 		{Resource: "nvidia.com/gpu.shared", ID: "GPU-2::3", NUMANode: -1},
 	}
@@ -37,7 +35,7 @@ func TestSaveAndLoad(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, ".k8s-gpu.handed-out.json123"), nil, 0o600); err != nil { // a crash left it
 		t.Fatal(err)
 	}
-	again, _ := open(t, dir)
+	again, _ := openAllocationFile(t, dir)
 	if diff := cmp.Diff(want, again.Load()); diff != "" {
 		t.Error(diff)
 	}
@@ -54,13 +52,13 @@ func TestSaveAndLoad(t *testing.T) {
 }
 
 // A file that can't be read is logged and ignored.
-func TestUnreadableFiles(t *testing.T) {
+func TestUnreadableAllocationFiles(t *testing.T) {
 	for name, text := range map[string]string{
 		"empty": "", "cut short": `{"version": 1, "handedOut": [{"resource": "nvid`, "another version": `{"version": 2}`,
-		"another kind": `[]`, "too large": strings.Repeat(" ", maxSize+1),
+		"another kind": `[]`, "too large": strings.Repeat(" ", allocationFileMaxSize+1),
 	} {
 		t.Run(name, func(t *testing.T) {
-			f, log := open(t, t.TempDir())
+			f, log := openAllocationFile(t, t.TempDir())
 			if err := os.WriteFile(f.path, []byte(text), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -72,12 +70,12 @@ func TestUnreadableFiles(t *testing.T) {
 }
 
 // A failure to write is logged once, and so is the recovery.
-func TestFailedSave(t *testing.T) {
+func TestFailedSaveOfAllocations(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	if err := os.WriteFile(dir, nil, 0o600); err != nil { // a file in place of the directory
 		t.Fatal(err)
 	}
-	f, log := open(t, dir)
+	f, log := openAllocationFile(t, dir)
 	f.Save(nil)
 	f.Save(nil)
 	if n := strings.Count(log.String(), "not saved"); n != 1 {

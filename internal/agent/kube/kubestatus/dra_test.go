@@ -1,4 +1,4 @@
-package drametrics
+package kubestatus
 
 import (
 	"context"
@@ -9,11 +9,11 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/publisher"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
-	"github.com/tandem-gpu/tandem/internal/operator/metrics"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
 
@@ -24,19 +24,17 @@ type driver struct {
 	claims []prepared.Claim
 }
 
-func (d driver) Alive(context.Context) error        { return nil }
-func (d driver) Ready() error                       { return d.ready }
-func (d driver) Stats() dra.Stats                   { return d.stats }
-func (d driver) RequestTimes() dra.RequestTimes     { return dra.RequestTimes{} }
-func (d driver) Prepared() []prepared.Claim         { return d.claims }
-func (s slicesOf) Published() publisher.Status      { return s.status }
-func (s slicesOf) Ready() error                     { return s.ready }
-func (p plugin) Alive(context.Context) error        { return nil }
-func (p plugin) Ready() (string, bool, error)       { return p.text, p.idle, p.err }
-func (p plugin) Endpoints() []report.Endpoint       { return p.endpoints }
-func (p plugin) Resources() []string                { return nil }
-func (p plugin) ResourceOf(u inventory.Unit) string { return "nvidia.com/" + u.Pool }
-func (p plugin) Collect(*metrics.Page)              {}
+func (d driver) Alive(context.Context) error                 { return nil }
+func (d driver) Ready() error                                { return d.ready }
+func (d driver) Stats() dra.Stats                            { return d.stats }
+func (d driver) RequestTimes() dra.RequestTimes              { return dra.RequestTimes{} }
+func (d driver) Prepared() []prepared.Claim                  { return d.claims }
+func (s slicesOf) Published() publisher.Status               { return s.status }
+func (s slicesOf) Ready() error                              { return s.ready }
+func (p plugin) Alive(context.Context) error                 { return nil }
+func (p plugin) Ready() error                                { return p.err }
+func (p plugin) Stats() []deviceplugin.ResourceStats         { return p.stats }
+func (p plugin) RequestTimes() (t deviceplugin.RequestTimes) { return t }
 
 type slicesOf struct {
 	status publisher.Status
@@ -44,31 +42,37 @@ type slicesOf struct {
 }
 
 type plugin struct {
-	text      string
-	idle      bool
-	err       error
-	endpoints []report.Endpoint
+	err   error
+	stats []deviceplugin.ResourceStats
+}
+
+// plugins are device plugins with endpoints.
+func plugins(err error, endpoints ...string) DevicePlugins {
+	p := plugin{err: err}
+	for _, name := range endpoints {
+		p.stats = append(p.stats, deviceplugin.ResourceStats{Resource: name})
+	}
+	return DevicePlugins{Plugin: p}
 }
 
 // The agent is ready when the kubelet has the driver, and whoever schedules has its devices; endpoints of device plugins count if there are
 // any. A node without a GPU is idle.
 func TestReady(t *testing.T) {
 	published := slicesOf{status: publisher.Status{Slices: 1, Devices: 8}}
-	notOffered := plugin{err: errors.New("the devices are not offered yet")} // they are, by the driver
-	endpoint := []report.Endpoint{{Resource: "nvidia.com/gpu"}}
+	notOffered := plugins(errors.New("the devices are not offered yet")) // they are, by the driver
 	for name, c := range map[string]struct {
-		view View
+		view DRA
 		idle bool
 		text string
 		err  string
 	}{
-		"not registered":   {View{Driver: driver{ready: errors.New("the kubelet has not asked")}, Slices: published, Plugin: notOffered}, false, "", "DRA driver x: the kubelet has not asked"},
-		"no CDI":           {View{Driver: driver{}, Slices: published, Plugin: notOffered, Refused: func() string { return "old runtime" }}, false, "", "no device takes new work, because containers of this node would get none: old runtime"},
-		"not published":    {View{Driver: driver{}, Slices: slicesOf{ready: errors.New("forbidden")}, Plugin: notOffered}, false, "", "ResourceSlices: forbidden"},
-		"ready":            {View{Driver: driver{}, Slices: published, Plugin: notOffered}, false, "8 devices in 1 ResourceSlices", ""},
-		"empty endpoint":   {View{Driver: driver{}, Slices: published, Plugin: plugin{text: "offered to the kubelet: nvidia.com/gpu", endpoints: endpoint}}, false, "; offered to the kubelet: nvidia.com/gpu", ""},
-		"endpoint refused": {View{Driver: driver{}, Slices: published, Plugin: plugin{err: errors.New("nvidia.com/gpu: refused"), endpoints: endpoint}}, false, "", "nvidia.com/gpu: refused"},
-		"no GPU":           {View{Driver: driver{}, Slices: slicesOf{status: publisher.Status{Slices: 1}}, Plugin: plugin{text: "no GPU", idle: true}}, true, "; no GPU", ""},
+		"not registered":   {DRA{Driver: driver{ready: errors.New("the kubelet has not asked")}, Slices: published, Plugin: notOffered}, false, "", "DRA driver x: the kubelet has not asked"},
+		"no CDI":           {DRA{Driver: driver{}, Slices: published, Plugin: notOffered, Refused: func() string { return "old runtime" }}, false, "", "no device takes new work, because containers of this node would get none: old runtime"},
+		"not published":    {DRA{Driver: driver{}, Slices: slicesOf{ready: errors.New("forbidden")}, Plugin: notOffered}, false, "", "ResourceSlices: forbidden"},
+		"ready":            {DRA{Driver: driver{}, Slices: published, Plugin: notOffered}, false, "8 devices in 1 ResourceSlices", ""},
+		"empty endpoint":   {DRA{Driver: driver{}, Slices: published, Plugin: plugins(nil, "nvidia.com/gpu")}, false, "; offered to the kubelet: nvidia.com/gpu", ""},
+		"endpoint refused": {DRA{Driver: driver{}, Slices: published, Plugin: plugins(errors.New("nvidia.com/gpu: refused"), "nvidia.com/gpu")}, false, "", "nvidia.com/gpu: refused"},
+		"no GPU":           {DRA{Driver: driver{}, Slices: slicesOf{status: publisher.Status{Slices: 1}}, Plugin: plugins(&deviceplugin.IdleError{Reason: "no GPU"})}, true, "; no GPU", ""},
 	} {
 		v := c.view
 		v.Name = "x"
@@ -86,7 +90,7 @@ func TestReady(t *testing.T) {
 func TestDescribe(t *testing.T) {
 	at := time.Unix(1, 0)
 	name := strings.ToLower(string(coretest.GPU(0)))
-	v := View{
+	v := DRA{
 		Name: "x", Node: "node-1", BootID: "now", Refused: func() string { return "" }, Slices: slicesOf{status: publisher.Status{Reachable: true, Slices: 1, Devices: 3}},
 		Driver: driver{stats: dra.Stats{Registered: true}, claims: []prepared.Claim{
 			{Namespace: "team", Name: "train", BootID: "now", State: prepared.Complete, Since: at, Results: []prepared.Result{{Device: name, Unit: inventory.UnitID(coretest.GPU(0)) + "::1", Request: "gpu"}}},

@@ -1,25 +1,23 @@
-package main
+package kube
 
 import (
-	"context"
 	"os"
 	"path/filepath"
 	"strings"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 	"github.com/tandem-gpu/tandem/internal/node/assignment"
-	"github.com/tandem-gpu/tandem/internal/node/history"
-	"github.com/tandem-gpu/tandem/internal/operator/doctor"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // leftovers are what a node with device plugins still has of the API dra, and what the agent lacks to serve that: with the component or the
 // value dra its token and its folder are gone, too.
 type leftovers struct {
-	of      []string
-	targets bool // no more than targets of GPUs that did not come to the API so far
+	left    []string // "prepared claims", "GPUs"
+	targets bool     // no more than targets of GPUs that did not come to the API so far
 	lacks   []string
 }
 
@@ -27,20 +25,20 @@ const backFromDRA = `put the component dra (chart: api: dra) back, run "k8s-gpu 
 
 const forTargets = `add the component dra (chart: api: dra), or set another target, such as with "k8s-gpu migrate back" in the agent's pod: docs/dra.md`
 
-func leftoversOf(s settings) (l leftovers) {
+func leftoversOf(s config.Kubernetes) (l leftovers) {
 	dir := s.Health.StateDir
 	if s.Core.API == inventory.DRA || dir == "" {
 		return leftovers{}
 	}
 	if dra.HasClaims(dir) {
-		l.of = append(l.of, "prepared claims")
+		l.left = append(l.left, "prepared claims")
 	}
 	if f, err := assignment.Read(dir); err == nil && f.Has(inventory.DRA) {
-		l.of = append(l.of, "GPUs")
-	} else if err == nil && len(l.of) == 0 {
+		l.left = append(l.left, "GPUs")
+	} else if err == nil && len(l.left) == 0 {
 		l.targets = assignment.Needs(dir, inventory.DRA)
 	}
-	if len(l.of) == 0 && !l.targets {
+	if len(l.left) == 0 && !l.targets {
 		return leftovers{}
 	}
 	if s.DRA.Node == "" {
@@ -66,7 +64,7 @@ func (l leftovers) problem() string {
 	if l.targets {
 		return "GPUs have the target dra, and the agent lacks what it needs to serve that: " + strings.Join(l.lacks, ", ")
 	}
-	return strings.Join(l.of, " and ") + " of the API dra are left on this node, and the agent lacks what it needs for them: " + strings.Join(l.lacks, ", ") +
+	return strings.Join(l.left, " and ") + " of the API dra are left on this node, and the agent lacks what it needs for them: " + strings.Join(l.lacks, ", ") +
 		". Pods with claims can't end, and their GPUs stay"
 }
 
@@ -83,27 +81,4 @@ func (l leftovers) problems() []problem.Problem {
 		return []problem.Problem{{Code: problem.Leftovers, Text: p, Remedy: l.remedy()}}
 	}
 	return nil
-}
-
-// check is that of doctor.
-func (l leftovers) check(stateDir string) doctor.Check {
-	const name = "dra"
-	return doctor.Check{Name: name, Place: stateDir, Decides: problem.Leftovers, Look: func(context.Context, *doctor.Facts) []doctor.Finding {
-		return []doctor.Finding{{Check: name, Severity: doctor.Problem, Place: stateDir, Found: l.problem(), Remedy: l.remedy()}}
-	}}
-}
-
-const unreadRemedy = "let the agent read it; a damaged file can be removed when no pod has the claim with the UID in its name: kubectl get resourceclaims -A -o custom-columns=UID:.metadata.uid,NAMESPACE:.metadata.namespace,NAME:.metadata.name"
-
-// unreadClaims is doctor's check of the records of prepared claims: one that can't be read may keep GPUs from being given out.
-func unreadClaims(s settings) doctor.Check {
-	const name = "prepared claims"
-	dir := s.Health.StateDir
-	return doctor.Check{Name: name, Place: dir, Decides: problem.ClaimUnread, Look: func(context.Context, *doctor.Facts) (all []doctor.Finding) {
-		boot, _ := history.BootID(s.Core.Roots.Proc)
-		for _, u := range dra.UnreadClaims(dir, boot) {
-			all = append(all, doctor.Finding{Check: name, Severity: doctor.Problem, Place: u.Path, Found: u.String(), Remedy: unreadRemedy})
-		}
-		return all
-	}}
 }

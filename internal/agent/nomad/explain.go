@@ -1,4 +1,4 @@
-package main
+package nomad
 
 import (
 	"fmt"
@@ -12,24 +12,24 @@ import (
 	"github.com/tandem-gpu/tandem/internal/operator/explain"
 )
 
-// groups returns the device group of a unit.
-type groups func(*inventory.Inventory, inventory.UnitID) (nomadadapter.GroupInfo, bool)
+// Explain is what an agent that has not run before adds to the command explain.
+func Explain(s config.Nomad) explain.Adapter {
+	return explainAdapter(s, func(inv *inventory.Inventory, id inventory.UnitID) (nomadadapter.GroupInfo, bool) {
+		return nomadadapter.GroupOf(inv, s.GroupBy, id)
+	})
+}
 
-// explainAdapter is what Nomad's adapter adds to the command explain.
-func explainAdapter(s config.Nomad, of groups) explain.Adapter {
+// groupOf returns the device group of a unit.
+type groupOf func(*inventory.Inventory, inventory.UnitID) (nomadadapter.GroupInfo, bool)
+
+// explainAdapter is what Nomad's adapter adds to the command explain, with the groups of a plugin.
+func explainAdapter(s config.Nomad, of groupOf) explain.Adapter {
 	return explain.Adapter{
 		Name:    func(u inventory.Unit) string { return u.Pool },
 		Respond: func(p inventory.Plan) explain.Response { return responseOf(s, p) },
 		Notes: func(inv *inventory.Inventory, units []inventory.Unit, n int) []string {
 			return nomadNotes(of, inv, units, n)
 		},
-	}
-}
-
-// newGroups are the groups of a plugin that has not run before.
-func newGroups(s config.Nomad) groups {
-	return func(inv *inventory.Inventory, id inventory.UnitID) (nomadadapter.GroupInfo, bool) {
-		return nomadadapter.GroupOf(inv, s.GroupBy, id)
 	}
 }
 
@@ -47,7 +47,7 @@ func responseOf(s config.Nomad, p inventory.Plan) explain.Response {
 }
 
 // nomadNotes are what Nomad does with a request (scheduler/feasible/device.go): it takes all devices of a task from one group.
-func nomadNotes(of groups, inv *inventory.Inventory, units []inventory.Unit, n int) []string {
+func nomadNotes(of groupOf, inv *inventory.Inventory, units []inventory.Unit, n int) []string {
 	var notes, ids []string
 	for _, u := range units {
 		g, ok := of(inv, u.ID)

@@ -1,9 +1,10 @@
-package main
+package kube
 
 import (
 	"fmt"
 	"strings"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
@@ -12,8 +13,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/operator/explain"
 )
 
-// explainAdapter is what the kubelet's adapter adds to the command explain.
-func explainAdapter(s settings) explain.Adapter {
+// Explain is what the kubelet's adapter adds to the command explain.
+func Explain(s config.Kubernetes) explain.Adapter {
 	if s.Core.API == inventory.DRA {
 		return explain.Adapter{
 			API: inventory.DRA, Listed: true, Name: claimName, Notes: claimNotes,
@@ -46,8 +47,8 @@ func claimNotes(_ *inventory.Inventory, units []inventory.Unit, n int) []string 
 }
 
 // responseOf is the response to Allocate.
-func responseOf(s settings, p inventory.Plan) explain.Response {
-	made := deviceplugin.Response(p, deviceplugin.Options{DevRoot: s.DevRoot, MPSRoot: s.MPSRoot, Lists: deviceLists(s)})
+func responseOf(s config.Kubernetes, p inventory.Plan) explain.Response {
+	made := deviceplugin.Response(p, ResponseOptions(s))
 	r := explain.Response{Env: made.GetEnvs(), Annotations: made.GetAnnotations()}
 	for _, d := range made.GetDevices() {
 		r.DeviceNodes = append(r.DeviceNodes, explain.Node{HostPath: d.GetHostPath(), ContainerPath: d.GetContainerPath(), Permissions: d.GetPermissions()})

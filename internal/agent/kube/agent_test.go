@@ -1,4 +1,4 @@
-package main
+package kube
 
 import (
 	"log/slog"
@@ -16,17 +16,17 @@ import (
 
 func TestCompare(t *testing.T) {
 	for name, tc := range map[string]struct {
-		change func(*settings)
+		change func(*config.Kubernetes)
 		want   agent.Change
 	}{
-		"nothing":                    {func(*settings) {}, agent.Unchanged},
-		"MIG strategy":               {func(s *settings) { s.Core.MIG = inventory.MIGMixed }, agent.PolicyChanged},
-		"kubelet socket":             {func(s *settings) { s.KubeletSocket = "other" }, agent.RunChanged},
-		"another driver root":        {func(s *settings) { s.Core.Roots.Driver = "/run/nvidia/driver" }, agent.LibraryChanged},
-		"another way to the library": {func(s *settings) { s.FallbackDriver = true }, agent.LibraryChanged},
-		"other device nodes":         {func(s *settings) { s.Core.Roots.Dev = "/run/nvidia/driver" }, agent.RunChanged},
+		"nothing":                    {func(*config.Kubernetes) {}, agent.Unchanged},
+		"MIG strategy":               {func(s *config.Kubernetes) { s.Core.MIG = inventory.MIGMixed }, agent.PolicyChanged},
+		"kubelet socket":             {func(s *config.Kubernetes) { s.KubeletSocket = "other" }, agent.RunChanged},
+		"another driver root":        {func(s *config.Kubernetes) { s.Core.Roots.Driver = "/run/nvidia/driver" }, agent.LibraryChanged},
+		"another way to the library": {func(s *config.Kubernetes) { s.FallbackDriver = true }, agent.LibraryChanged},
+		"other device nodes":         {func(s *config.Kubernetes) { s.Core.Roots.Dev = "/run/nvidia/driver" }, agent.RunChanged},
 	} {
-		was, is := settings{Core: core.DefaultConfig()}, settings{Core: core.DefaultConfig()}
+		was, is := config.Kubernetes{Core: core.DefaultConfig()}, config.Kubernetes{Core: core.DefaultConfig()}
 		tc.change(&is)
 		if got, _ := compare(was, is); got != tc.want {
 			t.Errorf("%s: change %d, want %d", name, got, tc.want)
@@ -38,11 +38,11 @@ func TestCompare(t *testing.T) {
 func TestWarningsAreLoggedOncePerFile(t *testing.T) {
 	var text strings.Builder
 	log := slog.New(slog.NewTextHandler(&text, nil))
-	r := newReloader(&runner{}, nil, nil, nil)
+	r := New(Options{}).reloader()
 	one, two := []string{"c.yaml:1: a", "c.yaml:2: b"}, []string{"c.yaml:9: c"}
 	for _, step := range []struct {
 		name    string
-		s       settings
+		s       config.Kubernetes
 		a, b, c int // how often each was logged so far
 	}{
 		{"at the start", withFile("one", one), 1, 1, 0},
@@ -59,7 +59,7 @@ func TestWarningsAreLoggedOncePerFile(t *testing.T) {
 }
 
 // withFile are settings by a file with that text and those warnings.
-func withFile(text string, warnings []string) (s settings) {
+func withFile(text string, warnings []string) (s config.Kubernetes) {
 	s.File.Text, s.File.Warnings = text, warnings
 	return s
 }

@@ -1,4 +1,4 @@
-package nomadmetrics
+package nomad
 
 import (
 	"errors"
@@ -27,7 +27,7 @@ func TestReady(t *testing.T) {
 		"without devices": {fixed{FingerprintResponses: 1}, "no device in the latest fingerprint; inspect names the reasons", true, nil},
 		"with devices":    {fixed{FingerprintResponses: 2, Groups: []string{"nvidia/gpu/A (1)", "nvidia/gpu/B (2)"}}, "fingerprint sent to Nomad: nvidia/gpu/A (1), nvidia/gpu/B (2)", false, nil},
 	} {
-		text, idle, err := View{c.plugin}.Ready()
+		text, idle, err := view{c.plugin}.Ready()
 		if text != c.text || idle != c.idle || !errors.Is(err, c.err) {
 			t.Errorf("%s: %q %v %v", name, text, idle, err)
 		}
@@ -38,7 +38,7 @@ func TestCollect(t *testing.T) {
 	var reserve latency.Histogram
 	reserve.Observe(2 * time.Millisecond)
 	p := metrics.NewPage()
-	View{fixed{FingerprintResponses: 1, StatsResponses: 2, Reservations: 3, ReservationErrors: 4, Groups: make([]string, 5), Reserve: reserve.Snapshot()}}.Collect(p)
+	view{fixed{FingerprintResponses: 1, StatsResponses: 2, Reservations: 3, ReservationErrors: 4, Groups: make([]string, 5), Reserve: reserve.Snapshot()}}.Collect(p)
 	text := string(p.Text(nil))
 	for _, line := range []string{
 		"tandem_fingerprint_responses_total 1", "tandem_stats_responses_total 2", "tandem_reservations_total 3", "tandem_reservation_errors_total 4",

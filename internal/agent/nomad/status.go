@@ -1,5 +1,4 @@
-// Package nomadmetrics shows a Nomad device plugin to the agent's HTTP server: readiness, and the metrics that only Nomad has.
-package nomadmetrics
+package nomad
 
 import (
 	"context"
@@ -11,11 +10,10 @@ import (
 	"github.com/tandem-gpu/tandem/internal/operator/metrics"
 )
 
-// Plugin is what is shown; *nomadadapter.Plugin implements it. Its methods are safe for concurrent use.
-type Plugin interface{ Counters() nomadadapter.Counters }
-
-// View is a plugin as the HTTP server shows it. Its methods are safe for concurrent use.
-type View struct{ Plugin Plugin }
+// view is a plugin as the HTTP server shows it. Its methods are safe for concurrent use.
+type view struct {
+	plugin interface{ Counters() nomadadapter.Counters }
+}
 
 var set metrics.Set
 
@@ -34,8 +32,8 @@ var (
 )
 
 // Collect implements status.Adapter.
-func (v View) Collect(p *metrics.Page) {
-	s := v.Plugin.Counters()
+func (v view) Collect(p *metrics.Page) {
+	s := v.plugin.Counters()
 	p.Add(fingerprints, float64(s.FingerprintResponses))
 	p.Add(statsResponses, float64(s.StatsResponses))
 	p.Add(reservations, float64(s.Reservations))
@@ -47,20 +45,20 @@ func (v View) Collect(p *metrics.Page) {
 }
 
 // Resources implements status.Adapter: an alert on GPUs has a series before the first GPU.
-func (View) Resources() []string { return []string{nomadadapter.GPUResource} }
+func (view) Resources() []string { return []string{nomadadapter.GPUResource} }
 
 // ResourceOf implements status.Adapter.
-func (View) ResourceOf(u inventory.Unit) string { return nomadadapter.ResourceOf(u) }
+func (view) ResourceOf(u inventory.Unit) string { return nomadadapter.ResourceOf(u) }
 
 // Alive implements status.Adapter. Nomad restarts a plugin whose process ends, and the watchdog ends one that is stuck: nothing else
 // would be helped by a restart.
-func (View) Alive(context.Context) error { return nil }
+func (view) Alive(context.Context) error { return nil }
 
 var errNoFingerprint = errors.New("no fingerprint sent yet: the driver has not answered, or Nomad has not asked")
 
 // Ready implements status.Adapter. The plugin is ready when Nomad has taken a fingerprint.
-func (v View) Ready() (text string, idle bool, err error) {
-	s := v.Plugin.Counters()
+func (v view) Ready() (text string, idle bool, err error) {
+	s := v.plugin.Counters()
 	switch {
 	case s.FingerprintResponses == 0:
 		return "", false, errNoFingerprint

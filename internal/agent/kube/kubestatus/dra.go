@@ -1,5 +1,4 @@
-// Package drametrics shows a DRA driver to operators: readiness, metrics, and its part of the report.
-package drametrics
+package kubestatus
 
 import (
 	"cmp"
@@ -32,40 +31,24 @@ type Slices interface {
 	Ready() error // nil if they were complete, and nothing but a server that does not answer keeps them from being it now
 }
 
-// Plugin are the device plugins of the same process: GPUs that have not moved, and endpoints without devices. Its methods are safe for
-// concurrent use.
-type Plugin interface {
-	Alive(context.Context) error
-	Ready() (text string, idle bool, err error)
-	Endpoints() []report.Endpoint
-	Resources() []string
-	ResourceOf(u inventory.Unit) string
-	Collect(*metrics.Page)
-}
-
-// View is a driver with its slices as the HTTP server and the report show them. Its methods are safe for concurrent use.
-type View struct {
+// DRA is a driver with its slices as the HTTP server and the report show them. Its methods are safe for concurrent use.
+type DRA struct {
 	Name   string // of the driver
 	Node   string
 	BootID string // claims of another boot hold nothing
 	Driver Driver
 	Slices Slices
-	Plugin Plugin
+	Plugin DevicePlugins // of the same process: for GPUs that have not moved, and endpoints without devices
 
 	Devices func() []kubeapi.Device // that the slices are to have; nil = not known yet
 	Refused func() string           // why containers of the node never get a device; "" = they may
 }
 
-var set metrics.Set
-
-// Metrics returns the metrics that Collect adds.
-func Metrics() []*metrics.Metric { return set.Metrics() }
-
 var (
 	registered    = set.Gauge("dra_registered", "1 while the kubelet has the DRA driver registered.")
 	registrations = set.Counter("dra_registrations_total", "Registrations of the DRA driver that the kubelet confirmed.")
 	refusals      = set.Counter("dra_registration_errors_total", "Registrations of the DRA driver that the kubelet refused.")
-	duration      = set.Histogram("dra_request_duration_seconds", "Duration of the kubelet's calls, for each claim.", "method")
+	claimDuration = set.Histogram("dra_request_duration_seconds", "Duration of the kubelet's calls, for each claim.", "method")
 	errorsTotal   = set.Counter("dra_request_errors_total", "Claims for which a call of the kubelet failed.", "method")
 	claims        = set.Gauge("dra_prepared_claims", "Resource claims that are prepared, or being prepared, in this boot of the node.")
 	streams       = set.Gauge("dra_health_streams", "Health streams that the kubelet has open.")
@@ -83,14 +66,14 @@ const (
 )
 
 // Collect implements status.Adapter.
-func (v View) Collect(p *metrics.Page) {
+func (v DRA) Collect(p *metrics.Page) {
 	v.Plugin.Collect(p)
 	s, times, published := v.Driver.Stats(), v.Driver.RequestTimes(), v.Slices.Published()
 	p.AddBool(registered, s.Registered)
 	p.Add(registrations, float64(s.Registrations))
 	p.Add(refusals, float64(s.RegistrationErrors))
-	p.AddHistogram(duration, times.Prepare, prepareMethod)
-	p.AddHistogram(duration, times.Unprepare, unprepareMethod)
+	p.AddHistogram(claimDuration, times.Prepare, prepareMethod)
+	p.AddHistogram(claimDuration, times.Unprepare, unprepareMethod)
 	p.Add(errorsTotal, float64(s.PrepareErrors), prepareMethod)
 	p.Add(errorsTotal, float64(s.UnprepareErrors), unprepareMethod)
 	p.Add(claims, float64(s.Claims))
@@ -105,13 +88,13 @@ func (v View) Collect(p *metrics.Page) {
 }
 
 // Resources implements status.Adapter.
-func (v View) Resources() []string { return v.Plugin.Resources() }
+func (v DRA) Resources() []string { return v.Plugin.Resources() }
 
 // ResourceOf implements status.Adapter: the name by which pods request a unit without a claim.
-func (v View) ResourceOf(u inventory.Unit) string { return v.Plugin.ResourceOf(u) }
+func (v DRA) ResourceOf(u inventory.Unit) string { return v.Plugin.ResourceOf(u) }
 
 // Endpoints returns the kubelet's endpoints, for the debug view: the driver's first.
-func (v View) Endpoints() []report.Endpoint {
+func (v DRA) Endpoints() []report.Endpoint {
 	s := v.Driver.Stats()
 	own := report.Endpoint{
 		Resource: "driver " + v.Name, Status: cmp.Or(s.Reason, "registered"), Since: s.Since, Socket: s.Socket,
@@ -121,13 +104,13 @@ func (v View) Endpoints() []report.Endpoint {
 }
 
 // Alive implements status.Adapter.
-func (v View) Alive(ctx context.Context) error {
+func (v DRA) Alive(ctx context.Context) error {
 	return errors.Join(v.Driver.Alive(ctx), v.Plugin.Alive(ctx))
 }
 
 // Ready implements status.Adapter. The driver is ready when the kubelet has registered it and the slices are as they should be: without
 // slices no pod comes to the node.
-func (v View) Ready() (text string, idle bool, err error) {
+func (v DRA) Ready() (text string, idle bool, err error) {
 	if err := v.Driver.Ready(); err != nil {
 		return "", false, fmt.Errorf("DRA driver %s: %w", v.Name, err)
 	}
@@ -154,11 +137,11 @@ func (v View) Ready() (text string, idle bool, err error) {
 }
 
 // problem is why the slices are not as they should be; "" if they are.
-func (v View) problem() string {
+func (v DRA) problem() string {
 	return cmp.Or(v.refused(), v.Slices.Published().Problem)
 }
 
-func (v View) refused() string {
+func (v DRA) refused() string {
 	if why := v.Refused(); why != "" {
 		return "no device takes new work, because containers of this node would get none: " + why
 	}
@@ -166,7 +149,7 @@ func (v View) refused() string {
 }
 
 // Describe adds the driver to a report.
-func (v View) Describe(r report.Report) report.Report {
+func (v DRA) Describe(r report.Report) report.Report {
 	s, published := v.Driver.Stats(), v.Slices.Published()
 	d := report.DRA{
 		Driver: v.Name, Node: v.Node, Registered: s.Registered, Registration: s.Reason, HealthStreams: s.HealthStreams,
@@ -183,7 +166,7 @@ func (v View) Describe(r report.Report) report.Report {
 	return r.WithDRA(d, devices)
 }
 
-func (v View) describeClaim(c prepared.Claim) report.Claim {
+func (v DRA) describeClaim(c prepared.Claim) report.Claim {
 	claim := report.Claim{Namespace: c.Namespace, Name: c.Name, UID: c.UID, State: string(c.State), Since: c.Since, Outdated: !c.Holds(v.BootID), Devices: []report.ClaimDevice{}}
 	for _, r := range c.Results {
 		id, _ := r.Unit.Split()

@@ -1,5 +1,6 @@
-// Package kubemetrics shows a kubelet device plugin to the agent's HTTP server: readiness, and the metrics that only Kubernetes has.
-package kubemetrics
+// Package kubestatus shows to operators what an agent has for the kubelet, device plugins and a DRA driver: readiness, the metrics that only
+// Kubernetes has, and their part of the report.
+package kubestatus
 
 import (
 	"cmp"
@@ -22,8 +23,8 @@ type Plugin interface {
 	RequestTimes() deviceplugin.RequestTimes
 }
 
-// View is a plugin as the HTTP server shows it. Its methods are safe for concurrent use.
-type View struct {
+// DevicePlugins is a plugin as the HTTP server shows it. Its methods are safe for concurrent use.
+type DevicePlugins struct {
 	Plugin Plugin
 
 	// OnlyOffered leaves out nvidia.com/gpu unless it is offered: another API may offer the devices.
@@ -32,7 +33,7 @@ type View struct {
 
 var set metrics.Set
 
-// Metrics returns the metrics that Collect adds.
+// Metrics returns the metrics that the Collect methods add.
 func Metrics() []*metrics.Metric { return set.Metrics() }
 
 var (
@@ -60,7 +61,7 @@ var counters = []struct {
 }
 
 // Collect implements status.Adapter.
-func (v View) Collect(p *metrics.Page) {
+func (v DevicePlugins) Collect(p *metrics.Page) {
 	times := v.Plugin.RequestTimes()
 	p.AddHistogram(duration, times.Allocate, "Allocate")
 	p.AddHistogram(duration, times.GetPreferredAllocation, "GetPreferredAllocation")
@@ -73,7 +74,7 @@ func (v View) Collect(p *metrics.Page) {
 }
 
 // stats has nvidia.com/gpu from the start, so that an alert on it has a series before the first GPU.
-func (v View) stats() []deviceplugin.ResourceStats {
+func (v DevicePlugins) stats() []deviceplugin.ResourceStats {
 	stats := v.Plugin.Stats()
 	if v.OnlyOffered {
 		return stats
@@ -87,7 +88,7 @@ func (v View) stats() []deviceplugin.ResourceStats {
 }
 
 // Resources implements status.Adapter.
-func (v View) Resources() (names []string) {
+func (v DevicePlugins) Resources() (names []string) {
 	for _, r := range v.stats() {
 		names = append(names, r.Resource)
 	}
@@ -95,13 +96,13 @@ func (v View) Resources() (names []string) {
 }
 
 // ResourceOf implements status.Adapter.
-func (View) ResourceOf(u inventory.Unit) string { return kubeadapter.ResourceOf(u) }
+func (DevicePlugins) ResourceOf(u inventory.Unit) string { return kubeadapter.ResourceOf(u) }
 
 // Alive implements status.Adapter. It fails if the agent's own sockets do not answer.
-func (v View) Alive(ctx context.Context) error { return v.Plugin.Alive(ctx) }
+func (v DevicePlugins) Alive(ctx context.Context) error { return v.Plugin.Alive(ctx) }
 
 // Ready implements status.Adapter. The plugin is ready when the kubelet watches every resource.
-func (v View) Ready() (text string, idle bool, err error) {
+func (v DevicePlugins) Ready() (text string, idle bool, err error) {
 	err = v.Plugin.Ready()
 	if reason := (*deviceplugin.IdleError)(nil); errors.As(err, &reason) {
 		return reason.Reason, true, nil
@@ -114,7 +115,7 @@ func (v View) Ready() (text string, idle bool, err error) {
 }
 
 // Endpoints returns the kubelet's endpoints, for the debug view.
-func (v View) Endpoints() (all []report.Endpoint) {
+func (v DevicePlugins) Endpoints() (all []report.Endpoint) {
 	for _, r := range v.Plugin.Stats() {
 		all = append(all, report.Endpoint{
 			Resource: r.Resource, Status: cmp.Or(r.Reason, "connected"), Since: r.Since, Socket: r.Socket,

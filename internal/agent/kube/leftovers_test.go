@@ -1,4 +1,4 @@
-package main
+package kube
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
@@ -20,45 +21,45 @@ import (
 // Without the component dra an agent on whose node claims or GPUs of that API are left names them, what it lacks, and the remedy, as a
 // warning and to doctor. With what it needs it serves them, and doctor has the checks of the API.
 func TestLeftoversOfDRA(t *testing.T) {
-	make := func(t *testing.T) settings {
+	make := func(t *testing.T) config.Kubernetes {
 		t.Helper()
-		s := settings{}
+		s := config.Kubernetes{}
 		s.Core.API, s.Health.StateDir, s.DRA.KubeletDir = inventory.DevicePlugin, t.TempDir(), t.TempDir()
 		s.DRA.API.Address, s.DRA.API.TokenFile, s.DRA.API.CAFile = "https://127.0.0.1:1", filepath.Join(t.TempDir(), "token"), filepath.Join(t.TempDir(), "ca.crt")
 		return s
 	}
-	claim := func(s settings) {
+	claim := func(s config.Kubernetes) {
 		write(t, filepath.Join(s.Health.StateDir, "dra", "claims", "6d2e.json"))
 	}
-	moved := func(s settings) {
+	moved := func(s config.Kubernetes) {
 		e := assignment.Entry{Target: inventory.DRA, Side: inventory.DRA}
 		if err := assignment.Write(s.Health.StateDir, assignment.File{GPUs: map[gpu.DeviceID]assignment.Entry{"GPU-1": e}}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	target := func(s settings) {
+	target := func(s config.Kubernetes) {
 		e := assignment.Entry{Target: inventory.DRA, Side: inventory.DevicePlugin}
 		if err := assignment.Write(s.Health.StateDir, assignment.File{GPUs: map[gpu.DeviceID]assignment.Entry{"GPU-1": e}}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for name, tc := range map[string]struct {
-		prepare func(settings)
+		prepare func(config.Kubernetes)
 		want    []string
 	}{
-		"nothing is left":          {func(settings) {}, nil},
-		"a broken file of targets": {func(s settings) { write(t, filepath.Join(s.Health.StateDir, assignment.FileName)) }, nil},
+		"nothing is left":          {func(config.Kubernetes) {}, nil},
+		"a broken file of targets": {func(s config.Kubernetes) { write(t, filepath.Join(s.Health.StateDir, assignment.FileName)) }, nil},
 		"a claim":                  {claim, []string{"prepared claims of the API dra are left", "NODE_NAME", "a token of the API server", "plugins_registry", "migrate apply --to device-plugin --all"}},
 		"a GPU":                    {moved, []string{"GPUs of the API dra are left", "plugins_registry"}},
 		"a target":                 {target, []string{"GPUs have the target dra, and the agent lacks", "NODE_NAME", "plugins_registry", "add the component dra", "migrate back"}},
-		"a claim and a target":     {func(s settings) { claim(s); target(s) }, []string{"prepared claims of the API dra are left"}},
-		"both":                     {func(s settings) { claim(s); moved(s) }, []string{"prepared claims and GPUs of the API dra are left"}},
+		"a claim and a target":     {func(s config.Kubernetes) { claim(s); target(s) }, []string{"prepared claims of the API dra are left"}},
+		"both":                     {func(s config.Kubernetes) { claim(s); moved(s) }, []string{"prepared claims and GPUs of the API dra are left"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := make(t)
 			tc.prepare(s)
 			warnings := strings.Join(problem.Lines(leftoversOf(s).problems()), "\n")
-			checks := draChecks(s)
+			checks := draChecks(s, "")
 			if len(tc.want) == 0 {
 				if warnings != "" || len(checks) > 0 {
 					t.Errorf("%q, %d checks", warnings, len(checks))
@@ -88,8 +89,8 @@ func TestLeftoversOfDRA(t *testing.T) {
 		for _, path := range []string{s.DRA.API.TokenFile, s.DRA.API.CAFile, filepath.Join(s.DRA.KubeletDir, "plugins_registry", "x")} {
 			write(t, path)
 		}
-		if w := problem.Lines(leftoversOf(s).problems()); len(w) > 0 || len(draChecks(s)) < 2 {
-			t.Errorf("%q, %d checks", w, len(draChecks(s)))
+		if w := problem.Lines(leftoversOf(s).problems()); len(w) > 0 || len(draChecks(s, "")) < 2 {
+			t.Errorf("%q, %d checks", w, len(draChecks(s, "")))
 		}
 	})
 }
@@ -107,12 +108,12 @@ func write(t *testing.T, path string) {
 // A record of a prepared claim that can't be read is named by doctor with the file and the remedy, also without a running agent. For moves the
 // claim has each GPU that it may have.
 func TestRecordThatCanNotBeReadIsNamed(t *testing.T) {
-	s := settings{}
+	s := config.Kubernetes{}
 	s.Core.API, s.Health.StateDir, s.DRA.KubeletDir = inventory.DevicePlugin, t.TempDir(), t.TempDir()
 	path := filepath.Join(s.Health.StateDir, "dra", "claims", "6d2e.json")
 	write(t, path)
 	var found []doctor.Finding
-	for _, c := range draChecks(s) {
+	for _, c := range draChecks(s, "") {
 		if c.Name == "prepared claims" {
 			found = append(found, c.Look(t.Context(), nil)...)
 		}

@@ -1,4 +1,4 @@
-package main
+package kube
 
 import (
 	"context"
@@ -59,9 +59,9 @@ func (r *runtimeRig) start() {
 	if err != nil {
 		r.Fatal(err)
 	}
-	d := &draRuntime{
+	d := &draDriver{
 		desired: r.desired, devices: watch.NewValue[[]kubeapi.Device](nil), known: watch.NewValue(false), refused: watch.NewValue(""),
-		folder: cdi.DefaultFolder, refresh: func() {}, log: slog.New(slog.DiscardHandler), evicted: r.evicted,
+		folder: cdi.DefaultFolder, log: slog.New(slog.DiscardHandler), evicted: r.evicted,
 	}
 	d.runtime = func(context.Context) cdi.Runtime {
 		if now := r.runtime.Load(); now != nil {
@@ -72,7 +72,7 @@ func (r *runtimeRig) start() {
 	d.publisher = publisher.New(publisher.Options{API: client, Node: runtimeNode, Driver: resourceslice.Driver, Devices: d.devices})
 	ctx, cancel := context.WithCancel(r.Context())
 	ended := make(chan error, 3)
-	for _, task := range []func(context.Context) error{d.publisher.Run, d.followNode, d.admit} {
+	for _, task := range []func(context.Context) error{d.publisher.Run, d.followNode, d.publish} {
 		go func() { ended <- task(ctx) }()
 	}
 	r.stop = func() {

@@ -1,11 +1,14 @@
-package main
+package nomad
 
 import (
 	"cmp"
 	"context"
+	"log/slog"
+	"os"
 	"slices"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/use"
@@ -19,6 +22,16 @@ const (
 	answerAge  = 25 * time.Second
 	requestAge = 3 * time.Second // of the latest confirmation, for another one
 )
+
+// newAllocations returns what asks the Nomad agent which allocations have devices; nil without its address.
+func newAllocations(s config.Nomad, log *slog.Logger) *agentapi.Client {
+	if s.Operations.NomadAddress == "" || s.Core.Occupancy == inventory.OccupancyOff {
+		return nil
+	}
+	return agentapi.New(agentapi.Options{
+		Address: s.Operations.NomadAddress, TokenFile: s.Operations.NomadTokenFile, Log: log, LookupEnv: os.LookupEnv,
+	})
+}
 
 // allocationReader reads the allocations that have a GPU, for the moves of GPUs between APIs.
 type allocationReader struct {

@@ -1,0 +1,37 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"io"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/tandem-gpu/tandem/internal/agent"
+	"github.com/tandem-gpu/tandem/internal/agent/nomad"
+	"github.com/tandem-gpu/tandem/internal/cli"
+	"github.com/tandem-gpu/tandem/internal/util/asynclog"
+)
+
+// serve serves Nomad, and returns the exit code.
+func serve(stderr io.Writer) int {
+	ctx, end := context.WithCancelCause(context.Background())
+	defer end(nil)
+	lines := asynclog.New(stderr, lostLines)
+	defer lines.Flush(agent.FlushTimeout)
+	log := hclog.New(&hclog.LoggerOptions{Level: hclog.Trace, Output: lines, JSONFormat: true})
+	a := nomad.New(nomad.Options{Version: version, Log: log, End: end})
+	newHandlers(end, a.Hangup, a.Forward).handle(ctx)
+	agent.LimitRuntime()
+	if err := a.Run(ctx); err != nil {
+		return cli.ExitFailed
+	}
+	return cli.ExitOK
+}
+
+// lostLines is a line of the log, in the format that Nomad reads, about the lines that are missing from it.
+func lostLines(lines int64) []byte {
+	var line bytes.Buffer
+	hclog.New(&hclog.LoggerOptions{Output: &line, JSONFormat: true}).Warn("log lines lost: the reader is too slow", "lines", lines)
+	return line.Bytes()
+}

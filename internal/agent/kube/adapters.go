@@ -1,0 +1,83 @@
+package kube
+
+import (
+	"context"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/agent"
+	"github.com/tandem-gpu/tandem/internal/agent/kube/kubestatus"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
+	"github.com/tandem-gpu/tandem/internal/node/history"
+	"github.com/tandem-gpu/tandem/internal/operator/status"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
+)
+
+// offer returns what offers the devices of an agent, and what the HTTP server shows of it: device plugins, and a DRA driver beside them if this node
+// has anything of that API.
+func (r *run) offer(a *agent.Agent) (agent.Adapter, status.Adapter) {
+	if r.dra && r.api != nil {
+		return r.offerByBoth(a)
+	}
+	plugins := deviceplugin.New(a.Monitor, r.pluginOptions(a))
+	shown := kubestatus.DevicePlugins{Plugin: plugins}
+	made := agent.Adapter{
+		Tasks: []func(context.Context) error{plugins.Run}, View: plugins.Withhold, Holders: r.holders(plugins),
+		APIs: []inventory.API{inventory.DevicePlugin}, Readers: readers(plugins, nil, a.Current),
+		Endpoints: shown.Endpoints, Problems: plugins.Problems,
+	}
+	if r.api != nil {
+		made.Tasks = append(made.Tasks, r.removeSlices)
+	}
+	return made, shown
+}
+
+// offerByBoth returns a DRA driver, and device plugins beside it: for GPUs that have not moved, and for names that the kubelet must know.
+func (r *run) offerByBoth(a *agent.Agent) (agent.Adapter, status.Adapter) {
+	d := r.newDRA(a)
+	o := r.pluginOptions(a)
+	o.Lock, o.DRAHolder, o.Empty = &d.lock, d.driver.Holder, d.previousResources
+	plugins := deviceplugin.New(a.Monitor, o)
+	d.plugins = plugins
+	api, other := inventory.DRA, inventory.DevicePlugin
+	if r.settings.Core.API == other {
+		api, other = other, api
+	}
+	shown := d.status(r.settings.DRA.Node, kubestatus.DevicePlugins{Plugin: plugins, OnlyOffered: api == inventory.DRA})
+	return agent.Adapter{
+		Tasks: append(d.tasks(), plugins.Run), View: plugins.Withhold, Holders: r.holders(plugins),
+		APIs: []inventory.API{api, other}, Readers: readers(plugins, d.heldClaims, a.Current),
+		Endpoints: shown.Endpoints, Extend: shown.Describe, Problems: func() []problem.Problem { return slices.Concat(d.problems(), plugins.Problems()) },
+	}, shown
+}
+
+func (r *run) pluginOptions(a *agent.Agent) deviceplugin.Options {
+	s := r.settings
+	o := ResponseOptions(s)
+	o.KubeletSocket, o.PodResourcesSocket, o.InPod = s.KubeletSocket, s.PodResourcesSocket, inPod()
+	o.Check, o.Reserved = a.CheckReservation, a.Reserved
+	o.AllocationStore, o.Handover = deviceplugin.OpenAllocations(s.Health.StateDir, Name, r.log), &r.kubelet
+	o.Uptime = func() (time.Duration, bool) { return history.Uptime(s.Core.Roots.Proc) }
+	o.Watchdog, o.Log = a.Watchdog(), r.log
+	return o
+}
+
+// inPod reports whether this process is in a container of a pod: the kubelet sets the variable in each, with enableServiceLinks or without.
+func inPod() bool {
+	_, ok := os.LookupEnv("KUBERNETES_SERVICE_HOST")
+	return ok
+}
+
+// holders returns a function that reads which pods have devices; nil if the kubelet is not asked.
+func (r *run) holders(plugins *deviceplugin.Adapter) func(context.Context, *inventory.Inventory) (use.Record, error) {
+	if r.settings.PodResourcesSocket == "" {
+		return nil
+	}
+	return func(ctx context.Context, inv *inventory.Inventory) (use.Record, error) {
+		return plugins.UseRecord(ctx, inv, podresources.PodLogs)
+	}
+}

@@ -1,0 +1,60 @@
+package kube
+
+import (
+	"context"
+
+	"github.com/tandem-gpu/tandem/internal/agent"
+	"github.com/tandem-gpu/tandem/internal/cdi"
+	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/containerruntime"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
+)
+
+// AgentOptions are what the settings mean for an agent.
+func AgentOptions(s config.Kubernetes) agent.Options {
+	return agent.Options{
+		Name: Name, Core: s.Core, Health: s.Health, MPSRoot: s.MPSMount, Open: agent.OpenDriver(s.Core, s.FallbackDriver),
+		CDI: cdiOptions(s),
+	}
+}
+
+// cdiOptions are those of the CDI specifications. The vendor and with it the file names are those of NVIDIA's plugin, so that the
+// files that it left are replaced.
+func cdiOptions(s config.Kubernetes) cdi.Options {
+	return cdi.Options{
+		Vendor: "k8s.device-plugin.nvidia.com", Folder: s.CDI.Folder, FolderIsMount: s.Core.Roots.Driver != s.DriverRoot,
+		DriverRoot: s.DriverRoot, ContainerRoot: s.Core.Roots.Driver, DevRoot: s.DevRoot, ContainerDevRoot: s.Core.Roots.Dev, SysRoot: s.Core.Roots.Sys,
+		HookPath: s.CDI.HookPath, Indices: s.Core.IndexIDs, DisabledHooks: s.CDI.DisabledHooks, FeatureFlags: s.CDI.FeatureFlags,
+		GDS: s.CDI.GDS, MOFED: s.CDI.MOFED, GDRCopy: s.CDI.GDRCopy, IMEXChannels: s.CDI.IMEXChannels,
+		Auto: s.Strategies.Auto, Runtime: askRuntime(s.CDI.CRISocket),
+	}
+}
+
+// askRuntime returns a function that asks the container runtime; nil without a socket. What it can't learn is unknown.
+func askRuntime(socket string) func(context.Context) cdi.Runtime {
+	if socket == "" {
+		return nil
+	}
+	return func(ctx context.Context) cdi.Runtime {
+		info, _ := containerruntime.Read(ctx, socket)
+		r := cdi.Runtime{Name: info.Name, Version: info.Version, Folders: info.Folders}
+		switch {
+		case info.CDI == nil:
+		case *info.CDI:
+			r.CDI = gpu.Enabled
+		default:
+			r.CDI = gpu.Disabled
+		}
+		return r
+	}
+}
+
+// ResponseOptions are those of the device plugins that have a part in the response to Allocate.
+func ResponseOptions(s config.Kubernetes) deviceplugin.Options {
+	return deviceplugin.Options{DevRoot: s.DevRoot, MPSRoot: s.MPSRoot, Lists: deviceplugin.DeviceLists{
+		EnvVar: s.Strategies.Auto || s.Strategies.EnvVar, VolumeMounts: s.Strategies.VolumeMounts,
+		CDIAnnotations: s.Strategies.CDIAnnotations, AnnotationPrefix: s.AnnotationPrefix, CDINames: s.Strategies.Auto || s.Strategies.CDICRI,
+		GDS: s.CDI.GDS, MOFED: s.CDI.MOFED, GDRCopy: s.CDI.GDRCopy,
+	}}
+}

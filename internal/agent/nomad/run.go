@@ -1,0 +1,66 @@
+package nomad
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/tandem-gpu/tandem/internal/agent"
+	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/internal/node/assignment"
+	"github.com/tandem-gpu/tandem/internal/node/usage"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter/agentapi"
+)
+
+// run is the agent of one configuration.
+type run struct {
+	*Agent
+	settings    config.Nomad
+	allocations *agentapi.Client // nil = they are not read
+	log         *slog.Logger
+}
+
+// start starts the agent of a configuration.
+func (a *Agent) start(ctx context.Context, s config.Nomad, log *slog.Logger) nomadadapter.Source {
+	r := &run{Agent: a, settings: s, allocations: newAllocations(s, log), log: log}
+	return source{a.agents.Start(ctx, r.options()), r.allocations}
+}
+
+func (r *run) options() agent.Options {
+	o := AgentOptions(r.settings)
+	o.Use = usage.Options{Orchestrator: use.Nomad, MappingDir: r.settings.Operations.MappingDir}
+	o.Explain, o.Adapter, o.Log = explainAdapter(r.settings, r.plugin.Group), r.adapter, r.log
+	return o
+}
+
+// adapter returns what an agent runs for Nomad, with its pages.
+func (r *run) adapter(a *agent.Agent) agent.Adapter {
+	made := agent.Adapter{
+		APIs:     []inventory.API{inventory.Nomad},
+		Readers:  assignment.Readers{inventory.Nomad: allocationReader{r.allocations, a.Current, a.Assignments}.read},
+		Problems: r.plugin.Problems,
+	}
+	r.addPages(a, &made)
+	if r.allocations != nil {
+		made.Holders = r.allocations.Read
+		made.Tasks = append(made.Tasks, func(ctx context.Context) error { r.allocations.Run(ctx, a.Watchdog(), a.WakeUse); return nil })
+	}
+	return made
+}
+
+// source is an agent and, if it reads them, the allocations to which it gives devices.
+type source struct {
+	*agent.Agent
+	allocations *agentapi.Client // nil = they are not read
+}
+
+// CheckReservation implements nomadadapter.Source. A reservation that it does not refuse succeeds.
+func (s source) CheckReservation(units []inventory.Unit) ([]inventory.Finding, error) {
+	findings, err := s.Agent.CheckReservation(units)
+	if err == nil && s.allocations != nil {
+		s.allocations.Reserved(units)
+	}
+	return findings, err
+}
