@@ -20,6 +20,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/pluginsocket"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
@@ -208,7 +209,7 @@ func TestLongestResourceNames(t *testing.T) {
 		t.Errorf("sockets %v", names)
 	}
 	for _, name := range names {
-		if n := len(v1beta1.DevicePluginPath + name); n+len("999999") > maxSocketPath {
+		if n := len(v1beta1.DevicePluginPath + name); n+len("999999") > pluginsocket.MaxPath {
 			t.Errorf("%s: a path of %d characters", name, n)
 		}
 	}
