@@ -158,7 +158,7 @@ func (in *incarnation) listen(ctx context.Context) (err error) {
 	}
 	in.path = filepath.Join(in.kubelet.dir, name+".sock")
 	if len(in.path) > pluginsocket.MaxPath {
-		return fmt.Errorf("socket path %s: longer than %d bytes", in.path, pluginsocket.MaxPath)
+		return &pluginsocket.PathError{Path: in.path, Remedy: "the path of the kubelet's folder must be shorter"}
 	}
 	if in.socket, err = pluginsocket.Listen(ctx, in.path); err != nil {
 		return err

@@ -184,7 +184,7 @@ func TestSocketPathTooLong(t *testing.T) {
 	r := startRig(t, gpus(1), func(a *Adapter) { a.kubelet.dir = filepath.Join(a.kubelet.dir, strings.Repeat("d", 90)) })
 	r.await("a reason", func() bool {
 		err := r.adapter.Ready()
-		return err != nil && strings.Contains(err.Error(), "longer than 107 bytes")
+		return err != nil && strings.Contains(err.Error(), "a socket can have 107: the path of the kubelet's folder must be shorter")
 	})
 }
 
