@@ -1,9 +1,11 @@
 package nomadadapter
 
 import (
+	"context"
 	"path/filepath"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/util/reconcile"
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
@@ -76,19 +78,20 @@ func (s *groupSaver) run() {
 		return
 	}
 	close(s.loaded)
-	var retry <-chan time.Time
-	for {
-		s.task.Heartbeat(0)
-		select {
-		case <-s.wake:
-		case <-retry:
-		case <-s.done:
-			return
+	ctx, cancel := withDone(context.Background(), s.done)
+	defer cancel()
+	reconcile.Loop{
+		On: []reconcile.Source{reconcile.Signal(s.wake)}, Task: s.task, Limit: groupFileTimeout,
+	}.Run(ctx, func(context.Context, reconcile.Cause) time.Duration {
+		if s.save() {
+			return reconcile.Never
 		}
-		s.task.Heartbeat(groupFileTimeout)
-		if retry = nil; !s.save() {
-			retry = time.After(saveRetry)
-		}
+		return saveRetry
+	})
+	select {
+	case <-s.wake: // there were new names at the end of the run
+		s.save()
+	default:
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/util/reconcile"
 )
 
 const (
@@ -37,27 +38,22 @@ func (d *draDriver) check(next func([]inventory.Unit) ([]inventory.Finding, erro
 func (d *draDriver) publish(ctx context.Context) error {
 	task := d.watchdog.Register("devices to publish")
 	defer task.Done()
-	for {
-		_, desiredChanged := d.desired.LoadNext()
-		known, knownChanged := d.known.LoadNext()
-		refused, refusedChanged := d.refused.LoadNext()
-		published, publishedChanged := d.publisher.Status().LoadNext()
-		_, evictedChanged := d.evicted.LoadNext()
-		task.Heartbeat(0)
-		if started := d.devices.Load() != nil || published.Slices > 0; known && (refused == "" || started) {
-			d.devices.Store(d.tainted())
-			publishedChanged = nil
-		}
-		select {
-		case <-desiredChanged:
-		case <-knownChanged:
-		case <-refusedChanged:
-		case <-publishedChanged:
-		case <-evictedChanged:
-		case <-ctx.Done():
+	untilStarted := func() <-chan struct{} { // later the publisher's status has nothing new
+		if d.devices.Load() != nil {
 			return nil
 		}
+		return d.publisher.Status().Changed()
 	}
+	reconcile.Loop{
+		On: []reconcile.Source{d.desired.Changed, d.known.Changed, d.refused.Changed, d.evicted.Changed, untilStarted}, Task: task,
+	}.Run(ctx, func(context.Context, reconcile.Cause) time.Duration {
+		started := d.devices.Load() != nil || d.publisher.Status().Load().Slices > 0
+		if d.known.Load() && (d.refused.Load() == "" || started) {
+			d.devices.Store(d.tainted())
+		}
+		return reconcile.Never
+	})
+	return nil
 }
 
 // tainted returns the devices of the driver as they are to be published. The work of a broken GPU is spared unless it may be evicted. While
@@ -79,11 +75,10 @@ func (d *draDriver) followNode(ctx context.Context) error {
 	defer task.Done()
 	var previous []string
 	var read time.Time // when the Node was read for the sake of the runtime
-	for {
-		node, changed := d.publisher.Node().LoadNext()
-		task.Heartbeat(runtimeAtMost + nodeAtMost)
-		wait := runtimeEvery
-		if node.Metadata.Name != "" {
+	reconcile.Loop{
+		On: []reconcile.Source{d.publisher.Node().Changed}, Task: task, Limit: runtimeAtMost + nodeAtMost,
+	}.Run(ctx, func(ctx context.Context, _ reconcile.Cause) time.Duration {
+		if node := d.publisher.Node().Load(); node.Metadata.Name != "" {
 			d.setRefused(d.unsupported(ctx, node))
 			d.known.Store(true)
 			if now := slices.Sorted(maps.Keys(node.Status.Capacity)); !slices.Equal(now, previous) {
@@ -91,21 +86,16 @@ func (d *draDriver) followNode(ctx context.Context) error {
 				d.plugins.Refresh()
 			}
 		}
-		if d.refused.Load() != "" {
-			wait = refusedEvery
-			if d.asked.Version == "" && time.Since(read) >= nodeEvery {
-				read = time.Now()
-				_ = d.publisher.RefreshNode(ctx) // or the next time
-			}
+		if d.refused.Load() == "" {
+			return runtimeEvery
 		}
-		task.Heartbeat(wait)
-		select {
-		case <-changed:
-		case <-time.After(wait):
-		case <-ctx.Done():
-			return nil
+		if d.asked.Version == "" && time.Since(read) >= nodeEvery {
+			read = time.Now()
+			_ = d.publisher.RefreshNode(ctx) // or the next time
 		}
-	}
+		return refusedEvery
+	})
+	return nil
 }
 
 func (d *draDriver) setRefused(why string) {

@@ -43,6 +43,9 @@ func (s *Source) SetUsage(usage []gpu.Usage, err error) {
 // Current is the inventory that was set last.
 func (s *Source) Current() *inventory.Inventory { return s.inventory.Load() }
 
+// Changed returns a channel that the next Set closes.
+func (s *Source) Changed() <-chan struct{} { return s.inventory.Changed() }
+
 // Watch yields the present inventory and each later one.
 func (s *Source) Watch(ctx context.Context) iter.Seq[*inventory.Inventory] {
 	return s.inventory.Watch(ctx)

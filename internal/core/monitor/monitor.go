@@ -161,6 +161,9 @@ func (m *Monitor) Watch(ctx context.Context) iter.Seq[*inventory.Inventory] {
 	}
 }
 
+// Changed returns a channel that is closed when there is a newer inventory than the present one.
+func (m *Monitor) Changed() <-chan struct{} { return m.state.Changed() }
+
 // Run follows the GPUs until ctx ends (nil) or a new process is needed (gpu.ErrDriverStale). It returns within two seconds of
 // the end of ctx even if the driver hangs; a hung call is abandoned.
 func (m *Monitor) Run(ctx context.Context) error {

@@ -15,10 +15,12 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/pluginsocket"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
@@ -135,7 +137,7 @@ func New(src Source, o Options) *Adapter {
 // Run offers each resource from when it first has a unit, those of Options.Handover, and those of which pods hold device IDs.
 // It returns nil when ctx has ended and all sockets are removed. Without a driver or a kubelet it waits.
 func (a *Adapter) Run(ctx context.Context) error {
-	a.kubelet.removeStaleSockets()
+	pluginsocket.RemoveStale(ctx, filepath.Join(a.kubelet.dir, socketPrefix+"*.sock"), a.opts.Log)
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	defer func() {
@@ -275,10 +277,12 @@ func idle(inv *inventory.Inventory) error {
 func (a *Adapter) Alive(ctx context.Context) error {
 	var errs []error
 	for _, e := range a.list() {
-		if path := e.stats().Socket; path != "" {
-			if err := callPlugin(ctx, path); err != nil && e.stats().Socket == path {
-				errs = append(errs, fmt.Errorf("%s: %w", e.resource, err))
-			}
+		err := pluginsocket.CallOwn(ctx, func() string { return e.stats().Socket }, func(ctx context.Context, conn grpc.ClientConnInterface) error {
+			_, err := v1beta1.NewDevicePluginClient(conn).GetDevicePluginOptions(ctx, &v1beta1.Empty{})
+			return err
+		})
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: plugin %w", e.resource, err))
 		}
 	}
 	return errors.Join(errs...)

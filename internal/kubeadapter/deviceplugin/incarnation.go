@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,14 +15,15 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/pluginsocket"
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
 
 // incarnation is one registration of an endpoint, with a server and a socket of its own.
 type incarnation struct {
 	*endpoint
-	path        string             // of the plugin socket
-	socketID    statefile.Identity // of the plugin socket
+	path        string // of the plugin socket
+	socket      *pluginsocket.Socket
 	kubeletID   statefile.Identity // of the registration socket in use
 	recorded    bool               // the kubelet may have a record of this incarnation
 	connectedAt time.Time          // when the first stream opened; zero = not yet
@@ -43,8 +43,7 @@ func (in *incarnation) run(ctx context.Context) error {
 	if err := in.waitForKubelet(ctx); err != nil {
 		return err
 	}
-	listener, err := in.listen(ctx)
-	if err != nil {
+	if err := in.listen(ctx); err != nil {
 		return err
 	}
 	s := &server{endpoint: in.endpoint, streams: newStreams()}
@@ -57,7 +56,7 @@ func (in *incarnation) run(ctx context.Context) error {
 	defer running.Wait()
 	defer g.Stop() // closes the listener, which removes the socket
 	defer cancel()
-	running.Go(func() { served <- g.Serve(listener) })
+	running.Go(func() { served <- g.Serve(in.socket) })
 	if in.opts.KubeletSocket != "" {
 		in.setStatus(in.path, "registering")
 		in.recorded = true
@@ -112,7 +111,7 @@ func (in *incarnation) supervise(ctx context.Context, s *server, served, registe
 			// The kubelet that has answered has this registration socket or an earlier one. In the second case the present
 			// kubelet has removed the plugin socket, or will not open the stream.
 			id := statefile.IdentityOf(in.kubelet.socket)
-			if statefile.IdentityOf(in.path) != in.socketID {
+			if !in.socket.Present() {
 				return errSocketRemoved
 			}
 			if registered = nil; id != (statefile.Identity{}) { // without a file the next one differs from kubeletID
@@ -140,7 +139,7 @@ func (in *incarnation) supervise(ctx context.Context, s *server, served, registe
 // checkSockets returns an error if the plugin socket is gone or the kubelet's was replaced. A kubelet that starts removes
 // the plugin socket also during a Register call, which then can't succeed.
 func (in *incarnation) checkSockets(registered bool) error {
-	if statefile.IdentityOf(in.path) != in.socketID {
+	if !in.socket.Present() {
 		return errSocketRemoved
 	}
 	if id := statefile.IdentityOf(in.kubelet.socket); registered && id != in.kubeletID && id != (statefile.Identity{}) {
@@ -151,27 +150,26 @@ func (in *incarnation) checkSockets(registered bool) error {
 
 // listen creates the plugin socket. Its name was never used before, by this process or another one. Without a kubelet the
 // name is constant, so that clients can find it.
-func (in *incarnation) listen(ctx context.Context) (net.Listener, error) {
+func (in *incarnation) listen(ctx context.Context) (err error) {
 	name := socketPrefix + shorten(strings.TrimPrefix(in.resource, inventory.ResourceDomain))
 	if in.opts.KubeletSocket != "" {
 		name = fmt.Sprintf("%s-%s-%d", name, in.kubelet.nonce, in.stats().Incarnations+1)
 	} else if err := os.MkdirAll(in.kubelet.dir, 0o750); err != nil { // else the kubelet creates its directory
-		return nil, err
+		return err
 	}
 	in.path = filepath.Join(in.kubelet.dir, name+".sock")
-	if len(in.path) > maxSocketPath {
-		return nil, fmt.Errorf("socket path %s: longer than %d bytes", in.path, maxSocketPath)
+	if len(in.path) > pluginsocket.MaxPath {
+		return &pluginsocket.PathError{Path: in.path, Remedy: "the path of the kubelet's folder must be shorter"}
 	}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", in.path)
-	if err != nil {
-		return nil, err
+	if in.socket, err = pluginsocket.Listen(ctx, in.path); err != nil {
+		return err
 	}
 	in.count(&in.current.Incarnations)
 	// A kubelet that starts may have removed it already. Its Register would wait 10 s for the socket.
-	if in.socketID = statefile.IdentityOf(in.path); in.socketID == (statefile.Identity{}) {
-		return nil, errors.Join(errSocketRemoved, listener.Close())
+	if !in.socket.Present() {
+		return errors.Join(errSocketRemoved, in.socket.Close())
 	}
-	return listener, nil
+	return nil
 }
 
 // shorten cuts a pool's name to 32 characters. A resource name may have 63, and a path in the kubelet's directory has room for
@@ -185,6 +183,3 @@ func shorten(pool string) string {
 	_, _ = h.Write([]byte(pool)) // never fails
 	return fmt.Sprintf("%s-%08x", pool[:limit-9], h.Sum32())
 }
-
-// maxSocketPath is the size of sun_path without its final NUL (unix(7)).
-const maxSocketPath = 107

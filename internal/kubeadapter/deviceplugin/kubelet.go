@@ -2,29 +2,21 @@ package deviceplugin
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
-	"fmt"
 	"log/slog"
-	"net"
-	"os"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/pluginsocket"
 	"github.com/tandem-gpu/tandem/internal/util/dirwatch"
+	"github.com/tandem-gpu/tandem/internal/util/statefile"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
-
-	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
 
 // kubelet is the kubelet's plugin directory and its registration socket, which is replaced when the kubelet restarts.
@@ -38,12 +30,7 @@ type kubelet struct {
 }
 
 func newKubelet(dir, socket string, log *slog.Logger) *kubelet {
-	var b [4]byte
-	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
-	return &kubelet{
-		dir: filepath.Clean(dir), socket: socket, nonce: hex.EncodeToString(b[:]), log: log,
-		changes: watch.NewValue(struct{}{}),
-	}
+	return &kubelet{dir: filepath.Clean(dir), socket: socket, nonce: pluginsocket.Nonce(), log: log, changes: watch.NewValue(struct{}{})}
 }
 
 // watch stores to changes when a socket in the plugin directory may have changed, until ctx ends.
@@ -67,7 +54,7 @@ func (k *kubelet) waitForKubelet(ctx context.Context, waiting func(error)) (stat
 	for {
 		_, changed := k.changes.LoadNext()
 		id := statefile.IdentityOf(k.socket)
-		err := dialable(ctx, k.socket)
+		err := pluginsocket.Accepts(ctx, k.socket)
 		switch {
 		case ctx.Err() != nil:
 			return id, ctx.Err()
@@ -94,15 +81,6 @@ func (k *kubelet) waitForKubelet(ctx context.Context, waiting func(error)) (stat
 	}
 }
 
-// dialable is nil if a socket accepts connections.
-func dialable(ctx context.Context, path string) error {
-	conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "unix", path)
-	if err != nil {
-		return err
-	}
-	return conn.Close()
-}
-
 // waitRetry waits for d, or until the registration socket is another than previous: then it reports true.
 func (k *kubelet) waitRetry(ctx context.Context, d time.Duration, previous statefile.Identity) bool {
 	t := time.NewTimer(d)
@@ -126,7 +104,7 @@ func (k *kubelet) waitRetry(ctx context.Context, d time.Duration, previous state
 func (k *kubelet) register(ctx context.Context, resource, socket string, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	conn, err := dial(k.socket)
+	conn, err := pluginsocket.Dial(k.socket)
 	if err != nil {
 		return err
 	}
@@ -157,38 +135,5 @@ func answered(err error) bool {
 	return ok && e.status.Code() != codes.DeadlineExceeded && e.status.Code() != codes.Canceled
 }
 
-// callPlugin calls a plugin over its socket, as the kubelet does.
-func callPlugin(ctx context.Context, socket string) error {
-	conn, err := dial(socket)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = conn.Close() }()
-	_, err = v1beta1.NewDevicePluginClient(conn).GetDevicePluginOptions(ctx, &v1beta1.Empty{})
-	if err != nil {
-		return fmt.Errorf("plugin socket %s: %s", filepath.Base(socket), status.Convert(err).Message())
-	}
-	return nil
-}
-
-func dial(socket string) (*grpc.ClientConn, error) {
-	return grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-}
-
 // socketPrefix begins the name of each plugin socket.
 const socketPrefix = "tandem-"
-
-// removeStaleSockets removes the plugin sockets of processes that have ended. A socket that accepts connections belongs to
-// a running process, as during a rolling update.
-func (k *kubelet) removeStaleSockets() {
-	paths, _ := filepath.Glob(filepath.Join(k.dir, socketPrefix+"*.sock"))
-	for _, path := range paths {
-		if err := dialable(context.Background(), path); errors.Is(err, syscall.ECONNREFUSED) {
-			if err := os.Remove(path); err != nil {
-				k.log.Warn("stale socket not removed", "error", err)
-				continue
-			}
-			k.log.Info("stale socket removed", "socket", path)
-		}
-	}
-}

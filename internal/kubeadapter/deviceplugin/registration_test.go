@@ -21,6 +21,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/pluginsocket"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
@@ -184,7 +185,7 @@ func TestSocketPathTooLong(t *testing.T) {
 	r := startRig(t, gpus(1), func(a *Adapter) { a.kubelet.dir = filepath.Join(a.kubelet.dir, strings.Repeat("d", 90)) })
 	r.await("a reason", func() bool {
 		err := r.adapter.Ready()
-		return err != nil && strings.Contains(err.Error(), "longer than 107 bytes")
+		return err != nil && strings.Contains(err.Error(), "a socket can have 107: the path of the kubelet's folder must be shorter")
 	})
 }
 
@@ -209,7 +210,7 @@ func TestLongestResourceNames(t *testing.T) {
 		t.Errorf("sockets %v", names)
 	}
 	for _, name := range names {
-		if n := len(v1beta1.DevicePluginPath + name); n+len("999999") > maxSocketPath {
+		if n := len(v1beta1.DevicePluginPath + name); n+len("999999") > pluginsocket.MaxPath {
 			t.Errorf("%s: a path of %d characters", name, n)
 		}
 	}

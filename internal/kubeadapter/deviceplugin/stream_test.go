@@ -19,6 +19,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/pluginsocket"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
@@ -147,7 +148,7 @@ func TestListResponse(t *testing.T) {
 // client opens another stream on the plugin socket. leave closes its connection.
 func (r *rig) client() (plugin v1beta1.DevicePluginClient, stream grpc.ServerStreamingClient[v1beta1.ListAndWatchResponse], leave func()) {
 	r.Helper()
-	conn, err := dial(r.stats().Socket)
+	conn, err := pluginsocket.Dial(r.stats().Socket)
 	r.must(err)
 	plugin = v1beta1.NewDevicePluginClient(conn)
 	stream, err = plugin.ListAndWatch(r.ctx, &v1beta1.Empty{})

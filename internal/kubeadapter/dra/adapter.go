@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"log/slog"
 	"maps"
 	"slices"
@@ -23,10 +22,10 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
 
-// Source is the inventory of the node. Watch yields the present inventory and then each newer one until ctx ends.
+// Source is the inventory of the node.
 type Source interface {
 	Current() *inventory.Inventory
-	Watch(context.Context) iter.Seq[*inventory.Inventory]
+	Changed() <-chan struct{} // closed when there is a newer one
 }
 
 // ClaimReader reads resource claims: *kubeapi.Client is one.

@@ -4,50 +4,30 @@ import (
 	"context"
 	"reflect"
 	"slices"
-	"sync"
+	"time"
 
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
-	"github.com/tandem-gpu/tandem/internal/util/watch"
+	"github.com/tandem-gpu/tandem/internal/util/reconcile"
 )
 
 // follow derives what slices and health streams have from inventory and prepared claims, until ctx ends.
 func (a *Adapter) follow(ctx context.Context) {
 	task := a.opts.Watchdog.Register("DRA devices")
 	defer task.Done()
-	due := make(chan struct{}, 1)
-	var pumps sync.WaitGroup
-	defer pumps.Wait()
-	pumps.Go(func() {
-		for range a.src.Watch(ctx) {
-			watch.Notify(due)
+	claims := func() <-chan struct{} {
+		if !a.isLoaded() {
+			return a.loaded
 		}
-	})
-	pumps.Go(func() { notifyEach(ctx, a.guard, due) })
-	pumps.Go(func() { notifyEach(ctx, a.opts.SharesAsDevices, due) })
-	pumps.Go(func() {
-		select {
-		case <-a.loaded:
-			notifyEach(ctx, a.store.Load().Watch(), due)
-		case <-ctx.Done():
-		}
-	})
-	for {
-		task.Heartbeat(0)
-		select {
-		case <-due:
-			a.derive()
-		case <-ctx.Done():
-			return
-		}
+		return a.store.Load().Watch().Changed()
 	}
-}
-
-func notifyEach[T any](ctx context.Context, v *watch.Value[T], due chan<- struct{}) {
-	for range v.Watch(ctx) {
-		watch.Notify(due)
-	}
+	reconcile.Loop{
+		On: []reconcile.Source{a.src.Changed, a.guard.Changed, a.opts.SharesAsDevices.Changed, claims}, Task: task,
+	}.Run(ctx, func(context.Context, reconcile.Cause) time.Duration {
+		a.derive()
+		return reconcile.Never
+	})
 }
 
 // input returns what slices are made from now; false while the prepared claims are not read, or pods may have claims that are not

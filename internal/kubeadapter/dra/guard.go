@@ -12,6 +12,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/internal/util/reconcile"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
@@ -64,31 +65,25 @@ func (a *Adapter) watchPods(ctx context.Context, task *watchdog.Task) {
 	}
 	began, requested := time.Now(), time.Now()
 	a.abandoned = map[string]time.Time{}
-	for {
-		task.Heartbeat(a.limits.call)
-		a.queryPods(ctx, time.Since(began))
-		var due <-chan time.Time
-		wait := min(max(time.Since(requested), a.limits.queryFirst), a.limits.queryLast)
-		if a.guard.Load().pending {
-			wait = min(wait, pendingEvery)
-		}
-		if a.asksPods() || time.Since(requested) < a.limits.queryActive {
-			due = time.After(wait)
-			task.Heartbeat(wait)
-		} else {
-			task.Heartbeat(0)
-		}
-		select {
-		case <-a.queries:
+	reconcile.Loop{
+		On: []reconcile.Source{reconcile.Signal(a.queries)}, Task: task, Limit: a.limits.queryFirst + a.limits.call,
+	}.Run(ctx, func(ctx context.Context, cause reconcile.Cause) time.Duration {
+		if cause == reconcile.Change {
 			requested = time.Now()
-		case <-due:
-		case <-ctx.Done():
-			return
 		}
-		if !watch.Sleep(ctx, a.limits.queryFirst) {
-			return
+		if cause != reconcile.Start && !watch.Sleep(ctx, a.limits.queryFirst) {
+			return reconcile.Never
 		}
-	}
+		a.queryPods(ctx, time.Since(began))
+		wait := min(max(time.Since(requested), a.limits.queryFirst), a.limits.queryLast)
+		switch {
+		case !a.asksPods() && time.Since(requested) >= a.limits.queryActive:
+			return reconcile.Never
+		case a.guard.Load().pending:
+			return min(wait, pendingEvery)
+		}
+		return wait
+	})
 }
 
 // asksPods reports whether anything depends on what pods have.

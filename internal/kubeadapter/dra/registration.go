@@ -2,28 +2,20 @@ package dra
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
-	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
-	"syscall"
-	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
 	health "k8s.io/kubelet/pkg/apis/dra-health/v1"
 	"k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 	dra "k8s.io/kubelet/pkg/apis/dra/v1"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/pluginsocket"
 	"github.com/tandem-gpu/tandem/internal/util/dirwatch"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
@@ -39,30 +31,11 @@ const (
 	// gpu.nvidia.com-UID-reg.sock.
 	SocketPrefix = resourceslice.Driver + "-tandem-"
 	socketSuffix = "-reg.sock"
-
-	// maxSocketPath is the size of sun_path without its final NUL (unix(7)).
-	maxSocketPath = 107
 )
 
 // supportedVersions are the services of a socket. Of those of DRA the kubelet takes the first that it knows.
 func supportedVersions() []string {
 	return []string{dra.DRAPluginService, v1beta1Name, health.DRAResourceHealthService, v1alpha1.DRAResourceHealthService}
-}
-
-// SocketPathError means that the path of the socket is too long for a socket.
-type SocketPathError struct{ Path string }
-
-// Error has the path and the remedy.
-func (e *SocketPathError) Error() string {
-	return fmt.Sprintf("socket path %s has %d bytes, and a socket can have %d: the kubelet's --root-dir, or the instance name, must be shorter",
-		e.Path, len(e.Path), maxSocketPath)
-}
-
-// instanceName is a name that no other process has.
-func instanceName() string {
-	var b [4]byte
-	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
-	return hex.EncodeToString(b[:])
 }
 
 // registrar is the registration service.
@@ -100,37 +73,34 @@ func (a *Adapter) serve(ctx context.Context) error {
 	dir := filepath.Join(a.opts.KubeletDir, registryDir)
 	instance := a.opts.Instance
 	if instance == "" {
-		instance = instanceName()
+		instance = pluginsocket.Nonce()
 	}
 	path := filepath.Join(dir, SocketPrefix+instance+socketSuffix)
-	if len(path) > maxSocketPath {
-		return &SocketPathError{path}
+	if len(path) > pluginsocket.MaxPath {
+		return &pluginsocket.PathError{Path: path, Remedy: "the kubelet's --root-dir, or the instance name, must be shorter"}
 	}
 	g := a.newServer()
 	var serving sync.WaitGroup
-	var l *socket
+	var l *pluginsocket.Socket
 	task := a.opts.Watchdog.Register("plugin registry")
 	dirwatch.Directory{
 		Path: dir, Interval: a.limits.socketPoll, PollInterval: a.limits.socketPoll, Log: a.opts.Log.With("directory", dir), Task: task,
 		Relevant: func(name string) bool { return name == filepath.Base(path) },
 	}.Watch(ctx, func() {
-		if l.present() {
+		if l.Present() {
 			return
 		}
-		l.close()
+		_ = l.Close() // its file is gone
 		var err error
 		if l, err = a.listen(ctx, path); err != nil {
 			a.setReason(err.Error())
 			return
 		}
 		current := l
-		serving.Go(func() {
-			_ = g.Serve(current) // ends with the listener
-			current.ended.Store(true)
-		})
+		serving.Go(func() { _ = g.Serve(current) }) // ends with the listener, and closes it
 	})
 	task.Done()
-	l.close()
+	_ = l.Close() // a socket that is left is removed by the next agent
 	a.setReason("stopped")
 	close(a.stopping)
 	stopped := make(chan struct{})
@@ -153,95 +123,26 @@ func (a *Adapter) newServer() *grpc.Server {
 	return g
 }
 
-// socket is a listening socket. All methods of a nil *socket do nothing.
-type socket struct {
-	net.Listener
-	path  string
-	info  os.FileInfo
-	ended atomic.Bool // no connection is accepted any more
-}
-
 // listen makes the socket. The folder is the kubelet's, which makes it.
-func (a *Adapter) listen(ctx context.Context, path string) (*socket, error) {
-	if _, err := os.Stat(filepath.Dir(path)); err != nil {
+func (a *Adapter) listen(ctx context.Context, path string) (*pluginsocket.Socket, error) {
+	dir := filepath.Dir(path)
+	if _, err := os.Stat(dir); err != nil {
 		return nil, fmt.Errorf("waiting for the kubelet: %w", err)
 	}
-	a.removeStaleSockets(ctx, filepath.Dir(path))
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
+	pluginsocket.RemoveStale(ctx, filepath.Join(dir, SocketPrefix+"*"+socketSuffix), a.opts.Log)
+	s, err := pluginsocket.Listen(ctx, path)
 	if err != nil {
 		return nil, fmt.Errorf("socket: %w", err)
 	}
-	info, err := os.Lstat(path)
-	if err != nil {
-		return nil, errors.Join(err, listener.Close())
-	}
 	a.setSocket(path)
 	a.opts.Log.Info("serving, waiting for the kubelet to register the driver", "socket", path)
-	return &socket{Listener: listener, path: path, info: info}, nil
-}
-
-// present reports whether the socket is still the one at its path.
-func (s *socket) present() bool {
-	if s == nil || s.ended.Load() {
-		return false
-	}
-	now, err := os.Lstat(s.path)
-	return err == nil && os.SameFile(s.info, now)
-}
-
-// close closes the listener and removes the socket, unless another one is in its place.
-func (s *socket) close() {
-	if s == nil {
-		return
-	}
-	if u, ok := s.Listener.(*net.UnixListener); ok {
-		now, err := os.Lstat(s.path)
-		u.SetUnlinkOnClose(err == nil && os.SameFile(s.info, now))
-	}
-	_ = s.Close() // it may be closed
-}
-
-// removeStaleSockets removes the sockets of agents that have ended. One that accepts connections belongs to a running agent, as during
-// an update. It is tried twice: a socket refuses connections between bind(2) and listen(2).
-func (a *Adapter) removeStaleSockets(ctx context.Context, dir string) {
-	paths, _ := filepath.Glob(filepath.Join(dir, SocketPrefix+"*"+socketSuffix)) // fails on a bad pattern only
-	for _, path := range paths {
-		if info, err := os.Lstat(path); err != nil || info.Mode().Type() != os.ModeSocket {
-			continue
-		}
-		if !refuses(ctx, path) || !watch.Sleep(ctx, 20*time.Millisecond) || !refuses(ctx, path) {
-			continue
-		}
-		if err := os.Remove(path); err != nil {
-			a.opts.Log.Warn("stale socket not removed", "error", err)
-			continue
-		}
-		a.opts.Log.Info("stale socket removed", "socket", path)
-	}
-}
-
-// refuses reports whether no process listens on a socket.
-func refuses(ctx context.Context, path string) bool {
-	conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "unix", path)
-	if err == nil {
-		_ = conn.Close()
-	}
-	return errors.Is(err, syscall.ECONNREFUSED)
+	return s, nil
 }
 
 // Alive calls the plugin over its socket, as the kubelet does. It fails if a socket that is served does not answer.
 func (a *Adapter) Alive(ctx context.Context) error {
-	path := a.Stats().Socket
-	if path == "" {
-		return nil
-	}
-	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
+	return pluginsocket.CallOwn(ctx, func() string { return a.Stats().Socket }, func(ctx context.Context, conn grpc.ClientConnInterface) error {
+		_, err := dra.NewDRAPluginClient(conn).NodePrepareResources(ctx, &dra.NodePrepareResourcesRequest{})
 		return err
-	}
-	defer func() { _ = conn.Close() }()
-	if _, err := dra.NewDRAPluginClient(conn).NodePrepareResources(ctx, &dra.NodePrepareResourcesRequest{}); err != nil && a.Stats().Socket == path {
-		return fmt.Errorf("socket %s: %s", filepath.Base(path), status.Convert(err).Message())
-	}
-	return nil
+	})
 }

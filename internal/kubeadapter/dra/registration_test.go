@@ -20,6 +20,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/pluginsocket"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/test/logbuffer"
 )
@@ -65,7 +66,7 @@ func TestSocketPathLength(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, registryDir), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	room := maxSocketPath - len(filepath.Join(dir, registryDir, SocketPrefix+socketSuffix))
+	room := pluginsocket.MaxPath - len(filepath.Join(dir, registryDir, SocketPrefix+socketSuffix))
 	for n, ok := range map[int]bool{room: true, room + 1: false} {
 		a := New(coretest.NewSource(), Options{Node: node, KubeletDir: dir, StateDir: dir, API: &api{}, Instance: strings.Repeat("x", n)})
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -74,14 +75,14 @@ func TestSocketPathLength(t *testing.T) {
 		for ok && a.Stats().Socket == "" && ctx.Err() == nil {
 			time.Sleep(time.Millisecond)
 		}
-		if socket := a.Stats().Socket; ok && len(socket) != maxSocketPath {
+		if socket := a.Stats().Socket; ok && len(socket) != pluginsocket.MaxPath {
 			t.Errorf("socket %q", socket)
 		} else if ok {
 			cancel()
 		}
 		err := <-ended
 		cancel()
-		if _, long := errors.AsType[*SocketPathError](err); long == ok || !ok && !strings.Contains(err.Error(), "has 108 bytes, and a socket can have 107: the kubelet's --root-dir") {
+		if _, long := errors.AsType[*pluginsocket.PathError](err); long == ok || !ok && !strings.Contains(err.Error(), "has 108 bytes, and a socket can have 107: the kubelet's --root-dir") {
 			t.Errorf("%d: %v", n, err)
 		}
 		if left, _ := os.ReadDir(filepath.Join(dir, registryDir)); len(left) > 0 {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"iter"
 	"log/slog"
 	"maps"
 	"os"
@@ -19,6 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/internal/util/reconcile"
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
@@ -37,7 +37,7 @@ const (
 // Monitor has the state that a Writer follows. *monitor.Monitor is one.
 type Monitor interface {
 	State() core.State
-	Watch(context.Context) iter.Seq[*inventory.Inventory]
+	Changed() <-chan struct{} // closed when there is a newer inventory
 	Watchdog() *watchdog.Registry
 }
 
@@ -92,19 +92,14 @@ func (w *Writer) Run(ctx context.Context, m Monitor) {
 	}
 	task := m.Watchdog().Register("node labels")
 	defer task.Done()
-	var following sync.WaitGroup
-	defer following.Wait()
-	following.Go(func() {
-		for range m.Watch(ctx) { // begins with the present one
-			watch.Notify(w.changed)
-		}
-	})
 	retry := backoff.NewExponentialBackOff()
 	retry.InitialInterval, retry.MaxInterval = retryFirst, retryMost
 	statefile.RemoveTemporary(w.opts.Path) // that a killed agent left
-	for look := true; ; {
-		done := make(chan error, 1)
-		task.Heartbeat(passAtMost)
+	failed := false
+	reconcile.Loop{
+		On: []reconcile.Source{m.Changed, reconcile.Signal(w.changed)}, Task: task, Limit: passAtMost,
+	}.Run(ctx, func(ctx context.Context, cause reconcile.Cause) time.Duration {
+		done, look := make(chan error, 1), failed || cause != reconcile.Change
 		go func() { done <- w.pass(m.State(), look) }()
 		var err error
 		select {
@@ -112,28 +107,17 @@ func (w *Writer) Run(ctx context.Context, m Monitor) {
 		case <-ctx.Done():
 			select {
 			case err = <-done:
-				w.setProblem(err)
 			case <-time.After(stopAtMost):
+				return reconcile.Never
 			}
-			return
 		}
-		task.Heartbeat(0)
 		w.setProblem(err)
-		pause := checkEvery
-		if err != nil {
-			pause = retry.NextBackOff()
-		} else {
-			retry.Reset()
+		if failed = err != nil; failed {
+			return retry.NextBackOff()
 		}
-		select {
-		case <-w.changed:
-			look = err != nil
-		case <-time.After(pause):
-			look = true
-		case <-ctx.Done():
-			return
-		}
-	}
+		retry.Reset()
+		return checkEvery
+	})
 }
 
 // pass writes the file if the labels have changed or, with look, if it has another content. While the driver can't be called, or not all

@@ -2,7 +2,6 @@ package nodelabels
 
 import (
 	"context"
-	"iter"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -35,15 +34,7 @@ type fixture struct {
 
 func (f *fixture) State() core.State            { return f.states.Load() }
 func (f *fixture) Watchdog() *watchdog.Registry { return nil }
-func (f *fixture) Watch(ctx context.Context) iter.Seq[*inventory.Inventory] {
-	return func(yield func(*inventory.Inventory) bool) {
-		for s := range f.states.Watch(ctx) {
-			if !yield(s.Inventory) {
-				return
-			}
-		}
-	}
-}
+func (f *fixture) Changed() <-chan struct{}     { return f.states.Changed() }
 
 func newFixture(t *testing.T) *fixture {
 	f := &fixture{t: t, path: filepath.Join(t.TempDir(), "features.d", "gfd"), config: core.DefaultConfig()}

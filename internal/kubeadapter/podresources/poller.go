@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/util/reconcile"
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
@@ -121,29 +122,20 @@ func (p *Poller) LoadNext() (Reading, <-chan struct{}) { return p.readings.LoadN
 func (p *Poller) Run(ctx context.Context, needed func() bool, task *watchdog.Task) {
 	defer task.Done()
 	requested := time.Now() // the latest time
-	for {
-		wait := p.untilReading(time.Since(requested), needed())
-		task.Heartbeat(wait)
-		var due <-chan time.Time
-		if wait > 0 {
-			due = time.After(wait)
-		}
-		select {
-		case <-p.requests:
+	// The kubelet may admit pods for any time, so a pass has no limit.
+	reconcile.Loop{On: []reconcile.Source{reconcile.Signal(p.requests)}, Task: task}.Run(ctx, func(ctx context.Context, cause reconcile.Cause) time.Duration {
+		if cause == reconcile.Change {
 			requested = time.Now()
-		case <-due:
-		case <-ctx.Done():
-			return
 		}
-		task.Heartbeat(0) // the kubelet may admit pods for any time
-		p.Read(ctx)
-		if !watch.Sleep(ctx, p.timings.MinInterval) {
-			return
+		if cause != reconcile.Start {
+			p.Read(ctx)
+			watch.Sleep(ctx, p.timings.MinInterval)
 		}
-	}
+		return p.untilReading(time.Since(requested), needed())
+	})
 }
 
-// untilReading returns the time to the next reading, given the time since the latest request; 0 = wait for a request.
+// untilReading returns the time to the next reading, given the time since the latest request.
 func (p *Poller) untilReading(sinceRequest time.Duration, needed bool) time.Duration {
 	switch {
 	case p.Configured() && sinceRequest < p.timings.Active:
@@ -151,7 +143,7 @@ func (p *Poller) untilReading(sinceRequest time.Duration, needed bool) time.Dura
 	case needed, p.Configured() && p.Latest().Err != nil:
 		return p.timings.MaxInterval
 	default:
-		return 0
+		return reconcile.Never
 	}
 }
 

@@ -5,7 +5,6 @@ package hostwatch
 import (
 	"cmp"
 	"context"
-	"iter"
 	"log/slog"
 	"path/filepath"
 	"slices"
@@ -42,7 +41,7 @@ var defaultTimings = timings{poll: time.Second, others: restartAtMost, alone: 30
 type Monitor interface {
 	SetHost(inventory.Host)
 	Current() *inventory.Inventory
-	Watch(context.Context) iter.Seq[*inventory.Inventory]
+	Changed() <-chan struct{} // closed when there is a newer inventory
 	Watchdog() *watchdog.Registry
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/util/dirwatch"
+	"github.com/tandem-gpu/tandem/internal/util/reconcile"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
@@ -56,7 +57,8 @@ func (w *Watcher) watchClaims(ctx context.Context, m Monitor) {
 	slow := slowly()
 	w.beforeFirst(m)
 	slow.Stop()
-	w.run(ctx, m, loop{name: "claims", watch: w.watchFiles, interval: w.timings.alone, check: func() (next time.Duration) {
+	atLast := w.timings.alone + w.timings.poll // watchFiles reports before, also without an event
+	w.run(ctx, m, loop{name: "claims", watch: w.watchFiles, interval: atLast, check: func() (next time.Duration) {
 		slow := slowly()
 		v, err := w.claim(ctx, m)
 		slow.Stop()
@@ -224,7 +226,7 @@ type loop struct {
 	check func() (next time.Duration) // until the next check; 0 = until something changes
 
 	watch    func(ctx context.Context, changed func()) // of what it depends on beside the inventory; nil = nothing
-	interval time.Duration                             // in which watch calls changed at least once; 0 = perhaps never
+	interval time.Duration                             // until the next check if watch reports no change before; 0 = none
 }
 
 // run runs a loop until ctx ends: it checks immediately, whenever another inventory is published or what is watched has changed,
@@ -232,34 +234,19 @@ type loop struct {
 func (w *Watcher) run(ctx context.Context, m Monitor, l loop) {
 	task := m.Watchdog().Register(l.name)
 	defer task.Done()
-	task.Heartbeat(lockAtMost)
-	next := l.check()
-	w.polled.Done()
-
 	changed := make(chan struct{}, 1)
 	var watching sync.WaitGroup
 	defer watching.Wait()
-	watching.Go(func() {
-		for range m.Watch(ctx) { // begins with the present one
-			watch.Notify(changed)
+	reconcile.Loop{
+		On: []reconcile.Source{m.Changed, reconcile.Signal(changed)}, Task: task, Limit: lockAtMost,
+	}.Run(ctx, func(ctx context.Context, cause reconcile.Cause) time.Duration {
+		next := l.check()
+		if cause == reconcile.Start {
+			w.polled.Done()
+			if l.watch != nil { // it reports a change at once, of what was made or removed during the check
+				watching.Go(func() { l.watch(ctx, func() { watch.Notify(changed) }) })
+			}
 		}
+		return cmp.Or(next, l.interval, reconcile.Never)
 	})
-	if l.watch != nil {
-		watching.Go(func() { l.watch(ctx, func() { watch.Notify(changed) }) })
-	}
-	for {
-		var due <-chan time.Time
-		if next > 0 {
-			due = time.After(next)
-		}
-		task.Heartbeat(cmp.Or(next, l.interval))
-		select {
-		case <-due:
-		case <-changed:
-		case <-ctx.Done():
-			return
-		}
-		task.Heartbeat(lockAtMost)
-		next = l.check()
-	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/internal/util/reconcile"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
@@ -103,13 +104,18 @@ func (w *Watcher) Run(ctx context.Context, m Monitor) {
 	w.jobs.begin()
 	defer w.jobs.end()
 	w.activeUntil = time.Now().Add(activeFor)
-	for ctx.Err() == nil {
+	reconcile.Loop{On: []reconcile.Source{reconcile.Signal(w.wake)}, Task: task}.Run(ctx, func(ctx context.Context, cause reconcile.Cause) time.Duration {
+		if cause == reconcile.Change {
+			w.activeUntil = time.Now().Add(activeFor)
+			watch.Sleep(ctx, wakeDelay)
+		}
 		task.Heartbeat(usageTimeout + recordTimeout)
 		w.read(ctx, m)
 		wait := w.interval()
-		task.Heartbeat(wait + wakeDelay)
-		w.await(ctx, wait)
-	}
+		task.Heartbeat(wait)
+		watch.Sleep(ctx, minInterval)
+		return wait - minInterval
+	})
 }
 
 // interval is the time to the next reading.
@@ -126,14 +132,6 @@ func (w *Watcher) interval() time.Duration {
 		}
 	}
 	return idleInterval
-}
-
-// await waits for that long, or until Wake.
-func (w *Watcher) await(ctx context.Context, wait time.Duration) {
-	if watch.Sleep(ctx, minInterval) && watch.Await(ctx, w.wake, wait-minInterval) {
-		w.activeUntil = time.Now().Add(activeFor)
-		watch.Sleep(ctx, wakeDelay)
-	}
 }
 
 // read makes and publishes the next table. The record is read after the processes, so that it has the work that started them.

@@ -14,7 +14,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/use"
-	"github.com/tandem-gpu/tandem/internal/util/watch"
+	"github.com/tandem-gpu/tandem/internal/util/reconcile"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
 
@@ -101,11 +101,10 @@ func (c *Client) Run(ctx context.Context, tasks *watchdog.Registry, changed func
 	defer confirming.Wait()
 	confirming.Go(func() { c.confirm(ctx, tasks) })
 	f := follower{Client: c}
-	for {
-		task.Heartbeat(waitTime + answerTime)
+	reconcile.Loop{Task: task, Limit: waitTime + answerTime}.Run(ctx, func(ctx context.Context, _ reconcile.Cause) time.Duration {
 		latest, err := f.next(ctx)
 		if ctx.Err() != nil {
-			return
+			return reconcile.Never
 		}
 		pause := minPause
 		if err != nil {
@@ -118,11 +117,8 @@ func (c *Client) Run(ctx context.Context, tasks *watchdog.Registry, changed func
 		if c.record(latest, err, f.failures) {
 			changed()
 		}
-		task.Heartbeat(pause)
-		if !watch.Sleep(ctx, pause) {
-			return
-		}
-	}
+		return pause
+	})
 }
 
 // record stores an answer, or the error of that many failures in a row. It logs each kind of error once until the API works again, and that

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/internal/util/reconcile"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
@@ -44,17 +45,15 @@ func (c *Client) Confirmed() Confirmation {
 func (c *Client) confirm(ctx context.Context, tasks *watchdog.Registry) {
 	task := tasks.Register("nomad agent API: confirmation")
 	defer task.Done()
-	for {
-		task.Heartbeat(0)
-		select {
-		case <-c.wanted:
-		case <-ctx.Done():
-			return
+	reconcile.Loop{
+		On: []reconcile.Source{reconcile.Signal(c.wanted)}, Task: task, Limit: confirmTime + minPause,
+	}.Run(ctx, func(ctx context.Context, cause reconcile.Cause) time.Duration {
+		if cause == reconcile.Start {
+			return reconcile.Never
 		}
-		task.Heartbeat(confirmTime + minPause)
 		is, err := c.present(ctx)
 		if ctx.Err() != nil {
-			return
+			return reconcile.Never
 		}
 		c.mu.Lock()
 		c.confirmed = Confirmation{Record: is.record, At: is.asked, Err: err}
@@ -63,10 +62,9 @@ func (c *Client) confirm(ctx context.Context, tasks *watchdog.Registry) {
 			c.see(is.record, true)
 		}
 		c.mu.Unlock()
-		if !watch.Sleep(ctx, minPause) {
-			return
-		}
-	}
+		watch.Sleep(ctx, minPause)
+		return reconcile.Never
+	})
 }
 
 // present returns the allocations as the leader has them. With an error it has only the time.

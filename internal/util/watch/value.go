@@ -33,6 +33,12 @@ func (w *Value[T]) LoadNext() (latest T, next <-chan struct{}) {
 	return w.value, w.changed
 }
 
+// Changed returns a channel that the next Store closes.
+func (w *Value[T]) Changed() <-chan struct{} {
+	_, next := w.LoadNext()
+	return next
+}
+
 // Store replaces the value and wakes every watcher.
 func (w *Value[T]) Store(v T) {
 	w.mu.Lock()

@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/util/reconcile"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
@@ -75,22 +76,16 @@ func (e *Evictions) Run(ctx context.Context) error {
 		e.opts.Log.Warn("no pods are evicted: the record of evictions can't be read", "error", err)
 		watch.Sleep(ctx, diskAgain)
 	}
-	for ctx.Err() == nil {
-		devices, changed := e.opts.Devices.LoadNext()
-		wait := time.Hour
+	if ctx.Err() != nil {
+		return nil
+	}
+	reconcile.Loop{On: []reconcile.Source{e.opts.Devices.Changed}, Task: task, Limit: diskMost}.Run(ctx, func(context.Context, reconcile.Cause) time.Duration {
+		devices, wait := e.opts.Devices.Load(), reconcile.Never
 		if devices != nil {
-			task.Heartbeat(diskMost)
 			s, wait = e.decide(s, brokenOf(devices))
 		}
-		task.Heartbeat(wait + time.Second)
-		timer := time.NewTimer(wait)
-		select {
-		case <-changed:
-		case <-timer.C:
-		case <-ctx.Done():
-		}
-		timer.Stop()
-	}
+		return wait
+	})
 	return nil
 }
 
