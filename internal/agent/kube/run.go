@@ -93,7 +93,7 @@ func (r *run) adapter(a *agent.Agent) agent.Adapter {
 	)
 	problems := made.Problems
 	made.Problems = func() []problem.Problem {
-		return slices.Concat(server.Problems(), left, problems(), labels.Problems())
+		return slices.Concat(server.ListenProblems(), left, problems(), labels.Problems())
 	}
 	return made
 }

@@ -42,7 +42,7 @@ func (r *run) addPages(a *agent.Agent, to *agent.Adapter) {
 		},
 		func(ctx context.Context) error { page.Run(a.WatchUse(ctx)); return nil },
 	)
-	to.Problems = func() []problem.Problem { return slices.Concat(server.Problems(), r.plugin.Problems()) }
+	to.Problems = func() []problem.Problem { return slices.Concat(server.ListenProblems(), r.plugin.Problems()) }
 }
 
 // closeTimeout is how long a server waits for the end of the one before, which may have the same address.

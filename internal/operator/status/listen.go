@@ -83,8 +83,8 @@ func (s *Server) setProblem(problem string) (changed bool) {
 	return changed
 }
 
-// Problems has the reason if nothing is served.
-func (s *Server) Problems() []problem.Problem {
+// ListenProblems has the reason if nothing is served.
+func (s *Server) ListenProblems() []problem.Problem {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.problem == "" {
