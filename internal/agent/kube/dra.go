@@ -52,23 +52,23 @@ func checkDRA(s config.Kubernetes) error {
 // draDriver is a DRA driver with what surrounds it: the device plugins of the same process, the ResourceSlices, and whether containers of the node
 // can get devices at all.
 type draDriver struct {
-	driver    *dra.Adapter
-	plugins   *deviceplugin.Adapter       // set before anything runs
-	lock      sync.Mutex                  // held while either finds a device free and records that it has given it out
-	current   func() *inventory.Inventory // the latest
-	publisher *publisher.Publisher
-	desired   *watch.Value[[]kubeapi.Device]      // the devices of the driver; nil = not known yet
-	devices   *watch.Value[[]kubeapi.Device]      // those that are published; nil = nothing is
-	known     *watch.Value[bool]                  // the Node was read, and refused is true of it
-	evicted   *watch.Value[map[gpu.DeviceID]bool] // broken GPUs of which Kubernetes may delete the pods
-	evictions *eviction.Evictions                 // which decides that; nil = none are evicted
-	refused   *watch.Value[string]                // why containers of this node never get a device; "" = they may
-	runtime   func(context.Context) cdi.Runtime
-	asked     cdi.Runtime // what runtime answered last; of the goroutine of followNode
-	folder    string      // of the CDI specifications
-	boot      string      // ID of the present boot
-	watchdog  *watchdog.Registry
-	log       *slog.Logger
+	driver      *dra.Adapter
+	plugins     *deviceplugin.Adapter       // set before anything runs
+	lock        sync.Mutex                  // held while either finds a device free and records that it has given it out
+	current     func() *inventory.Inventory // the latest
+	publisher   *publisher.Publisher
+	desired     *watch.Value[[]kubeapi.Device]      // the devices of the driver; nil = not known yet
+	devices     *watch.Value[[]kubeapi.Device]      // those that are published; nil = nothing is
+	known       *watch.Value[bool]                  // the Node was read, and refused is true of it
+	evicted     *watch.Value[map[gpu.DeviceID]bool] // broken GPUs of which Kubernetes may delete the pods
+	evictions   *eviction.Evictions                 // which decides that; nil = none are evicted
+	refused     *watch.Value[string]                // why containers of this node never get a device; "" = they may
+	runtime     func(context.Context) cdi.Runtime
+	lastRuntime cdi.Runtime // what runtime answered last; of the goroutine of followNode
+	folder      string      // of the CDI specifications
+	boot        string      // ID of the present boot
+	watchdog    *watchdog.Registry
+	log         *slog.Logger
 }
 
 // newDRA returns a driver that is not running.

@@ -89,7 +89,7 @@ func (d *draDriver) followNode(ctx context.Context) error {
 		if d.refused.Load() == "" {
 			return runtimeEvery
 		}
-		if d.asked.Version == "" && time.Since(read) >= nodeEvery {
+		if d.lastRuntime.Version == "" && time.Since(read) >= nodeEvery {
 			read = time.Now()
 			_ = d.publisher.RefreshNode(ctx) // or the next time
 		}
@@ -117,14 +117,14 @@ func (d *draDriver) unsupported(ctx context.Context, n kubeapi.Node) string {
 	node := cdi.ParseRuntime(n.Status.NodeInfo.ContainerRuntimeVersion)
 	if d.runtime != nil {
 		r := d.runtime(ctx)
-		if !r.LacksSettingsOf(d.asked) {
-			d.asked = r
-		} else if r.Version == "" && node.Version != "" && node.Version != d.asked.Version {
-			d.asked = cdi.Runtime{}
+		if !r.LacksSettingsOf(d.lastRuntime) {
+			d.lastRuntime = r
+		} else if r.Version == "" && node.Version != "" && node.Version != d.lastRuntime.Version {
+			d.lastRuntime = cdi.Runtime{}
 		}
 	}
-	if d.asked.Version != "" {
-		return d.asked.Unsupported(d.folder)
+	if d.lastRuntime.Version != "" {
+		return d.lastRuntime.Unsupported(d.folder)
 	}
 	return node.Unsupported(d.folder)
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // listening is a limiter on addresses of the loopback, of which each client may choose one.
@@ -152,6 +153,19 @@ func TestAddedPages(t *testing.T) {
 		if handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil)); w.Body.String() != want {
 			t.Errorf("%s: %d %q", path, w.Code, w.Body)
 		}
+	}
+}
+
+// /inventory has the problems of the agent, as inspect has them.
+func TestProblemsOfTheAgentAreInTheInventory(t *testing.T) {
+	s := read(core.DefaultConfig(), coretest.GPUs(1)).server()
+	s.Options.Problems = func() []problem.Problem {
+		return []problem.Problem{{Code: problem.KernelLog, Text: "kernel log unavailable"}}
+	}
+	w := httptest.NewRecorder()
+	s.handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/inventory", nil))
+	if !strings.Contains(w.Body.String(), "kernel log unavailable") {
+		t.Errorf("%d %s", w.Code, w.Body)
 	}
 }
 
