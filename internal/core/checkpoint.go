@@ -68,9 +68,6 @@ func Restore(cfg Config, r Checkpoint, boot string) State {
 		s.Maintenance = r.Maintenance
 		s.Binding = r.Binding
 		s.Binding.Numbering = inventory.NewNumbering(r.Binding.Numbering.Generation, r.Binding.Numbering.Numbers)
-		if !r.NotReadSinceBoot && len(r.Binding.Numbering.Numbers) == 0 {
-			s.Binding.Numbering = s.Binding.Numbering.Initial(known) // a checkpoint of an agent that did not number devices
-		}
 		s.Binding.Unconfirmed = len(s.unconfirmedGPUs) > 0
 		s.Inventory = inventory.Build(s.buildInput(cfg))
 	}

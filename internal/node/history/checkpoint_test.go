@@ -171,21 +171,6 @@ func TestFormat(t *testing.T) {
 	}
 }
 
-// A file of an older agent with fewer fields of a device is read: the other fields are unknown.
-func TestFormatOfOlderAgents(t *testing.T) {
-	d := newDisk(t)
-	d.write(d.read("testdata/v1-plain.json")) // before devices had a serial number, an architecture, slices
-	r, _ := d.open().Load()
-	if d.log.Len() > 0 || len(r.Devices) != 2 || len(r.Conditions) != 2 || len(r.GPUs) != 1 {
-		t.Fatalf("%+v, log %s", r, d.log.String())
-	}
-	for _, of := range r.Devices {
-		if of.ID == "" || of.Profile == "" || of.DisplayState != gpu.Disabled || of.Slices != (gpu.Slices{}) || of.Serial != "" {
-			t.Errorf("%+v", of)
-		}
-	}
-}
-
 // The golden file has one value of each enumeration. These are all.
 func TestEnumerations(t *testing.T) {
 	for _, c := range []struct{ got, want string }{
