@@ -15,13 +15,13 @@ import (
 )
 
 const (
-	version = 1       // of the format
+	version = 2       // of the format
 	maxSize = 4 << 20 // of the file, in bytes; the adapter stores up to 4,096 IDs of about 200 bytes each
 )
 
 var _ deviceplugin.AllocationStore = (*File)(nil)
 
-// File is the file <dir>/<agent>.handed-out.json. Make one with Open. It is not safe for concurrent use.
+// File is the file <dir>/<agent>.allocated.json. Make one with Open. It is not safe for concurrent use.
 type File struct {
 	path   string
 	log    *slog.Logger
@@ -31,12 +31,12 @@ type File struct {
 // content is the content of the file.
 type content struct {
 	Version   int                             `json:"version"`
-	HandedOut []deviceplugin.StoredAllocation `json:"handedOut"`
+	Allocated []deviceplugin.StoredAllocation `json:"allocated"`
 }
 
 // Open returns the file of an agent. The first Save creates it.
 func Open(dir, agent string, log *slog.Logger) *File {
-	return &File{path: filepath.Join(dir, agent+".handed-out.json"), log: log}
+	return &File{path: filepath.Join(dir, agent+".allocated.json"), log: log}
 }
 
 // Load implements deviceplugin.AllocationStore. It returns nothing if there is no file, or none that can be read, which is logged.
@@ -46,7 +46,7 @@ func (f *File) Load() []deviceplugin.StoredAllocation {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		f.log.Warn("stored allocations not loaded", "file", f.path, "error", err)
 	}
-	return c.HandedOut
+	return c.Allocated
 }
 
 func (f *File) read() (content, error) {
