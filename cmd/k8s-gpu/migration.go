@@ -17,8 +17,8 @@ import (
 func importNVIDIA() *cli.Import {
 	return &cli.Import{
 		Of: "NVIDIA's k8s-device-plugin", Formats: nvidia.Formats, Extension: ".yaml",
-		Read: func(path string, text []byte, format string, readFile func(string) ([]byte, error)) (importer.Result, error) {
-			return nvidia.Import(nvidia.Input{Path: path, Text: text, Format: nvidia.Format(format), ReadFile: readFile})
+		Read: func(path string, text []byte, format string) (importer.Result, error) {
+			return nvidia.Import(nvidia.Input{Path: path, Text: text, Format: nvidia.Format(format)})
 		},
 	}
 }

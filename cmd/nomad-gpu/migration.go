@@ -27,7 +27,7 @@ import (
 func importNomad(name string) *cli.Import {
 	return &cli.Import{
 		Of: "nomad-device-nvidia (the configuration of a Nomad agent)", Formats: []string{hashicorp.FromHCL}, Extension: ".hcl",
-		Read: func(path string, text []byte, _ string, _ func(string) ([]byte, error)) (importer.Result, error) {
+		Read: func(path string, text []byte, _ string) (importer.Result, error) {
 			return hashicorp.Import(hashicorp.Input{Path: path, Text: text, Plugin: name})
 		},
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -21,9 +20,8 @@ type Import struct {
 	Formats   []string // of --from
 	Extension string   // of the files of this agent: ".yaml"
 
-	// Read returns the files of this agent. format is one of Formats, or "" = it is detected. readFile reads files that the
-	// input names, relative to its folder.
-	Read func(path string, text []byte, format string, readFile func(string) ([]byte, error)) (importer.Result, error)
+	// Read returns the files of this agent. format is one of Formats, or "" = it is detected.
+	Read func(path string, text []byte, format string) (importer.Result, error)
 }
 
 // maxInput limits an input in bytes.
@@ -59,13 +57,7 @@ func (p Program) doImport(_ context.Context, c *cli.Command) error {
 	if path == "-" {
 		name = "stdin"
 	}
-	folder := filepath.Dir(path)
-	r, err := p.Import.Read(name, input, format, func(named string) ([]byte, error) {
-		if !filepath.IsAbs(named) {
-			named = filepath.Join(folder, named)
-		}
-		return os.ReadFile(named)
-	})
+	r, err := p.Import.Read(name, input, format)
 	if err != nil {
 		return err
 	}

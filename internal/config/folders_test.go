@@ -53,7 +53,7 @@ func TestFolderOfAnotherProgramIsRefused(t *testing.T) {
 	}
 }
 
-// What agents of all versions so far have left in their state directories are names of this kind.
+// What agents leave in their state directories are names of this kind.
 func TestNamesInStateDirectories(t *testing.T) {
 	entries, err := filepath.Glob("../../test/golden/testdata/state-*/*")
 	if err != nil || len(entries) < 5 {

@@ -10,23 +10,23 @@ import (
 )
 
 // Checkpoint is the part of a State that is kept on disk over a restart of the agent, so that no fault is cleared
-// or forgotten by a restart. Its JSON encoding is the format of the file: names in it do not change.
+// or forgotten by a restart. Its JSON encoding is the format of the file.
 type Checkpoint struct {
-	BootID           string             `json:"Boot"`             // /proc/sys/kernel/random/boot_id
-	BootTime         time.Time          `json:"Booted,omitzero"`  // when the host booted, on the clock of the times below; zero = unknown
-	NotReadSinceBoot bool               `json:"Unread,omitempty"` // devices and links are those of an earlier boot: the driver has not been read in this one
+	BootID           string             // /proc/sys/kernel/random/boot_id
+	BootTime         time.Time          `json:",omitzero"`  // when the host booted, on the clock of the times below; zero = unknown
+	NotReadSinceBoot bool               `json:",omitempty"` // devices and links are those of an earlier boot: the driver has not been read in this one
 	Driver           string             // version of the driver when it was last ready
-	Maintenance      health.Maintenance `json:"Away,omitzero"`
+	Maintenance      health.Maintenance `json:",omitzero"`
 	Binding          inventory.Binding  `json:",omitzero"`
 	Devices          []gpu.Device
 	Links            []gpu.Link `json:",omitempty"` // NVLinks between the devices
 	Conditions       []health.Condition
-	GPUs             map[gpu.DeviceID]health.GPUHistory `json:"Charts"`
-	KernelLog        uint64                             `json:",omitempty"` // next sequence number to read from the kernel log of that boot; 0 = unknown
+	GPUs             map[gpu.DeviceID]health.GPUHistory
+	KernelLog        uint64 `json:",omitempty"` // next sequence number to read from the kernel log of that boot; 0 = unknown
 
 	// UnconfirmedGPUs are the GPUs, sorted, of a history that may belong to another host. All other GPUs in the
 	// checkpoint were read on this host.
-	UnconfirmedGPUs []gpu.DeviceID `json:"Inherited,omitempty"`
+	UnconfirmedGPUs []gpu.DeviceID `json:",omitempty"`
 }
 
 // Checkpoint returns what to keep of the state. The boot argument is the boot ID of the host. Simulated faults,
@@ -68,9 +68,6 @@ func Restore(cfg Config, r Checkpoint, boot string) State {
 		s.Maintenance = r.Maintenance
 		s.Binding = r.Binding
 		s.Binding.Numbering = inventory.NewNumbering(r.Binding.Numbering.Generation, r.Binding.Numbering.Numbers)
-		if !r.NotReadSinceBoot && len(r.Binding.Numbering.Numbers) == 0 {
-			s.Binding.Numbering = s.Binding.Numbering.Initial(known) // a checkpoint of an agent that did not number devices
-		}
 		s.Binding.Unconfirmed = len(s.unconfirmedGPUs) > 0
 		s.Inventory = inventory.Build(s.buildInput(cfg))
 	}

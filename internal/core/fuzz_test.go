@@ -32,9 +32,9 @@ func FuzzRestore(f *testing.F) {
 		f.Fatal(err)
 	}
 	for _, text := range []string{
-		string(seed), `{}`, `{"Boot":"a","Devices":[{"ID":"GPU-a","At":{"GPU":"GPU-a"}},{"ID":"GPU-a"}]}`,
-		`{"Conditions":[{"At":{"GPU":"GPU-a"},"Reason":"VERDICT","Code":255},{"At":{"GPU":"GPU-a"},"State":"lost","Last":"9999-12-31T23:59:59Z"}]}`,
-		`{"Charts":{"":{},"GPU-a":{"Tallies":null,"Vitals":{"Verdict":"reset"}}}}`, `{"Away":{"Since":"0001-01-01T00:00:01Z"}}`,
+		string(seed), `{}`, `{"BootID":"a","Devices":[{"ID":"GPU-a","At":{"GPU":"GPU-a"}},{"ID":"GPU-a"}]}`,
+		`{"Conditions":[{"At":{"GPU":"GPU-a"},"Reason":"RECOVERY_ACTION","Code":255},{"At":{"GPU":"GPU-a"},"State":"lost","Last":"9999-12-31T23:59:59Z"}]}`,
+		`{"GPUs":{"":{},"GPU-a":{"FaultCounts":null,"Sample":{"RecoveryAction":"reset"}}}}`, `{"Maintenance":{"Since":"0001-01-01T00:00:01Z"}}`,
 	} {
 		f.Add([]byte(text), false)
 		f.Add([]byte(text), true)

@@ -23,7 +23,7 @@ const (
 	maxGroupFile = 1 << 20
 
 	// groupFileVersion is the version of the format. It changes if an older plugin would misread the file.
-	groupFileVersion = 1
+	groupFileVersion = 2
 )
 
 // groupFile is the file of announced group names. Its methods block as long as the disk does; one goroutine calls them.
@@ -75,7 +75,7 @@ func readGroupFile(path string) ([]byte, error) { return statefile.Read(path, ma
 type groupFileText struct {
 	Version  int            `json:"version"`
 	Boot     string         `json:"boot"` // the host's boot ID when it was written; "" = unknown
-	Topology []topologyText `json:"places"`
+	Topology []topologyText `json:"topology"`
 	Names    []nameText     `json:"names"`
 }
 
@@ -83,7 +83,7 @@ type groupFileText struct {
 type topologyText struct {
 	By        config.GroupBy `json:"by"`
 	GPU       gpu.DeviceID   `json:"gpu"`
-	Group     topologyGroup  `json:"place"`     // "" = none
+	Group     topologyGroup  `json:"group"`     // "" = none
 	Announced bool           `json:"announced"` // in that boot; else before
 	Boots     int            `json:"boots"`     // see previousTopology
 }
@@ -93,7 +93,7 @@ type nameText struct {
 	Type     string        `json:"type"`
 	Name     string        `json:"name"`
 	Pool     string        `json:"pool"`
-	Topology topologyGroup `json:"place"`
+	Topology topologyGroup `json:"topology"`
 	Model    string        `json:"model"`
 	Memory   uint64        `json:"memory_mib"`
 	Major    int           `json:"compute_major"`
@@ -171,7 +171,7 @@ func (a assignment) addTopology(t topologyText, booted int) error {
 	_, announced := a.topology[k]
 	_, known := a.previous.topology[k]
 	if t.By != config.GroupByNUMA && t.By != config.GroupByNVLink || t.GPU == "" || t.Boots < 0 || announced || known {
-		return fmt.Errorf("invalid or duplicate place of gpu %q by %q", t.GPU, t.By)
+		return fmt.Errorf("invalid or duplicate topology group of gpu %q by %q", t.GPU, t.By)
 	}
 	if t.Announced && booted == 0 {
 		a.topology[k] = t.Group

@@ -80,7 +80,7 @@ func TestInvalidGroupFile(t *testing.T) {
 		"empty":           "",
 		"truncated":       good[:len(good)/2],
 		"trailing text":   good + "{}",
-		"another version": strings.Replace(good, `"version": 1`, `"version": 2`, 1),
+		"another version": strings.Replace(good, `"version": 2`, `"version": 3`, 1),
 		"no version":      "{}",
 		"not JSON":        "names",
 		"one name twice":  strings.ReplaceAll(good, islandName(2), islandName(0)),

@@ -2,7 +2,7 @@
 // verbs, HTTP pages, metrics, logs, the device plugin API, the Nomad device API and the health history on disk.
 //
 // The command "go test ./test/golden -update" writes testdata/*.golden; "git diff" then lists what changed. The folders
-// testdata/state-* are state directories as an earlier version wrote them: -update does not touch them.
+// testdata/state-* are state directories that -save-state writes: -update does not touch them.
 package golden
 
 import (

@@ -169,7 +169,7 @@ func (h *host) compareState(agent string) {
 	compare(h.t, "state-"+agent, all.String())
 }
 
-// TestSavedState starts each agent on the state directory that an earlier version left: its conditions are there with
+// TestSavedState starts each agent on the state directory that an earlier process left: its conditions are there with
 // their times.
 func TestSavedState(t *testing.T) {
 	t.Parallel()

@@ -170,7 +170,7 @@ func TestMaintenanceOutlivesTheAgents(t *testing.T) {
 	a.commands("quiesce")
 	for _, name := range bothAgents {
 		// On disk when the command has ended.
-		if text, err := os.ReadFile(filepath.Join(a.stateDir, name+".json")); err != nil || !strings.Contains(string(text), `"Away"`) {
+		if text, err := os.ReadFile(filepath.Join(a.stateDir, name+".json")); err != nil || !strings.Contains(string(text), `"Maintenance"`) {
 			t.Errorf("%s: no maintenance on disk (%v)", name, err)
 		}
 	}

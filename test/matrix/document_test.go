@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"strings"
@@ -22,7 +21,7 @@ func TestDocument(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tables := map[string]string{kubelet.name: results.table(kubelet), dra.name: results.table(dra), nomad.name: results.table(nomad), "states": states(t)}
+	tables := map[string]string{kubelet.name: results.table(kubelet), dra.name: results.table(dra), nomad.name: results.table(nomad)}
 	parts := strings.Split(string(text), begin)
 	for i, part := range parts[1:] {
 		name, rest, ok := strings.Cut(part, " -->\n")
@@ -59,38 +58,6 @@ func (all Results) table(s *subject) string {
 			skipped = "`" + strings.Join(r.Skipped, "`, `") + "`"
 		}
 		fmt.Fprintf(&b, "| %s | %d | %d | %s | %s | %s |\n", strings.TrimPrefix(r.Version, "v"), r.Tests(), r.Passed, failed, skipped, r.Date)
-	}
-	return b.String()
-}
-
-// states has a row for each former state.
-func states(t *testing.T) string {
-	t.Helper()
-	var former []struct{ Name, Commit, Date, Why string }
-	var results []struct {
-		Name, Date string
-		Ran        int
-		Passed     bool
-	}
-	for path, into := range map[string]any{"upgrade/states.json": &former, "upgrade/results.json": &results} {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := json.Unmarshal(text, into); err != nil {
-			t.Fatalf("%s: %v", path, err)
-		}
-	}
-	var b strings.Builder
-	b.WriteString("| state | commit | of | what is on disk | ended by TERM and by KILL |\n|---|---|---|---|---|\n")
-	for _, s := range former {
-		outcome := "not run"
-		for _, r := range results {
-			if r.Name == s.Name && r.Ran > 0 {
-				outcome = map[bool]string{true: "passed, ", false: "**failed**, "}[r.Passed] + r.Date
-			}
-		}
-		fmt.Fprintf(&b, "| %s | `%.12s` | %s | %s | %s |\n", s.Name, s.Commit, s.Date, s.Why, outcome)
 	}
 	return b.String()
 }

@@ -23,11 +23,11 @@ type Condition struct {
 	Last                time.Time    // latest occurrence; a persistent state occurs once
 	Count               int          // occurrences; for a persistent state, checks that showed it, up to the number required
 	Repeated            bool         // it occurred again within the time that the rule for repetition sets
-	ClearingSince       time.Time    `json:"Clearing"` // since when the evidence for recovery holds; zero = it does not
-	CleanChecks         int          `json:"Clean"`    // complete checks since ClearingSince
+	ClearingSince       time.Time    // since when the evidence for recovery holds; zero = it does not
+	CleanChecks         int          // complete checks since ClearingSince
 	Evidence            xid.Evidence // what clears it under this driver and policy
-	IgnoredUntil        time.Time    `json:"Ignored"` // ignored by an operator until then; zero = not ignored
-	FromRemovedInstance bool         `json:"Moved"`   // it was on a MIG instance that was removed: at most degraded
+	IgnoredUntil        time.Time    // ignored by an operator until then; zero = not ignored
+	FromRemovedInstance bool         // it was on a MIG instance that was removed: at most degraded
 	Simulated           bool
 }
 

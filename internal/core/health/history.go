@@ -9,18 +9,18 @@ import (
 )
 
 // GPUHistory is what the ledger knows of one GPU beside its conditions. Exported fields are kept over a restart of
-// the agent, under the names of their JSON tags.
+// the agent.
 type GPUHistory struct {
-	Sample            Sample       `json:"Vitals"`
-	LastReset         time.Time    `json:"Reset"`  // when a reset of the GPU was last detected
-	MaxNVLinks        uint64       `json:"Links"`  // most NVLinks ever active at a time
-	JoinedFabric      bool         `json:"Joined"` // it has been part of a fabric that completed
-	UnhealthyEpisodes []time.Time  `json:"Spells"` // beginnings of the latest episodes
+	Sample            Sample
+	LastReset         time.Time    // when a reset of the GPU was last detected
+	MaxNVLinks        uint64       // most NVLinks ever active at a time
+	JoinedFabric      bool         // it has been part of a fabric that completed
+	UnhealthyEpisodes []time.Time  // beginnings of the latest episodes
 	Recoveries        []time.Time  // when it latest recovered from a severe cause without an operator
-	ClearedByReset    []ClearedXID `json:"Mended"`  // XIDs that a reset cleared
-	UnhealthySince    time.Time    `json:"Bad"`     // beginning of the present unhealthy episode; zero = none
-	SevereCause       bool         `json:"Severe"`  // the present episode has a severe cause
-	FaultCounts       []FaultCount `json:"Tallies"` // XIDs and events, by code
+	ClearedByReset    []ClearedXID // XIDs that a reset cleared
+	UnhealthySince    time.Time    // beginning of the present unhealthy episode; zero = none
+	SevereCause       bool         // the present episode has a severe cause
+	FaultCounts       []FaultCount // XIDs and events, by code
 
 	checked        time.Time // latest complete check since the agent started
 	onlyGPU        bool      // no other GPU is known on this host
@@ -44,8 +44,8 @@ type FaultCount struct {
 	Code          uint64
 	Count         uint64
 	Last          time.Time
-	FromKernelLog bool `json:"Logged"`        // the latest occurrence was in the kernel log
-	BothSources   bool `json:"Both,omitzero"` // the kernel log and NVML both reported the latest occurrence
+	FromKernelLog bool // the latest occurrence was in the kernel log
+	BothSources   bool `json:",omitzero"` // the kernel log and NVML both reported the latest occurrence
 }
 
 // isEcho reports whether an XID is the latest occurrence, reported by the other source too. A line that was in the

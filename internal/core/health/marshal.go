@@ -6,29 +6,29 @@ import (
 
 // The names of enumeration values in files. They do not change when texts for operators change.
 var (
-	tristateNames       = [...]string{"unsaid", "no", "yes"}
-	recoveryActionNames = [...]string{"unsaid", "none", "reset", "reboot", "drain-p2p", "drain-and-reset", "recover-imex", "other"}
-	fabricNames         = [...]string{"unsaid", "starting", "well", "limited", "unhealthy", "misconfigured"}
+	tristateNames       = [...]string{"not-reported", "no", "yes"}
+	recoveryActionNames = [...]string{"not-reported", "none", "reset", "reboot", "drain-p2p", "drain-and-reset", "recover-imex", "other"}
+	fabricNames         = [...]string{"not-reported", "starting", "healthy", "limited", "unhealthy", "misconfigured"}
 )
 
 // MarshalText returns the name of the value in files.
 func (a Tristate) MarshalText() ([]byte, error) {
-	return gpu.MarshalName(a, tristateNames[:], "answer")
+	return gpu.MarshalName(a, tristateNames[:], "tristate")
 }
 
 // UnmarshalText parses the output of MarshalText.
 func (a *Tristate) UnmarshalText(text []byte) error {
-	return gpu.UnmarshalName(a, tristateNames[:], string(text), "answer")
+	return gpu.UnmarshalName(a, tristateNames[:], string(text), "tristate")
 }
 
 // MarshalText returns the name of the recovery action in files.
 func (v RecoveryAction) MarshalText() ([]byte, error) {
-	return gpu.MarshalName(v, recoveryActionNames[:], "verdict")
+	return gpu.MarshalName(v, recoveryActionNames[:], "recovery action")
 }
 
 // UnmarshalText parses the output of MarshalText.
 func (v *RecoveryAction) UnmarshalText(text []byte) error {
-	return gpu.UnmarshalName(v, recoveryActionNames[:], string(text), "verdict")
+	return gpu.UnmarshalName(v, recoveryActionNames[:], string(text), "recovery action")
 }
 
 // MarshalText returns the name of the fabric state in files.

@@ -73,7 +73,7 @@ var meanings = [...]meaning{
 	ReasonNone:  {},
 	ReasonXID:   {name: "XID"},
 	ReasonEvent: {name: "EVENT"},
-	ReasonRecoveryAction: {name: "VERDICT", // in files on disk; causes have RECOVERY_ACTION_
+	ReasonRecoveryAction: {name: "RECOVERY_ACTION", // causes add the action
 		text: "recovery action", state: Unhealthy, clears: level, clearsText: "recovery action None", severe: true},
 	ReasonLost:         {name: "LOST", text: "GPU is lost", state: GPULost, clears: level, clearsText: "GPU answers again, or reboot", action: "check slot and power, reboot the host", effort: needsReboot, severe: true},
 	ReasonProbe:        {name: "PROBE_FAILED", text: "GPU answers with an error", state: Unhealthy, clears: level, clearsText: "clean checks", action: "see the driver's log, reset the GPU", effort: needsReset},

@@ -7,7 +7,7 @@ import (
 // Sample is the result of one health check of a GPU. It is comparable. The zero value of a field means that
 // the GPU does not report it (not supported), which is never a fault.
 type Sample struct {
-	RecoveryAction RecoveryAction `json:"Verdict"`
+	RecoveryAction RecoveryAction
 
 	RemapPending      Tristate // a row remap takes effect at the next reset (Ampere and newer)
 	RemapFailed       Tristate // a row could not be remapped

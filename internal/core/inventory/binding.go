@@ -35,7 +35,7 @@ type ShareAssignment struct {
 	Share    string // its pool and selector
 	First    int    // as in the policy
 	Taken    []gpu.DeviceID
-	Rejected []gpu.DeviceID `json:"Left"`
+	Rejected []gpu.DeviceID
 }
 
 // PositionBinding is one position in a policy and the devices that it is bound to.

@@ -33,7 +33,7 @@ func SharedNumbering(generation int, of []Number) Numbering {
 // Number is the number of a GPU or MIG instance.
 type Number struct {
 	ID    gpu.DeviceID
-	Index gpu.DeviceIndex `json:"At"` // Instance is -1 for a GPU
+	Index gpu.DeviceIndex // Instance is -1 for a GPU
 }
 
 // Equal reports whether two numberings have the same generation and numbers.

@@ -12,11 +12,11 @@ import (
 )
 
 const (
-	allocationFileVersion = 1       // of the format
+	allocationFileVersion = 2       // of the format
 	allocationFileMaxSize = 4 << 20 // in bytes; the adapter stores up to 4,096 IDs of about 200 bytes each
 )
 
-// allocationFile is the file <dir>/<agent>.handed-out.json, which stores on disk which device IDs an agent has allocated, so that a restart does not
+// allocationFile is the file <dir>/<agent>.allocated.json, which stores on disk which device IDs an agent has allocated, so that a restart does not
 // remove them from the kubelet's list while pods hold them. An agent that can't write it logs that and continues. It is not safe for
 // concurrent use.
 type allocationFile struct {
@@ -28,7 +28,7 @@ type allocationFile struct {
 // allocationFileContent is the content of the file.
 type allocationFileContent struct {
 	Version   int                `json:"version"`
-	HandedOut []StoredAllocation `json:"handedOut"`
+	Allocated []StoredAllocation `json:"allocated"`
 }
 
 // OpenAllocations returns the allocations of an agent in a folder. The first Save creates the file. Without a folder there are none.
@@ -36,7 +36,7 @@ func OpenAllocations(dir, agent string, log *slog.Logger) AllocationStore {
 	if dir == "" {
 		return nil // not a nil *allocationFile: in an interface that is not nil
 	}
-	return &allocationFile{path: filepath.Join(dir, agent+".handed-out.json"), log: log}
+	return &allocationFile{path: filepath.Join(dir, agent+".allocated.json"), log: log}
 }
 
 // Load implements AllocationStore. It returns nothing if there is no file, or none that can be read, which is logged.
@@ -46,7 +46,7 @@ func (f *allocationFile) Load() []StoredAllocation {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		f.log.Warn("stored allocations not loaded", "file", f.path, "error", err)
 	}
-	return c.HandedOut
+	return c.Allocated
 }
 
 func (f *allocationFile) read() (allocationFileContent, error) {

@@ -32,7 +32,7 @@ func TestAllocationsOnDisk(t *testing.T) {
 	for range 2 {
 		f.Save(want)
 	}
-	if err := os.WriteFile(filepath.Join(dir, ".k8s-gpu.handed-out.json123"), nil, 0o600); err != nil { // a crash left it
+	if err := os.WriteFile(filepath.Join(dir, ".k8s-gpu.allocated.json123"), nil, 0o600); err != nil { // a crash left it
 		t.Fatal(err)
 	}
 	again, _ := openAllocationFile(t, dir)
@@ -40,7 +40,7 @@ func TestAllocationsOnDisk(t *testing.T) {
 		t.Error(diff)
 	}
 	entries, err := os.ReadDir(dir)
-	if err != nil || len(entries) != 1 || entries[0].Name() != "k8s-gpu.handed-out.json" {
+	if err != nil || len(entries) != 1 || entries[0].Name() != "k8s-gpu.allocated.json" {
 		t.Fatalf("%v %v", entries, err)
 	}
 	if info, err := entries[0].Info(); err != nil || info.Mode().Perm() != 0o600 {
@@ -54,7 +54,7 @@ func TestAllocationsOnDisk(t *testing.T) {
 // A file that can't be read is logged and ignored.
 func TestUnreadableAllocationFiles(t *testing.T) {
 	for name, text := range map[string]string{
-		"empty": "", "cut short": `{"version": 1, "handedOut": [{"resource": "nvid`, "another version": `{"version": 2}`,
+		"empty": "", "cut short": `{"version": 2, "allocated": [{"resource": "nvid`, "another version": `{"version": 3}`,
 		"another kind": `[]`, "too large": strings.Repeat(" ", allocationFileMaxSize+1),
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -15,8 +15,8 @@ import (
 type StoredAllocation struct {
 	Resource    string           `json:"resource"`
 	ID          inventory.UnitID `json:"id"`
-	NUMANode    int              `json:"numaNode"`      // -1 = no affinity
-	WithdrawnAt time.Time        `json:"gone,omitzero"` // since when the ID is not offered; zero = it was when this was written
+	NUMANode    int              `json:"numaNode"`             // -1 = no affinity
+	WithdrawnAt time.Time        `json:"withdrawnAt,omitzero"` // since when the ID is not offered; zero = it was when this was written
 }
 
 // AllocationStore stores allocations across restarts of the agent. Load is called first, and both are called from one goroutine.

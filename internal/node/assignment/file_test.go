@@ -93,7 +93,7 @@ func TestAbsenceAfterRestore(t *testing.T) {
 }
 
 // The target that was set last counts, also if the file was lost in between, if two are set in one millisecond, and after a step back of
-// the clock. What earlier versions wrote, with small numbers, is an earlier target.
+// the clock.
 func TestLastTargetCounts(t *testing.T) {
 	now := time.UnixMilli(1_800_000_000_123)
 	set := func(f assignment.File, to inventory.API, at time.Time) assignment.File {
@@ -103,7 +103,6 @@ func TestLastTargetCounts(t *testing.T) {
 	first := set(was, inventory.DRA, now)
 	for name, tc := range map[string]struct{ onDisk, remembered assignment.File }{
 		"the file was lost":               {set(assignment.File{}, inventory.DevicePlugin, now.Add(time.Millisecond)), first},
-		"an earlier version wrote it":     {set(assignment.File{}, inventory.DevicePlugin, now), was},
 		"the file is older":               {set(was, inventory.DevicePlugin, now.Add(time.Millisecond)), first},
 		"another one in this millisecond": {set(first, inventory.DevicePlugin, now), first},
 		"the clock went back":             {set(first, inventory.DevicePlugin, now.Add(-time.Hour)), first},

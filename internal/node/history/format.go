@@ -13,7 +13,7 @@ import (
 )
 
 // version is that of the format. A change that an older agent would misread needs another.
-const version = 1
+const version = 2
 
 // envelope is the file.
 type envelope struct {
@@ -28,18 +28,18 @@ type rawEnvelope struct {
 	Version int
 	Agent   string
 	Record  struct {
-		Boot       string
-		Booted     json.RawMessage
-		Unread     bool
-		Inherited  json.RawMessage
-		Driver     string
-		Away       json.RawMessage
-		Binding    json.RawMessage
-		Devices    []json.RawMessage
-		Links      []json.RawMessage
-		Conditions []json.RawMessage
-		Charts     map[gpu.DeviceID]json.RawMessage
-		KernelLog  json.RawMessage
+		BootID           string
+		BootTime         json.RawMessage
+		NotReadSinceBoot bool
+		UnconfirmedGPUs  json.RawMessage
+		Driver           string
+		Maintenance      json.RawMessage
+		Binding          json.RawMessage
+		Devices          []json.RawMessage
+		Links            []json.RawMessage
+		Conditions       []json.RawMessage
+		GPUs             map[gpu.DeviceID]json.RawMessage
+		KernelLog        json.RawMessage
 	}
 }
 
@@ -67,8 +67,8 @@ func decode(text []byte, agent string) (r core.Checkpoint, skipped []error, err 
 	skip := func(what string, i any, err error) {
 		skipped = append(skipped, fmt.Errorf("%s %v: %w", what, i, err))
 	}
-	r.BootID, r.Driver = e.Record.Boot, e.Record.Driver
-	r.NotReadSinceBoot = e.Record.Unread
+	r.BootID, r.Driver = e.Record.BootID, e.Record.Driver
+	r.NotReadSinceBoot = e.Record.NotReadSinceBoot
 	part := func(what string, text json.RawMessage, into any) {
 		if text == nil {
 			return
@@ -78,9 +78,9 @@ func decode(text []byte, agent string) (r core.Checkpoint, skipped []error, err 
 			reflect.ValueOf(into).Elem().SetZero() // a part that is valid in part does not count
 		}
 	}
-	part("boot moment", e.Record.Booted, &r.BootTime)
-	part("maintenance", e.Record.Away, &r.Maintenance)
-	part("GPUs inherited", e.Record.Inherited, &r.UnconfirmedGPUs)
+	part("boot time", e.Record.BootTime, &r.BootTime)
+	part("maintenance", e.Record.Maintenance, &r.Maintenance)
+	part("unconfirmed GPUs", e.Record.UnconfirmedGPUs, &r.UnconfirmedGPUs)
 	part("binding", e.Record.Binding, &r.Binding)
 	part("kernel log", e.Record.KernelLog, &r.KernelLog)
 	known := map[gpu.DeviceID]bool{}
@@ -100,12 +100,12 @@ func decode(text []byte, agent string) (r core.Checkpoint, skipped []error, err 
 		return l, err
 	}, func(i int, err error) { skip("link", i, err) })
 	r.Conditions = decodeAll(e.Record.Conditions, decodeCondition, func(i int, err error) { skip("condition", i, err) })
-	if e.Record.Charts != nil {
-		r.GPUs = make(map[gpu.DeviceID]health.GPUHistory, len(e.Record.Charts))
+	if e.Record.GPUs != nil {
+		r.GPUs = make(map[gpu.DeviceID]health.GPUHistory, len(e.Record.GPUs))
 	}
-	for _, id := range slices.Sorted(maps.Keys(e.Record.Charts)) {
+	for _, id := range slices.Sorted(maps.Keys(e.Record.GPUs)) {
 		var history health.GPUHistory
-		if err := json.Unmarshal(e.Record.Charts[id], &history); err != nil {
+		if err := json.Unmarshal(e.Record.GPUs[id], &history); err != nil {
 			skip("GPU history", id, err)
 			continue
 		}

@@ -15,13 +15,13 @@ import (
 
 // FuzzLoad checks that an agent starts with any file, and that the valid parts of it are saved unchanged.
 func FuzzLoad(f *testing.F) {
-	golden, err := os.ReadFile("testdata/v1.json")
+	golden, err := os.ReadFile("testdata/v2.json")
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Add(golden)
-	f.Add([]byte(`{"Version":1,"Agent":"k8s-gpu","Record":{"Conditions":[{"At":{"GPU":"GPU-a"},"Reason":"VERDICT","Code":255}]}}`))
-	f.Add([]byte(`{"Version":1,"Agent":"k8s-gpu","Record":{"Charts":{"GPU-a":{"Vitals":{"Verdict":"reset"}}},"Devices":[{"ID":"GPU-a","At":{"GPU":"GPU-a"}}]}}`))
+	f.Add([]byte(`{"Version":2,"Agent":"k8s-gpu","Record":{"Conditions":[{"At":{"GPU":"GPU-a"},"Reason":"RECOVERY_ACTION","Code":255}]}}`))
+	f.Add([]byte(`{"Version":2,"Agent":"k8s-gpu","Record":{"GPUs":{"GPU-a":{"Sample":{"RecoveryAction":"reset"}}},"Devices":[{"ID":"GPU-a","At":{"GPU":"GPU-a"}}]}}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		r, _, err := decode(text, "k8s-gpu")
 		if err != nil {

@@ -170,7 +170,7 @@ func programOf(c *node) string {
 	return ""
 }
 
-// wordsOf are the words of a command or of arguments. A script of a shell is split like a command line.
+// wordsOf are the words of a command or of arguments. A script of a shell is split into its words.
 func wordsOf(n *node) (words []string) {
 	for _, item := range n.items() {
 		if strings.Contains(item.text(), " ") && !strings.HasPrefix(item.text(), "-") {
@@ -178,6 +178,31 @@ func wordsOf(n *node) (words []string) {
 			continue
 		}
 		words = append(words, item.text())
+	}
+	return words
+}
+
+// shellWords splits a line into words, with quotes as in a shell. Nothing is expanded.
+func shellWords(line string) (words []string) {
+	var word strings.Builder
+	quote, open := rune(0), false
+	for _, r := range line + " " {
+		switch {
+		case quote != 0 && r == quote:
+			quote = 0
+		case quote == 0 && (r == '\'' || r == '"'):
+			quote, open = r, true
+		case quote == 0 && strings.ContainsRune(" \t\n\r", r):
+			if open {
+				words = append(words, word.String())
+			}
+			word.Reset()
+			open = false
+		case quote == 0 && r == '\\':
+		default:
+			word.WriteRune(r)
+			open = true
+		}
 	}
 	return words
 }
@@ -249,7 +274,7 @@ func (s *source) readConfigFile(c, pod *node) {
 		"import it as well: kubectl get configmap "+cmp.Or(strings.Join(maps, " "), "NAME")+" -o yaml")
 }
 
-// readFlags reads a command line without its program.
+// readFlags reads the arguments of the plugin.
 func (s *source) readFlags(words []string, where string) {
 	for i := 0; i < len(words); i++ {
 		name, isFlag := strings.CutPrefix(words[i], "-")

@@ -1,11 +1,12 @@
 // Package nvidia turns configurations of NVIDIA's k8s-device-plugin (0.20) into files of k8s-gpu that give the same answers: its
-// configuration file, Helm values of its chart and of the GPU operator, manifests with arguments, variables and ConfigMaps, and
-// command lines.
+// configuration file, Helm values of its chart and of the GPU operator, and manifests with arguments, variables and ConfigMaps.
 package nvidia
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -20,19 +21,16 @@ const (
 	FromFile     Format = "file"     // version: v1
 	FromValues   Format = "values"   // of NVIDIA's chart, or of the GPU operator's
 	FromManifest Format = "manifest" // DaemonSet, Pod, ConfigMap, ClusterPolicy, lists of them
-	FromArgs     Format = "args"     // command lines: helm with --set, docker run, the plugin itself
 )
 
 // Formats are the names of the formats.
-var Formats = []string{string(FromFile), string(FromValues), string(FromManifest), string(FromArgs)}
+var Formats = []string{string(FromFile), string(FromValues), string(FromManifest)}
 
 // Input is a text and where it is from.
 type Input struct {
 	Path   string // for messages
 	Text   []byte
 	Format Format
-
-	ReadFile func(path string) ([]byte, error) // of files that a helm command names; nil = there are none
 }
 
 // Import returns the files of k8s-gpu that an input means. Every file is valid for it. An input that can't be read, or in which the
@@ -87,7 +85,7 @@ type fileText struct {
 
 // option is an option of the plugin that is given as a flag, a variable or a chart value.
 type option struct {
-	flag  string // as of command lines, without "--"; a variable that is no flag: its name
+	flag  string // without "--"; a variable that is no flag: its name
 	text  string
 	where string
 }
@@ -96,24 +94,23 @@ func (s *source) note(effect importer.Effect, where, text, remedy string) {
 	s.notes = append(s.notes, importer.Note{Effect: effect, Where: where, Text: text, Remedy: remedy})
 }
 
+// commandLine matches a text that begins, after comments, with a command, a flag or a variable, and has its first words.
+var commandLine = regexp.MustCompile(`^(?:\s*(?:#.*)?\n)*[ \t]*(?:\$ |sudo )*(` +
+	`(?:\S*/)?(?:helm|docker|podman|nvidia-device-plugin|k8s-device-plugin)(?: +[a-z]+)?(?:\s|$)|--[a-z][a-z-]*|[A-Z][A-Z0-9_]*=\S+)`)
+
 // read parses an input.
 func read(in Input) (*source, error) {
+	if command := commandLine.FindSubmatch(in.Text); command != nil {
+		return nil, fmt.Errorf("%s: %q begins a command line, which is not imported: give the values of the release "+
+			"(helm get values RELEASE -o yaml), the manifest (kubectl get daemonset NAME -o yaml) or the configuration file",
+			in.Path, bytes.TrimSpace(command[1]))
+	}
 	s := &source{path: in.Path}
-	format := in.Format
-	var docs []*node
-	var err error
-	if format != FromArgs {
-		docs, err = parse(in.Path, in.Text)
-		if format == "" {
-			format = detect(docs, err, in.Text)
-		}
-		if err != nil && format != FromArgs {
-			return nil, err
-		}
+	docs, err := parse(in.Path, in.Text)
+	if err != nil {
+		return nil, err
 	}
-	if format == FromArgs {
-		return s, s.readCommands(in)
-	}
+	format := cmp.Or(in.Format, detect(docs))
 	if format == FromManifest {
 		return s, s.readManifest(docs)
 	}
@@ -141,24 +138,18 @@ func read(in Input) (*source, error) {
 	return s, nil
 }
 
-// detect returns the format of a text. What is no YAML mapping is a command line.
-func detect(docs []*node, err error, text []byte) Format {
-	if err != nil || len(docs) == 0 {
-		if isCommands(text) {
-			return FromArgs
-		}
-		return FromFile
-	}
+// detect returns the format of a text.
+func detect(docs []*node) Format {
 	for _, d := range docs {
 		if d.get("kind") != nil && d.get("apiVersion") != nil || d.sequence() != nil && len(docs) == 1 && d.items()[0].get("kind") != nil {
 			return FromManifest
 		}
 	}
+	if len(docs) == 0 || docs[0].mapping() == nil {
+		return FromFile
+	}
 	root := docs[0]
-	switch {
-	case root.mapping() == nil:
-		return FromArgs
-	case root.get("spec.devicePlugin") != nil: // a patch of a ClusterPolicy
+	if root.get("spec.devicePlugin") != nil { // a patch of a ClusterPolicy
 		return FromManifest
 	}
 	for _, key := range root.keys() {

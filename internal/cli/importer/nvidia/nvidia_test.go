@@ -12,15 +12,13 @@ import (
 	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
 
-// importFile imports a file of a folder, with the files beside it.
+// importFile imports a file of a folder.
 func importFile(folder, name string) (importer.Result, error) {
 	text, err := os.ReadFile(filepath.Join(folder, name))
 	if err != nil {
 		return importer.Result{}, err
 	}
-	return nvidia.Import(nvidia.Input{
-		Path: name, Text: text, ReadFile: func(path string) ([]byte, error) { return os.ReadFile(filepath.Join(folder, path)) },
-	})
+	return nvidia.Import(nvidia.Input{Path: name, Text: text})
 }
 
 // render is a result as text.

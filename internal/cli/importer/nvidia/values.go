@@ -72,7 +72,7 @@ func (s *source) readConfigs(c *node, mapKey string) {
 	key := mapKey[strings.LastIndex(mapKey, ".")+1:]
 	for _, name := range c.mappingAt(key).keys() {
 		text := c.mappingAt(key).value(name)
-		if s.fromFile(name, text) || s.addText(name, mapKey+"."+name, text) {
+		if s.addText(name, mapKey+"."+name, text) {
 			continue
 		}
 		s.note(importer.Differs, s.at(text, mapKey+"."+name), "left out: it is no configuration of the plugin", "")

@@ -1,9 +1,0 @@
-# https://github.com/NVIDIA/k8s-device-plugin/blob/v0.17.1/README.md#setting-other-helm-chart-values
-# Licence: Apache-2.0, Copyright NVIDIA CORPORATION.
-helm upgrade -i nvdp nvdp/nvidia-device-plugin \
-  --version=0.17.1 \
-  --namespace nvidia-device-plugin \
-  --create-namespace \
-  --set compatWithCPUManager=true \
-  --set resources.requests.cpu=100m \
-  --set resources.limits.memory=512Mi

@@ -1,7 +1,0 @@
-# https://github.com/NVIDIA/k8s-device-plugin/blob/v0.17.1/README.md#deploying-with-gpu-feature-discovery-for-automatic-node-labels
-# Licence: Apache-2.0, Copyright NVIDIA CORPORATION.
-helm upgrade -i nvdp nvdp/nvidia-device-plugin \
-  --version=0.17.1 \
-  --namespace nvidia-device-plugin \
-  --create-namespace \
-  --set gfd.enabled=true
