@@ -50,8 +50,8 @@ func TestLogs(t *testing.T) {
 	for failures := range startFailures + 3 {
 		never.record(answer{}, forbidden, failures+1)
 	}
-	if n := strings.Count(log.String(), "403"); n != 1 {
-		t.Errorf("never an answer: %d lines", n)
+	if n := strings.Count(log.String(), "403 Forbidden"); n != 1 {
+		t.Errorf("never an answer: %d lines:\n%s", n, log.String())
 	}
 }
 
