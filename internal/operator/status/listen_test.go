@@ -159,7 +159,7 @@ func TestAddedPages(t *testing.T) {
 // /inventory has the problems of the agent, as inspect has them.
 func TestProblemsOfTheAgentAreInTheInventory(t *testing.T) {
 	s := read(core.DefaultConfig(), coretest.GPUs(1)).server()
-	s.Options.Problems = func() []problem.Problem {
+	s.Problems = func() []problem.Problem {
 		return []problem.Problem{{Code: problem.KernelLog, Text: "kernel log unavailable"}}
 	}
 	w := httptest.NewRecorder()
