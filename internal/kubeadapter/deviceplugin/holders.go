@@ -105,7 +105,7 @@ func (a *Adapter) PodClaims(ctx context.Context) (claims []podresources.Claim, c
 	return r.Answer.Claims, r.Complete, r.Stale(ctx)
 }
 
-// UseRecord reads which work has devices, as a usewatch.Holders. podLogs is a folder such as podresources.PodLogs.
+// UseRecord reads which work has devices, as a usage.Holders. podLogs is a folder such as podresources.PodLogs.
 func (a *Adapter) UseRecord(ctx context.Context, inv *inventory.Inventory, podLogs string) (use.Record, error) {
 	r := a.pods.Fresh(ctx, recordAge)
 	if err := r.Stale(ctx); err != nil {

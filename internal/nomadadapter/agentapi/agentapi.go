@@ -156,7 +156,7 @@ func (c *Client) record(latest answer, err error, failures int) bool {
 	return changed
 }
 
-// Read returns the latest answer, as a usewatch.Holders. It makes no call.
+// Read returns the latest answer, as a usage.Holders. It makes no call.
 func (c *Client) Read(context.Context, *inventory.Inventory) (use.Record, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -22,7 +22,7 @@ import (
 )
 
 // Agent is what this package needs of a running agent: the methods of a *monitor.Monitor, which are described there, and the latest
-// table of a usewatch.Watcher.
+// table of a usage.Watcher.
 type Agent interface {
 	State() core.State
 	Clear(context.Context, health.Command) ([]health.Condition, error)

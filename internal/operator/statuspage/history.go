@@ -57,7 +57,7 @@ type series struct {
 }
 
 // add adds a reading. The steps since the previous one have no point, apart from a single one in which none was due: while nothing
-// uses the devices, readings are more than a step apart (usewatch). It has the point before it.
+// uses the devices, readings are more than a step apart (node/usage). It has the point before it.
 func (s *series) add(n int, u gpu.Usage) {
 	between := noPoint
 	if n == s.last+2 && !s.failed {
