@@ -219,6 +219,9 @@ func (a *Agent) Reserved(devices []gpu.Device) {
 // Assignments returns the GPUs that have a target, or that the APIs of this agent share, and what their moves wait for.
 func (a *Agent) Assignments() []assignment.Status { return a.sources.host.Assignments() }
 
+// Leaving returns the GPUs that wait for the end of their work, to move to another API or to be no more this agent's.
+func (a *Agent) Leaving() []gpu.DeviceID { return a.sources.host.Leaving() }
+
 // WakeUse makes the table of Use be read again soon: an orchestrator's record has changed. It never blocks.
 func (a *Agent) WakeUse() { a.use.Wake() }
 

@@ -14,6 +14,11 @@ func (a *Agent) assignmentFacts() assignment.Facts {
 	inv := a.Current()
 	f := assignment.Facts{Agent: a.opts.Name, APIs: a.adapter.APIs, GPUs: []assignment.GPUFacts{}, Unread: map[inventory.API]string{}}
 	status, records := a.Assignments(), a.adapter.Readers.Read()
+	for api, record := range records {
+		if r := record(); r.Never {
+			f.Unread[api] = r.Missing
+		}
+	}
 	can := inv.Assignable()
 	ids := slices.Clone(can)
 	for _, st := range status {
@@ -22,11 +27,6 @@ func (a *Agent) assignmentFacts() assignment.Facts {
 	slices.Sort(ids)
 	for _, id := range slices.Compact(ids) {
 		g := assignment.GPUFacts{GPU: id, Can: slices.Contains(can, id), Here: offers(inv, id), Index: -1, Holders: append([]string{}, records.Named(id)...)}
-		for api, record := range records {
-			if h := record(id); h.Never {
-				f.Unread[api] = h.Why
-			}
-		}
 		for d := range inv.Hardware() {
 			if d.At.GPU == id {
 				g.PCI, g.Index, g.Product = string(d.PCI), d.Index, d.Product()

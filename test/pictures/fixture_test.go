@@ -11,6 +11,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/internal/operator/statuspage"
@@ -44,7 +45,7 @@ func h100x8() node {
 		d.GPU = d.ID
 		if owner != "" {
 			space, pod, _ := strings.Cut(owner, "/")
-			d.Owners = []report.Owner{{Orchestrator: use.Kubernetes, Namespace: space, Name: pod, Container: "main", ID: "uid-" + strconv.Itoa(i)}}
+			d.Owners = []report.Owner{{Orchestrator: holders.Kubernetes, Namespace: space, Name: pod, Container: "main", ID: "uid-" + strconv.Itoa(i)}}
 			d.HeldSince = n.now.Add(-time.Duration(7+i) * time.Hour)
 		}
 		u, _ := did(i, n.now, time.Hour)

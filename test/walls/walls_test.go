@@ -25,7 +25,7 @@ const (
 // The packages that compute: values and pure functions, and what they may import of the standard library, which can neither block,
 // nor log, nor read the host.
 var (
-	pure         = []string{"core", "core/gpu", "core/health/...", "core/inventory", "core/use", "util/problem", "util/setting"}
+	pure         = []string{"core", "core/gpu", "core/health/...", "core/holders", "core/inventory", "core/use", "util/problem", "util/setting"}
 	pureStandard = []string{"cmp", "errors", "fmt", "iter", "maps", "slices", "strconv", "strings", "time"}
 )
 
@@ -45,7 +45,8 @@ var rules = []struct {
 	{"core/gpu", nil, nil},
 	{"core/health/...", []string{"core/gpu", "util/setting"}, nil},
 	{"core/inventory", []string{"core/gpu", "core/health/..."}, nil},
-	{"core/use", []string{"core/gpu", "core/inventory", "util/problem"}, nil},
+	{"core/holders", []string{"core/gpu", "core/inventory"}, nil},
+	{"core/use", []string{"core/gpu", "core/holders", "core/inventory", "util/problem"}, nil},
 	{"core/nvidia", slices.Concat(pure, []string{"util/..."}), []string{monitor, grpc, kubernetes, hashicorp}},
 	{"core/monitor", slices.Concat(pure, []string{"util/..."}), []string{cgo, nvidia, grpc, kubernetes, hashicorp}},
 

@@ -8,8 +8,8 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/agent/kube/kubestatus"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/node/history"
@@ -40,7 +40,7 @@ func (r *run) offer(a *agent.Agent) (agent.Adapter, status.Adapter) {
 func (r *run) offerByBoth(a *agent.Agent) (agent.Adapter, status.Adapter) {
 	d := r.newDRA(a)
 	o := r.pluginOptions(a)
-	o.Lock, o.DRAHolder, o.Empty = &d.lock, d.driver.Holder, d.previousResources
+	o.Lock, o.ClaimHolders, o.Empty = &d.lock, d.driver.Record, d.previousResources
 	plugins := deviceplugin.New(a.Monitor, o)
 	d.plugins = plugins
 	api, other := inventory.DRA, inventory.DevicePlugin
@@ -50,7 +50,7 @@ func (r *run) offerByBoth(a *agent.Agent) (agent.Adapter, status.Adapter) {
 	shown := d.status(r.settings.DRA.Node, kubestatus.DevicePlugins{Plugin: plugins, OnlyOffered: api == inventory.DRA})
 	return agent.Adapter{
 		Tasks: append(d.tasks(), plugins.Run), View: plugins.Withhold, Holders: r.holders(plugins),
-		APIs: []inventory.API{api, other}, Readers: readers(plugins, d.heldClaims, a.Current),
+		APIs: []inventory.API{api, other}, Readers: readers(plugins, d.driver.Record, a.Current),
 		Endpoints: shown.Endpoints, Extend: shown.Describe, Problems: func() []problem.Problem { return slices.Concat(d.problems(), plugins.Problems()) },
 	}, shown
 }
@@ -73,11 +73,11 @@ func inPod() bool {
 }
 
 // holders returns a function that reads which pods have devices; nil if the kubelet is not asked.
-func (r *run) holders(plugins *deviceplugin.Adapter) func(context.Context, *inventory.Inventory) (use.Record, error) {
+func (r *run) holders(plugins *deviceplugin.Adapter) func(context.Context, *inventory.Inventory) (holders.Record, error) {
 	if r.settings.PodResourcesSocket == "" {
 		return nil
 	}
-	return func(ctx context.Context, inv *inventory.Inventory) (use.Record, error) {
+	return func(ctx context.Context, inv *inventory.Inventory) (holders.Record, error) {
 		return plugins.UseRecord(ctx, inv, podresources.PodLogs)
 	}
 }

@@ -13,12 +13,12 @@ import (
 	"github.com/tandem-gpu/tandem/internal/cdi"
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/eviction"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/publisher"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
@@ -83,7 +83,7 @@ func (r *run) newDRA(a *agent.Agent) *draDriver {
 	o := dra.Options{
 		Node: s.DRA.Node, KubeletDir: s.DRA.KubeletDir, StateDir: s.Health.StateDir, BootID: boot, API: r.api,
 		CDIFolder: specifications.Folder, CDIVendor: specifications.Vendor, MPSRoot: s.MPSRoot, SharesAsDevices: shares, Evict: s.DRA.Evict,
-		Check: d.check(a.CheckReservation), Reserved: a.Reserved, Lock: &d.lock, DevicePluginHolder: d.pluginHolder,
+		Check: d.check(a.CheckReservation), Reserved: a.Reserved, Lock: &d.lock, PluginHolders: d.pluginHolders,
 		Watchdog: a.Watchdog(), Log: r.log,
 	}
 	if s.PodResourcesSocket != "" {
@@ -111,28 +111,6 @@ func (d *draDriver) tasks() []func(context.Context) error {
 		all = append(all, d.evictions.Run)
 	}
 	return all
-}
-
-// heldClaims returns the claims that hold devices in this boot; nil until they are read. One whose record can't be read has all GPUs that it may have.
-func (d *draDriver) heldClaims() []prepared.Claim {
-	all, unread := d.driver.Prepared(), d.driver.Unread()
-	if all == nil && unread == nil {
-		return nil
-	}
-	held := slices.DeleteFunc(append([]prepared.Claim{}, all...), func(c prepared.Claim) bool { return !c.Holds(d.boot) })
-	for _, u := range unread {
-		held = append(held, unknownClaim(u, d.driver.MayHaveClaims()))
-	}
-	return held
-}
-
-// unknownClaim is a claim of which no more is known than the file of its record, and which GPUs it may have.
-func unknownClaim(u prepared.Unread, gpus []gpu.DeviceID) prepared.Claim {
-	c := prepared.Claim{Namespace: "?", Name: "? (" + u.String() + ")", UID: u.UID}
-	for _, id := range gpus {
-		c.Results = append(c.Results, prepared.Result{At: gpu.WholeGPU(id)})
-	}
-	return c
 }
 
 // previousResources are the extended resources of units that device plugins have offered on this node. A kubelet up to 1.37.1 starts no
@@ -189,7 +167,7 @@ func (d *draDriver) podClaims(ctx context.Context) (dra.PodClaims, error) {
 	return claims, nil
 }
 
-// pluginHolder returns the pod that has hardware of a placement through a device plugin.
-func (d *draDriver) pluginHolder(at gpu.Placement) (pod string, held bool) {
-	return pluginHolder(d.plugins.Holder, d.plugins.ListsPods(), d.current(), at)
+// pluginHolders are the pods that have devices through device plugins.
+func (d *draDriver) pluginHolders() []holders.Holder {
+	return pluginHolders(d.plugins.Holders().Holders, d.plugins.ListsPods(), d.current())
 }

@@ -8,11 +8,11 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
-	"github.com/tandem-gpu/tandem/internal/node/assignment"
 )
 
 // A GPU's claims are those that are prepared for it, without admin access, and those of pods whose record was lost. While any of that is not
@@ -46,8 +46,12 @@ func TestClaimHolders(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := claimRecord(tc.prepared, tc.listed, inv, assignment.Holders{Known: true})(coretest.GPU(1))
-			if !slices.Equal(h.By, tc.want) || h.Known != (tc.why == "") || !strings.Contains(h.Why, tc.why) {
+			held := holders.Record{Complete: tc.prepared != nil, Missing: "not read yet"}
+			for _, c := range tc.prepared {
+				held.Holders = append(held.Holders, c.Holders()...)
+			}
+			h := claimRecord(held, tc.listed, inv, holders.Record{Complete: true})
+			if !slices.Equal(h.On(coretest.GPU(1)), tc.want) || h.Complete != (tc.why == "") || !strings.Contains(h.Missing, tc.why) {
 				t.Errorf("%+v, want %q, %q", h, tc.want, tc.why)
 			}
 		})
@@ -57,7 +61,7 @@ func TestClaimHolders(t *testing.T) {
 // A GPU that was moved to dra by force, since the kubelet's list of pods is not read, can be prepared there.
 func TestHolderBeforeAForcedMove(t *testing.T) {
 	at := gpu.WholeGPU(coretest.GPU(0))
-	before := func(gpu.Placement) (string, bool) { return "a pod that got it before", true }
+	before := coretest.Held(at.GPU, "pod default/before")
 	for name, tc := range map[string]struct {
 		assigned inventory.Assignment
 		listed   bool
@@ -71,7 +75,7 @@ func TestHolderBeforeAForcedMove(t *testing.T) {
 		tc.assigned.GPU = at.GPU
 		host := inventory.Host{Assignments: inventory.Assignments{All: []inventory.Assignment{tc.assigned}}}
 		inv := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(1)}).WithHost(host, inventory.OverlapRefuse)
-		if _, held := pluginHolder(before, tc.listed, inv, at); held != tc.held {
+		if held := len(pluginHolders(slices.Clone(before), tc.listed, inv)) > 0; held != tc.held {
 			t.Errorf("%s: held %v, want %v", name, held, tc.held)
 		}
 	}
@@ -89,9 +93,9 @@ func BenchmarkClaimRecord(b *testing.B) {
 				})
 			}
 			for b.Loop() {
-				record := claimRecord([]prepared.Claim{}, listed, inv, assignment.Holders{Known: true})
+				record := claimRecord(holders.Record{Complete: true}, listed, inv, holders.Record{Complete: true})
 				for i := range n {
-					if len(record(coretest.GPU(i)).By) != 1 {
+					if len(record.On(coretest.GPU(i))) != 1 {
 						b.Fatal(i)
 					}
 				}

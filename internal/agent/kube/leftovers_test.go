@@ -8,11 +8,8 @@ import (
 	"testing"
 
 	"github.com/tandem-gpu/tandem/internal/config"
-	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/node/assignment"
 	"github.com/tandem-gpu/tandem/internal/operator/doctor"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
@@ -105,8 +102,7 @@ func write(t *testing.T, path string) {
 	}
 }
 
-// A record of a prepared claim that can't be read is named by doctor with the file and the remedy, also without a running agent. For moves the
-// claim has each GPU that it may have.
+// A record of a prepared claim that can't be read is named by doctor with the file and the remedy, also without a running agent.
 func TestRecordThatCanNotBeReadIsNamed(t *testing.T) {
 	s := config.Kubernetes{}
 	s.Core.API, s.Health.StateDir, s.DRA.KubeletDir = inventory.DevicePlugin, t.TempDir(), t.TempDir()
@@ -120,14 +116,5 @@ func TestRecordThatCanNotBeReadIsNamed(t *testing.T) {
 	}
 	if len(found) != 1 || found[0].Place != path || found[0].Severity != doctor.Problem || !strings.Contains(found[0].Found, path+" can't be read as a prepared claim: ") {
 		t.Fatalf("%+v", found)
-	}
-	unread := dra.UnreadClaims(s.Health.StateDir, "boot")
-	inv := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(2)})
-	record := claimRecord([]prepared.Claim{unknownClaim(unread[0], []gpu.DeviceID{coretest.GPU(1)})}, nil, inv, assignment.Holders{Known: true})
-	if by := record(coretest.GPU(1)).By; len(by) != 1 || !strings.HasPrefix(by[0], "claim ?/? ("+path+" can't be read as a prepared claim") {
-		t.Errorf("%q", by)
-	}
-	if by := record(coretest.GPU(0)).By; len(by) > 0 {
-		t.Errorf("a GPU that it can't have: %q", by)
 	}
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/nodelabels"
 	"github.com/tandem-gpu/tandem/internal/node/usage"
@@ -62,7 +62,7 @@ func (r *run) options() agent.Options {
 	s := r.settings
 	o := AgentOptions(s)
 	o.Handover, o.Reload, o.Signals, o.Log = &r.history, &r.reload, r.opts.Signals, r.log
-	o.Use = usage.Options{Orchestrator: use.Kubernetes, MappingDir: s.Operations.MappingDir}
+	o.Use = usage.Options{Orchestrator: holders.Kubernetes, MappingDir: s.Operations.MappingDir}
 	o.Explain, o.Adapter = Explain(s), r.adapter
 	return o
 }

@@ -14,8 +14,8 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/node/assignment"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/agentapi"
 )
 
@@ -100,10 +100,10 @@ func TestAllocationsOfGPUs(t *testing.T) {
 
 	inv := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(2)})
 	id := coretest.GPU(1)
-	var status []assignment.Status
-	b := allocationReader{client, func() *inventory.Inventory { return inv }, func() []assignment.Status { return status }}
+	var leaving []gpu.DeviceID
+	b := allocationReader{client, func() *inventory.Inventory { return inv }, func() []gpu.DeviceID { return leaving }}
 	for range 20 {
-		if h := b.read()(id); h.Known || len(h.By) > 0 {
+		if h := b.read(); h.Complete || len(h.Holders) > 0 {
 			t.Fatalf("nothing was confirmed: %+v", h)
 		}
 		time.Sleep(10 * time.Millisecond)
@@ -112,21 +112,21 @@ func TestAllocationsOfGPUs(t *testing.T) {
 		t.Errorf("%d queries for a GPU that does not move", api.count())
 	}
 
-	status = []assignment.Status{{Assignment: inventory.Assignment{GPU: id, Here: true, Moving: "to dra"}}}
-	await := func(what string, ok func(assignment.Holders) bool) {
+	leaving = []gpu.DeviceID{id}
+	await := func(what string, ok func(r holders.Record, by []string) bool) {
 		t.Helper()
 		deadline := time.Now().Add(20 * time.Second)
-		for h := b.read()(id); !ok(h); h = b.read()(id) {
+		for h := b.read(); !ok(h, h.On(id)); h = b.read() {
 			if time.Now().After(deadline) {
 				t.Fatalf("%s: %+v", what, h)
 			}
 			time.Sleep(10 * time.Millisecond)
 		}
 	}
-	await("no holder", func(h assignment.Holders) bool { return h.Known && len(h.By) == 0 && h.Age < answerAge })
+	await("no holder", func(h holders.Record, by []string) bool { return h.Complete && len(by) == 0 && h.Age < answerAge })
 	api.place(id)
-	await("an allocation that was placed while the query waits", func(h assignment.Holders) bool {
-		return len(h.By) == 1 && strings.Contains(h.By[0], "job train")
+	await("an allocation that was placed while the query waits", func(_ holders.Record, by []string) bool {
+		return len(by) == 1 && strings.Contains(by[0], "job train")
 	})
 	if asked := api.count(); asked > 10 {
 		t.Errorf("%d queries in some seconds", asked)
@@ -152,15 +152,15 @@ func TestGPUOfHiddenAllocation(t *testing.T) {
 		t.Fatal(err)
 	}
 	client.Reserved(plan.Units)
-	status := []assignment.Status{{Assignment: inventory.Assignment{GPU: given, Here: true, Moving: "to dra"}}}
-	r := allocationReader{client, func() *inventory.Inventory { return inv }, func() []assignment.Status { return status }}
+	leaving := []gpu.DeviceID{given}
+	r := allocationReader{client, func() *inventory.Inventory { return inv }, func() []gpu.DeviceID { return leaving }}
 	for deadline := time.Now().Add(20 * time.Second); client.Confirmed().At.IsZero(); time.Sleep(10 * time.Millisecond) {
-		if h := r.read()(given); len(h.By) != 1 || h.Known || !strings.Contains(h.By[0], "does not show") || time.Now().After(deadline) {
+		if h := r.read(); len(h.On(given)) != 1 || h.Complete || !strings.Contains(h.On(given)[0], "does not show") || time.Now().After(deadline) {
 			t.Fatalf("given out: %+v", h)
 		}
 		client.Confirm()
 	}
-	if h := r.read()(other); h.Known || len(h.By) != 0 || !strings.Contains(h.Why, `namespace "*"`) {
+	if h := r.read(); h.Complete || len(h.On(other)) != 0 || !strings.Contains(h.Missing, `namespace "*"`) {
 		t.Errorf("not given out: %+v", h)
 	}
 }
@@ -185,30 +185,30 @@ func TestHolderOutlivesTheAPI(t *testing.T) {
 	<-changed
 
 	inv, id := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(2)}), coretest.GPU(1)
-	moving := []assignment.Status{{Assignment: inventory.Assignment{GPU: id, Here: true, Moving: "to dra"}}}
-	b := allocationReader{client, func() *inventory.Inventory { return inv }, func() []assignment.Status { return moving }}
+	moving := []gpu.DeviceID{id}
+	b := allocationReader{client, func() *inventory.Inventory { return inv }, func() []gpu.DeviceID { return moving }}
 	fails.Store(true)
 	server.CloseClientConnections()
 	<-changed // that it fails
 	client.Confirm()
-	await := func(what string, ok func(assignment.Holders) bool) {
+	await := func(what string, ok func(r holders.Record, by []string) bool) {
 		t.Helper()
 		deadline := time.Now().Add(30 * time.Second)
-		for h := b.read()(id); !ok(h); h = b.read()(id) {
+		for h := b.read(); !ok(h, h.On(id)); h = b.read() {
 			if time.Now().After(deadline) {
 				t.Fatalf("%s: %+v", what, h)
 			}
 			time.Sleep(10 * time.Millisecond)
 		}
 	}
-	await("a query has failed", func(assignment.Holders) bool { return client.Confirmed().Err != nil })
-	if h := b.read()(id); len(h.By) != 1 || h.Known || !strings.Contains(h.By[0], "job train") || !strings.Contains(h.Why, "expired") {
+	await("a query has failed", func(holders.Record, []string) bool { return client.Confirmed().Err != nil })
+	if h := b.read(); len(h.On(id)) != 1 || h.Complete || !strings.Contains(h.On(id)[0], "job train") || !strings.Contains(h.Missing, "expired") {
 		t.Errorf("while the API fails: %+v", h)
 	}
 	api.place("")
 	api.answerAgain()
 	fails.Store(false)
-	await("the servers have no allocation any more", func(h assignment.Holders) bool { return h.Known && len(h.By) == 0 })
+	await("the servers have no allocation any more", func(h holders.Record, by []string) bool { return h.Complete && len(by) == 0 })
 }
 
 // The servers are also asked for a GPU that the policy does not offer any more: its claim ends by their answer.
@@ -223,9 +223,9 @@ func TestServersAreAskedForAGPUThatIsNotOffered(t *testing.T) {
 	defer func() { cancel(); <-ended }()
 	config := inventory.Config{Exclude: []gpu.DeviceID{coretest.GPU(1)}}
 	inv := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(2), Config: config})
-	b := allocationReader{client, func() *inventory.Inventory { return inv }, func() []assignment.Status { return nil }}
+	b := allocationReader{client, func() *inventory.Inventory { return inv }, func() []gpu.DeviceID { return []gpu.DeviceID{coretest.GPU(1)} }}
 	deadline := time.Now().Add(20 * time.Second)
-	for h := b.read()(coretest.GPU(1)); !h.Known; h = b.read()(coretest.GPU(1)) {
+	for h := b.read(); !h.Complete; h = b.read() {
 		if time.Now().After(deadline) {
 			t.Fatalf("%+v", h)
 		}
@@ -242,11 +242,11 @@ func TestGivenOutWhileTheAPIFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	client.Reserved(plan.Units)
-	r := allocationReader{client, func() *inventory.Inventory { return inv }, func() []assignment.Status { return nil }}
-	if h := r.read()(id); len(h.By) != 1 || h.Known {
+	r := allocationReader{client, func() *inventory.Inventory { return inv }, func() []gpu.DeviceID { return nil }}
+	if h := r.read(); len(h.On(id)) != 1 || h.Complete {
 		t.Errorf("given out: %+v", h)
 	}
-	if h := r.read()(coretest.GPU(0)); len(h.By) != 0 || h.Known {
+	if h := r.read(); len(h.On(coretest.GPU(0))) != 0 {
 		t.Errorf("not given out: %+v", h)
 	}
 }

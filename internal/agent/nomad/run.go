@@ -6,8 +6,8 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/node/assignment"
 	"github.com/tandem-gpu/tandem/internal/node/usage"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
@@ -30,7 +30,7 @@ func (a *Agent) start(ctx context.Context, s config.Nomad, log *slog.Logger) nom
 
 func (r *run) options() agent.Options {
 	o := AgentOptions(r.settings)
-	o.Use = usage.Options{Orchestrator: use.Nomad, MappingDir: r.settings.Operations.MappingDir}
+	o.Use = usage.Options{Orchestrator: holders.Nomad, MappingDir: r.settings.Operations.MappingDir}
 	o.Explain, o.Adapter, o.Log = explainAdapter(r.settings, r.plugin.Group), r.adapter, r.log
 	return o
 }
@@ -39,7 +39,7 @@ func (r *run) options() agent.Options {
 func (r *run) adapter(a *agent.Agent) agent.Adapter {
 	made := agent.Adapter{
 		APIs:     []inventory.API{inventory.Nomad},
-		Readers:  assignment.Readers{inventory.Nomad: allocationReader{r.allocations, a.Current, a.Assignments}.read},
+		Readers:  assignment.Readers{inventory.Nomad: allocationReader{r.allocations, a.Current, a.Leaving}.read},
 		Problems: r.plugin.Problems,
 	}
 	r.addPages(a, &made)

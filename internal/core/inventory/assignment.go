@@ -134,14 +134,16 @@ func (inv *Inventory) Assignable() []gpu.DeviceID {
 	return slices.Compact(all)
 }
 
-// PhysicalGPU returns the GPU of a device that the driver lists, or that the inventory still has.
-func (inv *Inventory) PhysicalGPU(id gpu.DeviceID) (gpu.DeviceID, bool) {
+// Placements returns where each device is that the driver lists, or that the inventory still has, by ID. A GPU that is divided is one, too.
+func (inv *Inventory) Placements() map[gpu.DeviceID]gpu.Placement {
+	all := map[gpu.DeviceID]gpu.Placement{}
 	for d := range inv.Hardware() {
-		if d.ID == id || d.At.GPU == id {
-			return d.At.GPU, true
+		all[d.ID] = d.At
+		if _, listed := all[d.At.GPU]; !listed {
+			all[d.At.GPU] = gpu.WholeGPU(d.At.GPU)
 		}
 	}
-	return "", false
+	return all
 }
 
 // Hardware yields the devices that the driver lists, whether they are offered or not, and those that are being withdrawn, each once.

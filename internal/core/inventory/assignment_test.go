@@ -53,8 +53,8 @@ func TestAssignments(t *testing.T) {
 	if all := got.Assignable(); !slices.Equal(all, inv.Assignable()) || len(all) != 4 {
 		t.Errorf("assignable: %v, without assignments %v", all, inv.Assignable())
 	}
-	if of, ok := got.PhysicalGPU(coretest.Instance(3, 1)); !ok || of != coretest.GPU(3) {
-		t.Errorf("the instance is of %v, %v", of, ok)
+	if at, ok := got.Placements()[coretest.Instance(3, 1)]; !ok || at.GPU != coretest.GPU(3) {
+		t.Errorf("the instance is at %v, %v", at, ok)
 	}
 	if got.Equal(inv) || !got.Equal(got.WithHost(inventory.Host{}, inventory.OverlapWarn)) {
 		t.Error("equality does not follow the assignments")
@@ -100,8 +100,8 @@ func TestHardwareIsWhatTheDriverLists(t *testing.T) {
 	for device, want := range map[gpu.DeviceID]gpu.DeviceID{
 		coretest.GPU(0): coretest.GPU(0), coretest.GPU(1): coretest.GPU(1), coretest.Instance(2, 0): coretest.GPU(2), coretest.Instance(2, 1): "", "GPU-x": "",
 	} {
-		if got, ok := inv.PhysicalGPU(device); got != want || ok != (want != "") {
-			t.Errorf("%s is on %q, %v", device, got, ok)
+		if at, ok := inv.Placements()[device]; at.GPU != want || ok != (want != "") {
+			t.Errorf("%s is at %v, %v", device, at, ok)
 		}
 	}
 	for at, want := range map[gpu.Placement]bool{

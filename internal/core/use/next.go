@@ -1,37 +1,22 @@
 package use
 
 import (
-	"cmp"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
-// Record is what an orchestrator has recorded about its work.
-type Record struct {
-	Holds []Hold
-
-	// Complete means that no hold is missing from Holds. Missing is why one may be, with the remedy; "" = it will be complete in a moment.
-	Complete bool
-	Missing  string
-
-	// Work has the work that the record lists, with devices or without, by Owner.ID. It gives processes the names of their work.
-	Work map[string]Owner
-
-	// AllWork means that work which is not in Work is not running any more.
-	AllWork bool
-}
-
 // Origin is where a process comes from.
 type Origin struct {
-	Started uint64 // gpu.Process.Started
-	Name    string // as procfs shows it (comm); "" = unknown
-	Owner   Owner  // of its control group; the zero value = none
-	Unknown bool   // its control group could not be read
+	Started uint64       // gpu.Process.Started
+	Name    string       // as procfs shows it (comm); "" = unknown
+	Owner   holders.Work // of its control group; the zero value = none
+	Unknown bool         // its control group could not be read
 }
 
 // Input is what the next table is made from.
@@ -40,13 +25,13 @@ type Input struct {
 	Orchestrator string               // of the agent: Kubernetes, Nomad
 	Inventory    *inventory.Inventory // what is offered
 	Usage        []gpu.Usage          // by device; a device may be missing
-	Record       *Record              // of the orchestrator; nil = it could not be read, or is not read
+	Record       *holders.Record      // of the orchestrator; nil = it could not be read, or is not read
 	Origins      map[int]Origin       // by PID: of the processes of Usage and of the table before that run now
 	Problems     []problem.Problem
 }
 
 const (
-	// recordKept is how long holds of the latest complete record are shown while there is none: an orchestrator's agent restarts within
+	// recordKept is how long holders of the latest complete record are shown while there is none: an orchestrator's agent restarts within
 	// seconds.
 	recordKept = time.Minute
 
@@ -67,7 +52,7 @@ const (
 //
 // A device is held by the work to which the orchestrator's record gives it or, as a GPU or a MIG instance, hardware that it shares. While
 // the record is unknown, and for work that it does not show (of another orchestrator, or that the token may not read), the control group of
-// a process is the evidence: its work holds the device. The holds of the latest record are kept for a minute while it can't be read.
+// a process is the evidence: its work holds the device. The holders of the latest record are kept for a minute while it can't be read.
 //
 // A process is unreserved on a device if
 //   - it belongs to no work of an orchestrator; or
@@ -105,35 +90,35 @@ func (n next) device(u inventory.Unit) Device {
 	if i := slices.IndexFunc(n.Usage, func(one gpu.Usage) bool { return one.Device == d.ID }); i >= 0 {
 		d.Usage = n.Usage[i]
 	}
-	d.Holds = n.recordedHolds(was, u.Device.At)
+	d.Holders = n.recordedHolders(was, u.Device.At)
 	found, known := n.running(d, was)
 	for _, p := range found {
-		d.Processes = append(d.Processes, n.process(p, u, d.Holds))
+		d.Processes = append(d.Processes, n.process(p, u, d.Holders))
 	}
 	if known && d.Processes == nil {
 		d.Processes = []Process{}
 	}
-	d.Holds = n.addObserved(d)
+	d.Holders = n.addObserved(d)
 	d.HeldSince = n.heldSince(was, d)
 	d.IdleSince = n.idleSince(was, d)
 	n.countUnreserved(was, d.Processes)
 	return d
 }
 
-// recordedHolds are the holds of the record on a device; without a complete record also those of the table before, for a while.
-func (n next) recordedHolds(was Device, at gpu.Placement) []Hold {
-	var holds []Hold
+// recordedHolders are the holders of the record on a device; without a complete record also those of the table before, for a while.
+func (n next) recordedHolders(was Device, at gpu.Placement) []holders.Holder {
+	var held []holders.Holder
 	if n.Record != nil {
-		for _, h := range n.Record.Holds {
+		for _, h := range n.Record.Holders {
 			if other, ok := n.placements[h.Device]; ok && other.Overlaps(at) {
-				holds = append(holds, h)
+				held = append(held, h)
 			}
 		}
 	}
 	if (n.Record == nil || !n.Record.Complete) && n.At.Sub(n.was.RecordAt) < recordKept {
-		holds = append(holds, slices.DeleteFunc(slices.Clone(was.Holds), func(h Hold) bool { return h.Observed })...)
+		held = append(held, slices.DeleteFunc(slices.Clone(was.Holders), func(h holders.Holder) bool { return h.Observed })...)
 	}
-	return holds
+	return held
 }
 
 // running are the processes of a device that run now. If the driver does not report them this time, they are those of the table before.
@@ -153,18 +138,18 @@ func (n next) running(d, was Device) (found []gpu.Process, known bool) {
 	}), known
 }
 
-// process is a process of a device with these recorded holds. Since is the time of this table if it is suspected to be unreserved.
-func (n next) process(p gpu.Process, u inventory.Unit, holds []Hold) Process {
+// process is a process of a device with these holders by the record. Since is the time of this table if it is suspected to be unreserved.
+func (n next) process(p gpu.Process, u inventory.Unit, held []holders.Holder) Process {
 	o := n.Origins[p.PID]
 	one := Process{Process: p, Name: o.Name, Owner: n.named(o.Owner)}
-	if !o.Unknown && !isMPSServer(one, u) && n.withoutHold(one.Owner, holds) {
+	if !o.Unknown && !isMPSServer(one, u) && n.withoutHolder(one.Owner, held) {
 		one.Since = n.At
 	}
 	return one
 }
 
 // named is an owner with the names that the record has for it.
-func (n next) named(o Owner) Owner {
+func (n next) named(o holders.Work) holders.Work {
 	if n.Record == nil || o.ID == "" || o.Orchestrator != n.Orchestrator {
 		return o
 	}
@@ -174,19 +159,19 @@ func (n next) named(o Owner) Owner {
 	return o
 }
 
-// withoutHold reports whether it is known that a process of this owner has no right to a device with these holds.
-func (n next) withoutHold(o Owner, holds []Hold) bool {
+// withoutHolder reports whether it is known that a process of this owner has no right to a device with these holders.
+func (n next) withoutHolder(o holders.Work, held []holders.Holder) bool {
 	switch {
-	case o == Owner{}:
+	case o == holders.Work{}:
 		return true
-	case slices.ContainsFunc(holds, o.runs):
+	case slices.ContainsFunc(held, func(h holders.Holder) bool { return runs(o, h) }):
 		return false
 	}
 	return n.recorded(o)
 }
 
 // recorded reports whether a complete record shows what this work holds: it lists the work, or all work.
-func (n next) recorded(o Owner) bool {
+func (n next) recorded(o holders.Work) bool {
 	if o.Orchestrator != n.Orchestrator || n.Record == nil || !n.Record.Complete {
 		return false
 	}
@@ -196,8 +181,8 @@ func (n next) recorded(o Owner) bool {
 
 // runs reports whether a process of o may be of the work of a hold: the record of a pod may have no UID, as the kubelet's has none, and
 // a kubelet may give pods no control groups.
-func (o Owner) runs(h Hold) bool {
-	return o.Orchestrator == h.Owner.Orchestrator && (o.ID == h.Owner.ID || h.Owner.ID == "" || o.ID == "")
+func runs(o holders.Work, h holders.Holder) bool {
+	return o.Orchestrator == h.Work.Orchestrator && (o.ID == h.Work.ID || h.Work.ID == "" || o.ID == "")
 }
 
 // mpsServer is the name of NVIDIA's MPS server as procfs shows it, which is cut after 15 bytes (TASK_COMM_LEN).
@@ -209,31 +194,31 @@ func isMPSServer(p Process, u inventory.Unit) bool {
 	return u.Sharing.Mode == inventory.MPS && strings.HasPrefix(p.Name, mpsServer)
 }
 
-// addObserved adds to the holds the work of processes about which no record is known, in the place of work whose name is not known. It returns
-// all holds, in order and distinct.
-func (n next) addObserved(d Device) []Hold {
-	observed := slices.DeleteFunc(slices.Clone(d.Processes), func(p Process) bool { return p.Owner == (Owner{}) || n.recorded(p.Owner) })
-	holds := slices.DeleteFunc(slices.Clone(d.Holds), func(h Hold) bool {
-		unnamed := Owner{Orchestrator: h.Owner.Orchestrator}
-		return h.Owner == unnamed && slices.ContainsFunc(observed, func(p Process) bool { return p.Owner.ID != "" && p.Owner.Orchestrator == unnamed.Orchestrator })
+// addObserved adds to the holders the work of processes about which no record is known, in the place of work whose name is not known. It returns
+// all holders, in order and distinct.
+func (n next) addObserved(d Device) []holders.Holder {
+	observed := slices.DeleteFunc(slices.Clone(d.Processes), func(p Process) bool { return p.Owner == (holders.Work{}) || n.recorded(p.Owner) })
+	held := slices.DeleteFunc(slices.Clone(d.Holders), func(h holders.Holder) bool {
+		unnamed := holders.Work{Orchestrator: h.Work.Orchestrator}
+		return h.Work == unnamed && slices.ContainsFunc(observed, func(p Process) bool { return p.Owner.ID != "" && p.Owner.Orchestrator == unnamed.Orchestrator })
 	})
-	recorded := len(holds)
+	recorded := len(held)
 	for _, p := range observed {
-		if !slices.ContainsFunc(holds[:recorded], p.Owner.runs) {
-			holds = append(holds, Hold{Owner: p.Owner, Device: d.ID, Observed: true})
+		if !slices.ContainsFunc(held[:recorded], func(h holders.Holder) bool { return runs(p.Owner, h) }) {
+			held = append(held, holders.Holder{Work: p.Owner, Device: d.ID, Observed: true})
 		}
 	}
-	slices.SortFunc(holds, compareHolds)
-	return slices.Compact(holds)
+	slices.SortFunc(held, holders.Holder.Compare)
+	return slices.Compact(held)
 }
 
 // heldSince continues while an owner remains.
 func (n next) heldSince(was, is Device) time.Time {
-	if len(is.Holds) == 0 {
+	if len(is.Holders) == 0 {
 		return time.Time{}
 	}
 	before := was.Owners()
-	if slices.ContainsFunc(is.Owners(), func(o Owner) bool { return slices.Contains(before, o) }) {
+	if slices.ContainsFunc(is.Owners(), func(o holders.Work) bool { return slices.Contains(before, o) }) {
 		return was.HeldSince
 	}
 	return n.At
@@ -267,16 +252,6 @@ func (n next) countUnreserved(was Device, processes []Process) {
 		if j >= 0 && !was.Processes[j].Since.IsZero() {
 			p.Since = was.Processes[j].Since
 		}
-		p.Unreserved = p.Owner == (Owner{}) || n.At.Sub(p.Since) >= workGrace
+		p.Unreserved = p.Owner == (holders.Work{}) || n.At.Sub(p.Since) >= workGrace
 	}
-}
-
-func compareHolds(a, b Hold) int {
-	return cmp.Or(a.Owner.Compare(b.Owner), cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.Device, b.Device), cmp.Compare(a.Unit, b.Unit))
-}
-
-// Compare is the order of owners: by orchestrator, namespace, name, container, ID and claim.
-func (o Owner) Compare(other Owner) int {
-	return cmp.Or(cmp.Compare(o.Orchestrator, other.Orchestrator), cmp.Compare(o.Namespace, other.Namespace), cmp.Compare(o.Name, other.Name),
-		cmp.Compare(o.Container, other.Container), cmp.Compare(o.ID, other.ID), cmp.Compare(o.Claim, other.Claim))
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 )
@@ -17,43 +18,43 @@ var (
 	start = time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)
 
 	one, two = pod("default", "one", "uid-1"), pod("default", "two", "uid-2")
-	task     = use.Owner{Orchestrator: use.Nomad, Namespace: "default", Name: "train", Container: "main", ID: "alloc-1"}
+	task     = holders.Work{Orchestrator: holders.Nomad, Namespace: "default", Name: "train", Container: "main", ID: "alloc-1"}
 )
 
-func pod(namespace, name, uid string) use.Owner {
-	return use.Owner{Orchestrator: use.Kubernetes, Namespace: namespace, Name: name, Container: "main", ID: uid}
+func pod(namespace, name, uid string) holders.Work {
+	return holders.Work{Orchestrator: holders.Kubernetes, Namespace: namespace, Name: name, Container: "main", ID: uid}
 }
 
 // group returns what the control group of a process of o shows.
-func group(o use.Owner) use.Owner { return use.Owner{Orchestrator: o.Orchestrator, ID: o.ID} }
+func group(o holders.Work) holders.Work { return holders.Work{Orchestrator: o.Orchestrator, ID: o.ID} }
 
-func record(holds ...use.Hold) *use.Record {
-	r := &use.Record{Holds: holds, Complete: true, AllWork: true, Work: map[string]use.Owner{}}
+func record(holds ...holders.Holder) *holders.Record {
+	r := &holders.Record{Holders: holds, Complete: true, AllWork: true, Work: map[string]holders.Work{}}
 	for _, h := range holds {
-		r.Work[h.Owner.ID] = h.Owner
+		r.Work[h.Work.ID] = h.Work
 	}
 	return r
 }
 
-func hold(o use.Owner, n int) use.Hold {
+func hold(o holders.Work, n int) holders.Holder {
 	id := coretest.GPU(n)
-	return use.Hold{Owner: o, Resource: "nvidia.com/gpu", Unit: inventory.UnitID(id), Device: id}
+	return holders.Holder{Work: o, Resource: "nvidia.com/gpu", Unit: inventory.UnitID(id), Device: id}
 }
 
 // reading is one input, of which a test changes parts.
 type reading struct {
 	inv     *inventory.Inventory
 	at      time.Duration
-	record  *use.Record
+	record  *holders.Record
 	percent map[int]uint64 // utilisation by GPU; a GPU that is missing did not respond
 	procs   map[int]int    // GPU by PID
-	owners  map[int]use.Owner
+	owners  map[int]holders.Work
 	names   map[int]string
 	unknown bool // control groups can't be read
 }
 
 func (r reading) input() use.Input {
-	in := use.Input{At: start.Add(r.at), Orchestrator: use.Kubernetes, Inventory: r.inv, Record: r.record, Origins: map[int]use.Origin{}}
+	in := use.Input{At: start.Add(r.at), Orchestrator: holders.Kubernetes, Inventory: r.inv, Record: r.record, Origins: map[int]use.Origin{}}
 	for u := range r.inv.Devices() {
 		percent, ok := r.percent[u.Device.Index]
 		if !ok {
@@ -94,10 +95,10 @@ func TestUnreserved(t *testing.T) {
 	incomplete.Complete, incomplete.AllWork = false, false
 	filtered := record(hold(one, 1)) // a token that does not show all work
 	filtered.AllWork = false
-	noUID := record(use.Hold{Owner: pod("default", "one", ""), Device: coretest.GPU(0)})
+	noUID := record(holders.Holder{Work: pod("default", "one", ""), Device: coretest.GPU(0)})
 	for name, tc := range map[string]struct {
-		owner       use.Owner
-		record      *use.Record
+		owner       holders.Work
+		record      *holders.Record
 		unknown     bool
 		soon, later bool // unreserved at the first reading, after a minute
 		observed    bool // the process is evidence that its work holds the device
@@ -113,16 +114,16 @@ func TestUnreserved(t *testing.T) {
 		"record incomplete":                                 {owner: group(one), record: incomplete, observed: true},
 		"record unknown":                                    {owner: group(one), observed: true},
 		"UID of the holder unknown":                         {owner: group(one), record: noUID},
-		"of a pod without a control group":                  {owner: use.Owner{Orchestrator: use.Kubernetes}, record: record(hold(one, 0))},
-		"of a pod without a control group, nothing is held": {owner: use.Owner{Orchestrator: use.Kubernetes}, record: record(), later: true},
+		"of a pod without a control group":                  {owner: holders.Work{Orchestrator: holders.Kubernetes}, record: record(hold(one, 0))},
+		"of a pod without a control group, nothing is held": {owner: holders.Work{Orchestrator: holders.Kubernetes}, record: record(), later: true},
 		"of the other orchestrator":                         {owner: task, record: record(), observed: true},
 		"of the other orchestrator, and of none":            {owner: task, record: record(hold(one, 0))},
 		"of a pod without devices, nothing is held":         {owner: group(two), record: record(), later: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := reading{inv: gpus(t, coretest.GPUs(2)), record: tc.record, percent: map[int]uint64{0: 0, 1: 0}, procs: map[int]int{7: 0}, unknown: tc.unknown}
-			if tc.owner != (use.Owner{}) {
-				r.owners = map[int]use.Owner{7: tc.owner}
+			if tc.owner != (holders.Work{}) {
+				r.owners = map[int]holders.Work{7: tc.owner}
 			}
 			var table use.Table
 			for i, want := range []bool{tc.soon, tc.soon, tc.later, tc.later} {
@@ -132,8 +133,8 @@ func TestUnreserved(t *testing.T) {
 				if len(d.Processes) != 1 || d.Processes[0].Unreserved != want {
 					t.Errorf("at %v: %+v, want unreserved: %t", r.at, d.Processes, want)
 				}
-				if observed := len(d.Holds) == 1 && d.Holds[0].Observed && d.Holds[0].Owner.ID == tc.owner.ID; observed != tc.observed {
-					t.Errorf("at %v: holds %+v, want that of the process: %t", r.at, d.Holds, tc.observed)
+				if observed := len(d.Holders) == 1 && d.Holders[0].Observed && d.Holders[0].Work.ID == tc.owner.ID; observed != tc.observed {
+					t.Errorf("at %v: holds %+v, want that of the process: %t", r.at, d.Holders, tc.observed)
 				}
 				occupied := table.Occupied(r.inv)
 				if want := want && r.at >= 5*time.Second; (len(occupied) == 1) != want || want && occupied[0].Detail != "pid 7" {
@@ -151,7 +152,7 @@ func TestUnreserved(t *testing.T) {
 // The record lists work after its process has been seen: it is at no time unreserved.
 func TestRecordIsBehind(t *testing.T) {
 	inv := gpus(t, coretest.GPUs(1))
-	r := reading{inv: inv, percent: map[int]uint64{0: 0}, procs: map[int]int{7: 0}, owners: map[int]use.Owner{7: group(one)}}
+	r := reading{inv: inv, percent: map[int]uint64{0: 0}, procs: map[int]int{7: 0}, owners: map[int]holders.Work{7: group(one)}}
 	var table use.Table
 	for second := range 60 {
 		r.at, r.record = time.Duration(second)*time.Second, record()
@@ -172,9 +173,9 @@ func TestRecordIsBehind(t *testing.T) {
 func TestHolders(t *testing.T) {
 	inv := gpus(t, coretest.GPUs(2))
 	id := coretest.GPU(0)
-	r := reading{inv: inv, percent: map[int]uint64{0: 0, 1: 0}, procs: map[int]int{7: 0}, owners: map[int]use.Owner{7: task}}
+	r := reading{inv: inv, percent: map[int]uint64{0: 0, 1: 0}, procs: map[int]int{7: 0}, owners: map[int]holders.Work{7: task}}
 	table := use.Table{}.Next(r.input())
-	if d, _ := table.Device(id); len(d.Holds) != 1 || !d.Holds[0].Observed || d.Owners()[0] != task || table.HoldersKnown {
+	if d, _ := table.Device(id); len(d.Holders) != 1 || !d.Holders[0].Observed || d.Owners()[0] != task || table.HoldersKnown {
 		t.Errorf("observed: %+v", d)
 	}
 	r.at, r.record = 3*time.Second, record(hold(one, 0))
@@ -198,13 +199,13 @@ func TestHeldAndIdle(t *testing.T) {
 	r := reading{inv: gpus(t, coretest.GPUs(1))}
 	var table use.Table
 	for i, step := range []struct {
-		owners     []use.Owner
+		owners     []holders.Work
 		percent    int // -1 = no response
 		held, idle int // index of the step since when; -1 = not
 	}{
-		{nil, 0, -1, -1}, {[]use.Owner{one}, 0, 1, 1}, {[]use.Owner{one}, 0, 1, 1}, {[]use.Owner{one}, 5, 1, -1},
-		{[]use.Owner{one}, 0, 1, 4}, {[]use.Owner{one}, -1, 1, 4}, {[]use.Owner{one, two}, 0, 1, 4}, {[]use.Owner{two}, 0, 1, 4},
-		{[]use.Owner{one}, 0, 8, 8}, {nil, 0, -1, -1},
+		{nil, 0, -1, -1}, {[]holders.Work{one}, 0, 1, 1}, {[]holders.Work{one}, 0, 1, 1}, {[]holders.Work{one}, 5, 1, -1},
+		{[]holders.Work{one}, 0, 1, 4}, {[]holders.Work{one}, -1, 1, 4}, {[]holders.Work{one, two}, 0, 1, 4}, {[]holders.Work{two}, 0, 1, 4},
+		{[]holders.Work{one}, 0, 8, 8}, {nil, 0, -1, -1},
 	} {
 		r.at, r.percent = time.Duration(i)*time.Second, map[int]uint64{0: uint64(max(step.percent, 0))}
 		if step.percent < 0 {
@@ -212,7 +213,7 @@ func TestHeldAndIdle(t *testing.T) {
 		}
 		r.record = record()
 		for _, o := range step.owners {
-			r.record.Holds = append(r.record.Holds, hold(o, 0))
+			r.record.Holders = append(r.record.Holders, hold(o, 0))
 		}
 		table = table.Next(r.input())
 		since := func(i int) time.Time {
@@ -235,12 +236,12 @@ func TestInstances(t *testing.T) {
 	process := []gpu.Process{{At: a.At, PID: 7, Started: 7}}
 	none := []gpu.Process{}
 	in := use.Input{
-		At: start, Orchestrator: use.Kubernetes, Inventory: inv, Record: record(use.Hold{Owner: one, Device: a.ID}),
+		At: start, Orchestrator: holders.Kubernetes, Inventory: inv, Record: record(holders.Holder{Work: one, Device: a.ID}),
 		Usage:   []gpu.Usage{{Device: a.ID, At: start, Processes: &process}, {Device: b.ID, At: start, Processes: &none}},
 		Origins: map[int]use.Origin{7: {Started: 7, Owner: group(one)}},
 	}
 	table := use.Table{}.Next(in)
-	if x, y := table.Devices[0], table.Devices[1]; len(x.Holds) != 1 || len(x.Processes) != 1 || len(x.Unreserved()) != 0 || len(y.Holds) != 0 || y.Processes == nil || len(y.Processes) != 0 {
+	if x, y := table.Devices[0], table.Devices[1]; len(x.Holders) != 1 || len(x.Processes) != 1 || len(x.Unreserved()) != 0 || len(y.Holders) != 0 || y.Processes == nil || len(y.Processes) != 0 {
 		t.Errorf("%+v\n%+v", x, y)
 	}
 }
@@ -308,33 +309,33 @@ func TestDeviceDoesNotRespond(t *testing.T) {
 func TestOrderOfHolds(t *testing.T) {
 	inv := gpus(t, coretest.GPUs(1))
 	r := reading{inv: inv, percent: map[int]uint64{0: 0}, record: record(hold(two, 0), hold(one, 0), hold(two, 0))}
-	if d := (use.Table{}).Next(r.input()).Devices[0]; !slices.Equal(d.Holds, []use.Hold{hold(one, 0), hold(two, 0)}) {
-		t.Errorf("of the record: %+v", d.Holds)
+	if d := (use.Table{}).Next(r.input()).Devices[0]; !slices.Equal(d.Holders, []holders.Holder{hold(one, 0), hold(two, 0)}) {
+		t.Errorf("of the record: %+v", d.Holders)
 	}
-	r.record, r.procs, r.owners = nil, map[int]int{7: 0, 8: 0, 9: 0}, map[int]use.Owner{7: group(two), 8: group(one), 9: group(two)}
-	if d := (use.Table{}).Next(r.input()).Devices[0]; !slices.Equal(d.Owners(), []use.Owner{group(one), group(two)}) || len(d.Holds) != 2 {
-		t.Errorf("of processes: %+v", d.Holds)
+	r.record, r.procs, r.owners = nil, map[int]int{7: 0, 8: 0, 9: 0}, map[int]holders.Work{7: group(two), 8: group(one), 9: group(two)}
+	if d := (use.Table{}).Next(r.input()).Devices[0]; !slices.Equal(d.Owners(), []holders.Work{group(one), group(two)}) || len(d.Holders) != 2 {
+		t.Errorf("of processes: %+v", d.Holders)
 	}
 }
 
 // The record has that work holds a device, and not which: a process shows it.
 func TestUnnamedHolder(t *testing.T) {
-	unnamed := use.Owner{Orchestrator: use.Nomad}
-	r := reading{inv: gpus(t, coretest.GPUs(1)), record: &use.Record{Holds: []use.Hold{{Owner: unnamed, Device: coretest.GPU(0)}}}, percent: map[int]uint64{0: 0}}
+	unnamed := holders.Work{Orchestrator: holders.Nomad}
+	r := reading{inv: gpus(t, coretest.GPUs(1)), record: &holders.Record{Holders: []holders.Holder{{Work: unnamed, Device: coretest.GPU(0)}}}, percent: map[int]uint64{0: 0}}
 	for _, c := range []struct {
 		procs  map[int]int
-		owners map[int]use.Owner
-		want   use.Owner
+		owners map[int]holders.Work
+		want   holders.Work
 	}{
 		{nil, nil, unnamed},
-		{map[int]int{7: 0}, map[int]use.Owner{7: task}, task},
-		{map[int]int{7: 0, 8: 0}, map[int]use.Owner{7: task, 8: task}, task},
+		{map[int]int{7: 0}, map[int]holders.Work{7: task}, task},
+		{map[int]int{7: 0, 8: 0}, map[int]holders.Work{7: task, 8: task}, task},
 	} {
 		r.procs, r.owners = c.procs, c.owners
 		in := r.input()
-		in.Orchestrator = use.Nomad
+		in.Orchestrator = holders.Nomad
 		d := use.Table{}.Next(in).Devices[0]
-		if owners := d.Owners(); !slices.Equal(owners, []use.Owner{c.want}) || len(d.Unreserved()) != 0 {
+		if owners := d.Owners(); !slices.Equal(owners, []holders.Work{c.want}) || len(d.Unreserved()) != 0 {
 			t.Errorf("%v: %+v", c.procs, d)
 		}
 	}

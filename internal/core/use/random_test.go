@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 )
 
@@ -17,10 +18,10 @@ func TestRandomReadings(t *testing.T) {
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 0))
 	inv := gpus(t, coretest.GPUs(4))
-	owners := []use.Owner{{}, group(one), group(two), task}
+	owners := []holders.Work{{}, group(one), group(two), task}
 	for round := range 200 {
 		var table use.Table
-		r := reading{inv: inv, owners: map[int]use.Owner{}}
+		r := reading{inv: inv, owners: map[int]holders.Work{}}
 		seen := map[int]int{} // number of readings in a row by PID
 		for range 30 {
 			r.at += time.Duration(random.IntN(20000)) * time.Millisecond
@@ -34,7 +35,7 @@ func TestRandomReadings(t *testing.T) {
 				r.record = record()
 				for n := range 4 {
 					if o := random.IntN(4); o < 2 {
-						r.record.Holds = append(r.record.Holds, hold([]use.Owner{one, two}[o], n))
+						r.record.Holders = append(r.record.Holders, hold([]holders.Work{one, two}[o], n))
 					}
 				}
 				r.record.Complete, r.record.AllWork = random.IntN(3) > 0, random.IntN(3) > 0
@@ -63,7 +64,7 @@ func TestRandomReadings(t *testing.T) {
 			table = table.Next(r.input())
 		}
 		for _, d := range table.Devices {
-			if len(d.Holds)+len(d.Processes) > 0 || !d.HeldSince.IsZero() || !d.IdleSince.IsZero() {
+			if len(d.Holders)+len(d.Processes) > 0 || !d.HeldSince.IsZero() || !d.IdleSince.IsZero() {
 				t.Fatalf("seed %d: something is left: %+v", seed, d)
 			}
 		}
@@ -78,17 +79,17 @@ func check(table use.Table, r reading, seen map[int]int) error {
 		}
 	}
 	for i, d := range table.Devices {
-		for j, h := range d.Holds {
-			running := slices.ContainsFunc(d.Processes, func(p use.Process) bool { return p.Owner == h.Owner })
-			if h.Observed && !running || j > 0 && d.Holds[j-1] == h {
+		for j, h := range d.Holders {
+			running := slices.ContainsFunc(d.Processes, func(p use.Process) bool { return p.Owner == h.Work })
+			if h.Observed && !running || j > 0 && d.Holders[j-1] == h {
 				return fmt.Errorf("hold %+v of %d", h, i)
 			}
 		}
-		if d.HeldSince.IsZero() != (len(d.Holds) == 0) || d.HeldSince.After(table.At) || d.IdleSince.After(table.At) {
+		if d.HeldSince.IsZero() != (len(d.Holders) == 0) || d.HeldSince.After(table.At) || d.IdleSince.After(table.At) {
 			return fmt.Errorf("times of %+v", d)
 		}
 		for _, p := range d.Processes {
-			if p.Unreserved && (p.Since.IsZero() || r.unknown || p.Owner.Orchestrator == use.Nomad) {
+			if p.Unreserved && (p.Since.IsZero() || r.unknown || p.Owner.Orchestrator == holders.Nomad) {
 				return fmt.Errorf("unreserved: %+v", p)
 			}
 			if _, runs := r.procs[p.PID]; !runs {

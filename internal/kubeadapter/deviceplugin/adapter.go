@@ -19,6 +19,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/pluginsocket"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
@@ -53,9 +54,9 @@ type Options struct {
 	// API of this process gives devices out.
 	Lock sync.Locker
 
-	// DRAHolder returns the resource claim that has hardware of a placement. Allocate refuses the device then. It is called with Lock
-	// held; nil = there is none.
-	DRAHolder func(gpu.Placement) (holder string, held bool)
+	// ClaimHolders returns the resource claims that have devices. Allocate refuses these, and all while the record is not complete. It is
+	// called with Lock held; nil = there is none.
+	ClaimHolders func() holders.Record
 
 	// Empty returns resources to register with an empty list even if they have no unit: a kubelet up to 1.37.1 does not start containers
 	// of pods that have such a resource by DRA if a device plugin for it is gone for five minutes (kubernetes/kubernetes#141426). It is

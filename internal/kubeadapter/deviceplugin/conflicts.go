@@ -1,27 +1,63 @@
 package deviceplugin
 
 import (
-	"iter"
 	"maps"
 	"slices"
 	"strings"
 
-	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 )
 
-// conflicts reports whether u must not be allocated while a pod holds k: both are the same hardware, offered in different
-// ways. Units that share a device in one resource do not conflict.
-func (k deviceKey) conflicts(u inventory.Unit) bool {
-	switch device, shared := k.id.Split(); device {
-	case u.Device.ID:
-		return k.resource != kubeadapter.ResourceOf(u) || shared != (u.Sharing.Mode != inventory.Exclusive)
-	case u.Device.At.GPU: // u is an instance of the GPU that the pod holds
-		return true
-	default:
-		return false
+// replicaSharing is how the device of a replica is shared: the ID of a replica does not have more.
+const replicaSharing = "shared"
+
+// holderOf is the holder of a device ID of a resource, whose work and placement are not known.
+func holderOf(k deviceKey) holders.Holder {
+	h := holders.Holder{Work: holders.Work{Orchestrator: holders.Kubernetes}, API: inventory.DevicePlugin, Resource: k.resource, Unit: k.id}
+	device, replica := k.id.Split()
+	if h.Device = device; replica {
+		h.Sharing = replicaSharing
 	}
+	return h
+}
+
+// wanted is the holder that a pod would be of a unit.
+func wanted(u *inventory.Unit) holders.Holder {
+	h := holders.Holder{API: inventory.DevicePlugin, Resource: kubeadapter.ResourceOf(*u), Unit: u.ID, Device: u.Device.ID, At: u.Device.At}
+	if u.Sharing.Mode != inventory.Exclusive {
+		h.Sharing = replicaSharing
+	}
+	return h
+}
+
+// holders are the pods that have, or may have, device IDs, in the order of resources and IDs: by the kubelet's list; else by its checkpoint; else it
+// is not known which.
+func (a *allocations) holders() (all []holders.Holder) {
+	for _, k := range slices.SortedFunc(a.held(), compareKeys) {
+		all = append(all, a.byKey[k].holders(k)...)
+	}
+	return all
+}
+
+func (a allocation) holders(k deviceKey) (all []holders.Holder) {
+	h := holderOf(k)
+	for _, pod := range a.pods {
+		h.Work.Namespace, h.Work.Name, _ = strings.Cut(pod, "/")
+		all = append(all, h)
+	}
+	if len(all) > 0 {
+		return all
+	}
+	for _, c := range a.checkpointed {
+		h.Work.ID, h.Work.Container = c.uid, c.container
+		all = append(all, h)
+	}
+	if len(all) > 0 {
+		return all
+	}
+	return []holders.Holder{h}
 }
 
 // withheld returns the units of an inventory that must not be allocated, with the reason: a pod has, or may have, their device under
@@ -30,25 +66,31 @@ func (a *allocations) withheld(inv *inventory.Inventory) map[inventory.UnitID]st
 	if a.unread {
 		return nil
 	}
-	held := byDevice(a.held())
+	held := holders.NewSet(holders.Record{Holders: a.holders()}.Locate(inv.Placements()).Holders)
 	reasons := map[inventory.UnitID]string{}
+	var last, reason string // of the device and resource before: its replicas have the same reason
 	for u := range inv.Units() {
-		if k, ok := conflictOf(held, u); ok {
-			reasons[u.ID] = "by " + a.byKey[k].holder() + " under " + k.resource
+		want := wanted(&u)
+		if this := want.Resource + " " + string(want.Device) + " " + want.Sharing; this != last {
+			last, reason = this, ""
+			if h, ok := held.Conflict(want); ok {
+				reason = "by " + h.Work.String() + " under " + h.Resource
+			}
+		}
+		if reason != "" {
+			reasons[u.ID] = reason
 		}
 	}
 	return reasons
 }
 
-// holder names the pod that has a device, for the operators of the host.
+// holder names the pods that have a device, for the operators of the host.
 func (a allocation) holder() string {
-	switch {
-	case len(a.pods) > 0:
-		return "pod " + strings.Join(a.pods, " and pod ")
-	case len(a.checkpointed) > 0:
-		return "the pod with UID " + a.checkpointed[0].uid + " in the kubelet's checkpoint"
+	var names []string
+	for _, h := range a.holders(deviceKey{}) {
+		names = append(names, h.Work.String())
 	}
-	return "a pod that was admitted before, or just now"
+	return strings.Join(slices.Compact(names), " and ")
 }
 
 // retained returns the IDs that are not in an inventory and stay listed, as unhealthy devices by resource.
@@ -85,40 +127,4 @@ func (a *allocations) describe(resource string, retained []listedDevice) string 
 // equivalent reports whether two allocations lead to the same offer of any inventory, and to the same messages.
 func (a *allocations) equivalent(b *allocations) bool {
 	return a.unread == b.unread && maps.EqualFunc(a.byKey, b.byKey, allocation.equivalent)
-}
-
-// byDevice groups keys by device, those of a device in order. Of the replicas of a device in one resource, which conflict with the
-// same units, it has the first one.
-func byDevice(keys iter.Seq[deviceKey]) map[gpu.DeviceID][]deviceKey {
-	type use struct {
-		device   gpu.DeviceID
-		shared   bool
-		resource string
-	}
-	first := map[use]deviceKey{}
-	for k := range keys {
-		u := use{resource: k.resource}
-		u.device, u.shared = k.id.Split()
-		if other, ok := first[u]; !ok || k.id < other.id {
-			first[u] = k
-		}
-	}
-	groups := map[gpu.DeviceID][]deviceKey{}
-	for _, k := range slices.SortedFunc(maps.Values(first), compareKeys) {
-		device, _ := k.id.Split()
-		groups[device] = append(groups[device], k)
-	}
-	return groups
-}
-
-// conflictOf returns the first key that conflicts with a unit.
-func conflictOf(groups map[gpu.DeviceID][]deviceKey, u inventory.Unit) (deviceKey, bool) {
-	for _, device := range []gpu.DeviceID{u.Device.ID, u.Device.At.GPU} {
-		for _, k := range groups[device] {
-			if k.conflicts(u) {
-				return k, true
-			}
-		}
-	}
-	return deviceKey{}, false
 }

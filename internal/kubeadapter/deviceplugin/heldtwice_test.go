@@ -15,8 +15,8 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
@@ -102,17 +102,17 @@ func TestInitContainerHasItsDevice(t *testing.T) {
 	pods.Hold("default/starts", "nvidia.com/other") // a container after the init container has no device
 	init := kubelettest.Entry("uid-1", "init", kubeadapter.GPUResource, id)
 	r.must(r.kubelet.Record(init))
-	held := func() []string { return r.adapter.Record()(coretest.GPU(1)).By }
+	held := func() []string { return r.adapter.Record().On(coretest.GPU(1)) }
 	r.await("the UID of the pod", func() bool {
 		return slices.Equal(held(), []string{"the pod with UID uid-1 in the kubelet's checkpoint"})
 	})
-	if _, is := r.adapter.Holder(gpu.WholeGPU(coretest.GPU(1))); !is {
+	if len(r.holdersOn(gpu.WholeGPU(coretest.GPU(1)))) == 0 {
 		t.Error("the device is free for a claim")
 	}
 	record, err := r.adapter.UseRecord(r.ctx, r.src.Current(), "")
 	r.must(err)
-	want := use.Hold{Owner: use.Owner{Orchestrator: use.Kubernetes, ID: "uid-1", Container: "init"}, Resource: kubeadapter.GPUResource, Unit: inventory.UnitID(id), Device: coretest.GPU(1)}
-	if !record.Complete || !slices.Contains(record.Holds, want) {
+	want := holders.Holder{Work: holders.Work{Orchestrator: holders.Kubernetes, ID: "uid-1", Container: "init"}, API: inventory.DevicePlugin, Resource: kubeadapter.GPUResource, Unit: inventory.UnitID(id), Device: coretest.GPU(1)}
+	if !record.Complete || !slices.Contains(record.Holders, want) {
 		t.Errorf("%+v, want %+v", record, want)
 	}
 	r.src.Set(allElsewhere())
@@ -135,7 +135,7 @@ func TestInitContainerHasItsDevice(t *testing.T) {
 func TestEndOfAPod(t *testing.T) {
 	r, pods := newTracking(t)
 	id := gpuIDs(1)[0]
-	free := func() bool { return len(r.adapter.Record()(coretest.GPU(1)).By) == 0 }
+	free := func() bool { return len(r.adapter.Record().On(coretest.GPU(1))) == 0 }
 	has := kubelettest.Entry("uid-1", "main", kubeadapter.GPUResource, id)
 	r.must(r.kubelet.Record(has))
 	r.allocate(pods, "default/one", kubeadapter.GPUResource, id)

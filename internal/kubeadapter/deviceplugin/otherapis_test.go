@@ -2,6 +2,7 @@ package deviceplugin
 
 import (
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,11 +13,11 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
-	"github.com/tandem-gpu/tandem/internal/node/assignment"
 )
 
 // assigned is two GPUs with assignments, and with the CDI specification that DRA needs.
@@ -78,17 +79,20 @@ func TestDevicePluginBesideDRA(t *testing.T) {
 // the GPU.
 func TestAllocateRefusesWhatClaimsHave(t *testing.T) {
 	var lock sync.Mutex
-	claims := map[gpu.DeviceID]string{}
+	claims := map[gpu.DeviceID]holders.Holder{}
+	claim := func(n int) {
+		claims[coretest.GPU(n)] = holders.Holder{API: inventory.DRA, Device: coretest.GPU(n), At: gpu.WholeGPU(coretest.GPU(n))}
+	}
+	read := true
 	r := newRunning(t, 2, func(a *Adapter) {
 		a.opts.Lock = &lock
-		a.opts.DRAHolder = func(at gpu.Placement) (string, bool) { // the lock is held
-			holder, held := claims[at.GPU]
-			return holder, held
+		a.opts.ClaimHolders = func() holders.Record { // the lock is held
+			return holders.Record{Holders: slices.Collect(maps.Values(claims)), Complete: read}
 		}
 	})
 	ids := gpuIDs(0, 1)
 	lock.Lock()
-	claims[coretest.GPU(1)] = "claim default/train"
+	claim(1)
 	lock.Unlock()
 	if _, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, ids[1]); err == nil || !strings.Contains(err.Error(), ids[1]+": a resource claim has it") {
 		t.Errorf("%v", err)
@@ -99,23 +103,38 @@ func TestAllocateRefusesWhatClaimsHave(t *testing.T) {
 		_, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, ids[0])
 		allocated <- err
 	}()
-	if holder, held := r.adapter.Holder(gpu.WholeGPU(coretest.GPU(0))); held {
-		t.Errorf("%s has a GPU that is not allocated", holder)
+	if held := r.holdersOn(gpu.WholeGPU(coretest.GPU(0))); len(held) > 0 {
+		t.Errorf("%s have a GPU that is not allocated", held)
 	}
-	claims[coretest.GPU(0)] = "claim default/other" // Prepare found it free, and records it
+	claim(0) // Prepare found it free, and records it
 	lock.Unlock()
 	if err := <-allocated; err == nil {
 		t.Error("Allocate succeeded after Prepare")
 	}
 	lock.Lock()
 	delete(claims, coretest.GPU(0))
+	read = false
+	lock.Unlock()
+	if _, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, ids[0]); err == nil {
+		t.Error("Allocate succeeded while the claims are not read")
+	}
+	lock.Lock()
+	read = true
 	lock.Unlock()
 	if _, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, ids[0]); err != nil {
 		t.Error(err)
 	}
-	if holder, held := r.adapter.Holder(gpu.Placement{GPU: coretest.GPU(0), GI: 1, CI: 0}); !held {
-		t.Errorf("an instance of an allocated GPU has no holder: %q", holder)
+	if len(r.holdersOn(gpu.Placement{GPU: coretest.GPU(0), GI: 1, CI: 0})) == 0 {
+		t.Error("an instance of an allocated GPU has no holder")
 	}
+}
+
+// holdersOn are the pods that have, or may have, hardware through device plugins.
+func (r *rig) holdersOn(at gpu.Placement) (names []string) {
+	for h := range holders.NewSet(r.adapter.Holders().Holders).On(at) {
+		names = append(names, h.Work.String())
+	}
+	return names
 }
 
 // The list of claims has what a Prepare that has begun gives out, and the claims of all drivers.
@@ -137,24 +156,26 @@ func TestClaimsWaitForPrepare(t *testing.T) {
 // The record has pods by GPU and the list has claims; both are known only while the kubelet lists all pods.
 func TestRecord(t *testing.T) {
 	r, pods := newTracking(t)
-	await := func(what string, n int, ok func(assignment.Holders) bool) {
+	await := func(what string, n int, ok func(h holders.Record, by []string) bool) {
 		t.Helper()
-		r.await(what, func() bool { return ok(r.adapter.Record()(coretest.GPU(n))) })
+		r.await(what, func() bool { h := r.adapter.Record(); return ok(h, h.On(coretest.GPU(n))) })
 	}
-	await("a free GPU", 0, func(h assignment.Holders) bool { return h.Known && len(h.By) == 0 })
+	await("a free GPU", 0, func(h holders.Record, by []string) bool { return h.Complete && len(by) == 0 })
 	r.allocate(pods, "default/a", kubeadapter.GPUResource, gpuIDs(0)...)
-	await("a pod", 0, func(h assignment.Holders) bool { return h.Known && slices.Equal(h.By, []string{"pod default/a"}) })
+	await("a pod", 0, func(h holders.Record, by []string) bool {
+		return h.Complete && slices.Equal(by, []string{"pod default/a"})
+	})
 	pods.Claim("default/b", "lost", "gpu.nvidia.com", strings.ToLower(string(coretest.GPU(0))))
 	r.await("a claim", func() bool {
 		claims, h := r.adapter.Claims()
-		return h.Known && len(h.By) == 0 && len(claims) == 1 && claims[0].Name == "lost" && claims[0].Pod == "default/b"
+		return h.Complete && len(h.Holders) == 0 && len(claims) == 1 && claims[0].Name == "lost" && claims[0].Pod == "default/b"
 	})
 	latest := r.adapter.pods.Latest()
-	if h := knownAt(latest, time.Now().Add(2*answerAge)); h.Known || h.Why == "" {
+	if h := knownAt(latest, time.Now().Add(2*answerAge)); h.Complete || h.Missing == "" {
 		t.Errorf("an answer that is old: %+v", h)
 	}
 	latest.Err = errors.New("unavailable")
-	if h := knownAt(latest, time.Now()); !h.Known {
+	if h := knownAt(latest, time.Now()); !h.Complete {
 		t.Errorf("an answer of just now: %+v", h)
 	}
 }
@@ -166,18 +187,18 @@ func TestRecordWithoutTheFolder(t *testing.T) {
 	r.startKubelet()
 	r.startTracking(gpus(1))
 	r.awaitHealthy(kubeadapter.GPUResource, 1)
-	r.await("no record", func() bool { h := r.adapter.Record()(coretest.GPU(0)); return h.First && h.Never && !h.Known })
+	r.await("no record", func() bool { h := r.adapter.Record(); return h.First && h.Never && !h.Complete })
 	pods, err := kubelettest.ServePodResources(r.podSocket())
 	r.must(err)
 	defer pods.Close()
-	r.await("a record", func() bool { h := r.adapter.Record()(coretest.GPU(0)); return h.Known && !h.Never })
+	r.await("a record", func() bool { h := r.adapter.Record(); return h.Complete && !h.Never })
 	pods.Close()
 	r.must(os.RemoveAll(filepath.Dir(r.podSocket())))
 	r.await("no folder", func() bool {
 		r.adapter.pods.Request()
 		return errors.Is(r.adapter.pods.Latest().Err, podresources.ErrNoDirectory)
 	})
-	if h := r.adapter.Record()(coretest.GPU(0)); h.Never {
+	if h := r.adapter.Record(); h.Never {
 		t.Errorf("%+v", h)
 	}
 }

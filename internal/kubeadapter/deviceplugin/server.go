@@ -14,6 +14,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
@@ -161,23 +162,29 @@ func (s *server) checkResource(units []inventory.Unit) error {
 	return errors.Join(errs...)
 }
 
-// checkAPI fails if one of the units is offered through another API, or if a resource claim has its hardware: an orchestrator may have
-// placed work on the device before it changed sides.
+// checkAPI fails if one of the units is offered through another API, or if a resource claim has, or may have, its hardware: an orchestrator may
+// have placed work on the device before it changed sides.
 func (s *server) checkAPI(units []inventory.Unit) error {
 	var errs []error
+	claims := holders.Record{Complete: true}
+	if s.opts.ClaimHolders != nil {
+		claims = s.opts.ClaimHolders()
+	}
+	held := holders.NewSet(claims.Holders)
 	for i := range units {
 		u := &units[i]
 		if !ofDevicePlugin(u.API) {
 			errs = append(errs, fmt.Errorf("device ID %s: offered through %s now, not through a device plugin", u.ID, u.API))
 			continue
 		}
-		if s.opts.DRAHolder == nil {
+		holder := claims.Missing
+		if h, conflict := held.Conflict(wanted(u)); conflict {
+			holder = h.Work.String()
+		} else if claims.Complete {
 			continue
 		}
-		if holder, held := s.opts.DRAHolder(u.Device.At); held {
-			s.log.Warn("allocation refused: a resource claim has the device", "id", u.ID, "holder", holder)
-			errs = append(errs, fmt.Errorf("device ID %s: a resource claim has it", u.ID))
-		}
+		s.log.Warn("allocation refused: a resource claim has the device", "id", u.ID, "holder", holder)
+		errs = append(errs, fmt.Errorf("device ID %s: a resource claim has it", u.ID))
 	}
 	return errors.Join(errs...)
 }

@@ -104,7 +104,7 @@ func (s *podStorm) end(p pod) {
 }
 
 func (s *podStorm) held(id string) []string {
-	return s.adapter.Record()(coretest.GPU(slices.Index(gpuIDs(0, 1, 2, 3), id))).By
+	return s.adapter.Record().On(coretest.GPU(slices.Index(gpuIDs(0, 1, 2, 3), id)))
 }
 
 // holders are the devices of pods whose containers the kubelet lists, and all devices of pods.
@@ -156,7 +156,7 @@ func (s *podStorm) step(n int) {
 		s.awaitAgent()
 	}
 	for id, p := range s.running {
-		if _, is := s.adapter.Holder(gpu.WholeGPU(coretest.GPU(slices.Index(gpuIDs(0, 1, 2, 3), id)))); !is {
+		if len(s.holdersOn(gpu.WholeGPU(coretest.GPU(slices.Index(gpuIDs(0, 1, 2, 3), id))))) == 0 {
 			s.Fatalf("the device of %+v is free\n%q", p, s.log)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
@@ -60,8 +61,8 @@ type Options struct {
 	// too. nil = nothing else does.
 	Lock sync.Locker
 
-	// DevicePluginHolder returns the pod that has hardware of a placement through a device plugin. It is called with Lock held.
-	DevicePluginHolder func(gpu.Placement) (holder string, held bool)
+	// PluginHolders returns the pods that have devices through device plugins. It is called with Lock held.
+	PluginHolders func() []holders.Holder
 
 	// PodClaims returns the devices that pods have through claims, from the kubelet; nil = they are not known.
 	PodClaims func(context.Context) (PodClaims, error)
@@ -244,19 +245,22 @@ func (a *Adapter) Desired() *watch.Value[[]kubeapi.Device] { return a.desired }
 // Health returns the health of each device, as the kubelet gets it.
 func (a *Adapter) Health() *watch.Value[[]resourceslice.DeviceHealth] { return a.health }
 
-// Holder returns the claim that holds, or may hold, hardware of a placement. While the claims are not read yet, all devices count as held.
-func (a *Adapter) Holder(at gpu.Placement) (string, bool) {
+// Record returns the claims that have, or may have, devices in this boot. One whose file can't be read has all GPUs that it may have. It has a
+// claim as soon as Options.Lock is free after its devices were held.
+func (a *Adapter) Record() holders.Record {
+	r := holders.Record{Complete: true}
 	if a.isLoaded() {
-		if by, held := holder(at, a.opts.BootID, a.store.Load().All()); held {
-			return by, true
-		}
+		r.Holders = heldBy(others("", a.opts.BootID, a.store.Load().All()))
 	} else if a.unloaded.Load() == nil {
-		return "a claim, perhaps: the prepared claims are not read yet", true
+		return holders.Record{Missing: "the prepared claims, which are not read yet; does the disk of state_dir respond?"}
 	}
-	if all := a.Unread(); len(all) > 0 && mayHaveClaim(a.src.Current(), at.GPU) {
-		return "a claim, perhaps: " + all[0].String(), true
+	for _, u := range a.Unread() {
+		unknown := holders.Work{Orchestrator: holders.Kubernetes, Namespace: "?", ID: u.UID, Claim: "? (" + u.String() + ")"}
+		for _, id := range a.mayHaveClaims() {
+			r.Holders = append(r.Holders, holders.Holder{Work: unknown, API: inventory.DRA, Device: id, At: gpu.WholeGPU(id)})
+		}
 	}
-	return "", false
+	return r
 }
 
 // Withdrawn returns why no device takes new work; "" if they do.

@@ -97,7 +97,7 @@ func TestWholeGPUIsNotPreparedWithAShare(t *testing.T) {
 			if _, err := r.prepareOne("share"); err != nil {
 				t.Error(err)
 			}
-			if holder, held := r.adapter.Holder(gpu.WholeGPU(coretest.GPU(0))); !held || !strings.HasPrefix(holder, "claim default/share") {
+			if holder, held := r.holder(gpu.WholeGPU(coretest.GPU(0))); !held || !strings.HasPrefix(holder, "claim default/share") {
 				t.Error(holder)
 			}
 		})

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
 )
 
@@ -141,9 +140,6 @@ func (e *PendingError) Error() string {
 
 // Unwrap returns the cause.
 func (e *PendingError) Unwrap() error { return e.Err }
-
-// holderOf is how a claim is named as the holder of a device.
-func holderOf(c prepared.Claim) string { return fmt.Sprintf("%s (UID %s)", c, c.UID) }
 
 // joined is several errors in one line.
 type joined []error

@@ -131,7 +131,7 @@ func TestLostRecords(t *testing.T) {
 	})
 	r.api.fail(nil)
 	r.await("records", func() bool { return r.adapter.Withdrawn() == "" && len(r.adapter.Prepared()) == 2 })
-	if holder, held := r.adapter.Holder(gpu.WholeGPU(coretest.GPU(0))); !held || holder != "claim default/a (UID uid-a)" {
+	if holder, held := r.holder(gpu.WholeGPU(coretest.GPU(0))); !held || holder != "claim default/a" {
 		t.Error(holder)
 	}
 	c := r.record("a")
@@ -168,7 +168,7 @@ func TestLostRecordsOfInstances(t *testing.T) {
 	r.await("withdrawn devices", func() bool { return r.adapter.Withdrawn() == want })
 	r.src.Set(build(coretest.WithMIG(coretest.GPUs(1), 0, "1g.10gb"), health.Ledger{}, config()))
 	r.await("a record", func() bool { return r.adapter.Withdrawn() == "" && len(r.adapter.Prepared()) == 1 })
-	if holder, held := r.adapter.Holder(gpu.WholeGPU(coretest.GPU(0))); !held || holder != "claim default/a (UID uid-a)" {
+	if holder, held := r.holder(gpu.WholeGPU(coretest.GPU(0))); !held || holder != "claim default/a" {
 		t.Errorf("the GPU counts as free: %q", holder)
 	}
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 )
@@ -25,9 +26,9 @@ func TestConflict(t *testing.T) {
 		r.Exclusive, r.Sharing, r.Shares, r.Unit = false, sharing, n, r.Unit+"::0"
 		return r
 	}
-	named := func(device string) prepared.Result {
+	named := func(n string) prepared.Result {
 		r := share("mps", 1)
-		r.Device += device
+		r.Device, r.Unit = r.Device+"-s"+n, inventory.UnitID(string(coretest.GPU(0))+"::"+n)
 		return r
 	}
 	admin := whole
@@ -53,31 +54,31 @@ func TestConflict(t *testing.T) {
 		"shares of different kinds":            {share("mps", 1), share("time-slicing", 1), true},
 		"the last share":                       {share("mps", 1), share("mps", 3), false},
 		"more shares than there are":           {share("mps", 2), share("mps", 3), true},
-		"two shares as devices":                {named("-s0"), named("-s1"), false},
-		"one share as a device":                {named("-s0"), named("-s0"), true},
+		"two shares as devices":                {named("0"), named("1"), false},
+		"one share as a device":                {named("0"), named("0"), true},
 		"instance of the same ID":              {instance(0), moved, true},
-		"share as a device, and one by number": {named("-s0"), share("mps", 1), false},
-		"one share as a device too many":       {named("-s0"), share("mps", 4), true},
+		"share as a device, and one by number": {named("0"), share("mps", 1), false},
+		"one share as a device too many":       {named("0"), share("mps", 4), true},
 	} {
 		w := want{Result: c.want}
 		if !c.want.Exclusive {
 			w.replicas = 4
 		}
 		held := prepared.Claim{UID: "b", BootID: boot, Namespace: "ns", Name: "b", Results: []prepared.Result{c.held}}
-		err := conflict(w, others("a", boot, []prepared.Claim{held}))
+		err := conflict(w, holders.NewSet(heldBy(others("a", boot, []prepared.Claim{held}))))
 		if (err != nil) != c.conflict {
 			t.Errorf("%s: %v", name, err)
 		}
 		held.BootID = "boot-0"
-		if err := conflict(w, others("a", boot, []prepared.Claim{held})); err != nil {
+		if err := conflict(w, holders.NewSet(heldBy(others("a", boot, []prepared.Claim{held})))); err != nil {
 			t.Errorf("%s: a claim of another boot: %v", name, err)
 		}
 		held.BootID = boot
-		if err := conflict(w, others("b", boot, []prepared.Claim{held})); err != nil {
+		if err := conflict(w, holders.NewSet(heldBy(others("b", boot, []prepared.Claim{held})))); err != nil {
 			t.Errorf("%s: the claim itself: %v", name, err)
 		}
-		if _, holds := holder(c.held.At, boot, []prepared.Claim{held}); holds == c.held.Admin {
-			t.Errorf("%s: holds %t", name, holds)
+		if free := isFree(holders.NewSet(heldBy([]prepared.Claim{held})), c.held.At); free != c.held.Admin {
+			t.Errorf("%s: free %t", name, free)
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 )
@@ -86,11 +87,11 @@ func (a *Adapter) confirm(got reservation, store *prepared.Store) error {
 		store.Hold(got.claim) // "started", so that the next Prepare does not answer from it
 		return err
 	}
-	held := others(got.claim.UID, a.opts.BootID, store.All())
+	held := holders.NewSet(heldBy(others(got.claim.UID, a.opts.BootID, store.All())))
 	own := got.claim
 	for i, w := range got.wants {
 		own.Results = got.claim.Results[:i]
-		if err := conflict(w, append(held, own)); err != nil {
+		if err := conflict(w, held, holders.NewSet(own.Holders())); err != nil {
 			store.Hold(got.claim) // the same, if it can't be removed
 			if left := a.remove(got.claim.UID, store); left != nil {
 				return joined{err, left}

@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
@@ -203,7 +204,9 @@ func TestPrepareErrors(t *testing.T) {
 		"lost":            {claim: one(everything), ledger: observed(health.Lost, 0), want: "lost: GPU is lost"},
 		"another agent's": {claim: one(everything), host: claimed, want: "unhealthy: offered by another agent (nomad-gpu)"},
 		"a pod's by the plugin": {claim: one(), change: func(a *Adapter) {
-			a.opts.DevicePluginHolder = func(gpu.Placement) (string, bool) { return "pod default/x", true }
+			a.opts.PluginHolders = func() []holders.Holder {
+				return []holders.Holder{{API: inventory.DevicePlugin, Device: coretest.GPU(0), At: gpu.WholeGPU(coretest.GPU(0))}}
+			}
 		}, want: "held by other work"},
 		"withdrawn": {claim: one(everything), change: func(a *Adapter) { a.guard.Store(verdict{foreign: "drain the node"}) }, want: "no device of this node takes new work: drain the node"},
 		"check refuses": {claim: one(), change: func(a *Adapter) {
@@ -259,11 +262,11 @@ func TestPrepareResults(t *testing.T) {
 	if _, err := r.prepareOne("b"); err == nil || err.Error() != "device "+deviceName(coretest.GPU(0))+": held by other work" {
 		t.Error(err)
 	}
-	if holder, held := r.adapter.Holder(gpu.WholeGPU(coretest.GPU(0))); !held || holder != "claim default/a (UID uid-a)" {
+	if holder, held := r.holder(gpu.WholeGPU(coretest.GPU(0))); !held || holder != "claim default/a" {
 		t.Error(holder, held)
 	}
 	r.must(r.unprepare("a"))
-	if holder, held := r.adapter.Holder(gpu.WholeGPU(coretest.GPU(0))); held {
+	if holder, held := r.holder(gpu.WholeGPU(coretest.GPU(0))); held {
 		t.Error(holder)
 	}
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/deviceconfig"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
@@ -69,7 +70,7 @@ func (a *Adapter) tryReserve(r request, store *prepared.Store) (got reservation,
 	if g := a.guard.Load(); g.text() != "" {
 		return got, g.pending, &WithdrawnError{g.text()}
 	}
-	inv, held := a.src.Current(), others(r.uid, a.opts.BootID, store.All())
+	inv, held := a.src.Current(), holders.NewSet(heldBy(others(r.uid, a.opts.BootID, store.All())), a.pluginHolders())
 	c := prepared.Claim{BootID: a.opts.BootID, Namespace: r.namespace, Name: r.name, UID: r.uid, State: prepared.Started}
 	if before, ok := store.Get(r.uid); ok {
 		c.Unknown = before.Unknown
@@ -80,10 +81,7 @@ func (a *Adapter) tryReserve(r request, store *prepared.Store) (got reservation,
 	for i := range r.results {
 		p, err := a.plan(inv, r, i)
 		if err == nil {
-			err = conflict(p.want, append(held, c)) // the results of a claim add up
-		}
-		if err == nil {
-			err = a.otherHolder(p)
+			err = conflict(p.want, held, holders.NewSet(c.Holders())) // the results of a claim add up
 		}
 		if err != nil {
 			errs = append(errs, err)
@@ -248,15 +246,12 @@ func tolerates(o kubeapi.DeviceToleration, t kubeapi.DeviceTaint) bool {
 	return false
 }
 
-// otherHolder returns an error if the hardware of a device is given out through another API.
-func (a *Adapter) otherHolder(p planned) error {
-	if p.Admin || a.opts.DevicePluginHolder == nil {
+// pluginHolders are the pods that have devices through device plugins.
+func (a *Adapter) pluginHolders() []holders.Holder {
+	if a.opts.PluginHolders == nil {
 		return nil
 	}
-	if holder, held := a.opts.DevicePluginHolder(p.At); held {
-		return &HeldError{p.Device, holder}
-	}
-	return nil
+	return a.opts.PluginHolders()
 }
 
 // onePerRequest returns an error for each request with several shares of a pool that gives one a request. With consumable capacity the

@@ -114,7 +114,7 @@ func TestCrashBetweenSteps(t *testing.T) {
 				r.start()
 				r.await("records", r.adapter.isLoaded)
 				if name != "nothing but specification" {
-					if _, held := r.adapter.Holder(gpu.WholeGPU(coretest.GPU(0))); !held {
+					if _, held := r.holder(gpu.WholeGPU(coretest.GPU(0))); !held {
 						t.Error("the device is not held")
 					}
 				}
@@ -145,7 +145,7 @@ func TestRecordsOfAnotherBoot(t *testing.T) {
 	r.change = append(r.change, func(a *Adapter) { a.opts.BootID = "boot-2" })
 	r.start()
 	r.await("records", r.adapter.isLoaded)
-	if holder, held := r.adapter.Holder(gpu.WholeGPU(coretest.GPU(0))); held {
+	if holder, held := r.holder(gpu.WholeGPU(coretest.GPU(0))); held {
 		t.Error(holder)
 	}
 	r.src.Set(build(coretest.GPUs(1), health.Ledger{}, config())) // now exclusive
@@ -236,13 +236,13 @@ func TestUnprepare(t *testing.T) {
 	if err := r.unprepare("a"); err == nil || !strings.Contains(err.Error(), "prepared claim not removed") {
 		t.Error(err)
 	}
-	if _, held := r.adapter.Holder(gpu.WholeGPU(coretest.GPU(0))); !held {
+	if _, held := r.holder(gpu.WholeGPU(coretest.GPU(0))); !held {
 		t.Error("the device is free, although the record is there")
 	}
 	r.must(os.RemoveAll(path))
 	r.must(os.Rename(path+".away", path))
 	r.must(r.unprepare("a"))
-	if _, held := r.adapter.Holder(gpu.WholeGPU(coretest.GPU(0))); held {
+	if _, held := r.holder(gpu.WholeGPU(coretest.GPU(0))); held {
 		t.Error("the device is held")
 	}
 	answer, err := dra.NewDRAPluginClient(r.conn).NodeUnprepareResources(r.ctx, &dra.NodeUnprepareResourcesRequest{Claims: []*dra.Claim{{Uid: "../agent"}}})

@@ -15,12 +15,13 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 )
 
-// holders are what pods have: the model that the adapter is compared with.
-type holders struct {
+// work is what pods have: the model that the adapter is compared with.
+type work struct {
 	mu  sync.Mutex
 	has map[string]holding // by pod
 }
@@ -32,7 +33,7 @@ type holding struct {
 }
 
 // take records that a pod has hardware, and returns another pod that has it and does not share it.
-func (h *holders) take(pod string, has holding) (other string) {
+func (h *work) take(pod string, has holding) (other string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for by, held := range h.has {
@@ -44,22 +45,22 @@ func (h *holders) take(pod string, has holding) (other string) {
 	return ""
 }
 
-func (h *holders) release(pod string) {
+func (h *work) release(pod string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.has, pod)
 }
 
-// holder returns the pod of a device plugin that has hardware.
-func (h *holders) holder(at gpu.Placement) (string, bool) {
+// holders are the pods of a device plugin.
+func (h *work) holders() (all []holders.Holder) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for by, held := range h.has {
-		if strings.HasPrefix(by, "plugin") && held.at.Overlaps(at) {
-			return by, true
+		if strings.HasPrefix(by, "plugin") {
+			all = append(all, holders.Holder{Work: holders.Work{Name: by}, API: inventory.DevicePlugin, Resource: "nvidia.com/gpu", Device: held.at.GPU, At: held.at})
 		}
 	}
-	return "", false
+	return all
 }
 
 // Many pods claim the same GPUs, MIG instances and shares, while a device plugin gives out the same, the policy changes between the allocation of
@@ -92,10 +93,10 @@ func runStorm(t *testing.T, seed uint64) {
 	for u := range policies[0].Devices() {
 		devices = append(devices, u.Device)
 	}
-	model := &holders{has: map[string]holding{}}
+	model := &work{has: map[string]holding{}}
 	lock := &sync.Mutex{}
 	r := newRig(t, policies[0], func(a *Adapter) {
-		a.lock, a.opts.DevicePluginHolder = lock, model.holder
+		a.lock, a.opts.PluginHolders = lock, model.holders
 		a.limits.call = 20 * time.Second
 	})
 	rounds := 20
@@ -144,7 +145,7 @@ func runStorm(t *testing.T, seed uint64) {
 }
 
 // claimPod prepares a claim of a device, unless another pod has it, and unprepares it. It has what it was allocated.
-func (r *rig) claimPod(model *holders, name string, allocated holding) {
+func (r *rig) claimPod(model *work, name string, allocated holding) {
 	err := r.prepareQuietly(r.conn, name)
 	if err == nil {
 		if other := model.take(name, allocated); other != "" {
@@ -159,10 +160,10 @@ func (r *rig) claimPod(model *holders, name string, allocated holding) {
 }
 
 // pluginPod gives a device to a pod by a device plugin, unless a claim or another pod has it.
-func (r *rig) pluginPod(model *holders, lock sync.Locker, d gpu.Device, name string) {
+func (r *rig) pluginPod(model *work, lock sync.Locker, d gpu.Device, name string) {
 	lock.Lock()
-	_, claimed := r.adapter.Holder(d.At)
-	_, held := model.holder(d.At)
+	_, claimed := r.holder(d.At)
+	held := !isFree(holders.NewSet(model.holders()), d.At)
 	if !claimed && !held {
 		if other := model.take(name, holding{d.At, false}); other != "" {
 			r.Errorf("%s was given %s, which %s has", name, d.At, other)

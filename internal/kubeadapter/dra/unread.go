@@ -18,7 +18,7 @@ import (
 //
 // Through DRA devices are given out as soon as the kubelet has listed all pods: the scheduler has the allocation of the claim.
 
-// Unread returns the records that can't be read, of claims that may hold any of MayHaveClaims.
+// Unread returns the records that can't be read, of claims that may hold any of mayHaveClaims.
 func (a *Adapter) Unread() []prepared.Unread {
 	if a.isLoaded() {
 		return a.store.Load().Unread()
@@ -29,8 +29,8 @@ func (a *Adapter) Unread() []prepared.Unread {
 	return nil
 }
 
-// MayHaveClaims returns the GPUs that are not known to have no claim by the side on which they are.
-func (a *Adapter) MayHaveClaims() (all []gpu.DeviceID) {
+// mayHaveClaims returns the GPUs that are not known to have no claim by the side on which they are.
+func (a *Adapter) mayHaveClaims() (all []gpu.DeviceID) {
 	inv, last := a.src.Current(), gpu.DeviceID("")
 	for d := range inv.Hardware() {
 		if of := d.At.GPU; of != last && mayHaveClaim(inv, of) {

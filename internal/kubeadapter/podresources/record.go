@@ -7,8 +7,8 @@ import (
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 )
 
@@ -31,8 +31,8 @@ func podUIDs(folder string) map[string][]string {
 
 // Record is a reading as a record of the work that has devices of an inventory. The UIDs of pods are from the kubelet's checkpoint, and from a
 // folder such as PodLogs; "" or missing = only from the checkpoint. The owner of a pod whose UID is not certain has none.
-func (r Reading) Record(inv *inventory.Inventory, podLogs string) use.Record {
-	record := use.Record{Complete: r.Complete, AllWork: r.Complete, Work: map[string]use.Owner{}}
+func (r Reading) Record(inv *inventory.Inventory, podLogs string) holders.Record {
+	record := holders.Record{Complete: r.Complete, AllWork: r.Complete, Work: map[string]holders.Work{}}
 	uids := podUIDs(podLogs)
 	for _, pod := range r.Answer.Names {
 		for _, uid := range uids[pod] {
@@ -41,7 +41,7 @@ func (r Reading) Record(inv *inventory.Inventory, podLogs string) use.Record {
 			record.Work[uid] = o
 		}
 	}
-	owner := func(pod, container string) use.Owner {
+	owner := func(pod, container string) holders.Work {
 		o := ownerOf(pod, container)
 		if of := uids[pod]; len(of) == 1 {
 			o.ID = of[0]
@@ -57,20 +57,20 @@ func (r Reading) Record(inv *inventory.Inventory, podLogs string) use.Record {
 		device, _ := unit.Split()
 		o := owner(d.Pod, d.Container)
 		o.ID = cmp.Or(checkpointed[Device{Container: d.Container, Resource: d.Resource, ID: d.ID}], o.ID)
-		record.Holds = append(record.Holds, use.Hold{Owner: o, Resource: d.Resource, Unit: unit, Device: device})
+		record.Holders = append(record.Holders, holders.Holder{Work: o, API: inventory.DevicePlugin, Resource: d.Resource, Unit: unit, Device: device})
 	}
 	for _, c := range r.Answer.Claims {
 		if device, ok := c.deviceIn(inv); ok {
 			o := owner(c.Pod, c.Container)
 			o.Claim = c.Name
-			record.Holds = append(record.Holds, use.Hold{Owner: o, Device: device})
+			record.Holders = append(record.Holders, holders.Holder{Work: o, API: inventory.DRA, Device: device})
 		}
 	}
 	return record
 }
 
-func ownerOf(pod, container string) use.Owner {
-	o := use.Owner{Orchestrator: use.Kubernetes, Container: container}
+func ownerOf(pod, container string) holders.Work {
+	o := holders.Work{Orchestrator: holders.Kubernetes, Container: container}
 	o.Namespace, o.Name, _ = strings.Cut(pod, "/")
 	return o
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 )
@@ -57,23 +57,23 @@ func TestRecord(t *testing.T) {
 		t.Fatal(r.Err)
 	}
 	got := r.Record(inv, filepath.Join(dir, "logs"))
-	one := use.Owner{Orchestrator: use.Kubernetes, Namespace: "default", Name: "one", Container: "main", ID: "uid-1"}
-	two := use.Owner{Orchestrator: use.Kubernetes, Namespace: "default", Name: "two", Container: "main", Claim: "claim"}
-	claimed := func(id gpu.DeviceID) use.Hold { return use.Hold{Owner: two, Device: id} }
+	one := holders.Work{Orchestrator: holders.Kubernetes, Namespace: "default", Name: "one", Container: "main", ID: "uid-1"}
+	two := holders.Work{Orchestrator: holders.Kubernetes, Namespace: "default", Name: "two", Container: "main", Claim: "claim"}
+	claimed := func(id gpu.DeviceID) holders.Holder { return holders.Holder{Work: two, API: inventory.DRA, Device: id} }
 	nic := two
 	nic.Claim = ""
-	named := func(namespace, name, uid string) use.Owner {
-		return use.Owner{Orchestrator: use.Kubernetes, Namespace: namespace, Name: name, ID: uid}
+	named := func(namespace, name, uid string) holders.Work {
+		return holders.Work{Orchestrator: holders.Kubernetes, Namespace: namespace, Name: name, ID: uid}
 	}
-	want := use.Record{
+	want := holders.Record{
 		Complete: true, AllWork: true,
-		Work: map[string]use.Owner{
+		Work: map[string]holders.Work{
 			"uid-1": named("default", "one", "uid-1"), "uid-2": named("default", "two", "uid-2"), "uid-3": named("default", "two", "uid-3"),
 			"uid-4": named("kube-system", "agent", "uid-4"),
 		},
-		Holds: []use.Hold{
-			{Owner: one, Resource: "nvidia.com/gpu.shared", Unit: inventory.UnitID(coretest.GPU(0)) + "::3", Device: coretest.GPU(0)},
-			{Owner: nic, Resource: "example.com/nic", Unit: "mlx5_0", Device: "mlx5_0"}, // of no device of ours: without effect
+		Holders: []holders.Holder{
+			{Work: one, API: inventory.DevicePlugin, Resource: "nvidia.com/gpu.shared", Unit: inventory.UnitID(coretest.GPU(0)) + "::3", Device: coretest.GPU(0)},
+			{Work: nic, API: inventory.DevicePlugin, Resource: "example.com/nic", Unit: "mlx5_0", Device: "mlx5_0"}, // of no device of ours: without effect
 			claimed(coretest.GPU(1)), claimed(coretest.GPU(2)), claimed(coretest.Instance(3, 1)),
 			claimed(coretest.GPU(2)), claimed(coretest.Instance(3, 0)),
 		},
@@ -81,15 +81,15 @@ func TestRecord(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	if got := r.Record(inv, filepath.Join(dir, "none")); len(got.Work) > 0 || got.Holds[0].Owner.ID != "" || got.Holds[0].Owner.Name != "one" {
+	if got := r.Record(inv, filepath.Join(dir, "none")); len(got.Work) > 0 || got.Holders[0].Work.ID != "" || got.Holders[0].Work.Name != "one" {
 		t.Errorf("without the folder of logs: %+v", got)
 	}
 	shared := string(coretest.GPU(0)) + "::3"
 	if err := kubelettest.WriteCheckpoint(dir, kubelettest.Entry("uid-8", "init", "nvidia.com/gpu.shared", shared), kubelettest.Entry("uid-9", "main", "nvidia.com/gpu.shared", shared)); err != nil {
 		t.Fatal(err)
 	}
-	if got := poller.Read(t.Context()).Record(inv, ""); got.Holds[0].Owner.ID != "uid-9" {
-		t.Errorf("the UID that the kubelet's checkpoint has of the container: %+v", got.Holds[0])
+	if got := poller.Read(t.Context()).Record(inv, ""); got.Holders[0].Work.ID != "uid-9" {
+		t.Errorf("the UID that the kubelet's checkpoint has of the container: %+v", got.Holders[0])
 	}
 	p.Fail(errors.New("too many requests"))
 	if r := poller.Read(t.Context()); r.Err == nil || r.Stale(t.Context()) == nil {

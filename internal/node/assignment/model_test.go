@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/node/assignment"
 )
@@ -82,19 +83,19 @@ func newModel(seed uint64, gpus int) *model {
 // clock is the time by the clock of the host.
 func (m *model) clock() time.Time { return time.Unix(1_800_000_000, 0).Add(m.now) }
 
-// holders are the names of the work that has a GPU through an API, with what the agent alone knows.
-func (m *model) holders(a *modelAgent, api inventory.API, id gpu.DeviceID) assignment.Holders {
-	h := assignment.Holders{Known: true, Why: "unknown"}
+// record is that of the work that has GPUs through an API, with what the agent alone knows.
+func (m *model) record(a *modelAgent, api inventory.API) holders.Record {
+	h := holders.Record{Complete: true, Missing: "unknown"}
 	recorded := func(w *work) bool { return w.holds && m.now >= m.kubelet.unknownUntil }
 	if api == inventory.Nomad {
-		h.Known = m.now >= m.nomad.unknownUntil
+		h.Complete = m.now >= m.nomad.unknownUntil
 		recorded = func(*work) bool { return m.now >= m.nomad.unknownUntil }
 	} else {
-		h.Known = m.now >= m.kubelet.unknownUntil
+		h.Complete = m.now >= m.kubelet.unknownUntil
 	}
 	for _, w := range m.work {
-		if w.on == id && w.api == api && (recorded(w) || a.prepared[id] == w) {
-			h.By = append(h.By, w.name)
+		if w.api == api && (recorded(w) || a.prepared[w.on] == w) {
+			h.Holders = append(h.Holders, holders.Holder{Work: holders.Work{Name: w.name}, Device: w.on, At: gpu.WholeGPU(w.on)})
 		}
 	}
 	return h
@@ -105,7 +106,7 @@ func (m *model) tick(a *modelAgent, crash bool) {
 	read := m.file.Restore(a.name, a.memory)
 	records := assignment.Records{}
 	for _, api := range a.apis {
-		records[api] = func(id gpu.DeviceID) assignment.Holders { return m.holders(a, api, id) }
+		records[api] = func() holders.Record { return m.record(a, api) }
 	}
 	state, file, all := assignment.Next(a.state, assignment.Input{
 		Now: m.now, Agent: a.name, APIs: a.apis, Default: a.mode, GPUs: m.gpus, File: read, Records: records,
@@ -224,7 +225,7 @@ func (m *model) give(a *modelAgent, w *work) bool {
 	one := a.published[w.on]
 	ok := one.Here && one.API == w.api && !a.refused[w.on] && (one.Moving == "" || w.api == inventory.DRA && one.Leaving)
 	for _, other := range a.apis {
-		ok = ok && (other == w.api || len(m.holders(a, other, w.on).By) == 0)
+		ok = ok && (other == w.api || len(m.record(a, other).On(w.on)) == 0)
 	}
 	if !ok {
 		m.refused++

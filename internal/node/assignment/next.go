@@ -43,7 +43,7 @@ type State struct {
 	empty   map[gpu.DeviceID]time.Duration // since when a GPU has been withheld and without holders
 	absent  map[gpu.DeviceID]absence
 	shown   map[gpu.DeviceID]kindShown
-	seen    map[seenKey]seen
+	seen    map[inventory.API]seen
 }
 
 // Status is the assignment of a GPU, and what its move waits for.
@@ -73,7 +73,7 @@ func Next(s State, in Input) (State, File, []Status) {
 		shown: map[gpu.DeviceID]kindShown{}, seen: maps.Clone(s.seen),
 	}}
 	if n.is.seen == nil {
-		n.is.seen = map[seenKey]seen{}
+		n.is.seen = map[inventory.API]seen{}
 	}
 	n.Records = Records{}
 	for api, record := range in.Records {

@@ -5,7 +5,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/node/assignment"
 )
@@ -47,7 +49,7 @@ func TestNext(t *testing.T) {
 			{at: 0, want: moves}, {at: 1 * s, want: moves}, {at: 3 * s, want: "elsewhere: nomad"},
 		}},
 		"a holder, and one that comes in the settle time": {leaves, []step{
-			{at: 0, holders: "pod a", want: moves, waits: "the end of pod a"}, {at: 50 * s, want: moves}, {at: 60 * s, holders: "pod b", want: moves},
+			{at: 0, holders: "pod default/a", want: moves, waits: "the end of pod default/a"}, {at: 50 * s, want: moves}, {at: 60 * s, holders: "pod default/b", want: moves},
 			{at: 61 * s, want: moves}, {at: 90 * s, want: moves}, {at: 91 * s, want: "elsewhere: nomad"},
 		}},
 		"given out in the settle time, and not in the record so far": {leaves, []step{
@@ -58,8 +60,8 @@ func TestNext(t *testing.T) {
 			{at: 30 * s, age: 28 * s, want: moves}, {at: 31 * s, age: 4 * s, want: moves}, {at: 33 * s, age: 6 * s, want: "elsewhere: nomad"},
 		}},
 		"its health has the kind of wait, and a change of it only if that lasts": {leaves, []step{
-			{at: 0, holders: "pod a", health: moves + ": waits for the end of running work"}, {at: 9 * s, health: moves + ": waits for the end of running work"},
-			{at: 12 * s, holders: "pod b", health: moves + ": waits for the end of running work"}, {at: 20 * s, health: moves + ": waits for the end of running work"},
+			{at: 0, holders: "pod default/a", health: moves + ": waits for the end of running work"}, {at: 9 * s, health: moves + ": waits for the end of running work"},
+			{at: 12 * s, holders: "pod default/b", health: moves + ": waits for the end of running work"}, {at: 20 * s, health: moves + ": waits for the end of running work"},
 			{at: 30 * s, health: moves}, {at: 31 * s, unknown: true, health: moves}, {at: 32 * s, health: moves},
 			{at: 40 * s, unknown: true, health: moves}, {at: 50 * s, unknown: true, health: moves + ": waits for a record of running work"},
 		}},
@@ -71,26 +73,26 @@ func TestNext(t *testing.T) {
 			{at: 31 * s, unknown: true, forced: true, want: "elsewhere: nomad"},
 		}},
 		"forced, with a known holder, after which the record is not known": {forced(inventory.DevicePlugin, inventory.Nomad), []step{
-			{at: 0, holders: "pod a", want: moves}, {at: 600 * s, unknown: true, holders: "pod a", want: moves, waits: "pod a"},
-			{at: 601 * s, unknown: true, want: moves, waits: "pod a"}, {at: 900 * s, unknown: true, want: moves, waits: "pod a"},
+			{at: 0, holders: "pod default/a", want: moves}, {at: 600 * s, unknown: true, holders: "pod default/a", want: moves, waits: "pod default/a"},
+			{at: 601 * s, unknown: true, want: moves, waits: "pod default/a"}, {at: 900 * s, unknown: true, want: moves, waits: "pod default/a"},
 			{at: 901 * s, restart: true, unknown: true, want: moves, waits: "the record"},
 		}},
 		"forced when a holder that was seen is not known any more": {leaves, []step{
-			{at: 0, holders: "pod a", want: moves}, {at: 10 * s, unknown: true, want: moves, waits: "the end of pod a"},
-			{at: 20 * s, force: true, unknown: true, want: moves, waits: "the end of pod a"}, {at: 600 * s, unknown: true, want: moves, waits: "the end of pod a"},
-			{at: 601 * s, age: 602 * s, want: moves, waits: "the end of pod a"}, {at: 602 * s, age: 20 * s, want: moves}, {at: 632 * s, want: "elsewhere: nomad"},
+			{at: 0, holders: "pod default/a", want: moves}, {at: 10 * s, unknown: true, want: moves, waits: "the end of pod default/a"},
+			{at: 20 * s, force: true, unknown: true, want: moves, waits: "the end of pod default/a"}, {at: 600 * s, unknown: true, want: moves, waits: "the end of pod default/a"},
+			{at: 601 * s, age: 602 * s, want: moves, waits: "the end of pod default/a"}, {at: 602 * s, age: 20 * s, want: moves}, {at: 632 * s, want: "elsewhere: nomad"},
 		}},
 		"forced, of two holders one is not known any more": {leaves, []step{
-			{at: 0, holders: "pod a, pod b", want: moves}, {at: 10 * s, unknown: true, holders: "pod b", want: moves, waits: "the end of pod a, pod b"},
-			{at: 20 * s, force: true, unknown: true, want: moves, waits: "the end of pod a, pod b"}, {at: 30 * s, holders: "pod a", want: moves, waits: "the end of pod a"},
+			{at: 0, holders: "pod default/a, pod default/b", want: moves}, {at: 10 * s, unknown: true, holders: "pod default/b", want: moves, waits: "the end of pod default/a, pod default/b"},
+			{at: 20 * s, force: true, unknown: true, want: moves, waits: "the end of pod default/a, pod default/b"}, {at: 30 * s, holders: "pod default/a", want: moves, waits: "the end of pod default/a"},
 			{at: 31 * s, want: moves}, {at: 61 * s, want: "elsewhere: nomad"},
 		}},
 		"what had the GPU before, without a record": {leaves, []step{
-			{at: 0, unknown: true, before: "a pod", want: moves, waits: "the record"}, {at: 600 * s, unknown: true, before: "a pod", want: moves, waits: "the record"},
+			{at: 0, unknown: true, before: "pod default/a", want: moves, waits: "the record"}, {at: 600 * s, unknown: true, before: "pod default/a", want: moves, waits: "the record"},
 		}},
 		"forced, what had the GPU before, without a record": {forced(inventory.DevicePlugin, inventory.DRA), []step{
-			{at: 0, unknown: true, before: "a pod", forced: true, want: "device-plugin, moves to dra"}, {at: 1 * s, unknown: true, before: "a pod", forced: true, want: "device-plugin, moves to dra"},
-			{at: 31 * s, unknown: true, before: "a pod", forced: true, want: "dra"}, {at: 32 * s, unknown: true, before: "a pod", want: "dra"},
+			{at: 0, unknown: true, before: "pod default/a", forced: true, want: "device-plugin, moves to dra"}, {at: 1 * s, unknown: true, before: "pod default/a", forced: true, want: "device-plugin, moves to dra"},
+			{at: 31 * s, unknown: true, before: "pod default/a", forced: true, want: "dra"}, {at: 32 * s, unknown: true, before: "pod default/a", want: "dra"},
 		}},
 		"it comes, and the other agent still claims it": {assignment.Entry{Side: inventory.DRA, Target: inventory.DRA}, []step{
 			{at: 0, claim: &nomad, want: "dra, moves to dra: waits for nomad-gpu", waits: "which claims it, to give it up"}, {at: 1 * s, want: "dra"},
@@ -180,15 +182,15 @@ func describe(a inventory.Assignment) string {
 
 // input is what the agent of the kubelet, which serves both of its APIs, sees in a step.
 func (st step) input(file assignment.File, applied *inventory.Assignment, reserved *time.Duration) assignment.Input {
-	record := func(gpu.DeviceID) assignment.Holders {
-		h := assignment.Holders{Known: !st.unknown, Why: "the record", Age: st.age}
+	record := func() holders.Record {
+		r := holders.Record{Complete: !st.unknown, Missing: "the record", Age: st.age}
 		if st.holders != "" {
-			h.By = strings.Split(st.holders, ", ")
+			r.Holders = coretest.Held(one, strings.Split(st.holders, ", ")...)
 		}
 		if st.before != "" {
-			h.Before, h.Never = []string{st.before}, true
+			r.Holders, r.Never, r.MayHaveEnded = coretest.Held(one, st.before), true, true
 		}
-		return h
+		return r
 	}
 	none := func(gpu.DeviceID) bool { return false }
 	return assignment.Input{

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
@@ -67,14 +68,19 @@ func (n *next) blocked(id gpu.DeviceID, e Entry) wait {
 	return n.heldThrough(id, e.Side)
 }
 
+// on returns the work that has a GPU through an API of this agent, unless nothing can show whether that has ended.
+func (n *next) on(a inventory.API, id gpu.DeviceID) []string {
+	if n.Records[a] == nil || n.Records[a]().MayHaveEnded {
+		return nil
+	}
+	return n.Records[a]().On(id)
+}
+
 // heldThrough returns the end of the work that has a GPU through other APIs of this agent than the given one.
 func (n *next) heldThrough(id gpu.DeviceID, side inventory.API) wait {
 	for _, a := range APIs() {
-		if a == side || n.Records[a] == nil {
-			continue
-		}
-		if h := n.Records[a](id); len(h.By) > 0 {
-			return wait{text: strings.Join(h.By, ", ") + ", which has it through " + string(a), kind: kindWork}
+		if by := n.on(a, id); a != side && len(by) > 0 {
+			return wait{text: strings.Join(by, ", ") + ", which has it through " + string(a), kind: kindWork}
 		}
 	}
 	return wait{}
@@ -86,16 +92,16 @@ func (n *next) leaving(id gpu.DeviceID, side inventory.API, e Entry) (left time.
 	if by := n.Records.HoldersOf(id); len(by) > 0 {
 		return settle, wait{text: "the end of " + strings.Join(by, ", "), kind: kindWork}
 	}
-	h := Holders{Why: "the record of " + string(side) + ", which this process does not serve"}
+	h := holders.Record{Missing: "the record of " + string(side) + ", which this process does not serve"}
 	if record := n.Records[side]; record != nil {
-		h = record(id)
+		h = record()
 	}
 	reserved, known := n.Reserved(id)
-	if older := known && n.Now-h.Age < reserved; (!h.Known || older) && !e.Force {
-		if h.Why == "" {
+	if older := known && n.Now-h.Age < reserved; (!h.Complete || older) && !e.Force {
+		if h.Missing == "" {
 			return settle, wait{}
 		}
-		return settle, wait{text: h.Why, kind: kindRecord}
+		return settle, wait{text: h.Missing, kind: kindRecord}
 	}
 	if applied, ok := n.Applied(id); ok && applied.Here && applied.Moving == "" || !ok && slices.Contains(n.GPUs, id) {
 		return settle, wait{} // it is still offered: the time begins when it is not

@@ -170,6 +170,21 @@ func (w *Watcher) Assignments() []assignment.Status {
 	return w.assigner.latest()
 }
 
+// Leaving returns the GPUs that wait for the end of their work: those that move, and those that are not offered any more and stay claimed.
+func (w *Watcher) Leaving() (all []gpu.DeviceID) {
+	for _, st := range w.Assignments() {
+		if withheld(st) {
+			all = append(all, st.GPU)
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, k := range w.kept {
+		all = append(all, k.at.GPU)
+	}
+	return all
+}
+
 // Serve sets the APIs that this process serves, that of the settings first, and the readers of their records. Call it before Run.
 // Without it one API is served, and no GPU moves.
 func (w *Watcher) Serve(apis []inventory.API, readers assignment.Readers) {

@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/node/assignment"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
@@ -52,21 +53,20 @@ func (r *record) setNever() {
 	r.never, r.unknown = true, true
 }
 
-func (r *record) read() assignment.Record {
+func (r *record) read() holders.Record {
 	r.reads.Add(1)
-	return r.of
-}
-
-func (r *record) of(id gpu.DeviceID) assignment.Holders {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	h := assignment.Holders{Known: !r.unknown, Never: r.never, Why: "the record"}
-	by := r.by[id]
-	if by == "" && r.late != nil {
-		by = r.late(id)
-	}
-	if by != "" {
-		h.By = []string{by}
+	h := holders.Record{Complete: !r.unknown, Never: r.never, Missing: "the record"}
+	for n := range 8 {
+		id := coretest.GPU(n)
+		by := r.by[id]
+		if by == "" && r.late != nil {
+			by = r.late(id)
+		}
+		if by != "" {
+			h.Holders = append(h.Holders, coretest.Held(id, by)...)
+		}
 	}
 	return h
 }
@@ -148,7 +148,7 @@ func TestGPUMovesBetweenAgents(t *testing.T) {
 		n.expect(t, "at first", through{0: "", 1: ""})
 		k.expect(t, "at first", through{2: inventory.DevicePlugin})
 
-		h.nomad.set(coretest.GPU(1), "job a")
+		h.nomad.set(coretest.GPU(1), "job a (allocation 1)")
 		h.move(t, 1, inventory.DevicePlugin)
 		pass(2 * time.Minute)
 		n.expect(t, "while a job has it", through{0: ""})
@@ -158,7 +158,7 @@ func TestGPUMovesBetweenAgents(t *testing.T) {
 				t.Errorf("the GPU that leaves is %s", u.Health)
 			}
 		}
-		if st := n.watcher.Assignments(); len(st) != 1 || st[0].Waits != "the end of job a" {
+		if st := n.watcher.Assignments(); len(st) != 1 || st[0].Waits != "the end of job a (allocation 1)" {
 			t.Errorf("the move waits for %+v", st)
 		}
 

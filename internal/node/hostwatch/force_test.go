@@ -31,7 +31,7 @@ func TestForce(t *testing.T) {
 		n := h.startNomad(t)
 		pass(10 * time.Second)
 		k := h.startKube(t, inventory.DevicePlugin)
-		h.nomad.set(coretest.GPU(1), "job a")
+		h.nomad.set(coretest.GPU(1), "job a (allocation 1)")
 		h.move(t, 1, inventory.Nomad) // so that the GPU has an entry
 		pass(10 * time.Second)
 

@@ -21,7 +21,7 @@ func TestClaimStaysWhileWorkHasTheGPU(t *testing.T) {
 		n := h.startNomad(t)
 		pass(10 * time.Second)
 		k := h.startKube(t, inventory.DevicePlugin)
-		h.nomad.set(coretest.GPU(1), "job a")
+		h.nomad.set(coretest.GPU(1), "job a (allocation 1)")
 		pass(10 * time.Second)
 		must(t, n.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 0)))
 		pass(5 * time.Minute)
@@ -88,7 +88,7 @@ func TestClaimsOfInstancesStay(t *testing.T) {
 		if got := inFile(t, n.watcher.claims.folder, "nomad-gpu"); len(got) != 2 {
 			t.Fatalf("claims %v", got)
 		}
-		h.nomad.set(coretest.GPU(7), "job a")
+		h.nomad.set(coretest.GPU(7), "job a (allocation 1)")
 		must(t, n.ApplyPolicy(t.Context(), mixed(0)))
 		pass(time.Minute)
 		if got := inFile(t, n.watcher.claims.folder, "nomad-gpu"); len(got) != 3 {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/node/assignment"
 )
@@ -61,7 +62,7 @@ func (s *claimStore) readAssignments(configured inventory.API, inv *inventory.In
 	apis := apisOf(s.agent, configured, stateDir)
 	unread := assignment.Records{}
 	for _, a := range apis {
-		unread[a] = assignment.NewRecord(assignment.Holders{First: true}, nil)
+		unread[a] = func() holders.Record { return holders.Record{First: true} }
 	}
 	_, _, status := assignment.Next(assignment.State{}, assignment.Input{
 		Agent: s.agent, APIs: apis, Default: apis[0], GPUs: inv.Assignable(), File: file, ReadOnly: true,

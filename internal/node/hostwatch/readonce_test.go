@@ -49,7 +49,7 @@ func TestReadOnceHasTheAssignments(t *testing.T) {
 		h.move(t, 2, inventory.DevicePlugin)
 		pass(assignment.DefaultSettle + 20*time.Second)
 		k.expect(t, "after the moves", through{1: inventory.DRA, 2: inventory.DevicePlugin})
-		h.plugins.set(coretest.GPU(2), "pod a")
+		h.plugins.set(coretest.GPU(2), "pod default/a")
 		h.move(t, 2, inventory.Nomad)
 		pass(10 * time.Second)
 		n.end()

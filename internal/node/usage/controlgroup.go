@@ -4,14 +4,14 @@ import (
 	"regexp"
 	"strings"
 
-	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 )
 
 // group is what the control groups of a process show.
 type group struct {
-	owner     use.Owner // with orchestrator, ID if known, and the task of Nomad; the zero value = no work of an orchestrator
-	container bool      // it is in a container that no orchestrator's control group has
-	user      bool      // it is below user.slice: a login session, a user's service or container
+	owner     holders.Work // with orchestrator, ID if known, and the task of Nomad; the zero value = no work of an orchestrator
+	container bool         // it is in a container that no orchestrator's control group has
+	user      bool         // it is below user.slice: a login session, a user's service or container
 }
 
 // criParent is the parent that containerd gives to containers of a kubelet without control groups for pods (cgroupsPerQOS: false).
@@ -49,7 +49,7 @@ func parseGroup(text string) group {
 			continue
 		}
 		one := parsePath(fields[2])
-		if one.owner != (use.Owner{}) {
+		if one.owner != (holders.Work{}) {
 			return group{owner: one.owner}
 		}
 		g.container, g.user = g.container || one.container, g.user || one.user
@@ -68,7 +68,7 @@ func parsePath(path string) (g group) {
 		if !g.user {
 			g.owner = ownerOf(part, parent, isContainer)
 		}
-		if g.owner != (use.Owner{}) {
+		if g.owner != (holders.Work{}) {
 			return g
 		}
 		parent = part
@@ -77,15 +77,15 @@ func parsePath(path string) (g group) {
 }
 
 // ownerOf is the work that a part of a path shows.
-func ownerOf(part, parent string, isContainer bool) use.Owner {
+func ownerOf(part, parent string, isContainer bool) holders.Work {
 	if m := podPart.FindStringSubmatch(part); m != nil {
-		return use.Owner{Orchestrator: use.Kubernetes, ID: strings.ReplaceAll(m[1], "_", "-")}
+		return holders.Work{Orchestrator: holders.Kubernetes, ID: strings.ReplaceAll(m[1], "_", "-")}
 	}
 	if m := taskPart.FindStringSubmatch(part); m != nil {
-		return use.Owner{Orchestrator: use.Nomad, ID: m[1], Container: strings.TrimSuffix(m[2], ".scope")}
+		return holders.Work{Orchestrator: holders.Nomad, ID: m[1], Container: strings.TrimSuffix(m[2], ".scope")}
 	}
 	if isContainer && parent == criParent {
-		return use.Owner{Orchestrator: use.Kubernetes}
+		return holders.Work{Orchestrator: holders.Kubernetes}
 	}
-	return use.Owner{}
+	return holders.Work{}
 }

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 )
 
 const (
@@ -15,8 +15,8 @@ const (
 
 func TestParseGroup(t *testing.T) {
 	under := strings.ReplaceAll(podUID, "-", "_")
-	kube := use.Owner{Orchestrator: use.Kubernetes, ID: podUID}
-	nomad := use.Owner{Orchestrator: use.Nomad, ID: allocID, Container: "main"}
+	kube := holders.Work{Orchestrator: holders.Kubernetes, ID: podUID}
+	nomad := holders.Work{Orchestrator: holders.Nomad, ID: allocID, Container: "main"}
 	for name, tc := range map[string]struct {
 		text string
 		want group
@@ -34,17 +34,17 @@ func TestParseGroup(t *testing.T) {
 		"systemd, docker, best effort":    {"0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod" + under + ".slice/docker-" + container + ".scope\n", group{owner: kube}},
 		"kind":                            {"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod" + under + ".slice/cri-containerd-" + container + ".scope\n", group{owner: kube}},
 		"cgroupfs":                        {"0::/kubepods/besteffort/pod" + podUID + "/" + container + "\n", group{owner: kube}},
-		"from a file":                     {"0::/kubepods/besteffort/pod33e1a2b3c4d5e6f708192a3b4c5d6e7f/" + container, group{owner: use.Owner{Orchestrator: use.Kubernetes, ID: "33e1a2b3c4d5e6f708192a3b4c5d6e7f"}}},
+		"from a file":                     {"0::/kubepods/besteffort/pod33e1a2b3c4d5e6f708192a3b4c5d6e7f/" + container, group{owner: holders.Work{Orchestrator: holders.Kubernetes, ID: "33e1a2b3c4d5e6f708192a3b4c5d6e7f"}}},
 		"seen from another pod":           {"0::/../../kubepods-besteffort-pod" + under + ".slice/cri-containerd-" + container + ".scope\n", group{owner: kube}},
 		"seen from another pod, cgroupfs": {"0::/../../pod" + podUID + "/" + container + "\n", group{owner: kube}},
 		"version 1":                       {"12:pids:/kubepods/pod" + podUID + "/" + container + "\n0::/system.slice/containerd.service\n", group{owner: kube}},
-		"without groups of pods":          {"3:cpu:/k8s.io/" + container + "\n", group{owner: use.Owner{Orchestrator: use.Kubernetes}}},
+		"without groups of pods":          {"3:cpu:/k8s.io/" + container + "\n", group{owner: holders.Work{Orchestrator: holders.Kubernetes}}},
 		"docker in a pod":                 {"0::/kubepods/pod" + podUID + "/" + container + "/docker/" + container + "\n", group{owner: kube}},
 
 		"Nomad":                    {"0::/nomad.slice/share.slice/" + allocID + ".main.scope\n", group{owner: nomad}},
 		"Nomad, reserved cores":    {"0::/nomad.slice/reserve.slice/" + allocID + ".main.scope\n", group{owner: nomad}},
 		"Nomad, another parent":    {"0::/batch.slice/share.slice/" + allocID + ".main.scope/child\n", group{owner: nomad}},
-		"Nomad, a task with a dot": {"0::/nomad.slice/share.slice/" + allocID + ".a.b.scope\n", group{owner: use.Owner{Orchestrator: use.Nomad, ID: allocID, Container: "a.b"}}},
+		"Nomad, a task with a dot": {"0::/nomad.slice/share.slice/" + allocID + ".a.b.scope\n", group{owner: holders.Work{Orchestrator: holders.Nomad, ID: allocID, Container: "a.b"}}},
 		"Nomad, version 1":         {"7:cpuset:/nomad/share\n6:freezer:/nomad/" + allocID + ".main\n4:memory:/nomad/" + allocID + ".main\n", group{owner: nomad}},
 		"Nomad, hybrid":            {"6:freezer:/nomad/" + allocID + ".main\n1:name=systemd:/system.slice/nomad.service\n0::/system.slice/nomad.service\n", group{owner: nomad}},
 
@@ -68,7 +68,7 @@ func FuzzParseGroup(f *testing.F) {
 	f.Add("0::/nomad.slice/share.slice/" + allocID + ".main.scope")
 	f.Fuzz(func(t *testing.T, text string) {
 		g := parseGroup(text)
-		if id := g.owner.ID; (g.owner == use.Owner{}) != (id == "") && g.owner != (use.Owner{Orchestrator: use.Kubernetes}) || id != "" && len(id) != 32 && !isUUID(id) {
+		if id := g.owner.ID; (g.owner == holders.Work{}) != (id == "") && g.owner != (holders.Work{Orchestrator: holders.Kubernetes}) || id != "" && len(id) != 32 && !isUUID(id) {
 			t.Errorf("%+v", g)
 		}
 	})

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
@@ -81,11 +82,11 @@ func (f *jobFiles) write(inv *inventory.Inventory, t use.Table) {
 }
 
 // jobOf is the job of an owner: "namespace/pod", "namespace/job/allocation"; of work without known names the ID; "" = neither is known.
-func jobOf(o use.Owner) string {
+func jobOf(o holders.Work) string {
 	switch {
 	case o.Name == "":
 		return o.ID
-	case o.Orchestrator == use.Nomad:
+	case o.Orchestrator == holders.Nomad:
 		return o.Namespace + "/" + o.Name + "/" + o.ID
 	}
 	return o.Namespace + "/" + o.Name

@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 )
@@ -20,14 +21,14 @@ func TestJobFiles(t *testing.T) {
 	c := core.DefaultConfig()
 	c.MIG = inventory.MIGMixed
 	inv := core.Build(coretest.WithMIG(coretest.GPUs(3), 2, "1g.10gb", "1g.10gb"), health.Ledger{}, c)
-	pod := use.Owner{Orchestrator: use.Kubernetes, Namespace: "default", Name: "one", ID: "uid", Container: "a"}
+	pod := holders.Work{Orchestrator: holders.Kubernetes, Namespace: "default", Name: "one", ID: "uid", Container: "a"}
 	side := pod
 	side.Container = "b"
-	task := use.Owner{Orchestrator: use.Nomad, Namespace: "batch", Name: "train", ID: allocID, Container: "main"}
-	bare := use.Owner{Orchestrator: use.Nomad, ID: allocID}
-	held := func(owners ...use.Owner) (d use.Device) {
+	task := holders.Work{Orchestrator: holders.Nomad, Namespace: "batch", Name: "train", ID: allocID, Container: "main"}
+	bare := holders.Work{Orchestrator: holders.Nomad, ID: allocID}
+	held := func(owners ...holders.Work) (d use.Device) {
 		for _, o := range owners {
-			d.Holds = append(d.Holds, use.Hold{Owner: o})
+			d.Holders = append(d.Holders, holders.Holder{Work: o})
 		}
 		return d
 	}
@@ -42,7 +43,7 @@ func TestJobFiles(t *testing.T) {
 		return t
 	}
 	folder := filepath.Join(t.TempDir(), "jobs")
-	f := jobFiles{folder: folder, orchestrator: use.Nomad, log: slog.New(slog.DiscardHandler)}
+	f := jobFiles{folder: folder, orchestrator: holders.Nomad, log: slog.New(slog.DiscardHandler)}
 	f.begin()
 	f.write(inv, table(nil))
 	if _, err := os.Stat(folder); err == nil {
@@ -53,14 +54,14 @@ func TestJobFiles(t *testing.T) {
 	files(t, folder, map[string]string{"0": "default/one\n", "2": allocID + "\nbatch/train/" + allocID + "\n", "1": "of Slurm\n", "7": "of Slurm\n", ".tandem-nomad": "0\n2\n"})
 
 	// The agent is killed. The next one removes what it left, and nothing else.
-	f = jobFiles{folder: folder, orchestrator: use.Nomad, log: slog.New(slog.DiscardHandler)}
+	f = jobFiles{folder: folder, orchestrator: holders.Nomad, log: slog.New(slog.DiscardHandler)}
 	f.begin()
 	files(t, folder, map[string]string{"1": "of Slurm\n", "7": "of Slurm\n", ".tandem-nomad": "0\n2\n"})
 	f.write(inv, table(map[int]use.Device{0: held(task)}))
 	files(t, folder, map[string]string{"0": "batch/train/" + allocID + "\n", "1": "of Slurm\n", "7": "of Slurm\n", ".tandem-nomad": "0\n"})
 
 	// An agent that ended later removes them. They are written again.
-	late := jobFiles{folder: folder, orchestrator: use.Nomad, log: f.log, written: map[string]string{"0": "", "2": ""}}
+	late := jobFiles{folder: folder, orchestrator: holders.Nomad, log: f.log, written: map[string]string{"0": "", "2": ""}}
 	late.end()
 	files(t, folder, map[string]string{"1": "of Slurm\n", "7": "of Slurm\n"})
 	f.write(inv, table(map[int]use.Device{0: held(task)}))

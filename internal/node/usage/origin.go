@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 )
 
@@ -29,7 +30,7 @@ func newOrigins(o Options) origins {
 	if own, err := os.ReadFile("/proc/self/cgroup"); err == nil {
 		r.own = string(own)
 	}
-	if o.Orchestrator == use.Nomad {
+	if o.Orchestrator == holders.Nomad {
 		name, _ := os.ReadFile("/proc/" + strconv.Itoa(os.Getppid()) + "/comm") // the agent's, which started this plugin
 		r.agent = strings.TrimSuffix(string(name), "\n")
 	}
@@ -76,42 +77,42 @@ func (r *origins) of(p gpu.Process) use.Origin {
 const maxAncestors = 32
 
 // owner is the work of a process, the zero value if it belongs to none; false if that is not known.
-func (r *origins) owner(pid int) (o use.Owner, known bool) {
+func (r *origins) owner(pid int) (o holders.Work, known bool) {
 	user := false
 	for at, n := pid, 0; n < maxAncestors; n++ {
 		text, ok := r.files.group(at)
 		if !ok {
-			return use.Owner{}, false
+			return holders.Work{}, false
 		}
 		g := parseGroup(text)
 		switch {
-		case g.owner.Orchestrator == use.Nomad:
+		case g.owner.Orchestrator == holders.Nomad:
 			return nomadNames(g.owner, r.files.environment(at)), true
-		case g.owner != use.Owner{}:
+		case g.owner != holders.Work{}:
 			return g.owner, true
 		case g.container:
 			return r.container(at)
-		case r.orchestrator == use.Nomad && text == r.own: // the agent's; raw_exec without control groups
+		case r.orchestrator == holders.Nomad && text == r.own: // the agent's; raw_exec without control groups
 			if o, started := r.startedByAgent(at); started {
-				return o, o != use.Owner{}
+				return o, o != holders.Work{}
 			}
 		}
 		user = user || g.user
 		if at, ok = r.files.parent(at); !ok {
-			return use.Owner{}, false
+			return holders.Work{}, false
 		}
 		if at <= 1 {
-			return use.Owner{}, !user || r.files.loggedIn(pid)
+			return holders.Work{}, !user || r.files.loggedIn(pid)
 		}
 	}
-	return use.Owner{}, false
+	return holders.Work{}, false
 }
 
 // startedByAgent reports whether a process in the control group of Nomad's agent is a task, which its environment shows, or the agent's program,
 // which starts tasks: then the task is not known.
-func (r *origins) startedByAgent(pid int) (o use.Owner, started bool) {
+func (r *origins) startedByAgent(pid int) (o holders.Work, started bool) {
 	env := r.files.environment(pid)
-	if o = nomadTask(env, env[allocVariable]); o != (use.Owner{}) {
+	if o = nomadTask(env, env[allocVariable]); o != (holders.Work{}) {
 		return o, true
 	}
 	return o, r.agent != "" && r.files.name(pid) == r.agent
@@ -120,11 +121,11 @@ func (r *origins) startedByAgent(pid int) (o use.Owner, started bool) {
 // container is the work of a process in a container outside of pods. Whoever may start containers on the host can give one the mounts or the
 // environment of a task, and with that only keeps a process from being shown as one without a reservation. Processes outside of containers
 // can't.
-func (r *origins) container(pid int) (o use.Owner, known bool) {
+func (r *origins) container(pid int) (o holders.Work, known bool) {
 	env := r.files.environment(pid)
 	id, known := r.files.allocation(pid)
 	o = nomadTask(env, cmp.Or(id, env[allocVariable]))
-	return o, known || o != use.Owner{}
+	return o, known || o != holders.Work{}
 }
 
 // Variables of a task's environment (client/taskenv/env.go in Nomad).
@@ -137,7 +138,7 @@ const (
 
 // nomadNames adds the names of an allocation to what the control group shows, if the environment is of the same allocation. A process can
 // change its environment, so a name may be wrong if the Nomad agent's API is not read; the allocation is not.
-func nomadNames(o use.Owner, env map[string]string) use.Owner {
+func nomadNames(o holders.Work, env map[string]string) holders.Work {
 	if env[allocVariable] != o.ID {
 		return o
 	}
@@ -146,9 +147,9 @@ func nomadNames(o use.Owner, env map[string]string) use.Owner {
 }
 
 // nomadTask is the task of an allocation; the zero value if that is none.
-func nomadTask(env map[string]string, id string) use.Owner {
+func nomadTask(env map[string]string, id string) holders.Work {
 	if !isUUID(id) {
-		return use.Owner{}
+		return holders.Work{}
 	}
-	return nomadNames(use.Owner{Orchestrator: use.Nomad, ID: id}, env)
+	return nomadNames(holders.Work{Orchestrator: holders.Nomad, ID: id}, env)
 }

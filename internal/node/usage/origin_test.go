@@ -11,6 +11,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 )
@@ -29,46 +30,46 @@ const (
 )
 
 var (
-	full   = use.Owner{Orchestrator: use.Nomad, Namespace: "batch", Name: "train", Container: "main", ID: allocID}
-	ofTask = use.Owner{Orchestrator: use.Nomad, Container: "main", ID: allocID}
-	ofID   = use.Owner{Orchestrator: use.Nomad, ID: allocID}
-	ofPod  = use.Owner{Orchestrator: use.Kubernetes, ID: podUID}
+	full   = holders.Work{Orchestrator: holders.Nomad, Namespace: "batch", Name: "train", Container: "main", ID: allocID}
+	ofTask = holders.Work{Orchestrator: holders.Nomad, Container: "main", ID: allocID}
+	ofID   = holders.Work{Orchestrator: holders.Nomad, ID: allocID}
+	ofPod  = holders.Work{Orchestrator: holders.Kubernetes, ID: podUID}
 )
 
 // The work of a process is that of its control group; the environment adds the names, and in a container so do the mounts.
 func TestOrigins(t *testing.T) {
 	for name, tc := range map[string]struct {
 		cgroup, environ, mounts string
-		want                    use.Owner
+		want                    holders.Work
 		unreserved              bool
 	}{
 		"a task":                     {task, environ, "", full, false},
 		"a task, another allocation": {task, "NOMAD_ALLOC_ID=x\x00NOMAD_JOB_ID=y", "", ofTask, false},
-		"a task with endless names":  {task, strings.ReplaceAll(environ, "train", strings.Repeat("x", 5000)), "", use.Owner{Orchestrator: use.Nomad, Namespace: "batch", Container: "main", ID: allocID}, false},
+		"a task with endless names":  {task, strings.ReplaceAll(environ, "train", strings.Repeat("x", 5000)), "", holders.Work{Orchestrator: holders.Nomad, Namespace: "batch", Container: "main", ID: allocID}, false},
 		"a task of docker":           {docker, environ, taskMount, full, false},
 		"a task of docker, env -i":   {docker, "PATH=/bin\x00", taskMount, ofID, false},
 		"a task of docker, a title":  {docker, "ine Core\x00\x00\x00\x00", taskMount, ofID, false},
 		"a task of podman":           {podman, "PATH=/bin\x00", taskMount, ofID, false},
 		"variables in a container":   {docker, environ, "", full, false},
-		"a container of a person":    {docker, "PATH=/bin\x00", rootMount, use.Owner{}, true},
-		"a container without root":   {podman, "PATH=/bin\x00", rootMount, use.Owner{}, true},
-		"a container, no mounts":     {docker, "PATH=/bin\x00", "", use.Owner{}, false},
-		"many mounts":                {docker, "", strings.Repeat(rootMount, maxFile/len(rootMount)+1), use.Owner{}, false},
-		"a shell with the variables": {session, environ, taskMount, use.Owner{}, true},
+		"a container of a person":    {docker, "PATH=/bin\x00", rootMount, holders.Work{}, true},
+		"a container without root":   {podman, "PATH=/bin\x00", rootMount, holders.Work{}, true},
+		"a container, no mounts":     {docker, "PATH=/bin\x00", "", holders.Work{}, false},
+		"many mounts":                {docker, "", strings.Repeat(rootMount, maxFile/len(rootMount)+1), holders.Work{}, false},
+		"a shell with the variables": {session, environ, taskMount, holders.Work{}, true},
 		"a pod":                      {"0::/kubepods/pod" + podUID + "/" + container + "\n", environ, "", ofPod, false},
-		"unreadable":                 {"", environ, "", use.Owner{}, false},
-		"a service":                  {"0::/system.slice/ssh.service\n", "", "", use.Owner{}, true},
+		"unreadable":                 {"", environ, "", holders.Work{}, false},
+		"a service":                  {"0::/system.slice/ssh.service\n", "", "", holders.Work{}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
 			n.recordErr = errors.New("no API")
 			n.start(t, 0, 7, "cgroup", tc.cgroup, "environ", tc.environ, "mountinfo", tc.mounts, "comm", "py\x1b[2J\xe3\x81\n")
-			watched(t, n, inventory.OccupancyReport, use.Nomad, func(w *Watcher) {
+			watched(t, n, inventory.OccupancyReport, holders.Nomad, func(w *Watcher) {
 				p := device(w, 0).Processes
 				if len(p) != 1 || p[0].Name != "py?[2J??" || p[0].Owner != tc.want || p[0].Unreserved != tc.unreserved {
 					t.Errorf("%+v, want %+v, unreserved %t", p, tc.want, tc.unreserved)
 				}
-				if owners := device(w, 0).Owners(); len(owners) == 1 != (tc.want != use.Owner{}) || w.Table().HoldersKnown {
+				if owners := device(w, 0).Owners(); len(owners) == 1 != (tc.want != holders.Work{}) || w.Table().HoldersKnown {
 					t.Errorf("owners %+v", owners)
 				}
 			})
@@ -85,25 +86,25 @@ func TestOriginByAncestors(t *testing.T) {
 	type files []string
 	for name, tc := range map[string]struct {
 		processes []files // of 7, of its parent 8, and so on; the last one is a child of 1 unless it has another parent
-		want      use.Owner
+		want      holders.Work
 		known     bool
 	}{
 		"su in a task":               {[]files{{"cgroup", session}, {"cgroup", session}, {"cgroup", task}}, ofTask, true},
 		"sshd in a pod":              {[]files{{"cgroup", session}, {"cgroup", "0::/kubepods/pod" + podUID + "/" + container + "\n"}}, ofPod, true},
 		"a session of a container":   {[]files{{"cgroup", session}, {"cgroup", docker, "mountinfo", taskMount}}, ofID, true},
-		"a login":                    {[]files{{"cgroup", session}, {"cgroup", session}, {"cgroup", "0::/system.slice/ssh.service\n"}}, use.Owner{}, true},
-		"after the logout":           {[]files{{"cgroup", session}}, use.Owner{}, true},
-		"a daemon of su in a task":   {[]files{{"cgroup", session, "loginuid", nobody}}, use.Owner{}, false},
-		"no logins in this kernel":   {[]files{{"cgroup", session, "loginuid", ""}}, use.Owner{}, false},
-		"an unreadable parent":       {[]files{{"cgroup", session}, {"cgroup", ""}}, use.Owner{}, false},
-		"no parent":                  {[]files{{"cgroup", session, "stat", "7 (x"}}, use.Owner{}, false},
-		"a circle":                   {[]files{{"cgroup", session}, {"cgroup", session, "stat", childOf(7)}}, use.Owner{}, false},
+		"a login":                    {[]files{{"cgroup", session}, {"cgroup", session}, {"cgroup", "0::/system.slice/ssh.service\n"}}, holders.Work{}, true},
+		"after the logout":           {[]files{{"cgroup", session}}, holders.Work{}, true},
+		"a daemon of su in a task":   {[]files{{"cgroup", session, "loginuid", nobody}}, holders.Work{}, false},
+		"no logins in this kernel":   {[]files{{"cgroup", session, "loginuid", ""}}, holders.Work{}, false},
+		"an unreadable parent":       {[]files{{"cgroup", session}, {"cgroup", ""}}, holders.Work{}, false},
+		"no parent":                  {[]files{{"cgroup", session, "stat", "7 (x"}}, holders.Work{}, false},
+		"a circle":                   {[]files{{"cgroup", session}, {"cgroup", session, "stat", childOf(7)}}, holders.Work{}, false},
 		"raw_exec":                   {[]files{{"cgroup", string(own), "environ", environ}}, full, true},
 		"env -i under raw_exec":      {[]files{{"cgroup", string(own), "environ", "PATH=/bin\x00"}, {"cgroup", string(own), "environ", environ}}, full, true},
-		"env -i in place":            {[]files{{"cgroup", string(own), "environ", "PATH=/bin\x00"}, {"cgroup", string(own), "comm", "nomad\n"}}, use.Owner{}, false},
-		"beside the agent":           {[]files{{"cgroup", string(own), "environ", "PATH=/bin\x00"}, {"cgroup", string(own), "comm", "bash\n"}}, use.Owner{}, true},
+		"env -i in place":            {[]files{{"cgroup", string(own), "environ", "PATH=/bin\x00"}, {"cgroup", string(own), "comm", "nomad\n"}}, holders.Work{}, false},
+		"beside the agent":           {[]files{{"cgroup", string(own), "environ", "PATH=/bin\x00"}, {"cgroup", string(own), "comm", "bash\n"}}, holders.Work{}, true},
 		"sudo -i under raw_exec":     {[]files{{"cgroup", session}, {"cgroup", string(own), "environ", environ}}, full, true},
-		"a process of the same name": {[]files{{"cgroup", session, "comm", "nomad\n"}}, use.Owner{}, true},
+		"a process of the same name": {[]files{{"cgroup", session, "comm", "nomad\n"}}, holders.Work{}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
@@ -114,7 +115,7 @@ func TestOriginByAncestors(t *testing.T) {
 				}
 				n.process(t, 7+i, append(files{"stat", stat}, f...)...)
 			}
-			r := newOrigins(Options{ProcRoot: n.proc, Orchestrator: use.Nomad})
+			r := newOrigins(Options{ProcRoot: n.proc, Orchestrator: holders.Nomad})
 			r.agent = "nomad"
 			if o := r.of(gpu.Process{PID: 7}); o.Owner != tc.want || o.Unknown == tc.known {
 				t.Errorf("%+v, want %+v, known %t", o, tc.want, tc.known)
@@ -124,8 +125,8 @@ func TestOriginByAncestors(t *testing.T) {
 	t.Run("raw_exec, of another agent", func(t *testing.T) {
 		n := newNode(t)
 		n.process(t, 7, "cgroup", string(own), "environ", environ)
-		r := newOrigins(Options{ProcRoot: n.proc, Orchestrator: use.Kubernetes})
-		if o := r.of(gpu.Process{PID: 7}); o.Owner != (use.Owner{}) || o.Unknown {
+		r := newOrigins(Options{ProcRoot: n.proc, Orchestrator: holders.Kubernetes})
+		if o := r.of(gpu.Process{PID: 7}); o.Owner != (holders.Work{}) || o.Unknown {
 			t.Errorf("%+v", o)
 		}
 	})
@@ -136,7 +137,7 @@ func TestOriginByAncestors(t *testing.T) {
 func TestOriginsAreReadOnce(t *testing.T) {
 	n := newNode(t)
 	n.start(t, 0, 7, "cgroup", session, "comm", "sh\n")
-	r := newOrigins(Options{ProcRoot: n.proc, Running: n.running, Orchestrator: use.Nomad})
+	r := newOrigins(Options{ProcRoot: n.proc, Running: n.running, Orchestrator: holders.Nomad})
 	p := gpu.Process{At: gpu.WholeGPU(coretest.GPU(0)), PID: 7, Started: 7}
 	read := func(p gpu.Process, was use.Table) use.Origin {
 		all := []gpu.Process{p}
@@ -148,7 +149,7 @@ func TestOriginsAreReadOnce(t *testing.T) {
 	}
 	kept := use.Table{Devices: []use.Device{{ID: coretest.GPU(1), Processes: []use.Process{{Process: p}}}}}
 	first := read(p, use.Table{})
-	if first.Name != "sh" || first.Owner != (use.Owner{}) || first.Started != 7 || first.Unknown {
+	if first.Name != "sh" || first.Owner != (holders.Work{}) || first.Started != 7 || first.Unknown {
 		t.Errorf("a shell: %+v", first)
 	}
 	for _, name := range []string{"cgroup", "comm", "environ"} {
@@ -164,7 +165,7 @@ func TestOriginsAreReadOnce(t *testing.T) {
 	}
 	p.Started = 8
 	must(t, os.Remove(filepath.Join(n.proc, "7", "cgroup")))
-	if o := read(p, use.Table{}); !o.Unknown || o.Owner != (use.Owner{}) {
+	if o := read(p, use.Table{}); !o.Unknown || o.Owner != (holders.Work{}) {
 		t.Errorf("another process: %+v", o)
 	}
 	must(t, os.RemoveAll(filepath.Join(n.proc, "7")))
@@ -183,7 +184,7 @@ func TestLargeEnvironments(t *testing.T) {
 		n.start(t, 0, 1000+pid, "cgroup", docker)
 		must(t, os.Symlink(large, filepath.Join(n.proc, strconv.Itoa(1000+pid), "environ")))
 	}
-	r := newOrigins(Options{ProcRoot: n.proc, Running: n.running, Orchestrator: use.Nomad})
+	r := newOrigins(Options{ProcRoot: n.proc, Running: n.running, Orchestrator: holders.Nomad})
 	usage, err := n.Usage(t.Context())
 	must(t, err)
 	allocated := func() uint64 {

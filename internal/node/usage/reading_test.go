@@ -15,6 +15,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
@@ -23,7 +24,7 @@ import (
 // A reservation makes a reading follow soon, also when nothing has happened for long, and the ones after it more frequent.
 func TestWakeWhileIdle(t *testing.T) {
 	n := newNode(t)
-	watched(t, n, inventory.OccupancyReport, use.Nomad, func(w *Watcher) {
+	watched(t, n, inventory.OccupancyReport, holders.Nomad, func(w *Watcher) {
 		time.Sleep(time.Minute)
 		for was := n.count(); n.count() == was; {
 			time.Sleep(100 * time.Millisecond) // until just after a reading
@@ -46,7 +47,7 @@ func TestWakeWhileIdle(t *testing.T) {
 // What could not be read is a problem of the table and nothing more. A host without a driver is none.
 func TestProblems(t *testing.T) {
 	n := newNode(t)
-	watched(t, n, inventory.OccupancyReport, use.Nomad, func(w *Watcher) {
+	watched(t, n, inventory.OccupancyReport, holders.Nomad, func(w *Watcher) {
 		for _, c := range []struct {
 			usage, record error
 			want          []string
@@ -66,12 +67,12 @@ func TestProblems(t *testing.T) {
 // Run makes job files of the tables and removes them at its end, and those that an agent left.
 func TestRunWritesJobFiles(t *testing.T) {
 	n := newNode(t)
-	n.record.Holds = []use.Hold{{Owner: use.Owner{Orchestrator: use.Nomad, ID: allocID}, Device: coretest.GPU(0)}}
+	n.record.Holders = []holders.Holder{{Work: holders.Work{Orchestrator: holders.Nomad, ID: allocID}, Device: coretest.GPU(0)}}
 	folder := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(folder, ".tandem-nomad"), []byte("1\n"), 0o600), os.WriteFile(filepath.Join(folder, "1"), []byte("old\n"), 0o600))
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		w := New(Options{Mode: inventory.OccupancyReport, Orchestrator: use.Nomad, Holders: n.holders, ProcRoot: n.proc, MappingDir: folder, Log: slog.New(slog.DiscardHandler)})
+		w := New(Options{Mode: inventory.OccupancyReport, Orchestrator: holders.Nomad, Holders: n.holders, ProcRoot: n.proc, MappingDir: folder, Log: slog.New(slog.DiscardHandler)})
 		done := make(chan struct{})
 		go func() { defer close(done); w.Run(ctx, n) }()
 		synctest.Wait()
@@ -86,10 +87,10 @@ func TestRunWritesJobFiles(t *testing.T) {
 func TestJobFilesFail(t *testing.T) {
 	var log bytes.Buffer
 	inv := newNode(t).state.Inventory
-	held := use.Table{Devices: []use.Device{{ID: coretest.GPU(0), Holds: []use.Hold{{Owner: use.Owner{Orchestrator: use.Nomad, ID: allocID}}}}}}
+	held := use.Table{Devices: []use.Device{{ID: coretest.GPU(0), Holders: []holders.Holder{{Work: holders.Work{Orchestrator: holders.Nomad, ID: allocID}}}}}}
 	folder := filepath.Join(t.TempDir(), "jobs")
 	must(t, os.WriteFile(folder, nil, 0o600)) // no folder
-	f := jobFiles{folder: folder, orchestrator: use.Nomad, log: slog.New(slog.NewTextHandler(&log, nil))}
+	f := jobFiles{folder: folder, orchestrator: holders.Nomad, log: slog.New(slog.NewTextHandler(&log, nil))}
 	f.begin()
 	for range 3 {
 		f.write(inv, held)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
@@ -29,12 +30,12 @@ type Monitor interface {
 }
 
 // Holders reads what an orchestrator has recorded about its work with the devices of an inventory. It returns when ctx ends.
-type Holders func(ctx context.Context, inv *inventory.Inventory) (use.Record, error)
+type Holders func(ctx context.Context, inv *inventory.Inventory) (holders.Record, error)
 
 // Options configure a Watcher.
 type Options struct {
 	Mode         inventory.OccupancyMode
-	Orchestrator string                 // use.Kubernetes, use.Nomad
+	Orchestrator string                 // holders.Kubernetes, holders.Nomad
 	Holders      Holders                // nil = the orchestrator's record is not read
 	ProcRoot     string                 // procfs of the host; "" = /proc
 	Running      func(gpu.Process) bool // whether a process has not ended; it must not block
@@ -127,7 +128,7 @@ func (w *Watcher) interval() time.Duration {
 		return activeInterval
 	}
 	for _, d := range w.table.Load().Devices {
-		if len(d.Holds) > 0 || len(d.Processes) > 0 {
+		if len(d.Holders) > 0 || len(d.Processes) > 0 {
 			return activeInterval
 		}
 	}
@@ -177,6 +178,6 @@ func (w *Watcher) read(ctx context.Context, m Monitor) {
 func ending(was, is use.Table) bool {
 	return slices.ContainsFunc(is.Devices, func(d use.Device) bool {
 		before, _ := was.Device(d.ID)
-		return len(d.Holds) > 0 && len(d.Processes) < len(before.Processes)
+		return len(d.Holders) > 0 && len(d.Processes) < len(before.Processes)
 	})
 }

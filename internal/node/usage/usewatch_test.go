@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
@@ -27,7 +28,7 @@ type node struct {
 	state     core.State
 	processes map[gpu.DeviceID][]gpu.Process
 	proc      string
-	record    use.Record
+	record    holders.Record
 	recordErr error
 	usageErr  error
 
@@ -39,7 +40,7 @@ type node struct {
 func newNode(t *testing.T) *node {
 	n := &node{proc: t.TempDir(), processes: map[gpu.DeviceID][]gpu.Process{}, tasks: watchdog.NewRegistry()}
 	n.state.Inventory = core.Build(coretest.GPUs(2), health.Ledger{}, core.DefaultConfig())
-	n.record = use.Record{Complete: true, Work: map[string]use.Owner{}}
+	n.record = holders.Record{Complete: true, Work: map[string]holders.Work{}}
 	return n
 }
 
@@ -68,7 +69,7 @@ func (n *node) running(p gpu.Process) bool {
 	return err == nil
 }
 
-func (n *node) holders(context.Context, *inventory.Inventory) (r use.Record, err error) {
+func (n *node) holders(context.Context, *inventory.Inventory) (r holders.Record, err error) {
 	n.locked(func() { r, err = n.record, n.recordErr })
 	return r, err
 }
@@ -155,7 +156,7 @@ func device(w *Watcher, i int) use.Device {
 
 func TestOff(t *testing.T) {
 	n := newNode(t)
-	watched(t, n, inventory.OccupancyOff, use.Nomad, func(w *Watcher) {
+	watched(t, n, inventory.OccupancyOff, holders.Nomad, func(w *Watcher) {
 		w.Wake()
 		time.Sleep(time.Hour)
 		if n.count() > 0 || !w.Table().At.IsZero() {
@@ -167,7 +168,7 @@ func TestOff(t *testing.T) {
 // The interval is short while anything is held or has processes, or was announced; any number of calls of Wake are one reading.
 func TestIntervals(t *testing.T) {
 	n := newNode(t)
-	watched(t, n, inventory.OccupancyReport, use.Nomad, func(w *Watcher) {
+	watched(t, n, inventory.OccupancyReport, holders.Nomad, func(w *Watcher) {
 		per := func(d time.Duration) int {
 			was := n.count()
 			time.Sleep(d)
@@ -178,7 +179,7 @@ func TestIntervals(t *testing.T) {
 			t.Errorf("idle: %d readings in 10 minutes", got)
 		}
 		n.locked(func() {
-			n.record.Holds = []use.Hold{{Owner: use.Owner{Orchestrator: use.Nomad, ID: allocID}, Device: coretest.GPU(0)}}
+			n.record.Holders = []holders.Holder{{Work: holders.Work{Orchestrator: holders.Nomad, ID: allocID}, Device: coretest.GPU(0)}}
 		})
 		w.Wake()
 		if time.Sleep(1600 * time.Millisecond); len(device(w, 0).Owners()) != 1 {
@@ -201,7 +202,7 @@ func TestIntervals(t *testing.T) {
 		if time.Sleep(3 * time.Second); per(5*time.Second) != 5 {
 			t.Error("a process has ended, and readings are not more frequent")
 		}
-		n.locked(func() { n.record.Holds = nil })
+		n.locked(func() { n.record.Holders = nil })
 		if time.Sleep(3 * time.Second); len(device(w, 0).Owners()) != 0 {
 			t.Error("still held")
 		}
@@ -216,7 +217,7 @@ func TestWithhold(t *testing.T) {
 	for mode, withheld := range map[inventory.OccupancyMode]bool{inventory.OccupancyWithhold: true, inventory.OccupancyReport: false} {
 		n := newNode(t)
 		n.start(t, 1, 7, "cgroup", "0::/user.slice\n", "comm", "python\n")
-		watched(t, n, mode, use.Kubernetes, func(w *Watcher) {
+		watched(t, n, mode, holders.Kubernetes, func(w *Watcher) {
 			if n.withheld() != nil {
 				t.Error("withheld at once")
 			}

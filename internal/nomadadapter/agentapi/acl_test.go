@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/core/use"
 )
 
 func units(ids ...inventory.UnitID) (all []inventory.Unit) {
@@ -27,9 +27,9 @@ func ended(id, devices string, at time.Time) string {
 }
 
 // unnamed are the units of holds without an allocation.
-func unnamed(r use.Record) (ids []inventory.UnitID) {
-	for _, h := range r.Holds {
-		if h.Owner == (use.Owner{Orchestrator: use.Nomad}) {
+func unnamed(r holders.Record) (ids []inventory.UnitID) {
+	for _, h := range r.Holders {
+		if h.Work == (holders.Work{Orchestrator: holders.Nomad}) {
 			ids = append(ids, h.Unit)
 		}
 	}
@@ -73,7 +73,7 @@ func TestAllocationsThatTheTokenDoesNotShow(t *testing.T) {
 	expect("one is given out again", false, "GPU-1::3", "GPU-3")
 
 	a.setACL(&acl{kind: "client", policies: map[string]string{"one": oneSpace, "all": read}})
-	if is := confirmed(t, c); !is.Record.Complete || is.Record.Missing != "" || len(is.Record.Holds) != 0 {
+	if is := confirmed(t, c); !is.Record.Complete || is.Record.Missing != "" || len(is.Record.Holders) != 0 {
 		t.Errorf("with another token: %+v", is)
 	}
 	a.set()
@@ -111,7 +111,7 @@ func TestCompleteByTheToken(t *testing.T) {
 		c, changed, _, stop := started(t, Options{Address: server.URL})
 		await(t, changed)
 		r, err := c.Read(t.Context(), nil)
-		if err != nil || r.Complete != tc.complete || !strings.Contains(r.Missing, tc.reason) || (r.Missing == "") != tc.complete || len(r.Holds) != 2 {
+		if err != nil || r.Complete != tc.complete || !strings.Contains(r.Missing, tc.reason) || (r.Missing == "") != tc.complete || len(r.Holders) != 2 {
 			t.Errorf("%s: %v, %+v", name, err, r)
 		}
 		stop()

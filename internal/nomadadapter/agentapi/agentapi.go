@@ -12,8 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/util/reconcile"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
@@ -52,10 +52,10 @@ type Client struct {
 	token func() (string, error)
 
 	mu       sync.Mutex
-	latest   use.Record // not changed
-	err      error      // why latest is not current
-	seen     []use.Hold // see Seen
-	logged   []failure  // kinds of errors since the latest answer that were logged; nil = none
+	latest   holders.Record   // not changed
+	err      error            // why latest is not current
+	seen     []holders.Holder // see Seen
+	logged   []failure        // kinds of errors since the latest answer that were logged; nil = none
 	reserved map[inventory.UnitID]reservation
 
 	wanted    chan struct{} // a confirmation is wanted
@@ -149,7 +149,7 @@ func (c *Client) record(latest answer, err error, failures int) bool {
 	default:
 		c.log.Warn("owners of devices: allocations may be hidden", "address", c.base, "reason", missing)
 	}
-	changed := was != nil || !slices.Equal(latest.record.Holds, c.latest.Holds) || missing != c.latest.Missing
+	changed := was != nil || !slices.Equal(latest.record.Holders, c.latest.Holders) || missing != c.latest.Missing
 	c.latest = latest.record
 	c.endReservations(latest)
 	c.see(latest.record, false)
@@ -157,11 +157,11 @@ func (c *Client) record(latest answer, err error, failures int) bool {
 }
 
 // Read returns the latest answer, as a usage.Holders. It makes no call.
-func (c *Client) Read(context.Context, *inventory.Inventory) (use.Record, error) {
+func (c *Client) Read(context.Context, *inventory.Inventory) (holders.Record, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.err != nil {
-		return use.Record{}, c.err
+		return holders.Record{}, c.err
 	}
 	return c.withReserved(c.latest), nil
 }
@@ -169,17 +169,17 @@ func (c *Client) Read(context.Context, *inventory.Inventory) (use.Record, error)
 // answer is what the servers have of the node.
 type answer struct {
 	allocations []allocation
-	record      use.Record
+	record      holders.Record
 	asked       time.Time // of the leader; zero = the answer is perhaps of another server, which lags behind
 }
 
 // newAnswer makes the record: the devices of the allocations that have not ended. It has all allocations that the token may read and that the
 // servers have not removed, so work that it lacks may run.
 func newAnswer(all []allocation, hidden string) answer {
-	r := use.Record{Complete: hidden == "", Missing: hidden, Work: map[string]use.Owner{}}
+	r := holders.Record{Complete: hidden == "", Missing: hidden, Work: map[string]holders.Work{}}
 	for i := range all {
 		a := &all[i]
-		owner := use.Owner{Orchestrator: use.Nomad, Namespace: a.Namespace, Name: a.JobID, ID: a.ID}
+		owner := holders.Work{Orchestrator: holders.Nomad, Namespace: a.Namespace, Name: a.JobID, ID: a.ID}
 		r.Work[a.ID] = owner
 		if !a.live() {
 			continue
@@ -187,7 +187,7 @@ func newAnswer(all []allocation, hidden string) answer {
 		for _, task := range slices.Sorted(maps.Keys(a.AllocatedResources.Tasks)) {
 			owner.Container = task
 			for _, d := range a.AllocatedResources.Tasks[task].Devices {
-				r.Holds = append(r.Holds, d.holds(owner)...)
+				r.Holders = append(r.Holders, d.holds(owner)...)
 			}
 		}
 	}
@@ -199,15 +199,15 @@ func (a *allocation) live() bool {
 	return slices.Contains([]string{"pending", "running", "unknown"}, a.ClientStatus)
 }
 
-func (d device) holds(owner use.Owner) []use.Hold {
+func (d device) holds(owner holders.Work) []holders.Holder {
 	if d.Vendor != "nvidia" {
 		return nil
 	}
-	var holds []use.Hold
+	var holds []holders.Holder
 	for _, id := range d.DeviceIDs {
 		unit := inventory.UnitID(id)
 		of, _ := unit.Split()
-		holds = append(holds, use.Hold{Owner: owner, Resource: d.Vendor + "/" + d.Type, Unit: unit, Device: of})
+		holds = append(holds, holders.Holder{Work: owner, API: inventory.Nomad, Resource: d.Vendor + "/" + d.Type, Unit: unit, Device: of})
 	}
 	return holds
 }

@@ -20,7 +20,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // agent is the API of a Nomad agent: its answers have the shape of those of Nomad 1.11.
@@ -199,8 +200,8 @@ func await(t *testing.T, changed <-chan struct{}) {
 	}
 }
 
-func owner(job, id string) use.Owner {
-	return use.Owner{Orchestrator: use.Nomad, Namespace: "batch", Name: job, ID: id}
+func owner(job, id string) holders.Work {
+	return holders.Work{Orchestrator: holders.Nomad, Namespace: "batch", Name: job, ID: id}
 }
 
 // Changes come at once, an idle node costs no query, and what has ended holds nothing.
@@ -230,9 +231,9 @@ func TestFollows(t *testing.T) {
 	}
 	main := owner("train", "a1")
 	main.Container = "main"
-	want := use.Record{
-		Complete: true, Work: map[string]use.Owner{"a1": owner("train", "a1"), "a2": owner("old", "a2"), "a3": owner("new", "a3")},
-		Holds: []use.Hold{{Owner: main, Resource: "nvidia/gpu", Unit: "GPU-1::3", Device: "GPU-1"}, {Owner: main, Resource: "nvidia/gpu", Unit: "GPU-2", Device: "GPU-2"}},
+	want := holders.Record{
+		Complete: true, Work: map[string]holders.Work{"a1": owner("train", "a1"), "a2": owner("old", "a2"), "a3": owner("new", "a3")},
+		Holders: []holders.Holder{{Work: main, API: inventory.Nomad, Resource: "nvidia/gpu", Unit: "GPU-1::3", Device: "GPU-1"}, {Work: main, API: inventory.Nomad, Resource: "nvidia/gpu", Unit: "GPU-2", Device: "GPU-2"}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/util/reconcile"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
@@ -17,7 +17,7 @@ const confirmTime = 10 * time.Second
 // Confirmation is the answer to a query that did not wait, by the leader of the servers. It has every allocation that was placed before the
 // query, and so every one whose devices the client had reserved by then; if the token may not see all, at least the reservations.
 type Confirmation struct {
-	Record use.Record
+	Record holders.Record
 	At     time.Time // of the query; zero = there was none
 	Err    error
 }

@@ -38,14 +38,14 @@ func TestConfirm(t *testing.T) {
 	a.hang = true
 	a.mu.Unlock()
 	a.set(alloc("a1", "train", "running", gpus))
-	if is := confirmed(t, c); is.Err != nil || len(is.Record.Holds) != 2 || !is.Record.Complete {
+	if is := confirmed(t, c); is.Err != nil || len(is.Record.Holders) != 2 || !is.Record.Complete {
 		t.Errorf("%+v", is)
 	}
-	if r, err := c.Read(t.Context(), nil); err != nil || len(r.Holds) != 0 {
+	if r, err := c.Read(t.Context(), nil); err != nil || len(r.Holders) != 0 {
 		t.Errorf("the query that waits was answered: %+v, %v", r, err)
 	}
 	a.setFail(true)
-	if is := confirmed(t, c); is.Err == nil || !strings.Contains(is.Err.Error(), "No cluster leader") || len(is.Record.Holds) != 0 {
+	if is := confirmed(t, c); is.Err == nil || !strings.Contains(is.Err.Error(), "No cluster leader") || len(is.Record.Holders) != 0 {
 		t.Errorf("failing: %+v", is)
 	}
 	if unusable := New(Options{LookupEnv: func(string) (string, bool) { return "/nowhere", true }}); unusable.Confirm() {

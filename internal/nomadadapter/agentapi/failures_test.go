@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 )
 
 // Each kind of error is logged once until the API works again. The first ones after the start are not: the API does not listen yet.
@@ -35,7 +35,7 @@ func TestLogs(t *testing.T) {
 		refused(4), refused(5), forbidden, refused(6), forbidden, noToken, noToken, nil, nil,
 		forbidden, nil,
 	} {
-		c.record(answer{record: use.Record{Work: map[string]use.Owner{}}}, err, i%4+1)
+		c.record(answer{record: holders.Record{Work: map[string]holders.Work{}}}, err, i%4+1)
 	}
 	const unavailable, available = `msg="owners of devices: Nomad agent's API unavailable" error=`, `msg="owners of devices: Nomad agent's API available"` + "\n"
 	want := available +

@@ -17,8 +17,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/test/logbuffer"
 )
 
@@ -245,7 +245,7 @@ func (m *recordOfAllocations) check() {
 	now := running(m.leader())
 	latest, err := m.c.Read(m.t.Context(), nil)
 	confirmed, seen := m.c.Confirmed(), m.c.Seen()
-	for _, r := range []use.Record{latest, confirmed.Record} {
+	for _, r := range []holders.Record{latest, confirmed.Record} {
 		for _, w := range running(m.stateOf(r)) {
 			if r.Complete && !holds(r, w.unit) {
 				m.fail("%s runs, and a complete record has no %s", w.id, w.unit)
@@ -260,7 +260,7 @@ func (m *recordOfAllocations) check() {
 		if confirmed.Err == nil && (given || confirmed.Record.Complete) && m.placed[w.id].Before(confirmed.At) && !holds(confirmed.Record, unit) {
 			m.fail("%s runs, and the confirmation, complete %t, has no %s", w.id, confirmed.Record.Complete, unit)
 		}
-		is := slices.ContainsFunc(seen.Holds, func(h use.Hold) bool { return h.Owner.ID == w.id })
+		is := slices.ContainsFunc(seen.Holders, func(h holders.Holder) bool { return h.Work.ID == w.id })
 		if m.seen[w.id] = m.seen[w.id] || is; !is && m.seen[w.id] {
 			m.fail("%s was seen, runs, and is not seen any more", w.id)
 		}
@@ -268,7 +268,7 @@ func (m *recordOfAllocations) check() {
 }
 
 // stateOf is what the servers had when they made the answer of a record.
-func (m *recordOfAllocations) stateOf(r use.Record) map[string]work {
+func (m *recordOfAllocations) stateOf(r holders.Record) map[string]work {
 	for id := range r.Work {
 		if n, err := strconv.Atoi(id); err == nil {
 			return m.shown[n]
@@ -281,8 +281,8 @@ func (m *recordOfAllocations) fail(format string, args ...any) {
 	m.t.Errorf(format+"\n%s", append(args, strings.Join(m.log, "\n"))...)
 }
 
-func holds(r use.Record, unit inventory.UnitID) bool {
-	return slices.ContainsFunc(r.Holds, func(h use.Hold) bool { return h.Unit == unit })
+func holds(r holders.Record, unit inventory.UnitID) bool {
+	return slices.ContainsFunc(r.Holders, func(h holders.Holder) bool { return h.Unit == unit })
 }
 
 // Tokens expire, lose namespaces and get them back while work begins and ends, servers lag behind and fail: no record that is complete lacks
@@ -342,8 +342,8 @@ func runTokens(t *testing.T, seed uint64) (complete int) {
 	synctest.Wait()
 	latest, err := c.Read(ctx, nil)
 	confirmed := c.Confirmed()
-	for name, r := range map[string]use.Record{"latest": latest, "confirmed": confirmed.Record, "seen": c.Seen()} {
-		if want := running(s.leader()); err != nil || confirmed.Err != nil || r.Complete != (name != "seen") || len(r.Holds) != len(want) {
+	for name, r := range map[string]holders.Record{"latest": latest, "confirmed": confirmed.Record, "seen": c.Seen()} {
+		if want := running(s.leader()); err != nil || confirmed.Err != nil || r.Complete != (name != "seen") || len(r.Holders) != len(want) {
 			m.fail("in the end %s is %+v, want %v; %v, %v; TANDEM_STORM_SEED=%d", name, r, want, err, confirmed.Err, seed)
 		}
 	}

@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/core/use"
 )
 
 // reservation is a unit that this agent gave to an allocation. Nomad names units in Reserve and not the allocation, and there is no release.
@@ -29,7 +29,7 @@ func (c *Client) Reserved(units []inventory.Unit) {
 // allocation has the unit by the leader, who was asked at a later time (zero = the answer is of another server) and hides none. c.mu is locked.
 func (c *Client) endReservations(a answer) {
 	maps.DeleteFunc(c.reserved, func(id inventory.UnitID, r reservation) bool {
-		held := slices.ContainsFunc(a.record.Holds, func(h use.Hold) bool { return h.Unit == id })
+		held := slices.ContainsFunc(a.record.Holders, func(h holders.Holder) bool { return h.Unit == id })
 		return a.record.Complete && !held && a.asked.After(r.at) || slices.ContainsFunc(a.allocations, func(one allocation) bool { return one.endedWith(id, r.at) })
 	})
 }
@@ -49,16 +49,16 @@ func (a *allocation) endedWith(id inventory.UnitID, after time.Time) bool {
 }
 
 // withReserved is a record with the reservations that it does not show, unless it is complete: their holders have no names. c.mu is locked.
-func (c *Client) withReserved(r use.Record) use.Record {
+func (c *Client) withReserved(r holders.Record) holders.Record {
 	if r.Complete {
 		return r
 	}
-	holds := slices.Clone(r.Holds)
+	holds := slices.Clone(r.Holders)
 	for _, id := range slices.Sorted(maps.Keys(c.reserved)) {
-		if !slices.ContainsFunc(r.Holds, func(h use.Hold) bool { return h.Unit == id }) {
-			holds = append(holds, use.Hold{Owner: use.Owner{Orchestrator: use.Nomad}, Unit: id, Device: c.reserved[id].device})
+		if !slices.ContainsFunc(r.Holders, func(h holders.Holder) bool { return h.Unit == id }) {
+			holds = append(holds, holders.Holder{Work: holders.Work{Orchestrator: holders.Nomad}, API: inventory.Nomad, Unit: id, Device: c.reserved[id].device})
 		}
 	}
-	r.Holds = holds
+	r.Holders = holds
 	return r
 }

@@ -4,24 +4,24 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 )
 
 // What was seen to have a device has it until an answer shows that it has ended.
 func TestSeen(t *testing.T) {
-	record := func(complete bool, ended []string, live ...string) use.Record {
-		r := use.Record{Complete: complete, Work: map[string]use.Owner{}}
+	record := func(complete bool, ended []string, live ...string) holders.Record {
+		r := holders.Record{Complete: complete, Work: map[string]holders.Work{}}
 		for _, id := range ended {
-			r.Work[id] = use.Owner{ID: id}
+			r.Work[id] = holders.Work{ID: id}
 		}
 		for _, id := range live {
-			r.Work[id] = use.Owner{ID: id}
-			r.Holds = append(r.Holds, use.Hold{Owner: use.Owner{ID: id}})
+			r.Work[id] = holders.Work{ID: id}
+			r.Holders = append(r.Holders, holders.Holder{Work: holders.Work{ID: id}})
 		}
 		return r
 	}
 	for name, tc := range map[string]struct {
-		answer   use.Record
+		answer   holders.Record
 		byLeader bool
 		want     []string
 	}{
@@ -37,8 +37,8 @@ func TestSeen(t *testing.T) {
 			c.see(record(true, nil, "a", "b"), false)
 			c.see(tc.answer, tc.byLeader)
 			var got []string
-			for _, h := range c.Seen().Holds {
-				got = append(got, h.Owner.ID)
+			for _, h := range c.Seen().Holders {
+				got = append(got, h.Work.ID)
 			}
 			if slices.Sort(got); !slices.Equal(got, tc.want) {
 				t.Errorf("seen: %q, want %q", got, tc.want)

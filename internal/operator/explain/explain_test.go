@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/operator/explain"
@@ -60,7 +61,7 @@ func input() explain.Input {
 		CDI:    &inventory.CDI{Incarnation: state.Incarnation, Kind: "x/gpu", Reason: "hooks are not found"},
 	})
 	return explain.Input{State: state, Adapter: adapter, Use: use.Table{HoldersKnown: true, Devices: []use.Device{{
-		ID: coretest.GPU(4), Holds: []use.Hold{{Owner: use.Owner{Namespace: "default", Name: "train-0", Container: "main"}, Unit: inventory.UnitID(coretest.GPU(4)), Device: coretest.GPU(4)}},
+		ID: coretest.GPU(4), Holders: []holders.Holder{{Work: holders.Work{Namespace: "default", Name: "train-0", Container: "main"}, Unit: inventory.UnitID(coretest.GPU(4)), Device: coretest.GPU(4)}},
 	}}}}
 }
 

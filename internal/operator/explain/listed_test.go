@@ -8,6 +8,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/operator/explain"
@@ -19,9 +20,9 @@ func TestListedFirst(t *testing.T) {
 	cfg := core.DefaultConfig()
 	cfg.API = inventory.DRA
 	cfg.Policy.Shares = []inventory.Share{{Pool: inventory.DefaultPool, Sharing: inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 2}}}
-	claim := use.Hold{Owner: use.Owner{Namespace: "team", Name: "train", Claim: "c"}}
+	claim := holders.Holder{Work: holders.Work{Namespace: "team", Name: "train", Claim: "c"}}
 	in := explain.Input{State: core.NewState(cfg).Read(cfg, time.Unix(1, 0), coretest.GPUs(4)), Use: use.Table{HoldersKnown: true, Devices: []use.Device{
-		{ID: coretest.GPU(0), Holds: []use.Hold{claim, claim}}, {ID: coretest.GPU(1), Holds: []use.Hold{claim}},
+		{ID: coretest.GPU(0), Holders: []holders.Holder{claim, claim}}, {ID: coretest.GPU(1), Holders: []holders.Holder{claim}},
 	}}}
 	in.Adapter = adapter
 	in.Adapter.API, in.Adapter.Listed = inventory.DRA, true

@@ -94,7 +94,7 @@ func (x explainer) unavailable(u inventory.Unit) string {
 	}
 	d, _ := x.Use.Device(u.Device.ID)
 	claims := 0
-	for _, h := range d.Holds {
+	for _, h := range d.Holders {
 		if h.Unit == "" {
 			claims++
 		}

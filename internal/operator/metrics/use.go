@@ -112,7 +112,7 @@ func collectOwners(p *Page, t use.Table, d *use.Device) {
 		}
 	}
 	if t.HoldersKnown {
-		p.AddBool(held, len(d.Holds) > 0, id)
+		p.AddBool(held, len(d.Holders) > 0, id)
 	}
 	switch {
 	case d.HeldSince.IsZero():

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 )
 
@@ -54,7 +55,7 @@ func (r Report) WithUse(t use.Table) Report {
 
 func describeProcess(p use.Process) Process {
 	one := Process{PID: p.PID, MemoryBytes: number(p.Memory), Name: p.Name, Unreserved: p.Unreserved}
-	if p.Owner != (use.Owner{}) {
+	if p.Owner != (holders.Work{}) {
 		one.Owner = new(Owner(p.Owner))
 	}
 	return one

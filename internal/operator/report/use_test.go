@@ -12,6 +12,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
@@ -24,17 +25,17 @@ func TestWithUse(t *testing.T) {
 		At: gpu.WholeGPU(coretest.GPU(3)), Kind: health.Checked, Processes: &[]gpu.Process{{At: gpu.WholeGPU(coretest.GPU(3)), PID: 9}},
 	})
 	began := time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)
-	pod := use.Owner{Orchestrator: use.Kubernetes, Namespace: "default", Name: "one", Container: "main", ID: "uid-1", Claim: "gpus"}
-	task := use.Owner{Orchestrator: use.Nomad, Namespace: "batch", Name: "train", Container: "main", ID: "alloc-1"}
+	pod := holders.Work{Orchestrator: holders.Kubernetes, Namespace: "default", Name: "one", Container: "main", ID: "uid-1", Claim: "gpus"}
+	task := holders.Work{Orchestrator: holders.Nomad, Namespace: "batch", Name: "train", Container: "main", ID: "alloc-1"}
 	process := func(pid int, mib uint64) gpu.Process {
 		return gpu.Process{PID: pid, Memory: gpu.OptionalUint64{Value: mib << 20, OK: mib > 0}}
 	}
 	r := report.DescribeState(state, cfg).WithUse(use.Table{Problems: problem.Each(problem.Owners, "owners: no answer"), Devices: []use.Device{
 		{
-			ID: coretest.GPU(0), Holds: []use.Hold{{Owner: pod}}, HeldSince: began, IdleSince: began.Add(time.Minute),
-			Processes: []use.Process{{Process: process(7, 512), Name: "python", Owner: use.Owner{Orchestrator: use.Kubernetes, ID: "uid-1"}}},
+			ID: coretest.GPU(0), Holders: []holders.Holder{{Work: pod}}, HeldSince: began, IdleSince: began.Add(time.Minute),
+			Processes: []use.Process{{Process: process(7, 512), Name: "python", Owner: holders.Work{Orchestrator: holders.Kubernetes, ID: "uid-1"}}},
 		},
-		{ID: coretest.GPU(1), Holds: []use.Hold{{Owner: task}, {Owner: use.Owner{Orchestrator: use.Nomad, ID: "alloc-2"}}}, HeldSince: began},
+		{ID: coretest.GPU(1), Holders: []holders.Holder{{Work: task}, {Work: holders.Work{Orchestrator: holders.Nomad, ID: "alloc-2"}}}, HeldSince: began},
 		{ID: coretest.GPU(2), Processes: []use.Process{{Process: process(8, 0), Unreserved: true}}},
 		{ID: coretest.GPU(3), Processes: []use.Process{}},
 	}})

@@ -6,7 +6,7 @@ import (
 	"io"
 	"strings"
 
-	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 )
 
 // writeUse writes which work has the devices, and their processes: "owner: GPU 0 GPU-...: pod default/train, container main, since ...".
@@ -39,7 +39,7 @@ func (d Device) held() string {
 func (o Owner) String() string {
 	name := strings.Trim(o.Namespace+"/"+o.Name, "/")
 	var parts []string
-	if o.Orchestrator == use.Nomad {
+	if o.Orchestrator == holders.Nomad {
 		if name != "" {
 			parts = append(parts, "job "+name)
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 )
@@ -37,9 +38,9 @@ func inUse(h coretest.Host) fixedAgent {
 			usage = gpu.Usage{Device: id, At: usage.At, Temperature: usage.Temperature, MemoryUsed: usage.MemoryUsed, MemoryTotal: usage.MemoryTotal,
 				BAR1Used: usage.BAR1Used, BAR1Total: usage.BAR1Total}
 		}
-		owner := use.Owner{Orchestrator: use.Kubernetes, Namespace: "team", Name: "train-0", Container: "main", ID: "2b0ff2a8-6b0c-4e0a-9f6d-3f6f0e0f0f0f"}
+		owner := holders.Work{Orchestrator: holders.Kubernetes, Namespace: "team", Name: "train-0", Container: "main", ID: "2b0ff2a8-6b0c-4e0a-9f6d-3f6f0e0f0f0f"}
 		a.use.Devices = append(a.use.Devices, use.Device{
-			ID: id, Usage: usage, Holds: []use.Hold{{Owner: owner, Device: id}}, Processes: []use.Process{{}}, HeldSince: time.Unix(1, 0),
+			ID: id, Usage: usage, Holders: []holders.Holder{{Work: owner, Device: id}}, Processes: []use.Process{{}}, HeldSince: time.Unix(1, 0),
 		})
 	}
 	for i := range 30 {

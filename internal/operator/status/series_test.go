@@ -9,6 +9,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 )
@@ -65,12 +66,12 @@ type step struct {
 // The series of an owner, of processes and of readings end with what they are about, whatever was before.
 func TestSeriesEnd(t *testing.T) {
 	id := coretest.GPU(0)
-	pod := use.Owner{Orchestrator: use.Kubernetes, Namespace: "team", Name: "train-0", Container: "main", ID: "uid-1"}
-	claimed, job := pod, use.Owner{Orchestrator: use.Nomad, Namespace: "default", Name: "job", Container: "task", ID: "alloc"}
+	pod := holders.Work{Orchestrator: holders.Kubernetes, Namespace: "team", Name: "train-0", Container: "main", ID: "uid-1"}
+	claimed, job := pod, holders.Work{Orchestrator: holders.Nomad, Namespace: "default", Name: "job", Container: "task", ID: "alloc"}
 	claimed.Claim = "gpu"
-	hold := func(owners ...use.Owner) (holds []use.Hold) {
+	hold := func(owners ...holders.Work) (holds []holders.Holder) {
 		for _, o := range owners {
-			holds = append(holds, use.Hold{Owner: o, Device: id})
+			holds = append(holds, holders.Holder{Work: o, Device: id})
 		}
 		return holds
 	}
@@ -79,10 +80,10 @@ func TestSeriesEnd(t *testing.T) {
 	steps := []step{
 		{"nothing known", use.Device{ID: id}, false, ""},
 		{"free", use.Device{ID: id, Processes: []use.Process{}}, true, "held 0, processes 0, unreserved_processes 0"},
-		{"held and busy", use.Device{ID: id, Holds: hold(pod), HeldSince: since, Usage: busy}, true, "held 1, idle_seconds 0, owner train-0 main 1, utilization_ratio 0.5"},
-		{"twice by one container", use.Device{ID: id, Holds: hold(pod, claimed, job), HeldSince: since, IdleSince: time.Unix(70, 0)}, true,
+		{"held and busy", use.Device{ID: id, Holders: hold(pod), HeldSince: since, Usage: busy}, true, "held 1, idle_seconds 0, owner train-0 main 1, utilization_ratio 0.5"},
+		{"twice by one container", use.Device{ID: id, Holders: hold(pod, claimed, job), HeldSince: since, IdleSince: time.Unix(70, 0)}, true,
 			"held 1, idle_seconds 30, owner train-0 main 1, owner job task 1"},
-		{"utilisation unknown", use.Device{ID: id, Holds: hold(job), HeldSince: since}, true, "held 1, owner job task 1"},
+		{"utilisation unknown", use.Device{ID: id, Holders: hold(job), HeldSince: since}, true, "held 1, owner job task 1"},
 		{"record of holders lost", use.Device{ID: id, Processes: []use.Process{{Unreserved: true}}}, false, "processes 1"},
 		{"a process without a reservation", use.Device{ID: id, Processes: []use.Process{{Unreserved: true}, {}}}, true, "held 0, processes 2, unreserved_processes 1"},
 		{"nothing known again", use.Device{ID: id}, false, ""},

@@ -3,12 +3,15 @@
 package prepared
 
 import (
+	"cmp"
 	"encoding/json"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
@@ -69,6 +72,33 @@ type MPS struct {
 // be read, does.
 func (c Claim) Holds(bootID string) bool {
 	return c.BootID == bootID || c.BootID == "" || bootID == ""
+}
+
+// Holders returns the claim as a holder of each of its devices. Admin access holds nothing.
+func (c Claim) Holders() (all []holders.Holder) {
+	work := holders.Work{Orchestrator: holders.Kubernetes, Namespace: c.Namespace, ID: c.UID, Claim: c.Name}
+	for i := range c.Results {
+		if r := &c.Results[i]; !r.Admin {
+			h := r.Holder()
+			h.Work = work
+			all = append(all, h)
+		}
+	}
+	return all
+}
+
+// Holder returns what has the result, without its work. A share that is a device of its own has its unit; one of a device that several claims
+// may have has not: the scheduler counts these.
+func (r *Result) Holder() holders.Holder {
+	device, _ := r.Unit.Split()
+	h := holders.Holder{API: inventory.DRA, Device: device, At: r.At, Shares: r.Shares}
+	if !r.Exclusive {
+		h.Sharing = cmp.Or(r.Sharing, "not known")
+	}
+	if _, number, ok := strings.Cut(string(r.Unit), "::"); ok && strings.HasSuffix(r.Device, "-s"+number) {
+		h.Unit = r.Unit
+	}
+	return h
 }
 
 // HasSpec reports whether the claim has a CDI specification of its own.

@@ -1,0 +1,59 @@
+package holders
+
+import (
+	"slices"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+)
+
+// Record is what was recorded of the work that has devices through an API, at one time. It is immutable.
+type Record struct {
+	Holders []Holder
+
+	// Complete means that no holder is missing from Holders. Missing is why one may be, with the remedy; "" = it will be complete in a moment.
+	Complete bool
+	Missing  string
+
+	First bool // there was an answer of the orchestrator, perhaps without all holders; or there will be none
+	Never bool // by what the agent may read, Complete is never true
+
+	// MayHaveEnded means that holders may have ended, and that nothing will show whether they have (Never): no reason against a forced move.
+	MayHaveEnded bool
+
+	Age time.Duration // of a record that may lack what this agent has given out since
+
+	// Work has the work that the record lists, with devices or without, by Work.ID. It gives processes the names of their work.
+	Work map[string]Work
+
+	// AllWork means that work which is not in Work is not running any more.
+	AllWork bool
+}
+
+// Locate returns the record with the placements of its holders. While one has a device that is not among them, the record is not complete.
+func (r Record) Locate(placements map[gpu.DeviceID]gpu.Placement) Record {
+	r.Holders = slices.Clone(r.Holders)
+	for i := range r.Holders {
+		h := &r.Holders[i]
+		if h.At.GPU != "" {
+			continue
+		}
+		if at, ok := placements[h.Device]; ok {
+			h.At = at
+		} else {
+			r.Complete, r.Missing = false, "the end of "+h.Work.String()+", whose device "+string(h.Device)+" is not known to the driver"
+		}
+	}
+	return r
+}
+
+// On returns the names of the work that has a GPU or an instance of it, sorted.
+func (r Record) On(id gpu.DeviceID) (names []string) {
+	for i := range r.Holders {
+		if h := &r.Holders[i]; h.At.GPU == id {
+			names = append(names, h.Work.String())
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
