@@ -97,16 +97,16 @@ type Monitor interface {
 
 // Writer writes the specifications of one agent. Make one with New, then call Run once; Warnings is safe for concurrent use.
 type Writer struct {
-	opts    Options
-	dry     bool // nothing is written
-	gpus    specfile.File
-	others  []*class
-	scanner specfile.Scanner
-	driver  driverCache
-	hooks   hookCache
-	contest contest
-	asked   Runtime              // the latest answer of the container runtime
-	logged  map[string]time.Time // warnings in the log, and when they were last true; of the goroutine that makes passes
+	opts        Options
+	dry         bool // nothing is written
+	gpus        specfile.File
+	others      []*class
+	scanner     specfile.Scanner
+	driver      driverCache
+	hooks       hookCache
+	conflict    writeConflict
+	lastRuntime Runtime              // the latest answer of the container runtime
+	logged      map[string]time.Time // warnings in the log, and when they were last true; of the goroutine that makes passes
 
 	withdraw func(ctx context.Context, keep []gpu.DeviceID) // called before names of other devices are taken out of the file; nil = nothing is published
 
@@ -139,20 +139,20 @@ func (w *Writer) Problems() []problem.Problem {
 	return slices.Clone(w.problems)
 }
 
-// setProblems replaces the problems, adds that of a contest, and logs those that are new: that no pass of the last minutes had. While
+// setProblems replaces the problems, adds that of a write conflict, and logs those that are new: that no pass of the last minutes had. While
 // another process changes a file again and again, its problems end and begin with each change.
 func (w *Writer) setProblems(lines []string, now time.Time) {
-	contested := w.contest.warnings(now)
+	changed := w.conflict.warnings(now)
 	w.mu.Lock()
 	w.problems = nil
-	for _, line := range slices.Concat(lines, contested) {
+	for _, line := range slices.Concat(lines, changed) {
 		w.problems = append(w.problems, problem.Problem{Code: problem.CDI, Text: "CDI: " + line})
 	}
 	w.mu.Unlock()
-	if len(contested) > 0 {
-		lines = append(lines, w.contest.text())
+	if len(changed) > 0 {
+		lines = append(lines, w.conflict.text())
 	}
-	maps.DeleteFunc(w.logged, func(_ string, last time.Time) bool { return now.Sub(last) > contestForget })
+	maps.DeleteFunc(w.logged, func(_ string, last time.Time) bool { return now.Sub(last) > conflictForget })
 	for _, line := range lines {
 		if w.logged[line].IsZero() {
 			w.opts.Log.Warn("CDI: " + line)

@@ -235,13 +235,13 @@ func TestContest(t *testing.T) {
 	if out := w.pass(t.Context(), m.State()); out.failed {
 		t.Fatalf("%+v", out.cdi)
 	}
-	w.contest = contest{path: n.file(), count: 4, last: now, until: now.Add(time.Hour)}
+	w.conflict = writeConflict{path: n.file(), count: 4, last: now, until: now.Add(time.Hour)}
 	write(t, n.file(), stranger, 0o644)
 	out := w.pass(t.Context(), m.State())
 	if !out.failed || !slices.Equal(out.cdi.Defined, ids(0)) || !strings.Contains(out.cdi.Problem, "changed by another process again and again") {
 		t.Errorf("%+v", out.cdi)
 	}
-	w.contest.until = now
+	w.conflict.until = now
 	if out := w.pass(t.Context(), m.State()); out.failed || len(out.cdi.Defined) != 2 {
 		t.Errorf("%+v", out.cdi)
 	}
@@ -249,11 +249,11 @@ func TestContest(t *testing.T) {
 
 // Two writers that answer each other wake the runtimes less and less.
 func TestContestPauses(t *testing.T) {
-	var c contest
+	var c writeConflict
 	now := time.Unix(1_800_000_000, 0)
 	answered := 0
 	for range 600 { // a change each second
-		if c.enter("file", now) == nil {
+		if c.record("file", now) == nil {
 			answered++
 		}
 		now = now.Add(time.Second)
@@ -261,12 +261,12 @@ func TestContestPauses(t *testing.T) {
 	if answered < 10 || answered > 20 || len(c.warnings(now)) != 1 {
 		t.Errorf("%d of 600 changes were answered; warnings %q", answered, c.warnings(now))
 	}
-	now = now.Add(contestForget + time.Minute)
+	now = now.Add(conflictForget + time.Minute)
 	if lines := c.warnings(now); len(lines) > 0 {
 		t.Errorf("warnings %q", lines)
 	}
-	for range contestFree {
-		if c.enter("file", now) != nil {
+	for range conflictFree {
+		if c.record("file", now) != nil {
 			t.Error("a change long after the others was not answered at once")
 		}
 	}

@@ -180,10 +180,10 @@ func (w *Writer) sync(ctx context.Context, f *specfile.File, text []byte, incarn
 	}
 	level := slog.LevelInfo
 	if state == specfile.Foreign && f.Written(incarnation) {
-		if err := w.contest.enter(f.Path, time.Now()); err != nil {
+		if err := w.conflict.record(f.Path, time.Now()); err != nil {
 			return err
 		}
-		level = slog.LevelDebug // setProblems logs the contest
+		level = slog.LevelDebug // setProblems logs the conflict
 	}
 	if err := f.Replace(text, incarnation); err != nil {
 		return err
@@ -265,12 +265,12 @@ func (w *Writer) runtime(ctx context.Context) Runtime {
 	go func() { answer <- w.opts.Runtime(ctx) }()
 	select {
 	case r := <-answer:
-		if !r.LacksSettingsOf(w.asked) {
-			w.asked = r
+		if !r.LacksSettingsOf(w.lastRuntime) {
+			w.lastRuntime = r
 		}
 	case <-ctx.Done():
 	}
-	return w.asked
+	return w.lastRuntime
 }
 
 // namesAreGiven reports whether containers get names of CDI devices, and not only the driver's files as mounts.

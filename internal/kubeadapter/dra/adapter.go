@@ -84,7 +84,7 @@ type limits struct {
 	socketPoll time.Duration // between checks of the socket without an event
 	retry      time.Duration // of what failed at the start
 
-	query, queryFirst, queryLast, queryActive time.Duration // of the guard: timeout, first and last interval, and how long after a registration
+	query, queryFirst, queryLast, queryActive time.Duration // of what pods have through claims: timeout, first and last interval, and how long after a registration
 	partial                                   time.Duration // of the same: how long an answer that may lack pods keeps devices back
 	specsEvery                                time.Duration // between checks of the specifications of claims without an event
 	abandoned                                 time.Duration // after which a claim that neither the kubelet nor the API server has holds nothing, or one without a record that no pod has
@@ -116,11 +116,11 @@ type Adapter struct {
 
 	lastDriver atomic.Pointer[gpu.Driver] // see resourceslice.Input
 
-	desired *watch.Value[[]kubeapi.Device]
-	claims  *watch.Value[[]prepared.Claim]
-	health  *watch.Value[[]resourceslice.DeviceHealth]
-	guard   *watch.Value[verdict]
-	queries chan struct{} // capacity 1: a query of the kubelet is requested
+	desired   *watch.Value[[]kubeapi.Device]
+	claims    *watch.Value[[]prepared.Claim]
+	health    *watch.Value[[]resourceslice.DeviceHealth]
+	admission *watch.Value[admission]
+	queries   chan struct{} // capacity 1: a query of the kubelet is requested
 
 	abandoned map[string]time.Time // by UID: since when nothing has a claim any more; of the goroutine that queries the kubelet
 	unlisted  map[string]time.Time // the same for claims whose records can't be read: since when no pod has one
@@ -153,7 +153,7 @@ func New(src Source, o Options) *Adapter {
 		src: src, opts: o, limits: defaultLimits, lock: o.Lock, loaded: make(chan struct{}), stopping: make(chan struct{}), changes: watch.NewValue(struct{}{}),
 		specs:   &claimSpecs{folder: o.CDIFolder, vendor: o.CDIVendor, mpsRoot: o.MPSRoot},
 		desired: watch.NewValue[[]kubeapi.Device](nil), claims: watch.NewValue[[]prepared.Claim](nil),
-		health: watch.NewValue[[]resourceslice.DeviceHealth](nil), guard: watch.NewValue(verdict{pending: o.PodClaims != nil}),
+		health: watch.NewValue[[]resourceslice.DeviceHealth](nil), admission: watch.NewValue(admission{pending: o.PodClaims != nil}),
 		queries: make(chan struct{}, 1), problems: map[problem.Code][]string{},
 	}
 	if a.lock == nil {
@@ -264,14 +264,14 @@ func (a *Adapter) Record() holders.Record {
 }
 
 // Withdrawn returns why no device takes new work; "" if they do.
-func (a *Adapter) Withdrawn() string { return a.guard.Load().text() }
+func (a *Adapter) Withdrawn() string { return a.admission.Load().text() }
 
 // Problems are those that an operator should know of.
 func (a *Adapter) Problems() (all []problem.Problem) {
 	if s := a.Stats(); s.Refused {
 		all = append(all, problem.Problem{Code: problem.Registration, Text: s.Reason})
 	}
-	if text := a.guard.Load().foreign; text != "" {
+	if text := a.admission.Load().foreign; text != "" {
 		all = append(all, problem.Problem{Code: problem.ForeignClaims, Text: text})
 	}
 	if store := a.store.Load(); store != nil {

@@ -23,7 +23,7 @@ func (a *Adapter) follow(ctx context.Context) {
 		return a.store.Load().Watch().Changed()
 	}
 	reconcile.Loop{
-		On: []reconcile.Source{a.src.Changed, a.guard.Changed, a.opts.SharesAsDevices.Changed, claims}, Task: task,
+		On: []reconcile.Source{a.src.Changed, a.admission.Changed, a.opts.SharesAsDevices.Changed, claims}, Task: task,
 	}.Run(ctx, func(context.Context, reconcile.Cause) time.Duration {
 		a.derive()
 		return reconcile.Never
@@ -33,8 +33,8 @@ func (a *Adapter) follow(ctx context.Context) {
 // input returns what slices are made from now; false while the prepared claims are not read, or pods may have claims that are not
 // known yet: a device would be offered that is in use.
 func (a *Adapter) input() (resourceslice.Input, bool) {
-	guard := a.guard.Load()
-	if !a.isLoaded() || guard.pending {
+	present := a.admission.Load()
+	if !a.isLoaded() || present.pending {
 		return resourceslice.Input{}, false
 	}
 	inv := a.src.Current()
@@ -43,7 +43,7 @@ func (a *Adapter) input() (resourceslice.Input, bool) {
 	}
 	return resourceslice.Input{
 		Inventory: inv, LastDriver: *a.lastDriver.Load(), Prepared: a.store.Load().All(), BootID: a.opts.BootID,
-		SharesAsDevices: a.opts.SharesAsDevices.Load(), Evict: a.opts.Evict, Withdrawn: guard.text(),
+		SharesAsDevices: a.opts.SharesAsDevices.Load(), Evict: a.opts.Evict, Withdrawn: present.text(),
 	}, true
 }
 

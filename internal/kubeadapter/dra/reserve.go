@@ -67,7 +67,7 @@ type reservation struct {
 func (a *Adapter) tryReserve(r request, store *prepared.Store) (got reservation, wait bool, err error) {
 	a.lock.Lock()
 	defer a.lock.Unlock()
-	if g := a.guard.Load(); g.text() != "" {
+	if g := a.admission.Load(); g.text() != "" {
 		return got, g.pending, &WithdrawnError{g.text()}
 	}
 	inv, held := a.src.Current(), holders.NewSet(heldBy(others(r.uid, a.opts.BootID, store.All())), a.pluginHolders())

@@ -36,7 +36,7 @@ func unreadRig(t *testing.T, p *pods) (r *rig, record string) {
 	if p != nil {
 		r.change = append(r.change, func(a *Adapter) {
 			a.opts.PodClaims = p.list
-			a.guard.Store(verdict{pending: true}) // as New does
+			a.admission.Store(admission{pending: true}) // as New does
 			a.limits.queryLast, a.limits.abandoned = 5*time.Millisecond, time.Hour
 		})
 	} else {

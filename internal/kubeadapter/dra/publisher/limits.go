@@ -38,13 +38,13 @@ func (b *bucket) limitCreates(slices int) {
 }
 
 const (
-	rivalRounds = 3                // deletes of another driver's slices, after which it is left alone
-	rivalPause  = 5 * time.Second  // between deletes: its slices come one after another
-	rivalForget = 10 * time.Minute // after which slices of another driver are deleted once more
+	deleteRounds = 3                // deletes of another driver's slices, after which it is left alone
+	deletePause  = 5 * time.Second  // between deletes: its slices come one after another
+	deleteAgain  = 10 * time.Minute // after which slices of another driver are deleted once more
 )
 
-// rivals are slices of the same driver and node that this publisher did not make: what NVIDIA's driver left behind, or one that runs.
-type rivals struct {
+// otherDriver has the slices of the same driver and node that this publisher did not make: what NVIDIA's driver left behind, or one that runs.
+type otherDriver struct {
 	rounds int // deletes, until there were none for a while
 	latest time.Time
 	absent time.Time // since when there are none
@@ -53,56 +53,56 @@ type rivals struct {
 	retry  retries
 }
 
-// contested reports whether another driver publishes: its slices came back after each delete.
-func (r rivals) contested() bool { return r.rounds >= rivalRounds && r.absent.IsZero() }
+// conflicts reports whether another driver publishes: its slices came back after each delete.
+func (o otherDriver) conflicts() bool { return o.rounds >= deleteRounds && o.absent.IsZero() }
 
 // limit takes from a plan what would be a fight, and returns when to try that again; 0 = nothing was taken. Against a driver that creates
 // its slices again and again only the own slices that exist are kept up to date.
-func (r *rivals) limit(p plan, now time.Time) (plan, time.Duration) {
+func (o *otherDriver) limit(p plan, now time.Time) (plan, time.Duration) {
 	if !slices.ContainsFunc(p.writes, func(w write) bool { return w.foreign }) {
-		r.err = nil
+		o.err = nil
 		return p, 0
 	}
-	r.absent = time.Time{}
-	pause := rivalPause
-	if r.rounds >= rivalRounds {
-		pause = rivalForget
+	o.absent = time.Time{}
+	pause := deletePause
+	if o.rounds >= deleteRounds {
+		pause = deleteAgain
 	}
-	wait := pause - now.Sub(r.latest)
-	if r.rounds == 0 {
+	wait := pause - now.Sub(o.latest)
+	if o.rounds == 0 {
 		wait = 0
 	}
-	if wait = max(wait, r.hold.Sub(now)); wait <= 0 {
+	if wait = max(wait, o.hold.Sub(now)); wait <= 0 {
 		return p, 0
 	}
-	p.writes = slices.DeleteFunc(p.writes, func(w write) bool { return w.foreign || r.contested() && (w.verb != update || p.rewrite) })
+	p.writes = slices.DeleteFunc(p.writes, func(w write) bool { return w.foreign || o.conflicts() && (w.verb != update || p.rewrite) })
 	return p, wait
 }
 
 // deleted counts a delete of another driver's slice. Those of one round come at once.
-func (r *rivals) deleted(now time.Time) {
-	if r.rounds == 0 || now.Sub(r.latest) >= rivalPause {
-		r.rounds++
+func (o *otherDriver) deleted(now time.Time) {
+	if o.rounds == 0 || now.Sub(o.latest) >= deletePause {
+		o.rounds++
 	}
-	r.latest, r.hold, r.err = now, time.Time{}, nil
-	r.retry.reset()
+	o.latest, o.hold, o.err = now, time.Time{}, nil
+	o.retry.reset()
 }
 
 // failed takes that a slice of another driver could not be deleted.
-func (r *rivals) failed(err error, now time.Time) error {
-	r.hold = now.Add(r.retry.next(err))
-	r.err = partialError{err, r.hold}
-	return r.err
+func (o *otherDriver) failed(err error, now time.Time) error {
+	o.hold = now.Add(o.retry.next(err))
+	o.err = partialError{err, o.hold}
+	return o.err
 }
 
-// quiet takes that nothing is to be written while present slices of another driver exist.
-func (r *rivals) quiet(present int, now time.Time) {
+// settled takes that nothing is to be written while present slices of another driver exist.
+func (o *otherDriver) settled(present int, now time.Time) {
 	switch {
 	case present > 0:
-		r.absent = time.Time{}
-	case r.absent.IsZero():
-		r.absent = now
-	case now.Sub(r.absent) >= rivalForget:
-		r.rounds = 0
+		o.absent = time.Time{}
+	case o.absent.IsZero():
+		o.absent = now
+	case now.Sub(o.absent) >= deleteAgain:
+		o.rounds = 0
 	}
 }

@@ -238,14 +238,14 @@ func (o *observed) newer(name, version string) bool {
 	return true
 }
 
-// wrote takes the answer to a write.
-func (o *observed) wrote(s kubeapi.ResourceSlice) {
+// recordWrite takes the answer to a write.
+func (o *observed) recordWrite(s kubeapi.ResourceSlice) {
 	o.put(s)
 	o.written[s.Metadata.Name] = time.Now()
 }
 
-// gone takes that a slice does not exist.
-func (o *observed) gone(name string) {
+// recordDelete takes that a slice does not exist.
+func (o *observed) recordDelete(name string) {
 	delete(o.slices, name)
 	o.written[name] = time.Now()
 }

@@ -70,10 +70,10 @@ type state struct {
 	searching bool
 	good      layout // the latest that is published completely
 
-	stored    map[string]answered // the latest write of each slice whose answer was another
-	taken     map[int]string      // another name of a slice whose first one another client has
-	rivals    rivals
-	surprises int // writes that found another state than was observed
+	stored     map[string]answered // the latest write of each slice whose answer was another
+	taken      map[int]string      // another name of a slice whose first one another client has
+	other      otherDriver
+	unexpected int // writes that found another state than was observed
 
 	due   time.Time // of the next comparison
 	hold  time.Time // no comparison before it
@@ -107,7 +107,7 @@ func New(o Options) *Publisher {
 	p.writes, p.logged = counters{}, map[string]bool{}
 	p.seen = newObserved()
 	p.dryRunName = p.names.dryRun()
-	p.node.retry, p.rivals.retry = newRetries(), newRetries()
+	p.node.retry, p.other.retry = newRetries(), newRetries()
 	p.retry, p.taintRetry, p.recheck = newRetries(), newRetries(), newWait(refusedAgain, refusedLong)
 	p.minor = bucket{size: 10, every: 5 * time.Second}
 	p.problem(notListed.Error())
@@ -235,7 +235,7 @@ func (p *Publisher) apply(o observation) {
 		p.hold, p.taintHold = time.Time{}, time.Time{}
 		p.retry.reset()
 		p.taintRetry.reset()
-		p.node.again, p.rivals.hold = time.Time{}, time.Time{}
+		p.node.again, p.other.hold = time.Time{}, time.Time{}
 	}
 	p.at(now)
 	p.reached()

@@ -59,12 +59,12 @@ func (p *Publisher) round(ctx context.Context, observations <-chan observation) 
 		return false, err
 	}
 	l := newLayout(p.formed())
-	todo, retry := p.rivals.limit(p.view().plan(l), time.Now())
+	todo, retry := p.other.limit(p.view().plan(l), time.Now())
 	if retry > 0 {
 		p.at(time.Now().Add(retry))
 	}
 	if len(todo.writes) == 0 {
-		p.rivals.quiet(p.foreign(), time.Now())
+		p.other.settled(p.foreign(), time.Now())
 		return false, p.done(l, nodeErr)
 	}
 	if p.doubt { // it may be another server
@@ -118,11 +118,11 @@ func (p *Publisher) view() view {
 
 // done records that the API has what is to be published. nodeErr is why the Node could not be read.
 func (p *Publisher) done(l layout, nodeErr error) error {
-	if p.rivals.contested() {
+	if p.other.conflicts() {
 		return otherDriverError{p.opts.Driver}
 	}
-	p.good, p.surprises = l, 0
-	if err := cmpErr(p.refusal(), cmpErr(nodeErr, p.rivals.err)); err != nil {
+	p.good, p.unexpected = l, 0
+	if err := cmpErr(p.refusal(), cmpErr(nodeErr, p.other.err)); err != nil {
 		return err
 	}
 	if len(p.logged) > 0 || !p.current.Announced {

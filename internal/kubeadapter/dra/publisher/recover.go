@@ -12,7 +12,7 @@ func (p *Publisher) recover(ctx context.Context, w write, err error) (again bool
 	name := w.slice.Metadata.Name
 	switch {
 	case errors.Is(err, kubeapi.ErrNotFound) && !unserved(err):
-		p.seen.gone(name)
+		p.seen.recordDelete(name)
 		return true, p.surprised(err)
 	case errors.Is(err, kubeapi.ErrConflict), errors.Is(err, kubeapi.ErrExists):
 	default:
@@ -25,7 +25,7 @@ func (p *Publisher) recover(ctx context.Context, w write, err error) (again bool
 	})
 	switch {
 	case errors.Is(getErr, kubeapi.ErrNotFound):
-		p.seen.gone(name)
+		p.seen.recordDelete(name)
 	case getErr != nil:
 		return false, getErr
 	case is.Spec.NodeName != p.opts.Node || is.Spec.Driver != p.opts.Driver:
@@ -34,14 +34,14 @@ func (p *Publisher) recover(ctx context.Context, w write, err error) (again bool
 		p.log.Warn("another client has the name of a resource slice: it gets another one",
 			"slice", name, "node-of-it", is.Spec.NodeName, "driver-of-it", is.Spec.Driver, "instead", p.taken[i])
 	default:
-		p.seen.wrote(is)
+		p.seen.recordWrite(is)
 	}
 	return true, p.surprised(err)
 }
 
 // surprised returns err if the API was another than observed many times in a row.
 func (p *Publisher) surprised(err error) error {
-	if p.surprises++; p.surprises%5 == 0 {
+	if p.unexpected++; p.unexpected%5 == 0 {
 		return err
 	}
 	return nil

@@ -34,7 +34,7 @@ type Status struct {
 	DropsShares bool     // the API server drops consumable capacity: feature gate DRAConsumableCapacity
 	DropsTaints bool     // the API server drops taints: feature gate DRADeviceTaints. Unhealthy devices leave the slices, unless a claim has them
 	OtherSlices []string // of the same driver and node that this agent did not make, sorted
-	Contested   bool     // another driver of the same name creates them again and again
+	Conflicts   bool     // another driver of the same name creates them again and again
 }
 
 // Write counts the requests of a verb with a result.
@@ -89,7 +89,7 @@ func (p *Publisher) Status() *watch.Value[Status] { return p.status }
 // not answer is no reason: slices stay as they are without it.
 func (p *Publisher) Ready() error {
 	s := p.Published()
-	if s.Problem == "" || s.Announced && !s.Contested && !s.Reachable {
+	if s.Problem == "" || s.Announced && !s.Conflicts && !s.Reachable {
 		return nil
 	}
 	return errors.New(s.Problem)
@@ -112,7 +112,7 @@ func (p *Publisher) publishStatus() {
 		s.Devices += len(slice.Spec.Devices)
 		s.Generation = max(s.Generation, slice.Spec.Pool.Generation)
 	}
-	s.Contested = p.rivals.contested()
+	s.Conflicts = p.other.conflicts()
 	p.current = s
 	p.status.Store(s)
 }

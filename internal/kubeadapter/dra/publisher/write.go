@@ -68,7 +68,7 @@ func (p *Publisher) write(ctx context.Context, todo plan, observations <-chan ob
 			switch {
 			case err == nil:
 			case w.foreign: // the own slices have a higher generation
-				firstErr = cmpErr(firstErr, p.rivals.failed(err, time.Now()))
+				firstErr = cmpErr(firstErr, p.other.failed(err, time.Now()))
 			case errors.Is(err, kubeapi.ErrInvalid) && w.verb != remove:
 				err = p.sift(ctx, w.slice.Spec.Devices, err)
 				return err == nil, err
@@ -106,9 +106,9 @@ func (p *Publisher) send(ctx context.Context, writes []write) []error {
 		if errs[i] == nil {
 			p.current.LastWrite = time.Now()
 			p.retry.reset()
-			p.took(w, got[i])
+			p.recordWrite(w, got[i])
 			if w.foreign {
-				p.rivals.deleted(time.Now())
+				p.other.deleted(time.Now())
 				p.log.Warn("slice of another driver of this name deleted: it is not published by this agent", "slice", w.slice.Metadata.Name)
 			}
 		}
@@ -133,11 +133,11 @@ func request(ctx context.Context, api *kubeapi.Client, w write) (kubeapi.Resourc
 	return kubeapi.ResourceSlice{}, nil
 }
 
-// took takes the answer to a write.
-func (p *Publisher) took(w write, got kubeapi.ResourceSlice) {
+// recordWrite takes the answer to a write.
+func (p *Publisher) recordWrite(w write, got kubeapi.ResourceSlice) {
 	name := w.slice.Metadata.Name
 	if w.verb == remove {
-		p.seen.gone(name)
+		p.seen.recordDelete(name)
 		return
 	}
 	p.compareAnswer(w.slice.Spec, got.Spec)
@@ -146,5 +146,5 @@ func (p *Publisher) took(w write, got kubeapi.ResourceSlice) {
 	} else {
 		p.stored[name] = newAnswered(w.slice.Spec, got.Spec)
 	}
-	p.seen.wrote(got)
+	p.seen.recordWrite(got)
 }

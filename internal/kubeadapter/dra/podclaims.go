@@ -32,14 +32,14 @@ type PodClaim struct {
 	CDI             []string // qualified names of its CDI devices
 }
 
-// verdict is what pods' claims mean for the devices of the node.
-type verdict struct {
+// admission is what pods' claims mean for the devices of the node.
+type admission struct {
 	pending bool   // the kubelet has not answered yet
 	foreign string // why no device may be given out; "" = nothing of other drivers, nothing lost
 }
 
 // text returns why no device takes new work; "" if they do.
-func (v verdict) text() string {
+func (v admission) text() string {
 	if v.pending {
 		return "the kubelet has not listed the claims of pods yet"
 	}
@@ -79,7 +79,7 @@ func (a *Adapter) watchPods(ctx context.Context, task *watchdog.Task) {
 		switch {
 		case !a.asksPods() && time.Since(requested) >= a.limits.queryActive:
 			return reconcile.Never
-		case a.guard.Load().pending:
+		case a.admission.Load().pending:
 			return min(wait, pendingEvery)
 		}
 		return wait
@@ -89,7 +89,7 @@ func (a *Adapter) watchPods(ctx context.Context, task *watchdog.Task) {
 // asksPods reports whether anything depends on what pods have.
 func (a *Adapter) asksPods() bool {
 	store := a.store.Load()
-	return a.guard.Load().text() != "" || len(store.All()) > 0 || len(store.Unread()) > 0
+	return a.admission.Load().text() != "" || len(store.All()) > 0 || len(store.Unread()) > 0
 }
 
 // queryPods makes one query, a time after the first one.
@@ -100,24 +100,24 @@ func (a *Adapter) queryPods(ctx context.Context, elapsed time.Duration) {
 		return
 	}
 	answer, problems, ok := a.askPods(ctx, store, elapsed)
-	if ok && len(problems) > 0 && a.guard.Load().foreign == "" && watch.Sleep(ctx, a.limits.queryFirst) {
+	if ok && len(problems) > 0 && a.admission.Load().foreign == "" && watch.Sleep(ctx, a.limits.queryFirst) {
 		// A claim of the first answer may have ended meanwhile, and be deleted. Without a second answer the first one counts.
 		if now, left, again := a.askPods(ctx, store, elapsed); again {
 			answer, problems = now, left
 		} else if ctx.Err() == nil {
-			a.judge(answer, problems)
+			a.setAdmission(answer, problems)
 			return
 		}
 	}
 	if !ok || ctx.Err() != nil {
 		return
 	}
-	if left := a.unknownClaim(store); left != "" && answer.Partial && len(problems) == 0 && a.guard.Load().pending && elapsed < a.limits.partial {
+	if left := a.unknownClaim(store); left != "" && answer.Partial && len(problems) == 0 && a.admission.Load().pending && elapsed < a.limits.partial {
 		a.setProblems(problem.PodClaims, "devices are kept back: the kubelet has just started and may not know all pods, and "+left)
 		return
 	}
 	a.setProblems(problem.PodClaims)
-	a.judge(answer, problems)
+	a.setAdmission(answer, problems)
 	a.collect(ctx, store, answer)
 }
 
@@ -133,9 +133,9 @@ func (a *Adapter) askPods(ctx context.Context, store *prepared.Store, elapsed ti
 	}
 	if err != nil {
 		a.setProblems(problem.PodClaims, "the kubelet does not list the claims of pods, so that devices which pods of another driver have are not known: "+oneLine(err))
-		if v := a.guard.Load(); v.pending && elapsed >= pendingAtMost {
+		if v := a.admission.Load(); v.pending && elapsed >= pendingAtMost {
 			v.pending = false
-			a.guard.Store(v)
+			a.admission.Store(v)
 		}
 		return answer, nil, false
 	}
@@ -199,16 +199,16 @@ func (a *Adapter) otherClaim() string {
 	return all[0]
 }
 
-// judge publishes what the problems of an answer mean for new work. An answer that may lack pods ends no problem.
-func (a *Adapter) judge(answer PodClaims, problems []string) {
-	v, before := verdict{foreign: strings.Join(problems, "; ")}, a.guard.Load()
+// setAdmission publishes what the problems of an answer mean for new work. An answer that may lack pods ends no problem.
+func (a *Adapter) setAdmission(answer PodClaims, problems []string) {
+	v, before := admission{foreign: strings.Join(problems, "; ")}, a.admission.Load()
 	if answer.Partial && v.foreign == "" && before.foreign != "" || before == v {
 		return
 	}
 	if v.foreign != "" && v.foreign != before.foreign {
 		a.opts.Log.Error("no device takes new work", "reason", v.foreign)
 	}
-	a.guard.Store(v)
+	a.admission.Store(v)
 }
 
 // ownName matches the names of devices of this agent: lower-case UUIDs, with the number of a share. NVIDIA's driver has gpu-0 and

@@ -32,7 +32,7 @@ func TestFirstAnswerLacksPods(t *testing.T) {
 		p.partial(true)
 		r := newRig(t, build(coretest.GPUs(2), health.Ledger{}, config()), func(a *Adapter) {
 			a.opts.PodClaims = p.list
-			a.guard.Store(verdict{pending: true}) // as New does
+			a.admission.Store(admission{pending: true}) // as New does
 			a.limits.queryLast, a.limits.partial = 5*time.Millisecond, c.limit
 			folder := a.opts.CDIFolder
 			if err := errors.Join(os.MkdirAll(folder, 0o755), os.WriteFile(filepath.Join(folder, c.file), nil, 0o600)); err != nil {
@@ -67,9 +67,9 @@ func TestSecondQuestionNotAnswered(t *testing.T) {
 		}
 		return PodClaims{}, errors.New("connection refused")
 	}
-	a.guard.Store(verdict{pending: true})
+	a.admission.Store(admission{pending: true})
 	a.queryPods(t.Context(), pendingAtMost)
-	if v := a.guard.Load(); asked != 2 || v.pending || !strings.Contains(v.foreign, "pod default/pod-old has device gpu-0") {
+	if v := a.admission.Load(); asked != 2 || v.pending || !strings.Contains(v.foreign, "pod default/pod-old has device gpu-0") {
 		t.Errorf("%d questions, %+v", asked, v)
 	}
 	if lines := strings.Join(problem.Lines(a.Problems()), "\n"); !strings.Contains(lines, "the kubelet does not list the claims of pods") {

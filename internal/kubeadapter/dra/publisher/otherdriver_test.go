@@ -51,8 +51,8 @@ func TestForeignSliceCanNotBeDeleted(t *testing.T) {
 		for _, s := range a.api.Slices()[1:] {
 			devices += len(s.Spec.Devices)
 		}
-		if devices != 100 || a.Published().Contested {
-			t.Errorf("%d devices, contested %t: %s", devices, a.Published().Contested, a.Published().Problem)
+		if devices != 100 || a.Published().Conflicts {
+			t.Errorf("%d devices, contested %t: %s", devices, a.Published().Conflicts, a.Published().Problem)
 		}
 		a.wantProblem("no right", "0123-gpu.nvidia.com-n1-abcde")
 		a.wantLog("no right", 1)
@@ -81,7 +81,7 @@ func TestOtherDriver(t *testing.T) {
 			t.Errorf("%d deletes in an hour", n)
 		}
 		a.wantProblem("another driver gpu.nvidia.com publishes for this node")
-		if s := a.Published(); !s.Contested || len(s.OtherSlices) != 1 || a.Ready() == nil {
+		if s := a.Published(); !s.Conflicts || len(s.OtherSlices) != 1 || a.Ready() == nil {
 			t.Errorf("status %+v", s)
 		}
 		a.devices.Store([]kubeapi.Device{tainted(gpu(0), kubeapi.NoSchedule)})

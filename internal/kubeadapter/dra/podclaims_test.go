@@ -62,7 +62,7 @@ func guarded(t *testing.T, p *pods) *rig {
 	t.Helper()
 	return newRig(t, build(coretest.GPUs(2), health.Ledger{}, config()), func(a *Adapter) {
 		a.opts.PodClaims = p.list
-		a.guard.Store(verdict{pending: true}) // as New does
+		a.admission.Store(admission{pending: true}) // as New does
 		a.limits.queryLast, a.limits.abandoned = 5*time.Millisecond, time.Hour
 	})
 }
