@@ -57,8 +57,8 @@ func podClaim(name, device string) PodClaim {
 	return PodClaim{Pod: "default/pod-" + name, Namespace: "default", Name: name, Driver: "gpu.nvidia.com", Pool: node, Device: device, CDI: []string{"x=" + device}}
 }
 
-// guarded is a rig whose adapter is told what pods have.
-func guarded(t *testing.T, p *pods) *rig {
+// admitting is a rig whose adapter is told what pods have.
+func admitting(t *testing.T, p *pods) *rig {
 	t.Helper()
 	return newRig(t, build(coretest.GPUs(2), health.Ledger{}, config()), func(a *Adapter) {
 		a.opts.PodClaims = p.list
@@ -71,7 +71,7 @@ func guarded(t *testing.T, p *pods) *rig {
 // work, with the name of the pod; an answer that may lack pods does not end that.
 func TestClaimsOfAnotherDriver(t *testing.T) {
 	p := &pods{err: errors.New("connection refused")}
-	r := guarded(t, p)
+	r := admitting(t, p)
 	r.await("queries", func() bool { return p.count() > 3 })
 	if r.adapter.Desired().Load() != nil || r.adapter.Withdrawn() == "" {
 		t.Errorf("devices are published although the claims of pods are not known: %q", r.adapter.Withdrawn())
@@ -116,7 +116,7 @@ func TestClaimsOfAnotherDriver(t *testing.T) {
 // does not answer, no device takes new work. A claim that was just unprepared is not recorded again.
 func TestLostRecords(t *testing.T) {
 	p := &pods{}
-	r := guarded(t, p)
+	r := admitting(t, p)
 	r.api.put(newClaim("a", result(coretest.GPU(0)), result(coretest.GPU(0), func(r *kubeapi.DeviceRequestAllocationResult) { r.Driver = "nic" })))
 	answer, err := r.prepareOne("a")
 	r.must(err)
@@ -177,7 +177,7 @@ func TestLostRecordsOfInstances(t *testing.T) {
 // the claim: its device is free. A record that another process has written counts.
 func TestRecordsOfAnotherProcess(t *testing.T) {
 	p := &pods{}
-	r := guarded(t, p)
+	r := admitting(t, p)
 	r.api.put(newClaim("a", result(coretest.GPU(0))))
 	r.api.put(newClaim("b", result(coretest.GPU(0))))
 	if _, err := r.prepareOne("a"); err != nil {
@@ -208,7 +208,7 @@ func TestRecordsOfAnotherProcess(t *testing.T) {
 // server has it for some minutes.
 func TestAbandonedClaims(t *testing.T) {
 	p := &pods{}
-	r := guarded(t, p)
+	r := admitting(t, p)
 	for i, name := range []string{"running", "gone"} {
 		c := newClaim(name, result(coretest.GPU(i)))
 		r.api.put(c)

@@ -33,7 +33,7 @@ func TestClaimUnpreparedByAnotherProcess(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := &pods{}
 			p.partial(c.partial)
-			r := guarded(t, p)
+			r := admitting(t, p)
 			r.api.put(newClaim("a", result(coretest.GPU(0))))
 			r.api.put(newClaim("b", result(coretest.GPU(0))))
 			if _, err := r.prepareOne("a"); err != nil {
