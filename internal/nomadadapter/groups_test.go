@@ -43,7 +43,7 @@ func formatGroups(gs []*device.DeviceGroup) string {
 
 func TestGroups(t *testing.T) {
 	models := withDevice(withDevice(coretest.GPUs(4), 1, memory(97871)), 2, func(d *gpu.Device) { d.Model, d.PowerLimit = "NVIDIA L40S", 350_000 })
-	small := inventory.Rule{Select: inventory.Selector{Profiles: []string{"1g.*"}}, Pool: "small", Sharing: mps(2)}
+	small := inventory.Rule{Select: inventory.Selector{Profiles: []string{"1g.*"}}, Pool: "small", Sharing: byMPS(2)}
 	pairs := linked(8, [2]int{0, 1}, [2]int{2, 3}, [2]int{4, 5}, [2]int{6, 7})
 	for name, tc := range map[string]struct {
 		inv *inventory.Inventory

@@ -36,7 +36,7 @@ func TestGroupNames(t *testing.T) {
 		"nothing known twice": {none, func(d []gpu.Device) { d[0].Memory, d[1].Memory, d[1].Compute = 0, 0, gpu.Compute{} }, map[string]int{"gpu/" + h100: 1, "gpu/" + h100 + " (memory unknown)": 1, "gpu/" + h100 + " (memory unknown, compute unknown)": 1}},
 
 		"default pools have the model's name": {
-			rules(inventory.Rule{Select: selectGPUs(0), Pool: "gpu"}, inventory.Rule{Select: selectGPUs(1), Pool: "gpu.shared", Sharing: timeSlicing(2)}, inventory.Rule{Select: selectGPUs(2), Pool: "gpu.mps", Sharing: mps(3)}), nil,
+			rules(inventory.Rule{Select: selectGPUs(0), Pool: "gpu"}, inventory.Rule{Select: selectGPUs(1), Pool: "gpu.shared", Sharing: timeSlicing(2)}, inventory.Rule{Select: selectGPUs(2), Pool: "gpu.mps", Sharing: byMPS(3)}), nil,
 			map[string]int{"gpu/" + h100: 1, "gpu-shared/" + h100: 2, "gpu-mps/" + h100: 3},
 		},
 		"two default pools with time-slicing": {

@@ -115,7 +115,7 @@ func timeSlicing(replicas int) *inventory.Sharing {
 	return &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: replicas}
 }
 
-func mps(replicas int) *inventory.Sharing {
+func byMPS(replicas int) *inventory.Sharing {
 	return &inventory.Sharing{Mode: inventory.MPS, Replicas: replicas, OnePerRequest: true}
 }
 

@@ -18,7 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/node/hostwatch"
+	"github.com/tandem-gpu/tandem/internal/node/mps"
 )
 
 func defaultSettings() Settings {
@@ -26,7 +26,7 @@ func defaultSettings() Settings {
 	cfg.MIG, cfg.Rescan = inventory.MIGMixed, time.Minute
 	cfg.Injection = inventory.Injection{Name: "variables", Runtime: true, Nodes: true}
 	return Settings{
-		Core: cfg, Health: config.DefaultHealth(), GroupBy: config.GroupByNone, MPSRoot: hostwatch.DefaultMPSRoot,
+		Core: cfg, Health: config.DefaultHealth(), GroupBy: config.GroupByNone, MPSRoot: mps.DefaultRoot,
 		CDIDir: "/var/run/cdi", CDIHookPath: "/usr/bin/nvidia-ctk",
 	}
 }

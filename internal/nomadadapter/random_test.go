@@ -31,7 +31,7 @@ func randomInventory(random *rand.Rand) *inventory.Inventory {
 		d.Compute = []gpu.Compute{{}, {Major: 8}, {Major: 9}}[random.IntN(3)]
 		d.NUMANode = random.IntN(3) - 1
 	}
-	ways := []*inventory.Sharing{nil, timeSlicing(2), timeSlicing(3), mps(2)}
+	ways := []*inventory.Sharing{nil, timeSlicing(2), timeSlicing(3), byMPS(2)}
 	pools := []string{"", "gpu", "gpu.shared", "gpu.mps", "fast", "A"}
 	var p inventory.Policy
 	for range random.IntN(3) {

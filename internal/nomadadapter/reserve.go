@@ -13,7 +13,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/node/hostwatch"
+	"github.com/tandem-gpu/tandem/internal/node/mps"
 )
 
 // reserveWait is how long a reservation waits for the first snapshot. Nomad waits for Reserve without a limit, and can't
@@ -106,7 +106,7 @@ func newReservation(plan inventory.Plan, s Settings) *device.ContainerReservatio
 		r.Envs[e.Name] = e.Value
 	}
 	if plan.MPS != "" {
-		r.Envs[mpsPipeEnv] = hostwatch.MPSPipe(s.MPSRoot, plan.MPS)
+		r.Envs[mpsPipeEnv] = mps.Pipe(s.MPSRoot, plan.MPS)
 	}
 	addNodes(r, plan, s.Core.Roots.Dev)
 	addMounts(r, plan)

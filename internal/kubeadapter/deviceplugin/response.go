@@ -11,7 +11,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
-	"github.com/tandem-gpu/tandem/internal/node/hostwatch"
+	"github.com/tandem-gpu/tandem/internal/node/mps"
 )
 
 // DeviceLists are the forms in which the response of Allocate lists the devices of a container: the strategies of NVIDIA's
@@ -134,10 +134,10 @@ func listHash(resource, list string) string {
 // addMPSClient makes a container a client of a pool's MPS control daemon, with the variable and the mounts of NVIDIA's
 // k8s-device-plugin (mps/root.go). All daemons use one /dev/shm.
 func addMPSClient(r *v1beta1.ContainerAllocateResponse, pool, root string) {
-	pipe := hostwatch.MPSPipe("/mps", pool)
+	pipe := mps.Pipe("/mps", pool)
 	r.Envs["CUDA_MPS_PIPE_DIRECTORY"] = pipe
 	r.Mounts = append(r.Mounts,
-		&v1beta1.Mount{HostPath: hostwatch.MPSPipe(root, pool), ContainerPath: pipe},
+		&v1beta1.Mount{HostPath: mps.Pipe(root, pool), ContainerPath: pipe},
 		&v1beta1.Mount{HostPath: path.Join(root, "shm"), ContainerPath: "/dev/shm"},
 	)
 }

@@ -3,7 +3,6 @@
 package hostwatch
 
 import (
-	"cmp"
 	"context"
 	"log/slog"
 	"path/filepath"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/node/mps"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
@@ -50,7 +50,7 @@ type Options struct {
 	Agent    string      // name of its files; lower case letters, digits and hyphens
 	StateDir string      // shared by the agents of the host; "" = overlaps are not seen
 	BootID   string      // of the host; "" = unknown
-	MPSRoot  string      // as this process sees it; "" = DefaultMPSRoot
+	MPSRoot  string      // as this process sees it; "" = mps.DefaultRoot
 	Config   core.Config // its Policy and Overlap
 	Log      *slog.Logger
 }
@@ -60,7 +60,7 @@ type Options struct {
 type Watcher struct {
 	log     *slog.Logger
 	refuse  bool
-	daemons daemons
+	daemons mps.Daemons
 	claims  *claimStore // nil = overlaps are not seen
 	timings timings
 
@@ -85,7 +85,7 @@ type Watcher struct {
 func New(o Options) *Watcher {
 	w := &Watcher{
 		log: o.Log, refuse: o.Config.Overlap == inventory.OverlapRefuse,
-		daemons: daemonsOf(o.Config.Policy, cmp.Or(o.MPSRoot, DefaultMPSRoot)), first: make(chan struct{}), timings: defaultTimings,
+		daemons: mps.Of(o.Config.Policy, o.MPSRoot), first: make(chan struct{}), timings: defaultTimings,
 	}
 	if o.StateDir != "" {
 		w.claims = &claimStore{

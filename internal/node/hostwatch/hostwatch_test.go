@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/node/mps"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
@@ -144,7 +145,7 @@ func TestMPSDaemonsComeAndGo(t *testing.T) {
 					if n := len(a.schedulable()); n != 0 {
 						t.Errorf("%d units without a daemon", n)
 					}
-					_ = os.Remove(filepath.Join(root, domain, folder, "pipe", "control"))
+					_ = os.Remove(filepath.Join(mps.Pipe(root, folder), "control"))
 					pass(2 * time.Second)
 					daemon = startDaemon(t, root, folder)
 					pass(2 * time.Second)

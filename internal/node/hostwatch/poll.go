@@ -18,10 +18,10 @@ import (
 func (w *Watcher) watchDaemons(ctx context.Context, m Monitor) {
 	logged := map[string]string{} // error by pool, "" = answers
 	w.run(ctx, m, loop{name: "MPS daemons", check: func() (next time.Duration) {
-		pools := w.daemons.pools(m.Current())
+		pools := w.daemons.Pools(m.Current())
 		var answering []string
 		for _, pool := range pools {
-			err, text := w.daemons.check(pool), ""
+			err, text := w.daemons.Check(pool), ""
 			if err == nil {
 				answering = append(answering, pool)
 			} else {
@@ -31,7 +31,7 @@ func (w *Watcher) watchDaemons(ctx context.Context, m Monitor) {
 				continue
 			}
 			logged[pool] = text
-			folder := MPSPipe(w.daemons.root, pool)
+			folder := w.daemons.Folder(pool)
 			if err == nil {
 				w.log.Info("MPS control daemon answers", "pool", pool, "folder", folder)
 			} else {

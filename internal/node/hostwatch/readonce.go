@@ -19,8 +19,8 @@ func ReadOnce(o Options, inv *inventory.Inventory) inventory.Host {
 	o.Log = slog.New(slog.DiscardHandler)
 	w := New(o)
 	var h inventory.Host
-	for _, pool := range w.daemons.pools(inv) {
-		if w.daemons.check(pool) == nil {
+	for _, pool := range w.daemons.Pools(inv) {
+		if w.daemons.Check(pool) == nil {
 			h.MPS = append(h.MPS, pool)
 		}
 	}

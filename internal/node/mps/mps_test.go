@@ -1,4 +1,4 @@
-package hostwatch
+package mps
 
 import (
 	"errors"
@@ -40,6 +40,13 @@ func startDaemon(t testing.TB, root, pool string) *net.UnixListener {
 	}
 	t.Cleanup(func() { _ = l.Close() })
 	return l
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 func TestCheckSocket(t *testing.T) {
@@ -111,15 +118,15 @@ func TestPoolsOfDaemons(t *testing.T) {
 	root := shortDir(t)
 	startDaemon(t, root, "mig-2g.20gb.mps")
 	startDaemon(t, root, "elsewhere")
-	d := daemonsOf(cfg.Policy, root)
+	d := Of(cfg.Policy, root)
 	state := core.NewState(cfg)
-	if got := d.pools(state.Inventory); !slices.Equal(got, []string{"gpu.few", "mig-1g.10gb", "mig-2g.20gb.mps", "named"}) {
+	if got := d.Pools(state.Inventory); !slices.Equal(got, []string{"gpu.few", "mig-1g.10gb", "mig-2g.20gb.mps", "named"}) {
 		t.Errorf("before: %v", got)
 	}
-	if got := d.pools(state.Read(cfg, now, coretest.GPUs(4)).Inventory); !slices.Equal(got, []string{"gpu.mps", "named"}) {
+	if got := d.Pools(state.Read(cfg, time.Now(), coretest.GPUs(4)).Inventory); !slices.Equal(got, []string{"gpu.mps", "named"}) {
 		t.Errorf("after: %v", got)
 	}
-	if got := daemonsOf(inventory.Policy{}, root).pools(state.Inventory); len(got) != 0 {
+	if got := Of(inventory.Policy{}, root).Pools(state.Inventory); len(got) != 0 {
 		t.Errorf("nothing is shared, but the pools are %v", got)
 	}
 }
@@ -127,9 +134,9 @@ func TestPoolsOfDaemons(t *testing.T) {
 func BenchmarkCheck(b *testing.B) {
 	root := shortDir(b)
 	startDaemon(b, root, "gpu.mps")
-	d := daemons{root: root}
+	d := Of(inventory.Policy{}, root)
 	for b.Loop() {
-		if err := d.check("gpu.mps"); err != nil {
+		if err := d.Check("gpu.mps"); err != nil {
 			b.Fatal(err)
 		}
 	}

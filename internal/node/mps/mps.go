@@ -1,4 +1,5 @@
-package hostwatch
+// Package mps finds the MPS control daemons of a host: their folders, and whether they answer.
+package mps
 
 import (
 	"cmp"
@@ -14,27 +15,27 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// DefaultMPSRoot is where NVIDIA's mps-control-daemon keeps its folders on the host (k8s-device-plugin: values.yaml,
+// DefaultRoot is where NVIDIA's mps-control-daemon keeps its folders on the host (k8s-device-plugin: values.yaml,
 // mps.root). The folder of a pool has the daemon's pipe directory and its log (cmd/mps-control-daemon/mps/root.go).
-const DefaultMPSRoot = "/run/nvidia/mps"
+const DefaultRoot = "/run/nvidia/mps"
 
 // domain is the parent folder of all pools: a daemon's folder is named after its resource, "nvidia.com/gpu.shared".
 const domain = inventory.ResourceDomain
 
-// MPSPipe is the pipe directory of a pool's MPS control daemon under root, in the layout of NVIDIA's mps-control-daemon: the
+// Pipe is the pipe directory of a pool's MPS control daemon under root, in the layout of NVIDIA's mps-control-daemon: the
 // value of CUDA_MPS_PIPE_DIRECTORY for its clients.
-func MPSPipe(root, pool string) string { return filepath.Join(root, domain, pool, "pipe") }
+func Pipe(root, pool string) string { return filepath.Join(root, domain, pool, "pipe") }
 
-// daemons are the MPS control daemons that an agent needs.
-type daemons struct {
+// Daemons are the MPS control daemons that an agent needs.
+type Daemons struct {
 	root     string
 	named    []string // pools with a name in the policy
 	defaults bool     // and pools with a default name, which depends on the GPUs and profiles
 }
 
-// daemonsOf are the daemons of a policy.
-func daemonsOf(p inventory.Policy, root string) daemons {
-	d := daemons{root: root}
+// Of returns the daemons that a policy needs, in the folders below root; "" = DefaultRoot.
+func Of(p inventory.Policy, root string) Daemons {
+	d := Daemons{root: cmp.Or(root, DefaultRoot)}
 	for _, r := range p.Rules {
 		switch {
 		case r.Sharing == nil || r.Sharing.Mode != inventory.MPS || r.Reserve != "":
@@ -52,9 +53,9 @@ func daemonsOf(p inventory.Policy, root string) daemons {
 	return d
 }
 
-// pools are the pools whose daemons are checked, sorted: those of the inventory, and while the driver is not ready, those that
+// Pools are the pools whose daemons are checked, sorted: those of the inventory, and while the driver is not ready, those that
 // the policy may select, so that the result is known when the first GPU is read.
-func (d daemons) pools(inv *inventory.Inventory) []string {
+func (d Daemons) Pools(inv *inventory.Inventory) []string {
 	var pools []string
 	for u := range inv.Units() {
 		if n := len(pools); u.Sharing.Mode == inventory.MPS && (n == 0 || pools[n-1] != u.Pool) {
@@ -76,9 +77,12 @@ func (d daemons) pools(inv *inventory.Inventory) []string {
 	return slices.Compact(pools)
 }
 
-// check reports why the daemon of a pool does not answer; nil if it does.
-func (d daemons) check(pool string) error {
-	return checkControl(filepath.Join(MPSPipe(d.root, pool), "control"))
+// Folder is the pipe directory of the daemon of a pool.
+func (d Daemons) Folder(pool string) string { return Pipe(d.root, pool) }
+
+// Check reports why the daemon of a pool does not answer; nil if it does.
+func (d Daemons) Check(pool string) error {
+	return checkControl(filepath.Join(d.Folder(pool), "control"))
 }
 
 // checkControl reports why no process serves the control file of an MPS control daemon; nil if one does. It does not block, and
