@@ -15,26 +15,23 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/asynclog"
 )
 
-// readerTimeout is how long an agent that ends without a signal waits for the reader of its log.
-const readerTimeout = 5 * time.Second
-
-// processLog is what this process writes to stderr: a command its errors, directly; the agent its log, in the format of the latest settings,
-// which never blocks it. It is safe for concurrent use.
+// processLog is what this process writes to stderr: why a command fails or an agent does not start, directly; the log of an agent that runs,
+// in the format of the latest settings, without ever blocking it. It is safe for concurrent use.
 type processLog struct {
 	out      io.Writer
 	terminal bool // out is one
 	json     atomic.Bool
-	lines    atomic.Pointer[asynclog.Writer] // to out; nil = the process is no agent
+	lines    atomic.Pointer[asynclog.Writer] // to out; nil = no agent runs so far
 }
-
-// begin starts the log of the agent.
-func (l *processLog) begin() { l.lines.Store(asynclog.New(l.out, l.lost)) }
 
 // set applies the setting --log-format.
 func (l *processLog) set(name string) { l.json.Store(name == "json" || name != "text" && !l.terminal) }
 
-// logger returns one for the agent, in the present format.
+// logger returns one for a run of the agent, in the present format. Call it for one run at a time.
 func (l *processLog) logger(level slog.Level) *slog.Logger {
+	if l.lines.Load() == nil {
+		l.lines.Store(asynclog.New(l.out, l.lost))
+	}
 	return slog.New(l.handler(l.lines.Load(), level))
 }
 
@@ -66,19 +63,19 @@ func (l *processLog) lost(lines int64) []byte {
 	return line.Bytes()
 }
 
-// end writes why the process ends; nil = as requested. A command waits until that is read. An agent waits for its log for at most this
-// time.
+// end writes why the process ends; nil = as requested. It returns when that is written; if an agent has run, which must end although nobody
+// reads its log, after at most this time.
 func (l *processLog) end(err error, atMost time.Duration) {
 	lines := l.lines.Load()
 	if lines == nil {
-		cli.WriteError(l.out, kube.Name, err)
+		l.writeError(l.out, err)
 		return
 	}
 	l.writeError(lines, err)
 	lines.Flush(atMost)
 }
 
-// writeError writes an error: as lines of the log if it is JSON.
+// writeError writes an error: as lines of the log if it is that of an agent with JSON.
 func (l *processLog) writeError(w io.Writer, err error) {
 	if err == nil || !l.json.Load() {
 		cli.WriteError(w, kube.Name, err)

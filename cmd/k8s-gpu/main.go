@@ -35,7 +35,7 @@ func main() {
 	err := agent.RunUntil(ctx, func() error {
 		return run(ctx, environment{args: os.Args, lookupEnv: os.LookupEnv, stdout: os.Stdout, stderr: os.Stderr, log: log})
 	})
-	flush := readerTimeout
+	flush := agent.ReaderTimeout
 	if ctx.Err() != nil {
 		flush = agent.FlushTimeout
 	}
@@ -91,7 +91,6 @@ func run(ctx context.Context, env environment) error {
 
 // serve runs the agent until ctx ends.
 func serve(ctx context.Context, read func() (settings, error), env environment) error {
-	env.log.begin()
 	hangup, signals := notify()
 	agent.LimitRuntime()
 	first := true

@@ -18,14 +18,15 @@ func serve(stderr io.Writer) int {
 	ctx, end := context.WithCancelCause(context.Background())
 	defer end(nil)
 	lines := asynclog.New(stderr, lostLines)
-	defer lines.Flush(agent.FlushTimeout)
 	log := hclog.New(&hclog.LoggerOptions{Level: hclog.Trace, Output: lines, JSONFormat: true})
 	a := nomad.New(nomad.Options{Version: version, Log: log, End: end})
 	newHandlers(end, a.Hangup, a.Forward).handle(ctx)
 	agent.LimitRuntime()
 	if err := a.Run(ctx); err != nil {
+		lines.Flush(agent.ReaderTimeout)
 		return cli.ExitFailed
 	}
+	lines.Flush(agent.FlushTimeout)
 	return cli.ExitOK
 }
 

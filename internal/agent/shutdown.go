@@ -13,6 +13,9 @@ const ShutdownTimeout = 1800 * time.Millisecond
 // FlushTimeout is what remains for the log of the two seconds that a process is given after a signal.
 const FlushTimeout = 200 * time.Millisecond
 
+// ReaderTimeout is how long an agent that ends because of an error, which is in its log, waits for the reader of that log.
+const ReaderTimeout = 5 * time.Second
+
 // ErrShutdownTimeout means that a process ends as requested, although a task has not returned.
 var ErrShutdownTimeout = fmt.Errorf("not everything stopped within %v: the process exits without it", ShutdownTimeout)
 

@@ -81,13 +81,16 @@ type Program struct {
 	Explain func() explain.Adapter // of the orchestrator, with the settings of Options, for an agent that does not run
 
 	Stdout, Stderr io.Writer
+
+	typed string // when it is called for completion: the last word of the command line that the shell has passed
 }
 
 // Run runs a command line; args[0] is the name of the program. It returns a *UsageError if it can't be understood.
 func (p Program) Run(ctx context.Context, args []string) error {
 	args = slices.Clone(args)
-	if len(args) > 1 && args[1] == completeWord {
-		return p.complete(ctx, args[2:])
+	if len(args) > 2 && args[len(args)-1] == completeFlag {
+		args = joinWords(args)
+		p.typed = args[len(args)-2]
 	}
 	if len(args) > 1 {
 		switch args[1] {
@@ -132,6 +135,7 @@ func (p Program) command() *cli.Command {
 	root := &cli.Command{
 		Name: p.Name, Usage: p.Usage, Description: p.Description, Flags: p.Flags, HideHelpCommand: true,
 		Writer: p.Stdout, ErrWriter: p.Stderr, Commands: p.verbs(),
+		EnableShellCompletion: true, ConfigureShellCompletionCommand: p.completionVerb, ShellComplete: p.complete,
 		OnUsageError: p.usageError, ExitErrHandler: func(context.Context, *cli.Command, error) {},
 	}
 	root.Action = func(ctx context.Context, c *cli.Command) error {

@@ -13,17 +13,22 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// words are the first columns of what a program offers for a command line.
-func words(t *testing.T, program string, line ...string) []string {
+// words are those that a shell offers for a command line: of what the program prints, those that begin as the last word. The shell passes
+// that one only if it is a flag.
+func words(t *testing.T, program string, line ...string) (all []string) {
 	t.Helper()
-	code, out, errs := run(t, program, append([]string{"__complete"}, line...)...)
+	args, current := line[:len(line)-1], line[len(line)-1]
+	if strings.HasPrefix(current, "-") {
+		args = line
+	}
+	code, out, errs := run(t, program, append(slices.Clone(args), "--generate-shell-completion")...)
 	if code != 0 || errs != "" {
 		t.Errorf("%v: %d, %s", line, code, errs)
 	}
-	var all []string
 	for l := range strings.Lines(out) {
-		word, _, _ := strings.Cut(strings.TrimSuffix(l, "\n"), "\t")
-		all = append(all, word)
+		if word, _, _ := strings.Cut(strings.TrimSuffix(l, "\n"), ":"); strings.HasPrefix(word, current) {
+			all = append(all, word)
+		}
 	}
 	return all
 }
@@ -36,7 +41,10 @@ func TestComplete(t *testing.T) {
 	if code, _, errs := run(t, "k8s-gpu", "simulate", "xid", "79", "--gpu=3", "--state-dir="+state); code != 0 {
 		t.Fatal(errs)
 	}
-	at := "--state-dir=" + state
+	at, devices := "--state-dir="+state, "0 1 2 3 4 5 6 7"
+	for i := range 8 {
+		devices += " " + m.UUID(i)
+	}
 	for _, tc := range []struct {
 		line []string
 		want string
@@ -46,8 +54,13 @@ func TestComplete(t *testing.T) {
 		{[]string{"inspect", "--http-address", ""}, ""}, {[]string{"--xids", ""}, ""}, {[]string{"--kernel-log="}, "--kernel-log=auto --kernel-log=off"},
 		{[]string{"--cdi-disable-hooks", "ch"}, "chmod"}, {[]string{"--device-list-strategy", ""}, "auto envvar volume-mounts cdi-annotations cdi-cri"}, {[]string{"--gds-enabled="}, "--gds-enabled=true --gds-enabled=false"},
 		{[]string{"cdi", ""}, "list remove"}, {[]string{"cdi", "list", ""}, ""}, {[]string{"completion", "z"}, "zsh"}, {[]string{"help", "simu"}, "simulate"}, {[]string{"simulate", ""}, "xid event"},
-		{[]string{"clear", at, "--gpu", ""}, "0 1 2 3 4 5 6 7"}, {[]string{"--state-dir", state, "clear", "--gpu=3"}, "--gpu=3"}, {[]string{"explain", "2", at, "GPU-94"}, m.UUID(3)},
-		{[]string{"explain", at, "0000:61"}, "0000:61:00.0"}, {[]string{"explain", at, "--pool", ""}, "gpu"}, {[]string{"clear", at, "--cause", ""}, "XID_79"},
+		{[]string{"clear", at, "--gpu", ""}, devices}, {[]string{"--state-dir", state, "clear", "--gpu=GPU-94"}, "--gpu=" + m.UUID(3)}, {[]string{"explain", "2", at, "GPU-94"}, m.UUID(3)},
+		{[]string{"migrate", "plan", at, ""}, devices}, {[]string{"explain", at, "--pool", ""}, "gpu"}, {[]string{"clear", at, "--cause", ""}, "XID_79"},
+		{[]string{"migrate", "apply", "--to", ""}, "device-plugin dra nomad"}, {[]string{"migrate", "--json", ""}, "plan apply back"},
+		{[]string{"--log-format=text", "insp"}, "inspect"}, {[]string{"explain", at, "--pool=gpu", "7"}, "7"}, {[]string{"inspect", "--lo"}, "--log-level --log-format"},
+		// As bash divides words:
+		{[]string{"clear", "--state-dir", "=", state, "--gpu", "=", "GPU-94"}, m.UUID(3)}, {[]string{"explain", "0000", ":", "61", ":", "00.0", "--state-dir", "=", state, "--pool", ""}, "gpu"},
+		{[]string{"--metrics-address", "=", "127.0.0.1", ":", "80", "insp"}, "inspect"}, {[]string{"--log-format", "=", "t"}, "text"},
 		{[]string{"clear", "--state-dir=/nowhere", "--gpu", ""}, ""}, {[]string{"nothing", ""}, ""}, {[]string{""}, strings.Join(words(t, "k8s-gpu", "help", ""), " ")},
 	} {
 		if got := strings.Join(words(t, "k8s-gpu", tc.line...), " "); got != tc.want {
@@ -55,8 +68,13 @@ func TestComplete(t *testing.T) {
 		}
 	}
 	for _, program := range programs {
-		if code, out, errs := run(t, program, "completion", "tcsh"); code != 2 || out != "" || errs != program+": completion: want bash, zsh, fish\n" {
-			t.Errorf("%d, %s%s", code, out, errs)
+		for args, want := range map[string]string{
+			"": "completion: want bash, zsh, fish", "tcsh": "completion: want bash, zsh, fish", "pwsh": "completion: want bash, zsh, fish",
+			"bash --nothing": "unknown flag --nothing: see " + program + " completion bash --help",
+		} {
+			if code, out, errs := run(t, program, append([]string{"completion"}, strings.Fields(args)...)...); code != 2 || out != "" || errs != program+": "+want+"\n" {
+				t.Errorf("%q: %d, %s%s", args, code, out, errs)
+			}
 		}
 	}
 	for name, inShell := range map[string]func(*testing.T, string, string){"bash": inBash, "zsh": inZsh, "fish": inFish} {
@@ -94,7 +112,7 @@ func (s *screen) typed(t *testing.T, keys, text string) {
 	}
 }
 
-// The words of devices have characters that divide words for bash: an address and a flag with its value are completed as one word.
+// The package bash-completion is not needed; a value is completed after "=", too, which divides words for bash.
 func inBash(t *testing.T, program, state string) {
 	t.Helper()
 	s := openScreen(t, 200, 50, shellOf(t, "bash", "--norc", "--noprofile", "-i"))
@@ -103,7 +121,9 @@ func inBash(t *testing.T, program, state string) {
 	s.typed(t, program+" inspect --mig-strategy=s\t", "--mig-strategy=single ")
 	s.typed(t, program+" cdi \t\t", "remove")
 	if program == "k8s-gpu" {
-		s.typed(t, program+" explain --state-dir "+state+" 0000:61\t", " 0000:61:00.0 ")
+		s.typed(t, program+" explain --state-dir="+state+" --pool=\t", " --pool=gpu ")
+		s.typed(t, program+" explain --state-dir "+state+" GPU-94\t", " GPU-94b996fc-")
+		s.typed(t, program+" clear --state-dir "+state+" --gpu \t\t", "NVIDIA H100 80GB HBM3 healthy")
 		s.typed(t, program+" clear --state-dir="+state+" --gpu=GPU-94\t", "--gpu=GPU-94b996fc-")
 	}
 }

@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/urfave/cli/v3"
@@ -17,9 +16,11 @@ import (
 const askAtMost = 500 * time.Millisecond
 
 // values are those of a flag; none for a number, a path or a text: shells complete paths themselves.
-func (l *commandLine) values(ctx context.Context, f cli.Flag, current string) []candidate {
-	name := f.Names()[0]
-	if !takesValue(f) {
+func (p Program) values(ctx context.Context, f cli.Flag) []candidate {
+	switch {
+	case f == nil:
+		return nil
+	case isBool(f):
 		return words("true", "false")
 	}
 	if g, ok := f.(*cli.GenericFlag); ok { // of the agent
@@ -27,46 +28,41 @@ func (l *commandLine) values(ctx context.Context, f cli.Flag, current string) []
 			return words(v.Choices()...)
 		}
 	}
-	switch name {
+	switch f.Names()[0] {
 	case "gpu":
-		return l.devices(ctx, current)
+		return p.devices(ctx)
 	case "cause":
-		return l.causes(ctx)
+		return p.causes(ctx)
 	case "pool":
-		return l.pools(ctx)
+		return p.pools(ctx)
 	case "to":
 		return words("device-plugin", "dra", "nomad")
 	}
 	return nil
 }
 
-// arguments are those of a command.
-func (l *commandLine) arguments(ctx context.Context, current string) []candidate {
-	name := l.command.Name
-	if name == "explain" {
-		return l.devices(ctx, current)
-	}
-	if name == "migrate" && len(l.args) > 0 {
-		return l.devices(ctx, current)
-	}
-	if len(l.args) > 0 {
+// arguments are those of a command; of the program, its commands.
+func (p Program) arguments(ctx context.Context, c *cli.Command) []candidate {
+	first := !c.Args().Present()
+	switch {
+	case c.Name == "explain", c.Name == "migrate" && !first:
+		return p.devices(ctx)
+	case !first:
 		return nil
+	case c == c.Root(), c.Name == "help":
+		var all []candidate
+		for _, verb := range c.Root().Commands {
+			all = append(all, candidate{verb.Name, verb.Usage})
+		}
+		return all
 	}
-	switch name {
+	switch c.Name {
 	case "migrate":
 		return words("plan", "apply", "back")
 	case "cdi":
 		return words("list", "remove")
 	case "simulate":
 		return words("xid", "event")
-	case "completion":
-		return words(shells...)
-	case "help":
-		var all []candidate
-		for _, c := range l.root.Commands {
-			all = append(all, candidate{c.Name, c.Usage})
-		}
-		return all
 	}
 	return nil
 }
@@ -79,33 +75,28 @@ func words(all ...string) (candidates []candidate) {
 }
 
 // report is that of the running agent; empty if it does not answer soon.
-func (l *commandLine) report(ctx context.Context) report.Report {
+func (p Program) report(ctx context.Context) report.Report {
 	ctx, cancel := context.WithTimeout(ctx, askAtMost)
 	defer cancel()
-	o, _ := l.Options() // as far as they are valid
+	o, _ := p.Options() // as far as they are valid
 	r, _ := control.Report(ctx, socket(o))
 	return r
 }
 
-// devices are the indices of devices, or their UUIDs or PCI addresses if the word begins as one.
-func (l *commandLine) devices(ctx context.Context, current string) (all []candidate) {
-	for _, d := range l.report(ctx).Devices {
+// devices are the indices of devices, and their UUIDs. A PCI address has colons.
+func (p Program) devices(ctx context.Context) []candidate {
+	var indices, ids []candidate
+	for _, d := range p.report(ctx).Devices {
 		usage := d.Model + " " + d.State.String()
-		switch upper := strings.ToUpper(current); {
-		case strings.HasPrefix(upper, "G"), strings.HasPrefix(upper, "M"):
-			all = append(all, candidate{string(d.ID), usage})
-		case strings.HasPrefix(current, "0000"):
-			all = append(all, candidate{string(d.PCI), usage})
-		default:
-			all = append(all, candidate{d.CurrentIndex(), usage + " " + string(d.ID)})
-		}
+		indices = append(indices, candidate{d.CurrentIndex(), usage + " " + string(d.ID)})
+		ids = append(ids, candidate{string(d.ID), usage})
 	}
-	return all
+	return append(indices, ids...)
 }
 
 // causes are those of the active conditions.
-func (l *commandLine) causes(ctx context.Context) (all []candidate) {
-	for _, c := range l.report(ctx).Conditions {
+func (p Program) causes(ctx context.Context) (all []candidate) {
+	for _, c := range p.report(ctx).Conditions {
 		if !slices.ContainsFunc(all, func(o candidate) bool { return o.word == c.Cause }) {
 			all = append(all, candidate{c.Cause, c.String()})
 		}
@@ -113,8 +104,8 @@ func (l *commandLine) causes(ctx context.Context) (all []candidate) {
 	return all
 }
 
-func (l *commandLine) pools(ctx context.Context) (all []candidate) {
-	for _, d := range l.report(ctx).Devices {
+func (p Program) pools(ctx context.Context) (all []candidate) {
+	for _, d := range p.report(ctx).Devices {
 		if !slices.ContainsFunc(all, func(o candidate) bool { return o.word == d.Pool }) {
 			all = append(all, candidate{d.Pool, d.Sharing})
 		}

@@ -76,7 +76,6 @@ func (p Program) verbs() []*cli.Command {
 			flags: []cli.Flag{asJSON}, do: p.onAgent(func(ctx context.Context, path string, c *cli.Command) error {
 				return control.Debug(ctx, path, p.Stdout, c.Bool("json"))
 			})},
-		p.completionVerb(),
 		{name: "version", usage: "print the version", do: func(context.Context, *cli.Command) error {
 			_, err := fmt.Fprintln(p.Stdout, p.Version)
 			return err
@@ -110,6 +109,7 @@ func (p Program) withMigration(verbs []verb) []verb {
 func (p Program) newCommand(v verb) *cli.Command {
 	return &cli.Command{
 		Name: v.name, Usage: v.usage, ArgsUsage: v.argsUsage, Flags: v.flags, OnUsageError: p.usageError, HideHelpCommand: true,
+		ShellComplete: p.complete,
 		Action: func(ctx context.Context, c *cli.Command) error {
 			if c.Args().Len() > v.maxArgs {
 				return Usagef("%s: unexpected argument %q: see %s %[1]s --help", v.name, c.Args().Get(v.maxArgs), p.Name)

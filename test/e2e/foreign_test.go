@@ -30,7 +30,7 @@ const foreignGPUs = "E2E_FOREIGN_GPUS"
 // TestMain is also the plugin of another make: Nomad starts a copy of this program as its device plugin.
 func TestMain(m *testing.M) {
 	if os.Getenv(base.Handshake.MagicCookieKey) == base.Handshake.MagicCookieValue {
-		pluginprocess.Serve(context.Background(), &foreignNomad{}, hclog.New(&hclog.LoggerOptions{Output: os.Stderr, JSONFormat: true}))
+		_ = pluginprocess.Serve(context.Background(), &foreignNomad{}, hclog.New(&hclog.LoggerOptions{Output: os.Stderr, JSONFormat: true}))
 		return
 	}
 	os.Exit(m.Run())

@@ -10,6 +10,10 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/hashicorp/nomad/plugins/base"
+
+	"github.com/tandem-gpu/tandem/internal/agent"
 )
 
 // Policy files for validate and for the agents. mixed and broken are also what the scripted run reloads.
@@ -130,26 +134,39 @@ func TestErrors(t *testing.T) {
 }
 
 // What is wrong with a command line or a configuration is written, however late its reader is: a process that ends with exit code 1 and
-// without a reason helps nobody.
+// without a reason helps nobody. The plugin, whose log must not block it, waits for some seconds.
 func TestErrorsWaitForTheirReader(t *testing.T) {
 	t.Parallel()
-	for _, words := range [][]string{
-		{k8sGPU, "--mig-strategy=all", "validate"}, {nomadGPU, "inspect", "--mig-strategy=all"},
-		{k8sGPU, "--mig-strategy=all"}, // the agent, whose log does not block it, waits for some seconds
+	for name, tc := range map[string]struct {
+		words []string
+		late  time.Duration
+		want  string
+	}{
+		"command of k8s-gpu":   {[]string{k8sGPU, "--mig-strategy=all", "validate"}, 500 * time.Millisecond, `k8s-gpu: --mig-strategy = "all": want none`},
+		"command of nomad-gpu": {[]string{nomadGPU, "inspect", "--mig-strategy=all"}, 500 * time.Millisecond, `nomad-gpu: --mig-strategy = "all": want none`},
+		"agent, JSON":          {[]string{k8sGPU, "--mig-strategy=all"}, agent.ReaderTimeout + time.Second, `"msg":"the agent ends","error":"--mig-strategy = \"all\": want none`},
+		"agent, text":          {[]string{k8sGPU, "--mig-strategy=all", "--log-format=text"}, agent.ReaderTimeout + time.Second, `k8s-gpu: --mig-strategy = "all": want none`},
+		"plugin":               {[]string{nomadGPU}, 2 * time.Second, `"@message":"plugin init error"`},
 	} {
-		r, w, err := os.Pipe()
-		must(t, err)
-		full := fill(t, w)
-		cmd := exec.CommandContext(t.Context(), filepath.Join(bin, words[0]), words[1:]...)
-		cmd.Stderr, cmd.Env = w, []string{}
-		must(t, cmd.Start(), w.Close())
-		time.Sleep(500 * time.Millisecond) // it has nothing else to wait for
-		text, err := io.ReadAll(r)
-		must(t, err, r.Close())
-		_ = cmd.Wait() // its exit code is 1
-		if got := string(text[full:]); !strings.Contains(got, "want none, single or mixed") {
-			t.Errorf("%q: exit code %d, and stderr has %q", words, cmd.ProcessState.ExitCode(), got)
-		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, w, err := os.Pipe()
+			must(t, err)
+			full := fill(t, w)
+			cmd := exec.CommandContext(t.Context(), filepath.Join(bin, tc.words[0]), tc.words[1:]...)
+			cmd.Stderr, cmd.Env = w, []string{}
+			if name == "plugin" {
+				cmd.Env = []string{base.Handshake.MagicCookieKey + "=" + base.Handshake.MagicCookieValue, "PLUGIN_PROTOCOL_VERSIONS=2", "TMPDIR=/nowhere"}
+			}
+			must(t, cmd.Start(), w.Close())
+			time.Sleep(tc.late) // it has nothing else to wait for
+			text, err := io.ReadAll(r)
+			must(t, err, r.Close())
+			_ = cmd.Wait() // the exit code is looked at
+			if got := string(text[full:]); !strings.Contains(got, tc.want) || cmd.ProcessState.ExitCode() != 1 {
+				t.Errorf("exit code %d, and stderr has %q", cmd.ProcessState.ExitCode(), got)
+			}
+		})
 	}
 }
 

@@ -44,8 +44,8 @@ func New(o Options) *Agent {
 	return &Agent{opts: o, parent: os.Getppid(), agents: agent.NewSupervisor(o.End), hangups: make(chan struct{}, 1)}
 }
 
-// Run serves Nomad until it stops the plugin, the Nomad agent ends or a new process is needed, which is an error. It returns in time even
-// while the driver, the disk or the reader of the log hangs.
+// Run serves Nomad until it stops the plugin, the Nomad agent ends, or a new process is needed, which is an error, as it is if the plugin can't be
+// served. It returns in time even while the driver, the disk or the reader of the log hangs.
 func (a *Agent) Run(ctx context.Context) error {
 	p := nomadadapter.New(ctx, a.opts.Version, a.start, a.opts.Log)
 	a.plugin = p
@@ -54,7 +54,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	p.PersistGroups(history.BootID)
 	go process.WatchParent(ctx, a.parent, a.opts.End)
 	go a.followHangups(ctx)
-	process.Serve(ctx, p, a.opts.Log)
+	err := process.Serve(ctx, p, a.opts.Log)
 
 	// The driver session ends with the process and is not waited for: it needs up to a second to leave the driver's event wait, a
 	// call that hangs never returns, and Nomad kills the plugin after two seconds.
@@ -64,7 +64,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	if _, stuck := errors.AsType[*watchdog.StuckError](cause); stuck || errors.Is(cause, gpu.ErrDriverStale) {
 		return cause
 	}
-	return nil
+	return err
 }
 
 // Hangup makes the devices and the policy file be read again. It does not block.

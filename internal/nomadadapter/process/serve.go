@@ -4,6 +4,7 @@ package process
 
 import (
 	"context"
+	"errors"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/go-plugin"
@@ -23,9 +24,13 @@ type Plugin interface {
 	ServerOption() grpc.ServerOption
 }
 
+var errNotServed = errors.New("the plugin could not be served to Nomad")
+
 // Serve serves p until Nomad ends it or ctx ends. It is device.Serve with ctx, whose end also removes the socket, with the option
-// of p, and with a socket folder of this process. Writes to os.Stdout and os.Stderr are lost from now on: make log before.
-func Serve(ctx context.Context, p Plugin, log hclog.Logger) {
+// of p, and with a socket folder of this process. Writes to os.Stdout and os.Stderr are lost from now on: make log before. An error means that p
+// was not served; the reason is in the log.
+func Serve(ctx context.Context, p Plugin, log hclog.Logger) error {
+	served := false
 	defer ownSocketDir()()
 	plugin.Serve(&plugin.ServeConfig{
 		HandshakeConfig: base.Handshake,
@@ -34,10 +39,15 @@ func Serve(ctx context.Context, p Plugin, log hclog.Logger) {
 			base.PluginTypeDevice: &device.PluginDevice{Impl: p},
 		},
 		GRPCServer: func(opts []grpc.ServerOption) *grpc.Server {
+			served = true
 			s := plugin.DefaultGRPCServer(append(opts, p.ServerOption()))
 			context.AfterFunc(ctx, s.Stop)
 			return s
 		},
 		Logger: log,
 	})
+	if !served {
+		return errNotServed
+	}
+	return nil
 }
