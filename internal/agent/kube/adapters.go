@@ -51,7 +51,7 @@ func (r *run) offerByBoth(a *agent.Agent) (agent.Adapter, status.Adapter) {
 	return agent.Adapter{
 		Tasks: append(d.tasks(), plugins.Run), View: plugins.Withhold, Holders: r.holders(plugins),
 		APIs: []inventory.API{api, other}, Readers: readers(plugins, d.heldClaims, a.Current),
-		Endpoints: shown.Endpoints, Extend: shown.Describe, Problems: func() []problem.Problem { return slices.Concat(d.problems(), plugins.Problems()) },
+		Endpoints: shown.Endpoints, Extend: shown.Extend, Problems: func() []problem.Problem { return slices.Concat(d.problems(), plugins.Problems()) },
 	}, shown
 }
 

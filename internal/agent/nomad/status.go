@@ -5,6 +5,8 @@ import (
 	"errors"
 	"strings"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
 	"github.com/tandem-gpu/tandem/internal/operator/metrics"
@@ -31,9 +33,12 @@ var (
 		"method")
 )
 
-// Collect implements status.Adapter.
-func (v view) Collect(p *metrics.Page) {
-	s := v.plugin.Counters()
+// Describe implements prometheus.Collector.
+func (view) Describe(ch chan<- *prometheus.Desc) { set.Describe(ch) }
+
+// Collect implements prometheus.Collector.
+func (v view) Collect(ch chan<- prometheus.Metric) {
+	p, s := metrics.NewSamples(ch), v.plugin.Counters()
 	p.Add(fingerprints, float64(s.FingerprintResponses))
 	p.Add(statsResponses, float64(s.StatsResponses))
 	p.Add(reservations, float64(s.Reservations))

@@ -2,6 +2,7 @@ package status
 
 import (
 	"context"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -58,7 +59,7 @@ func (a fixedAgent) handler() http.Handler { return a.server().handler() }
 
 func (a fixedAgent) server() *Server {
 	return New(Options{
-		Name: "k8s-gpu", Agent: a, Adapter: kubestatus.DevicePlugins{Plugin: adapter{a.state.Inventory}}, Config: a.cfg, Reload: reload{},
+		Name: "k8s-gpu", Agent: a, Log: slog.New(slog.DiscardHandler), Adapter: kubestatus.DevicePlugins{Plugin: adapter{a.state.Inventory}}, Config: a.cfg, Reload: reload{},
 		Sources: func() map[string]bool { return map[string]bool{} }, Problems: func() []problem.Problem { return nil },
 		DriverCalls: func() []gpu.CallCount { return a.calls },
 	})

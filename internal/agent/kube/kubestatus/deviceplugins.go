@@ -8,6 +8,8 @@ import (
 	"errors"
 	"strings"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
@@ -60,9 +62,12 @@ var counters = []struct {
 		func(s deviceplugin.ResourceStats) uint64 { return s.Lists }},
 }
 
-// Collect implements status.Adapter.
-func (v DevicePlugins) Collect(p *metrics.Page) {
-	times := v.Plugin.RequestTimes()
+// Describe implements prometheus.Collector.
+func (DevicePlugins) Describe(ch chan<- *prometheus.Desc) { set.Describe(ch) }
+
+// Collect implements prometheus.Collector.
+func (v DevicePlugins) Collect(ch chan<- prometheus.Metric) {
+	p, times := metrics.NewSamples(ch), v.Plugin.RequestTimes()
 	p.AddHistogram(duration, times.Allocate, "Allocate")
 	p.AddHistogram(duration, times.GetPreferredAllocation, "GetPreferredAllocation")
 	for _, r := range v.stats() {

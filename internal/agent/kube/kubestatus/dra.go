@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
@@ -65,9 +67,13 @@ const (
 	unprepareMethod = "NodeUnprepareResources"
 )
 
-// Collect implements status.Adapter.
-func (v DRA) Collect(p *metrics.Page) {
-	v.Plugin.Collect(p)
+// Describe implements prometheus.Collector.
+func (DRA) Describe(ch chan<- *prometheus.Desc) { set.Describe(ch) }
+
+// Collect implements prometheus.Collector.
+func (v DRA) Collect(ch chan<- prometheus.Metric) {
+	v.Plugin.Collect(ch)
+	p := metrics.NewSamples(ch)
 	s, times, published := v.Driver.Stats(), v.Driver.RequestTimes(), v.Slices.Published()
 	p.AddBool(registered, s.Registered)
 	p.Add(registrations, float64(s.Registrations))
@@ -148,8 +154,8 @@ func (v DRA) refused() string {
 	return ""
 }
 
-// Describe adds the driver to a report.
-func (v DRA) Describe(r report.Report) report.Report {
+// Extend adds the driver to a report.
+func (v DRA) Extend(r report.Report) report.Report {
 	s, published := v.Driver.Stats(), v.Slices.Published()
 	d := report.DRA{
 		Driver: v.Name, Node: v.Node, Registered: s.Registered, Registration: s.Reason, HealthStreams: s.HealthStreams,

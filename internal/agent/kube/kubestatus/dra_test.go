@@ -103,7 +103,7 @@ func TestDescribe(t *testing.T) {
 			}
 		},
 	}
-	r := v.Describe(report.Report{Devices: []report.Device{{ID: coretest.GPU(0)}, {ID: coretest.GPU(1)}}})
+	r := v.Extend(report.Report{Devices: []report.Device{{ID: coretest.GPU(0)}, {ID: coretest.GPU(1)}}})
 	if d := r.Devices[0]; len(d.Taints) != 1 || d.Taints[0].String() != "gpu.nvidia.com/xid=79:NoSchedule" || d.SliceDevices[0] != name {
 		t.Errorf("%+v", d)
 	}
