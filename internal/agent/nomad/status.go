@@ -14,7 +14,8 @@ import (
 
 // view is a plugin as the HTTP server shows it. Its methods are safe for concurrent use.
 type view struct {
-	plugin interface{ Counters() nomadadapter.Counters }
+	plugin    interface{ Counters() nomadadapter.Counters }
+	durations metrics.Durations // of requests
 }
 
 var set metrics.Set
@@ -33,6 +34,11 @@ var (
 		"method")
 )
 
+// newDurations are those that a plugin reports.
+func newDurations() metrics.Durations {
+	return metrics.NewDurations(duration, "Fingerprint", "Reserve", "Stats")
+}
+
 // Describe implements prometheus.Collector.
 func (view) Describe(ch chan<- *prometheus.Desc) { set.Describe(ch) }
 
@@ -44,9 +50,7 @@ func (v view) Collect(ch chan<- prometheus.Metric) {
 	p.Add(reservations, float64(s.Reservations))
 	p.Add(reservationErrors, float64(s.ReservationErrors))
 	p.Add(groups, float64(len(s.Groups)))
-	p.AddHistogram(duration, s.Fingerprint, "Fingerprint")
-	p.AddHistogram(duration, s.Reserve, "Reserve")
-	p.AddHistogram(duration, s.Statistics, "Stats")
+	v.durations.Collect(ch)
 }
 
 // Resources implements status.Adapter: an alert on GPUs has a series before the first GPU.

@@ -12,7 +12,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
-	"github.com/tandem-gpu/tandem/internal/operator/latency"
 )
 
 type fixed nomadadapter.Counters
@@ -31,7 +30,7 @@ func TestReady(t *testing.T) {
 		"without devices": {fixed{FingerprintResponses: 1}, "no device in the latest fingerprint; inspect names the reasons", true, nil},
 		"with devices":    {fixed{FingerprintResponses: 2, Groups: []string{"nvidia/gpu/A (1)", "nvidia/gpu/B (2)"}}, "fingerprint sent to Nomad: nvidia/gpu/A (1), nvidia/gpu/B (2)", false, nil},
 	} {
-		text, idle, err := view{c.plugin}.Ready()
+		text, idle, err := view{plugin: c.plugin}.Ready()
 		if text != c.text || idle != c.idle || !errors.Is(err, c.err) {
 			t.Errorf("%s: %q %v %v", name, text, idle, err)
 		}
@@ -39,12 +38,12 @@ func TestReady(t *testing.T) {
 }
 
 func TestCollect(t *testing.T) {
-	var reserve latency.Histogram
-	reserve.Observe(2 * time.Millisecond)
+	durations := newDurations()
+	durations.Observe("Reserve", 2*time.Millisecond)
 	registry, w := prometheus.NewPedanticRegistry(), httptest.NewRecorder()
 	if err := registry.Register(view{fixed{
-		FingerprintResponses: 1, StatsResponses: 2, Reservations: 3, ReservationErrors: 4, Groups: make([]string, 5), Reserve: reserve.Snapshot(),
-	}}); err != nil {
+		FingerprintResponses: 1, StatsResponses: 2, Reservations: 3, ReservationErrors: 4, Groups: make([]string, 5),
+	}, durations}); err != nil {
 		t.Fatal(err)
 	}
 	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil))

@@ -6,8 +6,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
-
-	"github.com/tandem-gpu/tandem/internal/operator/latency"
 )
 
 // Samples sends the samples of one scrape to a registry. They share the labels that are equal: prometheus.NewConstMetric makes three objects
@@ -81,16 +79,6 @@ func (p *Samples) AddBool(m *Metric, v bool, labels ...string) {
 func (p *Samples) AddSummary(m *Metric, count uint64, sum float64) {
 	s, err := prometheus.NewConstSummary(m.desc, count, sum, nil)
 	p.send(m, s, err)
-}
-
-// AddHistogram adds a sample of a histogram in seconds.
-func (p *Samples) AddHistogram(m *Metric, s latency.Snapshot, labels ...string) {
-	buckets := map[float64]uint64{}
-	for _, b := range s.Buckets {
-		buckets[b.Bound.Seconds()] = b.Count
-	}
-	h, err := prometheus.NewConstHistogram(m.desc, s.Count, s.Sum.Seconds(), buckets, labels...)
-	p.send(m, h, err)
 }
 
 func (p *Samples) send(m *Metric, s prometheus.Metric, err error) {
