@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/operator/latency"
 )
 
 // Counters are those of a plugin since its process started.
@@ -18,17 +17,13 @@ type Counters struct {
 
 	// Groups are the device groups of the latest fingerprint that Nomad has taken, such as "nvidia/gpu/NVIDIA A30 (2)".
 	Groups []string
-
-	// Fingerprint is from a change until Nomad has taken the fingerprint with it, Statistics from the read of the usage until Nomad has
-	// taken the response.
-	Fingerprint, Reserve, Statistics latency.Snapshot
 }
 
-// counters are what Counters is made from. The zero value is ready for use.
+// counters are what Counters is made from.
 type counters struct {
 	fingerprints, statsResponses    atomic.Uint64
 	reservations, reservationErrors atomic.Uint64
-	fingerprint, reserve, stats     latency.Histogram
+	observe                         func(method string, took time.Duration)
 
 	mu     sync.Mutex
 	groups []string
@@ -43,8 +38,14 @@ func (p *Plugin) Counters() Counters {
 	return Counters{
 		FingerprintResponses: c.fingerprints.Load(), StatsResponses: c.statsResponses.Load(),
 		Reservations: c.reservations.Load(), ReservationErrors: c.reservationErrors.Load(), Groups: groups,
-		Fingerprint: c.fingerprint.Snapshot(), Reserve: c.reserve.Snapshot(), Statistics: c.stats.Snapshot(),
 	}
+}
+
+// ObserveDurations makes the plugin report how long requests take: Reserve; Fingerprint from a change until Nomad has taken the fingerprint
+// with it; Stats from the read of the usage until Nomad has taken the response. Call it before Serve. The function must be safe for
+// concurrent use and must not block.
+func (p *Plugin) ObserveDurations(observe func(method string, took time.Duration)) {
+	p.counters.observe = observe
 }
 
 // fingerprinted counts a fingerprint that Nomad has taken.
@@ -56,13 +57,13 @@ func (c *counters) fingerprinted(sent []listing, changed time.Time) {
 	c.mu.Lock()
 	c.groups = groups
 	c.mu.Unlock()
-	c.fingerprint.Since(changed)
+	c.observe("Fingerprint", time.Since(changed))
 	c.fingerprints.Add(1)
 }
 
 // reserved counts a call of Reserve.
 func (c *counters) reserved(began time.Time, err error) {
-	c.reserve.Since(began)
+	c.observe("Reserve", time.Since(began))
 	if err != nil {
 		c.reservationErrors.Add(1)
 		return

@@ -90,6 +90,7 @@ type run struct {
 func New(ctx context.Context, version string, start StartFunc, log hclog.Logger) *Plugin {
 	p := &Plugin{version: version, log: slog.New(hclogHandler{log: log})}
 	p.block, p.readFile, p.reloads = config.NewBlock(nil), readGroupFile, ignoredReloads{}
+	p.counters.observe = func(string, time.Duration) {}
 	p.settings, _, _ = p.block.Read() // the defaults are valid: TestSettings
 	p.start = func(s Settings) *run {
 		ctx, stop := context.WithCancel(ctx)

@@ -64,7 +64,7 @@ func (p *Plugin) stats(ctx context.Context, interval time.Duration, out chan<- *
 			delay.Reset(interval)
 			p.counters.statsResponses.Add(1)
 			if !began.IsZero() {
-				p.counters.stats.Since(began)
+				p.counters.observe("Stats", time.Since(began))
 				began = time.Time{}
 			}
 		case <-ctx.Done():

@@ -57,12 +57,12 @@ var rules = []struct {
 	{"node/...", slices.Concat(pure, []string{"core/monitor", "util/..."}), []string{cgo, nvml, grpc, kubernetes, hashicorp}},
 
 	// An adapter sees values of the core, and one orchestrator. Of Nomad's packages those with the license BUSL-1.1 are not linked.
-	{"nomadadapter/...", slices.Concat(pure, []string{"config/...", "node/...", "operator/latency", "util/..."}), []string{
+	{"nomadadapter/...", slices.Concat(pure, []string{"config/...", "node/...", "util/..."}), []string{
 		nvml, kubernetes, hashicorp + "nomad/client/devicemanager", hashicorp + "nomad/helper/pluginutils/loader"}},
-	{"kubeadapter/...", slices.Concat(pure, []string{"cdi/specfile", "node/...", "operator/latency", "util/..."}), ofKubernetes},
+	{"kubeadapter/...", slices.Concat(pure, []string{"cdi/specfile", "node/...", "util/..."}), ofKubernetes},
 	// agent/kube passes what one of the kubelet's plugin APIs needs of the other.
-	{"kubeadapter/deviceplugin", slices.Concat(pure, []string{"kubeadapter", "kubeadapter/podresources", "kubeadapter/pluginsocket", "node/...", "operator/latency", "util/..."}), ofKubernetes},
-	{"kubeadapter/dra/...", slices.Concat(pure, []string{"kubeadapter", "kubeadapter/kubeapi", "kubeadapter/pluginsocket", "cdi/specfile", "operator/latency", "util/..."}), ofKubernetes},
+	{"kubeadapter/deviceplugin", slices.Concat(pure, []string{"kubeadapter", "kubeadapter/podresources", "kubeadapter/pluginsocket", "node/...", "util/..."}), ofKubernetes},
+	{"kubeadapter/dra/...", slices.Concat(pure, []string{"kubeadapter", "kubeadapter/kubeapi", "kubeadapter/pluginsocket", "cdi/specfile", "util/..."}), ofKubernetes},
 	{"kubeadapter/kubeapi", []string{"util/..."}, []string{grpc, kubernetes, hashicorp}},
 
 	{"operator/...", slices.Concat(pure, []string{"config/...", "core/monitor", "node/...", "util/..."}), []string{nvml, grpc, kubernetes, hashicorp}},

@@ -23,8 +23,10 @@ func (r *run) offer(a *agent.Agent) (agent.Adapter, status.Adapter) {
 	if r.dra && r.api != nil {
 		return r.offerByBoth(a)
 	}
-	plugins := deviceplugin.New(a.Monitor, r.pluginOptions(a))
-	shown := kubestatus.DevicePlugins{Plugin: plugins}
+	o, durations := r.pluginOptions(a), kubestatus.NewDurations()
+	o.Observe = durations.Observe
+	plugins := deviceplugin.New(a.Monitor, o)
+	shown := kubestatus.DevicePlugins{Plugin: plugins, Durations: durations}
 	made := agent.Adapter{
 		Tasks: []func(context.Context) error{plugins.Run}, View: plugins.Withhold, Holders: r.holders(plugins),
 		APIs: []inventory.API{inventory.DevicePlugin}, Readers: readers(plugins, nil, a.Current),
@@ -39,19 +41,19 @@ func (r *run) offer(a *agent.Agent) (agent.Adapter, status.Adapter) {
 // offerByBoth returns a DRA driver, and device plugins beside it: for GPUs that have not moved, and for names that the kubelet must know.
 func (r *run) offerByBoth(a *agent.Agent) (agent.Adapter, status.Adapter) {
 	d := r.newDRA(a)
-	o := r.pluginOptions(a)
-	o.Lock, o.ClaimHolders, o.Empty = &d.lock, d.driver.Record, d.previousResources
+	o, durations := r.pluginOptions(a), kubestatus.NewDurations()
+	o.Observe, o.Lock, o.ClaimHolders, o.Empty = durations.Observe, &d.lock, d.driver.Record, d.previousResources
 	plugins := deviceplugin.New(a.Monitor, o)
 	d.plugins = plugins
 	api, other := inventory.DRA, inventory.DevicePlugin
 	if r.settings.Core.API == other {
 		api, other = other, api
 	}
-	shown := d.status(r.settings.DRA.Node, kubestatus.DevicePlugins{Plugin: plugins, OnlyOffered: api == inventory.DRA})
+	shown := d.status(r.settings.DRA.Node, kubestatus.DevicePlugins{Plugin: plugins, Durations: durations, OnlyOffered: api == inventory.DRA})
 	return agent.Adapter{
 		Tasks: append(d.tasks(), plugins.Run), View: plugins.Withhold, Holders: r.holders(plugins),
 		APIs: []inventory.API{api, other}, Readers: readers(plugins, d.driver.Record, a.Current),
-		Endpoints: shown.Endpoints, Extend: shown.Describe, Problems: func() []problem.Problem { return slices.Concat(d.problems(), plugins.Problems()) },
+		Endpoints: shown.Endpoints, Extend: shown.Extend, Problems: func() []problem.Problem { return slices.Concat(d.problems(), plugins.Problems()) },
 	}, shown
 }
 

@@ -24,6 +24,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 	"github.com/tandem-gpu/tandem/internal/node/assignment"
 	"github.com/tandem-gpu/tandem/internal/node/history"
+	"github.com/tandem-gpu/tandem/internal/operator/metrics"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/setting"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
@@ -53,6 +54,7 @@ func checkDRA(s config.Kubernetes) error {
 // can get devices at all.
 type draDriver struct {
 	driver      *dra.Adapter
+	durations   metrics.Durations           // that it reports
 	plugins     *deviceplugin.Adapter       // set before anything runs
 	lock        sync.Mutex                  // held while either finds a device free and records that it has given it out
 	current     func() *inventory.Inventory // the latest
@@ -77,13 +79,13 @@ func (r *run) newDRA(a *agent.Agent) *draDriver {
 	boot, _ := history.BootID(s.Core.Roots.Proc) // the history's problems have the error
 	d := &draDriver{
 		devices: watch.NewValue[[]kubeapi.Device](nil), known: watch.NewValue(false), refused: watch.NewValue(""), evicted: watch.NewValue(map[gpu.DeviceID]bool{}),
-		current: a.Current, runtime: specifications.Runtime, folder: specifications.Folder, boot: boot, watchdog: a.Watchdog(), log: r.log,
+		durations: kubestatus.NewClaimDurations(), current: a.Current, runtime: specifications.Runtime, folder: specifications.Folder, boot: boot, watchdog: a.Watchdog(), log: r.log,
 	}
 	shares := watch.NewValue(false)
 	o := dra.Options{
 		Node: s.DRA.Node, KubeletDir: s.DRA.KubeletDir, StateDir: s.Health.StateDir, BootID: boot, API: r.api,
 		CDIFolder: specifications.Folder, CDIVendor: specifications.Vendor, MPSRoot: s.MPSRoot, SharesAsDevices: shares, Evict: s.DRA.Evict,
-		Check: d.check(a.CheckReservation), Reserved: a.Reserved, Lock: &d.lock, PluginHolders: d.pluginHolders,
+		Check: d.check(a.CheckReservation), Reserved: a.Reserved, Observe: d.durations.Observe, Lock: &d.lock, PluginHolders: d.pluginHolders,
 		Watchdog: a.Watchdog(), Log: r.log,
 	}
 	if s.PodResourcesSocket != "" {
@@ -139,7 +141,7 @@ func poolResources(inv *inventory.Inventory) []string {
 func (d *draDriver) status(node string, plugins kubestatus.DevicePlugins) kubestatus.DRA {
 	return kubestatus.DRA{
 		Name: resourceslice.Driver, Node: node, BootID: d.boot, Driver: d.driver, Slices: d.publisher, Plugin: plugins,
-		Devices: d.tainted, Refused: d.refused.Load,
+		Durations: d.durations, Devices: d.tainted, Refused: d.refused.Load,
 	}
 }
 

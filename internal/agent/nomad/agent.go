@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/node/history"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/process"
+	"github.com/tandem-gpu/tandem/internal/operator/metrics"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
@@ -30,18 +31,19 @@ type Options struct {
 // Agent is a plugin of Nomad, and the agents of this process behind it, one after another. Make one with New, then call Run once. The other
 // methods are safe for concurrent use.
 type Agent struct {
-	opts    Options
-	parent  int // process ID
-	agents  *agent.Supervisor
-	plugin  *nomadadapter.Plugin // set by Run
-	reload  agent.ReloadStatus
-	hangups chan struct{}
-	servers servers
+	opts      Options
+	parent    int // process ID
+	agents    *agent.Supervisor
+	plugin    *nomadadapter.Plugin // set by Run
+	reload    agent.ReloadStatus
+	durations metrics.Durations
+	hangups   chan struct{}
+	servers   servers
 }
 
 // New returns an agent that is not running.
 func New(o Options) *Agent {
-	return &Agent{opts: o, parent: os.Getppid(), agents: agent.NewSupervisor(o.End), hangups: make(chan struct{}, 1)}
+	return &Agent{opts: o, parent: os.Getppid(), agents: agent.NewSupervisor(o.End), durations: newDurations(), hangups: make(chan struct{}, 1)}
 }
 
 // Run serves Nomad until it stops the plugin, the Nomad agent ends, or a new process is needed, which is an error, as it is if the plugin can't be
@@ -50,6 +52,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	p := nomadadapter.New(ctx, a.opts.Version, a.start, a.opts.Log)
 	a.plugin = p
 	p.ObserveReloads(&a.reload)
+	p.ObserveDurations(a.durations.Observe)
 	p.PersistPolicy(process.Incarnation(a.parent))
 	p.PersistGroups(history.BootID)
 	go process.WatchParent(ctx, a.parent, a.opts.End)

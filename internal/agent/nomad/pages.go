@@ -26,7 +26,7 @@ func (r *run) addPages(a *agent.Agent, to *agent.Adapter) {
 		Report: func() report.Report { return control.Describe(a, s.Core, a.Problems) },
 	})
 	server := status.New(status.Options{
-		Address: s.Operations.HTTPAddress, Name: Name, Version: r.opts.Version, Agent: a, Adapter: view{r.plugin}, Reload: &r.reload,
+		Address: s.Operations.HTTPAddress, Name: Name, Version: r.opts.Version, Agent: a, Adapter: view{r.plugin, r.durations}, Reload: &r.reload,
 		Config: s.Core, Sources: a.SourcesUp, Problems: a.Problems, DriverCalls: agent.DriverCalls,
 		Handlers: page.Handlers(), Log: r.log,
 	})

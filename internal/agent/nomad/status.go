@@ -5,6 +5,8 @@ import (
 	"errors"
 	"strings"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
 	"github.com/tandem-gpu/tandem/internal/operator/metrics"
@@ -12,7 +14,8 @@ import (
 
 // view is a plugin as the HTTP server shows it. Its methods are safe for concurrent use.
 type view struct {
-	plugin interface{ Counters() nomadadapter.Counters }
+	plugin    interface{ Counters() nomadadapter.Counters }
+	durations metrics.Durations // of requests
 }
 
 var set metrics.Set
@@ -31,17 +34,23 @@ var (
 		"method")
 )
 
-// Collect implements status.Adapter.
-func (v view) Collect(p *metrics.Page) {
-	s := v.plugin.Counters()
+// newDurations are those that a plugin reports.
+func newDurations() metrics.Durations {
+	return metrics.NewDurations(duration, "Fingerprint", "Reserve", "Stats")
+}
+
+// Describe implements prometheus.Collector.
+func (view) Describe(ch chan<- *prometheus.Desc) { set.Describe(ch) }
+
+// Collect implements prometheus.Collector.
+func (v view) Collect(ch chan<- prometheus.Metric) {
+	p, s := metrics.NewSamples(ch), v.plugin.Counters()
 	p.Add(fingerprints, float64(s.FingerprintResponses))
 	p.Add(statsResponses, float64(s.StatsResponses))
 	p.Add(reservations, float64(s.Reservations))
 	p.Add(reservationErrors, float64(s.ReservationErrors))
 	p.Add(groups, float64(len(s.Groups)))
-	p.AddHistogram(duration, s.Fingerprint, "Fingerprint")
-	p.AddHistogram(duration, s.Reserve, "Reserve")
-	p.AddHistogram(duration, s.Statistics, "Stats")
+	v.durations.Collect(ch)
 }
 
 // Resources implements status.Adapter: an alert on GPUs has a series before the first GPU.

@@ -50,6 +50,10 @@ type Options struct {
 	// must not block; nil = no calls.
 	Reserved func([]gpu.Device)
 
+	// Observe is called with the duration of each Allocate and GetPreferredAllocation, without the socket. It must be safe for concurrent
+	// use and must not block; nil = no calls.
+	Observe func(method string, took time.Duration)
+
 	// Lock is held in Allocate while it is checked that the device was not given out, and recorded that this adapter has; nil = no other
 	// API of this process gives devices out.
 	Lock sync.Locker
@@ -81,7 +85,6 @@ type Adapter struct {
 	timings timings
 	pods    *podresources.Poller
 	tracker *tracker
-	times   requestTimes
 
 	mu        sync.Mutex
 	endpoints map[string]*endpoint // by resource; never removed: a resource without units is an empty list
@@ -209,7 +212,7 @@ func (a *Adapter) add(resource string) (*endpoint, bool) {
 		return nil, false
 	}
 	e := &endpoint{
-		resource: resource, opts: a.opts, kubelet: a.kubelet, timings: a.timings, tracker: a.tracker, times: &a.times,
+		resource: resource, opts: a.opts, kubelet: a.kubelet, timings: a.timings, tracker: a.tracker,
 		log: a.opts.Log.With("resource", resource),
 	}
 	e.setStatus("", "starting")

@@ -8,7 +8,6 @@ import (
 
 	"github.com/cenkalti/backoff/v5"
 
-	"github.com/tandem-gpu/tandem/internal/operator/latency"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
 
@@ -19,7 +18,6 @@ type endpoint struct {
 	kubelet  *kubelet
 	timings  timings
 	tracker  *tracker
-	times    *requestTimes
 	log      *slog.Logger
 	task     *watchdog.Task // of run
 
@@ -45,17 +43,6 @@ type ResourceStats struct {
 
 	LastError   string    // what ended the previous incarnation; "" = none has ended
 	LastErrorAt time.Time // zero if LastError is ""
-}
-
-// requestTimes are those of the kubelet's calls, of all resources.
-type requestTimes struct{ allocate, prefer latency.Histogram }
-
-// RequestTimes are the durations of the kubelet's calls since the adapter was made. A call over the socket takes longer.
-type RequestTimes struct{ Allocate, GetPreferredAllocation latency.Snapshot }
-
-// RequestTimes returns the present durations.
-func (a *Adapter) RequestTimes() RequestTimes {
-	return RequestTimes{a.times.allocate.Snapshot(), a.times.prefer.Snapshot()}
 }
 
 // setStatus changes the status. If it is the same, its time does not change.

@@ -259,7 +259,7 @@ func newTestServer(resource string, inv *inventory.Inventory) *server {
 func newServer(resource string, src Source, pods *podresources.Poller) *server {
 	log := slog.New(slog.DiscardHandler)
 	o := Options{Handover: &Handover{}, Lock: &sync.Mutex{}, Log: log}
-	e := &endpoint{resource: resource, opts: o, timings: defaultTimings, tracker: newTracker(src, o, pods), times: &requestTimes{}, log: log}
+	e := &endpoint{resource: resource, opts: o, timings: defaultTimings, tracker: newTracker(src, o, pods), log: log}
 	return &server{endpoint: e, streams: newStreams()}
 }
 

@@ -82,7 +82,7 @@ func (s *server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServe
 // GetPreferredAllocation implements the API. It never fails, because the kubelet would reject the pod permanently. If there
 // are fewer units than requested, the kubelet adds others.
 func (s *server) GetPreferredAllocation(ctx context.Context, r *v1beta1.PreferredAllocationRequest) (*v1beta1.PreferredAllocationResponse, error) {
-	defer s.times.prefer.Since(time.Now())
+	defer s.observe("GetPreferredAllocation", time.Now())
 	s.count(&s.current.PreferredAllocations)
 	call := s.tracker.pods.BeginCall(ctx)
 	defer call.End()
@@ -101,11 +101,18 @@ func (s *server) GetPreferredAllocation(ctx context.Context, r *v1beta1.Preferre
 	return response, nil
 }
 
+// observe reports a call that began at a time, and ends now.
+func (s *server) observe(method string, began time.Time) {
+	if s.opts.Observe != nil {
+		s.opts.Observe(method, time.Since(began))
+	}
+}
+
 // Allocate implements the API. The kubelet records allocations: it may request the same units twice and does not report their
 // release. Units have been read from the driver before, since only an offered unit makes an endpoint register. If the kubelet
 // has canceled the call, nothing is allocated.
 func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
-	defer s.times.allocate.Since(time.Now())
+	defer s.observe("Allocate", time.Now())
 	defer s.tracker.pods.BeginCall(ctx).End()
 	began := time.Now()
 	free := s.checkFree(ctx, r) // without the lock: the kubelet may take a second to answer, and claims are prepared meanwhile

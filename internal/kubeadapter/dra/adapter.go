@@ -17,7 +17,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
-	"github.com/tandem-gpu/tandem/internal/operator/latency"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
@@ -56,6 +55,10 @@ type Options struct {
 
 	// Reserved is called with the devices of each claim that is newly prepared. It must be safe for concurrent use and must not block.
 	Reserved func([]gpu.Device)
+
+	// Observe is called with the duration of each call of the kubelet, for each claim. It must be safe for concurrent use and must not
+	// block; nil = no calls.
+	Observe func(method string, took time.Duration)
 
 	// Lock is held while this adapter finds a device free and records that a claim has it. Whatever else gives devices out holds it,
 	// too. nil = nothing else does.
@@ -124,8 +127,6 @@ type Adapter struct {
 
 	abandoned map[string]time.Time // by UID: since when nothing has a claim any more; of the goroutine that queries the kubelet
 	unlisted  map[string]time.Time // the same for claims whose records can't be read: since when no pod has one
-
-	times struct{ prepare, unprepare latency.Histogram }
 
 	mu       sync.Mutex
 	current  Stats

@@ -23,7 +23,7 @@ type server struct {
 // NodePrepareResources implements the API. Each claim has its own answer, in which an error is that of this claim.
 func (s *server) NodePrepareResources(ctx context.Context, r *dra.NodePrepareResourcesRequest) (*dra.NodePrepareResourcesResponse, error) {
 	claims := each(r.GetClaims(), func(ref claimRef) *dra.NodePrepareResourceResponse {
-		defer s.times.prepare.Since(time.Now())
+		defer s.observe("NodePrepareResources", time.Now())
 		c, err := within(ctx, s.limits, func(ctx context.Context, step *step) (prepared.Claim, error) { return s.prepare(ctx, ref, step) })
 		s.count(func(n *Stats) {
 			if err != nil {
@@ -45,6 +45,13 @@ func (s *server) NodePrepareResources(ctx context.Context, r *dra.NodePrepareRes
 	return &dra.NodePrepareResourcesResponse{Claims: claims}, nil
 }
 
+// observe reports the work on a claim that began at a time, and ends now.
+func (s *server) observe(method string, began time.Time) {
+	if s.opts.Observe != nil {
+		s.opts.Observe(method, time.Since(began))
+	}
+}
+
 // answer is what the kubelet gets for a prepared claim. It is a function of the record.
 func answer(c prepared.Claim) *dra.NodePrepareResourceResponse {
 	r := &dra.NodePrepareResourceResponse{}
@@ -64,7 +71,7 @@ func answer(c prepared.Claim) *dra.NodePrepareResourceResponse {
 // NodeUnprepareResources implements the API. It needs neither API server nor driver.
 func (s *server) NodeUnprepareResources(ctx context.Context, r *dra.NodeUnprepareResourcesRequest) (*dra.NodeUnprepareResourcesResponse, error) {
 	claims := each(r.GetClaims(), func(ref claimRef) *dra.NodeUnprepareResourceResponse {
-		defer s.times.unprepare.Since(time.Now())
+		defer s.observe("NodeUnprepareResources", time.Now())
 		_, err := within(ctx, s.limits, func(ctx context.Context, step *step) (struct{}, error) {
 			return struct{}{}, s.unprepare(ctx, ref, step)
 		})

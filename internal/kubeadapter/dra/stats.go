@@ -3,8 +3,6 @@ package dra
 import (
 	"path/filepath"
 	"time"
-
-	"github.com/tandem-gpu/tandem/internal/operator/latency"
 )
 
 // Stats are the status and the counters of an adapter since the process started.
@@ -29,14 +27,6 @@ type Stats struct {
 	LastErrorAt time.Time
 
 	Claims int // that are prepared or begun in this boot of the host
-}
-
-// RequestTimes are the durations of calls, for each claim.
-type RequestTimes struct{ Prepare, Unprepare latency.Snapshot }
-
-// RequestTimes returns the present durations.
-func (a *Adapter) RequestTimes() RequestTimes {
-	return RequestTimes{a.times.prepare.Snapshot(), a.times.unprepare.Snapshot()}
 }
 
 // Stats returns the present status.

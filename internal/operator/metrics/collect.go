@@ -4,6 +4,8 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
@@ -46,8 +48,15 @@ var (
 	callSeconds = shared.Counter("driver_call_seconds_total", "Duration of the driver calls that have returned. nvmlEventSetWait waits for events.", "function")
 )
 
-// Collect adds the shared metrics to a page. It makes no driver call and takes no lock.
-func Collect(p *Page, s Source) {
+// Collector is a prometheus.Collector of the shared metrics, which it computes from what it returns. It makes no driver call and takes no lock.
+type Collector func() Source
+
+// Describe implements prometheus.Collector.
+func (Collector) Describe(ch chan<- *prometheus.Desc) { shared.Describe(ch) }
+
+// Collect implements prometheus.Collector.
+func (c Collector) Collect(ch chan<- prometheus.Metric) {
+	s, p := c(), NewSamples(ch)
 	p.Add(buildInfo, 1, s.Agent, s.Version, runtime.Version())
 	p.AddBool(reloaded, s.ReloadOK)
 	p.Add(reloadTime, timestamp(s.ReloadedAt))

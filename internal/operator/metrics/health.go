@@ -37,7 +37,7 @@ var (
 )
 
 // collectHealth adds the metrics of health. The devices and the table of XIDs bound their number.
-func collectHealth(p *Page, s Source) {
+func collectHealth(p *Samples, s Source) {
 	for u := range s.State.Inventory.Devices() {
 		id := string(u.Device.ID)
 		for h := health.Healthy; h <= health.GPULost; h++ {
@@ -62,7 +62,7 @@ func collectHealth(p *Page, s Source) {
 }
 
 // collectFaults adds the recovery action and the counts of faults of each GPU.
-func collectFaults(p *Page, s Source) {
+func collectFaults(p *Samples, s Source) {
 	known := newKnownFaults(s.Config.Health)
 	actions := make([]string, health.RecoveryOther+1)
 	for a := range actions {

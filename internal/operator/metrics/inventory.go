@@ -27,7 +27,7 @@ var (
 	driverInfo = shared.Gauge("driver_info", "The driver: pending, absent, failed, ready or released (maintenance).", "state", "version", "cuda")
 )
 
-func collectInventory(p *Page, s Source) {
+func collectInventory(p *Samples, s Source) {
 	inv := s.State.Inventory
 	driver := inv.Driver()
 	p.Add(driverInfo, 1, driver.State.String(), driver.Version, driver.CUDA)
@@ -81,7 +81,7 @@ type offer struct {
 }
 
 // collectUnits counts units. The number of series is that of devices, not of shares.
-func collectUnits(p *Page, s Source) {
+func collectUnits(p *Samples, s Source) {
 	byState := map[string]*[health.GPULost + 1]float64{}
 	for _, r := range s.Resources {
 		byState[r] = new([health.GPULost + 1]float64)

@@ -3,7 +3,12 @@
 // that a series ends with what it is about.
 package metrics
 
-import "slices"
+import (
+	"slices"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
 
 // Type is the type of a metric in Prometheus' text format.
 type Type string
@@ -21,63 +26,52 @@ type Metric struct {
 	Name   string // "tandem_devices"
 	Type   Type
 	Help   string   // one line
-	Labels []string // in the order of the values in Page.Add
+	Labels []string // in the order of the values in Samples.Add
 
-	order    []int    // positions in Labels, by name
-	openings []string // `{device="`, `,model="`: what precedes each value, in that order
+	desc  *prometheus.Desc
+	order []int // positions in Labels, by name
 }
 
-// Set is a list of metrics. Its methods add one; they are for variables of packages.
+// Set is a list of metrics. Its methods Gauge to Summary add one; they are for variables of packages.
 type Set struct{ all []*Metric }
 
-// Metrics returns the metrics by name.
-func (s *Set) Metrics() []*Metric {
-	return slices.SortedFunc(slices.Values(s.all), func(a, b *Metric) int {
-		if a.Name < b.Name {
-			return -1
-		}
-		return 1
-	})
+// Metrics returns the metrics.
+func (s *Set) Metrics() []*Metric { return s.all }
+
+// Describe is that method of a prometheus.Collector which sends samples of these metrics.
+func (s *Set) Describe(ch chan<- *prometheus.Desc) {
+	for _, m := range s.all {
+		ch <- m.desc
+	}
 }
 
 // Gauge adds a gauge.
 func (s *Set) Gauge(name, help string, labels ...string) *Metric {
-	return s.add(name, Gauge, help, labels)
+	return s.add(&Metric{Name: name, Type: Gauge, Help: help, Labels: labels})
 }
 
 // Counter adds a counter.
 func (s *Set) Counter(name, help string, labels ...string) *Metric {
-	return s.add(name, Counter, help, labels)
+	return s.add(&Metric{Name: name, Type: Counter, Help: help, Labels: labels})
 }
 
 // Histogram adds a histogram.
 func (s *Set) Histogram(name, help string, labels ...string) *Metric {
-	return s.add(name, Histogram, help, labels)
+	return s.add(&Metric{Name: name, Type: Histogram, Help: help, Labels: labels})
 }
 
 // Summary adds a summary without quantiles: a count and a sum.
 func (s *Set) Summary(name, help string, labels ...string) *Metric {
-	return s.add(name, Summary, help, labels)
+	return s.add(&Metric{Name: name, Type: Summary, Help: help, Labels: labels})
 }
 
-func (s *Set) add(name string, t Type, help string, labels []string) *Metric {
-	m := &Metric{Name: "tandem_" + name, Type: t, Help: help, Labels: labels}
-	for i := range labels {
+func (s *Set) add(m *Metric) *Metric {
+	m.Name = "tandem_" + m.Name
+	for i := range m.Labels {
 		m.order = append(m.order, i)
 	}
-	slices.SortFunc(m.order, func(a, b int) int {
-		if labels[a] < labels[b] {
-			return -1
-		}
-		return 1
-	})
-	for i, at := range m.order {
-		opening := ","
-		if i == 0 {
-			opening = "{"
-		}
-		m.openings = append(m.openings, opening+labels[at]+`="`)
-	}
+	slices.SortFunc(m.order, func(a, b int) int { return strings.Compare(m.Labels[a], m.Labels[b]) })
+	m.desc = prometheus.NewDesc(m.Name, m.Help, m.Labels, nil)
 	s.all = append(s.all, m)
 	return m
 }

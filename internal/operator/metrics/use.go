@@ -81,7 +81,7 @@ var readings = []reading{
 
 // collectUse adds the use of the devices that are in the inventory: a device that was removed has no series, also while the latest
 // table has it.
-func collectUse(p *Page, s Source) {
+func collectUse(p *Samples, s Source) {
 	t := s.Use
 	if t.At.IsZero() {
 		return
@@ -100,7 +100,7 @@ func collectUse(p *Page, s Source) {
 	}
 }
 
-func collectOwners(p *Page, t use.Table, d *use.Device) {
+func collectOwners(p *Samples, t use.Table, d *use.Device) {
 	id := string(d.ID)
 	owners := d.Owners()
 	for i := range owners {
@@ -129,7 +129,7 @@ func collectOwners(p *Page, t use.Table, d *use.Device) {
 	}
 }
 
-func collectReadings(p *Page, d *use.Device) {
+func collectReadings(p *Samples, d *use.Device) {
 	if d.Usage.At.IsZero() {
 		return
 	}

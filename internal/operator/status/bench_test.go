@@ -57,7 +57,7 @@ func BenchmarkScrape(b *testing.B) {
 		for _, h := range slices.Concat([]coretest.Host{one}, coretest.Hosts(), []coretest.Host{divided()}) {
 			b.Run(fmt.Sprintf("%s/units=%d", encoding, h.Units), func(b *testing.B) {
 				b.ReportAllocs()
-				var handler http.Handler = http.HandlerFunc(inUse(h).server().metrics)
+				handler := inUse(h).server().metrics()
 				if encoding == "gzip" {
 					handler = compressed(handler)
 				}

@@ -3,7 +3,6 @@
 package status
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -14,7 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -26,6 +25,8 @@ import (
 
 // Adapter is the state of an orchestrator's adapter. Its methods are safe for concurrent use.
 type Adapter interface {
+	prometheus.Collector // of the adapter's own metrics
+
 	Alive(context.Context) error // nil if a restart of the process would not help
 
 	// Ready returns what is offered, or why the orchestrator does not have it yet (err). A node that has nothing to offer is idle, which
@@ -34,7 +35,6 @@ type Adapter interface {
 
 	Resources() []string                // those that have metrics also without a unit
 	ResourceOf(u inventory.Unit) string // the name by which the orchestrator knows a unit
-	Collect(*metrics.Page)              // adds the adapter's own metrics
 }
 
 // Reload is the outcome of the latest reads of the configuration; *agent.ReloadStatus implements it. Its methods are safe for
@@ -65,32 +65,20 @@ type Options struct {
 // Server is the agent's HTTP server. Make one with New. Its methods are safe for concurrent use.
 type Server struct {
 	Options
-	runtime *prometheus.Registry // Go's runtime and the process
-	scrapes sync.Pool            // of *scrape
 
 	mu      sync.Mutex
 	problem string // why nothing is served; "" = it is served, or was not tried yet
 }
 
 // New returns a server. Run makes it listen.
-func New(o Options) *Server {
-	r := prometheus.NewRegistry()
-	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	return &Server{Options: o, runtime: r, scrapes: sync.Pool{New: func() any { return &scrape{page: metrics.NewPage()} }}}
-}
-
-// scrape is the memory for one response of /metrics. Most of the time to make a large one was the growth of its buffers.
-type scrape struct {
-	page *metrics.Page
-	text bytes.Buffer
-}
+func New(o Options) *Server { return &Server{Options: o} }
 
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	for path, handle := range map[string]http.HandlerFunc{"/healthz": s.healthz, "/readyz": s.readyz, "/inventory": s.inventory} {
 		mux.Handle("GET "+path, newPage(handle))
 	}
-	mux.Handle("GET /metrics", negotiated(http.HandlerFunc(s.metrics)))
+	mux.Handle("GET /metrics", negotiated(s.metrics()))
 	for pattern, handler := range s.Handlers {
 		mux.Handle(pattern, handler)
 	}
@@ -133,31 +121,28 @@ func writeText(w http.ResponseWriter, err error, text string, notes ...string) {
 	fmt.Fprintln(w, strings.Join(append([]string{text}, notes...), "\n"))
 }
 
-// metrics is the page for Prometheus. What it shows was read before: it makes no driver call and waits for none.
-func (s *Server) metrics(w http.ResponseWriter, _ *http.Request) {
-	buffers := s.scrapes.Get().(*scrape)
-	defer s.scrapes.Put(buffers)
-	p, text := buffers.page, &buffers.text
-	p.Reset()
-	text.Reset()
-	families, err := s.runtime.Gather()
-	for _, f := range families {
-		if err == nil {
-			_, err = expfmt.MetricFamilyToText(text, f)
+// metrics is the page for Prometheus, in its text format. What it shows was read before: it makes no driver call and waits for none.
+// What can't be collected is logged, and missing on the page.
+func (s *Server) metrics() http.Handler {
+	r := prometheus.NewRegistry()
+	for _, c := range []prometheus.Collector{
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), metrics.Collector(s.source), s.Adapter,
+	} {
+		if err := r.Register(c); err != nil {
+			s.Log.Error("metrics are missing", "error", err)
 		}
 	}
-	if err != nil {
-		writeText(w, err, "")
-		return
-	}
+	return promhttp.HandlerFor(r, promhttp.HandlerOpts{
+		ErrorHandling: promhttp.ContinueOnError, ErrorLog: slog.NewLogLogger(s.Log.Handler(), slog.LevelWarn), DisableCompression: true,
+	})
+}
+
+// source is what the metrics that both agents have are computed from.
+func (s *Server) source() metrics.Source {
 	ok, success := s.Reload.Last()
-	metrics.Collect(p, metrics.Source{
+	return metrics.Source{
 		Agent: s.Name, Version: s.Version, Config: s.Config, State: s.Agent.State(), Stats: s.Agent.Stats(), Use: s.Agent.Use(),
 		Sources: s.Sources(), DriverCalls: s.DriverCalls(), ReloadOK: ok, ReloadedAt: success,
 		Resources: s.Adapter.Resources(), ResourceOf: s.Adapter.ResourceOf,
-	})
-	s.Adapter.Collect(p)
-	w.Header().Set("Content-Type", metrics.ContentType)
-	text.Write(p.Text(text.AvailableBuffer()))
-	_, _ = w.Write(text.Bytes())
+	}
 }

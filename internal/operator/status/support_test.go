@@ -2,6 +2,7 @@ package status
 
 import (
 	"context"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -41,9 +42,8 @@ type (
 	reload  struct{}
 )
 
-func (adapter) Alive(context.Context) error                 { return nil }
-func (adapter) Ready() error                                { return nil }
-func (adapter) RequestTimes() (t deviceplugin.RequestTimes) { return t }
+func (adapter) Alive(context.Context) error { return nil }
+func (adapter) Ready() error                { return nil }
 func (a adapter) Stats() (stats []deviceplugin.ResourceStats) {
 	for r := range deviceplugin.Resources(a.inv) {
 		stats = append(stats, deviceplugin.ResourceStats{Resource: r})
@@ -58,7 +58,7 @@ func (a fixedAgent) handler() http.Handler { return a.server().handler() }
 
 func (a fixedAgent) server() *Server {
 	return New(Options{
-		Name: "k8s-gpu", Agent: a, Adapter: kubestatus.DevicePlugins{Plugin: adapter{a.state.Inventory}}, Config: a.cfg, Reload: reload{},
+		Name: "k8s-gpu", Agent: a, Log: slog.New(slog.DiscardHandler), Adapter: kubestatus.DevicePlugins{Plugin: adapter{a.state.Inventory}, Durations: kubestatus.NewDurations()}, Config: a.cfg, Reload: reload{},
 		Sources: func() map[string]bool { return map[string]bool{} }, Problems: func() []problem.Problem { return nil },
 		DriverCalls: func() []gpu.CallCount { return a.calls },
 	})

@@ -8,6 +8,8 @@ import (
 	"errors"
 	"strings"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
@@ -20,12 +22,12 @@ type Plugin interface {
 	Alive(context.Context) error // nil if every endpoint answers over its own socket
 	Ready() error                // *deviceplugin.IdleError if there is nothing to register
 	Stats() []deviceplugin.ResourceStats
-	RequestTimes() deviceplugin.RequestTimes
 }
 
 // DevicePlugins is a plugin as the HTTP server shows it. Its methods are safe for concurrent use.
 type DevicePlugins struct {
-	Plugin Plugin
+	Plugin    Plugin
+	Durations prometheus.Collector // of the kubelet's calls
 
 	// OnlyOffered leaves out nvidia.com/gpu unless it is offered: another API may offer the devices.
 	OnlyOffered bool
@@ -60,11 +62,18 @@ var counters = []struct {
 		func(s deviceplugin.ResourceStats) uint64 { return s.Lists }},
 }
 
-// Collect implements status.Adapter.
-func (v DevicePlugins) Collect(p *metrics.Page) {
-	times := v.Plugin.RequestTimes()
-	p.AddHistogram(duration, times.Allocate, "Allocate")
-	p.AddHistogram(duration, times.GetPreferredAllocation, "GetPreferredAllocation")
+// NewDurations returns the durations that a plugin reports.
+func NewDurations() metrics.Durations {
+	return metrics.NewDurations(duration, "Allocate", "GetPreferredAllocation")
+}
+
+// Describe implements prometheus.Collector.
+func (DevicePlugins) Describe(ch chan<- *prometheus.Desc) { set.Describe(ch) }
+
+// Collect implements prometheus.Collector.
+func (v DevicePlugins) Collect(ch chan<- prometheus.Metric) {
+	p := metrics.NewSamples(ch)
+	v.Durations.Collect(ch)
 	for _, r := range v.stats() {
 		p.AddBool(connected, r.Connected, r.Resource)
 		for _, c := range counters {

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
@@ -21,7 +23,6 @@ type Driver interface {
 	Alive(context.Context) error // nil if its socket answers
 	Ready() error                // nil if the kubelet has registered it
 	Stats() dra.Stats
-	RequestTimes() dra.RequestTimes
 	Prepared() []prepared.Claim
 }
 
@@ -39,6 +40,8 @@ type DRA struct {
 	Driver Driver
 	Slices Slices
 	Plugin DevicePlugins // of the same process: for GPUs that have not moved, and endpoints without devices
+
+	Durations prometheus.Collector // of the kubelet's calls
 
 	Devices func() []kubeapi.Device // that the slices are to have; nil = not known yet
 	Refused func() string           // why containers of the node never get a device; "" = they may
@@ -65,15 +68,23 @@ const (
 	unprepareMethod = "NodeUnprepareResources"
 )
 
-// Collect implements status.Adapter.
-func (v DRA) Collect(p *metrics.Page) {
-	v.Plugin.Collect(p)
-	s, times, published := v.Driver.Stats(), v.Driver.RequestTimes(), v.Slices.Published()
+// NewClaimDurations returns the durations that a driver reports.
+func NewClaimDurations() metrics.Durations {
+	return metrics.NewDurations(claimDuration, prepareMethod, unprepareMethod)
+}
+
+// Describe implements prometheus.Collector.
+func (DRA) Describe(ch chan<- *prometheus.Desc) { set.Describe(ch) }
+
+// Collect implements prometheus.Collector.
+func (v DRA) Collect(ch chan<- prometheus.Metric) {
+	v.Plugin.Collect(ch)
+	p := metrics.NewSamples(ch)
+	v.Durations.Collect(ch)
+	s, published := v.Driver.Stats(), v.Slices.Published()
 	p.AddBool(registered, s.Registered)
 	p.Add(registrations, float64(s.Registrations))
 	p.Add(refusals, float64(s.RegistrationErrors))
-	p.AddHistogram(claimDuration, times.Prepare, prepareMethod)
-	p.AddHistogram(claimDuration, times.Unprepare, unprepareMethod)
 	p.Add(errorsTotal, float64(s.PrepareErrors), prepareMethod)
 	p.Add(errorsTotal, float64(s.UnprepareErrors), unprepareMethod)
 	p.Add(claims, float64(s.Claims))
@@ -148,8 +159,8 @@ func (v DRA) refused() string {
 	return ""
 }
 
-// Describe adds the driver to a report.
-func (v DRA) Describe(r report.Report) report.Report {
+// Extend adds the driver to a report.
+func (v DRA) Extend(r report.Report) report.Report {
 	s, published := v.Driver.Stats(), v.Slices.Published()
 	d := report.DRA{
 		Driver: v.Name, Node: v.Node, Registered: s.Registered, Registration: s.Reason, HealthStreams: s.HealthStreams,

@@ -24,17 +24,15 @@ type driver struct {
 	claims []prepared.Claim
 }
 
-func (d driver) Alive(context.Context) error                 { return nil }
-func (d driver) Ready() error                                { return d.ready }
-func (d driver) Stats() dra.Stats                            { return d.stats }
-func (d driver) RequestTimes() dra.RequestTimes              { return dra.RequestTimes{} }
-func (d driver) Prepared() []prepared.Claim                  { return d.claims }
-func (s slicesOf) Published() publisher.Status               { return s.status }
-func (s slicesOf) Ready() error                              { return s.ready }
-func (p plugin) Alive(context.Context) error                 { return nil }
-func (p plugin) Ready() error                                { return p.err }
-func (p plugin) Stats() []deviceplugin.ResourceStats         { return p.stats }
-func (p plugin) RequestTimes() (t deviceplugin.RequestTimes) { return t }
+func (d driver) Alive(context.Context) error         { return nil }
+func (d driver) Ready() error                        { return d.ready }
+func (d driver) Stats() dra.Stats                    { return d.stats }
+func (d driver) Prepared() []prepared.Claim          { return d.claims }
+func (s slicesOf) Published() publisher.Status       { return s.status }
+func (s slicesOf) Ready() error                      { return s.ready }
+func (p plugin) Alive(context.Context) error         { return nil }
+func (p plugin) Ready() error                        { return p.err }
+func (p plugin) Stats() []deviceplugin.ResourceStats { return p.stats }
 
 type slicesOf struct {
 	status publisher.Status
@@ -103,7 +101,7 @@ func TestDescribe(t *testing.T) {
 			}
 		},
 	}
-	r := v.Describe(report.Report{Devices: []report.Device{{ID: coretest.GPU(0)}, {ID: coretest.GPU(1)}}})
+	r := v.Extend(report.Report{Devices: []report.Device{{ID: coretest.GPU(0)}, {ID: coretest.GPU(1)}}})
 	if d := r.Devices[0]; len(d.Taints) != 1 || d.Taints[0].String() != "gpu.nvidia.com/xid=79:NoSchedule" || d.SliceDevices[0] != name {
 		t.Errorf("%+v", d)
 	}
