@@ -1,5 +1,6 @@
 // Package monitor owns the driver: it opens a session, applies its readings and events to a core.State and publishes the
-// inventory that follows. It is the only package above the driver itself with goroutines and a clock.
+// inventory that follows. Of the core's packages it is the only one above the driver itself with goroutines and a
+// clock.
 //
 // Two goroutines use a session, because NVML calls can hang and can't be cancelled: the reader makes one request at a time,
 // the waiter runs the event wait. The monitor's own goroutine never calls the driver and never waits for a disk, so that it
