@@ -23,6 +23,7 @@ func TestDRATakenAwayWithClaims(t *testing.T) {
 	d.start()
 	const found = "prepared claims and GPUs of the API dra are left on this node"
 	d.logs("ERROR", found)
+	d.answers()
 	d.prints(found, "inspect")
 	text, err := d.command("doctor")
 	if !strings.Contains(text, found) || !strings.Contains(text, "put the component dra") || err == nil {
@@ -59,6 +60,7 @@ func TestDRARecordThatCanNotBeRead(t *testing.T) {
 		t.Error(problem)
 	}
 	d.logs("WARN", "can't be read as a prepared claim")
+	d.answers()
 	d.prints(record, "inspect")
 	named("the agent runs")
 	d.unprepare(driver, other)

@@ -188,6 +188,12 @@ func (a *agent) report() (r report.Report) {
 	return r
 }
 
+// answers waits until inspect is answered by the agent that runs.
+func (a *agent) answers() {
+	a.Helper()
+	a.await("an answer of the agent", func() bool { return a.report().Source == report.FromAgent })
+}
+
 // counts waits for the counts of XIDs in the report: "3:XID_95:1" for one XID 95 of GPU 3.
 func (a *agent) counts(want string) {
 	a.Helper()
