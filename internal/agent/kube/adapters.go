@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/node/history"
+	"github.com/tandem-gpu/tandem/internal/operator/metrics"
 	"github.com/tandem-gpu/tandem/internal/operator/status"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
@@ -23,9 +24,8 @@ func (r *run) offer(a *agent.Agent) (agent.Adapter, status.Adapter) {
 	if r.dra && r.api != nil {
 		return r.offerByBoth(a)
 	}
-	o, durations := r.pluginOptions(a), kubestatus.NewDurations()
-	o.Observe = durations.Observe
-	plugins := deviceplugin.New(a.Monitor, o)
+	durations := kubestatus.NewDurations()
+	plugins := deviceplugin.New(a.Monitor, r.pluginOptions(a, durations))
 	shown := kubestatus.DevicePlugins{Plugin: plugins, Durations: durations}
 	made := agent.Adapter{
 		Tasks: []func(context.Context) error{plugins.Run}, View: plugins.Withhold, Holders: r.holders(plugins),
@@ -41,8 +41,9 @@ func (r *run) offer(a *agent.Agent) (agent.Adapter, status.Adapter) {
 // offerByBoth returns a DRA driver, and device plugins beside it: for GPUs that have not moved, and for names that the kubelet must know.
 func (r *run) offerByBoth(a *agent.Agent) (agent.Adapter, status.Adapter) {
 	d := r.newDRA(a)
-	o, durations := r.pluginOptions(a), kubestatus.NewDurations()
-	o.Observe, o.Lock, o.ClaimHolders, o.Empty = durations.Observe, &d.lock, d.driver.Record, d.previousResources
+	durations := kubestatus.NewDurations()
+	o := r.pluginOptions(a, durations)
+	o.Lock, o.ClaimHolders, o.Empty = &d.lock, d.driver.Record, d.previousResources
 	plugins := deviceplugin.New(a.Monitor, o)
 	d.plugins = plugins
 	api, other := inventory.DRA, inventory.DevicePlugin
@@ -57,11 +58,11 @@ func (r *run) offerByBoth(a *agent.Agent) (agent.Adapter, status.Adapter) {
 	}, shown
 }
 
-func (r *run) pluginOptions(a *agent.Agent) deviceplugin.Options {
+func (r *run) pluginOptions(a *agent.Agent, durations metrics.Durations) deviceplugin.Options {
 	s := r.settings
 	o := ResponseOptions(s)
 	o.KubeletSocket, o.PodResourcesSocket, o.InPod = s.KubeletSocket, s.PodResourcesSocket, inPod()
-	o.Check, o.Reserved = a.CheckReservation, a.Reserved
+	o.Check, o.Reserved, o.Observe = a.CheckReservation, a.Reserved, durations.Observe
 	o.AllocationStore, o.Handover = deviceplugin.OpenAllocations(s.Health.StateDir, Name, r.log), &r.kubelet
 	o.Uptime = func() (time.Duration, bool) { return history.Uptime(s.Core.Roots.Proc) }
 	o.Watchdog, o.Log = a.Watchdog(), r.log

@@ -171,5 +171,5 @@ func (d *draDriver) podClaims(ctx context.Context) (dra.PodClaims, error) {
 
 // pluginHolders are the pods that have devices through device plugins.
 func (d *draDriver) pluginHolders() []holders.Holder {
-	return pluginHolders(d.plugins.Holders().Holders, d.plugins.ListsPods(), d.current())
+	return pluginHolders(d.plugins.Holders(), d.plugins.ListsPods(), d.current())
 }

@@ -19,13 +19,17 @@ const (
 func (a *Adapter) Record() holders.Record {
 	a.awaitGiven()
 	r := a.known()
-	r.Holders, r.MayHaveEnded = a.tracker.holders(), r.Never
-	return r.Locate(a.tracker.source.Current().Placements())
+	r.MayHaveEnded = r.Never
+	return a.withHolders(r)
 }
 
 // Holders returns the pods that have, or may have, devices through device plugins. It makes no query, and waits for nothing.
-func (a *Adapter) Holders() holders.Record {
-	return holders.Record{Holders: a.tracker.holders()}.Locate(a.tracker.source.Current().Placements())
+func (a *Adapter) Holders() []holders.Holder { return a.withHolders(holders.Record{}).Holders }
+
+// withHolders returns a record with the pods that have, or may have, device IDs.
+func (a *Adapter) withHolders(r holders.Record) holders.Record {
+	r.Holders = a.tracker.holders()
+	return r.Locate(a.src.Current().Placements())
 }
 
 // Claims returns what the kubelet lists of the claims of pods, of all drivers, and a record without holders: whether that is known to be complete. It waits until

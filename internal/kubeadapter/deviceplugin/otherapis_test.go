@@ -131,7 +131,7 @@ func TestAllocateRefusesWhatClaimsHave(t *testing.T) {
 
 // holdersOn are the pods that have, or may have, hardware through device plugins.
 func (r *rig) holdersOn(at gpu.Placement) (names []string) {
-	for h := range holders.NewSet(r.adapter.Holders().Holders).On(at) {
+	for h := range holders.NewSet(r.adapter.Holders()).On(at) {
 		names = append(names, h.Work.String())
 	}
 	return names

@@ -255,9 +255,14 @@ func (a *Adapter) Record() holders.Record {
 	} else if a.unloaded.Load() == nil {
 		return holders.Record{Missing: "the prepared claims, which are not read yet; does the disk of state_dir respond?"}
 	}
-	for _, u := range a.Unread() {
+	unread := a.Unread()
+	if len(unread) == 0 {
+		return r
+	}
+	gpus := a.mayHaveClaims()
+	for _, u := range unread {
 		unknown := holders.Work{Orchestrator: holders.Kubernetes, Namespace: "?", ID: u.UID, Claim: "? (" + u.String() + ")"}
-		for _, id := range a.mayHaveClaims() {
+		for _, id := range gpus {
 			r.Holders = append(r.Holders, holders.Holder{Work: unknown, API: inventory.DRA, Device: id, At: gpu.WholeGPU(id)})
 		}
 	}
