@@ -68,19 +68,6 @@ func (h *host) state(agent string) string {
 	return filepath.Join(h.dir, agent)
 }
 
-// mpsDaemon is the socket of the MPS control daemon of a pool.
-func (h *host) mpsDaemon(pool string) error {
-	dir := filepath.Join(h.dir, "mps", "nvidia.com", pool, "pipe")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(dir, "control"), Net: "unixpacket"})
-	if err == nil {
-		h.t.Cleanup(func() { _ = l.Close() })
-	}
-	return err
-}
-
 // config is what both agents are told of the host, by the names of Nomad's config block, and more.
 func (h *host) config(agent string, more map[string]string) map[string]string {
 	c := map[string]string{

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/node/mps"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -46,7 +48,10 @@ var scenes = []struct {
 	{name: "no driver", machine: "t4", prepare: func(h *host) error { return h.Hide() }, steps: start(`"absent"`)},
 	{
 		name: "h100x8 with a policy", machine: "h100x8", policy: mixed,
-		prepare: func(h *host) error { return h.mpsDaemon("gpu.mps") }, steps: start(`"index": 4`, "MPS_DAEMON_DOWN"),
+		prepare: func(h *host) error {
+			coretest.MPSDaemon(h.t, mps.Pipe(filepath.Join(h.dir, "mps"), "gpu.mps"))
+			return nil
+		}, steps: start(`"index": 4`, "MPS_DAEMON_DOWN"),
 	},
 	{
 		name: "b200 with faults", machine: "b200", events: "1", // again: the wait fails when GPU 0 is lost, and is renewed

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/node/mps"
@@ -130,9 +131,9 @@ func TestMPSDaemonsComeAndGo(t *testing.T) {
 			if folder == "" {
 				folder = "gpu.mps"
 			}
-			root := shortDir(t)
+			root := coretest.ShortDir(t)
 			synctest.Test(t, func(t *testing.T) {
-				daemon := startDaemon(t, root, folder)
+				daemon := coretest.MPSDaemon(t, mps.Pipe(root, folder))
 				a := start(t, setup{name: "k8s-gpu", stateDir: "", mpsRoot: root, cfg: cfg})
 				pass(time.Second)
 				if n := len(a.schedulable()); n != 16 || a.logged("MPS_DAEMON_DOWN") != 0 {
@@ -147,7 +148,7 @@ func TestMPSDaemonsComeAndGo(t *testing.T) {
 					}
 					_ = os.Remove(filepath.Join(mps.Pipe(root, folder), "control"))
 					pass(2 * time.Second)
-					daemon = startDaemon(t, root, folder)
+					daemon = coretest.MPSDaemon(t, mps.Pipe(root, folder))
 					pass(2 * time.Second)
 					if n := len(a.schedulable()); n != 16 {
 						t.Errorf("%d units with a daemon", n)

@@ -3,9 +3,6 @@ package hostwatch
 import (
 	"context"
 	"log/slog"
-	"net"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -20,7 +17,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
-	"github.com/tandem-gpu/tandem/internal/node/mps"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/test/logbuffer"
 )
@@ -138,29 +134,4 @@ func must(t testing.TB, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-}
-
-// shortDir is a folder whose path leaves room for the name of a socket (unix(7): 107 bytes).
-func shortDir(t testing.TB) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "mps")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
-}
-
-// startDaemon is a fake MPS control daemon of a pool. Its socket is of the same type as the real one.
-func startDaemon(t testing.TB, root, pool string) *net.UnixListener {
-	t.Helper()
-	dir := mps.Pipe(root, pool)
-	must(t, os.MkdirAll(dir, 0o755))
-	path := filepath.Join(dir, "control")
-	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = l.Close() })
-	return l
 }

@@ -17,31 +17,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// shortDir is a folder whose path leaves room for the name of a socket (unix(7): 107 bytes).
-func shortDir(t testing.TB) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "mps")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
-}
-
-// startDaemon is a fake MPS control daemon of a pool. Its socket is of the same type as the real one.
-func startDaemon(t testing.TB, root, pool string) *net.UnixListener {
-	t.Helper()
-	dir := filepath.Join(root, domain, pool, "pipe")
-	must(t, os.MkdirAll(dir, 0o755))
-	path := filepath.Join(dir, "control")
-	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = l.Close() })
-	return l
-}
-
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -50,12 +25,12 @@ func must(t testing.TB, err error) {
 }
 
 func TestCheckSocket(t *testing.T) {
-	root := shortDir(t)
+	root := coretest.ShortDir(t)
 	path := filepath.Join(root, domain, "gpu.mps", "pipe", "control")
 	if err := checkControl(path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("nothing is there: %v", err)
 	}
-	l := startDaemon(t, root, "gpu.mps")
+	l := coretest.MPSDaemon(t, Pipe(root, "gpu.mps"))
 	for range 3 {
 		if err := checkControl(path); err != nil {
 			t.Errorf("it is there: %v", err)
@@ -115,9 +90,9 @@ func TestPoolsOfDaemons(t *testing.T) {
 		},
 		Shares: []inventory.Share{{Pool: "gpu", Rename: "gpu.few", Sharing: mps}, {Pool: "mig-1g.10gb", Sharing: mps}, {Pool: "x", Sharing: slices3}},
 	}
-	root := shortDir(t)
-	startDaemon(t, root, "mig-2g.20gb.mps")
-	startDaemon(t, root, "elsewhere")
+	root := coretest.ShortDir(t)
+	coretest.MPSDaemon(t, Pipe(root, "mig-2g.20gb.mps"))
+	coretest.MPSDaemon(t, Pipe(root, "elsewhere"))
 	d := Of(cfg.Policy, root)
 	state := core.NewState(cfg)
 	if got := d.Pools(state.Inventory); !slices.Equal(got, []string{"gpu.few", "mig-1g.10gb", "mig-2g.20gb.mps", "named"}) {
@@ -132,8 +107,8 @@ func TestPoolsOfDaemons(t *testing.T) {
 }
 
 func BenchmarkCheck(b *testing.B) {
-	root := shortDir(b)
-	startDaemon(b, root, "gpu.mps")
+	root := coretest.ShortDir(b)
+	coretest.MPSDaemon(b, Pipe(root, "gpu.mps"))
 	d := Of(inventory.Policy{}, root)
 	for b.Loop() {
 		if err := d.Check("gpu.mps"); err != nil {
