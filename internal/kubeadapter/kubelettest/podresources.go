@@ -30,6 +30,7 @@ type PodResources struct {
 	offer  []*podresources.ContainerDevices            // see Offer
 	fail   error
 	hang   bool
+	before func() // called before an answer; nil = nothing
 	lists  int
 	gets   int
 }
@@ -112,6 +113,13 @@ func (p *PodResources) Hang(on bool) {
 	p.hang = on
 }
 
+// BeforeAnswers sets what is called before each answer; nil = nothing.
+func (p *PodResources) BeforeAnswers(do func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.before = do
+}
+
 // Lists returns the number of List calls.
 func (p *PodResources) Lists() int {
 	p.mu.Lock()
@@ -167,8 +175,11 @@ func (p *PodResources) pod(name string) *podresources.PodResources {
 // answer hangs or fails as the test has set it.
 func (p *PodResources) answer(ctx context.Context) error {
 	p.mu.Lock()
-	hang, fail := p.hang, p.fail
+	hang, fail, before := p.hang, p.fail, p.before
 	p.mu.Unlock()
+	if before != nil {
+		before()
+	}
 	if hang {
 		<-ctx.Done()
 		return status.FromContextError(ctx.Err()).Err()

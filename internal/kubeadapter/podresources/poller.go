@@ -210,7 +210,10 @@ func (p *Poller) read(ctx context.Context) Reading {
 	return next
 }
 
-// list calls List for a reading.
+// list calls List for a reading. If the kubelet restarts meanwhile, the answer may be that of the new one, and is not complete:
+//
+//	agent      socket of the old kubelet . . . . . . . List, answered by the new one
+//	kubelet                                ends, starts
 func (p *Poller) list(ctx context.Context, r *Reading) {
 	age, kubelet := p.ages.of(p.opts.Socket)
 	answer, err := List(ctx, p.opts.Socket)
@@ -221,7 +224,8 @@ func (p *Poller) list(ctx context.Context, r *Reading) {
 	own := p.opts.InPod && slices.ContainsFunc(answer.Names, p.isOwn)
 	p.own = p.own || own
 	r.Answer, r.Kubelet, r.AnsweredAt = answer, kubelet, time.Now()
-	r.Complete = age >= p.timings.Startup && own == p.own && (answer.Pods > 0 || !p.opts.InPod)
+	same := statefile.IdentityOf(p.opts.Socket) == kubelet
+	r.Complete = same && age >= p.timings.Startup && own == p.own && (answer.Pods > 0 || !p.opts.InPod)
 	if r.Complete {
 		r.CompleteAt, p.claims = r.AnsweredAt, nil
 	}

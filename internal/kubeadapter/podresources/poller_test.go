@@ -68,6 +68,28 @@ func TestCompleteAnswers(t *testing.T) {
 	}
 }
 
+// An answer is not complete if the kubelet was replaced while it was awaited: it may be the new one's, which does not know all pods.
+func TestKubeletRestartsDuringAList(t *testing.T) {
+	var socket string
+	p, api := newPoller(t, func(o *podresources.Options) { socket = o.Socket })
+	if r := p.Read(t.Context()); !r.Complete {
+		t.Fatalf("%+v", r)
+	}
+	api.BeforeAnswers(func() { // the socket is that of another kubelet, which has run for a while
+		before := time.Now().Add(-time.Hour)
+		if err := os.Chtimes(socket, before, before); err != nil {
+			t.Error(err)
+		}
+	})
+	if r := p.Read(t.Context()); r.Err != nil || r.Complete {
+		t.Errorf("%+v", r)
+	}
+	api.BeforeAnswers(nil)
+	if r := p.Read(t.Context()); !r.Complete {
+		t.Errorf("the next answer: %+v", r)
+	}
+}
+
 // While the kubelet does not answer it is asked again and again, also without a request: that it does must be noticed. Claims that were listed
 // are not forgotten meanwhile.
 func TestPollerTriesAgain(t *testing.T) {
