@@ -162,6 +162,44 @@ func TestForget(t *testing.T) {
 	})
 }
 
+// An old loss that the GPU has answered after, and that no operator has cleared, does not make the next one a day old.
+func TestForgetIsNotCountedFromAnEarlierLoss(t *testing.T) {
+	for name, between := range map[string]func(*restartFixture){
+		"in one process":       func(*restartFixture) {},
+		"over a restart":       func(l *restartFixture) { l.restart("boot", "boot") },
+		"the driver was away":  func(l *restartFixture) { l.noDriver(gpu.DriverFailed) },
+		"restarted without it": func(l *restartFixture) { l.restart("boot", "boot"); l.noDriver(gpu.DriverFailed); l.restart("boot", "boot") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newRestartFixture(t, coretest.GPUs(2))
+			l.cfg.Health.ManualRecovery = true
+			l.cfg.Policy = shareFirst(1)
+			l.cfg.Policy.Shares[0].Select.Indices = gpuIndices(1).Indices
+			whole := l.host
+			l.read(1)
+			l.host = without(whole, coretest.GPU(1))
+			l.read(1)
+			l.host = whole
+			l.read(5)
+			l.expect("it answers again", map[gpu.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "unhealthy LOST"})
+			l.now = l.now.Add(48 * time.Hour)
+			l.read(1)
+			between(l)
+			l.host = without(whole, coretest.GPU(1))
+			for range 3 {
+				l.read(1)
+				l.expect("lost again", map[gpu.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "lost LOST"})
+			}
+			if got := l.state.Binding.Counts[0].Taken; len(got) != 1 || got[0] != coretest.GPU(1) {
+				t.Errorf("the share is bound to %v", got)
+			}
+			l.now = l.now.Add(l.cfg.Health.RemoveLostAfter)
+			l.read(2)
+			l.expect("a day later", map[gpu.DeviceID]string{coretest.GPU(0): "healthy "})
+		})
+	}
+}
+
 // whole compares unexported fields too.
 var whole = cmp.Exporter(func(reflect.Type) bool { return true })
 

@@ -149,15 +149,12 @@ func (s State) withoutForgotten(p health.Policy, now time.Time, devices []gpu.De
 		return slices.ContainsFunc(reading.Devices, func(e gpu.Device) bool { return e.At.GPU == d.At.GPU }) ||
 			slices.ContainsFunc(reading.Excluded, func(e gpu.Exclusion) bool { return e.Matches(d) })
 	}
-	conditions := s.Ledger.Conditions()
 	lost := func(d gpu.Device) bool {
-		return slices.ContainsFunc(conditions, func(c health.Condition) bool {
-			since := c.Last
-			if s.bootTime.After(since) {
-				since = s.bootTime // how long the host was off is unknown: the wall clock may have changed at the boot
-			}
-			return c.At == gpu.WholeGPU(d.At.GPU) && c.Reason == health.ReasonLost && now.Sub(since) >= p.RemoveLostAfter
-		})
+		since, lost := s.Ledger.LostSince(d.At.GPU)
+		if s.bootTime.After(since) {
+			since = s.bootTime // how long the host was off is unknown: the wall clock may have changed at the boot
+		}
+		return lost && now.Sub(since) >= p.RemoveLostAfter
 	}
 	return slices.DeleteFunc(slices.Clone(devices), func(d gpu.Device) bool { return lost(d) && !listed(d) })
 }

@@ -38,6 +38,19 @@ func (l Ledger) Lost(devices []gpu.Device) map[gpu.DeviceID]bool {
 	return lost
 }
 
+// LostSince returns since when a GPU has not answered; false if it answers, or has answered after its last loss.
+func (l Ledger) LostSince(id gpu.DeviceID) (since time.Time, lost bool) {
+	i := slices.IndexFunc(l.conditions, func(c Condition) bool { return c.At == gpu.WholeGPU(id) && c.Reason == ReasonLost })
+	if i < 0 || l.conditions[i].State != GPULost {
+		return time.Time{}, false
+	}
+	since = l.conditions[i].Last
+	if h := l.histories[id]; h != nil && h.checked.After(since) {
+		since = h.checked
+	}
+	return since, true
+}
+
 // Conditions returns the conditions in canonical order, including those without effect (State Healthy).
 func (l Ledger) Conditions() []Condition { return slices.Clone(l.conditions) }
 
@@ -266,14 +279,16 @@ func (b *ledgerBuilder) recordEvent(c Condition) *Condition {
 
 // setLevel records that a persistent state (a level, in contrast to an event) is present. As long as it stays
 // present, neither Last nor IgnoredUntil changes, except if the recovery action changed, or if a GPU stopped
-// responding again after a check. The condition has an effect from the given number of checks on.
+// responding again after a check. Checks by an earlier process are not known, but that it ended with a GPU which
+// was not lost any more is. The condition has an effect from the given number of checks on.
 func (b *ledgerBuilder) setLevel(c Condition, checks int) {
 	if old := b.find(c); old != nil {
 		if old.Count < checks {
 			old.Count++
 		}
 		old.ClearingSince, old.CleanChecks, old.FromRemovedInstance = time.Time{}, 0, false
-		answered := c.Reason.isUnresponsive() && c.At.GI == gpu.Whole && b.readHistory(c.At.GPU).checked.After(old.Last)
+		answered := c.Reason.isUnresponsive() && c.At.GI == gpu.Whole && b.readHistory(c.At.GPU).checked.After(old.Last) ||
+			c.Reason == ReasonLost && old.State != GPULost
 		if old.Code != c.Code || answered {
 			old.Last, old.IgnoredUntil = b.now, time.Time{}
 		}
