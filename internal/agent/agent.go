@@ -54,10 +54,10 @@ type Options struct {
 
 // Adapter is what an orchestrator's adapter adds to an agent. Every field may be nil.
 type Adapter struct {
-	Tasks     []func(context.Context) error                   // run beside the agent's own; each returns when its context ends
-	View      func(*inventory.Inventory) *inventory.Inventory // the inventory as the orchestrator sees it, for operators
-	Problems  func() []problem.Problem                        // of the adapter
-	Endpoints func() []report.Endpoint                        // for the debug view
+	Tasks     []func(context.Context) error                       // run beside the agent's own; each returns when its context ends
+	View      func(*inventory.Allocatable) *inventory.Allocatable // the inventory as the orchestrator sees it, for operators
+	Problems  func() []problem.Problem                            // of the adapter
+	Endpoints func() []report.Endpoint                            // for the debug view
 
 	// APIs are those through which this process offers devices, that of the settings first. Readers read which work has GPUs
 	// through each. Without APIs no GPU moves between APIs.
@@ -196,7 +196,7 @@ func (a *Agent) FilesDone() []<-chan struct{} {
 func (a *Agent) State() core.State {
 	s := a.Monitor.State()
 	if a.adapter.View != nil {
-		s.Inventory = a.adapter.View(s.Inventory)
+		s.Allocatable = a.adapter.View(s.Allocatable)
 	}
 	return s
 }

@@ -19,7 +19,7 @@ func (a *Agent) assignmentFacts() assignment.Facts {
 			f.Unread[api] = r.Missing
 		}
 	}
-	can := inv.Assignable()
+	can := inv.GPUs()
 	ids := slices.Clone(can)
 	for _, st := range status {
 		ids = append(ids, st.GPU)
@@ -49,7 +49,7 @@ func (a *Agent) assignmentFacts() assignment.Facts {
 }
 
 // offers reports whether an inventory has a unit of a GPU that is not being withdrawn, and that no other agent has claimed before.
-func offers(inv *inventory.Inventory, id gpu.DeviceID) bool {
+func offers(inv *inventory.Allocatable, id gpu.DeviceID) bool {
 	for u := range inv.Units() {
 		if u.Device.At.GPU == id && u.Health.Reason != health.ReasonWithdrawn && u.Health.Reason != health.ReasonClaimed {
 			return true

@@ -50,8 +50,8 @@ func readOnce(ctx context.Context, o Options, withUsage bool) (state core.State,
 	} else {
 		state = report.Read(ctx, o.Open, o.Core, store)
 	}
-	host := hostwatch.ReadOnce(hostOptions(o), state.Inventory)
-	if state.Inventory.NeedsCDI() {
+	host := hostwatch.ReadOnce(hostOptions(o), state)
+	if state.Allocatable.NeedsCDI() {
 		host.CDI = cdi.ReadOnce(o.CDI, state)
 	}
 	return state.WithHost(o.Core, time.Now(), host), usage, file.Problems()

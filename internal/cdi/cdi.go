@@ -90,7 +90,7 @@ func (o Options) undefined(s core.State, problem string) *inventory.CDI {
 // Monitor has the state that a Writer follows, and receives what the specifications define. *monitor.Monitor is one.
 type Monitor interface {
 	State() core.State
-	Watch(context.Context) iter.Seq[*inventory.Inventory]
+	Watch(context.Context) iter.Seq[*inventory.Allocatable]
 	SetCDI(*inventory.CDI)
 	Watchdog() *watchdog.Registry
 }

@@ -80,7 +80,7 @@ func TestOtherRoots(t *testing.T) {
 	if len(made.ContainerEdits.Hooks) != 2 { // of a program of unknown age
 		t.Errorf("hooks %v", made.ContainerEdits.Hooks)
 	}
-	plan, err := s.Inventory.Reserve(inventory.UnitID(coretest.GPU(0)))
+	plan, err := s.Allocatable.Reserve(inventory.UnitID(coretest.GPU(0)))
 	if want := vendor + "/gpu=" + string(coretest.GPU(0)); err != nil || !slices.Equal(plan.CDI, []string{want}) {
 		t.Errorf("plan %v, %v", plan.CDI, err)
 	}
@@ -104,7 +104,7 @@ func TestHookProgramMissing(t *testing.T) {
 		if !auto {
 			continue
 		}
-		plan, err := s.Inventory.Reserve(inventory.UnitID(coretest.GPU(0)))
+		plan, err := s.Allocatable.Reserve(inventory.UnitID(coretest.GPU(0)))
 		if err != nil || plan.CDI != nil {
 			t.Errorf("plan %v, %v", plan.CDI, err)
 		}
@@ -133,7 +133,7 @@ func TestClaimsNeedTheHookProgram(t *testing.T) {
 		m.read(coretest.GPUs(1))
 		m.defined(t, ids(0)...)
 		healthOf := func(s core.State) health.Health {
-			u, _ := s.Inventory.Unit(inventory.UnitID(coretest.GPU(0)))
+			u, _ := s.Allocatable.Unit(inventory.UnitID(coretest.GPU(0)))
 			return u.Health
 		}
 		if h := healthOf(m.State()); h.Schedulable() != (c.why == "") || !strings.Contains(h.Detail, c.why) {
@@ -143,7 +143,7 @@ func TestClaimsNeedTheHookProgram(t *testing.T) {
 			continue
 		}
 		tolerant := func(inventory.Unit, health.Health) bool { return true }
-		if _, err := m.State().Inventory.ReserveTolerated(tolerant, inventory.UnitID(coretest.GPU(0))); err == nil || !strings.Contains(err.Error(), c.why) {
+		if _, err := m.State().Allocatable.ReserveTolerated(tolerant, inventory.UnitID(coretest.GPU(0))); err == nil || !strings.Contains(err.Error(), c.why) {
 			t.Errorf("%s: work that tolerates everything: %v", name, err)
 		}
 		write(t, n.root+n.HookPath, "", 0o755)

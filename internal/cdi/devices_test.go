@@ -43,7 +43,7 @@ func TestUpgrade(t *testing.T) {
 	if !strings.Contains(s.Host.CDI.Problem, "libcuda.so."+version+" is not below "+n.root) || inode(t, n.file()) != before {
 		t.Errorf("after the upgrade on disk: %q", s.Host.CDI.Problem)
 	}
-	for u := range s.Inventory.Units() {
+	for u := range s.Allocatable.Units() {
 		if u.Health.Schedulable() || !strings.Contains(u.Health.String(), "libcuda") {
 			t.Errorf("unit is %s", u.Health)
 		}
@@ -89,7 +89,7 @@ func TestSickDevices(t *testing.T) {
 			t.Errorf("%s: %+v", name, d.ContainerEdits)
 		}
 	}
-	for u := range m.State().Inventory.Units() {
+	for u := range m.State().Allocatable.Units() {
 		if want := u.Device.ID == coretest.GPU(0); u.Health.Schedulable() != want {
 			t.Errorf("%s is %s", u.ID, u.Health)
 		}
@@ -107,7 +107,7 @@ func TestMissingNode(t *testing.T) {
 	reading.Nodes = without
 	m.read(reading)
 	s := m.defined(t, ids(0)...)
-	u, _ := s.Inventory.Unit(inventory.UnitID(coretest.GPU(1)))
+	u, _ := s.Allocatable.Unit(inventory.UnitID(coretest.GPU(1)))
 	if u.Health.Schedulable() || !strings.Contains(u.Health.String(), "device node /dev/nvidia1 is missing") {
 		t.Errorf("GPU 1 is %s", u.Health)
 	}

@@ -56,7 +56,7 @@ func TestFolderProblems(t *testing.T) {
 			w, _ := n.run(t, m)
 			m.read(coretest.GPUs(1))
 			s := m.problem(t, tc.want)
-			for u := range s.Inventory.Units() {
+			for u := range s.Allocatable.Units() {
 				if u.Health.Schedulable() || !strings.Contains(u.Health.String(), tc.want) {
 					t.Errorf("unit is %s", u.Health)
 				}
@@ -110,7 +110,7 @@ func TestWriteFailsLater(t *testing.T) {
 	if !slices.Equal(s.Host.CDI.Defined, ids(0, 1)) {
 		t.Errorf("%+v", s.Host.CDI)
 	}
-	for u := range s.Inventory.Units() {
+	for u := range s.Allocatable.Units() {
 		if want := u.Device.ID != coretest.GPU(2); u.Health.Schedulable() != want {
 			t.Errorf("%s is %s", u.ID, u.Health)
 		}
@@ -178,7 +178,7 @@ func TestConflict(t *testing.T) {
 	other := filepath.Join(n.Folder, "fork.json")
 	write(t, other, `{"cdiVersion": "0.3.0", "kind": "`+vendor+`/gpu", "devices": [{"name": "`+string(coretest.GPU(1))+`", "containerEdits": {"env": ["A=B"]}}]}`, 0o644)
 	s := m.defined(t, ids(0)...)
-	u, _ := s.Inventory.Unit(inventory.UnitID(coretest.GPU(1)))
+	u, _ := s.Allocatable.Unit(inventory.UnitID(coretest.GPU(1)))
 	if !strings.Contains(u.Health.String(), other+" defines device \""+string(coretest.GPU(1))) {
 		t.Errorf("GPU 1 is %s", u.Health)
 	}

@@ -64,7 +64,7 @@ func (w *Writer) pass(ctx context.Context, s core.State) outcome {
 	}
 	c.Usable, c.Reason = w.decide(ctx, problem, hooks)
 	c.NoStart = w.opts.noStart(hooks)
-	if !w.opts.Auto && namesAreGiven(s.Inventory) {
+	if !w.opts.Auto && namesAreGiven(s.Allocatable) {
 		if c.NoStart != "" {
 			warnings = append(warnings, c.NoStart)
 		}
@@ -76,7 +76,7 @@ func (w *Writer) pass(ctx context.Context, s core.State) outcome {
 		warnings = append(warnings, c.Problem)
 	}
 	w.setProblems(warnings, time.Now())
-	failed = failed || othersFailed || c.NoStart != "" && hasClaims(s.Inventory) // then it is looked for again soon
+	failed = failed || othersFailed || c.NoStart != "" && hasClaims(s.Allocatable) // then it is looked for again soon
 	return outcome{cdi: c, failed: failed, library: files.Libcuda}
 }
 
@@ -274,7 +274,7 @@ func (w *Writer) runtime(ctx context.Context) Runtime {
 }
 
 // namesAreGiven reports whether containers get names of CDI devices, and not only the driver's files as mounts.
-func namesAreGiven(inv *inventory.Inventory) bool {
+func namesAreGiven(inv *inventory.Allocatable) bool {
 	for u := range inv.Devices() {
 		if u.Injection.CDI != inventory.CDIOff {
 			return true
@@ -284,7 +284,7 @@ func namesAreGiven(inv *inventory.Inventory) bool {
 }
 
 // hasClaims reports whether devices are offered to claims, which wait while no container starts.
-func hasClaims(inv *inventory.Inventory) bool {
+func hasClaims(inv *inventory.Allocatable) bool {
 	for u := range inv.Devices() {
 		if u.API == inventory.DRA {
 			return true

@@ -34,12 +34,12 @@ func TestEveryReservedNameIsDefined(t *testing.T) {
 			t.Fatal(err)
 		}
 		after := m.State()
-		for u := range before.Inventory.Units() {
-			plan, err := before.Inventory.Reserve(u.ID)
+		for u := range before.Allocatable.Units() {
+			plan, err := before.Allocatable.Reserve(u.ID)
 			if err != nil {
 				continue
 			}
-			if _, err := after.Inventory.Reserve(u.ID); err != nil {
+			if _, err := after.Allocatable.Reserve(u.ID); err != nil {
 				continue // it was withdrawn while the file was read
 			}
 			checked++

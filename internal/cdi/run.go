@@ -251,7 +251,7 @@ type input struct {
 
 func newInput(s core.State) *input {
 	return &input{
-		s.Snapshot.Driver, s.Incarnation, s.Snapshot.Devices, s.Snapshot.Nodes, s.Ledger.Lost(s.Snapshot.Devices), s.Inventory.NeedsCDI(),
+		s.Snapshot.Driver, s.Incarnation, s.Snapshot.Devices, s.Snapshot.Nodes, s.Ledger.Lost(s.Snapshot.Devices), s.Allocatable.NeedsCDI(),
 	}
 }
 

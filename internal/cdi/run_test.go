@@ -181,8 +181,8 @@ func TestDiskHangs(t *testing.T) {
 	began := time.Now()
 	m.read(coretest.GPUs(1))
 	s := m.defined(t)
-	if took := time.Since(began); took > 2*time.Second || s.Inventory.Provisional() || s.Host.CDI.Problem != slow {
-		t.Errorf("after %v: provisional %v, %+v", took, s.Inventory.Provisional(), s.Host.CDI)
+	if took := time.Since(began); took > 2*time.Second || s.Allocatable.Provisional() || s.Host.CDI.Problem != slow {
+		t.Errorf("after %v: provisional %v, %+v", took, s.Allocatable.Provisional(), s.Host.CDI)
 	}
 	if once := ReadOnce(n.Options, s); once.Problem != slow {
 		t.Errorf("read once: %+v", once)
@@ -241,7 +241,7 @@ func TestWithdraw(t *testing.T) {
 	l := loop{Writer: New(n.Options), monitor: m}
 	l.set(&inventory.CDI{Incarnation: 1, Defined: ids(0, 1)})
 	l.withdraw(t.Context(), ids(1))
-	for u := range m.State().Inventory.Units() {
+	for u := range m.State().Allocatable.Units() {
 		if want := u.Device.ID == coretest.GPU(1); u.Health.Schedulable() != want {
 			t.Errorf("%s is %s", u.ID, u.Health)
 		}

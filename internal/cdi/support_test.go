@@ -57,10 +57,10 @@ func (m *monitor) read(s gpu.Snapshot, checks ...health.Observation) {
 
 func (m *monitor) State() core.State { return m.state.Load() }
 
-func (m *monitor) Watch(ctx context.Context) iter.Seq[*inventory.Inventory] {
-	return func(yield func(*inventory.Inventory) bool) {
+func (m *monitor) Watch(ctx context.Context) iter.Seq[*inventory.Allocatable] {
+	return func(yield func(*inventory.Allocatable) bool) {
 		for s := range m.state.Watch(ctx) {
-			if !yield(s.Inventory) {
+			if !yield(s.Allocatable) {
 				return
 			}
 		}

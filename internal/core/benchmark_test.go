@@ -125,7 +125,7 @@ func BenchmarkMemory(b *testing.B) {
 	for _, h := range coretest.Hosts() {
 		b.Run(fmt.Sprintf("units=%d", h.Units), func(b *testing.B) {
 			const keep = 20
-			var kept [keep]*inventory.Inventory
+			var kept [keep]*inventory.Allocatable
 			for b.Loop() {
 				before := heapBytes()
 				for i := range kept {
@@ -157,7 +157,7 @@ func TestPurity(t *testing.T) {
 		cfg := core.DefaultConfig()
 		cfg.MIG = inventory.MIGMixed
 		history, _ := l.History("GPU-m")
-		inv := core.Build(snapshot, l, cfg)
+		inv := core.Build(snapshot, l, cfg).WithoutHost()
 		plan, err := inv.Reserve("MIG-2", inventory.UnitID(coretest.GPU(0)))
 		return fmt.Sprint(snapshot, seen, l.Conditions(), history, unitIDs(inv), inv.Excluded(), plan, err, inv.Prefer(unitIDs(inv), nil, 2))
 	}

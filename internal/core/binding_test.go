@@ -48,7 +48,7 @@ func newPolicyFixture(t *testing.T, p inventory.Policy) *restartFixture {
 // pools returns the GPUs that take new work, by pool: "gpu 1,2 gpu.shared 5,6".
 func (l *restartFixture) pools() string {
 	by := map[string][]string{}
-	for u := range l.state.Inventory.Units() {
+	for u := range l.state.Allocatable.Units() {
 		n := cmp.Or(strings.TrimLeft(string(u.Device.At.GPU[len(u.Device.At.GPU)-12:]), "0"), "0")
 		if u.Health.Schedulable() && !slices.Contains(by[u.Pool], n) {
 			by[u.Pool] = append(by[u.Pool], n)
@@ -72,7 +72,7 @@ func (l *restartFixture) expectPools(when, want string) {
 // expectWarnings: there is one warning for each of the texts, which it contains, in their order.
 func (l *restartFixture) expectWarnings(when string, texts ...string) {
 	l.Helper()
-	warnings := append(l.state.Inventory.PolicyWarnings(), l.state.Inventory.OutdatedBindings()...)
+	warnings := append(l.state.Allocatable.PolicyWarnings(), l.state.Allocatable.OutdatedBindings()...)
 	if !slices.EqualFunc(warnings, texts, strings.Contains) {
 		l.Errorf("%s: warnings are %q, want %q", when, warnings, texts)
 	}
@@ -111,7 +111,7 @@ func TestIndexBindingWhenGPUIsAdded(t *testing.T) {
 	l.host = reindexed(append([]int{8}, seq(0, 7)...)...)
 	l.read(1)
 	l.expectPools("a ninth GPU comes first in the driver's order", "gpu 0,1,2,3,4 gpu.shared 5,6")
-	if e := l.state.Inventory.Excluded(); len(e) != 2 || e[0].At != gpuAt(8) || !strings.Contains(e[0].Reason, "rebind") {
+	if e := l.state.Allocatable.Excluded(); len(e) != 2 || e[0].At != gpuAt(8) || !strings.Contains(e[0].Reason, "rebind") {
 		t.Errorf("excluded is %v", e)
 	}
 	next, err := l.state.Rebind(l.cfg, l.now)
@@ -200,7 +200,7 @@ func TestInstanceIndexBinding(t *testing.T) {
 	}}}
 	l.host = coretest.WithMIG(coretest.GPUs(1), 0, "1g.10gb", "1g.10gb", "1g.10gb")
 	l.read(1)
-	expectOffer(t, l.state.Inventory, "mig-1g.10gb: 0:0 0:2", "0:1 tests")
+	expectOffer(t, l.state.Allocatable, "mig-1g.10gb: 0:0 0:2", "0:1 tests")
 	l.host = without(l.host, coretest.Instance(0, 0))
 	for i := range l.host.Devices {
 		if d := &l.host.Devices[i]; d.Profile != "" {
@@ -208,7 +208,7 @@ func TestInstanceIndexBinding(t *testing.T) {
 		}
 	}
 	l.read(3)
-	expectOffer(t, l.state.Inventory, "mig-1g.10gb: 0:2", "0:1 tests")
+	expectOffer(t, l.state.Allocatable, "mig-1g.10gb: 0:2", "0:1 tests")
 }
 
 func TestRebindNeedsTheDriver(t *testing.T) {
@@ -246,14 +246,14 @@ func TestBindingInvariants(t *testing.T) {
 				if r.oneIn(8) {
 					a.now = a.now.Add(30 * time.Hour)
 				}
-				a.state = a.state.WithHost(a.cfg, a.now, inventory.Host{Numbering: agents[1-i].state.Inventory.Numbering()})
+				a.state = a.state.WithHost(a.cfg, a.now, inventory.Host{Numbering: agents[1-i].state.Numbering()})
 				a.read(2)
 			}
 			offered := map[gpu.DeviceID]string{}
 			for i, a := range agents {
 				known := deviceIDs(a.state.Snapshot)
 				maps.DeleteFunc(was[i], func(id gpu.DeviceID, _ string) bool { return !slices.Contains(known, id) })
-				for u := range a.state.Inventory.Units() {
+				for u := range a.state.Allocatable.Units() {
 					id, as := u.Device.ID, fmt.Sprint(i, u.Pool)
 					if u.Health.Reason == health.ReasonWithdrawn {
 						continue

@@ -44,7 +44,7 @@ func TestUnitsNeedTheirDefinition(t *testing.T) {
 		cfg := core.DefaultConfig()
 		cfg.Injection = tc.injection
 		s := core.NewState(cfg).Read(cfg, time.Unix(0, 0), coretest.GPUs(2), checked(both...)...).WithHost(cfg, time.Unix(0, 0), inventory.Host{CDI: tc.cdi})
-		inv := s.Inventory
+		inv := s.Allocatable
 		if inv.Provisional() != tc.provisional {
 			t.Errorf("%s: provisional %t", name, inv.Provisional())
 		}
@@ -66,7 +66,7 @@ func TestUnitsNeedTheirDefinition(t *testing.T) {
 func TestPlanWithIndices(t *testing.T) {
 	cfg := core.DefaultConfig()
 	cfg.MIG, cfg.IndexIDs = inventory.MIGMixed, true
-	inv := core.Build(coretest.WithMIG(coretest.GPUs(3), 1, "1g.10gb"), health.Ledger{}, cfg)
+	inv := core.Build(coretest.WithMIG(coretest.GPUs(3), 1, "1g.10gb"), health.Ledger{}, cfg).WithoutHost()
 	for ids, want := range map[string]string{"2 0": "0,2", "1:0": "1:0"} {
 		units := parseUnits(ids)
 		if strings.Contains(ids, ":") {

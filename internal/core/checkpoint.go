@@ -70,6 +70,7 @@ func Restore(cfg Config, r Checkpoint, boot string) State {
 		s.Binding.Numbering = inventory.NewNumbering(r.Binding.Numbering.Generation, r.Binding.Numbering.Numbers)
 		s.Binding.Unconfirmed = len(s.unconfirmedGPUs) > 0
 		s.Inventory = inventory.Build(s.buildInput(cfg))
+		s.Allocatable = s.Inventory.WithoutHost()
 	}
 	s.kernelLog = restoreKernelLog(r, rebooted || r.NotReadSinceBoot && r.KernelLog == 0)
 	return s

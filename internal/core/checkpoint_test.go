@@ -223,12 +223,12 @@ func TestRestoreDamagedCheckpoint(t *testing.T) {
 		t.Errorf("restored: %+v", cs)
 	}
 	s = s.Read(core.DefaultConfig(), testStart.Add(2*time.Hour), coretest.GPUs(2), healthyChecks(coretest.GPUs(2))...)
-	for u := range s.Inventory.Units() {
+	for u := range s.Allocatable.Units() {
 		if u.Health.State != health.Unhealthy {
 			t.Errorf("%s: %s", u.ID, u.Health)
 		}
 	}
-	if s := core.Restore(core.DefaultConfig(), core.Checkpoint{}, "boot"); s.NeedsTick() || len(slices.Collect(s.Inventory.Units())) != 0 {
+	if s := core.Restore(core.DefaultConfig(), core.Checkpoint{}, "boot"); s.NeedsTick() || len(slices.Collect(s.Allocatable.Units())) != 0 {
 		t.Error("an empty checkpoint has an effect")
 	}
 }

@@ -26,7 +26,7 @@ func (s State) Shift(d time.Duration) State {
 	s.Ledger = s.Ledger.Shift(d)
 	s.Maintenance = s.Maintenance.Shift(d)
 	s.bootTime = health.ShiftTime(s.bootTime, d)
-	s.Inventory = s.Inventory.Shift(d)
+	s.Allocatable = s.Allocatable.Shift(d)
 	return s
 }
 

@@ -72,7 +72,7 @@ func TestFirstConditionIsHealth(t *testing.T) {
 			o.Simulated = r.IntN(3) == 0
 			now = now.Add(time.Duration(r.IntN(3)) * 20 * time.Second)
 			l = l.Apply(health.DefaultPolicy(), now, o)
-			inv := core.Build(s, l, core.DefaultConfig())
+			inv := core.Build(s, l, core.DefaultConfig()).WithoutHost()
 			for u := range inv.Units() {
 				all := l.All(u.Device.At)
 				worst := l.Health(u.Device.At)
@@ -100,13 +100,13 @@ func TestConditionsOfUnits(t *testing.T) {
 	host := inventory.Host{Claims: []inventory.Claim{{Agent: "nomad-gpu", At: gpu.Node, Older: true}}}
 	for _, tc := range []struct {
 		about string
-		inv   *inventory.Inventory
+		inv   *inventory.Allocatable
 		want  [3][]string
 	}{
-		{"enforced", core.Build(coretest.GPUs(3), l, core.DefaultConfig()), [3][]string{{"unhealthy XID_95", "degraded XID_94"}, {"degraded XID_94"}, nil}},
+		{"enforced", core.Build(coretest.GPUs(3), l, core.DefaultConfig()).WithoutHost(), [3][]string{{"unhealthy XID_95", "degraded XID_94"}, {"degraded XID_94"}, nil}},
 		{"claimed", core.Build(coretest.GPUs(3), l, core.DefaultConfig()).WithHost(host, inventory.OverlapRefuse),
 			[3][]string{{"unhealthy XID_95", "degraded XID_94"}, {"unhealthy CLAIMED", "degraded XID_94"}, {"unhealthy CLAIMED"}}},
-		{"withdrawn", core.Build(coretest.GPUs(0), health.Ledger{}, core.DefaultConfig()).WithRetiring(core.Build(coretest.GPUs(3), l, core.DefaultConfig()), testStart, time.Minute),
+		{"withdrawn", core.Build(coretest.GPUs(0), health.Ledger{}, core.DefaultConfig()).WithoutHost().WithRetiring(core.Build(coretest.GPUs(3), l, core.DefaultConfig()).WithoutHost(), testStart, time.Minute),
 			[3][]string{{"unhealthy WITHDRAWN"}, {"unhealthy WITHDRAWN"}, {"unhealthy WITHDRAWN"}}},
 	} {
 		n := 0
@@ -122,14 +122,14 @@ func TestConditionsOfUnits(t *testing.T) {
 	}
 	observe := core.DefaultConfig()
 	observe.Health.Mode = health.ModeObserve
-	inv := core.Build(coretest.GPUs(1), l, observe)
+	inv := core.Build(coretest.GPUs(1), l, observe).WithoutHost()
 	for u := range inv.Units() {
 		all := inv.Conditions(u)
 		if len(all) != 2 || !all[0].Advisory || !all[0].Schedulable() || !all[1].Schedulable() {
 			t.Errorf("observed only: %+v", all)
 		}
 	}
-	if all := (*inventory.Inventory)(nil).Conditions(inventory.Unit{}); all != nil {
+	if all := (&inventory.Allocatable{}).Conditions(inventory.Unit{}); all != nil {
 		t.Error(all)
 	}
 }
@@ -139,8 +139,8 @@ func TestHiddenConditionsAreCompared(t *testing.T) {
 	fault := func(code uint64) health.Observation { return xidEvent(gpu.WholeGPU(coretest.GPU(0)), code) }
 	l := health.Ledger{}.Apply(health.DefaultPolicy(), testStart, fault(95))
 	more := l.Apply(health.DefaultPolicy(), testStart, fault(94))
-	x, y := core.Build(coretest.GPUs(1), l, core.DefaultConfig()), core.Build(coretest.GPUs(1), more, core.DefaultConfig())
-	if x.Equal(y) || !y.Equal(core.Build(coretest.GPUs(1), more, core.DefaultConfig())) {
+	x, y := core.Build(coretest.GPUs(1), l, core.DefaultConfig()).WithoutHost(), core.Build(coretest.GPUs(1), more, core.DefaultConfig()).WithoutHost()
+	if x.Equal(y) || !y.Equal(core.Build(coretest.GPUs(1), more, core.DefaultConfig()).WithoutHost()) {
 		t.Error("an inventory does not differ by a hidden condition")
 	}
 }

@@ -62,7 +62,7 @@ func TestDecisionsAreThoseOfTheInventory(t *testing.T) {
 		p.Rules = slices.DeleteFunc(slices.Clone(p.Rules), func(r inventory.Rule) bool { return !decided[r.Select.At] })
 		p.Names = slices.DeleteFunc(slices.Clone(p.Names), func(n inventory.Naming) bool { return !decided[n.Select.At] })
 		p.Shares = slices.DeleteFunc(slices.Clone(p.Shares), func(s inventory.Share) bool { return !decided[s.Select.At] })
-		with, without := core.Build(state.Snapshot, health.Ledger{}, cfg), core.Build(state.Snapshot, health.Ledger{}, less)
+		with, without := core.Build(state.Snapshot, health.Ledger{}, cfg).WithoutHost(), core.Build(state.Snapshot, health.Ledger{}, less).WithoutHost()
 		if !slices.Equal(slices.Collect(with.Units()), slices.Collect(without.Units())) || !slices.Equal(with.Excluded(), without.Excluded()) {
 			t.Errorf("parts of the policy decide and are not named: of %+v\nremain %+v", cfg.Policy, less.Policy)
 		}
@@ -79,11 +79,11 @@ func verifyDecisions(t *testing.T, s core.State, decisions []inventory.Decision)
 		t.Fatalf("%d decisions about %d devices", len(decisions), len(s.Snapshot.Devices))
 	}
 	excluded := map[gpu.Placement]string{}
-	for _, e := range s.Inventory.Excluded() {
+	for _, e := range s.Allocatable.Excluded() {
 		excluded[e.At] = e.Reason
 	}
 	offered := map[gpu.DeviceID]inventory.Unit{}
-	for u := range s.Inventory.Devices() {
+	for u := range s.Allocatable.Devices() {
 		offered[u.Device.ID] = u
 	}
 	for i, d := range decisions {

@@ -6,11 +6,12 @@
 //	gpu.Device             one GPU or MIG instance, as the driver reports it
 //	gpu.Snapshot           one complete reading of the host
 //	health.Ledger          the conditions (faults) of each GPU, with the evidence that clears them
-//	inventory.Inventory    the units that are offered now, with their health
+//	inventory.Inventory    what the configuration makes of the devices: units, with their health
+//	inventory.Allocatable  what of it takes work on this host now
 //	inventory.Plan         what one container needs to use its devices
 //
 // State combines them. The monitor holds one State and replaces it with each snapshot, observation and command;
-// the adapters read its Inventory.
+// the adapters read its Allocatable, and what limits that (CDI specifications, ownership, MPS daemons, use) reads its Inventory.
 //
 // Every value is immutable once built. Every function is pure: equal arguments give equal results, arguments are
 // never changed, and slices are returned in a defined order. All of it is safe for concurrent use.

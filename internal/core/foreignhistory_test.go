@@ -81,7 +81,7 @@ func TestForeignHistoryIsDropped(t *testing.T) {
 					t.Fatalf("dropped: %v (%v), want %v", got, l.state.Foreign, tc.dropped)
 				}
 				lost := 0
-				for u := range l.state.Inventory.Units() {
+				for u := range l.state.Allocatable.Units() {
 					if u.Health.State == health.GPULost {
 						lost++
 					}
@@ -129,7 +129,7 @@ func TestForeignHistoryIsDroppedByLaterProcess(t *testing.T) {
 	if f := l.state.Foreign; f == nil || len(f.HistoryGPUs) != 3 {
 		t.Fatalf("dropped: %v", f)
 	}
-	for u := range l.state.Inventory.Units() {
+	for u := range l.state.Allocatable.Units() {
 		if slices.Contains(l.state.Foreign.HistoryGPUs, u.Device.ID) && u.Health.Reason != health.ReasonWithdrawn {
 			t.Errorf("%s is %s", u.ID, u.Health)
 		}
@@ -187,7 +187,7 @@ func TestForeignHistoryOverRandomRestarts(t *testing.T) {
 				boot = next
 				continue
 			default:
-				for u := range l.state.Inventory.Units() {
+				for u := range l.state.Allocatable.Units() {
 					if u.Device.ID >= coretest.GPU(100) {
 						l.observe(xidEvent(u.Device.At, 157))
 						unhealthy[u.Device.ID] = true
@@ -246,7 +246,7 @@ func (l *restartFixture) expectOwnGPUs(unhealthy map[gpu.DeviceID]bool, pools ma
 			l.Errorf("%s is not unhealthy any more", id)
 		}
 	}
-	for u := range l.state.Inventory.Units() {
+	for u := range l.state.Allocatable.Units() {
 		id := u.Device.ID
 		if id < coretest.GPU(100) || u.Health.Reason == health.ReasonWithdrawn {
 			continue
@@ -261,7 +261,7 @@ func (l *restartFixture) expectOwnGPUs(unhealthy map[gpu.DeviceID]bool, pools ma
 // expectNoForeign: nothing of the other host's GPUs is left.
 func (l *restartFixture) expectNoForeign(boot string) {
 	l.Helper()
-	for u := range l.state.Inventory.Units() {
+	for u := range l.state.Allocatable.Units() {
 		if u.Device.ID < coretest.GPU(100) && u.Health.Reason != health.ReasonWithdrawn {
 			l.Errorf("%s is listed: %s", u.ID, u.Health)
 		}

@@ -50,8 +50,8 @@ func FuzzRestore(f *testing.F) {
 			boot += "'"
 		}
 		s := core.Restore(cfg, r, boot)
-		if s.Inventory.Len() > 0 || s.Inventory.Driver().State != gpu.DriverPending {
-			t.Errorf("offered before the first snapshot: %d units, driver %v", s.Inventory.Len(), s.Inventory.Driver())
+		if s.Allocatable.Len() > 0 || s.Allocatable.Driver().State != gpu.DriverPending {
+			t.Errorf("offered before the first snapshot: %d units, driver %v", s.Allocatable.Len(), s.Allocatable.Driver())
 		}
 		kept := s.Checkpoint(boot)
 		again := core.Restore(cfg, kept, boot).Checkpoint(boot)
@@ -60,7 +60,7 @@ func FuzzRestore(f *testing.F) {
 		}
 		read := s.ExitMaintenance().Read(cfg, now, coretest.GPUs(2)).Observe(cfg, now.Add(time.Hour),
 			health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.XID, Code: 48})
-		for u := range read.Inventory.Units() {
+		for u := range read.Allocatable.Units() {
 			if u.Health.Schedulable() && u.ID == inventory.UnitID(coretest.GPU(1)) {
 				t.Errorf("%s takes work after XID 48: %v", u.ID, u.Health)
 			}
@@ -84,7 +84,7 @@ func FuzzUnitIDs(f *testing.F) {
 		for i, id := range []gpu.DeviceID{gpu.DeviceID(a), gpu.DeviceID(b)} {
 			s.Devices = append(s.Devices, gpu.Device{ID: id, At: gpu.WholeGPU(id), Index: i, Minor: i})
 		}
-		inv := core.Build(gpu.NewSnapshot(s), health.Ledger{}, core.DefaultConfig())
+		inv := core.Build(gpu.NewSnapshot(s), health.Ledger{}, core.DefaultConfig()).WithoutHost()
 		plan, err := inv.Reserve(inventory.UnitID(asked), inventory.UnitID(a))
 		if known := asked == a || asked == b; (err == nil) != known {
 			t.Fatalf("%q of %q and %q: %v", asked, a, b, err)

@@ -14,7 +14,7 @@ import (
 )
 
 // healthReasons lists the units that take no work, with their reasons.
-func healthReasons(inv *inventory.Inventory) string {
+func healthReasons(inv *inventory.Allocatable) string {
 	var lines []string
 	for u := range inv.Units() {
 		if !u.Health.Schedulable() {
@@ -97,30 +97,30 @@ func TestWithHost(t *testing.T) {
 func TestHostChanges(t *testing.T) {
 	s, cfg := mpsHost()
 	state := core.NewState(cfg).Read(cfg, testStart, s)
-	u, _ := state.Inventory.Unit(inventory.UnitID(coretest.GPU(1)) + "::1")
+	u, _ := state.Allocatable.Unit(inventory.UnitID(coretest.GPU(1)) + "::1")
 	want := "unhealthy: MPS control daemon does not answer (pool gpu.mps); action: start the pool's MPS control daemon; clears: daemon answers"
 	if got := u.Health.String(); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	well := state.WithHost(cfg, testStart, inventory.Host{MPS: []string{"gpu.mps", "small"}})
-	if got := healthReasons(well.Inventory); got != "" || well.Inventory.Equal(state.Inventory) {
+	if got := healthReasons(well.Allocatable); got != "" || well.Allocatable.Equal(state.Allocatable) {
 		t.Errorf("the daemons answer: %s", got)
 	}
-	if got := healthReasons(well.Observe(cfg, testStart.Add(time.Second)).Read(cfg, testStart.Add(time.Minute), s).Inventory); got != "" {
+	if got := healthReasons(well.Observe(cfg, testStart.Add(time.Second)).Read(cfg, testStart.Add(time.Minute), s).Allocatable); got != "" {
 		t.Errorf("what is known of the host is forgotten: %s", got)
 	}
 	claimed := well.WithHost(cfg, testStart, inventory.Host{MPS: well.Host.MPS, Claims: []inventory.Claim{{Agent: "nomad-gpu", At: gpu.WholeGPU(coretest.GPU(0))}}})
-	if claimed.Inventory.Equal(well.Inventory) || len(claimed.Inventory.Overlaps()) != 1 {
-		t.Errorf("overlaps %v", claimed.Inventory.Overlaps())
+	if claimed.Allocatable.Equal(well.Allocatable) || len(claimed.Allocatable.Overlaps()) != 1 {
+		t.Errorf("overlaps %v", claimed.Allocatable.Overlaps())
 	}
-	if again := claimed.WithHost(cfg, testStart, well.Host); !again.Inventory.Equal(well.Inventory) || !claimed.WithHost(cfg, testStart, state.Host).Inventory.Equal(state.Inventory) {
-		t.Errorf("overlaps stay: %v", again.Inventory.Overlaps())
+	if again := claimed.WithHost(cfg, testStart, well.Host); !again.Allocatable.Equal(well.Allocatable) || !claimed.WithHost(cfg, testStart, state.Host).Allocatable.Equal(state.Allocatable) {
+		t.Errorf("overlaps stay: %v", again.Allocatable.Overlaps())
 	}
-	twice := claimed.Inventory.WithHost(claimed.Host, cfg.Overlap)
-	if !twice.Equal(claimed.Inventory) {
+	twice := claimed.Allocatable.WithHost(claimed.Host, cfg.Overlap)
+	if !twice.Equal(claimed.Allocatable) {
 		t.Errorf("the same host twice: %v", twice.Overlaps())
 	}
-	if n := len((*inventory.Inventory)(nil).Overlaps()) + len((*inventory.Inventory)(nil).PolicyWarnings()); n != 0 {
+	if n := len((&inventory.Allocatable{}).Overlaps()) + len((&inventory.Allocatable{}).PolicyWarnings()); n != 0 {
 		t.Errorf("%d of nothing", n)
 	}
 }
@@ -139,7 +139,7 @@ func lacking(s gpu.Snapshot, nodes ...string) gpu.Snapshot {
 }
 
 // healthLines returns the health texts of the units, each once.
-func healthLines(inv *inventory.Inventory) string {
+func healthLines(inv *inventory.Allocatable) string {
 	var lines []string
 	for u := range inv.Units() {
 		if !u.Health.Schedulable() {
@@ -187,7 +187,7 @@ func TestMissingDeviceNodeWarning(t *testing.T) {
 			cfg := passingNodes()
 			cfg.Injection.Nodes = !tc.noNodes
 			s := core.NewState(cfg).Read(cfg, time.Unix(0, 0), tc.reading)
-			if got := healthLines(s.Inventory); got != tc.want {
+			if got := healthLines(s.Allocatable); got != tc.want {
 				t.Errorf("got  %s\nwant %s", got, tc.want)
 			}
 		})
@@ -201,17 +201,17 @@ func TestWithNodes(t *testing.T) {
 	s := core.NewState(cfg).Read(cfg, now, without)
 	expect := func(what string, inContainer, missing, warned bool) {
 		t.Helper()
-		plan, err := s.Inventory.Reserve(inventory.UnitID(coretest.GPU(0)))
+		plan, err := s.Allocatable.Reserve(inventory.UnitID(coretest.GPU(0)))
 		if err != nil {
 			t.Fatal(err)
 		}
 		if got := slices.ContainsFunc(plan.Nodes, func(n inventory.DeviceNode) bool { return n.Path == "/dev/nvidia-uvm" }); got != inContainer {
 			t.Errorf("%s: a container gets the node: %t", what, got)
 		}
-		if got, _ := s.Inventory.MissingNodes(plan.Devices[0]); (len(got) > 0) != missing {
+		if got, _ := s.Allocatable.MissingNodes(plan.Devices[0]); (len(got) > 0) != missing {
 			t.Errorf("%s: missing %v", what, got)
 		}
-		if got := healthLines(s.Inventory); (got != "healthy") != warned {
+		if got := healthLines(s.Allocatable); (got != "healthy") != warned {
 			t.Errorf("%s: %s", what, got)
 		}
 	}
@@ -225,7 +225,7 @@ func TestWithNodes(t *testing.T) {
 	s = s.Read(cfg, now, without)
 	expect("read again", false, true, true)
 	s = s.Read(cfg, now, gpu.NoDriver(gpu.DriverFailed, "unloaded"))
-	if u, _ := s.Inventory.Unit(inventory.UnitID(coretest.GPU(0))); u.Health.MissingNodes != "" {
+	if u, _ := s.Allocatable.Unit(inventory.UnitID(coretest.GPU(0))); u.Health.MissingNodes != "" {
 		t.Errorf("a warning of nodes without a driver: %s", u.Health.MissingNodes)
 	}
 }
@@ -235,7 +235,7 @@ func TestOwnClaims(t *testing.T) {
 	s := coretest.WithMIG(coretest.GPUs(3), 2, "3g.40gb", "3g.40gb")
 	cfg := core.DefaultConfig()
 	cfg.MIG = inventory.MIGMixed
-	built := core.Build(s, health.Ledger{}, cfg)
+	built := core.Build(s, health.Ledger{}, cfg).WithoutHost()
 	first := gpuAt(0)
 	for name, tc := range map[string]struct {
 		own     inventory.OwnClaims

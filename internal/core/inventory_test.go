@@ -21,7 +21,7 @@ import (
 // units and the original inventory are unchanged.
 func TestWithhold(t *testing.T) {
 	lost := health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.Lost}
-	inv := core.Build(coretest.GPUs(3), health.Ledger{}.Apply(health.DefaultPolicy(), testStart, lost), core.DefaultConfig())
+	inv := core.Build(coretest.GPUs(3), health.Ledger{}.Apply(health.DefaultPolicy(), testStart, lost), core.DefaultConfig()).WithoutHost()
 	id := func(n int) inventory.UnitID { return inventory.UnitID(coretest.GPU(n)) }
 	got := inv.Withhold(map[inventory.UnitID]string{id(0): "by pod a/b under nvidia.com/gpu", id(1): "by pod a/c under nvidia.com/gpu"})
 	for n, want := range []health.Reason{health.ReasonHeld, health.ReasonLost, health.ReasonNone} {
@@ -44,7 +44,7 @@ func TestWithhold(t *testing.T) {
 	}
 }
 
-func devices(inv *inventory.Inventory) string {
+func devices(inv *inventory.Allocatable) string {
 	var ids []inventory.UnitID
 	for u := range inv.Devices() {
 		ids = append(ids, u.ID)
@@ -54,13 +54,13 @@ func devices(inv *inventory.Inventory) string {
 
 // Devices yields each device once: as it is offered now, not as it was.
 func TestDevices(t *testing.T) {
-	alone, two := core.Build(coretest.GPUs(3), health.Ledger{}, core.DefaultConfig()), sharedGPUs(sliced(2), false)
-	less := core.Build(without(coretest.GPUs(3), coretest.GPU(1)), health.Ledger{}, core.DefaultConfig())
+	alone, two := core.Build(coretest.GPUs(3), health.Ledger{}, core.DefaultConfig()).WithoutHost(), sharedGPUs(sliced(2), false)
+	less := core.Build(without(coretest.GPUs(3), coretest.GPU(1)), health.Ledger{}, core.DefaultConfig()).WithoutHost()
 	for name, tc := range map[string]struct {
-		inv  *inventory.Inventory
+		inv  *inventory.Allocatable
 		want string
 	}{
-		"nothing":         {nil, ""},
+		"nothing":         {&inventory.Allocatable{}, ""},
 		"not shared":      {alone, "0 1 2"},
 		"shared":          {two, "0::0 1::0 2::0"},
 		"shared by fewer": {two.WithRetiring(sharedGPUs(sliced(3), false), testStart, time.Minute), "0::0 1::0 2::0"},
@@ -83,9 +83,9 @@ func TestDevices(t *testing.T) {
 // Fewer replicas than before: the remaining ones continue, the others take no work and are removed after the
 // grace.
 func TestWithRetiring(t *testing.T) {
-	four, two, none := sharedGPUs(sliced(4), false), sharedGPUs(sliced(2), false), core.Build(coretest.GPUs(3), health.Ledger{}, core.DefaultConfig())
+	four, two, none := sharedGPUs(sliced(4), false), sharedGPUs(sliced(2), false), core.Build(coretest.GPUs(3), health.Ledger{}, core.DefaultConfig()).WithoutHost()
 	t0, grace := time.Unix(1000, 0), 2*time.Second
-	expect := func(when string, inv *inventory.Inventory, want string) {
+	expect := func(when string, inv *inventory.Allocatable, want string) {
 		t.Helper()
 		if got := unitNames(unitIDs(inv)); got != want || !inv.Retiring() {
 			t.Errorf("%s: %s, retiring: %t", when, got, inv.Retiring())
@@ -126,7 +126,7 @@ func TestWithRetiring(t *testing.T) {
 // Every change of the offer makes the inventory unequal.
 func TestEqual(t *testing.T) {
 	machine := coretest.GPUs(2)
-	build := func(change func(*core.Config)) *inventory.Inventory {
+	build := func(change func(*core.Config)) *inventory.Allocatable {
 		cfg := core.DefaultConfig()
 		one := served(2)
 		cfg.Policy.Rules = []inventory.Rule{{Select: gpuIndices(0), Pool: "p", Sharing: &one}}
@@ -134,7 +134,7 @@ func TestEqual(t *testing.T) {
 		return core.Build(machine, health.Ledger{}, cfg).WithHost(inventory.Host{MPS: []string{"p", "q"}}, cfg.Overlap)
 	}
 	same := func(*core.Config) {}
-	if !build(same).Equal(build(same)) || !build(same).WithRetiring(nil, testStart, time.Second).Equal(build(same)) {
+	if !build(same).Equal(build(same)) || !build(same).WithRetiring(&inventory.Allocatable{}, testStart, time.Second).Equal(build(same)) {
 		t.Error("equal arguments, differing inventories")
 	}
 	rule := func(c *core.Config) *inventory.Rule { return &c.Policy.Rules[0] }
@@ -161,13 +161,13 @@ func TestEqual(t *testing.T) {
 }
 
 // nvlinkHost returns a host with NVLinks between the given pairs of GPUs.
-func nvlinkHost(pairs ...string) *inventory.Inventory {
+func nvlinkHost(pairs ...string) *inventory.Allocatable {
 	var links []gpu.Link
 	for _, p := range pairs {
 		links = append(links, gpu.Link{A: gpu.DeviceID(p[:1]), B: gpu.DeviceID(p[1:]), NVLinks: 4})
 	}
 	links = append(links, gpu.Link{A: "a", B: "z", Path: gpu.PathSingleSwitch}) // close over PCIe, but without NVLink
-	return core.Build(gpu.NewSnapshot(gpu.Snapshot{Links: links}), health.Ledger{}, core.DefaultConfig())
+	return core.Build(gpu.NewSnapshot(gpu.Snapshot{Links: links}), health.Ledger{}, core.DefaultConfig()).WithoutHost()
 }
 
 // On random hosts: two GPUs are in one island if and only if there is a path of links between them. Islands and their
@@ -208,7 +208,7 @@ func TestIslandsOnRandomHosts(t *testing.T) {
 			}
 		}
 	}
-	if (*inventory.Inventory)(nil).Islands() != nil {
+	if (&inventory.Allocatable{}).Islands() != nil {
 		t.Error("nothing has islands")
 	}
 }
@@ -218,7 +218,7 @@ func TestIslandsOnRandomHosts(t *testing.T) {
 func TestIslandsKeepUnresponsiveGPUs(t *testing.T) {
 	cfg := core.DefaultConfig()
 	whole := coretest.GPUs(4)
-	of := func(s core.State) [][]gpu.DeviceID { return s.Inventory.Islands() }
+	of := func(s core.State) [][]gpu.DeviceID { return s.Allocatable.Islands() }
 	all := [][]gpu.DeviceID{{coretest.GPU(0), coretest.GPU(1), coretest.GPU(2), coretest.GPU(3)}}
 
 	without0 := whole

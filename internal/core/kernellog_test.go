@@ -100,7 +100,7 @@ func TestLogLineOfReportedEvent(t *testing.T) {
 	l.now = l.now.Add(10 * time.Minute)
 	l.observe(backlogLine(0, 95, 12))
 	l.read(1)
-	if n := l.count(0, 95); n != 2 || l.state.Inventory.Len() != 2 {
+	if n := l.count(0, 95); n != 2 || l.state.Allocatable.Len() != 2 {
 		t.Errorf("another one: counted %d times", n)
 	}
 	l.expect("another one", map[gpu.DeviceID]string{coretest.GPU(0): "unhealthy XID_95", coretest.GPU(1): "healthy "})

@@ -263,7 +263,7 @@ func (l *restartFixture) restart(boot, next string) {
 		l.Fatal(err)
 	}
 	l.state = core.Restore(l.cfg, record, next)
-	if n := l.state.Inventory.Len(); n != 0 {
+	if n := l.state.Allocatable.Len(); n != 0 {
 		l.Errorf("%d units are offered before the first snapshot", n)
 	}
 }
@@ -272,7 +272,7 @@ func (l *restartFixture) restart(boot, next string) {
 func (l *restartFixture) expect(when string, want map[gpu.DeviceID]string) {
 	l.Helper()
 	got := map[gpu.DeviceID]string{}
-	for u := range l.state.Inventory.Units() {
+	for u := range l.state.Allocatable.Units() {
 		got[u.Device.ID] = u.Health.State.String() + " " + u.Health.Cause()
 	}
 	for id := range want {

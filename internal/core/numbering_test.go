@@ -18,16 +18,16 @@ func divided(t *testing.T) (nomad, kube *restartFixture) {
 		l.state = core.Restore(l.cfg, core.Checkpoint{BootID: "a"}, "a").WithHost(l.cfg, l.now, inventory.Host{SharesNumbers: true})
 		l.read(1)
 		l.expectPools("before the numbers are shared", "")
-		if !l.state.Inventory.Provisional() {
+		if !l.state.Allocatable.Provisional() {
 			t.Error("before the numbers are shared, that nothing is offered counts")
 		}
 		return l
 	}
 	nomad, kube = half(4, 5, 6, 7), half(0, 1, 2, 3)
-	share(nomad.state.Inventory.Proposed(), nomad, kube)
+	share(nomad.state.ProposedNumbering(), nomad, kube)
 	nomad.expectPools("nomad", "gpu 0,1,2,3")
 	kube.expectPools("kubernetes", "gpu 4,5,6,7")
-	if nomad.state.Inventory.Provisional() {
+	if nomad.state.Allocatable.Provisional() {
 		t.Error("after the numbers are shared, what is offered does not count")
 	}
 	return nomad, kube
@@ -49,13 +49,13 @@ func TestNewGPUWaitsForSharedNumber(t *testing.T) {
 		l.now = l.now.Add(l.cfg.Health.RemoveLostAfter)
 		l.read(1)
 	}
-	share(kube.state.Inventory.Proposed(), nomad, kube)
+	share(kube.state.ProposedNumbering(), nomad, kube)
 	nomad.host, kube.host = reindexed(4, 5, 6, 8, 7), reindexed(4, 5, 9, 6, 8, 7)
 	nomad.read(1)
 	kube.read(1)
 	nomad.expectPools("nomad, which has proposed 3", "")
 	kube.expectPools("kubernetes, which could not", "gpu 4,5,6,7")
-	share(nomad.state.Inventory.Proposed(), nomad, kube)
+	share(nomad.state.ProposedNumbering(), nomad, kube)
 	nomad.expectPools("nomad", "gpu 8")
 	kube.expectPools("kubernetes", "gpu 4,5,6,7")
 }
@@ -74,17 +74,17 @@ func TestSharedNumberOverridesHistory(t *testing.T) {
 // The checkpoint is lost while a GPU has no UUID. Its number must not be given to another GPU.
 func TestNumberWithUnidentifiedGPU(t *testing.T) {
 	nomad, _ := divided(t)
-	shared := nomad.state.Inventory.Proposed()
+	shared := nomad.state.ProposedNumbering()
 	nomad.host = reindexed(append([]int{0, 1}, seq(3, 7)...)...)
 	nomad.host.Excluded = []gpu.Exclusion{{Index: 2, Failure: gpu.FailureError, Reason: "no UUID"}}
 	nomad.state = core.Restore(nomad.cfg, core.Checkpoint{BootID: "a"}, "a")
 	share(shared, nomad)
 	nomad.read(1)
-	if at, ok := nomad.state.Inventory.Proposed().Of(coretest.GPU(2)); !ok || at.GPU != 2 {
+	if at, ok := nomad.state.ProposedNumbering().Of(coretest.GPU(2)); !ok || at.GPU != 2 {
 		t.Errorf("GPU 2 has number %v, %v", at, ok)
 	}
 	nomad.host = reindexed(append(seq(3, 7), 0, 1, 2)...)
-	share(nomad.state.Inventory.Proposed(), nomad)
+	share(nomad.state.ProposedNumbering(), nomad)
 	nomad.read(1)
 	nomad.expectPools("its UUID is known again", "gpu 0,1,2,3")
 }
@@ -93,7 +93,7 @@ func TestNumberWithUnidentifiedGPU(t *testing.T) {
 // agents.
 func TestForeignHistoryAssignsNoNumbers(t *testing.T) {
 	nomad, kube := divided(t)
-	shared := nomad.state.Inventory.Proposed()
+	shared := nomad.state.ProposedNumbering()
 	r := core.Checkpoint{BootID: "a", Devices: otherGPUs(3).Devices}
 	for _, d := range r.Devices {
 		r.Binding.Numbering.Numbers = append(r.Binding.Numbering.Numbers, inventory.Number{ID: d.ID, Index: gpu.DeviceIndex{GPU: d.Index, Instance: -1}})
@@ -102,7 +102,7 @@ func TestForeignHistoryAssignsNoNumbers(t *testing.T) {
 	kube.state = core.Restore(kube.cfg, r, "a")
 	expectShared := func(when string) {
 		t.Helper()
-		if n := kube.state.Inventory.Proposed(); n.Generation > 0 || len(n.Numbers) > 0 {
+		if n := kube.state.ProposedNumbering(); n.Generation > 0 || len(n.Numbers) > 0 {
 			t.Errorf("%s it shares %+v", when, n)
 		}
 	}
@@ -130,10 +130,10 @@ func TestNumbersWhenHistoryIsConfirmed(t *testing.T) {
 	l.host.Devices = slices.Clone(machine.Devices[1:2])
 	l.host = withExcluded(l.host, gpu.Exclusion{Index: 0, Failure: gpu.FailureLost, Reason: "no UUID"})
 	l.read(1)
-	was, _ := l.state.Inventory.Unit(inventory.UnitID(coretest.GPU(101) + "::0"))
+	was, _ := l.state.Allocatable.Unit(inventory.UnitID(coretest.GPU(101) + "::0"))
 	l.host = machine
 	l.read(1)
-	is, _ := l.state.Inventory.Unit(inventory.UnitID(coretest.GPU(101) + "::0"))
+	is, _ := l.state.Allocatable.Unit(inventory.UnitID(coretest.GPU(101) + "::0"))
 	if l.state.Foreign == nil || was.Pool != "gpu.shared" || is.Pool != was.Pool {
 		t.Errorf("it was in %q, and is in %q; dropped: %v", was.Pool, is.Pool, l.state.Foreign)
 	}
@@ -146,7 +146,7 @@ func TestNumberIsDroppedIfSharedForAnother(t *testing.T) {
 	share(inventory.NewNumbering(0, []inventory.Number{{ID: coretest.GPU(9), Index: gpu.DeviceIndex{GPU: 3, Instance: -1}}}), nomad)
 	nomad.host = reindexed(0, 1, 2, 9, 4, 5, 6, 7, 3)
 	nomad.read(1)
-	share(nomad.state.Inventory.Proposed(), nomad)
+	share(nomad.state.ProposedNumbering(), nomad)
 	nomad.expectPools("GPU 9 has the number of GPU 3, which is the last one now", "gpu 0,1,2,3,9")
 }
 
@@ -162,14 +162,14 @@ func TestAgentsShareNumbers(t *testing.T) {
 	kube := newRestartFixture(t, reindexed())
 	kube.cfg.Policy = inventory.Policy{Rules: []inventory.Rule{rule(true, seq(0, 3)...), rule(false, seq(4, 7)...)}}
 	kube.state = core.Restore(kube.cfg, core.Checkpoint{BootID: "a"}, "a").
-		WithHost(kube.cfg, kube.now, inventory.Host{Numbering: nomad.state.Inventory.Numbering()})
+		WithHost(kube.cfg, kube.now, inventory.Host{Numbering: nomad.state.Numbering()})
 	kube.host = nomad.host
 	kube.read(1)
 	kube.expectPools("kubernetes", "gpu 4,5,6,7")
 
 	kube.state, _ = kube.state.Rebind(kube.cfg, kube.now)
 	kube.expectPools("kubernetes after rebind", "gpu 5,6,7")
-	nomad.state = nomad.state.WithHost(nomad.cfg, nomad.now, inventory.Host{Numbering: kube.state.Inventory.Numbering()})
+	nomad.state = nomad.state.WithHost(nomad.cfg, nomad.now, inventory.Host{Numbering: kube.state.Numbering()})
 	nomad.expectPools("nomad after the rebind of the other", "gpu 1,2,3,4")
 }
 

@@ -23,10 +23,10 @@ func served(n int) inventory.Sharing {
 }
 
 // under returns the inventory of a host under a policy, with the MIG strategy mixed.
-func under(s gpu.Snapshot, p inventory.Policy) *inventory.Inventory {
+func under(s gpu.Snapshot, p inventory.Policy) *inventory.Allocatable {
 	cfg := core.DefaultConfig()
 	cfg.MIG, cfg.Policy = inventory.MIGMixed, p
-	return core.Build(s, health.Ledger{}, cfg)
+	return core.Build(s, health.Ledger{}, cfg).WithoutHost()
 }
 
 const notIncluded = "not among those that the policy includes"
@@ -186,7 +186,7 @@ func TestPolicyWarningsNeedCompleteSnapshot(t *testing.T) {
 			for _, reading := range tc.readings {
 				s = s.Read(cfg, now, reading)
 			}
-			if got := s.Inventory.PolicyWarnings(); !slices.Equal(got, tc.want) {
+			if got := s.Allocatable.PolicyWarnings(); !slices.Equal(got, tc.want) {
 				t.Errorf("warnings %q, want %q", got, tc.want)
 			}
 		})
@@ -224,7 +224,7 @@ func TestSharingText(t *testing.T) {
 }
 
 // offerText formats an inventory: "gpu: 0 1::0 1::1", one pool after the other.
-func offerText(inv *inventory.Inventory) string {
+func offerText(inv *inventory.Allocatable) string {
 	var order []string
 	names := map[string][]string{}
 	for u := range inv.Units() {
@@ -245,7 +245,7 @@ func offerText(inv *inventory.Inventory) string {
 }
 
 // expectOffer compares the units and the excluded devices of an inventory, as offerText and excludedText format them.
-func expectOffer(t *testing.T, inv *inventory.Inventory, units, excluded string) {
+func expectOffer(t *testing.T, inv *inventory.Allocatable, units, excluded string) {
 	t.Helper()
 	if got := offerText(inv); got != units {
 		t.Errorf("offered %q, want %q", got, units)
@@ -256,7 +256,7 @@ func expectOffer(t *testing.T, inv *inventory.Inventory, units, excluded string)
 }
 
 // excludedText lists the excluded devices with reasons.
-func excludedText(inv *inventory.Inventory) string {
+func excludedText(inv *inventory.Allocatable) string {
 	var lines []string
 	for _, e := range inv.Excluded() {
 		name := fmt.Sprint(e.Index)

@@ -192,11 +192,11 @@ func TestModeObserve(t *testing.T) {
 	machine := coretest.GPUs(2)
 	state := core.NewState(cfg).Read(cfg, testStart, machine, healthyChecks(machine)...)
 	state = state.Observe(cfg, testStart, xidEvent(gpu.WholeGPU(coretest.GPU(0)), 95), xidEvent(gpu.WholeGPU(coretest.GPU(1)), 94))
-	one, _ := state.Inventory.Unit(inventory.UnitID(coretest.GPU(0)))
+	one, _ := state.Allocatable.Unit(inventory.UnitID(coretest.GPU(0)))
 	if h := one.Health; h.State != health.Unhealthy || !h.Schedulable() || !strings.HasPrefix(h.String(), "observed, not enforced: unhealthy: XID 95") {
 		t.Error(h)
 	}
-	two, _ := state.Inventory.Unit(inventory.UnitID(coretest.GPU(1)))
+	two, _ := state.Allocatable.Unit(inventory.UnitID(coretest.GPU(1)))
 	if h := two.Health; h.State != health.Degraded || h.Advisory {
 		t.Errorf("degraded takes work anyway: %s", h)
 	}

@@ -211,20 +211,20 @@ func TestMaintenance(t *testing.T) {
 			l.cfg.Health.Mode = mode
 			l.read(1)
 			l.state = l.state.EnterMaintenance(l.cfg, l.now, health.Maintenance{Since: l.now})
-			for u := range l.state.Inventory.Units() {
+			for u := range l.state.Allocatable.Units() {
 				if u.Health.Schedulable() || u.Health.Cause() != "MAINTENANCE" {
 					t.Errorf("%s: %s", u.ID, u.Health)
 				}
 			}
-			if d := l.state.Inventory.Driver(); d.State != gpu.DriverReleased || !strings.Contains(d.Reason, "released") {
+			if d := l.state.Allocatable.Driver(); d.State != gpu.DriverReleased || !strings.Contains(d.Reason, "released") {
 				t.Errorf("driver: %+v", d)
 			}
-			if _, err := l.state.Inventory.Reserve(inventory.UnitID(coretest.GPU(0))); err == nil {
+			if _, err := l.state.Allocatable.Reserve(inventory.UnitID(coretest.GPU(0))); err == nil {
 				t.Error("a unit was reserved")
 			}
 			l.state = l.state.ExitMaintenance()
 			l.read(1)
-			for u := range l.state.Inventory.Units() {
+			for u := range l.state.Allocatable.Units() {
 				if u.Health.State != health.Healthy {
 					t.Errorf("afterwards %s: %s", u.ID, u.Health)
 				}

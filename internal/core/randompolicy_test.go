@@ -146,7 +146,7 @@ func TestAnyPolicy(t *testing.T) {
 		if again := core.Build(gpu.NewSnapshot(s), l, cfg).WithHost(h, cfg.Overlap); !again.Equal(inv) {
 			t.Error("equal arguments, differing inventories")
 		}
-		verifyIsolation(t, d, s, func(l health.Ledger) *inventory.Inventory {
+		verifyIsolation(t, d, s, func(l health.Ledger) *inventory.Allocatable {
 			return core.Build(gpu.NewSnapshot(s), l, cfg).WithHost(h, cfg.Overlap)
 		}, cfg, l)
 		if t.Failed() {
@@ -157,7 +157,7 @@ func TestAnyPolicy(t *testing.T) {
 
 // verifyDevicesOnce: each device is either offered, excluded with a reason, or hidden because its GPU or its
 // instances are offered.
-func verifyDevicesOnce(t *testing.T, s gpu.Snapshot, inv *inventory.Inventory) {
+func verifyDevicesOnce(t *testing.T, s gpu.Snapshot, inv *inventory.Allocatable) {
 	t.Helper()
 	ways, offered := map[gpu.Placement]int{}, map[gpu.Placement]bool{}
 	var last gpu.DeviceID
@@ -192,7 +192,7 @@ func verifyDevicesOnce(t *testing.T, s gpu.Snapshot, inv *inventory.Inventory) {
 }
 
 // verifyUnits: the units of a device differ only in ID, replica and health.
-func verifyUnits(t *testing.T, l health.Ledger, inv *inventory.Inventory) {
+func verifyUnits(t *testing.T, l health.Ledger, inv *inventory.Allocatable) {
 	t.Helper()
 	var prev inventory.Unit
 	seen := map[inventory.UnitID]bool{}
@@ -227,7 +227,7 @@ func verifyUnits(t *testing.T, l health.Ledger, inv *inventory.Inventory) {
 }
 
 // verifyReserveAndPrefer checks the contracts of Reserve and Prefer.
-func verifyReserveAndPrefer(t *testing.T, d generator, inv *inventory.Inventory) {
+func verifyReserveAndPrefer(t *testing.T, d generator, inv *inventory.Allocatable) {
 	t.Helper()
 	all := unitIDs(inv)
 	if len(all) == 0 {
@@ -258,7 +258,7 @@ func verifyReserveAndPrefer(t *testing.T, d generator, inv *inventory.Inventory)
 }
 
 // verifyIsolation: a fault of a GPU affects only its own units, and a fault of an instance no other instance.
-func verifyIsolation(t *testing.T, d generator, s gpu.Snapshot, build func(health.Ledger) *inventory.Inventory, cfg core.Config, l health.Ledger) {
+func verifyIsolation(t *testing.T, d generator, s gpu.Snapshot, build func(health.Ledger) *inventory.Allocatable, cfg core.Config, l health.Ledger) {
 	t.Helper()
 	at, code := pick(d, s.Devices...).At, pick[uint64](d, 94, 95)
 	scope := at

@@ -79,7 +79,7 @@ func TestReservationCheck(t *testing.T) {
 			for _, id := range tc.ids {
 				ids = append(ids, inventory.UnitID(id))
 			}
-			plan, err := core.Build(snapshot, health.Ledger{}, cfg).Reserve(ids...)
+			plan, err := core.Build(snapshot, health.Ledger{}, cfg).WithoutHost().Reserve(ids...)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -18,7 +18,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-func unitIDs(inv *inventory.Inventory) []inventory.UnitID { return idsOf(slices.Collect(inv.Units())) }
+func unitIDs(inv *inventory.Allocatable) []inventory.UnitID {
+	return idsOf(slices.Collect(inv.Units()))
+}
 
 func idsOf(units []inventory.Unit) (ids []inventory.UnitID) {
 	for _, u := range units {
@@ -28,11 +30,11 @@ func idsOf(units []inventory.Unit) (ids []inventory.UnitID) {
 }
 
 // sharedGPUs returns three GPUs, all shared as in s.
-func sharedGPUs(s inventory.Sharing, packed bool) *inventory.Inventory {
+func sharedGPUs(s inventory.Sharing, packed bool) *inventory.Allocatable {
 	cfg := core.DefaultConfig()
 	cfg.Packed = packed
 	cfg.Policy.Rules = []inventory.Rule{{Sharing: &s}}
-	return core.Build(coretest.GPUs(3), health.Ledger{}, cfg)
+	return core.Build(coretest.GPUs(3), health.Ledger{}, cfg).WithoutHost()
 }
 
 // parseUnits parses "0::1 2::0" as unit IDs; "2" is a GPU that is not shared.
@@ -66,7 +68,7 @@ func TestReserve(t *testing.T) {
 	cfg := core.DefaultConfig()
 	cfg.MIG, cfg.Injection.Nodes = inventory.MIGMixed, true
 	lost := health.Observation{At: gpuAt(3), Kind: health.Lost, Detail: "GPU is lost"}
-	inv := core.Build(coretest.WithMIG(coretest.GPUs(4), 1, "1g.10gb"), health.Ledger{}.Apply(cfg.Health, time.Unix(0, 0), lost), cfg)
+	inv := core.Build(coretest.WithMIG(coretest.GPUs(4), 1, "1g.10gb"), health.Ledger{}.Apply(cfg.Health, time.Unix(0, 0), lost), cfg).WithoutHost()
 	gpus := coretest.GPU(0) + "," + coretest.GPU(2)
 	for _, tc := range []struct {
 		ids         []inventory.UnitID
@@ -103,7 +105,7 @@ func TestReserve(t *testing.T) {
 			t.Errorf("%v: units %s: %s", tc.ids, unitNames(idsOf(p.Units)), diff)
 		}
 	}
-	if _, err := (*inventory.Inventory)(nil).Reserve("GPU-x"); err == nil {
+	if _, err := (&inventory.Allocatable{}).Reserve("GPU-x"); err == nil {
 		t.Error("a unit of nothing is reserved")
 	}
 }

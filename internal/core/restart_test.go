@@ -165,10 +165,14 @@ func TestForget(t *testing.T) {
 // An old loss that the GPU has answered after, and that no operator has cleared, does not make the next one a day old.
 func TestForgetIsNotCountedFromAnEarlierLoss(t *testing.T) {
 	for name, between := range map[string]func(*restartFixture){
-		"in one process":       func(*restartFixture) {},
-		"over a restart":       func(l *restartFixture) { l.restart("boot", "boot") },
-		"the driver was away":  func(l *restartFixture) { l.noDriver(gpu.DriverFailed) },
-		"restarted without it": func(l *restartFixture) { l.restart("boot", "boot"); l.noDriver(gpu.DriverFailed); l.restart("boot", "boot") },
+		"in one process":      func(*restartFixture) {},
+		"over a restart":      func(l *restartFixture) { l.restart("boot", "boot") },
+		"the driver was away": func(l *restartFixture) { l.noDriver(gpu.DriverFailed) },
+		"restarted without it": func(l *restartFixture) {
+			l.restart("boot", "boot")
+			l.noDriver(gpu.DriverFailed)
+			l.restart("boot", "boot")
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newRestartFixture(t, coretest.GPUs(2))

@@ -129,7 +129,7 @@ func TestRemovedInstanceMergesIgnoredCondition(t *testing.T) {
 func TestUnknownInstance(t *testing.T) {
 	state, cfg, _ := newMIGState(t)
 	state = state.Observe(cfg, testStart, xidEvent(gpu.Placement{GPU: "GPU-m", GI: 9, CI: 0}, 94))
-	for u := range state.Inventory.Units() {
+	for u := range state.Allocatable.Units() {
 		if want := u.Device.At.GPU == "GPU-m"; (u.Health.State == health.Degraded) != want {
 			t.Errorf("%s is %s", u.ID, u.Health)
 		}
@@ -170,14 +170,14 @@ func TestUnreadableInstance(t *testing.T) {
 	for range 60 { // its GPU is checked much more often
 		now = now.Add(checkInterval)
 		state = state.Observe(cfg, now, healthyChecks(machine)...)
-		for u := range state.Inventory.Units() {
+		for u := range state.Allocatable.Units() {
 			if want := u.ID != "MIG-1"; u.Health.Schedulable() != want {
 				t.Fatalf("%s is %s", u.ID, u.Health)
 			}
 		}
 	}
 	read(machine)
-	if u, _ := state.Inventory.Unit("MIG-1"); u.Health.State != health.Healthy {
+	if u, _ := state.Allocatable.Unit("MIG-1"); u.Health.State != health.Healthy {
 		t.Errorf("after it was read: %s", u.Health)
 	}
 }

@@ -205,7 +205,7 @@ func TestMIGStrategies(t *testing.T) {
 			for _, change := range tc.machine {
 				s = change(s)
 			}
-			expectOffer(t, core.Build(s, health.Ledger{}, core.Config{Config: tc.config}), tc.units, tc.refused)
+			expectOffer(t, core.Build(s, health.Ledger{}, core.Config{Config: tc.config}).WithoutHost(), tc.units, tc.refused)
 		})
 	}
 }

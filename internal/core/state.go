@@ -11,13 +11,14 @@ import (
 )
 
 // State is all that is known of a host: the latest snapshot (including devices that stopped responding), the
-// ledger of conditions, and the inventory that follows from both. It is immutable: each method returns another
-// State. NewState and Restore make one.
+// ledger of conditions, the inventory that follows from both, and what of it takes work on this host now. It is immutable: each method
+// returns another State. NewState and Restore make one.
 type State struct {
 	Snapshot    gpu.Snapshot
 	Ledger      health.Ledger
 	Inventory   *inventory.Inventory
 	Host        inventory.Host
+	Allocatable *inventory.Allocatable // follows from Inventory and Host
 	Binding     inventory.Binding
 	Incarnation int                // of the driver: see Inventory.Incarnation
 	Maintenance health.Maintenance // the zero value while the driver may be called
@@ -43,6 +44,7 @@ type State struct {
 func NewState(cfg Config) State {
 	s := State{Snapshot: gpu.NoDriver(gpu.DriverPending, "not asked yet"), built: cfg.Config}
 	s.Inventory = Build(s.Snapshot, s.Ledger, cfg)
+	s.Allocatable = s.Inventory.WithoutHost()
 	return s
 }
 
@@ -115,9 +117,9 @@ func (s State) rebuild(cfg Config, now time.Time) State {
 	}
 	s.Binding.Unconfirmed = doubtful
 	s.built = cfg.Config
-	inv := inventory.Build(s.buildInput(cfg))
-	s.Binding = inv.Binding()
-	s.Inventory = inv.WithHost(s.Host, cfg.Overlap).WithNodeWarnings(s.nodesSeen).WithRetiring(s.Inventory, now, cfg.Retire)
+	s.Inventory = inventory.Build(s.buildInput(cfg)).WithNodeWarnings(s.nodesSeen)
+	s.Binding = s.Inventory.Binding()
+	s.Allocatable = s.Inventory.WithHost(s.Host, cfg.Overlap).WithRetiring(s.Allocatable, now, cfg.Retire)
 	return s
 }
 
@@ -136,8 +138,21 @@ func (s State) Rebind(cfg Config, now time.Time) (State, error) {
 	return s.rebuild(cfg, now), nil
 }
 
+// Numbering returns the numbers of the devices. It is empty while they may be those of another host.
+func (s State) Numbering() inventory.Numbering { return s.confirmedBinding().Numbering }
+
+// ProposedNumbering returns Numbering with the numbers that new devices will have when the agents of the host have shared them.
+func (s State) ProposedNumbering() inventory.Numbering { return s.confirmedBinding().Proposed }
+
+func (s State) confirmedBinding() inventory.Binding {
+	if s.Binding.Unconfirmed {
+		return inventory.Binding{}
+	}
+	return s.Binding
+}
+
 // NeedsTick reports whether the passage of time can change the state. If so, call Observe periodically.
-func (s State) NeedsTick() bool { return s.Ledger.NeedsTick() || s.Inventory.Retiring() }
+func (s State) NeedsTick() bool { return s.Ledger.NeedsTick() || s.Allocatable.Retiring() }
 
 // withoutForgotten returns the devices without those that the driver has not listed for health.Policy.RemoveLostAfter. None is removed while the
 // driver lists a GPU that can't be identified: it may be one of them.

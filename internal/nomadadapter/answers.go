@@ -8,7 +8,7 @@ import (
 )
 
 // Groups are the device groups of the fingerprint that a plugin without saved group names would send.
-func Groups(inv *inventory.Inventory, by config.GroupBy) []*device.DeviceGroup {
+func Groups(inv *inventory.Allocatable, by config.GroupBy) []*device.DeviceGroup {
 	_, groups := assignment{by: by}.groups(inv)
 	all := []*device.DeviceGroup{}
 	for _, l := range newListings(inv, groups) {

@@ -28,7 +28,7 @@ import (
 )
 
 // onHosts runs a benchmark on each host.
-func onHosts(b *testing.B, run func(b *testing.B, inv *inventory.Inventory)) {
+func onHosts(b *testing.B, run func(b *testing.B, inv *inventory.Allocatable)) {
 	for _, h := range coretest.Hosts() {
 		h.Snapshot = withDetails(h.Snapshot)
 		b.Run(fmt.Sprintf("units=%d", h.Units), func(b *testing.B) {
@@ -40,7 +40,7 @@ func onHosts(b *testing.B, run func(b *testing.B, inv *inventory.Inventory)) {
 
 // BenchmarkReserve reserves one unit.
 func BenchmarkReserve(b *testing.B) {
-	reserve := func(b *testing.B, inv *inventory.Inventory, call func([]string) error) {
+	reserve := func(b *testing.B, inv *inventory.Allocatable, call func([]string) error) {
 		var ids []string
 		for u := range inv.Units() {
 			ids = append(ids, string(u.ID))
@@ -52,13 +52,13 @@ func BenchmarkReserve(b *testing.B) {
 		}
 	}
 	b.Run("direct", func(b *testing.B) {
-		onHosts(b, func(b *testing.B, inv *inventory.Inventory) {
+		onHosts(b, func(b *testing.B, inv *inventory.Allocatable) {
 			s := newFixture(b, inv)
 			reserve(b, inv, func(ids []string) error { _, err := s.Reserve(ids); return err })
 		})
 	})
 	b.Run("socket", func(b *testing.B) {
-		onHosts(b, func(b *testing.B, inv *inventory.Inventory) {
+		onHosts(b, func(b *testing.B, inv *inventory.Allocatable) {
 			p := nomadtest.Serve(b, newFixture(b, inv).Plugin)
 			reserve(b, inv, func(ids []string) error { _, err := p.Reserve(ids); return err })
 		})
@@ -102,7 +102,7 @@ func BenchmarkReserveTogether(b *testing.B) {
 
 // BenchmarkGroups measures an update of the fingerprint that has no effect, so that nothing is sent.
 func BenchmarkGroups(b *testing.B) {
-	onHosts(b, func(b *testing.B, inv *inventory.Inventory) {
+	onHosts(b, func(b *testing.B, inv *inventory.Allocatable) {
 		given := assignment{by: config.GroupByNVLink}.with(inv)
 		for b.Loop() {
 			if len(groups(inv, given)) != 1 {
@@ -113,7 +113,7 @@ func BenchmarkGroups(b *testing.B) {
 }
 
 // usages returns the usage of each device.
-func usages(inv *inventory.Inventory) (all []gpu.Usage) {
+func usages(inv *inventory.Allocatable) (all []gpu.Usage) {
 	for u := range inv.Devices() {
 		one := usage(0)
 		one.Device, one.At = u.Device.ID, time.Unix(1_800_000_000, 123_456_789)
@@ -125,7 +125,7 @@ func usages(inv *inventory.Inventory) (all []gpu.Usage) {
 // BenchmarkStats measures what one response costs the agent beyond the driver's calls and the socket; Nomad requests one each
 // second.
 func BenchmarkStats(b *testing.B) {
-	onHosts(b, func(b *testing.B, inv *inventory.Inventory) {
+	onHosts(b, func(b *testing.B, inv *inventory.Allocatable) {
 		groups, used := &statsGroups{}, usages(inv)
 		var e statsEncoder
 		var message []byte
@@ -146,7 +146,7 @@ func BenchmarkStats(b *testing.B) {
 
 // BenchmarkFirstFingerprint opens a stream over a socket and receives the first fingerprint, without decoding it.
 func BenchmarkFirstFingerprint(b *testing.B) {
-	onHosts(b, func(b *testing.B, inv *inventory.Inventory) {
+	onHosts(b, func(b *testing.B, inv *inventory.Allocatable) {
 		conn := nomadtest.Connect(b, newFixture(b, inv).Plugin)
 		size := 0
 		for b.Loop() {
@@ -162,8 +162,8 @@ func BenchmarkFirstFingerprint(b *testing.B) {
 // agent and of both ends of the socket. "decoded" is that and Nomad's client. "sent by PluginDevice" is with the server of Nomad's
 // device.PluginDevice, for comparison.
 func BenchmarkStatsOverSocket(b *testing.B) {
-	sent := func(option func(device.DevicePlugin) grpc.ServerOption) func(*testing.B, *inventory.Inventory) {
-		return func(b *testing.B, inv *inventory.Inventory) {
+	sent := func(option func(device.DevicePlugin) grpc.ServerOption) func(*testing.B, *inventory.Allocatable) {
+		return func(b *testing.B, inv *inventory.Allocatable) {
 			p := newPacedStats(b, inv, option)
 			receive := openRaw(b.Context(), b, nomadtest.Connect(b, p), "Stats", &proto.StatsRequest{CollectionInterval: durationpb.New(time.Hour)})
 			size := 0
@@ -177,7 +177,7 @@ func BenchmarkStatsOverSocket(b *testing.B) {
 	b.Run("sent", func(b *testing.B) { onHosts(b, sent(encodeOnce)) })
 	b.Run("sent by PluginDevice", func(b *testing.B) { onHosts(b, sent(noOption)) })
 	b.Run("decoded", func(b *testing.B) {
-		onHosts(b, func(b *testing.B, inv *inventory.Inventory) {
+		onHosts(b, func(b *testing.B, inv *inventory.Allocatable) {
 			p := newPacedStats(b, inv, encodeOnce)
 			received := openStats(b.Context(), b, nomadtest.Serve(b, p), time.Hour)
 			for b.Loop() {
@@ -195,7 +195,7 @@ type pacedStats struct {
 	usage  []gpu.Usage
 }
 
-func newPacedStats(b *testing.B, inv *inventory.Inventory, option func(device.DevicePlugin) grpc.ServerOption) *pacedStats {
+func newPacedStats(b *testing.B, inv *inventory.Allocatable, option func(device.DevicePlugin) grpc.ServerOption) *pacedStats {
 	p := &pacedStats{sentStats: newSentStats(newFixture(b, inv).Plugin, option), usage: usages(inv)}
 	p.groups.update(&groupNamer{}, inv, config.GroupByNone)
 	return p

@@ -16,18 +16,18 @@ type GroupInfo struct {
 }
 
 // Group returns the group of a unit of an inventory, by the names that this plugin has assigned; false if it is in none.
-func (p *Plugin) Group(inv *inventory.Inventory, id inventory.UnitID) (GroupInfo, bool) {
+func (p *Plugin) Group(inv *inventory.Allocatable, id inventory.UnitID) (GroupInfo, bool) {
 	r := p.currentRun()
 	return groupOf(inv, p.names.groups(inv, r.settings.GroupBy), id)
 }
 
 // GroupOf returns the group of a unit by the names that a plugin would assign which has not run before.
-func GroupOf(inv *inventory.Inventory, by config.GroupBy, id inventory.UnitID) (GroupInfo, bool) {
+func GroupOf(inv *inventory.Allocatable, by config.GroupBy, id inventory.UnitID) (GroupInfo, bool) {
 	var names groupNamer
 	return groupOf(inv, names.groups(inv, by), id)
 }
 
-func groupOf(inv *inventory.Inventory, groups []group, id inventory.UnitID) (GroupInfo, bool) {
+func groupOf(inv *inventory.Allocatable, groups []group, id inventory.UnitID) (GroupInfo, bool) {
 	for _, g := range groups {
 		if !slices.ContainsFunc(g.units, func(u inventory.Unit) bool { return u.ID == id }) {
 			continue

@@ -88,7 +88,7 @@ type fingerprinter struct {
 // follow sends the groups of src until ctx ends. While Nomad does not read, a newer fingerprint replaces the one to be
 // sent.
 func (f *fingerprinter) follow(ctx context.Context, src Source) {
-	latest := make(chan *inventory.Inventory)
+	latest := make(chan *inventory.Allocatable)
 	var watcher sync.WaitGroup
 	defer watcher.Wait()
 	watcher.Go(func() {
@@ -102,7 +102,7 @@ func (f *fingerprinter) follow(ctx context.Context, src Source) {
 	task := watchdogOf(src).Register("fingerprint")
 	defer task.Done()
 	f.next = nil
-	var inv *inventory.Inventory // the latest
+	var inv *inventory.Allocatable // the latest
 	loaded := f.names.loading()
 	for {
 		task.Heartbeat(0) // no timeout: Nomad may not read, and nothing may change
@@ -136,7 +136,7 @@ func (f *fingerprinter) follow(ctx context.Context, src Source) {
 // update sets what is to be sent: nothing if the groups of inv were sent last, or if devices were sent before and the driver has not
 // answered yet or devices are unhealthy for milliseconds. No devices are sent until the names of earlier processes are loaded: under another name Nomad
 // would take an allocated device for a free one.
-func (f *fingerprinter) update(inv *inventory.Inventory) {
+func (f *fingerprinter) update(inv *inventory.Allocatable) {
 	f.next = nil
 	if f.sent != nil && (inv.Driver().State == gpu.DriverPending || inv.AwaitsHost()) {
 		return

@@ -75,10 +75,10 @@ func TestFirstFingerprintWaitsForNumbers(t *testing.T) {
 		cfg := core.DefaultConfig()
 		cfg.Policy = inventory.Policy{Rules: []inventory.Rule{{Select: inventory.Selector{Indices: []gpu.DeviceIndex{{GPU: 1, Instance: -1}}}, Reserve: "for another"}}}
 		state := core.NewState(cfg).WithHost(cfg, time.Now(), inventory.Host{SharesNumbers: true}).Read(cfg, time.Now(), coretest.GPUs(2))
-		s.Source.Set(state.Inventory)
+		s.Source.Set(state.Allocatable)
 		time.Sleep(time.Second / 10)
-		shared := inventory.Host{SharesNumbers: true, Numbering: state.Inventory.Proposed()}
-		s.Source.Set(state.WithHost(cfg, time.Now(), shared).Inventory)
+		shared := inventory.Host{SharesNumbers: true, Numbering: state.ProposedNumbering()}
+		s.Source.Set(state.WithHost(cfg, time.Now(), shared).Allocatable)
 		if first := <-ch; len(first.Devices) != 1 || len(first.Devices[0].Devices) != 1 {
 			t.Errorf("first fingerprint: %v, want the GPU that is not reserved", first.Devices)
 		}
@@ -91,7 +91,7 @@ func TestFingerprintWaitsForClaims(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newFixture(t, nil)
 		ch := fingerprints(t.Context(), t, s)
-		with := func(gpus int, own inventory.OwnClaims) *inventory.Inventory {
+		with := func(gpus int, own inventory.OwnClaims) *inventory.Allocatable {
 			return nodeInventory(coretest.GPUs(gpus)).WithHost(inventory.Host{Own: own}, inventory.OverlapRefuse)
 		}
 		one := []gpu.Placement{gpu.WholeGPU(coretest.GPU(0))}

@@ -38,7 +38,7 @@ func (a assignment) keyOf(u inventory.Unit) groupKey { return a.topology.keyOf(u
 
 // groups returns the groups of inv, each unit in one, in the order of the inventory, and the assignment with a name for
 // each of them.
-func (a assignment) groups(inv *inventory.Inventory) (assignment, []group) {
+func (a assignment) groups(inv *inventory.Allocatable) (assignment, []group) {
 	a.topology, a.previous.topology = a.topology.with(inv, a.by, a.previous.topology)
 	var all []group
 	index, keys := map[groupKey]int{}, map[groupKey]bool{}
@@ -74,7 +74,7 @@ func (a assignment) groups(inv *inventory.Inventory) (assignment, []group) {
 }
 
 // bounded returns a without the entries that inv does not use, if there are more than maxNames.
-func (a assignment) bounded(inv *inventory.Inventory, keys map[groupKey]bool) assignment {
+func (a assignment) bounded(inv *inventory.Allocatable, keys map[groupKey]bool) assignment {
 	if len(a.names) > maxNames {
 		a.names = maps.Clone(a.names)
 		maps.DeleteFunc(a.names, func(k groupKey, _ string) bool { return !keys[k] })
@@ -141,7 +141,7 @@ type groupNamer struct {
 }
 
 // groups returns the groups of inv. Send none to Nomad before loading is done.
-func (n *groupNamer) groups(inv *inventory.Inventory, by config.GroupBy) []group {
+func (n *groupNamer) groups(inv *inventory.Allocatable, by config.GroupBy) []group {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.assigned.by = by

@@ -44,7 +44,7 @@ type listedDevice struct {
 const unhealthyKey = "unhealthy"
 
 // newListings returns the fingerprint of groups of an inventory, not nil. Equal groups give equal listings.
-func newListings(inv *inventory.Inventory, groups []group) []listing {
+func newListings(inv *inventory.Allocatable, groups []group) []listing {
 	all := make([]listing, 0, len(groups))
 	for _, g := range groups {
 		l := listing{groupType: g.key.groupType, name: g.name, attributes: commonAttributes(inv.Driver(), g.units)}
@@ -71,7 +71,7 @@ func newListings(inv *inventory.Inventory, groups []group) []listing {
 }
 
 // descriptionOf is the health of a unit with all its conditions; "" = healthy without remarks.
-func descriptionOf(inv *inventory.Inventory, u inventory.Unit) string {
+func descriptionOf(inv *inventory.Allocatable, u inventory.Unit) string {
 	if u.Health == (health.Health{}) {
 		return ""
 	}

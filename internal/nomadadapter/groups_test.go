@@ -46,7 +46,7 @@ func TestGroups(t *testing.T) {
 	small := inventory.Rule{Select: inventory.Selector{Profiles: []string{"1g.*"}}, Pool: "small", Sharing: byMPS(2)}
 	pairs := linked(8, [2]int{0, 1}, [2]int{2, 3}, [2]int{4, 5}, [2]int{6, 7})
 	for name, tc := range map[string]struct {
-		inv *inventory.Inventory
+		inv *inventory.Allocatable
 		by  config.GroupBy
 	}{
 		"h100x8":  {nodeInventory(coretest.GPUs(8), lost(3)), config.GroupByNone},
@@ -176,7 +176,7 @@ func TestFingerprintsAreSmall(t *testing.T) {
 		faults = append(faults, health.Observation{At: gpu.WholeGPU(coretest.GPU(i)), Kind: health.XID, Code: 95})
 	}
 	for name, tc := range map[string]struct {
-		inv *inventory.Inventory
+		inv *inventory.Allocatable
 		n   int
 	}{
 		"16 GPUs by 7 by 10":            {sharedInstances(10), 1120},

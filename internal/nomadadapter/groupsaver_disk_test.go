@@ -69,7 +69,7 @@ func TestHangingSave(t *testing.T) {
 		s.Source.Set(nodeInventory(onlyGPUs(twoPairs, 0, 1)))
 		ctx, cancel := context.WithCancel(t.Context())
 		ch := fingerprints(ctx, t, s)
-		for i, inv := range []*inventory.Inventory{nil, nodeInventory(onlyGPUs(twoPairs, 0, 1), lost(0)), nodeInventory(twoPairs)} {
+		for i, inv := range []*inventory.Allocatable{nil, nodeInventory(onlyGPUs(twoPairs, 0, 1), lost(0)), nodeInventory(twoPairs)} {
 			began := time.Now()
 			if inv != nil {
 				s.Source.Set(inv)

@@ -89,7 +89,7 @@ func withDetails(s gpu.Snapshot) gpu.Snapshot {
 }
 
 // inventoryUnder is nodeInventory with a policy, of which all MPS daemons answer.
-func inventoryUnder(p inventory.Policy, s gpu.Snapshot, obs ...health.Observation) *inventory.Inventory {
+func inventoryUnder(p inventory.Policy, s gpu.Snapshot, obs ...health.Observation) *inventory.Allocatable {
 	cfg, pools := defaultCore(), []string{"gpu.mps", "gpu"}
 	cfg.Policy = p
 	for _, r := range p.Rules {
@@ -128,12 +128,12 @@ var mixedPolicy = rules(
 )
 
 // sharedGPUs returns n GPUs with this number of replicas each.
-func sharedGPUs(n, replicas int, obs ...health.Observation) *inventory.Inventory {
+func sharedGPUs(n, replicas int, obs ...health.Observation) *inventory.Allocatable {
 	return inventoryUnder(rules(inventory.Rule{Sharing: timeSlicing(replicas)}), withDetails(coretest.GPUs(n)), obs...)
 }
 
 // sharedInstances returns 16 GPUs with seven MIG instances each, all with this number of replicas.
-func sharedInstances(replicas int, obs ...health.Observation) *inventory.Inventory {
+func sharedInstances(replicas int, obs ...health.Observation) *inventory.Allocatable {
 	s := coretest.GPUs(16)
 	for n := range 16 {
 		s.Devices[n].MIG = true
@@ -146,13 +146,13 @@ func sharedInstances(replicas int, obs ...health.Observation) *inventory.Invento
 }
 
 // with returns the assignment after inv.
-func (a assignment) with(inv *inventory.Inventory) assignment {
+func (a assignment) with(inv *inventory.Allocatable) assignment {
 	next, _ := a.groups(inv)
 	return next
 }
 
 // deviceGroups returns groups as Nomad's type.
-func deviceGroups(inv *inventory.Inventory, groups []group) (all []*device.DeviceGroup) {
+func deviceGroups(inv *inventory.Allocatable, groups []group) (all []*device.DeviceGroup) {
 	for _, l := range newListings(inv, groups) {
 		all = append(all, l.wire())
 	}
@@ -160,13 +160,13 @@ func deviceGroups(inv *inventory.Inventory, groups []group) (all []*device.Devic
 }
 
 // groups returns the groups of inv under an assignment, as Nomad's type.
-func groups(inv *inventory.Inventory, a assignment) []*device.DeviceGroup {
+func groups(inv *inventory.Allocatable, a assignment) []*device.DeviceGroup {
 	_, all := a.groups(inv)
 	return deviceGroups(inv, all)
 }
 
 // firstGroups returns the groups of inv in a new plugin.
-func firstGroups(inv *inventory.Inventory) []*device.DeviceGroup { return groups(inv, assignment{}) }
+func firstGroups(inv *inventory.Allocatable) []*device.DeviceGroup { return groups(inv, assignment{}) }
 
 // groupByDevice returns the group of each device. A device must not be in two groups: it could be allocated twice.
 func groupByDevice(t *testing.T, gs []*device.DeviceGroup) map[string]string {

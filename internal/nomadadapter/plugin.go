@@ -29,8 +29,8 @@ const pluginName = "nvidia-gpu"
 
 // Source is the inventories and the usage of a node; a *monitor.Monitor is one. Its methods are called concurrently.
 type Source interface {
-	Current() *inventory.Inventory
-	Watch(context.Context) iter.Seq[*inventory.Inventory]
+	Current() *inventory.Allocatable
+	Watch(context.Context) iter.Seq[*inventory.Allocatable]
 	Usage(context.Context) ([]gpu.Usage, error)
 
 	// ApplyPolicy applies the policy and MIG strategy of another configuration without a new session. It fails only if
@@ -184,12 +184,12 @@ func (p *Plugin) logWarnings() {
 // disabledSource is the source of a disabled plugin: a node without a driver.
 type disabledSource struct{}
 
-var disabledInventory = core.Build(gpu.NoDriver(gpu.DriverAbsent, "disabled by configuration"), health.Ledger{}, core.DefaultConfig())
+var disabledInventory = core.Build(gpu.NoDriver(gpu.DriverAbsent, "disabled by configuration"), health.Ledger{}, core.DefaultConfig()).WithoutHost()
 
-func (disabledSource) Current() *inventory.Inventory { return disabledInventory }
+func (disabledSource) Current() *inventory.Allocatable { return disabledInventory }
 
-func (disabledSource) Watch(ctx context.Context) iter.Seq[*inventory.Inventory] {
-	return func(yield func(*inventory.Inventory) bool) {
+func (disabledSource) Watch(ctx context.Context) iter.Seq[*inventory.Allocatable] {
+	return func(yield func(*inventory.Allocatable) bool) {
 		if yield(disabledInventory) {
 			<-ctx.Done()
 		}
@@ -226,7 +226,7 @@ func withDone(ctx context.Context, done <-chan struct{}) (context.Context, conte
 }
 
 // awaitFirstSnapshot returns the first inventory that is not provisional, or the current one when ctx ends.
-func awaitFirstSnapshot(ctx context.Context, src Source) *inventory.Inventory {
+func awaitFirstSnapshot(ctx context.Context, src Source) *inventory.Allocatable {
 	for inv := range src.Watch(ctx) {
 		if !inv.Provisional() {
 			return inv

@@ -21,7 +21,7 @@ import (
 )
 
 // randomInventory returns an inventory of up to six GPUs with random links, models and properties, under a random policy.
-func randomInventory(random *rand.Rand) *inventory.Inventory {
+func randomInventory(random *rand.Rand) *inventory.Allocatable {
 	s := onlyGPUs(coretest.GPUs(6), random.Perm(6)[:1+random.IntN(6)]...)
 	s.Links = slices.DeleteFunc(slices.Clone(s.Links), func(gpu.Link) bool { return random.IntN(4) > 0 })
 	for i := range s.Devices {
@@ -111,7 +111,7 @@ func checkRandomNode(t *testing.T, random *rand.Rand, restarts bool) {
 }
 
 // checkGroups returns the group of each unit, as type/name.
-func checkGroups(t *testing.T, inv *inventory.Inventory, given assignment) map[string]string {
+func checkGroups(t *testing.T, inv *inventory.Allocatable, given assignment) map[string]string {
 	t.Helper()
 	of, pools, taken := map[string]string{}, map[string]string{}, map[string]groupKey{}
 	for _, g := range groups(inv, given) {

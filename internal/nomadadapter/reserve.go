@@ -73,7 +73,7 @@ func (p *Plugin) reserve(ids []string) (*device.ContainerReservation, error) {
 //	plugin  crashes . started again .................^ .... driver answers
 //
 // In the new process GPU-1 is not unknown: the driver was not read yet.
-func (r *run) awaitInventory() *inventory.Inventory {
+func (r *run) awaitInventory() *inventory.Allocatable {
 	ctx, cancel := context.WithTimeout(context.Background(), reserveWait)
 	defer cancel()
 	ctx, stop := withDone(ctx, r.done)

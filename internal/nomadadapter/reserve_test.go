@@ -26,7 +26,7 @@ func deviceNode(path, host string) *device.DeviceSpec {
 // devices.
 func TestReserve(t *testing.T) {
 	for name, tc := range map[string]struct {
-		inv *inventory.Inventory
+		inv *inventory.Allocatable
 		ids [][]string
 	}{
 		"exclusive": {nodeInventory(coretest.GPUs(4)), [][]string{{gpuID(1), gpuID(2)}, {gpuID(2), gpuID(1)}, {gpuID(2), gpuID(1), gpuID(2)}}},
@@ -153,7 +153,7 @@ func TestReserveRefuses(t *testing.T) {
 	ready := nodeInventory(coretest.GPUs(4), lost(1), lost(2))
 	gone, obs := core.Reconcile(coretest.GPUs(1), gpu.NoDriver(gpu.DriverFailed, "no answer"))
 	for name, tc := range map[string]struct {
-		inv  *inventory.Inventory
+		inv  *inventory.Allocatable
 		ids  []string
 		want string
 	}{

@@ -149,7 +149,7 @@ func (s *statsStream) response(ctx context.Context) *device.StatsResponse {
 
 // statsGroups is what responses have from an inventory. Most responses have the same as the previous one.
 type statsGroups struct {
-	inventory *inventory.Inventory
+	inventory *inventory.Allocatable
 	by        config.GroupBy
 	groups    []statsGroup
 }
@@ -169,7 +169,7 @@ type statsDevice struct {
 }
 
 // update sets the groups to those of inv.
-func (s *statsGroups) update(names *groupNamer, inv *inventory.Inventory, by config.GroupBy) {
+func (s *statsGroups) update(names *groupNamer, inv *inventory.Allocatable, by config.GroupBy) {
 	if s.inventory == inv && s.by == by {
 		return
 	}

@@ -164,7 +164,7 @@ func TestStatsOfRemovedDevices(t *testing.T) {
 	two := coretest.GPUs(2)
 	two.Devices[1].Model = "NVIDIA A2"
 	type step struct {
-		inv  *inventory.Inventory
+		inv  *inventory.Allocatable
 		want []string // type/name:devices
 	}
 	unloaded := nodeInventory(gpu.NoDriver(gpu.DriverAbsent, "unloaded"))

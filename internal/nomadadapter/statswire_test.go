@@ -41,7 +41,7 @@ func (s sentStats) Stats(context.Context, time.Duration) (<-chan *device.StatsRe
 
 // Nomad's client receives the same from the server of this plugin and from that of device.PluginDevice.
 func TestEncodedOnceLikeByNomad(t *testing.T) {
-	statsOf := func(inv *inventory.Inventory, used ...gpu.Usage) *device.StatsResponse {
+	statsOf := func(inv *inventory.Allocatable, used ...gpu.Usage) *device.StatsResponse {
 		var s statsGroups
 		s.update(&groupNamer{}, inv, config.GroupByNone)
 		return &device.StatsResponse{Groups: s.stats(used, time.Unix(1_800_000_000, 987_654_321))}

@@ -68,7 +68,7 @@ func TestDisabled(t *testing.T) {
 
 // No goroutine remains: synctest.Test fails if one does.
 func TestStreamsEndWithTheirContext(t *testing.T) {
-	for name, inv := range map[string]*inventory.Inventory{"pending": nil, "ready": nodeInventory(coretest.GPUs(2))} {
+	for name, inv := range map[string]*inventory.Allocatable{"pending": nil, "ready": nodeInventory(coretest.GPUs(2))} {
 		for _, read := range []bool{false, true} {
 			t.Run(name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {

@@ -37,13 +37,13 @@ type fixture struct {
 }
 
 // newFixture returns a plugin whose first source has this inventory; nil = its driver is pending.
-func newFixture(t testing.TB, inv *inventory.Inventory) *fixture {
+func newFixture(t testing.TB, inv *inventory.Allocatable) *fixture {
 	t.Helper()
 	return newFixtureUntil(t.Context(), inv)
 }
 
 // newFixtureUntil is newFixture with another context of New.
-func newFixtureUntil(ctx context.Context, inv *inventory.Inventory) *fixture {
+func newFixtureUntil(ctx context.Context, inv *inventory.Allocatable) *fixture {
 	s := &fixture{Source: &fakeSource{Source: coretest.NewSource()}, Log: &logBuffer{}}
 	s.Plugin = New(ctx, "2.0.0", s.startSource, hclog.New(&hclog.LoggerOptions{
 		Level: hclog.Trace, Output: s.Log, JSONFormat: true,
@@ -217,7 +217,7 @@ const (
 )
 
 // nodeInventory returns the inventory that the monitor would publish with the default configuration.
-func nodeInventory(s gpu.Snapshot, obs ...health.Observation) *inventory.Inventory {
+func nodeInventory(s gpu.Snapshot, obs ...health.Observation) *inventory.Allocatable {
 	return inventoryWith(defaultCore(), s, obs...)
 }
 
@@ -230,8 +230,8 @@ func defaultCore() core.Config {
 }
 
 // inventoryWith is nodeInventory with another configuration.
-func inventoryWith(cfg core.Config, s gpu.Snapshot, obs ...health.Observation) *inventory.Inventory {
-	return core.Build(s, health.Ledger{}.Apply(cfg.Health, time.Unix(0, 0), obs...), cfg)
+func inventoryWith(cfg core.Config, s gpu.Snapshot, obs ...health.Observation) *inventory.Allocatable {
+	return core.Build(s, health.Ledger{}.Apply(cfg.Health, time.Unix(0, 0), obs...), cfg).WithoutHost()
 }
 
 func lost(n int) health.Observation {

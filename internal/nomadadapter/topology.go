@@ -41,7 +41,7 @@ type previousTopology struct {
 //	before a boot   A = B = C in "NVLink A", D in none
 //	after it        A = B, C   D    the same: missing links move no GPU
 //	or              A = B, C = D    D in "NVLink A", too: present links do
-func (t topologyGroups) with(inv *inventory.Inventory, by config.GroupBy, previous map[topologyKey]previousTopology) (topologyGroups, map[topologyKey]previousTopology) {
+func (t topologyGroups) with(inv *inventory.Allocatable, by config.GroupBy, previous map[topologyKey]previousTopology) (topologyGroups, map[topologyKey]previousTopology) {
 	if by != config.GroupByNUMA && by != config.GroupByNVLink {
 		return t, previous
 	}
@@ -96,7 +96,7 @@ type presentTopology struct {
 	confirmed map[gpu.DeviceID]topologyGroup // those of groups that the links (or NUMA nodes) of this inventory show
 }
 
-func numaNodes(inv *inventory.Inventory) presentTopology {
+func numaNodes(inv *inventory.Allocatable) presentTopology {
 	nodes := map[gpu.DeviceID]topologyGroup{}
 	for u := range inv.Units() {
 		if n := u.Device.NUMANode; n >= 0 {
@@ -109,7 +109,7 @@ func numaNodes(inv *inventory.Inventory) presentTopology {
 // islands returns the islands of GPUs by their NVLinks: the island that a linked GPU has, the one in which most of them
 // were previously, or a new one. GPUs in MIG mode have none. If an island was split, its largest part confirms the name;
 // the other parts keep it unconfirmed.
-func (t topologyGroups) islands(inv *inventory.Inventory, previous map[topologyKey]previousTopology) presentTopology {
+func (t topologyGroups) islands(inv *inventory.Allocatable, previous map[topologyKey]previousTopology) presentTopology {
 	slots := map[gpu.DeviceID]gpu.PCIAddress{}
 	for u := range inv.Units() {
 		if u.Device.Profile == "" {

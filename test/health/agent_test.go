@@ -31,7 +31,7 @@ type agent struct {
 // publication is an inventory whose units differ from those of the previous one.
 type publication struct {
 	at        time.Time
-	inventory *inventory.Inventory
+	inventory *inventory.Allocatable
 }
 
 // testStart is the time at which every test begins.
@@ -150,10 +150,10 @@ func (m *agent) observe(obs ...health.Observation) (changed bool) {
 
 // publish keeps a state, and its inventory if its units differ. It reports whether the inventory differs.
 func (m *agent) publish(s core.State) (changed bool) {
-	if !slices.Equal(slices.Collect(m.state.Inventory.Units()), slices.Collect(s.Inventory.Units())) {
-		m.published = append(m.published, publication{m.now, s.Inventory})
+	if !slices.Equal(slices.Collect(m.state.Allocatable.Units()), slices.Collect(s.Allocatable.Units())) {
+		m.published = append(m.published, publication{m.now, s.Allocatable})
 	}
-	changed = !s.Inventory.Equal(m.state.Inventory)
+	changed = !s.Allocatable.Equal(m.state.Allocatable)
 	m.state = s
 	return changed
 }
@@ -196,7 +196,7 @@ func (m *agent) set(slot int, lines ...string) {
 // health is the published health of the GPU in a slot.
 func (m *agent) health(slot int) health.Health {
 	m.t.Helper()
-	u, ok := m.state.Inventory.Unit(inventory.UnitID(m.UUID(slot)))
+	u, ok := m.state.Allocatable.Unit(inventory.UnitID(m.UUID(slot)))
 	if !ok {
 		m.t.Fatalf("%s is not listed", m.UUID(slot))
 	}

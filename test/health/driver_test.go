@@ -35,7 +35,7 @@ func TestStart(t *testing.T) {
 		must(t, m.Hang(simdriver.GPU(2), "*"))
 		m.update()
 		m.step(30 * time.Second)
-		if n := m.state.Inventory.Len(); n != 7 {
+		if n := m.state.Allocatable.Len(); n != 7 {
 			t.Errorf("%d GPUs are offered", n)
 		}
 		m.expectNeverHealthy(2)
@@ -136,8 +136,8 @@ func TestLost(t *testing.T) {
 		m.set(2, "uuid = GPU-b8c4a1de-2f0c-4b43-9a52-6f3f0f0cafe2", "lost = no")
 		m.step(2 * time.Minute)
 		m.expect("the new GPU", nil)
-		if _, ok := m.state.Ledger.History(old); ok || m.state.Inventory.Len() != 8 {
-			t.Errorf("%d GPUs are listed, history of the old one: %t", m.state.Inventory.Len(), ok)
+		if _, ok := m.state.Ledger.History(old); ok || m.state.Allocatable.Len() != 8 {
+			t.Errorf("%d GPUs are listed, history of the old one: %t", m.state.Allocatable.Len(), ok)
 		}
 	})
 	t.Run("not listed", func(t *testing.T) {
@@ -145,12 +145,12 @@ func TestLost(t *testing.T) {
 		gone := inventory.UnitID(m.UUID(7))
 		must(t, m.Remove(7))
 		m.step(2 * time.Minute)
-		if u, _ := m.state.Inventory.Unit(gone); u.Health.State != health.GPULost {
+		if u, _ := m.state.Allocatable.Unit(gone); u.Health.State != health.GPULost {
 			t.Error(u.Health)
 		}
 		m.step(time.Hour)
-		if _, ok := m.state.Inventory.Unit(gone); ok || m.state.Inventory.Len() != 7 {
-			t.Errorf("%d GPUs are listed", m.state.Inventory.Len())
+		if _, ok := m.state.Allocatable.Unit(gone); ok || m.state.Allocatable.Len() != 7 {
+			t.Errorf("%d GPUs are listed", m.state.Allocatable.Len())
 		}
 	})
 }
@@ -222,7 +222,7 @@ func TestReload(t *testing.T) {
 		m.close()
 		m.step(time.Minute)
 		m.expect("no library", unknown(2))
-		if d := m.state.Inventory.Driver(); d.State != gpu.DriverAbsent {
+		if d := m.state.Allocatable.Driver(); d.State != gpu.DriverAbsent {
 			t.Errorf("the driver is %s", d.State)
 		}
 		must(t, m.Unhide())

@@ -75,7 +75,7 @@ func monitorOf(t testing.TB, m *simdriver.Machine, tune ...func(*core.Config)) *
 }
 
 // await waits for an inventory.
-func (f *monitored) await(what string, is func(*inventory.Inventory) bool) {
+func (f *monitored) await(what string, is func(*inventory.Allocatable) bool) {
 	f.t.Helper()
 	ctx, cancel := context.WithTimeout(f.t.Context(), 20*time.Second)
 	defer cancel()
@@ -93,7 +93,7 @@ func (f *monitored) await(what string, is func(*inventory.Inventory) bool) {
 // awaitAll waits until all eight GPUs are in a state.
 func (f *monitored) awaitAll(state health.State) {
 	f.t.Helper()
-	f.await("eight GPUs "+state.String(), func(inv *inventory.Inventory) bool {
+	f.await("eight GPUs "+state.String(), func(inv *inventory.Allocatable) bool {
 		for u := range inv.Units() {
 			if u.Health.State != state {
 				return false
@@ -106,7 +106,7 @@ func (f *monitored) awaitAll(state health.State) {
 // awaitOnly waits until the GPU in a slot has a state and a cause, and all others are healthy.
 func (f *monitored) awaitOnly(slot int, state health.State, cause string) {
 	f.t.Helper()
-	f.await(cause, func(inv *inventory.Inventory) bool {
+	f.await(cause, func(inv *inventory.Allocatable) bool {
 		u, found := inv.Unit(inventory.UnitID(f.UUID(slot)))
 		for other := range inv.Units() {
 			if other.ID != u.ID && other.Health.State != health.Healthy {
@@ -148,7 +148,7 @@ func TestHang(t *testing.T) {
 			t.Errorf("calls in progress: %+v", busy)
 		}
 		must(t, f.XID(0, 119), f.XID(3, 13), f.Set(4, "recovery_action", "1"))
-		f.await("GPU 4 unhealthy", func(inv *inventory.Inventory) bool {
+		f.await("GPU 4 unhealthy", func(inv *inventory.Allocatable) bool {
 			u, _ := inv.Unit(inventory.UnitID(f.UUID(4)))
 			return u.Health.Cause() == "RECOVERY_ACTION_GPU_RESET"
 		})
@@ -177,7 +177,7 @@ func TestHang(t *testing.T) {
 		m := simdriver.Start(t, "h100x8")
 		must(t, m.Hang(simdriver.All, "nvmlInit"))
 		f := monitorOf(t, m, short)
-		f.await("the driver failed", func(inv *inventory.Inventory) bool {
+		f.await("the driver failed", func(inv *inventory.Allocatable) bool {
 			return inv.Driver().State == gpu.DriverFailed && inv.Len() == 0
 		})
 		must(t, m.Heal())
@@ -220,7 +220,7 @@ func TestManyEvents(t *testing.T) {
 		}
 		<-time.After(time.Until(start.Add(time.Duration(batch+1) * time.Second / 10)))
 	}
-	f.await("GPU 3 unhealthy", func(inv *inventory.Inventory) bool {
+	f.await("GPU 3 unhealthy", func(inv *inventory.Allocatable) bool {
 		u, _ := inv.Unit(inventory.UnitID(f.UUID(3)))
 		return u.Health.Cause() == "XID_95"
 	})

@@ -143,7 +143,7 @@ func (c comparison) compare(file importer.File) (compared int) {
 }
 
 // answer is the response of k8s-gpu, as original.answer has it.
-func (c comparison) answer(inv *inventory.Inventory, s config.Kubernetes, resource string, units []string) (lines []string) {
+func (c comparison) answer(inv *inventory.Allocatable, s config.Kubernetes, resource string, units []string) (lines []string) {
 	r, err := deviceplugin.Answer(inv, "nvidia.com/"+resource, units, deviceplugin.Options{
 		DevRoot: s.DevRoot, MPSRoot: s.MPSRoot, Lists: deviceplugin.DeviceLists{
 			EnvVar: s.Strategies.EnvVar, VolumeMounts: s.Strategies.VolumeMounts, CDIAnnotations: s.Strategies.CDIAnnotations, CDINames: s.Strategies.CDICRI,

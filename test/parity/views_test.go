@@ -63,7 +63,7 @@ func (p pool) requests() []asked {
 	return all
 }
 
-func newViews(t *testing.T, o *orchestrators, toKubelet, toNomad *inventory.Inventory) *views {
+func newViews(t *testing.T, o *orchestrators, toKubelet, toNomad *inventory.Allocatable) *views {
 	t.Helper()
 	v := &views{refused: map[string][]gpu.Exclusion{"kubelet": toKubelet.Excluded(), "nomad": toNomad.Excluded()}}
 	for _, r := range o.kubelet.Registrations() {
@@ -245,7 +245,7 @@ func (v *views) differs(t *testing.T, file []byte, devices []gpu.Device) string 
 }
 
 // offer returns the inventory of a machine on which every MPS daemon answers, by a file, and the warnings about the file.
-func offer(t *testing.T, machine gpu.Snapshot, path string, to policy.Orchestrator) (*inventory.Inventory, []string) {
+func offer(t *testing.T, machine gpu.Snapshot, path string, to policy.Orchestrator) (*inventory.Allocatable, []string) {
 	t.Helper()
 	text, err := os.ReadFile(path)
 	must(t, err)
@@ -256,7 +256,7 @@ func offer(t *testing.T, machine gpu.Snapshot, path string, to policy.Orchestrat
 	if cfg.MIG = r.MIG; r.MIG == "" {
 		cfg.MIG = map[policy.Orchestrator]inventory.MIGStrategy{policy.Kubernetes: inventory.MIGNone, policy.Nomad: inventory.MIGMixed}[to]
 	}
-	inv := core.Build(machine, health.Ledger{}, cfg)
+	inv := core.Build(machine, health.Ledger{}, cfg).WithoutHost()
 	if f := inv.PolicyWarnings(); len(f) > 0 {
 		t.Errorf("%s: warnings %q", to, f)
 	}
@@ -270,7 +270,7 @@ func offer(t *testing.T, machine gpu.Snapshot, path string, to policy.Orchestrat
 }
 
 // view serves two inventories and waits until both orchestrators have all of theirs.
-func view(t *testing.T, toKubelet, toNomad *inventory.Inventory) *views {
+func view(t *testing.T, toKubelet, toNomad *inventory.Allocatable) *views {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup

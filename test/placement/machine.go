@@ -19,7 +19,7 @@ type Machine struct {
 	Driver    *simdriver.Machine
 	GPUs      []gpu.Device // by index
 	Links     []gpu.Link
-	Inventory *inventory.Inventory
+	Inventory *inventory.Allocatable
 }
 
 // Read starts a simulated machine, lets prepare change it, and reads it once through the driver's library. A process can
@@ -49,7 +49,7 @@ func Read(t testing.TB, name string, prepare ...func(*simdriver.Machine) error) 
 	}
 	return Machine{
 		Driver: m, GPUs: snap.Devices, Links: snap.Links,
-		Inventory: core.Build(snap, health.Ledger{}, core.DefaultConfig()),
+		Inventory: core.Build(snap, health.Ledger{}, core.DefaultConfig()).WithoutHost(),
 	}
 }
 

@@ -90,7 +90,7 @@ type agentProcess struct {
 
 	mu         sync.Mutex
 	out        *json.Encoder
-	sent       *inventory.Inventory // last
+	sent       *inventory.Allocatable // last
 	generation int                  // of the numbering that was sent last
 }
 
@@ -166,7 +166,7 @@ func (p *agentProcess) send() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	state := p.State()
-	inv, numbering := state.Inventory, state.Binding.Numbering
+	inv, numbering := state.Allocatable, state.Binding.Numbering
 	if inv == p.sent && numbering.Generation == p.generation {
 		return
 	}

@@ -141,7 +141,7 @@ func (w *oneAgent) startMonitor(running *sync.WaitGroup) {
 }
 
 // onePool returns an error if an inventory offers a device in two pools.
-func onePool(inv *inventory.Inventory) error {
+func onePool(inv *inventory.Allocatable) error {
 	pools := map[gpu.DeviceID]string{}
 	for u := range inv.Units() {
 		if u.Health.Reason == health.ReasonWithdrawn {
@@ -157,7 +157,7 @@ func onePool(inv *inventory.Inventory) error {
 
 // hardestFirst returns an error if the health of a unit is a condition that ends by itself or by a reset, while an equally bad one of its
 // GPU has to be cleared by an operator.
-func hardestFirst(inv *inventory.Inventory) error {
+func hardestFirst(inv *inventory.Allocatable) error {
 	operatorOnly := func(h health.Health) bool { return h.Clears == "operator" }
 	for u := range inv.Units() {
 		all := inv.Conditions(u)

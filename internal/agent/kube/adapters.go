@@ -76,11 +76,11 @@ func inPod() bool {
 }
 
 // holders returns a function that reads which pods have devices; nil if the kubelet is not asked.
-func (r *run) holders(plugins *deviceplugin.Adapter) func(context.Context, *inventory.Inventory) (holders.Record, error) {
+func (r *run) holders(plugins *deviceplugin.Adapter) func(context.Context, *inventory.Allocatable) (holders.Record, error) {
 	if r.settings.PodResourcesSocket == "" {
 		return nil
 	}
-	return func(ctx context.Context, inv *inventory.Inventory) (holders.Record, error) {
+	return func(ctx context.Context, inv *inventory.Allocatable) (holders.Record, error) {
 		return plugins.UseRecord(ctx, inv, podresources.PodLogs)
 	}
 }

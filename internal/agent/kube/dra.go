@@ -54,10 +54,10 @@ func checkDRA(s config.Kubernetes) error {
 // can get devices at all.
 type draDriver struct {
 	driver      *dra.Adapter
-	durations   metrics.Durations           // that it reports
-	plugins     *deviceplugin.Adapter       // set before anything runs
-	lock        sync.Mutex                  // held while either finds a device free and records that it has given it out
-	current     func() *inventory.Inventory // the latest
+	durations   metrics.Durations             // that it reports
+	plugins     *deviceplugin.Adapter         // set before anything runs
+	lock        sync.Mutex                    // held while either finds a device free and records that it has given it out
+	current     func() *inventory.Allocatable // the latest
 	publisher   *publisher.Publisher
 	desired     *watch.Value[[]kubeapi.Device]      // the devices of the driver; nil = not known yet
 	devices     *watch.Value[[]kubeapi.Device]      // those that are published; nil = nothing is
@@ -128,7 +128,7 @@ func (d *draDriver) previousResources() (names []string) {
 }
 
 // poolResources are the extended resources of an inventory, nvidia.com/gpu among them, sorted.
-func poolResources(inv *inventory.Inventory) []string {
+func poolResources(inv *inventory.Allocatable) []string {
 	names := []string{kubeadapter.GPUResource}
 	for u := range inv.Devices() {
 		names = append(names, kubeadapter.ResourceOf(u))

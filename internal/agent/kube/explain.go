@@ -34,7 +34,7 @@ func Explain(s config.Kubernetes) explain.Adapter {
 func claimName(u inventory.Unit) string { return "DeviceClass " + deviceclass.NameOf(u.Pool) }
 
 // claimNotes are what Kubernetes does with a claim (1.37, k8s.io/dynamic-resource-allocation/structured).
-func claimNotes(_ *inventory.Inventory, units []inventory.Unit, n int) []string {
+func claimNotes(_ *inventory.Allocatable, units []inventory.Unit, n int) []string {
 	names := make([]string, len(units))
 	for i, u := range units {
 		names[i] = resourceslice.DeviceName(u)
@@ -63,7 +63,7 @@ func responseOf(s config.Kubernetes, p inventory.Plan) explain.Response {
 }
 
 // kubeletNotes are what the kubelet does with a request (kubelet 1.37, pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate).
-func kubeletNotes(_ *inventory.Inventory, units []inventory.Unit, n int) []string {
+func kubeletNotes(_ *inventory.Allocatable, units []inventory.Unit, n int) []string {
 	name := kubeadapter.ResourceOf(units[0])
 	if n == 0 {
 		return []string{

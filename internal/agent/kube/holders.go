@@ -15,7 +15,7 @@ import (
 // readers read the records of what pods have through the APIs of the kubelet, for the moves of GPUs between APIs. claims is the record of the
 // DRA adapter; nil = there is no such adapter. A GPU is known to have no holder only while the kubelet lists all pods: what was prepared may
 // have been lost with its folder. Without that list what device plugins once gave out is no reason against a forced move.
-func readers(plugins *deviceplugin.Adapter, claims func() holders.Record, current func() *inventory.Inventory) assignment.Readers {
+func readers(plugins *deviceplugin.Adapter, claims func() holders.Record, current func() *inventory.Allocatable) assignment.Readers {
 	return assignment.Readers{
 		inventory.DevicePlugin: plugins.Record,
 		inventory.DRA: func() holders.Record {
@@ -31,7 +31,7 @@ func readers(plugins *deviceplugin.Adapter, claims func() holders.Record, curren
 
 // claimRecord returns the claims that have GPUs: by what is prepared, and by the kubelet's list, which has also those whose record was lost. known
 // is whether that list is complete.
-func claimRecord(own holders.Record, listed []podresources.Claim, inv *inventory.Inventory, known holders.Record) holders.Record {
+func claimRecord(own holders.Record, listed []podresources.Claim, inv *inventory.Allocatable, known holders.Record) holders.Record {
 	r, recorded := known, map[string]bool{}
 	if r.Holders = slices.Clone(own.Holders); !own.Complete {
 		r.Complete, r.Missing = false, own.Missing
@@ -55,7 +55,7 @@ func claimRecord(own holders.Record, listed []podresources.Claim, inv *inventory
 
 // pluginHolders are the pods that have devices through device plugins, for the DRA adapter. Without the kubelet's list of pods (listed) what device
 // plugins once gave out does not count on a GPU that has come to dra: that was forced, and nothing shows whether a pod still has it.
-func pluginHolders(all []holders.Holder, listed bool, inv *inventory.Inventory) []holders.Holder {
+func pluginHolders(all []holders.Holder, listed bool, inv *inventory.Allocatable) []holders.Holder {
 	if listed {
 		return all
 	}
@@ -66,7 +66,7 @@ func pluginHolders(all []holders.Holder, listed bool, inv *inventory.Inventory) 
 }
 
 // deviceOf returns the device of a claim, which may be offered or not.
-func deviceOf(inv *inventory.Inventory, c podresources.Claim) (gpu.Device, bool) {
+func deviceOf(inv *inventory.Allocatable, c podresources.Claim) (gpu.Device, bool) {
 	for d := range inv.Hardware() {
 		if c.Names(d) {
 			return d, true

@@ -18,7 +18,7 @@ import (
 // A GPU's claims are those that are prepared for it, without admin access, and those of pods whose record was lost. While any of that is not
 // known, no GPU counts as free.
 func TestClaimHolders(t *testing.T) {
-	inv := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(2)})
+	inv := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(2)}).WithoutHost()
 	has := func(name string, n int, admin bool) prepared.Claim {
 		return prepared.Claim{Namespace: "default", Name: name, Results: []prepared.Result{{At: gpu.WholeGPU(coretest.GPU(n)), Admin: admin}}}
 	}
@@ -85,7 +85,7 @@ func TestHolderBeforeAForcedMove(t *testing.T) {
 func BenchmarkClaimRecord(b *testing.B) {
 	for _, n := range []int{8, 64} {
 		b.Run(strconv.Itoa(n)+" GPUs", func(b *testing.B) {
-			inv := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(n)})
+			inv := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(n)}).WithoutHost()
 			var listed []podresources.Claim
 			for i := range n {
 				listed = append(listed, podresources.Claim{

@@ -35,7 +35,7 @@ func newAllocations(s config.Nomad, log *slog.Logger) *agentapi.Client {
 // allocationReader reads the allocations that have a GPU, for the moves of GPUs between APIs.
 type allocationReader struct {
 	client  *agentapi.Client // nil = they are not read
-	current func() *inventory.Inventory
+	current func() *inventory.Allocatable
 	leaving func() []gpu.DeviceID // GPUs that wait for the end of their work
 }
 

@@ -98,10 +98,10 @@ func TestAllocationsOfGPUs(t *testing.T) {
 	defer func() { cancel(); <-ended }()
 	<-changed
 
-	inv := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(2)})
+	inv := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(2)}).WithoutHost()
 	id := coretest.GPU(1)
 	var leaving []gpu.DeviceID
-	b := allocationReader{client, func() *inventory.Inventory { return inv }, func() []gpu.DeviceID { return leaving }}
+	b := allocationReader{client, func() *inventory.Allocatable { return inv }, func() []gpu.DeviceID { return leaving }}
 	for range 20 {
 		if h := b.read(); h.Complete || len(h.Holders) > 0 {
 			t.Fatalf("nothing was confirmed: %+v", h)
@@ -145,7 +145,7 @@ func TestGPUOfHiddenAllocation(t *testing.T) {
 	defer func() { cancel(); <-ended }()
 	<-changed
 
-	inv := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(2)})
+	inv := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(2)}).WithoutHost()
 	given, other := coretest.GPU(1), coretest.GPU(0)
 	plan, err := inv.Reserve(inventory.UnitID(given))
 	if err != nil {
@@ -153,7 +153,7 @@ func TestGPUOfHiddenAllocation(t *testing.T) {
 	}
 	client.Reserved(plan.Units)
 	leaving := []gpu.DeviceID{given}
-	r := allocationReader{client, func() *inventory.Inventory { return inv }, func() []gpu.DeviceID { return leaving }}
+	r := allocationReader{client, func() *inventory.Allocatable { return inv }, func() []gpu.DeviceID { return leaving }}
 	for deadline := time.Now().Add(20 * time.Second); client.Confirmed().At.IsZero(); time.Sleep(10 * time.Millisecond) {
 		if h := r.read(); len(h.On(given)) != 1 || h.Complete || !strings.Contains(h.On(given)[0], "does not show") || time.Now().After(deadline) {
 			t.Fatalf("given out: %+v", h)
@@ -184,9 +184,9 @@ func TestHolderOutlivesTheAPI(t *testing.T) {
 	defer func() { cancel(); <-ended }()
 	<-changed
 
-	inv, id := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(2)}), coretest.GPU(1)
+	inv, id := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(2)}).WithoutHost(), coretest.GPU(1)
 	moving := []gpu.DeviceID{id}
-	b := allocationReader{client, func() *inventory.Inventory { return inv }, func() []gpu.DeviceID { return moving }}
+	b := allocationReader{client, func() *inventory.Allocatable { return inv }, func() []gpu.DeviceID { return moving }}
 	fails.Store(true)
 	server.CloseClientConnections()
 	<-changed // that it fails
@@ -222,8 +222,8 @@ func TestServersAreAskedForAGPUThatIsNotOffered(t *testing.T) {
 	go func() { defer close(ended); client.Run(ctx, nil, func() {}) }()
 	defer func() { cancel(); <-ended }()
 	config := inventory.Config{Exclude: []gpu.DeviceID{coretest.GPU(1)}}
-	inv := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(2), Config: config})
-	b := allocationReader{client, func() *inventory.Inventory { return inv }, func() []gpu.DeviceID { return []gpu.DeviceID{coretest.GPU(1)} }}
+	inv := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(2), Config: config}).WithoutHost()
+	b := allocationReader{client, func() *inventory.Allocatable { return inv }, func() []gpu.DeviceID { return []gpu.DeviceID{coretest.GPU(1)} }}
 	deadline := time.Now().Add(20 * time.Second)
 	for h := b.read(); !h.Complete; h = b.read() {
 		if time.Now().After(deadline) {
@@ -236,13 +236,13 @@ func TestServersAreAskedForAGPUThatIsNotOffered(t *testing.T) {
 // A unit that was given out while the API fails (its token has expired) has a holder that this process knows of, also with --force.
 func TestGivenOutWhileTheAPIFails(t *testing.T) {
 	client := agentapi.New(agentapi.Options{Address: "http://127.0.0.1:1", Log: slog.New(slog.DiscardHandler)})
-	inv, id := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(2)}), coretest.GPU(1)
+	inv, id := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(2)}).WithoutHost(), coretest.GPU(1)
 	plan, err := inv.Reserve(inventory.UnitID(id))
 	if err != nil {
 		t.Fatal(err)
 	}
 	client.Reserved(plan.Units)
-	r := allocationReader{client, func() *inventory.Inventory { return inv }, func() []gpu.DeviceID { return nil }}
+	r := allocationReader{client, func() *inventory.Allocatable { return inv }, func() []gpu.DeviceID { return nil }}
 	if h := r.read(); len(h.On(id)) != 1 || h.Complete {
 		t.Errorf("given out: %+v", h)
 	}

@@ -14,20 +14,20 @@ import (
 
 // Explain is what an agent that has not run before adds to the command explain.
 func Explain(s config.Nomad) explain.Adapter {
-	return explainAdapter(s, func(inv *inventory.Inventory, id inventory.UnitID) (nomadadapter.GroupInfo, bool) {
+	return explainAdapter(s, func(inv *inventory.Allocatable, id inventory.UnitID) (nomadadapter.GroupInfo, bool) {
 		return nomadadapter.GroupOf(inv, s.GroupBy, id)
 	})
 }
 
 // groupOf returns the device group of a unit.
-type groupOf func(*inventory.Inventory, inventory.UnitID) (nomadadapter.GroupInfo, bool)
+type groupOf func(*inventory.Allocatable, inventory.UnitID) (nomadadapter.GroupInfo, bool)
 
 // explainAdapter is what Nomad's adapter adds to the command explain, with the groups of a plugin.
 func explainAdapter(s config.Nomad, of groupOf) explain.Adapter {
 	return explain.Adapter{
 		Name:    func(u inventory.Unit) string { return u.Pool },
 		Respond: func(p inventory.Plan) explain.Response { return responseOf(s, p) },
-		Notes: func(inv *inventory.Inventory, units []inventory.Unit, n int) []string {
+		Notes: func(inv *inventory.Allocatable, units []inventory.Unit, n int) []string {
 			return nomadNotes(of, inv, units, n)
 		},
 	}
@@ -47,7 +47,7 @@ func responseOf(s config.Nomad, p inventory.Plan) explain.Response {
 }
 
 // nomadNotes are what Nomad does with a request (scheduler/feasible/device.go): it takes all devices of a task from one group.
-func nomadNotes(of groupOf, inv *inventory.Inventory, units []inventory.Unit, n int) []string {
+func nomadNotes(of groupOf, inv *inventory.Allocatable, units []inventory.Unit, n int) []string {
 	var notes, ids []string
 	for _, u := range units {
 		g, ok := of(inv, u.ID)

@@ -13,7 +13,7 @@ const notOffered = "not offered"
 
 // WithReasons adds to differences why this agent does not offer a device. A GPU that it can't read, and whose ID it does not know
 // therefore, is a difference of its own.
-func WithReasons(differences []Difference, inv *inventory.Inventory) []Difference {
+func WithReasons(differences []Difference, inv *inventory.Allocatable) []Difference {
 	why := map[string]string{}
 	var all []Difference
 	for _, e := range inv.Excluded() {

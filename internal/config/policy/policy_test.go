@@ -204,7 +204,7 @@ sharing: {timeSlicing: {resources: [{name: mig-7g.80gb, replicas: 2}]}}
 	if err != nil {
 		t.Fatal(err)
 	}
-	inv := core.Build(machine, health.Ledger{}, configOf(r))
+	inv := core.Build(machine, health.Ledger{}, configOf(r)).WithoutHost()
 	var reasons []string
 	for _, e := range inv.Excluded() {
 		reasons = append(reasons, e.Reason)

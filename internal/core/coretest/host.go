@@ -31,8 +31,8 @@ func Hosts() []Host {
 }
 
 // Inventory returns the inventory of the host, whose GPUs are healthy.
-func (h Host) Inventory() *inventory.Inventory {
-	return core.Build(h.Snapshot, health.Ledger{}, h.Config)
+func (h Host) Inventory() *inventory.Allocatable {
+	return core.Build(h.Snapshot, health.Ledger{}, h.Config).WithoutHost()
 }
 
 // sharedBy is a configuration that offers MIG instances, and shares each device among replicas units; 1 = not shared.

@@ -53,34 +53,32 @@ func (a Assignments) Elsewhere(id gpu.DeviceID) bool {
 // unknownAPI is why a GPU takes no work while it is not known which API has it.
 const unknownAPI = "nowhere yet: which API has it is not known so far"
 
-// withAssignments returns inv with the API of each unit, and without the units of GPUs that another agent offers.
-func (inv *Inventory) withAssignments(a Assignments) *Inventory {
-	if len(a.All) == 0 && !a.Required {
-		return inv
+// assign sets the API of each unit, and leaves out the units of GPUs that another agent offers.
+func (a *Allocatable) assign(to Assignments) {
+	if len(to.All) == 0 && !to.Required {
+		return
 	}
-	next := *inv
-	next.units, next.assignments, next.elsewhere = nil, a, nil
-	next.excluded = slices.Clone(inv.excluded)
-	for i := range inv.units {
-		u := inv.units[i]
-		one, assigned := a.of(u.Device.At.GPU)
+	all, units := a.units, make([]Unit, 0, len(a.units))
+	a.assignments, a.excluded = to, slices.Clone(a.excluded)
+	for i := range all {
+		u := all[i]
+		one, assigned := to.of(u.Device.At.GPU)
 		switch {
 		case assigned && !one.Here:
-			if i == 0 || inv.units[i-1].Device.ID != u.Device.ID {
-				next.excluded = append(next.excluded, gpu.Exclusion{Index: u.Device.Index, At: u.Device.At, PCI: u.Device.PCI, Reason: one.reason()})
+			if i == 0 || all[i-1].Device.ID != u.Device.ID {
+				a.excluded = append(a.excluded, gpu.Exclusion{Index: u.Device.Index, At: u.Device.At, PCI: u.Device.PCI, Reason: one.reason()})
 			}
-			next.elsewhere = append(next.elsewhere, u)
 			continue
 		case assigned && one.API != "":
 			u.API = one.API
 			if u.API == DRA && u.Injection.CDI != CDIRequired {
-				u.Injection, next.needsCDI = claimInjection, true
+				u.Injection, a.needsCDI = claimInjection, true
 			}
 		}
-		next.units = append(next.units, u)
+		units = append(units, u)
 	}
-	slices.SortFunc(next.excluded, gpu.CompareExclusions)
-	return next.withIndex()
+	slices.SortFunc(a.excluded, gpu.CompareExclusions)
+	a.unitList = newUnitList(units)
 }
 
 // claimInjection is how containers get the devices of claims: Kubernetes passes them CDI names, and nothing else.
@@ -95,8 +93,8 @@ func (a Assignment) reason() string {
 }
 
 // movingHealth returns the health of a unit whose GPU takes no new work because it moves to another API.
-func (inv *Inventory) movingHealth(u *Unit) (health.Health, bool) {
-	one, assigned := inv.assignments.of(u.Device.At.GPU)
+func (a *Allocatable) movingHealth(u *Unit) (health.Health, bool) {
+	one, assigned := a.assignments.of(u.Device.At.GPU)
 	if !assigned || one.Moving == "" {
 		return health.Health{}, false
 	}
@@ -104,40 +102,36 @@ func (inv *Inventory) movingHealth(u *Unit) (health.Health, bool) {
 }
 
 // leaves reports whether a condition of a unit is that its GPU leaves its API, which still has it.
-func (inv *Inventory) leaves(u *Unit, h health.Health) bool {
-	one, ok := inv.Assignment(u.Device.At.GPU)
+func (a *Allocatable) leaves(u *Unit, h health.Health) bool {
+	one, ok := a.Assignment(u.Device.At.GPU)
 	return h.Reason == health.ReasonMoving && ok && one.Leaving
 }
 
-// Assignment returns the assignment of a GPU that is applied to the inventory, and false if it has none.
-func (inv *Inventory) Assignment(id gpu.DeviceID) (Assignment, bool) {
-	for _, a := range inv.orEmpty().assignments.All {
-		if a.GPU == id {
-			return a, true
+// Assignment returns the assignment of a GPU that is applied, and false if it has none.
+func (a *Allocatable) Assignment(id gpu.DeviceID) (Assignment, bool) {
+	for _, one := range a.assignments.All {
+		if one.GPU == id {
+			return one, true
 		}
 	}
 	return Assignment{}, false
 }
 
-// Assignable returns the GPUs that this agent can offer by its configuration, with those that another agent offers now, in canonical
-// order.
-func (inv *Inventory) Assignable() []gpu.DeviceID {
-	var all []gpu.DeviceID
-	for _, units := range [][]Unit{inv.orEmpty().units, inv.orEmpty().elsewhere} {
-		for i := range units {
-			if id := units[i].Device.At.GPU; id != "" && units[i].Health.Reason != health.ReasonWithdrawn {
-				all = append(all, id)
-			}
+// GPUs returns the GPUs of which there are units, in canonical order.
+func (inv *Inventory) GPUs() (all []gpu.DeviceID) {
+	for u := range inv.Units() {
+		if id := u.Device.At.GPU; id != "" {
+			all = append(all, id)
 		}
 	}
 	slices.Sort(all)
 	return slices.Compact(all)
 }
 
-// Placements returns where each device is that the driver lists, or that the inventory still has, by ID. A GPU that is divided is one, too.
-func (inv *Inventory) Placements() map[gpu.DeviceID]gpu.Placement {
+// Placements returns where each device is that the driver lists, or that is being withdrawn, by ID. A GPU that is divided is one, too.
+func (a *Allocatable) Placements() map[gpu.DeviceID]gpu.Placement {
 	all := map[gpu.DeviceID]gpu.Placement{}
-	for d := range inv.Hardware() {
+	for d := range a.Hardware() {
 		all[d.ID] = d.At
 		if _, listed := all[d.At.GPU]; !listed {
 			all[d.At.GPU] = gpu.WholeGPU(d.At.GPU)
@@ -147,22 +141,20 @@ func (inv *Inventory) Placements() map[gpu.DeviceID]gpu.Placement {
 }
 
 // Hardware yields the devices that the driver lists, whether they are offered or not, and those that are being withdrawn, each once.
-func (inv *Inventory) Hardware() iter.Seq[gpu.Device] {
-	inv = inv.orEmpty()
+func (a *Allocatable) Hardware() iter.Seq[gpu.Device] {
+	listed := a.orEmpty().listed
 	return func(yield func(gpu.Device) bool) {
-		seen := make(map[gpu.DeviceID]bool, len(inv.listed))
-		for i := range inv.listed {
-			seen[inv.listed[i].ID] = true
-			if !yield(inv.listed[i]) {
+		seen := make(map[gpu.DeviceID]bool, len(listed))
+		for i := range listed {
+			seen[listed[i].ID] = true
+			if !yield(listed[i]) {
 				return
 			}
 		}
-		for _, units := range [][]Unit{inv.units, inv.elsewhere} {
-			for i := range units {
-				if d := &units[i].Device; !seen[d.ID] {
-					if seen[d.ID] = true; !yield(*d) {
-						return
-					}
+		for i := range a.units {
+			if d := &a.units[i].Device; !seen[d.ID] {
+				if seen[d.ID] = true; !yield(*d) {
+					return
 				}
 			}
 		}

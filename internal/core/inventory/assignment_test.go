@@ -17,7 +17,7 @@ import (
 func TestAssignments(t *testing.T) {
 	c := core.DefaultConfig()
 	c.MIG, c.API = inventory.MIGMixed, inventory.DRA
-	inv := core.Build(coretest.WithMIG(coretest.GPUs(4), 3, "1g.10gb", "1g.10gb"), health.Ledger{}, c)
+	inv := core.Build(coretest.WithMIG(coretest.GPUs(4), 3, "1g.10gb", "1g.10gb"), health.Ledger{}, c).WithoutHost()
 	got := inv.WithHost(inventory.Host{Assignments: inventory.Assignments{All: []inventory.Assignment{
 		{GPU: coretest.GPU(0), API: inventory.DevicePlugin, Here: true, Moving: "to dra"},
 		{GPU: coretest.GPU(1), API: inventory.DevicePlugin, Here: true},
@@ -50,13 +50,13 @@ func TestAssignments(t *testing.T) {
 	if text := strings.Join(excluded, "\n"); len(excluded) != 2 || strings.Count(text, ": offered through nomad") != 2 {
 		t.Errorf("excluded: %q", text)
 	}
-	if all := got.Assignable(); !slices.Equal(all, inv.Assignable()) || len(all) != 4 {
-		t.Errorf("assignable: %v, without assignments %v", all, inv.Assignable())
+	if all := got.GPUs(); !slices.Equal(all, inv.GPUs()) || len(all) != 4 {
+		t.Errorf("GPUs: %v, without assignments %v", all, inv.GPUs())
 	}
 	if at, ok := got.Placements()[coretest.Instance(3, 1)]; !ok || at.GPU != coretest.GPU(3) {
 		t.Errorf("the instance is at %v, %v", at, ok)
 	}
-	if got.Equal(inv) || !got.Equal(got.WithHost(inventory.Host{}, inventory.OverlapWarn)) {
+	if got.Equal(inv) || got.Equal(inv.WithHost(inventory.Host{}, inventory.OverlapWarn)) {
 		t.Error("equality does not follow the assignments")
 	}
 	required := inv.WithHost(inventory.Host{Assignments: inventory.Assignments{Required: true}}, inventory.OverlapWarn)
@@ -96,7 +96,7 @@ func TestHardwareIsWhatTheDriverLists(t *testing.T) {
 	inv := inventory.Build(inventory.Input{
 		Snapshot: coretest.WithMIG(coretest.GPUs(3), 2, "3g.40gb"),
 		Config:   inventory.Config{MIG: inventory.MIGNone, Exclude: []gpu.DeviceID{coretest.GPU(1)}},
-	})
+	}).WithoutHost()
 	for device, want := range map[gpu.DeviceID]gpu.DeviceID{
 		coretest.GPU(0): coretest.GPU(0), coretest.GPU(1): coretest.GPU(1), coretest.Instance(2, 0): coretest.GPU(2), coretest.Instance(2, 1): "", "GPU-x": "",
 	} {

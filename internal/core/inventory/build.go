@@ -64,7 +64,8 @@ func Build(in Input) *Inventory {
 	}
 	inv.policyWarnings = append(inv.policyWarnings, mixedPoolWarnings(inv.units)...)
 	slices.SortFunc(inv.excluded, gpu.CompareExclusions)
-	return inv.withIndex()
+	inv.unitList = newUnitList(inv.units)
+	return inv
 }
 
 // presentOrder returns the offers as if all devices except the lost ones were seen for the first time.

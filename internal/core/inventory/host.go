@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
-	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // Host is the state of the host apart from the driver. It is always replaced as a whole.
@@ -71,60 +70,6 @@ type Overlap struct {
 	Agent  string
 }
 
-// WithHost returns the inventory as limited by the host: units of GPUs that another agent offers are left out. Units that move to
-// another API, whose MPS daemon does not respond, that another agent claims, that processes occupy, that need a missing IMEX channel,
-// or that need CDI and are not defined are unhealthy, with OverlapRefuse also those that this agent has not claimed (Host.Own). A unit that is unhealthy already keeps its reason.
-func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
-	var against *Claim
-	var occupied *Occupied
-	var overlaps []Overlap
-	awaitsClaim, withheld := false, map[gpu.DeviceID]health.Health{}
-	inv = inv.withAssignments(h.Assignments)
-	next := inv.withHealth(func(u *Unit, first bool) health.Health {
-		moving, moves := inv.movingHealth(u)
-		if first {
-			occupied = h.occupied(u.Device.ID)
-			if against = h.overlappingClaim(u.Device); against != nil {
-				overlaps = append(overlaps, Overlap{Device: u.Device.ID, Agent: against.Agent})
-			}
-		}
-		notOurs := health.Health{} // the GPU is not this agent's, or perhaps not
-		switch {
-		case moves:
-			notOurs = moving
-		case against != nil && against.Older && o == OverlapRefuse:
-			notOurs = health.New(health.ReasonClaimed, against.Agent)
-		case o == OverlapRefuse && h.Own.Else != "" && !h.Own.cover(u.Device.At):
-			awaitsClaim = awaitsClaim || h.Own.Pending
-			notOurs = health.New(health.ReasonClaimed, h.Own.Else)
-		}
-		switch {
-		case !u.Health.Schedulable():
-			if notOurs != (health.Health{}) && u.Health.Tolerable() {
-				withheld[u.Device.ID] = notOurs
-			}
-		case notOurs != (health.Health{}):
-			return notOurs
-		case occupied != nil:
-			return health.New(health.ReasonOccupied, occupied.Detail)
-		case u.Sharing.Mode == MPS && !slices.Contains(h.MPS, u.Pool):
-			return health.New(health.ReasonNoMPS, "pool "+u.Pool)
-		case inv.imexMissing:
-			return health.New(health.ReasonNoIMEX, gpu.IMEXChannelNode)
-		case u.Injection.usesCDI(h.CDI, inv.incarnation):
-			if ok, why := h.CDI.gives(u, inv.incarnation); !ok {
-				return health.New(health.ReasonNoCDI, why)
-			}
-		}
-		return u.Health
-	})
-	if inv.NeedsCDI() {
-		next.cdi = h.CDI
-	}
-	next.overlaps, next.awaitsClaim, next.withheld = overlaps, awaitsClaim, withheld
-	return next
-}
-
 // overlappingClaim returns a claim on the hardware of a device, preferably one that is older; nil if there is
 // none. A GPU shares hardware with its instances, but two instances do not.
 func (h Host) overlappingClaim(d gpu.Device) (found *Claim) {
@@ -147,23 +92,5 @@ func (h Host) occupied(id gpu.DeviceID) *Occupied {
 	return nil
 }
 
-// Overlaps returns the offered devices that other agents on this host offer too, in canonical order.
-func (inv *Inventory) Overlaps() []Overlap { return slices.Clone(inv.orEmpty().overlaps) }
-
 // String returns the overlap as one line for operators.
 func (c Overlap) String() string { return fmt.Sprintf("%s is also offered by %s", c.Device, c.Agent) }
-
-// Withhold returns inv with the given units unhealthy (ReasonHeld), because a workload holds their device under
-// another name. The argument maps each unit to a description of the holder. A unit that is unhealthy already keeps
-// its reason.
-func (inv *Inventory) Withhold(why map[UnitID]string) *Inventory {
-	if inv == nil || len(why) == 0 {
-		return inv
-	}
-	return inv.withHealth(func(u *Unit, _ bool) health.Health {
-		if detail, ok := why[u.ID]; ok && u.Health.Schedulable() {
-			return health.New(health.ReasonHeld, detail)
-		}
-		return u.Health
-	})
-}

@@ -110,41 +110,30 @@ func (c *CDI) names(ids []string) []string {
 }
 
 // CDI returns what this agent's CDI specifications define; nil if it is not known yet, or no unit needs CDI.
-func (inv *Inventory) CDI() *CDI { return inv.orEmpty().cdi }
+func (a *Allocatable) CDI() *CDI { return a.cdi }
 
 // UsesCDI reports whether plans with an injection have the names of CDI devices at present.
-func (inv *Inventory) UsesCDI(i Injection) bool {
-	c := inv.CDI()
-	return i.CDI == CDIRequired || i.CDI == CDIAuto && c != nil && c.Usable
+func (a *Allocatable) UsesCDI(i Injection) bool {
+	return i.CDI == CDIRequired || i.CDI == CDIAuto && a.cdi != nil && a.cdi.Usable
 }
 
 // NeedsCDI reports whether units need a CDI specification, or would use a valid one.
-func (inv *Inventory) NeedsCDI() bool { return inv.orEmpty().needsCDI }
+func (a *Allocatable) NeedsCDI() bool { return a.needsCDI }
 
 // CDIDevices counts the devices of units that CDI specifications define for the present driver, and those that they do not. It returns
 // false if this is not known yet, or no unit needs CDI.
-func (inv *Inventory) CDIDevices() (defined, undefined int, known bool) {
-	c := inv.CDI()
-	if c == nil {
+func (a *Allocatable) CDIDevices() (defined, undefined int, known bool) {
+	if a.cdi == nil {
 		return 0, 0, false
 	}
-	for u := range inv.Devices() {
-		if ok, _ := c.defines(u.Device.ID, inv.incarnation); ok {
+	for u := range a.Devices() {
+		if ok, _ := a.cdi.defines(u.Device.ID, a.incarnation); ok {
 			defined++
 		} else {
 			undefined++
 		}
 	}
 	return defined, undefined, true
-}
-
-// AwaitsCDI reports whether the driver has just become ready, and units need a CDI specification or would use one: the first attempt
-// to write it for this incarnation of the driver is in progress.
-func (inv *Inventory) AwaitsCDI() bool {
-	if inv.Driver().State != gpu.DriverReady || !inv.NeedsCDI() {
-		return false
-	}
-	return inv.cdi == nil || inv.cdi.Incarnation != inv.incarnation
 }
 
 // Incarnation returns the number of the driver's incarnation: it changes when the driver becomes ready after it was not.

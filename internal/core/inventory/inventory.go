@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
@@ -48,35 +47,42 @@ const (
 	Nomad        API = "nomad"         // Nomad's device plugins
 )
 
-// Inventory is what a host offers now. It is immutable; a nil *Inventory offers nothing.
+// Inventory is what the configuration makes of the devices of a host, whatever else the host has: what takes work now is Allocatable. It is
+// immutable; a nil *Inventory has no devices.
 type Inventory struct {
+	unitList
 	driver           gpu.Driver
-	units            []Unit // in canonical order
 	excluded         []gpu.Exclusion
 	links            []gpu.Link
 	nodes            []string
 	incarnation      int
-	cdi              *CDI // nil = not known, or not needed
 	indexIDs         bool
 	imexChannel      bool // containers get IMEX channel 0
 	imexMissing      bool // a required IMEX channel is missing
 	injectsNodes     bool // containers get device nodes from this agent
-	needsCDI         bool // see NeedsCDI
+	needsCDI         bool // units need a CDI specification, or would use a valid one
 	packed           bool
 	policyWarnings   []string
 	outdatedBindings []string
 	binding          Binding
 	positionBindings []PositionBinding
-	awaitsNumber     bool // a device is not offered yet, because it waits for its number
-	awaitsClaim      bool // a device takes no work yet, because this agent has not claimed it so far
-	overlaps         []Overlap
-	assignments      Assignments                      // as applied
-	elsewhere        []Unit                           // that another agent offers
+	awaitsNumber     bool                             // a device is not offered yet, because it waits for its number
 	listed           []gpu.Device                     // by the driver, also those that are not offered
-	byID             map[UnitID]int                   // index into units
-	retiring         map[UnitID]time.Time             // since when
 	conditions       map[gpu.DeviceID][]health.Health // of the unhealthy devices: see Conditions
-	withheld         map[gpu.DeviceID]health.Health   // why a device with a fault takes no work that tolerates that: it is not this agent's
+}
+
+// unitList has units in canonical order.
+type unitList struct {
+	units []Unit
+	byID  map[UnitID]int // index into units
+}
+
+func newUnitList(units []Unit) unitList {
+	l := unitList{units, make(map[UnitID]int, len(units))}
+	for i := range units {
+		l.byID[units[i].ID] = i
+	}
+	return l
 }
 
 // compareUnits is the canonical order of units: that of their devices, then by replica.
@@ -92,53 +98,34 @@ func (inv *Inventory) orEmpty() *Inventory {
 	return inv
 }
 
-// withHealth returns inv with the health of each unit by a function, which gets whether the unit is the first of its device. It
+// withHealth returns l with the health of each unit by a function, which gets whether the unit is the first of its device. It
 // copies the units only if the health of one differs.
-func (inv *Inventory) withHealth(healthOf func(u *Unit, first bool) health.Health) *Inventory {
-	next, copied := *inv, false
-	for i := range inv.units {
-		u := &inv.units[i]
-		h := healthOf(u, i == 0 || u.Device.ID != inv.units[i-1].Device.ID)
+func (l unitList) withHealth(healthOf func(u *Unit, first bool) health.Health) unitList {
+	next, copied := l, false
+	for i := range l.units {
+		u := &l.units[i]
+		h := healthOf(u, i == 0 || u.Device.ID != l.units[i-1].Device.ID)
 		if h == u.Health {
 			continue
 		}
 		if !copied {
-			next.units, copied = slices.Clone(inv.units), true
+			next.units, copied = slices.Clone(l.units), true
 		}
 		next.units[i].Health = h
 	}
-	return &next
-}
-
-func (inv *Inventory) withIndex() *Inventory {
-	inv.byID = make(map[UnitID]int, len(inv.units))
-	for i := range inv.units {
-		inv.byID[inv.units[i].ID] = i
-	}
-	return inv
+	return next
 }
 
 // Driver returns the state of the driver in the snapshot.
 func (inv *Inventory) Driver() gpu.Driver { return inv.orEmpty().driver }
 
-// Provisional reports whether devices may be missing that will be offered, or unhealthy only because the agent has just started:
-// until the first snapshot, or (for milliseconds) until the agents of the host have shared the numbers of devices, or while AwaitsHost.
-// An adapter must not treat such an inventory as complete, because a missing device may be in use by a workload.
-func (inv *Inventory) Provisional() bool {
-	return inv.Driver().State == gpu.DriverPending || inv.awaitsNumber || inv.AwaitsHost()
-}
-
-// AwaitsHost reports whether devices are unhealthy only because this agent has not written for the first time what they need: a CDI
-// specification for the present driver, or a claim. It has done so, or has failed, within milliseconds, unless the disk is slow.
-func (inv *Inventory) AwaitsHost() bool { return inv.AwaitsCDI() || inv.orEmpty().awaitsClaim }
-
 // Units yields all units in canonical order.
-func (inv *Inventory) Units() iter.Seq[Unit] { return slices.Values(inv.orEmpty().units) }
+func (l unitList) Units() iter.Seq[Unit] { return slices.Values(l.units) }
 
 // Devices yields one unit for each device, in canonical order: one that is not withdrawn, if there is one. The
 // others of a device differ from it only in ID and Replica.
-func (inv *Inventory) Devices() iter.Seq[Unit] {
-	units := inv.orEmpty().units
+func (l unitList) Devices() iter.Seq[Unit] {
+	units := l.units
 	return func(yield func(Unit) bool) {
 		for i := 0; i < len(units); {
 			first := i
@@ -155,15 +142,15 @@ func (inv *Inventory) Devices() iter.Seq[Unit] {
 }
 
 // Len returns the number of units.
-func (inv *Inventory) Len() int { return len(inv.orEmpty().units) }
+func (l unitList) Len() int { return len(l.units) }
 
 // Unit returns the unit with an ID.
-func (inv *Inventory) Unit(id UnitID) (Unit, bool) {
-	i, ok := inv.orEmpty().byID[id]
+func (l unitList) Unit(id UnitID) (Unit, bool) {
+	i, ok := l.byID[id]
 	if !ok {
 		return Unit{}, false
 	}
-	return inv.units[i], true
+	return l.units[i], true
 }
 
 // Excluded returns the devices that are not offered, with reasons.
@@ -178,21 +165,7 @@ func (inv *Inventory) PositionBindings() []PositionBinding {
 }
 
 // Binding returns which positions of the policy are bound to which devices.
-func (inv *Inventory) Binding() Binding { return inv.binding }
-
-// Numbering returns the numbers of the devices. It is empty while they may be those of another host.
-func (inv *Inventory) Numbering() Numbering { return inv.confirmedBinding().Numbering }
-
-// Proposed returns Numbering with the numbers that new devices will have when the agents of the host have shared
-// them.
-func (inv *Inventory) Proposed() Numbering { return inv.confirmedBinding().Proposed }
-
-func (inv *Inventory) confirmedBinding() Binding {
-	if b := inv.orEmpty().binding; !b.Unconfirmed {
-		return b
-	}
-	return Binding{}
-}
+func (inv *Inventory) Binding() Binding { return inv.orEmpty().binding }
 
 // OutdatedBindings returns a line for each position in the policy that would be bound to other devices by their
 // present order. State.Rebind binds it to those.
@@ -206,7 +179,7 @@ func (inv *Inventory) PolicyWarnings() []string {
 	return slices.Clone(inv.orEmpty().policyWarnings)
 }
 
-// Equal reports whether two inventories offer the same, so that the second one need not be published.
+// Equal reports whether two inventories have the same devices, offered as the same.
 func (inv *Inventory) Equal(other *Inventory) bool {
 	if inv == nil || other == nil {
 		return inv == other
@@ -218,9 +191,7 @@ func (inv *Inventory) Equal(other *Inventory) bool {
 		slices.Equal(inv.nodes, other.nodes) &&
 		slices.Equal(inv.policyWarnings, other.policyWarnings) &&
 		slices.Equal(inv.outdatedBindings, other.outdatedBindings) &&
-		slices.Equal(inv.overlaps, other.overlaps) && inv.awaitsClaim == other.awaitsClaim &&
-		inv.assignments.Equal(other.assignments) &&
 		slices.EqualFunc(inv.listed, other.listed, func(a, b gpu.Device) bool { return a.ID == b.ID && a.At == b.At }) &&
-		maps.EqualFunc(inv.conditions, other.conditions, slices.Equal) && maps.Equal(inv.withheld, other.withheld) &&
-		inv.cdi.Equal(other.cdi) && inv.indexIDs == other.indexIDs && inv.imexChannel == other.imexChannel && inv.packed == other.packed
+		maps.EqualFunc(inv.conditions, other.conditions, slices.Equal) &&
+		inv.indexIDs == other.indexIDs && inv.imexChannel == other.imexChannel && inv.packed == other.packed
 }

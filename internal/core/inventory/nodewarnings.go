@@ -36,7 +36,8 @@ func (inv *Inventory) MissingNodes(d gpu.Device) (missing []string, known bool) 
 // about nodes in seen, which were there at some time since the latest complete snapshot: see State.WithNodes.
 func (inv *Inventory) WithNodeWarnings(seen []string) *Inventory {
 	var warning string
-	return inv.withHealth(func(u *Unit, first bool) health.Health {
+	next := *inv
+	next.unitList = inv.withHealth(func(u *Unit, first bool) health.Health {
 		if first {
 			missing, _ := inv.MissingNodes(u.Device)
 			missing = slices.DeleteFunc(missing, func(path string) bool { return slices.Contains(seen, path) })
@@ -48,4 +49,5 @@ func (inv *Inventory) WithNodeWarnings(seen []string) *Inventory {
 		h.MissingNodes = warning
 		return h
 	})
+	return &next
 }

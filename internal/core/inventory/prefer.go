@@ -20,34 +20,33 @@ import (
 // n units. The order of the arguments does not matter, and two equal requests get equal results.
 //
 // The cost is O(u·log u) for u units, plus O(maxExact·k) for k chosen GPUs, or O(g²·k) for more than 16 GPUs g.
-func (inv *Inventory) Prefer(available, required []UnitID, n int) []UnitID {
-	inv = inv.orEmpty()
-	chosen, _ := inv.choose(available, required, n)
-	return inv.ids(chosen)
+func (a *Allocatable) Prefer(available, required []UnitID, n int) []UnitID {
+	chosen, _ := a.choose(available, required, n)
+	return a.ids(chosen)
 }
 
 // choose returns the units (by index) that Prefer chooses, and how.
-func (inv *Inventory) choose(available, required []UnitID, n int) ([]int, Method) {
-	chosen, pool := inv.candidates(available, required)
+func (a *Allocatable) choose(available, required []UnitID, n int) ([]int, Method) {
+	chosen, pool := a.candidates(available, required)
 	switch {
 	case n <= len(chosen):
 		return chosen[:max(n, 0)], MethodRequired
-	case inv.anyShared(chosen) || inv.anyShared(pool):
+	case a.anyShared(chosen) || a.anyShared(pool):
 		method := MethodShared
-		if inv.packed {
+		if a.packed {
 			method = MethodPacked
 		}
-		return inv.chooseShared(chosen, pool, n), method
+		return a.chooseShared(chosen, pool, n), method
 	case n >= len(chosen)+len(pool):
 		return append(chosen, pool...), MethodAll
 	}
-	return inv.chooseConnected(chosen, pool, n), MethodConnected
+	return a.chooseConnected(chosen, pool, n), MethodConnected
 }
 
 // candidates returns the required units (by index), and those that are available beside them.
-func (inv *Inventory) candidates(available, required []UnitID) (chosen, pool []int) {
-	chosen = inv.indices(required)
-	pool = slices.DeleteFunc(inv.indices(available), func(i int) bool {
+func (a *Allocatable) candidates(available, required []UnitID) (chosen, pool []int) {
+	chosen = a.indices(required)
+	pool = slices.DeleteFunc(a.indices(available), func(i int) bool {
 		_, ok := slices.BinarySearch(chosen, i)
 		return ok
 	})
@@ -55,20 +54,20 @@ func (inv *Inventory) candidates(available, required []UnitID) (chosen, pool []i
 }
 
 // ids returns the IDs of units (by index), in canonical order.
-func (inv *Inventory) ids(units []int) []UnitID {
+func (a *Allocatable) ids(units []int) []UnitID {
 	slices.Sort(units)
 	ids := make([]UnitID, len(units))
 	for i, u := range units {
-		ids[i] = inv.units[u].ID
+		ids[i] = a.units[u].ID
 	}
 	return ids
 }
 
 // indices returns the indices of the known units among ids, each once, in canonical order.
-func (inv *Inventory) indices(ids []UnitID) []int {
+func (a *Allocatable) indices(ids []UnitID) []int {
 	var units []int
 	for _, id := range ids {
-		if i, ok := inv.byID[id]; ok {
+		if i, ok := a.byID[id]; ok {
 			units = append(units, i)
 		}
 	}
@@ -76,8 +75,8 @@ func (inv *Inventory) indices(ids []UnitID) []int {
 	return slices.Compact(units)
 }
 
-func (inv *Inventory) anyShared(units []int) bool {
-	return slices.ContainsFunc(units, func(i int) bool { return inv.units[i].Sharing.Mode != Exclusive })
+func (a *Allocatable) anyShared(units []int) bool {
+	return slices.ContainsFunc(units, func(i int) bool { return a.units[i].Sharing.Mode != Exclusive })
 }
 
 // candidate is a GPU of which units can be chosen.
@@ -87,8 +86,8 @@ type candidate struct {
 }
 
 // chooseConnected adds units from pool to the chosen ones until there are n. There must be more than enough.
-func (inv *Inventory) chooseConnected(chosen, pool []int, n int) []int {
-	s := inv.newSearch(chosen, pool)
+func (a *Allocatable) chooseConnected(chosen, pool []int, n int) []int {
+	s := a.newSearch(chosen, pool)
 	s.need = n - len(chosen)
 	for _, g := range slices.Sorted(slices.Values(s.run())) { // of the last one some units may be left
 		for _, u := range s.gpus[g].free {
@@ -101,12 +100,12 @@ func (inv *Inventory) chooseConnected(chosen, pool []int, n int) []int {
 }
 
 // newSearch returns a search over the GPUs of these units, in canonical order.
-func (inv *Inventory) newSearch(chosen, pool []int) *search {
+func (a *Allocatable) newSearch(chosen, pool []int) *search {
 	units := slices.Concat(chosen, pool)
 	slices.Sort(units)
 	s, number, nodes := &search{}, map[gpu.DeviceID]int{}, []int(nil)
 	for _, i := range units {
-		d := &inv.units[i].Device
+		d := &a.units[i].Device
 		g, ok := number[d.At.GPU]
 		if !ok {
 			g = len(s.gpus)
@@ -119,6 +118,6 @@ func (inv *Inventory) newSearch(chosen, pool []int) *search {
 			s.gpus[g].free = append(s.gpus[g].free, i)
 		}
 	}
-	s.connect(connectionsOf(inv.links, number, nodes))
+	s.connect(connectionsOf(a.links, number, nodes))
 	return s
 }

@@ -28,11 +28,11 @@ func linked(n int, link func(a, b int) gpu.Link) gpu.Snapshot {
 	return gpu.NewSnapshot(s)
 }
 
-func build(s gpu.Snapshot, c core.Config) *inventory.Inventory {
-	return core.Build(s, health.Ledger{}, c)
+func build(s gpu.Snapshot, c core.Config) *inventory.Allocatable {
+	return core.Build(s, health.Ledger{}, c).WithoutHost()
 }
 
-func idsOf(inv *inventory.Inventory) (ids []inventory.UnitID) {
+func idsOf(inv *inventory.Allocatable) (ids []inventory.UnitID) {
 	for u := range inv.Units() {
 		ids = append(ids, u.ID)
 	}
@@ -63,7 +63,7 @@ func within(nvlinks [][]int, set uint) (sum int) {
 	return sum
 }
 
-func bitsOf(inv *inventory.Inventory, ids []inventory.UnitID) (set uint) {
+func bitsOf(inv *inventory.Allocatable, ids []inventory.UnitID) (set uint) {
 	for _, id := range ids {
 		u, _ := inv.Unit(id)
 		set |= 1 << u.Device.Index

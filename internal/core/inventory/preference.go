@@ -43,25 +43,24 @@ type NotPreferred struct {
 
 // ExplainPreference returns what Prefer chooses for the same arguments, and why. It searches once more for each GPU that is not chosen,
 // so it takes as many times longer.
-func (inv *Inventory) ExplainPreference(available, required []UnitID, n int) Preference {
-	inv = inv.orEmpty()
-	chosen, method := inv.choose(available, required, n)
-	p := Preference{Units: inv.ids(slices.Clone(chosen)), Method: method}
+func (a *Allocatable) ExplainPreference(available, required []UnitID, n int) Preference {
+	chosen, method := a.choose(available, required, n)
+	p := Preference{Units: a.ids(slices.Clone(chosen)), Method: method}
 	for _, i := range chosen {
-		if id := inv.units[i].Device.At.GPU; !slices.Contains(p.GPUs, id) {
+		if id := a.units[i].Device.At.GPU; !slices.Contains(p.GPUs, id) {
 			p.GPUs = append(p.GPUs, id)
 		}
 	}
-	p.Pairs = inv.pairs(p.GPUs)
-	taken, pool := inv.candidates(available, required)
+	p.Pairs = a.pairs(p.GPUs)
+	taken, pool := a.candidates(available, required)
 	switch method {
 	case MethodConnected:
-		p.Others = inv.worseSets(taken, pool, n)
+		p.Others = a.worseSets(taken, pool, n)
 	case MethodShared, MethodPacked:
-		p.Others = inv.otherLoads(chosen, pool)
+		p.Others = a.otherLoads(chosen, pool)
 	case MethodRequired:
 		for _, i := range pool {
-			p.Others = append(p.Others, NotPreferred{inv.units[i].Device.ID, "the required devices are enough"})
+			p.Others = append(p.Others, NotPreferred{a.units[i].Device.ID, "the required devices are enough"})
 		}
 	case MethodAll:
 	}
@@ -70,17 +69,17 @@ func (inv *Inventory) ExplainPreference(available, required []UnitID, n int) Pre
 }
 
 // pairs returns the connections of all pairs of GPUs.
-func (inv *Inventory) pairs(ids []gpu.DeviceID) (pairs []Pair) {
+func (a *Allocatable) pairs(ids []gpu.DeviceID) (pairs []Pair) {
 	node := map[gpu.DeviceID]int{}
-	for i := range inv.units {
-		node[inv.units[i].Device.At.GPU] = inv.units[i].Device.NUMANode
+	for i := range a.units {
+		node[a.units[i].Device.At.GPU] = a.units[i].Device.NUMANode
 	}
-	for i, a := range ids {
-		for _, b := range ids[i+1:] {
-			p := Pair{Link: gpu.Link{A: a, B: b}, SameNUMA: node[a] >= 0 && node[a] == node[b]}
-			if j := slices.IndexFunc(inv.links, func(l gpu.Link) bool { return l.A == a && l.B == b || l.A == b && l.B == a }); j >= 0 {
-				p.Link = inv.links[j]
-				p.A, p.B = a, b
+	for i, x := range ids {
+		for _, y := range ids[i+1:] {
+			p := Pair{Link: gpu.Link{A: x, B: y}, SameNUMA: node[x] >= 0 && node[x] == node[y]}
+			if j := slices.IndexFunc(a.links, func(l gpu.Link) bool { return l.A == x && l.B == y || l.A == y && l.B == x }); j >= 0 {
+				p.Link = a.links[j]
+				p.A, p.B = x, y
 				p.Bandwidth = bandwidth(p.Link)
 			}
 			pairs = append(pairs, p)
@@ -93,21 +92,21 @@ func (inv *Inventory) pairs(ids []gpu.DeviceID) (pairs []Pair) {
 func bandwidth(l gpu.Link) int { return l.NVLinks * nvlinkPoints(l.Generation) / 4 }
 
 // worseSets returns for each GPU outside of the best set why the best set with it is worse.
-func (inv *Inventory) worseSets(taken, pool []int, n int) (others []NotPreferred) {
-	best := inv.newSearch(taken, pool)
+func (a *Allocatable) worseSets(taken, pool []int, n int) (others []NotPreferred) {
+	best := a.newSearch(taken, pool)
 	best.need = n - len(taken)
 	set := slices.Clone(best.run())
 	for g := range best.gpus {
 		if slices.Contains(set, g) || len(best.gpus[g].free) == 0 {
 			continue
 		}
-		other := inv.newSearch(taken, pool)
+		other := a.newSearch(taken, pool)
 		other.need = best.need
 		other.gpus[g].required = true
 		other.run()
 		why := best.whyBetter(other)
 		for _, i := range best.gpus[g].free {
-			others = append(others, NotPreferred{inv.units[i].Device.ID, why})
+			others = append(others, NotPreferred{a.units[i].Device.ID, why})
 		}
 	}
 	return others
@@ -142,15 +141,15 @@ func (c connection) String() string {
 }
 
 // otherLoads returns for each shared device without a chosen unit why others come first.
-func (inv *Inventory) otherLoads(chosen, pool []int) (others []NotPreferred) {
+func (a *Allocatable) otherLoads(chosen, pool []int) (others []NotPreferred) {
 	free, here := map[gpu.DeviceID]int{}, map[gpu.DeviceID]bool{}
 	for _, i := range pool {
-		free[inv.units[i].Device.ID]++
+		free[a.units[i].Device.ID]++
 	}
 	for _, i := range chosen {
-		here[inv.units[i].Device.ID] = true
+		here[a.units[i].Device.ID] = true
 	}
-	used := func(i int) int { return max(inv.units[i].Sharing.Replicas, 1) - free[inv.units[i].Device.ID] }
+	used := func(i int) int { return max(a.units[i].Sharing.Replicas, 1) - free[a.units[i].Device.ID] }
 	least, most := -1, -1 // units in use on the chosen devices
 	for _, i := range chosen {
 		if n := used(i); n >= 0 {
@@ -160,17 +159,17 @@ func (inv *Inventory) otherLoads(chosen, pool []int) (others []NotPreferred) {
 		}
 	}
 	for _, i := range pool {
-		if here[inv.units[i].Device.ID] {
+		if here[a.units[i].Device.ID] {
 			continue
 		}
 		why := fmt.Sprintf("it has %d units in use, as the chosen ones, and is later in the order of devices", used(i))
 		switch n := used(i); {
-		case !inv.packed && n > most:
+		case !a.packed && n > most:
 			why = fmt.Sprintf("it has %d units in use, the chosen ones %d or fewer", n, most)
-		case inv.packed && n < least:
+		case a.packed && n < least:
 			why = fmt.Sprintf("it has %d units in use, the chosen ones %d or more", n, least)
 		}
-		others = append(others, NotPreferred{inv.units[i].Device.ID, why})
+		others = append(others, NotPreferred{a.units[i].Device.ID, why})
 	}
 	return others
 }

@@ -18,11 +18,11 @@ type deviceLoad struct {
 // the load is even; with Packed, from the device with the most, so that whole devices stay free. Of equal devices
 // it takes the one that has the fewest units in this request, then the first one. NVIDIA's k8s-device-plugin does
 // the same (greedyAlloc), except for the last step, which is random there.
-func (inv *Inventory) chooseShared(chosen, pool []int, n int) []int {
+func (a *Allocatable) chooseShared(chosen, pool []int, n int) []int {
 	var loads []*deviceLoad // in canonical order
 	of := map[gpu.DeviceID]*deviceLoad{}
 	for _, i := range pool {
-		u := &inv.units[i]
+		u := &a.units[i]
 		l := of[u.Device.ID]
 		if l == nil {
 			l = &deviceLoad{taken: max(u.Sharing.Replicas, 1)}
@@ -31,13 +31,13 @@ func (inv *Inventory) chooseShared(chosen, pool []int, n int) []int {
 		l.free, l.taken = append(l.free, i), l.taken-1
 	}
 	for _, i := range chosen {
-		if l := of[inv.units[i].Device.ID]; l != nil {
+		if l := of[a.units[i].Device.ID]; l != nil {
 			l.here++
 		}
 	}
 	set := slices.Clone(chosen)
 	for len(set) < n && len(loads) > 0 {
-		best := slices.MinFunc(loads, inv.compareLoads)
+		best := slices.MinFunc(loads, a.compareLoads)
 		set, best.free = append(set, best.free[0]), best.free[1:]
 		best.taken, best.here = best.taken+1, best.here+1
 		if len(best.free) == 0 {
@@ -47,10 +47,10 @@ func (inv *Inventory) chooseShared(chosen, pool []int, n int) []int {
 	return set
 }
 
-func (inv *Inventory) compareLoads(a, b *deviceLoad) int {
-	byTaken := cmp.Compare(a.taken, b.taken)
-	if inv.packed {
+func (a *Allocatable) compareLoads(x, y *deviceLoad) int {
+	byTaken := cmp.Compare(x.taken, y.taken)
+	if a.packed {
 		byTaken = -byTaken
 	}
-	return cmp.Or(byTaken, cmp.Compare(a.here, b.here))
+	return cmp.Or(byTaken, cmp.Compare(x.here, y.here))
 }

@@ -70,8 +70,8 @@ func (e *SharedUnitsError) Error() string {
 // equal plan. The error contains every invalid ID in one line (*UnknownUnitsError, *UnhealthyUnitsError, or both
 // wrapped), or is a *SharedUnitsError. Several units of one device give that device once. No ID gives an empty
 // plan.
-func (inv *Inventory) Reserve(ids ...UnitID) (Plan, error) {
-	return inv.reserve(ids, func(u *Unit) (health.Health, bool) { return u.Health, u.Health.Schedulable() })
+func (a *Allocatable) Reserve(ids ...UnitID) (Plan, error) {
+	return a.reserve(ids, func(u *Unit) (health.Health, bool) { return u.Health, u.Health.Schedulable() })
 }
 
 // ReserveTolerated is Reserve for work that tolerates conditions of its devices: it may have a unit that takes no new work if tolerates
@@ -79,23 +79,23 @@ func (inv *Inventory) Reserve(ids ...UnitID) (Plan, error) {
 // tolerated (see health.Health.Tolerable), and neither is a missing CDI definition or, behind a fault, that the GPU is not this agent's.
 // That a GPU leaves for another API counts for nothing: the work was placed on it before, and holds it. The error has the first condition of
 // a unit that is not tolerated.
-func (inv *Inventory) ReserveTolerated(tolerates func(Unit, health.Health) bool, ids ...UnitID) (Plan, error) {
-	return inv.reserve(ids, func(u *Unit) (health.Health, bool) {
+func (a *Allocatable) ReserveTolerated(tolerates func(Unit, health.Health) bool, ids ...UnitID) (Plan, error) {
+	return a.reserve(ids, func(u *Unit) (health.Health, bool) {
 		if u.Health.Schedulable() {
 			return u.Health, true
 		}
-		for _, h := range inv.Conditions(*u) {
-			if inv.leaves(u, h) {
+		for _, h := range a.Conditions(*u) {
+			if a.leaves(u, h) {
 				continue
 			}
 			if !h.Schedulable() && (!h.Tolerable() || !tolerates(*u, h)) {
 				return h, false
 			}
 		}
-		if h, ok := inv.withheld[u.Device.ID]; ok && !inv.leaves(u, h) {
+		if h, ok := a.withheld[u.Device.ID]; ok && !a.leaves(u, h) {
 			return h, false
 		}
-		if ok, why := inv.cdi.gives(u, inv.incarnation); !ok && u.Injection.usesCDI(inv.cdi, inv.incarnation) {
+		if ok, why := a.cdi.gives(u, a.incarnation); !ok && u.Injection.usesCDI(a.cdi, a.incarnation) {
 			return health.New(health.ReasonNoCDI, why), false
 		}
 		return u.Health, true
@@ -103,7 +103,7 @@ func (inv *Inventory) ReserveTolerated(tolerates func(Unit, health.Health) bool,
 }
 
 // reserve returns the plan for units, each of which accept reports true for. Otherwise it returns why the unit takes no work.
-func (inv *Inventory) reserve(ids []UnitID, accept func(*Unit) (health.Health, bool)) (Plan, error) {
+func (a *Allocatable) reserve(ids []UnitID, accept func(*Unit) (health.Health, bool)) (Plan, error) {
 	ids = slices.Clone(ids)
 	slices.Sort(ids)
 	ids = slices.Compact(ids)
@@ -111,13 +111,13 @@ func (inv *Inventory) reserve(ids []UnitID, accept func(*Unit) (health.Health, b
 	var unknown UnknownUnitsError
 	var unhealthy UnhealthyUnitsError
 	for _, id := range ids {
-		i, ok := inv.orEmpty().byID[id]
+		i, ok := a.byID[id]
 		if !ok {
 			unknown.IDs = append(unknown.IDs, id)
 			continue
 		}
-		units = append(units, inv.units[i])
-		if why, ok := accept(&inv.units[i]); !ok {
+		units = append(units, a.units[i])
+		if why, ok := accept(&a.units[i]); !ok {
 			last := len(units) - 1
 			units[last].Health = why
 			unhealthy.Units, units = append(unhealthy.Units, units[last]), units[:last]
@@ -138,15 +138,15 @@ func (inv *Inventory) reserve(ids []UnitID, accept func(*Unit) (health.Health, b
 			return Plan{}, &SharedUnitsError{Pool: u.Pool, N: len(units)}
 		}
 	}
-	return inv.plan(units), nil
+	return a.plan(units), nil
 }
 
 // ByIndex reports whether plans of units of an API identify devices by index: with Config.IndexIDs, but for those of claims. What a claim was
 // given is repeated to each of its containers until it ends, and an index can be another device by then.
-func (inv *Inventory) ByIndex(through API) bool { return inv.orEmpty().indexIDs && through != DRA }
+func (a *Allocatable) ByIndex(through API) bool { return a.indexIDs && through != DRA }
 
-func (inv *Inventory) plan(units []Unit) Plan {
-	p := Plan{Units: units, IMEX: inv.imexChannel}
+func (a *Allocatable) plan(units []Unit) Plan {
+	p := Plan{Units: units, IMEX: a.imexChannel}
 	if units[0].Sharing.Mode == Exclusive {
 		p.Devices = make([]gpu.Device, 0, len(units))
 	}
@@ -160,7 +160,7 @@ func (inv *Inventory) plan(units []Unit) Plan {
 	u := &units[0]
 	p.IDs = make([]string, len(p.Devices))
 	for i, d := range p.Devices {
-		if p.IDs[i] = string(d.ID); inv.ByIndex(u.API) {
+		if p.IDs[i] = string(d.ID); a.ByIndex(u.API) {
 			p.IDs[i] = d.CurrentIndex().String()
 		}
 	}
@@ -169,10 +169,10 @@ func (inv *Inventory) plan(units []Unit) Plan {
 		p.MPS, p.Env = u.Pool, u.Sharing.MPSLimits()
 	}
 	if p.Injection.Nodes {
-		p.Nodes = inv.deviceNodesOf(p.Devices)
+		p.Nodes = a.deviceNodesOf(p.Devices)
 	}
-	if c := inv.cdi; c != nil { // else nothing of it is in force: see WithHost
-		if inv.UsesCDI(p.Injection) {
+	if c := a.cdi; c != nil { // else nothing of it is in force: see WithHost
+		if a.UsesCDI(p.Injection) {
 			p.CDI = c.names(p.IDs)
 		}
 		if p.Injection.Libraries {
@@ -197,18 +197,18 @@ func (s Sharing) MPSLimits() (env []EnvVar) {
 }
 
 // deviceNodesOf returns the device nodes for devices that exist on the host, each once and sorted.
-func (inv *Inventory) deviceNodesOf(devices []gpu.Device) []DeviceNode {
+func (a *Allocatable) deviceNodesOf(devices []gpu.Device) []DeviceNode {
 	paths := slices.Clone(optionalNodes)
 	for _, d := range devices {
 		paths = append(paths, d.RequiredNodes()...)
 	}
-	if inv.imexChannel {
+	if a.imexChannel {
 		paths = append(paths, gpu.IMEXChannelNode)
 	}
 	slices.Sort(paths)
 	var nodes []DeviceNode
 	for _, path := range slices.Compact(paths) {
-		if _, ok := slices.BinarySearch(inv.nodes, path); ok {
+		if _, ok := slices.BinarySearch(a.nodes, path); ok {
 			nodes = append(nodes, DeviceNode{Path: path, Permissions: "rw"})
 		}
 	}

@@ -7,11 +7,11 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
-// WithRetiring returns inv as the successor of prev. A unit that is in prev but not in inv stays listed as
+// WithRetiring returns a as the successor of prev. A unit that is in prev but not in a stays listed as
 // unhealthy for the time grace, because an orchestrator may be about to allocate it (kubelet 1.37 can panic when
 // an ID is removed during an allocation).
-func (inv *Inventory) WithRetiring(prev *Inventory, now time.Time, grace time.Duration) *Inventory {
-	next := *inv
+func (a *Allocatable) WithRetiring(prev *Allocatable, now time.Time, grace time.Duration) *Allocatable {
+	next := *a
 	next.retiring = map[UnitID]time.Time{}
 	var gone []Unit
 	for u := range prev.Units() {
@@ -19,7 +19,7 @@ func (inv *Inventory) WithRetiring(prev *Inventory, now time.Time, grace time.Du
 		if !ok {
 			since = now
 		}
-		if _, offered := inv.byID[u.ID]; offered || now.Sub(since) >= grace {
+		if _, offered := a.byID[u.ID]; offered || now.Sub(since) >= grace {
 			continue
 		}
 		u.Health = health.Health{State: health.Unhealthy, Reason: health.ReasonWithdrawn}
@@ -29,22 +29,23 @@ func (inv *Inventory) WithRetiring(prev *Inventory, now time.Time, grace time.Du
 	if gone == nil {
 		return &next
 	}
-	next.units = slices.Concat(inv.units, gone)
-	slices.SortFunc(next.units, compareUnits)
-	return next.withIndex()
+	units := slices.Concat(a.units, gone)
+	slices.SortFunc(units, compareUnits)
+	next.unitList = newUnitList(units)
+	return &next
 }
 
 // Retiring reports whether units wait for removal. If so, call WithRetiring again when their grace is over.
-func (inv *Inventory) Retiring() bool { return len(inv.orEmpty().retiring) > 0 }
+func (a *Allocatable) Retiring() bool { return len(a.retiring) > 0 }
 
-// Shift returns inv with the times since which units are retiring moved by d.
-func (inv *Inventory) Shift(d time.Duration) *Inventory {
-	if !inv.Retiring() {
-		return inv
+// Shift returns a with the times since which units are retiring moved by d.
+func (a *Allocatable) Shift(d time.Duration) *Allocatable {
+	if !a.Retiring() {
+		return a
 	}
-	next := *inv
-	next.retiring = make(map[UnitID]time.Time, len(inv.retiring))
-	for id, since := range inv.retiring {
+	next := *a
+	next.retiring = make(map[UnitID]time.Time, len(a.retiring))
+	for id, since := range a.retiring {
 		next.retiring[id] = since.Add(d)
 	}
 	return &next

@@ -10,8 +10,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// logChange writes one line per device for each difference between two inventories, whatever the number of its units.
-func logChange(log *slog.Logger, prev, next *inventory.Inventory) {
+// logChange writes one line per device for each difference between two values, whatever the number of its units.
+func logChange(log *slog.Logger, prev, next *inventory.Allocatable) {
 	switch d := next.Driver(); {
 	case d == prev.Driver():
 	case d.State == gpu.DriverReady:
@@ -42,9 +42,6 @@ func logChange(log *slog.Logger, prev, next *inventory.Inventory) {
 		}
 	}
 	for _, e := range without(next.Excluded(), prev.Excluded()) {
-		if e.Reason == inventory.AwaitsNumber { // the next inventory decides
-			continue
-		}
 		id := "unknown"
 		if e.At.GPU != "" {
 			id = e.At.String()
@@ -105,13 +102,13 @@ func (l *logDedup) log(log *slog.Logger, state core.State) {
 	}, func(w string) {
 		log.Info("the policy matches this node again", "warning", w)
 	})
-	difference(&l.overlaps, state.Inventory.Overlaps(), func(o inventory.Overlap) {
+	difference(&l.overlaps, state.Allocatable.Overlaps(), func(o inventory.Overlap) {
 		log.Warn("device is also offered by another agent", "id", o.Device, "other", o.Agent, "action", "give the agents different GPUs")
 	}, func(o inventory.Overlap) {
 		log.Info("device is no longer offered by another agent", "id", o.Device, "other", o.Agent)
 	})
 	if ready { // without a driver the nodes are unknown
-		difference(&l.nodes, nodeWarnings(state.Inventory), func(n string) {
+		difference(&l.nodes, nodeWarnings(state.Allocatable), func(n string) {
 			log.Warn("device nodes missing, containers that start now do not get them", "missing", n)
 		}, func(n string) {
 			log.Info("device nodes no longer missing", "missing", n)
@@ -135,7 +132,7 @@ func difference[T comparable](logged *[]T, present []T, begin, end func(T)) {
 }
 
 // nodeWarnings are the warnings of missing device nodes in the health of any device, each once.
-func nodeWarnings(inv *inventory.Inventory) (warnings []string) {
+func nodeWarnings(inv *inventory.Allocatable) (warnings []string) {
 	for u := range inv.Devices() {
 		if w := u.Health.MissingNodes; w != "" && !slices.Contains(warnings, w) {
 			warnings = append(warnings, w)

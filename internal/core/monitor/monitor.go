@@ -107,9 +107,9 @@ type Monitor struct {
 	reported          chan health.Observation // by Report
 	reservations      reservations            // by Reserved
 	host              *watch.Value[inventory.Host]
-	announced         *inventory.Inventory // Run's own: the latest one that was logged
-	hostUpdate        sync.Mutex           // held during a change of host
-	hostChanged       <-chan struct{}      // Run's own: closed when host has a newer value than the applied one
+	announced         *inventory.Allocatable // Run's own: the latest one that was logged
+	hostUpdate        sync.Mutex             // held during a change of host
+	hostChanged       <-chan struct{}        // Run's own: closed when host has a newer value than the applied one
 	logged            logDedup
 	logRead           chan struct{}                 // capacity 1: the kernel log was read; nil = Run does not wait for it
 	restored          chan struct{}                 // closed when the history is loaded
@@ -147,22 +147,23 @@ func (m *Monitor) Watchdog() *watchdog.Registry { return m.tasks }
 // State is the latest state.
 func (m *Monitor) State() core.State { return m.state.Load() }
 
-// Current is the latest inventory; never nil.
-func (m *Monitor) Current() *inventory.Inventory { return m.state.Load().Inventory }
+// Current is what takes work now; never nil.
+func (m *Monitor) Current() *inventory.Allocatable { return m.state.Load().Allocatable }
 
-// Watch yields the present inventory and then each newer one that differs from its predecessor, until ctx ends. A slow caller
+// Watch yields what takes work now and then each newer value that differs from its predecessor, until ctx ends. A slow caller
 // skips to the latest, which may be equal to the one that it has.
-func (m *Monitor) Watch(ctx context.Context) iter.Seq[*inventory.Inventory] {
-	return func(yield func(*inventory.Inventory) bool) {
+func (m *Monitor) Watch(ctx context.Context) iter.Seq[*inventory.Allocatable] {
+	return func(yield func(*inventory.Allocatable) bool) {
 		for s := range m.state.Watch(ctx) {
-			if !yield(s.Inventory) {
+			if !yield(s.Allocatable) {
 				return
 			}
 		}
 	}
 }
 
-// Changed returns a channel that is closed when there is a newer inventory than the present one.
+// Changed returns a channel that is closed when there is a newer state than the present one, of which the inventory, what takes work or
+// the proposed numbers differ.
 func (m *Monitor) Changed() <-chan struct{} { return m.state.Changed() }
 
 // Run follows the GPUs until ctx ends (nil) or a new process is needed (gpu.ErrDriverStale). It returns within two seconds of
@@ -215,25 +216,25 @@ func (m *Monitor) observe(obs ...health.Observation) (changed bool) {
 	return changed
 }
 
-// publish stores a state, and wakes the watchers and logs the differences if its inventory differs from the one before. Numbers
-// that the inventory proposes wake them too: hostwatch writes them for other agents. Only Run's goroutine publishes.
+// publish stores a state, and wakes the watchers and logs the differences if what takes work differs from before. Numbers that are
+// proposed wake them too: they are written for other agents. Only Run's goroutine publishes.
 func (m *Monitor) publish(next core.State) (changed bool) {
 	prev := m.state.Load()
 	m.checkpoints.offer(prev, next)
 	m.logged.log(m.log, next)
-	equal := next.Inventory.Equal(prev.Inventory)
-	if equal && next.Inventory.Proposed().Equal(prev.Inventory.Proposed()) {
-		next.Inventory = prev.Inventory
+	equal := next.Allocatable.Equal(prev.Allocatable)
+	if equal && next.ProposedNumbering().Equal(prev.ProposedNumbering()) {
+		next.Inventory, next.Allocatable = prev.Inventory, prev.Allocatable
 		m.state.Replace(next)
 		return false
 	}
 	if m.state.Store(next); equal {
 		return false
 	}
-	if !next.Inventory.AwaitsHost() { // else devices are unhealthy for milliseconds
-		m.stats.transitions(m.announced, next.Inventory)
-		logChange(m.log, m.announced, next.Inventory)
-		m.announced = next.Inventory
+	if !next.Allocatable.Provisional() { // else devices are missing or unhealthy for milliseconds
+		m.stats.transitions(m.announced, next.Allocatable)
+		logChange(m.log, m.announced, next.Allocatable)
+		m.announced = next.Allocatable
 	}
 	return true
 }

@@ -67,7 +67,7 @@ func TestReservationCountsWithTheNextUpdate(t *testing.T) {
 					r.Reserved(coretest.GPUs(2).Devices)
 					synctest.Wait()
 				}
-				if after := r.State(); after.Inventory != before.Inventory || !slices.Equal(after.Ledger.Conditions(), before.Ledger.Conditions()) {
+				if after := r.State(); after.Allocatable != before.Allocatable || !slices.Equal(after.Ledger.Conditions(), before.Ledger.Conditions()) {
 					t.Error("a reservation changed the state")
 				}
 				m.SendEvent(xid(0, 31))

@@ -115,7 +115,7 @@ func sharedByMPS(c *core.Config) {
 }
 
 // schedulable counts the units of an inventory that take work.
-func schedulable(inv *inventory.Inventory) (n int) {
+func schedulable(inv *inventory.Allocatable) (n int) {
 	for u := range inv.Units() {
 		if u.Health.Schedulable() {
 			n++
@@ -179,14 +179,14 @@ func TestProposedNumbersWakeWatchers(t *testing.T) {
 	onGPUs(t, 2, func(t *testing.T, _ *coretest.Machine, r *running) {
 		r.SetHost(inventory.Host{SharesNumbers: true})
 		r.after(2 * time.Second)
-		r.SetHost(inventory.Host{SharesNumbers: true, Numbering: r.Current().Proposed()})
+		r.SetHost(inventory.Host{SharesNumbers: true, Numbering: r.State().ProposedNumbering()})
 		r.after(2 * time.Second)
 		before, seen := r.Current(), len(r.seen)
 		_, _, err := r.Rebind(t.Context())
 		must(t, err)
 		synctest.Wait()
-		if now := r.Current(); len(r.seen) != seen+1 || !now.Equal(before) || now.Proposed().Generation != 1 {
-			t.Errorf("%d inventories after a rebind, equal %t, %+v", len(r.seen)-seen, now.Equal(before), now.Proposed())
+		if now := r.Current(); len(r.seen) != seen+1 || !now.Equal(before) || r.State().ProposedNumbering().Generation != 1 {
+			t.Errorf("%d inventories after a rebind, equal %t, %+v", len(r.seen)-seen, now.Equal(before), r.State().ProposedNumbering())
 		}
 	})
 }

@@ -167,7 +167,7 @@ func (f *followed) noEvents(now time.Time) bool { return f.eventsFail || f.waite
 // while the event wait fails, and while a unit is about to leave the list.
 func (f *followed) setInterval(s core.State) {
 	d, now := idleEvery, time.Now()
-	if f.pending.busy || f.noEvents(now) || f.scheduler.active(now) || s.Inventory.Retiring() {
+	if f.pending.busy || f.noEvents(now) || f.scheduler.active(now) || s.Allocatable.Retiring() {
 		d = checkEvery
 	}
 	if d != f.interval {

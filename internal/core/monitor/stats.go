@@ -50,7 +50,7 @@ func (r *statsRecorder) checked(took time.Duration) {
 }
 
 // transitions counts the changes of health between two inventories. The counter of a device that is gone is removed.
-func (r *statsRecorder) transitions(prev, next *inventory.Inventory) {
+func (r *statsRecorder) transitions(prev, next *inventory.Allocatable) {
 	was := byDevice(prev)
 	r.set(func(s *Stats) {
 		counts := make(map[gpu.DeviceID]uint64, len(was))
@@ -65,7 +65,7 @@ func (r *statsRecorder) transitions(prev, next *inventory.Inventory) {
 }
 
 // byDevice maps each device to one of its units.
-func byDevice(inv *inventory.Inventory) map[gpu.DeviceID]inventory.Unit {
+func byDevice(inv *inventory.Allocatable) map[gpu.DeviceID]inventory.Unit {
 	units := map[gpu.DeviceID]inventory.Unit{}
 	for u := range inv.Devices() {
 		units[u.Device.ID] = u

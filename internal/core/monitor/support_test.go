@@ -24,7 +24,7 @@ type running struct {
 	t *testing.T
 	*monitor.Monitor
 	stop func() error
-	seen []*inventory.Inventory // every inventory that Watch yielded
+	seen []*inventory.Allocatable // every inventory that Watch yielded
 	log  bytes.Buffer
 }
 
@@ -135,7 +135,7 @@ func must(t testing.TB, err error) {
 }
 
 // updates counts the changes that an orchestrator gets: whether a unit takes work, and its health.
-func updates(seen []*inventory.Inventory) (n int) {
+func updates(seen []*inventory.Allocatable) (n int) {
 	var last string
 	for _, inv := range seen {
 		var now string

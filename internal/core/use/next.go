@@ -22,11 +22,11 @@ type Origin struct {
 // Input is what the next table is made from.
 type Input struct {
 	At           time.Time
-	Orchestrator string               // of the agent: Kubernetes, Nomad
-	Inventory    *inventory.Inventory // what is offered
-	Usage        []gpu.Usage          // by device; a device may be missing
-	Record       *holders.Record      // of the orchestrator; nil = it could not be read, or is not read
-	Origins      map[int]Origin       // by PID: of the processes of Usage and of the table before that run now
+	Orchestrator string                 // of the agent: Kubernetes, Nomad
+	Inventory    *inventory.Allocatable // what is offered
+	Usage        []gpu.Usage            // by device; a device may be missing
+	Record       *holders.Record        // of the orchestrator; nil = it could not be read, or is not read
+	Origins      map[int]Origin         // by PID: of the processes of Usage and of the table before that run now
 	Problems     []problem.Problem
 }
 

@@ -43,7 +43,7 @@ func hold(o holders.Work, n int) holders.Holder {
 
 // reading is one input, of which a test changes parts.
 type reading struct {
-	inv     *inventory.Inventory
+	inv     *inventory.Allocatable
 	at      time.Duration
 	record  *holders.Record
 	percent map[int]uint64 // utilisation by GPU; a GPU that is missing did not respond
@@ -76,13 +76,13 @@ func (r reading) input() use.Input {
 	return in
 }
 
-func gpus(t *testing.T, s gpu.Snapshot, change ...func(*core.Config)) *inventory.Inventory {
+func gpus(t *testing.T, s gpu.Snapshot, change ...func(*core.Config)) *inventory.Allocatable {
 	t.Helper()
 	c := core.DefaultConfig()
 	for _, f := range change {
 		f(&c)
 	}
-	inv := core.Build(s, health.Ledger{}, c)
+	inv := core.Build(s, health.Ledger{}, c).WithoutHost()
 	if inv.Len() == 0 {
 		t.Fatal("no units")
 	}

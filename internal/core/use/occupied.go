@@ -12,7 +12,7 @@ const maxListed = 8
 
 // Occupied returns the exclusive devices that take no new work because unreserved processes have used them for more than 5 s. A shared
 // device is in use by several works anyway, and is never among them. The text does not change while the processes are the same.
-func (t Table) Occupied(inv *inventory.Inventory) []inventory.Occupied {
+func (t Table) Occupied(inv *inventory.Allocatable) []inventory.Occupied {
 	var occupied []inventory.Occupied
 	for u := range inv.Devices() {
 		d, ok := t.Device(u.Device.ID)

@@ -30,8 +30,8 @@ import (
 
 // Source is the inventory of the node. Watch yields the present inventory and then each newer one until ctx ends.
 type Source interface {
-	Current() *inventory.Inventory
-	Watch(context.Context) iter.Seq[*inventory.Inventory]
+	Current() *inventory.Allocatable
+	Watch(context.Context) iter.Seq[*inventory.Allocatable]
 }
 
 // Options configure an Adapter.
@@ -180,7 +180,7 @@ func (a *Adapter) Run(ctx context.Context) error {
 func (a *Adapter) Refresh() { a.tracker.refresh() }
 
 // Withhold returns inv with units as unhealthy whose device a pod holds under another resource, as the kubelet sees it.
-func (a *Adapter) Withhold(inv *inventory.Inventory) *inventory.Inventory {
+func (a *Adapter) Withhold(inv *inventory.Allocatable) *inventory.Allocatable {
 	return a.tracker.withhold(inv)
 }
 
@@ -252,7 +252,7 @@ func (a *Adapter) Ready() error {
 	return errors.Join(errs...)
 }
 
-func idle(inv *inventory.Inventory) error {
+func idle(inv *inventory.Allocatable) error {
 	switch d := inv.Driver(); d.State {
 	case gpu.DriverPending:
 		return errors.New("the driver has not answered yet")

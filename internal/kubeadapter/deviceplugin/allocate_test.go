@@ -167,7 +167,7 @@ func fewUnits(share ...gpu.DeviceID) *server {
 		})
 	}
 	l := health.Ledger{}.Apply(cfg.Health, time.Unix(0, 0), health.Observation{At: gpu.WholeGPU("x"), Kind: health.Lost})
-	return newTestServer(kubeadapter.GPUResource, core.Build(gpu.NewSnapshot(s), l, cfg))
+	return newTestServer(kubeadapter.GPUResource, core.Build(gpu.NewSnapshot(s), l, cfg).WithoutHost())
 }
 
 // wire returns the encoding of a message.

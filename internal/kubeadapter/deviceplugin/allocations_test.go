@@ -185,11 +185,11 @@ func TestNothingIsWithdrawnBeforeTheDriverIsRead(t *testing.T) {
 func TestConflicts(t *testing.T) {
 	uncut := gpus(2)
 	cut := buildInventory(coretest.WithMIG(coretest.GPUs(2), 1, "3g.40gb", "3g.40gb"), mixedConfig())
-	by := func(replicas int) *inventory.Inventory { return buildInventory(coretest.GPUs(2), shared(replicas)) }
+	by := func(replicas int) *inventory.Allocatable { return buildInventory(coretest.GPUs(2), shared(replicas)) }
 	whole, instance := gpuIDs(1)[0], string(coretest.Instance(1, 0))
 	for _, c := range []struct {
 		name, resource, held string
-		now                  *inventory.Inventory
+		now                  *inventory.Allocatable
 		want                 int // units withheld
 	}{
 		{"the same", kubeadapter.GPUResource, whole, uncut, 0},
@@ -218,7 +218,7 @@ func TestSameIDInAnotherResource(t *testing.T) {
 	reconfigured := coretest.WithMIG(coretest.GPUs(2), 1, "1g.10gb", "2g.20gb", "1g.10gb")
 	for _, c := range []struct {
 		name, was, is, id string
-		before, after     *inventory.Inventory
+		before, after     *inventory.Allocatable
 		left              []string // of the old resource
 	}{
 		{"another profile", "nvidia.com/mig-1g.10gb.me", "nvidia.com/mig-2g.20gb", string(coretest.Instance(1, 1)),

@@ -10,7 +10,7 @@ import (
 type autoChoice struct{ known, cdi bool }
 
 // log logs the choice when it changes. It can change at any time; containers that have their devices keep them.
-func (c *autoChoice) log(to *slog.Logger, inv *inventory.Inventory) {
+func (c *autoChoice) log(to *slog.Logger, inv *inventory.Allocatable) {
 	cdi := inv.CDI()
 	if cdi == nil || cdi.Incarnation != inv.Incarnation() || c.known && c.cdi == cdi.Usable {
 		return

@@ -62,7 +62,7 @@ func (a allocation) holders(k deviceKey) (all []holders.Holder) {
 
 // withheld returns the units of an inventory that must not be allocated, with the reason: a pod has, or may have, their device under
 // another resource.
-func (a *allocations) withheld(inv *inventory.Inventory) map[inventory.UnitID]string {
+func (a *allocations) withheld(inv *inventory.Allocatable) map[inventory.UnitID]string {
 	if a.unread {
 		return nil
 	}
@@ -94,7 +94,7 @@ func (a allocation) holder() string {
 }
 
 // retained returns the IDs that are not in an inventory and stay listed, as unhealthy devices by resource.
-func (a *allocations) retained(inv *inventory.Inventory) map[string][]listedDevice {
+func (a *allocations) retained(inv *inventory.Allocatable) map[string][]listedDevice {
 	var keys []deviceKey
 	for k, one := range a.byKey {
 		if u, ok := inv.Unit(k.id); one.kept() && (!ok || kubeadapter.ResourceOf(u) != k.resource || !ofDevicePlugin(u.API)) {

@@ -66,7 +66,7 @@ func newRigFor(t *testing.T, limit time.Duration) *rig {
 }
 
 // startRig returns a rig with a running kubelet and a running adapter of an inventory.
-func startRig(t *testing.T, inv *inventory.Inventory, change ...func(*Adapter)) *rig {
+func startRig(t *testing.T, inv *inventory.Allocatable, change ...func(*Adapter)) *rig {
 	t.Helper()
 	r := newRig(t)
 	r.startKubelet()
@@ -84,7 +84,7 @@ func newRunning(t *testing.T, n int, change ...func(*Adapter)) *rig {
 }
 
 // start runs an adapter of an inventory until stop or the end of the test.
-func (r *rig) start(inv *inventory.Inventory, change ...func(*Adapter)) {
+func (r *rig) start(inv *inventory.Allocatable, change ...func(*Adapter)) {
 	r.src.Set(inv)
 	a := New(r.src, Options{KubeletSocket: r.kubelet.Socket()})
 	a.timings = fastTimings
@@ -198,21 +198,21 @@ func (r *rig) sockets() []string {
 }
 
 // buildInventory returns the inventory of a snapshot in which some GPUs are lost.
-func buildInventory(s gpu.Snapshot, c core.Config, lost ...int) *inventory.Inventory {
+func buildInventory(s gpu.Snapshot, c core.Config, lost ...int) *inventory.Allocatable {
 	var l health.Ledger
 	for _, n := range lost {
 		l = l.Apply(c.Health, time.Unix(0, 0), health.Observation{At: gpu.WholeGPU(coretest.GPU(n)), Kind: health.Lost})
 	}
-	return core.Build(s, l, c)
+	return core.Build(s, l, c).WithoutHost()
 }
 
 // gpus is the inventory of n GPUs, some of which are lost, with the default policy.
-func gpus(n int, lost ...int) *inventory.Inventory {
+func gpus(n int, lost ...int) *inventory.Allocatable {
 	return buildInventory(coretest.GPUs(n), core.DefaultConfig(), lost...)
 }
 
 // migGPU is a full GPU, and one with three MIG instances of two profiles.
-func migGPU(lost ...int) *inventory.Inventory {
+func migGPU(lost ...int) *inventory.Allocatable {
 	return buildInventory(coretest.WithMIG(coretest.GPUs(2), 1, "1g.10gb", "1g.10gb+me", "1g.10gb"), mixedConfig(), lost...)
 }
 
@@ -250,7 +250,7 @@ func renamedShares(replicas int) core.Config {
 }
 
 // newTestServer returns the service of a resource over an inventory.
-func newTestServer(resource string, inv *inventory.Inventory) *server {
+func newTestServer(resource string, inv *inventory.Allocatable) *server {
 	src := coretest.NewSource()
 	src.Set(inv)
 	return newServer(resource, src, podresources.New(podresources.Options{}))

@@ -92,7 +92,7 @@ func (a *Adapter) PodClaims(ctx context.Context) (claims []podresources.Claim, c
 
 // UseRecord reads which work has devices, as a usage.Holders. podLogs is a folder such as podresources.PodLogs. Added to what the kubelet lists
 // are those that it does not: ordinary init containers, and pods that are just being admitted or have just ended.
-func (a *Adapter) UseRecord(ctx context.Context, inv *inventory.Inventory, podLogs string) (holders.Record, error) {
+func (a *Adapter) UseRecord(ctx context.Context, inv *inventory.Allocatable, podLogs string) (holders.Record, error) {
 	r := a.pods.Fresh(ctx, recordAge)
 	if err := r.Stale(ctx); err != nil {
 		return holders.Record{}, err

@@ -19,13 +19,13 @@ type listedDevice struct {
 
 // offer is what the kubelet is sent and may allocate: an inventory, corrected by what pods hold. It is immutable.
 type offer struct {
-	inventory *inventory.Inventory      // with units as unhealthy whose device a pod holds under another resource
+	inventory *inventory.Allocatable    // with units as unhealthy whose device a pod holds under another resource
 	lists     map[string][]listedDevice // by resource: the units in canonical order, then the retained IDs
 	retained  map[string]string         // by resource: the IDs that are not in the inventory, with the pods that may hold them
 	withheld  bool                      // inventory differs from that of the source
 }
 
-func newOffer(inv *inventory.Inventory, a *allocations) *offer {
+func newOffer(inv *inventory.Allocatable, a *allocations) *offer {
 	withheld := a.withheld(inv)
 	o := &offer{inventory: inv.Withhold(withheld), retained: map[string]string{}, withheld: len(withheld) > 0}
 	o.lists = listDevices(o.inventory)
@@ -39,7 +39,7 @@ func newOffer(inv *inventory.Inventory, a *allocations) *offer {
 }
 
 // listDevices returns the units of an inventory by resource, in canonical order.
-func listDevices(inv *inventory.Inventory) map[string][]listedDevice {
+func listDevices(inv *inventory.Allocatable) map[string][]listedDevice {
 	size := map[string]int{} // by pool
 	for u := range inv.Devices() {
 		if !ofDevicePlugin(u.API) {

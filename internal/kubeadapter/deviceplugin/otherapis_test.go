@@ -21,7 +21,7 @@ import (
 )
 
 // assigned is two GPUs with assignments, and with the CDI specification that DRA needs.
-func assigned(all ...inventory.Assignment) *inventory.Inventory {
+func assigned(all ...inventory.Assignment) *inventory.Allocatable {
 	defined := &inventory.CDI{Kind: "k/gpu", Defined: []gpu.DeviceID{coretest.GPU(0), coretest.GPU(1)}, Usable: true}
 	return gpus(2).WithHost(inventory.Host{CDI: defined, Assignments: inventory.Assignments{All: all}}, inventory.OverlapWarn)
 }

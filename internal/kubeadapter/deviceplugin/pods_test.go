@@ -25,14 +25,14 @@ import (
 const h100 = "nvidia.com/h100"
 
 // oneElsewhere is two GPUs, of which GPU 1 is in the pool h100.
-func oneElsewhere() *inventory.Inventory {
+func oneElsewhere() *inventory.Allocatable {
 	c := core.DefaultConfig()
 	c.Policy.Rules = []inventory.Rule{{Select: inventory.Selector{IDs: []gpu.DeviceID{coretest.GPU(1)}}, Pool: "h100"}}
 	return buildInventory(coretest.GPUs(2), c)
 }
 
 // allElsewhere is two GPUs in the pool h100.
-func allElsewhere() *inventory.Inventory {
+func allElsewhere() *inventory.Allocatable {
 	c := core.DefaultConfig()
 	c.Policy.Rules = []inventory.Rule{{Pool: "h100"}}
 	return buildInventory(coretest.GPUs(2), c)
@@ -66,7 +66,7 @@ func newPodRig(t *testing.T) (*rig, *kubelettest.PodResources) {
 func (r *rig) podSocket() string { return filepath.Join(r.dir, "pod-resources", "kubelet.sock") }
 
 // startTracking runs an adapter that queries the pod-resources API.
-func (r *rig) startTracking(inv *inventory.Inventory, change ...func(*tracking)) {
+func (r *rig) startTracking(inv *inventory.Allocatable, change ...func(*tracking)) {
 	t := tracking{timings: defaultTrackerTimings, pods: fastPods}
 	t.timings.resend = 10 * time.Millisecond
 	for _, c := range change {
@@ -128,7 +128,7 @@ func TestHeldIDStaysListed(t *testing.T) {
 	gone := gpuIDs(1)[0]
 	onlyFirst := coretest.GPUs(2)
 	onlyFirst.Devices, onlyFirst.Links = onlyFirst.Devices[:1], nil
-	for name, then := range map[string]*inventory.Inventory{
+	for name, then := range map[string]*inventory.Allocatable{
 		"GPU removed":            buildInventory(gpu.NewSnapshot(onlyFirst), core.DefaultConfig()),
 		"GPU in another pool":    oneElsewhere(),
 		"GPU cut into instances": migGPU(),

@@ -18,7 +18,7 @@ import (
 )
 
 // prefer calls GetPreferredAllocation for n of the available units.
-func prefer(t *testing.T, inv *inventory.Inventory, available, required []string, n int) []string {
+func prefer(t *testing.T, inv *inventory.Allocatable, available, required []string, n int) []string {
 	t.Helper()
 	got, err := newTestServer(kubeadapter.GPUResource, inv).GetPreferredAllocation(t.Context(), &v1beta1.PreferredAllocationRequest{
 		ContainerRequests: []*v1beta1.ContainerPreferredAllocationRequest{

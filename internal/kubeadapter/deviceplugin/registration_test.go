@@ -38,7 +38,7 @@ func TestNothingIsRegisteredBeforeAUnitExists(t *testing.T) {
 		{gpu.Snapshot{Driver: gpu.Driver{State: gpu.DriverReady}, Excluded: []gpu.Exclusion{{Index: 3, Reason: "GPU is lost"}}}, true,
 			"no GPU to offer: GPU 3: GPU is lost"},
 	} {
-		r.src.Set(core.Build(c.snapshot, health.Ledger{}, core.DefaultConfig()))
+		r.src.Set(core.Build(c.snapshot, health.Ledger{}, core.DefaultConfig()).WithoutHost())
 		err := r.adapter.Ready()
 		if _, idle := errors.AsType[*IdleError](err); idle != c.idle || err == nil || err.Error() != c.want {
 			t.Errorf("Ready = %v, want %s", err, c.want)
@@ -61,7 +61,7 @@ func TestNothingIsOfferedBeforeCDIIsKnown(t *testing.T) {
 	tr := newTracker(src, Options{Log: slog.New(slog.DiscardHandler), Handover: new(Handover)}, podresources.New(podresources.Options{}))
 	cfg := core.DefaultConfig()
 	cfg.Injection.CDI = inventory.CDIAuto
-	ready := core.Build(coretest.GPUs(1), health.Ledger{}, cfg)
+	ready := core.Build(coretest.GPUs(1), health.Ledger{}, cfg).WithoutHost()
 	tr.setInventory(ready)
 	if err := idle(ready); !errors.Is(err, errNotOffered) {
 		t.Errorf("Ready = %v, want %v", err, errNotOffered)

@@ -28,15 +28,15 @@ func TestNothingIsOfferedByTheSpecificationOfAnEarlierDriver(t *testing.T) {
 	}
 	first := specified(core.NewState(c).Read(c, now, machine))
 	again := first.Read(c, now, gpu.NoDriver(gpu.DriverAbsent, "unloaded")).Read(c, now, machine)
-	srv := newTestServer(kubeadapter.GPUResource, first.Inventory)
+	srv := newTestServer(kubeadapter.GPUResource, first.Allocatable)
 	srv.opts.Lists = l
 	id := string(coretest.GPU(0))
 	allocated(t, srv, id)
 
-	srv.tracker.setInventory(again.Inventory)
+	srv.tracker.setInventory(again.Allocatable)
 	if response, err := srv.Allocate(t.Context(), allocateRequest([]string{id})); err == nil {
 		t.Errorf("the specification is that of driver %d, the driver is %d: %v", first.Incarnation, again.Incarnation, response)
 	}
-	srv.tracker.setInventory(specified(again).Inventory)
+	srv.tracker.setInventory(specified(again).Allocatable)
 	allocated(t, srv, id)
 }

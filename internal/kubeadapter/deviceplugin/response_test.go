@@ -112,7 +112,7 @@ func TestIMEXChannel(t *testing.T) {
 				nodes = slices.Sorted(slices.Values(append(nodes, gpu.IMEXChannelNode)))
 			}
 			state = state.WithNodes(c, time.Unix(1, 0), nodes)
-			u, _ := state.Inventory.Unit(inventory.UnitID(gpuIDs(0)[0]))
+			u, _ := state.Allocatable.Unit(inventory.UnitID(gpuIDs(0)[0]))
 			if lacks := u.Health.Reason == health.ReasonNoIMEX; lacks != (required && !present) || u.Health.Schedulable() == lacks {
 				t.Errorf("required %t, present %t: %s", required, present, u.Health)
 				continue
@@ -120,7 +120,7 @@ func TestIMEXChannel(t *testing.T) {
 			if !u.Health.Schedulable() {
 				continue
 			}
-			env := allocated(t, newTestServer(kubeadapter.GPUResource, state.Inventory), gpuIDs(0)...).GetEnvs()
+			env := allocated(t, newTestServer(kubeadapter.GPUResource, state.Allocatable), gpuIDs(0)...).GetEnvs()
 			if _, given := env["NVIDIA_IMEX_CHANNELS"]; given != present {
 				t.Errorf("required %t, present %t: %v", required, present, env)
 			}
@@ -178,7 +178,7 @@ func TestNamesAreDefined(t *testing.T) {
 				}
 				state = state.Read(c, now, s, checks...)
 			}
-			inv := state.Inventory
+			inv := state.Allocatable
 			for u := range inv.Devices() {
 				srv := newTestServer(kubeadapter.ResourceOf(u), inv)
 				srv.opts.Lists = DeviceLists{EnvVar: injection.Runtime, CDINames: true, CDIAnnotations: !injection.Runtime}

@@ -123,7 +123,7 @@ func TestStrategies(t *testing.T) {
 				if c.IndexIDs = byIndex; replicas > 0 {
 					c.Policy.Rules = []inventory.Rule{{Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: replicas}}}
 				}
-				offered := listDevices(core.Build(s, health.Ledger{}, c))
+				offered := listDevices(core.Build(s, health.Ledger{}, c).WithoutHost())
 				for _, resource := range slices.Sorted(maps.Keys(offered)) {
 					shown := slices.Contains([]string{"t4", "h100x8", "a100-mig"}, machine)
 					checkStrategies(t, strategyCase{machine, s, c, resource, offered[resource], random, shown, &golden})

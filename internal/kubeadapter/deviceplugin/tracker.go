@@ -40,8 +40,8 @@ type tracker struct {
 	logged  map[string]string // retained IDs in the log; of the goroutine that follows the readings
 
 	mu          sync.Mutex
-	inventory   *inventory.Inventory // of the source, the latest that is offered: see setInventory
-	units       map[deviceKey]int    // NUMA nodes of the units of inventory; never changed
+	inventory   *inventory.Allocatable // of the source, the latest that is offered: see setInventory
+	units       map[deviceKey]int      // NUMA nodes of the units of inventory; never changed
 	allocations *allocations
 	served      map[string]bool // resources that this agent has offered
 	applied     time.Time       // when the latest reading began that was applied
@@ -72,7 +72,7 @@ func (t *tracker) refresh() {
 }
 
 // withhold returns an inventory with the units as unhealthy that must not be allocated because of pods.
-func (t *tracker) withhold(inv *inventory.Inventory) *inventory.Inventory {
+func (t *tracker) withhold(inv *inventory.Allocatable) *inventory.Allocatable {
 	t.mu.Lock()
 	withheld := t.allocations.withheld(inv)
 	t.mu.Unlock()
@@ -131,7 +131,7 @@ func (t *tracker) follow(ctx context.Context) {
 // offered until it is known whether CDI can be used: an Allocate in between would give a container another way to its devices; nor
 // until the devices are claimed: the kubelet would refuse pods that it starts again because of unhealthy devices. But devices of an
 // earlier driver are not offered any longer: its specification may have other device numbers. They are unhealthy then.
-func (t *tracker) setInventory(inv *inventory.Inventory) {
+func (t *tracker) setInventory(inv *inventory.Allocatable) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	ofEarlierDriver := t.inventory.Driver().State == gpu.DriverReady && t.inventory.Incarnation() != inv.Incarnation()

@@ -14,7 +14,7 @@ import (
 )
 
 // Resources counts the units of an inventory by resource name and health.
-func Resources(inv *inventory.Inventory) map[string]map[health.State]int {
+func Resources(inv *inventory.Allocatable) map[string]map[health.State]int {
 	count := map[string]map[health.State]int{}
 	for u := range inv.Units() {
 		r := kubeadapter.ResourceOf(u)

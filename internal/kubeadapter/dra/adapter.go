@@ -24,7 +24,7 @@ import (
 
 // Source is the inventory of the node.
 type Source interface {
-	Current() *inventory.Inventory
+	Current() *inventory.Allocatable
 	Changed() <-chan struct{} // closed when there is a newer one
 }
 
@@ -135,7 +135,7 @@ type Adapter struct {
 
 // view is what slices have, and the inventory from which that follows.
 type view struct {
-	inventory *inventory.Inventory
+	inventory *inventory.Allocatable
 	devices   map[string]kubeapi.Device // by name
 }
 

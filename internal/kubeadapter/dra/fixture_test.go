@@ -128,11 +128,11 @@ func config(change ...func(*core.Config)) core.Config {
 }
 
 // build returns the inventory of a snapshot, whose devices the agent's CDI specification defines.
-func build(s gpu.Snapshot, l health.Ledger, c core.Config) *inventory.Inventory {
-	return withCDI(core.Build(s, l, c), s)
+func build(s gpu.Snapshot, l health.Ledger, c core.Config) *inventory.Allocatable {
+	return withCDI(core.Build(s, l, c).WithoutHost(), s)
 }
 
-func withCDI(inv *inventory.Inventory, s gpu.Snapshot) *inventory.Inventory {
+func withCDI(inv *inventory.Allocatable, s gpu.Snapshot) *inventory.Allocatable {
 	pools := map[string]bool{}
 	for u := range inv.Units() {
 		pools[u.Pool] = true
@@ -145,7 +145,7 @@ func withCDI(inv *inventory.Inventory, s gpu.Snapshot) *inventory.Inventory {
 }
 
 // specOf returns a CDI specification of this agent that defines the devices of a snapshot.
-func specOf(inv *inventory.Inventory, s gpu.Snapshot) *inventory.CDI {
+func specOf(inv *inventory.Allocatable, s gpu.Snapshot) *inventory.CDI {
 	spec := &inventory.CDI{Incarnation: inv.Incarnation(), Kind: "k8s.device-plugin.nvidia.com/gpu", Folder: "/var/run/cdi"}
 	for _, d := range s.Devices {
 		spec.Defined = append(spec.Defined, d.ID)
@@ -176,7 +176,7 @@ type rig struct {
 }
 
 // newRig returns a rig whose adapter runs, and has inv.
-func newRig(t testing.TB, inv *inventory.Inventory, change ...func(*Adapter)) *rig {
+func newRig(t testing.TB, inv *inventory.Allocatable, change ...func(*Adapter)) *rig {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "dra") // in memory: on a busy disk each record takes seconds
 	if err != nil {

@@ -11,12 +11,12 @@ import (
 )
 
 // moved returns the inventory of a node with device plugins whose GPUs have moved to DRA.
-func moved(s gpu.Snapshot, change ...func(*core.Config)) *inventory.Inventory {
+func moved(s gpu.Snapshot, change ...func(*core.Config)) *inventory.Allocatable {
 	c := core.DefaultConfig()
 	for _, f := range change {
 		f(&c)
 	}
-	inv, sides := core.Build(s, health.Ledger{}, c), inventory.Assignments{}
+	inv, sides := core.Build(s, health.Ledger{}, c).WithoutHost(), inventory.Assignments{}
 	for _, d := range s.Devices {
 		sides.All = append(sides.All, inventory.Assignment{GPU: d.ID, API: inventory.DRA, Here: true})
 	}

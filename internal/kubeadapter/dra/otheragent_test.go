@@ -16,7 +16,7 @@ import (
 // unhealthy. A claim that has one is not affected. A GPU that this agent offered first, and with overlap = warn any, is given out.
 func TestGPUThatAnotherAgentOffers(t *testing.T) {
 	ready := build(coretest.GPUs(3), health.Ledger{}, config())
-	claimedBy := func(older bool, mode inventory.OverlapMode) *inventory.Inventory {
+	claimedBy := func(older bool, mode inventory.OverlapMode) *inventory.Allocatable {
 		var claims []inventory.Claim
 		for i := range 2 {
 			claims = append(claims, inventory.Claim{Agent: "nomad-gpu", At: gpu.WholeGPU(coretest.GPU(i)), Older: older})
@@ -52,7 +52,7 @@ func TestGPUThatAnotherAgentOffers(t *testing.T) {
 	}
 	r.must(r.unprepare("running"))
 
-	for name, inv := range map[string]*inventory.Inventory{
+	for name, inv := range map[string]*inventory.Allocatable{
 		"offered here first": claimedBy(false, inventory.OverlapRefuse), "warn": claimedBy(true, inventory.OverlapWarn),
 	} {
 		r.src.Set(inv)

@@ -182,17 +182,17 @@ func TestPrepareErrors(t *testing.T) {
 	one := func(change ...func(*kubeapi.DeviceRequestAllocationResult)) kubeapi.ResourceClaim {
 		return newClaim("a", result(coretest.GPU(0), change...))
 	}
-	claimed := func(inv *inventory.Inventory) *inventory.Inventory {
+	claimed := func(inv *inventory.Allocatable) *inventory.Allocatable {
 		return inv.WithHost(inventory.Host{CDI: inv.CDI(), Claims: []inventory.Claim{{Agent: "nomad-gpu", At: gpu0, Older: true}}}, inventory.OverlapRefuse)
 	}
-	moved := func(inv *inventory.Inventory) *inventory.Inventory {
+	moved := func(inv *inventory.Allocatable) *inventory.Allocatable {
 		return inv.WithHost(inventory.Host{CDI: inv.CDI(), Assignments: inventory.Assignments{All: []inventory.Assignment{{GPU: coretest.GPU(0), API: inventory.DevicePlugin, Here: true}}}}, inventory.OverlapRefuse)
 	}
 	name := deviceName(coretest.GPU(0))
 	for title, c := range map[string]struct {
 		claim  kubeapi.ResourceClaim
 		ledger health.Ledger
-		host   func(*inventory.Inventory) *inventory.Inventory
+		host   func(*inventory.Allocatable) *inventory.Allocatable
 		change func(*Adapter)
 		want   string // in the error; "" = prepared
 	}{
@@ -223,8 +223,8 @@ func TestPrepareErrors(t *testing.T) {
 				return nil, &inventory.CheckError{Findings: []inventory.Finding{{Device: u[0].Device, Failed: true}}}
 			}
 		}, want: "reservation check: " + string(coretest.GPU(0))},
-		"not by CDI": {claim: one(), host: func(*inventory.Inventory) *inventory.Inventory {
-			return core.Build(coretest.GPUs(1), health.Ledger{}, config(func(c *core.Config) { c.Injection = inventory.Injection{Runtime: true} }))
+		"not by CDI": {claim: one(), host: func(*inventory.Allocatable) *inventory.Allocatable {
+			return core.Build(coretest.GPUs(1), health.Ledger{}, config(func(c *core.Config) { c.Injection = inventory.Injection{Runtime: true} })).WithoutHost()
 		}, want: "no CDI specification of this agent defines it"},
 		"several problems": {claim: newClaim("a", result("GPU-1"), result("GPU-2")), want: "device gpu-1: not offered by this node; device gpu-2: not offered by this node"},
 	} {

@@ -123,7 +123,7 @@ func (a *Adapter) rebuiltResult(one kubeapi.DeviceRequestAllocationResult, pods 
 }
 
 // hardwareOf returns the device of a name in a slice that is not offered, and the number of the share; false if the GPU is not known.
-func hardwareOf(inv *inventory.Inventory, device string) (d gpu.Device, share string, known bool) {
+func hardwareOf(inv *inventory.Allocatable, device string) (d gpu.Device, share string, known bool) {
 	name, share, _ := strings.Cut(device, "-s")
 	for d := range inv.Hardware() {
 		if resourceslice.DeviceName(inventory.Unit{Device: d}) == name {

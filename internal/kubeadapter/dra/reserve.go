@@ -108,7 +108,7 @@ func (a *Adapter) tryReserve(r request, store *prepared.Store) (got reservation,
 }
 
 // plan returns what the i-th result of a request gets, apart from what others hold.
-func (a *Adapter) plan(inv *inventory.Inventory, r request, i int) (planned, error) {
+func (a *Adapter) plan(inv *inventory.Allocatable, r request, i int) (planned, error) {
 	one := r.results[i]
 	offered, ok := resourceslice.Resolve(inv, one.Device)
 	if !ok {
@@ -154,7 +154,7 @@ func (a *Adapter) plan(inv *inventory.Inventory, r request, i int) (planned, err
 	return p, nil
 }
 
-func unknownDevice(inv *inventory.Inventory, name string) error {
+func unknownDevice(inv *inventory.Allocatable, name string) error {
 	e := &UnknownDeviceError{Device: name, Driver: driverProblem(inv)}
 	for u := range inv.Devices() {
 		if whole := resourceslice.DeviceName(u); name == whole || strings.HasPrefix(name, whole+"-s") {
@@ -165,7 +165,7 @@ func unknownDevice(inv *inventory.Inventory, name string) error {
 }
 
 // driverProblem returns why an inventory may have no devices; "" if the driver works.
-func driverProblem(inv *inventory.Inventory) string {
+func driverProblem(inv *inventory.Allocatable) string {
 	switch d := inv.Driver(); d.State {
 	case gpu.DriverPending:
 		return "the driver has not answered yet"
@@ -179,7 +179,7 @@ func driverProblem(inv *inventory.Inventory) string {
 }
 
 // passes reports whether an error is expected to end without a change of claims or of the policy.
-func passes(inv *inventory.Inventory, err error) bool {
+func passes(inv *inventory.Allocatable, err error) bool {
 	if e, ok := errors.AsType[*UnknownDeviceError](err); ok && e.API == "" {
 		return inv.Provisional() || inv.Driver().State != gpu.DriverReady
 	}
@@ -194,7 +194,7 @@ func passes(inv *inventory.Inventory, err error) bool {
 }
 
 // device returns a device as it is in the slice that follows from an inventory, with its taints; the zero value if it is not there.
-func (a *Adapter) device(inv *inventory.Inventory, name string) kubeapi.Device {
+func (a *Adapter) device(inv *inventory.Allocatable, name string) kubeapi.Device {
 	if v := a.view.Load(); v.inventory == inv {
 		return v.devices[name]
 	}
@@ -207,7 +207,7 @@ func (a *Adapter) device(inv *inventory.Inventory, name string) kubeapi.Device {
 }
 
 // published returns the device of a result as slices have it, or had it when it was allocated in another form.
-func (a *Adapter) published(inv *inventory.Inventory, name string, u inventory.Unit) json.RawMessage {
+func (a *Adapter) published(inv *inventory.Allocatable, name string, u inventory.Unit) json.RawMessage {
 	now := a.device(inv, name)
 	if now.Name == "" || now.AllowMultipleAllocations && u.Sharing.Mode == inventory.Exclusive {
 		in := resourceslice.Input{Inventory: inv, LastDriver: *a.lastDriver.Load(), SharesAsDevices: name != resourceslice.DeviceName(u)}

@@ -176,14 +176,14 @@ func TestPrepareWaits(t *testing.T) {
 	ready := build(coretest.GPUs(1), health.Ledger{}, config())
 	moving := inventory.Assignments{All: []inventory.Assignment{{GPU: coretest.GPU(0), API: inventory.DRA, Here: true, Moving: "to dra"}}}
 	for name, c := range map[string]struct {
-		inv  *inventory.Inventory
+		inv  *inventory.Allocatable
 		text string
 	}{
-		"before the first reading": {core.Build(gpu.NoDriver(gpu.DriverPending, "not asked yet"), health.Ledger{}, config()), "the driver has not answered yet"},
+		"before the first reading": {core.Build(gpu.NoDriver(gpu.DriverPending, "not asked yet"), health.Ledger{}, config()).WithoutHost(), "the driver has not answered yet"},
 		"maintenance":              {maintained(t), "unknown: maintenance (driver released by order"},
 		"a GPU that moves":         {ready.WithHost(inventory.Host{CDI: ready.CDI(), Assignments: moving}, inventory.OverlapRefuse), "unhealthy: moves (to dra)"},
 		"no hook program":          {withoutHooks(ready), "unhealthy: no CDI definition (hook program nvidia-ctk is not on the host"},
-		"no driver":                {core.Build(gpu.NoDriver(gpu.DriverFailed, "RM version mismatch"), health.Ledger{}, config()), "the driver is not usable: RM version mismatch"},
+		"no driver":                {core.Build(gpu.NoDriver(gpu.DriverFailed, "RM version mismatch"), health.Ledger{}, config()).WithoutHost(), "the driver is not usable: RM version mismatch"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, c.inv, func(a *Adapter) { a.limits.call = 500 * time.Millisecond })
@@ -207,19 +207,19 @@ func TestPrepareWaits(t *testing.T) {
 }
 
 // withoutHooks is an inventory on a host where no container with a device starts.
-func withoutHooks(inv *inventory.Inventory) *inventory.Inventory {
+func withoutHooks(inv *inventory.Allocatable) *inventory.Allocatable {
 	spec := *inv.CDI()
 	spec.NoStart = "hook program nvidia-ctk is not on the host"
 	return inv.WithHost(inventory.Host{CDI: &spec}, inventory.OverlapRefuse)
 }
 
 // maintained is the inventory of a GPU during maintenance.
-func maintained(t *testing.T) *inventory.Inventory {
+func maintained(t *testing.T) *inventory.Allocatable {
 	t.Helper()
 	cfg := config()
 	s := core.NewState(cfg).Read(cfg, time0, coretest.GPUs(1))
 	s = s.EnterMaintenance(cfg, time0, health.Maintenance{Since: time0})
-	return withCDI(s.Inventory, coretest.GPUs(1))
+	return withCDI(s.Allocatable, coretest.GPUs(1))
 }
 
 // Unprepare of a claim that is not prepared succeeds. While a disk fails it does not, and then it does.

@@ -85,7 +85,7 @@ func runStorm(t *testing.T, seed uint64) {
 		c.Policy.Rules = []inventory.Rule{{Select: inventory.Selector{IDs: []gpu.DeviceID{coretest.GPU(0)}}, Reserve: "for a test"}}
 	}
 	snapshot := coretest.WithMIG(coretest.GPUs(3), 2, "1g.10gb", "1g.10gb")
-	policies := []*inventory.Inventory{
+	policies := []*inventory.Allocatable{
 		build(snapshot, health.Ledger{}, config()), build(snapshot, health.Ledger{}, config(shared(inventory.TimeSlicing, 3))), build(snapshot, health.Ledger{}, config(shared(inventory.MPS, 2))),
 		build(snapshot, health.Ledger{}, config(reserved)),
 	}

@@ -17,7 +17,7 @@ import (
 func TestAttributesWhileTheDriverIsUnloaded(t *testing.T) {
 	c := config()
 	state := core.NewState(c).Read(c, time.Now(), coretest.GPUs(2))
-	r := newRig(t, withCDI(state.Inventory, coretest.GPUs(2)))
+	r := newRig(t, withCDI(state.Allocatable, coretest.GPUs(2)))
 	attributes := func() (all []map[string]kubeapi.DeviceAttribute) {
 		for _, d := range r.adapter.Desired().Load() {
 			all = append(all, d.Attributes)
@@ -31,7 +31,7 @@ func TestAttributesWhileTheDriverIsUnloaded(t *testing.T) {
 	}
 
 	state = state.Read(c, time.Now(), gpu.NoDriver(gpu.DriverAbsent, "the kernel module is not loaded"))
-	r.src.Set(withCDI(state.Inventory, coretest.GPUs(2)))
+	r.src.Set(withCDI(state.Allocatable, coretest.GPUs(2)))
 	r.await("the taint", func() bool {
 		return slices.ContainsFunc(r.adapter.Desired().Load()[1].Taints, func(t kubeapi.DeviceTaint) bool { return t.Key == "gpu.nvidia.com/nvml-unavailable" })
 	})
@@ -42,6 +42,6 @@ func TestAttributesWhileTheDriverIsUnloaded(t *testing.T) {
 	next := coretest.GPUs(2)
 	next.Driver.Version = "590.10.01"
 	state = state.Read(c, time.Now(), next)
-	r.src.Set(withCDI(state.Inventory, next))
+	r.src.Set(withCDI(state.Allocatable, next))
 	r.await("the other driver", func() bool { return *attributes()[0]["driverVersion"].Version == "590.10.1" })
 }

@@ -40,7 +40,7 @@ func (a *Adapter) mayHaveClaims() (all []gpu.DeviceID) {
 	return all
 }
 
-func mayHaveClaim(inv *inventory.Inventory, of gpu.DeviceID) bool {
+func mayHaveClaim(inv *inventory.Allocatable, of gpu.DeviceID) bool {
 	one, assigned := inv.Assignment(of)
 	return !assigned || one.API == "" || one.API == inventory.DRA
 }

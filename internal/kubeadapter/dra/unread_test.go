@@ -200,7 +200,7 @@ func TestPodsShowWhatARecordThatCanNotBeReadHas(t *testing.T) {
 }
 
 // onSideOf returns the inventory of the rig with a GPU on the side of an API, and the others on that of DRA.
-func onSideOf(side inventory.API, n int) *inventory.Inventory {
+func onSideOf(side inventory.API, n int) *inventory.Allocatable {
 	inv, sides := build(coretest.GPUs(3), health.Ledger{}, config()), inventory.Assignments{}
 	for i := range 3 {
 		one := inventory.Assignment{GPU: coretest.GPU(i), API: inventory.DRA, Here: true}

@@ -24,7 +24,7 @@ type node struct {
 // as under "mixed".
 func newNode(s core.State, strategy inventory.MIGStrategy) node {
 	n := node{strategy: strategy, units: map[gpu.DeviceID]inventory.Unit{}}
-	for u := range s.Inventory.Devices() {
+	for u := range s.Allocatable.Devices() {
 		if u.Health.Reason != health.ReasonWithdrawn {
 			n.units[u.Device.ID] = u
 		}

@@ -135,7 +135,7 @@ func (w *Writer) pass(s core.State, look bool) error {
 			return w.failure("removed", err)
 		}
 		return nil
-	case none || driver != gpu.DriverReady || s.Inventory.Provisional():
+	case none || driver != gpu.DriverReady || s.Allocatable.Provisional():
 		return nil
 	}
 	w.mu.Lock()

@@ -31,7 +31,7 @@ func podUIDs(folder string) map[string][]string {
 
 // Record is a reading as a record of the work that has devices of an inventory. The UIDs of pods are from the kubelet's checkpoint, and from a
 // folder such as PodLogs; "" or missing = only from the checkpoint. The owner of a pod whose UID is not certain has none.
-func (r Reading) Record(inv *inventory.Inventory, podLogs string) holders.Record {
+func (r Reading) Record(inv *inventory.Allocatable, podLogs string) holders.Record {
 	record := holders.Record{Complete: r.Complete, AllWork: r.Complete, Work: map[string]holders.Work{}}
 	uids := podUIDs(podLogs)
 	for _, pod := range r.Answer.Names {
@@ -82,7 +82,7 @@ const nvidiaDriver = "gpu.nvidia.com"
 // deviceIn is the device of a claim: that which the driver names, or else that which a CDI name has as UUID, or as the index by which
 // NVIDIA's specifications name devices. The driver's name comes first, because the kubelet lists with each device the CDI names of those
 // before it. Other devices, such as a network card or a MIG instance that only NVIDIA's driver numbers, are none.
-func (c Claim) deviceIn(inv *inventory.Inventory) (gpu.DeviceID, bool) {
+func (c Claim) deviceIn(inv *inventory.Allocatable) (gpu.DeviceID, bool) {
 	if c.Driver == nvidiaDriver {
 		for u := range inv.Devices() {
 			if c.Names(u.Device) {

@@ -24,7 +24,7 @@ import (
 func TestRecord(t *testing.T) {
 	c := core.DefaultConfig()
 	c.MIG = inventory.MIGMixed
-	inv := core.Build(coretest.WithMIG(coretest.GPUs(4), 3, "1g.10gb", "1g.10gb"), health.Ledger{}, c)
+	inv := core.Build(coretest.WithMIG(coretest.GPUs(4), 3, "1g.10gb", "1g.10gb"), health.Ledger{}, c).WithoutHost()
 	dir := socketDir(t)
 	p, err := kubelettest.ServePodResources(filepath.Join(dir, "kubelet.sock"))
 	if err != nil {

@@ -29,7 +29,7 @@ func FuzzLoad(f *testing.F) {
 		}
 		cfg, now := core.DefaultConfig(), time.Now()
 		s := core.Restore(cfg, r, r.BootID).Read(cfg, now, coretest.GPUs(1)).Observe(cfg, now.Add(time.Hour))
-		for u := range s.Inventory.Units() {
+		for u := range s.Allocatable.Units() {
 			if line := u.Health.String(); len(line) > 200 || u.Health.State > health.Healthy && u.Health.Cause() == "" {
 				t.Errorf("health %q, cause %q", line, u.Health.Cause())
 			}

@@ -101,7 +101,7 @@ func (f claimFile) oldestOn(whole gpu.Placement) (oldest *claim) {
 
 // assign returns the assignments that follow from the file, the claims and the inventory. A changed side is on disk before they are
 // applied. While the file can't be read the last good one is in force, and without one no GPU takes new work.
-func (a *assigner) assign(inv *inventory.Inventory, c hostClaims) (inventory.Assignments, error) {
+func (a *assigner) assign(inv *inventory.Allocatable, c hostClaims) (inventory.Assignments, error) {
 	file, err := assignment.Read(a.stateDir)
 	switch {
 	case err == nil && c.follows:
@@ -115,7 +115,7 @@ func (a *assigner) assign(inv *inventory.Inventory, c hostClaims) (inventory.Ass
 	}
 	in := assignment.Input{
 		Now:   a.now(), // before the records are read: their age is subtracted from it
-		Agent: a.agent, APIs: a.apis, Default: a.apis[0], GPUs: inv.Assignable(), File: file, ReadOnly: err != nil || c.follows,
+		Agent: a.agent, APIs: a.apis, Default: a.apis[0], GPUs: inv.GPUs(), File: file, ReadOnly: err != nil || c.follows,
 		Running: c.running, Claims: c.of, Claimed: c.claimed,
 		Past: func(id gpu.DeviceID) bool { return c.past[id] }, Records: a.readers.Read(), Applied: inv.Assignment, Reserved: a.lastReserved,
 	}

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
@@ -14,7 +15,7 @@ type offer struct {
 	at []gpu.Placement // of the devices of its units, each once
 
 	numbering inventory.Numbering
-	inventory *inventory.Inventory
+	inventory *inventory.Allocatable
 
 	// unsure reports whether the agent may offer a placement that is not in at because it could not be read, or whether work may have it. An
 	// earlier claim of it stays.
@@ -23,9 +24,10 @@ type offer struct {
 	ready bool // the GPUs were read
 }
 
-// offerOf is what an inventory offers.
-func offerOf(inv *inventory.Inventory) offer {
-	o := offer{numbering: inv.Proposed(), inventory: inv}
+// offerOf is what this agent offers in a state.
+func offerOf(s core.State) offer {
+	inv := s.Allocatable
+	o := offer{numbering: s.ProposedNumbering(), inventory: inv}
 	identified, unreadable, unidentified := map[gpu.DeviceID]bool{}, map[gpu.DeviceID]bool{}, false
 	for u := range inv.Units() {
 		identified[u.Device.At.GPU] = true

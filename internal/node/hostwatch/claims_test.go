@@ -105,12 +105,12 @@ func TestCoreAndClaimsAgree(t *testing.T) {
 				other.claims = append(other.claims, claim{at: instance(n, 3), turn: random.Uint64N(4)})
 			}
 		}
-		o := offerOf(state.Inventory)
+		o := offerOf(state)
 		mine.claims = nextClaims(mine, []claimFile{other}, o, true, now)
 		host := inventory.Host{Claims: coreClaims(mine, []claimFile{other}, o)}
 		for _, own := range []inventory.OwnClaims{{}, {Else: elseUnclaimed, At: placements(mine.claims)}} {
 			host.Own = own
-			for u := range state.WithHost(cfg, now, host).Inventory.Units() {
+			for u := range state.WithHost(cfg, now, host).Allocatable.Units() {
 				if ours := mine.oldestClaim(u.Device.At) != nil; ours != u.Health.Schedulable() {
 					t.Fatalf("%v: claimed %v, health %v\nmine %v\nother %v", u.Device.At, ours, u.Health, mine.claims, other.claims)
 				}
@@ -125,12 +125,12 @@ func TestNewHardwareBelongsToTheOther(t *testing.T) {
 	cfg := core.DefaultConfig()
 	cfg.Overlap = inventory.OverlapRefuse
 	state := core.NewState(cfg).WithHost(cfg, now, inventory.Host{Claims: claims}).Read(cfg, now, coretest.GPUs(8))
-	for u := range state.Inventory.Units() {
+	for u := range state.Allocatable.Units() {
 		if want := u.Device.At != whole(5); u.Health.Schedulable() != want {
 			t.Errorf("%v: %v", u.Device.At, u.Health)
 		}
 	}
-	if c := state.Inventory.Overlaps(); len(c) != 2 {
+	if c := state.Allocatable.Overlaps(); len(c) != 2 {
 		t.Errorf("overlaps: %v", c)
 	}
 }
@@ -140,25 +140,25 @@ func TestOffer(t *testing.T) {
 	cfg.Exclude = []gpu.DeviceID{coretest.GPU(2)}
 	cfg.Policy.Rules = []inventory.Rule{{Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 4}}}
 	s := core.NewState(cfg)
-	if o := offerOf(s.Inventory); len(o.at) != 0 || !o.unsure(whole(0)) {
+	if o := offerOf(s); len(o.at) != 0 || !o.unsure(whole(0)) {
 		t.Errorf("before the first reading: %v", o.at)
 	}
 	reading := coretest.GPUs(3)
 	s = s.Read(cfg, now, reading)
-	o := offerOf(s.Inventory)
+	o := offerOf(s)
 	if !slices.Equal(o.at, []gpu.Placement{whole(0), whole(1)}) || o.unsure(whole(2)) || o.unsure(whole(7)) {
 		t.Errorf("offered: %v", o.at)
 	}
 	reading.Excluded = []gpu.Exclusion{{Index: 7, At: whole(7), Failure: gpu.FailureError, Reason: "Unknown Error"}}
-	if o := offerOf(core.NewState(cfg).Read(cfg, now, reading).Inventory); !o.unsure(whole(7)) || o.unsure(whole(2)) || o.unsure(whole(6)) {
+	if o := offerOf(core.NewState(cfg).Read(cfg, now, reading)); !o.unsure(whole(7)) || o.unsure(whole(2)) || o.unsure(whole(6)) {
 		t.Error("a GPU that can't be read stays claimed, an excluded one does not")
 	}
 	reading.Excluded = []gpu.Exclusion{{Index: 7, Failure: gpu.FailureError, Reason: "Unknown Error"}}
-	if o := offerOf(core.NewState(cfg).Read(cfg, now, reading).Inventory); !o.unsure(whole(7)) || o.unsure(whole(2)) || o.unsure(whole(0)) {
+	if o := offerOf(core.NewState(cfg).Read(cfg, now, reading)); !o.unsure(whole(7)) || o.unsure(whole(2)) || o.unsure(whole(0)) {
 		t.Error("an unidentified GPU is none of those that answer")
 	}
 	s = s.Read(cfg, now, gpu.NoDriver(gpu.DriverFailed, "lost"))
-	if o := offerOf(s.Inventory); len(o.at) != 2 || !o.unsure(whole(2)) {
+	if o := offerOf(s); len(o.at) != 2 || !o.unsure(whole(2)) {
 		t.Errorf("without a driver: %v", o.at)
 	}
 }

@@ -37,10 +37,10 @@ type timings struct {
 
 var defaultTimings = timings{poll: time.Second, others: restartAtMost, alone: 30 * time.Second}
 
-// Monitor receives the host that a Watcher finds, and has the inventory that it claims. *monitor.Monitor is one.
+// Monitor receives the host that a Watcher finds, and has the devices that it claims. *monitor.Monitor is one.
 type Monitor interface {
 	SetHost(inventory.Host)
-	Current() *inventory.Inventory
+	State() core.State
 	Changed() <-chan struct{} // closed when there is a newer inventory
 	Watchdog() *watchdog.Registry
 }

@@ -18,7 +18,7 @@ import (
 func (w *Watcher) watchDaemons(ctx context.Context, m Monitor) {
 	logged := map[string]string{} // error by pool, "" = answers
 	w.run(ctx, m, loop{name: "MPS daemons", check: func() (next time.Duration) {
-		pools := w.daemons.Pools(m.Current())
+		pools := w.daemons.Pools(m.State().Inventory)
 		var answering []string
 		for _, pool := range pools {
 			err, text := w.daemons.Check(pool), ""
@@ -187,7 +187,7 @@ func (w *Watcher) watchFiles(ctx context.Context, changed func()) {
 // started would use a history that is older than the claims.
 func (w *Watcher) claim(ctx context.Context, m Monitor) (view, error) {
 	for began := time.Now(); ; {
-		v, err := w.claims.update(ctx, offerOf(m.Current()))
+		v, err := w.claims.update(ctx, offerOf(m.State()))
 		if !tooManyFiles(err) || time.Since(began) > lockAtMost/2 || !watch.Sleep(ctx, retryPause) {
 			return v, err
 		}

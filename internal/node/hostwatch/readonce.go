@@ -7,47 +7,48 @@ import (
 	"slices"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/node/assignment"
 )
 
-// ReadOnce reads the host for a process that is not the agent, and claims, locks and changes nothing. The inventory is that of
+// ReadOnce reads the host for a process that is not the agent, and claims, locks and changes nothing. The state is that of
 // an agent that would start now; what has its GPUs is not known.
-func ReadOnce(o Options, inv *inventory.Inventory) inventory.Host {
+func ReadOnce(o Options, state core.State) inventory.Host {
 	o.Log = slog.New(slog.DiscardHandler)
 	w := New(o)
 	var h inventory.Host
-	for _, pool := range w.daemons.Pools(inv) {
+	for _, pool := range w.daemons.Pools(state.Inventory) {
 		if w.daemons.Check(pool) == nil {
 			h.MPS = append(h.MPS, pool)
 		}
 	}
 	if w.claims != nil {
-		w.claims.readOnce(&h, o.Config.API, inv)
+		w.claims.readOnce(&h, o.Config.API, state)
 	}
 	return h
 }
 
 // readOnce adds what the claims and the file of assignments mean for an agent with an API in its settings. Whether another agent runs can't
 // be found out without opening its lock, which would be held for an agent that starts just then.
-func (s *claimStore) readOnce(h *inventory.Host, configured inventory.API, inv *inventory.Inventory) {
+func (s *claimStore) readOnce(h *inventory.Host, configured inventory.API, state core.State) {
 	r, err := s.read(func(string) bool { return false })
 	if err == nil {
-		r.mine.claims = nextClaims(r.mine, r.others, offerOf(inv), s.refuse, time.Now())
-		h.Claims, h.Own = coreClaims(r.mine, r.others, offerOf(inv)), s.own(r, nil)
+		r.mine.claims = nextClaims(r.mine, r.others, offerOf(state), s.refuse, time.Now())
+		h.Claims, h.Own = coreClaims(r.mine, r.others, offerOf(state)), s.own(r, nil)
 		h.Own.Pending = false // nothing is written
 		h.Numbering = numberingOf(append(slices.Clone(r.others), r.mine))
 	} else {
 		h.Own = s.ownUnread(err)
 	}
-	h.Assignments = s.readAssignments(configured, inv, r)
+	h.Assignments = s.readAssignments(configured, state.Allocatable, r)
 }
 
 // readAssignments returns what follows from the file of assignments for an agent with an API in its settings. It changes no side, and a
 // GPU that is to leave this agent stays.
-func (s *claimStore) readAssignments(configured inventory.API, inv *inventory.Inventory, r reading) inventory.Assignments {
+func (s *claimStore) readAssignments(configured inventory.API, inv *inventory.Allocatable, r reading) inventory.Assignments {
 	stateDir := filepath.Dir(s.folder)
 	file, err := assignment.Read(stateDir)
 	switch {
@@ -65,7 +66,7 @@ func (s *claimStore) readAssignments(configured inventory.API, inv *inventory.In
 		unread[a] = func() holders.Record { return holders.Record{First: true} }
 	}
 	_, _, status := assignment.Next(assignment.State{}, assignment.Input{
-		Agent: s.agent, APIs: apis, Default: apis[0], GPUs: inv.Assignable(), File: file, ReadOnly: true,
+		Agent: s.agent, APIs: apis, Default: apis[0], GPUs: inv.GPUs(), File: file, ReadOnly: true,
 		Running: c.running, Claims: c.of, Claimed: c.claimed, Past: func(id gpu.DeviceID) bool { return c.past[id] }, Records: unread, Applied: inv.Assignment,
 		Reserved: func(gpu.DeviceID) (time.Duration, bool) { return 0, false },
 	})

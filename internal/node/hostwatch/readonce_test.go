@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
@@ -18,10 +19,10 @@ import (
 )
 
 // offered are the GPUs that an agent which does not run would offer, by the API, and those that would take no work, by the reason.
-func (h host) offered(name string, api inventory.API, inv *inventory.Inventory) map[int]string {
+func (h host) offered(name string, api inventory.API, inv *inventory.Allocatable) map[int]string {
 	cfg := h.cfg[name]
 	cfg.API = api
-	read := ReadOnce(Options{Agent: name, StateDir: h.dir, BootID: "b00t", Config: cfg, Log: slog.New(slog.DiscardHandler)}, inv)
+	read := ReadOnce(Options{Agent: name, StateDir: h.dir, BootID: "b00t", Config: cfg, Log: slog.New(slog.DiscardHandler)}, core.State{Inventory: inv.Inventory, Allocatable: inv})
 	cdi := &inventory.CDI{Kind: "k/gpu", Incarnation: inv.Incarnation()}
 	for u := range inv.Units() {
 		cdi.Defined = append(cdi.Defined, u.Device.ID)
@@ -115,6 +116,6 @@ func TestReadOnceOpensNoLockOfAnAgent(t *testing.T) {
 	}
 }
 
-func build(c inventory.Config) *inventory.Inventory {
-	return inventory.Build(inventory.Input{Snapshot: coretest.GPUs(8), Config: c})
+func build(c inventory.Config) *inventory.Allocatable {
+	return inventory.Build(inventory.Input{Snapshot: coretest.GPUs(8), Config: c}).WithoutHost()
 }

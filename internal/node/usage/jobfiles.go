@@ -58,7 +58,7 @@ func (f *jobFiles) end() {
 }
 
 // write writes the jobs of a table.
-func (f *jobFiles) write(inv *inventory.Inventory, t use.Table) {
+func (f *jobFiles) write(inv *inventory.Allocatable, t use.Table) {
 	if f.folder == "" {
 		return
 	}

@@ -20,7 +20,7 @@ import (
 func TestJobFiles(t *testing.T) {
 	c := core.DefaultConfig()
 	c.MIG = inventory.MIGMixed
-	inv := core.Build(coretest.WithMIG(coretest.GPUs(3), 2, "1g.10gb", "1g.10gb"), health.Ledger{}, c)
+	inv := core.Build(coretest.WithMIG(coretest.GPUs(3), 2, "1g.10gb", "1g.10gb"), health.Ledger{}, c).WithoutHost()
 	pod := holders.Work{Orchestrator: holders.Kubernetes, Namespace: "default", Name: "one", ID: "uid", Container: "a"}
 	side := pod
 	side.Container = "b"

@@ -86,7 +86,7 @@ func TestRunWritesJobFiles(t *testing.T) {
 // A folder that can't be written is logged once, and so is that it can be again.
 func TestJobFilesFail(t *testing.T) {
 	var log bytes.Buffer
-	inv := newNode(t).state.Inventory
+	inv := newNode(t).state.Allocatable
 	held := use.Table{Devices: []use.Device{{ID: coretest.GPU(0), Holders: []holders.Holder{{Work: holders.Work{Orchestrator: holders.Nomad, ID: allocID}}}}}}
 	folder := filepath.Join(t.TempDir(), "jobs")
 	must(t, os.WriteFile(folder, nil, 0o600)) // no folder

@@ -30,7 +30,7 @@ type Monitor interface {
 }
 
 // Holders reads what an orchestrator has recorded about its work with the devices of an inventory. It returns when ctx ends.
-type Holders func(ctx context.Context, inv *inventory.Inventory) (holders.Record, error)
+type Holders func(ctx context.Context, inv *inventory.Allocatable) (holders.Record, error)
 
 // Options configure a Watcher.
 type Options struct {
@@ -148,7 +148,7 @@ func (w *Watcher) read(ctx context.Context, m Monitor) {
 	in.Origins = w.origins.read(usage, was)
 	if w.opts.Holders != nil {
 		limit, cancel := context.WithTimeout(ctx, recordTimeout)
-		record, err := w.opts.Holders(limit, m.State().Inventory)
+		record, err := w.opts.Holders(limit, m.State().Allocatable)
 		cancel()
 		if err != nil {
 			in.Problems = append(in.Problems, problem.Problem{Code: problem.Owners, Text: "owners: " + err.Error()})
@@ -162,7 +162,7 @@ func (w *Watcher) read(ctx context.Context, m Monitor) {
 	if ctx.Err() != nil {
 		return // what was read is not complete
 	}
-	in.At, in.Inventory = time.Now(), m.State().Inventory
+	in.At, in.Inventory = time.Now(), m.State().Allocatable
 	t := was.Next(in)
 	w.table.Store(t)
 	if ending(was, t) {

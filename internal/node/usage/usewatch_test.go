@@ -39,7 +39,7 @@ type node struct {
 
 func newNode(t *testing.T) *node {
 	n := &node{proc: t.TempDir(), processes: map[gpu.DeviceID][]gpu.Process{}, tasks: watchdog.NewRegistry()}
-	n.state.Inventory = core.Build(coretest.GPUs(2), health.Ledger{}, core.DefaultConfig())
+	n.state.Allocatable = core.Build(coretest.GPUs(2), health.Ledger{}, core.DefaultConfig()).WithoutHost()
 	n.record = holders.Record{Complete: true, Work: map[string]holders.Work{}}
 	return n
 }
@@ -69,7 +69,7 @@ func (n *node) running(p gpu.Process) bool {
 	return err == nil
 }
 
-func (n *node) holders(context.Context, *inventory.Inventory) (r holders.Record, err error) {
+func (n *node) holders(context.Context, *inventory.Allocatable) (r holders.Record, err error) {
 	n.locked(func() { r, err = n.record, n.recordErr })
 	return r, err
 }
@@ -82,7 +82,7 @@ func (n *node) Usage(context.Context) ([]gpu.Usage, error) {
 		return nil, n.usageErr
 	}
 	var usage []gpu.Usage
-	for u := range n.state.Inventory.Devices() {
+	for u := range n.state.Allocatable.Devices() {
 		processes := slices.Clone(n.processes[u.Device.ID])
 		usage = append(usage, gpu.Usage{Device: u.Device.ID, At: time.Now(), GPU: gpu.OptionalUint64Of(0), Processes: &processes})
 	}
@@ -226,7 +226,7 @@ func TestWithhold(t *testing.T) {
 			if withheld != slices.Equal(n.withheld(), want) || len(device(w, 1).Unreserved()) != 1 {
 				t.Errorf("%s: %v", mode, n.withheld())
 			}
-			inv := n.State().Inventory.WithHost(inventory.Host{Occupied: n.withheld()}, inventory.OverlapWarn)
+			inv := n.State().Allocatable.WithHost(inventory.Host{Occupied: n.withheld()}, inventory.OverlapWarn)
 			if u, _ := inv.Unit(inventory.UnitID(coretest.GPU(1))); u.Health.Schedulable() == withheld {
 				t.Errorf("%s: %s", mode, u.Health)
 			}

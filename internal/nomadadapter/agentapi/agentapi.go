@@ -157,7 +157,7 @@ func (c *Client) record(latest answer, err error, failures int) bool {
 }
 
 // Read returns the latest answer, as a usage.Holders. It makes no call.
-func (c *Client) Read(context.Context, *inventory.Inventory) (holders.Record, error) {
+func (c *Client) Read(context.Context, *inventory.Allocatable) (holders.Record, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.err != nil {

@@ -82,7 +82,7 @@ func (b *fakeAgent) Rebind(context.Context) (was, is []inventory.PositionBinding
 		return nil, nil, err
 	}
 	b.set(next)
-	return was, next.Inventory.PositionBindings(), nil
+	return was, next.Allocatable.PositionBindings(), nil
 }
 
 func (b *fakeAgent) Resume(context.Context) error {
@@ -159,7 +159,7 @@ func FuzzCommands(f *testing.F) {
 		if !slices.Contains(known, w.Code) || strings.TrimSpace(result.Error) == "" {
 			t.Errorf("%s %q: %d %s", url, body, w.Code, w.Body)
 		}
-		if b.executed != 0 || !b.state.Inventory.Equal(before.Inventory) {
+		if b.executed != 0 || !b.state.Allocatable.Equal(before.Allocatable) {
 			t.Errorf("%s %q was rejected, and executed: %s", url, body, w.Body)
 		}
 	})

@@ -96,10 +96,10 @@ func (h handler) resume(ctx context.Context, _ struct{}) (driverStatus, error) {
 
 func newDriverStatus(s core.State, saveErr error) driverStatus {
 	d := driverStatus{
-		Driver: report.DescribeDriver(s.Inventory), Devices: map[health.State]int{},
+		Driver: report.DescribeDriver(s.Allocatable), Devices: map[health.State]int{},
 		Persisted: saveErr == nil, persistence: newPersistence(saveErr),
 	}
-	for u := range s.Inventory.Devices() {
+	for u := range s.Allocatable.Devices() {
 		d.Devices[u.Health.State]++
 	}
 	return d

@@ -18,7 +18,7 @@ import (
 // explainer answers from one input.
 type explainer struct {
 	Input
-	inv *inventory.Inventory
+	inv *inventory.Allocatable
 }
 
 // devices describes the devices that match, in canonical order, and those that could not be read last.

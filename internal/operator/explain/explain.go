@@ -17,9 +17,9 @@ type Adapter struct {
 	API    inventory.API // units that are offered through another one can't be given; "" = all can
 	Listed bool          // the orchestrator takes the first devices that fit, in their order; else it asks which are preferred
 
-	Name    func(u inventory.Unit) string                                          // in a request: "nvidia.com/gpu"
-	Respond func(p inventory.Plan) Response                                        // what a container gets for a plan
-	Notes   func(inv *inventory.Inventory, units []inventory.Unit, n int) []string // what the orchestrator does with a request; n = 0: for these units
+	Name    func(u inventory.Unit) string                                            // in a request: "nvidia.com/gpu"
+	Respond func(p inventory.Plan) Response                                          // what a container gets for a plan
+	Notes   func(inv *inventory.Allocatable, units []inventory.Unit, n int) []string // what the orchestrator does with a request; n = 0: for these units
 }
 
 // Args are what is asked.
@@ -134,7 +134,7 @@ type Mount struct {
 
 // Explain answers. Without arguments it is about every device. The error has every argument that is wrong (*setting.Error, joined).
 func Explain(in Input, args Args) (Explanation, error) {
-	x := explainer{Input: in, inv: in.State.Inventory}
+	x := explainer{Input: in, inv: in.State.Allocatable}
 	if len(args.Devices) == 0 && args.Pool == "" && args.Count == 0 {
 		return Explanation{Devices: x.devices(func(gpu.Device) bool { return true })}, nil
 	}

@@ -28,7 +28,7 @@ var adapter = explain.Adapter{
 		}
 		return r
 	},
-	Notes: func(_ *inventory.Inventory, units []inventory.Unit, n int) []string {
+	Notes: func(_ *inventory.Allocatable, units []inventory.Unit, n int) []string {
 		return []string{fmt.Sprint("note on ", len(units), " ", n)}
 	},
 }

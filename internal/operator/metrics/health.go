@@ -38,7 +38,7 @@ var (
 
 // collectHealth adds the metrics of health. The devices and the table of XIDs bound their number.
 func collectHealth(p *Samples, s Source) {
-	for u := range s.State.Inventory.Devices() {
+	for u := range s.State.Allocatable.Devices() {
 		id := string(u.Device.ID)
 		for h := health.Healthy; h <= health.GPULost; h++ {
 			p.AddBool(deviceHealth, u.Health.State == h, id, u.Device.Model, h.String())

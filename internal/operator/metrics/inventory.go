@@ -28,7 +28,7 @@ var (
 )
 
 func collectInventory(p *Samples, s Source) {
-	inv := s.State.Inventory
+	inv := s.State.Allocatable
 	driver := inv.Driver()
 	p.Add(driverInfo, 1, driver.State.String(), driver.Version, driver.CUDA)
 	p.Add(excluded, float64(len(inv.Excluded())))
@@ -94,7 +94,7 @@ func collectUnits(p *Samples, s Source) {
 		}
 		offers, counts = offers[:0], counts[:0]
 	}
-	for u := range s.State.Inventory.Units() {
+	for u := range s.State.Allocatable.Units() {
 		o := offer{u.Device.ID, s.ResourceOf(u), u.Sharing.Mode}
 		if byState[o.resource] == nil {
 			byState[o.resource] = new([health.GPULost + 1]float64)

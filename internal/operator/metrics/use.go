@@ -92,7 +92,7 @@ func collectUse(p *Samples, s Source) {
 	for i := range t.Devices {
 		byID[t.Devices[i].ID] = &t.Devices[i]
 	}
-	for u := range s.State.Inventory.Devices() {
+	for u := range s.State.Allocatable.Devices() {
 		if d := byID[u.Device.ID]; d != nil {
 			collectOwners(p, t, d)
 			collectReadings(p, d)

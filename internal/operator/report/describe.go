@@ -17,9 +17,9 @@ import (
 // DescribeState describes a state: the devices on offer, the conditions and how often each GPU has reported which
 // event. The problems are those of the agent itself.
 func DescribeState(s core.State, cfg core.Config, problems ...problem.Problem) Report {
-	r := describeInventory(s.Inventory)
-	r.markAPI(s.Inventory, cfg.API)
-	r.Injections, r.CDI = describeInjections(s.Inventory), describeCDI(s.Inventory)
+	r := describeInventory(s)
+	r.markAPI(s.Allocatable, cfg.API)
+	r.Injections, r.CDI = describeInjections(s.Allocatable), describeCDI(s.Allocatable)
 	r = r.WithProblems(problems...).WithProblems(describeUnlisted(s, r.Excluded)...)
 	r.Conditions = append(r.Conditions, DescribeConditions(s, cfg, s.Ledger.Conditions())...)
 	counted := map[gpu.DeviceID]bool{}
@@ -49,7 +49,7 @@ func (r Report) WithProblems(all ...problem.Problem) Report {
 }
 
 // markAPI adds to each device through which API it is offered, if the agent offers any through DRA.
-func (r Report) markAPI(inv *inventory.Inventory, api inventory.API) {
+func (r Report) markAPI(inv *inventory.Allocatable, api inventory.API) {
 	for i := range r.Devices {
 		d := &r.Devices[i]
 		for u := range inv.Devices() {
@@ -77,13 +77,14 @@ func (r Report) addProcesses(id gpu.DeviceID, processes []gpu.Process) {
 }
 
 // DescribeDriver describes the state of the driver.
-func DescribeDriver(inv *inventory.Inventory) Driver {
+func DescribeDriver(inv *inventory.Allocatable) Driver {
 	d := inv.Driver()
 	return Driver{State: d.State.String(), Version: d.Version, CUDA: d.CUDA, Reason: d.Reason}
 }
 
 // describeInventory has empty lists where there is nothing: JSON has [] there and not null.
-func describeInventory(inv *inventory.Inventory) Report {
+func describeInventory(s core.State) Report {
+	inv := s.Allocatable
 	r := Report{
 		Driver: DescribeDriver(inv), Provisional: inv.Provisional(), Devices: describeDevices(inv),
 		Excluded: []Excluded{}, Conditions: []Condition{}, Counts: []Count{}, Overlaps: []Overlap{},
@@ -91,7 +92,7 @@ func describeInventory(inv *inventory.Inventory) Report {
 	}
 	for i := range r.Devices {
 		d := &r.Devices[i]
-		if at, ok := inv.Numbering().Of(d.ID); ok && at.String() != d.index() {
+		if at, ok := s.Numbering().Of(d.ID); ok && at.String() != d.index() {
 			d.PolicyIndex = at.String()
 		}
 	}
@@ -110,7 +111,7 @@ func describeInventory(inv *inventory.Inventory) Report {
 }
 
 // describeDevices merges the equal units of a device into one Device.
-func describeDevices(inv *inventory.Inventory) []Device {
+func describeDevices(inv *inventory.Allocatable) []Device {
 	devices := []Device{}
 	var first inventory.Unit // of the last device
 	for u := range inv.Units() {

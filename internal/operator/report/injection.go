@@ -12,7 +12,7 @@ import (
 )
 
 // describeInjections merges the pools with the same injection, in the order of the first device of each.
-func describeInjections(inv *inventory.Inventory) []Injection {
+func describeInjections(inv *inventory.Allocatable) []Injection {
 	type way struct {
 		inventory.Injection
 		byIndex bool
@@ -45,7 +45,7 @@ func describeInjections(inv *inventory.Inventory) []Injection {
 const CDINotWritten = "not written yet"
 
 // describeCDI returns nil if no unit needs a specification.
-func describeCDI(inv *inventory.Inventory) *CDI {
+func describeCDI(inv *inventory.Allocatable) *CDI {
 	c := inv.CDI()
 	switch {
 	case !inv.NeedsCDI():

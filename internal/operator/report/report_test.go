@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
@@ -92,7 +93,7 @@ func TestHealthyHost(t *testing.T) {
 
 // An empty list is [] in JSON, not null.
 func TestEmptyLists(t *testing.T) {
-	_, text := render(t, report.DescribeState(core.State{}, core.DefaultConfig()))
+	_, text := render(t, report.DescribeState(core.State{Allocatable: &inventory.Allocatable{}}, core.DefaultConfig()))
 	var keys map[string]any
 	if err := json.Unmarshal([]byte(text), &keys); err != nil {
 		t.Fatal(err)

@@ -31,7 +31,7 @@ func divided() coretest.Host {
 func inUse(h coretest.Host) fixedAgent {
 	a := read(h.Config, h.Snapshot)
 	a.use = use.Table{At: time.Unix(100, 0), HoldersKnown: true}
-	for u := range a.state.Inventory.Devices() {
+	for u := range a.state.Allocatable.Devices() {
 		id := u.Device.ID
 		usage := everything(id)
 		if u.Device.Profile != "" {

@@ -137,7 +137,7 @@ func TestSeriesOfADestroyedInstance(t *testing.T) {
 	divided := coretest.WithMIG(whole, 1, "3g.40gb", "3g.40gb")
 	agent := read(cfg, divided)
 	var ids []gpu.DeviceID
-	for u := range agent.state.Inventory.Devices() {
+	for u := range agent.state.Allocatable.Devices() {
 		agent.use.Devices = append(agent.use.Devices, use.Device{ID: u.Device.ID, Usage: everything(u.Device.ID), Processes: []use.Process{}})
 		if u.Device.Profile != "" {
 			ids = append(ids, u.Device.ID)

@@ -221,10 +221,10 @@ func (m *monitor) read(t *testing.T, s gpu.Snapshot) {
 
 func (m *monitor) State() core.State { return m.state.Load() }
 
-func (m *monitor) Watch(ctx context.Context) iter.Seq[*inventory.Inventory] {
-	return func(yield func(*inventory.Inventory) bool) {
+func (m *monitor) Watch(ctx context.Context) iter.Seq[*inventory.Allocatable] {
+	return func(yield func(*inventory.Allocatable) bool) {
 		for s := range m.state.Watch(ctx) {
-			if !yield(s.Inventory) {
+			if !yield(s.Allocatable) {
 				return
 			}
 		}

@@ -36,20 +36,20 @@ func Compare(ctx context.Context, s core.State, o Options) (shadow.Report, error
 	if err != nil {
 		return shadow.Report{}, err
 	}
-	here, there := offersOf(s.Inventory), offersOfNode(node)
-	c := comparison{inventory: s.Inventory, options: o}
+	here, there := offersOf(s.Allocatable), offersOfNode(node)
+	c := comparison{inventory: s.Allocatable, options: o}
 	c.compareHeld(here, there, node)
 	c.differences = append(c.differences, shadow.Compare(here, there, true)...)
-	if state := s.Inventory.Driver(); state.Reason != "" {
+	if state := s.Allocatable.Driver(); state.Reason != "" {
 		c.notCompared = append(c.notCompared, "the driver here: "+state.Reason)
 	}
 	c.compareAnswers(node.Containers)
-	differences := shadow.WithReasons(c.differences, s.Inventory)
+	differences := shadow.WithReasons(c.differences, s.Allocatable)
 	return shadow.NewReport("the kubelet's pod-resources API "+o.Socket, here, there, differences, c.notCompared), nil
 }
 
 // offersOf are the resources of this agent.
-func offersOf(inv *inventory.Inventory) (offers []shadow.Offer) {
+func offersOf(inv *inventory.Allocatable) (offers []shadow.Offer) {
 	at := map[string]int{}
 	for u := range inv.Units() {
 		resource := kubeadapter.ResourceOf(u)
@@ -95,7 +95,7 @@ func node(numa int) string {
 
 // comparison collects what differs.
 type comparison struct {
-	inventory   *inventory.Inventory
+	inventory   *inventory.Allocatable
 	options     Options
 	differences []shadow.Difference
 	notCompared []string

@@ -25,12 +25,12 @@ func Compare(ctx context.Context, s core.State, by config.GroupBy, c *agentapi.C
 	if err != nil {
 		return shadow.Report{}, err
 	}
-	here, there := offersOf(nomadadapter.Groups(s.Inventory, by)), offersOfNode(n)
+	here, there := offersOf(nomadadapter.Groups(s.Allocatable, by)), offersOfNode(n)
 	var notCompared []string
-	if state := s.Inventory.Driver(); state.Reason != "" {
+	if state := s.Allocatable.Driver(); state.Reason != "" {
 		notCompared = append(notCompared, "the driver here: "+state.Reason)
 	}
-	differences := shadow.WithReasons(shadow.Compare(here, there, false), s.Inventory)
+	differences := shadow.WithReasons(shadow.Compare(here, there, false), s.Allocatable)
 	return shadow.NewReport("node "+n.Name+" of the Nomad agent", here, there, differences, notCompared), nil
 }
 

@@ -26,7 +26,7 @@ func devicesOf(shares int, asDevices bool) []kubeapi.Device {
 	if shares > 1 {
 		config.Policy.Rules = []inventory.Rule{{Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: shares}}}
 	}
-	inv := core.Build(coretest.GPUs(8), health.Ledger{}, config)
+	inv := core.Build(coretest.GPUs(8), health.Ledger{}, config).WithoutHost()
 	return resourceslice.Devices(resourceslice.Input{Inventory: inv, SharesAsDevices: asDevices})
 }
 

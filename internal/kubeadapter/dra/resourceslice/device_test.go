@@ -59,7 +59,7 @@ func TestSameAttributes(t *testing.T) {
 	s.Driver.CUDA = ""
 	var want []string
 	for _, separate := range []bool{false, true} {
-		for _, d := range resourceslice.Devices(resourceslice.Input{Inventory: core.Build(s, health.Ledger{}, c), SharesAsDevices: separate}) {
+		for _, d := range resourceslice.Devices(resourceslice.Input{Inventory: core.Build(s, health.Ledger{}, c).WithoutHost(), SharesAsDevices: separate}) {
 			delete(d.Attributes, "resource.kubernetes.io/numaNode")
 			keys := slices.Sorted(maps.Keys(d.Attributes))
 			if want == nil {
@@ -79,7 +79,7 @@ func TestAttributesAtMost(t *testing.T) {
 		s := coretest.WithMIG(coretest.GPUs(1), 0, "7g.80gb")
 		s.Devices[1].MemorySlices = slices
 		share := rules(inventory.Rule{Select: inventory.Selector{Profiles: []string{"*"}}, Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 2}})
-		d := resourceslice.Devices(resourceslice.Input{Inventory: core.Build(s, health.Ledger{}, config(share))})[0]
+		d := resourceslice.Devices(resourceslice.Input{Inventory: core.Build(s, health.Ledger{}, config(share)).WithoutHost()})[0]
 		if n := len(d.Attributes) + len(d.Capacity); n != want {
 			t.Errorf("%+v: %d attributes and capacities, want %d", slices, n, want)
 		}
@@ -93,7 +93,7 @@ func TestBrands(t *testing.T) {
 	} {
 		s := coretest.GPUs(1)
 		s.Devices[0].Brand = name
-		d := resourceslice.Devices(resourceslice.Input{Inventory: core.Build(s, health.Ledger{}, config())})[0]
+		d := resourceslice.Devices(resourceslice.Input{Inventory: core.Build(s, health.Ledger{}, config()).WithoutHost()})[0]
 		if got := *d.Attributes["brand"].String; got != want {
 			t.Errorf("%q is %q, want %q", name, got, want)
 		}
@@ -108,7 +108,7 @@ func TestVersions(t *testing.T) {
 	} {
 		s := coretest.GPUs(1)
 		s.Driver.Version = text
-		d := resourceslice.Devices(resourceslice.Input{Inventory: core.Build(s, health.Ledger{}, config())})[0]
+		d := resourceslice.Devices(resourceslice.Input{Inventory: core.Build(s, health.Ledger{}, config()).WithoutHost()})[0]
 		if got := *d.Attributes["driverVersion"].Version; got != want {
 			t.Errorf("%q is published as %q, want %q", text, got, want)
 		}
@@ -120,14 +120,14 @@ func TestQuantities(t *testing.T) {
 	for bytes, want := range map[uint64]string{0: "0", 81559 << 20: "81559Mi", 80 << 30: "80Gi", 1<<40 + 1: "1099511627777", 1023: "1023", 5 << 60: "5Ei"} {
 		s := coretest.GPUs(1)
 		s.Devices[0].Memory = bytes
-		d := resourceslice.Devices(resourceslice.Input{Inventory: core.Build(s, health.Ledger{}, config())})[0]
+		d := resourceslice.Devices(resourceslice.Input{Inventory: core.Build(s, health.Ledger{}, config()).WithoutHost()})[0]
 		if got := d.Capacity["memory"].Value; got != want {
 			t.Errorf("%d bytes are %q, want %q", bytes, got, want)
 		}
 	}
 	for replicas, want := range map[int]string{2: "2", 1000: "1k", 1600: "1600"} {
 		rule := shared(inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: replicas})
-		d := resourceslice.Devices(resourceslice.Input{Inventory: core.Build(coretest.GPUs(1), health.Ledger{}, config(rules(rule)))})[0]
+		d := resourceslice.Devices(resourceslice.Input{Inventory: core.Build(coretest.GPUs(1), health.Ledger{}, config(rules(rule))).WithoutHost()})[0]
 		if got := d.Capacity["shares"].Value; got != want {
 			t.Errorf("%d shares are %q, want %q", replicas, got, want)
 		}
@@ -138,7 +138,7 @@ func TestQuantities(t *testing.T) {
 func TestMemoryOfShares(t *testing.T) {
 	for limit, want := range map[uint64]string{0: "0", 20 << 30: "0", 19 << 30: "19Gi"} {
 		rule := shared(inventory.Sharing{Mode: inventory.MPS, Replicas: 4, Memory: limit})
-		d := resourceslice.Devices(resourceslice.Input{Inventory: core.Build(coretest.GPUs(1), health.Ledger{}, config(rules(rule)))})[0]
+		d := resourceslice.Devices(resourceslice.Input{Inventory: core.Build(coretest.GPUs(1), health.Ledger{}, config(rules(rule))).WithoutHost()})[0]
 		if got := d.Capacity["memory"].RequestPolicy.Default; got != want {
 			t.Errorf("%d GiB of 79 for each of 4: default %q, want %q", limit>>30, got, want)
 		}
@@ -159,7 +159,7 @@ func TestNames(t *testing.T) {
 	var of [2][]string
 	for i, s := range []gpu.Snapshot{before, gpu.NewSnapshot(after)} {
 		for _, separate := range []bool{false, true} {
-			in := resourceslice.Input{Inventory: core.Build(s, health.Ledger{}, c), SharesAsDevices: separate}
+			in := resourceslice.Input{Inventory: core.Build(s, health.Ledger{}, c).WithoutHost(), SharesAsDevices: separate}
 			all := names(resourceslice.Devices(in))
 			for _, n := range all {
 				if !label.MatchString(n) {
@@ -184,7 +184,7 @@ func TestNames(t *testing.T) {
 // A name means the unit that it was published for, until that is offered through another API.
 func TestResolve(t *testing.T) {
 	s, c := machine()
-	inv := core.Build(s, health.Ledger{}, c)
+	inv := core.Build(s, health.Ledger{}, c).WithoutHost()
 	for n, want := range map[string]inventory.UnitID{
 		name(0):         inventory.UnitID(coretest.GPU(0)),
 		name(3):         inventory.UnitID(coretest.GPU(3)) + "::0",
@@ -197,10 +197,10 @@ func TestResolve(t *testing.T) {
 		}
 	}
 	c.API = inventory.DevicePlugin
-	if u, ok := resourceslice.Resolve(core.Build(s, health.Ledger{}, c), name(0)); ok {
+	if u, ok := resourceslice.Resolve(core.Build(s, health.Ledger{}, c).WithoutHost(), name(0)); ok {
 		t.Errorf("%s resolves to a unit of another API", u.ID)
 	}
-	if _, ok := resourceslice.Resolve(nil, name(0)); ok {
+	if _, ok := resourceslice.Resolve(&inventory.Allocatable{}, name(0)); ok {
 		t.Error("a name resolves before anything is read")
 	}
 }
@@ -216,7 +216,7 @@ func TestNamesAreLabels(t *testing.T) {
 		} {
 			s.Devices[i].ID, s.Devices[i].At = id, gpu.WholeGPU(id)
 		}
-		inv := core.Build(s, health.Ledger{}, config(rules(inventory.Rule{Sharing: sharing})))
+		inv := core.Build(s, health.Ledger{}, config(rules(inventory.Rule{Sharing: sharing}))).WithoutHost()
 		seen := map[string]bool{}
 		for _, name := range names(resourceslice.Devices(resourceslice.Input{Inventory: inv, SharesAsDevices: true})) {
 			if len(name) > 63 || !label.MatchString(name) || seen[name] {
@@ -237,14 +237,14 @@ func TestNamesAreLabels(t *testing.T) {
 func TestNothingKnown(t *testing.T) {
 	for _, tc := range []struct {
 		about string
-		inv   *inventory.Inventory
+		inv   *inventory.Allocatable
 		want  []kubeapi.Device
 	}{
-		{"before the first inventory", nil, nil},
-		{"before the first reading", core.Build(gpu.NoDriver(gpu.DriverPending, ""), health.Ledger{}, config()), nil},
-		{"without a driver", core.Build(gpu.NoDriver(gpu.DriverAbsent, "no library"), health.Ledger{}, config()), []kubeapi.Device{}},
-		{"without a GPU", core.Build(coretest.GPUs(0), health.Ledger{}, config()), []kubeapi.Device{}},
-		{"with GPUs of the device plugin", core.Build(coretest.GPUs(2), health.Ledger{}, config(func(c *core.Config) { c.API = inventory.DevicePlugin })), []kubeapi.Device{}},
+		{"before the first inventory", &inventory.Allocatable{}, nil},
+		{"before the first reading", core.Build(gpu.NoDriver(gpu.DriverPending, ""), health.Ledger{}, config()).WithoutHost(), nil},
+		{"without a driver", core.Build(gpu.NoDriver(gpu.DriverAbsent, "no library"), health.Ledger{}, config()).WithoutHost(), []kubeapi.Device{}},
+		{"without a GPU", core.Build(coretest.GPUs(0), health.Ledger{}, config()).WithoutHost(), []kubeapi.Device{}},
+		{"with GPUs of the device plugin", core.Build(coretest.GPUs(2), health.Ledger{}, config(func(c *core.Config) { c.API = inventory.DevicePlugin })).WithoutHost(), []kubeapi.Device{}},
 	} {
 		in := resourceslice.Input{Inventory: tc.inv}
 		if diff := gocmp.Diff(tc.want, resourceslice.Devices(in)); diff != "" {

@@ -51,10 +51,10 @@ func TestHeldDevicesStay(t *testing.T) {
 		"nothing has changed":      {two, two, slicing, slicing, name(1), false, ""},
 	} {
 		t.Run(about, func(t *testing.T) {
-			in := resourceslice.Input{Inventory: core.Build(tc.before, health.Ledger{}, config(tc.policy)), BootID: boot, SharesAsDevices: tc.separate}
+			in := resourceslice.Input{Inventory: core.Build(tc.before, health.Ledger{}, config(tc.policy)).WithoutHost(), BootID: boot, SharesAsDevices: tc.separate}
 			published := find(t, resourceslice.Devices(in), tc.held)
 			in.Prepared = []prepared.Claim{claim("c", in.Inventory, published)}
-			in.Inventory, in.SharesAsDevices = core.Build(tc.after, health.Ledger{}, config(tc.another)), false
+			in.Inventory, in.SharesAsDevices = core.Build(tc.after, health.Ledger{}, config(tc.another)).WithoutHost(), false
 			now := find(t, resourceslice.Devices(in), tc.held)
 			if got := formatTaints(now.Taints); got != tc.want {
 				t.Errorf("taints\n%swant\n%s", got, tc.want)
@@ -90,7 +90,7 @@ func TestHeldHardwareUnderAnotherName(t *testing.T) {
 		return formatTaints(find(t, resourceslice.Devices(in), device).Taints)
 	}
 	of := func(s gpu.Snapshot, c core.Config, separate bool, device string) (in resourceslice.Input) {
-		in = resourceslice.Input{Inventory: core.Build(s, health.Ledger{}, c), BootID: boot, SharesAsDevices: separate}
+		in = resourceslice.Input{Inventory: core.Build(s, health.Ledger{}, c).WithoutHost(), BootID: boot, SharesAsDevices: separate}
 		in.Prepared = []prepared.Claim{claim("c", in.Inventory, find(t, resourceslice.Devices(in), device))}
 		return in
 	}
@@ -99,7 +99,7 @@ func TestHeldHardwareUnderAnotherName(t *testing.T) {
 	if got := taints(in, lower(coretest.Instance(1, 1))); got != "" {
 		t.Error("the instance beside it:", got)
 	}
-	in.Inventory = core.Build(two, health.Ledger{}, config())
+	in.Inventory = core.Build(two, health.Ledger{}, config()).WithoutHost()
 	if got := taints(in, name(1)); got != heldTaint {
 		t.Error("the GPU whose instance is held:", got)
 	}
@@ -112,7 +112,7 @@ func TestHeldHardwareUnderAnotherName(t *testing.T) {
 	}
 
 	in = of(two, config(), false, name(1))
-	in.Inventory = core.Build(cut, health.Ledger{}, config())
+	in.Inventory = core.Build(cut, health.Ledger{}, config()).WithoutHost()
 	if got := taints(in, lower(coretest.Instance(1, 0))); got != heldTaint {
 		t.Error("an instance of the held GPU:", got)
 	}
@@ -139,7 +139,7 @@ func TestRecordWithoutDevice(t *testing.T) {
 	for _, text := range []string{"", "null", "{", `{"name":"another"}`, `{"name":"` + name(1) + `","attributes":{"uuid":{"string":"x"}}}`} {
 		c := claim("c", in.Inventory, all[1])
 		c.Results[0].Published = []byte(text)
-		gone := resourceslice.Input{Inventory: core.Build(coretest.GPUs(1), health.Ledger{}, config()), BootID: boot, Prepared: []prepared.Claim{c}}
+		gone := resourceslice.Input{Inventory: core.Build(coretest.GPUs(1), health.Ledger{}, config()).WithoutHost(), BootID: boot, Prepared: []prepared.Claim{c}}
 		d := resourceslice.Devices(gone)[1]
 		for key := range all[0].Attributes {
 			if _, ok := d.Attributes[key]; !ok && key != "resource.kubernetes.io/numaNode" {
@@ -182,7 +182,7 @@ func TestRandomChanges(t *testing.T) {
 	}
 }
 
-func randomInventory(r *rand.Rand) *inventory.Inventory {
+func randomInventory(r *rand.Rand) *inventory.Allocatable {
 	s := coretest.GPUs(3)
 	if r.IntN(2) == 0 {
 		s = coretest.WithMIG(s, r.IntN(3), "1g.10gb", "1g.10gb")
@@ -202,7 +202,7 @@ func randomInventory(r *rand.Rand) *inventory.Inventory {
 		if r.IntN(6) == 0 {
 			c.API = inventory.DevicePlugin
 		}
-	}))
+	})).WithoutHost()
 }
 
 // schedulable reports whether the scheduler gives a device to a claim without tolerations.

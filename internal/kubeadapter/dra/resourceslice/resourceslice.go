@@ -27,7 +27,7 @@ const MaxDevices = 64
 
 // Input is what slices are made from.
 type Input struct {
-	Inventory *inventory.Inventory
+	Inventory *inventory.Allocatable
 	Prepared  []prepared.Claim
 	BootID    string // claims that were prepared in another boot hold nothing
 
@@ -76,7 +76,7 @@ func shareName(u inventory.Unit) string { return DeviceName(u) + "-s" + strconv.
 
 // Resolve returns the unit of a device in a slice; false if it is not offered through DRA any more. For a shared device it is the first
 // of its units, for a share that is published as a device ("<uuid>-s<i>") that share.
-func Resolve(inv *inventory.Inventory, name string) (found inventory.Unit, ok bool) {
+func Resolve(inv *inventory.Allocatable, name string) (found inventory.Unit, ok bool) {
 	for u := range inv.Units() {
 		if u.API != inventory.DRA || !isNameOf(u, name) {
 			continue

@@ -58,7 +58,7 @@ func xidOf(n int, code uint64) health.Observation {
 }
 
 // claim returns a prepared claim for devices as they are published.
-func claim(uid string, inv *inventory.Inventory, devices ...kubeapi.Device) prepared.Claim {
+func claim(uid string, inv *inventory.Allocatable, devices ...kubeapi.Device) prepared.Claim {
 	c := prepared.Claim{Version: 1, BootID: boot, Namespace: "default", Name: uid, UID: uid, State: prepared.Complete}
 	for _, d := range devices {
 		u, _ := resourceslice.Resolve(inv, d.Name)

@@ -29,8 +29,8 @@ func taintsOf(in resourceslice.Input) []kubeapi.DeviceTaint {
 }
 
 // build returns the inventory of two GPUs with a ledger.
-func build(l health.Ledger, change ...func(*core.Config)) *inventory.Inventory {
-	return core.Build(coretest.GPUs(2), l, config(change...))
+func build(l health.Ledger, change ...func(*core.Config)) *inventory.Allocatable {
+	return core.Build(coretest.GPUs(2), l, config(change...)).WithoutHost()
 }
 
 // Each condition is a taint with its own key, effect and time, the worst first; the other GPU has none.
@@ -110,13 +110,13 @@ func TestStates(t *testing.T) {
 func TestAgentIsShownFewerGPUs(t *testing.T) {
 	c := config()
 	s := core.NewState(c).Read(c, start, coretest.GPUs(8))
-	in := resourceslice.Input{Inventory: s.Inventory, BootID: boot, Evict: true}
+	in := resourceslice.Input{Inventory: s.Allocatable, BootID: boot, Evict: true}
 	for i, d := range resourceslice.Devices(in) {
 		in.Prepared = append(in.Prepared, claim(fmt.Sprint(i), in.Inventory, d))
 	}
 	for i := range 10 {
 		s = s.Read(c, start.Add(time.Duration(i+1)*time.Minute), coretest.GPUs(2))
-		in.Inventory = s.Inventory
+		in.Inventory = s.Allocatable
 		all := resourceslice.Devices(in)
 		if len(all) != 8 {
 			t.Fatalf("%d devices", len(all))
@@ -187,7 +187,7 @@ func TestTooManyConditions(t *testing.T) {
 	instance := xidOf(0, 94)
 	instance.At.GI, instance.At.CI = 1, 0
 	s := coretest.WithMIG(coretest.GPUs(1), 0, "1g.10gb")
-	inv := core.Build(s, ledger(xidOf(0, 94), instance), config())
+	inv := core.Build(s, ledger(xidOf(0, 94), instance), config()).WithoutHost()
 	if got := formatTaints(taintsOf(resourceslice.Input{Inventory: inv})); got != "  gpu.nvidia.com/xid=94:None since 2026-11-20T10:31:00Z\n" {
 		t.Errorf("an XID of the GPU and of its instance: %s", got)
 	}
@@ -267,12 +267,12 @@ func TestStamp(t *testing.T) {
 func TestMessages(t *testing.T) {
 	at := gpu.WholeGPU(coretest.GPU(0))
 	older := inventory.Host{Claims: []inventory.Claim{{Agent: "nomad-gpu", At: at, Older: true}}}
-	refuse := func(inv *inventory.Inventory) *inventory.Inventory {
+	refuse := func(inv *inventory.Allocatable) *inventory.Allocatable {
 		return inv.WithHost(older, inventory.OverlapRefuse)
 	}
 	observe := func(c *core.Config) { c.Health.Mode = health.ModeObserve }
 	for about, tc := range map[string]struct {
-		inv    *inventory.Inventory
+		inv    *inventory.Allocatable
 		status resourceslice.HealthStatus
 		begins string
 	}{
@@ -302,7 +302,7 @@ func TestMessages(t *testing.T) {
 	}
 	gone := resourceslice.Input{Inventory: build(health.Ledger{}), BootID: boot}
 	gone.Prepared = []prepared.Claim{claim("c", gone.Inventory, resourceslice.Devices(gone)[1])}
-	gone.Inventory = core.Build(coretest.GPUs(1), health.Ledger{}, config())
+	gone.Inventory = core.Build(coretest.GPUs(1), health.Ledger{}, config()).WithoutHost()
 	if m := resourceslice.Messages(gone)[1]; m.Device != name(1) || m.Status != resourceslice.StatusUnknown || m.Message == "" {
 		t.Errorf("a GPU that is gone: %+v", m)
 	}

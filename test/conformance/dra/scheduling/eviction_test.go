@@ -89,7 +89,7 @@ func observed(o health.Observation, since time.Duration) devices.Input {
 		o.At = gpu.WholeGPU(coretest.GPU(0))
 	}
 	l := health.Ledger{}.Apply(health.DefaultPolicy(), time.Now().Add(-since), o)
-	return devices.Input{Inventory: core.Build(coretest.GPUs(2), l, config()), Evict: true}
+	return devices.Input{Inventory: core.Build(coretest.GPUs(2), l, config()).WithoutHost(), Evict: true}
 }
 
 // Case 42: Kubernetes deletes a pod of an unhealthy device only where the operator has asked for that, and after the time that its claim

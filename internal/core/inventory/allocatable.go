@@ -1,0 +1,146 @@
+package inventory
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+)
+
+// Allocatable is what takes work now: the devices of an inventory that this agent has, with the health that follows from the host, too. It is
+// immutable. The zero value has no units. Its units and excluded devices are its own, all else is the inventory's.
+type Allocatable struct {
+	*Inventory
+	unitList
+	excluded    []gpu.Exclusion
+	cdi         *CDI // nil = not known, or not needed
+	needsCDI    bool // as the inventory's, and for units that the assignments give to DRA
+	awaitsClaim bool // a device takes no work yet, because this agent has not claimed it so far
+	overlaps    []Overlap
+	assignments Assignments                    // as applied
+	retiring    map[UnitID]time.Time           // since when
+	withheld    map[gpu.DeviceID]health.Health // why a device with a fault takes no work that tolerates that: it is not this agent's
+}
+
+// WithoutHost returns what would take work if the host did not limit it.
+func (inv *Inventory) WithoutHost() *Allocatable {
+	return &Allocatable{Inventory: inv, unitList: inv.unitList, excluded: inv.excluded, needsCDI: inv.needsCDI}
+}
+
+// WithHost returns what takes work by the state of the host. Units of GPUs that another agent offers are left out. Units that move to
+// another API, whose MPS daemon does not respond, that another agent claims, that processes occupy, that need a missing IMEX channel,
+// or that need CDI and are not defined are unhealthy, with OverlapRefuse also those that this agent has not claimed (Host.Own). A unit
+// that is unhealthy already keeps its reason.
+func (inv *Inventory) WithHost(h Host, o OverlapMode) *Allocatable {
+	a := inv.WithoutHost()
+	a.withheld = map[gpu.DeviceID]health.Health{}
+	a.assign(h.Assignments)
+	if a.needsCDI {
+		a.cdi = h.CDI
+	}
+	var against *Claim // of the device of the unit
+	var occupied *Occupied
+	a.unitList = a.withHealth(func(u *Unit, first bool) health.Health {
+		if first {
+			occupied = h.occupied(u.Device.ID)
+			if against = h.overlappingClaim(u.Device); against != nil {
+				a.overlaps = append(a.overlaps, Overlap{Device: u.Device.ID, Agent: against.Agent})
+			}
+		}
+		limited := a.notOurs(u, h, o, against)
+		switch {
+		case !u.Health.Schedulable():
+			if limited != (health.Health{}) && u.Health.Tolerable() {
+				a.withheld[u.Device.ID] = limited
+			}
+			return u.Health
+		case limited == (health.Health{}):
+			if limited = a.missing(u, h, occupied); limited == (health.Health{}) {
+				return u.Health
+			}
+		}
+		limited.MissingNodes = u.Health.MissingNodes
+		return limited
+	})
+	return a
+}
+
+// notOurs returns the health of a unit whose GPU is not this agent's, or perhaps not; zero if it is.
+func (a *Allocatable) notOurs(u *Unit, h Host, o OverlapMode, against *Claim) health.Health {
+	moving, moves := a.movingHealth(u)
+	switch {
+	case moves:
+		return moving
+	case against != nil && against.Older && o == OverlapRefuse:
+		return health.New(health.ReasonClaimed, against.Agent)
+	case o == OverlapRefuse && h.Own.Else != "" && !h.Own.cover(u.Device.At):
+		a.awaitsClaim = a.awaitsClaim || h.Own.Pending
+		return health.New(health.ReasonClaimed, h.Own.Else)
+	}
+	return health.Health{}
+}
+
+// missing returns the health of a unit for which the host lacks something that work on it needs, or that is occupied; zero if that is
+// not so.
+func (a *Allocatable) missing(u *Unit, h Host, occupied *Occupied) health.Health {
+	switch {
+	case occupied != nil:
+		return health.New(health.ReasonOccupied, occupied.Detail)
+	case u.Sharing.Mode == MPS && !slices.Contains(h.MPS, u.Pool):
+		return health.New(health.ReasonNoMPS, "pool "+u.Pool)
+	case a.imexMissing:
+		return health.New(health.ReasonNoIMEX, gpu.IMEXChannelNode)
+	case u.Injection.usesCDI(h.CDI, a.incarnation):
+		if ok, why := h.CDI.gives(u, a.incarnation); !ok {
+			return health.New(health.ReasonNoCDI, why)
+		}
+	}
+	return health.Health{}
+}
+
+// Withhold returns a with the given units unhealthy (ReasonHeld), because a workload holds their device under
+// another name. The argument maps each unit to a description of the holder. A unit that is unhealthy already keeps
+// its reason.
+func (a *Allocatable) Withhold(why map[UnitID]string) *Allocatable {
+	if len(why) == 0 {
+		return a
+	}
+	next := *a
+	next.unitList = a.withHealth(func(u *Unit, _ bool) health.Health {
+		if detail, ok := why[u.ID]; ok && u.Health.Schedulable() {
+			return health.New(health.ReasonHeld, detail)
+		}
+		return u.Health
+	})
+	return &next
+}
+
+// Provisional reports whether devices may be missing that will be offered, or unhealthy only because the agent has just started:
+// until the first snapshot, or (for milliseconds) until the agents of the host have shared the numbers of devices, or while AwaitsHost.
+// An adapter must not treat such a value as complete, because a missing device may be in use by a workload.
+func (a *Allocatable) Provisional() bool {
+	return a.Driver().State == gpu.DriverPending || a.Inventory != nil && a.awaitsNumber || a.AwaitsHost()
+}
+
+// AwaitsHost reports whether devices are unhealthy only because this agent has not written for the first time what they need: a CDI
+// specification for the present incarnation of the driver, or a claim. It has done so, or has failed, within milliseconds, unless the
+// disk is slow.
+func (a *Allocatable) AwaitsHost() bool {
+	awaitsCDI := a.Driver().State == gpu.DriverReady && a.needsCDI && (a.cdi == nil || a.cdi.Incarnation != a.incarnation)
+	return awaitsCDI || a.awaitsClaim
+}
+
+// Excluded returns the devices that are not offered, with reasons.
+func (a *Allocatable) Excluded() []gpu.Exclusion { return slices.Clone(a.excluded) }
+
+// Overlaps returns the offered devices that other agents on this host offer too, in canonical order.
+func (a *Allocatable) Overlaps() []Overlap { return slices.Clone(a.overlaps) }
+
+// Equal reports whether two values offer the same, so that the second one need not be published.
+func (a *Allocatable) Equal(b *Allocatable) bool {
+	return a.Inventory.Equal(b.Inventory) && slices.Equal(a.units, b.units) && slices.Equal(a.excluded, b.excluded) &&
+		slices.Equal(a.overlaps, b.overlaps) && a.awaitsClaim == b.awaitsClaim && a.assignments.Equal(b.assignments) &&
+		maps.Equal(a.withheld, b.withheld) && a.cdi.Equal(b.cdi)
+}
