@@ -23,6 +23,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
+	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -227,11 +228,7 @@ func (s *scene) await(what string, began time.Time, ok func(map[string]bool) boo
 // eventually waits until ok returns true.
 func (s *scene) eventually(what string, ok func() bool) {
 	s.t.Helper()
-	for began := time.Now(); !ok(); time.Sleep(interval) {
-		if time.Since(began) > 2*timeout {
-			s.t.Fatal("not in time:", what)
-		}
-	}
+	check.Until(s.t, what, ok)
 }
 
 // rewrite replaces machine.conf atomically, for changes that no control function makes.

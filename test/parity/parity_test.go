@@ -4,7 +4,6 @@ package parity
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -31,6 +30,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
+	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -122,15 +122,7 @@ func (b *both) await(t testing.TB, what string, n int, sick ...string) {
 	}
 }
 
-// until polls a condition.
-func until(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(limit); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("not in time:", what)
-		}
-	}
-}
+var until = check.Until
 
 // dump writes what both list and allocate.
 func (b *both) dump(t *testing.T) string {
@@ -197,12 +189,7 @@ func (b *both) units(t testing.TB) (ids []string) {
 	return ids
 }
 
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
+var must = check.NoError
 
 // orchestrators are a kubelet and a Nomad client, on their side of the plugin protocol.
 type orchestrators struct {
