@@ -105,16 +105,17 @@ without_races = /(internal/(core(|/gpu|/health|/health/xid|/holders|/inventory|/
 test: tools-present ## run the tests, most under the race detector (the simulated driver stands in for a GPU)
 	$(MAKE) --no-print-directory --keep-going -j 2 test-for-races test-others
 
-# Thousands of steps by the goroutines that TestRandomFailures has under the race detector, where they take minutes.
-simulations = ^Test(ManyDeletedAgainAndAgain|OutageIsInTheLogOnce|RefusalsForADay|ReturnsAreSpread)$$
+# Tests that would take minutes under the race detector, and other tests of their packages run there: TestRandomFailures has the same goroutines,
+# and schemas have none.
+long_with_races = ^Test(ManyDeletedAgainAndAgain|OutageIsInTheLogOnce|RefusalsForADay|ReturnsAreSpread|SchemaOfAllFiles|SchemaOfEachKey)$$
 
 .PHONY: test-for-races test-others
 test-for-races:
-	TMPDIR="$(test_dir)" go test $(same_flags) -race -p $$((2 * $$(nproc))) -skip '$(simulations)' $$(go list ./... | grep -vE '$(without_races)')
+	TMPDIR="$(test_dir)" go test $(same_flags) -race -p $$((2 * $$(nproc))) -skip '$(long_with_races)' $$(go list ./... | grep -vE '$(without_races)')
 
 test-others:
 	TMPDIR="$(test_dir)" go test $(same_flags) -p $$(nproc) $$(go list ./... | grep -E '$(without_races)')
-	TMPDIR="$(test_dir)" go test $(same_flags) -run '$(simulations)' ./internal/kubeadapter/dra/publisher
+	TMPDIR="$(test_dir)" go test $(same_flags) -run '$(long_with_races)' ./internal/config ./internal/kubeadapter/dra/publisher
 
 .PHONY: golangci-lint
 golangci-lint: tools-present
