@@ -1,7 +1,6 @@
 package health
 
 import (
-	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -12,6 +11,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/test/check"
+	"github.com/tandem-gpu/tandem/test/rig/inprocess"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -61,7 +61,7 @@ func newHealthyAgent(t testing.TB, machine string, tune ...func(*core.Config)) *
 func configOf(m *simdriver.Machine, tune ...func(*core.Config)) core.Config {
 	cfg := core.DefaultConfig()
 	cfg.MIG = inventory.MIGMixed
-	cfg.Roots = core.Roots{Driver: m.Root, Dev: m.Root, Sys: filepath.Join(m.Root, "sys"), Proc: filepath.Join(m.Root, "proc")}
+	cfg.Roots = inprocess.Roots(m)
 	for _, f := range tune {
 		f(&cfg)
 	}
