@@ -105,9 +105,9 @@ without_races = /(internal/(core(|/gpu|/health|/health/xid|/holders|/inventory|/
 test: tools-present ## run the tests, most under the race detector (the simulated driver stands in for a GPU)
 	$(MAKE) --no-print-directory --keep-going -j 2 test-for-races test-others
 
-# Tests that would take minutes under the race detector, and other tests of their packages run there: TestRandomFailures has the same goroutines,
-# and schemas have none.
-long_with_races = ^Test(ManyDeletedAgainAndAgain|OutageIsInTheLogOnce|RefusalsForADay|ReturnsAreSpread|SchemaOfAllFiles|SchemaOfEachKey)$$
+# Tests that would take minutes under the race detector, and whose packages have others with the same goroutines: in the publisher
+# TestRandomFailures, in the monitor the other tests of maintenance. Schemas have none.
+long_with_races = ^Test(ManyDeletedAgainAndAgain|OutageIsInTheLogOnce|RefusalsForADay|ReturnsAreSpread|QuiesceReleasesTheDriver|SchemaOfAllFiles|SchemaOfEachKey)$$
 
 .PHONY: test-for-races test-others
 test-for-races:
@@ -115,7 +115,7 @@ test-for-races:
 
 test-others:
 	TMPDIR="$(test_dir)" go test $(same_flags) -p $$(nproc) $$(go list ./... | grep -E '$(without_races)')
-	TMPDIR="$(test_dir)" go test $(same_flags) -run '$(long_with_races)' ./internal/config ./internal/kubeadapter/dra/publisher
+	TMPDIR="$(test_dir)" go test $(same_flags) -run '$(long_with_races)' ./internal/config ./internal/core/monitor ./internal/kubeadapter/dra/publisher
 
 .PHONY: golangci-lint
 golangci-lint: tools-present
