@@ -105,17 +105,18 @@ without_races = /(internal/(core(|/gpu|/health|/health/xid|/holders|/inventory|/
 test: tools-present ## run the tests, most under the race detector (the simulated driver stands in for a GPU)
 	$(MAKE) --no-print-directory --keep-going -j 2 test-for-races test-others
 
-# Tests that would take minutes under the race detector, and whose packages have others with the same goroutines: in the publisher
-# TestRandomFailures, in the monitor the other tests of maintenance. Schemas have none.
-long_with_races = ^Test(ManyDeletedAgainAndAgain|OutageIsInTheLogOnce|RefusalsForADay|ReturnsAreSpread|QuiesceReleasesTheDriver|SchemaOfAllFiles|SchemaOfEachKey)$$
+# Tests that would take minutes under the race detector. They start no goroutine, or those that the tests beside them have: in the publisher
+# TestRandomFailures, in the monitor the other tests of maintenance.
+long_with_races = Test(GroupsOfRandomInventories|ManyDeletedAgainAndAgain|OutageIsInTheLogOnce|PreferredSharesAtRandom|QuiesceReleasesTheDriver|RefusalsForADay|ReturnsAreSpread|SchemaOfAllFiles|SchemaOfEachKey|Strategies)
+their_packages  = $$(grep -rlE '^func $(long_with_races)\(' --include='*_test.go' internal test | sed -E 's|^(.*)/[^/]*|./\1|' | sort -u)
 
 .PHONY: test-for-races test-others
 test-for-races:
-	TMPDIR="$(test_dir)" go test $(same_flags) -race -p $$((2 * $$(nproc))) -skip '$(long_with_races)' $$(go list ./... | grep -vE '$(without_races)')
+	TMPDIR="$(test_dir)" go test $(same_flags) -race -p $$((2 * $$(nproc))) -skip '^$(long_with_races)$$' $$(go list ./... | grep -vE '$(without_races)')
 
 test-others:
 	TMPDIR="$(test_dir)" go test $(same_flags) -p $$(nproc) $$(go list ./... | grep -E '$(without_races)')
-	TMPDIR="$(test_dir)" go test $(same_flags) -run '$(long_with_races)' ./internal/config ./internal/core/monitor ./internal/kubeadapter/dra/publisher
+	TMPDIR="$(test_dir)" go test $(same_flags) -p $$(nproc) -run '^$(long_with_races)$$' $(their_packages)
 
 .PHONY: golangci-lint
 golangci-lint: tools-present
