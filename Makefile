@@ -23,7 +23,10 @@ export GOARM64 := v8.0
 # Without text/template the linker can drop methods without a caller: the tags are grpc's and urfave/cli's own.
 # gRPC has its own HTTP/2; metrics and the local socket do not need the one of net/http.
 # The provenance of a release names the commit; a binary does not, so that it changes with its code alone, whatever GOFLAGS has.
-build_flags := -trimpath -buildvcs=false -tags grpcnotrace,urfave_cli_no_template,nethttpomithttp2 -ldflags "-s -w -X main.version=$(VERSION)"
+tags        := grpcnotrace,urfave_cli_no_template,nethttpomithttp2
+build_flags := -trimpath -buildvcs=false -tags $(tags) -ldflags "-s -w -X main.version=$(VERSION)"
+# What tests and the programs of this repository link is compiled as it is for the binaries, and so once.
+same_flags  := -trimpath -tags $(tags)
 
 # A command that must be installed, or what to install.
 need = @command -v $(1) >/dev/null || { echo "make $@ needs $(1): $(2)"; exit 2; }
@@ -50,7 +53,7 @@ binaries: tools-present ## build both binaries into dist/linux-ARCH: ARCHES="amd
 
 .PHONY: licenses
 licenses: binaries ## write the licenses of all that the binaries link into dist/licenses
-	cd tools/release && go build -o $(BIN)/release .
+	cd tools/release && go build -trimpath -o $(BIN)/release .
 	for arch in $(ARCHES); do for binary in nomad-gpu k8s-gpu; do \
 	  $(BIN)/release licenses $(DIST)/linux-$$arch/$$binary $(DIST)/licenses/linux-$$arch/$$binary; \
 	done; done
@@ -88,29 +91,43 @@ vuln: tools-present ## look for known vulnerabilities that the binaries reach: G
 
 .PHONY: demo
 demo: build ## run both agents side by side on this machine's GPUs, or on a simulated machine
-	go run ./test/demo -bin $(BIN)
+	go run $(same_flags) ./test/demo -bin $(BIN)
 
 # The tests wait more than they compute, so more packages run at the same time than there are CPUs. Their many small files
 # are in memory if /dev/shm has 4 GB free and allows libraries and device nodes.
 test_dir = $(shell test/tmpdir)
 
+# Each package is compiled and tested once: under the race detector, if there is something that it could see. There is nothing in packages
+# that start no goroutine, nor in tests that only run the built binaries or read documents.
+without_races = /(internal/(core(|/gpu|/health|/health/xid|/holders|/inventory|/use)|config/.*|cdi/(driverfiles|spec|specfile)|cli/importer(|/.*)|kubeadapter(|/dra/(deviceclass|deviceconfig|resourceslice))|nomadadapter/clientconfig|operator/(explain|metrics)|util/(problem|setting|terminal))|test/(agents|binaries|docs(|/.*)|golden|live|metrics|walls))$$
+
 .PHONY: test
-test: tools-present ## run the tests (the simulated driver stands in for a GPU)
-	TMPDIR="$(test_dir)" go test -p $$((2 * $$(nproc))) ./...
+test: tools-present ## run the tests, most under the race detector (the simulated driver stands in for a GPU)
+	$(MAKE) --no-print-directory --keep-going -j 2 test-for-races test-others
 
-# There is nothing that the race detector could see in packages that start no goroutine, nor in tests that only run the built binaries
-# or read documents.
-without_races = /(internal/core(|/gpu|/health|/health/xid|/inventory|/use)|internal/config/.*|internal/kubeadapter/dra/resourceslice|test/(agents|binaries|docs|golden|live|walls))$$
+# Tests that would take minutes under the race detector. They start no goroutine, or those that the tests beside them have: in the publisher
+# TestRandomFailures, in the monitor the other tests of maintenance.
+long_with_races = Test(GroupsOfRandomInventories|ManyDeletedAgainAndAgain|OutageIsInTheLogOnce|PreferredSharesAtRandom|QuiesceReleasesTheDriver|RefusalsForADay|ReturnsAreSpread|SchemaOfAllFiles|SchemaOfEachKey|Strategies)
+their_packages  = $$(grep -rlE '^func $(long_with_races)\(' --include='*_test.go' internal test | sed -E 's|^(.*)/[^/]*|./\1|' | sort -u)
 
-.PHONY: race
-race: tools-present ## run the tests under the race detector
-	TMPDIR="$(test_dir)" go test -race -p $$((2 * $$(nproc))) $$(go list ./... | grep -vE '$(without_races)')
+.PHONY: test-for-races test-others
+test-for-races:
+	TMPDIR="$(test_dir)" go test $(same_flags) -race -p $$((2 * $$(nproc))) -skip '^$(long_with_races)$$' $$(go list ./... | grep -vE '$(without_races)')
 
+test-others:
+	TMPDIR="$(test_dir)" go test $(same_flags) -p $$(nproc) $$(go list ./... | grep -E '$(without_races)')
+	TMPDIR="$(test_dir)" go test $(same_flags) -p $$(nproc) -run '^$(long_with_races)$$' $(their_packages)
+
+.PHONY: golangci-lint
+golangci-lint: tools-present
+	mkdir -p $(BIN) # another make may build the same
+	cd tools && flock $(BIN)/.golangci-lint go build -trimpath -o $(BIN)/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+# The tags of $(tags) are in .golangci.yml, too.
 .PHONY: lint
-lint: tools-present ## check style, import rules and tidiness
-	cd tools && go build -o $(BIN)/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
-	$(BIN)/golangci-lint run ./...
-	cd tools/release && $(BIN)/golangci-lint run --config $(CURDIR)/.golangci.yml ./...
+lint: golangci-lint ## check style, import rules and tidiness
+	GOFLAGS=-trimpath $(BIN)/golangci-lint run ./...
+	cd tools/release && GOFLAGS=-trimpath $(BIN)/golangci-lint run --config $(CURDIR)/.golangci.yml ./...
 	git ls-files '*go.mod' | xargs -n 1 dirname | xargs -P 4 -I DIR sh -c 'cd DIR && go mod tidy -diff || { echo "make lint: DIR is not tidy"; exit 1; }'
 
 .PHONY: goldens
@@ -128,7 +145,6 @@ fmt: ## format the code
 .PHONY: conformance
 conformance: build ## run the binaries under Nomad's and the kubelet's own device managers (root), compare placement and CDI, make chart
 	test/conformance/run
-	$(MAKE) chart
 
 .PHONY: chart
 chart: tools-present ## render the Helm chart: equal to the manifest and its components, wrong values refused, each value documented
@@ -145,11 +161,22 @@ pictures: build ## look at the status page in Chromium, run the tests of the Pro
 	test/pictures/packages
 	cd test/pictures && go test -trimpath -count=1 ./...
 
+.PHONY: images
+images: # what e2e runs
+	$(MAKE) image BASE=debian
+	$(MAKE) next-image BASE=debian
+
 .PHONY: e2e
-e2e: build pictures ## make pictures, then run a real Nomad and a real Kubernetes on this machine (root; builds them once, about 15 min)
+e2e: build ## make pictures, then run a real Nomad and a real Kubernetes on this machine (root; builds them once, about 15 min)
 	test/e2e/packages
-	$(MAKE) image next-image BASE=debian
+	$(MAKE) -j 2 --output-sync=target pictures images
 	test/e2e/run
+
+# .ci/run has it done while other steps wait: with nothing built yet it takes both of two CPUs a quarter of an hour.
+.PHONY: prebuild
+prebuild: golangci-lint ## build what lint, release-check and e2e run, each program once
+	tools/release/tools nfpm helm syft crane cosign
+	test/e2e/orchestrators
 
 .PHONY: check-packages
 check-packages: packages ## install, upgrade, remove and purge the packages in a Debian of their own (root, apt)

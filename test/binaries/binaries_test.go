@@ -18,17 +18,13 @@ func TestFlagsAreThoseOfTheMakefile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var flags, version string
+	values := map[string]string{} // of variables
 	for line := range strings.Lines(string(text)) {
-		name, value, ok := strings.Cut(strings.TrimSpace(line), ":=")
-		switch {
-		case ok && strings.TrimSpace(name) == "build_flags":
-			flags = strings.TrimSpace(value)
-		case ok && strings.TrimSpace(name) == "VERSION":
-			version = strings.TrimSpace(value)
+		if name, value, ok := strings.Cut(line, ":="); ok {
+			values[strings.TrimSpace(name)] = strings.TrimSpace(value)
 		}
 	}
-	want := strings.ReplaceAll(flags, "$(VERSION)", version)
+	want := strings.NewReplacer("$(VERSION)", values["VERSION"], "$(tags)", values["tags"]).Replace(values["build_flags"])
 	own := Flags()
 	if i := slices.Index(own, "-ldflags"); i >= 0 {
 		own[i+1] = `"` + own[i+1] + `"`

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/cli"
 	"github.com/tandem-gpu/tandem/test/binaries"
+	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/docs/stage"
 )
 
@@ -201,12 +202,7 @@ func TestLanguages(t *testing.T) {
 	}
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = check.NoError
 
 // shortDir is a folder for sockets, whose paths have at most 107 bytes.
 func shortDir(t *testing.T) string {

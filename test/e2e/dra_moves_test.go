@@ -76,6 +76,7 @@ func startMoves(t *testing.T) *moves {
 		}
 	}
 	mv := &moves{draCluster: startDRAOn(t, m), random: random, at: map[string]string{}, since: map[string]time.Time{}, faults: map[string]int{}}
+	mv.age(t)
 	render(t, "parts/cdi/kustomization.yaml", map[string]string{"HOOK": hook(m)})
 	mv.deployPlugin(t, m.Root, sharedHistory, shippedPart(t, "dra"), "parts/cdi")
 	mv.nomad = launchNomad(t, "nomad", onMachine(m, sharedHistory, fmt.Sprintf("nomad_address = %q", nomadAPI))) // a GPU leaves Nomad when its allocations are known
@@ -83,7 +84,7 @@ func startMoves(t *testing.T) *moves {
 	mv.nomad.awaitDrivers(t, 1)
 	mv.order(t, thirds(t, m))
 	mv.await(t)
-	mv.took, mv.replaced = nil, 0 // the first moves wait until kubelet is two minutes old
+	mv.took, mv.replaced = nil, 0 // the first moves have no work to wait for
 	return mv
 }
 

@@ -126,9 +126,6 @@ func TestDRATrap(t *testing.T) {
 	})
 	tr.stays(t, "DRA", "second", "third", func(*testing.T) {})
 	step(t, "the node changes back", func(t *testing.T) {
-		if os.Getenv(longWaits) == "" {
-			t.Skipf("set %s to wait until the kubelet that was killed is two minutes old", longWaits)
-		}
 		must(t, "kubectl", "set", "env", daemonSet, "--namespace=kube-system", "API=device-plugin")
 		awaitRollout(t)
 		tr.changes(t, "second", "third")
@@ -195,6 +192,7 @@ func (tr *trap) alone(t *testing.T, has, waits string) {
 // changes expects the GPU to stay with the pod that has it, although the agent has another API, and to go to the next pod then.
 func (tr *trap) changes(t *testing.T, has, next string) {
 	t.Helper()
+	tr.age(t, has)
 	tr.alone(t, has, next)
 	tr.remove(t, has)
 	began := time.Now()

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -33,6 +34,29 @@ func (n *kubeNode) restartKubelet(t *testing.T, signal syscall.Signal) {
 	n.kubelet.stop(t, signal)
 	n.startKubelet()
 	n.awaitRegistration(t, 0, 8)
+}
+
+// age makes the agent take kubelet's list for complete before kubelet is two minutes old, by the time of its socket, which is its age to the agent.
+// It waits until kubelet lists the pods, which are all that it will have.
+func (n *kubeNode) age(t *testing.T, pods ...string) {
+	t.Helper()
+	await(t, "kubelet to list "+strings.Join(pods, ", "), 60*time.Second, func() error {
+		return n.askKubelet(func(ctx context.Context, kubelet podresources.PodResourcesListerClient) error {
+			answer, err := kubelet.List(ctx, &podresources.ListPodResourcesRequest{})
+			missing := slices.Clone(pods)
+			for _, pod := range answer.GetPodResources() {
+				missing = slices.DeleteFunc(missing, func(name string) bool { return name == pod.GetName() })
+			}
+			if err == nil && len(missing) > 0 {
+				err = fmt.Errorf("it lacks %q", missing)
+			}
+			return err
+		})
+	})
+	long := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(n.path(resources), long, long); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // killPlugin kills k8s-gpu and waits until kubelet has started another one, that has registered, and this many GPUs are

@@ -40,7 +40,9 @@ func startSceneUnder(t *testing.T, m *simdriver.Machine, policy string) *scene {
 	writePolicy(t, policy)
 	render(t, "parts/policy/kustomization.yaml", map[string]string{"POLICY": policyDir(), "MPS": mpsRoot()})
 	config := onMachine(m, sharedHistory, `policy_file = "`+policyDir()+`/policy.yaml"`+"\noverlap = \"warn\"\nnomad_address = \""+nomadAPI+"\"") // a GPU that the policy takes from Nomad is free when its work has ended
-	return startAgents(t, m, config, sharedHistory, shippedPart(t, "mps"), "parts/policy")
+	s := startAgents(t, m, config, sharedHistory, shippedPart(t, "mps"), "parts/policy")
+	s.kube.age(t)
+	return s
 }
 
 func startAgents(t *testing.T, m *simdriver.Machine, nomadConfig, history string, parts ...string) *scene {

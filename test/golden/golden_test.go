@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/test/binaries"
+	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
 
@@ -154,9 +155,4 @@ func transcript(ctx context.Context, dir, name string, args ...string) string {
 	return masked(dir, text)
 }
 
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
+var must = check.NoError

@@ -1,8 +1,6 @@
 package health
 
 import (
-	"errors"
-	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -12,6 +10,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
+	"github.com/tandem-gpu/tandem/test/check"
+	"github.com/tandem-gpu/tandem/test/rig/inprocess"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -61,7 +61,7 @@ func newHealthyAgent(t testing.TB, machine string, tune ...func(*core.Config)) *
 func configOf(m *simdriver.Machine, tune ...func(*core.Config)) core.Config {
 	cfg := core.DefaultConfig()
 	cfg.MIG = inventory.MIGMixed
-	cfg.Roots = core.Roots{Driver: m.Root, Dev: m.Root, Sys: filepath.Join(m.Root, "sys"), Proc: filepath.Join(m.Root, "proc")}
+	cfg.Roots = inprocess.Roots(m)
 	for _, f := range tune {
 		f(&cfg)
 	}
@@ -240,19 +240,7 @@ func since(published []publication, t time.Time) []publication {
 	return published[i:]
 }
 
-// await waits for something that another goroutine or thread does.
-func await(t testing.TB, what string, done func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !done(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("never:", what)
-		}
-	}
-}
-
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
+var (
+	must  = check.NoError
+	await = check.Until
+)

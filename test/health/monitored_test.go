@@ -2,7 +2,6 @@ package health
 
 import (
 	"context"
-	"log/slog"
 	"runtime"
 	"slices"
 	"sync"
@@ -16,6 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
+	"github.com/tandem-gpu/tandem/test/rig/inprocess"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -43,14 +43,7 @@ func monitorOf(t testing.TB, m *simdriver.Machine, tune ...func(*core.Config)) *
 	t.Helper()
 	f := &monitored{Machine: m, t: t}
 	cfg := configOf(m, tune...)
-	f.Monitor = monitor.New(func() (monitor.Session, error) {
-		s, err := nvidia.Open(nvidia.Options{Roots: cfg.Roots, Deadline: cfg.Probe})
-		if err != nil {
-			return nil, err // not a nil *Session in an interface
-		}
-		f.session.Store(s)
-		return s, nil
-	}, cfg, slog.New(slog.DiscardHandler), nil)
+	f.Monitor = inprocess.Monitor(cfg, nvidia.Options{Deadline: cfg.Probe}, func(s *nvidia.Session) monitor.Session { f.session.Store(s); return s })
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	var watching sync.WaitGroup

@@ -20,10 +20,10 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
+	"github.com/tandem-gpu/tandem/test/rig/inprocess"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -201,15 +201,7 @@ func readMachine(t *testing.T, name string, change ...func(*simdriver.Machine) e
 			t.Fatal(err)
 		}
 	}
-	s, err := nvidia.Open(nvidia.Options{Roots: core.Roots{Driver: m.Root, Dev: m.Root, Sys: m.Root + "/sys", Proc: m.Root + "/proc"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	snapshot, err := s.Snapshot()
-	if err = errors.Join(err, s.Close()); err != nil {
-		t.Fatal(err)
-	}
-	return snapshot
+	return inprocess.Read(t, m)
 }
 
 // uniform is a machine whose GPUs have two instances of one profile each.

@@ -3,7 +3,6 @@ package live
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,18 +10,16 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hashicorp/go-hclog"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
-	"github.com/tandem-gpu/tandem/internal/nomadadapter"
-	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
+	"github.com/tandem-gpu/tandem/test/check"
+	"github.com/tandem-gpu/tandem/test/rig/inprocess"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -55,40 +52,24 @@ func startScene(t testing.TB, m *simdriver.Machine, change ...func(*core.Config)
 	t.Helper()
 	cfg := core.DefaultConfig()
 	cfg.MIG, cfg.Injection.Nodes = inventory.MIGMixed, true
-	cfg.Roots = core.Roots{Driver: m.Root, Dev: m.Root, Sys: m.Root + "/sys", Proc: m.Root + "/proc"}
+	cfg.Roots = inprocess.Roots(m)
 	for _, f := range change {
 		f(&cfg)
 	}
 	must(t, cfg.Validate())
 	s := &scene{Machine: m, t: t, nomad: newNomad(), cfg: cfg}
-	s.monitor = monitor.New(func() (monitor.Session, error) {
-		session, err := nvidia.Open(nvidia.Options{Roots: cfg.Roots})
-		if err != nil {
-			return nil, err // not a nil *Session in an interface
-		}
-		return session, nil
-	}, cfg, slog.New(slog.DiscardHandler), nil)
+	s.monitor = inprocess.Monitor(cfg, nvidia.Options{}, func(s *nvidia.Session) monitor.Session { return s })
 
 	ctx, cancel := context.WithCancel(context.Background()) // t's ends before checkInvariants
 	var running sync.WaitGroup
 	t.Cleanup(func() { cancel(); running.Wait() })
-	running.Go(func() {
-		if err := s.monitor.Run(ctx); err != nil {
-			t.Error("monitor:", err)
-		}
-	})
+	inprocess.Run(ctx, t, s.monitor, &running)
 	s.startKubelet()
 	kube := deviceplugin.New(s.monitor, deviceplugin.Options{KubeletSocket: s.kubelet.Socket(), PodResourcesSocket: s.pods})
 	running.Go(func() { _ = kube.Run(ctx) })
-	source := func(context.Context, nomadadapter.Settings, *slog.Logger) nomadadapter.Source { return s.monitor }
-	plugin := nomadtest.Serve(t, nomadadapter.New(ctx, "2.0.0", source, hclog.NewNullLogger()))
-	must(t, s.nomad.follow(ctx, plugin))
+	must(t, s.nomad.follow(ctx, inprocess.Nomad(ctx, t, s.monitor)))
 	t.Cleanup(s.checkInvariants) // before anything ends
-	for inv := range s.monitor.Watch(ctx) {
-		if inv.Driver().State != gpu.DriverPending {
-			break
-		}
-	}
+	inprocess.AwaitReading(ctx, s.monitor)
 	if len(cfg.Policy.Rules) == 0 {
 		s.awaitUnits("start", time.Now(), s.units())
 	}
@@ -98,14 +79,12 @@ func startScene(t testing.TB, m *simdriver.Machine, change ...func(*core.Config)
 // startKubelet starts a kubelet without plugins, whose pods hold no device.
 func (s *scene) startKubelet() {
 	s.t.Helper()
-	dir, err := os.MkdirTemp("", "live") // t.TempDir's names are too long for a socket
-	must(s.t, err)
-	s.kubelet = kubelettest.New(dir)
-	must(s.t, s.kubelet.Start())
+	var dir string
+	s.kubelet, dir = inprocess.Kubelet(s.t)
 	s.pods = filepath.Join(dir, "pod-resources", "kubelet.sock")
 	pods, err := kubelettest.ServePodResources(s.pods)
 	must(s.t, err)
-	s.t.Cleanup(func() { s.kubelet.Stop(); pods.Close(); _ = os.RemoveAll(dir) })
+	s.t.Cleanup(pods.Close)
 }
 
 // units are those of the machine without a policy: GPUs that are not in MIG mode, and instances.
@@ -227,11 +206,7 @@ func (s *scene) await(what string, began time.Time, ok func(map[string]bool) boo
 // eventually waits until ok returns true.
 func (s *scene) eventually(what string, ok func() bool) {
 	s.t.Helper()
-	for began := time.Now(); !ok(); time.Sleep(interval) {
-		if time.Since(began) > 2*timeout {
-			s.t.Fatal("not in time:", what)
-		}
-	}
+	check.Until(s.t, what, ok)
 }
 
 // rewrite replaces machine.conf atomically, for changes that no control function makes.

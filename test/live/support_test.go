@@ -1,7 +1,6 @@
 package live
 
 import (
-	"errors"
 	"flag"
 	"os"
 	"os/exec"
@@ -9,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 const (
@@ -67,9 +68,4 @@ func without(s []string, removed ...string) []string {
 	return slices.DeleteFunc(slices.Clone(s), func(e string) bool { return slices.Contains(removed, e) })
 }
 
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
+var must = check.NoError

@@ -4,11 +4,8 @@ package parity
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -16,7 +13,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/nomad/plugins/device"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
@@ -29,8 +25,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
-	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
+	"github.com/tandem-gpu/tandem/test/check"
+	"github.com/tandem-gpu/tandem/test/rig/inprocess"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -65,32 +62,18 @@ func startWith(t testing.TB, machine string, tune func(*core.Config), prepare ..
 	cfg := core.DefaultConfig()
 	cfg.MIG, cfg.Injection.Nodes = inventory.MIGMixed, true
 	cfg.Probe, cfg.Rescan = 100*time.Millisecond, 500*time.Millisecond
-	cfg.Roots = core.Roots{Driver: b.Root, Dev: b.Root, Sys: b.Root + "/sys", Proc: b.Root + "/proc"}
+	cfg.Roots = inprocess.Roots(b.Machine)
 	tune(&cfg)
-	m := monitor.New(func() (monitor.Session, error) {
-		s, err := nvidia.Open(nvidia.Options{Roots: cfg.Roots, Processes: cfg.ReservationCheck.Enabled()})
-		if err != nil {
-			return nil, err
-		}
-		return shortWaits{s}, nil
-	}, cfg, slog.New(slog.DiscardHandler), nil)
+	m := inprocess.Monitor(cfg, nvidia.Options{Processes: cfg.ReservationCheck.Enabled()}, func(s *nvidia.Session) monitor.Session { return shortWaits{s} })
 	m.SetProcessCheck(func(p gpu.Process) bool { return nvidia.ProcessRunning(cfg.Roots, p) })
 	b.monitor = m
 
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	t.Cleanup(func() { cancel(); running.Wait() })
-	running.Go(func() {
-		if err := m.Run(ctx); err != nil {
-			t.Error("monitor:", err)
-		}
-	})
+	inprocess.Run(ctx, t, m, &running)
 	b.orchestrators = serve(ctx, t, m, m, &running)
-	for inv := range m.Watch(ctx) { // else "no devices" would be right before the first reading
-		if inv.Driver().State != gpu.DriverPending {
-			break
-		}
-	}
+	inprocess.AwaitReading(ctx, m) // else "no devices" would be right before it
 	return b
 }
 
@@ -122,15 +105,7 @@ func (b *both) await(t testing.TB, what string, n int, sick ...string) {
 	}
 }
 
-// until polls a condition.
-func until(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(limit); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("not in time:", what)
-		}
-	}
-}
+var until = check.Until
 
 // dump writes what both list and allocate.
 func (b *both) dump(t *testing.T) string {
@@ -197,12 +172,7 @@ func (b *both) units(t testing.TB) (ids []string) {
 	return ids
 }
 
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
+var must = check.NoError
 
 // orchestrators are a kubelet and a Nomad client, on their side of the plugin protocol.
 type orchestrators struct {
@@ -220,11 +190,7 @@ func serve(ctx context.Context, t testing.TB, toKubelet, toNomad nomadadapter.So
 }
 
 func (o *orchestrators) serveKubelet(ctx context.Context, t testing.TB, src nomadadapter.Source, running *sync.WaitGroup) {
-	dir, err := os.MkdirTemp("", "parity") // t.TempDir's names are too long for a socket
-	must(t, err)
-	o.kubelet = kubelettest.New(dir)
-	must(t, o.kubelet.Start())
-	t.Cleanup(func() { o.kubelet.Stop(); _ = os.RemoveAll(dir) })
+	o.kubelet, _ = inprocess.Kubelet(t)
 	adapter := deviceplugin.New(src, deviceplugin.Options{
 		KubeletSocket: o.kubelet.Socket(), MPSRoot: "/run/nvidia/mps", Check: src.CheckReservation,
 	})
@@ -232,8 +198,7 @@ func (o *orchestrators) serveKubelet(ctx context.Context, t testing.TB, src noma
 }
 
 func (o *orchestrators) serveNomad(ctx context.Context, t testing.TB, src nomadadapter.Source) {
-	source := func(context.Context, nomadadapter.Settings, *slog.Logger) nomadadapter.Source { return src }
-	o.nomad = nomadtest.Serve(t, nomadadapter.New(ctx, "2.0.0", source, hclog.NewNullLogger()))
+	o.nomad = inprocess.Nomad(ctx, t, src)
 	stream, err := o.nomad.Fingerprint(ctx)
 	must(t, err)
 	go func() {

@@ -12,10 +12,9 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/tandem-gpu/tandem/internal/config/policy"
-	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
-	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
+	"github.com/tandem-gpu/tandem/test/rig/inprocess"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -105,11 +104,7 @@ func read(t *testing.T, machine string, prepare func(*simdriver.Machine) error) 
 	if prepare != nil {
 		must(t, prepare(m))
 	}
-	s, err := nvidia.Open(nvidia.Options{Roots: core.Roots{Driver: m.Root, Dev: m.Root, Sys: m.Root + "/sys", Proc: m.Root + "/proc"}})
-	must(t, err)
-	snapshot, err := s.Snapshot()
-	must(t, err, s.Close())
-	return named(t, machine, snapshot)
+	return named(t, machine, inprocess.Read(t, m))
 }
 
 // named gives MIG instances that were made just now, by chance, IDs that are the same every time.

@@ -3,14 +3,13 @@
 package placement
 
 import (
-	"path/filepath"
 	"testing"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/core/nvidia"
+	"github.com/tandem-gpu/tandem/test/rig/inprocess"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -32,21 +31,7 @@ func Read(t testing.TB, name string, prepare ...func(*simdriver.Machine) error) 
 			t.Fatal(err)
 		}
 	}
-	s, err := nvidia.Open(nvidia.Options{Roots: core.Roots{
-		Driver: m.Root, Dev: m.Root, Sys: filepath.Join(m.Root, "sys"), Proc: filepath.Join(m.Root, "proc"),
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	snap, err := s.Snapshot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	snap := inprocess.Read(t, m)
 	return Machine{
 		Driver: m, GPUs: snap.Devices, Links: snap.Links,
 		Inventory: core.Build(snap, health.Ledger{}, core.DefaultConfig()).WithoutHost(),

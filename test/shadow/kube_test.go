@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/cli/shadow"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/test/binaries"
+	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
@@ -155,12 +156,7 @@ func TestKubernetes(t *testing.T) {
 	goldenfile.Compare(t, "testdata/kubernetes.golden", render(report(t, b.command())))
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = check.NoError
 
 // With --for, what begins and ends is printed as it happens, and the exit code says that there was a difference.
 func TestFollow(t *testing.T) {

@@ -129,7 +129,8 @@ func (m *Machine) locked(change func() error) error {
 // edit changes machine.conf and then the trees that follow from it.
 //
 // The trees are written before the library has a new GPU, and cleared after it has an old one no more, as on a real
-// machine: an agent that finds a GPU finds its files.
+// machine: an agent that finds a GPU finds its files. Only the kernel module's list of GPUs, a change of which makes an agent read, has
+// a new GPU after the library: the reading must find it.
 func (m *Machine) edit(change func(*conf) error) error {
 	return m.locked(func() error {
 		text, err := os.ReadFile(m.path("machine.conf"))
@@ -145,6 +146,9 @@ func (m *Machine) edit(change func(*conf) error) error {
 			return err
 		}
 		if err := replace(m.path("machine.conf"), c.String()); err != nil {
+			return err
+		}
+		if err := t.writeFiles(m.Root, isListed); err != nil {
 			return err
 		}
 		return t.prune(m.Root)

@@ -128,7 +128,7 @@ func pciRoot(address string) string {
 func (t tree) gpu(c *conf, slot, index, minor int, driver string) {
 	pci := c.gpuGet(slot, "pci")
 	t.nodes[fmt.Sprintf("dev/nvidia%d", minor)] = device{majorGPU, uint32(minor)}
-	t.files["proc/driver/nvidia/gpus/"+pci+"/information"] = fmt.Sprintf(
+	t.files[listedGPUs+pci+"/information"] = fmt.Sprintf(
 		"Model: \t\t %s\nIRQ:   \t\t %d\nGPU UUID: \t %s\nVideo BIOS: \t %s\nBus Type: \t PCIe\nBus Location: \t %s\nDevice Minor: \t %d\nGPU Firmware: \t %s\nGPU Excluded:\t No\n",
 		c.gpuGet(slot, "name"), 100+index, c.gpuGet(slot, "uuid"), c.gpuGet(slot, "vbios"), pci, minor, driver)
 	if c.gpuGet(slot, "mig") != "yes" {
@@ -185,18 +185,15 @@ func number(s string) uint64 {
 	return n
 }
 
+// listedGPUs is the folder in which the kernel module lists its GPUs.
+const listedGPUs = "proc/driver/nvidia/gpus/"
+
+func isListed(path string) bool { return strings.HasPrefix(path, listedGPUs) }
+
+// write writes all but the list of GPUs.
 func (t tree) write(root string) error {
-	for path, text := range t.files {
-		at := filepath.Join(root, path)
-		if old, err := os.ReadFile(at); err == nil && string(old) == text {
-			continue
-		}
-		if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
-			return err
-		}
-		if err := replace(at, text); err != nil {
-			return err
-		}
+	if err := t.writeFiles(root, func(path string) bool { return !isListed(path) }); err != nil {
+		return err
 	}
 	for path, target := range t.links {
 		if err := link(target, filepath.Join(root, path)); err != nil {
@@ -205,6 +202,26 @@ func (t tree) write(root string) error {
 	}
 	for path, d := range t.nodes {
 		if err := d.make(filepath.Join(root, path)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeFiles writes the files of which is holds.
+func (t tree) writeFiles(root string, is func(path string) bool) error {
+	for path, text := range t.files {
+		if !is(path) {
+			continue
+		}
+		at := filepath.Join(root, path)
+		if old, err := os.ReadFile(at); err == nil && string(old) == text {
+			continue
+		}
+		if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
+			return err
+		}
+		if err := replace(at, text); err != nil {
 			return err
 		}
 	}

@@ -3,7 +3,6 @@ package storm
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -16,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -183,9 +183,4 @@ func (j *journal) String() string {
 	return strings.Join(j.lines, "\n")
 }
 
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
+var must = check.NoError

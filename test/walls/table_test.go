@@ -21,7 +21,7 @@ func TestArchitectureTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	lines := strings.Split(string(text), "\n")
-	listed := map[string]bool{}
+	all, listed := allLinked(t), map[string]bool{}
 	for i, line := range lines {
 		m := row.FindStringSubmatch(line)
 		if m == nil {
@@ -32,7 +32,7 @@ func TestArchitectureTable(t *testing.T) {
 			t.Errorf("docs/architecture.md:%d: a second row for %s", i+1, name)
 		}
 		listed[name] = true
-		lines[i] = "| `" + name + "` | " + content + " | " + imports(t, name) + " |"
+		lines[i] = "| `" + name + "` | " + content + " | " + imports(t, all, name) + " |"
 		if lines[i] != line && !*goldenfile.Update {
 			t.Errorf("docs/architecture.md:%d:\n%s\nwant\n%s\nrun go test ./test/walls -update", i+1, line, lines[i])
 		}
@@ -50,28 +50,43 @@ func TestArchitectureTable(t *testing.T) {
 	}
 }
 
-// imports are the packages of this module and the other modules that a package imports, in a line.
-func imports(t *testing.T, name string) string {
+// linked is a package of the product, or one that it links.
+type linked struct {
+	module  string // "" = of the standard library
+	imports []string
+}
+
+// allLinked are those packages, by import path.
+func allLinked(t *testing.T) map[string]linked {
 	t.Helper()
-	pkg := module + "internal/" + name
-	if strings.HasPrefix(name, "cmd/") {
-		pkg = module + name
+	all := map[string]linked{}
+	for _, line := range list(t, "-deps", "-f", `{{.ImportPath}};{{with .Module}}{{.Path}}{{end}};{{join .Imports " "}}`, module+"cmd/...", module+"internal/...") {
+		f := strings.Split(line, ";")
+		all[f[0]] = linked{f[1], strings.Fields(f[2])}
 	}
-	var own, others []string
-	for _, imp := range list(t, "-f", "{{join .Imports \"\\n\"}}", pkg) {
+	return all
+}
+
+// imports are the packages of this module and the other modules that a package imports, in a line.
+func imports(t *testing.T, all map[string]linked, name string) string {
+	t.Helper()
+	pkg, found := all[module+"internal/"+name]
+	if !found {
+		pkg, found = all[module+name]
+	}
+	if !found {
+		t.Errorf("docs/architecture.md has a row for %s, which is no package", name)
+	}
+	var own, modules []string
+	for _, imp := range pkg.imports {
 		if p, ok := strings.CutPrefix(imp, module+"internal/"); ok {
 			own = append(own, p)
-		} else if strings.Contains(imp, ".") {
-			others = append(others, imp)
+		} else if of := all[imp].module; of != "" {
+			modules = append(modules, of)
 		}
 	}
-	var modules []string
-	if len(others) > 0 {
-		modules = list(t, append([]string{"-f", "{{with .Module}}{{.Path}}{{end}}"}, others...)...)
-		slices.Sort(modules)
-		modules = slices.Compact(modules)
-	}
 	slices.Sort(own)
-	parts := []string{strings.Join(own, ", "), strings.Join(modules, ", ")}
+	slices.Sort(modules)
+	parts := []string{strings.Join(own, ", "), strings.Join(slices.Compact(modules), ", ")}
 	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), "; ")
 }

@@ -2,7 +2,6 @@ package kubelet
 
 import (
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,6 +11,8 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
 // The tests of this file have no case in the kubelet contract's checklist: they are about policies.
@@ -142,19 +143,11 @@ policy:
 	}
 }
 
-// mpsDaemon listens in place of a pool's control daemon and returns the root of its pipe.
+// mpsDaemon starts a stand-in for a pool's control daemon and returns the root of its pipe.
 func (n *node) mpsDaemon(pool string) string {
 	n.Helper()
-	root, err := os.MkdirTemp("", "mps") // short enough for a socket
-	n.Must(err)
-	pipe := filepath.Join(root, "nvidia.com", pool, "pipe")
-	n.Must(os.MkdirAll(pipe, 0o755))
-	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(pipe, "control"), Net: "unixpacket"})
-	n.Must(err)
-	n.Cleanup(func() {
-		_ = l.Close()
-		_ = os.RemoveAll(root)
-	})
+	root := coretest.ShortDir(n.T)
+	coretest.MPSDaemon(n.T, filepath.Join(root, "nvidia.com", pool, "pipe"))
 	return root
 }
 

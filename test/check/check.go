@@ -1,0 +1,29 @@
+// Package check has what the tests of many folders do: they end at an error, and wait for what another goroutine or process does.
+package check
+
+import (
+	"errors"
+	"testing"
+	"time"
+)
+
+// NoError ends the test if one of the errors is not nil.
+func NoError(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// limit is for anything that has to happen, on a machine under load.
+const limit = 2 * time.Minute
+
+// Until waits until ok returns true. It ends the test if that takes too long.
+func Until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(limit); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("not in time:", what)
+		}
+	}
+}
