@@ -38,7 +38,7 @@ func record(holds ...holders.Holder) *holders.Record {
 
 func hold(o holders.Work, n int) holders.Holder {
 	id := coretest.GPU(n)
-	return holders.Holder{Work: o, Resource: "nvidia.com/gpu", Unit: inventory.UnitID(id), Device: id}
+	return holders.Holder{Work: o, Resource: "nvidia.com/gpu", Unit: inventory.UnitID(id), Device: id, At: gpu.WholeGPU(id)}
 }
 
 // reading is one input, of which a test changes parts.

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
@@ -93,23 +94,27 @@ func sameForm(a, b kubeapi.Device) bool {
 	return true
 }
 
-// overlaps reports whether claims hold the hardware of a device under the name of another device, which is not offered beside
-// it. Devices that are offered at the same time on the same hardware are the shares of one device.
-func (l *listing) overlaps(withdrawn []prepared.Result) bool {
-	return slices.ContainsFunc(withdrawn, func(r prepared.Result) bool {
-		return r.Device != l.device.Name && r.At.Overlaps(l.unit.Device.At)
-	})
-}
-
-// withdrawn returns the held devices that are not offered as they were published, by GPU.
-func withdrawn(held map[string]holding, offered map[string]bool) map[gpu.DeviceID][]prepared.Result {
-	all := map[gpu.DeviceID][]prepared.Result{}
-	for name, h := range held {
-		if !offered[name] {
-			all[h.result.At.GPU] = append(all[h.result.At.GPU], h.result)
+// overlaps reports whether claims hold the hardware of a device as another device, which is not offered beside it. Devices that are offered
+// at the same time on the same hardware are the shares of one device.
+func (l *listing) overlaps(notOffered holders.Set) bool {
+	own := prepared.Result{Device: l.device.Name, Unit: l.unit.ID, At: l.unit.Device.At}.Holder()
+	for h := range notOffered.On(own.At) {
+		if h.Device != own.Device || h.Unit != own.Unit {
+			return true
 		}
 	}
-	return all
+	return false
+}
+
+// notOffered returns the holders of devices that are not offered as they were published.
+func notOffered(held map[string]holding, offered map[string]bool) holders.Set {
+	var all []holders.Holder
+	for name, h := range held {
+		if !offered[name] {
+			all = append(all, h.result.Holder())
+		}
+	}
+	return holders.NewSet(all)
 }
 
 // retained returns the devices that claims hold and that are offered no more, in the order of their names.

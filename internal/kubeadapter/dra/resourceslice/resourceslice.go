@@ -142,10 +142,10 @@ func (in Input) listings() []listing {
 	for _, l := range all {
 		offered[l.device.Name] = !kept[l.device.Name]
 	}
-	gone := withdrawn(held, offered)
+	others := notOffered(held, offered)
 	for i := range all {
 		l := &all[i]
-		l.device.Taints = in.taints(l.unit, kept[l.device.Name], l.overlaps(gone[l.unit.Device.At.GPU]))
+		l.device.Taints = in.taints(l.unit, kept[l.device.Name], l.overlaps(others))
 	}
 	return append(all, in.retained(held, offered)...)
 }
