@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/internal/util/problemset"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
@@ -128,9 +127,10 @@ type Adapter struct {
 	abandoned map[string]time.Time // by UID: since when nothing has a claim any more; of the goroutine that queries the kubelet
 	unlisted  map[string]time.Time // the same for claims whose records can't be read: since when no pod has one
 
-	mu       sync.Mutex
-	current  Stats
-	problems map[problem.Code][]string
+	problems problemset.Set
+
+	mu      sync.Mutex
+	current Stats
 }
 
 // view is what slices have, and the inventory from which that follows.
@@ -155,7 +155,7 @@ func New(src Source, o Options) *Adapter {
 		specs:   &claimSpecs{folder: o.CDIFolder, vendor: o.CDIVendor, mpsRoot: o.MPSRoot},
 		desired: watch.NewValue[[]kubeapi.Device](nil), claims: watch.NewValue[[]prepared.Claim](nil),
 		health: watch.NewValue[[]resourceslice.DeviceHealth](nil), admission: watch.NewValue(admission{pending: o.PodClaims != nil}),
-		queries: make(chan struct{}, 1), problems: map[problem.Code][]string{},
+		queries: make(chan struct{}, 1), problems: problemset.Set{Log: o.Log},
 	}
 	if a.lock == nil {
 		a.lock = &sync.Mutex{}
@@ -283,31 +283,18 @@ func (a *Adapter) Problems() (all []problem.Problem) {
 	if store := a.store.Load(); store != nil {
 		all = append(all, store.Problems()...)
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, code := range slices.Sorted(maps.Keys(a.problems)) {
-		all = append(all, problem.Each(code, a.problems[code]...)...)
-	}
-	return all
+	return append(all, a.problems.List()...)
 }
 
 // setProblems replaces the problems of a code, and logs those that are new.
 func (a *Adapter) setProblems(code problem.Code, texts ...string) {
-	a.mu.Lock()
-	before := a.problems[code]
-	a.problems[code] = texts
-	a.mu.Unlock()
-	for _, text := range texts {
-		if !slices.Contains(before, text) {
-			a.opts.Log.Warn(about[code] + ": " + text)
-		}
-	}
+	a.problems.Replace(code, logPrefix[code], texts...)
 }
 
-// about is what the log has before a problem.
-var about = map[problem.Code]string{
-	problem.ClaimState: "state", problem.PodClaims: "claims of pods", problem.PreparedClaims: "prepared claims",
-	problem.ClaimCDI: "CDI specifications of claims",
+// logPrefix is what the log has before a problem.
+var logPrefix = map[problem.Code]string{
+	problem.ClaimState: "state: ", problem.PodClaims: "claims of pods: ", problem.PreparedClaims: "prepared claims: ",
+	problem.ClaimCDI: "CDI specifications of claims: ",
 }
 
 // Ready returns nil if the kubelet has registered the driver.
