@@ -47,7 +47,7 @@ func (p *Publisher) refreshNode(ctx context.Context) error {
 	}
 	err := p.readNode(ctx)
 	if err != nil && !errors.Is(err, kubeapi.ErrNotFound) && p.node.uid == "" {
-		p.node.uid = p.seen.owner(p.names.own, p.opts.Node)
+		p.node.uid = p.cache.owner(p.names.own, p.opts.Node)
 	}
 	return err
 }

@@ -102,8 +102,8 @@ func (p *Publisher) publishStatus() {
 	s.DropsShares = p.dropShares.Load()
 	s.OtherSlices = nil
 	s.Slices, s.Devices, s.Generation = 0, 0, 0
-	for _, name := range slices.Sorted(maps.Keys(p.seen.slices)) {
-		slice := p.seen.slices[name]
+	for _, name := range slices.Sorted(maps.Keys(p.cache.slices)) {
+		slice := p.cache.slices[name]
 		if !p.names.own(name) {
 			s.OtherSlices = append(s.OtherSlices, name)
 			continue
@@ -128,10 +128,10 @@ func (p *Publisher) problem(text string) {
 	}
 }
 
-// reached takes that the API server has answered.
+// reached records that the API server has answered.
 func (p *Publisher) reached() { p.current.Reachable, p.current.UnreachableSince = true, time.Time{} }
 
-// unreached takes that it has not.
+// unreached records that it has not.
 func (p *Publisher) unreached() {
 	if p.current.Reachable || p.current.UnreachableSince.IsZero() {
 		p.current.Reachable, p.current.UnreachableSince = false, time.Now()
@@ -147,7 +147,7 @@ type partialError struct {
 // Unwrap returns the cause.
 func (e partialError) Unwrap() error { return e.error }
 
-// failed takes why a round ended, and sets when the next try may be.
+// failed records why a round ended, and sets when the next try may be.
 func (p *Publisher) failed(err error) {
 	var waiting waitError
 	if errors.As(err, &waiting) {
@@ -191,6 +191,6 @@ func (p *Publisher) report(err error) {
 
 // wait sets a pause in which no request is sent.
 func (p *Publisher) wait(d time.Duration) {
-	p.hold = time.Now().Add(d)
-	p.at(p.hold)
+	p.notBefore = time.Now().Add(d)
+	p.at(p.notBefore)
 }
