@@ -110,7 +110,7 @@ type Adapter struct {
 	specs  *claimSpecs
 
 	store    atomic.Pointer[prepared.Store]  // nil = not read yet
-	unloaded atomic.Pointer[prepared.Unread] // why it is not; nil = not known, or it is
+	loadErr  atomic.Pointer[prepared.Unread] // why it is not; nil = not known, or it is
 	stopping chan struct{}                   // closed when Run ends
 	loaded   chan struct{}                   // closed when store is set
 	changes  *watch.Value[struct{}]          // stored when anything that Prepare depends on may have changed
@@ -192,7 +192,7 @@ func (a *Adapter) load(ctx context.Context) {
 			a.store.Store(store)
 			break
 		}
-		a.unloaded.Store(&prepared.Unread{Path: a.claimsDir(), Err: err})
+		a.loadErr.Store(&prepared.Unread{Path: a.claimsDir(), Err: err})
 		a.setProblems(problem.ClaimState, oneLine(err)+": nothing can be prepared or unprepared")
 		task.Heartbeat(a.limits.retry)
 		if !watch.Sleep(ctx, a.limits.retry) {
@@ -251,8 +251,8 @@ func (a *Adapter) Health() *watch.Value[[]resourceslice.DeviceHealth] { return a
 func (a *Adapter) Record() holders.Record {
 	r := holders.Record{Complete: true}
 	if a.isLoaded() {
-		r.Holders = heldBy(others("", a.opts.BootID, a.store.Load().All()))
-	} else if a.unloaded.Load() == nil {
+		r.Holders = heldBy(claimsBeside("", a.opts.BootID, a.store.Load().All()))
+	} else if a.loadErr.Load() == nil {
 		return holders.Record{Missing: "the prepared claims, which are not read yet; does the disk of state_dir respond?"}
 	}
 	unread := a.Unread()
@@ -269,8 +269,8 @@ func (a *Adapter) Record() holders.Record {
 	return r
 }
 
-// Withdrawn returns why no device takes new work; "" if they do.
-func (a *Adapter) Withdrawn() string { return a.admission.Load().text() }
+// Cordoned returns why no device takes new work; "" if they do.
+func (a *Adapter) Cordoned() string { return a.admission.Load().text() }
 
 // Problems are those that an operator should know of.
 func (a *Adapter) Problems() (all []problem.Problem) {

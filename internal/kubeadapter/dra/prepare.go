@@ -84,15 +84,15 @@ func (a *Adapter) prepare(ctx context.Context, ref claimRef, step *step) (prepar
 //	another one                 records read     device free    record stored    records read: conflict, record removed
 func (a *Adapter) confirm(got reservation, store *prepared.Store) error {
 	if err := a.readOthers(store); err != nil {
-		store.Hold(got.claim) // "started", so that the next Prepare does not answer from it
+		store.Reserve(got.claim) // "started", so that the next Prepare does not answer from it
 		return err
 	}
-	held := holders.NewSet(heldBy(others(got.claim.UID, a.opts.BootID, store.All())))
+	held := holders.NewSet(heldBy(claimsBeside(got.claim.UID, a.opts.BootID, store.All())))
 	own := got.claim
 	for i, w := range got.wants {
 		own.Results = got.claim.Results[:i]
 		if err := conflict(w, held, holders.NewSet(own.Holders())); err != nil {
-			store.Hold(got.claim) // the same, if it can't be removed
+			store.Reserve(got.claim) // the same, if it can't be removed
 			if left := a.remove(got.claim.UID, store); left != nil {
 				return joined{err, left}
 			}
@@ -108,7 +108,7 @@ func (a *Adapter) record(c prepared.Claim, store *prepared.Store) error {
 	if c.HasSpec() {
 		c.State = prepared.Started
 		if err := store.Put(c); err != nil {
-			store.Release(c.UID)
+			store.Unreserve(c.UID)
 			return err
 		}
 		if err := a.specs.ensure(c); err != nil {
@@ -118,7 +118,7 @@ func (a *Adapter) record(c prepared.Claim, store *prepared.Store) error {
 	c.State, c.Since = prepared.Complete, time.Now().UTC().Truncate(time.Second)
 	err := store.Put(c)
 	if err != nil {
-		store.Release(c.UID)
+		store.Unreserve(c.UID)
 	}
 	return err
 }

@@ -23,7 +23,7 @@ func (a *Adapter) Unread() []prepared.Unread {
 	if a.isLoaded() {
 		return a.store.Load().Unread()
 	}
-	if dir := a.unloaded.Load(); dir != nil {
+	if dir := a.loadErr.Load(); dir != nil {
 		return []prepared.Unread{*dir}
 	}
 	return nil
@@ -45,9 +45,9 @@ func mayHaveClaim(inv *inventory.Inventory, of gpu.DeviceID) bool {
 	return !assigned || one.API == "" || one.API == inventory.DRA
 }
 
-// settleUnread sets records aside that could not be read before an answer of the kubelet that has all pods, if no such answer of the last minutes
+// setAsideUnread sets records aside that could not be read before an answer of the kubelet that has all pods, if no such answer of the last minutes
 // has their claims.
-func (a *Adapter) settleUnread(store *prepared.Store, unread []prepared.Unread) {
+func (a *Adapter) setAsideUnread(store *prepared.Store, unread []prepared.Unread) {
 	now, unlisted := time.Now(), map[string]time.Time{}
 	var empty []prepared.Unread
 	for _, u := range unread {
@@ -60,5 +60,5 @@ func (a *Adapter) settleUnread(store *prepared.Store, unread []prepared.Unread) 
 		}
 	}
 	a.unlisted = unlisted
-	store.Settle(empty)
+	store.SetAside(empty)
 }

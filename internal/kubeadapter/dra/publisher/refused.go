@@ -64,7 +64,7 @@ func inForm(d kubeapi.Device, f form, published map[string]kubeapi.Device) (kube
 	}
 	as.Taints = slices.DeleteFunc(slices.Clone(as.Taints), func(t kubeapi.DeviceTaint) bool { return !blocks(t) })
 	one := []kubeapi.Device{as}
-	return resourceslice.Stamp(resourceslice.Withdraw(one, refusedValue), one, time.Now())[0], true
+	return resourceslice.Stamp(resourceslice.Cordon(one, refusedValue), one, time.Now())[0], true
 }
 
 // publishedDevices are the devices as the server has them, or had them when all was published last.

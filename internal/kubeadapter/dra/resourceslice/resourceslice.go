@@ -40,8 +40,8 @@ type Input struct {
 	// before it looks at taints.
 	LastDriver gpu.Driver
 
-	Evict     bool   // devices whose hardware is broken evict the pods that run on them: effect NoExecute
-	Withdrawn string // why no device takes new work; "" = they do
+	Evict    bool   // devices whose hardware is broken evict the pods that run on them: effect NoExecute
+	Cordoned string // why no device takes new work; "" = they do
 }
 
 // DeviceName is the name of a unit's device in a slice: a DNS label that is stable over boots and reloads of the driver. All units of a
