@@ -66,10 +66,10 @@ func (t Table) Next(in Input) Table {
 	for u := range in.Inventory.Devices() {
 		placements[u.Device.ID] = u.Device.At
 	}
-	recorded := in.recorded(t)
-	n := next{Input: in, was: t, held: holders.NewSet(recorded.Locate(placements).Holders)}
+	record := in.recordAfter(t)
+	n := next{Input: in, was: t, held: holders.NewSet(record.Locate(placements).Holders)}
 	known := in.Record != nil && in.Record.Complete
-	out := Table{At: in.At, HoldersKnown: known, RecordAt: t.RecordAt, Recorded: recorded.Holders, Problems: in.Problems}
+	out := Table{At: in.At, HoldersKnown: known, RecordAt: t.RecordAt, Recorded: record.Holders, Problems: in.Problems}
 	if known {
 		out.RecordAt = in.At
 	}
@@ -86,8 +86,8 @@ type next struct {
 	held holders.Set // by the record
 }
 
-// recorded is the record, with the holders that were seen before while there is no complete one, for a while.
-func (in Input) recorded(was Table) holders.Record {
+// recordAfter is the record, with the holders that were seen before while there is no complete one, for a while.
+func (in Input) recordAfter(was Table) holders.Record {
 	var r holders.Record
 	if in.Record != nil {
 		r = *in.Record
@@ -177,7 +177,7 @@ func (n next) recorded(o holders.Work) bool {
 	return listed || n.Record.AllWork
 }
 
-// runs reports whether a process of o may be of the work of a hold: the record of a pod may have no UID, as the kubelet's has none, and
+// runs reports whether a process of o may be of the work of a holder: the record of a pod may have no UID, as the kubelet's has none, and
 // a kubelet may give pods no control groups.
 func runs(o holders.Work, h holders.Holder) bool {
 	return o.Orchestrator == h.Work.Orchestrator && (o.ID == h.Work.ID || h.Work.ID == "" || o.ID == "")
