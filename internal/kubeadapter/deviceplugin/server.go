@@ -20,7 +20,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
-// server is the device plugin service of one incarnation. Requests are answered from the latest offer without a driver
+// server is the device plugin service of one registration. Requests are answered from the latest offer without a driver
 // call, because the kubelet calls within its sync loop and without a deadline.
 type server struct {
 	v1beta1.UnimplementedDevicePluginServer
@@ -223,7 +223,7 @@ func (s *server) checkReservation(units []inventory.Unit) error {
 	return err
 }
 
-// streams signals the start of the first stream of an incarnation and the end of the last one.
+// streams signals the start of the first stream of a registration and the end of the last one.
 type streams struct {
 	mu     sync.Mutex
 	n      int
