@@ -54,7 +54,7 @@ type state struct {
 	wanted  []kubeapi.Device // nil = not known yet
 	newer   <-chan struct{}  // closed when there are newer ones
 	devices []kubeapi.Device // those of them that the server can list, with the time of each taint
-	stamped bool             // devices are those of wanted
+	derived bool             // devices follow from wanted
 	cache   sliceCache
 	node    node
 
@@ -110,7 +110,7 @@ func New(o Options) *Publisher {
 	p.node.retry, p.other.retry = newRetries(), newRetries()
 	p.retry, p.taintRetry, p.recheck = newRetries(), newRetries(), newWait(refusedAgain, refusedLong)
 	p.minorWrites = bucket{size: 10, every: 5 * time.Second}
-	p.problem(notListed.Error())
+	p.setProblem(notListed.Error())
 	p.publishStatus()
 	return p
 }
@@ -143,7 +143,7 @@ func (p *Publisher) Run(ctx context.Context) error {
 		changed := p.takeDevices()
 		p.applyChanges(changes)
 		again := p.addTaints(ctx)
-		if now := time.Now(); !p.due.IsZero() && !now.Before(p.next()) {
+		if now := time.Now(); !p.due.IsZero() && !now.Before(p.nextComparison()) {
 			p.due = now.Add(resync)
 			p.reconcile(ctx, changes)
 			changed = p.takeDevices()
@@ -164,8 +164,8 @@ func (p *Publisher) Run(ctx context.Context) error {
 	}
 }
 
-// next is when the next comparison may be.
-func (p *Publisher) next() time.Time {
+// nextComparison is when the next comparison may be.
+func (p *Publisher) nextComparison() time.Time {
 	if p.notBefore.After(p.due) {
 		return p.notBefore
 	}
@@ -177,11 +177,11 @@ func (p *Publisher) untilNext() time.Duration {
 	if p.due.IsZero() {
 		return resync
 	}
-	return max(0, time.Until(p.next()))
+	return max(0, time.Until(p.nextComparison()))
 }
 
-// at sets the time of the next comparison, if it is not earlier already.
-func (p *Publisher) at(t time.Time) {
+// compareAt sets the time of the next comparison, if it is not earlier already.
+func (p *Publisher) compareAt(t time.Time) {
 	if p.due.IsZero() || t.Before(p.due) {
 		p.due = t
 	}
@@ -197,11 +197,11 @@ func (p *Publisher) takeDevices() <-chan struct{} {
 	if latest == nil || p.wanted != nil && sameDevices(latest, p.wanted) {
 		return changed
 	}
-	p.wanted, p.stamped = latest, false
+	p.wanted, p.derived = latest, false
 	if p.view().keepsPodsAway(p.cache.devices(p.names.own), p.support.listable(latest)) {
-		p.at(time.Now())
+		p.compareAt(time.Now())
 	} else {
-		p.at(time.Now().Add(debounce))
+		p.compareAt(time.Now().Add(debounce))
 	}
 	return changed
 }
@@ -216,7 +216,7 @@ func (p *Publisher) apply(c change) {
 	now := time.Now()
 	if c.err != nil {
 		if p.report(c.err); errors.Is(c.err, kubeapi.ErrUnavailable) { // else writes may work
-			p.wait(p.retry.next(c.err))
+			p.pause(p.retry.next(c.err))
 		}
 		return
 	}
@@ -228,7 +228,7 @@ func (p *Publisher) apply(c change) {
 		p.cache.replace(*c.list, c.began)
 	case c.event != nil && p.cache.add(*c.event):
 	case !c.back:
-		p.reached()
+		p.setReachable()
 		return
 	}
 	if c.event == nil { // the server is there, or back
@@ -237,6 +237,6 @@ func (p *Publisher) apply(c change) {
 		p.taintRetry.reset()
 		p.node.again, p.other.notBefore = time.Time{}, time.Time{}
 	}
-	p.at(now)
-	p.reached()
+	p.compareAt(now)
+	p.setReachable()
 }

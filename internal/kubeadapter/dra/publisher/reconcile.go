@@ -25,18 +25,18 @@ func (e waitError) Error() string { return string(e) }
 
 // reconcile compares and writes until nothing is left to do, a request fails, or something changed that asks for another plan.
 func (p *Publisher) reconcile(ctx context.Context, changes <-chan change) {
-	again, err := p.round(ctx, changes)
+	again, err := p.reconcileOnce(ctx, changes)
 	switch {
 	case ctx.Err() != nil:
 	case err != nil:
 		p.failed(err)
 	case again:
-		p.at(time.Now())
+		p.compareAt(time.Now())
 	}
 }
 
-// round does one plan. It reports whether another one has to follow at once.
-func (p *Publisher) round(ctx context.Context, changes <-chan change) (again bool, err error) {
+// reconcileOnce does one plan. It reports whether another one has to follow at once.
+func (p *Publisher) reconcileOnce(ctx context.Context, changes <-chan change) (again bool, err error) {
 	if !p.cache.listed {
 		return false, notListed
 	}
@@ -55,14 +55,14 @@ func (p *Publisher) round(ctx context.Context, changes <-chan change) (again boo
 	if p.dropShares.Load() && usesShares(p.wanted) {
 		return false, waitError("waiting for the devices with each share as a device of its own: the API server drops allowMultipleAllocations")
 	}
-	p.stamp()
+	p.deriveDevices()
 	if err := p.recheckRefused(ctx); err != nil {
 		return false, err
 	}
 	l := newLayout(p.desired())
 	todo, retry := p.other.limit(p.view().plan(l), time.Now())
 	if retry > 0 {
-		p.at(time.Now().Add(retry))
+		p.compareAt(time.Now().Add(retry))
 	}
 	if len(todo.writes) == 0 {
 		p.other.noWrites(p.foreign(), time.Now())
@@ -72,7 +72,7 @@ func (p *Publisher) round(ctx context.Context, changes <-chan change) (again boo
 		return true, p.detectSupport(ctx)
 	}
 	if wait := p.throttle(todo); wait > 0 {
-		p.at(time.Now().Add(wait))
+		p.compareAt(time.Now().Add(wait))
 		return false, nil
 	}
 	return p.execute(ctx, l, todo, changes)
@@ -96,17 +96,17 @@ func (p *Publisher) execute(ctx context.Context, l layout, todo plan, changes <-
 	return again, err
 }
 
-// stamp gives the desired taints their times: those that they have already, in the API after a restart.
-func (p *Publisher) stamp() {
-	if p.stamped {
+// deriveDevices derives the devices from the wanted ones. Their taints get the times that they have already, in the API after a restart.
+func (p *Publisher) deriveDevices() {
+	if p.derived {
 		return
 	}
-	p.stamped = true
+	p.derived = true
 	before := p.devices
 	if before == nil {
 		before = p.cache.devices(p.names.own)
 	}
-	p.devices = stamped(p.support.listable(p.wanted), before, time.Now())
+	p.devices = withTaintTimes(p.support.listable(p.wanted), before, time.Now())
 	p.forget(before)
 }
 
@@ -130,8 +130,8 @@ func (p *Publisher) done(l layout, nodeErr error) error {
 		p.log.Info("resource slices published", "slices", len(l), "devices", len(p.devices), "generation", p.cache.highest)
 	}
 	clear(p.logged)
-	p.problem("")
-	p.reached()
+	p.setProblem("")
+	p.setReachable()
 	p.retry.reset()
 	return nil
 }

@@ -95,7 +95,7 @@ func (p *Publisher) dryRun(ctx context.Context, devices []kubeapi.Device) ([]kub
 		if !errors.Is(err, kubeapi.ErrExists) {
 			return got.Spec.Devices, err
 		}
-		p.dryRunName = p.names.other(0) // another client has the name
+		p.dryRunName = p.names.alternative(0) // another client has the name
 	}
 }
 
@@ -116,7 +116,7 @@ func (p *Publisher) setSupport(s support) {
 		p.log.Info("the API server does not have the effect None of taints: what only degrades a device is not in its slice")
 	}
 	if s.dropsTaints != before.dropsTaints || s.refusesNone != before.refusesNone {
-		p.stamped = false
+		p.derived = false
 	}
 	p.current.DropsTaints = s.dropsTaints
 }

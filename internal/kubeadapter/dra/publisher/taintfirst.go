@@ -22,7 +22,7 @@ func (p *Publisher) addTaints(ctx context.Context) (again time.Duration) {
 	p.addingTaints = true
 	defer func() { p.addingTaints = false }()
 	for {
-		p.stamp()
+		p.deriveDevices()
 		writes := p.view().taints(p.desired())
 		if len(writes) == 0 || ctx.Err() != nil {
 			return resync
@@ -36,9 +36,9 @@ func (p *Publisher) addTaints(ctx context.Context) (again time.Duration) {
 			p.taintsNotBefore = time.Now().Add(wait)
 			switch {
 			case errors.Is(err, kubeapi.ErrUnavailable): // nothing else would work
-				p.wait(wait)
+				p.pause(wait)
 			case errors.Is(err, kubeapi.ErrInvalid): // perhaps because of what the slice has already: a comparison writes it anew
-				p.at(time.Now())
+				p.compareAt(time.Now())
 			}
 		} else {
 			p.taintRetry.reset()

@@ -61,7 +61,7 @@ func (p *Publisher) write(ctx context.Context, todo plan, changes <-chan change)
 	for rest := todo.writes; len(rest) > 0; {
 		n, pause := p.batchSize(rest)
 		if n == 0 {
-			p.at(time.Now().Add(pause))
+			p.compareAt(time.Now().Add(pause))
 			return false, firstErr
 		}
 		for i, err := range p.send(ctx, rest[:n]) {

@@ -30,7 +30,7 @@ func (p *Publisher) handleFailure(ctx context.Context, w write, err error) (agai
 		return false, getErr
 	case is.Spec.NodeName != p.opts.Node || is.Spec.Driver != p.opts.Driver:
 		i, _ := p.names.index(name)
-		p.otherNames[i] = p.names.other(i)
+		p.otherNames[i] = p.names.alternative(i)
 		p.log.Warn("another client has the name of a resource slice: it gets another one",
 			"slice", name, "node-of-it", is.Spec.NodeName, "driver-of-it", is.Spec.Driver, "instead", p.otherNames[i])
 	default:

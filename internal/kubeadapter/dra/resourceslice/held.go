@@ -12,8 +12,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 )
 
-// holding is a device that prepared claims hold.
-type holding struct {
+// heldDevice is a device that prepared claims hold.
+type heldDevice struct {
 	published kubeapi.Device // without taints
 	result    prepared.Result
 }
@@ -30,21 +30,21 @@ func Published(d kubeapi.Device) json.RawMessage {
 
 // held returns the devices that prepared claims hold, by name. Of several claims on a device the first by UID counts. A claim with admin
 // access holds nothing.
-func (in Input) held() map[string]holding {
+func (in Input) held() map[string]heldDevice {
 	claims := slices.SortedFunc(slices.Values(in.Prepared), func(a, b prepared.Claim) int {
 		if a.UID < b.UID {
 			return -1
 		}
 		return 1
 	})
-	all := map[string]holding{}
+	all := map[string]heldDevice{}
 	for _, c := range claims {
 		if !c.Holds(in.BootID) {
 			continue
 		}
 		for _, r := range c.Results {
 			if _, ok := all[r.Device]; !ok && !r.Admin {
-				all[r.Device] = holding{decoded(r), r}
+				all[r.Device] = heldDevice{decoded(r), r}
 			}
 		}
 	}
@@ -63,7 +63,7 @@ func decoded(r prepared.Result) kubeapi.Device {
 
 // asPublished returns the held device as it was published. A record of another version, or one that was made again without the GPU, may lack
 // attributes and capacities: they are unknown then. An expression that reads one which is missing would be an error for the pod.
-func (h holding) asPublished() kubeapi.Device {
+func (h heldDevice) asPublished() kubeapi.Device {
 	id, shared := h.result.Unit.Split()
 	unknown := inventory.Unit{Device: gpu.Device{ID: id, At: h.result.At, NUMANode: -1}}
 	if shared {
@@ -107,7 +107,7 @@ func (l *listing) overlaps(notOffered holders.Set) bool {
 }
 
 // notOffered returns the holders of devices that are not offered as they were published.
-func notOffered(held map[string]holding, offered map[string]bool) holders.Set {
+func notOffered(held map[string]heldDevice, offered map[string]bool) holders.Set {
 	var all []holders.Holder
 	for name, h := range held {
 		if !offered[name] {
@@ -118,7 +118,7 @@ func notOffered(held map[string]holding, offered map[string]bool) holders.Set {
 }
 
 // retained returns the devices that claims hold and that are offered no more, in the order of their names.
-func (in Input) retained(held map[string]holding, listed map[string]bool) (all []listing) {
+func (in Input) retained(held map[string]heldDevice, listed map[string]bool) (all []listing) {
 	units := map[gpu.DeviceID]inventory.Unit{}
 	for u := range in.Inventory.Devices() {
 		units[u.Device.ID] = u
