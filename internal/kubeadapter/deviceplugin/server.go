@@ -170,7 +170,7 @@ func (s *server) checkResource(units []inventory.Unit) error {
 }
 
 // checkAPI fails if one of the units is offered through another API, or if a resource claim has, or may have, its hardware: an orchestrator may
-// have placed work on the device before it changed sides.
+// have placed work on the device before it was moved to another API.
 func (s *server) checkAPI(units []inventory.Unit) error {
 	var errs []error
 	claims := holders.Record{Complete: true}

@@ -229,7 +229,7 @@ func (a *Adapter) isLoaded() bool {
 func (a *Adapter) changed() { a.changes.Store(struct{}{}) }
 
 // Prepared returns the claims that are prepared, in the order of their UIDs, and those of which the preparation has begun; nil until they
-// are read. It has a claim as soon as Options.Lock is free after its devices were held. The result is not to be changed.
+// are read. It has a claim as soon as Options.Lock is free after its devices were reserved. The result is not to be changed.
 func (a *Adapter) Prepared() []prepared.Claim {
 	if !a.isLoaded() {
 		return nil
@@ -247,7 +247,7 @@ func (a *Adapter) Desired() *watch.Value[[]kubeapi.Device] { return a.desired }
 func (a *Adapter) Health() *watch.Value[[]resourceslice.DeviceHealth] { return a.health }
 
 // Record returns the claims that have, or may have, devices in this boot. One whose file can't be read has all GPUs that it may have. It has a
-// claim as soon as Options.Lock is free after its devices were held.
+// claim as soon as Options.Lock is free after its devices were reserved.
 func (a *Adapter) Record() holders.Record {
 	r := holders.Record{Complete: true}
 	if a.isLoaded() {

@@ -216,9 +216,9 @@ func (a *Adapter) setAdmission(answer PodClaims, problems []string) {
 var ownDeviceName = regexp.MustCompile(`^(gpu|mig)-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(-s[0-9]+)?$`)
 
 // foreignClaims returns a line for each claim of a pod that another driver of this name has prepared.
-func foreignClaims(held []prepared.Claim, answer PodClaims) (lines []string) {
+func foreignClaims(records []prepared.Claim, answer PodClaims) (lines []string) {
 	for _, c := range answer.Claims {
-		if c.Driver != resourceslice.Driver || ownDeviceName.MatchString(c.Device) || recordOf(held, c) {
+		if c.Driver != resourceslice.Driver || ownDeviceName.MatchString(c.Device) || recordOf(records, c) {
 			continue
 		}
 		line := fmt.Sprintf("pod %s has device %s of claim %s/%s, which another driver %s has prepared: drain the node", c.Pod, c.Device, c.Namespace, c.Name, resourceslice.Driver)
@@ -231,8 +231,8 @@ func foreignClaims(held []prepared.Claim, answer PodClaims) (lines []string) {
 }
 
 // recordOf reports whether a record has the device of a pod's claim.
-func recordOf(held []prepared.Claim, p PodClaim) bool {
-	return slices.ContainsFunc(held, func(c prepared.Claim) bool {
+func recordOf(records []prepared.Claim, p PodClaim) bool {
+	return slices.ContainsFunc(records, func(c prepared.Claim) bool {
 		return c.Namespace == p.Namespace && c.Name == p.Name &&
 			slices.ContainsFunc(c.Results, func(r prepared.Result) bool { return r.Device == p.Device })
 	})

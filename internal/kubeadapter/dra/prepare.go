@@ -16,7 +16,7 @@ type claimRef struct{ namespace, name, uid string }
 // server does not answer, and else unless it was allocated anew since (see allocatedAnew). After an error, or the end of the process at any
 // point, the next call completes what this one began:
 //
-//	devices held        in memory
+//	devices reserved    in memory
 //	record "started"    only for a client of an MPS control daemon
 //	specification       the same
 //	record "complete"
@@ -102,7 +102,7 @@ func (a *Adapter) confirm(got reservation, store *prepared.Store) error {
 	return nil
 }
 
-// record stores a claim whose devices are held. A specification must not be left behind by a process that is killed, so the record comes
+// record stores a claim whose devices are reserved. A specification must not be left behind by a process that is killed, so the record comes
 // first; a claim without one is stored once, since each write waits for the disk.
 func (a *Adapter) record(c prepared.Claim, store *prepared.Store) error {
 	if c.HasSpec() {
@@ -123,7 +123,7 @@ func (a *Adapter) record(c prepared.Claim, store *prepared.Store) error {
 	return err
 }
 
-// reserve holds the devices of a claim. While a condition lasts that is expected to end soon, it waits until ctx ends: the kubelet tries
+// reserve reserves the devices of a claim. While a condition lasts that is expected to end soon, it waits until ctx ends: the kubelet tries
 // again only after a minute.
 func (a *Adapter) reserve(ctx context.Context, ref claimRef, claim kubeapi.ResourceClaim, store *prepared.Store) (reservation, error) {
 	r, err := a.newRequest(ref, claim)

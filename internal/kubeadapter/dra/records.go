@@ -79,7 +79,7 @@ func (a *Adapter) rebuild(ctx context.Context, pods []PodClaim, store *prepared.
 	}
 	a.opts.Log.Warn("the record of a prepared claim was lost and is made again", "namespace", c.Namespace, "claim", c.Name, "uid", uid, "pod", pods[0].Pod)
 	if err := store.Put(c); err != nil {
-		return err // it is held all the same
+		return err // it is reserved all the same
 	}
 	return nil
 }
