@@ -60,7 +60,7 @@ type state struct {
 
 	support      support
 	supportKnown bool
-	reconnected  bool      // the connection broke since it was detected: it is detected again before the next write
+	reconnected  bool      // the connection broke since support was detected: it is detected again before the next write
 	detectAt     time.Time // or at this time without one
 	dryRunName   string
 
@@ -235,7 +235,7 @@ func (p *Publisher) apply(c change) {
 		p.notBefore, p.taintsNotBefore = time.Time{}, time.Time{}
 		p.retry.reset()
 		p.taintRetry.reset()
-		p.node.again, p.other.notBefore = time.Time{}, time.Time{}
+		p.node.notBefore, p.other.notBefore = time.Time{}, time.Time{}
 	}
 	p.compareAt(now)
 	p.setReachable()

@@ -19,7 +19,7 @@ type form int
 const (
 	wanted   form = iota
 	kept          // as the server has it, with the wanted taints
-	withheld      // as the server has it with its taints that keep pods away, and the taint "withdrawn": a claim may have it, and nothing new gets it
+	cordoned      // as the server has it with its taints that keep pods away, and the taint "withdrawn": a claim may have it, and nothing new gets it
 	omitted       // left out, since it would keep the others of its slice as they are. Nothing else is offered on its hardware
 )
 
