@@ -140,7 +140,7 @@ func TestGPUMovesBetweenBothAgents(t *testing.T) {
 	n.await("the allocation in the plan", func() bool { return len(n.plan(moved).Holders) == 1 })
 
 	text, err := k.command("migrate", "apply", "--to", "device-plugin", "--settle", "2s", "--wait", "4s", id)
-	if err == nil || !strings.Contains(text, "waits for the end of job train (allocation 5b1f3c58)") {
+	if err == nil || !strings.Contains(text, "waits for the end of job default/train (allocation 5b1f3c58)") {
 		t.Errorf("apply with a job on the GPU: %v\n%s", err, text)
 	}
 	if n.takesWork(moved) || k.takesWork(moved) || !n.takesWork(other) {

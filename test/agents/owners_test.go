@@ -34,6 +34,6 @@ func TestOwnersFromTheNomadAgent(t *testing.T) {
 	a.awaitPage("/metrics", http.StatusOK, fmt.Sprintf(
 		`tandem_device_owner{container="main",device=%q,id=%q,name="train",namespace="default",orchestrator="nomad"} 1`, a.driver.UUID(3), alloc))
 	a.metrics("tandem_holders_known 1", fmt.Sprintf(`tandem_device_held{device=%q} 0`, a.driver.UUID(0)))
-	a.prints("job default/train, task main, allocation "+alloc, "inspect")
+	a.prints("job default/train (allocation "+alloc+"), task main", "inspect")
 	a.stop()
 }

@@ -56,14 +56,14 @@ func (d *draDriver) publish(ctx context.Context) error {
 	return nil
 }
 
-// tainted returns the devices of the driver as they are to be published. The work of a broken GPU is spared unless it may be evicted. While
+// tainted returns the devices of the driver as they are to be published. The pods of a broken GPU stay unless it may be evicted. While
 // containers of the node can't get devices, each has a taint with the reason: a device that a claim holds must not leave the slices, and
 // none may be given out. A node without slices gets none then.
 func (d *draDriver) tainted() []kubeapi.Device {
-	devices := resourceslice.Spare(d.desired.Load(), d.evicted.Load())
+	devices := resourceslice.EvictOnly(d.desired.Load(), d.evicted.Load())
 	if why := d.refused.Load(); why != "" {
 		reason, _, _ := strings.Cut(why, ": ") // a label's value has no room for the remedy
-		return resourceslice.Withdraw(devices, reason)
+		return resourceslice.Cordon(devices, reason)
 	}
 	return devices
 }

@@ -118,7 +118,7 @@ const (
 	withdrawn = offValue + " | " + offValue + ",xid=79:NoSchedule"
 )
 
-// The work of a broken GPU is spared until its eviction is decided, and when that is over.
+// The pods of a broken GPU stay until its eviction is decided, and when that is over.
 func TestEvictionIsPublished(t *testing.T) {
 	withRuntime(t, func(r *runtimeRig) {
 		id := "GPU-b"

@@ -16,7 +16,7 @@ func (m Maintenance) Active(now time.Time) bool {
 
 // String returns the reason that the driver and its units report. It does not change during maintenance.
 func (m Maintenance) String() string {
-	const released = "driver released by order"
+	const released = "driver released by quiesce"
 	if m.Until.IsZero() {
 		return released
 	}

@@ -68,6 +68,28 @@ func TestConflict(t *testing.T) {
 	}
 }
 
+// A holder that was seen remains until a complete record lacks it, and is there once.
+func TestSince(t *testing.T) {
+	pod := func(name string) holders.Holder { return holders.Holder{Work: holders.Work{Name: name}} }
+	a, b := pod("a"), pod("b")
+	for name, c := range map[string]struct {
+		record holders.Record
+		seen   []holders.Holder
+		want   []holders.Holder
+	}{
+		"nothing was seen":     {holders.Record{Holders: []holders.Holder{a}}, nil, []holders.Holder{a}},
+		"not complete":         {holders.Record{Holders: []holders.Holder{a}}, []holders.Holder{b, a, b}, []holders.Holder{a, b}},
+		"no record":            {holders.Record{}, []holders.Holder{a, b}, []holders.Holder{a, b}},
+		"complete":             {holders.Record{Holders: []holders.Holder{a}, Complete: true}, []holders.Holder{a, b}, []holders.Holder{a}},
+		"complete and without": {holders.Record{Complete: true}, []holders.Holder{a}, nil},
+	} {
+		before := slices.Clone(c.record.Holders)
+		if got := c.record.Since(c.seen); !slices.Equal(got.Holders, c.want) || got.Complete != c.record.Complete || !slices.Equal(c.record.Holders, before) {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+}
+
 // A record is located by the devices that the driver lists. Work with another device may have any, so the record is not complete.
 func TestLocate(t *testing.T) {
 	placements := map[gpu.DeviceID]gpu.Placement{coretest.Instance(0, 1): {GPU: coretest.GPU(0), GI: 2}}

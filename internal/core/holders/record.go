@@ -47,6 +47,26 @@ func (r Record) Locate(placements map[gpu.DeviceID]gpu.Placement) Record {
 	return r
 }
 
+// Since returns the record that follows from this one and from the holders that records before it have shown: a holder that was seen remains until
+// a complete record lacks it. So a record that fails, or that lacks work for a moment, frees nothing.
+func (r Record) Since(seen []Holder) Record {
+	if r.Complete || len(seen) == 0 {
+		return r
+	}
+	has := make(map[Holder]bool, len(r.Holders))
+	for _, h := range r.Holders {
+		has[h] = true
+	}
+	r.Holders = slices.Clone(r.Holders)
+	for _, h := range seen {
+		if !has[h] {
+			has[h] = true
+			r.Holders = append(r.Holders, h)
+		}
+	}
+	return r
+}
+
 // On returns the names of the work that has a GPU or an instance of it, sorted.
 func (r Record) On(id gpu.DeviceID) (names []string) {
 	for i := range r.Holders {

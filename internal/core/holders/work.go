@@ -4,6 +4,7 @@ package holders
 
 import (
 	"cmp"
+	"strings"
 )
 
 // The orchestrators.
@@ -22,19 +23,24 @@ type Work struct {
 	Claim        string // name of the resource claim through which a pod has the device; "" = a device plugin
 }
 
-// String names the work for operators of the host: "pod default/train", "claim default/train", "job train (allocation 5b1f3c58)".
+// String names the work for operators of the host, without its container or task: "pod default/train", "claim default/train", of a pod that has
+// a claim "pod default/train (claim gpus)", "job default/train (allocation 5b1f3c58)".
 func (w Work) String() string {
 	switch {
+	case w.Claim != "" && w.Name != "":
+		return "pod " + w.Namespace + "/" + w.Name + " (claim " + w.Claim + ")"
 	case w.Claim != "":
 		return "claim " + cmp.Or(w.Namespace, "?") + "/" + w.Claim
 	case w.Orchestrator == Nomad && w.ID == "":
 		return "an allocation that the Nomad agent's API does not show, to which this agent has given it"
+	case w.Orchestrator == Nomad && w.Name == "":
+		return "allocation " + w.ID
 	case w.Orchestrator == Nomad:
-		return "job " + w.Name + " (allocation " + w.ID + ")"
+		return "job " + strings.TrimPrefix(w.Namespace+"/"+w.Name, "/") + " (allocation " + w.ID + ")"
 	case w.Name != "":
 		return "pod " + w.Namespace + "/" + w.Name
 	case w.ID != "":
-		return "the pod with UID " + w.ID + " in the kubelet's checkpoint"
+		return "the pod with UID " + w.ID
 	}
 	return "a pod that was admitted before, or just now"
 }

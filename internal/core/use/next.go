@@ -62,12 +62,14 @@ const (
 // A process whose control group could not be read is not unreserved. Neither is the MPS server on a device that is shared by MPS.
 // Missing information makes a process unreserved nowhere.
 func (t Table) Next(in Input) Table {
-	n := next{Input: in, was: t, placements: map[gpu.DeviceID]gpu.Placement{}}
+	placements := map[gpu.DeviceID]gpu.Placement{} // of the offered devices
 	for u := range in.Inventory.Devices() {
-		n.placements[u.Device.ID] = u.Device.At
+		placements[u.Device.ID] = u.Device.At
 	}
+	record := in.recordAfter(t)
+	n := next{Input: in, was: t, held: holders.NewSet(record.Locate(placements).Holders)}
 	known := in.Record != nil && in.Record.Complete
-	out := Table{At: in.At, HoldersKnown: known, RecordAt: t.RecordAt, Problems: in.Problems}
+	out := Table{At: in.At, HoldersKnown: known, RecordAt: t.RecordAt, Recorded: record.Holders, Problems: in.Problems}
 	if known {
 		out.RecordAt = in.At
 	}
@@ -80,8 +82,20 @@ func (t Table) Next(in Input) Table {
 // next is one transition.
 type next struct {
 	Input
-	was        Table
-	placements map[gpu.DeviceID]gpu.Placement // of the offered devices
+	was  Table
+	held holders.Set // by the record
+}
+
+// recordAfter is the record, with the holders that were seen before while there is no complete one, for a while.
+func (in Input) recordAfter(was Table) holders.Record {
+	var r holders.Record
+	if in.Record != nil {
+		r = *in.Record
+	}
+	if in.At.Sub(was.RecordAt) < recordKept {
+		r = r.Since(was.Recorded)
+	}
+	return r
 }
 
 func (n next) device(u inventory.Unit) Device {
@@ -90,7 +104,7 @@ func (n next) device(u inventory.Unit) Device {
 	if i := slices.IndexFunc(n.Usage, func(one gpu.Usage) bool { return one.Device == d.ID }); i >= 0 {
 		d.Usage = n.Usage[i]
 	}
-	d.Holders = n.recordedHolders(was, u.Device.At)
+	d.Holders = slices.Collect(n.held.On(u.Device.At))
 	found, known := n.running(d, was)
 	for _, p := range found {
 		d.Processes = append(d.Processes, n.process(p, u, d.Holders))
@@ -103,22 +117,6 @@ func (n next) device(u inventory.Unit) Device {
 	d.IdleSince = n.idleSince(was, d)
 	n.countUnreserved(was, d.Processes)
 	return d
-}
-
-// recordedHolders are the holders of the record on a device; without a complete record also those of the table before, for a while.
-func (n next) recordedHolders(was Device, at gpu.Placement) []holders.Holder {
-	var held []holders.Holder
-	if n.Record != nil {
-		for _, h := range n.Record.Holders {
-			if other, ok := n.placements[h.Device]; ok && other.Overlaps(at) {
-				held = append(held, h)
-			}
-		}
-	}
-	if (n.Record == nil || !n.Record.Complete) && n.At.Sub(n.was.RecordAt) < recordKept {
-		held = append(held, slices.DeleteFunc(slices.Clone(was.Holders), func(h holders.Holder) bool { return h.Observed })...)
-	}
-	return held
 }
 
 // running are the processes of a device that run now. If the driver does not report them this time, they are those of the table before.
@@ -179,7 +177,7 @@ func (n next) recorded(o holders.Work) bool {
 	return listed || n.Record.AllWork
 }
 
-// runs reports whether a process of o may be of the work of a hold: the record of a pod may have no UID, as the kubelet's has none, and
+// runs reports whether a process of o may be of the work of a holder: the record of a pod may have no UID, as the kubelet's has none, and
 // a kubelet may give pods no control groups.
 func runs(o holders.Work, h holders.Holder) bool {
 	return o.Orchestrator == h.Work.Orchestrator && (o.ID == h.Work.ID || h.Work.ID == "" || o.ID == "")

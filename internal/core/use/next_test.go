@@ -38,7 +38,7 @@ func record(holds ...holders.Holder) *holders.Record {
 
 func hold(o holders.Work, n int) holders.Holder {
 	id := coretest.GPU(n)
-	return holders.Holder{Work: o, Resource: "nvidia.com/gpu", Unit: inventory.UnitID(id), Device: id}
+	return holders.Holder{Work: o, Resource: "nvidia.com/gpu", Unit: inventory.UnitID(id), Device: id, At: gpu.WholeGPU(id)}
 }
 
 // reading is one input, of which a test changes parts.
@@ -134,7 +134,7 @@ func TestUnreserved(t *testing.T) {
 					t.Errorf("at %v: %+v, want unreserved: %t", r.at, d.Processes, want)
 				}
 				if observed := len(d.Holders) == 1 && d.Holders[0].Observed && d.Holders[0].Work.ID == tc.owner.ID; observed != tc.observed {
-					t.Errorf("at %v: holds %+v, want that of the process: %t", r.at, d.Holders, tc.observed)
+					t.Errorf("at %v: holders %+v, want that of the process: %t", r.at, d.Holders, tc.observed)
 				}
 				occupied := table.Occupied(r.inv)
 				if want := want && r.at >= 5*time.Second; (len(occupied) == 1) != want || want && occupied[0].Detail != "pid 7" {
@@ -169,7 +169,7 @@ func TestRecordIsBehind(t *testing.T) {
 	}
 }
 
-// Without the record the control groups show the holders. The latest holds of a record are kept for a while.
+// Without the record the control groups show the holders. The latest holders of a record are kept for a while.
 func TestHolders(t *testing.T) {
 	inv := gpus(t, coretest.GPUs(2))
 	id := coretest.GPU(0)
@@ -228,7 +228,7 @@ func TestHeldAndIdle(t *testing.T) {
 	}
 }
 
-// A hold of a GPU covers its instances and the other way round. The processes of an instance are not those of the others.
+// A holder of a GPU has its instances and the other way round. The processes of an instance are not those of the others.
 func TestInstances(t *testing.T) {
 	inv := gpus(t, coretest.WithMIG(coretest.GPUs(1), 0, "1g.10gb", "1g.10gb"), func(c *core.Config) { c.MIG = inventory.MIGMixed })
 	devices := slices.Collect(inv.Devices())
@@ -305,8 +305,8 @@ func TestDeviceDoesNotRespond(t *testing.T) {
 	}
 }
 
-// Holds are distinct and in order, whatever the order of the record and of the processes.
-func TestOrderOfHolds(t *testing.T) {
+// Holders are distinct and in order, whatever the order of the record and of the processes.
+func TestOrderOfHolders(t *testing.T) {
 	inv := gpus(t, coretest.GPUs(1))
 	r := reading{inv: inv, percent: map[int]uint64{0: 0}, record: record(hold(two, 0), hold(one, 0), hold(two, 0))}
 	if d := (use.Table{}).Next(r.input()).Devices[0]; !slices.Equal(d.Holders, []holders.Holder{hold(one, 0), hold(two, 0)}) {

@@ -13,7 +13,7 @@ import (
 )
 
 // Random readings: whatever happens, nothing is withheld without a process that was seen there at two readings, times never run backwards
-// or ahead, holds are distinct and of the record or of a process that runs, and the table that follows from nothing has nothing.
+// or ahead, holders are distinct and of the record or of a process that runs, and the table that follows from nothing has nothing.
 func TestRandomReadings(t *testing.T) {
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -82,7 +82,7 @@ func check(table use.Table, r reading, seen map[int]int) error {
 		for j, h := range d.Holders {
 			running := slices.ContainsFunc(d.Processes, func(p use.Process) bool { return p.Owner == h.Work })
 			if h.Observed && !running || j > 0 && d.Holders[j-1] == h {
-				return fmt.Errorf("hold %+v of %d", h, i)
+				return fmt.Errorf("holder %+v of %d", h, i)
 			}
 		}
 		if d.HeldSince.IsZero() != (len(d.Holders) == 0) || d.HeldSince.After(table.At) || d.IdleSince.After(table.At) {

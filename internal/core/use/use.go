@@ -53,6 +53,7 @@ type Table struct {
 	// HoldersKnown means that the orchestrator's record of holders was read: a device without holders is free.
 	HoldersKnown bool
 	RecordAt     time.Time         // when the complete record was read last; zero = never. Holders may be of that time, see Table.Next
+	Recorded     []holders.Holder  // by the records, of all devices: see holders.Record.Since
 	Problems     []problem.Problem // why something is not known
 }
 

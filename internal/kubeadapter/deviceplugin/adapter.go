@@ -94,10 +94,10 @@ type Adapter struct {
 type timings struct {
 	register     time.Duration // timeout of Register; the kubelet waits 10 s for its connection to the plugin
 	openStream   time.Duration // from Register to ListAndWatch, before the registration counts as failed
-	restart      time.Duration // from the end of an incarnation that a kubelet may have recorded to the next one
+	restart      time.Duration // from the end of a registration that a kubelet may have recorded to the next one
 	retry        time.Duration // first wait after a failure, then longer by half each time
 	retryMax     time.Duration // longest wait: a kubelet leaks a connection for each Register that fails
-	stable       time.Duration // after which an incarnation with a stream resets the wait
+	stable       time.Duration // after which a registration with a stream resets the wait
 	heartbeat    time.Duration // between ListAndWatch responses without a change
 	listInterval time.Duration // after a change, to the next: the kubelet writes its checkpoint for each response
 

@@ -53,8 +53,8 @@ type allocation struct {
 // podContainer is a container of a pod in the kubelet's checkpoint.
 type podContainer struct{ uid, container string }
 
-// settled reports whether it is known that a pod has it, and which, or that none has.
-func (a allocation) settled() bool { return a.ended || len(a.pods) > 0 }
+// certain reports whether it is known that a pod has it, and which, or that none has.
+func (a allocation) certain() bool { return a.ended || len(a.pods) > 0 }
 
 // kept reports whether it is stored for the next agent.
 func (a allocation) kept() bool { return a.stays && !a.ended }
@@ -103,7 +103,7 @@ func (a *allocations) apply(u update, t trackerTimings) *allocations {
 			one.withdrawnAt = u.now
 		}
 		next.byKey[k] = one
-		unknown := !one.settled() && !one.withdrawnAt.IsZero() && u.now.Sub(one.withdrawnAt) >= t.retention && u.now.Sub(one.seenAt) >= t.retention
+		unknown := !one.certain() && !one.withdrawnAt.IsZero() && u.now.Sub(one.withdrawnAt) >= t.retention && u.now.Sub(one.seenAt) >= t.retention
 		if one.versions >= 2 || unknown {
 			delete(next.byKey, k)
 		}
@@ -213,7 +213,7 @@ func isOurs(k deviceKey) bool { return strings.HasPrefix(k.resource, inventory.R
 func (a *allocations) awaitsCheckpoint(now time.Time) bool {
 	const while = 5 * time.Second
 	for _, one := range a.byKey {
-		if !one.settled() && !one.missing.IsZero() && now.Sub(one.missing) < while {
+		if !one.certain() && !one.missing.IsZero() && now.Sub(one.missing) < while {
 			return true
 		}
 	}
@@ -257,10 +257,10 @@ func (a *allocations) held() iter.Seq[deviceKey] {
 	}
 }
 
-// unsettled reports whether it is not known of a key whether a pod has it.
-func (a *allocations) unsettled() bool {
+// uncertain reports whether it is not known of a key whether a pod has it.
+func (a *allocations) uncertain() bool {
 	for _, one := range a.byKey {
-		if !one.settled() {
+		if !one.certain() {
 			return true
 		}
 	}

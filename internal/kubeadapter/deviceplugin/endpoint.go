@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
 
-// endpoint offers one resource to the kubelet, by one incarnation after another.
+// endpoint offers one resource to the kubelet, by one registration after another.
 type endpoint struct {
 	resource string
 	opts     Options
@@ -30,10 +30,10 @@ type ResourceStats struct {
 	Resource  string
 	Connected bool      // the kubelet has opened ListAndWatch
 	Reason    string    // why Connected is false; "" if it is true
-	Socket    string    // path of the socket that is served; "" between incarnations
+	Socket    string    // path of the socket that is served; "" between registrations
 	Since     time.Time // of Reason and Socket
 
-	Incarnations         uint64 // sockets, each with a server of its own
+	Sockets              uint64 // of registrations, each with a server of its own
 	Registrations        uint64 // Register calls that succeeded
 	RegistrationErrors   uint64 // Register calls that failed
 	Allocations          uint64 // Allocate calls that succeeded
@@ -41,7 +41,7 @@ type ResourceStats struct {
 	PreferredAllocations uint64 // GetPreferredAllocation calls
 	Lists                uint64 // ListAndWatch responses
 
-	LastError   string    // what ended the previous incarnation; "" = none has ended
+	LastError   string    // what ended the previous registration; "" = none has ended
 	LastErrorAt time.Time // zero if LastError is ""
 }
 
@@ -54,7 +54,7 @@ func (e *endpoint) setStatus(socket, reason string) {
 	}
 }
 
-// setLastError records why an incarnation ended.
+// setLastError records why a registration ended.
 func (e *endpoint) setLastError(err error) {
 	e.setStatus("", err.Error())
 	e.mu.Lock()
@@ -77,29 +77,29 @@ func (e *endpoint) stats() ResourceStats {
 	return s
 }
 
-// run runs one incarnation after another until ctx ends.
+// run runs one registration after another until ctx ends.
 func (e *endpoint) run(ctx context.Context) {
 	e.task = e.opts.Watchdog.Register("endpoint " + e.resource)
 	defer e.task.Done()
 	retry := backoff.NewExponentialBackOff() // factor 1.5, randomized by a half
 	retry.InitialInterval, retry.MaxInterval = e.timings.retry, e.timings.retryMax
 	for {
-		in := incarnation{endpoint: e}
-		err := in.run(ctx)
+		r := registration{endpoint: e}
+		err := r.run(ctx)
 		if ctx.Err() != nil {
 			return
 		}
 		e.setLastError(err)
 		e.log.Warn("not offered to the kubelet, retrying", "error", err)
-		if !in.connectedAt.IsZero() && time.Since(in.connectedAt) >= e.timings.stable {
+		if !r.connectedAt.IsZero() && time.Since(r.connectedAt) >= e.timings.stable {
 			retry.Reset()
 		}
 		wait := retry.NextBackOff()
-		if in.recorded {
+		if r.recorded {
 			wait = max(wait, e.timings.restart)
 		}
 		e.task.Heartbeat(wait)
-		if e.kubelet.waitRetry(ctx, wait, in.kubeletID) { // another kubelet, which has refused nothing yet
+		if e.kubelet.waitRetry(ctx, wait, r.kubeletID) { // another kubelet, which has refused nothing yet
 			retry.Reset()
 		}
 	}

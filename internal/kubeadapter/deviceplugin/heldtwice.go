@@ -62,7 +62,7 @@ func (t *tracker) free(resource string, r preferredRequest) (free, unknown []inv
 		switch one, known := t.allocations.byKey[deviceKey{resource, id}]; {
 		case !known || one.ended || slices.Contains(r.must, id):
 			free = append(free, id)
-		case !one.settled():
+		case !one.certain():
 			unknown = append(unknown, id)
 		}
 	}

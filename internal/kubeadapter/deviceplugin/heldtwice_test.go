@@ -104,7 +104,7 @@ func TestInitContainerHasItsDevice(t *testing.T) {
 	r.must(r.kubelet.Record(init))
 	held := func() []string { return r.adapter.Record().On(coretest.GPU(1)) }
 	r.await("the UID of the pod", func() bool {
-		return slices.Equal(held(), []string{"the pod with UID uid-1 in the kubelet's checkpoint"})
+		return slices.Equal(held(), []string{"the pod with UID uid-1"})
 	})
 	if len(r.holdersOn(gpu.WholeGPU(coretest.GPU(1)))) == 0 {
 		t.Error("the device is free for a claim")

@@ -17,8 +17,8 @@ const (
 
 // Record returns which pods have devices through device plugins. It waits as Claims does.
 func (a *Adapter) Record() holders.Record {
-	a.awaitGiven()
-	r := a.known()
+	a.awaitCalls()
+	r := a.complete()
 	r.MayHaveEnded = r.Never
 	return a.withHolders(r)
 }
@@ -32,14 +32,15 @@ func (a *Adapter) withHolders(r holders.Record) holders.Record {
 	return r.Locate(a.src.Current().Placements())
 }
 
-// Claims returns what the kubelet lists of the claims of pods, of all drivers, and a record without holders: whether that is known to be complete. It waits until
-// what was being given out, perhaps by an earlier inventory, is recorded.
+// Claims returns what the kubelet lists of the claims of pods, of all drivers, and a record without holders: whether that is known to be complete.
+// It waits until an Allocate or a Prepare that is under way, perhaps by an earlier inventory, is recorded.
 func (a *Adapter) Claims() ([]podresources.Claim, holders.Record) {
-	a.awaitGiven()
-	return a.pods.Latest().Claims, a.known()
+	a.awaitCalls()
+	return a.pods.Latest().Claims, a.complete()
 }
 
-func (a *Adapter) awaitGiven() {
+// awaitCalls waits until an Allocate or a Prepare that is under way is recorded.
+func (a *Adapter) awaitCalls() {
 	a.opts.Lock.Lock()
 	defer a.opts.Lock.Unlock()
 }
@@ -54,8 +55,8 @@ func (t *tracker) holders() (all []holders.Holder) {
 // ListsPods reports whether the kubelet's list of pods can be read: its socket is configured, and the folder of the socket is there, or was.
 func (a *Adapter) ListsPods() bool { return !a.pods.Absent() || !a.pods.Latest().AnsweredAt.IsZero() }
 
-// known returns a record without holders: whether the kubelet listed all pods just now. It requests a reading if that was a while ago.
-func (a *Adapter) known() holders.Record {
+// complete returns a record without holders: whether the kubelet listed all pods just now. It requests a reading if that was a while ago.
+func (a *Adapter) complete() holders.Record {
 	if !a.ListsPods() {
 		return holders.Record{
 			First: true, Never: true,
@@ -66,11 +67,11 @@ func (a *Adapter) known() holders.Record {
 	if now.Sub(r.CompleteAt) > requestAge {
 		a.pods.Request()
 	}
-	return knownAt(r, now)
+	return completeAt(r, now)
 }
 
-// knownAt is what a reading shows at a time of whether all pods with devices are known.
-func knownAt(r podresources.Reading, now time.Time) holders.Record {
+// completeAt is what a reading shows at a time of whether all pods with devices are known.
+func completeAt(r podresources.Reading, now time.Time) holders.Record {
 	h := holders.Record{First: !r.AnsweredAt.IsZero()}
 	switch {
 	case !r.CompleteAt.IsZero() && now.Sub(r.CompleteAt) <= answerAge:

@@ -171,11 +171,11 @@ func TestRecord(t *testing.T) {
 		return h.Complete && len(h.Holders) == 0 && len(claims) == 1 && claims[0].Name == "lost" && claims[0].Pod == "default/b"
 	})
 	latest := r.adapter.pods.Latest()
-	if h := knownAt(latest, time.Now().Add(2*answerAge)); h.Complete || h.Missing == "" {
+	if h := completeAt(latest, time.Now().Add(2*answerAge)); h.Complete || h.Missing == "" {
 		t.Errorf("an answer that is old: %+v", h)
 	}
 	latest.Err = errors.New("unavailable")
-	if h := knownAt(latest, time.Now()); !h.Complete {
+	if h := completeAt(latest, time.Now()); !h.Complete {
 		t.Errorf("an answer of just now: %+v", h)
 	}
 }

@@ -190,7 +190,7 @@ func TestSocketPathTooLong(t *testing.T) {
 }
 
 // Two resource names of 63 characters differ in the last one. The paths of their sockets differ and are short enough for the
-// kubelet's default directory, also after many incarnations.
+// kubelet's default directory, also after many registrations.
 func TestLongestResourceNames(t *testing.T) {
 	c := core.DefaultConfig()
 	var resources []string

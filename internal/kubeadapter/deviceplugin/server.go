@@ -20,7 +20,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
-// server is the device plugin service of one incarnation. Requests are answered from the latest offer without a driver
+// server is the device plugin service of one registration. Requests are answered from the latest offer without a driver
 // call, because the kubelet calls within its sync loop and without a deadline.
 type server struct {
 	v1beta1.UnimplementedDevicePluginServer
@@ -170,7 +170,7 @@ func (s *server) checkResource(units []inventory.Unit) error {
 }
 
 // checkAPI fails if one of the units is offered through another API, or if a resource claim has, or may have, its hardware: an orchestrator may
-// have placed work on the device before it changed sides.
+// have placed work on the device before it was moved to another API.
 func (s *server) checkAPI(units []inventory.Unit) error {
 	var errs []error
 	claims := holders.Record{Complete: true}
@@ -223,7 +223,7 @@ func (s *server) checkReservation(units []inventory.Unit) error {
 	return err
 }
 
-// streams signals the start of the first stream of an incarnation and the end of the last one.
+// streams signals the start of the first stream of a registration and the end of the last one.
 type streams struct {
 	mu     sync.Mutex
 	n      int

@@ -24,7 +24,7 @@ import (
 )
 
 // TestStorm restarts and disturbs a kubelet at random, with three resources and the default timings. After each incident each
-// resource is registered once, with its units, and nothing of earlier incarnations remains. One more part has pods, see runPodStorm.
+// resource is registered once, with its units, and nothing of earlier registrations remains. One more part has pods, see runPodStorm.
 //
 //	TANDEM_STORM=1000     starts of the kubelet, instead of a few
 //	TANDEM_STORM_SEED=7   the same incidents again

@@ -200,7 +200,7 @@ func TestBlockedStream(t *testing.T) {
 	r.await("five lists more", func() bool { return r.stats().Lists >= blocked+5 }) // the server counts a list when it is sent
 	leaveToo()
 	r.must(r.adapter.Alive(r.ctx))
-	if s := r.stats(); !s.Connected || s.Incarnations != 1 {
+	if s := r.stats(); !s.Connected || s.Sockets != 1 {
 		t.Errorf("%+v", s)
 	}
 	leave()

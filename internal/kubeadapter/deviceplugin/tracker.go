@@ -178,7 +178,7 @@ func (t *tracker) dependsOnPods() bool {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.allocations.unsettled() && !t.allocations.unread
+	return t.allocations.uncertain() && !t.allocations.unread
 }
 
 // apply updates the allocations by a reading, unless a later one was applied, and publishes an offer if they differ.

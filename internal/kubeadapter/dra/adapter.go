@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/internal/util/problemset"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
@@ -111,7 +110,7 @@ type Adapter struct {
 	specs  *claimSpecs
 
 	store    atomic.Pointer[prepared.Store]  // nil = not read yet
-	unloaded atomic.Pointer[prepared.Unread] // why it is not; nil = not known, or it is
+	loadErr  atomic.Pointer[prepared.Unread] // why it is not; nil = not known, or it is
 	stopping chan struct{}                   // closed when Run ends
 	loaded   chan struct{}                   // closed when store is set
 	changes  *watch.Value[struct{}]          // stored when anything that Prepare depends on may have changed
@@ -128,9 +127,10 @@ type Adapter struct {
 	abandoned map[string]time.Time // by UID: since when nothing has a claim any more; of the goroutine that queries the kubelet
 	unlisted  map[string]time.Time // the same for claims whose records can't be read: since when no pod has one
 
-	mu       sync.Mutex
-	current  Stats
-	problems map[problem.Code][]string
+	problems problemset.Set
+
+	mu      sync.Mutex
+	current Stats
 }
 
 // view is what slices have, and the inventory from which that follows.
@@ -155,7 +155,7 @@ func New(src Source, o Options) *Adapter {
 		specs:   &claimSpecs{folder: o.CDIFolder, vendor: o.CDIVendor, mpsRoot: o.MPSRoot},
 		desired: watch.NewValue[[]kubeapi.Device](nil), claims: watch.NewValue[[]prepared.Claim](nil),
 		health: watch.NewValue[[]resourceslice.DeviceHealth](nil), admission: watch.NewValue(admission{pending: o.PodClaims != nil}),
-		queries: make(chan struct{}, 1), problems: map[problem.Code][]string{},
+		queries: make(chan struct{}, 1), problems: problemset.Set{Log: o.Log},
 	}
 	if a.lock == nil {
 		a.lock = &sync.Mutex{}
@@ -192,7 +192,7 @@ func (a *Adapter) load(ctx context.Context) {
 			a.store.Store(store)
 			break
 		}
-		a.unloaded.Store(&prepared.Unread{Path: a.claimsDir(), Err: err})
+		a.loadErr.Store(&prepared.Unread{Path: a.claimsDir(), Err: err})
 		a.setProblems(problem.ClaimState, oneLine(err)+": nothing can be prepared or unprepared")
 		task.Heartbeat(a.limits.retry)
 		if !watch.Sleep(ctx, a.limits.retry) {
@@ -229,7 +229,7 @@ func (a *Adapter) isLoaded() bool {
 func (a *Adapter) changed() { a.changes.Store(struct{}{}) }
 
 // Prepared returns the claims that are prepared, in the order of their UIDs, and those of which the preparation has begun; nil until they
-// are read. It has a claim as soon as Options.Lock is free after its devices were held. The result is not to be changed.
+// are read. It has a claim as soon as Options.Lock is free after its devices were reserved. The result is not to be changed.
 func (a *Adapter) Prepared() []prepared.Claim {
 	if !a.isLoaded() {
 		return nil
@@ -247,12 +247,12 @@ func (a *Adapter) Desired() *watch.Value[[]kubeapi.Device] { return a.desired }
 func (a *Adapter) Health() *watch.Value[[]resourceslice.DeviceHealth] { return a.health }
 
 // Record returns the claims that have, or may have, devices in this boot. One whose file can't be read has all GPUs that it may have. It has a
-// claim as soon as Options.Lock is free after its devices were held.
+// claim as soon as Options.Lock is free after its devices were reserved.
 func (a *Adapter) Record() holders.Record {
 	r := holders.Record{Complete: true}
 	if a.isLoaded() {
-		r.Holders = heldBy(others("", a.opts.BootID, a.store.Load().All()))
-	} else if a.unloaded.Load() == nil {
+		r.Holders = heldBy(claimsBeside("", a.opts.BootID, a.store.Load().All()))
+	} else if a.loadErr.Load() == nil {
 		return holders.Record{Missing: "the prepared claims, which are not read yet; does the disk of state_dir respond?"}
 	}
 	unread := a.Unread()
@@ -269,8 +269,8 @@ func (a *Adapter) Record() holders.Record {
 	return r
 }
 
-// Withdrawn returns why no device takes new work; "" if they do.
-func (a *Adapter) Withdrawn() string { return a.admission.Load().text() }
+// Cordoned returns why no device takes new work; "" if they do.
+func (a *Adapter) Cordoned() string { return a.admission.Load().text() }
 
 // Problems are those that an operator should know of.
 func (a *Adapter) Problems() (all []problem.Problem) {
@@ -283,31 +283,18 @@ func (a *Adapter) Problems() (all []problem.Problem) {
 	if store := a.store.Load(); store != nil {
 		all = append(all, store.Problems()...)
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, code := range slices.Sorted(maps.Keys(a.problems)) {
-		all = append(all, problem.Each(code, a.problems[code]...)...)
-	}
-	return all
+	return append(all, a.problems.List()...)
 }
 
 // setProblems replaces the problems of a code, and logs those that are new.
 func (a *Adapter) setProblems(code problem.Code, texts ...string) {
-	a.mu.Lock()
-	before := a.problems[code]
-	a.problems[code] = texts
-	a.mu.Unlock()
-	for _, text := range texts {
-		if !slices.Contains(before, text) {
-			a.opts.Log.Warn(about[code] + ": " + text)
-		}
-	}
+	a.problems.Replace(code, logPrefix[code], texts...)
 }
 
-// about is what the log has before a problem.
-var about = map[problem.Code]string{
-	problem.ClaimState: "state", problem.PodClaims: "claims of pods", problem.PreparedClaims: "prepared claims",
-	problem.ClaimCDI: "CDI specifications of claims",
+// logPrefix is what the log has before a problem.
+var logPrefix = map[problem.Code]string{
+	problem.ClaimState: "state: ", problem.PodClaims: "claims of pods: ", problem.PreparedClaims: "prepared claims: ",
+	problem.ClaimCDI: "CDI specifications of claims: ",
 }
 
 // Ready returns nil if the kubelet has registered the driver.

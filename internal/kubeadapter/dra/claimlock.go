@@ -7,8 +7,8 @@ import (
 
 // claimLocks has one lock for each claim that a call works on.
 type claimLocks struct {
-	mu   sync.Mutex
-	held map[string]*claimLock // by UID
+	mu    sync.Mutex
+	locks map[string]*claimLock // by UID
 }
 
 type claimLock struct {
@@ -43,13 +43,13 @@ func (l *claimLocks) tryLock(uid string) (release func()) {
 func (l *claimLocks) enter(uid string) *claimLock {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.held == nil {
-		l.held = map[string]*claimLock{}
+	if l.locks == nil {
+		l.locks = map[string]*claimLock{}
 	}
-	one := l.held[uid]
+	one := l.locks[uid]
 	if one == nil {
 		one = &claimLock{token: make(chan struct{}, 1)}
-		l.held[uid] = one
+		l.locks[uid] = one
 	}
 	one.users++
 	return one
@@ -59,6 +59,6 @@ func (l *claimLocks) leave(uid string, one *claimLock) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if one.users--; one.users == 0 {
-		delete(l.held, uid)
+		delete(l.locks, uid)
 	}
 }

@@ -4,7 +4,7 @@
 // of the claim starts, and Unprepare when the last one has ended. The answer of Prepare is names of CDI devices.
 //
 //	inventory, prepared claims  ->  Desired (devices of the slices), Health (messages for the kubelet)
-//	Prepare    claim from the API server, devices held, record on disk, answer
+//	Prepare    claim from the API server, devices reserved, record on disk, answer
 //	Unprepare  record removed
 //
 // What is prepared is in one file for each claim (package prepared). A repeated Prepare is answered from it, and Unprepare needs nothing

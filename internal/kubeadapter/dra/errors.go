@@ -108,11 +108,11 @@ type HealthError struct {
 // Error has the health.
 func (e *HealthError) Error() string { return fmt.Sprintf("device %s: %s", e.Device, e.Unit.Health) }
 
-// WithdrawnError means that no device of the node takes new work.
-type WithdrawnError struct{ Reason string }
+// CordonedError means that no device of the node takes new work.
+type CordonedError struct{ Reason string }
 
 // Error has the reason.
-func (e *WithdrawnError) Error() string { return "no device of this node takes new work: " + e.Reason }
+func (e *CordonedError) Error() string { return "no device of this node takes new work: " + e.Reason }
 
 // NoCDIError means that containers can't get the device, because they don't get devices by CDI.
 type NoCDIError struct{ Device string }

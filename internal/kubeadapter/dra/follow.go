@@ -43,7 +43,7 @@ func (a *Adapter) input() (resourceslice.Input, bool) {
 	}
 	return resourceslice.Input{
 		Inventory: inv, LastDriver: *a.lastDriver.Load(), Prepared: a.store.Load().All(), BootID: a.opts.BootID,
-		SharesAsDevices: a.opts.SharesAsDevices.Load(), Evict: a.opts.Evict, Withdrawn: present.text(),
+		SharesAsDevices: a.opts.SharesAsDevices.Load(), Evict: a.opts.Evict, Cordoned: present.text(),
 	}, true
 }
 

@@ -13,8 +13,8 @@ type want struct {
 	replicas int // shares that the device has; 0 = it is exclusive
 }
 
-// others returns the claims that hold devices in this boot, without the one with a UID.
-func others(uid, bootID string, all []prepared.Claim) (held []prepared.Claim) {
+// claimsBeside returns the claims that hold devices in this boot, without the one with a UID; "" = all of them.
+func claimsBeside(uid, bootID string, all []prepared.Claim) (held []prepared.Claim) {
 	for _, c := range all {
 		if c.UID != uid && c.Holds(bootID) {
 			held = append(held, c)

@@ -65,16 +65,16 @@ func TestConflict(t *testing.T) {
 			w.replicas = 4
 		}
 		held := prepared.Claim{UID: "b", BootID: boot, Namespace: "ns", Name: "b", Results: []prepared.Result{c.held}}
-		err := conflict(w, holders.NewSet(heldBy(others("a", boot, []prepared.Claim{held}))))
+		err := conflict(w, holders.NewSet(heldBy(claimsBeside("a", boot, []prepared.Claim{held}))))
 		if (err != nil) != c.conflict {
 			t.Errorf("%s: %v", name, err)
 		}
 		held.BootID = "boot-0"
-		if err := conflict(w, holders.NewSet(heldBy(others("a", boot, []prepared.Claim{held})))); err != nil {
+		if err := conflict(w, holders.NewSet(heldBy(claimsBeside("a", boot, []prepared.Claim{held})))); err != nil {
 			t.Errorf("%s: a claim of another boot: %v", name, err)
 		}
 		held.BootID = boot
-		if err := conflict(w, holders.NewSet(heldBy(others("b", boot, []prepared.Claim{held})))); err != nil {
+		if err := conflict(w, holders.NewSet(heldBy(claimsBeside("b", boot, []prepared.Claim{held})))); err != nil {
 			t.Errorf("%s: the claim itself: %v", name, err)
 		}
 		if free := isFree(holders.NewSet(heldBy([]prepared.Claim{held})), c.held.At); free != c.held.Admin {

@@ -77,7 +77,7 @@ func (a *Adapter) watchPods(ctx context.Context, task *watchdog.Task) {
 		a.queryPods(ctx, time.Since(began))
 		wait := min(max(time.Since(requested), a.limits.queryFirst), a.limits.queryLast)
 		switch {
-		case !a.asksPods() && time.Since(requested) >= a.limits.queryActive:
+		case !a.needsPods() && time.Since(requested) >= a.limits.queryActive:
 			return reconcile.Never
 		case a.admission.Load().pending:
 			return min(wait, pendingEvery)
@@ -86,8 +86,8 @@ func (a *Adapter) watchPods(ctx context.Context, task *watchdog.Task) {
 	})
 }
 
-// asksPods reports whether anything depends on what pods have.
-func (a *Adapter) asksPods() bool {
+// needsPods reports whether anything depends on what pods have.
+func (a *Adapter) needsPods() bool {
 	store := a.store.Load()
 	return a.admission.Load().text() != "" || len(store.All()) > 0 || len(store.Unread()) > 0
 }
@@ -99,10 +99,10 @@ func (a *Adapter) queryPods(ctx context.Context, elapsed time.Duration) {
 		a.refresh(store)
 		return
 	}
-	answer, problems, ok := a.askPods(ctx, store, elapsed)
+	answer, problems, ok := a.queryKubelet(ctx, store, elapsed)
 	if ok && len(problems) > 0 && a.admission.Load().foreign == "" && watch.Sleep(ctx, a.limits.queryFirst) {
 		// A claim of the first answer may have ended meanwhile, and be deleted. Without a second answer the first one counts.
-		if now, left, again := a.askPods(ctx, store, elapsed); again {
+		if now, left, again := a.queryKubelet(ctx, store, elapsed); again {
 			answer, problems = now, left
 		} else if ctx.Err() == nil {
 			a.setAdmission(answer, problems)
@@ -118,12 +118,12 @@ func (a *Adapter) queryPods(ctx context.Context, elapsed time.Duration) {
 	}
 	a.setProblems(problem.PodClaims)
 	a.setAdmission(answer, problems)
-	a.collect(ctx, store, answer)
+	a.removeAbandoned(ctx, store, answer)
 }
 
-// askPods asks the kubelet once, and settles what can be settled. It returns a line for each claim because of which no device may be given
+// queryKubelet asks the kubelet once, and brings the records up to date with its answer. It returns a line for each claim because of which no device may be given
 // out; ok is false without an answer.
-func (a *Adapter) askPods(ctx context.Context, store *prepared.Store, elapsed time.Duration) (answer PodClaims, problems []string, ok bool) {
+func (a *Adapter) queryKubelet(ctx context.Context, store *prepared.Store, elapsed time.Duration) (answer PodClaims, problems []string, ok bool) {
 	unread := store.Unread() // before the kubelet is asked, so that its answer is later
 	limit, cancel := context.WithTimeout(ctx, a.limits.query)
 	answer, err := a.opts.PodClaims(limit)
@@ -142,10 +142,10 @@ func (a *Adapter) askPods(ctx context.Context, store *prepared.Store, elapsed ti
 	if !a.refresh(store) {
 		return answer, nil, false
 	}
-	a.settleVanished(store, answer)
+	a.checkVanished(store, answer)
 	problems = a.rebuildLost(ctx, store, answer)
 	if len(problems) == 0 && !answer.Partial {
-		a.settleUnread(store, unread)
+		a.setAsideUnread(store, unread)
 	}
 	return answer, append(problems, foreignClaims(store.All(), answer)...), true
 }
@@ -211,14 +211,14 @@ func (a *Adapter) setAdmission(answer PodClaims, problems []string) {
 	a.admission.Store(v)
 }
 
-// ownName matches the names of devices of this agent: lower-case UUIDs, with the number of a share. NVIDIA's driver has gpu-0 and
+// ownDeviceName matches the names of devices of this agent: lower-case UUIDs, with the number of a share. NVIDIA's driver has gpu-0 and
 // gpu-0-mig-1g10gb-19-0.
-var ownName = regexp.MustCompile(`^(gpu|mig)-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(-s[0-9]+)?$`)
+var ownDeviceName = regexp.MustCompile(`^(gpu|mig)-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(-s[0-9]+)?$`)
 
 // foreignClaims returns a line for each claim of a pod that another driver of this name has prepared.
-func foreignClaims(held []prepared.Claim, answer PodClaims) (lines []string) {
+func foreignClaims(records []prepared.Claim, answer PodClaims) (lines []string) {
 	for _, c := range answer.Claims {
-		if c.Driver != resourceslice.Driver || ownName.MatchString(c.Device) || recordOf(held, c) {
+		if c.Driver != resourceslice.Driver || ownDeviceName.MatchString(c.Device) || recordOf(records, c) {
 			continue
 		}
 		line := fmt.Sprintf("pod %s has device %s of claim %s/%s, which another driver %s has prepared: drain the node", c.Pod, c.Device, c.Namespace, c.Name, resourceslice.Driver)
@@ -231,8 +231,8 @@ func foreignClaims(held []prepared.Claim, answer PodClaims) (lines []string) {
 }
 
 // recordOf reports whether a record has the device of a pod's claim.
-func recordOf(held []prepared.Claim, p PodClaim) bool {
-	return slices.ContainsFunc(held, func(c prepared.Claim) bool {
+func recordOf(records []prepared.Claim, p PodClaim) bool {
+	return slices.ContainsFunc(records, func(c prepared.Claim) bool {
 		return c.Namespace == p.Namespace && c.Name == p.Name &&
 			slices.ContainsFunc(c.Results, func(r prepared.Result) bool { return r.Device == p.Device })
 	})
@@ -242,7 +242,7 @@ func recordOf(held []prepared.Claim, p PodClaim) bool {
 func (a *Adapter) lost(store *prepared.Store, answer PodClaims) map[string][]PodClaim {
 	all := map[string][]PodClaim{}
 	for _, c := range answer.Claims {
-		if c.Driver == resourceslice.Driver && ownName.MatchString(c.Device) && !recordOf(store.All(), c) {
+		if c.Driver == resourceslice.Driver && ownDeviceName.MatchString(c.Device) && !recordOf(store.All(), c) {
 			all[c.Namespace+"/"+c.Name] = append(all[c.Namespace+"/"+c.Name], c)
 		}
 	}

@@ -73,8 +73,8 @@ func TestClaimsOfAnotherDriver(t *testing.T) {
 	p := &pods{err: errors.New("connection refused")}
 	r := admitting(t, p)
 	r.await("queries", func() bool { return p.count() > 3 })
-	if r.adapter.Desired().Load() != nil || r.adapter.Withdrawn() == "" {
-		t.Errorf("devices are published although the claims of pods are not known: %q", r.adapter.Withdrawn())
+	if r.adapter.Desired().Load() != nil || r.adapter.Cordoned() == "" {
+		t.Errorf("devices are published although the claims of pods are not known: %q", r.adapter.Cordoned())
 	}
 	other := podClaim("other", "gpu-0")
 	other.Driver = "nic.example.com"
@@ -96,7 +96,7 @@ func TestClaimsOfAnotherDriver(t *testing.T) {
 	p.set(nil)
 	n := p.count()
 	r.await("queries", func() bool { return p.count() > n+3 })
-	if r.adapter.Withdrawn() == "" {
+	if r.adapter.Cordoned() == "" {
 		t.Error("an answer that may lack pods has ended it")
 	}
 	p.partial(false)
@@ -107,7 +107,7 @@ func TestClaimsOfAnotherDriver(t *testing.T) {
 	p.set(errors.New("connection refused")) // what was known stays
 	n = p.count()
 	r.await("queries", func() bool { return p.count() > n+3 })
-	if text := r.adapter.Withdrawn(); text != "" {
+	if text := r.adapter.Cordoned(); text != "" {
 		t.Error(text)
 	}
 }
@@ -127,10 +127,10 @@ func TestLostRecords(t *testing.T) {
 	r.api.fail(kubeapi.ErrUnavailable)
 	r.start()
 	r.await("withdrawn devices", func() bool {
-		return strings.Contains(r.adapter.Withdrawn(), "the record of claim default/a (pod default/pod-a) is lost and can't be made again")
+		return strings.Contains(r.adapter.Cordoned(), "the record of claim default/a (pod default/pod-a) is lost and can't be made again")
 	})
 	r.api.fail(nil)
-	r.await("records", func() bool { return r.adapter.Withdrawn() == "" && len(r.adapter.Prepared()) == 2 })
+	r.await("records", func() bool { return r.adapter.Cordoned() == "" && len(r.adapter.Prepared()) == 2 })
 	if holder, held := r.holder(gpu.WholeGPU(coretest.GPU(0))); !held || holder != "claim default/a" {
 		t.Error(holder)
 	}
@@ -147,8 +147,8 @@ func TestLostRecords(t *testing.T) {
 	r.must(r.unprepare("a"))
 	n := p.count()
 	r.await("queries", func() bool { return p.count() > n+3 })
-	if c := r.record("a"); c.UID != "" || r.adapter.Withdrawn() != "" {
-		t.Errorf("%+v, %q", c, r.adapter.Withdrawn())
+	if c := r.record("a"); c.UID != "" || r.adapter.Cordoned() != "" {
+		t.Errorf("%+v, %q", c, r.adapter.Cordoned())
 	}
 }
 
@@ -165,9 +165,9 @@ func TestLostRecordsOfInstances(t *testing.T) {
 	})
 	r.start()
 	want := "the record of claim default/a (pod default/pod-a) is lost and can't be made again: device " + deviceName(instance) + ": not offered by this node (the driver has not answered yet)"
-	r.await("withdrawn devices", func() bool { return r.adapter.Withdrawn() == want })
+	r.await("withdrawn devices", func() bool { return r.adapter.Cordoned() == want })
 	r.src.Set(build(coretest.WithMIG(coretest.GPUs(1), 0, "1g.10gb"), health.Ledger{}, config()))
-	r.await("a record", func() bool { return r.adapter.Withdrawn() == "" && len(r.adapter.Prepared()) == 1 })
+	r.await("a record", func() bool { return r.adapter.Cordoned() == "" && len(r.adapter.Prepared()) == 1 })
 	if holder, held := r.holder(gpu.WholeGPU(coretest.GPU(0))); !held || holder != "claim default/a" {
 		t.Errorf("the GPU counts as free: %q", holder)
 	}

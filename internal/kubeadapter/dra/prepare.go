@@ -16,7 +16,7 @@ type claimRef struct{ namespace, name, uid string }
 // server does not answer, and else unless it was allocated anew since (see allocatedAnew). After an error, or the end of the process at any
 // point, the next call completes what this one began:
 //
-//	devices held        in memory
+//	devices reserved    in memory
 //	record "started"    only for a client of an MPS control daemon
 //	specification       the same
 //	record "complete"
@@ -84,15 +84,15 @@ func (a *Adapter) prepare(ctx context.Context, ref claimRef, step *step) (prepar
 //	another one                 records read     device free    record stored    records read: conflict, record removed
 func (a *Adapter) confirm(got reservation, store *prepared.Store) error {
 	if err := a.readOthers(store); err != nil {
-		store.Hold(got.claim) // "started", so that the next Prepare does not answer from it
+		store.Reserve(got.claim) // "started", so that the next Prepare does not answer from it
 		return err
 	}
-	held := holders.NewSet(heldBy(others(got.claim.UID, a.opts.BootID, store.All())))
+	held := holders.NewSet(heldBy(claimsBeside(got.claim.UID, a.opts.BootID, store.All())))
 	own := got.claim
 	for i, w := range got.wants {
 		own.Results = got.claim.Results[:i]
 		if err := conflict(w, held, holders.NewSet(own.Holders())); err != nil {
-			store.Hold(got.claim) // the same, if it can't be removed
+			store.Reserve(got.claim) // the same, if it can't be removed
 			if left := a.remove(got.claim.UID, store); left != nil {
 				return joined{err, left}
 			}
@@ -102,13 +102,13 @@ func (a *Adapter) confirm(got reservation, store *prepared.Store) error {
 	return nil
 }
 
-// record stores a claim whose devices are held. A specification must not be left behind by a process that is killed, so the record comes
+// record stores a claim whose devices are reserved. A specification must not be left behind by a process that is killed, so the record comes
 // first; a claim without one is stored once, since each write waits for the disk.
 func (a *Adapter) record(c prepared.Claim, store *prepared.Store) error {
 	if c.HasSpec() {
 		c.State = prepared.Started
 		if err := store.Put(c); err != nil {
-			store.Release(c.UID)
+			store.Unreserve(c.UID)
 			return err
 		}
 		if err := a.specs.ensure(c); err != nil {
@@ -118,12 +118,12 @@ func (a *Adapter) record(c prepared.Claim, store *prepared.Store) error {
 	c.State, c.Since = prepared.Complete, time.Now().UTC().Truncate(time.Second)
 	err := store.Put(c)
 	if err != nil {
-		store.Release(c.UID)
+		store.Unreserve(c.UID)
 	}
 	return err
 }
 
-// reserve holds the devices of a claim. While a condition lasts that is expected to end soon, it waits until ctx ends: the kubelet tries
+// reserve reserves the devices of a claim. While a condition lasts that is expected to end soon, it waits until ctx ends: the kubelet tries
 // again only after a minute.
 func (a *Adapter) reserve(ctx context.Context, ref claimRef, claim kubeapi.ResourceClaim, store *prepared.Store) (reservation, error) {
 	r, err := a.newRequest(ref, claim)

@@ -208,7 +208,7 @@ func TestPrepareErrors(t *testing.T) {
 		"another toleration":   {claim: one(tolerating(kubeapi.DeviceToleration{Key: "gpu.nvidia.com/xid", Value: "79"})), ledger: observed(health.XID, 95), want: "XID 95"},
 		"the toleration":       {claim: one(tolerating(kubeapi.DeviceToleration{Key: "gpu.nvidia.com/xid", Value: "95", Effect: "NoSchedule"})), ledger: observed(health.XID, 95)},
 		"only for NoExecute":   {claim: one(tolerating(kubeapi.DeviceToleration{Operator: "Exists", Effect: "NoExecute"})), ledger: observed(health.XID, 95), want: "XID 95"},
-		"spared, tolerated": {claim: one(tolerating(kubeapi.DeviceToleration{Key: "gpu.nvidia.com/xid", Operator: "Exists", Effect: "NoSchedule"})), ledger: observed(health.XID, 95),
+		"not evicted, tolerated": {claim: one(tolerating(kubeapi.DeviceToleration{Key: "gpu.nvidia.com/xid", Operator: "Exists", Effect: "NoSchedule"})), ledger: observed(health.XID, 95),
 			change: func(a *Adapter) { a.opts.Evict = true }},
 		"lost":            {claim: one(everything), ledger: observed(health.Lost, 0), want: "lost: GPU is lost"},
 		"another agent's": {claim: one(everything), host: claimed, want: "unhealthy: offered by another agent (nomad-gpu)"},

@@ -79,7 +79,7 @@ func (a *Adapter) rebuild(ctx context.Context, pods []PodClaim, store *prepared.
 	}
 	a.opts.Log.Warn("the record of a prepared claim was lost and is made again", "namespace", c.Namespace, "claim", c.Name, "uid", uid, "pod", pods[0].Pod)
 	if err := store.Put(c); err != nil {
-		return err // it is held all the same
+		return err // it is reserved all the same
 	}
 	return nil
 }
@@ -132,12 +132,12 @@ func hardwareOf(inv *inventory.Allocatable, device string) (d gpu.Device, share 
 	}
 	uuid, isGPU := strings.CutPrefix(name, "gpu-")
 	id := gpu.DeviceID("GPU-" + uuid)
-	return gpu.Device{ID: id, At: gpu.WholeGPU(id)}, share, isGPU && ownName.MatchString(device)
+	return gpu.Device{ID: id, At: gpu.WholeGPU(id)}, share, isGPU && ownDeviceName.MatchString(device)
 }
 
-// settleVanished deals with records whose file is gone. If another process has unprepared the claim, it is forgotten. Else the file
+// checkVanished deals with records whose file is gone. If another process has unprepared the claim, it is forgotten. Else the file
 // was removed by hand: it is written again if a pod has the claim, or the kubelet may not know all pods.
-func (a *Adapter) settleVanished(store *prepared.Store, answer PodClaims) {
+func (a *Adapter) checkVanished(store *prepared.Store, answer PodClaims) {
 	a.forgetUnprepared(store)
 	for _, c := range store.Vanished() {
 		a.withClaim(c.UID, func() {
@@ -176,10 +176,10 @@ func (p PodClaims) have(c prepared.Claim) bool {
 	return slices.ContainsFunc(p.Claims, func(p PodClaim) bool { return p.Namespace == c.Namespace && p.Name == c.Name })
 }
 
-// collect removes records for which Unprepare will never come: after the kubelet's own record (dra_manager_state) was deleted, it does not
+// removeAbandoned removes records for which Unprepare will never come: after the kubelet's own record (dra_manager_state) was deleted, it does not
 // know which claims it has prepared. A record is removed when for some minutes no pod had the claim and the API server did not have it,
 // or not allocated: it removes an allocation only when all pods of the claim have ended.
-func (a *Adapter) collect(ctx context.Context, store *prepared.Store, answer PodClaims) {
+func (a *Adapter) removeAbandoned(ctx context.Context, store *prepared.Store, answer PodClaims) {
 	now, gone := time.Now(), map[string]time.Time{}
 	for _, c := range store.All() {
 		if answer.Partial || answer.have(c) {

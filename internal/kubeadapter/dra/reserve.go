@@ -61,16 +61,16 @@ type reservation struct {
 	devices []gpu.Device
 }
 
-// tryReserve holds the devices of a request, if all can be had now. wait reports that none of the errors lasts. The lock makes checks and
+// tryReserve reserves the devices of a request, if all can be had now. wait reports that none of the errors lasts. The lock makes checks and
 // record one step: what another API of this process gives out is seen here, or sees this. The inventory is read with the lock held, so
 // that a device which is withdrawn before the lock was free is not given out.
 func (a *Adapter) tryReserve(r request, store *prepared.Store) (got reservation, wait bool, err error) {
 	a.lock.Lock()
 	defer a.lock.Unlock()
 	if g := a.admission.Load(); g.text() != "" {
-		return got, g.pending, &WithdrawnError{g.text()}
+		return got, g.pending, &CordonedError{g.text()}
 	}
-	inv, held := a.src.Current(), holders.NewSet(heldBy(others(r.uid, a.opts.BootID, store.All())), a.pluginHolders())
+	inv, held := a.src.Current(), holders.NewSet(heldBy(claimsBeside(r.uid, a.opts.BootID, store.All())), a.pluginHolders())
 	c := prepared.Claim{BootID: a.opts.BootID, Namespace: r.namespace, Name: r.name, UID: r.uid, State: prepared.Started}
 	if before, ok := store.Get(r.uid); ok {
 		c.Unknown = before.Unknown
@@ -85,7 +85,7 @@ func (a *Adapter) tryReserve(r request, store *prepared.Store) (got reservation,
 		}
 		if err != nil {
 			errs = append(errs, err)
-			wait = wait && passes(inv, err)
+			wait = wait && isTransient(inv, err)
 			continue
 		}
 		all = append(all, p)
@@ -102,7 +102,7 @@ func (a *Adapter) tryReserve(r request, store *prepared.Store) (got reservation,
 	if err := a.check(all); err != nil {
 		return got, false, err
 	}
-	store.Hold(c)
+	store.Reserve(c)
 	got.claim = c
 	return got, false, nil
 }
@@ -178,8 +178,8 @@ func driverProblem(inv *inventory.Allocatable) string {
 	return ""
 }
 
-// passes reports whether an error is expected to end without a change of claims or of the policy.
-func passes(inv *inventory.Allocatable, err error) bool {
+// isTransient reports whether an error is expected to end without a change of claims or of the policy.
+func isTransient(inv *inventory.Allocatable, err error) bool {
 	if e, ok := errors.AsType[*UnknownDeviceError](err); ok && e.API == "" {
 		return inv.Provisional() || inv.Driver().State != gpu.DriverReady
 	}
@@ -217,18 +217,18 @@ func (a *Adapter) published(inv *inventory.Allocatable, name string, u inventory
 }
 
 // tolerated reports whether all taints of a device that keep new work away are tolerated, by the rules of the scheduler. One with the effect
-// NoExecute has NoSchedule in the slice while the work of its GPU is spared (resourceslice.Spare): a toleration of either is enough.
+// NoExecute has NoSchedule in the slice while its GPU is not evicted (resourceslice.EvictOnly): a toleration of either is enough.
 func tolerated(d kubeapi.Device, tolerations []kubeapi.DeviceToleration) bool {
 	if d.Name == "" {
 		return false
 	}
 	return !slices.ContainsFunc(d.Taints, func(t kubeapi.DeviceTaint) bool {
-		spared := t
+		published := t
 		if resourceslice.IsNoExecute(t) {
-			spared.Effect = kubeapi.NoSchedule
+			published.Effect = kubeapi.NoSchedule
 		}
 		return t.Effect != kubeapi.NoEffect &&
-			!slices.ContainsFunc(tolerations, func(o kubeapi.DeviceToleration) bool { return tolerates(o, t) || tolerates(o, spared) })
+			!slices.ContainsFunc(tolerations, func(o kubeapi.DeviceToleration) bool { return tolerates(o, t) || tolerates(o, published) })
 	})
 }
 

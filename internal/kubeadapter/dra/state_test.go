@@ -180,7 +180,7 @@ func TestPrepareWaits(t *testing.T) {
 		text string
 	}{
 		"before the first reading": {core.Build(gpu.NoDriver(gpu.DriverPending, "not asked yet"), health.Ledger{}, config()).WithoutHost(), "the driver has not answered yet"},
-		"maintenance":              {maintained(t), "unknown: maintenance (driver released by order"},
+		"maintenance":              {maintained(t), "unknown: maintenance (driver released by quiesce"},
 		"a GPU that moves":         {ready.WithHost(inventory.Host{CDI: ready.CDI(), Assignments: moving}, inventory.OverlapRefuse), "unhealthy: moves (to dra)"},
 		"no hook program":          {withoutHooks(ready), "unhealthy: no CDI definition (hook program nvidia-ctk is not on the host"},
 		"no driver":                {core.Build(gpu.NoDriver(gpu.DriverFailed, "RM version mismatch"), health.Ledger{}, config()).WithoutHost(), "the driver is not usable: RM version mismatch"},

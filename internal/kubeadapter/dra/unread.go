@@ -11,7 +11,7 @@ import (
 // A record that can't be read concerns its claim alone: Prepare and Unprepare of that one need no record, and other claims have theirs. What it may
 // hold is given out through no other API:
 //
-//   - a GPU that is on the side of another API has no claim: it came there when no claim had it;
+//   - a GPU that is offered through another API has no claim: it was moved there when no claim had it;
 //   - a claim that a pod has is in the kubelet's list, with its name, and the API server has the rest: its record is made again;
 //   - a claim that no complete list has for some minutes holds nothing: its record is set aside. (Not in the list are claims of init
 //     containers that end, pkg/kubelet/apis/podresources/server_v1.go.)
@@ -23,13 +23,13 @@ func (a *Adapter) Unread() []prepared.Unread {
 	if a.isLoaded() {
 		return a.store.Load().Unread()
 	}
-	if dir := a.unloaded.Load(); dir != nil {
+	if dir := a.loadErr.Load(); dir != nil {
 		return []prepared.Unread{*dir}
 	}
 	return nil
 }
 
-// mayHaveClaims returns the GPUs that are not known to have no claim by the side on which they are.
+// mayHaveClaims returns the GPUs that are not offered through another API, and so may have a claim.
 func (a *Adapter) mayHaveClaims() (all []gpu.DeviceID) {
 	inv, last := a.src.Current(), gpu.DeviceID("")
 	for d := range inv.Hardware() {
@@ -45,9 +45,9 @@ func mayHaveClaim(inv *inventory.Allocatable, of gpu.DeviceID) bool {
 	return !assigned || one.API == "" || one.API == inventory.DRA
 }
 
-// settleUnread sets records aside that could not be read before an answer of the kubelet that has all pods, if no such answer of the last minutes
+// setAsideUnread sets records aside that could not be read before an answer of the kubelet that has all pods, if no such answer of the last minutes
 // has their claims.
-func (a *Adapter) settleUnread(store *prepared.Store, unread []prepared.Unread) {
+func (a *Adapter) setAsideUnread(store *prepared.Store, unread []prepared.Unread) {
 	now, unlisted := time.Now(), map[string]time.Time{}
 	var empty []prepared.Unread
 	for _, u := range unread {
@@ -60,5 +60,5 @@ func (a *Adapter) settleUnread(store *prepared.Store, unread []prepared.Unread) 
 		}
 	}
 	a.unlisted = unlisted
-	store.Settle(empty)
+	store.SetAside(empty)
 }

@@ -66,8 +66,8 @@ func TestClaimUnpreparedByAnotherProcess(t *testing.T) {
 			if c := r.record("a"); c.State != prepared.Complete {
 				t.Errorf("prepared again: %+v", c)
 			}
-			if all := r.adapter.Prepared(); len(all) != 1 || all[0].Name != "a" || r.adapter.Withdrawn() != "" {
-				t.Errorf("%v, %q", all, r.adapter.Withdrawn())
+			if all := r.adapter.Prepared(); len(all) != 1 || all[0].Name != "a" || r.adapter.Cordoned() != "" {
+				t.Errorf("%v, %q", all, r.adapter.Cordoned())
 			}
 		})
 	}
@@ -142,8 +142,8 @@ func TestClaimThatEndsDuringAQuery(t *testing.T) {
 			})
 			r.start()
 			r.await("queries", func() bool { return p.count() > 3 })
-			if got := text.String(); strings.Contains(got, "no device takes new work") || r.adapter.Withdrawn() != "" {
-				t.Errorf("%s\n%q", got, r.adapter.Withdrawn())
+			if got := text.String(); strings.Contains(got, "no device takes new work") || r.adapter.Cordoned() != "" {
+				t.Errorf("%s\n%q", got, r.adapter.Cordoned())
 			}
 		})
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/internal/util/problemset"
 	"github.com/tandem-gpu/tandem/internal/util/reconcile"
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
@@ -52,18 +53,18 @@ type Options struct {
 // Writer keeps a features file in step with the devices. Make one with New, then call Run once. The other methods are safe for
 // concurrent use.
 type Writer struct {
-	opts    Options
-	changed chan struct{} // capacity 1
-	last    Labels        // that the file has; of the goroutine of a pass
+	opts     Options
+	changed  chan struct{} // capacity 1
+	last     Labels        // that the file has; of the goroutine of a pass
+	problems problemset.Set
 
 	mu       sync.Mutex
 	strategy inventory.MIGStrategy
-	problem  string
 }
 
 // New returns a writer. It reads and writes nothing.
 func New(o Options) *Writer {
-	return &Writer{opts: o, strategy: o.MIG, changed: make(chan struct{}, 1)}
+	return &Writer{opts: o, strategy: o.MIG, changed: make(chan struct{}, 1), problems: problemset.Set{Log: o.Log}}
 }
 
 // SetStrategy sets the MIG strategy after a change of the configuration.
@@ -75,14 +76,7 @@ func (w *Writer) SetStrategy(s inventory.MIGStrategy) {
 }
 
 // Problems has the reason for which the file could not be written, if it could not.
-func (w *Writer) Problems() []problem.Problem {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.problem == "" {
-		return nil
-	}
-	return []problem.Problem{{Code: problem.NodeLabels, Object: w.opts.Path, Text: w.problem}}
-}
+func (w *Writer) Problems() []problem.Problem { return w.problems.List() }
 
 // Run keeps the file in step until ctx ends; a failure is a warning and is tried again. The file stays when the agent ends, so that the
 // node keeps its labels while an agent is replaced. If a disk hangs, the goroutine that waits for it is abandoned.
@@ -184,21 +178,12 @@ func (w *Writer) failure(action string, err error) error {
 	return fmt.Errorf("%s can't be %s: %w", w.opts.Path, action, err)
 }
 
-// setProblem logs a problem when it begins and when it ends.
+// setProblem sets why the file can't be written; nil = it can.
 func (w *Writer) setProblem(err error) {
-	problem := ""
-	if err != nil {
-		problem = "node labels: " + err.Error() + "; --features-file needs a file of its own in a folder that exists and can be written: features.d of Node Feature Discovery"
+	if err == nil {
+		w.problems.End(problem.NodeLabels, w.opts.Path, "node labels: the features file can be written again")
+		return
 	}
-	w.mu.Lock()
-	before := w.problem
-	w.problem = problem
-	w.mu.Unlock()
-	switch {
-	case problem == before:
-	case problem != "":
-		w.opts.Log.Warn(problem)
-	default:
-		w.opts.Log.Info("node labels: the features file can be written again")
-	}
+	text := "node labels: " + err.Error() + "; --features-file needs a file of its own in a folder that exists and can be written: features.d of Node Feature Discovery"
+	w.problems.Put(problem.Problem{Code: problem.NodeLabels, Object: w.opts.Path, Text: text}, slog.LevelWarn, text)
 }

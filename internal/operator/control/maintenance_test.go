@@ -29,7 +29,7 @@ var quiesce = with(control.Quiesce, control.QuiesceArgs{})
 func TestQuiesceAndResume(t *testing.T) {
 	t.Parallel()
 	r := start(t, coretest.GPUs(8))
-	contains(t, r.output(quiesce), "driver released (driver released by order); devices: 8 unknown;", "not on disk", "resume")
+	contains(t, r.output(quiesce), "driver released (driver released by quiesce); devices: 8 unknown;", "not on disk", "resume")
 	if n := r.machine.Sessions(); n != 0 {
 		t.Errorf("%d sessions are open", n)
 	}

@@ -45,7 +45,7 @@ func (s *Socket) serve(ctx context.Context, handler http.Handler, log *slog.Logg
 	server.SetKeepAlivesEnabled(false)
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(listener) }()
-	s.setServed(log)
+	s.setServed()
 	check := time.NewTicker(checkInterval)
 	defer check.Stop()
 	for gone := false; !gone && ctx.Err() == nil; {

@@ -8,13 +8,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
 
 	"github.com/tandem-gpu/tandem/internal/util/filelock"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/internal/util/problemset"
 	"github.com/tandem-gpu/tandem/internal/util/setting"
 )
 
@@ -36,10 +36,8 @@ var errSocketGone = errors.New("the control socket was removed or replaced")
 //	            <agent>.json         0600  see package checkpoint
 //	            claims/              0700  see package hostwatch
 type Socket struct {
-	path string
-
-	mu      sync.Mutex
-	problem string // why the socket is not served; "" = it is, or Serve has not tried yet
+	path     string
+	problems problemset.Set // why the socket is not served
 }
 
 // NewSocket returns the socket at path, see Path. With an empty path Serve does nothing.
@@ -51,8 +49,9 @@ func (s *Socket) Serve(ctx context.Context, a Agent, o Options) {
 	if s.path == "" {
 		return
 	}
+	s.problems.Log = o.Log
 	if err := checkPath(s.path); err != nil {
-		s.setProblem(err, o.Log)
+		s.setProblem(err)
 		return
 	}
 	h := newHandler(a, o)
@@ -69,7 +68,7 @@ func (s *Socket) Serve(ctx context.Context, a Agent, o Options) {
 		if ctx.Err() != nil {
 			return
 		}
-		s.setProblem(err, o.Log)
+		s.setProblem(err)
 		if time.Since(began) > stableFor { // it was served
 			retry.Reset()
 		}
@@ -82,38 +81,19 @@ func (s *Socket) Serve(ctx context.Context, a Agent, o Options) {
 }
 
 // Problems has the reason if the socket is not served.
-func (s *Socket) Problems() []problem.Problem {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.problem == "" {
-		return nil
-	}
-	return []problem.Problem{{Code: problem.Socket, Object: s.path, Text: "control socket: " + s.problem}}
-}
+func (s *Socket) Problems() []problem.Problem { return s.problems.List() }
 
-// setProblem stores why the socket is not served, and logs it if it has changed.
-func (s *Socket) setProblem(err error, log *slog.Logger) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	reason := strings.ReplaceAll(err.Error(), "\n", "; ")
-	if reason == s.problem {
-		return
-	}
-	s.problem = reason
-	level := slog.LevelWarn
+// setProblem sets why the socket is not served. That another process serves it is normal for a moment: while one agent follows another.
+func (s *Socket) setProblem(err error) {
+	reason, level := strings.ReplaceAll(err.Error(), "\n", "; "), slog.LevelWarn
 	if _, inUse := errors.AsType[*InUseError](err); inUse {
 		level = slog.LevelInfo
 	}
-	log.Log(context.Background(), level, "control socket unavailable", "error", reason)
+	s.problems.Put(problem.Problem{Code: problem.Socket, Object: s.path, Text: "control socket: " + reason}, level, "control socket unavailable", "error", reason)
 }
 
-func (s *Socket) setServed(log *slog.Logger) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.problem != "" {
-		log.Info("control socket available", "socket", s.path)
-	}
-	s.problem = ""
+func (s *Socket) setServed() {
+	s.problems.End(problem.Socket, s.path, "control socket available", "socket", s.path)
 }
 
 func lockPath(socket string) string { return socket + ".lock" }

@@ -48,10 +48,10 @@ func TestWithUse(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{
 		"warning: owners: no answer",
-		"owner: GPU 0 GPU-0: pod default/one, container main, claim gpus, since 2026-11-20T10:00:00Z, idle since 2026-11-20T10:01:00Z",
-		"owner: GPU 1 GPU-1: job batch/train, task main, allocation alloc-1, since 2026-11-20T10:00:00Z",
+		"owner: GPU 0 GPU-0: pod default/one (claim gpus), container main, since 2026-11-20T10:00:00Z, idle since 2026-11-20T10:01:00Z",
+		"owner: GPU 1 GPU-1: job batch/train (allocation alloc-1), task main, since 2026-11-20T10:00:00Z",
 		"owner: GPU 1 GPU-1: allocation alloc-2, since 2026-11-20T10:00:00Z",
-		"process: GPU 0 GPU-0: pid 7 python (512 MiB), of pod uid-1",
+		"process: GPU 0 GPU-0: pid 7 python (512 MiB), of the pod with UID uid-1",
 		"process: GPU 2 GPU-2: pid 8, without a reservation",
 	}, lines); diff != "" {
 		t.Error(diff)

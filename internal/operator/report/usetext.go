@@ -1,10 +1,8 @@
 package report
 
 import (
-	"cmp"
 	"fmt"
 	"io"
-	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core/holders"
 )
@@ -35,27 +33,16 @@ func (d Device) held() string {
 	return text
 }
 
-// String describes the owner: "pod default/train, container main", "job default/train, task main, allocation 5b1f3c58-...".
+// String is the name of the owner's work with its container or task: "pod default/train, container main".
 func (o Owner) String() string {
-	name := strings.Trim(o.Namespace+"/"+o.Name, "/")
-	var parts []string
-	if o.Orchestrator == holders.Nomad {
-		if name != "" {
-			parts = append(parts, "job "+name)
-		}
-		if o.Container != "" {
-			parts = append(parts, "task "+o.Container)
-		}
-		return strings.Join(append(parts, "allocation "+cmp.Or(o.ID, "unknown")), ", ")
+	text := holders.Work(o).String()
+	switch {
+	case o.Container == "":
+		return text
+	case o.Orchestrator == holders.Nomad:
+		return text + ", task " + o.Container
 	}
-	parts = append(parts, strings.TrimSpace("pod "+cmp.Or(name, o.ID)))
-	if o.Container != "" {
-		parts = append(parts, "container "+o.Container)
-	}
-	if o.Claim != "" {
-		parts = append(parts, "claim "+o.Claim)
-	}
-	return strings.Join(parts, ", ")
+	return text + ", container " + o.Container
 }
 
 // String describes the process: "pid 2114 python (512 MiB), of pod default/train", "pid 2114 (512 MiB), without a reservation".

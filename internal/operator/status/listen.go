@@ -40,9 +40,8 @@ func (s *Server) Run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		if text := err.Error(); s.setProblem(text) {
-			s.Log.Warn("HTTP server unavailable, retrying", "address", s.Address, "error", text)
-		}
+		p := problem.Problem{Code: problem.HTTP, Object: s.Address, Text: "no HTTP at " + s.Address + ": " + strings.ReplaceAll(err.Error(), "\n", "; ")}
+		s.problems.Put(p, slog.LevelWarn, "HTTP server unavailable, retrying", "address", s.Address, "error", err)
 		select {
 		case <-time.After(retry.NextBackOff()):
 		case <-ctx.Done():
@@ -62,7 +61,7 @@ func (s *Server) serve(ctx context.Context) error {
 		ErrorLog: slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug),
 	}
 	server.SetKeepAlivesEnabled(false) // a probe or a scrape every few seconds needs no connection in between
-	s.setProblem("")
+	s.problems.End(problem.HTTP, s.Address, "")
 	s.Log.Info("listening", "http", tcp.Addr().String())
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(newLimiter(tcp, maxConnections, minConnectionAge)) }()
@@ -75,23 +74,8 @@ func (s *Server) serve(ctx context.Context) error {
 	}
 }
 
-// setProblem records why nothing is served, and reports whether that changed.
-func (s *Server) setProblem(problem string) (changed bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	changed, s.problem = s.problem != problem, problem
-	return changed
-}
-
 // ListenProblems has the reason if nothing is served.
-func (s *Server) ListenProblems() []problem.Problem {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.problem == "" {
-		return nil
-	}
-	return []problem.Problem{{Code: problem.HTTP, Object: s.Address, Text: "no HTTP at " + s.Address + ": " + strings.ReplaceAll(s.problem, "\n", "; ")}}
-}
+func (s *Server) ListenProblems() []problem.Problem { return s.problems.List() }
 
 // tcpUserTimeout is TCP_USER_TIMEOUT of tcp(7), which package syscall lacks.
 const tcpUserTimeout = 0x12

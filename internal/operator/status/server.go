@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -21,6 +20,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/metrics"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/internal/util/problemset"
 )
 
 // Adapter is the state of an orchestrator's adapter. Its methods are safe for concurrent use.
@@ -66,12 +66,11 @@ type Options struct {
 type Server struct {
 	Options
 
-	mu      sync.Mutex
-	problem string // why nothing is served; "" = it is served, or was not tried yet
+	problems problemset.Set // why nothing is served
 }
 
 // New returns a server. Run makes it listen.
-func New(o Options) *Server { return &Server{Options: o} }
+func New(o Options) *Server { return &Server{Options: o, problems: problemset.Set{Log: o.Log}} }
 
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()

@@ -17,10 +17,10 @@ type Account struct {
 	Namespace string // "" = any
 }
 
-// admission is deploy/dra/admission.yaml.
+// policy is deploy/dra/admission.yaml.
 //
 //go:embed admission.yaml
-var admission string
+var policy string
 
 // Names of objects (apimachinery's validation of names).
 var (
@@ -38,13 +38,13 @@ func AdmissionPolicy(a Account) ([]byte, error) {
 		return nil, &setting.Error{Key: "--namespace", Value: a.Namespace, Remedy: "want the namespace of that account, or none for any"}
 	}
 	if a == (Account{Name: DefaultAccount}) {
-		return []byte(admission), nil
+		return []byte(policy), nil
 	}
 	namespace := "[^:]+"
 	if a.Namespace != "" {
 		namespace = a.Namespace
 	}
-	_, text, _ := strings.Cut(admission, "\napiVersion") // the comment at the beginning is about the default account
+	_, text, _ := strings.Cut(policy, "\napiVersion") // the comment at the beginning is about the default account
 	return []byte(strings.NewReplacer(
 		"\n  name: "+DefaultAccount+"\n", "\n  name: "+a.Name+"\n",
 		"policyName: "+DefaultAccount+"\n", "policyName: "+a.Name+"\n",

@@ -22,12 +22,12 @@ import (
 )
 
 const (
-	settle    = 30 * time.Second // that a GPU has to be broken before
-	agreeing  = 2                // checks that have to agree after the first one
-	window    = time.Hour
-	pollEvery = time.Second      // while a GPU waits for checks
-	diskAgain = 10 * time.Second // until the file is tried again
-	diskMost  = time.Minute      // for the watchdog: a write of the file
+	brokenFor     = 30 * time.Second // before a GPU is evicted
+	confirmations = 2                // checks that have to agree after the first one
+	window        = time.Hour        // of Options.PerHour
+	pollEvery     = time.Second      // while a GPU waits for checks
+	fileRetry     = 10 * time.Second // until the file is tried again
+	fileLimit     = time.Minute      // for the watchdog: a write of the file
 )
 
 // Options configure Evictions.
@@ -45,9 +45,9 @@ type Options struct {
 
 // Evictions are the GPUs whose pods Kubernetes may delete. Make one with New, then call Run once.
 type Evictions struct {
-	opts Options
-	gpus *watch.Value[map[gpu.DeviceID]bool]
-	told map[gpu.DeviceID]bool // GPUs that wait, in the log
+	opts    Options
+	gpus    *watch.Value[map[gpu.DeviceID]bool]
+	waiting map[gpu.DeviceID]bool // GPUs of which it is logged that PerHour keeps them from being evicted
 }
 
 // New returns evictions that do not run: no GPU is evicted.
@@ -55,7 +55,7 @@ func New(o Options) *Evictions {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Evictions{opts: o, gpus: watch.NewValue(map[gpu.DeviceID]bool{}), told: map[gpu.DeviceID]bool{}}
+	return &Evictions{opts: o, gpus: watch.NewValue(map[gpu.DeviceID]bool{}), waiting: map[gpu.DeviceID]bool{}}
 }
 
 // GPUs returns the GPUs that are evicted now. The maps are not to be changed.
@@ -67,19 +67,19 @@ func (e *Evictions) Run(ctx context.Context) error {
 	defer task.Done()
 	s := state{}
 	for ctx.Err() == nil {
-		task.Heartbeat(diskMost)
+		task.Heartbeat(fileLimit)
 		records, err := read(e.opts.File, time.Now(), e.opts.PerHour)
 		if err == nil {
 			s.records, s.saved = records, records
 			break
 		}
 		e.opts.Log.Warn("no pods are evicted: the record of evictions can't be read", "error", err)
-		watch.Sleep(ctx, diskAgain)
+		watch.Sleep(ctx, fileRetry)
 	}
 	if ctx.Err() != nil {
 		return nil
 	}
-	reconcile.Loop{On: []reconcile.Source{e.opts.Devices.Changed}, Task: task, Limit: diskMost}.Run(ctx, func(context.Context, reconcile.Cause) time.Duration {
+	reconcile.Loop{On: []reconcile.Source{e.opts.Devices.Changed}, Task: task, Limit: fileLimit}.Run(ctx, func(context.Context, reconcile.Cause) time.Duration {
 		devices, wait := e.opts.Devices.Load(), reconcile.Never
 		if devices != nil {
 			s, wait = e.decide(s, brokenOf(devices))
@@ -98,7 +98,7 @@ func (e *Evictions) decide(s state, broken map[gpu.DeviceID]fault) (state, time.
 			next.saved = next.records
 		} else {
 			e.opts.Log.Warn("no more pods are evicted: the record of evictions can't be written", "error", err)
-			next.records, wait = s.kept(time.Now(), broken), min(wait, diskAgain)
+			next.records, wait = s.kept(time.Now(), broken), min(wait, fileRetry)
 		}
 	}
 	evicted := next.evicted()
@@ -108,13 +108,13 @@ func (e *Evictions) decide(s state, broken map[gpu.DeviceID]fault) (state, time.
 		}
 	}
 	for id, f := range broken {
-		if waits := f.held && !evicted[id] && next.confirmed(id, time.Now(), e.opts.Checks()); waits && !e.told[id] {
+		if limited := f.held && !evicted[id] && next.confirmed(id, time.Now(), e.opts.Checks()); limited && !e.waiting[id] {
 			e.opts.Log.Warn("GPU is broken: its pods stay, because as many GPUs as evictions-per-hour allows were evicted within the hour",
 				"gpu", id, "cause", f.cause, "evictions-per-hour", e.opts.PerHour)
-			e.told[id] = true
+			e.waiting[id] = true
 		}
 	}
-	maps.DeleteFunc(e.told, func(id gpu.DeviceID, _ bool) bool { _, still := broken[id]; return !still || evicted[id] })
+	maps.DeleteFunc(e.waiting, func(id gpu.DeviceID, _ bool) bool { _, still := broken[id]; return !still || evicted[id] })
 	if !maps.Equal(evicted, e.gpus.Load()) {
 		e.gpus.Store(evicted)
 	}

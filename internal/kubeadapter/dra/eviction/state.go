@@ -25,11 +25,11 @@ type Record struct {
 type state struct {
 	records []Record // of the last hour, and of GPUs that are evicted now
 	saved   []Record // the same, as on disk
-	seen    map[gpu.DeviceID]sighting
+	broken  map[gpu.DeviceID]firstSeen
 }
 
-// sighting is since when a GPU is seen broken.
-type sighting struct {
+// firstSeen is when a GPU was first seen broken.
+type firstSeen struct {
 	at     time.Time
 	checks uint64 // made until then
 }
@@ -45,33 +45,33 @@ func (s state) evicted() map[gpu.DeviceID]bool {
 	return all
 }
 
-// confirmed reports whether a GPU has been broken for the settle time, and later checks have agreed.
+// confirmed reports whether a GPU has been broken for long enough, and later checks have agreed.
 func (s state) confirmed(id gpu.DeviceID, now time.Time, checks uint64) bool {
-	first, ok := s.seen[id]
-	return ok && now.Sub(first.at) >= settle && checks >= first.checks+agreeing
+	first, ok := s.broken[id]
+	return ok && now.Sub(first.at) >= brokenFor && checks >= first.checks+confirmations
 }
 
 // next returns what follows from the GPUs that are broken now, and when to look again. Of several GPUs the one that is broken for the longest
 // time is evicted first.
 func (s state) next(now time.Time, checks uint64, broken map[gpu.DeviceID]fault, perHour int) (state, time.Duration) {
-	n := state{records: s.kept(now, broken), saved: s.saved, seen: map[gpu.DeviceID]sighting{}}
+	n := state{records: s.kept(now, broken), saved: s.saved, broken: map[gpu.DeviceID]firstSeen{}}
 	for id := range broken {
-		first, ok := s.seen[id]
+		first, ok := s.broken[id]
 		if !ok {
-			first = sighting{now, checks}
+			first = firstSeen{now, checks}
 		}
-		n.seen[id] = first
+		n.broken[id] = first
 	}
 	wait, evicted := window, n.evicted()
 	for _, id := range slices.SortedFunc(maps.Keys(broken), func(a, b gpu.DeviceID) int {
-		return cmp.Or(n.seen[a].at.Compare(n.seen[b].at), cmp.Compare(a, b))
+		return cmp.Or(n.broken[a].at.Compare(n.broken[b].at), cmp.Compare(a, b))
 	}) {
 		switch {
 		case evicted[id] || !broken[id].held:
 		case !n.confirmed(id, now, checks):
 			wait = min(wait, pollEvery)
-		case n.within(now) >= perHour:
-			wait = min(wait, n.free(now, perHour))
+		case n.inLastHour(now) >= perHour:
+			wait = min(wait, n.untilAllowed(now, perHour))
 		default:
 			n.records = append(n.records, Record{GPU: id, Cause: broken[id].cause, At: now.UTC().Truncate(time.Second)})
 		}
@@ -96,8 +96,8 @@ func (s state) kept(now time.Time, broken map[gpu.DeviceID]fault) []Record {
 	return all
 }
 
-// within is how many GPUs were evicted in the hour before now.
-func (s state) within(now time.Time) (n int) {
+// inLastHour is how many GPUs were evicted in the hour before now.
+func (s state) inLastHour(now time.Time) (n int) {
 	for _, r := range s.records {
 		if now.Sub(r.At) < window {
 			n++
@@ -106,8 +106,8 @@ func (s state) within(now time.Time) (n int) {
 	return n
 }
 
-// free is how long it takes until fewer GPUs than perHour were evicted within an hour.
-func (s state) free(now time.Time, perHour int) time.Duration {
+// untilAllowed is how long it takes until fewer GPUs than perHour were evicted within an hour.
+func (s state) untilAllowed(now time.Time, perHour int) time.Duration {
 	var ends []time.Time
 	for _, r := range s.records {
 		if end := r.At.Add(window); end.After(now) {

@@ -89,7 +89,7 @@ func (c Claim) Holders() (all []holders.Holder) {
 
 // Holder returns what has the result, without its work. A share that is a device of its own has its unit; one of a device that several claims
 // may have has not: the scheduler counts these.
-func (r *Result) Holder() holders.Holder {
+func (r Result) Holder() holders.Holder {
 	device, _ := r.Unit.Split()
 	h := holders.Holder{API: inventory.DRA, Device: device, At: r.At, Shares: r.Shares}
 	if !r.Exclusive {

@@ -20,17 +20,17 @@ const (
 	// rememberRemoved is longer than a query of the kubelet and any call take.
 	rememberRemoved = 10 * time.Minute
 
-	// trace ends the name of the empty file that is left of a claim that was removed: during an update two processes use the directory, and
+	// markerSuffix ends the name of the empty file that is left of a claim that was removed: during an update two processes use the directory, and
 	// the other one would take the record for lost.
-	trace = ".removed"
+	markerSuffix = ".removed"
 )
 
-// trace returns the file that is left of a claim that was removed.
-func (s *Store) trace(uid string) string { return filepath.Join(s.dir, "."+uid+trace) }
+// marker returns the file that is left of a claim that was removed.
+func (s *Store) marker(uid string) string { return filepath.Join(s.dir, "."+uid+markerSuffix) }
 
 // Remove removes a claim from disk, and then from memory. A claim that is not there is no error.
 func (s *Store) Remove(uid string) error {
-	if f, err := os.OpenFile(s.trace(uid), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|statefile.SharedDir, 0o600); err == nil { // without it: as if the record had been removed by hand
+	if f, err := os.OpenFile(s.marker(uid), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|statefile.SharedDir, 0o600); err == nil { // without it: as if the record had been removed by hand
 		_ = f.Close()
 	}
 	now := time.Now()
@@ -61,12 +61,12 @@ func (s *Store) Forget(uid string) {
 	})
 }
 
-// restored takes that another process has stored a claim after Remove: its Put has removed the trace.
+// restored forgets Remove of a claim that another process has stored since: its Put has removed the marker.
 func (s *Store) restored(uid string) {
 	if !s.Removed(uid) {
 		return
 	}
-	if _, err := os.Lstat(s.trace(uid)); errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Lstat(s.marker(uid)); errors.Is(err, fs.ErrNotExist) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		delete(s.removed, uid)
@@ -84,7 +84,7 @@ func (s *Store) Removed(uid string) bool {
 
 // RemovedElsewhere reports whether another process has called Remove for a claim, and none has called Put since: for rememberRemoved at least.
 func (s *Store) RemovedElsewhere(uid string) bool {
-	if _, err := os.Lstat(s.trace(uid)); err != nil {
+	if _, err := os.Lstat(s.marker(uid)); err != nil {
 		return false
 	}
 	_, err := os.Lstat(s.Path(uid))
@@ -105,9 +105,9 @@ func (s *Store) Vanished() (gone []Claim) {
 	return gone
 }
 
-// sweep removes what processes left that were killed while they wrote, and old traces.
+// sweep removes what processes left that were killed while they wrote, and old markers.
 func (s *Store) sweep() {
-	for pattern, age := range map[string]time.Duration{".*" + suffix + "[0-9]*": staleAfter, ".*" + trace: rememberRemoved} {
+	for pattern, age := range map[string]time.Duration{".*" + suffix + "[0-9]*": staleAfter, ".*" + markerSuffix: rememberRemoved} {
 		left, _ := filepath.Glob(filepath.Join(s.dir, pattern)) // fails on a bad pattern only
 		for _, path := range left {
 			if info, err := os.Lstat(path); err == nil && time.Since(info.ModTime()) > age {

@@ -156,11 +156,11 @@ func (s *Store) Get(uid string) (Claim, bool) {
 	return c, ok
 }
 
-// Hold holds the devices of a claim, in memory only.
-func (s *Store) Hold(c Claim) { s.change(func() { s.claims[c.UID] = c }) }
+// Reserve makes a claim hold its devices, in memory only.
+func (s *Store) Reserve(c Claim) { s.change(func() { s.claims[c.UID] = c }) }
 
-// Release ends Hold: the claim is again as it is on disk.
-func (s *Store) Release(uid string) {
+// Unreserve ends Reserve: the claim is again as it is on disk.
+func (s *Store) Unreserve(uid string) {
 	s.change(func() {
 		if c, stored := s.onDisk[uid]; stored {
 			s.claims[uid] = c
@@ -170,10 +170,10 @@ func (s *Store) Release(uid string) {
 	})
 }
 
-// Put stores a claim. When it returns nil, the claim is on disk; otherwise the claim is held, as by Hold.
+// Put stores a claim. When it returns nil, the claim is on disk; otherwise the claim is reserved.
 func (s *Store) Put(c Claim) error {
 	c.Version = max(c.Version, Version)
-	s.Hold(c)
+	s.Reserve(c)
 	text, err := json.MarshalIndent(c, "", "  ")
 	if err != nil {
 		return err
@@ -186,7 +186,7 @@ func (s *Store) Put(c Claim) error {
 	if err != nil {
 		return fmt.Errorf("prepared claim not stored: %w", err)
 	}
-	_ = os.Remove(s.trace(c.UID)) // the record counts in any case
+	_ = os.Remove(s.marker(c.UID)) // the record counts in any case
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.onDisk[c.UID] = c

@@ -84,7 +84,7 @@ func TestStore(t *testing.T) {
 	s := open(t, dir)
 	must(t, s.Put(claim("b")))
 	must(t, s.Put(claim("a")))
-	s.Hold(claim("c"))
+	s.Reserve(claim("c"))
 	uids := func(s *Store) (text string) {
 		for _, c := range s.All() {
 			text += c.UID
@@ -99,11 +99,11 @@ func TestStore(t *testing.T) {
 	if diff := cmp.Diff(file, string(text)); diff != "" {
 		t.Error(diff)
 	}
-	s.Release("c")
+	s.Unreserve("c")
 	changed := claim("b")
 	changed.State = Started
-	s.Hold(changed)
-	s.Release("b") // as on disk
+	s.Reserve(changed)
+	s.Unreserve("b") // as on disk
 	later := open(t, dir)
 	for _, one := range []*Store{s, later} {
 		compact := cmp.Transformer("compact", func(r json.RawMessage) string { return strings.Join(strings.Fields(string(r)), "") })
@@ -165,7 +165,7 @@ func TestRemovedElsewhere(t *testing.T) {
 	if !s.RemovedElsewhere("a") {
 		t.Error("a claim of now is not known any more")
 	}
-	must(t, os.Chtimes(s.trace("a"), time.Time{}, time.Now().Add(-2*rememberRemoved)))
+	must(t, os.Chtimes(s.marker("a"), time.Time{}, time.Now().Add(-2*rememberRemoved)))
 	s.swept = time.Now().Add(-2 * rememberRemoved)
 	must(t, s.Remove("c"))
 	if s.RemovedElsewhere("a") {
@@ -237,7 +237,7 @@ func TestFilesOfOthers(t *testing.T) {
 		t.Errorf("%s, %v", got, s.All())
 	}
 	must(t, s.Put(claim("j"))) // the directory is in its way
-	s.Settle(s.Unread())
+	s.SetAside(s.Unread())
 	if got := s.Unread(); got != nil || len(problem.Lines(s.Problems())) != 7 {
 		t.Errorf("%v, %q", got, problem.Lines(s.Problems()))
 	}
@@ -307,7 +307,7 @@ func TestRecordThatCanNotBeRead(t *testing.T) {
 	for _, taken := range []string{".broken", ".broken.1", ".broken.2", ".broken.3", ".broken.4"} { // so that the rename fails
 		must(t, os.MkdirAll(s.Path("a")+taken+"/full", 0o700))
 	}
-	s.Settle(s.Unread())
+	s.SetAside(s.Unread())
 	must(t, s.Refresh())
 	if lines := problem.Lines(s.Problems()); s.Unread() != nil || len(lines) != 1 || !strings.Contains(lines[0], "no pod has the claim, and the file can't be renamed") {
 		t.Errorf("%v, %q", s.Unread(), lines)

@@ -44,7 +44,7 @@ func ReadProblems(dir, bootID string) []Unread {
 	return s.Unread()
 }
 
-// Unread returns the files that could not be read when that was tried last, in the order of the UIDs, without those of which Settle was called. A
+// Unread returns the files that could not be read when that was tried last, in the order of the UIDs, without those of which SetAside was called. A
 // claim of one may hold anything.
 func (s *Store) Unread() (all []Unread) {
 	s.mu.Lock()
@@ -79,8 +79,8 @@ func (s *Store) setUnread(failed []Unread) {
 	}
 }
 
-// Settle takes that no pod has the claims of files that can't be read: they hold nothing. The files are set aside.
-func (s *Store) Settle(files []Unread) {
+// SetAside renames files that can't be read and whose claims no pod has: they hold nothing.
+func (s *Store) SetAside(files []Unread) {
 	for _, f := range files {
 		s.setAside(f.UID, "no pod has the claim")
 	}

@@ -93,9 +93,9 @@ func hasTaint(d kubeapi.Device, t kubeapi.DeviceTaint) bool {
 	return slices.ContainsFunc(d.Taints, func(u kubeapi.DeviceTaint) bool { return u.Key == t.Key && u.Value == t.Value && u.Effect == t.Effect })
 }
 
-// stamped returns devices with the time of each taint, in whole seconds as the API server stores it. A taint without a time gets that which
+// withTaintTimes returns devices with the time of each taint, in whole seconds as the API server stores it. A taint without a time gets that which
 // it has among the devices before, or now: the server would set the time of each write.
-func stamped(devices, before []kubeapi.Device, now time.Time) []kubeapi.Device {
+func withTaintTimes(devices, before []kubeapi.Device, now time.Time) []kubeapi.Device {
 	devices = slices.Clone(resourceslice.Stamp(devices, before, now))
 	for i, d := range devices {
 		devices[i].Taints = slices.Clone(d.Taints)

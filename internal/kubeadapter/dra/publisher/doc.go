@@ -1,6 +1,6 @@
 // Package publisher keeps the ResourceSlices of a node in the Kubernetes API equal to the devices that the node has.
 //
-// One goroutine owns all state and writes: desired devices come from a watch.Value, observed slices from a second goroutine that lists
+// One goroutine owns all state and writes: desired devices come from a watch.Value, cached slices from a second goroutine that lists
 // and watches. Each change of either is followed by a comparison, field by field, and by the writes that it asks for, so that a slice
 // which another client deletes or changes is restored. The kubelet deletes all slices of a node at each of its starts; they are back as soon as
 // the events of that arrive.
@@ -8,7 +8,7 @@
 //	devices ---------> compare ---> create, update, delete ---> API server
 //	                      ^                   |                     |
 //	                      |     answers       v                     |
-//	                   observed slices <------+---- list, watch <---+
+//	                   cached slices <--------+---- list, watch <---+
 //
 // A taint that keeps pods away is written first and by itself, into the slices as they are: it waits for no other request. What fails keeps nothing
 // else from being published, and is tried again: the Node, slices of others, a device that the server refuses.

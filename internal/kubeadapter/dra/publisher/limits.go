@@ -45,19 +45,19 @@ const (
 
 // otherDriver has the slices of the same driver and node that this publisher did not make: what NVIDIA's driver left behind, or one that runs.
 type otherDriver struct {
-	rounds int // deletes, until there were none for a while
-	latest time.Time
-	absent time.Time // since when there are none
-	err    error     // why the latest delete failed; nil = it did not, or nothing is left to delete
-	hold   time.Time // no delete before it
-	retry  retries
+	rounds    int // deletes, until there were none for a while
+	latest    time.Time
+	absent    time.Time // since when there are none
+	err       error     // why the latest delete failed; nil = it did not, or nothing is left to delete
+	notBefore time.Time // of the next delete
+	retry     retries
 }
 
 // conflicts reports whether another driver publishes: its slices came back after each delete.
 func (o otherDriver) conflicts() bool { return o.rounds >= deleteRounds && o.absent.IsZero() }
 
-// limit takes from a plan what would be a fight, and returns when to try that again; 0 = nothing was taken. Against a driver that creates
-// its slices again and again only the own slices that exist are kept up to date.
+// limit removes the deletes of another driver's slices from a plan while that would only create them again, and returns when to try them again;
+// 0 = nothing was removed. Beside a driver that creates its slices again and again only the own slices that exist are kept up to date.
 func (o *otherDriver) limit(p plan, now time.Time) (plan, time.Duration) {
 	if !slices.ContainsFunc(p.writes, func(w write) bool { return w.foreign }) {
 		o.err = nil
@@ -72,7 +72,7 @@ func (o *otherDriver) limit(p plan, now time.Time) (plan, time.Duration) {
 	if o.rounds == 0 {
 		wait = 0
 	}
-	if wait = max(wait, o.hold.Sub(now)); wait <= 0 {
+	if wait = max(wait, o.notBefore.Sub(now)); wait <= 0 {
 		return p, 0
 	}
 	p.writes = slices.DeleteFunc(p.writes, func(w write) bool { return w.foreign || o.conflicts() && (w.verb != update || p.rewrite) })
@@ -84,19 +84,19 @@ func (o *otherDriver) deleted(now time.Time) {
 	if o.rounds == 0 || now.Sub(o.latest) >= deletePause {
 		o.rounds++
 	}
-	o.latest, o.hold, o.err = now, time.Time{}, nil
+	o.latest, o.notBefore, o.err = now, time.Time{}, nil
 	o.retry.reset()
 }
 
-// failed takes that a slice of another driver could not be deleted.
+// failed records that a slice of another driver could not be deleted.
 func (o *otherDriver) failed(err error, now time.Time) error {
-	o.hold = now.Add(o.retry.next(err))
-	o.err = partialError{err, o.hold}
+	o.notBefore = now.Add(o.retry.next(err))
+	o.err = partialError{err, o.notBefore}
 	return o.err
 }
 
-// settled takes that nothing is to be written while present slices of another driver exist.
-func (o *otherDriver) settled(present int, now time.Time) {
+// noWrites records that nothing is to be written while present slices of another driver exist.
+func (o *otherDriver) noWrites(present int, now time.Time) {
 	switch {
 	case present > 0:
 		o.absent = time.Time{}

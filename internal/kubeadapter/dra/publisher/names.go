@@ -26,8 +26,8 @@ func newNames(node, driver string) names {
 
 func (n names) of(i int) string { return n.prefix + strconv.Itoa(i) }
 
-// other is another name of a number.
-func (n names) other(i int) string { return n.of(i) + "-" + strings.ToLower(rand.Text()[:8]) }
+// alternative is another name of a number.
+func (n names) alternative(i int) string { return n.of(i) + "-" + strings.ToLower(rand.Text()[:8]) }
 
 // dryRun is the name of a slice that is never stored.
 func (n names) dryRun() string { return n.of(0) + "-dryrun" }

@@ -16,11 +16,11 @@ const nodeFresh = time.Second // the UID of the Node holds for the creates of th
 // node is what is known of the Node, to which the slices belong: a Node that is deleted takes them with it, and one of the same name that is
 // created later has another UID.
 type node struct {
-	uid   string // "" = not known
-	read  time.Time
-	err   error     // of the latest try; nil = it worked
-	again time.Time // no other try before it
-	retry retries
+	uid       string // "" = not known
+	read      time.Time
+	err       error     // of the latest try; nil = it worked
+	notBefore time.Time // of another try
+	retry     retries
 }
 
 // Node is the Node as it was read last: before the first slice is published, with each creation of slices, and every five minutes. It has
@@ -42,12 +42,12 @@ func (p *Publisher) refreshNode(ctx context.Context) error {
 	switch now := time.Now(); {
 	case p.node.err == nil && p.node.uid != "" && p.node.read.Add(resync).After(now):
 		return nil
-	case p.node.err != nil && now.Before(p.node.again):
+	case p.node.err != nil && now.Before(p.node.notBefore):
 		return p.node.err
 	}
 	err := p.readNode(ctx)
 	if err != nil && !errors.Is(err, kubeapi.ErrNotFound) && p.node.uid == "" {
-		p.node.uid = p.seen.owner(p.names.own, p.opts.Node)
+		p.node.uid = p.cache.owner(p.names.own, p.opts.Node)
 	}
 	return err
 }
@@ -65,12 +65,12 @@ func (p *Publisher) readNode(ctx context.Context) error {
 		p.latestNode.Store(n)
 		return nil
 	}
-	p.node.again = time.Now().Add(p.node.retry.next(err))
+	p.node.notBefore = time.Now().Add(p.node.retry.next(err))
 	if errors.Is(err, kubeapi.ErrNotFound) {
 		p.node.uid = ""
 		err = fmt.Errorf("the Node does not exist (so far), and slices belong to it; is %q the name of this node's object? %w", p.opts.Node, err)
 	}
-	p.node.err = partialError{err, p.node.again} // slices that exist can be written
+	p.node.err = partialError{err, p.node.notBefore} // slices that exist can be written
 	return p.node.err
 }
 
@@ -82,7 +82,7 @@ func (p *Publisher) readOwner(ctx context.Context, todo plan) (_ plan, later, _ 
 		return todo, nil, nil
 	}
 	owner, err := p.node.uid, p.node.err
-	if err == nil || !time.Now().Before(p.node.again) {
+	if err == nil || !time.Now().Before(p.node.notBefore) {
 		err = p.readNode(ctx)
 	}
 	switch {

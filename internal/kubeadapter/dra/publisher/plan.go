@@ -44,11 +44,11 @@ type view struct {
 	names        names
 	node, driver string
 	owner        string                           // UID of the Node
-	slices       map[string]kubeapi.ResourceSlice // observed, of driver and node
+	slices       map[string]kubeapi.ResourceSlice // in the cache, of driver and node
 	highest      int64                            // generation that the pool had
-	stored       map[string]answered
-	taken        map[int]string // another name of a slice whose first one another client has
-	dropsTaints  bool           // the server has no taints: none is urgent
+	altered      map[string]sentAndStored         // the latest write of each slice that the server stored with another content
+	otherNames   map[int]string                   // of slices whose first name another client has
+	dropsTaints  bool                             // the server has no taints: none is urgent
 }
 
 // name is that of the slice of a number: as it is in the API, also from an earlier run, or is to be made.
@@ -59,15 +59,15 @@ func (v view) name(i int) string {
 			first = name
 		}
 	}
-	return cmp.Or(first, v.taken[i], v.names.of(i))
+	return cmp.Or(first, v.otherNames[i], v.names.of(i))
 }
 
-// answered is what the latest write of a slice sent, and what the server made of it: a difference that the server makes is no reason to
+// sentAndStored is what the latest write of a slice sent, and what the server made of it: a difference that the server makes is no reason to
 // write again.
-type answered struct{ sent, got fingerprint }
+type sentAndStored struct{ sent, stored fingerprint }
 
-func newAnswered(sent, got kubeapi.ResourceSliceSpec) answered {
-	return answered{fingerprintOf([]any{sent, sent.Unknown}), fingerprintOf([]any{got, got.Unknown})}
+func newSentAndStored(sent, got kubeapi.ResourceSliceSpec) sentAndStored {
+	return sentAndStored{fingerprintOf([]any{sent, sent.Unknown}), fingerprintOf([]any{got, got.Unknown})}
 }
 
 // upToDate reports whether a slice needs no write.
@@ -78,8 +78,8 @@ func (v view) upToDate(is, want kubeapi.ResourceSlice) bool {
 	if equalSpec(is.Spec, want.Spec) {
 		return true
 	}
-	a, ok := v.stored[want.Metadata.Name]
-	return ok && a == newAnswered(want.Spec, is.Spec)
+	a, ok := v.altered[want.Metadata.Name]
+	return ok && a == newSentAndStored(want.Spec, is.Spec)
 }
 
 func sameOwner(a, b kubeapi.OwnerReference) bool {
@@ -101,7 +101,7 @@ func (v view) slice(i, count int, generation int64, devices []kubeapi.Device) ku
 	}
 }
 
-// plan compares the layout with the observed slices. See docs/adr/0023 for when the generation changes.
+// plan compares the layout with the cached slices. See docs/adr/0023 for when the generation changes.
 func (v view) plan(l layout) plan {
 	p := plan{slices: len(l)}
 	latest := int64(0)  // generation of the own slices

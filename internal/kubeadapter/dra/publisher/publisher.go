@@ -48,46 +48,46 @@ type Publisher struct {
 	state // owned by Run
 }
 
-// state is what Run knows.
+// state belongs to Run.
 type state struct {
 	task    *watchdog.Task
 	wanted  []kubeapi.Device // nil = not known yet
 	newer   <-chan struct{}  // closed when there are newer ones
 	devices []kubeapi.Device // those of them that the server can list, with the time of each taint
-	stamped bool             // devices are those of wanted
-	seen    observed
+	derived bool             // devices follow from wanted
+	cache   sliceCache
 	node    node
 
-	support    support
-	asked      bool      // support is known
-	doubt      bool      // the connection broke since: the server is asked again before the next write
-	askAt      time.Time // and then without one
-	dryRunName string
+	support      support
+	supportKnown bool
+	reconnected  bool      // the connection broke since support was detected: it is detected again before the next write
+	detectAt     time.Time // or at this time without one
+	dryRunName   string
 
-	refused   map[string]refusal // devices that the server refuses as invalid, by name
-	recheck   *backoff.ExponentialBackOff
-	recheckAt time.Time
-	searching bool
-	good      layout // the latest that is published completely
+	refused       map[string]refusal // devices that the server refuses as invalid, by name
+	recheck       *backoff.ExponentialBackOff
+	recheckAt     time.Time
+	bisecting     bool
+	lastPublished layout // the latest that is published completely
 
-	stored     map[string]answered // the latest write of each slice whose answer was another
-	taken      map[int]string      // another name of a slice whose first one another client has
-	other      otherDriver
-	unexpected int // writes that found another state than was observed
+	altered     map[string]sentAndStored // the latest write of each slice that the server stored with another content
+	otherNames  map[int]string           // of slices whose first name another client has
+	other       otherDriver
+	staleWrites int // in a row: writes that found another state of the API than the cache has
 
-	due   time.Time // of the next comparison
-	hold  time.Time // no comparison before it
-	retry retries
+	due       time.Time // of the next comparison
+	notBefore time.Time // of the next comparison: a request has failed
+	retry     retries
 
-	addingTaints bool      // addTaints runs
-	taintHold    time.Time // no taint before it: the latest write of one failed
-	taintRetry   retries
+	addingTaints    bool      // addTaints runs
+	taintsNotBefore time.Time // no taint before it: the latest write of one has failed
+	taintRetry      retries
 
-	minor   bucket // limits writes that can wait
-	creates bucket // limits creates
-	current Status
-	writes  counters
-	logged  map[string]bool // errors in the log since all was published last
+	minorWrites bucket // limits writes that can wait
+	creates     bucket // limits creates
+	current     Status
+	writes      counters
+	logged      map[string]bool // errors in the log since all was published last
 }
 
 // New returns a publisher that is not running.
@@ -103,14 +103,14 @@ func New(o Options) *Publisher {
 	if p.dropShares == nil {
 		p.dropShares = watch.NewValue(false)
 	}
-	p.refused, p.stored, p.taken = map[string]refusal{}, map[string]answered{}, map[int]string{}
+	p.refused, p.altered, p.otherNames = map[string]refusal{}, map[string]sentAndStored{}, map[int]string{}
 	p.writes, p.logged = counters{}, map[string]bool{}
-	p.seen = newObserved()
+	p.cache = newSliceCache()
 	p.dryRunName = p.names.dryRun()
 	p.node.retry, p.other.retry = newRetries(), newRetries()
 	p.retry, p.taintRetry, p.recheck = newRetries(), newRetries(), newWait(refusedAgain, refusedLong)
-	p.minor = bucket{size: 10, every: 5 * time.Second}
-	p.problem(notListed.Error())
+	p.minorWrites = bucket{size: 10, every: 5 * time.Second}
+	p.setProblem(notListed.Error())
 	p.publishStatus()
 	return p
 }
@@ -127,12 +127,12 @@ func (p *Publisher) WatchDropsShares(ctx context.Context) iter.Seq[bool] {
 
 // Run publishes until ctx ends. It deletes nothing then.
 func (p *Publisher) Run(ctx context.Context) error {
-	observations := make(chan observation, parallelWrites) // so that the deletes of a kubelet that starts are in one plan
+	changes := make(chan change, parallelWrites) // so that the deletes of a kubelet that starts are in one plan
 	watching := make(chan struct{})
-	observing, cancel := context.WithCancel(ctx)
+	watchCtx, cancel := context.WithCancel(ctx)
 	go func() {
 		defer close(watching)
-		observe(observing, p.opts.API, p.selector, observations, p.opts.Watchdog)
+		listAndWatch(watchCtx, p.opts.API, p.selector, changes, p.opts.Watchdog)
 	}()
 	defer func() { cancel(); <-watching }()
 	p.task = p.opts.Watchdog.Register("resource slices")
@@ -141,11 +141,11 @@ func (p *Publisher) Run(ctx context.Context) error {
 	defer timer.Stop()
 	for {
 		changed := p.takeDevices()
-		p.takeObservations(observations)
+		p.applyChanges(changes)
 		again := p.addTaints(ctx)
-		if now := time.Now(); !p.due.IsZero() && !now.Before(p.next()) {
+		if now := time.Now(); !p.due.IsZero() && !now.Before(p.nextComparison()) {
 			p.due = now.Add(resync)
-			p.reconcile(ctx, observations)
+			p.reconcile(ctx, changes)
 			changed = p.takeDevices()
 			again = p.addTaints(ctx)
 		}
@@ -157,17 +157,17 @@ func (p *Publisher) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-changed:
-		case o := <-observations:
-			p.apply(o)
+		case c := <-changes:
+			p.apply(c)
 		case <-timer.C:
 		}
 	}
 }
 
-// next is when the next comparison may be.
-func (p *Publisher) next() time.Time {
-	if p.hold.After(p.due) {
-		return p.hold
+// nextComparison is when the next comparison may be.
+func (p *Publisher) nextComparison() time.Time {
+	if p.notBefore.After(p.due) {
+		return p.notBefore
 	}
 	return p.due
 }
@@ -177,11 +177,11 @@ func (p *Publisher) untilNext() time.Duration {
 	if p.due.IsZero() {
 		return resync
 	}
-	return max(0, time.Until(p.next()))
+	return max(0, time.Until(p.nextComparison()))
 }
 
-// at sets the time of the next comparison, if it is not earlier already.
-func (p *Publisher) at(t time.Time) {
+// compareAt sets the time of the next comparison, if it is not earlier already.
+func (p *Publisher) compareAt(t time.Time) {
 	if p.due.IsZero() || t.Before(p.due) {
 		p.due = t
 	}
@@ -197,11 +197,11 @@ func (p *Publisher) takeDevices() <-chan struct{} {
 	if latest == nil || p.wanted != nil && sameDevices(latest, p.wanted) {
 		return changed
 	}
-	p.wanted, p.stamped = latest, false
-	if p.view().keepsPodsAway(p.seen.devices(p.names.own), p.support.listable(latest)) {
-		p.at(time.Now())
+	p.wanted, p.derived = latest, false
+	if p.view().keepsPodsAway(p.cache.devices(p.names.own), p.support.listable(latest)) {
+		p.compareAt(time.Now())
 	} else {
-		p.at(time.Now().Add(debounce))
+		p.compareAt(time.Now().Add(debounce))
 	}
 	return changed
 }
@@ -211,32 +211,32 @@ func sameDevices(a, b []kubeapi.Device) bool {
 	return slices.EqualFunc(a, b, func(x, y kubeapi.Device) bool { return x.Held == y.Held && equalDevice(x, y) })
 }
 
-// apply takes what the observing goroutine found.
-func (p *Publisher) apply(o observation) {
+// apply applies what the goroutine that lists and watches has found.
+func (p *Publisher) apply(c change) {
 	now := time.Now()
-	if o.err != nil {
-		if p.report(o.err); errors.Is(o.err, kubeapi.ErrUnavailable) { // else writes may work
-			p.wait(p.retry.next(o.err))
+	if c.err != nil {
+		if p.report(c.err); errors.Is(c.err, kubeapi.ErrUnavailable) { // else writes may work
+			p.pause(p.retry.next(c.err))
 		}
 		return
 	}
-	if o.back {
-		p.doubt, p.askAt = true, now.Add(rand.N(askAgain))
+	if c.back {
+		p.reconnected, p.detectAt = true, now.Add(rand.N(detectWithin))
 	}
 	switch {
-	case o.list != nil:
-		p.seen.replace(*o.list, o.began)
-	case o.event != nil && p.seen.add(*o.event):
-	case !o.back:
-		p.reached()
+	case c.list != nil:
+		p.cache.replace(*c.list, c.began)
+	case c.event != nil && p.cache.add(*c.event):
+	case !c.back:
+		p.setReachable()
 		return
 	}
-	if o.event == nil { // the server is there, or back
-		p.hold, p.taintHold = time.Time{}, time.Time{}
+	if c.event == nil { // the server is there, or back
+		p.notBefore, p.taintsNotBefore = time.Time{}, time.Time{}
 		p.retry.reset()
 		p.taintRetry.reset()
-		p.node.again, p.other.hold = time.Time{}, time.Time{}
+		p.node.notBefore, p.other.notBefore = time.Time{}, time.Time{}
 	}
-	p.at(now)
-	p.reached()
+	p.compareAt(now)
+	p.setReachable()
 }

@@ -1,6 +1,7 @@
 package publisher
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -23,28 +24,28 @@ const notListed = waitError("the API server has not answered yet")
 func (e waitError) Error() string { return string(e) }
 
 // reconcile compares and writes until nothing is left to do, a request fails, or something changed that asks for another plan.
-func (p *Publisher) reconcile(ctx context.Context, observations <-chan observation) {
-	again, err := p.round(ctx, observations)
+func (p *Publisher) reconcile(ctx context.Context, changes <-chan change) {
+	again, err := p.reconcileOnce(ctx, changes)
 	switch {
 	case ctx.Err() != nil:
 	case err != nil:
 		p.failed(err)
 	case again:
-		p.at(time.Now())
+		p.compareAt(time.Now())
 	}
 }
 
-// round does one plan. It reports whether another one has to follow at once.
-func (p *Publisher) round(ctx context.Context, observations <-chan observation) (again bool, err error) {
-	if !p.seen.listed {
+// reconcileOnce does one plan. It reports whether another one has to follow at once.
+func (p *Publisher) reconcileOnce(ctx context.Context, changes <-chan change) (again bool, err error) {
+	if !p.cache.listed {
 		return false, notListed
 	}
 	nodeErr := p.refreshNode(ctx)
 	if p.node.uid == "" {
 		return false, nodeErr
 	}
-	if !p.asked || p.doubt && time.Now().After(p.askAt) {
-		if err := p.ask(ctx); err != nil {
+	if !p.supportKnown || p.reconnected && time.Now().After(p.detectAt) {
+		if err := p.detectSupport(ctx); err != nil {
 			return false, err
 		}
 	}
@@ -54,65 +55,65 @@ func (p *Publisher) round(ctx context.Context, observations <-chan observation) 
 	if p.dropShares.Load() && usesShares(p.wanted) {
 		return false, waitError("waiting for the devices with each share as a device of its own: the API server drops allowMultipleAllocations")
 	}
-	p.stamp()
+	p.deriveDevices()
 	if err := p.recheckRefused(ctx); err != nil {
 		return false, err
 	}
-	l := newLayout(p.formed())
+	l := newLayout(p.desired())
 	todo, retry := p.other.limit(p.view().plan(l), time.Now())
 	if retry > 0 {
-		p.at(time.Now().Add(retry))
+		p.compareAt(time.Now().Add(retry))
 	}
 	if len(todo.writes) == 0 {
-		p.other.settled(p.foreign(), time.Now())
+		p.other.noWrites(p.foreign(), time.Now())
 		return false, p.done(l, nodeErr)
 	}
-	if p.doubt { // it may be another server
-		return true, p.ask(ctx)
+	if p.reconnected { // it may be another server
+		return true, p.detectSupport(ctx)
 	}
 	if wait := p.throttle(todo); wait > 0 {
-		p.at(time.Now().Add(wait))
+		p.compareAt(time.Now().Add(wait))
 		return false, nil
 	}
-	return p.carryOut(ctx, l, todo, observations)
+	return p.execute(ctx, l, todo, changes)
 }
 
-// carryOut prepares a plan and does its writes.
-func (p *Publisher) carryOut(ctx context.Context, l layout, todo plan, observations <-chan observation) (again bool, err error) {
+// execute prepares a plan and does its writes.
+func (p *Publisher) execute(ctx context.Context, l layout, todo plan, changes <-chan change) (again bool, err error) {
 	todo, later, err := p.readOwner(ctx, todo)
 	if err != nil {
 		return false, err
 	}
 	if todo.rewrite && len(l) != 1 && !p.support.noDryRuns {
-		if again, err := p.try(ctx, todo); again || err != nil {
+		if again, err := p.dryRunPlan(ctx, todo); again || err != nil {
 			return again, err
 		}
 	}
-	again, err = p.write(ctx, todo, observations)
+	again, err = p.write(ctx, todo, changes)
 	if err == nil && later != nil {
 		return false, later
 	}
 	return again, err
 }
 
-// stamp gives the desired taints their times: those that they have already, in the API after a restart.
-func (p *Publisher) stamp() {
-	if p.stamped {
+// deriveDevices derives the devices from the wanted ones. Their taints get the times that they have already, in the API after a restart.
+func (p *Publisher) deriveDevices() {
+	if p.derived {
 		return
 	}
-	p.stamped = true
+	p.derived = true
 	before := p.devices
 	if before == nil {
-		before = p.seen.devices(p.names.own)
+		before = p.cache.devices(p.names.own)
 	}
-	p.devices = stamped(p.support.listable(p.wanted), before, time.Now())
+	p.devices = withTaintTimes(p.support.listable(p.wanted), before, time.Now())
 	p.forget(before)
 }
 
 func (p *Publisher) view() view {
 	return view{
-		names: p.names, node: p.opts.Node, driver: p.opts.Driver, owner: p.node.uid, slices: p.seen.slices, highest: p.seen.highest,
-		stored: p.stored, taken: p.taken, dropsTaints: p.support.dropsTaints,
+		names: p.names, node: p.opts.Node, driver: p.opts.Driver, owner: p.node.uid, slices: p.cache.slices, highest: p.cache.highest,
+		altered: p.altered, otherNames: p.otherNames, dropsTaints: p.support.dropsTaints,
 	}
 }
 
@@ -121,16 +122,16 @@ func (p *Publisher) done(l layout, nodeErr error) error {
 	if p.other.conflicts() {
 		return otherDriverError{p.opts.Driver}
 	}
-	p.good, p.unexpected = l, 0
-	if err := cmpErr(p.refusal(), cmpErr(nodeErr, p.other.err)); err != nil {
+	p.lastPublished, p.staleWrites = l, 0
+	if err := cmp.Or(p.refusal(), nodeErr, p.other.err); err != nil {
 		return err
 	}
 	if len(p.logged) > 0 || !p.current.Announced {
-		p.log.Info("resource slices published", "slices", len(l), "devices", len(p.devices), "generation", p.seen.highest)
+		p.log.Info("resource slices published", "slices", len(l), "devices", len(p.devices), "generation", p.cache.highest)
 	}
 	clear(p.logged)
-	p.problem("")
-	p.reached()
+	p.setProblem("")
+	p.setReachable()
 	p.retry.reset()
 	return nil
 }
@@ -143,13 +144,13 @@ func (p *Publisher) throttle(todo plan) time.Duration {
 			return 0
 		}
 	}
-	return p.minor.take(time.Now())
+	return p.minorWrites.take(time.Now())
 }
 
 // foreign is how many slices of the driver and node another client made.
 func (p *Publisher) foreign() int {
 	n := 0
-	for name := range p.seen.slices {
+	for name := range p.cache.slices {
 		if !p.names.own(name) {
 			n++
 		}

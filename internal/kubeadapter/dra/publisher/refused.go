@@ -19,7 +19,7 @@ type form int
 const (
 	wanted   form = iota
 	kept          // as the server has it, with the wanted taints
-	withheld      // as the server has it with its taints that keep pods away, and the taint "withdrawn": a claim may have it, and nothing new gets it
+	cordoned      // as the server has it with its taints that keep pods away, and the taint "withdrawn": a claim may have it, and nothing new gets it
 	omitted       // left out, since it would keep the others of its slice as they are. Nothing else is offered on its hardware
 )
 
@@ -30,57 +30,57 @@ type refusal struct {
 }
 
 const (
-	siftRequests = 40 // dry runs of one search, after which it is not refined
+	maxDryRuns   = 40 // dry runs of one search, after which it is not refined
 	refusedValue = "refused by the API server"
 )
 
-// formed returns the devices to publish, each in its form.
-func (p *Publisher) formed() []kubeapi.Device {
+// desired returns the devices to publish, each in its form.
+func (p *Publisher) desired() []kubeapi.Device {
 	if len(p.refused) == 0 {
 		return p.devices
 	}
-	has := p.had()
+	published := p.publishedDevices()
 	var all []kubeapi.Device
 	for _, d := range p.devices {
-		if d, ok := inForm(d, p.refused[d.Name].form, has); ok {
+		if d, ok := inForm(d, p.refused[d.Name].form, published); ok {
 			all = append(all, d)
 		}
 	}
 	return all
 }
 
-// inForm returns a device in a form; false if it is left out. has are the devices as the server has them, or had them last.
-func inForm(d kubeapi.Device, f form, has map[string]kubeapi.Device) (kubeapi.Device, bool) {
+// inForm returns a device in a form; false if it is left out. published are the devices as the server has them, or had them last.
+func inForm(d kubeapi.Device, f form, published map[string]kubeapi.Device) (kubeapi.Device, bool) {
 	if f == wanted {
 		return d, true
 	}
-	published, ok := has[d.Name]
+	as, ok := published[d.Name]
 	if !ok || f == omitted {
 		return d, false
 	}
 	if f == kept {
-		published.Taints = d.Taints
-		return published, true
+		as.Taints = d.Taints
+		return as, true
 	}
-	published.Taints = slices.DeleteFunc(slices.Clone(published.Taints), func(t kubeapi.DeviceTaint) bool { return !blocks(t) })
-	one := []kubeapi.Device{published}
-	return resourceslice.Stamp(resourceslice.Withdraw(one, refusedValue), one, time.Now())[0], true
+	as.Taints = slices.DeleteFunc(slices.Clone(as.Taints), func(t kubeapi.DeviceTaint) bool { return !blocks(t) })
+	one := []kubeapi.Device{as}
+	return resourceslice.Stamp(resourceslice.Cordon(one, refusedValue), one, time.Now())[0], true
 }
 
-// had are the devices as the server has them, or had them when all was published last.
-func (p *Publisher) had() map[string]kubeapi.Device {
-	all := byName(slices.Concat(p.good...))
-	maps.Copy(all, byName(p.seen.devices(p.names.own)))
+// publishedDevices are the devices as the server has them, or had them when all was published last.
+func (p *Publisher) publishedDevices() map[string]kubeapi.Device {
+	all := byName(slices.Concat(p.lastPublished...))
+	maps.Copy(all, byName(p.cache.devices(p.names.own)))
 	return all
 }
 
-// sift finds by dry runs which devices of a slice the server refuses, after it has refused the slice with err, and gives them other forms. It
+// findRefused finds by dry runs which devices of a slice the server refuses, after it has refused the slice with err, and gives them other forms. It
 // fails with err if it is none of them: a webhook that fails, or a refusal that is over. First a server that may be another one than was asked,
 // or refused dry runs then, is asked what it supports.
-func (p *Publisher) sift(ctx context.Context, slice []kubeapi.Device, err error) error {
-	if !p.asked || p.doubt || p.support.noDryRuns {
+func (p *Publisher) findRefused(ctx context.Context, slice []kubeapi.Device, err error) error {
+	if !p.supportKnown || p.reconnected || p.support.noDryRuns {
 		before := p.support
-		if err := p.ask(ctx); err != nil {
+		if err := p.detectSupport(ctx); err != nil {
 			return err
 		}
 		if p.support != before {
@@ -91,7 +91,7 @@ func (p *Publisher) sift(ctx context.Context, slice []kubeapi.Device, err error)
 	for _, d := range slice {
 		names = append(names, d.Name)
 	}
-	found, other := p.search(ctx, names, maps.Clone(p.refused))
+	found, other := p.bisect(ctx, names, maps.Clone(p.refused))
 	if other != nil {
 		return other
 	}
@@ -109,25 +109,25 @@ func (p *Publisher) recheckRefused(ctx context.Context) error {
 		return nil
 	}
 	p.recheckAt = time.Now().Add(p.recheck.NextBackOff())
-	_, err := p.search(ctx, slices.Sorted(maps.Keys(p.refused)), map[string]refusal{})
+	_, err := p.bisect(ctx, slices.Sorted(maps.Keys(p.refused)), map[string]refusal{})
 	return err
 }
 
-// search finds which of the devices of these names the server refuses in the forms that they have in refused, which becomes what is known. It
+// bisect finds which of the devices of these names the server refuses in the forms that they have in refused, which becomes what is known. It
 // reports whether one was refused, and changes nothing if the server refuses all slices.
-func (p *Publisher) search(ctx context.Context, names []string, refused map[string]refusal) (found bool, err error) {
-	if p.support.noDryRuns || p.searching {
+func (p *Publisher) bisect(ctx context.Context, names []string, refused map[string]refusal) (found bool, err error) {
+	if p.support.noDryRuns || p.bisecting {
 		return false, nil
 	}
-	p.searching = true
-	defer func() { p.searching = false }()
+	p.bisecting = true
+	defer func() { p.bisecting = false }()
 	if _, err := p.dryRun(ctx, nil); err != nil {
 		if errors.Is(err, kubeapi.ErrInvalid) {
 			return false, nil
 		}
 		return false, err
 	}
-	s := sieve{Publisher: p, devices: byName(p.devices), has: p.had(), refused: refused, left: siftRequests}
+	s := bisection{Publisher: p, devices: byName(p.devices), published: p.publishedDevices(), refused: refused, dryRuns: maxDryRuns}
 	names = slices.DeleteFunc(names, func(name string) bool { _, ok := s.devices[name]; return !ok })
 	for some := range slices.Chunk(names, resourceslice.MaxDevices) {
 		if err := s.check(ctx, some); err != nil {
@@ -143,12 +143,12 @@ func (p *Publisher) forget(before []kubeapi.Device) {
 	was, is := byName(before), byName(p.devices)
 	maps.DeleteFunc(p.refused, func(name string, _ refusal) bool {
 		d, ok := is[name]
-		return !ok || !sameBody(was[name], d)
+		return !ok || !equalButTaints(was[name], d)
 	})
 }
 
-// sameBody compares without taints.
-func sameBody(a, b kubeapi.Device) bool {
+// equalButTaints compares without taints.
+func equalButTaints(a, b kubeapi.Device) bool {
 	a.Taints, b.Taints = nil, nil
 	return equalDevice(a, b)
 }
@@ -167,33 +167,33 @@ func (p *Publisher) refusal() error {
 	return partialError{err, p.recheckAt}
 }
 
-// sieve is one search for the devices that the server refuses.
-type sieve struct {
+// bisection is one search for the devices that the server refuses, by halves.
+type bisection struct {
 	*Publisher
-	devices map[string]kubeapi.Device // wanted
-	has     map[string]kubeapi.Device
-	refused map[string]refusal
-	left    int // dry runs; after them those that are not told apart get the same form
-	found   bool
+	devices   map[string]kubeapi.Device // wanted
+	published map[string]kubeapi.Device
+	refused   map[string]refusal
+	dryRuns   int // that are left; after them devices that are not told apart get the same form
+	found     bool
 }
 
 // check searches the devices of these names in their present forms.
-func (s *sieve) check(ctx context.Context, names []string) error {
+func (s *bisection) check(ctx context.Context, names []string) error {
 	var devices []kubeapi.Device
 	for _, name := range names {
-		if d, ok := inForm(s.devices[name], s.refused[name].form, s.has); ok {
+		if d, ok := inForm(s.devices[name], s.refused[name].form, s.published); ok {
 			devices = append(devices, d)
 		}
 	}
 	if len(devices) == 0 {
 		return nil
 	}
-	s.left--
+	s.dryRuns--
 	_, err := s.dryRun(ctx, devices)
 	switch {
 	case err == nil, !errors.Is(err, kubeapi.ErrInvalid):
 		return err
-	case len(names) > 1 && s.left > 0:
+	case len(names) > 1 && s.dryRuns > 0:
 		half := len(names) / 2
 		if err := s.check(ctx, names[:half]); err != nil {
 			return err

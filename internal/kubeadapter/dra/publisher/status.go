@@ -102,8 +102,8 @@ func (p *Publisher) publishStatus() {
 	s.DropsShares = p.dropShares.Load()
 	s.OtherSlices = nil
 	s.Slices, s.Devices, s.Generation = 0, 0, 0
-	for _, name := range slices.Sorted(maps.Keys(p.seen.slices)) {
-		slice := p.seen.slices[name]
+	for _, name := range slices.Sorted(maps.Keys(p.cache.slices)) {
+		slice := p.cache.slices[name]
 		if !p.names.own(name) {
 			s.OtherSlices = append(s.OtherSlices, name)
 			continue
@@ -117,8 +117,8 @@ func (p *Publisher) publishStatus() {
 	p.status.Store(s)
 }
 
-// problem sets why the API lacks something; "" = it lacks nothing.
-func (p *Publisher) problem(text string) {
+// setProblem sets why the API lacks something; "" = it lacks nothing.
+func (p *Publisher) setProblem(text string) {
 	now := time.Now()
 	if text == "" {
 		p.current.LastSuccess, p.current.Announced = now, true
@@ -128,11 +128,13 @@ func (p *Publisher) problem(text string) {
 	}
 }
 
-// reached takes that the API server has answered.
-func (p *Publisher) reached() { p.current.Reachable, p.current.UnreachableSince = true, time.Time{} }
+// setReachable records that the API server has answered.
+func (p *Publisher) setReachable() {
+	p.current.Reachable, p.current.UnreachableSince = true, time.Time{}
+}
 
-// unreached takes that it has not.
-func (p *Publisher) unreached() {
+// setUnreachable records that it has not.
+func (p *Publisher) setUnreachable() {
 	if p.current.Reachable || p.current.UnreachableSince.IsZero() {
 		p.current.Reachable, p.current.UnreachableSince = false, time.Now()
 	}
@@ -147,12 +149,12 @@ type partialError struct {
 // Unwrap returns the cause.
 func (e partialError) Unwrap() error { return e.error }
 
-// failed takes why a round ended, and sets when the next try may be.
+// failed records why a round ended, and sets when the next try may be.
 func (p *Publisher) failed(err error) {
 	var waiting waitError
 	if errors.As(err, &waiting) {
 		if waiting != notListed || len(p.logged) == 0 { // else why it has not answered is known
-			p.problem(err.Error())
+			p.setProblem(err.Error())
 		}
 		return
 	}
@@ -162,21 +164,21 @@ func (p *Publisher) failed(err error) {
 	switch {
 	case errors.As(err, &other): // until something changes
 	case errors.As(err, &partial):
-		p.at(partial.again)
+		p.compareAt(partial.again)
 	default:
-		p.wait(p.retry.next(err))
+		p.pause(p.retry.next(err))
 	}
 }
 
 // report takes a failure, and logs it if that has not been done since all was published last.
 func (p *Publisher) report(err error) {
-	p.problem(err.Error())
+	p.setProblem(err.Error())
 	p.current.LastError, p.current.LastErrorAt = err.Error(), time.Now()
 	var request *kubeapi.RequestError
 	if errors.As(err, &request) {
-		p.unreached()
+		p.setUnreachable()
 	} else {
-		p.reached()
+		p.setReachable()
 	}
 	if p.logged[err.Error()] {
 		return
@@ -189,8 +191,8 @@ func (p *Publisher) report(err error) {
 	p.log.Warn("resource slices not published", "error", err)
 }
 
-// wait sets a pause in which no request is sent.
-func (p *Publisher) wait(d time.Duration) {
-	p.hold = time.Now().Add(d)
-	p.at(p.hold)
+// pause sets a time in which no request is sent.
+func (p *Publisher) pause(d time.Duration) {
+	p.notBefore = time.Now().Add(d)
+	p.compareAt(p.notBefore)
 }

@@ -35,16 +35,16 @@ func (s support) listable(devices []kubeapi.Device) []kubeapi.Device {
 	return devices
 }
 
-const askAgain = time.Hour // at most, after a break of the connection: the server may be another one
+const detectWithin = time.Hour // after a break of the connection, since the server may be another one
 
-// ask finds out by a dry run what the server does with fields. To find that out by a real write would publish, for a moment, a device for one
+// detectSupport finds out by a dry run what the server does with fields. To find that out by a real write would publish, for a moment, a device for one
 // claim under the name of one for many.
-func (p *Publisher) ask(ctx context.Context) error {
+func (p *Publisher) detectSupport(ctx context.Context) error {
 	found := p.support
-	got, err := p.dryRun(ctx, []kubeapi.Device{specimen(p.opts.Driver, kubeapi.NoSchedule, kubeapi.NoEffect)})
+	got, err := p.dryRun(ctx, []kubeapi.Device{testDevice(p.opts.Driver, kubeapi.NoSchedule, kubeapi.NoEffect)})
 	found.refusesNone = errors.Is(err, kubeapi.ErrInvalid)
 	if found.refusesNone {
-		got, err = p.dryRun(ctx, []kubeapi.Device{specimen(p.opts.Driver, kubeapi.NoSchedule)})
+		got, err = p.dryRun(ctx, []kubeapi.Device{testDevice(p.opts.Driver, kubeapi.NoSchedule)})
 	}
 	found.noDryRuns = errors.Is(err, kubeapi.ErrInvalid)
 	switch {
@@ -61,12 +61,12 @@ func (p *Publisher) ask(ctx context.Context) error {
 		found.dropsShares, found.dropsTaints = !got[0].AllowMultipleAllocations, len(got[0].Taints) == 0
 	}
 	p.setSupport(found)
-	p.asked, p.doubt, p.askAt = true, false, time.Time{}
+	p.supportKnown, p.reconnected, p.detectAt = true, false, time.Time{}
 	return nil
 }
 
-// specimen is a device with the fields that a server may not support.
-func specimen(driver string, effects ...kubeapi.TaintEffect) kubeapi.Device {
+// testDevice is a device with the fields that a server may not support.
+func testDevice(driver string, effects ...kubeapi.TaintEffect) kubeapi.Device {
 	one := "1"
 	d := kubeapi.Device{
 		Name: "dry-run", AllowMultipleAllocations: true,
@@ -95,11 +95,11 @@ func (p *Publisher) dryRun(ctx context.Context, devices []kubeapi.Device) ([]kub
 		if !errors.Is(err, kubeapi.ErrExists) {
 			return got.Spec.Devices, err
 		}
-		p.dryRunName = p.names.other(0) // another client has the name
+		p.dryRunName = p.names.alternative(0) // another client has the name
 	}
 }
 
-// setSupport takes what the server supports, and logs what changed.
+// setSupport sets what the server supports, and logs what changed.
 func (p *Publisher) setSupport(s support) {
 	before := p.support
 	p.support = s
@@ -116,7 +116,7 @@ func (p *Publisher) setSupport(s support) {
 		p.log.Info("the API server does not have the effect None of taints: what only degrades a device is not in its slice")
 	}
 	if s.dropsTaints != before.dropsTaints || s.refusesNone != before.refusesNone {
-		p.stamped = false
+		p.derived = false
 	}
 	p.current.DropsTaints = s.dropsTaints
 }

@@ -1,6 +1,7 @@
 package publisher
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -15,29 +16,29 @@ import (
 // valid state of the pool. It waits for nothing else that the publisher does, because each moment without the taint may give the device
 // out. It returns when it has to be called again.
 func (p *Publisher) addTaints(ctx context.Context) (again time.Duration) {
-	if p.addingTaints || p.wanted == nil || !p.seen.listed || p.support.dropsTaints {
+	if p.addingTaints || p.wanted == nil || !p.cache.listed || p.support.dropsTaints {
 		return resync
 	}
 	p.addingTaints = true
 	defer func() { p.addingTaints = false }()
 	for {
-		p.stamp()
-		writes := p.view().taints(p.formed())
+		p.deriveDevices()
+		writes := p.view().taints(p.desired())
 		if len(writes) == 0 || ctx.Err() != nil {
 			return resync
 		}
-		if wait := time.Until(p.taintHold); wait > 0 {
+		if wait := time.Until(p.taintsNotBefore); wait > 0 {
 			return wait
 		}
 		if err := p.writeTaints(ctx, writes); err != nil {
 			p.report(err)
 			wait := p.taintRetry.next(err)
-			p.taintHold = time.Now().Add(wait)
+			p.taintsNotBefore = time.Now().Add(wait)
 			switch {
 			case errors.Is(err, kubeapi.ErrUnavailable): // nothing else would work
-				p.wait(wait)
+				p.pause(wait)
 			case errors.Is(err, kubeapi.ErrInvalid): // perhaps because of what the slice has already: a comparison writes it anew
-				p.at(time.Now())
+				p.compareAt(time.Now())
 			}
 		} else {
 			p.taintRetry.reset()
@@ -52,10 +53,10 @@ func (p *Publisher) writeTaints(ctx context.Context, writes []write) (first erro
 			switch {
 			case err == nil:
 			case errors.Is(err, kubeapi.ErrInvalid):
-				first = cmpErr(first, p.sift(ctx, some[i].slice.Spec.Devices, err))
+				first = cmp.Or(first, p.findRefused(ctx, some[i].slice.Spec.Devices, err))
 			default:
-				_, err := p.recover(ctx, some[i], err)
-				first = cmpErr(first, err)
+				_, err := p.handleFailure(ctx, some[i], err)
+				first = cmp.Or(first, err)
 			}
 		}
 	}
@@ -71,16 +72,16 @@ func (v view) taints(devices []kubeapi.Device) (all []write) {
 			continue
 		}
 		w := write{verb: update, slice: s}
-		w.slice.Spec.Devices = withBlocks(s.Spec.Devices, wanted)
-		if a, ok := v.stored[name]; !ok || a != newAnswered(w.slice.Spec, s.Spec) {
+		w.slice.Spec.Devices = withBlockingTaints(s.Spec.Devices, wanted)
+		if a, ok := v.altered[name]; !ok || a != newSentAndStored(w.slice.Spec, s.Spec) {
 			all = append(all, w)
 		}
 	}
 	return all
 }
 
-// withBlocks returns published devices with what the wanted ones have of taints that keep pods away, before their own.
-func withBlocks(published []kubeapi.Device, wanted map[string]kubeapi.Device) []kubeapi.Device {
+// withBlockingTaints returns published devices with what the wanted ones have of taints that keep pods away, before their own.
+func withBlockingTaints(published []kubeapi.Device, wanted map[string]kubeapi.Device) []kubeapi.Device {
 	all := slices.Clone(published)
 	for i, d := range all {
 		var taints []kubeapi.DeviceTaint

@@ -1,6 +1,7 @@
 package publisher
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -13,8 +14,8 @@ import (
 // answers of the server as there are slices.
 const parallelWrites = 4
 
-// together returns how many of the writes are sent at the same time, the first ones; 0 = not before pause is over.
-func (p *Publisher) together(writes []write) (n int, pause time.Duration) {
+// batchSize returns how many of the writes are sent at the same time, the first ones; 0 = not before pause is over.
+func (p *Publisher) batchSize(writes []write) (n int, pause time.Duration) {
 	if writes[0].verb != create {
 		return 1, 0
 	}
@@ -27,8 +28,8 @@ func (p *Publisher) together(writes []write) (n int, pause time.Duration) {
 	return n, pause
 }
 
-// try does a plan as dry runs: a write that is refused would leave the pool incomplete. It reports whether there has to be another plan.
-func (p *Publisher) try(ctx context.Context, todo plan) (again bool, err error) {
+// dryRunPlan does a plan as dry runs: a write that is refused would leave the pool incomplete. It reports whether there has to be another plan.
+func (p *Publisher) dryRunPlan(ctx context.Context, todo plan) (again bool, err error) {
 	for _, w := range todo.writes {
 		if w.verb == remove {
 			continue
@@ -42,25 +43,25 @@ func (p *Publisher) try(ctx context.Context, todo plan) (again bool, err error) 
 			return err
 		})
 		if errors.Is(err, kubeapi.ErrInvalid) {
-			err = p.sift(ctx, w.slice.Spec.Devices, err)
+			err = p.findRefused(ctx, w.slice.Spec.Devices, err)
 			return err == nil, err
 		}
 		if err != nil {
-			return p.recover(ctx, w, err)
+			return p.handleFailure(ctx, w, err)
 		}
 	}
 	return false, nil
 }
 
 // write does the writes of a plan. It reports whether another plan has to follow at once.
-func (p *Publisher) write(ctx context.Context, todo plan, observations <-chan observation) (again bool, err error) {
+func (p *Publisher) write(ctx context.Context, todo plan, changes <-chan change) (again bool, err error) {
 	var firstErr error
 	planned := p.due
 	p.creates.limitCreates(todo.slices)
 	for rest := todo.writes; len(rest) > 0; {
-		n, pause := p.together(rest)
+		n, pause := p.batchSize(rest)
 		if n == 0 {
-			p.at(time.Now().Add(pause))
+			p.compareAt(time.Now().Add(pause))
 			return false, firstErr
 		}
 		for i, err := range p.send(ctx, rest[:n]) {
@@ -68,29 +69,22 @@ func (p *Publisher) write(ctx context.Context, todo plan, observations <-chan ob
 			switch {
 			case err == nil:
 			case w.foreign: // the own slices have a higher generation
-				firstErr = cmpErr(firstErr, p.other.failed(err, time.Now()))
+				firstErr = cmp.Or(firstErr, p.other.failed(err, time.Now()))
 			case errors.Is(err, kubeapi.ErrInvalid) && w.verb != remove:
-				err = p.sift(ctx, w.slice.Spec.Devices, err)
+				err = p.findRefused(ctx, w.slice.Spec.Devices, err)
 				return err == nil, err
 			default:
-				return p.recover(ctx, w, err)
+				return p.handleFailure(ctx, w, err)
 			}
 		}
 		p.takeDevices()
-		p.takeObservations(observations)
+		p.applyChanges(changes)
 		if p.due.Before(planned) && !p.due.After(time.Now()) {
 			return true, nil
 		}
 		rest = rest[n:]
 	}
 	return firstErr == nil, firstErr
-}
-
-func cmpErr(a, b error) error {
-	if a != nil {
-		return a
-	}
-	return b
 }
 
 // send sends writes at the same time, and takes their answers.
@@ -133,18 +127,18 @@ func request(ctx context.Context, api *kubeapi.Client, w write) (kubeapi.Resourc
 	return kubeapi.ResourceSlice{}, nil
 }
 
-// recordWrite takes the answer to a write.
+// recordWrite records the answer to a write.
 func (p *Publisher) recordWrite(w write, got kubeapi.ResourceSlice) {
 	name := w.slice.Metadata.Name
 	if w.verb == remove {
-		p.seen.recordDelete(name)
+		p.cache.recordDelete(name)
 		return
 	}
 	p.compareAnswer(w.slice.Spec, got.Spec)
 	if equalDevices(w.slice.Spec.Devices, got.Spec.Devices) {
 		got.Spec.Devices = w.slice.Spec.Devices // one copy in memory
 	} else {
-		p.stored[name] = newAnswered(w.slice.Spec, got.Spec)
+		p.altered[name] = newSentAndStored(w.slice.Spec, got.Spec)
 	}
-	p.seen.recordWrite(got)
+	p.cache.recordWrite(got)
 }

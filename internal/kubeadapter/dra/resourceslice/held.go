@@ -6,13 +6,14 @@ import (
 	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 )
 
-// holding is a device that prepared claims hold.
-type holding struct {
+// heldDevice is a device that prepared claims hold.
+type heldDevice struct {
 	published kubeapi.Device // without taints
 	result    prepared.Result
 }
@@ -29,21 +30,21 @@ func Published(d kubeapi.Device) json.RawMessage {
 
 // held returns the devices that prepared claims hold, by name. Of several claims on a device the first by UID counts. A claim with admin
 // access holds nothing.
-func (in Input) held() map[string]holding {
+func (in Input) held() map[string]heldDevice {
 	claims := slices.SortedFunc(slices.Values(in.Prepared), func(a, b prepared.Claim) int {
 		if a.UID < b.UID {
 			return -1
 		}
 		return 1
 	})
-	all := map[string]holding{}
+	all := map[string]heldDevice{}
 	for _, c := range claims {
 		if !c.Holds(in.BootID) {
 			continue
 		}
 		for _, r := range c.Results {
 			if _, ok := all[r.Device]; !ok && !r.Admin {
-				all[r.Device] = holding{decoded(r), r}
+				all[r.Device] = heldDevice{decoded(r), r}
 			}
 		}
 	}
@@ -62,7 +63,7 @@ func decoded(r prepared.Result) kubeapi.Device {
 
 // asPublished returns the held device as it was published. A record of another version, or one that was made again without the GPU, may lack
 // attributes and capacities: they are unknown then. An expression that reads one which is missing would be an error for the pod.
-func (h holding) asPublished() kubeapi.Device {
+func (h heldDevice) asPublished() kubeapi.Device {
 	id, shared := h.result.Unit.Split()
 	unknown := inventory.Unit{Device: gpu.Device{ID: id, At: h.result.At, NUMANode: -1}}
 	if shared {
@@ -93,27 +94,31 @@ func sameForm(a, b kubeapi.Device) bool {
 	return true
 }
 
-// overlaps reports whether claims hold the hardware of a device under the name of another device, which is not offered beside
-// it. Devices that are offered at the same time on the same hardware are the shares of one device.
-func (l *listing) overlaps(withdrawn []prepared.Result) bool {
-	return slices.ContainsFunc(withdrawn, func(r prepared.Result) bool {
-		return r.Device != l.device.Name && r.At.Overlaps(l.unit.Device.At)
-	})
-}
-
-// withdrawn returns the held devices that are not offered as they were published, by GPU.
-func withdrawn(held map[string]holding, offered map[string]bool) map[gpu.DeviceID][]prepared.Result {
-	all := map[gpu.DeviceID][]prepared.Result{}
-	for name, h := range held {
-		if !offered[name] {
-			all[h.result.At.GPU] = append(all[h.result.At.GPU], h.result)
+// overlaps reports whether claims hold the hardware of a device as another device, which is not offered beside it. Devices that are offered
+// at the same time on the same hardware are the shares of one device.
+func (l *listing) overlaps(notOffered holders.Set) bool {
+	own := prepared.Result{Device: l.device.Name, Unit: l.unit.ID, At: l.unit.Device.At}.Holder()
+	for h := range notOffered.On(own.At) {
+		if h.Device != own.Device || h.Unit != own.Unit {
+			return true
 		}
 	}
-	return all
+	return false
+}
+
+// notOffered returns the holders of devices that are not offered as they were published.
+func notOffered(held map[string]heldDevice, offered map[string]bool) holders.Set {
+	var all []holders.Holder
+	for name, h := range held {
+		if !offered[name] {
+			all = append(all, h.result.Holder())
+		}
+	}
+	return holders.NewSet(all)
 }
 
 // retained returns the devices that claims hold and that are offered no more, in the order of their names.
-func (in Input) retained(held map[string]holding, listed map[string]bool) (all []listing) {
+func (in Input) retained(held map[string]heldDevice, listed map[string]bool) (all []listing) {
 	units := map[gpu.DeviceID]inventory.Unit{}
 	for u := range in.Inventory.Devices() {
 		units[u.Device.ID] = u

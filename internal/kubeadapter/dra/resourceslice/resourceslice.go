@@ -40,8 +40,8 @@ type Input struct {
 	// before it looks at taints.
 	LastDriver gpu.Driver
 
-	Evict     bool   // devices whose hardware is broken evict the pods that run on them: effect NoExecute
-	Withdrawn string // why no device takes new work; "" = they do
+	Evict    bool   // devices whose hardware is broken evict the pods that run on them: effect NoExecute
+	Cordoned string // why no device takes new work; "" = they do
 }
 
 // DeviceName is the name of a unit's device in a slice: a DNS label that is stable over boots and reloads of the driver. All units of a
@@ -142,10 +142,10 @@ func (in Input) listings() []listing {
 	for _, l := range all {
 		offered[l.device.Name] = !kept[l.device.Name]
 	}
-	gone := withdrawn(held, offered)
+	others := notOffered(held, offered)
 	for i := range all {
 		l := &all[i]
-		l.device.Taints = in.taints(l.unit, kept[l.device.Name], l.overlaps(gone[l.unit.Device.At.GPU]))
+		l.device.Taints = in.taints(l.unit, kept[l.device.Name], l.overlaps(others))
 	}
 	return append(all, in.retained(held, offered)...)
 }

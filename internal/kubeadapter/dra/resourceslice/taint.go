@@ -20,8 +20,8 @@ const MaxTaints = 16
 // of its unit, the worst first. If there are too many, the mildest are left out.
 func (in Input) taints(u inventory.Unit, kept, overlapping bool) []kubeapi.DeviceTaint {
 	var all []kubeapi.DeviceTaint
-	if in.Withdrawn != "" || kept {
-		all = addTaint(all, withdrawnTaint(in.Withdrawn))
+	if in.Cordoned != "" || kept {
+		all = addTaint(all, withdrawnTaint(in.Cordoned))
 	}
 	if overlapping {
 		all = addTaint(all, kubeapi.DeviceTaint{Key: taintKey(health.ReasonHeld), Effect: kubeapi.NoSchedule})
@@ -33,9 +33,9 @@ func (in Input) taints(u inventory.Unit, kept, overlapping bool) []kubeapi.Devic
 	return all[:min(len(all), MaxTaints)]
 }
 
-// Withdraw returns devices that take no new work for a reason which is none of theirs: each has the taint "withdrawn", before its others.
+// Cordon returns devices that take no new work for a reason which is none of theirs: each has the taint "withdrawn", before its others.
 // nil is nil.
-func Withdraw(devices []kubeapi.Device, why string) []kubeapi.Device {
+func Cordon(devices []kubeapi.Device, why string) []kubeapi.Device {
 	devices = slices.Clone(devices)
 	for i, d := range devices {
 		all := []kubeapi.DeviceTaint{withdrawnTaint(why)}
@@ -117,11 +117,11 @@ func GPU(d kubeapi.Device) gpu.DeviceID {
 	return ""
 }
 
-// Spare returns devices whose work is spared: effects NoExecute are NoSchedule, other than of the GPUs in evicted. nil is nil.
-func Spare(devices []kubeapi.Device, evicted map[gpu.DeviceID]bool) []kubeapi.Device {
+// EvictOnly returns devices of which only those of some GPUs evict pods: the effect NoExecute of the others is NoSchedule. nil is nil.
+func EvictOnly(devices []kubeapi.Device, gpus map[gpu.DeviceID]bool) []kubeapi.Device {
 	devices = slices.Clone(devices)
 	for i, d := range devices {
-		if evicted[GPU(d)] || !slices.ContainsFunc(d.Taints, IsNoExecute) {
+		if gpus[GPU(d)] || !slices.ContainsFunc(d.Taints, IsNoExecute) {
 			continue
 		}
 		devices[i].Taints = slices.Clone(d.Taints)

@@ -66,7 +66,7 @@ func TestEachConditionIsATaint(t *testing.T) {
   gpu.nvidia.com/xid=94:None since 2026-11-20T10:31:00Z
   gpu.nvidia.com/row-remap-pending=:None since 2026-11-20T10:31:02Z
 `},
-		"all devices withdrawn": {resourceslice.Input{Withdrawn: "claims of another driver: gpu-0"}, health.ModeOff, `
+		"all devices withdrawn": {resourceslice.Input{Cordoned: "claims of another driver: gpu-0"}, health.ModeOff, `
   gpu.nvidia.com/withdrawn=claims-of-another-driver--gpu-0:NoSchedule since -
 `},
 	} {
@@ -74,7 +74,7 @@ func TestEachConditionIsATaint(t *testing.T) {
 		if diff := gocmp.Diff(strings.TrimPrefix(tc.want, "\n"), formatTaints(taintsOf(tc.in))); diff != "" {
 			t.Error(about, diff)
 		}
-		if other := resourceslice.Devices(tc.in)[1].Taints; len(other) > 0 && tc.in.Withdrawn == "" {
+		if other := resourceslice.Devices(tc.in)[1].Taints; len(other) > 0 && tc.in.Cordoned == "" {
 			t.Errorf("%s: the healthy GPU has %v", about, other)
 		}
 	}
@@ -230,7 +230,7 @@ func TestEveryFaultIsALabelValue(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"", "...", "a b:c", "é", strings.Repeat("x.", 60), "-claims of another driver-"} {
-		taint := taintsOf(resourceslice.Input{Inventory: build(health.Ledger{}), Withdrawn: "x" + text})[0]
+		taint := taintsOf(resourceslice.Input{Inventory: build(health.Ledger{}), Cordoned: "x" + text})[0]
 		if !valueForm.MatchString(taint.Value) || len(taint.Value) > 63 {
 			t.Errorf("%q is the value %q", text, taint.Value)
 		}
@@ -241,7 +241,7 @@ func TestEveryFaultIsALabelValue(t *testing.T) {
 // slices, until it is gone.
 func TestStamp(t *testing.T) {
 	now := start
-	in := resourceslice.Input{Inventory: build(ledger(xidOf(0, 94))), Withdrawn: "test"}
+	in := resourceslice.Input{Inventory: build(ledger(xidOf(0, 94))), Cordoned: "test"}
 	first := resourceslice.Stamp(resourceslice.Devices(in), nil, now)
 	want := "  gpu.nvidia.com/withdrawn=test:NoSchedule since 2026-11-20T10:31:00Z\n  gpu.nvidia.com/xid=94:None since 2026-11-20T10:31:00Z\n"
 	if got := formatTaints(first[0].Taints); got != want {
@@ -251,9 +251,9 @@ func TestStamp(t *testing.T) {
 	if diff := gocmp.Diff(first, resourceslice.Stamp(resourceslice.Devices(in), first, now)); diff != "" {
 		t.Error("stamped again:", diff)
 	}
-	in.Withdrawn = ""
+	in.Cordoned = ""
 	healthy := resourceslice.Stamp(resourceslice.Devices(in), first, now)
-	in.Withdrawn = "test"
+	in.Cordoned = "test"
 	again := resourceslice.Stamp(resourceslice.Devices(in), healthy, now)
 	if got := again[1].Taints[0].TimeAdded; !got.Equal(now.Truncate(time.Second)) {
 		t.Errorf("the taint of a new condition is of %v", got)
@@ -286,7 +286,7 @@ func TestMessages(t *testing.T) {
 		"another agent's, sick":  {refuse(build(ledger(xidOf(0, 95)))), resourceslice.StatusUnhealthy, "unhealthy: XID 95"},
 		"another agent's, so so": {refuse(build(ledger(xidOf(0, 94)))), resourceslice.StatusHealthy, "degraded: XID 94"},
 	} {
-		all := resourceslice.Messages(resourceslice.Input{Inventory: tc.inv, Withdrawn: "test"})
+		all := resourceslice.Messages(resourceslice.Input{Inventory: tc.inv, Cordoned: "test"})
 		m := all[0]
 		if m.Device != name(0) || m.Status != tc.status || !strings.HasPrefix(m.Message, tc.begins) || (m.Message == "") != (tc.begins == "") || len(m.Message) > 1024 {
 			t.Errorf("%s: %+v", about, m)

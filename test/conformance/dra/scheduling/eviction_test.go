@@ -119,7 +119,7 @@ func TestEviction(t *testing.T) {
 		"tolerated for a while":              {func() devices.Input { return observed(xid(unhealthy), 100*time.Second) }, []resourceapi.DeviceToleration{tolerate(300)}, 200 * time.Second},
 		"tolerated for less than it is old":  {func() devices.Input { return observed(xid(unhealthy), time.Hour) }, []resourceapi.DeviceToleration{tolerate(300)}, 0},
 		"another cause is tolerated":         {func() devices.Input { return observed(health.Observation{Kind: health.Lost}, time.Minute) }, []resourceapi.DeviceToleration{tolerate(300)}, 0},
-		"withdrawn, though the agent evicts": {func() devices.Input { in := observed(xid(degraded), 0); in.Withdrawn = "test"; return in }, nil, kept},
+		"withdrawn, though the agent evicts": {func() devices.Input { in := observed(xid(degraded), 0); in.Cordoned = "test"; return in }, nil, kept},
 		"of another agent":                   {func() devices.Input { return hostClaimed(observed(xid(degraded), 0)) }, nil, kept},
 	} {
 		t.Run(about, func(t *testing.T) {

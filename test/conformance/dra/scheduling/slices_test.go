@@ -144,7 +144,7 @@ func checkForms(t *testing.T, s gpu.Snapshot) {
 	mps := inventory.Rule{Sharing: &inventory.Sharing{Mode: inventory.MPS, Replicas: 3, Memory: 1 << 30}}
 	for _, l := range []health.Ledger{{}, faults(s, 1), faults(s, 20)} {
 		for _, c := range []core.Config{config(), config(inventory.Rule{Sharing: timeSlicing(7)}), config(mps)} {
-			for _, in := range []devices.Input{{}, {SharesAsDevices: true}, {Evict: true, Withdrawn: "claims of another driver: gpu-0"}} {
+			for _, in := range []devices.Input{{}, {SharesAsDevices: true}, {Evict: true, Cordoned: "claims of another driver: gpu-0"}} {
 				in.Inventory = core.Build(s, l, c).WithoutHost()
 				all := devices.Devices(in)
 				stored := publish(t, all)

@@ -21,8 +21,8 @@ const (
 	watchSpread  = 10 * time.Second // in which the nodes of a cluster come back after an API server that cut all watches at once
 )
 
-// observation is a list, an event or an error; of an event that is only a bookmark nothing.
-type observation struct {
+// change is a list, an event or an error; of an event that is only a bookmark nothing.
+type change struct {
 	list  *kubeapi.SliceList
 	began time.Time // of the request of the list
 	event *kubeapi.Event
@@ -30,24 +30,24 @@ type observation struct {
 	err   error
 }
 
-// observer lists the slices once and watches them. A watch that breaks continues from its latest version: a list of all nodes at once, after a
+// reflector lists the slices once and watches them. A watch that breaks continues from its latest version: a list of all nodes at once, after a
 // restart of the API server, would cost it more than the restart.
-type observer struct {
+type reflector struct {
 	api     *kubeapi.Client
 	sel     kubeapi.SliceSelector
-	send    func(observation) bool // false when the context has ended
-	version string                 // from which the next watch continues; "" = there has to be a list
-	failed  bool                   // the latest request, or the watch, has failed
+	send    func(change) bool // false when the context has ended
+	version string            // from which the next watch continues; "" = there has to be a list
+	failed  bool              // the latest request, or the watch, has failed
 }
 
-// observe lists and watches the slices until ctx ends.
-func observe(ctx context.Context, api *kubeapi.Client, sel kubeapi.SliceSelector, out chan<- observation, registry *watchdog.Registry) {
+// listAndWatch lists and watches the slices until ctx ends.
+func listAndWatch(ctx context.Context, api *kubeapi.Client, sel kubeapi.SliceSelector, out chan<- change, registry *watchdog.Registry) {
 	task := registry.Register("resource slices: watch")
 	defer task.Done()
-	o := observer{api: api, sel: sel, send: func(o observation) bool {
+	r := reflector{api: api, sel: sel, send: func(c change) bool {
 		task.Heartbeat(0) // the receiver has a task of its own
 		select {
-		case out <- o:
+		case out <- c:
 			task.Heartbeat(watchLongest)
 			return true
 		case <-ctx.Done():
@@ -57,7 +57,7 @@ func observe(ctx context.Context, api *kubeapi.Client, sel kubeapi.SliceSelector
 	for retry := newRetries(); ctx.Err() == nil; {
 		task.Heartbeat(callTimeout)
 		began := time.Now()
-		err := o.follow(ctx)
+		err := r.follow(ctx)
 		if ctx.Err() != nil {
 			return
 		}
@@ -66,13 +66,13 @@ func observe(ctx context.Context, api *kubeapi.Client, sel kubeapi.SliceSelector
 			retry.reset()
 		}
 		if err != nil {
-			o.failed = true
+			r.failed = true
 		}
 		var wait time.Duration
 		switch {
 		case errors.Is(err, kubeapi.ErrGone):
 			wait = rand.N(watchSpread)
-		case err != nil && !o.send(observation{err: err}):
+		case err != nil && !r.send(change{err: err}):
 			return
 		case steady && errors.Is(err, kubeapi.ErrUnavailable):
 			wait = rand.N(watchSpread)
@@ -85,29 +85,29 @@ func observe(ctx context.Context, api *kubeapi.Client, sel kubeapi.SliceSelector
 }
 
 // follow lists if that is needed, and watches until a failure, or until a watch ended at once (nil).
-func (o *observer) follow(ctx context.Context) error {
-	if o.version == "" {
+func (r *reflector) follow(ctx context.Context) error {
+	if r.version == "" {
 		began := time.Now()
-		list, err := o.api.Slices(ctx, o.sel)
+		list, err := r.api.Slices(ctx, r.sel)
 		if err != nil {
 			return err
 		}
-		o.version = list.Metadata.ResourceVersion
-		if !o.send(observation{list: &list, began: began, back: o.failed}) {
+		r.version = list.Metadata.ResourceVersion
+		if !r.send(change{list: &list, began: began, back: r.failed}) {
 			return nil
 		}
-		o.failed = false
+		r.failed = false
 	}
 	for ctx.Err() == nil {
 		began := time.Now()
-		for event, err := range o.api.WatchSlices(ctx, o.sel, o.version) {
+		for event, err := range r.api.WatchSlices(ctx, r.sel, r.version) {
 			if err != nil {
 				if errors.Is(err, kubeapi.ErrGone) || !continues(err) {
-					o.version = ""
+					r.version = ""
 				}
 				return err
 			}
-			if !o.take(event) {
+			if !r.take(event) {
 				return nil
 			}
 		}
@@ -128,25 +128,25 @@ func continues(err error) bool {
 }
 
 // take sends what an event means.
-func (o *observer) take(event kubeapi.Event) bool {
+func (r *reflector) take(event kubeapi.Event) bool {
 	if v := event.Slice.Metadata.ResourceVersion; v != "" {
-		o.version = v
+		r.version = v
 	}
 	switch event.Type {
 	case kubeapi.Opened:
-		back := o.failed
-		o.failed = false
-		return o.send(observation{back: back})
+		back := r.failed
+		r.failed = false
+		return r.send(change{back: back})
 	case kubeapi.Bookmark:
-		return o.send(observation{})
+		return r.send(change{})
 	default:
-		return o.send(observation{event: &event})
+		return r.send(change{event: &event})
 	}
 }
 
-// observed are the slices of the driver and the node as far as they are known: the newest of list, events and answers to writes, by
+// sliceCache has the slices of the driver and the node as far as they are known: the newest of list, events and answers to writes, by
 // their resource versions. Those can be compared as numbers (KEP-5504); others count as newer.
-type observed struct {
+type sliceCache struct {
 	listed  bool
 	slices  map[string]kubeapi.ResourceSlice
 	version map[string]uint64    // of each name, of a deletion also
@@ -154,25 +154,25 @@ type observed struct {
 	highest int64                // generation of the pool, of deleted slices also
 }
 
-func newObserved() observed {
-	return observed{slices: map[string]kubeapi.ResourceSlice{}, version: map[string]uint64{}, written: map[string]time.Time{}}
+func newSliceCache() sliceCache {
+	return sliceCache{slices: map[string]kubeapi.ResourceSlice{}, version: map[string]uint64{}, written: map[string]time.Time{}}
 }
 
 // devices are those of slices with names that ok accepts.
-func (o *observed) devices(ok func(name string) bool) []kubeapi.Device {
+func (c *sliceCache) devices(ok func(name string) bool) []kubeapi.Device {
 	var all []kubeapi.Device
-	for _, name := range slices.Sorted(maps.Keys(o.slices)) {
+	for _, name := range slices.Sorted(maps.Keys(c.slices)) {
 		if ok(name) {
-			all = append(all, o.slices[name].Spec.Devices...)
+			all = append(all, c.slices[name].Spec.Devices...)
 		}
 	}
 	return all
 }
 
 // owner is the UID of the Node that own slices belong to; "" if there is none.
-func (o *observed) owner(own func(name string) bool, node string) string {
-	for _, name := range slices.Sorted(maps.Keys(o.slices)) {
-		for _, r := range o.slices[name].Metadata.OwnerReferences {
+func (c *sliceCache) owner(own func(name string) bool, node string) string {
+	for _, name := range slices.Sorted(maps.Keys(c.slices)) {
+		for _, r := range c.slices[name].Metadata.OwnerReferences {
 			if own(name) && r.Kind == "Node" && r.Name == node {
 				return r.UID
 			}
@@ -182,70 +182,70 @@ func (o *observed) owner(own func(name string) bool, node string) string {
 }
 
 // replace takes a list. What was written since its request began stays, if it is newer.
-func (o *observed) replace(list kubeapi.SliceList, began time.Time) {
-	before := *o
-	*o = newObserved()
-	o.listed, o.highest = true, before.highest
+func (c *sliceCache) replace(list kubeapi.SliceList, began time.Time) {
+	before := *c
+	*c = newSliceCache()
+	c.listed, c.highest = true, before.highest
 	for _, s := range list.Items {
-		o.put(s)
+		c.put(s)
 	}
 	for name, at := range before.written {
-		if at.Before(began) || before.version[name] <= o.version[name] {
+		if at.Before(began) || before.version[name] <= c.version[name] {
 			continue
 		}
-		o.version[name], o.written[name] = before.version[name], at
-		delete(o.slices, name)
+		c.version[name], c.written[name] = before.version[name], at
+		delete(c.slices, name)
 		if s, ok := before.slices[name]; ok {
-			o.slices[name] = s
+			c.slices[name] = s
 		}
 	}
 }
 
 // add takes an event and reports whether something changed.
-func (o *observed) add(e kubeapi.Event) bool {
+func (c *sliceCache) add(e kubeapi.Event) bool {
 	if e.Type == kubeapi.Deleted {
-		return o.drop(e.Slice.Metadata.Name, e.Slice.Metadata.ResourceVersion)
+		return c.drop(e.Slice.Metadata.Name, e.Slice.Metadata.ResourceVersion)
 	}
-	return o.put(e.Slice)
+	return c.put(e.Slice)
 }
 
-func (o *observed) put(s kubeapi.ResourceSlice) bool {
+func (c *sliceCache) put(s kubeapi.ResourceSlice) bool {
 	name := s.Metadata.Name
-	if !o.newer(name, s.Metadata.ResourceVersion) {
+	if !c.newer(name, s.Metadata.ResourceVersion) {
 		return false
 	}
-	o.slices[name] = s
-	o.highest = max(o.highest, s.Spec.Pool.Generation)
+	c.slices[name] = s
+	c.highest = max(c.highest, s.Spec.Pool.Generation)
 	return true
 }
 
-func (o *observed) drop(name, version string) bool {
-	if !o.newer(name, version) {
+func (c *sliceCache) drop(name, version string) bool {
+	if !c.newer(name, version) {
 		return false
 	}
-	_, existed := o.slices[name]
-	delete(o.slices, name)
+	_, existed := c.slices[name]
+	delete(c.slices, name)
 	return existed
 }
 
 // newer records a version of a name and reports whether it is newer than the one that is known.
-func (o *observed) newer(name, version string) bool {
+func (c *sliceCache) newer(name, version string) bool {
 	v, err := strconv.ParseUint(version, 10, 64)
-	if err == nil && v <= o.version[name] {
+	if err == nil && v <= c.version[name] {
 		return false
 	}
-	o.version[name] = v
+	c.version[name] = v
 	return true
 }
 
-// recordWrite takes the answer to a write.
-func (o *observed) recordWrite(s kubeapi.ResourceSlice) {
-	o.put(s)
-	o.written[s.Metadata.Name] = time.Now()
+// recordWrite records the answer to a write.
+func (c *sliceCache) recordWrite(s kubeapi.ResourceSlice) {
+	c.put(s)
+	c.written[s.Metadata.Name] = time.Now()
 }
 
-// recordDelete takes that a slice does not exist.
-func (o *observed) recordDelete(name string) {
-	delete(o.slices, name)
-	o.written[name] = time.Now()
+// recordDelete records that a slice does not exist.
+func (c *sliceCache) recordDelete(name string) {
+	delete(c.slices, name)
+	c.written[name] = time.Now()
 }

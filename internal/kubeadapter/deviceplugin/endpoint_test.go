@@ -66,8 +66,8 @@ func TestAnswered(t *testing.T) {
 }
 
 // Kubelets up to 1.36 disconnect the plugin that registered last some time after a stream has ended, or a socket was removed.
-// The next incarnation registers after that.
-func TestNextIncarnationWaits(t *testing.T) {
+// The next registration registers after that.
+func TestNextRegistrationWaits(t *testing.T) {
 	r := newRig(t)
 	r.kubelet.Behave(kubelettest.Behaviour{OneClientPerResource: true, Lag: 50 * time.Millisecond})
 	r.startKubelet()
@@ -93,7 +93,7 @@ func TestNextIncarnationWaits(t *testing.T) {
 	assertFreshSockets(t, r.kubelet)
 }
 
-// The wait before the next incarnation ends when another kubelet starts, whenever the previous one ended: during Register,
+// The wait before the next registration ends when another kubelet starts, whenever the previous one ended: during Register,
 // immediately after it, or later.
 func TestWaitEndsWithAnotherKubelet(t *testing.T) {
 	r := startRig(t, migGPU(), func(a *Adapter) { a.timings.restart = time.Hour })
@@ -136,7 +136,7 @@ func TestSocketIsRemovedDuringListen(t *testing.T) {
 		}
 	}()
 	r.start(gpus(1), func(a *Adapter) { a.timings.retryMax = a.timings.retry })
-	r.await("incarnations", func() bool { return r.stats().Incarnations > 20 })
+	r.await("registrations", func() bool { return r.stats().Sockets > 20 })
 	stop.Store(true)
 	<-stopped
 	began := time.Now()
@@ -151,8 +151,8 @@ func TestStatsHaveTheLastError(t *testing.T) {
 	began := time.Now()
 	r := newRunning(t, 1)
 	s := r.stats()
-	if s.LastError != "" || !s.LastErrorAt.IsZero() || !s.Connected || s.Reason != "" || s.Incarnations != 1 || s.Since.Before(began) {
-		t.Errorf("first incarnation: %+v", s)
+	if s.LastError != "" || !s.LastErrorAt.IsZero() || !s.Connected || s.Reason != "" || s.Sockets != 1 || s.Since.Before(began) {
+		t.Errorf("first registration: %+v", s)
 	}
 	if _, err := os.Stat(s.Socket); err != nil {
 		t.Error(err)
@@ -162,8 +162,8 @@ func TestStatsHaveTheLastError(t *testing.T) {
 	r.awaitReady()
 	next := r.stats()
 	if next.LastError != errStreamEnded.Error() || next.LastErrorAt.Before(s.Since) || next.Since.Before(next.LastErrorAt) ||
-		next.Incarnations != 2 || next.Socket == s.Socket {
-		t.Errorf("second incarnation: %+v", next)
+		next.Sockets != 2 || next.Socket == s.Socket {
+		t.Errorf("second registration: %+v", next)
 	}
 	r.kubelet.Crash()
 	r.await("a reason", func() bool { return !r.stats().Connected })

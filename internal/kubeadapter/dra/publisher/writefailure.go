@@ -7,13 +7,13 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 )
 
-// recover handles the failure of a write: what is in the API is another thing than was observed.
-func (p *Publisher) recover(ctx context.Context, w write, err error) (again bool, _ error) {
+// handleFailure brings the cache up to date after a write that has failed because the API has another slice than the cache.
+func (p *Publisher) handleFailure(ctx context.Context, w write, err error) (again bool, _ error) {
 	name := w.slice.Metadata.Name
 	switch {
 	case errors.Is(err, kubeapi.ErrNotFound) && !unserved(err):
-		p.seen.recordDelete(name)
-		return true, p.surprised(err)
+		p.cache.recordDelete(name)
+		return true, p.countStale(err)
 	case errors.Is(err, kubeapi.ErrConflict), errors.Is(err, kubeapi.ErrExists):
 	default:
 		return false, err
@@ -25,23 +25,23 @@ func (p *Publisher) recover(ctx context.Context, w write, err error) (again bool
 	})
 	switch {
 	case errors.Is(getErr, kubeapi.ErrNotFound):
-		p.seen.recordDelete(name)
+		p.cache.recordDelete(name)
 	case getErr != nil:
 		return false, getErr
 	case is.Spec.NodeName != p.opts.Node || is.Spec.Driver != p.opts.Driver:
 		i, _ := p.names.index(name)
-		p.taken[i] = p.names.other(i)
+		p.otherNames[i] = p.names.alternative(i)
 		p.log.Warn("another client has the name of a resource slice: it gets another one",
-			"slice", name, "node-of-it", is.Spec.NodeName, "driver-of-it", is.Spec.Driver, "instead", p.taken[i])
+			"slice", name, "node-of-it", is.Spec.NodeName, "driver-of-it", is.Spec.Driver, "instead", p.otherNames[i])
 	default:
-		p.seen.recordWrite(is)
+		p.cache.recordWrite(is)
 	}
-	return true, p.surprised(err)
+	return true, p.countStale(err)
 }
 
-// surprised returns err if the API was another than observed many times in a row.
-func (p *Publisher) surprised(err error) error {
-	if p.unexpected++; p.unexpected%5 == 0 {
+// countStale counts a write that failed because the cache was behind the API. It returns err for each fifth in a row.
+func (p *Publisher) countStale(err error) error {
+	if p.staleWrites++; p.staleWrites%5 == 0 {
 		return err
 	}
 	return nil
@@ -52,12 +52,12 @@ func unserved(err error) bool {
 	return errors.As(err, &status) && status.Unserved()
 }
 
-// takeObservations takes what is there of the slices in the API.
-func (p *Publisher) takeObservations(observations <-chan observation) {
+// applyChanges applies the changes that have arrived.
+func (p *Publisher) applyChanges(changes <-chan change) {
 	for {
 		select {
-		case o := <-observations:
-			p.apply(o)
+		case c := <-changes:
+			p.apply(c)
 		default:
 			return
 		}

@@ -19,17 +19,17 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
 
-// incarnation is one registration of an endpoint, with a server and a socket of its own.
-type incarnation struct {
+// registration of an endpoint has a server and a socket of its own.
+type registration struct {
 	*endpoint
 	path        string // of the plugin socket
 	socket      *pluginsocket.Socket
 	kubeletID   statefile.Identity // of the registration socket in use
-	recorded    bool               // the kubelet may have a record of this incarnation
+	recorded    bool               // the kubelet may have a record of this registration
 	connectedAt time.Time          // when the first stream opened; zero = not yet
 }
 
-// Reasons for the end of an incarnation, beside errors of Register and of the server.
+// Reasons for the end of a registration, beside errors of Register and of the server.
 var (
 	errStreamEnded     = errors.New("ListAndWatch stream ended")
 	errNoStream        = errors.New("registered, but the kubelet has not opened ListAndWatch")
@@ -37,16 +37,16 @@ var (
 	errKubeletReplaced = errors.New("kubelet.sock replaced")
 )
 
-// run serves and registers until the incarnation ends. Then the server is stopped, all stream handlers have returned and the
+// run serves and registers until the registration ends. Then the server is stopped, all stream handlers have returned and the
 // socket is removed.
-func (in *incarnation) run(ctx context.Context) error {
-	if err := in.waitForKubelet(ctx); err != nil {
+func (r *registration) run(ctx context.Context) error {
+	if err := r.waitForKubelet(ctx); err != nil {
 		return err
 	}
-	if err := in.listen(ctx); err != nil {
+	if err := r.listen(ctx); err != nil {
 		return err
 	}
-	s := &server{endpoint: in.endpoint, streams: newStreams()}
+	s := &server{endpoint: r.endpoint, streams: newStreams()}
 	g := grpc.NewServer(grpc.WaitForHandlers(true))
 	v1beta1.RegisterDevicePluginServer(g, s)
 
@@ -56,46 +56,46 @@ func (in *incarnation) run(ctx context.Context) error {
 	defer running.Wait()
 	defer g.Stop() // closes the listener, which removes the socket
 	defer cancel()
-	running.Go(func() { served <- g.Serve(in.socket) })
-	if in.opts.KubeletSocket != "" {
-		in.setStatus(in.path, "registering")
-		in.recorded = true
-		running.Go(func() { registered <- in.kubelet.register(ctx, in.resource, in.path, in.timings.register) })
+	running.Go(func() { served <- g.Serve(r.socket) })
+	if r.opts.KubeletSocket != "" {
+		r.setStatus(r.path, "registering")
+		r.recorded = true
+		running.Go(func() { registered <- r.kubelet.register(ctx, r.resource, r.path, r.timings.register) })
 	} else {
-		in.setStatus(in.path, "")
-		in.log.Info("serving without a kubelet", "socket", in.path)
+		r.setStatus(r.path, "")
+		r.log.Info("serving without a kubelet", "socket", r.path)
 	}
-	return in.supervise(ctx, s, served, registered)
+	return r.supervise(ctx, s, served, registered)
 }
 
 // waitForKubelet waits until the kubelet accepts connections, and reports for what it waits.
-func (in *incarnation) waitForKubelet(ctx context.Context) error {
-	if in.opts.KubeletSocket == "" {
+func (r *registration) waitForKubelet(ctx context.Context) error {
+	if r.opts.KubeletSocket == "" {
 		return nil
 	}
 	logged := ""
-	in.task.Heartbeat(in.timings.pollInterval)
-	id, err := in.kubelet.waitForKubelet(ctx, func(err error) {
-		in.task.Heartbeat(in.timings.pollInterval)
+	r.task.Heartbeat(r.timings.pollInterval)
+	id, err := r.kubelet.waitForKubelet(ctx, func(err error) {
+		r.task.Heartbeat(r.timings.pollInterval)
 		if text := err.Error(); text != logged {
 			logged = text
-			in.setStatus("", "waiting for the kubelet: "+text)
-			in.log.Info("waiting for the kubelet", "error", text)
+			r.setStatus("", "waiting for the kubelet: "+text)
+			r.log.Info("waiting for the kubelet", "error", text)
 		}
 	})
-	in.kubeletID = id
+	r.kubeletID = id
 	return err
 }
 
-// supervise returns the reason for the end of the incarnation.
-func (in *incarnation) supervise(ctx context.Context, s *server, served, registered <-chan error) error {
+// supervise returns the reason for the end of the registration.
+func (r *registration) supervise(ctx context.Context, s *server, served, registered <-chan error) error {
 	var deadline <-chan time.Time
 	opened := s.streams.opened
-	defer in.task.Heartbeat(in.timings.pollInterval) // for the stop of the server
+	defer r.task.Heartbeat(r.timings.pollInterval) // for the stop of the server
 	for {
-		in.task.Heartbeat(in.timings.pollInterval)
-		_, changed := in.kubelet.changes.LoadNext()
-		if err := in.checkSockets(registered == nil); err != nil {
+		r.task.Heartbeat(r.timings.pollInterval)
+		_, changed := r.kubelet.changes.LoadNext()
+		if err := r.checkSockets(registered == nil); err != nil {
 			return err
 		}
 		select {
@@ -104,28 +104,28 @@ func (in *incarnation) supervise(ctx context.Context, s *server, served, registe
 			return fmt.Errorf("serve: %w", err)
 		case err := <-registered:
 			if err != nil {
-				in.count(&in.current.RegistrationErrors)
-				in.recorded = opened == nil || !answered(err)
+				r.count(&r.current.RegistrationErrors)
+				r.recorded = opened == nil || !answered(err)
 				return err
 			}
 			// The kubelet that has answered has this registration socket or an earlier one. In the second case the present
 			// kubelet has removed the plugin socket, or will not open the stream.
-			id := statefile.IdentityOf(in.kubelet.socket)
-			if !in.socket.Present() {
+			id := statefile.IdentityOf(r.kubelet.socket)
+			if !r.socket.Present() {
 				return errSocketRemoved
 			}
 			if registered = nil; id != (statefile.Identity{}) { // without a file the next one differs from kubeletID
-				in.kubeletID = id
+				r.kubeletID = id
 			}
-			in.count(&in.current.Registrations)
-			in.log.Info("registered", "socket", filepath.Base(in.path))
+			r.count(&r.current.Registrations)
+			r.log.Info("registered", "socket", filepath.Base(r.path))
 			if opened != nil {
-				in.setStatus(in.path, errNoStream.Error())
-				deadline = time.After(in.timings.openStream)
+				r.setStatus(r.path, errNoStream.Error())
+				deadline = time.After(r.timings.openStream)
 			}
 		case <-opened:
-			opened, deadline, in.connectedAt = nil, nil, time.Now()
-			in.setStatus(in.path, "")
+			opened, deadline, r.connectedAt = nil, nil, time.Now()
+			r.setStatus(r.path, "")
 		case <-deadline:
 			return errNoStream
 		case <-s.streams.ended:
@@ -138,11 +138,11 @@ func (in *incarnation) supervise(ctx context.Context, s *server, served, registe
 
 // checkSockets returns an error if the plugin socket is gone or the kubelet's was replaced. A kubelet that starts removes
 // the plugin socket also during a Register call, which then can't succeed.
-func (in *incarnation) checkSockets(registered bool) error {
-	if !in.socket.Present() {
+func (r *registration) checkSockets(registered bool) error {
+	if !r.socket.Present() {
 		return errSocketRemoved
 	}
-	if id := statefile.IdentityOf(in.kubelet.socket); registered && id != in.kubeletID && id != (statefile.Identity{}) {
+	if id := statefile.IdentityOf(r.kubelet.socket); registered && id != r.kubeletID && id != (statefile.Identity{}) {
 		return errKubeletReplaced
 	}
 	return nil
@@ -150,24 +150,24 @@ func (in *incarnation) checkSockets(registered bool) error {
 
 // listen creates the plugin socket. Its name was never used before, by this process or another one. Without a kubelet the
 // name is constant, so that clients can find it.
-func (in *incarnation) listen(ctx context.Context) (err error) {
-	name := socketPrefix + shorten(strings.TrimPrefix(in.resource, inventory.ResourceDomain))
-	if in.opts.KubeletSocket != "" {
-		name = fmt.Sprintf("%s-%s-%d", name, in.kubelet.nonce, in.stats().Incarnations+1)
-	} else if err := os.MkdirAll(in.kubelet.dir, 0o750); err != nil { // else the kubelet creates its directory
+func (r *registration) listen(ctx context.Context) (err error) {
+	name := socketPrefix + shorten(strings.TrimPrefix(r.resource, inventory.ResourceDomain))
+	if r.opts.KubeletSocket != "" {
+		name = fmt.Sprintf("%s-%s-%d", name, r.kubelet.nonce, r.stats().Sockets+1)
+	} else if err := os.MkdirAll(r.kubelet.dir, 0o750); err != nil { // else the kubelet creates its directory
 		return err
 	}
-	in.path = filepath.Join(in.kubelet.dir, name+".sock")
-	if len(in.path) > pluginsocket.MaxPath {
-		return &pluginsocket.PathError{Path: in.path, Remedy: "the path of the kubelet's folder must be shorter"}
+	r.path = filepath.Join(r.kubelet.dir, name+".sock")
+	if len(r.path) > pluginsocket.MaxPath {
+		return &pluginsocket.PathError{Path: r.path, Remedy: "the path of the kubelet's folder must be shorter"}
 	}
-	if in.socket, err = pluginsocket.Listen(ctx, in.path); err != nil {
+	if r.socket, err = pluginsocket.Listen(ctx, r.path); err != nil {
 		return err
 	}
-	in.count(&in.current.Incarnations)
+	r.count(&r.current.Sockets)
 	// A kubelet that starts may have removed it already. Its Register would wait 10 s for the socket.
-	if !in.socket.Present() {
-		return errors.Join(errSocketRemoved, in.socket.Close())
+	if !r.socket.Present() {
+		return errors.Join(errSocketRemoved, r.socket.Close())
 	}
 	return nil
 }
