@@ -64,6 +64,7 @@ func (s State) Read(cfg Config, now time.Time, reading gpu.Snapshot, checks ...h
 	snapshot, obs := Reconcile(prev, reading)
 	s.Snapshot, s.nodesSeen = snapshot, snapshot.Nodes
 	s.Ledger = s.Ledger.Relocate(s.Snapshot)
+	s = s.withUnlisted(now, reading)
 	if reading.Driver.State == gpu.DriverReady {
 		obs = append(obs, s.takePending()...)
 	}
@@ -157,21 +158,43 @@ func (s State) NeedsTick() bool { return s.Ledger.NeedsTick() || s.Allocatable.R
 // withoutForgotten returns the devices without those that the driver has not listed for health.Policy.RemoveLostAfter. None is removed while the
 // driver lists a GPU that can't be identified: it may be one of them.
 func (s State) withoutForgotten(p health.Policy, now time.Time, devices []gpu.Device, reading gpu.Snapshot) []gpu.Device {
-	if reading.Driver.State != gpu.DriverReady || slices.ContainsFunc(reading.Excluded, gpu.Exclusion.Unidentified) {
+	if !listsAll(reading) {
 		return devices
 	}
-	listed := func(d gpu.Device) bool {
-		return slices.ContainsFunc(reading.Devices, func(e gpu.Device) bool { return e.At.GPU == d.At.GPU }) ||
-			slices.ContainsFunc(reading.Excluded, func(e gpu.Exclusion) bool { return e.Matches(d) })
-	}
-	lost := func(d gpu.Device) bool {
-		since, lost := s.Ledger.LostSince(d.At.GPU)
-		if s.bootTime.After(since) {
+	forgotten := func(d gpu.Device) bool {
+		since := s.Ledger.UnlistedSince(d.At.GPU)
+		if s.bootTime.After(since) && !since.IsZero() {
 			since = s.bootTime // how long the host was off is unknown: the wall clock may have changed at the boot
 		}
-		return lost && now.Sub(since) >= p.RemoveLostAfter
+		return !since.IsZero() && now.Sub(since) >= p.RemoveLostAfter
 	}
-	return slices.DeleteFunc(slices.Clone(devices), func(d gpu.Device) bool { return lost(d) && !listed(d) })
+	return slices.DeleteFunc(slices.Clone(devices), func(d gpu.Device) bool { return forgotten(d) && !lists(reading, d) })
+}
+
+// withUnlisted records which GPUs of the present snapshot a reading does not list.
+func (s State) withUnlisted(now time.Time, reading gpu.Snapshot) State {
+	if !listsAll(reading) {
+		return s
+	}
+	unlisted := map[gpu.DeviceID]bool{}
+	for _, d := range s.Snapshot.Devices {
+		if !lists(reading, d) {
+			unlisted[d.At.GPU] = true
+		}
+	}
+	s.Ledger = s.Ledger.WithUnlisted(now, unlisted)
+	return s
+}
+
+// listsAll reports whether a GPU that a reading does not list was not there.
+func listsAll(reading gpu.Snapshot) bool {
+	return reading.Driver.State == gpu.DriverReady && !slices.ContainsFunc(reading.Excluded, gpu.Exclusion.Unidentified)
+}
+
+// lists reports whether a reading has the GPU of a device, whether that could be read or not.
+func lists(reading gpu.Snapshot, d gpu.Device) bool {
+	return slices.ContainsFunc(reading.Devices, func(e gpu.Device) bool { return e.At.GPU == d.At.GPU }) ||
+		slices.ContainsFunc(reading.Excluded, func(e gpu.Exclusion) bool { return e.Matches(d) })
 }
 
 // WithNodes applies a new list of the host's device nodes, in sorted order.

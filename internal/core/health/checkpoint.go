@@ -69,7 +69,7 @@ func (c Checkpoint) Latest() time.Time {
 		times = append(times, each.Since, each.Last)
 	}
 	for _, h := range c.GPUs {
-		times = append(times, h.LastReset, h.UnhealthySince)
+		times = append(times, h.LastReset, h.UnhealthySince, h.UnlistedSince)
 		times = slices.Concat(times, h.UnhealthyEpisodes, h.Recoveries)
 		for _, cleared := range h.ClearedByReset {
 			times = append(times, cleared.At)

@@ -13,6 +13,7 @@ import (
 type GPUHistory struct {
 	Sample            Sample
 	LastReset         time.Time    // when a reset of the GPU was last detected
+	UnlistedSince     time.Time    `json:",omitzero"` // since when the driver has not listed it; zero = it does
 	MaxNVLinks        uint64       // most NVLinks ever active at a time
 	JoinedFabric      bool         // it has been part of a fabric that completed
 	UnhealthyEpisodes []time.Time  // beginnings of the latest episodes

@@ -38,17 +38,35 @@ func (l Ledger) Lost(devices []gpu.Device) map[gpu.DeviceID]bool {
 	return lost
 }
 
-// LostSince returns since when a GPU has not answered; false if it answers, or has answered after its last loss.
-func (l Ledger) LostSince(id gpu.DeviceID) (since time.Time, lost bool) {
-	i := slices.IndexFunc(l.conditions, func(c Condition) bool { return c.At == gpu.WholeGPU(id) && c.Reason == ReasonLost })
-	if i < 0 || l.conditions[i].State != GPULost {
-		return time.Time{}, false
+// WithUnlisted records which GPUs the driver does not list at a time, and that it lists all others.
+func (l Ledger) WithUnlisted(now time.Time, unlisted map[gpu.DeviceID]bool) Ledger {
+	now = now.UTC().Truncate(time.Millisecond)
+	histories := maps.Clone(l.histories)
+	for id := range unlisted {
+		if histories[id] == nil || histories[id].UnlistedSince.IsZero() {
+			if histories == nil {
+				histories = map[gpu.DeviceID]*GPUHistory{}
+			}
+			histories[id] = histories[id].clone()
+			histories[id].UnlistedSince = now
+		}
 	}
-	since = l.conditions[i].Last
-	if h := l.histories[id]; h != nil && h.checked.After(since) {
-		since = h.checked
+	for id, h := range histories {
+		if !unlisted[id] && !h.UnlistedSince.IsZero() {
+			histories[id] = h.clone()
+			histories[id].UnlistedSince = time.Time{}
+		}
 	}
-	return since, true
+	l.histories = histories
+	return l
+}
+
+// UnlistedSince returns since when the driver has not listed a GPU; zero if it does.
+func (l Ledger) UnlistedSince(id gpu.DeviceID) time.Time {
+	if h := l.histories[id]; h != nil {
+		return h.UnlistedSince
+	}
+	return time.Time{}
 }
 
 // Conditions returns the conditions in canonical order, including those without effect (State Healthy).
@@ -279,16 +297,14 @@ func (b *ledgerBuilder) recordEvent(c Condition) *Condition {
 
 // setLevel records that a persistent state (a level, in contrast to an event) is present. As long as it stays
 // present, neither Last nor IgnoredUntil changes, except if the recovery action changed, or if a GPU stopped
-// responding again after a check. Checks by an earlier process are not known, but that it ended with a GPU which
-// was not lost any more is. The condition has an effect from the given number of checks on.
+// responding again after a check. The condition has an effect from the given number of checks on.
 func (b *ledgerBuilder) setLevel(c Condition, checks int) {
 	if old := b.find(c); old != nil {
 		if old.Count < checks {
 			old.Count++
 		}
 		old.ClearingSince, old.CleanChecks, old.FromRemovedInstance = time.Time{}, 0, false
-		answered := c.Reason.isUnresponsive() && c.At.GI == gpu.Whole && b.readHistory(c.At.GPU).checked.After(old.Last) ||
-			c.Reason == ReasonLost && old.State != GPULost
+		answered := c.Reason.isUnresponsive() && c.At.GI == gpu.Whole && b.readHistory(c.At.GPU).checked.After(old.Last)
 		if old.Code != c.Code || answered {
 			old.Last, old.IgnoredUntil = b.now, time.Time{}
 		}
