@@ -22,7 +22,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/internal/core/use"
-	"github.com/tandem-gpu/tandem/internal/node/assignment"
+	"github.com/tandem-gpu/tandem/internal/node/ownership"
 	"github.com/tandem-gpu/tandem/internal/node/usage"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/explain"
@@ -62,7 +62,7 @@ type Adapter struct {
 	// APIs are those through which this process offers devices, that of the settings first. Readers read which work has GPUs
 	// through each. Without APIs no GPU moves between APIs.
 	APIs    []inventory.API
-	Readers assignment.Readers
+	Readers ownership.Readers
 	Holders usage.Holders                     // the orchestrator's record for the table of Use
 	Extend  func(report.Report) report.Report // the report with what the adapter has beside
 }
@@ -217,7 +217,7 @@ func (a *Agent) Reserved(devices []gpu.Device) {
 }
 
 // Assignments returns the GPUs that have a target, or that the APIs of this agent share, and what their moves wait for.
-func (a *Agent) Assignments() []assignment.Status { return a.sources.host.Assignments() }
+func (a *Agent) Assignments() []ownership.Status { return a.sources.host.Assignments() }
 
 // Leaving returns the GPUs that wait for the end of their work, to move to another API or to be no more this agent's.
 func (a *Agent) Leaving() []gpu.DeviceID { return a.sources.host.Leaving() }

@@ -6,13 +6,13 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/node/assignment"
+	"github.com/tandem-gpu/tandem/internal/node/ownership"
 )
 
 // assignmentFacts are those for the command migrate.
-func (a *Agent) assignmentFacts() assignment.Facts {
+func (a *Agent) assignmentFacts() ownership.Facts {
 	inv := a.Current()
-	f := assignment.Facts{Agent: a.opts.Name, APIs: a.adapter.APIs, GPUs: []assignment.GPUFacts{}, Unread: map[inventory.API]string{}}
+	f := ownership.Facts{Agent: a.opts.Name, APIs: a.adapter.APIs, GPUs: []ownership.GPUFacts{}, Unread: map[inventory.API]string{}}
 	status, records := a.Assignments(), a.adapter.Readers.Read()
 	for api, record := range records {
 		if r := record(); r.Never {
@@ -26,7 +26,7 @@ func (a *Agent) assignmentFacts() assignment.Facts {
 	}
 	slices.Sort(ids)
 	for _, id := range slices.Compact(ids) {
-		g := assignment.GPUFacts{GPU: id, Can: slices.Contains(can, id), Here: offers(inv, id), Index: -1, Holders: append([]string{}, records.Named(id)...)}
+		g := ownership.GPUFacts{GPU: id, Can: slices.Contains(can, id), Here: offers(inv, id), Index: -1, Holders: append([]string{}, records.Named(id)...)}
 		for d := range inv.Hardware() {
 			if d.At.GPU == id {
 				g.PCI, g.Index, g.Product = string(d.PCI), d.Index, d.Product()
@@ -36,7 +36,7 @@ func (a *Agent) assignmentFacts() assignment.Facts {
 		if len(f.APIs) > 0 {
 			g.API = f.APIs[0]
 		}
-		if i := slices.IndexFunc(status, func(st assignment.Status) bool { return st.GPU == id }); i >= 0 {
+		if i := slices.IndexFunc(status, func(st ownership.Status) bool { return st.GPU == id }); i >= 0 {
 			st := status[i]
 			g.API, g.Here, g.Moving, g.Waits = st.API, st.Here && g.Can, st.Moving, st.Waits
 			if st.Entry {

@@ -15,7 +15,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
-	"github.com/tandem-gpu/tandem/internal/node/assignment"
+	"github.com/tandem-gpu/tandem/internal/node/ownership"
 )
 
 // nomadAPI is the part of a Nomad agent's HTTP API that the agent reads.
@@ -216,7 +216,7 @@ func TestGPUMovesBetweenBothAgents(t *testing.T) {
 	if err != nil || !strings.Contains(text, "target device-plugin") || !strings.Contains(text, "forced: ") || !strings.Contains(text, "warning: k8s-gpu does not run") {
 		t.Errorf("back by force: %v\n%s", err, text)
 	}
-	f, err := assignment.Read(n.state)
+	f, err := ownership.Read(n.state)
 	n.must(err)
 	if e := f.GPUs[gpu.DeviceID(id)]; !e.Force || e.Settle != 5*time.Second {
 		t.Errorf("back by force: %+v", e)
@@ -227,7 +227,7 @@ func TestGPUMovesBetweenBothAgents(t *testing.T) {
 func TestTargetOutlivesItsFile(t *testing.T) {
 	t.Parallel()
 	n, k, _, _ := startBoth(t)
-	file := filepath.Join(n.state, assignment.FileName)
+	file := filepath.Join(n.state, ownership.FileName)
 	const again = 5
 	text, err := k.command("migrate", "apply", "--to", "device-plugin", "--settle", "2s", fmt.Sprint(again))
 	k.must(errors.Join(err, os.Remove(file)))

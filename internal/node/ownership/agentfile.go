@@ -1,0 +1,179 @@
+package ownership
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+)
+
+// The format of <agent>.json. What a file of another version claims is not known: see claimStore.read.
+const (
+	maxClaims = 4096
+)
+
+// claim is hardware that an agent offers.
+type claim struct {
+	at    gpu.Placement
+	turn  uint64    // position in the order in which claims were first made on this host
+	since time.Time // the time of that, for operators
+}
+
+// claimFile is the file of one agent.
+type claimFile struct {
+	agent   string
+	boot    string // boot_id of the host (random(4)); "" = unknown
+	started time.Time
+	claims  []claim // by placement
+
+	numbering inventory.Numbering // of devices, for policies that select by index
+
+	// unknown reports whether the agent may claim a GPU that is not in claims, because its file can't be used. nil = it claims no other.
+	unknown func(gpu.DeviceID) bool
+}
+
+// mayClaim reports whether it is not known whether the agent claims a GPU.
+func (f claimFile) mayClaim(id gpu.DeviceID) bool { return f.unknown != nil && f.unknown(id) }
+
+func (f claimFile) equal(o claimFile) bool {
+	return f.agent == o.agent && f.boot == o.boot && f.started.Equal(o.started) && f.numbering.Equal(o.numbering) &&
+		slices.EqualFunc(f.claims, o.claims, func(c, d claim) bool {
+			return c.at == d.at && c.turn == d.turn && c.since.Equal(d.since)
+		})
+}
+
+// jsonAgentFile is a claimFile as JSON. GI and CI are left out where the whole GPU or GPU instance is claimed.
+type jsonAgentFile struct {
+	Version int         `json:"version"`
+	Agent   string      `json:"agent"`
+	Boot    string      `json:"boot"`
+	Started time.Time   `json:"started"`
+	Claims  []jsonClaim `json:"claims"`
+
+	Generation int          `json:"generation,omitempty"` // of the numbers
+	Numbers    []jsonNumber `json:"numbers,omitempty"`
+}
+
+type jsonClaim struct {
+	GPU   gpu.DeviceID `json:"gpu"`
+	GI    *uint32      `json:"gi,omitempty"`
+	CI    *uint32      `json:"ci,omitempty"`
+	Turn  uint64       `json:"turn"`
+	Since time.Time    `json:"since"`
+}
+
+// jsonNumber is the number by which policies select a GPU or a MIG instance.
+type jsonNumber struct {
+	ID       gpu.DeviceID `json:"id"`
+	GPU      int          `json:"gpu"`
+	Instance *int         `json:"instance,omitempty"`
+}
+
+func (f claimFile) encode() ([]byte, error) {
+	j := jsonAgentFile{Version: version, Agent: f.agent, Boot: f.boot, Started: f.started, Claims: []jsonClaim{}}
+	for _, c := range f.claims {
+		j.Claims = append(j.Claims, jsonClaim{GPU: c.at.GPU, GI: unlessWhole(c.at.GI), CI: unlessWhole(c.at.CI), Turn: c.turn, Since: c.since})
+	}
+	j.Generation = f.numbering.Generation
+	for _, n := range f.numbering.Numbers {
+		number := jsonNumber{ID: n.ID, GPU: n.Index.GPU}
+		if n.Index.Instance >= 0 {
+			number.Instance = new(n.Index.Instance)
+		}
+		j.Numbers = append(j.Numbers, number)
+	}
+	text, err := json.MarshalIndent(j, "", "  ")
+	return append(text, '\n'), err
+}
+
+func unlessWhole(id uint32) *uint32 {
+	if id == gpu.Whole {
+		return nil
+	}
+	return &id
+}
+
+func orWhole(id *uint32) uint32 {
+	if id == nil {
+		return gpu.Whole
+	}
+	return *id
+}
+
+// Names of agents and devices come from other processes and are used in logs and file names. A limit of the length in the
+// expression would take 60 kB for as long as the process runs.
+var (
+	agentNames  = regexp.MustCompile(`^[a-z0-9][a-z0-9-]*$`)
+	deviceNames = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]*$`)
+)
+
+func isAgentName(s string) bool { return len(s) <= 63 && agentNames.MatchString(s) }
+
+func isDeviceName(id gpu.DeviceID) bool { return len(id) <= 128 && deviceNames.MatchString(string(id)) }
+
+var errFormat = errors.New("not a file of claims")
+
+// decode decodes the file of an agent. It is valid as a whole, or an error.
+func decode(text []byte, agent string) (claimFile, error) {
+	var j jsonAgentFile
+	if err := json.Unmarshal(text, &j); err != nil {
+		return claimFile{}, fmt.Errorf("%w: %w", errFormat, err)
+	}
+	switch {
+	case j.Version != version:
+		return claimFile{}, fmt.Errorf("%w of version %d, but of version %d", errFormat, version, j.Version)
+	case j.Agent != agent:
+		return claimFile{}, fmt.Errorf("%w of %s, but of %.80q", errFormat, agent, j.Agent)
+	case len(j.Claims) > maxClaims:
+		return claimFile{}, fmt.Errorf("%w: %d claims, at most %d are read", errFormat, len(j.Claims), maxClaims)
+	}
+	f := claimFile{agent: agent, boot: j.Boot, started: j.Started}
+	for _, c := range j.Claims {
+		at := gpu.Placement{GPU: c.GPU, GI: orWhole(c.GI), CI: orWhole(c.CI)}
+		if !isDeviceName(c.GPU) || at.GI == gpu.Whole && at.CI != gpu.Whole || c.Turn > maxTurns {
+			return claimFile{}, fmt.Errorf("%w: %.80q, turn %d", errFormat, c.GPU, c.Turn)
+		}
+		f.claims = append(f.claims, claim{at: at, turn: c.Turn, since: c.Since})
+	}
+	f.claims = normalized(f.claims)
+	numbering, err := j.numbering()
+	f.numbering = numbering
+	return f, err
+}
+
+// numbering decodes the numbers of devices.
+func (j jsonAgentFile) numbering() (inventory.Numbering, error) {
+	if len(j.Numbers) > maxClaims || j.Generation < 0 {
+		return inventory.Numbering{}, fmt.Errorf("%w: %d numbers, at most %d are read; generation %d", errFormat, len(j.Numbers), maxClaims, j.Generation)
+	}
+	var numbers []inventory.Number
+	for _, n := range j.Numbers {
+		at := gpu.DeviceIndex{GPU: n.GPU, Instance: -1}
+		if n.Instance != nil {
+			at.Instance = *n.Instance
+		}
+		if !isDeviceName(n.ID) || at.GPU < 0 || n.Instance != nil && at.Instance < 0 {
+			return inventory.Numbering{}, fmt.Errorf("%w: %.80q has number %d:%d", errFormat, n.ID, at.GPU, at.Instance)
+		}
+		numbers = append(numbers, inventory.Number{ID: n.ID, Index: at})
+	}
+	return inventory.NewNumbering(j.Generation, numbers), nil
+}
+
+// normalized are the claims by placement, each placement once: with its first turn.
+func normalized(claims []claim) []claim {
+	claims = slices.SortedFunc(slices.Values(claims), func(a, b claim) int {
+		return cmp.Or(comparePlacements(a.at, b.at), cmp.Compare(a.turn, b.turn))
+	})
+	return slices.CompactFunc(claims, func(a, b claim) bool { return a.at == b.at })
+}
+
+func comparePlacements(a, b gpu.Placement) int {
+	return cmp.Or(cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.GI+1, b.GI+1), cmp.Compare(a.CI+1, b.CI+1)) // gpu.Whole first
+}

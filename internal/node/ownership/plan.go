@@ -1,0 +1,115 @@
+package ownership
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+)
+
+// Facts are what a running agent has to say about the assignments of its GPUs.
+type Facts struct {
+	Agent string          `json:"agent"`
+	APIs  []inventory.API `json:"apis"` // that it serves, that of its settings first
+	GPUs  []GPUFacts      `json:"gpus"` // that it can offer, or that have a target
+
+	// Unread is why GPUs can't leave an API: by its settings the agent reads no record of the work that has them.
+	Unread map[inventory.API]string `json:"unread,omitempty"`
+}
+
+// GPUFacts are those of a GPU.
+type GPUFacts struct {
+	GPU     gpu.DeviceID  `json:"gpu"`
+	PCI     string        `json:"pci"`
+	Index   int           `json:"index"`
+	Product string        `json:"product"`
+	Can     bool          `json:"can"`    // the agent can offer it by its configuration
+	Here    bool          `json:"here"`   // it offers it, or withholds it because its work may still have it
+	API     inventory.API `json:"api"`    // that has it, as far as this agent reads
+	Target  inventory.API `json:"target"` // as this agent has read it; "" = none
+	Moving  string        `json:"moving"` // why it takes no new work; "" = it does
+	Waits   string        `json:"waits"`
+	Holders []string      `json:"holders"` // through the APIs of this agent
+}
+
+// Row is what an operator sees of a GPU.
+type Row struct {
+	GPU     gpu.DeviceID  `json:"gpu"`
+	PCI     string        `json:"pci"`
+	Index   int           `json:"index"`
+	Product string        `json:"product"`
+	API     string        `json:"api"`    // that has it now; several, separated by commas, if agents offer it beside each other; "" = none
+	Target  inventory.API `json:"target"` // "" = none: it belongs to the settings of the agents
+	Moving  bool          `json:"moving"`
+	Waits   string        `json:"waits"` // for which the move waits; "" = it does not, or only for time
+	Holders []string      `json:"holders"`
+}
+
+// Done reports whether the GPU takes work through its target.
+func (r Row) Done() bool { return !r.Moving && r.API == string(r.Target) }
+
+// Rows returns a row for each GPU of which a file or an agent has something, by GPU.
+func Rows(f File, all []Facts) []Row {
+	rows := map[gpu.DeviceID]*Row{}
+	waits := map[gpu.DeviceID]*waiting{}
+	for _, facts := range all {
+		for _, g := range facts.GPUs {
+			r, e := rows[g.GPU], f.GPUs[g.GPU]
+			if r == nil {
+				r = &Row{GPU: g.GPU, PCI: g.PCI, Index: g.Index, Product: g.Product, Target: e.Target, Holders: []string{}}
+				rows[g.GPU], waits[g.GPU] = r, &waiting{}
+			}
+			r.add(facts.Agent, g, e)
+			waits[g.GPU].add(facts.Agent, g, e)
+		}
+	}
+	var sorted []Row
+	for id, r := range rows {
+		r.Waits = waits[id].String()
+		sorted = append(sorted, *r)
+	}
+	slices.SortFunc(sorted, func(a, b Row) int { return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.GPU, b.GPU)) })
+	return sorted
+}
+
+// add adds what an agent has of the GPU.
+func (r *Row) add(agent string, g GPUFacts, e Entry) {
+	r.Holders = append(r.Holders, g.Holders...)
+	r.Target = cmp.Or(r.Target, g.Target) // the file was removed, and the agent has not written it again so far
+	if g.Here && (e.Side == "" || AgentOf(e.Side) == agent) {
+		r.API = strings.Trim(r.API+","+string(g.API), ",")
+	}
+	if g.Here && g.Moving != "" {
+		r.Moving = true
+	}
+}
+
+// waiting is what agents wait for with a GPU.
+type waiting struct {
+	here      bool     // an agent has it, or may still have work on it
+	reasons   []string // of those agents, first of that of the side
+	elsewhere []string // of others, which wait for those
+}
+
+func (w *waiting) add(agent string, g GPUFacts, e Entry) {
+	w.here = w.here || g.Here
+	switch {
+	case g.Waits == "":
+	case !g.Here:
+		w.elsewhere = append(w.elsewhere, g.Waits)
+	case slices.Contains(w.reasons, g.Waits):
+	case AgentOf(e.Side) == agent:
+		w.reasons = slices.Insert(w.reasons, 0, g.Waits)
+	default:
+		w.reasons = append(w.reasons, g.Waits)
+	}
+}
+
+func (w *waiting) String() string {
+	if w.here {
+		return strings.Join(w.reasons, "; ")
+	}
+	return strings.Join(w.elsewhere, "; ")
+}

@@ -1,0 +1,252 @@
+package ownership
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/util/dirwatch"
+	"github.com/tandem-gpu/tandem/internal/util/reconcile"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
+)
+
+// watchDaemons checks the MPS control daemons as long as a pool needs one.
+func (w *Watcher) watchDaemons(ctx context.Context, m Monitor) {
+	logged := map[string]string{} // error by pool, "" = answers
+	w.run(ctx, m, loop{name: "MPS daemons", check: func() (next time.Duration) {
+		pools := w.daemons.Pools(m.Current())
+		var answering []string
+		for _, pool := range pools {
+			err, text := w.daemons.Check(pool), ""
+			if err == nil {
+				answering = append(answering, pool)
+			} else {
+				text = oneLine(err)
+			}
+			if before, known := logged[pool]; known && before == text {
+				continue
+			}
+			logged[pool] = text
+			folder := w.daemons.Folder(pool)
+			if err == nil {
+				w.log.Info("MPS control daemon answers", "pool", pool, "folder", folder)
+			} else {
+				w.log.Info("MPS control daemon does not answer", "pool", pool, "folder", folder, "error", text)
+			}
+		}
+		w.update(m, func(h *inventory.Host) { h.MPS = answering })
+		if len(pools) == 0 {
+			return 0
+		}
+		return w.timings.poll
+	}})
+}
+
+// watchClaims claims what is offered and reads what others claim.
+func (w *Watcher) watchClaims(ctx context.Context, m Monitor) {
+	defer w.claims.close()
+	var duplicate, unread grace
+	stopped := map[string]grace{} // by agent
+	slowly := func() *time.Timer {
+		return time.AfterFunc(lockAtMost+firstAtMost, func() { w.claimsUnread(m, errSlow) })
+	}
+	slow := slowly()
+	w.beforeFirst(m)
+	slow.Stop()
+	atLast := w.timings.alone + w.timings.poll // watchFiles reports before, also without an event
+	w.run(ctx, m, loop{name: "claims", watch: w.watchFiles, interval: atLast, check: func() (next time.Duration) {
+		slow := slowly()
+		v, err := w.claim(ctx, m)
+		slow.Stop()
+		if ctx.Err() != nil {
+			return 0
+		}
+		isDuplicate := errors.Is(err, errDuplicateAgent)
+		_, notWritten := errors.AsType[writeError](err)
+		if read := err == nil || notWritten || isDuplicate; read {
+			unread.over(false)
+			var long []otherAgent
+			long, next = w.stoppedFor(stopped, v.others)
+			w.setStopped(long)
+			w.apply(m, v, err)
+		} else {
+			// New devices wait for their numbers if the failure can be short.
+			over := unread.over(true)
+			w.update(m, func(h *inventory.Host) {
+				h.SharesNumbers = (tooManyFiles(err) || errors.Is(err, context.DeadlineExceeded)) && !over
+			})
+			w.claimsUnread(m, err)
+		}
+		if over := duplicate.over(isDuplicate); !isDuplicate || over {
+			w.setProblem(err)
+		}
+		switch {
+		case err != nil: // there is no event when a process of the same agent unlocks its file, or when the disk works again
+			return w.timings.poll
+		case v.assignmentsError != nil || moving(w.Assignments()):
+			return movePause
+		}
+		if soon := w.untilNext(v.kept); soon > 0 {
+			return min(soon, cmp.Or(next, soon))
+		}
+		return next
+	}})
+}
+
+// apply sets what a view of the claims means. err is why they are not written.
+func (w *Watcher) apply(m Monitor, v view, err error) {
+	w.setFaults(v.faults)
+	if v.alone { // nobody waits for it
+		w.setKept(nil)
+	} else {
+		w.setKept(v.kept)
+	}
+	w.setAssignmentsProblem(v.assignmentsError)
+	w.latest.Store(&v)
+	w.update(m, func(h *inventory.Host) {
+		h.Claims, h.Own, h.Numbering, h.SharesNumbers = v.claims, v.own, v.numbering, err == nil
+		h.Assignments = v.assignments
+	})
+}
+
+// errSlow is why the claims are not known while a check of them takes long.
+var errSlow = errors.New("the disk of the state directory does not respond")
+
+// beforeFirst sets what holds until the claims are read for the first time.
+func (w *Watcher) beforeFirst(m Monitor) {
+	var assigned inventory.Assignments
+	if w.assigner != nil {
+		assigned = w.assigner.unread(w.refuse)
+	}
+	own := w.claims.ownUnread(nil)
+	own.Pending = own.Else != ""
+	w.update(m, func(h *inventory.Host) { h.SharesNumbers, h.Assignments, h.Own = true, assigned, own })
+}
+
+// claimsUnread sets what holds while the claims can't be read: what was read last, or what this agent has claimed before. One that was alone is
+// not held up, unless another agent may have claimed something since: a file of it is there, or somebody has the lock.
+func (w *Watcher) claimsUnread(m Monitor, why error) {
+	slow, latest, own := errors.Is(why, errSlow), w.latest.Load(), inventory.OwnClaims{}
+	if !slow && (latest == nil || latest.alone) {
+		own = w.claims.ownUnread(why)
+	}
+	if latest != nil && own.Else != "" {
+		own = latest.own
+	}
+	w.update(m, func(h *inventory.Host) {
+		if latest != nil && latest.alone || latest == nil && !slow {
+			h.Own = own
+		}
+		h.Own.Pending = false
+	})
+	if slow {
+		w.setProblem(why)
+	}
+}
+
+// stoppedFor returns the agents that claim devices offered here and have not run for long, and the time until the next check whether
+// other agents run, as there is no event when one ends and its lock with it; 0 = there are none.
+func (w *Watcher) stoppedFor(stopped map[string]grace, others []otherAgent) (long []otherAgent, next time.Duration) {
+	if len(others) > 0 {
+		next = w.timings.others
+	}
+	for _, o := range others {
+		g := stopped[o.agent]
+		missed := !o.running && o.devices > 0
+		if g.over(missed) {
+			long = append(long, o)
+		} else if missed {
+			next = min(next, g.left())
+		}
+		stopped[o.agent] = g
+	}
+	return long, next
+}
+
+// watchFiles calls changed after the claims of an agent, this one included, or the lock of a running agent may have changed, until
+// ctx ends. It does so at most every eventPause: agents that react to each other must not occupy a core and the disk.
+func (w *Watcher) watchFiles(ctx context.Context, changed func()) {
+	var last time.Time
+	dirwatch.Directory{
+		Path: w.claims.folder, Interval: w.timings.alone, PollInterval: w.timings.poll, Relevant: func(name string) bool { _, ok := agentOf(name); return ok },
+		Log: w.log.With("directory", w.claims.folder), NewWatcher: w.newWatcher,
+	}.Watch(ctx, func() {
+		if pause := eventPause - time.Since(last); pause > 0 {
+			watch.Sleep(ctx, pause)
+		}
+		last = time.Now()
+		changed()
+	})
+}
+
+// claim updates the claims. It retries for a while if the process, or the host, has too many files open: an agent that has just
+// started would use a history that is older than the claims.
+func (w *Watcher) claim(ctx context.Context, m Monitor) (view, error) {
+	for began := time.Now(); ; {
+		v, err := w.claims.update(ctx, offerOf(m.Current()))
+		if !tooManyFiles(err) || time.Since(began) > lockAtMost/2 || !watch.Sleep(ctx, retryPause) {
+			return v, err
+		}
+	}
+}
+
+// tooManyFiles reports whether an error is that this process, or the host, has too many files open.
+func tooManyFiles(err error) bool {
+	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
+}
+
+// retryPause is the pause between two tries while a table of open files is full.
+const retryPause = 50 * time.Millisecond
+
+// grace is the time since when a condition has held that is normal while an agent is restarted; zero = it does not hold.
+type grace struct{ since time.Time }
+
+// over reports whether the condition has held for longer than restartAtMost.
+func (g *grace) over(holds bool) bool {
+	switch {
+	case !holds:
+		g.since = time.Time{}
+		return false
+	case g.since.IsZero():
+		g.since = time.Now()
+	}
+	return time.Since(g.since) > restartAtMost
+}
+
+// left is the time until over reports true, if the condition still holds then.
+func (g grace) left() time.Duration { return restartAtMost - time.Since(g.since) + time.Millisecond }
+
+// loop is a check that is repeated.
+type loop struct {
+	name  string                      // of its watchdog task
+	check func() (next time.Duration) // until the next check; 0 = until something changes
+
+	watch    func(ctx context.Context, changed func()) // of what it depends on beside the inventory; nil = nothing
+	interval time.Duration                             // until the next check if watch reports no change before; 0 = none
+}
+
+// run runs a loop until ctx ends: it checks immediately, whenever another inventory is published or what is watched has changed,
+// and when the time is over that the check before has returned.
+func (w *Watcher) run(ctx context.Context, m Monitor, l loop) {
+	task := m.Watchdog().Register(l.name)
+	defer task.Done()
+	changed := make(chan struct{}, 1)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	reconcile.Loop{
+		On: []reconcile.Source{m.Changed, reconcile.Signal(changed)}, Task: task, Limit: lockAtMost,
+	}.Run(ctx, func(ctx context.Context, cause reconcile.Cause) time.Duration {
+		next := l.check()
+		if cause == reconcile.Start {
+			w.polled.Done()
+			if l.watch != nil { // it reports a change at once, of what was made or removed during the check
+				watching.Go(func() { l.watch(ctx, func() { watch.Notify(changed) }) })
+			}
+		}
+		return cmp.Or(next, l.interval, reconcile.Never)
+	})
+}
