@@ -104,7 +104,7 @@ func New(o Options) *Agent {
 	a.AwaitLog() // sources.follow reports it
 	if o.Adapter != nil {
 		a.adapter = o.Adapter(a)
-		a.sources.host.Serve(a.adapter.APIs, a.adapter.Readers)
+		a.sources.host.agents.Serve(a.adapter.APIs, a.adapter.Readers)
 	}
 	o.Use.Holders = a.adapter.Holders
 	a.use = usage.New(o.Use)
@@ -126,7 +126,8 @@ func (a *Agent) Run(ctx context.Context) error {
 		a.opts.Log.Warn(p.String())
 	}
 	start := func(task func()) { group.Go(func() error { task(); return nil }) }
-	start(func() { defer close(a.hostDone); a.sources.host.Run(ctx, a.Monitor) })
+	start(func() { a.sources.host.runDaemons(ctx, a.Monitor) })
+	start(func() { defer close(a.hostDone); a.sources.host.runAgents(ctx, a.Monitor) })
 	start(func() { a.sources.follow(ctx, a.Monitor) })
 	start(func() { a.cdi.Run(ctx, a.Monitor) })
 	start(func() { a.use.Run(ctx, a.Monitor) })
@@ -151,7 +152,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		if a.opts.After != nil {
 			<-a.opts.After
 		}
-		a.sources.host.AwaitFirst(ctx)
+		a.sources.host.awaitFirst(ctx)
 		return a.failed(ctx, a.Monitor.Run(ctx))
 	})
 	for _, task := range a.adapter.Tasks {
@@ -212,15 +213,15 @@ func (a *Agent) Extend(r report.Report) report.Report {
 // Reserved reports that devices were reserved for new work. It never blocks.
 func (a *Agent) Reserved(devices []gpu.Device) {
 	a.Monitor.Reserved(devices)
-	a.sources.host.Reserved(devices)
+	a.sources.host.agents.Reserved(devices)
 	a.use.Wake()
 }
 
 // Assignments returns the GPUs that have a target, or that the APIs of this agent share, and what their moves wait for.
-func (a *Agent) Assignments() []ownership.Status { return a.sources.host.Assignments() }
+func (a *Agent) Assignments() []ownership.Status { return a.sources.host.agents.Assignments() }
 
 // Leaving returns the GPUs that wait for the end of their work, to move to another API or to be no more this agent's.
-func (a *Agent) Leaving() []gpu.DeviceID { return a.sources.host.Leaving() }
+func (a *Agent) Leaving() []gpu.DeviceID { return a.sources.host.agents.Leaving() }
 
 // WakeUse makes the table of Use be read again soon: an orchestrator's record has changed. It never blocks.
 func (a *Agent) WakeUse() { a.use.Wake() }

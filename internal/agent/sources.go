@@ -26,7 +26,7 @@ type sources struct {
 	optional bool   // the configuration does not name the kernel log
 	failure  atomic.Pointer[error]
 	history  *history.File // nil = no history is kept
-	host     *ownership.Watcher
+	host     *host
 }
 
 // newSources reads the node's boot ID and nothing else.
@@ -35,14 +35,14 @@ func newSources(o Options) *sources {
 	if o.Health.StateDir != "" {
 		s.history = history.Open(o.Health.StateDir, o.Name, o.Core.Roots.Proc, o.Log)
 	}
-	s.host = ownership.New(hostOptions(o))
+	s.host = newHost(o)
 	return s
 }
 
-func hostOptions(o Options) ownership.Options {
+func ownershipOptions(o Options) ownership.Options {
 	boot, _ := history.ReadBoot(o.Core.Roots.Proc) // the history's warnings have the error
 	return ownership.Options{
-		Agent: o.Name, StateDir: o.Health.StateDir, BootID: boot.ID, MPSRoot: o.MPSRoot, Config: o.Core, Log: o.Log,
+		Agent: o.Name, StateDir: o.Health.StateDir, BootID: boot.ID, Config: o.Core, Log: o.Log,
 	}
 }
 
@@ -138,7 +138,7 @@ func (s *sources) problems() []problem.Problem {
 	if err := s.failure.Load(); err != nil {
 		all = append(all, problem.Problem{Code: problem.KernelLog, Object: s.kmsgPath, Text: logUnavailable + ": " + (*err).Error()})
 	}
-	return slices.Concat(all, s.history.Problems(), s.host.Problems())
+	return slices.Concat(all, s.history.Problems(), s.host.agents.Problems())
 }
 
 func (s *sources) up() map[string]bool {

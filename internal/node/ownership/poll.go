@@ -14,87 +14,80 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
-// watchDaemons checks the MPS control daemons as long as a pool needs one.
-func (w *Watcher) watchDaemons(ctx context.Context, m Monitor) {
-	logged := map[string]string{} // error by pool, "" = answers
-	w.run(ctx, m, loop{name: "MPS daemons", check: func() (next time.Duration) {
-		pools := w.daemons.Pools(m.Current())
-		var answering []string
-		for _, pool := range pools {
-			err, text := w.daemons.Check(pool), ""
-			if err == nil {
-				answering = append(answering, pool)
-			} else {
-				text = oneLine(err)
-			}
-			if before, known := logged[pool]; known && before == text {
-				continue
-			}
-			logged[pool] = text
-			folder := w.daemons.Folder(pool)
-			if err == nil {
-				w.log.Info("MPS control daemon answers", "pool", pool, "folder", folder)
-			} else {
-				w.log.Info("MPS control daemon does not answer", "pool", pool, "folder", folder, "error", text)
-			}
-		}
-		w.update(m, func(h *inventory.Host) { h.MPS = answering })
-		if len(pools) == 0 {
-			return 0
-		}
-		return w.timings.poll
-	}})
-}
-
-// watchClaims claims what is offered and reads what others claim.
+// watchClaims claims what is offered and reads what others claim: at once, when another inventory is published or a file has changed, and
+// in time.
 func (w *Watcher) watchClaims(ctx context.Context, m Monitor) {
 	defer w.claims.close()
-	var duplicate, unread grace
-	stopped := map[string]grace{} // by agent
-	slowly := func() *time.Timer {
-		return time.AfterFunc(lockAtMost+firstAtMost, func() { w.claimsUnread(m, errSlow) })
-	}
-	slow := slowly()
+	slow := w.ifSlow(m)
 	w.beforeFirst(m)
 	slow.Stop()
+	task := m.Watchdog().Register("claims")
+	defer task.Done()
+	changed := make(chan struct{}, 1)
+	var watching sync.WaitGroup
+	defer watching.Wait()
 	atLast := w.timings.alone + w.timings.poll // watchFiles reports before, also without an event
-	w.run(ctx, m, loop{name: "claims", watch: w.watchFiles, interval: atLast, check: func() (next time.Duration) {
-		slow := slowly()
-		v, err := w.claim(ctx, m)
-		slow.Stop()
-		if ctx.Err() != nil {
-			return 0
+	g := graces{stopped: map[string]grace{}}
+	reconcile.Loop{
+		On: []reconcile.Source{m.Changed, reconcile.Signal(changed)}, Task: task, Limit: lockAtMost,
+	}.Run(ctx, func(ctx context.Context, cause reconcile.Cause) time.Duration {
+		next := w.check(ctx, m, &g)
+		if cause == reconcile.Start {
+			close(w.first)
+			watching.Go(func() { w.watchFiles(ctx, func() { watch.Notify(changed) }) }) // reports at once what was made or removed during the pass
 		}
-		isDuplicate := errors.Is(err, errDuplicateAgent)
-		_, notWritten := errors.AsType[writeError](err)
-		if read := err == nil || notWritten || isDuplicate; read {
-			unread.over(false)
-			var long []otherAgent
-			long, next = w.stoppedFor(stopped, v.others)
-			w.setStopped(long)
-			w.apply(m, v, err)
-		} else {
-			// New devices wait for their numbers if the failure can be short.
-			over := unread.over(true)
-			w.update(m, func(h *inventory.Host) {
-				h.SharesNumbers = (tooManyFiles(err) || errors.Is(err, context.DeadlineExceeded)) && !over
-			})
-			w.claimsUnread(m, err)
-		}
-		if over := duplicate.over(isDuplicate); !isDuplicate || over {
-			w.setProblem(err)
-		}
-		switch {
-		case err != nil: // there is no event when a process of the same agent unlocks its file, or when the disk works again
-			return w.timings.poll
-		case v.assignmentsError != nil || moving(w.Assignments()):
-			return movePause
-		}
-		if soon := w.untilNext(v.kept); soon > 0 {
-			return min(soon, cmp.Or(next, soon))
-		}
-		return next
-	}})
+		return cmp.Or(next, atLast)
+	})
+}
+
+// graces are what one check leaves for the next one.
+type graces struct {
+	duplicate, unread grace
+	stopped           map[string]grace // by agent
+}
+
+// check claims what is offered and reads what others claim once. It returns the time until the next check; 0 = when a file changes.
+func (w *Watcher) check(ctx context.Context, m Monitor, g *graces) (next time.Duration) {
+	slow := w.ifSlow(m)
+	v, err := w.claim(ctx, m)
+	slow.Stop()
+	if ctx.Err() != nil {
+		return 0
+	}
+	isDuplicate := errors.Is(err, errDuplicateAgent)
+	_, notWritten := errors.AsType[writeError](err)
+	if read := err == nil || notWritten || isDuplicate; read {
+		g.unread.over(false)
+		var long []otherAgent
+		long, next = w.stoppedFor(g.stopped, v.others)
+		w.setStopped(long)
+		w.apply(m, v, err)
+	} else {
+		// New devices wait for their numbers if the failure can be short.
+		over := g.unread.over(true)
+		w.update(m, func(h *inventory.Host) {
+			h.SharesNumbers = (tooManyFiles(err) || errors.Is(err, context.DeadlineExceeded)) && !over
+		})
+		w.claimsUnread(m, err)
+	}
+	if over := g.duplicate.over(isDuplicate); !isDuplicate || over {
+		w.setProblem(err)
+	}
+	switch {
+	case err != nil: // there is no event when a process of the same agent unlocks its file, or when the disk works again
+		return w.timings.poll
+	case v.assignmentsError != nil || moving(w.Assignments()):
+		return movePause
+	}
+	if soon := w.untilNext(v.kept); soon > 0 {
+		return min(soon, cmp.Or(next, soon))
+	}
+	return next
+}
+
+// ifSlow sets what holds while the disk does not respond, unless it is stopped before.
+func (w *Watcher) ifSlow(m Monitor) *time.Timer {
+	return time.AfterFunc(lockAtMost+firstAtMost, func() { w.claimsUnread(m, errSlow) })
 }
 
 // apply sets what a view of the claims means. err is why they are not written.
@@ -219,34 +212,3 @@ func (g *grace) over(holds bool) bool {
 
 // left is the time until over reports true, if the condition still holds then.
 func (g grace) left() time.Duration { return restartAtMost - time.Since(g.since) + time.Millisecond }
-
-// loop is a check that is repeated.
-type loop struct {
-	name  string                      // of its watchdog task
-	check func() (next time.Duration) // until the next check; 0 = until something changes
-
-	watch    func(ctx context.Context, changed func()) // of what it depends on beside the inventory; nil = nothing
-	interval time.Duration                             // until the next check if watch reports no change before; 0 = none
-}
-
-// run runs a loop until ctx ends: it checks immediately, whenever another inventory is published or what is watched has changed,
-// and when the time is over that the check before has returned.
-func (w *Watcher) run(ctx context.Context, m Monitor, l loop) {
-	task := m.Watchdog().Register(l.name)
-	defer task.Done()
-	changed := make(chan struct{}, 1)
-	var watching sync.WaitGroup
-	defer watching.Wait()
-	reconcile.Loop{
-		On: []reconcile.Source{m.Changed, reconcile.Signal(changed)}, Task: task, Limit: lockAtMost,
-	}.Run(ctx, func(ctx context.Context, cause reconcile.Cause) time.Duration {
-		next := l.check()
-		if cause == reconcile.Start {
-			w.polled.Done()
-			if l.watch != nil { // it reports a change at once, of what was made or removed during the check
-				watching.Go(func() { l.watch(ctx, func() { watch.Notify(changed) }) })
-			}
-		}
-		return cmp.Or(next, l.interval, reconcile.Never)
-	})
-}

@@ -18,11 +18,6 @@ func ReadOnce(o Options, inv *inventory.Inventory) inventory.Host {
 	o.Log = slog.New(slog.DiscardHandler)
 	w := New(o)
 	var h inventory.Host
-	for _, pool := range w.daemons.Pools(inv) {
-		if w.daemons.Check(pool) == nil {
-			h.MPS = append(h.MPS, pool)
-		}
-	}
 	if w.claims != nil {
 		w.claims.readOnce(&h, o.Config.API, inv)
 	}

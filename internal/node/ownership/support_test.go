@@ -31,8 +31,8 @@ type agent struct {
 }
 
 type setup struct {
-	name, stateDir, mpsRoot string
-	cfg                     core.Config
+	name, stateDir string
+	cfg            core.Config
 
 	serve      func(*Watcher)                    // before it runs; nil = nothing
 	timings    timings                           // zero = defaultTimings
@@ -45,7 +45,7 @@ func start(t *testing.T, s setup) *agent {
 	log := slog.New(slog.NewTextHandler(a.log, nil))
 	a.Monitor = monitor.New(a.machine.Open, s.cfg, log, nil)
 	a.watcher = New(Options{
-		Agent: s.name, StateDir: s.stateDir, BootID: "b00t", MPSRoot: s.mpsRoot, Config: s.cfg, Log: log,
+		Agent: s.name, StateDir: s.stateDir, BootID: "b00t", Config: s.cfg, Log: log,
 	})
 	if s.timings != (timings{}) {
 		a.watcher.timings = s.timings

@@ -13,7 +13,6 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/node/mps"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
@@ -28,9 +27,9 @@ const (
 
 // timings are the times between checks. They are not configurable.
 type timings struct {
-	poll   time.Duration // of MPS daemons, which cause no events; of claims without inotify or while they can't be read or written
-	others time.Duration // of claims while another agent has a file: whether it still runs
-	alone  time.Duration // of claims otherwise, as events may get lost
+	poll   time.Duration // without inotify or while they can't be read or written
+	others time.Duration // while another agent has a file: whether it still runs
+	alone  time.Duration // otherwise, as events may get lost
 }
 
 var defaultTimings = timings{poll: time.Second, others: restartAtMost, alone: 30 * time.Second}
@@ -43,12 +42,11 @@ type Monitor interface {
 	Watchdog() *watchdog.Registry
 }
 
-// Options are what to watch.
+// Options are those of a Watcher.
 type Options struct {
 	Agent    string      // name of its files; lower case letters, digits and hyphens
 	StateDir string      // shared by the agents of the host; "" = overlaps are not seen
 	BootID   string      // of the host; "" = unknown
-	MPSRoot  string      // as this process sees it; "" = mps.DefaultRoot
 	Config   core.Config // its Policy and Overlap
 	Log      *slog.Logger
 }
@@ -58,7 +56,6 @@ type Options struct {
 type Watcher struct {
 	log     *slog.Logger
 	refuse  bool
-	daemons mps.Daemons
 	claims  *claimStore // nil = overlaps are not seen
 	timings timings
 
@@ -66,8 +63,7 @@ type Watcher struct {
 
 	newWatcher func() (*fsnotify.Watcher, error) // of inotify; nil = fsnotify.NewWatcher
 
-	polled sync.WaitGroup       // the first poll of each loop
-	first  chan struct{}        // closed after those
+	first  chan struct{}        // closed after the first poll
 	latest atomic.Pointer[view] // that was read of the claims; nil = none
 
 	mu         sync.Mutex
@@ -83,7 +79,7 @@ type Watcher struct {
 func New(o Options) *Watcher {
 	w := &Watcher{
 		log: o.Log, refuse: o.Config.Overlap == inventory.OverlapRefuse,
-		daemons: mps.Of(o.Config.Policy, o.MPSRoot), first: make(chan struct{}), timings: defaultTimings,
+		first: make(chan struct{}), timings: defaultTimings,
 	}
 	if o.StateDir != "" {
 		w.claims = &claimStore{
@@ -101,27 +97,15 @@ func (w *Watcher) AwaitFirst(ctx context.Context) { watch.Await(ctx, w.first, fi
 // Run sets the host of the monitor whenever it changes, and claims what the monitor offers, until ctx ends. It then returns
 // within half a second even if a disk hangs; the hung goroutine is abandoned.
 func (w *Watcher) Run(ctx context.Context, m Monitor) {
-	if w.claims != nil && w.refuse { // before the disk is read, which can hang
+	if w.claims == nil {
+		w.setProblem(errNoFolder)
+		close(w.first)
+		return
+	}
+	if w.refuse { // before the disk is read, which can hang
 		w.update(m, func(h *inventory.Host) { h.Own = inventory.OwnClaims{Else: elseUnread, Pending: true} })
 	}
-	var loops sync.WaitGroup
-	w.polled.Add(1)
-	loops.Go(func() { w.watchDaemons(ctx, m) })
-	if w.claims != nil {
-		w.polled.Add(1)
-		loops.Go(func() { w.watchClaims(ctx, m) })
-	} else {
-		w.setProblem(errNoFolder)
-	}
-	ended := make(chan struct{})
-	go func() {
-		w.polled.Wait()
-		close(w.first)
-		loops.Wait()
-		close(ended)
-	}()
-	<-ctx.Done()
-	if !watch.Await(context.Background(), ended, stopAtMost) {
+	if !watch.RunUntil(ctx, stopAtMost, func() { w.watchClaims(ctx, m) }) {
 		w.log.Warn("claims of this agent not released in time: check the disk of the state directory")
 	}
 }
@@ -131,7 +115,7 @@ func (w *Watcher) update(m Monitor, change func(*inventory.Host)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	next := w.host
-	if change(&next); slices.Equal(next.MPS, w.host.MPS) && slices.Equal(next.Claims, w.host.Claims) && next.Own.Equal(w.host.Own) &&
+	if change(&next); slices.Equal(next.Claims, w.host.Claims) && next.Own.Equal(w.host.Own) &&
 		next.SharesNumbers == w.host.SharesNumbers && next.Numbering.Equal(w.host.Numbering) && next.Assignments.Equal(w.host.Assignments) {
 		return
 	}

@@ -11,10 +11,8 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/node/mps"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
@@ -119,59 +117,6 @@ func TestClaimsMoveBetweenAgents(t *testing.T) {
 		pass(2 * time.Second)
 		n.expectSchedulable(t, "an operator has removed the file", 0, 1)
 		n.expectWarnings(t, "an operator has removed the file", 0)
-	})
-}
-
-func TestMPSDaemonsComeAndGo(t *testing.T) {
-	for name, pool := range map[string]string{"named by the policy": "few", "named by default": ""} {
-		t.Run(name, func(t *testing.T) {
-			cfg := core.DefaultConfig()
-			cfg.Policy.Rules = []inventory.Rule{{Pool: pool, Sharing: &inventory.Sharing{Mode: inventory.MPS, Replicas: 2, OnePerRequest: true}}}
-			folder := pool
-			if folder == "" {
-				folder = "gpu.mps"
-			}
-			root := coretest.ShortDir(t)
-			synctest.Test(t, func(t *testing.T) {
-				daemon := coretest.MPSDaemon(t, mps.Pipe(root, folder))
-				a := start(t, setup{name: "k8s-gpu", stateDir: "", mpsRoot: root, cfg: cfg})
-				pass(time.Second)
-				if n := len(a.schedulable()); n != 16 || a.logged("MPS_DAEMON_DOWN") != 0 {
-					t.Errorf("%d units, want 16 from the start:\n%s", n, a.log)
-				}
-				for range 3 {
-					daemon.SetUnlinkOnClose(false) // as if killed
-					_ = daemon.Close()
-					pass(2 * time.Second)
-					if n := len(a.schedulable()); n != 0 {
-						t.Errorf("%d units without a daemon", n)
-					}
-					_ = os.Remove(filepath.Join(mps.Pipe(root, folder), "control"))
-					pass(2 * time.Second)
-					daemon = coretest.MPSDaemon(t, mps.Pipe(root, folder))
-					pass(2 * time.Second)
-					if n := len(a.schedulable()); n != 16 {
-						t.Errorf("%d units with a daemon", n)
-					}
-				}
-				if n := a.logged(`msg="MPS control daemon answers"`); n != 4 {
-					t.Errorf("%d times", n)
-				}
-			})
-		})
-	}
-}
-
-// Without MPS no daemon is checked, and the loop sleeps.
-func TestNoDaemonToCheck(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a := start(t, setup{name: "k8s-gpu", mpsRoot: "/nowhere", cfg: core.DefaultConfig()})
-		pass(time.Hour)
-		for _, l := range a.Watchdog().Tasks() {
-			if l.Name == "MPS daemons" && l.Beats > 10 {
-				t.Errorf("%d heartbeats", l.Beats)
-			}
-		}
 	})
 }
 
