@@ -136,7 +136,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		defer close(a.socketDone)
 		a.socket.Serve(ctx, a, control.Options{
 			Config: a.opts.Core, Simulation: a.opts.Health.Simulation, Problems: a.Problems, Endpoints: a.adapter.Endpoints, Explain: a.opts.Explain,
-			Assignments: a.assignmentFacts, Log: a.opts.Log,
+			Ownership: a.ownershipFacts, Log: a.opts.Log,
 		})
 	})
 	stuck := make(chan error, 1)
@@ -184,7 +184,7 @@ func (a *Agent) failed(ctx context.Context, err error) error {
 func (a *Agent) MonitorDone() <-chan struct{} { return a.monitorDone }
 
 // FilesDone returns channels which are all closed when, after the context of Run ended, the agent has written its history for
-// the last time and has removed its socket and its claims.
+// the last time and has removed its socket and its lock.
 func (a *Agent) FilesDone() []<-chan struct{} {
 	done := []<-chan struct{}{a.socketDone, a.hostDone}
 	if a.flush != nil {
@@ -217,11 +217,11 @@ func (a *Agent) Reserved(devices []gpu.Device) {
 	a.use.Wake()
 }
 
-// Assignments returns the GPUs that have a target, or that the APIs of this agent share, and what their moves wait for.
-func (a *Agent) Assignments() []ownership.Status { return a.sources.host.agents.Assignments() }
+// Ownership returns the GPUs that have a target, or that the APIs of this agent share, and what their moves wait for.
+func (a *Agent) Ownership() []ownership.Status { return a.sources.host.agents.Status() }
 
-// Leaving returns the GPUs that wait for the end of their work, to move to another API or to be no more this agent's.
-func (a *Agent) Leaving() []gpu.DeviceID { return a.sources.host.agents.Leaving() }
+// Draining returns the GPUs that wait for the end of their work, to move to another API or to be no more this agent's.
+func (a *Agent) Draining() []gpu.DeviceID { return a.sources.host.agents.Draining() }
 
 // WakeUse makes the table of Use be read again soon: an orchestrator's record has changed. It never blocks.
 func (a *Agent) WakeUse() { a.use.Wake() }

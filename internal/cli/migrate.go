@@ -27,7 +27,7 @@ func (p Program) migrateVerb() verb {
 		name: "migrate", argsUsage: "plan|apply|back [GPU...]", maxArgs: 1024, do: p.migrate,
 		usage: "move GPUs between the kubelet's device plugins, DRA and Nomad: plan prints where they are and what a move waits for, apply sets a target, back restores the targets before",
 		flags: []cli.Flag{
-			text("to", "API through which the GPUs are to be offered: device-plugin, dra or nomad"),
+			text("to", "API through which the GPUs are to be offered: "+apiNames()),
 			&cli.BoolFlag{Name: "all", Usage: "all GPUs"},
 			&cli.DurationFlag{Name: "wait", Usage: "wait that long for the GPUs to arrive, and print the steps; exit code 1 if they don't"},
 			&cli.DurationFlag{Name: "settle", Value: ownership.DefaultSettle, Usage: "for how long a GPU must have had no holder before it changes sides"},
@@ -55,7 +55,7 @@ func (p Program) migrate(ctx context.Context, c *cli.Command) error {
 	case do == nil:
 		return Usagef("migrate: want plan, apply or back: see %s migrate --help", p.Name)
 	case m.to != "" && !slices.Contains(ownership.APIs(), m.to):
-		return Usagef("migrate: --to = %q: want device-plugin, dra or nomad", m.to)
+		return Usagef("migrate: --to = %q: want %s", m.to, apiNames())
 	case c.Duration("settle") < leastSettle:
 		return Usagef("migrate: --settle = %q: want a duration of %s or more", c.Duration("settle"), leastSettle)
 	}
@@ -80,7 +80,7 @@ func (m *migration) usage(subcommand string) error {
 	named, all := m.c.Args().Len() > 1, m.c.Bool("all")
 	switch {
 	case subcommand == "apply" && m.to == "":
-		return Usagef("migrate apply: want --to device-plugin, dra or nomad")
+		return Usagef("migrate apply: want --to %s", apiNames())
 	case subcommand == "apply" && named == all:
 		return Usagef("migrate apply: want GPUs or --all")
 	case subcommand == "back" && (named || all || m.to != ""):
@@ -96,8 +96,8 @@ func (m *migration) read(ctx context.Context) (err error) {
 		return fmt.Errorf("%w: correct it, or delete it after the work on the GPUs has ended", err)
 	}
 	m.facts, m.away = nil, nil
-	for _, agent := range []string{ownership.KubernetesAgent, ownership.NomadAgent} {
-		facts, err := control.Assignments(ctx, control.Path(m.stateDir, agent))
+	for _, agent := range ownership.Agents() {
+		facts, err := control.Ownership(ctx, control.Path(m.stateDir, agent))
 		if err != nil {
 			m.away = append(m.away, fmt.Errorf("%s: %w", agent, err))
 			continue
@@ -188,7 +188,7 @@ func (m *migration) print(rows []ownership.Row) error {
 	fmt.Fprintln(w, "INDEX\tGPU\tNOW\tTARGET\tHELD BY\tWAITS FOR")
 	for _, r := range rows {
 		now := or(r.API, "-")
-		if r.Moving {
+		if r.Pending {
 			now += " (no new work)"
 		}
 		fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\n", r.Index, r.GPU, now, or(string(r.Target), "-"), or(strings.Join(r.Holders, ", "), "-"), or(r.Waits, "-"))
@@ -200,6 +200,20 @@ func (m *migration) print(rows []ownership.Row) error {
 		fmt.Fprintf(m.p.Stdout, "not known: %v\n", err)
 	}
 	return nil
+}
+
+// apiNames are the names of all APIs: "device-plugin, dra or nomad".
+func apiNames() string {
+	names := apiWords()
+	last := len(names) - 1
+	return strings.Join(names[:last], ", ") + " or " + names[last]
+}
+
+func apiWords() (names []string) {
+	for _, api := range ownership.APIs() {
+		names = append(names, string(api))
+	}
+	return names
 }
 
 func or(s, other string) string {

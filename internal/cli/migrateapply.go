@@ -34,10 +34,10 @@ func (m *migration) apply(ctx context.Context) error {
 		return err
 	}
 	m.warn(rows, m.to)
-	var changes []ownership.Change
+	var changes []ownership.TargetChange
 	for _, r := range rows {
 		api, _, _ := strings.Cut(r.API, ",")
-		changes = append(changes, ownership.Change{
+		changes = append(changes, ownership.TargetChange{
 			GPU: r.GPU, Target: m.to, From: cmp.Or(r.Target, inventory.API(api)), Settle: m.c.Duration("settle"), Force: m.c.Bool("force"),
 		})
 	}
@@ -60,12 +60,12 @@ func (m *migration) back(ctx context.Context) error {
 }
 
 // warnBack prints what keeps GPUs from targets that are restored. They are restored all the same: they were in force before.
-func (m *migration) warnBack(changes []ownership.Change) {
+func (m *migration) warnBack(changes []ownership.TargetChange) {
 	all := ownership.Rows(m.file, m.facts)
 	for _, to := range ownership.APIs() {
 		var rows []ownership.Row
 		for _, r := range all {
-			if slices.ContainsFunc(changes, func(c ownership.Change) bool { return c.GPU == r.GPU && c.Target == to }) {
+			if slices.ContainsFunc(changes, func(c ownership.TargetChange) bool { return c.GPU == r.GPU && c.Target == to }) {
 				rows = append(rows, r)
 			}
 		}
@@ -80,8 +80,8 @@ func (m *migration) warnBack(changes []ownership.Change) {
 }
 
 // set writes the targets, and waits until the agents have read them, and, if that is asked for, until the GPUs have moved.
-func (m *migration) set(ctx context.Context, changes []ownership.Change) error {
-	err := ownership.ChangeAssignments(ctx, m.stateDir, func(f ownership.File) (ownership.File, error) { return f.WithTargets(changes, time.Now()), nil })
+func (m *migration) set(ctx context.Context, changes []ownership.TargetChange) error {
+	err := ownership.Change(ctx, m.stateDir, func(f ownership.File) (ownership.File, error) { return f.WithTargets(changes, time.Now()), nil })
 	if err != nil {
 		return err
 	}
@@ -102,7 +102,7 @@ func (m *migration) set(ctx context.Context, changes []ownership.Change) error {
 
 // awaitRead waits until the agents that run have read the targets. From then on they remember them: a target that the command has printed
 // is not lost with the file.
-func (m *migration) awaitRead(ctx context.Context, changes []ownership.Change) error {
+func (m *migration) awaitRead(ctx context.Context, changes []ownership.TargetChange) error {
 	limit, cancel := context.WithTimeout(ctx, readAtMost)
 	defer cancel()
 	for {
@@ -120,7 +120,7 @@ func (m *migration) awaitRead(ctx context.Context, changes []ownership.Change) e
 }
 
 // unread returns the targets that are not in the file, or that an agent has not read, as an error.
-func (m *migration) unread(changes []ownership.Change) error {
+func (m *migration) unread(changes []ownership.TargetChange) error {
 	var errs []error
 	for _, c := range changes {
 		if is := m.file.GPUs[c.GPU].Target; is != c.Target {
@@ -137,7 +137,7 @@ func (m *migration) unread(changes []ownership.Change) error {
 }
 
 // await prints what each GPU waits for when that changes, until all have arrived.
-func (m *migration) await(ctx context.Context, changes []ownership.Change) error {
+func (m *migration) await(ctx context.Context, changes []ownership.TargetChange) error {
 	limit, cancel := context.WithTimeout(ctx, m.c.Duration("wait"))
 	defer cancel()
 	printed := map[gpu.DeviceID]string{}
@@ -147,7 +147,7 @@ func (m *migration) await(ctx context.Context, changes []ownership.Change) error
 			missing = append(missing, err.Error())
 		}
 		for _, r := range ownership.Rows(m.file, m.facts) {
-			if !slices.ContainsFunc(changes, func(c ownership.Change) bool { return c.GPU == r.GPU }) {
+			if !slices.ContainsFunc(changes, func(c ownership.TargetChange) bool { return c.GPU == r.GPU }) {
 				continue
 			}
 			line := "takes work through " + string(r.Target)

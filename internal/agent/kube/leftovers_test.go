@@ -29,13 +29,13 @@ func TestLeftoversOfDRA(t *testing.T) {
 		write(t, filepath.Join(s.Health.StateDir, "dra", "claims", "6d2e.json"))
 	}
 	moved := func(s config.Kubernetes) {
-		e := ownership.Entry{Target: inventory.DRA, Side: inventory.DRA}
+		e := ownership.Entry{Target: inventory.DRA, Owner: inventory.DRA}
 		if err := ownership.Write(s.Health.StateDir, ownership.File{GPUs: map[gpu.DeviceID]ownership.Entry{"GPU-1": e}}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	target := func(s config.Kubernetes) {
-		e := ownership.Entry{Target: inventory.DRA, Side: inventory.DevicePlugin}
+		e := ownership.Entry{Target: inventory.DRA, Owner: inventory.DevicePlugin}
 		if err := ownership.Write(s.Health.StateDir, ownership.File{GPUs: map[gpu.DeviceID]ownership.Entry{"GPU-1": e}}); err != nil {
 			t.Fatal(err)
 		}

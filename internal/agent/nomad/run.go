@@ -39,7 +39,7 @@ func (r *run) options() agent.Options {
 func (r *run) adapter(a *agent.Agent) agent.Adapter {
 	made := agent.Adapter{
 		APIs:     []inventory.API{inventory.Nomad},
-		Readers:  ownership.Readers{inventory.Nomad: allocationReader{r.allocations, a.Current, a.Leaving}.read},
+		Readers:  ownership.Readers{inventory.Nomad: allocationReader{r.allocations, a.Current, a.Draining}.read},
 		Problems: r.plugin.Problems,
 	}
 	r.addPages(a, &made)

@@ -13,58 +13,58 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// The format of <agent>.json. What a file of another version claims is not known: see claimStore.read.
+// The format of <agent>.json. What an agent offers whose file has another version is not known: see store.read.
 const (
-	maxClaims = 4096
+	maxDevices = 4096
 )
 
-// claim is hardware that an agent offers.
-type claim struct {
+// device is hardware that an agent offers, as it is recorded in its file.
+type device struct {
 	at    gpu.Placement
-	turn  uint64    // position in the order in which claims were first made on this host
+	order uint64    // position in which devices were first recorded on this host
 	since time.Time // the time of that, for operators
 }
 
-// claimFile is the file of one agent.
-type claimFile struct {
+// agentFile is the file of one agent.
+type agentFile struct {
 	agent   string
 	boot    string // boot_id of the host (random(4)); "" = unknown
 	started time.Time
-	claims  []claim // by placement
+	devices []device // by placement
 
 	numbering inventory.Numbering // of devices, for policies that select by index
 
-	// unknown reports whether the agent may claim a GPU that is not in claims, because its file can't be used. nil = it claims no other.
+	// unknown reports whether the agent may offer a GPU that is not in devices, because its file can't be used. nil = it offers no other.
 	unknown func(gpu.DeviceID) bool
 }
 
-// mayClaim reports whether it is not known whether the agent claims a GPU.
-func (f claimFile) mayClaim(id gpu.DeviceID) bool { return f.unknown != nil && f.unknown(id) }
+// mayOffer reports whether it is not known whether the agent offers a GPU.
+func (f agentFile) mayOffer(id gpu.DeviceID) bool { return f.unknown != nil && f.unknown(id) }
 
-func (f claimFile) equal(o claimFile) bool {
+func (f agentFile) equal(o agentFile) bool {
 	return f.agent == o.agent && f.boot == o.boot && f.started.Equal(o.started) && f.numbering.Equal(o.numbering) &&
-		slices.EqualFunc(f.claims, o.claims, func(c, d claim) bool {
-			return c.at == d.at && c.turn == d.turn && c.since.Equal(d.since)
+		slices.EqualFunc(f.devices, o.devices, func(c, d device) bool {
+			return c.at == d.at && c.order == d.order && c.since.Equal(d.since)
 		})
 }
 
-// jsonAgentFile is a claimFile as JSON. GI and CI are left out where the whole GPU or GPU instance is claimed.
-type jsonAgentFile struct {
-	Version int         `json:"version"`
-	Agent   string      `json:"agent"`
-	Boot    string      `json:"boot"`
-	Started time.Time   `json:"started"`
-	Claims  []jsonClaim `json:"claims"`
+// jsonAgent is an agentFile as JSON. GI and CI are left out where the whole GPU or GPU instance is offered.
+type jsonAgent struct {
+	Version int          `json:"version"`
+	Agent   string       `json:"agent"`
+	Boot    string       `json:"boot"`
+	Started time.Time    `json:"started"`
+	Devices []jsonDevice `json:"claims"`
 
 	Generation int          `json:"generation,omitempty"` // of the numbers
 	Numbers    []jsonNumber `json:"numbers,omitempty"`
 }
 
-type jsonClaim struct {
+type jsonDevice struct {
 	GPU   gpu.DeviceID `json:"gpu"`
 	GI    *uint32      `json:"gi,omitempty"`
 	CI    *uint32      `json:"ci,omitempty"`
-	Turn  uint64       `json:"turn"`
+	Order uint64       `json:"turn"`
 	Since time.Time    `json:"since"`
 }
 
@@ -75,10 +75,10 @@ type jsonNumber struct {
 	Instance *int         `json:"instance,omitempty"`
 }
 
-func (f claimFile) encode() ([]byte, error) {
-	j := jsonAgentFile{Version: version, Agent: f.agent, Boot: f.boot, Started: f.started, Claims: []jsonClaim{}}
-	for _, c := range f.claims {
-		j.Claims = append(j.Claims, jsonClaim{GPU: c.at.GPU, GI: unlessWhole(c.at.GI), CI: unlessWhole(c.at.CI), Turn: c.turn, Since: c.since})
+func (f agentFile) encode() ([]byte, error) {
+	j := jsonAgent{Version: version, Agent: f.agent, Boot: f.boot, Started: f.started, Devices: []jsonDevice{}}
+	for _, c := range f.devices {
+		j.Devices = append(j.Devices, jsonDevice{GPU: c.at.GPU, GI: unlessWhole(c.at.GI), CI: unlessWhole(c.at.CI), Order: c.order, Since: c.since})
 	}
 	j.Generation = f.numbering.Generation
 	for _, n := range f.numbering.Numbers {
@@ -120,37 +120,37 @@ func isDeviceName(id gpu.DeviceID) bool { return len(id) <= 128 && deviceNames.M
 var errFormat = errors.New("not a file of claims")
 
 // decode decodes the file of an agent. It is valid as a whole, or an error.
-func decode(text []byte, agent string) (claimFile, error) {
-	var j jsonAgentFile
+func decode(text []byte, agent string) (agentFile, error) {
+	var j jsonAgent
 	if err := json.Unmarshal(text, &j); err != nil {
-		return claimFile{}, fmt.Errorf("%w: %w", errFormat, err)
+		return agentFile{}, fmt.Errorf("%w: %w", errFormat, err)
 	}
 	switch {
 	case j.Version != version:
-		return claimFile{}, fmt.Errorf("%w of version %d, but of version %d", errFormat, version, j.Version)
+		return agentFile{}, fmt.Errorf("%w of version %d, but of version %d", errFormat, version, j.Version)
 	case j.Agent != agent:
-		return claimFile{}, fmt.Errorf("%w of %s, but of %.80q", errFormat, agent, j.Agent)
-	case len(j.Claims) > maxClaims:
-		return claimFile{}, fmt.Errorf("%w: %d claims, at most %d are read", errFormat, len(j.Claims), maxClaims)
+		return agentFile{}, fmt.Errorf("%w of %s, but of %.80q", errFormat, agent, j.Agent)
+	case len(j.Devices) > maxDevices:
+		return agentFile{}, fmt.Errorf("%w: %d claims, at most %d are read", errFormat, len(j.Devices), maxDevices)
 	}
-	f := claimFile{agent: agent, boot: j.Boot, started: j.Started}
-	for _, c := range j.Claims {
+	f := agentFile{agent: agent, boot: j.Boot, started: j.Started}
+	for _, c := range j.Devices {
 		at := gpu.Placement{GPU: c.GPU, GI: orWhole(c.GI), CI: orWhole(c.CI)}
-		if !isDeviceName(c.GPU) || at.GI == gpu.Whole && at.CI != gpu.Whole || c.Turn > maxTurns {
-			return claimFile{}, fmt.Errorf("%w: %.80q, turn %d", errFormat, c.GPU, c.Turn)
+		if !isDeviceName(c.GPU) || at.GI == gpu.Whole && at.CI != gpu.Whole || c.Order > maxOrder {
+			return agentFile{}, fmt.Errorf("%w: %.80q, turn %d", errFormat, c.GPU, c.Order)
 		}
-		f.claims = append(f.claims, claim{at: at, turn: c.Turn, since: c.Since})
+		f.devices = append(f.devices, device{at: at, order: c.Order, since: c.Since})
 	}
-	f.claims = normalized(f.claims)
+	f.devices = normalized(f.devices)
 	numbering, err := j.numbering()
 	f.numbering = numbering
 	return f, err
 }
 
 // numbering decodes the numbers of devices.
-func (j jsonAgentFile) numbering() (inventory.Numbering, error) {
-	if len(j.Numbers) > maxClaims || j.Generation < 0 {
-		return inventory.Numbering{}, fmt.Errorf("%w: %d numbers, at most %d are read; generation %d", errFormat, len(j.Numbers), maxClaims, j.Generation)
+func (j jsonAgent) numbering() (inventory.Numbering, error) {
+	if len(j.Numbers) > maxDevices || j.Generation < 0 {
+		return inventory.Numbering{}, fmt.Errorf("%w: %d numbers, at most %d are read; generation %d", errFormat, len(j.Numbers), maxDevices, j.Generation)
 	}
 	var numbers []inventory.Number
 	for _, n := range j.Numbers {
@@ -166,12 +166,12 @@ func (j jsonAgentFile) numbering() (inventory.Numbering, error) {
 	return inventory.NewNumbering(j.Generation, numbers), nil
 }
 
-// normalized are the claims by placement, each placement once: with its first turn.
-func normalized(claims []claim) []claim {
-	claims = slices.SortedFunc(slices.Values(claims), func(a, b claim) int {
-		return cmp.Or(comparePlacements(a.at, b.at), cmp.Compare(a.turn, b.turn))
+// normalized are devices by placement, each placement once: in its first order.
+func normalized(all []device) []device {
+	all = slices.SortedFunc(slices.Values(all), func(a, b device) int {
+		return cmp.Or(comparePlacements(a.at, b.at), cmp.Compare(a.order, b.order))
 	})
-	return slices.CompactFunc(claims, func(a, b claim) bool { return a.at == b.at })
+	return slices.CompactFunc(all, func(a, b device) bool { return a.at == b.at })
 }
 
 func comparePlacements(a, b gpu.Placement) int {

@@ -18,18 +18,18 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
 
-// reading is what the folder of the claims has.
+// reading is what the folder of the agents has.
 type reading struct {
-	mine   claimFile
+	mine   agentFile
 	broken error       // why the file of this agent can't be used; nil = it can, or there is none
-	lost   bool        // because of that it is not known what this agent claimed
-	former claimFile   // of this agent, of an earlier boot
-	others []claimFile // by agent
+	lost   bool        // because of that it is not known what this agent has offered
+	former agentFile   // of this agent, of an earlier boot
+	others []agentFile // by agent
 	alone  bool        // no other agent has a file, of any boot: none has run on this host
 	faults []fault     // of other agents, by agent
 }
 
-// unknown are the agents that may claim any GPU.
+// unknown are the agents that may offer any GPU.
 func (r reading) unknown() (agents []string) {
 	for _, f := range r.others {
 		if f.unknown != nil {
@@ -39,29 +39,29 @@ func (r reading) unknown() (agents []string) {
 	return agents
 }
 
-// fault is a file of claims that can't be used.
+// fault is a file of an agent that can't be used.
 type fault struct {
 	agent, path string
 	err         error
 	remembered  bool // what was read before counts
 }
 
-// errUnwritten is the error of the file of an agent that runs and has claimed nothing in this boot, not even that.
-var errUnwritten = errors.New("the agent runs and has not written its claims: see its warnings")
+// errUnwritten is the error of the file of an agent that runs and has written none in this boot.
+var errUnwritten = errors.New("the agent runs and has not written its devices: see its warnings")
 
 // decodedFile is a file as it was decoded last.
 type decodedFile struct {
 	text []byte
-	file claimFile
+	file agentFile
 }
 
-// read reads the claims of all agents. Claims of an earlier boot are void.
+// read reads the files of all agents. Those of an earlier boot are void.
 //
-// A file that can't be used, whatever the reason, is not one without claims: the claims that were read from it before count, and the agent
-// may have claimed any other GPU since. That ends with the file: an operator removes that of an agent that was removed. The file of an
+// A file that can't be used, whatever the reason, is not one without devices: those that were read from it before count, and the agent
+// may have offered any other GPU since. That ends with the file: an operator removes that of an agent that was removed. The file of an
 // agent that runs can't be removed so.
-func (s *claimStore) read(running func(agent string) bool) (reading, error) {
-	r := reading{mine: claimFile{agent: s.agent}, alone: true}
+func (s *store) read(running func(agent string) bool) (reading, error) {
+	r := reading{mine: agentFile{agent: s.agent}, alone: true}
 	agents, err := s.agents()
 	if err != nil {
 		return r, err
@@ -96,9 +96,9 @@ func (s *claimStore) read(running func(agent string) bool) (reading, error) {
 	return r, nil
 }
 
-// readOwn adds the file of this agent, of which err is the error. Without a file this agent has claimed nothing: an operator has removed it.
-// If all of the folder was removed, this agent restores its claims, as the others do.
-func (s *claimStore) readOwn(r *reading, f claimFile, err error) {
+// readOwn adds the file of this agent, of which err is the error. Without a file this agent has recorded nothing: an operator has removed it.
+// If all of the folder was removed, this agent writes its file again, as the others do.
+func (s *store) readOwn(r *reading, f agentFile, err error) {
 	missing := errors.Is(err, fs.ErrNotExist)
 	if err == nil || missing && !s.wasRemoved() {
 		f.agent = s.agent
@@ -114,7 +114,7 @@ func (s *claimStore) readOwn(r *reading, f claimFile, err error) {
 }
 
 // agents are those that have a file in the folder, by name, and while the folder is a new one those of the former folder.
-func (s *claimStore) agents() ([]string, error) {
+func (s *store) agents() ([]string, error) {
 	entries, err := os.ReadDir(s.folder)
 	if err != nil {
 		return nil, err
@@ -132,7 +132,7 @@ func (s *claimStore) agents() ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// agentOf returns the agent of a file in the folder of the claims; false for another file, such as a temporary one.
+// agentOf returns the agent of a file in the folder of the agents; false for another file, such as a temporary one.
 func agentOf(name string) (agent string, ok bool) {
 	agent, ok = strings.CutSuffix(name, ".json")
 	if !ok {
@@ -142,23 +142,23 @@ func agentOf(name string) (agent string, ok bool) {
 }
 
 // isVoid reports whether a file is of an earlier boot. An unknown boot is no sign of a reboot.
-func (s *claimStore) isVoid(f claimFile) bool {
+func (s *store) isVoid(f agentFile) bool {
 	return f.boot != s.boot && f.boot != "" && s.boot != ""
 }
 
 // remembered is the file of an agent as it was read last, or written by this process, in this boot.
-func (s *claimStore) remembered(agent string) (claimFile, bool) {
+func (s *store) remembered(agent string) (agentFile, bool) {
 	if d, ok := s.decoded[agent]; ok && !s.isVoid(d.file) {
 		return d.file, true
 	}
-	return claimFile{}, false
+	return agentFile{}, false
 }
 
 // readFile reads the file of an agent, and decodes it unless it is the same as before.
-func (s *claimStore) readFile(agent string) (claimFile, error) {
+func (s *store) readFile(agent string) (agentFile, error) {
 	text, err := statefile.Read(s.path(agent, ".json"), maxSize, statefile.SharedDir)
 	if err != nil {
-		return claimFile{}, err
+		return agentFile{}, err
 	}
 	if d, ok := s.decoded[agent]; ok && bytes.Equal(d.text, text) {
 		return d.file, nil
@@ -170,7 +170,7 @@ func (s *claimStore) readFile(agent string) (claimFile, error) {
 	return f, err
 }
 
-func (s *claimStore) remember(text []byte, f claimFile) {
+func (s *store) remember(text []byte, f agentFile) {
 	if s.decoded == nil {
 		s.decoded = map[string]decodedFile{}
 	}
@@ -179,25 +179,25 @@ func (s *claimStore) remember(text []byte, f claimFile) {
 
 // wasRemoved reports whether the folder was removed a moment ago while this agent ran: other agents that run write their files again when
 // they find that.
-func (s *claimStore) wasRemoved() bool {
+func (s *store) wasRemoved() bool {
 	return !s.removed.IsZero() && time.Since(s.removed) < defaultTimings.alone+restartAtMost
 }
 
 // Texts of inventory.OwnClaims.Else, in the health of devices: "offered by another agent (perhaps: ...)".
 const (
-	elseUnread    = "perhaps: the claims of this host are not read so far"
-	elseUnclaimed = "perhaps: not claimed so far"
-	elseUnwritten = "perhaps: the claim of this agent is not written"
-	elseDuplicate = "perhaps: not claimed by the process of this agent that runs already"
+	elseUnread     = "perhaps: the claims of this host are not read so far"
+	elseUnrecorded = "perhaps: not claimed so far"
+	elseUnwritten  = "perhaps: the claim of this agent is not written"
+	elseDuplicate  = "perhaps: not claimed by the process of this agent that runs already"
 )
 
-// own is what this agent claims, which is on disk, and what that means for other devices. failed is why it is not all that it wants to claim.
-func (s *claimStore) own(r reading, failed error) inventory.OwnClaims {
+// own is what this agent has recorded on disk, and what that means for other devices. failed is why that is not all that it offers.
+func (s *store) own(r reading, failed error) inventory.OwnClaims {
 	if !s.refuse {
 		return inventory.OwnClaims{}
 	}
-	o := inventory.OwnClaims{Else: elseUnclaimed, Pending: failed == nil}
-	for _, c := range r.mine.claims {
+	o := inventory.OwnClaims{Else: elseUnrecorded, Pending: failed == nil}
+	for _, c := range r.mine.devices {
 		o.At = append(o.At, c.at)
 	}
 	unknown := r.unknown()
@@ -214,10 +214,10 @@ func (s *claimStore) own(r reading, failed error) inventory.OwnClaims {
 	return o
 }
 
-// ownUnread is own while the claims were not read in this process; why is the error, nil before the first attempt. What the agent has claimed
+// ownUnread is own while the files were not read in this process; why is the error, nil before the first attempt. What the agent has recorded
 // before needs no lock: only this agent changes its file, and only as a whole. Where there is no folder, or one that can't be locked at all,
-// and no file of another agent in it, none has claimed anything.
-func (s *claimStore) ownUnread(why error) inventory.OwnClaims {
+// and no file of another agent in it, none offers anything.
+func (s *store) ownUnread(why error) inventory.OwnClaims {
 	if !s.refuse {
 		return inventory.OwnClaims{}
 	}
@@ -229,7 +229,7 @@ func (s *claimStore) ownUnread(why error) inventory.OwnClaims {
 	}
 	o := inventory.OwnClaims{Else: elseUnread}
 	if f, err := s.readFile(s.agent); err == nil && !s.isVoid(f) {
-		for _, c := range f.claims {
+		for _, c := range f.devices {
 			o.At = append(o.At, c.at)
 		}
 	}

@@ -9,9 +9,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// An agent that was alone until another one began to write its first claims, which takes long: a GPU that the policy adds meanwhile may be the
+// An agent that was alone until another one began to write its first file, which takes long: a GPU that the policy adds meanwhile may be the
 // other one's, and takes no work until that is known.
-func TestFirstClaimsOfAnotherAgentTakeLong(t *testing.T) {
+func TestFirstFileOfAnotherAgentTakesLong(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		n := nomad(t, dir, on(inventory.OverlapRefuse, 0))
@@ -20,7 +20,7 @@ func TestFirstClaimsOfAnotherAgentTakeLong(t *testing.T) {
 		unlock, err := lockFolder(t.Context(), filepath.Join(dir, "claims"))
 		must(t, err)
 		other, _ := newStore(t, filepath.Join(dir, "claims"), "k8s-gpu", true)
-		must(t, other.write(claimed("k8s-gpu", 2, whole(1))))
+		must(t, other.write(recorded("k8s-gpu", 2, whole(1))))
 		must(t, n.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 0, 1)))
 		for range 20 {
 			pass(time.Second)

@@ -18,7 +18,7 @@ func Check(rows []Row, to inventory.API, all []Facts, force bool) error {
 		errs = append(errs, fmt.Errorf("%s does not run, or has another state_dir: it is to offer the GPUs through %s", AgentOf(to), to))
 	}
 	for _, r := range rows {
-		if taker != nil && !slices.ContainsFunc(taker.GPUs, func(g GPUFacts) bool { return g.GPU == r.GPU && g.Can }) {
+		if taker != nil && !slices.ContainsFunc(taker.GPUs, func(g GPUFacts) bool { return g.GPU == r.GPU && g.Offerable }) {
 			errs = append(errs, fmt.Errorf("%s can't be offered by %s: its configuration leaves the GPU out, or it does not see it", r.GPU, taker.Agent))
 		}
 		if r.API == "" && !force && r.Target != to {

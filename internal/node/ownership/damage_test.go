@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// damagedHost is a host whose agents end and start, and whose files of claims are damaged, all at random.
+// damagedHost is a host whose agents end and start, and whose files are damaged, all at random.
 type damagedHost struct {
 	*rand.Rand
 	t      *testing.T
@@ -25,8 +25,8 @@ type damagedHost struct {
 
 type damagedAgent struct {
 	name   string
-	store  *claimStore // nil = it does not run
-	ready  bool        // this process has read its GPUs
+	store  *store // nil = it does not run
+	ready  bool   // this process has read its GPUs
 	wanted []gpu.Placement
 	has    []gpu.Placement // what it offers, or has offered and still wants: work may have it, whether the agent runs or not
 	good   []byte          // its file before it was damaged; nil = it is not
@@ -44,7 +44,7 @@ func (h *damagedHost) step() {
 	switch n := h.IntN(20); {
 	case n < 3 && a.store == nil:
 		h.note("%s starts", a.name)
-		a.store, a.ready = &claimStore{folder: h.folder, agent: a.name, boot: "b00t", refuse: true, started: now, log: slog.New(slog.DiscardHandler)}, false
+		a.store, a.ready = &store{folder: h.folder, agent: a.name, boot: "b00t", refuse: true, started: now, log: slog.New(slog.DiscardHandler)}, false
 	case n < 3:
 		h.note("%s ends", a.name)
 		a.store.close()
@@ -93,11 +93,11 @@ func (h *damagedHost) repair(a *damagedAgent) {
 	a.good = nil
 }
 
-// check is a check of the claims by an agent, and what the core makes of it. The first one of a process is before it has read its GPUs.
+// check is a check of the files by an agent, and what the core makes of it. The first one of a process is before it has read its GPUs.
 func (h *damagedHost) check(a *damagedAgent) {
 	o := want(a.wanted...)
 	if !a.ready {
-		o = offer{unsure: func(gpu.Placement) bool { return true }}
+		o = localDevices{unsure: func(gpu.Placement) bool { return true }}
 	}
 	v, _ := a.store.update(h.t.Context(), o)
 	if !a.ready {
@@ -109,7 +109,7 @@ func (h *damagedHost) check(a *damagedAgent) {
 	}
 	a.has = slices.DeleteFunc(a.has, func(p gpu.Placement) bool { return !slices.Contains(a.wanted, p) })
 	for _, p := range a.wanted {
-		older := slices.ContainsFunc(v.claims, func(c inventory.Claim) bool { return c.Older && c.At.Overlaps(p) })
+		older := slices.ContainsFunc(v.overlaps, func(c inventory.Claim) bool { return c.Older && c.At.Overlaps(p) })
 		covered := slices.ContainsFunc(v.own.At, func(at gpu.Placement) bool { return at.Covers(p) })
 		if older || v.own.Else != "" && !covered || slices.Contains(a.has, p) {
 			continue

@@ -108,8 +108,8 @@ func (h host) startKube(t *testing.T, apis ...inventory.API) *agent {
 // move sets the target of a GPU, as the command does.
 func (h host) move(t *testing.T, n int, to inventory.API) {
 	t.Helper()
-	must(t, ChangeAssignments(t.Context(), h.dir, func(f File) (File, error) {
-		return f.WithTargets([]Change{{GPU: coretest.GPU(n), Target: to, From: inventory.Nomad}}, time.Now()), nil
+	must(t, Change(t.Context(), h.dir, func(f File) (File, error) {
+		return f.WithTargets([]TargetChange{{GPU: coretest.GPU(n), Target: to, From: inventory.Nomad}}, time.Now()), nil
 	}))
 }
 
@@ -135,7 +135,7 @@ func (a *agent) expect(t *testing.T, when string, want map[int]inventory.API) {
 
 type through = map[int]inventory.API
 
-// A GPU goes from Nomad to the kubelet and back. It stays with its side while work has it, while that is not known, and over restarts
+// A GPU goes from Nomad to the kubelet and back. It stays with its owner while work has it, while that is not known, and over restarts
 // of both agents, and is never offered by both.
 func TestGPUMovesBetweenAgents(t *testing.T) {
 	h := newHost(t)
@@ -157,7 +157,7 @@ func TestGPUMovesBetweenAgents(t *testing.T) {
 				t.Errorf("the GPU that leaves is %s", u.Health)
 			}
 		}
-		if st := n.watcher.Assignments(); len(st) != 1 || st[0].Waits != "the end of job a (allocation 1)" {
+		if st := n.watcher.Status(); len(st) != 1 || st[0].Waits != "the end of job a (allocation 1)" {
 			t.Errorf("the move waits for %+v", st)
 		}
 
@@ -190,7 +190,7 @@ func TestGPUMovesBetweenAgents(t *testing.T) {
 		n.expect(t, "after the directory was removed", through{0: ""})
 		k.expect(t, "after the directory was removed", through{1: inventory.DevicePlugin, 2: inventory.DevicePlugin})
 
-		must(t, ChangeAssignments(t.Context(), h.dir, func(f File) (File, error) { return f.WithTargets(f.Back(), time.Now()), nil }))
+		must(t, Change(t.Context(), h.dir, func(f File) (File, error) { return f.WithTargets(f.Back(), time.Now()), nil }))
 		pass(DefaultSettle + 20*time.Second)
 		n.expect(t, "back", through{0: "", 1: inventory.Nomad})
 		k.expect(t, "back", through{2: inventory.DevicePlugin})
@@ -203,7 +203,7 @@ func TestGPUMovesBetweenAgents(t *testing.T) {
 	})
 }
 
-// The mode of a node changes while pods run: their GPUs stay with the device plugin, withheld, until they end. It completes by itself.
+// The mode of a node changes while pods run: their GPUs stay with the device plugin, cordoned, until they end. It completes by itself.
 // (Case 45.)
 func TestChangeOfModeCompletesWhenPodsEnd(t *testing.T) {
 	h := newHost(t)
@@ -214,7 +214,7 @@ func TestChangeOfModeCompletesWhenPodsEnd(t *testing.T) {
 		h.plugins.set(coretest.GPU(2), "pod default/a")
 		k = h.startKube(t, inventory.DRA, inventory.DevicePlugin)
 		pass(time.Second)
-		k.expect(t, "right after the change, by what the agent claimed before", through{})
+		k.expect(t, "right after the change, by what the agent offered before", through{})
 		pass(DefaultSettle + 10*time.Second)
 		k.expect(t, "while the pod runs", through{1: inventory.DRA})
 		h.plugins.set(coretest.GPU(2), "")
@@ -236,7 +236,7 @@ func TestChangeOfModeCompletesWhenPodsEnd(t *testing.T) {
 	})
 }
 
-// What an earlier process claimed is known as that whatever the clock was set to in between.
+// What an earlier process offered is known as that whatever the clock was set to in between.
 func TestChangeOfModeAcrossAStepOfTheClock(t *testing.T) {
 	h := newHost(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -253,7 +253,7 @@ func TestChangeOfModeAcrossAStepOfTheClock(t *testing.T) {
 		must(t, os.WriteFile(file, later, 0o600))
 		k = h.startKube(t, inventory.DRA, inventory.DevicePlugin)
 		pass(time.Second)
-		k.expect(t, "right after the change, by what the agent claimed before", through{})
+		k.expect(t, "right after the change, by what the agent offered before", through{})
 		pass(DefaultSettle + 10*time.Second)
 		k.expect(t, "after the settle time", through{1: inventory.DRA, 2: inventory.DRA})
 	})
@@ -269,7 +269,7 @@ func TestNewNodeWaitsForNothing(t *testing.T) {
 	})
 }
 
-// In an update without a gap the new process serves the sides of the old one while that runs, and changes them when it has ended.
+// In an update without a gap the new process serves the APIs of the old one while that runs, and changes them when it has ended.
 func TestTwoProcessesOfAnAgent(t *testing.T) {
 	h := newHost(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -291,7 +291,7 @@ func TestTwoProcessesOfAnAgent(t *testing.T) {
 }
 
 // A broken file is one warning. The last good one stays in force; an agent that has never read one gives nothing out.
-func TestBrokenFileOfAssignments(t *testing.T) {
+func TestBrokenFileOfTheNode(t *testing.T) {
 	h := newHost(t)
 	synctest.Test(t, func(t *testing.T) {
 		n := h.startNomad(t)
@@ -324,8 +324,8 @@ func TestBrokenFileOfAssignments(t *testing.T) {
 	})
 }
 
-// Before the claims are read no GPU takes work if the file has targets, or is broken.
-func TestUnreadAssignments(t *testing.T) {
+// Before the files of the agents are read no GPU takes work if the file has targets, or is broken.
+func TestUnreadOwnership(t *testing.T) {
 	for name, tc := range map[string]struct {
 		make func(path string) error
 		want bool
@@ -341,7 +341,7 @@ func TestUnreadAssignments(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		must(t, tc.make(filepath.Join(dir, FileName)))
-		a := &assigner{stateDir: dir, apis: []inventory.API{inventory.Nomad}}
+		a := &decider{stateDir: dir, apis: []inventory.API{inventory.Nomad}}
 		for _, refuse := range []bool{false, true} {
 			if got, want := a.unread(refuse).Required, tc.want || refuse && name == "not readable"; got != want {
 				t.Errorf("%s, refuse %t: required %t, want %t", name, refuse, got, want)

@@ -9,23 +9,23 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// offer is what an agent wants to claim.
-type offer struct {
+// localDevices are what this agent offers, and is to record.
+type localDevices struct {
 	at []gpu.Placement // of the devices of its units, each once
 
 	numbering inventory.Numbering
 	inventory *inventory.Inventory
 
 	// unsure reports whether the agent may offer a placement that is not in at because it could not be read, or whether work may have it. An
-	// earlier claim of it stays.
+	// earlier record of it stays.
 	unsure func(gpu.Placement) bool
 
 	ready bool // the GPUs were read
 }
 
-// offerOf is what an inventory offers.
-func offerOf(inv *inventory.Inventory) offer {
-	o := offer{numbering: inv.Proposed(), inventory: inv}
+// localDevicesOf is what an inventory offers.
+func localDevicesOf(inv *inventory.Inventory) localDevices {
+	o := localDevices{numbering: inv.Proposed(), inventory: inv}
 	identified, unreadable, unidentified := map[gpu.DeviceID]bool{}, map[gpu.DeviceID]bool{}, false
 	for u := range inv.Units() {
 		identified[u.Device.At.GPU] = true
@@ -55,106 +55,106 @@ func sortedPlacements(at []gpu.Placement) []gpu.Placement {
 	return slices.Compact(at)
 }
 
-// before reports whether claim c of agent a was made before claim d of agent b. Turns are assigned under the lock and are
-// unique; equal turns come from a copied file.
-func before(c claim, a string, d claim, b string) bool {
-	if c.turn != d.turn {
-		return c.turn < d.turn
+// before reports whether device c of agent a was recorded before device d of agent b. The order is given under the lock and is
+// unique; equal ones come from a copied file.
+func before(c device, a string, d device, b string) bool {
+	if c.order != d.order {
+		return c.order < d.order
 	}
 	return a < b
 }
 
-// nextClaims are the claims of an agent, given its present ones and those of the others. A present claim keeps its turn, also
-// for MIG instances of a claimed GPU. With refuse it leaves out what another agent has claimed before, and makes no new claim of what
-// another agent may have claimed.
-func nextClaims(mine claimFile, others []claimFile, o offer, refuse bool, now time.Time) []claim {
-	turn := uint64(0)
+// nextDevices are the devices that an agent records, given its present ones and those of the others. A present one keeps its order, also
+// for MIG instances of a recorded GPU. With refuse it leaves out what another agent has recorded before, and adds none that
+// another agent may offer.
+func nextDevices(mine agentFile, others []agentFile, o localDevices, refuse bool, now time.Time) []device {
+	order := uint64(0)
 	for _, f := range append(slices.Clone(others), mine) {
-		for _, c := range f.claims {
-			turn = max(turn, c.turn)
+		for _, c := range f.devices {
+			order = max(order, c.order)
 		}
 	}
-	turn = min(turn+1, maxTurns)
-	next := slices.DeleteFunc(slices.Clone(mine.claims), func(c claim) bool { return !o.unsure(c.at) })
+	order = min(order+1, maxOrder)
+	next := slices.DeleteFunc(slices.Clone(mine.devices), func(c device) bool { return !o.unsure(c.at) })
 	for _, p := range o.at {
-		c := claim{at: p, turn: turn, since: now.UTC()}
-		if old := mine.oldestClaim(p); old != nil {
-			c.turn, c.since = old.turn, old.since
-		} else if refuse && slices.ContainsFunc(others, func(f claimFile) bool { return f.mayClaim(p.GPU) }) {
+		c := device{at: p, order: order, since: now.UTC()}
+		if old := mine.oldestOver(p); old != nil {
+			c.order, c.since = old.order, old.since
+		} else if refuse && slices.ContainsFunc(others, func(f agentFile) bool { return f.mayOffer(p.GPU) }) {
 			continue
 		}
 		next = append(next, c)
 	}
 	if refuse {
-		next = slices.DeleteFunc(next, func(c claim) bool { return claimedBefore(c, mine.agent, others) })
+		next = slices.DeleteFunc(next, func(c device) bool { return recordedBefore(c, mine.agent, others) })
 	}
 	return normalized(next)
 }
 
-// claimedBefore reports whether another agent claimed the hardware of an agent's claim before it.
-func claimedBefore(c claim, agent string, others []claimFile) bool {
+// recordedBefore reports whether another agent has recorded the hardware of an agent's device before it.
+func recordedBefore(c device, agent string, others []agentFile) bool {
 	for _, f := range others {
-		if slices.ContainsFunc(f.claims, func(d claim) bool { return c.at.Overlaps(d.at) && before(d, f.agent, c, agent) }) {
+		if slices.ContainsFunc(f.devices, func(d device) bool { return c.at.Overlaps(d.at) && before(d, f.agent, c, agent) }) {
 			return true
 		}
 	}
 	return false
 }
 
-// oldestClaim is the oldest claim that covers a placement; nil if there is none.
-func (f claimFile) oldestClaim(p gpu.Placement) (oldest *claim) {
-	for i, c := range f.claims {
-		if c.at.Covers(p) && (oldest == nil || c.turn < oldest.turn) {
-			oldest = &f.claims[i]
+// oldestOver is the first recorded device that covers a placement; nil if there is none.
+func (f agentFile) oldestOver(p gpu.Placement) (oldest *device) {
+	for i, c := range f.devices {
+		if c.at.Covers(p) && (oldest == nil || c.order < oldest.order) {
+			oldest = &f.devices[i]
 		}
 	}
 	return oldest
 }
 
-// placementsOf are the placements that an agent claims or wants to claim, each once.
-func placementsOf(mine claimFile, o offer) []gpu.Placement {
+// placementsOf are the placements that an agent has recorded or offers, each once.
+func placementsOf(mine agentFile, o localDevices) []gpu.Placement {
 	all := slices.Clone(o.at)
-	for _, c := range mine.claims {
+	for _, c := range mine.devices {
 		all = append(all, c.at)
 	}
 	return sortedPlacements(all)
 }
 
-// countOverlaps counts the placements of an agent that another one also claims.
-func countOverlaps(mine, other claimFile, o offer) (n int) {
+// countOverlaps counts the placements of an agent that another one offers, too.
+func countOverlaps(mine, other agentFile, o localDevices) (n int) {
 	for _, p := range placementsOf(mine, o) {
-		if slices.ContainsFunc(other.claims, func(c claim) bool { return p.Overlaps(c.at) }) {
+		if slices.ContainsFunc(other.devices, func(c device) bool { return p.Overlaps(c.at) }) {
 			n++
 		}
 	}
 	return n
 }
 
-// coreClaims are the claims of the others as the core applies them: one for each overlap with a placement that this agent claims
-// or wants, as it differs from one to the next which claim is older; and one for each claim without an overlap, in case this
-// agent reads that hardware later. It has no claim there, so the other one is prior.
-func coreClaims(mine claimFile, others []claimFile, o offer) (claims []inventory.Claim) {
+// overlapsOf are the devices of the others as the core applies them: one for each overlap with a placement that this agent has recorded
+// or offers, as it differs from one to the next which is older; and one for each device without an overlap, in case this
+// agent reads that hardware later. It has none there, so the other one is prior.
+func overlapsOf(mine agentFile, others []agentFile, o localDevices) (all []inventory.Claim) {
 	ours := placementsOf(mine, o)
 	for _, f := range others {
-		for _, c := range f.claims {
+		for _, c := range f.devices {
 			overlaps := false
 			for _, p := range ours {
 				if p.Overlaps(c.at) {
-					m := mine.oldestClaim(p)
-					claims = append(claims, inventory.Claim{Agent: f.agent, At: p, Older: m == nil || before(c, f.agent, *m, mine.agent)})
+					m := mine.oldestOver(p)
+					all = append(all, inventory.Claim{Agent: f.agent, At: p, Older: m == nil || before(c, f.agent, *m, mine.agent)})
 					overlaps = true
 				}
 			}
 			if !overlaps {
-				claims = append(claims, inventory.Claim{Agent: f.agent, At: c.at, Older: true})
+				all = append(all, inventory.Claim{Agent: f.agent, At: c.at, Older: true})
 			}
 		}
 	}
-	return claims
+	return all
 }
 
 // numberingOf is the numbering in files at the highest generation. Where two files differ the first one counts.
-func numberingOf(files []claimFile) inventory.Numbering {
+func numberingOf(files []agentFile) inventory.Numbering {
 	generation := 0
 	var numbers []inventory.Number
 	for _, f := range files {
@@ -170,7 +170,7 @@ func numberingOf(files []claimFile) inventory.Numbering {
 
 // mergeNumbering is a numbering as it may be written: a device that another agent has numbered first keeps that number, and a
 // number that another device has by now is left out.
-func mergeNumbering(n, written inventory.Numbering, others []claimFile) inventory.Numbering {
+func mergeNumbering(n, written inventory.Numbering, others []agentFile) inventory.Numbering {
 	shared := numberingOf(others)
 	if shared.Generation != n.Generation {
 		return n

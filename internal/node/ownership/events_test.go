@@ -16,7 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// onEvents starts an agent, not in a synctest bubble, that reads claims because of events only, if it can read and write them.
+// onEvents starts an agent, not in a synctest bubble, that reads the files because of events only, if it can read and write them.
 func onEvents(t *testing.T, name, dir string, cfg core.Config) *agent {
 	t.Helper()
 	return start(t, setup{
@@ -41,8 +41,8 @@ func (a *agent) awaitSchedulable(t *testing.T, when string, want ...int) {
 	await(t, when, func() bool { return slices.Equal(a.schedulable(), want) })
 }
 
-// claimsBeats are the heartbeats of the loop that reads and writes claims: two a check.
-func (a *agent) claimsBeats(t *testing.T) uint64 {
+// checkBeats are the heartbeats of the loop that reads and writes the files: two a check.
+func (a *agent) checkBeats(t *testing.T) uint64 {
 	t.Helper()
 	for _, task := range a.Watchdog().Tasks() {
 		if task.Name == "claims" {
@@ -53,17 +53,17 @@ func (a *agent) claimsBeats(t *testing.T) uint64 {
 	return 0
 }
 
-func TestClaimsAreReadOnEvents(t *testing.T) {
+func TestFilesAreReadOnEvents(t *testing.T) {
 	dir := t.TempDir()
 	n := onEvents(t, "nomad-gpu", dir, on(inventory.OverlapRefuse, 0, 1))
-	await(t, "it has claimed its GPUs", func() bool {
+	await(t, "it has recorded its GPUs", func() bool {
 		text, _ := os.ReadFile(filepath.Join(dir, "claims", "nomad-gpu.json"))
 		return bytes.Contains(text, []byte(coretest.GPU(1)))
 	})
 	k := onEvents(t, "k8s-gpu", dir, on(inventory.OverlapRefuse, 1, 2))
-	k.awaitSchedulable(t, "claimed by the other agent", 2)
+	k.awaitSchedulable(t, "recorded by the other agent", 2)
 	must(t, n.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 0)))
-	k.awaitSchedulable(t, "no longer claimed by the other agent", 1, 2)
+	k.awaitSchedulable(t, "no longer recorded by the other agent", 1, 2)
 	must(t, n.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 0, 1, 3)))
 	n.awaitSchedulable(t, "the other agent's by now", 0, 3)
 	k.end()
@@ -73,29 +73,29 @@ func TestClaimsAreReadOnEvents(t *testing.T) {
 	own := filepath.Join(dir, "claims", "nomad-gpu.json")
 	for _, remove := range []string{own, filepath.Dir(own)} {
 		must(t, os.RemoveAll(remove))
-		await(t, "claims are written again after the removal of "+remove, func() bool { _, err := os.Stat(own); return err == nil })
+		await(t, "the files are written again after the removal of "+remove, func() bool { _, err := os.Stat(own); return err == nil })
 	}
 }
 
-// An agent whose claims do not change checks nothing, whatever it and others write to the folder.
-func TestOwnClaimsDoNotWakeTheAgent(t *testing.T) {
+// An agent whose devices do not change checks nothing, whatever it and others write to the folder.
+func TestOwnFileDoesNotWakeTheAgent(t *testing.T) {
 	dir := t.TempDir()
 	n := onEvents(t, "nomad-gpu", dir, on(inventory.OverlapWarn, 0, 1))
 	k := onEvents(t, "k8s-gpu", dir, on(inventory.OverlapWarn, 1, 2))
 	await(t, "both see the overlap", func() bool { return len(n.Current().Overlaps()) == 1 && len(k.Current().Overlaps()) == 1 })
 	for _, a := range []*agent{n, k} {
-		before := a.claimsBeats(t)
+		before := a.checkBeats(t)
 		await(t, "no more checks", func() bool {
 			pass := before
 			time.Sleep(3 * eventPause)
-			before = a.claimsBeats(t)
+			before = a.checkBeats(t)
 			return before == pass
 		})
 	}
-	before := n.claimsBeats(t)
+	before := n.checkBeats(t)
 	must(t, os.WriteFile(filepath.Join(dir, "claims", ".k8s-gpu.json123"), []byte("{"), 0o600)) // as during statefile.Write
 	time.Sleep(3 * eventPause)
-	if now := n.claimsBeats(t); now != before {
+	if now := n.checkBeats(t); now != before {
 		t.Errorf("%d checks because of a temporary file", (now-before)/2)
 	}
 	must(t, k.ApplyPolicy(t.Context(), on(inventory.OverlapWarn, 2)))
@@ -112,7 +112,7 @@ func silent(t *testing.T) func() (*fsnotify.Watcher, error) {
 	return func() (*fsnotify.Watcher, error) { return w, nil }
 }
 
-// There is no event when an agent ends without a change of its claims. The warning comes after 5 to 10 s.
+// There is no event when an agent ends without a change of its file. The warning comes after 5 to 10 s.
 func TestEndOfAnotherAgent(t *testing.T) {
 	for _, offset := range []time.Duration{0, time.Second, 2500 * time.Millisecond, 4 * time.Second} {
 		dir, first, second, third := t.TempDir(), silent(t), silent(t), silent(t)
@@ -122,7 +122,7 @@ func TestEndOfAnotherAgent(t *testing.T) {
 			k := start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: on(inventory.OverlapWarn, 1, 2), newWatcher: second})
 			pass(time.Minute + offset)
 			before := time.Now()
-			k.end() // takes fake time while both agents wait for the lock of the claims
+			k.end() // takes fake time while both agents wait for the lock of the folder
 			after := time.Now()
 			pass(time.Until(before.Add(4999 * time.Millisecond)))
 			n.expectWarnings(t, "before 5 s are over", 0)
@@ -135,15 +135,15 @@ func TestEndOfAnotherAgent(t *testing.T) {
 	}
 }
 
-// An agent that is alone on its host checks the claims twice a minute.
+// An agent that is alone on its host checks the files twice a minute.
 func TestAloneItRarelyChecks(t *testing.T) {
 	dir, events := t.TempDir(), silent(t)
 	synctest.Test(t, func(t *testing.T) {
 		n := start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: on(inventory.OverlapWarn, 0, 1), newWatcher: events})
 		pass(time.Minute)
-		before := n.claimsBeats(t)
+		before := n.checkBeats(t)
 		pass(time.Hour)
-		if checks := (n.claimsBeats(t) - before) / 2; checks < 119 || checks > 121 {
+		if checks := (n.checkBeats(t) - before) / 2; checks < 119 || checks > 121 {
 			t.Errorf("%d checks in an hour, want 120", checks)
 		}
 		if late := n.Watchdog().Late(time.Now()); len(late) != 0 {

@@ -19,9 +19,9 @@ func TestFile(t *testing.T) {
 		t.Errorf("without a file: %+v, %v", f, err)
 	}
 	f := ownership.File{
-		GPUs:     map[gpu.DeviceID]ownership.Entry{one: {Target: inventory.DRA, Side: inventory.Nomad, Turn: 3, Change: 4, Settle: 3 * time.Second, Force: true, Without: "nomad-gpu"}},
-		Inner:    map[string]map[gpu.DeviceID]inventory.API{"k8s-gpu": {"GPU-2": inventory.DRA}},
-		Previous: map[gpu.DeviceID]inventory.API{one: inventory.Nomad},
+		GPUs:      map[gpu.DeviceID]ownership.Entry{one: {Target: inventory.DRA, Owner: inventory.Nomad, Epoch: 3, TargetRevision: 4, Settle: 3 * time.Second, Force: true, AgentGone: "nomad-gpu"}},
+		LocalAPIs: map[string]map[gpu.DeviceID]inventory.API{"k8s-gpu": {"GPU-2": inventory.DRA}},
+		Previous:  map[gpu.DeviceID]inventory.API{one: inventory.Nomad},
 	}
 	if err := ownership.Write(dir, f); err != nil {
 		t.Fatal(err)
@@ -57,7 +57,7 @@ func TestFile(t *testing.T) {
 // Force that has ended does not come back with an older file, and force of a new target does not end by what an agent remembers.
 func TestForceAfterRestore(t *testing.T) {
 	entry := func(change uint64, force bool) ownership.File {
-		return ownership.File{GPUs: map[gpu.DeviceID]ownership.Entry{one: {Target: inventory.DRA, Side: inventory.DRA, Turn: 2, Change: change, Force: force}}}
+		return ownership.File{GPUs: map[gpu.DeviceID]ownership.Entry{one: {Target: inventory.DRA, Owner: inventory.DRA, Epoch: 2, TargetRevision: change, Force: force}}}
 	}
 	for name, tc := range map[string]struct {
 		onDisk, remembered ownership.File
@@ -78,7 +78,7 @@ func TestForceAfterRestore(t *testing.T) {
 // That force does without an agent counts only as long as all that remember the entry agree: the agent may have run in between.
 func TestAbsenceAfterRestore(t *testing.T) {
 	entry := func(without string) ownership.File {
-		e := ownership.Entry{Target: inventory.DRA, Side: inventory.DRA, Turn: 2, Change: 4, Force: true, Without: without}
+		e := ownership.Entry{Target: inventory.DRA, Owner: inventory.DRA, Epoch: 2, TargetRevision: 4, Force: true, AgentGone: without}
 		return ownership.File{GPUs: map[gpu.DeviceID]ownership.Entry{one: e}}
 	}
 	for name, tc := range map[string]struct{ onDisk, remembered, want string }{
@@ -86,7 +86,7 @@ func TestAbsenceAfterRestore(t *testing.T) {
 		"the other agent has ended it":           {"", "nomad-gpu", ""},
 		"it goes on":                             {"nomad-gpu", "nomad-gpu", "nomad-gpu"},
 	} {
-		if got := entry(tc.onDisk).Restore(ownership.KubernetesAgent, entry(tc.remembered)).GPUs[one].Without; got != tc.want {
+		if got := entry(tc.onDisk).Restore(ownership.KubernetesAgent, entry(tc.remembered)).GPUs[one].AgentGone; got != tc.want {
 			t.Errorf("%s: without %q, want %q", name, got, tc.want)
 		}
 	}
@@ -97,9 +97,9 @@ func TestAbsenceAfterRestore(t *testing.T) {
 func TestLastTargetCounts(t *testing.T) {
 	now := time.UnixMilli(1_800_000_000_123)
 	set := func(f ownership.File, to inventory.API, at time.Time) ownership.File {
-		return f.WithTargets([]ownership.Change{{GPU: one, Target: to, From: inventory.Nomad, Settle: time.Second}}, at)
+		return f.WithTargets([]ownership.TargetChange{{GPU: one, Target: to, From: inventory.Nomad, Settle: time.Second}}, at)
 	}
-	was := ownership.File{GPUs: map[gpu.DeviceID]ownership.Entry{one: {Target: inventory.Nomad, Side: inventory.Nomad, Turn: 7, Change: 4}}}
+	was := ownership.File{GPUs: map[gpu.DeviceID]ownership.Entry{one: {Target: inventory.Nomad, Owner: inventory.Nomad, Epoch: 7, TargetRevision: 4}}}
 	first := set(was, inventory.DRA, now)
 	for name, tc := range map[string]struct{ onDisk, remembered ownership.File }{
 		"the file was lost":               {set(ownership.File{}, inventory.DevicePlugin, now.Add(time.Millisecond)), first},
@@ -118,7 +118,7 @@ func TestLastTargetCounts(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		got := read.Restore(ownership.KubernetesAgent, tc.remembered)
-		if e := got.GPUs[one]; e.Target != inventory.DevicePlugin || e.Settle != time.Second || e.Side != inventory.Nomad || e.Turn != 7 {
+		if e := got.GPUs[one]; e.Target != inventory.DevicePlugin || e.Settle != time.Second || e.Owner != inventory.Nomad || e.Epoch != 7 {
 			t.Errorf("%s: %+v", name, e)
 		}
 		if again := read.Restore(ownership.NomadAgent, got); !again.Equal(got) {

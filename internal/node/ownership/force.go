@@ -8,21 +8,21 @@ import (
 )
 
 // A forced move ends like another one, and with it the force: an entry whose GPU has come to its target must not make the agents
-// disregard a record or a claim of later work. Force also ends when an agent finds work that has the GPU through another API: an operator
+// disregard a record or an overlap of later work. Force also ends when an agent finds work that has the GPU through another API: an operator
 // forces what can't be known, and an agent that knew of work may be restarted at any time.
 
-// endForce returns the entry without its force if that has had its effect, or must not have one, and without the absence of an agent that
+// clearForce returns the entry without its force if that has had its effect, or must not have one, and without the absence of an agent that
 // runs again.
-func (n *next) endForce(id gpu.DeviceID, e Entry) Entry {
+func (n *next) clearForce(id gpu.DeviceID, e Entry) Entry {
 	if !e.Force || n.ReadOnly {
 		return e
 	}
-	arrived := e.Side == e.Target && AgentOf(e.Side) == n.Agent && len(n.Claims(id)) == 0
+	arrived := e.Owner == e.Target && AgentOf(e.Owner) == n.Agent && len(n.Overlaps(id)) == 0
 	switch {
 	case arrived || n.heldThrough(id, e.Target).text != "":
-		e.Force, e.Without = false, ""
-	case e.Without != "" && n.Running(e.Without):
-		e.Without = ""
+		e.Force, e.AgentGone = false, ""
+	case e.AgentGone != "" && n.Running(e.AgentGone):
+		e.AgentGone = ""
 	default:
 		return e
 	}
@@ -37,9 +37,9 @@ type absence struct {
 	over  bool // it has lasted for the settle time: force does without the agent
 }
 
-// without reports whether force does without another agent, whatever it claims: if that has not run for the settle time, as far as this
+// agentGone reports whether force does without another agent, whatever it offers: if that has not run for the settle time, as far as this
 // process knows. An agent that is restarted counts as running.
-func (n *next) without(id gpu.DeviceID, e Entry, agent string) bool {
+func (n *next) agentGone(id gpu.DeviceID, e Entry, agent string) bool {
 	if !e.Force || n.Running(agent) {
 		return false
 	}
@@ -47,24 +47,24 @@ func (n *next) without(id gpu.DeviceID, e Entry, agent string) bool {
 	if !counting || was.agent != agent {
 		was.since = n.Now
 	}
-	is := absence{agent: agent, since: was.since, over: e.Without == agent || n.Now-was.since >= e.settle()}
+	is := absence{agent: agent, since: was.since, over: e.AgentGone == agent || n.Now-was.since >= e.settle()}
 	n.is.absent[id] = is
 	return is.over
 }
 
-// noteAbsence records in an entry that force does without an agent, so that a restart of this one does not begin the settle time anew
-// while the claims of that agent remain.
-func (n *next) noteAbsence(id gpu.DeviceID) {
+// recordAgentGone records in an entry that force does without an agent, so that a restart of this one does not begin the settle time anew
+// while the file of that agent remains.
+func (n *next) recordAgentGone(id gpu.DeviceID) {
 	e, a := n.file.GPUs[id], n.is.absent[id]
-	if n.ReadOnly || !e.Force || !a.over || e.Without == a.agent || AgentOf(e.Target) != n.Agent {
+	if n.ReadOnly || !e.Force || !a.over || e.AgentGone == a.agent || AgentOf(e.Target) != n.Agent {
 		return
 	}
-	e.Without = a.agent
+	e.AgentGone = a.agent
 	n.change().GPUs[id] = e
 }
 
-// Disregards reports whether the claim of another agent on a GPU does not count, because the GPU was taken from it by force.
-func (s State) Disregards(agent string, id gpu.DeviceID) bool {
+// AgentGone reports whether what another agent offers of a GPU does not count, because the GPU was taken from it by force.
+func (s State) AgentGone(agent string, id gpu.DeviceID) bool {
 	a := s.absent[id]
 	return a.over && a.agent == agent
 }
@@ -76,10 +76,10 @@ func (e Entry) settle() time.Duration {
 	return e.Settle
 }
 
-// takesOver reports whether this agent takes a GPU by force from one that does not run.
-func (n *next) takesOver(id gpu.DeviceID, e Entry) bool {
-	if AgentOf(e.Target) != n.Agent || AgentOf(e.Side) == n.Agent || !slices.Contains(n.GPUs, id) {
+// takeOwnership reports whether this agent takes a GPU by force from one that does not run.
+func (n *next) takeOwnership(id gpu.DeviceID, e Entry) bool {
+	if AgentOf(e.Target) != n.Agent || AgentOf(e.Owner) == n.Agent || !slices.Contains(n.GPUs, id) {
 		return false
 	}
-	return n.without(id, e, AgentOf(e.Side))
+	return n.agentGone(id, e, AgentOf(e.Owner))
 }

@@ -11,8 +11,8 @@ import (
 
 func (h host) force(t *testing.T, n int, to inventory.API) {
 	t.Helper()
-	must(t, ChangeAssignments(t.Context(), h.dir, func(f File) (File, error) {
-		return f.WithTargets([]Change{{GPU: coretest.GPU(n), Target: to, From: inventory.Nomad, Force: true}}, time.Now()), nil
+	must(t, Change(t.Context(), h.dir, func(f File) (File, error) {
+		return f.WithTargets([]TargetChange{{GPU: coretest.GPU(n), Target: to, From: inventory.Nomad, Force: true}}, time.Now()), nil
 	}))
 }
 
@@ -61,7 +61,7 @@ func TestForce(t *testing.T) {
 		pass(DefaultSettle + 20*time.Second)
 		n.expect(t, "the agent is back", through{0: ""})
 		k.expect(t, "the agent is back", through{1: inventory.DevicePlugin, 2: inventory.DevicePlugin})
-		if e := h.entry(t, 1); e.Force || e.Side != inventory.DevicePlugin {
+		if e := h.entry(t, 1); e.Force || e.Owner != inventory.DevicePlugin {
 			t.Errorf("after the forced move: %+v", e)
 		}
 	})

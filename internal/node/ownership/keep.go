@@ -10,7 +10,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
-// kept is a claim of a device that this agent does not offer any more.
+// kept is a recorded device that this agent does not offer any more.
 type kept struct {
 	at    gpu.Placement
 	waits Wait // for which it stays
@@ -23,20 +23,20 @@ const givenAtMost = 5 * time.Second
 // givenOut is what a GPU that has just left waits for.
 var givenOut = Wait{Text: "what was being given out when it left"}
 
-// keeping is an offer of which the claims stay that work may still have: the policy leaves the GPU out, or it has left for another agent and
+// keeping returns what is to be recorded, with what this agent does not offer any more and work may still have: the policy leaves the GPU out, or it has left for another agent and
 // was perhaps given out between the look at the record after which it left and the inventory without it.
 //
-//	policy changes, GPU 1 leaves . the pod on it goes on, GPU 1 stays claimed . the pod ends . a record of after that has none: free
+//	policy changes, GPU 1 leaves . the pod on it goes on, GPU 1 stays recorded . the pod ends . a record of after that has none: free
 //
-// A claim stays while the record is not known: until a reboot, or until an operator removes the file. Where it never is, by the settings of
-// the agent, this process knows what it has given out itself. A GPU that has left by an assignment did so by its record, or by force, and
+// A device stays recorded while the record of holders is not known: until a reboot, or until an operator removes the file. Where it never is, by the settings of
+// the agent, this process knows what it has given out itself. A GPU whose owner has changed left by its record, or by force, and
 // after the settle time, so for that only work counts that is known.
-func (s *claimStore) keeping(mine claimFile, o offer) (offer, []kept) {
-	a := s.assigner
+func (s *store) keeping(mine agentFile, o localDevices) (localDevices, []kept) {
+	a := s.decider
 	now, records, was := a.now(), a.readers.Read(), s.left // each record is read when it is asked
 	s.left = map[gpu.Placement]time.Duration{}
 	var all []kept
-	for _, c := range mine.claims {
+	for _, c := range mine.devices {
 		if slices.Contains(o.at, c.at) || o.unsure(c.at) || !o.inventory.Exists(c.at) {
 			continue
 		}
@@ -67,13 +67,13 @@ func (s *claimStore) keeping(mine claimFile, o offer) (offer, []kept) {
 	return o, all
 }
 
-// neverGiven reports whether nothing has got a GPU from this agent since it claimed it, as this process was the first to do that.
-func (s *claimStore) neverGiven(id gpu.DeviceID) bool {
-	_, given := s.assigner.lastReserved(id)
-	return !given && !s.past[id] && !s.lost
+// neverGiven reports whether nothing has got a GPU from this agent since it recorded it, as this process was the first to do that.
+func (s *store) neverGiven(id gpu.DeviceID) bool {
+	_, given := s.decider.lastReserved(id)
+	return !given && !s.previous[id] && !s.lost
 }
 
-// untilNext is the time until the records must be read again, of claims that stay; 0 = no time.
+// untilNext is the time until the records must be read again, of devices that stay recorded; 0 = no time.
 func (w *Watcher) untilNext(all []kept) (next time.Duration) {
 	for _, k := range all {
 		if !k.waits.Held && !k.waits.Never {
@@ -84,7 +84,7 @@ func (w *Watcher) untilNext(all []kept) (next time.Duration) {
 	return next
 }
 
-// setKept records the claims that stay, where another agent waits for them, and logs each once.
+// setKept keeps the devices that stay recorded, where another agent waits for them, and logs each once.
 func (w *Watcher) setKept(all []kept) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -105,7 +105,7 @@ func logKept(log *slog.Logger, was, is []kept) {
 	}
 }
 
-// warning is for an operator, if a claim stays for long because of what is not known; else "".
+// problem is for an operator, if a device stays recorded for long because of what is not known.
 func (k kept) problem(file string) (problem.Problem, bool) {
 	return problem.Problem{
 		Code: problem.ClaimKept, Object: k.at.String(),

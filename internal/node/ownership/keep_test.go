@@ -15,7 +15,7 @@ import (
 )
 
 // The policy takes a GPU from an agent while work has it: the other agent gets it when the work has ended, and not before that is known.
-func TestClaimStaysWhileWorkHasTheGPU(t *testing.T) {
+func TestDeviceStaysWhileWorkHasIt(t *testing.T) {
 	h := newHost(t)
 	synctest.Test(t, func(t *testing.T) {
 		n := h.startNomad(t)
@@ -56,8 +56,8 @@ func TestClaimStaysWhileWorkHasTheGPU(t *testing.T) {
 	})
 }
 
-// A GPU without work stays claimed for the seconds in which it may still be given out.
-func TestClaimOfAFreeGPU(t *testing.T) {
+// A GPU without work stays recorded for the seconds in which it may still be given out.
+func TestFreeGPUStaysForAMoment(t *testing.T) {
 	h := newHost(t)
 	synctest.Test(t, func(t *testing.T) {
 		n := h.startNomad(t)
@@ -72,8 +72,8 @@ func TestClaimOfAFreeGPU(t *testing.T) {
 	})
 }
 
-// The instances of a GPU stay claimed like a GPU; one that does not exist any more is nobody's.
-func TestClaimsOfInstancesStay(t *testing.T) {
+// The instances of a GPU stay recorded like a GPU; one that does not exist any more is nobody's.
+func TestInstancesStay(t *testing.T) {
 	h := newHost(t)
 	synctest.Test(t, func(t *testing.T) {
 		mixed := func(ids ...int) core.Config {
@@ -85,30 +85,30 @@ func TestClaimsOfInstancesStay(t *testing.T) {
 		n := h.startNomad(t)
 		n.machine.Set(coretest.WithMIG(coretest.GPUs(8), 7, "3g.40gb", "3g.40gb"))
 		pass(2 * time.Minute)
-		if got := inFile(t, n.watcher.claims.folder, "nomad-gpu"); len(got) != 2 {
-			t.Fatalf("claims %v", got)
+		if got := inFile(t, n.watcher.store.folder, "nomad-gpu"); len(got) != 2 {
+			t.Fatalf("recorded %v", got)
 		}
 		h.nomad.set(coretest.GPU(7), "job a (allocation 1)")
 		must(t, n.ApplyPolicy(t.Context(), mixed(0)))
 		pass(time.Minute)
-		if got := inFile(t, n.watcher.claims.folder, "nomad-gpu"); len(got) != 3 {
-			t.Errorf("while a job has an instance: claims %v", got)
+		if got := inFile(t, n.watcher.store.folder, "nomad-gpu"); len(got) != 3 {
+			t.Errorf("while a job has an instance: recorded %v", got)
 		}
 		n.machine.Set(coretest.WithMIG(coretest.GPUs(8), 7, "3g.40gb"))
 		pass(10 * time.Minute)
-		if got := inFile(t, n.watcher.claims.folder, "nomad-gpu"); len(got) != 2 {
-			t.Errorf("one instance is gone: claims %v", got)
+		if got := inFile(t, n.watcher.store.folder, "nomad-gpu"); len(got) != 2 {
+			t.Errorf("one instance is gone: recorded %v", got)
 		}
 		h.nomad.set(coretest.GPU(7), "")
 		pass(time.Minute)
-		if got := inFile(t, n.watcher.claims.folder, "nomad-gpu"); len(got) != 1 || got[0] != whole(0) {
-			t.Errorf("after the job: claims %v", got)
+		if got := inFile(t, n.watcher.store.folder, "nomad-gpu"); len(got) != 1 || got[0] != whole(0) {
+			t.Errorf("after the job: recorded %v", got)
 		}
 	})
 }
 
-// Where no record is read a claim ends only if this process knows that it gave the GPU to none; else with the file, or a reboot.
-func TestClaimWithoutARecord(t *testing.T) {
+// Where no record is read a device is given up only if this process knows that it gave the GPU to none; else with the file, or a reboot.
+func TestDeviceWithoutARecordOfHolders(t *testing.T) {
 	h := newHost(t)
 	h.nomad.setNever()
 	synctest.Test(t, func(t *testing.T) {
@@ -128,7 +128,7 @@ func TestClaimWithoutARecord(t *testing.T) {
 		n = h.startNomad(t)
 		pass(5 * time.Minute)
 		k.expectSchedulable(t, "GPU 2 was given out", 1, 3)
-		file := n.watcher.claims.path("nomad-gpu", ".json")
+		file := n.watcher.store.path("nomad-gpu", ".json")
 		if w := strings.Join(problem.Lines(n.watcher.Problems()), "\n"); !strings.Contains(w, "delete "+file) {
 			t.Errorf("warnings: %s", w)
 		}

@@ -19,12 +19,12 @@ import (
 //	      (up to 10 s old)             (Nomad: in its record from here on) (up to 20 s later: in all records from here on)
 type model struct {
 	*rand.Rand
-	now    time.Duration
-	gpus   []gpu.DeviceID
-	file   ownership.File // on disk
-	older  ownership.File // that was there before
-	claims map[string]map[gpu.DeviceID]int
-	turn   int
+	now     time.Duration
+	gpus    []gpu.DeviceID
+	file    ownership.File // on disk
+	older   ownership.File // that was there before
+	devices map[string]map[gpu.DeviceID]int
+	latest  int
 
 	agents  []*modelAgent
 	work    []*work
@@ -54,7 +54,7 @@ type process struct {
 	memory    ownership.File
 	published map[gpu.DeviceID]inventory.Assignment // nil = nothing is published so far
 	since     map[gpu.DeviceID]time.Duration        // of the published assignment
-	refused   map[gpu.DeviceID]bool                 // because of the older claim of the other agent
+	refused   map[gpu.DeviceID]bool                 // because the other agent recorded it before
 	reserved  map[gpu.DeviceID]time.Duration
 }
 
@@ -69,7 +69,7 @@ type work struct {
 }
 
 func newModel(seed uint64, gpus int) *model {
-	m := &model{Rand: rand.New(rand.NewPCG(seed, 1)), claims: map[string]map[gpu.DeviceID]int{"k8s-gpu": {}, "nomad-gpu": {}}, drained: map[gpu.DeviceID]bool{}}
+	m := &model{Rand: rand.New(rand.NewPCG(seed, 1)), devices: map[string]map[gpu.DeviceID]int{"k8s-gpu": {}, "nomad-gpu": {}}, drained: map[gpu.DeviceID]bool{}}
 	for i := range gpus {
 		m.gpus = append(m.gpus, gpu.DeviceID(fmt.Sprintf("GPU-%d", i)))
 	}
@@ -113,9 +113,9 @@ func (m *model) tick(a *modelAgent, crash bool) {
 		Running: func(agent string) bool {
 			return slices.ContainsFunc(m.agents, func(o *modelAgent) bool { return o.name == agent && o.alive })
 		},
-		Claims:  func(id gpu.DeviceID) []ownership.Claim { return m.othersClaims(a, id) },
-		Claimed: func(id gpu.DeviceID) bool { return m.claims[a.name][id] > 0 },
-		Past:    func(id gpu.DeviceID) bool { return m.claims[a.name][id] > 0 },
+		Overlaps:      func(id gpu.DeviceID) []ownership.Overlap { return m.overlaps(a, id) },
+		Recorded:      func(id gpu.DeviceID) bool { return m.devices[a.name][id] > 0 },
+		OfferedBefore: func(id gpu.DeviceID) bool { return m.devices[a.name][id] > 0 },
 		Applied: func(id gpu.DeviceID) (inventory.Assignment, bool) {
 			one, ok := a.published[id]
 			return one, ok
@@ -134,7 +134,7 @@ func (m *model) tick(a *modelAgent, crash bool) {
 	m.publish(a, all)
 }
 
-// publish is what the monitor and the claims do with the assignments.
+// publish is what the monitor and the files of the agents do with the assignments.
 func (m *model) publish(a *modelAgent, all []ownership.Status) {
 	was, since := a.published, a.since
 	a.published, a.since, a.refused = map[gpu.DeviceID]inventory.Assignment{}, map[gpu.DeviceID]time.Duration{}, map[gpu.DeviceID]bool{}
@@ -148,28 +148,28 @@ func (m *model) publish(a *modelAgent, all []ownership.Status) {
 			a.published[id] = one
 		}
 		_, explicit := a.memory.GPUs[id]
-		older := slices.ContainsFunc(m.othersClaims(a, id), func(c ownership.Claim) bool { return c.Older })
+		older := slices.ContainsFunc(m.overlaps(a, id), func(c ownership.Overlap) bool { return c.Older })
 		a.refused[id] = !explicit && older // overlap = refuse
 		a.since[id] = m.now
 		if one == was[id] {
 			a.since[id] = since[id]
 		}
-		mine := m.claims[a.name]
+		mine := m.devices[a.name]
 		switch {
 		case !one.Here || a.refused[id]:
 			delete(mine, id)
 		case mine[id] == 0:
-			m.turn++
-			mine[id] = m.turn
+			m.latest++
+			mine[id] = m.latest
 		}
 	}
 }
 
-func (m *model) othersClaims(a *modelAgent, id gpu.DeviceID) (all []ownership.Claim) {
-	mine := m.claims[a.name][id]
+func (m *model) overlaps(a *modelAgent, id gpu.DeviceID) (all []ownership.Overlap) {
+	mine := m.devices[a.name][id]
 	for _, o := range m.agents {
-		if turn := m.claims[o.name][id]; o != a && turn > 0 {
-			all = append(all, ownership.Claim{Agent: o.name, Running: o.alive, Older: mine == 0 || turn < mine})
+		if order := m.devices[o.name][id]; o != a && order > 0 {
+			all = append(all, ownership.Overlap{Agent: o.name, Running: o.alive, Older: mine == 0 || order < mine})
 		}
 	}
 	return all

@@ -18,7 +18,7 @@ func logMoves(log *slog.Logger, was, is []Status) {
 		}
 		waits := cmp.Or(st.Waits, "the settle time")
 		switch {
-		case !withheld(st) || known && withheld(before) && before.API == st.API && before.Target == st.Target && before.Waits == st.Waits:
+		case !cordoned(st) || known && cordoned(before) && before.API == st.API && before.Target == st.Target && before.Waits == st.Waits:
 		case st.API == st.Target:
 			log.Info("GPU has moved and is not given out yet", "id", st.GPU, "to", st.Target, "waits_for", waits)
 		default:
@@ -34,5 +34,5 @@ func statusOf(all []Status, id gpu.DeviceID) (Status, bool) {
 	return Status{}, false
 }
 
-// withheld reports whether this agent has a GPU that takes no new work, as it moves.
-func withheld(st Status) bool { return st.Here && st.Moving != "" }
+// cordoned reports whether this agent has a GPU that takes no new work, as it moves.
+func cordoned(st Status) bool { return st.Here && st.Moving != "" }

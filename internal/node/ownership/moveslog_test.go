@@ -11,10 +11,10 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// Two agents that both offer eight GPUs move them to three sides at once. Those that leave Nomad wait for its record, with the reason in
+// Two agents that both offer eight GPUs move them to three APIs at once. Those that leave Nomad wait for its record, with the reason in
 // the log of its agent, once; when there is one, all moves are done.
 func TestEightGPUsMoveToThreeSidesAtOnce(t *testing.T) {
-	sides := []inventory.API{inventory.DevicePlugin, inventory.DRA, inventory.Nomad}
+	owners := []inventory.API{inventory.DevicePlugin, inventory.DRA, inventory.Nomad}
 	var all []int
 	for i := range 8 {
 		all = append(all, i)
@@ -28,11 +28,11 @@ func TestEightGPUsMoveToThreeSidesAtOnce(t *testing.T) {
 		n := h.startNomad(t)
 		pass(10 * time.Second)
 		kube, nomad := through{}, through{}
-		must(t, ChangeAssignments(t.Context(), h.dir, func(f File) (File, error) {
-			var changes []Change
+		must(t, Change(t.Context(), h.dir, func(f File) (File, error) {
+			var changes []TargetChange
 			for i := range all {
-				to := sides[i%3]
-				changes = append(changes, Change{GPU: coretest.GPU(i), Target: to, From: inventory.DRA})
+				to := owners[i%3]
+				changes = append(changes, TargetChange{GPU: coretest.GPU(i), Target: to, From: inventory.DRA})
 				if to == inventory.Nomad {
 					nomad[i] = to
 				} else {
@@ -55,7 +55,7 @@ func TestEightGPUsMoveToThreeSidesAtOnce(t *testing.T) {
 		}
 		for i := range nomad {
 			if c := k.lines(`msg="GPU changed its side"`, "id="+string(coretest.GPU(i)), "from=dra", "to=nomad"); c != 1 {
-				t.Errorf("GPU %d: %d lines of the change of its side:\n%s", i, c, k.log)
+				t.Errorf("GPU %d: %d lines of the change of its API:\n%s", i, c, k.log)
 			}
 		}
 		quiet := n.logged("msg=\"GPU ") + k.logged("msg=\"GPU ")

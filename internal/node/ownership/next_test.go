@@ -19,7 +19,7 @@ type step struct {
 	unknown  bool          // the record is not known
 	age      time.Duration // of the record
 	reserved bool          // the GPU was given out since the step before
-	claim    *ownership.Claim
+	overlap  *ownership.Overlap
 	runs     bool   // nomad-gpu
 	before   string // had the GPU at some time, and whether it still does is never known
 	force    bool   // the operator forces the move now
@@ -34,10 +34,10 @@ const one = gpu.DeviceID("GPU-1")
 
 // What a move waits for, step by step, as the agent of the kubelet sees it.
 func TestNext(t *testing.T) {
-	nomad := ownership.Claim{Agent: "nomad-gpu", Running: true}
-	away := ownership.Claim{Agent: "nomad-gpu"}
+	nomad := ownership.Overlap{Agent: "nomad-gpu", Running: true}
+	away := ownership.Overlap{Agent: "nomad-gpu"}
 	const s, moves = time.Second, "device-plugin, moves to nomad"
-	leaves := ownership.Entry{Side: inventory.DevicePlugin, Target: inventory.Nomad}
+	leaves := ownership.Entry{Owner: inventory.DevicePlugin, Target: inventory.Nomad}
 	for name, tc := range map[string]struct {
 		entry ownership.Entry
 		steps []step
@@ -45,7 +45,7 @@ func TestNext(t *testing.T) {
 		"nothing holds it": {leaves, []step{
 			{at: 0, want: moves}, {at: 1 * s, want: moves}, {at: 30 * s, want: moves}, {at: 31 * s, want: "elsewhere: nomad"},
 		}},
-		"a short settle time": {ownership.Entry{Side: inventory.DevicePlugin, Target: inventory.Nomad, Settle: 2 * s}, []step{
+		"a short settle time": {ownership.Entry{Owner: inventory.DevicePlugin, Target: inventory.Nomad, Settle: 2 * s}, []step{
 			{at: 0, want: moves}, {at: 1 * s, want: moves}, {at: 3 * s, want: "elsewhere: nomad"},
 		}},
 		"a holder, and one that comes in the settle time": {leaves, []step{
@@ -55,7 +55,7 @@ func TestNext(t *testing.T) {
 		"given out in the settle time, and not in the record so far": {leaves, []step{
 			{at: 0, want: moves}, {at: 1 * s, want: moves}, {at: 20 * s, reserved: true, want: moves}, {at: 40 * s, want: moves}, {at: 50 * s, want: "elsewhere: nomad"},
 		}},
-		"given out after the record was read": {ownership.Entry{Side: inventory.DevicePlugin, Target: inventory.Nomad, Settle: 2 * s}, []step{
+		"given out after the record was read": {ownership.Entry{Owner: inventory.DevicePlugin, Target: inventory.Nomad, Settle: 2 * s}, []step{
 			{at: 0, want: moves}, {at: 1 * s, want: moves}, {at: 2 * s, reserved: true, want: moves}, {at: 5 * s, age: 4 * s, want: moves},
 			{at: 30 * s, age: 28 * s, want: moves}, {at: 31 * s, age: 4 * s, want: moves}, {at: 33 * s, age: 6 * s, want: "elsewhere: nomad"},
 		}},
@@ -94,41 +94,41 @@ func TestNext(t *testing.T) {
 			{at: 0, unknown: true, before: "pod default/a", forced: true, want: "device-plugin, moves to dra"}, {at: 1 * s, unknown: true, before: "pod default/a", forced: true, want: "device-plugin, moves to dra"},
 			{at: 31 * s, unknown: true, before: "pod default/a", forced: true, want: "dra"}, {at: 32 * s, unknown: true, before: "pod default/a", want: "dra"},
 		}},
-		"it comes, and the other agent still claims it": {ownership.Entry{Side: inventory.DRA, Target: inventory.DRA}, []step{
-			{at: 0, claim: &nomad, want: "dra, moves to dra: waits for nomad-gpu", waits: "which claims it, to give it up"}, {at: 1 * s, want: "dra"},
+		"it comes, and the other agent still offers it": {ownership.Entry{Owner: inventory.DRA, Target: inventory.DRA}, []step{
+			{at: 0, overlap: &nomad, want: "dra, moves to dra: waits for nomad-gpu", waits: "which claims it, to give it up"}, {at: 1 * s, want: "dra"},
 		}},
-		"it comes, and an agent that was removed claims it": {ownership.Entry{Side: inventory.DRA, Target: inventory.DRA}, []step{
-			{at: 600 * s, claim: &away, want: "dra, moves to dra: waits for nomad-gpu", waits: "delete its file"},
+		"it comes, and an agent that was removed has it in its file": {ownership.Entry{Owner: inventory.DRA, Target: inventory.DRA}, []step{
+			{at: 600 * s, overlap: &away, want: "dra, moves to dra: waits for nomad-gpu", waits: "delete its file"},
 		}},
 		"forced from an agent that does not run": {forced(inventory.Nomad, inventory.DRA), []step{
-			{at: 0, claim: &away, forced: true, want: "elsewhere: nomad", waits: "nomad-gpu, which does not run, to stay away"},
-			{at: 29 * s, claim: &away, forced: true, want: "elsewhere: nomad"}, {at: 30 * s, claim: &away, forced: true, want: "dra"},
-			{at: 31 * s, claim: &nomad, runs: true, forced: true, want: "dra, moves to dra: waits for nomad-gpu"}, {at: 32 * s, runs: true, want: "dra"},
-			{at: 33 * s, claim: &away, want: "dra, moves to dra: waits for nomad-gpu"},
+			{at: 0, overlap: &away, forced: true, want: "elsewhere: nomad", waits: "nomad-gpu, which does not run, to stay away"},
+			{at: 29 * s, overlap: &away, forced: true, want: "elsewhere: nomad"}, {at: 30 * s, overlap: &away, forced: true, want: "dra"},
+			{at: 31 * s, overlap: &nomad, runs: true, forced: true, want: "dra, moves to dra: waits for nomad-gpu"}, {at: 32 * s, runs: true, want: "dra"},
+			{at: 33 * s, overlap: &away, want: "dra, moves to dra: waits for nomad-gpu"},
 		}},
 		"forced from an agent that was removed, and a restart afterwards": {forced(inventory.Nomad, inventory.DRA), []step{
-			{at: 0, claim: &away, forced: true, want: "elsewhere: nomad"}, {at: 30 * s, claim: &away, forced: true, want: "dra"},
-			{at: 31 * s, restart: true, claim: &away, forced: true, want: "dra"}, {at: 90 * s, claim: &away, forced: true, want: "dra"},
-			{at: 91 * s, claim: &nomad, runs: true, forced: true, want: "dra, moves to dra: waits for nomad-gpu"},
-			{at: 92 * s, restart: true, claim: &away, forced: true, want: "dra, moves to dra: waits for nomad-gpu"}, {at: 122 * s, claim: &away, forced: true, want: "dra"},
+			{at: 0, overlap: &away, forced: true, want: "elsewhere: nomad"}, {at: 30 * s, overlap: &away, forced: true, want: "dra"},
+			{at: 31 * s, restart: true, overlap: &away, forced: true, want: "dra"}, {at: 90 * s, overlap: &away, forced: true, want: "dra"},
+			{at: 91 * s, overlap: &nomad, runs: true, forced: true, want: "dra, moves to dra: waits for nomad-gpu"},
+			{at: 92 * s, restart: true, overlap: &away, forced: true, want: "dra, moves to dra: waits for nomad-gpu"}, {at: 122 * s, overlap: &away, forced: true, want: "dra"},
 		}},
 		"forced, while an agent is restarted": {forced(inventory.Nomad, inventory.DRA), []step{
-			{at: 0, claim: &away, forced: true, want: "elsewhere: nomad"}, {at: 20 * s, claim: &nomad, runs: true, forced: true, want: "elsewhere: nomad"},
-			{at: 40 * s, claim: &away, forced: true, want: "elsewhere: nomad"}, {at: 69 * s, claim: &away, forced: true, want: "elsewhere: nomad"},
-			{at: 70 * s, claim: &away, forced: true, want: "dra"},
+			{at: 0, overlap: &away, forced: true, want: "elsewhere: nomad"}, {at: 20 * s, overlap: &nomad, runs: true, forced: true, want: "elsewhere: nomad"},
+			{at: 40 * s, overlap: &away, forced: true, want: "elsewhere: nomad"}, {at: 69 * s, overlap: &away, forced: true, want: "elsewhere: nomad"},
+			{at: 70 * s, overlap: &away, forced: true, want: "dra"},
 		}},
-		"forced from an agent that runs and has no claim": {forced(inventory.Nomad, inventory.DRA), []step{
+		"forced from an agent that runs and has no overlap": {forced(inventory.Nomad, inventory.DRA), []step{
 			{at: 0, runs: true, forced: true, want: "elsewhere: nomad"}, {at: 600 * s, runs: true, forced: true, want: "elsewhere: nomad", waits: "nomad-gpu to give it up"},
 		}},
-		"forced, no agent has recorded it, and that which claims it does not run": {forced("", inventory.DRA), []step{
-			{at: 0, claim: &away, forced: true, want: "elsewhere: "}, {at: 30 * s, claim: &away, forced: true, want: "device-plugin, moves to dra"},
-			{at: 60 * s, claim: &away, forced: true, want: "dra"}, {at: 61 * s, want: "dra"},
+		"forced, no agent has recorded it, and that which offers it does not run": {forced("", inventory.DRA), []step{
+			{at: 0, overlap: &away, forced: true, want: "elsewhere: "}, {at: 30 * s, overlap: &away, forced: true, want: "device-plugin, moves to dra"},
+			{at: 60 * s, overlap: &away, forced: true, want: "dra"}, {at: 61 * s, want: "dra"},
 		}},
 		"forced within the agent": {forced(inventory.DevicePlugin, inventory.DRA), []step{
 			{at: 0, unknown: true, forced: true, want: "device-plugin, moves to dra"}, {at: 1 * s, unknown: true, forced: true, want: "device-plugin, moves to dra"},
 			{at: 31 * s, unknown: true, forced: true, want: "dra"}, {at: 32 * s, unknown: true, want: "dra"},
 		}},
-		"another API of the agent has it": {ownership.Entry{Side: inventory.DevicePlugin, Target: inventory.DRA}, []step{
+		"another API of the agent has it": {ownership.Entry{Owner: inventory.DevicePlugin, Target: inventory.DRA}, []step{
 			{at: 0, want: "device-plugin, moves to dra"}, {at: 1 * s, want: "device-plugin, moves to dra"}, {at: 31 * s, want: "dra"},
 		}},
 	} {
@@ -166,8 +166,8 @@ func TestNext(t *testing.T) {
 	}
 }
 
-func forced(side, target inventory.API) ownership.Entry {
-	return ownership.Entry{Side: side, Target: target, Force: true}
+func forced(owner, target inventory.API) ownership.Entry {
+	return ownership.Entry{Owner: owner, Target: target, Force: true}
 }
 
 func describe(a inventory.Assignment) string {
@@ -195,12 +195,12 @@ func (st step) input(file ownership.File, applied *inventory.Assignment, reserve
 	none := func(gpu.DeviceID) bool { return false }
 	return ownership.Input{
 		Now: st.at, Agent: ownership.KubernetesAgent, APIs: []inventory.API{inventory.DevicePlugin, inventory.DRA}, Default: inventory.DevicePlugin,
-		GPUs: []gpu.DeviceID{one}, File: file, Claimed: none, Past: none,
+		GPUs: []gpu.DeviceID{one}, File: file, Recorded: none, OfferedBefore: none,
 		Running: func(string) bool { return st.runs },
 		Records: ownership.Records{inventory.DevicePlugin: record},
-		Claims: func(gpu.DeviceID) (all []ownership.Claim) {
-			if st.claim != nil {
-				all = append(all, *st.claim)
+		Overlaps: func(gpu.DeviceID) (all []ownership.Overlap) {
+			if st.overlap != nil {
+				all = append(all, *st.overlap)
 			}
 			return all
 		},

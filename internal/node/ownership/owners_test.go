@@ -17,7 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// owners reads the claims under the lock and fails if hardware has two owners.
+// owners reads the files under the lock and fails if hardware has two owners.
 func owners(t *testing.T, folder string) map[string][]gpu.Placement {
 	unlock, err := lockFolder(t.Context(), folder)
 	if err != nil {
@@ -25,16 +25,16 @@ func owners(t *testing.T, folder string) map[string][]gpu.Placement {
 		return nil
 	}
 	defer unlock()
-	r, err := (&claimStore{folder: folder, boot: "b00t", log: slog.New(slog.DiscardHandler)}).read(func(string) bool { return false })
+	r, err := (&store{folder: folder, boot: "b00t", log: slog.New(slog.DiscardHandler)}).read(func(string) bool { return false })
 	if err != nil {
 		t.Error(err)
 	}
 	found := map[string][]gpu.Placement{}
 	for i, a := range r.others {
-		found[a.agent] = placements(a.claims)
+		found[a.agent] = placements(a.devices)
 		for _, b := range r.others[:i] {
-			for _, c := range a.claims {
-				for _, d := range b.claims {
+			for _, c := range a.devices {
+				for _, d := range b.devices {
 					if c.at.Overlaps(d.at) {
 						t.Errorf("two owners: %s has %v, %s has %v", a.agent, c.at, b.agent, d.at)
 					}
@@ -59,8 +59,8 @@ func some(random *rand.Rand) (at []gpu.Placement) {
 	return at
 }
 
-// Two agents change their claims concurrently, 500 times each: with refuse no hardware ever has two owners, and each agent reads
-// which claims it has.
+// Two agents change their devices concurrently, 500 times each: with refuse no hardware ever has two owners, and each agent reads
+// which devices it has.
 func TestNeverTwoOwners(t *testing.T) {
 	folder := t.TempDir()
 	var agents sync.WaitGroup
@@ -77,9 +77,9 @@ func TestNeverTwoOwners(t *testing.T) {
 				}
 				mine := owners(t, folder)[agent]
 				for _, p := range wanted {
-					lost := slices.ContainsFunc(v.claims, func(c inventory.Claim) bool { return c.Older && c.At.Overlaps(p) })
+					lost := slices.ContainsFunc(v.overlaps, func(c inventory.Claim) bool { return c.Older && c.At.Overlaps(p) })
 					if has := slices.Contains(mine, p); has == lost {
-						t.Errorf("%s and %v: claimed %v, another's %v", agent, p, has, lost)
+						t.Errorf("%s and %v: recorded %v, another's %v", agent, p, has, lost)
 					}
 				}
 			}
@@ -111,8 +111,8 @@ func TestSimultaneousStart(t *testing.T) {
 		found := owners(t, folder)
 		for i, v := range views {
 			owns := len(found[fmt.Sprintf("agent-%d", i)]) == 1
-			if lost := slices.ContainsFunc(v.claims, func(c inventory.Claim) bool { return c.Older }); owns == lost {
-				t.Errorf("agent-%d: owner %v, though it sees %v", i, owns, v.claims)
+			if lost := slices.ContainsFunc(v.overlaps, func(c inventory.Claim) bool { return c.Older }); owns == lost {
+				t.Errorf("agent-%d: owner %v, though it sees %v", i, owns, v.overlaps)
 			}
 		}
 		if len(slices.Concat(found["agent-0"], found["agent-1"], found["agent-2"])) != 1 {
@@ -121,15 +121,15 @@ func TestSimultaneousStart(t *testing.T) {
 	}
 }
 
-// childFolder makes this binary an agent that keeps changing its claims in that folder until it is killed.
-const childFolder = "TANDEM_TEST_CLAIMS"
+// childFolder makes this binary an agent that keeps changing its devices in that folder until it is killed.
+const childFolder = "TANDEM_TEST_AGENTS"
 
 func TestMain(m *testing.M) {
 	folder := os.Getenv(childFolder)
 	if folder == "" {
 		os.Exit(m.Run())
 	}
-	r := &claimStore{
+	r := &store{
 		folder: folder, agent: "nomad-gpu", boot: "b00t", refuse: true,
 		log: slog.New(slog.DiscardHandler),
 	}
@@ -143,7 +143,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// startChild returns when the child has written claims.
+// startChild returns when the child has written its file.
 func startChild(t *testing.T, folder string) *exec.Cmd {
 	t.Helper()
 	path := filepath.Join(folder, "nomad-gpu.json")
@@ -158,12 +158,12 @@ func startChild(t *testing.T, folder string) *exec.Cmd {
 			return child
 		}
 		if time.Since(began) > time.Minute {
-			t.Fatal("the child does not claim anything")
+			t.Fatal("the child does not record anything")
 		}
 	}
 }
 
-// An agent that is killed at any moment leaves a complete file, no lock, and no temporary file that stays; its claims stay.
+// An agent that is killed at any moment leaves a complete file, no lock, and no temporary file that stays; its devices stay.
 func TestKilledAtAnyMoment(t *testing.T) {
 	folder := t.TempDir()
 	ours, log := newStore(t, folder, "k8s-gpu", true)
@@ -182,12 +182,12 @@ func TestKilledAtAnyMoment(t *testing.T) {
 		v := update(t, ours, whole(0), whole(1), whole(2), whole(3), whole(4), whole(5), whole(6), whole(7))
 		owners(t, folder)
 		if len(inFile(t, folder, "nomad-gpu")) != len(theirs) {
-			t.Error("a dead agent has changed its claims")
+			t.Error("a dead agent has changed its file")
 		}
 		if (len(theirs) > 0) != (len(v.stopped()) == 1) {
-			t.Errorf("it is dead and claims %d devices: %v", len(theirs), v.stopped())
+			t.Errorf("it is dead and has %d devices: %v", len(theirs), v.stopped())
 		}
-		update(t, ours) // removes the claims
+		update(t, ours) // removes the devices
 	}
 	if log.Len() > 0 {
 		t.Errorf("a file could not be read:\n%s", log)

@@ -9,7 +9,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// Facts are what a running agent has to say about the assignments of its GPUs.
+// Facts are what a running agent reads of the ownership of its GPUs.
 type Facts struct {
 	Agent string          `json:"agent"`
 	APIs  []inventory.API `json:"apis"` // that it serves, that of its settings first
@@ -21,17 +21,17 @@ type Facts struct {
 
 // GPUFacts are those of a GPU.
 type GPUFacts struct {
-	GPU     gpu.DeviceID  `json:"gpu"`
-	PCI     string        `json:"pci"`
-	Index   int           `json:"index"`
-	Product string        `json:"product"`
-	Can     bool          `json:"can"`    // the agent can offer it by its configuration
-	Here    bool          `json:"here"`   // it offers it, or withholds it because its work may still have it
-	API     inventory.API `json:"api"`    // that has it, as far as this agent reads
-	Target  inventory.API `json:"target"` // as this agent has read it; "" = none
-	Moving  string        `json:"moving"` // why it takes no new work; "" = it does
-	Waits   string        `json:"waits"`
-	Holders []string      `json:"holders"` // through the APIs of this agent
+	GPU       gpu.DeviceID  `json:"gpu"`
+	PCI       string        `json:"pci"`
+	Index     int           `json:"index"`
+	Product   string        `json:"product"`
+	Offerable bool          `json:"can"`    // the agent can offer it by its configuration
+	Local     bool          `json:"here"`   // it offers it, or cordons it because its work may still have it
+	API       inventory.API `json:"api"`    // that has it, as far as this agent reads
+	Target    inventory.API `json:"target"` // as this agent has read it; "" = none
+	Pending   string        `json:"moving"` // why it takes no new work; "" = it does
+	Waits     string        `json:"waits"`
+	Holders   []string      `json:"holders"` // through the APIs of this agent
 }
 
 // Row is what an operator sees of a GPU.
@@ -42,13 +42,13 @@ type Row struct {
 	Product string        `json:"product"`
 	API     string        `json:"api"`    // that has it now; several, separated by commas, if agents offer it beside each other; "" = none
 	Target  inventory.API `json:"target"` // "" = none: it belongs to the settings of the agents
-	Moving  bool          `json:"moving"`
-	Waits   string        `json:"waits"` // for which the move waits; "" = it does not, or only for time
+	Pending bool          `json:"moving"` // it takes no new work
+	Waits   string        `json:"waits"`  // for which the move waits; "" = it does not, or only for time
 	Holders []string      `json:"holders"`
 }
 
 // Done reports whether the GPU takes work through its target.
-func (r Row) Done() bool { return !r.Moving && r.API == string(r.Target) }
+func (r Row) Done() bool { return !r.Pending && r.API == string(r.Target) }
 
 // Rows returns a row for each GPU of which a file or an agent has something, by GPU.
 func Rows(f File, all []Facts) []Row {
@@ -78,29 +78,29 @@ func Rows(f File, all []Facts) []Row {
 func (r *Row) add(agent string, g GPUFacts, e Entry) {
 	r.Holders = append(r.Holders, g.Holders...)
 	r.Target = cmp.Or(r.Target, g.Target) // the file was removed, and the agent has not written it again so far
-	if g.Here && (e.Side == "" || AgentOf(e.Side) == agent) {
+	if g.Local && (e.Owner == "" || AgentOf(e.Owner) == agent) {
 		r.API = strings.Trim(r.API+","+string(g.API), ",")
 	}
-	if g.Here && g.Moving != "" {
-		r.Moving = true
+	if g.Local && g.Pending != "" {
+		r.Pending = true
 	}
 }
 
 // waiting is what agents wait for with a GPU.
 type waiting struct {
-	here      bool     // an agent has it, or may still have work on it
-	reasons   []string // of those agents, first of that of the side
-	elsewhere []string // of others, which wait for those
+	local   bool     // an agent has it, or may still have work on it
+	reasons []string // of those agents, first of that of the owner
+	remote  []string // of others, which wait for those
 }
 
 func (w *waiting) add(agent string, g GPUFacts, e Entry) {
-	w.here = w.here || g.Here
+	w.local = w.local || g.Local
 	switch {
 	case g.Waits == "":
-	case !g.Here:
-		w.elsewhere = append(w.elsewhere, g.Waits)
+	case !g.Local:
+		w.remote = append(w.remote, g.Waits)
 	case slices.Contains(w.reasons, g.Waits):
-	case AgentOf(e.Side) == agent:
+	case AgentOf(e.Owner) == agent:
 		w.reasons = slices.Insert(w.reasons, 0, g.Waits)
 	default:
 		w.reasons = append(w.reasons, g.Waits)
@@ -108,8 +108,8 @@ func (w *waiting) add(agent string, g GPUFacts, e Entry) {
 }
 
 func (w *waiting) String() string {
-	if w.here {
+	if w.local {
 		return strings.Join(w.reasons, "; ")
 	}
-	return strings.Join(w.elsewhere, "; ")
+	return strings.Join(w.remote, "; ")
 }

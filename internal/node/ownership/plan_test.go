@@ -10,26 +10,28 @@ import (
 	"github.com/tandem-gpu/tandem/internal/node/ownership"
 )
 
-// A row shows what keeps the GPU: what the agents wait for that have it or may still have work on it, first that of the side; what another
+// A row shows what keeps the GPU: what the agents wait for that have it or may still have work on it, first that of the owner; what another
 // agent waits for only if there is nothing else.
 func TestRowsShowTheWaitsOfTheSide(t *testing.T) {
 	const k, n = ownership.KubernetesAgent, ownership.NomadAgent
 	has := func(waits string) ownership.GPUFacts {
-		return ownership.GPUFacts{GPU: one, Here: true, Can: true, Moving: "to x", Waits: waits}
+		return ownership.GPUFacts{GPU: one, Local: true, Offerable: true, Pending: "to x", Waits: waits}
 	}
-	comes := func(waits string) ownership.GPUFacts { return ownership.GPUFacts{GPU: one, Can: true, Waits: waits} }
+	comes := func(waits string) ownership.GPUFacts {
+		return ownership.GPUFacts{GPU: one, Offerable: true, Waits: waits}
+	}
 	for name, tc := range map[string]struct {
-		side  inventory.API
+		owner inventory.API
 		facts map[string]ownership.GPUFacts
 		want  string
 	}{
-		"the side waits":            {inventory.DevicePlugin, map[string]ownership.GPUFacts{k: has("the end of pod a"), n: comes("k8s-gpu to give it up")}, "the end of pod a"},
-		"the side is the later one": {inventory.Nomad, map[string]ownership.GPUFacts{k: comes("nomad-gpu to give it up"), n: has("the end of job a")}, "the end of job a"},
-		"both have work on it":      {inventory.Nomad, map[string]ownership.GPUFacts{k: has("the end of pod a"), n: has("the end of job a")}, "the end of job a; the end of pod a"},
-		"both, the other order":     {inventory.DRA, map[string]ownership.GPUFacts{k: has("nomad-gpu to give it up"), n: has("the end of job a")}, "nomad-gpu to give it up; the end of job a"},
-		"the same twice":            {"", map[string]ownership.GPUFacts{k: has("the agents"), n: has("the agents")}, "the agents"},
-		"the side is away":          {inventory.Nomad, map[string]ownership.GPUFacts{k: comes("nomad-gpu to give it up")}, "nomad-gpu to give it up"},
-		"only for time":             {inventory.Nomad, map[string]ownership.GPUFacts{k: comes("nomad-gpu to give it up"), n: has("")}, ""},
+		"the owner waits":            {inventory.DevicePlugin, map[string]ownership.GPUFacts{k: has("the end of pod a"), n: comes("k8s-gpu to give it up")}, "the end of pod a"},
+		"the owner is the later one": {inventory.Nomad, map[string]ownership.GPUFacts{k: comes("nomad-gpu to give it up"), n: has("the end of job a")}, "the end of job a"},
+		"both have work on it":       {inventory.Nomad, map[string]ownership.GPUFacts{k: has("the end of pod a"), n: has("the end of job a")}, "the end of job a; the end of pod a"},
+		"both, the other order":      {inventory.DRA, map[string]ownership.GPUFacts{k: has("nomad-gpu to give it up"), n: has("the end of job a")}, "nomad-gpu to give it up; the end of job a"},
+		"the same twice":             {"", map[string]ownership.GPUFacts{k: has("the agents"), n: has("the agents")}, "the agents"},
+		"the owner is away":          {inventory.Nomad, map[string]ownership.GPUFacts{k: comes("nomad-gpu to give it up")}, "nomad-gpu to give it up"},
+		"only for time":              {inventory.Nomad, map[string]ownership.GPUFacts{k: comes("nomad-gpu to give it up"), n: has("")}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var all []ownership.Facts
@@ -38,7 +40,7 @@ func TestRowsShowTheWaitsOfTheSide(t *testing.T) {
 					all = append(all, ownership.Facts{Agent: agent, GPUs: []ownership.GPUFacts{g}})
 				}
 			}
-			f := ownership.File{GPUs: map[gpu.DeviceID]ownership.Entry{one: {Target: inventory.Nomad, Side: tc.side}}}
+			f := ownership.File{GPUs: map[gpu.DeviceID]ownership.Entry{one: {Target: inventory.Nomad, Owner: tc.owner}}}
 			for range 2 {
 				if rows := ownership.Rows(f, all); len(rows) != 1 || rows[0].Waits != tc.want {
 					t.Errorf("%+v, want %q", rows, tc.want)

@@ -14,10 +14,10 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
-// watchClaims claims what is offered and reads what others claim: at once, when another inventory is published or a file has changed, and
+// watchAgents records what this agent offers and reads what others do: at once, when another inventory is published or a file has changed, and
 // in time.
-func (w *Watcher) watchClaims(ctx context.Context, m Monitor) {
-	defer w.claims.close()
+func (w *Watcher) watchAgents(ctx context.Context, m Monitor) {
+	defer w.store.close()
 	slow := w.ifSlow(m)
 	w.beforeFirst(m)
 	slow.Stop()
@@ -46,10 +46,10 @@ type graces struct {
 	stopped           map[string]grace // by agent
 }
 
-// check claims what is offered and reads what others claim once. It returns the time until the next check; 0 = when a file changes.
+// check records what this agent offers and reads what others do, once. It returns the time until the next check; 0 = when a file changes.
 func (w *Watcher) check(ctx context.Context, m Monitor, g *graces) (next time.Duration) {
 	slow := w.ifSlow(m)
-	v, err := w.claim(ctx, m)
+	v, err := w.record(ctx, m)
 	slow.Stop()
 	if ctx.Err() != nil {
 		return 0
@@ -68,7 +68,7 @@ func (w *Watcher) check(ctx context.Context, m Monitor, g *graces) (next time.Du
 		w.update(m, func(h *inventory.Host) {
 			h.SharesNumbers = (tooManyFiles(err) || errors.Is(err, context.DeadlineExceeded)) && !over
 		})
-		w.claimsUnread(m, err)
+		w.setUnread(m, err)
 	}
 	if over := g.duplicate.over(isDuplicate); !isDuplicate || over {
 		w.setProblem(err)
@@ -76,7 +76,7 @@ func (w *Watcher) check(ctx context.Context, m Monitor, g *graces) (next time.Du
 	switch {
 	case err != nil: // there is no event when a process of the same agent unlocks its file, or when the disk works again
 		return w.timings.poll
-	case v.assignmentsError != nil || moving(w.Assignments()):
+	case v.ownershipError != nil || moving(w.Status()):
 		return movePause
 	}
 	if soon := w.untilNext(v.kept); soon > 0 {
@@ -87,10 +87,10 @@ func (w *Watcher) check(ctx context.Context, m Monitor, g *graces) (next time.Du
 
 // ifSlow sets what holds while the disk does not respond, unless it is stopped before.
 func (w *Watcher) ifSlow(m Monitor) *time.Timer {
-	return time.AfterFunc(lockAtMost+firstAtMost, func() { w.claimsUnread(m, errSlow) })
+	return time.AfterFunc(lockAtMost+firstAtMost, func() { w.setUnread(m, errSlow) })
 }
 
-// apply sets what a view of the claims means. err is why they are not written.
+// apply sets what a view of the files means. err is why they are not written.
 func (w *Watcher) apply(m Monitor, v view, err error) {
 	w.setFaults(v.faults)
 	if v.alone { // nobody waits for it
@@ -98,34 +98,34 @@ func (w *Watcher) apply(m Monitor, v view, err error) {
 	} else {
 		w.setKept(v.kept)
 	}
-	w.setAssignmentsProblem(v.assignmentsError)
+	w.setOwnershipProblem(v.ownershipError)
 	w.latest.Store(&v)
 	w.update(m, func(h *inventory.Host) {
-		h.Claims, h.Own, h.Numbering, h.SharesNumbers = v.claims, v.own, v.numbering, err == nil
+		h.Claims, h.Own, h.Numbering, h.SharesNumbers = v.overlaps, v.own, v.numbering, err == nil
 		h.Assignments = v.assignments
 	})
 }
 
-// errSlow is why the claims are not known while a check of them takes long.
+// errSlow is why the files are not known while a check of them takes long.
 var errSlow = errors.New("the disk of the state directory does not respond")
 
-// beforeFirst sets what holds until the claims are read for the first time.
+// beforeFirst sets what holds until the files are read for the first time.
 func (w *Watcher) beforeFirst(m Monitor) {
 	var assigned inventory.Assignments
-	if w.assigner != nil {
-		assigned = w.assigner.unread(w.refuse)
+	if w.decider != nil {
+		assigned = w.decider.unread(w.refuse)
 	}
-	own := w.claims.ownUnread(nil)
+	own := w.store.ownUnread(nil)
 	own.Pending = own.Else != ""
 	w.update(m, func(h *inventory.Host) { h.SharesNumbers, h.Assignments, h.Own = true, assigned, own })
 }
 
-// claimsUnread sets what holds while the claims can't be read: what was read last, or what this agent has claimed before. One that was alone is
-// not held up, unless another agent may have claimed something since: a file of it is there, or somebody has the lock.
-func (w *Watcher) claimsUnread(m Monitor, why error) {
+// setUnread sets what holds while the files can't be read: what was read last, or what this agent has recorded before. One that was alone is
+// not held up, unless another agent may have recorded something since: a file of it is there, or somebody has the lock.
+func (w *Watcher) setUnread(m Monitor, why error) {
 	slow, latest, own := errors.Is(why, errSlow), w.latest.Load(), inventory.OwnClaims{}
 	if !slow && (latest == nil || latest.alone) {
-		own = w.claims.ownUnread(why)
+		own = w.store.ownUnread(why)
 	}
 	if latest != nil && own.Else != "" {
 		own = latest.own
@@ -141,7 +141,7 @@ func (w *Watcher) claimsUnread(m Monitor, why error) {
 	}
 }
 
-// stoppedFor returns the agents that claim devices offered here and have not run for long, and the time until the next check whether
+// stoppedFor returns the agents that offer devices of this agent, too, and have not run for long, and the time until the next check whether
 // other agents run, as there is no event when one ends and its lock with it; 0 = there are none.
 func (w *Watcher) stoppedFor(stopped map[string]grace, others []otherAgent) (long []otherAgent, next time.Duration) {
 	if len(others) > 0 {
@@ -160,13 +160,13 @@ func (w *Watcher) stoppedFor(stopped map[string]grace, others []otherAgent) (lon
 	return long, next
 }
 
-// watchFiles calls changed after the claims of an agent, this one included, or the lock of a running agent may have changed, until
+// watchFiles calls changed after the file of an agent, this one included, or the lock of a running agent may have changed, until
 // ctx ends. It does so at most every eventPause: agents that react to each other must not occupy a core and the disk.
 func (w *Watcher) watchFiles(ctx context.Context, changed func()) {
 	var last time.Time
 	dirwatch.Directory{
-		Path: w.claims.folder, Interval: w.timings.alone, PollInterval: w.timings.poll, Relevant: func(name string) bool { _, ok := agentOf(name); return ok },
-		Log: w.log.With("directory", w.claims.folder), NewWatcher: w.newWatcher,
+		Path: w.store.folder, Interval: w.timings.alone, PollInterval: w.timings.poll, Relevant: func(name string) bool { _, ok := agentOf(name); return ok },
+		Log: w.log.With("directory", w.store.folder), NewWatcher: w.newWatcher,
 	}.Watch(ctx, func() {
 		if pause := eventPause - time.Since(last); pause > 0 {
 			watch.Sleep(ctx, pause)
@@ -176,11 +176,11 @@ func (w *Watcher) watchFiles(ctx context.Context, changed func()) {
 	})
 }
 
-// claim updates the claims. It retries for a while if the process, or the host, has too many files open: an agent that has just
-// started would use a history that is older than the claims.
-func (w *Watcher) claim(ctx context.Context, m Monitor) (view, error) {
+// record updates the files. It retries for a while if the process, or the host, has too many files open: an agent that has just
+// started would use a history that is older than its file.
+func (w *Watcher) record(ctx context.Context, m Monitor) (view, error) {
 	for began := time.Now(); ; {
-		v, err := w.claims.update(ctx, offerOf(m.Current()))
+		v, err := w.store.update(ctx, localDevicesOf(m.Current()))
 		if !tooManyFiles(err) || time.Since(began) > lockAtMost/2 || !watch.Sleep(ctx, retryPause) {
 			return v, err
 		}

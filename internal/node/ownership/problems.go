@@ -11,7 +11,7 @@ import (
 
 var errNoFolder = errors.New("state_dir is empty")
 
-// setProblem records why overlaps are not seen, or why other agents do not see the claims of this one, and logs it when it
+// setProblem records why overlaps are not seen, or why other agents do not see what this one offers, and logs it when it
 // changes.
 func (w *Watcher) setProblem(err error) {
 	var p problem.Problem
@@ -47,14 +47,14 @@ func (w *Watcher) setProblem(err error) {
 	case errors.Is(err, errNoFolder) && !w.refuse: // configured so
 		w.log.Info(message, "reason", detail)
 	case p.Code == problem.DuplicateAgent:
-		w.log.Error(p.Text, "agent", w.claims.agent, "remedy", p.Remedy)
+		w.log.Error(p.Text, "agent", w.store.agent, "remedy", p.Remedy)
 	default:
 		w.log.Warn(message, "error", detail)
 	}
 }
 
-// setAssignmentsProblem records why the file of assignments is not in force, and logs it when it changes.
-func (w *Watcher) setAssignmentsProblem(err error) {
+// setOwnershipProblem records why the file of the node is not in force, and logs it when it changes.
+func (w *Watcher) setOwnershipProblem(err error) {
 	var p problem.Problem
 	if err != nil {
 		p = problem.Problem{Code: problem.Assignments,
@@ -62,17 +62,17 @@ func (w *Watcher) setAssignmentsProblem(err error) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if p == w.unassigned {
+	if p == w.ownershipProblem {
 		return
 	}
-	if w.unassigned = p; err == nil {
+	if w.ownershipProblem = p; err == nil {
 		w.log.Info("assignments of GPUs known again")
 		return
 	}
 	w.log.Warn(p.Text, "remedy", "correct the file, or put back a copy; without any, take the work from the GPUs and delete it")
 }
 
-// setStopped records the agents that claim devices offered here and do not run, and logs each once.
+// setStopped records the agents that offer devices of this agent, too, and do not run, and logs each once.
 func (w *Watcher) setStopped(stopped []otherAgent) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -85,7 +85,7 @@ func (w *Watcher) setStopped(stopped []otherAgent) {
 	w.stopped = stopped
 }
 
-// setFaults records the files of claims that can't be used, and logs each when it changes.
+// setFaults records the files of agents that can't be used, and logs each when it changes.
 func (w *Watcher) setFaults(faults []fault) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -140,7 +140,7 @@ func (a otherAgent) problem() problem.Problem {
 func (w *Watcher) Problems() (all []problem.Problem) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, p := range []problem.Problem{w.problem, w.unassigned} {
+	for _, p := range []problem.Problem{w.problem, w.ownershipProblem} {
 		if p != (problem.Problem{}) {
 			all = append(all, p)
 		}
@@ -152,7 +152,7 @@ func (w *Watcher) Problems() (all []problem.Problem) {
 		all = append(all, a.problem())
 	}
 	for _, k := range w.kept {
-		if p, ok := k.problem(w.claims.path(w.claims.agent, ".json")); ok {
+		if p, ok := k.problem(w.store.path(w.store.agent, ".json")); ok {
 			all = append(all, p)
 		}
 	}

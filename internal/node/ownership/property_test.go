@@ -20,7 +20,7 @@ var (
 type move struct {
 	to    inventory.API
 	began time.Duration
-	turn  uint64 // of the entry when it was requested
+	epoch uint64 // of the entry when it was requested
 	again bool   // it replaces a move that was not completed
 	force bool
 }
@@ -31,7 +31,7 @@ const atMost = 40 * time.Minute
 
 // GPUs move between the three APIs under churn of pods, claims and allocations, while agents are killed at any step, the kubelet and the
 // Nomad agent restart, and the directory of the agents is wiped. No GPU ever has two holders, each move completes, also if its target is
-// set when the file is lost or older, and a side changes only when a move was requested. Some are forced after the GPU was drained, half of
+// set when the file is lost or older, and an owner changes only when a move was requested. Some are forced after the GPU was drained, half of
 // these from an agent that does not run: force has no effect on what is placed on the GPU later.
 func TestMoves(t *testing.T) {
 	m := newModel(*seed, 8)
@@ -54,21 +54,21 @@ func TestMoves(t *testing.T) {
 				} else {
 					requested++
 				}
-				pending[id] = move{to: to, began: m.now, turn: e.Turn, again: moving}
-				m.order(ownership.Change{GPU: id, Target: to})
+				pending[id] = move{to: to, began: m.now, epoch: e.Epoch, again: moving}
+				m.setTarget(ownership.TargetChange{GPU: id, Target: to})
 			}
 		}
 		for _, id := range m.gpus {
 			if _, moving := pending[id]; m.drained[id] && !moving && !m.works(id) {
 				e := m.known().GPUs[id]
 				to := ownership.APIs()[m.IntN(3)]
-				pending[id] = move{to: to, began: m.now, turn: e.Turn, again: true, force: true}
+				pending[id] = move{to: to, began: m.now, epoch: e.Epoch, again: true, force: true}
 				requested++
-				if a := m.agentOf(e.Side); a != nil && ownership.AgentOf(to) != a.name && m.IntN(2) == 0 {
+				if a := m.agentOf(e.Owner); a != nil && ownership.AgentOf(to) != a.name && m.IntN(2) == 0 {
 					m.kill(a)
 					a.gone = m.now + 3*time.Minute
 				}
-				m.order(ownership.Change{GPU: id, Target: to, Force: true})
+				m.setTarget(ownership.TargetChange{GPU: id, Target: to, Force: true})
 			}
 		}
 		for _, a := range m.agents {
@@ -86,10 +86,10 @@ func TestMoves(t *testing.T) {
 		for id, mv := range pending {
 			e := m.file.GPUs[id]
 			switch took := m.now - mv.began; {
-			case e.Side == mv.to && m.offered(id) == mv.to:
+			case e.Owner == mv.to && m.offered(id) == mv.to:
 				// One change for the move, and one at the first, by which an agent records that it has the GPU.
-				if changes := e.Turn - mv.turn; changes > 2 || mv.turn > 0 && changes != 1 && !mv.again {
-					t.Fatalf("seed %d: %s changed its side %d times on its way to %s", *seed, id, changes, mv.to)
+				if changes := e.Epoch - mv.epoch; changes > 2 || mv.epoch > 0 && changes != 1 && !mv.again {
+					t.Fatalf("seed %d: %s changed its owner %d times on its way to %s", *seed, id, changes, mv.to)
 				}
 				delete(pending, id)
 				completed++
@@ -129,8 +129,8 @@ func (m *model) offered(id gpu.DeviceID) (through inventory.API) {
 	return through
 }
 
-// order sets the target of a GPU, as the command does: in what is on disk, which may be lost or older by then. Then it wakes the agents.
-func (m *model) order(c ownership.Change) {
+// setTarget sets the target of a GPU, as the command does: in what is on disk, which may be lost or older by then. Then it wakes the agents.
+func (m *model) setTarget(c ownership.TargetChange) {
 	if m.remembered() && m.IntN(20) == 0 {
 		m.late++
 		m.loseFile()
@@ -139,10 +139,10 @@ func (m *model) order(c ownership.Change) {
 		m.older = m.file
 	}
 	if m.IntN(10) == 0 { // another one at the same time, just before
-		other := ownership.Change{GPU: c.GPU, Target: ownership.APIs()[m.IntN(3)]}
-		m.file = m.file.WithTargets([]ownership.Change{other}, m.clock())
+		other := ownership.TargetChange{GPU: c.GPU, Target: ownership.APIs()[m.IntN(3)]}
+		m.file = m.file.WithTargets([]ownership.TargetChange{other}, m.clock())
 	}
-	m.file = m.file.WithTargets([]ownership.Change{c}, m.clock())
+	m.file = m.file.WithTargets([]ownership.TargetChange{c}, m.clock())
 	first := m.IntN(2)
 	for _, a := range []*modelAgent{m.agents[first], m.agents[1-first]} {
 		if a.alive {
@@ -205,7 +205,7 @@ func (m *model) disturb() {
 		m.nomad.unknownUntil = m.now + time.Duration(m.IntN(60))*time.Second
 	case 2: // an event wakes each agent that runs, which restores what it remembers; without one that does, nothing is known of Nomad
 		if m.remembered() {
-			m.file, m.claims = ownership.File{}, map[string]map[gpu.DeviceID]int{"k8s-gpu": {}, "nomad-gpu": {}}
+			m.file, m.devices = ownership.File{}, map[string]map[gpu.DeviceID]int{"k8s-gpu": {}, "nomad-gpu": {}}
 			m.agents[0].prepared = map[gpu.DeviceID]*work{}
 			first := m.IntN(2)
 			m.tick(m.agents[first], false)

@@ -37,7 +37,7 @@ func (h host) offered(name string, api inventory.API, inv *inventory.Inventory) 
 }
 
 // Without a running agent a GPU that another API has is not shown as offered, one that leaves takes no work, and nothing is changed.
-func TestReadOnceHasTheAssignments(t *testing.T) {
+func TestReadOnceHasTheOwners(t *testing.T) {
 	h := newHost(t)
 	synctest.Test(t, func(t *testing.T) {
 		h.cfg["nomad-gpu"], h.cfg["k8s-gpu"] = on(inventory.OverlapRefuse, 0, 1, 2), on(inventory.OverlapRefuse, 0, 1, 2)
@@ -69,7 +69,7 @@ func TestReadOnceHasTheAssignments(t *testing.T) {
 		} {
 			got := h.offered(tc.agent, tc.api, inv)
 			if tc.agent == "k8s-gpu" {
-				delete(got, 0) // which nomad-gpu claims, without an entry
+				delete(got, 0) // which nomad-gpu offers, without an entry
 			}
 			if len(got) != len(tc.want) || got[1] != tc.want[1] || got[2] != tc.want[2] {
 				t.Errorf("%s: %v, want %v", name, got, tc.want)
@@ -94,7 +94,7 @@ func TestReadOnceOpensNoLockOfAnAgent(t *testing.T) {
 		pass(10 * time.Second)
 		n.end()
 	})
-	of := Entry{Target: inventory.DevicePlugin, Side: inventory.DevicePlugin, Turn: 1, Change: 1}
+	of := Entry{Target: inventory.DevicePlugin, Owner: inventory.DevicePlugin, Epoch: 1, TargetRevision: 1}
 	must(t, Write(h.dir, File{GPUs: map[gpu.DeviceID]Entry{coretest.GPU(1): of}}))
 	lock := filepath.Join(h.dir, "claims", "nomad-gpu.lock")
 	must(t, os.WriteFile(lock, nil, 0o600)) // as a killed agent leaves it

@@ -10,9 +10,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// inner returns which API of this agent has, or had, a GPU; false while that can't be known.
-func (n *next) inner(id gpu.DeviceID) (inventory.API, bool) {
-	if a := n.file.Inner[n.Agent][id]; a != "" {
+// localAPI returns which API of this agent has, or had, a GPU; false while that can't be known.
+func (n *next) localAPI(id gpu.DeviceID) (inventory.API, bool) {
+	if a := n.file.LocalAPIs[n.Agent][id]; a != "" {
 		return a, true
 	}
 	if len(n.APIs) < 2 {
@@ -23,7 +23,7 @@ func (n *next) inner(id gpu.DeviceID) (inventory.API, bool) {
 			return a, true
 		}
 	}
-	if n.Past(id) { // and did not record the API: it had one
+	if n.OfferedBefore(id) { // and did not record the API: it had one
 		return inventory.DevicePlugin, true
 	}
 	if record := n.Records[inventory.DevicePlugin]; n.Default != inventory.DevicePlugin && record != nil {

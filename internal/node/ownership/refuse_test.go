@@ -18,7 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
-// damages are files of claims that can't be used.
+// damages are files that can't be used.
 var damages = map[string]func(path string) error{
 	"not JSON": func(path string) error { return os.WriteFile(path, []byte("\x00\xff"), 0o600) },
 	"empty":    func(path string) error { return os.WriteFile(path, nil, 0o600) },
@@ -34,8 +34,8 @@ var damages = map[string]func(path string) error{
 }
 
 // With refuse a GPU never becomes an agent's because the file of the other agent, which is away, can't be used: what was read last counts, and
-// for a process that has read nothing all is claimed but what it has claimed itself. With warn both offer it, as always.
-func TestDamagedClaimsOfAnAgentThatIsAway(t *testing.T) {
+// for a process that has read nothing all is another agent's but what it has recorded itself. With warn both offer it, as always.
+func TestDamagedFileOfAnAgentThatIsAway(t *testing.T) {
 	for name, damage := range damages {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -123,7 +123,7 @@ func neverBoth(t *testing.T, a, b *agent, d time.Duration) {
 	}
 }
 
-// While the folder is locked an agent that starts offers what it has claimed before, and nothing else, however long that takes.
+// While the folder is locked an agent that starts offers what it has recorded before, and nothing else, however long that takes.
 func TestFolderLockedAtTheStart(t *testing.T) {
 	for _, locked := range []time.Duration{500 * time.Millisecond, 3 * time.Second, time.Minute} {
 		t.Run(locked.String(), func(t *testing.T) {
@@ -152,8 +152,8 @@ func TestFolderLockedAtTheStart(t *testing.T) {
 	}
 }
 
-// A claim that can't be written is not offered where another agent has files: it would not know of it. Work that runs goes on.
-func TestClaimsThatAreNotOnDisk(t *testing.T) {
+// A device that can't be recorded is not offered where another agent has files: it would not know of it. Work that runs goes on.
+func TestDevicesThatAreNotOnDisk(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "claims", "k8s-gpu.json")
 	synctest.Test(t, func(t *testing.T) {
@@ -169,7 +169,7 @@ func TestClaimsThatAreNotOnDisk(t *testing.T) {
 		}
 		n = nomad(t, dir, on(inventory.OverlapRefuse, 0, 1, 2, 3))
 		neverBoth(t, n, k, time.Minute)
-		n.expectSchedulable(t, "beside an agent that runs and has no claims on disk", 0)
+		n.expectSchedulable(t, "beside an agent that runs and has no file on disk", 0)
 		must(t, os.Remove(file))
 		neverBoth(t, n, k, 10*time.Second)
 		if all := slices.Sorted(slices.Values(slices.Concat(n.schedulable(), k.schedulable()))); !slices.Equal(all, []int{0, 1, 2, 3}) {
@@ -194,15 +194,15 @@ func TestDiskThatHangs(t *testing.T) {
 		latest *view
 		want   inventory.OwnClaims
 	}{
-		"nothing was read":              {nil, inventory.OwnClaims{Else: elseUnclaimed, At: at}},
-		"another agent has files":       {&view{}, inventory.OwnClaims{Else: elseUnclaimed, At: at}},
+		"nothing was read":              {nil, inventory.OwnClaims{Else: elseUnrecorded, At: at}},
+		"another agent has files":       {&view{}, inventory.OwnClaims{Else: elseUnrecorded, At: at}},
 		"no other agent has any so far": {&view{alone: true}, inventory.OwnClaims{}},
 	} {
 		w := New(Options{Agent: "k8s-gpu", StateDir: t.TempDir(), Config: core.DefaultConfig(), Log: slog.New(slog.DiscardHandler)})
 		var m recorder
-		w.update(&m, func(h *inventory.Host) { h.Own = inventory.OwnClaims{Else: elseUnclaimed, Pending: true, At: at} })
+		w.update(&m, func(h *inventory.Host) { h.Own = inventory.OwnClaims{Else: elseUnrecorded, Pending: true, At: at} })
 		w.latest.Store(tc.latest)
-		w.claimsUnread(&m, errSlow)
+		w.setUnread(&m, errSlow)
 		if !m.host.Own.Equal(tc.want) {
 			t.Errorf("%s: %+v, want %+v", name, m.host.Own, tc.want)
 		}
@@ -212,7 +212,7 @@ func TestDiskThatHangs(t *testing.T) {
 	}
 }
 
-// Where locks do not work at all no other agent can have claimed anything, unless it has a file.
+// Where locks do not work at all no other agent can offer anything, unless it has a file.
 func TestFolderWithoutLocks(t *testing.T) {
 	folder := t.TempDir()
 	s, _ := newStore(t, folder, "k8s-gpu", true)
@@ -228,21 +228,21 @@ func TestFolderWithoutLocks(t *testing.T) {
 	}
 }
 
-// A claim of an earlier boot is no reason against a claim of another agent that can't be read.
-func TestClaimsThatCannotBeReadAndMoves(t *testing.T) {
+// What was recorded in an earlier boot is no reason against the file of another agent that can't be read.
+func TestFilesThatCannotBeReadAndMoves(t *testing.T) {
 	id := coretest.GPU(1)
 	for name, tc := range map[string]struct {
-		mine, now claimFile
+		mine, now agentFile
 		refuse    bool
-		claims    int
+		overlaps  int
 	}{
-		"not claimed":                     {claimFile{}, claimFile{}, true, 1},
-		"claimed in this boot":            {claimed("k8s-gpu", 1, whole(1)), claimed("k8s-gpu", 1, whole(1)), true, 0},
-		"claimed in this boot, with warn": {claimed("k8s-gpu", 1, whole(1)), claimed("k8s-gpu", 1, whole(1)), false, 1},
-		"claimed in an earlier boot":      {claimed("k8s-gpu", 1, whole(1)), claimFile{}, true, 1},
+		"not recorded":                     {agentFile{}, agentFile{}, true, 1},
+		"recorded in this boot":            {recorded("k8s-gpu", 1, whole(1)), recorded("k8s-gpu", 1, whole(1)), true, 0},
+		"recorded in this boot, with warn": {recorded("k8s-gpu", 1, whole(1)), recorded("k8s-gpu", 1, whole(1)), false, 1},
+		"recorded in an earlier boot":      {recorded("k8s-gpu", 1, whole(1)), agentFile{}, true, 1},
 	} {
-		c := hostClaims{mine: tc.mine, now: tc.now, others: []claimFile{unreadFile("nomad-gpu")}, refuse: tc.refuse, running: func(string) bool { return false }}
-		if all := c.of(id); len(all) != tc.claims || tc.claims > 0 && !all[0].Unread {
+		c := hostRecords{mine: tc.mine, now: tc.now, others: []agentFile{unreadFile("nomad-gpu")}, refuse: tc.refuse, running: func(string) bool { return false }}
+		if all := c.of(id); len(all) != tc.overlaps || tc.overlaps > 0 && !all[0].Unread {
 			t.Errorf("%s: %+v", name, all)
 		}
 	}

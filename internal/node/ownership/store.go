@@ -19,23 +19,23 @@ import (
 
 const lockAtMost = 5 * time.Second // another agent holds the lock of the folder for milliseconds
 
-// claimStore is one agent's view of the folder in which the agents of a host record what they offer.
+// store is one agent's view of the folder in which the agents of a host record what they offer.
 //
 //	<state_dir>/claims/             locked while an agent reads, decides and writes
-//	                   nomad-gpu.json   what nomad-gpu claims; outlives it
+//	                   nomad-gpu.json   what nomad-gpu offers; outlives it
 //	                   nomad-gpu.lock   locked while a nomad-gpu runs
 //	                   k8s-gpu.json ...
 //
-// Two agents that start together, with refuse, on a host without claims:
+// Two agents that start together, with refuse, on a host without files:
 //
-//	nomad-gpu  lock, reads nothing, claims GPU 3 as turn 1, unlock
-//	k8s-gpu      waits for the lock .............................. lock, reads turn 1, leaves GPU 3 alone, unlock
+//	nomad-gpu  lock, reads nothing, records GPU 3 in order 1, unlock
+//	k8s-gpu      waits for the lock .............................. lock, reads order 1, leaves GPU 3 alone, unlock
 //
-// An agent claims the devices of an inventory some milliseconds after it was published. With refuse they take work from then on
-// (inventory.Host.Own). With warn claims of others that exist by then count immediately.
+// An agent records the devices of an inventory some milliseconds after it was published. With refuse they take work from then on
+// (inventory.Host.Own). With warn devices of others that are recorded by then count immediately.
 //
 // It is used by one goroutine.
-type claimStore struct {
+type store struct {
 	folder  string
 	agent   string
 	boot    string
@@ -49,21 +49,21 @@ type claimStore struct {
 	decoded map[string]decodedFile // by agent
 	removed time.Time              // when the folder was found removed, with the lock of this agent; zero = it never was
 
-	assigner *assigner // nil = no GPU moves between APIs
+	decider *decider // nil = no GPU moves between APIs
 
-	former []claim // of this agent in an earlier boot: for the assignments only
+	former []device // of this agent in an earlier boot: for the decision about owners only
 
-	// past are the GPUs that earlier processes of this agent claimed: those in its file until this process changes that for the first time.
-	past    map[gpu.DeviceID]bool
-	lost    bool // the file could not be read: they are not known
-	written bool
+	// previous are the GPUs that earlier processes of this agent offered: those in its file until this process changes that for the first time.
+	previous map[gpu.DeviceID]bool
+	lost     bool // the file could not be read: they are not known
+	written  bool
 
-	left map[gpu.Placement]time.Duration // since when claimed devices are not offered
+	left map[gpu.Placement]time.Duration // since when recorded devices are not offered
 }
 
-// view is what an agent reads from the claims.
+// view is what an agent reads from the files.
 type view struct {
-	claims    []inventory.Claim
+	overlaps  []inventory.Claim
 	numbering inventory.Numbering // of all agents
 	others    []otherAgent        // by name
 	own       inventory.OwnClaims
@@ -71,17 +71,17 @@ type view struct {
 	kept      []kept
 	alone     bool // no other agent has a file
 
-	assignments      inventory.Assignments
-	assignmentsError error // the last good file of assignments is in force, or none
+	assignments    inventory.Assignments
+	ownershipError error // the last good file of the node is in force, or none
 }
 
 type otherAgent struct {
 	agent, file string
 	running     bool
-	devices     int // of this agent, that it claims
+	devices     int // of this agent, that it offers, too
 }
 
-// writeError is a failure to write the claims of this agent; the claims of others were read.
+// writeError is a failure to write the file of this agent; those of others were read.
 type writeError struct{ error }
 
 func (e writeError) Unwrap() error { return e.error }
@@ -89,10 +89,10 @@ func (e writeError) Unwrap() error { return e.error }
 // errDuplicateAgent is returned while another process runs under the same agent's name.
 var errDuplicateAgent = errors.New("another agent of this name is running")
 
-// update claims what is offered now and returns what the others claim. It fails with errDuplicateAgent while another process
+// update records what is offered now and returns what the others offer. It fails with errDuplicateAgent while another process
 // writes under the name of this agent, and with writeError if nothing can be written: the view is valid in both cases. With
 // another error nothing was read.
-func (s *claimStore) update(ctx context.Context, o offer) (view, error) {
+func (s *store) update(ctx context.Context, o localDevices) (view, error) {
 	mkdirErr := os.MkdirAll(s.folder, 0o700)
 	unlock, err := lockFolder(ctx, s.folder)
 	if err != nil {
@@ -104,25 +104,25 @@ func (s *claimStore) update(ctx context.Context, o offer) (view, error) {
 	if err != nil {
 		return view{}, err
 	}
-	if failed == nil && r.lost && (!o.ready || s.refuse && len(r.unknown()) > 0) { // written now, it would claim nothing
+	if failed == nil && r.lost && (!o.ready || s.refuse && len(r.unknown()) > 0) { // written now, it would have no device
 		failed = writeError{fmt.Errorf("%s can't be read, and is written again when the GPUs and the files of all agents are: %w", s.path(s.agent, ".json"), r.broken)}
 	}
-	s.notePast(r)
+	s.notePrevious(r)
 	counting := s.counting(r.others)
 	var keep []kept
 	if failed == nil {
-		if s.assigner != nil {
+		if s.decider != nil {
 			o, keep = s.keeping(r.mine, o)
 		}
-		r.mine, failed = s.claim(r, counting, o)
+		r.mine, failed = s.record(r, counting, o)
 	}
 	s.written = s.written || failed == nil
 	// The numbers that this agent has written count, too: its history may be older, or of another node.
 	v := view{numbering: numberingOf(append(slices.Clone(r.others), r.mine)), alone: r.alone, faults: r.faults, kept: keep}
-	if s.assigner != nil {
-		v.assignments, v.assignmentsError = s.assign(r, o, failed)
+	if s.decider != nil {
+		v.assignments, v.ownershipError = s.decide(r, o, failed)
 	}
-	v.claims, v.own = coreClaims(r.mine, s.counting(r.others), o), s.own(r, failed)
+	v.overlaps, v.own = overlapsOf(r.mine, s.counting(r.others), o), s.own(r, failed)
 	for _, f := range r.others {
 		v.others = append(v.others, otherAgent{
 			agent: f.agent, file: s.path(f.agent, ".json"),
@@ -132,11 +132,11 @@ func (s *claimStore) update(ctx context.Context, o offer) (view, error) {
 	return v, failed
 }
 
-// claim writes what this agent claims, and returns what is on disk then.
-func (s *claimStore) claim(r reading, counting []claimFile, o offer) (claimFile, error) {
+// record writes what this agent offers, and returns what is on disk then.
+func (s *store) record(r reading, counting []agentFile, o localDevices) (agentFile, error) {
 	next := r.mine
 	next.started, next.boot = s.started, s.boot
-	next.claims = nextClaims(r.mine, counting, o, s.refuse, time.Now())
+	next.devices = nextDevices(r.mine, counting, o, s.refuse, time.Now())
 	if len(o.numbering.Numbers) > 0 { // else the numbers in the file stay
 		next.numbering = mergeNumbering(o.numbering, r.mine.numbering, r.others)
 	}
@@ -152,43 +152,43 @@ func (s *claimStore) claim(r reading, counting []claimFile, o offer) (claimFile,
 	return next, nil
 }
 
-// assign returns the assignments of GPUs to APIs.
-func (s *claimStore) assign(r reading, o offer, failed error) (inventory.Assignments, error) {
-	c := hostClaims{
-		mine: r.mine, now: r.mine, others: r.others, running: s.isRunning, past: s.past, refuse: s.refuse, follows: errors.Is(failed, errDuplicateAgent),
+// decide returns which API has each GPU.
+func (s *store) decide(r reading, o localDevices, failed error) (inventory.Assignments, error) {
+	c := hostRecords{
+		mine: r.mine, now: r.mine, others: r.others, running: s.isRunning, previous: s.previous, refuse: s.refuse, follows: errors.Is(failed, errDuplicateAgent),
 	}
-	c.mine.claims = append(slices.Clone(r.mine.claims), s.former...)
-	a, err := s.assigner.assign(o.inventory, c)
-	s.former = slices.DeleteFunc(s.former, func(c claim) bool { return a.Elsewhere(c.at.GPU) })
+	c.mine.devices = append(slices.Clone(r.mine.devices), s.former...)
+	a, err := s.decider.decide(o.inventory, c)
+	s.former = slices.DeleteFunc(s.former, func(c device) bool { return a.Elsewhere(c.at.GPU) })
 	return a, err
 }
 
-// notePast notes what earlier processes of this agent have claimed, until this one changes the file.
-func (s *claimStore) notePast(r reading) {
+// notePrevious notes what earlier processes of this agent have offered, until this one changes the file.
+func (s *store) notePrevious(r reading) {
 	if r.former.agent != "" {
-		s.former = slices.Clone(r.former.claims) // the file is kept as decoded
+		s.former = slices.Clone(r.former.devices) // the file is kept as decoded
 	}
 	if s.written {
 		return
 	}
 	s.lost = s.lost || r.lost
-	if s.past == nil {
-		s.past = map[gpu.DeviceID]bool{}
+	if s.previous == nil {
+		s.previous = map[gpu.DeviceID]bool{}
 	}
-	for _, c := range slices.Concat(r.mine.claims, r.former.claims) {
-		s.past[c.at.GPU] = true
+	for _, c := range slices.Concat(r.mine.devices, r.former.devices) {
+		s.previous[c.at.GPU] = true
 	}
 }
 
-// counting are the claims of others that count: without those on GPUs that were taken from an agent by force.
-func (s *claimStore) counting(others []claimFile) []claimFile {
-	if s.assigner == nil {
+// counting are the devices of others that count: without those on GPUs that were taken from an agent by force.
+func (s *store) counting(others []agentFile) []agentFile {
+	if s.decider == nil {
 		return others
 	}
 	others = slices.Clone(others)
 	for i, f := range others {
-		taken := func(id gpu.DeviceID) bool { return s.assigner.state.Disregards(f.agent, id) }
-		others[i].claims = slices.DeleteFunc(slices.Clone(f.claims), func(c claim) bool { return taken(c.at.GPU) })
+		taken := func(id gpu.DeviceID) bool { return s.decider.state.AgentGone(f.agent, id) }
+		others[i].devices = slices.DeleteFunc(slices.Clone(f.devices), func(c device) bool { return taken(c.at.GPU) })
 		if f.unknown != nil {
 			others[i].unknown = func(id gpu.DeviceID) bool { return f.unknown(id) && !taken(id) }
 		}
@@ -208,11 +208,11 @@ func lockFolder(ctx context.Context, path string) (unlock func(), err error) {
 	return func() { _ = folder.Close() }, nil // which unlocks
 }
 
-func (s *claimStore) path(agent, suffix string) string { return filepath.Join(s.folder, agent+suffix) }
+func (s *store) path(agent, suffix string) string { return filepath.Join(s.folder, agent+suffix) }
 
 // acquireLiveness locks the lock file that shows that this agent runs, unless it is locked and still at its path. The folder
 // must be locked: an agent that checks whether another one runs locks that file for a moment, too (filelock.IsHeld).
-func (s *claimStore) acquireLiveness() error {
+func (s *store) acquireLiveness() error {
 	path := s.path(s.agent, ".lock")
 	if s.liveness != nil {
 		if filelock.IsAt(s.liveness, path) {
@@ -232,8 +232,8 @@ func (s *claimStore) acquireLiveness() error {
 	return nil
 }
 
-// close unlocks the lock file. The claims stay.
-func (s *claimStore) close() {
+// close unlocks the lock file. Its file stays.
+func (s *store) close() {
 	if s.liveness != nil {
 		_ = s.liveness.Close() // which unlocks
 		s.liveness = nil
@@ -241,7 +241,7 @@ func (s *claimStore) close() {
 }
 
 // write replaces the file of this agent.
-func (s *claimStore) write(f claimFile) error {
+func (s *store) write(f agentFile) error {
 	path := s.path(s.agent, ".json")
 	if !s.tidy {
 		statefile.RemoveTemporary(path)

@@ -14,10 +14,10 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-func newStore(t *testing.T, folder, agent string, refuse bool) (*claimStore, *bytes.Buffer) {
+func newStore(t *testing.T, folder, agent string, refuse bool) (*store, *bytes.Buffer) {
 	t.Helper()
 	var log bytes.Buffer
-	r := &claimStore{
+	r := &store{
 		folder: folder, agent: agent, boot: "b00t", refuse: refuse, started: now,
 		log: slog.New(slog.NewTextHandler(&log, nil)),
 	}
@@ -25,8 +25,8 @@ func newStore(t *testing.T, folder, agent string, refuse bool) (*claimStore, *by
 	return r, &log
 }
 
-// update updates the claims, which must succeed.
-func update(t *testing.T, r *claimStore, at ...gpu.Placement) view {
+// update updates the files, which must succeed.
+func update(t *testing.T, r *store, at ...gpu.Placement) view {
 	t.Helper()
 	v, err := r.update(t.Context(), want(at...))
 	if err != nil {
@@ -35,7 +35,7 @@ func update(t *testing.T, r *claimStore, at ...gpu.Placement) view {
 	return v
 }
 
-// stopped are the agents that do not run and claim devices of this one.
+// stopped are the agents that do not run and offer devices of this one.
 func (v view) stopped() []otherAgent {
 	return slices.DeleteFunc(slices.Clone(v.others), func(o otherAgent) bool { return o.running || o.devices == 0 })
 }
@@ -51,11 +51,11 @@ func inFile(t *testing.T, folder, agent string) []gpu.Placement {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return placements(e.claims)
+	return placements(e.devices)
 }
 
-// Claims stay after a restart and a crash, not after a reboot.
-func TestClaimsOutliveTheAgent(t *testing.T) {
+// Devices stay after a restart and a crash, not after a reboot.
+func TestFilesOutliveTheAgent(t *testing.T) {
 	folder := t.TempDir()
 	a, _ := newStore(t, folder, "nomad-gpu", true)
 	b, _ := newStore(t, folder, "k8s-gpu", true)
@@ -70,7 +70,7 @@ func TestClaimsOutliveTheAgent(t *testing.T) {
 	}
 
 	again, _ := newStore(t, folder, "nomad-gpu", true)
-	unread := offer{unsure: func(gpu.Placement) bool { return true }}
+	unread := localDevices{unsure: func(gpu.Placement) bool { return true }}
 	if _, err := again.update(t.Context(), unread); err != nil {
 		t.Fatal(err)
 	}
@@ -80,11 +80,11 @@ func TestClaimsOutliveTheAgent(t *testing.T) {
 	again.close()
 
 	b.boot = "another"
-	if v := update(t, b, whole(1)); len(v.claims)+len(v.stopped()) != 0 || len(inFile(t, folder, "k8s-gpu")) != 1 {
+	if v := update(t, b, whole(1)); len(v.overlaps)+len(v.stopped()) != 0 || len(inFile(t, folder, "k8s-gpu")) != 1 {
 		t.Errorf("after a reboot: %v", v)
 	}
 	b.boot = "" // unknown is no sign of a reboot
-	if v := update(t, b, whole(1)); len(v.claims) != 1 {
+	if v := update(t, b, whole(1)); len(v.overlaps) != 1 {
 		t.Errorf("without a boot id: %v", v)
 	}
 }
@@ -132,16 +132,16 @@ func TestOwnFileRemoved(t *testing.T) {
 	a, _ := newStore(t, folder, "nomad-gpu", true)
 	update(t, a, whole(1))
 	must(t, os.Remove(filepath.Join(folder, "nomad-gpu.json")))
-	if _, err := a.update(t.Context(), offer{unsure: func(gpu.Placement) bool { return true }}); err != nil {
+	if _, err := a.update(t.Context(), localDevices{unsure: func(gpu.Placement) bool { return true }}); err != nil {
 		t.Fatal(err)
 	}
 	if got := inFile(t, folder, "nomad-gpu"); len(got) != 0 {
-		t.Errorf("claims %v", got)
+		t.Errorf("recorded %v", got)
 	}
 }
 
 // An agent whose own file can't be read writes it again: from what it remembers, or when it has read its GPUs. Until then the file stays as it
-// is, so that no other agent finds that it claims nothing.
+// is, so that no other agent finds that it offers nothing.
 func TestOwnFileDamaged(t *testing.T) {
 	folder := t.TempDir()
 	path := filepath.Join(folder, "nomad-gpu.json")
@@ -150,9 +150,9 @@ func TestOwnFileDamaged(t *testing.T) {
 	update(t, a, whole(1))
 	update(t, other, whole(1), whole(2))
 	must(t, os.WriteFile(path, []byte("{"), 0o600))
-	unread := offer{unsure: func(gpu.Placement) bool { return true }}
+	unread := localDevices{unsure: func(gpu.Placement) bool { return true }}
 	if _, err := a.update(t.Context(), unread); err != nil || !slices.Equal(inFile(t, folder, "nomad-gpu"), []gpu.Placement{whole(1)}) {
-		t.Errorf("it remembers its claims: %v\n%s", err, log)
+		t.Errorf("it remembers its devices: %v\n%s", err, log)
 	}
 
 	a.close()
@@ -183,7 +183,7 @@ func TestDuplicateAgent(t *testing.T) {
 	update(t, first, whole(1))
 	update(t, other, whole(2))
 	v, err := second.update(t.Context(), want(whole(1), whole(2)))
-	if !errors.Is(err, errDuplicateAgent) || len(v.claims) != 1 || !v.claims[0].Older {
+	if !errors.Is(err, errDuplicateAgent) || len(v.overlaps) != 1 || !v.overlaps[0].Older {
 		t.Errorf("%v, %v", v, err)
 	}
 	if got := inFile(t, folder, "nomad-gpu"); len(got) != 1 {
@@ -208,8 +208,8 @@ func TestFilesThatCannotBeUsed(t *testing.T) {
 	must(t, os.Symlink("/dev/zero", filepath.Join(folder, "link.json")))
 	r, _ := newStore(t, folder, "k8s-gpu", true)
 	for range 3 {
-		if v := update(t, r, whole(0)); len(v.claims) != 0 || len(v.faults) != 5 || len(inFile(t, folder, "k8s-gpu")) != 0 {
-			t.Errorf("claims %v, %d faults, want one for each file that can't be read: %v", v.claims, len(v.faults), v.faults)
+		if v := update(t, r, whole(0)); len(v.overlaps) != 0 || len(v.faults) != 5 || len(inFile(t, folder, "k8s-gpu")) != 0 {
+			t.Errorf("overlaps %v, %d faults, want one for each file that can't be read: %v", v.overlaps, len(v.faults), v.faults)
 		}
 	}
 	if _, err := os.Stat(filepath.Join(folder, ".k8s-gpu.json123")); !errors.Is(err, os.ErrNotExist) {
@@ -222,8 +222,8 @@ func TestFilesThatCannotBeUsed(t *testing.T) {
 	must(t, os.Mkdir(filepath.Join(folder, "k8s-gpu.json"), 0o700)) // can't be replaced by a file
 	r, _ = newStore(t, folder, "k8s-gpu", true)
 	v, err := r.update(t.Context(), want(whole(0), whole(1)))
-	if _, part := errors.AsType[writeError](err); !part || len(v.claims) != 1 || !v.claims[0].Older {
-		t.Errorf("the claims of others: %v, %v", v, err)
+	if _, part := errors.AsType[writeError](err); !part || len(v.overlaps) != 1 || !v.overlaps[0].Older {
+		t.Errorf("the devices of others: %v, %v", v, err)
 	}
 
 	blocked, _ := newStore(t, filepath.Join(folder, "nomad-gpu.json", "claims"), "k8s-gpu", true)
@@ -232,7 +232,7 @@ func TestFilesThatCannotBeUsed(t *testing.T) {
 	}
 }
 
-// One update of the claims of two agents, each with 16 GPUs of 7 instances.
+// One update of the files of two agents, each with 16 GPUs of 7 instances.
 func BenchmarkUpdate(b *testing.B) {
 	folder := b.TempDir()
 	var all []gpu.Placement
@@ -241,9 +241,9 @@ func BenchmarkUpdate(b *testing.B) {
 			all = append(all, instance(n, uint32(gi)))
 		}
 	}
-	var agents []*claimStore
+	var agents []*store
 	for _, agent := range []string{"nomad-gpu", "k8s-gpu"} {
-		r := &claimStore{folder: folder, agent: agent, boot: "b00t", log: slog.New(slog.DiscardHandler)}
+		r := &store{folder: folder, agent: agent, boot: "b00t", log: slog.New(slog.DiscardHandler)}
 		defer r.close()
 		agents = append(agents, r)
 		if _, err := r.update(b.Context(), want(all...)); err != nil {
@@ -257,8 +257,8 @@ func BenchmarkUpdate(b *testing.B) {
 	}
 }
 
-// numbered updates the claims of an agent that has a number for a GPU.
-func numbered(t *testing.T, r *claimStore, id gpu.DeviceID, number int) view {
+// numbered updates the file of an agent that has a number for a GPU.
+func numbered(t *testing.T, r *store, id gpu.DeviceID, number int) view {
 	t.Helper()
 	o := want()
 	o.numbering = inventory.NewNumbering(0, []inventory.Number{{ID: id, Index: gpu.DeviceIndex{GPU: number, Instance: -1}}})

@@ -53,19 +53,19 @@ func (n *next) health(id gpu.DeviceID, to inventory.API, w wait) string {
 
 // blocked returns for what a GPU of this agent that is not given out waits; nothing = it may be given out.
 func (n *next) blocked(id gpu.DeviceID, e Entry) wait {
-	for _, c := range n.Claims(id) {
+	for _, c := range n.Overlaps(id) {
 		switch {
-		case c.Unread && !n.without(id, e, c.Agent):
+		case c.Unread && !n.agentGone(id, e, c.Agent):
 			return wait{text: "the claims of " + c.Agent + ", which can't be read: see the warnings", kind: c.Agent}
 		case c.Running:
 			return wait{text: c.Agent + ", which claims it, to give it up", kind: c.Agent}
-		case e.Force && !n.without(id, e, c.Agent):
+		case e.Force && !n.agentGone(id, e, c.Agent):
 			return wait{text: c.Agent + ", which claims it and does not run, to stay away for the settle time", kind: c.Agent}
 		case !e.Force:
 			return wait{text: c.Agent + ", which claims it and does not run: start it; if it was removed, delete its file in claims/", kind: c.Agent}
 		}
 	}
-	return n.heldThrough(id, e.Side)
+	return n.heldThrough(id, e.Owner)
 }
 
 // on returns the work that has a GPU through an API of this agent, unless nothing can show whether that has ended.
@@ -77,23 +77,23 @@ func (n *next) on(a inventory.API, id gpu.DeviceID) []string {
 }
 
 // heldThrough returns the end of the work that has a GPU through other APIs of this agent than the given one.
-func (n *next) heldThrough(id gpu.DeviceID, side inventory.API) wait {
+func (n *next) heldThrough(id gpu.DeviceID, owner inventory.API) wait {
 	for _, a := range APIs() {
-		if by := n.on(a, id); a != side && len(by) > 0 {
+		if by := n.on(a, id); a != owner && len(by) > 0 {
 			return wait{text: strings.Join(by, ", ") + ", which has it through " + string(a), kind: kindWork}
 		}
 	}
 	return wait{}
 }
 
-// leaving returns for how long a GPU that is withheld must still have no holder before its side changes, or what that waits for.
-func (n *next) leaving(id gpu.DeviceID, side inventory.API, e Entry) (left time.Duration, waits wait) {
+// draining returns for how long a cordoned GPU must still have no holder before its owner changes, or what that waits for.
+func (n *next) draining(id gpu.DeviceID, owner inventory.API, e Entry) (left time.Duration, waits wait) {
 	settle := e.settle()
 	if by := n.Records.HoldersOf(id); len(by) > 0 {
 		return settle, wait{text: "the end of " + strings.Join(by, ", "), kind: kindWork}
 	}
-	h := holders.Record{Missing: "the record of " + string(side) + ", which this process does not serve"}
-	if record := n.Records[side]; record != nil {
+	h := holders.Record{Missing: "the record of " + string(owner) + ", which this process does not serve"}
+	if record := n.Records[owner]; record != nil {
 		h = record()
 	}
 	reserved, known := n.Reserved(id)

@@ -34,7 +34,7 @@ type timings struct {
 
 var defaultTimings = timings{poll: time.Second, others: restartAtMost, alone: 30 * time.Second}
 
-// Monitor receives the host that a Watcher finds, and has the inventory that it claims. *monitor.Monitor is one.
+// Monitor receives the host that a Watcher finds, and has the inventory that it records. *monitor.Monitor is one.
 type Monitor interface {
 	SetHost(inventory.Host)
 	Current() *inventory.Inventory
@@ -56,23 +56,23 @@ type Options struct {
 type Watcher struct {
 	log     *slog.Logger
 	refuse  bool
-	claims  *claimStore // nil = overlaps are not seen
+	store   *store // nil = overlaps are not seen
 	timings timings
 
-	assigner *assigner // nil = no GPU moves between APIs
+	decider *decider // nil = no GPU moves between APIs
 
 	newWatcher func() (*fsnotify.Watcher, error) // of inotify; nil = fsnotify.NewWatcher
 
 	first  chan struct{}        // closed after the first poll
-	latest atomic.Pointer[view] // that was read of the claims; nil = none
+	latest atomic.Pointer[view] // that was read of the files; nil = none
 
-	mu         sync.Mutex
-	host       inventory.Host
-	unassigned problem.Problem // why the file of assignments is not in force; zero = it is
-	problem    problem.Problem // why overlaps are not seen completely; zero = they are
-	stopped    []otherAgent    // that claim devices offered here and have not run for long
-	faults     []fault
-	kept       []kept
+	mu               sync.Mutex
+	host             inventory.Host
+	ownershipProblem problem.Problem // why the file of the node is not in force; zero = it is
+	problem          problem.Problem // why overlaps are not seen completely; zero = they are
+	stopped          []otherAgent    // that offer devices of this agent, too, and have not run for long
+	faults           []fault
+	kept             []kept
 }
 
 // New returns a watcher. It reads nothing yet.
@@ -82,7 +82,7 @@ func New(o Options) *Watcher {
 		first: make(chan struct{}), timings: defaultTimings,
 	}
 	if o.StateDir != "" {
-		w.claims = &claimStore{
+		w.store = &store{
 			folder: filepath.Join(o.StateDir, "claims"), agent: o.Agent, boot: o.BootID, refuse: w.refuse,
 			started: time.Now().UTC(), log: o.Log,
 		}
@@ -91,13 +91,13 @@ func New(o Options) *Watcher {
 }
 
 // AwaitFirst waits for the first poll of Run, so that the first inventory has what the host limits; for at most a second, as a disk can
-// hang. With overlap = refuse nothing is offered before the claims are read but what this agent has claimed already.
+// hang. With overlap = refuse nothing is offered before the files are read but what this agent has recorded already.
 func (w *Watcher) AwaitFirst(ctx context.Context) { watch.Await(ctx, w.first, firstAtMost) }
 
-// Run sets the host of the monitor whenever it changes, and claims what the monitor offers, until ctx ends. It then returns
+// Run sets the host of the monitor whenever it changes, and records what the monitor offers, until ctx ends. It then returns
 // within half a second even if a disk hangs; the hung goroutine is abandoned.
 func (w *Watcher) Run(ctx context.Context, m Monitor) {
-	if w.claims == nil {
+	if w.store == nil {
 		w.setProblem(errNoFolder)
 		close(w.first)
 		return
@@ -105,7 +105,7 @@ func (w *Watcher) Run(ctx context.Context, m Monitor) {
 	if w.refuse { // before the disk is read, which can hang
 		w.update(m, func(h *inventory.Host) { h.Own = inventory.OwnClaims{Else: elseUnread, Pending: true} })
 	}
-	if !watch.RunUntil(ctx, stopAtMost, func() { w.watchClaims(ctx, m) }) {
+	if !watch.RunUntil(ctx, stopAtMost, func() { w.watchAgents(ctx, m) }) {
 		w.log.Warn("claims of this agent not released in time: check the disk of the state directory")
 	}
 }

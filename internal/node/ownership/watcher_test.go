@@ -86,8 +86,8 @@ func TestTwoAgentsStartTogether(t *testing.T) {
 	}
 }
 
-// A GPU that one agent stops offering is the other's two seconds later; claims stay over a restart and a crash.
-func TestClaimsMoveBetweenAgents(t *testing.T) {
+// A GPU that one agent stops offering is the other's two seconds later; devices stay over a restart and a crash.
+func TestDevicesMoveBetweenAgents(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		n := nomad(t, dir, on(inventory.OverlapRefuse, 0, 1))
@@ -96,7 +96,7 @@ func TestClaimsMoveBetweenAgents(t *testing.T) {
 		pass(5 * time.Second)
 		must(t, n.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 0)))
 		pass(2 * time.Second)
-		k.expectSchedulable(t, "not claimed by the other agent", 1, 2)
+		k.expectSchedulable(t, "not recorded by the other agent", 1, 2)
 		must(t, n.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 0, 1)))
 		pass(2 * time.Second)
 		n.expectSchedulable(t, "it is the other's now", 0)
@@ -128,7 +128,7 @@ func TestFolderThatCannotBeUsed(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				a := kube(t, dir, on(overlap, 0, 1))
 				pass(time.Minute)
-				a.expectSchedulable(t, "without claims", 0, 1)
+				a.expectSchedulable(t, "without files", 0, 1)
 				if notes := problem.Lines(a.watcher.Problems()); len(notes) != 1 || a.logged("level=WARN msg=\"claims not read, overlaps with other agents are unknown") != 1 {
 					t.Errorf("%q\n%s", notes, a.log)
 				}
@@ -195,7 +195,7 @@ func TestFolderThatStaysLocked(t *testing.T) {
 	}
 }
 
-// byIndex offers the first two GPUs, also while the claims are not read.
+// byIndex offers the first two GPUs, also while the files are not read.
 func byIndex() core.Config {
 	cfg := core.DefaultConfig()
 	cfg.Overlap = inventory.OverlapWarn
@@ -205,7 +205,7 @@ func byIndex() core.Config {
 
 // While another agent may be numbering GPUs no GPU is offered by its index; but only for a while, and not where numbers can't be
 // shared at all.
-func TestNewGPUsWaitForTheClaims(t *testing.T) {
+func TestNewGPUsWaitForTheFiles(t *testing.T) {
 	for name, tc := range map[string]struct {
 		folder func(t *testing.T, dir string)
 		early  int // GPUs that are offered after two seconds

@@ -50,7 +50,7 @@ type Options struct {
 	Endpoints  func() []report.Endpoint // for the debug view; nil = none
 	Explain    explain.Adapter          // of the orchestrator; without functions, requests are not explained
 
-	Assignments func() ownership.Facts // for the command migrate; nil = no GPU moves between APIs
+	Ownership func() ownership.Facts // for the command migrate; nil = no GPU moves between APIs
 
 	Log *slog.Logger // of every command, with the client; never nil
 }

@@ -67,7 +67,7 @@ func (n *node) recordAPI(api inventory.API) {
 		had[gpu.DeviceID(id)] = api
 	}
 	n.Must(os.MkdirAll(n.stateDir, 0o755))
-	n.Must(ownership.Write(n.stateDir, ownership.File{Inner: map[string]map[gpu.DeviceID]inventory.API{"k8s-gpu": had}}))
+	n.Must(ownership.Write(n.stateDir, ownership.File{LocalAPIs: map[string]map[gpu.DeviceID]inventory.API{"k8s-gpu": had}}))
 }
 
 func (n *node) activePods() []*v1.Pod {

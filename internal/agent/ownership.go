@@ -9,11 +9,11 @@ import (
 	"github.com/tandem-gpu/tandem/internal/node/ownership"
 )
 
-// assignmentFacts are those for the command migrate.
-func (a *Agent) assignmentFacts() ownership.Facts {
+// ownershipFacts are those for the command migrate.
+func (a *Agent) ownershipFacts() ownership.Facts {
 	inv := a.Current()
 	f := ownership.Facts{Agent: a.opts.Name, APIs: a.adapter.APIs, GPUs: []ownership.GPUFacts{}, Unread: map[inventory.API]string{}}
-	status, records := a.Assignments(), a.adapter.Readers.Read()
+	status, records := a.Ownership(), a.adapter.Readers.Read()
 	for api, record := range records {
 		if r := record(); r.Never {
 			f.Unread[api] = r.Missing
@@ -26,7 +26,7 @@ func (a *Agent) assignmentFacts() ownership.Facts {
 	}
 	slices.Sort(ids)
 	for _, id := range slices.Compact(ids) {
-		g := ownership.GPUFacts{GPU: id, Can: slices.Contains(can, id), Here: offers(inv, id), Index: -1, Holders: append([]string{}, records.Named(id)...)}
+		g := ownership.GPUFacts{GPU: id, Offerable: slices.Contains(can, id), Local: offers(inv, id), Index: -1, Holders: append([]string{}, records.Named(id)...)}
 		for d := range inv.Hardware() {
 			if d.At.GPU == id {
 				g.PCI, g.Index, g.Product = string(d.PCI), d.Index, d.Product()
@@ -38,7 +38,7 @@ func (a *Agent) assignmentFacts() ownership.Facts {
 		}
 		if i := slices.IndexFunc(status, func(st ownership.Status) bool { return st.GPU == id }); i >= 0 {
 			st := status[i]
-			g.API, g.Here, g.Moving, g.Waits = st.API, st.Here && g.Can, st.Moving, st.Waits
+			g.API, g.Local, g.Pending, g.Waits = st.API, st.Here && g.Offerable, st.Moving, st.Waits
 			if st.Entry {
 				g.Target = st.Target
 			}
@@ -48,7 +48,7 @@ func (a *Agent) assignmentFacts() ownership.Facts {
 	return f
 }
 
-// offers reports whether an inventory has a unit of a GPU that is not being withdrawn, and that no other agent has claimed before.
+// offers reports whether an inventory has a unit of a GPU that is not being withdrawn, and that no other agent has recorded before.
 func offers(inv *inventory.Inventory, id gpu.DeviceID) bool {
 	for u := range inv.Units() {
 		if u.Device.At.GPU == id && u.Health.Reason != health.ReasonWithdrawn && u.Health.Reason != health.ReasonClaimed {

@@ -17,20 +17,20 @@ func (r *record) setLate(late func(gpu.DeviceID) string) {
 	r.late = late
 }
 
-// claimedSince is when an agent claimed a GPU.
-func (h host) claimedSince(t *testing.T, agent string, n int) time.Time {
+// recordedSince is when an agent first recorded a GPU.
+func (h host) recordedSince(t *testing.T, agent string, n int) time.Time {
 	t.Helper()
-	s := &claimStore{folder: filepath.Join(h.dir, "claims"), agent: agent, boot: "b00t"}
+	s := &store{folder: filepath.Join(h.dir, "claims"), agent: agent, boot: "b00t"}
 	r, err := s.read(s.isRunning)
 	must(t, err)
 	c := r.mine.oldestOn(gpu.WholeGPU(coretest.GPU(n)))
 	if c == nil {
-		t.Fatalf("%s does not claim GPU %d", agent, n)
+		t.Fatalf("%s has not recorded GPU %d", agent, n)
 	}
 	return c.since
 }
 
-// A claim that is prepared between the last look at the record and the inventory without the GPU keeps this agent's claim: the other agent
+// A claim that is prepared between the last look at the record and the inventory without the GPU keeps the GPU in the file of this agent: the other one
 // does not offer the GPU until it has ended.
 func TestClaimPreparedWhileItsGPULeaves(t *testing.T) {
 	h := newHost(t)
@@ -48,9 +48,9 @@ func TestClaimPreparedWhileItsGPULeaves(t *testing.T) {
 		n = h.startNomad(t)
 		pass(10 * time.Second)
 		n.expect(t, "before", through{0: "", 1: ""})
-		since := h.claimedSince(t, "k8s-gpu", 2)
+		since := h.recordedSince(t, "k8s-gpu", 2)
 		h.dra.setLate(func(id gpu.DeviceID) string {
-			if f, err := Read(h.dir); err == nil && id == coretest.GPU(2) && f.GPUs[id].Side == inventory.Nomad {
+			if f, err := Read(h.dir); err == nil && id == coretest.GPU(2) && f.GPUs[id].Owner == inventory.Nomad {
 				return "claim default/late"
 			}
 			return ""
@@ -58,8 +58,8 @@ func TestClaimPreparedWhileItsGPULeaves(t *testing.T) {
 		h.move(t, 2, inventory.Nomad)
 		pass(DefaultSettle + time.Minute)
 		n.expect(t, "with a claim that came late", through{0: "", 1: ""})
-		if now := h.claimedSince(t, "k8s-gpu", 2); !now.Equal(since) {
-			t.Errorf("the GPU is claimed since %v, not since %v: the claim was given up meanwhile", now, since)
+		if now := h.recordedSince(t, "k8s-gpu", 2); !now.Equal(since) {
+			t.Errorf("the GPU is recorded since %v, not since %v: it was given up meanwhile", now, since)
 		}
 		h.dra.set(coretest.GPU(2), "")
 		pass(DefaultSettle + 20*time.Second)
@@ -68,8 +68,8 @@ func TestClaimPreparedWhileItsGPULeaves(t *testing.T) {
 	})
 }
 
-// An agent that can't lock the claims when it starts gives nothing out on a host where GPUs have been moved.
-func TestLockedClaimsAtStart(t *testing.T) {
+// An agent that can't lock the folder when it starts gives nothing out on a host where GPUs have been moved.
+func TestLockedFolderAtStart(t *testing.T) {
 	h := newHost(t)
 	synctest.Test(t, func(t *testing.T) {
 		n := h.startNomad(t)
@@ -90,6 +90,6 @@ func TestLockedClaimsAtStart(t *testing.T) {
 		n.expect(t, "a GPU was moved", through{})
 		unlock()
 		pass(40 * time.Second)
-		n.expect(t, "with the claims", through{0: ""})
+		n.expect(t, "with the files", through{0: ""})
 	})
 }
