@@ -84,7 +84,7 @@ func startNomadAPI(t *testing.T) (*nomadAPI, string) {
 // planned is what migrate plan has of a GPU.
 type planned struct {
 	API, Target, Waits string
-	Moving             bool
+	Pending            bool
 	Holders            []string
 }
 
@@ -155,7 +155,7 @@ func TestGPUMovesBetweenBothAgents(t *testing.T) {
 	}
 	n.healthy(8, 7)
 	k.healthy(7, 0)
-	if p := n.plan(moved); p.API != "nomad" || p.Target != "device-plugin" || !p.Moving || len(p.Holders) != 1 {
+	if p := n.plan(moved); p.API != "nomad" || p.Target != "device-plugin" || !p.Pending || len(p.Holders) != 1 {
 		t.Errorf("after the agents were killed: %+v", p)
 	}
 
@@ -190,7 +190,7 @@ func TestGPUMovesBetweenBothAgents(t *testing.T) {
 	if k.takesWork(moved) {
 		t.Error("both offer the GPU")
 	}
-	if p := k.plan(moved); p.API != "nomad" || p.Moving {
+	if p := k.plan(moved); p.API != "nomad" || p.Pending {
 		t.Errorf("at the end: %+v", p)
 	}
 	for args, want := range map[string]string{

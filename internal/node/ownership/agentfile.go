@@ -52,9 +52,9 @@ func (f agentFile) equal(o agentFile) bool {
 type jsonAgent struct {
 	Version int          `json:"version"`
 	Agent   string       `json:"agent"`
-	Boot    string       `json:"boot"`
+	Boot    string       `json:"bootID"`
 	Started time.Time    `json:"started"`
-	Devices []jsonDevice `json:"claims"`
+	Devices []jsonDevice `json:"devices"`
 
 	Generation int          `json:"generation,omitempty"` // of the numbers
 	Numbers    []jsonNumber `json:"numbers,omitempty"`
@@ -64,7 +64,7 @@ type jsonDevice struct {
 	GPU   gpu.DeviceID `json:"gpu"`
 	GI    *uint32      `json:"gi,omitempty"`
 	CI    *uint32      `json:"ci,omitempty"`
-	Order uint64       `json:"turn"`
+	Order uint64       `json:"order"`
 	Since time.Time    `json:"since"`
 }
 
@@ -117,7 +117,7 @@ func isAgentName(s string) bool { return len(s) <= 63 && agentNames.MatchString(
 
 func isDeviceName(id gpu.DeviceID) bool { return len(id) <= 128 && deviceNames.MatchString(string(id)) }
 
-var errFormat = errors.New("not a file of claims")
+var errFormat = errors.New("not the file of an agent")
 
 // decode decodes the file of an agent. It is valid as a whole, or an error.
 func decode(text []byte, agent string) (agentFile, error) {
@@ -129,15 +129,15 @@ func decode(text []byte, agent string) (agentFile, error) {
 	case j.Version != version:
 		return agentFile{}, fmt.Errorf("%w of version %d, but of version %d", errFormat, version, j.Version)
 	case j.Agent != agent:
-		return agentFile{}, fmt.Errorf("%w of %s, but of %.80q", errFormat, agent, j.Agent)
+		return agentFile{}, fmt.Errorf("%w %s, but of %.80q", errFormat, agent, j.Agent)
 	case len(j.Devices) > maxDevices:
-		return agentFile{}, fmt.Errorf("%w: %d claims, at most %d are read", errFormat, len(j.Devices), maxDevices)
+		return agentFile{}, fmt.Errorf("%w: %d devices, at most %d are read", errFormat, len(j.Devices), maxDevices)
 	}
 	f := agentFile{agent: agent, boot: j.Boot, started: j.Started}
 	for _, c := range j.Devices {
 		at := gpu.Placement{GPU: c.GPU, GI: orWhole(c.GI), CI: orWhole(c.CI)}
 		if !isDeviceName(c.GPU) || at.GI == gpu.Whole && at.CI != gpu.Whole || c.Order > maxOrder {
-			return agentFile{}, fmt.Errorf("%w: %.80q, turn %d", errFormat, c.GPU, c.Order)
+			return agentFile{}, fmt.Errorf("%w: %.80q, order %d", errFormat, c.GPU, c.Order)
 		}
 		f.devices = append(f.devices, device{at: at, order: c.Order, since: c.Since})
 	}

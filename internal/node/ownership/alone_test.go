@@ -17,9 +17,9 @@ func TestFirstFileOfAnotherAgentTakesLong(t *testing.T) {
 		n := nomad(t, dir, on(inventory.OverlapRefuse, 0))
 		pass(5 * time.Second)
 		n.expectSchedulable(t, "alone", 0)
-		unlock, err := lockFolder(t.Context(), filepath.Join(dir, "claims"))
+		unlock, err := lockFolder(t.Context(), filepath.Join(dir, FolderName))
 		must(t, err)
-		other, _ := newStore(t, filepath.Join(dir, "claims"), "k8s-gpu", true)
+		other, _ := newStore(t, filepath.Join(dir, FolderName), "k8s-gpu", true)
 		must(t, other.write(recorded("k8s-gpu", 2, whole(1))))
 		must(t, n.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 0, 1)))
 		for range 20 {

@@ -83,7 +83,7 @@ func (h *damagedHost) repair(a *damagedAgent) {
 	if a.good == nil {
 		return
 	}
-	if text, err := os.ReadFile(h.path(a)); err == nil && strings.Contains(string(text), `"version": 1`) {
+	if text, err := os.ReadFile(h.path(a)); err == nil && strings.Contains(string(text), `"version": 2`) {
 		a.good = nil
 		return
 	}
@@ -104,7 +104,7 @@ func (h *damagedHost) check(a *damagedAgent) {
 		a.ready = true
 		return
 	}
-	if text, err := os.ReadFile(h.path(a)); err == nil && strings.Contains(string(text), `"version": 1`) {
+	if text, err := os.ReadFile(h.path(a)); err == nil && strings.Contains(string(text), `"version": 2`) {
 		a.good = nil
 	}
 	a.has = slices.DeleteFunc(a.has, func(p gpu.Placement) bool { return !slices.Contains(a.wanted, p) })

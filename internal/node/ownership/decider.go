@@ -200,7 +200,7 @@ func (w *Watcher) Serve(apis []inventory.API, readers Readers) {
 // Change replaces the file of the node in a state directory by what change returns of it, under the lock of the folder of the agents, and
 // wakes the agents.
 func Change(ctx context.Context, stateDir string, change func(File) (File, error)) error {
-	folder := filepath.Join(stateDir, "claims")
+	folder := filepath.Join(stateDir, FolderName)
 	mkdirErr := os.MkdirAll(folder, 0o700)
 	unlock, err := lockFolder(ctx, folder)
 	if err != nil {

@@ -243,7 +243,7 @@ func TestChangeOfModeAcrossAStepOfTheClock(t *testing.T) {
 		k := h.startKube(t, inventory.DevicePlugin)
 		pass(10 * time.Second)
 		k.end()
-		file := filepath.Join(h.dir, "claims", "k8s-gpu.json")
+		file := filepath.Join(h.dir, FolderName, "k8s-gpu.json")
 		text, err := os.ReadFile(file)
 		must(t, err)
 		later := bytes.ReplaceAll(text, []byte(time.Now().UTC().Format(`"2006-`)), []byte(`"2030-`))
@@ -303,7 +303,7 @@ func TestBrokenFileOfTheNode(t *testing.T) {
 		path := filepath.Join(h.dir, FileName)
 		good, err := os.ReadFile(path)
 		must(t, err)
-		must(t, os.WriteFile(path, []byte(`{"version": 1, "gpus": {"GPU-1": {"target": "drra"}}}`), 0o600))
+		must(t, os.WriteFile(path, []byte(`{"version": 2, "gpus": {"GPU-1": {"target": "drra"}}}`), 0o600))
 		pass(time.Minute)
 		k.expect(t, "with a broken file", through{1: inventory.DevicePlugin, 2: inventory.DevicePlugin})
 		n.expect(t, "with a broken file", through{0: ""})
@@ -331,13 +331,13 @@ func TestUnreadOwnership(t *testing.T) {
 		want bool
 	}{
 		"no file":    {func(string) error { return nil }, false},
-		"no targets": {func(path string) error { return os.WriteFile(path, []byte(`{"version": 1}`), 0o600) }, false},
+		"no targets": {func(path string) error { return os.WriteFile(path, []byte(`{"version": 2}`), 0o600) }, false},
 		"a target": {func(path string) error {
-			return os.WriteFile(path, []byte(`{"version": 1, "gpus": {"GPU-1": {"target": "dra"}}}`), 0o600)
+			return os.WriteFile(path, []byte(`{"version": 2, "gpus": {"GPU-1": {"target": "dra"}}}`), 0o600)
 		}, true},
 		"broken":        {func(path string) error { return os.WriteFile(path, []byte(`{`), 0o600) }, true},
 		"not readable":  {func(path string) error { return os.Mkdir(path, 0o700) }, false},
-		"a later state": {func(path string) error { return os.WriteFile(path, []byte(`{"version": 2}`), 0o600) }, true},
+		"a later state": {func(path string) error { return os.WriteFile(path, []byte(`{"version": 3}`), 0o600) }, true},
 	} {
 		dir := t.TempDir()
 		must(t, tc.make(filepath.Join(dir, FileName)))

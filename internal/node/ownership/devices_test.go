@@ -179,14 +179,14 @@ func TestFormat(t *testing.T) {
 	for name, text := range map[string]string{
 		"empty":          "",
 		"cut short":      string(text[:len(text)/2]),
-		"a later one":    `{"version": 2, "agent": "k8s-gpu"}`,
+		"a later one":    `{"version": 3, "agent": "k8s-gpu"}`,
 		"no version":     `{"agent": "k8s-gpu"}`,
-		"another's":      `{"version": 1, "agent": "nomad-gpu"}`,
-		"no GPU":         `{"version": 1, "agent": "k8s-gpu", "claims": [{"turn": 1}]}`,
-		"not a name":     `{"version": 1, "agent": "k8s-gpu", "claims": [{"gpu": "a\nb", "turn": 1}]}`,
-		"part of none":   `{"version": 1, "agent": "k8s-gpu", "claims": [{"gpu": "GPU-1", "ci": 1, "turn": 1}]}`,
-		"order too late": `{"version": 1, "agent": "k8s-gpu", "claims": [{"gpu": "GPU-1", "turn": 9007199254740993}]}`,
-		"too many":       `{"version": 1, "agent": "k8s-gpu", "claims": [{}` + strings.Repeat(",{}", maxDevices) + `]}`,
+		"another's":      `{"version": 2, "agent": "nomad-gpu"}`,
+		"no GPU":         `{"version": 2, "agent": "k8s-gpu", "devices": [{"order": 1}]}`,
+		"not a name":     `{"version": 2, "agent": "k8s-gpu", "devices": [{"gpu": "a\nb", "order": 1}]}`,
+		"part of none":   `{"version": 2, "agent": "k8s-gpu", "devices": [{"gpu": "GPU-1", "ci": 1, "order": 1}]}`,
+		"order too late": `{"version": 2, "agent": "k8s-gpu", "devices": [{"gpu": "GPU-1", "order": 9007199254740993}]}`,
+		"too many":       `{"version": 2, "agent": "k8s-gpu", "devices": [{}` + strings.Repeat(",{}", maxDevices) + `]}`,
 	} {
 		if _, err := decode([]byte(text), "k8s-gpu"); err == nil {
 			t.Errorf("%s was read", name)
@@ -198,8 +198,8 @@ func TestFormat(t *testing.T) {
 func FuzzDecode(f *testing.F) {
 	text, _ := recorded("k8s-gpu", 3, whole(0), instance(1, 2)).encode()
 	f.Add(text)
-	f.Add([]byte(`{"version": 1, "agent": "k8s-gpu", "claims": [{"gpu": "GPU-1", "gi": 4294967295, "ci": 0, "turn": 1}]}`))
-	f.Add([]byte(`{"version": 1, "agent": "k8s-gpu", "claims": null}`))
+	f.Add([]byte(`{"version": 2, "agent": "k8s-gpu", "devices": [{"gpu": "GPU-1", "gi": 4294967295, "ci": 0, "order": 1}]}`))
+	f.Add([]byte(`{"version": 2, "agent": "k8s-gpu", "devices": null}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		e, err := decode(text, "k8s-gpu")
 		if err != nil {

@@ -20,7 +20,7 @@ func (r *record) setLate(late func(gpu.DeviceID) string) {
 // recordedSince is when an agent first recorded a GPU.
 func (h host) recordedSince(t *testing.T, agent string, n int) time.Time {
 	t.Helper()
-	s := &store{folder: filepath.Join(h.dir, "claims"), agent: agent, boot: "b00t"}
+	s := &store{folder: filepath.Join(h.dir, FolderName), agent: agent, boot: "b00t"}
 	r, err := s.read(s.isRunning)
 	must(t, err)
 	c := r.mine.oldestOn(gpu.WholeGPU(coretest.GPU(n)))
@@ -75,7 +75,7 @@ func TestLockedFolderAtStart(t *testing.T) {
 		n := h.startNomad(t)
 		pass(10 * time.Second)
 		n.end()
-		unlock, err := lockFolder(t.Context(), filepath.Join(h.dir, "claims"))
+		unlock, err := lockFolder(t.Context(), filepath.Join(h.dir, FolderName))
 		must(t, err)
 		n = h.startNomad(t)
 		pass(20 * time.Second)
@@ -83,7 +83,7 @@ func TestLockedFolderAtStart(t *testing.T) {
 		n.end()
 		unlock()
 		h.move(t, 1, inventory.DevicePlugin)
-		unlock, err = lockFolder(t.Context(), filepath.Join(h.dir, "claims"))
+		unlock, err = lockFolder(t.Context(), filepath.Join(h.dir, FolderName))
 		must(t, err)
 		n = h.startNomad(t)
 		pass(20 * time.Second)

@@ -57,7 +57,7 @@ func TestFilesAreReadOnEvents(t *testing.T) {
 	dir := t.TempDir()
 	n := onEvents(t, "nomad-gpu", dir, on(inventory.OverlapRefuse, 0, 1))
 	await(t, "it has recorded its GPUs", func() bool {
-		text, _ := os.ReadFile(filepath.Join(dir, "claims", "nomad-gpu.json"))
+		text, _ := os.ReadFile(filepath.Join(dir, FolderName, "nomad-gpu.json"))
 		return bytes.Contains(text, []byte(coretest.GPU(1)))
 	})
 	k := onEvents(t, "k8s-gpu", dir, on(inventory.OverlapRefuse, 1, 2))
@@ -67,10 +67,10 @@ func TestFilesAreReadOnEvents(t *testing.T) {
 	must(t, n.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 0, 1, 3)))
 	n.awaitSchedulable(t, "the other agent's by now", 0, 3)
 	k.end()
-	must(t, os.Remove(filepath.Join(dir, "claims", "k8s-gpu.json")))
+	must(t, os.Remove(filepath.Join(dir, FolderName, "k8s-gpu.json")))
 	n.awaitSchedulable(t, "an operator has removed the other agent's file", 0, 1, 3)
 
-	own := filepath.Join(dir, "claims", "nomad-gpu.json")
+	own := filepath.Join(dir, FolderName, "nomad-gpu.json")
 	for _, remove := range []string{own, filepath.Dir(own)} {
 		must(t, os.RemoveAll(remove))
 		await(t, "the files are written again after the removal of "+remove, func() bool { _, err := os.Stat(own); return err == nil })
@@ -93,7 +93,7 @@ func TestOwnFileDoesNotWakeTheAgent(t *testing.T) {
 		})
 	}
 	before := n.checkBeats(t)
-	must(t, os.WriteFile(filepath.Join(dir, "claims", ".k8s-gpu.json123"), []byte("{"), 0o600)) // as during statefile.Write
+	must(t, os.WriteFile(filepath.Join(dir, FolderName, ".k8s-gpu.json123"), []byte("{"), 0o600)) // as during statefile.Write
 	time.Sleep(3 * eventPause)
 	if now := n.checkBeats(t); now != before {
 		t.Errorf("%d checks because of a temporary file", (now-before)/2)

@@ -17,8 +17,11 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
 
-// FileName is the name of the file in the state directory that the agents of a host share.
-const FileName = "assignments.json"
+// Names in the state directory that the agents of a host share.
+const (
+	FileName   = "ownership.json" // the file of the node
+	FolderName = "agents"         // with a file of each agent, and the lock for all
+)
 
 // DefaultSettle is for how long a GPU must have had no holder before its owner changes. Nothing is given out in that time, so it only
 // serves work that was placed on the GPU before its orchestrator knew that it takes none: the kubelet reports the number of devices
@@ -140,7 +143,7 @@ func (f File) Restore(agent string, remembered File) File {
 }
 
 const (
-	version  = 1
+	version  = 2
 	maxSize  = 1 << 20 // bytes
 	maxOrder = 1 << 53 // integers up to here are exact in every JSON reader
 )
@@ -148,19 +151,19 @@ const (
 type jsonFile struct {
 	Version   int                                       `json:"version"`
 	GPUs      map[gpu.DeviceID]jsonEntry                `json:"gpus"`
-	LocalAPIs map[string]map[gpu.DeviceID]inventory.API `json:"inner,omitempty"`
+	LocalAPIs map[string]map[gpu.DeviceID]inventory.API `json:"localAPIs,omitempty"`
 	Previous  map[gpu.DeviceID]inventory.API            `json:"previous,omitempty"`
 }
 
 type jsonEntry struct {
 	Target         inventory.API `json:"target"`
-	Owner          inventory.API `json:"side,omitempty"`
-	Epoch          uint64        `json:"turn,omitempty"`
-	TargetRevision uint64        `json:"change,omitempty"`
+	Owner          inventory.API `json:"owner,omitempty"`
+	Epoch          uint64        `json:"epoch,omitempty"`
+	TargetRevision uint64        `json:"targetRevision,omitempty"`
 	Settle         string        `json:"settle,omitempty"`
 	Force          bool          `json:"force,omitempty"`
 
-	AgentGone string `json:"without,omitempty"`
+	AgentGone string `json:"agentGone,omitempty"`
 }
 
 // Encode returns the text of the file.
@@ -178,7 +181,7 @@ func (f File) Encode() ([]byte, error) {
 }
 
 // ErrFormat is wrapped by the errors of a file that is not the one of the node. Its content is not known.
-var ErrFormat = errors.New("not a file of assignments")
+var ErrFormat = errors.New("not a file of the owners of GPUs")
 
 var gpuNames = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]*$`)
 

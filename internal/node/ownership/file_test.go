@@ -30,15 +30,15 @@ func TestFile(t *testing.T) {
 		t.Errorf("%+v, %v, want %+v", got, err, f)
 	}
 	for text, valid := range map[string]bool{
-		`{"version": 1, "gpus": {}, "later": 1}`:                                         true,
-		`{"version": 2, "gpus": {}}`:                                                     false,
-		`{"version": 1, "gpus": {"GPU-1": {"target": "drra"}}}`:                          false,
-		`{"version": 1, "gpus": {"GPU-1": {"target": "dra", "side": "x"}}}`:              false,
-		`{"version": 1, "gpus": {"../x": {"target": "dra"}}}`:                            false,
-		`{"version": 1, "gpus": {"GPU-1": {"target": "dra", "settle": "soon"}}}`:         false,
-		`{"version": 1, "gpus": {}, "inner": {"k8s-gpu": {"GPU-1": ""}}}`:                false,
-		`{"version": 1, "gpus": {"GPU-1": {"target": "dra", "turn": 9999999999999999}}}`: false,
-		`{"version": 1, "gpus": {"GPU-1": {"target": "dra", "without": "another"}}}`:     false,
+		`{"version": 2, "gpus": {}, "later": 1}`:                                          true,
+		`{"version": 3, "gpus": {}}`:                                                      false,
+		`{"version": 2, "gpus": {"GPU-1": {"target": "drra"}}}`:                           false,
+		`{"version": 2, "gpus": {"GPU-1": {"target": "dra", "owner": "x"}}}`:              false,
+		`{"version": 2, "gpus": {"../x": {"target": "dra"}}}`:                             false,
+		`{"version": 2, "gpus": {"GPU-1": {"target": "dra", "settle": "soon"}}}`:          false,
+		`{"version": 2, "gpus": {}, "localAPIs": {"k8s-gpu": {"GPU-1": ""}}}`:             false,
+		`{"version": 2, "gpus": {"GPU-1": {"target": "dra", "epoch": 9999999999999999}}}`: false,
+		`{"version": 2, "gpus": {"GPU-1": {"target": "dra", "agentGone": "another"}}}`:    false,
 		`{`: false,
 	} {
 		if err := os.WriteFile(filepath.Join(dir, ownership.FileName), []byte(text), 0o600); err != nil {

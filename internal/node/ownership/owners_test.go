@@ -91,7 +91,7 @@ func TestNeverTwoOwners(t *testing.T) {
 // Agents that start at the same time agree on which was first.
 func TestSimultaneousStart(t *testing.T) {
 	for n := range 50 {
-		folder := filepath.Join(t.TempDir(), "claims") // which does not exist yet
+		folder := filepath.Join(t.TempDir(), FolderName) // which does not exist yet
 		var agents sync.WaitGroup
 		start := make(chan struct{})
 		views := make([]view, 3)

@@ -25,11 +25,11 @@ type GPUFacts struct {
 	PCI       string        `json:"pci"`
 	Index     int           `json:"index"`
 	Product   string        `json:"product"`
-	Offerable bool          `json:"can"`    // the agent can offer it by its configuration
-	Local     bool          `json:"here"`   // it offers it, or cordons it because its work may still have it
-	API       inventory.API `json:"api"`    // that has it, as far as this agent reads
-	Target    inventory.API `json:"target"` // as this agent has read it; "" = none
-	Pending   string        `json:"moving"` // why it takes no new work; "" = it does
+	Offerable bool          `json:"offerable"` // the agent can offer it by its configuration
+	Local     bool          `json:"local"`     // it offers it, or cordons it because its work may still have it
+	API       inventory.API `json:"api"`       // that has it, as far as this agent reads
+	Target    inventory.API `json:"target"`    // as this agent has read it; "" = none
+	Pending   string        `json:"pending"`   // why it takes no new work; "" = it does
 	Waits     string        `json:"waits"`
 	Holders   []string      `json:"holders"` // through the APIs of this agent
 }
@@ -40,10 +40,10 @@ type Row struct {
 	PCI     string        `json:"pci"`
 	Index   int           `json:"index"`
 	Product string        `json:"product"`
-	API     string        `json:"api"`    // that has it now; several, separated by commas, if agents offer it beside each other; "" = none
-	Target  inventory.API `json:"target"` // "" = none: it belongs to the settings of the agents
-	Pending bool          `json:"moving"` // it takes no new work
-	Waits   string        `json:"waits"`  // for which the move waits; "" = it does not, or only for time
+	API     string        `json:"api"`     // that has it now; several, separated by commas, if agents offer it beside each other; "" = none
+	Target  inventory.API `json:"target"`  // "" = none: it belongs to the settings of the agents
+	Pending bool          `json:"pending"` // it takes no new work
+	Waits   string        `json:"waits"`   // for which the move waits; "" = it does not, or only for time
 	Holders []string      `json:"holders"`
 }
 

@@ -96,7 +96,7 @@ func TestReadOnceOpensNoLockOfAnAgent(t *testing.T) {
 	})
 	of := Entry{Target: inventory.DevicePlugin, Owner: inventory.DevicePlugin, Epoch: 1, TargetRevision: 1}
 	must(t, Write(h.dir, File{GPUs: map[gpu.DeviceID]Entry{coretest.GPU(1): of}}))
-	lock := filepath.Join(h.dir, "claims", "nomad-gpu.lock")
+	lock := filepath.Join(h.dir, FolderName, "nomad-gpu.lock")
 	must(t, os.WriteFile(lock, nil, 0o600)) // as a killed agent leaves it
 	fd, err := syscall.InotifyInit1(syscall.IN_NONBLOCK | syscall.IN_CLOEXEC)
 	must(t, err)

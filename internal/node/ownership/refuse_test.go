@@ -23,10 +23,10 @@ var damages = map[string]func(path string) error{
 	"not JSON": func(path string) error { return os.WriteFile(path, []byte("\x00\xff"), 0o600) },
 	"empty":    func(path string) error { return os.WriteFile(path, nil, 0o600) },
 	"a later version": func(path string) error {
-		return os.WriteFile(path, []byte(`{"version": 2, "agent": "nomad-gpu"}`), 0o600)
+		return os.WriteFile(path, []byte(`{"version": 3, "agent": "nomad-gpu"}`), 0o600)
 	},
 	"another agent's": func(path string) error {
-		return os.WriteFile(path, []byte(`{"version": 1, "agent": "k8s-gpu"}`), 0o600)
+		return os.WriteFile(path, []byte(`{"version": 2, "agent": "k8s-gpu"}`), 0o600)
 	},
 	"no regular file":  func(path string) error { return os.Mkdir(path, 0o700) },
 	"can't be opened":  func(path string) error { return os.Symlink(path, path) },
@@ -39,7 +39,7 @@ func TestDamagedFileOfAnAgentThatIsAway(t *testing.T) {
 	for name, damage := range damages {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			file := filepath.Join(dir, "claims", "nomad-gpu.json")
+			file := filepath.Join(dir, FolderName, "nomad-gpu.json")
 			synctest.Test(t, func(t *testing.T) {
 				n := nomad(t, dir, on(inventory.OverlapRefuse, 0, 1))
 				pass(5 * time.Second)
@@ -88,7 +88,7 @@ func TestAgentWithADamagedFileIsBack(t *testing.T) {
 	for _, damage := range []string{"not JSON", "a later version"} {
 		t.Run(damage, func(t *testing.T) {
 			dir := t.TempDir()
-			file := filepath.Join(dir, "claims", "nomad-gpu.json")
+			file := filepath.Join(dir, FolderName, "nomad-gpu.json")
 			synctest.Test(t, func(t *testing.T) {
 				n := nomad(t, dir, on(inventory.OverlapRefuse, 0, 1))
 				pass(5 * time.Second)
@@ -131,7 +131,7 @@ func TestFolderLockedAtTheStart(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				n := nomad(t, dir, on(inventory.OverlapRefuse, 0, 1, 2, 3, 4, 5))
 				pass(5 * time.Second)
-				unlock, err := lockFolder(t.Context(), filepath.Join(dir, "claims"))
+				unlock, err := lockFolder(t.Context(), filepath.Join(dir, FolderName))
 				must(t, err)
 				k := kube(t, dir, on(inventory.OverlapRefuse, 0, 1, 2, 3, 4, 5, 6))
 				neverBoth(t, n, k, locked)
@@ -141,7 +141,7 @@ func TestFolderLockedAtTheStart(t *testing.T) {
 				k.expectSchedulable(t, "unlocked", 6)
 
 				k.end()
-				unlock, err = lockFolder(t.Context(), filepath.Join(dir, "claims"))
+				unlock, err = lockFolder(t.Context(), filepath.Join(dir, FolderName))
 				must(t, err)
 				k = kube(t, dir, on(inventory.OverlapRefuse, 0, 1, 2, 3, 4, 5, 6))
 				neverBoth(t, n, k, max(locked, 2*time.Second))
@@ -155,7 +155,7 @@ func TestFolderLockedAtTheStart(t *testing.T) {
 // A device that can't be recorded is not offered where another agent has files: it would not know of it. Work that runs goes on.
 func TestDevicesThatAreNotOnDisk(t *testing.T) {
 	dir := t.TempDir()
-	file := filepath.Join(dir, "claims", "k8s-gpu.json")
+	file := filepath.Join(dir, FolderName, "k8s-gpu.json")
 	synctest.Test(t, func(t *testing.T) {
 		n := nomad(t, dir, on(inventory.OverlapRefuse, 0))
 		pass(5 * time.Second)

@@ -21,7 +21,7 @@ const lockAtMost = 5 * time.Second // another agent holds the lock of the folder
 
 // store is one agent's view of the folder in which the agents of a host record what they offer.
 //
-//	<state_dir>/claims/             locked while an agent reads, decides and writes
+//	<state_dir>/agents/             locked while an agent reads, decides and writes
 //	                   nomad-gpu.json   what nomad-gpu offers; outlives it
 //	                   nomad-gpu.lock   locked while a nomad-gpu runs
 //	                   k8s-gpu.json ...

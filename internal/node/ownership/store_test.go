@@ -91,7 +91,7 @@ func TestFilesOutliveTheAgent(t *testing.T) {
 
 // The file of an agent that was removed takes effect when it is removed. While the agent runs it is written again, and nothing changes hands.
 func TestRemovedFiles(t *testing.T) {
-	folder := filepath.Join(t.TempDir(), "claims")
+	folder := filepath.Join(t.TempDir(), FolderName)
 	a, _ := newStore(t, folder, "nomad-gpu", true)
 	b, _ := newStore(t, folder, "k8s-gpu", true)
 	expect := func(when string, nomad, kube []gpu.Placement) {
@@ -199,7 +199,7 @@ func TestDuplicateAgent(t *testing.T) {
 func TestFilesThatCannotBeUsed(t *testing.T) {
 	folder := t.TempDir()
 	for name, text := range map[string]string{
-		"later.json": `{"version": 9, "agent": "later", "claims": "by other rules"}`, "garbage.json": "\x00\xff",
+		"later.json": `{"version": 9, "agent": "later", "devices": "by other rules"}`, "garbage.json": "\x00\xff",
 		"empty.json": "", "Bad Name.json": "{}", ".k8s-gpu.json123": "cut sh", "notes.txt": "",
 	} {
 		must(t, os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600))
@@ -226,7 +226,7 @@ func TestFilesThatCannotBeUsed(t *testing.T) {
 		t.Errorf("the devices of others: %v, %v", v, err)
 	}
 
-	blocked, _ := newStore(t, filepath.Join(folder, "nomad-gpu.json", "claims"), "k8s-gpu", true)
+	blocked, _ := newStore(t, filepath.Join(folder, "nomad-gpu.json", FolderName), "k8s-gpu", true)
 	if _, err := blocked.update(t.Context(), want(whole(0))); err == nil {
 		t.Error("a folder that can't be created was created")
 	}

@@ -62,7 +62,7 @@ func (n *next) blocked(id gpu.DeviceID, e Entry) wait {
 		case e.Force && !n.agentGone(id, e, c.Agent):
 			return wait{text: c.Agent + ", which claims it and does not run, to stay away for the settle time", kind: c.Agent}
 		case !e.Force:
-			return wait{text: c.Agent + ", which claims it and does not run: start it; if it was removed, delete its file in claims/", kind: c.Agent}
+			return wait{text: c.Agent + ", which claims it and does not run: start it; if it was removed, delete its file in agents/", kind: c.Agent}
 		}
 	}
 	return n.heldThrough(id, e.Owner)

@@ -83,7 +83,7 @@ func New(o Options) *Watcher {
 	}
 	if o.StateDir != "" {
 		w.store = &store{
-			folder: filepath.Join(o.StateDir, "claims"), agent: o.Agent, boot: o.BootID, refuse: w.refuse,
+			folder: filepath.Join(o.StateDir, FolderName), agent: o.Agent, boot: o.BootID, refuse: w.refuse,
 			started: time.Now().UTC(), log: o.Log,
 		}
 	}

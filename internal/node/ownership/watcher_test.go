@@ -104,7 +104,7 @@ func TestDevicesMoveBetweenAgents(t *testing.T) {
 		k.end()
 		pass(time.Minute)
 		n.expectSchedulable(t, "the other's workloads may be running", 0)
-		file := filepath.Join(dir, "claims", "k8s-gpu.json")
+		file := filepath.Join(dir, FolderName, "k8s-gpu.json")
 		if notes := problem.Lines(n.watcher.Problems()); len(notes) != 1 || !strings.Contains(notes[0], file) || n.logged("agent not running, its claims stay") != 1 {
 			t.Errorf("%q\n%s", notes, n.log)
 		}
@@ -166,8 +166,8 @@ func TestFolderThatStaysLocked(t *testing.T) {
 		t.Run(string(overlap), func(t *testing.T) {
 			dir := t.TempDir()
 			synctest.Test(t, func(t *testing.T) {
-				must(t, os.Mkdir(filepath.Join(dir, "claims"), 0o700))
-				unlock, err := lockFolder(t.Context(), filepath.Join(dir, "claims"))
+				must(t, os.Mkdir(filepath.Join(dir, FolderName), 0o700))
+				unlock, err := lockFolder(t.Context(), filepath.Join(dir, FolderName))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -212,7 +212,7 @@ func TestNewGPUsWaitForTheFiles(t *testing.T) {
 	}{
 		"free": {func(*testing.T, string) {}, 2},
 		"held": {func(t *testing.T, dir string) {
-			folder := filepath.Join(dir, "claims")
+			folder := filepath.Join(dir, FolderName)
 			must(t, os.Mkdir(folder, 0o700))
 			unlock, err := lockFolder(t.Context(), folder)
 			if err != nil {
@@ -221,10 +221,10 @@ func TestNewGPUsWaitForTheFiles(t *testing.T) {
 			t.Cleanup(unlock)
 		}, 0},
 		"no folder": {func(t *testing.T, dir string) {
-			must(t, os.WriteFile(filepath.Join(dir, "claims"), nil, 0o600))
+			must(t, os.WriteFile(filepath.Join(dir, FolderName), nil, 0o600))
 		}, 2},
 		"read only": {func(t *testing.T, dir string) {
-			must(t, os.MkdirAll(filepath.Join(dir, "claims", "nomad-gpu.json"), 0o700)) // can't be replaced by a file
+			must(t, os.MkdirAll(filepath.Join(dir, FolderName, "nomad-gpu.json"), 0o700)) // can't be replaced by a file
 		}, 2},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -35,7 +35,7 @@ const (
 	debugURL    = "/v1/debug"
 	explainURL  = "/v1/explain"
 
-	ownershipURL = "/v1/assignments"
+	ownershipURL = "/v1/ownership"
 )
 
 var (
