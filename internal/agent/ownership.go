@@ -51,7 +51,7 @@ func (a *Agent) ownershipFacts() ownership.Facts {
 // offers reports whether an inventory has a unit of a GPU that is not being withdrawn, and that no other agent has recorded before.
 func offers(inv *inventory.Inventory, id gpu.DeviceID) bool {
 	for u := range inv.Units() {
-		if u.Device.At.GPU == id && u.Health.Reason != health.ReasonWithdrawn && u.Health.Reason != health.ReasonClaimed {
+		if u.Device.At.GPU == id && u.Health.Reason != health.ReasonWithdrawn && u.Health.Reason != health.ReasonOverlap {
 			return true
 		}
 	}

@@ -205,7 +205,7 @@ func TestReadOnceHasTheHost(t *testing.T) {
 	o := options(config.Health{StateDir: dir}, cfg)
 	o.Open = m.Open
 	r := ReadOnce(t.Context(), o)
-	if len(r.Overlaps) != 1 || r.Overlaps[0].Agent != "other" || r.Devices[0].Cause != "" || r.Devices[1].Cause != "CLAIMED" {
+	if len(r.Overlaps) != 1 || r.Overlaps[0].Agent != "other" || r.Devices[0].Cause != "" || r.Devices[1].Cause != "OVERLAP" {
 		t.Errorf("%+v", r)
 	}
 	if files, err := os.ReadDir(folder); err != nil || len(files) != 1 {

@@ -30,7 +30,7 @@ func (p Program) migrateVerb() verb {
 			text("to", "API through which the GPUs are to be offered: "+apiNames()),
 			&cli.BoolFlag{Name: "all", Usage: "all GPUs"},
 			&cli.DurationFlag{Name: "wait", Usage: "wait that long for the GPUs to arrive, and print the steps; exit code 1 if they don't"},
-			&cli.DurationFlag{Name: "settle", Value: ownership.DefaultSettle, Usage: "for how long a GPU must have had no holder before it changes sides"},
+			&cli.DurationFlag{Name: "settle", Value: ownership.DefaultSettle, Usage: "for how long a GPU must have had no holder before it changes its API"},
 			&cli.BoolFlag{Name: "force", Usage: "count a record of holders that can't be read as empty, and do without an agent that does not run: two workloads may get one GPU unless the node is drained"},
 			&cli.BoolFlag{Name: "json", Usage: "print JSON"},
 		},

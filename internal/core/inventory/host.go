@@ -93,10 +93,10 @@ func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
 		case moves:
 			notOurs = moving
 		case against != nil && against.Older && o == OverlapRefuse:
-			notOurs = health.New(health.ReasonClaimed, against.Agent)
+			notOurs = health.New(health.ReasonOverlap, against.Agent)
 		case o == OverlapRefuse && h.Own.Else != "" && !h.Own.cover(u.Device.At):
 			awaitsClaim = awaitsClaim || h.Own.Pending
-			notOurs = health.New(health.ReasonClaimed, h.Own.Else)
+			notOurs = health.New(health.ReasonOverlap, h.Own.Else)
 		}
 		switch {
 		case !u.Health.Schedulable():

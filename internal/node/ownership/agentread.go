@@ -47,7 +47,7 @@ type fault struct {
 }
 
 // errUnwritten is the error of the file of an agent that runs and has written none in this boot.
-var errUnwritten = errors.New("the agent runs and has not written its devices: see its warnings")
+var errUnwritten = errors.New("the agent runs and has not written its file: see its warnings")
 
 // decodedFile is a file as it was decoded last.
 type decodedFile struct {
@@ -185,10 +185,10 @@ func (s *store) wasRemoved() bool {
 
 // Texts of inventory.OwnClaims.Else, in the health of devices: "offered by another agent (perhaps: ...)".
 const (
-	elseUnread     = "perhaps: the claims of this host are not read so far"
-	elseUnrecorded = "perhaps: not claimed so far"
-	elseUnwritten  = "perhaps: the claim of this agent is not written"
-	elseDuplicate  = "perhaps: not claimed by the process of this agent that runs already"
+	elseUnread     = "perhaps: what the agents of this host offer is not read so far"
+	elseUnrecorded = "perhaps: not recorded so far"
+	elseUnwritten  = "perhaps: the record of this agent is not written"
+	elseDuplicate  = "perhaps: not recorded by the process of this agent that runs already"
 )
 
 // own is what this agent has recorded on disk, and what that means for other devices. failed is why that is not all that it offers.
@@ -205,7 +205,7 @@ func (s *store) own(r reading, failed error) inventory.OwnClaims {
 	case r.alone && failed != nil:
 		return inventory.OwnClaims{}
 	case len(unknown) > 0:
-		o.Else, o.Pending = fmt.Sprintf("perhaps %s, whose claims can't be read", strings.Join(unknown, ", ")), false
+		o.Else, o.Pending = fmt.Sprintf("perhaps %s, whose file can't be read", strings.Join(unknown, ", ")), false
 	case errors.Is(failed, errDuplicateAgent):
 		o.Else = elseDuplicate
 	case failed != nil:

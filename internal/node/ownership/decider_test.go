@@ -307,7 +307,7 @@ func TestBrokenFileOfTheNode(t *testing.T) {
 		pass(time.Minute)
 		k.expect(t, "with a broken file", through{1: inventory.DevicePlugin, 2: inventory.DevicePlugin})
 		n.expect(t, "with a broken file", through{0: ""})
-		if count := k.logged("assignments of GPUs not read"); count != 1 {
+		if count := k.logged("owners of GPUs not read"); count != 1 {
 			t.Errorf("%d warnings in the log:\n%s", count, k.log)
 		}
 		if w := problem.Lines(k.watcher.Problems()); !slices.ContainsFunc(w, func(line string) bool { return strings.Contains(line, "drra") }) {

@@ -45,7 +45,7 @@ func (a *agent) awaitSchedulable(t *testing.T, when string, want ...int) {
 func (a *agent) checkBeats(t *testing.T) uint64 {
 	t.Helper()
 	for _, task := range a.Watchdog().Tasks() {
-		if task.Name == "claims" {
+		if task.Name == "devices of agents" {
 			return task.Beats
 		}
 	}

@@ -95,12 +95,12 @@ func (w *Watcher) setKept(all []kept) {
 func logKept(log *slog.Logger, was, is []kept) {
 	for _, k := range is {
 		if !slices.ContainsFunc(was, func(l kept) bool { return l.at == k.at && l.waits.Held == k.waits.Held }) {
-			log.Info("device is not offered any more and stays claimed", "device", k.at.String(), "waits_for", k.waits.Text)
+			log.Info("device is not offered any more and stays recorded", "device", k.at.String(), "waits_for", k.waits.Text)
 		}
 	}
 	for _, k := range was {
 		if !slices.ContainsFunc(is, func(l kept) bool { return l.at == k.at }) {
-			log.Info("device is not claimed any more", "device", k.at.String())
+			log.Info("device is not recorded any more", "device", k.at.String())
 		}
 	}
 }
@@ -108,8 +108,8 @@ func logKept(log *slog.Logger, was, is []kept) {
 // problem is for an operator, if a device stays recorded for long because of what is not known.
 func (k kept) problem(file string) (problem.Problem, bool) {
 	return problem.Problem{
-		Code: problem.ClaimKept, Object: k.at.String(),
-		Text: fmt.Sprintf("%s is not offered any more and stays claimed, so that no other agent offers it: waits for %s; if no work has it, delete %s, which this agent writes again without it",
+		Code: problem.DeviceKept, Object: k.at.String(),
+		Text: fmt.Sprintf("%s is not offered any more and stays recorded, so that no other agent offers it: waits for %s; if no work has it, delete %s, which this agent writes again without it",
 			k.at, k.waits.Text, file),
 	}, !k.waits.Held && k.long
 }

@@ -14,7 +14,7 @@ func logMoves(log *slog.Logger, was, is []Status) {
 	for _, st := range is {
 		before, known := statusOf(was, st.GPU)
 		if known && before.API != "" && before.API != st.API {
-			log.Info("GPU changed its side", "id", st.GPU, "from", before.API, "to", st.API)
+			log.Info("GPU changed its API", "id", st.GPU, "from", before.API, "to", st.API)
 		}
 		waits := cmp.Or(st.Waits, "the settle time")
 		switch {

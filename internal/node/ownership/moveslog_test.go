@@ -49,12 +49,12 @@ func TestEightGPUsMoveToThreeSidesAtOnce(t *testing.T) {
 			if c := n.lines(`msg="GPU moves"`, "id="+string(id), `waits_for="the record"`); c != 1 {
 				t.Errorf("GPU %d: %d lines of what nomad-gpu waits for:\n%s", i, c, n.log)
 			}
-			if c := k.lines(`msg="GPU has moved and is not given out yet"`, "id="+string(id), "nomad-gpu, which claims it, to give it up"); c != 1 {
+			if c := k.lines(`msg="GPU has moved and is not given out yet"`, "id="+string(id), "nomad-gpu, which offers it, to give it up"); c != 1 {
 				t.Errorf("GPU %d: %d lines of what k8s-gpu waits for:\n%s", i, c, k.log)
 			}
 		}
 		for i := range nomad {
-			if c := k.lines(`msg="GPU changed its side"`, "id="+string(coretest.GPU(i)), "from=dra", "to=nomad"); c != 1 {
+			if c := k.lines(`msg="GPU changed its API"`, "id="+string(coretest.GPU(i)), "from=dra", "to=nomad"); c != 1 {
 				t.Errorf("GPU %d: %d lines of the change of its API:\n%s", i, c, k.log)
 			}
 		}

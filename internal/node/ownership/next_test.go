@@ -95,7 +95,7 @@ func TestNext(t *testing.T) {
 			{at: 31 * s, unknown: true, before: "pod default/a", forced: true, want: "dra"}, {at: 32 * s, unknown: true, before: "pod default/a", want: "dra"},
 		}},
 		"it comes, and the other agent still offers it": {ownership.Entry{Owner: inventory.DRA, Target: inventory.DRA}, []step{
-			{at: 0, overlap: &nomad, want: "dra, moves to dra: waits for nomad-gpu", waits: "which claims it, to give it up"}, {at: 1 * s, want: "dra"},
+			{at: 0, overlap: &nomad, want: "dra, moves to dra: waits for nomad-gpu", waits: "which offers it, to give it up"}, {at: 1 * s, want: "dra"},
 		}},
 		"it comes, and an agent that was removed has it in its file": {ownership.Entry{Owner: inventory.DRA, Target: inventory.DRA}, []step{
 			{at: 600 * s, overlap: &away, want: "dra, moves to dra: waits for nomad-gpu", waits: "delete its file"},

@@ -21,7 +21,7 @@ func (w *Watcher) watchAgents(ctx context.Context, m Monitor) {
 	slow := w.ifSlow(m)
 	w.beforeFirst(m)
 	slow.Stop()
-	task := m.Watchdog().Register("claims")
+	task := m.Watchdog().Register("devices of agents")
 	defer task.Done()
 	changed := make(chan struct{}, 1)
 	var watching sync.WaitGroup

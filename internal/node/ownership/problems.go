@@ -21,13 +21,13 @@ func (w *Watcher) setProblem(err error) {
 	case errors.Is(err, errDuplicateAgent):
 		p = problem.Problem{Code: problem.DuplicateAgent, Text: "another process of this agent uses the same state_dir", Remedy: "give each its own, or stop one"}
 	case notWritten:
-		p.Code, message, detail = problem.ClaimsWrite, "claims not written, other agents can't see what this agent offers", oneLine(err)
+		p.Code, message, detail = problem.AgentFileWrite, "devices of this agent not recorded, other agents can't see what it offers", oneLine(err)
 	default:
-		p.Code, message, detail = problem.ClaimsRead, "claims not read, overlaps with other agents are unknown", oneLine(err)
+		p.Code, message, detail = problem.AgentFileRead, "devices of the agents not read, overlaps with other agents are unknown", oneLine(err)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	const untilThen = "; until that is over GPUs that this agent has not claimed take no new work (overlap = refuse)"
+	const untilThen = "; until that is over GPUs that this agent has not recorded take no new work (overlap = refuse)"
 	switch refused := w.host.Own.Else != ""; {
 	case detail != "" && refused:
 		detail += untilThen
@@ -57,8 +57,8 @@ func (w *Watcher) setProblem(err error) {
 func (w *Watcher) setOwnershipProblem(err error) {
 	var p problem.Problem
 	if err != nil {
-		p = problem.Problem{Code: problem.Assignments,
-			Text: "assignments of GPUs not read or not written, the last good ones stay in force and no GPU changes its API: " + oneLine(err)}
+		p = problem.Problem{Code: problem.OwnershipFile,
+			Text: "owners of GPUs not read or not written, the last good ones stay in force and no GPU changes its API: " + oneLine(err)}
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -66,7 +66,7 @@ func (w *Watcher) setOwnershipProblem(err error) {
 		return
 	}
 	if w.ownershipProblem = p; err == nil {
-		w.log.Info("assignments of GPUs known again")
+		w.log.Info("owners of GPUs known again")
 		return
 	}
 	w.log.Warn(p.Text, "remedy", "correct the file, or put back a copy; without any, take the work from the GPUs and delete it")
@@ -78,7 +78,7 @@ func (w *Watcher) setStopped(stopped []otherAgent) {
 	defer w.mu.Unlock()
 	for _, a := range stopped {
 		if !slices.ContainsFunc(w.stopped, func(b otherAgent) bool { return b.agent == a.agent }) {
-			w.log.Warn("agent not running, its claims stay", "agent", a.agent, "devices", a.devices, "file", a.file,
+			w.log.Warn("agent not running, its devices stay recorded", "agent", a.agent, "devices", a.devices, "file", a.file,
 				"remedy", "delete the file if the agent was removed")
 		}
 	}
@@ -91,13 +91,13 @@ func (w *Watcher) setFaults(faults []fault) {
 	defer w.mu.Unlock()
 	for _, f := range faults {
 		if !slices.ContainsFunc(w.faults, func(g fault) bool { return g.problem(w.refuse) == f.problem(w.refuse) }) {
-			w.log.Warn("claims of an agent can't be read", "agent", f.agent, "file", f.path, "error", oneLine(f.err),
+			w.log.Warn("devices of an agent can't be read", "agent", f.agent, "file", f.path, "error", oneLine(f.err),
 				"effect", f.effect(w.refuse), "remedy", f.remedy())
 		}
 	}
 	for _, f := range w.faults {
 		if !slices.ContainsFunc(faults, func(g fault) bool { return g.agent == f.agent }) {
-			w.log.Info("claims of an agent known again", "agent", f.agent)
+			w.log.Info("devices of an agent known again", "agent", f.agent)
 		}
 	}
 	w.faults = faults
@@ -105,8 +105,8 @@ func (w *Watcher) setFaults(faults []fault) {
 
 func (f fault) problem(refuse bool) problem.Problem {
 	return problem.Problem{
-		Code: problem.ClaimsDamaged, Object: f.path,
-		Text:   fmt.Sprintf("claims of %s can't be read, %s: %s: %s", f.agent, f.effect(refuse), f.path, oneLine(f.err)),
+		Code: problem.AgentFileDamaged, Object: f.path,
+		Text:   fmt.Sprintf("devices of %s can't be read, %s: %s: %s", f.agent, f.effect(refuse), f.path, oneLine(f.err)),
 		Remedy: f.remedy(),
 	}
 }
@@ -114,7 +114,7 @@ func (f fault) problem(refuse bool) problem.Problem {
 func (f fault) effect(refuse bool) string {
 	switch {
 	case refuse:
-		return "GPUs that this agent has not claimed take no new work"
+		return "GPUs that this agent has not recorded take no new work"
 	case f.remembered:
 		return "what was read before counts"
 	}
@@ -131,7 +131,7 @@ func (f fault) remedy() string {
 func (a otherAgent) problem() problem.Problem {
 	return problem.Problem{
 		Code: problem.StoppedAgent, Object: a.agent,
-		Text:   fmt.Sprintf("agent %s is not running and claims %d of the devices offered here, as its workloads may still run", a.agent, a.devices),
+		Text:   fmt.Sprintf("agent %s is not running and offers %d of the devices offered here, as its workloads may still run", a.agent, a.devices),
 		Remedy: "if it was removed, delete " + a.file,
 	}
 }

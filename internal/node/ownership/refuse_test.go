@@ -164,7 +164,7 @@ func TestDevicesThatAreNotOnDisk(t *testing.T) {
 		k := kube(t, dir, on(inventory.OverlapRefuse, 0, 1, 2))
 		pass(time.Minute)
 		k.expectSchedulable(t, "not written")
-		if w := strings.Join(problem.Lines(k.watcher.Problems()), "\n"); !strings.Contains(w, "claims not written") {
+		if w := strings.Join(problem.Lines(k.watcher.Problems()), "\n"); !strings.Contains(w, "devices of this agent not recorded") {
 			t.Errorf("warnings: %s", w)
 		}
 		n = nomad(t, dir, on(inventory.OverlapRefuse, 0, 1, 2, 3))

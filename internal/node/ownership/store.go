@@ -147,7 +147,7 @@ func (s *store) record(r reading, counting []agentFile, o localDevices) (agentFi
 		return r.mine, err
 	}
 	if r.broken != nil {
-		s.log.Warn("file with the claims of this agent could not be read, written again", "file", s.path(s.agent, ".json"), "error", oneLine(r.broken))
+		s.log.Warn("file of this agent could not be read, written again", "file", s.path(s.agent, ".json"), "error", oneLine(r.broken))
 	}
 	return next, nil
 }

@@ -56,13 +56,13 @@ func (n *next) blocked(id gpu.DeviceID, e Entry) wait {
 	for _, c := range n.Overlaps(id) {
 		switch {
 		case c.Unread && !n.agentGone(id, e, c.Agent):
-			return wait{text: "the claims of " + c.Agent + ", which can't be read: see the warnings", kind: c.Agent}
+			return wait{text: "the file of " + c.Agent + ", which can't be read: see the warnings", kind: c.Agent}
 		case c.Running:
-			return wait{text: c.Agent + ", which claims it, to give it up", kind: c.Agent}
+			return wait{text: c.Agent + ", which offers it, to give it up", kind: c.Agent}
 		case e.Force && !n.agentGone(id, e, c.Agent):
-			return wait{text: c.Agent + ", which claims it and does not run, to stay away for the settle time", kind: c.Agent}
+			return wait{text: c.Agent + ", which offers it and does not run, to stay away for the settle time", kind: c.Agent}
 		case !e.Force:
-			return wait{text: c.Agent + ", which claims it and does not run: start it; if it was removed, delete its file in agents/", kind: c.Agent}
+			return wait{text: c.Agent + ", which offers it and does not run: start it; if it was removed, delete its file in agents/", kind: c.Agent}
 		}
 	}
 	return n.heldThrough(id, e.Owner)

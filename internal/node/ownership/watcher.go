@@ -106,7 +106,7 @@ func (w *Watcher) Run(ctx context.Context, m Monitor) {
 		w.update(m, func(h *inventory.Host) { h.Own = inventory.OwnClaims{Else: elseUnread, Pending: true} })
 	}
 	if !watch.RunUntil(ctx, stopAtMost, func() { w.watchAgents(ctx, m) }) {
-		w.log.Warn("claims of this agent not released in time: check the disk of the state directory")
+		w.log.Warn("files of the agents not released in time: check the disk of the state directory")
 	}
 }
 

@@ -105,7 +105,7 @@ func TestDevicesMoveBetweenAgents(t *testing.T) {
 		pass(time.Minute)
 		n.expectSchedulable(t, "the other's workloads may be running", 0)
 		file := filepath.Join(dir, FolderName, "k8s-gpu.json")
-		if notes := problem.Lines(n.watcher.Problems()); len(notes) != 1 || !strings.Contains(notes[0], file) || n.logged("agent not running, its claims stay") != 1 {
+		if notes := problem.Lines(n.watcher.Problems()); len(notes) != 1 || !strings.Contains(notes[0], file) || n.logged("agent not running, its devices stay recorded") != 1 {
 			t.Errorf("%q\n%s", notes, n.log)
 		}
 		again := kube(t, dir, on(inventory.OverlapRefuse, 1, 2))
@@ -129,7 +129,7 @@ func TestFolderThatCannotBeUsed(t *testing.T) {
 				a := kube(t, dir, on(overlap, 0, 1))
 				pass(time.Minute)
 				a.expectSchedulable(t, "without files", 0, 1)
-				if notes := problem.Lines(a.watcher.Problems()); len(notes) != 1 || a.logged("level=WARN msg=\"claims not read, overlaps with other agents are unknown") != 1 {
+				if notes := problem.Lines(a.watcher.Problems()); len(notes) != 1 || a.logged("level=WARN msg=\"devices of the agents not read, overlaps with other agents are unknown") != 1 {
 					t.Errorf("%q\n%s", notes, a.log)
 				}
 			})

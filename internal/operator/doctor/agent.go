@@ -123,7 +123,7 @@ func decideOverlaps(f *Facts) (findings []Finding) {
 	r := f.Offered()
 	for _, o := range r.Overlaps {
 		k := kind{o.Agent, slices.ContainsFunc(r.Devices, func(d report.Device) bool {
-			return d.ID == o.ID && d.Cause == health.ReasonClaimed.String()
+			return d.ID == o.ID && d.Cause == health.ReasonOverlap.String()
 		})}
 		if len(devices[k]) == 0 {
 			kinds = append(kinds, k)
