@@ -123,7 +123,7 @@ func startBoth(t *testing.T) (n, k *agent, nomad *nomadAPI, pods *kubelettest.Po
 	n.start()
 	n.healthy(8, 8)
 	k.start()
-	k.healthy(8, 0) // the claims of nomad-gpu are older
+	k.healthy(8, 0) // nomad-gpu recorded them before
 	return n, k, nomad, pods
 }
 

@@ -56,7 +56,7 @@ func (w *Watcher) Run(ctx context.Context, m Monitor, set func(answering []strin
 		reconcile.Loop{On: []reconcile.Source{m.Changed}, Task: task, Limit: checkLimit}.Run(ctx, func(_ context.Context, cause reconcile.Cause) time.Duration {
 			pools := w.daemons.Pools(m.Current())
 			now := w.check(pools)
-			if cause == reconcile.Start || !slices.Equal(now, answering) {
+			if !slices.Equal(now, answering) {
 				answering = now
 				set(answering)
 			}

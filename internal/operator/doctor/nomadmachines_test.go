@@ -89,7 +89,7 @@ func (h *host) start(program string, args ...string) (stop func()) {
 	}
 }
 
-// otherAgent lets an agent of the other orchestrator claim every GPU of the host: its file is written by k8s-gpu under another name.
+// otherAgent lets an agent of the other orchestrator offer every GPU of the host: its file is written by k8s-gpu under another name.
 func (h *host) otherAgent() {
 	h.t.Helper()
 	stop := h.start(k8s, append(h.args[2:], "--kubelet-socket=", "--pod-resources-socket=", "--http-address=")...)
