@@ -22,7 +22,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/internal/core/use"
-	"github.com/tandem-gpu/tandem/internal/node/assignment"
+	"github.com/tandem-gpu/tandem/internal/node/ownership"
 	"github.com/tandem-gpu/tandem/internal/node/usage"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/explain"
@@ -62,7 +62,7 @@ type Adapter struct {
 	// APIs are those through which this process offers devices, that of the settings first. Readers read which work has GPUs
 	// through each. Without APIs no GPU moves between APIs.
 	APIs    []inventory.API
-	Readers assignment.Readers
+	Readers ownership.Readers
 	Holders usage.Holders                     // the orchestrator's record for the table of Use
 	Extend  func(report.Report) report.Report // the report with what the adapter has beside
 }
@@ -104,7 +104,7 @@ func New(o Options) *Agent {
 	a.AwaitLog() // sources.follow reports it
 	if o.Adapter != nil {
 		a.adapter = o.Adapter(a)
-		a.sources.host.Serve(a.adapter.APIs, a.adapter.Readers)
+		a.sources.host.agents.Serve(a.adapter.APIs, a.adapter.Readers)
 	}
 	o.Use.Holders = a.adapter.Holders
 	a.use = usage.New(o.Use)
@@ -126,7 +126,8 @@ func (a *Agent) Run(ctx context.Context) error {
 		a.opts.Log.Warn(p.String())
 	}
 	start := func(task func()) { group.Go(func() error { task(); return nil }) }
-	start(func() { defer close(a.hostDone); a.sources.host.Run(ctx, a.Monitor) })
+	start(func() { a.sources.host.runDaemons(ctx, a.Monitor) })
+	start(func() { defer close(a.hostDone); a.sources.host.runAgents(ctx, a.Monitor) })
 	start(func() { a.sources.follow(ctx, a.Monitor) })
 	start(func() { a.cdi.Run(ctx, a.Monitor) })
 	start(func() { a.use.Run(ctx, a.Monitor) })
@@ -135,7 +136,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		defer close(a.socketDone)
 		a.socket.Serve(ctx, a, control.Options{
 			Config: a.opts.Core, Simulation: a.opts.Health.Simulation, Problems: a.Problems, Endpoints: a.adapter.Endpoints, Explain: a.opts.Explain,
-			Assignments: a.assignmentFacts, Log: a.opts.Log,
+			Ownership: a.ownershipFacts, Log: a.opts.Log,
 		})
 	})
 	stuck := make(chan error, 1)
@@ -151,7 +152,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		if a.opts.After != nil {
 			<-a.opts.After
 		}
-		a.sources.host.AwaitFirst(ctx)
+		a.sources.host.awaitFirst(ctx)
 		return a.failed(ctx, a.Monitor.Run(ctx))
 	})
 	for _, task := range a.adapter.Tasks {
@@ -183,7 +184,7 @@ func (a *Agent) failed(ctx context.Context, err error) error {
 func (a *Agent) MonitorDone() <-chan struct{} { return a.monitorDone }
 
 // FilesDone returns channels which are all closed when, after the context of Run ended, the agent has written its history for
-// the last time and has removed its socket and its claims.
+// the last time and has removed its socket and its lock.
 func (a *Agent) FilesDone() []<-chan struct{} {
 	done := []<-chan struct{}{a.socketDone, a.hostDone}
 	if a.flush != nil {
@@ -212,15 +213,15 @@ func (a *Agent) Extend(r report.Report) report.Report {
 // Reserved reports that devices were reserved for new work. It never blocks.
 func (a *Agent) Reserved(devices []gpu.Device) {
 	a.Monitor.Reserved(devices)
-	a.sources.host.Reserved(devices)
+	a.sources.host.agents.Reserved(devices)
 	a.use.Wake()
 }
 
-// Assignments returns the GPUs that have a target, or that the APIs of this agent share, and what their moves wait for.
-func (a *Agent) Assignments() []assignment.Status { return a.sources.host.Assignments() }
+// Ownership returns the GPUs that have a target, or that the APIs of this agent share, and what their moves wait for.
+func (a *Agent) Ownership() []ownership.Status { return a.sources.host.agents.Status() }
 
-// Leaving returns the GPUs that wait for the end of their work, to move to another API or to be no more this agent's.
-func (a *Agent) Leaving() []gpu.DeviceID { return a.sources.host.Leaving() }
+// Draining returns the GPUs that wait for the end of their work, to move to another API or to be no more this agent's.
+func (a *Agent) Draining() []gpu.DeviceID { return a.sources.host.agents.Draining() }
 
 // WakeUse makes the table of Use be read again soon: an orchestrator's record has changed. It never blocks.
 func (a *Agent) WakeUse() { a.use.Wake() }

@@ -10,7 +10,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/node/history"
-	"github.com/tandem-gpu/tandem/internal/node/hostwatch"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
@@ -50,7 +49,7 @@ func readOnce(ctx context.Context, o Options, withUsage bool) (state core.State,
 	} else {
 		state = report.Read(ctx, o.Open, o.Core, store)
 	}
-	host := hostwatch.ReadOnce(hostOptions(o), state)
+	host := readHost(o, state)
 	if state.Allocatable.NeedsCDI() {
 		host.CDI = cdi.ReadOnce(o.CDI, state)
 	}

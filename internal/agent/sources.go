@@ -12,8 +12,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/node/history"
-	"github.com/tandem-gpu/tandem/internal/node/hostwatch"
 	"github.com/tandem-gpu/tandem/internal/node/kmsg"
+	"github.com/tandem-gpu/tandem/internal/node/ownership"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
@@ -26,7 +26,7 @@ type sources struct {
 	optional bool   // the configuration does not name the kernel log
 	failure  atomic.Pointer[error]
 	history  *history.File // nil = no history is kept
-	host     *hostwatch.Watcher
+	host     *host
 }
 
 // newSources reads the node's boot ID and nothing else.
@@ -35,14 +35,14 @@ func newSources(o Options) *sources {
 	if o.Health.StateDir != "" {
 		s.history = history.Open(o.Health.StateDir, o.Name, o.Core.Roots.Proc, o.Log)
 	}
-	s.host = hostwatch.New(hostOptions(o))
+	s.host = newHost(o)
 	return s
 }
 
-func hostOptions(o Options) hostwatch.Options {
+func ownershipOptions(o Options) ownership.Options {
 	boot, _ := history.ReadBoot(o.Core.Roots.Proc) // the history's warnings have the error
-	return hostwatch.Options{
-		Agent: o.Name, StateDir: o.Health.StateDir, BootID: boot.ID, MPSRoot: o.MPSRoot, Config: o.Core, Log: o.Log,
+	return ownership.Options{
+		Agent: o.Name, StateDir: o.Health.StateDir, BootID: boot.ID, Config: o.Core, Log: o.Log,
 	}
 }
 
@@ -138,7 +138,7 @@ func (s *sources) problems() []problem.Problem {
 	if err := s.failure.Load(); err != nil {
 		all = append(all, problem.Problem{Code: problem.KernelLog, Object: s.kmsgPath, Text: logUnavailable + ": " + (*err).Error()})
 	}
-	return slices.Concat(all, s.history.Problems(), s.host.Problems())
+	return slices.Concat(all, s.history.Problems(), s.host.agents.Problems())
 }
 
 func (s *sources) up() map[string]bool {

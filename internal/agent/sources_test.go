@@ -188,27 +188,27 @@ func TestReadOnceHasTheHistory(t *testing.T) {
 	}
 }
 
-// Without a running agent, a report has the claims of other agents, and making it changes no file.
+// Without a running agent, a report has the devices of other agents, and making it changes no file.
 func TestReadOnceHasTheHost(t *testing.T) {
 	dir := t.TempDir()
 	cfg := core.DefaultConfig()
 	cfg.Overlap = inventory.OverlapRefuse
 	m := coretest.NewMachine(coretest.GPUs(2))
-	claims := filepath.Join(dir, "claims")
-	if err := os.Mkdir(claims, 0o700); err != nil {
+	folder := filepath.Join(dir, "agents")
+	if err := os.Mkdir(folder, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	text := fmt.Sprintf(`{"version": 1, "agent": "other", "claims": [{"gpu": %q, "turn": 1}]}`, coretest.GPU(1))
-	if err := os.WriteFile(filepath.Join(claims, "other.json"), []byte(text), 0o600); err != nil {
+	text := fmt.Sprintf(`{"version": 2, "agent": "other", "devices": [{"gpu": %q, "order": 1}]}`, coretest.GPU(1))
+	if err := os.WriteFile(filepath.Join(folder, "other.json"), []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	o := options(config.Health{StateDir: dir}, cfg)
 	o.Open = m.Open
 	r := ReadOnce(t.Context(), o)
-	if len(r.Overlaps) != 1 || r.Overlaps[0].Agent != "other" || r.Devices[0].Cause != "" || r.Devices[1].Cause != "CLAIMED" {
+	if len(r.Overlaps) != 1 || r.Overlaps[0].Agent != "other" || r.Devices[0].Cause != "" || r.Devices[1].Cause != "OVERLAP" {
 		t.Errorf("%+v", r)
 	}
-	if files, err := os.ReadDir(claims); err != nil || len(files) != 1 {
+	if files, err := os.ReadDir(folder); err != nil || len(files) != 1 {
 		t.Errorf("%v, %v", files, err)
 	}
 }

@@ -36,7 +36,7 @@ func (p Program) values(ctx context.Context, f cli.Flag) []candidate {
 	case "pool":
 		return p.pools(ctx)
 	case "to":
-		return words("device-plugin", "dra", "nomad")
+		return words(apiWords()...)
 	}
 	return nil
 }

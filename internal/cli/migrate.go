@@ -14,7 +14,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/node/assignment"
+	"github.com/tandem-gpu/tandem/internal/node/ownership"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/explain"
 	"github.com/tandem-gpu/tandem/internal/util/setting"
@@ -27,10 +27,10 @@ func (p Program) migrateVerb() verb {
 		name: "migrate", argsUsage: "plan|apply|back [GPU...]", maxArgs: 1024, do: p.migrate,
 		usage: "move GPUs between the kubelet's device plugins, DRA and Nomad: plan prints where they are and what a move waits for, apply sets a target, back restores the targets before",
 		flags: []cli.Flag{
-			text("to", "API through which the GPUs are to be offered: device-plugin, dra or nomad"),
+			text("to", "API through which the GPUs are to be offered: "+apiNames()),
 			&cli.BoolFlag{Name: "all", Usage: "all GPUs"},
 			&cli.DurationFlag{Name: "wait", Usage: "wait that long for the GPUs to arrive, and print the steps; exit code 1 if they don't"},
-			&cli.DurationFlag{Name: "settle", Value: assignment.DefaultSettle, Usage: "for how long a GPU must have had no holder before it changes sides"},
+			&cli.DurationFlag{Name: "settle", Value: ownership.DefaultSettle, Usage: "for how long a GPU must have had no holder before it changes its API"},
 			&cli.BoolFlag{Name: "force", Usage: "count a record of holders that can't be read as empty, and do without an agent that does not run: two workloads may get one GPU unless the node is drained"},
 			&cli.BoolFlag{Name: "json", Usage: "print JSON"},
 		},
@@ -43,8 +43,8 @@ type migration struct {
 	c        *cli.Command
 	stateDir string
 	to       inventory.API
-	file     assignment.File
-	facts    []assignment.Facts
+	file     ownership.File
+	facts    []ownership.Facts
 	away     []error // agents that did not answer
 }
 
@@ -54,8 +54,8 @@ func (p Program) migrate(ctx context.Context, c *cli.Command) error {
 	switch {
 	case do == nil:
 		return Usagef("migrate: want plan, apply or back: see %s migrate --help", p.Name)
-	case m.to != "" && !slices.Contains(assignment.APIs(), m.to):
-		return Usagef("migrate: --to = %q: want device-plugin, dra or nomad", m.to)
+	case m.to != "" && !slices.Contains(ownership.APIs(), m.to):
+		return Usagef("migrate: --to = %q: want %s", m.to, apiNames())
 	case c.Duration("settle") < leastSettle:
 		return Usagef("migrate: --settle = %q: want a duration of %s or more", c.Duration("settle"), leastSettle)
 	}
@@ -80,7 +80,7 @@ func (m *migration) usage(subcommand string) error {
 	named, all := m.c.Args().Len() > 1, m.c.Bool("all")
 	switch {
 	case subcommand == "apply" && m.to == "":
-		return Usagef("migrate apply: want --to device-plugin, dra or nomad")
+		return Usagef("migrate apply: want --to %s", apiNames())
 	case subcommand == "apply" && named == all:
 		return Usagef("migrate apply: want GPUs or --all")
 	case subcommand == "back" && (named || all || m.to != ""):
@@ -91,13 +91,13 @@ func (m *migration) usage(subcommand string) error {
 
 // read reads the file and asks the agents.
 func (m *migration) read(ctx context.Context) (err error) {
-	m.file, err = assignment.Read(m.stateDir)
+	m.file, err = ownership.Read(m.stateDir)
 	if err != nil {
 		return fmt.Errorf("%w: correct it, or delete it after the work on the GPUs has ended", err)
 	}
 	m.facts, m.away = nil, nil
-	for _, agent := range []string{assignment.KubernetesAgent, assignment.NomadAgent} {
-		facts, err := control.Assignments(ctx, control.Path(m.stateDir, agent))
+	for _, agent := range ownership.Agents() {
+		facts, err := control.Ownership(ctx, control.Path(m.stateDir, agent))
 		if err != nil {
 			m.away = append(m.away, fmt.Errorf("%s: %w", agent, err))
 			continue
@@ -111,17 +111,17 @@ func (m *migration) read(ctx context.Context) (err error) {
 }
 
 // rows are those of the GPUs that the command line names; all without a name. All that are not found are one error.
-func (m *migration) rows() ([]assignment.Row, error) {
-	all := assignment.Rows(m.file, m.facts)
+func (m *migration) rows() ([]ownership.Row, error) {
+	all := ownership.Rows(m.file, m.facts)
 	args := m.c.Args().Tail()
 	if len(args) == 0 {
 		return all, nil
 	}
 	var errs []error
-	var rows []assignment.Row
+	var rows []ownership.Row
 	for _, arg := range args {
 		matches, ok := explain.DeviceMatcher(arg)
-		var found []assignment.Row
+		var found []ownership.Row
 		for _, r := range all {
 			if ok && matches(gpu.Device{ID: r.GPU, PCI: gpu.PCIAddress(r.PCI), Index: r.Index}) {
 				found = append(found, r)
@@ -131,7 +131,7 @@ func (m *migration) rows() ([]assignment.Row, error) {
 		case 0:
 			errs = append(errs, &setting.Error{Key: "gpu", Value: arg, Remedy: "no such GPU: want a UUID or the beginning of one, a PCI address or an index, as migrate plan shows them"})
 		case 1:
-			if !slices.ContainsFunc(rows, func(r assignment.Row) bool { return r.GPU == found[0].GPU }) {
+			if !slices.ContainsFunc(rows, func(r ownership.Row) bool { return r.GPU == found[0].GPU }) {
 				rows = append(rows, found[0])
 			}
 		default:
@@ -143,8 +143,8 @@ func (m *migration) rows() ([]assignment.Row, error) {
 
 // planned is the output of plan --json.
 type planned struct {
-	GPUs     []assignment.Row `json:"gpus"`
-	Warnings []string         `json:"warnings,omitempty"` // about --to
+	GPUs     []ownership.Row `json:"gpus"`
+	Warnings []string        `json:"warnings,omitempty"` // about --to
 }
 
 func (m *migration) plan(context.Context) error {
@@ -160,12 +160,12 @@ func (m *migration) plan(context.Context) error {
 	if m.c.Bool("json") {
 		e := json.NewEncoder(m.p.Stdout)
 		e.SetIndent("", "  ")
-		return e.Encode(planned{rows, assignment.Warnings(rows, m.to, m.facts)})
+		return e.Encode(planned{rows, ownership.Warnings(rows, m.to, m.facts)})
 	}
 	if err := m.print(rows); err != nil || m.to == "" {
 		return err
 	}
-	problems := assignment.Check(rows, m.to, m.facts, m.c.Bool("force"))
+	problems := ownership.Check(rows, m.to, m.facts, m.c.Bool("force"))
 	if problems != nil {
 		WriteError(m.p.Stdout, "problem", problems)
 	}
@@ -177,18 +177,18 @@ func (m *migration) plan(context.Context) error {
 }
 
 // warn prints what does not prevent the target, and should be known before.
-func (m *migration) warn(rows []assignment.Row, to inventory.API) {
-	for _, line := range assignment.Warnings(rows, to, m.facts) {
+func (m *migration) warn(rows []ownership.Row, to inventory.API) {
+	for _, line := range ownership.Warnings(rows, to, m.facts) {
 		fmt.Fprintf(m.p.Stdout, "warning: %s\n", line)
 	}
 }
 
-func (m *migration) print(rows []assignment.Row) error {
+func (m *migration) print(rows []ownership.Row) error {
 	w := tabwriter.NewWriter(m.p.Stdout, 0, 4, 2, ' ', 0)
 	fmt.Fprintln(w, "INDEX\tGPU\tNOW\tTARGET\tHELD BY\tWAITS FOR")
 	for _, r := range rows {
 		now := or(r.API, "-")
-		if r.Moving {
+		if r.Pending {
 			now += " (no new work)"
 		}
 		fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\n", r.Index, r.GPU, now, or(string(r.Target), "-"), or(strings.Join(r.Holders, ", "), "-"), or(r.Waits, "-"))
@@ -200,6 +200,20 @@ func (m *migration) print(rows []assignment.Row) error {
 		fmt.Fprintf(m.p.Stdout, "not known: %v\n", err)
 	}
 	return nil
+}
+
+// apiNames are the names of all APIs: "device-plugin, dra or nomad".
+func apiNames() string {
+	names := apiWords()
+	last := len(names) - 1
+	return strings.Join(names[:last], ", ") + " or " + names[last]
+}
+
+func apiWords() (names []string) {
+	for _, api := range ownership.APIs() {
+		names = append(names, string(api))
+	}
+	return names
 }
 
 func or(s, other string) string {

@@ -11,8 +11,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/node/assignment"
-	"github.com/tandem-gpu/tandem/internal/node/hostwatch"
+	"github.com/tandem-gpu/tandem/internal/node/ownership"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
@@ -31,14 +30,14 @@ func (m *migration) apply(ctx context.Context) error {
 	case len(rows) == 0:
 		return errors.New("the running agents have no GPU: nothing to move")
 	}
-	if err := assignment.Check(rows, m.to, m.facts, m.c.Bool("force")); err != nil {
+	if err := ownership.Check(rows, m.to, m.facts, m.c.Bool("force")); err != nil {
 		return err
 	}
 	m.warn(rows, m.to)
-	var changes []assignment.Change
+	var changes []ownership.TargetChange
 	for _, r := range rows {
 		api, _, _ := strings.Cut(r.API, ",")
-		changes = append(changes, assignment.Change{
+		changes = append(changes, ownership.TargetChange{
 			GPU: r.GPU, Target: m.to, From: cmp.Or(r.Target, inventory.API(api)), Settle: m.c.Duration("settle"), Force: m.c.Bool("force"),
 		})
 	}
@@ -61,19 +60,19 @@ func (m *migration) back(ctx context.Context) error {
 }
 
 // warnBack prints what keeps GPUs from targets that are restored. They are restored all the same: they were in force before.
-func (m *migration) warnBack(changes []assignment.Change) {
-	all := assignment.Rows(m.file, m.facts)
-	for _, to := range assignment.APIs() {
-		var rows []assignment.Row
+func (m *migration) warnBack(changes []ownership.TargetChange) {
+	all := ownership.Rows(m.file, m.facts)
+	for _, to := range ownership.APIs() {
+		var rows []ownership.Row
 		for _, r := range all {
-			if slices.ContainsFunc(changes, func(c assignment.Change) bool { return c.GPU == r.GPU && c.Target == to }) {
+			if slices.ContainsFunc(changes, func(c ownership.TargetChange) bool { return c.GPU == r.GPU && c.Target == to }) {
 				rows = append(rows, r)
 			}
 		}
 		if len(rows) == 0 {
 			continue
 		}
-		if problems := assignment.Check(rows, to, m.facts, m.c.Bool("force")); problems != nil {
+		if problems := ownership.Check(rows, to, m.facts, m.c.Bool("force")); problems != nil {
 			WriteError(m.p.Stdout, "warning", problems)
 		}
 		m.warn(rows, to)
@@ -81,8 +80,8 @@ func (m *migration) warnBack(changes []assignment.Change) {
 }
 
 // set writes the targets, and waits until the agents have read them, and, if that is asked for, until the GPUs have moved.
-func (m *migration) set(ctx context.Context, changes []assignment.Change) error {
-	err := hostwatch.ChangeAssignments(ctx, m.stateDir, func(f assignment.File) (assignment.File, error) { return f.WithTargets(changes, time.Now()), nil })
+func (m *migration) set(ctx context.Context, changes []ownership.TargetChange) error {
+	err := ownership.Change(ctx, m.stateDir, func(f ownership.File) (ownership.File, error) { return f.WithTargets(changes, time.Now()), nil })
 	if err != nil {
 		return err
 	}
@@ -103,7 +102,7 @@ func (m *migration) set(ctx context.Context, changes []assignment.Change) error 
 
 // awaitRead waits until the agents that run have read the targets. From then on they remember them: a target that the command has printed
 // is not lost with the file.
-func (m *migration) awaitRead(ctx context.Context, changes []assignment.Change) error {
+func (m *migration) awaitRead(ctx context.Context, changes []ownership.TargetChange) error {
 	limit, cancel := context.WithTimeout(ctx, readAtMost)
 	defer cancel()
 	for {
@@ -121,15 +120,15 @@ func (m *migration) awaitRead(ctx context.Context, changes []assignment.Change) 
 }
 
 // unread returns the targets that are not in the file, or that an agent has not read, as an error.
-func (m *migration) unread(changes []assignment.Change) error {
+func (m *migration) unread(changes []ownership.TargetChange) error {
 	var errs []error
 	for _, c := range changes {
 		if is := m.file.GPUs[c.GPU].Target; is != c.Target {
-			errs = append(errs, fmt.Errorf("%s: target %s in %s, want %s", c.GPU, or(string(is), "none"), assignment.FileName, c.Target))
+			errs = append(errs, fmt.Errorf("%s: target %s in %s, want %s", c.GPU, or(string(is), "none"), ownership.FileName, c.Target))
 			continue
 		}
 		for _, facts := range m.facts {
-			if !slices.ContainsFunc(facts.GPUs, func(g assignment.GPUFacts) bool { return g.GPU == c.GPU && g.Target == c.Target }) {
+			if !slices.ContainsFunc(facts.GPUs, func(g ownership.GPUFacts) bool { return g.GPU == c.GPU && g.Target == c.Target }) {
 				errs = append(errs, fmt.Errorf("%s: %s has not read target %s", c.GPU, facts.Agent, c.Target))
 			}
 		}
@@ -138,7 +137,7 @@ func (m *migration) unread(changes []assignment.Change) error {
 }
 
 // await prints what each GPU waits for when that changes, until all have arrived.
-func (m *migration) await(ctx context.Context, changes []assignment.Change) error {
+func (m *migration) await(ctx context.Context, changes []ownership.TargetChange) error {
 	limit, cancel := context.WithTimeout(ctx, m.c.Duration("wait"))
 	defer cancel()
 	printed := map[gpu.DeviceID]string{}
@@ -147,8 +146,8 @@ func (m *migration) await(ctx context.Context, changes []assignment.Change) erro
 		if err := m.read(ctx); err != nil {
 			missing = append(missing, err.Error())
 		}
-		for _, r := range assignment.Rows(m.file, m.facts) {
-			if !slices.ContainsFunc(changes, func(c assignment.Change) bool { return c.GPU == r.GPU }) {
+		for _, r := range ownership.Rows(m.file, m.facts) {
+			if !slices.ContainsFunc(changes, func(c ownership.TargetChange) bool { return c.GPU == r.GPU }) {
 				continue
 			}
 			line := "takes work through " + string(r.Target)

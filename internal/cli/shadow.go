@@ -30,7 +30,7 @@ func (p Program) shadowVerb() verb {
 	return verb{
 		name: "shadow", do: p.doShadow,
 		usage: "compare what this agent would offer with what another plugin does on this node, by " + p.Shadow.Where +
-			"; registers, claims and writes nothing; exit code 3 if something differs",
+			"; registers, records and writes nothing; exit code 3 if something differs",
 		flags: append([]cli.Flag{
 			text("for", "a duration such as 10m, for which changes are printed"),
 			&cli.BoolFlag{Name: "once", Usage: "compare once, which is the default"},

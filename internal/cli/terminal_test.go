@@ -38,7 +38,7 @@ func startAgent(t *testing.T, m *simdriver.Machine, flags ...string) (stateDir s
 	})
 	t.Cleanup(end)
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		if _, out, _ := run(t, "k8s-gpu", "inspect", "--state-dir="+stateDir); strings.Contains(out, "driver ready") && !strings.Contains(out, "no agent") && !strings.Contains(out, "CLAIMED") {
+		if _, out, _ := run(t, "k8s-gpu", "inspect", "--state-dir="+stateDir); strings.Contains(out, "driver ready") && !strings.Contains(out, "no agent") && !strings.Contains(out, "OVERLAP") {
 			return stateDir, end
 		}
 		if time.Now().After(deadline) {

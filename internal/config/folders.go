@@ -80,7 +80,7 @@ func entriesOfOthers(folder string, names func(string) bool) []string {
 // inStateDir reports whether an agent writes a file or folder of this name in the state directory, or an operator a policy file.
 func inStateDir(name string) bool {
 	return strings.HasPrefix(name, "k8s-gpu.") || strings.HasPrefix(name, "nomad-gpu.") ||
-		slices.Contains([]string{"claims", "dra", "assignments.json"}, name) || slices.Contains([]string{".yaml", ".yml"}, filepath.Ext(name))
+		slices.Contains([]string{"agents", "dra", "ownership.json"}, name) || slices.Contains([]string{".yaml", ".yml"}, filepath.Ext(name))
 }
 
 // isJobFile reports whether dcgm-exporter reads a file of this name: that of a GPU's index.

@@ -64,7 +64,7 @@ func healthOptions(c *core.Config, h *Health) []Spec {
 		{HCL: "kernel_log", Default: "auto", Usage: "second source of XIDs: auto reads " + defaultKernelLog + " if allowed; off; or a path", Note: "It has XIDs that NVML does not report",
 			binding: h.kernelLog()},
 		{HCL: "state_dir", Default: defaultStateDir, Empty: true,
-			Usage:   "folder of the health history, the control socket and the claims of the agents of this host; empty: none",
+			Usage:   "folder of the health history, the control socket and the devices of the agents of this host; empty: none",
 			Note:    "Also the bindings of the policy and the names of groups. A history of another machine is set aside",
 			binding: orEmpty(&h.StateDir, ownFolder(&h.StateDir, defaultStateDir+", or nothing", inStateDir))},
 		{HCL: "overlap", Default: "refuse",

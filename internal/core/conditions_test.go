@@ -105,7 +105,7 @@ func TestConditionsOfUnits(t *testing.T) {
 	}{
 		{"enforced", core.Build(coretest.GPUs(3), l, core.DefaultConfig()).WithoutHost(), [3][]string{{"unhealthy XID_95", "degraded XID_94"}, {"degraded XID_94"}, nil}},
 		{"claimed", core.Build(coretest.GPUs(3), l, core.DefaultConfig()).WithHost(host, inventory.OverlapRefuse),
-			[3][]string{{"unhealthy XID_95", "degraded XID_94"}, {"unhealthy CLAIMED", "degraded XID_94"}, {"unhealthy CLAIMED"}}},
+			[3][]string{{"unhealthy XID_95", "degraded XID_94"}, {"unhealthy OVERLAP", "degraded XID_94"}, {"unhealthy OVERLAP"}}},
 		{"withdrawn", core.Build(coretest.GPUs(0), health.Ledger{}, core.DefaultConfig()).WithoutHost().WithRetiring(core.Build(coretest.GPUs(3), l, core.DefaultConfig()).WithoutHost(), testStart, time.Minute),
 			[3][]string{{"unhealthy WITHDRAWN"}, {"unhealthy WITHDRAWN"}, {"unhealthy WITHDRAWN"}}},
 	} {

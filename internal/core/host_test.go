@@ -54,15 +54,15 @@ func TestWithHost(t *testing.T) {
 		"host not read yet":               {nil, nil, warn, nil, "gpu.mps/1 MPS_DAEMON_DOWN; small/2 MPS_DAEMON_DOWN", ""},
 		"one daemon is down":              {both[:1], nil, warn, nil, "gpu.mps/1 MPS_DAEMON_DOWN", ""},
 		"warn":                            {both, []inventory.Claim{claim(gpuAt(0), true), claim(gpuAt(1), false)}, warn, nil, "", "0 1"},
-		"refuse what was claimed before":  {both, []inventory.Claim{claim(gpuAt(0), true), claim(gpuAt(1), false)}, refuse, nil, "gpu/0 CLAIMED", "0 1"},
-		"refuse, shared":                  {both, []inventory.Claim{claim(gpuAt(1), true)}, refuse, nil, "gpu.mps/1 CLAIMED", "1"},
-		"claimed comes before the daemon": {both[:1], []inventory.Claim{claim(gpuAt(1), true)}, refuse, nil, "gpu.mps/1 CLAIMED", "1"},
+		"refuse what was claimed before":  {both, []inventory.Claim{claim(gpuAt(0), true), claim(gpuAt(1), false)}, refuse, nil, "gpu/0 OVERLAP", "0 1"},
+		"refuse, shared":                  {both, []inventory.Claim{claim(gpuAt(1), true)}, refuse, nil, "gpu.mps/1 OVERLAP", "1"},
+		"claimed comes before the daemon": {both[:1], []inventory.Claim{claim(gpuAt(1), true)}, refuse, nil, "gpu.mps/1 OVERLAP", "1"},
 		"a claim on a GPU is one on its instances": {
-			both, []inventory.Claim{claim(gpuAt(3), true)}, refuse, nil, "mig-3g.40gb/3:0 CLAIMED; mig-3g.40gb/3:1 CLAIMED", "3:0 3:1",
+			both, []inventory.Claim{claim(gpuAt(3), true)}, refuse, nil, "mig-3g.40gb/3:0 OVERLAP; mig-3g.40gb/3:1 OVERLAP", "3:0 3:1",
 		},
-		"a claim on an instance is one on its GPU":    {both, []inventory.Claim{claim(instance(0, 2), true)}, refuse, nil, "gpu/0 CLAIMED", "0"},
-		"a claim on an instance is none on another":   {both, []inventory.Claim{claim(instance(3, 1), true)}, refuse, nil, "mig-3g.40gb/3:1 CLAIMED", "3:1"},
-		"of several claims, one that is older counts": {both, []inventory.Claim{{Agent: "a third", At: instance(0, 0)}, claim(gpuAt(0), true)}, refuse, nil, "gpu/0 CLAIMED", "0"},
+		"a claim on an instance is one on its GPU":    {both, []inventory.Claim{claim(instance(0, 2), true)}, refuse, nil, "gpu/0 OVERLAP", "0"},
+		"a claim on an instance is none on another":   {both, []inventory.Claim{claim(instance(3, 1), true)}, refuse, nil, "mig-3g.40gb/3:1 OVERLAP", "3:1"},
+		"of several claims, one that is older counts": {both, []inventory.Claim{{Agent: "a third", At: instance(0, 0)}, claim(gpuAt(0), true)}, refuse, nil, "gpu/0 OVERLAP", "0"},
 		"GPU that is not offered":                     {both, []inventory.Claim{claim(gpu.WholeGPU("GPU-x"), true)}, refuse, nil, "", ""},
 		"the driver's faults come first": {
 			nil, []inventory.Claim{claim(gpuAt(0), true)}, refuse, []health.Observation{xidEvent(gpuAt(0), 95), xidEvent(gpuAt(2), 95)},
@@ -244,9 +244,9 @@ func TestOwnClaims(t *testing.T) {
 	}{
 		"nothing is needed":     {inventory.OwnClaims{}, inventory.OverlapRefuse, ""},
 		"warn":                  {inventory.OwnClaims{Else: "x", Pending: true}, inventory.OverlapWarn, ""},
-		"nothing is claimed":    {inventory.OwnClaims{Else: "x"}, inventory.OverlapRefuse, "gpu/0 CLAIMED; gpu/1 CLAIMED; mig-3g.40gb/2:0 CLAIMED; mig-3g.40gb/2:1 CLAIMED"},
-		"a GPU":                 {inventory.OwnClaims{Else: "x", At: []gpu.Placement{first, gpuAt(2)}}, inventory.OverlapRefuse, "gpu/1 CLAIMED"},
-		"an instance":           {inventory.OwnClaims{Else: "x", Pending: true, At: []gpu.Placement{first, gpuAt(1), {GPU: coretest.GPU(2), GI: 1}}}, inventory.OverlapRefuse, "mig-3g.40gb/2:1 CLAIMED"},
+		"nothing is claimed":    {inventory.OwnClaims{Else: "x"}, inventory.OverlapRefuse, "gpu/0 OVERLAP; gpu/1 OVERLAP; mig-3g.40gb/2:0 OVERLAP; mig-3g.40gb/2:1 OVERLAP"},
+		"a GPU":                 {inventory.OwnClaims{Else: "x", At: []gpu.Placement{first, gpuAt(2)}}, inventory.OverlapRefuse, "gpu/1 OVERLAP"},
+		"an instance":           {inventory.OwnClaims{Else: "x", Pending: true, At: []gpu.Placement{first, gpuAt(1), {GPU: coretest.GPU(2), GI: 1}}}, inventory.OverlapRefuse, "mig-3g.40gb/2:1 OVERLAP"},
 		"claimed in the moment": {inventory.OwnClaims{Else: "x", Pending: true, At: []gpu.Placement{first, gpuAt(1), gpuAt(2)}}, inventory.OverlapRefuse, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

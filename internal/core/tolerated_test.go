@@ -50,11 +50,11 @@ func TestReserveTolerated(t *testing.T) {
 		"no CDI definition":        {observe(xid), inventory.Host{CDI: &inventory.CDI{Kind: "k/gpu", Problem: "disk full"}}, tolerate("XID_95"), "disk full"},
 		"no CDI definition, alone": {host: inventory.Host{CDI: &inventory.CDI{Kind: "k/gpu", Problem: "disk full"}}, tolerates: tolerate("CDI_UNDEFINED"), want: "disk full"},
 		"another agent's": {host: inventory.Host{CDI: defined, Claims: []inventory.Claim{{Agent: "nomad-gpu", At: at, Older: true}}},
-			tolerates: tolerate("CLAIMED"), want: "offered by another agent (nomad-gpu)"},
+			tolerates: tolerate("OVERLAP"), want: "offered by another agent (nomad-gpu)"},
 		"another agent's, with a fault": {observe(xid), inventory.Host{CDI: defined, Claims: []inventory.Claim{{Agent: "nomad-gpu", At: at, Older: true}}},
-			tolerate("XID_95", "CLAIMED"), "offered by another agent (nomad-gpu)"},
+			tolerate("XID_95", "OVERLAP"), "offered by another agent (nomad-gpu)"},
 		"not claimed, with a fault": {observe(xid), inventory.Host{CDI: defined, Own: inventory.OwnClaims{Else: "perhaps"}},
-			tolerate("XID_95", "CLAIMED"), "offered by another agent (perhaps)"},
+			tolerate("XID_95", "OVERLAP"), "offered by another agent (perhaps)"},
 		"on another side, with a fault": {observe(xid), inventory.Host{CDI: defined, Assignments: inventory.Assignments{
 			All: []inventory.Assignment{{GPU: at.GPU, API: inventory.DRA, Here: true, Moving: "to nomad"}}}}, tolerate("XID_95", "MOVING"), "moves (to nomad)"},
 		"still on this side, with a fault": {observe(xid), inventory.Host{CDI: defined, Assignments: inventory.Assignments{

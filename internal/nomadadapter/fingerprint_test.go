@@ -85,8 +85,8 @@ func TestFirstFingerprintWaitsForNumbers(t *testing.T) {
 	})
 }
 
-// A GPU takes work when this agent has claimed it, milliseconds after it was read: no fingerprint has it as unhealthy until then. Where it
-// can't be claimed there is one.
+// A GPU takes work when this agent has recorded it, milliseconds after it was read: no fingerprint has it as unhealthy until then. Where it
+// can't be recorded there is one.
 func TestFingerprintWaitsForClaims(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newFixture(t, nil)
@@ -97,17 +97,17 @@ func TestFingerprintWaitsForClaims(t *testing.T) {
 		one := []gpu.Placement{gpu.WholeGPU(coretest.GPU(0))}
 		s.Source.Set(with(1, inventory.OwnClaims{Else: "x", Pending: true}))
 		time.Sleep(time.Second)
-		receiveNothing(t, ch, "before the first claim")
+		receiveNothing(t, ch, "before the first record")
 		s.Source.Set(with(1, inventory.OwnClaims{Else: "x", Pending: true, At: one}))
 		if first := <-ch; len(first.Devices) != 1 || !first.Devices[0].Devices[0].Healthy {
 			t.Errorf("first fingerprint: %v", first.Devices)
 		}
 		s.Source.Set(with(2, inventory.OwnClaims{Else: "x", Pending: true, At: one}))
 		time.Sleep(10 * time.Second)
-		receiveNothing(t, ch, "before the second claim")
+		receiveNothing(t, ch, "before the second record")
 		s.Source.Set(with(2, inventory.OwnClaims{Else: "x", At: one}))
 		if next := <-ch; len(next.Devices[0].Devices) != 2 || next.Devices[0].Devices[0].Healthy == next.Devices[0].Devices[1].Healthy {
-			t.Errorf("without the second claim: %v", next.Devices[0].Devices)
+			t.Errorf("without the second record: %v", next.Devices[0].Devices)
 		}
 	})
 }

@@ -24,7 +24,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi/kubeapitest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
-	"github.com/tandem-gpu/tandem/internal/node/assignment"
+	"github.com/tandem-gpu/tandem/internal/node/ownership"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
@@ -70,7 +70,7 @@ func (d *draAgent) givenToDRA() {
 	for _, slot := range slots {
 		gpus[gpu.DeviceID(d.driver.UUID(slot))] = inventory.DRA
 	}
-	d.must(os.MkdirAll(d.state, 0o700), assignment.Write(d.state, assignment.File{Inner: map[string]map[gpu.DeviceID]inventory.API{k8sGPU: gpus}}))
+	d.must(os.MkdirAll(d.state, 0o700), ownership.Write(d.state, ownership.File{LocalAPIs: map[string]map[gpu.DeviceID]inventory.API{k8sGPU: gpus}}))
 }
 
 func (d *draAgent) registry() string { return filepath.Join(d.dir, "plugins_registry") }

@@ -15,7 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/cli"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
-	"github.com/tandem-gpu/tandem/internal/node/assignment"
+	"github.com/tandem-gpu/tandem/internal/node/ownership"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -98,7 +98,7 @@ func (a *agent) stopBy(stop func()) {
 	claims := filepath.Join(a.state, "dra", "claims")
 	_ = filepath.WalkDir(a.state, func(path string, d fs.DirEntry, err error) error {
 		suffix, ok := strings.CutPrefix(filepath.Base(path), a.program)
-		ok = ok && slices.Contains(own, suffix) || filepath.Base(path) == assignment.FileName ||
+		ok = ok && slices.Contains(own, suffix) || filepath.Base(path) == ownership.FileName ||
 			filepath.Dir(path) == claims && filepath.Ext(path) == ".removed" // which tells another process that the claim was unprepared
 		if err == nil && path != a.state && !d.IsDir() && !ok {
 			a.Errorf("left: %s", path)

@@ -15,7 +15,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
-	"github.com/tandem-gpu/tandem/internal/node/assignment"
+	"github.com/tandem-gpu/tandem/internal/node/ownership"
 )
 
 // nomadAPI is the part of a Nomad agent's HTTP API that the agent reads.
@@ -84,7 +84,7 @@ func startNomadAPI(t *testing.T) (*nomadAPI, string) {
 // planned is what migrate plan has of a GPU.
 type planned struct {
 	API, Target, Waits string
-	Moving             bool
+	Pending            bool
 	Holders            []string
 }
 
@@ -123,7 +123,7 @@ func startBoth(t *testing.T) (n, k *agent, nomad *nomadAPI, pods *kubelettest.Po
 	n.start()
 	n.healthy(8, 8)
 	k.start()
-	k.healthy(8, 0) // the claims of nomad-gpu are older
+	k.healthy(8, 0) // nomad-gpu recorded them before
 	return n, k, nomad, pods
 }
 
@@ -155,7 +155,7 @@ func TestGPUMovesBetweenBothAgents(t *testing.T) {
 	}
 	n.healthy(8, 7)
 	k.healthy(7, 0)
-	if p := n.plan(moved); p.API != "nomad" || p.Target != "device-plugin" || !p.Moving || len(p.Holders) != 1 {
+	if p := n.plan(moved); p.API != "nomad" || p.Target != "device-plugin" || !p.Pending || len(p.Holders) != 1 {
 		t.Errorf("after the agents were killed: %+v", p)
 	}
 
@@ -190,7 +190,7 @@ func TestGPUMovesBetweenBothAgents(t *testing.T) {
 	if k.takesWork(moved) {
 		t.Error("both offer the GPU")
 	}
-	if p := k.plan(moved); p.API != "nomad" || p.Moving {
+	if p := k.plan(moved); p.API != "nomad" || p.Pending {
 		t.Errorf("at the end: %+v", p)
 	}
 	for args, want := range map[string]string{
@@ -216,7 +216,7 @@ func TestGPUMovesBetweenBothAgents(t *testing.T) {
 	if err != nil || !strings.Contains(text, "target device-plugin") || !strings.Contains(text, "forced: ") || !strings.Contains(text, "warning: k8s-gpu does not run") {
 		t.Errorf("back by force: %v\n%s", err, text)
 	}
-	f, err := assignment.Read(n.state)
+	f, err := ownership.Read(n.state)
 	n.must(err)
 	if e := f.GPUs[gpu.DeviceID(id)]; !e.Force || e.Settle != 5*time.Second {
 		t.Errorf("back by force: %+v", e)
@@ -227,7 +227,7 @@ func TestGPUMovesBetweenBothAgents(t *testing.T) {
 func TestTargetOutlivesItsFile(t *testing.T) {
 	t.Parallel()
 	n, k, _, _ := startBoth(t)
-	file := filepath.Join(n.state, assignment.FileName)
+	file := filepath.Join(n.state, ownership.FileName)
 	const again = 5
 	text, err := k.command("migrate", "apply", "--to", "device-plugin", "--settle", "2s", fmt.Sprint(again))
 	k.must(errors.Join(err, os.Remove(file)))

@@ -43,7 +43,7 @@ func (mv *moves) offers() (map[string]string, error) {
 	return offered, errors.Join(err, err2, err3)
 }
 
-// look notes the GPUs that have arrived: their side offers them, and no other. It fails if one has not in time.
+// look notes the GPUs that have arrived: their API offers them, and no other. It fails if one has not in time.
 func (mv *moves) look(t *testing.T) {
 	t.Helper()
 	offered, err := mv.offers()

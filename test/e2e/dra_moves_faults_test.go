@@ -36,11 +36,11 @@ func (mv *moves) fault(t *testing.T) string {
 		mv.emptied = append(mv.emptied, time.Now())
 		return "CDI folder emptied"
 	case 3:
-		mv.remove(t, "assignments.json")
-		return "assignments removed"
+		mv.remove(t, "ownership.json")
+		return "owners removed"
 	case 4:
-		mv.remove(t, "assignments.json", "claims")
-		return "assignments and claims removed"
+		mv.remove(t, "ownership.json", "agents")
+		return "owners and files of agents removed"
 	default:
 		return "nothing"
 	}

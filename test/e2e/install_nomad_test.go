@@ -65,7 +65,7 @@ func TestInstallNomad(t *testing.T) {
 		sh.must(t, remove+restart)
 		nomad.awaitReady(t)
 		nomad.awaitGPUs(t, 0, 0)
-		m.wantFiles(t, "/etc/nomad.d/nomad-gpu.hcl", "/var/lib/tandem/claims", "/var/lib/tandem/nomad-gpu.groups.json", "/var/lib/tandem/nomad-gpu.json")
+		m.wantFiles(t, "/etc/nomad.d/nomad-gpu.hcl", "/var/lib/tandem/agents", "/var/lib/tandem/nomad-gpu.groups.json", "/var/lib/tandem/nomad-gpu.json")
 		sh.must(t, purge)
 		m.wantFiles(t)
 	})

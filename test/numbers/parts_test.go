@@ -44,7 +44,7 @@ func TestPartOf(t *testing.T) {
 	want := []string{
 		"gRPC", sysmon, "parent process", "statistics", "event wait", "signals and main", "control socket", collection, scheduler,
 		"checks for device nodes", "statistics", "statistics", "watchdog", "health check", driverLibrary + ", in the driver",
-		"claims of other agents", "event wait, in the driver",
+		"devices of other agents", "event wait, in the driver",
 	}
 	if diff := cmp.Diff(want, found); diff != "" {
 		t.Error(diff)

@@ -196,7 +196,7 @@ func checkUpgrade(t *testing.T, m *machine, files []string) {
 func checkRemove(t *testing.T, m *machine) {
 	m.write(t, "/opt/nomad/data/client/state.db", "Nomad's")
 	m.write(t, "/var/lib/tandem/nomad-gpu.json", "{}")
-	m.write(t, "/var/lib/tandem/claims/nomad-gpu.json", "{}")
+	m.write(t, "/var/lib/tandem/agents/nomad-gpu.json", "{}")
 	output := m.run(t, "dpkg", "--remove", "tandem-nomad-gpu", "tandem-k8s-gpu")
 	if !strings.Contains(output, "the plugin that runs offers its GPUs until the client is restarted") {
 		t.Errorf("no advice in\n%s", output)
@@ -211,8 +211,8 @@ func checkRemove(t *testing.T, m *machine) {
 // checkPurge expects that each package removes its own history, and the last one the folder.
 func checkPurge(t *testing.T, m *machine) {
 	m.run(t, "dpkg", "--purge", "tandem-k8s-gpu")
-	m.checkExists(t, false, defaults, "/var/lib/tandem/k8s-gpu.json", "/var/lib/tandem/k8s-gpu.sock.lock", "/var/lib/tandem/claims/k8s-gpu.lock", enabled, "/etc/systemd/system/"+unit)
-	m.checkExists(t, true, "/var/lib/tandem/nomad-gpu.json", "/var/lib/tandem/claims/nomad-gpu.json")
+	m.checkExists(t, false, defaults, "/var/lib/tandem/k8s-gpu.json", "/var/lib/tandem/k8s-gpu.sock.lock", "/var/lib/tandem/agents/k8s-gpu.lock", enabled, "/etc/systemd/system/"+unit)
+	m.checkExists(t, true, "/var/lib/tandem/nomad-gpu.json", "/var/lib/tandem/agents/nomad-gpu.json")
 	m.run(t, "dpkg", "--purge", "tandem-nomad-gpu")
 	m.checkExists(t, false, "/etc/nomad.d", "/var/lib/tandem")
 	m.checkExists(t, true, "/opt/nomad/data/client/state.db")

@@ -27,13 +27,13 @@ func (p *twoAgents) agentKinds() (kinds []kind) {
 			{name: name + " can open no file", weight: 7, domains: both[1:], lasts: full, begin: a.fill, end: a.free},
 			{name: name + " starts without files", weight: 8, domains: both, lasts: full, begin: a.startFull, end: a.free},
 			{name: name + " has a foreign history", weight: 4, domains: both, lasts: down, begin: a.foreignHistory, end: a.startAgain},
-			{name: name + " has damaged claims", weight: 4, domains: both[1:], lasts: down, begin: a.damageClaims, end: a.repairClaims},
+			{name: name + " has a damaged file", weight: 4, domains: both[1:], lasts: down, begin: a.damageFile, end: a.repairFile},
 			{name: name + " rebinds", weight: 2, domains: both, begin: a.rebind},
 		}...)
 	}
 	return append(kinds,
 		kind{name: "foreign state directory", weight: 2, domains: append(files, agentNames...), lasts: down, begin: p.foreignDirectory, end: p.startAll},
-		kind{name: "claims are locked", weight: 4, domains: files, lasts: full, begin: p.lockClaims, end: p.unlockClaims},
+		kind{name: "the folder of the agents is locked", weight: 4, domains: files, lasts: full, begin: p.lockFolder, end: p.unlockFolder},
 		kind{name: "policy changes", weight: 2, domains: files, begin: p.changeSplit},
 	)
 }
@@ -72,7 +72,7 @@ func (a *agent) free(*fault) error {
 	return errors.Join(a.command("free", ""), a.p.Sync(), os.Chtimes(filepath.Join(a.p.Root, "faults"), now, now))
 }
 
-// damages make a file with the claims of an agent one that can't be used, is of a later version, or can't be read. An agent that runs writes it
+// damages make the file of an agent one that can't be used, is of a later version, or can't be read. An agent that runs writes it
 // again, but where a directory is in its place.
 var damages = []func(path string, good []byte) error{
 	func(path string, _ []byte) error { return os.WriteFile(path, nil, 0o600) },
@@ -83,40 +83,40 @@ var damages = []func(path string, good []byte) error{
 	func(path string, _ []byte) error { return os.Mkdir(path, 0o700) },
 }
 
-func (a *agent) damageClaims(*fault) error {
-	good, err := os.ReadFile(a.claimsPath())
+func (a *agent) damageFile(*fault) error {
+	good, err := os.ReadFile(a.filePath())
 	if err != nil || !json.Valid(good) {
 		return errSkipped
 	}
-	a.claims = good
-	err = errors.Join(os.Remove(a.claimsPath()), one(a.p.random, damages...)(a.claimsPath(), good))
+	a.goodFile = good
+	err = errors.Join(os.Remove(a.filePath()), one(a.p.random, damages...)(a.filePath(), good))
 	if errors.Is(err, fs.ErrExist) { // the agent has just written it
 		return errSkipped
 	}
 	return err
 }
 
-// repairClaims puts the file back, unless its agent has written it again.
-func (a *agent) repairClaims(*fault) error {
+// repairFile puts the file back, unless its agent has written it again.
+func (a *agent) repairFile(*fault) error {
 	var file struct{ Agent string }
-	if text, err := os.ReadFile(a.claimsPath()); err == nil && json.Unmarshal(text, &file) == nil && file.Agent == a.name {
+	if text, err := os.ReadFile(a.filePath()); err == nil && json.Unmarshal(text, &file) == nil && file.Agent == a.name {
 		return nil
 	}
-	return errors.Join(os.RemoveAll(a.claimsPath()), os.WriteFile(a.claimsPath(), a.claims, 0o600))
+	return errors.Join(os.RemoveAll(a.filePath()), os.WriteFile(a.filePath(), a.goodFile, 0o600))
 }
 
-// lockClaims holds the lock that agents take to read and write claims.
-func (p *twoAgents) lockClaims(*fault) (err error) {
-	p.claimsLock, err = filelock.Wait(p.ctx, filepath.Join(p.stateDir, "claims"))
+// lockFolder holds the lock that agents take to read and write their files.
+func (p *twoAgents) lockFolder(*fault) (err error) {
+	p.folderLock, err = filelock.Wait(p.ctx, filepath.Join(p.stateDir, "agents"))
 	return err
 }
 
-func (p *twoAgents) unlockClaims(*fault) error { return p.claimsLock.Close() }
+func (p *twoAgents) unlockFolder(*fault) error { return p.folderLock.Close() }
 
 var (
 	uuidStart  = regexp.MustCompile(`\b(GPU|MIG)-[0-9a-f]{8}`)
 	generation = regexp.MustCompile(`"(G|g)eneration": [0-9]+`)
-	bootField  = regexp.MustCompile(`("Boot"|"boot"): "[^"]*"`)
+	bootField  = regexp.MustCompile(`("Boot"|"bootID"): "[^"]*"`)
 )
 
 // makeForeign replaces a file by that of another machine of the same model: other GPUs at the same addresses, with a later numbering.
@@ -148,7 +148,7 @@ func (a *agent) foreignHistory(*fault) error {
 	return makeForeign(a.historyPath(), a.p.random.IntN(2) == 0)
 }
 
-// foreignDirectory gives both agents the state directory of another machine, with claims on its GPUs.
+// foreignDirectory gives both agents the state directory of another machine, with records of its GPUs.
 func (p *twoAgents) foreignDirectory(*fault) error {
 	for _, a := range p.agents {
 		if a.ready() == nil {
@@ -160,7 +160,7 @@ func (p *twoAgents) foreignDirectory(*fault) error {
 	}
 	p.assignments.bindingsLost()
 	for _, a := range p.agents {
-		if err := errors.Join(makeForeign(a.historyPath(), false), makeForeign(a.claimsPath(), false)); err != nil {
+		if err := errors.Join(makeForeign(a.historyPath(), false), makeForeign(a.filePath(), false)); err != nil {
 			return err
 		}
 		p.assignments.historyLost(a.name)

@@ -21,7 +21,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/internal/node/history"
-	"github.com/tandem-gpu/tandem/internal/node/hostwatch"
+	"github.com/tandem-gpu/tandem/internal/node/ownership"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
@@ -111,7 +111,7 @@ func runAgent(text string) error {
 	kept := history.Open(p.options.StateDir, p.options.Agent, cfg.Roots.Proc, log)
 	kept.SetWallClock(p.wall)
 	boot, _ := history.BootID(cfg.Roots.Proc)
-	watcher := hostwatch.New(hostwatch.Options{Agent: p.options.Agent, StateDir: p.options.StateDir, BootID: boot, Config: cfg, Log: log})
+	watcher := ownership.New(ownership.Options{Agent: p.options.Agent, StateDir: p.options.StateDir, BootID: boot, Config: cfg, Log: log})
 	p.Monitor = monitor.New(func() (monitor.Session, error) { return openDriver(cfg.Roots) }, cfg, log, kept)
 	p.SetWallClock(p.wall)
 	p.SetDriverProbe(func() string { return nvidia.DriverFingerprint(cfg.Roots) })

@@ -23,7 +23,7 @@ type agent struct {
 	p       *twoAgents
 	process *process // nil while none runs
 
-	claims []byte // of the file of claims, before it was damaged
+	goodFile []byte // before the file of the agent was damaged
 }
 
 // process is one process of an agent.
@@ -185,7 +185,7 @@ func (a *agent) recordEnd() {
 	kept := func(id gpu.DeviceID) bool {
 		return numbered[id] || slices.ContainsFunc(agentNames, func(name string) bool {
 			other := a.p.agents[name]
-			if other.inClaims()[id] {
+			if other.inFile()[id] {
 				return true
 			}
 			o := other.offer()
@@ -202,8 +202,8 @@ func (a *agent) recordEnd() {
 // historyPath is the path of the agent's history.
 func (a *agent) historyPath() string { return filepath.Join(a.p.stateDir, a.name+".json") }
 
-// claimsPath is the path of the agent's claims.
-func (a *agent) claimsPath() string { return filepath.Join(a.p.stateDir, "claims", a.name+".json") }
+// filePath is the path of the file in which the agent records its devices.
+func (a *agent) filePath() string { return filepath.Join(a.p.stateDir, "agents", a.name+".json") }
 
 // inHistory are the devices that have a number in the agent's history, and those that a share has decided on.
 func (a *agent) inHistory() (numbered, decided map[gpu.DeviceID]bool) {
@@ -226,13 +226,13 @@ func (a *agent) inHistory() (numbered, decided map[gpu.DeviceID]bool) {
 	return numbered, decided
 }
 
-// inClaims are the devices that have a number in the agent's claims.
-func (a *agent) inClaims() map[gpu.DeviceID]bool {
+// inFile are the devices that have a number in the file of the agent.
+func (a *agent) inFile() map[gpu.DeviceID]bool {
 	var file struct {
 		Numbers []struct{ ID gpu.DeviceID }
 	}
 	numbered := map[gpu.DeviceID]bool{}
-	if text, err := os.ReadFile(a.claimsPath()); err != nil || json.Unmarshal(text, &file) != nil {
+	if text, err := os.ReadFile(a.filePath()); err != nil || json.Unmarshal(text, &file) != nil {
 		return numbered
 	}
 	for _, n := range file.Numbers {

@@ -28,7 +28,7 @@ const notSaved = -1
 // assignments are what each agent has offered, and check that a device is in one pool of one agent, and has one number, within a
 // period. It is safe for concurrent use.
 type assignments struct {
-	limit time.Duration // for an agent to apply what the other one has decided: it reads the claims once a second
+	limit time.Duration // for an agent to apply what the other one has decided: it reads the files once a second
 
 	mu        sync.Mutex
 	bindings  int

@@ -27,7 +27,7 @@ type twoAgents struct {
 	driver     bool               // a fault of the driver as a whole is in force
 	repaired   map[int]time.Time  // when a GPU may have looked repaired last, by slot
 	unreadable map[int]unreadable // by slot
-	claimsLock *os.File           // of the folder of the claims
+	folderLock *os.File           // of the folder of the agents
 	foreign    map[string]bool    // agents that have found the history of another machine since the last quiet period
 }
 

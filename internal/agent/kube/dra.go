@@ -22,8 +22,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/publisher"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
-	"github.com/tandem-gpu/tandem/internal/node/assignment"
 	"github.com/tandem-gpu/tandem/internal/node/history"
+	"github.com/tandem-gpu/tandem/internal/node/ownership"
 	"github.com/tandem-gpu/tandem/internal/operator/metrics"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/setting"
@@ -35,7 +35,7 @@ import (
 // end only when they are unprepared.
 func servesDRA(s config.Kubernetes) bool {
 	dir := s.Health.StateDir
-	return s.Core.API == inventory.DRA || dir != "" && (assignment.Needs(dir, inventory.DRA) || dra.HasClaims(dir))
+	return s.Core.API == inventory.DRA || dir != "" && (ownership.Needs(dir, inventory.DRA) || dra.HasClaims(dir))
 }
 
 // checkDRA reports what the API dra needs of the settings and of the environment: those of a file alone may be valid without it.

@@ -9,14 +9,14 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
-	"github.com/tandem-gpu/tandem/internal/node/assignment"
+	"github.com/tandem-gpu/tandem/internal/node/ownership"
 )
 
 // readers read the records of what pods have through the APIs of the kubelet, for the moves of GPUs between APIs. claims is the record of the
 // DRA adapter; nil = there is no such adapter. A GPU is known to have no holder only while the kubelet lists all pods: what was prepared may
 // have been lost with its folder. Without that list what device plugins once gave out is no reason against a forced move.
-func readers(plugins *deviceplugin.Adapter, claims func() holders.Record, current func() *inventory.Allocatable) assignment.Readers {
-	return assignment.Readers{
+func readers(plugins *deviceplugin.Adapter, claims func() holders.Record, current func() *inventory.Allocatable) ownership.Readers {
+	return ownership.Readers{
 		inventory.DevicePlugin: plugins.Record,
 		inventory.DRA: func() holders.Record {
 			listed, known := plugins.Claims()

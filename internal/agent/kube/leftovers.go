@@ -9,7 +9,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
-	"github.com/tandem-gpu/tandem/internal/node/assignment"
+	"github.com/tandem-gpu/tandem/internal/node/ownership"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
@@ -33,10 +33,10 @@ func leftoversOf(s config.Kubernetes) (l leftovers) {
 	if dra.HasClaims(dir) {
 		l.left = append(l.left, "prepared claims")
 	}
-	if f, err := assignment.Read(dir); err == nil && f.Has(inventory.DRA) {
+	if f, err := ownership.Read(dir); err == nil && f.Has(inventory.DRA) {
 		l.left = append(l.left, "GPUs")
 	} else if err == nil && len(l.left) == 0 {
-		l.targets = assignment.Needs(dir, inventory.DRA)
+		l.targets = ownership.Needs(dir, inventory.DRA)
 	}
 	if len(l.left) == 0 && !l.targets {
 		return leftovers{}

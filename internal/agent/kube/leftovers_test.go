@@ -10,7 +10,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/node/assignment"
+	"github.com/tandem-gpu/tandem/internal/node/ownership"
 	"github.com/tandem-gpu/tandem/internal/operator/doctor"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
@@ -29,14 +29,14 @@ func TestLeftoversOfDRA(t *testing.T) {
 		write(t, filepath.Join(s.Health.StateDir, "dra", "claims", "6d2e.json"))
 	}
 	moved := func(s config.Kubernetes) {
-		e := assignment.Entry{Target: inventory.DRA, Side: inventory.DRA}
-		if err := assignment.Write(s.Health.StateDir, assignment.File{GPUs: map[gpu.DeviceID]assignment.Entry{"GPU-1": e}}); err != nil {
+		e := ownership.Entry{Target: inventory.DRA, Owner: inventory.DRA}
+		if err := ownership.Write(s.Health.StateDir, ownership.File{GPUs: map[gpu.DeviceID]ownership.Entry{"GPU-1": e}}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	target := func(s config.Kubernetes) {
-		e := assignment.Entry{Target: inventory.DRA, Side: inventory.DevicePlugin}
-		if err := assignment.Write(s.Health.StateDir, assignment.File{GPUs: map[gpu.DeviceID]assignment.Entry{"GPU-1": e}}); err != nil {
+		e := ownership.Entry{Target: inventory.DRA, Owner: inventory.DevicePlugin}
+		if err := ownership.Write(s.Health.StateDir, ownership.File{GPUs: map[gpu.DeviceID]ownership.Entry{"GPU-1": e}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -45,7 +45,7 @@ func TestLeftoversOfDRA(t *testing.T) {
 		want    []string
 	}{
 		"nothing is left":          {func(config.Kubernetes) {}, nil},
-		"a broken file of targets": {func(s config.Kubernetes) { write(t, filepath.Join(s.Health.StateDir, assignment.FileName)) }, nil},
+		"a broken file of targets": {func(s config.Kubernetes) { write(t, filepath.Join(s.Health.StateDir, ownership.FileName)) }, nil},
 		"a claim":                  {claim, []string{"prepared claims of the API dra are left", "NODE_NAME", "a token of the API server", "plugins_registry", "migrate apply --to device-plugin --all"}},
 		"a GPU":                    {moved, []string{"GPUs of the API dra are left", "plugins_registry"}},
 		"a target":                 {target, []string{"GPUs have the target dra, and the agent lacks", "NODE_NAME", "plugins_registry", "add the component dra", "migrate back"}},

@@ -8,7 +8,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/node/assignment"
+	"github.com/tandem-gpu/tandem/internal/node/ownership"
 	"github.com/tandem-gpu/tandem/internal/node/usage"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/agentapi"
@@ -39,7 +39,7 @@ func (r *run) options() agent.Options {
 func (r *run) adapter(a *agent.Agent) agent.Adapter {
 	made := agent.Adapter{
 		APIs:     []inventory.API{inventory.Nomad},
-		Readers:  assignment.Readers{inventory.Nomad: allocationReader{r.allocations, a.Current, a.Leaving}.read},
+		Readers:  ownership.Readers{inventory.Nomad: allocationReader{r.allocations, a.Current, a.Draining}.read},
 		Problems: r.plugin.Problems,
 	}
 	r.addPages(a, &made)

@@ -48,11 +48,11 @@ var advice = map[Reason]string{
 	ReasonNeedsService:   "it came back too often ([`recovery_limit`](configuration.md)). `clear --gpu ...` after the diagnostics",
 	ReasonWithdrawn:      "nothing: the unit disappears in two seconds",
 	ReasonNoMPS:          "[MPS](sharing.md#mps) has the commands",
-	ReasonClaimed:        "with `overlap = \"refuse\"`, the default: [two agents on one host](policy.md#two-agents-on-one-host)",
+	ReasonOverlap:        "with `overlap = \"refuse\"`, the default: [two agents on one host](policy.md#two-agents-on-one-host)",
 	ReasonHeld:           "the text names the pod; end it, or wait",
 	ReasonNoIMEX:         "with `--imex-required` only",
 	ReasonNoCDI:          "the text has the reason; [what to check](cdi.md)",
-	ReasonMoving:         "nothing: running work goes on, and the GPU changes sides when it has ended; `migrate plan` shows what is missing",
+	ReasonMoving:         "nothing: running work goes on, and the GPU changes its API when it has ended; `migrate plan` shows what is missing",
 	ReasonOccupied:       "with `occupancy = withhold` only; `inspect` lists the processes",
 }
 

@@ -43,7 +43,7 @@ const (
 
 	ReasonWithdrawn // no longer offered, after a change of MIG configuration, policy or hardware
 	ReasonNoMPS     // the MPS control daemon of the unit's pool does not respond
-	ReasonClaimed   // another agent on this host offers the device
+	ReasonOverlap   // another agent on this host offers the device
 	ReasonHeld      // a workload holds the device under another name than that of its present offer
 	ReasonNoIMEX    // a required IMEX channel is missing
 	ReasonNoCDI     // no CDI specification defines the device
@@ -100,7 +100,7 @@ var meanings = [...]meaning{
 	ReasonWorkloads:    {name: "WORKLOADS_FAILING", text: "possible hardware fault", state: Degraded, clears: xid.Quiet | xid.Reboot, clearsText: "an hour without", action: "check the workloads, then run diagnostics"},
 	ReasonNeedsService: {name: "NEEDS_SERVICE", text: "needs service", state: Unhealthy, action: service, effort: needsService},
 	ReasonNoMPS:        {name: "MPS_DAEMON_DOWN", text: "MPS control daemon does not answer", state: Unhealthy, clearsText: "daemon answers", action: "start the pool's MPS control daemon"},
-	ReasonClaimed:      {name: "CLAIMED", text: "offered by another agent", state: Unhealthy, clearsText: "the other agent no longer claims it", action: "give the agents different GPUs, or see the warnings"},
+	ReasonOverlap:      {name: "OVERLAP", text: "offered by another agent", state: Unhealthy, clearsText: "the other agent no longer offers it", action: "give the agents different GPUs, or see the warnings"},
 	ReasonHeld:         {name: "HELD", text: "held", state: Unhealthy, clearsText: "the workload ends"},
 	ReasonNoIMEX:       {name: "IMEX_CHANNEL_MISSING", text: "a required IMEX channel is missing", state: Unhealthy, clearsText: "the device node appears", action: "load the kernel module nvidia with NVreg_CreateImexChannel0=1"},
 	ReasonNoCDI:        {name: "CDI_UNDEFINED", text: "no CDI definition", state: Unhealthy, clearsText: "the device is defined"},

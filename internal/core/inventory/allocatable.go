@@ -74,10 +74,10 @@ func (a *Allocatable) notOurs(u *Unit, h Host, o OverlapMode, against *Claim) he
 	case moves:
 		return moving
 	case against != nil && against.Older && o == OverlapRefuse:
-		return health.New(health.ReasonClaimed, against.Agent)
+		return health.New(health.ReasonOverlap, against.Agent)
 	case o == OverlapRefuse && h.Own.Else != "" && !h.Own.cover(u.Device.At):
 		a.awaitsClaim = a.awaitsClaim || h.Own.Pending
-		return health.New(health.ReasonClaimed, h.Own.Else)
+		return health.New(health.ReasonOverlap, h.Own.Else)
 	}
 	return health.Health{}
 }

@@ -1,4 +1,4 @@
-// Package mps finds the MPS control daemons of a host: their folders, and whether they answer.
+// Package mps finds the MPS control daemons of a host: their folders, and whether they answer, for as long as a pool needs one.
 package mps
 
 import (
@@ -83,6 +83,11 @@ func (d Daemons) Folder(pool string) string { return Pipe(d.root, pool) }
 // Check reports why the daemon of a pool does not answer; nil if it does.
 func (d Daemons) Check(pool string) error {
 	return checkControl(filepath.Join(d.Folder(pool), "control"))
+}
+
+// Answering returns the pools of an inventory whose daemons answer.
+func (d Daemons) Answering(inv *inventory.Inventory) (pools []string) {
+	return slices.DeleteFunc(d.Pools(inv), func(pool string) bool { return d.Check(pool) != nil })
 }
 
 // checkControl reports why no process serves the control file of an MPS control daemon; nil if one does. It does not block, and

@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/use"
-	"github.com/tandem-gpu/tandem/internal/node/assignment"
+	"github.com/tandem-gpu/tandem/internal/node/ownership"
 	"github.com/tandem-gpu/tandem/internal/operator/explain"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
@@ -50,7 +50,7 @@ type Options struct {
 	Endpoints  func() []report.Endpoint // for the debug view; nil = none
 	Explain    explain.Adapter          // of the orchestrator; without functions, requests are not explained
 
-	Assignments func() assignment.Facts // for the command migrate; nil = no GPU moves between APIs
+	Ownership func() ownership.Facts // for the command migrate; nil = no GPU moves between APIs
 
 	Log *slog.Logger // of every command, with the client; never nil
 }

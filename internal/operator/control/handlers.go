@@ -35,7 +35,7 @@ const (
 	debugURL    = "/v1/debug"
 	explainURL  = "/v1/explain"
 
-	assignmentsURL = "/v1/assignments"
+	ownershipURL = "/v1/ownership"
 )
 
 var (
@@ -54,8 +54,8 @@ func newHandler(a Agent, o Options) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+reportURL, func(w http.ResponseWriter, _ *http.Request) { respond(w, http.StatusOK, h.report()) })
 	mux.HandleFunc("GET "+debugURL, func(w http.ResponseWriter, _ *http.Request) { respond(w, http.StatusOK, h.debug()) })
-	if o.Assignments != nil {
-		mux.HandleFunc("GET "+assignmentsURL, func(w http.ResponseWriter, _ *http.Request) { respond(w, http.StatusOK, o.Assignments()) })
+	if o.Ownership != nil {
+		mux.HandleFunc("GET "+ownershipURL, func(w http.ResponseWriter, _ *http.Request) { respond(w, http.StatusOK, o.Ownership()) })
 	}
 	mux.HandleFunc("POST "+explainURL, h.explain)
 	mux.HandleFunc("POST "+clearURL, handle(h, h.clear))

@@ -34,7 +34,7 @@ var errSocketGone = errors.New("the control socket was removed or replaced")
 //	            <agent>.sock         0600  created again if it is removed
 //	            <agent>.sock.lock    0600
 //	            <agent>.json         0600  see package checkpoint
-//	            claims/              0700  see package hostwatch
+//	            agents/              0700  see package ownership
 type Socket struct {
 	path     string
 	problems problemset.Set // why the socket is not served

@@ -123,7 +123,7 @@ func decideOverlaps(f *Facts) (findings []Finding) {
 	r := f.Offered()
 	for _, o := range r.Overlaps {
 		k := kind{o.Agent, slices.ContainsFunc(r.Devices, func(d report.Device) bool {
-			return d.ID == o.ID && d.Cause == health.ReasonClaimed.String()
+			return d.ID == o.ID && d.Cause == health.ReasonOverlap.String()
 		})}
 		if len(devices[k]) == 0 {
 			kinds = append(kinds, k)
@@ -135,7 +135,7 @@ func decideOverlaps(f *Facts) (findings []Finding) {
 		if k.refused {
 			level, effect, also = Warning, ", which offered it first: this agent gives it no work", ""
 		}
-		findings = append(findings, Finding{"overlap", level, filepath.Join(f.StateDir, "claims"), list(devices[k]) + " is also offered by " + k.agent + effect,
+		findings = append(findings, Finding{"overlap", level, filepath.Join(f.StateDir, "agents"), list(devices[k]) + " is also offered by " + k.agent + effect,
 			"split the GPUs in the policy (for: nomad, for: kubernetes)" + also + "; if " + k.agent + " was removed, delete its file"})
 	}
 	return findings

@@ -216,7 +216,7 @@ func withoutWork(f *Facts, r report.Report) (findings []Finding) {
 		if d.Cause == "HELD" { // of no fault: the policy has changed
 			severity, remedy = Note, "wait for the workload, or end it: new work gets the device then"
 		}
-		if r.Provisional && (d.Cause == health.ReasonNoCDI.String() || d.Cause == health.ReasonClaimed.String()) {
+		if r.Provisional && (d.Cause == health.ReasonNoCDI.String() || d.Cause == health.ReasonOverlap.String()) {
 			severity, remedy = Note, justStarted
 		}
 		if d.Cause == "MPS_DAEMON_DOWN" {

@@ -158,11 +158,11 @@ func TestSituations(t *testing.T) {
 			d := &r.Devices[0]
 			d.Schedulable, d.Cause, d.Health = false, "CDI_UNDEFINED", "unhealthy: no CDI definition (not written yet); clears: the device is defined"
 		}},
-		{"agent has not claimed its GPUs so far", func(s *situation) {
+		{"agent has not recorded its GPUs so far", func(s *situation) {
 			r := s.running()
 			r.Provisional = true
 			d := &r.Devices[0]
-			d.Schedulable, d.Cause, d.Health = false, "CLAIMED", "unhealthy: offered by another agent (perhaps: not claimed so far); clears: the other agent no longer claims it"
+			d.Schedulable, d.Cause, d.Health = false, "OVERLAP", "unhealthy: offered by another agent (perhaps: not recorded so far); clears: the other agent no longer offers it"
 		}},
 		{"kernel log not readable, and the agent reports it", func(s *situation) {
 			s.options.KernelLog = "/nowhere/kmsg"

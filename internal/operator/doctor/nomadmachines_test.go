@@ -89,19 +89,19 @@ func (h *host) start(program string, args ...string) (stop func()) {
 	}
 }
 
-// otherAgent lets an agent of the other orchestrator claim every GPU of the host: its file is written by k8s-gpu under another name.
+// otherAgent lets an agent of the other orchestrator offer every GPU of the host: its file is written by k8s-gpu under another name.
 func (h *host) otherAgent() {
 	h.t.Helper()
 	stop := h.start(k8s, append(h.args[2:], "--kubelet-socket=", "--pod-resources-socket=", "--http-address=")...)
-	claims := filepath.Join(h.Root, "state/claims")
+	folder := filepath.Join(h.Root, "state/agents")
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
-		text, err := os.ReadFile(claims + "/k8s-gpu.json")
+		text, err := os.ReadFile(folder + "/k8s-gpu.json")
 		if err == nil && strings.Contains(string(text), h.UUID(7)) {
-			h.must(os.WriteFile(claims+"/nomad-gpu.json", []byte(strings.ReplaceAll(string(text), "k8s-gpu", "nomad-gpu")), 0o600))
+			h.must(os.WriteFile(folder+"/nomad-gpu.json", []byte(strings.ReplaceAll(string(text), "k8s-gpu", "nomad-gpu")), 0o600))
 			break
 		}
 		if time.Now().After(deadline) {
-			h.t.Fatalf("no claims: %v", err)
+			h.t.Fatalf("no file of the agent: %v", err)
 		}
 	}
 	stop()

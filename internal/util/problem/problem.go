@@ -23,39 +23,39 @@ type Code string
 
 // Codes.
 const (
-	Configuration  Code = "CONFIGURATION_REFUSED"   // an earlier configuration is in force
-	DuplicateAgent Code = "DUPLICATE_AGENT"         // another process of this agent uses the same state directory
-	NoAgent        Code = "NO_AGENT"                // no agent answers: the report is of the command itself
-	Socket         Code = "CONTROL_SOCKET"          // commands can't reach the agent
-	HTTP           Code = "HTTP_SERVER"             // no probes, no metrics, no page
-	KernelLog      Code = "KERNEL_LOG_UNAVAILABLE"  // XIDs that NVML does not report are missed
-	HiddenProcess  Code = "HOST_PROCESSES_HIDDEN"   // a setting needs processes that are in another PID namespace
-	UnlistedGPU    Code = "FAULT_OF_UNLISTED_GPU"   // the kernel log has XIDs of a PCI address where no GPU is listed
-	Usage          Code = "USAGE_UNKNOWN"           // what the devices do, or which processes use them, can't be read
-	Owners         Code = "OWNERS_UNKNOWN"          // which work has which devices can't be read
-	HistorySave    Code = "HISTORY_NOT_SAVED"       // faults are forgotten at a restart
-	HistoryLoad    Code = "HISTORY_NOT_READ"        // faults of before this start are unknown
-	Boot           Code = "REBOOT_UNDETECTED"       // the boot ID can't be read
-	ClaimsWrite    Code = "CLAIMS_NOT_WRITTEN"      // other agents do not see what this one offers
-	ClaimsRead     Code = "CLAIMS_NOT_READ"         // what other agents offer is unknown
-	ClaimsDamaged  Code = "CLAIMS_OF_AGENT_DAMAGED" // the file of one other agent can't be used
-	ClaimKept      Code = "CLAIM_KEPT"              // a GPU stays claimed, as its workload's end is not known
-	StoppedAgent   Code = "AGENT_STOPPED"           // an agent that does not run has claims
-	Assignments    Code = "ASSIGNMENTS_UNREADABLE"  // no GPU changes its API
-	CDI            Code = "CDI_SPECIFICATION"       // containers may not get their devices by CDI
-	NodeLabels     Code = "NODE_LABELS"             // the file of labels can't be written
-	Retained       Code = "DEVICE_IDS_RETAINED"     // IDs are listed only because pods may hold them
-	Checkpoint     Code = "KUBELET_CHECKPOINT"      // the kubelet's checkpoint is not understood
-	Leftovers      Code = "DRA_LEFTOVERS"           // claims or targets of DRA that this agent can't serve
-	Registration   Code = "DRA_REGISTRATION"        // the kubelet has refused the DRA driver
-	ForeignClaims  Code = "DRA_FOREIGN_CLAIMS"      // pods have devices through claims of another driver
-	PodClaims      Code = "DRA_CLAIMS_OF_PODS"      // the kubelet does not list the claims of pods
-	PreparedClaims Code = "DRA_PREPARED_CLAIMS"     // what is prepared does not fit what the kubelet has
-	ClaimUnread    Code = "DRA_CLAIM_UNREAD"        // the record of a prepared claim can't be read
-	ClaimState     Code = "DRA_STATE"               // prepared claims can't be read or written
-	ClaimCDI       Code = "DRA_CLAIM_CDI"           // the CDI specification of a claim can't be written
-	DroppedTaints  Code = "DRA_TAINTS_DROPPED"      // the API server drops the taints of devices
-	NomadUnread    Code = "NOMAD_DOES_NOT_READ"     // Nomad does not read the devices
+	Configuration    Code = "CONFIGURATION_REFUSED"  // an earlier configuration is in force
+	DuplicateAgent   Code = "DUPLICATE_AGENT"        // another process of this agent uses the same state directory
+	NoAgent          Code = "NO_AGENT"               // no agent answers: the report is of the command itself
+	Socket           Code = "CONTROL_SOCKET"         // commands can't reach the agent
+	HTTP             Code = "HTTP_SERVER"            // no probes, no metrics, no page
+	KernelLog        Code = "KERNEL_LOG_UNAVAILABLE" // XIDs that NVML does not report are missed
+	HiddenProcess    Code = "HOST_PROCESSES_HIDDEN"  // a setting needs processes that are in another PID namespace
+	UnlistedGPU      Code = "FAULT_OF_UNLISTED_GPU"  // the kernel log has XIDs of a PCI address where no GPU is listed
+	Usage            Code = "USAGE_UNKNOWN"          // what the devices do, or which processes use them, can't be read
+	Owners           Code = "OWNERS_UNKNOWN"         // which work has which devices can't be read
+	HistorySave      Code = "HISTORY_NOT_SAVED"      // faults are forgotten at a restart
+	HistoryLoad      Code = "HISTORY_NOT_READ"       // faults of before this start are unknown
+	Boot             Code = "REBOOT_UNDETECTED"      // the boot ID can't be read
+	AgentFileWrite   Code = "AGENT_FILE_NOT_WRITTEN" // other agents do not see what this one offers
+	AgentFileRead    Code = "AGENT_FILES_NOT_READ"   // what other agents offer is unknown
+	AgentFileDamaged Code = "AGENT_FILE_DAMAGED"     // the file of one other agent can't be used
+	DeviceKept       Code = "DEVICE_KEPT"            // a GPU stays recorded, as its workload's end is not known
+	StoppedAgent     Code = "AGENT_STOPPED"          // an agent that does not run has recorded devices of this one
+	OwnershipFile    Code = "OWNERSHIP_FILE"         // no GPU changes its API
+	CDI              Code = "CDI_SPECIFICATION"      // containers may not get their devices by CDI
+	NodeLabels       Code = "NODE_LABELS"            // the file of labels can't be written
+	Retained         Code = "DEVICE_IDS_RETAINED"    // IDs are listed only because pods may hold them
+	Checkpoint       Code = "KUBELET_CHECKPOINT"     // the kubelet's checkpoint is not understood
+	Leftovers        Code = "DRA_LEFTOVERS"          // claims or targets of DRA that this agent can't serve
+	Registration     Code = "DRA_REGISTRATION"       // the kubelet has refused the DRA driver
+	ForeignClaims    Code = "DRA_FOREIGN_CLAIMS"     // pods have devices through claims of another driver
+	PodClaims        Code = "DRA_CLAIMS_OF_PODS"     // the kubelet does not list the claims of pods
+	PreparedClaims   Code = "DRA_PREPARED_CLAIMS"    // what is prepared does not fit what the kubelet has
+	ClaimUnread      Code = "DRA_CLAIM_UNREAD"       // the record of a prepared claim can't be read
+	ClaimState       Code = "DRA_STATE"              // prepared claims can't be read or written
+	ClaimCDI         Code = "DRA_CLAIM_CDI"          // the CDI specification of a claim can't be written
+	DroppedTaints    Code = "DRA_TAINTS_DROPPED"     // the API server drops the taints of devices
+	NomadUnread      Code = "NOMAD_DOES_NOT_READ"    // Nomad does not read the devices
 )
 
 // Lines are problems as operators read them.

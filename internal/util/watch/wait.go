@@ -29,3 +29,19 @@ func Notify(c chan<- struct{}) {
 	default:
 	}
 }
+
+// RunUntil runs f, which ends with ctx unless something hangs, and returns when f has, but at most d after the end of ctx: then it reports
+// false, and the goroutine of f is abandoned.
+func RunUntil(ctx context.Context, d time.Duration, f func()) bool {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		f()
+	}()
+	select {
+	case <-ended:
+		return true
+	case <-ctx.Done():
+		return Await(context.Background(), ended, d)
+	}
+}

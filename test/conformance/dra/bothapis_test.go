@@ -169,7 +169,7 @@ func TestCase46GPUOfTheNomadAgent(t *testing.T) {
 	t.Parallel()
 	n, _ := newReady(t, "h100x8", 8)
 	gpu := n.UUIDs()[0]
-	n.nomadClaims(gpu)
+	n.nomadRecords(gpu)
 	n.awaitTaint(deviceName(gpu), true)
 	c := claim("contested", result("gpu", deviceName(gpu)))
 	n.api.putClaim(c)
@@ -182,13 +182,13 @@ func TestCase46GPUOfTheNomadAgent(t *testing.T) {
 	}
 }
 
-// nomadClaims writes the file of claims of a nomad-gpu that runs and that came first, for one GPU.
-func (n *node) nomadClaims(gpu string) {
+// nomadRecords writes the file of a nomad-gpu that runs and that came first, for one GPU.
+func (n *node) nomadRecords(gpu string) {
 	n.Helper()
-	dir := filepath.Join(n.stateDir, "claims")
+	dir := filepath.Join(n.stateDir, "agents")
 	text, err := json.Marshal(map[string]any{
-		"version": 1, "agent": "nomad-gpu", "boot": strings.TrimSpace(n.Read(filepath.Join(n.Root, "proc/sys/kernel/random/boot_id"))),
-		"started": time.Now().Add(-time.Hour), "claims": []map[string]any{{"gpu": gpu, "turn": 0, "since": time.Now().Add(-time.Hour)}},
+		"version": 2, "agent": "nomad-gpu", "bootID": strings.TrimSpace(n.Read(filepath.Join(n.Root, "proc/sys/kernel/random/boot_id"))),
+		"started": time.Now().Add(-time.Hour), "devices": []map[string]any{{"gpu": gpu, "order": 0, "since": time.Now().Add(-time.Hour)}},
 	})
 	n.Must(err)
 	lock, err := os.Create(filepath.Join(dir, "nomad-gpu.lock"))

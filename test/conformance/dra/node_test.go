@@ -14,7 +14,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/node/assignment"
+	"github.com/tandem-gpu/tandem/internal/node/ownership"
 	"github.com/tandem-gpu/tandem/test/conformance/sandbox"
 )
 
@@ -67,7 +67,7 @@ func (n *node) recordAPI(api inventory.API) {
 		had[gpu.DeviceID(id)] = api
 	}
 	n.Must(os.MkdirAll(n.stateDir, 0o755))
-	n.Must(assignment.Write(n.stateDir, assignment.File{Inner: map[string]map[gpu.DeviceID]inventory.API{"k8s-gpu": had}}))
+	n.Must(ownership.Write(n.stateDir, ownership.File{LocalAPIs: map[string]map[gpu.DeviceID]inventory.API{"k8s-gpu": had}}))
 }
 
 func (n *node) activePods() []*v1.Pod {

@@ -160,8 +160,8 @@ func (d *disruptions) intact(t *testing.T, ends int) {
 		}
 	}
 	d.only(t, "TMPDIR", filepath.Join(d.dir, "tmp"), fmt.Sprintf("nomad-gpu-%d", pids[len(pids)-1]))
-	d.only(t, "the state directory", filepath.Join(string(d.machine), "state"), "claims", "nomad-gpu.groups.json", "nomad-gpu.json", "nomad-gpu.sock", "nomad-gpu.sock.lock")
-	d.only(t, "the claims", filepath.Join(string(d.machine), "state", "claims"), "nomad-gpu.json", "nomad-gpu.lock")
+	d.only(t, "the state directory", filepath.Join(string(d.machine), "state"), "agents", "nomad-gpu.groups.json", "nomad-gpu.json", "nomad-gpu.sock", "nomad-gpu.sock.lock")
+	d.only(t, "the folder of the agents", filepath.Join(string(d.machine), "state", "agents"), "nomad-gpu.json", "nomad-gpu.lock")
 }
 
 // only waits until a folder has these entries and no others: a temporary file may just be written.

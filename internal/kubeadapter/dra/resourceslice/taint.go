@@ -146,7 +146,7 @@ func taintKey(r health.Reason) string {
 		name = "gpu-lost"
 	case health.ReasonRecoveryAction:
 		name = "recovery-action"
-	case health.ReasonClaimed:
+	case health.ReasonOverlap:
 		name = "contested"
 	case health.ReasonMoving: // another value of the same key: whoever tolerates a withdrawn device tolerates one that is about to be
 		return taintKey(health.ReasonWithdrawn)
@@ -164,7 +164,7 @@ func taintValue(h health.Health) string {
 		return "0x" + strconv.FormatUint(h.Code, 16)
 	case health.ReasonRecoveryAction:
 		return labelValue(strings.ToLower(strings.TrimPrefix(h.Cause(), "RECOVERY_ACTION_")))
-	case health.ReasonClaimed:
+	case health.ReasonOverlap:
 		return labelValue(h.Detail)
 	case health.ReasonMoving:
 		return "moving"

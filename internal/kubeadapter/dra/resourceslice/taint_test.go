@@ -337,7 +337,7 @@ func TestTaintKeys(t *testing.T) {
 			fmt.Fprintf(&table, "| `%s=<action>` | `RECOVERY_ACTION_...` | %s | %s |\n", key, one.Effect, evicting.Effect)
 		case health.ReasonMoving:
 			fmt.Fprintf(&table, "| `%s=%s` | `%s` | %s | %s |\n", key, one.Value, r, one.Effect, evicting.Effect)
-		case health.ReasonClaimed:
+		case health.ReasonOverlap:
 			fmt.Fprintf(&table, "| `%s=<agent>` | `%s` | %s | %s |\n", key, r, one.Effect, evicting.Effect)
 		default:
 			fmt.Fprintf(&table, "| `%s` | `%s` | %s | %s |\n", key, r, one.Effect, evicting.Effect)

@@ -1,0 +1,259 @@
+package ownership
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/util/filelock"
+	"github.com/tandem-gpu/tandem/internal/util/statefile"
+)
+
+const lockAtMost = 5 * time.Second // another agent holds the lock of the folder for milliseconds
+
+// store is one agent's view of the folder in which the agents of a host record what they offer.
+//
+//	<state_dir>/agents/             locked while an agent reads, decides and writes
+//	                   nomad-gpu.json   what nomad-gpu offers; outlives it
+//	                   nomad-gpu.lock   locked while a nomad-gpu runs
+//	                   k8s-gpu.json ...
+//
+// Two agents that start together, with refuse, on a host without files:
+//
+//	nomad-gpu  lock, reads nothing, records GPU 3 in order 1, unlock
+//	k8s-gpu      waits for the lock .............................. lock, reads order 1, leaves GPU 3 alone, unlock
+//
+// An agent records the devices of an inventory some milliseconds after it was published. With refuse they take work from then on
+// (inventory.Host.Own). With warn devices of others that are recorded by then count immediately.
+//
+// It is used by one goroutine.
+type store struct {
+	folder  string
+	agent   string
+	boot    string
+	refuse  bool
+	started time.Time
+	log     *slog.Logger
+
+	liveness *os.File // lock file of this agent, locked; nil = not yet acquired
+	tidy     bool     // files left by crashes are removed
+
+	decoded map[string]decodedFile // by agent
+	removed time.Time              // when the folder was found removed, with the lock of this agent; zero = it never was
+
+	decider *decider // nil = no GPU moves between APIs
+
+	former []device // of this agent in an earlier boot: for the decision about owners only
+
+	// previous are the GPUs that earlier processes of this agent offered: those in its file until this process changes that for the first time.
+	previous map[gpu.DeviceID]bool
+	lost     bool // the file could not be read: they are not known
+	written  bool
+
+	left map[gpu.Placement]time.Duration // since when recorded devices are not offered
+}
+
+// view is what an agent reads from the files.
+type view struct {
+	overlaps  []inventory.Claim
+	numbering inventory.Numbering // of all agents
+	others    []otherAgent        // by name
+	own       inventory.OwnClaims
+	faults    []fault
+	kept      []kept
+	alone     bool // no other agent has a file
+
+	assignments    inventory.Assignments
+	ownershipError error // the last good file of the node is in force, or none
+}
+
+type otherAgent struct {
+	agent, file string
+	running     bool
+	devices     int // of this agent, that it offers, too
+}
+
+// writeError is a failure to write the file of this agent; those of others were read.
+type writeError struct{ error }
+
+func (e writeError) Unwrap() error { return e.error }
+
+// errDuplicateAgent is returned while another process runs under the same agent's name.
+var errDuplicateAgent = errors.New("another agent of this name is running")
+
+// update records what is offered now and returns what the others offer. It fails with errDuplicateAgent while another process
+// writes under the name of this agent, and with writeError if nothing can be written: the view is valid in both cases. With
+// another error nothing was read.
+func (s *store) update(ctx context.Context, o localDevices) (view, error) {
+	mkdirErr := os.MkdirAll(s.folder, 0o700)
+	unlock, err := lockFolder(ctx, s.folder)
+	if err != nil {
+		return view{}, cmp.Or(mkdirErr, err)
+	}
+	defer unlock()
+	failed := s.acquireLiveness()
+	r, err := s.read(s.isRunning)
+	if err != nil {
+		return view{}, err
+	}
+	if failed == nil && r.lost && (!o.ready || s.refuse && len(r.unknown()) > 0) { // written now, it would have no device
+		failed = writeError{fmt.Errorf("%s can't be read, and is written again when the GPUs and the files of all agents are: %w", s.path(s.agent, ".json"), r.broken)}
+	}
+	s.notePrevious(r)
+	counting := s.counting(r.others)
+	var keep []kept
+	if failed == nil {
+		if s.decider != nil {
+			o, keep = s.keeping(r.mine, o)
+		}
+		r.mine, failed = s.record(r, counting, o)
+	}
+	s.written = s.written || failed == nil
+	// The numbers that this agent has written count, too: its history may be older, or of another node.
+	v := view{numbering: numberingOf(append(slices.Clone(r.others), r.mine)), alone: r.alone, faults: r.faults, kept: keep}
+	if s.decider != nil {
+		v.assignments, v.ownershipError = s.decide(r, o, failed)
+	}
+	v.overlaps, v.own = overlapsOf(r.mine, s.counting(r.others), o), s.own(r, failed)
+	for _, f := range r.others {
+		v.others = append(v.others, otherAgent{
+			agent: f.agent, file: s.path(f.agent, ".json"),
+			running: s.isRunning(f.agent), devices: countOverlaps(r.mine, f, o),
+		})
+	}
+	return v, failed
+}
+
+// record writes what this agent offers, and returns what is on disk then.
+func (s *store) record(r reading, counting []agentFile, o localDevices) (agentFile, error) {
+	next := r.mine
+	next.started, next.boot = s.started, s.boot
+	next.devices = nextDevices(r.mine, counting, o, s.refuse, time.Now())
+	if len(o.numbering.Numbers) > 0 { // else the numbers in the file stay
+		next.numbering = mergeNumbering(o.numbering, r.mine.numbering, r.others)
+	}
+	if next.equal(r.mine) && r.broken == nil {
+		return r.mine, nil
+	}
+	if err := s.write(next); err != nil {
+		return r.mine, err
+	}
+	if r.broken != nil {
+		s.log.Warn("file of this agent could not be read, written again", "file", s.path(s.agent, ".json"), "error", oneLine(r.broken))
+	}
+	return next, nil
+}
+
+// decide returns which API has each GPU.
+func (s *store) decide(r reading, o localDevices, failed error) (inventory.Assignments, error) {
+	c := hostRecords{
+		mine: r.mine, now: r.mine, others: r.others, running: s.isRunning, previous: s.previous, refuse: s.refuse, follows: errors.Is(failed, errDuplicateAgent),
+	}
+	c.mine.devices = append(slices.Clone(r.mine.devices), s.former...)
+	a, err := s.decider.decide(o.inventory, c)
+	s.former = slices.DeleteFunc(s.former, func(c device) bool { return a.Elsewhere(c.at.GPU) })
+	return a, err
+}
+
+// notePrevious notes what earlier processes of this agent have offered, until this one changes the file.
+func (s *store) notePrevious(r reading) {
+	if r.former.agent != "" {
+		s.former = slices.Clone(r.former.devices) // the file is kept as decoded
+	}
+	if s.written {
+		return
+	}
+	s.lost = s.lost || r.lost
+	if s.previous == nil {
+		s.previous = map[gpu.DeviceID]bool{}
+	}
+	for _, c := range slices.Concat(r.mine.devices, r.former.devices) {
+		s.previous[c.at.GPU] = true
+	}
+}
+
+// counting are the devices of others that count: without those on GPUs that were taken from an agent by force.
+func (s *store) counting(others []agentFile) []agentFile {
+	if s.decider == nil {
+		return others
+	}
+	others = slices.Clone(others)
+	for i, f := range others {
+		taken := func(id gpu.DeviceID) bool { return s.decider.state.AgentGone(f.agent, id) }
+		others[i].devices = slices.DeleteFunc(slices.Clone(f.devices), func(c device) bool { return taken(c.at.GPU) })
+		if f.unknown != nil {
+			others[i].unknown = func(id gpu.DeviceID) bool { return f.unknown(id) && !taken(id) }
+		}
+	}
+	return others
+}
+
+// lockFolder locks a folder for a change of its files until unlock is called or the process ends. No other user may be able to
+// open the folder.
+func lockFolder(ctx context.Context, path string) (unlock func(), err error) {
+	ctx, cancel := context.WithTimeout(ctx, lockAtMost)
+	defer cancel()
+	folder, err := filelock.Wait(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	return func() { _ = folder.Close() }, nil // which unlocks
+}
+
+func (s *store) path(agent, suffix string) string { return filepath.Join(s.folder, agent+suffix) }
+
+// acquireLiveness locks the lock file that shows that this agent runs, unless it is locked and still at its path. The folder
+// must be locked: an agent that checks whether another one runs locks that file for a moment, too (filelock.IsHeld).
+func (s *store) acquireLiveness() error {
+	path := s.path(s.agent, ".lock")
+	if s.liveness != nil {
+		if filelock.IsAt(s.liveness, path) {
+			return nil
+		}
+		s.removed = time.Now()
+	}
+	s.close()
+	f, err := filelock.Take(path)
+	switch {
+	case errors.Is(err, filelock.ErrHeld):
+		return errDuplicateAgent
+	case err != nil:
+		return writeError{err}
+	}
+	s.liveness = f
+	return nil
+}
+
+// close unlocks the lock file. Its file stays.
+func (s *store) close() {
+	if s.liveness != nil {
+		_ = s.liveness.Close() // which unlocks
+		s.liveness = nil
+	}
+}
+
+// write replaces the file of this agent.
+func (s *store) write(f agentFile) error {
+	path := s.path(s.agent, ".json")
+	if !s.tidy {
+		statefile.RemoveTemporary(path)
+		s.tidy = true
+	}
+	text, err := f.encode()
+	if err != nil {
+		return writeError{err}
+	}
+	if err := statefile.Write(path, text); err != nil {
+		return writeError{fmt.Errorf("%s: %w", path, err)}
+	}
+	s.remember(text, f)
+	return nil
+}

@@ -1,0 +1,124 @@
+package ownership
+
+import (
+	"context"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
+	"github.com/tandem-gpu/tandem/internal/util/watchdog"
+)
+
+const (
+	firstAtMost   = time.Second            // for the first poll, while the agent waits
+	stopAtMost    = 500 * time.Millisecond // for the loops to end; a disk can hang
+	restartAtMost = 5 * time.Second        // for an agent to be replaced: until then two may run, or none
+	eventPause    = 100 * time.Millisecond // between checks because of file events
+)
+
+// timings are the times between checks. They are not configurable.
+type timings struct {
+	poll   time.Duration // without inotify or while they can't be read or written
+	others time.Duration // while another agent has a file: whether it still runs
+	alone  time.Duration // otherwise, as events may get lost
+}
+
+var defaultTimings = timings{poll: time.Second, others: restartAtMost, alone: 30 * time.Second}
+
+// Monitor receives the host that a Watcher finds, and has the devices that it records. *monitor.Monitor is one.
+type Monitor interface {
+	SetHost(inventory.Host)
+	State() core.State
+	Changed() <-chan struct{} // closed when there is a newer inventory
+	Watchdog() *watchdog.Registry
+}
+
+// Options are those of a Watcher.
+type Options struct {
+	Agent    string      // name of its files; lower case letters, digits and hyphens
+	StateDir string      // shared by the agents of the host; "" = overlaps are not seen
+	BootID   string      // of the host; "" = unknown
+	Config   core.Config // its Policy and Overlap
+	Log      *slog.Logger
+}
+
+// Watcher watches one host for one agent. Make one with New, then call Run once; AwaitFirst and Warnings are safe for
+// concurrent use.
+type Watcher struct {
+	log     *slog.Logger
+	refuse  bool
+	store   *store // nil = overlaps are not seen
+	timings timings
+
+	decider *decider // nil = no GPU moves between APIs
+
+	newWatcher func() (*fsnotify.Watcher, error) // of inotify; nil = fsnotify.NewWatcher
+
+	first  chan struct{}        // closed after the first poll
+	latest atomic.Pointer[view] // that was read of the files; nil = none
+
+	mu               sync.Mutex
+	host             inventory.Host
+	ownershipProblem problem.Problem // why the file of the node is not in force; zero = it is
+	problem          problem.Problem // why overlaps are not seen completely; zero = they are
+	stopped          []otherAgent    // that offer devices of this agent, too, and have not run for long
+	faults           []fault
+	kept             []kept
+}
+
+// New returns a watcher. It reads nothing yet.
+func New(o Options) *Watcher {
+	w := &Watcher{
+		log: o.Log, refuse: o.Config.Overlap == inventory.OverlapRefuse,
+		first: make(chan struct{}), timings: defaultTimings,
+	}
+	if o.StateDir != "" {
+		w.store = &store{
+			folder: filepath.Join(o.StateDir, FolderName), agent: o.Agent, boot: o.BootID, refuse: w.refuse,
+			started: time.Now().UTC(), log: o.Log,
+		}
+	}
+	return w
+}
+
+// AwaitFirst waits for the first poll of Run, so that the first inventory has what the host limits; for at most a second, as a disk can
+// hang. With overlap = refuse nothing is offered before the files are read but what this agent has recorded already.
+func (w *Watcher) AwaitFirst(ctx context.Context) { watch.Await(ctx, w.first, firstAtMost) }
+
+// Run sets the host of the monitor whenever it changes, and records what the monitor offers, until ctx ends. It then returns
+// within half a second even if a disk hangs; the hung goroutine is abandoned.
+func (w *Watcher) Run(ctx context.Context, m Monitor) {
+	if w.store == nil {
+		w.setProblem(errNoFolder)
+		close(w.first)
+		return
+	}
+	if w.refuse { // before the disk is read, which can hang
+		w.update(m, func(h *inventory.Host) { h.Own = inventory.OwnClaims{Else: elseUnread, Pending: true} })
+	}
+	if !watch.RunUntil(ctx, stopAtMost, func() { w.watchAgents(ctx, m) }) {
+		w.log.Warn("files of the agents not released in time: check the disk of the state directory")
+	}
+}
+
+// update changes a part of the host, and passes it on if that differs.
+func (w *Watcher) update(m Monitor, change func(*inventory.Host)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	next := w.host
+	if change(&next); slices.Equal(next.Claims, w.host.Claims) && next.Own.Equal(w.host.Own) &&
+		next.SharesNumbers == w.host.SharesNumbers && next.Numbering.Equal(w.host.Numbering) && next.Assignments.Equal(w.host.Assignments) {
+		return
+	}
+	w.host = next
+	m.SetHost(next) // never blocks
+}
