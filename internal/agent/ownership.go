@@ -38,7 +38,7 @@ func (a *Agent) ownershipFacts() ownership.Facts {
 		}
 		if i := slices.IndexFunc(status, func(st ownership.Status) bool { return st.GPU == id }); i >= 0 {
 			st := status[i]
-			g.API, g.Local, g.Pending, g.Waits = st.API, st.Here && g.Offerable, st.Moving, st.Waits
+			g.API, g.Local, g.Pending, g.Waits = st.API, st.Local && g.Offerable, st.Pending, st.Waits
 			if st.Entry {
 				g.Target = st.Target
 			}

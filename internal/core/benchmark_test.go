@@ -91,7 +91,7 @@ func BenchmarkState(b *testing.B) {
 // BenchmarkInventory measures an inventory.
 func BenchmarkInventory(b *testing.B) {
 	for _, h := range coretest.Hosts() {
-		inv, again := h.Inventory(), h.Inventory()
+		inv, again := h.Allocatable(), h.Allocatable()
 		ids := unitIDs(inv)
 		last := len(ids) - 1
 		prefer := func(n int) func() {
@@ -102,7 +102,7 @@ func BenchmarkInventory(b *testing.B) {
 			}
 		}
 		for call, f := range map[string]func(){
-			"Build": func() { h.Inventory() },
+			"Build": func() { h.Allocatable() },
 			"Equal": func() {
 				if !inv.Equal(again) {
 					b.Fatal("not equal")
@@ -129,7 +129,7 @@ func BenchmarkMemory(b *testing.B) {
 			for b.Loop() {
 				before := heapBytes()
 				for i := range kept {
-					kept[i] = h.Inventory()
+					kept[i] = h.Allocatable()
 				}
 				grown := heapBytes() - before
 				b.ReportMetric(float64(grown)/float64(keep*kept[0].Len()), "B/unit")

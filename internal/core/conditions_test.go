@@ -97,7 +97,7 @@ func TestConditionsOfUnits(t *testing.T) {
 		return xidEvent(gpu.WholeGPU(coretest.GPU(n)), code)
 	}
 	l := health.Ledger{}.Apply(health.DefaultPolicy(), testStart, fault(0, 94), fault(0, 95), fault(1, 94))
-	host := inventory.Host{Claims: []inventory.Claim{{Agent: "nomad-gpu", At: gpu.Node, Older: true}}}
+	host := inventory.Host{Peers: []inventory.PeerDevice{{Agent: "nomad-gpu", At: gpu.Node, Earlier: true}}}
 	for _, tc := range []struct {
 		about string
 		inv   *inventory.Allocatable

@@ -35,8 +35,8 @@ func mpsHost() (gpu.Snapshot, core.Config) {
 
 func TestWithHost(t *testing.T) {
 	both := []string{"small", "gpu.mps"}
-	claim := func(at gpu.Placement, older bool) inventory.Claim {
-		return inventory.Claim{Agent: "nomad-gpu", At: at, Older: older}
+	claim := func(at gpu.Placement, older bool) inventory.PeerDevice {
+		return inventory.PeerDevice{Agent: "nomad-gpu", At: at, Earlier: older}
 	}
 	instance := func(n int, gi uint32) gpu.Placement {
 		return gpu.Placement{GPU: coretest.GPU(n), GI: gi + 1, CI: 0}
@@ -44,7 +44,7 @@ func TestWithHost(t *testing.T) {
 	const warn, refuse = inventory.OverlapWarn, inventory.OverlapRefuse
 	for name, tc := range map[string]struct {
 		mps      []string
-		claims   []inventory.Claim
+		claims   []inventory.PeerDevice
 		overlap  inventory.OverlapMode
 		xids     []health.Observation
 		reasons  string
@@ -53,19 +53,19 @@ func TestWithHost(t *testing.T) {
 		"both daemons answer":             {both, nil, warn, nil, "", ""},
 		"host not read yet":               {nil, nil, warn, nil, "gpu.mps/1 MPS_DAEMON_DOWN; small/2 MPS_DAEMON_DOWN", ""},
 		"one daemon is down":              {both[:1], nil, warn, nil, "gpu.mps/1 MPS_DAEMON_DOWN", ""},
-		"warn":                            {both, []inventory.Claim{claim(gpuAt(0), true), claim(gpuAt(1), false)}, warn, nil, "", "0 1"},
-		"refuse what was claimed before":  {both, []inventory.Claim{claim(gpuAt(0), true), claim(gpuAt(1), false)}, refuse, nil, "gpu/0 OVERLAP", "0 1"},
-		"refuse, shared":                  {both, []inventory.Claim{claim(gpuAt(1), true)}, refuse, nil, "gpu.mps/1 OVERLAP", "1"},
-		"claimed comes before the daemon": {both[:1], []inventory.Claim{claim(gpuAt(1), true)}, refuse, nil, "gpu.mps/1 OVERLAP", "1"},
+		"warn":                            {both, []inventory.PeerDevice{claim(gpuAt(0), true), claim(gpuAt(1), false)}, warn, nil, "", "0 1"},
+		"refuse what was claimed before":  {both, []inventory.PeerDevice{claim(gpuAt(0), true), claim(gpuAt(1), false)}, refuse, nil, "gpu/0 OVERLAP", "0 1"},
+		"refuse, shared":                  {both, []inventory.PeerDevice{claim(gpuAt(1), true)}, refuse, nil, "gpu.mps/1 OVERLAP", "1"},
+		"claimed comes before the daemon": {both[:1], []inventory.PeerDevice{claim(gpuAt(1), true)}, refuse, nil, "gpu.mps/1 OVERLAP", "1"},
 		"a claim on a GPU is one on its instances": {
-			both, []inventory.Claim{claim(gpuAt(3), true)}, refuse, nil, "mig-3g.40gb/3:0 OVERLAP; mig-3g.40gb/3:1 OVERLAP", "3:0 3:1",
+			both, []inventory.PeerDevice{claim(gpuAt(3), true)}, refuse, nil, "mig-3g.40gb/3:0 OVERLAP; mig-3g.40gb/3:1 OVERLAP", "3:0 3:1",
 		},
-		"a claim on an instance is one on its GPU":    {both, []inventory.Claim{claim(instance(0, 2), true)}, refuse, nil, "gpu/0 OVERLAP", "0"},
-		"a claim on an instance is none on another":   {both, []inventory.Claim{claim(instance(3, 1), true)}, refuse, nil, "mig-3g.40gb/3:1 OVERLAP", "3:1"},
-		"of several claims, one that is older counts": {both, []inventory.Claim{{Agent: "a third", At: instance(0, 0)}, claim(gpuAt(0), true)}, refuse, nil, "gpu/0 OVERLAP", "0"},
-		"GPU that is not offered":                     {both, []inventory.Claim{claim(gpu.WholeGPU("GPU-x"), true)}, refuse, nil, "", ""},
+		"a claim on an instance is one on its GPU":    {both, []inventory.PeerDevice{claim(instance(0, 2), true)}, refuse, nil, "gpu/0 OVERLAP", "0"},
+		"a claim on an instance is none on another":   {both, []inventory.PeerDevice{claim(instance(3, 1), true)}, refuse, nil, "mig-3g.40gb/3:1 OVERLAP", "3:1"},
+		"of several claims, one that is older counts": {both, []inventory.PeerDevice{{Agent: "a third", At: instance(0, 0)}, claim(gpuAt(0), true)}, refuse, nil, "gpu/0 OVERLAP", "0"},
+		"GPU that is not offered":                     {both, []inventory.PeerDevice{claim(gpu.WholeGPU("GPU-x"), true)}, refuse, nil, "", ""},
 		"the driver's faults come first": {
-			nil, []inventory.Claim{claim(gpuAt(0), true)}, refuse, []health.Observation{xidEvent(gpuAt(0), 95), xidEvent(gpuAt(2), 95)},
+			nil, []inventory.PeerDevice{claim(gpuAt(0), true)}, refuse, []health.Observation{xidEvent(gpuAt(0), 95), xidEvent(gpuAt(2), 95)},
 			"gpu/0 XID_95; gpu.mps/1 MPS_DAEMON_DOWN; small/2 XID_95", "0",
 		},
 		"what is degraded is worse without its daemon": {
@@ -75,7 +75,7 @@ func TestWithHost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s, cfg := mpsHost()
 			l := health.Ledger{}.Apply(cfg.Health, testStart, tc.xids...)
-			inv := core.Build(s, l, cfg).WithHost(inventory.Host{MPS: tc.mps, Claims: tc.claims}, tc.overlap)
+			inv := core.Build(s, l, cfg).WithHost(inventory.Host{MPS: tc.mps, Peers: tc.claims}, tc.overlap)
 			if got := healthReasons(inv); got != tc.reasons {
 				t.Errorf("take no work: %q, want %q", got, tc.reasons)
 			}
@@ -109,7 +109,7 @@ func TestHostChanges(t *testing.T) {
 	if got := healthReasons(well.Observe(cfg, testStart.Add(time.Second)).Read(cfg, testStart.Add(time.Minute), s).Allocatable); got != "" {
 		t.Errorf("what is known of the host is forgotten: %s", got)
 	}
-	claimed := well.WithHost(cfg, testStart, inventory.Host{MPS: well.Host.MPS, Claims: []inventory.Claim{{Agent: "nomad-gpu", At: gpu.WholeGPU(coretest.GPU(0))}}})
+	claimed := well.WithHost(cfg, testStart, inventory.Host{MPS: well.Host.MPS, Peers: []inventory.PeerDevice{{Agent: "nomad-gpu", At: gpu.WholeGPU(coretest.GPU(0))}}})
 	if claimed.Allocatable.Equal(well.Allocatable) || len(claimed.Allocatable.Overlaps()) != 1 {
 		t.Errorf("overlaps %v", claimed.Allocatable.Overlaps())
 	}
@@ -238,26 +238,26 @@ func TestOwnClaims(t *testing.T) {
 	built := core.Build(s, health.Ledger{}, cfg).WithoutHost()
 	first := gpuAt(0)
 	for name, tc := range map[string]struct {
-		own     inventory.OwnClaims
+		own     inventory.Recorded
 		overlap inventory.OverlapMode
 		reasons string
 	}{
-		"nothing is needed":     {inventory.OwnClaims{}, inventory.OverlapRefuse, ""},
-		"warn":                  {inventory.OwnClaims{Else: "x", Pending: true}, inventory.OverlapWarn, ""},
-		"nothing is claimed":    {inventory.OwnClaims{Else: "x"}, inventory.OverlapRefuse, "gpu/0 OVERLAP; gpu/1 OVERLAP; mig-3g.40gb/2:0 OVERLAP; mig-3g.40gb/2:1 OVERLAP"},
-		"a GPU":                 {inventory.OwnClaims{Else: "x", At: []gpu.Placement{first, gpuAt(2)}}, inventory.OverlapRefuse, "gpu/1 OVERLAP"},
-		"an instance":           {inventory.OwnClaims{Else: "x", Pending: true, At: []gpu.Placement{first, gpuAt(1), {GPU: coretest.GPU(2), GI: 1}}}, inventory.OverlapRefuse, "mig-3g.40gb/2:1 OVERLAP"},
-		"claimed in the moment": {inventory.OwnClaims{Else: "x", Pending: true, At: []gpu.Placement{first, gpuAt(1), gpuAt(2)}}, inventory.OverlapRefuse, ""},
+		"nothing is needed":     {inventory.Recorded{}, inventory.OverlapRefuse, ""},
+		"warn":                  {inventory.Recorded{Reason: "x", Pending: true}, inventory.OverlapWarn, ""},
+		"nothing is claimed":    {inventory.Recorded{Reason: "x"}, inventory.OverlapRefuse, "gpu/0 OVERLAP; gpu/1 OVERLAP; mig-3g.40gb/2:0 OVERLAP; mig-3g.40gb/2:1 OVERLAP"},
+		"a GPU":                 {inventory.Recorded{Reason: "x", At: []gpu.Placement{first, gpuAt(2)}}, inventory.OverlapRefuse, "gpu/1 OVERLAP"},
+		"an instance":           {inventory.Recorded{Reason: "x", Pending: true, At: []gpu.Placement{first, gpuAt(1), {GPU: coretest.GPU(2), GI: 1}}}, inventory.OverlapRefuse, "mig-3g.40gb/2:1 OVERLAP"},
+		"claimed in the moment": {inventory.Recorded{Reason: "x", Pending: true, At: []gpu.Placement{first, gpuAt(1), gpuAt(2)}}, inventory.OverlapRefuse, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inv := built.WithHost(inventory.Host{Own: tc.own}, tc.overlap)
+			inv := built.WithHost(inventory.Host{Recorded: tc.own}, tc.overlap)
 			if got := healthReasons(inv); got != tc.reasons {
 				t.Errorf("take no work: %q, want %q", got, tc.reasons)
 			}
 			if got, want := inv.Provisional(), tc.own.Pending && tc.reasons != ""; got != want {
 				t.Errorf("provisional: %v, want %v", got, want)
 			}
-			if tc.own.Pending = false; inv.Provisional() && built.WithHost(inventory.Host{Own: tc.own}, tc.overlap).Equal(inv) {
+			if tc.own.Pending = false; inv.Provisional() && built.WithHost(inventory.Host{Recorded: tc.own}, tc.overlap).Equal(inv) {
 				t.Error("equal to the inventory that is not provisional")
 			}
 		})

@@ -154,7 +154,7 @@ func TestEqual(t *testing.T) {
 			t.Errorf("%s: no difference", name)
 		}
 	}
-	claimed := build(same).WithHost(inventory.Host{MPS: []string{"p"}, Claims: []inventory.Claim{{Agent: "nomad-gpu", At: gpuAt(1)}}}, inventory.OverlapWarn)
+	claimed := build(same).WithHost(inventory.Host{MPS: []string{"p"}, Peers: []inventory.PeerDevice{{Agent: "nomad-gpu", At: gpuAt(1)}}}, inventory.OverlapWarn)
 	if claimed.Equal(build(same)) {
 		t.Error("an overlap: no difference")
 	}

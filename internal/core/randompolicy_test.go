@@ -121,7 +121,7 @@ func (d generator) config(s gpu.Snapshot) core.Config {
 func (d generator) host(s gpu.Snapshot) (h inventory.Host) {
 	h.MPS = fewOf(d, "gpu.mps", "gpu", "mine", "x.shared")
 	for d.oneIn(3) {
-		h.Claims = append(h.Claims, inventory.Claim{Agent: "nomad-gpu", At: pick(d, s.Devices...).At, Older: d.oneIn(2)})
+		h.Peers = append(h.Peers, inventory.PeerDevice{Agent: "nomad-gpu", At: pick(d, s.Devices...).At, Earlier: d.oneIn(2)})
 	}
 	return h
 }

@@ -168,6 +168,7 @@ func TestForgetIsNotCountedFromAnEarlierLoss(t *testing.T) {
 		"in one process":      func(*restartFixture) {},
 		"over a restart":      func(l *restartFixture) { l.restart("boot", "boot") },
 		"the driver was away": func(l *restartFixture) { l.noDriver(gpu.DriverFailed) },
+		"after one reading":   func(l *restartFixture) { l.restart("boot", "boot"); l.read(1); l.restart("boot", "boot") },
 		"restarted without it": func(l *restartFixture) {
 			l.restart("boot", "boot")
 			l.noDriver(gpu.DriverFailed)

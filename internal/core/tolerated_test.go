@@ -49,16 +49,16 @@ func TestReserveTolerated(t *testing.T) {
 		"lost, hidden or not":      {observe(xid, lost), inventory.Host{CDI: defined}, tolerate("XID_95", "LOST"), "GPU is lost"},
 		"no CDI definition":        {observe(xid), inventory.Host{CDI: &inventory.CDI{Kind: "k/gpu", Problem: "disk full"}}, tolerate("XID_95"), "disk full"},
 		"no CDI definition, alone": {host: inventory.Host{CDI: &inventory.CDI{Kind: "k/gpu", Problem: "disk full"}}, tolerates: tolerate("CDI_UNDEFINED"), want: "disk full"},
-		"another agent's": {host: inventory.Host{CDI: defined, Claims: []inventory.Claim{{Agent: "nomad-gpu", At: at, Older: true}}},
+		"another agent's": {host: inventory.Host{CDI: defined, Peers: []inventory.PeerDevice{{Agent: "nomad-gpu", At: at, Earlier: true}}},
 			tolerates: tolerate("OVERLAP"), want: "offered by another agent (nomad-gpu)"},
-		"another agent's, with a fault": {observe(xid), inventory.Host{CDI: defined, Claims: []inventory.Claim{{Agent: "nomad-gpu", At: at, Older: true}}},
+		"another agent's, with a fault": {observe(xid), inventory.Host{CDI: defined, Peers: []inventory.PeerDevice{{Agent: "nomad-gpu", At: at, Earlier: true}}},
 			tolerate("XID_95", "OVERLAP"), "offered by another agent (nomad-gpu)"},
-		"not claimed, with a fault": {observe(xid), inventory.Host{CDI: defined, Own: inventory.OwnClaims{Else: "perhaps"}},
+		"not claimed, with a fault": {observe(xid), inventory.Host{CDI: defined, Recorded: inventory.Recorded{Reason: "perhaps"}},
 			tolerate("XID_95", "OVERLAP"), "offered by another agent (perhaps)"},
-		"on another side, with a fault": {observe(xid), inventory.Host{CDI: defined, Assignments: inventory.Assignments{
-			All: []inventory.Assignment{{GPU: at.GPU, API: inventory.DRA, Here: true, Moving: "to nomad"}}}}, tolerate("XID_95", "MOVING"), "moves (to nomad)"},
-		"still on this side, with a fault": {observe(xid), inventory.Host{CDI: defined, Assignments: inventory.Assignments{
-			All: []inventory.Assignment{{GPU: at.GPU, API: inventory.DRA, Here: true, Moving: "to nomad", Leaving: true}}}}, tolerate("XID_95"), ""},
+		"on another side, with a fault": {observe(xid), inventory.Host{CDI: defined, Ownership: inventory.Ownership{
+			GPUs: []inventory.GPUOwner{{GPU: at.GPU, API: inventory.DRA, Local: true, Pending: "to nomad"}}}}, tolerate("XID_95", "MOVING"), "moves (to nomad)"},
+		"still on this side, with a fault": {observe(xid), inventory.Host{CDI: defined, Ownership: inventory.Ownership{
+			GPUs: []inventory.GPUOwner{{GPU: at.GPU, API: inventory.DRA, Local: true, Pending: "to nomad", Draining: true}}}}, tolerate("XID_95"), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inv := core.Build(coretest.GPUs(1), c.ledger, conf).WithHost(c.host, inventory.OverlapRefuse)

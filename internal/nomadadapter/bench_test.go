@@ -33,7 +33,7 @@ func onHosts(b *testing.B, run func(b *testing.B, inv *inventory.Allocatable)) {
 		h.Snapshot = withDetails(h.Snapshot)
 		b.Run(fmt.Sprintf("units=%d", h.Units), func(b *testing.B) {
 			b.ReportAllocs()
-			run(b, h.Inventory())
+			run(b, h.Allocatable())
 		})
 	}
 }

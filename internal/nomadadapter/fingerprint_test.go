@@ -91,21 +91,21 @@ func TestFingerprintWaitsForClaims(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newFixture(t, nil)
 		ch := fingerprints(t.Context(), t, s)
-		with := func(gpus int, own inventory.OwnClaims) *inventory.Allocatable {
-			return nodeInventory(coretest.GPUs(gpus)).WithHost(inventory.Host{Own: own}, inventory.OverlapRefuse)
+		with := func(gpus int, own inventory.Recorded) *inventory.Allocatable {
+			return nodeInventory(coretest.GPUs(gpus)).WithHost(inventory.Host{Recorded: own}, inventory.OverlapRefuse)
 		}
 		one := []gpu.Placement{gpu.WholeGPU(coretest.GPU(0))}
-		s.Source.Set(with(1, inventory.OwnClaims{Else: "x", Pending: true}))
+		s.Source.Set(with(1, inventory.Recorded{Reason: "x", Pending: true}))
 		time.Sleep(time.Second)
 		receiveNothing(t, ch, "before the first record")
-		s.Source.Set(with(1, inventory.OwnClaims{Else: "x", Pending: true, At: one}))
+		s.Source.Set(with(1, inventory.Recorded{Reason: "x", Pending: true, At: one}))
 		if first := <-ch; len(first.Devices) != 1 || !first.Devices[0].Devices[0].Healthy {
 			t.Errorf("first fingerprint: %v", first.Devices)
 		}
-		s.Source.Set(with(2, inventory.OwnClaims{Else: "x", Pending: true, At: one}))
+		s.Source.Set(with(2, inventory.Recorded{Reason: "x", Pending: true, At: one}))
 		time.Sleep(10 * time.Second)
 		receiveNothing(t, ch, "before the second record")
-		s.Source.Set(with(2, inventory.OwnClaims{Else: "x", At: one}))
+		s.Source.Set(with(2, inventory.Recorded{Reason: "x", At: one}))
 		if next := <-ch; len(next.Devices[0].Devices) != 2 || next.Devices[0].Devices[0].Healthy == next.Devices[0].Devices[1].Healthy {
 			t.Errorf("without the second record: %v", next.Devices[0].Devices)
 		}

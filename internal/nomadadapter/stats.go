@@ -149,9 +149,9 @@ func (s *statsStream) response(ctx context.Context) *device.StatsResponse {
 
 // statsGroups is what responses have from an inventory. Most responses have the same as the previous one.
 type statsGroups struct {
-	inventory *inventory.Allocatable
-	by        config.GroupBy
-	groups    []statsGroup
+	allocatable *inventory.Allocatable
+	by          config.GroupBy
+	groups      []statsGroup
 }
 
 // statsGroup is one group: its devices, each with its units.
@@ -170,10 +170,10 @@ type statsDevice struct {
 
 // update sets the groups to those of inv.
 func (s *statsGroups) update(names *groupNamer, inv *inventory.Allocatable, by config.GroupBy) {
-	if s.inventory == inv && s.by == by {
+	if s.allocatable == inv && s.by == by {
 		return
 	}
-	s.inventory, s.by, s.groups = inv, by, newStatsGroups(names.groups(inv, by))
+	s.allocatable, s.by, s.groups = inv, by, newStatsGroups(names.groups(inv, by))
 }
 
 func newStatsGroups(groups []group) (all []statsGroup) {

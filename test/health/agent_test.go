@@ -30,8 +30,8 @@ type agent struct {
 
 // publication is an inventory whose units differ from those of the previous one.
 type publication struct {
-	at        time.Time
-	inventory *inventory.Allocatable
+	at          time.Time
+	allocatable *inventory.Allocatable
 }
 
 // testStart is the time at which every test begins.
@@ -225,7 +225,7 @@ func (m *agent) expect(when string, want states) {
 func (m *agent) expectNeverHealthy(slot int) {
 	m.t.Helper()
 	for _, p := range m.published {
-		if u, ok := p.inventory.Unit(inventory.UnitID(m.UUID(slot))); ok && u.Health.State == health.Healthy {
+		if u, ok := p.allocatable.Unit(inventory.UnitID(m.UUID(slot))); ok && u.Health.State == health.Healthy {
 			m.t.Errorf("GPU %d was published as healthy after %v", slot, p.at.Sub(testStart))
 		}
 	}

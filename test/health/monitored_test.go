@@ -117,7 +117,7 @@ func (f *monitored) changesOf(slot int, t time.Time) (publications, changes int)
 	published := since(f.published, t)
 	var last health.Health
 	for _, p := range published {
-		if u, ok := p.inventory.Unit(inventory.UnitID(f.UUID(slot))); ok && u.Health != last {
+		if u, ok := p.allocatable.Unit(inventory.UnitID(f.UUID(slot))); ok && u.Health != last {
 			changes, last = changes+1, u.Health
 		}
 	}

@@ -245,7 +245,7 @@ func TestReplicas(t *testing.T) {
 			published, affected := since(m.published, before), tc.devices(m)
 			for i, p := range published {
 				ofDevice := map[gpu.DeviceID]health.Health{}
-				for u := range p.inventory.Units() {
+				for u := range p.allocatable.Units() {
 					unhealthy := slices.Contains(affected, string(u.Device.ID)) && i < len(published)-1
 					if h, ok := ofDevice[u.Device.ID]; u.Health.Schedulable() == unhealthy || ok && h != u.Health {
 						t.Errorf("publication %d of %d: %s is %s", i+1, len(published), u.ID, u.Health)

@@ -15,10 +15,10 @@ import (
 
 // Machine is a simulated machine as the agents read it.
 type Machine struct {
-	Driver    *simdriver.Machine
-	GPUs      []gpu.Device // by index
-	Links     []gpu.Link
-	Inventory *inventory.Allocatable
+	Driver      *simdriver.Machine
+	GPUs        []gpu.Device // by index
+	Links       []gpu.Link
+	Allocatable *inventory.Allocatable
 }
 
 // Read starts a simulated machine, lets prepare change it, and reads it once through the driver's library. A process can
@@ -34,16 +34,16 @@ func Read(t testing.TB, name string, prepare ...func(*simdriver.Machine) error) 
 	snap := inprocess.Read(t, m)
 	return Machine{
 		Driver: m, GPUs: snap.Devices, Links: snap.Links,
-		Inventory: core.Build(snap, health.Ledger{}, core.DefaultConfig()).WithoutHost(),
+		Allocatable: core.Build(snap, health.Ledger{}, core.DefaultConfig()).WithoutHost(),
 	}
 }
 
 // Prefer calls Inventory.Prefer with GPUs by index and returns their indices. An index that no GPU has is an unknown ID.
 func (m Machine) Prefer(available, required []int, n int) []int {
-	preferred := m.Inventory.Prefer(m.units(available), m.units(required), n)
+	preferred := m.Allocatable.Prefer(m.units(available), m.units(required), n)
 	chosen := make([]int, len(preferred))
 	for i, id := range preferred {
-		u, _ := m.Inventory.Unit(id)
+		u, _ := m.Allocatable.Unit(id)
 		chosen[i] = u.Device.Index
 	}
 	return chosen

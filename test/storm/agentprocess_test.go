@@ -91,7 +91,7 @@ type agentProcess struct {
 	mu         sync.Mutex
 	out        *json.Encoder
 	sent       *inventory.Allocatable // last
-	generation int                  // of the numbering that was sent last
+	generation int                    // of the numbering that was sent last
 }
 
 // runAgent runs until its standard input ends, or a command ends it.

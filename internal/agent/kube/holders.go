@@ -60,8 +60,8 @@ func pluginHolders(all []holders.Holder, listed bool, inv *inventory.Allocatable
 		return all
 	}
 	return slices.DeleteFunc(all, func(h holders.Holder) bool {
-		one, ok := inv.Assignment(h.At.GPU)
-		return ok && one.API == inventory.DRA && one.Moving == ""
+		one, ok := inv.Owner(h.At.GPU)
+		return ok && one.API == inventory.DRA && one.Pending == ""
 	})
 }
 

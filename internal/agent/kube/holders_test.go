@@ -63,17 +63,17 @@ func TestHolderBeforeAForcedMove(t *testing.T) {
 	at := gpu.WholeGPU(coretest.GPU(0))
 	before := coretest.Held(at.GPU, "pod default/before")
 	for name, tc := range map[string]struct {
-		assigned inventory.Assignment
+		assigned inventory.GPUOwner
 		listed   bool
 		held     bool
 	}{
-		"it has come to dra":             {inventory.Assignment{API: inventory.DRA, Here: true}, false, false},
-		"it moves to dra":                {inventory.Assignment{API: inventory.DevicePlugin, Here: true, Moving: "to dra"}, false, true},
-		"it is the device plugin's":      {inventory.Assignment{API: inventory.DevicePlugin, Here: true}, false, true},
-		"the kubelet shows what pods do": {inventory.Assignment{API: inventory.DRA, Here: true}, true, true},
+		"it has come to dra":             {inventory.GPUOwner{API: inventory.DRA, Local: true}, false, false},
+		"it moves to dra":                {inventory.GPUOwner{API: inventory.DevicePlugin, Local: true, Pending: "to dra"}, false, true},
+		"it is the device plugin's":      {inventory.GPUOwner{API: inventory.DevicePlugin, Local: true}, false, true},
+		"the kubelet shows what pods do": {inventory.GPUOwner{API: inventory.DRA, Local: true}, true, true},
 	} {
 		tc.assigned.GPU = at.GPU
-		host := inventory.Host{Assignments: inventory.Assignments{All: []inventory.Assignment{tc.assigned}}}
+		host := inventory.Host{Ownership: inventory.Ownership{GPUs: []inventory.GPUOwner{tc.assigned}}}
 		inv := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(1)}).WithHost(host, inventory.OverlapRefuse)
 		if held := len(pluginHolders(slices.Clone(before), tc.listed, inv)) > 0; held != tc.held {
 			t.Errorf("%s: held %v, want %v", name, held, tc.held)

@@ -30,8 +30,8 @@ func Hosts() []Host {
 	}
 }
 
-// Inventory returns the inventory of the host, whose GPUs are healthy.
-func (h Host) Inventory() *inventory.Allocatable {
+// Allocatable returns what takes work on the host, whose GPUs are healthy.
+func (h Host) Allocatable() *inventory.Allocatable {
 	return core.Build(h.Snapshot, health.Ledger{}, h.Config).WithoutHost()
 }
 

@@ -17,7 +17,7 @@ import (
 
 // Source is a fake monitor, as the adapters need one: its inventory is set by the test.
 type Source struct {
-	inventory *watch.Value[*inventory.Allocatable]
+	allocatable *watch.Value[*inventory.Allocatable]
 
 	mu    sync.Mutex
 	usage []gpu.Usage
@@ -27,11 +27,11 @@ type Source struct {
 // NewSource returns a source whose driver is pending.
 func NewSource() *Source {
 	pending := gpu.NoDriver(gpu.DriverPending, "not asked yet")
-	return &Source{inventory: watch.NewValue(core.Build(pending, health.Ledger{}, core.DefaultConfig()).WithoutHost())}
+	return &Source{allocatable: watch.NewValue(core.Build(pending, health.Ledger{}, core.DefaultConfig()).WithoutHost())}
 }
 
 // Set publishes what takes work.
-func (s *Source) Set(inv *inventory.Allocatable) { s.inventory.Store(inv) }
+func (s *Source) Set(inv *inventory.Allocatable) { s.allocatable.Store(inv) }
 
 // SetUsage sets the result of Usage.
 func (s *Source) SetUsage(usage []gpu.Usage, err error) {
@@ -41,14 +41,14 @@ func (s *Source) SetUsage(usage []gpu.Usage, err error) {
 }
 
 // Current is what was set last.
-func (s *Source) Current() *inventory.Allocatable { return s.inventory.Load() }
+func (s *Source) Current() *inventory.Allocatable { return s.allocatable.Load() }
 
 // Changed returns a channel that the next Set closes.
-func (s *Source) Changed() <-chan struct{} { return s.inventory.Changed() }
+func (s *Source) Changed() <-chan struct{} { return s.allocatable.Changed() }
 
 // Watch yields the present value and each later one.
 func (s *Source) Watch(ctx context.Context) iter.Seq[*inventory.Allocatable] {
-	return s.inventory.Watch(ctx)
+	return s.allocatable.Watch(ctx)
 }
 
 // Usage returns the result set by SetUsage.

@@ -14,14 +14,14 @@ import (
 type Allocatable struct {
 	*Inventory
 	unitList
-	excluded    []gpu.Exclusion
-	cdi         *CDI // nil = not known, or not needed
-	needsCDI    bool // as the inventory's, and for units that the assignments give to DRA
-	awaitsClaim bool // a device takes no work yet, because this agent has not claimed it so far
-	overlaps    []Overlap
-	assignments Assignments                    // as applied
-	retiring    map[UnitID]time.Time           // since when
-	withheld    map[gpu.DeviceID]health.Health // why a device with a fault takes no work that tolerates that: it is not this agent's
+	excluded     []gpu.Exclusion
+	cdi          *CDI // nil = not known, or not needed
+	needsCDI     bool // as the inventory's, or a unit has come to DRA
+	awaitsRecord bool // a device takes no work yet, because this agent has not recorded it so far
+	overlaps     []Overlap
+	ownership    Ownership                      // as applied
+	retiring     map[UnitID]time.Time           // since when
+	withheld     map[gpu.DeviceID]health.Health // why a device with a fault takes no work that tolerates that: it is not this agent's
 }
 
 // WithoutHost returns what would take work if the host did not limit it.
@@ -30,26 +30,26 @@ func (inv *Inventory) WithoutHost() *Allocatable {
 }
 
 // WithHost returns what takes work by the state of the host. Units of GPUs that another agent offers are left out. Units that move to
-// another API, whose MPS daemon does not respond, that another agent claims, that processes occupy, that need a missing IMEX channel,
-// or that need CDI and are not defined are unhealthy, with OverlapRefuse also those that this agent has not claimed (Host.Own). A unit
+// another API, whose MPS daemon does not respond, that another agent offers, too, that processes occupy, that need a missing IMEX channel,
+// or that need CDI and are not defined are unhealthy, with OverlapRefuse also those that this agent has not recorded (Host.Recorded). A unit
 // that is unhealthy already keeps its reason.
 func (inv *Inventory) WithHost(h Host, o OverlapMode) *Allocatable {
 	a := inv.WithoutHost()
 	a.withheld = map[gpu.DeviceID]health.Health{}
-	a.assign(h.Assignments)
+	a.applyOwnership(h.Ownership)
 	if a.needsCDI {
 		a.cdi = h.CDI
 	}
-	var against *Claim // of the device of the unit
+	var peer *PeerDevice // of the device of the unit
 	var occupied *Occupied
 	a.unitList = a.withHealth(func(u *Unit, first bool) health.Health {
 		if first {
 			occupied = h.occupied(u.Device.ID)
-			if against = h.overlappingClaim(u.Device); against != nil {
-				a.overlaps = append(a.overlaps, Overlap{Device: u.Device.ID, Agent: against.Agent})
+			if peer = h.peerOn(u.Device); peer != nil {
+				a.overlaps = append(a.overlaps, Overlap{Device: u.Device.ID, Agent: peer.Agent})
 			}
 		}
-		limited := a.notOurs(u, h, o, against)
+		limited := a.notOurs(u, h, o, peer)
 		switch {
 		case !u.Health.Schedulable():
 			if limited != (health.Health{}) && u.Health.Tolerable() {
@@ -68,16 +68,16 @@ func (inv *Inventory) WithHost(h Host, o OverlapMode) *Allocatable {
 }
 
 // notOurs returns the health of a unit whose GPU is not this agent's, or perhaps not; zero if it is.
-func (a *Allocatable) notOurs(u *Unit, h Host, o OverlapMode, against *Claim) health.Health {
-	moving, moves := a.movingHealth(u)
+func (a *Allocatable) notOurs(u *Unit, h Host, o OverlapMode, peer *PeerDevice) health.Health {
+	pending, isPending := a.pendingHealth(u)
 	switch {
-	case moves:
-		return moving
-	case against != nil && against.Older && o == OverlapRefuse:
-		return health.New(health.ReasonOverlap, against.Agent)
-	case o == OverlapRefuse && h.Own.Else != "" && !h.Own.cover(u.Device.At):
-		a.awaitsClaim = a.awaitsClaim || h.Own.Pending
-		return health.New(health.ReasonOverlap, h.Own.Else)
+	case isPending:
+		return pending
+	case peer != nil && peer.Earlier && o == OverlapRefuse:
+		return health.New(health.ReasonOverlap, peer.Agent)
+	case o == OverlapRefuse && h.Recorded.Reason != "" && !h.Recorded.cover(u.Device.At):
+		a.awaitsRecord = a.awaitsRecord || h.Recorded.Pending
+		return health.New(health.ReasonOverlap, h.Recorded.Reason)
 	}
 	return health.Health{}
 }
@@ -125,11 +125,11 @@ func (a *Allocatable) Provisional() bool {
 }
 
 // AwaitsHost reports whether devices are unhealthy only because this agent has not written for the first time what they need: a CDI
-// specification for the present incarnation of the driver, or a claim. It has done so, or has failed, within milliseconds, unless the
+// specification for the present incarnation of the driver, or its record of them. It has done so, or has failed, within milliseconds, unless the
 // disk is slow.
 func (a *Allocatable) AwaitsHost() bool {
 	awaitsCDI := a.Driver().State == gpu.DriverReady && a.needsCDI && (a.cdi == nil || a.cdi.Incarnation != a.incarnation)
-	return awaitsCDI || a.awaitsClaim
+	return awaitsCDI || a.awaitsRecord
 }
 
 // Excluded returns the devices that are not offered, with reasons.
@@ -141,6 +141,6 @@ func (a *Allocatable) Overlaps() []Overlap { return slices.Clone(a.overlaps) }
 // Equal reports whether two values offer the same, so that the second one need not be published.
 func (a *Allocatable) Equal(b *Allocatable) bool {
 	return a.Inventory.Equal(b.Inventory) && slices.Equal(a.units, b.units) && slices.Equal(a.excluded, b.excluded) &&
-		slices.Equal(a.overlaps, b.overlaps) && a.awaitsClaim == b.awaitsClaim && a.assignments.Equal(b.assignments) &&
+		slices.Equal(a.overlaps, b.overlaps) && a.awaitsRecord == b.awaitsRecord && a.ownership.Equal(b.ownership) &&
 		maps.Equal(a.withheld, b.withheld) && a.cdi.Equal(b.cdi)
 }

@@ -24,7 +24,7 @@ func (inv *Inventory) healthOf(l health.Ledger, mode health.Mode, d *gpu.Device)
 }
 
 // Conditions returns the health of a unit by each of its conditions alone, the worst first: Unit.Health, and the others that it
-// hides. It is nil for a healthy unit. Of the conditions that the host causes, such as a claim of another agent, it has the first.
+// hides. It is nil for a healthy unit. Of the conditions that the host causes, such as an overlap with another agent, it has the first.
 func (inv *Inventory) Conditions(u Unit) []health.Health {
 	if u.Health.State == health.Healthy {
 		return nil

@@ -2,9 +2,10 @@
 //
 //	Config, Policy   what is offered, under which names, and how it is shared
 //	Binding          which devices the positions in a policy (index, number, common MIG profile) mean
-//	Host             what is known of the host apart from the driver: MPS daemons, claims of other agents
-//	Inventory        units with their health; made by Build, never changed
-//	Plan             what a container gets: Inventory.Reserve; Inventory.Prefer chooses among units
+//	Host             what is known of the host apart from the driver: MPS daemons, what other agents offer
+//	Inventory        what the configuration makes of the devices: units with their health; made by Build, never changed
+//	Allocatable      what of it takes work on this host now: Inventory.WithHost
+//	Plan             what a container gets: Allocatable.Reserve; Allocatable.Prefer chooses among units
 //
 // The package is pure: the caller passes the time, and nothing here does I/O.
 package inventory

@@ -9,47 +9,45 @@ import (
 
 // Host is the state of the host apart from the driver. It is always replaced as a whole.
 type Host struct {
-	MPS    []string  // pools whose MPS control daemon responds
-	Claims []Claim   // of other agents on this host
-	Own    OwnClaims // of this agent
-	CDI    *CDI      // CDI specifications of this agent; nil = the first attempt to write one is not completed
-
-	Assignments Assignments // of GPUs to APIs
-
-	Occupied []Occupied // devices that take no new work because of processes; empty unless OccupancyWithhold
+	MPS       []string     // pools whose MPS control daemon responds
+	Peers     []PeerDevice // what other agents on this host offer
+	Recorded  Recorded     // what this agent offers, where other agents read it
+	Ownership Ownership
+	CDI       *CDI       // CDI specifications of this agent; nil = the first attempt to write one is not completed
+	Occupied  []Occupied // devices that take no new work because of processes; empty unless OccupancyWithhold
 
 	// SharesNumbers means that Numbering is updated: a number that this agent proposes is in it shortly after.
 	SharesNumbers bool
 	Numbering     Numbering // of all agents on this host, including earlier processes of this one; that of the highest generation
 }
 
-// Claim is a device that another agent offers.
-type Claim struct {
-	Agent string // "nomad-gpu"
-	At    gpu.Placement
-	Older bool // it is older than the claim of this agent
+// PeerDevice is a device that another agent offers.
+type PeerDevice struct {
+	Agent   string // "nomad-gpu"
+	At      gpu.Placement
+	Earlier bool // it was recorded before this agent recorded the same hardware
 }
 
-// OwnClaims are the claims of this agent that are on disk, where other agents read them. It is always replaced as a whole.
-type OwnClaims struct {
+// Recorded are the devices of this agent that are on disk, where other agents read them. It is always replaced as a whole.
+type Recorded struct {
 	At []gpu.Placement
 
-	// Else is why, with OverlapRefuse, a device that no placement in At covers takes no new work: another agent may offer it. "" = it does,
-	// as no other agent of this host has claims.
-	Else string
+	// Reason is why, with OverlapRefuse, a device that no placement in At covers takes no new work: another agent may offer it. "" = it does,
+	// as no other agent of this host has recorded any.
+	Reason string
 
-	// Pending means that this agent is about to claim such a device, or to find out that it can't: within milliseconds, unless the disk
+	// Pending means that this agent is about to record such a device, or to find out that it can't: within milliseconds, unless the disk
 	// is slow.
 	Pending bool
 }
 
-// Equal reports whether two values are the same claims.
-func (o OwnClaims) Equal(p OwnClaims) bool {
-	return o.Else == p.Else && o.Pending == p.Pending && slices.Equal(o.At, p.At)
+// Equal reports whether two values have the same devices.
+func (r Recorded) Equal(o Recorded) bool {
+	return r.Reason == o.Reason && r.Pending == o.Pending && slices.Equal(r.At, o.At)
 }
 
-func (o OwnClaims) cover(p gpu.Placement) bool {
-	return slices.ContainsFunc(o.At, func(at gpu.Placement) bool { return at.Covers(p) })
+func (r Recorded) cover(p gpu.Placement) bool {
+	return slices.ContainsFunc(r.At, func(at gpu.Placement) bool { return at.Covers(p) })
 }
 
 // OverlapMode configures what happens to a device that another agent on this host offers, or may offer, too.
@@ -59,7 +57,7 @@ type OverlapMode string
 const (
 	OverlapWarn OverlapMode = "warn" // both agents offer it, with a warning
 
-	// Only the agent with the older claim offers it for new work, and none before its claim is on disk. It is the default. Without
+	// Only the agent that recorded it first offers it for new work, and none before that is on disk. It is the default. Without
 	// another agent that has files in the state directory it has no effect.
 	OverlapRefuse OverlapMode = "refuse"
 )
@@ -70,13 +68,13 @@ type Overlap struct {
 	Agent  string
 }
 
-// overlappingClaim returns a claim on the hardware of a device, preferably one that is older; nil if there is
+// peerOn returns a device of another agent on the hardware of a device, preferably one that was recorded earlier; nil if there is
 // none. A GPU shares hardware with its instances, but two instances do not.
-func (h Host) overlappingClaim(d gpu.Device) (found *Claim) {
-	for i := range h.Claims {
-		c := &h.Claims[i]
-		if c.At.Overlaps(d.At) && (found == nil || c.Older && !found.Older) {
-			found = c
+func (h Host) peerOn(d gpu.Device) (found *PeerDevice) {
+	for i := range h.Peers {
+		p := &h.Peers[i]
+		if p.At.Overlaps(d.At) && (found == nil || p.Earlier && !found.Earlier) {
+			found = p
 		}
 	}
 	return found

@@ -85,14 +85,14 @@ func (a *Allocatable) ReserveTolerated(tolerates func(Unit, health.Health) bool,
 			return u.Health, true
 		}
 		for _, h := range a.Conditions(*u) {
-			if a.leaves(u, h) {
+			if a.isDraining(u, h) {
 				continue
 			}
 			if !h.Schedulable() && (!h.Tolerable() || !tolerates(*u, h)) {
 				return h, false
 			}
 		}
-		if h, ok := a.withheld[u.Device.ID]; ok && !a.leaves(u, h) {
+		if h, ok := a.withheld[u.Device.ID]; ok && !a.isDraining(u, h) {
 			return h, false
 		}
 		if ok, why := a.cdi.gives(u, a.incarnation); !ok && u.Injection.usesCDI(a.cdi, a.incarnation) {

@@ -213,7 +213,7 @@ func TestWarningsAreLoggedOnce(t *testing.T) {
 		r := run(t, machine, func(c *core.Config) {
 			c.Policy.Rules = []inventory.Rule{{Select: inventory.Selector{At: "policy.yaml:7: rules[0].select", Models: []string{"NVIDIA B200"}}}}
 		})
-		overlap := inventory.Host{Claims: []inventory.Claim{{Agent: "nomad-gpu", At: gpu.WholeGPU(coretest.GPU(1))}}}
+		overlap := inventory.Host{Peers: []inventory.PeerDevice{{Agent: "nomad-gpu", At: gpu.WholeGPU(coretest.GPU(1))}}}
 		for range 3 {
 			r.SetHost(overlap)
 			r.after(5 * time.Minute) // rescans

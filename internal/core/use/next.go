@@ -23,7 +23,7 @@ type Origin struct {
 type Input struct {
 	At           time.Time
 	Orchestrator string                 // of the agent: Kubernetes, Nomad
-	Inventory    *inventory.Allocatable // what is offered
+	Allocatable  *inventory.Allocatable // what is offered
 	Usage        []gpu.Usage            // by device; a device may be missing
 	Record       *holders.Record        // of the orchestrator; nil = it could not be read, or is not read
 	Origins      map[int]Origin         // by PID: of the processes of Usage and of the table before that run now
@@ -63,7 +63,7 @@ const (
 // Missing information makes a process unreserved nowhere.
 func (t Table) Next(in Input) Table {
 	placements := map[gpu.DeviceID]gpu.Placement{} // of the offered devices
-	for u := range in.Inventory.Devices() {
+	for u := range in.Allocatable.Devices() {
 		placements[u.Device.ID] = u.Device.At
 	}
 	record := in.recordAfter(t)
@@ -73,7 +73,7 @@ func (t Table) Next(in Input) Table {
 	if known {
 		out.RecordAt = in.At
 	}
-	for u := range in.Inventory.Devices() {
+	for u := range in.Allocatable.Devices() {
 		out.Devices = append(out.Devices, n.device(u))
 	}
 	return out

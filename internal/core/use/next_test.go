@@ -54,7 +54,7 @@ type reading struct {
 }
 
 func (r reading) input() use.Input {
-	in := use.Input{At: start.Add(r.at), Orchestrator: holders.Kubernetes, Inventory: r.inv, Record: r.record, Origins: map[int]use.Origin{}}
+	in := use.Input{At: start.Add(r.at), Orchestrator: holders.Kubernetes, Allocatable: r.inv, Record: r.record, Origins: map[int]use.Origin{}}
 	for u := range r.inv.Devices() {
 		percent, ok := r.percent[u.Device.Index]
 		if !ok {
@@ -236,7 +236,7 @@ func TestInstances(t *testing.T) {
 	process := []gpu.Process{{At: a.At, PID: 7, Started: 7}}
 	none := []gpu.Process{}
 	in := use.Input{
-		At: start, Orchestrator: holders.Kubernetes, Inventory: inv, Record: record(holders.Holder{Work: one, Device: a.ID}),
+		At: start, Orchestrator: holders.Kubernetes, Allocatable: inv, Record: record(holders.Holder{Work: one, Device: a.ID}),
 		Usage:   []gpu.Usage{{Device: a.ID, At: start, Processes: &process}, {Device: b.ID, At: start, Processes: &none}},
 		Origins: map[int]use.Origin{7: {Started: 7, Owner: group(one)}},
 	}

@@ -159,9 +159,9 @@ func (a *Adapter) Run(ctx context.Context) error {
 	running.Go(func() { a.tracker.follow(ctx) })
 	var choice autoChoice
 	for latest := range a.tracker.offers.Watch(ctx) {
-		choice.log(a.opts.Log, latest.inventory)
+		choice.log(a.opts.Log, latest.allocatable)
 		resources := slices.Sorted(maps.Keys(latest.lists))
-		if !latest.inventory.Provisional() { // else an empty list would remove units that may follow
+		if !latest.allocatable.Provisional() { // else an empty list would remove units that may follow
 			resources = append(resources, a.opts.Handover.offered()...)
 		}
 		if a.opts.Empty != nil {

@@ -18,7 +18,7 @@ func onHosts(b *testing.B, run func(b *testing.B, s *server, ids []string)) {
 	for _, h := range coretest.Hosts() {
 		b.Run(fmt.Sprintf("units=%d", h.Units), func(b *testing.B) {
 			b.ReportAllocs()
-			inv := h.Inventory()
+			inv := h.Allocatable()
 			resource, ids := "", []string(nil)
 			for name, list := range listDevices(inv) {
 				if len(list) > len(ids) {

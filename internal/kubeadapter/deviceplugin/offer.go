@@ -19,16 +19,16 @@ type listedDevice struct {
 
 // offer is what the kubelet is sent and may allocate: an inventory, corrected by what pods hold. It is immutable.
 type offer struct {
-	inventory *inventory.Allocatable    // with units as unhealthy whose device a pod holds under another resource
-	lists     map[string][]listedDevice // by resource: the units in canonical order, then the retained IDs
-	retained  map[string]string         // by resource: the IDs that are not in the inventory, with the pods that may hold them
-	withheld  bool                      // inventory differs from that of the source
+	allocatable *inventory.Allocatable    // with units as unhealthy whose device a pod holds under another resource
+	lists       map[string][]listedDevice // by resource: the units in canonical order, then the retained IDs
+	retained    map[string]string         // by resource: the IDs that are not in the inventory, with the pods that may hold them
+	withheld    bool                      // inventory differs from that of the source
 }
 
 func newOffer(inv *inventory.Allocatable, a *allocations) *offer {
 	withheld := a.withheld(inv)
-	o := &offer{inventory: inv.Withhold(withheld), retained: map[string]string{}, withheld: len(withheld) > 0}
-	o.lists = listDevices(o.inventory)
+	o := &offer{allocatable: inv.Withhold(withheld), retained: map[string]string{}, withheld: len(withheld) > 0}
+	o.lists = listDevices(o.allocatable)
 	for resource, list := range a.retained(inv) {
 		o.retained[resource] = a.describe(resource, list)
 		if !inv.Provisional() { // else the missing units may follow

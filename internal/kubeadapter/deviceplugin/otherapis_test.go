@@ -21,13 +21,13 @@ import (
 )
 
 // assigned is two GPUs with assignments, and with the CDI specification that DRA needs.
-func assigned(all ...inventory.Assignment) *inventory.Allocatable {
+func assigned(all ...inventory.GPUOwner) *inventory.Allocatable {
 	defined := &inventory.CDI{Kind: "k/gpu", Defined: []gpu.DeviceID{coretest.GPU(0), coretest.GPU(1)}, Usable: true}
-	return gpus(2).WithHost(inventory.Host{CDI: defined, Assignments: inventory.Assignments{All: all}}, inventory.OverlapWarn)
+	return gpus(2).WithHost(inventory.Host{CDI: defined, Ownership: inventory.Ownership{GPUs: all}}, inventory.OverlapWarn)
 }
 
-func throughAPI(n int, a inventory.API, moving string) inventory.Assignment {
-	return inventory.Assignment{GPU: coretest.GPU(n), API: a, Here: true, Moving: moving}
+func throughAPI(n int, a inventory.API, moving string) inventory.GPUOwner {
+	return inventory.GPUOwner{GPU: coretest.GPU(n), API: a, Local: true, Pending: moving}
 }
 
 // A GPU of the API dra is in no list and is not allocated; one that moves is listed as unhealthy first. Its resource stays registered,

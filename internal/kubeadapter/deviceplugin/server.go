@@ -86,7 +86,7 @@ func (s *server) GetPreferredAllocation(ctx context.Context, r *v1beta1.Preferre
 	s.count(&s.current.PreferredAllocations)
 	call := s.tracker.pods.BeginCall(ctx)
 	defer call.End()
-	inv := s.tracker.offers.Load().inventory
+	inv := s.tracker.offers.Load().allocatable
 	response := &v1beta1.PreferredAllocationResponse{}
 	for _, c := range r.GetContainerRequests() {
 		request := preferredRequest{unitIDs(c.GetAvailableDeviceIDs()), unitIDs(c.GetMustIncludeDeviceIDs()), int(c.GetAllocationSize())}
@@ -118,7 +118,7 @@ func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1b
 	free := s.checkFree(ctx, r) // without the lock: the kubelet may take a second to answer, and claims are prepared meanwhile
 	s.opts.Lock.Lock()
 	defer s.opts.Lock.Unlock()
-	inv := s.tracker.offers.Load().inventory
+	inv := s.tracker.offers.Load().allocatable
 	response := &v1beta1.AllocateResponse{}
 	var devices []gpu.Device
 	var units []inventory.Unit

@@ -40,7 +40,7 @@ type tracker struct {
 	logged  map[string]string // retained IDs in the log; of the goroutine that follows the readings
 
 	mu          sync.Mutex
-	inventory   *inventory.Allocatable // of the source, the latest that is offered: see setInventory
+	allocatable *inventory.Allocatable // of the source, the latest that is offered: see setInventory
 	units       map[deviceKey]int      // NUMA nodes of the units of inventory; never changed
 	allocations *allocations
 	served      map[string]bool // resources that this agent has offered
@@ -52,17 +52,17 @@ func newTracker(src Source, o Options, pods *podresources.Poller) *tracker {
 	t := &tracker{
 		source: src, pods: pods, store: o.AllocationStore, log: o.Log, timings: defaultTrackerTimings,
 		resend: make(chan struct{}, 1), unsaved: make(chan struct{}, 1), loaded: make(chan struct{}),
-		inventory: src.Current(), allocations: &allocations{byKey: map[deviceKey]allocation{}, unread: !pods.Configured()}, served: map[string]bool{},
+		allocatable: src.Current(), allocations: &allocations{byKey: map[deviceKey]allocation{}, unread: !pods.Configured()}, served: map[string]bool{},
 	}
 	for _, resource := range o.Handover.offered() {
 		t.served[resource] = true
 	}
-	t.offers = watch.NewValue(newOffer(t.inventory, t.allocations))
+	t.offers = watch.NewValue(newOffer(t.allocatable, t.allocations))
 	return t
 }
 
 // publish replaces the offer. The caller holds mu.
-func (t *tracker) publish() { t.offers.Store(newOffer(t.inventory, t.allocations)) }
+func (t *tracker) publish() { t.offers.Store(newOffer(t.allocatable, t.allocations)) }
 
 // refresh publishes the present offer again.
 func (t *tracker) refresh() {
@@ -134,7 +134,7 @@ func (t *tracker) follow(ctx context.Context) {
 func (t *tracker) setInventory(inv *inventory.Allocatable) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	ofEarlierDriver := t.inventory.Driver().State == gpu.DriverReady && t.inventory.Incarnation() != inv.Incarnation()
+	ofEarlierDriver := t.allocatable.Driver().State == gpu.DriverReady && t.allocatable.Incarnation() != inv.Incarnation()
 	if inv.AwaitsHost() && !ofEarlierDriver {
 		return
 	}
@@ -153,7 +153,7 @@ func (t *tracker) setInventory(inv *inventory.Allocatable) {
 	if !maps.Equal(units, t.units) {
 		t.pods.Request()
 	}
-	t.inventory, t.units = inv, units
+	t.allocatable, t.units = inv, units
 	t.publish()
 }
 
@@ -191,7 +191,7 @@ func (t *tracker) apply(r podresources.Reading) {
 	t.applied = r.Began
 	previous := t.allocations
 	t.allocations = previous.apply(update{
-		now: time.Now(), offered: t.units, driverReady: t.inventory.Driver().State == gpu.DriverReady, served: t.served,
+		now: time.Now(), offered: t.units, driverReady: t.allocatable.Driver().State == gpu.DriverReady, served: t.served,
 		reading: r, unread: t.pods.Absent(),
 	}, t.timings)
 	if !t.allocations.equivalent(previous) {
@@ -213,7 +213,7 @@ func (t *tracker) apply(r podresources.Reading) {
 // logRetained logs the retained IDs of the resources whose IDs, or pods, differ from those in the log.
 func (t *tracker) logRetained() {
 	latest := t.offers.Load()
-	retained, driverReady := latest.retained, latest.inventory.Driver().State == gpu.DriverReady
+	retained, driverReady := latest.retained, latest.allocatable.Driver().State == gpu.DriverReady
 	for resource, ids := range retained {
 		if driverReady && t.logged[resource] != ids {
 			t.log.Info(retainedText, "resource", resource, "ids", ids)

@@ -135,8 +135,8 @@ type Adapter struct {
 
 // view is what slices have, and the inventory from which that follows.
 type view struct {
-	inventory *inventory.Allocatable
-	devices   map[string]kubeapi.Device // by name
+	allocatable *inventory.Allocatable
+	devices     map[string]kubeapi.Device // by name
 }
 
 // New returns an adapter that is not running. It reads and writes nothing.

@@ -42,7 +42,7 @@ func (a *Adapter) input() (resourceslice.Input, bool) {
 		a.lastDriver.Store(&d)
 	}
 	return resourceslice.Input{
-		Inventory: inv, LastDriver: *a.lastDriver.Load(), Prepared: a.store.Load().All(), BootID: a.opts.BootID,
+		Allocatable: inv, LastDriver: *a.lastDriver.Load(), Prepared: a.store.Load().All(), BootID: a.opts.BootID,
 		SharesAsDevices: a.opts.SharesAsDevices.Load(), Evict: a.opts.Evict, Cordoned: present.text(),
 	}, true
 }
@@ -60,7 +60,7 @@ func (a *Adapter) derive() {
 		return
 	}
 	devices := resourceslice.Devices(in)
-	a.view.Store(&view{in.Inventory, byName(devices)})
+	a.view.Store(&view{in.Allocatable, byName(devices)})
 	if !reflect.DeepEqual(devices, a.desired.Load()) {
 		a.desired.Store(devices)
 	}

@@ -16,11 +16,11 @@ func moved(s gpu.Snapshot, change ...func(*core.Config)) *inventory.Allocatable 
 	for _, f := range change {
 		f(&c)
 	}
-	inv, sides := core.Build(s, health.Ledger{}, c).WithoutHost(), inventory.Assignments{}
+	inv, sides := core.Build(s, health.Ledger{}, c).WithoutHost(), inventory.Ownership{}
 	for _, d := range s.Devices {
-		sides.All = append(sides.All, inventory.Assignment{GPU: d.ID, API: inventory.DRA, Here: true})
+		sides.GPUs = append(sides.GPUs, inventory.GPUOwner{GPU: d.ID, API: inventory.DRA, Local: true})
 	}
-	return inv.WithHost(inventory.Host{CDI: specOf(inv, s), Assignments: sides}, inventory.OverlapRefuse)
+	return inv.WithHost(inventory.Host{CDI: specOf(inv, s), Ownership: sides}, inventory.OverlapRefuse)
 }
 
 // Device plugins may name devices by index. A claim never has such a name, because its containers get it until the claim ends: with a GPU

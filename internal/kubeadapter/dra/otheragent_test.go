@@ -17,11 +17,11 @@ import (
 func TestGPUThatAnotherAgentOffers(t *testing.T) {
 	ready := build(coretest.GPUs(3), health.Ledger{}, config())
 	claimedBy := func(older bool, mode inventory.OverlapMode) *inventory.Allocatable {
-		var claims []inventory.Claim
+		var claims []inventory.PeerDevice
 		for i := range 2 {
-			claims = append(claims, inventory.Claim{Agent: "nomad-gpu", At: gpu.WholeGPU(coretest.GPU(i)), Older: older})
+			claims = append(claims, inventory.PeerDevice{Agent: "nomad-gpu", At: gpu.WholeGPU(coretest.GPU(i)), Earlier: older})
 		}
-		return ready.WithHost(inventory.Host{CDI: ready.CDI(), Claims: claims}, mode)
+		return ready.WithHost(inventory.Host{CDI: ready.CDI(), Peers: claims}, mode)
 	}
 	everything := func(r *kubeapi.DeviceRequestAllocationResult) {
 		r.Tolerations = []kubeapi.DeviceToleration{{Operator: "Exists"}}

@@ -183,10 +183,10 @@ func TestPrepareErrors(t *testing.T) {
 		return newClaim("a", result(coretest.GPU(0), change...))
 	}
 	claimed := func(inv *inventory.Allocatable) *inventory.Allocatable {
-		return inv.WithHost(inventory.Host{CDI: inv.CDI(), Claims: []inventory.Claim{{Agent: "nomad-gpu", At: gpu0, Older: true}}}, inventory.OverlapRefuse)
+		return inv.WithHost(inventory.Host{CDI: inv.CDI(), Peers: []inventory.PeerDevice{{Agent: "nomad-gpu", At: gpu0, Earlier: true}}}, inventory.OverlapRefuse)
 	}
 	moved := func(inv *inventory.Allocatable) *inventory.Allocatable {
-		return inv.WithHost(inventory.Host{CDI: inv.CDI(), Assignments: inventory.Assignments{All: []inventory.Assignment{{GPU: coretest.GPU(0), API: inventory.DevicePlugin, Here: true}}}}, inventory.OverlapRefuse)
+		return inv.WithHost(inventory.Host{CDI: inv.CDI(), Ownership: inventory.Ownership{GPUs: []inventory.GPUOwner{{GPU: coretest.GPU(0), API: inventory.DevicePlugin, Local: true}}}}, inventory.OverlapRefuse)
 	}
 	name := deviceName(coretest.GPU(0))
 	for title, c := range map[string]struct {

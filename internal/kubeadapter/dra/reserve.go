@@ -195,14 +195,14 @@ func isTransient(inv *inventory.Allocatable, err error) bool {
 
 // device returns a device as it is in the slice that follows from an inventory, with its taints; the zero value if it is not there.
 func (a *Adapter) device(inv *inventory.Allocatable, name string) kubeapi.Device {
-	if v := a.view.Load(); v.inventory == inv {
+	if v := a.view.Load(); v.allocatable == inv {
 		return v.devices[name]
 	}
 	in, known := a.input()
 	if !known {
 		return kubeapi.Device{}
 	}
-	in.Inventory = inv
+	in.Allocatable = inv
 	return byName(resourceslice.Devices(in))[name]
 }
 
@@ -210,7 +210,7 @@ func (a *Adapter) device(inv *inventory.Allocatable, name string) kubeapi.Device
 func (a *Adapter) published(inv *inventory.Allocatable, name string, u inventory.Unit) json.RawMessage {
 	now := a.device(inv, name)
 	if now.Name == "" || now.AllowMultipleAllocations && u.Sharing.Mode == inventory.Exclusive {
-		in := resourceslice.Input{Inventory: inv, LastDriver: *a.lastDriver.Load(), SharesAsDevices: name != resourceslice.DeviceName(u)}
+		in := resourceslice.Input{Allocatable: inv, LastDriver: *a.lastDriver.Load(), SharesAsDevices: name != resourceslice.DeviceName(u)}
 		now = in.Device(u)
 	}
 	return resourceslice.Published(now)

@@ -174,14 +174,14 @@ func TestRecordsOfAnotherBoot(t *testing.T) {
 // an error has what was waited for.
 func TestPrepareWaits(t *testing.T) {
 	ready := build(coretest.GPUs(1), health.Ledger{}, config())
-	moving := inventory.Assignments{All: []inventory.Assignment{{GPU: coretest.GPU(0), API: inventory.DRA, Here: true, Moving: "to dra"}}}
+	moving := inventory.Ownership{GPUs: []inventory.GPUOwner{{GPU: coretest.GPU(0), API: inventory.DRA, Local: true, Pending: "to dra"}}}
 	for name, c := range map[string]struct {
 		inv  *inventory.Allocatable
 		text string
 	}{
 		"before the first reading": {core.Build(gpu.NoDriver(gpu.DriverPending, "not asked yet"), health.Ledger{}, config()).WithoutHost(), "the driver has not answered yet"},
 		"maintenance":              {maintained(t), "unknown: maintenance (driver released by quiesce"},
-		"a GPU that moves":         {ready.WithHost(inventory.Host{CDI: ready.CDI(), Assignments: moving}, inventory.OverlapRefuse), "unhealthy: moves (to dra)"},
+		"a GPU that moves":         {ready.WithHost(inventory.Host{CDI: ready.CDI(), Ownership: moving}, inventory.OverlapRefuse), "unhealthy: moves (to dra)"},
 		"no hook program":          {withoutHooks(ready), "unhealthy: no CDI definition (hook program nvidia-ctk is not on the host"},
 		"no driver":                {core.Build(gpu.NoDriver(gpu.DriverFailed, "RM version mismatch"), health.Ledger{}, config()).WithoutHost(), "the driver is not usable: RM version mismatch"},
 	} {

@@ -41,7 +41,7 @@ func (a *Adapter) mayHaveClaims() (all []gpu.DeviceID) {
 }
 
 func mayHaveClaim(inv *inventory.Allocatable, of gpu.DeviceID) bool {
-	one, assigned := inv.Assignment(of)
+	one, assigned := inv.Owner(of)
 	return !assigned || one.API == "" || one.API == inventory.DRA
 }
 

@@ -201,15 +201,15 @@ func TestPodsShowWhatARecordThatCanNotBeReadHas(t *testing.T) {
 
 // onSideOf returns the inventory of the rig with a GPU on the side of an API, and the others on that of DRA.
 func onSideOf(side inventory.API, n int) *inventory.Allocatable {
-	inv, sides := build(coretest.GPUs(3), health.Ledger{}, config()), inventory.Assignments{}
+	inv, sides := build(coretest.GPUs(3), health.Ledger{}, config()), inventory.Ownership{}
 	for i := range 3 {
-		one := inventory.Assignment{GPU: coretest.GPU(i), API: inventory.DRA, Here: true}
+		one := inventory.GPUOwner{GPU: coretest.GPU(i), API: inventory.DRA, Local: true}
 		if i == n {
 			one.API = side
 		}
-		sides.All = append(sides.All, one)
+		sides.GPUs = append(sides.GPUs, one)
 	}
-	return inv.WithHost(inventory.Host{CDI: inv.CDI(), Assignments: sides}, inventory.OverlapRefuse)
+	return inv.WithHost(inventory.Host{CDI: inv.CDI(), Ownership: sides}, inventory.OverlapRefuse)
 }
 
 // The CDI specification of a claim stays as long as its record can't be read: a container that runs may start again.

@@ -183,7 +183,7 @@ func (s *store) wasRemoved() bool {
 	return !s.removed.IsZero() && time.Since(s.removed) < defaultTimings.alone+restartAtMost
 }
 
-// Texts of inventory.OwnClaims.Else, in the health of devices: "offered by another agent (perhaps: ...)".
+// Texts of inventory.Recorded.Reason, in the health of devices: "offered by another agent (perhaps: ...)".
 const (
 	elseUnread     = "perhaps: what the agents of this host offer is not read so far"
 	elseUnrecorded = "perhaps: not recorded so far"
@@ -192,24 +192,24 @@ const (
 )
 
 // own is what this agent has recorded on disk, and what that means for other devices. failed is why that is not all that it offers.
-func (s *store) own(r reading, failed error) inventory.OwnClaims {
+func (s *store) own(r reading, failed error) inventory.Recorded {
 	if !s.refuse {
-		return inventory.OwnClaims{}
+		return inventory.Recorded{}
 	}
-	o := inventory.OwnClaims{Else: elseUnrecorded, Pending: failed == nil}
+	o := inventory.Recorded{Reason: elseUnrecorded, Pending: failed == nil}
 	for _, c := range r.mine.devices {
 		o.At = append(o.At, c.at)
 	}
 	unknown := r.unknown()
 	switch {
 	case r.alone && failed != nil:
-		return inventory.OwnClaims{}
+		return inventory.Recorded{}
 	case len(unknown) > 0:
-		o.Else, o.Pending = fmt.Sprintf("perhaps %s, whose file can't be read", strings.Join(unknown, ", ")), false
+		o.Reason, o.Pending = fmt.Sprintf("perhaps %s, whose file can't be read", strings.Join(unknown, ", ")), false
 	case errors.Is(failed, errDuplicateAgent):
-		o.Else = elseDuplicate
+		o.Reason = elseDuplicate
 	case failed != nil:
-		o.Else = elseUnwritten
+		o.Reason = elseUnwritten
 	}
 	return o
 }
@@ -217,17 +217,17 @@ func (s *store) own(r reading, failed error) inventory.OwnClaims {
 // ownUnread is own while the files were not read in this process; why is the error, nil before the first attempt. What the agent has recorded
 // before needs no lock: only this agent changes its file, and only as a whole. Where there is no folder, or one that can't be locked at all,
 // and no file of another agent in it, none offers anything.
-func (s *store) ownUnread(why error) inventory.OwnClaims {
+func (s *store) ownUnread(why error) inventory.Recorded {
 	if !s.refuse {
-		return inventory.OwnClaims{}
+		return inventory.Recorded{}
 	}
 	agents, err := s.agents()
 	missing := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
 	other := slices.ContainsFunc(agents, func(agent string) bool { return agent != s.agent })
 	if held := errors.Is(why, context.DeadlineExceeded); why != nil && (missing || err == nil && !other && !held) {
-		return inventory.OwnClaims{}
+		return inventory.Recorded{}
 	}
-	o := inventory.OwnClaims{Else: elseUnread}
+	o := inventory.Recorded{Reason: elseUnread}
 	if f, err := s.readFile(s.agent); err == nil && !s.isVoid(f) {
 		for _, c := range f.devices {
 			o.At = append(o.At, c.at)

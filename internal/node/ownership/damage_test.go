@@ -109,9 +109,9 @@ func (h *damagedHost) check(a *damagedAgent) {
 	}
 	a.has = slices.DeleteFunc(a.has, func(p gpu.Placement) bool { return !slices.Contains(a.wanted, p) })
 	for _, p := range a.wanted {
-		older := slices.ContainsFunc(v.overlaps, func(c inventory.Claim) bool { return c.Older && c.At.Overlaps(p) })
+		older := slices.ContainsFunc(v.overlaps, func(c inventory.PeerDevice) bool { return c.Earlier && c.At.Overlaps(p) })
 		covered := slices.ContainsFunc(v.own.At, func(at gpu.Placement) bool { return at.Covers(p) })
-		if older || v.own.Else != "" && !covered || slices.Contains(a.has, p) {
+		if older || v.own.Reason != "" && !covered || slices.Contains(a.has, p) {
 			continue
 		}
 		a.has = append(a.has, p)

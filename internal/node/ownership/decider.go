@@ -79,10 +79,10 @@ func (c hostRecords) of(id gpu.DeviceID) (all []Overlap) {
 		switch theirs := f.oldestOn(whole); {
 		case theirs != nil:
 			all = append(all, Overlap{
-				Agent: f.agent, Running: c.running(f.agent), Older: mine == nil || before(*theirs, f.agent, *mine, c.mine.agent),
+				Agent: f.agent, Running: c.running(f.agent), Earlier: mine == nil || before(*theirs, f.agent, *mine, c.mine.agent),
 			})
 		case f.mayOffer(id) && (!c.refuse || c.now.oldestOn(whole) == nil):
-			all = append(all, Overlap{Agent: f.agent, Running: c.running(f.agent), Older: mine == nil, Unread: true})
+			all = append(all, Overlap{Agent: f.agent, Running: c.running(f.agent), Earlier: mine == nil, Unread: true})
 		}
 	}
 	return all
@@ -98,9 +98,9 @@ func (f agentFile) oldestOn(whole gpu.Placement) (oldest *device) {
 	return oldest
 }
 
-// decide returns the assignments that follow from the file of the node, those of the agents and the inventory. A changed owner is on disk
+// decide returns the owners that follow from the file of the node, those of the agents and the inventory. A changed owner is on disk
 // before they are applied. While the file can't be read the last good one is in force, and without one no GPU takes new work.
-func (a *decider) decide(inv *inventory.Allocatable, c hostRecords) (inventory.Assignments, error) {
+func (a *decider) decide(inv *inventory.Allocatable, c hostRecords) (inventory.Ownership, error) {
 	file, err := Read(a.stateDir)
 	switch {
 	case err == nil && c.follows:
@@ -108,7 +108,7 @@ func (a *decider) decide(inv *inventory.Allocatable, c hostRecords) (inventory.A
 	case err == nil:
 		file = file.Restore(a.agent, a.good)
 	case !a.read:
-		return inventory.Assignments{Required: true}, err
+		return inventory.Ownership{Required: true}, err
 	default:
 		file = a.good
 	}
@@ -116,7 +116,7 @@ func (a *decider) decide(inv *inventory.Allocatable, c hostRecords) (inventory.A
 		Now:   a.now(), // before the records are read: their age is subtracted from it
 		Agent: a.agent, APIs: a.apis, Default: a.apis[0], GPUs: inv.GPUs(), File: file, ReadOnly: err != nil || c.follows,
 		Running: c.running, Overlaps: c.of, Recorded: c.recorded,
-		OfferedBefore: func(id gpu.DeviceID) bool { return c.previous[id] }, Records: a.readers.Read(), Applied: inv.Assignment, Reserved: a.lastReserved,
+		OfferedBefore: func(id gpu.DeviceID) bool { return c.previous[id] }, Records: a.readers.Read(), Applied: inv.Owner, Reserved: a.lastReserved,
 	}
 	state, next, status := Next(a.state, in)
 	if !in.ReadOnly {
@@ -136,10 +136,10 @@ func (a *decider) decide(inv *inventory.Allocatable, c hostRecords) (inventory.A
 	return assignmentsFrom(status, len(a.apis) > 1), err
 }
 
-func assignmentsFrom(status []Status, required bool) inventory.Assignments {
-	out := inventory.Assignments{Required: required}
+func assignmentsFrom(status []Status, required bool) inventory.Ownership {
+	out := inventory.Ownership{Required: required}
 	for _, st := range status {
-		out.All = append(out.All, st.Assignment)
+		out.GPUs = append(out.GPUs, st.GPUOwner)
 	}
 	return out
 }
@@ -222,12 +222,12 @@ func Change(ctx context.Context, stateDir string, change func(File) (File, error
 	return os.Chtimes(folder, now, now) // an event for those that watch it; without, they look within 30 s
 }
 
-// unread are the assignments until the files of the agents are read for the first time, for which their lock is needed: with a file that has some, or that
+// unread is the ownership until the files of the agents are read for the first time, for which their lock is needed: with a file that has some, or that
 // can't be read, no GPU takes work, since any may be another agent's. With overlap = warn an agent works with one that it can't open.
-func (a *decider) unread(refuse bool) inventory.Assignments {
+func (a *decider) unread(refuse bool) inventory.Ownership {
 	f, err := Read(a.stateDir)
 	unknown := err != nil && (refuse || errors.Is(err, ErrFormat))
-	return inventory.Assignments{Required: len(a.apis) > 1 || unknown || err == nil && !f.Empty()}
+	return inventory.Ownership{Required: len(a.apis) > 1 || unknown || err == nil && !f.Empty()}
 }
 
 // isRunning reports whether an agent runs, or that may be. The folder is locked.

@@ -14,8 +14,8 @@ import (
 type localDevices struct {
 	at []gpu.Placement // of the devices of its units, each once
 
-	numbering inventory.Numbering
-	inventory *inventory.Allocatable
+	numbering   inventory.Numbering
+	allocatable *inventory.Allocatable
 
 	// unsure reports whether the agent may offer a placement that is not in at because it could not be read, or whether work may have it. An
 	// earlier record of it stays.
@@ -27,7 +27,7 @@ type localDevices struct {
 // localDevicesOf is what this agent offers in a state.
 func localDevicesOf(s core.State) localDevices {
 	inv := s.Allocatable
-	o := localDevices{numbering: s.ProposedNumbering(), inventory: inv}
+	o := localDevices{numbering: s.ProposedNumbering(), allocatable: inv}
 	identified, unreadable, unidentified := map[gpu.DeviceID]bool{}, map[gpu.DeviceID]bool{}, false
 	for u := range inv.Units() {
 		identified[u.Device.At.GPU] = true
@@ -135,7 +135,7 @@ func countOverlaps(mine, other agentFile, o localDevices) (n int) {
 // overlapsOf are the devices of the others as the core applies them: one for each overlap with a placement that this agent has recorded
 // or offers, as it differs from one to the next which is older; and one for each device without an overlap, in case this
 // agent reads that hardware later. It has none there, so the other one is prior.
-func overlapsOf(mine agentFile, others []agentFile, o localDevices) (all []inventory.Claim) {
+func overlapsOf(mine agentFile, others []agentFile, o localDevices) (all []inventory.PeerDevice) {
 	ours := placementsOf(mine, o)
 	for _, f := range others {
 		for _, c := range f.devices {
@@ -143,12 +143,12 @@ func overlapsOf(mine agentFile, others []agentFile, o localDevices) (all []inven
 			for _, p := range ours {
 				if p.Overlaps(c.at) {
 					m := mine.oldestOver(p)
-					all = append(all, inventory.Claim{Agent: f.agent, At: p, Older: m == nil || before(c, f.agent, *m, mine.agent)})
+					all = append(all, inventory.PeerDevice{Agent: f.agent, At: p, Earlier: m == nil || before(c, f.agent, *m, mine.agent)})
 					overlaps = true
 				}
 			}
 			if !overlaps {
-				all = append(all, inventory.Claim{Agent: f.agent, At: c.at, Older: true})
+				all = append(all, inventory.PeerDevice{Agent: f.agent, At: c.at, Earlier: true})
 			}
 		}
 	}

@@ -107,9 +107,9 @@ func TestCoreAndFilesAgree(t *testing.T) {
 		}
 		o := localDevicesOf(state)
 		mine.devices = nextDevices(mine, []agentFile{other}, o, true, now)
-		host := inventory.Host{Claims: overlapsOf(mine, []agentFile{other}, o)}
-		for _, own := range []inventory.OwnClaims{{}, {Else: elseUnrecorded, At: placements(mine.devices)}} {
-			host.Own = own
+		host := inventory.Host{Peers: overlapsOf(mine, []agentFile{other}, o)}
+		for _, own := range []inventory.Recorded{{}, {Reason: elseUnrecorded, At: placements(mine.devices)}} {
+			host.Recorded = own
 			for u := range state.WithHost(cfg, now, host).Allocatable.Units() {
 				if ours := mine.oldestOver(u.Device.At) != nil; ours != u.Health.Schedulable() {
 					t.Fatalf("%v: recorded %v, health %v\nmine %v\nother %v", u.Device.At, ours, u.Health, mine.devices, other.devices)
@@ -124,7 +124,7 @@ func TestNewHardwareBelongsToTheOther(t *testing.T) {
 	overlaps := overlapsOf(recorded("k8s-gpu", 1, whole(0)), []agentFile{recorded("nomad-gpu", 2, whole(0), whole(5))}, want(whole(0)))
 	cfg := core.DefaultConfig()
 	cfg.Overlap = inventory.OverlapRefuse
-	state := core.NewState(cfg).WithHost(cfg, now, inventory.Host{Claims: overlaps}).Read(cfg, now, coretest.GPUs(8))
+	state := core.NewState(cfg).WithHost(cfg, now, inventory.Host{Peers: overlaps}).Read(cfg, now, coretest.GPUs(8))
 	for u := range state.Inventory.Units() {
 		if want := u.Device.At != whole(5); u.Health.Schedulable() != want {
 			t.Errorf("%v: %v", u.Device.At, u.Health)

@@ -37,7 +37,7 @@ func (s *store) keeping(mine agentFile, o localDevices) (localDevices, []kept) {
 	s.left = map[gpu.Placement]time.Duration{}
 	var all []kept
 	for _, c := range mine.devices {
-		if slices.Contains(o.at, c.at) || o.unsure(c.at) || !o.inventory.Exists(c.at) {
+		if slices.Contains(o.at, c.at) || o.unsure(c.at) || !o.allocatable.Exists(c.at) {
 			continue
 		}
 		left, known := was[c.at]
@@ -49,7 +49,7 @@ func (s *store) keeping(mine agentFile, o localDevices) (localDevices, []kept) {
 		if w.Never && !w.Held && s.neverGiven(c.at.GPU) {
 			w = Wait{}
 		}
-		if one, assigned := o.inventory.Assignment(c.at.GPU); assigned && !one.Here {
+		if one, assigned := o.allocatable.Owner(c.at.GPU); assigned && !one.Local {
 			if !w.Held {
 				continue
 			}

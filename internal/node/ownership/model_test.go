@@ -52,9 +52,9 @@ type modelAgent struct {
 type process struct {
 	state     ownership.State
 	memory    ownership.File
-	published map[gpu.DeviceID]inventory.Assignment // nil = nothing is published so far
-	since     map[gpu.DeviceID]time.Duration        // of the published assignment
-	refused   map[gpu.DeviceID]bool                 // because the other agent recorded it before
+	published map[gpu.DeviceID]inventory.GPUOwner // nil = nothing is published so far
+	since     map[gpu.DeviceID]time.Duration      // of the published assignment
+	refused   map[gpu.DeviceID]bool               // because the other agent recorded it before
 	reserved  map[gpu.DeviceID]time.Duration
 }
 
@@ -116,7 +116,7 @@ func (m *model) tick(a *modelAgent, crash bool) {
 		Overlaps:      func(id gpu.DeviceID) []ownership.Overlap { return m.overlaps(a, id) },
 		Recorded:      func(id gpu.DeviceID) bool { return m.devices[a.name][id] > 0 },
 		OfferedBefore: func(id gpu.DeviceID) bool { return m.devices[a.name][id] > 0 },
-		Applied: func(id gpu.DeviceID) (inventory.Assignment, bool) {
+		Applied: func(id gpu.DeviceID) (inventory.GPUOwner, bool) {
 			one, ok := a.published[id]
 			return one, ok
 		},
@@ -137,18 +137,18 @@ func (m *model) tick(a *modelAgent, crash bool) {
 // publish is what the monitor and the files of the agents do with the assignments.
 func (m *model) publish(a *modelAgent, all []ownership.Status) {
 	was, since := a.published, a.since
-	a.published, a.since, a.refused = map[gpu.DeviceID]inventory.Assignment{}, map[gpu.DeviceID]time.Duration{}, map[gpu.DeviceID]bool{}
+	a.published, a.since, a.refused = map[gpu.DeviceID]inventory.GPUOwner{}, map[gpu.DeviceID]time.Duration{}, map[gpu.DeviceID]bool{}
 	for _, st := range all {
-		a.published[st.GPU] = st.Assignment
+		a.published[st.GPU] = st.GPUOwner
 	}
 	for _, id := range m.gpus {
 		one, ok := a.published[id]
 		if !ok {
-			one = inventory.Assignment{GPU: id, API: a.mode, Here: true}
+			one = inventory.GPUOwner{GPU: id, API: a.mode, Local: true}
 			a.published[id] = one
 		}
 		_, explicit := a.memory.GPUs[id]
-		older := slices.ContainsFunc(m.overlaps(a, id), func(c ownership.Overlap) bool { return c.Older })
+		older := slices.ContainsFunc(m.overlaps(a, id), func(c ownership.Overlap) bool { return c.Earlier })
 		a.refused[id] = !explicit && older // overlap = refuse
 		a.since[id] = m.now
 		if one == was[id] {
@@ -156,7 +156,7 @@ func (m *model) publish(a *modelAgent, all []ownership.Status) {
 		}
 		mine := m.devices[a.name]
 		switch {
-		case !one.Here || a.refused[id]:
+		case !one.Local || a.refused[id]:
 			delete(mine, id)
 		case mine[id] == 0:
 			m.latest++
@@ -169,7 +169,7 @@ func (m *model) overlaps(a *modelAgent, id gpu.DeviceID) (all []ownership.Overla
 	mine := m.devices[a.name][id]
 	for _, o := range m.agents {
 		if order := m.devices[o.name][id]; o != a && order > 0 {
-			all = append(all, ownership.Overlap{Agent: o.name, Running: o.alive, Older: mine == 0 || order < mine})
+			all = append(all, ownership.Overlap{Agent: o.name, Running: o.alive, Earlier: mine == 0 || order < mine})
 		}
 	}
 	return all
@@ -184,7 +184,7 @@ func (m *model) place() {
 	id := m.gpus[m.IntN(len(m.gpus))]
 	one, ok := a.published[id]
 	late := m.now-a.since[id] < time.Duration(m.IntN(11))*time.Second
-	if ok && !late && (!one.Here || one.API != api || one.Moving != "") {
+	if ok && !late && (!one.Local || one.API != api || one.Pending != "") {
 		return
 	}
 	if m.drained[id] || slices.ContainsFunc(m.work, func(w *work) bool { return w.on == id && w.api == api }) {
@@ -223,7 +223,7 @@ func (m *model) arrive() {
 // out. Prepare accepts a device that moves, as its claim was allocated before.
 func (m *model) give(a *modelAgent, w *work) bool {
 	one := a.published[w.on]
-	ok := one.Here && one.API == w.api && !a.refused[w.on] && (one.Moving == "" || w.api == inventory.DRA && one.Leaving)
+	ok := one.Local && one.API == w.api && !a.refused[w.on] && (one.Pending == "" || w.api == inventory.DRA && one.Draining)
 	for _, other := range a.apis {
 		ok = ok && (other == w.api || len(m.record(a, other).On(w.on)) == 0)
 	}

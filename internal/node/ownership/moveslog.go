@@ -35,4 +35,4 @@ func statusOf(all []Status, id gpu.DeviceID) (Status, bool) {
 }
 
 // cordoned reports whether this agent has a GPU that takes no new work, as it moves.
-func cordoned(st Status) bool { return st.Here && st.Moving != "" }
+func cordoned(st Status) bool { return st.Local && st.Pending != "" }

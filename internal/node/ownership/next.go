@@ -13,7 +13,7 @@ import (
 type Overlap struct {
 	Agent   string
 	Running bool // the agent runs
-	Older   bool // it was recorded before that of this agent, or this agent has none
+	Earlier bool // it was recorded before that of this agent, or this agent has none
 	Unread  bool // the agent may have one: what it offers is not known
 }
 
@@ -31,7 +31,7 @@ type Input struct {
 	Overlaps      func(gpu.DeviceID) []Overlap                      // of other agents
 	Recorded      func(gpu.DeviceID) bool                           // this agent has recorded the GPU, perhaps in an earlier boot
 	OfferedBefore func(gpu.DeviceID) bool                           // an earlier process of this agent offered the GPU
-	Applied       func(gpu.DeviceID) (inventory.Assignment, bool)   // what the published inventory has
+	Applied       func(gpu.DeviceID) (inventory.GPUOwner, bool)     // what the published inventory has
 	Records       Records                                           // of the APIs of this agent; one that is missing is not known
 	Reserved      func(gpu.DeviceID) (at time.Duration, known bool) // when the agent gave the GPU out last, in this process
 }
@@ -48,7 +48,7 @@ type State struct {
 
 // Status is which API has a GPU, and what its move waits for.
 type Status struct {
-	inventory.Assignment
+	inventory.GPUOwner
 	Target inventory.API
 	Entry  bool          // Target is that of the file; else that of the settings
 	Waits  string        // for which the move waits: holders, a record, an agent; "" = it does not, or only for Left
@@ -151,7 +151,7 @@ func (n *next) decideTargeted(id gpu.DeviceID, e Entry) Status {
 	if waits := n.blocked(id, e); waits.text != "" {
 		return n.cordoned(id, e, e.Owner, waits, 0)
 	}
-	st := Status{Assignment: inventory.Assignment{GPU: id, API: e.Owner, Here: true}, Target: e.Target}
+	st := Status{GPUOwner: inventory.GPUOwner{GPU: id, API: e.Owner, Local: true}, Target: e.Target}
 	if e.Target != e.Owner {
 		st.Waits = n.Agent + " to serve " + string(e.Target) + ": restart it, with the rights that this needs"
 	}
@@ -161,14 +161,14 @@ func (n *next) decideTargeted(id gpu.DeviceID, e Entry) Status {
 // cordoned is the status of a GPU that this agent has and that takes no new work until it has come to an API.
 func (n *next) cordoned(id gpu.DeviceID, e Entry, to inventory.API, waits wait, left time.Duration) Status {
 	return Status{
-		Assignment: inventory.Assignment{GPU: id, API: e.Owner, Here: true, Moving: n.health(id, to, waits)},
-		Target:     e.Target, Waits: waits.text, Left: left,
+		GPUOwner: inventory.GPUOwner{GPU: id, API: e.Owner, Local: true, Pending: n.health(id, to, waits)},
+		Target:   e.Target, Waits: waits.text, Left: left,
 	}
 }
 
 // drainingIf returns a status with whether what was placed on the GPU before is still given out: not if others may have it.
 func (st Status) drainingIf(alone bool) Status {
-	st.Leaving = alone
+	st.Draining = alone
 	return st
 }
 
@@ -176,7 +176,7 @@ func (st Status) drainingIf(alone bool) Status {
 func (n *next) recordOwner(id gpu.DeviceID, e Entry) Entry {
 	overlaps := slices.DeleteFunc(n.Overlaps(id), func(c Overlap) bool { return n.agentGone(id, e, c.Agent) })
 	forced := e.Owner != ""
-	older := slices.ContainsFunc(overlaps, func(c Overlap) bool { return c.Older })
+	older := slices.ContainsFunc(overlaps, func(c Overlap) bool { return c.Earlier })
 	alone := len(overlaps) == 0 && (AgentOf(e.Target) != n.Agent || n.Now-n.is.started >= DefaultSettle)
 	if n.ReadOnly || !slices.Contains(n.GPUs, id) || !forced && (older || !n.Recorded(id) && !alone) {
 		return e
@@ -197,7 +197,7 @@ func (n *next) recordOwner(id gpu.DeviceID, e Entry) Entry {
 func (n *next) decideUnowned(id gpu.DeviceID, e Entry) Status {
 	waits := "the agent that offers it to record that"
 	if !n.Recorded(id) {
-		return Status{Assignment: inventory.Assignment{GPU: id, Moving: "to " + string(e.Target)}, Target: e.Target, Waits: waits}
+		return Status{GPUOwner: inventory.GPUOwner{GPU: id, Pending: "to " + string(e.Target)}, Target: e.Target, Waits: waits}
 	}
 	e.Owner, _ = n.localAPI(id)
 	return n.cordoned(id, e, e.Target, wait{text: waits}, 0)
@@ -205,7 +205,7 @@ func (n *next) decideUnowned(id gpu.DeviceID, e Entry) Status {
 
 // decideRemote decides about a GPU that another agent has.
 func (n *next) decideRemote(id gpu.DeviceID, e Entry) Status {
-	away := Status{Assignment: inventory.Assignment{GPU: id, API: e.Owner}, Target: e.Target}
+	away := Status{GPUOwner: inventory.GPUOwner{GPU: id, API: e.Owner}, Target: e.Target}
 	if AgentOf(e.Target) == n.Agent {
 		away.Waits = AgentOf(e.Owner) + " to give it up"
 		if e.Force && !n.Running(AgentOf(e.Owner)) {
@@ -213,7 +213,7 @@ func (n *next) decideRemote(id gpu.DeviceID, e Entry) Status {
 		}
 	}
 	applied, offered := n.Applied(id) // the file of the agent may have been removed with its folder
-	if !n.Recorded(id) && (!offered || !applied.Here) && len(n.Records.HoldersOf(id)) == 0 {
+	if !n.Recorded(id) && (!offered || !applied.Local) && len(n.Records.HoldersOf(id)) == 0 {
 		return away
 	}
 	own := e
@@ -247,5 +247,5 @@ func (n *next) decideDefault(id gpu.DeviceID) Status {
 	if waits := n.heldThrough(id, e.Owner); waits.text != "" {
 		return n.cordoned(id, e, e.Owner, waits, 0)
 	}
-	return Status{Assignment: inventory.Assignment{GPU: id, API: e.Owner, Here: true}, Target: e.Target}
+	return Status{GPUOwner: inventory.GPUOwner{GPU: id, API: e.Owner, Local: true}, Target: e.Target}
 }

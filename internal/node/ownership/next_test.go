@@ -135,7 +135,7 @@ func TestNext(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			file := ownership.File{GPUs: map[gpu.DeviceID]ownership.Entry{one: tc.entry}}
 			var state ownership.State
-			var applied *inventory.Assignment
+			var applied *inventory.GPUOwner
 			var reserved *time.Duration
 			for _, st := range tc.steps {
 				if st.reserved {
@@ -151,11 +151,11 @@ func TestNext(t *testing.T) {
 				}
 				var all []ownership.Status
 				state, file, all = ownership.Next(state, st.input(file, applied, reserved))
-				applied = &all[0].Assignment
-				if got := describe(all[0].Assignment); !strings.HasPrefix(got, st.want) || st.want == "dra" && got != "dra" || !strings.Contains(all[0].Waits, st.waits) {
+				applied = &all[0].GPUOwner
+				if got := describe(all[0].GPUOwner); !strings.HasPrefix(got, st.want) || st.want == "dra" && got != "dra" || !strings.Contains(all[0].Waits, st.waits) {
 					t.Errorf("%v: %s, waits for %q; want %s, %q", st.at, got, all[0].Waits, st.want, st.waits)
 				}
-				if got := describe(all[0].Assignment); st.health != "" && got != st.health {
+				if got := describe(all[0].GPUOwner); st.health != "" && got != st.health {
 					t.Errorf("%v: health %q, want %q", st.at, got, st.health)
 				}
 				if got := file.GPUs[one].Force; got != st.forced {
@@ -170,18 +170,18 @@ func forced(owner, target inventory.API) ownership.Entry {
 	return ownership.Entry{Owner: owner, Target: target, Force: true}
 }
 
-func describe(a inventory.Assignment) string {
+func describe(a inventory.GPUOwner) string {
 	switch {
-	case !a.Here:
+	case !a.Local:
 		return "elsewhere: " + string(a.API)
-	case a.Moving != "":
-		return string(a.API) + ", moves " + a.Moving
+	case a.Pending != "":
+		return string(a.API) + ", moves " + a.Pending
 	}
 	return string(a.API)
 }
 
 // input is what the agent of the kubelet, which serves both of its APIs, sees in a step.
-func (st step) input(file ownership.File, applied *inventory.Assignment, reserved *time.Duration) ownership.Input {
+func (st step) input(file ownership.File, applied *inventory.GPUOwner, reserved *time.Duration) ownership.Input {
 	record := func() holders.Record {
 		r := holders.Record{Complete: !st.unknown, Missing: "the record", Age: st.age}
 		if st.holders != "" {
@@ -204,9 +204,9 @@ func (st step) input(file ownership.File, applied *inventory.Assignment, reserve
 			}
 			return all
 		},
-		Applied: func(gpu.DeviceID) (inventory.Assignment, bool) {
+		Applied: func(gpu.DeviceID) (inventory.GPUOwner, bool) {
 			if applied == nil {
-				return inventory.Assignment{}, false
+				return inventory.GPUOwner{}, false
 			}
 			return *applied, true
 		},

@@ -77,7 +77,7 @@ func TestNeverTwoOwners(t *testing.T) {
 				}
 				mine := owners(t, folder)[agent]
 				for _, p := range wanted {
-					lost := slices.ContainsFunc(v.overlaps, func(c inventory.Claim) bool { return c.Older && c.At.Overlaps(p) })
+					lost := slices.ContainsFunc(v.overlaps, func(c inventory.PeerDevice) bool { return c.Earlier && c.At.Overlaps(p) })
 					if has := slices.Contains(mine, p); has == lost {
 						t.Errorf("%s and %v: recorded %v, another's %v", agent, p, has, lost)
 					}
@@ -111,7 +111,7 @@ func TestSimultaneousStart(t *testing.T) {
 		found := owners(t, folder)
 		for i, v := range views {
 			owns := len(found[fmt.Sprintf("agent-%d", i)]) == 1
-			if lost := slices.ContainsFunc(v.overlaps, func(c inventory.Claim) bool { return c.Older }); owns == lost {
+			if lost := slices.ContainsFunc(v.overlaps, func(c inventory.PeerDevice) bool { return c.Earlier }); owns == lost {
 				t.Errorf("agent-%d: owner %v, though it sees %v", i, owns, v.overlaps)
 			}
 		}

@@ -101,8 +101,8 @@ func (w *Watcher) apply(m Monitor, v view, err error) {
 	w.setOwnershipProblem(v.ownershipError)
 	w.latest.Store(&v)
 	w.update(m, func(h *inventory.Host) {
-		h.Claims, h.Own, h.Numbering, h.SharesNumbers = v.overlaps, v.own, v.numbering, err == nil
-		h.Assignments = v.assignments
+		h.Peers, h.Recorded, h.Numbering, h.SharesNumbers = v.overlaps, v.own, v.numbering, err == nil
+		h.Ownership = v.ownership
 	})
 }
 
@@ -111,30 +111,30 @@ var errSlow = errors.New("the disk of the state directory does not respond")
 
 // beforeFirst sets what holds until the files are read for the first time.
 func (w *Watcher) beforeFirst(m Monitor) {
-	var assigned inventory.Assignments
+	var assigned inventory.Ownership
 	if w.decider != nil {
 		assigned = w.decider.unread(w.refuse)
 	}
 	own := w.store.ownUnread(nil)
-	own.Pending = own.Else != ""
-	w.update(m, func(h *inventory.Host) { h.SharesNumbers, h.Assignments, h.Own = true, assigned, own })
+	own.Pending = own.Reason != ""
+	w.update(m, func(h *inventory.Host) { h.SharesNumbers, h.Ownership, h.Recorded = true, assigned, own })
 }
 
 // setUnread sets what holds while the files can't be read: what was read last, or what this agent has recorded before. One that was alone is
 // not held up, unless another agent may have recorded something since: a file of it is there, or somebody has the lock.
 func (w *Watcher) setUnread(m Monitor, why error) {
-	slow, latest, own := errors.Is(why, errSlow), w.latest.Load(), inventory.OwnClaims{}
+	slow, latest, own := errors.Is(why, errSlow), w.latest.Load(), inventory.Recorded{}
 	if !slow && (latest == nil || latest.alone) {
 		own = w.store.ownUnread(why)
 	}
-	if latest != nil && own.Else != "" {
+	if latest != nil && own.Reason != "" {
 		own = latest.own
 	}
 	w.update(m, func(h *inventory.Host) {
 		if latest != nil && latest.alone || latest == nil && !slow {
-			h.Own = own
+			h.Recorded = own
 		}
-		h.Own.Pending = false
+		h.Recorded.Pending = false
 	})
 	if slow {
 		w.setProblem(why)

@@ -28,7 +28,7 @@ func (w *Watcher) setProblem(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	const untilThen = "; until that is over GPUs that this agent has not recorded take no new work (overlap = refuse)"
-	switch refused := w.host.Own.Else != ""; {
+	switch refused := w.host.Recorded.Reason != ""; {
 	case detail != "" && refused:
 		detail += untilThen
 		fallthrough

@@ -119,7 +119,7 @@ func TestMoves(t *testing.T) {
 // offered returns the API through which a GPU takes work; "" if none, and also if there are several.
 func (m *model) offered(id gpu.DeviceID) (through inventory.API) {
 	for _, a := range m.agents {
-		if one, ok := a.published[id]; ok && one.Here && one.Moving == "" {
+		if one, ok := a.published[id]; ok && one.Local && one.Pending == "" {
 			if through != "" {
 				return ""
 			}

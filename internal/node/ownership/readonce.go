@@ -31,26 +31,26 @@ func (s *store) readOnce(h *inventory.Host, configured inventory.API, state core
 	r, err := s.read(func(string) bool { return false })
 	if err == nil {
 		r.mine.devices = nextDevices(r.mine, r.others, localDevicesOf(state), s.refuse, time.Now())
-		h.Claims, h.Own = overlapsOf(r.mine, r.others, localDevicesOf(state)), s.own(r, nil)
-		h.Own.Pending = false // nothing is written
+		h.Peers, h.Recorded = overlapsOf(r.mine, r.others, localDevicesOf(state)), s.own(r, nil)
+		h.Recorded.Pending = false // nothing is written
 		h.Numbering = numberingOf(append(slices.Clone(r.others), r.mine))
 	} else {
-		h.Own = s.ownUnread(err)
+		h.Recorded = s.ownUnread(err)
 	}
-	h.Assignments = s.readOwnership(configured, state.Allocatable, r)
+	h.Ownership = s.readOwnership(configured, state.Allocatable, r)
 }
 
 // readOwnership returns what follows from the file of the node for an agent with an API in its settings. It changes no owner, and a
 // GPU that is to leave this agent stays.
-func (s *store) readOwnership(configured inventory.API, inv *inventory.Allocatable, r reading) inventory.Assignments {
+func (s *store) readOwnership(configured inventory.API, inv *inventory.Allocatable, r reading) inventory.Ownership {
 	stateDir := filepath.Dir(s.folder)
 	file, err := Read(stateDir)
 	apis := servedBy(s.agent, configured, stateDir)
 	switch {
 	case err != nil && (s.refuse || errors.Is(err, ErrFormat)):
-		return inventory.Assignments{Required: true}
+		return inventory.Ownership{Required: true}
 	case err != nil || file.Empty() || len(apis) == 0:
-		return inventory.Assignments{}
+		return inventory.Ownership{}
 	}
 	s.notePrevious(r)
 	running := func(string) bool { return true } // which changes nothing in the first decision of a process
@@ -61,7 +61,7 @@ func (s *store) readOwnership(configured inventory.API, inv *inventory.Allocatab
 	}
 	_, _, status := Next(State{}, Input{
 		Agent: s.agent, APIs: apis, Default: apis[0], GPUs: inv.GPUs(), File: file, ReadOnly: true,
-		Running: c.running, Overlaps: c.of, Recorded: c.recorded, OfferedBefore: func(id gpu.DeviceID) bool { return c.previous[id] }, Records: unread, Applied: inv.Assignment,
+		Running: c.running, Overlaps: c.of, Recorded: c.recorded, OfferedBefore: func(id gpu.DeviceID) bool { return c.previous[id] }, Records: unread, Applied: inv.Owner,
 		Reserved: func(gpu.DeviceID) (time.Duration, bool) { return 0, false },
 	})
 	return assignmentsFrom(status, len(apis) > 1)

@@ -1,7 +1,6 @@
 package ownership
 
 import (
-	"slices"
 	"sync"
 	"time"
 
@@ -52,25 +51,11 @@ func (n *next) remembering(api inventory.API, read func() holders.Record) func()
 			if is.at = max(is.at, was.at); len(r.Holders) == 0 {
 				is.at = was.at
 			}
-			r.Complete, r.Holders = false, union(r.Holders, was.holders)
+			r.Complete = false // an older one is not
+			r = r.Since(was.holders)
 			is.holders = r.Holders
 		}
 		n.is.seen[api] = is
 		return r
 	})
-}
-
-// union returns the holders of two records, each once.
-func union(a, b []holders.Holder) []holders.Holder {
-	all, has := slices.Clone(a), map[holders.Holder]bool{}
-	for _, h := range a {
-		has[h] = true
-	}
-	for _, h := range b {
-		if !has[h] {
-			has[h] = true
-			all = append(all, h)
-		}
-	}
-	return all
 }

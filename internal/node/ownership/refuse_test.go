@@ -192,19 +192,21 @@ func TestDiskThatHangs(t *testing.T) {
 	at := []gpu.Placement{whole(1)}
 	for name, tc := range map[string]struct {
 		latest *view
-		want   inventory.OwnClaims
+		want   inventory.Recorded
 	}{
-		"nothing was read":              {nil, inventory.OwnClaims{Else: elseUnrecorded, At: at}},
-		"another agent has files":       {&view{}, inventory.OwnClaims{Else: elseUnrecorded, At: at}},
-		"no other agent has any so far": {&view{alone: true}, inventory.OwnClaims{}},
+		"nothing was read":              {nil, inventory.Recorded{Reason: elseUnrecorded, At: at}},
+		"another agent has files":       {&view{}, inventory.Recorded{Reason: elseUnrecorded, At: at}},
+		"no other agent has any so far": {&view{alone: true}, inventory.Recorded{}},
 	} {
 		w := New(Options{Agent: "k8s-gpu", StateDir: t.TempDir(), Config: core.DefaultConfig(), Log: slog.New(slog.DiscardHandler)})
 		var m recorder
-		w.update(&m, func(h *inventory.Host) { h.Own = inventory.OwnClaims{Else: elseUnrecorded, Pending: true, At: at} })
+		w.update(&m, func(h *inventory.Host) {
+			h.Recorded = inventory.Recorded{Reason: elseUnrecorded, Pending: true, At: at}
+		})
 		w.latest.Store(tc.latest)
 		w.setUnread(&m, errSlow)
-		if !m.host.Own.Equal(tc.want) {
-			t.Errorf("%s: %+v, want %+v", name, m.host.Own, tc.want)
+		if !m.host.Recorded.Equal(tc.want) {
+			t.Errorf("%s: %+v, want %+v", name, m.host.Recorded, tc.want)
 		}
 		if got := problem.Lines(w.Problems()); len(got) != 1 || !strings.Contains(got[0], errSlow.Error()) {
 			t.Errorf("%s: warnings %q", name, got)
@@ -216,14 +218,14 @@ func TestDiskThatHangs(t *testing.T) {
 func TestFolderWithoutLocks(t *testing.T) {
 	folder := t.TempDir()
 	s, _ := newStore(t, folder, "k8s-gpu", true)
-	if own := s.ownUnread(syscall.ENOLCK); own.Else != "" {
+	if own := s.ownUnread(syscall.ENOLCK); own.Reason != "" {
 		t.Errorf("alone: %+v", own)
 	}
-	if own := s.ownUnread(nil); own.Else == "" {
+	if own := s.ownUnread(nil); own.Reason == "" {
 		t.Error("before the first attempt nothing is known")
 	}
 	must(t, os.WriteFile(filepath.Join(folder, "nomad-gpu.lock"), nil, 0o600))
-	if own := s.ownUnread(syscall.ENOLCK); own.Else == "" {
+	if own := s.ownUnread(syscall.ENOLCK); own.Reason == "" {
 		t.Error("with a file of another agent")
 	}
 }

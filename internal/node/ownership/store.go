@@ -63,15 +63,15 @@ type store struct {
 
 // view is what an agent reads from the files.
 type view struct {
-	overlaps  []inventory.Claim
+	overlaps  []inventory.PeerDevice
 	numbering inventory.Numbering // of all agents
 	others    []otherAgent        // by name
-	own       inventory.OwnClaims
+	own       inventory.Recorded
 	faults    []fault
 	kept      []kept
 	alone     bool // no other agent has a file
 
-	assignments    inventory.Assignments
+	ownership      inventory.Ownership
 	ownershipError error // the last good file of the node is in force, or none
 }
 
@@ -120,7 +120,7 @@ func (s *store) update(ctx context.Context, o localDevices) (view, error) {
 	// The numbers that this agent has written count, too: its history may be older, or of another node.
 	v := view{numbering: numberingOf(append(slices.Clone(r.others), r.mine)), alone: r.alone, faults: r.faults, kept: keep}
 	if s.decider != nil {
-		v.assignments, v.ownershipError = s.decide(r, o, failed)
+		v.ownership, v.ownershipError = s.decide(r, o, failed)
 	}
 	v.overlaps, v.own = overlapsOf(r.mine, s.counting(r.others), o), s.own(r, failed)
 	for _, f := range r.others {
@@ -153,13 +153,13 @@ func (s *store) record(r reading, counting []agentFile, o localDevices) (agentFi
 }
 
 // decide returns which API has each GPU.
-func (s *store) decide(r reading, o localDevices, failed error) (inventory.Assignments, error) {
+func (s *store) decide(r reading, o localDevices, failed error) (inventory.Ownership, error) {
 	c := hostRecords{
 		mine: r.mine, now: r.mine, others: r.others, running: s.isRunning, previous: s.previous, refuse: s.refuse, follows: errors.Is(failed, errDuplicateAgent),
 	}
 	c.mine.devices = append(slices.Clone(r.mine.devices), s.former...)
-	a, err := s.decider.decide(o.inventory, c)
-	s.former = slices.DeleteFunc(s.former, func(c device) bool { return a.Elsewhere(c.at.GPU) })
+	a, err := s.decider.decide(o.allocatable, c)
+	s.former = slices.DeleteFunc(s.former, func(c device) bool { return a.Remote(c.at.GPU) })
 	return a, err
 }
 

@@ -163,7 +163,7 @@ func TestOwnFileDamaged(t *testing.T) {
 		t.Errorf("in a new process: %v", err)
 	}
 	fresh, _ := newStore(t, folder, "third-gpu", true)
-	if v := update(t, fresh, whole(1), whole(3)); len(inFile(t, folder, "third-gpu")) != 0 || !strings.Contains(v.own.Else, "nomad-gpu") {
+	if v := update(t, fresh, whole(1), whole(3)); len(inFile(t, folder, "third-gpu")) != 0 || !strings.Contains(v.own.Reason, "nomad-gpu") {
 		t.Errorf("an agent that has read nothing before: %+v", v.own)
 	}
 	if v := update(t, again, whole(1)); len(v.own.At) != 1 || !slices.Equal(inFile(t, folder, "nomad-gpu"), []gpu.Placement{whole(1)}) {
@@ -183,7 +183,7 @@ func TestDuplicateAgent(t *testing.T) {
 	update(t, first, whole(1))
 	update(t, other, whole(2))
 	v, err := second.update(t.Context(), want(whole(1), whole(2)))
-	if !errors.Is(err, errDuplicateAgent) || len(v.overlaps) != 1 || !v.overlaps[0].Older {
+	if !errors.Is(err, errDuplicateAgent) || len(v.overlaps) != 1 || !v.overlaps[0].Earlier {
 		t.Errorf("%v, %v", v, err)
 	}
 	if got := inFile(t, folder, "nomad-gpu"); len(got) != 1 {
@@ -222,7 +222,7 @@ func TestFilesThatCannotBeUsed(t *testing.T) {
 	must(t, os.Mkdir(filepath.Join(folder, "k8s-gpu.json"), 0o700)) // can't be replaced by a file
 	r, _ = newStore(t, folder, "k8s-gpu", true)
 	v, err := r.update(t.Context(), want(whole(0), whole(1)))
-	if _, part := errors.AsType[writeError](err); !part || len(v.overlaps) != 1 || !v.overlaps[0].Older {
+	if _, part := errors.AsType[writeError](err); !part || len(v.overlaps) != 1 || !v.overlaps[0].Earlier {
 		t.Errorf("the devices of others: %v, %v", v, err)
 	}
 

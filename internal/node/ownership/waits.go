@@ -103,7 +103,7 @@ func (n *next) draining(id gpu.DeviceID, owner inventory.API, e Entry) (left tim
 		}
 		return settle, wait{text: h.Missing, kind: kindRecord}
 	}
-	if applied, ok := n.Applied(id); ok && applied.Here && applied.Moving == "" || !ok && slices.Contains(n.GPUs, id) {
+	if applied, ok := n.Applied(id); ok && applied.Local && applied.Pending == "" || !ok && slices.Contains(n.GPUs, id) {
 		return settle, wait{} // it is still offered: the time begins when it is not
 	}
 	since, counting := n.was.empty[id]

@@ -103,7 +103,7 @@ func (w *Watcher) Run(ctx context.Context, m Monitor) {
 		return
 	}
 	if w.refuse { // before the disk is read, which can hang
-		w.update(m, func(h *inventory.Host) { h.Own = inventory.OwnClaims{Else: elseUnread, Pending: true} })
+		w.update(m, func(h *inventory.Host) { h.Recorded = inventory.Recorded{Reason: elseUnread, Pending: true} })
 	}
 	if !watch.RunUntil(ctx, stopAtMost, func() { w.watchAgents(ctx, m) }) {
 		w.log.Warn("files of the agents not released in time: check the disk of the state directory")
@@ -115,8 +115,8 @@ func (w *Watcher) update(m Monitor, change func(*inventory.Host)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	next := w.host
-	if change(&next); slices.Equal(next.Claims, w.host.Claims) && next.Own.Equal(w.host.Own) &&
-		next.SharesNumbers == w.host.SharesNumbers && next.Numbering.Equal(w.host.Numbering) && next.Assignments.Equal(w.host.Assignments) {
+	if change(&next); slices.Equal(next.Peers, w.host.Peers) && next.Recorded.Equal(w.host.Recorded) &&
+		next.SharesNumbers == w.host.SharesNumbers && next.Numbering.Equal(w.host.Numbering) && next.Ownership.Equal(w.host.Ownership) {
 		return
 	}
 	w.host = next

@@ -162,16 +162,16 @@ func (w *Watcher) read(ctx context.Context, m Monitor) {
 	if ctx.Err() != nil {
 		return // what was read is not complete
 	}
-	in.At, in.Inventory = time.Now(), m.State().Allocatable
+	in.At, in.Allocatable = time.Now(), m.State().Allocatable
 	t := was.Next(in)
 	w.table.Store(t)
 	if ending(was, t) {
 		w.endingUntil = t.At.Add(endingFor)
 	}
 	if w.opts.Mode == inventory.OccupancyWithhold {
-		m.SetOccupied(t.Occupied(in.Inventory))
+		m.SetOccupied(t.Occupied(in.Allocatable))
 	}
-	w.jobs.write(in.Inventory, t)
+	w.jobs.write(in.Allocatable, t)
 }
 
 // ending reports whether a device that is held has fewer processes than before.

@@ -57,8 +57,8 @@ func input() explain.Input {
 	state := core.NewState(cfg).Read(cfg, at, s)
 	state = state.Observe(cfg, at, health.Observation{At: gpu.WholeGPU(coretest.GPU(2)), Kind: health.XID, Code: 95})
 	state = state.WithHost(cfg, at, inventory.Host{
-		Claims: []inventory.Claim{{Agent: "other-agent", At: gpu.WholeGPU(coretest.GPU(3)), Older: true}},
-		CDI:    &inventory.CDI{Incarnation: state.Incarnation, Kind: "x/gpu", Reason: "hooks are not found"},
+		Peers: []inventory.PeerDevice{{Agent: "other-agent", At: gpu.WholeGPU(coretest.GPU(3)), Earlier: true}},
+		CDI:   &inventory.CDI{Incarnation: state.Incarnation, Kind: "x/gpu", Reason: "hooks are not found"},
 	})
 	return explain.Input{State: state, Adapter: adapter, Use: use.Table{HoldersKnown: true, Devices: []use.Device{{
 		ID: coretest.GPU(4), Holders: []holders.Holder{{Work: holders.Work{Namespace: "default", Name: "train-0", Container: "main"}, Unit: inventory.UnitID(coretest.GPU(4)), Device: coretest.GPU(4)}},

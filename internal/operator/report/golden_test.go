@@ -153,8 +153,8 @@ func shared() (core.State, core.Config) {
 	}
 	s := core.NewState(cfg).WithHost(cfg, time.Now(), inventory.Host{
 		MPS: []string{"small"},
-		Claims: []inventory.Claim{
-			{Agent: "nomad-gpu", At: gpu.WholeGPU(coretest.GPU(4))}, {Agent: "nomad-gpu", At: gpu.WholeGPU(coretest.GPU(7)), Older: true},
+		Peers: []inventory.PeerDevice{
+			{Agent: "nomad-gpu", At: gpu.WholeGPU(coretest.GPU(4))}, {Agent: "nomad-gpu", At: gpu.WholeGPU(coretest.GPU(7)), Earlier: true},
 		},
 	}).Read(cfg, time.Now(), reading, checks...)
 	return s.Observe(cfg, time.Now(), health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.XID, Code: 95}), cfg

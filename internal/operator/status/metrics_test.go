@@ -107,7 +107,7 @@ func TestPolicyInMetrics(t *testing.T) {
 	cfg.Policy.Rules = append(cfg.Policy.Rules, inventory.Rule{Select: inventory.Selector{IDs: []gpu.DeviceID{"GPU-x"}}})
 	agent := read(cfg, coretest.GPUs(2))
 	agent.state = agent.state.WithHost(cfg, time.Unix(1, 0), inventory.Host{
-		Claims: []inventory.Claim{{Agent: "nomad-gpu", At: gpu.WholeGPU(coretest.GPU(1))}},
+		Peers: []inventory.PeerDevice{{Agent: "nomad-gpu", At: gpu.WholeGPU(coretest.GPU(1))}},
 	})
 	has(t, agent.scrape(t),
 		`tandem_policy_warnings 1`, `tandem_device_overlaps 1`,

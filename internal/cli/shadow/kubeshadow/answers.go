@@ -26,7 +26,7 @@ func (c *comparison) compareAnswers(held []podresources.Container) {
 		if !strings.HasPrefix(h.Resource, domain) {
 			continue
 		}
-		r, err := deviceplugin.Answer(c.inventory, h.Resource, h.IDs, c.options.Answers)
+		r, err := deviceplugin.Answer(c.allocatable, h.Resource, h.IDs, c.options.Answers)
 		if err != nil {
 			c.refused(h, err)
 			continue

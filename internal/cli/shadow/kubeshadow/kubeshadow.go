@@ -37,7 +37,7 @@ func Compare(ctx context.Context, s core.State, o Options) (shadow.Report, error
 		return shadow.Report{}, err
 	}
 	here, there := offersOf(s.Allocatable), offersOfNode(node)
-	c := comparison{inventory: s.Allocatable, options: o}
+	c := comparison{allocatable: s.Allocatable, options: o}
 	c.compareHeld(here, there, node)
 	c.differences = append(c.differences, shadow.Compare(here, there, true)...)
 	if state := s.Allocatable.Driver(); state.Reason != "" {
@@ -95,7 +95,7 @@ func node(numa int) string {
 
 // comparison collects what differs.
 type comparison struct {
-	inventory   *inventory.Allocatable
+	allocatable *inventory.Allocatable
 	options     Options
 	differences []shadow.Difference
 	notCompared []string

@@ -27,7 +27,7 @@ func devicesOf(shares int, asDevices bool) []kubeapi.Device {
 		config.Policy.Rules = []inventory.Rule{{Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: shares}}}
 	}
 	inv := core.Build(coretest.GPUs(8), health.Ledger{}, config).WithoutHost()
-	return resourceslice.Devices(resourceslice.Input{Inventory: inv, SharesAsDevices: asDevices})
+	return resourceslice.Devices(resourceslice.Input{Allocatable: inv, SharesAsDevices: asDevices})
 }
 
 // BenchmarkPublish publishes the devices of a node over TCP, deletes all slices as a kubelet does that starts, and waits until they are

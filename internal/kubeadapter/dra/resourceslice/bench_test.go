@@ -17,10 +17,10 @@ func BenchmarkDevices(b *testing.B) {
 		h.Config.API = inventory.DRA
 		for _, separate := range []bool{false, true} {
 			b.Run(fmt.Sprintf("units=%d/shares-as-devices=%t", h.Units, separate), func(b *testing.B) {
-				in := resourceslice.Input{Inventory: h.Inventory(), SharesAsDevices: separate}
+				in := resourceslice.Input{Allocatable: h.Allocatable(), SharesAsDevices: separate}
 				all := resourceslice.Devices(in)
 				for _, d := range all { // each is held
-					in.Prepared = append(in.Prepared, claim(d.Name, in.Inventory, d))
+					in.Prepared = append(in.Prepared, claim(d.Name, in.Allocatable, d))
 				}
 				in.BootID = boot
 				text, err := json.Marshal(all)

@@ -45,7 +45,7 @@ func machine() (gpu.Snapshot, core.Config) {
 // Devices in their form for clusters with consumable capacity, and for those without.
 func TestDevices(t *testing.T) {
 	s, c := machine()
-	in := resourceslice.Input{Inventory: core.Build(s, health.Ledger{}, c).WithHost(inventory.Host{MPS: []string{"small"}}, inventory.OverlapWarn), BootID: boot}
+	in := resourceslice.Input{Allocatable: core.Build(s, health.Ledger{}, c).WithHost(inventory.Host{MPS: []string{"small"}}, inventory.OverlapWarn), BootID: boot}
 	text := format(resourceslice.Devices(in))
 	in.SharesAsDevices = true
 	text += "\nwithout consumable capacity:\n\n" + format(resourceslice.Devices(in))
@@ -59,7 +59,7 @@ func TestSameAttributes(t *testing.T) {
 	s.Driver.CUDA = ""
 	var want []string
 	for _, separate := range []bool{false, true} {
-		for _, d := range resourceslice.Devices(resourceslice.Input{Inventory: core.Build(s, health.Ledger{}, c).WithoutHost(), SharesAsDevices: separate}) {
+		for _, d := range resourceslice.Devices(resourceslice.Input{Allocatable: core.Build(s, health.Ledger{}, c).WithoutHost(), SharesAsDevices: separate}) {
 			delete(d.Attributes, "resource.kubernetes.io/numaNode")
 			keys := slices.Sorted(maps.Keys(d.Attributes))
 			if want == nil {
@@ -79,7 +79,7 @@ func TestAttributesAtMost(t *testing.T) {
 		s := coretest.WithMIG(coretest.GPUs(1), 0, "7g.80gb")
 		s.Devices[1].MemorySlices = slices
 		share := rules(inventory.Rule{Select: inventory.Selector{Profiles: []string{"*"}}, Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 2}})
-		d := resourceslice.Devices(resourceslice.Input{Inventory: core.Build(s, health.Ledger{}, config(share)).WithoutHost()})[0]
+		d := resourceslice.Devices(resourceslice.Input{Allocatable: core.Build(s, health.Ledger{}, config(share)).WithoutHost()})[0]
 		if n := len(d.Attributes) + len(d.Capacity); n != want {
 			t.Errorf("%+v: %d attributes and capacities, want %d", slices, n, want)
 		}
@@ -93,7 +93,7 @@ func TestBrands(t *testing.T) {
 	} {
 		s := coretest.GPUs(1)
 		s.Devices[0].Brand = name
-		d := resourceslice.Devices(resourceslice.Input{Inventory: core.Build(s, health.Ledger{}, config()).WithoutHost()})[0]
+		d := resourceslice.Devices(resourceslice.Input{Allocatable: core.Build(s, health.Ledger{}, config()).WithoutHost()})[0]
 		if got := *d.Attributes["brand"].String; got != want {
 			t.Errorf("%q is %q, want %q", name, got, want)
 		}
@@ -108,7 +108,7 @@ func TestVersions(t *testing.T) {
 	} {
 		s := coretest.GPUs(1)
 		s.Driver.Version = text
-		d := resourceslice.Devices(resourceslice.Input{Inventory: core.Build(s, health.Ledger{}, config()).WithoutHost()})[0]
+		d := resourceslice.Devices(resourceslice.Input{Allocatable: core.Build(s, health.Ledger{}, config()).WithoutHost()})[0]
 		if got := *d.Attributes["driverVersion"].Version; got != want {
 			t.Errorf("%q is published as %q, want %q", text, got, want)
 		}
@@ -120,14 +120,14 @@ func TestQuantities(t *testing.T) {
 	for bytes, want := range map[uint64]string{0: "0", 81559 << 20: "81559Mi", 80 << 30: "80Gi", 1<<40 + 1: "1099511627777", 1023: "1023", 5 << 60: "5Ei"} {
 		s := coretest.GPUs(1)
 		s.Devices[0].Memory = bytes
-		d := resourceslice.Devices(resourceslice.Input{Inventory: core.Build(s, health.Ledger{}, config()).WithoutHost()})[0]
+		d := resourceslice.Devices(resourceslice.Input{Allocatable: core.Build(s, health.Ledger{}, config()).WithoutHost()})[0]
 		if got := d.Capacity["memory"].Value; got != want {
 			t.Errorf("%d bytes are %q, want %q", bytes, got, want)
 		}
 	}
 	for replicas, want := range map[int]string{2: "2", 1000: "1k", 1600: "1600"} {
 		rule := shared(inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: replicas})
-		d := resourceslice.Devices(resourceslice.Input{Inventory: core.Build(coretest.GPUs(1), health.Ledger{}, config(rules(rule))).WithoutHost()})[0]
+		d := resourceslice.Devices(resourceslice.Input{Allocatable: core.Build(coretest.GPUs(1), health.Ledger{}, config(rules(rule))).WithoutHost()})[0]
 		if got := d.Capacity["shares"].Value; got != want {
 			t.Errorf("%d shares are %q, want %q", replicas, got, want)
 		}
@@ -138,7 +138,7 @@ func TestQuantities(t *testing.T) {
 func TestMemoryOfShares(t *testing.T) {
 	for limit, want := range map[uint64]string{0: "0", 20 << 30: "0", 19 << 30: "19Gi"} {
 		rule := shared(inventory.Sharing{Mode: inventory.MPS, Replicas: 4, Memory: limit})
-		d := resourceslice.Devices(resourceslice.Input{Inventory: core.Build(coretest.GPUs(1), health.Ledger{}, config(rules(rule))).WithoutHost()})[0]
+		d := resourceslice.Devices(resourceslice.Input{Allocatable: core.Build(coretest.GPUs(1), health.Ledger{}, config(rules(rule))).WithoutHost()})[0]
 		if got := d.Capacity["memory"].RequestPolicy.Default; got != want {
 			t.Errorf("%d GiB of 79 for each of 4: default %q, want %q", limit>>30, got, want)
 		}
@@ -159,13 +159,13 @@ func TestNames(t *testing.T) {
 	var of [2][]string
 	for i, s := range []gpu.Snapshot{before, gpu.NewSnapshot(after)} {
 		for _, separate := range []bool{false, true} {
-			in := resourceslice.Input{Inventory: core.Build(s, health.Ledger{}, c).WithoutHost(), SharesAsDevices: separate}
+			in := resourceslice.Input{Allocatable: core.Build(s, health.Ledger{}, c).WithoutHost(), SharesAsDevices: separate}
 			all := names(resourceslice.Devices(in))
 			for _, n := range all {
 				if !label.MatchString(n) {
 					t.Errorf("%q is no DNS label", n)
 				}
-				if u, ok := resourceslice.Resolve(in.Inventory, n); !ok || !strings.HasPrefix(n, resourceslice.DeviceName(u)) {
+				if u, ok := resourceslice.Resolve(in.Allocatable, n); !ok || !strings.HasPrefix(n, resourceslice.DeviceName(u)) {
 					t.Errorf("%s resolves to %s, %t", n, u.ID, ok)
 				}
 			}
@@ -218,7 +218,7 @@ func TestNamesAreLabels(t *testing.T) {
 		}
 		inv := core.Build(s, health.Ledger{}, config(rules(inventory.Rule{Sharing: sharing}))).WithoutHost()
 		seen := map[string]bool{}
-		for _, name := range names(resourceslice.Devices(resourceslice.Input{Inventory: inv, SharesAsDevices: true})) {
+		for _, name := range names(resourceslice.Devices(resourceslice.Input{Allocatable: inv, SharesAsDevices: true})) {
 			if len(name) > 63 || !label.MatchString(name) || seen[name] {
 				t.Errorf("name %q, %d bytes, twice: %t", name, len(name), seen[name])
 			}
@@ -246,7 +246,7 @@ func TestNothingKnown(t *testing.T) {
 		{"without a GPU", core.Build(coretest.GPUs(0), health.Ledger{}, config()).WithoutHost(), []kubeapi.Device{}},
 		{"with GPUs of the device plugin", core.Build(coretest.GPUs(2), health.Ledger{}, config(func(c *core.Config) { c.API = inventory.DevicePlugin })).WithoutHost(), []kubeapi.Device{}},
 	} {
-		in := resourceslice.Input{Inventory: tc.inv}
+		in := resourceslice.Input{Allocatable: tc.inv}
 		if diff := gocmp.Diff(tc.want, resourceslice.Devices(in)); diff != "" {
 			t.Error(tc.about, diff)
 		}
@@ -260,10 +260,10 @@ func TestNothingKnown(t *testing.T) {
 func TestStable(t *testing.T) {
 	for _, h := range coretest.Hosts() {
 		h.Config.API = inventory.DRA
-		in := resourceslice.Input{Inventory: h.Inventory(), SharesAsDevices: true}
+		in := resourceslice.Input{Allocatable: h.Allocatable(), SharesAsDevices: true}
 		first := resourceslice.Devices(in)
 		for range 3 {
-			if diff := gocmp.Diff(first, resourceslice.Devices(resourceslice.Input{Inventory: h.Inventory(), SharesAsDevices: true})); diff != "" {
+			if diff := gocmp.Diff(first, resourceslice.Devices(resourceslice.Input{Allocatable: h.Allocatable(), SharesAsDevices: true})); diff != "" {
 				t.Fatal(diff)
 			}
 		}

@@ -120,7 +120,7 @@ func notOffered(held map[string]heldDevice, offered map[string]bool) holders.Set
 // retained returns the devices that claims hold and that are offered no more, in the order of their names.
 func (in Input) retained(held map[string]heldDevice, listed map[string]bool) (all []listing) {
 	units := map[gpu.DeviceID]inventory.Unit{}
-	for u := range in.Inventory.Devices() {
+	for u := range in.Allocatable.Devices() {
 		units[u.Device.ID] = u
 	}
 	for _, name := range slices.Sorted(maps.Keys(held)) {

@@ -51,10 +51,10 @@ func TestHeldDevicesStay(t *testing.T) {
 		"nothing has changed":      {two, two, slicing, slicing, name(1), false, ""},
 	} {
 		t.Run(about, func(t *testing.T) {
-			in := resourceslice.Input{Inventory: core.Build(tc.before, health.Ledger{}, config(tc.policy)).WithoutHost(), BootID: boot, SharesAsDevices: tc.separate}
+			in := resourceslice.Input{Allocatable: core.Build(tc.before, health.Ledger{}, config(tc.policy)).WithoutHost(), BootID: boot, SharesAsDevices: tc.separate}
 			published := find(t, resourceslice.Devices(in), tc.held)
-			in.Prepared = []prepared.Claim{claim("c", in.Inventory, published)}
-			in.Inventory, in.SharesAsDevices = core.Build(tc.after, health.Ledger{}, config(tc.another)).WithoutHost(), false
+			in.Prepared = []prepared.Claim{claim("c", in.Allocatable, published)}
+			in.Allocatable, in.SharesAsDevices = core.Build(tc.after, health.Ledger{}, config(tc.another)).WithoutHost(), false
 			now := find(t, resourceslice.Devices(in), tc.held)
 			if got := formatTaints(now.Taints); got != tc.want {
 				t.Errorf("taints\n%swant\n%s", got, tc.want)
@@ -68,8 +68,8 @@ func TestHeldDevicesStay(t *testing.T) {
 				}
 			}
 			for ended, claims := range map[string][]prepared.Claim{"unprepared": nil, "of another boot": {in.Prepared[0]}} {
-				after := resourceslice.Input{Inventory: in.Inventory, Prepared: claims, BootID: "boot-2"}
-				without := resourceslice.Input{Inventory: in.Inventory}
+				after := resourceslice.Input{Allocatable: in.Allocatable, Prepared: claims, BootID: "boot-2"}
+				without := resourceslice.Input{Allocatable: in.Allocatable}
 				if diff := gocmp.Diff(resourceslice.Devices(without), resourceslice.Devices(after)); diff != "" {
 					t.Error("after the claim is", ended, diff)
 				}
@@ -90,8 +90,8 @@ func TestHeldHardwareUnderAnotherName(t *testing.T) {
 		return formatTaints(find(t, resourceslice.Devices(in), device).Taints)
 	}
 	of := func(s gpu.Snapshot, c core.Config, separate bool, device string) (in resourceslice.Input) {
-		in = resourceslice.Input{Inventory: core.Build(s, health.Ledger{}, c).WithoutHost(), BootID: boot, SharesAsDevices: separate}
-		in.Prepared = []prepared.Claim{claim("c", in.Inventory, find(t, resourceslice.Devices(in), device))}
+		in = resourceslice.Input{Allocatable: core.Build(s, health.Ledger{}, c).WithoutHost(), BootID: boot, SharesAsDevices: separate}
+		in.Prepared = []prepared.Claim{claim("c", in.Allocatable, find(t, resourceslice.Devices(in), device))}
 		return in
 	}
 
@@ -99,7 +99,7 @@ func TestHeldHardwareUnderAnotherName(t *testing.T) {
 	if got := taints(in, lower(coretest.Instance(1, 1))); got != "" {
 		t.Error("the instance beside it:", got)
 	}
-	in.Inventory = core.Build(two, health.Ledger{}, config()).WithoutHost()
+	in.Allocatable = core.Build(two, health.Ledger{}, config()).WithoutHost()
 	if got := taints(in, name(1)); got != heldTaint {
 		t.Error("the GPU whose instance is held:", got)
 	}
@@ -112,7 +112,7 @@ func TestHeldHardwareUnderAnotherName(t *testing.T) {
 	}
 
 	in = of(two, config(), false, name(1))
-	in.Inventory = core.Build(cut, health.Ledger{}, config()).WithoutHost()
+	in.Allocatable = core.Build(cut, health.Ledger{}, config()).WithoutHost()
 	if got := taints(in, lower(coretest.Instance(1, 0))); got != heldTaint {
 		t.Error("an instance of the held GPU:", got)
 	}
@@ -134,12 +134,12 @@ func TestHeldHardwareUnderAnotherName(t *testing.T) {
 
 // A record of another version of the agent has no device, or one without some attributes or capacities: the device is listed with all of them.
 func TestRecordWithoutDevice(t *testing.T) {
-	in := resourceslice.Input{Inventory: build(health.Ledger{}, rules(shared(inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 4}))), BootID: boot}
+	in := resourceslice.Input{Allocatable: build(health.Ledger{}, rules(shared(inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 4}))), BootID: boot}
 	all := resourceslice.Devices(in)
 	for _, text := range []string{"", "null", "{", `{"name":"another"}`, `{"name":"` + name(1) + `","attributes":{"uuid":{"string":"x"}}}`} {
-		c := claim("c", in.Inventory, all[1])
+		c := claim("c", in.Allocatable, all[1])
 		c.Results[0].Published = []byte(text)
-		gone := resourceslice.Input{Inventory: core.Build(coretest.GPUs(1), health.Ledger{}, config()).WithoutHost(), BootID: boot, Prepared: []prepared.Claim{c}}
+		gone := resourceslice.Input{Allocatable: core.Build(coretest.GPUs(1), health.Ledger{}, config()).WithoutHost(), BootID: boot, Prepared: []prepared.Claim{c}}
 		d := resourceslice.Devices(gone)[1]
 		for key := range all[0].Attributes {
 			if _, ok := d.Attributes[key]; !ok && key != "resource.kubernetes.io/numaNode" {
@@ -163,7 +163,7 @@ func TestRandomChanges(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 16)) //nolint:gosec // reproducible
 		in := resourceslice.Input{BootID: boot}
 		for step := range 30 {
-			in.Inventory, in.SharesAsDevices = randomInventory(r), r.IntN(4) == 0
+			in.Allocatable, in.SharesAsDevices = randomInventory(r), r.IntN(4) == 0
 			all := resourceslice.Devices(in)
 			if diff := gocmp.Diff(all, resourceslice.Devices(in)); diff != "" {
 				t.Fatal(diff)
@@ -175,7 +175,7 @@ func TestRandomChanges(t *testing.T) {
 			in.Prepared = slices.DeleteFunc(slices.Clone(in.Prepared), func(prepared.Claim) bool { return r.IntN(3) == 0 })
 			for _, d := range all {
 				if r.IntN(4) == 0 && schedulable(d) && (d.AllowMultipleAllocations || !isHeld(in, d.Name)) {
-					in.Prepared = append(in.Prepared, claim(fmt.Sprintf("%d-%s", step, d.Name), in.Inventory, d))
+					in.Prepared = append(in.Prepared, claim(fmt.Sprintf("%d-%s", step, d.Name), in.Allocatable, d))
 				}
 			}
 		}
@@ -237,7 +237,7 @@ func checkDevices(t *testing.T, in resourceslice.Input, all []kubeapi.Device) {
 			t.Errorf("%s has changed its form, and %s holds it:\n%s", d.Name, c.UID, format([]kubeapi.Device{d}))
 		}
 		for _, other := range all {
-			u, ok := resourceslice.Resolve(in.Inventory, other.Name)
+			u, ok := resourceslice.Resolve(in.Allocatable, other.Name)
 			beside := ok && in.SharesAsDevices && schedulable(d) && u.Sharing.Mode != inventory.Exclusive // a share beside the held one
 			if ok && other.Name != d.Name && u.Device.At.Overlaps(held.At) && schedulable(other) && !beside {
 				t.Errorf("%s takes claims, and %s holds its hardware as %s", other.Name, c.UID, held.Device)

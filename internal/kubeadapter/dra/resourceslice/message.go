@@ -27,7 +27,7 @@ const notObserved = "no longer offered, its health is not observed"
 // Messages returns the health of each device in Devices, in the same order. It is nil if nothing is known so far. That a device is
 // withdrawn, or offered by another agent, concerns new work: work that runs on it gets the health that the device has apart from that.
 func Messages(in Input) []DeviceHealth {
-	if in.Inventory.Provisional() {
+	if in.Allocatable.Provisional() {
 		return nil
 	}
 	all := []DeviceHealth{}
@@ -46,7 +46,7 @@ func (in Input) healthOfWork(l listing) health.Health {
 	if !newWorkOnly(l.unit.Health.Reason) {
 		return l.unit.Health
 	}
-	for _, h := range in.Inventory.Conditions(l.unit) {
+	for _, h := range in.Allocatable.Conditions(l.unit) {
 		if !newWorkOnly(h.Reason) {
 			return h
 		}

@@ -27,9 +27,9 @@ const MaxDevices = 64
 
 // Input is what slices are made from.
 type Input struct {
-	Inventory *inventory.Allocatable
-	Prepared  []prepared.Claim
-	BootID    string // claims that were prepared in another boot hold nothing
+	Allocatable *inventory.Allocatable
+	Prepared    []prepared.Claim
+	BootID      string // claims that were prepared in another boot hold nothing
 
 	// SharesAsDevices publishes each share of a device as a device of its own, because the API server drops the fields of consumable
 	// capacity (Kubernetes before 1.36).
@@ -104,7 +104,7 @@ func isNameOf(u inventory.Unit, name string) bool {
 // form would change (exclusive or shared, its pool, its capacities), it stays as it was published, with the taint "withdrawn", until the
 // claims end: a share whose capacity vanishes from the slice counts as free.
 func Devices(in Input) []kubeapi.Device {
-	if in.Inventory.Provisional() {
+	if in.Allocatable.Provisional() {
 		return nil
 	}
 	all := []kubeapi.Device{}
@@ -152,7 +152,7 @@ func (in Input) listings() []listing {
 
 // Device returns the device of a unit, without taints.
 func (in Input) Device(u inventory.Unit) kubeapi.Device {
-	driver := in.Inventory.Driver()
+	driver := in.Allocatable.Driver()
 	driver.Version, driver.CUDA = cmp.Or(driver.Version, in.LastDriver.Version), cmp.Or(driver.CUDA, in.LastDriver.CUDA)
 	return newDevice(driver, u, in.SharesAsDevices)
 }
@@ -161,7 +161,7 @@ func (in Input) Device(u inventory.Unit) kubeapi.Device {
 func (in Input) offers() []listing {
 	var all []listing
 	at := map[string]int{}
-	for u := range in.Inventory.Units() {
+	for u := range in.Allocatable.Units() {
 		if u.API != inventory.DRA {
 			continue
 		}

@@ -26,8 +26,8 @@ func (in Input) taints(u inventory.Unit, kept, overlapping bool) []kubeapi.Devic
 	if overlapping {
 		all = addTaint(all, kubeapi.DeviceTaint{Key: taintKey(health.ReasonHeld), Effect: kubeapi.NoSchedule})
 	}
-	evict := in.Evict && in.Inventory.Driver().State == gpu.DriverReady // else what is known of devices is old
-	for _, h := range in.Inventory.Conditions(u) {
+	evict := in.Evict && in.Allocatable.Driver().State == gpu.DriverReady // else what is known of devices is old
+	for _, h := range in.Allocatable.Conditions(u) {
 		all = addTaint(all, taintOf(h, evict))
 	}
 	return all[:min(len(all), MaxTaints)]

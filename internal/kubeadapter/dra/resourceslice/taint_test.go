@@ -70,7 +70,7 @@ func TestEachConditionIsATaint(t *testing.T) {
   gpu.nvidia.com/withdrawn=claims-of-another-driver--gpu-0:NoSchedule since -
 `},
 	} {
-		tc.in.Inventory = build(l, func(c *core.Config) { c.Health.Mode = tc.mode })
+		tc.in.Allocatable = build(l, func(c *core.Config) { c.Health.Mode = tc.mode })
 		if diff := gocmp.Diff(strings.TrimPrefix(tc.want, "\n"), formatTaints(taintsOf(tc.in))); diff != "" {
 			t.Error(about, diff)
 		}
@@ -94,13 +94,13 @@ func TestStates(t *testing.T) {
 		"no driver":    {health.Observation{At: gpu.Node, Kind: health.DriverUnavailable, Code: uint64(gpu.DriverFailed)}, "gpu.nvidia.com/nvml-unavailable=:NoSchedule"},
 		"does not ask": {health.Observation{At: at, Kind: health.Unresponsive}, "gpu.nvidia.com/not-answering=:NoSchedule"},
 	} {
-		got := formatTaints(taintsOf(resourceslice.Input{Inventory: build(ledger(tc.o, tc.o, tc.o)), Evict: true})) // three failed checks in a row count
+		got := formatTaints(taintsOf(resourceslice.Input{Allocatable: build(ledger(tc.o, tc.o, tc.o)), Evict: true})) // three failed checks in a row count
 		if !strings.Contains(got, tc.want+" since 2026-11-20T10:31:00Z\n") {
 			t.Errorf("%s: %swant %s", about, got, tc.want)
 		}
 	}
-	if got := formatTaints(taintsOf(resourceslice.Input{Evict: true, Inventory: build(health.Ledger{}).WithHost(inventory.Host{
-		Claims: []inventory.Claim{{Agent: "nomad-gpu", At: at, Older: true}},
+	if got := formatTaints(taintsOf(resourceslice.Input{Evict: true, Allocatable: build(health.Ledger{}).WithHost(inventory.Host{
+		Peers: []inventory.PeerDevice{{Agent: "nomad-gpu", At: at, Earlier: true}},
 	}, inventory.OverlapRefuse)})); got != "  gpu.nvidia.com/contested=nomad-gpu:NoSchedule since -\n" {
 		t.Errorf("another agent's GPU: %s", got)
 	}
@@ -110,13 +110,13 @@ func TestStates(t *testing.T) {
 func TestAgentIsShownFewerGPUs(t *testing.T) {
 	c := config()
 	s := core.NewState(c).Read(c, start, coretest.GPUs(8))
-	in := resourceslice.Input{Inventory: s.Allocatable, BootID: boot, Evict: true}
+	in := resourceslice.Input{Allocatable: s.Allocatable, BootID: boot, Evict: true}
 	for i, d := range resourceslice.Devices(in) {
-		in.Prepared = append(in.Prepared, claim(fmt.Sprint(i), in.Inventory, d))
+		in.Prepared = append(in.Prepared, claim(fmt.Sprint(i), in.Allocatable, d))
 	}
 	for i := range 10 {
 		s = s.Read(c, start.Add(time.Duration(i+1)*time.Minute), coretest.GPUs(2))
-		in.Inventory = s.Allocatable
+		in.Allocatable = s.Allocatable
 		all := resourceslice.Devices(in)
 		if len(all) != 8 {
 			t.Fatalf("%d devices", len(all))
@@ -137,7 +137,7 @@ func TestRecovery(t *testing.T) {
 		return l.Apply(health.DefaultPolicy(), now, health.Observation{At: at, Kind: health.Checked, Sample: health.Sample{RecoveryAction: health.RecoveryNone, RemapPending: pending}})
 	}
 	of := func(l health.Ledger) (taints, message string) {
-		in := resourceslice.Input{Inventory: build(l)}
+		in := resourceslice.Input{Allocatable: build(l)}
 		return formatTaints(taintsOf(in)), resourceslice.Messages(in)[0].Message
 	}
 	l := checked(health.Ledger{}, health.No)
@@ -164,10 +164,10 @@ func TestRecovery(t *testing.T) {
 // Conditions stay visible when the host causes a worse one.
 func TestHostDoesNotHideConditions(t *testing.T) {
 	inv := build(ledger(xidOf(0, 94))).WithHost(inventory.Host{
-		Claims: []inventory.Claim{{Agent: "nomad-gpu", At: gpu.WholeGPU(coretest.GPU(0)), Older: true}},
+		Peers: []inventory.PeerDevice{{Agent: "nomad-gpu", At: gpu.WholeGPU(coretest.GPU(0)), Earlier: true}},
 	}, inventory.OverlapRefuse)
 	want := "  gpu.nvidia.com/contested=nomad-gpu:NoSchedule since -\n  gpu.nvidia.com/xid=94:None since 2026-11-20T10:31:00Z\n"
-	if got := formatTaints(taintsOf(resourceslice.Input{Inventory: inv})); got != want {
+	if got := formatTaints(taintsOf(resourceslice.Input{Allocatable: inv})); got != want {
 		t.Error(got)
 	}
 }
@@ -179,7 +179,7 @@ func TestTooManyConditions(t *testing.T) {
 		obs = append(obs, xidOf(0, 1000+code)) // unknown codes: degraded
 	}
 	obs = append(obs, xidOf(0, 95))
-	taints := taintsOf(resourceslice.Input{Inventory: build(ledger(obs...))})
+	taints := taintsOf(resourceslice.Input{Allocatable: build(ledger(obs...))})
 	if len(taints) != resourceslice.MaxTaints || taints[0].Value != "95" || taints[1].Value != "1000" || taints[15].Value != "1014" {
 		t.Errorf("%d taints:\n%s", len(taints), formatTaints(taints))
 	}
@@ -188,7 +188,7 @@ func TestTooManyConditions(t *testing.T) {
 	instance.At.GI, instance.At.CI = 1, 0
 	s := coretest.WithMIG(coretest.GPUs(1), 0, "1g.10gb")
 	inv := core.Build(s, ledger(xidOf(0, 94), instance), config()).WithoutHost()
-	if got := formatTaints(taintsOf(resourceslice.Input{Inventory: inv})); got != "  gpu.nvidia.com/xid=94:None since 2026-11-20T10:31:00Z\n" {
+	if got := formatTaints(taintsOf(resourceslice.Input{Allocatable: inv})); got != "  gpu.nvidia.com/xid=94:None since 2026-11-20T10:31:00Z\n" {
 		t.Errorf("an XID of the GPU and of its instance: %s", got)
 	}
 }
@@ -203,7 +203,7 @@ func TestEveryFaultIsALabelValue(t *testing.T) {
 	published := map[string]bool{}
 	check := func(o health.Observation) {
 		o.At = gpu.WholeGPU(coretest.GPU(0))
-		for _, taint := range taintsOf(resourceslice.Input{Inventory: build(ledger(o))}) {
+		for _, taint := range taintsOf(resourceslice.Input{Allocatable: build(ledger(o))}) {
 			published[taint.Key+"="+taint.Value] = true
 			if !keyForm.MatchString(taint.Key) || !valueForm.MatchString(taint.Value) || len(taint.Value) > 63 {
 				t.Errorf("%s %d: %+v", o.At, o.Code, taint)
@@ -230,7 +230,7 @@ func TestEveryFaultIsALabelValue(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"", "...", "a b:c", "é", strings.Repeat("x.", 60), "-claims of another driver-"} {
-		taint := taintsOf(resourceslice.Input{Inventory: build(health.Ledger{}), Cordoned: "x" + text})[0]
+		taint := taintsOf(resourceslice.Input{Allocatable: build(health.Ledger{}), Cordoned: "x" + text})[0]
 		if !valueForm.MatchString(taint.Value) || len(taint.Value) > 63 {
 			t.Errorf("%q is the value %q", text, taint.Value)
 		}
@@ -241,7 +241,7 @@ func TestEveryFaultIsALabelValue(t *testing.T) {
 // slices, until it is gone.
 func TestStamp(t *testing.T) {
 	now := start
-	in := resourceslice.Input{Inventory: build(ledger(xidOf(0, 94))), Cordoned: "test"}
+	in := resourceslice.Input{Allocatable: build(ledger(xidOf(0, 94))), Cordoned: "test"}
 	first := resourceslice.Stamp(resourceslice.Devices(in), nil, now)
 	want := "  gpu.nvidia.com/withdrawn=test:NoSchedule since 2026-11-20T10:31:00Z\n  gpu.nvidia.com/xid=94:None since 2026-11-20T10:31:00Z\n"
 	if got := formatTaints(first[0].Taints); got != want {
@@ -266,7 +266,7 @@ func TestStamp(t *testing.T) {
 // The health stream has the words of Nomad's HealthDescription. What concerns new work only is not the health of work that runs.
 func TestMessages(t *testing.T) {
 	at := gpu.WholeGPU(coretest.GPU(0))
-	older := inventory.Host{Claims: []inventory.Claim{{Agent: "nomad-gpu", At: at, Older: true}}}
+	older := inventory.Host{Peers: []inventory.PeerDevice{{Agent: "nomad-gpu", At: at, Earlier: true}}}
 	refuse := func(inv *inventory.Allocatable) *inventory.Allocatable {
 		return inv.WithHost(older, inventory.OverlapRefuse)
 	}
@@ -286,7 +286,7 @@ func TestMessages(t *testing.T) {
 		"another agent's, sick":  {refuse(build(ledger(xidOf(0, 95)))), resourceslice.StatusUnhealthy, "unhealthy: XID 95"},
 		"another agent's, so so": {refuse(build(ledger(xidOf(0, 94)))), resourceslice.StatusHealthy, "degraded: XID 94"},
 	} {
-		all := resourceslice.Messages(resourceslice.Input{Inventory: tc.inv, Cordoned: "test"})
+		all := resourceslice.Messages(resourceslice.Input{Allocatable: tc.inv, Cordoned: "test"})
 		m := all[0]
 		if m.Device != name(0) || m.Status != tc.status || !strings.HasPrefix(m.Message, tc.begins) || (m.Message == "") != (tc.begins == "") || len(m.Message) > 1024 {
 			t.Errorf("%s: %+v", about, m)
@@ -300,9 +300,9 @@ func TestMessages(t *testing.T) {
 			t.Errorf("%s: %+v", about, all)
 		}
 	}
-	gone := resourceslice.Input{Inventory: build(health.Ledger{}), BootID: boot}
-	gone.Prepared = []prepared.Claim{claim("c", gone.Inventory, resourceslice.Devices(gone)[1])}
-	gone.Inventory = core.Build(coretest.GPUs(1), health.Ledger{}, config()).WithoutHost()
+	gone := resourceslice.Input{Allocatable: build(health.Ledger{}), BootID: boot}
+	gone.Prepared = []prepared.Claim{claim("c", gone.Allocatable, resourceslice.Devices(gone)[1])}
+	gone.Allocatable = core.Build(coretest.GPUs(1), health.Ledger{}, config()).WithoutHost()
 	if m := resourceslice.Messages(gone)[1]; m.Device != name(1) || m.Status != resourceslice.StatusUnknown || m.Message == "" {
 		t.Errorf("a GPU that is gone: %+v", m)
 	}

@@ -95,7 +95,7 @@ func (c *churn) reload() {
 		of.Exclude = []gpu.DeviceID{coretest.GPU(r.IntN(3))}
 	}
 	host := inventory.Host{MPS: []string{"a", "b", "gpu.mps", "mig-1g.10gb.mps", "mig-3g.40gb.mps"}}
-	c.in.Inventory = core.Build(s, health.Ledger{}, of).WithHost(host, inventory.OverlapWarn)
+	c.in.Allocatable = core.Build(s, health.Ledger{}, of).WithHost(host, inventory.OverlapWarn)
 	c.in.BootID, c.in.SharesAsDevices = boot, r.IntN(6) == 0
 }
 
@@ -116,7 +116,7 @@ func (c *churn) claim(uid, class string) (allocated bool) {
 	c.granted++
 	p := prepared.Claim{Version: 1, BootID: boot, UID: uid, Name: uid, State: prepared.Complete}
 	for _, r := range results {
-		u, ok := devices.Resolve(c.in.Inventory, r.Device)
+		u, ok := devices.Resolve(c.in.Allocatable, r.Device)
 		if !ok {
 			c.Fatalf("%s was allocated, and is no name of a unit", r.Device)
 		}

@@ -89,7 +89,7 @@ func observed(o health.Observation, since time.Duration) devices.Input {
 		o.At = gpu.WholeGPU(coretest.GPU(0))
 	}
 	l := health.Ledger{}.Apply(health.DefaultPolicy(), time.Now().Add(-since), o)
-	return devices.Input{Inventory: core.Build(coretest.GPUs(2), l, config()).WithoutHost(), Evict: true}
+	return devices.Input{Allocatable: core.Build(coretest.GPUs(2), l, config()).WithoutHost(), Evict: true}
 }
 
 // Case 42: Kubernetes deletes a pod of an unhealthy device only where the operator has asked for that, and after the time that its claim
@@ -143,7 +143,7 @@ func TestEviction(t *testing.T) {
 
 // hostClaimed returns the devices of a node on which another agent offers the first GPU.
 func hostClaimed(in devices.Input) devices.Input {
-	in.Inventory = in.Inventory.WithHost(inventory.Host{Claims: []inventory.Claim{{Agent: "nomad-gpu", At: gpu.WholeGPU(coretest.GPU(0)), Older: true}}}, inventory.OverlapRefuse)
+	in.Allocatable = in.Allocatable.WithHost(inventory.Host{Peers: []inventory.PeerDevice{{Agent: "nomad-gpu", At: gpu.WholeGPU(coretest.GPU(0)), Earlier: true}}}, inventory.OverlapRefuse)
 	return in
 }
 

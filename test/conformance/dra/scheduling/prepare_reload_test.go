@@ -121,7 +121,7 @@ func (l *late) reload() {
 func (l *late) publish() {
 	l.Helper()
 	want := func() []kubeapi.Device {
-		return devices.Devices(devices.Input{Inventory: l.source.Current(), Prepared: l.adapter.Prepared(), BootID: boot, SharesAsDevices: l.shares.Load()})
+		return devices.Devices(devices.Input{Allocatable: l.source.Current(), Prepared: l.adapter.Prepared(), BootID: boot, SharesAsDevices: l.shares.Load()})
 	}
 	l.await("devices of the policy", func() bool { return reflect.DeepEqual(l.adapter.Desired().Load(), want()) })
 	l.slices = publish(l, l.adapter.Desired().Load())

@@ -78,7 +78,7 @@ func TestSlicesOfManyDevices(t *testing.T) {
 	for _, h := range coretest.Hosts() {
 		h.Config.API = inventory.DRA
 		for _, separate := range []bool{false, true} {
-			in := devices.Input{Inventory: core.Build(h.Snapshot, faults(h.Snapshot, 1), h.Config).WithoutHost(), SharesAsDevices: separate}
+			in := devices.Input{Allocatable: core.Build(h.Snapshot, faults(h.Snapshot, 1), h.Config).WithoutHost(), SharesAsDevices: separate}
 			publish(t, devices.Devices(in))
 		}
 	}
@@ -122,7 +122,7 @@ func TestWithoutConsumableCapacity(t *testing.T) {
 		features.DRAConsumableCapacity: false, features.DRAFractionalCapacityRange: false,
 	})
 	c := config(rule(inventory.Rule{Sharing: timeSlicing(3)}, 0))
-	in := devices.Input{Inventory: core.Build(coretest.GPUs(2), health.Ledger{}, c).WithoutHost(), SharesAsDevices: true}
+	in := devices.Input{Allocatable: core.Build(coretest.GPUs(2), health.Ledger{}, c).WithoutHost(), SharesAsDevices: true}
 	gates := feature.NewSchedulerFeaturesFromGates(utilfeature.DefaultFeatureGate)
 	cl := &cluster{
 		TB: t, classes: printedClasses(t, c), slices: publish(t, devices.Devices(in)), allocated: map[string][]resourceapi.DeviceRequestAllocationResult{},
@@ -145,7 +145,7 @@ func checkForms(t *testing.T, s gpu.Snapshot) {
 	for _, l := range []health.Ledger{{}, faults(s, 1), faults(s, 20)} {
 		for _, c := range []core.Config{config(), config(inventory.Rule{Sharing: timeSlicing(7)}), config(mps)} {
 			for _, in := range []devices.Input{{}, {SharesAsDevices: true}, {Evict: true, Cordoned: "claims of another driver: gpu-0"}} {
-				in.Inventory = core.Build(s, l, c).WithoutHost()
+				in.Allocatable = core.Build(s, l, c).WithoutHost()
 				all := devices.Devices(in)
 				stored := publish(t, all)
 				n := 0

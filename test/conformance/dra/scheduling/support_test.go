@@ -180,7 +180,7 @@ func timeSlicing(n int) *inventory.Sharing {
 
 // build returns the devices of a machine.
 func build(s gpu.Snapshot, c core.Config, l health.Ledger) []kubeapi.Device {
-	return devices.Devices(devices.Input{Inventory: core.Build(s, l, c).WithoutHost()})
+	return devices.Devices(devices.Input{Allocatable: core.Build(s, l, c).WithoutHost()})
 }
 
 // testStart is the time of the faults.

@@ -18,9 +18,9 @@ func TestAssignments(t *testing.T) {
 	c := core.DefaultConfig()
 	c.MIG, c.API = inventory.MIGMixed, inventory.DRA
 	inv := core.Build(coretest.WithMIG(coretest.GPUs(4), 3, "1g.10gb", "1g.10gb"), health.Ledger{}, c).WithoutHost()
-	got := inv.WithHost(inventory.Host{Assignments: inventory.Assignments{All: []inventory.Assignment{
-		{GPU: coretest.GPU(0), API: inventory.DevicePlugin, Here: true, Moving: "to dra"},
-		{GPU: coretest.GPU(1), API: inventory.DevicePlugin, Here: true},
+	got := inv.WithHost(inventory.Host{Ownership: inventory.Ownership{GPUs: []inventory.GPUOwner{
+		{GPU: coretest.GPU(0), API: inventory.DevicePlugin, Local: true, Pending: "to dra"},
+		{GPU: coretest.GPU(1), API: inventory.DevicePlugin, Local: true},
 		{GPU: coretest.GPU(3), API: inventory.Nomad},
 	}}}, inventory.OverlapWarn)
 	seen := map[gpu.DeviceID]string{}
@@ -59,7 +59,7 @@ func TestAssignments(t *testing.T) {
 	if got.Equal(inv) || got.Equal(inv.WithHost(inventory.Host{}, inventory.OverlapWarn)) {
 		t.Error("equality does not follow the assignments")
 	}
-	required := inv.WithHost(inventory.Host{Assignments: inventory.Assignments{Required: true}}, inventory.OverlapWarn)
+	required := inv.WithHost(inventory.Host{Ownership: inventory.Ownership{Required: true}}, inventory.OverlapWarn)
 	for u := range required.Units() {
 		if u.Health.Reason != health.ReasonMoving {
 			t.Errorf("%s is %s although it is not known which API has it", u.ID, u.Health)
@@ -73,9 +73,9 @@ func TestReserveOfAGPUThatLeaves(t *testing.T) {
 	c := core.DefaultConfig()
 	c.API, c.Injection = inventory.DRA, inventory.Injection{CDI: inventory.CDIRequired}
 	defined := &inventory.CDI{Kind: "k/gpu", Defined: []gpu.DeviceID{coretest.GPU(0), coretest.GPU(1)}}
-	inv := core.Build(coretest.GPUs(2), health.Ledger{}, c).WithHost(inventory.Host{CDI: defined, Assignments: inventory.Assignments{All: []inventory.Assignment{
-		{GPU: coretest.GPU(0), API: inventory.DRA, Here: true, Moving: "to nomad", Leaving: true},
-		{GPU: coretest.GPU(1), API: inventory.DRA, Here: true, Moving: "to dra: waits for nomad-gpu, which claims it, to give it up"},
+	inv := core.Build(coretest.GPUs(2), health.Ledger{}, c).WithHost(inventory.Host{CDI: defined, Ownership: inventory.Ownership{GPUs: []inventory.GPUOwner{
+		{GPU: coretest.GPU(0), API: inventory.DRA, Local: true, Pending: "to nomad", Draining: true},
+		{GPU: coretest.GPU(1), API: inventory.DRA, Local: true, Pending: "to dra: waits for nomad-gpu, which offers it, to give it up"},
 	}}}, inventory.OverlapWarn)
 	for _, tolerates := range []bool{false, true} {
 		may := func(inventory.Unit, health.Health) bool { return tolerates }

@@ -1,0 +1,175 @@
+package inventory
+
+import (
+	"iter"
+	"slices"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+)
+
+// GPUOwner is which API has a GPU, with all its instances.
+type GPUOwner struct {
+	GPU     gpu.DeviceID
+	API     API    // that has it; "" = not known
+	Local   bool   // the API is one of this agent, or was and may still have work on the GPU; otherwise the agent does not offer it
+	Pending string // why it takes no new work, for operators: "to dra"; "" = it does
+
+	// Draining means that the API still has the GPU, which moves to another one when nothing holds it. What was placed on it before is
+	// given out, and holds it.
+	Draining bool
+}
+
+// Ownership is which API has each GPU of a host.
+type Ownership struct {
+	GPUs []GPUOwner // each once
+
+	// Required means that a GPU without an owner takes no work: which API has it is not known so far. Otherwise such a GPU is
+	// offered through Config.API.
+	Required bool
+}
+
+// Equal reports whether two values have the same owners.
+func (o Ownership) Equal(p Ownership) bool {
+	return o.Required == p.Required && slices.Equal(o.GPUs, p.GPUs)
+}
+
+// of returns the owner of a GPU. There is none if the GPU has the configured API.
+func (o Ownership) of(id gpu.DeviceID) (GPUOwner, bool) {
+	for i := range o.GPUs {
+		if o.GPUs[i].GPU == id {
+			return o.GPUs[i], true
+		}
+	}
+	return GPUOwner{GPU: id, Local: true, Pending: unknownAPI}, o.Required
+}
+
+// Remote reports whether another agent offers a GPU.
+func (o Ownership) Remote(id gpu.DeviceID) bool {
+	owner, known := o.of(id)
+	return known && !owner.Local
+}
+
+// unknownAPI is why a GPU takes no work while it is not known which API has it.
+const unknownAPI = "nowhere yet: which API has it is not known so far"
+
+// applyOwnership sets the API of each unit, and leaves out the units of GPUs that another agent offers.
+func (a *Allocatable) applyOwnership(o Ownership) {
+	if len(o.GPUs) == 0 && !o.Required {
+		return
+	}
+	all, units := a.units, make([]Unit, 0, len(a.units))
+	a.ownership, a.excluded = o, slices.Clone(a.excluded)
+	for i := range all {
+		u := all[i]
+		owner, known := o.of(u.Device.At.GPU)
+		switch {
+		case known && !owner.Local:
+			if i == 0 || all[i-1].Device.ID != u.Device.ID {
+				a.excluded = append(a.excluded, gpu.Exclusion{Index: u.Device.Index, At: u.Device.At, PCI: u.Device.PCI, Reason: owner.reason()})
+			}
+			continue
+		case known && owner.API != "":
+			u.API = owner.API
+			if u.API == DRA && u.Injection.CDI != CDIRequired {
+				u.Injection, a.needsCDI = claimInjection, true
+			}
+		}
+		units = append(units, u)
+	}
+	slices.SortFunc(a.excluded, gpu.CompareExclusions)
+	a.unitList = newUnitList(units)
+}
+
+// claimInjection is how containers get the devices of claims: Kubernetes passes them CDI names, and nothing else.
+var claimInjection = Injection{Name: "cdi-cri", CDI: CDIRequired}
+
+// reason is why this agent does not offer a GPU.
+func (o GPUOwner) reason() string {
+	if o.API == "" {
+		return "moves " + o.Pending
+	}
+	return "offered through " + string(o.API)
+}
+
+// pendingHealth returns the health of a unit whose GPU takes no new work until it has come to an API.
+func (a *Allocatable) pendingHealth(u *Unit) (health.Health, bool) {
+	owner, known := a.ownership.of(u.Device.At.GPU)
+	if !known || owner.Pending == "" {
+		return health.Health{}, false
+	}
+	return health.New(health.ReasonMoving, owner.Pending), true
+}
+
+// isDraining reports whether a condition of a unit is that its GPU leaves its API, which still has it.
+func (a *Allocatable) isDraining(u *Unit, h health.Health) bool {
+	owner, known := a.Owner(u.Device.At.GPU)
+	return h.Reason == health.ReasonMoving && known && owner.Draining
+}
+
+// Owner returns the owner of a GPU that is applied, and false if it has none.
+func (a *Allocatable) Owner(id gpu.DeviceID) (GPUOwner, bool) {
+	for _, owner := range a.ownership.GPUs {
+		if owner.GPU == id {
+			return owner, true
+		}
+	}
+	return GPUOwner{}, false
+}
+
+// GPUs returns the GPUs of which there are units, in canonical order.
+func (inv *Inventory) GPUs() (all []gpu.DeviceID) {
+	for u := range inv.Units() {
+		if id := u.Device.At.GPU; id != "" {
+			all = append(all, id)
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// Placements returns where each device is that the driver lists, or that is being withdrawn, by ID. A GPU that is divided is one, too.
+func (a *Allocatable) Placements() map[gpu.DeviceID]gpu.Placement {
+	all := map[gpu.DeviceID]gpu.Placement{}
+	for d := range a.Hardware() {
+		all[d.ID] = d.At
+		if _, listed := all[d.At.GPU]; !listed {
+			all[d.At.GPU] = gpu.WholeGPU(d.At.GPU)
+		}
+	}
+	return all
+}
+
+// Hardware yields the devices that the driver lists, whether they are offered or not, and those that are being withdrawn, each once.
+func (a *Allocatable) Hardware() iter.Seq[gpu.Device] {
+	listed := a.orEmpty().listed
+	return func(yield func(gpu.Device) bool) {
+		seen := make(map[gpu.DeviceID]bool, len(listed))
+		for i := range listed {
+			seen[listed[i].ID] = true
+			if !yield(listed[i]) {
+				return
+			}
+		}
+		for i := range a.units {
+			if d := &a.units[i].Device; !seen[d.ID] {
+				if seen[d.ID] = true; !yield(*d) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Exists reports whether the driver lists hardware with a placement on which work can run: a GPU that is divided is not one.
+func (inv *Inventory) Exists(p gpu.Placement) (found bool) {
+	for _, d := range inv.orEmpty().listed {
+		switch {
+		case d.At == p:
+			found = true
+		case p.Covers(d.At):
+			return false
+		}
+	}
+	return found
+}
