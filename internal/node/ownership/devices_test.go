@@ -130,7 +130,7 @@ func TestNewHardwareBelongsToTheOther(t *testing.T) {
 			t.Errorf("%v: %v", u.Device.At, u.Health)
 		}
 	}
-	if c := state.Inventory.Overlaps(); len(c) != 2 {
+	if c := state.Allocatable.Overlaps(); len(c) != 2 {
 		t.Errorf("overlaps: %v", c)
 	}
 }
