@@ -40,7 +40,7 @@ var testStart = time.Date(2026, time.November, 20, 10, 0, 0, 0, time.UTC)
 // newAgent starts a machine. The driver is called from the first update on.
 func newAgent(t testing.TB, machine string, tune ...func(*core.Config)) *agent {
 	t.Helper()
-	m := &agent{Machine: simdriver.Start(t, machine), t: t, now: testStart}
+	m := &agent{Machine: simdriver.Start(t, machine), t: t, now: testStart, state: core.State{Allocatable: &inventory.Allocatable{}}}
 	m.cfg = configOf(m.Machine, tune...)
 	must(t, m.cfg.Validate())
 	m.publish(core.NewState(m.cfg))

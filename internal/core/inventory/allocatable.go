@@ -118,11 +118,14 @@ func (a *Allocatable) Withhold(why map[UnitID]string) *Allocatable {
 }
 
 // Provisional reports whether devices may be missing that will be offered, or unhealthy only because the agent has just started:
-// until the first snapshot, or (for milliseconds) until the agents of the host have shared the numbers of devices, or while AwaitsHost.
+// until the first snapshot, or (for milliseconds) while AwaitsNumbers or AwaitsHost.
 // An adapter must not treat such a value as complete, because a missing device may be in use by a workload.
 func (a *Allocatable) Provisional() bool {
-	return a.Driver().State == gpu.DriverPending || a.Inventory != nil && a.awaitsNumber || a.AwaitsHost()
+	return a.Driver().State == gpu.DriverPending || a.AwaitsNumbers() || a.AwaitsHost()
 }
+
+// AwaitsNumbers reports whether devices are missing that will be offered when the agents of the host have shared their numbers.
+func (a *Allocatable) AwaitsNumbers() bool { return a.orEmpty().awaitsNumber }
 
 // AwaitsHost reports whether devices are unhealthy only because this agent has not written for the first time what they need: a CDI
 // specification for the present incarnation of the driver, or its record of them. It has done so, or has failed, within milliseconds, unless the

@@ -15,9 +15,9 @@ const (
 	excluded                   // not offered, and listed with the reason
 )
 
-// AwaitsNumber is the reason of a device that is not offered yet, because a policy selects by index and the agents of this host have
+// awaitsNumber is the reason of a device that is not offered yet, because a policy selects by index and the agents of this host have
 // not shared the number of the device: for milliseconds after it was found.
-const AwaitsNumber = "waits for its number, which the agents of this host share"
+const awaitsNumber = "waits for its number, which the agents of this host share"
 
 // offer is how one device is offered.
 type offer struct {
@@ -129,7 +129,7 @@ func (o *offerBuilder) excludedReason(d *gpu.Device, rule *Rule, isHidden bool) 
 	case isHidden:
 	case o.hasProposedNumber(d):
 		o.awaitsNumber = true
-		return AwaitsNumber, Decider{Kind: ByNumber}
+		return awaitsNumber, Decider{Kind: ByNumber}
 	case o.indexed && o.number(d).GPU < 0:
 		return "has no number, because its index belongs to another GPU; the command rebind assigns new numbers", Decider{Kind: ByNumber}
 	case o.Policy.Include != nil && !o.isIncluded(d):

@@ -125,7 +125,7 @@ func TestNewHardwareBelongsToTheOther(t *testing.T) {
 	cfg := core.DefaultConfig()
 	cfg.Overlap = inventory.OverlapRefuse
 	state := core.NewState(cfg).WithHost(cfg, now, inventory.Host{Peers: overlaps}).Read(cfg, now, coretest.GPUs(8))
-	for u := range state.Inventory.Units() {
+	for u := range state.Allocatable.Units() {
 		if want := u.Device.At != whole(5); u.Health.Schedulable() != want {
 			t.Errorf("%v: %v", u.Device.At, u.Health)
 		}
