@@ -127,7 +127,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	start := func(task func()) { group.Go(func() error { task(); return nil }) }
 	start(func() { a.sources.host.runDaemons(ctx, a.Monitor) })
-	start(func() { defer close(a.hostDone); a.sources.host.runAgents(ctx, a.Monitor) })
+	start(func() { defer close(a.hostDone); a.sources.host.agents.Run(ctx, a.Monitor) })
 	start(func() { a.sources.follow(ctx, a.Monitor) })
 	start(func() { a.cdi.Run(ctx, a.Monitor) })
 	start(func() { a.use.Run(ctx, a.Monitor) })

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"sync"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
@@ -12,13 +11,10 @@ import (
 	"github.com/tandem-gpu/tandem/internal/node/ownership"
 )
 
-// host is what the host has apart from the driver: MPS control daemons, and what its agents offer. The monitor gets both as one value.
+// host finds out what the host has apart from the driver and CDI specifications: MPS control daemons, and what its agents offer.
 type host struct {
 	daemons *mps.Watcher
 	agents  *ownership.Watcher
-
-	mu    sync.Mutex
-	value inventory.Host
 }
 
 func newHost(o Options) *host {
@@ -32,37 +28,11 @@ func readHost(o Options, state core.State) inventory.Host {
 	return h
 }
 
-// ownershipMonitor is the monitor for the agents of the host.
-type ownershipMonitor struct {
-	*monitor.Monitor
-	host *host
-}
-
-// SetHost sets what the agents of the host offer.
-func (m ownershipMonitor) SetHost(h inventory.Host) {
-	m.host.set(m.Monitor, func(is *inventory.Host) {
-		h.MPS = is.MPS
-		*is = h
-	})
-}
-
 // runDaemons checks the MPS control daemons until ctx ends.
 func (h *host) runDaemons(ctx context.Context, m *monitor.Monitor) {
 	h.daemons.Run(ctx, m, func(answering []string) {
-		h.set(m, func(is *inventory.Host) { is.MPS = answering })
+		m.UpdateHost(func(h *inventory.Host) { h.MPS = answering })
 	})
-}
-
-// runAgents records what this agent offers, and reads what the others do, until ctx ends.
-func (h *host) runAgents(ctx context.Context, m *monitor.Monitor) {
-	h.agents.Run(ctx, ownershipMonitor{m, h})
-}
-
-func (h *host) set(m *monitor.Monitor, change func(*inventory.Host)) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	change(&h.value)
-	m.SetHost(h.value) // never blocks
 }
 
 // firstAtMost is for how long the first inventory waits for what the host limits, as a disk can hang.

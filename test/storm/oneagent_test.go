@@ -125,7 +125,7 @@ func (w *oneAgent) startMonitor(running *sync.WaitGroup) {
 	open := func() (monitor.Session, error) { return openDriver(cfg.Roots) }
 	w.monitor = monitor.New(open, cfg, slog.New(slog.NewTextHandler(w.journal, nil)), nil)
 	w.monitor.SetWallClock(func() time.Time { return time.Now().Add(time.Duration(w.ahead.Load())) })
-	w.monitor.SetHost(w.daemons())
+	w.monitor.UpdateHost(w.daemons)
 	running.Go(func() {
 		for inv := range w.monitor.Watch(w.ctx) {
 			if err := errors.Join(onePool(inv), hardestFirst(inv)); err != nil {

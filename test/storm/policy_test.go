@@ -92,14 +92,14 @@ func (w *oneAgent) policy() (p inventory.Policy) {
 	return p
 }
 
-// daemons is the host while the MPS control daemons of all pools answer.
-func (w *oneAgent) daemons() (h inventory.Host) {
+// daemons makes the MPS control daemons of all pools answer.
+func (w *oneAgent) daemons(h *inventory.Host) {
+	h.MPS = nil
 	for _, t := range w.policies {
 		if t.mode == inventory.MPS {
 			h.MPS = append(h.MPS, t.pool)
 		}
 	}
-	return h
 }
 
 // changeMPS changes the state of the slots that are shared by MPS.
@@ -113,14 +113,14 @@ func (w *oneAgent) changeMPS(how func(*slot)) {
 
 func (w *oneAgent) stopDaemons(*fault) error {
 	w.changeMPS(disturb)
-	w.monitor.SetHost(inventory.Host{})
+	w.monitor.UpdateHost(func(h *inventory.Host) { h.MPS = nil })
 	w.changeMPS(func(s *slot) { s.set(noDaemon) })
 	return nil
 }
 
 func (w *oneAgent) startDaemons(*fault) error {
 	w.changeMPS(func(s *slot) { s.clear(noDaemon) })
-	w.monitor.SetHost(w.daemons())
+	w.monitor.UpdateHost(w.daemons)
 	return nil
 }
 

@@ -98,37 +98,28 @@ func (m *Monitor) Report(obs ...health.Observation) bool {
 // Reserved reports that devices were reserved for new work. It wakes no goroutine and never blocks.
 func (m *Monitor) Reserved(devices []gpu.Device) { m.reservations.add(devices) }
 
-// SetHost sets what the host has apart from the driver, CDI specifications and occupied devices, and replaces all that was set before. It never
-// blocks; values that are replaced before Run's goroutine has read them are skipped. A value set before Run counts from the first
-// reading on.
-func (m *Monitor) SetHost(h inventory.Host) {
+// UpdateHost changes what is known of the host apart from the driver. Each part of the agent that finds out something of it changes the fields
+// that are its own. It never blocks; values that are replaced before Run's goroutine has read them are skipped. A change before Run counts from
+// the first reading on.
+func (m *Monitor) UpdateHost(change func(*inventory.Host)) {
 	m.hostUpdate.Lock()
 	defer m.hostUpdate.Unlock()
-	was := m.host.Load()
-	h.CDI, h.Occupied = was.CDI, was.Occupied
+	h := m.host.Load()
+	change(&h)
 	m.host.Store(h)
 }
 
-// SetCDI sets what the CDI specifications of this agent define. Otherwise it is as SetHost.
+// SetCDI sets what the CDI specifications of this agent define: see UpdateHost.
 func (m *Monitor) SetCDI(c *inventory.CDI) {
-	m.hostUpdate.Lock()
-	defer m.hostUpdate.Unlock()
-	h := m.host.Load()
-	h.CDI = c
-	m.host.Store(h)
+	m.UpdateHost(func(h *inventory.Host) { h.CDI = c })
 }
 
-// SetOccupied sets the devices that take no new work because processes use them, if they differ from those set before. Otherwise it is
-// as SetHost.
+// SetOccupied sets the devices that take no new work because processes use them, if they differ from those set before: see UpdateHost.
 func (m *Monitor) SetOccupied(devices []inventory.Occupied) {
-	m.hostUpdate.Lock()
-	defer m.hostUpdate.Unlock()
-	h := m.host.Load()
-	if slices.Equal(h.Occupied, devices) {
+	if slices.Equal(m.host.Load().Occupied, devices) {
 		return
 	}
-	h.Occupied = devices
-	m.host.Store(h)
+	m.UpdateHost(func(h *inventory.Host) { h.Occupied = devices })
 }
 
 // applyHost applies the latest host. Only Run's goroutine calls it.

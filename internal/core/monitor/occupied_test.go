@@ -21,7 +21,7 @@ func TestOccupied(t *testing.T) {
 		}
 		r.SetOccupied(occupied())
 		for what, set := range map[string]func(){
-			"alone": func() {}, "host": func() { r.SetHost(inventory.Host{MPS: []string{"gpu.mps"}}) }, "CDI": func() { r.SetCDI(nil) },
+			"alone": func() {}, "host": func() { setHost(r, inventory.Host{MPS: []string{"gpu.mps"}}) }, "CDI": func() { r.SetCDI(nil) },
 		} {
 			set()
 			synctest.Wait()

@@ -129,8 +129,8 @@ func schedulable(inv *inventory.Allocatable) (n int) {
 func TestHostSetBeforeRunCountsFromTheFirstReading(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, coretest.NewMachine(coretest.GPUs(2)), setup{config: sharedByMPS, before: func(m *monitor.Monitor) {
-			m.SetHost(inventory.Host{})
-			m.SetHost(inventory.Host{MPS: []string{"gpu.mps"}})
+			setHost(m, inventory.Host{})
+			setHost(m, inventory.Host{MPS: []string{"gpu.mps"}})
 		}})
 		for _, inv := range r.seen {
 			if n := schedulable(inv); inv.Len() > 0 && (inv.Len() != 4 || n != 4) {
@@ -150,13 +150,13 @@ func TestHostIsPublishedOnlyIfUnitsChange(t *testing.T) {
 		if n := schedulable(r.Current()); n != 0 {
 			t.Errorf("%d units take work without an MPS daemon", n)
 		}
-		r.SetHost(inventory.Host{MPS: []string{"gpu.mps"}})
+		setHost(r, inventory.Host{MPS: []string{"gpu.mps"}})
 		synctest.Wait()
 		if n := schedulable(r.Current()); n != 4 {
 			t.Errorf("%d units take work", n)
 		}
 		published := len(r.seen)
-		r.SetHost(inventory.Host{MPS: []string{"gpu.mps", "other.mps"}})
+		setHost(r, inventory.Host{MPS: []string{"gpu.mps", "other.mps"}})
 		r.after(time.Minute)
 		if len(r.seen) != published || len(r.State().Host.MPS) != 2 {
 			t.Errorf("%d needless publications; host %v", len(r.seen)-published, r.State().Host)
@@ -165,7 +165,7 @@ func TestHostIsPublishedOnlyIfUnitsChange(t *testing.T) {
 		machine.FailOpen(gpu.ErrNoDriver) // it is applied without a session, too
 		machine.FailSession(gpu.ErrDriverLost)
 		r.after(time.Minute)
-		r.SetHost(inventory.Host{})
+		setHost(r, inventory.Host{})
 		synctest.Wait()
 		if len(r.State().Host.MPS) != 0 {
 			t.Errorf("host %v", r.State().Host)
@@ -174,12 +174,12 @@ func TestHostIsPublishedOnlyIfUnitsChange(t *testing.T) {
 }
 
 // Of many calls of SetHost the last one counts, and none blocks, during and after Run.
-// Numbers that other agents shall have wake watchers, though the units are the same: hostwatch writes them.
+// Numbers that other agents shall have wake watchers, though the units are the same: they are written for them.
 func TestProposedNumbersWakeWatchers(t *testing.T) {
 	onGPUs(t, 2, func(t *testing.T, _ *coretest.Machine, r *running) {
-		r.SetHost(inventory.Host{SharesNumbers: true})
+		setHost(r, inventory.Host{SharesNumbers: true})
 		r.after(2 * time.Second)
-		r.SetHost(inventory.Host{SharesNumbers: true, Numbering: r.State().ProposedNumbering()})
+		setHost(r, inventory.Host{SharesNumbers: true, Numbering: r.State().ProposedNumbering()})
 		r.after(2 * time.Second)
 		before, seen := r.Current(), len(r.seen)
 		_, _, err := r.Rebind(t.Context())
@@ -194,15 +194,15 @@ func TestProposedNumbersWakeWatchers(t *testing.T) {
 func TestSetHostNeverBlocks(t *testing.T) {
 	onGPUs(t, 1, func(t *testing.T, _ *coretest.Machine, r *running) {
 		for n := range 10_000 {
-			r.SetHost(inventory.Host{MPS: []string{fmt.Sprint(n)}})
+			setHost(r, inventory.Host{MPS: []string{fmt.Sprint(n)}})
 		}
 		synctest.Wait()
 		if got := r.State().Host.MPS; len(got) != 1 || got[0] != "9999" {
 			t.Errorf("host: %v", got)
 		}
 		must(t, r.stop())
-		r.SetHost(inventory.Host{})
-		r.SetHost(inventory.Host{})
+		setHost(r, inventory.Host{})
+		setHost(r, inventory.Host{})
 	})
 }
 
@@ -215,7 +215,7 @@ func TestWarningsAreLoggedOnce(t *testing.T) {
 		})
 		overlap := inventory.Host{Peers: []inventory.PeerDevice{{Agent: "nomad-gpu", At: gpu.WholeGPU(coretest.GPU(1))}}}
 		for range 3 {
-			r.SetHost(overlap)
+			setHost(r, overlap)
 			r.after(5 * time.Minute) // rescans
 			machine.FailGPU(coretest.GPU(0), health.ProbeFailed)
 			r.after(5 * time.Minute)
@@ -228,7 +228,7 @@ func TestWarningsAreLoggedOnce(t *testing.T) {
 		other := coretest.GPUs(2)
 		other.Devices[0].Model = "NVIDIA B200"
 		machine.Set(other)
-		r.SetHost(inventory.Host{})
+		setHost(r, inventory.Host{})
 		r.after(5 * time.Minute)
 		for _, line := range []string{
 			`level=ERROR msg="the policy does not match this node"`, `level=INFO msg="the policy matches this node again"`,

@@ -32,7 +32,9 @@ func start(t *testing.T, root string, cfg core.Config) *agent {
 	w := NewWatcher(Of(cfg.Policy, root), log)
 	ctx, cancel := context.WithCancel(t.Context())
 	var parts sync.WaitGroup
-	parts.Go(func() { w.Run(ctx, a, func(pools []string) { a.SetHost(inventory.Host{MPS: pools}) }) })
+	parts.Go(func() {
+		w.Run(ctx, a, func(pools []string) { a.UpdateHost(func(h *inventory.Host) { h.MPS = pools }) })
+	})
 	parts.Go(func() {
 		w.AwaitFirst(ctx)
 		if err := a.Run(ctx); err != nil {

@@ -185,7 +185,7 @@ type recorder struct {
 	host inventory.Host
 }
 
-func (r *recorder) SetHost(h inventory.Host) { r.host = h }
+func (r *recorder) UpdateHost(change func(*inventory.Host)) { change(&r.host) }
 
 // While the disk hangs adapters wait for a moment only; what was read before stays in force, and an agent that is alone is not held up.
 func TestDiskThatHangs(t *testing.T) {

@@ -36,7 +36,7 @@ var defaultTimings = timings{poll: time.Second, others: restartAtMost, alone: 30
 
 // Monitor receives the host that a Watcher finds, and has the devices that it records. *monitor.Monitor is one.
 type Monitor interface {
-	SetHost(inventory.Host)
+	UpdateHost(func(*inventory.Host))
 	State() core.State
 	Changed() <-chan struct{} // closed when there is a newer inventory
 	Watchdog() *watchdog.Registry
@@ -94,7 +94,7 @@ func New(o Options) *Watcher {
 // hang. With overlap = refuse nothing is offered before the files are read but what this agent has recorded already.
 func (w *Watcher) AwaitFirst(ctx context.Context) { watch.Await(ctx, w.first, firstAtMost) }
 
-// Run sets the host of the monitor whenever it changes, and records what the monitor offers, until ctx ends. It then returns
+// Run updates the host of the monitor whenever it changes, and records what the monitor offers, until ctx ends. It then returns
 // within half a second even if a disk hangs; the hung goroutine is abandoned.
 func (w *Watcher) Run(ctx context.Context, m Monitor) {
 	if w.store == nil {
@@ -120,5 +120,8 @@ func (w *Watcher) update(m Monitor, change func(*inventory.Host)) {
 		return
 	}
 	w.host = next
-	m.SetHost(next) // never blocks
+	m.UpdateHost(func(h *inventory.Host) { // never blocks
+		h.Peers, h.Recorded, h.Ownership = next.Peers, next.Recorded, next.Ownership
+		h.SharesNumbers, h.Numbering = next.SharesNumbers, next.Numbering
+	})
 }
