@@ -143,7 +143,8 @@ func (a *Allocatable) Overlaps() []Overlap { return slices.Clone(a.overlaps) }
 
 // Equal reports whether two values offer the same, so that the second one need not be published.
 func (a *Allocatable) Equal(b *Allocatable) bool {
-	return a.Inventory.Equal(b.Inventory) && slices.Equal(a.units, b.units) && slices.Equal(a.excluded, b.excluded) &&
+	asInventories := a.is(a.orEmpty().unitList) && b.is(b.orEmpty().unitList) // which are compared already
+	return a.Inventory.Equal(b.Inventory) && (asInventories || slices.Equal(a.units, b.units)) && slices.Equal(a.excluded, b.excluded) &&
 		slices.Equal(a.overlaps, b.overlaps) && a.awaitsRecord == b.awaitsRecord && a.ownership.Equal(b.ownership) &&
 		maps.Equal(a.withheld, b.withheld) && a.cdi.Equal(b.cdi)
 }

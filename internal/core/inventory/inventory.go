@@ -119,6 +119,11 @@ func (l unitList) withHealth(healthOf func(u *Unit, first bool) health.Health) u
 // Driver returns the state of the driver in the snapshot.
 func (inv *Inventory) Driver() gpu.Driver { return inv.orEmpty().driver }
 
+// is reports whether two lists are the same, without a look at their units.
+func (l unitList) is(m unitList) bool {
+	return len(l.units) == len(m.units) && (len(l.units) == 0 || &l.units[0] == &m.units[0])
+}
+
 // Units yields all units in canonical order.
 func (l unitList) Units() iter.Seq[Unit] { return slices.Values(l.units) }
 
