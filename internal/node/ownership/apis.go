@@ -58,14 +58,8 @@ func servedBy(agent string, configured inventory.API, stateDir string) (apis []i
 	apis = slices.DeleteFunc(apis, func(a inventory.API) bool {
 		return a == inventory.DRA && a != configured && !Needs(stateDir, a)
 	})
-	slices.SortStableFunc(apis, func(a, b inventory.API) int {
-		switch configured {
-		case a:
-			return -1
-		case b:
-			return 1
-		}
-		return 0
-	})
+	if i := slices.Index(apis, configured); i > 0 {
+		apis[0], apis[i] = apis[i], apis[0]
+	}
 	return apis
 }
