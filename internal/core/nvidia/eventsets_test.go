@@ -63,6 +63,36 @@ func TestEventInTwoSetsIsOneObservation(t *testing.T) {
 	}
 }
 
+// More events than one Wait reads are in both sets: what is left in the later one was reported of the earlier one.
+//
+//	A  1,100 XIDs of GPU 2, one of GPU 1 | two Waits
+//	B  1,100 XIDs of GPU 2, one of GPU 1 | ......... taken, and read in two Waits
+func TestManyEventsInTwoSetsAreOneObservationEach(t *testing.T) {
+	m, s := start(t, "h100x8", openWithEvents)
+	must(t, noEvents(s))
+	b, _ := s.makeEventSet() // the reader has not passed it on so far
+	must(t, m.Storm(2, 80, maxDrain+76), m.XID(1, 109))
+	all := map[health.Observation]int{}
+	for range 2 {
+		obs, err := s.Wait(0)
+		must(t, err)
+		for _, o := range obs {
+			all[o]++
+		}
+	}
+	if all[xidOf(m, 1, 109)] != 1 {
+		t.Fatalf("before the set is replaced: %v", all)
+	}
+	s.eventSets.add(b, false)
+	if got := eventCounts(t, s); len(got) > 0 {
+		t.Errorf("once more: %v", got)
+	}
+	must(t, m.XID(1, 109))
+	if got := eventCounts(t, s); got[xidOf(m, 1, 109)] != 1 {
+		t.Errorf("a later occurrence: %v", got)
+	}
+}
+
 // An event that a wait returns while the reader makes the next set is in that set too:
 //
 //	reader  .............. makes B .

@@ -73,7 +73,8 @@ type Session struct {
 	eventSet       eventSet             // the one in use
 	eventSetFailed bool                 // no call waits on it any more
 	waitErr        error                // why eventSet is unusable, which Wait has not returned yet; nil = it works
-	reported       []health.Observation // by Wait, while a set that it has not taken may have them too; distinct
+	reported       []health.Observation // by Wait, while a set that it has not taken, or not read to its end, may have them too; distinct
+	unread         bool                 // the set was taken with more events than one Wait reads
 	drained        time.Time            // when a set had no more events; zero = there was none
 	bindEvents     bindEvents
 	procfs         procfsWatch

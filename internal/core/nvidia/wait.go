@@ -62,7 +62,12 @@ func (s *Session) wait(max time.Duration) ([]health.Observation, error) {
 		var first health.Observation
 		var any bool
 		if first, any, err = s.next(s.eventSet, max); any {
-			obs, s.waitErr = s.drain(s.eventSet, []health.Observation{first})
+			var more bool
+			if obs, more, s.waitErr = s.drain(s.eventSet, []health.Observation{first}); s.unread {
+				obs, s.unread = s.withoutReported(obs), more
+			}
+		} else {
+			s.unread = false
 		}
 		if err == nil {
 			return obs, nil
@@ -76,14 +81,14 @@ func (s *Session) wait(max time.Duration) ([]health.Observation, error) {
 // replaceEventSet puts the latest of several sets in the place of the present one, and adds the events of all to obs, each once. What
 // the wait on an earlier set has returned is not repeated.
 func (s *Session) replaceEventSet(sets []eventSet, obs []health.Observation) []health.Observation {
-	obs, _ = s.drain(s.eventSet, obs)
+	obs, _, _ = s.drain(s.eventSet, obs)
 	for _, next := range sets {
 		s.freeEventSet(&s.waiter, s.eventSet)
 		s.eventSet, s.eventSetFailed = next, false
 		var events []health.Observation
-		events, s.waitErr = s.drain(next, nil)
-		for _, o := range events {
-			if !slices.Contains(obs, o) && !slices.Contains(s.reported, o) {
+		events, s.unread, s.waitErr = s.drain(next, nil)
+		for _, o := range s.withoutReported(events) {
+			if !slices.Contains(obs, o) {
 				obs = append(obs, o)
 			}
 		}
@@ -91,9 +96,14 @@ func (s *Session) replaceEventSet(sets []eventSet, obs []health.Observation) []h
 	return obs
 }
 
-// keepReported keeps what Wait returns while there may be a set that has it too and was not taken.
+// withoutReported returns the observations that Wait has not returned since the reader began a set that has them, too.
+func (s *Session) withoutReported(obs []health.Observation) []health.Observation {
+	return slices.DeleteFunc(obs, func(o health.Observation) bool { return slices.Contains(s.reported, o) })
+}
+
+// keepReported keeps what Wait returns while there may be a set that has it too and was not taken, or not read to its end.
 func (s *Session) keepReported(obs []health.Observation) {
-	if !s.eventSets.overlap() {
+	if !s.eventSets.overlap() && !s.unread {
 		s.reported = nil
 		return
 	}
@@ -132,18 +142,19 @@ func (s *Session) next(e eventSet, max time.Duration) (o health.Observation, any
 	return o, any, err
 }
 
-// drain adds the events that a set has already to obs, each observation once. The error is why the set is unusable.
-func (s *Session) drain(e eventSet, obs []health.Observation) ([]health.Observation, error) {
+// drain adds the events that a set has already to obs, each observation once. It returns whether there may be more, and why the set is
+// unusable.
+func (s *Session) drain(e eventSet, obs []health.Observation) (all []health.Observation, more bool, err error) {
 	for n := 0; e.set != nil && n < maxDrain; n++ {
 		o, any, err := s.next(e, 0)
 		if !any {
-			return obs, err
+			return obs, false, err
 		}
 		if !slices.Contains(obs, o) {
 			obs = append(obs, o)
 		}
 	}
-	return obs, nil
+	return obs, e.set != nil, nil
 }
 
 func (s *Session) waitForEventSet(max time.Duration) {
