@@ -50,6 +50,17 @@ func (n Numbering) Of(id gpu.DeviceID) (gpu.DeviceIndex, bool) {
 	return n.Numbers[i].Index, true
 }
 
+// In returns the numbers of n that are also in o. If the generations differ there are none.
+func (n Numbering) In(o Numbering) Numbering {
+	both := Numbering{Generation: n.Generation}
+	for _, each := range n.Numbers {
+		if at, ok := o.Of(each.ID); ok && at == each.Index && n.Generation == o.Generation {
+			both.Numbers = append(both.Numbers, each)
+		}
+	}
+	return both
+}
+
 // numberTable is a mutable Numbering.
 type numberTable struct {
 	byID  map[gpu.DeviceID]gpu.DeviceIndex

@@ -76,7 +76,7 @@ func (w *Watcher) check(ctx context.Context, m Monitor, g *graces) (next time.Du
 	switch {
 	case err != nil: // there is no event when a process of the same agent unlocks its file, or when the disk works again
 		return w.timings.poll
-	case v.ownershipError != nil || moving(w.Status()):
+	case v.ownershipError != nil || v.numbersWait || moving(w.Status()):
 		return movePause
 	}
 	if soon := w.untilNext(v.kept); soon > 0 {

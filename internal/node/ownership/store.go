@@ -59,6 +59,8 @@ type store struct {
 	written  bool
 
 	left map[gpu.Placement]time.Duration // since when recorded devices are not offered
+
+	unreadPeers grace // since when the file of another agent can't be read
 }
 
 // view is what an agent reads from the files.
@@ -70,6 +72,8 @@ type view struct {
 	faults    []fault
 	kept      []kept
 	alone     bool // no other agent has a file
+
+	numbersWait bool // new devices have no number so far: see newNumbersWait
 
 	ownership      inventory.Ownership
 	ownershipError error // the last good file of the node is in force, or none
@@ -109,6 +113,10 @@ func (s *store) update(ctx context.Context, o localDevices) (view, error) {
 	}
 	s.notePrevious(r)
 	counting := s.counting(r.others)
+	wait := s.newNumbersWait(r)
+	if wait {
+		o.numbering = o.numbering.In(r.mine.numbering)
+	}
 	var keep []kept
 	if failed == nil {
 		if s.decider != nil {
@@ -118,7 +126,7 @@ func (s *store) update(ctx context.Context, o localDevices) (view, error) {
 	}
 	s.written = s.written || failed == nil
 	// The numbers that this agent has written count, too: its history may be older, or of another node.
-	v := view{numbering: numberingOf(append(slices.Clone(r.others), r.mine)), alone: r.alone, faults: r.faults, kept: keep}
+	v := view{numbering: numberingOf(append(slices.Clone(r.others), r.mine)), alone: r.alone, faults: r.faults, kept: keep, numbersWait: wait}
 	if s.decider != nil {
 		v.ownership, v.ownershipError = s.decide(r, o, failed)
 	}
@@ -130,6 +138,13 @@ func (s *store) update(ctx context.Context, o localDevices) (view, error) {
 		})
 	}
 	return v, failed
+}
+
+// newNumbersWait reports whether new devices get no number yet: another agent may have numbered them, and its file can't be read. It writes
+// it again in a moment, unless it does not run; then this agent does not wait for longer than for a restart.
+func (s *store) newNumbersWait(r reading) bool {
+	unread := len(r.unknown()) > 0
+	return !s.unreadPeers.over(unread) && unread
 }
 
 // record writes what this agent offers, and returns what is on disk then.

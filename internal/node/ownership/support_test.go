@@ -2,6 +2,7 @@ package ownership
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
 	"strings"
@@ -129,9 +130,9 @@ func pass(d time.Duration) {
 }
 
 // must fails the test on an error.
-func must(t testing.TB, err error) {
+func must(t testing.TB, errs ...error) {
 	t.Helper()
-	if err != nil {
+	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
 }

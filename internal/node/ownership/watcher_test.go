@@ -220,6 +220,10 @@ func TestNewGPUsWaitForTheFiles(t *testing.T) {
 			}
 			t.Cleanup(unlock)
 		}, 0},
+		"another agent's file can't be read": {func(t *testing.T, dir string) {
+			must(t, os.Mkdir(filepath.Join(dir, FolderName), 0o700),
+				os.WriteFile(filepath.Join(dir, FolderName, "k8s-gpu.json"), []byte(`{"version": 1000}`), 0o600))
+		}, 0},
 		"no folder": {func(t *testing.T, dir string) {
 			must(t, os.WriteFile(filepath.Join(dir, FolderName), nil, 0o600))
 		}, 2},
