@@ -126,9 +126,16 @@ func (s *storm) newUUID() string {
 //	machine             GPU 0 is removed, GPU 4 moves up ...^
 //
 // If that GPU has hung since before its UUID was read, the lookup is followed by a call for the UUID, which ends in the same call.
+//
+// If the lookup by index itself hangs, which GPU it has reached is not known: that GPU is found at its new index, and used, beside it.
+//
+//	machine  GPU 4 is put into its slot, GPU 5 is at index 6 ....... GPU 3 is removed, GPU 5 is at index 5
+//	reader   lookup of index 6: GPU 5, hangs .................................................. lookup of index 5: GPU 5
 func (s *storm) checkViolations(agents int, expected func(line string) bool) {
 	violations, err := s.Violations()
-	lookups, others := lookupsOfHungGPUs(slices.DeleteFunc(slices.Clone(violations), expected))
+	lookups, others := lookupsOfHungGPUs(slices.DeleteFunc(slices.Clone(violations), func(line string) bool {
+		return expected(line) || s.moves > 0 && strings.Contains(line, " while nvmlDeviceGetHandleByIndex_v2 is in progress")
+	}))
 	if err != nil || len(others) > 0 || lookups > agents*s.moves {
 		s.fail("NVML used wrongly, indices changed %d times: %q, %v", s.moves, violations, err)
 		return
