@@ -170,27 +170,29 @@ func numberingOf(files []agentFile) inventory.Numbering {
 	return inventory.SharedNumbering(generation, numbers)
 }
 
-// mergeNumbering is a numbering as it may be written: a device that another agent has numbered first keeps that number, and a
-// number that another device has by now is left out.
+// mergeNumbering is a numbering as it may be written: a device that another agent has numbered first, or this one in its file, keeps that number,
+// as the numbering may be older than the files. A number that another device has by now is left out.
 func mergeNumbering(n, written inventory.Numbering, others []agentFile) inventory.Numbering {
 	shared := numberingOf(others)
 	if shared.Generation != n.Generation {
-		return n
+		shared = inventory.Numbering{}
+	}
+	if written.Generation != n.Generation {
+		written = inventory.Numbering{}
 	}
 	taken := map[gpu.DeviceIndex]bool{}
 	for _, each := range shared.Numbers {
 		taken[each.Index] = true
 	}
-	var numbers []inventory.Number
+	var kept, added []inventory.Number
 	for _, each := range n.Numbers {
-		at, theirs := shared.Of(each.ID)
-		was, ours := written.Of(each.ID)
-		switch {
-		case theirs:
-			numbers = append(numbers, inventory.Number{ID: each.ID, Index: at})
-		case !taken[each.Index], ours && written.Generation == n.Generation && was == each.Index:
-			numbers = append(numbers, each)
+		if at, ok := shared.Of(each.ID); ok {
+			kept = append(kept, inventory.Number{ID: each.ID, Index: at})
+		} else if at, ok := written.Of(each.ID); ok {
+			kept = append(kept, inventory.Number{ID: each.ID, Index: at})
+		} else if !taken[each.Index] {
+			added = append(added, each)
 		}
 	}
-	return inventory.NewNumbering(n.Generation, numbers)
+	return inventory.NewNumbering(n.Generation, append(kept, added...)) // of two devices with one number the first has it
 }

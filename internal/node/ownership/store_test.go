@@ -303,6 +303,21 @@ func TestFirstWrittenNumberCounts(t *testing.T) {
 	}
 }
 
+// A state that is older than the file proposes other numbers, as another GPU was removed meanwhile:
+//
+//	monitor  proposes a=6 ........... GPU x is removed: proposes a=5 ... reads a=6
+//	store    .............. writes a=6 ................................. does not write a=5
+func TestWrittenNumberStays(t *testing.T) {
+	a, _ := newStore(t, t.TempDir(), "nomad-gpu", true)
+	numbered(t, a, "GPU-a", 6)
+	if v := numbered(t, a, "GPU-a", 5); v.number("GPU-a") != 6 {
+		t.Errorf("it has %+v", v.numbering)
+	}
+	if v := numbered(t, a, "GPU-b", 6); v.number("GPU-b") != 6 || v.number("GPU-a") != -1 {
+		t.Errorf("GPU a is gone: %+v", v.numbering)
+	}
+}
+
 // A later process of the agent reads the written numbers: its history may be lost.
 func TestNumbersOutliveTheHistory(t *testing.T) {
 	folder := t.TempDir()
