@@ -3,13 +3,14 @@
 package placement
 
 import (
+	"path/filepath"
 	"testing"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/test/rig/inprocess"
+	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -31,14 +32,28 @@ func Read(t testing.TB, name string, prepare ...func(*simdriver.Machine) error) 
 			t.Fatal(err)
 		}
 	}
-	snap := inprocess.Read(t, m)
+	s, err := nvidia.Open(nvidia.Options{Roots: core.Roots{
+		Driver: m.Root, Dev: m.Root, Sys: filepath.Join(m.Root, "sys"), Proc: filepath.Join(m.Root, "proc"),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	snap, err := s.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
 	return Machine{
 		Driver: m, GPUs: snap.Devices, Links: snap.Links,
 		Allocatable: core.Build(snap, health.Ledger{}, core.DefaultConfig()).WithoutHost(),
 	}
 }
 
-// Prefer calls Inventory.Prefer with GPUs by index and returns their indices. An index that no GPU has is an unknown ID.
+// Prefer calls Allocatable.Prefer with GPUs by index and returns their indices. An index that no GPU has is an unknown ID.
 func (m Machine) Prefer(available, required []int, n int) []int {
 	preferred := m.Allocatable.Prefer(m.units(available), m.units(required), n)
 	chosen := make([]int, len(preferred))
