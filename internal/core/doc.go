@@ -11,7 +11,7 @@
 //	inventory.Plan         what one container needs to use its devices
 //
 // State combines them. The monitor holds one State and replaces it with each snapshot, observation and command;
-// the adapters read its Allocatable, and what limits that (CDI specifications, ownership, MPS daemons, use) reads its Inventory.
+// the adapters read its Allocatable. What limits that (CDI specifications, ownership, MPS daemons, use) follows the State and sets its Host.
 //
 // Every value is immutable once built. Every function is pure: equal arguments give equal results, arguments are
 // never changed, and slices are returned in a defined order. All of it is safe for concurrent use.

@@ -231,7 +231,7 @@ func TestWithNodes(t *testing.T) {
 }
 
 // With refuse a device takes no new work before this agent has claimed it, unless no other agent can have.
-func TestOwnClaims(t *testing.T) {
+func TestRecordedDevices(t *testing.T) {
 	s := coretest.WithMIG(coretest.GPUs(3), 2, "3g.40gb", "3g.40gb")
 	cfg := core.DefaultConfig()
 	cfg.MIG = inventory.MIGMixed

@@ -163,10 +163,13 @@ func (s State) withoutForgotten(p health.Policy, now time.Time, devices []gpu.De
 	}
 	forgotten := func(d gpu.Device) bool {
 		since := s.Ledger.UnlistedSince(d.At.GPU)
-		if s.bootTime.After(since) && !since.IsZero() {
+		if since.IsZero() {
+			return false
+		}
+		if s.bootTime.After(since) {
 			since = s.bootTime // how long the host was off is unknown: the wall clock may have changed at the boot
 		}
-		return !since.IsZero() && now.Sub(since) >= p.RemoveLostAfter
+		return now.Sub(since) >= p.RemoveLostAfter
 	}
 	return slices.DeleteFunc(slices.Clone(devices), func(d gpu.Device) bool { return forgotten(d) && !lists(reading, d) })
 }

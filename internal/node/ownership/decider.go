@@ -133,10 +133,10 @@ func (a *decider) decide(inv *inventory.Allocatable, c hostRecords) (inventory.O
 	a.mu.Lock()
 	a.status = status
 	a.mu.Unlock()
-	return assignmentsFrom(status, len(a.apis) > 1), err
+	return ownershipFrom(status, len(a.apis) > 1), err
 }
 
-func assignmentsFrom(status []Status, required bool) inventory.Ownership {
+func ownershipFrom(status []Status, required bool) inventory.Ownership {
 	out := inventory.Ownership{Required: required}
 	for _, st := range status {
 		out.GPUs = append(out.GPUs, st.GPUOwner)

@@ -93,7 +93,7 @@ func (w *Watcher) ifSlow(m Monitor) *time.Timer {
 // apply sets what a view of the files means. err is why they are not written.
 func (w *Watcher) apply(m Monitor, v view, err error) {
 	w.setFaults(v.faults)
-	if v.alone { // nobody waits for it
+	if v.alone { // no other agent waits for them
 		w.setKept(nil)
 	} else {
 		w.setKept(v.kept)
@@ -111,17 +111,17 @@ var errSlow = errors.New("the disk of the state directory does not respond")
 
 // beforeFirst sets what holds until the files are read for the first time.
 func (w *Watcher) beforeFirst(m Monitor) {
-	var assigned inventory.Ownership
+	var owners inventory.Ownership
 	if w.decider != nil {
-		assigned = w.decider.unread(w.refuse)
+		owners = w.decider.unread(w.refuse)
 	}
 	own := w.store.ownUnread(nil)
 	own.Pending = own.Reason != ""
-	w.update(m, func(h *inventory.Host) { h.SharesNumbers, h.Ownership, h.Recorded = true, assigned, own })
+	w.update(m, func(h *inventory.Host) { h.SharesNumbers, h.Ownership, h.Recorded = true, owners, own })
 }
 
 // setUnread sets what holds while the files can't be read: what was read last, or what this agent has recorded before. One that was alone is
-// not held up, unless another agent may have recorded something since: a file of it is there, or somebody has the lock.
+// not held up, unless another agent may have recorded something since: a file of it is there, or another process has the lock.
 func (w *Watcher) setUnread(m Monitor, why error) {
 	slow, latest, own := errors.Is(why, errSlow), w.latest.Load(), inventory.Recorded{}
 	if !slow && (latest == nil || latest.alone) {

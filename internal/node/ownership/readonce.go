@@ -64,5 +64,5 @@ func (s *store) readOwnership(configured inventory.API, inv *inventory.Allocatab
 		Running: c.running, Overlaps: c.of, Recorded: c.recorded, OfferedBefore: func(id gpu.DeviceID) bool { return c.previous[id] }, Records: unread, Applied: inv.Owner,
 		Reserved: func(gpu.DeviceID) (time.Duration, bool) { return 0, false },
 	})
-	return assignmentsFrom(status, len(apis) > 1)
+	return ownershipFrom(status, len(apis) > 1)
 }

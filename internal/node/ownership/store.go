@@ -32,7 +32,7 @@ const lockAtMost = 5 * time.Second // another agent holds the lock of the folder
 //	k8s-gpu      waits for the lock .............................. lock, reads order 1, leaves GPU 3 alone, unlock
 //
 // An agent records the devices of an inventory some milliseconds after it was published. With refuse they take work from then on
-// (inventory.Host.Own). With warn devices of others that are recorded by then count immediately.
+// (inventory.Host.Recorded). With warn devices of others that are recorded by then count immediately.
 //
 // It is used by one goroutine.
 type store struct {

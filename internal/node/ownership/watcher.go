@@ -51,7 +51,7 @@ type Options struct {
 	Log      *slog.Logger
 }
 
-// Watcher watches one host for one agent. Make one with New, then call Run once; AwaitFirst and Warnings are safe for
+// Watcher watches one host for one agent. Make one with New, then call Run once; AwaitFirst and Problems are safe for
 // concurrent use.
 type Watcher struct {
 	log     *slog.Logger
