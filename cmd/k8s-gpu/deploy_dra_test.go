@@ -17,23 +17,17 @@ import (
 	"github.com/tandem-gpu/tandem/internal/cli"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // With the API dra the agent finds its node's name, and mounts the folder of its socket at the path of the host, which the kubelet opens.
 func TestDaemonSetWithDRA(t *testing.T) {
-	var k struct{ Patches []struct{ Patch string } }
-	manifest(t, "../../deploy/dra/kustomization.yaml", &k)
-	var d daemonSet
-	if err := yaml.Unmarshal([]byte(k.Patches[0].Patch), &d); err != nil {
-		t.Fatal(err)
-	}
+	d := patch(t, "../../deploy/dra/kustomization.yaml")
 	base, c := component(t, "../../deploy/daemonset.yaml"), d.Spec.Template.Spec.Containers[0]
 	env := base.env()
 	maps.Copy(env, c.env())
 	s, err := resolveAll(t, base.Args, env, "")
-	if err := errors.Join(err, s.CheckNode()); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, errors.Join(err, s.CheckNode()))
 	registry := s.DRA.KubeletDir + "/plugins_registry"
 	if v := d.Spec.Template.Spec.Volumes; s.Core.API != inventory.DRA || s.DRA.API.Configured() || !c.mounts()[registry] || len(v) != 1 || v[0].HostPath.Path != registry {
 		t.Errorf("API %s, %+v, mounts %+v, volumes %+v", s.Core.API, s.DRA, c.VolumeMounts, v)
@@ -43,38 +37,22 @@ func TestDaemonSetWithDRA(t *testing.T) {
 	}
 }
 
-// The classes that are shipped are the output of "k8s-gpu classes" for nodes without a configuration.
+// The classes and the admission policy that are shipped are the output of "k8s-gpu classes" for nodes without a configuration: the policy is
+// printed after the classes.
 func TestShippedClasses(t *testing.T) {
 	print := classes(func() (settings, error) { return resolveAll(t, nil, nil, "") })
-	want, err := print(cli.Classes{ExtendedResources: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got, err := os.ReadFile("../../deploy/dra/classes.yaml"); err != nil || string(got) != string(want) {
-		t.Errorf("%v: deploy/dra/classes.yaml is\n%s\nbut k8s-gpu classes prints\n%s", err, got, want)
-	}
-}
-
-// The admission policy that is shipped is the one that "k8s-gpu classes --admission-policy" prints after the classes.
-func TestShippedAdmissionPolicy(t *testing.T) {
-	print := classes(func() (settings, error) { return resolveAll(t, nil, nil, "") })
-	got, err := print(cli.Classes{ExtendedResources: true, AdmissionPolicy: true, ServiceAccount: "tandem-k8s-gpu"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var want strings.Builder
-	for _, name := range []string{"classes", "admission"} {
-		text, err := os.ReadFile("../../deploy/dra/" + name + ".yaml")
-		if err != nil {
-			t.Fatal(err)
+	for _, files := range [][]string{{"classes"}, {"classes", "admission"}} {
+		got, err := print(cli.Classes{ExtendedResources: true, AdmissionPolicy: len(files) > 1, ServiceAccount: "tandem-k8s-gpu"})
+		check.NoError(t, err)
+		var want []string
+		for _, name := range files {
+			text, err := os.ReadFile("../../deploy/dra/" + name + ".yaml")
+			check.NoError(t, err)
+			want = append(want, string(text))
 		}
-		if want.Len() > 0 {
-			want.WriteString("---\n")
+		if string(got) != strings.Join(want, "---\n") {
+			t.Errorf("k8s-gpu classes prints\n%s\nbut deploy/dra has %s:\n%s", got, files, want)
 		}
-		want.Write(text)
-	}
-	if string(got) != want.String() {
-		t.Errorf("k8s-gpu classes --admission-policy prints\n%s\nwant deploy/dra/classes.yaml and deploy/dra/admission.yaml:\n%s", got, want.String())
 	}
 }
 
@@ -83,9 +61,7 @@ func TestRoleIsWhatTheAgentNeeds(t *testing.T) {
 	deny := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) }))
 	defer deny.Close()
 	client, err := kubeapi.New(kubeapi.Options{Address: deny.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	ctx := t.Context()
 	methods := map[string]func() error{
 		"Claim":       func() error { _, err := client.Claim(ctx, "default", "c"); return err },
@@ -122,9 +98,7 @@ func TestRoleIsWhatTheAgentNeeds(t *testing.T) {
 		addRights(t, "rules: ["+rule[1]+"]", want)
 	}
 	text, err := os.ReadFile("../../deploy/dra/access.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	got := map[string]bool{}
 	for _, document := range strings.Split(string(text), "\n---\n") {
 		addRights(t, document, got)
@@ -151,9 +125,7 @@ func addRights(t *testing.T, text string, to map[string]bool) {
 			Verbs     []string
 		}
 	}
-	if err := yaml.Unmarshal([]byte(text), &role); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, yaml.Unmarshal([]byte(text), &role))
 	for _, rule := range role.Rules {
 		for _, verb := range rule.Verbs {
 			to[verb+" "+strings.Join(rule.Groups, ",")+"/"+strings.Join(rule.Resources, ",")] = true

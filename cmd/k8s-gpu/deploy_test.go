@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/operator/status"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // daemonSet is what the tests look at in a DaemonSet, or in a patch of it.
@@ -94,9 +95,7 @@ func TestDaemonSet(t *testing.T) {
 	manifest(t, "../../deploy/daemonset.yaml", &d)
 	c := d.Spec.Template.Spec.Containers[0]
 	s, err := resolveAll(t, c.Args, c.env(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	if len(s.Notes) > 0 {
 		t.Errorf("settings without effect: %v", s.Notes)
 	}
@@ -138,9 +137,7 @@ func TestDaemonSet(t *testing.T) {
 func TestDaemonSetComponents(t *testing.T) {
 	base := component(t, "../../deploy/daemonset.yaml")
 	policy, err := os.ReadFile("../../deploy/policy/policy.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	for name, want := range map[string]struct {
 		mount      string
 		adds       []string
@@ -155,12 +152,7 @@ func TestDaemonSetComponents(t *testing.T) {
 		"dra":         {mount: "/var/lib/kubelet/plugins_registry", writes: true, account: "tandem-k8s-gpu"},
 		"node-labels": {mount: "/etc/kubernetes/node-feature-discovery/features.d", writes: true},
 	} {
-		var k struct{ Patches []struct{ Patch string } }
-		manifest(t, "../../deploy/"+name+"/kustomization.yaml", &k)
-		var d daemonSet
-		if err := yaml.Unmarshal([]byte(k.Patches[0].Patch), &d); err != nil || len(k.Patches) != 1 {
-			t.Fatalf("%s: %v", name, err)
-		}
+		d := patch(t, "../../deploy/"+name+"/kustomization.yaml")
 		c := d.Spec.Template.Spec.Containers[0]
 		if d.Spec.Template.Spec.HostPID != want.hostPID {
 			t.Errorf("%s: hostPID is %t", name, !want.hostPID)
@@ -205,14 +197,10 @@ func TestNoSocketOfTheHostIsMounted(t *testing.T) {
 	if err != nil || len(files) < 7 {
 		t.Fatal(files, err)
 	}
-	parts := make([]daemonSet, len(files)+1)
+	parts := make([]daemonSet, 1)
 	manifest(t, "../../deploy/daemonset.yaml", &parts[0])
-	for i, file := range files {
-		var k struct{ Patches []struct{ Patch string } }
-		manifest(t, file, &k)
-		if err := yaml.Unmarshal([]byte(k.Patches[0].Patch), &parts[i+1]); err != nil {
-			t.Fatal(err)
-		}
+	for _, file := range files {
+		parts = append(parts, patch(t, file))
 	}
 	for _, d := range parts {
 		for _, v := range d.Spec.Template.Spec.Volumes {
@@ -234,16 +222,12 @@ func resolveAll(t *testing.T, args []string, env map[string]string, file string)
 	flags := config.NewFlags(config.KubernetesSpecs())
 	if file != "" {
 		path := filepath.Join(t.TempDir(), "c.yaml")
-		if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, os.WriteFile(path, []byte(file), 0o600))
 		args = append(args, "--config-file="+path)
 	}
 	for _, arg := range args {
 		name, value, _ := strings.Cut(strings.TrimPrefix(arg, "--"), "=")
-		if err := flags[name].Set(value); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, flags[name].Set(value))
 	}
 	return config.ReadKubernetes(flags, config.Environment{
 		LookupEnv: func(name string) (string, bool) { v, ok := env[name]; return v, ok }, CheckAddress: status.CheckAddress,
@@ -257,12 +241,21 @@ func component(t *testing.T, path string) container {
 	return d.Spec.Template.Spec.Containers[0]
 }
 
+// patch is the patch of the DaemonSet that a component of deploy has.
+func patch(t *testing.T, path string) (d daemonSet) {
+	t.Helper()
+	var k struct{ Patches []struct{ Patch string } }
+	manifest(t, path, &k)
+	if err := yaml.Unmarshal([]byte(k.Patches[0].Patch), &d); err != nil || len(k.Patches) != 1 {
+		t.Fatalf("%s: %v, %d patches", path, err, len(k.Patches))
+	}
+	return d
+}
+
 func manifest(t *testing.T, path string, into any) {
 	t.Helper()
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	if err := yaml.Unmarshal(text, into); err != nil {
 		t.Fatalf("%s: %v", path, err)
 	}

@@ -10,14 +10,13 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/cli"
 	"github.com/tandem-gpu/tandem/test/binaries"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // Nomad names a plugin by its file, which an operator may rename: the plugin block has that name, the version that of the program.
 func TestRenamedFile(t *testing.T) {
 	renamed := filepath.Join(t.TempDir(), "nomad-device-nvidia")
-	if err := os.Symlink(binaries.Path(t, "nomad-gpu"), renamed); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.Symlink(binaries.Path(t, "nomad-gpu"), renamed))
 	client := filepath.Join(t.TempDir(), "client.hcl")
 	if err := os.WriteFile(client, []byte("plugin \"nomad-device-nvidia\" {\n  config { degraded = \"no\" }\n}\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -47,9 +46,7 @@ func TestLostLines(t *testing.T) {
 		At      string `json:"@timestamp"`
 		Lines   int    `json:"lines"`
 	}
-	if err := json.Unmarshal(lostLines(7), &line); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, json.Unmarshal(lostLines(7), &line))
 	if line.Level != "warn" || line.Lines != 7 || line.At == "" || !strings.Contains(line.Message, "lines lost") {
 		t.Errorf("%+v", line)
 	}
@@ -62,9 +59,7 @@ func TestStartsNoProcess(t *testing.T) {
 	list := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", `{{.ImportPath}}:{{range .Imports}} {{.}} {{end}}`, ".")
 	list.Stderr = os.Stderr
 	out, err := list.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	n := 0
 	for line := range strings.Lines(string(out)) {
 		name, imports, _ := strings.Cut(line, ":")
