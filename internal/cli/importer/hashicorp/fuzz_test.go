@@ -6,19 +6,16 @@ import (
 	"testing"
 
 	"github.com/tandem-gpu/tandem/internal/cli/importer/hashicorp"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // Whatever the text is, Import returns: an error, or blocks that are imported again without one.
 func FuzzImport(f *testing.F) {
 	files, err := filepath.Glob("testdata/[ce]*/*")
-	if err != nil {
-		f.Fatal(err)
-	}
+	check.NoError(f, err)
 	for _, path := range files {
 		text, err := os.ReadFile(path)
-		if err != nil {
-			f.Fatal(err)
-		}
+		check.NoError(f, err)
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/cli/importer/hashicorp"
 	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
 
@@ -17,15 +18,11 @@ import (
 func TestImport(t *testing.T) {
 	for _, folder := range []string{"testdata/examples", "testdata/cases"} {
 		files, err := os.ReadDir(folder)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		var all strings.Builder
 		for _, f := range files {
 			text, err := os.ReadFile(filepath.Join(folder, f.Name()))
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, err)
 			r, err := hashicorp.Import(hashicorp.Input{Path: f.Name(), Text: text, Plugin: "nomad-gpu"})
 			fmt.Fprintf(&all, "=== %s\n", f.Name())
 			if err != nil {
@@ -56,9 +53,7 @@ func block(text []byte) string {
 // The keys of an imported block are those that the running plugin would have.
 func TestKeys(t *testing.T) {
 	keys, err := hashicorp.Keys(hashicorp.Input{Path: "c.hcl", Text: []byte(`plugin "nvidia" { config { ignored_gpu_ids = ["GPU-7", "x"] } }`), Plugin: "nomad-gpu"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	s, _, err := config.NewBlock(keys).Read()
 	if err != nil || len(s.Core.Exclude) != 1 || s.Core.Exclude[0] != "GPU-7" {
 		t.Errorf("%v, %v", s.Core.Exclude, err)

@@ -6,22 +6,17 @@ import (
 	"testing"
 
 	"github.com/tandem-gpu/tandem/internal/cli/importer/nvidia"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // Whatever the text is, Import returns: an error, or files that are imported again without one.
 func FuzzImport(f *testing.F) {
-	for _, pattern := range []string{"testdata/examples/*", "testdata/cases/*"} {
-		files, err := filepath.Glob(pattern)
-		if err != nil {
-			f.Fatal(err)
-		}
-		for _, path := range files {
-			text, err := os.ReadFile(path)
-			if err != nil {
-				f.Fatal(err)
-			}
-			f.Add(text)
-		}
+	files, err := filepath.Glob("testdata/[ce]*/*")
+	check.NoError(f, err)
+	for _, path := range files {
+		text, err := os.ReadFile(path)
+		check.NoError(f, err)
+		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		r, err := nvidia.Import(nvidia.Input{Path: "f", Text: text})

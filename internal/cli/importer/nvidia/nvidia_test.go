@@ -9,17 +9,9 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/cli/importer"
 	"github.com/tandem-gpu/tandem/internal/cli/importer/nvidia"
+	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
-
-// importFile imports a file of a folder.
-func importFile(folder, name string) (importer.Result, error) {
-	text, err := os.ReadFile(filepath.Join(folder, name))
-	if err != nil {
-		return importer.Result{}, err
-	}
-	return nvidia.Import(nvidia.Input{Path: name, Text: text})
-}
 
 // render is a result as text.
 func render(r importer.Result, err error) string {
@@ -38,39 +30,18 @@ func render(r importer.Result, err error) string {
 }
 
 // Every example configuration of NVIDIA's documents is imported, but for those of the golden file with an error: a template with
-// placeholders. What is imported is valid, or Import would have failed.
-func TestExamples(t *testing.T) {
-	goldens(t, "testdata/examples")
-}
-
-// What users write beside the examples: keys that NVIDIA's plugin ignores, unknown ones, flags and variables together, mistakes.
-func TestCases(t *testing.T) {
-	goldens(t, "testdata/cases")
-}
-
-func goldens(t *testing.T, folder string) {
-	t.Helper()
-	files, err := os.ReadDir(folder)
-	if err != nil || len(files) == 0 {
-		t.Fatal(err)
-	}
-	var all strings.Builder
-	for _, f := range files {
-		r, err := importFile(folder, f.Name())
-		fmt.Fprintf(&all, "=== %s: %s\n", f.Name(), render(r, err))
-	}
-	goldenfile.Compare(t, folder+".golden", all.String())
-}
-
-// The import of a result is the result: nothing is left to change.
-func TestImportOfAResult(t *testing.T) {
+// placeholders; and so is what users write beside the examples: keys that NVIDIA's plugin ignores, unknown ones, flags and variables together,
+// mistakes. What is imported is valid, or Import would have failed. The import of a result is the result: nothing is left to change.
+func TestImport(t *testing.T) {
 	for _, folder := range []string{"testdata/examples", "testdata/cases"} {
-		files, _ := os.ReadDir(folder)
+		files, err := os.ReadDir(folder)
+		check.NoError(t, err)
+		var all strings.Builder
 		for _, f := range files {
-			r, err := importFile(folder, f.Name())
-			if err != nil {
-				continue
-			}
+			text, err := os.ReadFile(filepath.Join(folder, f.Name()))
+			check.NoError(t, err)
+			r, err := nvidia.Import(nvidia.Input{Path: f.Name(), Text: text})
+			fmt.Fprintf(&all, "=== %s: %s\n", f.Name(), render(r, err))
 			for _, file := range r.Files {
 				again, err := nvidia.Import(nvidia.Input{Path: "again.yaml", Text: file.Text, Format: nvidia.FromFile})
 				if err != nil || len(again.Files) != 1 || settings(again.Files[0].Text) != settings(file.Text) {
@@ -78,6 +49,7 @@ func TestImportOfAResult(t *testing.T) {
 				}
 			}
 		}
+		goldenfile.Compare(t, folder+".golden", all.String())
 	}
 }
 
