@@ -21,16 +21,10 @@ import (
 	"github.com/tandem-gpu/tandem/internal/operator/doctor"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 // situation is a host whose driver works, and what differs.
 type situation struct {
@@ -43,18 +37,18 @@ type situation struct {
 
 func newSituation(t *testing.T) *situation {
 	m := simdriver.StartParallel(t, "l40s")
-	must(t, os.Mkdir(filepath.Join(m.Root, "state"), 0o755))
+	check.NoError(t, os.Mkdir(filepath.Join(m.Root, "state"), 0o755))
 	s := &situation{root: m.Root}
 	s.options = doctor.Options{
 		Program: "k8s-gpu", HostRoot: m.Root, StateDir: m.Root + "/state", KernelLog: "/dev/null",
 		Roots: core.Roots{Driver: m.Root, Dev: m.Root, Sys: m.Root + "/sys", Proc: m.Root + "/proc"},
 	}
 	slots, err := m.Slots()
-	must(t, err)
+	check.NoError(t, err)
 	s.driver.Driver = report.Driver{State: "ready", Version: "570.124.06", CUDA: "12.8"}
 	for i, slot := range slots {
 		pci, err := m.Get(slot, "pci")
-		must(t, err)
+		check.NoError(t, err)
 		id := gpu.DeviceID(m.UUID(slot))
 		s.driver.Devices = append(s.driver.Devices, report.Device{ID: id, GPU: id, Index: i, PCI: gpu.PCIAddress(pci), Pool: "gpu", Schedulable: true})
 	}
@@ -170,8 +164,8 @@ func TestSituations(t *testing.T) {
 		}},
 		{"kernel log not readable", func(s *situation) { s.options.KernelLog = "/nowhere/kmsg" }},
 		{"SELinux", func(s *situation) {
-			must(t, os.MkdirAll(s.root+"/sys/fs/selinux", 0o755))
-			must(t, os.WriteFile(s.root+"/sys/fs/selinux/enforce", []byte("1"), 0o644))
+			check.NoError(t, os.MkdirAll(s.root+"/sys/fs/selinux", 0o755))
+			check.NoError(t, os.WriteFile(s.root+"/sys/fs/selinux/enforce", []byte("1"), 0o644))
 		}},
 		{"in a container without a library", func(s *situation) {
 			s.options.HostRoot, s.system.Container = "", "KUBERNETES_SERVICE_HOST is set"
@@ -180,7 +174,7 @@ func TestSituations(t *testing.T) {
 		}},
 		{"NVML lists nothing", func(s *situation) {
 			s.driver.Devices = nil
-			must(t, os.RemoveAll(s.root+"/sys/bus"))
+			check.NoError(t, os.RemoveAll(s.root+"/sys/bus"))
 		}},
 	} {
 		s := newSituation(t)
@@ -252,7 +246,7 @@ func TestProblemOfACheck(t *testing.T) {
 // The text is what a person reads first, the JSON is for scripts.
 func TestFormats(t *testing.T) {
 	s := newSituation(t)
-	must(t, os.Remove(s.root+"/dev/nvidia-uvm"))
+	check.NoError(t, os.Remove(s.root+"/dev/nvidia-uvm"))
 	s.system.Unsynchronised = true
 	findings := s.run(t)
 	for _, format := range []struct {
@@ -264,7 +258,7 @@ func TestFormats(t *testing.T) {
 		{"json", doctor.WriteJSON},
 	} {
 		var b bytes.Buffer
-		must(t, format.write(&b, findings))
+		check.NoError(t, format.write(&b, findings))
 		goldenfile.Compare(t, "testdata/format."+format.file, strings.ReplaceAll(b.String(), s.root, "$ROOT"))
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/operator/doctor"
 	"github.com/tandem-gpu/tandem/test/binaries"
+	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
@@ -76,9 +77,7 @@ func newHost(t *testing.T, program, machine string) *host {
 
 func (h *host) must(err error) {
 	h.t.Helper()
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	check.NoError(h.t, err)
 }
 
 // write replaces a file of the host.

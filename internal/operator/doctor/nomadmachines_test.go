@@ -6,9 +6,9 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/tandem-gpu/tandem/test/binaries"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 func init() {
@@ -60,7 +60,6 @@ func init() {
 			}
 		}},
 		{name: "one GPU lost under a running agent", program: k8s, breaks: func(h *host) { h.agent(); h.must(h.Lose(3)) }},
-		{name: "healthy MIG, Nomad", program: nomad, machine: "a30", healthy: true, breaks: nothing},
 		{name: "healthy, with a running agent", program: k8s, healthy: true, breaks: func(h *host) { h.agent() }},
 	}...)
 }
@@ -78,15 +77,11 @@ func (h *host) start(program string, args ...string) (stop func()) {
 	h.must(cmd.Start())
 	stop = sync.OnceFunc(func() { _ = cmd.Process.Signal(os.Interrupt); _ = cmd.Wait() })
 	h.t.Cleanup(stop)
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+	check.Until(h.t, "the agent offers devices", func() bool {
 		code, out := run(h.t, program, "inspect", "--json", "--state-dir", h.Root+"/state", "--driver-root=/nowhere")
-		if code == 0 && strings.Contains(out, `"schedulable": true`) {
-			return stop
-		}
-		if time.Now().After(deadline) {
-			h.t.Fatalf("the agent does not offer devices: %s", out)
-		}
-	}
+		return code == 0 && strings.Contains(out, `"schedulable": true`)
+	})
+	return stop
 }
 
 // otherAgent lets an agent of the other orchestrator offer every GPU of the host: its file is written by k8s-gpu under another name.
@@ -94,15 +89,11 @@ func (h *host) otherAgent() {
 	h.t.Helper()
 	stop := h.start(k8s, append(h.args[2:], "--kubelet-socket=", "--pod-resources-socket=", "--http-address=")...)
 	folder := filepath.Join(h.Root, "state/agents")
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
-		text, err := os.ReadFile(folder + "/k8s-gpu.json")
-		if err == nil && strings.Contains(string(text), h.UUID(7)) {
-			h.must(os.WriteFile(folder+"/nomad-gpu.json", []byte(strings.ReplaceAll(string(text), "k8s-gpu", "nomad-gpu")), 0o600))
-			break
-		}
-		if time.Now().After(deadline) {
-			h.t.Fatalf("no file of the agent: %v", err)
-		}
-	}
+	var text []byte
+	check.Until(h.t, "the agent's file", func() bool {
+		text, _ = os.ReadFile(folder + "/k8s-gpu.json")
+		return strings.Contains(string(text), h.UUID(7))
+	})
+	h.must(os.WriteFile(folder+"/nomad-gpu.json", []byte(strings.ReplaceAll(string(text), "k8s-gpu", "nomad-gpu")), 0o600))
 	stop()
 }

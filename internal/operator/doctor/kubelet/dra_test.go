@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi/kubeapitest"
 	"github.com/tandem-gpu/tandem/internal/operator/doctor"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 const classesPath = "/apis/resource.k8s.io/v1/deviceclasses"
@@ -81,11 +82,11 @@ func TestDRAAtTheAPI(t *testing.T) {
 	} {
 		cluster := newCluster(t)
 		c.change(cluster)
-		check(t, name, cluster.check(t, "node-1"), c.severity, c.text)
+		expect(t, name, cluster.check(t, "node-1"), c.severity, c.text)
 	}
-	check(t, "wrong name of the Node", newCluster(t).check(t, "node-2"), doctor.Problem, `there is no Node "node-2"`)
+	expect(t, "wrong name of the Node", newCluster(t).check(t, "node-2"), doctor.Problem, `there is no Node "node-2"`)
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
-	check(t, "not in a pod", DRA{}.api(t.Context(), new(doctor.Facts)), doctor.Problem, "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set")
+	expect(t, "not in a pod", DRA{}.api(t.Context(), new(doctor.Facts)), doctor.Problem, "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set")
 }
 
 // On the node it finds the kubelet's folder, the agent's sockets and another driver of the same name.
@@ -93,28 +94,24 @@ func TestDRAOnTheNode(t *testing.T) {
 	dir := t.TempDir()
 	o := DRA{KubeletDir: dir, Driver: "gpu.nvidia.com", Sockets: "gpu.nvidia.com-tandem-"}
 	running := &doctor.Facts{Agent: doctor.Agent{Running: true}}
-	check(t, "no folder", o.registration(t.Context(), running), doctor.Problem, "folder for the registration of drivers does not exist")
+	expect(t, "no folder", o.registration(t.Context(), running), doctor.Problem, "folder for the registration of drivers does not exist")
 	folder := filepath.Join(dir, "plugins_registry")
-	if err := os.Mkdir(folder, 0o750); err != nil {
-		t.Fatal(err)
-	}
-	check(t, "no socket, no agent", o.registration(t.Context(), new(doctor.Facts)), doctor.OK, "0 sockets")
-	check(t, "no socket", o.registration(t.Context(), running), doctor.Warning, "has no socket of the driver gpu.nvidia.com")
+	check.NoError(t, os.Mkdir(folder, 0o750))
+	expect(t, "no socket, no agent", o.registration(t.Context(), new(doctor.Facts)), doctor.OK, "0 sockets")
+	expect(t, "no socket", o.registration(t.Context(), running), doctor.Warning, "has no socket of the driver gpu.nvidia.com")
 	serve := func(name string) {
 		t.Chdir(folder) // a path of a socket is short
 		l, err := net.Listen("unix", name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		t.Cleanup(func() { _ = l.Close() })
 	}
 	serve("gpu.nvidia.com-tandem-00000001-reg.sock")
 	serve("other.example.com-reg.sock")
 	o.KubeletDir = ".."
-	check(t, "the agent's", o.registration(t.Context(), running), doctor.OK, "1 socket of this agent")
+	expect(t, "the agent's", o.registration(t.Context(), running), doctor.OK, "1 socket of this agent")
 	serve("gpu.nvidia.com-reg.sock")
 	findings := o.registration(t.Context(), running)
-	check(t, "another driver", findings, doctor.Problem, "another DRA driver gpu.nvidia.com is registered on this node")
+	expect(t, "another driver", findings, doctor.Problem, "another DRA driver gpu.nvidia.com is registered on this node")
 	if !strings.HasSuffix(findings[0].Place, "gpu.nvidia.com-reg.sock") {
 		t.Errorf("%+v", findings)
 	}

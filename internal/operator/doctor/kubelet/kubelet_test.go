@@ -11,10 +11,11 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/operator/doctor"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
-// check compares a finding with a severity and a part of its text.
-func check(t *testing.T, name string, findings []doctor.Finding, severity doctor.Severity, text string) {
+// expect compares a finding with a severity and a part of its text.
+func expect(t *testing.T, name string, findings []doctor.Finding, severity doctor.Severity, text string) {
 	t.Helper()
 	if len(findings) != 1 || findings[0].Severity != severity || !strings.Contains(findings[0].Found, text) || findings[0].Place == "" ||
 		(findings[0].Remedy == "") == (severity == doctor.Problem || severity == doctor.Warning) {
@@ -44,9 +45,9 @@ func TestRuntime(t *testing.T) {
 		"devices in another way": {Options{}, byAll, containerruntime.Info{Name: "containerd", Runtimes: []string{"runc"}}, doctor.OK, "containerd"},
 	} {
 		f := &doctor.Facts{Driver: report.Report{Injections: c.injections}}
-		check(t, name, c.options.judge(f, "/run/containerd.sock", c.info), c.severity, c.text)
+		expect(t, name, c.options.judge(f, "/run/containerd.sock", c.info), c.severity, c.text)
 	}
-	check(t, "no socket", Options{CRISocket: "/nowhere/containerd.sock"}.runtime(t.Context(), new(doctor.Facts)), doctor.Warning, "no answer")
+	expect(t, "no socket", Options{CRISocket: "/nowhere/containerd.sock"}.runtime(t.Context(), new(doctor.Facts)), doctor.Warning, "no answer")
 }
 
 // A resource of the agent with the devices of another plugin is a problem, other resources and units of shared devices are not.
@@ -62,42 +63,29 @@ func TestForeignDevices(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		kubelet := kubelettest.New(dir)
-		if err := kubelet.Start(); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, kubelet.Start())
 		defer kubelet.Stop()
 		socket := filepath.Join(dir, "p.sock")
 		api, err := kubelettest.ServePodResources(socket)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		defer api.Close()
 		for resource, id := range c.devices {
 			api.Offer(resource, 0, id)
 		}
 		o := Options{KubeletSocket: kubelet.Socket(), PodResourcesSocket: socket}
-		check(t, name, o.podResources(t.Context(), f), c.severity, c.text)
+		expect(t, name, o.podResources(t.Context(), f), c.severity, c.text)
 
 		registered := map[string][]string{}
 		for resource, id := range c.devices {
 			registered[resource] = []string{id}
 		}
 		text, err := json.Marshal(map[string]any{"Data": map[string]any{"RegisteredDevices": registered}, "Checksum": 1})
-		if err != nil {
-			t.Fatal(err)
-		}
-		writeFile(t, filepath.Join(dir, checkpointName), text)
+		check.NoError(t, err)
+		check.NoError(t, os.WriteFile(filepath.Join(dir, checkpointName), text, 0o600))
 		want := c.text
 		if c.severity == doctor.OK {
 			want = "accepts connections"
 		}
-		check(t, name+", checkpoint", o.kubelet(t.Context(), f), c.severity, want)
-	}
-}
-
-func writeFile(t *testing.T, path string, text []byte) {
-	t.Helper()
-	if err := os.WriteFile(path, text, 0o600); err != nil {
-		t.Fatal(err)
+		expect(t, name+", checkpoint", o.kubelet(t.Context(), f), c.severity, want)
 	}
 }
