@@ -21,6 +21,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // quiesce releases the driver until it is resumed.
@@ -53,7 +54,7 @@ func TestQuiesceUntilATime(t *testing.T) {
 		t.Error("a rejected command had an effect")
 	}
 	contains(t, r.output(with(control.Quiesce, control.QuiesceArgs{For: "3s"})), "until 20")
-	r.await("the end", func() bool { return r.cause(0) == "" })
+	check.Until(r, "the end", func() bool { return r.cause(0) == "" })
 }
 
 // Quiesce fails while a driver call hangs. The maintenance is active nevertheless: the error also has the reason why it is not on disk.
@@ -82,11 +83,11 @@ func TestQuiesceWhileACallHangs(t *testing.T) {
 func TestQuiesceChecksOpenFiles(t *testing.T) {
 	r := start(t, coretest.GPUs(1))
 	path := filepath.Join(t.TempDir(), "dev/nvidia0")
-	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	check.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
 	left, err := os.Create(path)
-	must(t, err)
+	check.NoError(t, err)
 	r.rejects(quiesce, http.StatusServiceUnavailable, path)
-	must(t, left.Close())
+	check.NoError(t, left.Close())
 	r.output(quiesce)
 }
 
@@ -101,11 +102,11 @@ func TestSignals(t *testing.T) {
 		control.Follow(ctx, signals, agentOf{r.monitor}, slog.New(slog.NewTextHandler(r.log, nil)))
 	}()
 	signals <- control.QuiesceSignal
-	r.await("maintenance", func() bool { return r.cause(0) == "MAINTENANCE" })
+	check.Until(r, "maintenance", func() bool { return r.cause(0) == "MAINTENANCE" })
 	signals <- control.ResumeSignal
-	r.await("its end", func() bool { return r.cause(0) == "" })
+	check.Until(r, "its end", func() bool { return r.cause(0) == "" })
 	signals <- control.ResumeSignal
-	r.await("the rejection", func() bool { return strings.Contains(r.log.String(), "nothing to resume") })
+	check.Until(r, "the rejection", func() bool { return strings.Contains(r.log.String(), "nothing to resume") })
 	contains(t, r.log.String(), `msg="command by signal executed" persisted=false error="not on disk`, "persisted=true command=resume")
 	cancel()
 	<-ended
@@ -128,7 +129,7 @@ func TestRebind(t *testing.T) {
 		s.Devices[i].Index = i
 	}
 	r.machine.Set(s)
-	r.await("the policy warning", func() bool { return len(r.monitor.Current().OutdatedBindings()) > 0 })
+	check.Until(r, "the policy warning", func() bool { return len(r.monitor.Current().OutdatedBindings()) > 0 })
 	inspected := r.output(inspect(false))
 	contains(t, inspected, "policy warning: "+at+string(coretest.GPU(1))+"; by the present order", "run the command rebind",
 		"binding: "+at+string(coretest.GPU(1)), "1 (policy: 2)")
@@ -138,7 +139,7 @@ func TestRebind(t *testing.T) {
 	}
 	contains(t, r.log.String(), "policy position rebound by operator", "uid=")
 	r.machine.FailSession(gpu.ErrDriverLost)
-	r.await("the loss of the driver", func() bool { return r.monitor.Current().Driver().State != gpu.DriverReady })
+	check.Until(r, "the loss of the driver", func() bool { return r.monitor.Current().Driver().State != gpu.DriverReady })
 	r.rejects(control.Rebind, http.StatusConflict, "present order of devices is unknown")
 }
 

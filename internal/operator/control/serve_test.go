@@ -21,6 +21,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/setting"
+	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/logbuffer"
 )
 
@@ -32,17 +33,17 @@ func TestSocketIsPrivateAndRemoved(t *testing.T) {
 		t.Errorf("mode %v, %v", file.Mode(), err)
 	}
 	silent, err := net.Dial("unix", r.path) // a silent client does not delay the shutdown
-	must(t, err)
+	check.NoError(t, err)
 	began := time.Now()
 	r.stop()
 	if took := time.Since(began); took > 2*time.Second {
 		t.Errorf("the shutdown took %v", took)
 	}
-	must(t, silent.Close())
+	check.NoError(t, silent.Close())
 	if _, err := os.Stat(r.path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the socket still exists: %v", err)
 	}
-	await(t, "the end of all goroutines", func() bool { return runtime.NumGoroutine() <= before })
+	check.Until(t, "the end of all goroutines", func() bool { return runtime.NumGoroutine() <= before })
 }
 
 // The socket of a killed process is replaced, that of a running one is not.
@@ -59,7 +60,7 @@ func TestStaleSocketIsReplaced(t *testing.T) {
 		sockets[i] = control.NewSocket(path)
 		all.Go(func() { sockets[i].Serve(ctx, agentOf{m}, quiet()) })
 	}
-	await(t, "one server and seven warnings", func() bool {
+	check.Until(t, "one server and seven warnings", func() bool {
 		waiting := 0
 		for _, s := range sockets {
 			if strings.Contains(strings.Join(problem.Lines(s.Problems()), " "), "another process serves "+path) {
@@ -77,20 +78,20 @@ func TestStaleSocketIsReplaced(t *testing.T) {
 func TestSocketOfAnotherProcessIsNotRemoved(t *testing.T) {
 	t.Parallel()
 	r := start(t, coretest.GPUs(1))
-	must(t, os.Remove(r.path))
+	check.NoError(t, os.Remove(r.path))
 	other, err := net.Listen("unix", r.path)
-	must(t, err)
+	check.NoError(t, err)
 	r.stop()
 	_, err = os.Stat(r.path)
-	must(t, err)
-	must(t, other.Close())
+	check.NoError(t, err)
+	check.NoError(t, other.Close())
 }
 
 func TestSocketThatCannotBeServed(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
 	inTheWay := filepath.Join(dir, "file")
-	must(t, os.WriteFile(inTheWay, []byte("mine"), 0o600))
+	check.NoError(t, os.WriteFile(inTheWay, []byte("mine"), 0o600))
 	for name, c := range map[string]struct{ path, want string }{
 		"too long":    {control.Path(filepath.Join(dir, strings.Repeat("x", 100)), "k8s-gpu"), "want at most 107"},
 		"no socket":   {inTheWay, "is not a socket"},
@@ -105,7 +106,7 @@ func TestSocketThatCannotBeServed(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			var serving sync.WaitGroup
 			serving.Go(func() { socket.Serve(ctx, nil, o) })
-			await(t, "the reason", func() bool { return len(problem.Lines(socket.Problems())) > 0 })
+			check.Until(t, "the reason", func() bool { return len(problem.Lines(socket.Problems())) > 0 })
 			time.Sleep(1500 * time.Millisecond) // for some retries, which log nothing
 			cancel()
 			serving.Wait()
@@ -131,9 +132,9 @@ func TestLockOnTheStateDirectoryDoesNotPreventTheSocket(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
 	stateDir, err := os.Open(dir)
-	must(t, err)
+	check.NoError(t, err)
 	defer func() { _ = stateDir.Close() }()
-	must(t, os.Chmod(dir, 0o755), syscall.Flock(int(stateDir.Fd()), syscall.LOCK_EX))
+	check.NoError(t, os.Chmod(dir, 0o755), syscall.Flock(int(stateDir.Fd()), syscall.LOCK_EX))
 	path := serveAt(t, dir, newAgent())
 	awaitReport(t, path)
 	file, err := os.Stat(path + ".lock")
@@ -145,11 +146,11 @@ func TestLockOnTheStateDirectoryDoesNotPreventTheSocket(t *testing.T) {
 func TestRemovedSocketIsCreatedAgain(t *testing.T) {
 	t.Parallel()
 	r := start(t, coretest.GPUs(1))
-	must(t, os.Remove(r.path))
+	check.NoError(t, os.Remove(r.path))
 	awaitReport(t, r.path)
-	must(t, os.RemoveAll(filepath.Dir(r.path))) // with the lock file
+	check.NoError(t, os.RemoveAll(filepath.Dir(r.path))) // with the lock file
 	awaitReport(t, r.path)
-	r.await("no warning", func() bool { return len(problem.Lines(r.socket.Problems())) == 0 })
+	check.Until(r, "no warning", func() bool { return len(problem.Lines(r.socket.Problems())) == 0 })
 }
 
 // A socket at the agent's path on which no process listens is replaced.
@@ -157,7 +158,7 @@ func TestReplacedSocketIsCreatedAgain(t *testing.T) {
 	t.Parallel()
 	r := start(t, coretest.GPUs(1))
 	deadSocket(t, r.path+".new")
-	must(t, os.Rename(r.path+".new", r.path))
+	check.NoError(t, os.Rename(r.path+".new", r.path))
 	awaitReport(t, r.path)
 }
 
@@ -166,13 +167,13 @@ func TestSocketIsCreatedWhenItsPathIsFree(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
 	inTheWay := control.Path(dir, "k8s-gpu")
-	must(t, os.Mkdir(inTheWay, 0o755))
+	check.NoError(t, os.Mkdir(inTheWay, 0o755))
 	path := serveAt(t, dir, newAgent())
-	await(t, "the error of a client", func() bool {
+	check.Until(t, "the error of a client", func() bool {
 		_, err := control.Report(t.Context(), path)
 		_, unserved := errors.AsType[*control.NotServedError](err)
 		return unserved && strings.Contains(err.Error(), "an agent is running")
 	})
-	must(t, os.Remove(inTheWay))
+	check.NoError(t, os.Remove(inTheWay))
 	awaitReport(t, path)
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/logbuffer"
 )
 
@@ -52,7 +53,7 @@ type rig struct {
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "ctl")
-	must(t, err)
+	check.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
 }
@@ -82,7 +83,7 @@ func startWith(t *testing.T, s gpu.Snapshot, store monitor.Store, change ...func
 	ctx, cancel := context.WithCancel(context.Background())
 	var agent sync.WaitGroup
 	agent.Go(func() {
-		must(t, r.monitor.Run(ctx))
+		check.NoError(t, r.monitor.Run(ctx))
 	})
 	r.socket = control.NewSocket(r.path)
 	agent.Go(func() { r.socket.Serve(ctx, agentOf{r.monitor}, r.options) })
@@ -91,7 +92,7 @@ func startWith(t *testing.T, s gpu.Snapshot, store monitor.Store, change ...func
 		agent.Wait()
 	})
 	t.Cleanup(r.stop)
-	r.await("a report", func() bool {
+	check.Until(r, "a report", func() bool {
 		report, err := control.Report(t.Context(), r.path)
 		return err == nil && report.Driver.State == "ready"
 	})
@@ -113,31 +114,11 @@ func (r *rig) open() (monitor.Session, error) {
 	return shortWaits{s}, nil
 }
 
-// await polls a condition for 30 s at most.
-func (r *rig) await(what string, is func() bool) {
-	r.Helper()
-	await(r.T, what, is)
-}
-
-func await(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	deadline := time.After(30 * time.Second)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !is() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatalf("timeout: %s", what)
-		}
-	}
-}
-
 // xid has a GPU report an XID, and waits until it has an effect.
 func (r *rig) xid(id int, code uint64) {
 	r.Helper()
 	r.machine.SendEvent(health.Observation{At: gpu.WholeGPU(coretest.GPU(id)), Kind: health.XID, Code: code})
-	r.await("the XID", func() bool {
+	check.Until(r, "the XID", func() bool {
 		return slices.ContainsFunc(r.monitor.State().Ledger.Conditions(), func(c health.Condition) bool { return c.Code == code })
 	})
 }
@@ -198,7 +179,7 @@ func (r *rig) report() report.Report {
 func (r *rig) hang() {
 	r.Helper()
 	r.Cleanup(r.machine.Hang("Probe", gpu.WholeGPU(coretest.GPU(1))))
-	r.await("the call", func() bool { return len(r.monitor.Stats().Calls) > 0 })
+	check.Until(r, "the call", func() bool { return len(r.monitor.Stats().Calls) > 0 })
 }
 
 // contains checks that a text has all the parts.
@@ -233,7 +214,7 @@ func newAgent() control.Agent {
 // awaitReport waits until the agent at path answers.
 func awaitReport(t *testing.T, path string) {
 	t.Helper()
-	await(t, "a report", func() bool {
+	check.Until(t, "a report", func() bool {
 		_, err := control.Report(t.Context(), path)
 		return err == nil
 	})
@@ -243,19 +224,11 @@ func awaitReport(t *testing.T, path string) {
 func deadSocket(t *testing.T, path string) {
 	t.Helper()
 	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	must(t, err)
+	check.NoError(t, err)
 	dead.SetUnlinkOnClose(false)
-	must(t, dead.Close())
+	check.NoError(t, dead.Close())
 }
 
 func quiet() control.Options {
 	return control.Options{Config: core.DefaultConfig(), Log: slog.New(slog.DiscardHandler)}
-}
-
-// must fails the test if there is an error.
-func must(t *testing.T, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 func simulation(o *control.Options) { o.Simulation = true }
@@ -38,7 +39,7 @@ func TestInspectReadsTheAgent(t *testing.T) {
 	contains(t, r.output(inspect(false)),
 		"driver ready", "warning: health history is not kept: the disk is full\n", "  unhealthy  ", "CONDITIONS\nGPU 1  XID_95  unhealthy  since ")
 	var got report.Report
-	must(t, json.Unmarshal([]byte(r.output(inspect(true))), &got))
+	check.NoError(t, json.Unmarshal([]byte(r.output(inspect(true))), &got))
 	if got.Source != report.FromAgent || len(got.Conditions) != 1 || got.Conditions[0].Cause != "XID_95" || len(got.Warnings) != 1 {
 		t.Errorf("%+v", got)
 	}
@@ -49,7 +50,7 @@ func TestInspectWithoutAgent(t *testing.T) {
 	dir := shortDir(t)
 	mute := control.Path(dir, "mute") // accepts connections and never responds
 	listener, err := net.Listen("unix", mute)
-	must(t, err)
+	check.NoError(t, err)
 	defer func() { _ = listener.Close() }()
 	cfg := core.DefaultConfig()
 	machine := coretest.NewMachine(coretest.GPUs(1))
@@ -68,7 +69,7 @@ func TestInspectWithoutAgent(t *testing.T) {
 			defer cancel()
 		}
 		var table, text bytes.Buffer
-		must(t, control.Inspect(ctx, path, read, &table, false), control.Inspect(ctx, path, read, &text, true))
+		check.NoError(t, control.Inspect(ctx, path, read, &table, false), control.Inspect(ctx, path, read, &text, true))
 		if !strings.HasPrefix(table.String(), first+"driver ready") {
 			t.Errorf("at %q: %s", path, table.String())
 		}
@@ -158,7 +159,7 @@ func TestRejectedCommands(t *testing.T) {
 	longAgo := time.Now().Add(-time.Hour).UTC().Format(time.RFC3339)
 	r.xid(0, 95)
 	r.machine.FailGPU(coretest.GPU(1), health.Lost)
-	r.await("the loss", func() bool { return r.cause(1) == "LOST" })
+	check.Until(r, "the loss", func() bool { return r.cause(1) == "LOST" })
 	clearing := func(a control.ClearArgs) command { return with(control.Clear, a) }
 	simulating := func(a control.SimulateArgs) command { return with(control.Simulate, a) }
 	for name, c := range map[string]struct {

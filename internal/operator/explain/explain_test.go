@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/operator/explain"
+	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
 
@@ -78,9 +79,7 @@ func TestExplain(t *testing.T) {
 			fmt.Fprintln(&all, err)
 			continue
 		}
-		if err := e.Write(&all); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, e.Write(&all))
 	}
 	goldenfile.Compare(t, "testdata/explain.txt", all.String())
 	e, err := explain.Explain(input(), explain.Args{Count: 2})
@@ -88,9 +87,7 @@ func TestExplain(t *testing.T) {
 	if err == nil {
 		err = e.WriteJSON(&text)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	goldenfile.Compare(t, "testdata/explain.json", text.String())
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/operator/explain"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // An orchestrator that takes what is listed first gets the first devices that fit: one share of each device, not those that claims hold, not
@@ -27,9 +28,7 @@ func TestListedFirst(t *testing.T) {
 	in.Adapter = adapter
 	in.Adapter.API, in.Adapter.Listed = inventory.DRA, true
 	e, err := explain.Explain(in, explain.Args{Count: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	r := e.Requests[0]
 	if diff := cmp.Diff([]inventory.UnitID{inventory.UnitID(coretest.GPU(1)) + "::1", inventory.UnitID(coretest.GPU(2)) + "::0"}, r.Units); diff != "" {
 		t.Error(diff)

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // A request is in the bucket of its duration and in all above. Each method has its series before the first request.
@@ -15,9 +17,7 @@ func TestDurations(t *testing.T) {
 		d.Observe("Prefer", took)
 	}
 	registry := prometheus.NewPedanticRegistry()
-	if err := registry.Register(d); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, registry.Register(d))
 	families, err := registry.Gather()
 	if err != nil || len(families) != 1 || families[0].GetName() != "tandem_t_seconds" || len(families[0].GetMetric()) != 2 {
 		t.Fatalf("%v, %v", families, err)

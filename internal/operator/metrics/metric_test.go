@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // What a driver or an orchestrator has as a label is valid in Prometheus: the registry refuses no sample.
@@ -16,9 +18,7 @@ func TestLabelsAreValid(t *testing.T) {
 	}
 	close(ch)
 	registry := prometheus.NewPedanticRegistry()
-	if err := registry.Register(sent{&set, ch}); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, registry.Register(sent{&set, ch}))
 	families, err := registry.Gather()
 	if err != nil || len(families) != 1 || families[0].GetName() != "tandem_m" {
 		t.Fatalf("%v, %v", families, err)
@@ -41,9 +41,7 @@ func TestInvalidSample(t *testing.T) {
 	p.Add(m, 2, "x")
 	close(ch)
 	registry := prometheus.NewPedanticRegistry()
-	if err := registry.Register(sent{&set, ch}); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, registry.Register(sent{&set, ch}))
 	families, err := registry.Gather()
 	if err == nil || len(families) != 1 || families[0].GetMetric()[0].GetGauge().GetValue() != 2 {
 		t.Errorf("%v, %v", families, err)

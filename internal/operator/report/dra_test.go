@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // Operators see through which API a device is offered, its names and taints in the slices, and which claims hold it since when.
@@ -36,9 +37,7 @@ func TestDRA(t *testing.T) {
 		{Name: "gpu-gone", Taints: []report.Taint{taint}},
 	})
 	var text bytes.Buffer
-	if err := r.WriteTable(&text); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, r.WriteTable(&text))
 	_, got, _ := strings.Cut(text.String(), "DRA: ")
 	want := `driver gpu.nvidia.com, node node-1: registered with the kubelet; 1 slice with 3 devices published, generation 7, last written 2026-11-22T10:00:00Z, not up to date: Kubernetes' API: connection refused
 last error of Kubernetes' API at 2026-11-22T10:01:00Z: 429 Too Many Requests
@@ -64,9 +63,7 @@ func TestWithoutDRA(t *testing.T) {
 		c := core.DefaultConfig()
 		c.API = api
 		text, err := json.Marshal(report.DescribeState(core.NewState(c).Read(c, time.Now(), coretest.GPUs(1)), c))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		for _, key := range []string{`"dra"`, `"api"`, `"sliceDevices"`, `"taints"`} {
 			if bytes.Contains(text, []byte(key)) {
 				t.Errorf("%q: %s in %s", api, key, text)

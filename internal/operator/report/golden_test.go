@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
 
@@ -40,7 +41,7 @@ func troubled(t *testing.T) (core.State, core.Config) {
 	for i := range 8 {
 		samples[i] = healthy
 	}
-	check := func(except ...int) (obs []health.Observation) {
+	checked := func(except ...int) (obs []health.Observation) {
 		for i := range 8 {
 			o := health.Observation{At: gpu.WholeGPU(coretest.GPU(i)), Kind: health.Checked, Sample: samples[i]}
 			if slices.Contains(except, i) {
@@ -53,16 +54,14 @@ func troubled(t *testing.T) (core.State, core.Config) {
 	xid := func(id int, code uint64) health.Observation {
 		return health.Observation{At: gpu.WholeGPU(coretest.GPU(id)), Kind: health.XID, Code: code}
 	}
-	s := core.NewState(cfg).Read(cfg, time.Now(), reading, check()...)
+	s := core.NewState(cfg).Read(cfg, time.Now(), reading, checked()...)
 	observe := func(obs ...health.Observation) {
 		time.Sleep(20 * time.Second)
 		s = s.Observe(cfg, time.Now(), obs...)
 	}
 	command := func(next core.State, _ []health.Condition, err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		s = next
 	}
 	simulated := xid(4, 79)
@@ -73,13 +72,13 @@ func troubled(t *testing.T) (core.State, core.Config) {
 	reset.RecoveryAction, remap.RemapPending, silent.Events = health.RecoveryReset, health.Yes, health.No
 	samples[1], samples[2], samples[5] = reset, remap, silent
 	observe(xid(1, 95), xid(1, 31), xid(1, 31), simulated, contained, xid(6, 48), xid(0, 80))
-	observe(check(3)...)
-	observe(check(3)...)
-	observe(check(3)...)
+	observe(checked(3)...)
+	observe(checked(3)...)
+	observe(checked(3)...)
 	command(s.Clear(cfg, time.Now(), health.Command{GPU: coretest.GPU(2), Cause: "ROW_REMAP_PENDING"}))
 	command(s.Ignore(cfg, time.Now(), health.Command{GPU: coretest.GPU(6)}, time.Now().Add(4*time.Hour)))
-	observe(append(check(), xid(1, 95))...)
-	observe(check()...)
+	observe(append(checked(), xid(1, 95))...)
+	observe(checked()...)
 	return s, cfg
 }
 
@@ -96,9 +95,7 @@ func golden(t *testing.T, name string, r report.Report) {
 func render(t *testing.T, r report.Report) (table, text string) {
 	t.Helper()
 	var a, b bytes.Buffer
-	if err := errors.Join(r.WriteTable(&a), r.WriteJSON(&b)); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, errors.Join(r.WriteTable(&a), r.WriteJSON(&b)))
 	return a.String(), b.String()
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // read describes the state of a host without a history.
@@ -95,9 +96,7 @@ func TestHealthyHost(t *testing.T) {
 func TestEmptyLists(t *testing.T) {
 	_, text := render(t, report.DescribeState(core.State{Allocatable: &inventory.Allocatable{}}, core.DefaultConfig()))
 	var keys map[string]any
-	if err := json.Unmarshal([]byte(text), &keys); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, json.Unmarshal([]byte(text), &keys))
 	for _, key := range []string{"devices", "excluded", "conditions", "counts", "policyWarnings", "bindings", "overlaps"} {
 		if list, ok := keys[key].([]any); !ok || len(list) > 0 {
 			t.Errorf("%s is %v", key, keys[key])
@@ -121,9 +120,7 @@ func TestMissingDeviceNodes(t *testing.T) {
 		}
 	}
 	var back report.Report
-	if err := json.Unmarshal([]byte(text), &back); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, json.Unmarshal([]byte(text), &back))
 	for i, d := range back.Devices {
 		if want := 1 + i/2; len(d.MissingNodes) != want || d.CreateNodesCommand == "" || !d.Schedulable || !strings.Contains(d.Health, "missing /dev/nvidia-uvm") {
 			t.Errorf("%+v", d)

@@ -12,6 +12,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
 
@@ -53,26 +54,20 @@ func TestTop(t *testing.T) {
 	var all bytes.Buffer
 	for _, s := range []report.Screen{{}, {Columns: 120, Rows: 40}, {Columns: 80, Rows: 24}, {Columns: 60, Rows: 6}, {Columns: 40, Rows: 10}, {Columns: 20, Rows: 3}} {
 		fmt.Fprintf(&all, "--- %d x %d\n", s.Columns, s.Rows)
-		if err := r.WriteTop(&all, "k8s-gpu", topNow, s); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, r.WriteTop(&all, "k8s-gpu", topNow, s))
 		all.WriteByte('\n')
 	}
 	if !slices.EqualFunc(r.Devices, topReport().Devices, func(a, b report.Device) bool { return a.ID == b.ID }) {
 		t.Error("the order of the report's devices was changed")
 	}
 	r.Devices, r.Source, r.Driver = nil, report.FromDriver, report.Driver{State: "absent", Reason: "no NVIDIA driver"}
-	if err := r.WriteTop(&all, "nomad-gpu", topNow, report.Screen{}); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, r.WriteTop(&all, "nomad-gpu", topNow, report.Screen{}))
 	all.WriteByte('\n')
 	goldenfile.Compare(t, "testdata/top.txt", all.String())
 	for columns := 1; columns < 180; columns++ {
 		for rows := 1; rows < 14; rows++ {
 			var b strings.Builder
-			if err := topReport().WriteTop(&b, "k8s-gpu", topNow, report.Screen{columns, rows}); err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, topReport().WriteTop(&b, "k8s-gpu", topNow, report.Screen{columns, rows}))
 			lines := strings.Split(b.String(), "\n")
 			if len(lines) > rows {
 				t.Fatalf("%d x %d: %d lines", columns, rows, len(lines))

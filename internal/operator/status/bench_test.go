@@ -49,6 +49,18 @@ func inUse(h coretest.Host) fixedAgent {
 	return a
 }
 
+// measure measures one response of a page.
+func measure(b *testing.B, page http.Handler) {
+	b.ReportAllocs()
+	r, size := httptest.NewRequest(http.MethodGet, "/", nil), 0
+	for b.Loop() {
+		w := httptest.NewRecorder()
+		page.ServeHTTP(w, r)
+		size = w.Body.Len()
+	}
+	b.ReportMetric(float64(size), "B/page")
+}
+
 // BenchmarkScrape measures one response of /metrics, on a host where every device is in use. A page makes at most one in minInterval,
 // whatever the number of clients.
 func BenchmarkScrape(b *testing.B) {
@@ -56,19 +68,11 @@ func BenchmarkScrape(b *testing.B) {
 	for _, encoding := range []string{"identity", "gzip"} {
 		for _, h := range slices.Concat([]coretest.Host{one}, coretest.Hosts(), []coretest.Host{divided()}) {
 			b.Run(fmt.Sprintf("%s/units=%d", encoding, h.Units), func(b *testing.B) {
-				b.ReportAllocs()
 				handler := inUse(h).server().metrics()
 				if encoding == "gzip" {
 					handler = compressed(handler)
 				}
-				r := httptest.NewRequest(http.MethodGet, "/metrics", nil)
-				size := 0
-				for b.Loop() {
-					w := httptest.NewRecorder()
-					handler.ServeHTTP(w, r)
-					size = w.Body.Len()
-				}
-				b.ReportMetric(float64(size), "B/page")
+				measure(b, handler)
 			})
 		}
 	}
@@ -78,15 +82,7 @@ func BenchmarkScrape(b *testing.B) {
 func BenchmarkInventoryPage(b *testing.B) {
 	for _, h := range coretest.Hosts() {
 		b.Run(fmt.Sprintf("units=%d", h.Units), func(b *testing.B) {
-			b.ReportAllocs()
-			s := read(h.Config, h.Snapshot).server()
-			size := 0
-			for b.Loop() {
-				w := httptest.NewRecorder()
-				s.inventory(w, nil)
-				size = w.Body.Len()
-			}
-			b.ReportMetric(float64(size), "B/page")
+			measure(b, http.HandlerFunc(read(h.Config, h.Snapshot).server().inventory))
 		})
 	}
 }

@@ -17,15 +17,14 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // listening is a limiter on addresses of the loopback, of which each client may choose one.
 func listening(t *testing.T, most int) *limiter {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	return newLimiter(l, most, 0)
 }
@@ -35,9 +34,7 @@ func (l *limiter) connect(t *testing.T, from string) (client, server net.Conn) {
 	t.Helper()
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
 	client, err := dialer.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	t.Cleanup(func() { _ = client.Close() })
 	if server, err = l.Accept(); err != nil {
 		t.Fatal(err)

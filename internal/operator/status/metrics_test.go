@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 func TestFaultsAreShown(t *testing.T) {
@@ -38,9 +39,7 @@ func TestFaultsAreShown(t *testing.T) {
 	)
 	var err error
 	agent.state, _, err = agent.state.Ignore(cfg, now, health.Command{GPU: coretest.GPU(0), Cause: "XID_999"}, now.Add(time.Hour))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	agent.stats = monitor.Stats{
 		Checks: 3, CheckTime: 1500 * time.Millisecond, LastCheck: time.UnixMilli(1_700_000_000_250), Stuck: 2, EventsFail: true,
 		Transitions: map[gpu.DeviceID]uint64{coretest.GPU(0): 7},
