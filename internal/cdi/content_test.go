@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // Nodes of the Direct Rendering Manager are found by the GPU's PCI address; links to them have no root of this process.
@@ -26,23 +27,17 @@ func TestDRM(t *testing.T) {
 	devices := coretest.GPUs(2).Devices
 	pci := string(devices[0].PCI)
 	for _, name := range []string{"card1", "renderD128", "card2-without-node"} {
-		if err := os.MkdirAll(filepath.Join(n.SysRoot, "bus/pci/devices", pci, "drm", name), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, os.MkdirAll(filepath.Join(n.SysRoot, "bus/pci/devices", pci, "drm", name), 0o755))
 	}
 	byPath := n.root + "/dev/dri/by-path"
-	if err := os.MkdirAll(byPath, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.MkdirAll(byPath, 0o755))
 	for _, name := range []string{"card1", "renderD128"} {
 		if err := syscall.Mknod(n.root+"/dev/dri/"+name, syscall.S_IFCHR|0o660, 226<<8|1); err != nil {
 			t.Skip("SKIPPED: ", err)
 		}
 	}
 	for link, target := range map[string]string{"pci-" + pci + "-card": "../card1", "pci-" + pci + "-render": "../card7"} {
-		if err := os.Symlink(target, filepath.Join(byPath, link)); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, os.Symlink(target, filepath.Join(byPath, link)))
 	}
 	got := n.withDefaults().readDRM(devices)
 	want := spec.DRM{Nodes: []string{"/dev/dri/card1", "/dev/dri/renderD128"}, Links: []string{"../card1::/dev/dri/by-path/pci-" + pci + "-card"}}
@@ -192,9 +187,7 @@ func TestOtherDevices(t *testing.T) {
 	}
 	for _, name := range []string{"nvidia-fs0", "infiniband/uverbs0", "gdrdrv"} {
 		path := filepath.Join(n.root, "dev", name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
 		if err := syscall.Mknod(path, syscall.S_IFCHR|0o666, 1<<8|3); err != nil {
 			t.Skip("SKIPPED: ", err)
 		}
@@ -208,9 +201,7 @@ func TestOtherDevices(t *testing.T) {
 		t.Errorf("%v", s.Host.CDI.Others)
 	}
 	cache, err := cdi.NewCache(cdi.WithSpecDirs(n.Folder), cdi.WithAutoRefresh(false))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	for _, name := range want {
 		if cache.GetDevice(name) == nil {
 			t.Errorf("%s is not defined", name)

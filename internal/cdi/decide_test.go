@@ -12,6 +12,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // The strategy "auto".
@@ -135,14 +136,10 @@ func TestLookForHooks(t *testing.T) {
 	write(t, root+"/opt/toolkit/nvidia-cdi-hook", "", 0o755)
 	write(t, root+"/toolkit-2", "", 0o755)
 	for path, target := range map[string]string{"absolute": "/opt/toolkit/nvidia-cdi-hook", "relative": "../../opt/toolkit/nvidia-cdi-hook", "loop": "loop", "away": outside} {
-		if err := os.Symlink(target, root+"/usr/bin/"+path); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, os.Symlink(target, root+"/usr/bin/"+path))
 	}
 	for path, target := range map[string]string{"local": "../var/usrlocal", "tools": "/opt/toolkit"} { // Fedora CoreOS has the first one
-		if err := os.Symlink(target, root+"/usr/"+path); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, os.Symlink(target, root+"/usr/"+path))
 	}
 	for _, tc := range []struct {
 		path, driverRoot, containerRoot string

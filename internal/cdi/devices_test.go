@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -30,14 +31,10 @@ func TestUpgrade(t *testing.T) {
 	before := inode(t, n.file())
 	time.Sleep(200 * time.Millisecond) // the watch of the libraries begins
 	const next = "590.10.01"
-	if err := simdriver.WriteDriverFiles(n.root, next); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, simdriver.WriteDriverFiles(n.root, next))
 	old, _ := filepath.Glob(n.root + "/usr/lib/x86_64-linux-gnu/*.so." + version)
 	for _, path := range old {
-		if err := os.Remove(path); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, os.Remove(path))
 	}
 	s := m.defined(t)
 	if !strings.Contains(s.Host.CDI.Problem, "libcuda.so."+version+" is not below "+n.root) || inode(t, n.file()) != before {
@@ -79,7 +76,7 @@ func TestSickDevices(t *testing.T) {
 	reading.Excluded = []gpu.Exclusion{{Index: 1, At: hung.At, PCI: hung.PCI, Failure: gpu.FailureHung, Reason: "hangs"}}
 	began := time.Now()
 	m.read(reading)
-	eventually(t, "the index of the lost GPU is no name", func() bool { return len(n.spec(t).Devices) == 6 })
+	check.Until(t, "the index of the lost GPU is no name", func() bool { return len(n.spec(t).Devices) == 6 })
 	if took := time.Since(began); took > time.Second {
 		t.Errorf("written after %v", took)
 	}
@@ -139,9 +136,7 @@ func TestFileGone(t *testing.T) {
 	if out := w.pass(t.Context(), m.State()); out.failed || !has() {
 		t.Fatalf("%+v", out.cdi)
 	}
-	if err := os.Remove(n.root + "/usr/bin/nvidia-smi"); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.Remove(n.root+"/usr/bin/nvidia-smi"))
 	if out := w.pass(t.Context(), m.State()); out.failed || len(out.cdi.Defined) != 1 || has() {
 		t.Errorf("%+v", out.cdi)
 	}

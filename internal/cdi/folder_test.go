@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // problem waits until no device is defined for a reason that has this text.
@@ -67,9 +68,7 @@ func TestFolderProblems(t *testing.T) {
 			if once := ReadOnce(n.Options, s); name != "full" && name != "a folder in the file's place" && !strings.Contains(once.Problem+once.Reason, n.Folder) {
 				t.Errorf("read once: %+v", once)
 			}
-			if err := tc.repair(n); err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, tc.repair(n))
 			m.defined(t, ids(0)...)
 			if lines := problem.Lines(w.Problems()); len(lines) != 0 {
 				t.Errorf("warnings %q", lines)
@@ -115,9 +114,7 @@ func TestWriteFailsLater(t *testing.T) {
 			t.Errorf("%s is %s", u.ID, u.Health)
 		}
 	}
-	if err := syscall.Mount("none", n.Folder, "tmpfs", syscall.MS_REMOUNT, ""); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, syscall.Mount("none", n.Folder, "tmpfs", syscall.MS_REMOUNT, ""))
 	m.defined(t, ids(0, 1, 2)...)
 }
 
@@ -140,7 +137,7 @@ func TestFolderEmptied(t *testing.T) {
 			if err := do(); err != nil && !os.IsExist(err) { // the writer may be faster
 				t.Fatalf("%s: %v", name, err)
 			}
-			eventually(t, name, there)
+			check.Until(t, name, there)
 			_ = os.RemoveAll(n.Folder + "-old")
 		}
 	}
@@ -186,9 +183,7 @@ func TestConflict(t *testing.T) {
 		t.Errorf("warnings %q", lines)
 	}
 	write(t, n.Folder+"/other.yaml", "cdiVersion: 0.3.0\nkind: nvidia.com/gpu\ndevices: [{name: "+string(coretest.GPU(0))+", containerEdits: {env: [A=B]}}]\n", 0o644) // another kind
-	if err := os.Remove(other); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.Remove(other))
 	m.defined(t, ids(0, 1)...)
 	if lines := problem.Lines(w.Problems()); len(lines) != 0 {
 		t.Errorf("warnings %q", lines)
@@ -222,8 +217,8 @@ func TestContest(t *testing.T) {
 	m.defined(t, ids(0, 1)...)
 	stranger := `{"cdiVersion": "0.3.0", "kind": "` + vendor + `/gpu", "devices": [{"name": "` + string(coretest.GPU(0)) + `", "containerEdits": {"env": ["A=B"]}}]}`
 	write(t, n.file(), stranger, 0o644)
-	eventually(t, "written again", func() bool { text, err := os.ReadFile(n.file()); return err == nil && len(text) > 1000 })
-	eventually(t, "warned", func() bool {
+	check.Until(t, "written again", func() bool { text, err := os.ReadFile(n.file()); return err == nil && len(text) > 1000 })
+	check.Until(t, "warned", func() bool {
 		lines := problem.Lines(w.Problems())
 		return len(lines) == 1 && strings.HasPrefix(lines[0], "CDI: "+n.file()+" was changed by another process")
 	})

@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // While GPUs are partitioned, lose nodes, disappear and come back with other drivers, every name that a reservation
@@ -30,9 +31,7 @@ func TestEveryReservedNameIsDefined(t *testing.T) {
 	check := func() {
 		before := m.State()
 		cache, err := cdi.NewCache(cdi.WithSpecDirs(n.Folder), cdi.WithAutoRefresh(false))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		after := m.State()
 		for u := range before.Allocatable.Units() {
 			plan, err := before.Allocatable.Reserve(u.ID)

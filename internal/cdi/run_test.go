@@ -16,25 +16,14 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 func inode(t *testing.T, path string) uint64 {
 	t.Helper()
 	info, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return info.Sys().(*syscall.Stat_t).Ino
-}
-
-// eventually waits until ok.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for began := time.Now(); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Since(began) > 20*time.Second {
-			t.Fatal("not after 20 s: " + what)
-		}
-	}
 }
 
 // never checks for a while that something does not happen.
@@ -55,7 +44,7 @@ func TestReplacedOnlyWhenDue(t *testing.T) {
 	_, stop := n.run(t, m)
 	m.read(coretest.GPUs(2))
 	m.defined(t, ids(0, 1)...)
-	eventually(t, "the folder is watched", func() bool { return strings.Contains(n.log.String(), "written") })
+	check.Until(t, "the folder is watched", func() bool { return strings.Contains(n.log.String(), "written") })
 	time.Sleep(300 * time.Millisecond) // the watch of the folder begins with a pass
 	first, sets := inode(t, n.file()), m.sets
 	for range 10 {
@@ -97,7 +86,7 @@ func TestOnlyIfNeeded(t *testing.T) {
 	stop()
 	write(t, n.file(), "{}", 0o600)
 	n.run(t, m)
-	eventually(t, "the file of an earlier agent is replaced", func() bool {
+	check.Until(t, "the file of an earlier agent is replaced", func() bool {
 		info, err := os.Stat(n.file())
 		return err == nil && info.Mode() == 0o644 && info.Size() > 1000
 	})
@@ -128,7 +117,7 @@ func TestRemoval(t *testing.T) {
 		s.Incarnation = 5
 		return s.Read(m.cfg, time.Now(), none)
 	})
-	eventually(t, "the file is removed", func() bool { _, err := os.Stat(n.file()); return errors.Is(err, fs.ErrNotExist) })
+	check.Until(t, "the file is removed", func() bool { _, err := os.Stat(n.file()); return errors.Is(err, fs.ErrNotExist) })
 
 	m.read(coretest.GPUs(1))
 	m.defined(t, ids(0)...)
@@ -188,9 +177,7 @@ func TestDiskHangs(t *testing.T) {
 		t.Errorf("read once: %+v", once)
 	}
 	writer, err := os.OpenFile(library, os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	m.defined(t, ids(0)...)
 	_ = writer.Close()
 

@@ -21,6 +21,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
+	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/logbuffer"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
@@ -113,14 +114,10 @@ type node struct {
 func newNode(t testing.TB) *node {
 	t.Helper()
 	root, folder := t.TempDir(), filepath.Join(t.TempDir(), "cdi")
-	if err := simdriver.WriteDriverFiles(root, version); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, simdriver.WriteDriverFiles(root, version))
 	write(t, root+"/usr/bin/nvidia-ctk", "#!/bin/sh\n", 0o755)
 	write(t, root+"/usr/bin/nvidia-smi", "#!/bin/sh\n", 0o755)
-	if err := os.MkdirAll(root+"/dev", 0o755); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.MkdirAll(root+"/dev", 0o755))
 	log := &logbuffer.Buffer{}
 	return &node{root: root, log: log, Options: Options{
 		Vendor: vendor, Folder: folder, DriverRoot: "/", ContainerRoot: root, DevRoot: "/", ContainerDevRoot: root, SysRoot: root + "/sys",
@@ -146,9 +143,7 @@ func (n *node) run(t *testing.T, m *monitor) (w *Writer, stop func()) {
 func (n *node) spec(t *testing.T) *specs.Spec {
 	t.Helper()
 	s, err := cdi.ReadSpec(n.file(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return s.Spec
 }
 
@@ -165,12 +160,8 @@ func deviceOf(t *testing.T, s *specs.Spec, name string) specs.Device {
 
 func write(t testing.TB, path, text string, mode os.FileMode) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), mode); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	check.NoError(t, os.WriteFile(path, []byte(text), mode))
 }
 
 func required() inventory.Injection { return inventory.Injection{CDI: inventory.CDIRequired} }

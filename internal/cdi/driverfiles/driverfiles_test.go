@@ -15,6 +15,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -27,29 +28,22 @@ const (
 func driver(t *testing.T) Request {
 	t.Helper()
 	root := filepath.Join(t.TempDir(), "driver-root")
-	must(t, simdriver.WriteDriverFiles(root, version))
+	check.NoError(t, simdriver.WriteDriverFiles(root, version))
 	for path, mode := range map[string]os.FileMode{
 		"usr/bin/nvidia-smi": 0o755, "lib/firmware/nvidia/" + version + "/gsp_ga10x.bin": 0o644, "etc/cufile.json": 0o644,
 		"usr/share/nvidia/nvoptix.bin": 0o644, "etc/vulkan/icd.d/nvidia_icd.json": 0o644,
 	} {
-		must(t, os.MkdirAll(filepath.Join(root, filepath.Dir(path)), 0o755))
-		must(t, os.WriteFile(filepath.Join(root, path), []byte("{}"), mode))
+		check.NoError(t, os.MkdirAll(filepath.Join(root, filepath.Dir(path)), 0o755))
+		check.NoError(t, os.WriteFile(filepath.Join(root, path), []byte("{}"), mode))
 	}
-	must(t, os.MkdirAll(filepath.Join(root, "dev"), 0o755))
+	check.NoError(t, os.MkdirAll(filepath.Join(root, "dev"), 0o755))
 	return Request{Version: version, Root: root, HostRoot: "/", DevRoot: root, HookPath: "/usr/bin/nvidia-ctk", Log: slog.New(slog.DiscardHandler)}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func read(t *testing.T, r Request) Files {
 	t.Helper()
 	f, err := Read(r)
-	must(t, err)
+	check.NoError(t, err)
 	return f
 }
 
@@ -96,9 +90,9 @@ func TestRoots(t *testing.T) {
 	}
 	r := driver(t)
 	sibling := r.Root + "-2/libnvidia-other.so." + version
-	must(t, os.MkdirAll(filepath.Dir(sibling), 0o755))
-	must(t, os.WriteFile(sibling, nil, 0o644))
-	must(t, os.Symlink(sibling, r.Root+libDir+"/libnvidia-other.so."+version))
+	check.NoError(t, os.MkdirAll(filepath.Dir(sibling), 0o755))
+	check.NoError(t, os.WriteFile(sibling, nil, 0o644))
+	check.NoError(t, os.Symlink(sibling, r.Root+libDir+"/libnvidia-other.so."+version))
 	for _, m := range read(t, r).Edits.Mounts {
 		if strings.Contains(m.HostPath+m.ContainerPath, "other") {
 			t.Errorf("a file of another folder with the same prefix is mounted: %+v", m)
@@ -109,11 +103,11 @@ func TestRoots(t *testing.T) {
 // A root without libcuda of the driver's version gives no files, and the error names the file.
 func TestMissingLibrary(t *testing.T) {
 	for name, change := range map[string]func(r *Request){
-		"hidden":          func(r *Request) { must(t, os.Remove(r.Root+libDir+"/libcuda.so."+version)) },
+		"hidden":          func(r *Request) { check.NoError(t, os.Remove(r.Root+libDir+"/libcuda.so."+version)) },
 		"another version": func(r *Request) { r.Version = "575.57.08" },
 		"libnvidia-ml only": func(r *Request) {
 			removeAll(t, r.Root+libDir+"/*.so.*")
-			must(t, os.WriteFile(r.Root+libDir+"/libnvidia-ml.so."+version, nil, 0o644))
+			check.NoError(t, os.WriteFile(r.Root+libDir+"/libnvidia-ml.so."+version, nil, 0o644))
 		},
 		"an empty root": func(r *Request) { r.Root = t.TempDir() },
 		"no root":       func(r *Request) { r.Root = "/nowhere" },
@@ -139,9 +133,9 @@ func TestMissingLibrary(t *testing.T) {
 func removeAll(t *testing.T, pattern string) {
 	t.Helper()
 	found, err := filepath.Glob(pattern)
-	must(t, err)
+	check.NoError(t, err)
 	for _, path := range found {
-		must(t, os.Remove(path))
+		check.NoError(t, os.Remove(path))
 	}
 }
 
@@ -223,14 +217,14 @@ func TestDevices(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("SKIPPED: mknod needs root")
 	}
-	must(t, os.MkdirAll(r.Root+"/dev/infiniband", 0o755))
-	must(t, os.MkdirAll(r.Root+"/run/udev", 0o755))
+	check.NoError(t, os.MkdirAll(r.Root+"/dev/infiniband", 0o755))
+	check.NoError(t, os.MkdirAll(r.Root+"/run/udev", 0o755))
 	for _, name := range []string{"nvidia-fs0", "nvidia-fs1", "infiniband/uverbs0", "infiniband/rdma_cm", "gdrdrv"} {
-		must(t, syscall.Mknod(r.Root+"/dev/"+name, syscall.S_IFCHR|0o660, 1<<8|3))
+		check.NoError(t, syscall.Mknod(r.Root+"/dev/"+name, syscall.S_IFCHR|0o660, 1<<8|3))
 	}
 	for class, want := range map[string]string{GDS: "/dev/nvidia-fs0 /dev/nvidia-fs1", MOFED: "/dev/infiniband/rdma_cm /dev/infiniband/uverbs0", GDRCopy: "/dev/gdrdrv"} {
 		s, err := ReadDevice(r, "example.com", class, "/")
-		must(t, err)
+		check.NoError(t, err)
 		var paths []string
 		for _, n := range s.Devices[0].ContainerEdits.DeviceNodes {
 			paths = append(paths, n.Path)
@@ -260,14 +254,14 @@ func TestNoOtherCall(t *testing.T) {
 	r := driver(t)
 	lib, err := nvcdi.New(nvcdi.WithMode(nvcdi.ModeNvml), nvcdi.WithDriverRoot(r.Root), nvcdi.WithNvmlLib(counted), nvcdi.WithLogger(logger{r.Log}),
 		nvcdi.WithFeatureFlags(nvcdi.FeatureDisableNvsandboxUtils))
-	must(t, err)
+	check.NoError(t, err)
 	_, err = lib.GetCommonEdits()
-	must(t, err)
+	check.NoError(t, err)
 	if counted.calls != 1 {
 		t.Errorf("%d questions for the version, want 1", counted.calls)
 	}
 	maps, err := os.ReadFile("/proc/self/maps")
-	must(t, err)
+	check.NoError(t, err)
 	if strings.Contains(string(maps), r.Root) {
 		t.Error("a file of the driver is mapped")
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/cdi/spec"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 const kind = "vendor.example/gpu"
@@ -50,9 +51,9 @@ func TestMarshalRefusesWhatRuntimesRefuse(t *testing.T) {
 func TestCheck(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "vendor.example-gpu.json")
 	one, err := Marshal(example(1))
-	must(t, err)
+	check.NoError(t, err)
 	two, err := Marshal(example(2))
-	must(t, err)
+	check.NoError(t, err)
 	f := File{Path: path}
 	state := func(want State) {
 		t.Helper()
@@ -61,25 +62,25 @@ func TestCheck(t *testing.T) {
 		}
 	}
 	state(Missing)
-	must(t, os.WriteFile(path, one, 0o600))
+	check.NoError(t, os.WriteFile(path, one, 0o600))
 	state(Foreign) // another process wrote the same: this one has not
-	must(t, f.Replace(one, 1))
+	check.NoError(t, f.Replace(one, 1))
 	state(Ours)
 	if !f.Holds(one, 1) || f.Holds(one, 2) || f.Holds(two, 1) || !f.Written(1) || f.Written(2) {
 		t.Error("what was written, and for which incarnation")
 	}
-	must(t, os.WriteFile(path+"2", one, 0o644))
-	must(t, os.Rename(path+"2", path))
+	check.NoError(t, os.WriteFile(path+"2", one, 0o644))
+	check.NoError(t, os.Rename(path+"2", path))
 	state(Ours) // another file with the same text
-	must(t, os.WriteFile(path, two, 0o644))
+	check.NoError(t, os.WriteFile(path, two, 0o644))
 	if got, text := f.Check(); got != Foreign || !slices.Contains(Names(text), string(coretest.GPU(1))) {
 		t.Errorf("state %d, %s", got, text)
 	}
-	must(t, os.Remove(path))
+	check.NoError(t, os.Remove(path))
 	state(Missing)
-	must(t, syscall.Mkfifo(path, 0o644))
+	check.NoError(t, syscall.Mkfifo(path, 0o644))
 	state(Foreign) // and does not block
-	must(t, f.Replace(two, 2))
+	check.NoError(t, f.Replace(two, 2))
 	state(Ours)
 	if removed, err := f.Remove(); !removed || err != nil || f.Written(2) {
 		t.Errorf("removed %v, %v", removed, err)
@@ -91,11 +92,11 @@ func TestCheck(t *testing.T) {
 
 func TestFolder(t *testing.T) {
 	base := t.TempDir()
-	must(t, os.WriteFile(base+"/file", nil, 0o644))
-	must(t, os.Symlink(base+"/new", base+"/link"))
-	must(t, MakeFolder(base+"/new"))
-	must(t, MakeFolder(base+"/new"))
-	must(t, MakeFolder(base+"/link"))
+	check.NoError(t, os.WriteFile(base+"/file", nil, 0o644))
+	check.NoError(t, os.Symlink(base+"/new", base+"/link"))
+	check.NoError(t, MakeFolder(base+"/new"))
+	check.NoError(t, MakeFolder(base+"/new"))
+	check.NoError(t, MakeFolder(base+"/link"))
 	if info, err := os.Stat(base + "/new"); err != nil || info.Mode().Perm() != 0o755 {
 		t.Errorf("%v, %v", info, err)
 	}
@@ -107,11 +108,11 @@ func TestFolder(t *testing.T) {
 	}
 	// As in a container, whose mount is of a folder that was removed on the host.
 	removed := base + "/removed"
-	must(t, os.Mkdir(removed, 0o755))
+	check.NoError(t, os.Mkdir(removed, 0o755))
 	dir, err := os.Open(removed)
-	must(t, err)
+	check.NoError(t, err)
 	defer func() { _ = dir.Close() }()
-	must(t, os.Remove(removed))
+	check.NoError(t, os.Remove(removed))
 	if err := CheckFolder(fmt.Sprintf("/proc/self/fd/%d", dir.Fd())); err == nil || !strings.Contains(err.Error(), "removed on the host") {
 		t.Errorf("a removed folder: %v", err)
 	}
@@ -121,17 +122,17 @@ func TestFolder(t *testing.T) {
 func TestScan(t *testing.T) {
 	folder, other := t.TempDir(), t.TempDir()
 	text, err := Marshal(example(1))
-	must(t, err)
+	check.NoError(t, err)
 	for name, content := range map[string]string{
 		"a.json": string(text), "b.yaml": "cdiVersion: 0.5.0\nkind: x.example/y\ndevices: [{name: z, containerEdits: {env: [A=B]}}]\n",
 		"c.json": "{", "d.json": `{"cdiVersion": "0.5.0", "kind": "vendor.example/gpu", "unknown": 1}`, ".e.json123": string(text), "f.yml": string(text),
 	} {
-		must(t, os.WriteFile(filepath.Join(folder, name), []byte(content), 0o644))
+		check.NoError(t, os.WriteFile(filepath.Join(folder, name), []byte(content), 0o644))
 	}
-	must(t, os.Mkdir(folder+"/g.json", 0o755))
-	must(t, syscall.Mkfifo(folder+"/h.json", 0o644))
-	must(t, os.Symlink(folder+"/nowhere", folder+"/i.json"))
-	must(t, os.WriteFile(other+"/a.json", text, 0o644))
+	check.NoError(t, os.Mkdir(folder+"/g.json", 0o755))
+	check.NoError(t, syscall.Mkfifo(folder+"/h.json", 0o644))
+	check.NoError(t, os.Symlink(folder+"/nowhere", folder+"/i.json"))
+	check.NoError(t, os.WriteFile(other+"/a.json", text, 0o644))
 	var s Scanner
 	got := s.Scan(folder, other, "/nowhere")
 	var summary []string
@@ -147,8 +148,8 @@ func TestScan(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(summary, "\n"), strings.Join(want, "\n"))
 	}
 	before := s.files[folder+"/a.json"]
-	must(t, os.WriteFile(folder+"/b.yaml", []byte("{"), 0o644))
-	must(t, os.Remove(folder+"/c.json"))
+	check.NoError(t, os.WriteFile(folder+"/b.yaml", []byte("{"), 0o644))
+	check.NoError(t, os.Remove(folder+"/c.json"))
 	s.Scan(folder)
 	if len(s.files) != 4 || s.files[folder+"/b.yaml"].Problem == "" || &before.Devices[0] != &s.files[folder+"/a.json"].Devices[0] {
 		t.Errorf("after changes: %v", s.files)

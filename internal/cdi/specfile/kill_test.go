@@ -12,6 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
+
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // writerEnv is the file that a process writes instead of running tests.
@@ -77,9 +79,7 @@ func killAt(t *testing.T, path, tmpdir string, n int) bool {
 			return false
 		case stopped == syscall.SIGSTOP:
 			counting, signal = true, 0
-			if err := syscall.PtraceSetOptions(pid, syscall.PTRACE_O_TRACESYSGOOD); err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, syscall.PtraceSetOptions(pid, syscall.PTRACE_O_TRACESYSGOOD))
 		case stopped == syscall.SIGTRAP: // after exec
 			signal = 0
 		default: // of Go's runtime
@@ -89,9 +89,7 @@ func killAt(t *testing.T, path, tmpdir string, n int) bool {
 		if counting {
 			resume = syscall.PtraceSyscall
 		}
-		if err := resume(pid, signal); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, resume(pid, signal))
 	}
 }
 
@@ -99,9 +97,9 @@ func killAt(t *testing.T, path, tmpdir string, n int) bool {
 // a temporary file beside it, which no runtime reads and the next start removes. $TMPDIR is not used.
 func TestKilledAtEachStep(t *testing.T) {
 	before, err := Marshal(example(1))
-	must(t, err)
+	check.NoError(t, err)
 	after, err := Marshal(example(2))
-	must(t, err)
+	check.NoError(t, err)
 	tmpdir := t.TempDir()
 	for _, existed := range []bool{true, false} {
 		var olds, news, temporaries, n int
@@ -109,7 +107,7 @@ func TestKilledAtEachStep(t *testing.T) {
 			folder := t.TempDir()
 			path := filepath.Join(folder, "vendor.example-gpu.json")
 			if existed {
-				must(t, os.WriteFile(path, before, 0o644))
+				check.NoError(t, os.WriteFile(path, before, 0o644))
 			}
 			killed := killAt(t, path, tmpdir, n)
 			for _, name := range namesIn(t, folder) {
@@ -158,16 +156,9 @@ func TestKilledAtEachStep(t *testing.T) {
 func namesIn(t *testing.T, folder string) (names []string) {
 	t.Helper()
 	entries, err := os.ReadDir(folder)
-	must(t, err)
+	check.NoError(t, err)
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
 	return names
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
