@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // import prints, or writes files; it replaces none without --force, and writes all of several or none.
@@ -46,9 +48,7 @@ func TestImport(t *testing.T) {
 	dir := t.TempDir()
 	in, out := filepath.Join(dir, "values.yaml"), filepath.Join(dir, "out")
 	write(t, in, values)
-	if err := os.Mkdir(out, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.Mkdir(out, 0o755))
 	write(t, filepath.Join(out, "b.yaml"), "mine")
 	if code, _, _ := run(t, "k8s-gpu", "import", in, "--output", out); code != 1 || names(t, out) != "b.yaml" || read(t, filepath.Join(out, "b.yaml")) != "mine" {
 		t.Errorf("over one of two: %d, %s", code, names(t, out))
@@ -73,17 +73,13 @@ func TestImport(t *testing.T) {
 
 func write(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 }
 
 func read(t *testing.T, path string) string {
 	t.Helper()
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return string(text)
 }
 
@@ -91,9 +87,7 @@ func read(t *testing.T, path string) string {
 func names(t *testing.T, folder string) string {
 	t.Helper()
 	entries, err := os.ReadDir(folder)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	var all []string
 	for _, e := range entries {
 		all = append(all, e.Name())

@@ -9,10 +9,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/test/binaries"
+	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -74,15 +74,9 @@ func TestCommandLine(t *testing.T) {
 // FILE and --config-file are the same to validate, for a valid file and for one with problems, each of which is a line; so it is for
 // inspect without an agent.
 func TestValidateFile(t *testing.T) {
-	write := func(text string) string {
-		path := filepath.Join(t.TempDir(), "c.yaml")
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
-	valid := write("version: v1\npolicy:\n  rules:\n  - {select: {index: 0}, use: reserved}\n")
-	invalid := write("version: v1\npolicy:\n  rules:\n  - {select: {index: zero}, use: reserved}\n  - {select: {index: 1}, use: quartered}\n")
+	valid, invalid := filepath.Join(t.TempDir(), "c.yaml"), filepath.Join(t.TempDir(), "c.yaml")
+	write(t, valid, "version: v1\npolicy:\n  rules:\n  - {select: {index: 0}, use: reserved}\n")
+	write(t, invalid, "version: v1\npolicy:\n  rules:\n  - {select: {index: zero}, use: reserved}\n  - {select: {index: 1}, use: quartered}\n")
 	for _, program := range programs {
 		for _, args := range [][]string{{"validate", valid}, {"validate", "--config-file", valid}, {"--config-file", valid, "validate"}} {
 			code, stdout, stderr := run(t, program, args...)
@@ -102,9 +96,7 @@ func TestValidateFile(t *testing.T) {
 // Without a running agent, inspect reads the devices itself.
 func TestInspect(t *testing.T) {
 	m := simdriver.StartParallel(t, "h100x8")
-	if err := m.Fail(simdriver.GPU(3), "*", "UNKNOWN", simdriver.Always); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, m.Fail(simdriver.GPU(3), "*", "UNKNOWN", simdriver.Always))
 	for _, program := range programs {
 		_, out, errs := run(t, program, "inspect", "--json", "--driver-root="+m.Root, "--sysfs-root="+m.Root+"/sys", "--procfs-root="+m.Root+"/proc", "--state-dir=")
 		var got report.Report
@@ -130,14 +122,8 @@ func TestCDI(t *testing.T) {
 		folder, stateDir := t.TempDir(), t.TempDir()
 		vendor := map[string]string{"k8s-gpu": "k8s", "nomad-gpu": "nomad"}[program] + ".device-plugin.nvidia.com"
 		own, other := filepath.Join(folder, vendor+"-gpu.json"), filepath.Join(folder, "nvidia.yaml")
-		for path, text := range map[string]string{
-			own:   `{"cdiVersion": "0.3.0", "kind": "` + vendor + `/gpu", "devices": [{"name": "GPU-1", "containerEdits": {"env": ["A=B"]}}]}`,
-			other: "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices: []\n",
-		} {
-			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
+		write(t, own, `{"cdiVersion": "0.3.0", "kind": "`+vendor+`/gpu", "devices": [{"name": "GPU-1", "containerEdits": {"env": ["A=B"]}}]}`)
+		write(t, other, "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices: []\n")
 		cdi := func(verb ...string) (int, string, string) {
 			return run(t, program, append(append([]string{"cdi"}, verb...), "--cdi-dir", folder, "--state-dir", stateDir, "--driver-root", m.Root)...)
 		}
@@ -155,19 +141,12 @@ func TestCDI(t *testing.T) {
 			t.Errorf("%s cdi list --json: %s", program, stdout)
 		}
 		if program == "k8s-gpu" { // Nomad starts the other one
-			agent := exec.CommandContext(t.Context(), binaries.Path(t, program), "--state-dir", stateDir, "--driver-root", m.Root, "--cdi-dir", folder,
-				"--kubelet-socket=", "--pod-resources-socket=", "--http-address=")
-			if err := agent.Start(); err != nil {
-				t.Fatal(err)
-			}
-			for code, _, _ := run(t, program, "debug", "--state-dir", stateDir); code != 0; code, _, _ = run(t, program, "debug", "--state-dir", stateDir) {
-				time.Sleep(10 * time.Millisecond)
-			}
+			var end func()
+			stateDir, end = startAgent(t, m, "--cdi-dir="+folder)
 			if code, _, stderr := cdi("remove"); code != 1 || !strings.Contains(stderr, "the agent runs") {
 				t.Errorf("while the agent runs: %d, %s", code, stderr)
 			}
-			_ = agent.Process.Kill()
-			_ = agent.Wait()
+			end()
 		}
 		if code, stdout, _ := cdi("remove"); code != 0 || stdout != "removed "+own+"\n" {
 			t.Errorf("%s cdi remove: %d, %s", program, code, stdout)

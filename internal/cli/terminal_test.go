@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tandem-gpu/tandem/test/binaries"
+	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -21,30 +22,23 @@ import (
 func startAgent(t *testing.T, m *simdriver.Machine, flags ...string) (stateDir string, end func()) {
 	t.Helper()
 	stateDir, err := os.MkdirTemp("", "cli") // t.TempDir can be longer than a socket's path may be
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(stateDir) })
 	agent := exec.CommandContext(t.Context(), binaries.Path(t, "k8s-gpu"), append([]string{
 		"--state-dir=" + stateDir, "--driver-root=" + m.Root, "--sysfs-root=" + m.Root + "/sys", "--procfs-root=" + m.Root + "/proc",
 		"--cdi-dir=" + stateDir + "/cdi", "--kubelet-socket=", "--pod-resources-socket=", "--http-address=", "--kernel-log=off",
 	}, flags...)...)
-	if err := agent.Start(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, agent.Start())
 	end = sync.OnceFunc(func() {
 		_ = agent.Process.Kill()
 		_ = agent.Wait()
 	})
 	t.Cleanup(end)
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		if _, out, _ := run(t, "k8s-gpu", "inspect", "--state-dir="+stateDir); strings.Contains(out, "driver ready") && !strings.Contains(out, "no agent") && !strings.Contains(out, "OVERLAP") {
-			return stateDir, end
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the agent does not answer")
-		}
-	}
+	check.Until(t, "the agent answers", func() bool {
+		_, out, _ := run(t, "k8s-gpu", "inspect", "--state-dir="+stateDir)
+		return strings.Contains(out, "driver ready") && !strings.Contains(out, "no agent") && !strings.Contains(out, "OVERLAP")
+	})
+	return stateDir, end
 }
 
 // screen is a terminal, on which a program runs.
@@ -69,19 +63,13 @@ func openScreen(t *testing.T, columns, rows uint16, cmd *exec.Cmd) *screen {
 	if err == nil {
 		err = unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	s.resize(t, columns, rows)
 	slave, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|syscall.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, cmd.Start())
 	_ = slave.Close()
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = master.Close() })
 	go func() {
@@ -103,9 +91,7 @@ func openScreen(t *testing.T, columns, rows uint16, cmd *exec.Cmd) *screen {
 
 func (s *screen) resize(t *testing.T, columns, rows uint16) {
 	t.Helper()
-	if err := unix.IoctlSetWinsize(int(s.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: rows, Col: columns}); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, unix.IoctlSetWinsize(int(s.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: rows, Col: columns}))
 }
 
 // shown is what was written so far, from a byte on.
@@ -142,9 +128,7 @@ func TestTop(t *testing.T) {
 	}
 	s.resize(t, 150, 40)
 	s.await(t, read, "H100 80GB HBM3  healthy     0    0.5/79.6   70/700      31")
-	if err := m.XID(3, 95); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, m.XID(3, 95))
 	read = s.await(t, read, "unhealthy XID_95")
 	end()
 	read = s.await(t, read, "no agent is running")
