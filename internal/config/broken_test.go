@@ -10,6 +10,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/config/configtest"
 	"github.com/tandem-gpu/tandem/internal/config/policy"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // readBroken reads flags, variables and a file.
@@ -18,7 +19,7 @@ func readBroken(t *testing.T, flags, env []string, file string) error {
 	values, variables := NewFlags(KubernetesSpecs()), map[string]string{}
 	for _, flag := range flags {
 		name, value, _ := strings.Cut(flag, "=")
-		must(t, values[name].Set(value))
+		check.NoError(t, values[name].Set(value))
 	}
 	for _, v := range env {
 		name, value, _ := strings.Cut(v, "=")
@@ -26,11 +27,11 @@ func readBroken(t *testing.T, flags, env []string, file string) error {
 	}
 	e := environment(variables)
 	if file != "" {
-		must(t, values[FlagConfigFile].Set("/c.yaml"))
+		check.NoError(t, values[FlagConfigFile].Set("/c.yaml"))
 		e.ReadFile = func(string) ([]byte, error) { return []byte(file), nil }
 	}
 	s, err := ReadKubernetes(values, e)
-	must(t, s.Core.Validate())
+	check.NoError(t, s.Core.Validate())
 	return err
 }
 
@@ -45,7 +46,7 @@ func TestBrokenConfigurations(t *testing.T) {
 		if c.Block != nil {
 			var s Nomad
 			s, _, err = NewBlock(c.Block).Read()
-			must(t, s.Core.Validate())
+			check.NoError(t, s.Core.Validate())
 		} else {
 			err = readBroken(t, some(c.Flag), some(c.Env), c.File)
 		}

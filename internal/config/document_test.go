@@ -9,6 +9,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/config/policy"
 	"github.com/tandem-gpu/tandem/internal/config/schema"
+	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
 
@@ -17,7 +18,7 @@ func TestDocuments(t *testing.T) {
 	used := map[string]bool{}
 	for _, path := range []string{"/docs/configuration.md", "/docs/policy.md"} {
 		text, err := os.ReadFile(repository + path)
-		must(t, err)
+		check.NoError(t, err)
 		const begin, end = "<!-- table ", "<!-- end -->"
 		parts := strings.Split(string(text), begin)
 		for i, part := range parts[1:] {

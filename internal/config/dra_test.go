@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // Everything that can't be had with the API dra is named at once, wherever it is set; by default, and with the setting of the shipped
@@ -39,9 +40,9 @@ func TestAPIOfDRA(t *testing.T) {
 // With the default API the settings of dra change nothing; a change of the API needs another run.
 func TestAPIOfDevicePlugins(t *testing.T) {
 	plain, err := resolveAll(t, nil, nil, "")
-	must(t, err)
+	check.NoError(t, err)
 	s, err := resolveAll(t, nil, map[string]string{"NODE_NAME": "node-1"}, "dra: {onUnhealthy: evict}\n")
-	must(t, err, s.CheckNode())
+	check.NoError(t, err, s.CheckNode())
 	if diff := cmp.Diff([]string{"c.yaml:1: dra.onUnhealthy has no effect: device plugins have no taints; it belongs to api dra"}, withoutFolder(s.Notes)); diff != "" {
 		t.Error(diff)
 	}
@@ -49,7 +50,7 @@ func TestAPIOfDevicePlugins(t *testing.T) {
 		t.Errorf("%+v", s.Core)
 	}
 	dra, err := resolveAll(t, []string{"--api=dra", "--node-name=node-1"}, nil, "")
-	must(t, err, dra.CheckNode())
+	check.NoError(t, err, dra.CheckNode())
 	if dra.DiffersInPolicyOnly(plain) {
 		t.Error("the API is taken for a part of the policy")
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/config/policy"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // blanks are the spellings of a value that is not there.
@@ -121,9 +122,7 @@ policy:
   exclude: [{index: 7}]
   rules: [{select: {index: 0}, use: mps, replicas: 2}]
 `)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	if p := s.Core.Policy; len(p.Names) != 1 || len(p.Shares) != 1 || len(p.Rules) != 2 || p.Rules[0].Reserve != "excluded by c.yaml:5" {
 		t.Errorf("%+v", p)
 	}
@@ -165,7 +164,7 @@ sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}
 policy: {include: [{model: "*"}], rules: [{select: {index: 0}, use: reserved}]}
 `
 	before, err := resolveAll(t, nil, nil, was)
-	must(t, err)
+	check.NoError(t, err)
 	for name, c := range map[string]struct{ old, is, want string }{
 		"a comment":    {"\nresources", "\n# names\n\nresources", ""},
 		"another form": {"index: 0", "index: [0]", ""},
@@ -177,7 +176,7 @@ policy: {include: [{model: "*"}], rules: [{select: {index: 0}, use: reserved}]}
 	} {
 		t.Run(name, func(t *testing.T) {
 			after, err := resolveAll(t, nil, nil, strings.Replace(was, c.old, c.is, 1))
-			must(t, err)
+			check.NoError(t, err)
 			got := ""
 			if !after.Equal(before) {
 				after.values["--"+FlagConfigFile] = before.values["--"+FlagConfigFile] // the test has many
@@ -193,7 +192,7 @@ policy: {include: [{model: "*"}], rules: [{select: {index: 0}, use: reserved}]}
 // The block has precedence over the policy file, and the file over the defaults.
 func TestBlockAndPolicyFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "policy.yaml")
-	must(t, os.WriteFile(path, []byte("flags: {migStrategy: single, mpsRoot: /file}\n"), 0o600))
+	check.NoError(t, os.WriteFile(path, []byte("flags: {migStrategy: single, mpsRoot: /file}\n"), 0o600))
 	for name, c := range map[string]struct {
 		block   map[string]any
 		mig     inventory.MIGStrategy

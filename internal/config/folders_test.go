@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // What an agent writes to as user 0, and what containers get, is refused in a folder of the operating system, by whatever spelling.
@@ -70,9 +72,9 @@ func TestNamesInStateDirectories(t *testing.T) {
 func fill(t *testing.T, folder string, entries []string) {
 	t.Helper()
 	for _, e := range entries {
-		must(t, os.MkdirAll(filepath.Join(folder, filepath.Dir(e)), 0o755))
+		check.NoError(t, os.MkdirAll(filepath.Join(folder, filepath.Dir(e)), 0o755))
 		if filepath.Base(e) == e {
-			must(t, os.WriteFile(filepath.Join(folder, e), nil, 0o600))
+			check.NoError(t, os.WriteFile(filepath.Join(folder, e), nil, 0o600))
 		}
 	}
 }

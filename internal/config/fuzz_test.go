@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 	"github.com/tandem-gpu/tandem/internal/util/setting"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // FuzzConfigFile: a file is understood, or every problem names it in one line. What is understood means the
@@ -69,7 +70,7 @@ func written(t *testing.T, values map[string]Value) []byte {
 		at[path[len(path)-1]] = v.Text
 	}
 	text, err := yaml.Marshal(root)
-	must(t, err)
+	check.NoError(t, err)
 	return text
 }
 
@@ -105,7 +106,7 @@ func FuzzSetting(f *testing.F) {
 		}
 		if o.Flag != "" {
 			values := NewFlags(KubernetesSpecs())
-			must(t, values[o.Flag].Set(value))
+			check.NoError(t, values[o.Flag].Set(value))
 			try("--"+o.Flag, values, nil, nil)
 		}
 		for _, name := range o.Env {
@@ -170,6 +171,6 @@ func FuzzHealthCheckVariables(f *testing.F) {
 		}
 		cfg := core.DefaultConfig()
 		cfg.Health = p
-		must(t, cfg.Validate())
+		check.NoError(t, cfg.Validate())
 	})
 }

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -10,6 +9,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // defaults has the default of each setting of health.
@@ -18,39 +18,13 @@ func defaults() Nomad { return Nomad{Core: core.DefaultConfig(), Health: Default
 // The documented default of each key is the default.
 func TestHealthDefaults(t *testing.T) {
 	got := defaults()
-	for _, s := range HealthSpecs() {
-		if err := setHealth(&got, s.HCL, s.Default); err != nil {
-			t.Errorf("%s: %v", s.HCL, err)
-		}
+	for _, o := range healthOptions(&got.Core, &got.Health) {
+		check.NoError(t, o.set(Value{Text: o.Default}))
 	}
 	if diff := cmp.Diff(defaults(), got); diff != "" {
 		t.Errorf("the defaults as texts differ: %s", diff)
 	}
-	must(t, got.Core.Validate())
-}
-
-func TestHealthRefusals(t *testing.T) {
-	for name, values := range map[string][]string{
-		"health_mode":       {"", "enforced", "Observe"},
-		"xids":              {"63", "63=fine", "x=ignore", "-1=ignore", "0=ignore", "63=ignore,63=unhealthy"},
-		"health_period":     {"", "10", "0s", "-1s"},
-		"recovery_checks":   {"0", "three", ""},
-		"recovery":          {"never"},
-		"kernel_log":        {"", "dev/kmsg"},
-		"state_dir":         {"var/lib"},
-		"simulation":        {"yes"},
-		"overlap":           {"", "Refuse", "forbid"},
-		"reservation_check": {"", "true", "warning"},
-		"occupancy":         {"", "true", "refuse"},
-	} {
-		for _, value := range values {
-			s := defaults()
-			err := setHealth(&s, name, value)
-			if err == nil || !strings.Contains(err.Error(), "want") && !strings.Contains(err.Error(), "twice") {
-				t.Errorf("%s = %q: %v", name, value, err)
-			}
-		}
-	}
+	check.NoError(t, got.Core.Validate())
 }
 
 func TestXIDsInTheFile(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 func TestPrecedence(t *testing.T) {
@@ -41,7 +42,7 @@ func TestPrecedence(t *testing.T) {
 
 func TestDefaults(t *testing.T) {
 	s, err := resolveAll(t, []string{"--driver-root-ctr-path=/nowhere"}, nil, "")
-	must(t, err)
+	check.NoError(t, err)
 	want := core.DefaultConfig()
 	want.Injection.Name, want.API = "envvar", inventory.DevicePlugin
 	want.Roots = core.Roots{Driver: "/", Dev: "/", Sys: "/sys", Proc: "/proc"}
@@ -77,9 +78,7 @@ flags:
 sharing: {timeSlicing: {renameByDefault: false, resources: []}}
 imex: {channelIDs: [], required: false}
 `)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	if s.Core.MIG != inventory.MIGMixed || !s.Core.Injection.Nodes || s.Core.Rescan != 90*time.Second {
 		t.Errorf("%+v", s)
 	}

@@ -22,6 +22,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/config/policy"
 	"github.com/tandem-gpu/tandem/internal/util/setting"
+	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
 
@@ -30,7 +31,7 @@ const repository = "../.."
 // docs/tandem.schema.json is the schema. -update writes it.
 func TestSchemaFile(t *testing.T) {
 	var text bytes.Buffer
-	must(t, WriteFileSchema(&text))
+	check.NoError(t, WriteFileSchema(&text))
 	goldenfile.Compare(t, repository+"/docs/tandem.schema.json", text.String())
 }
 
@@ -38,13 +39,13 @@ func TestSchemaFile(t *testing.T) {
 func fileSchema(t *testing.T) *jsonschema.Schema {
 	t.Helper()
 	var text bytes.Buffer
-	must(t, WriteFileSchema(&text))
+	check.NoError(t, WriteFileSchema(&text))
 	document, err := jsonschema.UnmarshalJSON(&text)
-	must(t, err)
+	check.NoError(t, err)
 	c := jsonschema.NewCompiler()
-	must(t, c.AddResource("tandem.schema.json", document))
+	check.NoError(t, c.AddResource("tandem.schema.json", document))
 	s, err := c.Compile("tandem.schema.json")
-	must(t, err)
+	check.NoError(t, err)
 	return s
 }
 
@@ -126,7 +127,7 @@ func TestSchemaOfAllFiles(t *testing.T) {
 func mustParse(t *testing.T, text string) File {
 	t.Helper()
 	f, err := parseFile("/c.yaml", []byte(text), policy.Kubernetes, fileKinds(true))
-	must(t, err)
+	check.NoError(t, err)
 	return f
 }
 
@@ -151,7 +152,7 @@ func corpus(t *testing.T) map[string]string {
 			found[text] = at
 		}
 	}
-	must(t, filepath.WalkDir(repository, func(path string, d fs.DirEntry, err error) error {
+	check.NoError(t, filepath.WalkDir(repository, func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
@@ -163,7 +164,7 @@ func corpus(t *testing.T) map[string]string {
 			}
 		case strings.HasSuffix(path, ".md"):
 			text, err := os.ReadFile(path)
-			must(t, err)
+			check.NoError(t, err)
 			for _, block := range strings.Split(string(text), "```yaml\n")[1:] {
 				block, _, _ = strings.Cut(block, "```")
 				add(block, path)
@@ -172,10 +173,10 @@ func corpus(t *testing.T) map[string]string {
 		return nil
 	}))
 	example, err := os.ReadFile(repository + "/deploy/policy/policy.yaml")
-	must(t, err)
+	check.NoError(t, err)
 	add(string(example), "deploy/policy/policy.yaml")
 	incumbents, err := os.ReadFile("policy/testdata/nvidia.golden")
-	must(t, err)
+	check.NoError(t, err)
 	for example := range strings.SplitSeq(strings.TrimPrefix(string(incumbents), "# "), "\n# ") {
 		name, rest, _ := strings.Cut(example, "\n")
 		file, _, _ := strings.Cut(rest, "=> ")
@@ -188,7 +189,7 @@ func corpus(t *testing.T) map[string]string {
 func stringsOf(t *testing.T, path string) (texts []string) {
 	t.Helper()
 	file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
-	must(t, err)
+	check.NoError(t, err)
 	constants := map[string]string{}
 	var value func(ast.Expr) (string, bool)
 	value = func(e ast.Expr) (string, bool) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/config/policy"
 	"github.com/tandem-gpu/tandem/internal/config/schema"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // around is a file that is valid without the key that stands for $, for each object of package policy.
@@ -50,7 +51,7 @@ func TestSchemaOfEachKey(t *testing.T) {
 	check := func(file string) {
 		t.Helper()
 		value, err := jsonValue(file)
-		must(t, err)
+		check.NoError(t, err)
 		problem := s.Validate(value)
 		f, err := parseFile("/c.yaml", []byte(file), policy.Kubernetes, fileKinds(true))
 		if err == nil {

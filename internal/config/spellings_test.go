@@ -16,6 +16,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/config/schema"
 	"github.com/tandem-gpu/tandem/test/binaries"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // different is a value other than the default for each option, by its HCL key, and by its flag if it has no such key.
@@ -56,7 +57,7 @@ func differentFor(t *testing.T, o Spec, name string) string {
 // An option means the same in each spelling, and something else than its default.
 func TestSpellingsOfKubernetes(t *testing.T) {
 	byDefault, err := resolveOne(t, NewFlags(KubernetesSpecs()), nil, nil)
-	must(t, err)
+	check.NoError(t, err)
 	for _, o := range KubernetesSpecs() {
 		name := o.Flag
 		if o.HCL != "" {
@@ -67,9 +68,9 @@ func TestSpellingsOfKubernetes(t *testing.T) {
 		}
 		value := different[name]
 		flags := NewFlags(KubernetesSpecs())
-		must(t, flags[o.Flag].Set(value))
+		check.NoError(t, flags[o.Flag].Set(value))
 		want, err := resolveOne(t, flags, nil, nil)
-		must(t, err)
+		check.NoError(t, err)
 		if want.Equal(byDefault) {
 			t.Errorf("--%s=%s has no effect", o.Flag, value)
 		}
@@ -108,7 +109,7 @@ func TestSpellingsOfNomad(t *testing.T) {
 	compile := func(b Block, file string) (Nomad, bool, string) {
 		t.Helper()
 		s, _, err := b.Compile("/c.yaml", []byte(file))
-		must(t, err)
+		check.NoError(t, err)
 		return s, b.Enabled, b.PolicyFile
 	}
 	byDefault := NewBlock(nil)
@@ -131,7 +132,7 @@ func TestSpellingsOfNomad(t *testing.T) {
 		same("the file", BlockWithFlags(Keys{Values: block}, NewFlags(NomadSpecs())), "")
 		if o.Flag != "" {
 			flags := NewFlags(NomadSpecs())
-			must(t, flags[o.Flag].Set(value))
+			check.NoError(t, flags[o.Flag].Set(value))
 			same("--"+o.Flag, BlockOfFlags(flags), "")
 		}
 		switch o.HCL {
@@ -143,11 +144,11 @@ func TestSpellingsOfNomad(t *testing.T) {
 	}
 	for _, o := range HealthSpecs() {
 		n, _, err := NewBlock(map[string]any{o.HCL: encoded(o, different[o.HCL])}).Read()
-		must(t, err)
+		check.NoError(t, err)
 		flags := NewFlags(KubernetesSpecs())
-		must(t, flags[o.Flag].Set(different[o.HCL]))
+		check.NoError(t, flags[o.Flag].Set(different[o.HCL]))
 		k, err := resolveOne(t, flags, nil, nil)
-		must(t, err)
+		check.NoError(t, err)
 		k.Core.MIG, k.Core.Roots, k.Core.Injection, k.Core.API = n.Core.MIG, n.Core.Roots, n.Core.Injection, n.Core.API // other options
 		if diff := cmp.Diff(n.Core, k.Core, cmpopts.EquateEmpty()) + cmp.Diff(n.Health, k.Health); diff != "" {
 			t.Errorf("%s differs between the agents: %s", o.HCL, diff)
@@ -236,6 +237,6 @@ func TestBinariesReadEverySpelling(t *testing.T) {
 func temporary(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "c")
-	must(t, os.WriteFile(path, []byte(text), 0o600))
+	check.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -9,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // resolveAll resolves flags, variables and the text of a configuration file.
@@ -16,13 +17,13 @@ func resolveAll(t *testing.T, args []string, env map[string]string, file string)
 	t.Helper()
 	if file != "" {
 		path := filepath.Join(t.TempDir(), "c.yaml")
-		must(t, os.WriteFile(path, []byte(file), 0o600))
+		check.NoError(t, os.WriteFile(path, []byte(file), 0o600))
 		args = append(args, "--config-file="+path)
 	}
 	values := NewFlags(KubernetesSpecs())
 	for _, arg := range args {
 		name, value, _ := strings.Cut(strings.TrimPrefix(arg, "--"), "=")
-		must(t, values[name].Set(value))
+		check.NoError(t, values[name].Set(value))
 	}
 	got, err := ReadKubernetes(values, environment(env))
 	if err != nil && file != "" {
@@ -71,23 +72,5 @@ func sameProblems(t *testing.T, err error, want string) {
 	t.Helper()
 	if diff := cmp.Diff(strings.Split(want, "\n"), strings.Split(errorText(err), "\n")); diff != "" {
 		t.Error(diff)
-	}
-}
-
-// setHealth sets the key of health with this HCL name; the error is the remedy.
-func setHealth(s *Nomad, key, text string) error {
-	for _, o := range healthOptions(&s.Core, &s.Health) {
-		if o.HCL == key {
-			return o.set(Value{Text: text})
-		}
-	}
-	return errors.New("unknown key " + key)
-}
-
-// must fails the test if there is an error.
-func must(t *testing.T, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
 	}
 }

@@ -9,19 +9,16 @@ import (
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/config/policy"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
 
 // The examples of this project's documents are valid.
 func TestOwnExamples(t *testing.T) {
 	documentation, err := os.ReadFile("../../../docs/policy.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	file, err := os.ReadFile("../../../deploy/policy/policy.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	given, shown, ok := strings.Cut(string(file), "\n# policy:\n") // what is only shown is a comment
 	if !ok {
 		t.Error("deploy/policy/policy.yaml shows no policy")
@@ -50,9 +47,7 @@ func TestOwnExamples(t *testing.T) {
 func TestIncumbentsExamples(t *testing.T) {
 	const path = "testdata/nvidia.golden"
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	eight := coretest.GPUs(8)
 	cut := coretest.WithMIG(coretest.GPUs(2), 1, "1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb")
 	var got strings.Builder

@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // FuzzPolicy: a file is refused, with every problem in one line that names the file, or gives the units of a node, each once
@@ -28,9 +29,7 @@ func FuzzPolicy(f *testing.F) {
 		}
 	}
 	examples, err := os.ReadFile("testdata/nvidia.golden")
-	if err != nil {
-		f.Fatal(err)
-	}
+	check.NoError(f, err)
 	for example := range strings.SplitSeq(string(examples), "\n# ") {
 		_, rest, _ := strings.Cut(example, "\n")
 		file, _, _ := strings.Cut(rest, "=> ")

@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // read reads a file with this text.
@@ -78,9 +79,7 @@ func TestOffers(t *testing.T) {
 	for name, tc := range offers {
 		t.Run(name, func(t *testing.T) {
 			r, err := read(tc.file, policy.Kubernetes)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, err)
 			c := configOf(r)
 			if diff := cmp.Diff(tc.want, offered(c, machine)); diff != "" {
 				t.Error(diff)
@@ -201,9 +200,7 @@ func TestPlaces(t *testing.T) {
 sharing: {timeSlicing: {resources: [{name: mig-7g.80gb, replicas: 2}]}}
 `
 	r, err := read(file, policy.Kubernetes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	inv := core.Build(machine, health.Ledger{}, configOf(r)).WithoutHost()
 	var reasons []string
 	for _, e := range inv.Excluded() {
@@ -245,9 +242,7 @@ policy:
     - {select: {index: 1}, for: kubernetes}
 `
 	n, err := read(file, policy.Nomad)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	if n.MIG != inventory.MIGSingle || n.MPSRoot != "/run/nvidia/mps" || !strings.HasSuffix(n.MPS, "/c.yaml:13: policy.rules[0].use") {
 		t.Errorf("%+v", n)
 	}
