@@ -2,17 +2,16 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/urfave/cli/v3"
 
 	"github.com/tandem-gpu/tandem/internal/cdi"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
 
 // cdi is the verb of CDI specifications.
@@ -43,15 +42,13 @@ func (p Program) cdi(ctx context.Context, c *cli.Command) error {
 // listCDI prints specifications, one a line.
 func listCDI(w io.Writer, files []cdi.File, asJSON bool) error {
 	if asJSON {
-		e := json.NewEncoder(w)
-		e.SetIndent("", "  ")
-		return e.Encode(append([]cdi.File{}, files...)) // [], not null
+		return report.WriteJSON(w, append([]cdi.File{}, files...)) // [], not null
 	}
 	if len(files) == 0 {
 		_, err := fmt.Fprintln(w, "no CDI specification")
 		return err
 	}
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	t := report.NewTable(w)
 	fmt.Fprintln(t, "FILE\tOF\tKIND\tDEVICES")
 	for _, f := range files {
 		of, kind, devices := "others", f.Kind, strings.Join(f.Devices, " ")

@@ -1,22 +1,23 @@
 package cli
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/tandem-gpu/tandem/internal/config/document"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/node/ownership"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/explain"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/internal/util/setting"
 )
 
@@ -158,9 +159,7 @@ func (m *migration) plan(context.Context) error {
 		}
 	}
 	if m.c.Bool("json") {
-		e := json.NewEncoder(m.p.Stdout)
-		e.SetIndent("", "  ")
-		return e.Encode(planned{rows, ownership.Warnings(rows, m.to, m.facts)})
+		return report.WriteJSON(m.p.Stdout, planned{rows, ownership.Warnings(rows, m.to, m.facts)})
 	}
 	if err := m.print(rows); err != nil || m.to == "" {
 		return err
@@ -184,14 +183,14 @@ func (m *migration) warn(rows []ownership.Row, to inventory.API) {
 }
 
 func (m *migration) print(rows []ownership.Row) error {
-	w := tabwriter.NewWriter(m.p.Stdout, 0, 4, 2, ' ', 0)
+	w := report.NewTable(m.p.Stdout)
 	fmt.Fprintln(w, "INDEX\tGPU\tNOW\tTARGET\tHELD BY\tWAITS FOR")
 	for _, r := range rows {
-		now := or(r.API, "-")
+		now := cmp.Or(r.API, "-")
 		if r.Pending {
 			now += " (no new work)"
 		}
-		fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\n", r.Index, r.GPU, now, or(string(r.Target), "-"), or(strings.Join(r.Holders, ", "), "-"), or(r.Waits, "-"))
+		fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\n", r.Index, r.GPU, now, cmp.Or(string(r.Target), "-"), cmp.Or(strings.Join(r.Holders, ", "), "-"), cmp.Or(r.Waits, "-"))
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -203,22 +202,11 @@ func (m *migration) print(rows []ownership.Row) error {
 }
 
 // apiNames are the names of all APIs: "device-plugin, dra or nomad".
-func apiNames() string {
-	names := apiWords()
-	last := len(names) - 1
-	return strings.Join(names[:last], ", ") + " or " + names[last]
-}
+func apiNames() string { return document.Choice(apiWords()) }
 
 func apiWords() (names []string) {
 	for _, api := range ownership.APIs() {
 		names = append(names, string(api))
 	}
 	return names
-}
-
-func or(s, other string) string {
-	if s == "" {
-		return other
-	}
-	return s
 }

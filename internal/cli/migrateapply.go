@@ -124,7 +124,7 @@ func (m *migration) unread(changes []ownership.TargetChange) error {
 	var errs []error
 	for _, c := range changes {
 		if is := m.file.GPUs[c.GPU].Target; is != c.Target {
-			errs = append(errs, fmt.Errorf("%s: target %s in %s, want %s", c.GPU, or(string(is), "none"), ownership.FileName, c.Target))
+			errs = append(errs, fmt.Errorf("%s: target %s in %s, want %s", c.GPU, cmp.Or(string(is), "none"), ownership.FileName, c.Target))
 			continue
 		}
 		for _, facts := range m.facts {
@@ -152,7 +152,7 @@ func (m *migration) await(ctx context.Context, changes []ownership.TargetChange)
 			}
 			line := "takes work through " + string(r.Target)
 			if !r.Done() {
-				line = fmt.Sprintf("now %s, waits for %s", or(r.API, "no API"), or(r.Waits, "the settle time to pass"))
+				line = fmt.Sprintf("now %s, waits for %s", cmp.Or(r.API, "no API"), cmp.Or(r.Waits, "the settle time to pass"))
 				missing = append(missing, fmt.Sprintf("%s: %s", r.GPU, line))
 			}
 			if printed[r.GPU] != line {

@@ -147,7 +147,7 @@ func (n node) server(t *testing.T) *httptest.Server {
 	for pattern, handler := range page.Handlers() {
 		mux.Handle(pattern, handler)
 	}
-	mux.HandleFunc("GET /inventory", func(w http.ResponseWriter, _ *http.Request) { _ = n.report.WriteJSON(w) })
+	mux.HandleFunc("GET /inventory", func(w http.ResponseWriter, _ *http.Request) { _ = report.WriteJSON(w, n.report) })
 	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
 	return server

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
 
 // Options are what to compare, for how long, and how to print it.
@@ -149,13 +150,10 @@ func (r Report) String() string {
 	for _, n := range r.NotCompared {
 		fmt.Fprintf(&b, "%-9s %s\n", "-", "not compared: "+n)
 	}
-	switch n := len(r.Differences); n {
-	case 0:
+	if n := len(r.Differences); n > 0 {
+		fmt.Fprintln(&b, report.Noun(n, "difference"))
+	} else {
 		b.WriteString("no difference\n")
-	case 1:
-		b.WriteString("1 difference\n")
-	default:
-		fmt.Fprintf(&b, "%d differences\n", n)
 	}
 	return b.String()
 }

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
 
 // Kind is what differs.
@@ -113,12 +115,7 @@ func Compare(here, there []Offer, onlyHealthy bool) (all []Difference) {
 	return all
 }
 
-func devices(n int) string {
-	if n == 1 {
-		return "1 device"
-	}
-	return fmt.Sprintf("%d devices", n)
-}
+func devices(n int) string { return report.Noun(n, "device") }
 
 func compareDevices(o, other Offer, onlyHealthy bool) (all []Difference) {
 	theirs := map[string]Device{}

@@ -45,6 +45,11 @@ func (w Work) String() string {
 	return "a pod that was admitted before, or just now"
 }
 
+// Short names the work with its container or task where one line has several: "default/train-0 worker". What is unknown is left out.
+func (w Work) Short() string {
+	return strings.TrimSpace(strings.Trim(w.Namespace+"/"+w.Name, "/") + " " + w.Container)
+}
+
 // Compare is the order of work: by orchestrator, namespace, name, container, ID and claim.
 func (w Work) Compare(other Work) int {
 	return cmp.Or(cmp.Compare(w.Orchestrator, other.Orchestrator), cmp.Compare(w.Namespace, other.Namespace), cmp.Compare(w.Name, other.Name),

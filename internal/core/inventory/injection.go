@@ -3,6 +3,7 @@ package inventory
 import (
 	"cmp"
 	"slices"
+	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
@@ -14,6 +15,20 @@ type Injection struct {
 	Nodes     bool    // by device nodes in the plan
 	CDI       CDIMode // by names of CDI devices in the plan
 	Libraries bool    // the driver's files as mounts in the plan
+}
+
+// Ways names in which ways containers get the devices, by CDI too or not: "NVIDIA's container runtime, CDI".
+func (i Injection) Ways(cdi bool) string {
+	var ways []string
+	for _, way := range []struct {
+		on   bool
+		name string
+	}{{i.Runtime, "NVIDIA's container runtime"}, {i.Nodes, "device nodes"}, {cdi, "CDI"}, {i.Libraries, "mounts of the driver's files"}} {
+		if way.on {
+			ways = append(ways, way.name)
+		}
+	}
+	return strings.Join(ways, ", ")
 }
 
 // CDIMode is whether plans have the names of CDI devices.

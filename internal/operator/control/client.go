@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/node/ownership"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/internal/util/filelock"
 )
@@ -27,6 +28,11 @@ const (
 // if no agent runs, with *NotServedError if it does not serve its socket, and with *RefusedError if it rejects the command.
 func Report(ctx context.Context, path string) (report.Report, error) {
 	return call[report.Report](ctx, path, reportURL, nil)
+}
+
+// Ownership returns what the agent at path reads of the ownership of its GPUs. Its errors are those of Report.
+func Ownership(ctx context.Context, path string) (ownership.Facts, error) {
+	return call[ownership.Facts](ctx, path, ownershipURL, nil)
 }
 
 // call sends a request to the agent at path and returns its result; without args it is a GET request.

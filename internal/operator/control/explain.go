@@ -2,25 +2,22 @@ package control
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
 
 	"github.com/tandem-gpu/tandem/internal/operator/explain"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
-	"github.com/tandem-gpu/tandem/internal/util/setting"
 )
 
 // explain answers a question. It changes nothing, so it is not logged.
 func (h handler) explain(w http.ResponseWriter, r *http.Request) {
 	var args explain.Args
-	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequestBody)).Decode(&args); err != nil {
-		err = &setting.Error{Key: "request body", Remedy: "want JSON: " + err.Error()}
-		respond(w, statusCode(err), errorBody{err.Error()})
-		return
+	var e explain.Explanation
+	err := decode(w, r, &args)
+	if err == nil {
+		e, err = explain.Explain(explain.Input{State: h.State(), Use: h.Use(), Adapter: h.Explain}, args)
 	}
-	e, err := explain.Explain(explain.Input{State: h.State(), Use: h.Use(), Adapter: h.Explain}, args)
 	if err != nil {
 		respond(w, statusCode(err), errorBody{err.Error()})
 		return
@@ -43,7 +40,7 @@ func Explain(ctx context.Context, path string, args explain.Args, read func(cont
 		e.Source, e.Warnings = report.FromDriver, append(e.Warnings, reason)
 	}
 	if asJSON {
-		return e.WriteJSON(out)
+		return report.WriteJSON(out, e)
 	}
 	return e.Write(out)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/setting"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 const (
@@ -90,10 +91,8 @@ func handle[Args any, Result result](h handler, execute func(context.Context, Ar
 		defer cancel()
 		var args Args
 		var res Result
-		err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequestBody)).Decode(&args)
-		if err != nil {
-			err = &setting.Error{Key: "request body", Remedy: "want JSON: " + err.Error()}
-		} else {
+		err := decode(w, r, &args)
+		if err == nil {
 			res, err = execute(ctx, args)
 		}
 		if errors.Is(err, context.DeadlineExceeded) {
@@ -107,6 +106,14 @@ func handle[Args any, Result result](h handler, execute func(context.Context, Ar
 		respond(w, http.StatusOK, res)
 		res.log(h.Log, r.URL.Path, peer(ctx))
 	}
+}
+
+// decode reads the arguments of a request.
+func decode(w http.ResponseWriter, r *http.Request, args any) error {
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequestBody)).Decode(args); err != nil {
+		return &setting.Error{Key: "request body", Remedy: "want JSON: " + err.Error()}
+	}
+	return nil
 }
 
 // result is that of a command: a response, a driverStatus or a rebindResult.
@@ -176,8 +183,6 @@ func (h handler) simulate(ctx context.Context, args SimulateArgs) (response, err
 func (h handler) awaitConditions(ctx context.Context, before core.State, o health.Observation) []health.Condition {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	tick := time.NewTicker(pollInterval)
-	defer tick.Stop()
 	old := before.Ledger.Conditions()
 	for {
 		var caused []health.Condition
@@ -187,13 +192,8 @@ func (h handler) awaitConditions(ctx context.Context, before core.State, o healt
 				caused = append(caused, c)
 			}
 		}
-		if len(caused) > 0 {
+		if len(caused) > 0 || !watch.Sleep(ctx, pollInterval) {
 			return caused
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return nil
 		}
 	}
 }

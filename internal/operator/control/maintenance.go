@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 const (
@@ -83,13 +85,7 @@ func (h handler) resume(ctx context.Context, _ struct{}) (driverStatus, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, resumeTimeout)
 	defer cancel()
-	tick := time.NewTicker(pollInterval)
-	defer tick.Stop()
-	for ctx.Err() == nil && h.State().Snapshot.Driver.State == gpu.DriverReleased {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-		}
+	for h.State().Snapshot.Driver.State == gpu.DriverReleased && watch.Sleep(ctx, pollInterval) {
 	}
 	return newDriverStatus(h.State(), saveErr), nil
 }
@@ -113,16 +109,7 @@ func (s driverStatus) String() string {
 	} else if s.Driver.Version != "" {
 		line += " " + s.Driver.Version
 	}
-	var counts []string
-	for state := health.Healthy; state <= health.GPULost; state++ {
-		if n := s.Devices[state]; n > 0 {
-			counts = append(counts, fmt.Sprintf("%d %s", n, state))
-		}
-	}
-	if counts == nil {
-		counts = []string{"none"}
-	}
-	return line + "; devices: " + strings.Join(counts, ", ")
+	return line + "; devices: " + cmp.Or(report.StateCounts(s.Devices), "none")
 }
 
 func (s driverStatus) log(log *slog.Logger, command string, peer slog.Attr) {

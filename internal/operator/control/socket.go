@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/problemset"
 	"github.com/tandem-gpu/tandem/internal/util/setting"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 const (
@@ -72,9 +73,7 @@ func (s *Socket) Serve(ctx context.Context, a Agent, o Options) {
 		if time.Since(began) > stableFor { // it was served
 			retry.Reset()
 		}
-		select {
-		case <-time.After(retry.NextBackOff()):
-		case <-ctx.Done():
+		if !watch.Sleep(ctx, retry.NextBackOff()) {
 			return
 		}
 	}

@@ -2,7 +2,6 @@ package control
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -26,7 +25,7 @@ func Inspect(ctx context.Context, path string, read func(context.Context) report
 		}
 	}
 	if asJSON {
-		return r.WriteJSON(out)
+		return report.WriteJSON(out, r)
 	}
 	return r.WriteTable(out)
 }
@@ -114,12 +113,10 @@ func Debug(ctx context.Context, path string, out io.Writer, asJSON bool) error {
 	if err != nil {
 		return err
 	}
-	if !asJSON {
-		return d.Write(out)
+	if asJSON {
+		return report.WriteJSON(out, d)
 	}
-	e := json.NewEncoder(out)
-	e.SetIndent("", "  ")
-	return e.Encode(d)
+	return d.Write(out)
 }
 
 // write writes a line for each condition; suffix is its end.

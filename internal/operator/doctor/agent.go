@@ -61,7 +61,7 @@ func decideAgent(f *Facts) []Finding {
 		findings = append(findings, Finding{"policy", Warning, "the agent's policy", w, "correct the rule, or ignore it if it is for another node"})
 	}
 	if Problems(findings) == 0 {
-		findings = append(findings, Finding{"agent", OK, socket, fmt.Sprintf("runs, driver %s, %s offered", f.Agent.Report.Driver.State, Noun(len(f.Agent.Report.Devices), "device")), ""})
+		findings = append(findings, Finding{"agent", OK, socket, fmt.Sprintf("runs, driver %s, %s offered", f.Agent.Report.Driver.State, report.Noun(len(f.Agent.Report.Devices), "device")), ""})
 	}
 	return findings
 }

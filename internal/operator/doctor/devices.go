@@ -23,7 +23,7 @@ func decideDevices(c *chain) []Finding {
 	findings = append(findings, excluded(r)...)
 	findings = append(findings, withoutWork(f, r)...)
 	findings = append(findings, missingCapabilities(r)...)
-	offered := "offered: " + Noun(len(r.Devices), "device") + " of pool " + pools(r)
+	offered := "offered: " + report.Noun(len(r.Devices), "device") + " of pool " + pools(r)
 	if len(r.Devices) == 0 {
 		offered = "offered: no device"
 		if Problems(findings) == 0 && (len(r.Excluded) > 0 || len(f.Driver.Devices) == 0) { // else the agent and the driver disagree: decideAgent
@@ -260,5 +260,5 @@ func missingCapabilities(r report.Report) []Finding {
 	if len(devices) > 1 {
 		remedy += " (and so for each: " + list(devices[1:]) + ")"
 	}
-	return []Finding{{"devices", Problem, list(missing), "device nodes of MIG capabilities are missing, so containers can't use " + Noun(len(devices), "MIG instance"), remedy}}
+	return []Finding{{"devices", Problem, list(missing), "device nodes of MIG capabilities are missing, so containers can't use " + report.Noun(len(devices), "MIG instance"), remedy}}
 }

@@ -164,14 +164,6 @@ func concurrently[T, R any](ctx context.Context, limit time.Duration, items []T,
 // closed stands for a time that has expired.
 var closed = func() <-chan time.Time { c := make(chan time.Time); close(c); return c }()
 
-// Noun is a count with its noun: "1 GPU", "2 GPUs".
-func Noun(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
-}
-
 // list joins names, and shortens a long list.
 func list(names []string) string {
 	const most = 4

@@ -156,7 +156,7 @@ func decideCDI(f *Facts) []Finding {
 		findings = append(findings, Finding{"cdi", Note, c.Folder, "containers do not get CDI names: " + strings.TrimPrefix(c.Problem+"; "+c.Reason, "; "), ""})
 	}
 	if len(findings) == 0 && len(f.CDIFiles) > 0 {
-		findings = []Finding{{"cdi", OK, filepath.Dir(f.CDIFiles[0].Path), Noun(len(f.CDIFiles), "specification"), ""}}
+		findings = []Finding{{"cdi", OK, filepath.Dir(f.CDIFiles[0].Path), report.Noun(len(f.CDIFiles), "specification"), ""}}
 	}
 	return findings
 }

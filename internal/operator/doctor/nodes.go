@@ -13,6 +13,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
 
 // node is a device node that programs need.
@@ -143,7 +145,7 @@ func decideNodes(c *chain) []Finding {
 	if len(missing) > 0 {
 		return decideMissingNodes(c, missing, createNodes+where)
 	}
-	return []Finding{{"nodes", OK, place, fmt.Sprintf("%s, numbers and permissions fit", Noun(len(n.All), "node")), ""}}
+	return []Finding{{"nodes", OK, place, fmt.Sprintf("%s, numbers and permissions fit", report.Noun(len(n.All), "node")), ""}}
 }
 
 // decideMissingNodes: NVML needs all but nvidia-uvm, which CUDA needs. NVIDIA's container runtime makes nodes that are missing.

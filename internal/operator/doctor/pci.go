@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
 
 // pciGPU is a GPU on the PCI bus, whatever drives it.
@@ -91,13 +93,13 @@ func decidePCI(c *chain) []Finding {
 	case !f.PCI:
 		return []Finding{{"gpu", Note, place, "the PCI bus is not visible from here", ""}}
 	case n == 0 && len(f.Driver.Devices) > 0:
-		return []Finding{{"gpu", Note, place, "no NVIDIA GPU on the PCI bus; the driver lists " + Noun(len(f.Driver.Devices), "device"), ""}}
+		return []Finding{{"gpu", Note, place, "no NVIDIA GPU on the PCI bus; the driver lists " + report.Noun(len(f.Driver.Devices), "device"), ""}}
 	case n == 0:
 		return c.broken(Finding{"gpu", Problem, place, "no NVIDIA GPU on the PCI bus",
 			"if there should be one: check lspci -d 10de:, seat and power of the card, PCI passthrough of the virtual machine; otherwise nothing: the agent waits for one"})
 	case f.drivers()["vfio-pci"] == n:
-		return c.broken(Finding{"gpu", Problem, place, Noun(n, "GPU") + ", all bound to vfio-pci for virtual machines",
+		return c.broken(Finding{"gpu", Problem, place, report.Noun(n, "GPU") + ", all bound to vfio-pci for virtual machines",
 			"if containers should use one: remove its id from the vfio-pci.ids of the kernel command line or /etc/modprobe.d, and reboot"})
 	}
-	return []Finding{{"gpu", OK, place, Noun(n, "GPU") + " on the PCI bus", ""}}
+	return []Finding{{"gpu", OK, place, report.Noun(n, "GPU") + " on the PCI bus", ""}}
 }

@@ -1,10 +1,11 @@
 package doctor
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
+
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
 
 // Write prints findings for operators: problems first, then warnings and notes, each with place and remedy. What is in order is one
@@ -39,16 +40,14 @@ func Write(w io.Writer, findings []Finding, all bool) error {
 	if len(fine) > 0 {
 		fmt.Fprintf(&b, "ok       %s\n", strings.Join(fine, ", "))
 	}
-	fmt.Fprintf(&b, "\n%s, %s\n", Noun(Problems(findings), "problem"), Noun(count(findings, Warning), "warning"))
+	fmt.Fprintf(&b, "\n%s, %s\n", report.Noun(Problems(findings), "problem"), report.Noun(count(findings, Warning), "warning"))
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
 // WriteJSON prints findings for programs.
 func WriteJSON(w io.Writer, findings []Finding) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	return e.Encode(struct {
+	return report.WriteJSON(w, struct {
 		Problems int       `json:"problems"`
 		Warnings int       `json:"warnings"`
 		Findings []Finding `json:"findings"`

@@ -80,8 +80,7 @@ func deciderText(d inventory.Decider) string {
 func (x explainer) holders(id gpu.DeviceID) (names []string) {
 	d, _ := x.Use.Device(id)
 	for _, o := range d.Owners() {
-		name := strings.Trim(o.Namespace+"/"+o.Name, "/")
-		names = append(names, strings.TrimSpace(name+" "+o.Container))
+		names = append(names, o.Short())
 	}
 	return names
 }

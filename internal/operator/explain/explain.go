@@ -3,9 +3,6 @@
 package explain
 
 import (
-	"encoding/json"
-	"io"
-
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
@@ -146,11 +143,4 @@ func Explain(in Input, args Args) (Explanation, error) {
 		return Explanation{Devices: x.devices(func(gpu.Device) bool { return true }), Requests: []Request{x.count(asked, args.Count)}}, nil
 	}
 	return Explanation{Devices: x.devices(asked.selects), Requests: x.requests(asked.units)}, nil
-}
-
-// WriteJSON writes the explanation for programs.
-func (e Explanation) WriteJSON(w io.Writer) error {
-	encoder := json.NewEncoder(w)
-	encoder.SetIndent("", "  ")
-	return encoder.Encode(e)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/operator/explain"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
@@ -85,7 +86,7 @@ func TestExplain(t *testing.T) {
 	e, err := explain.Explain(input(), explain.Args{Count: 2})
 	var text strings.Builder
 	if err == nil {
-		err = e.WriteJSON(&text)
+		err = report.WriteJSON(&text, e)
 	}
 	check.NoError(t, err)
 	goldenfile.Compare(t, "testdata/explain.json", text.String())

@@ -142,16 +142,7 @@ func (x explainer) injection(plan inventory.Plan) string {
 		}
 	}
 	i := plan.Injection
-	var ways []string
-	for _, way := range []struct {
-		on   bool
-		name string
-	}{{i.Runtime, "NVIDIA's container runtime"}, {i.Nodes, "device nodes"}, {len(plan.CDI) > 0, "CDI"}, {i.Libraries, "mounts of the driver's files"}} {
-		if way.on {
-			ways = append(ways, way.name)
-		}
-	}
-	text := strings.Join(ways, ", ")
+	text := i.Ways(len(plan.CDI) > 0)
 	if i.Name != "" {
 		text = i.Name + " (" + text + ")"
 	}

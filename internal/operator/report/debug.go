@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
 )
 
@@ -62,7 +61,7 @@ func (d Debug) Write(w io.Writer) error {
 	}
 	fmt.Fprintf(w, "open device nodes: %s\n", nodes)
 	fmt.Fprintf(w, "health checks: %d, last %s\n", d.HealthChecks, moment(d.LastHealthCheck))
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	t := NewTable(w)
 	fmt.Fprintln(t, "\nTASK\tLAST HEARTBEAT\tHEARTBEATS\tSTATE")
 	for _, p := range d.Tasks {
 		state := "ok"

@@ -67,11 +67,7 @@ func (r Report) addProcesses(id gpu.DeviceID, processes []gpu.Process) {
 			continue
 		}
 		for _, p := range processes {
-			one := Process{PID: p.PID}
-			if p.Memory.OK {
-				one.MemoryBytes = new(p.Memory.Value)
-			}
-			r.Devices[i].Processes = append(r.Devices[i].Processes, one)
+			r.Devices[i].Processes = append(r.Devices[i].Processes, Process{PID: p.PID, MemoryBytes: number(p.Memory)})
 		}
 	}
 }
@@ -92,7 +88,7 @@ func describeInventory(s core.State) Report {
 	}
 	for i := range r.Devices {
 		d := &r.Devices[i]
-		if at, ok := s.Numbering().Of(d.ID); ok && at.String() != d.index() {
+		if at, ok := s.Numbering().Of(d.ID); ok && at.String() != d.CurrentIndex() {
 			d.PolicyIndex = at.String()
 		}
 	}

@@ -106,7 +106,7 @@ func (d DRA) State() string {
 	if !d.Registered {
 		registration = "not registered with the kubelet: " + cmp.Or(d.Registration, "it has not asked for the driver")
 	}
-	published := fmt.Sprintf("%s with %s published", plural(d.Slices, "slice"), plural(d.Published, "device"))
+	published := fmt.Sprintf("%s with %s published", Noun(d.Slices, "slice"), Noun(d.Published, "device"))
 	if d.Generation > 0 {
 		published += fmt.Sprintf(", generation %d", d.Generation)
 	}
@@ -146,7 +146,7 @@ func (r Report) describeClaim(c Claim) string {
 	for _, d := range c.Devices {
 		text := d.Device
 		if i := slices.IndexFunc(r.Devices, func(x Device) bool { return x.ID == d.ID }); i >= 0 {
-			text = "GPU " + r.Devices[i].index()
+			text = "GPU " + r.Devices[i].CurrentIndex()
 		}
 		if d.AdminAccess {
 			text += " (admin access)"

@@ -95,7 +95,7 @@ func golden(t *testing.T, name string, r report.Report) {
 func render(t *testing.T, r report.Report) (table, text string) {
 	t.Helper()
 	var a, b bytes.Buffer
-	check.NoError(t, errors.Join(r.WriteTable(&a), r.WriteJSON(&b)))
+	check.NoError(t, errors.Join(r.WriteTable(&a), report.WriteJSON(&b, r)))
 	return a.String(), b.String()
 }
 

@@ -100,18 +100,9 @@ func (r Report) writeInjection(w io.Writer) {
 
 // String describes the injection in one line: "gpu: auto: NVIDIA's container runtime, CDI".
 func (i Injection) String() string {
-	var by []string
-	for _, way := range []struct {
-		on   bool
-		name string
-	}{{i.Runtime, "NVIDIA's container runtime"}, {i.Nodes, "device nodes"}, {i.CDI, "CDI"}, {i.Libraries, "mounts of the driver's files"}} {
-		if way.on {
-			by = append(by, way.name)
-		}
-	}
 	text := strings.Join(i.Pools, ", ") + ": "
 	if i.Configured != "" {
 		text += i.Configured + ": "
 	}
-	return text + strings.Join(by, ", ")
+	return text + inventory.Injection{Runtime: i.Runtime, Nodes: i.Nodes, Libraries: i.Libraries}.Ways(i.CDI)
 }

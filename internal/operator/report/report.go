@@ -206,9 +206,9 @@ type Count struct {
 	LastSeen time.Time    `json:"lastSeen"`
 }
 
-// WriteJSON writes the report for programs.
-func (r Report) WriteJSON(w io.Writer) error {
+// WriteJSON writes a report, or what another command prints, for programs.
+func WriteJSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
-	return e.Encode(r)
+	return e.Encode(v)
 }

@@ -46,8 +46,11 @@ func (r Report) WriteTable(w io.Writer) error {
 	return r.writeCounts(w)
 }
 
+// NewTable returns a writer of the tables that commands print: cells end with tabs, and columns are as wide as their longest cell. Flush writes it.
+func NewTable(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 0, 2, ' ', 0) }
+
 func (r Report) writeDevices(w io.Writer) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	t := NewTable(w)
 	if len(r.Devices) > 0 {
 		fmt.Fprintln(t, "GPU\tID\tPCI\tNUMA\tMEMORY\tHEALTH\tPOOL\tMODEL")
 	}
@@ -91,16 +94,13 @@ func (r Report) units() string {
 // number is the index of the device, with the one by which a policy selects it if that differs.
 func (d Device) number() string {
 	if d.PolicyIndex == "" {
-		return d.index()
+		return d.CurrentIndex()
 	}
-	return d.index() + " (policy: " + d.PolicyIndex + ")"
+	return d.CurrentIndex() + " (policy: " + d.PolicyIndex + ")"
 }
 
 // CurrentIndex is the NVML index: "0", or "0:1" for a MIG instance.
-func (d Device) CurrentIndex() string { return d.index() }
-
-// index is the NVML index: "0", or "0:1" for a MIG instance.
-func (d Device) index() string {
+func (d Device) CurrentIndex() string {
 	if d.Instance == nil {
 		return strconv.Itoa(d.Index)
 	}
@@ -168,7 +168,7 @@ func (r Report) writeCounts(w io.Writer) error {
 	if len(r.Counts) == 0 {
 		return nil
 	}
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	t := NewTable(w)
 	fmt.Fprintln(t, "\nGPU\tCAUSE\tCOUNT\tLAST SEEN")
 	for _, c := range r.Counts {
 		fmt.Fprintf(t, "%d\t%s\t%d\t%s\n", c.Index, c.Cause, c.Count, stamp(c.LastSeen))

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 )
 
 // Screen is what a table of WriteTop has to fit.
@@ -32,7 +33,7 @@ func (r Report) WriteTop(w io.Writer, agent string, now time.Time, s Screen) err
 		lines = append(lines, topTable(shown, now, s.Columns)...)
 	}
 	if hidden > 0 {
-		lines = append(lines, fmt.Sprintf("%d more: %s", hidden, countStates(devices[len(devices)-hidden:])))
+		lines = append(lines, fmt.Sprintf("%d more: %s", hidden, stateCounts(devices[len(devices)-hidden:])))
 	}
 	if s.Rows > 0 {
 		lines = lines[:min(len(lines), s.Rows)]
@@ -56,32 +57,37 @@ func (r Report) topNode(agent string, now time.Time) string {
 	if r.Source == FromDriver {
 		agent += " (not running)"
 	}
-	parts := []string{agent, now.Format(time.TimeOnly), plural(len(r.Devices), "device")}
-	if states := countStates(r.Devices); states != "" {
+	parts := []string{agent, now.Format(time.TimeOnly), Noun(len(r.Devices), "device")}
+	if states := stateCounts(r.Devices); states != "" {
 		parts[2] += ": " + states
 	}
 	if n := len(r.Excluded); n > 0 {
 		parts = append(parts, fmt.Sprintf("%d excluded", n))
 	}
 	if n := len(r.Warnings) + len(r.PolicyWarnings) + len(r.Overlaps); n > 0 {
-		parts = append(parts, plural(n, "warning"))
+		parts = append(parts, Noun(n, "warning"))
 	}
 	return strings.Join(append(parts, driver), "  ")
 }
 
-func plural(n int, of string) string {
+// Noun is a count with its noun: "1 GPU", "2 GPUs".
+func Noun(n int, noun string) string {
 	if n == 1 {
-		return "1 " + of
+		return "1 " + noun
 	}
-	return fmt.Sprintf("%d %ss", n, of)
+	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// countStates is the number of devices by state, the healthy ones first: "7 healthy, 1 lost".
-func countStates(devices []Device) string {
+func stateCounts(devices []Device) string {
 	count := map[health.State]int{}
 	for _, d := range devices {
 		count[d.State]++
 	}
+	return StateCounts(count)
+}
+
+// StateCounts are numbers of devices by state, the healthy ones first: "7 healthy, 1 lost".
+func StateCounts(count map[health.State]int) string {
 	var texts []string
 	for state := health.Healthy; state <= health.GPULost; state++ {
 		if n := count[state]; n > 0 {
@@ -101,7 +107,7 @@ type column struct {
 }
 
 var topColumns = []column{
-	{name: "GPU", text: func(d Device, _ time.Time) string { return d.index() }},
+	{name: "GPU", text: func(d Device, _ time.Time) string { return d.CurrentIndex() }},
 	{name: "MODEL", least: 10, drop: 1, text: func(d Device, _ time.Time) string { return strings.TrimPrefix(d.Model, "NVIDIA ") }},
 	{name: "HEALTH", least: 16, text: topHealth},
 	{name: "GPU%", right: true, text: func(d Device, _ time.Time) string {
@@ -248,13 +254,10 @@ func topOwner(d Device) string {
 	return ""
 }
 
-// ownerText names an owner in one line: "default/train-0 worker".
+// ownerText names an owner in one line. A row has the ID in place of a name that is not known: an owner without one would look like none.
 func ownerText(o Owner) string {
-	text := cmp.Or(o.Name, o.ID, "unknown")
-	if o.Namespace != "" {
-		text = o.Namespace + "/" + text
-	}
-	return strings.TrimSpace(text + " " + o.Container)
+	o.Name = cmp.Or(o.Name, o.ID, "unknown")
+	return holders.Work(o).Short()
 }
 
 // value is a value of a usage as a decimal number; "" if it is not known.

@@ -13,6 +13,7 @@ import (
 	"github.com/cenkalti/backoff/v5"
 
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 // Limits of what clients can use of the agent, whose memory the DaemonSet bounds. Any client that reaches the port may connect.
@@ -42,9 +43,7 @@ func (s *Server) Run(ctx context.Context) {
 		}
 		p := problem.Problem{Code: problem.HTTP, Object: s.Address, Text: "no HTTP at " + s.Address + ": " + strings.ReplaceAll(err.Error(), "\n", "; ")}
 		s.problems.Put(p, slog.LevelWarn, "HTTP server unavailable, retrying", "address", s.Address, "error", err)
-		select {
-		case <-time.After(retry.NextBackOff()):
-		case <-ctx.Done():
+		if !watch.Sleep(ctx, retry.NextBackOff()) {
 			return
 		}
 	}

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 // minInterval is the least time between two responses that a page makes, whatever the number of clients.
@@ -61,9 +63,7 @@ func (p *page) get(ctx context.Context) (*response, error) {
 		if p.latest.started.After(requested) {
 			return p.latest, nil
 		}
-		select {
-		case <-time.After(minInterval - time.Since(p.latest.started)):
-		case <-ctx.Done():
+		if !watch.Sleep(ctx, minInterval-time.Since(p.latest.started)) {
 			return nil, ctx.Err()
 		}
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/metrics"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/problemset"
 )
@@ -108,7 +109,7 @@ func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
 // inventory is what "inspect --json" prints for a running agent.
 func (s *Server) inventory(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
-	_ = control.Describe(s.Agent, s.Config, s.Problems).WriteJSON(w)
+	_ = report.WriteJSON(w, control.Describe(s.Agent, s.Config, s.Problems))
 }
 
 func writeText(w http.ResponseWriter, err error, text string, notes ...string) {

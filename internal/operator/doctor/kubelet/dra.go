@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 	"github.com/tandem-gpu/tandem/internal/operator/doctor"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
 
 // DRA are the settings of the API dra that its checks need.
@@ -76,7 +77,7 @@ func (o DRA) registration(ctx context.Context, f *doctor.Facts) []doctor.Finding
 		return []doctor.Finding{finding(draCheck, doctor.Warning, folder, "the running agent has no socket of the driver "+o.Driver+" here",
 			"does the agent run with --api dra and this --kubelet-dir? See its log for \"registration\"")}
 	}
-	return []doctor.Finding{finding(draCheck, doctor.OK, folder, doctor.Noun(own, "socket")+" of this agent", "")}
+	return []doctor.Finding{finding(draCheck, doctor.OK, folder, report.Noun(own, "socket")+" of this agent", "")}
 }
 
 // api checks what the agent needs of Kubernetes' API: credentials, the Node, its rights, the slices.

@@ -163,7 +163,7 @@ func (o Options) podResources(ctx context.Context, f *doctor.Facts) []doctor.Fin
 	if found := foreignDevices(f, o.PodResourcesSocket, registered); found != nil {
 		return found
 	}
-	return []doctor.Finding{finding(check, doctor.OK, o.PodResourcesSocket, doctor.Noun(len(registered), "resource"), "")}
+	return []doctor.Finding{finding(check, doctor.OK, o.PodResourcesSocket, report.Noun(len(registered), "resource"), "")}
 }
 
 // dial reports whether a process accepts connections at a unix socket.
