@@ -34,7 +34,7 @@ func Parse(path string, text []byte) *Document {
 	d := &Document{Path: path, Text: text}
 	root, err := decode(text)
 	if err == nil && root != nil {
-		root, err = expand(root)
+		root, err = Expand(root)
 	}
 	if err != nil {
 		d.AddProblem(0, fmt.Errorf("%s%w", path, err))

@@ -12,9 +12,9 @@ const maxValues = 100_000
 
 var errTooManyValues = &syntaxError{text: fmt.Sprintf("more than %d values: are aliases nested?", maxValues)}
 
-// expand returns a copy of a value with aliases and merge keys (<<) replaced by their values. What replaces an alias has the
-// line of the alias.
-func expand(n *yaml.Node) (*yaml.Node, error) {
+// Expand returns a copy of a value with aliases and merge keys (<<) replaced by their values, and without anchors. What replaces an alias has
+// the line of the alias. Its error follows the path of the file.
+func Expand(n *yaml.Node) (*yaml.Node, error) {
 	e := expansion{left: maxValues, open: map[*yaml.Node]bool{}}
 	return e.of(n)
 }
@@ -42,7 +42,7 @@ func (e *expansion) of(n *yaml.Node) (*yaml.Node, error) {
 	e.open[n] = true
 	defer delete(e.open, n)
 	expanded := *n
-	expanded.Content = nil
+	expanded.Anchor, expanded.Content = "", nil
 	for _, item := range n.Content {
 		item, err := e.of(item)
 		if err != nil {

@@ -30,59 +30,12 @@ func parse(path string, text []byte) ([]*node, error) {
 		case len(next.Content) == 0 || next.Content[0].Tag == "!!null":
 			continue
 		}
-		if err := withoutBombs(path, next.Content[0]); err != nil {
-			return nil, err
+		expanded, err := document.Expand(next.Content[0])
+		if err != nil {
+			return nil, fmt.Errorf("%s%w", path, err)
 		}
-		docs = append(docs, (*node)(resolve(next.Content[0])))
+		docs = append(docs, (*node)(expanded))
 	}
-}
-
-// withoutBombs refuses values that contain themselves, and aliases of aliases without end.
-func withoutBombs(path string, n *yaml.Node) error {
-	text, err := yaml.Marshal(n)
-	if err != nil {
-		return fmt.Errorf("%s: %w", path, err)
-	}
-	return document.Parse(path, text).Err()
-}
-
-// resolve returns a copy of a value without aliases and merge keys.
-func resolve(n *yaml.Node) *yaml.Node {
-	if n.Kind == yaml.AliasNode {
-		copied := resolve(n.Alias)
-		copied.Line = n.Line
-		return copied
-	}
-	copied := *n
-	copied.Anchor, copied.Content = "", nil
-	var merged []*yaml.Node
-	for i, c := range n.Content {
-		switch {
-		case n.Kind == yaml.MappingNode && i%2 == 0 && c.Tag == "!!merge":
-			merged = append(merged, mergedPairs(resolve(n.Content[i+1]))...)
-		case n.Kind == yaml.MappingNode && i%2 == 1 && n.Content[i-1].Tag == "!!merge":
-		default:
-			copied.Content = append(copied.Content, resolve(c))
-		}
-	}
-	for pair := range slices.Chunk(merged, 2) {
-		if (*node)(&copied).get(pair[0].Value) == nil {
-			copied.Content = append(copied.Content, pair...)
-		}
-	}
-	return &copied
-}
-
-// mergedPairs are the pairs of a mapping, or of a list of mappings.
-func mergedPairs(n *yaml.Node) []*yaml.Node {
-	if n.Kind != yaml.SequenceNode {
-		return n.Content
-	}
-	var all []*yaml.Node
-	for _, m := range n.Content {
-		all = append(all, m.Content...)
-	}
-	return all
 }
 
 // mapping is the node if it is one.
