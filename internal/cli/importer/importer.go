@@ -40,6 +40,14 @@ func (n Note) String() string {
 	return text
 }
 
+// Notes are the notes about an input, in its order.
+type Notes []Note
+
+// Add adds a note.
+func (n *Notes) Add(effect Effect, where, text, remedy string) {
+	*n = append(*n, Note{effect, where, text, remedy})
+}
+
 // File is a configuration of this agent. Its text begins with the notes as comments.
 type File struct {
 	Name string // of a configuration that is one of several; "" = it is the only one

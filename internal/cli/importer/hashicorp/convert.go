@@ -21,7 +21,7 @@ type conversion struct {
 	in    Input
 	block block
 	lines []string // of config
-	notes []importer.Note
+	notes importer.Notes
 }
 
 func (c *conversion) at(line int, what string) string {
@@ -29,10 +29,6 @@ func (c *conversion) at(line int, what string) string {
 		what = "config"
 	}
 	return clientconfig.Place(c.in.Path, line) + ": " + what
-}
-
-func (c *conversion) note(effect importer.Effect, where, text, remedy string) {
-	c.notes = append(c.notes, importer.Note{Effect: effect, Where: where, Text: text, Remedy: remedy})
 }
 
 // set adds a key to the result, with a comment if it is not "".
@@ -47,11 +43,11 @@ func (c *conversion) set(name string, value any, comment string) {
 func (c *conversion) convert() {
 	where := c.at(c.block.line, "plugin "+strconv.Quote(c.block.label))
 	if c.block.label != "" && c.block.label != c.in.Plugin {
-		c.note(importer.Needed, where, "Nomad starts the file of plugin_dir that has the name of the block",
+		c.notes.Add(importer.Needed, where, "Nomad starts the file of plugin_dir that has the name of the block",
 			fmt.Sprintf("put nomad-gpu into %s as %s, and take the file %s out", cmp.Or(c.block.dir, "plugin_dir"), c.in.Plugin, c.block.label))
 	}
 	if c.block.args != 0 {
-		c.note(importer.NoEffect, c.at(c.block.args, "args"), "left out: neither plugin reads arguments from Nomad", "")
+		c.notes.Add(importer.NoEffect, c.at(c.block.args, "args"), "left out: neither plugin reads arguments from Nomad", "")
 	}
 	for _, k := range c.block.keys {
 		at := c.at(k.line, "config."+k.name)
@@ -64,7 +60,7 @@ func (c *conversion) convert() {
 			c.mps(k, at)
 		default:
 			if !slices.Contains(config.NomadKeys(), k.name) {
-				c.note(importer.NoEffect, at, "left out: nomad-device-nvidia has no such key, and Nomad refuses it", "")
+				c.notes.Add(importer.NoEffect, at, "left out: nomad-device-nvidia has no such key, and Nomad refuses it", "")
 				continue
 			}
 			c.set(k.name, k.value, "")
@@ -73,7 +69,7 @@ func (c *conversion) convert() {
 	if c.block.label == c.in.Plugin {
 		return
 	}
-	c.note(importer.Differs, where, "tasks get device nodes beside NVIDIA_VISIBLE_DEVICES, and some attributes are corrected: power, clocks, display_state, persistence_mode, PCI IDs",
+	c.notes.Add(importer.Differs, where, "tasks get device nodes beside NVIDIA_VISIBLE_DEVICES, and some attributes are corrected: power, clocks, display_state, persistence_mode, PCI IDs",
 		"see docs/migration.md before you use them in constraints")
 }
 
@@ -96,7 +92,7 @@ func (c *conversion) ignored(k key, at string) {
 	comment := ""
 	if left != nil {
 		comment = strings.Join(left, ", ") + " left out, see above"
-		c.note(importer.NoEffect, at, strings.Join(left, ", ")+" left out: it is no UUID (GPU-... or MIG-...), so it excludes no device in nomad-device-nvidia",
+		c.notes.Add(importer.NoEffect, at, strings.Join(left, ", ")+" left out: it is no UUID (GPU-... or MIG-...), so it excludes no device in nomad-device-nvidia",
 			"give UUIDs as nvidia-smi -L prints them if devices were meant to be excluded")
 	}
 	c.set(k.name, kept, comment)
@@ -105,7 +101,7 @@ func (c *conversion) ignored(k key, at string) {
 // period keeps the period, up to the shortest one of nomad-gpu.
 func (c *conversion) period(k key, at string) {
 	if d := parsePeriod(k.value); d > 0 && d < time.Second {
-		c.note(importer.Differs, at, fmt.Sprintf("%v becomes 1s, the shortest period of nomad-gpu; events cause an enumeration at once", d), "")
+		c.notes.Add(importer.Differs, at, fmt.Sprintf("%v becomes 1s, the shortest period of nomad-gpu; events cause an enumeration at once", d), "")
 		c.set(k.name, "1s", fmt.Sprintf("was %v", d))
 		return
 	}
@@ -122,7 +118,7 @@ func (c *conversion) mps(k key, at string) {
 	if remedy == "" {
 		effect = importer.NoEffect
 	}
-	c.note(effect, at, "left out: nomad-gpu reads sharing from its policy file", remedy)
+	c.notes.Add(effect, at, "left out: nomad-gpu reads sharing from its policy file", remedy)
 }
 
 // text is the block of nomad-gpu.

@@ -19,7 +19,7 @@ type builder struct {
 	source *source
 	config fileText
 	root   *node
-	notes  []importer.Note
+	notes  importer.Notes
 	places map[string]string // by key of the result: where the input has it
 	flags  []option          // of k8s-gpu, for what no key of the file has
 	env    map[string]string // the same: variables
@@ -36,10 +36,6 @@ func newBuilder(s *source, c fileText) *builder {
 		b.root.Content = slices.Concat(version, b.root.Content)
 	}
 	return b
-}
-
-func (b *builder) note(effect importer.Effect, where, text, remedy string) {
-	b.notes = append(b.notes, importer.Note{Effect: effect, Where: where, Text: text, Remedy: remedy})
 }
 
 // at is the place of a key in the input.
@@ -142,28 +138,28 @@ func (b *builder) finish() {
 		b.dropEmpty("flags")
 	}
 	if mps {
-		b.note(importer.Needed, b.config.where, "MPS needs NVIDIA's MPS control daemon on the node, which k8s-gpu does not start",
+		b.notes.Add(importer.Needed, b.config.where, "MPS needs NVIDIA's MPS control daemon on the node, which k8s-gpu does not start",
 			"keep NVIDIA's mps-control-daemon DaemonSet, and apply the component deploy/mps")
 	}
 	strategy := b.root.get("flags.plugin.deviceListStrategy").brief()
 	if strings.Contains(strategy, "cdi-") {
-		b.note(importer.Needed, cmp.Or(b.places["flags.plugin.deviceListStrategy"], b.config.where),
+		b.notes.Add(importer.Needed, cmp.Or(b.places["flags.plugin.deviceListStrategy"], b.config.where),
 			"a device takes work only while the CDI specification on disk defines it", "mount /var/run/cdi as deploy/daemonset.yaml does")
 	}
 	if migStrategy := b.root.get("flags.migStrategy").text(); migStrategy == "single" || migStrategy == "mixed" {
-		b.note(importer.Needed, cmp.Or(b.places["flags.migStrategy"], b.config.where), "NVIDIA's container runtime shows MIG instances to a container with SYS_ADMIN only",
+		b.notes.Add(importer.Needed, cmp.Or(b.places["flags.migStrategy"], b.config.where), "NVIDIA's container runtime shows MIG instances to a container with SYS_ADMIN only",
 			"apply the component deploy/mig")
 	}
 	if root := b.root.get("flags.nvidiaDriverRoot").text(); root != "" && root != "/" {
-		b.note(importer.Needed, cmp.Or(b.places["flags.nvidiaDriverRoot"], b.config.where), "k8s-gpu looks for the driver where "+root+" is mounted",
+		b.notes.Add(importer.Needed, cmp.Or(b.places["flags.nvidiaDriverRoot"], b.config.where), "k8s-gpu looks for the driver where "+root+" is mounted",
 			"mount it as the component deploy/driver-container does")
 	}
 	for _, o := range b.flags {
-		b.note(importer.Needed, o.where, "no key of the file has it", fmt.Sprintf("give k8s-gpu the argument --%s=%s", o.flag, o.text))
+		b.notes.Add(importer.Needed, o.where, "no key of the file has it", fmt.Sprintf("give k8s-gpu the argument --%s=%s", o.flag, o.text))
 	}
 	for _, name := range []string{"DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS"} {
 		if text, ok := b.env[name]; ok {
-			b.note(importer.Needed, b.places[name], "no key of the file has it", fmt.Sprintf("give k8s-gpu the variable %s=%s, which has the same meaning", name, text))
+			b.notes.Add(importer.Needed, b.places[name], "no key of the file has it", fmt.Sprintf("give k8s-gpu the variable %s=%s, which has the same meaning", name, text))
 		}
 	}
 }

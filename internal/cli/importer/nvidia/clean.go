@@ -117,7 +117,7 @@ func (b *builder) drop(n *node, key, full, why, remedy string) {
 				effect = importer.Differs
 			}
 			value = n.Content[i+1]
-			b.note(effect, b.at(n.Content[i], full), fmt.Sprintf("%s left out: %s", (*node)(value).brief(), why), remedy)
+			b.notes.Add(effect, b.at(n.Content[i], full), fmt.Sprintf("%s left out: %s", (*node)(value).brief(), why), remedy)
 		}
 	}
 	n.remove(key)
@@ -138,7 +138,7 @@ func (b *builder) cleanFlags(flags *node) {
 	for _, key := range []string{"gfd", "useNodeFeatureAPI"} {
 		if flags.get(key) != nil {
 			b.drop(flags, key, "flags."+key, "it is read by GPU feature discovery only", "")
-			b.noteLabels(b.config.where)
+			noteLabels(&b.notes, b.config.where)
 		}
 	}
 	plugin := flags.get("plugin")
@@ -148,12 +148,7 @@ func (b *builder) cleanFlags(flags *node) {
 }
 
 func (b *builder) withoutInitError(where string) {
-	b.note(importer.NoEffect, where, "left out: without a driver k8s-gpu waits for one, offers nothing meanwhile, and /readyz and inspect have the reason", "")
-}
-
-// noteLabels is about node labels.
-func (b *builder) noteLabels(where string) {
-	b.note(importer.Needed, where, "k8s-gpu can write the labels of GPU feature discovery for Node Feature Discovery", "give it --features-file")
+	b.notes.Add(importer.NoEffect, where, "left out: without a driver k8s-gpu waits for one, offers nothing meanwhile, and /readyz and inspect have the reason", "")
 }
 
 // cleanSharing drops what NVIDIA's plugin does not do (api/config/v1/config.go, DisableResourceNamingInConfig; sharing.go).

@@ -98,7 +98,7 @@ func (s *source) addText(name, key string, v *node) bool {
 	docs, err := parse(where, []byte(v.text()))
 	switch {
 	case err != nil:
-		s.note(importer.Differs, where, "left out, it is no YAML: "+err.Error(), "")
+		s.notes.Add(importer.Differs, where, "left out, it is no YAML: "+err.Error(), "")
 		return false
 	case len(docs) == 0:
 		s.configs = append(s.configs, fileText{name: name, where: where, line: line})
@@ -130,7 +130,7 @@ func (s *source) readWorkload(d *node) bool {
 			words := slices.Concat(wordsOf(c.get("command")), wordsOf(c.get("args")))
 			s.readFlags(words, s.at(c.get("args"), "args of container "+c.get("name").text()))
 		case "gpu-feature-discovery":
-			s.note(importer.Needed, s.at(c, "container "+c.get("name").text()), "k8s-gpu can write the labels of GPU feature discovery for Node Feature Discovery", "give it --features-file")
+			noteLabels(&s.notes, s.at(c, "container "+c.get("name").text()))
 			found = found || s.noPlugin()
 		case "config-manager":
 			s.noteLabelledConfigs(s.at(c, "container "+c.get("name").text()))
@@ -146,7 +146,7 @@ func (s *source) noPlugin() bool {
 }
 
 func (s *source) noteLabelledConfigs(where string) {
-	s.note(importer.Differs, where, "k8s-gpu has no choice of a configuration by the node label nvidia.com/device-plugin.config",
+	s.notes.Add(importer.Differs, where, "k8s-gpu has no choice of a configuration by the node label nvidia.com/device-plugin.config",
 		"use the Helm chart, which has a DaemonSet for each configuration and the nodes with its label, or rules by model in one file (docs/policy.md)")
 }
 
@@ -214,7 +214,7 @@ func (s *source) readEnv(env *node) {
 		where := s.at(e, "env "+name)
 		if from := e.get("valueFrom"); from != nil {
 			if _, isOption := flagOf(name); isOption {
-				s.note(importer.Needed, where, "its value is not in this file: "+from.brief(), "give k8s-gpu the same variable")
+				s.notes.Add(importer.Needed, where, "its value is not in this file: "+from.brief(), "give k8s-gpu the same variable")
 			}
 			continue
 		}
@@ -231,12 +231,12 @@ func (s *source) readVariable(name, value, where string) {
 		s.options = append(s.options, option{flag, value, where})
 	case name == "CONFIG_FILE":
 	case name == "NVIDIA_VISIBLE_DEVICES" && !slices.Contains([]string{"", "all", "void", "none"}, value):
-		s.note(importer.Differs, where, "the plugin offers only "+value+", because NVIDIA's container runtime shows it no others",
+		s.notes.Add(importer.Differs, where, "the plugin offers only "+value+", because NVIDIA's container runtime shows it no others",
 			"keep the variable in the DaemonSet, or select these devices by policy.include")
 	case strings.HasPrefix(name, "NVIDIA_"):
-		s.note(importer.NoEffect, where, "it is for NVIDIA's container runtime, which starts the plugin's container; deploy/daemonset.yaml has its own", "")
+		s.notes.Add(importer.NoEffect, where, "it is for NVIDIA's container runtime, which starts the plugin's container; deploy/daemonset.yaml has its own", "")
 	default:
-		s.note(importer.NoEffect, where, "left out: NVIDIA's plugin does not read this variable", "")
+		s.notes.Add(importer.NoEffect, where, "left out: NVIDIA's plugin does not read this variable", "")
 	}
 }
 
@@ -270,7 +270,7 @@ func (s *source) readConfigFile(c, pod *node) {
 			maps = append(maps, name)
 		}
 	}
-	s.note(importer.Needed, s.at(named, "env CONFIG_FILE"), "the configuration file "+named.text()+" is not in the input",
+	s.notes.Add(importer.Needed, s.at(named, "env CONFIG_FILE"), "the configuration file "+named.text()+" is not in the input",
 		"import it as well: kubectl get configmap "+cmp.Or(strings.Join(maps, " "), "NAME")+" -o yaml")
 }
 
@@ -284,7 +284,7 @@ func (s *source) readFlags(words []string, where string) {
 		name, value, hasValue := strings.Cut(strings.TrimPrefix(name, "-"), "=")
 		spec, known := specOf(name)
 		if !known && name != config.FlagConfigFile {
-			s.note(importer.NoEffect, where, "left out: NVIDIA's plugin has no flag "+words[i], "")
+			s.notes.Add(importer.NoEffect, where, "left out: NVIDIA's plugin has no flag "+words[i], "")
 			continue
 		}
 		switch {
@@ -296,7 +296,7 @@ func (s *source) readFlags(words []string, where string) {
 			value = words[i]
 		}
 		if name == config.FlagConfigFile {
-			s.note(importer.Needed, where+" --"+name, "the configuration file "+value+" is not in the input", "import it as well")
+			s.notes.Add(importer.Needed, where+" --"+name, "the configuration file "+value+" is not in the input", "import it as well")
 			continue
 		}
 		s.options = append(s.options, option{spec.Flag, value, where + " --" + name})

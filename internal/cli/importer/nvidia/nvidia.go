@@ -71,7 +71,7 @@ type source struct {
 	configs   []fileText // configuration files in it
 	byDefault string     // name of one of them
 	options   []option   // given beside a file, which they override; a later one has precedence
-	notes     []importer.Note
+	notes     importer.Notes
 	off       bool // it installs no device plugin
 }
 
@@ -90,8 +90,9 @@ type option struct {
 	where string
 }
 
-func (s *source) note(effect importer.Effect, where, text, remedy string) {
-	s.notes = append(s.notes, importer.Note{Effect: effect, Where: where, Text: text, Remedy: remedy})
+// noteLabels adds what to do about node labels.
+func noteLabels(notes *importer.Notes, where string) {
+	notes.Add(importer.Needed, where, "k8s-gpu can write the labels of GPU feature discovery for Node Feature Discovery", "give it --features-file")
 }
 
 // commandLine matches a text that begins, after comments, with a command, a flag or a variable, and has its first words.

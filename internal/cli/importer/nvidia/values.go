@@ -42,7 +42,7 @@ var deployment = []string{
 func (s *source) readValues(v *node) {
 	if on := v.get("devicePlugin.enabled"); on != nil && on.text() == "false" {
 		s.off = true
-		s.note(importer.NoEffect, s.at(on, "devicePlugin.enabled"), "these values install no device plugin", "")
+		s.notes.Add(importer.NoEffect, s.at(on, "devicePlugin.enabled"), "these values install no device plugin", "")
 	}
 	for _, c := range chartValues {
 		value := v.get(c.key)
@@ -55,14 +55,14 @@ func (s *source) readValues(v *node) {
 			if c.isBool {
 				kind = "a bool"
 			}
-			s.note(importer.Differs, s.at(value, c.key), value.brief()+" left out: the chart's templates drop a value that is not "+kind,
+			s.notes.Add(importer.Differs, s.at(value, c.key), value.brief()+" left out: the chart's templates drop a value that is not "+kind,
 				"put it into the file if it was meant")
 		}
 	}
 	s.readEnv(v.get("devicePlugin.containers.main.env"))
 	s.readConfigs(v.get("config"), "config.map")
 	if gfd := v.get("gfd.enabled"); gfd.text() == "true" {
-		s.note(importer.Needed, s.at(gfd, "gfd.enabled"), "k8s-gpu can write the labels of GPU feature discovery for Node Feature Discovery", "give it --features-file")
+		noteLabels(&s.notes, s.at(gfd, "gfd.enabled"))
 	}
 	s.noteOthers(v)
 }
@@ -75,7 +75,7 @@ func (s *source) readConfigs(c *node, mapKey string) {
 		if s.addText(name, mapKey+"."+name, text) {
 			continue
 		}
-		s.note(importer.Differs, s.at(text, mapKey+"."+name), "left out: it is no configuration of the plugin", "")
+		s.notes.Add(importer.Differs, s.at(text, mapKey+"."+name), "left out: it is no configuration of the plugin", "")
 	}
 	s.byDefault = c.get("default").text()
 	names := []string{}
@@ -93,7 +93,7 @@ func (s *source) readConfigs(c *node, mapKey string) {
 		s.noteLabelledConfigs(s.at(c, mapKey))
 	}
 	if name := c.get("name"); name.given() && len(names) == 0 {
-		s.note(importer.Needed, s.at(name, strings.TrimSuffix(mapKey, key)+"name"), "the configurations in ConfigMap "+name.text()+" are not in the input",
+		s.notes.Add(importer.Needed, s.at(name, strings.TrimSuffix(mapKey, key)+"name"), "the configurations in ConfigMap "+name.text()+" are not in the input",
 			"import them as well: kubectl get configmap "+name.text()+" -o yaml")
 	}
 }
@@ -115,11 +115,11 @@ func (s *source) noteOthers(v *node) {
 			}
 		case isOption, key == "config", key == "gfd", !value.given():
 		default:
-			s.note(importer.NoEffect, s.at(value, key), "left out: NVIDIA's chart has no such value", "")
+			s.notes.Add(importer.NoEffect, s.at(value, key), "left out: NVIDIA's chart has no such value", "")
 		}
 	}
 	if fields != nil {
-		s.note(importer.NoEffect, s.at(first, strings.Join(fields, ", ")), "of the chart's objects, not of the plugin; those of k8s-gpu are in deploy", "")
+		s.notes.Add(importer.NoEffect, s.at(first, strings.Join(fields, ", ")), "of the chart's objects, not of the plugin; those of k8s-gpu are in deploy", "")
 	}
 }
 
@@ -139,7 +139,7 @@ func (s *source) readOperator(v *node, prefix string) {
 	p := v.get("devicePlugin")
 	if on := p.get("enabled"); on.text() == "false" {
 		s.off = true
-		s.note(importer.NoEffect, s.at(on, prefix+"devicePlugin.enabled"), "the operator runs no device plugin", "")
+		s.notes.Add(importer.NoEffect, s.at(on, prefix+"devicePlugin.enabled"), "the operator runs no device plugin", "")
 	}
 	// What the operator's own DaemonSet has (assets/state-device-plugin), and the default of mig.strategy.
 	own := s.path + ": the operator's default"
@@ -156,14 +156,14 @@ func (s *source) readOperator(v *node, prefix string) {
 	}
 	s.readConfigs(p.get("config"), prefix+"devicePlugin.config.data")
 	if on := v.get("cdi.enabled"); on.text() == "true" {
-		s.note(importer.Differs, s.at(on, prefix+"cdi.enabled"), "which strategies the operator sets then depends on its version",
+		s.notes.Add(importer.Differs, s.at(on, prefix+"cdi.enabled"), "which strategies the operator sets then depends on its version",
 			"see DEVICE_LIST_STRATEGY in its DaemonSet (kubectl get daemonset nvidia-device-plugin-daemonset -o yaml), or let k8s-gpu choose: deviceListStrategy: auto")
 	}
 	if root := v.get("hostPaths.driverInstallDir"); root.given() {
 		s.options = append(s.options, option{"driver-root", root.text(), s.at(root, prefix+"hostPaths.driverInstallDir")})
 	} else if v.get("driver.enabled").text() != "false" {
-		s.note(importer.Needed, s.at(v.get("driver"), prefix+"driver"), "the operator's driver container has the driver at /run/nvidia/driver on the host",
+		s.notes.Add(importer.Needed, s.at(v.get("driver"), prefix+"driver"), "the operator's driver container has the driver at /run/nvidia/driver on the host",
 			"apply the component deploy/driver-container, unless the driver is installed on the host")
 	}
-	s.note(importer.Needed, s.at(p, prefix+"devicePlugin"), "the operator installs its device plugin again as long as it is enabled", "set devicePlugin.enabled=false (docs/migration.md)")
+	s.notes.Add(importer.Needed, s.at(p, prefix+"devicePlugin"), "the operator installs its device plugin again as long as it is enabled", "set devicePlugin.enabled=false (docs/migration.md)")
 }
