@@ -4,6 +4,7 @@ package shadow
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -165,13 +166,8 @@ func compareAttributes(o, other Offer) (all []Difference) {
 	if o.Attributes == nil || other.Attributes == nil {
 		return nil
 	}
-	names := map[string]bool{}
-	for name := range o.Attributes {
-		names[name] = true
-	}
-	for name := range other.Attributes {
-		names[name] = true
-	}
+	names := maps.Clone(o.Attributes)
+	maps.Copy(names, other.Attributes)
 	for name := range names {
 		here, there := o.Attributes[name], other.Attributes[name]
 		if here != there {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/cli/shadow"
@@ -50,38 +51,33 @@ func Compare(ctx context.Context, s core.State, o Options) (shadow.Report, error
 
 // offersOf are the resources of this agent.
 func offersOf(inv *inventory.Allocatable) (offers []shadow.Offer) {
-	at := map[string]int{}
 	for u := range inv.Units() {
-		resource := kubeadapter.ResourceOf(u)
-		i, known := at[resource]
-		if !known {
-			i = len(offers)
-			at[resource] = i
-			offers = append(offers, shadow.Offer{Name: resource})
-		}
 		d := shadow.Device{ID: string(u.ID), Healthy: u.Health.Schedulable(), Place: node(u.Device.NUMANode)}
 		if text := u.Health.String(); text != health.Healthy.String() {
 			d.Remark = text
 		}
-		offers[i].Devices = append(offers[i].Devices, d)
+		offers = withDevice(offers, kubeadapter.ResourceOf(u), d)
 	}
+	return offers
+}
+
+// withDevice returns the resources with a device of one of them more.
+func withDevice(offers []shadow.Offer, resource string, d shadow.Device) []shadow.Offer {
+	i := slices.IndexFunc(offers, func(o shadow.Offer) bool { return o.Name == resource })
+	if i < 0 {
+		i = len(offers)
+		offers = append(offers, shadow.Offer{Name: resource})
+	}
+	offers[i].Devices = append(offers[i].Devices, d)
 	return offers
 }
 
 // offersOfNode are the resources of the other plugin.
 func offersOfNode(n podresources.Node) (offers []shadow.Offer) {
-	at := map[string]int{}
 	for _, d := range n.Allocatable {
-		if !strings.HasPrefix(d.Resource, domain) {
-			continue
+		if strings.HasPrefix(d.Resource, domain) {
+			offers = withDevice(offers, d.Resource, shadow.Device{ID: d.ID, Healthy: true, Place: node(d.NUMANode)})
 		}
-		i, known := at[d.Resource]
-		if !known {
-			i = len(offers)
-			at[d.Resource] = i
-			offers = append(offers, shadow.Offer{Name: d.Resource})
-		}
-		offers[i].Devices = append(offers[i].Devices, shadow.Device{ID: d.ID, Healthy: true, Place: node(d.NUMANode)})
 	}
 	return offers
 }
