@@ -140,7 +140,8 @@ func (w *Writer) Problems() []problem.Problem {
 }
 
 // setProblems replaces the problems, adds that of a write conflict, and logs those that are new: that no pass of the last minutes had. While
-// another process changes a file again and again, its problems end and begin with each change.
+// another process changes a file again and again, its problems end and begin with each change. That, and the log without the time of a write
+// conflict, is what this has that problemset.Set has not.
 func (w *Writer) setProblems(lines []string, now time.Time) {
 	changed := w.conflict.warnings(now)
 	w.mu.Lock()

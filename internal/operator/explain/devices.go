@@ -119,12 +119,9 @@ func parseInstanceIndex(arg string) (index, instance int, ok bool) {
 // question is Args with the devices found.
 type question struct {
 	pool  string
-	units []inventory.Unit // one of each offered device that is asked for, or the unit asked for
-	asked map[gpu.DeviceID]bool
+	units []inventory.Unit      // one of each offered device that is asked for, or the unit asked for
+	asked map[gpu.DeviceID]bool // the devices to describe: those asked for; without any, those of the pool
 }
-
-// selects reports whether a device is to be described: those asked for; without any, those of the pool.
-func (q question) selects(d gpu.Device) bool { return q.asked[d.ID] }
 
 // resolve finds the devices and the pool.
 func (x explainer) resolve(args Args) (question, error) {

@@ -142,5 +142,5 @@ func Explain(in Input, args Args) (Explanation, error) {
 	if args.Count > 0 {
 		return Explanation{Devices: x.devices(func(gpu.Device) bool { return true }), Requests: []Request{x.count(asked, args.Count)}}, nil
 	}
-	return Explanation{Devices: x.devices(asked.selects), Requests: x.requests(asked.units)}, nil
+	return Explanation{Devices: x.devices(func(d gpu.Device) bool { return asked.asked[d.ID] }), Requests: x.requests(asked.units)}, nil
 }
