@@ -44,11 +44,7 @@ func readOnce(ctx context.Context, o Options, withUsage bool) (state core.State,
 		file = history.OpenReadOnly(o.Health.StateDir, o.Name, o.Core.Roots.Proc)
 		store = file
 	}
-	if withUsage {
-		state, usage = report.ReadUse(ctx, o.Open, o.Core, store)
-	} else {
-		state = report.Read(ctx, o.Open, o.Core, store)
-	}
+	state, usage = report.Read(ctx, o.Open, o.Core, store, withUsage)
 	host := readHost(o, state)
 	if state.Allocatable.NeedsCDI() {
 		host.CDI = cdi.ReadOnce(o.CDI, state)

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/test/binaries"
 	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/simdriver"
@@ -21,9 +22,7 @@ import (
 // startAgent starts k8s-gpu on a machine, and returns its state directory and a function that ends it. Nomad starts the other agent.
 func startAgent(t *testing.T, m *simdriver.Machine, flags ...string) (stateDir string, end func()) {
 	t.Helper()
-	stateDir, err := os.MkdirTemp("", "cli") // t.TempDir can be longer than a socket's path may be
-	check.NoError(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(stateDir) })
+	stateDir = coretest.ShortDir(t)
 	agent := exec.CommandContext(t.Context(), binaries.Path(t, "k8s-gpu"), append([]string{
 		"--state-dir=" + stateDir, "--driver-root=" + m.Root, "--sysfs-root=" + m.Root + "/sys", "--procfs-root=" + m.Root + "/proc",
 		"--cdi-dir=" + stateDir + "/cdi", "--kubelet-socket=", "--pod-resources-socket=", "--http-address=", "--kernel-log=off",

@@ -49,7 +49,7 @@ func TestSocketIsPrivateAndRemoved(t *testing.T) {
 // The socket of a killed process is replaced, that of a running one is not.
 func TestStaleSocketIsReplaced(t *testing.T) {
 	t.Parallel()
-	path := control.Path(shortDir(t), "nomad-gpu")
+	path := control.Path(coretest.ShortDir(t), "nomad-gpu")
 	deadSocket(t, path)
 	m := monitor.New(coretest.NewMachine(coretest.GPUs(1)).Open, core.DefaultConfig(), slog.New(slog.DiscardHandler), nil)
 	// Of several agents that start together one serves the socket and the others retry.
@@ -89,7 +89,7 @@ func TestSocketOfAnotherProcessIsNotRemoved(t *testing.T) {
 
 func TestSocketThatCannotBeServed(t *testing.T) {
 	t.Parallel()
-	dir := shortDir(t)
+	dir := coretest.ShortDir(t)
 	inTheWay := filepath.Join(dir, "file")
 	check.NoError(t, os.WriteFile(inTheWay, []byte("mine"), 0o600))
 	for name, c := range map[string]struct{ path, want string }{
@@ -130,7 +130,7 @@ func TestSocketThatCannotBeServed(t *testing.T) {
 // Any local user can open a directory of mode 0755 and lock it. The socket is created nevertheless.
 func TestLockOnTheStateDirectoryDoesNotPreventTheSocket(t *testing.T) {
 	t.Parallel()
-	dir := shortDir(t)
+	dir := coretest.ShortDir(t)
 	stateDir, err := os.Open(dir)
 	check.NoError(t, err)
 	defer func() { _ = stateDir.Close() }()
@@ -165,7 +165,7 @@ func TestReplacedSocketIsCreatedAgain(t *testing.T) {
 // A client gets an error while the agent can not create its socket; the agent retries.
 func TestSocketIsCreatedWhenItsPathIsFree(t *testing.T) {
 	t.Parallel()
-	dir := shortDir(t)
+	dir := coretest.ShortDir(t)
 	inTheWay := control.Path(dir, "k8s-gpu")
 	check.NoError(t, os.Mkdir(inTheWay, 0o755))
 	path := serveAt(t, dir, newAgent())

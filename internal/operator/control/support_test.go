@@ -49,15 +49,6 @@ type rig struct {
 	stop    func() // ends the agent and waits for it
 }
 
-// shortDir is a directory whose path is short enough for a socket: t.TempDir contains the name of the test.
-func shortDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "ctl")
-	check.NoError(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
-}
-
 // start runs an agent that checks its GPUs every 10 ms and has a dwell of an hour.
 func start(t *testing.T, s gpu.Snapshot, change ...func(*control.Options)) *rig {
 	t.Helper()
@@ -72,7 +63,7 @@ func startWith(t *testing.T, s gpu.Snapshot, store monitor.Store, change ...func
 	cfg.Probe, cfg.Rescan, cfg.Health.RecoveryDwell = 10*time.Millisecond, 10*time.Millisecond, time.Hour
 	r := &rig{
 		T: t, machine: coretest.NewMachine(s), log: &logbuffer.Buffer{},
-		path: control.Path(filepath.Join(shortDir(t), "tandem"), "k8s-gpu"),
+		path: control.Path(filepath.Join(coretest.ShortDir(t), "tandem"), "k8s-gpu"),
 	}
 	log := slog.New(slog.NewTextHandler(r.log, nil))
 	r.options = control.Options{Config: cfg, Log: log}

@@ -47,14 +47,15 @@ func TestInspectReadsTheAgent(t *testing.T) {
 
 func TestInspectWithoutAgent(t *testing.T) {
 	t.Parallel()
-	dir := shortDir(t)
+	dir := coretest.ShortDir(t)
 	mute := control.Path(dir, "mute") // accepts connections and never responds
 	listener, err := net.Listen("unix", mute)
 	check.NoError(t, err)
 	defer func() { _ = listener.Close() }()
 	cfg := core.DefaultConfig()
 	machine := coretest.NewMachine(coretest.GPUs(1))
-	reading := report.DescribeState(report.Read(t.Context(), machine.Open, cfg, nil), cfg)
+	state, _ := report.Read(t.Context(), machine.Open, cfg, nil, false)
+	reading := report.DescribeState(state, cfg)
 	read := func(context.Context) report.Report { return reading }
 	for path, first := range map[string]string{
 		control.Path(dir, "none"):            "no agent is running: this is what an agent that starts now would offer\n",
@@ -82,7 +83,7 @@ func TestInspectWithoutAgent(t *testing.T) {
 
 func TestCommandsNeedAnAgent(t *testing.T) {
 	t.Parallel()
-	path := control.Path(shortDir(t), "k8s-gpu")
+	path := control.Path(coretest.ShortDir(t), "k8s-gpu")
 	for name, err := range map[string]error{
 		"clear":    control.Clear(t.Context(), path, control.ClearArgs{}, nil),
 		"ignore":   control.Ignore(t.Context(), path, control.IgnoreArgs{}, nil),
@@ -237,7 +238,7 @@ func TestBusyAgent(t *testing.T) {
 	t.Parallel()
 	r := start(t, coretest.GPUs(1))
 	r.xid(0, 95)
-	r.path = serveAt(t, shortDir(t), stalled{agentOf{r.monitor}})
+	r.path = serveAt(t, coretest.ShortDir(t), stalled{agentOf{r.monitor}})
 	awaitReport(t, r.path)
 	r.rejects(with(control.Clear, control.ClearArgs{GPU: "0"}), http.StatusServiceUnavailable, "try again")
 }

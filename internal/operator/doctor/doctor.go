@@ -79,6 +79,9 @@ type Options struct {
 
 const defaultLimit = 10 * time.Second
 
+// kubernetes reports whether the program is that for Kubernetes; else it is that for Nomad.
+func (o Options) kubernetes() bool { return strings.HasPrefix(o.Program, "k8s") }
+
 func (o Options) host(path string) string { return beneath(o.HostRoot, path) }
 
 // Run runs all checks. It returns after about twice Limit at the latest, whatever hangs. The findings are in the order in which

@@ -210,7 +210,7 @@ func (f *Facts) Running(program string) (found []Process) {
 func decideOthers(f *Facts) (findings []Finding) {
 	other := map[bool]struct{ plugin, orchestrator, doctor string }{
 		true: {"nomad-device-nvidia", "nomad", "nomad-gpu doctor"}, false: {"nvidia-device-plugin", "kubelet", "k8s-gpu doctor"},
-	}[strings.HasPrefix(f.Program, "k8s")]
+	}[f.kubernetes()]
 	for _, p := range f.Running(other.plugin) {
 		findings = append(findings, Finding{"other plugin", Problem, fmt.Sprintf("process %d", p.PID), p.Name + " runs on this host, and offers the same GPUs to another orchestrator",
 			"end it, and run the agent of that orchestrator: both agents see each other's GPUs"})

@@ -186,20 +186,20 @@ func decideNoLibrary(c *chain) []Finding {
 	case len(f.Library.Elsewhere) > 0:
 		at := f.Library.Elsewhere[0]
 		return c.broken(Finding{"library", Problem, place, libraryName + " is not there, but in " + at,
-			fmt.Sprintf("set the driver root: %s%s", rootSetting(f.Program, driverRootOf(at)), remedyInContainer(f, ", and mount it"))})
+			fmt.Sprintf("set the driver root: %s%s", rootSetting(f.Options, driverRootOf(at)), remedyInContainer(f, ", and mount it"))})
 	case f.Container != "" && root == "/":
 		return c.broken(Finding{"library", Problem, place, libraryName + " is not in this container (" + f.Container + ")",
 			"mount the host's /usr, or run under NVIDIA's container runtime (runtimeClassName: nvidia): see deploy/README.md"})
 	case f.Module.Loaded:
 		return c.broken(Finding{"library", Problem, place, libraryName + " is missing; the kernel module is loaded",
 			"install the user-space part of the driver" + ofVersion(f.Module.Version) + " (Debian: libnvidia-ml1, Ubuntu: libnvidia-compute-..., Red Hat: nvidia-driver-cuda-libs)" +
-				", or set the driver root: " + rootSetting(f.Program, "PATH")})
+				", or set the driver root: " + rootSetting(f.Options, "PATH")})
 	}
 	found := "no NVIDIA driver is installed: no " + libraryName + " and no kernel module"
 	if f.Module.Nouveau {
 		found += "; nouveau drives the GPU"
 	}
-	return c.broken(Finding{"library", Problem, place, found, "install NVIDIA's driver for data centers, then reboot; if it is in another directory: " + rootSetting(f.Program, "PATH")})
+	return c.broken(Finding{"library", Problem, place, found, "install NVIDIA's driver for data centers, then reboot; if it is in another directory: " + rootSetting(f.Options, "PATH")})
 }
 
 // driverRootOf is the driver root of a folder with the library.
@@ -213,8 +213,8 @@ func driverRootOf(folder string) string {
 }
 
 // rootSetting is how the driver root is set.
-func rootSetting(program, root string) string {
-	if strings.HasPrefix(program, "k8s") {
+func rootSetting(o Options, root string) string {
+	if o.kubernetes() {
 		return "--driver-root " + root + " (NVIDIA_DRIVER_ROOT)"
 	}
 	return fmt.Sprintf("driver_root = %q in the plugin's config block, --driver-root %s here", root, root)

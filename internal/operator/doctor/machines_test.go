@@ -18,6 +18,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/operator/doctor"
 	"github.com/tandem-gpu/tandem/test/binaries"
@@ -60,9 +61,7 @@ func newHost(t *testing.T, program, machine string) *host {
 		h.write("etc/docker/daemon.json", `{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}`)
 		return h
 	}
-	dir, err := os.MkdirTemp("", "k") // a short path: sockets
-	h.must(err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := coretest.ShortDir(t)
 	h.kubelet = kubelettest.New(filepath.Join(dir, "device-plugins"))
 	h.must(h.kubelet.Start())
 	t.Cleanup(h.kubelet.Stop)

@@ -172,7 +172,7 @@ func (n nodes) names(which func(node) bool) (names []string) {
 }
 
 func deniedRemedy(f *Facts) string {
-	if strings.HasPrefix(f.Program, "k8s") {
+	if f.kubernetes() {
 		return "run the pod under NVIDIA's container runtime (runtimeClassName: nvidia, NVIDIA_VISIBLE_DEVICES=all), or with privileged: true; " +
 			"if it worked before: systemctl daemon-reload took the access away, restart the pod"
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/operator/report"
@@ -73,15 +74,6 @@ func parseInformation(text string) (g kernelGPU) {
 	return g
 }
 
-// drivers counts the GPUs on the bus by kernel driver.
-func (f *Facts) drivers() map[string]int {
-	n := map[string]int{}
-	for _, g := range f.GPUs {
-		n[g.Driver]++
-	}
-	return n
-}
-
 // decidePCI is the first link of the chain.
 func decidePCI(c *chain) []Finding {
 	f := c.Facts
@@ -97,7 +89,7 @@ func decidePCI(c *chain) []Finding {
 	case n == 0:
 		return c.broken(Finding{"gpu", Problem, place, "no NVIDIA GPU on the PCI bus",
 			"if there should be one: check lspci -d 10de:, seat and power of the card, PCI passthrough of the virtual machine; otherwise nothing: the agent waits for one"})
-	case f.drivers()["vfio-pci"] == n:
+	case !slices.ContainsFunc(f.GPUs, func(g pciGPU) bool { return g.Driver != "vfio-pci" }):
 		return c.broken(Finding{"gpu", Problem, place, report.Noun(n, "GPU") + ", all bound to vfio-pci for virtual machines",
 			"if containers should use one: remove its id from the vfio-pci.ids of the kernel command line or /etc/modprobe.d, and reboot"})
 	}

@@ -121,7 +121,7 @@ func decideToolkit(f *Facts) []Finding {
 // alsoWithoutRuntime is the finding for pools whose containers get their devices in another way, too.
 func alsoWithoutRuntime(f *Facts, pools []string) Finding {
 	found := Finding{"toolkit", Note, list(toolkitFolders), "nvidia-container-runtime is not installed; containers of pool " + list(pools) + " get their devices in another way, too", ""}
-	if len(f.Running("dockerd")) > 0 && !strings.HasPrefix(f.Program, "k8s") {
+	if len(f.Running("dockerd")) > 0 && !f.kubernetes() {
 		found.Severity = Warning
 		found.Found = "nvidia-container-runtime is not installed: docker tasks with a GPU of pool " + list(pools) + " fail, as docker has no runtime \"nvidia\""
 		found.Remedy = "install nvidia-container-toolkit and run nvidia-ctk runtime configure --runtime=docker" + withoutToolkit(f)
@@ -136,7 +136,7 @@ func (f *Facts) byMounts() bool {
 
 // otherWay is how containers get devices without the variable.
 func otherWay(f *Facts) string {
-	if strings.HasPrefix(f.Program, "k8s") {
+	if f.kubernetes() {
 		return "or use another --device-list-strategy: cdi-cri, volume-mounts"
 	}
 	return "or use another injection in the plugin block: see docs/policy.md"
@@ -144,7 +144,7 @@ func otherWay(f *Facts) string {
 
 // withoutToolkit is how containers get devices without NVIDIA's container toolkit, whose programs CDI specifications need, too.
 func withoutToolkit(f *Facts) string {
-	if strings.HasPrefix(f.Program, "k8s") {
+	if f.kubernetes() {
 		return ""
 	}
 	return "; or injection = [\"devices\", \"libraries\"]: see docs/policy.md"

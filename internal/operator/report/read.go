@@ -10,24 +10,14 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 )
 
-// Read enumerates the driver once, through the monitor that an agent would run, and returns the first state: at the
-// latest after cfg's call deadline if a driver call hangs, or when ctx ends. A host without a driver is a state, not an
-// error. The conditions of history still apply; nil = no history. Its Save should do nothing.
-func Read(ctx context.Context, open func() (monitor.Session, error), cfg core.Config, history monitor.Store) core.State {
-	state, _ := read(ctx, open, cfg, history, 0)
-	return state
-}
-
-// usageAtMost is how long ReadUse waits for the usage after the first state.
+// usageAtMost is how long Read waits for the usage after the first state.
 const usageAtMost = 3 * time.Second
 
-// ReadUse is Read, and reads the usage of the devices: nil if the driver does not answer within 3 s.
-func ReadUse(ctx context.Context, open func() (monitor.Session, error), cfg core.Config, history monitor.Store) (core.State, []gpu.Usage) {
-	return read(ctx, open, cfg, history, usageAtMost)
-}
-
-// read waits for the usage so long after the first state; 0 = it is not read.
-func read(ctx context.Context, open func() (monitor.Session, error), cfg core.Config, history monitor.Store, forUsage time.Duration) (s core.State, usage []gpu.Usage) {
+// Read enumerates the driver once, through the monitor that an agent would run, and returns the first state: at the
+// latest after cfg's call deadline if a driver call hangs, or when ctx ends. A host without a driver is a state, not an
+// error. The conditions of history still apply; nil = no history. Its Save should do nothing. withUsage: it then reads the usage of the devices;
+// nil if the driver does not answer within 3 s.
+func Read(ctx context.Context, open func() (monitor.Session, error), cfg core.Config, history monitor.Store, withUsage bool) (s core.State, usage []gpu.Usage) {
 	ctx, cancel := context.WithCancel(ctx)
 	m := monitor.New(open, cfg, slog.New(slog.DiscardHandler), history)
 	ended := make(chan struct{})
@@ -44,8 +34,8 @@ func read(ctx context.Context, open func() (monitor.Session, error), cfg core.Co
 			break
 		}
 	}
-	if forUsage > 0 {
-		limit, end := context.WithTimeout(ctx, forUsage)
+	if withUsage {
+		limit, end := context.WithTimeout(ctx, usageAtMost)
 		defer end()
 		usage, _ = m.Usage(limit) // without a driver there is none
 	}

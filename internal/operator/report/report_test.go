@@ -25,7 +25,8 @@ import (
 func read(t *testing.T, m *coretest.Machine) report.Report {
 	t.Helper()
 	cfg := core.DefaultConfig()
-	return report.DescribeState(report.Read(t.Context(), m.Open, cfg, nil), cfg)
+	state, _ := report.Read(t.Context(), m.Open, cfg, nil, false)
+	return report.DescribeState(state, cfg)
 }
 
 func TestNoDriver(t *testing.T) {
@@ -53,7 +54,8 @@ func TestReadAppliesTheHistory(t *testing.T) {
 	m, cfg := coretest.NewMachine(coretest.GPUs(2)), core.DefaultConfig()
 	state := core.NewState(cfg).Read(cfg, time.Now(), coretest.GPUs(2)).
 		Observe(cfg, time.Now(), health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.XID, Code: 95})
-	r := report.DescribeState(report.Read(t.Context(), m.Open, cfg, history{state.Checkpoint("b00t")}), cfg)
+	state, _ = report.Read(t.Context(), m.Open, cfg, history{state.Checkpoint("b00t")}, false)
+	r := report.DescribeState(state, cfg)
 	if len(r.Devices) != 2 || r.Devices[1].Cause != "XID_95" || r.Devices[1].Schedulable || r.Driver.State != "ready" {
 		t.Errorf("%+v", r)
 	}
@@ -109,7 +111,8 @@ func TestMissingDeviceNodes(t *testing.T) {
 	cfg.Injection.Nodes = true
 	reading := coretest.GPUs(3)
 	reading.Nodes = slices.DeleteFunc(reading.Nodes, func(n string) bool { return n == "/dev/nvidia-uvm" || n == "/dev/nvidia2" })
-	r := report.DescribeState(report.Read(t.Context(), coretest.NewMachine(reading).Open, cfg, nil), cfg)
+	state, _ := report.Read(t.Context(), coretest.NewMachine(reading).Open, cfg, nil, false)
+	r := report.DescribeState(state, cfg)
 	table, text := render(t, r)
 	for _, want := range []string{
 		"device nodes missing (GPU 0, 1): /dev/nvidia-uvm: run nvidia-modprobe -c0 -u\n",
