@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -95,36 +94,6 @@ func FuzzUnitIDs(f *testing.F) {
 			t.Errorf("%d are preferred of %q and %q", n, asked, b)
 		}
 	})
-}
-
-// FuzzPatterns compares the matcher with the definition: * matches any text.
-func FuzzPatterns(f *testing.F) {
-	f.Add("a*b*c", "axbxc")
-	f.Add("*", "")
-	f.Add("ab*ba", "aba")
-	var fits func(pattern, s string) bool
-	fits = func(pattern, s string) bool {
-		head, rest, wild := strings.Cut(pattern, "*")
-		if !wild {
-			return pattern == s
-		}
-		return strings.HasPrefix(s, head) && slices.ContainsFunc(suffixes(s[len(head):]), func(tail string) bool { return fits(rest, tail) })
-	}
-	f.Fuzz(func(t *testing.T, pattern, s string) {
-		if len(pattern) > 12 || len(s) > 12 || strings.Contains(s, " MIG ") {
-			return // the definition is slow
-		}
-		if got := (&inventory.Selector{Models: []string{pattern}}).Selects(&gpu.Device{Model: s}, gpu.DeviceIndex{}); got != fits(pattern, s) {
-			t.Errorf("%q fits %q: %t", s, pattern, got)
-		}
-	})
-}
-
-func suffixes(s string) (all []string) {
-	for i := range len(s) + 1 {
-		all = append(all, s[i:])
-	}
-	return all
 }
 
 // The memory for codes that a driver invents is bounded, and codes with a name are still counted.

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -35,8 +37,8 @@ func mpsHost() (gpu.Snapshot, core.Config) {
 
 func TestWithHost(t *testing.T) {
 	both := []string{"small", "gpu.mps"}
-	claim := func(at gpu.Placement, older bool) inventory.PeerDevice {
-		return inventory.PeerDevice{Agent: "nomad-gpu", At: at, Earlier: older}
+	peer := func(at gpu.Placement, earlier bool) inventory.PeerDevice {
+		return inventory.PeerDevice{Agent: "nomad-gpu", At: at, Earlier: earlier}
 	}
 	instance := func(n int, gi uint32) gpu.Placement {
 		return gpu.Placement{GPU: coretest.GPU(n), GI: gi + 1, CI: 0}
@@ -44,7 +46,7 @@ func TestWithHost(t *testing.T) {
 	const warn, refuse = inventory.OverlapWarn, inventory.OverlapRefuse
 	for name, tc := range map[string]struct {
 		mps      []string
-		claims   []inventory.PeerDevice
+		peers    []inventory.PeerDevice
 		overlap  inventory.OverlapMode
 		xids     []health.Observation
 		reasons  string
@@ -53,19 +55,19 @@ func TestWithHost(t *testing.T) {
 		"both daemons answer":             {both, nil, warn, nil, "", ""},
 		"host not read yet":               {nil, nil, warn, nil, "gpu.mps/1 MPS_DAEMON_DOWN; small/2 MPS_DAEMON_DOWN", ""},
 		"one daemon is down":              {both[:1], nil, warn, nil, "gpu.mps/1 MPS_DAEMON_DOWN", ""},
-		"warn":                            {both, []inventory.PeerDevice{claim(gpuAt(0), true), claim(gpuAt(1), false)}, warn, nil, "", "0 1"},
-		"refuse what was claimed before":  {both, []inventory.PeerDevice{claim(gpuAt(0), true), claim(gpuAt(1), false)}, refuse, nil, "gpu/0 OVERLAP", "0 1"},
-		"refuse, shared":                  {both, []inventory.PeerDevice{claim(gpuAt(1), true)}, refuse, nil, "gpu.mps/1 OVERLAP", "1"},
-		"claimed comes before the daemon": {both[:1], []inventory.PeerDevice{claim(gpuAt(1), true)}, refuse, nil, "gpu.mps/1 OVERLAP", "1"},
-		"a claim on a GPU is one on its instances": {
-			both, []inventory.PeerDevice{claim(gpuAt(3), true)}, refuse, nil, "mig-3g.40gb/3:0 OVERLAP; mig-3g.40gb/3:1 OVERLAP", "3:0 3:1",
+		"warn":                            {both, []inventory.PeerDevice{peer(gpuAt(0), true), peer(gpuAt(1), false)}, warn, nil, "", "0 1"},
+		"refuse what was recorded before": {both, []inventory.PeerDevice{peer(gpuAt(0), true), peer(gpuAt(1), false)}, refuse, nil, "gpu/0 OVERLAP", "0 1"},
+		"refuse, shared":                  {both, []inventory.PeerDevice{peer(gpuAt(1), true)}, refuse, nil, "gpu.mps/1 OVERLAP", "1"},
+		"overlap comes before the daemon": {both[:1], []inventory.PeerDevice{peer(gpuAt(1), true)}, refuse, nil, "gpu.mps/1 OVERLAP", "1"},
+		"a GPU overlaps its instances": {
+			both, []inventory.PeerDevice{peer(gpuAt(3), true)}, refuse, nil, "mig-3g.40gb/3:0 OVERLAP; mig-3g.40gb/3:1 OVERLAP", "3:0 3:1",
 		},
-		"a claim on an instance is one on its GPU":    {both, []inventory.PeerDevice{claim(instance(0, 2), true)}, refuse, nil, "gpu/0 OVERLAP", "0"},
-		"a claim on an instance is none on another":   {both, []inventory.PeerDevice{claim(instance(3, 1), true)}, refuse, nil, "mig-3g.40gb/3:1 OVERLAP", "3:1"},
-		"of several claims, one that is older counts": {both, []inventory.PeerDevice{{Agent: "a third", At: instance(0, 0)}, claim(gpuAt(0), true)}, refuse, nil, "gpu/0 OVERLAP", "0"},
-		"GPU that is not offered":                     {both, []inventory.PeerDevice{claim(gpu.WholeGPU("GPU-x"), true)}, refuse, nil, "", ""},
+		"an instance overlaps its GPU":                {both, []inventory.PeerDevice{peer(instance(0, 2), true)}, refuse, nil, "gpu/0 OVERLAP", "0"},
+		"an instance overlaps no other one":           {both, []inventory.PeerDevice{peer(instance(3, 1), true)}, refuse, nil, "mig-3g.40gb/3:1 OVERLAP", "3:1"},
+		"of several, the one recorded earlier counts": {both, []inventory.PeerDevice{{Agent: "a third", At: instance(0, 0)}, peer(gpuAt(0), true)}, refuse, nil, "gpu/0 OVERLAP", "0"},
+		"GPU that is not offered":                     {both, []inventory.PeerDevice{peer(gpu.WholeGPU("GPU-x"), true)}, refuse, nil, "", ""},
 		"the driver's faults come first": {
-			nil, []inventory.PeerDevice{claim(gpuAt(0), true)}, refuse, []health.Observation{xidEvent(gpuAt(0), 95), xidEvent(gpuAt(2), 95)},
+			nil, []inventory.PeerDevice{peer(gpuAt(0), true)}, refuse, []health.Observation{xidEvent(gpuAt(0), 95), xidEvent(gpuAt(2), 95)},
 			"gpu/0 XID_95; gpu.mps/1 MPS_DAEMON_DOWN; small/2 XID_95", "0",
 		},
 		"what is degraded is worse without its daemon": {
@@ -75,7 +77,7 @@ func TestWithHost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s, cfg := mpsHost()
 			l := health.Ledger{}.Apply(cfg.Health, testStart, tc.xids...)
-			inv := core.Build(s, l, cfg).WithHost(inventory.Host{MPS: tc.mps, Peers: tc.claims}, tc.overlap)
+			inv := core.Build(s, l, cfg).WithHost(inventory.Host{MPS: tc.mps, Peers: tc.peers}, tc.overlap)
 			if got := healthReasons(inv); got != tc.reasons {
 				t.Errorf("take no work: %q, want %q", got, tc.reasons)
 			}
@@ -109,15 +111,15 @@ func TestHostChanges(t *testing.T) {
 	if got := healthReasons(well.Observe(cfg, testStart.Add(time.Second)).Read(cfg, testStart.Add(time.Minute), s).Allocatable); got != "" {
 		t.Errorf("what is known of the host is forgotten: %s", got)
 	}
-	claimed := well.WithHost(cfg, testStart, inventory.Host{MPS: well.Host.MPS, Peers: []inventory.PeerDevice{{Agent: "nomad-gpu", At: gpu.WholeGPU(coretest.GPU(0))}}})
-	if claimed.Allocatable.Equal(well.Allocatable) || len(claimed.Allocatable.Overlaps()) != 1 {
-		t.Errorf("overlaps %v", claimed.Allocatable.Overlaps())
+	overlapping := well.WithHost(cfg, testStart, inventory.Host{MPS: well.Host.MPS, Peers: []inventory.PeerDevice{{Agent: "nomad-gpu", At: gpu.WholeGPU(coretest.GPU(0))}}})
+	if overlapping.Allocatable.Equal(well.Allocatable) || len(overlapping.Allocatable.Overlaps()) != 1 {
+		t.Errorf("overlaps %v", overlapping.Allocatable.Overlaps())
 	}
-	if again := claimed.WithHost(cfg, testStart, well.Host); !again.Allocatable.Equal(well.Allocatable) || !claimed.WithHost(cfg, testStart, state.Host).Allocatable.Equal(state.Allocatable) {
+	if again := overlapping.WithHost(cfg, testStart, well.Host); !again.Allocatable.Equal(well.Allocatable) || !overlapping.WithHost(cfg, testStart, state.Host).Allocatable.Equal(state.Allocatable) {
 		t.Errorf("overlaps stay: %v", again.Allocatable.Overlaps())
 	}
-	twice := claimed.Allocatable.WithHost(claimed.Host, cfg.Overlap)
-	if !twice.Equal(claimed.Allocatable) {
+	twice := overlapping.Allocatable.WithHost(overlapping.Host, cfg.Overlap)
+	if !twice.Equal(overlapping.Allocatable) {
 		t.Errorf("the same host twice: %v", twice.Overlaps())
 	}
 	if n := len((&inventory.Allocatable{}).Overlaps()) + len((&inventory.Allocatable{}).PolicyWarnings()); n != 0 {
@@ -230,7 +232,7 @@ func TestWithNodes(t *testing.T) {
 	}
 }
 
-// With refuse a device takes no new work before this agent has claimed it, unless no other agent can have.
+// With refuse a device takes no new work before this agent has recorded it, unless no other agent can have.
 func TestRecordedDevices(t *testing.T) {
 	s := coretest.WithMIG(coretest.GPUs(3), 2, "3g.40gb", "3g.40gb")
 	cfg := core.DefaultConfig()
@@ -242,12 +244,12 @@ func TestRecordedDevices(t *testing.T) {
 		overlap inventory.OverlapMode
 		reasons string
 	}{
-		"nothing is needed":     {inventory.Recorded{}, inventory.OverlapRefuse, ""},
-		"warn":                  {inventory.Recorded{Reason: "x", Pending: true}, inventory.OverlapWarn, ""},
-		"nothing is claimed":    {inventory.Recorded{Reason: "x"}, inventory.OverlapRefuse, "gpu/0 OVERLAP; gpu/1 OVERLAP; mig-3g.40gb/2:0 OVERLAP; mig-3g.40gb/2:1 OVERLAP"},
-		"a GPU":                 {inventory.Recorded{Reason: "x", At: []gpu.Placement{first, gpuAt(2)}}, inventory.OverlapRefuse, "gpu/1 OVERLAP"},
-		"an instance":           {inventory.Recorded{Reason: "x", Pending: true, At: []gpu.Placement{first, gpuAt(1), {GPU: coretest.GPU(2), GI: 1}}}, inventory.OverlapRefuse, "mig-3g.40gb/2:1 OVERLAP"},
-		"claimed in the moment": {inventory.Recorded{Reason: "x", Pending: true, At: []gpu.Placement{first, gpuAt(1), gpuAt(2)}}, inventory.OverlapRefuse, ""},
+		"nothing is needed":   {inventory.Recorded{}, inventory.OverlapRefuse, ""},
+		"warn":                {inventory.Recorded{Reason: "x", Pending: true}, inventory.OverlapWarn, ""},
+		"nothing is recorded": {inventory.Recorded{Reason: "x"}, inventory.OverlapRefuse, "gpu/0 OVERLAP; gpu/1 OVERLAP; mig-3g.40gb/2:0 OVERLAP; mig-3g.40gb/2:1 OVERLAP"},
+		"a GPU":               {inventory.Recorded{Reason: "x", At: []gpu.Placement{first, gpuAt(2)}}, inventory.OverlapRefuse, "gpu/1 OVERLAP"},
+		"an instance":         {inventory.Recorded{Reason: "x", Pending: true, At: []gpu.Placement{first, gpuAt(1), {GPU: coretest.GPU(2), GI: 1}}}, inventory.OverlapRefuse, "mig-3g.40gb/2:1 OVERLAP"},
+		"being recorded":      {inventory.Recorded{Reason: "x", Pending: true, At: []gpu.Placement{first, gpuAt(1), gpuAt(2)}}, inventory.OverlapRefuse, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inv := built.WithHost(inventory.Host{Recorded: tc.own}, tc.overlap)
@@ -262,4 +264,75 @@ func TestRecordedDevices(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A unit that needs CDI takes work only while its device is defined for the driver's present incarnation.
+func TestUnitsNeedTheirDefinition(t *testing.T) {
+	const kind = "k8s.device-plugin.nvidia.com/gpu"
+	both := []gpu.DeviceID{coretest.GPU(0), coretest.GPU(1)}
+	libraries := []inventory.Mount{{HostPath: "/usr/lib/libcuda.so.580.95.05", ContainerPath: "/usr/lib/libcuda.so.1", ReadOnly: true}}
+	required, auto := inventory.Injection{CDI: inventory.CDIRequired}, inventory.Injection{Runtime: true, CDI: inventory.CDIAuto}
+	for name, tc := range map[string]struct {
+		injection   inventory.Injection
+		cdi         *inventory.CDI
+		provisional bool
+		why         string   // GPU 1 is unhealthy
+		names       []string // of the plan of GPU 0
+	}{
+		"not needed":              {injection: inventory.Injection{Runtime: true}, cdi: &inventory.CDI{Problem: "disk full"}},
+		"not attempted yet":       {injection: required, provisional: true, why: "not written yet"},
+		"defined":                 {required, &inventory.CDI{Incarnation: 1, Kind: kind, Defined: both}, false, "", []string{kind + "=" + string(both[0])}},
+		"an earlier driver":       {injection: required, provisional: true, cdi: &inventory.CDI{Kind: kind, Defined: both}, why: "not written yet"},
+		"one is not defined":      {required, &inventory.CDI{Incarnation: 1, Kind: kind, Defined: both[:1], Others: []string{"v/gds=all"}}, false, "not written yet", []string{kind + "=" + string(both[0]), "v/gds=all"}},
+		"one has a reason":        {required, &inventory.CDI{Incarnation: 1, Kind: kind, Defined: both[:1], Problem: "disk full", Undefined: []inventory.Undefined{{Device: both[1], Reason: "no node"}}}, false, "no node", []string{kind + "=" + string(both[0])}},
+		"none has, disk full":     {injection: required, cdi: &inventory.CDI{Incarnation: 1, Problem: "disk full"}, why: "disk full"},
+		"auto, not attempted":     {injection: auto, provisional: true, why: "not written yet"},
+		"auto, an earlier driver": {injection: auto, provisional: true, cdi: &inventory.CDI{Problem: "the driver is not ready"}, why: "not written yet"},
+		"auto, not usable":        {injection: auto, cdi: &inventory.CDI{Incarnation: 1, Problem: "disk full"}},
+		"auto, usable":            {auto, &inventory.CDI{Incarnation: 1, Kind: kind, Defined: both, Usable: true}, false, "", []string{kind + "=" + string(both[0])}},
+		"auto, one missing":       {auto, &inventory.CDI{Incarnation: 1, Kind: kind, Defined: both[:1], Usable: true}, false, "not written yet", []string{kind + "=" + string(both[0])}},
+		"libraries":               {injection: inventory.Injection{Libraries: true}, cdi: &inventory.CDI{Incarnation: 1, Defined: both, Libraries: libraries}},
+	} {
+		cfg := core.DefaultConfig()
+		cfg.Injection = tc.injection
+		s := core.NewState(cfg).Read(cfg, time.Unix(0, 0), coretest.GPUs(2), checked(both...)...).WithHost(cfg, time.Unix(0, 0), inventory.Host{CDI: tc.cdi})
+		inv := s.Allocatable
+		if inv.Provisional() != tc.provisional {
+			t.Errorf("%s: provisional %t", name, inv.Provisional())
+		}
+		u, _ := inv.Unit(inventory.UnitID(both[1]))
+		if why := u.Health.Detail; why != tc.why || (why != "") != (u.Health.Reason == health.ReasonNoCDI) || u.Health.Schedulable() != (why == "") {
+			t.Errorf("%s: %s, want %q", name, u.Health, tc.why)
+		}
+		p, err := inv.Reserve(inventory.UnitID(both[0]))
+		if diff := cmp.Diff(tc.names, p.CDI); diff != "" {
+			t.Errorf("%s: %v %s", name, err, diff)
+		}
+		if (p.Mounts != nil) != tc.injection.Libraries {
+			t.Errorf("%s: %v", name, p.Mounts)
+		}
+	}
+}
+
+// Plans identify devices by index on request, as NVIDIA's container runtime does.
+func TestPlanWithIndices(t *testing.T) {
+	cfg := core.DefaultConfig()
+	cfg.MIG, cfg.IndexIDs = inventory.MIGMixed, true
+	inv := core.Build(coretest.WithMIG(coretest.GPUs(3), 1, "1g.10gb"), health.Ledger{}, cfg).WithoutHost()
+	for ids, want := range map[string]string{"2 0": "0,2", "1:0": "1:0"} {
+		units := parseUnits(ids)
+		if strings.Contains(ids, ":") {
+			units = []inventory.UnitID{inventory.UnitID(coretest.Instance(1, 0))}
+		}
+		if p, err := inv.Reserve(units...); err != nil || p.VisibleDevices() != want {
+			t.Errorf("%s: %q, %v; want %s", ids, p.VisibleDevices(), err, want)
+		}
+	}
+}
+
+func checked(ids ...gpu.DeviceID) (obs []health.Observation) {
+	for _, id := range ids {
+		obs = append(obs, health.Observation{At: gpu.WholeGPU(id), Kind: health.Checked})
+	}
+	return obs
 }

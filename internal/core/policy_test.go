@@ -203,15 +203,13 @@ func TestModeObserve(t *testing.T) {
 }
 
 // All problems are reported, each with a remedy.
-func TestPolicyProblems(t *testing.T) {
-	cfg := core.DefaultConfig()
-	if err := cfg.Validate(); err != nil {
+func TestConfigProblems(t *testing.T) {
+	if err := core.DefaultConfig().Validate(); err != nil {
 		t.Error(err)
 	}
-	cfg.Health = health.Policy{Mode: "strict"}
-	err := cfg.Validate()
+	err := core.Config{Config: inventory.Config{MIG: "some"}, Health: health.Policy{Mode: "strict"}}.Validate()
 	for _, key := range []string{
-		"health mode", "call deadline", "settle", "dwell", "longest dwell", "quiet", "forget",
+		"mig strategy", "rescan", "probe", "health mode", "call deadline", "settle", "dwell", "longest dwell", "quiet", "forget",
 		"probe failures", "clean checks", "recoveries a day",
 	} {
 		if err == nil || !strings.Contains(err.Error(), key+" = ") {

@@ -1,9 +1,14 @@
 package core_test
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"runtime/debug"
 	"slices"
+	"strings"
+	"testing"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
@@ -31,7 +36,7 @@ func (p *simGPU) ambiguous() bool { return p.lost || p.wasReset || p.reloaded }
 
 // randomSim simulates random events on three GPUs, one of them in MIG mode and one in a vGPU guest.
 type randomSim struct {
-	*rand.Rand
+	generator
 	cfg         core.Config
 	now         time.Time
 	state       core.State
@@ -48,7 +53,7 @@ type randomSim struct {
 }
 
 func newRandomSim(seed uint64) *randomSim {
-	f := &randomSim{Rand: rand.New(rand.NewPCG(seed, 32)), cfg: core.DefaultConfig(), now: testStart, host: migMachine(), driverReady: true}
+	f := &randomSim{generator: generator{rand.New(rand.NewPCG(seed, 32))}, cfg: core.DefaultConfig(), now: testStart, host: migMachine(), driverReady: true}
 	f.cfg.MIG = inventory.MIGMixed
 	extra := f.host.Devices[0]
 	extra.ID, extra.At, extra.Index, extra.PCI = "GPU-guest", gpu.WholeGPU("GPU-guest"), 2, "0000:30:00.0"
@@ -72,10 +77,6 @@ func newRandomSim(seed uint64) *randomSim {
 	f.checkAll(checkInterval)
 	return f
 }
-
-func (f *randomSim) oneIn(n int) bool { return f.IntN(n) == 0 }
-
-func oneOf[T any](f *randomSim, of ...T) T { return of[f.IntN(len(of))] }
 
 func (f *randomSim) note(format string, args ...any) {
 	at := f.now.Sub(testStart)
@@ -145,7 +146,7 @@ func (p *simGPU) reset() {
 // step does one random thing. It reports whether it was an operator's command or a restart, after which a unit may
 // recover.
 func (f *randomSim) step() (intervened bool) {
-	p := oneOf(f, f.gpus...)
+	p := pick(f.generator, f.gpus...)
 	switch n := f.IntN(40); {
 	case n < 18:
 		f.checkAll(time.Duration(1+f.IntN(20)) * time.Second)
@@ -155,7 +156,7 @@ func (f *randomSim) step() (intervened bool) {
 		f.changeSample(p)
 		f.note("%v has sample %+v", p.at, p.sample)
 	case n == 26:
-		p.failing = oneOf(f, health.Lost, health.ProbeFailed, health.CallPending, health.Unresponsive)
+		p.failing = pick(f.generator, health.Lost, health.ProbeFailed, health.CallPending, health.Unresponsive)
 		f.note("%s stops responding: %d", p.at, p.failing)
 		f.checkAll(checkInterval)
 	case n < 29:
@@ -198,7 +199,7 @@ func (f *randomSim) randomPlacement(p *simGPU) gpu.Placement {
 	if p.at.GPU != "GPU-m" || f.oneIn(2) {
 		return p.at
 	}
-	return gpu.Placement{GPU: p.at.GPU, GI: uint32(1 + f.IntN(3)), CI: oneOf(f, 0, gpu.Whole)}
+	return gpu.Placement{GPU: p.at.GPU, GI: uint32(1 + f.IntN(3)), CI: pick(f.generator, 0, gpu.Whole)}
 }
 
 // fault reports a random fault, real or simulated.
@@ -206,10 +207,10 @@ func (f *randomSim) fault(p *simGPU) {
 	if !f.driverReady || p.ambiguous() {
 		return
 	}
-	o := xidEvent(f.randomPlacement(p), oneOf[uint64](f, 13, 31, 45, 48, 63, 74, 79, 80, 94, 95, 109, 121, 144, 154, 155, 157, 161, 500, 999, 46, 119, 140))
+	o := xidEvent(f.randomPlacement(p), pick[uint64](f.generator, 13, 31, 45, 48, 63, 74, 79, 80, 94, 95, 109, 121, 144, 154, 155, 157, 161, 500, 999, 46, 119, 140))
 	hard := []uint64{46, 119, 140}
 	if f.oneIn(5) {
-		o.Kind, o.Code, hard = health.Event, oneOf[uint64](f, 1, 0x200, 0x400, 0x800, 0x1000, 0x2000, 0x4000), []uint64{0x4000}
+		o.Kind, o.Code, hard = health.Event, pick[uint64](f.generator, 1, 0x200, 0x400, 0x800, 0x1000, 0x2000, 0x4000), []uint64{0x4000}
 	}
 	o.Simulated, o.FromKernelLog = f.oneIn(10), f.oneIn(5)
 	f.note("%v: kind %d code %d simulated %t", o.At, o.Kind, o.Code, o.Simulated)
@@ -228,10 +229,10 @@ func (f *randomSim) changeSample(p *simGPU) {
 	v := &p.sample
 	switch f.IntN(12) {
 	case 0, 1, 2:
-		p.setRecoveryAction(oneOf(f, health.RecoveryReset, health.RecoveryReboot, health.RecoveryDrainAndReset, health.RecoveryOther))
+		p.setRecoveryAction(pick(f.generator, health.RecoveryReset, health.RecoveryReboot, health.RecoveryDrainAndReset, health.RecoveryOther))
 	case 3:
 		if v.RecoveryAction == health.RecoveryNone || v.RecoveryAction == health.RecoveryDrainP2P || v.RecoveryAction == health.RecoveryIMEX {
-			p.setRecoveryAction(oneOf(f, health.RecoveryDrainP2P, health.RecoveryIMEX, health.RecoveryNone))
+			p.setRecoveryAction(pick(f.generator, health.RecoveryDrainP2P, health.RecoveryIMEX, health.RecoveryNone))
 		}
 	case 4:
 		v.RemapPending = health.Yes
@@ -242,7 +243,7 @@ func (f *randomSim) changeSample(p *simGPU) {
 			v.RemapFailed = health.Yes
 		}
 	case 7:
-		v.Fabric = oneOf(f, health.FabricStarting, health.FabricHealthy, health.FabricLimited, health.FabricUnhealthy, health.FabricMisconfigured)
+		v.Fabric = pick(f.generator, health.FabricStarting, health.FabricHealthy, health.FabricLimited, health.FabricUnhealthy, health.FabricMisconfigured)
 	case 8:
 		v.LinksUp.Value = uint64(f.IntN(19))
 	case 9:
@@ -250,6 +251,240 @@ func (f *randomSim) changeSample(p *simGPU) {
 	case 10:
 		v.Replays.Value += uint64(f.IntN(5000))
 	case 11:
-		v.Busy, v.PCIeWidth = f.oneIn(2), oneOf(f, 8, 16)
+		v.Busy, v.PCIeWidth = f.oneIn(2), pick(f.generator, 8, 16)
+	}
+}
+
+func (f *randomSim) loseDriver() {
+	state := pick(f.generator, gpu.DriverAbsent, gpu.DriverFailed)
+	gone := gpu.NoDriver(state, "gone")
+	gone.Unloaded = state == gpu.DriverAbsent && f.oneIn(2)
+	f.note("the driver is %s, unloaded: %t", state, gone.Unloaded)
+	f.driverReady = false
+	f.state = f.state.Read(f.cfg, f.now, gone)
+	for _, p := range f.gpus {
+		p.reloaded = p.reloaded || gone.Unloaded
+	}
+}
+
+// restart restarts the agent, or the host.
+func (f *randomSim) restart(reboot bool) {
+	f.note("a restart; of the machine: %t", reboot)
+	record := f.state.Checkpoint(string(rune('a' + f.boot)))
+	if f.clockRand != nil && !reboot {
+		f.setWallClock()
+	}
+	if reboot {
+		f.boot++
+		f.bootTime = f.now
+		for _, p := range f.gpus {
+			p.reset()
+			p.failing, p.actionChecks, p.lost, p.reloaded, p.wasReset = 0, 0, false, false, false
+		}
+	}
+	boot := core.Boot{ID: string(rune('a' + f.boot)), Time: f.bootTime}
+	f.state = core.Restore(f.cfg, record.Rebase(boot, f.now), boot.ID)
+	f.driverReady, f.lastRead = true, time.Time{}
+	f.checkAll(checkInterval)
+}
+
+// runCommand is a random command of an operator.
+func (f *randomSim) runCommand(p *simGPU) {
+	o := health.Command{GPU: p.at.GPU, VerifiedAt: f.now.Add(-time.Duration(f.IntN(2)) * time.Minute)}
+	var causes []string
+	for _, c := range f.state.Ledger.Conditions() {
+		causes = append(causes, c.Cause())
+	}
+	if len(causes) > 0 && f.oneIn(2) {
+		o.Cause = pick(f.generator, causes...)
+	}
+	f.note("order %+v", o)
+	before := f.state.Ledger.Conditions()
+	if f.oneIn(2) {
+		if next, _, err := f.state.Ignore(f.cfg, f.now, o, f.now.Add(time.Duration(1+f.IntN(20))*time.Minute)); err == nil {
+			f.state = next
+		}
+		return
+	}
+	next, cleared, err := f.state.Clear(f.cfg, f.now, o)
+	if err != nil && !slices.Equal(before, next.Ledger.Conditions()) {
+		f.failure = "a failed command changed the state"
+	}
+	f.state = next
+	for _, c := range cleared {
+		p.needsReset = slices.DeleteFunc(p.needsReset, func(cause string) bool { return cause == c.Cause() })
+	}
+}
+
+// repartition removes a MIG instance, or adds it again.
+func (f *randomSim) repartition() {
+	whole := newRandomSim(0).host
+	if len(f.host.Devices) == len(whole.Devices) {
+		whole = without(whole, "MIG-1")
+	}
+	f.note("MIG has %d devices", len(whole.Devices))
+	f.host, f.lastRead = whole, time.Time{}
+	f.checkAll(checkInterval)
+}
+
+// ignored reports whether an operator ignores a cause.
+func ignored(l health.Ledger, at gpu.Placement, prefix string) bool {
+	return slices.ContainsFunc(l.Conditions(), func(c health.Condition) bool {
+		return c.At == at && strings.HasPrefix(c.Cause(), prefix) && !c.Simulated && !c.IgnoredUntil.IsZero()
+	})
+}
+
+// Invariants for any order of events.
+func TestInvariants(t *testing.T) {
+	const seeds, steps = 2000, 200
+	percent := debug.SetGCPercent(800) // many short-lived objects
+	t.Cleanup(func() { debug.SetGCPercent(percent) })
+	for worker := range uint64(2) {
+		t.Run("", func(t *testing.T) {
+			t.Parallel()
+			for seed := worker; seed < seeds && !t.Failed(); seed += 2 {
+				f := newRandomSim(seed)
+				was := map[gpu.DeviceID]health.State{}
+				for step := range steps {
+					intervened := f.step()
+					f.verifyPublished(t, was, intervened)
+					if step%10 == 0 {
+						f.verifyPurity(t)
+					}
+					if t.Failed() {
+						for _, what := range f.log[max(0, len(f.log)-25):] {
+							t.Log(what())
+						}
+						t.Fatalf("seed %d: conditions %v", seed, f.state.Ledger.Conditions())
+					}
+				}
+				if seed%200 < 2 {
+					f.verifyRecovery(t, seed)
+				}
+			}
+		})
+	}
+}
+
+// verifyPublished compares the published health with the true state.
+func (f *randomSim) verifyPublished(t *testing.T, was map[gpu.DeviceID]health.State, intervened bool) {
+	l := f.state.Ledger
+	for _, p := range f.gpus {
+		h := l.Health(p.at)
+		needed := 1
+		if p.sample.RecoveryAction == health.RecoveryDrainP2P || p.sample.RecoveryAction == health.RecoveryIMEX {
+			needed = 2
+		}
+		if p.sample.RecoveryAction > health.RecoveryNone && p.actionChecks >= needed && h.Schedulable() && !ignored(l, p.at, "RECOVERY_ACTION_") {
+			t.Errorf("%s takes work, and its recovery action is %s: %s", p.at, p.sample.RecoveryAction, h)
+		}
+		for _, cause := range p.needsReset {
+			if h.Schedulable() && !ignored(l, p.at, cause) {
+				t.Errorf("%s takes work with %s, and was not reset: %s", p.at, cause, h)
+			}
+		}
+		if p.lost && p.failing == health.Lost && h.Schedulable() {
+			t.Errorf("%s takes work, and is lost: %s", p.at, h)
+		}
+	}
+	maps.DeleteFunc(was, func(id gpu.DeviceID, _ health.State) bool { // a new GPU has no previous state
+		return !slices.ContainsFunc(f.state.Snapshot.Devices, func(d gpu.Device) bool { return d.ID == id })
+	})
+	for _, d := range f.state.Snapshot.Devices {
+		h := l.Health(d.At)
+		if h.State < l.Health(gpu.WholeGPU(d.At.GPU)).State {
+			t.Errorf("%s is better than its GPU: %s", d.ID, h)
+		}
+		if (h.State > health.Healthy) != (h.Reason != health.ReasonNone) || (h.State > health.Healthy) == h.Since.IsZero() {
+			t.Errorf("%s is %q, caused by %q", d.ID, h, h.Cause())
+		}
+		if was[d.ID] == health.GPULost && h.Schedulable() && !intervened {
+			t.Errorf("%s was lost a moment ago: %s", d.ID, h)
+		}
+		was[d.ID] = h.State
+	}
+	cs := l.Conditions()
+	for i, c := range cs {
+		if i > 0 && !conditionBefore(cs[i-1], c) {
+			t.Errorf("not in order, or twice: %+v, %+v", cs[i-1], c)
+		}
+		if c.Since.After(c.Last) || c.Last.After(f.now) || c.Count < 1 {
+			t.Errorf("impossible: %+v", c)
+		}
+	}
+	if f.failure != "" {
+		t.Error(f.failure)
+	}
+}
+
+// conditionBefore is the canonical order of conditions.
+func conditionBefore(a, b health.Condition) bool {
+	simulated := map[bool]int{true: 1}
+	order := cmp.Or(cmp.Compare(simulated[a.Simulated], simulated[b.Simulated]), cmp.Compare(a.At.GPU, b.At.GPU),
+		cmp.Compare(a.At.GI, b.At.GI), cmp.Compare(a.At.CI, b.At.CI), cmp.Compare(a.Reason, b.Reason))
+	return order < 0 || order == 0 && a.Code < b.Code && a.Reason != health.ReasonRecoveryAction
+}
+
+// verifyPurity: equal arguments give equal results, and an observation affects only its own GPU.
+func (f *randomSim) verifyPurity(t *testing.T) {
+	l, p := f.state.Ledger, pick(f.generator, f.gpus...)
+	was := l.Conditions()
+	o := health.Observation{
+		At: f.randomPlacement(p), Kind: pick(f.generator, health.XID, health.Event, health.Lost, health.ProbeFailed, health.CallPending, health.Unresponsive, health.Checked, health.DriverRebound, health.Reserved),
+		Code: pick[uint64](f.generator, 13, 79, 94, 95, 0x2000), Sample: p.sample,
+	}
+	now := f.now.Add(time.Duration(f.IntN(100)) * time.Second)
+	with, again, without := l.Apply(f.cfg.Health, now, o), l.Apply(f.cfg.Health, now, o), l.Apply(f.cfg.Health, now)
+	if !slices.Equal(with.Conditions(), again.Conditions()) {
+		t.Errorf("%+v: once %v, once %v", o, with.Conditions(), again.Conditions())
+	}
+	if !slices.Equal(was, l.Conditions()) {
+		t.Errorf("%+v has changed the previous ledger: %v, was %v", o, l.Conditions(), was)
+	}
+	for _, at := range f.gpus {
+		if text := with.Health(at.at).String(); len(text) > 200 {
+			t.Errorf("%d bytes: %s", len(text), text)
+		}
+	}
+	for _, other := range f.gpus {
+		if other != p && with.Health(other.at) != without.Health(other.at) {
+			t.Errorf("%+v touches %s: %s", o, other.at, with.Health(other.at))
+		}
+	}
+}
+
+// verifyRecovery: every GPU can recover, by resets, time and an operator's command.
+func (f *randomSim) verifyRecovery(t *testing.T, seed uint64) {
+	f.driverReady, f.lastRead = true, time.Time{}
+	for _, p := range f.gpus {
+		p.failing, p.sample.Busy = 0, true
+	}
+	for range 3 {
+		for _, p := range f.gpus {
+			p.setRecoveryAction(health.RecoveryReset)
+			p.sample.Replays.Value++ // in a guest, only counters show a reset
+			p.sample.Uncorrectable.Value++
+		}
+		f.checkAll(checkInterval)
+		for _, p := range f.gpus {
+			p.reset()
+		}
+		f.checkAll(checkInterval)
+	}
+	for range 600 {
+		f.checkAll(checkInterval)
+	}
+	for _, p := range f.gpus {
+		for _, c := range f.state.Ledger.Conditions() {
+			if c.At.GPU == p.at.GPU && c.Evidence != 0 && !c.Simulated && c.State >= health.Unhealthy && c.IgnoredUntil.IsZero() {
+				t.Errorf("seed %d: no evidence cleared %s", seed, c)
+			}
+		}
+		if next, _, err := f.state.Clear(f.cfg, f.now, health.Command{GPU: p.at.GPU}); err == nil {
+			f.state = next
+		}
+		if h := f.state.Ledger.Health(p.at); h.State != health.Healthy {
+			t.Errorf("seed %d: a command does not clear %s", seed, h)
+		}
 	}
 }

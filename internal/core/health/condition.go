@@ -146,12 +146,17 @@ func (c Condition) Clears() string {
 // String returns the text of the condition as Health.String formats it.
 func (c Condition) String() string { return c.health().String() }
 
-func compareConditions(a, b Condition) int {
-	if a.Simulated != b.Simulated {
-		if b.Simulated {
-			return -1
-		}
-		return 1
+// realFirst is the order of real conditions before simulated ones.
+func realFirst(a, b Condition) int {
+	switch {
+	case a.Simulated == b.Simulated:
+		return 0
+	case b.Simulated:
+		return -1
 	}
-	return cmp.Or(gpu.ComparePlacements(a.At, b.At), cmp.Compare(a.Reason, b.Reason), cmp.Compare(a.Code, b.Code))
+	return 1
+}
+
+func compareConditions(a, b Condition) int {
+	return cmp.Or(realFirst(a, b), gpu.ComparePlacements(a.At, b.At), cmp.Compare(a.Reason, b.Reason), cmp.Compare(a.Code, b.Code))
 }

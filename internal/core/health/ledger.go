@@ -117,13 +117,7 @@ func (l Ledger) All(at gpu.Placement) []Health {
 // compareSeverity is the order of conditions from the worst: by state, real ones before simulated ones, the hardest to clear first, the
 // earliest first.
 func compareSeverity(a, b Condition) int {
-	simulated := func(c Condition) int {
-		if c.Simulated {
-			return 1
-		}
-		return 0
-	}
-	return cmp.Or(cmp.Compare(b.State, a.State), cmp.Compare(simulated(a), simulated(b)), cmp.Compare(b.effort(), a.effort()), a.Since.Compare(b.Since))
+	return cmp.Or(cmp.Compare(b.State, a.State), realFirst(a, b), cmp.Compare(b.effort(), a.effort()), a.Since.Compare(b.Since))
 }
 
 // healthOf returns the health of a placement with one condition; the zero Condition is none.

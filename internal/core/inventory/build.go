@@ -33,21 +33,21 @@ func Build(in Input) *Inventory {
 	lost := in.Ledger.Lost(s.Devices)
 	all := newOfferBuilder(s, c, in.Binding, lost)
 	l := in.Ledger.ForMode(in.Mode)
-	offers, units := make([]offer, len(s.Devices)), 0
+	offers, units := make([]Offer, len(s.Devices)), 0
 	for i := range s.Devices {
-		if offers[i] = all.decide(&s.Devices[i]); offers[i].visibility == visible {
-			units += max(offers[i].sharing.Replicas, 1)
+		if offers[i] = all.decide(&s.Devices[i]); offers[i].Outcome == Offered {
+			units += max(offers[i].Sharing.Replicas, 1)
 		}
 	}
 	inv.units = make([]Unit, 0, units)
 	for i, o := range offers {
 		d := &s.Devices[i]
-		switch o.visibility {
-		case visible:
+		switch o.Outcome {
+		case Offered:
 			inv.appendUnits(d, o, c.API, inv.healthOf(l, in.Mode, d))
-		case excluded:
-			inv.excluded = append(inv.excluded, gpu.Exclusion{Index: d.Index, At: d.At, PCI: d.PCI, Reason: o.reason})
-		case hidden:
+		case NotOffered:
+			inv.excluded = append(inv.excluded, gpu.Exclusion{Index: d.Index, At: d.At, PCI: d.PCI, Reason: o.Reason})
+		case Represented:
 		}
 	}
 	for i := range inv.units {
@@ -79,13 +79,13 @@ func presentOrder(s gpu.Snapshot, c Config, lost map[gpu.DeviceID]bool) *offerBu
 }
 
 // appendUnits appends the units of a device: one, or one for each replica.
-func (inv *Inventory) appendUnits(d *gpu.Device, o offer, through API, h health.Health) {
-	u := Unit{ID: UnitID(d.ID), Device: *d, Pool: o.pool, Sharing: o.sharing, Injection: o.injection, Health: h, API: through}
-	if o.sharing.Mode == Exclusive {
+func (inv *Inventory) appendUnits(d *gpu.Device, o Offer, through API, h health.Health) {
+	u := Unit{ID: UnitID(d.ID), Device: *d, Pool: o.Pool, Sharing: o.Sharing, Injection: o.Injection, Health: h, API: through}
+	if o.Sharing.Mode == Exclusive {
 		inv.units = append(inv.units, u)
 		return
 	}
-	for u.Replica = range o.sharing.Replicas {
+	for u.Replica = range o.Sharing.Replicas {
 		u.ID = replicaID(d.ID, u.Replica)
 		inv.units = append(inv.units, u)
 	}

@@ -30,9 +30,6 @@ type Finding struct {
 	Processes []gpu.Process // with memory of the device, by PID, although it is free for new work
 }
 
-// maxListedProcesses is the number of processes in the text of a finding: the kubelet puts an error into the pod's status.
-const maxListedProcesses = 8
-
 // Reason returns the finding without the device, as one line: "memory in use by processes without a reservation: pid 2114 (512 MiB)".
 func (f Finding) Reason() string {
 	var reasons []string
@@ -45,16 +42,21 @@ func (f Finding) Reason() string {
 	}
 	if len(f.Processes) > 0 {
 		var texts []string
-		for i, p := range f.Processes {
-			if i == maxListedProcesses {
-				texts = append(texts, fmt.Sprintf("%d more", len(f.Processes)-i))
-				break
-			}
+		for _, p := range f.Processes {
 			texts = append(texts, p.String())
 		}
-		reasons = append(reasons, "memory in use by processes without a reservation: "+strings.Join(texts, ", "))
+		reasons = append(reasons, "memory in use by processes without a reservation: "+ProcessList(texts))
 	}
 	return strings.Join(reasons, "; ")
+}
+
+// ProcessList joins the texts of processes, at most eight: the kubelet puts an error into the pod's status.
+func ProcessList(texts []string) string {
+	const most = 8
+	if more := len(texts) - most; more > 0 {
+		texts = append(texts[:most:most], fmt.Sprintf("%d more", more))
+	}
+	return strings.Join(texts, ", ")
 }
 
 // CheckError refuses a reservation because of findings.

@@ -13,7 +13,7 @@ type Outcome string
 // The outcomes.
 const (
 	Offered     Outcome = "offered"
-	NotOffered  Outcome = "excluded" // with the reason in Decision.Reason
+	NotOffered  Outcome = "excluded" // with the reason in Offer.Reason
 	Represented Outcome = "hidden"   // another device of the same hardware is offered: the GPU or its MIG instances
 )
 
@@ -39,21 +39,13 @@ type Decider struct {
 	At   string // place in the configuration: "policy.yaml:12: rules[1].select"; "" = a setting outside of the policy
 }
 
-// deciders are what decides the properties of an offer.
-type deciders struct{ visibility, basePool, pool, sharing, injection Decider }
-
 func decidedBy(kind DeciderKind, s *Selector) Decider { return Decider{kind, s.At} }
 
-// Decision is what the configuration makes of a device and which part of it decides that.
-type Decision struct {
-	Device  gpu.Device
+// Offer is how a device is offered, and which part of the configuration decides each property.
+type Offer struct {
 	Outcome Outcome
 	Reason  string // of NotOffered
 	By      Decider
-
-	MIGBy Decider // of the MIG strategy of the GPU and its instances
-
-	Rule string // place of the rule that applies, whether or not it decides more than that later ones don't; "" = none
 
 	// Of Offered.
 	Pool      string
@@ -65,6 +57,15 @@ type Decision struct {
 
 	SharingBy, InjectionBy Decider
 
+	rule *Rule // that applies; nil = none, or one without effect on the device
+}
+
+// Decision is what the configuration makes of a device and which part of it decides that.
+type Decision struct {
+	Device gpu.Device
+	Offer
+	MIGBy  Decider      // of the MIG strategy of the GPU and its instances
+	Rule   string       // place of the rule that applies, whether or not it decides more than that later ones don't; "" = none
 	Others []OtherMatch // other parts of the policy that select the device, in the policy's order
 }
 
@@ -81,18 +82,10 @@ func Decisions(in Input) []Decision {
 	for i := range in.Snapshot.Devices {
 		d := &in.Snapshot.Devices[i]
 		made := all.decide(d)
-		one := Decision{
-			Device: *d, Outcome: [...]Outcome{visible: Offered, hidden: Represented, excluded: NotOffered}[made.visibility], Reason: made.reason,
-			By: made.by.visibility, MIGBy: all.strategyDecider(d), Others: all.others(d, made),
-		}
+		decisions[i] = Decision{Device: *d, Offer: made, MIGBy: all.strategyDecider(d), Others: all.others(d, made)}
 		if made.rule != nil {
-			one.Rule = made.rule.Select.At
+			decisions[i].Rule = made.rule.Select.At
 		}
-		if made.visibility == visible {
-			one.Pool, one.Sharing, one.Injection = made.pool, made.sharing, made.injection
-			one.BasePoolBy, one.PoolBy, one.SharingBy, one.InjectionBy = made.by.basePool, made.by.pool, made.by.sharing, made.by.injection
-		}
-		decisions[i] = one
 	}
 	return decisions
 }
@@ -106,7 +99,7 @@ func (o *offerBuilder) strategyDecider(d *gpu.Device) Decider {
 }
 
 // offeredBy returns why a visible device is offered: its rule, else the first part of Include that selects it, else nothing excludes it.
-func (o *offerBuilder) offeredBy(d *gpu.Device, made offer) Decider {
+func (o *offerBuilder) offeredBy(d *gpu.Device, made Offer) Decider {
 	if made.rule != nil {
 		return decidedBy(ByRule, &made.rule.Select)
 	}
@@ -122,7 +115,7 @@ func (o *offerBuilder) offeredBy(d *gpu.Device, made offer) Decider {
 }
 
 // others returns the rules, names and shares that select a device and decide nothing about it, with the reasons.
-func (o *offerBuilder) others(d *gpu.Device, made offer) (all []OtherMatch) {
+func (o *offerBuilder) others(d *gpu.Device, made Offer) (all []OtherMatch) {
 	add := func(kind DeciderKind, s *Selector, why string) {
 		if s.Selects(d, o.number(d)) {
 			all = append(all, OtherMatch{decidedBy(kind, s), why})
@@ -138,8 +131,9 @@ func (o *offerBuilder) others(d *gpu.Device, made offer) (all []OtherMatch) {
 		}
 	}
 	for i := range o.Policy.Names {
-		if n := &o.Policy.Names[i]; !o.named(d, made, n) {
-			add(ByName, &n.Select, o.whyNotNamed(d, made))
+		n := &o.Policy.Names[i]
+		if why := o.whyNotNamed(d, made, n); why != "" {
+			add(ByName, &n.Select, why)
 		}
 	}
 	for i := range o.Policy.Shares {
@@ -161,37 +155,33 @@ func (o *offerBuilder) firstName(d *gpu.Device) *Naming {
 	return nil
 }
 
-// named reports whether a name is used for a device.
-func (o *offerBuilder) named(d *gpu.Device, made offer, n *Naming) bool {
-	return made.visibility == visible && (made.rule == nil || made.rule.Pool == "") && n == o.firstName(d)
-}
-
-func (o *offerBuilder) whyNotNamed(d *gpu.Device, made offer) string {
+// whyNotNamed returns why a name that selects a device does not name its pool; "" if it does.
+func (o *offerBuilder) whyNotNamed(d *gpu.Device, made Offer, n *Naming) string {
 	switch first := o.firstName(d); {
-	case made.visibility != visible:
+	case made.Outcome != Offered:
 		return "the device is not offered"
 	case made.rule != nil && made.rule.Pool != "":
 		return made.rule.Select.At + " names the pool"
-	case first != nil:
+	case first != nil && first != n:
 		return first.Select.At + " names the pool first"
 	}
 	return ""
 }
 
 // whyNotShared returns why the i-th share does not share a device that it selects; "" if it does, or is about another pool.
-func (o *offerBuilder) whyNotShared(i int, d *gpu.Device, made offer) string {
+func (o *offerBuilder) whyNotShared(i int, d *gpu.Device, made Offer) string {
 	s := &o.Policy.Shares[i]
 	switch {
-	case made.visibility != visible:
+	case made.Outcome != Offered:
 		return "the device is not offered"
-	case made.by.sharing == decidedBy(BySharing, &s.Select) && made.sharing == s.Sharing:
+	case made.SharingBy == decidedBy(BySharing, &s.Select) && made.Sharing == s.Sharing:
 		return ""
 	case made.rule != nil && made.rule.Sharing != nil:
 		return made.rule.Select.At + " sets how the device is shared"
 	case s.First > 0 && slices.Contains(o.assignments[i].Rejected, d.ID):
 		return fmt.Sprintf("it shares %d devices of pool %s, which are %s", s.First, s.Pool, devicesText(o.assignments[i].Taken))
-	case made.by.sharing.Kind == BySharing:
-		return made.by.sharing.At + " shares the device first"
+	case made.SharingBy.Kind == BySharing:
+		return made.SharingBy.At + " shares the device first"
 	}
 	return "it is about pool " + s.Pool
 }

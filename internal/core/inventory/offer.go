@@ -6,32 +6,11 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// visibility is whether a device is part of the inventory.
-type visibility uint8
-
-const (
-	visible  visibility = iota // offered
-	hidden                     // not offered, as another device of the same hardware is: the GPU or its MIG instances
-	excluded                   // not offered, and listed with the reason
-)
-
 // awaitsNumber is the reason of a device that is not offered yet, because a policy selects by index and the agents of this host have
 // not shared the number of the device: for milliseconds after it was found.
 const awaitsNumber = "waits for its number, which the agents of this host share"
 
-// offer is how one device is offered.
-type offer struct {
-	visibility visibility
-	reason     string // of excluded
-	pool       string
-	sharing    Sharing
-	injection  Injection
-
-	rule *Rule // that applies; nil = none, or one without effect on the device
-	by   deciders
-}
-
-// offerBuilder determines the offers of the devices of one snapshot, in canonical order.
+// offerBuilder decides about the devices of one snapshot, in canonical order.
 type offerBuilder struct {
 	Config
 	selectors     []policySelector
@@ -48,7 +27,7 @@ type offerBuilder struct {
 	lost         map[gpu.DeviceID]bool // devices that the driver does not list any more
 }
 
-// newOfferBuilder prepares the offers of the devices of s, some of which are lost. Positions that are bound stay bound.
+// newOfferBuilder prepares the decisions about the devices of s, some of which are lost. Positions that are bound stay bound.
 // Every device has its number already.
 func newOfferBuilder(s gpu.Snapshot, c Config, previous Binding, lost map[gpu.DeviceID]bool) *offerBuilder {
 	o := &offerBuilder{
@@ -80,53 +59,52 @@ func (o *offerBuilder) strategyOf(d *gpu.Device) MIGStrategy {
 }
 
 // decide returns the offer of a device.
-func (o *offerBuilder) decide(d *gpu.Device) offer {
+func (o *offerBuilder) decide(d *gpu.Device) Offer {
 	rule := o.rule(d)
-	seen, why := o.migVisibility(d)
-	made := offer{visibility: seen, reason: why, rule: rule}
-	made.by.visibility = o.strategyDecider(d)
-	if rule != nil && (seen != hidden || rule.MIG != "") { // otherwise the rule has no effect on d
+	outcome, why := o.migOutcome(d)
+	made := Offer{Outcome: outcome, Reason: why, By: o.strategyDecider(d), rule: rule}
+	if rule != nil && (outcome != Represented || rule.MIG != "") { // otherwise the rule has no effect on d
 		o.recordMatch(&rule.Select, d, false)
 	} else if d.At.GI != gpu.Whole { // the rule of a GPU decides that later ones do not set its MIG strategy
 		made.rule = nil
 	}
-	if reason, by := o.excludedReason(d, rule, seen == hidden); reason != "" {
-		made.visibility, made.reason, made.by.visibility = excluded, reason, by
+	if reason, by := o.excludedReason(d, rule, outcome == Represented); reason != "" {
+		made.Outcome, made.Reason, made.By = NotOffered, reason, by
 		return made
 	}
-	if seen != visible {
+	if outcome != Offered {
 		return made
 	}
 	if rule == nil {
 		rule = &Rule{}
 	}
-	made.by.visibility = o.offeredBy(d, made)
-	made.injection, made.by.injection = o.Injection, Decider{Kind: BySetting}
+	made.By = o.offeredBy(d, made)
+	made.Injection, made.InjectionBy = o.Injection, Decider{Kind: BySetting}
 	if rule.Injection != nil {
-		made.injection, made.by.injection = *rule.Injection, decidedBy(ByRule, &rule.Select)
+		made.Injection, made.InjectionBy = *rule.Injection, decidedBy(ByRule, &rule.Select)
 	}
-	made.pool, made.by.pool = rule.Pool, decidedBy(ByRule, &rule.Select)
-	if made.pool == "" {
-		made.pool, made.by.pool = o.poolName(d)
+	made.Pool, made.PoolBy = rule.Pool, decidedBy(ByRule, &rule.Select)
+	if made.Pool == "" {
+		made.Pool, made.PoolBy = o.poolName(d)
 	}
-	made.by.basePool = made.by.pool
+	made.BasePoolBy = made.PoolBy
 	switch {
 	case rule.Sharing == nil:
 		return o.sharedOffer(d, made)
 	case rule.Pool == "":
-		made.pool += rule.Sharing.Mode.Suffix()
+		made.Pool += rule.Sharing.Mode.Suffix()
 	}
-	made.sharing, made.by.sharing = *rule.Sharing, decidedBy(ByRule, &rule.Select)
+	made.Sharing, made.SharingBy = *rule.Sharing, decidedBy(ByRule, &rule.Select)
 	return made
 }
 
-// excludedReason returns why the configuration or the policy excludes a device; "" if neither does. A hidden device can
-// only be excluded by its ID.
-func (o *offerBuilder) excludedReason(d *gpu.Device, rule *Rule, isHidden bool) (string, Decider) {
+// excludedReason returns why the configuration or the policy excludes a device; "" if neither does. A device that is represented by
+// another one can only be excluded by its ID.
+func (o *offerBuilder) excludedReason(d *gpu.Device, rule *Rule, represented bool) (string, Decider) {
 	switch {
 	case slices.Contains(o.Exclude, d.ID):
 		return "ignored by configuration", Decider{Kind: ByExclude}
-	case isHidden:
+	case represented:
 	case o.hasProposedNumber(d):
 		o.awaitsNumber = true
 		return awaitsNumber, Decider{Kind: ByNumber}
@@ -150,15 +128,6 @@ func (o *offerBuilder) rule(d *gpu.Device) *Rule {
 	return nil
 }
 
-// selects reports whether a selector selects a device, and records it.
-func (o *offerBuilder) selects(s *Selector, d *gpu.Device) bool {
-	if !s.Selects(d, o.number(d)) {
-		return false
-	}
-	o.recordMatch(s, d, false)
-	return true
-}
-
 // recordMatch records that a selector applies to a device. The devices are kept for selectors that depend on positions.
 func (o *offerBuilder) recordMatch(s *Selector, d *gpu.Device, counted bool) {
 	o.matched[s] = true
@@ -170,17 +139,19 @@ func (o *offerBuilder) recordMatch(s *Selector, d *gpu.Device, counted bool) {
 // isIncluded reports whether Policy.Include selects a device.
 func (o *offerBuilder) isIncluded(d *gpu.Device) (ok bool) {
 	for i := range o.Policy.Include {
-		ok = o.selects(&o.Policy.Include[i], d) || ok
+		if s := &o.Policy.Include[i]; s.Selects(d, o.number(d)) {
+			o.recordMatch(s, d, false)
+			ok = true
+		}
 	}
 	return ok
 }
 
 // poolName returns the pool of a device before it is shared.
 func (o *offerBuilder) poolName(d *gpu.Device) (string, Decider) {
-	for i := range o.Policy.Names {
-		if n := &o.Policy.Names[i]; o.selects(&n.Select, d) {
-			return n.Pool, decidedBy(ByName, &n.Select)
-		}
+	if n := o.firstName(d); n != nil {
+		o.recordMatch(&n.Select, d, false)
+		return n.Pool, decidedBy(ByName, &n.Select)
 	}
 	if d.Profile != "" && o.strategyOf(d) == MIGMixed {
 		return MIGPool(d.Profile), o.strategyDecider(d)
@@ -189,54 +160,54 @@ func (o *offerBuilder) poolName(d *gpu.Device) (string, Decider) {
 }
 
 // sharedOffer returns the offer of a device of a pool, shared if the policy shares it.
-func (o *offerBuilder) sharedOffer(d *gpu.Device, made offer) offer {
+func (o *offerBuilder) sharedOffer(d *gpu.Device, made Offer) Offer {
 	for i := range o.Policy.Shares {
 		s := &o.Policy.Shares[i]
-		if s.Pool != made.pool || !s.Select.Selects(d, o.number(d)) || s.First > 0 && !o.assign(i, d) {
+		if s.Pool != made.Pool || !s.Select.Selects(d, o.number(d)) || s.First > 0 && !o.assign(i, d) {
 			continue
 		}
 		o.recordMatch(&s.Select, d, s.First > 0)
-		made.sharing, made.by.sharing = s.Sharing, decidedBy(BySharing, &s.Select)
+		made.Sharing, made.SharingBy = s.Sharing, decidedBy(BySharing, &s.Select)
 		if s.Rename != "" {
-			made.pool, made.by.pool = s.Rename, made.by.sharing
+			made.Pool, made.PoolBy = s.Rename, made.SharingBy
 		}
 		return made
 	}
 	return made
 }
 
-// migVisibility returns the visibility of a device under its MIG strategy, and the reason if it is excluded.
-func (o *offerBuilder) migVisibility(d *gpu.Device) (visibility, string) {
+// migOutcome returns whether the MIG strategy of a device offers it, and the reason if it is excluded.
+func (o *offerBuilder) migOutcome(d *gpu.Device) (Outcome, string) {
 	switch o.strategyOf(d) {
 	case MIGMixed:
 		if d.MIG {
-			return o.parentVisibility(d)
+			return o.parentOutcome(d)
 		}
 	case MIGSingle:
 		switch {
 		case d.MIG:
-			return o.parentVisibility(d)
+			return o.parentOutcome(d)
 		case d.Profile == o.bound.Profile:
 			o.singleDevices = append(o.singleDevices, d.ID)
 		case d.Profile == "":
-			return excluded, "mig-strategy single: MIG mode is off on this GPU"
+			return NotOffered, "mig-strategy single: MIG mode is off on this GPU"
 		default:
-			return excluded, "mig-strategy single: profile " + d.Profile + " differs from this node's " + o.bound.Profile
+			return NotOffered, "mig-strategy single: profile " + d.Profile + " differs from this node's " + o.bound.Profile
 		}
 	default: // MIGNone
 		if d.Profile != "" {
-			return hidden, ""
+			return Represented, ""
 		}
 	}
-	return visible, ""
+	return Offered, ""
 }
 
-// parentVisibility returns the visibility of a GPU in MIG mode whose instances are offered.
-func (o *offerBuilder) parentVisibility(parent *gpu.Device) (visibility, string) {
+// parentOutcome is that of a GPU in MIG mode whose instances are offered.
+func (o *offerBuilder) parentOutcome(parent *gpu.Device) (Outcome, string) {
 	if o.partitioned[parent.ID] {
-		return hidden, ""
+		return Represented, ""
 	}
-	return excluded, "MIG mode is on and there are no MIG instances"
+	return NotOffered, "MIG mode is on and there are no MIG instances"
 }
 
 // chooseProfile returns the profile that is offered under the strategy "single": the previous one while there is an

@@ -36,12 +36,19 @@ func (o Ownership) Equal(p Ownership) bool {
 
 // of returns the owner of a GPU. There is none if the GPU has the configured API.
 func (o Ownership) of(id gpu.DeviceID) (GPUOwner, bool) {
+	if owner, listed := o.listed(id); listed {
+		return owner, true
+	}
+	return GPUOwner{GPU: id, Local: true, Pending: unknownAPI}, o.Required
+}
+
+func (o Ownership) listed(id gpu.DeviceID) (GPUOwner, bool) {
 	for i := range o.GPUs {
 		if o.GPUs[i].GPU == id {
 			return o.GPUs[i], true
 		}
 	}
-	return GPUOwner{GPU: id, Local: true, Pending: unknownAPI}, o.Required
+	return GPUOwner{}, false
 }
 
 // Remote reports whether another agent offers a GPU.
@@ -103,19 +110,12 @@ func (a *Allocatable) pendingHealth(u *Unit) (health.Health, bool) {
 
 // isDraining reports whether a condition of a unit is that its GPU leaves its API, which still has it.
 func (a *Allocatable) isDraining(u *Unit, h health.Health) bool {
-	owner, known := a.Owner(u.Device.At.GPU)
-	return h.Reason == health.ReasonMoving && known && owner.Draining
+	owner, _ := a.Owner(u.Device.At.GPU)
+	return h.Reason == health.ReasonMoving && owner.Draining
 }
 
 // Owner returns the owner of a GPU that is applied, and false if it has none.
-func (a *Allocatable) Owner(id gpu.DeviceID) (GPUOwner, bool) {
-	for _, owner := range a.ownership.GPUs {
-		if owner.GPU == id {
-			return owner, true
-		}
-	}
-	return GPUOwner{}, false
-}
+func (a *Allocatable) Owner(id gpu.DeviceID) (GPUOwner, bool) { return a.ownership.listed(id) }
 
 // GPUs returns the GPUs of which there are units, in canonical order.
 func (inv *Inventory) GPUs() (all []gpu.DeviceID) {

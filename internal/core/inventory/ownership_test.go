@@ -12,9 +12,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// A GPU is offered with all its instances through the API that has it; one that another agent has is left out, and its agent's claim
-// ends; one that moves stays listed and takes no work.
-func TestAssignments(t *testing.T) {
+// A GPU is offered with all its instances through the API that has it; one that another agent has is left out, and no longer
+// recorded; one that moves stays listed and takes no work.
+func TestOwnership(t *testing.T) {
 	c := core.DefaultConfig()
 	c.MIG, c.API = inventory.MIGMixed, inventory.DRA
 	inv := core.Build(coretest.WithMIG(coretest.GPUs(4), 3, "1g.10gb", "1g.10gb"), health.Ledger{}, c).WithoutHost()
@@ -43,7 +43,7 @@ func TestAssignments(t *testing.T) {
 	var excluded []string
 	for _, e := range got.Excluded() {
 		if e.Failure != gpu.NotFailed {
-			t.Errorf("%+v counts as unreadable, so the claim on it stays", e)
+			t.Errorf("%+v counts as unreadable, so it stays recorded", e)
 		}
 		excluded = append(excluded, e.At.String()+": "+e.Reason)
 	}
@@ -51,13 +51,13 @@ func TestAssignments(t *testing.T) {
 		t.Errorf("excluded: %q", text)
 	}
 	if all := got.GPUs(); !slices.Equal(all, inv.GPUs()) || len(all) != 4 {
-		t.Errorf("GPUs: %v, without assignments %v", all, inv.GPUs())
+		t.Errorf("GPUs: %v, without owners %v", all, inv.GPUs())
 	}
 	if at, ok := got.Placements()[coretest.Instance(3, 1)]; !ok || at.GPU != coretest.GPU(3) {
 		t.Errorf("the instance is at %v, %v", at, ok)
 	}
 	if got.Equal(inv) || got.Equal(inv.WithHost(inventory.Host{}, inventory.OverlapWarn)) {
-		t.Error("equality does not follow the assignments")
+		t.Error("equality does not follow the owners")
 	}
 	required := inv.WithHost(inventory.Host{Ownership: inventory.Ownership{Required: true}}, inventory.OverlapWarn)
 	for u := range required.Units() {

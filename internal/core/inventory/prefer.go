@@ -87,8 +87,7 @@ type candidate struct {
 
 // chooseConnected adds units from pool to the chosen ones until there are n. There must be more than enough.
 func (a *Allocatable) chooseConnected(chosen, pool []int, n int) []int {
-	s := a.newSearch(chosen, pool)
-	s.need = n - len(chosen)
+	s := a.newSearch(chosen, pool, n)
 	for _, g := range slices.Sorted(slices.Values(s.run())) { // of the last one some units may be left
 		for _, u := range s.gpus[g].free {
 			if len(chosen) < n {
@@ -99,11 +98,11 @@ func (a *Allocatable) chooseConnected(chosen, pool []int, n int) []int {
 	return chosen
 }
 
-// newSearch returns a search over the GPUs of these units, in canonical order.
-func (a *Allocatable) newSearch(chosen, pool []int) *search {
+// newSearch returns a search over the GPUs of these units, in canonical order, for a request of n units.
+func (a *Allocatable) newSearch(chosen, pool []int, n int) *search {
 	units := slices.Concat(chosen, pool)
 	slices.Sort(units)
-	s, number, nodes := &search{}, map[gpu.DeviceID]int{}, []int(nil)
+	s, number, nodes := &search{need: n - len(chosen)}, map[gpu.DeviceID]int{}, []int(nil)
 	for _, i := range units {
 		d := &a.units[i].Device
 		g, ok := number[d.At.GPU]

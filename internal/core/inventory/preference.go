@@ -93,15 +93,13 @@ func bandwidth(l gpu.Link) int { return l.NVLinks * nvlinkPoints(l.Generation) /
 
 // worseSets returns for each GPU outside of the best set why the best set with it is worse.
 func (a *Allocatable) worseSets(taken, pool []int, n int) (others []NotPreferred) {
-	best := a.newSearch(taken, pool)
-	best.need = n - len(taken)
+	best := a.newSearch(taken, pool, n)
 	set := slices.Clone(best.run())
 	for g := range best.gpus {
 		if slices.Contains(set, g) || len(best.gpus[g].free) == 0 {
 			continue
 		}
-		other := a.newSearch(taken, pool)
-		other.need = best.need
+		other := a.newSearch(taken, pool, n)
 		other.gpus[g].required = true
 		other.run()
 		why := best.whyBetter(other)

@@ -46,7 +46,7 @@ func TestQuiesceReleasesTheDriver(t *testing.T) {
 		}
 		r.expectMaintenance("quiesced", 8)
 		before := m.Calls()
-		r.after(24*time.Hour).expectMaintenance("a day later", 8)
+		r.after(time.Hour).expectMaintenance("an hour later", 8)
 		if after := m.Calls(); fmt.Sprint(before) != fmt.Sprint(after) {
 			t.Errorf("the driver was called: %v, then %v", before, after)
 		}

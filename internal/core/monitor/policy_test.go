@@ -173,7 +173,6 @@ func TestHostIsPublishedOnlyIfUnitsChange(t *testing.T) {
 	})
 }
 
-// Of many calls of SetHost the last one counts, and none blocks, during and after Run.
 // Numbers that other agents shall have wake watchers, though the units are the same: they are written for them.
 func TestProposedNumbersWakeWatchers(t *testing.T) {
 	onGPUs(t, 2, func(t *testing.T, _ *coretest.Machine, r *running) {
@@ -191,6 +190,7 @@ func TestProposedNumbersWakeWatchers(t *testing.T) {
 	})
 }
 
+// Of many changes of the host the last one counts, and none blocks, during and after Run.
 func TestSetHostNeverBlocks(t *testing.T) {
 	onGPUs(t, 1, func(t *testing.T, _ *coretest.Machine, r *running) {
 		for n := range 10_000 {
@@ -273,4 +273,75 @@ func TestNothingIsLoggedBeforeCDIWasAttempted(t *testing.T) {
 		}
 		r.logged("CDI", 0)
 	})
+}
+
+// The devices of SetOccupied take no work, and no others, until it is called without them; what else is set of the host changes nothing of
+// that. The same devices again are no news.
+func TestOccupied(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := run(t, coretest.NewMachine(coretest.GPUs(2)), func(*core.Config) {})
+		occupied := func() []inventory.Occupied {
+			return []inventory.Occupied{{Device: coretest.GPU(1), Detail: "pid 7 (python)"}}
+		}
+		r.SetOccupied(occupied())
+		for what, set := range map[string]func(){
+			"alone": func() {}, "host": func() { setHost(r, inventory.Host{MPS: []string{"gpu.mps"}}) }, "CDI": func() { r.SetCDI(nil) },
+		} {
+			set()
+			synctest.Wait()
+			u, _ := r.Current().Unit(inventory.UnitID(coretest.GPU(1)))
+			if schedulable(r.Current()) != 1 || u.Health.Reason != health.ReasonOccupied || u.Health.Detail != "pid 7 (python)" {
+				t.Errorf("%s: %s", what, u.Health)
+			}
+		}
+		published := len(r.seen)
+		r.SetOccupied(occupied())
+		r.after(time.Minute)
+		if len(r.seen) != published || len(r.State().Host.MPS) != 1 {
+			t.Errorf("%d needless publications; host %v", len(r.seen)-published, r.State().Host)
+		}
+		r.SetOccupied(nil)
+		synctest.Wait()
+		if n := schedulable(r.Current()); n != 2 {
+			t.Errorf("%d devices take work", n)
+		}
+	})
+}
+
+// One check that fails makes no GPU unhealthy, but is a finding until the next check.
+func TestCheckReservation(t *testing.T) {
+	for mode, want := range map[inventory.CheckMode]struct{ finds, fails bool }{
+		inventory.CheckOff: {}, inventory.CheckWarn: {finds: true}, inventory.CheckRefuse: {fails: true},
+	} {
+		t.Run(string(mode), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := coretest.NewMachine(coretest.GPUs(2))
+				r := run(t, m, func(c *core.Config) { c.ReservationCheck = mode })
+				check := func() ([]inventory.Finding, error) {
+					plan, err := r.Current().Reserve(inventory.UnitID(coretest.GPU(1)), inventory.UnitID(coretest.GPU(0)))
+					must(t, err)
+					return r.CheckReservation(plan.Units)
+				}
+				if findings, err := check(); findings != nil || err != nil {
+					t.Errorf("at the start: %v, %v", findings, err)
+				}
+				m.FailGPU(coretest.GPU(1), health.ProbeFailed)
+				r.after(11 * time.Second)
+				findings, err := check()
+				refused, fails := errors.AsType[*inventory.CheckError](err)
+				if fails {
+					findings = refused.Findings
+				}
+				found := want.finds || want.fails
+				if fails != want.fails || found != (len(findings) == 1 && findings[0].Device.ID == coretest.GPU(1)) {
+					t.Errorf("one check failed: %v, %v", findings, err)
+				}
+				m.RecoverGPU(coretest.GPU(1))
+				r.after(10 * time.Second)
+				if findings, err := check(); findings != nil || err != nil {
+					t.Errorf("answered again: %v, %v", findings, err)
+				}
+			})
+		})
+	}
 }

@@ -2,13 +2,9 @@ package use
 
 import (
 	"fmt"
-	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
-
-// maxListed is the number of processes in the text of a device that is withheld.
-const maxListed = 8
 
 // Occupied returns the exclusive devices that take no new work because unreserved processes have used them for more than 5 s. A shared
 // device is in use by several works anyway, and is never among them. The text does not change while the processes are the same.
@@ -25,11 +21,8 @@ func (t Table) Occupied(inv *inventory.Allocatable) []inventory.Occupied {
 				texts = append(texts, p.Text())
 			}
 		}
-		if more := len(texts) - maxListed; more > 0 {
-			texts = append(texts[:maxListed], fmt.Sprintf("%d more", more))
-		}
 		if texts != nil {
-			occupied = append(occupied, inventory.Occupied{Device: d.ID, Detail: strings.Join(texts, ", ")})
+			occupied = append(occupied, inventory.Occupied{Device: d.ID, Detail: inventory.ProcessList(texts)})
 		}
 	}
 	return occupied
