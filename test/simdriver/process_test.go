@@ -20,7 +20,6 @@ var scenes = map[string]func(library string) int{
 	"init":     initScene,
 	"fields":   fieldsScene,
 	"follow":   followScene,
-	"wait":     waitScene,
 	"versions": versionsScene,
 }
 
@@ -47,19 +46,6 @@ func fieldsScene(library string) int {
 	lib, dev := firstGPU(library)
 	fmt.Println("lookup:", lib.Extensions().LookupSymbol("nvmlDeviceGetFieldValues") == nil)
 	return int(dev.GetFieldValues([]nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}))
-}
-
-// waitScene waits for an event of GPU 0 that the test raises after the line "ready".
-func waitScene(library string) int {
-	lib, dev := firstGPU(library)
-	set, _ := lib.EventSetCreate()
-	if code := dev.RegisterEvents(nvml.EventTypeXidCriticalError, set); code != nvml.SUCCESS {
-		return 1
-	}
-	fmt.Println("ready")
-	e, code := set.Wait(10_000)
-	fmt.Println(e.EventData, e.GpuInstanceId, e.ComputeInstanceId, code)
-	return 0
 }
 
 // followScene prints the temperature of GPU 0 for each line that it reads.
@@ -113,7 +99,7 @@ func TestTwoProcessesSeeOneChange(t *testing.T) {
 // go-nvml ends the process if a symbol is missing: core/nvidia looks each one up before.
 func TestMissingSymbol(t *testing.T) {
 	m := simdriver.Start(t, "h200")
-	ok(t, m.Without(t.Context(), "nvmlDeviceGetFieldValues"))
+	ok(t, m.Without("nvmlDeviceGetFieldValues"))
 	out, code := scene(t, m, "fields")
 	same(t, "exit code", code, 127)
 	if !strings.Contains(out, "lookup: false") || !strings.Contains(out, "symbol lookup error") {
@@ -136,17 +122,6 @@ func TestLibraryNewerThanDriver(t *testing.T) {
 	of(d.gpu(0).GetUUID()).returns(t, "a session that was open", nvml.SUCCESS)
 	ok(t, d.m.SetDriver("600.1.2"))
 	initInNewProcess(t, d.m, "driver replaced", nvml.SUCCESS)
-}
-
-// With a driver that has only the first event wait, go-nvml leaves the placement 0: that is not GPU instance 0.
-func TestOldEventWaitHasNoPlacement(t *testing.T) {
-	m := simdriver.Start(t, "h200")
-	ok(t, m.Without(t.Context(), "nvmlEventSetWait_v2"))
-	c := start(t, m, "wait")
-	same(t, "child", c.read(), "ready")
-	ok(t, m.XID(0, 94, simdriver.At{GI: 3, CI: 1}))
-	same(t, "event", c.read(), "94 0 0 Success")
-	c.end()
 }
 
 // holds compares the nodes that this process has open, by their names under /dev.
