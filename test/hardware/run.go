@@ -126,6 +126,11 @@ func (r *run) readDriver(context.Context) {
 	if err = errors.Join(err, again, s.Close()); err == nil && !first.Equal(second) {
 		err = errors.New("two readings without a change differ")
 	}
+	for _, d := range first.Devices { // nvidia-smi shows no slices: those of an instance's GPU instance have its compute slices
+		if d.Profile != "" && (d.Slices.GPU == 0 || d.Slices.Compute > d.Slices.GPU) {
+			err = errors.Join(err, fmt.Errorf("%s: %d slices, %d of compute", d.ID, d.Slices.GPU, d.Slices.Compute))
+		}
+	}
 	r.check("nvml", "session of the agents, read twice", fmt.Sprintf("%d devices, %d connections", len(first.Devices), len(first.Links)), err)
 	r.sources = append(r.sources, compare.OfSnapshot(first))
 	for _, d := range first.Devices {
