@@ -102,7 +102,7 @@ func TestWaitHangs(t *testing.T) {
 				t.Errorf("busy: %+v", busy)
 			}
 			before := descriptors(t)
-			for range 20 { // each creates another event set
+			for range 2 * maxPendingSets { // each snapshot creates another event set
 				must(t, m.Lose(3))
 				snapshot(t, s)
 				must(t, m.Restore(3))
