@@ -76,6 +76,9 @@ func TestDriverReload(t *testing.T) {
 	want(t, "init with the old library", d.Init(), nvml.ERROR_LIB_RM_VERSION_MISMATCH)
 	ok(t, d.m.SetDriver("570.124.06"))
 	want(t, "init", d.Init(), nvml.SUCCESS)
+	if err := d.m.ReplaceLibrary(strings.Repeat("1", 96)); err == nil {
+		t.Error("a version that is too long was accepted")
+	}
 }
 
 func TestReset(t *testing.T) {
