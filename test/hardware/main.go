@@ -3,7 +3,7 @@
 // the driver is released and used again. What the driver answers is recorded as a machine of the simulated driver.
 //
 // It changes nothing: it resets no GPU, changes no setting, stops no process but its own, and loads or unloads no module
-// (commands.go has every command that it can run). It needs a C compiler for the CUDA program and for the simulated driver.
+// (commands.go has every command that it can run). It needs a C compiler for the CUDA program.
 package main
 
 import (
