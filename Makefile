@@ -200,14 +200,11 @@ bench: tools-present ## run the benchmarks (2 min)
 numbers: build ## measure the built binaries as processes, an idle minute by part (perf), and other device plugins: PEER=path,path (20 min)
 	go run ./test/numbers -bin $(BIN) -peer "$(PEER)"
 
-# Without a GPU the checks end with one line and exit code 2. Tests with a GPU follow even if a check has failed.
+# Without a GPU the checks end with one line and exit code 2.
 .PHONY: hardware
 hardware: build ## on a machine with a GPU: check both agents against nvidia-smi and CUDA, record the machine; changes nothing (docs/hardware.md)
 	go build -o $(BIN)/hardware ./test/hardware
-	@status=0; $(BIN)/hardware -bin $(BIN) -out $(DIST)/hardware || status=$$?; \
-	if [ $$status -eq 2 ]; then exit 2; fi; \
-	go test -count=1 -tags gpu -run Hardware -v ./internal/core/nvidia || status=1; \
-	exit $$status
+	@$(BIN)/hardware -bin $(BIN) -out $(DIST)/hardware
 
 .PHONY: clean
 clean: ## remove what was built

@@ -20,7 +20,7 @@ const (
 
 var agents = []string{nomadGPU, k8sGPU}
 
-// queries are all commands of nvidia-smi that are run: each prints. Options that change a GPU (-pm, -mig, -r, -pl, -lgc, -c, -e,
+// queries are all commands of nvidia-smi that are run, by querySMI: each prints. Options that change a GPU (-pm, -mig, -r, -pl, -lgc, -c, -e,
 // mig -cgi and so on) are in none of them.
 var queries = map[string][]string{
 	"nvidia-smi.xml": {"-q", "-x"},
@@ -34,23 +34,11 @@ var queries = map[string][]string{
 // verbs are all commands of the agents that are run. Quiesce and resume concern the agents of this run, by their own control sockets.
 var verbs = []string{"inspect", "doctor", "quiesce", "resume"}
 
-// errNotAllowed is the error of a command that is in none of the tables.
+// errNotAllowed is the error of a command that is none of verbs.
 var errNotAllowed = errors.New("not a command of this program")
 
 // find returns the path of a program.
 func find(name string) (string, error) { return exec.LookPath(name) }
-
-// query runs one of the queries.
-func (o options) query(ctx context.Context, args ...string) (string, error) {
-	allowed := false
-	for _, q := range queries {
-		allowed = allowed || slices.Equal(q, args)
-	}
-	if !allowed {
-		return "", fmt.Errorf("nvidia-smi %s: %w", strings.Join(args, " "), errNotAllowed)
-	}
-	return output(ctx, o.smi, args...)
-}
 
 // verb runs a command of an agent.
 func (o options) verb(ctx context.Context, agent, stateDir string, args ...string) (string, error) {
@@ -85,7 +73,7 @@ func output(ctx context.Context, program string, args ...string) (string, error)
 func (o options) querySMI(ctx context.Context) (files map[string]string, errs []error) {
 	files = map[string]string{}
 	for name, args := range queries {
-		text, err := o.query(ctx, args...)
+		text, err := output(ctx, o.smi, args...)
 		if err != nil && !strings.Contains(text, "No MIG-enabled devices found") {
 			errs = append(errs, err)
 		}

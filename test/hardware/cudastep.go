@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/test/hardware/cuda"
 )
 
@@ -68,13 +69,19 @@ func (r *run) usedMemory(ctx context.Context, id string) map[string]uint64 {
 	used := map[string]uint64{}
 	for _, name := range agents {
 		all, _ := r.inspectRunning(ctx, name) // its error is reported when the process is looked for
-		for _, d := range all.Devices {
-			if string(d.ID) == id && d.Usage != nil && d.Usage.MemoryUsedBytes != nil {
-				used[name] = *d.Usage.MemoryUsedBytes
-			}
-		}
+		used[name] = usedBytes(all, id)
 	}
 	return used
+}
+
+// usedBytes is the used memory of a device in a report; 0 if it is not there.
+func usedBytes(all report.Report, id string) uint64 {
+	for _, d := range all.Devices {
+		if string(d.ID) == id && d.Usage != nil && d.Usage.MemoryUsedBytes != nil {
+			return *d.Usage.MemoryUsedBytes
+		}
+	}
+	return 0
 }
 
 // checkHeld checks that both agents show a process that holds memory of a device of which less was used before.
@@ -111,11 +118,9 @@ func (r *run) awaitProcess(ctx context.Context, want held) (used uint64, err err
 		if inspectErr != nil {
 			return 0, inspectErr
 		}
+		used = usedBytes(all, want.device)
 		var on []string
 		for _, d := range all.Devices {
-			if string(d.ID) == want.device && d.Usage != nil && d.Usage.MemoryUsedBytes != nil {
-				used = *d.Usage.MemoryUsedBytes
-			}
 			if slices.ContainsFunc(d.Processes, func(p report.Process) bool { return p.PID == want.pid }) {
 				on = append(on, string(d.ID))
 			}
@@ -123,10 +128,8 @@ func (r *run) awaitProcess(ctx context.Context, want held) (used uint64, err err
 		if slices.Equal(on, []string{want.device}) && used >= want.used {
 			return used, nil
 		}
-		select {
-		case <-ctx.Done():
+		if !watch.Sleep(ctx, 500*time.Millisecond) {
 			return used, fmt.Errorf("process %d is shown on %v with %d MiB used, want at least %d (in a container the driver may list other PIDs than procfs)", want.pid, on, used>>20, want.used>>20)
-		case <-time.After(500 * time.Millisecond):
 		}
 	}
 }

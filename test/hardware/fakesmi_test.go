@@ -92,7 +92,7 @@ func (f fakeSMI) xml() {
 	fmt.Fprintln(f.out, "</nvidia_smi_log>")
 }
 
-// element prints elements with their texts; a name with / closes or opens others.
+// elements prints elements with their texts, each in elements of its own. nvidia-smi has those of one name together.
 func (f fakeSMI) elements(pairs ...string) {
 	for i := 0; i+1 < len(pairs); i += 2 {
 		path := strings.Split(pairs[i], "/")
@@ -119,45 +119,36 @@ func (f fakeSMI) gpu(g record.Section) {
 	architecture := value(g, "arch", 0, "")
 	brand := value(g, "brand", 0, "")
 	fmt.Fprintf(f.out, "<gpu id=\"%s\">\n", pci)
-	f.elements("product_name", g["name"][0], "product_brand", brands[brand], "product_architecture", strings.ToUpper(architecture[:1])+architecture[1:],
+	f.elements(
+		"product_name", g["name"][0], "product_brand", brands[brand], "product_architecture", strings.ToUpper(architecture[:1])+architecture[1:],
 		"display_mode", toggle(g, "display_mode", "Enabled", "Disabled"), "persistence_mode", toggle(g, "persistence", "Enabled", "Disabled"),
 		"mig_mode/current_mig", toggle(g, "mig", "Enabled", "Disabled"), "serial", value(g, "serial", 0, ""), "uuid", g["uuid"][0],
-		"minor_number", value(g, "minor", 0, ""), "vbios_version", value(g, "vbios", 0, ""), "pci/pci_bus_id", pci)
-	f.instances(g)
-	fmt.Fprintln(f.out, "<pci>")
-	f.elements("pci_bus_id", pci, "pci_gpu_link_info/pcie_gen/max_link_gen", value(g, "max_pcie_gen", 0, ""), "pci_gpu_link_info/pcie_gen/current_link_gen", value(g, "pcie_gen", 0, ""),
-		"pci_gpu_link_info/link_widths/max_link_width", value(g, "max_pcie_width", 1, "%.0fx"), "pci_gpu_link_info/link_widths/current_link_width", value(g, "pcie_width", 1, "%.0fx"),
-		"replay_counter", value(g, "pcie_replays", 0, ""))
-	fmt.Fprintln(f.out, "</pci>\n<fb_memory_usage>")
-	f.elements("total", value(g, "memory", mib, "%.0f MiB"), "reserved", value(g, "memory_reserved", mib, "%.0f MiB"), "used", value(g, "memory_used", mib, "%.0f MiB"))
-	fmt.Fprintln(f.out, "</fb_memory_usage>\n<bar1_memory_usage>")
-	f.elements("total", value(g, "bar1", mib, "%.0f MiB"), "used", value(g, "bar1_used", mib, "%.0f MiB"))
-	fmt.Fprintln(f.out, "</bar1_memory_usage>\n<utilization>")
-	f.elements("gpu_util", underMIG(value(g, "utilization_gpu", 1, "%.0f %%")), "memory_util", underMIG(value(g, "utilization_memory", 1, "%.0f %%")),
-		"encoder_util", underMIG(value(g, "encoder", 1, "%.0f %%")), "decoder_util", underMIG(value(g, "decoder", 1, "%.0f %%")))
-	fmt.Fprintln(f.out, "</utilization>\n<ecc_errors><volatile>")
-	f.elements("dram_correctable", value(g, "ecc_device", 0, ""), "dram_uncorrectable", value(g, "ecc_uncorrected_volatile", 0, ""))
-	fmt.Fprintln(f.out, "</volatile></ecc_errors>\n<gpu_power_readings>")
-	f.elements("power_draw", value(g, "power_usage", 1000, "%.2f W"), "current_power_limit", value(g, "power_limit", 1000, "%.2f W"))
-	fmt.Fprintln(f.out, "</gpu_power_readings>\n<max_clocks>")
-	f.elements("graphics_clock", value(g, "max_clock_graphics", 1, "%.0f MHz"), "sm_clock", value(g, "max_clock_sm", 1, "%.0f MHz"), "mem_clock", value(g, "max_clock_memory", 1, "%.0f MHz"))
-	fmt.Fprintln(f.out, "</max_clocks>\n<clocks>")
-	f.elements("sm_clock", value(g, "clock_sm", 1, "%.0f MHz"), "mem_clock", value(g, "clock_memory", 1, "%.0f MHz"))
-	fmt.Fprintln(f.out, "</clocks>")
-	f.elements("ecc_mode/current_ecc", toggle(g, "ecc", "Enabled", "Disabled"), "temperature/gpu_temp", value(g, "temperature", 1, "%.0f C"),
+		"minor_number", value(g, "minor", 0, ""), "vbios_version", value(g, "vbios", 0, ""), "pci/pci_bus_id", pci,
+		"pci/pci_gpu_link_info/pcie_gen/max_link_gen", value(g, "max_pcie_gen", 0, ""), "pci/pci_gpu_link_info/pcie_gen/current_link_gen", value(g, "pcie_gen", 0, ""),
+		"pci/pci_gpu_link_info/link_widths/max_link_width", value(g, "max_pcie_width", 1, "%.0fx"),
+		"pci/pci_gpu_link_info/link_widths/current_link_width", value(g, "pcie_width", 1, "%.0fx"), "pci/replay_counter", value(g, "pcie_replays", 0, ""),
+		"fb_memory_usage/total", value(g, "memory", mib, "%.0f MiB"), "fb_memory_usage/reserved", value(g, "memory_reserved", mib, "%.0f MiB"),
+		"fb_memory_usage/used", value(g, "memory_used", mib, "%.0f MiB"),
+		"bar1_memory_usage/total", value(g, "bar1", mib, "%.0f MiB"), "bar1_memory_usage/used", value(g, "bar1_used", mib, "%.0f MiB"),
+		"utilization/gpu_util", underMIG(value(g, "utilization_gpu", 1, "%.0f %%")), "utilization/memory_util", underMIG(value(g, "utilization_memory", 1, "%.0f %%")),
+		"utilization/encoder_util", underMIG(value(g, "encoder", 1, "%.0f %%")), "utilization/decoder_util", underMIG(value(g, "decoder", 1, "%.0f %%")),
+		"ecc_errors/volatile/dram_correctable", value(g, "ecc_device", 0, ""), "ecc_errors/volatile/dram_uncorrectable", value(g, "ecc_uncorrected_volatile", 0, ""),
+		"gpu_power_readings/power_draw", value(g, "power_usage", 1000, "%.2f W"), "gpu_power_readings/current_power_limit", value(g, "power_limit", 1000, "%.2f W"),
+		"max_clocks/graphics_clock", value(g, "max_clock_graphics", 1, "%.0f MHz"), "max_clocks/sm_clock", value(g, "max_clock_sm", 1, "%.0f MHz"),
+		"max_clocks/mem_clock", value(g, "max_clock_memory", 1, "%.0f MHz"),
+		"clocks/sm_clock", value(g, "clock_sm", 1, "%.0f MHz"), "clocks/mem_clock", value(g, "clock_memory", 1, "%.0f MHz"),
+		"ecc_mode/current_ecc", toggle(g, "ecc", "Enabled", "Disabled"), "temperature/gpu_temp", value(g, "temperature", 1, "%.0f C"),
 		"gpu_recovery_action", map[string]string{"0": "None", "1": "Reset", "N/A": "N/A"}[value(g, "recovery_action", 0, "")])
 	if len(g["instance"]) == 0 {
-		fmt.Fprintln(f.out, "<remapped_rows>")
-		f.elements("remapped_row_corr", value(g, "remapped_correctable", 0, ""), "remapped_row_pending", toggle(g, "remapped_pending", "Yes", "No"))
-		fmt.Fprintln(f.out, "</remapped_rows>")
+		f.elements("remapped_rows/remapped_row_corr", value(g, "remapped_correctable", 0, ""), "remapped_rows/remapped_row_pending", toggle(g, "remapped_pending", "Yes", "No"))
 	}
-	fmt.Fprintln(f.out, "<processes>")
 	for _, line := range g["process"] {
 		words := append(strings.Fields(line), "N/A", "N/A")
-		f.elements("process_info/pid", words[0], "process_info/type", "C")
-		fmt.Fprintf(f.out, "<process_info><gpu_instance_id>%s</gpu_instance_id><compute_instance_id>%s</compute_instance_id><pid>%s</pid><type>C</type></process_info>\n", words[2], words[3], words[0])
+		const of = "<processes><process_info><gpu_instance_id>%s</gpu_instance_id><compute_instance_id>%s</compute_instance_id><pid>%s</pid><type>C</type></process_info></processes>\n"
+		fmt.Fprintf(f.out, of, words[2], words[3], words[0])
 	}
-	fmt.Fprintln(f.out, "</processes>\n</gpu>")
+	f.instances(g)
+	fmt.Fprintln(f.out, "</gpu>")
 }
 
 // instances prints the MIG instances of a GPU.
@@ -183,12 +174,12 @@ func (f fakeSMI) instances(g record.Section) {
 			return p[key][0]
 		}
 		fmt.Fprintln(f.out, "<mig_device>")
-		f.elements("index", strconv.Itoa(i), "gpu_instance_id", words["gi"], "compute_instance_id", words["ci"])
-		fmt.Fprintln(f.out, "<device_attributes><shared>")
-		f.elements("multiprocessor_count", count("multiprocessors"), "copy_engine_count", count("copy_engines"), "encoder_count", count("encoders"),
-			"decoder_count", count("decoders"), "ofa_count", count("ofas"), "jpg_count", count("jpegs"))
-		fmt.Fprintln(f.out, "</shared></device_attributes>")
-		f.elements("fb_memory_usage/total", value(p, "memory", 1<<20, "%.0f MiB"), "bar1_memory_usage/total", fmt.Sprintf("%.0f MiB", bar1*size/slicesOfGPU/(1<<20)))
+		const attributes = "device_attributes/shared/"
+		f.elements("index", strconv.Itoa(i), "gpu_instance_id", words["gi"], "compute_instance_id", words["ci"],
+			attributes+"multiprocessor_count", count("multiprocessors"), attributes+"copy_engine_count", count("copy_engines"),
+			attributes+"encoder_count", count("encoders"), attributes+"decoder_count", count("decoders"),
+			attributes+"ofa_count", count("ofas"), attributes+"jpg_count", count("jpegs"),
+			"fb_memory_usage/total", value(p, "memory", 1<<20, "%.0f MiB"), "bar1_memory_usage/total", fmt.Sprintf("%.0f MiB", bar1*size/slicesOfGPU/(1<<20)))
 		fmt.Fprintln(f.out, "</mig_device>")
 	}
 	fmt.Fprintln(f.out, "</mig_devices>")

@@ -1,12 +1,10 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -50,18 +48,8 @@ func recordWithin(limit time.Duration, library, sysfs string) (record.Recording,
 	}
 }
 
-// printRecording is the command -record.
-func printRecording(library, sysfs string) error {
-	r, err := recordLibrary(library, sysfs)
-	if err != nil {
-		return err
-	}
-	_, err = os.Stdout.WriteString(r.Text)
-	return err
-}
-
-// record records the driver as a machine of the simulated driver, lets that play it, and compares it with the machine file of the
-// same model.
+// record records the driver as a machine of the simulated driver, and compares it with the machine file of the same model. That the
+// simulated driver can play such a file is shown by the tests of package record, which play each machine.
 func (r *run) record() {
 	const part = "fixture"
 	recorded, err := recordWithin(2*time.Minute, r.libraryPath(), r.roots.Sys)
@@ -78,64 +66,10 @@ func (r *run) record() {
 		}
 	}
 	if len(unexpected) > 0 {
-		var texts []string
-		for text := range unexpected {
-			texts = append(texts, text)
-		}
-		slices.Sort(texts)
+		texts := slices.Sorted(maps.Keys(unexpected))
 		r.add(part, "answers that a machine file does not have", Note, strings.Join(texts, "\n"))
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	defer cancel()
-	r.playRecording(ctx, recorded.Text)
 	r.compareWithModel(recorded)
-}
-
-// playRecording lets the simulated driver play a recording, and records that in another process: NVML's functions are bound once in
-// each process.
-func (r *run) playRecording(ctx context.Context, text string) {
-	const part, name = "fixture", "the simulated driver plays it"
-	m, err := simdriver.InstallText(ctx, filepath.Join(r.dir, "played"), text)
-	if err != nil { // its library is compiled in the source tree, with Go and NVML's header from the module cache
-		r.add(part, name, LeftOut, "it can't be built here: "+err.Error())
-		return
-	}
-	self, err := os.Executable()
-	if err != nil {
-		r.add(part, name, Failed, err.Error())
-		return
-	}
-	cmd := exec.CommandContext(ctx, self, "-record", m.Library, "-root", m.Root)
-	cmd.Env = append(os.Environ(), "SIMDRIVER_MACHINE="+m.Root, recordVariable+"=1")
-	out, err := cmd.Output()
-	if err != nil {
-		r.add(part, name, Failed, fmt.Sprint(err, ": ", string(out)))
-		return
-	}
-	if lines := lineDifferences(text, string(out)); len(lines) > 0 {
-		r.add(part, name, Note, "a recording of it differs:\n"+strings.Join(lines, "\n"))
-		return
-	}
-	r.add(part, name, OK, "a recording of it is equal")
-}
-
-// recordVariable is set in the process that records what is played: in a test, the program is the test's.
-const recordVariable = "TANDEM_HARDWARE_RECORD"
-
-// lineDifferences are the lines that only one of two texts has.
-func lineDifferences(a, b string) (different []string) {
-	first, second := strings.Split(a, "\n"), strings.Split(b, "\n")
-	for _, line := range first {
-		if !slices.Contains(second, line) {
-			different = append(different, "driver:    "+line)
-		}
-	}
-	for _, line := range second {
-		if !slices.Contains(first, line) {
-			different = append(different, "simulated: "+line)
-		}
-	}
-	return different
 }
 
 // compareWithModel compares with the machine file of the same model.

@@ -24,7 +24,7 @@ var changing = []string{
 	"-cgi", "-dgi", "-cci", "-dci", "-C", "drain", "clocks", "-gtt", "-cc", "-sc",
 }
 
-// No command of the tables changes a GPU, and a command that is in no table is refused before it starts.
+// No command of the tables changes a GPU, and a command of an agent that is in no table is refused before it starts.
 func TestOnlyReading(t *testing.T) {
 	for name, args := range queries {
 		for _, arg := range args {
@@ -36,12 +36,7 @@ func TestOnlyReading(t *testing.T) {
 	if !slices.Equal(verbs, []string{"inspect", "doctor", "quiesce", "resume"}) {
 		t.Errorf("verbs %v", verbs)
 	}
-	o := options{smi: filepath.Join(t.TempDir(), "must-not-run"), bin: t.TempDir()}
-	for _, args := range [][]string{{"-pm", "1"}, {"-r"}, {"-r", "-i", "0"}, {"-mig", "1"}, {"mig", "-cgi", "19"}, {"-q"}, {"-q", "-x", "-r"}, {}} {
-		if _, err := o.query(t.Context(), args...); !errors.Is(err, errNotAllowed) {
-			t.Errorf("nvidia-smi %v: %v", args, err)
-		}
-	}
+	o := options{bin: t.TempDir()}
 	for _, verb := range []string{"clear", "ignore", "simulate", "rebind", "cdi", ""} {
 		if _, err := o.verb(t.Context(), nomadGPU, "", verb); !errors.Is(err, errNotAllowed) {
 			t.Errorf("nomad-gpu %s: %v", verb, err)
@@ -49,7 +44,7 @@ func TestOnlyReading(t *testing.T) {
 	}
 }
 
-// Processes are started in these files only: the tables of commands.go, the C compiler and the CUDA program, this program itself. No
+// Processes are started in these files only: the tables of commands.go, the C compiler and the CUDA program. No
 // file calls a function of NVML that sets, resets, creates, destroys or clears something.
 func TestOnlyTheseStartProcesses(t *testing.T) {
 	starts := map[string]bool{}
@@ -83,7 +78,7 @@ func TestOnlyTheseStartProcesses(t *testing.T) {
 		return nil
 	})
 	must(t, err)
-	want := map[string]bool{"commands.go": true, "fixture.go": true, "cuda/cuda.go": true}
+	want := map[string]bool{"commands.go": true, "cuda/cuda.go": true}
 	for path := range starts {
 		if !want[path] {
 			t.Errorf("%s starts processes", path)
@@ -120,7 +115,7 @@ func TestNothingToCheck(t *testing.T) {
 		if err == nil || !strings.HasPrefix(err.Error(), c.want) || !strings.Contains(err.Error(), "k8s-gpu: make build") || strings.Contains(err.Error(), "\n") || out.Len() > 0 {
 			t.Errorf("%v; output %q; want %q", err, out.String(), c.want)
 		}
-		if code := c.o.main(t.Context(), ""); code != exitMissing {
+		if code := c.o.main(t.Context()); code != exitMissing {
 			t.Errorf("exit code %d", code)
 		}
 	}

@@ -3,7 +3,7 @@
 // the driver is released and used again. What the driver answers is recorded as a machine of the simulated driver.
 //
 // It changes nothing: it resets no GPU, changes no setting, stops no process but its own, and loads or unloads no module
-// (commands.go has every command that it can run). It needs a C compiler for the CUDA program and for the simulated driver.
+// (commands.go has every command that it can run). It needs a C compiler for the CUDA program.
 package main
 
 import (
@@ -35,10 +35,9 @@ func main() {
 	flag.StringVar(&o.smi, "nvidia-smi", "nvidia-smi", "the program nvidia-smi")
 	flag.StringVar(&o.cuda, "cuda", "libcuda.so.1", "the CUDA driver's library")
 	root := flag.String("root", "/", "root with the driver, sysfs, procfs and device nodes, such as that of a simulated machine")
-	play := flag.String("record", "", "only print the machine file of the driver's library at this path")
 	flag.Parse()
 	o.roots = core.Roots{Driver: *root, Dev: *root, Sys: filepath.Join(*root, "sys"), Proc: filepath.Join(*root, "proc")}
-	os.Exit(o.main(context.Background(), *play))
+	os.Exit(o.main(context.Background()))
 }
 
 // options are those of the command line.
@@ -50,27 +49,19 @@ type options struct {
 	whileHeld func(pid int, device string) error // called while a CUDA program holds memory of a device; nil = nothing
 }
 
-// main returns the exit code. play is the path of a library that is only recorded; "" = none.
-func (o options) main(ctx context.Context, play string) int {
+// main returns the exit code.
+func (o options) main(ctx context.Context) int {
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Minute)
 	defer cancel()
-	if play != "" {
-		if err := printRecording(play, o.roots.Sys); err != nil {
-			fmt.Fprintln(os.Stderr, "hardware:", err)
-			return exitBad
-		}
-		return 0
-	}
-	r, err := o.runAbsolute(ctx)
-	var missing *missingError
+	r, err := o.run(ctx, os.Stdout)
 	switch {
-	case errors.As(err, &missing):
-		fmt.Fprintln(os.Stderr, "hardware:", err)
-		return exitMissing
 	case err != nil:
 		fmt.Fprintln(os.Stderr, "hardware:", err)
+		if errors.Is(err, errMissing) || errors.Is(err, errNoGPU) {
+			return exitMissing
+		}
 		return exitBad
 	case r.Bad() > 0:
 		return exitBad
@@ -78,32 +69,18 @@ func (o options) main(ctx context.Context, play string) int {
 	return 0
 }
 
-// runAbsolute runs with an absolute folder of the agents: a program without a folder in its path is looked for in $PATH.
-func (o options) runAbsolute(ctx context.Context) (_ *Report, err error) {
-	if o.bin, err = filepath.Abs(o.bin); err != nil {
-		return nil, err
-	}
-	return o.run(ctx, os.Stdout)
-}
+// The errors of a machine on which the checks can't run, in front of what it lacks.
+var (
+	errNoGPU   = errors.New("no GPU here")
+	errMissing = errors.New("missing")
+)
 
-// missingError lists what the checks need and this machine lacks.
-type missingError struct {
-	noGPU bool
-	what  []string
-}
-
-func (e *missingError) Error() string {
-	if e.noGPU {
-		return "no GPU here: " + strings.Join(e.what, "; ")
-	}
-	return "missing: " + strings.Join(e.what, "; ")
-}
-
-// prerequisites returns a *missingError, and what is left out for lack of rights.
+// prerequisites returns errNoGPU or errMissing, and what is left out for lack of rights.
 func (o options) prerequisites() (leftOut []string, err error) {
-	var noGPU, missing []string
+	var missing []string
+	lacks := errMissing
 	if reason := o.noGPU(); reason != "" {
-		noGPU = append(noGPU, reason)
+		missing, lacks = append(missing, reason), errNoGPU
 	}
 	if _, err := find(o.smi); err != nil {
 		missing = append(missing, "nvidia-smi, which is part of the driver")
@@ -116,11 +93,8 @@ func (o options) prerequisites() (leftOut []string, err error) {
 			missing = append(missing, filepath.Join(o.bin, name)+": make build")
 		}
 	}
-	if len(noGPU) > 0 {
-		return nil, &missingError{true, append(noGPU, missing...)}
-	}
 	if len(missing) > 0 {
-		return nil, &missingError{false, missing}
+		return nil, fmt.Errorf("%w: %s", lacks, strings.Join(missing, "; "))
 	}
 	if os.Getuid() != 0 {
 		leftOut = append(leftOut, "not root: the driver reports no SRAM error threshold, the kernel log may not be readable, and open files of other users' processes are not visible")

@@ -7,8 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/tandem-gpu/tandem/test/rig"
 )
 
 // pids are the processes of the agents.
@@ -95,17 +93,8 @@ func (r *run) checkRefused(ctx context.Context) {
 func (r *run) awaitReservable(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	wanted := r.devices()
-	healthy := func(seen map[string]rig.View) bool {
-		for _, id := range wanted {
-			if !seen[id].Healthy {
-				return false
-			}
-		}
-		return true
-	}
-	err := errors.Join(r.nomad.Await(ctx, "healthy again", healthy), r.kubelet.AwaitView(ctx, "healthy again", healthy))
-	for _, id := range wanted {
+	err := r.awaitHealthy(ctx)
+	for _, id := range r.devices() {
 		_, nomadErr := r.nomad.Reserve(id)
 		_, kubeletErr := r.kubelet.Grant(ctx, r.kubelet.View(ctx)[id].Name, id)
 		err = errors.Join(err, nomadErr, kubeletErr)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/operator/doctor"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/test/hardware/compare"
 	"github.com/tandem-gpu/tandem/test/rig"
 )
@@ -57,19 +58,20 @@ func (r *run) startAgents(ctx context.Context) {
 	if r.nomad == nil || r.kubelet == nil {
 		return
 	}
-	r.awaitChecked(ctx)
+	r.check(part, "health of every device", "healthy for both", r.awaitHealthy(ctx))
 }
 
-// awaitChecked waits until no device's health is unknown, and adds what is not healthy.
-func (r *run) awaitChecked(ctx context.Context) {
-	for ctx.Err() == nil && len(r.unhealthy()) > 0 {
-		time.Sleep(200 * time.Millisecond)
+// awaitHealthy waits until every device is healthy for both orchestrators. The error has those that are not.
+func (r *run) awaitHealthy(ctx context.Context) error {
+	for {
+		bad := r.unhealthy()
+		if len(bad) == 0 {
+			return nil
+		}
+		if !watch.Sleep(ctx, 200*time.Millisecond) {
+			return errors.New(strings.Join(bad, "\n"))
+		}
 	}
-	if bad := r.unhealthy(); len(bad) > 0 {
-		r.add("agents", "health of every device", Failed, strings.Join(bad, "\n"))
-		return
-	}
-	r.add("agents", "health of every device", OK, "healthy for both")
 }
 
 // unhealthy are the devices that an orchestrator has as unhealthy.

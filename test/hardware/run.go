@@ -33,7 +33,10 @@ type run struct {
 }
 
 // run runs all checks. The error is of what no report can be made of.
-func (o options) run(ctx context.Context, out io.Writer) (*Report, error) {
+func (o options) run(ctx context.Context, out io.Writer) (_ *Report, err error) {
+	if o.bin, err = filepath.Abs(o.bin); err != nil { // a program without a folder in its path is looked for in $PATH
+		return nil, err
+	}
 	leftOut, err := o.prerequisites()
 	if err != nil {
 		return nil, err
@@ -126,6 +129,11 @@ func (r *run) readDriver(context.Context) {
 	if err = errors.Join(err, again, s.Close()); err == nil && !first.Equal(second) {
 		err = errors.New("two readings without a change differ")
 	}
+	for _, d := range first.Devices { // nvidia-smi shows no slices: those of an instance's GPU instance have its compute slices
+		if d.Profile != "" && (d.Slices.GPU == 0 || d.Slices.Compute > d.Slices.GPU) {
+			err = errors.Join(err, fmt.Errorf("%s: %d slices, %d of compute", d.ID, d.Slices.GPU, d.Slices.Compute))
+		}
+	}
 	r.check("nvml", "session of the agents, read twice", fmt.Sprintf("%d devices, %d connections", len(first.Devices), len(first.Links)), err)
 	r.sources = append(r.sources, compare.OfSnapshot(first))
 	for _, d := range first.Devices {
@@ -172,12 +180,10 @@ func (r *run) moduleUse() (u moduleUse) {
 	}
 	processes, _ := filepath.Glob("/proc/[0-9]*")
 	for _, dir := range processes {
-		open := r.openNodes(dir)
-		if len(open) == 0 {
-			continue
+		if open := r.openNodes(dir); len(open) > 0 {
+			name, _ := os.ReadFile(dir + "/comm") // of a process that has ended it is empty
+			u.nodes = append(u.nodes, fmt.Sprintf("%s %s: %s", filepath.Base(dir), strings.TrimSpace(string(name)), strings.Join(open, " ")))
 		}
-		name, _ := os.ReadFile(dir + "/comm") // of a process that has ended it is empty
-		u.nodes = append(u.nodes, fmt.Sprintf("%s %s: %s", filepath.Base(dir), strings.TrimSpace(string(name)), strings.Join(open, " ")))
 	}
 	return u
 }

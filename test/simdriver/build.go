@@ -24,11 +24,10 @@ var sources embed.FS
 // ErrNoCompiler means that this host has no C compiler to build the library with.
 var ErrNoCompiler = errors.New("no C compiler (cc) found")
 
-// Build writes the library into dir and returns its path. It leaves out exported functions, as an older driver does; their
-// names are exact, with the version: "nvmlEventSetWait_v2". The compiled library is cached by content in the user's cache
-// folder, so that another build is a copy.
-func Build(ctx context.Context, dir string, without ...string) (path string, err error) {
-	cached, err := buildCached(ctx, without)
+// Build writes the library into dir and returns its path. The compiled library is cached by content in the user's cache folder, so
+// that another build is a copy.
+func Build(ctx context.Context, dir string) (path string, err error) {
+	cached, err := buildCached(ctx)
 	if err == nil {
 		path = filepath.Join(dir, LibraryName)
 		err = errors.Join(os.MkdirAll(dir, 0o755), linkOrCopy(cached, path))
@@ -40,13 +39,12 @@ func Build(ctx context.Context, dir string, without ...string) (path string, err
 }
 
 // buildCached compiles the library unless the same one was compiled before.
-func buildCached(ctx context.Context, without []string) (string, error) {
-	without = slices.Sorted(slices.Values(without))
+func buildCached(ctx context.Context) (string, error) {
 	header, err := headerDir(ctx)
 	if err != nil {
 		return "", err
 	}
-	key, err := cacheKey(header, without)
+	key, err := cacheKey(header)
 	if err != nil {
 		return "", err
 	}
@@ -67,7 +65,7 @@ func buildCached(ctx context.Context, without []string) (string, error) {
 		return "", err
 	}
 	defer func() { _ = os.RemoveAll(work) }()
-	out, err := compile(ctx, work, header, without)
+	out, err := compile(ctx, work, header)
 	if err != nil {
 		return "", err
 	}
@@ -81,7 +79,7 @@ func buildCached(ctx context.Context, without []string) (string, error) {
 }
 
 // cacheKey is a hash of everything that goes into a library.
-func cacheKey(headerDir string, without []string) (string, error) {
+func cacheKey(headerDir string) (string, error) {
 	h := sha256.New()
 	header, err := os.ReadFile(filepath.Join(headerDir, "nvml.h"))
 	if err != nil {
@@ -98,7 +96,6 @@ func cacheKey(headerDir string, without []string) (string, error) {
 		h.Write(text)
 		return err
 	})
-	h.Write(fmt.Appendln(nil, without))
 	return hex.EncodeToString(h.Sum(nil))[:16], err
 }
 
@@ -109,7 +106,7 @@ var flags = []string{
 }
 
 // compile compiles the library in a work folder, and returns the folder of the library.
-func compile(ctx context.Context, work, header string, without []string) (string, error) {
+func compile(ctx context.Context, work, header string) (string, error) {
 	cc, err := exec.LookPath("cc")
 	if err != nil {
 		return "", ErrNoCompiler
@@ -121,13 +118,8 @@ func compile(ctx context.Context, work, header string, without []string) (string
 	if err := os.Mkdir(out, 0o755); err != nil {
 		return "", err
 	}
-	// An exact name has precedence over a pattern, so that a symbol can be left out.
-	script := "{ global: nvml*; local: *;"
-	for _, name := range without {
-		script += " " + name + ";"
-	}
 	symbols := filepath.Join(work, "symbols.map")
-	if err := os.WriteFile(symbols, []byte(script+" };\n"), 0o644); err != nil {
+	if err := os.WriteFile(symbols, []byte("{ global: nvml*; local: *; };\n"), 0o644); err != nil {
 		return "", err
 	}
 	files, err := filepath.Glob(filepath.Join(work, "lib", "*.c"))

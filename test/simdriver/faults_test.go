@@ -3,7 +3,6 @@ package simdriver_test
 import (
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -44,33 +43,6 @@ func TestFailingCalls(t *testing.T) {
 	of(d.DeviceGetCount()).returns(t, "count", nvml.SUCCESS)
 }
 
-func TestHungCallReturnsWhenHealed(t *testing.T) {
-	d := open(t, "h100x8")
-	dev := d.gpu(1)
-	ok(t, d.m.Hang(simdriver.GPU(1), "nvmlDeviceGetTemperature"))
-	done := begin(func() nvml.Return { return of(dev.GetTemperature(nvml.TEMPERATURE_GPU)).code })
-	d.entered("nvmlDeviceGetTemperature", 1)
-	of(d.gpu(0).GetTemperature(nvml.TEMPERATURE_GPU)).returns(t, "another GPU", nvml.SUCCESS)
-	select {
-	case code := <-done:
-		t.Errorf("did not hang: %v", code)
-	default:
-	}
-	ok(t, d.m.Heal())
-	want(t, "after heal", <-done, nvml.SUCCESS)
-}
-
-func TestSlowCall(t *testing.T) {
-	d := open(t, "h200")
-	dev := d.gpu(0)
-	ok(t, d.m.Slow(simdriver.GPU(0), "nvmlDeviceGetPowerUsage", 40*time.Millisecond))
-	start := time.Now()
-	of(dev.GetPowerUsage()).returns(t, "power", nvml.SUCCESS)
-	if took := time.Since(start); took < 40*time.Millisecond {
-		t.Errorf("took %v, want at least 40ms", took)
-	}
-}
-
 func TestAddAndRemove(t *testing.T) {
 	d := open(t, "h100x8")
 	dev := d.gpu(7)
@@ -104,6 +76,9 @@ func TestDriverReload(t *testing.T) {
 	want(t, "init with the old library", d.Init(), nvml.ERROR_LIB_RM_VERSION_MISMATCH)
 	ok(t, d.m.SetDriver("570.124.06"))
 	want(t, "init", d.Init(), nvml.SUCCESS)
+	if err := d.m.ReplaceLibrary(strings.Repeat("1", 96)); err == nil {
+		t.Error("a version that is too long was accepted")
+	}
 }
 
 func TestReset(t *testing.T) {

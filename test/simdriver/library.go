@@ -2,7 +2,6 @@ package simdriver
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -25,7 +24,16 @@ func (m *Machine) ReplaceLibrary(version string) error {
 	if version == "" || len(version) >= versionSize {
 		return fmt.Errorf("library version %q: want 1 to %d bytes", version, versionSize-1)
 	}
-	err := m.locked(func() error {
+	err := m.changeLibrary(func(library []byte) ([]byte, error) { return stamped(library, version) })
+	if err != nil {
+		return err
+	}
+	return m.edit(func(c *conf) error { return c.set("machine", "library", version) })
+}
+
+// changeLibrary puts a changed copy of the machine's library in its place.
+func (m *Machine) changeLibrary(change func([]byte) ([]byte, error)) error {
+	return m.locked(func() error {
 		library, err := os.ReadFile(m.libraryPath())
 		if errors.Is(err, fs.ErrNotExist) {
 			library, err = os.ReadFile(m.hiddenPath())
@@ -33,7 +41,7 @@ func (m *Machine) ReplaceLibrary(version string) error {
 		if err != nil {
 			return err
 		}
-		if library, err = stamped(library, version); err != nil {
+		if library, err = change(library); err != nil {
 			return fmt.Errorf("%s: %w", m.libraryPath(), err)
 		}
 		temp := m.libraryPath() + ".new"
@@ -47,10 +55,6 @@ func (m *Machine) ReplaceLibrary(version string) error {
 		_ = os.Remove(m.hiddenPath()) // there is one library
 		return nil
 	})
-	if err != nil {
-		return err
-	}
-	return m.edit(func(c *conf) error { return c.set("machine", "library", version) })
 }
 
 // stamped is a library with a version of its own.
@@ -72,11 +76,20 @@ func (m *Machine) Hide() error { return os.Rename(m.libraryPath(), m.hiddenPath(
 // Unhide is Hide undone.
 func (m *Machine) Unhide() error { return os.Rename(m.hiddenPath(), m.libraryPath()) }
 
-// Without builds the machine's library anew with exported functions left out,
-// as an older driver lacks them. Processes that have it loaded keep theirs.
-func (m *Machine) Without(ctx context.Context, symbols ...string) error {
-	_, err := Build(ctx, m.path(libraryDir), symbols...)
-	return err
+// Without puts a library in the place of the machine's that lacks functions, as an older driver's does; their names are exact, with
+// the version: "nvmlEventSetWait_v2". Processes that have the old one loaded keep it. The names are overwritten: dlsym finds the hash
+// of a name, and then another name.
+func (m *Machine) Without(functions ...string) error {
+	return m.changeLibrary(func(library []byte) ([]byte, error) {
+		for _, name := range functions {
+			symbol := []byte("\x00" + name + "\x00")
+			if !bytes.Contains(library, symbol) {
+				return nil, fmt.Errorf("no function %s", name)
+			}
+			library = bytes.ReplaceAll(library, symbol, []byte("\x00x"+name[1:]+"\x00"))
+		}
+		return library, nil
+	})
 }
 
 // LibraryDir is the folder of libnvidia-ml.so.1 beneath the root of a machine.

@@ -1,7 +1,6 @@
 package simdriver_test
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,39 +11,14 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-func TestShippedMachines(t *testing.T) {
-	tests := []struct {
-		machine, name string
-		gpus, links   int
-		memoryMiB     uint64
-	}{
-		{"none", "", 0, 0, 0},
-		{"t4", "Tesla T4", 1, 0, 15360},
-		{"a100-mig", "NVIDIA A100-SXM4-80GB", 8, 12, 81920},
-		{"a100x16-mig", "NVIDIA A100-SXM4-40GB", 16, 12, 40960},
-		{"a100-islands", "NVIDIA A100-SXM4-40GB", 8, 12, 40960},
-		{"a30", "NVIDIA A30", 2, 0, 24576},
-		{"b200", "NVIDIA B200", 4, 18, 183359},
-		{"dgx1", "Tesla V100-SXM2-32GB", 8, 6, 32768},
-		{"l40s", "NVIDIA L40S", 8, 0, 46068},
-		{"rtxpro6000", "NVIDIA RTX PRO 6000 Blackwell Server Edition", 2, 0, 97887},
-		{"h100x8", "NVIDIA H100 80GB HBM3", 8, 18, 81559},
-		{"h200", "NVIDIA H200", 1, 0, 143771},
-		{"gb200", "NVIDIA GB200", 4, 18, 189471},
-		{"consumer", "NVIDIA GeForce RTX 3060", 1, 0, 12288},
-	}
-	if len(tests) != len(simdriver.Names()) {
-		t.Errorf("shipped: %v, tested: %d", simdriver.Names(), len(tests))
-	}
-	for _, tt := range tests {
-		t.Run(tt.machine, func(t *testing.T) {
-			d := open(t, tt.machine)
-			n := of(d.DeviceGetCount()).get(t, "count")
-			same(t, "count", n, tt.gpus)
+// The GPUs of a machine can be found in each way. That each value is that of the machine's file is shown by test/hardware/record.
+func TestLookups(t *testing.T) {
+	for _, machine := range simdriver.Names() {
+		t.Run(machine, func(t *testing.T) {
+			d := open(t, machine)
 			seen := map[string]bool{}
-			for i := range n {
+			for i := range of(d.DeviceGetCount()).get(t, "count") {
 				dev := d.gpu(i)
-				of(dev.GetName()).is(t, "name", tt.name)
 				id := of(dev.GetUUID()).get(t, "uuid")
 				if seen[id] || !strings.HasPrefix(id, "GPU-") {
 					t.Errorf("uuid %q: twice or malformed", id)
@@ -54,11 +28,9 @@ func TestShippedMachines(t *testing.T) {
 				pci := of(dev.GetPciInfo()).get(t, "pci")
 				of(d.DeviceGetHandleByPciBusId(chars(pci.BusId[:]))).is(t, "handle by pci", dev)
 				memory := of(dev.GetMemoryInfo()).get(t, "memory")
-				same(t, "memory", memory.Total>>20, tt.memoryMiB)
 				v2 := of(dev.GetMemoryInfo_v2()).get(t, "memory v2")
 				same(t, "free memory", v2.Free, memory.Free)
 				same(t, "memory v2", v2.Reserved+v2.Used+v2.Free, v2.Total)
-				same(t, "links", countLinks(dev), tt.links)
 			}
 		})
 	}
@@ -85,29 +57,15 @@ func countLinks(dev nvml.Device) int {
 	return n
 }
 
+// Of the values that test/hardware/record does not read.
 func TestValuesOfH100(t *testing.T) {
 	d := open(t, "h100x8")
 	dev := d.gpu(4)
-	of(d.SystemGetDriverVersion()).is(t, "driver", "570.124.06")
-	of(d.SystemGetCudaDriverVersion_v2()).is(t, "cuda", 12080)
-	of(dev.GetPowerManagementLimit()).is(t, "power limit, mW", 700000)
 	of(dev.GetEnforcedPowerLimit()).is(t, "enforced limit, mW", 700000)
-	of(dev.GetPowerUsage()).is(t, "power, mW", 70000)
-	of(dev.GetMaxClockInfo(nvml.CLOCK_GRAPHICS)).is(t, "max graphics clock", 1980)
-	of(dev.GetMaxClockInfo(nvml.CLOCK_MEM)).is(t, "max memory clock", 2619)
-	of(dev.GetTemperature(nvml.TEMPERATURE_GPU)).is(t, "temperature", 31)
-	major, minor, code := dev.GetCudaComputeCapability()
-	of(fmt.Sprint(major, minor), code).is(t, "compute", "9 0")
-	of(dev.GetMaxPcieLinkGeneration()).is(t, "pcie", 5)
 	pci := of(dev.GetPciInfo()).get(t, "pci")
 	same(t, "pci", chars(pci.BusId[:]), "00000000:9D:00.0")
 	same(t, "legacy pci", chars(pci.BusIdLegacy[:]), "0000:9D:00.0")
-	same(t, "pci device", pci.PciDeviceId, 0x233010DE)
-	of(dev.GetTopologyCommonAncestor(d.gpu(5))).is(t, "topology", nvml.TOPOLOGY_NODE)
-	of(dev.GetTopologyCommonAncestor(d.gpu(3))).is(t, "topology", nvml.TOPOLOGY_SYSTEM)
 	of(dev.GetP2PStatus(d.gpu(0), nvml.P2P_CAPS_INDEX_NVLINK)).is(t, "p2p", nvml.P2P_STATUS_OK)
-	of(dev.GetNvLinkRemoteDeviceType(17)).is(t, "remote type", nvml.NVLINK_DEVICE_TYPE_SWITCH)
-	same(t, "fabric state", of(dev.GetGpuFabricInfoV().V3()).get(t, "fabric").State, nvml.GPU_FABRIC_STATE_COMPLETED)
 }
 
 func TestFieldValues(t *testing.T) {
@@ -127,18 +85,6 @@ func TestFieldValues(t *testing.T) {
 	same(t, "links", countLinks(d.gpu(2)), 17)
 	same(t, "a field without a value", nvml.Return(values[3].NvmlReturn), nvml.ERROR_NOT_SUPPORTED)
 	same(t, "a field that fails", nvml.Return(values[4].NvmlReturn), nvml.ERROR_NO_PERMISSION)
-}
-
-func TestCallsThatAConsumerCardLacks(t *testing.T) {
-	dev := open(t, "consumer").gpu(0)
-	of(dev.GetSerial()).returns(t, "serial", nvml.ERROR_NOT_SUPPORTED)
-	of2(dev.GetEccMode()).returns(t, "ecc", nvml.ERROR_NOT_SUPPORTED)
-	of2(dev.GetMigMode()).returns(t, "mig", nvml.ERROR_NOT_SUPPORTED)
-	of(dev.GetMaxMigDeviceCount()).returns(t, "max mig, by the unsupported list", nvml.ERROR_NOT_SUPPORTED)
-	_, _, _, _, code := dev.GetRemappedRows()
-	want(t, "remapped rows", code, nvml.ERROR_NOT_SUPPORTED)
-	procs := of(dev.GetComputeRunningProcesses()).get(t, "processes")
-	same(t, "process", fmt.Sprint(procs[0].Pid, procs[0].UsedGpuMemory>>20), "2114 512")
 }
 
 func TestTreesOfAMachine(t *testing.T) {

@@ -15,13 +15,12 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// Scenes run in a child process, with the library to load as their argument; the result is the exit code.
+// Scenes run in a child process, with the library to load as their argument; the result is the exit code. What a process has whose library
+// is replaced or hidden is shown by the tests of internal/core/nvidia.
 var scenes = map[string]func(library string) int{
-	"init":     initScene,
-	"fields":   fieldsScene,
-	"follow":   followScene,
-	"wait":     waitScene,
-	"versions": versionsScene,
+	"init":   initScene,
+	"fields": fieldsScene,
+	"follow": followScene,
 }
 
 // initScene returns the code of nvmlInit, cut to a byte.
@@ -49,40 +48,11 @@ func fieldsScene(library string) int {
 	return int(dev.GetFieldValues([]nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}))
 }
 
-// waitScene waits for an event of GPU 0 that the test raises after the line "ready".
-func waitScene(library string) int {
-	lib, dev := firstGPU(library)
-	set, _ := lib.EventSetCreate()
-	if code := dev.RegisterEvents(nvml.EventTypeXidCriticalError, set); code != nvml.SUCCESS {
-		return 1
-	}
-	fmt.Println("ready")
-	e, code := set.Wait(10_000)
-	fmt.Println(e.EventData, e.GpuInstanceId, e.ComputeInstanceId, code)
-	return 0
-}
-
 // followScene prints the temperature of GPU 0 for each line that it reads.
 func followScene(library string) int {
 	_, dev := firstGPU(library)
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
 		fmt.Println(dev.GetTemperature(nvml.TEMPERATURE_GPU))
-	}
-	return 0
-}
-
-// versionsScene opens a session for each line that it reads and prints the library's version.
-func versionsScene(library string) int {
-	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
-		lib := nvml.New(nvml.WithLibraryPath(library))
-		if ret := lib.Init(); ret != nvml.SUCCESS {
-			fmt.Println(ret)
-			continue
-		}
-		fmt.Println(lib.SystemGetNVMLVersion())
-		if ret := lib.Shutdown(); ret != nvml.SUCCESS {
-			return 1
-		}
 	}
 	return 0
 }
@@ -113,40 +83,12 @@ func TestTwoProcessesSeeOneChange(t *testing.T) {
 // go-nvml ends the process if a symbol is missing: core/nvidia looks each one up before.
 func TestMissingSymbol(t *testing.T) {
 	m := simdriver.Start(t, "h200")
-	ok(t, m.Without(t.Context(), "nvmlDeviceGetFieldValues"))
+	ok(t, m.Without("nvmlDeviceGetFieldValues"))
 	out, code := scene(t, m, "fields")
 	same(t, "exit code", code, 127)
 	if !strings.Contains(out, "lookup: false") || !strings.Contains(out, "symbol lookup error") {
 		t.Errorf("output %q", out)
 	}
-}
-
-func TestHiddenLibrary(t *testing.T) {
-	m := simdriver.Start(t, "h200")
-	ok(t, m.Hide())
-	initInNewProcess(t, m, "hidden", nvml.ERROR_LIBRARY_NOT_FOUND)
-	ok(t, m.Unhide())
-	initInNewProcess(t, m, "back", nvml.SUCCESS)
-}
-
-func TestLibraryNewerThanDriver(t *testing.T) {
-	d := open(t, "h200")
-	ok(t, d.m.ReplaceLibrary("600.1.2"))
-	initInNewProcess(t, d.m, "library replaced", nvml.ERROR_LIB_RM_VERSION_MISMATCH)
-	of(d.gpu(0).GetUUID()).returns(t, "a session that was open", nvml.SUCCESS)
-	ok(t, d.m.SetDriver("600.1.2"))
-	initInNewProcess(t, d.m, "driver replaced", nvml.SUCCESS)
-}
-
-// With a driver that has only the first event wait, go-nvml leaves the placement 0: that is not GPU instance 0.
-func TestOldEventWaitHasNoPlacement(t *testing.T) {
-	m := simdriver.Start(t, "h200")
-	ok(t, m.Without(t.Context(), "nvmlEventSetWait_v2"))
-	c := start(t, m, "wait")
-	same(t, "child", c.read(), "ready")
-	ok(t, m.XID(0, 94, simdriver.At{GI: 3, CI: 1}))
-	same(t, "event", c.read(), "94 0 0 Success")
-	c.end()
 }
 
 // holds compares the nodes that this process has open, by their names under /dev.
@@ -222,32 +164,6 @@ func TestTryUnload(t *testing.T) {
 	want(t, "init", d.Init(), nvml.ERROR_DRIVER_NOT_LOADED)
 	ok(t, m.Load())
 	want(t, "init", d.Init(), nvml.SUCCESS)
-}
-
-// A process has the version of the file that it has mapped, also after the file was replaced.
-func TestReplacedLibrary(t *testing.T) {
-	m := simdriver.Start(t, "h200")
-	was, err := os.Stat(libraryPath(m))
-	ok(t, err)
-	ok(t, m.ReplaceLibrary("570.124.06"))
-	if is, err := os.Stat(libraryPath(m)); err != nil || os.SameFile(was, is) {
-		t.Errorf("the same file, or %v", err)
-	}
-	c := start(t, m, "versions")
-	same(t, "as installed", c.ask(), "12.570.124.06 Success")
-	ok(t, m.ReplaceLibrary("600.1.2"))
-	same(t, "the file replaced", c.ask(), "12.570.124.06 Success")
-	initInNewProcess(t, m, "the file replaced", nvml.ERROR_LIB_RM_VERSION_MISMATCH)
-	ok(t, m.SetModule("600.1.2"))
-	same(t, "the module too", c.ask(), "Driver/library version mismatch")
-	initInNewProcess(t, m, "the module too", nvml.SUCCESS)
-	ok(t, m.SetModule("570.124.06"))
-	same(t, "the module back", c.ask(), "12.570.124.06 Success")
-	initInNewProcess(t, m, "the module back", nvml.ERROR_LIB_RM_VERSION_MISMATCH)
-	c.end()
-	if err := m.ReplaceLibrary(strings.Repeat("1", 96)); err == nil {
-		t.Error("a version that is too long was accepted")
-	}
 }
 
 // A reboot gives another boot ID, and resets the GPUs.

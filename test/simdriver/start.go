@@ -11,7 +11,7 @@ import (
 // The library that tests of this process load. go-nvml binds NVML's symbols
 // once per process, so all tests must load the same file; which machine it
 // answers for is read from the environment at every init.
-var shared = sync.OnceValues(func() (string, error) { return buildCached(context.Background(), nil) })
+var shared = sync.OnceValues(func() (string, error) { return buildCached(context.Background()) })
 
 // Start installs a machine for one test, points this process at it, and fails
 // the test in the end if the library was misused. Load m.Library, or give

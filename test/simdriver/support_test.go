@@ -202,13 +202,6 @@ func scene(t testing.TB, m *simdriver.Machine, name string) (string, int) {
 	return string(out), 0
 }
 
-// initInNewProcess checks the code of nvmlInit in a process that loads the library now.
-func initInNewProcess(t testing.TB, m *simdriver.Machine, when string, expected nvml.Return) {
-	t.Helper()
-	_, code := scene(t, m, "init")
-	same(t, when, nvml.Return(code), expected)
-}
-
 // start starts a scene with more variables in its environment.
 func start(t testing.TB, m *simdriver.Machine, name string, env ...string) *child {
 	t.Helper()

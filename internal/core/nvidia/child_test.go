@@ -77,24 +77,8 @@ func install(t *testing.T, name string, missing ...string) *simdriver.Machine {
 		t.Skip("SKIPPED: ", err)
 	}
 	must(t, err)
-	if len(missing) > 0 {
-		library, err := os.ReadFile(m.Library)
-		must(t, err)
-		for _, name := range missing {
-			if !bytes.Contains(library, []byte("\x00"+name+"\x00")) {
-				t.Fatalf("the simulated driver has no %s", name)
-			}
-			library = withoutFunction(library, name)
-		}
-		must(t, os.Remove(m.Library), os.WriteFile(m.Library, library, 0o755)) // it may be hard-linked to that of other tests
-	}
+	must(t, m.Without(missing...))
 	return m
-}
-
-// withoutFunction is a library that lacks a function. The name is overwritten, which needs no compiler: dlsym finds the hash of
-// the old name, and then another name.
-func withoutFunction(library []byte, name string) []byte {
-	return bytes.ReplaceAll(library, []byte("\x00"+name+"\x00"), []byte("\x00x"+name[1:]+"\x00"))
 }
 
 // outcome is the result of Open.
@@ -257,7 +241,7 @@ func otherFolderScenario(c *child) {
 			c.check(fmt.Errorf("the new library is used: %s", maps))
 		}
 	}
-	c.check(os.Remove(c.Library), os.WriteFile(c.Library, withoutFunction(library, removedFunction), 0o755))
+	c.check(c.Without(removedFunction))
 	openWithout()
 	c.check(os.WriteFile(first, library, 0o755))
 	openWithout()

@@ -1,6 +1,7 @@
 package nvidia
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -22,6 +23,16 @@ func slotsOf(snap gpu.Snapshot, all map[gpu.DeviceID]int) (slots []int) {
 	}
 	slices.Sort(slots)
 	return slots
+}
+
+// expectSlots makes a Snapshot, which must have the GPUs in these slots, and as many exclusions.
+func expectSlots(t testing.TB, s *Session, when string, all map[gpu.DeviceID]int, excluded int, want ...int) gpu.Snapshot {
+	t.Helper()
+	snap := snapshot(t, s)
+	if got := slotsOf(snap, all); !slices.Equal(got, want) || len(snap.Excluded) != excluded {
+		t.Errorf("%s: GPUs %v, want %v; excluded %+v, want %d", when, got, want, snap.Excluded, excluded)
+	}
+	return snap
 }
 
 // h100x8 is a machine with eight GPUs, and the slots of its GPUs.
@@ -67,18 +78,14 @@ func TestRemovalWhileAnotherGPUHangs(t *testing.T) {
 					}
 				}
 				must(t, m.Restore(6))
-				if snap := snapshot(t, s); !slices.Equal(slotsOf(snap, slots), []int{0, 1, 3, 4, 6, 7}) || len(snap.Excluded) != 1 {
-					t.Errorf("GPUs %v, excluded %+v", slotsOf(snap, slots), snap.Excluded)
-				}
+				expectSlots(t, s, "hangs", slots, 1, 0, 1, 3, 4, 6, 7)
 			}
 			if busy := s.Busy(); len(busy) != 1 || busy[0].At.GPU != hung {
 				t.Errorf("busy: %+v", busy)
 			}
 			must(t, m.Heal())
 			waitUntilIdle(t, s)
-			if snap := snapshot(t, s); !slices.Equal(slotsOf(snap, slots), []int{0, 1, 3, 4, 5, 6, 7}) || len(snap.Excluded) > 0 {
-				t.Errorf("healed: GPUs %v, excluded %+v", slotsOf(snap, slots), snap.Excluded)
-			}
+			expectSlots(t, s, "healed", slots, 0, 0, 1, 3, 4, 5, 6, 7)
 		})
 	}
 }
@@ -128,9 +135,7 @@ func TestRemovalWhileALookupHangs(t *testing.T) {
 			expectHang("more changes", 1, 2, 5, 6, 7, 8, 9)
 			must(t, m.Heal())
 			waitUntilIdle(t, s)
-			if snap := snapshot(t, s); !slices.Equal(slotsOf(snap, slots), []int{2, 4, 5, 6, 7, 8, 9}) || len(snap.Excluded) > 0 {
-				t.Errorf("healed: GPUs %v, excluded %+v", slotsOf(snap, slots), snap.Excluded)
-			}
+			expectSlots(t, s, "healed", slots, 0, 2, 4, 5, 6, 7, 8, 9)
 		})
 	}
 }
@@ -160,9 +165,7 @@ func TestNoLookupWhereAGPUMayHang(t *testing.T) {
 	}
 	must(t, m.Heal())
 	waitUntilIdle(t, s)
-	if snap := snapshot(t, s); !slices.Equal(slotsOf(snap, slots), []int{0, 1, 2, 3, 4, 5, 7, 8}) || len(snap.Excluded) > 0 {
-		t.Errorf("healed: GPUs %v, excluded %+v", slotsOf(snap, slots), snap.Excluded)
-	}
+	expectSlots(t, s, "healed", slots, 0, 0, 1, 2, 3, 4, 5, 7, 8)
 }
 
 // A GPU is removed or replaced during a Snapshot: no other GPU is missing from it.
@@ -202,9 +205,7 @@ func TestRemovalDuringSnapshot(t *testing.T) {
 				want++
 			}
 			snapshot(t, s) // on a slow host, only this one shows the change
-			if snap := snapshot(t, s); len(snap.Devices) != want || len(snap.Excluded) > 0 {
-				t.Errorf("known %v, replaced %v: then %d devices, excluded %+v", known, replaced, len(snap.Devices), snap.Excluded)
-			}
+			expectSnapshot(t, s, fmt.Sprintf("known %v, replaced %v: then", known, replaced), want)
 			must(t, s.Close())
 		}
 	}
@@ -217,9 +218,9 @@ func TestReplacementInSlot(t *testing.T) {
 	before := snapshot(t, s)
 	pci, err := m.Get(3, "pci")
 	must(t, err, m.Remove(3), m.Add(3, "pci = "+pci))
-	snap := snapshot(t, s)
-	if len(slotsOf(snap, slots)) != 7 || len(snap.Devices) != 8 || len(snap.Excluded) > 0 {
-		t.Errorf("%d devices, excluded %+v", len(snap.Devices), snap.Excluded)
+	snap := expectSnapshot(t, s, "replaced", 8)
+	if n := len(slotsOf(snap, slots)); n != 7 {
+		t.Errorf("%d of the GPUs before", n)
 	}
 	if kept, _ := core.Reconcile(before, snap); len(kept.Devices) != 8 {
 		t.Errorf("%d devices", len(kept.Devices))
@@ -232,8 +233,8 @@ func TestUnstableEnumeration(t *testing.T) {
 	m, slots := h100x8(t)
 	s := openShortDeadline(t, m)
 	snapshot(t, s)
-	_, err := s.Wait(0)
-	must(t, err, m.Slow(simdriver.All, "nvmlDeviceGetIndex", 5*time.Millisecond))
+	expectEvents(t, s, "at first", 0)
+	must(t, m.Slow(simdriver.All, "nvmlDeviceGetIndex", 5*time.Millisecond))
 	stop := make(chan struct{})
 	var changing sync.WaitGroup
 	changing.Go(func() {
@@ -267,13 +268,6 @@ func TestUnstableEnumeration(t *testing.T) {
 	}) {
 		t.Errorf("%d devices, excluded %+v", len(snap.Devices), snap.Excluded)
 	}
-	if snap := snapshot(t, s); len(snap.Excluded) > 0 {
-		t.Errorf("excluded %+v", snap.Excluded)
-	}
-	for {
-		obs, err := s.Wait(0)
-		if must(t, err); len(obs) == 0 {
-			break
-		}
-	}
+	expectSnapshot(t, s, "stable", 8)
+	eventCounts(t, s) // ends
 }

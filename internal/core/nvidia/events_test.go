@@ -2,7 +2,6 @@ package nvidia
 
 import (
 	"errors"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -44,16 +43,13 @@ func TestEvents(t *testing.T) {
 		{event(simdriver.EventMIGConfigChange), health.Observation{At: at, Detail: "event 0x100"}},
 	} {
 		must(t, c.raise())
-		if obs, err := s.Wait(10 * time.Second); err != nil || !slices.Equal(obs, []health.Observation{c.want}) {
-			t.Errorf("%+v, %v, want %+v", obs, err, c.want)
-		}
+		expectEvents(t, s, "raised", 10*time.Second, c.want)
 	}
 }
 
 // A repeated event is one observation per Wait, and no other event is lost.
 func TestStormIsOneObservation(t *testing.T) {
 	m, s := start(t, "a100-mig", openWithEvents)
-	id := gpu.DeviceID(m.UUID(5))
 	must(t, m.Storm(5, 31, maxDrain), m.Storm(5, 31, 500, simdriver.At{GI: 9, CI: 0}), m.Storm(4, 31, 300), m.XID(5, 95))
 	all := map[health.Observation]int{}
 	waits := 0
@@ -67,10 +63,9 @@ func TestStormIsOneObservation(t *testing.T) {
 			all[o]++
 		}
 	}
-	want := []health.Observation{
-		{At: gpu.WholeGPU(id), Kind: health.XID, Code: 31}, {At: gpu.Placement{GPU: id, GI: 9, CI: 0}, Kind: health.XID, Code: 31},
-		{At: gpu.WholeGPU(gpu.DeviceID(m.UUID(4))), Kind: health.XID, Code: 31}, {At: gpu.WholeGPU(id), Kind: health.XID, Code: 95},
-	}
+	instance := xid(m, 5, 31)
+	instance.At.GI, instance.At.CI = 9, 0
+	want := []health.Observation{xid(m, 5, 31), instance, xid(m, 4, 31), xid(m, 5, 95)}
 	if len(all) != len(want) || waits != 2 {
 		t.Errorf("after %d waits: %+v", waits, all)
 	}
@@ -84,14 +79,9 @@ func TestStormIsOneObservation(t *testing.T) {
 // An nvmlEventSetWait that returns TIMEOUT early, as at an interrupt, is no error.
 func TestEarlyTimeout(t *testing.T) {
 	m, s := start(t, "h100x8", openWithEvents)
-	must(t, noEvents(s), m.Fail(simdriver.All, "nvmlEventSetWait", "TIMEOUT", 1), m.XID(3, 999))
-	if obs, err := s.Wait(10 * time.Second); err != nil || len(obs) > 0 {
-		t.Errorf("%+v, %v", obs, err)
-	}
-	want := health.Observation{At: gpu.WholeGPU(h100ID), Kind: health.XID, Code: 999}
-	if obs, err := s.Wait(10 * time.Second); err != nil || !slices.Equal(obs, []health.Observation{want}) {
-		t.Errorf("%+v, %v", obs, err)
-	}
+	must(t, m.Fail(simdriver.All, "nvmlEventSetWait", "TIMEOUT", 1), m.XID(3, 999))
+	expectEvents(t, s, "early", 10*time.Second)
+	expectEvents(t, s, "then", 10*time.Second, xid(m, 3, 999))
 }
 
 // If a driver returns GPU_IS_LOST for every wait on a set with a lost GPU, one Wait fails: the next set is without that GPU,
@@ -102,43 +92,36 @@ func TestLostGPULeavesTheSet(t *testing.T) {
 	m := simdriver.StartText(t, strings.Replace(text, "[machine]", "[machine]\nwait_lost_once = no", 1))
 	s := openWithEvents(t, m)
 	must(t, m.XID(2, 79), m.Lose(2))
-	lost := health.Observation{At: gpu.WholeGPU(gpu.DeviceID(m.UUID(2))), Kind: health.XID, Code: 79}
-	if obs, err := s.Wait(10 * time.Second); err != nil || !slices.Equal(obs, []health.Observation{lost}) {
-		t.Errorf("%+v, %v", obs, err)
-	}
+	lost := wholeGPU(m, 2).GPU
+	expectEvents(t, s, "lost", 10*time.Second, xid(m, 2, 79))
 	n := counted(t, m, func() {
 		if obs, err := s.Wait(10 * time.Second); returnCode(err) != nvml.ERROR_GPU_IS_LOST {
 			t.Errorf("%+v, %v", obs, err)
 		}
 		for range 10 {
-			if o := probe(t, s)[lost.At.GPU]; o.Kind != health.Lost {
+			if o := probe(t, s)[lost]; o.Kind != health.Lost {
 				t.Errorf("%+v", o)
 			}
-			if obs, err := s.Wait(time.Millisecond); err != nil || len(obs) > 0 {
-				t.Errorf("%+v, %v", obs, err)
-			}
+			expectEvents(t, s, "while it is lost", time.Millisecond)
 		}
 	})
 	if n["nvmlEventSetCreate"] != 1 || n["nvmlEventSetFree"] != 1 || n["nvmlEventSetWait_v2"] > 12 {
 		t.Errorf("%v", n)
 	}
 	must(t, m.XID(3, 48))
-	awaitEvent(t, s, health.Observation{At: gpu.WholeGPU(h100ID), Kind: health.XID, Code: 48})
+	awaitEvent(t, s, xid(m, 3, 48))
 	must(t, m.Restore(2))
 	snapshot(t, s)
-	if o := probe(t, s)[lost.At.GPU]; o.Sample.Events != health.Yes {
+	if o := probe(t, s)[lost]; o.Sample.Events != health.Yes {
 		t.Errorf("%+v", o)
 	}
 	must(t, m.XID(2, 62))
-	lost.Code = 62
-	awaitEvent(t, s, lost)
+	awaitEvent(t, s, xid(m, 2, 62))
 }
 
 // If nvmlEventSetFree fails, it is called again by the next check, or by Close.
 func TestFreeFails(t *testing.T) {
 	m, s := start(t, "h100x8", openWithEvents)
-	_, err := s.Wait(0)
-	must(t, err)
 	before := descriptors(t)
 	must(t, m.Fail(simdriver.All, "nvmlEventSetFree", "UNKNOWN", simdriver.Always))
 	for range 3 { // each creates another event set
@@ -158,7 +141,7 @@ func TestFreeFails(t *testing.T) {
 		t.Errorf("%d descriptors, before %d", after, before)
 	}
 	must(t, m.XID(3, 62))
-	awaitEvent(t, s, health.Observation{At: gpu.WholeGPU(h100ID), Kind: health.XID, Code: 62})
+	awaitEvent(t, s, xid(m, 3, 62))
 }
 
 func TestWaitReturnsInTime(t *testing.T) {
@@ -180,22 +163,11 @@ func TestWaitReturnsInTime(t *testing.T) {
 func TestFirstGPUIsRegistered(t *testing.T) {
 	m := simdriver.Start(t, "t4")
 	must(t, m.Remove(0))
-	s := open(t, m)
-	snapshot(t, s)
-	if _, err := s.Wait(0); err != nil {
-		t.Fatal(err)
-	}
+	s := openWithEvents(t, m)
 	must(t, m.Add(1, "name = Tesla T4", "events = 0x8"))
 	snapshot(t, s)
 	must(t, m.XID(1, 48))
-	obs := eventually(t, func() ([]health.Observation, bool) {
-		obs, err := s.Wait(time.Second)
-		must(t, err)
-		return obs, len(obs) > 0
-	})
-	if want := (health.Observation{At: gpu.WholeGPU(gpu.DeviceID(m.UUID(1))), Kind: health.XID, Code: 48}); obs[0] != want {
-		t.Errorf("%+v", obs)
-	}
+	awaitEvent(t, s, xid(m, 1, 48))
 }
 
 // Without events Wait only waits, and no other set is created.
@@ -204,16 +176,13 @@ func TestNoEvents(t *testing.T) {
 	must(t, m.Set(0, "events", "none"))
 	s := openWithEvents(t, m)
 	for range 3 {
-		if obs, err := s.Wait(0); len(obs) > 0 || err != nil || s.eventSets.eventsUnavailable() {
-			t.Error(obs, err)
-		}
-		if _, err := s.Probe(); err != nil {
-			t.Error(err)
+		probe(t, s)
+		if expectEvents(t, s, "none", 0); s.eventSets.eventsUnavailable() {
+			t.Error("events are unavailable")
 		}
 	}
-	calls, err := m.Calls()
-	if must(t, err); calls["nvmlEventSetCreate"] != 1 {
-		t.Errorf("%d event sets made", calls["nvmlEventSetCreate"])
+	if n := calls(t, m)["nvmlEventSetCreate"]; n != 1 {
+		t.Errorf("%d event sets made", n)
 	}
 }
 
@@ -225,42 +194,20 @@ func TestRegistrationFails(t *testing.T) {
 		must(t, m.Fail(simdriver.GPU(3), "nvmlDeviceRegisterEvents", code, simdriver.Always))
 		s := openWithEvents(t, m)
 		must(t, m.XID(3, 48), m.XID(4, 48))
-		obs, err := s.Wait(10 * time.Second)
-		if err != nil || len(obs) != 1 || obs[0].At != gpu.WholeGPU(gpu.DeviceID(m.UUID(4))) {
-			t.Errorf("%s: %+v, %v", code, obs, err)
-		}
+		expectEvents(t, s, code, 10*time.Second, xid(m, 4, 48))
 		must(t, m.Heal(), s.Close())
-	}
-}
-
-// A failed wait is an error immediately; the next Probe creates another event set.
-func TestWaitFails(t *testing.T) {
-	m, s := start(t, "h100x8", openWithEvents)
-	for _, code := range []string{"GPU_IS_LOST", "UNKNOWN"} {
-		must(t, m.Fail(simdriver.All, "nvmlEventSetWait", code, 1))
-		if obs, err := s.Wait(10 * time.Second); err == nil {
-			t.Errorf("%s: %+v, %v", code, obs, err)
-		}
-		if _, err := s.Probe(); err != nil {
-			t.Error(err)
-		}
-		must(t, m.XID(2, 62)) // before the next Wait
-		if obs, err := s.Wait(10 * time.Second); err != nil || len(obs) != 1 {
-			t.Errorf("after %s: %+v, %v", code, obs, err)
-		}
 	}
 }
 
 // The events of a set are read although there is no other set: here, of the only GPU, which is lost.
 func TestEventsOfReplacedSet(t *testing.T) {
-	m, s := start(t, "t4", openWithEvents)
+	m, s := start(t, "t4", open)
+	snapshot(t, s)
 	must(t, m.XID(0, 79), m.Lose(0))
 	snapshot(t, s)
-	want := health.Observation{At: gpu.WholeGPU(gpu.DeviceID(m.UUID(0))), Kind: health.XID, Code: 79}
-	if obs, err := s.Wait(0); err != nil || !slices.Equal(obs, []health.Observation{want}) {
-		t.Errorf("%+v, %v", obs, err)
-	}
-	if obs, err := s.Wait(0); err != nil || len(obs) > 0 || s.eventSet.set != nil {
-		t.Errorf("then: %+v, %v", obs, err)
+	expectEvents(t, s, "lost", 0, xid(m, 0, 79))
+	expectEvents(t, s, "then", 0)
+	if s.eventSet.set != nil {
+		t.Error("there is still a set")
 	}
 }

@@ -28,35 +28,22 @@ func eventCounts(t *testing.T, s *Session) map[health.Observation]int {
 	}
 }
 
-// noEvents takes the present event set.
-func noEvents(s *Session) error {
-	if obs, err := s.Wait(0); err != nil || len(obs) > 0 {
-		return fmt.Errorf("%+v, %w", obs, err)
-	}
-	return nil
-}
-
-func xidOf(m *simdriver.Machine, slot int, code uint64) health.Observation {
-	return health.Observation{At: gpu.WholeGPU(gpu.DeviceID(m.UUID(slot))), Kind: health.XID, Code: code}
-}
-
 // An event is in each set that exists when it occurs. It is one observation, however many of them the waiter has not taken yet.
 func TestEventInTwoSetsIsOneObservation(t *testing.T) {
 	for _, sets := range []int{2, 3, 4} {
 		t.Run(fmt.Sprint(sets), func(t *testing.T) {
 			m, s := start(t, "h100x8", openWithEvents)
-			must(t, noEvents(s))
 			must(t, m.Lose(3))
 			for range sets - 1 { // a set lacks the lost GPU, so each snapshot makes another one
 				snapshot(t, s)
 			}
 			must(t, m.XID(1, 109), m.XID(2, 80))
 			got := eventCounts(t, s)
-			if len(got) != 2 || got[xidOf(m, 1, 109)] != 1 || got[xidOf(m, 2, 80)] != 1 {
+			if len(got) != 2 || got[xid(m, 1, 109)] != 1 || got[xid(m, 2, 80)] != 1 {
 				t.Errorf("%v", got)
 			}
 			must(t, m.XID(1, 109))
-			if got = eventCounts(t, s); len(got) != 1 || got[xidOf(m, 1, 109)] != 1 {
+			if got = eventCounts(t, s); len(got) != 1 || got[xid(m, 1, 109)] != 1 {
 				t.Errorf("a later occurrence: %v", got)
 			}
 		})
@@ -69,7 +56,6 @@ func TestEventInTwoSetsIsOneObservation(t *testing.T) {
 //	B  1,100 XIDs of GPU 2, one of GPU 1 | ......... taken, and read in two Waits
 func TestManyEventsInTwoSetsAreOneObservationEach(t *testing.T) {
 	m, s := start(t, "h100x8", openWithEvents)
-	must(t, noEvents(s))
 	b, _ := s.makeEventSet() // the reader has not passed it on so far
 	must(t, m.Storm(2, 80, maxDrain+76), m.XID(1, 109))
 	all := map[health.Observation]int{}
@@ -80,7 +66,7 @@ func TestManyEventsInTwoSetsAreOneObservationEach(t *testing.T) {
 			all[o]++
 		}
 	}
-	if all[xidOf(m, 1, 109)] != 1 {
+	if all[xid(m, 1, 109)] != 1 {
 		t.Fatalf("before the set is replaced: %v", all)
 	}
 	s.eventSets.add(b, false)
@@ -88,7 +74,7 @@ func TestManyEventsInTwoSetsAreOneObservationEach(t *testing.T) {
 		t.Errorf("once more: %v", got)
 	}
 	must(t, m.XID(1, 109))
-	if got := eventCounts(t, s); got[xidOf(m, 1, 109)] != 1 {
+	if got := eventCounts(t, s); got[xid(m, 1, 109)] != 1 {
 		t.Errorf("a later occurrence: %v", got)
 	}
 }
@@ -99,7 +85,6 @@ func TestManyEventsInTwoSetsAreOneObservationEach(t *testing.T) {
 //	waiter  waits on A ............ XID ... takes B, which has the XID
 func TestEventOfAWaitInProgressIsOneObservation(t *testing.T) {
 	m, s := start(t, "h100x8", openWithEvents)
-	must(t, noEvents(s))
 	waited := make(chan []health.Observation)
 	go func() {
 		obs, _ := s.Wait(20 * time.Second)
@@ -116,11 +101,11 @@ func TestEventOfAWaitInProgressIsOneObservation(t *testing.T) {
 	for o, n := range eventCounts(t, s) {
 		all[o] += n
 	}
-	if n := all[xidOf(m, 1, 109)]; n != 1 {
+	if n := all[xid(m, 1, 109)]; n != 1 {
 		t.Errorf("%d observations of one XID: %v", n, all)
 	}
 	must(t, m.XID(1, 109))
-	if got := eventCounts(t, s); got[xidOf(m, 1, 109)] != 1 {
+	if got := eventCounts(t, s); got[xid(m, 1, 109)] != 1 {
 		t.Errorf("a later occurrence: %v", got)
 	}
 }
@@ -134,13 +119,11 @@ func TestXIDWhileAnotherGPUIsLost(t *testing.T) {
 		t.Fatalf("%+v, %v", obs, err)
 	}
 	must(t, m.XID(1, 109)) // there is no other set yet
-	if obs, err := s.Wait(0); err != nil || len(obs) > 0 {
-		t.Fatalf("an unusable set: %+v, %v", obs, err)
-	}
+	expectEvents(t, s, "an unusable set", 0)
 	probe(t, s)
 	must(t, m.XID(2, 80)) // both sets have it
 	snapshot(t, s)
-	if got := eventCounts(t, s); len(got) != 2 || got[xidOf(m, 1, 109)] != 1 || got[xidOf(m, 2, 80)] != 1 {
+	if got := eventCounts(t, s); len(got) != 2 || got[xid(m, 1, 109)] != 1 || got[xid(m, 2, 80)] != 1 {
 		t.Errorf("%v", got)
 	}
 }
@@ -152,19 +135,17 @@ func TestDelayOfEvents(t *testing.T) {
 	s := openWith(t, m, Options{Now: func() time.Time { return now }})
 	now = now.Add(time.Hour)
 	snapshot(t, s)
-	must(t, noEvents(s), m.XID(1, 109))
-	if obs, err := s.Wait(0); err != nil || len(obs) != 1 || obs[0] != xidOf(m, 1, 109) {
-		t.Errorf("in time: %+v, %v", obs, err)
-	}
+	expectEvents(t, s, "at first", 0)
+	must(t, m.XID(1, 109))
+	expectEvents(t, s, "in time", 0, xid(m, 1, 109))
 	must(t, m.Lose(3))
 	if obs, err := s.Wait(time.Second); err == nil {
 		t.Fatalf("%+v, %v", obs, err)
 	}
 	must(t, m.XID(2, 80))
 	now = now.Add(time.Minute)
-	must(t, noEvents(s))
 	probe(t, s)
-	want := xidOf(m, 2, 80)
+	want := xid(m, 2, 80)
 	want.Delay = time.Minute
 	if obs, err := s.Wait(0); err != nil || len(obs) != 1 || obs[0] != want {
 		t.Errorf("after a minute without a set: %+v, %v", obs, err)

@@ -25,23 +25,11 @@ func TestAllHang(t *testing.T) {
 		{"reading", "nvmlDeviceGetMemoryInfo", true, hungInSnapshot},
 		{"check", "nvmlDeviceGetFieldValues", true, func(s *Session) (int, error) {
 			obs, err := s.Probe()
-			n := 0
-			for _, o := range obs {
-				if o.Kind == health.CallPending {
-					n++
-				}
-			}
-			return n, err
+			return count(obs, func(o health.Observation) bool { return o.Kind == health.CallPending }), err
 		}},
 		{"usage", "nvmlDeviceGetPowerUsage", true, func(s *Session) (int, error) {
 			usage, err := s.Usage()
-			n := 0
-			for _, u := range usage {
-				if (u == gpu.Usage{Device: u.Device}) {
-					n++
-				}
-			}
-			return n, err
+			return count(usage, func(u gpu.Usage) bool { return u == gpu.Usage{Device: u.Device} }), err
 		}},
 	} {
 		t.Run(c.where, func(t *testing.T) {
@@ -65,21 +53,24 @@ func TestAllHang(t *testing.T) {
 			}
 			must(t, m.Heal())
 			waitUntilIdle(t, s)
-			if snap := snapshot(t, s); len(snap.Devices) != 8 {
-				t.Errorf("healed: excluded %+v", snap.Excluded)
-			}
+			expectSnapshot(t, s, "healed", 8)
 		})
 	}
 }
 
-func hungInSnapshot(s *Session) (n int, err error) {
+func hungInSnapshot(s *Session) (int, error) {
 	snap, err := s.Snapshot()
-	for _, e := range snap.Excluded {
-		if e.Failure == gpu.FailurePending {
+	pending := count(snap.Excluded, func(e gpu.Exclusion) bool { return e.Failure == gpu.FailurePending })
+	return pending + len(snap.Devices)*100, err
+}
+
+func count[T any](all []T, is func(T) bool) (n int) {
+	for _, v := range all {
+		if is(v) {
 			n++
 		}
 	}
-	return n + len(snap.Devices)*100, err
+	return n
 }
 
 // A driver may serve one GPU after the other: the deadline starts again with every GPU that answers.
@@ -90,9 +81,7 @@ func TestDriverServesOneGPUAtATime(t *testing.T) {
 	for slot := range 8 {
 		must(t, m.Slow(simdriver.GPU(slot), "nvmlDeviceGetHandleByIndex", time.Duration(slot+1)*deadline/3))
 	}
-	if snap := snapshot(t, s); len(snap.Devices) != 8 {
-		t.Errorf("excluded %+v", snap.Excluded)
-	}
+	expectSnapshot(t, s, "one after the other", 8)
 }
 
 // excludedCalls are the calls that can't be made to hang here, or that these machines don't need.

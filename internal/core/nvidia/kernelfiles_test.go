@@ -241,9 +241,7 @@ func (c migCapability) String() string {
 func TestPCIeRoot(t *testing.T) {
 	sys := t.TempDir()
 	folder := filepath.Join(sys, "bus/pci/devices")
-	if err := os.MkdirAll(filepath.Join(folder, "0000:09:00.0"), 0o755); err != nil { // no link
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Join(folder, "0000:09:00.0"), 0o755)) // no link
 	links := map[string]string{
 		"0000:04:00.0":  "../../../devices/pci0000:00/0000:00:01.0/0000:04:00.0",
 		"0000:05:00.0":  "../../../devices/pci0000:00/0000:05:00.0",
@@ -253,9 +251,7 @@ func TestPCIeRoot(t *testing.T) {
 		"0000:08:00.0":  "../../../devices/pci0000:00/0000:04:00.0",
 	}
 	for name, target := range links {
-		if err := os.Symlink(target, filepath.Join(folder, name)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Symlink(target, filepath.Join(folder, name)))
 	}
 	s := &Session{sys: os.DirFS(sys)}
 	for pci, want := range map[gpu.PCIAddress]string{

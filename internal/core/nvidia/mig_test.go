@@ -265,10 +265,8 @@ func TestUnreadableInstance(t *testing.T) {
 }
 
 func TestMIGLayoutChanges(t *testing.T) {
-	m, s := start(t, "a100-mig", open)
-	snapshot(t, s)
-	_, err := s.Wait(0)
-	must(t, err, m.SetMIG(5, "7g.80gb"), m.SetMIG(0, "1g.20gb"), m.MIGOff(4))
+	m, s := start(t, "a100-mig", openWithEvents)
+	must(t, m.SetMIG(5, "7g.80gb"), m.SetMIG(0, "1g.20gb"), m.MIGOff(4))
 	awaitEvent(t, s, health.Observation{At: gpu.Node, Detail: "GPUs or MIG instances were added or removed"})
 	// The handles of the old layout are used once more before the next Snapshot.
 	if _, err := s.Usage(); err != nil {

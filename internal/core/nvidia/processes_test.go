@@ -14,12 +14,6 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// startOnGPU is a process and the GPU of its memory.
-func startOnGPU(t *testing.T, m *simdriver.Machine, slot, pid, mib int, at ...simdriver.At) {
-	t.Helper()
-	must(t, m.StartProcess(slot, pid, mib, at...))
-}
-
 // processesOf checks all GPUs and returns the processes of one, without their start times; nil = unknown.
 func processesOf(t *testing.T, m *simdriver.Machine, s *Session, slot int) []gpu.Process {
 	t.Helper()
@@ -45,11 +39,8 @@ func TestProcesses(t *testing.T) {
 	m := simdriver.Start(t, "a100-mig") // GPU 5 is in MIG mode
 	s := openWith(t, m, Options{Processes: true})
 	snapshot(t, s)
-	startOnGPU(t, m, 0, 900, 512)
-	startOnGPU(t, m, 0, 31, simdriver.NoMemory)
-	startOnGPU(t, m, 0, 32, 16)
-	startOnGPU(t, m, 5, 900, 1, simdriver.At{GI: 9, CI: 0})
-	startOnGPU(t, m, 5, 40, 2, simdriver.At{GI: 1, CI: 0})
+	must(t, m.StartProcess(0, 900, 512), m.StartProcess(0, 31, simdriver.NoMemory), m.StartProcess(0, 32, 16),
+		m.StartProcess(5, 900, 1, simdriver.At{GI: 9, CI: 0}), m.StartProcess(5, 40, 2, simdriver.At{GI: 1, CI: 0}))
 	must(t, os.RemoveAll(filepath.Join(m.Root, "proc", "32"))) // in a PID namespace that this process does not see
 	whole, cut := gpu.WholeGPU(gpu.DeviceID(m.UUID(0))), gpu.DeviceID(m.UUID(5))
 	for slot, want := range map[int][]gpu.Process{
@@ -90,8 +81,7 @@ func TestProcesses(t *testing.T) {
 // A reading of usage has the processes of each GPU and MIG instance, if the session reads them, by one call for each GPU.
 func TestUsedBy(t *testing.T) {
 	m := simdriver.Start(t, "a100-mig") // GPU 5 is in MIG mode
-	startOnGPU(t, m, 0, 900, 512)
-	startOnGPU(t, m, 5, 900, 1, simdriver.At{GI: 9, CI: 0})
+	must(t, m.StartProcess(0, 900, 512), m.StartProcess(5, 900, 1, simdriver.At{GI: 9, CI: 0}))
 	for name, o := range map[string]Options{"on": {UsedBy: true}, "off": {}} {
 		s := openWith(t, m, o)
 		snapshot(t, s)
@@ -123,7 +113,7 @@ func TestUsedBy(t *testing.T) {
 // A call that a GPU does not support is made again with the values that change slowly.
 func TestUsedByIsTriedAgain(t *testing.T) {
 	m := simdriver.Start(t, "t4")
-	startOnGPU(t, m, 0, 900, 512)
+	must(t, m.StartProcess(0, 900, 512))
 	now := time.Unix(0, 0)
 	s := openWith(t, m, Options{UsedBy: true, Now: func() time.Time { return now }})
 	snapshot(t, s)
@@ -160,7 +150,7 @@ func read(processes *[]gpu.Process) []gpu.Process {
 func TestProcessesAreNotReadByDefault(t *testing.T) {
 	m, s := start(t, "h100x8", open)
 	snapshot(t, s)
-	startOnGPU(t, m, 0, 900, 512)
+	must(t, m.StartProcess(0, 900, 512))
 	if found := processesOf(t, m, s, 0); found != nil {
 		t.Errorf("read: %v", found)
 	}
@@ -177,7 +167,7 @@ func TestProcessRunning(t *testing.T) {
 	s := openWith(t, m, Options{Processes: true})
 	snapshot(t, s)
 	read := func(pid int) gpu.Process {
-		startOnGPU(t, m, 0, pid, 1)
+		must(t, m.StartProcess(0, pid, 1))
 		all := *probe(t, s)[gpu.DeviceID(m.UUID(0))].Processes
 		return all[len(all)-1]
 	}

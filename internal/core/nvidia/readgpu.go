@@ -115,10 +115,7 @@ func readStatic(c *caller, h nvml.Device, d *gpu.Device, last gpu.Device) (compl
 	d.AddressingMode = optional(c, "nvmlDeviceGetAddressingMode", last.AddressingMode, converted(h.GetAddressingMode, addressingMode))
 	d.BAR1 = optional(c, "nvmlDeviceGetBAR1MemoryInfo", last.BAR1, converted(h.GetBAR1MemoryInfo, bar1Total))
 	clock := func(kind nvml.ClockType, last uint64) uint64 {
-		return optional(c, "nvmlDeviceGetMaxClockInfo", last, func() (uint64, nvml.Return) {
-			mhz, ret := h.GetMaxClockInfo(kind)
-			return uint64(mhz), ret
-		})
+		return optional(c, "nvmlDeviceGetMaxClockInfo", last, converted(func() (uint32, nvml.Return) { return h.GetMaxClockInfo(kind) }, widen))
 	}
 	d.CoreClock, d.MemoryClock = clock(nvml.CLOCK_GRAPHICS, last.CoreClock), clock(nvml.CLOCK_MEM, last.MemoryClock)
 	// The maximum that GPU and slot have together.

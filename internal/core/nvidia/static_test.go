@@ -50,6 +50,20 @@ func TestCallsOfSnapshot(t *testing.T) {
 	if got := counted(t, m, func() { snapshot(t, s) }); !maps.Equal(got, want) {
 		t.Errorf("then: %s", gocmp.Diff(want, got))
 	}
+	// Links need many calls: they are read when the set of GPUs changes.
+	const paths = "nvmlDeviceGetTopologyCommonAncestor"
+	if n := calls(t, m)[paths]; n != 8*7/2 {
+		t.Errorf("%d calls about the paths between 8 GPUs", n)
+	}
+	must(t, m.Lose(3))
+	n := counted(t, m, func() {
+		if snap := snapshot(t, s); len(snap.Links) != 7*6/2 {
+			t.Errorf("%d links", len(snap.Links))
+		}
+	})
+	if n[paths] != 7*6/2 {
+		t.Errorf("%d calls about the paths between 7 GPUs", n[paths])
+	}
 }
 
 // Static properties are read again when the GPU may be another one, and until all calls about them have succeeded.
@@ -72,8 +86,7 @@ func TestStaticPropertiesAreReadAgain(t *testing.T) {
 			probe(t, s)
 		}, 1},
 		{"driver bound again", func(t *testing.T, m *simdriver.Machine, s *Session) {
-			_, err := s.Wait(0) // takes the event set
-			must(t, err, m.Unbind(3), m.Bind(3))
+			must(t, m.Unbind(3), m.Bind(3))
 			awaitEvent(t, s, health.Observation{At: gpu.WholeGPU(h100ID), Kind: health.DriverRebound})
 			probe(t, s)
 		}, 1},

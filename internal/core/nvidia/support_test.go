@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	testcheck "github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -56,9 +57,7 @@ func openWith(t testing.TB, m *simdriver.Machine, o Options, expected ...error) 
 	t.Helper()
 	o.Roots = roots(m)
 	s, err := Open(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		err := s.Close()
 		if err != nil && !slices.ContainsFunc(expected, func(e error) bool { return errors.Is(err, e) }) {
@@ -79,19 +78,38 @@ func calls(t testing.TB, m *simdriver.Machine) map[string]uint64 {
 func snapshot(t testing.TB, s *Session) gpu.Snapshot {
 	t.Helper()
 	snap, err := s.Snapshot()
-	if err != nil {
-		t.Fatal(err)
+	must(t, err)
+	return snap
+}
+
+// expectSnapshot makes a Snapshot, which must have so many devices, and these exclusions.
+func expectSnapshot(t testing.TB, s *Session, when string, devices int, excluded ...gpu.Exclusion) gpu.Snapshot {
+	t.Helper()
+	snap := snapshot(t, s)
+	if len(snap.Devices) != devices || !slices.Equal(snap.Excluded, excluded) {
+		t.Errorf("%s: %d devices, want %d; excluded %+v, want %+v", when, len(snap.Devices), devices, snap.Excluded, excluded)
 	}
 	return snap
 }
 
-// must fails the test if the machine could not be changed.
-func must(t testing.TB, errs ...error) {
+// expectEvents makes a Wait, which must return these observations.
+func expectEvents(t testing.TB, s *Session, when string, max time.Duration, want ...health.Observation) {
 	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
+	if obs, err := s.Wait(max); err != nil || !slices.Equal(obs, want) {
+		t.Errorf("%s: %+v, %v, want %+v", when, obs, err, want)
 	}
 }
+
+// xid is the observation of an XID of a whole GPU.
+func xid(m *simdriver.Machine, slot int, code uint64) health.Observation {
+	return health.Observation{At: wholeGPU(m, slot), Kind: health.XID, Code: code}
+}
+
+func wholeGPU(m *simdriver.Machine, slot int) gpu.Placement {
+	return gpu.WholeGPU(gpu.DeviceID(m.UUID(slot)))
+}
+
+var must = testcheck.NoError
 
 // testDeadline is a short session deadline.
 const testDeadline = 100 * time.Millisecond
@@ -133,11 +151,12 @@ func awaitEvent(t testing.TB, s *Session, want health.Observation) {
 	})
 }
 
-// openWithEvents opens a session and makes a Snapshot, which registers the events of every GPU. Only later events are reported.
+// openWithEvents opens a session whose waiter has a set with the events of every GPU. Only later events are reported.
 func openWithEvents(t testing.TB, m *simdriver.Machine) *Session {
 	t.Helper()
 	s := open(t, m)
 	snapshot(t, s)
+	expectEvents(t, s, "at first", 0)
 	return s
 }
 

@@ -86,9 +86,9 @@ func (w *gpuWorker) slowUsage(c *caller, h nvml.Device, now time.Time) gpu.Usage
 		return w.slow.usage
 	}
 	var u gpu.Usage
-	u.PowerLimit = optionalNumber(c, "nvmlDeviceGetPowerManagementLimit", converted(h.GetPowerManagementLimit, widen))
+	u.PowerLimit = optionalNumber(c, "nvmlDeviceGetPowerManagementLimit", h.GetPowerManagementLimit)
 	if !u.PowerLimit.OK {
-		u.PowerLimit = optionalNumber(c, "nvmlDeviceGetEnforcedPowerLimit", converted(h.GetEnforcedPowerLimit, widen))
+		u.PowerLimit = optionalNumber(c, "nvmlDeviceGetEnforcedPowerLimit", h.GetEnforcedPowerLimit)
 	}
 	ecc := func(where nvml.MemoryLocation) gpu.OptionalUint64 {
 		return optionalNumber(c, "nvmlDeviceGetMemoryErrorCounter", func() (uint64, nvml.Return) {
@@ -112,11 +112,8 @@ func (w *gpuWorker) slowUsage(c *caller, h nvml.Device, now time.Time) gpu.Usage
 func usageOf(c *caller, d nvmlDevice, u gpu.Usage) gpu.Usage {
 	u.Device = d.device.ID
 	h := d.handle
-	u.Power = optionalNumber(c, "nvmlDeviceGetPowerUsage", converted(h.GetPowerUsage, widen))
-	u.Temperature = optionalNumber(c, "nvmlDeviceGetTemperature", func() (uint64, nvml.Return) {
-		celsius, ret := h.GetTemperature(nvml.TEMPERATURE_GPU)
-		return uint64(celsius), ret
-	})
+	u.Power = optionalNumber(c, "nvmlDeviceGetPowerUsage", h.GetPowerUsage)
+	u.Temperature = optionalNumber(c, "nvmlDeviceGetTemperature", func() (uint32, nvml.Return) { return h.GetTemperature(nvml.TEMPERATURE_GPU) })
 	u.GPU, u.Memory = optionalNumbers(c, "nvmlDeviceGetUtilizationRates", func() (uint64, uint64, nvml.Return) {
 		rates, ret := h.GetUtilizationRates()
 		return uint64(rates.Gpu), uint64(rates.Memory), ret
@@ -129,7 +126,7 @@ func usageOf(c *caller, d nvmlDevice, u gpu.Usage) gpu.Usage {
 
 // clock reads a present clock rate. There is no field value of it.
 func clock(c *caller, h nvml.Device, of nvml.ClockType) gpu.OptionalUint64 {
-	return optionalNumber(c, "nvmlDeviceGetClockInfo", converted(func() (uint32, nvml.Return) { return h.GetClockInfo(of) }, widen))
+	return optionalNumber(c, "nvmlDeviceGetClockInfo", func() (uint32, nvml.Return) { return h.GetClockInfo(of) })
 }
 
 // readMemory reads what a GPU and a MIG instance both have.
@@ -145,8 +142,8 @@ func readMemory(c *caller, h nvml.Device, u *gpu.Usage) {
 }
 
 // optionalNumber is unset if the call fails.
-func optionalNumber(c *caller, name string, f func() (uint64, nvml.Return)) gpu.OptionalUint64 {
-	return optional(c, name, gpu.OptionalUint64{}, converted(f, gpu.OptionalUint64Of))
+func optionalNumber[T uint32 | uint64](c *caller, name string, f func() (T, nvml.Return)) gpu.OptionalUint64 {
+	return optional(c, name, gpu.OptionalUint64{}, converted(f, func(v T) gpu.OptionalUint64 { return gpu.OptionalUint64Of(uint64(v)) }))
 }
 
 // optionalNumbers are two numbers that one call returns.
@@ -159,9 +156,9 @@ func optionalNumbers(c *caller, name string, f func() (v, w uint64, ret nvml.Ret
 }
 
 // withoutPeriod drops the sample period of a result.
-func withoutPeriod(f func() (percent, period uint32, ret nvml.Return)) func() (uint64, nvml.Return) {
-	return func() (uint64, nvml.Return) {
+func withoutPeriod(f func() (percent, period uint32, ret nvml.Return)) func() (uint32, nvml.Return) {
+	return func() (uint32, nvml.Return) {
 		percent, _, ret := f()
-		return uint64(percent), ret
+		return percent, ret
 	}
 }

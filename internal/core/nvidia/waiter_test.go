@@ -1,7 +1,6 @@
 package nvidia
 
 import (
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,25 +14,16 @@ import (
 
 func TestRebound(t *testing.T) {
 	m, s := start(t, "h100x8", openWithEvents)
-	if _, err := s.Wait(0); err != nil { // takes the event set
-		t.Fatal(err)
-	}
 	must(t, m.Unbind(3), m.Bind(3), m.Bind(4))
-	obs, err := s.Wait(10 * time.Second)
-	want := []health.Observation{
-		{At: gpu.WholeGPU(h100ID), Detail: "driver unbound"},
-		{At: gpu.WholeGPU(h100ID), Kind: health.DriverRebound},
-		{At: gpu.WholeGPU(gpu.DeviceID(m.UUID(4))), Detail: "driver bound"},
-	}
-	if err != nil || !slices.Equal(obs, want) {
-		t.Errorf("%+v, %v", obs, err)
-	}
+	rebound := health.Observation{At: wholeGPU(m, 3), Kind: health.DriverRebound}
+	expectEvents(t, s, "bound", 10*time.Second,
+		health.Observation{At: rebound.At, Detail: "driver unbound"}, rebound, health.Observation{At: wholeGPU(m, 4), Detail: "driver bound"})
 	n := counted(t, m, func() { probe(t, s) })
 	if n["nvmlDeviceValidateInforom"] != 8 {
 		t.Errorf("the first check: %v", n)
 	}
 	must(t, m.Unbind(3), m.Bind(3))
-	awaitEvent(t, s, want[1])
+	awaitEvent(t, s, rebound)
 	n = counted(t, m, func() { probe(t, s) })
 	if n["nvmlDeviceValidateInforom"] != 1 {
 		t.Errorf("the check of a GPU that was bound again: %v", n)
@@ -45,9 +35,6 @@ func TestReboundOfUnregisteredGPU(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
 	must(t, m.Lose(3))
 	s := openWithEvents(t, m)
-	if _, err := s.Wait(0); err != nil {
-		t.Fatal(err)
-	}
 	must(t, m.Unbind(3), m.Bind(3))
 	obs, err := s.Wait(10 * time.Second)
 	want := health.Observation{At: gpu.Node, PCI: h100PCI, Kind: health.DriverRebound}
@@ -65,13 +52,8 @@ func TestNoSystemEvents(t *testing.T) {
 		must(t, m.Fail(simdriver.All, call, code, simdriver.Always))
 		s := openWithEvents(t, m)
 		must(t, m.XID(3, 48))
-		for range 3 {
-			obs, err := s.Wait(0)
-			must(t, err)
-			if len(obs) > 1 {
-				t.Errorf("%s: %+v", call, obs)
-			}
-		}
+		expectEvents(t, s, call, 0, xid(m, 3, 48))
+		expectEvents(t, s, call, 0)
 		if n := calls(t, m); n[call] != 1 {
 			t.Errorf("%s: tried %d times", call, n[call])
 		}
@@ -82,8 +64,8 @@ func TestNoSystemEvents(t *testing.T) {
 // go-nvml passes the request to C as it is, with a pointer to Go memory in it.
 func TestSystemEventsTakePinnedMemory(t *testing.T) {
 	_, s := start(t, "t4", openWithEvents)
-	if _, err := s.Wait(0); err != nil || !s.bindEvents.open {
-		t.Fatal(err)
+	if !s.bindEvents.open {
+		t.Fatal("no system events")
 	}
 	r := nvml.SystemEventSetWaitRequest{Set: s.bindEvents.set, DataSize: 1}
 	r.Version, r.Data = nvml.STRUCT_VERSION(r, 1), &nvml.SystemEventData_v1{}
@@ -120,7 +102,7 @@ func TestWaitHangs(t *testing.T) {
 				t.Errorf("busy: %+v", busy)
 			}
 			before := descriptors(t)
-			for range 20 { // each creates another event set
+			for range 2 * maxPendingSets { // each snapshot creates another event set
 				must(t, m.Lose(3))
 				snapshot(t, s)
 				must(t, m.Restore(3))
@@ -137,7 +119,7 @@ func TestWaitHangs(t *testing.T) {
 				t.Errorf("healed: %+v", c)
 			}
 			must(t, m.XID(3, 62))
-			awaitEvent(t, s, health.Observation{At: gpu.WholeGPU(h100ID), Kind: health.XID, Code: 62})
+			awaitEvent(t, s, xid(m, 3, 62))
 			if o := probe(t, s)[h100ID]; o.Sample.Events != health.Yes {
 				t.Errorf("healed: %+v", o)
 			}

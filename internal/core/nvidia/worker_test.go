@@ -55,23 +55,17 @@ func TestHangAnywhere(t *testing.T) {
 				t.Errorf("%+v", got)
 			}
 			delete(obs, h100ID)
-			for o := range maps.Values(obs) {
+			for _, o := range obs {
 				if o.Kind != health.Checked || o.Sample.RecoveryAction != health.RecoveryNone || o.Sample.Events != health.Yes {
 					t.Errorf("%+v", o)
 				}
 			}
-			snap := snapshot(t, s)
-			e := gpu.Exclusion{
-				Index: 3, At: waiting.At, PCI: h100PCI, Failure: gpu.FailurePending, Reason: "the driver does not answer (" + c.call + ")",
-			}
-			if len(snap.Devices) != 7 || !slices.Equal(snap.Excluded, []gpu.Exclusion{e}) {
-				t.Errorf("%d devices, excluded %+v", len(snap.Devices), snap.Excluded)
-			}
+			expectSnapshot(t, s, "hangs", 7, h100Pending(c.call))
 			if busy := s.Busy(); len(busy) != 1 || busy[0].At != waiting.At || busy[0].Index != 3 {
 				t.Errorf("busy: %+v", busy)
 			}
 			must(t, m.XID(4, 62))
-			awaitEvent(t, s, health.Observation{At: gpu.WholeGPU(gpu.DeviceID(m.UUID(4))), Kind: health.XID, Code: 62})
+			awaitEvent(t, s, xid(m, 4, 62))
 
 			must(t, m.Heal())
 			waitUntilIdle(t, s)
@@ -82,7 +76,7 @@ func TestHangAnywhere(t *testing.T) {
 				t.Errorf("healed: %+v", got)
 			}
 			must(t, m.XID(3, 62))
-			awaitEvent(t, s, health.Observation{At: waiting.At, Kind: health.XID, Code: 62})
+			awaitEvent(t, s, xid(m, 3, 62))
 		})
 	}
 }
@@ -122,9 +116,7 @@ func TestHangCostsOneCall(t *testing.T) {
 func TestSlowGPU(t *testing.T) {
 	m, s := start(t, "h100x8", openShortDeadline)
 	must(t, m.Slow(simdriver.GPU(3), "nvmlDeviceGetM*", testDeadline/4))
-	if snap := snapshot(t, s); len(snap.Devices) != 8 {
-		t.Errorf("slow: excluded %+v", snap.Excluded)
-	}
+	expectSnapshot(t, s, "slow", 8)
 	must(t, m.Heal(), m.Slow(simdriver.GPU(3), "*", 3*testDeadline/4)) // of eight calls
 	began := time.Now()
 	snap := snapshot(t, s)
@@ -149,21 +141,13 @@ func TestAbandonedSession(t *testing.T) {
 		t.Fatal(err)
 	}
 	next := openShortDeadline(t, m)
-	snap := snapshot(t, next)
-	want := gpu.Exclusion{
-		Index: 3, At: gpu.WholeGPU(h100ID), PCI: h100PCI, Failure: gpu.FailurePending, Reason: "the driver does not answer (nvmlDeviceGetUUID)",
-	}
-	if len(snap.Devices) != 7 || !slices.Equal(snap.Excluded, []gpu.Exclusion{want}) {
-		t.Errorf("%d devices, excluded %+v", len(snap.Devices), snap.Excluded)
-	}
+	expectSnapshot(t, next, "still hangs", 7, h100Pending("nvmlDeviceGetUUID"))
 	if busy := next.Busy(); len(busy) != 1 || busy[0].Index != 3 {
 		t.Errorf("busy: %+v", busy)
 	}
 	must(t, m.Heal())
 	waitUntilIdle(t, s)
-	if snap := snapshot(t, next); len(snap.Devices) != 8 {
-		t.Errorf("healed: excluded %+v", snap.Excluded)
-	}
+	expectSnapshot(t, next, "healed", 8)
 	must(t, next.Close(), openShortDeadline(t, m).Close())
 	if n := calls(t, m); n["nvmlShutdown"] != 3 || n["nvmlInit_v2"] != 3 {
 		t.Errorf("%d of %d sessions shut down", n["nvmlShutdown"], n["nvmlInit_v2"])

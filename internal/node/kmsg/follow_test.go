@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tandem-gpu/tandem/internal/node/kmsg"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 const held = 2 * time.Second // how long a line waits
@@ -31,7 +32,9 @@ type following struct {
 	got []kmsg.Line
 }
 
-// readFile and followFile read and follow a log that they open.
+var must = check.NoError
+
+// readFile reads a log that it opens.
 func readFile(ctx context.Context, path string, first uint64) (kmsg.Contents, error) {
 	log, err := kmsg.Open(path)
 	if err != nil {
@@ -41,16 +44,15 @@ func readFile(ctx context.Context, path string, first uint64) (kmsg.Contents, er
 	return log.Read(ctx, first)
 }
 
-func followFile(ctx context.Context, path string, next uint64, emit func(kmsg.Line)) error {
+func openLog(t *testing.T, path string) kmsg.Log {
+	t.Helper()
 	log, err := kmsg.Open(path)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = log.Close() }()
-	return log.Follow(ctx, next, emit)
+	must(t, err)
+	t.Cleanup(func() { _ = log.Close() })
+	return log
 }
 
-func follow(t *testing.T, path string, next uint64) *following {
+func follow(t *testing.T, log kmsg.Log, next uint64) *following {
 	f := &following{t: t}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
@@ -59,7 +61,7 @@ func follow(t *testing.T, path string, next uint64) *following {
 		defer f.mu.Unlock()
 		f.got = append(f.got, l)
 	}
-	go func() { done <- followFile(ctx, path, next, emit) }()
+	go func() { done <- log.Follow(ctx, next, emit) }()
 	f.stop = func() error { cancel(); return <-done }
 	return f
 }
@@ -88,14 +90,11 @@ func file(t *testing.T, content string) (path string, grow func(string)) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "kmsg")
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = f.Close() })
 	grow = func(s string) {
-		if _, err := f.WriteString(s); err != nil {
-			t.Fatal(err)
-		}
+		_, err := f.WriteString(s)
+		must(t, err)
 	}
 	grow(content)
 	return path, grow
@@ -103,7 +102,7 @@ func file(t *testing.T, content string) (path string, grow func(string)) {
 
 func TestPresentLines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := follow(t, "testdata/xids.kmsg", 0)
+		f := follow(t, openLog(t, "testdata/xids.kmsg"), 0)
 		f.emitted(held - time.Millisecond) // the event of NVML must be first
 		f.emitted(time.Millisecond, "79@2002", "154@2004", "149@2010", "119@2012")
 		f.emitted(time.Hour, "79@2002", "154@2004", "149@2010", "119@2012")
@@ -117,18 +116,10 @@ func TestPresentLines(t *testing.T) {
 	})
 }
 
-func TestLinesFromANumberOn(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := follow(t, "testdata/xids.kmsg", 2005)
-		f.emitted(held, "149@2010", "119@2012")
-		_ = f.stop()
-	})
-}
-
 func TestGrowth(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		path, grow := file(t, xidRecord(0, 1, 79))
-		f := follow(t, path, 0)
+		f := follow(t, openLog(t, path), 0)
 		f.emitted(held, "79@0")
 		grow("4,5,1000,-;NVRM: Xid (PCI:0000:02")
 		f.emitted(time.Minute, "79@0") // a record whose end is not written yet
@@ -143,7 +134,7 @@ func TestGrowth(t *testing.T) {
 func TestEndWhileHeld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		path, _ := file(t, xidRecord(1, 1, 79))
-		f := follow(t, path, 0)
+		f := follow(t, openLog(t, path), 0)
 		f.emitted(held / 2)
 		if err := f.stop(); !errors.Is(err, context.Canceled) {
 			t.Errorf("ended with %v", err)
@@ -155,13 +146,9 @@ func TestEndWhileHeld(t *testing.T) {
 // A read that waits in the kernel ends with the context: of a pipe everywhere, of the log where it can be read.
 func TestEndWhileWaiting(t *testing.T) {
 	pipe := filepath.Join(t.TempDir(), "kmsg")
-	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, syscall.Mkfifo(pipe, 0o600))
 	writer, err := os.OpenFile(pipe, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = writer.Close() }()
 	for _, path := range []string{pipe, "/dev/kmsg"} {
 		t.Run(path, func(t *testing.T) {
@@ -169,10 +156,12 @@ func TestEndWhileWaiting(t *testing.T) {
 			defer cancel()
 			var cancelled time.Time
 			time.AfterFunc(50*time.Millisecond, func() { cancelled = time.Now(); cancel() })
-			err := followFile(ctx, path, 0, func(kmsg.Line) {})
+			log, err := kmsg.Open(path)
 			if errors.Is(err, kmsg.ErrUnavailable) {
 				t.Skip(err)
 			}
+			must(t, err)
+			err = log.Follow(ctx, 0, func(kmsg.Line) {})
 			if took := time.Since(cancelled); !errors.Is(err, context.Canceled) || took > 100*time.Millisecond {
 				t.Errorf("ended with %v, %v after the context", err, took)
 			}
@@ -214,9 +203,7 @@ func TestReadTable(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			path, _ := file(t, c.log)
 			got, err := readFile(t.Context(), path, c.first)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			lines := []string{}
 			for _, l := range got.Lines {
 				lines = append(lines, fmt.Sprintf("%d@%d>%d", l.XID, l.Seq, l.Next))
@@ -245,44 +232,32 @@ func TestReadTheDevice(t *testing.T) {
 
 // What Read has read is not followed again, what was added since is.
 func TestFollowAfterRead(t *testing.T) {
-	path, add := file(t, xidRecord(1, 1, 79)+xidRecord(2, 2, 31))
-	log, err := kmsg.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	present, err := log.Read(t.Context(), 0)
-	if err != nil || len(present.Lines) != 2 || present.Next != 3 {
-		t.Fatalf("%+v, %v", present, err)
-	}
-	add(xidRecord(3, 1, 48) + xidRecord(4, 1, 79))
-	ctx, cancel := context.WithCancel(t.Context())
-	var followed []uint64
-	err = log.Follow(ctx, present.Next, func(l kmsg.Line) {
-		if followed = append(followed, l.Seq); len(followed) == 2 {
-			cancel()
+	synctest.Test(t, func(t *testing.T) {
+		path, add := file(t, xidRecord(1, 1, 79)+xidRecord(2, 2, 31))
+		log := openLog(t, path)
+		present, err := log.Read(t.Context(), 0)
+		if err != nil || len(present.Lines) != 2 || present.Next != 3 {
+			t.Fatalf("%+v, %v", present, err)
 		}
+		add(xidRecord(3, 1, 48) + xidRecord(4, 1, 79))
+		f := follow(t, log, present.Next)
+		f.emitted(held, "48@3", "79@4")
+		_ = f.stop()
 	})
-	if !errors.Is(err, context.Canceled) || !slices.Equal(followed, []uint64{3, 4}) {
-		t.Errorf("followed %v, %v", followed, err)
-	}
 }
 
-// Opening fails in the same way before Follow and Read.
 func TestErrors(t *testing.T) {
 	missing, folder := filepath.Join(t.TempDir(), "kmsg"), t.TempDir()
-	for name, read := range map[string]func(path string) error{
-		"Follow": func(path string) error {
-			return followFile(t.Context(), path, 0, func(l kmsg.Line) { t.Errorf("emitted %v", l) })
-		},
-		"Read": func(path string) error { _, err := readFile(t.Context(), path, 0); return err },
-	} {
-		err := read(missing)
-		want := "kernel log is not readable: open " + missing + ": no such file or directory: give the agent the host's device /dev/kmsg (a container must be allowed to open it, or be privileged) and, where sysctl kernel.dmesg_restrict is 1, the capability CAP_SYSLOG"
-		if !errors.Is(err, kmsg.ErrUnavailable) || !errors.Is(err, fs.ErrNotExist) || err.Error() != want {
-			t.Errorf("%s: %q, want %q", name, err, want)
-		}
-		if err := read(folder); !errors.Is(err, syscall.EISDIR) || errors.Is(err, kmsg.ErrUnavailable) {
-			t.Errorf("%s: %v, want EISDIR of the read", name, err)
+	_, err := kmsg.Open(missing)
+	want := "kernel log is not readable: open " + missing + ": no such file or directory: give the agent the host's device /dev/kmsg (a container must be allowed to open it, or be privileged) and, where sysctl kernel.dmesg_restrict is 1, the capability CAP_SYSLOG"
+	if !errors.Is(err, kmsg.ErrUnavailable) || !errors.Is(err, fs.ErrNotExist) || err.Error() != want {
+		t.Errorf("%q, want %q", err, want)
+	}
+	_, readErr := readFile(t.Context(), folder, 0)
+	followErr := openLog(t, folder).Follow(t.Context(), 0, func(l kmsg.Line) { t.Errorf("emitted %v", l) })
+	for _, err := range []error{readErr, followErr} {
+		if !errors.Is(err, syscall.EISDIR) || errors.Is(err, kmsg.ErrUnavailable) {
+			t.Errorf("%v, want EISDIR of the read", err)
 		}
 	}
 }

@@ -1,9 +1,12 @@
 package compare
 
 import (
-	"regexp"
+	"cmp"
 	"strconv"
 	"strings"
+
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
@@ -41,34 +44,25 @@ var metrics = []metric{
 	{"tandem_device_ecc_errors_total", map[string]string{"severity": "uncorrected"}, ECCUncorrected, 1, true},
 }
 
-// Sample is one line of a metrics page.
+// Sample is a value of a metric.
 type Sample struct {
 	Name   string
 	Labels map[string]string
 	Value  float64
 }
 
-var (
-	sampleLine = regexp.MustCompile(`^([a-z0-9_]+)(?:\{(.*)\})? (\S+)$`)
-	label      = regexp.MustCompile(`([a-z0-9_]+)="((?:[^"\\]|\\.)*)"`)
-)
-
-// Samples are the lines of a metrics page that are not comments.
+// Samples are the gauges and counters of a metrics page.
 func Samples(page string) (all []Sample) {
-	for line := range strings.Lines(page) {
-		m := sampleLine.FindStringSubmatch(strings.TrimSpace(line))
-		if m == nil {
-			continue
+	parser := expfmt.NewTextParser(model.LegacyValidation)
+	families, _ := parser.TextToMetricFamilies(strings.NewReader(page)) // of a page that is cut off, what is before
+	for name, family := range families {
+		for _, m := range family.Metric {
+			s := Sample{name, map[string]string{}, cmp.Or(m.GetGauge().GetValue(), m.GetCounter().GetValue())}
+			for _, l := range m.Label {
+				s.Labels[l.GetName()] = l.GetValue()
+			}
+			all = append(all, s)
 		}
-		v, err := strconv.ParseFloat(m[3], 64)
-		if err != nil {
-			continue
-		}
-		s := Sample{m[1], map[string]string{}, v}
-		for _, l := range label.FindAllStringSubmatch(m[2], -1) {
-			s.Labels[l[1]] = l[2]
-		}
-		all = append(all, s)
 	}
 	return all
 }

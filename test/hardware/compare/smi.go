@@ -23,143 +23,74 @@ type SMI struct {
 // QueryFields are the fields of --query-gpu that the XML of some driver lacks; the first is the UUID.
 var QueryFields = []string{"uuid", "compute_cap"}
 
-// smiLog has the elements of `nvidia-smi -q -x` (nvsmi_device_v11 to v13) that are compared. Where versions differ, each spelling
-// is an element of its own.
-type smiLog struct {
-	Driver string   `xml:"driver_version"`
-	CUDA   string   `xml:"cuda_version"`
-	GPUs   []smiGPU `xml:"gpu"`
+// element is an element of `nvidia-smi -q -x`.
+type element struct {
+	XMLName  xml.Name
+	Text     string    `xml:",chardata"`
+	Elements []element `xml:",any"`
 }
 
-type smiGPU struct {
-	UUID         string  `xml:"uuid"`
-	Name         string  `xml:"product_name"`
-	Brand        string  `xml:"product_brand"`
-	Architecture string  `xml:"product_architecture"`
-	Serial       string  `xml:"serial"`
-	Minor        string  `xml:"minor_number"`
-	VBIOS        string  `xml:"vbios_version"`
-	Display      string  `xml:"display_mode"`
-	Attached     string  `xml:"display_attached"` // v13, in place of the mode
-	Persistence  string  `xml:"persistence_mode"`
-	MIG          string  `xml:"mig_mode>current_mig"`
-	Instances    []smiMI `xml:"mig_devices>mig_device"`
-	Recovery     string  `xml:"gpu_recovery_action"`
-	PCI          struct {
-		Address  string `xml:"pci_bus_id"`
-		MaxGen   string `xml:"pci_gpu_link_info>pcie_gen>max_link_gen"`
-		Gen      string `xml:"pci_gpu_link_info>pcie_gen>current_link_gen"`
-		MaxWidth string `xml:"pci_gpu_link_info>link_widths>max_link_width"`
-		Width    string `xml:"pci_gpu_link_info>link_widths>current_link_width"`
-		Replays  string `xml:"replay_counter"`
-	} `xml:"pci"`
-	Memory struct {
-		Total    string `xml:"total"`
-		Reserved string `xml:"reserved"`
-		Used     string `xml:"used"`
-	} `xml:"fb_memory_usage"`
-	BAR1 struct {
-		Total string `xml:"total"`
-		Used  string `xml:"used"`
-	} `xml:"bar1_memory_usage"`
-	Utilization struct {
-		GPU     string `xml:"gpu_util"`
-		Memory  string `xml:"memory_util"`
-		Encoder string `xml:"encoder_util"`
-		Decoder string `xml:"decoder_util"`
-	} `xml:"utilization"`
-	ECC      string    `xml:"ecc_mode>current_ecc"`
-	Volatile smiErrors `xml:"ecc_errors>volatile"`
-	Rows     struct {
-		Correctable   string `xml:"remapped_row_corr"`
-		Uncorrectable string `xml:"remapped_row_unc"`
-		Pending       string `xml:"remapped_row_pending"`
-		Failed        string `xml:"remapped_row_failure"`
-	} `xml:"remapped_rows"`
-	Temperature string       `xml:"temperature>gpu_temp"`
-	Power       smiPower     `xml:"gpu_power_readings"` // from driver 525 on
-	OldPower    smiPower     `xml:"power_readings"`
-	Clocks      smiClocks    `xml:"clocks"`
-	MaxClocks   smiClocks    `xml:"max_clocks"`
-	Processes   []smiProcess `xml:"processes>process_info"`
+// all are the elements at a path: "mig_devices/mig_device".
+func (e element) all(path string) []element {
+	at := []element{e}
+	for name := range strings.SplitSeq(path, "/") {
+		var next []element
+		for _, parent := range at {
+			for _, child := range parent.Elements {
+				if child.XMLName.Local == name {
+					next = append(next, child)
+				}
+			}
+		}
+		at = next
+	}
+	return at
 }
 
-// smiErrors are counters of ECC errors: by memory from Ampere on, before by single and double bit.
-type smiErrors struct {
-	DRAMCorrectable   string `xml:"dram_correctable"`
-	DRAMUncorrectable string `xml:"dram_uncorrectable"`
-	SRAMUncorrectable string `xml:"sram_uncorrectable"`
-	SRAMParity        string `xml:"sram_uncorrectable_parity"` // from driver 550 on, with the next one in place of one counter
-	SRAMSECDED        string `xml:"sram_uncorrectable_secded"`
-	SingleMemory      string `xml:"single_bit>device_memory"`
-	SingleL1          string `xml:"single_bit>l1_cache"`
-	SingleL2          string `xml:"single_bit>l2_cache"`
-	DoubleTotal       string `xml:"double_bit>total"`
-}
-
-type smiPower struct {
-	Draw    string `xml:"power_draw"`
-	Average string `xml:"average_power_draw"` // v13
-	Current string `xml:"current_power_limit"`
-	Limit   string `xml:"power_limit"` // before driver 535
-}
-
-type smiClocks struct {
-	Graphics string `xml:"graphics_clock"`
-	SM       string `xml:"sm_clock"`
-	Memory   string `xml:"mem_clock"`
-}
-
-type smiProcess struct {
-	PID  string `xml:"pid"`
-	Type string `xml:"type"` // C, G, C+G
-	GI   string `xml:"gpu_instance_id"`
-	CI   string `xml:"compute_instance_id"`
-}
-
-// smiMI is a MIG instance.
-type smiMI struct {
-	Index    string `xml:"index"`
-	GI       string `xml:"gpu_instance_id"`
-	CI       string `xml:"compute_instance_id"`
-	SMs      string `xml:"device_attributes>shared>multiprocessor_count"`
-	Copies   string `xml:"device_attributes>shared>copy_engine_count"`
-	Decoders string `xml:"device_attributes>shared>decoder_count"`
-	Encoders string `xml:"device_attributes>shared>encoder_count"`
-	JPEGs    string `xml:"device_attributes>shared>jpg_count"`
-	OFAs     string `xml:"device_attributes>shared>ofa_count"`
-	Memory   string `xml:"fb_memory_usage>total"`
-	Used     string `xml:"fb_memory_usage>used"`
-	BAR1     string `xml:"bar1_memory_usage>total"`
+// text is that of the first path at which there is a known one; "" = none.
+func (e element) text(paths ...string) string {
+	for _, path := range paths {
+		for _, found := range e.all(path) {
+			if text := known(found.Text); text != "" {
+				return text
+			}
+		}
+	}
+	return ""
 }
 
 // Source parses the outputs.
 func (s SMI) Source() (Source, error) {
-	var log smiLog
+	var log element
 	if err := xml.Unmarshal([]byte(s.XML), &log); err != nil {
 		return Source{}, fmt.Errorf("nvidia-smi -q -x: %w", err)
 	}
 	all := NewSource("nvidia-smi")
-	all.Machine.set(DriverVersion, known(log.Driver))
-	all.Machine.set(CUDAVersion, known(log.CUDA))
-	all.Machine.set(GPUCount, strconv.Itoa(len(log.GPUs)))
+	all.Machine.set(DriverVersion, log.text("driver_version"))
+	all.Machine.set(CUDAVersion, log.text("cuda_version"))
+	gpus := log.all("gpu")
+	all.Machine.set(GPUCount, strconv.Itoa(len(gpus)))
+	ids := make([]string, len(gpus))
 	listed := s.instances()
-	for i, g := range log.GPUs {
-		g.values(all.Device(g.UUID))
-		all.Device(g.UUID).set(Index, strconv.Itoa(i))
-		for _, mi := range g.Instances {
-			l, ok := listed[g.UUID+" "+mi.Index]
+	for i, g := range gpus {
+		ids[i] = g.text("uuid")
+		parent := all.Device(ids[i])
+		parent.addGPU(g)
+		parent.set(Index, strconv.Itoa(i))
+		for _, instance := range g.all("mig_devices/mig_device") {
+			index := instance.text("index")
+			l, ok := listed[ids[i]+" "+index]
 			if !ok {
-				return all, fmt.Errorf("nvidia-smi -L does not list instance %s of %s", mi.Index, g.UUID)
+				return all, fmt.Errorf("nvidia-smi -L does not list instance %s of %s", index, ids[i])
 			}
 			v := all.Device(l.uuid)
 			v.set(Profile, l.profile)
-			mi.values(v, g)
+			v.addInstance(instance, g, parent)
 		}
 	}
 	s.addQuery(all)
 	s.addNVLinks(all)
-	s.addTopology(all, log)
+	s.addTopology(all, ids)
 	return all, nil
 }
 
@@ -224,8 +155,8 @@ func (s SMI) addNVLinks(all Source) {
 	}
 }
 
-// addTopology adds the connection of each pair of GPUs, and the NUMA node of each.
-func (s SMI) addTopology(all Source, log smiLog) {
+// addTopology adds the connection of each pair of GPUs, and the NUMA node of each; ids are their UUIDs by index.
+func (s SMI) addTopology(all Source, ids []string) {
 	var columns []string
 	for line := range strings.Lines(s.Topo) {
 		cells := strings.Split(strings.TrimRight(ansi.ReplaceAllString(line, ""), "\n"), "\t")
@@ -238,14 +169,14 @@ func (s SMI) addTopology(all Source, log smiLog) {
 		}
 		row, isGPU := strings.CutPrefix(cells[0], "GPU")
 		i, err := strconv.Atoi(row)
-		if !isGPU || err != nil || i >= len(log.GPUs) {
+		if !isGPU || err != nil || i >= len(ids) {
 			continue
 		}
 		for n, cell := range cells {
 			switch name := column(columns, n); {
 			case name == "NUMA Affinity":
 				if _, err := strconv.Atoi(cell); err == nil {
-					all.Device(log.GPUs[i].UUID).set(NUMANode, cell)
+					all.Device(ids[i]).set(NUMANode, cell)
 				}
 			case strings.HasPrefix(name, "GPU"):
 				if j, err := strconv.Atoi(name[len("GPU"):]); err == nil && j > i {

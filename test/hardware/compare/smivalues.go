@@ -43,55 +43,109 @@ func sum(texts ...string) string {
 	return strconv.FormatFloat(total, 'f', -1, 64)
 }
 
-// values are those of a GPU.
-func (g smiGPU) values(v Values) {
-	v.set(PCIAddress, address(known(g.PCI.Address)))
-	v.set(Name, known(g.Name))
-	v.set(Architecture, known(g.Architecture))
-	v.set(Brand, known(g.Brand))
-	v.set(Serial, known(g.Serial))
-	v.set(Minor, known(g.Minor))
-	v.set(VBIOS, known(g.VBIOS))
-	v.set(MIGMode, known(g.MIG))
-	v.set(Persistence, known(g.Persistence))
-	v.set(Display, cmp.Or(known(g.Display), map[string]string{"Yes": "Enabled", "No": "Disabled"}[g.Attached]))
-	v.set(ECCMode, known(g.ECC))
-	v.set(Memory, amount(g.Memory.Total))
-	v.set(BAR1, amount(g.BAR1.Total))
-	power := g.Power
-	if power == (smiPower{}) {
-		power = g.OldPower
-	}
-	v.set(PowerLimit, amount(cmp.Or(power.Current, power.Limit)))
-	v.set(Power, amount(cmp.Or(known(power.Draw), known(power.Average))))
-	v.set(MaxGraphicsClock, amount(g.MaxClocks.Graphics))
-	v.set(MaxSMClock, amount(g.MaxClocks.SM))
-	v.set(MaxMemoryClock, amount(g.MaxClocks.Memory))
-	v.set(SMClock, amount(g.Clocks.SM))
-	v.set(MemoryClock, amount(g.Clocks.Memory))
-	v.set(Temperature, amount(g.Temperature))
-	// The memory that is not free: that of processes and of the driver itself.
-	if used := amount(g.Memory.Used); used != "" {
-		v.set(MemoryUsed, sum(used, g.Memory.Reserved))
-	}
-	v.set(BAR1Used, amount(g.BAR1.Used))
-	v.set(GPUUtilization, amount(g.Utilization.GPU))
-	v.set(MemoryUtilization, amount(g.Utilization.Memory))
-	v.set(EncoderUtilization, amount(g.Utilization.Encoder))
-	v.set(DecoderUtilization, amount(g.Utilization.Decoder))
-	g.linkValues(v)
-	g.errorValues(v)
-	v.set(Processes, pids(g.Processes, func(p smiProcess) bool { return known(p.GI) == "" }))
+// smiValue is a value that nvidia-smi shows, and the paths of its element in nvsmi_device_v11 to v13, of which the first that is known
+// counts.
+type smiValue struct {
+	value Value
+	form  func(string) string
+	paths []string
 }
 
-// linkValues are those of the PCIe link.
-func (g smiGPU) linkValues(v Values) {
-	v.set(MaxPCIeGeneration, amount(g.PCI.MaxGen))
-	v.set(MaxPCIeWidth, amount(g.PCI.MaxWidth))
-	v.set(PCIeGeneration, amount(g.PCI.Gen))
-	v.set(PCIeWidth, amount(g.PCI.Width))
-	v.set(PCIeReplays, amount(g.PCI.Replays))
+func in(paths ...string) []string { return paths }
+
+func unchanged(text string) string { return text }
+
+var gpuValues = []smiValue{
+	{PCIAddress, address, in("pci/pci_bus_id")},
+	{Name, unchanged, in("product_name")},
+	{Architecture, unchanged, in("product_architecture")},
+	{Brand, unchanged, in("product_brand")},
+	{Serial, unchanged, in("serial")},
+	{Minor, unchanged, in("minor_number")},
+	{VBIOS, unchanged, in("vbios_version")},
+	{MIGMode, unchanged, in("mig_mode/current_mig")},
+	{Persistence, unchanged, in("persistence_mode")},
+	{Display, displayMode, in("display_mode", "display_attached")}, // the latter in v13
+	{ECCMode, unchanged, in("ecc_mode/current_ecc")},
+	{Memory, amount, in("fb_memory_usage/total")},
+	{BAR1, amount, in("bar1_memory_usage/total")},
+	{BAR1Used, amount, in("bar1_memory_usage/used")},
+	// gpu_power_readings from driver 525 on, current_power_limit from driver 535 on, average_power_draw in v13.
+	{PowerLimit, amount, in("gpu_power_readings/current_power_limit", "gpu_power_readings/power_limit", "power_readings/power_limit")},
+	{Power, amount, in("gpu_power_readings/power_draw", "gpu_power_readings/average_power_draw", "power_readings/power_draw")},
+	{MaxGraphicsClock, amount, in("max_clocks/graphics_clock")},
+	{MaxSMClock, amount, in("max_clocks/sm_clock")},
+	{MaxMemoryClock, amount, in("max_clocks/mem_clock")},
+	{SMClock, amount, in("clocks/sm_clock")},
+	{MemoryClock, amount, in("clocks/mem_clock")},
+	{Temperature, amount, in("temperature/gpu_temp")},
+	{GPUUtilization, amount, in("utilization/gpu_util")},
+	{MemoryUtilization, amount, in("utilization/memory_util")},
+	{EncoderUtilization, amount, in("utilization/encoder_util")},
+	{DecoderUtilization, amount, in("utilization/decoder_util")},
+	{MaxPCIeGeneration, amount, in("pci/pci_gpu_link_info/pcie_gen/max_link_gen")},
+	{MaxPCIeWidth, amount, in("pci/pci_gpu_link_info/link_widths/max_link_width")},
+	{PCIeGeneration, amount, in("pci/pci_gpu_link_info/pcie_gen/current_link_gen")},
+	{PCIeWidth, amount, in("pci/pci_gpu_link_info/link_widths/current_link_width")},
+	{PCIeReplays, amount, in("pci/replay_counter")},
+	// Errors are counted by memory from Ampere on, before by single and double bit.
+	{ECCMemory, amount, in("ecc_errors/volatile/dram_correctable", "ecc_errors/volatile/single_bit/device_memory")},
+	{ECCL1, amount, in("ecc_errors/volatile/single_bit/l1_cache")},
+	{ECCL2, amount, in("ecc_errors/volatile/single_bit/l2_cache")},
+	{RowsCorrectable, amount, in("remapped_rows/remapped_row_corr")},
+	{RowsUncorrectable, amount, in("remapped_rows/remapped_row_unc")},
+	{RowPending, unchanged, in("remapped_rows/remapped_row_pending")},
+	{RowFailed, unchanged, in("remapped_rows/remapped_row_failure")},
+	{RecoveryAction, func(text string) string { return recoveryNames[strings.ToLower(text)] }, in("gpu_recovery_action")},
+}
+
+var instanceValues = []smiValue{
+	{Instance, unchanged, in("index")},
+	{Memory, amount, in("fb_memory_usage/total")},
+	{MemoryUsed, amount, in("fb_memory_usage/used")},
+	{BAR1, amount, in("bar1_memory_usage/total")},
+	{Multiprocessors, amount, in("device_attributes/shared/multiprocessor_count")},
+	{CopyEngines, amount, in("device_attributes/shared/copy_engine_count")},
+	{Decoders, amount, in("device_attributes/shared/decoder_count")},
+	{Encoders, amount, in("device_attributes/shared/encoder_count")},
+	{JPEGDecoders, amount, in("device_attributes/shared/jpg_count")},
+	{OFAs, amount, in("device_attributes/shared/ofa_count")},
+}
+
+func (v Values) addSMI(of element, all []smiValue) {
+	for _, value := range all {
+		v.set(value.value, value.form(of.text(value.paths...)))
+	}
+}
+
+// addGPU adds the values of a GPU.
+func (v Values) addGPU(g element) {
+	v.addSMI(g, gpuValues)
+	// The memory that is not free: that of processes and of the driver itself.
+	if used := amount(g.text("fb_memory_usage/used")); used != "" {
+		v.set(MemoryUsed, sum(used, g.text("fb_memory_usage/reserved")))
+	}
+	// From driver 550 on there are two counters of SRAM in place of one.
+	const errors = "ecc_errors/volatile/"
+	uncorrectable := sum(g.text(errors+"dram_uncorrectable"), g.text(errors+"sram_uncorrectable"),
+		g.text(errors+"sram_uncorrectable_parity"), g.text(errors+"sram_uncorrectable_secded"))
+	v.set(ECCUncorrected, cmp.Or(uncorrectable, amount(g.text(errors+"double_bit/total"))))
 	v.set(PCIeBandwidth, bandwidth(v[MaxPCIeGeneration], v[MaxPCIeWidth]))
+	v.set(Processes, processes(g, "", ""))
+}
+
+// addInstance adds the values of a MIG instance of a GPU.
+func (v Values) addInstance(instance, g element, parent Values) {
+	v.addSMI(instance, instanceValues)
+	for _, shared := range []Value{PCIAddress, Serial, Architecture, Brand, ECCMode} {
+		v.set(shared, parent[shared])
+	}
+	v.set(Processes, processes(g, instance.text("gpu_instance_id"), instance.text("compute_instance_id")))
+}
+
+// displayMode is the mode, or that of a GPU to which a display is attached or not.
+func displayMode(text string) string {
+	return cmp.Or(map[string]string{"Yes": "Enabled", "No": "Disabled"}[text], text)
 }
 
 // bandwidth is that of a link as the attribute pci_bandwidth has it: 256 MB/s for a lane of generation 1, twice that for each next.
@@ -104,51 +158,18 @@ func bandwidth(generation, width string) string {
 	return strconv.Itoa(w * 256 << (g - 1))
 }
 
-// errorValues are the counters of errors, and what the driver recommends.
-func (g smiGPU) errorValues(v Values) {
-	e := g.Volatile
-	v.set(ECCMemory, amount(cmp.Or(known(e.DRAMCorrectable), known(e.SingleMemory))))
-	v.set(ECCL1, amount(e.SingleL1))
-	v.set(ECCL2, amount(e.SingleL2))
-	v.set(ECCUncorrected, cmp.Or(sum(e.DRAMUncorrectable, e.SRAMUncorrectable, e.SRAMParity, e.SRAMSECDED), amount(e.DoubleTotal)))
-	v.set(RowsCorrectable, amount(g.Rows.Correctable))
-	v.set(RowsUncorrectable, amount(g.Rows.Uncorrectable))
-	v.set(RowPending, known(g.Rows.Pending))
-	v.set(RowFailed, known(g.Rows.Failed))
-	v.set(RecoveryAction, recoveryNames[strings.ToLower(known(g.Recovery))])
-}
-
 // recoveryNames are the agents' names of what nvidia-smi shows as the recovery action.
 var recoveryNames = map[string]string{
 	"none": "none", "reset": "GPU reset", "gpu reset": "GPU reset", "reboot": "node reboot", "node reboot": "node reboot",
 	"drain p2p": "drain P2P", "drain and reset": "drain and reset", "recover imex domain": "recover IMEX domain",
 }
 
-// values are those of a MIG instance.
-func (m smiMI) values(v Values, of smiGPU) {
-	v.set(PCIAddress, address(known(of.PCI.Address)))
-	v.set(Instance, known(m.Index))
-	v.set(Memory, amount(m.Memory))
-	v.set(MemoryUsed, amount(m.Used))
-	v.set(BAR1, amount(m.BAR1))
-	v.set(Multiprocessors, amount(m.SMs))
-	v.set(CopyEngines, amount(m.Copies))
-	v.set(Decoders, amount(m.Decoders))
-	v.set(Encoders, amount(m.Encoders))
-	v.set(JPEGDecoders, amount(m.JPEGs))
-	v.set(OFAs, amount(m.OFAs))
-	v.set(Serial, known(of.Serial))
-	v.set(Architecture, known(of.Architecture))
-	v.set(Brand, known(of.Brand))
-	v.set(ECCMode, known(of.ECC))
-	v.set(Processes, pids(of.Processes, func(p smiProcess) bool { return p.GI == m.GI && p.CI == m.CI }))
-}
-
-// pids are the compute processes for which of holds, sorted: "none" or "12 345".
-func pids(all []smiProcess, of func(smiProcess) bool) string {
+// processes are the compute processes of an instance, or "" and "" for those of the GPU, sorted: "none" or "12 345".
+func processes(g element, gi, ci string) string {
 	var found []int
-	for _, p := range all {
-		if n, err := strconv.Atoi(strings.TrimSpace(p.PID)); err == nil && strings.Contains(p.Type, "C") && of(p) {
+	for _, p := range g.all("processes/process_info") {
+		of := p.text("gpu_instance_id") == gi && (gi == "" || p.text("compute_instance_id") == ci)
+		if n, err := strconv.Atoi(p.text("pid")); err == nil && strings.Contains(p.text("type"), "C") && of { // C, G, C+G
 			found = append(found, n)
 		}
 	}

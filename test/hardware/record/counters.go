@@ -8,16 +8,14 @@ import (
 
 // total is the number of ECC errors of a type.
 func total(name string, kind nvml.MemoryErrorType, counter nvml.EccCounterType) key {
-	k := named(name, "nvmlDeviceGetTotalEccErrors")
-	return with(k, fmt.Sprintf("%d, %d", kind, counter), kind, func(d nvml.Device, kind nvml.MemoryErrorType) (uint64, nvml.Return) {
+	return with(name, "nvmlDeviceGetTotalEccErrors", fmt.Sprintf("%d, %d", kind, counter), kind, func(d nvml.Device, kind nvml.MemoryErrorType) (uint64, nvml.Return) {
 		return d.GetTotalEccErrors(kind, counter)
 	}, decimal)
 }
 
 // corrected is the number of volatile corrected errors in one memory.
 func corrected(name string, in nvml.MemoryLocation) key {
-	k := named(name, "nvmlDeviceGetMemoryErrorCounter")
-	return with(k, fmt.Sprintf("corrected, volatile, %d", in), in, func(d nvml.Device, in nvml.MemoryLocation) (uint64, nvml.Return) {
+	return with(name, "nvmlDeviceGetMemoryErrorCounter", fmt.Sprintf("corrected, volatile, %d", in), in, func(d nvml.Device, in nvml.MemoryLocation) (uint64, nvml.Return) {
 		return d.GetMemoryErrorCounter(nvml.MEMORY_ERROR_TYPE_CORRECTED, nvml.VOLATILE_ECC, in)
 	}, decimal)
 }
@@ -86,6 +84,6 @@ var fieldKeys = []key{
 	field("nvlink_replays", nvml.FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL, 0, decimal),
 	field("nvlink_recoveries", nvml.FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL, 0, decimal),
 	field("nvlink_speed", nvml.FI_DEV_NVLINK_GET_SPEED, 0, decimal),
-	with(named("nvlink_version", "nvmlDeviceGetNvLinkVersion"), "link 0", 0, nvml.Device.GetNvLinkVersion, decimal),
+	with("nvlink_version", "nvmlDeviceGetNvLinkVersion", "link 0", 0, nvml.Device.GetNvLinkVersion, decimal),
 	field("c2c_links", nvml.FI_DEV_C2C_LINK_COUNT, 0, decimal),
 }

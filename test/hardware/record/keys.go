@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -20,14 +21,7 @@ type key struct {
 
 // keys are those that NVML can read, in the order of the machine files. MIG instances, links and fabric have functions of their
 // own. Not readable are lost, resets and what is not of a GPU.
-var keys = concat(identityKeys, memoryKeys, powerKeys, pcieKeys, modeKeys, errorKeys, fieldKeys)
-
-func concat(all ...[]key) (joined []key) {
-	for _, some := range all {
-		joined = append(joined, some...)
-	}
-	return joined
-}
+var keys = slices.Concat(identityKeys, memoryKeys, powerKeys, pcieKeys, modeKeys, errorKeys, fieldKeys)
 
 type integer interface {
 	~int | ~int8 | ~int16 | ~int32 | ~int64 | ~uint8 | ~uint16 | ~uint32 | ~uint64
@@ -45,21 +39,17 @@ func mebibytes(v uint64) string {
 }
 
 func watts[T integer](milliwatts T) string {
-	if v := uint64(milliwatts); v%1000 != 0 {
+	v := uint64(milliwatts)
+	if v%1000 != 0 {
 		return fmt.Sprint(v, " mW")
 	}
-	return fmt.Sprint(uint64(milliwatts)/1000, " W")
+	return fmt.Sprint(v/1000, " W")
 }
 
 func megahertz[T integer](v T) string { return fmt.Sprint(uint64(v), " MHz") }
 func celsius[T integer](v T) string   { return fmt.Sprint(uint64(v), " C") }
 
-func flag[T integer](v T) string {
-	if v != 0 {
-		return "yes"
-	}
-	return "no"
-}
+func flag[T integer](v T) string { return yesNo(v != 0) }
 
 func yesNo(v bool) string {
 	if v {
@@ -80,33 +70,17 @@ func of[T any](name, function string, call func(nvml.Device) (T, nvml.Return), t
 }
 
 // with is a key whose function has an argument.
-func with[A, T any](k key, argument string, a A, call func(nvml.Device, A) (T, nvml.Return), text func(T) string) key {
+func with[A, T any](name, function, argument string, a A, call func(nvml.Device, A) (T, nvml.Return), text func(T) string) key {
+	k := of(name, function, func(d nvml.Device) (T, nvml.Return) { return call(d, a) }, text)
 	k.argument = "(" + argument + ")"
-	k.read = func(d nvml.Device) (string, nvml.Return) {
-		v, ret := call(d, a)
-		if ret != nvml.SUCCESS {
-			return "", ret
-		}
-		return text(v), ret
-	}
 	return k
 }
 
-// named is a key without a reader.
-func named(name, functions string) key { return key{name: name, functions: strings.Fields(functions)} }
-
 // field is a key that is a field value.
 func field(name string, id uint32, scope uint32, text func(uint64) string) key {
-	k := named(name, "nvmlDeviceGetFieldValues")
-	k.argument = fmt.Sprintf("(%d)", id)
-	k.read = func(d nvml.Device) (string, nvml.Return) {
-		v, ret := fieldValue(d, id, scope)
-		if ret != nvml.SUCCESS {
-			return "", ret
-		}
-		return text(v), ret
-	}
-	return k
+	return with(name, "nvmlDeviceGetFieldValues", fmt.Sprint(id), id, func(d nvml.Device, id uint32) (uint64, nvml.Return) {
+		return fieldValue(d, id, scope)
+	}, text)
 }
 
 // fieldValue reads one field.

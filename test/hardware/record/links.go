@@ -125,8 +125,8 @@ func (m *machine) countEnd(h nvml.Device, link int, l *nvlinks) {
 	}
 }
 
-// pairLines writes a value of each pair of n GPUs: the most frequent one for all, others for runs of GPUs or for one pair.
-// Later lines win. "" is no value.
+// pairLines writes a value of each pair of n GPUs: the most frequent one for all, then each other one, as later lines win. "" is no
+// value.
 func pairLines(key string, n int, value func(i, j int) string) (lines []string) {
 	of := map[[2]int]string{}
 	count := map[string]int{}
@@ -149,42 +149,12 @@ func pairLines(key string, n int, value func(i, j int) string) (lines []string) 
 	if usual != "" {
 		lines = append(lines, fmt.Sprintf("%s = %s all", key, usual))
 	}
-	done := map[[2]int]bool{}
 	for i := range n {
 		for j := i + 1; j < n; j++ {
-			v := of[[2]int{i, j}]
-			if v == usual || v == "" || done[[2]int{i, j}] {
-				continue
-			}
-			last := j
-			if j == i+1 {
-				last = run(of, i, n, v)
-			}
-			if last == j {
+			if v := of[[2]int{i, j}]; v != usual && v != "" {
 				lines = append(lines, fmt.Sprintf("%s = %s %d %d", key, v, i, j))
-				continue
-			}
-			lines = append(lines, fmt.Sprintf("%s = %s %d-%d", key, v, i, last))
-			for a := i; a <= last; a++ {
-				for b := a + 1; b <= last; b++ {
-					done[[2]int{a, b}] = true
-				}
 			}
 		}
 	}
 	return lines
-}
-
-// run is the last GPU of those from i on of which all pairs have the value.
-func run(of map[[2]int]string, i, n int, v string) int {
-	last := i + 1
-	for next := last + 1; next < n; next++ {
-		for a := i; a < next; a++ {
-			if of[[2]int{a, next}] != v {
-				return last
-			}
-		}
-		last = next
-	}
-	return last
 }

@@ -2,6 +2,7 @@ package record
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -48,9 +49,9 @@ var memoryKeys = []key{
 // clockKey is a present or a maximum clock rate.
 func clockKey(name string, kind nvml.ClockType) key {
 	if strings.HasPrefix(name, "max_") {
-		return with(named(name, "nvmlDeviceGetMaxClockInfo"), fmt.Sprint(kind), kind, nvml.Device.GetMaxClockInfo, megahertz)
+		return with(name, "nvmlDeviceGetMaxClockInfo", fmt.Sprint(kind), kind, nvml.Device.GetMaxClockInfo, megahertz)
 	}
-	return with(named(name, "nvmlDeviceGetClockInfo"), fmt.Sprint(kind), kind, nvml.Device.GetClockInfo, megahertz)
+	return with(name, "nvmlDeviceGetClockInfo", fmt.Sprint(kind), kind, nvml.Device.GetClockInfo, megahertz)
 }
 
 // constraint is a limit of the power limit.
@@ -65,7 +66,7 @@ func constraint(name string, highest bool) key {
 }
 
 func threshold(name string, kind nvml.TemperatureThresholds) key {
-	return with(named(name, "nvmlDeviceGetTemperatureThreshold"), fmt.Sprint(kind), kind, nvml.Device.GetTemperatureThreshold, celsius)
+	return with(name, "nvmlDeviceGetTemperatureThreshold", fmt.Sprint(kind), kind, nvml.Device.GetTemperatureThreshold, celsius)
 }
 
 var powerKeys = []key{
@@ -79,7 +80,7 @@ var powerKeys = []key{
 	clockKey("clock_video", nvml.CLOCK_VIDEO),
 	clockKey("max_clock_graphics", nvml.CLOCK_GRAPHICS), clockKey("max_clock_sm", nvml.CLOCK_SM), clockKey("max_clock_memory", nvml.CLOCK_MEM),
 	clockKey("max_clock_video", nvml.CLOCK_VIDEO),
-	with(named("temperature", "nvmlDeviceGetTemperature"), "GPU", nvml.TEMPERATURE_GPU, nvml.Device.GetTemperature, celsius),
+	with("temperature", "nvmlDeviceGetTemperature", "GPU", nvml.TEMPERATURE_GPU, nvml.Device.GetTemperature, celsius),
 	of("margin_temperature", "nvmlDeviceGetMarginTemperature", nvml.Device.GetMarginTemperature, func(v nvml.MarginTemperature) string {
 		if v.MarginTemperature < 0 {
 			return "" // machine files have no negative numbers
@@ -98,8 +99,8 @@ var pcieKeys = []key{
 	of("max_pcie_width", "nvmlDeviceGetMaxPcieLinkWidth", nvml.Device.GetMaxPcieLinkWidth, decimal),
 	of("gpu_max_pcie_gen", "nvmlDeviceGetGpuMaxPcieLinkGeneration", nvml.Device.GetGpuMaxPcieLinkGeneration, decimal),
 	of("pcie_replays", "nvmlDeviceGetPcieReplayCounter", nvml.Device.GetPcieReplayCounter, decimal),
-	with(named("pcie_tx", "nvmlDeviceGetPcieThroughput"), "TX", nvml.PCIE_UTIL_TX_BYTES, nvml.Device.GetPcieThroughput, decimal),
-	with(named("pcie_rx", "nvmlDeviceGetPcieThroughput"), "RX", nvml.PCIE_UTIL_RX_BYTES, nvml.Device.GetPcieThroughput, decimal),
+	with("pcie_tx", "nvmlDeviceGetPcieThroughput", "TX", nvml.PCIE_UTIL_TX_BYTES, nvml.Device.GetPcieThroughput, decimal),
+	with("pcie_rx", "nvmlDeviceGetPcieThroughput", "RX", nvml.PCIE_UTIL_RX_BYTES, nvml.Device.GetPcieThroughput, decimal),
 }
 
 // both returns the two values of a function that has a present and a pending one.
@@ -110,7 +111,7 @@ func both[T integer](name, function string, call func(nvml.Device) (current, pen
 	}
 }
 
-var modeKeys = concat([]key{
+var modeKeys = slices.Concat([]key{
 	of("display_mode", "nvmlDeviceGetDisplayMode", nvml.Device.GetDisplayMode, flag),
 	of("display_active", "nvmlDeviceGetDisplayActive", nvml.Device.GetDisplayActive, flag),
 	of("persistence", "nvmlDeviceGetPersistenceMode", nvml.Device.GetPersistenceMode, flag),

@@ -39,7 +39,7 @@ const usage = `usage: simctl build DIR
   rmmod                                       unload, unless a process holds a device node
   holders                                     these processes
   hide | unhide                               the library file
-  without SYMBOL...                           build the library without them
+  without SYMBOL...                           the library without these functions
   sync                                        trees after editing machine.conf by hand
   violations | calls
 `
@@ -179,7 +179,7 @@ var commands = map[string]command{
 		return m.Add(w.slot(), w[1:]...)
 	}},
 	"without": {0, -1, 0, func(m *simdriver.Machine, w words, _ io.Writer) error {
-		return m.Without(context.Background(), w...)
+		return m.Without(w...)
 	}},
 	"driver":  onVersion((*simdriver.Machine).SetDriver),
 	"library": onVersion((*simdriver.Machine).ReplaceLibrary),
