@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -22,6 +21,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // fastTimings are short, in the same order as defaultTimings.
@@ -50,17 +50,13 @@ func newRig(t *testing.T) *rig {
 
 func newRigFor(t *testing.T, limit time.Duration) *rig {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "kub") // t.TempDir's path can be longer than a socket's may be
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := coretest.ShortDir(t)
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	r := &rig{T: t, ctx: ctx, dir: dir, kubelet: kubelettest.New(dir), src: coretest.NewSource(), stop: func() {}}
 	t.Cleanup(func() {
 		r.stop()
 		r.kubelet.Stop()
 		cancel()
-		_ = os.RemoveAll(dir)
 	})
 	return r
 }
@@ -117,7 +113,7 @@ func (r *rig) stopInTime() {
 
 func (r *rig) startKubelet() {
 	r.Helper()
-	r.must(r.kubelet.Start())
+	check.NoError(r, r.kubelet.Start())
 }
 
 // restartKubelet restarts the kubelet after a stop or a crash.
@@ -131,22 +127,15 @@ func (r *rig) restartKubelet(crash bool) {
 	r.startKubelet()
 }
 
-func (r *rig) must(err error) {
-	r.Helper()
-	if err != nil {
-		r.Fatal(err)
-	}
-}
-
 func (r *rig) awaitHealthy(resource string, n int) {
 	r.Helper()
-	r.must(r.kubelet.AwaitHealthy(r.ctx, resource, n))
+	check.NoError(r, r.kubelet.AwaitHealthy(r.ctx, resource, n))
 }
 
 // awaitEmpty waits for an empty list of a connected plugin.
 func (r *rig) awaitEmpty(resource string) {
 	r.Helper()
-	r.await("an empty list of "+resource, func() bool {
+	check.Until(r, "an empty list of "+resource, func() bool {
 		devices, connected := r.kubelet.Devices(resource)
 		return connected && len(devices) == 0 && !r.kubelet.Listed(resource).IsZero()
 	})
@@ -155,27 +144,13 @@ func (r *rig) awaitEmpty(resource string) {
 // awaitReady waits until Ready returns nil.
 func (r *rig) awaitReady() {
 	r.Helper()
-	r.await("ready", func() bool { return r.adapter.Ready() == nil })
+	check.Until(r, "ready", func() bool { return r.adapter.Ready() == nil })
 }
 
 // awaitRegistrations waits until the kubelet has accepted n registrations.
 func (r *rig) awaitRegistrations(n int) {
 	r.Helper()
-	r.must(r.kubelet.Await(r.ctx, fmt.Sprint(n, " registrations"), func() bool { return len(r.kubelet.Registrations()) >= n }))
-}
-
-// await polls a condition.
-func (r *rig) await(what string, ok func() bool) {
-	r.Helper()
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-r.ctx.Done():
-			r.Fatalf("%s: not in time; ready: %v", what, r.adapter.Ready())
-		}
-	}
+	check.NoError(r, r.kubelet.Await(r.ctx, fmt.Sprint(n, " registrations"), func() bool { return len(r.kubelet.Registrations()) >= n }))
 }
 
 // stats returns the statistics of the first resource; zero if there is none.
@@ -190,7 +165,7 @@ func (r *rig) stats() ResourceStats {
 func (r *rig) sockets() []string {
 	r.Helper()
 	paths, err := filepath.Glob(filepath.Join(r.dir, socketPrefix+"*"))
-	r.must(err)
+	check.NoError(r, err)
 	for i := range paths {
 		paths[i] = filepath.Base(paths[i])
 	}

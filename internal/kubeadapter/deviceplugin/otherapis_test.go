@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // assigned is two GPUs with assignments, and with the CDI specification that DRA needs.
@@ -158,7 +159,7 @@ func TestRecord(t *testing.T) {
 	r, pods := newTracking(t)
 	await := func(what string, n int, ok func(h holders.Record, by []string) bool) {
 		t.Helper()
-		r.await(what, func() bool { h := r.adapter.Record(); return ok(h, h.On(coretest.GPU(n))) })
+		check.Until(r, what, func() bool { h := r.adapter.Record(); return ok(h, h.On(coretest.GPU(n))) })
 	}
 	await("a free GPU", 0, func(h holders.Record, by []string) bool { return h.Complete && len(by) == 0 })
 	r.allocate(pods, "default/a", kubeadapter.GPUResource, gpuIDs(0)...)
@@ -166,7 +167,7 @@ func TestRecord(t *testing.T) {
 		return h.Complete && slices.Equal(by, []string{"pod default/a"})
 	})
 	pods.Claim("default/b", "lost", "gpu.nvidia.com", strings.ToLower(string(coretest.GPU(0))))
-	r.await("a claim", func() bool {
+	check.Until(r, "a claim", func() bool {
 		claims, h := r.adapter.Claims()
 		return h.Complete && len(h.Holders) == 0 && len(claims) == 1 && claims[0].Name == "lost" && claims[0].Pod == "default/b"
 	})
@@ -187,14 +188,14 @@ func TestRecordWithoutTheFolder(t *testing.T) {
 	r.startKubelet()
 	r.startTracking(gpus(1))
 	r.awaitHealthy(kubeadapter.GPUResource, 1)
-	r.await("no record", func() bool { h := r.adapter.Record(); return h.First && h.Never && !h.Complete })
+	check.Until(r, "no record", func() bool { h := r.adapter.Record(); return h.First && h.Never && !h.Complete })
 	pods, err := kubelettest.ServePodResources(r.podSocket())
-	r.must(err)
+	check.NoError(r, err)
 	defer pods.Close()
-	r.await("a record", func() bool { h := r.adapter.Record(); return h.Complete && !h.Never })
+	check.Until(r, "a record", func() bool { h := r.adapter.Record(); return h.Complete && !h.Never })
 	pods.Close()
-	r.must(os.RemoveAll(filepath.Dir(r.podSocket())))
-	r.await("no folder", func() bool {
+	check.NoError(r, os.RemoveAll(filepath.Dir(r.podSocket())))
+	check.Until(r, "no folder", func() bool {
 		r.adapter.pods.Request()
 		return errors.Is(r.adapter.pods.Latest().Err, podresources.ErrNoDirectory)
 	})
@@ -211,7 +212,7 @@ func TestPodClaimsAreOfNow(t *testing.T) {
 			pods.Claim("default/train", "claim", "gpu.nvidia.com", "gpu-1")
 		}
 		claims, complete, err := r.adapter.PodClaims(r.ctx)
-		r.must(err)
+		check.NoError(r, err)
 		if len(claims) != want || !complete {
 			t.Errorf("%d claims, want %d; complete: %t", len(claims), want, complete)
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 const h100 = "nvidia.com/h100"
@@ -58,7 +59,7 @@ func newPodRig(t *testing.T) (*rig, *kubelettest.PodResources) {
 	r := newRig(t)
 	r.startKubelet()
 	p, err := kubelettest.ServePodResources(r.podSocket())
-	r.must(err)
+	check.NoError(r, err)
 	t.Cleanup(p.Close)
 	return r, p
 }
@@ -97,7 +98,7 @@ func newTracking(t *testing.T, change ...func(*tracking)) (*rig, *kubelettest.Po
 func (r *rig) allocate(p *kubelettest.PodResources, pod, resource string, ids ...string) {
 	r.Helper()
 	_, err := r.kubelet.Allocate(r.ctx, resource, ids...)
-	r.must(err)
+	check.NoError(r, err)
 	p.Hold(pod, resource, ids...)
 }
 
@@ -112,14 +113,14 @@ func (r *rig) listed(resource, id string) *v1beta1.Device {
 
 func (r *rig) awaitListed(resource, id, want string) {
 	r.Helper()
-	r.await(id+" is "+want+" as "+resource, func() bool { d := r.listed(resource, id); return d != nil && d.GetHealth() == want })
+	check.Until(r, id+" is "+want+" as "+resource, func() bool { d := r.listed(resource, id); return d != nil && d.GetHealth() == want })
 }
 
 // awaitQueries requests readings and waits for three of them.
 func (r *rig) awaitQueries(p *kubelettest.PodResources) {
 	r.Helper()
 	before := p.Lists()
-	r.await("three readings", func() bool { r.adapter.pods.Request(); return p.Lists() >= before+3 })
+	check.Until(r, "three readings", func() bool { r.adapter.pods.Request(); return p.Lists() >= before+3 })
 }
 
 // An ID that is no longer offered stays in the list as unhealthy, with its NUMA node, while a pod holds it: kubelet 1.37
@@ -147,7 +148,7 @@ func TestHeldIDStaysListed(t *testing.T) {
 				t.Errorf("warnings: %q", warnings)
 			}
 			pods.Forget("default/holder")
-			r.await("the end of the listing", func() bool { return r.listed(kubeadapter.GPUResource, gone) == nil })
+			check.Until(r, "the end of the listing", func() bool { return r.listed(kubeadapter.GPUResource, gone) == nil })
 			if warnings := problem.Lines(r.adapter.Problems()); len(warnings) != 0 {
 				t.Errorf("warnings: %q", warnings)
 			}
@@ -183,7 +184,7 @@ func TestHeldDeviceIsWithheld(t *testing.T) {
 	pods.Fail(nil)
 	r.awaitListed(h100, id, v1beta1.Healthy)
 	_, err := r.kubelet.Allocate(r.ctx, h100, id)
-	r.must(err)
+	check.NoError(r, err)
 }
 
 // A device that no pod holds changes its resource immediately.
@@ -191,7 +192,7 @@ func TestFreeDeviceChangesResource(t *testing.T) {
 	r, _ := newTracking(t, func(t *tracking) { t.pods.MaxInterval, t.pods.Active = time.Hour, time.Hour })
 	r.src.Set(oneElsewhere())
 	r.awaitHealthy(h100, 1)
-	r.await("one GPU less", func() bool { n, _ := r.kubelet.Capacity(kubeadapter.GPUResource); return n == 1 })
+	check.Until(r, "one GPU less", func() bool { n, _ := r.kubelet.Capacity(kubeadapter.GPUResource); return n == 1 })
 }
 
 // An API that never answers delays neither the start nor Allocate. A device that was allocated is withheld when it changes its resource: a pod
@@ -203,7 +204,7 @@ func TestPodResourcesHang(t *testing.T) {
 	r.awaitHealthy(kubeadapter.GPUResource, 2)
 	began := time.Now()
 	_, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, gpuIDs(1)[0])
-	r.must(err)
+	check.NoError(r, err)
 	if took := time.Since(began); took > 10*time.Second {
 		t.Errorf("Allocate took %v", took)
 	}
@@ -213,7 +214,7 @@ func TestPodResourcesHang(t *testing.T) {
 	r.awaitListed(kubeadapter.GPUResource, gpuIDs(1)[0], v1beta1.Unhealthy)
 	pods.Hold("default/holder", kubeadapter.GPUResource, gpuIDs(1)[0])
 	pods.Hang(false)
-	r.await("the name of the pod", func() bool {
+	check.Until(r, "the name of the pod", func() bool {
 		return strings.Contains(strings.Join(problem.Lines(r.adapter.Problems()), ""), "default/holder")
 	})
 	pods.Forget("default/holder")

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,6 +23,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/pluginsocket"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 func TestNothingIsRegisteredBeforeAUnitExists(t *testing.T) {
@@ -90,7 +90,7 @@ func TestFailedRegistrationIsRetried(t *testing.T) {
 			r.kubelet.Behave(c.kubelet)
 			r.startKubelet()
 			r.start(gpus(1), func(a *Adapter) { a.timings.register = c.timeout })
-			r.await("three attempts", func() bool { return r.stats().RegistrationErrors+r.stats().Registrations >= 3 })
+			check.Until(r, "three attempts", func() bool { return r.stats().RegistrationErrors+r.stats().Registrations >= 3 })
 			if err := r.adapter.Ready(); err == nil {
 				t.Error("ready")
 			}
@@ -122,13 +122,13 @@ func TestAdapterWaitsForTheKubelet(t *testing.T) {
 		reason  string
 	}{
 		"socket of a killed kubelet": {func(r *rig) { r.startKubelet(); r.kubelet.Crash() }, "connection refused"},
-		"no directory":               {func(r *rig) { r.must(os.Remove(r.dir)) }, "no such file"},
+		"no directory":               {func(r *rig) { check.NoError(r, os.Remove(r.dir)) }, "no such file"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
 			c.prepare(r)
 			r.start(gpus(1))
-			r.await("the reason", func() bool {
+			check.Until(r, "the reason", func() bool {
 				err := r.adapter.Ready()
 				return err != nil && strings.Contains(err.Error(), c.reason)
 			})
@@ -141,25 +141,19 @@ func TestAdapterWaitsForTheKubelet(t *testing.T) {
 	}
 }
 
+// Only sockets of an agent that has ended are removed: package pluginsocket has the other cases.
 func TestStaleSocketsAreRemoved(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet() // removes all sockets
-	listen := func(name string) *net.UnixListener {
-		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(r.dir, name), Net: "unix"})
-		r.must(err)
+	for _, name := range []string{"tandem-gpu-dead.sock", "nvidia-gpu.sock"} {
+		l, err := pluginsocket.Listen(r.ctx, filepath.Join(r.dir, name))
+		check.NoError(r, err)
 		l.SetUnlinkOnClose(false)
-		return l
+		check.NoError(r, l.UnixListener.Close())
 	}
-	r.must(listen("tandem-gpu-dead.sock").Close())
-	r.must(listen("nvidia-gpu.sock").Close())
-	running := listen("tandem-gpu-running.sock")
-	defer func() { _ = running.Close() }()
-	r.must(os.WriteFile(filepath.Join(r.dir, "tandem-notes"), nil, 0o600))
 	r.start(gpus(1))
 	r.awaitReady()
-	for name, want := range map[string]bool{
-		"tandem-gpu-dead.sock": false, "nvidia-gpu.sock": true, "tandem-gpu-running.sock": true, "tandem-notes": true,
-	} {
+	for name, want := range map[string]bool{"tandem-gpu-dead.sock": false, "nvidia-gpu.sock": true} {
 		if _, err := os.Stat(filepath.Join(r.dir, name)); (err == nil) != want {
 			t.Errorf("%s: %v, want a file: %v", name, err, want)
 		}
@@ -173,7 +167,7 @@ func TestServesWithoutAKubelet(t *testing.T) {
 	if s := r.sockets(); !slices.Equal(s, []string{"tandem-gpu.sock"}) {
 		t.Errorf("sockets %v, want a constant name", s)
 	}
-	r.must(r.adapter.Alive(r.ctx))
+	check.NoError(r, r.adapter.Alive(r.ctx))
 	ctx, cancel := context.WithCancel(r.ctx)
 	cancel()
 	if err := r.adapter.Alive(ctx); err == nil {
@@ -183,7 +177,7 @@ func TestServesWithoutAKubelet(t *testing.T) {
 
 func TestSocketPathTooLong(t *testing.T) {
 	r := startRig(t, gpus(1), func(a *Adapter) { a.kubelet.dir = filepath.Join(a.kubelet.dir, strings.Repeat("d", 90)) })
-	r.await("a reason", func() bool {
+	check.Until(r, "a reason", func() bool {
 		err := r.adapter.Ready()
 		return err != nil && strings.Contains(err.Error(), "a socket can have 107: the path of the kubelet's folder must be shorter")
 	})
@@ -234,7 +228,7 @@ func TestWatchdogTasks(t *testing.T) {
 		t.Errorf("late: %v", late)
 	}
 	r.kubelet.Stop()
-	r.await("the end of the stream", func() bool { return !slices.Contains(names(), want[0]) })
+	check.Until(r, "the end of the stream", func() bool { return !slices.Contains(names(), want[0]) })
 	r.stop()
 	if got := names(); len(got) != 0 {
 		t.Errorf("still registered: %v", got)

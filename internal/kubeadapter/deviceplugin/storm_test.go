@@ -21,6 +21,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // TestStorm restarts and disturbs a kubelet at random, with three resources and the default timings. After each incident each
@@ -31,9 +32,7 @@ import (
 //	TANDEM_STORM_P99=1s   fail if the first list takes longer
 func TestStorm(t *testing.T) {
 	starts, err := strconv.Atoi(cmp.Or(os.Getenv("TANDEM_STORM"), "6"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	for _, c := range []struct {
 		name              string
 		oneClient, events bool
@@ -52,9 +51,7 @@ func TestStorm(t *testing.T) {
 
 func stormSeed(t *testing.T) uint64 {
 	seed, err := strconv.ParseUint(cmp.Or(os.Getenv("TANDEM_STORM_SEED"), fmt.Sprint(time.Now().UnixNano())), 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	t.Logf("TANDEM_STORM_SEED=%d", seed)
 	return seed
 }
@@ -169,9 +166,7 @@ func (s *storm) next() incident {
 func descriptors(t *testing.T) int {
 	t.Helper()
 	open, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return len(open)
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/pluginsocket"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // stream is a ListAndWatch stream in a synctest bubble.
@@ -149,10 +150,10 @@ func TestListResponse(t *testing.T) {
 func (r *rig) client() (plugin v1beta1.DevicePluginClient, stream grpc.ServerStreamingClient[v1beta1.ListAndWatchResponse], leave func()) {
 	r.Helper()
 	conn, err := pluginsocket.Dial(r.stats().Socket)
-	r.must(err)
+	check.NoError(r, err)
 	plugin = v1beta1.NewDevicePluginClient(conn)
 	stream, err = plugin.ListAndWatch(r.ctx, &v1beta1.Empty{})
-	r.must(err)
+	check.NoError(r, err)
 	return plugin, stream, func() { _ = conn.Close() }
 }
 
@@ -190,21 +191,21 @@ func TestBlockedStream(t *testing.T) {
 	for lost := range 5 {
 		r.many(lost)
 		list, err := stream.Recv()
-		r.must(err)
+		check.NoError(r, err)
 		if len(list.GetDevices()) != 1000 {
 			t.Fatalf("%d devices", len(list.GetDevices()))
 		}
 	}
 	_, err := plugin.Allocate(r.ctx, allocateRequest([]string{replica(9, 99)}))
-	r.must(err)
-	r.await("five lists more", func() bool { return r.stats().Lists >= blocked+5 }) // the server counts a list when it is sent
+	check.NoError(r, err)
+	check.Until(r, "five lists more", func() bool { return r.stats().Lists >= blocked+5 }) // the server counts a list when it is sent
 	leaveToo()
-	r.must(r.adapter.Alive(r.ctx))
+	check.NoError(r, r.adapter.Alive(r.ctx))
 	if s := r.stats(); !s.Connected || s.Sockets != 1 {
 		t.Errorf("%+v", s)
 	}
 	leave()
-	r.await("the end of the stream", func() bool { return r.stats().LastError == errStreamEnded.Error() })
+	check.Until(r, "the end of the stream", func() bool { return r.stats().LastError == errStreamEnded.Error() })
 }
 
 // A kubelet that restarts may have two streams for a short time. Each list is sent on both, and the IDs
@@ -216,7 +217,7 @@ func TestTwoStreamsGetEveryList(t *testing.T) {
 	for _, lost := range [][]int{nil, {1}, {1, 2}, {2}, nil} {
 		r.src.Set(gpus(8, lost...))
 		list, err := stream.Recv()
-		r.must(err)
+		check.NoError(r, err)
 		if got := ids(list.GetDevices()); !slices.Equal(got, gpuIDs(0, 1, 2, 3, 4, 5, 6, 7)) {
 			t.Errorf("IDs changed: %v", got)
 		}
