@@ -173,7 +173,7 @@ func TestNothingIsWithdrawnBeforeTheDriverIsRead(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
 	r.startTracking(r.src.Current(), func(t *tracking) { t.store = store })
-	check.Until(r, "the stored allocations", func() bool { return len(r.adapter.tracker.stored()) == 1 })
+	check.Until(r, "the stored allocations", func() bool { return len(r.plugins.tracker.stored()) == 1 })
 	watch.Sleep(context.Background(), 100*time.Millisecond)
 	if n := len(r.kubelet.Attempts()); n != 0 {
 		t.Errorf("%d registrations", n)
@@ -287,14 +287,14 @@ func (r *rig) assertUnhealthyBeforeRemoval(resource string) {
 	}
 }
 
-// The next adapter offers resources without units as empty lists, after the driver was read.
-func TestResourcesOfAnEarlierAdapter(t *testing.T) {
+// The next plugins offer resources without units as empty lists, after the driver was read.
+func TestResourcesOfEarlierPlugins(t *testing.T) {
 	r := newRunning(t, 2)
-	before := r.adapter.opts.Handover
+	before := r.plugins.opts.Handover
 	r.stop()
 
 	r.src = coretest.NewSource() // the driver has not been read yet
-	r.start(r.src.Current(), func(a *Adapter) { a.opts.Handover = before })
+	r.start(r.src.Current(), func(p *Plugins) { p.opts.Handover = before })
 	watch.Sleep(r.ctx, 100*time.Millisecond)
 	if n, _ := r.kubelet.Capacity(kubeadapter.GPUResource); n != 2 || len(r.sockets()) > 0 {
 		t.Errorf("%d GPUs, sockets %v before the driver was read", n, r.sockets())
@@ -302,7 +302,7 @@ func TestResourcesOfAnEarlierAdapter(t *testing.T) {
 	r.src.Set(buildInventory(coretest.GPUs(2), renamedShares(2)))
 	r.awaitHealthy("nvidia.com/gpu.shared", 4)
 	r.awaitEmpty(kubeadapter.GPUResource)
-	if got, want := fmt.Sprint(r.adapter.resources()), "[nvidia.com/gpu nvidia.com/gpu.shared]"; got != want {
+	if got, want := fmt.Sprint(r.plugins.resources()), "[nvidia.com/gpu nvidia.com/gpu.shared]"; got != want {
 		t.Errorf("offered: %s, want %s", got, want)
 	}
 }

@@ -43,7 +43,7 @@ func TestResourcesAreIndependent(t *testing.T) {
 			t.Fatalf("kubelet %d: accepted %v", i, accepted)
 		}
 	}
-	for _, s := range r.adapter.Stats() {
+	for _, s := range r.plugins.Stats() {
 		if s.Connected != (s.Resource == kubeadapter.GPUResource) || s.Resource == refused && s.LastError == "" {
 			t.Errorf("%+v", s)
 		}
@@ -72,7 +72,7 @@ func TestNextRegistrationWaits(t *testing.T) {
 	r := newRig(t)
 	r.kubelet.Behave(kubelettest.Behaviour{OneClientPerResource: true, Lag: 50 * time.Millisecond})
 	r.startKubelet()
-	r.start(gpus(1), func(a *Adapter) { a.timings.restart = 500 * time.Millisecond })
+	r.start(gpus(1), func(p *Plugins) { p.timings.restart = 500 * time.Millisecond })
 	r.awaitReady()
 	for i := range 2 {
 		from := time.Now()
@@ -97,8 +97,8 @@ func TestNextRegistrationWaits(t *testing.T) {
 // The wait before the next registration ends when another kubelet starts, whenever the previous one ended: during Register,
 // immediately after it, or later.
 func TestWaitEndsWithAnotherKubelet(t *testing.T) {
-	r := startRig(t, migGPU(), func(a *Adapter) { a.timings.restart = time.Hour })
-	check.Until(r, "three resources", func() bool { return len(r.adapter.Stats()) == 3 })
+	r := startRig(t, migGPU(), func(p *Plugins) { p.timings.restart = time.Hour })
+	check.Until(r, "three resources", func() bool { return len(r.plugins.Stats()) == 3 })
 	for i := range 100 {
 		registered := len(r.kubelet.Registrations())
 		r.restartKubelet(i%2 == 1)
@@ -113,7 +113,7 @@ func TestKubeletRestartsBeforeTheStreamOpens(t *testing.T) {
 	r := newRig(t)
 	r.kubelet.Behave(kubelettest.Behaviour{StreamDelay: time.Hour})
 	r.startKubelet()
-	r.start(gpus(1), func(a *Adapter) { a.timings.openStream = time.Hour })
+	r.start(gpus(1), func(p *Plugins) { p.timings.openStream = time.Hour })
 	check.Until(r, "an answer", func() bool { return r.stats().Registrations == 1 })
 	r.kubelet.Crash()
 	r.kubelet.Behave(kubelettest.Behaviour{})
@@ -136,7 +136,7 @@ func TestSocketIsRemovedDuringListen(t *testing.T) {
 			}
 		}
 	}()
-	r.start(gpus(1), func(a *Adapter) { a.timings.retryMax = a.timings.retry })
+	r.start(gpus(1), func(p *Plugins) { p.timings.retryMax = p.timings.retry })
 	check.Until(r, "registrations", func() bool { return r.stats().Sockets > 20 })
 	stop.Store(true)
 	<-stopped
@@ -189,8 +189,8 @@ func TestStopWhileWaiting(t *testing.T) {
 			if r.kubelet.Behave(c.kubelet); name != "for a kubelet" {
 				r.startKubelet()
 			}
-			r.start(gpus(1), func(a *Adapter) {
-				a.timings.openStream, a.timings.retry, a.timings.retryMax = time.Hour, time.Hour, time.Hour
+			r.start(gpus(1), func(p *Plugins) {
+				p.timings.openStream, p.timings.retry, p.timings.retryMax = time.Hour, time.Hour, time.Hour
 			})
 			check.Until(r, "it waits", func() bool { return c.waits(r.stats()) })
 			r.stopInTime()

@@ -31,18 +31,18 @@ var fastTimings = timings{
 	heartbeat: time.Hour, listInterval: time.Millisecond, pollInterval: 20 * time.Millisecond, pollIntervalNoEvents: 5 * time.Millisecond,
 }
 
-// rig is an adapter over a source that the test sets, and a kubelet with faults that the test chooses.
+// rig are device plugins over a source that the test sets, and a kubelet with faults that the test chooses.
 type rig struct {
 	*testing.T
 	ctx     context.Context // ends before the test times out
 	dir     string
 	kubelet *kubelettest.Kubelet
 	src     *coretest.Source
-	adapter *Adapter
+	plugins *Plugins
 	stop    func()
 }
 
-// newRig returns a rig without a running kubelet or adapter, for 30 s.
+// newRig returns a rig without a running kubelet or plugins, for 30 s.
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	return newRigFor(t, 30*time.Second)
@@ -61,8 +61,8 @@ func newRigFor(t *testing.T, limit time.Duration) *rig {
 	return r
 }
 
-// startRig returns a rig with a running kubelet and a running adapter of an inventory.
-func startRig(t *testing.T, inv *inventory.Allocatable, change ...func(*Adapter)) *rig {
+// startRig returns a rig with a running kubelet and running plugins of an inventory.
+func startRig(t *testing.T, inv *inventory.Allocatable, change ...func(*Plugins)) *rig {
 	t.Helper()
 	r := newRig(t)
 	r.startKubelet()
@@ -70,8 +70,8 @@ func startRig(t *testing.T, inv *inventory.Allocatable, change ...func(*Adapter)
 	return r
 }
 
-// newRunning returns a rig with an adapter that offers n GPUs to a kubelet.
-func newRunning(t *testing.T, n int, change ...func(*Adapter)) *rig {
+// newRunning returns a rig with plugins that offer n GPUs to a kubelet.
+func newRunning(t *testing.T, n int, change ...func(*Plugins)) *rig {
 	t.Helper()
 	r := startRig(t, gpus(n), change...)
 	r.awaitHealthy(kubeadapter.GPUResource, n)
@@ -79,18 +79,18 @@ func newRunning(t *testing.T, n int, change ...func(*Adapter)) *rig {
 	return r
 }
 
-// start runs an adapter of an inventory until stop or the end of the test.
-func (r *rig) start(inv *inventory.Allocatable, change ...func(*Adapter)) {
+// start runs the plugins of an inventory until stop or the end of the test.
+func (r *rig) start(inv *inventory.Allocatable, change ...func(*Plugins)) {
 	r.src.Set(inv)
-	a := New(r.src, Options{KubeletSocket: r.kubelet.Socket()})
-	a.timings = fastTimings
+	p := New(r.src, Options{KubeletSocket: r.kubelet.Socket()})
+	p.timings = fastTimings
 	for _, c := range change {
-		c(a)
+		c(p)
 	}
 	ctx, cancel := context.WithCancel(r.ctx)
 	done := make(chan error, 1)
-	go func() { done <- a.Run(ctx) }()
-	r.adapter, r.stop = a, sync.OnceFunc(func() {
+	go func() { done <- p.Run(ctx) }()
+	r.plugins, r.stop = p, sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
 			r.Errorf("Run: %v", err)
@@ -98,7 +98,7 @@ func (r *rig) start(inv *inventory.Allocatable, change ...func(*Adapter)) {
 	})
 }
 
-// stopInTime fails if the adapter has not stopped in 10 s, or leaves a socket.
+// stopInTime fails if the plugins have not stopped in 10 s, or leave a socket.
 func (r *rig) stopInTime() {
 	r.Helper()
 	stopped := make(chan struct{})
@@ -144,7 +144,7 @@ func (r *rig) awaitEmpty(resource string) {
 // awaitReady waits until Ready returns nil.
 func (r *rig) awaitReady() {
 	r.Helper()
-	check.Until(r, "ready", func() bool { return r.adapter.Ready() == nil })
+	check.Until(r, "ready", func() bool { return r.plugins.Ready() == nil })
 }
 
 // awaitRegistrations waits until the kubelet has accepted n registrations.
@@ -155,7 +155,7 @@ func (r *rig) awaitRegistrations(n int) {
 
 // stats returns the statistics of the first resource; zero if there is none.
 func (r *rig) stats() ResourceStats {
-	if all := r.adapter.Stats(); len(all) > 0 {
+	if all := r.plugins.Stats(); len(all) > 0 {
 		return all[0]
 	}
 	return ResourceStats{}

@@ -37,7 +37,7 @@ func TestADeviceIsNotAllocatedTwice(t *testing.T) {
 	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "device ID "+id+": another pod has it") || strings.Contains(err.Error(), "default/first") {
 		t.Errorf("second allocation: %v", err)
 	}
-	if s := r.adapter.Stats()[0]; s.AllocationErrors != 1 {
+	if s := r.plugins.Stats()[0]; s.AllocationErrors != 1 {
 		t.Errorf("%+v", s)
 	}
 	if gets := pods.Gets(); gets != 1 {
@@ -53,7 +53,7 @@ func TestADeviceIsNotAllocatedTwice(t *testing.T) {
 func (r *rig) awaitPod(id, pod string) {
 	r.Helper()
 	k := deviceKey{kubeadapter.GPUResource, inventory.UnitID(id)}
-	check.Until(r, "pod "+pod+" has "+id, func() bool { return slices.Contains(r.adapter.tracker.podsOf([]deviceKey{k}), pod) })
+	check.Until(r, "pod "+pod+" has "+id, func() bool { return slices.Contains(r.plugins.tracker.podsOf([]deviceKey{k}), pod) })
 }
 
 // A kubelet that does not answer keeps no pod waiting: the first time for a moment, and then, while it is known not to answer, not at all.
@@ -65,7 +65,7 @@ func TestAllocateWithoutAnswer(t *testing.T) {
 	pods.Hang(true)
 	_, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, id)
 	check.NoError(r, err)
-	check.Until(r, "a reading without an answer", func() bool { return r.adapter.pods.Latest().Err != nil })
+	check.Until(r, "a reading without an answer", func() bool { return r.plugins.pods.Latest().Err != nil })
 	asked := pods.Gets()
 	_, err = r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, id)
 	check.NoError(r, err)
@@ -78,14 +78,14 @@ func TestAllocateWithoutAnswer(t *testing.T) {
 func TestTwoAllocationsAtOnce(t *testing.T) {
 	r := newRunning(t, 2)
 	id := gpuIDs(0)[0]
-	r.adapter.opts.Lock.Lock()
+	r.plugins.opts.Lock.Lock()
 	errs := make(chan error, 2)
 	for range 2 {
 		go func() { _, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, id); errs <- err }()
 	}
-	check.Until(r, "both calls", func() bool { return r.adapter.pods.Calls() == 2 })
+	check.Until(r, "both calls", func() bool { return r.plugins.pods.Calls() == 2 })
 	time.Sleep(10 * time.Millisecond) // both wait for the lock
-	r.adapter.opts.Lock.Unlock()
+	r.plugins.opts.Lock.Unlock()
 	if a, b := <-errs, <-errs; (a == nil) == (b == nil) {
 		t.Errorf("%v, %v", a, b)
 	}
@@ -103,14 +103,14 @@ func TestInitContainerHasItsDevice(t *testing.T) {
 	pods.Hold("default/starts", "nvidia.com/other") // a container after the init container has no device
 	init := kubelettest.Entry("uid-1", "init", kubeadapter.GPUResource, id)
 	check.NoError(r, r.kubelet.Record(init))
-	held := func() []string { return r.adapter.Record().On(coretest.GPU(1)) }
+	held := func() []string { return r.plugins.Record().On(coretest.GPU(1)) }
 	check.Until(r, "the UID of the pod", func() bool {
 		return slices.Equal(held(), []string{"the pod with UID uid-1"})
 	})
 	if len(r.holdersOn(gpu.WholeGPU(coretest.GPU(1)))) == 0 {
 		t.Error("the device is free for a claim")
 	}
-	record, err := r.adapter.UseRecord(r.ctx, r.src.Current(), "")
+	record, err := r.plugins.UseRecord(r.ctx, r.src.Current(), "")
 	check.NoError(r, err)
 	want := holders.Holder{Work: holders.Work{Orchestrator: holders.Kubernetes, ID: "uid-1", Container: "init"}, API: inventory.DevicePlugin, Resource: kubeadapter.GPUResource, Unit: inventory.UnitID(id), Device: coretest.GPU(1)}
 	if !record.Complete || !slices.Contains(record.Holders, want) {
@@ -136,7 +136,7 @@ func TestInitContainerHasItsDevice(t *testing.T) {
 func TestEndOfAPod(t *testing.T) {
 	r, pods := newTracking(t)
 	id := gpuIDs(1)[0]
-	free := func() bool { return len(r.adapter.Record().On(coretest.GPU(1))) == 0 }
+	free := func() bool { return len(r.plugins.Record().On(coretest.GPU(1))) == 0 }
 	has := kubelettest.Entry("uid-1", "main", kubeadapter.GPUResource, id)
 	check.NoError(r, r.kubelet.Record(has))
 	r.allocate(pods, "default/one", kubeadapter.GPUResource, id)
@@ -149,7 +149,7 @@ func TestEndOfAPod(t *testing.T) {
 		t.Error("what the checkpoint still has counts again")
 	}
 	check.NoError(r, r.kubelet.Record(kubelettest.Entry("uid-2", "main", kubeadapter.GPUResource, id)))
-	check.Until(r, "another pod in the checkpoint", func() bool { r.adapter.pods.Request(); return !free() })
+	check.Until(r, "another pod in the checkpoint", func() bool { r.plugins.pods.Request(); return !free() })
 
 	pods.Hold("default/two", kubeadapter.GPUResource, id)
 	r.awaitPod(id, "default/two")
@@ -157,7 +157,7 @@ func TestEndOfAPod(t *testing.T) {
 	next, err := kubelettest.ServePodResources(r.podSocket())
 	check.NoError(r, err)
 	defer next.Close()
-	r.adapter.pods.Request()
+	r.plugins.pods.Request()
 	r.awaitQueries(next)
 	if free() {
 		t.Error("free, although only the new kubelet does not list the pod")

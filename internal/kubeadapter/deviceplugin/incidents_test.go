@@ -114,7 +114,7 @@ var incidents = []incident{
 	{"agent restarts", false, func(s *storm) (time.Time, affected) {
 		s.stop()
 		s.await("the kubelet has disconnected the plugin", func() string { // else one up to 1.36 disconnects the next
-			for _, r := range s.adapter.Stats() {
+			for _, r := range s.plugins.Stats() {
 				if _, ok := s.kubelet.Devices(r.Resource); ok {
 					return r.Resource
 				}
@@ -152,7 +152,7 @@ func (s *storm) killAfter(faulty kubelettest.Behaviour, count func() int) {
 
 // record records the times from when the kubelet accepted registrations to the first list of each affected resource.
 func (s *storm) record(incident string, from time.Time) {
-	for _, r := range s.adapter.Stats() {
+	for _, r := range s.plugins.Stats() {
 		if at := s.kubelet.Listed(r.Resource); at.After(from) {
 			s.took[incident] = append(s.took[incident], at.Sub(from))
 		}

@@ -23,7 +23,7 @@ import (
 // event changes the mode of kubelet.sock and reports whether that is noticed within d.
 func (r *rig) event(d time.Duration) bool {
 	r.Helper()
-	_, changed := r.adapter.kubelet.changes.LoadNext()
+	_, changed := r.plugins.kubelet.changes.LoadNext()
 	check.NoError(r, os.Chmod(r.kubelet.Socket(), 0o755))
 	return watch.Await(r.ctx, changed, d)
 }
@@ -88,9 +88,9 @@ func TestStaleKubeletSocket(t *testing.T) {
 // only another file is a restart.
 func TestInotifyBecomesAvailable(t *testing.T) {
 	tries := 0
-	r := startRig(t, gpus(1), func(a *Adapter) {
-		a.timings.pollInterval = time.Hour // without an event
-		a.kubelet.newWatcher = func() (*fsnotify.Watcher, error) {
+	r := startRig(t, gpus(1), func(p *Plugins) {
+		p.timings.pollInterval = time.Hour // without an event
+		p.kubelet.newWatcher = func() (*fsnotify.Watcher, error) {
 			if tries++; tries <= 3 {
 				return nil, syscall.EMFILE
 			}
@@ -108,9 +108,9 @@ func TestInotifyBecomesAvailable(t *testing.T) {
 			t.Fatal("no event of kubelet.sock")
 		}
 	}
-	check.NoError(r, r.adapter.Alive(r.ctx))
-	if n := len(r.kubelet.Attempts()); n != before || r.adapter.Ready() != nil {
-		t.Errorf("%d registrations because of late events, ready: %v", n-before, r.adapter.Ready())
+	check.NoError(r, r.plugins.Alive(r.ctx))
+	if n := len(r.kubelet.Attempts()); n != before || r.plugins.Ready() != nil {
+		t.Errorf("%d registrations because of late events, ready: %v", n-before, r.plugins.Ready())
 	}
 }
 

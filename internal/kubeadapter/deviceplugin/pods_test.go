@@ -39,7 +39,7 @@ func allElsewhere() *inventory.Allocatable {
 	return buildInventory(coretest.GPUs(2), c)
 }
 
-// tracking are the parts of an adapter that read the kubelet's records, before it runs.
+// tracking are the parts of the plugins that read the kubelet's records, before they run.
 type tracking struct {
 	timings trackerTimings
 	pods    podresources.Timings
@@ -66,26 +66,26 @@ func newPodRig(t *testing.T) (*rig, *kubelettest.PodResources) {
 
 func (r *rig) podSocket() string { return filepath.Join(r.dir, "pod-resources", "kubelet.sock") }
 
-// startTracking runs an adapter that queries the pod-resources API.
+// startTracking runs plugins that query the pod-resources API.
 func (r *rig) startTracking(inv *inventory.Allocatable, change ...func(*tracking)) {
 	t := tracking{timings: defaultTrackerTimings, pods: fastPods}
 	t.timings.resend = 10 * time.Millisecond
 	for _, c := range change {
 		c(&t)
 	}
-	r.start(inv, func(a *Adapter) {
+	r.start(inv, func(p *Plugins) {
 		if t.store != nil {
-			a.opts.AllocationStore = t.store
+			p.opts.AllocationStore = t.store
 		}
-		a.pods = podresources.NewWithTimings(podresources.Options{
-			Socket: r.podSocket(), Checkpoint: filepath.Join(r.dir, podresources.CheckpointName), InPod: t.inPod, Log: a.opts.Log,
+		p.pods = podresources.NewWithTimings(podresources.Options{
+			Socket: r.podSocket(), Checkpoint: filepath.Join(r.dir, podresources.CheckpointName), InPod: t.inPod, Log: p.opts.Log,
 		}, t.pods)
-		a.tracker = newTracker(a.src, a.opts, a.pods)
-		a.tracker.timings = t.timings
+		p.tracker = newTracker(p.src, p.opts, p.pods)
+		p.tracker.timings = t.timings
 	})
 }
 
-// newTracking returns a rig with an adapter that offers two GPUs to a kubelet, and queries its pod-resources API.
+// newTracking returns a rig with plugins that offer two GPUs to a kubelet, and query its pod-resources API.
 func newTracking(t *testing.T, change ...func(*tracking)) (*rig, *kubelettest.PodResources) {
 	t.Helper()
 	r, pods := newPodRig(t)
@@ -120,7 +120,7 @@ func (r *rig) awaitListed(resource, id, want string) {
 func (r *rig) awaitQueries(p *kubelettest.PodResources) {
 	r.Helper()
 	before := p.Lists()
-	check.Until(r, "three readings", func() bool { r.adapter.pods.Request(); return p.Lists() >= before+3 })
+	check.Until(r, "three readings", func() bool { r.plugins.pods.Request(); return p.Lists() >= before+3 })
 }
 
 // An ID that is no longer offered stays in the list as unhealthy, with its NUMA node, while a pod holds it: kubelet 1.37
@@ -144,12 +144,12 @@ func TestHeldIDStaysListed(t *testing.T) {
 			if nodes := r.listed(kubeadapter.GPUResource, gone).GetTopology().GetNodes(); len(nodes) != 1 || nodes[0].GetID() != 1 {
 				t.Errorf("on NUMA nodes %v, was on 1", nodes)
 			}
-			if warnings := problem.Lines(r.adapter.Problems()); len(warnings) != 1 || !strings.Contains(warnings[0], "default/holder") {
+			if warnings := problem.Lines(r.plugins.Problems()); len(warnings) != 1 || !strings.Contains(warnings[0], "default/holder") {
 				t.Errorf("warnings: %q", warnings)
 			}
 			pods.Forget("default/holder")
 			check.Until(r, "the end of the listing", func() bool { return r.listed(kubeadapter.GPUResource, gone) == nil })
-			if warnings := problem.Lines(r.adapter.Problems()); len(warnings) != 0 {
+			if warnings := problem.Lines(r.plugins.Problems()); len(warnings) != 0 {
 				t.Errorf("warnings: %q", warnings)
 			}
 		})
@@ -169,7 +169,7 @@ func TestHeldDeviceIsWithheld(t *testing.T) {
 	if _, err := r.kubelet.Allocate(r.ctx, h100, id); err == nil || !strings.Contains(err.Error(), "held (by other work)") {
 		t.Errorf("allocated twice, or the error names the pod of another tenant: %v", err)
 	}
-	if u, _ := r.adapter.Withhold(then).Unit(inventory.UnitID(id)); u.Health.Reason != health.ReasonHeld || u.Health.Detail != "by pod default/holder under "+kubeadapter.GPUResource {
+	if u, _ := r.plugins.Withhold(then).Unit(inventory.UnitID(id)); u.Health.Reason != health.ReasonHeld || u.Health.Detail != "by pod default/holder under "+kubeadapter.GPUResource {
 		t.Errorf("reported as %s", u.Health)
 	}
 	pods.Fail(errors.New("unavailable"))
@@ -215,7 +215,7 @@ func TestPodResourcesHang(t *testing.T) {
 	pods.Hold("default/holder", kubeadapter.GPUResource, gpuIDs(1)[0])
 	pods.Hang(false)
 	check.Until(r, "the name of the pod", func() bool {
-		return strings.Contains(strings.Join(problem.Lines(r.adapter.Problems()), ""), "default/holder")
+		return strings.Contains(strings.Join(problem.Lines(r.plugins.Problems()), ""), "default/holder")
 	})
 	pods.Forget("default/holder")
 	r.awaitHealthy(h100, 2)
@@ -259,7 +259,7 @@ func TestResourcesOfOtherPlugins(t *testing.T) {
 	}
 }
 
-// The API is queried only after a change of the units, then several times, or while the offer depends on pods.
+// The API is queried only after a change of the units, then several times, or while the device list depends on pods.
 func TestQueriesNeedAReason(t *testing.T) {
 	r, pods := newTracking(t, func(t *tracking) { t.pods.Active = 3 * fastPods.Active })
 	quiet := func() (n int) {

@@ -39,7 +39,7 @@ func TestNothingIsRegisteredBeforeAUnitExists(t *testing.T) {
 			"no GPU to offer: GPU 3: GPU is lost"},
 	} {
 		r.src.Set(core.Build(c.snapshot, health.Ledger{}, core.DefaultConfig()).WithoutHost())
-		err := r.adapter.Ready()
+		err := r.plugins.Ready()
 		if _, idle := errors.AsType[*IdleError](err); idle != c.idle || err == nil || err.Error() != c.want {
 			t.Errorf("Ready = %v, want %s", err, c.want)
 		}
@@ -66,11 +66,11 @@ func TestNothingIsOfferedBeforeCDIIsKnown(t *testing.T) {
 	if err := idle(ready); !errors.Is(err, errNotOffered) {
 		t.Errorf("Ready = %v, want %v", err, errNotOffered)
 	}
-	if lists := tr.offers.Load().lists; len(lists) > 0 {
+	if lists := tr.published.Load().byResource; len(lists) > 0 {
 		t.Errorf("offered before CDI is known: %v", lists)
 	}
 	tr.setInventory(ready.WithHost(inventory.Host{CDI: &inventory.CDI{Problem: "no hooks"}}, inventory.OverlapWarn))
-	if list := tr.offers.Load().lists[kubeadapter.GPUResource]; len(list) != 1 || !list[0].healthy {
+	if list := tr.published.Load().byResource[kubeadapter.GPUResource]; len(list) != 1 || !list[0].healthy {
 		t.Errorf("offered when CDI is known: %v", list)
 	}
 }
@@ -89,9 +89,9 @@ func TestFailedRegistrationIsRetried(t *testing.T) {
 			r := newRig(t)
 			r.kubelet.Behave(c.kubelet)
 			r.startKubelet()
-			r.start(gpus(1), func(a *Adapter) { a.timings.register = c.timeout })
+			r.start(gpus(1), func(p *Plugins) { p.timings.register = c.timeout })
 			check.Until(r, "three attempts", func() bool { return r.stats().RegistrationErrors+r.stats().Registrations >= 3 })
-			if err := r.adapter.Ready(); err == nil {
+			if err := r.plugins.Ready(); err == nil {
 				t.Error("ready")
 			}
 			r.kubelet.Behave(kubelettest.Behaviour{})
@@ -116,7 +116,7 @@ func assertFreshSockets(t *testing.T, k *kubelettest.Kubelet) {
 	}
 }
 
-func TestAdapterWaitsForTheKubelet(t *testing.T) {
+func TestPluginsWaitForTheKubelet(t *testing.T) {
 	for name, c := range map[string]struct {
 		prepare func(*rig)
 		reason  string
@@ -129,7 +129,7 @@ func TestAdapterWaitsForTheKubelet(t *testing.T) {
 			c.prepare(r)
 			r.start(gpus(1))
 			check.Until(r, "the reason", func() bool {
-				err := r.adapter.Ready()
+				err := r.plugins.Ready()
 				return err != nil && strings.Contains(err.Error(), c.reason)
 			})
 			if n := len(r.sockets()); n > 0 {
@@ -162,23 +162,23 @@ func TestStaleSocketsAreRemoved(t *testing.T) {
 
 func TestServesWithoutAKubelet(t *testing.T) {
 	r := newRig(t)
-	r.start(gpus(1), func(a *Adapter) { a.opts.KubeletSocket, a.kubelet.socket = "", "" })
+	r.start(gpus(1), func(p *Plugins) { p.opts.KubeletSocket, p.kubelet.socket = "", "" })
 	r.awaitReady()
 	if s := r.sockets(); !slices.Equal(s, []string{"tandem-gpu.sock"}) {
 		t.Errorf("sockets %v, want a constant name", s)
 	}
-	check.NoError(r, r.adapter.Alive(r.ctx))
+	check.NoError(r, r.plugins.Alive(r.ctx))
 	ctx, cancel := context.WithCancel(r.ctx)
 	cancel()
-	if err := r.adapter.Alive(ctx); err == nil {
+	if err := r.plugins.Alive(ctx); err == nil {
 		t.Error("alive although the socket did not answer in time")
 	}
 }
 
 func TestSocketPathTooLong(t *testing.T) {
-	r := startRig(t, gpus(1), func(a *Adapter) { a.kubelet.dir = filepath.Join(a.kubelet.dir, strings.Repeat("d", 90)) })
+	r := startRig(t, gpus(1), func(p *Plugins) { p.kubelet.dir = filepath.Join(p.kubelet.dir, strings.Repeat("d", 90)) })
 	check.Until(r, "a reason", func() bool {
-		err := r.adapter.Ready()
+		err := r.plugins.Ready()
 		return err != nil && strings.Contains(err.Error(), "a socket can have 107: the path of the kubelet's folder must be shorter")
 	})
 }
@@ -210,10 +210,10 @@ func TestLongestResourceNames(t *testing.T) {
 	}
 }
 
-// Each goroutine of the adapter is registered while it runs, and is not late without a fault.
+// Each goroutine of the plugins is registered while it runs, and is not late without a fault.
 func TestWatchdogTasks(t *testing.T) {
 	registry := watchdog.NewRegistry()
-	r := newRunning(t, 2, func(a *Adapter) { a.opts.Watchdog = registry })
+	r := newRunning(t, 2, func(p *Plugins) { p.opts.Watchdog = registry })
 	names := func() (names []string) {
 		for _, s := range registry.Tasks() {
 			names = append(names, s.Name)

@@ -76,10 +76,10 @@ func newStorm(t *testing.T, normal kubelettest.Behaviour, events bool) *storm {
 		rig: newRigFor(t, time.Hour), rnd: rand.New(rand.NewPCG(seed, 0)), normal: normal, took: map[string][]time.Duration{},
 	}
 	s.startAgent = func() {
-		s.start(s.src.Current(), func(a *Adapter) {
-			a.timings = defaultTimings
+		s.start(s.src.Current(), func(p *Plugins) {
+			p.timings = defaultTimings
 			if !events {
-				a.kubelet.newWatcher = func() (*fsnotify.Watcher, error) { return nil, syscall.EMFILE }
+				p.kubelet.newWatcher = func() (*fsnotify.Watcher, error) { return nil, syscall.EMFILE }
 			}
 		})
 	}
@@ -183,7 +183,7 @@ func (s *storm) await(what string, deviation func() string) {
 	defer cancel()
 	for why := deviation(); why != ""; why = deviation() {
 		if !watch.Sleep(ctx, time.Millisecond) {
-			s.Fatalf("%s: not in 30 s: %s; stats %+v", what, why, s.adapter.Stats())
+			s.Fatalf("%s: not in 30 s: %s; stats %+v", what, why, s.plugins.Stats())
 		}
 	}
 }
@@ -192,7 +192,7 @@ func (s *storm) await(what string, deviation func() string) {
 func (s *storm) deviation(who affected) string {
 	inv := s.src.Current()
 	var sockets []string
-	stats := s.adapter.Stats()
+	stats := s.plugins.Stats()
 	for _, r := range stats {
 		socket := filepath.Base(r.Socket)
 		sockets = append(sockets, socket)
@@ -257,7 +257,7 @@ func (s *storm) down() {
 // some returns one or more random resources with their sockets.
 func (s *storm) some() affected {
 	who := affected{}
-	stats := s.adapter.Stats()
+	stats := s.plugins.Stats()
 	s.rnd.Shuffle(len(stats), func(i, j int) { stats[i], stats[j] = stats[j], stats[i] })
 	for _, r := range stats[:1+s.rnd.IntN(len(stats))] {
 		who[r.Resource] = filepath.Base(r.Socket)

@@ -101,11 +101,11 @@ func (s *podStorm) end(p pod) {
 		s.awaitQueries(s.api)
 	}
 	s.record()
-	check.Until(s, "the device of a pod that has ended is free", func() bool { s.adapter.pods.Request(); return len(s.held(p.id)) == 0 })
+	check.Until(s, "the device of a pod that has ended is free", func() bool { s.plugins.pods.Request(); return len(s.held(p.id)) == 0 })
 }
 
 func (s *podStorm) held(id string) []string {
-	return s.adapter.Record().On(coretest.GPU(slices.Index(gpuIDs(0, 1, 2, 3), id)))
+	return s.plugins.Record().On(coretest.GPU(slices.Index(gpuIDs(0, 1, 2, 3), id)))
 }
 
 // holders are the devices of pods whose containers the kubelet lists, and all devices of pods.
@@ -137,8 +137,8 @@ func (s *podStorm) step(n int) {
 	case r == 9:
 		s.note("the kubelet does not answer for a while")
 		s.api.Fail(errors.New("not now"))
-		s.adapter.pods.Request()
-		check.Until(s, "a failure", func() bool { return s.adapter.pods.Latest().Err != nil })
+		s.plugins.pods.Request()
+		check.Until(s, "a failure", func() bool { return s.plugins.pods.Latest().Err != nil })
 		if len(all) < podGPUs {
 			s.admit(pod{name: p.name, init: true}, nil)
 		}
@@ -180,9 +180,9 @@ func (s *podStorm) awaitAgent() {
 }
 
 func (s *podStorm) awaitAnswer() {
-	s.adapter.pods.Request()
+	s.plugins.pods.Request()
 	began := time.Now()
-	check.Until(s, "an answer", func() bool { r := s.adapter.pods.Latest(); return r.Err == nil && r.Began.After(began) })
+	check.Until(s, "an answer", func() bool { r := s.plugins.pods.Latest(); return r.Err == nil && r.Began.After(began) })
 }
 
 // serve serves the API with the pods that run.
