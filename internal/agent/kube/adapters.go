@@ -26,7 +26,7 @@ func (r *run) offer(a *agent.Agent) (agent.Adapter, status.Adapter) {
 	}
 	durations := kubestatus.NewDurations()
 	plugins := deviceplugin.New(a.Monitor, r.pluginOptions(a, durations))
-	shown := kubestatus.DevicePlugins{Plugin: plugins, Durations: durations}
+	shown := kubestatus.DevicePlugins{Plugins: plugins, Durations: durations}
 	made := agent.Adapter{
 		Tasks: []func(context.Context) error{plugins.Run}, View: plugins.Withhold, Holders: r.holders(plugins),
 		APIs: []inventory.API{inventory.DevicePlugin}, Readers: readers(plugins, nil, a.Current),
@@ -50,7 +50,7 @@ func (r *run) offerByBoth(a *agent.Agent) (agent.Adapter, status.Adapter) {
 	if r.settings.Core.API == other {
 		api, other = other, api
 	}
-	shown := d.status(r.settings.DRA.Node, kubestatus.DevicePlugins{Plugin: plugins, Durations: durations, OnlyOffered: api == inventory.DRA})
+	shown := d.status(r.settings.DRA.Node, kubestatus.DevicePlugins{Plugins: plugins, Durations: durations, OnlyOffered: api == inventory.DRA})
 	return agent.Adapter{
 		Tasks: append(d.tasks(), plugins.Run), View: plugins.Withhold, Holders: r.holders(plugins),
 		APIs: []inventory.API{api, other}, Readers: readers(plugins, d.driver.Record, a.Current),
@@ -76,7 +76,7 @@ func inPod() bool {
 }
 
 // holders returns a function that reads which pods have devices; nil if the kubelet is not asked.
-func (r *run) holders(plugins *deviceplugin.Adapter) func(context.Context, *inventory.Allocatable) (holders.Record, error) {
+func (r *run) holders(plugins *deviceplugin.Plugins) func(context.Context, *inventory.Allocatable) (holders.Record, error) {
 	if r.settings.PodResourcesSocket == "" {
 		return nil
 	}

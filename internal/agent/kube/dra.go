@@ -55,7 +55,7 @@ func checkDRA(s config.Kubernetes) error {
 type draDriver struct {
 	driver      *dra.Adapter
 	durations   metrics.Durations             // that it reports
-	plugins     *deviceplugin.Adapter         // set before anything runs
+	plugins     *deviceplugin.Plugins         // set before anything runs
 	lock        sync.Mutex                    // held while either finds a device free and records that it has given it out
 	current     func() *inventory.Allocatable // the latest
 	publisher   *publisher.Publisher
@@ -140,7 +140,7 @@ func poolResources(inv *inventory.Allocatable) []string {
 // status is the driver on a node as operators see it, with the device plugins beside it.
 func (d *draDriver) status(node string, plugins kubestatus.DevicePlugins) kubestatus.DRA {
 	return kubestatus.DRA{
-		Name: resourceslice.Driver, Node: node, BootID: d.boot, Driver: d.driver, Slices: d.publisher, Plugin: plugins,
+		Name: resourceslice.Driver, Node: node, BootID: d.boot, Driver: d.driver, Slices: d.publisher, Plugins: plugins,
 		Durations: d.durations, Devices: d.tainted, Refused: d.refused.Load,
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi/kubeapitest"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 const runtimeNode = "n1"
@@ -56,9 +57,7 @@ func (r *runtimeRig) node(runtime string) {
 func (r *runtimeRig) start() {
 	r.Helper()
 	client, err := kubeapi.New(kubeapi.Options{Address: r.api.URL, Dial: r.api.Dial})
-	if err != nil {
-		r.Fatal(err)
-	}
+	check.NoError(r, err)
 	d := &draDriver{
 		desired: r.desired, devices: watch.NewValue[[]kubeapi.Device](nil), known: watch.NewValue(false), refused: watch.NewValue(""),
 		folder: cdi.DefaultFolder, log: slog.New(slog.DiscardHandler), evicted: r.evicted,

@@ -15,7 +15,7 @@ import (
 // readers read the records of what pods have through the APIs of the kubelet, for the moves of GPUs between APIs. claims is the record of the
 // DRA adapter; nil = there is no such adapter. A GPU is known to have no holder only while the kubelet lists all pods: what was prepared may
 // have been lost with its folder. Without that list what device plugins once gave out is no reason against a forced move.
-func readers(plugins *deviceplugin.Adapter, claims func() holders.Record, current func() *inventory.Allocatable) ownership.Readers {
+func readers(plugins *deviceplugin.Plugins, claims func() holders.Record, current func() *inventory.Allocatable) ownership.Readers {
 	return ownership.Readers{
 		inventory.DevicePlugin: plugins.Record,
 		inventory.DRA: func() holders.Record {

@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/node/ownership"
 	"github.com/tandem-gpu/tandem/internal/operator/doctor"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // Without the component dra an agent on whose node claims or GPUs of that API are left names them, what it lacks, and the remedy, as a
@@ -28,18 +29,12 @@ func TestLeftoversOfDRA(t *testing.T) {
 	claim := func(s config.Kubernetes) {
 		write(t, filepath.Join(s.Health.StateDir, "dra", "claims", "6d2e.json"))
 	}
-	moved := func(s config.Kubernetes) {
-		e := ownership.Entry{Target: inventory.DRA, Owner: inventory.DRA}
-		if err := ownership.Write(s.Health.StateDir, ownership.File{GPUs: map[gpu.DeviceID]ownership.Entry{"GPU-1": e}}); err != nil {
-			t.Fatal(err)
-		}
+	owned := func(s config.Kubernetes, owner inventory.API) {
+		e := ownership.Entry{Target: inventory.DRA, Owner: owner}
+		check.NoError(t, ownership.Write(s.Health.StateDir, ownership.File{GPUs: map[gpu.DeviceID]ownership.Entry{"GPU-1": e}}))
 	}
-	target := func(s config.Kubernetes) {
-		e := ownership.Entry{Target: inventory.DRA, Owner: inventory.DevicePlugin}
-		if err := ownership.Write(s.Health.StateDir, ownership.File{GPUs: map[gpu.DeviceID]ownership.Entry{"GPU-1": e}}); err != nil {
-			t.Fatal(err)
-		}
-	}
+	moved := func(s config.Kubernetes) { owned(s, inventory.DRA) }
+	target := func(s config.Kubernetes) { owned(s, inventory.DevicePlugin) }
 	for name, tc := range map[string]struct {
 		prepare func(config.Kubernetes)
 		want    []string
@@ -94,12 +89,8 @@ func TestLeftoversOfDRA(t *testing.T) {
 
 func write(t *testing.T, path string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
+	check.NoError(t, os.WriteFile(path, []byte("{"), 0o600))
 }
 
 // A record of a prepared claim that can't be read is named by doctor with the file and the remedy, also without a running agent.

@@ -13,6 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // fakeRuntime has the generated service of the CRI.
@@ -44,9 +46,7 @@ func serve(t *testing.T, f *fakeRuntime) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	g := grpc.NewServer()
 	cri.RegisterRuntimeServiceServer(g, f)
 	var running sync.WaitGroup

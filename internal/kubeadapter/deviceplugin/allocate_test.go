@@ -22,6 +22,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // Which units an Allocate gets is in the core's tests and in FuzzAllocate; here are the responses and the errors.
@@ -125,9 +126,7 @@ func TestAllocateResponse(t *testing.T) {
 		Mode: inventory.MPS, Replicas: 2, OnePerRequest: true, Memory: 30 << 30, Threads: 50,
 	}}}
 	plan, err := buildInventory(coretest.GPUs(2), c).Reserve(inventory.UnitID(replica(1, 1)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	for devRoot, host := range map[string]string{"": "", "/": "", "/run/nvidia/driver": "/run/nvidia/driver"} {
 		want := &v1beta1.ContainerAllocateResponse{
 			Envs: map[string]string{
@@ -174,9 +173,7 @@ func fewUnits(share ...gpu.DeviceID) *server {
 func wire(f *testing.F, m proto.Message) []byte {
 	f.Helper()
 	raw, err := proto.Marshal(m)
-	if err != nil {
-		f.Fatal(err)
-	}
+	check.NoError(f, err)
 	return raw
 }
 

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 func openAllocationFile(t *testing.T, dir string) (*allocationFile, *bytes.Buffer) {
@@ -59,9 +61,7 @@ func TestUnreadableAllocationFiles(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f, log := openAllocationFile(t, t.TempDir())
-			if err := os.WriteFile(f.path, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, os.WriteFile(f.path, []byte(text), 0o600))
 			if got := f.Load(); got != nil || !strings.Contains(log.String(), f.path) {
 				t.Errorf("%v, log %q", got, log)
 			}
@@ -81,9 +81,7 @@ func TestFailedSaveOfAllocations(t *testing.T) {
 	if n := strings.Count(log.String(), "not saved"); n != 1 {
 		t.Errorf("logged %d times: %s", n, log)
 	}
-	if err := os.Remove(dir); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.Remove(dir))
 	f.Save(nil)
 	if !strings.Contains(log.String(), "saved again") {
 		t.Error(log)

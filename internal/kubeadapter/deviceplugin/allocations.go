@@ -59,7 +59,7 @@ func (a allocation) certain() bool { return a.ended || len(a.pods) > 0 }
 // kept reports whether it is stored for the next agent.
 func (a allocation) kept() bool { return a.stays && !a.ended }
 
-// equivalent reports whether two allocations lead to the same offer and the same messages.
+// equivalent reports whether two allocations lead to the same device list and the same messages.
 func (a allocation) equivalent(b allocation) bool {
 	return a.numaNode == b.numaNode && a.stays == b.stays && a.ended == b.ended && a.holder() == b.holder()
 }

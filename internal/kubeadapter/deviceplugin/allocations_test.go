@@ -20,6 +20,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // memory is a store in memory. It blocks until hang is closed, if that is not nil.
@@ -61,7 +62,7 @@ func TestAllocationsAreRestored(t *testing.T) {
 			r, pods := newPodRig(t)
 			if healthy == 2 {
 				pods.Close()
-				r.must(os.Remove(filepath.Dir(r.podSocket())))
+				check.NoError(r, os.Remove(filepath.Dir(r.podSocket())))
 			}
 			store := &memory{}
 			keep := func(t *tracking) { t.store = store }
@@ -69,7 +70,7 @@ func TestAllocationsAreRestored(t *testing.T) {
 			r.awaitHealthy(kubeadapter.GPUResource, 2)
 			id := gpuIDs(1)[0]
 			r.allocate(pods, "default/holder", kubeadapter.GPUResource, id)
-			r.await("it is stored", func() bool { return len(store.contents()) == 1 })
+			check.Until(r, "it is stored", func() bool { return len(store.contents()) == 1 })
 			r.stop()
 
 			r.src = coretest.NewSource()
@@ -77,7 +78,7 @@ func TestAllocationsAreRestored(t *testing.T) {
 			r.awaitHealthy(h100, healthy)
 			r.awaitListed(kubeadapter.GPUResource, id, v1beta1.Unhealthy)
 			r.awaitReady()
-			r.await("one of the old resource, unhealthy", func() bool {
+			check.Until(r, "one of the old resource, unhealthy", func() bool {
 				n, healthy := r.kubelet.Capacity(kubeadapter.GPUResource)
 				return n == 1 && healthy == 0
 			})
@@ -93,14 +94,14 @@ func TestRetentionWithoutPodResources(t *testing.T) {
 	r.awaitHealthy(kubeadapter.GPUResource, 2)
 	id := gpuIDs(0, 1)
 	_, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, id[1])
-	r.must(err)
+	check.NoError(r, err)
 	began := time.Now()
 	r.src.Set(allElsewhere())
 	r.awaitHealthy(h100, 2)
-	r.await("only the allocated ID", func() bool {
+	check.Until(r, "only the allocated ID", func() bool {
 		return r.listed(kubeadapter.GPUResource, id[0]) == nil && r.listed(kubeadapter.GPUResource, id[1]) != nil
 	})
-	r.await("nothing", func() bool { n, _ := r.kubelet.Capacity(kubeadapter.GPUResource); return n == 0 })
+	check.Until(r, "nothing", func() bool { n, _ := r.kubelet.Capacity(kubeadapter.GPUResource); return n == 0 })
 	if took := time.Since(began); took < 400*time.Millisecond {
 		t.Errorf("removed after %v", took)
 	}
@@ -115,7 +116,7 @@ func TestStoreHangs(t *testing.T) {
 	r.startTracking(gpus(2), func(t *tracking) { t.store, t.timings.loadTimeout = store, 50*time.Millisecond })
 	r.awaitHealthy(kubeadapter.GPUResource, 2)
 	_, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, gpuIDs(1)[0])
-	r.must(err)
+	check.NoError(r, err)
 	r.stopInTime()
 }
 
@@ -172,7 +173,7 @@ func TestNothingIsWithdrawnBeforeTheDriverIsRead(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
 	r.startTracking(r.src.Current(), func(t *tracking) { t.store = store })
-	r.await("the stored allocations", func() bool { return len(r.adapter.tracker.stored()) == 1 })
+	check.Until(r, "the stored allocations", func() bool { return len(r.plugins.tracker.stored()) == 1 })
 	watch.Sleep(context.Background(), 100*time.Millisecond)
 	if n := len(r.kubelet.Attempts()); n != 0 {
 		t.Errorf("%d registrations", n)
@@ -229,14 +230,14 @@ func TestSameIDInAnotherResource(t *testing.T) {
 			r := startRig(t, c.before)
 			r.awaitListed(c.was, c.id, v1beta1.Healthy)
 			old, err := r.kubelet.Plugin(c.was)
-			r.must(err)
+			check.NoError(r, err)
 			r.src.Set(c.after)
 			r.awaitHealthy(c.is, 1)
 			_, err = old.Allocate(r.ctx, allocateRequest([]string{c.id}))
 			if err == nil || !strings.Contains(err.Error(), c.id+": belongs to "+c.is+" now, not "+c.was) {
 				t.Errorf("the old resource allocates it: %v", err)
 			}
-			r.await("the old resource without it", func() bool {
+			check.Until(r, "the old resource without it", func() bool {
 				devices, connected := r.kubelet.Devices(c.was)
 				return connected && slices.Equal(ids(devices), c.left)
 			})
@@ -254,7 +255,7 @@ func TestSharesInPlaceOfGPUs(t *testing.T) {
 	r := newRunning(t, 2)
 	r.src.Set(buildInventory(coretest.GPUs(2), shared(3)))
 	r.awaitHealthy(kubeadapter.GPUResource, 6)
-	r.await("shared units only", func() bool { n, _ := r.kubelet.Capacity(kubeadapter.GPUResource); return n == 6 })
+	check.Until(r, "shared units only", func() bool { n, _ := r.kubelet.Capacity(kubeadapter.GPUResource); return n == 6 })
 
 	r.src.Set(buildInventory(coretest.GPUs(2), renamedShares(3)))
 	r.awaitHealthy("nvidia.com/gpu.shared", 6)
@@ -286,14 +287,14 @@ func (r *rig) assertUnhealthyBeforeRemoval(resource string) {
 	}
 }
 
-// The next adapter offers resources without units as empty lists, after the driver was read.
-func TestResourcesOfAnEarlierAdapter(t *testing.T) {
+// The next plugins offer resources without units as empty lists, after the driver was read.
+func TestResourcesOfEarlierPlugins(t *testing.T) {
 	r := newRunning(t, 2)
-	before := r.adapter.opts.Handover
+	before := r.plugins.opts.Handover
 	r.stop()
 
 	r.src = coretest.NewSource() // the driver has not been read yet
-	r.start(r.src.Current(), func(a *Adapter) { a.opts.Handover = before })
+	r.start(r.src.Current(), func(p *Plugins) { p.opts.Handover = before })
 	watch.Sleep(r.ctx, 100*time.Millisecond)
 	if n, _ := r.kubelet.Capacity(kubeadapter.GPUResource); n != 2 || len(r.sockets()) > 0 {
 		t.Errorf("%d GPUs, sockets %v before the driver was read", n, r.sockets())
@@ -301,7 +302,7 @@ func TestResourcesOfAnEarlierAdapter(t *testing.T) {
 	r.src.Set(buildInventory(coretest.GPUs(2), renamedShares(2)))
 	r.awaitHealthy("nvidia.com/gpu.shared", 4)
 	r.awaitEmpty(kubeadapter.GPUResource)
-	if got, want := fmt.Sprint(r.adapter.resources()), "[nvidia.com/gpu nvidia.com/gpu.shared]"; got != want {
+	if got, want := fmt.Sprint(r.plugins.resources()), "[nvidia.com/gpu nvidia.com/gpu.shared]"; got != want {
 		t.Errorf("offered: %s, want %s", got, want)
 	}
 }

@@ -11,7 +11,7 @@ import (
 func Answer(inv *inventory.Allocatable, resource string, ids []string, o Options) (*v1beta1.ContainerAllocateResponse, error) {
 	plan, err := inv.Reserve(unitIDs(ids)...)
 	if err == nil {
-		err = (&server{endpoint: &endpoint{resource: resource}}).checkResource(plan.Units)
+		err = checkResource(resource, plan.Units)
 	}
 	if err != nil {
 		return nil, err

@@ -86,7 +86,7 @@ func BenchmarkOffer(b *testing.B) {
 		for b.Loop() {
 			s.tracker.setInventory(inv)
 		}
-		if o := s.tracker.offers.Load(); o.dependsOnPods() {
+		if s.tracker.published.Load().dependsOnPods() {
 			b.Fatal("units are withheld or retained")
 		}
 	}
@@ -110,7 +110,7 @@ func BenchmarkOffer(b *testing.B) {
 // BenchmarkList measures the ListAndWatch response of one resource after a change of one device.
 func BenchmarkList(b *testing.B) {
 	onHosts(b, func(b *testing.B, s *server, ids []string) {
-		sent := s.tracker.offers.Load().lists[s.resource]
+		sent := s.tracker.published.Load().byResource[s.resource]
 		next := append([]listedDevice{{id: inventory.UnitID(ids[0]), numaNode: -1}}, sent[1:]...)
 		var message []byte
 		for b.Loop() {

@@ -124,7 +124,7 @@ func (a *allocations) describe(resource string, retained []listedDevice) string 
 	return strings.Join(ids, ", ")
 }
 
-// equivalent reports whether two allocations lead to the same offer of any inventory, and to the same messages.
+// equivalent reports whether two allocations lead to the same device list of any inventory, and to the same messages.
 func (a *allocations) equivalent(b *allocations) bool {
 	return a.unread == b.unread && maps.EqualFunc(a.byKey, b.byKey, allocation.equivalent)
 }

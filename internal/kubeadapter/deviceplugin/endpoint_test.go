@@ -14,6 +14,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // One resource is refused, one gets no answer, and the third is registered once with each kubelet.
@@ -30,7 +31,7 @@ func TestResourcesAreIndependent(t *testing.T) {
 			r.restartKubelet(true)
 		}
 		r.awaitHealthy(kubeadapter.GPUResource, 1)
-		r.await("refusals, and one that waits", func() bool {
+		check.Until(r, "refusals, and one that waits", func() bool {
 			count := map[string]int{}
 			for _, a := range r.kubelet.Attempts()[attempts:] {
 				count[a.Resource]++
@@ -42,7 +43,7 @@ func TestResourcesAreIndependent(t *testing.T) {
 			t.Fatalf("kubelet %d: accepted %v", i, accepted)
 		}
 	}
-	for _, s := range r.adapter.Stats() {
+	for _, s := range r.plugins.Stats() {
 		if s.Connected != (s.Resource == kubeadapter.GPUResource) || s.Resource == refused && s.LastError == "" {
 			t.Errorf("%+v", s)
 		}
@@ -71,14 +72,14 @@ func TestNextRegistrationWaits(t *testing.T) {
 	r := newRig(t)
 	r.kubelet.Behave(kubelettest.Behaviour{OneClientPerResource: true, Lag: 50 * time.Millisecond})
 	r.startKubelet()
-	r.start(gpus(1), func(a *Adapter) { a.timings.restart = 500 * time.Millisecond })
+	r.start(gpus(1), func(p *Plugins) { p.timings.restart = 500 * time.Millisecond })
 	r.awaitReady()
 	for i := range 2 {
 		from := time.Now()
 		if i == 0 {
 			r.kubelet.EndStream(kubeadapter.GPUResource)
 		} else {
-			r.must(os.Remove(r.stats().Socket))
+			check.NoError(r, os.Remove(r.stats().Socket))
 		}
 		r.awaitRegistrations(i + 2)
 		if took := time.Since(from); took < 500*time.Millisecond {
@@ -96,8 +97,8 @@ func TestNextRegistrationWaits(t *testing.T) {
 // The wait before the next registration ends when another kubelet starts, whenever the previous one ended: during Register,
 // immediately after it, or later.
 func TestWaitEndsWithAnotherKubelet(t *testing.T) {
-	r := startRig(t, migGPU(), func(a *Adapter) { a.timings.restart = time.Hour })
-	r.await("three resources", func() bool { return len(r.adapter.Stats()) == 3 })
+	r := startRig(t, migGPU(), func(p *Plugins) { p.timings.restart = time.Hour })
+	check.Until(r, "three resources", func() bool { return len(r.plugins.Stats()) == 3 })
 	for i := range 100 {
 		registered := len(r.kubelet.Registrations())
 		r.restartKubelet(i%2 == 1)
@@ -112,8 +113,8 @@ func TestKubeletRestartsBeforeTheStreamOpens(t *testing.T) {
 	r := newRig(t)
 	r.kubelet.Behave(kubelettest.Behaviour{StreamDelay: time.Hour})
 	r.startKubelet()
-	r.start(gpus(1), func(a *Adapter) { a.timings.openStream = time.Hour })
-	r.await("an answer", func() bool { return r.stats().Registrations == 1 })
+	r.start(gpus(1), func(p *Plugins) { p.timings.openStream = time.Hour })
+	check.Until(r, "an answer", func() bool { return r.stats().Registrations == 1 })
 	r.kubelet.Crash()
 	r.kubelet.Behave(kubelettest.Behaviour{})
 	r.startKubelet()
@@ -135,8 +136,8 @@ func TestSocketIsRemovedDuringListen(t *testing.T) {
 			}
 		}
 	}()
-	r.start(gpus(1), func(a *Adapter) { a.timings.retryMax = a.timings.retry })
-	r.await("registrations", func() bool { return r.stats().Sockets > 20 })
+	r.start(gpus(1), func(p *Plugins) { p.timings.retryMax = p.timings.retry })
+	check.Until(r, "registrations", func() bool { return r.stats().Sockets > 20 })
 	stop.Store(true)
 	<-stopped
 	began := time.Now()
@@ -166,7 +167,7 @@ func TestStatsHaveTheLastError(t *testing.T) {
 		t.Errorf("second registration: %+v", next)
 	}
 	r.kubelet.Crash()
-	r.await("a reason", func() bool { return !r.stats().Connected })
+	check.Until(r, "a reason", func() bool { return !r.stats().Connected })
 	if s := r.stats(); s.Reason == "" || s.Socket != "" {
 		t.Errorf("without a kubelet: %+v", s)
 	}
@@ -188,10 +189,10 @@ func TestStopWhileWaiting(t *testing.T) {
 			if r.kubelet.Behave(c.kubelet); name != "for a kubelet" {
 				r.startKubelet()
 			}
-			r.start(gpus(1), func(a *Adapter) {
-				a.timings.openStream, a.timings.retry, a.timings.retryMax = time.Hour, time.Hour, time.Hour
+			r.start(gpus(1), func(p *Plugins) {
+				p.timings.openStream, p.timings.retry, p.timings.retryMax = time.Hour, time.Hour, time.Hour
 			})
-			r.await("it waits", func() bool { return c.waits(r.stats()) })
+			check.Until(r, "it waits", func() bool { return c.waits(r.stats()) })
 			r.stopInTime()
 		})
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -22,6 +21,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // fastTimings are short, in the same order as defaultTimings.
@@ -31,18 +31,18 @@ var fastTimings = timings{
 	heartbeat: time.Hour, listInterval: time.Millisecond, pollInterval: 20 * time.Millisecond, pollIntervalNoEvents: 5 * time.Millisecond,
 }
 
-// rig is an adapter over a source that the test sets, and a kubelet with faults that the test chooses.
+// rig are device plugins over a source that the test sets, and a kubelet with faults that the test chooses.
 type rig struct {
 	*testing.T
 	ctx     context.Context // ends before the test times out
 	dir     string
 	kubelet *kubelettest.Kubelet
 	src     *coretest.Source
-	adapter *Adapter
+	plugins *Plugins
 	stop    func()
 }
 
-// newRig returns a rig without a running kubelet or adapter, for 30 s.
+// newRig returns a rig without a running kubelet or plugins, for 30 s.
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	return newRigFor(t, 30*time.Second)
@@ -50,23 +50,19 @@ func newRig(t *testing.T) *rig {
 
 func newRigFor(t *testing.T, limit time.Duration) *rig {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "kub") // t.TempDir's path can be longer than a socket's may be
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := coretest.ShortDir(t)
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	r := &rig{T: t, ctx: ctx, dir: dir, kubelet: kubelettest.New(dir), src: coretest.NewSource(), stop: func() {}}
 	t.Cleanup(func() {
 		r.stop()
 		r.kubelet.Stop()
 		cancel()
-		_ = os.RemoveAll(dir)
 	})
 	return r
 }
 
-// startRig returns a rig with a running kubelet and a running adapter of an inventory.
-func startRig(t *testing.T, inv *inventory.Allocatable, change ...func(*Adapter)) *rig {
+// startRig returns a rig with a running kubelet and running plugins of an inventory.
+func startRig(t *testing.T, inv *inventory.Allocatable, change ...func(*Plugins)) *rig {
 	t.Helper()
 	r := newRig(t)
 	r.startKubelet()
@@ -74,8 +70,8 @@ func startRig(t *testing.T, inv *inventory.Allocatable, change ...func(*Adapter)
 	return r
 }
 
-// newRunning returns a rig with an adapter that offers n GPUs to a kubelet.
-func newRunning(t *testing.T, n int, change ...func(*Adapter)) *rig {
+// newRunning returns a rig with plugins that offer n GPUs to a kubelet.
+func newRunning(t *testing.T, n int, change ...func(*Plugins)) *rig {
 	t.Helper()
 	r := startRig(t, gpus(n), change...)
 	r.awaitHealthy(kubeadapter.GPUResource, n)
@@ -83,18 +79,18 @@ func newRunning(t *testing.T, n int, change ...func(*Adapter)) *rig {
 	return r
 }
 
-// start runs an adapter of an inventory until stop or the end of the test.
-func (r *rig) start(inv *inventory.Allocatable, change ...func(*Adapter)) {
+// start runs the plugins of an inventory until stop or the end of the test.
+func (r *rig) start(inv *inventory.Allocatable, change ...func(*Plugins)) {
 	r.src.Set(inv)
-	a := New(r.src, Options{KubeletSocket: r.kubelet.Socket()})
-	a.timings = fastTimings
+	p := New(r.src, Options{KubeletSocket: r.kubelet.Socket()})
+	p.timings = fastTimings
 	for _, c := range change {
-		c(a)
+		c(p)
 	}
 	ctx, cancel := context.WithCancel(r.ctx)
 	done := make(chan error, 1)
-	go func() { done <- a.Run(ctx) }()
-	r.adapter, r.stop = a, sync.OnceFunc(func() {
+	go func() { done <- p.Run(ctx) }()
+	r.plugins, r.stop = p, sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
 			r.Errorf("Run: %v", err)
@@ -102,7 +98,7 @@ func (r *rig) start(inv *inventory.Allocatable, change ...func(*Adapter)) {
 	})
 }
 
-// stopInTime fails if the adapter has not stopped in 10 s, or leaves a socket.
+// stopInTime fails if the plugins have not stopped in 10 s, or leave a socket.
 func (r *rig) stopInTime() {
 	r.Helper()
 	stopped := make(chan struct{})
@@ -117,7 +113,7 @@ func (r *rig) stopInTime() {
 
 func (r *rig) startKubelet() {
 	r.Helper()
-	r.must(r.kubelet.Start())
+	check.NoError(r, r.kubelet.Start())
 }
 
 // restartKubelet restarts the kubelet after a stop or a crash.
@@ -131,22 +127,15 @@ func (r *rig) restartKubelet(crash bool) {
 	r.startKubelet()
 }
 
-func (r *rig) must(err error) {
-	r.Helper()
-	if err != nil {
-		r.Fatal(err)
-	}
-}
-
 func (r *rig) awaitHealthy(resource string, n int) {
 	r.Helper()
-	r.must(r.kubelet.AwaitHealthy(r.ctx, resource, n))
+	check.NoError(r, r.kubelet.AwaitHealthy(r.ctx, resource, n))
 }
 
 // awaitEmpty waits for an empty list of a connected plugin.
 func (r *rig) awaitEmpty(resource string) {
 	r.Helper()
-	r.await("an empty list of "+resource, func() bool {
+	check.Until(r, "an empty list of "+resource, func() bool {
 		devices, connected := r.kubelet.Devices(resource)
 		return connected && len(devices) == 0 && !r.kubelet.Listed(resource).IsZero()
 	})
@@ -155,32 +144,18 @@ func (r *rig) awaitEmpty(resource string) {
 // awaitReady waits until Ready returns nil.
 func (r *rig) awaitReady() {
 	r.Helper()
-	r.await("ready", func() bool { return r.adapter.Ready() == nil })
+	check.Until(r, "ready", func() bool { return r.plugins.Ready() == nil })
 }
 
 // awaitRegistrations waits until the kubelet has accepted n registrations.
 func (r *rig) awaitRegistrations(n int) {
 	r.Helper()
-	r.must(r.kubelet.Await(r.ctx, fmt.Sprint(n, " registrations"), func() bool { return len(r.kubelet.Registrations()) >= n }))
-}
-
-// await polls a condition.
-func (r *rig) await(what string, ok func() bool) {
-	r.Helper()
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-r.ctx.Done():
-			r.Fatalf("%s: not in time; ready: %v", what, r.adapter.Ready())
-		}
-	}
+	check.NoError(r, r.kubelet.Await(r.ctx, fmt.Sprint(n, " registrations"), func() bool { return len(r.kubelet.Registrations()) >= n }))
 }
 
 // stats returns the statistics of the first resource; zero if there is none.
 func (r *rig) stats() ResourceStats {
-	if all := r.adapter.Stats(); len(all) > 0 {
+	if all := r.plugins.Stats(); len(all) > 0 {
 		return all[0]
 	}
 	return ResourceStats{}
@@ -190,7 +165,7 @@ func (r *rig) stats() ResourceStats {
 func (r *rig) sockets() []string {
 	r.Helper()
 	paths, err := filepath.Glob(filepath.Join(r.dir, socketPrefix+"*"))
-	r.must(err)
+	check.NoError(r, err)
 	for i := range paths {
 		paths[i] = filepath.Base(paths[i])
 	}

@@ -2,16 +2,16 @@ package deviceplugin
 
 import "sync"
 
-// Handover passes what the kubelet was given from one Adapter of this process to the next, whether or not it is also on disk. The
+// Handover passes what the kubelet was given from the Plugins of one run of the agent to the next ones in this process, whether or not it is also on disk. The
 // zero value is that of a new process. It is safe for concurrent use.
 type Handover struct {
 	mu          sync.Mutex
-	resources   []string // of all adapters
+	resources   []string // of all
 	allocations []StoredAllocation
 	latest      *handoverStore
 }
 
-// offered returns the resources that earlier adapters offered. One without units is offered as an empty list: the kubelet counts
+// offered returns the resources that earlier plugins offered. One without units is offered as an empty list: the kubelet counts
 // the devices of a plugin that is gone for five more minutes.
 func (h *Handover) offered() []string {
 	h.mu.Lock()
@@ -25,13 +25,13 @@ func (h *Handover) setOffered(resources []string) {
 	h.resources = resources
 }
 
-// handoverStore is the store of one adapter.
+// handoverStore is the store of one run.
 type handoverStore struct {
 	handover *Handover
 	disk     AllocationStore // nil = none
 }
 
-// next returns the store of the next adapter, which also writes to disk unless that is nil. The stores of earlier adapters save
+// next returns the store of the next run, which also writes to disk unless that is nil. The stores of earlier runs save
 // nothing from then on.
 func (h *Handover) next(disk AllocationStore) AllocationStore {
 	h.mu.Lock()

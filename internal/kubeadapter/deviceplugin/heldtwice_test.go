@@ -20,6 +20,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // A device of a pod, by the kubelet's latest list and its answer about that pod now, is not allocated again. The error does not name the pod,
@@ -28,31 +29,31 @@ func TestADeviceIsNotAllocatedTwice(t *testing.T) {
 	r, pods := newTracking(t)
 	id := gpuIDs(1)[0]
 	allocate := func() error { _, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, id); return err }
-	r.must(allocate())
-	r.must(allocate()) // a container after an init container of its pod: the list has none
+	check.NoError(r, allocate())
+	check.NoError(r, allocate()) // a container after an init container of its pod: the list has none
 	pods.Hold("default/first", kubeadapter.GPUResource, id)
 	r.awaitPod(id, "default/first")
 	err := allocate()
 	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "device ID "+id+": another pod has it") || strings.Contains(err.Error(), "default/first") {
 		t.Errorf("second allocation: %v", err)
 	}
-	if s := r.adapter.Stats()[0]; s.AllocationErrors != 1 {
+	if s := r.plugins.Stats()[0]; s.AllocationErrors != 1 {
 		t.Errorf("%+v", s)
 	}
 	if gets := pods.Gets(); gets != 1 {
 		t.Errorf("%d pods asked for", gets)
 	}
 	_, err = r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, gpuIDs(0)...)
-	r.must(err)
+	check.NoError(r, err)
 	pods.Forget("default/first")
-	r.must(allocate())
+	check.NoError(r, allocate())
 }
 
 // awaitPod waits until a pod is known to have a device.
 func (r *rig) awaitPod(id, pod string) {
 	r.Helper()
 	k := deviceKey{kubeadapter.GPUResource, inventory.UnitID(id)}
-	r.await("pod "+pod+" has "+id, func() bool { return slices.Contains(r.adapter.tracker.podsOf([]deviceKey{k}), pod) })
+	check.Until(r, "pod "+pod+" has "+id, func() bool { return slices.Contains(r.plugins.tracker.podsOf([]deviceKey{k}), pod) })
 }
 
 // A kubelet that does not answer keeps no pod waiting: the first time for a moment, and then, while it is known not to answer, not at all.
@@ -63,11 +64,11 @@ func TestAllocateWithoutAnswer(t *testing.T) {
 	r.awaitPod(id, "default/first")
 	pods.Hang(true)
 	_, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, id)
-	r.must(err)
-	r.await("a reading without an answer", func() bool { return r.adapter.pods.Latest().Err != nil })
+	check.NoError(r, err)
+	check.Until(r, "a reading without an answer", func() bool { return r.plugins.pods.Latest().Err != nil })
 	asked := pods.Gets()
 	_, err = r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, id)
-	r.must(err)
+	check.NoError(r, err)
 	if pods.Gets() != asked {
 		t.Error("the kubelet is asked")
 	}
@@ -77,19 +78,19 @@ func TestAllocateWithoutAnswer(t *testing.T) {
 func TestTwoAllocationsAtOnce(t *testing.T) {
 	r := newRunning(t, 2)
 	id := gpuIDs(0)[0]
-	r.adapter.opts.Lock.Lock()
+	r.plugins.opts.Lock.Lock()
 	errs := make(chan error, 2)
 	for range 2 {
 		go func() { _, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, id); errs <- err }()
 	}
-	r.await("both calls", func() bool { return r.adapter.pods.Calls() == 2 })
+	check.Until(r, "both calls", func() bool { return r.plugins.pods.Calls() == 2 })
 	time.Sleep(10 * time.Millisecond) // both wait for the lock
-	r.adapter.opts.Lock.Unlock()
+	r.plugins.opts.Lock.Unlock()
 	if a, b := <-errs, <-errs; (a == nil) == (b == nil) {
 		t.Errorf("%v, %v", a, b)
 	}
 	_, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, id)
-	r.must(err) // a later one is of the same pod
+	check.NoError(r, err) // a later one is of the same pod
 }
 
 // A running init container has its device: neither the kubelet's list nor its answer about the pod shows that, its checkpoint does. The device
@@ -98,19 +99,19 @@ func TestInitContainerHasItsDevice(t *testing.T) {
 	r, pods := newTracking(t)
 	id := gpuIDs(1)[0]
 	_, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, id)
-	r.must(err)
+	check.NoError(r, err)
 	pods.Hold("default/starts", "nvidia.com/other") // a container after the init container has no device
 	init := kubelettest.Entry("uid-1", "init", kubeadapter.GPUResource, id)
-	r.must(r.kubelet.Record(init))
-	held := func() []string { return r.adapter.Record().On(coretest.GPU(1)) }
-	r.await("the UID of the pod", func() bool {
+	check.NoError(r, r.kubelet.Record(init))
+	held := func() []string { return r.plugins.Record().On(coretest.GPU(1)) }
+	check.Until(r, "the UID of the pod", func() bool {
 		return slices.Equal(held(), []string{"the pod with UID uid-1"})
 	})
 	if len(r.holdersOn(gpu.WholeGPU(coretest.GPU(1)))) == 0 {
 		t.Error("the device is free for a claim")
 	}
-	record, err := r.adapter.UseRecord(r.ctx, r.src.Current(), "")
-	r.must(err)
+	record, err := r.plugins.UseRecord(r.ctx, r.src.Current(), "")
+	check.NoError(r, err)
 	want := holders.Holder{Work: holders.Work{Orchestrator: holders.Kubernetes, ID: "uid-1", Container: "init"}, API: inventory.DevicePlugin, Resource: kubeadapter.GPUResource, Unit: inventory.UnitID(id), Device: coretest.GPU(1)}
 	if !record.Complete || !slices.Contains(record.Holders, want) {
 		t.Errorf("%+v, want %+v", record, want)
@@ -118,12 +119,12 @@ func TestInitContainerHasItsDevice(t *testing.T) {
 	r.src.Set(allElsewhere())
 	r.awaitHealthy(h100, 1)
 	for range 3 { // the kubelet writes it with each list of a plugin
-		r.must(r.kubelet.Record(init))
+		check.NoError(r, r.kubelet.Record(init))
 		r.awaitQueries(pods)
 		r.awaitListed(h100, id, v1beta1.Unhealthy)
 	}
 	pods.Forget("default/starts")
-	r.must(r.kubelet.Record()) // and again with the lists that the agent sends for this purpose
+	check.NoError(r, r.kubelet.Record()) // and again with the lists that the agent sends for this purpose
 	r.awaitHealthy(h100, 2)
 	if by := held(); len(by) != 0 {
 		t.Errorf("held by %v", by)
@@ -135,34 +136,34 @@ func TestInitContainerHasItsDevice(t *testing.T) {
 func TestEndOfAPod(t *testing.T) {
 	r, pods := newTracking(t)
 	id := gpuIDs(1)[0]
-	free := func() bool { return len(r.adapter.Record().On(coretest.GPU(1))) == 0 }
+	free := func() bool { return len(r.plugins.Record().On(coretest.GPU(1))) == 0 }
 	has := kubelettest.Entry("uid-1", "main", kubeadapter.GPUResource, id)
-	r.must(r.kubelet.Record(has))
+	check.NoError(r, r.kubelet.Record(has))
 	r.allocate(pods, "default/one", kubeadapter.GPUResource, id)
 	r.awaitPod(id, "default/one")
 	pods.Forget("default/one")
-	r.await("the end of the pod", free)
-	r.must(r.kubelet.Record(has)) // an old content, as the kubelet has not looked at its pods
+	check.Until(r, "the end of the pod", free)
+	check.NoError(r, r.kubelet.Record(has)) // an old content, as the kubelet has not looked at its pods
 	r.awaitQueries(pods)
 	if !free() {
 		t.Error("what the checkpoint still has counts again")
 	}
-	r.must(r.kubelet.Record(kubelettest.Entry("uid-2", "main", kubeadapter.GPUResource, id)))
-	r.await("another pod in the checkpoint", func() bool { r.adapter.pods.Request(); return !free() })
+	check.NoError(r, r.kubelet.Record(kubelettest.Entry("uid-2", "main", kubeadapter.GPUResource, id)))
+	check.Until(r, "another pod in the checkpoint", func() bool { r.plugins.pods.Request(); return !free() })
 
 	pods.Hold("default/two", kubeadapter.GPUResource, id)
 	r.awaitPod(id, "default/two")
 	pods.Close() // the kubelet restarts, while the API server does not respond
 	next, err := kubelettest.ServePodResources(r.podSocket())
-	r.must(err)
+	check.NoError(r, err)
 	defer next.Close()
-	r.adapter.pods.Request()
+	r.plugins.pods.Request()
 	r.awaitQueries(next)
 	if free() {
 		t.Error("free, although only the new kubelet does not list the pod")
 	}
-	r.must(r.kubelet.Record())
-	r.await("the checkpoint without it", free)
+	check.NoError(r, r.kubelet.Record())
+	check.Until(r, "the checkpoint without it", free)
 }
 
 // Devices that a pod has, or may have, are preferred last. If the others are too few, the kubelet's records are read before.
@@ -173,21 +174,15 @@ func TestPreferenceAvoidsDevicesOfPods(t *testing.T) {
 	id := gpuIDs(0, 1, 2, 3)
 	prefer := func(size int, available ...string) []string {
 		t.Helper()
-		plugin, err := r.kubelet.Plugin(kubeadapter.GPUResource)
-		r.must(err)
-		response, err := plugin.GetPreferredAllocation(r.ctx, &v1beta1.PreferredAllocationRequest{
-			ContainerRequests: []*v1beta1.ContainerPreferredAllocationRequest{{AvailableDeviceIDs: available, AllocationSize: int32(size)}},
-		})
-		r.must(err)
-		got := response.GetContainerResponses()[0].GetDeviceIDs()
-		slices.Sort(got)
-		return got
+		got, err := r.kubelet.Prefer(r.ctx, kubeadapter.GPUResource, available, nil, size)
+		check.NoError(r, err)
+		return slices.Sorted(slices.Values(got))
 	}
 	r.allocate(pods, "default/first", kubeadapter.GPUResource, id[0])
 	r.awaitPod(id[0], "default/first")
-	r.must(r.kubelet.Record(kubelettest.Entry("uid-1", "init", kubeadapter.GPUResource, id[1])))
+	check.NoError(r, r.kubelet.Record(kubelettest.Entry("uid-1", "init", kubeadapter.GPUResource, id[1])))
 	_, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, id[1])
-	r.must(err)
+	check.NoError(r, err)
 	for _, c := range []struct {
 		size      int
 		available []string
@@ -210,9 +205,7 @@ func TestPreferenceAvoidsDevicesOfPods(t *testing.T) {
 func BenchmarkAllocateAgain(b *testing.B) {
 	socket := filepath.Join(b.TempDir(), "pods", "kubelet.sock")
 	pods, err := kubelettest.ServePodResources(socket)
-	if err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, err)
 	defer pods.Close()
 	for i := range 100 {
 		pods.Hold(fmt.Sprintf("default/pod-%d", i), kubeadapter.GPUResource, fmt.Sprintf("other-%d", i))

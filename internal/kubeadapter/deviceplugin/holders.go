@@ -16,33 +16,33 @@ const (
 )
 
 // Record returns which pods have devices through device plugins. It waits as Claims does.
-func (a *Adapter) Record() holders.Record {
-	a.awaitCalls()
-	r := a.complete()
+func (p *Plugins) Record() holders.Record {
+	p.awaitCalls()
+	r := p.complete()
 	r.MayHaveEnded = r.Never
-	return a.withHolders(r)
+	return p.withHolders(r)
 }
 
 // Holders returns the pods that have, or may have, devices through device plugins. It makes no query, and waits for nothing.
-func (a *Adapter) Holders() []holders.Holder { return a.withHolders(holders.Record{}).Holders }
+func (p *Plugins) Holders() []holders.Holder { return p.withHolders(holders.Record{}).Holders }
 
 // withHolders returns a record with the pods that have, or may have, device IDs.
-func (a *Adapter) withHolders(r holders.Record) holders.Record {
-	r.Holders = a.tracker.holders()
-	return r.Locate(a.src.Current().Placements())
+func (p *Plugins) withHolders(r holders.Record) holders.Record {
+	r.Holders = p.tracker.holders()
+	return r.Locate(p.src.Current().Placements())
 }
 
 // Claims returns what the kubelet lists of the claims of pods, of all drivers, and a record without holders: whether that is known to be complete.
 // It waits until an Allocate or a Prepare that is under way, perhaps by an earlier inventory, is recorded.
-func (a *Adapter) Claims() ([]podresources.Claim, holders.Record) {
-	a.awaitCalls()
-	return a.pods.Latest().Claims, a.complete()
+func (p *Plugins) Claims() ([]podresources.Claim, holders.Record) {
+	p.awaitCalls()
+	return p.pods.Latest().Claims, p.complete()
 }
 
 // awaitCalls waits until an Allocate or a Prepare that is under way is recorded.
-func (a *Adapter) awaitCalls() {
-	a.opts.Lock.Lock()
-	defer a.opts.Lock.Unlock()
+func (p *Plugins) awaitCalls() {
+	p.opts.Lock.Lock()
+	defer p.opts.Lock.Unlock()
 }
 
 // holders are the pods that have, or may have, device IDs, in the order of resources and IDs.
@@ -53,19 +53,19 @@ func (t *tracker) holders() (all []holders.Holder) {
 }
 
 // ListsPods reports whether the kubelet's list of pods can be read: its socket is configured, and the folder of the socket is there, or was.
-func (a *Adapter) ListsPods() bool { return !a.pods.Absent() || !a.pods.Latest().AnsweredAt.IsZero() }
+func (p *Plugins) ListsPods() bool { return !p.pods.Absent() || !p.pods.Latest().AnsweredAt.IsZero() }
 
 // complete returns a record without holders: whether the kubelet listed all pods just now. It requests a reading if that was a while ago.
-func (a *Adapter) complete() holders.Record {
-	if !a.ListsPods() {
+func (p *Plugins) complete() holders.Record {
+	if !p.ListsPods() {
 		return holders.Record{
 			First: true, Never: true,
 			Missing: "the kubelet's list of pods, which is not read: set --pod-resources-socket, and mount its folder",
 		}
 	}
-	r, now := a.pods.Latest(), time.Now()
+	r, now := p.pods.Latest(), time.Now()
 	if now.Sub(r.CompleteAt) > requestAge {
-		a.pods.Request()
+		p.pods.Request()
 	}
 	return completeAt(r, now)
 }
@@ -86,21 +86,21 @@ func completeAt(r podresources.Reading, now time.Time) holders.Record {
 
 // PodClaims reads what pods have through resource claims now: what was prepared, unprepared or read before the call is in the answer. complete
 // means that no pod is missing.
-func (a *Adapter) PodClaims(ctx context.Context) (claims []podresources.Claim, complete bool, err error) {
-	r := a.pods.Read(ctx)
+func (p *Plugins) PodClaims(ctx context.Context) (claims []podresources.Claim, complete bool, err error) {
+	r := p.pods.Read(ctx)
 	return r.Answer.Claims, r.Complete, r.Stale(ctx)
 }
 
 // UseRecord reads which work has devices, as a usage.Holders. podLogs is a folder such as podresources.PodLogs. Added to what the kubelet lists
 // are those that it does not: ordinary init containers, and pods that are just being admitted or have just ended.
-func (a *Adapter) UseRecord(ctx context.Context, inv *inventory.Allocatable, podLogs string) (holders.Record, error) {
-	r := a.pods.Fresh(ctx, recordAge)
+func (p *Plugins) UseRecord(ctx context.Context, inv *inventory.Allocatable, podLogs string) (holders.Record, error) {
+	r := p.pods.Fresh(ctx, recordAge)
 	if err := r.Stale(ctx); err != nil {
 		return holders.Record{}, err
 	}
-	a.tracker.apply(r)
+	p.tracker.apply(r)
 	record := r.Record(inv, podLogs)
-	for _, h := range a.tracker.holders() {
+	for _, h := range p.tracker.holders() {
 		if h.Work.Name == "" {
 			record.Holders = append(record.Holders, h)
 		}

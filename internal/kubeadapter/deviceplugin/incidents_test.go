@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // incident is a fault of the kubelet, the node or the agent. run returns when the kubelet accepts registrations again, and the
@@ -77,7 +78,7 @@ var incidents = []incident{
 	}},
 	{"directory is replaced", true, func(s *storm) (time.Time, affected) {
 		s.down()
-		s.must(os.RemoveAll(s.dir))
+		check.NoError(s, os.RemoveAll(s.dir))
 		s.sleep(30 * time.Millisecond)
 		return s.restarted()
 	}},
@@ -106,14 +107,14 @@ var incidents = []incident{
 	{"plugin socket is removed", false, func(s *storm) (time.Time, affected) {
 		from, who := time.Now(), s.some()
 		for _, name := range who {
-			s.must(os.Remove(filepath.Join(s.dir, name)))
+			check.NoError(s, os.Remove(filepath.Join(s.dir, name)))
 		}
 		return from, who
 	}},
 	{"agent restarts", false, func(s *storm) (time.Time, affected) {
 		s.stop()
 		s.await("the kubelet has disconnected the plugin", func() string { // else one up to 1.36 disconnects the next
-			for _, r := range s.adapter.Stats() {
+			for _, r := range s.plugins.Stats() {
 				if _, ok := s.kubelet.Devices(r.Resource); ok {
 					return r.Resource
 				}
@@ -142,7 +143,7 @@ func (s *storm) killAfter(faulty kubelettest.Behaviour, count func() int) {
 	s.kubelet.Behave(faulty)
 	before := count()
 	s.up()
-	s.must(s.kubelet.Await(s.ctx, "a registration", func() bool { return count() > before }))
+	check.NoError(s, s.kubelet.Await(s.ctx, "a registration", func() bool { return count() > before }))
 	s.sleep(5 * time.Millisecond)
 	s.kubelet.Crash()
 	s.kubelet.Behave(s.normal)
@@ -151,7 +152,7 @@ func (s *storm) killAfter(faulty kubelettest.Behaviour, count func() int) {
 
 // record records the times from when the kubelet accepted registrations to the first list of each affected resource.
 func (s *storm) record(incident string, from time.Time) {
-	for _, r := range s.adapter.Stats() {
+	for _, r := range s.plugins.Stats() {
 		if at := s.kubelet.Listed(r.Resource); at.After(from) {
 			s.took[incident] = append(s.took[incident], at.Sub(from))
 		}

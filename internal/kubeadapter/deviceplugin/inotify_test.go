@@ -17,13 +17,14 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // event changes the mode of kubelet.sock and reports whether that is noticed within d.
 func (r *rig) event(d time.Duration) bool {
 	r.Helper()
-	_, changed := r.adapter.kubelet.changes.LoadNext()
-	r.must(os.Chmod(r.kubelet.Socket(), 0o755))
+	_, changed := r.plugins.kubelet.changes.LoadNext()
+	check.NoError(r, os.Chmod(r.kubelet.Socket(), 0o755))
 	return watch.Await(r.ctx, changed, d)
 }
 
@@ -31,9 +32,9 @@ func (r *rig) event(d time.Duration) bool {
 func TestBoundSocketDoesNotListenYet(t *testing.T) {
 	r := newRig(t)
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
-	r.must(err)
+	check.NoError(r, err)
 	defer func() { _ = syscall.Close(fd) }()
-	r.must(syscall.Bind(fd, &syscall.SockaddrUnix{Name: r.kubelet.Socket()}))
+	check.NoError(r, syscall.Bind(fd, &syscall.SockaddrUnix{Name: r.kubelet.Socket()}))
 	k := newKubelet(r.dir, r.kubelet.Socket(), slog.New(slog.DiscardHandler)) // without events
 	listening := false
 	id, err := k.waitForKubelet(r.ctx, func(err error) {
@@ -42,10 +43,10 @@ func TestBoundSocketDoesNotListenYet(t *testing.T) {
 		}
 		if !listening {
 			listening = true
-			r.must(syscall.Listen(fd, 1))
+			check.NoError(r, syscall.Listen(fd, 1))
 		}
 	})
-	r.must(err)
+	check.NoError(r, err)
 	if id == (statefile.Identity{}) || id != statefile.IdentityOf(r.kubelet.Socket()) {
 		t.Errorf("accepted by %v", id)
 	}
@@ -83,40 +84,13 @@ func TestStaleKubeletSocket(t *testing.T) {
 	}
 }
 
-func TestRestartsOnAFileSystemWithoutEvents(t *testing.T) {
-	newRig(t).restarts(func(a *Adapter) {
-		a.kubelet.newWatcher = func() (*fsnotify.Watcher, error) {
-			w, err := fsnotify.NewWatcher()
-			w.Events = nil
-			return w, err
-		}
-	})
-}
-
-// restarts starts a kubelet, restarts it three times and removes a plugin socket.
-func (r *rig) restarts(change func(*Adapter)) {
-	r.Helper()
-	r.start(gpus(1), change)
-	r.startKubelet()
-	r.awaitReady()
-	for i := range 3 {
-		r.restartKubelet(i == 1)
-		r.awaitHealthy(kubeadapter.GPUResource, 1)
-		r.awaitReady()
-	}
-	r.must(os.Remove(r.stats().Socket))
-	r.awaitRegistrations(5)
-	r.awaitHealthy(kubeadapter.GPUResource, 1)
-	r.awaitReady()
-}
-
 // Events are used as soon as inotify is available. One may arrive after the registration with the same socket (measured: 38 µs):
 // only another file is a restart.
 func TestInotifyBecomesAvailable(t *testing.T) {
 	tries := 0
-	r := startRig(t, gpus(1), func(a *Adapter) {
-		a.timings.pollInterval = time.Hour // without an event
-		a.kubelet.newWatcher = func() (*fsnotify.Watcher, error) {
+	r := startRig(t, gpus(1), func(p *Plugins) {
+		p.timings.pollInterval = time.Hour // without an event
+		p.kubelet.newWatcher = func() (*fsnotify.Watcher, error) {
 			if tries++; tries <= 3 {
 				return nil, syscall.EMFILE
 			}
@@ -124,7 +98,7 @@ func TestInotifyBecomesAvailable(t *testing.T) {
 		}
 	})
 	r.awaitReady()
-	r.await("an event", func() bool { return r.event(10 * time.Millisecond) })
+	check.Until(r, "an event", func() bool { return r.event(10 * time.Millisecond) })
 	r.restartKubelet(true)
 	r.awaitHealthy(kubeadapter.GPUResource, 1)
 	r.awaitReady()
@@ -134,9 +108,9 @@ func TestInotifyBecomesAvailable(t *testing.T) {
 			t.Fatal("no event of kubelet.sock")
 		}
 	}
-	r.must(r.adapter.Alive(r.ctx))
-	if n := len(r.kubelet.Attempts()); n != before || r.adapter.Ready() != nil {
-		t.Errorf("%d registrations because of late events, ready: %v", n-before, r.adapter.Ready())
+	check.NoError(r, r.plugins.Alive(r.ctx))
+	if n := len(r.kubelet.Attempts()); n != before || r.plugins.Ready() != nil {
+		t.Errorf("%d registrations because of late events, ready: %v", n-before, r.plugins.Ready())
 	}
 }
 
@@ -144,6 +118,7 @@ func TestInotifyBecomesAvailable(t *testing.T) {
 // /proc/sys/user).
 const limits = "TANDEM_TEST_LIMIT"
 
+// At its limits inotify has no events: each restart of a kubelet, and the removal of a plugin socket, is noticed without.
 func TestRestartsAtInotifyLimits(t *testing.T) {
 	if limit := os.Getenv(limits); limit != "" {
 		if err := os.WriteFile(limit, []byte("0"), 0); err != nil {
@@ -157,7 +132,19 @@ func TestRestartsAtInotifyLimits(t *testing.T) {
 		if !errors.Is(want, syscall.EMFILE) && !errors.Is(want, syscall.ENOSPC) {
 			t.Fatalf("%s is not in force: %v", limit, want)
 		}
-		newRig(t).restarts(func(*Adapter) {})
+		r := newRig(t)
+		r.start(gpus(1))
+		r.startKubelet()
+		r.awaitReady()
+		for i := range 3 {
+			r.restartKubelet(i == 1)
+			r.awaitHealthy(kubeadapter.GPUResource, 1)
+			r.awaitReady()
+		}
+		check.NoError(r, os.Remove(r.stats().Socket))
+		r.awaitRegistrations(5)
+		r.awaitHealthy(kubeadapter.GPUResource, 1)
+		r.awaitReady()
 		return
 	}
 	for _, limit := range []string{"/proc/sys/user/max_inotify_instances", "/proc/sys/user/max_inotify_watches"} {
@@ -177,23 +164,5 @@ func TestRestartsAtInotifyLimits(t *testing.T) {
 				t.Error(err)
 			}
 		})
-	}
-}
-
-// A new plugin directory is watched, although the old one still exists under another name.
-func TestDirectoryIsReplaced(t *testing.T) {
-	r := startRig(t, gpus(1))
-	old := r.dir + "-old"
-	defer func() { _ = os.RemoveAll(old) }()
-	r.awaitReady()
-	for range 3 {
-		r.must(os.RemoveAll(old))
-		r.must(os.Rename(r.dir, old))
-		r.restartKubelet(true)
-		r.awaitHealthy(kubeadapter.GPUResource, 1)
-		r.awaitReady()
-	}
-	if s := r.sockets(); len(s) != 1 {
-		t.Errorf("sockets %v, want one", s)
 	}
 }

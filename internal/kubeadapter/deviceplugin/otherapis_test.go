@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // assigned is two GPUs with assignments, and with the CDI specification that DRA needs.
@@ -36,8 +37,8 @@ func throughAPI(n int, a inventory.API, moving string) inventory.GPUOwner {
 func TestDevicePluginBesideDRA(t *testing.T) {
 	var mu sync.Mutex
 	empty := []string{"nvidia.com/mig-1g.10gb"}
-	r := startRig(t, assigned(throughAPI(1, inventory.DRA, "")), func(a *Adapter) {
-		a.opts.Empty = func() []string {
+	r := startRig(t, assigned(throughAPI(1, inventory.DRA, "")), func(p *Plugins) {
+		p.opts.Empty = func() []string {
 			mu.Lock()
 			defer mu.Unlock()
 			return slices.Clone(empty)
@@ -65,7 +66,7 @@ func TestDevicePluginBesideDRA(t *testing.T) {
 	mu.Lock()
 	empty = append(empty, "nvidia.com/later")
 	mu.Unlock()
-	r.adapter.Refresh()
+	r.plugins.Refresh()
 	r.awaitEmpty("nvidia.com/later")
 	r.restartKubelet(true)
 	for _, name := range []string{kubeadapter.GPUResource, "nvidia.com/mig-1g.10gb", "nvidia.com/later"} {
@@ -84,9 +85,9 @@ func TestAllocateRefusesWhatClaimsHave(t *testing.T) {
 		claims[coretest.GPU(n)] = holders.Holder{API: inventory.DRA, Device: coretest.GPU(n), At: gpu.WholeGPU(coretest.GPU(n))}
 	}
 	read := true
-	r := newRunning(t, 2, func(a *Adapter) {
-		a.opts.Lock = &lock
-		a.opts.ClaimHolders = func() holders.Record { // the lock is held
+	r := newRunning(t, 2, func(p *Plugins) {
+		p.opts.Lock = &lock
+		p.opts.ClaimHolders = func() holders.Record { // the lock is held
 			return holders.Record{Holders: slices.Collect(maps.Values(claims)), Complete: read}
 		}
 	})
@@ -131,7 +132,7 @@ func TestAllocateRefusesWhatClaimsHave(t *testing.T) {
 
 // holdersOn are the pods that have, or may have, hardware through device plugins.
 func (r *rig) holdersOn(at gpu.Placement) (names []string) {
-	for h := range holders.NewSet(r.adapter.Holders()).On(at) {
+	for h := range holders.NewSet(r.plugins.Holders()).On(at) {
 		names = append(names, h.Work.String())
 	}
 	return names
@@ -140,10 +141,10 @@ func (r *rig) holdersOn(at gpu.Placement) (names []string) {
 // The list of claims has what a Prepare that has begun gives out, and the claims of all drivers.
 func TestClaimsWaitForPrepare(t *testing.T) {
 	var lock sync.Mutex
-	r := newRunning(t, 2, func(a *Adapter) { a.opts.Lock = &lock })
+	r := newRunning(t, 2, func(p *Plugins) { p.opts.Lock = &lock })
 	lock.Lock()
 	answer := make(chan struct{})
-	go func() { defer close(answer); r.adapter.Claims() }()
+	go func() { defer close(answer); r.plugins.Claims() }()
 	select {
 	case <-answer:
 		t.Error("the list does not wait")
@@ -158,7 +159,7 @@ func TestRecord(t *testing.T) {
 	r, pods := newTracking(t)
 	await := func(what string, n int, ok func(h holders.Record, by []string) bool) {
 		t.Helper()
-		r.await(what, func() bool { h := r.adapter.Record(); return ok(h, h.On(coretest.GPU(n))) })
+		check.Until(r, what, func() bool { h := r.plugins.Record(); return ok(h, h.On(coretest.GPU(n))) })
 	}
 	await("a free GPU", 0, func(h holders.Record, by []string) bool { return h.Complete && len(by) == 0 })
 	r.allocate(pods, "default/a", kubeadapter.GPUResource, gpuIDs(0)...)
@@ -166,11 +167,11 @@ func TestRecord(t *testing.T) {
 		return h.Complete && slices.Equal(by, []string{"pod default/a"})
 	})
 	pods.Claim("default/b", "lost", "gpu.nvidia.com", strings.ToLower(string(coretest.GPU(0))))
-	r.await("a claim", func() bool {
-		claims, h := r.adapter.Claims()
+	check.Until(r, "a claim", func() bool {
+		claims, h := r.plugins.Claims()
 		return h.Complete && len(h.Holders) == 0 && len(claims) == 1 && claims[0].Name == "lost" && claims[0].Pod == "default/b"
 	})
-	latest := r.adapter.pods.Latest()
+	latest := r.plugins.pods.Latest()
 	if h := completeAt(latest, time.Now().Add(2*answerAge)); h.Complete || h.Missing == "" {
 		t.Errorf("an answer that is old: %+v", h)
 	}
@@ -187,18 +188,18 @@ func TestRecordWithoutTheFolder(t *testing.T) {
 	r.startKubelet()
 	r.startTracking(gpus(1))
 	r.awaitHealthy(kubeadapter.GPUResource, 1)
-	r.await("no record", func() bool { h := r.adapter.Record(); return h.First && h.Never && !h.Complete })
+	check.Until(r, "no record", func() bool { h := r.plugins.Record(); return h.First && h.Never && !h.Complete })
 	pods, err := kubelettest.ServePodResources(r.podSocket())
-	r.must(err)
+	check.NoError(r, err)
 	defer pods.Close()
-	r.await("a record", func() bool { h := r.adapter.Record(); return h.Complete && !h.Never })
+	check.Until(r, "a record", func() bool { h := r.plugins.Record(); return h.Complete && !h.Never })
 	pods.Close()
-	r.must(os.RemoveAll(filepath.Dir(r.podSocket())))
-	r.await("no folder", func() bool {
-		r.adapter.pods.Request()
-		return errors.Is(r.adapter.pods.Latest().Err, podresources.ErrNoDirectory)
+	check.NoError(r, os.RemoveAll(filepath.Dir(r.podSocket())))
+	check.Until(r, "no folder", func() bool {
+		r.plugins.pods.Request()
+		return errors.Is(r.plugins.pods.Latest().Err, podresources.ErrNoDirectory)
 	})
-	if h := r.adapter.Record(); h.Never {
+	if h := r.plugins.Record(); h.Never {
 		t.Errorf("%+v", h)
 	}
 }
@@ -210,8 +211,8 @@ func TestPodClaimsAreOfNow(t *testing.T) {
 		if pods.Forget("default/train"); want == 1 {
 			pods.Claim("default/train", "claim", "gpu.nvidia.com", "gpu-1")
 		}
-		claims, complete, err := r.adapter.PodClaims(r.ctx)
-		r.must(err)
+		claims, complete, err := r.plugins.PodClaims(r.ctx)
+		check.NoError(r, err)
 		if len(claims) != want || !complete {
 			t.Errorf("%d claims, want %d; complete: %t", len(claims), want, complete)
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 const h100 = "nvidia.com/h100"
@@ -38,7 +39,7 @@ func allElsewhere() *inventory.Allocatable {
 	return buildInventory(coretest.GPUs(2), c)
 }
 
-// tracking are the parts of an adapter that read the kubelet's records, before it runs.
+// tracking are the parts of the plugins that read the kubelet's records, before they run.
 type tracking struct {
 	timings trackerTimings
 	pods    podresources.Timings
@@ -58,33 +59,33 @@ func newPodRig(t *testing.T) (*rig, *kubelettest.PodResources) {
 	r := newRig(t)
 	r.startKubelet()
 	p, err := kubelettest.ServePodResources(r.podSocket())
-	r.must(err)
+	check.NoError(r, err)
 	t.Cleanup(p.Close)
 	return r, p
 }
 
 func (r *rig) podSocket() string { return filepath.Join(r.dir, "pod-resources", "kubelet.sock") }
 
-// startTracking runs an adapter that queries the pod-resources API.
+// startTracking runs plugins that query the pod-resources API.
 func (r *rig) startTracking(inv *inventory.Allocatable, change ...func(*tracking)) {
 	t := tracking{timings: defaultTrackerTimings, pods: fastPods}
 	t.timings.resend = 10 * time.Millisecond
 	for _, c := range change {
 		c(&t)
 	}
-	r.start(inv, func(a *Adapter) {
+	r.start(inv, func(p *Plugins) {
 		if t.store != nil {
-			a.opts.AllocationStore = t.store
+			p.opts.AllocationStore = t.store
 		}
-		a.pods = podresources.NewWithTimings(podresources.Options{
-			Socket: r.podSocket(), Checkpoint: filepath.Join(r.dir, podresources.CheckpointName), InPod: t.inPod, Log: a.opts.Log,
+		p.pods = podresources.NewWithTimings(podresources.Options{
+			Socket: r.podSocket(), Checkpoint: filepath.Join(r.dir, podresources.CheckpointName), InPod: t.inPod, Log: p.opts.Log,
 		}, t.pods)
-		a.tracker = newTracker(a.src, a.opts, a.pods)
-		a.tracker.timings = t.timings
+		p.tracker = newTracker(p.src, p.opts, p.pods)
+		p.tracker.timings = t.timings
 	})
 }
 
-// newTracking returns a rig with an adapter that offers two GPUs to a kubelet, and queries its pod-resources API.
+// newTracking returns a rig with plugins that offer two GPUs to a kubelet, and query its pod-resources API.
 func newTracking(t *testing.T, change ...func(*tracking)) (*rig, *kubelettest.PodResources) {
 	t.Helper()
 	r, pods := newPodRig(t)
@@ -97,7 +98,7 @@ func newTracking(t *testing.T, change ...func(*tracking)) (*rig, *kubelettest.Po
 func (r *rig) allocate(p *kubelettest.PodResources, pod, resource string, ids ...string) {
 	r.Helper()
 	_, err := r.kubelet.Allocate(r.ctx, resource, ids...)
-	r.must(err)
+	check.NoError(r, err)
 	p.Hold(pod, resource, ids...)
 }
 
@@ -112,14 +113,14 @@ func (r *rig) listed(resource, id string) *v1beta1.Device {
 
 func (r *rig) awaitListed(resource, id, want string) {
 	r.Helper()
-	r.await(id+" is "+want+" as "+resource, func() bool { d := r.listed(resource, id); return d != nil && d.GetHealth() == want })
+	check.Until(r, id+" is "+want+" as "+resource, func() bool { d := r.listed(resource, id); return d != nil && d.GetHealth() == want })
 }
 
 // awaitQueries requests readings and waits for three of them.
 func (r *rig) awaitQueries(p *kubelettest.PodResources) {
 	r.Helper()
 	before := p.Lists()
-	r.await("three readings", func() bool { r.adapter.pods.Request(); return p.Lists() >= before+3 })
+	check.Until(r, "three readings", func() bool { r.plugins.pods.Request(); return p.Lists() >= before+3 })
 }
 
 // An ID that is no longer offered stays in the list as unhealthy, with its NUMA node, while a pod holds it: kubelet 1.37
@@ -143,12 +144,12 @@ func TestHeldIDStaysListed(t *testing.T) {
 			if nodes := r.listed(kubeadapter.GPUResource, gone).GetTopology().GetNodes(); len(nodes) != 1 || nodes[0].GetID() != 1 {
 				t.Errorf("on NUMA nodes %v, was on 1", nodes)
 			}
-			if warnings := problem.Lines(r.adapter.Problems()); len(warnings) != 1 || !strings.Contains(warnings[0], "default/holder") {
+			if warnings := problem.Lines(r.plugins.Problems()); len(warnings) != 1 || !strings.Contains(warnings[0], "default/holder") {
 				t.Errorf("warnings: %q", warnings)
 			}
 			pods.Forget("default/holder")
-			r.await("the end of the listing", func() bool { return r.listed(kubeadapter.GPUResource, gone) == nil })
-			if warnings := problem.Lines(r.adapter.Problems()); len(warnings) != 0 {
+			check.Until(r, "the end of the listing", func() bool { return r.listed(kubeadapter.GPUResource, gone) == nil })
+			if warnings := problem.Lines(r.plugins.Problems()); len(warnings) != 0 {
 				t.Errorf("warnings: %q", warnings)
 			}
 		})
@@ -168,7 +169,7 @@ func TestHeldDeviceIsWithheld(t *testing.T) {
 	if _, err := r.kubelet.Allocate(r.ctx, h100, id); err == nil || !strings.Contains(err.Error(), "held (by other work)") {
 		t.Errorf("allocated twice, or the error names the pod of another tenant: %v", err)
 	}
-	if u, _ := r.adapter.Withhold(then).Unit(inventory.UnitID(id)); u.Health.Reason != health.ReasonHeld || u.Health.Detail != "by pod default/holder under "+kubeadapter.GPUResource {
+	if u, _ := r.plugins.Withhold(then).Unit(inventory.UnitID(id)); u.Health.Reason != health.ReasonHeld || u.Health.Detail != "by pod default/holder under "+kubeadapter.GPUResource {
 		t.Errorf("reported as %s", u.Health)
 	}
 	pods.Fail(errors.New("unavailable"))
@@ -183,7 +184,7 @@ func TestHeldDeviceIsWithheld(t *testing.T) {
 	pods.Fail(nil)
 	r.awaitListed(h100, id, v1beta1.Healthy)
 	_, err := r.kubelet.Allocate(r.ctx, h100, id)
-	r.must(err)
+	check.NoError(r, err)
 }
 
 // A device that no pod holds changes its resource immediately.
@@ -191,7 +192,7 @@ func TestFreeDeviceChangesResource(t *testing.T) {
 	r, _ := newTracking(t, func(t *tracking) { t.pods.MaxInterval, t.pods.Active = time.Hour, time.Hour })
 	r.src.Set(oneElsewhere())
 	r.awaitHealthy(h100, 1)
-	r.await("one GPU less", func() bool { n, _ := r.kubelet.Capacity(kubeadapter.GPUResource); return n == 1 })
+	check.Until(r, "one GPU less", func() bool { n, _ := r.kubelet.Capacity(kubeadapter.GPUResource); return n == 1 })
 }
 
 // An API that never answers delays neither the start nor Allocate. A device that was allocated is withheld when it changes its resource: a pod
@@ -203,7 +204,7 @@ func TestPodResourcesHang(t *testing.T) {
 	r.awaitHealthy(kubeadapter.GPUResource, 2)
 	began := time.Now()
 	_, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, gpuIDs(1)[0])
-	r.must(err)
+	check.NoError(r, err)
 	if took := time.Since(began); took > 10*time.Second {
 		t.Errorf("Allocate took %v", took)
 	}
@@ -213,8 +214,8 @@ func TestPodResourcesHang(t *testing.T) {
 	r.awaitListed(kubeadapter.GPUResource, gpuIDs(1)[0], v1beta1.Unhealthy)
 	pods.Hold("default/holder", kubeadapter.GPUResource, gpuIDs(1)[0])
 	pods.Hang(false)
-	r.await("the name of the pod", func() bool {
-		return strings.Contains(strings.Join(problem.Lines(r.adapter.Problems()), ""), "default/holder")
+	check.Until(r, "the name of the pod", func() bool {
+		return strings.Contains(strings.Join(problem.Lines(r.plugins.Problems()), ""), "default/holder")
 	})
 	pods.Forget("default/holder")
 	r.awaitHealthy(h100, 2)
@@ -258,7 +259,7 @@ func TestResourcesOfOtherPlugins(t *testing.T) {
 	}
 }
 
-// The API is queried only after a change of the units, then several times, or while the offer depends on pods.
+// The API is queried only after a change of the units, then several times, or while the device list depends on pods.
 func TestQueriesNeedAReason(t *testing.T) {
 	r, pods := newTracking(t, func(t *tracking) { t.pods.Active = 3 * fastPods.Active })
 	quiet := func() (n int) {

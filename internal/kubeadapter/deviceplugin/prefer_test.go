@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // prefer calls GetPreferredAllocation for n of the available units.
@@ -25,20 +26,8 @@ func prefer(t *testing.T, inv *inventory.Allocatable, available, required []stri
 			{AvailableDeviceIDs: available, MustIncludeDeviceIDs: required, AllocationSize: int32(n)},
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return got.GetContainerResponses()[0].GetDeviceIDs()
-}
-
-// free returns the units that are free: the last counts[i] of GPU i.
-func free(replicas int, counts ...int) (units []string) {
-	for i, n := range counts {
-		for r := replicas - n; r < replicas; r++ {
-			units = append(units, replica(i, r))
-		}
-	}
-	return units
 }
 
 // perGPU counts units by the index of their GPU.
@@ -51,42 +40,6 @@ func perGPU(units []string, gpus int) []int {
 	return counts
 }
 
-// What NVIDIA's k8s-device-plugin v0.20.0 chooses with either policy (rm/allocate.go, greedyAlloc), where that is
-// not random.
-func TestPreferredShares(t *testing.T) {
-	for _, c := range []struct {
-		name                string
-		free                []int // of 4 units of each GPU
-		required            []string
-		n                   int
-		distributed, packed []int
-	}{
-		{"idle", []int{4, 4, 4}, nil, 3, []int{1, 1, 1}, []int{3, 0, 0}},
-		{"more than GPUs", []int{4, 4, 4}, nil, 5, []int{2, 2, 1}, []int{4, 1, 0}},
-		{"the emptiest, the fullest", []int{2, 4, 1}, nil, 1, []int{0, 1, 0}, []int{0, 0, 1}},
-		{"over into the next", []int{2, 4, 1}, nil, 2, []int{0, 2, 0}, []int{1, 0, 1}},
-		{"a tie goes to another GPU", []int{4, 3}, nil, 2, []int{1, 1}, []int{0, 2}}, // its change 1788
-		{"a full GPU gives none", []int{0, 4}, nil, 2, []int{0, 2}, []int{0, 2}},
-		{"required counts", []int{4, 4}, []string{replica(0, 0)}, 2, []int{1, 1}, []int{2, 0}},
-		{"required alone", []int{4, 4}, []string{replica(1, 2)}, 1, []int{0, 1}, []int{0, 1}},
-		{"all", []int{4, 2}, nil, 6, []int{4, 2}, []int{4, 2}},
-	} {
-		for packed, want := range map[bool][]int{false: c.distributed, true: c.packed} {
-			cfg := shared(4)
-			cfg.Packed = packed
-			got := prefer(t, buildInventory(coretest.GPUs(len(c.free)), cfg), free(4, c.free...), c.required, c.n)
-			if counts := perGPU(got, len(c.free)); !slices.Equal(counts, want) {
-				t.Errorf("%s, packed %t: %v, want %v", c.name, packed, counts, want)
-			}
-			for _, must := range c.required {
-				if !slices.Contains(got, must) {
-					t.Errorf("%s, packed %t: %v lacks %s", c.name, packed, got, must)
-				}
-			}
-		}
-	}
-}
-
 // A pool of exclusive and shared GPUs, of which the core warns: unused GPUs come first.
 func TestPreferredOverMixedUnits(t *testing.T) {
 	c := core.DefaultConfig()
@@ -95,7 +48,13 @@ func TestPreferredOverMixedUnits(t *testing.T) {
 	if len(inv.PolicyWarnings()) != 1 {
 		t.Errorf("warnings %q", inv.PolicyWarnings())
 	}
-	available := append(free(4, 4, 3), gpuIDs(2)...)
+	available := gpuIDs(2)
+	for n := range 4 {
+		available = append(available, replica(0, n))
+		if n > 0 {
+			available = append(available, replica(1, n))
+		}
+	}
 	for n, want := range [][]int{{0, 0, 0}, {1, 0, 0}, {1, 0, 1}, {1, 1, 1}, {2, 1, 1}} {
 		if got := perGPU(prefer(t, inv, available, nil, n), 3); !slices.Equal(got, want) {
 			t.Errorf("%d: %v, want %v", n, got, want)
@@ -103,7 +62,8 @@ func TestPreferredOverMixedUnits(t *testing.T) {
 	}
 }
 
-// An independent implementation chooses the same in random states, for any order of the request.
+// What NVIDIA's k8s-device-plugin v0.20.0 chooses with either policy (rm/allocate.go, greedyAlloc), where that is not random: an independent
+// implementation chooses the same in random states, for any order of the request.
 func TestPreferredSharesAtRandom(t *testing.T) {
 	const gpus, replicas = 4, 6
 	seed := rand.Uint64()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,6 +23,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/pluginsocket"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 func TestNothingIsRegisteredBeforeAUnitExists(t *testing.T) {
@@ -39,7 +39,7 @@ func TestNothingIsRegisteredBeforeAUnitExists(t *testing.T) {
 			"no GPU to offer: GPU 3: GPU is lost"},
 	} {
 		r.src.Set(core.Build(c.snapshot, health.Ledger{}, core.DefaultConfig()).WithoutHost())
-		err := r.adapter.Ready()
+		err := r.plugins.Ready()
 		if _, idle := errors.AsType[*IdleError](err); idle != c.idle || err == nil || err.Error() != c.want {
 			t.Errorf("Ready = %v, want %s", err, c.want)
 		}
@@ -66,11 +66,11 @@ func TestNothingIsOfferedBeforeCDIIsKnown(t *testing.T) {
 	if err := idle(ready); !errors.Is(err, errNotOffered) {
 		t.Errorf("Ready = %v, want %v", err, errNotOffered)
 	}
-	if lists := tr.offers.Load().lists; len(lists) > 0 {
+	if lists := tr.published.Load().byResource; len(lists) > 0 {
 		t.Errorf("offered before CDI is known: %v", lists)
 	}
 	tr.setInventory(ready.WithHost(inventory.Host{CDI: &inventory.CDI{Problem: "no hooks"}}, inventory.OverlapWarn))
-	if list := tr.offers.Load().lists[kubeadapter.GPUResource]; len(list) != 1 || !list[0].healthy {
+	if list := tr.published.Load().byResource[kubeadapter.GPUResource]; len(list) != 1 || !list[0].healthy {
 		t.Errorf("offered when CDI is known: %v", list)
 	}
 }
@@ -89,9 +89,9 @@ func TestFailedRegistrationIsRetried(t *testing.T) {
 			r := newRig(t)
 			r.kubelet.Behave(c.kubelet)
 			r.startKubelet()
-			r.start(gpus(1), func(a *Adapter) { a.timings.register = c.timeout })
-			r.await("three attempts", func() bool { return r.stats().RegistrationErrors+r.stats().Registrations >= 3 })
-			if err := r.adapter.Ready(); err == nil {
+			r.start(gpus(1), func(p *Plugins) { p.timings.register = c.timeout })
+			check.Until(r, "three attempts", func() bool { return r.stats().RegistrationErrors+r.stats().Registrations >= 3 })
+			if err := r.plugins.Ready(); err == nil {
 				t.Error("ready")
 			}
 			r.kubelet.Behave(kubelettest.Behaviour{})
@@ -116,20 +116,20 @@ func assertFreshSockets(t *testing.T, k *kubelettest.Kubelet) {
 	}
 }
 
-func TestAdapterWaitsForTheKubelet(t *testing.T) {
+func TestPluginsWaitForTheKubelet(t *testing.T) {
 	for name, c := range map[string]struct {
 		prepare func(*rig)
 		reason  string
 	}{
 		"socket of a killed kubelet": {func(r *rig) { r.startKubelet(); r.kubelet.Crash() }, "connection refused"},
-		"no directory":               {func(r *rig) { r.must(os.Remove(r.dir)) }, "no such file"},
+		"no directory":               {func(r *rig) { check.NoError(r, os.Remove(r.dir)) }, "no such file"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
 			c.prepare(r)
 			r.start(gpus(1))
-			r.await("the reason", func() bool {
-				err := r.adapter.Ready()
+			check.Until(r, "the reason", func() bool {
+				err := r.plugins.Ready()
 				return err != nil && strings.Contains(err.Error(), c.reason)
 			})
 			if n := len(r.sockets()); n > 0 {
@@ -141,25 +141,19 @@ func TestAdapterWaitsForTheKubelet(t *testing.T) {
 	}
 }
 
+// Only sockets of an agent that has ended are removed: package pluginsocket has the other cases.
 func TestStaleSocketsAreRemoved(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet() // removes all sockets
-	listen := func(name string) *net.UnixListener {
-		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(r.dir, name), Net: "unix"})
-		r.must(err)
+	for _, name := range []string{"tandem-gpu-dead.sock", "nvidia-gpu.sock"} {
+		l, err := pluginsocket.Listen(r.ctx, filepath.Join(r.dir, name))
+		check.NoError(r, err)
 		l.SetUnlinkOnClose(false)
-		return l
+		check.NoError(r, l.UnixListener.Close())
 	}
-	r.must(listen("tandem-gpu-dead.sock").Close())
-	r.must(listen("nvidia-gpu.sock").Close())
-	running := listen("tandem-gpu-running.sock")
-	defer func() { _ = running.Close() }()
-	r.must(os.WriteFile(filepath.Join(r.dir, "tandem-notes"), nil, 0o600))
 	r.start(gpus(1))
 	r.awaitReady()
-	for name, want := range map[string]bool{
-		"tandem-gpu-dead.sock": false, "nvidia-gpu.sock": true, "tandem-gpu-running.sock": true, "tandem-notes": true,
-	} {
+	for name, want := range map[string]bool{"tandem-gpu-dead.sock": false, "nvidia-gpu.sock": true} {
 		if _, err := os.Stat(filepath.Join(r.dir, name)); (err == nil) != want {
 			t.Errorf("%s: %v, want a file: %v", name, err, want)
 		}
@@ -168,23 +162,23 @@ func TestStaleSocketsAreRemoved(t *testing.T) {
 
 func TestServesWithoutAKubelet(t *testing.T) {
 	r := newRig(t)
-	r.start(gpus(1), func(a *Adapter) { a.opts.KubeletSocket, a.kubelet.socket = "", "" })
+	r.start(gpus(1), func(p *Plugins) { p.opts.KubeletSocket, p.kubelet.socket = "", "" })
 	r.awaitReady()
 	if s := r.sockets(); !slices.Equal(s, []string{"tandem-gpu.sock"}) {
 		t.Errorf("sockets %v, want a constant name", s)
 	}
-	r.must(r.adapter.Alive(r.ctx))
+	check.NoError(r, r.plugins.Alive(r.ctx))
 	ctx, cancel := context.WithCancel(r.ctx)
 	cancel()
-	if err := r.adapter.Alive(ctx); err == nil {
+	if err := r.plugins.Alive(ctx); err == nil {
 		t.Error("alive although the socket did not answer in time")
 	}
 }
 
 func TestSocketPathTooLong(t *testing.T) {
-	r := startRig(t, gpus(1), func(a *Adapter) { a.kubelet.dir = filepath.Join(a.kubelet.dir, strings.Repeat("d", 90)) })
-	r.await("a reason", func() bool {
-		err := r.adapter.Ready()
+	r := startRig(t, gpus(1), func(p *Plugins) { p.kubelet.dir = filepath.Join(p.kubelet.dir, strings.Repeat("d", 90)) })
+	check.Until(r, "a reason", func() bool {
+		err := r.plugins.Ready()
 		return err != nil && strings.Contains(err.Error(), "a socket can have 107: the path of the kubelet's folder must be shorter")
 	})
 }
@@ -216,10 +210,10 @@ func TestLongestResourceNames(t *testing.T) {
 	}
 }
 
-// Each goroutine of the adapter is registered while it runs, and is not late without a fault.
+// Each goroutine of the plugins is registered while it runs, and is not late without a fault.
 func TestWatchdogTasks(t *testing.T) {
 	registry := watchdog.NewRegistry()
-	r := newRunning(t, 2, func(a *Adapter) { a.opts.Watchdog = registry })
+	r := newRunning(t, 2, func(p *Plugins) { p.opts.Watchdog = registry })
 	names := func() (names []string) {
 		for _, s := range registry.Tasks() {
 			names = append(names, s.Name)
@@ -234,7 +228,7 @@ func TestWatchdogTasks(t *testing.T) {
 		t.Errorf("late: %v", late)
 	}
 	r.kubelet.Stop()
-	r.await("the end of the stream", func() bool { return !slices.Contains(names(), want[0]) })
+	check.Until(r, "the end of the stream", func() bool { return !slices.Contains(names(), want[0]) })
 	r.stop()
 	if got := names(); len(got) != 0 {
 		t.Errorf("still registered: %v", got)

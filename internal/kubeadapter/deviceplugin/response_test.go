@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // Device nodes are given beside a list for NVIDIA's container runtime only; the control nodes are those that the agent sees under the
@@ -225,8 +226,6 @@ func randomCDI(random *rand.Rand, s core.State) *inventory.CDI {
 func allocated(t *testing.T, s *server, ids ...string) *v1beta1.ContainerAllocateResponse {
 	t.Helper()
 	response, err := s.Allocate(t.Context(), allocateRequest(ids))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return response.GetContainerResponses()[0]
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
-// server is the device plugin service of one registration. Requests are answered from the latest offer without a driver
+// server is the device plugin service of one registration. Requests are answered from the latest device list without a driver
 // call, because the kubelet calls within its sync loop and without a deadline.
 type server struct {
 	v1beta1.UnimplementedDevicePluginServer
@@ -49,8 +49,8 @@ func (s *server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServe
 	var sent []listedDevice
 	for first, due := true, true; ; first = false {
 		task.Heartbeat(s.timings.heartbeat)
-		latest, replaced := s.tracker.offers.LoadNext()
-		list, removing := markRemoved(sent, latest.lists[s.resource])
+		latest, replaced := s.tracker.published.LoadNext()
+		list, removing := markRemoved(sent, latest.byResource[s.resource])
 		changed := !first && !slices.Equal(list, sent)
 		if due || changed {
 			if err := stream.Send(listResponse(list)); err != nil {
@@ -86,7 +86,7 @@ func (s *server) GetPreferredAllocation(ctx context.Context, r *v1beta1.Preferre
 	s.count(&s.current.PreferredAllocations)
 	call := s.tracker.pods.BeginCall(ctx)
 	defer call.End()
-	inv := s.tracker.offers.Load().allocatable
+	inv := s.tracker.published.Load().allocatable
 	response := &v1beta1.PreferredAllocationResponse{}
 	for _, c := range r.GetContainerRequests() {
 		request := preferredRequest{unitIDs(c.GetAvailableDeviceIDs()), unitIDs(c.GetMustIncludeDeviceIDs()), int(c.GetAllocationSize())}
@@ -118,14 +118,14 @@ func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1b
 	free := s.checkFree(ctx, r) // without the lock: the kubelet may take a second to answer, and claims are prepared meanwhile
 	s.opts.Lock.Lock()
 	defer s.opts.Lock.Unlock()
-	inv := s.tracker.offers.Load().allocatable
+	inv := s.tracker.published.Load().allocatable
 	response := &v1beta1.AllocateResponse{}
 	var devices []gpu.Device
 	var units []inventory.Unit
 	for _, c := range r.GetContainerRequests() {
 		plan, err := inv.Reserve(unitIDs(c.GetDevicesIds())...)
 		if err == nil {
-			err = errors.Join(s.checkResource(plan.Units), s.checkAPI(plan.Units), s.tracker.checkSince(began, plan.Units))
+			err = errors.Join(checkResource(s.resource, plan.Units), s.checkAPI(plan.Units), s.tracker.checkSince(began, plan.Units))
 		}
 		if err == nil {
 			err = free
@@ -156,14 +156,14 @@ func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1b
 	return response, nil
 }
 
-// checkResource fails if one of the units belongs to another resource than this: a MIG instance can have the ID of the one that
+// checkResource fails if one of the units belongs to another resource: a MIG instance can have the ID of the one that
 // was in its place, a GPU in another pool has the same ID, and the kubelet may not have the latest list.
-func (s *server) checkResource(units []inventory.Unit) error {
+func checkResource(resource string, units []inventory.Unit) error {
 	var errs []error
-	pool := strings.TrimPrefix(s.resource, inventory.ResourceDomain)
+	pool := strings.TrimPrefix(resource, inventory.ResourceDomain)
 	for i := range units {
 		if u := &units[i]; u.Pool != pool {
-			errs = append(errs, fmt.Errorf("device ID %s: belongs to %s now, not %s", u.ID, kubeadapter.ResourceOf(*u), s.resource))
+			errs = append(errs, fmt.Errorf("device ID %s: belongs to %s now, not %s", u.ID, kubeadapter.ResourceOf(*u), resource))
 		}
 	}
 	return errors.Join(errs...)

@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // BenchmarkAllocateSocket allocates two of eight GPUs over a unix socket, from concurrent callers with one connection, as the kubelet
@@ -51,17 +52,13 @@ func serveSocket(b *testing.B, s *server) v1beta1.DevicePluginClient {
 	b.Helper()
 	path := filepath.Join(b.TempDir(), "s")
 	listener, err := (&net.ListenConfig{}).Listen(b.Context(), "unix", path)
-	if err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, err)
 	g := grpc.NewServer()
 	v1beta1.RegisterDevicePluginServer(g, s)
 	var running sync.WaitGroup
 	running.Go(func() { _ = g.Serve(listener) })
 	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, err)
 	b.Cleanup(func() { _ = conn.Close(); g.Stop(); running.Wait() })
 	return v1beta1.NewDevicePluginClient(conn)
 }

@@ -21,6 +21,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // TestStorm restarts and disturbs a kubelet at random, with three resources and the default timings. After each incident each
@@ -31,9 +32,7 @@ import (
 //	TANDEM_STORM_P99=1s   fail if the first list takes longer
 func TestStorm(t *testing.T) {
 	starts, err := strconv.Atoi(cmp.Or(os.Getenv("TANDEM_STORM"), "6"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	for _, c := range []struct {
 		name              string
 		oneClient, events bool
@@ -52,9 +51,7 @@ func TestStorm(t *testing.T) {
 
 func stormSeed(t *testing.T) uint64 {
 	seed, err := strconv.ParseUint(cmp.Or(os.Getenv("TANDEM_STORM_SEED"), fmt.Sprint(time.Now().UnixNano())), 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	t.Logf("TANDEM_STORM_SEED=%d", seed)
 	return seed
 }
@@ -79,10 +76,10 @@ func newStorm(t *testing.T, normal kubelettest.Behaviour, events bool) *storm {
 		rig: newRigFor(t, time.Hour), rnd: rand.New(rand.NewPCG(seed, 0)), normal: normal, took: map[string][]time.Duration{},
 	}
 	s.startAgent = func() {
-		s.start(s.src.Current(), func(a *Adapter) {
-			a.timings = defaultTimings
+		s.start(s.src.Current(), func(p *Plugins) {
+			p.timings = defaultTimings
 			if !events {
-				a.kubelet.newWatcher = func() (*fsnotify.Watcher, error) { return nil, syscall.EMFILE }
+				p.kubelet.newWatcher = func() (*fsnotify.Watcher, error) { return nil, syscall.EMFILE }
 			}
 		})
 	}
@@ -169,9 +166,7 @@ func (s *storm) next() incident {
 func descriptors(t *testing.T) int {
 	t.Helper()
 	open, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return len(open)
 }
 
@@ -188,7 +183,7 @@ func (s *storm) await(what string, deviation func() string) {
 	defer cancel()
 	for why := deviation(); why != ""; why = deviation() {
 		if !watch.Sleep(ctx, time.Millisecond) {
-			s.Fatalf("%s: not in 30 s: %s; stats %+v", what, why, s.adapter.Stats())
+			s.Fatalf("%s: not in 30 s: %s; stats %+v", what, why, s.plugins.Stats())
 		}
 	}
 }
@@ -197,7 +192,7 @@ func (s *storm) await(what string, deviation func() string) {
 func (s *storm) deviation(who affected) string {
 	inv := s.src.Current()
 	var sockets []string
-	stats := s.adapter.Stats()
+	stats := s.plugins.Stats()
 	for _, r := range stats {
 		socket := filepath.Base(r.Socket)
 		sockets = append(sockets, socket)
@@ -262,7 +257,7 @@ func (s *storm) down() {
 // some returns one or more random resources with their sockets.
 func (s *storm) some() affected {
 	who := affected{}
-	stats := s.adapter.Stats()
+	stats := s.plugins.Stats()
 	s.rnd.Shuffle(len(stats), func(i, j int) { stats[i], stats[j] = stats[j], stats[i] })
 	for _, r := range stats[:1+s.rnd.IntN(len(stats))] {
 		who[r.Resource] = filepath.Base(r.Socket)

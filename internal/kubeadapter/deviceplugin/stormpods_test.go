@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 const podGPUs = 4
@@ -51,7 +52,7 @@ func (s *podStorm) record() {
 	for _, id := range slices.Sorted(maps.Keys(s.running)) {
 		entries = append(entries, s.running[id].entry())
 	}
-	s.must(s.kubelet.Record(entries...))
+	check.NoError(s, s.kubelet.Record(entries...))
 }
 
 // admit admits a pod. Of the devices that the kubelet takes for free it chooses the one that the agent prefers; lost are those of pods, of which it
@@ -68,7 +69,7 @@ func (s *podStorm) admit(p pod, lost []string) {
 		return
 	}
 	preferred, err := s.kubelet.Prefer(s.ctx, kubeadapter.GPUResource, available, nil, 1)
-	s.must(err)
+	check.NoError(s, err)
 	p.id = preferred[0]
 	_, err = s.kubelet.Allocate(s.ctx, kubeadapter.GPUResource, p.id)
 	holder, held := s.running[p.id]
@@ -100,11 +101,11 @@ func (s *podStorm) end(p pod) {
 		s.awaitQueries(s.api)
 	}
 	s.record()
-	s.await("the device of a pod that has ended is free", func() bool { s.adapter.pods.Request(); return len(s.held(p.id)) == 0 })
+	check.Until(s, "the device of a pod that has ended is free", func() bool { s.plugins.pods.Request(); return len(s.held(p.id)) == 0 })
 }
 
 func (s *podStorm) held(id string) []string {
-	return s.adapter.Record().On(coretest.GPU(slices.Index(gpuIDs(0, 1, 2, 3), id)))
+	return s.plugins.Record().On(coretest.GPU(slices.Index(gpuIDs(0, 1, 2, 3), id)))
 }
 
 // holders are the devices of pods whose containers the kubelet lists, and all devices of pods.
@@ -136,8 +137,8 @@ func (s *podStorm) step(n int) {
 	case r == 9:
 		s.note("the kubelet does not answer for a while")
 		s.api.Fail(errors.New("not now"))
-		s.adapter.pods.Request()
-		s.await("a failure", func() bool { return s.adapter.pods.Latest().Err != nil })
+		s.plugins.pods.Request()
+		check.Until(s, "a failure", func() bool { return s.plugins.pods.Latest().Err != nil })
 		if len(all) < podGPUs {
 			s.admit(pod{name: p.name, init: true}, nil)
 		}
@@ -146,7 +147,7 @@ func (s *podStorm) step(n int) {
 	case r == 10:
 		s.note("the agent restarts")
 		s.stop()
-		s.await("the kubelet has disconnected the plugin", func() bool { _, connected := s.kubelet.Devices(kubeadapter.GPUResource); return !connected })
+		check.Until(s, "the kubelet has disconnected the plugin", func() bool { _, connected := s.kubelet.Devices(kubeadapter.GPUResource); return !connected })
 		s.startAgent()
 	case r == 11:
 		s.note("the kubelet restarts")
@@ -179,15 +180,15 @@ func (s *podStorm) awaitAgent() {
 }
 
 func (s *podStorm) awaitAnswer() {
-	s.adapter.pods.Request()
+	s.plugins.pods.Request()
 	began := time.Now()
-	s.await("an answer", func() bool { r := s.adapter.pods.Latest(); return r.Err == nil && r.Began.After(began) })
+	check.Until(s, "an answer", func() bool { r := s.plugins.pods.Latest(); return r.Err == nil && r.Began.After(began) })
 }
 
 // serve serves the API with the pods that run.
 func (s *podStorm) serve() {
 	api, err := kubelettest.ServePodResources(s.podSocket())
-	s.must(err)
+	check.NoError(s, err)
 	s.api = api
 	for _, p := range s.running {
 		if p.init {

@@ -21,6 +21,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
+	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
@@ -206,9 +207,7 @@ func readMachine(t *testing.T, name string) gpu.Snapshot {
 	t.Helper()
 	m := simdriver.Start(t, name)
 	s, err := nvidia.Open(nvidia.Options{Roots: core.Roots{Driver: m.Root, Dev: m.Root, Sys: m.Root + "/sys", Proc: m.Root + "/proc"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	snapshot, err := s.Snapshot()
 	if err = errors.Join(err, s.Close()); err != nil {
 		t.Fatal(err)

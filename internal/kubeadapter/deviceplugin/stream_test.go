@@ -21,6 +21,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/pluginsocket"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // stream is a ListAndWatch stream in a synctest bubble.
@@ -50,39 +51,39 @@ func (s *stream) Send(r *v1beta1.ListAndWatchResponse) error {
 	return nil
 }
 
-// The responses on a stream of eight GPUs with the default timings. play offers the GPUs, some of which are lost.
+// The responses on a stream of eight GPUs with the default timings. play sets the GPUs, some of which are lost.
 func TestResponses(t *testing.T) {
 	pause := func(d time.Duration) { time.Sleep(d); synctest.Wait() }
 	for name, c := range map[string]struct {
-		play func(offer func(lost ...int))
+		play func(set func(lost ...int))
 		want []sent
 	}{
 		"heartbeat": {func(func(...int)) { pause(2*defaultTimings.heartbeat + time.Second) },
 			[]sent{{0, 8}, {30 * time.Second, 8}, {60 * time.Second, 8}}},
-		"a change is sent immediately after the stream has opened": {func(offer func(...int)) { offer(3) }, []sent{{0, 8}, {0, 7}}},
-		"a change is sent immediately after a heartbeat": {func(offer func(...int)) {
+		"a change is sent immediately after the stream has opened": {func(set func(...int)) { set(3) }, []sent{{0, 8}, {0, 7}}},
+		"a change is sent immediately after a heartbeat": {func(set func(...int)) {
 			pause(defaultTimings.heartbeat)
-			offer(3)
+			set(3)
 			pause(defaultTimings.heartbeat - time.Millisecond)
-			offer(3, 4)
+			set(3, 4)
 		}, []sent{{0, 8}, {30 * time.Second, 8}, {30 * time.Second, 7}, {59999 * time.Millisecond, 6}}},
 		// The kubelet writes its checkpoint for each response, so there is at most one a second.
-		"changes after another one are sent each second": {func(offer func(...int)) {
+		"changes after another one are sent each second": {func(set func(...int)) {
 			pause(5 * time.Second)
-			offer(0)
+			set(0)
 			pause(5 * time.Millisecond)
 			for i := range 189 {
 				pause(10 * time.Millisecond)
-				offer([]int{0, 1, 2, 3}[:1+(i+1)%4]...) // the 99th is the last of the first second: 4 are lost
+				set([]int{0, 1, 2, 3}[:1+(i+1)%4]...) // the 99th is the last of the first second: 4 are lost
 			}
 			pause(2 * time.Second)
 		}, []sent{{0, 8}, {5 * time.Second, 7}, {6 * time.Second, 4}, {7 * time.Second, 6}}},
-		"a change that is reverted within a second is not sent": {func(offer func(...int)) {
-			offer(0)
+		"a change that is reverted within a second is not sent": {func(set func(...int)) {
+			set(0)
 			pause(100 * time.Millisecond)
-			offer(0, 1)
+			set(0, 1)
 			pause(100 * time.Millisecond)
-			offer(0)
+			set(0)
 			pause(5 * time.Second)
 		}, []sent{{0, 8}, {0, 7}}},
 	} {
@@ -149,10 +150,10 @@ func TestListResponse(t *testing.T) {
 func (r *rig) client() (plugin v1beta1.DevicePluginClient, stream grpc.ServerStreamingClient[v1beta1.ListAndWatchResponse], leave func()) {
 	r.Helper()
 	conn, err := pluginsocket.Dial(r.stats().Socket)
-	r.must(err)
+	check.NoError(r, err)
 	plugin = v1beta1.NewDevicePluginClient(conn)
 	stream, err = plugin.ListAndWatch(r.ctx, &v1beta1.Empty{})
-	r.must(err)
+	check.NoError(r, err)
 	return plugin, stream, func() { _ = conn.Close() }
 }
 
@@ -161,13 +162,13 @@ func (r *rig) many(lost int) {
 	r.src.Set(buildInventory(coretest.GPUs(10), shared(100), lost%7))
 }
 
-// block starts an adapter whose only stream is not read, and returns when Send blocks. The flow control window is 64 KiB, about the
+// block starts plugins whose only stream is not read, and returns when Send blocks. The flow control window is 64 KiB, about the
 // size of a list of 1,000 units.
 func (r *rig) block() (leave func()) {
 	r.Helper()
 	r.kubelet.Behave(kubelettest.Behaviour{NoStream: true})
 	r.startKubelet()
-	r.start(gpus(1), func(a *Adapter) { a.timings.openStream = time.Hour })
+	r.start(gpus(1), func(p *Plugins) { p.timings.openStream = time.Hour })
 	r.awaitRegistrations(1)
 	_, _, leave = r.client()
 	for still, lost := 0, 0; still < 10; lost++ {
@@ -190,21 +191,21 @@ func TestBlockedStream(t *testing.T) {
 	for lost := range 5 {
 		r.many(lost)
 		list, err := stream.Recv()
-		r.must(err)
+		check.NoError(r, err)
 		if len(list.GetDevices()) != 1000 {
 			t.Fatalf("%d devices", len(list.GetDevices()))
 		}
 	}
 	_, err := plugin.Allocate(r.ctx, allocateRequest([]string{replica(9, 99)}))
-	r.must(err)
-	r.await("five lists more", func() bool { return r.stats().Lists >= blocked+5 }) // the server counts a list when it is sent
+	check.NoError(r, err)
+	check.Until(r, "five lists more", func() bool { return r.stats().Lists >= blocked+5 }) // the server counts a list when it is sent
 	leaveToo()
-	r.must(r.adapter.Alive(r.ctx))
+	check.NoError(r, r.plugins.Alive(r.ctx))
 	if s := r.stats(); !s.Connected || s.Sockets != 1 {
 		t.Errorf("%+v", s)
 	}
 	leave()
-	r.await("the end of the stream", func() bool { return r.stats().LastError == errStreamEnded.Error() })
+	check.Until(r, "the end of the stream", func() bool { return r.stats().LastError == errStreamEnded.Error() })
 }
 
 // A kubelet that restarts may have two streams for a short time. Each list is sent on both, and the IDs
@@ -216,7 +217,7 @@ func TestTwoStreamsGetEveryList(t *testing.T) {
 	for _, lost := range [][]int{nil, {1}, {1, 2}, {2}, nil} {
 		r.src.Set(gpus(8, lost...))
 		list, err := stream.Recv()
-		r.must(err)
+		check.NoError(r, err)
 		if got := ids(list.GetDevices()); !slices.Equal(got, gpuIDs(0, 1, 2, 3, 4, 5, 6, 7)) {
 			t.Errorf("IDs changed: %v", got)
 		}

@@ -23,7 +23,7 @@ type trackerTimings struct {
 
 var defaultTrackerTimings = trackerTimings{loadTimeout: 2 * time.Second, resend: 500 * time.Millisecond, retention: 24 * time.Hour}
 
-// tracker publishes the offer: the inventory of the source, corrected by the allocations that pods have or may have. It has these from
+// tracker publishes the device list: the inventory of the source, corrected by the allocations that pods have or may have. It has these from
 // Allocate calls, from the store of an earlier agent, and from the kubelet's records, which a poller reads after each change of the offered
 // units, each Allocate and each new ListAndWatch stream.
 type tracker struct {
@@ -33,11 +33,11 @@ type tracker struct {
 	log     *slog.Logger
 	timings trackerTimings
 
-	offers  *watch.Value[*offer]
-	resend  chan struct{}     // capacity 1: the kubelet is to write its checkpoint, as it does for each list; one stream takes it
-	unsaved chan struct{}     // capacity 1: the store is out of date
-	loaded  chan struct{}     // closed when the store is loaded
-	logged  map[string]string // retained IDs in the log; of the goroutine that follows the readings
+	published *watch.Value[*deviceList]
+	resend    chan struct{}     // capacity 1: the kubelet is to write its checkpoint, as it does for each list; one stream takes it
+	unsaved   chan struct{}     // capacity 1: the store is out of date
+	loaded    chan struct{}     // closed when the store is loaded
+	logged    map[string]string // retained IDs in the log; of the goroutine that follows the readings
 
 	mu          sync.Mutex
 	allocatable *inventory.Allocatable // of the source, the latest that is offered: see setInventory
@@ -57,14 +57,14 @@ func newTracker(src Source, o Options, pods *podresources.Poller) *tracker {
 	for _, resource := range o.Handover.offered() {
 		t.served[resource] = true
 	}
-	t.offers = watch.NewValue(newOffer(t.allocatable, t.allocations))
+	t.published = watch.NewValue(newDeviceList(t.allocatable, t.allocations))
 	return t
 }
 
-// publish replaces the offer. The caller holds mu.
-func (t *tracker) publish() { t.offers.Store(newOffer(t.allocatable, t.allocations)) }
+// publish replaces the device list. The caller holds mu.
+func (t *tracker) publish() { t.published.Store(newDeviceList(t.allocatable, t.allocations)) }
 
-// refresh publishes the present offer again.
+// refresh publishes the present device list again.
 func (t *tracker) refresh() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -120,14 +120,14 @@ func (t *tracker) start(ctx context.Context) (saved <-chan struct{}) {
 	return done
 }
 
-// follow publishes an offer for each inventory of the source, except as in setInventory, until ctx ends.
+// follow publishes a device list for each inventory of the source, except as in setInventory, until ctx ends.
 func (t *tracker) follow(ctx context.Context) {
 	for inv := range t.source.Watch(ctx) {
 		t.setInventory(inv)
 	}
 }
 
-// setInventory publishes an offer of inv. It requests a reading if the units or their resources differ from those before. Nothing is
+// setInventory publishes a device list of inv. It requests a reading if the units or their resources differ from those before. Nothing is
 // offered until it is known whether CDI can be used: an Allocate in between would give a container another way to its devices; nor
 // until the devices are claimed: the kubelet would refuse pods that it starts again because of unhealthy devices. But devices of an
 // earlier driver are not offered any longer: its specification may have other device numbers. They are unhealthy then.
@@ -171,9 +171,9 @@ func (t *tracker) followReadings(ctx context.Context) {
 	}
 }
 
-// dependsOnPods reports whether the offer, or what is known of an allocation, may change when a pod ends.
+// dependsOnPods reports whether the device list, or what is known of an allocation, may change when a pod ends.
 func (t *tracker) dependsOnPods() bool {
-	if t.offers.Load().dependsOnPods() {
+	if t.published.Load().dependsOnPods() {
 		return true
 	}
 	t.mu.Lock()
@@ -181,7 +181,7 @@ func (t *tracker) dependsOnPods() bool {
 	return t.allocations.uncertain() && !t.allocations.unread
 }
 
-// apply updates the allocations by a reading, unless a later one was applied, and publishes an offer if they differ.
+// apply updates the allocations by a reading, unless a later one was applied, and publishes a device list if they differ.
 func (t *tracker) apply(r podresources.Reading) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -212,7 +212,7 @@ func (t *tracker) apply(r podresources.Reading) {
 
 // logRetained logs the retained IDs of the resources whose IDs, or pods, differ from those in the log.
 func (t *tracker) logRetained() {
-	latest := t.offers.Load()
+	latest := t.published.Load()
 	retained, driverReady := latest.retained, latest.allocatable.Driver().State == gpu.DriverReady
 	for resource, ids := range retained {
 		if driverReady && t.logged[resource] != ids {

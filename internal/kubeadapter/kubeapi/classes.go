@@ -1,9 +1,6 @@
 package kubeapi
 
-import (
-	"context"
-	"net/http"
-)
+import "context"
 
 // DeviceClass is the part of resource.k8s.io/v1 DeviceClass that a check reads.
 type DeviceClass struct {
@@ -18,9 +15,8 @@ type DeviceClassSpec struct {
 
 // Classes returns all DeviceClasses. Only doctor needs it.
 func (c *Client) Classes(ctx context.Context) ([]DeviceClass, error) {
-	var list struct {
+	list, err := answerOf[struct {
 		Items []DeviceClass `json:"items"`
-	}
-	err := c.do(ctx, call{verb: "list", method: http.MethodGet, object: object{resourceGroup, "deviceclasses", "", ""}}, &list)
+	}](ctx, c, call{verb: "list", object: object{resourceGroup, "deviceclasses", "", ""}})
 	return list.Items, err
 }

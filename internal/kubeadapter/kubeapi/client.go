@@ -123,10 +123,14 @@ func (c *Client) Credentials() error {
 // CloseIdleConnections closes the connections that no request uses.
 func (c *Client) CloseIdleConnections() { c.http.CloseIdleConnections() }
 
+// methods are those of HTTP by verb.
+var methods = map[string]string{
+	"get": http.MethodGet, "list": http.MethodGet, "watch": http.MethodGet, "create": http.MethodPost, "update": http.MethodPut, "delete": http.MethodDelete,
+}
+
 // call is one request.
 type call struct {
-	verb   string // as in rules of RBAC
-	method string
+	verb   string // as in rules of RBAC: a key of methods
 	object object
 	query  url.Values
 	body   any
@@ -184,6 +188,13 @@ func (c *Client) do(ctx context.Context, r call, out any) error {
 	return nil
 }
 
+// answerOf sends a request and returns the object of its answer.
+func answerOf[T any](ctx context.Context, c *Client, r call) (T, error) {
+	var out T
+	err := c.do(ctx, r, &out)
+	return out, err
+}
+
 // send returns an answer of status 2xx, whose body the caller closes. With 401 it sends once more: the file of the token may have been
 // replaced between its reading and its use.
 func (c *Client) send(ctx context.Context, r call) (*http.Response, error) {
@@ -225,7 +236,7 @@ func (c *Client) request(ctx context.Context, r call) (*http.Request, error) {
 	if len(r.query) > 0 {
 		address += "?" + r.query.Encode()
 	}
-	req, err := http.NewRequestWithContext(ctx, r.method, address, body)
+	req, err := http.NewRequestWithContext(ctx, methods[r.verb], address, body)
 	if err != nil {
 		return nil, err
 	}

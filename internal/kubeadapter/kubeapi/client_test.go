@@ -15,14 +15,13 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi/kubeapitest"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 func client(t *testing.T, o kubeapi.Options) *kubeapi.Client {
 	t.Helper()
 	c, err := kubeapi.New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	t.Cleanup(c.CloseIdleConnections)
 	return c
 }
@@ -93,14 +92,10 @@ func TestVerbs(t *testing.T) {
 // Without a connection, or behind a load balancer without a server, a request costs the server nothing. One that is not answered may.
 func TestUnreached(t *testing.T) {
 	closed, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	_ = closed.Close()
 	balancer, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	defer balancer.Close() //nolint:errcheck // the end of the test
 	go func() {
 		for conn, err := balancer.Accept(); err == nil; conn, err = balancer.Accept() {
@@ -179,9 +174,7 @@ func TestRedirectGetsNoToken(t *testing.T) {
 	s := httptest.NewServer(http.RedirectHandler(other.URL+"/elsewhere", http.StatusTemporaryRedirect))
 	defer s.Close()
 	token := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(token, []byte("secret\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(token, []byte("secret\n"), 0o600))
 	_, err := client(t, kubeapi.Options{Address: s.URL, TokenFile: token}).Claim(t.Context(), "ns", "c")
 	if err == nil || asked || !strings.Contains(err.Error(), "redirects to "+other.URL) || strings.Contains(err.Error(), "secret") {
 		t.Errorf("asked: %t, error %v", asked, err)
@@ -246,17 +239,11 @@ func TestCredentialsAreReadAnew(t *testing.T) {
 	works("with the new CA certificates")
 	for path, text := range map[string]string{s.TokenFile: "token: open " + s.TokenFile, s.CAFile: "CA certificates: open " + s.CAFile} {
 		content, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Remove(path); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
+		check.NoError(t, os.Remove(path))
 		c.CloseIdleConnections()
 		fails("without "+path, text)
-		if err := os.WriteFile(path, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, os.WriteFile(path, content, 0o600))
 		works("with " + path)
 	}
 }

@@ -3,5 +3,5 @@
 //
 // Against a network, credentials and servers that change: the files with the token and the CA certificates are read for each request
 // and each TLS handshake, each request has a deadline, answers are bounded, and redirects are not followed, for they would get the
-// token. Proxies of the environment are not used.
+// token.
 package kubeapi

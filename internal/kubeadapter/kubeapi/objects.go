@@ -2,7 +2,6 @@ package kubeapi
 
 import (
 	"context"
-	"net/http"
 	"net/url"
 	"strings"
 )
@@ -14,17 +13,12 @@ const (
 
 // Claim returns a ResourceClaim.
 func (c *Client) Claim(ctx context.Context, namespace, name string) (ResourceClaim, error) {
-	var claim ResourceClaim
-	o := object{resourceGroup, "resourceclaims", namespace, name}
-	err := c.do(ctx, call{verb: "get", method: http.MethodGet, object: o}, &claim)
-	return claim, err
+	return answerOf[ResourceClaim](ctx, c, call{verb: "get", object: object{resourceGroup, "resourceclaims", namespace, name}})
 }
 
 // Node returns a Node.
 func (c *Client) Node(ctx context.Context, name string) (Node, error) {
-	var node Node
-	err := c.do(ctx, call{verb: "get", method: http.MethodGet, object: object{"", "nodes", "", name}}, &node)
-	return node, err
+	return answerOf[Node](ctx, c, call{verb: "get", object: object{"", "nodes", "", name}})
 }
 
 // SliceSelector selects ResourceSlices by fields that the API server indexes; "" = any.
@@ -49,16 +43,12 @@ func sliceObject(name string) object { return object{resourceGroup, "resourcesli
 
 // Slices returns the ResourceSlices that a selector selects, as of now.
 func (c *Client) Slices(ctx context.Context, s SliceSelector) (SliceList, error) {
-	var list SliceList
-	err := c.do(ctx, call{verb: "list", method: http.MethodGet, object: sliceObject(""), query: s.query()}, &list)
-	return list, err
+	return answerOf[SliceList](ctx, c, call{verb: "list", object: sliceObject(""), query: s.query()})
 }
 
 // Slice returns one ResourceSlice.
 func (c *Client) Slice(ctx context.Context, name string) (ResourceSlice, error) {
-	var slice ResourceSlice
-	err := c.do(ctx, call{verb: "get", method: http.MethodGet, object: sliceObject(name)}, &slice)
-	return slice, err
+	return answerOf[ResourceSlice](ctx, c, call{verb: "get", object: sliceObject(name)})
 }
 
 // Write is how a slice is written.
@@ -80,8 +70,7 @@ func (w Write) query() url.Values {
 // CreateSlice creates a slice and returns it as the server stored it: fields of disabled feature gates are gone.
 func (c *Client) CreateSlice(ctx context.Context, s ResourceSlice, w Write) (ResourceSlice, error) {
 	s.APIVersion, s.Kind = apiVersion, "ResourceSlice"
-	var stored ResourceSlice
-	err := c.do(ctx, call{verb: "create", method: http.MethodPost, object: sliceObject(""), query: w.query(), body: s}, &stored)
+	stored, err := answerOf[ResourceSlice](ctx, c, call{verb: "create", object: sliceObject(""), query: w.query(), body: s})
 	return stored, named(err, s)
 }
 
@@ -89,10 +78,7 @@ func (c *Client) CreateSlice(ctx context.Context, s ResourceSlice, w Write) (Res
 // changed since.
 func (c *Client) UpdateSlice(ctx context.Context, s ResourceSlice, w Write) (ResourceSlice, error) {
 	s.APIVersion, s.Kind = apiVersion, "ResourceSlice"
-	var stored ResourceSlice
-	r := call{verb: "update", method: http.MethodPut, object: sliceObject(s.Metadata.Name), query: w.query(), body: s}
-	err := c.do(ctx, r, &stored)
-	return stored, err
+	return answerOf[ResourceSlice](ctx, c, call{verb: "update", object: sliceObject(s.Metadata.Name), query: w.query(), body: s})
 }
 
 // DeleteSlice deletes a slice of that name and UID; any UID if it is "". It fails with ErrNotFound if there is none, and with ErrConflict
@@ -106,7 +92,7 @@ func (c *Client) DeleteSlice(ctx context.Context, name, uid string) error {
 	if uid != "" {
 		options.Preconditions = map[string]string{"uid": uid}
 	}
-	return c.do(ctx, call{verb: "delete", method: http.MethodDelete, object: sliceObject(name), body: options}, nil)
+	return c.do(ctx, call{verb: "delete", object: sliceObject(name), body: options}, nil)
 }
 
 // named adds the name of the slice to the error of a create, whose path has none.

@@ -48,7 +48,7 @@ func (c *Client) WatchSlices(ctx context.Context, s SliceSelector, resourceVersi
 		query.Set("allowWatchBookmarks", "true")
 		query.Set("resourceVersion", resourceVersion)
 		query.Set("timeoutSeconds", strconv.Itoa(int(length/time.Second)))
-		r := call{verb: "watch", method: http.MethodGet, object: sliceObject(""), query: query}
+		r := call{verb: "watch", object: sliceObject(""), query: query}
 
 		dead := length + watchSilent
 		watching, cancel := context.WithTimeoutCause(ctx, dead, fmt.Errorf("the watch did not end within %s", dead.Round(time.Second)))

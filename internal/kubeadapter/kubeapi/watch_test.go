@@ -24,12 +24,8 @@ func watchDuring(t *testing.T, version string, during func(*kubeapitest.Server))
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		s := kubeapitest.NewInMemory()
-		defer s.Close()
-		c, err := kubeapi.New(kubeapi.Options{Address: s.URL, Dial: s.Dial})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.CloseIdleConnections()
+		t.Cleanup(s.Close)
+		c := client(t, kubeapi.Options{Address: s.URL, Dial: s.Dial})
 		done := make(chan struct{})
 		began := time.Now()
 		go func() {
@@ -95,17 +91,13 @@ func TestWatchErrors(t *testing.T) {
 func TestRequestTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := kubeapitest.NewInMemory()
-		defer s.Close()
+		t.Cleanup(s.Close)
 		s.Hang()
-		c, err := kubeapi.New(kubeapi.Options{Address: s.URL, Dial: s.Dial})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.CloseIdleConnections()
+		c := client(t, kubeapi.Options{Address: s.URL, Dial: s.Dial})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		began := time.Now()
-		_, err = c.Node(ctx, "n1")
+		_, err := c.Node(ctx, "n1")
 		if took := time.Since(began); took != 15*time.Second || !errors.Is(err, kubeapi.ErrUnavailable) || !strings.Contains(err.Error(), "no answer within 15s") {
 			t.Errorf("%v after %s", err, took)
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net"
-	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -15,6 +14,9 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 const resource = "example.com/gpu"
@@ -54,21 +56,15 @@ type bench struct {
 
 func newBench(t *testing.T, b Behaviour) *bench {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "kub") // t.TempDir's path can be longer than a socket's may be
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := coretest.ShortDir(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	k := New(dir)
 	k.Behave(b)
 	t.Cleanup(func() {
 		k.Stop()
 		cancel()
-		_ = os.RemoveAll(dir)
 	})
-	if err := k.Start(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, k.Start())
 	return &bench{t, ctx, dir, k}
 }
 
@@ -76,9 +72,7 @@ func newBench(t *testing.T, b Behaviour) *bench {
 func (b *bench) serve(name, device string) *plugin {
 	b.Helper()
 	l, err := net.Listen("unix", filepath.Join(b.dir, name))
-	if err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, err)
 	p := &plugin{device: device, endings: make(chan struct{}), server: grpc.NewServer()}
 	v1beta1.RegisterDevicePluginServer(p.server, p)
 	go func() { _ = p.server.Serve(l) }()
@@ -89,9 +83,7 @@ func (b *bench) serve(name, device string) *plugin {
 func (b *bench) register(name string) error {
 	b.Helper()
 	conn, err := grpc.NewClient("unix:"+b.kubelet.Socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		b.Fatal(err)
-	}
+	check.NoError(b, err)
 	defer func() { _ = conn.Close() }()
 	_, err = v1beta1.NewRegistrationClient(conn).Register(b.ctx, &v1beta1.RegisterRequest{
 		Version: v1beta1.Version, Endpoint: name, ResourceName: resource,
@@ -103,7 +95,7 @@ func (b *bench) register(name string) error {
 func (b *bench) connect(name, device string) *plugin {
 	b.Helper()
 	p := b.serve(name, device)
-	b.must(b.register(name))
+	check.NoError(b, b.register(name))
 	b.has(device, true, true)
 	return p
 }
@@ -119,13 +111,6 @@ func (b *bench) has(device string, healthy, connected bool) {
 	if err != nil {
 		devices, ok := b.kubelet.Devices(resource)
 		b.Fatalf("%v: have %v, connected %v; want healthy %v, connected %v", err, devices, ok, healthy, connected)
-	}
-}
-
-func (b *bench) must(err error) {
-	b.Helper()
-	if err != nil {
-		b.Fatal(err)
 	}
 }
 
@@ -147,7 +132,7 @@ func TestTwoPathsOfOneResource(t *testing.T) {
 	b.connect("a.sock", "A")
 	next := b.connect("b.sock", "B")
 	next.endings <- struct{}{}
-	b.must(b.kubelet.Await(b.ctx, "b is gone", func() bool {
+	check.NoError(b, b.kubelet.Await(b.ctx, "b is gone", func() bool {
 		return slices.Equal(b.kubelet.Connected(resource), []string{"a.sock"})
 	}))
 	b.has("B", true, true) // the list of a is not received again
@@ -170,7 +155,7 @@ func TestOnePathTwice(t *testing.T) {
 		t.Error("the path works again without a restart")
 	}
 	b.kubelet.Crash()
-	b.must(b.kubelet.Start())
+	check.NoError(b, b.kubelet.Start())
 	b.connect("a.sock", "A")
 }
 
@@ -195,42 +180,11 @@ func TestFailedRegistration(t *testing.T) {
 		}
 		first.server.Stop()
 		if old {
-			b.must(b.kubelet.Await(b.ctx, "dead", func() bool {
+			check.NoError(b, b.kubelet.Await(b.ctx, "dead", func() bool {
 				_, err := b.kubelet.Allocate(b.ctx, resource, "A")
 				return status.Code(err) == codes.Unavailable
 			}))
 		}
 		b.has("A", old, old)
-	}
-}
-
-func TestKubeletStartsWithoutRecords(t *testing.T) {
-	b := newBench(t, Behaviour{})
-	b.connect("a.sock", "A")
-	b.kubelet.Stop()
-	if _, err := os.Stat(b.kubelet.Socket()); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("kubelet.sock after a stop: %v", err)
-	}
-	b.must(b.kubelet.Start())
-	if devices, ok := b.kubelet.Devices(resource); ok || len(devices) > 0 {
-		t.Errorf("devices %v, connected %v after a restart", devices, ok)
-	}
-	if _, err := os.Stat(filepath.Join(b.dir, "a.sock")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a plugin's socket after a start: %v", err)
-	}
-}
-
-func TestBehaveTo(t *testing.T) {
-	b := newBench(t, Behaviour{})
-	b.serve("a.sock", "A")
-	b.kubelet.BehaveTo(resource, Behaviour{Refuse: errors.New("refused")})
-	if err := b.register("a.sock"); err == nil {
-		t.Error("registered")
-	}
-	b.kubelet.Behave(Behaviour{})
-	b.must(b.register("a.sock"))
-	b.has("A", true, true)
-	if n, m := len(b.kubelet.Attempts()), len(b.kubelet.Registrations()); n != 2 || m != 1 {
-		t.Errorf("%d attempts, %d registrations; want 2 and 1", n, m)
 	}
 }

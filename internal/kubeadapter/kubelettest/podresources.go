@@ -24,15 +24,15 @@ type PodResources struct {
 	server *grpc.Server
 	served sync.WaitGroup
 
-	mu     sync.Mutex
-	pods   map[string][]*podresources.ContainerDevices // by "namespace/name"
-	claims map[string][]*podresources.DynamicResource  // by "namespace/name"
-	offer  []*podresources.ContainerDevices            // see Offer
-	fail   error
-	hang   bool
-	before func() // called before an answer; nil = nothing
-	lists  int
-	gets   int
+	mu          sync.Mutex
+	pods        map[string][]*podresources.ContainerDevices // by "namespace/name"
+	claims      map[string][]*podresources.DynamicResource  // by "namespace/name"
+	allocatable []*podresources.ContainerDevices            // see Offer
+	fail        error
+	hang        bool
+	before      func() // called before an answer; nil = nothing
+	lists       int
+	gets        int
 }
 
 // ServePodResources serves the API until Close, as a kubelet that started an hour ago and has received all pods. There is one
@@ -66,10 +66,20 @@ func (p *PodResources) Close() {
 func (p *PodResources) Hold(pod, resource string, ids ...string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.pods[pod] = append(p.pods[pod], &podresources.ContainerDevices{
-		ResourceName: resource, DeviceIds: ids,
-		Topology: &podresources.TopologyInfo{Nodes: []*podresources.NUMANode{{ID: 0}}},
-	})
+	p.pods[pod] = append(p.pods[pod], onNode(resource, 0, ids))
+}
+
+// Offer adds devices of a NUMA node to those that the kubelet may allocate: the healthy ones that a device plugin lists.
+func (p *PodResources) Offer(resource string, numaNode int64, ids ...string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.allocatable = append(p.allocatable, onNode(resource, numaNode, ids))
+}
+
+func onNode(resource string, numaNode int64, ids []string) *podresources.ContainerDevices {
+	return &podresources.ContainerDevices{
+		ResourceName: resource, DeviceIds: ids, Topology: &podresources.TopologyInfo{Nodes: []*podresources.NUMANode{{ID: numaNode}}},
+	}
 }
 
 // Claim adds a device that a driver of resource claims gave to a pod.
@@ -161,6 +171,13 @@ func (p *PodResources) Get(ctx context.Context, r *podresources.GetPodResourcesR
 		return nil, fmt.Errorf("pod %s in namespace %s not found", r.GetPodName(), r.GetPodNamespace())
 	}
 	return response, nil
+}
+
+// GetAllocatableResources implements the API.
+func (p *PodResources) GetAllocatableResources(context.Context, *podresources.AllocatableResourcesRequest) (*podresources.AllocatableResourcesResponse, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return &podresources.AllocatableResourcesResponse{Devices: slices.Clone(p.allocatable)}, p.fail
 }
 
 // pod is a pod as the API shows it. The caller holds mu.

@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
+	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/logbuffer"
 )
 
@@ -45,14 +46,7 @@ func newFixture(t *testing.T) *fixture {
 	return f
 }
 
-func (f *fixture) mkdir() { f.check(os.MkdirAll(filepath.Dir(f.path), 0o755)) }
-
-func (f *fixture) check(err error) {
-	f.t.Helper()
-	if err != nil {
-		f.t.Fatal(err)
-	}
-}
+func (f *fixture) mkdir() { check.NoError(f.t, os.MkdirAll(filepath.Dir(f.path), 0o755)) }
 
 // start starts an agent's writer, which f.stop ends.
 func (f *fixture) start() {
@@ -76,7 +70,7 @@ func (f *fixture) labels() (l Labels, timestamp string) {
 	if os.IsNotExist(err) {
 		return nil, ""
 	}
-	f.check(err)
+	check.NoError(f.t, err)
 	_, timestamp, _ = strings.Cut(string(text), timestampLabel+"=")
 	timestamp, _, _ = strings.Cut(timestamp, "\n")
 	return parse(text), timestamp
@@ -123,10 +117,10 @@ func TestFileFollowsTheDevices(t *testing.T) {
 			t.Errorf("a restart has written %s over %s", again, written)
 		}
 
-		f.check(os.Remove(f.path)) // NVIDIA's program removes its file when it ends
+		check.NoError(f.t, os.Remove(f.path)) // NVIDIA's program removes its file when it ends
 		time.Sleep(checkEvery + time.Second)
 		f.want("another program has removed the file", "gpu.count", "8")
-		f.check(os.WriteFile(f.path, []byte("nvidia.com/gpu.count=1\n"), 0o600))
+		check.NoError(f.t, os.WriteFile(f.path, []byte("nvidia.com/gpu.count=1\n"), 0o600))
 		time.Sleep(checkEvery + time.Second)
 		if again := f.want("another program has replaced the file", "gpu.count", "8"); again == written {
 			t.Errorf("gfd.timestamp is still %s", again)
@@ -155,7 +149,7 @@ func TestFailureIsAWarning(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t)
 		defer func() { f.stop() }()
-		f.check(os.Remove(filepath.Dir(f.path)))
+		check.NoError(f.t, os.Remove(filepath.Dir(f.path)))
 		f.read(coretest.GPUs(2))
 		time.Sleep(10 * time.Minute)
 		want := "node labels: " + f.path + " can't be written: no such file or directory; --features-file needs a file of its own in a folder that exists and can be written: features.d of Node Feature Discovery"
@@ -172,7 +166,7 @@ func TestFailureIsAWarning(t *testing.T) {
 			t.Errorf("%q", got)
 		}
 		entries, err := os.ReadDir(filepath.Dir(f.path))
-		f.check(err)
+		check.NoError(f.t, err)
 		if len(entries) != 1 {
 			t.Errorf("NFD would read %v", entries)
 		}
@@ -188,7 +182,7 @@ func TestFileOfAnotherProgramStays(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			f := newFixture(t)
 			defer func() { f.stop() }()
-			f.check(os.WriteFile(f.path, []byte(text), 0o600))
+			check.NoError(f.t, os.WriteFile(f.path, []byte(text), 0o600))
 			f.read(coretest.GPUs(2))
 			f.states.Store(core.NewState(f.config).Read(f.config, time.Now(), gpu.NewSnapshot(gpu.Snapshot{Driver: coretest.GPUs(2).Driver})))
 			synctest.Wait()
@@ -198,7 +192,7 @@ func TestFileOfAnotherProgramStays(t *testing.T) {
 			if got := problem.Lines(f.writer.Problems()); len(got) != 1 || !strings.Contains(got[0], f.path+" exists and is no file of node labels: it is neither replaced nor removed; --features-file needs a file of its own") {
 				t.Errorf("%s: %q", name, got)
 			}
-			f.check(os.Remove(f.path))
+			check.NoError(f.t, os.Remove(f.path))
 			f.read(coretest.GPUs(2))
 			time.Sleep(2 * retryMost)
 			f.want(name+" removed", "gpu.count", "2")

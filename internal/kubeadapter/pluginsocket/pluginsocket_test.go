@@ -17,30 +17,16 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/pluginsocket"
+	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/logbuffer"
 )
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// dir is a folder with a path that leaves room for a socket's name.
-func dir(t *testing.T) string {
-	t.Helper()
-	d, err := os.MkdirTemp("", "socket")
-	must(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(d) })
-	return d
-}
 
 func listen(t *testing.T, path string) *pluginsocket.Socket {
 	t.Helper()
 	s, err := pluginsocket.Listen(t.Context(), path)
-	must(t, err)
+	check.NoError(t, err)
 	t.Cleanup(func() { _ = s.Close() })
 	return s
 }
@@ -52,36 +38,36 @@ func killed(t *testing.T, path string) {
 	t.Helper()
 	s := listen(t, path)
 	s.SetUnlinkOnClose(false)
-	must(t, s.UnixListener.Close())
+	check.NoError(t, s.UnixListener.Close())
 }
 
 // A socket is present until it is closed, and then its file is gone. Closing it again changes nothing.
 func TestSocketIsRemovedAtTheEnd(t *testing.T) {
-	path := filepath.Join(dir(t), "a.sock")
+	path := filepath.Join(coretest.ShortDir(t), "a.sock")
 	s := listen(t, path)
 	if !s.Present() || pluginsocket.Accepts(t.Context(), path) != nil {
 		t.Error("it is not served")
 	}
-	must(t, s.Close())
+	check.NoError(t, s.Close())
 	if s.Present() || exists(path) {
 		t.Error("it is left")
 	}
 	other := listen(t, path)
-	if must(t, s.Close()); !other.Present() || s.Present() {
+	if check.NoError(t, s.Close()); !other.Present() || s.Present() {
 		t.Error("the next socket of that name was touched")
 	}
 	var none *pluginsocket.Socket
-	if must(t, none.Close()); none.Present() {
+	if check.NoError(t, none.Close()); none.Present() {
 		t.Error("none is present")
 	}
 }
 
 // A socket that was removed or replaced, also by one with the same inode number, is not present, and its end does not touch the other one.
 func TestReplacedSocket(t *testing.T) {
-	path := filepath.Join(dir(t), "a.sock")
+	path := filepath.Join(coretest.ShortDir(t), "a.sock")
 	for range 20 {
 		s := listen(t, path)
-		must(t, os.Remove(path))
+		check.NoError(t, os.Remove(path))
 		if s.Present() {
 			t.Fatal("removed, and present")
 		}
@@ -89,26 +75,26 @@ func TestReplacedSocket(t *testing.T) {
 		if s.Present() || !other.Present() {
 			t.Fatalf("replaced: the first is present: %t, the other one: %t", s.Present(), other.Present())
 		}
-		must(t, s.Close())
+		check.NoError(t, s.Close())
 		if !other.Present() || pluginsocket.Accepts(t.Context(), path) != nil {
 			t.Fatal("the end of the first has touched the other one")
 		}
-		must(t, other.Close())
+		check.NoError(t, other.Close())
 	}
 }
 
 // Only sockets that match and on which nobody listens are removed.
 func TestRemoveStale(t *testing.T) {
-	d := dir(t)
+	d := coretest.ShortDir(t)
 	var log logbuffer.Buffer
 	listen(t, filepath.Join(d, "own-running.sock"))
 	killed(t, filepath.Join(d, "own-killed.sock"))
 	killed(t, filepath.Join(d, "own-killed2.sock"))
 	killed(t, filepath.Join(d, "other.sock"))
-	must(t, os.WriteFile(filepath.Join(d, "own-file.sock"), nil, 0o600))
+	check.NoError(t, os.WriteFile(filepath.Join(d, "own-file.sock"), nil, 0o600))
 	pluginsocket.RemoveStale(t.Context(), filepath.Join(d, "own-*.sock"), slog.New(slog.NewTextHandler(&log, nil)))
 	left, err := filepath.Glob(filepath.Join(d, "*"))
-	must(t, err)
+	check.NoError(t, err)
 	for i := range left {
 		left[i] = filepath.Base(left[i])
 	}
@@ -122,16 +108,16 @@ func TestRemoveStale(t *testing.T) {
 
 // A process that has made its socket and does not listen yet is not taken for one that has ended.
 func TestStartingProcessKeepsItsSocket(t *testing.T) {
-	path := filepath.Join(dir(t), "own-starting.sock")
+	path := filepath.Join(coretest.ShortDir(t), "own-starting.sock")
 	synctest.Test(t, func(t *testing.T) {
 		fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
-		must(t, err)
+		check.NoError(t, err)
 		defer func() { _ = syscall.Close(fd) }()
-		must(t, syscall.Bind(fd, &syscall.SockaddrUnix{Name: path}))
+		check.NoError(t, syscall.Bind(fd, &syscall.SockaddrUnix{Name: path}))
 		if err := pluginsocket.Accepts(t.Context(), path); !errors.Is(err, syscall.ECONNREFUSED) {
 			t.Fatal(err)
 		}
-		time.AfterFunc(time.Millisecond, func() { must(t, syscall.Listen(fd, 8)) })
+		time.AfterFunc(time.Millisecond, func() { check.NoError(t, syscall.Listen(fd, 8)) })
 		pluginsocket.RemoveStale(t.Context(), path, slog.New(slog.DiscardHandler))
 		if !exists(path) {
 			t.Error("removed")
@@ -141,7 +127,7 @@ func TestStartingProcessKeepsItsSocket(t *testing.T) {
 
 // The error of a call over the own socket has its name and the reason. Without a socket, and when it was replaced meanwhile, there is none.
 func TestCallOwn(t *testing.T) {
-	path, calls := filepath.Join(dir(t), "a.sock"), 0
+	path, calls := filepath.Join(coretest.ShortDir(t), "a.sock"), 0
 	fail := func(context.Context, grpc.ClientConnInterface) error {
 		calls++
 		return status.Error(codes.Unavailable, "hangs")

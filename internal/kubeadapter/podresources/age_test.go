@@ -6,15 +6,15 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // The age of a kubelet is that of its socket while the wall clock was steady since it started, and else the time for which it was seen.
 func TestAges(t *testing.T) {
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "kubelet.sock")
-	if err := os.WriteFile(socket, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(socket, nil, 0o600))
 	for name, c := range map[string]struct {
 		uptime time.Duration // of the machine; 0 = not known
 		age    time.Duration // of the socket by the wall clock
@@ -30,9 +30,7 @@ func TestAges(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				touch := func(age time.Duration) {
 					at := time.Now().Add(-age)
-					if err := os.Chtimes(socket, at, at); err != nil {
-						t.Fatal(err)
-					}
+					check.NoError(t, os.Chtimes(socket, at, at))
 				}
 				touch(c.age)
 				a := ages{uptime: func() (time.Duration, bool) { return c.uptime, c.uptime > 0 }}
@@ -55,18 +53,14 @@ func TestAges(t *testing.T) {
 // After a step of the wall clock the modification time of a new socket does not count.
 func TestAgeAfterAStep(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "kubelet.sock")
-	if err := os.WriteFile(socket, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(socket, nil, 0o600))
 	synctest.Test(t, func(t *testing.T) {
 		a := ages{}
 		a.of(socket)
 		time.Sleep(time.Minute)
 		a.wall = a.wall.Add(-time.Hour) // the clock is an hour ahead of what it was
 		at := time.Now().Add(-30 * time.Minute)
-		if err := os.Chtimes(socket, at, at); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, os.Chtimes(socket, at, at))
 		if age, _ := a.of(socket); age != 0 {
 			t.Errorf("age %v, want 0", age)
 		}

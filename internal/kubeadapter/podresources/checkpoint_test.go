@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // recorded is a checkpoint of a kubelet 1.37.1, shortened: an init container and the container after it have one GPU, another pod has a share on two
@@ -30,15 +31,11 @@ func TestCheckpoint(t *testing.T) {
 	}
 	write := func(text string) {
 		t.Helper()
-		if err := errors.Join(os.WriteFile(path+".new", []byte(text), 0o600), os.Rename(path+".new", path)); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, errors.Join(os.WriteFile(path+".new", []byte(text), 0o600), os.Rename(path+".new", path)))
 	}
 	write(recorded)
 	got, err := r.read()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	want := Checkpoint{Version: 1, Devices: []CheckpointDevice{
 		{"u1", "init0", "nvidia.com/gpu", "GPU-a", 0}, {"u1", "app0", "nvidia.com/gpu", "GPU-a", 0},
 		{"u2", "app0", "nvidia.com/gpu.shared", "GPU-c::0", -1}, {"u2", "app0", "nvidia.com/gpu.shared", "GPU-b::1", 0},

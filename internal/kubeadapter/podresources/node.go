@@ -33,11 +33,7 @@ func ReadNode(ctx context.Context, socket string) (Node, error) {
 // Allocatable calls GetAllocatableResources of the API: the devices that plugins have listed as healthy. ctx should have a deadline,
 // because the server may never answer.
 func Allocatable(ctx context.Context, socket string) ([]Device, error) {
-	var r *podresources.AllocatableResourcesResponse
-	err := call(ctx, socket, "allocatable resources of", func(c podresources.PodResourcesListerClient) (err error) {
-		r, err = c.GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
-		return err
-	})
+	r, err := call(ctx, socket, "allocatable resources of", podresources.PodResourcesListerClient.GetAllocatableResources, &podresources.AllocatableResourcesRequest{})
 	d := distinct{listed: map[string]bool{}}
 	d.add(Device{}, r.GetDevices())
 	return d.all, err

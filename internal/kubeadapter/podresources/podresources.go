@@ -77,11 +77,7 @@ func List(ctx context.Context, socket string) (Answer, error) {
 // the kubelet. A pod that the kubelet does not know is an error.
 func devicesOf(ctx context.Context, socket, pod string) ([]Device, error) {
 	namespace, name, _ := strings.Cut(pod, "/")
-	var r *podresources.GetPodResourcesResponse
-	err := call(ctx, socket, "get", func(c podresources.PodResourcesListerClient) (err error) {
-		r, err = c.Get(ctx, &podresources.GetPodResourcesRequest{PodNamespace: namespace, PodName: name})
-		return err
-	})
+	r, err := call(ctx, socket, "get", podresources.PodResourcesListerClient.Get, &podresources.GetPodResourcesRequest{PodNamespace: namespace, PodName: name})
 	if err != nil {
 		return nil, err
 	}
@@ -90,35 +86,34 @@ func devicesOf(ctx context.Context, socket, pod string) ([]Device, error) {
 
 // list calls List of the API.
 func list(ctx context.Context, socket string) (*podresources.ListPodResourcesResponse, error) {
-	var r *podresources.ListPodResourcesResponse
-	err := call(ctx, socket, "list", func(c podresources.PodResourcesListerClient) (err error) {
-		r, err = c.List(ctx, &podresources.ListPodResourcesRequest{})
-		return err
-	})
-	return r, err
+	return call(ctx, socket, "list", podresources.PodResourcesListerClient.List, &podresources.ListPodResourcesRequest{})
 }
 
+// method is a method of the API.
+type method[Request, Response any] func(podresources.PodResourcesListerClient, context.Context, *Request, ...grpc.CallOption) (*Response, error)
+
 // call makes one call of the API; name is for its error. It fails with ErrNoDirectory if the directory of the socket is missing.
-func call(ctx context.Context, socket, name string, do func(podresources.PodResourcesListerClient) error) error {
+func call[Request, Response any](ctx context.Context, socket, name string, do method[Request, Response], r *Request) (*Response, error) {
 	// A plain connection has the shorter error if the socket refuses.
 	probe, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if err != nil {
 		if _, missing := os.Stat(filepath.Dir(socket)); errors.Is(missing, fs.ErrNotExist) {
-			return fmt.Errorf("%w: %w", ErrNoDirectory, missing)
+			return nil, fmt.Errorf("%w: %w", ErrNoDirectory, missing)
 		}
-		return err
+		return nil, err
 	}
 	_ = probe.Close()
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { _ = conn.Close() }()
-	if err := do(podresources.NewPodResourcesListerClient(conn)); err != nil {
-		return &callError{name + " " + socket, status.Convert(err)}
+	response, err := do(podresources.NewPodResourcesListerClient(conn), ctx, r)
+	if err != nil {
+		return nil, &callError{name + " " + socket, status.Convert(err)}
 	}
-	return nil
+	return response, nil
 }
 
 // callError is the error of a call that was sent.

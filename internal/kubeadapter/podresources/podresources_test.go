@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io/fs"
 	"net"
-	"os"
 	"path/filepath"
 	"syscall"
 	"testing"
@@ -13,36 +12,23 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
-// socketDir returns a directory with a path short enough for a socket in it.
-func socketDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "pod")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
-}
-
 func TestList(t *testing.T) {
-	socket := filepath.Join(socketDir(t), "kubelet.sock")
+	socket := filepath.Join(coretest.ShortDir(t), "kubelet.sock")
 	p, err := kubelettest.ServePodResources(socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	defer p.Close()
 	p.Hold("default/one", "nvidia.com/gpu", "GPU-1", "GPU-2")
 	p.Hold("default/one", "nvidia.com/gpu", "GPU-2") // of another NUMA node
 	p.Hold("default/two", "nvidia.com/gpu.shared")
 	p.Claim("default/one", "claim-1", "gpu.nvidia.com", "gpu-3", "k8s.gpu.nvidia.com/claim=x-gpu-3")
 	got, err := podresources.List(t.Context(), socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	want := podresources.Answer{Pods: 3, Names: []string{"default/one", "default/two", "kube-system/agent"}, Devices: []podresources.Device{
 		{Pod: "default/one", Container: "main", Resource: "nvidia.com/gpu", ID: "GPU-1"},
 		{Pod: "default/one", Container: "main", Resource: "nvidia.com/gpu", ID: "GPU-2"},
@@ -60,19 +46,15 @@ func TestList(t *testing.T) {
 
 // The errors are distinguished, and none takes longer than the deadline.
 func TestListFails(t *testing.T) {
-	dir := socketDir(t)
+	dir := coretest.ShortDir(t)
 	dead := filepath.Join(dir, "dead.sock")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: dead, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	l.SetUnlinkOnClose(false)
 	_ = l.Close()
 	silent := filepath.Join(dir, "silent.sock") // accepts connections and never answers
 	l, err = net.ListenUnix("unix", &net.UnixAddr{Name: silent, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	defer func() { _ = l.Close() }()
 	for name, c := range map[string]struct {
 		socket string
@@ -98,7 +80,7 @@ func TestListFails(t *testing.T) {
 
 // The error of a node without a kubelet is one line with the setting to look at.
 func TestReadNodeWithoutKubelet(t *testing.T) {
-	socket := filepath.Join(socketDir(t), "kubelet.sock")
+	socket := filepath.Join(coretest.ShortDir(t), "kubelet.sock")
 	want := "pod-resources API: dial unix " + socket + ": connect: no such file or directory; --pod-resources-socket names the kubelet's"
 	if _, err := podresources.ReadNode(t.Context(), socket); err == nil || err.Error() != want {
 		t.Errorf("%v, want %s", err, want)

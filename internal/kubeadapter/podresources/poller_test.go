@@ -10,18 +10,18 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 func newPoller(t *testing.T, change func(*podresources.Options)) (*podresources.Poller, *kubelettest.PodResources) {
 	t.Helper()
-	o := podresources.Options{Socket: filepath.Join(socketDir(t), "kubelet.sock"), Log: slog.New(slog.DiscardHandler)}
+	o := podresources.Options{Socket: filepath.Join(coretest.ShortDir(t), "kubelet.sock"), Log: slog.New(slog.DiscardHandler)}
 	change(&o)
 	p, err := kubelettest.ServePodResources(o.Socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	t.Cleanup(p.Close)
 	fast := podresources.DefaultTimings
 	fast.MinInterval, fast.MaxInterval, fast.Active = time.Millisecond, 5*time.Millisecond, time.Nanosecond
@@ -32,9 +32,7 @@ func newPoller(t *testing.T, change func(*podresources.Options)) (*podresources.
 // that lists no pod at all has not, if the agent is in a pod. A tenant's pod of the same name, which ends, makes no answer incomplete.
 func TestCompleteAnswers(t *testing.T) {
 	host, err := os.Hostname()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	for name, c := range map[string]struct {
 		inPod    bool
 		pods     []string
@@ -98,17 +96,7 @@ func TestPollerTriesAgain(t *testing.T) {
 	go p.Run(t.Context(), func() bool { return false }, nil)
 	await := func(what string, ok func(podresources.Reading) bool) {
 		t.Helper()
-		for late := time.After(20 * time.Second); ; {
-			r, next := p.LoadNext()
-			if ok(r) {
-				return
-			}
-			select {
-			case <-next:
-			case <-late:
-				t.Fatalf("%s: not in time: %+v", what, r)
-			}
-		}
+		check.Until(t, what, func() bool { return ok(p.Latest()) })
 	}
 	p.Request()
 	await("an answer", func(r podresources.Reading) bool { return r.Complete })

@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // The record has the pods with devices, by a device plugin or by a claim, with the UIDs that are certain.
@@ -25,16 +26,12 @@ func TestRecord(t *testing.T) {
 	c := core.DefaultConfig()
 	c.MIG = inventory.MIGMixed
 	inv := core.Build(coretest.WithMIG(coretest.GPUs(4), 3, "1g.10gb", "1g.10gb"), health.Ledger{}, c).WithoutHost()
-	dir := socketDir(t)
+	dir := coretest.ShortDir(t)
 	p, err := kubelettest.ServePodResources(filepath.Join(dir, "kubelet.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	defer p.Close()
 	for _, name := range []string{"default_one_uid-1", "default_two_uid-2", "default_two_uid-3", "kube-system_agent_uid-4", "default_gone_uid-5", "no-pod"} {
-		if err := os.MkdirAll(filepath.Join(dir, "logs", name), 0o750); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, os.MkdirAll(filepath.Join(dir, "logs", name), 0o750))
 	}
 	p.Hold("default/one", "nvidia.com/gpu.shared", string(coretest.GPU(0))+"::3")
 	p.Hold("default/two", "example.com/nic", "mlx5_0")
@@ -85,9 +82,7 @@ func TestRecord(t *testing.T) {
 		t.Errorf("without the folder of logs: %+v", got)
 	}
 	shared := string(coretest.GPU(0)) + "::3"
-	if err := kubelettest.WriteCheckpoint(dir, kubelettest.Entry("uid-8", "init", "nvidia.com/gpu.shared", shared), kubelettest.Entry("uid-9", "main", "nvidia.com/gpu.shared", shared)); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, kubelettest.WriteCheckpoint(dir, kubelettest.Entry("uid-8", "init", "nvidia.com/gpu.shared", shared), kubelettest.Entry("uid-9", "main", "nvidia.com/gpu.shared", shared)))
 	if got := poller.Read(t.Context()).Record(inv, ""); got.Holders[0].Work.ID != "uid-9" {
 		t.Errorf("the UID that the kubelet's checkpoint has of the container: %+v", got.Holders[0])
 	}

@@ -24,20 +24,14 @@ import (
 // for it, and no device has two pods. TANDEM_CHURN is the number of allocations of containers, 1000 without it.
 func TestNoRefusalAndNoSecondHolder(t *testing.T) {
 	c := newChurn(t)
-	for c.allocations < churnSize(t) {
+	c.admitPods(churnSize(t), func() {
 		switch rand.N(400) {
 		case 0:
 			c.restartKubelet()
 		case 1:
 			c.restartAgent()
 		}
-		if p := c.randomPod(); c.free() >= demand(p) {
-			c.admit(p)
-		} else {
-			time.Sleep(time.Millisecond) // until pods have ended
-		}
-	}
-	c.report()
+	})
 	if c.refused > 0 || c.twice > 0 {
 		t.Error("pods were refused, or a device had two pods")
 	}
@@ -49,14 +43,7 @@ func TestOtherClientsList(t *testing.T) {
 	c := newChurn(t)
 	stop := c.listAllTheTime(2)
 	defer stop()
-	for c.allocations < churnSize(t)/2 {
-		if p := c.randomPod(); c.free() >= demand(p) {
-			c.admit(p)
-		} else {
-			time.Sleep(time.Millisecond)
-		}
-	}
-	c.report()
+	c.admitPods(churnSize(t)/2, func() {})
 	if c.twice > c.twiceInit {
 		t.Error("a device of a container that the kubelet lists had two pods")
 	}
@@ -108,6 +95,20 @@ func newChurn(t *testing.T) *churn {
 		}
 	})
 	return c
+}
+
+// admitPods admits pods until so many containers have got devices; between comes before each pod.
+func (c *churn) admitPods(allocations int, between func()) {
+	c.Helper()
+	for c.allocations < allocations {
+		between()
+		if p := c.randomPod(); c.free() >= demand(p) {
+			c.admit(p)
+		} else {
+			time.Sleep(time.Millisecond) // until pods have ended
+		}
+	}
+	c.Logf("%d pods, %d allocations, %d pods refused, %d devices with two pods (%d of an ordinary init container)", c.pods, c.allocations, c.refused, c.twice, c.twiceInit)
 }
 
 // randomPod is one of the forms that pods with devices have.
@@ -246,8 +247,4 @@ func (c *churn) listAllTheTime(clients int) (stop func()) {
 		})
 	}
 	return func() { cancel(); running.Wait(); _ = conn.Close() }
-}
-
-func (c *churn) report() {
-	c.Logf("%d pods, %d allocations, %d pods refused, %d devices with two pods (%d of an ordinary init container)", c.pods, c.allocations, c.refused, c.twice, c.twiceInit)
 }

@@ -2,6 +2,7 @@ package labels
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"maps"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -48,7 +50,7 @@ var machines = []machine{
 	{name: "MIG, mixed, time-slicing of full GPUs", conf: "a100-mig", config: timeSlicing("migStrategy: mixed", "nvidia.com/gpu", "")},
 	{name: "MIG, single", conf: "a100x16-mig", config: single},
 	{name: "MIG, single, time-slicing", conf: "a100x16-mig", config: timeSlicing("migStrategy: single", "nvidia.com/gpu", "")},
-	{name: "MIG, single, an empty GPU", conf: "a100x16-mig", config: single, change: func(t *testing.T, m *simdriver.Machine) { must(t, m.SetMIG(3)) }},
+	{name: "MIG, single, an empty GPU", conf: "a100x16-mig", config: single, change: func(t *testing.T, m *simdriver.Machine) { check.NoError(t, m.SetMIG(3)) }},
 	{name: "MIG on every GPU, none", conf: "a100x16-mig"},
 	{name: "MIG with media extensions", conf: "rtxpro6000", config: mixed},
 	{name: "A30", conf: "a30", config: mixed},
@@ -61,22 +63,15 @@ var machines = []machine{
 	}},
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // virtual makes the GPUs those of a virtual machine: the capability is that of a GRID guest in NVIDIA's tests.
 func virtual(t *testing.T, m *simdriver.Machine) {
 	config := make([]byte, 256)
 	config[0x06], config[0x34] = 0x10, 0xd0
 	copy(config[0xd0:], "\x09\x00\x1bVF\x00\x16460.16\x00\x00\x00\x00r460_00\x00\x00\x00\x00")
 	paths, err := filepath.Glob(filepath.Join(m.Root, "sys/bus/pci/devices/*/config"))
-	must(t, err)
+	check.NoError(t, err)
 	for _, path := range paths {
-		must(t, os.WriteFile(path, config, 0o644))
+		check.NoError(t, os.WriteFile(path, config, 0o644))
 	}
 }
 
@@ -89,20 +84,24 @@ func TestLabels(t *testing.T) {
 	for _, c := range machines {
 		t.Run(c.name, func(t *testing.T) {
 			m, err := simdriver.Install(t.Context(), t.TempDir(), c.conf)
-			must(t, err)
+			check.NoError(t, err)
 			if c.change != nil {
 				c.change(t, m)
 			}
 			config := filepath.Join(m.Root, "config.yaml")
-			must(t, os.WriteFile(config, []byte(cmp(c.config, "version: v1\n")), 0o644))
+			check.NoError(t, os.WriteFile(config, []byte(cmp.Or(c.config, "version: v1\n")), 0o644))
 			want, got := discovery(t, nvidia, m, config), ownLabels(t, own, m, config)
-			for _, name := range slices.Sorted(maps.Keys(union(want, got))) {
+			all := maps.Clone(want)
+			maps.Copy(all, got)
+			for _, name := range slices.Sorted(maps.Keys(all)) {
 				d, known := c.differs[name]
+				_, theirs := want[name]
+				_, ours := got[name]
 				switch {
-				case want[name] == got[name] && has(want, name) == has(got, name) && !known:
+				case want[name] == got[name] && theirs == ours && !known:
 				case known && want[name] == d.nvidia && got[name] == d.own:
 				default:
-					t.Errorf("%s: NVIDIA %q (%v), own %q (%v)", name, want[name], has(want, name), got[name], has(got, name))
+					t.Errorf("%s: NVIDIA %q (%v), own %q (%v)", name, want[name], theirs, got[name], ours)
 				}
 			}
 			if len(c.differs) == 0 && len(got) < 15 {
@@ -110,21 +109,6 @@ func TestLabels(t *testing.T) {
 			}
 		})
 	}
-}
-
-func cmp(text, otherwise string) string {
-	if text == "" {
-		return otherwise
-	}
-	return text
-}
-
-func has(l map[string]string, name string) bool { _, ok := l[name]; return ok }
-
-func union(a, b map[string]string) map[string]string {
-	all := maps.Clone(a)
-	maps.Copy(all, b)
-	return all
 }
 
 // build builds both programs.
@@ -150,8 +134,8 @@ func discovery(t *testing.T, program string, m *simdriver.Machine, config string
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "gfd")
 	sys := filepath.Join(m.Root, "sys")
-	must(t, os.MkdirAll(filepath.Join(sys, "bus/pci/devices"), 0o755))
-	must(t, os.MkdirAll(filepath.Join(sys, "devices"), 0o755)) // to which the links of the other folder point
+	check.NoError(t, os.MkdirAll(filepath.Join(sys, "bus/pci/devices"), 0o755))
+	check.NoError(t, os.MkdirAll(filepath.Join(sys, "devices"), 0o755)) // to which the links of the other folder point
 	c := exec.CommandContext(t.Context(), "unshare", "--mount", "sh", "-ec",
 		fmt.Sprintf("mount --bind %q /sys/bus/pci/devices; mount --bind %q /sys/devices; exec %q",
 			filepath.Join(sys, "bus/pci/devices"), filepath.Join(sys, "devices"), program))
@@ -175,7 +159,7 @@ func ownLabels(t *testing.T, program string, m *simdriver.Machine, config string
 		"--dev-root="+m.Root, "--sysfs-root="+m.Root+"/sys", "--procfs-root="+m.Root+"/proc", "--kubelet-socket=", "--pod-resources-socket=",
 		"--state-dir="+dir, "--http-address=", "--features-file="+file, "--kernel-log=off")
 	c.Stderr = &log
-	must(t, c.Start())
+	check.NoError(t, c.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- c.Wait() }()
 	defer func() {
@@ -206,7 +190,7 @@ func ownLabels(t *testing.T, program string, m *simdriver.Machine, config string
 func read(t *testing.T, path string) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile(path)
-	must(t, err)
+	check.NoError(t, err)
 	labels := map[string]string{}
 	for _, line := range strings.Split(strings.TrimSpace(string(text)), "\n") {
 		name, value, _ := strings.Cut(line, "=")

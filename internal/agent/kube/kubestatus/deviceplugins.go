@@ -17,16 +17,16 @@ import (
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
 
-// Plugin is what is shown; *deviceplugin.Adapter implements it. Its methods are safe for concurrent use.
-type Plugin interface {
+// Plugins are what is shown; *deviceplugin.Plugins implement it. The methods are safe for concurrent use.
+type Plugins interface {
 	Alive(context.Context) error // nil if every endpoint answers over its own socket
 	Ready() error                // *deviceplugin.IdleError if there is nothing to register
 	Stats() []deviceplugin.ResourceStats
 }
 
-// DevicePlugins is a plugin as the HTTP server shows it. Its methods are safe for concurrent use.
+// DevicePlugins are device plugins as the HTTP server shows them. The methods are safe for concurrent use.
 type DevicePlugins struct {
-	Plugin    Plugin
+	Plugins   Plugins
 	Durations prometheus.Collector // of the kubelet's calls
 
 	// OnlyOffered leaves out nvidia.com/gpu unless it is offered: another API may offer the devices.
@@ -62,7 +62,7 @@ var counters = []struct {
 		func(s deviceplugin.ResourceStats) uint64 { return s.Lists }},
 }
 
-// NewDurations returns the durations that a plugin reports.
+// NewDurations returns the durations that plugins report.
 func NewDurations() metrics.Durations {
 	return metrics.NewDurations(duration, "Allocate", "GetPreferredAllocation")
 }
@@ -84,7 +84,7 @@ func (v DevicePlugins) Collect(ch chan<- prometheus.Metric) {
 
 // stats has nvidia.com/gpu from the start, so that an alert on it has a series before the first GPU.
 func (v DevicePlugins) stats() []deviceplugin.ResourceStats {
-	stats := v.Plugin.Stats()
+	stats := v.Plugins.Stats()
 	if v.OnlyOffered {
 		return stats
 	}
@@ -108,16 +108,16 @@ func (v DevicePlugins) Resources() (names []string) {
 func (DevicePlugins) ResourceOf(u inventory.Unit) string { return kubeadapter.ResourceOf(u) }
 
 // Alive implements status.Adapter. It fails if the agent's own sockets do not answer.
-func (v DevicePlugins) Alive(ctx context.Context) error { return v.Plugin.Alive(ctx) }
+func (v DevicePlugins) Alive(ctx context.Context) error { return v.Plugins.Alive(ctx) }
 
-// Ready implements status.Adapter. The plugin is ready when the kubelet watches every resource.
+// Ready implements status.Adapter. The plugins are ready when the kubelet watches every resource.
 func (v DevicePlugins) Ready() (text string, idle bool, err error) {
-	err = v.Plugin.Ready()
+	err = v.Plugins.Ready()
 	if reason := (*deviceplugin.IdleError)(nil); errors.As(err, &reason) {
 		return reason.Reason, true, nil
 	}
 	var names []string
-	for _, r := range v.Plugin.Stats() {
+	for _, r := range v.Plugins.Stats() {
 		names = append(names, r.Resource)
 	}
 	return "offered to the kubelet: " + strings.Join(names, ", "), false, err
@@ -125,7 +125,7 @@ func (v DevicePlugins) Ready() (text string, idle bool, err error) {
 
 // Endpoints returns the kubelet's endpoints, for the debug view.
 func (v DevicePlugins) Endpoints() (all []report.Endpoint) {
-	for _, r := range v.Plugin.Stats() {
+	for _, r := range v.Plugins.Stats() {
 		all = append(all, report.Endpoint{
 			Resource: r.Resource, Status: cmp.Or(r.Reason, "connected"), Since: r.Since, Socket: r.Socket,
 			Registrations: r.Registrations, Responses: r.Lists, LastError: r.LastError, LastErrorAt: r.LastErrorAt,

@@ -34,12 +34,12 @@ type Slices interface {
 
 // DRA is a driver with its slices as the HTTP server and the report show them. Its methods are safe for concurrent use.
 type DRA struct {
-	Name   string // of the driver
-	Node   string
-	BootID string // claims of another boot hold nothing
-	Driver Driver
-	Slices Slices
-	Plugin DevicePlugins // of the same process: for GPUs that have not moved, and endpoints without devices
+	Name    string // of the driver
+	Node    string
+	BootID  string // claims of another boot hold nothing
+	Driver  Driver
+	Slices  Slices
+	Plugins DevicePlugins // of the same process: for GPUs that have not moved, and endpoints without devices
 
 	Durations prometheus.Collector // of the kubelet's calls
 
@@ -78,7 +78,7 @@ func (DRA) Describe(ch chan<- *prometheus.Desc) { set.Describe(ch) }
 
 // Collect implements prometheus.Collector.
 func (v DRA) Collect(ch chan<- prometheus.Metric) {
-	v.Plugin.Collect(ch)
+	v.Plugins.Collect(ch)
 	p := metrics.NewSamples(ch)
 	v.Durations.Collect(ch)
 	s, published := v.Driver.Stats(), v.Slices.Published()
@@ -99,10 +99,10 @@ func (v DRA) Collect(ch chan<- prometheus.Metric) {
 }
 
 // Resources implements status.Adapter.
-func (v DRA) Resources() []string { return v.Plugin.Resources() }
+func (v DRA) Resources() []string { return v.Plugins.Resources() }
 
 // ResourceOf implements status.Adapter: the name by which pods request a unit without a claim.
-func (v DRA) ResourceOf(u inventory.Unit) string { return v.Plugin.ResourceOf(u) }
+func (v DRA) ResourceOf(u inventory.Unit) string { return v.Plugins.ResourceOf(u) }
 
 // Endpoints returns the kubelet's endpoints, for the debug view: the driver's first.
 func (v DRA) Endpoints() []report.Endpoint {
@@ -111,12 +111,12 @@ func (v DRA) Endpoints() []report.Endpoint {
 		Resource: "driver " + v.Name, Status: cmp.Or(s.Reason, "registered"), Since: s.Since, Socket: s.Socket,
 		Registrations: s.Registrations, Responses: s.HealthMessages, LastError: s.LastError, LastErrorAt: s.LastErrorAt,
 	}
-	return append([]report.Endpoint{own}, v.Plugin.Endpoints()...)
+	return append([]report.Endpoint{own}, v.Plugins.Endpoints()...)
 }
 
 // Alive implements status.Adapter.
 func (v DRA) Alive(ctx context.Context) error {
-	return errors.Join(v.Driver.Alive(ctx), v.Plugin.Alive(ctx))
+	return errors.Join(v.Driver.Alive(ctx), v.Plugins.Alive(ctx))
 }
 
 // Ready implements status.Adapter. The driver is ready when the kubelet has registered it and the slices are as they should be: without
@@ -125,8 +125,8 @@ func (v DRA) Ready() (text string, idle bool, err error) {
 	if err := v.Driver.Ready(); err != nil {
 		return "", false, fmt.Errorf("DRA driver %s: %w", v.Name, err)
 	}
-	pluginText, pluginIdle, pluginErr := v.Plugin.Ready()
-	plugins := len(v.Plugin.Endpoints()) > 0
+	pluginText, pluginIdle, pluginErr := v.Plugins.Ready()
+	plugins := len(v.Plugins.Endpoints()) > 0
 	if pluginErr != nil && plugins {
 		return "", false, pluginErr
 	}

@@ -50,7 +50,7 @@ func plugins(err error, endpoints ...string) DevicePlugins {
 	for _, name := range endpoints {
 		p.stats = append(p.stats, deviceplugin.ResourceStats{Resource: name})
 	}
-	return DevicePlugins{Plugin: p}
+	return DevicePlugins{Plugins: p}
 }
 
 // The agent is ready when the kubelet has the driver, and whoever schedules has its devices; endpoints of device plugins count if there are
@@ -64,13 +64,13 @@ func TestReady(t *testing.T) {
 		text string
 		err  string
 	}{
-		"not registered":   {DRA{Driver: driver{ready: errors.New("the kubelet has not asked")}, Slices: published, Plugin: notOffered}, false, "", "DRA driver x: the kubelet has not asked"},
-		"no CDI":           {DRA{Driver: driver{}, Slices: published, Plugin: notOffered, Refused: func() string { return "old runtime" }}, false, "", "no device takes new work, because containers of this node would get none: old runtime"},
-		"not published":    {DRA{Driver: driver{}, Slices: slicesOf{ready: errors.New("forbidden")}, Plugin: notOffered}, false, "", "ResourceSlices: forbidden"},
-		"ready":            {DRA{Driver: driver{}, Slices: published, Plugin: notOffered}, false, "8 devices in 1 ResourceSlices", ""},
-		"empty endpoint":   {DRA{Driver: driver{}, Slices: published, Plugin: plugins(nil, "nvidia.com/gpu")}, false, "; offered to the kubelet: nvidia.com/gpu", ""},
-		"endpoint refused": {DRA{Driver: driver{}, Slices: published, Plugin: plugins(errors.New("nvidia.com/gpu: refused"), "nvidia.com/gpu")}, false, "", "nvidia.com/gpu: refused"},
-		"no GPU":           {DRA{Driver: driver{}, Slices: slicesOf{status: publisher.Status{Slices: 1}}, Plugin: plugins(&deviceplugin.IdleError{Reason: "no GPU"})}, true, "; no GPU", ""},
+		"not registered":   {DRA{Driver: driver{ready: errors.New("the kubelet has not asked")}, Slices: published, Plugins: notOffered}, false, "", "DRA driver x: the kubelet has not asked"},
+		"no CDI":           {DRA{Driver: driver{}, Slices: published, Plugins: notOffered, Refused: func() string { return "old runtime" }}, false, "", "no device takes new work, because containers of this node would get none: old runtime"},
+		"not published":    {DRA{Driver: driver{}, Slices: slicesOf{ready: errors.New("forbidden")}, Plugins: notOffered}, false, "", "ResourceSlices: forbidden"},
+		"ready":            {DRA{Driver: driver{}, Slices: published, Plugins: notOffered}, false, "8 devices in 1 ResourceSlices", ""},
+		"empty endpoint":   {DRA{Driver: driver{}, Slices: published, Plugins: plugins(nil, "nvidia.com/gpu")}, false, "; offered to the kubelet: nvidia.com/gpu", ""},
+		"endpoint refused": {DRA{Driver: driver{}, Slices: published, Plugins: plugins(errors.New("nvidia.com/gpu: refused"), "nvidia.com/gpu")}, false, "", "nvidia.com/gpu: refused"},
+		"no GPU":           {DRA{Driver: driver{}, Slices: slicesOf{status: publisher.Status{Slices: 1}}, Plugins: plugins(&deviceplugin.IdleError{Reason: "no GPU"})}, true, "; no GPU", ""},
 	} {
 		v := c.view
 		v.Name = "x"

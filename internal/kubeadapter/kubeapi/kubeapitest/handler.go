@@ -50,17 +50,12 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			s.requests[index].Code = code
 		}
 	}
-	if req.Verb == "watch" {
-		if a, ok := s.refuse(&req); ok {
-			record(a.code)
-			a.write(w)
-			return
-		}
+	a, refused := s.answer(&req, r, content)
+	if req.Verb == "watch" && !refused {
 		record(http.StatusOK)
 		s.watch(w, r)
 		return
 	}
-	a := s.answer(&req, r, content)
 	record(a.code)
 	a.write(w)
 }
@@ -94,19 +89,19 @@ func parse(r *http.Request) (Request, bool) {
 	return req, slices.Contains([]string{"resourceslices", "resourceclaims", "nodes"}, req.Resource)
 }
 
-// refuse returns the answer to a request that is not carried out. A cut connection does not return.
-func (s *Server) refuse(r *Request) (answer, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// refuse returns the answer to a request that is not carried out, and whether one that is has its answer lost. A cut connection does not
+// return. The caller holds the lock.
+func (s *Server) refuse(r *Request) (a answer, refused, lost bool) {
 	switch f, ok := s.takeFailure(r); {
 	case ok && f.Applied:
-		return answer{}, false // see Server.answer
+		lost = true
 	case ok && f.Code == 0:
 		panic(http.ErrAbortHandler)
 	case ok:
-		return answer{code: f.Code, reason: f.Reason, message: f.Message, retryAfter: f.RetryAfter}, true
+		return answer{code: f.Code, reason: f.Reason, message: f.Message, retryAfter: f.RetryAfter}, true, false
 	}
-	return s.unauthorized(r)
+	a, refused = s.unauthorized(r)
+	return a, refused, lost
 }
 
 func (s *Server) unauthorized(r *Request) (answer, bool) {
@@ -125,31 +120,19 @@ func (s *Server) unauthorized(r *Request) (answer, bool) {
 	return answer{}, false
 }
 
-// answer carries out a request other than a watch.
-func (s *Server) answer(req *Request, r *http.Request, content []byte) answer {
+// answer answers a request; of a watch, it returns only whether that is refused.
+func (s *Server) answer(req *Request, r *http.Request, content []byte) (a answer, refused bool) {
 	s.mu.Lock()
-	lost := false
-	f, failed := s.takeFailure(req)
-	switch {
-	case failed && f.Applied:
-		lost = true
-	case failed && f.Code == 0:
-		s.mu.Unlock()
-		panic(http.ErrAbortHandler)
-	case failed:
-		s.mu.Unlock()
-		return answer{code: f.Code, reason: f.Reason, message: f.Message, retryAfter: f.RetryAfter}
-	}
-	a, refused := s.unauthorized(req)
-	if !refused {
+	defer s.mu.Unlock()
+	a, refused, lost := s.refuse(req)
+	if !refused && req.Verb != "watch" {
 		a = s.carryOut(req, r, content)
 		s.notify()
 	}
-	s.mu.Unlock()
-	if lost {
+	if lost && req.Verb != "watch" {
 		panic(http.ErrAbortHandler)
 	}
-	return a
+	return a, refused
 }
 
 // carryOut changes or reads the store. The caller holds the lock.
@@ -215,10 +198,7 @@ func selected(object body, selector string) bool {
 func (s *Server) create(req *Request, content []byte) answer {
 	var object body
 	decode(content, &object)
-	if err := s.prepare(object, nil); err != nil {
-		return invalid(req.Name, err.Error())
-	}
-	if a, ok := s.invalid(object); ok {
+	if a, ok := s.refuseSlice(req.Name, object, nil); ok {
 		return a
 	}
 	if _, exists := s.store.slices[req.Name]; exists {
@@ -241,10 +221,7 @@ func (s *Server) update(req *Request, old body, content []byte) answer {
 			"Operation cannot be fulfilled on resourceslices.resource.k8s.io %q: the object has been modified; please apply your changes to the latest version and try again", req.Name)}
 	}
 	m["uid"], m["generation"], m["creationTimestamp"], m["resourceVersion"] = before["uid"], before["generation"], before["creationTimestamp"], before["resourceVersion"]
-	if err := s.prepare(object, old); err != nil {
-		return invalid(req.Name, err.Error())
-	}
-	if a, ok := s.invalid(object); ok {
+	if a, ok := s.refuseSlice(req.Name, object, old); ok {
 		return a
 	}
 	o, was := typed(object).Spec, typed(old).Spec
@@ -273,19 +250,22 @@ func invalid(name, message string) answer {
 	return answer{code: http.StatusUnprocessableEntity, reason: "Invalid", message: fmt.Sprintf("ResourceSlice.resource.k8s.io %q is invalid: %s", name, message)}
 }
 
-// invalid checks the number of devices and what Validate has.
-func (s *Server) invalid(object body) (answer, bool) {
+// refuseSlice prepares a slice, and returns the answer if it is not valid: by the number of devices, or by Admit or Validate.
+func (s *Server) refuseSlice(name string, object, old body) (answer, bool) {
+	if err := s.prepare(object, old); err != nil {
+		return invalid(name, err.Error()), true
+	}
 	slice := typed(object)
 	limit := 128
 	if slices.ContainsFunc(slice.Spec.Devices, func(d kubeapi.Device) bool { return len(d.Taints) > 0 }) {
 		limit = 64
 	}
 	if n := len(slice.Spec.Devices); n > limit {
-		return invalid(slice.Metadata.Name, fmt.Sprintf("spec.devices: Too many: %d: must have at most %d items", n, limit)), true
+		return invalid(name, fmt.Sprintf("spec.devices: Too many: %d: must have at most %d items", n, limit)), true
 	}
 	if s.validate != nil {
 		if err := s.validate(slice); err != nil {
-			return invalid(slice.Metadata.Name, err.Error()), true
+			return invalid(name, err.Error()), true
 		}
 	}
 	return answer{}, false

@@ -17,13 +17,6 @@ func (s *Server) PutClaim(c kubeapi.ResourceClaim) kubeapi.ResourceClaim {
 	return c
 }
 
-// DeleteClaim removes a claim.
-func (s *Server) DeleteClaim(namespace, name string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.store.claims, namespace+"/"+name)
-}
-
 // PutNode stores a Node; a UID of "" becomes that of the Node of this name, or a new one.
 func (s *Server) PutNode(n kubeapi.Node) kubeapi.Node {
 	s.mu.Lock()

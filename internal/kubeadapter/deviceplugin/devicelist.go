@@ -17,25 +17,25 @@ type listedDevice struct {
 	numaNode int // -1 = no affinity
 }
 
-// offer is what the kubelet is sent and may allocate: an inventory, corrected by what pods hold. It is immutable.
-type offer struct {
+// deviceList is what the kubelet is sent for all resources and may allocate: an inventory, corrected by what pods hold. It is immutable.
+type deviceList struct {
 	allocatable *inventory.Allocatable    // with units as unhealthy whose device a pod holds under another resource
-	lists       map[string][]listedDevice // by resource: the units in canonical order, then the retained IDs
+	byResource  map[string][]listedDevice // the units in canonical order, then the retained IDs
 	retained    map[string]string         // by resource: the IDs that are not in the inventory, with the pods that may hold them
 	withheld    bool                      // inventory differs from that of the source
 }
 
-func newOffer(inv *inventory.Allocatable, a *allocations) *offer {
+func newDeviceList(inv *inventory.Allocatable, a *allocations) *deviceList {
 	withheld := a.withheld(inv)
-	o := &offer{allocatable: inv.Withhold(withheld), retained: map[string]string{}, withheld: len(withheld) > 0}
-	o.lists = listDevices(o.allocatable)
+	l := &deviceList{allocatable: inv.Withhold(withheld), retained: map[string]string{}, withheld: len(withheld) > 0}
+	l.byResource = listDevices(l.allocatable)
 	for resource, list := range a.retained(inv) {
-		o.retained[resource] = a.describe(resource, list)
+		l.retained[resource] = a.describe(resource, list)
 		if !inv.Provisional() { // else the missing units may follow
-			o.lists[resource] = slices.Concat(o.lists[resource], list)
+			l.byResource[resource] = slices.Concat(l.byResource[resource], list)
 		}
 	}
-	return o
+	return l
 }
 
 // listDevices returns the units of an inventory by resource, in canonical order.
@@ -69,16 +69,16 @@ func listDevices(inv *inventory.Allocatable) map[string][]listedDevice {
 // ofDevicePlugin reports whether units of an API are offered to the kubelet's device manager.
 func ofDevicePlugin(a inventory.API) bool { return a == "" || a == inventory.DevicePlugin }
 
-// dependsOnPods reports whether the offer changes when a pod ends.
-func (o *offer) dependsOnPods() bool { return o.withheld || len(o.retained) > 0 }
+// dependsOnPods reports whether the list changes when a pod ends.
+func (l *deviceList) dependsOnPods() bool { return l.withheld || len(l.retained) > 0 }
 
 // retainedText is the message about the retained IDs of a resource.
 const retainedText = "device IDs no longer offered, still listed as unhealthy because pods may hold them"
 
 // problems returns one for each resource with retained IDs.
-func (o *offer) problems() (all []problem.Problem) {
-	for _, resource := range slices.Sorted(maps.Keys(o.retained)) {
-		all = append(all, problem.Problem{Code: problem.Retained, Object: resource, Text: fmt.Sprintf("%s: %s: %s", resource, retainedText, o.retained[resource])})
+func (l *deviceList) problems() (all []problem.Problem) {
+	for _, resource := range slices.Sorted(maps.Keys(l.retained)) {
+		all = append(all, problem.Problem{Code: problem.Retained, Object: resource, Text: fmt.Sprintf("%s: %s: %s", resource, retainedText, l.retained[resource])})
 	}
 	return all
 }

@@ -34,7 +34,7 @@ type Source interface {
 	Watch(context.Context) iter.Seq[*inventory.Allocatable]
 }
 
-// Options configure an Adapter.
+// Options configure Plugins.
 type Options struct {
 	KubeletSocket string       // the kubelet's registration socket; "" = serve without registration
 	DevRoot       string       // directory of the host that holds dev/nvidia0 ...; "" = "/"
@@ -54,7 +54,7 @@ type Options struct {
 	// use and must not block; nil = no calls.
 	Observe func(method string, took time.Duration)
 
-	// Lock is held in Allocate while it is checked that the device was not given out, and recorded that this adapter has; nil = no other
+	// Lock is held in Allocate while it is checked that the device was not given out, and recorded that these plugins have; nil = no other
 	// API of this process gives devices out.
 	Lock sync.Locker
 
@@ -64,21 +64,21 @@ type Options struct {
 
 	// Empty returns resources to register with an empty list even if they have no unit: a kubelet up to 1.37.1 does not start containers
 	// of pods that have such a resource by DRA if a device plugin for it is gone for five minutes (kubernetes/kubernetes#141426). It is
-	// called for each new offer, and after Refresh; it must not block. nil = none.
+	// called for each new device list, and after Refresh; it must not block. nil = none.
 	Empty func() []string
 
 	PodResourcesSocket string             // of the kubelet's pod-resources API; "" = it is not read
 	InPod              bool               // this process is in a pod of the kubelet
 	AllocationStore    AllocationStore    // nil = allocations are not stored across restarts of the process
-	Handover           *Handover          // from the Adapter before in this process; nil = none
-	Watchdog           *watchdog.Registry // of the adapter's goroutines; nil = none
+	Handover           *Handover          // from the Plugins before in this process; nil = none
+	Watchdog           *watchdog.Registry // of the plugins' goroutines; nil = none
 
 	Uptime func() (since time.Duration, known bool) // of the machine; nil = it started long ago
 }
 
-// Adapter offers the units of a Source to the kubelet. Make one with New, then call Run once. The other methods are safe for
+// Plugins are the device plugins of a Source, one for each resource. Make them with New, then call Run once. The other methods are safe for
 // concurrent use before, during and after Run.
-type Adapter struct {
+type Plugins struct {
 	src     Source
 	opts    Options
 	kubelet *kubelet
@@ -90,7 +90,7 @@ type Adapter struct {
 	endpoints map[string]*endpoint // by resource; never removed: a resource without units is an empty list
 }
 
-// timings are the durations of an adapter. They are not configurable.
+// timings are the durations of Plugins. They are not configurable.
 type timings struct {
 	register     time.Duration // timeout of Register; the kubelet waits 10 s for its connection to the plugin
 	openStream   time.Duration // from Register to ListAndWatch, before the registration counts as failed
@@ -112,8 +112,8 @@ var defaultTimings = timings{
 	pollInterval: 5 * time.Second, pollIntervalNoEvents: 200 * time.Millisecond,
 }
 
-// New returns an adapter that is not running.
-func New(src Source, o Options) *Adapter {
+// New returns plugins that are not running.
+func New(src Source, o Options) *Plugins {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
@@ -132,7 +132,7 @@ func New(src Source, o Options) *Adapter {
 		Socket: o.PodResourcesSocket, Checkpoint: filepath.Join(dir, podresources.CheckpointName), Uptime: o.Uptime,
 		InPod: o.InPod, Log: o.Log,
 	})
-	return &Adapter{
+	return &Plugins{
 		src: src, opts: o, timings: defaultTimings, kubelet: newKubelet(dir, o.KubeletSocket, o.Log), pods: pods, tracker: newTracker(src, o, pods),
 		endpoints: map[string]*endpoint{},
 	}
@@ -140,35 +140,35 @@ func New(src Source, o Options) *Adapter {
 
 // Run offers each resource from when it first has a unit, those of Options.Handover, and those of which pods hold device IDs.
 // It returns nil when ctx has ended and all sockets are removed. Without a driver or a kubelet it waits.
-func (a *Adapter) Run(ctx context.Context) error {
-	pluginsocket.RemoveStale(ctx, filepath.Join(a.kubelet.dir, socketPrefix+"*.sock"), a.opts.Log)
+func (p *Plugins) Run(ctx context.Context) error {
+	pluginsocket.RemoveStale(ctx, filepath.Join(p.kubelet.dir, socketPrefix+"*.sock"), p.opts.Log)
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	defer func() {
 		running.Wait()
-		a.opts.Handover.setOffered(a.resources())
+		p.opts.Handover.setOffered(p.resources())
 	}()
-	saved := a.tracker.start(ctx)
+	saved := p.tracker.start(ctx)
 	defer func() {
 		cancel()
 		watch.Await(context.Background(), saved, finalSaveTimeout)
 	}()
-	running.Go(func() { a.kubelet.watch(ctx, a.timings, a.opts.Watchdog.Register("plugin directory")) })
-	running.Go(func() { a.pods.Run(ctx, a.tracker.dependsOnPods, a.opts.Watchdog.Register("pod resources")) })
-	running.Go(func() { a.tracker.followReadings(ctx) })
-	running.Go(func() { a.tracker.follow(ctx) })
+	running.Go(func() { p.kubelet.watch(ctx, p.timings, p.opts.Watchdog.Register("plugin directory")) })
+	running.Go(func() { p.pods.Run(ctx, p.tracker.dependsOnPods, p.opts.Watchdog.Register("pod resources")) })
+	running.Go(func() { p.tracker.followReadings(ctx) })
+	running.Go(func() { p.tracker.follow(ctx) })
 	var choice autoChoice
-	for latest := range a.tracker.offers.Watch(ctx) {
-		choice.log(a.opts.Log, latest.allocatable)
-		resources := slices.Sorted(maps.Keys(latest.lists))
+	for latest := range p.tracker.published.Watch(ctx) {
+		choice.log(p.opts.Log, latest.allocatable)
+		resources := slices.Sorted(maps.Keys(latest.byResource))
 		if !latest.allocatable.Provisional() { // else an empty list would remove units that may follow
-			resources = append(resources, a.opts.Handover.offered()...)
+			resources = append(resources, p.opts.Handover.offered()...)
 		}
-		if a.opts.Empty != nil {
-			resources = append(resources, a.opts.Empty()...)
+		if p.opts.Empty != nil {
+			resources = append(resources, p.opts.Empty()...)
 		}
 		for _, resource := range resources {
-			if e, ok := a.add(resource); ok {
+			if e, ok := p.add(resource); ok {
 				running.Go(func() { e.run(ctx) })
 			}
 		}
@@ -177,27 +177,27 @@ func (a *Adapter) Run(ctx context.Context) error {
 }
 
 // Refresh makes Run call Options.Empty again. It does not block.
-func (a *Adapter) Refresh() { a.tracker.refresh() }
+func (p *Plugins) Refresh() { p.tracker.refresh() }
 
 // Withhold returns inv with units as unhealthy whose device a pod holds under another resource, as the kubelet sees it.
-func (a *Adapter) Withhold(inv *inventory.Allocatable) *inventory.Allocatable {
-	return a.tracker.withhold(inv)
+func (p *Plugins) Withhold(inv *inventory.Allocatable) *inventory.Allocatable {
+	return p.tracker.withhold(inv)
 }
 
 // Problems returns one for each resource with device IDs that are listed only because pods may hold them, and one if the kubelet's
 // checkpoint is not understood.
-func (a *Adapter) Problems() []problem.Problem {
-	all := a.tracker.offers.Load().problems()
-	if err := a.pods.Latest().CheckpointErr; err != nil && !errors.Is(err, fs.ErrNotExist) {
+func (p *Plugins) Problems() []problem.Problem {
+	all := p.tracker.published.Load().problems()
+	if err := p.pods.Latest().CheckpointErr; err != nil && !errors.Is(err, fs.ErrNotExist) {
 		all = append(all, problem.Problem{Code: problem.Checkpoint, Text: "devices of init containers are not known after their allocation: " + err.Error()})
 	}
 	return all
 }
 
-// resources returns those that this adapter or an earlier one offered, sorted.
-func (a *Adapter) resources() []string {
-	names := slices.Clone(a.opts.Handover.offered())
-	for _, e := range a.list() {
+// resources returns those that these plugins or earlier ones offered, sorted.
+func (p *Plugins) resources() []string {
+	names := slices.Clone(p.opts.Handover.offered())
+	for _, e := range p.list() {
 		names = append(names, e.resource)
 	}
 	slices.Sort(names)
@@ -205,26 +205,26 @@ func (a *Adapter) resources() []string {
 }
 
 // add returns a new endpoint of a resource, and false if there is one already.
-func (a *Adapter) add(resource string) (*endpoint, bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.endpoints[resource] != nil {
+func (p *Plugins) add(resource string) (*endpoint, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.endpoints[resource] != nil {
 		return nil, false
 	}
 	e := &endpoint{
-		resource: resource, opts: a.opts, kubelet: a.kubelet, timings: a.timings, tracker: a.tracker,
-		log: a.opts.Log.With("resource", resource),
+		resource: resource, opts: p.opts, kubelet: p.kubelet, timings: p.timings, tracker: p.tracker,
+		log: p.opts.Log.With("resource", resource),
 	}
 	e.setStatus("", "starting")
-	a.endpoints[resource] = e
+	p.endpoints[resource] = e
 	return e, true
 }
 
 // list returns the endpoints by the name of their resource.
-func (a *Adapter) list() []*endpoint {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return slices.SortedFunc(maps.Values(a.endpoints), func(x, y *endpoint) int { return cmp.Compare(x.resource, y.resource) })
+func (p *Plugins) list() []*endpoint {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.SortedFunc(maps.Values(p.endpoints), func(x, y *endpoint) int { return cmp.Compare(x.resource, y.resource) })
 }
 
 // errNotOffered is why an agent that has found its devices is not ready: the kubelet has none of them so far.
@@ -238,10 +238,10 @@ func (e *IdleError) Error() string { return e.Reason }
 
 // Ready returns nil if the kubelet has opened ListAndWatch for every resource. It returns an *IdleError if there was never a
 // unit and the driver is absent, has failed, is released or reports none.
-func (a *Adapter) Ready() error {
-	endpoints := a.list()
+func (p *Plugins) Ready() error {
+	endpoints := p.list()
 	if len(endpoints) == 0 {
-		return idle(a.src.Current())
+		return idle(p.src.Current())
 	}
 	var errs []error
 	for _, e := range endpoints {
@@ -278,9 +278,9 @@ func idle(inv *inventory.Allocatable) error {
 }
 
 // Alive calls each endpoint over its own socket, as the kubelet does. It fails if a socket that is served does not answer.
-func (a *Adapter) Alive(ctx context.Context) error {
+func (p *Plugins) Alive(ctx context.Context) error {
 	var errs []error
-	for _, e := range a.list() {
+	for _, e := range p.list() {
 		err := pluginsocket.CallOwn(ctx, func() string { return e.stats().Socket }, func(ctx context.Context, conn grpc.ClientConnInterface) error {
 			_, err := v1beta1.NewDevicePluginClient(conn).GetDevicePluginOptions(ctx, &v1beta1.Empty{})
 			return err
@@ -293,8 +293,8 @@ func (a *Adapter) Alive(ctx context.Context) error {
 }
 
 // Stats returns the status and the counters of each resource, by name.
-func (a *Adapter) Stats() []ResourceStats {
-	endpoints := a.list()
+func (p *Plugins) Stats() []ResourceStats {
+	endpoints := p.list()
 	stats := make([]ResourceStats, len(endpoints))
 	for i, e := range endpoints {
 		stats[i] = e.stats()
