@@ -100,7 +100,7 @@ func TestWholeGPUStaysInTheSlices(t *testing.T) {
 	r.mustPrepare("whole")
 	name := deviceName(coretest.GPU(0))
 	r.await("the whole GPU", func() bool { return r.taintsOf(name) != "absent" })
-	devices := byName(r.adapter.Desired().Load())
+	devices := resourceslice.ByName(r.adapter.Desired().Load())
 	whole, part := devices[name], devices[name+"-s0"]
 	if text := func(d kubeapi.Device, attribute string) string { return *d.Attributes[attribute].String }; text(whole, "type") != "gpu" || text(whole, "sharing") != "exclusive" ||
 		text(whole, "productName") != text(part, "productName") || whole.Capacity["memory"].Value != part.Capacity["memory"].Value {
