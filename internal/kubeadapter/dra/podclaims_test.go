@@ -65,11 +65,16 @@ func podClaim(name, device string) PodClaim {
 // admitting is a rig whose adapter is told what pods have.
 func admitting(t *testing.T, p *pods) *rig {
 	t.Helper()
-	return newRig(t, build(coretest.GPUs(2), health.Ledger{}, config()), func(a *Adapter) {
+	return newRig(t, build(coretest.GPUs(2), health.Ledger{}, config()), asking(p))
+}
+
+// asking has an adapter ask for what pods have.
+func asking(p *pods) func(*Adapter) {
+	return func(a *Adapter) {
 		a.opts.PodClaims = p.list
 		a.admission.Store(admission{pending: true}) // as New does
 		a.limits.queryLast, a.limits.abandoned = 5*time.Millisecond, time.Hour
-	})
+	}
 }
 
 // Devices are published only when it is known what pods have. While a pod has a device by another driver of this name, none takes new

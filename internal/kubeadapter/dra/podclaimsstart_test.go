@@ -29,10 +29,8 @@ func TestFirstAnswerLacksPods(t *testing.T) {
 	} {
 		p := &pods{}
 		p.partial(true)
-		r := newRig(t, build(coretest.GPUs(2), health.Ledger{}, config()), func(a *Adapter) {
-			a.opts.PodClaims = p.list
-			a.admission.Store(admission{pending: true}) // as New does
-			a.limits.queryLast, a.limits.partial = 5*time.Millisecond, c.limit
+		r := newRig(t, build(coretest.GPUs(2), health.Ledger{}, config()), asking(p), func(a *Adapter) {
+			a.limits.partial = c.limit
 			folder := a.opts.CDIFolder
 			if err := errors.Join(os.MkdirAll(folder, 0o755), os.WriteFile(filepath.Join(folder, c.file), nil, 0o600)); err != nil {
 				t.Error(err)

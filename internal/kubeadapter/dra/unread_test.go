@@ -33,11 +33,7 @@ func unreadRig(t *testing.T, p *pods) (r *rig, record string) {
 	r.stop()
 	r.must(os.WriteFile(record, []byte(`{"uid":"uid-a","results":[{"dev`), 0o600))
 	if p != nil {
-		r.change = append(r.change, func(a *Adapter) {
-			a.opts.PodClaims = p.list
-			a.admission.Store(admission{pending: true}) // as New does
-			a.limits.queryLast, a.limits.abandoned = 5*time.Millisecond, time.Hour
-		})
+		r.change = append(r.change, asking(p))
 	} else {
 		r.change = append(r.change, func(a *Adapter) { a.limits.queryLast = 5 * time.Millisecond })
 	}
