@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
-	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
@@ -58,23 +57,16 @@ func TestWholeGPUIsNotPreparedWithAShare(t *testing.T) {
 			r.api.put(c.share)
 			r.src.Set(build(coretest.GPUs(1), health.Ledger{}, config(shared(c.mode, 4))))
 
-			_, err := r.prepareOne("share")
-			r.must(err)
-			if _, err := r.prepareOne("whole"); err == nil || !strings.Contains(err.Error(), "held by other work") {
-				t.Errorf("the whole GPU beside a share: %v", err)
-			}
+			r.mustPrepare("share")
+			r.mustRefuse("whole", "held by other work")
 			r.must(r.unprepare("share"))
 
-			devices, err := r.prepareOne("whole")
-			r.must(err)
-			if names := devices[0].GetCdiDeviceIds(); len(names) != 1 {
+			if names := r.mustPrepare("whole")[0].GetCdiDeviceIds(); len(names) != 1 {
 				t.Errorf("the whole GPU as a client of an MPS control daemon: %q", names)
 			}
 			held := func() {
 				t.Helper()
-				if _, err := r.prepareOne("share"); err == nil || !strings.Contains(err.Error(), "held by other work") {
-					t.Errorf("a share beside the whole GPU: %v", err)
-				}
+				r.mustRefuse("share", "held by other work")
 				r.await("the whole GPU, withdrawn", func() bool { return strings.Contains(r.taintsOf(gpu0), "withdrawn") })
 				if taints := r.taintsOf(c.shares); c.shares != gpu0 && taints != "held" {
 					t.Errorf("taints of a share: %q", taints)
@@ -94,12 +86,8 @@ func TestWholeGPUIsNotPreparedWithAShare(t *testing.T) {
 			held()
 			r.must(r.unprepare("whole"))
 			p.set(nil)
-			if _, err := r.prepareOne("share"); err != nil {
-				t.Error(err)
-			}
-			if holder, held := r.holder(gpu.WholeGPU(coretest.GPU(0))); !held || !strings.HasPrefix(holder, "claim default/share") {
-				t.Error(holder)
-			}
+			r.mustPrepare("share")
+			r.wantHolder(0, "claim default/share")
 		})
 	}
 }
@@ -109,11 +97,10 @@ func TestWholeGPUIsNotPreparedWithAShare(t *testing.T) {
 func TestWholeGPUStaysInTheSlices(t *testing.T) {
 	r := newRig(t, build(coretest.GPUs(1), health.Ledger{}, config(shared(inventory.TimeSlicing, 4))), sharesAsDevices)
 	r.api.put(newClaim("whole", result(coretest.GPU(0))))
-	_, err := r.prepareOne("whole")
-	r.must(err)
+	r.mustPrepare("whole")
 	name := deviceName(coretest.GPU(0))
 	r.await("the whole GPU", func() bool { return r.taintsOf(name) != "absent" })
-	devices := byName(r.adapter.Desired().Load())
+	devices := resourceslice.ByName(r.adapter.Desired().Load())
 	whole, part := devices[name], devices[name+"-s0"]
 	if text := func(d kubeapi.Device, attribute string) string { return *d.Attributes[attribute].String }; text(whole, "type") != "gpu" || text(whole, "sharing") != "exclusive" ||
 		text(whole, "productName") != text(part, "productName") || whole.Capacity["memory"].Value != part.Capacity["memory"].Value {
@@ -134,14 +121,10 @@ func TestShareOfAGPUThatIsNotShared(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, build(coretest.GPUs(1), health.Ledger{}, config()), c.change)
 			r.api.put(c.claim)
-			if _, err := r.prepareOne("a"); err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("%v, want %q", err, c.want)
-			}
+			r.mustRefuse("a", c.want)
 			r.must(r.unprepare("a"))
 			r.src.Set(build(coretest.GPUs(1), health.Ledger{}, config(shared(inventory.TimeSlicing, 4))))
-			if _, err := r.prepareOne("a"); err != nil {
-				t.Errorf("after the policy shares it again: %v", err)
-			}
+			r.mustPrepare("a")
 		})
 	}
 }

@@ -53,9 +53,7 @@ func TestAPIServerBusy(t *testing.T) {
 	} {
 		r := newRig(t, build(coretest.GPUs(1), health.Ledger{}, config()), func(a *Adapter) { a.limits.call = time.Second })
 		r.api.fail(c.err)
-		if _, err := r.prepareOne("a"); err == nil || !strings.Contains(err.Error(), "the API server does not answer (waited 1s)") {
-			t.Errorf("%s: %v", name, err)
-		}
+		r.mustRefuse("a", "the API server does not answer (waited 1s)")
 		if n := r.api.count(); n > c.most || n < 2 {
 			t.Errorf("%s: %d requests in a second, want at most %d", name, n, c.most)
 		}

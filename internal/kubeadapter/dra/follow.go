@@ -8,7 +8,6 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 	"github.com/tandem-gpu/tandem/internal/util/reconcile"
 )
 
@@ -60,7 +59,7 @@ func (a *Adapter) derive() {
 		return
 	}
 	devices := resourceslice.Devices(in)
-	a.view.Store(&view{in.Allocatable, byName(devices)})
+	a.view.Store(&view{in.Allocatable, resourceslice.ByName(devices)})
 	if !reflect.DeepEqual(devices, a.desired.Load()) {
 		a.desired.Store(devices)
 	}
@@ -72,12 +71,4 @@ func (a *Adapter) derive() {
 // sameClaims reports whether two lists are one: a change makes a new one.
 func sameClaims(a, b []prepared.Claim) bool {
 	return a != nil && b != nil && len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
-}
-
-func byName(devices []kubeapi.Device) map[string]kubeapi.Device {
-	all := make(map[string]kubeapi.Device, len(devices))
-	for _, d := range devices {
-		all[d.Name] = d
-	}
-	return all
 }

@@ -119,9 +119,7 @@ func TestHealthOfASlowReader(t *testing.T) {
 		sick = slices.ContainsFunc(lines(m), func(l string) bool { return strings.HasPrefix(l, "3 UNHEALTHY") })
 	}
 	r.api.put(newClaim("a", result(coretest.GPU(0))))
-	if _, err := r.prepareOne("a"); err != nil {
-		t.Error(err)
-	}
+	r.mustPrepare("a")
 	r.stop()
 	close(slow.release)
 	if err := <-ended; err != nil {

@@ -16,11 +16,11 @@ func moved(s gpu.Snapshot, change ...func(*core.Config)) *inventory.Allocatable 
 	for _, f := range change {
 		f(&c)
 	}
-	inv, sides := core.Build(s, health.Ledger{}, c).WithoutHost(), inventory.Ownership{}
+	inv, owners := core.Build(s, health.Ledger{}, c).WithoutHost(), inventory.Ownership{}
 	for _, d := range s.Devices {
-		sides.GPUs = append(sides.GPUs, inventory.GPUOwner{GPU: d.ID, API: inventory.DRA, Local: true})
+		owners.GPUs = append(owners.GPUs, inventory.GPUOwner{GPU: d.ID, API: inventory.DRA, Local: true})
 	}
-	return inv.WithHost(inventory.Host{CDI: specOf(inv, s), Ownership: sides}, inventory.OverlapRefuse)
+	return inv.WithHost(inventory.Host{CDI: specOf(inv, s), Ownership: owners}, inventory.OverlapRefuse)
 }
 
 // Device plugins may name devices by index. A claim never has such a name, because its containers get it until the claim ends: with a GPU
@@ -31,9 +31,7 @@ func TestClaimOfAMovedGPUIsNamedByUUID(t *testing.T) {
 	names := map[string]string{}
 	prepare := func(claim string, id gpu.DeviceID) {
 		r.api.put(newClaim(claim, result(id)))
-		devices, err := r.prepareOne(claim)
-		r.must(err)
-		for _, name := range devices[0].GetCdiDeviceIds() {
+		for _, name := range r.mustPrepare(claim)[0].GetCdiDeviceIds() {
 			if other := names[name]; other != "" {
 				t.Errorf("claims %s and %s have the CDI name %s", other, claim, name)
 			}

@@ -1,7 +1,6 @@
 package dra
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
@@ -30,36 +29,26 @@ func TestGPUThatAnotherAgentOffers(t *testing.T) {
 	for i, name := range []string{"running", "next", "free"} {
 		r.api.put(newClaim(name, result(coretest.GPU(i), everything)))
 	}
-	before, err := r.prepareOne("running")
-	r.must(err)
+	before := r.mustPrepare("running")
 
 	r.src.Set(claimedBy(true, inventory.OverlapRefuse))
 	r.await("taints", func() bool { return r.taintsOf(deviceName(coretest.GPU(1))) == "contested" })
-	if _, err := r.prepareOne("next"); err == nil || !strings.Contains(err.Error(), "offered by another agent (nomad-gpu)") {
-		t.Errorf("a GPU of another agent: %v", err)
-	}
-	again, err := r.prepareOne("running")
-	if err != nil || again[0].String() != before[0].String() {
-		t.Errorf("a running claim: %v, %v", again, err)
+	r.mustRefuse("next", "offered by another agent (nomad-gpu)")
+	if again := r.mustPrepare("running"); again[0].String() != before[0].String() {
+		t.Errorf("a running claim: %v", again)
 	}
 	for _, h := range r.adapter.Health().Load() {
 		if h.Status != resourceslice.StatusHealthy {
 			t.Errorf("%+v: what runs is not concerned", h)
 		}
 	}
-	if _, err := r.prepareOne("free"); err != nil {
-		t.Errorf("another GPU: %v", err)
-	}
+	r.mustPrepare("free")
 	r.must(r.unprepare("running"))
 
-	for name, inv := range map[string]*inventory.Allocatable{
-		"offered here first": claimedBy(false, inventory.OverlapRefuse), "warn": claimedBy(true, inventory.OverlapWarn),
-	} {
+	for _, inv := range []*inventory.Allocatable{claimedBy(false, inventory.OverlapRefuse), claimedBy(true, inventory.OverlapWarn)} { // here first; warn
 		r.src.Set(inv)
 		r.await("no taints", func() bool { return r.taintsOf(deviceName(coretest.GPU(1))) == "" })
-		if _, err := r.prepareOne("next"); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		r.mustPrepare("next")
 		r.must(r.unprepare("next"))
 		r.src.Set(claimedBy(true, inventory.OverlapRefuse))
 		r.await("taints", func() bool { return r.taintsOf(deviceName(coretest.GPU(1))) == "contested" })

@@ -12,11 +12,9 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
-	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
-	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // pods is what the kubelet has of pods.
@@ -52,6 +50,13 @@ func (p *pods) count() int {
 	return p.calls
 }
 
+// awaitQueries waits for more than so many further queries.
+func (r *rig) awaitQueries(p *pods, n int) {
+	r.Helper()
+	n += p.count()
+	r.await("queries", func() bool { return p.count() > n })
+}
+
 // podClaim is a device that the pod of a claim has.
 func podClaim(name, device string) PodClaim {
 	return PodClaim{Pod: "default/pod-" + name, Namespace: "default", Name: name, Driver: "gpu.nvidia.com", Pool: node, Device: device, CDI: []string{"x=" + device}}
@@ -60,11 +65,16 @@ func podClaim(name, device string) PodClaim {
 // admitting is a rig whose adapter is told what pods have.
 func admitting(t *testing.T, p *pods) *rig {
 	t.Helper()
-	return newRig(t, build(coretest.GPUs(2), health.Ledger{}, config()), func(a *Adapter) {
+	return newRig(t, build(coretest.GPUs(2), health.Ledger{}, config()), asking(p))
+}
+
+// asking has an adapter ask for what pods have.
+func asking(p *pods) func(*Adapter) {
+	return func(a *Adapter) {
 		a.opts.PodClaims = p.list
 		a.admission.Store(admission{pending: true}) // as New does
 		a.limits.queryLast, a.limits.abandoned = 5*time.Millisecond, time.Hour
-	})
+	}
 }
 
 // Devices are published only when it is known what pods have. While a pod has a device by another driver of this name, none takes new
@@ -72,7 +82,7 @@ func admitting(t *testing.T, p *pods) *rig {
 func TestClaimsOfAnotherDriver(t *testing.T) {
 	p := &pods{err: errors.New("connection refused")}
 	r := admitting(t, p)
-	r.await("queries", func() bool { return p.count() > 3 })
+	r.awaitQueries(p, 3)
 	if r.adapter.Desired().Load() != nil || r.adapter.Cordoned() == "" {
 		t.Errorf("devices are published although the claims of pods are not known: %q", r.adapter.Cordoned())
 	}
@@ -86,27 +96,19 @@ func TestClaimsOfAnotherDriver(t *testing.T) {
 	})
 	r.api.put(newClaim("a", result(coretest.GPU(0))))
 	want := "pod default/pod-b has device gpu-0 of claim default/b, which another driver gpu.nvidia.com has prepared: drain the node; pod default/pod-old has device gpu-0-mig-1g10gb-19-0"
-	if _, err := r.prepareOne("a"); err == nil || !strings.Contains(err.Error(), want) {
-		t.Error(err)
-	}
-	if lines := strings.Join(problem.Lines(r.adapter.Problems()), "\n"); !strings.Contains(lines, want) {
-		t.Error(lines)
-	}
+	r.mustRefuse("a", want)
+	r.wantProblems(want)
 	p.partial(true)
 	p.set(nil)
-	n := p.count()
-	r.await("queries", func() bool { return p.count() > n+3 })
+	r.awaitQueries(p, 3)
 	if r.adapter.Cordoned() == "" {
 		t.Error("an answer that may lack pods has ended it")
 	}
 	p.partial(false)
 	r.await("devices without taints", func() bool { d := r.adapter.Desired().Load(); return len(d) == 2 && len(d[0].Taints) == 0 })
-	if _, err := r.prepareOne("a"); err != nil {
-		t.Error(err)
-	}
+	r.mustPrepare("a")
 	p.set(errors.New("connection refused")) // what was known stays
-	n = p.count()
-	r.await("queries", func() bool { return p.count() > n+3 })
+	r.awaitQueries(p, 3)
 	if text := r.adapter.Cordoned(); text != "" {
 		t.Error(text)
 	}
@@ -118,8 +120,7 @@ func TestLostRecords(t *testing.T) {
 	p := &pods{}
 	r := admitting(t, p)
 	r.api.put(newClaim("a", result(coretest.GPU(0)), result(coretest.GPU(0), func(r *kubeapi.DeviceRequestAllocationResult) { r.Driver = "nic" })))
-	answer, err := r.prepareOne("a")
-	r.must(err)
+	answer := r.mustPrepare("a")
 	r.stop()
 	r.must(os.RemoveAll(r.adapter.claimsDir()))
 	p.set(nil, podClaim("a", deviceName(coretest.GPU(0))), podClaim("c", deviceName("GPU-12345678-0000-4000-8000-000000000009")))
@@ -131,9 +132,7 @@ func TestLostRecords(t *testing.T) {
 	})
 	r.api.fail(nil)
 	r.await("records", func() bool { return r.adapter.Cordoned() == "" && len(r.adapter.Prepared()) == 2 })
-	if holder, held := r.holder(gpu.WholeGPU(coretest.GPU(0))); !held || holder != "claim default/a" {
-		t.Error(holder)
-	}
+	r.wantHolder(0, "claim default/a")
 	c := r.record("a")
 	if len(c.Results) != 1 || !c.Results[0].Exclusive || c.Results[0].Published == nil || c.State != prepared.Started {
 		t.Errorf("%+v", c)
@@ -141,14 +140,13 @@ func TestLostRecords(t *testing.T) {
 	if c := r.record("c"); c.Results[0].Unit != "GPU-12345678-0000-4000-8000-000000000009" || !c.Results[0].Exclusive {
 		t.Errorf("%+v", c)
 	}
-	if again, err := r.prepareOne("a"); err != nil || again[0].String() != answer[0].String() {
-		t.Errorf("%v, %v", again, err)
+	if again := r.mustPrepare("a"); again[0].String() != answer[0].String() {
+		t.Errorf("%v", again)
 	}
 	r.must(r.unprepare("a"))
-	n := p.count()
-	r.await("queries", func() bool { return p.count() > n+3 })
-	if c := r.record("a"); c.UID != "" || r.adapter.Cordoned() != "" {
-		t.Errorf("%+v, %q", c, r.adapter.Cordoned())
+	r.awaitQueries(p, 3)
+	if r.wantRecord("a", ""); r.adapter.Cordoned() != "" {
+		t.Error(r.adapter.Cordoned())
 	}
 }
 
@@ -168,9 +166,7 @@ func TestLostRecordsOfInstances(t *testing.T) {
 	r.await("withdrawn devices", func() bool { return r.adapter.Cordoned() == want })
 	r.src.Set(build(coretest.WithMIG(coretest.GPUs(1), 0, "1g.10gb"), health.Ledger{}, config()))
 	r.await("a record", func() bool { return r.adapter.Cordoned() == "" && len(r.adapter.Prepared()) == 1 })
-	if holder, held := r.holder(gpu.WholeGPU(coretest.GPU(0))); !held || holder != "claim default/a" {
-		t.Errorf("the GPU counts as free: %q", holder)
-	}
+	r.wantHolder(0, "claim default/a")
 }
 
 // A record that is removed from disk while a pod has the claim is written again. Without a pod, the agent before this one has unprepared
@@ -180,28 +176,22 @@ func TestRecordsOfAnotherProcess(t *testing.T) {
 	r := admitting(t, p)
 	r.api.put(newClaim("a", result(coretest.GPU(0))))
 	r.api.put(newClaim("b", result(coretest.GPU(0))))
-	if _, err := r.prepareOne("a"); err != nil {
-		t.Fatal(err)
-	}
+	r.mustPrepare("a")
 	path := r.adapter.store.Load().Path(uidOf("a"))
 	p.set(nil, podClaim("a", deviceName(coretest.GPU(0))))
-	n := p.count()
-	r.await("a query", func() bool { return p.count() > n+1 })
+	r.awaitQueries(p, 1)
 	r.must(os.Remove(path))
 	r.await("a record", func() bool { _, err := os.Lstat(path); return err == nil })
 	text, err := os.ReadFile(path)
 	r.must(err)
 	p.set(nil)
-	n = p.count()
-	r.await("a query", func() bool { return p.count() > n+1 })
+	r.awaitQueries(p, 1)
 	r.must(os.Remove(path))
 	r.await("a free device", func() bool { return len(r.adapter.Prepared()) == 0 })
 
 	next := strings.ReplaceAll(string(text), "uid-a", "uid-z")
 	r.must(os.WriteFile(strings.ReplaceAll(path, "uid-a", "uid-z"), []byte(next), 0o600))
-	if _, err := r.prepareOne("b"); err == nil || !strings.Contains(err.Error(), "held by other work") {
-		t.Error(err)
-	}
+	r.mustRefuse("b", "held by other work")
 }
 
 // A claim for which Unprepare never comes, because the kubelet has lost its own records, holds its device until neither a pod nor the API
@@ -212,38 +202,31 @@ func TestAbandonedClaims(t *testing.T) {
 	for i, name := range []string{"running", "gone"} {
 		c := newClaim(name, result(coretest.GPU(i)))
 		r.api.put(c)
-		if _, err := r.prepareOne(name); err != nil {
-			t.Fatal(err)
-		}
+		r.mustPrepare(name)
 		c.Metadata.UID = "uid-new"
 		r.api.put(c)
 	}
 	p.set(nil, podClaim("running", deviceName(coretest.GPU(0))))
-	n := p.count()
-	r.await("queries", func() bool { return p.count() > n+3 })
+	r.awaitQueries(p, 3)
 	if len(r.adapter.Prepared()) != 2 {
 		t.Fatalf("a claim was removed at once: %v", r.adapter.Prepared())
 	}
 	r.change = append(r.change, func(a *Adapter) { a.limits.abandoned = 20 * time.Millisecond })
 	p.partial(true)
 	r.start()
-	n = p.count()
-	r.await("queries", func() bool { return p.count() > n+10 })
+	r.awaitQueries(p, 10)
 	if len(r.adapter.Prepared()) != 2 {
 		t.Fatalf("a claim was removed although pods may be missing: %v", r.adapter.Prepared())
 	}
 	r.api.fail(&kubeapi.StatusError{Code: http.StatusNotFound}) // of a server without the API
 	p.partial(false)
-	n = p.count()
-	r.await("queries", func() bool { return p.count() > n+10 })
+	r.awaitQueries(p, 10)
 	if len(r.adapter.Prepared()) != 2 {
 		t.Fatalf("a claim was removed although the server does not serve claims: %v", r.adapter.Prepared())
 	}
 	r.api.fail(nil)
 	r.await("one record", func() bool { all := r.adapter.Prepared(); return len(all) == 1 && all[0].Name == "running" })
-	if c := r.record("gone"); c.UID != "" {
-		t.Errorf("%+v", c)
-	}
+	r.wantRecord("gone", "")
 }
 
 // flapping is an API server on which a claim is missing in every other answer.
@@ -264,9 +247,7 @@ func TestAbandonedClaimIsAllocatedAnew(t *testing.T) {
 	p := &pods{}
 	r := newRig(t, build(coretest.GPUs(1), health.Ledger{}, config()))
 	r.api.put(newClaim("a", result(coretest.GPU(0))))
-	if _, err := r.prepareOne("a"); err != nil {
-		t.Fatal(err)
-	}
+	r.mustPrepare("a")
 	server := &flapping{api: r.api}
 	r.change = append(r.change, func(a *Adapter) {
 		a.opts.PodClaims, a.opts.API = p.list, server

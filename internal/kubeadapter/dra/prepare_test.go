@@ -86,20 +86,15 @@ func TestPrepareOfAClaimThatWasAllocatedAnew(t *testing.T) {
 	r.api.put(newClaim("a", result(coretest.GPU(0))))
 	r.api.put(newClaim("b", result(coretest.GPU(1))))
 	for _, name := range []string{"a", "b"} {
-		_, err := r.prepareOne(name)
-		r.must(err)
+		r.mustPrepare(name)
 	}
 	r.api.put(newClaim("a", result(coretest.GPU(1))))
-	if _, err := r.prepareOne("a"); err == nil || !strings.Contains(err.Error(), "held by other work") {
-		t.Errorf("a device of another claim: %v", err)
-	}
+	r.mustRefuse("a", "held by other work")
 	if c := r.record("a"); c.Results[0].Device != deviceName(coretest.GPU(0)) {
 		t.Errorf("%+v", c)
 	}
 	r.api.put(newClaim("a", result(coretest.GPU(2))))
-	got, err := r.prepareOne("a")
-	r.must(err)
-	if len(got) != 1 || got[0].GetDeviceName() != deviceName(coretest.GPU(2)) {
+	if got := r.mustPrepare("a"); len(got) != 1 || got[0].GetDeviceName() != deviceName(coretest.GPU(2)) {
 		t.Errorf("answer %v, allocated %s", got, coretest.GPU(2))
 	}
 	r.start()
@@ -107,17 +102,14 @@ func TestPrepareOfAClaimThatWasAllocatedAnew(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 	r.api.put(newClaim("c", result(coretest.GPU(0)))) // free again
-	_, err = r.prepareOne("c")
-	r.must(err)
+	r.mustPrepare("c")
 	r.must(r.unprepare("c"))
 
 	r.src.Set(build(coretest.GPUs(3), health.Ledger{}, config(shared(inventory.TimeSlicing, 2))))
 	r.must(r.unprepare("a"))
 	for _, id := range []string{"first", "second"} {
 		r.api.put(newClaim("a", result(coretest.GPU(0), share(id))))
-		got, err := r.prepareOne("a")
-		r.must(err)
-		if len(got) != 1 || got[0].GetShareId() != id {
+		if got := r.mustPrepare("a"); len(got) != 1 || got[0].GetShareId() != id {
 			t.Errorf("answer %v, allocated share %s", got, id)
 		}
 	}
@@ -160,9 +152,7 @@ func TestPrepareAnswersEveryClaim(t *testing.T) {
 		t.Errorf("v1beta1: %x, want %x", got, v1)
 	}
 	r.must(r.conn.Invoke(r.ctx, "/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodeUnprepareResources", &dra.NodeUnprepareResourcesRequest{Claims: claimsOf("a")}, &dra.NodeUnprepareResourcesResponse{}))
-	if c := r.record("a"); c.UID != "" {
-		t.Errorf("%+v", c)
-	}
+	r.wantRecord("a", "")
 	r.await("three claims", func() bool { return r.adapter.Stats().Claims == 3 })
 	if s := r.adapter.Stats(); s.Prepares != 5 || s.PrepareErrors != 1 || s.Unprepares != 1 || observed.Load() != 6 {
 		t.Errorf("%+v", s)
@@ -260,24 +250,20 @@ func TestPrepareResults(t *testing.T) {
 		return func(r *kubeapi.DeviceRequestAllocationResult) { r.ShareID = id }
 	}
 	r := newRig(t, build(coretest.GPUs(1), health.Ledger{}, config()))
-	r.api.put(newClaim("admin", result(coretest.GPU(0), admin)))
+	r.api.put(newClaim("monitor", result(coretest.GPU(0), admin)))
 	r.api.put(newClaim("a", result(coretest.GPU(0), sub)))
 	r.api.put(newClaim("b", result(coretest.GPU(0))))
-	for _, name := range []string{"admin", "a", "admin"} {
-		if d, err := r.prepareOne(name); err != nil || !slices.Equal(d[0].GetRequestNames(), []string{"gpu"}) || d[0].ShareId != nil {
-			t.Errorf("%s: %v, %v", name, d, err)
+	for _, name := range []string{"monitor", "a", "monitor"} {
+		if d := r.mustPrepare(name); !slices.Equal(d[0].GetRequestNames(), []string{"gpu"}) || d[0].ShareId != nil {
+			t.Errorf("%s: %v", name, d)
 		}
 	}
 	if _, err := r.prepareOne("b"); err == nil || err.Error() != "device "+deviceName(coretest.GPU(0))+": held by other work" {
 		t.Error(err)
 	}
-	if holder, held := r.holder(gpu.WholeGPU(coretest.GPU(0))); !held || holder != "claim default/a" {
-		t.Error(holder, held)
-	}
+	r.wantHolder(0, "claim default/a")
 	r.must(r.unprepare("a"))
-	if holder, held := r.holder(gpu.WholeGPU(coretest.GPU(0))); held {
-		t.Error(holder)
-	}
+	r.wantHolder(0, "free")
 
 	r.src.Set(build(coretest.GPUs(1), health.Ledger{}, config(shared(inventory.TimeSlicing, 3))))
 	r.api.put(newClaim("s", result(coretest.GPU(0), share("id-1")), result(coretest.GPU(0), share("id-2"))))
@@ -285,18 +271,12 @@ func TestPrepareResults(t *testing.T) {
 	r.api.put(newClaim("u", result(coretest.GPU(0), share("id-4"))))
 	var ids []string
 	for _, name := range []string{"s", "t"} {
-		devices, err := r.prepareOne(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, d := range devices {
+		for _, d := range r.mustPrepare(name) {
 			ids = append(ids, d.GetShareId())
 		}
 	}
 	if diff := cmp.Diff([]string{"id-1", "id-2", "id-3"}, ids); diff != "" {
 		t.Error(diff)
 	}
-	if _, err := r.prepareOne("u"); err == nil || !strings.Contains(err.Error(), "3 of its 3 shares are held, ") {
-		t.Error(err)
-	}
+	r.mustRefuse("u", "3 of its 3 shares are held, ")
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/pluginsocket"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/test/logbuffer"
@@ -119,14 +120,10 @@ func TestSockets(t *testing.T) {
 	r.stop = func() {}
 	firstAdapter := r.adapter
 	r.start()
-	if _, err := os.Lstat(killed); err == nil {
-		t.Error("the socket of a killed agent is left")
-	}
+	r.wantFile(killed, false)
 	second := r.adapter.Stats().Socket
 	for _, path := range append(slices.Clone(stay), second) {
-		if _, err := os.Lstat(path); err != nil {
-			t.Error(err)
-		}
+		r.wantFile(path, true)
 	}
 	if second == first {
 		t.Error("two agents have one socket")
@@ -135,12 +132,10 @@ func TestSockets(t *testing.T) {
 	stopSecond, conn := r.stop, r.conn
 	r.conn = nil
 	stopFirst()
-	if _, err := os.Lstat(first); err == nil || firstAdapter.Stats().Socket != "" {
-		t.Error("the socket of an agent that has ended is left")
+	if r.wantFile(first, false); firstAdapter.Stats().Socket != "" {
+		t.Error("an agent that has ended has a socket")
 	}
-	if _, err := os.Lstat(second); err != nil {
-		t.Error(err)
-	}
+	r.wantFile(second, true)
 	r.conn, r.stop = conn, stopSecond
 	r.register(&registration.RegistrationStatus{PluginRegistered: true})
 }
@@ -188,9 +183,7 @@ func TestFolderOfTheKubelet(t *testing.T) {
 func TestEnd(t *testing.T) {
 	r := newRig(t, build(coretest.GPUs(2), health.Ledger{}, config()))
 	r.api.put(newClaim("a", result(coretest.GPU(0))))
-	if _, err := r.prepareOne("a"); err != nil {
-		t.Fatal(err)
-	}
+	r.mustPrepare("a")
 	path := r.adapter.Stats().Socket
 	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	r.must(err)
@@ -212,9 +205,7 @@ func TestEnd(t *testing.T) {
 	if took := time.Since(began); took > 10*time.Second { // 1 s on a machine that has time
 		t.Errorf("took %v", took)
 	}
-	if _, err := os.Lstat(path); err == nil {
-		t.Error("the socket is left")
-	}
+	r.wantFile(path, false)
 	if _, err := stream.Recv(); err == nil {
 		t.Error("the stream has not ended")
 	}
@@ -222,9 +213,7 @@ func TestEnd(t *testing.T) {
 		t.Error("the call has not ended")
 	}
 	r.await("end of all tasks", func() bool { return len(r.tasks.Tasks()) == 0 })
-	if c := r.record("a"); c.UID == "" {
-		t.Error("the claim was unprepared")
-	}
+	r.wantRecord("a", prepared.Complete)
 	if s := r.adapter.Stats(); s.Reason != "stopped" {
 		t.Error(s.Reason)
 	}

@@ -203,7 +203,7 @@ func (a *Adapter) device(inv *inventory.Allocatable, name string) kubeapi.Device
 		return kubeapi.Device{}
 	}
 	in.Allocatable = inv
-	return byName(resourceslice.Devices(in))[name]
+	return resourceslice.ByName(resourceslice.Devices(in))[name]
 }
 
 // published returns the device of a result as slices have it, or had it when it was allocated in another form.

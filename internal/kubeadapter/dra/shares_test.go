@@ -47,9 +47,7 @@ func TestSharesAreCounted(t *testing.T) {
 			r := newRig(t, build(coretest.GPUs(1), health.Ledger{}, config(shared(inventory.TimeSlicing, c.replicas))))
 			if c.before.Metadata.UID != "" {
 				r.api.put(c.before)
-				if _, err := r.prepareOne(c.before.Metadata.Name); err != nil {
-					t.Fatal(err)
-				}
+				r.mustPrepare(c.before.Metadata.Name)
 			}
 			r.api.put(c.claim)
 			_, err := r.prepareOne(c.claim.Metadata.Name)

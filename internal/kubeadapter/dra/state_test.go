@@ -30,9 +30,7 @@ func mpsRig(t *testing.T) (r *rig, answer []*dra.Device, spec string) {
 		Driver: "gpu.nvidia.com", Parameters: []byte(`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":20}}}`),
 	}}}
 	r.api.put(c)
-	answer, err := r.prepareOne("a")
-	r.must(err)
-	return r, answer, filepath.Join(r.dir, "cdi", "k8s.device-plugin.nvidia.com-claim_uid-a.json")
+	return r, r.mustPrepare("a"), filepath.Join(r.dir, "cdi", "k8s.device-plugin.nvidia.com-claim_uid-a.json")
 }
 
 // A client of an MPS control daemon gets a second CDI name, which has the pipe of the daemon and the limits. Its specification is
@@ -78,12 +76,8 @@ func TestSpecificationOfAClaim(t *testing.T) {
 	r.start()
 	r.await("specification in another folder", func() bool { _, err := os.Stat(r.adapter.specs.path("uid-a")); return err == nil })
 	r.must(r.unprepare("a"))
-	if _, err := os.Lstat(r.adapter.specs.path("uid-a")); err == nil {
-		t.Error("the specification is there after Unprepare")
-	}
-	if _, err := os.Lstat(foreign); err != nil {
-		t.Error("the file of another driver was removed")
-	}
+	r.wantFile(r.adapter.specs.path("uid-a"), false)
+	r.wantFile(foreign, true)
 }
 
 // A process that ends between two steps leaves a state from which the next Prepare completes, and the next Unprepare cleans up.
@@ -114,14 +108,11 @@ func TestCrashBetweenSteps(t *testing.T) {
 				r.start()
 				r.await("records", r.adapter.isLoaded)
 				if name != "nothing but specification" {
-					if _, held := r.holder(gpu.WholeGPU(coretest.GPU(0))); !held {
-						t.Error("the device is not held")
-					}
+					r.wantHolder(0, "claim default/a")
 				}
 				if next == "prepare" {
-					got, err := r.prepareOne("a")
-					if err != nil || len(got) != 1 || got[0].String() != want[0].String() {
-						t.Errorf("%v, %v", got, err)
+					if got := r.mustPrepare("a"); len(got) != 1 || got[0].String() != want[0].String() {
+						t.Errorf("%v, want %v", got, want)
 					}
 					if text, err := os.ReadFile(spec); err != nil || specfile.Validate(text) != nil {
 						t.Errorf("%s, %v", text, err)
@@ -129,9 +120,7 @@ func TestCrashBetweenSteps(t *testing.T) {
 				}
 				r.must(r.unprepare("a"))
 				r.await("an empty folder", func() bool { left, _ := os.ReadDir(filepath.Dir(spec)); return len(left) == 0 })
-				if c := r.record("a"); c.UID != "" {
-					t.Errorf("%+v", c)
-				}
+				r.wantRecord("a", "")
 			})
 		}
 	}
@@ -145,25 +134,15 @@ func TestRecordsOfAnotherBoot(t *testing.T) {
 	r.change = append(r.change, func(a *Adapter) { a.opts.BootID = "boot-2" })
 	r.start()
 	r.await("records", r.adapter.isLoaded)
-	if holder, held := r.holder(gpu.WholeGPU(coretest.GPU(0))); held {
-		t.Error(holder)
-	}
+	r.wantHolder(0, "free")
 	r.src.Set(build(coretest.GPUs(1), health.Ledger{}, config())) // now exclusive
 	r.api.put(newClaim("b", result(coretest.GPU(0))))
-	if _, err := r.prepareOne("b"); err != nil {
-		t.Error(err)
-	}
-	if _, err := r.prepareOne("a"); err == nil || !strings.Contains(err.Error(), "allocated as a share") {
-		t.Error(err) // allocated for another sharing
-	}
+	r.mustPrepare("b")
+	r.mustRefuse("a", "allocated as a share") // allocated for another sharing
 	r.must(r.unprepare("b"))
 	r.src.Set(build(coretest.GPUs(1), health.Ledger{}, config(shared(inventory.MPS, 4))))
-	if _, err := r.prepareOne("a"); err != nil {
-		t.Error(err)
-	}
-	if _, err := os.Stat(spec); err != nil {
-		t.Error(err)
-	}
+	r.mustPrepare("a")
+	r.wantFile(spec, true)
 	if c := r.record("a"); c.BootID != "boot-2" || c.State != prepared.Complete {
 		t.Errorf("%+v", c)
 	}
@@ -227,24 +206,18 @@ func TestUnprepare(t *testing.T) {
 	r := newRig(t, build(coretest.GPUs(1), health.Ledger{}, config()))
 	r.must(r.unprepare("unknown"))
 	r.api.put(newClaim("a", result(coretest.GPU(0))))
-	if _, err := r.prepareOne("a"); err != nil {
-		t.Fatal(err)
-	}
+	r.mustPrepare("a")
 	path := r.adapter.store.Load().Path(uidOf("a"))
 	r.must(os.Rename(path, path+".away"))
 	r.must(os.MkdirAll(filepath.Join(path, "full"), 0o755)) // can't be removed
 	if err := r.unprepare("a"); err == nil || !strings.Contains(err.Error(), "prepared claim not removed") {
 		t.Error(err)
 	}
-	if _, held := r.holder(gpu.WholeGPU(coretest.GPU(0))); !held {
-		t.Error("the device is free, although the record is there")
-	}
+	r.wantHolder(0, "claim default/a")
 	r.must(os.RemoveAll(path))
 	r.must(os.Rename(path+".away", path))
 	r.must(r.unprepare("a"))
-	if _, held := r.holder(gpu.WholeGPU(coretest.GPU(0))); held {
-		t.Error("the device is held")
-	}
+	r.wantHolder(0, "free")
 	answer, err := dra.NewDRAPluginClient(r.conn).NodeUnprepareResources(r.ctx, &dra.NodeUnprepareResourcesRequest{Claims: []*dra.Claim{{Uid: "../agent"}}})
 	if err != nil || !strings.Contains(answer.GetClaims()["../agent"].GetError(), "is not the UID of a claim") {
 		t.Error(answer, err)

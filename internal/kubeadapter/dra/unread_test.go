@@ -27,18 +27,13 @@ func unreadRig(t *testing.T, p *pods) (r *rig, record string) {
 		r.api.put(newClaim(name, result(coretest.GPU(i))))
 	}
 	for _, name := range []string{"a", "b"} {
-		_, err := r.prepareOne(name)
-		r.must(err)
+		r.mustPrepare(name)
 	}
 	record = r.adapter.store.Load().Path(uidOf("a"))
 	r.stop()
 	r.must(os.WriteFile(record, []byte(`{"uid":"uid-a","results":[{"dev`), 0o600))
 	if p != nil {
-		r.change = append(r.change, func(a *Adapter) {
-			a.opts.PodClaims = p.list
-			a.admission.Store(admission{pending: true}) // as New does
-			a.limits.queryLast, a.limits.abandoned = 5*time.Millisecond, time.Hour
-		})
+		r.change = append(r.change, asking(p))
 	} else {
 		r.change = append(r.change, func(a *Adapter) { a.limits.queryLast = 5 * time.Millisecond })
 	}
@@ -82,23 +77,18 @@ func TestRecordThatCanNotBeReadConcernsItsClaim(t *testing.T) {
 	for i, want := range []string{"claim ?/? (" + record + " can't be read as a prepared claim", "claim default/b", "claim ?/?"} {
 		r.wantHolder(i, want)
 	}
-	if lines := strings.Join(problem.Lines(r.adapter.Problems()), "\n"); !strings.Contains(lines, record) || !strings.Contains(lines, "remove it if no pod has the claim") {
-		t.Error(lines)
-	}
+	r.wantProblems(record, "remove it if no pod has the claim")
 	if all := r.adapter.Unread(); len(all) != 1 || all[0].UID != uidOf("a") {
 		t.Errorf("%v", all)
 	}
-	_, err := r.prepareOne("c")
-	r.must(err)
+	r.mustPrepare("c")
 	r.must(r.unprepare("b"))
 	r.must(r.unprepare("c"))
 	r.wantHolder(1, "claim ?/?")
 
 	r.must(os.Remove(record)) // by an operator
 	r.await("a free GPU", func() bool { _, held := r.holder(gpu.WholeGPU(coretest.GPU(0))); return !held })
-	if lines := problem.Lines(r.adapter.Problems()); len(lines) > 0 {
-		t.Errorf("%q", lines)
-	}
+	r.wantProblems()
 }
 
 // The kubelet asks for a claim whose record can't be read as for any other: Prepare makes the record again from the API server, Unprepare removes
@@ -120,9 +110,7 @@ func TestCallsForTheClaimOfARecordThatCanNotBeRead(t *testing.T) {
 				r.must(r.unprepare("a"))
 			}
 			r.wantHolder(0, "free")
-			if _, err := os.Lstat(record); err == nil {
-				t.Error("the record is left")
-			}
+			r.wantFile(record, false)
 		})
 	}
 }
@@ -157,12 +145,11 @@ func TestPodsShowWhatARecordThatCanNotBeReadHas(t *testing.T) {
 		p := &pods{}
 		p.set(nil, b)
 		r, record := unreadRig(t, p)
-		n := p.count()
-		r.await("queries", func() bool { return p.count() > n+3 })
+		r.awaitQueries(p, 3)
 		if r.wantHolder(0, "claim ?/?"); len(r.adapter.Desired().Load()) != 3 {
 			t.Errorf("devices are not offered through DRA: %q", problem.Lines(r.adapter.Problems()))
 		}
-		r.src.Set(onSideOf(inventory.DevicePlugin, 0))
+		r.src.Set(offeredThrough(inventory.DevicePlugin, 0))
 		r.wantHolder(0, "free")
 		r.wantHolder(2, "claim ?/?")
 		if gpus := r.adapter.mayHaveClaims(); len(gpus) != 2 {
@@ -172,44 +159,38 @@ func TestPodsShowWhatARecordThatCanNotBeReadHas(t *testing.T) {
 		r.src.Set(build(coretest.GPUs(3), health.Ledger{}, config()))
 		r.start()
 		r.await("a free GPU", func() bool { _, held := r.holder(gpu.WholeGPU(coretest.GPU(0))); return !held })
-		if _, err := os.Lstat(record + ".broken"); err != nil {
-			t.Error(err)
-		}
-		if lines := strings.Join(problem.Lines(r.adapter.Problems()), "\n"); !strings.Contains(lines, "no pod has the claim, and the file was renamed to "+filepath.Base(record)+".broken") {
-			t.Error(lines)
-		}
-		_, err := r.prepareOne("c")
-		r.must(err)
+		r.wantFile(record+".broken", true)
+		r.wantProblems("no pod has the claim, and the file was renamed to " + filepath.Base(record) + ".broken")
+		r.mustPrepare("c")
 	})
 	t.Run("the list may lack pods", func(t *testing.T) {
 		p := &pods{}
 		p.partial(true)
 		r, record := unreadRig(t, p)
-		r.await("queries", func() bool { return p.count() > 3 })
-		if r.wantHolder(2, "claim ?/?"); r.adapter.Desired().Load() != nil || !strings.Contains(strings.Join(problem.Lines(r.adapter.Problems()), "\n"), "devices are kept back") {
-			t.Errorf("devices are offered, or not with the reason: %q", problem.Lines(r.adapter.Problems()))
+		r.awaitQueries(p, 3)
+		r.wantHolder(2, "claim ?/?")
+		if r.wantProblems("devices are kept back"); r.adapter.Desired().Load() != nil {
+			t.Error("devices are offered")
 		}
 		r.must(r.unprepare("b"))
 		p.partial(false)
 		r.await("devices", func() bool { return len(r.adapter.Desired().Load()) == 3 })
 		r.wantHolder(2, "claim ?/?")
-		if _, err := os.Lstat(record); err != nil {
-			t.Error("the record is set aside at once")
-		}
+		r.wantFile(record, true) // not set aside at once
 	})
 }
 
-// onSideOf returns the inventory of the rig with a GPU on the side of an API, and the others on that of DRA.
-func onSideOf(side inventory.API, n int) *inventory.Allocatable {
-	inv, sides := build(coretest.GPUs(3), health.Ledger{}, config()), inventory.Ownership{}
+// offeredThrough returns the inventory of the rig with a GPU that is offered through an API, and the others through DRA.
+func offeredThrough(api inventory.API, n int) *inventory.Allocatable {
+	inv, owners := build(coretest.GPUs(3), health.Ledger{}, config()), inventory.Ownership{}
 	for i := range 3 {
 		one := inventory.GPUOwner{GPU: coretest.GPU(i), API: inventory.DRA, Local: true}
 		if i == n {
-			one.API = side
+			one.API = api
 		}
-		sides.GPUs = append(sides.GPUs, one)
+		owners.GPUs = append(owners.GPUs, one)
 	}
-	return inv.WithHost(inventory.Host{CDI: inv.CDI(), Ownership: sides}, inventory.OverlapRefuse)
+	return inv.WithHost(inventory.Host{CDI: inv.CDI(), Ownership: owners}, inventory.OverlapRefuse)
 }
 
 // The CDI specification of a claim stays as long as its record can't be read: a container that runs may start again.
@@ -225,14 +206,10 @@ func TestSpecificationOfAClaimWhoseRecordCanNotBeRead(t *testing.T) {
 	})
 	r.start()
 	<-checked
-	if _, err := os.Lstat(spec); err != nil {
-		t.Error(err)
-	}
+	r.wantFile(spec, true)
 	r.must(r.unprepare("a"))
-	if _, err := os.Lstat(spec); err == nil {
-		t.Error("the specification is there after Unprepare")
-	}
-	if c := r.record("a"); c.UID != "" || len(prepared.ReadProblems(r.adapter.claimsDir(), boot)) > 0 {
-		t.Errorf("%+v", c)
+	r.wantFile(spec, false)
+	if r.wantRecord("a", ""); len(prepared.ReadProblems(r.adapter.claimsDir(), boot)) > 0 {
+		t.Error("the record is left")
 	}
 }

@@ -3,9 +3,7 @@ package dra
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"log/slog"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
+	"github.com/tandem-gpu/tandem/test/logbuffer"
 )
 
 // During an update with maxSurge two processes have the same records. A claim that the other one unprepares is free here for the next Prepare,
@@ -36,36 +35,21 @@ func TestClaimUnpreparedByAnotherProcess(t *testing.T) {
 			r := admitting(t, p)
 			r.api.put(newClaim("a", result(coretest.GPU(0))))
 			r.api.put(newClaim("b", result(coretest.GPU(0))))
-			if _, err := r.prepareOne("a"); err != nil {
-				t.Fatal(err)
-			}
+			r.mustPrepare("a")
 			p.set(nil, c.pods...)
 			other, err := prepared.Open(r.adapter.claimsDir(), boot, nil)
 			r.must(err)
 			path := other.Path(uidOf("a"))
 			r.must(other.Remove(uidOf("a")))
-			if _, err := r.prepareOne("b"); err != nil {
-				t.Error(err)
-			}
-			n := p.count()
-			r.await("queries", func() bool { return p.count() > n+3 })
-			if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
-				t.Error("the record was written again")
-			}
+			r.mustPrepare("b")
+			r.awaitQueries(p, 3)
+			r.wantFile(path, false) // not written again
 			r.must(r.unprepare("b"))
-			if _, err := r.prepareOne("a"); err != nil {
-				t.Error(err)
-			}
-			if c := r.record("a"); c.State != prepared.Complete {
-				t.Errorf("prepared again: %+v", c)
-			}
+			r.mustPrepare("a")
+			r.wantRecord("a", prepared.Complete)
 			r.must(other.Remove(uidOf("a"))) // and prepared again before this process has noticed
-			if _, err := r.prepareOne("a"); err != nil {
-				t.Error(err)
-			}
-			if c := r.record("a"); c.State != prepared.Complete {
-				t.Errorf("prepared again: %+v", c)
-			}
+			r.mustPrepare("a")
+			r.wantRecord("a", prepared.Complete)
 			if all := r.adapter.Prepared(); len(all) != 1 || all[0].Name != "a" || r.adapter.Cordoned() != "" {
 				t.Errorf("%v, %q", all, r.adapter.Cordoned())
 			}
@@ -79,35 +63,13 @@ func TestClaimOfAnotherProcessIsNotLost(t *testing.T) {
 	r := newRig(t, build(coretest.GPUs(1), health.Ledger{}, config()))
 	r.api.put(newClaim("a", result(coretest.GPU(0))))
 	r.api.put(newClaim("b", result(coretest.GPU(0))))
-	if _, err := r.prepareOne("a"); err != nil {
-		t.Fatal(err)
-	}
+	r.mustPrepare("a")
 	r.must(r.unprepare("a"))
 	p.set(nil, podClaim("a", deviceName(coretest.GPU(0))))
 	r.change = append(r.change, func(a *Adapter) { a.opts.PodClaims = p.list })
 	r.start() // another process
-	r.await("queries", func() bool { return p.count() > 3 })
-	if _, err := r.prepareOne("b"); err != nil {
-		t.Error(err)
-	}
-}
-
-// logged is what an adapter has logged.
-type logged struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *logged) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *logged) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
+	r.awaitQueries(p, 3)
+	r.mustPrepare("b")
 }
 
 // A claim may end, and be deallocated or deleted, while the kubelet's answer that has it is on its way. It keeps no device from new work, not for
@@ -121,10 +83,8 @@ func TestClaimThatEndsDuringAQuery(t *testing.T) {
 			r := newRig(t, build(coretest.GPUs(1), health.Ledger{}, config()))
 			c := newClaim("a", result(coretest.GPU(0)))
 			r.api.put(c)
-			if _, err := r.prepareOne("a"); err != nil {
-				t.Fatal(err)
-			}
-			p, text := &pods{}, &logged{}
+			r.mustPrepare("a")
+			p, text := &pods{}, &logbuffer.Buffer{}
 			p.set(nil, podClaim("a", deviceName(coretest.GPU(0))))
 			var once sync.Once
 			r.change = append(r.change, func(a *Adapter) {
@@ -141,7 +101,7 @@ func TestClaimThatEndsDuringAQuery(t *testing.T) {
 				}
 			})
 			r.start()
-			r.await("queries", func() bool { return p.count() > 3 })
+			r.awaitQueries(p, 3)
 			if got := text.String(); strings.Contains(got, "no device takes new work") || r.adapter.Cordoned() != "" {
 				t.Errorf("%s\n%q", got, r.adapter.Cordoned())
 			}
@@ -168,15 +128,9 @@ func TestClaimThatAnotherProcessPreparesMeanwhile(t *testing.T) {
 	})
 	r.api.put(newClaim("a", result(coretest.GPU(0))))
 	for range 2 { // the kubelet tries again
-		if _, err := r.prepareOne("a"); err == nil || !strings.Contains(err.Error(), "held by other work") {
-			t.Error(err)
-		}
-		if c := r.record("a"); c.UID != "" {
-			t.Errorf("%+v", c)
-		}
+		r.mustRefuse("a", "held by other work")
+		r.wantRecord("a", "")
 	}
 	r.must(r.unprepare("b"))
-	if _, err := r.prepareOne("a"); err != nil {
-		t.Error(err)
-	}
+	r.mustPrepare("a")
 }

@@ -4,6 +4,7 @@
 package deviceconfig
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -71,19 +72,11 @@ func Parse(all []kubeapi.DeviceAllocationConfiguration, driver string) (Configs,
 		p.config(&one, c.Opaque.Parameters)
 		configs = append(configs, one)
 	}
-
-	slices.SortStableFunc(configs, func(a, b Config) int { return rank(a) - rank(b) })
+	slices.SortStableFunc(configs, func(a, b Config) int { return strings.Compare(b.Source, a.Source) }) // "class" before "claim"
 	if len(p.problems) > 0 {
 		return nil, &Error{p.problems}
 	}
 	return configs, nil
-}
-
-func rank(c Config) int {
-	if c.Source == "class" {
-		return 0
-	}
-	return 1
 }
 
 // For returns what applies to a device, or why the node can't do it. request is that of the allocation's result, with its subrequest.
@@ -159,7 +152,7 @@ func (p *parser) config(c *Config, text json.RawMessage) {
 		return
 	}
 	if head.APIVersion != APIVersion {
-		p.errorf("%s of apiVersion %q is not supported; this agent reads %s of %s", orNone(head.Kind), head.APIVersion, "GpuConfig and MigDeviceConfig", APIVersion)
+		p.errorf("%s of apiVersion %q is not supported; this agent reads %s of %s", cmp.Or(head.Kind, `""`), head.APIVersion, "GpuConfig and MigDeviceConfig", APIVersion)
 		return
 	}
 	switch c.Kind = Kind(head.Kind); c.Kind {
@@ -171,18 +164,11 @@ func (p *parser) config(c *Config, text json.RawMessage) {
 		p.errorf("%s is not supported: compute domains need NVIDIA's driver compute-domain.nvidia.com; remove it", c.Kind)
 		return
 	default:
-		p.errorf("kind %s is not supported; this agent reads GpuConfig and MigDeviceConfig", orNone(head.Kind))
+		p.errorf("kind %s is not supported; this agent reads GpuConfig and MigDeviceConfig", cmp.Or(head.Kind, `""`))
 		return
 	}
 	f := p.object(text, "", "apiVersion", "kind", "sharing")
-	if sharing, ok := f["sharing"]; ok && !isNull(sharing) {
+	if sharing, ok := f["sharing"]; ok {
 		p.sharing(c, sharing)
 	}
-}
-
-func orNone(kind string) string {
-	if kind == "" {
-		return `""`
-	}
-	return kind
 }

@@ -1,6 +1,7 @@
 package deviceconfig
 
 import (
+	"cmp"
 	"encoding/json"
 	"maps"
 	"math/big"
@@ -27,13 +28,13 @@ func (p *parser) sharing(c *Config, text json.RawMessage) {
 	default:
 		p.errorf("sharing.strategy %q is not supported: it is TimeSlicing or MPS", strategy)
 	}
-	if text, ok := f["timeSlicingConfig"]; ok && !isNull(text) {
+	if text, ok := f["timeSlicingConfig"]; ok {
 		if c.Strategy == MPS {
 			p.errorf("sharing.timeSlicingConfig needs the strategy TimeSlicing")
 		}
 		p.timeSlicing(text)
 	}
-	if text, ok := f["mpsConfig"]; ok && !isNull(text) {
+	if text, ok := f["mpsConfig"]; ok {
 		if c.Strategy == TimeSlicing {
 			p.errorf("sharing.mpsConfig needs the strategy MPS")
 		}
@@ -56,20 +57,20 @@ func (p *parser) timeSlicing(text json.RawMessage) {
 func (p *parser) mps(c *Config, text json.RawMessage) {
 	const path = "sharing.mpsConfig"
 	f := p.object(text, path, "defaultActiveThreadPercentage", "defaultPinnedDeviceMemoryLimit", "defaultPerDevicePinnedMemoryLimit", "multiUser")
-	if v, ok := f["defaultActiveThreadPercentage"]; ok && !isNull(v) {
+	if v, ok := f["defaultActiveThreadPercentage"]; ok {
 		if json.Unmarshal(v, &c.Threads) != nil || c.Threads < 1 || c.Threads > 100 {
 			p.errorf("%s.defaultActiveThreadPercentage %s is not a number from 1 to 100", path, v)
 		}
 	}
-	if v, ok := f["defaultPinnedDeviceMemoryLimit"]; ok && !isNull(v) {
+	if v, ok := f["defaultPinnedDeviceMemoryLimit"]; ok {
 		if c.Memory = parseMemory(v); c.Memory == 0 {
 			p.errorf("%s.defaultPinnedDeviceMemoryLimit %s is not an amount of at least 1Mi, such as 8Gi", path, v)
 		}
 	}
-	if v, ok := f["defaultPerDevicePinnedMemoryLimit"]; ok && !isNull(v) && string(v) != "{}" {
+	if v, ok := f["defaultPerDevicePinnedMemoryLimit"]; ok && string(v) != "{}" {
 		p.errorf("%s.defaultPerDevicePinnedMemoryLimit is not supported; use defaultPinnedDeviceMemoryLimit, in a configuration for each request", path)
 	}
-	if v, ok := f["multiUser"]; ok && !isNull(v) {
+	if v, ok := f["multiUser"]; ok {
 		var multi bool
 		if json.Unmarshal(v, &multi) != nil {
 			p.errorf("%s.multiUser %s is not a boolean", path, v)
@@ -79,11 +80,11 @@ func (p *parser) mps(c *Config, text json.RawMessage) {
 	}
 }
 
-// object returns the fields of an object. Names are case-sensitive, and each must be known, as the API server decodes strictly.
+// object returns the fields of an object that are not null. Names are case-sensitive, and each must be known, as the API server decodes strictly.
 func (p *parser) object(text json.RawMessage, path string, known ...string) map[string]json.RawMessage {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(text, &fields) != nil || fields == nil {
-		p.errorf("%s is not an object", orParameters(path))
+		p.errorf("%s is not an object", cmp.Or(path, "parameters"))
 		return nil
 	}
 	for _, name := range slices.Sorted(maps.Keys(fields)) {
@@ -91,25 +92,17 @@ func (p *parser) object(text json.RawMessage, path string, known ...string) map[
 			p.errorf("field %s is not known; known are %s", strings.TrimPrefix(path+"."+name, "."), strings.Join(known, ", "))
 		}
 	}
+	maps.DeleteFunc(fields, func(_ string, v json.RawMessage) bool { return string(v) == "null" })
 	return fields
-}
-
-func orParameters(path string) string {
-	if path == "" {
-		return "parameters"
-	}
-	return path
 }
 
 // text returns a field that is a string; "" if it is missing.
 func (p *parser) text(fields map[string]json.RawMessage, path, name string) (s string) {
-	if v, ok := fields[name]; ok && !isNull(v) && json.Unmarshal(v, &s) != nil {
+	if v, ok := fields[name]; ok && json.Unmarshal(v, &s) != nil {
 		p.errorf("%s.%s %s is not a string", path, name, v)
 	}
 	return s
 }
-
-func isNull(v json.RawMessage) bool { return string(v) == "null" }
 
 // parseMemory parses a resource.Quantity, which is a string or a number, as bytes: at least 1Mi, since CUDA reads whole MiB. It returns 0
 // for anything else.

@@ -13,19 +13,13 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/test/check"
 )
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 func open(t *testing.T, dir string) *Store {
 	t.Helper()
 	s, err := Open(dir, "boot", nil)
-	must(t, err)
+	check.NoError(t, err)
 	return s
 }
 
@@ -82,8 +76,8 @@ const file = `{
 func TestStore(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "dra", "claims")
 	s := open(t, dir)
-	must(t, s.Put(claim("b")))
-	must(t, s.Put(claim("a")))
+	check.NoError(t, s.Put(claim("b")))
+	check.NoError(t, s.Put(claim("a")))
 	s.Reserve(claim("c"))
 	uids := func(s *Store) (text string) {
 		for _, c := range s.All() {
@@ -95,7 +89,7 @@ func TestStore(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 	text, err := os.ReadFile(s.Path("a"))
-	must(t, err)
+	check.NoError(t, err)
 	if diff := cmp.Diff(file, string(text)); diff != "" {
 		t.Error(diff)
 	}
@@ -111,25 +105,25 @@ func TestStore(t *testing.T) {
 			t.Error(diff, uids(one))
 		}
 	}
-	must(t, later.Remove("b"))
-	must(t, later.Remove("b"))
+	check.NoError(t, later.Remove("b"))
+	check.NoError(t, later.Remove("b"))
 	if gone := s.Vanished(); len(gone) != 1 || gone[0].UID != "b" || !later.Removed("b") || s.Removed("b") {
 		t.Errorf("%v", gone)
 	}
-	must(t, later.Put(claim("d")))
-	must(t, s.Refresh())
+	check.NoError(t, later.Put(claim("d")))
+	check.NoError(t, s.Refresh())
 	if got := uids(s); got != "abd" || uids(later) != "ad" {
 		t.Errorf("%q, %q", got, uids(later))
 	}
-	must(t, s.Remove("d"))
-	must(t, later.Put(claim("d"))) // again, by the other process
-	must(t, s.Refresh())
+	check.NoError(t, s.Remove("d"))
+	check.NoError(t, later.Put(claim("d"))) // again, by the other process
+	check.NoError(t, s.Refresh())
 	if got := uids(s); got != "abd" {
 		t.Errorf("%q", got)
 	}
-	must(t, s.Remove("d"))
-	must(t, s.Remove("a"))
-	must(t, s.Remove("b"))
+	check.NoError(t, s.Remove("d"))
+	check.NoError(t, s.Remove("a"))
+	check.NoError(t, s.Remove("b"))
 	if all := s.All(); all == nil || len(all) > 0 {
 		t.Errorf("without claims: %#v", all)
 	}
@@ -140,15 +134,15 @@ func TestStore(t *testing.T) {
 func TestRemovedElsewhere(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "claims")
 	s, other := open(t, dir), open(t, dir)
-	must(t, other.Remove("never-stored")) // there is no directory
+	check.NoError(t, other.Remove("never-stored")) // there is no directory
 	for _, uid := range []string{"a", "b", "c"} {
-		must(t, s.Put(claim(uid)))
+		check.NoError(t, s.Put(claim(uid)))
 	}
-	must(t, other.Remove("a"))
-	must(t, other.Remove("b"))
-	must(t, other.Put(claim("b")))
-	must(t, os.Remove(s.Path("c")))
-	must(t, os.Remove(s.Path("b")))
+	check.NoError(t, other.Remove("a"))
+	check.NoError(t, other.Remove("b"))
+	check.NoError(t, other.Put(claim("b")))
+	check.NoError(t, os.Remove(s.Path("c")))
+	check.NoError(t, os.Remove(s.Path("b")))
 	for uid, want := range map[string]bool{"a": true, "b": false, "c": false, "never-stored": false} {
 		if s.RemovedElsewhere(uid) != want {
 			t.Errorf("%s: %t", uid, !want)
@@ -165,9 +159,9 @@ func TestRemovedElsewhere(t *testing.T) {
 	if !s.RemovedElsewhere("a") {
 		t.Error("a claim of now is not known any more")
 	}
-	must(t, os.Chtimes(s.marker("a"), time.Time{}, time.Now().Add(-2*rememberRemoved)))
+	check.NoError(t, os.Chtimes(s.marker("a"), time.Time{}, time.Now().Add(-2*rememberRemoved)))
 	s.swept = time.Now().Add(-2 * rememberRemoved)
-	must(t, s.Remove("c"))
+	check.NoError(t, s.Remove("c"))
 	if s.RemovedElsewhere("a") {
 		t.Error("a file is left of a claim of long ago")
 	}
@@ -177,14 +171,14 @@ func TestRemovedElsewhere(t *testing.T) {
 func TestStoredElsewhereAfterRemove(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "claims")
 	s, other := open(t, dir), open(t, dir)
-	must(t, s.Put(claim("a")))
-	must(t, s.Remove("a"))
-	must(t, s.Refresh())
+	check.NoError(t, s.Put(claim("a")))
+	check.NoError(t, s.Remove("a"))
+	check.NoError(t, s.Refresh())
 	if _, known := s.Get("a"); known || !s.Removed("a") {
 		t.Error("a removed claim is known")
 	}
-	must(t, other.Put(claim("a")))
-	must(t, s.Refresh())
+	check.NoError(t, other.Put(claim("a")))
+	check.NoError(t, s.Refresh())
 	if _, known := s.Get("a"); !known || s.Removed("a") || len(s.All()) != 1 {
 		t.Errorf("the claim of another process is not known: %v", s.All())
 	}
@@ -213,12 +207,12 @@ func TestFilesOfOthers(t *testing.T) {
 		"k.json": empty("k", "[]"), "l.json": empty("l", "null"), "m.json": strings.Replace(empty("m", results), `"GPU-1"`, `""`, 2), "n.json": `{"uid":"n","bootID":"earlier"}`,
 		".f.json123": "half", "note.txt": "", "G H.json": "", ".g.json9": "written now",
 	} {
-		must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+		check.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
-	must(t, os.Chtimes(filepath.Join(dir, ".f.json123"), time.Time{}, time.Now().Add(-2*time.Hour)))
-	must(t, syscall.Mkfifo(filepath.Join(dir, "h.json"), 0o600))
-	must(t, os.Symlink("/etc/passwd", filepath.Join(dir, "i.json")))
-	must(t, os.Mkdir(filepath.Join(dir, "j.json"), 0o700))
+	check.NoError(t, os.Chtimes(filepath.Join(dir, ".f.json123"), time.Time{}, time.Now().Add(-2*time.Hour)))
+	check.NoError(t, syscall.Mkfifo(filepath.Join(dir, "h.json"), 0o600))
+	check.NoError(t, os.Symlink("/etc/passwd", filepath.Join(dir, "i.json")))
+	check.NoError(t, os.Mkdir(filepath.Join(dir, "j.json"), 0o700))
 	s := open(t, dir)
 	if all := s.All(); len(all) != 2 || all[0].Version != 7 || all[1].UID != "n" {
 		t.Fatalf("%v", all)
@@ -230,13 +224,13 @@ func TestFilesOfOthers(t *testing.T) {
 	if _, err := os.Lstat(filepath.Join(dir, "b.json")); err != nil {
 		t.Error(err)
 	}
-	must(t, os.Remove(filepath.Join(dir, "c.json")))                                                                         // by an operator
-	must(t, os.WriteFile(filepath.Join(dir, "d.json"), []byte(strings.ReplaceAll(file, `"uid": "a"`, `"uid": "d"`)), 0o600)) // readable now
-	must(t, s.Refresh())
+	check.NoError(t, os.Remove(filepath.Join(dir, "c.json")))                                                                         // by an operator
+	check.NoError(t, os.WriteFile(filepath.Join(dir, "d.json"), []byte(strings.ReplaceAll(file, `"uid": "a"`, `"uid": "d"`)), 0o600)) // readable now
+	check.NoError(t, s.Refresh())
 	if got := uidsOf(s.Unread()); got != "behijklm" || mustGet(t, s, "d").Name != "n-a" {
 		t.Errorf("%s, %v", got, s.All())
 	}
-	must(t, s.Put(claim("j"))) // the directory is in its way
+	check.NoError(t, s.Put(claim("j"))) // the directory is in its way
 	s.SetAside(s.Unread())
 	if got := s.Unread(); got != nil || len(problem.Lines(s.Problems())) != 7 {
 		t.Errorf("%v, %q", got, problem.Lines(s.Problems()))
@@ -254,15 +248,15 @@ func TestFilesOfOthers(t *testing.T) {
 	}
 	c := mustGet(t, s, "a")
 	c.State = Started
-	must(t, s.Put(c))
+	check.NoError(t, s.Put(c))
 	text, err := os.ReadFile(s.Path("a"))
-	must(t, err)
+	check.NoError(t, err)
 	var fields map[string]any
-	must(t, json.Unmarshal(text, &fields))
+	check.NoError(t, json.Unmarshal(text, &fields))
 	if fields["state"] != "started" || fields["version"] != 7.0 || fields["priority"] == nil {
 		t.Errorf("%s", text)
 	}
-	must(t, s.Put(claim("b")))
+	check.NoError(t, s.Put(claim("b")))
 	if n := len(problem.Lines(s.Problems())); n != 6 {
 		t.Errorf("%d warnings after the claim was stored again", n)
 	}
@@ -281,7 +275,7 @@ func TestRecordThatCanNotBeRead(t *testing.T) {
 	dir := t.TempDir()
 	before := open(t, dir)
 	for _, uid := range []string{"a", "b", "c"} {
-		must(t, before.Put(claim(uid)))
+		check.NoError(t, before.Put(claim(uid)))
 	}
 	fails := map[string]error{"a": syscall.EACCES, "b": syscall.EIO}
 	s := newStore(dir, "boot", nil)
@@ -292,28 +286,28 @@ func TestRecordThatCanNotBeRead(t *testing.T) {
 		}
 		return read(path)
 	}
-	must(t, s.Refresh())
+	check.NoError(t, s.Refresh())
 	if all := s.All(); len(all) != 1 || all[0].UID != "c" || uidsOf(s.Unread()) != "ab" {
 		t.Fatalf("%v, %v", all, s.Unread())
 	}
 	if lines := problem.Lines(s.Problems()); !strings.HasPrefix(lines[0], s.Path("a")+" can't be read as a prepared claim: permission denied; ") || !strings.Contains(lines[1], "input/output error") {
 		t.Errorf("%q", lines)
 	}
-	must(t, s.Remove("b"))
-	must(t, s.Refresh())
+	check.NoError(t, s.Remove("b"))
+	check.NoError(t, s.Refresh())
 	if got := uidsOf(s.Unread()); got != "a" {
 		t.Errorf("%s", got)
 	}
 	for _, taken := range []string{".broken", ".broken.1", ".broken.2", ".broken.3", ".broken.4"} { // so that the rename fails
-		must(t, os.MkdirAll(s.Path("a")+taken+"/full", 0o700))
+		check.NoError(t, os.MkdirAll(s.Path("a")+taken+"/full", 0o700))
 	}
 	s.SetAside(s.Unread())
-	must(t, s.Refresh())
+	check.NoError(t, s.Refresh())
 	if lines := problem.Lines(s.Problems()); s.Unread() != nil || len(lines) != 1 || !strings.Contains(lines[0], "no pod has the claim, and the file can't be renamed") {
 		t.Errorf("%v, %q", s.Unread(), lines)
 	}
 	delete(fails, "a")
-	must(t, s.Refresh())
+	check.NoError(t, s.Refresh())
 	if all := s.All(); len(all) != 2 || len(problem.Lines(s.Problems())) != 0 {
 		t.Errorf("%v, %q", all, problem.Lines(s.Problems()))
 	}

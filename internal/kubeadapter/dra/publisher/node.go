@@ -54,11 +54,7 @@ func (p *Publisher) refreshNode(ctx context.Context) error {
 
 // readNode reads the Node.
 func (p *Publisher) readNode(ctx context.Context) error {
-	var n kubeapi.Node
-	err := p.await(ctx, func() (err error) {
-		n, err = p.opts.API.Node(ctx, p.opts.Node)
-		return err
-	})
+	n, err := answer(ctx, p, func() (kubeapi.Node, error) { return p.opts.API.Node(ctx, p.opts.Node) })
 	if err == nil {
 		p.node.uid, p.node.read, p.node.err = n.Metadata.UID, time.Now(), nil
 		p.node.retry.reset()

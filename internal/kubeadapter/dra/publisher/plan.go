@@ -157,9 +157,9 @@ func (v view) plan(l layout) plan {
 // because the device leaves.
 func (v view) keepsPodsAway(is, want []kubeapi.Device) bool {
 	if !v.dropsTaints {
-		return addsTaint(want, byName(is))
+		return addsTaint(want, resourceslice.ByName(is))
 	}
-	listed := byName(want)
+	listed := resourceslice.ByName(want)
 	return slices.ContainsFunc(is, func(d kubeapi.Device) bool { _, ok := listed[d.Name]; return !ok })
 }
 
@@ -199,12 +199,4 @@ func (v view) needsGeneration(l layout, latest int64) bool {
 		}
 	}
 	return false
-}
-
-func byName(devices []kubeapi.Device) map[string]kubeapi.Device {
-	all := make(map[string]kubeapi.Device, len(devices))
-	for _, d := range devices {
-		all[d.Name] = d
-	}
-	return all
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/cenkalti/backoff/v5"
 
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/util/problemset"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
@@ -87,7 +88,7 @@ type state struct {
 	creates     bucket // limits creates
 	current     Status
 	writes      counters
-	logged      map[string]bool // errors in the log since all was published last
+	lasting     problemset.Set // why not all was published since that was so last
 }
 
 // New returns a publisher that is not running.
@@ -104,7 +105,7 @@ func New(o Options) *Publisher {
 		p.dropShares = watch.NewValue(false)
 	}
 	p.refused, p.altered, p.otherNames = map[string]refusal{}, map[string]sentAndStored{}, map[int]string{}
-	p.writes, p.logged = counters{}, map[string]bool{}
+	p.writes, p.lasting.Log = counters{}, p.log
 	p.cache = newSliceCache()
 	p.dryRunName = p.names.dryRun()
 	p.node.retry, p.other.retry = newRetries(), newRetries()

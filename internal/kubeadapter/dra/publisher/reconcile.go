@@ -126,10 +126,10 @@ func (p *Publisher) done(l layout, nodeErr error) error {
 	if err := cmp.Or(p.refusal(), nodeErr, p.other.err); err != nil {
 		return err
 	}
-	if len(p.logged) > 0 || !p.current.Announced {
+	if len(p.lasting.List()) > 0 || !p.current.Announced {
 		p.log.Info("resource slices published", "slices", len(l), "devices", len(p.devices), "generation", p.cache.highest)
 	}
-	clear(p.logged)
+	p.lasting.Replace("", "")
 	p.setProblem("")
 	p.setReachable()
 	p.retry.reset()

@@ -69,8 +69,8 @@ func inForm(d kubeapi.Device, f form, published map[string]kubeapi.Device) (kube
 
 // publishedDevices are the devices as the server has them, or had them when all was published last.
 func (p *Publisher) publishedDevices() map[string]kubeapi.Device {
-	all := byName(slices.Concat(p.lastPublished...))
-	maps.Copy(all, byName(p.cache.devices(p.names.own)))
+	all := resourceslice.ByName(slices.Concat(p.lastPublished...))
+	maps.Copy(all, resourceslice.ByName(p.cache.devices(p.names.own)))
 	return all
 }
 
@@ -127,7 +127,7 @@ func (p *Publisher) bisect(ctx context.Context, names []string, refused map[stri
 		}
 		return false, err
 	}
-	s := bisection{Publisher: p, devices: byName(p.devices), published: p.publishedDevices(), refused: refused, dryRuns: maxDryRuns}
+	s := bisection{Publisher: p, devices: resourceslice.ByName(p.devices), published: p.publishedDevices(), refused: refused, dryRuns: maxDryRuns}
 	names = slices.DeleteFunc(names, func(name string) bool { _, ok := s.devices[name]; return !ok })
 	for some := range slices.Chunk(names, resourceslice.MaxDevices) {
 		if err := s.check(ctx, some); err != nil {
@@ -140,7 +140,7 @@ func (p *Publisher) bisect(ctx context.Context, names []string, refused map[stri
 
 // forget drops the refusals of devices that are not wanted any more, and of those that have changed: that is another try.
 func (p *Publisher) forget(before []kubeapi.Device) {
-	was, is := byName(before), byName(p.devices)
+	was, is := resourceslice.ByName(before), resourceslice.ByName(p.devices)
 	maps.DeleteFunc(p.refused, func(name string, _ refusal) bool {
 		d, ok := is[name]
 		return !ok || !equalButTaints(was[name], d)

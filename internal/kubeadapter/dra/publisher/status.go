@@ -3,11 +3,13 @@ package publisher
 import (
 	"cmp"
 	"errors"
+	"log/slog"
 	"maps"
 	"slices"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
@@ -151,44 +153,38 @@ func (e partialError) Unwrap() error { return e.error }
 
 // failed records why a round ended, and sets when the next try may be.
 func (p *Publisher) failed(err error) {
-	var waiting waitError
-	if errors.As(err, &waiting) {
-		if waiting != notListed || len(p.logged) == 0 { // else why it has not answered is known
+	if waiting, ok := errors.AsType[waitError](err); ok {
+		if waiting != notListed || len(p.lasting.List()) == 0 { // else why it has not answered is known
 			p.setProblem(err.Error())
 		}
 		return
 	}
 	p.report(err)
-	var other otherDriverError
-	var partial partialError
-	switch {
-	case errors.As(err, &other): // until something changes
-	case errors.As(err, &partial):
-		p.compareAt(partial.again)
-	default:
-		p.pause(p.retry.next(err))
+	if _, ok := errors.AsType[otherDriverError](err); ok { // until something changes
+		return
 	}
+	if partial, ok := errors.AsType[partialError](err); ok {
+		p.compareAt(partial.again)
+		return
+	}
+	p.pause(p.retry.next(err))
 }
 
 // report takes a failure, and logs it if that has not been done since all was published last.
 func (p *Publisher) report(err error) {
 	p.setProblem(err.Error())
 	p.current.LastError, p.current.LastErrorAt = err.Error(), time.Now()
-	var request *kubeapi.RequestError
-	if errors.As(err, &request) {
+	if _, ok := errors.AsType[*kubeapi.RequestError](err); ok {
 		p.setUnreachable()
 	} else {
 		p.setReachable()
 	}
-	if p.logged[err.Error()] {
-		return
+	one := problem.Problem{Object: err.Error()} // for the log alone: operators are told of the latest one
+	const several = 100                         // causes in turns
+	if all := p.lasting.List(); len(all) >= several && !slices.Contains(all, one) {
+		p.lasting.Replace(one.Code, "")
 	}
-	const several = 100 // causes in turns
-	if len(p.logged) >= several {
-		clear(p.logged)
-	}
-	p.logged[err.Error()] = true
-	p.log.Warn("resource slices not published", "error", err)
+	p.lasting.Put(one, slog.LevelWarn, "resource slices not published", "error", err)
 }
 
 // pause sets a time in which no request is sent.

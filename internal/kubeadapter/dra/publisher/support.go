@@ -87,11 +87,7 @@ func (p *Publisher) dryRun(ctx context.Context, devices []kubeapi.Device) ([]kub
 	slice := p.view().slice(0, 1, 1, devices)
 	for {
 		slice.Metadata.Name = p.dryRunName
-		var got kubeapi.ResourceSlice
-		err := p.await(ctx, func() (err error) {
-			got, err = p.opts.API.CreateSlice(ctx, slice, kubeapi.DryRun)
-			return err
-		})
+		got, err := answer(ctx, p, func() (kubeapi.ResourceSlice, error) { return p.opts.API.CreateSlice(ctx, slice, kubeapi.DryRun) })
 		if !errors.Is(err, kubeapi.ErrExists) {
 			return got.Spec.Devices, err
 		}

@@ -65,10 +65,10 @@ func (p *Publisher) writeTaints(ctx context.Context, writes []write) (first erro
 
 // taints returns the writes that add taints which keep pods away, and change nothing else.
 func (v view) taints(devices []kubeapi.Device) (all []write) {
-	wanted := byName(devices)
+	wanted := resourceslice.ByName(devices)
 	for _, name := range slices.Sorted(maps.Keys(v.slices)) {
 		s := v.slices[name]
-		if !v.names.own(name) || s.Spec.Pool.Name != v.node || !addsTaint(devices, byName(s.Spec.Devices)) {
+		if !v.names.own(name) || s.Spec.Pool.Name != v.node || !addsTaint(devices, resourceslice.ByName(s.Spec.Devices)) {
 			continue
 		}
 		w := write{verb: update, slice: s}
@@ -128,4 +128,13 @@ func (p *Publisher) await(ctx context.Context, request func() error) error {
 		}
 		again.Stop()
 	}
+}
+
+// answer waits for a request as await does, and returns its answer.
+func answer[T any](ctx context.Context, p *Publisher, request func() (T, error)) (got T, err error) {
+	err = p.await(ctx, func() (err error) {
+		got, err = request()
+		return err
+	})
+	return got, err
 }

@@ -34,14 +34,7 @@ func (p *Publisher) dryRunPlan(ctx context.Context, todo plan) (again bool, err 
 		if w.verb == remove {
 			continue
 		}
-		err := p.await(ctx, func() (err error) {
-			if w.verb == create {
-				_, err = p.opts.API.CreateSlice(ctx, w.slice, kubeapi.DryRun)
-			} else {
-				_, err = p.opts.API.UpdateSlice(ctx, w.slice, kubeapi.DryRun)
-			}
-			return err
-		})
+		_, err := answer(ctx, p, func() (kubeapi.ResourceSlice, error) { return request(ctx, p.opts.API, w, kubeapi.DryRun) })
 		if errors.Is(err, kubeapi.ErrInvalid) {
 			err = p.findRefused(ctx, w.slice.Spec.Devices, err)
 			return err == nil, err
@@ -92,7 +85,7 @@ func (p *Publisher) send(ctx context.Context, writes []write) []error {
 	got, errs := make([]kubeapi.ResourceSlice, len(writes)), make([]error, len(writes))
 	var sent sync.WaitGroup
 	for i, w := range writes {
-		sent.Go(func() { got[i], errs[i] = request(ctx, p.opts.API, w) })
+		sent.Go(func() { got[i], errs[i] = request(ctx, p.opts.API, w, kubeapi.Store) })
 	}
 	_ = p.await(ctx, func() error { sent.Wait(); return nil }) // each has its own
 	for i, w := range writes {
@@ -110,13 +103,13 @@ func (p *Publisher) send(ctx context.Context, writes []write) []error {
 	return errs
 }
 
-// request sends a write and returns the slice as the server stored it.
-func request(ctx context.Context, api *kubeapi.Client, w write) (kubeapi.ResourceSlice, error) {
+// request sends a write and returns the slice as the server stored it. A delete is never a dry run.
+func request(ctx context.Context, api *kubeapi.Client, w write, mode kubeapi.Write) (kubeapi.ResourceSlice, error) {
 	switch w.verb {
 	case create:
-		return api.CreateSlice(ctx, w.slice, kubeapi.Store)
+		return api.CreateSlice(ctx, w.slice, mode)
 	case update:
-		return api.UpdateSlice(ctx, w.slice, kubeapi.Store)
+		return api.UpdateSlice(ctx, w.slice, mode)
 	case remove:
 		err := api.DeleteSlice(ctx, w.slice.Metadata.Name, w.slice.Metadata.UID)
 		if errors.Is(err, kubeapi.ErrNotFound) {

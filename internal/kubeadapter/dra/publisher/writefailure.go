@@ -18,11 +18,7 @@ func (p *Publisher) handleFailure(ctx context.Context, w write, err error) (agai
 	default:
 		return false, err
 	}
-	var is kubeapi.ResourceSlice
-	getErr := p.await(ctx, func() (err error) {
-		is, err = p.opts.API.Slice(ctx, name)
-		return err
-	})
+	is, getErr := answer(ctx, p, func() (kubeapi.ResourceSlice, error) { return p.opts.API.Slice(ctx, name) })
 	switch {
 	case errors.Is(getErr, kubeapi.ErrNotFound):
 		p.cache.recordDelete(name)
@@ -48,8 +44,8 @@ func (p *Publisher) countStale(err error) error {
 }
 
 func unserved(err error) bool {
-	var status *kubeapi.StatusError
-	return errors.As(err, &status) && status.Unserved()
+	status, ok := errors.AsType[*kubeapi.StatusError](err)
+	return ok && status.Unserved()
 }
 
 // applyChanges applies the changes that have arrived.

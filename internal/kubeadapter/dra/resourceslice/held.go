@@ -1,6 +1,7 @@
 package resourceslice
 
 import (
+	"cmp"
 	"encoding/json"
 	"maps"
 	"slices"
@@ -31,12 +32,7 @@ func Published(d kubeapi.Device) json.RawMessage {
 // held returns the devices that prepared claims hold, by name. Of several claims on a device the first by UID counts. A claim with admin
 // access holds nothing.
 func (in Input) held() map[string]heldDevice {
-	claims := slices.SortedFunc(slices.Values(in.Prepared), func(a, b prepared.Claim) int {
-		if a.UID < b.UID {
-			return -1
-		}
-		return 1
-	})
+	claims := slices.SortedFunc(slices.Values(in.Prepared), func(a, b prepared.Claim) int { return cmp.Compare(a.UID, b.UID) })
 	all := map[string]heldDevice{}
 	for _, c := range claims {
 		if !c.Holds(in.BootID) {

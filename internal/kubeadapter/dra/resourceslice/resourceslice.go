@@ -119,6 +119,15 @@ func Chunk(devices []kubeapi.Device) [][]kubeapi.Device {
 	return slices.Collect(slices.Chunk(devices, MaxDevices))
 }
 
+// ByName returns devices by their names.
+func ByName(devices []kubeapi.Device) map[string]kubeapi.Device {
+	all := make(map[string]kubeapi.Device, len(devices))
+	for _, d := range devices {
+		all[d.Name] = d
+	}
+	return all
+}
+
 // listing is a device in a slice.
 type listing struct {
 	unit   inventory.Unit // zero if the inventory has it no more
