@@ -15,6 +15,8 @@ import (
 	"github.com/prometheus/common/expfmt"
 	promodel "github.com/prometheus/common/model"
 
+	"github.com/tandem-gpu/tandem/test/check"
+	"github.com/tandem-gpu/tandem/test/rig"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -36,12 +38,9 @@ func bothWithPages(t *testing.T, node string, test func(*agent)) {
 
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
+	address, err := rig.FreeAddress()
+	check.NoError(t, err)
+	return address
 }
 
 // awaitPage waits until a page has that status and text.

@@ -21,9 +21,15 @@ const limit = 2 * time.Minute
 // Until waits until ok returns true. It ends the test if that takes too long.
 func Until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(limit); !ok(); time.Sleep(time.Millisecond) {
+	Within(t, limit, what, ok)
+}
+
+// Within is Until with a limit.
+func Within(t testing.TB, limit time.Duration, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(limit); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("not in time:", what)
+			t.Fatalf("%s: not within %v", what, limit)
 		}
 	}
 }

@@ -69,3 +69,8 @@ func without(s []string, removed ...string) []string {
 }
 
 var must = check.NoError
+
+func (s *scene) eventually(what string, ok func() bool) {
+	s.T.Helper()
+	check.Until(s.T, what, ok)
+}

@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/config/policy"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
+	"github.com/tandem-gpu/tandem/test/rig"
 	"github.com/tandem-gpu/tandem/test/rig/inprocess"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
@@ -239,12 +240,12 @@ func (p *incumbent) plain(devices []gpu.Device) (map[string][]string, error) {
 }
 
 // allocate is its answer to an Allocate: environment, mounts, and device nodes as with passDeviceSpecs.
-func (p *incumbent) allocate(resource string, ids ...string) (answer, error) {
+func (p *incumbent) allocate(resource string, ids ...string) (rig.Grant, error) {
 	shared := false
 	var visible, paths []string
 	for _, id := range ids {
 		if !slices.Contains(p.resources[resource], id) {
-			return answer{}, fmt.Errorf("invalid allocation request for %q: invalid request: unknown device: %s", resource, id)
+			return rig.Grant{}, fmt.Errorf("invalid allocation request for %q: invalid request: unknown device: %s", resource, id)
 		}
 		uuid, _, replica := strings.Cut(id, "::")
 		shared = shared || replica
@@ -255,11 +256,11 @@ func (p *incumbent) allocate(resource string, ids ...string) (answer, error) {
 	}
 	one := p.sharing().FailRequestsGreaterThanOne
 	if shared && len(ids) > 1 && (p.mps() || one != nil && *one) {
-		return answer{}, fmt.Errorf("invalid allocation request for %q: invalid request: maximum request size for shared resources is 1; found %d", resource, len(ids))
+		return rig.Grant{}, fmt.Errorf("invalid allocation request for %q: invalid request: maximum request size for shared resources is 1; found %d", resource, len(ids))
 	}
-	a := answer{Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": strings.Join(visible, ",")}, Nodes: paths}
+	a := rig.Grant{Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": strings.Join(visible, ",")}, Nodes: paths}
 	if p.mps() { // also for a resource that is not shared
-		a.Envs["CUDA_MPS_PIPE_DIRECTORY"] = "/mps/" + resource + "/pipe"
+		a.Env["CUDA_MPS_PIPE_DIRECTORY"] = "/mps/" + resource + "/pipe"
 		a.Mounts = []string{
 			"/run/nvidia/mps/" + resource + "/pipe -> /mps/" + resource + "/pipe",
 			"/run/nvidia/mps/shm -> /dev/shm",

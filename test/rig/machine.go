@@ -13,19 +13,6 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// View is one device as one scheduler sees it.
-type View struct {
-	ID, Name, Where string
-	Healthy         bool
-	Reason          string
-}
-
-// Grant is what a container would get.
-type Grant struct {
-	Env   map[string]string
-	Nodes []string
-}
-
 // Setup is the configuration of an agent.
 type Setup struct {
 	core.Roots
