@@ -3,7 +3,6 @@
 package agents
 
 import (
-	"flag"
 	"fmt"
 	"maps"
 	"os"
@@ -42,10 +41,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	flag.Parse()
-	if f := flag.Lookup("test.parallel"); f != nil && f.Value.String() == f.DefValue {
-		_ = f.Value.Set("8") // the tests wait more than they compute
-	}
+	check.Parallel(8)
 	os.Exit(func() int {
 		if binary := os.Getenv(asNomadAgent); binary != "" {
 			fmt.Fprintln(os.Stderr, runAsNomadAgent(binary))
@@ -161,9 +157,7 @@ func (a *agent) launch() {
 		a.must(err)
 		return
 	}
-	for key, value := range a.settings {
-		cmd.Args = append(cmd.Args, fmt.Sprintf("--%s=%v", strings.ReplaceAll(key, "_", "-"), value))
-	}
+	cmd.Args = append(cmd.Args, rig.Flags(a.settings)...)
 	cmd.Stdout, cmd.Stderr = &a.log, &a.log
 	a.lists, p.ended = len(a.kubelet.Lists(resource)), make(chan struct{})
 	a.must(cmd.Start())

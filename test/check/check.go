@@ -3,6 +3,8 @@ package check
 
 import (
 	"errors"
+	"flag"
+	"strconv"
 	"testing"
 	"time"
 )
@@ -31,5 +33,13 @@ func Within(t testing.TB, limit time.Duration, what string, ok func() bool) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%s: not within %v", what, limit)
 		}
+	}
+}
+
+// Parallel has n tests run at once, unless the flag of go test has a number: for tests that wait more than they compute. A TestMain calls it.
+func Parallel(n int) {
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f != nil && f.Value.String() == f.DefValue {
+		_ = f.Value.Set(strconv.Itoa(n))
 	}
 }

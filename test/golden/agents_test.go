@@ -78,14 +78,6 @@ func (h *host) config(agent string, more map[string]string) map[string]string {
 	return c
 }
 
-// flags is a configuration on the command line of k8s-gpu.
-func flags(config map[string]string) (args []string) {
-	for key, value := range config {
-		args = append(args, "--"+strings.ReplaceAll(key, "_", "-")+"="+value)
-	}
-	return args
-}
-
 // process is an agent that runs.
 type process struct {
 	h    *host
@@ -115,7 +107,7 @@ func (h *host) startK8s(more map[string]string) *process {
 		"http_address": address, "config_file": h.policy, "pass_device_specs": "true", "log_format": "text",
 	})
 	maps.Copy(config, more)
-	cmd := exec.Command(binaries.Path(h.t, k8sGPU), flags(config)...)
+	cmd := exec.Command(binaries.Path(h.t, k8sGPU), rig.Flags(config)...)
 	log, err := os.Create(p.log)
 	must(h.t, err)
 	cmd.Stdout, cmd.Stderr = log, log

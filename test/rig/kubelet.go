@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
 
@@ -48,9 +47,7 @@ func (k *Kubelet) startAgent(binary string, s Setup, log io.Writer) error {
 	if s.Policy != "" {
 		args = append(args, "--config-file", s.Policy)
 	}
-	for key, value := range s.settings() {
-		args = append(args, "--"+strings.ReplaceAll(key, "_", "-")+"="+value)
-	}
+	args = append(args, Flags(s.settings())...)
 	if s.Peer {
 		const script = `mkdir -p "$0" && mount --bind "$1" "$0" && exec "$2"`
 		binary, args = "unshare", []string{"--mount", "sh", "-c", script, v1beta1.DevicePluginPath, filepath.Dir(k.Socket()), binary}

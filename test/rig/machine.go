@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"strings"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
@@ -49,6 +50,14 @@ func (s Setup) settings() map[string]string {
 		all["health_period"], all["health_settle"], all["recovery_dwell"] = "500ms", "2s", "2s"
 	}
 	return all
+}
+
+// Flags are settings, by their names in Nomad's config block, on the command line of k8s-gpu.
+func Flags[V any](settings map[string]V) (args []string) {
+	for key, value := range settings {
+		args = append(args, fmt.Sprintf("--%s=%v", strings.ReplaceAll(key, "_", "-"), value))
+	}
+	return args
 }
 
 // Machine is what the agents run on.
