@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/config/policy"
@@ -19,6 +20,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/test/incumbent"
 	"github.com/tandem-gpu/tandem/test/rig"
 	"github.com/tandem-gpu/tandem/test/rig/inprocess"
 )
@@ -196,37 +198,31 @@ func (v *views) haveNothingInCommon(t *testing.T) {
 }
 
 // differs returns where the incumbent would have sent something else; "" = nowhere. Its device nodes are compared as a
-// set, and without the four of every container: the order is random, and a node can be there twice.
-func (v *views) differs(t *testing.T, file []byte, devices []gpu.Device) string {
+// set, and without those of every container: the order is random, and a node can be there twice.
+func (v *views) differs(t *testing.T, file []byte, machine gpu.Snapshot) string {
 	t.Helper()
-	other, err := newIncumbent(file, devices)
+	other, err := incumbent.New(configured(t, file), machine)
 	if err != nil {
 		return "it does not start: " + err.Error()
 	}
-	ours := map[string][]string{}
+	ours, diff := map[string][]string{}, ""
 	for _, p := range v.kubelet {
+		name := strings.TrimPrefix(p.name, "nvidia.com/")
 		for _, u := range p.units {
-			ours[p.name] = append(ours[p.name], u.id)
+			ours[name] = append(ours[name], u.id)
 		}
-		slices.Sort(ours[p.name])
-	}
-	diff := cmp.Diff(other.resources, ours)
-	for _, p := range v.kubelet {
+		slices.Sort(ours[name])
 		for _, a := range p.answers {
-			theirs, err := other.allocate(p.name, a.ids...)
+			theirs, err := other.Allocate(name, a.ids...)
 			refusal := ""
 			if err != nil {
 				refusal = err.Error()
 			}
-			slices.Sort(theirs.Nodes)
-			theirs.Nodes = slices.Compact(theirs.Nodes)
-			a.Nodes = slices.DeleteFunc(slices.Clone(a.Nodes), func(path string) bool {
-				return slices.Contains([]string{"/dev/nvidiactl", "/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}, path)
-			})
-			diff += cmp.Diff(theirs, a.Grant) + cmp.Diff(refusal, a.refusal)
+			a.Nodes = slices.DeleteFunc(slices.Sorted(slices.Values(a.Nodes)), func(path string) bool { return slices.Contains(incumbent.CommonNodes, path) })
+			diff += cmp.Diff(theirs, incumbent.Answer{Env: a.Env, Mounts: a.Mounts, Nodes: a.Nodes}, cmpopts.EquateEmpty()) + cmp.Diff(refusal, a.refusal)
 		}
 	}
-	return diff
+	return cmp.Diff(other.Resources, ours) + diff
 }
 
 // offer returns the inventory of a machine on which every MPS daemon answers, by a file, and the warnings about the file.
