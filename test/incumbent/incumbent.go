@@ -138,7 +138,7 @@ func (p *Plugin) Allocate(resource string, units ...string) (Answer, error) {
 	return a, nil
 }
 
-// nodes are those of devices, sorted; "" without Nodes.
+// nodes are those of devices, sorted; none without Nodes.
 func (p *Plugin) nodes(ids []string) (paths []string) {
 	if !p.Nodes {
 		return nil

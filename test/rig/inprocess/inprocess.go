@@ -60,8 +60,8 @@ func Run(ctx context.Context, t testing.TB, m *monitor.Monitor, running *sync.Wa
 	})
 }
 
-// Kubelet starts a kubelet without plugins, whose pods hold no device, and returns it with the socket of its pod-resources API.
-func Kubelet(t testing.TB) (k *kubelettest.Kubelet, podResources string) {
+// startKubelet starts a kubelet without plugins, whose pods hold no device, and returns it with the socket of its pod-resources API.
+func startKubelet(t testing.TB) (k *kubelettest.Kubelet, podResources string) {
 	t.Helper()
 	dir := coretest.ShortDir(t)
 	k = kubelettest.New(dir)

@@ -34,7 +34,7 @@ func Serve(ctx context.Context, t testing.TB, toKubelet, toNomad nomadadapter.So
 	t.Helper()
 	o := &Orchestrators{T: t, Nomad: rig.NewNomadClient()}
 	var pods string
-	o.Kubelet, pods = Kubelet(t)
+	o.Kubelet, pods = startKubelet(t)
 	adapter := deviceplugin.New(toKubelet, deviceplugin.Options{
 		KubeletSocket: o.Kubelet.Socket(), PodResourcesSocket: pods, MPSRoot: "/run/nvidia/mps", Check: toKubelet.CheckReservation,
 	})
