@@ -21,7 +21,7 @@ func TestBrokenFilesLeaveStreamsUntouched(t *testing.T) {
 		a.healthy(8, 8)
 		sent := func() (sent []int) {
 			if a.program == nomadGPU {
-				return []int{len(a.received())}
+				return []int{len(a.nomad.Fingerprints())}
 			}
 			for _, r := range a.kubelet.Registrations() {
 				sent = append(sent, len(a.kubelet.Lists(r.Resource)))

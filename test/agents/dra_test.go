@@ -9,7 +9,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -236,7 +235,7 @@ func TestDRAClaim(t *testing.T) {
 	}
 }
 
-// Nothing that the agent needs is there when it starts; each comes later (case 1: GetInfo does not wait for the driver).
+// Nothing that the agent needs is there when it starts; each comes later.
 func TestDRAStartsWithoutAnything(t *testing.T) {
 	t.Parallel()
 	d := newDRAAgent(t, "t4", header)
@@ -247,20 +246,6 @@ func TestDRAStartsWithoutAnything(t *testing.T) {
 	d.await("the HTTP server", func() bool { code, _ := d.get("/healthz"); return code == 200 })
 	d.ready(503, "DRA driver gpu.nvidia.com: ")
 	d.must(os.Mkdir(d.registry(), 0o755))
-	conn := d.dial()
-	fastest := time.Hour
-	for range 5 { // the kubelet waits a second; this machine may be busy
-		began := time.Now()
-		info, err := registration.NewRegistrationClient(conn).GetInfo(t.Context(), &registration.InfoRequest{}, grpc.WaitForReady(true))
-		d.must(err)
-		fastest = min(fastest, time.Since(began))
-		if want := []string{"v1.DRAPlugin", "v1beta1.DRAPlugin"}; len(info.GetSupportedVersions()) < 3 || !slices.Equal(info.GetSupportedVersions()[:2], want) {
-			t.Errorf("%v", info.GetSupportedVersions())
-		}
-	}
-	if fastest > time.Second {
-		t.Errorf("GetInfo took %v", fastest)
-	}
 	driver := d.register()
 	d.unprepare(driver, &drav1.Claim{Namespace: "team", Name: "gone", Uid: "uid-gone"}) // without API server and driver
 	d.ready(503, "ResourceSlices: ")
@@ -271,47 +256,6 @@ func TestDRAStartsWithoutAnything(t *testing.T) {
 	d.published(1, 0)
 	d.ready(200, "1 devices in 1 ResourceSlices")
 	d.terminate(syscall.SIGTERM)
-}
-
-// A container runtime without CDI would start containers without their GPU: nothing is published, and the agent is not ready until the Node
-// has another one.
-func TestDRAWithoutCDI(t *testing.T) {
-	t.Parallel()
-	d := newDRAAgent(t, "t4", header)
-	d.putNode("containerd://1.6.20")
-	d.start()
-	driver := d.register()
-	const why = "containers of this node would get none: containerd 1.6.20 has no CDI"
-	d.ready(503, why)
-	d.published(0, 0)
-	if _, problem := d.prepare(driver, d.claim("train", 0)); !strings.Contains(problem, "containerd 1.6.20 has no CDI") {
-		t.Errorf("prepared: %q", problem)
-	}
-	d.alive()
-	if r := d.report(); r.DRA == nil || !strings.Contains(r.DRA.Problem, why) {
-		t.Errorf("%+v", r.DRA)
-	}
-}
-
-// Names that a device plugin has offered on the node stay registered with an empty list, and no other does (case 43).
-func TestDRAKeepsNamesOfDevicePlugins(t *testing.T) {
-	t.Parallel()
-	d := newDRAAgent(t, "t4", header)
-	d.putNode("containerd://2.4.2", resource, "nvidia.com/mig-1g.10gb", "other.com/gpu")
-	d.start()
-	d.register()
-	d.published(1, 0)
-	d.registered(1)
-	d.await("an empty list of "+resource, func() bool {
-		lists := d.kubelet.Lists(resource)
-		return len(lists) > 0 && len(lists[len(lists)-1]) == 0
-	})
-	for _, r := range d.kubelet.Registrations() {
-		if r.Resource != resource {
-			t.Errorf("%s is registered", r.Resource)
-		}
-	}
-	d.ready(200, "DRA driver gpu.nvidia.com is registered")
 }
 
 // With device plugins the driver runs on as long as pods have claims: their end needs it. The GPU of a claim goes to no pod of a device

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -21,7 +20,7 @@ func TestOperatorsCommands(t *testing.T) {
 		id := a.driver.UUID(3)
 		a.prints("XID_79", "simulate", "xid", "79", "--gpu", "3")
 		a.healthy(8, 7)
-		if d := a.devices()[id]; d.healthy || !strings.HasPrefix(d.reason, "simulated: lost: XID 79 ") || len(d.reason) > 200 {
+		if d := a.devices()[id]; d.Healthy || !strings.HasPrefix(d.Reason, "simulated: lost: XID 79 ") || len(d.Reason) > 200 {
 			t.Errorf("the GPU is %+v", d)
 		}
 		if _, err := a.allocate(id); err == nil || !strings.Contains(err.Error(), "simulated: ") {
@@ -54,48 +53,6 @@ func TestOperatorsCommands(t *testing.T) {
 		a.stop()
 		a.prints("no agent is running: this is what an agent that starts now would offer", "inspect", "--driver-root", a.driver.Root)
 	})
-}
-
-func TestSimulationMustBeEnabled(t *testing.T) {
-	both(t, "t4", nil, func(a *agent) {
-		a.start()
-		a.healthy(1, 1)
-		out, err := a.command("simulate", "xid", "79", "--gpu=0")
-		if err == nil || !strings.Contains(out, "simulation = true") && !strings.Contains(out, "--simulation=true") {
-			a.Errorf("%v: %s", err, out)
-		}
-	})
-}
-
-// A restart clears no fault and counts none twice: the first list of the next process has it.
-func TestHistorySurvivesARestart(t *testing.T) {
-	t.Parallel()
-	for name, end := range ends {
-		t.Run(name, func(t *testing.T) {
-			both(t, "h100x8", nil, func(a *agent) {
-				a.start()
-				a.healthy(8, 8)
-				a.xid(2, 95)
-				a.healthy(8, 7)
-				a.metrics(`tandem_xid_errors_total{gpu="`+a.driver.UUID(2)+`",xid="95"} 1`, `tandem_health_source_up{source="history"} 1`)
-				a.awaitFile(a.history(), `"Code": 95`)
-				end(a)
-				left := a.kubeletSockets()
-				if name == "killed" && a.program == k8sGPU && len(left) != 1 {
-					a.Errorf("a killed agent has left the sockets %v", left)
-				}
-				a.start()
-				if ids := a.firstUnhealthy(8); !slices.Equal(ids, []string{a.driver.UUID(2)}) {
-					a.Errorf("unhealthy in the first list: %v", ids)
-				}
-				if now := a.kubeletSockets(); slices.ContainsFunc(now, func(path string) bool { return slices.Contains(left, path) }) {
-					a.Errorf("sockets %v, the killed agent left %v", now, left)
-				}
-				a.counts("2:XID_95:1")
-				a.metrics(`tandem_xid_errors_total{gpu="` + a.driver.UUID(2) + `",xid="95"} 1`)
-			})
-		})
-	}
 }
 
 // What need not be saved immediately is saved at the end.
@@ -143,7 +100,7 @@ func TestObserveMode(t *testing.T) {
 		}
 		a.xid(1, 95)
 		a.await("the reason", func() bool {
-			return strings.HasPrefix(a.devices()[id].reason, "observed, not enforced: unhealthy: XID 95 ")
+			return strings.HasPrefix(a.devices()[id].Reason, "observed, not enforced: unhealthy: XID 95 ")
 		})
 		a.metrics(`tandem_device_health{device="`+id+`",model="`+model+`",state="unhealthy"} 1`,
 			`tandem_devices{health="unhealthy",resource="nvidia.com/gpu"} 1`)
@@ -182,12 +139,11 @@ func TestFailingWorkloads(t *testing.T) {
 func (a *agent) statistic(id, prefix string) {
 	a.Helper()
 	a.await("statistics", func() bool {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		if a.usage == nil || len(a.usage.Groups) == 0 {
+		groups := a.nomad.Statistics()
+		if len(groups) == 0 {
 			return false
 		}
-		health := a.usage.Groups[0].InstanceStats[id].Stats.Attributes["Health"]
+		health := groups[0].InstanceStats[id].Stats.Attributes["Health"]
 		return health != nil && strings.HasPrefix(*health.StringVal, prefix)
 	})
 }

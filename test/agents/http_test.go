@@ -9,36 +9,11 @@ import (
 	"os"
 	"regexp"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 )
-
-// Without its port, which another process has, k8s-gpu offers GPUs, logs the problem once, and listens when the port is free.
-func TestPortInUse(t *testing.T) {
-	t.Parallel()
-	first := newAgent(t, k8sGPU, "t4", nil)
-	first.start()
-	first.ready(http.StatusOK, "offered")
-	address, began := first.address(), time.Now()
-	a := newAgent(t, k8sGPU, "t4", map[string]any{"http_address": address})
-	a.start()
-	a.healthy(1, 1)
-	a.logs("WARN", "HTTP server unavailable, retrying", "address already in use")
-	a.prints("no HTTP at "+address+": listen tcp", "inspect")
-	a.await("some attempts", func() bool { return time.Since(began) > 4*time.Second })
-	if n := a.times("HTTP server unavailable"); n != 1 {
-		t.Errorf("the problem is logged %d times", n)
-	}
-	first.stop()
-	a.logs("INFO", "msg=listening http="+address)
-	a.ready(http.StatusOK, "offered to the kubelet: nvidia.com/gpu")
-	if out, err := a.command("inspect"); err != nil || strings.Contains(out, "no HTTP") {
-		t.Errorf("%v:\n%s", err, out)
-	}
-}
 
 // Any client that reaches the port can open connections. The DaemonSet's memory limit is 96 MiB, and a probe that gets no answer
 // in three seconds has failed: neither may happen.

@@ -2,7 +2,6 @@ package agents
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -30,9 +29,7 @@ func (a *agent) useKernelLog() *kernelLog {
 func (l *kernelLog) xid(slot, code int, text string) {
 	l.Helper()
 	pci, err := l.driver.Get(slot, "pci")
-	if err != nil {
-		l.Fatal(err)
-	}
+	l.must(err)
 	l.write(fmt.Sprintf("NVRM: Xid (PCI:%s): %d, %s", strings.TrimSuffix(pci, ".0"), code, text))
 }
 
@@ -41,13 +38,9 @@ func (l *kernelLog) write(message string) {
 	l.Helper()
 	l.seq++
 	f, err := os.OpenFile(l.path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		l.Fatal(err)
-	}
-	defer func() { _ = f.Close() }()
-	if _, err := io.WriteString(f, fmt.Sprintf("4,%d,%d000000,-;%s\n", l.seq, 300*l.seq, message)); err != nil {
-		l.Fatal(err)
-	}
+	l.must(err)
+	_, err = fmt.Fprintf(f, "4,%d,%d000000,-;%s\n", l.seq, 300*l.seq, message)
+	l.must(err, f.Close())
 }
 
 // XIDs that NVML does not report come from the kernel log, without the names of processes.
@@ -59,7 +52,7 @@ func TestKernelLog(t *testing.T) {
 		log.xid(4, 119, "pid=1582259, name=secret, Timeout after 6s of waiting for RPC response from GPU4 GSP!")
 		a.healthy(8, 7)
 		a.metrics(`tandem_xid_errors_total{gpu="`+a.driver.UUID(4)+`",xid="119"} 1`, `tandem_health_source_up{source="kernel_log"} 1`)
-		if d := a.devices()[a.driver.UUID(4)]; !strings.Contains(d.reason, "XID 119 ") || strings.Contains(d.reason, "secret") {
+		if d := a.devices()[a.driver.UUID(4)]; !strings.Contains(d.Reason, "XID 119 ") || strings.Contains(d.Reason, "secret") {
 			a.Errorf("want the text of the kernel without the process: %+v", d)
 		}
 		if out, err := a.command("inspect", "--json"); err != nil || !strings.Contains(out, "Timeout after 6s") || strings.Contains(out, "secret") {
@@ -69,7 +62,7 @@ func TestKernelLog(t *testing.T) {
 }
 
 // What the kernel logs while no agent runs, or in its last moments, counts once, when the next one starts. What was there before
-// the first start, and what an operator has cleared, does not count again.
+// the first start, and what an operator has cleared, does not count again. The first list of the next process has the faults.
 func TestXIDsLoggedWhileNoAgentRuns(t *testing.T) {
 	t.Parallel()
 	for name, end := range ends {
@@ -89,14 +82,21 @@ func TestXIDsLoggedWhileNoAgentRuns(t *testing.T) {
 				a.awaitFile(a.history(), `"Code": 95`)
 				log.xid(7, 119, "a fault") // which waits for NVML's event when the agent ends
 				end(a)
+				left := a.kubeletSockets()
+				if name == "killed" && a.program == k8sGPU && len(left) != 1 {
+					a.Errorf("a killed agent has left the sockets %v", left)
+				}
 				log.xid(5, 119, "a fault")
 				a.start()
 				ids, want := a.firstUnhealthy(8), []string{a.driver.UUID(3), a.driver.UUID(5), a.driver.UUID(7)}
 				if slices.Sort(want); !slices.Equal(ids, want) {
 					a.Errorf("unhealthy in the first list: %v, want %v", ids, want)
 				}
+				if now := a.kubeletSockets(); slices.ContainsFunc(now, func(path string) bool { return slices.Contains(left, path) }) {
+					a.Errorf("sockets %v, the killed agent left %v", now, left)
+				}
 				a.counts("3:XID_95:1 4:XID_119:1 5:XID_119:1 7:XID_119:1")
-				a.metrics(`tandem_xid_errors_total{gpu="`+a.driver.UUID(1)+`",xid="119"} 0`,
+				a.metrics(`tandem_health_source_up{source="history"} 1`, `tandem_xid_errors_total{gpu="`+a.driver.UUID(1)+`",xid="119"} 0`,
 					`tandem_xid_errors_total{gpu="`+a.driver.UUID(4)+`",xid="119"} 1`, `tandem_xid_errors_total{gpu="`+a.driver.UUID(5)+`",xid="119"} 1`)
 				end(a)
 				a.start()

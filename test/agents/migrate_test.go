@@ -103,18 +103,24 @@ func (a *agent) plan(slot int) (p planned) {
 }
 
 // takesWork reports whether a GPU is listed as healthy.
-func (a *agent) takesWork(slot int) bool { return a.devices()[a.driver.UUID(slot)].healthy }
+func (a *agent) takesWork(slot int) bool { return a.devices()[a.driver.UUID(slot)].Healthy }
 
-// startBoth starts both agents on one machine, with the records of their orchestrators. All GPUs are Nomad's.
-func startBoth(t *testing.T) (n, k *agent, nomad *nomadAPI, pods *kubelettest.PodResources) {
+// newBoth returns both agents on one machine.
+func newBoth(t *testing.T, settings map[string]any) (n, k *agent) {
 	t.Helper()
-	nomad, address := startNomadAPI(t)
-	n = newAgent(t, nomadGPU, "h100x8", map[string]any{"nomad_address": address, "overlap": "refuse"})
-	k = newAgent(t, k8sGPU, "h100x8", map[string]any{"overlap": "refuse"})
+	n, k = newAgent(t, nomadGPU, "h100x8", settings), newAgent(t, k8sGPU, "h100x8", settings)
 	for _, key := range []string{"driver_root", "sysfs_root", "procfs_root", "state_dir"} {
 		k.settings[key] = n.settings[key]
 	}
 	k.driver, k.state = n.driver, n.state
+	return n, k
+}
+
+// startBoth starts both agents on one machine, with the records of their orchestrators. All GPUs are Nomad's.
+func startBoth(t *testing.T) (n, k *agent, nomad *nomadAPI, pods *kubelettest.PodResources) {
+	t.Helper()
+	n, k = newBoth(t, map[string]any{"overlap": "refuse"})
+	nomad, n.settings["nomad_address"] = startNomadAPI(t)
 	socket := filepath.Join(k.dir, "pods", "kubelet.sock")
 	pods, err := kubelettest.ServePodResources(socket)
 	k.must(err)

@@ -11,7 +11,9 @@ import (
 
 	"github.com/hashicorp/nomad/plugins/base"
 
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/test/binaries"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // With go-plugin's cookie nomad-gpu is a plugin whatever the arguments, and its first byte on stdout is the handshake's.
@@ -20,44 +22,19 @@ func TestHandshake(t *testing.T) {
 	for _, args := range [][]string{nil, {"help"}, {"inspect", "--json"}, {"nonsense", "-x"}} {
 		cmd := exec.Command(binaries.Path(t, nomadGPU), args...)
 		cmd.Env = append(os.Environ(), base.Handshake.MagicCookieKey+"="+base.Handshake.MagicCookieValue,
-			"PLUGIN_PROTOCOL_VERSIONS=2", "TMPDIR="+shortDir(t), "NOMAD_LOG_LEVEL=trace", "GRPC_GO_LOG_SEVERITY_LEVEL=info")
+			"PLUGIN_PROTOCOL_VERSIONS=2", "TMPDIR="+coretest.ShortDir(t), "NOMAD_LOG_LEVEL=trace", "GRPC_GO_LOG_SEVERITY_LEVEL=info")
 		stdout, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err, cmd.Start())
 		line := make([]byte, 256)
 		n, err := stdout.Read(line)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		if got := string(line[:n]); !strings.HasPrefix(got, "1|2|unix|") || !strings.HasSuffix(got, "|grpc|\n") {
 			t.Errorf("%q: stdout begins with %q", args, got)
 		}
-		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 		if err := cmd.Wait(); err != nil {
 			t.Errorf("after SIGTERM: %v", err)
 		}
-	}
-}
-
-// Without a driver the first list is empty, comes within a second and is no error.
-func TestFirstListWithoutADriver(t *testing.T) {
-	a := newAgent(t, nomadGPU, "none", map[string]any{"driver_root": "/nowhere"}) // not in parallel: it is timed
-	begin := time.Now()
-	a.launch()
-	a.configure()
-	lists, err := a.Fingerprint(t.Context())
-	a.must(err)
-	if r := <-lists; r == nil || r.Error != nil || len(r.Devices) != 0 {
-		t.Errorf("got %+v", r)
-	}
-	if d := time.Since(begin); d > time.Second {
-		t.Errorf("the first list came %s after the start", d)
 	}
 }
 
@@ -99,24 +76,6 @@ func TestManyConfigurations(t *testing.T) {
 	const slack = 4 // the runtime makes threads; a file may be a history that is being written
 	a.await("as many files and threads as before", func() bool { return size("fd") <= files+slack && size("task") <= threads+slack })
 	a.stop()
-}
-
-// While two processes run, the second one has no control socket, and logs it once. It has it as soon as the first has ended.
-func TestNextProcessGetsTheControlSocket(t *testing.T) {
-	t.Parallel()
-	a := newAgent(t, nomadGPU, "t4", nil)
-	a.start()
-	a.healthy(1, 1)
-	a.answers()
-	first := a.process
-	a.start()
-	a.healthy(1, 1)
-	a.logs("INFO", "control socket unavailable")
-	a.must(first.cmd.Process.Kill()) // its socket remains
-	a.answers()
-	if n := a.times("control socket unavailable"); n != 1 {
-		t.Errorf("logged %d times", n)
-	}
 }
 
 // SIGHUP makes the devices be read, long before the next reading.

@@ -17,6 +17,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/go-plugin"
 
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
@@ -179,14 +180,14 @@ func TestSocketsOfKilledProcessesAreRemoved(t *testing.T) {
 // Where the path would be too long for a socket, or a group shall have access, the socket is where go-plugin puts it.
 func TestSocketsElsewhere(t *testing.T) {
 	t.Parallel()
-	long, other := shortDir(t), shortDir(t)
+	long, other := coretest.ShortDir(t), coretest.ShortDir(t)
 	for name, tc := range map[string]struct {
 		tmp string
 		env []string
 		dir string // of the socket
 	}{
 		"a long path":   {tmp: filepath.Join(long, strings.Repeat("x", 87-len(long)))}, // of the same length whatever TMPDIR is
-		"a group":       {tmp: shortDir(t), env: []string{plugin.EnvUnixSocketGroup + "=" + strconv.Itoa(os.Getgid())}},
+		"a group":       {tmp: coretest.ShortDir(t), env: []string{plugin.EnvUnixSocketGroup + "=" + strconv.Itoa(os.Getgid())}},
 		"Nomad's place": {tmp: "/nowhere", env: []string{plugin.EnvUnixSocketDir + "=" + other}, dir: other},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -205,22 +206,5 @@ func TestSocketsElsewhere(t *testing.T) {
 				t.Errorf("left: %v", left)
 			}
 		})
-	}
-}
-
-// Nomad that has given the plugin up starts it for reservations only: the log and inspect have a warning, until Nomad reads the devices.
-func TestNomadReadsNoDevices(t *testing.T) {
-	t.Parallel()
-	const warning = "Nomad asks for reservations and does not read the devices"
-	a := newAgent(t, nomadGPU, "t4", nil)
-	a.launch()
-	a.configure()
-	_, err := a.Reserve([]string{a.driver.UUID(0)})
-	a.must(err)
-	a.await("the warning", func() bool { return strings.Contains(a.log.String(), warning) })
-	a.prints(warning, "inspect")
-	a.follow()
-	if out, err := a.command("inspect"); err != nil || strings.Contains(out, warning) {
-		t.Errorf("inspect, when Nomad reads the devices: %v\n%s", err, out)
 	}
 }

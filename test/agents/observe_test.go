@@ -1,6 +1,7 @@
 package agents
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -11,26 +12,18 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"time"
 
-	"github.com/hashicorp/nomad/plugins/device"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/test/check"
+	"github.com/tandem-gpu/tandem/test/rig"
 )
 
 // await waits until something holds.
 func (a *agent) await(what string, holds func() bool) {
 	a.Helper()
-	tick, deadline := time.NewTicker(20*time.Millisecond), time.After(timeout)
-	defer tick.Stop()
-	for !holds() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			a.Fatalf("%s: not within %v", what, timeout)
-		}
-	}
+	check.Within(a.T, timeout, what, holds)
 }
 
 // awaitFile waits until a file exists and has text.
@@ -42,51 +35,22 @@ func (a *agent) awaitFile(path, text string) {
 	})
 }
 
-// unit is a device as the scheduler has it.
-type unit struct {
-	healthy bool
-	reason  string // of k8s-gpu: from /inventory
-}
-
-// devices is what the scheduler has now.
-func (a *agent) devices() map[string]unit {
-	units := map[string]unit{}
+// devices is what the scheduler has now; for k8s-gpu the reasons are from /inventory.
+func (a *agent) devices() map[string]rig.View {
 	if a.program == nomadGPU {
-		if all := a.received(); len(all) > 0 {
-			for _, d := range devicesOf(all[len(all)-1]) {
-				units[d.ID] = unit{d.Healthy, d.HealthDesc}
-			}
-		}
-		return units
+		return a.nomad.Devices()
 	}
-	reasons := map[string]string{}
+	devices := rig.KubeletDevices(a.kubelet)
 	var inventory report.Report
 	if _, page := a.get("/inventory"); json.Unmarshal([]byte(page), &inventory) == nil {
 		for _, d := range inventory.Devices {
-			reasons[string(d.ID)] = d.Health
+			if v, ok := devices[string(d.ID)]; ok {
+				v.Reason = d.Health
+				devices[v.ID] = v
+			}
 		}
 	}
-	for _, r := range a.kubelet.Registrations() {
-		list, _ := a.kubelet.Devices(r.Resource)
-		for _, d := range list {
-			units[d.GetID()] = unit{d.GetHealth() == v1beta1.Healthy, reasons[d.GetID()]}
-		}
-	}
-	return units
-}
-
-// received are the fingerprints so far.
-func (p *process) received() [][]*device.DeviceGroup {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.fingerprints
-}
-
-func devicesOf(groups []*device.DeviceGroup) (all []*device.Device) {
-	for _, g := range groups {
-		all = append(all, g.Devices...)
-	}
-	return all
+	return devices
 }
 
 // healthy waits until the scheduler has so many devices, of which so many are healthy.
@@ -95,7 +59,7 @@ func (a *agent) healthy(all, healthy int) {
 	a.await(fmt.Sprintf("%d of %d devices are healthy", healthy, all), func() bool {
 		devices, n := a.devices(), 0
 		for _, d := range devices {
-			if d.healthy {
+			if d.Healthy {
 				n++
 			}
 		}
@@ -108,15 +72,15 @@ func (a *agent) firstUnhealthy(n int) (ids []string) {
 	a.Helper()
 	first := map[string]bool{}
 	a.await("the first list", func() bool {
-		if a.program == nomadGPU {
-			for _, groups := range a.received() {
-				if len(groups) > 0 {
-					for _, d := range devicesOf(groups) {
-						first[d.ID] = d.Healthy
-					}
-					return true
-				}
+		for _, f := range a.nomad.Fingerprints() {
+			for id, d := range f.Devices() {
+				first[id] = d.Healthy
 			}
+			if len(first) > 0 {
+				return true
+			}
+		}
+		if a.program == nomadGPU {
 			return false
 		}
 		lists := a.kubelet.Lists(resource)
@@ -143,18 +107,11 @@ func (a *agent) firstUnhealthy(n int) (ids []string) {
 // allocate gives devices to a container and returns its environment.
 func (a *agent) allocate(ids ...string) (env map[string]string, err error) {
 	if a.program == nomadGPU {
-		r, err := a.Reserve(ids)
-		if err != nil {
-			return nil, err
-		}
-		return r.Envs, nil
+		g, err := a.nomad.Reserve(ids...)
+		return g.Env, err
 	}
-	of := resource
-	if strings.Contains(ids[0], "::") {
-		of += ".shared"
-	}
-	r, err := a.kubelet.Allocate(a.Context(), of, ids...)
-	return r.GetEnvs(), err
+	g, err := rig.Allocate(a.Context(), a.kubelet, cmp.Or(rig.KubeletDevices(a.kubelet)[ids[0]].Name, resource), ids...)
+	return g.Env, err
 }
 
 // allocates fails unless a GPU can be allocated.

@@ -15,33 +15,23 @@ import (
 	"github.com/prometheus/common/expfmt"
 	promodel "github.com/prometheus/common/model"
 
+	"github.com/tandem-gpu/tandem/test/check"
+	"github.com/tandem-gpu/tandem/test/rig"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// bothWithPages runs a test with each agent, of which nomad-gpu has an HTTP address, too.
-func bothWithPages(t *testing.T, node string, test func(*agent)) {
-	t.Helper()
-	t.Parallel()
-	for _, program := range programs {
-		t.Run(program, func(t *testing.T) {
-			t.Parallel()
-			settings := map[string]any{"call_deadline": "2s"}
-			if program == nomadGPU {
-				settings["http_address"] = freeAddress(t)
-			}
-			test(newAgent(t, program, node, settings))
-		})
-	}
-}
-
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	address, err := rig.FreeAddress()
+	check.NoError(t, err)
+	return address
+}
+
+// servePages gives nomad-gpu an HTTP address, too.
+func (a *agent) servePages() {
+	if a.program == nomadGPU {
+		a.settings["http_address"] = freeAddress(a.T)
 	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
 }
 
 // awaitPage waits until a page has that status and text.
@@ -74,7 +64,8 @@ var uuidLabel = regexp.MustCompile(`(device|gpu)="[^"]*"`)
 // Both agents serve the same pages. Every metric is in the reference with its type, and Prometheus' own checks find nothing. GPUs of
 // one kind have the same series. The readings of a lost GPU end, and come back with it.
 func TestPages(t *testing.T) {
-	bothWithPages(t, "h100x8", func(a *agent) {
+	both(t, "h100x8", map[string]any{"call_deadline": "2s"}, func(a *agent) {
+		a.servePages()
 		a.startHealthy()
 		a.awaitPage("/readyz", http.StatusOK, map[string]string{
 			k8sGPU: "offered to the kubelet: nvidia.com/gpu", nomadGPU: "fingerprint sent to Nomad: nvidia/gpu/NVIDIA H100 80GB HBM3 (8)"}[a.program])
@@ -163,7 +154,8 @@ func (a *agent) lint() {
 
 // A driver that hangs delays no page: a scrape makes no driver call.
 func TestPagesWhileTheDriverHangs(t *testing.T) {
-	bothWithPages(t, "h100x8", func(a *agent) {
+	both(t, "h100x8", map[string]any{"call_deadline": "2s"}, func(a *agent) {
+		a.servePages()
 		a.startHealthy()
 		a.awaitPage("/metrics", http.StatusOK, `tandem_device_power_watts{device="`+a.driver.UUID(0)+`"}`)
 		for slot := range 8 {
@@ -187,47 +179,55 @@ func TestPagesWhileTheDriverHangs(t *testing.T) {
 	})
 }
 
-// nomad-gpu listens at the address of the latest config block, also while another process has the port of the one before, and nowhere without
-// an address.
+// Without its port, which another process has, an agent offers GPUs, logs the problem once, and listens when the port is free.
+func TestPortInUse(t *testing.T) {
+	both(t, "t4", nil, func(a *agent) {
+		taken, err := net.Listen("tcp", "127.0.0.1:0")
+		a.must(err)
+		address, began := taken.Addr().String(), time.Now()
+		a.settings["http_address"] = address
+		a.start()
+		a.healthy(1, 1)
+		a.logs("WARN", "HTTP server unavailable, retrying", "address already in use")
+		a.prints("no HTTP at "+address+": listen tcp", "inspect")
+		a.await("some attempts", func() bool { return time.Since(began) > 4*time.Second })
+		if n := a.times("HTTP server unavailable"); n != 1 {
+			a.Errorf("the problem is logged %d times", n)
+		}
+		a.must(taken.Close())
+		a.logs("INFO", "listening", "http="+address)
+		a.awaitPage("/readyz", http.StatusOK, map[string]string{k8sGPU: "offered to the kubelet: nvidia.com/gpu", nomadGPU: "nvidia/gpu/Tesla T4 (1)"}[a.program])
+		if out, err := a.command("inspect"); err != nil || strings.Contains(out, "no HTTP") {
+			a.Errorf("%v:\n%s", err, out)
+		}
+	})
+}
+
+// nomad-gpu listens at the address of the latest config block only, and nowhere without an address.
 func TestNomadPagesMove(t *testing.T) {
 	t.Parallel()
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	a := newAgent(t, nomadGPU, "t4", nil)
+	closed := func(address string) {
+		t.Helper()
+		a.await("the end of the server", func() bool {
+			conn, err := net.Dial("tcp", address)
+			if err == nil {
+				_ = conn.Close()
+			}
+			return err != nil
+		})
 	}
-	defer func() { _ = taken.Close() }()
-	a := newAgent(t, nomadGPU, "t4", map[string]any{"http_address": freeAddress(t)})
+	a.servePages()
 	a.start()
 	a.awaitPage("/readyz", http.StatusOK, "nvidia/gpu/Tesla T4 (1)")
 	first := a.address()
-	a.settings["http_address"] = taken.Addr().String()
+	a.servePages()
 	a.configure()
-	a.logs("WARN", "HTTP server unavailable, retrying", "address already in use")
-	a.healthy(1, 1)
-	a.await("the problem in inspect", func() bool { // the control socket is that of the new run
-		out, err := a.command("inspect")
-		return err == nil && strings.Contains(out, "no HTTP at "+taken.Addr().String())
-	})
-	if err := taken.Close(); err != nil {
-		t.Fatal(err)
-	}
-	a.await("the second address", func() bool { return a.address() == taken.Addr().String() })
+	a.await("the second address", func() bool { return a.address() == a.settings["http_address"] })
 	a.awaitPage("/metrics", http.StatusOK, "tandem_fingerprint_responses_total")
-	if conn, err := net.Dial("tcp", first); err == nil {
-		_ = conn.Close()
-		t.Errorf("it listens on %s", first)
-	}
+	closed(first)
 	delete(a.settings, "http_address")
 	a.configure()
-	a.await("the end of the server", func() bool {
-		conn, err := net.Dial("tcp", taken.Addr().String())
-		if err == nil {
-			_ = conn.Close()
-		}
-		return err != nil
-	})
+	closed(a.address())
 	a.healthy(1, 1)
-	if n := a.times("HTTP server unavailable"); n != 1 {
-		t.Errorf("the problem is logged %d times", n)
-	}
 }

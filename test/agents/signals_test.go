@@ -27,8 +27,8 @@ func TestSignalsThatDoNotEndIt(t *testing.T) {
 			a.Errorf("%v, held: %v", err, held)
 		}
 		for id, d := range a.devices() {
-			if !strings.Contains(d.reason, "maintenance") {
-				a.Errorf("%s: %s", id, d.reason)
+			if !strings.Contains(d.Reason, "maintenance") {
+				a.Errorf("%s: %s", id, d.Reason)
 			}
 		}
 		a.signal(control.ResumeSignal)
@@ -43,7 +43,7 @@ func TestSignalsThatDoNotEndIt(t *testing.T) {
 		a.logsTimes("command=resume", 2)
 		a.await("an XID makes GPU 2 unhealthy", func() bool {
 			a.xid(2, 95) // again: an event is lost while the driver is not open
-			return !a.devices()[a.driver.UUID(2)].healthy && a.devices()[a.driver.UUID(0)].healthy
+			return !a.devices()[a.driver.UUID(2)].Healthy && a.devices()[a.driver.UUID(0)].Healthy
 		})
 		a.healthy(8, 7)
 		a.allocates(0)
@@ -146,7 +146,7 @@ func TestDiskHangs(t *testing.T) {
 		a.hangDisk()
 		a.start()
 		if a.program == nomadGPU {
-			a.await("the first list", func() bool { return len(a.received()) > 0 })
+			a.await("the first list", func() bool { return len(a.nomad.Fingerprints()) > 0 })
 			if _, err := a.allocate(a.driver.UUID(0)); err == nil || !strings.Contains(err.Error(), "does the disk hang?") {
 				a.Errorf("Reserve: %v, want a text about the disk", err)
 			}

@@ -42,30 +42,6 @@ func (a *agent) cdiNames(folder string, slot int) (names []string, variable stri
 	return names, r.GetEnvs()[inventory.VisibleDevices]
 }
 
-// A strategy is applied with the settings of a file, a misspelt one changes nothing.
-func TestStrategyIsReloaded(t *testing.T) {
-	t.Parallel()
-	strategies := func(list string) string { return header + "flags: {plugin: {deviceListStrategy: " + list + "}}\n" }
-	a, folder := newCDIAgent(t, strategies("[cdi-cri]"))
-	a.startHealthy()
-	cdiOnly := func() {
-		a.Helper()
-		if names, variable := a.cdiNames(folder, 0); len(names) != 1 || variable != "" {
-			a.Errorf("names %v, variable %q", names, variable)
-		}
-	}
-	cdiOnly()
-	a.reload(strategies("[cdi-cry]"), notReloaded)
-	cdiOnly()
-	a.reload(strategies("[]"), notReloaded)
-	cdiOnly()
-	a.reload(strategies("[envvar]"), restarts)
-	a.await("envvar", func() bool {
-		r, err := a.kubelet.Allocate(a.Context(), resource, a.driver.UUID(0))
-		return err == nil && len(r.GetCdiDevices()) == 0 && r.GetEnvs()[inventory.VisibleDevices] == a.driver.UUID(0)
-	})
-}
-
 // With each strategy of CDI an agent without a driver waits and is ready. When the driver comes, the specification is written before
 // the first GPU is listed as healthy.
 func TestCDIWithoutADriver(t *testing.T) {

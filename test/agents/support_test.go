@@ -3,14 +3,12 @@
 package agents
 
 import (
-	"flag"
 	"fmt"
 	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -18,11 +16,14 @@ import (
 	"github.com/hashicorp/go-plugin"
 	"github.com/hashicorp/nomad/plugins/device"
 
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 	"github.com/tandem-gpu/tandem/test/binaries"
+	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/logbuffer"
+	"github.com/tandem-gpu/tandem/test/rig"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -40,10 +41,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	flag.Parse()
-	if f := flag.Lookup("test.parallel"); f != nil && f.Value.String() == f.DefValue {
-		_ = f.Value.Set("8") // the tests wait more than they compute
-	}
+	check.Parallel(8)
 	os.Exit(func() int {
 		if binary := os.Getenv(asNomadAgent); binary != "" {
 			fmt.Fprintln(os.Stderr, runAsNomadAgent(binary))
@@ -82,15 +80,13 @@ type process struct {
 
 	client              *plugin.Client // of nomad-gpu
 	device.DevicePlugin                // likewise
-	mu                  sync.Mutex
-	fingerprints        [][]*device.DeviceGroup
-	usage               *device.StatsResponse
+	nomad               *rig.NomadClient
 }
 
 // newAgent returns an agent that is not started, on a node of its own.
 func newAgent(t *testing.T, program, node string, settings map[string]any) *agent {
 	t.Helper()
-	a := &agent{T: t, program: program, driver: simdriver.StartParallel(t, node), dir: shortDir(t), binary: binaries.Path(t, program)}
+	a := &agent{T: t, program: program, driver: simdriver.StartParallel(t, node), dir: coretest.ShortDir(t), binary: binaries.Path(t, program)}
 	a.state = filepath.Join(a.dir, "state")
 	a.settings = map[string]any{
 		"driver_root": a.driver.Root, "sysfs_root": a.driver.Root + "/sys", "procfs_root": a.driver.Root + "/proc",
@@ -106,6 +102,7 @@ func newAgent(t *testing.T, program, node string, settings map[string]any) *agen
 	a.env = append(os.Environ(), "TMPDIR="+a.tmp())
 	a.must(os.Mkdir(a.tmp(), 0o700))
 	t.Cleanup(func() {
+		a.checkFingerprints()
 		if t.Failed() {
 			t.Logf("the log of %s:\n%s", program, &a.log)
 		}
@@ -123,16 +120,6 @@ func both(t *testing.T, node string, settings map[string]any, test func(*agent))
 			test(newAgent(t, program, node, settings))
 		})
 	}
-}
-
-func shortDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "ag")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
 }
 
 func (a *agent) tmp() string     { return filepath.Join(a.dir, "tmp") }
@@ -160,7 +147,7 @@ func (a *agent) launch() {
 	a.Helper()
 	cmd := exec.Command(a.binary)
 	cmd.Env = a.env
-	p := &process{cmd: cmd}
+	p := &process{cmd: cmd, nomad: rig.NewNomadClient()}
 	a.process = p
 	if a.program == nomadGPU {
 		p.client = nomadtest.NewClient(cmd, hclog.New(&hclog.LoggerOptions{Level: hclog.Info, Output: &a.log}))
@@ -170,9 +157,7 @@ func (a *agent) launch() {
 		a.must(err)
 		return
 	}
-	for key, value := range a.settings {
-		cmd.Args = append(cmd.Args, fmt.Sprintf("--%s=%v", strings.ReplaceAll(key, "_", "-"), value))
-	}
+	cmd.Args = append(cmd.Args, rig.Flags(a.settings)...)
 	cmd.Stdout, cmd.Stderr = &a.log, &a.log
 	a.lists, p.ended = len(a.kubelet.Lists(resource)), make(chan struct{})
 	a.must(cmd.Start())
@@ -189,32 +174,24 @@ func (a *agent) launch() {
 // follow opens the streams of nomad-gpu.
 func (a *agent) follow() {
 	a.Helper()
-	p := a.process
-	fingerprints, err := p.Fingerprint(a.Context())
-	a.must(err)
-	statistics, err := p.Stats(a.Context(), time.Second)
-	a.must(err)
-	go func() {
-		for r := range fingerprints {
-			p.mu.Lock()
-			p.fingerprints = append(p.fingerprints, r.Devices)
-			p.mu.Unlock()
-		}
-	}()
-	go func() {
-		for r := range statistics {
-			p.mu.Lock()
-			p.usage = r
-			p.mu.Unlock()
-		}
-	}()
+	a.must(a.nomad.Follow(a.Context(), a.DevicePlugin))
+	a.must(a.nomad.FollowStatistics(a.Context(), time.Second))
 }
 
 func (a *agent) must(errs ...error) {
 	a.Helper()
-	for _, err := range errs {
-		if err != nil {
-			a.Fatal(err)
+	check.NoError(a.T, errs...)
+}
+
+// checkFingerprints makes the checks of Nomad's client for all that the latest process has sent. Its end is an error in the last message.
+func (a *agent) checkFingerprints() {
+	if a.process == nil {
+		return
+	}
+	all := a.nomad.Fingerprints()
+	for i, f := range all {
+		if err := f.Check(); err != nil && i < len(all)-1 {
+			a.Errorf("fingerprint %d: %v", i, err)
 		}
 	}
 }

@@ -3,6 +3,8 @@ package check
 
 import (
 	"errors"
+	"flag"
+	"strconv"
 	"testing"
 	"time"
 )
@@ -21,9 +23,23 @@ const limit = 2 * time.Minute
 // Until waits until ok returns true. It ends the test if that takes too long.
 func Until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(limit); !ok(); time.Sleep(time.Millisecond) {
+	Within(t, limit, what, ok)
+}
+
+// Within is Until with a limit.
+func Within(t testing.TB, limit time.Duration, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(limit); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("not in time:", what)
+			t.Fatalf("%s: not within %v", what, limit)
 		}
+	}
+}
+
+// Parallel has n tests run at once, unless the flag of go test has a number: for tests that wait more than they compute. A TestMain calls it.
+func Parallel(n int) {
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f != nil && f.Value.String() == f.DefValue {
+		_ = f.Value.Set(strconv.Itoa(n))
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"io"
 	"maps"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -23,6 +22,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 	"github.com/tandem-gpu/tandem/test/binaries"
+	"github.com/tandem-gpu/tandem/test/rig"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -78,14 +78,6 @@ func (h *host) config(agent string, more map[string]string) map[string]string {
 	return c
 }
 
-// flags is a configuration on the command line of k8s-gpu.
-func flags(config map[string]string) (args []string) {
-	for key, value := range config {
-		args = append(args, "--"+strings.ReplaceAll(key, "_", "-")+"="+value)
-	}
-	return args
-}
-
 // process is an agent that runs.
 type process struct {
 	h    *host
@@ -95,8 +87,7 @@ type process struct {
 	http string // URL of k8s-gpu
 	stop func()
 	device.DevicePlugin
-	prints <-chan *device.FingerprintResponse
-	groups []*device.DeviceGroup // of the latest fingerprint
+	nomad *rig.NomadClient
 }
 
 func (h *host) start(agent string, more map[string]string) *process {
@@ -108,18 +99,17 @@ func (h *host) start(agent string, more map[string]string) *process {
 
 func (h *host) startK8s(more map[string]string) *process {
 	h.t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	address, err := rig.FreeAddress()
 	must(h.t, err)
-	address := l.Addr().String()
 	p := &process{h: h, name: k8sGPU, log: filepath.Join(h.dir, "k8s.log"), http: "http://" + address}
 	config := h.config(k8sGPU, map[string]string{
 		"kubelet_socket": h.kubelet.Socket(), "pod_resources_socket": filepath.Join(h.dir, "pods", "kubelet.sock"),
 		"http_address": address, "config_file": h.policy, "pass_device_specs": "true", "log_format": "text",
 	})
 	maps.Copy(config, more)
-	cmd := exec.Command(binaries.Path(h.t, k8sGPU), flags(config)...)
+	cmd := exec.Command(binaries.Path(h.t, k8sGPU), rig.Flags(config)...)
 	log, err := os.Create(p.log)
-	must(h.t, err, l.Close())
+	must(h.t, err)
 	cmd.Stdout, cmd.Stderr = log, log
 	must(h.t, cmd.Start())
 	p.pid = cmd.Process.Pid
@@ -134,7 +124,7 @@ func (h *host) startK8s(more map[string]string) *process {
 
 func (h *host) startNomad(more map[string]string) *process {
 	h.t.Helper()
-	p := &process{h: h, name: nomadGPU, log: filepath.Join(h.dir, "nomad.log")}
+	p := &process{h: h, name: nomadGPU, log: filepath.Join(h.dir, "nomad.log"), nomad: rig.NewNomadClient()}
 	log, err := os.Create(p.log)
 	must(h.t, err)
 	cmd := exec.Command(binaries.Path(h.t, nomadGPU))
@@ -150,8 +140,7 @@ func (h *host) startNomad(more map[string]string) *process {
 	config := h.config(nomadGPU, map[string]string{"policy_file": h.policy, "fingerprint_period": "1m"})
 	maps.Copy(config, more)
 	must(h.t, nomadtest.SetConfig(p, config))
-	p.prints, err = p.Fingerprint(context.Background()) // until the plugin ends
-	must(h.t, err)
+	must(h.t, p.nomad.Follow(context.Background(), p)) // until the plugin ends
 	return p
 }
 
@@ -178,22 +167,6 @@ func (p *process) logged() string {
 	text, err := os.ReadFile(p.log)
 	must(p.h.t, err)
 	return masked(p.h.dir, string(text))
-}
-
-// follow takes the fingerprints that have come.
-func (p *process) follow() {
-	for p.prints != nil {
-		select {
-		case r, ok := <-p.prints:
-			if !ok {
-				p.prints = nil
-				return
-			}
-			p.groups = r.Devices
-		default:
-			return
-		}
-	}
 }
 
 // await waits until look returns a text with each of want.

@@ -90,9 +90,8 @@ func refusal(err error) string {
 
 // fingerprint is the latest.
 func (p *process) fingerprint() string {
-	p.follow()
 	var lines []string
-	for _, g := range p.groups {
+	for _, g := range p.nomad.Groups() {
 		text := fmt.Sprintf("group %s/%s/%s\n", g.Vendor, g.Type, g.Name)
 		for _, key := range slices.Sorted(maps.Keys(g.Attributes)) {
 			text += fmt.Sprintf("  attribute %s = %s\n", key, strings.TrimSpace(g.Attributes[key].GoString()))
@@ -112,9 +111,9 @@ func (p *process) nomadPage() string {
 	info, err := p.PluginInfo()
 	must(p.h.t, err)
 	fmt.Fprintf(&out, "PluginInfo %s %s %s %v\n%s", info.Type, info.Name, info.PluginVersion, info.PluginApiVersions, p.fingerprint())
-	slices.SortFunc(p.groups, func(a, b *device.DeviceGroup) int { return strings.Compare(a.Type+a.Name, b.Type+b.Name) })
+	groups := slices.SortedFunc(slices.Values(p.nomad.Groups()), func(a, b *device.DeviceGroup) int { return strings.Compare(a.Type+a.Name, b.Type+b.Name) })
 	requests := [][]string{{"GPU-0"}}
-	for _, g := range p.groups {
+	for _, g := range groups {
 		var ids []string
 		for _, d := range g.Devices {
 			ids = append(ids, d.ID)
@@ -137,7 +136,7 @@ func (p *process) nomadPage() string {
 			fmt.Fprintf(&out, "  device %s %s %s\n", d.HostPath, d.TaskPath, d.CgroupPerms)
 		}
 	}
-	if len(p.groups) > 0 {
+	if len(groups) > 0 {
 		fmt.Fprint(&out, p.stats())
 	}
 	return masked(p.h.dir, out.String())

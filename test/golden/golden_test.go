@@ -39,10 +39,7 @@ const (
 var bin string
 
 func TestMain(m *testing.M) {
-	flag.Parse()
-	if f := flag.Lookup("test.parallel"); f != nil && f.Value.String() == f.DefValue {
-		_ = f.Value.Set("12") // the tests wait more than they compute
-	}
+	check.Parallel(12)
 	os.Exit(func() int {
 		dir, err := binaries.Dir()
 		if err != nil {

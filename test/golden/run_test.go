@@ -44,7 +44,7 @@ func script(h *host, agent string) {
 		t.Helper()
 		p.await("all are healthy", func() string { return absence(inspect(), `"unhealthy"`, `"lost"`, `"degraded"`, `"unknown"`) }, "none")
 	}
-	p.await("start", func() string { p.follow(); return h.lists() + inspect() }, h.UUID(3), `"ready"`)
+	p.await("start", func() string { return h.lists() + inspect() }, h.UUID(3), `"ready"`)
 	healthy()
 
 	must(t, h.XID(0, 48))

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/node/mps"
+	"github.com/tandem-gpu/tandem/test/rig"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -124,7 +125,7 @@ func TestScenes(t *testing.T) {
 					must(t, os.WriteFile(block, []byte(`plugin "nomad-gpu" { config { overlap = "`+s.overlap+`" } }`), 0o600))
 					settings = append(settings, "--nomad-config="+block)
 				}
-				alone := transcript(t.Context(), h.dir, k8sGPU, append(flags(config), "inspect")...)
+				alone := transcript(t.Context(), h.dir, k8sGPU, append(rig.Flags(config), "inspect")...)
 				_, alone, _ = strings.Cut(alone, "\n")
 				all.add("inspect-without-agent", s.name, "$ k8s-gpu inspect\n"+alone+"\n"+transcript(t.Context(), h.dir, nomadGPU, settings...))
 			})

@@ -7,10 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
-	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -111,22 +109,6 @@ func TestLost(t *testing.T) {
 		m.update()
 		m.expect("the next session", states{2: health.GPULost})
 	})
-	t.Run("responds again", func(t *testing.T) {
-		m := newHealthyAgent(t, "h100x8")
-		must(t, m.Lose(2))
-		m.xid(2, 79)
-		m.step(10 * time.Minute)
-		m.expect("lost", states{2: health.GPULost})
-		must(t, m.Restore(2))
-		m.step(10 * time.Second)
-		m.expect("one check", states{2: health.GPULost})
-		m.step(20 * time.Second)
-		m.expect("three checks", states{2: health.Unhealthy})
-		m.step(30 * time.Second)
-		m.expect("before the end of the dwell time", states{2: health.Unhealthy})
-		m.step(30 * time.Second)
-		m.expect("after it", nil)
-	})
 	t.Run("replaced", func(t *testing.T) {
 		m := newHealthyAgent(t, "h100x8")
 		old := gpu.DeviceID(m.UUID(2))
@@ -138,19 +120,6 @@ func TestLost(t *testing.T) {
 		m.expect("the new GPU", nil)
 		if _, ok := m.state.Ledger.History(old); ok || m.state.Allocatable.Len() != 8 {
 			t.Errorf("%d GPUs are listed, history of the old one: %t", m.state.Allocatable.Len(), ok)
-		}
-	})
-	t.Run("not listed", func(t *testing.T) {
-		m := newHealthyAgent(t, "h100x8", func(c *core.Config) { c.Health.RemoveLostAfter = time.Hour })
-		gone := inventory.UnitID(m.UUID(7))
-		must(t, m.Remove(7))
-		m.step(2 * time.Minute)
-		if u, _ := m.state.Allocatable.Unit(gone); u.Health.State != health.GPULost {
-			t.Error(u.Health)
-		}
-		m.step(time.Hour)
-		if _, ok := m.state.Allocatable.Unit(gone); ok || m.state.Allocatable.Len() != 7 {
-			t.Errorf("%d GPUs are listed", m.state.Allocatable.Len())
 		}
 	})
 }

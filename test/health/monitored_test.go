@@ -45,10 +45,9 @@ func monitorOf(t testing.TB, m *simdriver.Machine, tune ...func(*core.Config)) *
 	cfg := configOf(m, tune...)
 	f.Monitor = inprocess.Monitor(cfg, nvidia.Options{Deadline: cfg.Probe}, func(s *nvidia.Session) monitor.Session { f.session.Store(s); return s })
 	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	var watching sync.WaitGroup
-	go func() { ended <- f.Run(ctx) }()
-	watching.Go(func() {
+	var running sync.WaitGroup
+	inprocess.Run(ctx, t, f.Monitor, &running)
+	running.Go(func() {
 		for inv := range f.Watch(ctx) {
 			f.mu.Lock()
 			f.published = append(f.published, publication{time.Now(), inv})
@@ -61,8 +60,7 @@ func monitorOf(t testing.TB, m *simdriver.Machine, tune ...func(*core.Config)) *
 			await(t, "no call in progress", func() bool { return len(s.Busy()) == 0 })
 		}
 		cancel()
-		watching.Wait()
-		must(t, <-ended)
+		running.Wait()
 	})
 	return f
 }

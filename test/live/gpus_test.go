@@ -4,7 +4,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
@@ -16,11 +15,11 @@ func TestGPUsAreAddedAndRemoved(t *testing.T) {
 		return
 	}
 	s := startScene(t, simdriver.Start(t, "h100x8"), shortIntervals)
-	all := s.units()
+	all := s.Units()
 	s.change(change{what: "a GPU is added", do: func() error { return s.Add(8) }, unchanged: all})
 	all = append(all, s.UUID(8))
-	if got, want := s.nomad.last().names()[all[8]], s.nomad.last().names()[all[0]]; got != want {
-		t.Errorf("it is in group %q, the others are in %q", got, want)
+	if now := s.Nomad.Devices(); now[all[8]].Name != now[all[0]].Name {
+		t.Errorf("it is in group %q, the others are in %q", now[all[8]].Name, now[all[0]].Name)
 	}
 
 	removed := all[3]
@@ -34,8 +33,8 @@ func TestGPUsAreAddedAndRemoved(t *testing.T) {
 	}
 	rest := without(all, removed)
 	s.change(change{what: "a GPU is removed", do: func() error { return s.Remove(3) }, units: all, unhealthy: []string{removed}, unchanged: rest})
-	if d := s.nomad.last().device(t, removed); !strings.HasPrefix(d.HealthDesc, "lost") {
-		t.Errorf("removed: %q", d.HealthDesc)
+	if v := s.Nomad.Devices()[removed]; !strings.HasPrefix(v.Reason, "lost") {
+		t.Errorf("removed: %+v", v)
 	}
 	s.change(change{what: "it is added again, after the others", do: func() error { return s.Add(3, keys...) }, units: all, unchanged: rest})
 
@@ -43,13 +42,13 @@ func TestGPUsAreAddedAndRemoved(t *testing.T) {
 	s.change(change{what: "another GPU is in its slot", unchanged: rest, do: func() error {
 		return s.Set(5, "uuid", "GPU-0e0e0e0e-1111-4222-8333-444444444444")
 	}})
-	all = s.units()
+	all = s.Units()
 	s.change(change{what: "the indices are reversed", units: all, unchanged: all, do: func() error {
 		err := s.rewrite(reversed)
 		s.awaitReading()
 		return err
 	}})
-	s.awaitUnits("former units are removed", time.Now(), all)
+	s.AwaitOnly("former units are removed", all)
 }
 
 // reversed is a machine with the reverse order of GPUs. Slots are in the sections that move.
@@ -66,18 +65,18 @@ func reversed(text string) string {
 
 // awaitReading waits until a reading that began after now has ended.
 func (s *scene) awaitReading() {
-	s.t.Helper()
+	s.T.Helper()
 	count := func() uint64 { return s.calls("nvmlDeviceGetName") } // only readings call it
 	slots, err := s.Slots()
-	must(s.t, err)
+	must(s.T, err)
 	enough := count() + uint64(2*len(slots)) // the rest of the current reading, and the next one
 	s.eventually("another reading", func() bool { return count() >= enough })
 }
 
 // calls counts the calls of a function so far.
 func (s *scene) calls(name string) uint64 {
-	s.t.Helper()
+	s.T.Helper()
 	calls, err := s.Calls()
-	must(s.t, err)
+	must(s.T, err)
 	return calls[name]
 }

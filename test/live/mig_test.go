@@ -38,8 +38,8 @@ func TestMIGLayouts(t *testing.T) {
 	m := simdriver.Start(t, "a100-mig")
 	must(t, m.MIGOff(mixed)) // its instances have the resources that are to become empty
 	s := startScene(t, m)
-	rest := without(s.units(), s.unitsOf(sevenths)...)
-	s.checkAllocatable("before", s.unitsOf(sevenths)[2])
+	rest := without(s.Units(), s.UnitsOf(sevenths)...)
+	s.checkAllocatable("before", s.UnitsOf(sevenths)[2])
 	layout := func(profiles []string) func() error { return func() error { return m.SetMIG(sevenths, profiles...) } }
 	for _, c := range []struct {
 		what     string
@@ -52,17 +52,18 @@ func TestMIGLayouts(t *testing.T) {
 		{"MIG mode disabled", func() error { return m.MIGOff(sevenths) }, []string{mig2g, mig7g}, map[string]int{mig1g: 0, gpuResource: 6}},
 		{"MIG mode enabled", layout(seven("1g.10gb")), []string{mig2g, mig7g}, map[string]int{mig1g: 7, gpuResource: 5}},
 	} {
-		before, attributes := s.unitsOf(sevenths), s.groupsOf(rest)
+		before, attributes := s.UnitsOf(sevenths), s.groupsOf(rest)
 		took := s.change(change{what: c.what, do: c.do, unchanged: rest, silent: c.silent})
 		checkTime(t, c.what, took, 5*time.Second)
 		// A group has an attribute for unhealthy devices, which the former ones are until they are removed.
 		s.eventually(c.what+": the groups of other GPUs are as before", func() bool { return maps.Equal(s.groupsOf(rest), attributes) })
-		s.checkNotReservable(c.what, without(before, s.unitsOf(sevenths)...)...)
+		s.checkNotReservable(c.what, without(before, s.UnitsOf(sevenths)...)...)
 		for resource, n := range c.capacity {
 			s.checkCapacity(c.what, resource, n)
 		}
 	}
-	s.awaitEmpty(mig2g)
+	s.AwaitOnly("former units are removed", s.Units())
+	s.checkCapacity("at the end", mig2g, 0)
 }
 
 // An instance in use can't be destroyed: it stays, and the layout of the rest of its GPU changes.
@@ -72,8 +73,8 @@ func TestInstanceInUseStays(t *testing.T) {
 	}
 	m := simdriver.Start(t, "a100-mig")
 	s := startScene(t, m)
-	rest := without(s.units(), s.unitsOf(sevenths)...)
-	used := s.unitsOf(sevenths)[6] // in the seventh slice: there is room for three times two before it
+	rest := without(s.Units(), s.UnitsOf(sevenths)...)
+	used := s.UnitsOf(sevenths)[6] // in the seventh slice: there is room for three times two before it
 	s.checkAllocatable("work starts", used)
 	relayout := func(text string) string {
 		return editGPU(text, sevenths, func(lines []string) []string {
@@ -104,14 +105,14 @@ func TestChangesWithoutEvents(t *testing.T) {
 	m := simdriver.Start(t, "a100-mig")
 	must(t, m.Change(sevenths, "events = 0x3e9f")) // without nvmlEventMigConfigChange
 	s := startScene(t, m)
-	rest := without(s.units(), s.unitsOf(sevenths)...)
+	rest := without(s.Units(), s.UnitsOf(sevenths)...)
 	for _, c := range []change{
 		{what: "another layout", do: func() error { return m.SetMIG(sevenths, three("2g.20gb")...) }, unchanged: rest},
 		{what: "a GPU is added", do: func() error { return m.Add(8) }, unchanged: rest},
 	} {
 		checkTime(t, c.what, s.change(c), 5*time.Second)
 	}
-	c := change{what: "the GPU is removed", units: s.units(), unhealthy: []string{s.UUID(8)}, do: func() error { return m.Remove(8) }, unchanged: rest}
+	c := change{what: "the GPU is removed", units: s.Units(), unhealthy: []string{s.UUID(8)}, do: func() error { return m.Remove(8) }, unchanged: rest}
 	checkTime(t, c.what, s.change(c), 5*time.Second)
 }
 

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -48,7 +47,7 @@ func TestSharesChange(t *testing.T) {
 	s := startScene(t, simdriver.Start(t, "h100x8"), shortIntervals, func(c *core.Config) { c.Policy = policy(sharing(4, two)) })
 	shared := s.uuids(2, 3)
 	rest := slices.Concat(s.uuids(0, 1, 5, 6, 7), shares(3, s.UUID(4)))
-	s.awaitUnits("start", time.Now(), slices.Concat(rest, shares(4, shared...)))
+	s.AwaitOnly("start", slices.Concat(rest, shares(4, shared...)))
 	used := s.UUID(2) + "::3"
 	s.checkAllocatable("work starts", used)
 
@@ -67,15 +66,15 @@ func TestSharesChange(t *testing.T) {
 		{"the same", []inventory.Rule{sharing(4, two)}, shares(4, shared...), []string{gpuResource, sharedResource}},
 	} {
 		s.change(change{what: c.what, units: slices.Concat(c.units, rest), unchanged: rest, silent: c.silent, do: func() error {
-			s.cfg.Policy = policy(c.rules...)
-			return s.monitor.ApplyPolicy(t.Context(), s.cfg)
+			s.Config.Policy = policy(c.rules...)
+			return s.Monitor.ApplyPolicy(t.Context(), s.Config)
 		}})
 		if c.what == "4 shares to 2" {
 			s.checkUndisturbed(c.what, since, c.units)
 			s.checkNotReservable(c.what, used)
 		}
 	}
-	s.awaitUnits("former units are removed", time.Now(), slices.Concat(shares(4, shared...), rest))
+	s.AwaitOnly("former units are removed", slices.Concat(shares(4, shared...), rest))
 }
 
 // uuids are those of the GPUs in slots.

@@ -1,7 +1,6 @@
 package live
 
 import (
-	"flag"
 	"os"
 	"os/exec"
 	"slices"
@@ -19,12 +18,8 @@ const (
 	ownProcessVariable = "LIVE_OWN_PROCESS" // set in a process of inOwnProcess
 )
 
-// The tests wait more than they compute, so more of them run at once than there are processors.
 func TestMain(m *testing.M) {
-	flag.Parse()
-	if f := flag.Lookup("test.parallel"); f != nil && f.Value.String() == f.DefValue {
-		_ = f.Value.Set("12") // a number
-	}
+	check.Parallel(12)
 	os.Exit(m.Run())
 }
 
@@ -69,3 +64,8 @@ func without(s []string, removed ...string) []string {
 }
 
 var must = check.NoError
+
+func (s *scene) eventually(what string, ok func() bool) {
+	s.T.Helper()
+	check.Until(s.T, what, ok)
+}

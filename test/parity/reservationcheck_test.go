@@ -16,11 +16,9 @@ import (
 )
 
 // refusal is the error with which both refuse a device; "" if both grant it.
-func (b *both) refusal(t *testing.T, id string) string {
-	t.Helper()
-	_, resource := b.kubeletHealth()
-	_, nomad := b.nomad.Reserve([]string{id})
-	_, kubelet := b.kubelet.Allocate(t.Context(), resource[id], id)
+func (b *both) refusal(id string) string {
+	_, nomad := b.Nomad.Reserve(id)
+	_, kubelet := b.Allocate(id)
 	if nomad == nil && kubelet == nil {
 		return ""
 	}
@@ -35,19 +33,20 @@ func (b *both) refusal(t *testing.T, id string) string {
 // process has ended the device is granted, although the last check has listed it: a task that is started again does not wait.
 func TestReservationCheck(t *testing.T) {
 	const pid, inMIG = 4242, 4343
-	b := startWith(t, "a100-mig", func(c *core.Config) {
+	b := start(t, simdriver.Start(t, "a100-mig"), func(c *core.Config) {
 		c.ReservationCheck, c.Probe, c.Rescan = inventory.CheckRefuse, time.Hour, time.Hour
 	})
-	b.await(t, "start", len(b.units(t)))
-	slot, instances := b.mostInstances(t)
+	b.AwaitOnly("start", b.Units())
+	const slot = 4 // seven instances
+	instances := b.UnitsOf(slot)
 	at := b.unit(instances[2]).Device.At
 	must(t, b.StartProcess(0, pid, 512), b.StartProcess(3, pid, 16),
 		b.StartProcess(slot, inMIG, 20, simdriver.At{GI: int(at.GI), CI: int(at.CI)}))
-	if got := b.refusal(t, b.UUID(0)); got != "" {
+	if got := b.refusal(b.UUID(0)); got != "" {
 		t.Errorf("before the next check: %s", got)
 	}
-	_, _ = b.monitor.Clear(t.Context(), health.Command{GPU: at.GPU}) // there is nothing to clear, but a check follows each command
-	until(t, "the processes are read", func() bool { return b.refusal(t, instances[2]) != "" })
+	_, _ = b.Monitor.Clear(t.Context(), health.Command{GPU: at.GPU}) // there is nothing to clear, but a check follows each command
+	until(t, "the processes are read", func() bool { return b.refusal(instances[2]) != "" })
 	const inUse = ": memory in use by processes without a reservation: "
 	for id, want := range map[string]string{
 		b.UUID(0):    inUse + "pid 4242 (512 MiB)",
@@ -59,33 +58,33 @@ func TestReservationCheck(t *testing.T) {
 		if want != "" {
 			want = "reservation check: " + id + want
 		}
-		if got := b.refusal(t, id); got != want {
+		if got := b.refusal(id); got != want {
 			t.Errorf("%s: %q, want %q", id, got, want)
 		}
 	}
-	b.await(t, "those that were refused, too", len(b.units(t)))
+	b.AwaitOnly("those that were refused, too", b.Units())
 
 	must(t, b.Zombie(pid), b.EndProcess(inMIG)) // no check since
 	for _, id := range []string{b.UUID(0), b.UUID(3), instances[2]} {
-		if got := b.refusal(t, id); got != "" {
+		if got := b.refusal(id); got != "" {
 			t.Errorf("after the process has ended: %s", got)
 		}
 	}
 }
 
 func TestReservationCheckOfFailedChecks(t *testing.T) {
-	b := startWith(t, "h100x8", func(c *core.Config) {
+	b := start(t, simdriver.Start(t, "h100x8"), func(c *core.Config) {
 		c.ReservationCheck, c.Health.ProbeFailures = inventory.CheckRefuse, 1_000_000
 	})
-	b.await(t, "start", 8)
+	b.AwaitOnly("start", b.Units())
 	const call = "nvmlDeviceGetUUID"
 	must(t, b.Fail(simdriver.GPU(3), call, "UNKNOWN", simdriver.Always))
 	want := "reservation check: " + b.UUID(3) + ": last health check not answered (" + call + ": Unknown Error)"
-	until(t, "it is refused", func() bool { return b.refusal(t, b.UUID(3)) == want })
-	if got := b.refusal(t, b.UUID(2)); got != "" {
+	until(t, "it is refused", func() bool { return b.refusal(b.UUID(3)) == want })
+	if got := b.refusal(b.UUID(2)); got != "" {
 		t.Error(got)
 	}
-	b.await(t, "all are healthy", 8)
+	b.AwaitOnly("all are healthy", b.Units())
 	must(t, b.Heal())
-	until(t, "it is granted", func() bool { return b.refusal(t, b.UUID(3)) == "" })
+	until(t, "it is granted", func() bool { return b.refusal(b.UUID(3)) == "" })
 }

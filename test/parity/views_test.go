@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"google.golang.org/grpc/status"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/config/policy"
@@ -20,6 +20,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/test/incumbent"
+	"github.com/tandem-gpu/tandem/test/rig"
+	"github.com/tandem-gpu/tandem/test/rig/inprocess"
 )
 
 // views are what the two orchestrators have of one machine.
@@ -42,14 +45,22 @@ type unit struct{ id, place string }
 type asked struct {
 	what string
 	ids  []string
-	answer
+	rig.Grant
 	refusal string
 }
 
-// answer is what a container gets.
-type answer struct {
-	Envs          map[string]string
-	Mounts, Nodes []string
+// ask makes the requests of a pool.
+func (p *pool) ask(grant func(...string) (rig.Grant, error)) {
+	for _, a := range p.requests() {
+		var err error
+		if a.Grant, err = grant(a.ids...); err != nil {
+			_, a.refusal, _ = strings.Cut(err.Error(), "desc = ")
+		}
+		for i, node := range a.Nodes {
+			a.Nodes[i], _, _ = strings.Cut(node, " ")
+		}
+		p.answers = append(p.answers, a)
+	}
 }
 
 // requests are those that show how a pool is allocated: one unit, two beside each other (of one GPU, if that is
@@ -63,12 +74,11 @@ func (p pool) requests() []asked {
 	return all
 }
 
-func newViews(t *testing.T, o *orchestrators, toKubelet, toNomad *inventory.Allocatable) *views {
-	t.Helper()
+func newViews(o *inprocess.Orchestrators, toKubelet, toNomad *inventory.Allocatable) *views {
 	v := &views{refused: map[string][]gpu.Exclusion{"kubelet": toKubelet.Excluded(), "nomad": toNomad.Excluded()}}
-	for _, r := range o.kubelet.Registrations() {
+	for _, r := range o.Kubelet.Registrations() {
 		p := pool{name: r.Resource}
-		devices, _ := o.kubelet.Devices(r.Resource)
+		devices, _ := o.Kubelet.Devices(r.Resource)
 		for _, d := range devices {
 			u := unit{id: d.GetID(), place: "no NUMA node"}
 			for _, n := range d.GetTopology().GetNodes() {
@@ -76,39 +86,16 @@ func newViews(t *testing.T, o *orchestrators, toKubelet, toNomad *inventory.Allo
 			}
 			p.units = append(p.units, u)
 		}
-		for _, a := range p.requests() {
-			r, err := o.kubelet.Allocate(t.Context(), p.name, a.ids...)
-			if a.Envs = r.GetEnvs(); err != nil {
-				a.refusal = status.Convert(err).Message()
-			}
-			for _, m := range r.GetMounts() {
-				a.Mounts = append(a.Mounts, m.GetHostPath()+" -> "+m.GetContainerPath())
-			}
-			for _, d := range r.GetDevices() {
-				a.Nodes = append(a.Nodes, d.GetContainerPath())
-			}
-			p.answers = append(p.answers, a)
-		}
+		p.ask(o.Allocate)
 		v.kubelet = append(v.kubelet, p)
 	}
 	slices.SortFunc(v.kubelet, func(a, b pool) int { return strings.Compare(a.name, b.name) })
-	for _, g := range o.groups.Load() {
+	for _, g := range o.Nomad.Groups() {
 		p := pool{name: g.Vendor + "/" + g.Type + "/" + g.Name}
 		for _, d := range g.Devices {
 			p.units = append(p.units, unit{d.ID, "PCI " + d.HwLocality.PciBusID})
 		}
-		for _, a := range p.requests() {
-			r, err := o.nomad.Reserve(a.ids)
-			if err != nil {
-				_, a.refusal, _ = strings.Cut(err.Error(), "desc = ")
-			} else {
-				a.Envs = r.Envs
-				for _, d := range r.Devices {
-					a.Nodes = append(a.Nodes, d.TaskPath)
-				}
-			}
-			p.answers = append(p.answers, a)
-		}
+		p.ask(o.Nomad.Reserve)
 		v.nomad = append(v.nomad, p)
 	}
 	return v
@@ -159,8 +146,8 @@ func (a asked) String() string {
 		return "refused: " + a.refusal
 	}
 	var parts []string
-	for _, key := range slices.Sorted(maps.Keys(a.Envs)) {
-		parts = append(parts, key+"="+a.Envs[key])
+	for _, key := range slices.Sorted(maps.Keys(a.Env)) {
+		parts = append(parts, key+"="+a.Env[key])
 	}
 	parts = append(parts, a.Mounts...)
 	return strings.Join(append(parts, "nodes "+strings.Join(a.Nodes, " ")), "\n    ")
@@ -211,37 +198,31 @@ func (v *views) haveNothingInCommon(t *testing.T) {
 }
 
 // differs returns where the incumbent would have sent something else; "" = nowhere. Its device nodes are compared as a
-// set, and without the four of every container: the order is random, and a node can be there twice.
-func (v *views) differs(t *testing.T, file []byte, devices []gpu.Device) string {
+// set, and without those of every container: the order is random, and a node can be there twice.
+func (v *views) differs(t *testing.T, file []byte, machine gpu.Snapshot) string {
 	t.Helper()
-	other, err := newIncumbent(file, devices)
+	other, err := incumbent.New(configured(t, file), machine)
 	if err != nil {
 		return "it does not start: " + err.Error()
 	}
-	ours := map[string][]string{}
+	ours, diff := map[string][]string{}, ""
 	for _, p := range v.kubelet {
+		name := strings.TrimPrefix(p.name, "nvidia.com/")
 		for _, u := range p.units {
-			ours[p.name] = append(ours[p.name], u.id)
+			ours[name] = append(ours[name], u.id)
 		}
-		slices.Sort(ours[p.name])
-	}
-	diff := cmp.Diff(other.resources, ours)
-	for _, p := range v.kubelet {
+		slices.Sort(ours[name])
 		for _, a := range p.answers {
-			theirs, err := other.allocate(p.name, a.ids...)
+			theirs, err := other.Allocate(name, a.ids...)
 			refusal := ""
 			if err != nil {
 				refusal = err.Error()
 			}
-			slices.Sort(theirs.Nodes)
-			theirs.Nodes = slices.Compact(theirs.Nodes)
-			a.Nodes = slices.DeleteFunc(slices.Clone(a.Nodes), func(path string) bool {
-				return slices.Contains([]string{"/dev/nvidiactl", "/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}, path)
-			})
-			diff += cmp.Diff(theirs, a.answer) + cmp.Diff(refusal, a.refusal)
+			a.Nodes = slices.DeleteFunc(slices.Sorted(slices.Values(a.Nodes)), func(path string) bool { return slices.Contains(incumbent.CommonNodes, path) })
+			diff += cmp.Diff(theirs, incumbent.Answer{Env: a.Env, Mounts: a.Mounts, Nodes: a.Nodes}, cmpopts.EquateEmpty()) + cmp.Diff(refusal, a.refusal)
 		}
 	}
-	return diff
+	return cmp.Diff(other.Resources, ours) + diff
 }
 
 // offer returns the inventory of a machine on which every MPS daemon answers, by a file, and the warnings about the file.
@@ -278,11 +259,8 @@ func view(t *testing.T, toKubelet, toNomad *inventory.Allocatable) *views {
 	k, n := coretest.NewSource(), coretest.NewSource()
 	k.Set(toKubelet)
 	n.Set(toNomad)
-	o := serve(ctx, t, k, n, &running)
-	must(t, o.kubelet.Await(ctx, "all resources", func() bool {
-		health, _ := o.kubeletHealth()
-		return len(health) == toKubelet.Len()
-	}))
-	until(t, "all groups", func() bool { return len(o.nomadHealth()) == toNomad.Len() })
-	return newViews(t, o, toKubelet, toNomad)
+	o := inprocess.Serve(ctx, t, k, n, &running)
+	must(t, o.Kubelet.Await(ctx, "all resources", func() bool { return len(o.KubeletDevices()) == toKubelet.Len() }))
+	until(t, "all groups", func() bool { return len(o.Nomad.Devices()) == toNomad.Len() })
+	return newViews(o, toKubelet, toNomad)
 }

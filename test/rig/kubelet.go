@@ -10,8 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -30,7 +28,7 @@ type Kubelet struct {
 
 // StartKubelet starts a kubelet in dir and a k8s-gpu binary beside it, whose log goes to log.
 func StartKubelet(dir, binary string, s Setup, log io.Writer) (*Kubelet, error) {
-	address, err := freeAddress()
+	address, err := FreeAddress()
 	if err != nil {
 		return nil, err
 	}
@@ -49,9 +47,7 @@ func (k *Kubelet) startAgent(binary string, s Setup, log io.Writer) error {
 	if s.Policy != "" {
 		args = append(args, "--config-file", s.Policy)
 	}
-	for key, value := range s.settings() {
-		args = append(args, "--"+strings.ReplaceAll(key, "_", "-")+"="+value)
-	}
+	args = append(args, Flags(s.settings())...)
 	if s.Peer {
 		const script = `mkdir -p "$0" && mount --bind "$1" "$0" && exec "$2"`
 		binary, args = "unshare", []string{"--mount", "sh", "-c", script, v1beta1.DevicePluginPath, filepath.Dir(k.Socket()), binary}
@@ -65,8 +61,8 @@ func (k *Kubelet) startAgent(binary string, s Setup, log io.Writer) error {
 	return nil
 }
 
-// freeAddress is a loopback address on which no process listens.
-func freeAddress() (string, error) {
+// FreeAddress is a loopback address on which no process listens.
+func FreeAddress() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", err
@@ -75,19 +71,13 @@ func freeAddress() (string, error) {
 	return l.Addr().String(), nil
 }
 
-// View is what the scheduler sees now, by device ID. The kubelet's API has no field for a reason, which is from the agent's
-// HTTP server.
+// View is what the scheduler sees now, by device ID, with the reasons that the agent's HTTP server has.
 func (k *Kubelet) View(ctx context.Context) map[string]View {
-	seen := map[string]View{}
-	reasons := k.reasons(ctx)
-	for _, r := range k.Registrations() {
-		devices, _ := k.Devices(r.Resource)
-		for _, d := range devices {
-			v := View{ID: d.GetID(), Name: r.Resource, Healthy: d.GetHealth() == v1beta1.Healthy, Reason: reasons[d.GetID()], Where: "-"}
-			for _, node := range d.GetTopology().GetNodes() {
-				v.Where = "NUMA " + strconv.FormatInt(node.GetID(), 10)
-			}
-			seen[v.ID] = v
+	seen := KubeletDevices(k.Kubelet)
+	for id, reason := range k.reasons(ctx) {
+		if v, ok := seen[id]; ok {
+			v.Reason = reason
+			seen[id] = v
 		}
 	}
 	return seen
@@ -115,15 +105,7 @@ func (k *Kubelet) AwaitView(ctx context.Context, what string, ok func(map[string
 
 // Grant is what a container with the devices would get.
 func (k *Kubelet) Grant(ctx context.Context, resource string, ids ...string) (Grant, error) {
-	r, err := k.Allocate(ctx, resource, ids...)
-	if err != nil {
-		return Grant{}, err
-	}
-	g := Grant{Env: r.GetEnvs()}
-	for _, d := range r.GetDevices() {
-		g.Nodes = append(g.Nodes, d.GetContainerPath()+" "+d.GetPermissions())
-	}
-	return g, nil
+	return Allocate(ctx, k.Kubelet, resource, ids...)
 }
 
 // Page returns a page of the agent's HTTP server; "" if it does not answer.

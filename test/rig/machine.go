@@ -6,25 +6,13 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"strings"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
-
-// View is one device as one scheduler sees it.
-type View struct {
-	ID, Name, Where string
-	Healthy         bool
-	Reason          string
-}
-
-// Grant is what a container would get.
-type Grant struct {
-	Env   map[string]string
-	Nodes []string
-}
 
 // Setup is the configuration of an agent.
 type Setup struct {
@@ -62,6 +50,14 @@ func (s Setup) settings() map[string]string {
 		all["health_period"], all["health_settle"], all["recovery_dwell"] = "500ms", "2s", "2s"
 	}
 	return all
+}
+
+// Flags are settings, by their names in Nomad's config block, on the command line of k8s-gpu.
+func Flags[V any](settings map[string]V) (args []string) {
+	for key, value := range settings {
+		args = append(args, fmt.Sprintf("--%s=%v", strings.ReplaceAll(key, "_", "-"), value))
+	}
+	return args
 }
 
 // Machine is what the agents run on.

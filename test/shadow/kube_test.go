@@ -11,11 +11,13 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/cli/shadow"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/test/binaries"
 	"github.com/tandem-gpu/tandem/test/check"
@@ -36,19 +38,13 @@ type beside struct {
 
 func startBeside(t *testing.T, machine string) *beside {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "shw") // a socket's path must be short
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := &beside{T: t, Machine: simdriver.Start(t, machine), socket: filepath.Join(dir, "kubelet.sock")}
-	if b.kubelet, err = kubelettest.ServePodResources(b.socket); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { b.kubelet.Close(); _ = os.RemoveAll(dir) })
+	b := &beside{T: t, Machine: simdriver.Start(t, machine), socket: filepath.Join(coretest.ShortDir(t), "kubelet.sock")}
+	var err error
+	b.kubelet, err = kubelettest.ServePodResources(b.socket)
+	must(t, err)
+	t.Cleanup(b.kubelet.Close)
 	slots, err := b.Slots()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, slot := range slots {
 		b.uuids = append(b.uuids, b.UUID(slot))
 	}
@@ -60,13 +56,9 @@ func (b *beside) offerAll() {
 	b.Helper()
 	for slot, id := range b.uuids {
 		numa, err := b.Get(slot, "numa")
-		if err != nil {
-			b.Fatal(err)
-		}
-		var n int64
-		if _, err := fmt.Sscan(numa, &n); err != nil {
-			b.Fatal(err)
-		}
+		must(b.T, err)
+		n, err := strconv.ParseInt(numa, 10, 64)
+		must(b.T, err)
 		b.kubelet.Offer(gpus, n, id)
 	}
 }
@@ -117,16 +109,12 @@ func render(r shadow.Report) string {
 func (b *beside) process(pid int, pod, container string, env ...string) {
 	b.Helper()
 	dir := filepath.Join(b.Root, "proc", fmt.Sprint(pid))
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		b.Fatal(err)
-	}
+	must(b.T, os.MkdirAll(dir, 0o755))
 	environ := strings.Join(append([]string{"PATH=/bin", "HOSTNAME=" + pod}, env...), "\x00") + "\x00"
 	for name, text := range map[string]string{
 		"cgroup": "0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-" + container + ".scope\n", "environ": environ,
 	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
-			b.Fatal(err)
-		}
+		must(b.T, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
 	}
 }
 

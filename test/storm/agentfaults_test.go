@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -116,7 +117,7 @@ func (p *twoAgents) unlockFolder(*fault) error { return p.folderLock.Close() }
 var (
 	uuidStart  = regexp.MustCompile(`\b(GPU|MIG)-[0-9a-f]{8}`)
 	generation = regexp.MustCompile(`"(G|g)eneration": [0-9]+`)
-	bootField  = regexp.MustCompile(`("Boot"|"bootID"): "[^"]*"`)
+	bootField  = regexp.MustCompile(`("[Bb]ootID"): "[^"]*"`) // of a history, and of the file of an agent
 )
 
 // makeForeign replaces a file by that of another machine of the same model: other GPUs at the same addresses, with a later numbering.
@@ -128,6 +129,9 @@ func makeForeign(path string, sameBoot bool) error {
 	text = uuidStart.ReplaceAll(text, []byte("${1}-0ddba115"))
 	text = generation.ReplaceAll(text, []byte(`"${1}eneration": 1000`))
 	if !sameBoot {
+		if !bootField.Match(text) {
+			return fmt.Errorf("%s has no boot ID", path)
+		}
 		text = bootField.ReplaceAll(text, []byte(`${1}: "0ddba115"`))
 	}
 	return os.WriteFile(path, text, 0o600)

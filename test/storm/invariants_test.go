@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+	"github.com/tandem-gpu/tandem/test/rig"
 )
 
 // checkEvery is the interval at which the views of both orchestrators are checked, also without a message: a missing one is wrong, too.
@@ -20,12 +21,6 @@ const checkEvery = 25 * time.Millisecond
 
 // stopGap is from when on a goroutine that is late, or a file that is written slowly, means that this process did not run.
 const stopGap = 300 * time.Millisecond
-
-// unit is a unit as an orchestrator sees it.
-type unit struct {
-	healthy bool
-	of      string // resource or group
-}
 
 // views compares the units of both orchestrators.
 type views struct {
@@ -61,12 +56,12 @@ func (v *views) check(w *oneAgent) {
 	}
 	nomad, kubelet := w.nomad.view(), w.kubelet.view()
 	for id, u := range kubelet {
-		if u.healthy || w.kubelet.undisturbed(now) { // when a stream ends a kubelet marks all devices unhealthy
-			w.check("the kubelet has", id, u.healthy, now)
+		if u.Healthy || w.kubelet.undisturbed(now) { // when a stream ends a kubelet marks all devices unhealthy
+			w.check("the kubelet has", id, u.Healthy, now)
 		}
 	}
 	for id, u := range nomad {
-		w.check("Nomad has", id, u.healthy, now)
+		w.check("Nomad has", id, u.Healthy, now)
 	}
 	w.checkShares("Nomad", nomad, now)
 	w.checkShares("the kubelet", kubelet, now)
@@ -80,11 +75,11 @@ func (v *views) forget() {
 }
 
 // compare fails the test if the two differ for too long. Differences do not count while the kubelet has no plugin.
-func (v *views) compare(w *oneAgent, nomad, kubelet map[string]unit, now time.Time) {
+func (v *views) compare(w *oneAgent, nomad, kubelet map[string]rig.View, now time.Time) {
 	if v.differ == nil || !w.kubelet.undisturbed(now) {
 		v.differ = map[string]time.Time{}
 	}
-	for _, units := range []map[string]unit{nomad, kubelet} {
+	for _, units := range []map[string]rig.View{nomad, kubelet} {
 		for id := range units {
 			if _, ok := v.differ[id]; !ok {
 				v.differ[id] = now
@@ -94,10 +89,10 @@ func (v *views) compare(w *oneAgent, nomad, kubelet map[string]unit, now time.Ti
 	for id, since := range v.differ {
 		n, inNomad := nomad[id]
 		k, inKubelet := kubelet[id]
-		if inNomad == inKubelet && n.healthy == k.healthy {
+		if inNomad == inKubelet && n.Healthy == k.Healthy {
 			delete(v.differ, id)
 		} else if now.Sub(since) > w.expected.bound {
-			w.fail("%s: Nomad has it %v and healthy %v, the kubelet %v and %v, for %v", id, inNomad, n.healthy, inKubelet, k.healthy, now.Sub(since))
+			w.fail("%s: Nomad has it %v and healthy %v, the kubelet %v and %v, for %v", id, inNomad, n.Healthy, inKubelet, k.Healthy, now.Sub(since))
 		}
 	}
 }
@@ -110,17 +105,17 @@ func (w *oneAgent) check(who, id string, healthy bool, at time.Time) {
 }
 
 // checkShares fails the test if an orchestrator has shares of a device with different health.
-func (w *oneAgent) checkShares(who string, view map[string]unit, now time.Time) {
+func (w *oneAgent) checkShares(who string, view map[string]rig.View, now time.Time) {
 	healthy := map[string]bool{}
 	for id, u := range view {
 		device, _, shared := strings.Cut(id, "::")
 		if w.expected.inTransition(id, now) {
 			continue
 		}
-		if other, ok := healthy[device]; shared && ok && other != u.healthy {
+		if other, ok := healthy[device]; shared && ok && other != u.Healthy {
 			w.fail("%s: shares of %s differ", who, device)
 		}
-		healthy[device] = u.healthy
+		healthy[device] = u.Healthy
 	}
 }
 
@@ -183,13 +178,13 @@ func (w *oneAgent) differences(excused func(id string, slot int) bool) (lines []
 	for id, n := range want {
 		a, inNomad := nomad[id]
 		b, inKubelet := kubelet[id]
-		if inNomad && inKubelet && (a.healthy && b.healthy || a.healthy == b.healthy && excused(id, n)) {
+		if inNomad && inKubelet && (a.Healthy && b.Healthy || a.Healthy == b.Healthy && excused(id, n)) {
 			continue
 		}
 		u, _ := w.monitor.Current().Unit(inventory.UnitID(id))
-		lines = append(lines, fmt.Sprintf("GPU %d (%s): Nomad has it %v, healthy %v; kubelet %v, %v; %s", n, id, inNomad, a.healthy, inKubelet, b.healthy, u.Health))
+		lines = append(lines, fmt.Sprintf("GPU %d (%s): Nomad has it %v, healthy %v; kubelet %v, %v; %s", n, id, inNomad, a.Healthy, inKubelet, b.Healthy, u.Health))
 	}
-	for _, view := range []map[string]unit{nomad, kubelet} {
+	for _, view := range []map[string]rig.View{nomad, kubelet} {
 		for id := range view {
 			if _, ok := want[id]; !ok {
 				lines = append(lines, id+" is listed, and no longer exists")
@@ -287,7 +282,7 @@ func (w *oneAgent) reserveAll() {
 		if _, err := w.nomad.plugin.Reserve([]string{id}); err != nil {
 			w.fail("without faults: Reserve(%s): %w", id, err)
 		}
-		if _, err := w.kubelet.allocate(w.ctx, view[id].of, id); err != nil {
+		if _, err := w.kubelet.allocate(w.ctx, view[id].Name, id); err != nil {
 			w.fail("without faults: Allocate(%s): %w", id, err)
 		}
 	}

@@ -59,7 +59,6 @@ type oneAgent struct {
 	monitor   *monitor.Monitor
 	kubelet   *kubelet
 	nomad     *nomad
-	latencies latencies
 	views     views
 	ahead     atomic.Int64 // nanoseconds by which the agent's wall clock is ahead
 
@@ -228,7 +227,7 @@ func testOneAgent(t *testing.T, mig []int, policies map[int]slotPolicy) {
 		end := w.compare(early)
 		t.Logf("seed %d, %v, %s\nfaults that had to be noticed: %v; the process stopped %d times, %d lookups of GPUs that hang",
 			o.seed, time.Since(began).Round(time.Second), w.tally(), w.expected.noticed, w.expected.stops, w.lookups)
-		t.Logf("at a quarter: %s\nin the end:   %s\n%s", early, end, &w.latencies)
+		t.Logf("at a quarter: %s\nin the end:   %s", early, end)
 	}
 }
 

@@ -2,22 +2,19 @@ package storm
 
 import (
 	"context"
-	"log/slog"
-	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/nomad/plugins/device"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
-	"github.com/tandem-gpu/tandem/internal/nomadadapter"
-	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
+	"github.com/tandem-gpu/tandem/test/rig"
+	"github.com/tandem-gpu/tandem/test/rig/inprocess"
 )
 
 // nomad is Nomad's side: the plugin behind real gRPC, a stream of fingerprints and one of statistics.
@@ -26,15 +23,13 @@ type nomad struct {
 	plugin device.DevicePlugin
 
 	mu      sync.Mutex
-	groups  []*device.DeviceGroup
+	latest  rig.Fingerprint
 	streams map[string]context.CancelFunc // the open ones, by name
 }
 
 // newNomad starts the adapter and opens both streams.
 func newNomad(t testing.TB, w *oneAgent) *nomad {
-	source := func(context.Context, nomadadapter.Settings, *slog.Logger) nomadadapter.Source { return w.monitor }
-	adapter := nomadadapter.New(w.ctx, "2.0.0", source, hclog.NewNullLogger())
-	n := &nomad{w: w, plugin: nomadtest.Serve(t, adapter), streams: map[string]context.CancelFunc{}}
+	n := &nomad{w: w, plugin: inprocess.Nomad(w.ctx, t, w.monitor), streams: map[string]context.CancelFunc{}}
 	must(t, n.fingerprint(), n.stats())
 	return n
 }
@@ -67,12 +62,12 @@ func (n *nomad) fingerprint() error {
 				n.w.fail("Nomad's fingerprint stream: %w", r.Error)
 				continue
 			}
-			now := time.Now()
+			now, latest := time.Now(), rig.Fingerprint{Groups: r.Devices}
 			n.mu.Lock()
-			n.groups = r.Devices
+			n.latest = latest
 			n.mu.Unlock()
-			for id, u := range viewOf(r.Devices) {
-				n.w.check("Nomad received", id, u.healthy, now)
+			for id, u := range latest.Devices() {
+				n.w.check("Nomad received", id, u.Healthy, now)
 			}
 		}
 		if ctx.Err() == nil {
@@ -121,20 +116,10 @@ func (n *nomad) stats() error {
 }
 
 // view is what Nomad has now.
-func (n *nomad) view() map[string]unit {
+func (n *nomad) view() map[string]rig.View {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return viewOf(n.groups)
-}
-
-func viewOf(groups []*device.DeviceGroup) map[string]unit {
-	units := map[string]unit{}
-	for _, g := range groups {
-		for _, d := range g.Devices {
-			units[d.ID] = unit{d.Healthy, g.Name}
-		}
-	}
-	return units
+	return n.latest.Devices()
 }
 
 // kubelet is one kubelet after another in one directory.
@@ -151,11 +136,10 @@ type kubelet struct {
 
 // newKubelet starts the adapter and a kubelet.
 func newKubelet(t testing.TB, w *oneAgent, running *sync.WaitGroup) *kubelet {
-	dir, err := os.MkdirTemp("", "storm") // t.TempDir's names are too long for a socket
-	must(t, err)
+	dir := coretest.ShortDir(t)
 	k := &kubelet{w: w, dir: dir}
 	must(t, k.start(kubelettest.Behaviour{}))
-	t.Cleanup(func() { k.stop((*kubelettest.Kubelet).Stop); _ = os.RemoveAll(dir) })
+	t.Cleanup(func() { k.stop((*kubelettest.Kubelet).Stop) })
 	podSocket := filepath.Join(dir, "pod-resources", "kubelet.sock")
 	pods, err := kubelettest.ServePodResources(podSocket) // no pod holds a device
 	must(t, err)
@@ -209,41 +193,27 @@ func (k *kubelet) now() (running *kubelettest.Kubelet, disturbed int) {
 	return k.running, k.disturbed
 }
 
-// resources are those that are registered with a kubelet.
-func resources(running *kubelettest.Kubelet) []string {
+// view is what the kubelet has now.
+func (k *kubelet) view() map[string]rig.View {
+	running, _ := k.now()
 	if running == nil {
 		return nil
 	}
-	var names []string
-	for _, r := range running.Registrations() {
-		names = append(names, r.Resource)
-	}
-	slices.Sort(names)
-	return slices.Compact(names)
-}
-
-// view is what the kubelet has now.
-func (k *kubelet) view() map[string]unit {
-	running, _ := k.now()
-	units := map[string]unit{}
-	for _, resource := range resources(running) {
-		devices, _ := running.Devices(resource)
-		for _, d := range devices {
-			units[d.GetID()] = unit{d.GetHealth() == v1beta1.Healthy, resource}
-		}
-	}
-	return units
+	return rig.KubeletDevices(running)
 }
 
 // newLists are the devices in the lists that arrived since the last call.
 func (k *kubelet) newLists() (units []*v1beta1.Device) {
 	running, _ := k.now()
-	for _, resource := range resources(running) {
-		lists := running.Lists(resource)
+	if running == nil {
+		return nil
+	}
+	for _, r := range running.Registrations() {
+		lists := running.Lists(r.Resource)
 		k.mu.Lock()
-		seen := k.seen[resource]
+		seen := k.seen[r.Resource]
 		if k.running == running {
-			k.seen[resource] = len(lists)
+			k.seen[r.Resource] = len(lists)
 		}
 		k.mu.Unlock()
 		for _, list := range lists[min(seen, len(lists)):] {

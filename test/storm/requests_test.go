@@ -2,7 +2,6 @@ package storm
 
 import (
 	"context"
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -11,6 +10,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/tandem-gpu/tandem/test/rig"
 )
 
 // startRequests requests devices of both plugins, as for short workloads, until the test ends.
@@ -44,11 +45,11 @@ func (w *oneAgent) reserve(r *rand.Rand) {
 // allocate requests a unit of the kubelet's plugin.
 func (w *oneAgent) allocate(r *rand.Rand) {
 	id, u := choose(r, w.kubelet.view())
-	if u.of == "" {
+	if u.Name == "" {
 		return
 	}
 	began, late := time.Now(), w.late(answerLimit)
-	disturbed, err := w.kubelet.allocate(w.ctx, u.of, id)
+	disturbed, err := w.kubelet.allocate(w.ctx, u.Name, id)
 	if disturbed {
 		return
 	}
@@ -68,7 +69,7 @@ func (w *oneAgent) prefer(r *rand.Rand) {
 	_, u := choose(r, view)
 	var available []string
 	for id, other := range view {
-		if other.of == u.of && other.healthy {
+		if other.Name == u.Name && other.Healthy {
 			available = append(available, id)
 		}
 	}
@@ -80,7 +81,7 @@ func (w *oneAgent) prefer(r *rand.Rand) {
 	ctx, cancel := context.WithTimeout(w.ctx, time.Minute)
 	defer cancel()
 	began, late := time.Now(), w.late(answerLimit)
-	got, err := running.Prefer(ctx, u.of, available, nil, n)
+	got, err := running.Prefer(ctx, u.Name, available, nil, n)
 	if _, after := w.kubelet.now(); before != after || err != nil && !w.kubelet.undisturbed(time.Now()) {
 		return
 	}
@@ -90,13 +91,12 @@ func (w *oneAgent) prefer(r *rand.Rand) {
 	}
 }
 
-// answerLimit is how long an answer may take. The times are printed.
+// answerLimit is how long an answer may take.
 const answerLimit = 5 * time.Second
 
-// timed records how long an answer took.
+// timed fails the test if an answer took too long.
 func (w *oneAgent) timed(call string, began time.Time, late func() bool) {
 	took := time.Since(began)
-	w.latencies.add(call, took)
 	if !late() {
 		return
 	}
@@ -107,13 +107,13 @@ func (w *oneAgent) timed(call string, began time.Time, late func() bool) {
 }
 
 // choose draws a unit that an orchestrator has, or sometimes one that never existed.
-func choose(r *rand.Rand, view map[string]unit) (string, unit) {
+func choose(r *rand.Rand, view map[string]rig.View) (string, rig.View) {
 	ids := make([]string, 0, len(view)+1)
 	for id := range view {
 		ids = append(ids, id)
 	}
 	if slices.Sort(ids); len(ids) == 0 {
-		return unknownUnit, unit{}
+		return unknownUnit, rig.View{}
 	}
 	id := one(r, ids...)
 	if r.IntN(20) == 0 {
@@ -130,32 +130,4 @@ func (w *oneAgent) checkAnswer(call, id string, err error, asked time.Time) {
 	case err == nil:
 		w.fail("%s hands out a device that never existed", call)
 	}
-}
-
-// latencies are how long requests took. They are safe for concurrent use.
-type latencies struct {
-	mu  sync.Mutex
-	all map[string][]time.Duration
-}
-
-func (l *latencies) add(call string, took time.Duration) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.all == nil {
-		l.all = map[string][]time.Duration{}
-	}
-	l.all[call] = append(l.all[call], took)
-}
-
-// String has, for each call, the number, the percentiles and the longest.
-func (l *latencies) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	var lines []string
-	for call, all := range l.all {
-		slices.Sort(all)
-		lines = append(lines, fmt.Sprintf("%-24s %7d calls  p50 %v  p99 %v  max %v", call, len(all), all[len(all)/2], all[len(all)*99/100], all[len(all)-1]))
-	}
-	slices.Sort(lines)
-	return strings.Join(lines, "\n")
 }

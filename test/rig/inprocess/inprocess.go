@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"path/filepath"
 	"sync"
 	"testing"
 
@@ -50,7 +51,7 @@ func Monitor(cfg core.Config, o nvidia.Options, use func(*nvidia.Session) monito
 	}, cfg, slog.New(slog.DiscardHandler), nil)
 }
 
-// Run runs a monitor in a goroutine of running. AwaitReading waits for its first reading, before which it has no devices.
+// Run runs a monitor in a goroutine of running.
 func Run(ctx context.Context, t testing.TB, m *monitor.Monitor, running *sync.WaitGroup) {
 	running.Go(func() {
 		if err := m.Run(ctx); err != nil {
@@ -59,23 +60,18 @@ func Run(ctx context.Context, t testing.TB, m *monitor.Monitor, running *sync.Wa
 	})
 }
 
-// AwaitReading waits until a monitor has read the driver, or could not.
-func AwaitReading(ctx context.Context, m *monitor.Monitor) {
-	for inv := range m.Watch(ctx) {
-		if inv.Driver().State != gpu.DriverPending {
-			return
-		}
-	}
-}
-
-// Kubelet starts a kubelet without plugins, in dir.
-func Kubelet(t testing.TB) (k *kubelettest.Kubelet, dir string) {
+// startKubelet starts a kubelet without plugins, whose pods hold no device, and returns it with the socket of its pod-resources API.
+func startKubelet(t testing.TB) (k *kubelettest.Kubelet, podResources string) {
 	t.Helper()
-	dir = coretest.ShortDir(t)
+	dir := coretest.ShortDir(t)
 	k = kubelettest.New(dir)
 	check.NoError(t, k.Start())
 	t.Cleanup(k.Stop)
-	return k, dir
+	podResources = filepath.Join(dir, "pod-resources", "kubelet.sock")
+	pods, err := kubelettest.ServePodResources(podResources)
+	check.NoError(t, err)
+	t.Cleanup(pods.Close)
+	return k, podResources
 }
 
 // Nomad serves a source to Nomad.
