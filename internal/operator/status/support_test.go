@@ -58,7 +58,7 @@ func (a fixedAgent) handler() http.Handler { return a.server().handler() }
 
 func (a fixedAgent) server() *Server {
 	return New(Options{
-		Name: "k8s-gpu", Agent: a, Log: slog.New(slog.DiscardHandler), Adapter: kubestatus.DevicePlugins{Plugin: adapter{a.state.Allocatable}, Durations: kubestatus.NewDurations()}, Config: a.cfg, Reload: reload{},
+		Name: "k8s-gpu", Agent: a, Log: slog.New(slog.DiscardHandler), Adapter: kubestatus.DevicePlugins{Plugins: adapter{a.state.Allocatable}, Durations: kubestatus.NewDurations()}, Config: a.cfg, Reload: reload{},
 		Sources: func() map[string]bool { return map[string]bool{} }, Problems: func() []problem.Problem { return nil },
 		DriverCalls: func() []gpu.CallCount { return a.calls },
 	})
