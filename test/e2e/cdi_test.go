@@ -82,7 +82,6 @@ var injections = []injection{
 		name: "indices", variables: []string{"DEVICE_LIST_STRATEGY=cdi-cri", "DEVICE_ID_STRATEGY=index"}, own: "all", visible: void,
 		libraries: true,
 	},
-	{name: "uuids", variables: []string{"DEVICE_ID_STRATEGY=uuid"}, own: "all", visible: void, libraries: true},
 }
 
 // TestInjections has pods open their devices, and no others, by each strategy but auto, which TestContainersComeBack has.

@@ -3,11 +3,7 @@
 package e2e
 
 import (
-	"bytes"
-	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
 	"math/rand/v2"
 	"net/http"
@@ -33,7 +29,7 @@ type works struct {
 }
 
 const (
-	worksWait = 8 * time.Second        // for a GPU, until work gives up: there may be none on its side
+	worksWait = 8 * time.Second        // for a GPU, until work gives up: there may be none of its API
 	worksLook = 200 * time.Millisecond // between two looks at work
 )
 
@@ -41,14 +37,14 @@ const (
 func (w *works) kinds() map[string]kind {
 	pods := func(template string) kind {
 		return kind{
-			begin: func(name string) error { return call(http.MethodPost, podsPath, sleeper(name, template, "1000000")) },
+			begin: func(name string) error { return send(http.MethodPost, podsURL, sleeper(name, template, "1000000")) },
 			phase: func(name string) (string, error) {
 				p, err := w.pod(name)
 				return p.Status.Phase + p.trouble(), err
 			},
-			end: func(name string) error { return call(http.MethodDelete, podsPath+"/"+name, nil) },
+			end: func(name string) error { return send(http.MethodDelete, podsURL+"/"+name, nil) },
 			gone: func(name string) bool {
-				return hasStatus(call(http.MethodGet, podsPath+"/"+name, nil), http.StatusNotFound)
+				return hasStatus(send(http.MethodGet, podsURL+"/"+name, nil), http.StatusNotFound)
 			},
 		}
 	}
@@ -151,34 +147,10 @@ func (w *works) stop(t *testing.T) {
 	}
 }
 
-// callNomad makes a request to Nomad's server.
-func callNomad(method, path string, object any) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	text, err := json.Marshal(object)
-	if err != nil {
-		return err
-	}
-	request, err := http.NewRequestWithContext(ctx, method, nomadAPI+path, bytes.NewReader(text))
-	if err != nil {
-		return err
-	}
-	answer, err := client.Do(request)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = answer.Body.Close() }()
-	body, err := io.ReadAll(answer.Body)
-	if err == nil && answer.StatusCode != http.StatusOK {
-		err = &statusError{code: answer.StatusCode, text: string(body)}
-	}
-	return err
-}
-
 // beginJob submits a job that sleeps with one GPU, and is not tried again.
 func beginJob(name string) error {
 	none := map[string]any{"Attempts": 0, "Mode": "fail", "Unlimited": false}
-	return callNomad(http.MethodPut, "/v1/jobs", map[string]any{"Job": map[string]any{
+	return send(http.MethodPut, nomadAPI+"/v1/jobs", map[string]any{"Job": map[string]any{
 		"ID": name, "Name": name, "Type": "batch", "Datacenters": []string{"*"},
 		"TaskGroups": []any{map[string]any{
 			"Name": "gpus", "RestartPolicy": none, "ReschedulePolicy": map[string]any{"Attempts": 0, "Unlimited": false},
@@ -194,7 +166,7 @@ func beginJob(name string) error {
 }
 
 // endJob stops a job. It is purged by without, since the servers take the GPU of a purged job for free while its client still ends the task.
-func endJob(name string) error { return callNomad(http.MethodDelete, "/v1/job/"+name, nil) }
+func endJob(name string) error { return send(http.MethodDelete, nomadAPI+"/v1/job/"+name, nil) }
 
 // phase is that of a job's only allocation, in the words of Kubernetes.
 func (a *agent) phase(job string) (string, error) {
@@ -220,5 +192,5 @@ func (a *agent) without(job string) bool {
 		return false
 	}
 	running := slices.ContainsFunc(list, func(alloc allocation) bool { return alloc.ClientStatus == "running" || alloc.ClientStatus == "pending" })
-	return !running && callNomad(http.MethodDelete, "/v1/job/"+job+"?purge=true", nil) == nil
+	return !running && send(http.MethodDelete, nomadAPI+"/v1/job/"+job+"?purge=true", nil) == nil
 }

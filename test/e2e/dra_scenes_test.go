@@ -150,6 +150,14 @@ func (c *draCluster) checkUnhealthy(t *testing.T) {
 	}
 	t.Logf("taints of %s: %v", bad, taints)
 	c.awaitMessage(t, "held", "Unhealthy", "XID 95")
+	await(t, "inspect to have the words of the pod's status", 30*time.Second, func() error { // what a check adds to them is there a second later
+		_, message, err := c.healthOf("held")
+		text, err2 := c.inspected(t, bad)
+		if err = errors.Join(err, err2); err == nil && text != message {
+			err = fmt.Errorf("%q and %q", text, message)
+		}
+		return err
+	})
 	must(t, "kubectl", "apply", "-f", render(t, "dra/rest.yaml", map[string]string{"RUN": c.runProbe(t), "NODE": c.name}))
 	rest := c.uuidsOf(t, c.name, devicesIn(c.awaitAllocated(t, "rest")))
 	if len(rest) != 7 || slices.Contains(rest, bad) {

@@ -3,12 +3,7 @@
 package e2e
 
 import (
-	"bytes"
-	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"sync"
 	"testing"
@@ -17,46 +12,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
-// call makes a request to the API server, without a program for each. An answer other than success is a statusError.
-func call(method, path string, object any) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	text, err := json.Marshal(object)
-	if err != nil {
-		return err
-	}
-	request, err := http.NewRequestWithContext(ctx, method, kubeAPI+path, bytes.NewReader(text))
-	if err != nil {
-		return err
-	}
-	request.Header.Set("Authorization", "Bearer admin")
-	request.Header.Set("Content-Type", "application/json")
-	answer, err := client.Do(request)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = answer.Body.Close() }()
-	body, err := io.ReadAll(answer.Body)
-	if err == nil && answer.StatusCode >= http.StatusBadRequest {
-		err = &statusError{code: answer.StatusCode, text: string(body)}
-	}
-	return err
-}
-
-type statusError struct {
-	code int
-	text string
-}
-
-func (e *statusError) Error() string { return fmt.Sprint(e.code, " ", e.text) }
-
-// hasStatus reports whether the API server answered with this status.
-func hasStatus(err error, code int) bool {
-	var status *statusError
-	return errors.As(err, &status) && status.code == code
-}
-
-const podsPath = "/api/v1/namespaces/default/pods"
+const podsURL = kubeAPI + "/api/v1/namespaces/default/pods"
 
 // sleeper is a pod that sleeps for so long, with one GPU: by the claim template, or by the extended resource if that is "".
 func sleeper(name, template, seconds string) map[string]any {
@@ -81,7 +37,7 @@ const oneGPU = "one-gpu"
 
 func createTemplate(t *testing.T) {
 	t.Helper()
-	err := call(http.MethodPost, "/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates", map[string]any{
+	err := send(http.MethodPost, kubeAPI+"/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates", map[string]any{
 		"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": map[string]any{"name": oneGPU},
 		"spec": map[string]any{"spec": map[string]any{"devices": map[string]any{"requests": []any{
 			map[string]any{"name": "gpu", "exactly": map[string]any{"deviceClassName": draDriver}},
@@ -131,7 +87,7 @@ func startChurn(t *testing.T, c *cluster, name string) *churn {
 // one has a pod run and end.
 func (ch *churn) one(name, template string) {
 	began := time.Now()
-	for call(http.MethodPost, podsPath, sleeper(name, template, "1000000")) != nil && time.Since(began) < churnAtMost {
+	for send(http.MethodPost, podsURL, sleeper(name, template, "1000000")) != nil && time.Since(began) < churnAtMost {
 		time.Sleep(lookEvery) // the API server is away
 	}
 	var p pod
@@ -148,11 +104,11 @@ func (ch *churn) one(name, template string) {
 	watch.Notify(ch.ran)
 	ending := time.Now()
 	for {
-		if _ = call(http.MethodDelete, podsPath+"/"+name, nil); time.Since(ending) > churnAtMost {
+		if _ = send(http.MethodDelete, podsURL+"/"+name, nil); time.Since(ending) > churnAtMost {
 			ch.problems = append(ch.problems, fmt.Sprintf("pod %s is there %v after its end: %+v; %s", name, time.Since(ending), p.Status, ch.events(name)))
 			return
 		}
-		err := call(http.MethodGet, podsPath+"/"+name, nil)
+		err := send(http.MethodGet, podsURL+"/"+name, nil)
 		if hasStatus(err, http.StatusNotFound) {
 			break
 		}

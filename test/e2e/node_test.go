@@ -36,26 +36,20 @@ type kubeNode struct {
 	kubelet    *process
 }
 
-// addNode gives the cluster another node, on a machine with these GPUs.
+// addNode gives the cluster another node, on a machine with these GPUs. Its pods have no control groups of their own: each kubelet would
+// remove those of the other one.
 func (c *cluster) addNode(t *testing.T, r runtime, machine string) (*kubeNode, *simdriver.Machine) {
 	t.Helper()
-	n := c.newNode(r)
-	m := installIn(t, n.dir, machine)
-	n.startMachine(t)
-	c.join(t, n)
-	return n, m
-}
-
-// newNode is another node, of which nothing has been started. Its pods have no control groups of their own: each kubelet would remove those
-// of the other one.
-func (c *cluster) newNode(r runtime) *kubeNode {
 	number := len(c.nodes) + 1
 	n := &kubeNode{
 		owner: c.owner, name: fmt.Sprintf("node%d", number), address: fmt.Sprintf("10.99.0.%d", number),
 		pods: fmt.Sprintf("10.%d.0.0/16", 87+number), runtime: r,
 	}
 	n.dir = filepath.Join(stateDir(), n.name)
-	return n
+	m := installIn(t, n.dir, machine)
+	n.startMachine(t)
+	c.join(t, n)
+	return n, m
 }
 
 // startMachine makes the mounts and the network of the node, and connects it with the first one.

@@ -18,7 +18,7 @@ import (
 // run has works begin and end, then a process that has no reservation.
 func (o *ownersTest) run(t *testing.T) {
 	var before report.Debug
-	rounds := ownersRounds(t)
+	rounds := roundsOf(ownersRounds, 2)
 	for round := range rounds {
 		works := o.start(t, round)
 		o.stop(t, round, works)
@@ -28,7 +28,7 @@ func (o *ownersTest) run(t *testing.T) {
 	}
 	after := o.debug(t)
 	t.Logf("%d works: owner shown after %s, process with its owner after %s, end recorded after %s, owner gone after %s; goroutines %d, then %d, descriptors %d, then %d, heap %d kB, then %d kB",
-		rounds*ownersGPUs, summary(o.took.owner), summary(o.took.process), summary(o.took.gone), summary(o.took.ownerGone), before.Goroutines, after.Goroutines,
+		rounds*ownersGPUs, percentiles(o.took.owner), percentiles(o.took.process), percentiles(o.took.gone), percentiles(o.took.ownerGone), before.Goroutines, after.Goroutines,
 		before.FileDescriptors, after.FileDescriptors, before.HeapBytes>>10, after.HeapBytes>>10)
 	if after.Goroutines > before.Goroutines+5 || after.FileDescriptors > before.FileDescriptors+5 {
 		t.Errorf("goroutines %d, then %d; descriptors %d, then %d", before.Goroutines, after.Goroutines, before.FileDescriptors, after.FileDescriptors)
@@ -206,10 +206,4 @@ func (o *ownersTest) debug(t *testing.T) (d report.Debug) {
 		t.Fatal(err)
 	}
 	return d
-}
-
-// summary is the median and the maximum of times.
-func summary(times []time.Duration) string {
-	slices.Sort(times)
-	return fmt.Sprintf("%v (at most %v)", times[len(times)/2].Round(10*time.Millisecond), times[len(times)-1].Round(10*time.Millisecond))
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -21,19 +20,8 @@ const (
 	ownersIn   = 5 * time.Second // in which the owner of a GPU is shown and not shown any more
 )
 
-// ownersRounds is how often ownersGPUs works begin and end: 125 rounds are 1,000 works.
-func ownersRounds(t *testing.T) int {
-	t.Helper()
-	text := os.Getenv("E2E_OWNER_ROUNDS")
-	if text == "" {
-		return 4
-	}
-	rounds, err := strconv.Atoi(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return rounds
-}
+// ownersRounds is the variable for how often ownersGPUs works begin and end: 125 rounds are 1,000 works.
+const ownersRounds = "E2E_OWNER_ROUNDS"
 
 // ownersTest is one orchestrator with one agent whose devices get and lose owners. The agent withholds occupied devices, so that a wrong
 // finding shows.

@@ -150,11 +150,4 @@ plugin "foreign-gpu" {
 	if !slices.ContainsFunc(attributes, func(d shadow.Difference) bool { return d.Field == "display_state" && d.There == `"0"` }) {
 		t.Errorf("%s", r)
 	}
-
-	// The configuration of the other plugin, imported.
-	client := write(t, "client.hcl", []byte(strings.ReplaceAll(config, "foreign-gpu", "nomad-device-nvidia")))
-	out, err := command(binary("nomad-gpu"), "import", client)
-	if err != nil || !strings.Contains(out, `plugin "nomad-gpu"`) || !strings.Contains(out, m.UUID(7)) {
-		t.Errorf("%v\n%s", err, out)
-	}
 }
