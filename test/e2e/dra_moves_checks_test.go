@@ -17,7 +17,7 @@ const (
 	movesLook   = 250 * time.Millisecond       // between two looks where the GPUs are
 	movesAtMost = offersAtMost + time.Minute   // works run for some seconds and wait for eight, then the API settles
 	namesAtMost = 30 * time.Second             // from an empty CDI folder to the last container that misses a name: kubelet tries again late
-	endsAtMost  = churnAtMost + 30*time.Second // for what has ended to be gone
+	endsAtMost  = worksAtMost + 30*time.Second // for what has ended to be gone
 )
 
 // offers are the APIs that offer each GPU to new work.

@@ -30,11 +30,10 @@ type ownersTest struct {
 	socket string // of the agent
 	jobs   string // folder of the job files
 
-	begin func(t *testing.T, round int)                             // starts ownersGPUs works, each of which sleeps for marker(round) seconds
-	end   func(t *testing.T, round int)                             // ends them
-	owner func(w work) report.Owner                                 // that a work is to have, "" = any
-	gone  func() error                                              // nil = the orchestrator has recorded the end of all works
-	took  struct{ owner, process, gone, ownerGone []time.Duration } // since the process began or ended
+	begin func(t *testing.T, round int) // starts ownersGPUs works, each of which sleeps for marker(round) seconds
+	end   func(t *testing.T, round int) // ends them
+	owner func(w work) report.Owner     // that a work is to have, "" = any
+	gone  func() error                  // nil = the orchestrator has recorded the end of all works
 }
 
 // TestOwnersOfJobs has Nomad start and end jobs, by exec and raw_exec, and nomad-gpu show them with their names.
