@@ -83,11 +83,12 @@ func (n *kubeNode) startMachine(t *testing.T) {
 // path is that of a file of the node, as the test sees it.
 func (n *kubeNode) path(name string) string { return n.root + name }
 
-// configure writes the configuration of the node's programs.
+// configure writes the configuration of the node's programs. Each kubelet has a folder of its own for the logs of pods: once a minute it
+// removes those of pods that it does not know.
 func (n *kubeNode) configure(t *testing.T) {
 	t.Helper()
 	values := map[string]string{
-		"STATE": stateDir(), "LOGS": logDir(), "PODGROUPS": strconv.FormatBool(n.runtime.podGroups), "PODS": n.pods, "MORE": "",
+		"STATE": stateDir(), "PODLOGS": filepath.Join(logDir(), n.log("pods")), "PODGROUPS": strconv.FormatBool(n.runtime.podGroups), "PODS": n.pods, "MORE": "",
 	}
 	if n.runtime.aligned {
 		n.simulateNUMA(t)
