@@ -84,14 +84,9 @@ var draExamples = []draExample{
 // claimPod creates a pod with one GPU by a claim, with these parameters of the claim.
 func (c *draCluster) claimPod(t *testing.T, name, driver, parameters string) {
 	t.Helper()
-	must(t, "kubectl", "apply", "-f", c.claimFile(t, name, driver, parameters))
-}
-
-func (c *draCluster) claimFile(t *testing.T, name, driver, parameters string) string {
-	t.Helper()
-	return render(t, "dra/claim.yaml", map[string]string{
+	must(t, "kubectl", "apply", "-f", render(t, "dra/claim.yaml", map[string]string{
 		"RUN": c.runProbe(t), "NAME": name, "NODE": c.name, "DRIVER": driver, "PARAMETERS": parameters,
-	})
+	}))
 }
 
 // others is a driver for which parameters are that this agent does not read.

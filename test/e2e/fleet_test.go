@@ -24,14 +24,8 @@ type fleet struct {
 	other      *simdriver.Machine // of l40s
 }
 
-// startFleet starts a server, the client h100 with eight GPUs and the client l40s with six.
-func startFleet(t *testing.T) *fleet {
-	t.Helper()
-	return startFleetWith(t, "")
-}
-
-// startFleetWith gives the plugin of h100 more settings.
-func startFleetWith(t *testing.T, settings string) *fleet {
+// startFleet starts a server, the client h100 with eight GPUs and more settings of its plugin, and the client l40s with six GPUs.
+func startFleet(t *testing.T, settings string) *fleet {
 	t.Helper()
 	f := &fleet{machine: install(t, "h100x8"), other: installIn(t, filepath.Join(stateDir(), "l40s-node"), "l40s")}
 	if err := errors.Join(f.other.Remove(7), f.other.Remove(6)); err != nil {
@@ -170,7 +164,7 @@ func (f *fleet) load() (map[string]int, error) {
 // TestNomadFleet has jobs placed by what the plugins publish, nodes drained, a client restarted, and its plugin upgraded, rolled back
 // and broken under eight running jobs. The node offers its GPUs all the time.
 func TestNomadFleet(t *testing.T) {
-	f := startFleet(t)
+	f := startFleet(t, "")
 	next := nextPlugin(t)
 	step(t, "jobs are placed by what they ask of a device", f.place)
 	step(t, "eight jobs run on one node", func(t *testing.T) {

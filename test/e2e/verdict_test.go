@@ -43,7 +43,7 @@ type showing struct {
 // TestOneFault has a GPU fall off the bus that both orchestrators have given to work. Both show the same verdict in the same words, new work
 // goes to other GPUs and other nodes, and what waited gets the GPU when it has been reset.
 func TestOneFault(t *testing.T) {
-	f := &oneFault{fleet: startFleetWith(t, `http_address = "127.0.0.1:9411"`), kube: startCluster(t, pluginImage())}
+	f := &oneFault{fleet: startFleet(t, `http_address = "127.0.0.1:9411"`), kube: startCluster(t, pluginImage())}
 	second, other := f.kube.addNode(t, containerd2, "l40s")
 	f.second = second
 	f.kube.deployPlugin(t, f.machine.Root, "k8s-history")
