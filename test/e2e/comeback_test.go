@@ -47,7 +47,7 @@ func TestContainersComeBack(t *testing.T) {
 	})
 	step(t, "there is no agent, and its CDI file is gone", func(t *testing.T) {
 		must(t, "rm", cdiFile)
-		back.end(t, "emptied")
+		back.killContainers(t, back.was["emptied"])
 		back.awaitWaiting(t, "emptied", "CreateContainerError", "unresolvable CDI devices "+cdiKind+"="+back.was["emptied"].ids()[0])
 	})
 	step(t, "the agent is back", func(t *testing.T) {
@@ -133,37 +133,20 @@ func (b *comeBack) awaitDeployed(t *testing.T, name string, count int, before []
 	return containers
 }
 
-// end kills the pod's container.
-func (b *comeBack) end(t *testing.T, name string) {
-	t.Helper()
-	for _, id := range b.was[name].containers() {
-		if _, err := b.ctr("tasks", "kill", "--signal", "SIGKILL", id); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
 // killed kills the pod's container, which until then has been the same, and waits until it is back.
 func (b *comeBack) killed(t *testing.T, name string) {
 	t.Helper()
 	b.awaitUnchanged(t, name, b.was[name])
-	b.end(t, name)
+	b.killContainers(t, b.was[name])
 	b.returned(t, name)
 }
 
 // returned waits for another container of the pod, and checks that it has the device of the one before.
 func (b *comeBack) returned(t *testing.T, name string) {
 	t.Helper()
-	began, was := time.Now(), b.was[name]
-	b.awaitPod(t, name, "to have another container", func(p pod) error {
-		if len(p.containers()) != 1 || p.containers()[0] == "" || slices.Equal(p.containers(), was.containers()) {
-			return fmt.Errorf("it is %+v", p.Status)
-		}
-		return nil
-	})
-	took := time.Since(began)
+	was := b.was[name]
+	b.awaitAnother(t, was)
 	p, s := b.awaitProbe(t, name, 1)
-	t.Logf("pod %s has another container after %v", name, took.Round(time.Millisecond))
 	if !slices.Equal(p.ids(), was.ids()) {
 		t.Errorf("pod %s had %q, it has %q", name, was.ids(), p.ids())
 	}

@@ -116,29 +116,14 @@ func (r *draRestarts) check(t *testing.T) {
 // killed kills the container of a pod, and waits until another one has its GPU.
 func (r *draRestarts) killed(t *testing.T, name string) {
 	t.Helper()
-	r.kill(t, name)
+	r.killContainers(t, r.was[name])
 	r.returned(t, name)
-}
-
-func (r *draRestarts) kill(t *testing.T, name string) {
-	t.Helper()
-	if _, err := r.ctr("tasks", "kill", "--signal", "SIGKILL", r.was[name].containers()[0]); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // returned waits for another container of the pod, and checks what it sees.
 func (r *draRestarts) returned(t *testing.T, name string) {
 	t.Helper()
-	began, was := time.Now(), r.was[name]
-	r.awaitPod(t, name, "to have another container", func(p pod) error {
-		ids := p.containers()
-		if len(ids) != 1 || ids[0] == "" || slices.Equal(ids, was.containers()) || p.Status.ContainerStatuses[0].State.Running.StartedAt == "" {
-			return fmt.Errorf("it is %+v", p.Status)
-		}
-		return nil
-	})
-	t.Logf("pod %s has another container after %v", name, time.Since(began).Round(time.Millisecond))
+	r.awaitAnother(t, r.was[name])
 	now := r.running(t, name)
 	devices, err := now.devicesOfContainers()
 	if err != nil {

@@ -220,6 +220,30 @@ func (c *cluster) awaitUnchanged(t *testing.T, name string, was pod) {
 	t.Logf("pod %s still is %s", name, was.identity())
 }
 
+// killContainers kills the containers that a pod had.
+func (n *kubeNode) killContainers(t *testing.T, was pod) {
+	t.Helper()
+	for _, id := range was.containers() {
+		if _, err := n.ctr("tasks", "kill", "--signal", "SIGKILL", id); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// awaitAnother waits until another container of a pod runs than it had.
+func (c *cluster) awaitAnother(t *testing.T, was pod) {
+	t.Helper()
+	began := time.Now()
+	c.awaitPod(t, was.Metadata.Name, "to have another container", func(p pod) error {
+		ids := p.containers()
+		if len(ids) != 1 || ids[0] == "" || slices.Equal(ids, was.containers()) || p.Status.ContainerStatuses[0].State.Running.StartedAt == "" {
+			return fmt.Errorf("it is %+v", p.Status)
+		}
+		return nil
+	})
+	t.Logf("pod %s has another container after %v", was.Metadata.Name, time.Since(began).Round(time.Millisecond))
+}
+
 // awaitRefused waits until kubelet has rejected the pod because the plugin refused, for this reason.
 func (c *cluster) awaitRefused(t *testing.T, name, why string) {
 	t.Helper()
