@@ -183,7 +183,7 @@ func TestNomadFleet(t *testing.T) {
 			time.Sleep(nodeUpdate)
 			shown := offers.periods(began, time.Now())
 			if less := longest(shown, func(what string) bool { return what != "8 of 8" }); less > belowAtMost {
-				t.Errorf("meanwhile the node showed %+v", shown)
+				t.Errorf("meanwhile the node showed %v", shown)
 			}
 			work.check(t)
 		})

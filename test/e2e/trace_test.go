@@ -35,6 +35,8 @@ type period struct {
 	what string
 }
 
+func (p period) String() string { return fmt.Sprintf("%q for %.2f s", p.what, p.took.Seconds()) }
+
 // periods returns what the view showed between two times.
 func (v *view) periods(from, to time.Time) (all []period) {
 	v.mu.Lock()
@@ -78,7 +80,7 @@ func (c *capacityTrace) during(t *testing.T, do func()) {
 	healthy := longest(c.kubelet.periods(from, to), func(what string) bool { return c.below(what, "%d healthy") })
 	text := fmt.Sprintf("longest below %d: capacity for %.2f s, allocatable for %.2f s, healthy in kubelet for %.2f s",
 		c.allocated, capacity.Seconds(), allocatable.Seconds(), healthy.Seconds())
-	t.Logf("%s; node %+v, kubelet %+v", text, c.node.periods(from, to), c.kubelet.periods(from, to))
+	t.Logf("%s; node %v, kubelet %v", text, c.node.periods(from, to), c.kubelet.periods(from, to))
 	atMost := belowAtMost
 	if c.restarted {
 		atMost += statusPeriod
