@@ -197,7 +197,7 @@ bench: tools-present ## run the benchmarks (2 min)
 	go test -run '^$$' -bench . -benchmem -benchtime 300ms ./internal/... ./test/...
 
 .PHONY: numbers
-numbers: build ## measure the built binaries as processes, an idle minute by part (perf), and other device plugins: PEER=path,path (20 min)
+numbers: build ## measure the built binaries as processes, an idle minute, and other device plugins: PEER=path,path (20 min)
 	go run ./test/numbers -bin $(BIN) -peer "$(PEER)"
 
 # Without a GPU the checks end with one line and exit code 2.

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/cli"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/test/binaries"
 	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/docs/stage"
@@ -56,9 +57,9 @@ const block = "plugin \"nomad-gpu\" { config {} }\n"
 // Every command of the documents is run and succeeds, or is of a kind that is checked otherwise.
 func TestCommands(t *testing.T) {
 	bin := filepath.Dir(binaries.Path(t, "k8s-gpu"))
-	s, err := stage.New(t.Context(), shortDir(t), bin, "h100x8")
+	s, err := stage.New(t.Context(), coretest.ShortDir(t), bin, "h100x8")
 	must(t, err)
-	idle, err := stage.New(t.Context(), shortDir(t), bin, "h100x8") // no agent runs here
+	idle, err := stage.New(t.Context(), coretest.ShortDir(t), bin, "h100x8") // no agent runs here
 	must(t, err)
 	policy, err := os.ReadFile(filepath.Join(root, "deploy/policy/policy.yaml"))
 	must(t, err)
@@ -203,12 +204,3 @@ func TestLanguages(t *testing.T) {
 }
 
 var must = check.NoError
-
-// shortDir is a folder for sockets, whose paths have at most 107 bytes.
-func shortDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "docs")
-	must(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
-}

@@ -13,6 +13,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/test/binaries"
 	"github.com/tandem-gpu/tandem/test/docs/stage"
 	"github.com/tandem-gpu/tandem/test/simdriver"
@@ -54,7 +55,7 @@ func TestExamples(t *testing.T) {
 					tried++
 				}
 				if stages[machine] == nil {
-					s, err := stage.New(t.Context(), shortDir(t), bin, machine)
+					s, err := stage.New(t.Context(), coretest.ShortDir(t), bin, machine)
 					must(t, err)
 					stages[machine] = s
 				}

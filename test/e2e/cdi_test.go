@@ -82,7 +82,6 @@ var injections = []injection{
 		name: "indices", variables: []string{"DEVICE_LIST_STRATEGY=cdi-cri", "DEVICE_ID_STRATEGY=index"}, own: "all", visible: void,
 		libraries: true,
 	},
-	{name: "uuids", variables: []string{"DEVICE_ID_STRATEGY=uuid"}, own: "all", visible: void, libraries: true},
 }
 
 // TestInjections has pods open their devices, and no others, by each strategy but auto, which TestContainersComeBack has.
@@ -191,14 +190,4 @@ func (c *cluster) checkInjection(t *testing.T, m *simdriver.Machine, i injection
 		}
 		c.remove(t, name)
 	}
-}
-
-// TestRuntimeWithoutCDI has a runtime that does not know of CDI: the agent's other ways remain.
-func TestRuntimeWithoutCDI(t *testing.T) {
-	c, m := startCDI(t, containerd1, "h100x8")
-	c.setVariables(t, "DEVICE_LIST_STRATEGY=envvar,cdi-cri", "PASS_DEVICE_SPECS=true")
-	c.probe(t, m, "old", map[string]int{gpuResource: 2}, nil)
-	p, s := c.awaitProbe(t, "old", 2)
-	s.checkNodes(t, m, p.ids())
-	s.checkVariable(t, "NVIDIA_VISIBLE_DEVICES", strings.Join(p.ids(), ","))
 }

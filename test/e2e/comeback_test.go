@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -15,11 +14,13 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// TestContainersComeBack ends each part of the node under pods whose containers then end, too: they come back with their GPU.
+// TestContainersComeBack has kubelet place work on NUMA nodes, and ends all parts of the node under pods whose containers then end, too: they come
+// back with their GPU. TestRollouts ends each part alone under containers that run on.
 func TestContainersComeBack(t *testing.T) {
-	c, m := startCDI(t, containerd2, "h100x8")
+	c, m := startCDI(t, containerd2Aligned, "h100x8")
 	back := comeBack{cluster: c, Machine: m, was: map[string]pod{}, saw: map[string]seen{}}
-	names := []string{"containerd", "kubelet", "agent", "removed", "no-agent", "all", "emptied"}
+	step(t, "kubelet gives GPUs and CPUs of one NUMA node, or refuses the pod", back.aligned)
+	names := []string{"removed", "no-agent", "all", "emptied"}
 	for _, name := range names {
 		c.probe(t, m, name, map[string]int{gpuResource: 1}, nil)
 	}
@@ -28,18 +29,6 @@ func TestContainersComeBack(t *testing.T) {
 		s.checkNodes(t, m, p.ids())
 		back.was[name], back.saw[name] = p, s
 	}
-	step(t, "containerd is restarted", func(t *testing.T) {
-		c.restartContainerd(t, syscall.SIGTERM)
-		back.killed(t, "containerd")
-	})
-	step(t, "kubelet is restarted", func(t *testing.T) {
-		c.restartKubelet(t, syscall.SIGTERM)
-		back.killed(t, "kubelet")
-	})
-	step(t, "the agent is killed", func(t *testing.T) {
-		c.killPlugin(t, 8)
-		back.killed(t, "agent")
-	})
 	step(t, "containerd, kubelet and the agent are killed", func(t *testing.T) {
 		c.killAgent(t)
 		c.kubelet.stop(t, syscall.SIGKILL)
@@ -58,7 +47,7 @@ func TestContainersComeBack(t *testing.T) {
 	})
 	step(t, "there is no agent, and its CDI file is gone", func(t *testing.T) {
 		must(t, "rm", cdiFile)
-		back.end(t, "emptied")
+		back.killContainers(t, back.was["emptied"])
 		back.awaitWaiting(t, "emptied", "CreateContainerError", "unresolvable CDI devices "+cdiKind+"="+back.was["emptied"].ids()[0])
 	})
 	step(t, "the agent is back", func(t *testing.T) {
@@ -144,38 +133,20 @@ func (b *comeBack) awaitDeployed(t *testing.T, name string, count int, before []
 	return containers
 }
 
-// end kills the pod's container.
-func (b *comeBack) end(t *testing.T, name string) {
-	t.Helper()
-	for _, id := range b.was[name].containers() {
-		if _, err := b.ctr("tasks", "kill", "--signal", "SIGKILL", id); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
 // killed kills the pod's container, which until then has been the same, and waits until it is back.
 func (b *comeBack) killed(t *testing.T, name string) {
 	t.Helper()
 	b.awaitUnchanged(t, name, b.was[name])
-	b.end(t, name)
+	b.killContainers(t, b.was[name])
 	b.returned(t, name)
 }
 
 // returned waits for another container of the pod, and checks that it has the device of the one before.
 func (b *comeBack) returned(t *testing.T, name string) {
 	t.Helper()
-	began, was := time.Now(), b.was[name]
-	await(t, "another container of pod "+name, 60*time.Second, func() error {
-		p, err := b.pod(name)
-		if err == nil && (len(p.containers()) != 1 || p.containers()[0] == "" || slices.Equal(p.containers(), was.containers())) {
-			err = fmt.Errorf("it is %+v", p.Status)
-		}
-		return err
-	})
-	took := time.Since(began)
+	was := b.was[name]
+	b.awaitAnother(t, was)
 	p, s := b.awaitProbe(t, name, 1)
-	t.Logf("pod %s has another container after %v", name, took.Round(time.Millisecond))
 	if !slices.Equal(p.ids(), was.ids()) {
 		t.Errorf("pod %s had %q, it has %q", name, was.ids(), p.ids())
 	}
@@ -187,10 +158,9 @@ func (b *comeBack) returned(t *testing.T, name string) {
 // awaitWaiting waits until the pod's container waits for this reason, with a message that has the text.
 func (c *cluster) awaitWaiting(t *testing.T, name, reason, text string) {
 	t.Helper()
-	await(t, "pod "+name+" to wait: "+reason, 60*time.Second, func() error {
-		p, err := c.pod(name)
-		if err != nil || len(p.Status.ContainerStatuses) != 1 {
-			return errors.Join(fmt.Errorf("it is %+v", p.Status), err)
+	c.awaitPod(t, name, "to wait: "+reason, func(p pod) error {
+		if len(p.Status.ContainerStatuses) != 1 {
+			return fmt.Errorf("it is %+v", p.Status)
 		}
 		waiting := p.Status.ContainerStatuses[0].State.Waiting
 		if waiting.Reason != reason || !strings.Contains(waiting.Message, text) {

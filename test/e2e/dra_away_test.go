@@ -56,7 +56,7 @@ func (r *draRestarts) away(t *testing.T) {
 	r.checkPods(t)
 	r.killed(t, "dies")
 	must(t, "sh", "-c", "rm "+cdiFolder+"/*")
-	r.kill(t, "dies")
+	r.killContainers(t, r.was["dies"])
 	r.awaitWaiting(t, "dies", "CreateContainerError", "unresolvable CDI devices")
 	r.redeploy(t)
 	r.returned(t, "dies")
@@ -77,14 +77,14 @@ func (r *draRestarts) checkPods(t *testing.T) {
 func (r *draRestarts) outage(t *testing.T) {
 	seconds := roundsOf(draOutage, 30)
 	createTemplate(t)
-	if err := call(http.MethodPost, podsPath, sleeper("ends", oneGPU, "10")); err != nil {
+	if err := send(http.MethodPost, podsURL, sleeper("ends", oneGPU, "10")); err != nil {
 		t.Fatal(err)
 	}
 	r.awaitRunning(t, "ends")
 	prepared := r.preparedClaims(t)
 	r.stopAPI(t)
 	began := time.Now()
-	r.kill(t, "dies")
+	r.killContainers(t, r.was["dies"])
 	m := r.machine()
 	free := r.freeGPU(t)
 	slot := slotOf(t, m, free)
@@ -116,7 +116,7 @@ func (r *draRestarts) outage(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.awaitDevices(t, 8, 0)
-	if err := call(http.MethodDelete, podsPath+"/ends", nil); err != nil {
+	if err := send(http.MethodDelete, podsURL+"/ends", nil); err != nil {
 		t.Fatal(err)
 	}
 	churn := startChurn(t, r.cluster, "afterwards") // kubelet may take half a minute more until it reads pods again

@@ -123,34 +123,13 @@ func (h *holderTrace) holders() map[string][]string {
 	return maps.Clone(h.now)
 }
 
-// shared are the GPUs that two had at the same time, and who.
-func (h *holderTrace) shared() []string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return slices.Clone(h.twice)
-}
-
-// awaitTwo waits until two works have the GPU at the same time.
-func (h *holderTrace) awaitTwo(t *testing.T, gpu string, works ...string) {
-	t.Helper()
-	slices.Sort(works)
-	await(t, fmt.Sprintf("%q on one GPU", works), 30*time.Second, func() error {
-		if holders := h.holders()[gpu]; !slices.Equal(holders, works) {
-			return fmt.Errorf("%s has %q", gpu, holders)
-		}
-		return nil
-	})
-	t.Logf("%s is used by %q", gpu, works)
-}
-
 // checkAlone fails if two works had one GPU at the same time.
 func (h *holderTrace) checkAlone(t *testing.T) {
 	t.Helper()
 	h.mu.Lock()
-	looks := h.looks
-	h.mu.Unlock()
-	t.Logf("looked %d times at the holders of each GPU; now %v", looks, h.holders())
-	for _, twice := range h.shared() {
+	defer h.mu.Unlock()
+	t.Logf("looked %d times at the holders of each GPU; now %v", h.looks, h.now)
+	for _, twice := range h.twice {
 		t.Errorf("used by two at once: %s", twice)
 	}
 }

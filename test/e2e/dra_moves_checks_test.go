@@ -15,15 +15,15 @@ import (
 
 const (
 	movesLook   = 250 * time.Millisecond       // between two looks where the GPUs are
-	movesAtMost = offersAtMost + time.Minute   // works run for some seconds and wait for eight, then the side settles
+	movesAtMost = offersAtMost + time.Minute   // works run for some seconds and wait for eight, then the API settles
 	namesAtMost = 30 * time.Second             // from an empty CDI folder to the last container that misses a name: kubelet tries again late
-	endsAtMost  = churnAtMost + 30*time.Second // for what has ended to be gone
+	endsAtMost  = worksAtMost + 30*time.Second // for what has ended to be gone
 )
 
-// offers are the sides that offer each GPU to new work.
+// offers are the APIs that offer each GPU to new work.
 func (mv *moves) offers() (map[string]string, error) {
 	offered := map[string]string{}
-	add := func(gpu, side string) { offered[gpu] = strings.TrimPrefix(offered[gpu]+" "+side, " ") }
+	add := func(gpu, api string) { offered[gpu] = strings.TrimPrefix(offered[gpu]+" "+api, " ") }
 	plugin, err := mv.healthy(gpuResource)
 	for _, gpu := range plugin {
 		add(gpu, "device-plugin")
@@ -71,7 +71,7 @@ func (mv *moves) await(t *testing.T) {
 		mv.look(t)
 		time.Sleep(movesLook)
 	}
-	await(t, "each GPU to be offered by its side alone", movesAtMost, func() error { // also those that were there before
+	await(t, "each GPU to be offered by its API alone", movesAtMost, func() error { // also those that were there before
 		mv.revive(t)
 		offered, err := mv.offers()
 		if err == nil && !maps.Equal(offered, mv.at) {

@@ -26,7 +26,7 @@ func (mv *moves) fault(t *testing.T) string {
 	}
 	switch chance {
 	case 0:
-		mv.killKubeAgent(t)
+		mv.killAgain(t, mv.revive)
 		return "k8s-gpu killed"
 	case 1:
 		mv.nomad.endPlugin(t, syscall.SIGKILL)
@@ -44,22 +44,6 @@ func (mv *moves) fault(t *testing.T) string {
 	default:
 		return "nothing"
 	}
-}
-
-// killKubeAgent kills k8s-gpu, and waits until kubelet has started another one.
-func (mv *moves) killKubeAgent(t *testing.T) {
-	t.Helper()
-	old := running("k8s-gpu")
-	mv.killAgent(t)
-	await(t, "another agent", agentsAtMost, func() error {
-		mv.revive(t)
-		for pid := range running("k8s-gpu") {
-			if _, found := old[pid]; !found {
-				return nil
-			}
-		}
-		return errors.New("there is none")
-	})
 }
 
 // revive starts kubelet again if it ended by a race of its own (of 1.37.1, and perhaps others), and fails if it ended otherwise. A pod whose

@@ -22,8 +22,8 @@ const (
 	draGPUs    = "E2E_DRA_GPUS"
 )
 
-// sides are the APIs between which GPUs move.
-var sides = []string{"device-plugin", "dra", "nomad"}
+// apis are those between which GPUs move.
+var apis = []string{"device-plugin", "dra", "nomad"}
 
 // moves is a host whose GPUs move between a kubelet's device plugins, its DRA driver and Nomad.
 type moves struct {
@@ -32,7 +32,7 @@ type moves struct {
 	random  *rand.Rand
 	holders *holderTrace
 
-	at       map[string]string    // the side of each GPU, as ordered last
+	at       map[string]string    // the API of each GPU, as ordered last
 	since    map[string]time.Time // of the order, if the GPU was not seen there since
 	took     []time.Duration      // from the order to the first look at the GPU there
 	replaced int                  // orders that were followed by another one before the GPU was there
@@ -42,7 +42,7 @@ type moves struct {
 	young    time.Time   // when kubelet was started again
 }
 
-// TestDRAMoves moves GPUs between the three sides while pods and jobs come and go, and ends agents and kubelet and empties folders
+// TestDRAMoves moves GPUs between the three APIs while pods and jobs come and go, and ends agents and kubelet and empties folders
 // meanwhile. No two works ever have one GPU, each move comes to its end, and no work is stuck.
 func TestDRAMoves(t *testing.T) {
 	mv := startMoves(t)
@@ -55,8 +55,8 @@ func TestDRAMoves(t *testing.T) {
 			t.Logf("%d rounds, %d moves after %v; %s; meanwhile: %v", mv.rounds+1, len(mv.took), time.Since(began).Round(time.Second), percentiles(mv.took), mv.faults)
 		}
 	}
-	for _, side := range sides {
-		step(t, "all GPUs to "+side, func(t *testing.T) { mv.all(t, side) })
+	for _, api := range apis {
+		step(t, "all GPUs to "+api, func(t *testing.T) { mv.all(t, api) })
 	}
 	works.stop(t)
 	mv.checkEnded(t)
@@ -88,41 +88,41 @@ func startMoves(t *testing.T) *moves {
 	return mv
 }
 
-// thirds are the GPUs of a machine with a third for each side.
+// thirds are the GPUs of a machine with a third for each API.
 func thirds(t *testing.T, m *simdriver.Machine) map[string]string {
 	t.Helper()
 	to := map[string]string{}
 	for i, gpu := range uuids(t, m) {
-		to[gpu] = sides[i%len(sides)]
+		to[gpu] = apis[i%len(apis)]
 	}
 	return to
 }
 
-// movesSettle is for how long a side must have had no holder. Here kubelet writes its status every two seconds, and Nomad's agent sends its
+// movesSettle is for how long an API must have had no holder. Here kubelet writes its status every two seconds, and Nomad's agent sends its
 // devices within one.
 const movesSettle = "4s"
 
 // order has the agents move GPUs. An agent that was ended a moment ago does not answer so far.
 func (mv *moves) order(t *testing.T, to map[string]string) {
 	t.Helper()
-	for _, side := range sides {
+	for _, api := range apis {
 		var gpus []string
 		for gpu, target := range to {
-			if target == side {
+			if target == api {
 				gpus = append(gpus, gpu)
 			}
 		}
 		if len(gpus) == 0 {
 			continue
 		}
-		argv := append([]string{binary("k8s-gpu"), "migrate", "apply", "--state-dir", mv.state(), "--settle", movesSettle, "--to", side}, gpus...)
+		argv := append([]string{binary("k8s-gpu"), "migrate", "apply", "--state-dir", mv.state(), "--settle", movesSettle, "--to", api}, gpus...)
 		began := time.Now()
 		await(t, "migrate apply", agentsAtMost, func() error { return try(argv...) })
 		for _, gpu := range gpus {
 			if _, moving := mv.since[gpu]; moving {
 				mv.replaced++
 			}
-			mv.at[gpu], mv.since[gpu] = side, began
+			mv.at[gpu], mv.since[gpu] = api, began
 		}
 	}
 }
@@ -139,9 +139,9 @@ func (mv *moves) round(t *testing.T) {
 	t.Helper()
 	to := map[string]string{}
 	for _, gpu := range uuids(t, mv.machine()) {
-		side, chance := sides[mv.random.IntN(len(sides))], mv.random.IntN(20)
-		if _, moving := mv.since[gpu]; side != mv.at[gpu] && (chance == 0 || !moving && chance < 18) {
-			to[gpu] = side
+		api, chance := apis[mv.random.IntN(len(apis))], mv.random.IntN(20)
+		if _, moving := mv.since[gpu]; api != mv.at[gpu] && (chance == 0 || !moving && chance < 18) {
+			to[gpu] = api
 		}
 	}
 	mv.order(t, to)
@@ -152,12 +152,12 @@ func (mv *moves) round(t *testing.T) {
 	mv.look(t)
 }
 
-// all moves every GPU to one side.
-func (mv *moves) all(t *testing.T, side string) {
+// all moves every GPU to one API.
+func (mv *moves) all(t *testing.T, api string) {
 	t.Helper()
 	to := map[string]string{}
 	for _, gpu := range slices.Sorted(maps.Keys(mv.at)) {
-		to[gpu] = side
+		to[gpu] = api
 	}
 	mv.order(t, to)
 	mv.await(t)

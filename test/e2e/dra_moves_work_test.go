@@ -3,182 +3,36 @@
 package e2e
 
 import (
-	"bytes"
-	"context"
-	"encoding/json"
 	"fmt"
-	"io"
-	"maps"
 	"math/rand/v2"
 	"net/http"
 	"slices"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 )
 
-// works has pods with claims, pods with extended resources and Nomad jobs come and go, each with one GPU, on a host whose GPUs move between
-// the three.
-type works struct {
-	*cluster
-	nomad *agent
+// worksWait is how long work waits for a GPU until it gives up: there may be none of its API.
+const worksWait = 8 * time.Second
 
-	stopping chan struct{}
-	stopped  sync.WaitGroup
-
-	mu       sync.Mutex
-	outcomes map[string]int // by kind and what became of it
-	problems []string
-}
-
-const (
-	worksWait = 8 * time.Second        // for a GPU, until work gives up: there may be none on its side
-	worksLook = 200 * time.Millisecond // between two looks at work
-)
-
-// kinds of work, each with the function that begins it, that tells how it is, and that ends it.
-func (w *works) kinds() map[string]kind {
-	pods := func(template string) kind {
-		return kind{
-			begin: func(name string) error { return call(http.MethodPost, podsPath, sleeper(name, template, "1000000")) },
-			phase: func(name string) (string, error) {
-				p, err := w.pod(name)
-				return p.Status.Phase + p.trouble(), err
-			},
-			end: func(name string) error { return call(http.MethodDelete, podsPath+"/"+name, nil) },
-			gone: func(name string) bool {
-				return hasStatus(call(http.MethodGet, podsPath+"/"+name, nil), http.StatusNotFound)
-			},
-		}
-	}
-	return map[string]kind{
-		"claim": pods(oneGPU), "extended": pods(""),
-		"nomad": {begin: beginJob, phase: w.nomad.phase, end: endJob, gone: w.nomad.without},
-	}
-}
-
-type kind struct {
-	begin, end func(name string) error
-	phase      func(name string) (string, error) // "Running"; what begins with "Failed" ends it
-	gone       func(name string) bool
-}
-
-// trouble is why no container of the pod can be made: "" = it can.
-func (p pod) trouble() string {
-	for _, container := range p.Status.ContainerStatuses {
-		if waiting := container.State.Waiting; waiting.Reason != "" && waiting.Reason != "ContainerCreating" {
-			return " " + waiting.Reason + ": " + waiting.Message
-		}
-	}
-	return ""
-}
-
-// startWorks has two works of each kind at a time on a machine of eight GPUs, and more, with less for each GPU, on a greater one.
+// startWorks has pods with claims, pods with extended resources and Nomad jobs come and go on a host whose GPUs move between the three: two of
+// each kind at a time on a machine of eight GPUs, and more, with less for each GPU, on a greater one.
 func startWorks(t *testing.T, c *cluster, nomad *agent, gpus int, seed uint64) *works {
 	t.Helper()
-	createTemplate(t)
-	w := &works{cluster: c, nomad: nomad, stopping: make(chan struct{}), outcomes: map[string]int{}}
-	for name, k := range w.kinds() {
+	w := c.newWorks(t, worksWait, 4*time.Second)
+	for of, k := range map[string]kind{
+		"claim": c.pods(oneGPU), "extended": c.pods(""), "nomad": {begin: beginJob, phase: nomad.phase, end: endJob, gone: nomad.without},
+	} {
 		for i := range max(2, gpus/10) {
-			random := rand.New(rand.NewPCG(seed, uint64(i)))
-			w.stopped.Go(func() { w.run(fmt.Sprintf("%s-%d", name, i), name, k, random) })
+			w.start(fmt.Sprintf("%s-%d", of, i), of, k, rand.New(rand.NewPCG(seed, uint64(i))))
 		}
 	}
 	return w
 }
 
-func (w *works) run(prefix, of string, k kind, random *rand.Rand) {
-	for i := 0; ; i++ {
-		select {
-		case <-w.stopping:
-			return
-		default:
-			w.one(fmt.Sprintf("%s-%d", prefix, i), of, k, random)
-		}
-	}
-}
-
-// one begins work, lets it run for a while if it gets a GPU, and ends it.
-func (w *works) one(name, of string, k kind, random *rand.Rand) {
-	phase := "not created"
-	for began := time.Now(); time.Since(began) < worksWait && phase != "Running" && !strings.HasPrefix(phase, "Failed"); time.Sleep(worksLook) {
-		if phase == "not created" && k.begin(name) != nil {
-			continue
-		}
-		if now, err := k.phase(name); err == nil {
-			phase = now
-		}
-	}
-	if phase == "Running" {
-		pause(random, 4*time.Second)
-	}
-	w.note(of, phase, "")
-	for ending := time.Now(); !k.gone(name); time.Sleep(worksLook) {
-		_ = k.end(name)
-		if time.Since(ending) > churnAtMost {
-			w.note(of, "stuck", fmt.Sprintf("%s is there %v after its end", name, time.Since(ending)))
-			return
-		}
-	}
-}
-
-func (w *works) note(of, outcome, problem string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	outcome, _, _ = strings.Cut(outcome, ":")
-	w.outcomes[of+" "+outcome]++
-	if problem != "" {
-		w.problems = append(w.problems, problem)
-	}
-}
-
-// stop ends it, and fails if work did not end or none ran.
-func (w *works) stop(t *testing.T) {
-	t.Helper()
-	close(w.stopping)
-	w.stopped.Wait()
-	for _, problem := range w.problems {
-		t.Error(problem)
-	}
-	for _, outcome := range slices.Sorted(maps.Keys(w.outcomes)) {
-		t.Logf("%4d %s", w.outcomes[outcome], outcome)
-	}
-	for of := range w.kinds() {
-		if w.outcomes[of+" Running"] == 0 {
-			t.Errorf("no work of kind %s ran", of)
-		}
-	}
-}
-
-// callNomad makes a request to Nomad's server.
-func callNomad(method, path string, object any) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	text, err := json.Marshal(object)
-	if err != nil {
-		return err
-	}
-	request, err := http.NewRequestWithContext(ctx, method, nomadAPI+path, bytes.NewReader(text))
-	if err != nil {
-		return err
-	}
-	answer, err := client.Do(request)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = answer.Body.Close() }()
-	body, err := io.ReadAll(answer.Body)
-	if err == nil && answer.StatusCode != http.StatusOK {
-		err = &statusError{code: answer.StatusCode, text: string(body)}
-	}
-	return err
-}
-
 // beginJob submits a job that sleeps with one GPU, and is not tried again.
 func beginJob(name string) error {
 	none := map[string]any{"Attempts": 0, "Mode": "fail", "Unlimited": false}
-	return callNomad(http.MethodPut, "/v1/jobs", map[string]any{"Job": map[string]any{
+	return send(http.MethodPut, nomadAPI+"/v1/jobs", map[string]any{"Job": map[string]any{
 		"ID": name, "Name": name, "Type": "batch", "Datacenters": []string{"*"},
 		"TaskGroups": []any{map[string]any{
 			"Name": "gpus", "RestartPolicy": none, "ReschedulePolicy": map[string]any{"Attempts": 0, "Unlimited": false},
@@ -194,7 +48,7 @@ func beginJob(name string) error {
 }
 
 // endJob stops a job. It is purged by without, since the servers take the GPU of a purged job for free while its client still ends the task.
-func endJob(name string) error { return callNomad(http.MethodDelete, "/v1/job/"+name, nil) }
+func endJob(name string) error { return send(http.MethodDelete, nomadAPI+"/v1/job/"+name, nil) }
 
 // phase is that of a job's only allocation, in the words of Kubernetes.
 func (a *agent) phase(job string) (string, error) {
@@ -220,5 +74,5 @@ func (a *agent) without(job string) bool {
 		return false
 	}
 	running := slices.ContainsFunc(list, func(alloc allocation) bool { return alloc.ClientStatus == "running" || alloc.ClientStatus == "pending" })
-	return !running && callNomad(http.MethodDelete, "/v1/job/"+job+"?purge=true", nil) == nil
+	return !running && send(http.MethodDelete, nomadAPI+"/v1/job/"+job+"?purge=true", nil) == nil
 }

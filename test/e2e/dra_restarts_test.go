@@ -46,7 +46,7 @@ func TestDRARestarts(t *testing.T) {
 		c.hold(t, name)
 		r.was[name] = r.running(t, name)
 	}
-	rounds := roundsOf(draRounds, 8)
+	rounds := roundsOf(draRounds, 4)
 	step(t, fmt.Sprintf("kubelet ends %d times", rounds), func(t *testing.T) {
 		for i := range rounds {
 			pause(random, time.Second)
@@ -63,7 +63,7 @@ func TestDRARestarts(t *testing.T) {
 		churn := startChurn(t, c.cluster, "beside")
 		for i := range rounds {
 			pause(random, time.Second)
-			r.killAgain(t)
+			r.killAgain(t, func(*testing.T) {})
 			if i%4 == 3 { // most others end before kubelet has found them: no pod would ever run
 				churn.next()
 			}
@@ -86,16 +86,14 @@ func TestDRARestarts(t *testing.T) {
 }
 
 // running waits until the pod runs in a container, and returns it.
-func (c *cluster) running(t *testing.T, name string) (p pod) {
+func (c *cluster) running(t *testing.T, name string) pod {
 	t.Helper()
-	await(t, "the container of pod "+name, 60*time.Second, func() (err error) {
-		p, err = c.pod(name)
-		if ids := p.containers(); err == nil && (p.Status.Phase != "Running" || len(ids) != 1 || ids[0] == "") {
-			err = fmt.Errorf("it is %+v", p.Status)
+	return c.awaitPod(t, name, "to run in a container", func(p pod) error {
+		if ids := p.containers(); p.Status.Phase != "Running" || len(ids) != 1 || ids[0] == "" {
+			return fmt.Errorf("it is %+v", p.Status)
 		}
-		return err
+		return nil
 	})
-	return p
 }
 
 // check fails unless the pods run in their containers with their GPUs, and every device is in a slice once.
@@ -118,29 +116,14 @@ func (r *draRestarts) check(t *testing.T) {
 // killed kills the container of a pod, and waits until another one has its GPU.
 func (r *draRestarts) killed(t *testing.T, name string) {
 	t.Helper()
-	r.kill(t, name)
+	r.killContainers(t, r.was[name])
 	r.returned(t, name)
-}
-
-func (r *draRestarts) kill(t *testing.T, name string) {
-	t.Helper()
-	if _, err := r.ctr("tasks", "kill", "--signal", "SIGKILL", r.was[name].containers()[0]); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // returned waits for another container of the pod, and checks what it sees.
 func (r *draRestarts) returned(t *testing.T, name string) {
 	t.Helper()
-	began, was := time.Now(), r.was[name]
-	await(t, "another container of pod "+name, 60*time.Second, func() error {
-		p, err := r.pod(name)
-		if ids := p.containers(); err == nil && (len(ids) != 1 || ids[0] == "" || slices.Equal(ids, was.containers()) || p.Status.ContainerStatuses[0].State.Running.StartedAt == "") {
-			err = fmt.Errorf("it is %+v", p.Status)
-		}
-		return err
-	})
-	t.Logf("pod %s has another container after %v", name, time.Since(began).Round(time.Millisecond))
+	r.awaitAnother(t, r.was[name])
 	now := r.running(t, name)
 	devices, err := now.devicesOfContainers()
 	if err != nil {
@@ -151,11 +134,12 @@ func (r *draRestarts) returned(t *testing.T, name string) {
 }
 
 // killAgain kills the agent, and waits for the next one's process. kubelet starts it after a second.
-func (n *kubeNode) killAgain(t *testing.T) {
+func (n *kubeNode) killAgain(t *testing.T, meanwhile func(*testing.T)) {
 	t.Helper()
 	old := running("k8s-gpu")
 	n.killAgent(t)
 	await(t, "another agent", 60*time.Second, func() error {
+		meanwhile(t)
 		for pid := range running("k8s-gpu") {
 			if _, found := old[pid]; !found {
 				return nil

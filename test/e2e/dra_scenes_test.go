@@ -84,14 +84,9 @@ var draExamples = []draExample{
 // claimPod creates a pod with one GPU by a claim, with these parameters of the claim.
 func (c *draCluster) claimPod(t *testing.T, name, driver, parameters string) {
 	t.Helper()
-	must(t, "kubectl", "apply", "-f", c.claimFile(t, name, driver, parameters))
-}
-
-func (c *draCluster) claimFile(t *testing.T, name, driver, parameters string) string {
-	t.Helper()
-	return render(t, "dra/claim.yaml", map[string]string{
+	must(t, "kubectl", "apply", "-f", render(t, "dra/claim.yaml", map[string]string{
 		"RUN": c.runProbe(t), "NAME": name, "NODE": c.name, "DRIVER": driver, "PARAMETERS": parameters,
-	})
+	}))
 }
 
 // others is a driver for which parameters are that this agent does not read.
@@ -150,6 +145,14 @@ func (c *draCluster) checkUnhealthy(t *testing.T) {
 	}
 	t.Logf("taints of %s: %v", bad, taints)
 	c.awaitMessage(t, "held", "Unhealthy", "XID 95")
+	await(t, "inspect to have the words of the pod's status", 30*time.Second, func() error { // what a check adds to them is there a second later
+		_, message, err := c.healthOf("held")
+		text, err2 := c.inspected(t, bad)
+		if err = errors.Join(err, err2); err == nil && text != message {
+			err = fmt.Errorf("%q and %q", text, message)
+		}
+		return err
+	})
 	must(t, "kubectl", "apply", "-f", render(t, "dra/rest.yaml", map[string]string{"RUN": c.runProbe(t), "NODE": c.name}))
 	rest := c.uuidsOf(t, c.name, devicesIn(c.awaitAllocated(t, "rest")))
 	if len(rest) != 7 || slices.Contains(rest, bad) {

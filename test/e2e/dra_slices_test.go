@@ -128,14 +128,14 @@ func (s *sliceTrace) check(t *testing.T) string {
 	if len(s.twice) > 0 {
 		t.Errorf("in two slices at once: %q", s.twice)
 	}
-	if len(s.gaps) == 0 {
-		return "never wiped"
-	}
 	return percentiles(s.gaps)
 }
 
 // percentiles are p50, p99 and the greatest.
 func percentiles(all []time.Duration) string {
+	if len(all) == 0 {
+		return "never"
+	}
 	sorted := slices.Sorted(slices.Values(all))
 	at := func(percent int) time.Duration { return sorted[(len(sorted)-1)*percent/100].Round(time.Millisecond) }
 	return fmt.Sprintf("p50 %v, p99 %v, max %v, %d times", at(50), at(99), at(100), len(sorted))

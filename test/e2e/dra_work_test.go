@@ -3,13 +3,10 @@
 package e2e
 
 import (
-	"bytes"
-	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
+	"math/rand/v2"
 	"net/http"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -17,46 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
-// call makes a request to the API server, without a program for each. An answer other than success is a statusError.
-func call(method, path string, object any) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	text, err := json.Marshal(object)
-	if err != nil {
-		return err
-	}
-	request, err := http.NewRequestWithContext(ctx, method, kubeAPI+path, bytes.NewReader(text))
-	if err != nil {
-		return err
-	}
-	request.Header.Set("Authorization", "Bearer admin")
-	request.Header.Set("Content-Type", "application/json")
-	answer, err := client.Do(request)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = answer.Body.Close() }()
-	body, err := io.ReadAll(answer.Body)
-	if err == nil && answer.StatusCode >= http.StatusBadRequest {
-		err = &statusError{code: answer.StatusCode, text: string(body)}
-	}
-	return err
-}
-
-type statusError struct {
-	code int
-	text string
-}
-
-func (e *statusError) Error() string { return fmt.Sprint(e.code, " ", e.text) }
-
-// hasStatus reports whether the API server answered with this status.
-func hasStatus(err error, code int) bool {
-	var status *statusError
-	return errors.As(err, &status) && status.code == code
-}
-
-const podsPath = "/api/v1/namespaces/default/pods"
+const podsURL = kubeAPI + "/api/v1/namespaces/default/pods"
 
 // sleeper is a pod that sleeps for so long, with one GPU: by the claim template, or by the extended resource if that is "".
 func sleeper(name, template, seconds string) map[string]any {
@@ -81,7 +39,7 @@ const oneGPU = "one-gpu"
 
 func createTemplate(t *testing.T) {
 	t.Helper()
-	err := call(http.MethodPost, "/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates", map[string]any{
+	err := send(http.MethodPost, kubeAPI+"/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates", map[string]any{
 		"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": map[string]any{"name": oneGPU},
 		"spec": map[string]any{"spec": map[string]any{"devices": map[string]any{"requests": []any{
 			map[string]any{"name": "gpu", "exactly": map[string]any{"deviceClassName": draDriver}},
@@ -92,82 +50,150 @@ func createTemplate(t *testing.T) {
 	}
 }
 
-// churn has pods come and go, one after the other, until it is stopped.
-type churn struct {
+// works has work come and go, each with one GPU, until it is stopped.
+type works struct {
 	*cluster
+	wait, stay time.Duration // how long work waits for a GPU, and runs with it at most
+	must       bool          // work that does not run is a problem, as there is a GPU for each
+
+	kinds    []string
 	stopping chan struct{}
 	stopped  sync.WaitGroup
+	ran      chan struct{} // capacity 1: work runs, or has given up
 
-	ran      chan struct{}   // capacity 1: a pod runs
-	began    []time.Duration // how long each took to run
-	ended    []time.Duration // how long each took to be gone
-	problems []string
+	mu           sync.Mutex
+	outcomes     map[string]int  // by kind and what became of it
+	began, ended []time.Duration // how long each took to run, and to be gone
+	problems     []string
 }
 
-// churnAtMost is how long a pod may take to run: kubelet tries a failed Prepare again after a minute by default, and after 5 to 8 seconds here.
-const churnAtMost = 90 * time.Second
+// kind is a kind of work.
+type kind struct {
+	begin, end func(name string) error
+	phase      func(name string) (string, error) // "Running"; what begins with "Failed" ends it
+	gone       func(name string) bool
+}
 
-func startChurn(t *testing.T, c *cluster, name string) *churn {
+const (
+	// worksAtMost is how long work may take to run or to be gone: kubelet tries a failed Prepare again after a minute by default, and after 5 to 8
+	// seconds here.
+	worksAtMost = 90 * time.Second
+	worksLook   = 100 * time.Millisecond // between two looks at work
+)
+
+func (c *cluster) newWorks(t *testing.T, wait, stay time.Duration) *works {
 	t.Helper()
 	createTemplate(t)
-	ch := &churn{cluster: c, stopping: make(chan struct{}), ran: make(chan struct{}, 1)}
-	ch.stopped.Go(func() {
+	return &works{cluster: c, wait: wait, stay: stay, stopping: make(chan struct{}), ran: make(chan struct{}, 1), outcomes: map[string]int{}}
+}
+
+// startChurn has pods with claims and pods with extended resources come and go. All must run.
+func startChurn(t *testing.T, c *cluster, name string) *works {
+	t.Helper()
+	w := c.newWorks(t, worksAtMost, 0)
+	w.must = true
+	w.start(name+"-claim", "claim", c.pods(oneGPU), nil)
+	w.start(name+"-extended", "extended", c.pods(""), nil)
+	return w
+}
+
+// pods are those with a GPU by the claim template, or by the extended resource if that is "".
+func (c *cluster) pods(template string) kind {
+	return kind{
+		begin: func(name string) error { return send(http.MethodPost, podsURL, sleeper(name, template, "1000000")) },
+		phase: func(name string) (string, error) {
+			p, err := c.pod(name)
+			return p.Status.Phase + p.trouble(), err
+		},
+		end: func(name string) error { return send(http.MethodDelete, podsURL+"/"+name, nil) },
+		gone: func(name string) bool {
+			_, err := fetch(podsURL + "/" + name)
+			return hasStatus(err, http.StatusNotFound)
+		},
+	}
+}
+
+// trouble is why no container of the pod can be made: "" = it can.
+func (p pod) trouble() string {
+	for _, container := range p.Status.ContainerStatuses {
+		if waiting := container.State.Waiting; waiting.Reason != "" && waiting.Reason != "ContainerCreating" {
+			return " " + waiting.Reason + ": " + waiting.Message
+		}
+	}
+	return ""
+}
+
+// start has works of a kind come and go, one after the other.
+func (w *works) start(name, of string, k kind, random *rand.Rand) {
+	w.kinds = append(w.kinds, of)
+	w.stopped.Go(func() {
 		for i := 0; ; i++ {
 			select {
-			case <-ch.stopping:
+			case <-w.stopping:
 				return
 			default:
-				template := oneGPU
-				if i%2 == 1 {
-					template = ""
-				}
-				ch.one(fmt.Sprintf("%s-%d", name, i), template)
+				w.one(fmt.Sprintf("%s-%d", name, i), of, k, random)
 			}
 		}
 	})
-	return ch
 }
 
-// one has a pod run and end.
-func (ch *churn) one(name, template string) {
-	began := time.Now()
-	for call(http.MethodPost, podsPath, sleeper(name, template, "1000000")) != nil && time.Since(began) < churnAtMost {
-		time.Sleep(lookEvery) // the API server is away
-	}
-	var p pod
-	for ; p.Status.Phase != "Running" && time.Since(began) < churnAtMost; time.Sleep(lookEvery) {
-		p, _ = ch.pod(name)
-		if p.Status.Phase == "Failed" {
-			break
+// one begins work, lets it run for a while if it gets a GPU, and ends it.
+func (w *works) one(name, of string, k kind, random *rand.Rand) {
+	phase, began := "not created", time.Now()
+	for ; time.Since(began) < w.wait && phase != "Running" && !strings.HasPrefix(phase, "Failed"); time.Sleep(worksLook) {
+		if phase == "not created" && k.begin(name) != nil {
+			continue // the API server is away
+		}
+		if now, err := k.phase(name); err == nil {
+			phase = now
 		}
 	}
-	if p.Status.Phase != "Running" {
-		ch.problems = append(ch.problems, fmt.Sprintf("pod %s after %v: %+v; %s", name, time.Since(began), p.Status, ch.events(name)))
+	w.note(name, of, phase, time.Since(began))
+	watch.Notify(w.ran)
+	if phase == "Running" && w.stay > 0 {
+		pause(random, w.stay)
 	}
-	ch.began = append(ch.began, time.Since(began))
-	watch.Notify(ch.ran)
 	ending := time.Now()
-	for {
-		if _ = call(http.MethodDelete, podsPath+"/"+name, nil); time.Since(ending) > churnAtMost {
-			ch.problems = append(ch.problems, fmt.Sprintf("pod %s is there %v after its end: %+v; %s", name, time.Since(ending), p.Status, ch.events(name)))
+	for ; !k.gone(name); time.Sleep(worksLook) {
+		_ = k.end(name)
+		if time.Since(ending) > worksAtMost {
+			w.problem(fmt.Sprintf("%s is there %v after its end; %s", name, time.Since(ending), w.events(name)))
 			return
 		}
-		err := call(http.MethodGet, podsPath+"/"+name, nil)
-		if hasStatus(err, http.StatusNotFound) {
-			break
-		}
-		time.Sleep(lookEvery)
 	}
-	ch.ended = append(ch.ended, time.Since(ending))
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.ended = append(w.ended, time.Since(ending))
 }
 
-// next waits until another pod runs, or has failed.
-func (ch *churn) next() {
+// note notes what became of work.
+func (w *works) note(name, of, phase string, took time.Duration) {
+	if phase != "Running" && w.must {
+		w.problem(fmt.Sprintf("%s after %v: %s; %s", name, took, phase, w.events(name)))
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	outcome, _, _ := strings.Cut(phase, ":")
+	w.outcomes[of+" "+outcome]++
+	if phase == "Running" {
+		w.began = append(w.began, took)
+	}
+}
+
+func (w *works) problem(text string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.problems = append(w.problems, text)
+}
+
+// next waits until more work runs, or has given up.
+func (w *works) next() {
 	select {
-	case <-ch.ran:
+	case <-w.ran:
 	default:
 	}
-	<-ch.ran
+	<-w.ran
 }
 
 // events are those of a pod.
@@ -182,16 +208,18 @@ func (c *cluster) events(name string) string {
 	return fmt.Sprintf("its events %+v, error %v", list.Items, err)
 }
 
-// stop ends it, and fails if a pod did not run or did not end.
-func (ch *churn) stop(t *testing.T) {
+// stop ends it, and fails if work did not end, or did not run that must, or none of a kind ran.
+func (w *works) stop(t *testing.T) {
 	t.Helper()
-	close(ch.stopping)
-	ch.stopped.Wait()
-	for _, problem := range ch.problems {
+	close(w.stopping)
+	w.stopped.Wait()
+	for _, problem := range w.problems {
 		t.Error(problem)
 	}
-	if len(ch.began) == 0 || len(ch.ended) == 0 {
-		t.Fatal("no pod ran")
+	for _, of := range w.kinds {
+		if w.outcomes[of+" Running"] == 0 {
+			t.Fatalf("no work of kind %s ran: %v", of, w.outcomes)
+		}
 	}
-	t.Logf("pods ran after: %s; were gone after: %s", percentiles(ch.began), percentiles(ch.ended))
+	t.Logf("works: %v; ran after: %s; were gone after: %s", w.outcomes, percentiles(w.began), percentiles(w.ended))
 }

@@ -3,12 +3,10 @@
 package e2e
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"net/http"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -26,14 +24,8 @@ type fleet struct {
 	other      *simdriver.Machine // of l40s
 }
 
-// startFleet starts a server, the client h100 with eight GPUs and the client l40s with six.
-func startFleet(t *testing.T) *fleet {
-	t.Helper()
-	return startFleetWith(t, "")
-}
-
-// startFleetWith gives the plugin of h100 more settings.
-func startFleetWith(t *testing.T, settings string) *fleet {
+// startFleet starts a server, the client h100 with eight GPUs and more settings of its plugin, and the client l40s with six GPUs.
+func startFleet(t *testing.T, settings string) *fleet {
 	t.Helper()
 	f := &fleet{machine: install(t, "h100x8"), other: installIn(t, filepath.Join(stateDir(), "l40s-node"), "l40s")}
 	if err := errors.Join(f.other.Remove(7), f.other.Remove(6)); err != nil {
@@ -77,28 +69,9 @@ type fleetJob struct {
 // submit submits the job.
 func (j fleetJob) submit(t *testing.T) {
 	t.Helper()
-	text, err := os.ReadFile(render(t, "fleet.nomad.hcl", map[string]string{
+	must(t, "nomad", "job", "run", "-address="+nomadAPI, "-detach", render(t, "fleet.nomad.hcl", map[string]string{
 		"NAME": j.name, "COUNT": fmt.Sprint(max(j.count, 1)), "DEVICES": fmt.Sprint(max(j.gpus, 1)), "GROUP": j.group, "DEVICE": j.device,
 	}))
-	if err == nil {
-		err = submitText(string(text), "")
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// submitText submits a job through the API, which costs less than the command.
-func submitText(job, variables string) error {
-	question, err := json.Marshal(map[string]any{"JobHCL": job, "Variables": variables, "Canonicalize": true})
-	if err != nil {
-		return err
-	}
-	parsed, err := send(http.MethodPut, nomadAPI+"/v1/jobs/parse", "application/json", question)
-	if err == nil {
-		_, err = send(http.MethodPut, nomadAPI+"/v1/jobs", "application/json", fmt.Appendf(nil, `{"Job": %s}`, parsed))
-	}
-	return err
 }
 
 // running returns the running allocations of all jobs.
@@ -189,9 +162,9 @@ func (f *fleet) load() (map[string]int, error) {
 }
 
 // TestNomadFleet has jobs placed by what the plugins publish, nodes drained, a client restarted, and its plugin upgraded, rolled back
-// and broken under eight running jobs. It measures what the node offers meanwhile.
+// and broken under eight running jobs. The node offers its GPUs all the time.
 func TestNomadFleet(t *testing.T) {
-	f := startFleet(t)
+	f := startFleet(t, "")
 	next := nextPlugin(t)
 	step(t, "jobs are placed by what they ask of a device", f.place)
 	step(t, "eight jobs run on one node", func(t *testing.T) {
@@ -201,22 +174,25 @@ func TestNomadFleet(t *testing.T) {
 		f.awaitLoad(t, map[string]int{"h100": 8})
 	})
 	step(t, "nodes are drained", f.drain)
-	trace := f.h100.traceCapacity(t)
-	work := f.hold(t)
+	work, offers := f.hold(t), followNomad(t, f.h100)
 	for _, s := range f.replaced(next) {
 		step(t, s.name, func(t *testing.T) {
-			trace.during(t, s.name, func() {
-				s.run(t)
-				time.Sleep(nodeUpdate)
-			})
+			began := time.Now()
+			s.run(t)
+			f.h100.awaitStatistics(t, 8)
+			time.Sleep(nodeUpdate)
+			shown := offers.periods(began, time.Now())
+			if less := longest(shown, func(what string) bool { return what != "8 of 8" }); less > belowAtMost {
+				t.Errorf("meanwhile the node showed %v", shown)
+			}
 			work.check(t)
 		})
 	}
 	f.h100.checkContent(t)
-	trace.mistake = true
 	for _, s := range f.broken() {
 		step(t, s.name, func(t *testing.T) {
-			trace.during(t, s.name, func() { s.run(t) })
+			s.run(t)
+			f.h100.awaitStatistics(t, 8)
 			work.check(t)
 		})
 	}
@@ -226,6 +202,37 @@ func TestNomadFleet(t *testing.T) {
 	checkDriver(t, f.other)
 }
 
+// statistics are those of the client, of each device by its ID.
+func (a *agent) statistics() (map[string]deviceStatistics, error) {
+	var host struct {
+		DeviceStats []struct{ InstanceStats map[string]deviceStatistics }
+	}
+	err := fetchJSON(fmt.Sprintf("http://127.0.0.1:%d/v1/client/stats", a.port), &host)
+	devices := map[string]deviceStatistics{}
+	for _, group := range host.DeviceStats {
+		maps.Copy(devices, group.InstanceStats)
+	}
+	return devices, err
+}
+
+type deviceStatistics struct {
+	Stats struct {
+		Attributes map[string]struct{ StringVal string }
+	}
+}
+
+// awaitStatistics waits until the client has those of so many devices, which is after it has opened both streams of the plugin.
+func (a *agent) awaitStatistics(t *testing.T, count int) {
+	t.Helper()
+	await(t, fmt.Sprintf("statistics of %d devices", count), 60*time.Second, func() error {
+		devices, err := a.statistics()
+		if err == nil && len(devices) != count {
+			err = fmt.Errorf("they are of %d", len(devices))
+		}
+		return err
+	})
+}
+
 // nodeUpdate is how long a client takes at most to send a changed node to its server.
 const nodeUpdate = 10 * time.Second
 
@@ -233,7 +240,7 @@ const nodeUpdate = 10 * time.Second
 func (f *fleet) purge(t *testing.T, jobs ...string) {
 	t.Helper()
 	for _, job := range jobs {
-		if _, err := send(http.MethodDelete, nomadAPI+"/v1/job/"+job+"?purge=true", "", nil); err != nil {
+		if err := send(http.MethodDelete, nomadAPI+"/v1/job/"+job+"?purge=true", nil); err != nil {
 			t.Fatal(err)
 		}
 	}

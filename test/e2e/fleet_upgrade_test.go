@@ -91,28 +91,24 @@ func (f *fleet) replaced(next string) []pluginStep {
 	a, old := f.h100, binary("nomad-gpu")
 	oldVersion, newVersion := versionOf(old), versionOf(next)
 	return []pluginStep{
-		{"client restarted", func(t *testing.T) {
-			a.restart(t)
-			a.awaitVersion(t, oldVersion)
-		}},
 		{"upgrade by install, client restarted", func(t *testing.T) {
 			installPlugin(t, pluginOf(a.member), next)
 			a.restart(t)
 			a.awaitVersion(t, newVersion)
 		}},
-		{"rollback by rename, client restarted", func(t *testing.T) {
+		{"rollback by rename, plugin killed", func(t *testing.T) {
 			renamePlugin(t, pluginOf(a.member), old, 0o755)
-			a.restart(t)
+			a.endPlugin(t, syscall.SIGKILL)
 			a.awaitVersion(t, oldVersion)
 		}},
-		{"upgrade by rename, plugin killed", func(t *testing.T) {
+		{"upgrade by rename, plugin stopped", func(t *testing.T) {
 			renamePlugin(t, pluginOf(a.member), next, 0o755)
-			a.endPlugin(t, syscall.SIGKILL)
+			a.endPlugin(t, syscall.SIGTERM)
 			a.awaitVersion(t, newVersion)
 		}},
-		{"rollback by install, plugin stopped", func(t *testing.T) {
+		{"rollback by install, client restarted", func(t *testing.T) {
 			installPlugin(t, pluginOf(a.member), old)
-			a.endPlugin(t, syscall.SIGTERM)
+			a.restart(t)
 			a.awaitVersion(t, oldVersion)
 		}},
 	}
@@ -121,7 +117,6 @@ func (f *fleet) replaced(next string) []pluginStep {
 // broken are mistakes of an operator.
 func (f *fleet) broken() []pluginStep {
 	return []pluginStep{
-		{"broken: exits at once, plugin killed", f.recovered(f.killedBroken)},
 		{"broken: exits at once, client restarted", f.recovered(f.restartedBroken)},
 		{"broken: not executable, client restarted", f.recovered(f.notExecutable)},
 	}

@@ -93,8 +93,8 @@ type foreignKubernetes struct {
 	ids []string
 }
 
-// startForeignKubernetes registers nvidia.com/gpu with all GPUs of a machine, as they are now.
-func startForeignKubernetes(t *testing.T, m *simdriver.Machine) {
+// startForeignKubernetes registers nvidia.com/gpu with all GPUs of a machine, as they are now. stop ends it.
+func startForeignKubernetes(t *testing.T, m *simdriver.Machine) (stop func()) {
 	t.Helper()
 	socket := filepath.Join(v1beta1.DevicePluginPath, "foreign.sock")
 	l, err := net.Listen("unix", socket)
@@ -116,6 +116,7 @@ func startForeignKubernetes(t *testing.T, m *simdriver.Machine) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return s.Stop
 }
 
 func (*foreignKubernetes) GetDevicePluginOptions(context.Context, *v1beta1.Empty) (*v1beta1.DevicePluginOptions, error) {

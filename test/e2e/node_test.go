@@ -36,26 +36,20 @@ type kubeNode struct {
 	kubelet    *process
 }
 
-// addNode gives the cluster another node, on a machine with these GPUs.
+// addNode gives the cluster another node, on a machine with these GPUs. Its pods have no control groups of their own: each kubelet would
+// remove those of the other one.
 func (c *cluster) addNode(t *testing.T, r runtime, machine string) (*kubeNode, *simdriver.Machine) {
 	t.Helper()
-	n := c.newNode(r)
-	m := installIn(t, n.dir, machine)
-	n.startMachine(t)
-	c.join(t, n)
-	return n, m
-}
-
-// newNode is another node, of which nothing has been started. Its pods have no control groups of their own: each kubelet would remove those
-// of the other one.
-func (c *cluster) newNode(r runtime) *kubeNode {
 	number := len(c.nodes) + 1
 	n := &kubeNode{
 		owner: c.owner, name: fmt.Sprintf("node%d", number), address: fmt.Sprintf("10.99.0.%d", number),
 		pods: fmt.Sprintf("10.%d.0.0/16", 87+number), runtime: r,
 	}
 	n.dir = filepath.Join(stateDir(), n.name)
-	return n
+	m := installIn(t, n.dir, machine)
+	n.startMachine(t)
+	c.join(t, n)
+	return n, m
 }
 
 // startMachine makes the mounts and the network of the node, and connects it with the first one.
@@ -89,11 +83,12 @@ func (n *kubeNode) startMachine(t *testing.T) {
 // path is that of a file of the node, as the test sees it.
 func (n *kubeNode) path(name string) string { return n.root + name }
 
-// configure writes the configuration of the node's programs.
+// configure writes the configuration of the node's programs. Each kubelet has a folder of its own for the logs of pods: once a minute it
+// removes those of pods that it does not know.
 func (n *kubeNode) configure(t *testing.T) {
 	t.Helper()
 	values := map[string]string{
-		"STATE": stateDir(), "LOGS": logDir(), "PODGROUPS": strconv.FormatBool(n.runtime.podGroups), "PODS": n.pods, "MORE": "",
+		"STATE": stateDir(), "PODLOGS": filepath.Join(logDir(), n.log("pods")), "PODGROUPS": strconv.FormatBool(n.runtime.podGroups), "PODS": n.pods, "MORE": "",
 	}
 	if n.runtime.aligned {
 		n.simulateNUMA(t)

@@ -3,6 +3,8 @@
 package e2e
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os/exec"
@@ -12,13 +14,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
 
 // run has works begin and end, then a process that has no reservation.
 func (o *ownersTest) run(t *testing.T) {
 	var before report.Debug
-	rounds := ownersRounds(t)
+	rounds := roundsOf(ownersRounds, 2)
 	for round := range rounds {
 		works := o.start(t, round)
 		o.stop(t, round, works)
@@ -27,9 +30,6 @@ func (o *ownersTest) run(t *testing.T) {
 		}
 	}
 	after := o.debug(t)
-	t.Logf("%d works: owner shown after %s, process with its owner after %s, end recorded after %s, owner gone after %s; goroutines %d, then %d, descriptors %d, then %d, heap %d kB, then %d kB",
-		rounds*ownersGPUs, summary(o.took.owner), summary(o.took.process), summary(o.took.gone), summary(o.took.ownerGone), before.Goroutines, after.Goroutines,
-		before.FileDescriptors, after.FileDescriptors, before.HeapBytes>>10, after.HeapBytes>>10)
 	if after.Goroutines > before.Goroutines+5 || after.FileDescriptors > before.FileDescriptors+5 {
 		t.Errorf("goroutines %d, then %d; descriptors %d, then %d", before.Goroutines, after.Goroutines, before.FileDescriptors, after.FileDescriptors)
 	}
@@ -57,10 +57,8 @@ func (o *ownersTest) start(t *testing.T, round int) []work {
 		return nil
 	})
 	for _, w := range works {
-		o.took.owner = append(o.took.owner, o.awaitOwner(t, w, ownersIn))
-	}
-	for _, w := range works {
-		o.took.process = append(o.took.process, o.awaitProcess(t, w))
+		o.awaitOwner(t, w, ownersIn)
+		o.awaitProcess(t, w)
 	}
 	await(t, "the job files", time.Second, func() error {
 		if files, _ := filepath.Glob(o.jobs + "/[0-9]*"); len(files) != ownersGPUs {
@@ -81,15 +79,12 @@ func (o *ownersTest) stop(t *testing.T, round int, works []work) {
 		}
 		return nil
 	})
-	ended := time.Now()
 	for _, w := range works {
 		if err := o.m.EndProcess(w.pid); err != nil {
 			t.Fatal(err)
 		}
 	}
 	await(t, "the orchestrator to record the end", 60*time.Second, o.gone)
-	recorded := time.Now()
-	o.took.gone = append(o.took.gone, recorded.Sub(ended))
 	await(t, "the devices to be free", ownersIn, func() error {
 		for _, d := range o.report(t).Devices {
 			if len(d.Owners) > 0 || len(d.Processes) > 0 || !d.HeldSince.IsZero() || !d.IdleSince.IsZero() {
@@ -98,7 +93,6 @@ func (o *ownersTest) stop(t *testing.T, round int, works []work) {
 		}
 		return nil
 	})
-	o.took.ownerGone = append(o.took.ownerGone, time.Since(ended))
 	await(t, "the job files to be removed", time.Second, func() error {
 		files, _ := filepath.Glob(o.jobs + "/[0-9]*")
 		if len(files) > 0 {
@@ -108,8 +102,8 @@ func (o *ownersTest) stop(t *testing.T, round int, works []work) {
 	})
 }
 
-// awaitOwner waits until the GPU of a work has its owner and no other, and returns how long after the begin of the work it had.
-func (o *ownersTest) awaitOwner(t *testing.T, w work, limit time.Duration) time.Duration {
+// awaitOwner waits until the GPU of a work has its owner and no other.
+func (o *ownersTest) awaitOwner(t *testing.T, w work, limit time.Duration) {
 	t.Helper()
 	want := o.owner(w)
 	await(t, "the owner of "+w.gpu, time.Until(w.seen.Add(limit)), func() error {
@@ -122,11 +116,10 @@ func (o *ownersTest) awaitOwner(t *testing.T, w work, limit time.Duration) time.
 		}
 		return nil
 	})
-	return time.Since(w.seen)
 }
 
 // awaitProcess waits until the process of a work is shown with its owner.
-func (o *ownersTest) awaitProcess(t *testing.T, w work) time.Duration {
+func (o *ownersTest) awaitProcess(t *testing.T, w work) {
 	t.Helper()
 	await(t, "the process of "+w.gpu, time.Until(w.seen.Add(ownersIn)), func() error {
 		d := o.device(t, w.gpu)
@@ -139,7 +132,6 @@ func (o *ownersTest) awaitProcess(t *testing.T, w work) time.Duration {
 		}
 		return nil
 	})
-	return time.Since(w.seen)
 }
 
 // withoutReservation has a process of the test use a GPU, which gets no new work until that has ended.
@@ -187,9 +179,10 @@ func (o *ownersTest) device(t *testing.T, id string) report.Device {
 }
 
 // report reads the report of the agent; one without devices while it does not answer. No process of a work may make a device occupied.
-func (o *ownersTest) report(t *testing.T) (r report.Report) {
+func (o *ownersTest) report(t *testing.T) report.Report {
 	t.Helper()
-	if askAgent(o.socket, "/v1/report", &r) != nil {
+	r, err := control.Report(t.Context(), o.socket)
+	if err != nil {
 		return report.Report{}
 	}
 	for _, d := range r.Devices {
@@ -202,14 +195,10 @@ func (o *ownersTest) report(t *testing.T) (r report.Report) {
 
 func (o *ownersTest) debug(t *testing.T) (d report.Debug) {
 	t.Helper()
-	if err := askAgent(o.socket, "/v1/debug", &d); err != nil {
+	var text bytes.Buffer
+	err := control.Debug(t.Context(), o.socket, &text, true)
+	if err := errors.Join(err, json.Unmarshal(text.Bytes(), &d)); err != nil {
 		t.Fatal(err)
 	}
 	return d
-}
-
-// summary is the median and the maximum of times.
-func summary(times []time.Duration) string {
-	slices.Sort(times)
-	return fmt.Sprintf("%v (at most %v)", times[len(times)/2].Round(10*time.Millisecond), times[len(times)-1].Round(10*time.Millisecond))
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -21,19 +20,8 @@ const (
 	ownersIn   = 5 * time.Second // in which the owner of a GPU is shown and not shown any more
 )
 
-// ownersRounds is how often ownersGPUs works begin and end: 125 rounds are 1,000 works.
-func ownersRounds(t *testing.T) int {
-	t.Helper()
-	text := os.Getenv("E2E_OWNER_ROUNDS")
-	if text == "" {
-		return 4
-	}
-	rounds, err := strconv.Atoi(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return rounds
-}
+// ownersRounds is the variable for how often ownersGPUs works begin and end: 125 rounds are 1,000 works.
+const ownersRounds = "E2E_OWNER_ROUNDS"
 
 // ownersTest is one orchestrator with one agent whose devices get and lose owners. The agent withholds occupied devices, so that a wrong
 // finding shows.
@@ -42,11 +30,10 @@ type ownersTest struct {
 	socket string // of the agent
 	jobs   string // folder of the job files
 
-	begin func(t *testing.T, round int)                             // starts ownersGPUs works, each of which sleeps for marker(round) seconds
-	end   func(t *testing.T, round int)                             // ends them
-	owner func(w work) report.Owner                                 // that a work is to have, "" = any
-	gone  func() error                                              // nil = the orchestrator has recorded the end of all works
-	took  struct{ owner, process, gone, ownerGone []time.Duration } // since the process began or ended
+	begin func(t *testing.T, round int) // starts ownersGPUs works, each of which sleeps for marker(round) seconds
+	end   func(t *testing.T, round int) // ends them
+	owner func(w work) report.Owner     // that a work is to have, "" = any
+	gone  func() error                  // nil = the orchestrator has recorded the end of all works
 }
 
 // TestOwnersOfJobs has Nomad start and end jobs, by exec and raw_exec, and nomad-gpu show them with their names.

@@ -88,16 +88,6 @@ func TestNomadClientEnds(t *testing.T) {
 			work.check(t)
 		})
 	}
-	step(t, "the plugin is quiesced and resumed", func(t *testing.T) {
-		node, dir := followNomad(t, nomad), "--state-dir="+stateDir()+"/nomad-history"
-		since := time.Now()
-		t.Log(must(t, binary("nomad-gpu"), "quiesce", dir))
-		node.await(t, since, "^0 of 8, .*maintenance") // a client sends a changed node after 5 to 10 s, a -dev agent after one
-		since = time.Now()
-		t.Log(must(t, binary("nomad-gpu"), "resume", dir))
-		node.await(t, since, "^8 of 8$")
-		work.check(t)
-	})
 	nomad.checkContent(t)
 }
 

@@ -88,16 +88,6 @@ func (p pod) containers() []string {
 	return ids
 }
 
-// insufficient reports whether the scheduler has found too little of the resource for the pod.
-func (p pod) insufficient(resource string) bool {
-	for _, condition := range p.Status.Conditions {
-		if strings.Contains(condition.Message, "Insufficient "+resource) {
-			return true
-		}
-	}
-	return false
-}
-
 func (c *cluster) pod(name string) (pod, error) {
 	var p pod
 	err := c.get("/api/v1/namespaces/default/pods/"+name, &p)
@@ -148,11 +138,11 @@ func (c *cluster) runPod(t *testing.T, name string, count int) pod {
 func (c *cluster) awaitWork(t *testing.T, name string, count int) (p pod, output string) {
 	t.Helper()
 	c.awaitRunning(t, name)
-	await(t, "the devices in the status of pod "+name, 30*time.Second, func() (err error) {
-		if p, err = c.pod(name); err == nil && len(p.health()) != count {
-			err = fmt.Errorf("its status shows %q", p.health())
+	p = c.awaitPod(t, name, "to show its devices in its status", func(p pod) error {
+		if len(p.health()) != count {
+			return fmt.Errorf("it shows %q", p.health())
 		}
-		return err
+		return nil
 	})
 	await(t, "the log of pod "+name, 30*time.Second, func() (err error) {
 		if output, err = command("kubectl", "logs", name); err == nil && output == "" {
@@ -169,39 +159,50 @@ func (c *cluster) awaitWork(t *testing.T, name string, count int) (p pod, output
 	return p, output
 }
 
+// awaitPod waits until the check of the pod is nil, and returns the pod.
+func (c *cluster) awaitPod(t *testing.T, name, what string, check func(pod) error) (p pod) {
+	t.Helper()
+	await(t, "pod "+name+" "+what, 60*time.Second, func() (err error) {
+		if p, err = c.pod(name); err == nil {
+			err = check(p)
+		}
+		return err
+	})
+	return p
+}
+
 // awaitRunning waits until the pod runs.
 func (c *cluster) awaitRunning(t *testing.T, name string) {
 	t.Helper()
-	await(t, "pod "+name+" to run", 60*time.Second, func() error {
-		p, err := c.pod(name)
-		if err == nil && p.Status.Phase != "Running" {
-			err = fmt.Errorf("it is %s: %s %s", p.Status.Phase, p.Status.Reason, p.Status.Message)
+	c.awaitPod(t, name, "to run", func(p pod) error {
+		if p.Status.Phase != "Running" {
+			return fmt.Errorf("it is %s: %s %s", p.Status.Phase, p.Status.Reason, p.Status.Message)
 		}
-		return err
+		return nil
 	})
 }
 
 // awaitInsufficient waits until the scheduler has found too little of the resource for the pod.
 func (c *cluster) awaitInsufficient(t *testing.T, name, resource string) {
 	t.Helper()
-	await(t, "pod "+name+" to be unschedulable", 60*time.Second, func() error {
-		p, err := c.pod(name)
-		if err == nil && !p.insufficient(resource) {
-			err = fmt.Errorf("its conditions are %+v", p.Status.Conditions)
+	c.awaitPod(t, name, "to be unschedulable", func(p pod) error {
+		for _, condition := range p.Status.Conditions {
+			if strings.Contains(condition.Message, "Insufficient "+resource) {
+				return nil
+			}
 		}
-		return err
+		return fmt.Errorf("its conditions are %+v", p.Status.Conditions)
 	})
 }
 
 // awaitHealth waits until the pod's status shows this health of a GPU that it holds.
 func (c *cluster) awaitHealth(t *testing.T, name, id, health string) {
 	t.Helper()
-	await(t, id+" to be "+health+" in the status of pod "+name, 60*time.Second, func() error {
-		p, err := c.pod(name)
-		if err == nil && p.health()[id] != health {
-			err = fmt.Errorf("its status shows %q", p.health())
+	c.awaitPod(t, name, "to show in its status that "+id+" is "+health, func(p pod) error {
+		if p.health()[id] != health {
+			return fmt.Errorf("it shows %q", p.health())
 		}
-		return err
+		return nil
 	})
 	t.Logf("pod %s: %s is %s", name, id, health)
 }
@@ -210,14 +211,37 @@ func (c *cluster) awaitHealth(t *testing.T, name, id, health string) {
 // was restarted never is.
 func (c *cluster) awaitUnchanged(t *testing.T, name string, was pod) {
 	t.Helper()
-	await(t, "pod "+name+" to be as it was", 30*time.Second, func() error {
-		p, err := c.pod(name)
-		if err == nil && p.identity() != was.identity() {
-			err = fmt.Errorf("it was %s, it is %s", was.identity(), p.identity())
+	c.awaitPod(t, name, "to be as it was", func(p pod) error {
+		if p.identity() != was.identity() {
+			return fmt.Errorf("it was %s, it is %s", was.identity(), p.identity())
 		}
-		return err
+		return nil
 	})
 	t.Logf("pod %s still is %s", name, was.identity())
+}
+
+// killContainers kills the containers that a pod had.
+func (n *kubeNode) killContainers(t *testing.T, was pod) {
+	t.Helper()
+	for _, id := range was.containers() {
+		if _, err := n.ctr("tasks", "kill", "--signal", "SIGKILL", id); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// awaitAnother waits until another container of a pod runs than it had.
+func (c *cluster) awaitAnother(t *testing.T, was pod) {
+	t.Helper()
+	began := time.Now()
+	c.awaitPod(t, was.Metadata.Name, "to have another container", func(p pod) error {
+		ids := p.containers()
+		if len(ids) != 1 || ids[0] == "" || slices.Equal(ids, was.containers()) || p.Status.ContainerStatuses[0].State.Running.StartedAt == "" {
+			return fmt.Errorf("it is %+v", p.Status)
+		}
+		return nil
+	})
+	t.Logf("pod %s has another container after %v", was.Metadata.Name, time.Since(began).Round(time.Millisecond))
 }
 
 // awaitRefused waits until kubelet has rejected the pod because the plugin refused, for this reason.
@@ -229,12 +253,11 @@ func (c *cluster) awaitRefused(t *testing.T, name, why string) {
 // awaitRejected waits until kubelet has rejected the pod for this reason, and checks that the message has the text.
 func (c *cluster) awaitRejected(t *testing.T, name, reason, text string) {
 	t.Helper()
-	var p pod
-	await(t, "pod "+name+" to be rejected: "+reason, 60*time.Second, func() (err error) {
-		if p, err = c.pod(name); err == nil && p.Status.Reason != reason {
-			err = fmt.Errorf("it is %s: %s %s", p.Status.Phase, p.Status.Reason, p.Status.Message)
+	p := c.awaitPod(t, name, "to be rejected: "+reason, func(p pod) error {
+		if p.Status.Reason != reason {
+			return fmt.Errorf("it is %s: %s %s", p.Status.Phase, p.Status.Reason, p.Status.Message)
 		}
-		return err
+		return nil
 	})
 	t.Logf("pod %s: %s: %s", name, p.Status.Reason, p.Status.Message)
 	if !strings.Contains(p.Status.Message, text) {

@@ -101,26 +101,52 @@ const commandLimit = time.Minute
 // client is for the APIs of the orchestrators, whose certificates are self-signed.
 var client = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
 
-// fetch returns the body of a page that answers with status 200. The token is that of testdata/tokens.csv;
-// servers without authentication ignore it.
-func fetch(url string) (string, error) {
+// fetch returns the body of a page.
+func fetch(url string) (string, error) { return request(http.MethodGet, url, "", nil) }
+
+// request makes one request, and returns the body of the answer. An answer other than success is a statusError. The token is that of
+// testdata/tokens.csv; servers without authentication ignore it.
+func request(method, url, kind string, body []byte) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), commandLimit)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	request, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(body))
 	if err != nil {
 		return "", err
 	}
 	request.Header.Set("Authorization", "Bearer admin")
+	request.Header.Set("Content-Type", kind)
 	answer, err := client.Do(request)
 	if err != nil {
 		return "", err
 	}
 	defer func() { _ = answer.Body.Close() }()
-	body, err := io.ReadAll(answer.Body)
-	if err == nil && answer.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s: %s", url, answer.Status, body)
+	text, err := io.ReadAll(answer.Body)
+	if err == nil && answer.StatusCode/100 != 2 {
+		err = &statusError{answer.StatusCode, fmt.Sprintf("%s %s: %s: %s", method, url, answer.Status, text)}
 	}
-	return string(body), err
+	return string(text), err
+}
+
+type statusError struct {
+	code int
+	text string
+}
+
+func (e *statusError) Error() string { return e.text }
+
+// hasStatus reports whether a server answered with this status.
+func hasStatus(err error, code int) bool {
+	status, ok := errors.AsType[*statusError](err)
+	return ok && status.code == code
+}
+
+// send makes a request with an object as JSON.
+func send(method, url string, object any) error {
+	text, err := json.Marshal(object)
+	if err == nil {
+		_, err = request(method, url, "application/json", text)
+	}
+	return err
 }
 
 // fetchJSON reads what a page that answers with status 200 holds.

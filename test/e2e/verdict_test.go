@@ -43,7 +43,7 @@ type showing struct {
 // TestOneFault has a GPU fall off the bus that both orchestrators have given to work. Both show the same verdict in the same words, new work
 // goes to other GPUs and other nodes, and what waited gets the GPU when it has been reset.
 func TestOneFault(t *testing.T) {
-	f := &oneFault{fleet: startFleetWith(t, `http_address = "127.0.0.1:9411"`), kube: startCluster(t, pluginImage())}
+	f := &oneFault{fleet: startFleet(t, `http_address = "127.0.0.1:9411"`), kube: startCluster(t, pluginImage())}
 	second, other := f.kube.addNode(t, containerd2, "l40s")
 	f.second = second
 	f.kube.deployPlugin(t, f.machine.Root, "k8s-history")
@@ -117,9 +117,12 @@ func (f *oneFault) follow(t *testing.T) {
 		showing{followNode(t, f.kube), "^7 of 8$", "^8 of 8$"},
 		showing{follow(t, "k8s-gpu inspect", func() (string, error) {
 			time.Sleep(200 * time.Millisecond) // each takes CPU time from what is measured
-			return inspected(f.bad, "kubectl", "exec", "--namespace=kube-system", agent.Metadata.Name, "--", "k8s-gpu", "inspect", "--json")
+			return f.kube.inspected(t, f.bad)
 		}), "^lost: ", "^(healthy)?$"},
-		showing{follow(t, "Nomad client", func() (string, error) { return f.statistics() }), "^lost: ", "^healthy"},
+		showing{follow(t, "Nomad client", func() (string, error) {
+			devices, err := f.h100.statistics()
+			return devices[f.bad].Stats.Attributes["Health"].StringVal, err
+		}), "^lost: ", "^healthy"},
 		showing{follow(t, "Nomad server", func() (string, error) {
 			n, err := f.h100.node()
 			i := slices.IndexFunc(n.gpus(), func(g gpuUse) bool { return g.ID == f.bad })
@@ -160,24 +163,10 @@ func inspected(id string, argv ...string) (string, error) {
 	return "", errors.Join(fmt.Errorf("it has no %s", id), err)
 }
 
-// statistics is the health of the GPU in those of the Nomad client.
-func (f *oneFault) statistics() (string, error) {
-	var host struct {
-		DeviceStats []struct {
-			InstanceStats map[string]struct {
-				Stats struct {
-					Attributes map[string]struct{ StringVal string }
-				}
-			}
-		}
-	}
-	err := fetchJSON(fmt.Sprintf("http://127.0.0.1:%d/v1/client/stats", f.h100.port), &host)
-	for _, group := range host.DeviceStats {
-		if stats, found := group.InstanceStats[f.bad]; found {
-			return stats.Stats.Attributes["Health"].StringVal, err
-		}
-	}
-	return "", errors.Join(fmt.Errorf("it has no %s", f.bad), err)
+// inspected is the same of the node's k8s-gpu.
+func (n *kubeNode) inspected(t *testing.T, id string) (string, error) {
+	t.Helper()
+	return inspected(id, "kubectl", "exec", "--namespace=kube-system", n.plugin(t).Metadata.Name, "--", "k8s-gpu", "inspect", "--json")
 }
 
 // happens does something to the machine and notes how long after it each place showed what it should.
@@ -216,12 +205,11 @@ func (f *oneFault) sameWords(t *testing.T) {
 	if !strings.HasPrefix(also, "lost: GPU is lost") {
 		t.Errorf("the Nomad server has one of two faults: %s", description)
 	}
-	kubectl := []string{"kubectl", "exec", "--namespace=kube-system", f.kube.plugin(t).Metadata.Name, "--", "k8s-gpu", "inspect", "--json"}
-	nomad := []string{binary("nomad-gpu"), "inspect", "--json", "--state-dir=" + filepath.Join(stateDir(), "h100-history")}
-	for _, argv := range [][]string{kubectl, nomad} {
-		text, err := inspected(f.bad, argv...)
-		if err != nil || minute.ReplaceAllString(text, "since then") != verdict {
-			t.Errorf("%q has %q, error %v", argv, text, err)
+	inKube, err := f.kube.inspected(t, f.bad)
+	inNomad, err2 := inspected(f.bad, binary("nomad-gpu"), "inspect", "--json", "--state-dir="+filepath.Join(stateDir(), "h100-history"))
+	for _, text := range []string{inKube, inNomad} {
+		if err := errors.Join(err, err2); err != nil || minute.ReplaceAllString(text, "since then") != verdict {
+			t.Errorf("inspect has %q, error %v", text, err)
 		}
 	}
 	shown := must(t, "nomad", "node", "status", "-address="+nomadAPI, "-verbose", "-stats", n.ID)

@@ -194,7 +194,7 @@ func (s *scene) awaitOffers(t *testing.T, pools ...pool) {
 			resources = append(resources, fmt.Sprintf("%d of %d nvidia.com/%s", p.healthy, p.of, p.resource))
 		}
 	}
-	for _, side := range []struct {
+	for _, n := range []struct {
 		name, want string
 		offers     func() (string, error)
 		alive      func() error
@@ -203,14 +203,14 @@ func (s *scene) awaitOffers(t *testing.T, pools ...pool) {
 		{"the Kubernetes node", sorted(resources), s.kube.offers, s.kube.kubelet.alive},
 	} {
 		began := time.Now()
-		await(t, side.name+" to show\n"+side.want, offersAtMost, func() error {
-			got, err := side.offers()
-			if err == nil && got != side.want {
+		await(t, n.name+" to show\n"+n.want, offersAtMost, func() error {
+			got, err := n.offers()
+			if err == nil && got != n.want {
 				err = fmt.Errorf("it shows\n%s", got)
 			}
-			return errors.Join(err, side.alive())
+			return errors.Join(err, n.alive())
 		})
-		t.Logf("%s after %.1f s:\n%s", side.name, time.Since(began).Seconds(), side.want)
+		t.Logf("%s after %.1f s:\n%s", n.name, time.Since(began).Seconds(), n.want)
 	}
 }
 

@@ -3,10 +3,6 @@
 package e2e
 
 import (
-	"context"
-	"encoding/json"
-	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -56,21 +52,4 @@ func worksThat(match func(command string) bool) []work {
 		}
 	}
 	return works
-}
-
-// askAgent makes one request to the socket of an agent.
-func askAgent(socket, path string, into any) error {
-	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
-	}}
-	req, err := http.NewRequestWithContext(context.Background(), http.MethodGet, "http://agent"+path, http.NoBody)
-	if err != nil {
-		return err
-	}
-	answer, err := (&http.Client{Transport: transport, Timeout: commandLimit}).Do(req)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = answer.Body.Close() }()
-	return json.NewDecoder(answer.Body).Decode(into)
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -17,17 +16,11 @@ import (
 // settle is longer than the time between two checks: what came before has ended.
 const settle = 12 * time.Second
 
-// idleMinutes measures a time without a request, with all GPUs healthy and with one lost. The figures are those of a minute. Between the
-// two perf records.
-func (o options) idleMinutes(ctx context.Context, p *process, m *simdriver.Machine, s *subject) ([]figure, error) {
+// idleMinutes measures a time without a request, with all GPUs healthy and with one lost. The figures are those of a minute.
+func (o options) idleMinutes(p *process, m *simdriver.Machine, s *subject) ([]figure, error) {
 	healthy, err := p.minute(m, o.idle, s.idle)
 	if err != nil {
 		return nil, err
-	}
-	if o.perf.time > 0 {
-		if s.profile, err = p.profile(ctx, o.perf); err != nil {
-			return nil, err
-		}
 	}
 	slots, err := m.Slots()
 	if err != nil {
@@ -38,11 +31,6 @@ func (o options) idleMinutes(ctx context.Context, p *process, m *simdriver.Machi
 	}
 	lost, err := p.minute(m, o.idle, s.idle+", one GPU lost")
 	return slices.Concat(healthy, lost), err
-}
-
-// idleCPU is the CPU time of an idle minute in milliseconds.
-func (s *subject) idleCPU() float64 {
-	return s.median(slices.IndexFunc(s.runs[0], func(f figure) bool { return f.name == s.idle+": "+cpuFigure }))
 }
 
 func (p *process) minute(m *simdriver.Machine, d time.Duration, name string) ([]figure, error) {
@@ -59,9 +47,6 @@ func (p *process) minute(m *simdriver.Machine, d time.Duration, name string) ([]
 	}
 	return after, err
 }
-
-// cpuFigure is the name of the figure of CPU time.
-const cpuFigure = "CPU"
 
 // spent is what the process has cost so far.
 func (p *process) spent(m *simdriver.Machine) ([]figure, error) {
@@ -89,7 +74,7 @@ func (p *process) spent(m *simdriver.Machine) ([]figure, error) {
 		return nil, err
 	}
 	return []figure{
-		{cpuFigure, "ms", float64(cpu.Nanoseconds()) / 1e6}, {"CPU of all processes", "s", machine.Seconds()},
+		{"CPU", "ms", float64(cpu.Nanoseconds()) / 1e6}, {"CPU of all processes", "s", machine.Seconds()},
 		{"waits of threads", "", wakeups}, {"driver calls", "", all}, {"of them event waits", "", waits},
 	}, nil
 }
@@ -134,28 +119,4 @@ func (p *process) wakeups() (n float64, err error) {
 		n += switches
 	}
 	return n, err
-}
-
-// recordings are what perf may record here.
-type recordings struct {
-	time  time.Duration
-	calls bool
-}
-
-// recordings finds out what perf may record. What it may not is on standard error.
-func (o options) recordings(ctx context.Context) (r recordings) {
-	if o.idle == 0 || o.profile == 0 {
-		return r
-	}
-	if err := canRecord(ctx, onCPU, 1); err != nil {
-		fmt.Fprintln(os.Stderr, "numbers: no CPU by part:", err)
-		return r
-	}
-	r.time = o.profile
-	if err := canRecord(ctx, traced, -1); err != nil {
-		fmt.Fprintln(os.Stderr, "numbers: no system calls:", err)
-		return r
-	}
-	r.calls = true
-	return r
 }

@@ -1,5 +1,5 @@
 // Numbers measures device plugins as whole processes, each under a small stand-in for its orchestrator, on a simulated machine: time
-// to the first list, latency of calls over the plugin's real socket, memory, and the cost of an idle minute, by part. Latencies are also given
+// to the first list, latency of calls over the plugin's real socket, memory, and the cost of an idle minute. Latencies are also given
 // as ratios to a call on the same connection that does nothing, so that figures of different machines can be compared. With -peer
 // another device plugin, or another version of an agent, is measured in alternation with the agent of the same API.
 package main
@@ -27,7 +27,6 @@ func main() {
 	flag.IntVar(&o.calls, "n", 2000, "calls of each kind to time")
 	flag.IntVar(&o.runs, "runs", 3, "processes of each plugin; the figures are medians")
 	flag.DurationVar(&o.idle, "idle", time.Minute, "time without a request, in which the cost of a minute is measured; 0: it is not")
-	flag.DurationVar(&o.profile, "profile", time.Minute, "idle time in which perf records what each part costs, and another for system calls; 0: none")
 	flag.DurationVar(&o.statistics, "stats", time.Second, "interval at which Nomad asks for statistics, 1s as a Nomad client unless configured; 0: it does not")
 	flag.Parse()
 	err := o.measure(context.Background(), *bin, strings.FieldsFunc(*peers, func(r rune) bool { return r == ',' }))
@@ -42,9 +41,7 @@ type options struct {
 	machine     string
 	calls, runs int
 	idle        time.Duration
-	profile     time.Duration
 	statistics  time.Duration
-	perf        recordings // of the last run
 }
 
 // subject is a device plugin to measure.
@@ -54,7 +51,6 @@ type subject struct {
 	idle         string // what an idle minute of it is
 	start        func(context.Context, rig.Setup, subject, string) (*process, error)
 	runs         [][]figure
-	profile      *profile // of the last run; nil: none
 }
 
 // ratio is the unit of a figure that is a ratio.
@@ -87,15 +83,11 @@ func (o options) subjects(ctx context.Context, bin string, peers []string) [][]*
 }
 
 func (o options) measure(ctx context.Context, bin string, peers []string) error {
-	if o.runs < 1 || o.calls < 1 || o.idle < 0 || o.profile < 0 || o.statistics < 0 {
-		return errors.New("want 1 or more -runs and -n, and an -idle, a -profile and -stats of 0 or more")
+	if o.runs < 1 || o.calls < 1 || o.idle < 0 || o.statistics < 0 {
+		return errors.New("want 1 or more -runs and -n, and an -idle and -stats of 0 or more")
 	}
 	groups := o.subjects(ctx, bin, peers)
-	perf := o.recordings(ctx)
 	for n := range o.runs {
-		if n == o.runs-1 { // once: it takes as long as two more idle minutes
-			o.perf = perf
-		}
 		for _, group := range groups {
 			order := slices.Clone(group)
 			if n%2 == 1 {
@@ -114,12 +106,6 @@ func (o options) measure(ctx context.Context, bin string, peers []string) error 
 	fmt.Printf("%s on %d CPUs, machine %s; medians of %d runs of %d calls and %v\n", runtime.Version(), runtime.NumCPU(), o.machine, o.runs, o.calls, o.idle)
 	for _, group := range groups {
 		if err := print(group); err != nil {
-			return err
-		}
-		if group[0].profile == nil {
-			continue
-		}
-		if err := printProfiles(os.Stdout, group, o.perf.time); err != nil {
 			return err
 		}
 	}
@@ -161,7 +147,7 @@ func (o options) run(ctx context.Context, s *subject) ([]figure, error) {
 	}
 	var idle []figure
 	if o.idle > 0 {
-		if idle, err = o.idleMinutes(ctx, p, m.Simulated, s); err != nil {
+		if idle, err = o.idleMinutes(p, m.Simulated, s); err != nil {
 			return nil, err
 		}
 	}

@@ -4,8 +4,6 @@ package packages
 
 import (
 	"bytes"
-	"compress/gzip"
-	"io"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -80,43 +78,5 @@ func TestLintian(t *testing.T) {
 	}
 	if out := run(t, argv...); strings.Contains(out, "W:") || strings.Contains(out, "E:") {
 		t.Error(out)
-	}
-}
-
-// The documents of a package have the text of every license in its metadata, and each module that docs/licenses.md lists for its binary.
-func TestLicenses(t *testing.T) {
-	table, err := os.ReadFile(repository + "/docs/licenses.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, s := range both {
-		folder := t.TempDir()
-		run(t, "dpkg-deb", "--extract", debFile(*packages, s.name, *version, runtime.GOARCH), folder)
-		file, err := os.Open(folder + "/usr/share/doc/" + s.name + "/linked-licenses.gz")
-		if err != nil {
-			t.Fatal(err)
-		}
-		unpacked, err := gzip.NewReader(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		text, err := io.ReadAll(unpacked)
-		if err != nil {
-			t.Fatal(err)
-		}
-		modules := 0
-		for row := range strings.Lines(string(table)) {
-			cells := strings.Split(row, " | ") // | license | module | linked by |
-			if len(cells) != 3 || !strings.Contains(cells[2], s.binary) {
-				continue
-			}
-			modules++
-			if !strings.Contains(string(text), cells[1]+" v") {
-				t.Errorf("%s: linked-licenses has no %s", s.name, cells[1])
-			}
-		}
-		if modules < 20 {
-			t.Errorf("%s: docs/licenses.md lists %d modules: has its form changed?", s.name, modules)
-		}
 	}
 }
