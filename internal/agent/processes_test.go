@@ -7,6 +7,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 func TestProcessProblems(t *testing.T) {
@@ -29,13 +30,9 @@ func TestProcessProblems(t *testing.T) {
 			c := core.DefaultConfig()
 			c.ReservationCheck, c.Occupancy, c.Roots.Proc = tc.mode, tc.occupancy, t.TempDir()
 			dir := filepath.Join(c.Roots.Proc, "self", "ns")
-			if err := os.MkdirAll(dir, 0o755); err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, os.MkdirAll(dir, 0o755))
 			if tc.namespace != "" {
-				if err := os.Symlink(tc.namespace, filepath.Join(dir, "pid")); err != nil {
-					t.Fatal(err)
-				}
+				check.NoError(t, os.Symlink(tc.namespace, filepath.Join(dir, "pid")))
 			}
 			if got := processProblems(c); len(got) != tc.want || readsUsers(c) != tc.read {
 				t.Errorf("%q, processes are read: %t", got, readsUsers(c))

@@ -20,6 +20,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/node/history"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // fakeMonitor records what is reported to it.
@@ -86,9 +87,7 @@ func TestKernelLogPosition(t *testing.T) {
 				path := filepath.Join(t.TempDir(), "kmsg")
 				write := func(text string) {
 					f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-					if err != nil {
-						t.Fatal(err)
-					}
+					check.NoError(t, err)
 					defer func() { _ = f.Close() }()
 					if _, err := f.WriteString(text); err != nil {
 						t.Fatal(err)
@@ -174,9 +173,7 @@ func TestReadOnceHasTheHistory(t *testing.T) {
 	record, boot := history.Load()
 	state := core.Restore(cfg, record, boot).Read(cfg, now, coretest.GPUs(2)).
 		Observe(cfg, now, health.Observation{At: at, Kind: health.XID, Code: 46})
-	if err := history.Save(state.Checkpoint(boot)); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, history.Save(state.Checkpoint(boot)))
 
 	for stateDir, want := range map[string]string{dir: "XID_46", "": "", filepath.Join(dir, "other"): ""} {
 		o := options(config.Health{StateDir: stateDir}, cfg)
@@ -195,13 +192,9 @@ func TestReadOnceHasTheHost(t *testing.T) {
 	cfg.Overlap = inventory.OverlapRefuse
 	m := coretest.NewMachine(coretest.GPUs(2))
 	folder := filepath.Join(dir, "agents")
-	if err := os.Mkdir(folder, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.Mkdir(folder, 0o700))
 	text := fmt.Sprintf(`{"version": 2, "agent": "other", "devices": [{"gpu": %q, "order": 1}]}`, coretest.GPU(1))
-	if err := os.WriteFile(filepath.Join(folder, "other.json"), []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(filepath.Join(folder, "other.json"), []byte(text), 0o600))
 	o := options(config.Health{StateDir: dir}, cfg)
 	o.Open = m.Open
 	r := ReadOnce(t.Context(), o)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // A disk that hangs during the load delays the first fingerprint for at most firstFingerprintTimeout. No devices are sent
@@ -100,9 +101,7 @@ func TestSaveRetry(t *testing.T) {
 		if n := strings.Count(s.Log.String(), "group names not saved,"); n != 1 {
 			t.Errorf("logged %d times:\n%s", n, s.Log.String())
 		}
-		if err := os.Remove(dir); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, os.Remove(dir))
 		time.Sleep(2 * saveRetry)
 		checkContains(t, groupFileContent(t, dir), islandName(2))
 		checkContains(t, s.Log.String(), "group names saved again")

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // newSavingFixture returns a plugin with group_by = "nvlink" that saves names in dir.
@@ -38,9 +39,7 @@ func checkProcess(t *testing.T, dir string, snapshot gpu.Snapshot, want map[stri
 func groupFileContent(t *testing.T, dir string) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(dir, groupFileName))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return string(text)
 }
 
@@ -61,9 +60,7 @@ func TestNamesAreSavedBeforeTheFingerprint(t *testing.T) {
 	next()
 	checkContains(t, groupFileContent(t, dir), islandName(2))
 	was, err := os.Stat(filepath.Join(dir, groupFileName))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	s.Source.Set(nodeInventory(twoPairs, lost(1)))
 	next()
 	if is, err := os.Stat(filepath.Join(dir, groupFileName)); err != nil || !os.SameFile(was, is) {
@@ -174,7 +171,7 @@ func TestTwoProcessesSaveNames(t *testing.T) {
 	newer.Source.Set(nodeInventory(twoPairs))
 	openFingerprint(t, newer.Plugin)()
 	older.Source.Set(nodeInventory(onlyGPUs(linked(5, [2]int{0, 1}, [2]int{2, 3}), 0, 1, 4)))
-	await(t, "a GPU that only the older process found", func() bool {
+	check.Until(t, "a GPU that only the older process found", func() bool {
 		return strings.Contains(groupFileContent(t, dir), fmt.Sprintf("%q", gpuID(4)))
 	})
 	checkContains(t, groupFileContent(t, dir), islandName(2))
@@ -217,7 +214,7 @@ func TestNamesAfterAChangeOfStateDir(t *testing.T) {
 	next := openFingerprint(t, s.Plugin)
 	next()
 	s.mustConfigure(t, map[string]any{"group_by": "nvlink", "state_dir": other})
-	await(t, "the next source", func() bool { return len(s.Started()) == 2 })
+	check.Until(t, "the next source", func() bool { return len(s.Started()) == 2 })
 	s.source(1).Set(nodeInventory(linked(6)))
 	want := inIslands(0, 0, 2, 2, 4, 4)
 	checkEqual(t, "groups", want, groupByDevice(t, next()))

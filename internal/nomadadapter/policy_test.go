@@ -13,6 +13,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // newPolicyFixture returns a plugin with a policy file.
@@ -167,9 +168,7 @@ func newProcess(t *testing.T, agent string, keys map[string]any) (*fixture, erro
 func newAgentProcess(t *testing.T, keys map[string]any) *fixture {
 	t.Helper()
 	s, err := newProcess(t, "agent 1", keys)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return s
 }
 

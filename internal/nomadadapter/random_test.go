@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/util/setting"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // randomInventory returns an inventory of up to six GPUs with random links, models and properties, under a random policy.
@@ -197,9 +198,7 @@ func FuzzConfigBlock(f *testing.F) {
 		{"enabled": 1, "xids": 7, "health_period": []string{"1m"}},
 	} {
 		var raw []byte
-		if err := base.MsgPackEncode(&raw, keys); err != nil {
-			f.Fatal(err)
-		}
+		check.NoError(f, base.MsgPackEncode(&raw, keys))
 		f.Add(raw)
 	}
 	f.Add([]byte{0xdf, 0xff, 0xff, 0xff, 0xff})                                       // a map of 4294967295 keys
@@ -241,9 +240,7 @@ func FuzzConfigBlock(f *testing.F) {
 func FuzzGroupsFile(f *testing.F) {
 	given := assignment{by: config.GroupByNVLink}.with(nodeInventory(linked(4, [2]int{0, 1})))
 	text, err := encodeGroups(given, "boot 1")
-	if err != nil {
-		f.Fatal(err)
-	}
+	check.NoError(f, err)
 	f.Add(string(text), "boot 1")
 	f.Add(string(text), "boot 2")
 	f.Add(strings.ReplaceAll(string(text), `"announced": true`, `"announced": false`), "")
@@ -262,9 +259,7 @@ func FuzzGroupsFile(f *testing.F) {
 			t.Errorf("%d of %d devices are in a group", len(of), inv.Len())
 		}
 		once, err := encodeGroups(n, boot)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		again, _, err := decodeGroups(once, boot)
 		if err != nil {
 			t.Fatalf("%v:\n%s", err, once)

@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 func deviceNode(path, host string) *device.DeviceSpec {
@@ -48,9 +49,7 @@ func TestReserve(t *testing.T) {
 					},
 				}
 				got, err := p.Reserve(ids)
-				if err != nil {
-					t.Fatal(err)
-				}
+				check.NoError(t, err)
 				checkEqual(t, fmt.Sprint(ids), want, got)
 				if r := s.Source.reserved[i]; len(r) != 2 || r[0].ID != coretest.GPU(1) || r[1].ID != coretest.GPU(2) {
 					t.Errorf("%v: the source got %v", ids, r)

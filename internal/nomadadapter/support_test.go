@@ -21,6 +21,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
+	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/logbuffer"
 )
 
@@ -88,9 +89,7 @@ func (s *fixture) configure(keys map[string]any) error {
 // mustConfigure is configure with valid keys.
 func (s *fixture) mustConfigure(t testing.TB, keys map[string]any) {
 	t.Helper()
-	if err := s.configure(keys); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, s.configure(keys))
 }
 
 // stopAndFlush ends the run, and waits for writes to the state directory.
@@ -148,27 +147,11 @@ func receiveNothing[T any](t testing.TB, ch <-chan T, when string) {
 	}
 }
 
-// await waits until a condition holds.
-func await(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	deadline, tick := time.After(testTimeout), time.NewTicker(5*time.Millisecond)
-	defer tick.Stop()
-	for !holds() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatalf("timeout: %s", what)
-		}
-	}
-}
-
 // fingerprints opens a stream that ends with ctx.
 func fingerprints(ctx context.Context, t testing.TB, p device.DevicePlugin) <-chan *device.FingerprintResponse {
 	t.Helper()
 	ch, err := p.Fingerprint(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return ch
 }
 
@@ -190,9 +173,7 @@ func openFingerprint(t testing.TB, p device.DevicePlugin) func() []*device.Devic
 func openStats(ctx context.Context, t testing.TB, p device.DevicePlugin, interval time.Duration) <-chan *device.StatsResponse {
 	t.Helper()
 	ch, err := p.Stats(ctx, interval)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return ch
 }
 
@@ -206,9 +187,7 @@ func policyFile(t testing.TB, text string) string {
 
 func write(t testing.TB, path, text string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 }
 
 const (

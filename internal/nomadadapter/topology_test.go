@@ -12,15 +12,14 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // afterRestart returns the assignment of a process that starts in boot to after one with assignment n in boot from.
 func afterRestart(t *testing.T, n assignment, from, to string) assignment {
 	t.Helper()
 	text, err := encodeGroups(n, from)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	saved, boot, err := decodeGroups(text, to)
 	if err != nil || boot != from {
 		t.Fatalf("boot %q, %v:\n%s", boot, err, text)

@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/agentapi"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // slowAPI is the API of a Nomad agent whose queries that wait are not answered after the first one.
@@ -86,22 +87,47 @@ func (s *slowAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintf(w, `[{"ID":"5b1f3c58","JobID":"train","ClientStatus":"pending","AllocatedResources":{"Tasks":{"main":{"Devices":[{"Vendor":"nvidia","Type":"gpu","DeviceIDs":[%q]}]}}}}]`, s.holds)
 }
 
+// allocationsOf is the record of two GPUs by a Nomad agent's API, which has answered once. Its client ends with the test. moving are the GPUs that move.
+func allocationsOf(t *testing.T, api http.Handler, config inventory.Config, moving ...gpu.DeviceID) (r allocationReader, server *httptest.Server, changed <-chan struct{}) {
+	t.Helper()
+	server = httptest.NewServer(api)
+	t.Cleanup(server.Close)
+	r = readerOf(server.URL, config, moving...)
+	changes, ended := make(chan struct{}, 10), make(chan struct{})
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { defer close(ended); r.client.Run(ctx, nil, func() { changes <- struct{}{} }) }()
+	t.Cleanup(func() { cancel(); <-ended })
+	<-changes
+	return r, server, changes
+}
+
+func readerOf(address string, config inventory.Config, moving ...gpu.DeviceID) allocationReader {
+	inv := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(2), Config: config}).WithoutHost()
+	client := agentapi.New(agentapi.Options{Address: address, Log: slog.New(slog.DiscardHandler)})
+	return allocationReader{client, func() *inventory.Allocatable { return inv }, func() []gpu.DeviceID { return moving }}
+}
+
+// give has the agent give a GPU out.
+func give(t *testing.T, r allocationReader, id gpu.DeviceID) {
+	t.Helper()
+	plan, err := r.current().Reserve(inventory.UnitID(id))
+	check.NoError(t, err)
+	r.client.Reserved(plan.Units)
+}
+
+// awaitRecord reads until ok holds for a record, and for the work that has a GPU by it.
+func awaitRecord(t *testing.T, r allocationReader, id gpu.DeviceID, what string, ok func(r holders.Record, by []string) bool) {
+	t.Helper()
+	check.Until(t, what, func() bool {
+		h := r.read()
+		return ok(h, h.On(id))
+	})
+}
+
 // That nothing has a GPU is known only by an answer of just now, which the record asks for while the GPU moves, and only then.
 func TestAllocationsOfGPUs(t *testing.T) {
-	api := &slowAPI{}
-	server := httptest.NewServer(api)
-	defer server.Close()
-	client := agentapi.New(agentapi.Options{Address: server.URL, Log: slog.New(slog.DiscardHandler)})
-	ctx, cancel := context.WithCancel(t.Context())
-	changed, ended := make(chan struct{}, 10), make(chan struct{})
-	go func() { defer close(ended); client.Run(ctx, nil, func() { changed <- struct{}{} }) }()
-	defer func() { cancel(); <-ended }()
-	<-changed
-
-	inv := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(2)}).WithoutHost()
-	id := coretest.GPU(1)
-	var leaving []gpu.DeviceID
-	b := allocationReader{client, func() *inventory.Allocatable { return inv }, func() []gpu.DeviceID { return leaving }}
+	api, id := &slowAPI{}, coretest.GPU(1)
+	b, _, _ := allocationsOf(t, api, inventory.Config{})
 	for range 20 {
 		if h := b.read(); h.Complete || len(h.Holders) > 0 {
 			t.Fatalf("nothing was confirmed: %+v", h)
@@ -112,20 +138,10 @@ func TestAllocationsOfGPUs(t *testing.T) {
 		t.Errorf("%d queries for a GPU that does not move", api.count())
 	}
 
-	leaving = []gpu.DeviceID{id}
-	await := func(what string, ok func(r holders.Record, by []string) bool) {
-		t.Helper()
-		deadline := time.Now().Add(20 * time.Second)
-		for h := b.read(); !ok(h, h.On(id)); h = b.read() {
-			if time.Now().After(deadline) {
-				t.Fatalf("%s: %+v", what, h)
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
-	}
-	await("no holder", func(h holders.Record, by []string) bool { return h.Complete && len(by) == 0 && h.Age < answerAge })
+	b.leaving = func() []gpu.DeviceID { return []gpu.DeviceID{id} }
+	awaitRecord(t, b, id, "no holder", func(h holders.Record, by []string) bool { return h.Complete && len(by) == 0 && h.Age < answerAge })
 	api.place(id)
-	await("an allocation that was placed while the query waits", func(_ holders.Record, by []string) bool {
+	awaitRecord(t, b, id, "an allocation that was placed while the query waits", func(_ holders.Record, by []string) bool {
 		return len(by) == 1 && strings.Contains(by[0], "job train")
 	})
 	if asked := api.count(); asked > 10 {
@@ -136,29 +152,15 @@ func TestAllocationsOfGPUs(t *testing.T) {
 // A token that sees one namespace does not show the work of another: a GPU that this agent gave out has a holder, also with --force, and of the
 // others it is not known.
 func TestGPUOfHiddenAllocation(t *testing.T) {
-	server := httptest.NewServer(&slowAPI{policies: `{"RulesJSON":{"Namespaces":[{"Name":"batch","Capabilities":["read-job"]}]}}`})
-	defer server.Close()
-	client := agentapi.New(agentapi.Options{Address: server.URL, Log: slog.New(slog.DiscardHandler)})
-	ctx, cancel := context.WithCancel(t.Context())
-	changed, ended := make(chan struct{}, 10), make(chan struct{})
-	go func() { defer close(ended); client.Run(ctx, nil, func() { changed <- struct{}{} }) }()
-	defer func() { cancel(); <-ended }()
-	<-changed
-
-	inv := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(2)}).WithoutHost()
 	given, other := coretest.GPU(1), coretest.GPU(0)
-	plan, err := inv.Reserve(inventory.UnitID(given))
-	if err != nil {
-		t.Fatal(err)
-	}
-	client.Reserved(plan.Units)
-	leaving := []gpu.DeviceID{given}
-	r := allocationReader{client, func() *inventory.Allocatable { return inv }, func() []gpu.DeviceID { return leaving }}
-	for deadline := time.Now().Add(20 * time.Second); client.Confirmed().At.IsZero(); time.Sleep(10 * time.Millisecond) {
+	api := &slowAPI{policies: `{"RulesJSON":{"Namespaces":[{"Name":"batch","Capabilities":["read-job"]}]}}`}
+	r, _, _ := allocationsOf(t, api, inventory.Config{}, given)
+	give(t, r, given)
+	for deadline := time.Now().Add(20 * time.Second); r.client.Confirmed().At.IsZero(); time.Sleep(10 * time.Millisecond) {
 		if h := r.read(); len(h.On(given)) != 1 || h.Complete || !strings.Contains(h.On(given)[0], "does not show") || time.Now().After(deadline) {
 			t.Fatalf("given out: %+v", h)
 		}
-		client.Confirm()
+		r.client.Confirm()
 	}
 	if h := r.read(); h.Complete || len(h.On(other)) != 0 || !strings.Contains(h.Missing, `namespace "*"`) {
 		t.Errorf("not given out: %+v", h)
@@ -169,80 +171,39 @@ func TestGPUOfHiddenAllocation(t *testing.T) {
 func TestHolderOutlivesTheAPI(t *testing.T) {
 	api := &slowAPI{holds: coretest.GPU(1)}
 	var fails atomic.Bool
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	id := coretest.GPU(1)
+	b, server, changed := allocationsOf(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if fails.Load() {
 			http.Error(w, "ACL token expired", http.StatusForbidden)
 			return
 		}
 		api.ServeHTTP(w, r)
-	}))
-	defer server.Close()
-	client := agentapi.New(agentapi.Options{Address: server.URL, Log: slog.New(slog.DiscardHandler)})
-	ctx, cancel := context.WithCancel(t.Context())
-	changed, ended := make(chan struct{}, 10), make(chan struct{})
-	go func() { defer close(ended); client.Run(ctx, nil, func() { changed <- struct{}{} }) }()
-	defer func() { cancel(); <-ended }()
-	<-changed
-
-	inv, id := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(2)}).WithoutHost(), coretest.GPU(1)
-	moving := []gpu.DeviceID{id}
-	b := allocationReader{client, func() *inventory.Allocatable { return inv }, func() []gpu.DeviceID { return moving }}
+	}), inventory.Config{}, id)
 	fails.Store(true)
 	server.CloseClientConnections()
 	<-changed // that it fails
-	client.Confirm()
-	await := func(what string, ok func(r holders.Record, by []string) bool) {
-		t.Helper()
-		deadline := time.Now().Add(30 * time.Second)
-		for h := b.read(); !ok(h, h.On(id)); h = b.read() {
-			if time.Now().After(deadline) {
-				t.Fatalf("%s: %+v", what, h)
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
-	}
-	await("a query has failed", func(holders.Record, []string) bool { return client.Confirmed().Err != nil })
+	b.client.Confirm()
+	awaitRecord(t, b, id, "a query has failed", func(holders.Record, []string) bool { return b.client.Confirmed().Err != nil })
 	if h := b.read(); len(h.On(id)) != 1 || h.Complete || !strings.Contains(h.On(id)[0], "job train") || !strings.Contains(h.Missing, "expired") {
 		t.Errorf("while the API fails: %+v", h)
 	}
 	api.place("")
 	api.answerAgain()
 	fails.Store(false)
-	await("the servers have no allocation any more", func(h holders.Record, by []string) bool { return h.Complete && len(by) == 0 })
+	awaitRecord(t, b, id, "the servers have no allocation any more", func(h holders.Record, by []string) bool { return h.Complete && len(by) == 0 })
 }
 
-// The servers are also asked for a GPU that the policy does not offer any more: its claim ends by their answer.
+// The servers are also asked for a GPU that the policy does not offer any more: it stays recorded until their answer.
 func TestServersAreAskedForAGPUThatIsNotOffered(t *testing.T) {
-	api := &slowAPI{}
-	server := httptest.NewServer(api)
-	defer server.Close()
-	client := agentapi.New(agentapi.Options{Address: server.URL, Log: slog.New(slog.DiscardHandler)})
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	go func() { defer close(ended); client.Run(ctx, nil, func() {}) }()
-	defer func() { cancel(); <-ended }()
-	config := inventory.Config{Exclude: []gpu.DeviceID{coretest.GPU(1)}}
-	inv := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(2), Config: config}).WithoutHost()
-	b := allocationReader{client, func() *inventory.Allocatable { return inv }, func() []gpu.DeviceID { return []gpu.DeviceID{coretest.GPU(1)} }}
-	deadline := time.Now().Add(20 * time.Second)
-	for h := b.read(); !h.Complete; h = b.read() {
-		if time.Now().After(deadline) {
-			t.Fatalf("%+v", h)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	id := coretest.GPU(1)
+	b, _, _ := allocationsOf(t, &slowAPI{}, inventory.Config{Exclude: []gpu.DeviceID{id}}, id)
+	awaitRecord(t, b, id, "a complete record", func(h holders.Record, _ []string) bool { return h.Complete })
 }
 
 // A unit that was given out while the API fails (its token has expired) has a holder that this process knows of, also with --force.
 func TestGivenOutWhileTheAPIFails(t *testing.T) {
-	client := agentapi.New(agentapi.Options{Address: "http://127.0.0.1:1", Log: slog.New(slog.DiscardHandler)})
-	inv, id := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(2)}).WithoutHost(), coretest.GPU(1)
-	plan, err := inv.Reserve(inventory.UnitID(id))
-	if err != nil {
-		t.Fatal(err)
-	}
-	client.Reserved(plan.Units)
-	r := allocationReader{client, func() *inventory.Allocatable { return inv }, func() []gpu.DeviceID { return nil }}
+	r, id := readerOf("http://127.0.0.1:1", inventory.Config{}), coretest.GPU(1)
+	give(t, r, id)
 	if h := r.read(); len(h.On(id)) != 1 || h.Complete {
 		t.Errorf("given out: %+v", h)
 	}

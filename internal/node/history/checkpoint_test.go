@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/node/history"
+	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
 
@@ -45,9 +46,7 @@ func (d *disk) boot(id string) {
 	} else if err == nil {
 		err = os.WriteFile(path, []byte(id), 0o444)
 	}
-	if err != nil {
-		d.Fatal(err)
-	}
+	check.NoError(d, err)
 }
 
 func (d *disk) open() *history.File {
@@ -57,7 +56,7 @@ func (d *disk) open() *history.File {
 // save writes a record, which must succeed.
 func (d *disk) save(f *history.File, r core.Checkpoint) {
 	d.Helper()
-	must(d, f.Save(r))
+	check.NoError(d, f.Save(r))
 }
 
 // fails writes a record, which must fail with a reason.
@@ -72,16 +71,14 @@ func (d *disk) path() string { return filepath.Join(d.dir, agent+".json") }
 
 func (d *disk) write(text []byte) {
 	d.Helper()
-	must(d, os.MkdirAll(d.dir, 0o755))
-	must(d, os.WriteFile(d.path(), text, 0o600))
+	check.NoError(d, os.MkdirAll(d.dir, 0o755))
+	check.NoError(d, os.WriteFile(d.path(), text, 0o600))
 }
 
 func (d *disk) read(name string) []byte {
 	d.Helper()
 	text, err := os.ReadFile(name)
-	if err != nil {
-		d.Fatal(err)
-	}
+	check.NoError(d, err)
 	return text
 }
 
@@ -89,9 +86,7 @@ func (d *disk) read(name string) []byte {
 func (d *disk) names() (names []string) {
 	d.Helper()
 	entries, err := os.ReadDir(d.dir)
-	if err != nil {
-		d.Fatal(err)
-	}
+	check.NoError(d, err)
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
@@ -215,7 +210,7 @@ func TestFileIsPrivateAndItsFolderIsCreated(t *testing.T) {
 		t.Errorf("before the first save: %+v, boot %q, log %s", r, boot, d.log.String())
 	}
 	d.save(f, full())
-	must(t, os.Chmod(d.path(), 0o644))
+	check.NoError(t, os.Chmod(d.path(), 0o644))
 	d.save(f, core.Checkpoint{BootID: "other"})
 	file, err := os.Stat(d.path())
 	if err != nil || file.Mode() != 0o600 {
@@ -233,9 +228,7 @@ func TestEqualRecordIsNotWrittenAgain(t *testing.T) {
 	d := newDisk(t)
 	inode := func() os.FileInfo {
 		file, err := os.Stat(d.path())
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		return file
 	}
 	f := d.open()
@@ -248,18 +241,10 @@ func TestEqualRecordIsNotWrittenAgain(t *testing.T) {
 	if !os.SameFile(first, inode()) {
 		t.Error("written again")
 	}
-	must(t, os.Remove(d.path()))
+	check.NoError(t, os.Remove(d.path()))
 	d.save(next, full())
 	inode()
 	if p := next.Problem(); p != "" || d.log.Len() > 0 {
 		t.Errorf("problem %q, log %s", p, d.log.String())
-	}
-}
-
-// must fails the test on an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/node/history"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 func TestInvalidFilesAreSetAside(t *testing.T) {
@@ -72,7 +73,7 @@ func TestInvalidFilesAreSetAside(t *testing.T) {
 
 func TestFolderInPlaceOfTheFile(t *testing.T) {
 	d := newDisk(t)
-	must(t, os.MkdirAll(d.path(), 0o755))
+	check.NoError(t, os.MkdirAll(d.path(), 0o755))
 	f := d.open()
 	f.Load()
 	d.save(f, full())
@@ -85,8 +86,8 @@ func TestFolderInPlaceOfTheFile(t *testing.T) {
 func TestFailureIsLoggedOnce(t *testing.T) {
 	d := newDisk(t)
 	obstacle := filepath.Dir(d.dir)
-	must(t, os.MkdirAll(filepath.Dir(obstacle), 0o755))
-	must(t, os.WriteFile(obstacle, nil, 0o600))
+	check.NoError(t, os.MkdirAll(filepath.Dir(obstacle), 0o755))
+	check.NoError(t, os.WriteFile(obstacle, nil, 0o600))
 	f := d.open()
 	f.Load()
 	for range 3 {
@@ -95,7 +96,7 @@ func TestFailureIsLoggedOnce(t *testing.T) {
 	if p := f.Problem(); !strings.Contains(p, "not a directory") || strings.Contains(p, "\n") || d.logged("not saved") != 1 {
 		t.Errorf("problem %q, log %s", p, d.log.String())
 	}
-	must(t, os.Remove(obstacle))
+	check.NoError(t, os.Remove(obstacle))
 	for range 3 {
 		d.save(f, full())
 	}
@@ -110,14 +111,12 @@ func TestFailureIsLoggedOnce(t *testing.T) {
 // mount puts a file system of 64 KiB at the folder.
 func (d *disk) mount(flags uintptr) {
 	d.Helper()
-	must(d, os.MkdirAll(d.dir, 0o755))
+	check.NoError(d, os.MkdirAll(d.dir, 0o755))
 	err := syscall.Mount("tmpfs", d.dir, "tmpfs", flags, "size=64k")
 	if errors.Is(err, syscall.EPERM) {
 		d.Skip("mount is not permitted")
 	}
-	if err != nil {
-		d.Fatal(err)
-	}
+	check.NoError(d, err)
 	d.Cleanup(func() {
 		if err := syscall.Unmount(d.dir, 0); err != nil {
 			d.Error(err)
@@ -144,7 +143,7 @@ func TestFullDiskKeepsTheFile(t *testing.T) {
 	if got := d.names(); len(got) != 2 {
 		t.Errorf("left: %v", got)
 	}
-	must(t, os.Remove(ballast))
+	check.NoError(t, os.Remove(ballast))
 	d.save(f, core.Checkpoint{BootID: "other"})
 	if r, _ := d.open().Load(); r.BootID != "other" || f.Problem() != "" {
 		t.Errorf("kept %+v, problem %q", r, f.Problem())
@@ -166,7 +165,7 @@ func TestTemporaryFilesOfACrashAreRemoved(t *testing.T) {
 	d := newDisk(t)
 	d.write(nil)
 	for _, name := range []string{".k8s-gpu.json8201", ".nomad-gpu.json8201", ".k8s-gpu.jsonnet"} {
-		must(t, os.WriteFile(filepath.Join(d.dir, name), nil, 0o600))
+		check.NoError(t, os.WriteFile(filepath.Join(d.dir, name), nil, 0o600))
 	}
 	d.open().Load()
 	if got := strings.Join(d.names(), " "); got != ".k8s-gpu.jsonnet .nomad-gpu.json8201 k8s-gpu.json.broken" {
@@ -222,7 +221,7 @@ func TestDenialNamesWhatToChange(t *testing.T) {
 			}
 			for _, path := range []string{filepath.Dir(d.dir), d.proc} { // so that it is d.dir which denies
 				for ; filepath.Clean(path) != filepath.Clean(os.TempDir()); path = filepath.Dir(path) {
-					must(t, os.Chmod(path, 0o755))
+					check.NoError(t, os.Chmod(path, 0o755))
 				}
 			}
 			f := d.open()

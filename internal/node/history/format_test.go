@@ -11,14 +11,13 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // FuzzLoad checks that an agent starts with any file, and that the valid parts of it are saved unchanged.
 func FuzzLoad(f *testing.F) {
 	golden, err := os.ReadFile("testdata/v2.json")
-	if err != nil {
-		f.Fatal(err)
-	}
+	check.NoError(f, err)
 	f.Add(golden)
 	f.Add([]byte(`{"Version":2,"Agent":"k8s-gpu","Record":{"Conditions":[{"At":{"GPU":"GPU-a"},"Reason":"RECOVERY_ACTION","Code":255}]}}`))
 	f.Add([]byte(`{"Version":2,"Agent":"k8s-gpu","Record":{"GPUs":{"GPU-a":{"Sample":{"RecoveryAction":"reset"}}},"Devices":[{"ID":"GPU-a","At":{"GPU":"GPU-a"}}]}}`))
@@ -41,9 +40,7 @@ func FuzzLoad(f *testing.F) {
 		}
 		for _, record := range []core.Checkpoint{r, s.Checkpoint(r.BootID)} {
 			text, err := encode(record, "k8s-gpu")
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, err)
 			again, skipped, err := decode(text, "k8s-gpu")
 			if err != nil || len(skipped) > 0 {
 				t.Errorf("%v, %v", err, skipped)

@@ -20,6 +20,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/node/history"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 func TestBoot(t *testing.T) {
@@ -54,14 +55,14 @@ func TestBootTimeInAContainerOfLXC(t *testing.T) {
 	if os.Getenv("UPTIME_OF_LXCFS") != "" { // in a mount namespace of its own
 		text, err := os.ReadFile("/proc/uptime")
 		boot, bootErr := history.ReadBoot("")
-		must(t, errors.Join(err, bootErr))
+		check.NoError(t, errors.Join(err, bootErr))
 		fmt.Printf("%s %d\n", strings.Fields(string(text))[0], boot.Time.UnixMilli())
 		return
 	}
 	boot, err := history.ReadBoot("")
-	must(t, err)
+	check.NoError(t, err)
 	file := filepath.Join(t.TempDir(), "uptime")
-	must(t, os.WriteFile(file, []byte("3.21 1.00\n"), 0o600))
+	check.NoError(t, os.WriteFile(file, []byte("3.21 1.00\n"), 0o600))
 	cmd := exec.Command("unshare", "--mount", "sh", "-c", `mount --bind "$1" /proc/uptime && exec "$2" -test.run=TestBootTimeInAContainerOfLXC`, "sh", file, os.Args[0])
 	cmd.Env = append(os.Environ(), "UPTIME_OF_LXCFS=1")
 	out, err := cmd.CombinedOutput()
@@ -83,7 +84,7 @@ func TestHistoryFollowsTheWallClock(t *testing.T) {
 	d := newDisk(t)
 	uptime := func(since time.Duration) {
 		text := fmt.Sprintf("%.2f 12345.67\n", since.Seconds())
-		must(t, os.WriteFile(filepath.Join(d.proc, "uptime"), []byte(text), 0o600))
+		check.NoError(t, os.WriteFile(filepath.Join(d.proc, "uptime"), []byte(text), 0o600))
 	}
 	uptime(2 * time.Hour)
 	r, boot := d.open().Load()
@@ -99,7 +100,7 @@ func TestHistoryFollowsTheWallClock(t *testing.T) {
 			t.Errorf("up %v: lost at %v, want %v", since, got, want)
 		}
 	}
-	must(t, os.Remove(filepath.Join(d.proc, "uptime")))
+	check.NoError(t, os.Remove(filepath.Join(d.proc, "uptime")))
 	if r, _ := d.open().Load(); !r.Conditions[0].Last.Equal(lost) {
 		t.Errorf("without an uptime: lost at %v, was %v", r.Conditions[0].Last, lost)
 	}

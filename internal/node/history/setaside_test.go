@@ -16,13 +16,14 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // exhaust makes every open of this process fail until the returned function is called.
 func exhaust(t *testing.T) (restore func()) {
 	t.Helper()
 	var limit syscall.Rlimit
-	must(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
+	check.NoError(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
 	set := func(n uint64) {
 		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: n, Max: limit.Max}); err != nil {
 			t.Error(err) // also called by a timer
@@ -55,8 +56,8 @@ func TestHistoryIsReadAgainAfterAnError(t *testing.T) {
 func TestHistoryThatCannotBeReadIsNotReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDisk(t)
-		must(t, os.MkdirAll(d.dir, 0o755))
-		must(t, os.Symlink(filepath.Base(d.path()), d.path())) // ELOOP, for root, too
+		check.NoError(t, os.MkdirAll(d.dir, 0o755))
+		check.NoError(t, os.Symlink(filepath.Base(d.path()), d.path())) // ELOOP, for root, too
 		began := time.Now()
 		f := d.open()
 		if r, _ := f.Load(); len(r.Devices) > 0 {
@@ -104,7 +105,7 @@ func TestFileThatCannotBeSetAsideIsNotReplaced(t *testing.T) {
 	d := newDisk(t)
 	d.write([]byte("broken"))
 	for _, suffix := range []string{"", ".1", ".2", ".3", ".4"} { // folders, which a file can't replace
-		must(t, os.Mkdir(d.path()+".broken"+suffix, 0o755))
+		check.NoError(t, os.Mkdir(d.path()+".broken"+suffix, 0o755))
 	}
 	f := d.open()
 	f.Load()
@@ -112,7 +113,7 @@ func TestFileThatCannotBeSetAsideIsNotReplaced(t *testing.T) {
 	if text := d.read(d.path()); string(text) != "broken" {
 		t.Errorf("replaced by %s", text)
 	}
-	must(t, os.Remove(d.path()+".broken"))
+	check.NoError(t, os.Remove(d.path()+".broken"))
 	d.save(f, full())
 	if text := d.read(d.path() + ".broken"); string(text) != "broken" || f.Problem() != "" {
 		t.Errorf("kept %s, problem %q", text, f.Problem())

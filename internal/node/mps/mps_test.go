@@ -15,14 +15,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/test/check"
 )
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 func TestCheckSocket(t *testing.T) {
 	root := coretest.ShortDir(t)
@@ -36,25 +30,23 @@ func TestCheckSocket(t *testing.T) {
 			t.Errorf("it is there: %v", err)
 		}
 	}
-	must(t, l.SetDeadline(time.Now().Add(10*time.Millisecond)))
+	check.NoError(t, l.SetDeadline(time.Now().Add(10*time.Millisecond)))
 	if c, err := l.Accept(); err == nil {
 		t.Errorf("the daemon got a connection: %v", c.RemoteAddr())
 	}
 	l.SetUnlinkOnClose(false)
-	must(t, l.Close())
+	check.NoError(t, l.Close())
 	if err := checkControl(path); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("it was killed, and its socket is still there: %v", err)
 	}
-	must(t, os.Remove(path))
+	check.NoError(t, os.Remove(path))
 	stream, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	if err := checkControl(path); err != nil {
 		t.Errorf("a daemon with a stream socket: %v", err)
 	}
-	must(t, stream.Close())
-	must(t, os.WriteFile(path, nil, 0o600))
+	check.NoError(t, stream.Close())
+	check.NoError(t, os.WriteFile(path, nil, 0o600))
 	if err := checkControl(path); err == nil {
 		t.Error("a file answers")
 	}
@@ -62,14 +54,12 @@ func TestCheckSocket(t *testing.T) {
 
 func TestCheckFIFO(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control")
-	must(t, syscall.Mkfifo(path, 0o600))
+	check.NoError(t, syscall.Mkfifo(path, 0o600))
 	if err := checkControl(path); !errors.Is(err, syscall.ENXIO) {
 		t.Errorf("no reader: %v", err)
 	}
 	reader, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	defer func() { _ = reader.Close() }()
 	if err := checkControl(path); err != nil {
 		t.Errorf("a reader: %v", err)

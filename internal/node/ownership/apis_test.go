@@ -6,6 +6,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // A process serves the API of its settings first, DRA only if that is in the settings or a GPU needs it, and none for an agent that is not known.
@@ -25,7 +26,7 @@ func TestServedBy(t *testing.T) {
 		{"another", plugin, dra, nil},
 	} {
 		dir := t.TempDir()
-		must(t, Write(dir, File{GPUs: map[gpu.DeviceID]Entry{"GPU-1": {Target: tc.target}}}))
+		check.NoError(t, Write(dir, File{GPUs: map[gpu.DeviceID]Entry{"GPU-1": {Target: tc.target}}}))
 		if got := servedBy(tc.agent, tc.configured, dir); !slices.Equal(got, tc.want) {
 			t.Errorf("%s, configured %q, target %s: %v, want %v", tc.agent, tc.configured, tc.target, got, tc.want)
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // damagedHost is a host whose agents end and start, and whose files are damaged, all at random.
@@ -74,8 +75,8 @@ func (h *damagedHost) damage(a *damagedAgent) {
 	name := names[h.IntN(len(names))]
 	h.note("the file of %s is damaged: %s", a.name, name)
 	a.good = good
-	must(h.t, os.Remove(h.path(a)))
-	must(h.t, damages[name](h.path(a)))
+	check.NoError(h.t, os.Remove(h.path(a)))
+	check.NoError(h.t, damages[name](h.path(a)))
 }
 
 // repair puts a file back that its agent has not written again.
@@ -88,8 +89,8 @@ func (h *damagedHost) repair(a *damagedAgent) {
 		return
 	}
 	h.note("the file of %s is back", a.name)
-	must(h.t, os.RemoveAll(h.path(a)))
-	must(h.t, os.WriteFile(h.path(a), a.good, 0o600))
+	check.NoError(h.t, os.RemoveAll(h.path(a)))
+	check.NoError(h.t, os.WriteFile(h.path(a), a.good, 0o600))
 	a.good = nil
 }
 
@@ -134,7 +135,7 @@ func TestNeverTwoOwnersWithDamagedFiles(t *testing.T) {
 		h := &damagedHost{Rand: rand.New(rand.NewPCG(seed, 9)), t: t, folder: t.TempDir()}
 		for _, name := range []string{"nomad-gpu", "k8s-gpu"} {
 			h.agents = append(h.agents, &damagedAgent{name: name, wanted: some(h.Rand)})
-			must(t, os.WriteFile(filepath.Join(h.folder, name+".lock"), nil, 0o600)) // it has run on this host
+			check.NoError(t, os.WriteFile(filepath.Join(h.folder, name+".lock"), nil, 0o600)) // it has run on this host
 		}
 		h.note("seed %d", seed)
 		for range 150 {

@@ -19,6 +19,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // record is an orchestrator's record of holders.
@@ -108,7 +109,7 @@ func (h host) startKube(t *testing.T, apis ...inventory.API) *agent {
 // move sets the target of a GPU, as the command does.
 func (h host) move(t *testing.T, n int, to inventory.API) {
 	t.Helper()
-	must(t, Change(t.Context(), h.dir, func(f File) (File, error) {
+	check.NoError(t, Change(t.Context(), h.dir, func(f File) (File, error) {
 		return f.WithTargets([]TargetChange{{GPU: coretest.GPU(n), Target: to, From: inventory.Nomad}}, time.Now()), nil
 	}))
 }
@@ -185,17 +186,17 @@ func TestGPUMovesBetweenAgents(t *testing.T) {
 		pass(10 * time.Second)
 		k.expect(t, "after a restart", through{1: inventory.DevicePlugin, 2: inventory.DevicePlugin})
 
-		must(t, os.RemoveAll(h.dir))
+		check.NoError(t, os.RemoveAll(h.dir))
 		pass(10 * time.Second)
 		n.expect(t, "after the directory was removed", through{0: ""})
 		k.expect(t, "after the directory was removed", through{1: inventory.DevicePlugin, 2: inventory.DevicePlugin})
 
-		must(t, Change(t.Context(), h.dir, func(f File) (File, error) { return f.WithTargets(f.Back(), time.Now()), nil }))
+		check.NoError(t, Change(t.Context(), h.dir, func(f File) (File, error) { return f.WithTargets(f.Back(), time.Now()), nil }))
 		pass(DefaultSettle + 20*time.Second)
 		n.expect(t, "back", through{0: "", 1: inventory.Nomad})
 		k.expect(t, "back", through{2: inventory.DevicePlugin})
 
-		must(t, os.Remove(filepath.Join(h.dir, FileName)))
+		check.NoError(t, os.Remove(filepath.Join(h.dir, FileName)))
 		h.move(t, 1, inventory.DevicePlugin)
 		pass(DefaultSettle + 20*time.Second)
 		n.expect(t, "after a target that was set when the file was lost", through{0: ""})
@@ -245,12 +246,12 @@ func TestChangeOfModeAcrossAStepOfTheClock(t *testing.T) {
 		k.end()
 		file := filepath.Join(h.dir, FolderName, "k8s-gpu.json")
 		text, err := os.ReadFile(file)
-		must(t, err)
+		check.NoError(t, err)
 		later := bytes.ReplaceAll(text, []byte(time.Now().UTC().Format(`"2006-`)), []byte(`"2030-`))
 		if bytes.Equal(text, later) {
 			t.Fatalf("no times in %s", text)
 		}
-		must(t, os.WriteFile(file, later, 0o600))
+		check.NoError(t, os.WriteFile(file, later, 0o600))
 		k = h.startKube(t, inventory.DRA, inventory.DevicePlugin)
 		pass(time.Second)
 		k.expect(t, "right after the change, by what the agent offered before", through{})
@@ -302,8 +303,8 @@ func TestBrokenFileOfTheNode(t *testing.T) {
 		k.expect(t, "after the move", through{1: inventory.DevicePlugin, 2: inventory.DevicePlugin})
 		path := filepath.Join(h.dir, FileName)
 		good, err := os.ReadFile(path)
-		must(t, err)
-		must(t, os.WriteFile(path, []byte(`{"version": 2, "gpus": {"GPU-1": {"target": "drra"}}}`), 0o600))
+		check.NoError(t, err)
+		check.NoError(t, os.WriteFile(path, []byte(`{"version": 2, "gpus": {"GPU-1": {"target": "drra"}}}`), 0o600))
 		pass(time.Minute)
 		k.expect(t, "with a broken file", through{1: inventory.DevicePlugin, 2: inventory.DevicePlugin})
 		n.expect(t, "with a broken file", through{0: ""})
@@ -317,7 +318,7 @@ func TestBrokenFileOfTheNode(t *testing.T) {
 		k = h.startKube(t, inventory.DevicePlugin)
 		pass(10 * time.Second)
 		k.expect(t, "after a restart with a broken file", through{})
-		must(t, os.WriteFile(path, good, 0o600))
+		check.NoError(t, os.WriteFile(path, good, 0o600))
 		pass(10 * time.Second)
 		k.expect(t, "with the file", through{1: inventory.DevicePlugin, 2: inventory.DevicePlugin})
 		k.expectWarnings(t, "with the file", 0)
@@ -340,7 +341,7 @@ func TestUnreadOwnership(t *testing.T) {
 		"a later state": {func(path string) error { return os.WriteFile(path, []byte(`{"version": 3}`), 0o600) }, true},
 	} {
 		dir := t.TempDir()
-		must(t, tc.make(filepath.Join(dir, FileName)))
+		check.NoError(t, tc.make(filepath.Join(dir, FileName)))
 		a := &decider{stateDir: dir, apis: []inventory.API{inventory.Nomad}}
 		for _, refuse := range []bool{false, true} {
 			if got, want := a.unread(refuse).Required, tc.want || refuse && name == "not readable"; got != want {

@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 var now = time.Date(2026, 11, 21, 18, 0, 0, 0, time.UTC)
@@ -169,9 +170,7 @@ func TestFormat(t *testing.T) {
 		{gpu.Placement{GPU: "MIG-x", GI: 0, CI: gpu.Whole}, 7, now},
 	})}
 	text, err := e.encode()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	back, err := decode(text, "k8s-gpu")
 	if err != nil || back.boot != e.boot || !back.started.Equal(now) || !slices.Equal(back.devices, e.devices) || len(back.devices) != 4 {
 		t.Errorf("%v\n%s\n%+v", err, text, back)

@@ -9,6 +9,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 func (r *record) setLate(late func(gpu.DeviceID) string) {
@@ -22,7 +23,7 @@ func (h host) recordedSince(t *testing.T, agent string, n int) time.Time {
 	t.Helper()
 	s := &store{folder: filepath.Join(h.dir, FolderName), agent: agent, boot: "b00t"}
 	r, err := s.read(s.isRunning)
-	must(t, err)
+	check.NoError(t, err)
 	c := r.mine.oldestOn(gpu.WholeGPU(coretest.GPU(n)))
 	if c == nil {
 		t.Fatalf("%s has not recorded GPU %d", agent, n)
@@ -76,7 +77,7 @@ func TestLockedFolderAtStart(t *testing.T) {
 		pass(10 * time.Second)
 		n.end()
 		unlock, err := lockFolder(t.Context(), filepath.Join(h.dir, FolderName))
-		must(t, err)
+		check.NoError(t, err)
 		n = h.startNomad(t)
 		pass(20 * time.Second)
 		n.expect(t, "no GPU was moved", through{0: "", 1: ""})
@@ -84,7 +85,7 @@ func TestLockedFolderAtStart(t *testing.T) {
 		unlock()
 		h.move(t, 1, inventory.DevicePlugin)
 		unlock, err = lockFolder(t.Context(), filepath.Join(h.dir, FolderName))
-		must(t, err)
+		check.NoError(t, err)
 		n = h.startNomad(t)
 		pass(20 * time.Second)
 		n.expect(t, "a GPU was moved", through{})

@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // onEvents starts an agent, not in a synctest bubble, that reads the files because of events only, if it can read and write them.
@@ -25,20 +26,10 @@ func onEvents(t *testing.T, name, dir string, cfg core.Config) *agent {
 	})
 }
 
-// await waits until a condition holds.
-func await(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	for began := time.Now(); !holds(); time.Sleep(time.Millisecond) {
-		if time.Since(began) > 10*time.Second {
-			t.Fatalf("not within 10 s: %s", what)
-		}
-	}
-}
-
 // awaitSchedulable waits until those GPUs take new work.
 func (a *agent) awaitSchedulable(t *testing.T, when string, want ...int) {
 	t.Helper()
-	await(t, when, func() bool { return slices.Equal(a.schedulable(), want) })
+	check.Until(t, when, func() bool { return slices.Equal(a.schedulable(), want) })
 }
 
 // checkBeats are the heartbeats of the loop that reads and writes the files: two a check.
@@ -56,24 +47,24 @@ func (a *agent) checkBeats(t *testing.T) uint64 {
 func TestFilesAreReadOnEvents(t *testing.T) {
 	dir := t.TempDir()
 	n := onEvents(t, "nomad-gpu", dir, on(inventory.OverlapRefuse, 0, 1))
-	await(t, "it has recorded its GPUs", func() bool {
+	check.Until(t, "it has recorded its GPUs", func() bool {
 		text, _ := os.ReadFile(filepath.Join(dir, FolderName, "nomad-gpu.json"))
 		return bytes.Contains(text, []byte(coretest.GPU(1)))
 	})
 	k := onEvents(t, "k8s-gpu", dir, on(inventory.OverlapRefuse, 1, 2))
 	k.awaitSchedulable(t, "recorded by the other agent", 2)
-	must(t, n.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 0)))
+	check.NoError(t, n.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 0)))
 	k.awaitSchedulable(t, "no longer recorded by the other agent", 1, 2)
-	must(t, n.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 0, 1, 3)))
+	check.NoError(t, n.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 0, 1, 3)))
 	n.awaitSchedulable(t, "the other agent's by now", 0, 3)
 	k.end()
-	must(t, os.Remove(filepath.Join(dir, FolderName, "k8s-gpu.json")))
+	check.NoError(t, os.Remove(filepath.Join(dir, FolderName, "k8s-gpu.json")))
 	n.awaitSchedulable(t, "an operator has removed the other agent's file", 0, 1, 3)
 
 	own := filepath.Join(dir, FolderName, "nomad-gpu.json")
 	for _, remove := range []string{own, filepath.Dir(own)} {
-		must(t, os.RemoveAll(remove))
-		await(t, "the files are written again after the removal of "+remove, func() bool { _, err := os.Stat(own); return err == nil })
+		check.NoError(t, os.RemoveAll(remove))
+		check.Until(t, "the files are written again after the removal of "+remove, func() bool { _, err := os.Stat(own); return err == nil })
 	}
 }
 
@@ -82,10 +73,10 @@ func TestOwnFileDoesNotWakeTheAgent(t *testing.T) {
 	dir := t.TempDir()
 	n := onEvents(t, "nomad-gpu", dir, on(inventory.OverlapWarn, 0, 1))
 	k := onEvents(t, "k8s-gpu", dir, on(inventory.OverlapWarn, 1, 2))
-	await(t, "both see the overlap", func() bool { return len(n.Current().Overlaps()) == 1 && len(k.Current().Overlaps()) == 1 })
+	check.Until(t, "both see the overlap", func() bool { return len(n.Current().Overlaps()) == 1 && len(k.Current().Overlaps()) == 1 })
 	for _, a := range []*agent{n, k} {
 		before := a.checkBeats(t)
-		await(t, "no more checks", func() bool {
+		check.Until(t, "no more checks", func() bool {
 			pass := before
 			time.Sleep(3 * eventPause)
 			before = a.checkBeats(t)
@@ -93,20 +84,20 @@ func TestOwnFileDoesNotWakeTheAgent(t *testing.T) {
 		})
 	}
 	before := n.checkBeats(t)
-	must(t, os.WriteFile(filepath.Join(dir, FolderName, ".k8s-gpu.json123"), []byte("{"), 0o600)) // as during statefile.Write
+	check.NoError(t, os.WriteFile(filepath.Join(dir, FolderName, ".k8s-gpu.json123"), []byte("{"), 0o600)) // as during statefile.Write
 	time.Sleep(3 * eventPause)
 	if now := n.checkBeats(t); now != before {
 		t.Errorf("%d checks because of a temporary file", (now-before)/2)
 	}
-	must(t, k.ApplyPolicy(t.Context(), on(inventory.OverlapWarn, 2)))
-	await(t, "the overlap has ended", func() bool { return len(n.Current().Overlaps()) == 0 })
+	check.NoError(t, k.ApplyPolicy(t.Context(), on(inventory.OverlapWarn, 2)))
+	check.Until(t, "the overlap has ended", func() bool { return len(n.Current().Overlaps()) == 0 })
 }
 
 // silent returns a watcher of inotify without events, which does not stop the fake time of a synctest bubble. Call it before.
 func silent(t *testing.T) func() (*fsnotify.Watcher, error) {
 	t.Helper()
 	w, err := fsnotify.NewWatcher()
-	must(t, err)
+	check.NoError(t, err)
 	w.Events, w.Errors = nil, nil
 	t.Cleanup(func() { _ = w.Close() })
 	return func() (*fsnotify.Watcher, error) { return w, nil }

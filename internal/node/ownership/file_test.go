@@ -10,6 +10,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/node/ownership"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // A file is read as it was written, with fields of later versions ignored; what is not one is an error and never half of one.
@@ -23,9 +24,7 @@ func TestFile(t *testing.T) {
 		LocalAPIs: map[string]map[gpu.DeviceID]inventory.API{"k8s-gpu": {"GPU-2": inventory.DRA}},
 		Previous:  map[gpu.DeviceID]inventory.API{one: inventory.Nomad},
 	}
-	if err := ownership.Write(dir, f); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, ownership.Write(dir, f))
 	if got, err := ownership.Read(dir); err != nil || !got.Equal(f) {
 		t.Errorf("%+v, %v, want %+v", got, err, f)
 	}
@@ -41,9 +40,7 @@ func TestFile(t *testing.T) {
 		`{"version": 2, "gpus": {"GPU-1": {"target": "dra", "agentGone": "another"}}}`:    false,
 		`{`: false,
 	} {
-		if err := os.WriteFile(filepath.Join(dir, ownership.FileName), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, os.WriteFile(filepath.Join(dir, ownership.FileName), []byte(text), 0o600))
 		_, err := ownership.Read(dir)
 		if (err == nil) != valid || err != nil && !errors.Is(err, ownership.ErrFormat) {
 			t.Errorf("%s: %v", text, err)
@@ -110,9 +107,7 @@ func TestLastTargetCounts(t *testing.T) {
 		"the greatest number":             {set(first, inventory.DevicePlugin, time.UnixMilli(1<<60)), first},
 	} {
 		text, err := tc.onDisk.Encode()
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		read, err := ownership.Decode(text)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)

@@ -7,11 +7,12 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 func (h host) force(t *testing.T, n int, to inventory.API) {
 	t.Helper()
-	must(t, Change(t.Context(), h.dir, func(f File) (File, error) {
+	check.NoError(t, Change(t.Context(), h.dir, func(f File) (File, error) {
 		return f.WithTargets([]TargetChange{{GPU: coretest.GPU(n), Target: to, From: inventory.Nomad, Force: true}}, time.Now()), nil
 	}))
 }
@@ -19,7 +20,7 @@ func (h host) force(t *testing.T, n int, to inventory.API) {
 func (h host) entry(t *testing.T, n int) Entry {
 	t.Helper()
 	f, err := Read(h.dir)
-	must(t, err)
+	check.NoError(t, err)
 	return f.GPUs[coretest.GPU(n)]
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // The policy takes a GPU from an agent while work has it: the other agent gets it when the work has ended, and not before that is known.
@@ -23,7 +24,7 @@ func TestDeviceStaysWhileWorkHasIt(t *testing.T) {
 		k := h.startKube(t, inventory.DevicePlugin)
 		h.nomad.set(coretest.GPU(1), "job a (allocation 1)")
 		pass(10 * time.Second)
-		must(t, n.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 0)))
+		check.NoError(t, n.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 0)))
 		pass(5 * time.Minute)
 		n.expectSchedulable(t, "left by the policy", 0)
 		k.expectSchedulable(t, "while a job has the GPU", 2)
@@ -46,11 +47,11 @@ func TestDeviceStaysWhileWorkHasIt(t *testing.T) {
 		n.expectWarnings(t, "that is known", 0)
 
 		h.plugins.set(coretest.GPU(2), "pod default/a")
-		must(t, k.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 1)))
-		must(t, n.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 0, 2)))
+		check.NoError(t, k.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 1)))
+		check.NoError(t, n.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 0, 2)))
 		pass(5 * time.Minute)
 		n.expectSchedulable(t, "while a pod has the GPU", 0)
-		must(t, k.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 1, 2)))
+		check.NoError(t, k.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 1, 2)))
 		pass(10 * time.Second)
 		k.expectSchedulable(t, "given back by the policy", 1, 2)
 	})
@@ -64,7 +65,7 @@ func TestFreeGPUStaysForAMoment(t *testing.T) {
 		pass(10 * time.Second)
 		k := h.startKube(t, inventory.DevicePlugin)
 		pass(10 * time.Second)
-		must(t, n.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 0)))
+		check.NoError(t, n.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 0)))
 		pass(givenAtMost - time.Second)
 		k.expectSchedulable(t, "just left", 2)
 		pass(3 * time.Second)
@@ -89,7 +90,7 @@ func TestInstancesStay(t *testing.T) {
 			t.Fatalf("recorded %v", got)
 		}
 		h.nomad.set(coretest.GPU(7), "job a (allocation 1)")
-		must(t, n.ApplyPolicy(t.Context(), mixed(0)))
+		check.NoError(t, n.ApplyPolicy(t.Context(), mixed(0)))
 		pass(time.Minute)
 		if got := inFile(t, n.watcher.store.folder, "nomad-gpu"); len(got) != 3 {
 			t.Errorf("while a job has an instance: recorded %v", got)
@@ -118,7 +119,7 @@ func TestDeviceWithoutARecordOfHolders(t *testing.T) {
 		k := h.startKube(t, inventory.DevicePlugin)
 		pass(10 * time.Second)
 		n.watcher.Reserved([]gpu.Device{{ID: coretest.GPU(2), At: whole(2)}})
-		must(t, n.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 0)))
+		check.NoError(t, n.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 0)))
 		pass(4 * time.Second)
 		k.expectSchedulable(t, "a GPU could be given out just now", 3)
 		pass(10 * time.Second)
@@ -132,7 +133,7 @@ func TestDeviceWithoutARecordOfHolders(t *testing.T) {
 		if w := strings.Join(problem.Lines(n.watcher.Problems()), "\n"); !strings.Contains(w, "delete "+file) {
 			t.Errorf("warnings: %s", w)
 		}
-		must(t, os.Remove(file))
+		check.NoError(t, os.Remove(file))
 		pass(10 * time.Second)
 		k.expectSchedulable(t, "an operator has removed the file", 1, 2, 3)
 		n.expectSchedulable(t, "an operator has removed the file", 0)

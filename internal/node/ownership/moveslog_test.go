@@ -9,6 +9,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // Two agents that both offer eight GPUs move them to three APIs at once. Those that leave Nomad wait for its record, with the reason in
@@ -28,7 +29,7 @@ func TestEightGPUsMoveToThreeSidesAtOnce(t *testing.T) {
 		n := h.startNomad(t)
 		pass(10 * time.Second)
 		kube, nomad := through{}, through{}
-		must(t, Change(t.Context(), h.dir, func(f File) (File, error) {
+		check.NoError(t, Change(t.Context(), h.dir, func(f File) (File, error) {
 			var changes []TargetChange
 			for i := range all {
 				to := owners[i%3]

@@ -15,6 +15,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // owners reads the files under the lock and fails if hardware has two owners.
@@ -151,7 +152,7 @@ func startChild(t *testing.T, folder string) *exec.Cmd {
 	child := exec.CommandContext(t.Context(), os.Args[0])
 	child.Env = append(os.Environ(), childFolder+"="+folder)
 	child.Stderr = os.Stderr
-	must(t, child.Start())
+	check.NoError(t, child.Start())
 	t.Cleanup(func() { _ = child.Process.Kill(); _ = child.Wait() })
 	for began := time.Now(); ; time.Sleep(time.Millisecond) {
 		if now, err := os.Stat(path); err == nil && (before == nil || !os.SameFile(before, now)) {
@@ -174,7 +175,7 @@ func TestKilledAtAnyMoment(t *testing.T) {
 			update(t, ours, some(random)...)
 		}
 		<-time.After(time.Duration(random.IntN(5000)) * time.Microsecond)
-		must(t, child.Process.Kill())
+		check.NoError(t, child.Process.Kill())
 		_ = child.Wait() // it was killed
 
 		theirs := inFile(t, folder, "nomad-gpu")

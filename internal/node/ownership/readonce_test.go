@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // offered are the GPUs that an agent which does not run would offer, by the API, and those that would take no work, by the reason.
@@ -56,7 +57,7 @@ func TestReadOnceHasTheOwners(t *testing.T) {
 		k.end()
 		path := filepath.Join(h.dir, FileName)
 		before, err := os.ReadFile(path)
-		must(t, err)
+		check.NoError(t, err)
 
 		inv := build(h.cfg["k8s-gpu"].Config)
 		for name, tc := range map[string]struct {
@@ -79,7 +80,7 @@ func TestReadOnceHasTheOwners(t *testing.T) {
 		if after, err := os.ReadFile(path); err != nil || string(after) != string(before) {
 			t.Errorf("the file is %s, %v", after, err)
 		}
-		must(t, os.WriteFile(path, []byte("{"), 0o600))
+		check.NoError(t, os.WriteFile(path, []byte("{"), 0o600))
 		if got := h.offered("nomad-gpu", "", inv); slices.Contains([]string{got[0], got[1]}, "") {
 			t.Errorf("with a broken file: %v take work", got)
 		}
@@ -96,14 +97,14 @@ func TestReadOnceOpensNoLockOfAnAgent(t *testing.T) {
 		n.end()
 	})
 	of := Entry{Target: inventory.DevicePlugin, Owner: inventory.DevicePlugin, Epoch: 1, TargetRevision: 1}
-	must(t, Write(h.dir, File{GPUs: map[gpu.DeviceID]Entry{coretest.GPU(1): of}}))
+	check.NoError(t, Write(h.dir, File{GPUs: map[gpu.DeviceID]Entry{coretest.GPU(1): of}}))
 	lock := filepath.Join(h.dir, FolderName, "nomad-gpu.lock")
-	must(t, os.WriteFile(lock, nil, 0o600)) // as a killed agent leaves it
+	check.NoError(t, os.WriteFile(lock, nil, 0o600)) // as a killed agent leaves it
 	fd, err := syscall.InotifyInit1(syscall.IN_NONBLOCK | syscall.IN_CLOEXEC)
-	must(t, err)
+	check.NoError(t, err)
 	defer func() { _ = syscall.Close(fd) }()
 	_, err = syscall.InotifyAddWatch(fd, lock, syscall.IN_OPEN)
-	must(t, err)
+	check.NoError(t, err)
 
 	got := h.offered("k8s-gpu", inventory.DevicePlugin, build(h.cfg["k8s-gpu"].Config))
 

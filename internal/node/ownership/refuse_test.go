@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // damages are files that can't be used.
@@ -49,9 +50,9 @@ func TestDamagedFileOfAnAgentThatIsAway(t *testing.T) {
 				n.end()
 				synctest.Wait() // nothing reads the file while it is replaced
 				good, err := os.ReadFile(file)
-				must(t, err)
-				must(t, os.Remove(file))
-				must(t, damage(file))
+				check.NoError(t, err)
+				check.NoError(t, os.Remove(file))
+				check.NoError(t, damage(file))
 				pass(time.Minute)
 				k.expectSchedulable(t, "damaged", 2)
 				k.expectWarnings(t, "damaged", 2) // the agent does not run, and its file
@@ -69,12 +70,12 @@ func TestDamagedFileOfAnAgentThatIsAway(t *testing.T) {
 				k.expectWarnings(t, "damaged, with warn", 1)
 				k.end()
 
-				must(t, os.Remove(file))
-				must(t, os.WriteFile(file, good, 0o600))
+				check.NoError(t, os.Remove(file))
+				check.NoError(t, os.WriteFile(file, good, 0o600))
 				k = kube(t, dir, on(inventory.OverlapRefuse, 0, 1, 2))
 				pass(5 * time.Second)
 				k.expectSchedulable(t, "with the file", 2)
-				must(t, os.Remove(file))
+				check.NoError(t, os.Remove(file))
 				pass(5 * time.Second)
 				k.expectSchedulable(t, "an operator has removed the file", 0, 1, 2)
 				k.expectWarnings(t, "an operator has removed the file", 0)
@@ -95,7 +96,7 @@ func TestAgentWithADamagedFileIsBack(t *testing.T) {
 				k := kube(t, dir, on(inventory.OverlapRefuse, 0, 1, 2))
 				pass(5 * time.Second)
 				n.end()
-				must(t, damages[damage](file))
+				check.NoError(t, damages[damage](file))
 				pass(5 * time.Second)
 				k.end()
 				k = kube(t, dir, on(inventory.OverlapRefuse, 0, 1, 2))
@@ -132,7 +133,7 @@ func TestFolderLockedAtTheStart(t *testing.T) {
 				n := nomad(t, dir, on(inventory.OverlapRefuse, 0, 1, 2, 3, 4, 5))
 				pass(5 * time.Second)
 				unlock, err := lockFolder(t.Context(), filepath.Join(dir, FolderName))
-				must(t, err)
+				check.NoError(t, err)
 				k := kube(t, dir, on(inventory.OverlapRefuse, 0, 1, 2, 3, 4, 5, 6))
 				neverBoth(t, n, k, locked)
 				k.expectSchedulable(t, "locked")
@@ -142,7 +143,7 @@ func TestFolderLockedAtTheStart(t *testing.T) {
 
 				k.end()
 				unlock, err = lockFolder(t.Context(), filepath.Join(dir, FolderName))
-				must(t, err)
+				check.NoError(t, err)
 				k = kube(t, dir, on(inventory.OverlapRefuse, 0, 1, 2, 3, 4, 5, 6))
 				neverBoth(t, n, k, max(locked, 2*time.Second))
 				k.expectSchedulable(t, "locked, after a restart", 6)
@@ -160,7 +161,7 @@ func TestDevicesThatAreNotOnDisk(t *testing.T) {
 		n := nomad(t, dir, on(inventory.OverlapRefuse, 0))
 		pass(5 * time.Second)
 		n.end()
-		must(t, os.Mkdir(file, 0o700)) // can't be replaced by a file
+		check.NoError(t, os.Mkdir(file, 0o700)) // can't be replaced by a file
 		k := kube(t, dir, on(inventory.OverlapRefuse, 0, 1, 2))
 		pass(time.Minute)
 		k.expectSchedulable(t, "not written")
@@ -170,7 +171,7 @@ func TestDevicesThatAreNotOnDisk(t *testing.T) {
 		n = nomad(t, dir, on(inventory.OverlapRefuse, 0, 1, 2, 3))
 		neverBoth(t, n, k, time.Minute)
 		n.expectSchedulable(t, "beside an agent that runs and has no file on disk", 0)
-		must(t, os.Remove(file))
+		check.NoError(t, os.Remove(file))
 		neverBoth(t, n, k, 10*time.Second)
 		if all := slices.Sorted(slices.Values(slices.Concat(n.schedulable(), k.schedulable()))); !slices.Equal(all, []int{0, 1, 2, 3}) {
 			t.Errorf("written: %v and %v", n.schedulable(), k.schedulable())
@@ -224,7 +225,7 @@ func TestFolderWithoutLocks(t *testing.T) {
 	if own := s.ownUnread(nil); own.Reason == "" {
 		t.Error("before the first attempt nothing is known")
 	}
-	must(t, os.WriteFile(filepath.Join(folder, "nomad-gpu.lock"), nil, 0o600))
+	check.NoError(t, os.WriteFile(filepath.Join(folder, "nomad-gpu.lock"), nil, 0o600))
 	if own := s.ownUnread(syscall.ENOLCK); own.Reason == "" {
 		t.Error("with a file of another agent")
 	}

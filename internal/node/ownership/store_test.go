@@ -12,6 +12,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 func newStore(t *testing.T, folder, agent string, refuse bool) (*store, *bytes.Buffer) {
@@ -44,13 +45,9 @@ func (v view) stopped() []otherAgent {
 func inFile(t *testing.T, folder, agent string) []gpu.Placement {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(folder, agent+".json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	e, err := decode(text, agent)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return placements(e.devices)
 }
 
@@ -103,14 +100,14 @@ func TestRemovedFiles(t *testing.T) {
 	both := []gpu.Placement{whole(1), whole(2)}
 	update(t, a, whole(1))
 	update(t, b, both...)
-	must(t, os.Remove(filepath.Join(folder, "nomad-gpu.json")))
+	check.NoError(t, os.Remove(filepath.Join(folder, "nomad-gpu.json")))
 	if v := update(t, b, both...); len(v.faults) != 1 || !errors.Is(v.faults[0].err, errUnwritten) || !v.faults[0].remembered {
 		t.Errorf("faults: %v", v.faults)
 	}
 	update(t, a, whole(1))
 	expect("removed while it runs", both[:1], both[1:])
 
-	must(t, os.RemoveAll(folder))
+	check.NoError(t, os.RemoveAll(folder))
 	if v := update(t, b, both...); len(v.stopped()) != 1 {
 		t.Errorf("with the folder gone: %v", v)
 	}
@@ -118,7 +115,7 @@ func TestRemovedFiles(t *testing.T) {
 	expect("with the folder gone", both[:1], both[1:])
 
 	a.close()
-	must(t, os.Remove(filepath.Join(folder, "nomad-gpu.json")))
+	check.NoError(t, os.Remove(filepath.Join(folder, "nomad-gpu.json")))
 	b.removed = now // long ago
 	update(t, b, both...)
 	if got := inFile(t, folder, "k8s-gpu"); !slices.Equal(got, both) {
@@ -131,7 +128,7 @@ func TestOwnFileRemoved(t *testing.T) {
 	folder := t.TempDir()
 	a, _ := newStore(t, folder, "nomad-gpu", true)
 	update(t, a, whole(1))
-	must(t, os.Remove(filepath.Join(folder, "nomad-gpu.json")))
+	check.NoError(t, os.Remove(filepath.Join(folder, "nomad-gpu.json")))
 	if _, err := a.update(t.Context(), localDevices{unsure: func(gpu.Placement) bool { return true }}); err != nil {
 		t.Fatal(err)
 	}
@@ -149,14 +146,14 @@ func TestOwnFileDamaged(t *testing.T) {
 	other, _ := newStore(t, folder, "k8s-gpu", true)
 	update(t, a, whole(1))
 	update(t, other, whole(1), whole(2))
-	must(t, os.WriteFile(path, []byte("{"), 0o600))
+	check.NoError(t, os.WriteFile(path, []byte("{"), 0o600))
 	unread := localDevices{unsure: func(gpu.Placement) bool { return true }}
 	if _, err := a.update(t.Context(), unread); err != nil || !slices.Equal(inFile(t, folder, "nomad-gpu"), []gpu.Placement{whole(1)}) {
 		t.Errorf("it remembers its devices: %v\n%s", err, log)
 	}
 
 	a.close()
-	must(t, os.WriteFile(path, []byte("{"), 0o600))
+	check.NoError(t, os.WriteFile(path, []byte("{"), 0o600))
 	again, log := newStore(t, folder, "nomad-gpu", true)
 	_, err := again.update(t.Context(), unread)
 	if _, part := errors.AsType[writeError](err); !part || !strings.Contains(err.Error(), path) {
@@ -202,10 +199,10 @@ func TestFilesThatCannotBeUsed(t *testing.T) {
 		"later.json": `{"version": 9, "agent": "later", "devices": "by other rules"}`, "garbage.json": "\x00\xff",
 		"empty.json": "", "Bad Name.json": "{}", ".k8s-gpu.json123": "cut sh", "notes.txt": "",
 	} {
-		must(t, os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600))
+		check.NoError(t, os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600))
 	}
-	must(t, os.Mkdir(filepath.Join(folder, "folder.json"), 0o700))
-	must(t, os.Symlink("/dev/zero", filepath.Join(folder, "link.json")))
+	check.NoError(t, os.Mkdir(filepath.Join(folder, "folder.json"), 0o700))
+	check.NoError(t, os.Symlink("/dev/zero", filepath.Join(folder, "link.json")))
 	r, _ := newStore(t, folder, "k8s-gpu", true)
 	for range 3 {
 		if v := update(t, r, whole(0)); len(v.overlaps) != 0 || len(v.faults) != 5 || len(inFile(t, folder, "k8s-gpu")) != 0 {
@@ -219,7 +216,7 @@ func TestFilesThatCannotBeUsed(t *testing.T) {
 	folder = t.TempDir()
 	other, _ := newStore(t, folder, "nomad-gpu", true)
 	update(t, other, whole(1))
-	must(t, os.Mkdir(filepath.Join(folder, "k8s-gpu.json"), 0o700)) // can't be replaced by a file
+	check.NoError(t, os.Mkdir(filepath.Join(folder, "k8s-gpu.json"), 0o700)) // can't be replaced by a file
 	r, _ = newStore(t, folder, "k8s-gpu", true)
 	v, err := r.update(t.Context(), want(whole(0), whole(1)))
 	if _, part := errors.AsType[writeError](err); !part || len(v.overlaps) != 1 || !v.overlaps[0].Earlier {
@@ -263,9 +260,7 @@ func numbered(t *testing.T, r *store, id gpu.DeviceID, number int) view {
 	o := want()
 	o.numbering = inventory.NewNumbering(0, []inventory.Number{{ID: id, Index: gpu.DeviceIndex{GPU: number, Instance: -1}}})
 	v, err := r.update(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return v
 }
 

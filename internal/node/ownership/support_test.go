@@ -2,7 +2,6 @@ package ownership
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"slices"
 	"strings"
@@ -127,12 +126,4 @@ func (a *agent) logged(text string) int { return strings.Count(a.log.String(), t
 func pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
-}
-
-// must fails the test on an error.
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
 }

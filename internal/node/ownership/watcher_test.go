@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 func TestTwoAgentsOnOneHost(t *testing.T) {
@@ -94,10 +95,10 @@ func TestDevicesMoveBetweenAgents(t *testing.T) {
 		pass(time.Second)
 		k := kube(t, dir, on(inventory.OverlapRefuse, 1, 2))
 		pass(5 * time.Second)
-		must(t, n.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 0)))
+		check.NoError(t, n.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 0)))
 		pass(2 * time.Second)
 		k.expectSchedulable(t, "not recorded by the other agent", 1, 2)
-		must(t, n.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 0, 1)))
+		check.NoError(t, n.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 0, 1)))
 		pass(2 * time.Second)
 		n.expectSchedulable(t, "it is the other's now", 0)
 
@@ -113,7 +114,7 @@ func TestDevicesMoveBetweenAgents(t *testing.T) {
 		again.expectSchedulable(t, "it runs again", 1, 2)
 		n.expectWarnings(t, "it runs again", 0)
 		again.end()
-		must(t, os.Remove(file))
+		check.NoError(t, os.Remove(file))
 		pass(2 * time.Second)
 		n.expectSchedulable(t, "an operator has removed the file", 0, 1)
 		n.expectWarnings(t, "an operator has removed the file", 0)
@@ -122,7 +123,7 @@ func TestDevicesMoveBetweenAgents(t *testing.T) {
 
 func TestFolderThatCannotBeUsed(t *testing.T) {
 	blocked := filepath.Join(t.TempDir(), "file")
-	must(t, os.WriteFile(blocked, nil, 0o600))
+	check.NoError(t, os.WriteFile(blocked, nil, 0o600))
 	for dir, overlap := range map[string]inventory.OverlapMode{"": inventory.OverlapRefuse, blocked: inventory.OverlapWarn, "/proc/nothing": inventory.OverlapRefuse} {
 		t.Run(fmt.Sprintf("%q", dir), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -166,11 +167,9 @@ func TestFolderThatStaysLocked(t *testing.T) {
 		t.Run(string(overlap), func(t *testing.T) {
 			dir := t.TempDir()
 			synctest.Test(t, func(t *testing.T) {
-				must(t, os.Mkdir(filepath.Join(dir, FolderName), 0o700))
+				check.NoError(t, os.Mkdir(filepath.Join(dir, FolderName), 0o700))
 				unlock, err := lockFolder(t.Context(), filepath.Join(dir, FolderName))
-				if err != nil {
-					t.Fatal(err)
-				}
+				check.NoError(t, err)
 				a := nomad(t, dir, on(overlap, 0, 1))
 				pass(firstAtMost)
 				a.expectSchedulable(t, "after a second", locked...)
@@ -213,22 +212,20 @@ func TestNewGPUsWaitForTheFiles(t *testing.T) {
 		"free": {func(*testing.T, string) {}, 2},
 		"held": {func(t *testing.T, dir string) {
 			folder := filepath.Join(dir, FolderName)
-			must(t, os.Mkdir(folder, 0o700))
+			check.NoError(t, os.Mkdir(folder, 0o700))
 			unlock, err := lockFolder(t.Context(), folder)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, err)
 			t.Cleanup(unlock)
 		}, 0},
 		"another agent's file can't be read": {func(t *testing.T, dir string) {
-			must(t, os.Mkdir(filepath.Join(dir, FolderName), 0o700),
+			check.NoError(t, os.Mkdir(filepath.Join(dir, FolderName), 0o700),
 				os.WriteFile(filepath.Join(dir, FolderName, "k8s-gpu.json"), []byte(`{"version": 1000}`), 0o600))
 		}, 0},
 		"no folder": {func(t *testing.T, dir string) {
-			must(t, os.WriteFile(filepath.Join(dir, FolderName), nil, 0o600))
+			check.NoError(t, os.WriteFile(filepath.Join(dir, FolderName), nil, 0o600))
 		}, 2},
 		"read only": {func(t *testing.T, dir string) {
-			must(t, os.MkdirAll(filepath.Join(dir, FolderName, "nomad-gpu.json"), 0o700)) // can't be replaced by a file
+			check.NoError(t, os.MkdirAll(filepath.Join(dir, FolderName, "nomad-gpu.json"), 0o700)) // can't be replaced by a file
 		}, 2},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // The folder has a file for each GPU that work has, as dcgm-exporter reads it, and those of other programs.
@@ -50,7 +51,7 @@ func TestJobFiles(t *testing.T) {
 		t.Error("the folder was created although no work has a GPU")
 	}
 	f.write(inv, table(map[int]use.Device{0: held(pod, side), 2: held(task), 3: held(bare)}))
-	must(t, os.WriteFile(filepath.Join(folder, "1"), []byte("of Slurm\n"), 0o600), os.WriteFile(filepath.Join(folder, "7"), []byte("of Slurm\n"), 0o600))
+	check.NoError(t, os.WriteFile(filepath.Join(folder, "1"), []byte("of Slurm\n"), 0o600), os.WriteFile(filepath.Join(folder, "7"), []byte("of Slurm\n"), 0o600))
 	files(t, folder, map[string]string{"0": "default/one\n", "2": allocID + "\nbatch/train/" + allocID + "\n", "1": "of Slurm\n", "7": "of Slurm\n", ".tandem-nomad": "0\n2\n"})
 
 	// The agent is killed. The next one removes what it left, and nothing else.
@@ -67,13 +68,13 @@ func TestJobFiles(t *testing.T) {
 	f.write(inv, table(map[int]use.Device{0: held(task)}))
 	files(t, folder, map[string]string{"0": "batch/train/" + allocID + "\n", "1": "of Slurm\n", "7": "of Slurm\n", ".tandem-nomad": "0\n"})
 	// Another process removes the file, and then the folder, while the work goes on.
-	must(t, os.Remove(filepath.Join(folder, "0")))
+	check.NoError(t, os.Remove(filepath.Join(folder, "0")))
 	f.write(inv, table(map[int]use.Device{0: held(task)}))
 	files(t, folder, map[string]string{"0": "batch/train/" + allocID + "\n", "1": "of Slurm\n", "7": "of Slurm\n", ".tandem-nomad": "0\n"})
-	must(t, os.Rename(folder, folder+".old"))
+	check.NoError(t, os.Rename(folder, folder+".old"))
 	f.write(inv, table(map[int]use.Device{0: held(task)}))
 	files(t, folder, map[string]string{"0": "batch/train/" + allocID + "\n", ".tandem-nomad": "0\n"})
-	must(t, os.RemoveAll(folder), os.Rename(folder+".old", folder))
+	check.NoError(t, os.RemoveAll(folder), os.Rename(folder+".old", folder))
 	f.end()
 	files(t, folder, map[string]string{"1": "of Slurm\n", "7": "of Slurm\n"})
 }
@@ -82,22 +83,13 @@ func files(t *testing.T, folder string, want map[string]string) {
 	t.Helper()
 	got := map[string]string{}
 	entries, err := os.ReadDir(folder)
-	must(t, err)
+	check.NoError(t, err)
 	for _, e := range entries {
 		text, err := os.ReadFile(filepath.Join(folder, e.Name()))
-		must(t, err)
+		check.NoError(t, err)
 		got[e.Name()] = string(text)
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
-	}
-}
-
-func must(t *testing.T, errs ...error) {
-	t.Helper()
-	for _, err := range errs {
-		if err != nil {
-			t.Fatal(err)
-		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 const (
@@ -81,7 +82,7 @@ func TestOrigins(t *testing.T) {
 // of no work only if a person has started it.
 func TestOriginByAncestors(t *testing.T) {
 	own, err := os.ReadFile("/proc/self/cgroup")
-	must(t, err)
+	check.NoError(t, err)
 	const nobody = "4294967295"
 	type files []string
 	for name, tc := range map[string]struct {
@@ -153,7 +154,7 @@ func TestOriginsAreReadOnce(t *testing.T) {
 		t.Errorf("a shell: %+v", first)
 	}
 	for _, name := range []string{"cgroup", "comm", "environ"} {
-		must(t, os.WriteFile(filepath.Join(n.proc, "7", name), []byte("0::/another\n"), 0o600))
+		check.NoError(t, os.WriteFile(filepath.Join(n.proc, "7", name), []byte("0::/another\n"), 0o600))
 	}
 	for range 2 {
 		if o := read(p, use.Table{}); o != first {
@@ -164,11 +165,11 @@ func TestOriginsAreReadOnce(t *testing.T) {
 		}
 	}
 	p.Started = 8
-	must(t, os.Remove(filepath.Join(n.proc, "7", "cgroup")))
+	check.NoError(t, os.Remove(filepath.Join(n.proc, "7", "cgroup")))
 	if o := read(p, use.Table{}); !o.Unknown || o.Owner != (holders.Work{}) {
 		t.Errorf("another process: %+v", o)
 	}
-	must(t, os.RemoveAll(filepath.Join(n.proc, "7")))
+	check.NoError(t, os.RemoveAll(filepath.Join(n.proc, "7")))
 	if o, ok := r.read(nil, kept)[7]; ok {
 		t.Errorf("it has ended: %+v", o)
 	}
@@ -179,14 +180,14 @@ func TestLargeEnvironments(t *testing.T) {
 	n := newNode(t)
 	const processes, size = 100, 6 << 20
 	large := filepath.Join(n.proc, "environ")
-	must(t, os.WriteFile(large, []byte(environ+strings.Repeat("X=y\x00", size/4)), 0o600))
+	check.NoError(t, os.WriteFile(large, []byte(environ+strings.Repeat("X=y\x00", size/4)), 0o600))
 	for pid := range processes {
 		n.start(t, 0, 1000+pid, "cgroup", docker)
-		must(t, os.Symlink(large, filepath.Join(n.proc, strconv.Itoa(1000+pid), "environ")))
+		check.NoError(t, os.Symlink(large, filepath.Join(n.proc, strconv.Itoa(1000+pid), "environ")))
 	}
 	r := newOrigins(Options{ProcRoot: n.proc, Running: n.running, Orchestrator: holders.Nomad})
 	usage, err := n.Usage(t.Context())
-	must(t, err)
+	check.NoError(t, err)
 	allocated := func() uint64 {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)

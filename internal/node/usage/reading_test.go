@@ -19,6 +19,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // A reservation makes a reading follow soon, also when nothing has happened for long, and the ones after it more frequent.
@@ -69,7 +70,7 @@ func TestRunWritesJobFiles(t *testing.T) {
 	n := newNode(t)
 	n.record.Holders = []holders.Holder{{Work: holders.Work{Orchestrator: holders.Nomad, ID: allocID}, Device: coretest.GPU(0)}}
 	folder := t.TempDir()
-	must(t, os.WriteFile(filepath.Join(folder, ".tandem-nomad"), []byte("1\n"), 0o600), os.WriteFile(filepath.Join(folder, "1"), []byte("old\n"), 0o600))
+	check.NoError(t, os.WriteFile(filepath.Join(folder, ".tandem-nomad"), []byte("1\n"), 0o600), os.WriteFile(filepath.Join(folder, "1"), []byte("old\n"), 0o600))
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		w := New(Options{Mode: inventory.OccupancyReport, Orchestrator: holders.Nomad, Holders: n.holders, ProcRoot: n.proc, MappingDir: folder, Log: slog.New(slog.DiscardHandler)})
@@ -89,18 +90,18 @@ func TestJobFilesFail(t *testing.T) {
 	inv := newNode(t).state.Allocatable
 	held := use.Table{Devices: []use.Device{{ID: coretest.GPU(0), Holders: []holders.Holder{{Work: holders.Work{Orchestrator: holders.Nomad, ID: allocID}}}}}}
 	folder := filepath.Join(t.TempDir(), "jobs")
-	must(t, os.WriteFile(folder, nil, 0o600)) // no folder
+	check.NoError(t, os.WriteFile(folder, nil, 0o600)) // no folder
 	f := jobFiles{folder: folder, orchestrator: holders.Nomad, log: slog.New(slog.NewTextHandler(&log, nil))}
 	f.begin()
 	for range 3 {
 		f.write(inv, held)
 	}
-	must(t, os.Remove(folder), os.MkdirAll(filepath.Join(folder, "0"), 0o755)) // a folder in the place of the file
+	check.NoError(t, os.Remove(folder), os.MkdirAll(filepath.Join(folder, "0"), 0o755)) // a folder in the place of the file
 	f.write(inv, held)
 	if text := log.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, "not written") {
 		t.Errorf("%s", text)
 	}
-	must(t, os.Remove(filepath.Join(folder, "0")))
+	check.NoError(t, os.Remove(filepath.Join(folder, "0")))
 	for range 2 {
 		f.write(inv, held)
 	}
@@ -108,7 +109,7 @@ func TestJobFilesFail(t *testing.T) {
 	if text := log.String(); strings.Count(text, "\n") != 2 || !strings.Contains(text, "written again") {
 		t.Errorf("%s", text)
 	}
-	must(t, os.Remove(filepath.Join(folder, "0")))
+	check.NoError(t, os.Remove(filepath.Join(folder, "0")))
 	f.write(inv, use.Table{})
 	files(t, folder, map[string]string{".tandem-nomad": "0\n"})
 	if text := log.String(); strings.Count(text, "\n") != 2 {

@@ -20,6 +20,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // node is a Monitor, and the procfs and the orchestrator of a node.
@@ -100,9 +101,9 @@ func (n *node) count() (i int) {
 func (n *node) process(t *testing.T, pid int, files ...string) {
 	t.Helper()
 	dir := filepath.Join(n.proc, strconv.Itoa(pid))
-	must(t, os.MkdirAll(dir, 0o755))
+	check.NoError(t, os.MkdirAll(dir, 0o755))
 	for files = slices.Concat([]string{"stat", childOf(1), "loginuid", "1000"}, files); len(files) > 0; files = files[2:] {
-		must(t, os.WriteFile(filepath.Join(dir, files[0]), []byte(files[1]), 0o600))
+		check.NoError(t, os.WriteFile(filepath.Join(dir, files[0]), []byte(files[1]), 0o600))
 	}
 }
 
@@ -125,7 +126,7 @@ func (n *node) end(t *testing.T) {
 	defer n.mu.Unlock()
 	for _, all := range n.processes {
 		for _, p := range all {
-			must(t, os.RemoveAll(filepath.Join(n.proc, strconv.Itoa(p.PID))))
+			check.NoError(t, os.RemoveAll(filepath.Join(n.proc, strconv.Itoa(p.PID))))
 		}
 	}
 	clear(n.processes)

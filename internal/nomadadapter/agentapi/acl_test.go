@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 func units(ids ...inventory.UnitID) (all []inventory.Unit) {
@@ -140,9 +141,7 @@ func TestReadsEveryNamespace(t *testing.T) {
 		var all []policy
 		for _, text := range tc.policies {
 			var p policy
-			if err := json.Unmarshal([]byte(`{"RulesJSON":{"Namespaces":`+text+`}}`), &p); err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, json.Unmarshal([]byte(`{"RulesJSON":{"Namespaces":`+text+`}}`), &p))
 			all = append(all, p)
 		}
 		if got := readsEveryNamespace(all); got != tc.want {

@@ -22,6 +22,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // agent is the API of a Nomad agent: its answers have the shape of those of Nomad 1.11.
@@ -226,9 +227,7 @@ func TestFollows(t *testing.T) {
 		t.Errorf("took %v", took)
 	}
 	got, err := c.Read(t.Context(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	main := owner("train", "a1")
 	main.Container = "main"
 	want := holders.Record{
@@ -269,9 +268,7 @@ func TestLeavesNothing(t *testing.T) {
 	a := newAgent()
 	socket := filepath.Join(t.TempDir(), "api.sock")
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	server := &httptest.Server{Listener: l, Config: &http.Server{Handler: a}} //nolint:gosec // of a test
 	server.Start()
 	defer server.Close()
@@ -315,7 +312,5 @@ func TestTLS(t *testing.T) {
 
 func write(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 }

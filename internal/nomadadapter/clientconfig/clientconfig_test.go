@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 const client = `# a client
@@ -54,9 +55,7 @@ func TestRead(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			path := filepath.Join(dir, "c.hcl")
-			if err := os.WriteFile(path, []byte(tc.text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, os.WriteFile(path, []byte(tc.text), 0o600))
 			keys, err := Read(path, "nomad-gpu")
 			text := ""
 			if err != nil {
@@ -76,17 +75,11 @@ func TestRead(t *testing.T) {
 func TestPlaces(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.hcl")
 	text := strings.Replace(client, "enabled         = true\n", "enabled = true\n    helth_mode = \"off\"\n    degraded = \"no\"\n    injection = []\n", 1)
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 	keys, err := Read(path, "nomad-gpu")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	flags := config.NewFlags(config.NomadSpecs())
-	if err := flags["driver-root"].Set("here"); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, flags["driver-root"].Set("here"))
 	_, _, err = config.BlockWithFlags(keys, flags).Read()
 	want := `--driver-root = "here": want an absolute path such as /
 ` + path + `:13: injection = "": an empty list gives a task nothing: leave the key out

@@ -11,14 +11,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-)
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+	"github.com/tandem-gpu/tandem/test/check"
+)
 
 // noPidfd fails as the kernel does before Linux 5.3.
 func noPidfd(int) (*os.File, error) { return nil, os.NewSyscallError("pidfd_open", unix.ENOSYS) }
@@ -42,7 +37,7 @@ func TestOrphan(t *testing.T) {
 	case "parent":
 		child := again(t, "child")
 		child.Stdout = os.Stdout
-		must(t, child.Run()) // this process is killed meanwhile
+		check.NoError(t, child.Run()) // this process is killed meanwhile
 	case "child":
 		ctx, end := context.WithCancelCause(t.Context())
 		parent := os.Getppid()
@@ -69,14 +64,14 @@ func testOrphan(t *testing.T, opener string) {
 	t.Setenv("OPENER", opener)
 	parent := again(t, "parent")
 	out, err := parent.StdoutPipe()
-	must(t, err)
-	must(t, parent.Start())
+	check.NoError(t, err)
+	check.NoError(t, parent.Start())
 	lines := bufio.NewScanner(out)
 	if !lines.Scan() || lines.Text() != "watching" {
 		t.Fatalf("%q, %v", lines.Text(), lines.Err())
 	}
 	time.Sleep(100 * time.Millisecond) // in most runs it waits by then
-	must(t, parent.Process.Kill())
+	check.NoError(t, parent.Process.Kill())
 	began := time.Now()
 	if !lines.Scan() || lines.Text() != ErrOrphaned.Error() {
 		t.Errorf("%q, %v", lines.Text(), lines.Err())
@@ -104,7 +99,7 @@ func TestWatchParentEndsWithItsContext(t *testing.T) {
 // The parent may have ended, and its number may be that of another process, before it is watched.
 func TestParentHasEndedBefore(t *testing.T) {
 	other := exec.CommandContext(t.Context(), "sleep", "60")
-	must(t, other.Start())
+	check.NoError(t, other.Start())
 	defer func() { _ = other.Process.Kill(); _ = other.Wait() }()
 	for name, parent := range map[string]int{"another process": other.Process.Pid, "no process": 1 << 30} {
 		t.Run(name, func(t *testing.T) {
@@ -120,13 +115,13 @@ func TestParentHasEndedBefore(t *testing.T) {
 // The runtime's poller reports the end of a process, so that nothing is checked each second.
 func TestEndOfAProcessIsAwaited(t *testing.T) {
 	child := exec.CommandContext(t.Context(), "sleep", "60")
-	must(t, child.Start())
+	check.NoError(t, child.Start())
 	defer func() { _ = child.Process.Kill(); _ = child.Wait() }()
 	f, err := openPidfd(child.Process.Pid)
 	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) {
 		t.Skip("no pidfd_open here: ", err)
 	}
-	must(t, err)
+	check.NoError(t, err)
 	defer func() { _ = f.Close() }()
 	ended := make(chan error, 1)
 	go func() { ended <- awaitReadable(t.Context(), f) }()
@@ -135,10 +130,10 @@ func TestEndOfAProcessIsAwaited(t *testing.T) {
 		t.Fatalf("it runs, but: %v", err)
 	case <-time.After(100 * time.Millisecond):
 	}
-	must(t, child.Process.Kill())
+	check.NoError(t, child.Process.Kill())
 	select {
 	case err := <-ended:
-		must(t, err)
+		check.NoError(t, err)
 	case <-time.After(10 * time.Second):
 		t.Fatal("its end is not reported")
 	}
@@ -147,9 +142,7 @@ func TestEndOfAProcessIsAwaited(t *testing.T) {
 // Two processes differ, and one process is the same each time.
 func TestIncarnation(t *testing.T) {
 	other := exec.CommandContext(t.Context(), "sleep", "60")
-	if err := other.Start(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, other.Start())
 	mine, others := Incarnation(os.Getpid()), Incarnation(other.Process.Pid)
 	if mine == "" || others == "" || mine == others || mine != Incarnation(os.Getpid()) {
 		t.Errorf("%q, %q", mine, others)

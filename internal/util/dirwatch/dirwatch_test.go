@@ -2,7 +2,6 @@ package dirwatch_test
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -18,14 +17,8 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/util/dirwatch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
+	"github.com/tandem-gpu/tandem/test/check"
 )
-
-func must(t *testing.T, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
 
 func write(path string) error { return os.WriteFile(path, nil, 0o600) }
 
@@ -84,17 +77,17 @@ func TestEventsThatCount(t *testing.T) {
 	file, temporary := filepath.Join(dir, "a.json"), filepath.Join(dir, ".a.json1")
 	w := watch(t, dirwatch.Directory{Path: dir + "/", Relevant: func(name string) bool { return name == "a.json" }})
 	w.expect("the start")
-	must(t, write(temporary), os.Chmod(temporary, 0o644), write(filepath.Join(dir, "other")))
+	check.NoError(t, write(temporary), os.Chmod(temporary, 0o644), write(filepath.Join(dir, "other")))
 	if n := w.drain(); n != 0 {
 		t.Errorf("%d calls for files that do not count", n)
 	}
-	must(t, os.Rename(temporary, file))
+	check.NoError(t, os.Rename(temporary, file))
 	w.expect("its creation")
-	must(t, os.WriteFile(file, []byte("x"), 0))
+	check.NoError(t, os.WriteFile(file, []byte("x"), 0))
 	w.expect("a write")
-	must(t, os.Chmod(file, 0o600))
+	check.NoError(t, os.Chmod(file, 0o600))
 	w.expect("a change of mode")
-	must(t, os.Remove(file))
+	check.NoError(t, os.Remove(file))
 	w.expect("its removal")
 }
 
@@ -103,16 +96,16 @@ func TestDirectoryIsReplaced(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "plugins")
 	w := watch(t, dirwatch.Directory{Path: dir, Interval: time.Hour})
 	for range 3 {
-		must(t, os.Mkdir(dir, 0o700))
+		check.NoError(t, os.Mkdir(dir, 0o700))
 		// While the directory is missing it is polled. The last of these calls is at its creation.
 		for began, previous := time.Now(), -1; previous != 0; previous = w.drain() {
 			if time.Since(began) > 10*time.Second {
 				t.Fatal("still polled")
 			}
 		}
-		must(t, write(filepath.Join(dir, "file")))
+		check.NoError(t, write(filepath.Join(dir, "file")))
 		w.expect("a new file")
-		must(t, os.Rename(dir, t.TempDir()+"/old"))
+		check.NoError(t, os.Rename(dir, t.TempDir()+"/old"))
 		select {
 		case <-w.calls:
 		case <-time.After(10 * time.Second):
@@ -142,7 +135,7 @@ func TestInotifyBecomesAvailable(t *testing.T) {
 	if n := w.drain(); n != 0 {
 		t.Errorf("%d calls without an event", n)
 	}
-	must(t, write(filepath.Join(dir, "file")))
+	check.NoError(t, write(filepath.Join(dir, "file")))
 	w.expect("an event")
 	w.stop()
 	if log := w.log.String(); tries != 4 || strings.Count(log, "inotify unavailable, polling") != 1 || strings.Count(log, "inotify available again") != 1 {
@@ -189,7 +182,7 @@ func TestLastCall(t *testing.T) {
 		dirwatch.Directory{Path: dir, Interval: time.Hour, PollInterval: time.Hour, Log: slog.New(slog.DiscardHandler)}.Watch(ctx, func() {
 			calls++
 			for range 10 {
-				must(t, write(filepath.Join(dir, "file")))
+				check.NoError(t, write(filepath.Join(dir, "file")))
 			}
 			if calls == 2 {
 				cancel()

@@ -12,15 +12,14 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/util/filelock"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // take locks a file that no other open file has locked.
 func take(t *testing.T, path string) *os.File {
 	t.Helper()
 	f, err := filelock.Take(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	t.Cleanup(func() { _ = f.Close() })
 	return f
 }
@@ -36,9 +35,7 @@ func TestOneHolderAtATime(t *testing.T) {
 			t.Errorf("%s is held: %v, %v", of, held, err)
 		}
 	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, f.Close())
 	if held, err := filelock.IsHeld(path); held || err != nil {
 		t.Errorf("a lock outlives its file: %v, %v", held, err)
 	}
@@ -48,9 +45,7 @@ func TestOneHolderAtATime(t *testing.T) {
 // A lock file that can't be opened is not one that nobody holds.
 func TestLockThatCannotBeRead(t *testing.T) {
 	loop := filepath.Join(t.TempDir(), "loop")
-	if err := os.Symlink(loop, loop); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.Symlink(loop, loop))
 	if held, err := filelock.IsHeld(loop); err == nil {
 		t.Errorf("held: %v, without an error", held)
 	}
@@ -60,9 +55,7 @@ func TestLockThatCannotBeRead(t *testing.T) {
 func TestLockFileIsPrivate(t *testing.T) {
 	dir := t.TempDir()
 	wide := filepath.Join(dir, "wide")
-	if err := os.WriteFile(wide, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(wide, nil, 0o644))
 	for _, path := range []string{wide, filepath.Join(dir, "new")} {
 		take(t, path)
 		if stat, err := os.Stat(path); err != nil || stat.Mode() != 0o600 {
@@ -74,9 +67,7 @@ func TestLockFileIsPrivate(t *testing.T) {
 func TestOnlyARegularFileIsALockFile(t *testing.T) {
 	dir := t.TempDir()
 	target, link, pipe := filepath.Join(dir, "target"), filepath.Join(dir, "link"), filepath.Join(dir, "pipe")
-	if err := errors.Join(os.WriteFile(target, nil, 0o644), os.Symlink(target, link), syscall.Mkfifo(pipe, 0o644)); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, errors.Join(os.WriteFile(target, nil, 0o644), os.Symlink(target, link), syscall.Mkfifo(pipe, 0o644)))
 	for _, path := range []string{link, pipe, dir} {
 		if f, err := filelock.Take(path); err == nil {
 			t.Errorf("%s is locked: %v", path, f.Close())
@@ -96,9 +87,7 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 		t.Errorf("waiting for a lock that is held: %v", err)
 	}
 	// The lock of a file that was replaced is of no use: the new file is locked.
-	if err := errors.Join(os.Rename(path, path+".old"), os.WriteFile(path, nil, 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, errors.Join(os.Rename(path, path+".old"), os.WriteFile(path, nil, 0o600)))
 	f, err := filelock.Wait(t.Context(), path)
 	if err != nil || !filelock.IsAt(f, path) || filelock.IsAt(held, path) {
 		t.Fatalf("the lock of a replaced file: %v", err)

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
 
@@ -22,9 +23,7 @@ const (
 // The table of codes in docs/operations.md is that of the code. -update writes it.
 func TestDocument(t *testing.T) {
 	file, err := parser.ParseFile(token.NewFileSet(), "problem.go", nil, parser.ParseComments)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	var table strings.Builder
 	table.WriteString("| code | what it means |\n|---|---|\n")
 	seen := map[string]bool{}
@@ -42,9 +41,7 @@ func TestDocument(t *testing.T) {
 		return true
 	})
 	text, err := os.ReadFile(operations)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	before, rest, found := strings.Cut(string(text), head)
 	_, after, closed := strings.Cut(rest, end)
 	if !found || !closed || len(seen) == 0 {

@@ -9,29 +9,24 @@ import (
 	"slices"
 	"syscall"
 	"testing"
-)
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+	"github.com/tandem-gpu/tandem/test/check"
+)
 
 func TestReadsWhatWasWritten(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state", "agent.json")
-	must(t, os.Mkdir(filepath.Dir(path), 0o755))
-	must(t, os.WriteFile(path, nil, 0o644)) // the mode of an earlier file does not matter
+	check.NoError(t, os.Mkdir(filepath.Dir(path), 0o755))
+	check.NoError(t, os.WriteFile(path, nil, 0o644)) // the mode of an earlier file does not matter
 	for _, text := range []string{"first", "", "the second"} {
-		must(t, Write(path, []byte(text)))
+		check.NoError(t, Write(path, []byte(text)))
 		got, err := Read(path, len(text), 0)
-		must(t, err)
+		check.NoError(t, err)
 		if !bytes.Equal(got, []byte(text)) {
 			t.Errorf("%q, want %q", got, text)
 		}
 	}
 	info, err := os.Stat(path)
-	must(t, err)
+	check.NoError(t, err)
 	if info.Mode() != 0o600 {
 		t.Errorf("mode %v", info.Mode())
 	}
@@ -40,9 +35,9 @@ func TestReadsWhatWasWritten(t *testing.T) {
 func TestReadRefusesWhatNoAgentWrote(t *testing.T) {
 	dir := t.TempDir()
 	fifo, link, large := filepath.Join(dir, "fifo"), filepath.Join(dir, "link"), filepath.Join(dir, "large")
-	must(t, syscall.Mkfifo(fifo, 0o600))
-	must(t, os.Symlink("/dev/zero", link))
-	must(t, os.WriteFile(large, make([]byte, 11), 0o600))
+	check.NoError(t, syscall.Mkfifo(fifo, 0o600))
+	check.NoError(t, os.Symlink("/dev/zero", link))
+	check.NoError(t, os.WriteFile(large, make([]byte, 11), 0o600))
 	for _, c := range []struct {
 		path  string
 		flags int
@@ -64,12 +59,12 @@ func TestRemoveTemporary(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "agent.json")
 	for _, name := range []string{".agent.json123", ".agent.json4", ".agent.json.broken", ".other.json5"} {
-		must(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
+		check.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
 	}
-	must(t, Write(path, nil))
+	check.NoError(t, Write(path, nil))
 	RemoveTemporary(path)
 	left, err := os.ReadDir(dir)
-	must(t, err)
+	check.NoError(t, err)
 	var names []string
 	for _, e := range left {
 		names = append(names, e.Name())
@@ -84,9 +79,9 @@ func TestFilesThatAreSetAsideDoNotReplaceEachOther(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "agent.json")
 	var names []string
 	for n := range 7 {
-		must(t, os.WriteFile(path, []byte{byte('0' + n)}, 0o600))
+		check.NoError(t, os.WriteFile(path, []byte{byte('0' + n)}, 0o600))
 		name, err := SetAside(path, "broken")
-		must(t, err)
+		check.NoError(t, err)
 		names = append(names, filepath.Base(name))
 	}
 	want := []string{"agent.json.broken", "agent.json.broken.1", "agent.json.broken.2", "agent.json.broken.3", "agent.json.broken.4", "agent.json.broken.4", "agent.json.broken.4"}
