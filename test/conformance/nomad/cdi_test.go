@@ -21,16 +21,12 @@ const kind = "nomad.device-plugin.nvidia.com/gpu"
 func defined(t *testing.T, folder string) (names []string) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(folder, strings.ReplaceAll(kind, "/", "-")+".json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var spec struct {
 		Kind    string
 		Devices []struct{ Name string }
 	}
-	if err := json.Unmarshal(text, &spec); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(text, &spec))
 	for _, d := range spec.Devices {
 		names = append(names, spec.Kind+"="+d.Name)
 	}
@@ -140,9 +136,7 @@ func Test41LibrariesInAChroot(t *testing.T) {
 	}
 	allocated := newCluster(t, node(groups)).place(t, ask("nvidia/gpu/files", 1))
 	reservation, err := a.dm.Reserve(allocated[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var files []string
 	for _, mount := range reservation.Mounts {
 		files = append(files, mount.TaskPath)
@@ -171,18 +165,14 @@ var podman = hclspec.NewObject(map[string]*hclspec.Spec{
 func Test42PodmanRecipe(t *testing.T) {
 	_, a, groups, _ := withPools(t)
 	text, err := os.ReadFile("../../../docs/policy.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, rest, _ := strings.Cut(string(text), "```hcl\ntask \"train\" {\n  driver = \"podman\"")
 	recipe, _, found := strings.Cut(rest, "```")
 	if !found {
 		t.Fatal("docs/policy.md has no recipe for podman")
 	}
 	job, err := jobspec2.Parse("job.hcl", strings.NewReader("job \"j\" {\n group \"g\" {\n task \"train\" {\n driver = \"podman\""+recipe+"}\n}\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	spec := job.TaskGroups[0].Tasks[0]
 	request := spec.Resources.Devices[0]
 	r := newRecorder(t)
@@ -199,9 +189,7 @@ func Test42PodmanRecipe(t *testing.T) {
 		var got struct {
 			Devices []string `codec:"devices"`
 		}
-		if err := r.next(t).DecodeDriverConfig(&got); err != nil {
-			t.Fatal(err)
-		}
+		must(t, r.next(t).DecodeDriverConfig(&got))
 		if slices.Sort(want); !slices.Equal(slices.Sorted(slices.Values(got.Devices)), want) {
 			t.Errorf("%s: devices %q, want %q", when, got.Devices, want)
 		}

@@ -25,17 +25,13 @@ func TestDocuments(t *testing.T) {
 	var paths []string
 	for _, pattern := range []string{"*.md", "docs/*.md", "deploy/*.md"} {
 		found, err := filepath.Glob(filepath.Join("../../..", pattern))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		paths = append(paths, found...)
 	}
 	kinds := map[string]int{}
 	for _, path := range paths {
 		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, b := range fenced.FindAllStringSubmatch(string(text), -1) {
 			m := firstWord.FindStringSubmatch(b[1])
 			if m == nil {

@@ -195,16 +195,12 @@ func chroot(t *testing.T) map[string]string {
 	files := map[string]string{}
 	add := func(path string) {
 		real, err := filepath.EvalSymlinks(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		files[real] = path
 	}
 	programs := []string{"/bin/sh", "/bin/sleep", "/bin/mknod"}
 	libraries, err := exec.Command("ldd", programs...).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for word := range strings.FieldsSeq(string(libraries)) {
 		if strings.HasPrefix(word, "/") && !strings.HasSuffix(word, ":") {
 			add(word)

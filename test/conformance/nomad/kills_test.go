@@ -46,9 +46,7 @@ func (a *agent) pid() int {
 // signal sends a signal to the plugin.
 func (a *agent) signal(t *testing.T, s syscall.Signal) {
 	t.Helper()
-	if err := syscall.Kill(a.pid(), s); err != nil {
-		t.Fatal(err)
-	}
+	must(t, syscall.Kill(a.pid(), s))
 }
 
 // disruptions is an agent whose plugin is ended several times, while tasks start.
@@ -169,9 +167,7 @@ func (d *disruptions) only(t *testing.T, what, dir string, want ...string) {
 	t.Helper()
 	await(t, fmt.Sprint("only ", want, " in ", what), func() bool {
 		entries, err := os.ReadDir(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return slices.EqualFunc(entries, want, func(e os.DirEntry, name string) bool { return e.Name() == name })
 	})
 }
@@ -180,9 +176,7 @@ func (d *disruptions) only(t *testing.T, what, dir string, want ...string) {
 func descriptors(t *testing.T, pid int) int {
 	t.Helper()
 	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return len(entries)
 }
 
@@ -251,9 +245,7 @@ func Test12UpgradedDriver(t *testing.T) {
 	m, a, before := onMachine(t, "h100x8", nil, 8)
 	await(t, "an age of 5 s", func() bool {
 		info, err := os.Stat(fmt.Sprintf("/proc/%d", a.pid()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return time.Since(info.ModTime()) > 5*time.Second
 	})
 	m.ctl(t, "unload")

@@ -189,9 +189,7 @@ func Test06Configuration(t *testing.T) {
 				}
 			}
 			path := filepath.Join(t.TempDir(), "client.hcl")
-			if err := os.WriteFile(path, []byte("plugin \"nomad-gpu\" {\nconfig {\n"+tc.config+"\n}\n}\n"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(path, []byte("plugin \"nomad-gpu\" {\nconfig {\n"+tc.config+"\n}\n}\n"), 0o600))
 			if text, err := exec.CommandContext(t.Context(), bin.plugin, "validate", "--nomad-config", path).CombinedOutput(); (err != nil) != (tc.want != nil) {
 				t.Errorf("validate does not agree with Nomad: %v\n%s", err, text)
 			}
@@ -231,9 +229,7 @@ func Test22LogLines(t *testing.T) {
 	a.devices(t, 8, 7)
 	a.dm.Shutdown()
 	text, err := os.ReadFile(filepath.Join(a.dir, "stderr"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	levels := map[string]int{}
 	for line := range strings.Lines(string(text)) {
 		var fields map[string]any

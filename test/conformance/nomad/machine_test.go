@@ -72,9 +72,7 @@ func (m machine) config(more map[string]any) map[string]any {
 func (m machine) policy(t testing.TB, text string) map[string]any {
 	t.Helper()
 	path := filepath.Join(string(m), "policy.yaml")
-	if err := os.WriteFile(path, []byte("version: v1\n"+text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte("version: v1\n"+text), 0o644))
 	return map[string]any{"policy_file": path}
 }
 
@@ -83,25 +81,19 @@ func (m machine) edit(t testing.TB, old, text string) {
 	t.Helper()
 	path := filepath.Join(string(m), "machine.conf")
 	was, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	is := strings.ReplaceAll(string(was), old, text)
 	if is == string(was) {
 		t.Fatalf("%q is not in %s", old, path)
 	}
-	if err := os.WriteFile(path, []byte(is), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte(is), 0o644))
 }
 
 // uuid returns the UUID of the GPU in a slot.
 func (m machine) uuid(t testing.TB, slot int) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(string(m), "machine.conf"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var all []string
 	for line := range strings.Lines(string(text)) {
 		if id, ok := strings.CutPrefix(line, "uuid = "); ok {
@@ -117,9 +109,7 @@ func block(t *testing.T, text string) map[string]any {
 	var agent struct {
 		Plugins []*config.PluginConfig `hcl:"plugin"`
 	}
-	if err := hcl.Decode(&agent, `plugin "nomad-gpu" { config { `+text+` } }`); err != nil {
-		t.Fatal(err)
-	}
+	must(t, hcl.Decode(&agent, `plugin "nomad-gpu" { config { `+text+` } }`))
 	return agent.Plugins[0].Config
 }
 
@@ -134,9 +124,7 @@ func node(devices []*structs.NodeDeviceResource) *structs.Node {
 func classOf(t *testing.T, groups []*structs.NodeDeviceResource) string {
 	t.Helper()
 	n := node(groups)
-	if err := n.ComputeClass(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.ComputeClass())
 	return n.ComputedClass
 }
 
@@ -173,9 +161,7 @@ type cluster struct {
 func newCluster(t *testing.T, nodes ...*structs.Node) *cluster {
 	t.Helper()
 	for _, n := range nodes {
-		if err := n.ComputeClass(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, n.ComputeClass())
 	}
 	return &cluster{newEvalContext(t), nodes}
 }

@@ -14,9 +14,7 @@ import (
 func page(t testing.TB, address, path string) string {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+path, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	response, err := http.DefaultClient.Do(r)
 	if err != nil {
 		return ""
@@ -33,13 +31,9 @@ func page(t testing.TB, address, path string) string {
 // installed, accepts the metrics. The process that validates the configuration does not listen: the port would be in use.
 func Test43Pages(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	address := l.Addr().String()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.Close())
 	m, a, groups := onMachine(t, "h100x8", map[string]any{"http_address": address}, 8)
 	await(t, "readiness", func() bool {
 		return strings.Contains(page(t, address, "/readyz"), "fingerprint sent to Nomad: nvidia/gpu/NVIDIA H100 80GB HBM3 (8)")

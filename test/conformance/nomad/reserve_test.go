@@ -75,9 +75,7 @@ func Test14Reserve(t *testing.T) {
 func Test14ReserveUnknown(t *testing.T) {
 	_, a, groups := onMachine(t, "h100x8", nil, 8)
 	i, err := a.catalog.Dispense("nvidia-gpu", "device", nil, hclog.NewNullLogger())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer i.Kill()
 	p := i.Plugin().(device.DevicePlugin)
 	_, err = p.Reserve([]string{"GPU-y", ids(groups)[0], "GPU-x"})
@@ -94,9 +92,7 @@ func Test15ReservedPaths(t *testing.T) {
 	a := startAgent(t, m, nil)
 	for _, g := range a.first(t, m) {
 		r, err := a.reserve(g, g.Instances[0].ID)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if len(r.Mounts) != 0 {
 			t.Errorf("%s: mounts: %v", g.Name, r.Mounts)
 		}

@@ -76,17 +76,13 @@ func newAgent(t testing.TB, configuration map[string]any, args ...string) *agent
 	t.Helper()
 	a := &agent{dir: t.TempDir(), logs: &buffer{}}
 	for _, d := range []string{"plugins", "tmp"} {
-		if err := os.Mkdir(filepath.Join(a.dir, d), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Mkdir(filepath.Join(a.dir, d), 0o755))
 	}
 	// A script that records its process and becomes the plugin. The copy of stderr is made on request only: tee keeps the
 	// plugin's stderr open a little longer than the plugin.
 	script := fmt.Sprintf("#!/bin/bash\necho $$ >>%[1]s/launches\nexport TMPDIR=%[1]s/tmp\n"+
 		"[ -z \"$%[3]s\" ] || exec %[2]s \"$@\" 2> >(exec tee -a %[1]s/stderr >&2)\nexec %[2]s \"$@\"\n", a.dir, bin.plugin, copyStderr)
-	if err := os.WriteFile(filepath.Join(a.dir, "plugins", "nomad-gpu"), []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(a.dir, "plugins", "nomad-gpu"), []byte(script), 0o755))
 	log := hclog.New(&hclog.LoggerOptions{Level: hclog.Trace, Output: a.logs})
 	a.catalog, a.load = loader.NewPluginLoader(&loader.PluginLoaderConfig{
 		Logger:            log,
@@ -220,9 +216,7 @@ func (a *agent) reserve(g *structs.NodeDeviceResource, ids ...string) (*device.C
 func (a *agent) launches(t testing.TB) (pids []int) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(a.dir, "launches"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for line := range strings.Lines(string(text)) {
 		var pid int
 		if _, err := fmt.Sscan(line, &pid); err != nil {
@@ -237,6 +231,14 @@ func (a *agent) launches(t testing.TB) (pids []int) {
 func alive(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err == nil && !strings.Contains(string(stat), ") Z ")
+}
+
+// must ends the test at an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 func await(t testing.TB, what string, holds func() bool) {

@@ -124,9 +124,7 @@ func Test19TwoShares(t *testing.T) {
 			t.Fatalf("got %v", got)
 		}
 		r, err := a.dm.Reserve(got[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		seen := strings.Split(r.Envs["NVIDIA_VISIBLE_DEVICES"], ",")
 		if want := gpus(got[0].DeviceIDs); len(seen) != len(want) || len(gpus(seen)) != len(want) {
 			t.Errorf("%v are seen as %v", got[0].DeviceIDs, seen)
@@ -178,13 +176,9 @@ func Test10SharesFollowTheirGPU(t *testing.T) {
 func daemon(t *testing.T, root, pool string) (end func()) {
 	t.Helper()
 	pipe := filepath.Join(root, "nvidia.com", pool, "pipe")
-	if err := os.MkdirAll(pipe, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(pipe, 0o755))
 	l, err := net.Listen("unixpacket", filepath.Join(pipe, "control"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	end = sync.OnceFunc(func() { _ = l.Close() })
 	t.Cleanup(end)
 	return end
@@ -215,9 +209,7 @@ func Test10MPSDaemon(t *testing.T) {
 		t.Fatal("blocked")
 	}
 	r, err := a.dm.Reserve(got[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	gpu, _, _ := strings.Cut(got[0].DeviceIDs[0], "::")
 	want := map[string]string{"NVIDIA_VISIBLE_DEVICES": gpu, "CUDA_MPS_PIPE_DIRECTORY": filepath.Join(root, "nvidia.com/gpu.mps/pipe")}
 	delete(r.Envs, "TANDEM_GPU_NODES") // only where the machine has device nodes

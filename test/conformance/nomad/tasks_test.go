@@ -119,9 +119,7 @@ func (a *agent) newTask(t *testing.T, driver drivers.DriverPlugin, devices []*st
 		edit(group, client)
 	}
 	dir := allocdir.NewAllocDir(log, client.AllocDir, client.AllocMountsDir, alloc.ID)
-	if err := dir.Build(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, dir.Build())
 	files := dir.NewTaskDir(spec)
 	t.Cleanup(func() {
 		_ = syscall.Unmount(files.SecretsDir, syscall.MNT_DETACH) // in use by a task runner that ended with its agent: it leaves a socket open
@@ -154,9 +152,7 @@ func (a *agent) newTask(t *testing.T, driver drivers.DriverPlugin, devices []*st
 		WIDMgr: widmgr.NewWIDMgr(widmgr.NewMockWIDSigner(spec.Identities), alloc, db, log,
 			taskenv.NewBuilder(mock.Node(), alloc, nil, "global").Build()),
 	}}
-	if err := k.config.WIDMgr.Run(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, k.config.WIDMgr.Run())
 	return k
 }
 
@@ -170,9 +166,7 @@ func (k *task) run(t *testing.T) {
 		t.Fatal(err)
 	}
 	if restored {
-		if err := k.Restore(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, k.Restore())
 	}
 	go k.Run()
 	r := k.TaskRunner
@@ -197,9 +191,7 @@ func (k *task) restartAgent(t *testing.T) {
 func (k *task) restart(t *testing.T) {
 	t.Helper()
 	await(t, "the task runs", func() bool { return k.TaskState().State == structs.TaskStateRunning })
-	if err := k.Restart(t.Context(), structs.NewTaskEvent(structs.TaskRestartSignal), false); err != nil {
-		t.Fatal(err)
-	}
+	must(t, k.Restart(t.Context(), structs.NewTaskEvent(structs.TaskRestartSignal), false))
 }
 
 // script writes the devices of a task, which of its nodes it can open, and which of the FILES are missing or empty. The simulated nodes have no driver in this kernel: one
@@ -234,9 +226,7 @@ func (k *task) output(t *testing.T) (text string) {
 		text = string(content)
 		return err == nil && strings.HasSuffix(text, "end\n")
 	})
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(path))
 	return text
 }
 
@@ -247,9 +237,7 @@ func driver(t *testing.T, name string) drivers.DriverPlugin {
 		prepareCgroups(t)
 	}
 	d, err := drivermanager.TestDriverManager(t).Dispense(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return d
 }
 
@@ -268,7 +256,5 @@ func prepareCgroups(t *testing.T) {
 	if err == nil && isV1 { // in a client, a hook of the allocation does this
 		err = os.WriteFile(filepath.Join(v1, cgroupslib.NomadCgroupParent, "share/cpuset.cpus"), cpus, 0o644)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }
