@@ -9,6 +9,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/node/mps"
 	"github.com/tandem-gpu/tandem/internal/node/ownership"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 // host finds out what the host has apart from the driver and CDI specifications: MPS control daemons, and what its agents offer.
@@ -42,6 +43,6 @@ const firstAtMost = time.Second
 func (h *host) awaitFirst(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, firstAtMost)
 	defer cancel()
-	h.daemons.AwaitFirst(ctx)
-	h.agents.AwaitFirst(ctx)
+	watch.Await(ctx, h.daemons.First(), firstAtMost)
+	watch.Await(ctx, h.agents.First(), firstAtMost)
 }

@@ -123,7 +123,7 @@ policy:
   rules: [{select: {index: 0}, use: mps, replicas: 2}]
 `)
 	check.NoError(t, err)
-	if p := s.Core.Policy; len(p.Names) != 1 || len(p.Shares) != 1 || len(p.Rules) != 2 || p.Rules[0].Reserve != "excluded by c.yaml:5" {
+	if p := s.Core.Policy; len(p.Names) != 1 || len(p.Shares) != 1 || len(p.Rules) != 2 || p.Rules[0].NotOffered != "excluded by c.yaml:5" {
 		t.Errorf("%+v", p)
 	}
 	if !s.Core.Packed || s.MPSRoot != "/run/nvidia/mps" || len(s.Notes) != 0 {

@@ -54,8 +54,8 @@ func (f File) Summary() (lines []string) {
 
 // ruleSummary is the effect of a rule on the devices that it selects.
 func ruleSummary(r inventory.Rule) (parts []string) {
-	if r.Reserve != "" {
-		return []string{"not offered: " + r.Reserve}
+	if r.NotOffered != "" {
+		return []string{"not offered: " + r.NotOffered}
 	}
 	if r.Sharing != nil {
 		parts = append(parts, r.Sharing.Description())

@@ -79,7 +79,7 @@ func (l *restartFixture) expectWarnings(when string, texts ...string) {
 }
 
 var reservedAndShared = inventory.Policy{Rules: []inventory.Rule{
-	{Select: inventory.Selector{At: "policy.yaml:3: rules[0].select", Indices: gpuIndices(7).Indices}, Reserve: "display"},
+	{Select: inventory.Selector{At: "policy.yaml:3: rules[0].select", Indices: gpuIndices(7).Indices}, NotOffered: "display"},
 	{Select: inventory.Selector{At: "policy.yaml:5: rules[1].select", Indices: gpuIndices(5, 6).Indices}, Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 4}},
 }}
 
@@ -196,7 +196,7 @@ func TestInstanceIndexBinding(t *testing.T) {
 	l := newRestartFixture(t, reindexed())
 	l.cfg.Policy = inventory.Policy{Rules: []inventory.Rule{{
 		Select:  inventory.Selector{At: "rule", Indices: []gpu.DeviceIndex{{GPU: 0, Instance: 1}}},
-		Reserve: "tests",
+		NotOffered: "tests",
 	}}}
 	l.host = coretest.WithMIG(coretest.GPUs(1), 0, "1g.10gb", "1g.10gb", "1g.10gb")
 	l.read(1)
@@ -225,8 +225,8 @@ func TestBindingInvariants(t *testing.T) {
 	for seed := range uint64(100) {
 		r := newGenerator(seed)
 		nomad := newPolicyFixture(t, reservedAndShared)
-		nomad.cfg.Policy.Rules = append([]inventory.Rule{{Select: gpuIndices(0, 1, 2), Reserve: "for another"}}, nomad.cfg.Policy.Rules...)
-		kube := newPolicyFixture(t, inventory.Policy{Rules: []inventory.Rule{{Select: gpuIndices(3, 4, 5, 6, 7, 8, 9, 10, 11), Reserve: "for another"}}, Shares: shareFirst(1).Shares})
+		nomad.cfg.Policy.Rules = append([]inventory.Rule{{Select: gpuIndices(0, 1, 2), NotOffered: "for another"}}, nomad.cfg.Policy.Rules...)
+		kube := newPolicyFixture(t, inventory.Policy{Rules: []inventory.Rule{{Select: gpuIndices(3, 4, 5, 6, 7, 8, 9, 10, 11), NotOffered: "for another"}}, Shares: shareFirst(1).Shares})
 		agents := []*restartFixture{nomad, kube}
 		for _, a := range agents {
 			a.state = core.Restore(a.cfg, core.Checkpoint{BootID: "a"}, "a")

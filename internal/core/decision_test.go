@@ -137,7 +137,7 @@ func TestDecisions(t *testing.T) {
 	half := inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 2}
 	cfg.Policy = inventory.Policy{
 		Rules: []inventory.Rule{
-			{Select: index(at(1, "rules[0]"), 0), Reserve: "reserved by p.yaml:1"},
+			{Select: index(at(1, "rules[0]"), 0), NotOffered: "reserved by p.yaml:1"},
 			{Select: index(at(2, "rules[1]"), 0), Pool: "late"},
 			{Select: index(at(3, "rules[2]"), 1), Pool: "mine"},
 		},

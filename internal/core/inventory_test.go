@@ -145,7 +145,7 @@ func TestEqual(t *testing.T) {
 		"one per request": func(c *core.Config) { rule(c).Sharing.OnePerRequest = false },
 		"memory":          func(c *core.Config) { rule(c).Sharing.Memory = 1 << 30 },
 		"threads":         func(c *core.Config) { rule(c).Sharing.Threads = 50 },
-		"reserved":        func(c *core.Config) { rule(c).Reserve = "kept" },
+		"reserved":        func(c *core.Config) { rule(c).NotOffered = "kept" },
 		"warning":         func(c *core.Config) { c.Policy.Rules = append(c.Policy.Rules, inventory.Rule{Select: gpuIndices(7)}) },
 		"packed":          func(c *core.Config) { c.Packed = true },
 		"device nodes":    func(c *core.Config) { c.Injection.Nodes = true },

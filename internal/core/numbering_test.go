@@ -14,7 +14,7 @@ import (
 func divided(t *testing.T) (nomad, kube *restartFixture) {
 	half := func(reserved ...int) *restartFixture {
 		l := newRestartFixture(t, reindexed(seq(0, 7)...))
-		l.cfg.Policy = inventory.Policy{Rules: []inventory.Rule{{Select: gpuIndices(reserved...), Reserve: "for another"}}}
+		l.cfg.Policy = inventory.Policy{Rules: []inventory.Rule{{Select: gpuIndices(reserved...), NotOffered: "for another"}}}
 		l.state = core.Restore(l.cfg, core.Checkpoint{BootID: "a"}, "a").WithHost(l.cfg, l.now, inventory.Host{SharesNumbers: true})
 		l.read(1)
 		l.expectPools("before the numbers are shared", "")
@@ -153,7 +153,7 @@ func TestNumberIsDroppedIfSharedForAnother(t *testing.T) {
 // Two agents divide a host by index. One of them starts for the first time after a GPU was removed.
 func TestAgentsShareNumbers(t *testing.T) {
 	rule := func(reserve bool, indices ...int) inventory.Rule {
-		return inventory.Rule{Select: gpuIndices(indices...), Reserve: map[bool]string{true: "for another"}[reserve]}
+		return inventory.Rule{Select: gpuIndices(indices...), NotOffered: map[bool]string{true: "for another"}[reserve]}
 	}
 	nomad := newPolicyFixture(t, inventory.Policy{Rules: []inventory.Rule{rule(false, seq(0, 3)...), rule(true, seq(4, 7)...)}})
 	nomad.host = reindexed(seq(1, 7)...)

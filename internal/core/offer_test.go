@@ -56,7 +56,7 @@ func TestPolicies(t *testing.T) {
 			"ours: 0::0 0::1; gpu: 1 2; mig-1g.10gb.mps: 3:0::0 3:0::1 3:1::0 3:1::1; mig-3g.40gb.me: 3:2", "", "",
 		},
 		"reserved": {
-			inventory.Policy{Rules: []inventory.Rule{{Select: gpuIndices(3), Reserve: "kept"}, {Select: l40, Reserve: "left to nomad"}}},
+			inventory.Policy{Rules: []inventory.Rule{{Select: gpuIndices(3), NotOffered: "kept"}, {Select: l40, NotOffered: "left to nomad"}}},
 			"gpu: 0 1", "2 left to nomad; 3:0 kept; 3:1 kept; 3:2 kept", "",
 		},
 		"an exclusive rule before a share": {
@@ -103,7 +103,7 @@ func TestPolicies(t *testing.T) {
 			"gpu: 0; mig-1g.10gb: 3:0 3:1", "1 " + notIncluded + "; 2 " + notIncluded + "; 3:2 " + notIncluded, "",
 		},
 		"included, and kept by a rule": {
-			inventory.Policy{Include: []inventory.Selector{gpuIndices(0, 1)}, Rules: []inventory.Rule{{Select: gpuIndices(1, 2), Reserve: "kept"}, {Select: gpuIndices(3), Reserve: "kept"}}},
+			inventory.Policy{Include: []inventory.Selector{gpuIndices(0, 1)}, Rules: []inventory.Rule{{Select: gpuIndices(1, 2), NotOffered: "kept"}, {Select: gpuIndices(3), NotOffered: "kept"}}},
 			"gpu: 0", "1 kept; 2 " + notIncluded + "; 3:0 " + notIncluded + "; 3:1 " + notIncluded + "; 3:2 " + notIncluded, "",
 		},
 		"nothing is included": {

@@ -103,7 +103,7 @@ func (d generator) config(s gpu.Snapshot) core.Config {
 		if d.oneIn(2) {
 			r.Sharing = new(d.sharing())
 		} else if d.oneIn(4) {
-			r.Reserve = "kept"
+			r.NotOffered = "kept"
 		}
 		p.Rules = append(p.Rules, r)
 	}

@@ -73,7 +73,7 @@ func TestFirstFingerprintWaitsForNumbers(t *testing.T) {
 		s := newFixture(t, nil)
 		ch := fingerprints(t.Context(), t, s)
 		cfg := core.DefaultConfig()
-		cfg.Policy = inventory.Policy{Rules: []inventory.Rule{{Select: inventory.Selector{Indices: []gpu.DeviceIndex{{GPU: 1, Instance: -1}}}, Reserve: "for another"}}}
+		cfg.Policy = inventory.Policy{Rules: []inventory.Rule{{Select: inventory.Selector{Indices: []gpu.DeviceIndex{{GPU: 1, Instance: -1}}}, NotOffered: "for another"}}}
 		state := core.NewState(cfg).WithHost(cfg, time.Now(), inventory.Host{SharesNumbers: true}).Read(cfg, time.Now(), coretest.GPUs(2))
 		s.Source.Set(state.Allocatable)
 		time.Sleep(time.Second / 10)
@@ -87,7 +87,7 @@ func TestFirstFingerprintWaitsForNumbers(t *testing.T) {
 
 // A GPU takes work when this agent has recorded it, milliseconds after it was read: no fingerprint has it as unhealthy until then. Where it
 // can't be recorded there is one.
-func TestFingerprintWaitsForClaims(t *testing.T) {
+func TestFingerprintWaitsForRecords(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newFixture(t, nil)
 		ch := fingerprints(t.Context(), t, s)

@@ -124,7 +124,7 @@ var mixedPolicy = rules(
 	inventory.Rule{Select: selectGPUs(0, 1)},
 	inventory.Rule{Select: selectGPUs(2, 3, 4), Sharing: timeSlicing(4)},
 	inventory.Rule{Select: selectGPUs(5, 6), Sharing: &inventory.Sharing{Mode: inventory.MPS, Replicas: 2, OnePerRequest: true, Memory: 4 << 30, Threads: 25}},
-	inventory.Rule{Select: selectGPUs(7), Reserve: "reserved by policy.yaml:12"},
+	inventory.Rule{Select: selectGPUs(7), NotOffered: "reserved by policy.yaml:12"},
 )
 
 // sharedGPUs returns n GPUs with this number of replicas each.

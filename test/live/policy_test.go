@@ -61,7 +61,7 @@ func TestSharesChange(t *testing.T) {
 		{"4 shares to 2", []inventory.Rule{sharing(2, two)}, shares(2, shared...), []string{gpuResource}},
 		{"2 shares to 5", []inventory.Rule{sharing(5, two)}, shares(5, shared...), []string{gpuResource}},
 		{"no shares", nil, shared, nil},
-		{"reserved", []inventory.Rule{{Select: two, Reserve: "reserved"}}, nil, []string{sharedResource}},
+		{"reserved", []inventory.Rule{{Select: two, NotOffered: "reserved"}}, nil, []string{sharedResource}},
 		{"4 shares again", []inventory.Rule{sharing(4, two)}, shares(4, shared...), []string{gpuResource}},
 		{"the same", []inventory.Rule{sharing(4, two)}, shares(4, shared...), []string{gpuResource, sharedResource}},
 	} {

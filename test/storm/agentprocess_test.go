@@ -119,7 +119,7 @@ func runAgent(text string) error {
 	var failed error
 	parts.Go(func() { watcher.Run(ctx, p) })
 	parts.Go(func() {
-		watcher.AwaitFirst(ctx)
+		watch.Await(ctx, watcher.First(), time.Second)
 		failed = p.Run(ctx)
 		cancel()
 	})

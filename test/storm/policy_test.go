@@ -51,7 +51,7 @@ func (t slotPolicy) rule(slot gpu.PCIAddress) inventory.Rule {
 	r := inventory.Rule{Select: inventory.Selector{PCI: []gpu.PCIAddress{slot}}, Pool: t.pool}
 	switch {
 	case t.reserved:
-		r.Reserve = "reserved"
+		r.NotOffered = "reserved"
 	case t.mode != inventory.Exclusive:
 		r.Sharing = &inventory.Sharing{Mode: t.mode, Replicas: t.replicas, OnePerRequest: t.mode == inventory.MPS}
 	}
@@ -196,8 +196,8 @@ func (s split) policy(agent string) inventory.Policy {
 	}
 	return inventory.Policy{
 		Rules: []inventory.Rule{
-			{Select: byIndex(s.kubernetes()...), Reserve: "offered to Kubernetes"},
-			{Select: byIndex(s.reserved()), Reserve: "reserved"},
+			{Select: byIndex(s.kubernetes()...), NotOffered: "offered to Kubernetes"},
+			{Select: byIndex(s.reserved()), NotOffered: "reserved"},
 		},
 		Names: []inventory.Naming{all},
 		Shares: []inventory.Share{{

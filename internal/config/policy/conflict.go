@@ -46,7 +46,7 @@ func (c *compiler) effectivePools(complete bool) (pools []effectivePool) {
 	rest := complete // are there devices that no rule selects?
 	for _, r := range c.policy.Rules {
 		rest = rest && !selectsEverything(r.Select)
-		if r.Reserve != "" {
+		if r.NotOffered != "" {
 			continue
 		}
 		for _, name := range c.poolsOf(r) {

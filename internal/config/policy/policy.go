@@ -42,7 +42,7 @@ func normalized(p inventory.Policy) inventory.Policy {
 	}
 	for i := range p.Rules {
 		withoutLine(&p.Rules[i].Select)
-		p.Rules[i].Reserve, _, _ = strings.Cut(p.Rules[i].Reserve, by)
+		p.Rules[i].NotOffered, _, _ = strings.Cut(p.Rules[i].NotOffered, by)
 	}
 	for i := range p.Names {
 		withoutLine(&p.Names[i].Select)

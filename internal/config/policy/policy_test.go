@@ -250,7 +250,7 @@ policy:
 	if err != nil || k.MPS != "" {
 		t.Errorf("%+v, %v", k, err)
 	}
-	reserve := func(r config.File) string { return r.Policy.Rules[0].Reserve + "|" + r.Policy.Rules[1].Reserve }
+	reserve := func(r config.File) string { return r.Policy.Rules[0].NotOffered + "|" + r.Policy.Rules[1].NotOffered }
 	if got := reserve(n) + " " + reserve(k); got != "|left to kubernetes by c.yaml:14 left to nomad by c.yaml:13|" {
 		t.Error(got)
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// by is between the reason and the line in inventory.Rule.Reserve: "excluded by tandem.yaml:12".
+// by is between the reason and the line in inventory.Rule.NotOffered: "excluded by tandem.yaml:12".
 const by = " by "
 
 // readPolicy reads the section "policy".
@@ -26,7 +26,7 @@ func (c *compiler) readPolicy(v value) {
 	}
 	for _, item := range f.At("exclude").Items() {
 		if s, ok := c.readSelector(item); ok {
-			c.add(item, inventory.Rule{Select: s, Reserve: "excluded" + by + c.line(item)})
+			c.add(item, inventory.Rule{Select: s, NotOffered: "excluded" + by + c.line(item)})
 		}
 	}
 	for _, item := range f.At("rules").Items() {
@@ -85,7 +85,7 @@ func (c *compiler) readRule(v value) (inventory.Rule, bool) {
 	r.Sharing = readUse(f)
 	r.MIG = readMIGStrategy(f.At("migStrategy"), r.Select)
 	r.Injection = c.readInjection(f)
-	r.Reserve = c.readReserve(v, f)
+	r.NotOffered = c.readReserve(v, f)
 	if r.Sharing != nil && r.Sharing.Mode == inventory.MPS {
 		// A pool has one MPS control daemon, and a CUDA process sees one MIG instance. NVIDIA's plugin starts no daemon
 		// for instances (cmd/mps-control-daemon/mps/manager.go), and refuses MPS under the MIG strategy mixed altogether
@@ -96,7 +96,7 @@ func (c *compiler) readRule(v value) (inventory.Rule, bool) {
 		}
 		r.Select.Full = true
 	}
-	if r.Reserve == "" && r.Sharing != nil {
+	if r.NotOffered == "" && r.Sharing != nil {
 		c.noteMPS(f.At("use"), r.Sharing.Mode)
 		c.noteOnePerRequest(f.At("failRequestsGreaterThanOne"), *r.Sharing)
 		if suffix := r.Sharing.Mode.Suffix(); r.Pool == "" && len(suffix) > len(c.suffix) {

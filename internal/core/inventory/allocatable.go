@@ -118,19 +118,19 @@ func (a *Allocatable) Withhold(why map[UnitID]string) *Allocatable {
 }
 
 // Provisional reports whether devices may be missing that will be offered, or unhealthy only because the agent has just started:
-// until the first snapshot, or (for milliseconds) while AwaitsNumbers or AwaitsHost.
+// until the first snapshot, or (for milliseconds) while AwaitsNumbers or AwaitsFirstWrite.
 // An adapter must not treat such a value as complete, because a missing device may be in use by a workload.
 func (a *Allocatable) Provisional() bool {
-	return a.Driver().State == gpu.DriverPending || a.AwaitsNumbers() || a.AwaitsHost()
+	return a.Driver().State == gpu.DriverPending || a.AwaitsNumbers() || a.AwaitsFirstWrite()
 }
 
 // AwaitsNumbers reports whether devices are missing that will be offered when the agents of the host have shared their numbers.
 func (a *Allocatable) AwaitsNumbers() bool { return a.orEmpty().awaitsNumber }
 
-// AwaitsHost reports whether devices are unhealthy only because this agent has not written for the first time what they need: a CDI
+// AwaitsFirstWrite reports whether devices are unhealthy only because this agent has not written for the first time what they need: a CDI
 // specification for the present incarnation of the driver, or its record of them. It has done so, or has failed, within milliseconds, unless the
 // disk is slow.
-func (a *Allocatable) AwaitsHost() bool {
+func (a *Allocatable) AwaitsFirstWrite() bool {
 	awaitsCDI := a.Driver().State == gpu.DriverReady && a.needsCDI && (a.cdi == nil || a.cdi.Incarnation != a.incarnation)
 	return awaitsCDI || a.awaitsRecord
 }

@@ -113,7 +113,7 @@ func (o *offerBuilder) excludedReason(d *gpu.Device, rule *Rule, represented boo
 	case o.Policy.Include != nil && !o.isIncluded(d):
 		return "not among those that the policy includes", Decider{Kind: ByInclude}
 	case rule != nil:
-		return rule.Reserve, decidedBy(ByRule, &rule.Select)
+		return rule.NotOffered, decidedBy(ByRule, &rule.Select)
 	}
 	return "", Decider{}
 }

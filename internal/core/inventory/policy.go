@@ -44,12 +44,12 @@ type Policy struct {
 // Rule configures the devices that it selects. Of the rules that select a device, the first one applies. What it does
 // not set is as for devices without a rule.
 type Rule struct {
-	Select    Selector
-	Reserve   string      // reason for which the devices are not offered; "" = they are
-	MIG       MIGStrategy // of the selected GPUs; "" = Config.MIG
-	Pool      string      // "" = the default pool, with a suffix if the devices are shared
-	Sharing   *Sharing    // nil = as in Policy.Shares
-	Injection *Injection  // nil = Config.Injection
+	Select     Selector
+	NotOffered string      // reason for which the devices are not offered; "" = they are
+	MIG        MIGStrategy // of the selected GPUs; "" = Config.MIG
+	Pool       string      // "" = the default pool, with a suffix if the devices are shared
+	Sharing    *Sharing    // nil = as in Policy.Shares
+	Injection  *Injection  // nil = Config.Injection
 }
 
 // Naming assigns a pool to the devices that it selects. Of those that select a device, the first one applies.

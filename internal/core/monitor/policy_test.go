@@ -25,7 +25,7 @@ func TestApplyPolicy(t *testing.T) {
 		next := core.DefaultConfig()
 		next.Health.Mode = health.ModeOff // which ApplyPolicy ignores
 		next.Policy.Rules = []inventory.Rule{
-			{Select: inventory.Selector{IDs: []gpu.DeviceID{coretest.GPU(0)}}, Reserve: "reserved"},
+			{Select: inventory.Selector{IDs: []gpu.DeviceID{coretest.GPU(0)}}, NotOffered: "reserved"},
 			{Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 3}},
 		}
 		must(t, r.ApplyPolicy(t.Context(), next))

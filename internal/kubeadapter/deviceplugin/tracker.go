@@ -135,7 +135,7 @@ func (t *tracker) setInventory(inv *inventory.Allocatable) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	ofEarlierDriver := t.allocatable.Driver().State == gpu.DriverReady && t.allocatable.Incarnation() != inv.Incarnation()
-	if inv.AwaitsHost() && !ofEarlierDriver {
+	if inv.AwaitsFirstWrite() && !ofEarlierDriver {
 		return
 	}
 	units := make(map[deviceKey]int, inv.Len())

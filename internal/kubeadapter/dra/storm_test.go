@@ -82,7 +82,7 @@ func TestStorm(t *testing.T) {
 
 func runStorm(t *testing.T, seed uint64) {
 	reserved := func(c *core.Config) {
-		c.Policy.Rules = []inventory.Rule{{Select: inventory.Selector{IDs: []gpu.DeviceID{coretest.GPU(0)}}, Reserve: "for a test"}}
+		c.Policy.Rules = []inventory.Rule{{Select: inventory.Selector{IDs: []gpu.DeviceID{coretest.GPU(0)}}, NotOffered: "for a test"}}
 	}
 	snapshot := coretest.WithMIG(coretest.GPUs(3), 2, "1g.10gb", "1g.10gb")
 	policies := []*inventory.Allocatable{

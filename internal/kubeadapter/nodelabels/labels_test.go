@@ -39,7 +39,7 @@ func TestLabelsOfOwnPolicies(t *testing.T) {
 			map[string]string{"gpu.replicas": "4", "gpu.product": "NVIDIA-H100-80GB-HBM3-SHARED"},
 		},
 		"a GPU is reserved": {
-			[]inventory.Rule{{Select: one(1), Reserve: "display"}}, coretest.GPUs(2),
+			[]inventory.Rule{{Select: one(1), NotOffered: "display"}}, coretest.GPUs(2),
 			map[string]string{"gpu.count": "2", "gpu.replicas": "1"},
 		},
 		"instances of one GPU by a rule": {

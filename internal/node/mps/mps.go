@@ -38,7 +38,7 @@ func Of(p inventory.Policy, root string) Daemons {
 	d := Daemons{root: cmp.Or(root, DefaultRoot)}
 	for _, r := range p.Rules {
 		switch {
-		case r.Sharing == nil || r.Sharing.Mode != inventory.MPS || r.Reserve != "":
+		case r.Sharing == nil || r.Sharing.Mode != inventory.MPS || r.NotOffered != "":
 		case r.Pool != "":
 			d.named = append(d.named, r.Pool)
 		default:

@@ -74,7 +74,7 @@ func TestPoolsOfDaemons(t *testing.T) {
 	cfg.Policy = inventory.Policy{
 		Rules: []inventory.Rule{
 			{Select: inventory.Selector{IDs: []gpu.DeviceID{coretest.GPU(0)}}, Pool: "named", Sharing: &mps},
-			{Select: inventory.Selector{IDs: []gpu.DeviceID{coretest.GPU(1)}}, Pool: "others", Sharing: &mps, Reserve: "left to nomad"},
+			{Select: inventory.Selector{IDs: []gpu.DeviceID{coretest.GPU(1)}}, Pool: "others", Sharing: &mps, NotOffered: "left to nomad"},
 			{Select: inventory.Selector{IDs: []gpu.DeviceID{coretest.GPU(2)}}, Sharing: &slices3},
 			{Select: inventory.Selector{IDs: []gpu.DeviceID{coretest.GPU(3)}}, Sharing: &mps},
 		},

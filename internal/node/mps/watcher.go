@@ -38,13 +38,8 @@ func NewWatcher(d Daemons, log *slog.Logger) *Watcher {
 	return &Watcher{daemons: d, log: log, first: make(chan struct{}), logged: map[string]string{}}
 }
 
-// AwaitFirst waits for the first check of Run, or the end of ctx.
-func (w *Watcher) AwaitFirst(ctx context.Context) {
-	select {
-	case <-w.first:
-	case <-ctx.Done():
-	}
-}
+// First is closed after the first check of Run.
+func (w *Watcher) First() <-chan struct{} { return w.first }
 
 // Run calls set with the pools whose daemons answer, after the first check and whenever they change, until ctx ends. It then returns within
 // half a second even if a disk hangs; the hung goroutine is abandoned.

@@ -36,7 +36,7 @@ func start(t *testing.T, root string, cfg core.Config) *agent {
 		w.Run(ctx, a, func(pools []string) { a.UpdateHost(func(h *inventory.Host) { h.MPS = pools }) })
 	})
 	parts.Go(func() {
-		w.AwaitFirst(ctx)
+		<-w.First()
 		if err := a.Run(ctx); err != nil {
 			t.Error(err)
 		}

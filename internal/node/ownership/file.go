@@ -7,7 +7,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"syscall"
 	"time"
@@ -183,10 +182,6 @@ func (f File) Encode() ([]byte, error) {
 // ErrFormat is wrapped by the errors of a file that is not the one of the node. Its content is not known.
 var ErrFormat = errors.New("not a file of the owners of GPUs")
 
-var gpuNames = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]*$`)
-
-func isGPU(id gpu.DeviceID) bool { return len(id) <= 128 && gpuNames.MatchString(string(id)) }
-
 // Decode returns the content of a text. It is valid as a whole, or an error.
 func Decode(text []byte) (File, error) {
 	var j jsonFile
@@ -203,14 +198,14 @@ func Decode(text []byte) (File, error) {
 		if one.Settle != "" {
 			e.Settle, err = time.ParseDuration(one.Settle)
 		}
-		if err != nil || e.Settle < 0 || !isGPU(id) || !isAPI(e.Target) || e.Owner != "" && !isAPI(e.Owner) || max(e.Epoch, e.TargetRevision) > maxOrder || e.AgentGone != "" && !slices.Contains(Agents(), e.AgentGone) {
+		if err != nil || e.Settle < 0 || !isDeviceName(id) || !isAPI(e.Target) || e.Owner != "" && !isAPI(e.Owner) || max(e.Epoch, e.TargetRevision) > maxOrder || e.AgentGone != "" && !slices.Contains(Agents(), e.AgentGone) {
 			return File{}, fmt.Errorf("%w: %.80q: %+v", ErrFormat, id, one)
 		}
 		f.GPUs[id] = e
 	}
 	for _, apis := range append(slices.Collect(maps.Values(j.LocalAPIs)), j.Previous) {
 		for id, a := range apis {
-			if !isGPU(id) || !isAPI(a) {
+			if !isDeviceName(id) || !isAPI(a) {
 				return File{}, fmt.Errorf("%w: %.80q: %.80q", ErrFormat, id, a)
 			}
 		}

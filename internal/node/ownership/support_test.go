@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/test/logbuffer"
 )
 
@@ -60,7 +61,7 @@ func start(t *testing.T, s setup) *agent {
 	var parts sync.WaitGroup
 	parts.Go(func() { a.watcher.Run(ctx, a) })
 	parts.Go(func() {
-		a.watcher.AwaitFirst(ctx)
+		watch.Await(ctx, a.watcher.First(), firstAtMost)
 		if err := a.Run(ctx); err != nil {
 			t.Error(err)
 		}

@@ -51,7 +51,7 @@ type Options struct {
 	Log      *slog.Logger
 }
 
-// Watcher watches one host for one agent. Make one with New, then call Run once; AwaitFirst and Problems are safe for
+// Watcher watches one host for one agent. Make one with New, then call Run once; First and Problems are safe for
 // concurrent use.
 type Watcher struct {
 	log     *slog.Logger
@@ -90,9 +90,9 @@ func New(o Options) *Watcher {
 	return w
 }
 
-// AwaitFirst waits for the first poll of Run, so that the first inventory has what the host limits; for at most a second, as a disk can
-// hang. With overlap = refuse nothing is offered before the files are read but what this agent has recorded already.
-func (w *Watcher) AwaitFirst(ctx context.Context) { watch.Await(ctx, w.first, firstAtMost) }
+// First is closed after the first poll of Run. Wait for it, but not for long, as a disk can hang: the first inventory has then what the
+// host limits. With overlap = refuse nothing is offered before the files are read but what this agent has recorded already.
+func (w *Watcher) First() <-chan struct{} { return w.first }
 
 // Run updates the host of the monitor whenever it changes, and records what the monitor offers, until ctx ends. It then returns
 // within half a second even if a disk hangs; the hung goroutine is abandoned.

@@ -118,7 +118,7 @@ func TestRebind(t *testing.T) {
 	r := start(t, coretest.GPUs(3), func(o *control.Options) {
 		o.Config.Policy.Rules = []inventory.Rule{{
 			Select:  inventory.Selector{At: "policy.yaml:3: rules[0].select", Indices: []gpu.DeviceIndex{{GPU: 1, Instance: -1}}},
-			Reserve: "display",
+			NotOffered: "display",
 		}}
 	})
 	const at = "policy.yaml:3: rules[0].select: index 1 is bound to "

@@ -49,7 +49,7 @@ func input() explain.Input {
 	cfg.Injection = inventory.Injection{Name: "auto", Runtime: true, CDI: inventory.CDIAuto}
 	cfg.Policy.Rules = []inventory.Rule{
 		{Select: index("p.yaml:3: rules[0].select", 0), Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 2}},
-		{Select: index("p.yaml:4: rules[1].select", 6), Reserve: "reserved by p.yaml:4"},
+		{Select: index("p.yaml:4: rules[1].select", 6), NotOffered: "reserved by p.yaml:4"},
 		{Select: index("p.yaml:5: rules[2].select", 0, 6), Pool: "late"},
 		{Select: index("p.yaml:6: rules[3].select", 5), Injection: &inventory.Injection{Name: "devices", Nodes: true}},
 	}

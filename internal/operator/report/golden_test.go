@@ -136,7 +136,7 @@ func shared() (core.State, core.Config) {
 		{Select: on(2), Sharing: &inventory.Sharing{Mode: inventory.MPS, Replicas: 2, OnePerRequest: true, Memory: 30 << 30, Threads: 50}},
 		{Select: on(3), Sharing: &inventory.Sharing{Mode: inventory.MPS, Replicas: 4, OnePerRequest: true}, Pool: "small"},
 		{Select: on(4), Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 4}},
-		{Select: on(5), Reserve: "reserved by policy.yaml:12"},
+		{Select: on(5), NotOffered: "reserved by policy.yaml:12"},
 		{Select: inventory.Selector{At: "policy.yaml:20: rules[6].select", IDs: []gpu.DeviceID{"GPU-x"}}, Pool: "unused"},
 	}
 	reading := coretest.WithMIG(coretest.GPUs(8), 6, "1g.10gb", "3g.40gb+me")

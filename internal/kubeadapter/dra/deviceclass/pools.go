@@ -73,7 +73,7 @@ func (p *pools) addRule(r *inventory.Rule, bases []base) {
 		mode = r.Sharing.Mode
 	}
 	switch {
-	case r.Reserve != "":
+	case r.NotOffered != "":
 	case r.Pool != "":
 		p.note(r.Pool, r.Select.At, mode)
 		p.mixedDefault = p.mixedDefault || r.Pool == inventory.DefaultPool && len(r.Select.Profiles) > 0
