@@ -195,7 +195,7 @@ func TestCommonProfileBinding(t *testing.T) {
 func TestInstanceIndexBinding(t *testing.T) {
 	l := newRestartFixture(t, reindexed())
 	l.cfg.Policy = inventory.Policy{Rules: []inventory.Rule{{
-		Select:  inventory.Selector{At: "rule", Indices: []gpu.DeviceIndex{{GPU: 0, Instance: 1}}},
+		Select:     inventory.Selector{At: "rule", Indices: []gpu.DeviceIndex{{GPU: 0, Instance: 1}}},
 		NotOffered: "tests",
 	}}}
 	l.host = coretest.WithMIG(coretest.GPUs(1), 0, "1g.10gb", "1g.10gb", "1g.10gb")

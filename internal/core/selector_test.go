@@ -138,7 +138,9 @@ func TestMIGStrategies(t *testing.T) {
 	under := func(m inventory.MIGStrategy, rules ...inventory.Rule) inventory.Config {
 		return inventory.Config{MIG: m, Policy: inventory.Policy{Rules: rules}}
 	}
-	reserve := func(gpus ...int) inventory.Rule { return inventory.Rule{Select: gpuIndices(gpus...), NotOffered: "kept"} }
+	reserve := func(gpus ...int) inventory.Rule {
+		return inventory.Rule{Select: gpuIndices(gpus...), NotOffered: "kept"}
+	}
 	for name, tc := range map[string]struct {
 		machine        machine
 		config         inventory.Config

@@ -117,7 +117,7 @@ func TestRebind(t *testing.T) {
 	t.Parallel()
 	r := start(t, coretest.GPUs(3), func(o *control.Options) {
 		o.Config.Policy.Rules = []inventory.Rule{{
-			Select:  inventory.Selector{At: "policy.yaml:3: rules[0].select", Indices: []gpu.DeviceIndex{{GPU: 1, Instance: -1}}},
+			Select:     inventory.Selector{At: "policy.yaml:3: rules[0].select", Indices: []gpu.DeviceIndex{{GPU: 1, Instance: -1}}},
 			NotOffered: "display",
 		}}
 	})
