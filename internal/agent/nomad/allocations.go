@@ -56,7 +56,7 @@ func (a allocationReader) read() holders.Record {
 		r.Missing = "the allocations of the Nomad agent: " + err.Error()
 	} else if age <= answerAge {
 		r = confirmed.Record
-		r.Age = age
+		r.At = confirmed.At
 		if r.Missing != "" {
 			r.Missing = "the allocations of the Nomad agent: " + r.Missing
 		}

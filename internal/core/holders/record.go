@@ -21,7 +21,7 @@ type Record struct {
 	// MayHaveEnded means that holders may have ended, and that nothing will show whether they have (Never): no reason against a forced move.
 	MayHaveEnded bool
 
-	Age time.Duration // of a record that may lack what this agent has given out since
+	At time.Time // of a record that may lack what this agent has given out since; zero = it lacks nothing of that
 
 	// Work has the work that the record lists, with devices or without, by Work.ID. It gives processes the names of their work.
 	Work map[string]Work

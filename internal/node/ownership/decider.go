@@ -25,7 +25,7 @@ type decider struct {
 	agent    string
 	apis     []inventory.API // that this process serves, that of the settings first
 	readers  Readers
-	began    time.Time
+	clock    Clock
 	log      *slog.Logger
 
 	state State
@@ -37,7 +37,7 @@ type decider struct {
 	status   []Status
 }
 
-func (a *decider) now() time.Duration { return time.Since(a.began) } // of the monotonic clock
+func (a *decider) now() time.Duration { return time.Since(a.clock.Began) } // of the monotonic clock
 
 // reservedAt records that this agent gives devices out.
 func (a *decider) reservedAt(devices []gpu.Device) {
@@ -113,7 +113,7 @@ func (a *decider) decide(inv *inventory.Allocatable, c hostRecords) (inventory.O
 		file = a.good
 	}
 	in := Input{
-		Now:   a.now(), // before the records are read: their age is subtracted from it
+		Clock: a.clock, Now: a.now(),
 		Agent: a.agent, APIs: a.apis, Default: a.apis[0], GPUs: inv.GPUs(), File: file, ReadOnly: err != nil || c.follows,
 		Running: c.running, Overlaps: c.of, Recorded: c.recorded,
 		OfferedBefore: func(id gpu.DeviceID) bool { return c.previous[id] }, Records: a.readers.Read(), Applied: inv.Owner, Reserved: a.lastReserved,
@@ -191,7 +191,7 @@ func (w *Watcher) Serve(apis []inventory.API, readers Readers) {
 		return
 	}
 	w.decider = &decider{
-		stateDir: filepath.Dir(w.store.folder), agent: w.store.agent, apis: apis, readers: readers, began: time.Now(), log: w.log,
+		stateDir: filepath.Dir(w.store.folder), agent: w.store.agent, apis: apis, readers: readers, clock: Clock{time.Now()}, log: w.log,
 		reserved: map[gpu.DeviceID]time.Duration{},
 	}
 	w.store.decider = w.decider

@@ -56,7 +56,7 @@ type Wait struct {
 
 // Wait returns what a GPU waits for that the agent offers no more: the end of all work by every record. given is when the agent gave the GPU
 // out last; a record counts if it is later. now is from before the records were read.
-func (r Records) Wait(id gpu.DeviceID, now time.Duration, given func(gpu.DeviceID) (time.Duration, bool)) Wait {
+func (r Records) Wait(id gpu.DeviceID, c Clock, now time.Duration, given func(gpu.DeviceID) (time.Duration, bool)) Wait {
 	if by := r.HoldersOf(id); len(by) > 0 {
 		return Wait{Text: "the end of " + strings.Join(by, ", "), Held: true}
 	}
@@ -65,7 +65,7 @@ func (r Records) Wait(id gpu.DeviceID, now time.Duration, given func(gpu.DeviceI
 		if r[api] == nil {
 			continue
 		}
-		if h := r[api](); !h.Complete || known && now-h.Age < at {
+		if h := r[api](); !h.Complete || known && c.readAt(h, now) < at {
 			return Wait{Text: cmp.Or(h.Missing, "the record of "+string(api)), Never: h.Never}
 		}
 	}

@@ -45,7 +45,7 @@ func (s *store) keeping(mine agentFile, o localDevices) (localDevices, []kept) {
 			left = now
 		}
 		s.left[c.at] = left
-		w := records.Wait(c.at.GPU, now, a.lastReserved)
+		w := records.Wait(c.at.GPU, a.clock, now, a.lastReserved)
 		if w.Never && !w.Held && s.neverGiven(c.at.GPU) {
 			w = Wait{}
 		}

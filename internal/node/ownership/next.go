@@ -19,7 +19,8 @@ type Overlap struct {
 
 // Input is what the next decision follows from.
 type Input struct {
-	Now      time.Duration // since any time; never goes back
+	Clock
+	Now      time.Duration // since the clock began; never goes back
 	Agent    string
 	APIs     []inventory.API // that this process serves
 	Default  inventory.API   // that has a GPU without an entry

@@ -21,6 +21,7 @@ type step struct {
 	reserved bool          // the GPU was given out since the step before
 	overlap  *ownership.Overlap
 	runs     bool   // nomad-gpu
+	other    string // has another GPU
 	before   string // had the GPU at some time, and whether it still does is never known
 	force    bool   // the operator forces the move now
 	restart  bool   // of the process, before the step
@@ -54,6 +55,15 @@ func TestNext(t *testing.T) {
 		}},
 		"given out in the settle time, and not in the record so far": {leaves, []step{
 			{at: 0, want: moves}, {at: 1 * s, want: moves}, {at: 20 * s, reserved: true, want: moves}, {at: 40 * s, want: moves}, {at: 50 * s, want: "elsewhere: nomad"},
+		}},
+		"one record read again and again, with work on another GPU": {ownership.Entry{Owner: inventory.DevicePlugin, Target: inventory.Nomad, Settle: 2 * s}, []step{
+			{at: 0, age: 1 * s, other: "pod default/b", want: moves}, {at: 1 * s, age: 2 * s, other: "pod default/b", want: moves},
+			{at: 2 * s, age: 3 * s, other: "pod default/b", want: moves}, {at: 3 * s, age: 4 * s, other: "pod default/b", want: "elsewhere: nomad"},
+		}},
+		"an older record than one before, with work on another GPU": {ownership.Entry{Owner: inventory.DevicePlugin, Target: inventory.Nomad, Settle: 2 * s}, []step{
+			{at: 0, age: 1 * s, other: "pod default/b", want: moves}, {at: 1 * s, age: 3 * s, other: "pod default/b", want: moves},
+			{at: 3 * s, age: 5 * s, other: "pod default/b", want: moves}, {at: 5 * s, other: "pod default/b", want: moves},
+			{at: 8 * s, other: "pod default/b", want: "elsewhere: nomad"},
 		}},
 		"given out after the record was read": {ownership.Entry{Owner: inventory.DevicePlugin, Target: inventory.Nomad, Settle: 2 * s}, []step{
 			{at: 0, want: moves}, {at: 1 * s, want: moves}, {at: 2 * s, reserved: true, want: moves}, {at: 5 * s, age: 4 * s, want: moves},
@@ -180,12 +190,17 @@ func describe(a inventory.GPUOwner) string {
 	return string(a.API)
 }
 
+var began = time.Unix(0, 0)
+
 // input is what the agent of the kubelet, which serves both of its APIs, sees in a step.
 func (st step) input(file ownership.File, applied *inventory.GPUOwner, reserved *time.Duration) ownership.Input {
 	record := func() holders.Record {
-		r := holders.Record{Complete: !st.unknown, Missing: "the record", Age: st.age}
+		r := holders.Record{Complete: !st.unknown, Missing: "the record", At: began.Add(st.at - st.age)}
 		if st.holders != "" {
 			r.Holders = coretest.Held(one, strings.Split(st.holders, ", ")...)
+		}
+		if st.other != "" {
+			r.Holders = append(r.Holders, coretest.Held("GPU-2", st.other)...)
 		}
 		if st.before != "" {
 			r.Holders, r.Never, r.MayHaveEnded = coretest.Held(one, st.before), true, true
@@ -194,7 +209,7 @@ func (st step) input(file ownership.File, applied *inventory.GPUOwner, reserved 
 	}
 	none := func(gpu.DeviceID) bool { return false }
 	return ownership.Input{
-		Now: st.at, Agent: ownership.KubernetesAgent, APIs: []inventory.API{inventory.DevicePlugin, inventory.DRA}, Default: inventory.DevicePlugin,
+		Clock: ownership.Clock{Began: began}, Now: st.at, Agent: ownership.KubernetesAgent, APIs: []inventory.API{inventory.DevicePlugin, inventory.DRA}, Default: inventory.DevicePlugin,
 		GPUs: []gpu.DeviceID{one}, File: file, Recorded: none, OfferedBefore: none,
 		Running: func(string) bool { return st.runs },
 		Records: ownership.Records{inventory.DevicePlugin: record},

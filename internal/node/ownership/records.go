@@ -32,6 +32,18 @@ func (n *next) localAPI(id gpu.DeviceID) (inventory.API, bool) {
 	return n.Default, true
 }
 
+// Clock is the time from which the times of decisions count.
+type Clock struct{ Began time.Time }
+
+// readAt returns when a record was read, at the latest now. It is the same each time for the same record: one that was read a second time
+// is not older.
+func (c Clock) readAt(r holders.Record, now time.Duration) time.Duration {
+	if r.At.IsZero() {
+		return now
+	}
+	return min(r.At.Sub(c.Began), now)
+}
+
 // seen are the holders of a record, and the time of the latest one that had some of them.
 type seen struct {
 	holders []holders.Holder
@@ -46,7 +58,7 @@ func (n *next) remembering(api inventory.API, read func() holders.Record) func()
 		if r.MayHaveEnded {
 			return r
 		}
-		is := seen{r.Holders, n.Now - r.Age}
+		is := seen{r.Holders, n.readAt(r, n.Now)}
 		if was := n.was.seen[api]; len(was.holders) > 0 && (!r.Complete || is.at < was.at) {
 			if is.at = max(is.at, was.at); len(r.Holders) == 0 {
 				is.at = was.at

@@ -97,7 +97,7 @@ func (n *next) draining(id gpu.DeviceID, owner inventory.API, e Entry) (left tim
 		h = record()
 	}
 	reserved, known := n.Reserved(id)
-	if older := known && n.Now-h.Age < reserved; (!h.Complete || older) && !e.Force {
+	if older := known && n.readAt(h, n.Now) < reserved; (!h.Complete || older) && !e.Force {
 		if h.Missing == "" {
 			return settle, wait{}
 		}
