@@ -139,7 +139,9 @@ func TestAllocationsOfGPUs(t *testing.T) {
 	}
 
 	b.leaving = func() []gpu.DeviceID { return []gpu.DeviceID{id} }
-	awaitRecord(t, b, id, "no holder", func(h holders.Record, by []string) bool { return h.Complete && len(by) == 0 && time.Since(h.At) < answerAge })
+	awaitRecord(t, b, id, "no holder", func(h holders.Record, by []string) bool {
+		return h.Complete && len(by) == 0 && time.Since(h.At) < answerAge
+	})
 	// Between two queries the record is the same one: read again it is not older, else no settle time would pass beside work on another GPU.
 	if first, again := b.read(), b.read(); first.At.IsZero() || again.At.Before(first.At) {
 		t.Errorf("read again it is of %v, was of %v", again.At, first.At)
