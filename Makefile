@@ -125,7 +125,7 @@ golangci-lint: tools-present
 
 # The tags of $(tags) are in .golangci.yml, too.
 .PHONY: lint
-lint: golangci-lint ## check style, import rules and tidiness
+lint: golangci-lint ## check style and tidiness (import rules are tests: test/walls)
 	GOFLAGS=-trimpath $(BIN)/golangci-lint run ./...
 	cd tools/release && GOFLAGS=-trimpath $(BIN)/golangci-lint run --config $(CURDIR)/.golangci.yml ./...
 	git ls-files '*go.mod' | xargs -n 1 dirname | xargs -P 4 -I DIR sh -c 'cd DIR && go mod tidy -diff || { echo "make lint: DIR is not tidy"; exit 1; }'

@@ -106,7 +106,7 @@ func TestLogLineOfReportedEvent(t *testing.T) {
 	l.expect("another one", map[gpu.DeviceID]string{coretest.GPU(0): "unhealthy XID_95", coretest.GPU(1): "healthy "})
 }
 
-// A line that was read before the agent ended is not the echo of an event after it.
+// A line that was read before the agent ended is not a duplicate of an event after it.
 func TestLogLineReportedByBothSources(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(1))
 	l.observe(xidEvent(gpuAt(0), 95))

@@ -49,11 +49,11 @@ type FaultCount struct {
 	BothSources   bool `json:",omitzero"` // the kernel log and NVML both reported the latest occurrence
 }
 
-// isEcho reports whether an XID is the latest occurrence, reported by the other source too. A line that was in the
+// isDuplicate reports whether an XID is the latest occurrence, reported by the other source too. A line that was in the
 // kernel log before the agent started to follow it can be read at any later time: the first such line after an
 // NVML event is that event. So is an event that was read late, after the line.
-func (t FaultCount) isEcho(o Observation, now time.Time) bool {
-	return t.FromKernelLog != o.FromKernelLog && now.Sub(t.Last) < echoSpan+o.Delay || o.Backlog && !t.FromKernelLog && !t.BothSources
+func (t FaultCount) isDuplicate(o Observation, now time.Time) bool {
+	return t.FromKernelLog != o.FromKernelLog && now.Sub(t.Last) < duplicateWindow+o.Delay || o.Backlog && !t.FromKernelLog && !t.BothSources
 }
 
 // ClearedXID is an XID that was cleared by a reset of the GPU.

@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// echoSpan is the longest time between the reports of one XID by the kernel log and by NVML.
-	echoSpan = 10 * time.Second
+	// duplicateWindow is the longest time between the reports of one XID by the kernel log and by NVML.
+	duplicateWindow = 10 * time.Second
 
 	// relapseSpan is the time after a reset within which the same XID puts the GPU out of service.
 	relapseSpan = time.Hour
@@ -133,7 +133,7 @@ func (b *ledgerBuilder) recordFault(o Observation, reason Reason, rule xid.Rule)
 		if rule.Name == "" && history.countsFull(o.Code) {
 			o.Code, rule = unidentifiedXID, b.policy.xid(unidentifiedXID)
 		}
-		if t := history.faultCount(reason, o.Code); t != nil && t.isEcho(o, b.now) {
+		if t := history.faultCount(reason, o.Code); t != nil && t.isDuplicate(o, b.now) {
 			t.BothSources = true
 			return // the other source reported this occurrence before
 		}

@@ -65,7 +65,7 @@ type Taint struct {
 	Since  time.Time `json:"since,omitzero"`
 }
 
-// String is the taint as kubectl writes taints: "gpu.nvidia.com/health=xid-79:NoSchedule".
+// String is the taint as kubectl writes taints: "gpu.nvidia.com/xid=79:NoSchedule".
 func (t Taint) String() string {
 	text := t.Key
 	if t.Value != "" {

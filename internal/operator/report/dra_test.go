@@ -22,7 +22,7 @@ func TestDRA(t *testing.T) {
 	c.API = inventory.DRA
 	state := core.NewState(c).Read(c, time.Now(), coretest.GPUs(2))
 	at := time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
-	taint := report.Taint{Key: "gpu.nvidia.com/health", Value: "xid-79", Effect: "NoSchedule", Since: at}
+	taint := report.Taint{Key: "gpu.nvidia.com/xid", Value: "79", Effect: "NoSchedule", Since: at}
 	d := report.DRA{
 		Driver: "gpu.nvidia.com", Node: "node-1", Registered: true, APIReachable: true, Slices: 1, Published: 3, Problem: "Kubernetes' API: connection refused",
 		Generation: 7, LastWrite: at, LastError: "429 Too Many Requests", LastErrorAt: at.Add(time.Minute),
@@ -41,7 +41,7 @@ func TestDRA(t *testing.T) {
 	_, got, _ := strings.Cut(text.String(), "DRA: ")
 	want := `driver gpu.nvidia.com, node node-1: registered with the kubelet; 1 slice with 3 devices published, generation 7, last written 2026-11-22T10:00:00Z, not up to date: Kubernetes' API: connection refused
 last error of Kubernetes' API at 2026-11-22T10:01:00Z: 429 Too Many Requests
-taints (GPU 0, 1): gpu.nvidia.com/health=xid-79:NoSchedule
+taints (GPU 0, 1): gpu.nvidia.com/xid=79:NoSchedule
 claim team/train: GPU 0, gpu-gone (admin access), prepared since 2026-11-22T10:00:00Z
 claim team/next: GPU 1, being prepared, before the node was started
 `

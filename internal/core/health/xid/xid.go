@@ -66,7 +66,7 @@ type Rule struct {
 	Class   Class
 
 	// Effect counts immediately. SettledEffect counts from the end of the settle window (health.Policy.SettleTime) if
-	// the driver has not reported a recovery action by then. The two are equal where waiting gives no information.
+	// the driver does not report recovery actions by then, or its branch does not cover this code (RecoveryActionSince). The two are equal where waiting gives no information.
 	Effect, SettledEffect Effect
 
 	// NVLinkOnly limits SettledEffect to GPUs with NVLinks. Other GPUs are at most degraded.
