@@ -9,7 +9,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/node/mps"
 	"github.com/tandem-gpu/tandem/internal/node/ownership"
-	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 // host finds out what the host has apart from the driver and CDI specifications: MPS control daemons, and what its agents offer.
@@ -43,6 +42,10 @@ const firstAtMost = time.Second
 func (h *host) awaitFirst(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, firstAtMost)
 	defer cancel()
-	watch.Await(ctx, h.daemons.First(), firstAtMost)
-	watch.Await(ctx, h.agents.First(), firstAtMost)
+	for _, first := range []<-chan struct{}{h.daemons.First(), h.agents.First()} {
+		select {
+		case <-first:
+		case <-ctx.Done():
+		}
+	}
 }

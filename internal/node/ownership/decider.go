@@ -113,7 +113,7 @@ func (a *decider) decide(inv *inventory.Allocatable, c hostRecords) (inventory.O
 		file = a.good
 	}
 	in := Input{
-		Clock: a.clock, Now: a.now(),
+		Clock: a.clock, Now: a.now(), // before the records are read: one without a time is of then
 		Agent: a.agent, APIs: a.apis, Default: a.apis[0], GPUs: inv.GPUs(), File: file, ReadOnly: err != nil || c.follows,
 		Running: c.running, Overlaps: c.of, Recorded: c.recorded,
 		OfferedBefore: func(id gpu.DeviceID) bool { return c.previous[id] }, Records: a.readers.Read(), Applied: inv.Owner, Reserved: a.lastReserved,

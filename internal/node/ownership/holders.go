@@ -55,7 +55,8 @@ type Wait struct {
 }
 
 // Wait returns what a GPU waits for that the agent offers no more: the end of all work by every record. given is when the agent gave the GPU
-// out last; a record counts if it is later. now is from before the records were read.
+// out last; a record counts if it is later. now is from before the records
+// were read, and is the time of one that has none.
 func (r Records) Wait(id gpu.DeviceID, c Clock, now time.Duration, given func(gpu.DeviceID) (time.Duration, bool)) Wait {
 	if by := r.HoldersOf(id); len(by) > 0 {
 		return Wait{Text: "the end of " + strings.Join(by, ", "), Held: true}
