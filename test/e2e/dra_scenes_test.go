@@ -147,7 +147,7 @@ func (c *draCluster) checkUnhealthy(t *testing.T) {
 	c.awaitMessage(t, "held", "Unhealthy", "XID 95")
 	await(t, "inspect to have the words of the pod's status", 30*time.Second, func() error { // what a check adds to them is there a second later
 		_, message, err := c.healthOf("held")
-		text, err2 := c.inspected(t, bad)
+		text, err2 := c.inspected(bad)
 		if err = errors.Join(err, err2); err == nil && text != message {
 			err = fmt.Errorf("%q and %q", text, message)
 		}

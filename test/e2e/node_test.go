@@ -176,13 +176,22 @@ func (n *kubeNode) awaitGPUs(t *testing.T, capacity, allocatable int) {
 // plugin returns the node's pod of the DaemonSet; one that is being deleted does not count.
 func (n *kubeNode) plugin(t *testing.T) pod {
 	t.Helper()
+	p, err := n.findPlugin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// findPlugin is plugin for what looks while the API server may end.
+func (n *kubeNode) findPlugin() (pod, error) {
 	var list struct{ Items []pod }
 	err := fetchJSON(kubeAPI+"/api/v1/namespaces/kube-system/pods?fieldSelector=spec.nodeName="+n.name, &list)
 	pods := slices.DeleteFunc(list.Items, func(p pod) bool { return p.Metadata.DeletionTimestamp != "" })
 	if err != nil || len(pods) != 1 {
-		t.Fatalf("pods of kube-system on %s: %+v, error %v; want one", n.name, pods, err)
+		return pod{}, fmt.Errorf("pods of kube-system on %s: %+v, error %v; want one", n.name, pods, err)
 	}
-	return pods[0]
+	return pods[0], nil
 }
 
 // ctr runs containerd's client on kubelet's containers and images.

@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -18,15 +19,17 @@ type capacityTrace struct {
 	strict    bool // of the allocatable GPUs, and of the healthy ones that kubelet has, there may not be less for long either
 
 	// A kubelet that starts writes the status of the node 0.1 s after it has begun to accept plugins. With a plugin that registers later the
-	// capacity is 0 until it writes the next one.
+	// capacity is 0 until it writes the next one. Of the healthy GPUs the time counts from when kubelet accepts plugins: it lists its
+	// resources before.
 	restarted bool
+	accepts   string // kubelet's registration socket
 
 	node, kubelet *view
 }
 
 func traceCapacity(t *testing.T, c *cluster, allocated int) *capacityTrace {
 	t.Helper()
-	return &capacityTrace{allocated: allocated, node: followNode(t, c), kubelet: followKubelet(t, c)}
+	return &capacityTrace{allocated: allocated, accepts: c.path(registration), node: followNode(t, c), kubelet: followKubelet(t, c)}
 }
 
 // period is how long a view showed something.
@@ -77,9 +80,17 @@ func (c *capacityTrace) during(t *testing.T, do func()) {
 	to := time.Now()
 	capacity := longest(c.node.periods(from, to), func(what string) bool { return c.below(what, "%d of %d") })
 	allocatable := longest(c.node.periods(from, to), func(what string) bool { return c.below(what, "%d") })
-	healthy := longest(c.kubelet.periods(from, to), func(what string) bool { return c.below(what, "%d healthy") })
-	text := fmt.Sprintf("longest below %d: capacity for %.2f s, allocatable for %.2f s, healthy in kubelet for %.2f s",
-		c.allocated, capacity.Seconds(), allocatable.Seconds(), healthy.Seconds())
+	accepts := from
+	if c.restarted {
+		info, err := os.Stat(c.accepts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		accepts = info.ModTime() // it is created with each start
+	}
+	healthy := longest(c.kubelet.periods(accepts, to), func(what string) bool { return c.below(what, "%d healthy") })
+	text := fmt.Sprintf("longest below %d: capacity for %.2f s, allocatable for %.2f s, healthy in kubelet for %.2f s (from %.2f s on)",
+		c.allocated, capacity.Seconds(), allocatable.Seconds(), healthy.Seconds(), accepts.Sub(from).Seconds())
 	t.Logf("%s; node %v, kubelet %v", text, c.node.periods(from, to), c.kubelet.periods(from, to))
 	atMost := belowAtMost
 	if c.restarted {

@@ -117,7 +117,7 @@ func (f *oneFault) follow(t *testing.T) {
 		showing{followNode(t, f.kube), "^7 of 8$", "^8 of 8$"},
 		showing{follow(t, "k8s-gpu inspect", func() (string, error) {
 			time.Sleep(200 * time.Millisecond) // each takes CPU time from what is measured
-			return f.kube.inspected(t, f.bad)
+			return f.kube.inspected(f.bad)
 		}), "^lost: ", "^(healthy)?$"},
 		showing{follow(t, "Nomad client", func() (string, error) {
 			devices, err := f.h100.statistics()
@@ -164,9 +164,12 @@ func inspected(id string, argv ...string) (string, error) {
 }
 
 // inspected is the same of the node's k8s-gpu.
-func (n *kubeNode) inspected(t *testing.T, id string) (string, error) {
-	t.Helper()
-	return inspected(id, "kubectl", "exec", "--namespace=kube-system", n.plugin(t).Metadata.Name, "--", "k8s-gpu", "inspect", "--json")
+func (n *kubeNode) inspected(id string) (string, error) {
+	agent, err := n.findPlugin()
+	if err != nil {
+		return "", err
+	}
+	return inspected(id, "kubectl", "exec", "--namespace=kube-system", agent.Metadata.Name, "--", "k8s-gpu", "inspect", "--json")
 }
 
 // happens does something to the machine and notes how long after it each place showed what it should.
@@ -205,7 +208,7 @@ func (f *oneFault) sameWords(t *testing.T) {
 	if !strings.HasPrefix(also, "lost: GPU is lost") {
 		t.Errorf("the Nomad server has one of two faults: %s", description)
 	}
-	inKube, err := f.kube.inspected(t, f.bad)
+	inKube, err := f.kube.inspected(f.bad)
 	inNomad, err2 := inspected(f.bad, binary("nomad-gpu"), "inspect", "--json", "--state-dir="+filepath.Join(stateDir(), "h100-history"))
 	for _, text := range []string{inKube, inNomad} {
 		if err := errors.Join(err, err2); err != nil || minute.ReplaceAllString(text, "since then") != verdict {
