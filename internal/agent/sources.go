@@ -24,6 +24,7 @@ type sources struct {
 	procRoot string
 	kmsgPath string // "" = the kernel log is not read
 	optional bool   // the configuration does not name the kernel log
+	open     func(path string) (kmsg.Log, error)
 	failure  atomic.Pointer[error]
 	history  *history.File // nil = no history is kept
 	host     *host
@@ -32,6 +33,9 @@ type sources struct {
 // newSources reads the node's boot ID and nothing else.
 func newSources(o Options) *sources {
 	s := &sources{log: o.Log, procRoot: o.Core.Roots.Proc, kmsgPath: o.Health.KernelLog, optional: o.Health.KernelLogOptional}
+	if s.open = kmsg.Open; s.optional {
+		s.open = kmsg.OpenAny
+	}
 	if o.Health.StateDir != "" {
 		s.history = history.Open(o.Health.StateDir, o.Name, o.Core.Roots.Proc, o.Log)
 	}
@@ -89,19 +93,27 @@ func (s *sources) follow(ctx context.Context, m logReader) {
 	s.report(ctx, m, health.Observation{Kind: health.KernelLogRead})
 	s.failure.Store(&err)
 	level := slog.LevelWarn
-	if s.optional && errors.Is(err, kmsg.ErrUnavailable) {
+	if s.notGiven(err) {
 		level = slog.LevelInfo
 	}
 	s.log.Log(ctx, level, logUnavailable, "error", err)
 }
 
+// notGiven reports whether the kernel log is one that the agent was not given, and that the configuration does not name: no fault, but a
+// problem in reports.
+func (s *sources) notGiven(err error) bool { return s.optional && errors.Is(err, kmsg.ErrUnavailable) }
+
 func (s *sources) followLog(ctx context.Context, m logReader) error {
-	first, known := m.State().KernelLog()
-	file, err := kmsg.Open(s.kmsgPath)
+	file, err := s.open(s.kmsgPath)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = file.Close() }()
+	first, known := m.State().KernelLog()
+	if !file.Counts(first) { // the position is forgotten: what the log has is as after a first start
+		s.report(ctx, m, health.Observation{Kind: health.KernelLogRead})
+		first, known = 0, false
+	}
 	log, err := file.Read(ctx, first)
 	if err != nil {
 		return err
@@ -143,8 +155,8 @@ func (s *sources) problems() []problem.Problem {
 
 func (s *sources) up() map[string]bool {
 	up := map[string]bool{}
-	if s.kmsgPath != "" {
-		up["kernel_log"] = s.failure.Load() == nil
+	if err := s.failure.Load(); s.kmsgPath != "" && (err == nil || !s.notGiven(*err)) {
+		up["kernel_log"] = err == nil
 	}
 	if s.history != nil {
 		up["history"] = s.history.Problem() == ""

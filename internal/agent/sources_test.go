@@ -19,6 +19,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/node/history"
+	"github.com/tandem-gpu/tandem/internal/node/kmsg"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/test/check"
 )
@@ -113,6 +114,29 @@ func TestKernelLogPosition(t *testing.T) {
 	}
 }
 
+// A position of syslog(2) means nothing in /dev/kmsg: it is forgotten, and the agent goes on from the end of the log.
+func TestPositionOfTheOtherSource(t *testing.T) {
+	cfg := core.DefaultConfig()
+	path := filepath.Join(t.TempDir(), "kmsg")
+	if err := os.WriteFile(path, []byte("4,11,5000000,-;NVRM: Xid (PCI:0000:02:00): 119, x\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		m, done := &fakeMonitor{state: core.Restore(cfg, core.Checkpoint{BootID: "this", KernelLog: 1 << 63}, "this")}, make(chan struct{})
+		go func() {
+			defer close(done)
+			newSources(options(config.Health{KernelLog: path}, cfg)).follow(ctx, m)
+		}()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		m.reported(t, "{ - 0} { - 12}")
+		cancel()
+		<-done
+	})
+}
+
 // A run that does not read the log leaves no position, so that a later run reads the log from its end.
 func TestUnreadLogLeavesNoPosition(t *testing.T) {
 	cfg := core.DefaultConfig()
@@ -139,6 +163,7 @@ func TestKernelLogUnavailable(t *testing.T) {
 		o := options(v, core.DefaultConfig())
 		o.Log = slog.New(slog.NewTextHandler(&text, nil))
 		from := newSources(o)
+		from.open = kmsg.Open // without syslog(2), which may be allowed here
 		if lines := problem.Lines(from.problems()); len(lines) != 0 || !from.up()["kernel_log"] {
 			t.Errorf("before the first read: %v, %v", lines, from.up())
 		}
@@ -147,8 +172,9 @@ func TestKernelLogUnavailable(t *testing.T) {
 		if log := text.String(); !strings.Contains(log, want) || strings.Count(log, "\n") != 1 || !strings.Contains(log, "CAP_SYSLOG") {
 			t.Errorf("optional %v: %s", optional, log)
 		}
-		if lines := problem.Lines(from.problems()); len(lines) != 1 || !strings.Contains(lines[0], "/nowhere/kmsg") || from.up()["kernel_log"] {
-			t.Errorf("warnings: %v, %v", lines, from.up())
+		lines, up := problem.Lines(from.problems()), from.up()
+		if _, reported := up["kernel_log"]; len(lines) != 1 || !strings.Contains(lines[0], "/nowhere/kmsg") || up["kernel_log"] || reported == optional {
+			t.Errorf("optional %v: warnings: %v, %v", optional, lines, up)
 		}
 		m.reported(t, "{ - 0}") // it is not read
 	}

@@ -161,7 +161,7 @@ func TestConfigurationsByLabel(t *testing.T) {
 		}
 		added := pod.Containers[0].SecurityContext.Capabilities.Add
 		mps := slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == "mps-root" })
-		if (len(added) > 0) != (want == "A100-MIG") || mps != (want == "shared.mps") {
+		if slices.Contains(added, "SYS_ADMIN") != (want == "A100-MIG") || mps != (want == "shared.mps") {
 			t.Errorf("label %q: capabilities %v, MPS %t", label, added, mps)
 		}
 	}

@@ -26,6 +26,7 @@
   "CONFIG_FILE" (ternary "/etc/tandem/policy.yaml" "" (ne .pool.config ""))
   "OCCUPANCY" (ternary $v.owners.occupancy "" $v.owners.enabled)
   "FEATURES_FILE" (ternary $v.nodeLabels.file "" $v.nodeLabels.enabled)
+  "KERNEL_LOG" (ternary "" "off" $v.kernelLog)
   "HTTP_ADDRESS" (ternary "" (printf ":%d" (int $v.httpPort)) (eq (int $v.httpPort) 9410))
 -}}
 {{- $bools := dict
@@ -48,8 +49,11 @@
 {{- define "tandem.securityContext" -}}
 {{- $v := .pool.values -}}
 {{- $d := .derived -}}
+{{- $add := list -}}
+{{- if $d.mig -}}{{- $add = append $add "SYS_ADMIN" -}}{{- end -}}
+{{- if $v.kernelLog -}}{{- $add = append $add "SYSLOG" -}}{{- end -}}
 {{- $capabilities := dict "drop" (list "ALL") -}}
-{{- if $d.mig -}}{{- $_ := set $capabilities "add" (list "SYS_ADMIN") -}}{{- end -}}
+{{- if $add -}}{{- $_ := set $capabilities "add" $add -}}{{- end -}}
 {{- $context := dict "runAsUser" 0 "privileged" $v.cdi.privileged "readOnlyRootFilesystem" true "capabilities" $capabilities -}}
 {{- if $d.selinux -}}
 {{- $options := dict "type" $v.selinux.type -}}

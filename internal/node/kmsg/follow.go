@@ -13,18 +13,16 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
-// ErrUnavailable is returned if the kernel log can't be read. An agent works without it, but detects fewer XIDs.
-var ErrUnavailable = errors.New("kernel log is not readable")
-
 const (
-	remedy = "give the agent the host's device /dev/kmsg (a container must be allowed to open it, or be privileged) and, where sysctl kernel.dmesg_restrict is 1, the capability CAP_SYSLOG"
-
 	// recordSize is the maximum size of a record that a read of the device returns, in bytes (CONSOLE_EXT_LOG_MAX in older
 	// kernels; PRINTK_MESSAGE_MAX in newer ones is less). A longer line is skipped.
 	recordSize = 8 << 10
 
 	// pollEvery is the interval of reads from a regular file that was read to its end.
 	pollEvery = 200 * time.Millisecond
+
+	// pollRingEvery is the interval of reads by syslog(2), in each of which the kernel goes through the whole buffer, for one or two milliseconds.
+	pollRingEvery = 5 * time.Second
 )
 
 // Follow calls emit with the XIDs after what was read, in the order of the log, from the record with the sequence number next on,
@@ -45,7 +43,7 @@ func (l Log) Follow(ctx context.Context, next uint64, emit func(Line)) error {
 	var failure error
 	reader.Go(func() {
 		defer close(lines)
-		failure = read(ctx, l.file, next, lines)
+		failure = read(ctx, l.tail(ctx), next, lines)
 	})
 	hold(ctx, lines, emit)
 	reader.Wait()
@@ -57,7 +55,7 @@ func (l Log) Follow(ctx context.Context, next uint64, emit func(Line)) error {
 
 // read sends the XIDs in log from a sequence number on until reading fails, at the latest when ctx ends.
 func read(ctx context.Context, log io.Reader, next uint64, lines chan<- Line) error {
-	records := newRecords(tail(ctx, log))
+	records := newRecords(log)
 	for {
 		record, err := records.next()
 		if err != nil {
@@ -99,8 +97,16 @@ func (r *records) next() (string, error) {
 	}
 }
 
+// tail returns a reader of the log that waits for more at its end.
+func (l Log) tail(ctx context.Context) io.Reader {
+	if l.ring != nil {
+		return tail(ctx, l.ring, pollRingEvery)
+	}
+	return tail(ctx, l.file, pollEvery)
+}
+
 // tail returns a reader that waits for more at the end of log, until ctx ends.
-func tail(ctx context.Context, log io.Reader) io.Reader {
+func tail(ctx context.Context, log io.Reader, every time.Duration) io.Reader {
 	return readerFunc(func(p []byte) (int, error) {
 		for {
 			n, err := log.Read(p)
@@ -110,7 +116,7 @@ func tail(ctx context.Context, log io.Reader) io.Reader {
 			case errors.Is(err, syscall.EPIPE):
 				// Records were overwritten before they could be read. The next read returns the oldest present one.
 			case err == nil, errors.Is(err, io.EOF), errors.Is(err, syscall.EAGAIN):
-				if !watch.Sleep(ctx, pollEvery) {
+				if !watch.Sleep(ctx, every) {
 					return 0, ctx.Err()
 				}
 			default:

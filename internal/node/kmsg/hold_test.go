@@ -89,7 +89,7 @@ func TestRead(t *testing.T) {
 		})
 		lines, failure := make(chan Line), make(chan error, 1)
 		start := time.Now()
-		go func() { failure <- read(t.Context(), log, 0, lines); close(lines) }()
+		go func() { failure <- read(t.Context(), tail(t.Context(), log, pollEvery), 0, lines); close(lines) }()
 		var got []uint64
 		for l := range lines {
 			got = append(got, l.XID)
@@ -177,7 +177,7 @@ func follow(t *testing.T, log io.Reader, next uint64) []Line {
 	lines, failed := make(chan Line), make(chan error, 1)
 	go func() {
 		defer close(lines)
-		failed <- read(t.Context(), io.MultiReader(log, iotest.ErrReader(errEnd)), next, lines)
+		failed <- read(t.Context(), tail(t.Context(), io.MultiReader(log, iotest.ErrReader(errEnd)), pollEvery), next, lines)
 	}()
 	var all []Line
 	for l := range lines {

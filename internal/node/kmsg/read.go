@@ -23,33 +23,115 @@ type Contents struct {
 }
 
 // Log is an open kernel log. Read it once, then follow it once.
-type Log struct{ file *os.File }
+type Log struct {
+	file *os.File // nil = the ring
+	ring *ring
+}
+
+// ErrUnavailable is returned if the kernel log can't be opened. An agent works without it, but detects fewer XIDs.
+var ErrUnavailable = errors.New("kernel log is not readable")
+
+// UnavailableError is ErrUnavailable with its causes.
+type UnavailableError struct {
+	Device error // of the device or file
+	Ring   error // of syslog(2); nil = it was not tried
+}
+
+// Reason has the causes without the remedy.
+func (e *UnavailableError) Reason() string {
+	if e.Ring == nil {
+		return e.Device.Error()
+	}
+	return fmt.Sprintf("%v; syslog(2): %v", e.Device, e.Ring)
+}
+
+// Error implements error. The capability is enough for syslog(2), and the device needs it, too, where sysctl kernel.dmesg_restrict is 1.
+func (e *UnavailableError) Error() string {
+	return fmt.Sprintf("%v: %s: give the agent the capability SYSLOG (CAP_SYSLOG), or name a log that it can read", ErrUnavailable, e.Reason())
+}
+
+// Unwrap allows errors.Is with ErrUnavailable and the causes.
+func (e *UnavailableError) Unwrap() []error {
+	if e.Ring == nil {
+		return []error{ErrUnavailable, e.Device}
+	}
+	return []error{ErrUnavailable, e.Device, e.Ring}
+}
 
 // Open opens a kernel log: the device /dev/kmsg, or a file in its form. It fails with ErrUnavailable and a remedy.
 func Open(path string) (Log, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // the runtime polls, so Close ends a read
 	if err != nil {
-		return Log{}, fmt.Errorf("%w: %w: %s", ErrUnavailable, err, remedy)
+		return Log{}, &UnavailableError{Device: err}
 	}
-	return Log{f}, nil
+	return Log{file: f}, nil
+}
+
+// OpenAny opens the kernel log by the device, if it can be opened, and else by syslog(2). It fails with ErrUnavailable and a remedy.
+func OpenAny(device string) (Log, error) {
+	l, err := Open(device)
+	unavailable, ok := errors.AsType[*UnavailableError](err)
+	if !ok {
+		return l, err
+	}
+	if unavailable.Ring = newRing().fill(); unavailable.Ring != nil {
+		return Log{}, unavailable
+	}
+	return Log{ring: newRing()}, nil
 }
 
 // Close closes the log and ends Follow.
-func (l Log) Close() error { return l.file.Close() }
+func (l Log) Close() error {
+	if l.file == nil {
+		return nil
+	}
+	return l.file.Close()
+}
+
+// Counts reports whether a sequence number, or 0 for none, can be one of this log: those of the device and of syslog(2) are not the same.
+func (l Log) Counts(seq uint64) bool { return seq == 0 || (seq >= firstOfRing) == (l.ring != nil) }
 
 // Read returns the present XIDs from the record with the sequence number first on, without waiting for more. Lines with the same
 // XID and GPU within holdFor are one, as for Follow. Records that the kernel has overwritten are missing.
 //
 // If the log ends before that record, the number is of another boot or another file: Read returns all XIDs then.
 func (l Log) Read(ctx context.Context, first uint64) (c Contents, err error) {
+	err = l.present(func(log io.Reader) error { c, err = present(ctx, log, first); return err })
+	return c, err
+}
+
+// Messages calls f with the message of each present record, in the order of the log, until ctx ends.
+func (l Log) Messages(ctx context.Context, f func(string)) error {
+	return l.present(func(log io.Reader) error {
+		for records := newRecords(log); ctx.Err() == nil; {
+			record, err := records.next()
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			if err != nil {
+				return fmt.Errorf("kernel log: %w", err)
+			}
+			if _, message, ok := parseRecord(record); ok {
+				f(message)
+			}
+		}
+		return ctx.Err()
+	})
+}
+
+// present calls f with a reader that returns io.EOF where there is no more at present.
+func (l Log) present(f func(io.Reader) error) error {
+	if l.ring != nil {
+		return f(l.ring)
+	}
 	conn, err := l.file.SyscallConn()
 	if err != nil {
-		return c, err
+		return err
 	}
-	if controlErr := conn.Control(func(fd uintptr) { c, err = present(ctx, snapshot(fd), first) }); controlErr != nil {
-		return c, controlErr
+	if controlErr := conn.Control(func(fd uintptr) { err = f(snapshot(fd)) }); controlErr != nil {
+		return controlErr
 	}
-	return c, err
+	return err
 }
 
 func present(ctx context.Context, log io.Reader, first uint64) (Contents, error) {

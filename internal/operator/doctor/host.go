@@ -12,8 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/tandem-gpu/tandem/internal/node/kmsg"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
 
@@ -96,31 +95,26 @@ var kernelLines = regexp.MustCompile(`NVRM|nvidia|nouveau|Lockdown: |Loading of 
 
 const maxKernelLines = 1000
 
-// readKernelLog reads the log without waiting for more (O_NONBLOCK). Each read of /dev/kmsg returns one record; a file has lines.
+// readKernelLog reads the log without waiting for more.
 func readKernelLog(ctx context.Context, o *Options) func(*Facts) {
 	if o.KernelLog == "" {
 		return func(*Facts) {}
 	}
-	fd, err := unix.Open(o.KernelLog, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	open := kmsg.Open
+	if o.KernelLogOptional {
+		open = kmsg.OpenAny
+	}
+	log, err := open(o.KernelLog)
 	if err != nil {
 		return func(f *Facts) { f.KernelErr = err }
 	}
-	defer func() { _ = unix.Close(fd) }()
+	defer func() { _ = log.Close() }()
 	var lines []string
-	for buffer := make([]byte, 1<<16); ctx.Err() == nil; {
-		n, err := unix.Read(fd, buffer)
-		if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.EINTR) { // records were overwritten meanwhile
-			continue
+	_ = log.Messages(ctx, func(message string) { // what was read before an error is enough
+		if kernelLines.MatchString(message) {
+			lines = append(lines, strings.TrimSpace(message))
 		}
-		if err != nil || n <= 0 {
-			break
-		}
-		for line := range strings.Lines(string(buffer[:n])) {
-			if _, message, ok := strings.Cut(line, ";"); ok && kernelLines.MatchString(message) {
-				lines = append(lines, strings.TrimSpace(message))
-			}
-		}
-	}
+	})
 	lines = lines[max(0, len(lines)-maxKernelLines):]
 	return func(f *Facts) { f.Kernel = lines }
 }
@@ -136,8 +130,12 @@ func decideKernelLog(f *Facts) []Finding {
 	if f.KernelLogOptional {
 		severity = Note
 	}
-	return []Finding{{"kernel log", severity, f.KernelLog, "not readable (" + f.KernelErr.Error() + "): XIDs that NVML does not report are missed",
-		"run the agent as root, with the capability SYSLOG" + remedyInContainer(f, " and /dev/kmsg mounted")}}
+	reason := f.KernelErr.Error()
+	if unavailable, ok := errors.AsType[*kmsg.UnavailableError](f.KernelErr); ok {
+		reason = unavailable.Reason()
+	}
+	return []Finding{{"kernel log", severity, f.KernelLog, "not readable (" + reason + "): XIDs that NVML does not report are missed",
+		"run the agent as root, with the capability SYSLOG" + remedyInContainer(f, ", which the chart's value kernelLog gives it")}}
 }
 
 // decideCDI is about the specifications that container runtimes read.
