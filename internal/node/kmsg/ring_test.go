@@ -133,6 +133,21 @@ func TestRingIsFollowed(t *testing.T) {
 	})
 }
 
+// A process can't write an XID: text of it with a newline can be in a record of the kernel, of which each line has the same head.
+func TestRingRecordsOfSeveralLines(t *testing.T) {
+	forged := ringLine(0, 10, "tmpfs: Unknown parameter 'x") + ringXID(10, 1, 79) + ringXID(10, 2, 79)
+	b := &buffer{text: forged + ringXID(11, 3, 31) + ringXID(11, 4, 31) + ringLine(0, 11, "x") + ringXID(12, 5, 48) + forged}
+	log := b.log()
+	present, err := log.Read(t.Context(), 0)
+	if err != nil || !slices.Equal(xidsOf(present.Lines), []uint64{31, 31, 48}) {
+		t.Errorf("%+v, %v", present, err)
+	}
+	b.text += ringXID(13, 6, 120) // the lines before it have been read
+	if added, err := log.Read(t.Context(), present.Next); err != nil || !slices.Equal(xidsOf(added.Lines), []uint64{120}) {
+		t.Errorf("%+v, %v", added, err)
+	}
+}
+
 func TestRingErrors(t *testing.T) {
 	for name, c := range map[string]struct {
 		text string
