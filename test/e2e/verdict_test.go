@@ -41,12 +41,19 @@ type showing struct {
 }
 
 // TestOneFault has a GPU fall off the bus that both orchestrators have given to work. Both show the same verdict in the same words, new work
-// goes to other GPUs and other nodes, and what waited gets the GPU when it has been reset.
+// goes to other GPUs and other nodes, and what waited gets the GPU when it has been reset. Then the kernel logs an XID of it that NVML does not
+// report: the Nomad agent reads a log like /dev/kmsg, and the pod, which has no such device, the same by syslog(2).
 func TestOneFault(t *testing.T) {
-	f := &oneFault{fleet: startFleet(t, `http_address = "127.0.0.1:9411"`), kube: startCluster(t, pluginImage())}
+	kernel := newKernelLog(t)
+	f := &oneFault{
+		fleet: startFleet(t, `http_address = "127.0.0.1:9411"`+"\n    kernel_log = \""+kernel.path+"\""),
+		kube:  startCluster(t, pluginImage()),
+	}
 	second, other := f.kube.addNode(t, containerd2, "l40s")
 	f.second = second
-	f.kube.deployPlugin(t, f.machine.Root, "k8s-history")
+	f.kube.setKernelLog(t, kernel.profile)
+	second.setKernelLog(t, `{"defaultAction": "SCMP_ACT_ALLOW"}`) // of another machine
+	f.kube.deployPlugin(t, f.machine.Root, "k8s-history", "parts/kernel-log")
 	f.kube.awaitGPUs(t, 8, 8)
 	second.awaitGPUs(t, 8, 8)
 	step(t, "a job and a pod have one GPU", f.work)
@@ -56,7 +63,11 @@ func TestOneFault(t *testing.T) {
 		f.happens(t, "XID 79 and lost", func() error { return errors.Join(f.machine.XID(slot, 79), f.machine.Lose(slot)) },
 			func(s showing) string { return s.fault })
 	})
-	step(t, "both have the same words", f.sameWords)
+	step(t, "both have the same words", func(t *testing.T) {
+		if also := f.sameWords(t); !strings.HasPrefix(also, "lost: GPU is lost") {
+			t.Errorf("the Nomad server has one of two faults: also %q", also)
+		}
+	})
 	step(t, "new work goes to other GPUs and other nodes", f.elsewhere)
 	step(t, "the GPU is reset, and what waited is placed", func(t *testing.T) {
 		f.purge(t, "held")
@@ -66,6 +77,15 @@ func TestOneFault(t *testing.T) {
 		f.kube.awaitRunning(t, "again")
 		f.kube.awaitUnchanged(t, "held", f.pod)
 		f.checkTasks(t)
+	})
+	step(t, "the kernel logs an XID that NVML does not report", func(t *testing.T) {
+		pci, err := f.machine.Get(slotOf(t, f.machine, f.bad), "pci")
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.happens(t, "XID 119 in the kernel log", func() error { return kernel.xid(strings.TrimSuffix(pci, ".0"), 119) },
+			func(s showing) string { return strings.Replace(s.fault, "lost", "unhealthy", 1) })
+		f.sameWords(t)
 	})
 	t.Logf("when each shows it:\n%s", f.table)
 	f.h100.checkContent(t)
@@ -194,8 +214,9 @@ func (c *clock) happens(t *testing.T, event string, do func() error, pattern fun
 }
 
 // sameWords fails unless the verdicts of both agents, and what both commands print, are one text. The minute in it is that of each agent, and
-// the Nomad server also has the GPU's other fault.
-func (f *oneFault) sameWords(t *testing.T) {
+// the Nomad server also has the GPU's other faults, which are returned.
+func (f *oneFault) sameWords(t *testing.T) (also string) {
+	t.Helper()
 	minute := regexp.MustCompile(`since \S+Z`)
 	n, err := f.h100.node()
 	if err != nil {
@@ -205,9 +226,6 @@ func (f *oneFault) sameWords(t *testing.T) {
 	description := minute.ReplaceAllString(n.gpus()[i].HealthDescription, "since then")
 	verdict, also, _ := strings.Cut(description, "; also ")
 	t.Logf("the verdict: %s, and also %s", verdict, also)
-	if !strings.HasPrefix(also, "lost: GPU is lost") {
-		t.Errorf("the Nomad server has one of two faults: %s", description)
-	}
 	inKube, err := f.kube.inspected(f.bad)
 	inNomad, err2 := inspected(f.bad, binary("nomad-gpu"), "inspect", "--json", "--state-dir="+filepath.Join(stateDir(), "h100-history"))
 	for _, text := range []string{inKube, inNomad} {
@@ -226,6 +244,7 @@ func (f *oneFault) sameWords(t *testing.T) {
 			t.Errorf("another node offers %q, error %v", text, err)
 		}
 	}
+	return also
 }
 
 // elsewhere has work ask for all other GPUs of the machine, then for one more, and for one of this machine.
