@@ -10,11 +10,12 @@ import (
 	"testing"
 
 	"github.com/hashicorp/hcl"
+	"github.com/hashicorp/nomad/acl"
 	"github.com/hashicorp/nomad/jobspec2"
 )
 
-// fenced is a block of HCL in Markdown.
-var fenced = regexp.MustCompile("(?ms)^```hcl\n(.*?)^```")
+// examples are blocks of HCL in Markdown, and those within a sentence.
+var examples = regexp.MustCompile("(?ms)^```hcl\n(.*?)^```|`([a-z_]+ (?:\"[^`\"]*\" )?\\{ [^`]*\\})`")
 
 // firstWord is the kind of block that a text in HCL begins with, and its label.
 var firstWord = regexp.MustCompile(`^\s*([a-z_]+)(?: +"([^"]*)")?`)
@@ -23,7 +24,7 @@ var firstWord = regexp.MustCompile(`^\s*([a-z_]+)(?: +"([^"]*)")?`)
 // Nomad's parser accepts.
 func TestDocuments(t *testing.T) {
 	var paths []string
-	for _, pattern := range []string{"*.md", "docs/*.md", "deploy/*.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", "deploy/*.md", "deploy/*/*.md"} {
 		found, err := filepath.Glob(filepath.Join("../../..", pattern))
 		must(t, err)
 		paths = append(paths, found...)
@@ -32,15 +33,16 @@ func TestDocuments(t *testing.T) {
 	for _, path := range paths {
 		text, err := os.ReadFile(path)
 		must(t, err)
-		for _, b := range fenced.FindAllStringSubmatch(string(text), -1) {
-			m := firstWord.FindStringSubmatch(b[1])
+		for _, found := range examples.FindAllStringSubmatch(string(text), -1) {
+			b := found[1] + found[2]
+			m := firstWord.FindStringSubmatch(b)
 			if m == nil {
-				t.Errorf("%s: no block of HCL:\n%s", path, b[1])
+				t.Errorf("%s: no block of HCL:\n%s", path, b)
 				continue
 			}
 			kinds[m[1]]++
-			if err := accept(t, m[1], b[1]); err != nil {
-				t.Errorf("%s: %v\n%s", path, err, b[1])
+			if err := accept(t, m[1], b); err != nil {
+				t.Errorf("%s: %v\n%s", path, err, b)
 			}
 		}
 	}
@@ -57,6 +59,9 @@ func accept(t *testing.T, kind, text string) error {
 	case "plugin":
 		return acceptPlugins(t, text)
 	case "job":
+	case "namespace":
+		_, err := acl.Parse(text, acl.PolicyParseStrict)
+		return err
 	case "task":
 		text = fmt.Sprintf("job \"j\" {\n group \"g\" {\n%s\n}\n}\n", text)
 	case "resources", "config", "restart":
