@@ -88,7 +88,7 @@ job "install-nomad-gpu" {
             [ ! -L "$PLUGIN_DIR/nomad-gpu" ] || fail "$PLUGIN_DIR/nomad-gpu is a link, such as that of the package tandem-nomad-gpu: upgrade the package"
             [ ! -e "$CONFIG_FILE" ] || "$new" validate --nomad-config "$CONFIG_FILE" || fail "nomad-gpu $WANTED refuses $CONFIG_FILE"
             mkdir -p "$PLUGIN_DIR" "$(dirname "$CONFIG_FILE")"
-            # Both files get their names by a rename, so that no moment has half of one, and a plugin that runs keeps its file. Nomad skips other
+            # Both files get their names by a rename, so that half of one is never started, and a plugin that runs keeps its file. Nomad skips other
             # names in plugin_dir. They have the allocation's ID, because the one of a former version of this job may still run.
             plugin=$PLUGIN_DIR/.nomad-gpu.$NOMAD_ALLOC_ID
             config=$CONFIG_FILE.$NOMAD_ALLOC_ID

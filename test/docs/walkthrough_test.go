@@ -23,6 +23,7 @@ type step struct {
 	command string // as on a real machine; "GET PATH" is a request to the status page's server; "" = none
 	code    int    // exit code
 	shows   string // text in the output, for which the step waits
+	picture string // the file that has the output as a picture; "" = none
 	before  func(*stage.Stage) error
 }
 
@@ -56,7 +57,7 @@ var kubernetes = []step{
 
 var nomad = []step{
 	{text: "## The same under Nomad\n\nThe plugin runs under a Nomad client. An XID that requires a reset:",
-		command: "nomad-gpu inspect", shows: "XID_95",
+		command: "nomad-gpu inspect", shows: "XID_95", picture: "inspect.svg",
 		before: func(s *stage.Stage) error {
 			if err := s.Machine.Set(unwell, "recovery_action", "1"); err != nil {
 				return err
@@ -85,7 +86,7 @@ findings of ` + "`doctor`" + ` about the machine that wrote this (its clock, con
 
 `
 
-// TestWalkthrough does what docs/walkthrough.md shows, and compares it with the document. -update writes it.
+// TestWalkthrough does what docs/walkthrough.md and the picture of README.md show, and compares it with them. -update writes them.
 func TestWalkthrough(t *testing.T) {
 	bin := filepath.Dir(binaries.Path(t, "k8s-gpu"))
 	var out strings.Builder
@@ -141,6 +142,9 @@ func do(t *testing.T, s *stage.Stage, step step, out *strings.Builder) {
 		text := settled(r.Output)
 		if strings.Contains(text, step.shows) && r.Code == step.code {
 			fmt.Fprintf(out, "```console\n$ %s\n%s```\n\n", shown, text)
+			if step.picture != "" {
+				goldenfile.Compare(t, "../../docs/images/"+step.picture, picture(shown, text))
+			}
 			return
 		}
 		select {
