@@ -105,7 +105,8 @@ func (c *chartCluster) kustomized(t *testing.T, component string) string {
 	return must(t, "kubectl", "kustomize", dir)
 }
 
-// privileges applies the manifest as it is shipped, and compares what its process may do with the table in deploy/README.md.
+// privileges applies the manifest as it is shipped, and compares what its process may do with the table in deploy/README.md. That is enough for
+// the kernel log, of which it has no device, with the runtime's own seccomp profile.
 func (c *chartCluster) privileges(t *testing.T) {
 	must(t, "kubectl", "apply", "-f", "../../deploy/daemonset.yaml")
 	awaitRollout(t)
@@ -114,6 +115,10 @@ func (c *chartCluster) privileges(t *testing.T) {
 		t.Fatalf("processes %v", pids)
 	}
 	compareWithTable(t, privilegesOf(t, pids[0]), 1)
+	metrics, err := fetch("http://" + c.plugin(t).Status.PodIP + ":9410/metrics")
+	if err != nil || !strings.Contains(metrics, `tandem_health_source_up{source="kernel_log"} 1`) {
+		t.Errorf("the kernel log is not read, error %v", err)
+	}
 }
 
 // privilegesOfDRA does the same with the component for Dynamic Resource Allocation.
