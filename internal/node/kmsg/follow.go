@@ -21,8 +21,15 @@ const (
 	// pollEvery is the interval of reads from a regular file that was read to its end.
 	pollEvery = 200 * time.Millisecond
 
-	// pollRingEvery is the interval of reads by syslog(2), in each of which the kernel goes through the whole buffer, for one or two milliseconds.
-	pollRingEvery = 5 * time.Second
+	// pollRingEvery is the interval of reads by syslog(2): that of health checks.
+	pollRingEvery = 10 * time.Second
+
+	// pauseOfReads is how many times as long as a read the pause after it is, at least. In syslog(2) the kernel goes through its whole buffer,
+	// 17 ms for each MiB of it, which is 4 KiB for each CPU or more (CONFIG_LOG_CPU_MAX_BUF_SHIFT).
+	pauseOfReads = 1000
+
+	// maxPause bounds it where a read took long because the CPUs had other work.
+	maxPause = time.Minute
 )
 
 // Follow calls emit with the XIDs after what was read, in the order of the log, from the record with the sequence number next on,
@@ -109,14 +116,16 @@ func (l Log) tail(ctx context.Context) io.Reader {
 func tail(ctx context.Context, log io.Reader, every time.Duration) io.Reader {
 	return readerFunc(func(p []byte) (int, error) {
 		for {
+			began := time.Now()
 			n, err := log.Read(p)
+			pause := min(max(every, time.Since(began)*pauseOfReads), maxPause)
 			switch {
 			case n > 0:
 				return n, nil
 			case errors.Is(err, syscall.EPIPE):
 				// Records were overwritten before they could be read. The next read returns the oldest present one.
 			case err == nil, errors.Is(err, io.EOF), errors.Is(err, syscall.EAGAIN):
-				if !watch.Sleep(ctx, every) {
+				if !watch.Sleep(ctx, pause) {
 					return 0, ctx.Err()
 				}
 			default:
