@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"syscall"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
@@ -59,9 +60,8 @@ type environment struct {
 // run runs the command line of a process.
 func run(ctx context.Context, env environment) error {
 	values := config.NewFlags(config.KubernetesSpecs())
-	read := func() (settings, error) {
-		return config.ReadKubernetes(values, config.Environment{LookupEnv: env.lookupEnv, CheckAddress: status.CheckAddress})
-	}
+	host := config.Environment{LookupEnv: env.lookupEnv, CheckAddress: status.CheckAddress}
+	read := func() (settings, error) { return config.ReadKubernetes(values, host) }
 	return cli.Program{
 		Name: kube.Name, Usage: "offer the NVIDIA GPUs of this node to the kubelet", Version: kube.Name + " " + versionText(),
 		Description: "A flag takes precedence over its environment variable, and that over the configuration file.\n" +
@@ -80,9 +80,9 @@ func run(ctx context.Context, env environment) error {
 			s, _ := read() // Options has the error
 			return kube.Explain(s)
 		},
-		Validate: func() ([]string, error) {
+		Validate: func() (cli.Validation, error) {
 			s, err := read()
-			return s.Summary(), err
+			return cli.Validation{Warnings: slices.Concat(s.File.Warnings, s.Missing(values, host)), Means: s.Summary()}, err
 		},
 		Import: importNVIDIA(), Shadow: shadowKubelet(read), Classes: classes(read),
 		Stdout: env.stdout, Stderr: env.stderr,

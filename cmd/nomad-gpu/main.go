@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
@@ -54,18 +55,8 @@ func command(name string, args []string, stdout, stderr io.Writer) int {
 			s, _ := given.settings() // Options has the errors
 			return nomad.Explain(s)
 		},
-		Validate: func() ([]string, error) {
-			b, err := given.block()
-			switch {
-			case err != nil:
-				return nil, err
-			case b.PolicyFile == "" && given.file == "":
-				return nil, cli.Usagef("validate: want a policy file, or --nomad-config with the file that has the plugin block")
-			}
-			f, err := b.Check()
-			return f.Summary(), err
-		},
-		Import: importNomad(name), Shadow: shadowNomad(&given),
+		Validate: given.validate,
+		Import:   importNomad(name), Shadow: shadowNomad(&given),
 		Keys:   blockKeys(),
 		Stdout: stdout, Stderr: stderr,
 	}.Run(context.Background(), append([]string{name}, args...))
@@ -78,6 +69,16 @@ type given struct {
 	plugin string // name of its file
 	flags  config.Flags
 	file   string // of the Nomad client's configuration; "" = none
+}
+
+// validate reads the block and the policy file with all of their problems.
+func (g *given) validate() (cli.Validation, error) {
+	b, unreadable := g.block()
+	if b.PolicyFile == "" && g.file == "" {
+		return cli.Validation{}, cli.Usagef("validate: want a policy file, or one of the Nomad client that has the plugin block")
+	}
+	f, err := b.Check()
+	return cli.Validation{Warnings: slices.Concat(f.Warnings, b.Missing()), Means: f.Summary()}, errors.Join(unreadable, err)
 }
 
 // block is the plugin's block in the file with the flags; the flags alone without a file, or with one that can't be read.
@@ -127,7 +128,7 @@ const introduction = `%[1]s (nomad-gpu %[2]s) is a Nomad device plugin, which No
           config {}
         }
 
- 3. List the GPUs with "nomad node status -self -verbose", request one with: device "nvidia/gpu" {}
+ 3. List the GPUs: nomad node status -self -verbose. Request one: device "nvidia/gpu" {}
 
 To print what it offers, or would offer: %[1]s inspect. All commands: %[1]s help
 `

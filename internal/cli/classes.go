@@ -29,7 +29,7 @@ func (p Program) classesVerb() verb {
 		usage: "print the DeviceClasses for the pools of the configuration, or of several groups of nodes, for Dynamic Resource Allocation",
 		flags: []cli.Flag{
 			text("mig-profiles", "MIG profiles of the nodes' instances, such as 1g.10gb,3g.40gb; those that the policy names are known"),
-			&cli.BoolFlag{Name: "extended-resources", Value: true, Usage: "map nvidia.com/<pool> to the classes, so that pods which request it need no claim; true if not given"},
+			&cli.BoolFlag{Name: "extended-resources", Value: true, Usage: "map nvidia.com/<pool> to the classes, so that pods which request it need no claim"},
 			&cli.BoolFlag{Name: "admission-policy", Usage: "also print the ValidatingAdmissionPolicy that keeps an agent to the ResourceSlices of its node; the shipped manifests and the chart have it"},
 			&cli.StringFlag{Name: "service-account", Value: defaultAccount, Usage: "of the agents, for the policy, which gets the same name"},
 			text("namespace", "of that service account; any if not given"),

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -45,7 +46,7 @@ func Flags(specs []config.Spec, values config.Flags) (flags []cli.Flag) {
 		if len(s.Env) > 0 {
 			usage += " [$" + strings.Join(s.Env, ", $") + "]"
 		}
-		flags = append(flags, &cli.GenericFlag{Name: s.Flag, Aliases: s.Aliases, Value: values[s.Flag], Hidden: s.Hidden, Usage: usage})
+		flags = append(flags, &cli.GenericFlag{Name: s.Flag, Aliases: s.Aliases, Value: values[s.Flag], DefaultText: s.Default, Hidden: s.Hidden, Usage: usage})
 	}
 	return flags
 }
@@ -67,7 +68,7 @@ type Program struct {
 	Flags    []cli.Flag                    // of the agent, config.FlagConfigFile among them; the commands accept them, too
 	Serve    func(context.Context) error   // what the program does without a verb; nil = a verb is required
 	Options  func() (agent.Options, error) // of the agent that the verbs refer to; with an error, as far as they are valid
-	Validate func() ([]string, error)      // reads the configuration, and returns what it means and its warnings, line by line
+	Validate func() (Validation, error)    // reads the configuration
 	Keys     []string                      // settings that are keys of a plugin block and no flags
 
 	// Doctor returns what doctor checks: the options of an agent as for Options, and the checks of the orchestrator. The root of the
@@ -132,6 +133,7 @@ func WriteError(w io.Writer, prefix string, err error) {
 }
 
 func (p Program) command() *cli.Command {
+	setHelpPrinter()
 	root := &cli.Command{
 		Name: p.Name, Usage: p.Usage, Description: p.Description, Flags: p.Flags, HideHelpCommand: true,
 		Writer: p.Stdout, ErrWriter: p.Stderr, Commands: p.verbs(),
@@ -178,11 +180,20 @@ func unknownCommand(root *cli.Command, written string) error {
 	return Usagef("unknown command %s: see %s help", written, root.Name)
 }
 
+// invalidValue matches the library's error for a value that a flag can't have: value and flag.
+var invalidValue = regexp.MustCompile(`(?s)^invalid value (".*") for flag -+(\S+): `)
+
 // usageError replaces the page of help that the library prints by one line.
 func (p Program) usageError(_ context.Context, c *cli.Command, err error, _ bool) error {
+	if value := invalidValue.FindStringSubmatch(err.Error()); value != nil {
+		return Usagef("--%s = %s: %s", value[2], value[1], wantedBy(find(c, "--"+value[2])))
+	}
+	if name, ok := strings.CutPrefix(err.Error(), "flag needs an argument: -"); ok {
+		return Usagef("--%s: want a value: see %s --help", strings.TrimLeft(name, "-"), strings.TrimSpace(c.FullName()))
+	}
 	name, ok := strings.CutPrefix(err.Error(), "flag provided but not defined: -")
 	if !ok {
-		return &UsageError{strings.Replace(err.Error(), " for flag -", " for flag --", 1)}
+		return &UsageError{err.Error()}
 	}
 	var names []string
 	for _, f := range slices.Concat(c.Flags, c.Root().Flags) {

@@ -99,8 +99,3 @@ func find(c *cli.Command, written string) cli.Flag {
 	}
 	return nil
 }
-
-func isBool(f cli.Flag) bool {
-	b, ok := f.(interface{ IsBoolFlag() bool })
-	return ok && b.IsBoolFlag()
-}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -43,10 +44,10 @@ func TestCommandLine(t *testing.T) {
 		"--version":             {"--version", 0, "$ ", ""},
 		"-version":              {"-version", 0, "$ ", ""},
 		"-help":                 {"-help", 0, "\n   quiesce ", ""},
-		"help on a verb":        {"help simulate", 0, "$ simulate [options] xid|event CODE", ""},
+		"help on a verb":        {"help simulate", 0, "$ simulate [flags] xid|event CODE", ""},
 		"help of a verb":        {"clear -h", 0, "--verified-at ", ""},
 		"help on no verb":       {"help inspct", 2, "", "$: unknown command inspct: did you mean inspect?\n"},
-		"no value":              {"--state-dir", 2, "", "$: flag needs an argument: --state-dir\n"},
+		"no value":              {"--state-dir", 2, "", "$: --state-dir: want a value: see $ --help\n"},
 		"too many faults":       {"simulate xid 79 80", 2, "", `$: simulate: unexpected argument "80": see $ simulate --help` + "\n"},
 		"no driver":             {"inspect " + absent, 0, "driver absent: no NVIDIA driver", ""},
 		"no driver, JSON":       {"inspect --json " + absent, 0, `"state": "absent"`, ""},
@@ -111,6 +112,64 @@ func TestInspect(t *testing.T) {
 				t.Errorf("%s: %+v", program, d)
 			}
 		}
+	}
+}
+
+// A request that would be refused is explained, and the exit code is 1; top prints JSON once.
+func TestRefusedRequestAndUse(t *testing.T) {
+	t.Parallel()
+	m := simdriver.StartParallel(t, "h100x8")
+	roots := []string{"--driver-root=" + m.Root, "--sysfs-root=" + m.Root + "/sys", "--procfs-root=" + m.Root + "/proc", "--state-dir="}
+	for _, program := range programs {
+		for _, form := range [][]string{nil, {"--json"}} {
+			code, stdout, stderr := run(t, program, slices.Concat([]string{"explain", "--count=9"}, form, roots)...)
+			if code != 1 || !strings.Contains(stdout, "8 of 9 devices") || !strings.HasPrefix(stderr, program+": explain: a request for ") || strings.Count(stderr, "\n") != 1 {
+				t.Errorf("%s %v: exit code %d, %s, %s", program, form, code, stdout, stderr)
+			}
+			if code, stdout, stderr := run(t, program, slices.Concat([]string{"explain", "--count=8"}, form, roots)...); code != 0 || stderr != "" {
+				t.Errorf("%s %v: exit code %d, %s, %s", program, form, code, stdout, stderr)
+			}
+		}
+		code, stdout, stderr := run(t, program, slices.Concat([]string{"top", "--json"}, roots)...)
+		var got report.Report
+		if err := json.Unmarshal([]byte(stdout), &got); code != 0 || err != nil || len(got.Devices) != 8 || got.Source != report.FromDriver {
+			t.Errorf("%s top --json: exit code %d, %v, %s%s", program, code, err, stdout, stderr)
+		}
+	}
+}
+
+// validate takes the configuration of a Nomad client without a flag, in HCL and JSON; keys that Nomad ignores are problems, and paths that the
+// host does not have are warnings.
+func TestValidateClientConfiguration(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"client.hcl":  "plugin \"nomad-gpu\" {\n  degraded = \"no\"\n  config { driver_root = \"/nowhere\" }\n}\n",
+		"client":      "plugin \"nomad-gpu\" {\n  degraded = \"no\"\n  config { driver_root = \"/nowhere\" }\n}\n",
+		"client.json": `{"plugin": {"nomad-gpu": {"degraded": "no", "config": {"driver_root": "/nowhere"}}}}`,
+	} {
+		path := filepath.Join(dir, name)
+		write(t, path, text)
+		const outside = `degraded = "no": Nomad ignores keys of plugin "nomad-gpu" outside of config { }: move it there`
+		if code, stdout, stderr := run(t, "nomad-gpu", "validate", path); code != 1 || stdout != "" || !strings.HasSuffix(stderr, outside+"\n") || strings.Count(stderr, "\n") != 1 {
+			t.Errorf("%s: exit code %d, %q, %q", name, code, stdout, stderr)
+		}
+		code, stdout, stderr := run(t, "nomad-gpu", "validate", "--json", path)
+		var got struct {
+			Valid    bool
+			Problems []struct{ Key, Value, Remedy string }
+			Warnings []string
+		}
+		if err := json.Unmarshal([]byte(stdout), &got); err != nil || code != 1 || stderr != "" || got.Valid || len(got.Problems) != 1 || got.Problems[0].Value != "no" ||
+			len(got.Warnings) != 1 || !strings.HasSuffix(got.Warnings[0], "driver_root: /nowhere is not on this host") {
+			t.Errorf("%s --json: exit code %d, %v, %s%s", name, code, err, stdout, stderr)
+		}
+		if code, _, stderr := run(t, "k8s-gpu", "validate", path); code != 1 || !strings.Contains(stderr, "the configuration of a Nomad client") {
+			t.Errorf("k8s-gpu %s: exit code %d, %q", name, code, stderr)
+		}
+	}
+	if code, stdout, _ := run(t, "k8s-gpu", "validate", "--json", "--sysfs-root=/nowhere"); code != 0 || !strings.Contains(stdout, "--sysfs-root: /nowhere is not on this host") || !strings.Contains(stdout, `"valid": true`) {
+		t.Errorf("k8s-gpu: exit code %d, %s", code, stdout)
 	}
 }
 

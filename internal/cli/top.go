@@ -39,6 +39,7 @@ func (p Program) topVerb() verb {
 	return verb{name: "top", usage: "show what the devices do and which work has them, until Ctrl-C; once if the output is no terminal, or no agent runs",
 		flags: []cli.Flag{
 			&cli.BoolFlag{Name: "once", Usage: "print one table"},
+			&cli.BoolFlag{Name: "json", Usage: "print JSON, once: that of inspect, with the use of each device"},
 			&cli.DurationFlag{Name: "interval", Value: defaultInterval, Usage: "time between two tables"},
 		}, do: p.top}
 }
@@ -56,7 +57,9 @@ func (p Program) top(ctx context.Context, c *cli.Command) error {
 	screen, isFile := p.Stdout.(*os.File)
 	switch {
 	case unavailable != nil:
-		return p.topWithoutAgent(ctx, o, unavailable)
+		return p.topWithoutAgent(ctx, o, unavailable, c.Bool("json"))
+	case c.Bool("json"):
+		return report.WriteJSON(p.Stdout, r)
 	case c.Bool("once") || !isFile || !terminal.Is(screen):
 		return p.printTop(r)
 	}
@@ -64,7 +67,7 @@ func (p Program) top(ctx context.Context, c *cli.Command) error {
 }
 
 // topWithoutAgent prints one table of what the driver itself reports: to open it again and again would cost more than it shows.
-func (p Program) topWithoutAgent(ctx context.Context, o agent.Options, unavailable error) error {
+func (p Program) topWithoutAgent(ctx context.Context, o agent.Options, unavailable error, asJSON bool) error {
 	r := agent.ReadUseOnce(ctx, o)
 	r.Source = report.FromDriver
 	if r.Driver.State != gpu.DriverReady.String() {
@@ -72,6 +75,9 @@ func (p Program) topWithoutAgent(ctx context.Context, o agent.Options, unavailab
 	}
 	if !errors.Is(unavailable, control.ErrNotRunning) {
 		WriteError(p.Stderr, p.Name, unavailable)
+	}
+	if asJSON {
+		return report.WriteJSON(p.Stdout, r)
 	}
 	return p.printTop(r)
 }

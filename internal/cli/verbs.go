@@ -33,7 +33,7 @@ func (p Program) verbs() []*cli.Command {
 		{name: "inspect", usage: "print what is offered, all active conditions and their causes; without a running agent, what one would offer",
 			flags: []cli.Flag{asJSON}, do: p.inspect},
 		{name: "validate", usage: "read the configuration, and print what it means or every problem; exit code 1 if there is one",
-			argsUsage: "[FILE]", maxArgs: 1, do: p.validate},
+			argsUsage: "[FILE]", maxArgs: 1, flags: []cli.Flag{asJSON}, do: p.validate},
 		{name: "doctor", usage: "look for the reasons why there is no GPU, or fewer than expected; exit code 3 if there is a problem",
 			flags: []cli.Flag{asJSON, &cli.BoolFlag{Name: "all", Usage: "also print what is in order"}, text("host-root", "root of the host's file system, if that is not /, such as /host in a debugging pod")},
 			do:    p.doctor},
@@ -137,27 +137,6 @@ func (p Program) inspect(ctx context.Context, c *cli.Command) error {
 	}
 	read := func(ctx context.Context) report.Report { return agent.ReadOnce(ctx, o) }
 	return control.Inspect(ctx, socket(o), read, p.Stdout, c.Bool("json"))
-}
-
-// validate needs no GPU and no running agent, so that a configuration can be checked where it is written.
-func (p Program) validate(_ context.Context, c *cli.Command) error {
-	if file := c.Args().First(); file != "" {
-		if c.IsSet(config.FlagConfigFile) {
-			return Usagef("validate: want FILE or --%s, not both", config.FlagConfigFile)
-		}
-		if err := c.Set(config.FlagConfigFile, file); err != nil {
-			return err
-		}
-	}
-	lines, err := p.Validate()
-	if err != nil {
-		return err
-	}
-	for _, line := range lines {
-		fmt.Fprintln(p.Stdout, line)
-	}
-	_, err = fmt.Fprintln(p.Stdout, "no problem")
-	return err
 }
 
 func (p Program) simulate(ctx context.Context, c *cli.Command) error {

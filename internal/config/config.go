@@ -36,6 +36,7 @@ type Spec struct {
 	Note    string   // what else the documentation has, in Markdown
 	Default string
 	Empty   bool // an empty variable or scalar is a value; for other options it is as if it were not set
+	Exists  bool // the path is expected on the host: see missing
 	Hidden  bool // not supported, or without effect
 	binding
 

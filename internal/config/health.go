@@ -61,7 +61,7 @@ func healthOptions(c *core.Config, h *Health) []Spec {
 			binding: choice(&p.DegradedTakesNoWork, map[string]bool{"schedulable": false, "unhealthy": true})},
 		{HCL: "application_faults", Default: "degraded",
 			Usage: "effect of application XIDs of three workloads within an hour on a GPU: ignore, degraded or unhealthy", binding: choice(&p.ApplicationFaults, effects)},
-		{HCL: "kernel_log", Default: "auto", Usage: "second source of XIDs: auto reads " + defaultKernelLog + ", or the same by syslog(2), if allowed; off; or a path", Note: "It has XIDs that NVML does not report",
+		{HCL: "kernel_log", Default: "auto", Exists: true, Usage: "second source of XIDs: auto reads " + defaultKernelLog + ", or the same by syslog(2), if allowed; off; or a path", Note: "It has XIDs that NVML does not report",
 			binding: h.kernelLog()},
 		{HCL: "state_dir", Default: defaultStateDir, Empty: true,
 			Usage:   "folder of the health history, the control socket and the devices of the agents of this host; empty: none",

@@ -50,6 +50,7 @@ type Block struct {
 
 	settings Nomad // Core.MIG and MPSRoot are "" if the block has none
 	problems []error
+	paths    paths
 	strict   bool // the policy file is checked as k8s-gpu would, too
 }
 
@@ -80,11 +81,11 @@ func nomadOptions(b *Block) []Spec {
 		{HCL: "ignored_gpu_ids", Usage: "UUIDs of GPUs or MIG instances that are not offered", binding: ignoredIDs(&s.Core.Exclude)},
 		{HCL: "fingerprint_period", Default: "1m", Usage: "time between complete enumerations; an event causes one earlier",
 			binding: duration(&s.Core.Rescan, minFingerprintPeriod)},
-		{HCL: "driver_root", Flag: "driver-root", Default: "/", Usage: "root of the driver's installation", binding: root(&roots.Driver, "/")},
-		{HCL: "dev_root", Flag: "dev-root", Usage: "folder that has dev/nvidia0 ...; the driver root if empty",
+		{HCL: "driver_root", Flag: "driver-root", Default: "/", Exists: true, Usage: "root of the driver's installation", binding: root(&roots.Driver, "/")},
+		{HCL: "dev_root", Flag: "dev-root", Exists: true, Usage: "folder that has dev/nvidia0 ...; the driver root if empty",
 			binding: devRoot(roots)},
-		{HCL: "sysfs_root", Flag: "sysfs-root", Default: "/sys", Usage: "mount point of sysfs", binding: root(&roots.Sys, "/sys")},
-		{HCL: "procfs_root", Flag: "procfs-root", Default: "/proc", Usage: "mount point of procfs", binding: root(&roots.Proc, "/proc")},
+		{HCL: "sysfs_root", Flag: "sysfs-root", Default: "/sys", Exists: true, Usage: "mount point of sysfs", binding: root(&roots.Sys, "/sys")},
+		{HCL: "procfs_root", Flag: "procfs-root", Default: "/proc", Exists: true, Usage: "mount point of procfs", binding: root(&roots.Proc, "/proc")},
 		{HCL: "policy_file", Flag: FlagConfigFile, Aliases: []string{"policy-file"},
 			Usage:   "which GPUs are offered, under which names, for how many tasks: see docs/policy.md; read again at SIGHUP",
 			binding: pathOrEmpty(&b.PolicyFile, "/etc/tandem/policy.yaml")},
@@ -100,7 +101,7 @@ func nomadOptions(b *Block) []Spec {
 			binding: injection(&s.Core.Injection)},
 		{HCL: "cdi_dir", Flag: "cdi-dir", Default: defaultCDIDir, Usage: "folder of the CDI specification, which is written for injection cdi and libraries",
 			binding: ownFolder(&s.CDIDir, defaultCDIDir, nil)},
-		{HCL: "cdi_hook_path", Default: defaultCDIHook, Usage: "nvidia-ctk or nvidia-cdi-hook, which container runtimes call for a CDI specification",
+		{HCL: "cdi_hook_path", Default: defaultCDIHook, Exists: true, Usage: "nvidia-ctk or nvidia-cdi-hook, which container runtimes call for a CDI specification",
 			binding: path(&s.CDIHookPath, defaultCDIHook)},
 	}
 	options = append(options, nomadOperations(&s.Operations)...)
@@ -204,6 +205,7 @@ func newBlock(value func(Spec) (Value, error)) Block {
 			o.reset()
 		} else {
 			b.problems = append(b.problems, o.apply(v)...)
+			b.paths.add(o, v)
 		}
 	}
 	return b

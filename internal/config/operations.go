@@ -41,7 +41,7 @@ func nomadOperations(o *Operations) []Spec {
 			binding: orEmpty(&o.MappingDir, ownFolder(&o.MappingDir, defaultMappingDir, isJobFile))},
 		{HCL: "nomad_address", Usage: "address of the Nomad agent's API, for the owners of devices, and to find out that no work has a GPU that leaves Nomad: http://127.0.0.1:4646, https://..., unix:///path; empty: owners are read from control groups only, and no GPU leaves Nomad",
 			binding: nomadAddress(&o.NomadAddress)},
-		{HCL: "nomad_token_file", Usage: "file with an ACL token for nomad_address that allows agent:read, node:read and namespace read-job; if not in every namespace, no GPU leaves Nomad",
+		{HCL: "nomad_token_file", Exists: true, Usage: "file with an ACL token for nomad_address that allows agent:read, node:read and namespace read-job; if not in every namespace, no GPU leaves Nomad",
 			binding: pathOrEmpty(&o.NomadTokenFile, "/etc/nomad.d/tandem.token")},
 	}
 }

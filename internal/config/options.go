@@ -53,14 +53,14 @@ func nvidiaOptions(s *Kubernetes) []Spec {
 		{Flag: flagFailOnInitError, Key: "flags.failOnInitError", Default: "true",
 			Usage:   "accepted and without effect: without a driver the agent waits for one, and reports the reason",
 			binding: boolean(new(bool))},
-		{Flag: "driver-root", Aliases: []string{"nvidia-driver-root"}, Env: []string{"NVIDIA_DRIVER_ROOT"}, Key: "flags.nvidiaDriverRoot", Default: "/",
+		{Flag: "driver-root", Aliases: []string{"nvidia-driver-root"}, Env: []string{"NVIDIA_DRIVER_ROOT"}, Key: "flags.nvidiaDriverRoot", Exists: true, Default: "/",
 			Usage:   "root of the driver's installation on the host",
 			binding: path(&s.DriverRoot, "/")},
 		{Flag: "driver-root-ctr-path", Aliases: []string{"container-driver-root"}, Env: []string{"DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"},
 			Key: "flags.plugin.containerDriverRoot", Default: "/driver-root",
 			Usage:   "mount point of the driver root in this container; if it does not exist, the driver root itself is used",
 			binding: path(&s.ContainerRoot, "/driver-root")},
-		{Flag: "dev-root", Aliases: []string{"nvidia-dev-root"}, Env: []string{"NVIDIA_DEV_ROOT"}, Key: "flags.nvidiaDevRoot",
+		{Flag: "dev-root", Aliases: []string{"nvidia-dev-root"}, Env: []string{"NVIDIA_DEV_ROOT"}, Key: "flags.nvidiaDevRoot", Exists: true,
 			Usage:   "folder on the host that has dev/nvidia0 ...; the driver root if empty",
 			binding: pathOrEmpty(&s.DevRoot, "/")},
 		{Flag: flagPassDeviceSpecs, Key: "flags.plugin.passDeviceSpecs", Default: "false",
@@ -94,7 +94,7 @@ func nvidiaOptions(s *Kubernetes) []Spec {
 			Usage:   "folder of the MPS control daemons on the host, such as " + defaultMPSRoot + "; in a container its mount point is " + mpsMount,
 			Note:    "`nomad-gpu` reads the key of its policy file, too, if its block has none",
 			binding: orEmpty(&s.MPSRoot, ownFolder(&s.MPSRoot, defaultMPSRoot, nil))},
-		{Flag: "kubelet-socket", Default: defaultKubeletSocket, Empty: true,
+		{Flag: "kubelet-socket", Default: defaultKubeletSocket, Empty: true, Exists: true,
 			Usage:   "the kubelet's registration socket; empty: the agent serves, but does not register",
 			binding: orEmpty(&s.KubeletSocket, inOwnFolder(&s.KubeletSocket, defaultKubeletSocket))},
 	}
@@ -103,7 +103,7 @@ func nvidiaOptions(s *Kubernetes) []Spec {
 // ownOptions are options that NVIDIA's plugin does not have, and the configuration file.
 func ownOptions(s *Kubernetes, checkAddress func(string) error) []Spec {
 	return []Spec{
-		{Flag: "pod-resources-socket", Default: defaultPodResourcesSocket, Empty: true,
+		{Flag: "pod-resources-socket", Default: defaultPodResourcesSocket, Empty: true, Exists: true,
 			Usage:   "the kubelet's pod-resources API, which lists the devices of each pod; empty: it is not read",
 			binding: pathOrEmpty(&s.PodResourcesSocket, defaultPodResourcesSocket)},
 		{Flag: FlagConfigFile, Usage: "configuration file (version: " + version + ")",
@@ -124,9 +124,9 @@ func ownOptions(s *Kubernetes, checkAddress func(string) error) []Spec {
 				s.Core.Exclude = append(s.Core.Exclude, gpu.DeviceID(id))
 				return nil
 			}}},
-		{Flag: "sysfs-root", Default: "/sys", Usage: "mount point of the host's sysfs",
+		{Flag: "sysfs-root", Default: "/sys", Exists: true, Usage: "mount point of the host's sysfs",
 			binding: path(&s.Core.Roots.Sys, "/sys")},
-		{Flag: "procfs-root", Default: "/proc", Usage: "mount point of the host's procfs",
+		{Flag: "procfs-root", Default: "/proc", Exists: true, Usage: "mount point of the host's procfs",
 			binding: path(&s.Core.Roots.Proc, "/proc")},
 	}
 }

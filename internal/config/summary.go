@@ -8,19 +8,15 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// Summary is a line for each option without effect, each warning, and each request of the settings, whatever devices the
-// host has.
+// Summary is a line for each option without effect, and each request of the settings, whatever devices the host has.
 func (s Kubernetes) Summary() []string {
 	f := s.File
 	f.MIG, f.MPSRoot = s.Core.MIG, s.MPSRoot
 	return slices.Concat(s.Notes, s.apiSummary(), f.Summary())
 }
 
-// Summary is a line for each warning and each request of a file, whatever devices the host has.
+// Summary is a line for each request of a file, whatever devices the host has.
 func (f File) Summary() (lines []string) {
-	for _, w := range f.Warnings {
-		lines = append(lines, "warning: "+w)
-	}
 	add := func(at string, parts ...string) {
 		lines = append(lines, at+": "+strings.Join(parts, ", "))
 	}

@@ -26,7 +26,7 @@ func (e *NoBlockError) Error() string { return e.problem.Error() }
 func (e *NoBlockError) Unwrap() error { return e.problem }
 
 // Read returns the keys of the config block of a plugin in the file at path. The errors are the reason why the file can't be read, its
-// syntax error, a missing block (*NoBlockError), and a repeated block or key, each with path and line.
+// syntax error, a missing block (*NoBlockError), a repeated block or key, and a key outside of config, each with path and line.
 func Read(path, plugin string) (config.Keys, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -38,10 +38,11 @@ func Read(path, plugin string) (config.Keys, error) {
 	}
 	r := reader{path: path, plugin: plugin}
 	block, err := r.block(root)
-	if err != nil {
+	if block == nil {
 		return config.Keys{}, err
 	}
-	return r.keys(block)
+	keys, err1 := r.keys(block)
+	return keys, errors.Join(err, err1)
 }
 
 // reader reads one file.
@@ -63,7 +64,29 @@ func (r reader) block(root *ast.ObjectList) (*ast.ObjectList, error) {
 	if err != nil {
 		return nil, err
 	}
-	return r.one(plugin, "config", "config")
+	block, err := r.one(plugin, "config", "config")
+	return block, errors.Join(err, r.outside(plugin))
+}
+
+// outside has the keys of the plugin block that Nomad ignores without a word: all but config and args.
+func (r reader) outside(plugin *ast.ObjectList) error {
+	var errs []error
+	for _, item := range plugin.Items {
+		if name := Name(item); name != "config" && name != "args" {
+			errs = append(errs, &setting.Error{
+				Key: r.where(item.Pos(), name), Value: shown(item.Val), Remedy: fmt.Sprintf("Nomad ignores keys of plugin %q outside of config { }: move it there", r.plugin),
+			})
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// shown is a value in an error.
+func shown(n ast.Node) string {
+	if _, isBlock := n.(*ast.ObjectType); isBlock {
+		return "{ ... }"
+	}
+	return fmt.Sprint(Value(n))
 }
 
 // one is the content of the one block with a name, or none; label is the name of the block in errors.

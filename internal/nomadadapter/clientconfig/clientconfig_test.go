@@ -49,8 +49,10 @@ func TestRead(t *testing.T) {
 		"another name":           {`plugin "nvidia-gpu" {}`, nil, `c.hcl: plugin = "": want plugin "nomad-gpu" { config { ... } }, the name of the plugin's file; the file has "nvidia-gpu"`},
 		"two plugins":            {"plugin \"nomad-gpu\" {}\nplugin \"nomad-gpu\" {}\n", nil, `c.hcl:2: plugin = "nomad-gpu": given twice: want one block`},
 		"two configs":            {"plugin \"nomad-gpu\" {\n  config {}\n  config {}\n}\n", nil, `c.hcl:3: config = "config": given twice: want one block`},
-		"a key twice":            {"plugin \"nomad-gpu\" {\n  config {\n    degraded = \"x\"\n    degraded = \"y\"\n  }\n}\n", nil, `c.hcl: The argument "degraded" at 4:5 was already set. Each argument can only be defined once`},
-		"no block":               {`plugin "nomad-gpu" { config = "x" }`, nil, `c.hcl:1: config = "x": want a block`},
+		"outside": {"plugin \"nomad-gpu\" {\n  degraded = \"no\"\n  xids { \"63\" = \"ignore\" }\n  config { simulation = true }\n}\n", map[string]any{"simulation": true},
+			`c.hcl:2: degraded = "no": Nomad ignores keys of plugin "nomad-gpu" outside of config { }: move it there` + "\n" + `DIR/c.hcl:3: xids = "{ ... }": Nomad ignores keys of plugin "nomad-gpu" outside of config { }: move it there`},
+		"a key twice": {"plugin \"nomad-gpu\" {\n  config {\n    degraded = \"x\"\n    degraded = \"y\"\n  }\n}\n", nil, `c.hcl: The argument "degraded" at 4:5 was already set. Each argument can only be defined once`},
+		"no block":    {`plugin "nomad-gpu" { config = "x" }`, nil, `c.hcl:1: config = "x": want a block`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -59,9 +61,9 @@ func TestRead(t *testing.T) {
 			keys, err := Read(path, "nomad-gpu")
 			text := ""
 			if err != nil {
-				text = strings.TrimPrefix(err.Error(), dir+"/")
+				text = strings.ReplaceAll(strings.TrimPrefix(err.Error(), dir+"/"), dir, "DIR")
 			}
-			if diff := cmp.Diff(tc.want, keys.Values); text != tc.err || tc.err == "" && diff != "" {
+			if diff := cmp.Diff(tc.want, keys.Values); text != tc.err || (tc.err == "" || tc.want != nil) && diff != "" {
 				t.Errorf("%s\n%s", text, diff)
 			}
 		})

@@ -39,8 +39,12 @@ func Explain(ctx context.Context, path string, args explain.Args, read func(cont
 		}
 		e.Source, e.Warnings = report.FromDriver, append(e.Warnings, reason)
 	}
+	write := e.Write
 	if asJSON {
-		return report.WriteJSON(out, e)
+		write = func(out io.Writer) error { return report.WriteJSON(out, e) }
 	}
-	return e.Write(out)
+	if err := write(out); err != nil {
+		return err
+	}
+	return e.Refused()
 }

@@ -3,6 +3,9 @@
 package explain
 
 import (
+	"errors"
+	"fmt"
+
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
@@ -127,6 +130,24 @@ type Mount struct {
 	HostPath      string `json:"hostPath"`
 	ContainerPath string `json:"containerPath"`
 	ReadOnly      bool   `json:"readOnly,omitempty"`
+}
+
+// Refused is the error of requests that would be refused; nil if all would be answered.
+func (e Explanation) Refused() error {
+	var errs []error
+	for _, r := range e.Requests {
+		if r.Refused != "" {
+			errs = append(errs, &RefusedError{Name: r.Name, Reason: r.Refused})
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// RefusedError is a request that would be refused.
+type RefusedError struct{ Name, Reason string }
+
+func (e *RefusedError) Error() string {
+	return fmt.Sprintf("explain: a request for %s would be refused: %s", e.Name, e.Reason)
 }
 
 // Explain answers. Without arguments it is about every device. The error has every argument that is wrong (*setting.Error, joined).
