@@ -12,6 +12,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/tandem-gpu/tandem/internal/cli/importer"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
 
 // Import reads configurations of the plugin that this agent replaces.
@@ -30,12 +31,13 @@ const maxInput = 16 << 20
 func (p Program) importVerb() verb {
 	return verb{
 		name: "import", argsUsage: "[FILE]", maxArgs: 1, do: p.doImport,
-		usage: "print a configuration of " + p.Import.Of + " in the form of this agent, with a comment for what differs or has no effect; FILE or - for standard input",
+		usage: "print a configuration of " + p.Import.Of + " in the form of this agent, with a comment for each value that differs, has no effect or is not known; exit code 1 if none is known; FILE or - for standard input",
 		flags: []cli.Flag{
 			text("from", "form of the input: "+strings.Join(p.Import.Formats, ", ")+"; detected if not given"),
 			text("config", "name of one of several configurations in the input"),
 			text("output", "file to write instead of printing; for several configurations a folder"),
 			&cli.BoolFlag{Name: "force", Usage: "replace a file that exists"},
+			&cli.BoolFlag{Name: "json", Usage: "print JSON: the files, the notes, and the places of all values that the files have with the same meaning"},
 		},
 	}
 }
@@ -44,6 +46,9 @@ func (p Program) doImport(_ context.Context, c *cli.Command) error {
 	format := c.String("from")
 	if format != "" && !slices.Contains(p.Import.Formats, format) {
 		return Usagef("import: --from %s: want one of %s", format, strings.Join(p.Import.Formats, ", "))
+	}
+	if c.Bool("json") && c.String("output") != "" {
+		return Usagef("import: want --json or --output, not both")
 	}
 	path := c.Args().First()
 	if path == "" {
@@ -59,11 +64,14 @@ func (p Program) doImport(_ context.Context, c *cli.Command) error {
 	}
 	r, err := p.Import.Read(name, input, format)
 	if err != nil {
-		return err
+		return p.otherProgram(path, err)
 	}
 	files, err := r.One(c.String("config"))
 	if err != nil {
 		return fmt.Errorf("import: %w", err)
+	}
+	if c.Bool("json") {
+		return report.WriteJSON(p.Stdout, imported{r.Kind, r.Default, described(files), importer.Sorted(r.Notes), r.Taken})
 	}
 	if len(files) == 0 || c.String("output") != "" { // else the notes are comments of what is printed
 		for _, n := range r.Notes {
@@ -71,6 +79,36 @@ func (p Program) doImport(_ context.Context, c *cli.Command) error {
 		}
 	}
 	return p.putFiles(c, r, files)
+}
+
+// imported is the output of import --json.
+type imported struct {
+	Kind    string          `json:"kind"`
+	Default string          `json:"default,omitempty"` // name of a file
+	Files   []importedFile  `json:"files"`             // none if the input installs no device plugin
+	Notes   []importer.Note `json:"notes"`
+	Taken   []string        `json:"taken"`
+}
+
+type importedFile struct {
+	Name string `json:"name,omitempty"`
+	Text string `json:"text"`
+}
+
+func described(files []importer.File) []importedFile {
+	all := []importedFile{}
+	for _, f := range files {
+		all = append(all, importedFile{f.Name, string(f.Text)})
+	}
+	return all
+}
+
+// otherProgram is err, unless the file is the configuration of a Nomad client and this program reads none.
+func (p Program) otherProgram(path string, err error) error {
+	if p.Import.Extension != ".hcl" && path != "-" && isClientConfig(path) {
+		return fmt.Errorf("import: %s is the configuration of a Nomad client (HCL): want %s, or nomad-gpu import", path, p.Import.Of)
+	}
+	return err
 }
 
 // putFiles prints the files, or writes them.

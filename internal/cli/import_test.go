@@ -1,6 +1,7 @@
 package cli_test
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -46,6 +47,7 @@ func TestImport(t *testing.T) {
 	}
 
 	dir := t.TempDir()
+	checkAccount(t, dir)
 	in, out := filepath.Join(dir, "values.yaml"), filepath.Join(dir, "out")
 	write(t, in, values)
 	check.NoError(t, os.Mkdir(out, 0o755))
@@ -68,6 +70,37 @@ func TestImport(t *testing.T) {
 	}
 	if code, stdout, stderr := run(t, "k8s-gpu", "validate", filepath.Join(out, "a.yaml")); code != 0 || !strings.Contains(stdout, "MIG strategy: single") {
 		t.Errorf("validate: %d, %s%s", code, stdout, stderr)
+	}
+}
+
+// checkAccount imports inputs of which nothing is known, and one as JSON.
+func checkAccount(t *testing.T, dir string) {
+	t.Helper()
+	in := filepath.Join(dir, "in")
+	for program, text := range map[string]string{"k8s-gpu": "replicaCount: 2\n", "nomad-gpu": `plugin "nvidia" { config { colour = "blue" } }`} {
+		write(t, in, text)
+		if code, stdout, stderr := run(t, program, "import", in); code != 1 || stdout != "" || !strings.Contains(stderr, program+": "+in+": nothing in it is known as") || strings.Count(stderr, "\n") != 2 {
+			t.Errorf("%s: %d, %s%s", program, code, stdout, stderr)
+		}
+	}
+	write(t, in, "plugin \"nvidia\" {\n  config {}\n}\n")
+	if code, _, stderr := run(t, "k8s-gpu", "import", in); code != 1 || !strings.Contains(stderr, "the configuration of a Nomad client") {
+		t.Errorf("HCL: %d, %s", code, stderr)
+	}
+	write(t, in, "migStrategy: mixed\nimage: {tag: x}\nfoo: 1\n")
+	code, stdout, stderr := run(t, "k8s-gpu", "import", "--json", in)
+	var got struct {
+		Kind  string
+		Files []struct{ Text string }
+		Notes []struct{ Effect, Where string }
+		Taken []string
+	}
+	if err := json.Unmarshal([]byte(stdout), &got); err != nil || code != 0 || stderr != "" || len(got.Files) != 1 || !strings.Contains(got.Files[0].Text, "migStrategy: mixed") ||
+		len(got.Notes) != 3 || got.Notes[0].Effect != "unknown" || got.Notes[0].Where != in+":3: foo" || len(got.Taken) != 1 || got.Taken[0] != in+":1: migStrategy" {
+		t.Errorf("--json: %d, %v, %s%s", code, err, stdout, stderr)
+	}
+	if code, _, _ := run(t, "k8s-gpu", "import", "--json", "--output", dir, in); code != 2 {
+		t.Errorf("--json --output: %d", code)
 	}
 }
 

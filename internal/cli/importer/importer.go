@@ -19,16 +19,18 @@ const (
 	Differs  Effect = "differs"   // the setting has another effect here, or had none there
 	Needed   Effect = "needed"    // the agent needs it, and it is no part of the file
 	NoEffect Effect = "no effect" // nothing here corresponds to it, and nothing is lost
+	Unknown  Effect = "unknown"   // it is no setting of the other plugin that the import knows; it is left out
+	Taken    Effect = "taken"     // the files have it with the same meaning; there is no note
 )
 
-var effects = []Effect{Differs, Needed, NoEffect}
+var effects = []Effect{Unknown, Differs, Needed, NoEffect}
 
 // Note is what a person should know of one setting.
 type Note struct {
-	Effect Effect
-	Where  string // file, line and key, flag or variable of the input: "values.yaml:3: migStrategy"
-	Text   string // what holds
-	Remedy string // what to do; "" = nothing
+	Effect Effect `json:"effect"`
+	Where  string `json:"where"`            // file, line and key, flag or variable of the input: "values.yaml:3: migStrategy"
+	Text   string `json:"text"`             // what holds
+	Remedy string `json:"remedy,omitempty"` // what to do; "" = nothing
 }
 
 // String is the note in one line.
@@ -56,17 +58,20 @@ type File struct {
 
 // Result is an input in the form of this agent.
 type Result struct {
-	Kind    string // of the input: "Helm values"
-	Files   []File // by name; none if the input installs no device plugin
-	Default string // name of the file that nodes without a choice use; "" = none
-	Notes   []Note // of all files
+	Kind    string   // of the input: "Helm values"
+	Files   []File   // by name; none if the input installs no device plugin
+	Default string   // name of the file that nodes without a choice use; "" = none
+	Notes   []Note   // of all files
+	Taken   []string // the places of the input's values that the files have with the same meaning
 }
 
 // Sorted returns notes by effect, each once, in the order of the input.
 func Sorted(notes []Note) []Note {
 	var sorted []Note
+	seen := map[Note]bool{}
 	for _, n := range notes {
-		if !slices.Contains(sorted, n) {
+		if !seen[n] {
+			seen[n] = true
 			sorted = append(sorted, n)
 		}
 	}
@@ -121,6 +126,22 @@ func Print(files []File, byDefault string) []byte {
 		b.Write(f.Text)
 	}
 	return b.Bytes()
+}
+
+// NothingError is the error of an input in which nothing is known.
+type NothingError struct {
+	Path, Kind string
+	Notes      []Note // those of unknown values are shown
+}
+
+func (e *NothingError) Error() string {
+	lines := []string{fmt.Sprintf("%s: nothing in it is known as %s", e.Path, e.Kind)}
+	for _, n := range e.Notes {
+		if n.Effect == Unknown {
+			lines = append(lines, n.String())
+		}
+	}
+	return strings.Join(lines, "\n")
 }
 
 // Problems is the error of an input that can't be imported: every problem in a line of its own.

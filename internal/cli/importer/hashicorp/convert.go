@@ -22,6 +22,8 @@ type conversion struct {
 	block block
 	lines []string // of config
 	notes importer.Notes
+
+	account *importer.Account
 }
 
 func (c *conversion) at(line int, what string) string {
@@ -46,11 +48,13 @@ func (c *conversion) convert() {
 		c.notes.Add(importer.Needed, where, "Nomad starts the file of plugin_dir that has the name of the block",
 			fmt.Sprintf("put nomad-gpu into %s as %s, and take the file %s out", cmp.Or(c.block.dir, "plugin_dir"), c.in.Plugin, c.block.label))
 	}
-	if c.block.args != 0 {
-		c.notes.Add(importer.NoEffect, c.at(c.block.args, "args"), "left out: neither plugin reads arguments from Nomad", "")
+	for _, item := range c.block.body.Filter("args").Items {
+		c.note(importer.NoEffect, item.Val, c.at(c.block.args, "args"), "left out: neither plugin reads arguments from Nomad", "")
 	}
+	c.outside()
 	for _, k := range c.block.keys {
 		at := c.at(k.line, "config."+k.name)
+		c.account.Set(k.node, importer.Taken)
 		switch k.name {
 		case "ignored_gpu_ids":
 			c.ignored(k, at)
@@ -60,7 +64,7 @@ func (c *conversion) convert() {
 			c.mps(k, at)
 		default:
 			if !slices.Contains(config.NomadKeys(), k.name) {
-				c.notes.Add(importer.NoEffect, at, "left out: nomad-device-nvidia has no such key, and Nomad refuses it", "")
+				c.note(importer.Unknown, k.node, at, "left out: nomad-device-nvidia has no such key, and Nomad refuses it", "")
 				continue
 			}
 			c.set(k.name, k.value, "")
@@ -92,7 +96,7 @@ func (c *conversion) ignored(k key, at string) {
 	comment := ""
 	if left != nil {
 		comment = strings.Join(left, ", ") + " left out, see above"
-		c.notes.Add(importer.NoEffect, at, strings.Join(left, ", ")+" left out: it is no UUID (GPU-... or MIG-...), so it excludes no device in nomad-device-nvidia",
+		c.note(importer.NoEffect, k.node, at, strings.Join(left, ", ")+" left out: it is no UUID (GPU-... or MIG-...), so it excludes no device in nomad-device-nvidia",
 			"give UUIDs as nvidia-smi -L prints them if devices were meant to be excluded")
 	}
 	c.set(k.name, kept, comment)
@@ -101,7 +105,7 @@ func (c *conversion) ignored(k key, at string) {
 // period keeps the period, up to the shortest one of nomad-gpu.
 func (c *conversion) period(k key, at string) {
 	if d := parsePeriod(k.value); d > 0 && d < time.Second {
-		c.notes.Add(importer.Differs, at, fmt.Sprintf("%v becomes 1s, the shortest period of nomad-gpu; events cause an enumeration at once", d), "")
+		c.note(importer.Differs, k.node, at, fmt.Sprintf("%v becomes 1s, the shortest period of nomad-gpu; events cause an enumeration at once", d), "")
 		c.set(k.name, "1s", fmt.Sprintf("was %v", d))
 		return
 	}
@@ -118,7 +122,7 @@ func (c *conversion) mps(k key, at string) {
 	if remedy == "" {
 		effect = importer.NoEffect
 	}
-	c.notes.Add(effect, at, "left out: nomad-gpu reads sharing from its policy file", remedy)
+	c.note(effect, k.node, at, "left out: nomad-gpu reads sharing from its policy file", remedy)
 }
 
 // text is the block of nomad-gpu.
@@ -175,7 +179,7 @@ func literal(v any) string {
 
 // check reads the result as nomad-gpu does, and returns every problem with its place in the input.
 func (c *conversion) check(text []byte) (problems []string) {
-	blocks, err := blocksOf(Input{Path: "result", Text: text, Plugin: c.in.Plugin})
+	_, blocks, err := blocksOf(Input{Path: "result", Text: text, Plugin: c.in.Plugin})
 	if err != nil || len(blocks) != 1 {
 		return []string{fmt.Sprintf("%s: %v", c.at(c.block.line, c.block.label), err)}
 	}
@@ -212,7 +216,7 @@ func Keys(in Input) (map[string]any, error) {
 	if len(r.Files) != 1 {
 		return nil, fmt.Errorf("%s: %d plugin blocks of GPUs: want one", in.Path, len(r.Files))
 	}
-	blocks, err := blocksOf(Input{Path: in.Path, Text: r.Files[0].Text, Plugin: in.Plugin})
+	_, blocks, err := blocksOf(Input{Path: in.Path, Text: r.Files[0].Text, Plugin: in.Plugin})
 	if err != nil {
 		return nil, err
 	}

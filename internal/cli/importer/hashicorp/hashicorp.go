@@ -29,14 +29,21 @@ type Input struct {
 // keys. Every result is valid for nomad-gpu. An input that can't be read or has no such block is an error.
 func Import(in Input) (importer.Result, error) {
 	r := importer.Result{Kind: "plugin block of nomad-device-nvidia"}
-	blocks, err := blocksOf(in)
+	root, blocks, err := blocksOf(in)
 	if err != nil {
 		return r, err
 	}
 	var problems []string
+	var account importer.Account
+	rest := in.others(root, blocks, &account)
+	all := in.values(root)
 	for _, b := range blocks {
-		c := conversion{in: in, block: b}
+		c := conversion{in: in, block: b, account: &account}
 		c.convert()
+		if own := in.values(b.body); !account.Understood(own) {
+			return r, &importer.NothingError{Path: in.Path, Kind: r.Kind, Notes: c.notes}
+		}
+		c.notes = append(c.notes, rest...)
 		text := c.text(r.Kind)
 		problems = append(problems, c.check(text)...)
 		name := b.label
@@ -46,7 +53,7 @@ func Import(in Input) (importer.Result, error) {
 		r.Files = append(r.Files, importer.File{Name: name, Text: text})
 		r.Notes = append(r.Notes, c.notes...)
 	}
-	r.Notes = importer.Sorted(r.Notes)
+	r.Notes, r.Taken = importer.Sorted(r.Notes), account.Leaves(all, importer.Taken)
 	if len(problems) > 0 {
 		return importer.Result{}, importer.Problems("not imported", problems)
 	}
@@ -57,8 +64,9 @@ func Import(in Input) (importer.Result, error) {
 type block struct {
 	label string // "" = a file that has the block config only
 	line  int
-	keys  []key  // of config, in order
-	args  int    // line of args; 0 = it has none
+	keys  []key // of config, in order
+	args  int   // line of args; 0 = it has none
+	body  *ast.ObjectList
 	dir   string // plugin_dir of the agent; "" = its default
 }
 
@@ -67,23 +75,23 @@ type key struct {
 	name  string
 	line  int
 	value any // string, bool, int64, float64, []any, map[string]any
+	node  ast.Node
 }
 
-// blocksOf parses the input.
-func blocksOf(in Input) ([]block, error) {
-	root, err := clientconfig.Parse(in.Path, in.Text)
+// blocksOf parses the input, and returns all of it and its blocks of the plugin.
+func blocksOf(in Input) (root *ast.ObjectList, blocks []block, err error) {
+	root, err = clientconfig.Parse(in.Path, in.Text)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	dir, _ := clientconfig.Value(firstValue(root, "plugin_dir")).(string)
 	if len(root.Filter("plugin").Items) == 0 && len(root.Filter("config").Items) > 0 {
 		b := block{line: 1}
 		b.read(root)
-		return []block{b}, nil
+		return root, []block{b}, nil
 	}
 	all := pluginBlocks(clientconfig.Content(root, "plugin"))
 	var labels []string
-	var blocks []block
 	for _, b := range all {
 		if labels = append(labels, b.label); b.label == in.Plugin || b.isNVIDIA() {
 			b.dir = dir
@@ -92,11 +100,11 @@ func blocksOf(in Input) ([]block, error) {
 	}
 	switch {
 	case len(blocks) > 0:
-		return blocks, nil
+		return root, blocks, nil
 	case len(labels) > 0:
-		return nil, fmt.Errorf("%s: no plugin block of nomad-device-nvidia: the plugins are %s", in.Path, strings.Join(labels, ", "))
+		return nil, nil, fmt.Errorf("%s: no plugin block of nomad-device-nvidia: the plugins are %s", in.Path, strings.Join(labels, ", "))
 	}
-	return nil, fmt.Errorf("%s: no plugin block", in.Path)
+	return nil, nil, fmt.Errorf("%s: no plugin block", in.Path)
 }
 
 // pluginBlocks are the plugin blocks by label, in order. The parser makes "nvidia.config" of JSON objects with one key.
@@ -128,8 +136,12 @@ func firstValue(list *ast.ObjectList, name string) ast.Node {
 
 // read reads the body of a block.
 func (b *block) read(body *ast.ObjectList) {
+	if b.body == nil {
+		b.body = &ast.ObjectList{}
+	}
+	b.body.Items = append(b.body.Items, body.Items...)
 	for _, item := range clientconfig.Content(body, "config").Items {
-		b.keys = append(b.keys, key{clientconfig.Name(item), item.Pos().Line, clientconfig.Value(item.Val)})
+		b.keys = append(b.keys, key{clientconfig.Name(item), item.Pos().Line, clientconfig.Value(item.Val), item.Val})
 	}
 	if args := body.Filter("args").Items; len(args) > 0 {
 		b.args = max(args[0].Val.Pos().Line, 1)

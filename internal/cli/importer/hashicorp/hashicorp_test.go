@@ -16,7 +16,7 @@ import (
 // Every example configuration of the documents of nomad-device-nvidia is imported, but for one that no parser of HCL accepts; and so are
 // configurations of agents in HCL and JSON.
 func TestImport(t *testing.T) {
-	for _, folder := range []string{"testdata/examples", "testdata/cases"} {
+	for _, folder := range []string{"testdata/examples", "testdata/cases", "testdata/public"} {
 		files, err := os.ReadDir(folder)
 		check.NoError(t, err)
 		var all strings.Builder

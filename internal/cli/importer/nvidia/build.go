@@ -32,7 +32,8 @@ func newBuilder(s *source, c fileText) *builder {
 	}
 	if b.root.get("version") == nil {
 		version := []*yaml.Node{{Kind: yaml.ScalarNode, Tag: "!!str", Value: "version"}, scalar("v1")}
-		b.root.remove("version") // null
+		b.source.take(b.root.value("version")) // null
+		b.root.remove("version")
 		b.root.Content = slices.Concat(version, b.root.Content)
 	}
 	return b
@@ -40,8 +41,7 @@ func newBuilder(s *source, c fileText) *builder {
 
 // at is the place of a key in the input.
 func (b *builder) at(n *yaml.Node, key string) string {
-	line := b.config.line + n.Line
-	return fmt.Sprintf("%s:%d: %s", b.config.file(), line, key)
+	return fmt.Sprintf("%s:%d: %s", b.config.file(), n.Line, key)
 }
 
 // file is the path of the file that has the configuration.
@@ -93,6 +93,7 @@ func (b *builder) apply(o option) {
 	if before := b.root.get(spec.Key); before != nil && before.brief() != (*node)(value).brief() {
 		comment += ", in place of " + before.brief()
 	}
+	b.leave(b.root.get(spec.Key))
 	value.LineComment = "# " + comment
 	b.root.put(spec.Key, value)
 	b.places[spec.Key] = o.where
@@ -134,6 +135,7 @@ func (b *builder) finish() {
 		value.LineComment = "# added: sharing.mps needs it, and NVIDIA's chart sets it"
 		b.root.put("flags.mpsRoot", value)
 	case !mps && root != nil:
+		b.leave(root)
 		b.root.mappingAt("flags").remove("mpsRoot") // it has no effect without MPS in either plugin
 		b.dropEmpty("flags")
 	}
@@ -172,9 +174,17 @@ func (n *node) mappingAt(path string) *node {
 	return &node{Kind: yaml.MappingNode}
 }
 
+// leave says that a value of the file is not in the result: another one replaces it, as a comment says, or it sets nothing.
+func (b *builder) leave(n *node) {
+	if n != nil {
+		b.source.set(n, importer.NoEffect)
+	}
+}
+
 // dropEmpty removes the mapping at a key of the root if it is empty.
 func (b *builder) dropEmpty(key string) {
 	if m := b.root.get(key); m != nil && m.Kind == yaml.MappingNode && len(m.Content) == 0 {
+		b.leave(m)
 		b.root.remove(key)
 	}
 }

@@ -18,7 +18,7 @@ func (b *builder) clean() {
 	b.cleanFlags(b.root.mappingAt("flags"))
 	b.dropEmpty("flags")
 	if resources := b.root.get("resources"); resources != nil {
-		b.drop(b.root, "resources", "resources", "NVIDIA's plugin ignores this section: it offers every full GPU as nvidia.com/gpu and MIG instances by strategy and profile",
+		b.drop(importer.Differs, b.root, "resources", "resources", "NVIDIA's plugin ignores this section: it offers every full GPU as nvidia.com/gpu and MIG instances by strategy and profile",
 			"put it back to give devices the names that it has; here it has an effect")
 	}
 	b.cleanSharing(b.root.mappingAt("sharing"))
@@ -67,7 +67,7 @@ func (b *builder) readKeys(n *node, path string, known map[string][]string) {
 		full := strings.TrimPrefix(path+"."+key, ".")
 		i := slices.IndexFunc(names, func(name string) bool { return strings.EqualFold(name, key) })
 		if i < 0 {
-			b.drop(n, key, full, "NVIDIA's plugin does not read this key", "")
+			b.drop(importer.Unknown, n, key, full, "NVIDIA's plugin does not read this key", "")
 			continue
 		}
 		if names[i] != key {
@@ -86,7 +86,7 @@ func (b *builder) readKeys(n *node, path string, known map[string][]string) {
 // rename gives a key another name. If the mapping has that, too, the other one is dropped.
 func (b *builder) rename(n *node, key, name, full string) {
 	if n.get(name) != nil {
-		b.drop(n, key, full, "given twice: NVIDIA's plugin reads keys without regard to case", "check which of the values holds")
+		b.drop(importer.Differs, n, key, full, "given twice: NVIDIA's plugin reads keys without regard to case", "check which of the values holds")
 		return
 	}
 	for i := 0; i < len(n.Content); i += 2 {
@@ -108,15 +108,12 @@ func comment(value *yaml.Node, text string) {
 }
 
 // drop removes a key, and notes it: above the file, and at a line beside it if there is one.
-func (b *builder) drop(n *node, key, full, why, remedy string) {
+func (b *builder) drop(effect importer.Effect, n *node, key, full, why, remedy string) {
 	var value *yaml.Node
 	for i := 0; i < len(n.Content); i += 2 {
 		if n.Content[i].Value == key {
-			effect := importer.NoEffect
-			if remedy != "" {
-				effect = importer.Differs
-			}
 			value = n.Content[i+1]
+			b.source.set((*node)(value), effect)
 			b.notes.Add(effect, b.at(n.Content[i], full), fmt.Sprintf("%s left out: %s", (*node)(value).brief(), why), remedy)
 		}
 	}
@@ -133,16 +130,18 @@ func (b *builder) drop(n *node, key, full, why, remedy string) {
 func (b *builder) cleanFlags(flags *node) {
 	if v := flags.get("failOnInitError"); v != nil {
 		b.withoutInitError(b.at((*yaml.Node)(v), "flags.failOnInitError"))
+		b.source.set(v, importer.NoEffect)
 		flags.remove("failOnInitError")
 	}
 	for _, key := range []string{"gfd", "useNodeFeatureAPI"} {
 		if flags.get(key) != nil {
-			b.drop(flags, key, "flags."+key, "it is read by GPU feature discovery only", "")
-			noteLabels(&b.notes, b.config.where)
+			b.drop(importer.NoEffect, flags, key, "flags."+key, "it is read by GPU feature discovery only", "")
+			b.notes.Add(importer.Needed, b.config.where, labelsNeeded, labelsRemedy)
 		}
 	}
 	plugin := flags.get("plugin")
 	if plugin != nil && plugin.Kind == yaml.MappingNode && len(plugin.Content) == 0 {
+		b.leave(plugin)
 		flags.remove("plugin")
 	}
 }
@@ -154,16 +153,16 @@ func (b *builder) withoutInitError(where string) {
 // cleanSharing drops what NVIDIA's plugin does not do (api/config/v1/config.go, DisableResourceNamingInConfig; sharing.go).
 func (b *builder) cleanSharing(sharing *node) {
 	if sharing.get("mps") != nil && sharing.get("timeSlicing") != nil {
-		b.drop(sharing, "timeSlicing", "sharing.timeSlicing", "NVIDIA's plugin ignores it beside sharing.mps", "put it back to share its resources, too; here both have an effect")
+		b.drop(importer.Differs, sharing, "timeSlicing", "sharing.timeSlicing", "NVIDIA's plugin ignores it beside sharing.mps", "put it back to share its resources, too; here both have an effect")
 	}
 	for _, mode := range sharing.keys() {
 		for i, item := range sharing.get(mode).get("resources").items() {
 			path := fmt.Sprintf("sharing.%s.resources[%d]", mode, i)
 			if v := item.get("rename"); v != nil {
-				b.drop(item, "rename", path+".rename", "NVIDIA's plugin ignores it", "put it back to offer the shares under this name; here it has an effect")
+				b.drop(importer.Differs, item, "rename", path+".rename", "NVIDIA's plugin ignores it", "put it back to offer the shares under this name; here it has an effect")
 			}
 			if v := item.get("devices"); v != nil && v.text() != "all" {
-				b.drop(item, "devices", path+".devices", "NVIDIA's plugin ignores it and shares every device",
+				b.drop(importer.Differs, item, "devices", path+".devices", "NVIDIA's plugin ignores it and shares every device",
 					"put it back, with a rename, to share only these devices; here it has an effect")
 			}
 		}

@@ -95,6 +95,16 @@ func (n *node) get(path string) *node {
 	return nil
 }
 
+// find is the value at a path; unlike get, also null.
+func (n *node) find(path string) *node {
+	key, rest, nested := strings.Cut(path, ".")
+	value := n.value(key)
+	if !nested || value == nil {
+		return value
+	}
+	return value.find(rest)
+}
+
 // text is the text of a scalar; "" for another value.
 func (n *node) text() string {
 	if s := n.of(yaml.ScalarNode); s != nil && s.Tag != "!!null" {

@@ -6,9 +6,10 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
+
+	"go.yaml.in/yaml/v3"
 
 	"github.com/tandem-gpu/tandem/internal/cli/importer"
 )
@@ -20,7 +21,7 @@ type Format string
 const (
 	FromFile     Format = "file"     // version: v1
 	FromValues   Format = "values"   // of NVIDIA's chart, or of the GPU operator's
-	FromManifest Format = "manifest" // DaemonSet, Pod, ConfigMap, ClusterPolicy, lists of them
+	FromManifest Format = "manifest" // DaemonSet, Pod, ConfigMap, ClusterPolicy, HelmRelease, Application, HelmChart, lists of them
 )
 
 // Formats are the names of the formats.
@@ -40,21 +41,32 @@ func Import(in Input) (importer.Result, error) {
 	if err != nil {
 		return importer.Result{}, err
 	}
-	r := importer.Result{Kind: src.kind, Default: src.byDefault, Notes: src.notes}
-	if src.off {
-		return r, nil
-	}
-	if len(src.configs) == 0 {
+	all := src.values() // before builders change it
+	var builders []*builder
+	if len(src.configs) == 0 && !src.off {
 		src.configs = []fileText{{where: in.Path}}
 	}
 	slices.SortStableFunc(src.configs, func(a, b fileText) int { return cmp.Compare(a.name, b.name) })
-	var problems []string
 	for _, c := range src.configs {
 		b := newBuilder(src, c)
 		b.build()
+		src.take(c.root)
+		builders = append(builders, b)
+	}
+	src.close(all)
+	if len(src.notes) > 0 && !src.account.Understood(all) {
+		return importer.Result{}, &importer.NothingError{Path: src.path, Kind: src.kind, Notes: src.notes}
+	}
+	r := importer.Result{Kind: src.kind, Default: src.byDefault, Notes: src.notes, Taken: src.account.Leaves(all, importer.Taken)}
+	if src.off {
+		r.Notes = importer.Sorted(r.Notes)
+		return r, nil
+	}
+	var problems []string
+	for _, b := range builders {
 		text, errs := b.result()
 		problems = append(problems, errs...)
-		r.Files = append(r.Files, importer.File{Name: c.name, Text: text})
+		r.Files = append(r.Files, importer.File{Name: b.config.name, Text: text})
 		r.Notes = append(r.Notes, b.notes...)
 	}
 	r.Notes = importer.Sorted(r.Notes)
@@ -62,6 +74,16 @@ func Import(in Input) (importer.Result, error) {
 		return importer.Result{}, importer.Problems("not imported", problems)
 	}
 	return r, nil
+}
+
+// close notes the values of the input of which nothing is said.
+func (s *source) close(all importer.Value) {
+	for _, v := range s.account.Open(all) {
+		if n, ok := v.ID.(*node); ok && !slices.Contains(s.docs, n) {
+			s.set(n, importer.Unknown)
+			s.notes.Add(importer.Unknown, v.Where, n.brief()+" left out: it is not known", "")
+		}
+	}
 }
 
 // source is what an input has, in whatever form.
@@ -73,6 +95,11 @@ type source struct {
 	options   []option   // given beside a file, which they override; a later one has precedence
 	notes     importer.Notes
 	off       bool // it installs no device plugin
+	releases  int  // of a chart that it has
+
+	docs     []*node           // of the input
+	embedded map[*node][]*node // documents that are the text of a scalar
+	account  importer.Account
 }
 
 // fileText is a configuration file of NVIDIA's plugin.
@@ -80,7 +107,6 @@ type fileText struct {
 	name  string // "" = it is the only one
 	where string // of the text: "values.yaml:12: config.map.default"; "values.yaml" for a whole file
 	root  *node  // nil = an empty file
-	line  int    // that precedes its first line in the input
 }
 
 // option is an option of the plugin that is given as a flag, a variable or a chart value.
@@ -90,28 +116,40 @@ type option struct {
 	where string
 }
 
-// noteLabels adds what to do about node labels.
-func noteLabels(notes *importer.Notes, where string) {
-	notes.Add(importer.Needed, where, "k8s-gpu can write the labels of GPU feature discovery for Node Feature Discovery", "give it --features-file")
+// noteLabels adds what to do about node labels, for which an input has a value.
+func (s *source) noteLabels(n *node, where string) {
+	s.note(importer.Needed, n, where, labelsNeeded, labelsRemedy)
 }
 
-// commandLine matches a text that begins, after comments, with a command, a flag or a variable, and has its first words.
-var commandLine = regexp.MustCompile(`^(?:\s*(?:#.*)?\n)*[ \t]*(?:\$ |sudo )*(` +
-	`(?:\S*/)?(?:helm|docker|podman|nvidia-device-plugin|k8s-device-plugin)(?: +[a-z]+)?(?:\s|$)|--[a-z][a-z-]*|[A-Z][A-Z0-9_]*=\S+)`)
+const (
+	labelsNeeded = "k8s-gpu can write the labels of GPU feature discovery for Node Feature Discovery"
+	labelsRemedy = "give it --features-file"
+)
+
+// wanted is what an input may be.
+const wanted = "give the values of the release (helm get values RELEASE -o yaml), the manifest (kubectl get daemonset NAME -o yaml) or the configuration file"
+
+// helmHeader is the first line of helm get values without -o yaml.
+const helmHeader = "USER-SUPPLIED VALUES:"
+
+func blankHeader(text []byte) []byte {
+	if rest, ok := bytes.CutPrefix(text, []byte(helmHeader)); ok {
+		return rest
+	}
+	return text
+}
 
 // read parses an input.
 func read(in Input) (*source, error) {
-	if command := commandLine.FindSubmatch(in.Text); command != nil {
-		return nil, fmt.Errorf("%s: %q begins a command line, which is not imported: give the values of the release "+
-			"(helm get values RELEASE -o yaml), the manifest (kubectl get daemonset NAME -o yaml) or the configuration file",
-			in.Path, bytes.TrimSpace(command[1]))
-	}
-	s := &source{path: in.Path}
-	docs, err := parse(in.Path, in.Text)
+	docs, err := parse(in.Path, blankHeader(in.Text))
 	if err != nil {
 		return nil, err
 	}
 	format := cmp.Or(in.Format, detect(docs))
+	if none := strings.TrimSpace(string(in.Text)); len(docs) == 0 && (none == "null" || none == helmHeader+"\nnull") {
+		docs, format = []*node{{Kind: yaml.MappingNode, Line: 1}}, FromValues // a release without values
+	}
+	s := &source{path: in.Path, docs: docs, embedded: map[*node][]*node{}}
 	if format == FromManifest {
 		return s, s.readManifest(docs)
 	}
@@ -119,20 +157,14 @@ func read(in Input) (*source, error) {
 		return nil, fmt.Errorf("%s: %d YAML documents: want one, or --from manifest", in.Path, len(docs))
 	}
 	if docs[0].mapping() == nil {
-		return nil, fmt.Errorf("%s: want a mapping", in.Path)
+		return nil, fmt.Errorf("%s: no mapping: %s", in.Path, wanted)
 	}
 	switch format {
 	case FromFile:
 		s.kind = "configuration file of NVIDIA's k8s-device-plugin"
 		s.configs = []fileText{{where: in.Path, root: docs[0]}}
 	case FromValues:
-		if isOperator(docs[0]) {
-			s.kind = "Helm values of NVIDIA's GPU operator"
-			s.readOperator(docs[0], "")
-		} else {
-			s.kind = "Helm values of NVIDIA's k8s-device-plugin"
-			s.readValues(docs[0])
-		}
+		s.readChart(docs[0], "", "")
 	default:
 		return nil, fmt.Errorf("%s: --from %s: want one of %s", in.Path, format, strings.Join(Formats, ", "))
 	}

@@ -33,7 +33,7 @@ func render(r importer.Result, err error) string {
 // placeholders; and so is what users write beside the examples: keys that NVIDIA's plugin ignores, unknown ones, flags and variables together,
 // mistakes. What is imported is valid, or Import would have failed. The import of a result is the result: nothing is left to change.
 func TestImport(t *testing.T) {
-	for _, folder := range []string{"testdata/examples", "testdata/cases"} {
+	for _, folder := range []string{"testdata/examples", "testdata/cases", "testdata/public"} {
 		files, err := os.ReadDir(folder)
 		check.NoError(t, err)
 		var all strings.Builder

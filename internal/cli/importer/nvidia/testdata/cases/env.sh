@@ -1,1 +1,0 @@
-MIG_STRATEGY=mixed DEVICE_ID_STRATEGY=index nvidia-device-plugin --gds-enabled --config-file /etc/c.yaml

@@ -1,1 +1,0 @@
-sudo helm install --wait --generate-name -n gpu-operator nvidia/gpu-operator --set driver.enabled=false --set 'devicePlugin.env[0].name=DEVICE_LIST_STRATEGY' --set devicePlugin.env[0].value="volume-mounts" --set mig.strategy=none
