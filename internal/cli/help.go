@@ -97,7 +97,6 @@ func (h *page) row(name, usage string) {
 	lines := wrap(usage, helpWidth-nameWidth-5)
 	if len(name) > nameWidth {
 		h.printf("   %s\n", name)
-		name = ""
 	} else if len(lines) > 0 {
 		h.printf("   %-*s  %s\n", nameWidth, name, lines[0])
 		lines = lines[1:]
@@ -149,7 +148,7 @@ func flagHelp(f cli.Flag) (name, usage string) {
 	case !isBool(f):
 		name += " " + valueForm(f)
 	}
-	if byDefault != "" && !(isBool(f) && byDefault == "false") {
+	if byDefault != "" && (byDefault != "false" || !isBool(f)) {
 		usage += " (default: " + byDefault + ")"
 	}
 	return name, usage

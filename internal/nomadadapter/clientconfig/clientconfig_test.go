@@ -43,7 +43,7 @@ func TestRead(t *testing.T) {
 		"no config":    {`plugin "nomad-gpu" {}`, map[string]any{}, ""},
 		"syntax":       {"client {}\nplugin \"nomad-gpu\" {\n  config = = {}\n}\n", nil, `c.hcl:3: Unknown token: 3:12 ASSIGN =`},
 		"a huge number": {`plugin "nomad-gpu" { config { recovery_checks = 99999999999999999999 } }`, nil,
-			`c.hcl: neither HCL nor JSON: strconv.ParseInt: parsing "99999999999999999999": value out of range`},
+			`c.hcl: 99999999999999999999: want a number of at most 64 bits, or a text in quotes`},
 		"a panic of the library": {`{"\x0`, nil, `c.hcl: neither HCL nor JSON: bytes.Buffer: UnreadRune: previous operation was not a successful ReadRune`},
 		"no plugin":              {"client {}\n", nil, `c.hcl: plugin = "": want plugin "nomad-gpu" { config { ... } }`},
 		"another name":           {`plugin "nvidia-gpu" {}`, nil, `c.hcl: plugin = "": want plugin "nomad-gpu" { config { ... } }, the name of the plugin's file; the file has "nvidia-gpu"`},

@@ -3,6 +3,7 @@ package clientconfig
 import (
 	"errors"
 	"fmt"
+	"strconv"
 
 	"github.com/hashicorp/hcl"
 	"github.com/hashicorp/hcl/hcl/ast"
@@ -49,8 +50,15 @@ func Decode(path string, text []byte) (keys map[string]any, err error) {
 // guard makes an error of a panic: the library panics at some texts that are no HCL, and at the value of a number that is too large.
 func guard(read func() error) (err error) {
 	defer func() {
-		if problem := recover(); problem != nil {
-			err = fmt.Errorf("neither HCL nor JSON: %v", problem)
+		problem := recover()
+		if problem == nil {
+			return
+		}
+		err = fmt.Errorf("neither HCL nor JSON: %v", problem)
+		if cause, ok := problem.(error); ok {
+			if number, ok := errors.AsType[*strconv.NumError](cause); ok {
+				err = fmt.Errorf("%s: want a number of at most 64 bits, or a text in quotes", number.Num)
+			}
 		}
 	}()
 	return read()

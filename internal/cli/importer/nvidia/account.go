@@ -88,6 +88,7 @@ func (s *source) valueOf(n *node, key string) importer.Value {
 		for i, item := range n.Content {
 			add(item, fmt.Sprintf("%s[%d]", key, i))
 		}
+	default: // a scalar has no values, and aliases are replaced
 	}
 	return v
 }

@@ -188,7 +188,7 @@ func (s *source) readContainer(c, pod *node, key string) bool {
 		s.take(c.find("name"))
 		s.rest(importer.NoEffect, c.find("image"), key+".image", "it is the image of NVIDIA's plugin", "")
 		s.readConfigFile(c, pod)
-		s.readEnv(c.get("env"), key+".env")
+		s.readEnv(c.get("env"))
 		s.readFlags(slices.Concat(wordsOf(c.get("command")), wordsOf(c.get("args"))), c.get("args"), "args of "+name)
 		return true
 	case "gpu-feature-discovery":
@@ -289,8 +289,8 @@ func shellWords(line string) (words []string) {
 	return words
 }
 
-// readEnv reads the variables of a container of the plugin; key is that of the list.
-func (s *source) readEnv(env *node, key string) {
+// readEnv reads the variables of a container of the plugin.
+func (s *source) readEnv(env *node) {
 	if !env.given() {
 		s.take(env)
 	}

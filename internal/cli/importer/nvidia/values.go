@@ -86,7 +86,7 @@ func (s *source) readValues(v *node, prefix string) {
 				"put it into the file if it was meant")
 		}
 	}
-	s.readEnv(v.get("devicePlugin.containers.main.env"), prefix+"devicePlugin.containers.main.env")
+	s.readEnv(v.get("devicePlugin.containers.main.env"))
 	s.readConfigs(v.get("config"), prefix+"config.map")
 	s.readGFD(v, prefix)
 	s.readFields(v, prefix, chartFields)
@@ -191,7 +191,7 @@ func (s *source) readOperator(v *node, prefix string) {
 	} else {
 		s.options = append(s.options, option{"mig-strategy", "single", own})
 	}
-	s.readEnv(p.get("env"), prefix+"devicePlugin.env")
+	s.readEnv(p.get("env"))
 	s.readFlags(wordsOf(p.get("args")), p.get("args"), prefix+"devicePlugin.args")
 	if mps := p.get("mps.root"); mps.given() {
 		s.option("mps-root", mps, prefix+"devicePlugin.mps.root")
