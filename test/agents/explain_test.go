@@ -3,6 +3,8 @@ package agents
 import (
 	"encoding/json"
 	"maps"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -12,11 +14,12 @@ import (
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
 
-// explained is what explain prints.
+// explained is what explain prints; its exit code says whether a request would be refused.
 func (a *agent) explained(args ...string) (e explain.Explanation) {
 	a.Helper()
-	out, err := a.command(append([]string{"explain", "--json"}, args...)...)
-	if err != nil || json.Unmarshal([]byte(out), &e) != nil {
+	cmd := exec.CommandContext(a.Context(), filepath.Join(bin, a.program), slices.Concat([]string{"explain", "--json", "--state-dir=" + a.state}, args)...)
+	out, err := cmd.Output()
+	if json.Unmarshal(out, &e) != nil || (err != nil) != (e.Refused() != nil) {
 		a.Fatalf("explain %v: %v\n%s", args, err, out)
 	}
 	return e

@@ -32,6 +32,15 @@ func (s *source) take(nodes ...*node) {
 	}
 }
 
+// silence says that values have no effect, of which nobody needs to be told.
+func (s *source) silence(nodes ...*node) {
+	for _, n := range nodes {
+		if n != nil {
+			s.set(n, importer.NoEffect)
+		}
+	}
+}
+
 // note adds a note about a value; key is its key, or what it is.
 func (s *source) note(effect importer.Effect, n *node, key, text, remedy string) {
 	if n != nil {

@@ -107,6 +107,9 @@ func comment(value *yaml.Node, text string) {
 	}
 }
 
+// maxComment is the length of a comment to which no other is added.
+const maxComment = 200
+
 // drop removes a key, and notes it: above the file, and at a line beside it if there is one.
 func (b *builder) drop(effect importer.Effect, n *node, key, full, why, remedy string) {
 	var value *yaml.Node
@@ -120,6 +123,9 @@ func (b *builder) drop(effect importer.Effect, n *node, key, full, why, remedy s
 	n.remove(key)
 	for i := 1; value != nil && i < len(n.Content); i += 2 {
 		if n.Content[i].Kind == yaml.ScalarNode {
+			if len(n.Content[i].LineComment) > maxComment {
+				return
+			}
 			comment(n.Content[i], fmt.Sprintf("%s: %s left out, see above", key, (*node)(value).brief()))
 			return
 		}

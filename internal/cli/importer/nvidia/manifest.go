@@ -40,7 +40,7 @@ func (s *source) readManifest(docs []*node) error {
 	}
 	for _, d := range docs {
 		if d.get("items") != nil { // a List
-			s.take(d.find("apiVersion"), d.find("kind"))
+			s.silence(d.find("apiVersion"), d.find("kind"))
 			s.rest(importer.NoEffect, d.find("metadata"), "metadata", "it is of the list, not of the plugin", "")
 		}
 	}
@@ -62,7 +62,7 @@ var podFields = []field{{
 
 // restOf notes what else an object has.
 func (s *source) restOf(d *node) {
-	s.take(d.find("apiVersion"), d.find("kind"))
+	s.silence(d.find("apiVersion"), d.find("kind"))
 	s.rest(importer.NoEffect, d, "", "it is of the "+cmp.Or(d.get("kind").text(), "object")+", not of the plugin", "")
 	s.account.Set(d, importer.NoEffect) // it is read
 }
