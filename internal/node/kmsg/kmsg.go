@@ -55,11 +55,19 @@ func Parse(record string) (Line, bool) {
 	return parseLine(head, message)
 }
 
+const (
+	// maxKernelPriority is the highest of the kernel's facility 0, which no process can use for its own messages.
+	maxKernelPriority = 7
+
+	// escapedNewline is a newline in a record of /dev/kmsg.
+	escapedNewline = `\x0a`
+)
+
 // parseLine is Parse for a record that was split.
 func parseLine(head header, message string) (Line, bool) {
 	line, ok := parseMessage(message)
-	if !ok || head.priority > 7 || !printable(message) {
-		return Line{}, false // not of the kernel's facility 0, which no process can use for its own messages
+	if !ok || head.priority > maxKernelPriority || !printable(message) {
+		return Line{}, false
 	}
 	line.Seq = head.seq
 	return line, true
@@ -96,7 +104,7 @@ func parseRecord(record string) (h header, message string, ok bool) {
 }
 
 func parseMessage(message string) (Line, bool) {
-	message, _, _ = strings.Cut(message, `\x0a`) // an escaped newline
+	message, _, _ = strings.Cut(message, escapedNewline)
 	rest, ok := strings.CutPrefix(message, "NVRM: Xid (")
 	if !ok {
 		return Line{}, false

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"syscall"
 	"time"
 
@@ -100,7 +101,8 @@ func (l Log) Read(ctx context.Context, first uint64) (c Contents, err error) {
 	return c, err
 }
 
-// Messages calls f with the message of each present record, in the order of the log, until ctx ends.
+// Messages calls f with the message of each present record of the kernel, in the order of the log, until ctx ends: of one with several lines
+// with the first, since the text of a process can be in it.
 func (l Log) Messages(ctx context.Context, f func(string)) error {
 	return l.present(func(log io.Reader) error {
 		for records := newRecords(log); ctx.Err() == nil; {
@@ -111,8 +113,9 @@ func (l Log) Messages(ctx context.Context, f func(string)) error {
 			if err != nil {
 				return fmt.Errorf("kernel log: %w", err)
 			}
-			if _, message, ok := parseRecord(record); ok {
-				f(message)
+			if head, message, ok := parseRecord(record); ok && head.priority <= maxKernelPriority {
+				first, _, _ := strings.Cut(message, escapedNewline)
+				f(first)
 			}
 		}
 		return ctx.Err()
