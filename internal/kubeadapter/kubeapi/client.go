@@ -134,16 +134,28 @@ type call struct {
 	object object
 	query  url.Values
 	body   any
+	accept string // what the answer is; "" = JSON of the object
 }
 
 // object is what a request is about.
 type object struct{ group, resource, namespace, name string }
 
+// apiVersions are the versions of the API groups of which it is not v1.
+var apiVersions = map[string]string{featureGroup: "v1alpha1"}
+
+// version returns the group and the version of an object as it has them itself: "resource.k8s.io/v1".
+func (o object) version() string {
+	if o.group == "" {
+		return "v1"
+	}
+	return o.group + "/" + cmp.Or(apiVersions[o.group], "v1")
+}
+
 // path returns the object's path; of the collection without a name.
 func (o object) path() string {
 	p := "/api/v1"
 	if o.group != "" {
-		p = "/apis/" + o.group + "/v1"
+		p = "/apis/" + o.version()
 	}
 	if o.namespace != "" {
 		p += "/namespaces/" + url.PathEscape(o.namespace)
@@ -240,7 +252,7 @@ func (c *Client) request(ctx context.Context, r call) (*http.Request, error) {
 	if err != nil {
 		return nil, err
 	}
-	req.Header.Set("Accept", "application/json")
+	req.Header.Set("Accept", cmp.Or(r.accept, "application/json"))
 	if c.agent != "" {
 		req.Header.Set("User-Agent", c.agent)
 	}

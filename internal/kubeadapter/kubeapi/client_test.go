@@ -280,3 +280,49 @@ func TestDeadline(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// The labels of a Node are read and watched without its status; NodeFeature objects are created and replaced.
+func TestNodeObjects(t *testing.T) {
+	s := kubeapitest.Start(t)
+	c := client(t, kubeapi.Options{Address: s.URL})
+	ctx := t.Context()
+	put := func(name, value string) {
+		s.PutNode(kubeapi.Node{Metadata: kubeapi.ObjectMeta{Name: name, Labels: map[string]string{"config": value}}})
+	}
+	put("n1", "a")
+	read, err := c.NodeMetadata(ctx, "n1")
+	if err != nil || read.Labels["config"] != "a" || read.ResourceVersion == "" {
+		t.Fatalf("%+v, %v", read, err)
+	}
+	put("other", "c")
+	put("n1", "b")
+	for e, err := range c.WatchNode(ctx, "n1", read.ResourceVersion) {
+		check.NoError(t, err)
+		if e.Type == kubeapi.Opened {
+			continue
+		}
+		if e.Type != kubeapi.Modified || e.Node.Name != "n1" || e.Node.Labels["config"] != "b" {
+			t.Errorf("event %+v", e)
+		}
+		break
+	}
+	f := kubeapi.NodeFeature{Metadata: kubeapi.ObjectMeta{Namespace: "ns", Name: "f"}, Spec: kubeapi.NodeFeatureSpec{Labels: map[string]string{"a": "b"}}}
+	check.NoError(t, c.CreateNodeFeature(ctx, f))
+	if err := c.CreateNodeFeature(ctx, f); !errors.Is(err, kubeapi.ErrExists) {
+		t.Error(err)
+	}
+	stored, err := c.NodeFeature(ctx, "ns", "f")
+	check.NoError(t, err)
+	stored.Spec.Labels["a"] = "c"
+	check.NoError(t, c.UpdateNodeFeature(ctx, stored))
+	if err := c.UpdateNodeFeature(ctx, stored); !errors.Is(err, kubeapi.ErrConflict) {
+		t.Error(err)
+	}
+	if got, _ := s.NodeFeature("ns", "f"); got.Spec.Labels["a"] != "c" || got.Spec.Features.Flags == nil || got.APIVersion != "nfd.k8s-sigs.io/v1alpha1" {
+		t.Errorf("stored %+v", got)
+	}
+	s.PutPod(kubeapi.ObjectMeta{Namespace: "ns", Name: "p", UID: "u"})
+	if pod, err := c.PodMetadata(ctx, "ns", "p"); err != nil || pod.UID != "u" {
+		t.Errorf("%+v, %v", pod, err)
+	}
+}

@@ -35,6 +35,7 @@ type StatusError struct {
 	Message string // of metav1.Status, or the start of the answer
 
 	RetryAfter time.Duration // 0 = not given
+	api        string        // group and version that serves the object
 	rule       string        // the rule of RBAC that allows the request
 }
 
@@ -84,7 +85,7 @@ func WaitAtLeast(err error, wait time.Duration) time.Duration {
 
 // newStatusError returns the error of an answer.
 func newStatusError(server string, r call, answer *http.Response, content []byte) *StatusError {
-	e := &StatusError{Verb: r.verb, Object: r.object.String(), Server: server, Code: answer.StatusCode, rule: rule(r)}
+	e := &StatusError{Verb: r.verb, Object: r.object.String(), Server: server, Code: answer.StatusCode, api: r.object.version(), rule: rule(r)}
 	e.read(content)
 	if seconds, err := strconv.Atoi(answer.Header.Get("Retry-After")); err == nil && seconds > 0 {
 		e.RetryAfter = time.Duration(min(seconds, 600)) * time.Second
@@ -129,6 +130,12 @@ func (e *StatusError) Error() string {
 // Unserved reports whether the server does not serve the API at all, other than an object that does not exist.
 func (e *StatusError) Unserved() bool { return e.Code == http.StatusNotFound && e.Reason == "" }
 
+// unservedRemedies are what follows the name of an API that is not served.
+var unservedRemedies = map[string]string{
+	apiVersion:                 ", which Kubernetes has since 1.34",
+	featureGroup + "/v1alpha1": ": install Node Feature Discovery with its CustomResourceDefinitions",
+}
+
 func (e *StatusError) remedy() string {
 	switch {
 	case e.byPolicy():
@@ -138,7 +145,7 @@ func (e *StatusError) remedy() string {
 	case e.Code == http.StatusUnauthorized:
 		return "the token is not valid at this server; it was read anew and refused again"
 	case e.Unserved():
-		return "the server does not serve resource.k8s.io/v1, which Kubernetes has since 1.34"
+		return "the server does not serve " + e.api + unservedRemedies[e.api]
 	case e.Code >= 300 && e.Code < 400:
 		return "redirects are not followed; set the address of the API server itself"
 	}

@@ -41,39 +41,45 @@ type Event struct {
 // the sequence ends, and a watch from the last event's resource version continues it. Before a failure ends the sequence it yields the
 // error: ErrGone asks for a new list. It runs in the goroutine of the caller.
 func (c *Client) WatchSlices(ctx context.Context, s SliceSelector, resourceVersion string) iter.Seq2[Event, error] {
-	return func(yield func(Event, error) bool) {
+	r := call{verb: "watch", object: sliceObject(""), query: s.query()}
+	return watchFrom(ctx, c, r, resourceVersion, func(t EventType, slice ResourceSlice) Event { return Event{t, slice} })
+}
+
+// watchFrom yields an event for the answer to a watch, and for each object that it sends.
+func watchFrom[O, E any](ctx context.Context, c *Client, r call, resourceVersion string, event func(EventType, O) E) iter.Seq2[E, error] {
+	return func(yield func(E, error) bool) {
+		var none E
 		length := watchFor - watchFor/10 + rand.N(watchFor/5)
-		query := s.query()
-		query.Set("watch", "1")
-		query.Set("allowWatchBookmarks", "true")
-		query.Set("resourceVersion", resourceVersion)
-		query.Set("timeoutSeconds", strconv.Itoa(int(length/time.Second)))
-		r := call{verb: "watch", object: sliceObject(""), query: query}
+		r.query.Set("watch", "1")
+		r.query.Set("allowWatchBookmarks", "true")
+		r.query.Set("resourceVersion", resourceVersion)
+		r.query.Set("timeoutSeconds", strconv.Itoa(int(length/time.Second)))
 
 		dead := length + watchSilent
 		watching, cancel := context.WithTimeoutCause(ctx, dead, fmt.Errorf("the watch did not end within %s", dead.Round(time.Second)))
 		defer cancel()
 		answer, err := c.send(watching, r)
 		if err != nil {
-			yield(Event{}, err)
+			yield(none, err)
 			return
 		}
 		defer answer.Body.Close() //nolint:errcheck // the watch is over
-		if !yield(Event{Type: Opened}, nil) {
+		var empty O
+		if !yield(event(Opened, empty), nil) {
 			return
 		}
-		err = c.events(r, answer.Body, func(e Event) bool { return yield(e, nil) })
+		err = events(c, r, answer.Body, func(t EventType, object O) bool { return yield(event(t, object), nil) })
 		if err != nil && ctx.Err() == nil {
 			if status := (*StatusError)(nil); !errors.As(err, &status) {
 				err = c.failed(watching, r, err)
 			}
-			yield(Event{}, err)
+			yield(none, err)
 		}
 	}
 }
 
 // events decodes a watch until it ends (nil) or use returns false (nil).
-func (c *Client) events(r call, body io.Reader, use func(Event) bool) error {
+func events[O any](c *Client, r call, body io.Reader, use func(EventType, O) bool) error {
 	bounded := &boundedReader{r: body}
 	decoder := json.NewDecoder(bounded)
 	for {
@@ -87,10 +93,10 @@ func (c *Client) events(r call, body io.Reader, use func(Event) bool) error {
 		} else if err != nil {
 			return err
 		}
-		event := Event{Type: line.Type}
+		var decoded O
 		switch line.Type {
 		case Added, Modified, Deleted, Bookmark:
-			if err := json.Unmarshal(line.Object, &event.Slice); err != nil {
+			if err := json.Unmarshal(line.Object, &decoded); err != nil {
 				return fmt.Errorf("the event can't be decoded: %w", err)
 			}
 		default: // ERROR, and what later versions may have
@@ -98,7 +104,7 @@ func (c *Client) events(r call, body io.Reader, use func(Event) bool) error {
 			e.read(line.Object)
 			return e
 		}
-		if !use(event) {
+		if !use(line.Type, decoded) {
 			return nil
 		}
 	}

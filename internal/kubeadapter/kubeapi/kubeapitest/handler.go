@@ -53,7 +53,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a, refused := s.answer(&req, r, content)
 	if req.Verb == "watch" && !refused {
 		record(http.StatusOK)
-		s.watch(w, r)
+		s.watch(w, r, req.Resource)
 		return
 	}
 	record(a.code)
@@ -65,7 +65,7 @@ func parse(r *http.Request) (Request, bool) {
 	req := Request{At: time.Now(), DryRun: r.URL.Query().Get("dryRun") == "All"}
 	req.Token = strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
 	switch {
-	case len(parts) >= 4 && strings.Join(parts[:3], "/") == "apis/resource.k8s.io/v1":
+	case len(parts) >= 4 && slices.Contains([]string{"apis/resource.k8s.io/v1", "apis/nfd.k8s-sigs.io/v1alpha1"}, strings.Join(parts[:3], "/")):
 		parts = parts[3:]
 	case len(parts) >= 3 && strings.Join(parts[:2], "/") == "api/v1":
 		parts = parts[2:]
@@ -86,7 +86,7 @@ func parse(r *http.Request) (Request, bool) {
 			req.Verb = "watch"
 		}
 	}
-	return req, slices.Contains([]string{"resourceslices", "resourceclaims", "nodes"}, req.Resource)
+	return req, slices.Contains([]string{sliceResource, "resourceclaims", "nodes", "pods", "nodefeatures"}, req.Resource)
 }
 
 // refuse returns the answer to a request that is not carried out, and whether one that is has its answer lost. A cut connection does not
@@ -109,10 +109,7 @@ func (s *Server) unauthorized(r *Request) (answer, bool) {
 		return answer{code: http.StatusUnauthorized, reason: "Unauthorized", message: "Unauthorized"}, true
 	}
 	if s.denied[rule{r.Verb, r.Resource}] {
-		group := "resource.k8s.io"
-		if r.Resource == "nodes" {
-			group = ""
-		}
+		group := map[string]string{sliceResource: "resource.k8s.io", "resourceclaims": "resource.k8s.io", "nodefeatures": "nfd.k8s-sigs.io"}[r.Resource]
 		return answer{code: http.StatusForbidden, reason: "Forbidden", message: fmt.Sprintf(
 			"%s.%s is forbidden: User %q cannot %s resource %q in API group %q at the cluster scope",
 			r.Resource, group, "system:serviceaccount:tandem:tandem", r.Verb, r.Resource, group)}, true
@@ -142,6 +139,20 @@ func (s *Server) carryOut(req *Request, r *http.Request, content []byte) answer 
 	case "nodes":
 		if n, ok := s.store.nodes[req.Name]; ok {
 			return answer{code: http.StatusOK, object: n}
+		}
+		return missing
+	case "pods":
+		if p, ok := s.store.pods[req.Namespace+"/"+req.Name]; ok {
+			return answer{code: http.StatusOK, object: body{"metadata": p}}
+		}
+		return missing
+	case "nodefeatures":
+		f, ok := s.store.feature[req.Namespace+"/"+req.Name]
+		switch {
+		case req.Verb == "create", req.Verb == "update" && ok:
+			return s.putFeature(req, content)
+		case ok:
+			return answer{code: http.StatusOK, object: f}
 		}
 		return missing
 	case "resourceclaims":

@@ -1,7 +1,9 @@
 package kubeapitest
 
 import (
+	"net/http"
 	"slices"
+	"strconv"
 
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 )
@@ -27,8 +29,51 @@ func (s *Server) PutNode(n kubeapi.Node) kubeapi.Node {
 	if n.Metadata.UID == "" {
 		n.Metadata.UID = s.store.uid()
 	}
+	kind := kubeapi.Added
+	if _, ok := s.store.nodes[n.Metadata.Name]; ok {
+		kind = kubeapi.Modified
+	}
+	s.store.version++
+	n.Metadata.ResourceVersion = strconv.FormatInt(s.store.version, 10)
 	s.store.nodes[n.Metadata.Name] = n
+	var object body
+	decode(encode(n), &object)
+	s.store.log = append(s.store.log, change{s.store.version, "nodes", kind, object})
+	s.notify()
 	return n
+}
+
+// PutPod stores a pod.
+func (s *Server) PutPod(pod kubeapi.ObjectMeta) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.store.pods[pod.Namespace+"/"+pod.Name] = pod
+}
+
+// NodeFeature returns a stored NodeFeature, and whether there is one.
+func (s *Server) NodeFeature(namespace, name string) (kubeapi.NodeFeature, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f, ok := s.store.feature[namespace+"/"+name]
+	return f, ok
+}
+
+// putFeature creates or updates a NodeFeature. The caller holds the lock.
+func (s *Server) putFeature(req *Request, content []byte) answer {
+	var f kubeapi.NodeFeature
+	decode(content, &f)
+	key := req.Namespace + "/" + req.Name
+	old, exists := s.store.feature[key]
+	switch {
+	case req.Verb == "create" && exists:
+		return answer{code: http.StatusConflict, reason: "AlreadyExists", message: key + " already exists"}
+	case req.Verb == "update" && f.Metadata.ResourceVersion != old.Metadata.ResourceVersion:
+		return answer{code: http.StatusConflict, reason: "Conflict", message: key + ": the object has been modified"}
+	}
+	s.store.version++
+	f.Metadata.Namespace, f.Metadata.ResourceVersion = req.Namespace, strconv.FormatInt(s.store.version, 10)
+	s.store.feature[key] = f
+	return answer{code: http.StatusOK, object: f}
 }
 
 // DeleteNode removes a Node. CollectGarbage then removes its slices.

@@ -24,21 +24,29 @@ type store struct {
 	slices  map[string]body
 	claims  map[string]kubeapi.ResourceClaim // by namespace/name
 	nodes   map[string]kubeapi.Node
+	pods    map[string]kubeapi.ObjectMeta  // by namespace/name
+	feature map[string]kubeapi.NodeFeature // by namespace/name
 	log     []change
 	uids    int
 
 	onChange func([]Slice)
 }
 
-// change is an event of slices.
+const sliceResource = "resourceslices"
+
+// change is an event of slices or nodes.
 type change struct {
-	version int64
-	kind    kubeapi.EventType
-	object  body
+	version  int64
+	resource string
+	kind     kubeapi.EventType
+	object   body
 }
 
 func newStore() store {
-	return store{version: 100, slices: map[string]body{}, claims: map[string]kubeapi.ResourceClaim{}, nodes: map[string]kubeapi.Node{}}
+	return store{
+		version: 100, slices: map[string]body{}, claims: map[string]kubeapi.ResourceClaim{}, nodes: map[string]kubeapi.Node{},
+		pods: map[string]kubeapi.ObjectMeta{}, feature: map[string]kubeapi.NodeFeature{},
+	}
 }
 
 func (s *store) uid() string {
@@ -54,7 +62,7 @@ func (s *store) put(name string, object body, kind kubeapi.EventType) body {
 	s.version++
 	metadata(object)["resourceVersion"] = strconv.FormatInt(s.version, 10)
 	s.slices[name] = object
-	s.log = append(s.log, change{s.version, kind, object})
+	s.log = append(s.log, change{s.version, sliceResource, kind, object})
 	s.show()
 	return object
 }
@@ -64,7 +72,7 @@ func (s *store) remove(name string) body {
 	s.version++
 	metadata(object)["resourceVersion"] = strconv.FormatInt(s.version, 10)
 	delete(s.slices, name)
-	s.log = append(s.log, change{s.version, kubeapi.Deleted, object})
+	s.log = append(s.log, change{s.version, sliceResource, kubeapi.Deleted, object})
 	s.show()
 	return object
 }

@@ -55,8 +55,8 @@ func (s *Server) changeWatches(change func(*watchMode)) {
 	s.notify()
 }
 
-// watch sends the events after a version until its time is over.
-func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
+// watch sends the events of a resource after a version until its time is over.
+func (s *Server) watch(w http.ResponseWriter, r *http.Request, resource string) {
 	query := r.URL.Query()
 	from, _ := strconv.ParseInt(query.Get("resourceVersion"), 10, 64) // 0 = all
 	seconds, _ := strconv.Atoi(query.Get("timeoutSeconds"))
@@ -95,7 +95,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		for _, c := range next {
-			if selected(c.object, query.Get("fieldSelector")) {
+			if c.resource == resource && selected(c.object, query.Get("fieldSelector")) {
 				send(string(c.kind), c.object)
 			}
 			from = c.version
