@@ -37,6 +37,8 @@ type Kubernetes struct {
 	AnnotationPrefix   string // of Strategies.CDIAnnotations
 	CDI                CDI
 	DRA                DRA // where Core.API is inventory.DRA
+	ByLabel            ByLabel
+	PauseLabel         string // of the node, by which the GPU Operator announces a change of driver or MIG layout; "" = none
 
 	Notes []string // the options that have no effect
 
@@ -91,6 +93,7 @@ type Environment struct {
 	LookupEnv    func(name string) (string, bool)  // as os.LookupEnv
 	CheckAddress func(address string) error        // whether a TCP listener accepts it; this package does not link package net
 	ReadFile     func(path string) ([]byte, error) // of the configuration file; nil = os.ReadFile
+	Config       string                            // with ByLabel the name of the file that applies; "" = none
 }
 
 // ReadKubernetes reads command line, environment and configuration file, with this precedence. It returns every problem
@@ -98,17 +101,18 @@ type Environment struct {
 // a problem, without the policy if the file has one, and valid.
 func ReadKubernetes(flags Flags, env Environment) (Kubernetes, error) {
 	var f File
-	var unreadable, problems error
-	if path := lookup(Spec{Flag: FlagConfigFile, Env: []string{variable(FlagConfigFile)}}, flags, env, nil); path.Text != "" {
+	var problems error
+	path, unreadable := configFile(flags, env)
+	if path != "" {
 		var text []byte
-		if text, unreadable = readText(path.Text, env.ReadFile); unreadable == nil {
-			if f, problems = parseFile(path.Text, text, policy.Kubernetes, fileKinds(true)); problems != nil {
+		if text, unreadable = readText(path, env.ReadFile); unreadable == nil {
+			if f, problems = parseFile(path, text, policy.Kubernetes, fileKinds(true)); problems != nil {
 				f.Policy = inventory.Policy{} // rules refer to each other
 			}
 		}
 	}
 	s, err := resolve(flags, env, f)
-	return s, errors.Join(unreadable, problems, err, s.checkMPS())
+	return s, errors.Join(unreadable, problems, err, s.checkMPS(), s.checkNodeName(), s.checkLabels())
 }
 
 // checkMPS reports whether there is a folder of MPS control daemons if the file uses MPS.

@@ -85,8 +85,8 @@ imex: {channelIDs: [], required: false}
 	// A value without effect is reported, unless it is the default.
 	want := []string{
 		"FAIL_ON_INIT_ERROR has no effect: without a driver this agent waits for one",
-		"c.yaml:7: flags.useNodeFeatureAPI has no effect: this agent writes no NodeFeature objects; --features-file writes node labels for Node Feature Discovery",
-		"c.yaml:14: flags.gfd has no effect: it configures NVIDIA's gpu-feature-discovery; in its place --features-file writes the same node labels, when they change",
+		"c.yaml:7: flags.useNodeFeatureAPI has no effect: it configures NVIDIA's gpu-feature-discovery; --use-node-feature-api writes a NodeFeature object, with the rights for it",
+		"c.yaml:14: flags.gfd has no effect: it configures NVIDIA's gpu-feature-discovery; in its place --features-file and --use-node-feature-api write the same node labels, when they change",
 	}
 	if diff := cmp.Diff(want, withoutFolder(s.Notes)); diff != "" {
 		t.Error(diff)
@@ -233,7 +233,9 @@ func TestRoots(t *testing.T) {
 func TestIncumbentsNames(t *testing.T) {
 	var got []string
 	for _, o := range KubernetesSpecs() {
-		ours := []string{"http-address", "log-level", "rescan", "exclude", "sysfs-root", "procfs-root", "pod-resources-socket", "cdi-dir", "cri-socket", "hpc-job-mapping-dir", "features-file", "log-format", "api", "node-name", "kubelet-dir", "on-unhealthy", "evictions-per-hour"}
+		ours := []string{"http-address", "log-level", "rescan", "exclude", "sysfs-root", "procfs-root", "pod-resources-socket", "cdi-dir", "cri-socket", "hpc-job-mapping-dir", "features-file", "log-format", "api", "node-name", "kubelet-dir", "on-unhealthy", "evictions-per-hour",
+			// of NVIDIA's config-manager and gpu-feature-discovery
+			"config-file-srcdir", "node-label", "default-config", "fallback-strategies", "pause-label", "use-node-feature-api", "namespace", "pod-name", "no-timestamp", "oneshot"}
 		if o.Flag != "" && !slices.Contains(ours, o.Flag) && !strings.HasPrefix(o.Key, "health.") && !strings.HasPrefix(o.Flag, "kube-") {
 			got = append(got, strings.Join(slices.Concat([]string{o.Flag}, o.Aliases, o.Env, []string{o.Default, o.Key}), " "))
 		}

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/config/schema"
+	"github.com/tandem-gpu/tandem/internal/util/setting"
 )
 
 // Operations are settings of what operators and other programs read from an agent. "" = none, unless a field has another meaning.
@@ -13,9 +14,35 @@ type Operations struct {
 	HTTPAddress    string // HOST:PORT of metrics and the status page
 	MappingDir     string // folder of the job files that dcgm-exporter reads (--hpc-job-mapping-dir)
 	FeaturesFile   string // k8s-gpu: node labels for Node Feature Discovery
+	NodeFeatureAPI bool   // k8s-gpu: the same as an object of Kubernetes' API
+	Namespace      string // k8s-gpu: of that object
+	Pod            string // k8s-gpu: of the agent, for its owners
+	NoTimestamp    bool   // k8s-gpu: without nvidia.com/gfd.timestamp
+	Oneshot        bool   // k8s-gpu: the labels are written once, and no device is offered
 	LogFormat      string // k8s-gpu: auto, text or json
 	NomadAddress   string // nomad-gpu: URL of the Nomad agent's API, or unix:// and the path of its socket
 	NomadTokenFile string // nomad-gpu: file with the ACL token for NomadAddress
+}
+
+const (
+	flagNodeFeatureAPI = "use-node-feature-api"
+	flagOneshot        = "oneshot"
+)
+
+// checkLabels reports what node labels lack.
+func (s Kubernetes) checkLabels() error {
+	o := s.Operations
+	var errs []error
+	if o.NodeFeatureAPI && s.DRA.Node == "" {
+		errs = append(errs, &setting.Error{Key: "--node-name", Remedy: "--" + flagNodeFeatureAPI + " takes the name of this node's Node object: --node-name, or NODE_NAME from the pod's spec.nodeName (fieldRef)"})
+	}
+	if o.NodeFeatureAPI && o.Namespace == "" {
+		errs = append(errs, &setting.Error{Key: "--namespace", Remedy: "--" + flagNodeFeatureAPI + " takes the namespace of the object: --namespace, or NAMESPACE from the pod's metadata.namespace (fieldRef)"})
+	}
+	if o.Oneshot && !o.NodeFeatureAPI && o.FeaturesFile == "" {
+		errs = append(errs, &setting.Error{Key: "--" + flagOneshot, Value: "true", Remedy: "takes --features-file or --" + flagNodeFeatureAPI + ": where the labels go"})
+	}
+	return errors.Join(errs...)
 }
 
 // kubernetesOperations are the options of k8s-gpu.
@@ -25,6 +52,16 @@ func kubernetesOperations(o *Operations) []Spec {
 			binding: orEmpty(&o.MappingDir, ownFolder(&o.MappingDir, defaultMappingDir, isJobFile))},
 		{Flag: "features-file", Usage: "file of node labels for Node Feature Discovery, with the names of NVIDIA's gpu-feature-discovery; empty: none",
 			binding: orEmpty(&o.FeaturesFile, inOwnFolder(&o.FeaturesFile, "/etc/kubernetes/node-feature-discovery/features.d/gfd"))},
+		{Flag: flagNodeFeatureAPI, Env: []string{"GFD_USE_NODE_FEATURE_API", "USE_NODE_FEATURE_API"}, Default: "false",
+			Usage:   "write the node labels of NVIDIA's gpu-feature-discovery as a NodeFeature object of Node Feature Discovery, also beside --features-file",
+			Note:    "Takes `node-name`, `namespace`, and the verbs `get`, `create` and `update` on nodefeatures of `nfd.k8s-sigs.io` in that namespace",
+			binding: boolean(&o.NodeFeatureAPI)},
+		{Flag: "namespace", Usage: "namespace of the NodeFeature object", Note: "A pod has it from `metadata.namespace` (`fieldRef`)",
+			binding: orEmpty(&o.Namespace, matching(&o.Namespace, schema.Match(nodeForm, "a name"), "want the name of a namespace"))},
+		{Flag: "pod-name", Usage: "name of the agent's pod: the NodeFeature object is deleted with it and its DaemonSet; empty: it stays", Note: "Takes the verb `get` on pods in `namespace`",
+			binding: orEmpty(&o.Pod, matching(&o.Pod, schema.Match(nodeForm, "a name"), "want the name of a pod"))},
+		{Flag: "no-timestamp", Env: []string{"GFD_NO_TIMESTAMP"}, Default: "false", Usage: "node labels without nvidia.com/gfd.timestamp", binding: boolean(&o.NoTimestamp)},
+		{Flag: flagOneshot, Env: []string{"GFD_ONESHOT"}, Default: "false", Usage: "write the node labels once and exit; no device is offered", binding: boolean(&o.Oneshot)},
 		{Flag: "log-format", Default: "auto", Usage: "text, json, or auto: text on a terminal, else json",
 			binding: oneOf(&o.LogFormat, "auto", "text", "json")},
 	}

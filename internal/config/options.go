@@ -29,7 +29,7 @@ func KubernetesSpecs() []Spec { return kubernetesOptions(new(Kubernetes), nil) }
 
 // kubernetesOptions are bound to s. checkAddress reports whether a TCP listener accepts an address.
 func kubernetesOptions(s *Kubernetes, checkAddress func(string) error) []Spec {
-	options := slices.Concat(nvidiaOptions(s), injectionOptions(s), ownOptions(s, checkAddress), draOptions(s), kubernetesOperations(&s.Operations), healthOptions(&s.Core, &s.Health), inertOptions())
+	options := slices.Concat(nvidiaOptions(s), injectionOptions(s), ownOptions(s, checkAddress), draOptions(s), nodeOptions(s), kubernetesOperations(&s.Operations), healthOptions(&s.Core, &s.Health), inertOptions())
 	for i := range options {
 		o := &options[i]
 		if o.Env == nil && o.Flag != "" {
@@ -143,7 +143,7 @@ func logLevel(field *slog.Level) binding {
 // file.
 func inertOptions() []Spec {
 	return []Spec{
-		{Key: "flags.useNodeFeatureAPI", without: "this agent writes no NodeFeature objects; --features-file writes node labels for Node Feature Discovery"},
-		{Key: "flags.gfd", binding: custom(schema.Type{Kind: schema.Opaque}, nil), without: "it configures NVIDIA's gpu-feature-discovery; in its place --features-file writes the same node labels, when they change"},
+		{Key: "flags.useNodeFeatureAPI", without: "it configures NVIDIA's gpu-feature-discovery; --use-node-feature-api writes a NodeFeature object, with the rights for it"},
+		{Key: "flags.gfd", binding: custom(schema.Type{Kind: schema.Opaque}, nil), without: "it configures NVIDIA's gpu-feature-discovery; in its place --features-file and --use-node-feature-api write the same node labels, when they change"},
 	}
 }
