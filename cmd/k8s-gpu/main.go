@@ -61,13 +61,24 @@ type environment struct {
 func run(ctx context.Context, env environment) error {
 	values := config.NewFlags(config.KubernetesSpecs())
 	host := config.Environment{LookupEnv: env.lookupEnv, CheckAddress: status.CheckAddress}
-	read := func() (settings, error) { return config.ReadKubernetes(values, host) }
+	named := func(name string) (settings, error) {
+		of := host
+		of.Config = name
+		return config.ReadKubernetes(values, of)
+	}
+	before := func() (settings, error) { return config.ReadBeforeFile(values, host) }
+	read := func() (settings, error) { // of a command beside the agent
+		s, _ := before() // ReadKubernetes has its problems
+		name, err := kube.ConfigInForce(s)
+		s, invalid := named(name)
+		return s, errors.Join(err, invalid)
+	}
 	return cli.Program{
 		Name: kube.Name, Usage: "offer the NVIDIA GPUs of this node to the kubelet", Version: kube.Name + " " + versionText(),
 		Description: "A flag takes precedence over its environment variable, and that over the configuration file.\n" +
 			"DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS have the meaning of NVIDIA's plugin for XIDs that --xids does not name.",
 		Flags: cli.Flags(config.KubernetesSpecs(), values),
-		Serve: func(ctx context.Context) error { return serve(ctx, read, env) },
+		Serve: func(ctx context.Context) error { return serve(ctx, named, before, env) },
 		Options: func() (agent.Options, error) {
 			s, err := read()
 			return kube.AgentOptions(s), err
@@ -90,23 +101,19 @@ func run(ctx context.Context, env environment) error {
 }
 
 // serve runs the agent until ctx ends.
-func serve(ctx context.Context, read func() (settings, error), env environment) error {
+func serve(ctx context.Context, read func(name string) (settings, error), before func() (settings, error), env environment) error {
 	hangup, signals := notify()
 	agent.LimitRuntime()
-	first := true
-	readFirst := func() (settings, error) {
-		s, err := read()
-		if first { // also if it is invalid: its problems are logged
-			env.log.set(s.Operations.LogFormat)
-			first = false
-		}
+	first := func() (settings, error) { // also if it is invalid: its problems are logged
+		s, err := before()
+		env.log.set(s.Operations.LogFormat)
 		return s, err
 	}
 	newLog := func(s settings) *slog.Logger {
 		env.log.set(s.Operations.LogFormat)
 		return env.log.logger(s.LogLevel)
 	}
-	return kube.New(kube.Options{Version: versionText(), Read: readFirst, NewLog: newLog, Hangup: hangup, Signals: signals}).Run(ctx)
+	return kube.New(kube.Options{Version: versionText(), Read: read, Before: first, NewLog: newLog, Hangup: hangup, Signals: signals}).Run(ctx)
 }
 
 // notify subscribes to the signals that do not end the agent: SIGHUP, and those for quiesce and resume. The subscription lasts

@@ -26,6 +26,7 @@ type Reloader[S any] struct {
 	NewLog   func(S) *slog.Logger                                                      // called at the start of each run
 	Announce func(S, *slog.Logger)                                                     // called after each valid read
 	Hangup   <-chan os.Signal                                                          // one that is pending stands for all
+	Changed  <-chan struct{}                                                           // the same, for what Read depends on beside a file; nil = nothing
 	Status   *ReloadStatus
 }
 
@@ -75,7 +76,14 @@ func (r *Reloader[S]) runOnce(ctx context.Context, s S) (next S, again bool, err
 	defer stop()
 	ended, policies := make(chan error, 1), make(chan S, 1)
 	go func(s S) { ended <- r.Run(run, s, policies, log) }(s)
-	reads, hangup := make(chan result[S], 1), r.Hangup
+	reads, hangup, changedInput := make(chan result[S], 1), r.Hangup, r.Changed
+	readAgain := func() { // one read at a time, beside the run: reading the file may hang
+		hangup, changedInput = nil, nil
+		go func() {
+			s, err := r.Read()
+			reads <- result[S]{s, err}
+		}()
+	}
 	change, changed := Unchanged, []string(nil)
 	for change < RunChanged {
 		select {
@@ -85,13 +93,11 @@ func (r *Reloader[S]) runOnce(ctx context.Context, s S) (next S, again bool, err
 			log.Info("stopping", "cause", context.Cause(ctx))
 			return s, false, <-ended
 		case <-hangup:
-			hangup = nil // one read at a time, beside the run: reading the file may hang
-			go func() {
-				s, err := r.Read()
-				reads <- result[S]{s, err}
-			}()
+			readAgain()
+		case <-changedInput:
+			readAgain()
 		case read := <-reads:
-			hangup = r.Hangup
+			hangup, changedInput = r.Hangup, r.Changed
 			if change, changed = r.compare(s, read, log); change != Unchanged {
 				s = read.s
 			}

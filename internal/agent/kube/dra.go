@@ -38,9 +38,9 @@ func servesDRA(s config.Kubernetes) bool {
 	return s.Core.API == inventory.DRA || dir != "" && (ownership.Needs(dir, inventory.DRA) || dra.HasClaims(dir))
 }
 
-// checkDRA reports what the API dra needs of the settings and of the environment: those of a file alone may be valid without it.
-func checkDRA(s config.Kubernetes) error {
-	if s.Core.API != inventory.DRA {
+// checkAPI reports what settings that need Kubernetes' API need of others and of the environment: those of a file alone may be valid without it.
+func checkAPI(s config.Kubernetes) error {
+	if s.Core.API != inventory.DRA && !s.ReadsNode() && !s.Operations.NodeFeatureAPI {
 		return nil
 	}
 	var err error

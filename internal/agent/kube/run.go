@@ -28,7 +28,8 @@ type run struct {
 	settings config.Kubernetes
 	policies <-chan config.Kubernetes // those that come
 	dra      bool                     // see servesDRA
-	api      *kubeapi.Client          // nil = Kubernetes' API is not called
+	api      *kubeapi.Client          // of the API dra; nil = it is not called for that
+	labels   *nodelabels.Writer
 	log      *slog.Logger
 }
 
@@ -38,8 +39,12 @@ func (a *Agent) run(ctx context.Context, s config.Kubernetes, policies <-chan co
 	if err := r.openAPI(); err != nil {
 		return err
 	}
+	var err error
+	if r.labels, err = newLabelWriter(s, a.opts.Version, log); err != nil {
+		return err
+	}
 	log.Info("starting", r.attributes()...)
-	err := agent.New(r.options()).Run(ctx)
+	err = agent.New(r.options()).Run(ctx)
 	if errors.Is(err, gpu.ErrDriverStale) {
 		return fmt.Errorf("%w; a new process is needed, and the DaemonSet starts one", err)
 	}
@@ -84,8 +89,9 @@ func (r *run) adapter(a *agent.Agent) agent.Adapter {
 		Config: s.Core, Sources: a.SourcesUp, Problems: a.Problems, DriverCalls: agent.DriverCalls,
 		Handlers: page.Handlers(), Log: r.log,
 	})
-	labels := nodelabels.New(nodelabels.Options{Path: s.Operations.FeaturesFile, Sys: s.Core.Roots.Sys, MIG: s.Core.MIG, Log: r.log})
-	made.Tasks = append(made.Tasks,
+	following, nodeProblems := r.followNode(a)
+	labels := r.labels
+	made.Tasks = append(append(made.Tasks, following...),
 		func(ctx context.Context) error { server.Run(ctx); return nil },
 		func(ctx context.Context) error { page.Run(a.WatchUse(ctx)); return nil },
 		func(ctx context.Context) error { labels.Run(ctx, a.Monitor); return nil },
@@ -93,7 +99,7 @@ func (r *run) adapter(a *agent.Agent) agent.Adapter {
 	)
 	problems := made.Problems
 	made.Problems = func() []problem.Problem {
-		return slices.Concat(server.ListenProblems(), left, problems(), labels.Problems())
+		return slices.Concat(server.ListenProblems(), left, problems(), labels.Problems(), nodeProblems())
 	}
 	return made
 }
@@ -109,4 +115,21 @@ func (r *run) applyPolicies(ctx context.Context, a *agent.Agent, labels *nodelab
 			return
 		}
 	}
+}
+
+// newLabelWriter returns what writes the labels of the node.
+func newLabelWriter(s config.Kubernetes, version string, log *slog.Logger) (*nodelabels.Writer, error) {
+	o := nodelabels.Options{
+		Path: s.Operations.FeaturesFile, NoTimestamp: s.Operations.NoTimestamp, Sys: s.Core.Roots.Sys, MIG: s.Core.MIG, Log: log,
+	}
+	if s.Operations.NodeFeatureAPI {
+		a := kubeAPIOptions(s)
+		a.Agent, a.Log = userAgent(version), log
+		api, err := kubeapi.New(a)
+		if err != nil {
+			return nil, err
+		}
+		o.API, o.Node, o.Namespace, o.Pod = api, s.DRA.Node, s.Operations.Namespace, s.Operations.Pod
+	}
+	return nodelabels.New(o), nil
 }

@@ -32,17 +32,42 @@ func ReadHost(root string, devices []gpu.Device) Host {
 		}
 		folder := filepath.Join(root, "bus/pci/devices", string(d.PCI))
 		h.Classes = append(h.Classes, text(filepath.Join(folder, "class")))
-		config, err := os.ReadFile(filepath.Join(folder, "config"))
-		if err != nil || len(config) < configSize {
-			h.VGPUKnown = false
-			continue
-		}
-		if record, ok := vgpuRecord(config); ok {
-			h.VGPU = true
-			h.HostDriver, h.HostBranch = hostDriver(record)
+		h.addConfig(folder)
+	}
+	return h
+}
+
+// ReadVGPU reads what sysfs shows of virtual GPUs, for a node without a driver: all GPUs of NVIDIA count.
+func ReadVGPU(root string) Host {
+	root = cmp.Or(root, "/sys")
+	var h Host
+	folders, err := os.ReadDir(filepath.Join(root, "bus/pci/devices"))
+	h.VGPUKnown = err == nil
+	for _, f := range folders {
+		folder := filepath.Join(root, "bus/pci/devices", f.Name())
+		if text(filepath.Join(folder, "vendor")) == vendorNVIDIA && strings.HasPrefix(text(filepath.Join(folder, "class")), displayClass) {
+			h.addConfig(folder)
 		}
 	}
 	return h
+}
+
+const (
+	vendorNVIDIA = "0x10de"
+	displayClass = "0x03" // PCI class of display controllers
+)
+
+// addConfig adds what the configuration space of a GPU shows.
+func (h *Host) addConfig(folder string) {
+	config, err := os.ReadFile(filepath.Join(folder, "config"))
+	if err != nil || len(config) < configSize {
+		h.VGPUKnown = false
+		return
+	}
+	if record, ok := vgpuRecord(config); ok {
+		h.VGPU = true
+		h.HostDriver, h.HostBranch = hostDriver(record)
+	}
 }
 
 func text(path string) string {

@@ -1,5 +1,5 @@
-// Package nodelabels writes labels of a node for Node Feature Discovery (NFD): the names and values of NVIDIA's gpu-feature-discovery,
-// from the state of the agent, so that the separate program is not needed.
+// Package nodelabels writes labels of a node for Node Feature Discovery (NFD), as a file for NFD's worker or as an object for its master: the
+// names and values of NVIDIA's gpu-feature-discovery, from the state of the agent, so that the separate program is not needed.
 //
 // Source of names and values: internal/lm of github.com/NVIDIA/k8s-device-plugin v0.19.0. test/conformance/labels compares with
 // that program.
@@ -116,13 +116,18 @@ func sanitised(name string) string {
 	return strings.Join(strings.Fields(kept), "-")
 }
 
-// Text returns the content of a features file: one label a line, sorted, and the time of the change.
-func (l Labels) Text(changed time.Time) []byte {
-	var text bytes.Buffer
+// at returns the labels with the time of a change.
+func (l Labels) at(changed time.Time) Labels {
 	all := maps.Clone(l)
 	all[timestampLabel] = strconv.FormatInt(changed.Unix(), 10)
-	for _, name := range slices.Sorted(maps.Keys(all)) {
-		text.WriteString(name + "=" + all[name] + "\n")
+	return all
+}
+
+// Text returns the content of a features file: one label a line, sorted.
+func (l Labels) Text() []byte {
+	var text bytes.Buffer
+	for _, name := range slices.Sorted(maps.Keys(l)) {
+		text.WriteString(name + "=" + l[name] + "\n")
 	}
 	return text.Bytes()
 }
@@ -137,13 +142,14 @@ func areLabels(text []byte) bool {
 	return true
 }
 
-// parse returns the labels of a features file without the time of the change.
-func parse(text []byte) Labels {
-	l := Labels{}
+// parse returns the labels of a features file without the time of the change, and whether the file has that.
+func parse(text []byte) (l Labels, timestamp bool) {
+	l = Labels{}
 	for line := range strings.Lines(string(text)) {
 		name, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "=")
 		l[name] = value
 	}
+	_, timestamp = l[timestampLabel]
 	delete(l, timestampLabel)
-	return l
+	return l, timestamp
 }

@@ -3,13 +3,9 @@ package nodelabels
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io/fs"
 	"log/slog"
 	"maps"
-	"os"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -44,27 +40,51 @@ type Monitor interface {
 
 // Options configure a Writer.
 type Options struct {
-	Path string // of the features file; its folder must exist; "" = nothing is written
-	Sys  string // sysfs, as this process sees it; "" = "/sys"
-	MIG  inventory.MIGStrategy
-	Log  *slog.Logger // required
+	Path        string // of the features file; its folder must exist; "" = none is written
+	Sys         string // sysfs, as this process sees it; "" = "/sys"
+	MIG         inventory.MIGStrategy
+	NoTimestamp bool         // without the label with the time of the change
+	Log         *slog.Logger // required
+
+	// API writes a NodeFeature object beside the file; nil = none is written.
+	API       FeatureAPI
+	Node      string // name of the Node object
+	Namespace string // of the object
+	Pod       string // of the agent, which with its DaemonSet owns the object; "" = nobody does
 }
 
-// Writer keeps a features file in step with the devices. Make one with New, then call Run once. The other methods are safe for
-// concurrent use.
+// Writer keeps a features file and a NodeFeature object in step with the devices. Make one with New, then call Run once. The other methods are
+// safe for concurrent use.
 type Writer struct {
 	opts     Options
 	changed  chan struct{} // capacity 1
-	last     Labels        // that the file has; of the goroutine of a pass
+	targets  []target
+	last     Labels // that all targets have; nil = not known; of the goroutine of a pass
 	problems problemset.Set
 
 	mu       sync.Mutex
 	strategy inventory.MIGStrategy
 }
 
+// target is where labels go.
+type target interface {
+	name() string   // what it is
+	place() string  // where it is
+	remedy() string // of a failure
+	// put writes labels if what is there has others, and reports whether it did. Without labels nothing is left there.
+	put(ctx context.Context, l Labels) (written bool, err error)
+}
+
 // New returns a writer. It reads and writes nothing.
 func New(o Options) *Writer {
-	return &Writer{opts: o, strategy: o.MIG, changed: make(chan struct{}, 1), problems: problemset.Set{Log: o.Log}}
+	w := &Writer{opts: o, strategy: o.MIG, changed: make(chan struct{}, 1), problems: problemset.Set{Log: o.Log}}
+	if o.Path != "" {
+		w.targets = append(w.targets, &file{path: o.Path, timestamp: !o.NoTimestamp})
+	}
+	if o.API != nil {
+		w.targets = append(w.targets, &feature{opts: o})
+	}
+	return w
 }
 
 // SetStrategy sets the MIG strategy after a change of the configuration.
@@ -75,38 +95,58 @@ func (w *Writer) SetStrategy(s inventory.MIGStrategy) {
 	watch.Notify(w.changed)
 }
 
-// Problems has the reason for which the file could not be written, if it could not.
+// Problems has the reason for which the labels could not be written, if they could not.
 func (w *Writer) Problems() []problem.Problem { return w.problems.List() }
 
-// Run keeps the file in step until ctx ends; a failure is a warning and is tried again. The file stays when the agent ends, so that the
+// WriteOnce writes the labels of a state, and returns why they can't be written.
+func (w *Writer) WriteOnce(ctx context.Context, s core.State) error {
+	ctx, cancel := context.WithTimeout(ctx, passAtMost)
+	defer cancel()
+	return errors.Join(w.pass(ctx, s, true)...)
+}
+
+// Run keeps the labels in step until ctx ends; a failure is a warning and is tried again. They stay when the agent ends, so that the
 // node keeps its labels while an agent is replaced. If a disk hangs, the goroutine that waits for it is abandoned.
 func (w *Writer) Run(ctx context.Context, m Monitor) {
-	if w.opts.Path == "" {
+	if len(w.targets) == 0 {
 		return
 	}
 	task := m.Watchdog().Register("node labels")
 	defer task.Done()
 	retry := backoff.NewExponentialBackOff()
 	retry.InitialInterval, retry.MaxInterval = retryFirst, retryMost
-	statefile.RemoveTemporary(w.opts.Path) // that a killed agent left
+	if w.opts.Path != "" {
+		statefile.RemoveTemporary(w.opts.Path) // that a killed agent left
+	}
 	failed := false
 	reconcile.Loop{
 		On: []reconcile.Source{m.Changed, reconcile.Signal(w.changed)}, Task: task, Limit: passAtMost,
 	}.Run(ctx, func(ctx context.Context, cause reconcile.Cause) time.Duration {
-		done, look := make(chan error, 1), failed || cause != reconcile.Change
-		go func() { done <- w.pass(m.State(), look) }()
-		var err error
+		done, look := make(chan []error, 1), failed || cause != reconcile.Change
+		go func() { done <- w.pass(ctx, m.State(), look) }()
+		var errs []error
 		select {
-		case err = <-done:
+		case errs = <-done:
 		case <-ctx.Done():
 			select {
-			case err = <-done:
+			case errs = <-done:
 			case <-time.After(stopAtMost):
 				return reconcile.Never
 			}
 		}
-		w.setProblem(err)
-		if failed = err != nil; failed {
+		if ctx.Err() != nil {
+			return reconcile.Never
+		}
+		failed = false
+		for i, t := range w.targets {
+			var err error
+			if i < len(errs) {
+				err = errs[i]
+			}
+			w.setProblem(t, err)
+			failed = failed || err != nil
+		}
+		if failed {
 			return retry.NextBackOff()
 		}
 		retry.Reset()
@@ -114,76 +154,52 @@ func (w *Writer) Run(ctx context.Context, m Monitor) {
 	})
 }
 
-// pass writes the file if the labels have changed or, with look, if it has another content. While the driver can't be called, or not all
-// is known of the devices yet, the file stays as it is. A node without a driver, or without GPUs, has no file.
-func (w *Writer) pass(s core.State, look bool) error {
+// pass writes the labels to each target if they have changed or, with look, if a target has others, and returns the failures by target. While the
+// driver can't be called, or not all is known of the devices yet, they stay as they are.
+func (w *Writer) pass(ctx context.Context, s core.State, look bool) []error {
+	labels, known := w.labels(s)
+	if !known || !look && w.last != nil && maps.Equal(labels, w.last) {
+		return nil
+	}
+	w.last = nil
+	errs := make([]error, len(w.targets))
+	for i, t := range w.targets {
+		written, err := t.put(ctx, labels)
+		if errs[i] = err; written {
+			w.opts.Log.Info("node labels written", t.name(), t.place(), "labels", len(labels))
+		}
+	}
+	if errors.Join(errs...) == nil {
+		w.last = labels
+	}
+	return errs
+}
+
+// labels are those of a state, and whether they are known. A node without a driver, or without GPUs, has those of the host alone.
+func (w *Writer) labels(s core.State) (Labels, bool) {
 	driver := s.Snapshot.Driver.State
 	none := len(s.Snapshot.Devices) == 0
 	switch {
 	case none && (driver == gpu.DriverReady && len(s.Snapshot.Excluded) == 0 || driver == gpu.DriverAbsent):
-		w.last = nil
-		if present, err := w.present(); present == nil || err != nil {
-			return err
-		}
-		if err := os.Remove(w.opts.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return w.failure("removed", err)
-		}
-		return nil
+		l := Labels{}
+		l.addVGPU(ReadVGPU(w.opts.Sys))
+		return l, true
 	case none || driver != gpu.DriverReady || s.Allocatable.Provisional():
-		return nil
+		return nil, false
 	}
 	w.mu.Lock()
 	strategy := w.strategy
 	w.mu.Unlock()
-	labels := Of(s, strategy, ReadHost(w.opts.Sys, s.Snapshot.Devices))
-	if !look && maps.Equal(labels, w.last) {
-		return nil
-	}
-	present, err := w.present()
-	if err != nil {
-		return err
-	}
-	if maps.Equal(present, labels) {
-		w.last = labels
-		return nil
-	}
-	if err := statefile.Replace(w.opts.Path, labels.Text(time.Now()), 0o644); err != nil {
-		return w.failure("written", err)
-	}
-	w.opts.Log.Info("node labels written", "file", w.opts.Path, "labels", len(labels))
-	w.last = labels
-	return nil
+	return Of(s, strategy, ReadHost(w.opts.Sys, s.Snapshot.Devices)), true
 }
 
-// present are the labels that the file has; nil = there is no file. One with other lines is not the agent's to replace or remove, nor is what
-// is no regular file: an error.
-func (w *Writer) present() (Labels, error) {
-	text, err := statefile.Read(w.opts.Path, maxSize, statefile.SharedDir)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil, nil
-	case statefile.IsContent(err), errors.Is(err, syscall.ELOOP), err == nil && !areLabels(text):
-		return nil, fmt.Errorf("%s exists and is no file of node labels: it is neither replaced nor removed", w.opts.Path)
-	case err != nil:
-		return nil, w.failure("read", err)
-	}
-	return parse(text), nil
-}
-
-// failure is the same text for each attempt: the name of a temporary file is left out.
-func (w *Writer) failure(action string, err error) error {
-	if number, ok := errors.AsType[syscall.Errno](err); ok {
-		err = number
-	}
-	return fmt.Errorf("%s can't be %s: %w", w.opts.Path, action, err)
-}
-
-// setProblem sets why the file can't be written; nil = it can.
-func (w *Writer) setProblem(err error) {
+// setProblem sets why labels can't be written to a target; nil = they can.
+func (w *Writer) setProblem(t target, err error) {
 	if err == nil {
-		w.problems.End(problem.NodeLabels, w.opts.Path, "node labels: the features file can be written again")
+		w.problems.End(problem.NodeLabels, t.place(), "node labels: the "+t.name()+" can be written again")
 		return
 	}
-	text := "node labels: " + err.Error() + "; --features-file needs a file of its own in a folder that exists and can be written: features.d of Node Feature Discovery"
-	w.problems.Put(problem.Problem{Code: problem.NodeLabels, Object: w.opts.Path, Text: text}, slog.LevelWarn, text)
+	text := "node labels: " + err.Error()
+	p := problem.Problem{Code: problem.NodeLabels, Object: t.place(), Text: text, Remedy: t.remedy()}
+	w.problems.Put(p, slog.LevelWarn, p.String())
 }

@@ -73,7 +73,8 @@ func (f *fixture) labels() (l Labels, timestamp string) {
 	check.NoError(f.t, err)
 	_, timestamp, _ = strings.Cut(string(text), timestampLabel+"=")
 	timestamp, _, _ = strings.Cut(timestamp, "\n")
-	return parse(text), timestamp
+	l, _ = parse(text)
+	return l, timestamp
 }
 
 func (f *fixture) want(when, name, value string) (timestamp string) {
@@ -152,7 +153,7 @@ func TestFailureIsAWarning(t *testing.T) {
 		check.NoError(f.t, os.Remove(filepath.Dir(f.path)))
 		f.read(coretest.GPUs(2))
 		time.Sleep(10 * time.Minute)
-		want := "node labels: " + f.path + " can't be written: no such file or directory; --features-file needs a file of its own in a folder that exists and can be written: features.d of Node Feature Discovery"
+		want := "node labels: " + f.path + " can't be written: no such file or directory: --features-file needs a file of its own in a folder that exists and can be written: features.d of Node Feature Discovery"
 		if got := problem.Lines(f.writer.Problems()); len(got) != 1 || got[0] != want {
 			t.Errorf("%q", got)
 		}
@@ -189,7 +190,7 @@ func TestFileOfAnotherProgramStays(t *testing.T) {
 			if got, err := os.ReadFile(f.path); err != nil || string(got) != text {
 				t.Errorf("%s: the file is %.50q, %v", name, got, err)
 			}
-			if got := problem.Lines(f.writer.Problems()); len(got) != 1 || !strings.Contains(got[0], f.path+" exists and is no file of node labels: it is neither replaced nor removed; --features-file needs a file of its own") {
+			if got := problem.Lines(f.writer.Problems()); len(got) != 1 || !strings.Contains(got[0], f.path+" exists and is no file of node labels: it is neither replaced nor removed: --features-file needs a file of its own") {
 				t.Errorf("%s: %q", name, got)
 			}
 			check.NoError(f.t, os.Remove(f.path))

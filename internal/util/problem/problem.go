@@ -43,7 +43,10 @@ const (
 	StoppedAgent     Code = "AGENT_STOPPED"          // an agent that does not run has recorded devices of this one
 	OwnershipFile    Code = "OWNERSHIP_FILE"         // no GPU changes its API
 	CDI              Code = "CDI_SPECIFICATION"      // containers may not get their devices by CDI
-	NodeLabels       Code = "NODE_LABELS"            // the file of labels can't be written
+	NodeLabels       Code = "NODE_LABELS"            // the file or the object of labels can't be written
+	NodeUnread       Code = "NODE_UNREAD"            // the labels of the Node can't be read: a change of them has no effect
+	ConfigLabel      Code = "CONFIGURATION_LABEL"    // the configuration in force is not the one that the node's label selects, or is not recorded
+	Pause            Code = "DRIVER_NOT_RELEASED"    // the GPU Operator changes the driver, and this agent has it open, or does not open it again
 	Retained         Code = "DEVICE_IDS_RETAINED"    // IDs are listed only because pods may hold them
 	Checkpoint       Code = "KUBELET_CHECKPOINT"     // the kubelet's checkpoint is not understood
 	Leftovers        Code = "DRA_LEFTOVERS"          // claims or targets of DRA that this agent can't serve
