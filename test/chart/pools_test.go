@@ -4,10 +4,12 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 )
@@ -127,45 +129,97 @@ func TestNodesWithoutAGPU(t *testing.T) {
 	}
 }
 
-// The configurations of a values file of NVIDIA's chart reach the nodes with the label that its config-manager reads, with no object
-// that needs the API server.
+// The configurations of a values file of NVIDIA's chart are chosen by the agent of each node, by the label and the rules of its config-manager.
+// One DaemonSet has what any of them needs, and the right to read the label.
 func TestConfigurationsByLabel(t *testing.T) {
 	all := objects(t, read(t, "testdata/values/nvidia.yaml"))
 	sets := daemonSets(t, all)
-	configs := map[string]string{}
+	configs := map[string]map[string]string{}
+	var rules []rbacv1.PolicyRule
 	for _, o := range all {
 		switch o["kind"] {
 		case "ConfigMap":
 			c := strict[corev1.ConfigMap](t, o)
-			configs[c.Name] = c.Data["policy.yaml"]
-		case "DaemonSet":
+			configs[c.Name] = c.Data
+		case "ClusterRole":
+			rules = strict[rbacv1.ClusterRole](t, o).Rules
+		case "DaemonSet", "ClusterRoleBinding", "ServiceAccount":
 		default:
 			t.Errorf("there is a %s", o["kind"])
 		}
 	}
+	if len(sets) != 1 || len(rules) != 1 || !slices.Equal(rules[0].Verbs, []string{"get", "watch"}) || !slices.Equal(rules[0].Resources, []string{"nodes"}) {
+		t.Fatalf("%d DaemonSets, rules %v", len(sets), rules)
+	}
+	pod := sets[0].Spec.Template.Spec
+	v := pod.Volumes[slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == "configs" })]
 	given := read(t, "testdata/values/nvidia.yaml")["config"].(values)["map"].(values)
-	for label, want := range map[string]string{"": "default", "default": "default", "unknown": "default", "A100-MIG": "A100-MIG", "shared.mps": "shared.mps"} {
-		labels := map[string]string{"nvidia.com/gpu.present": "true"}
-		if label != "" {
-			labels["nvidia.com/device-plugin.config"] = label
-		}
-		names := placed(t, sets, labels)
-		if len(names) != 1 {
-			t.Fatalf("label %q: %q", label, names)
-		}
-		i := slices.IndexFunc(sets, func(d appsv1.DaemonSet) bool { return d.Name == names[0] })
-		pod := sets[i].Spec.Template.Spec
-		v := pod.Volumes[slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == "policy" })]
-		if configs[v.ConfigMap.Name] != given[want] {
-			t.Errorf("label %q has the configuration %q", label, configs[v.ConfigMap.Name])
-		}
-		added := pod.Containers[0].SecurityContext.Capabilities.Add
-		mps := slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == "mps-root" })
-		if slices.Contains(added, "SYS_ADMIN") != (want == "A100-MIG") || mps != (want == "shared.mps") {
-			t.Errorf("label %q: capabilities %v, MPS %t", label, added, mps)
-		}
+	if got := configs[v.ConfigMap.Name]; len(got) != len(given) || got["shared.mps"] != given["shared.mps"] {
+		t.Errorf("the configurations are %v", got)
+	}
+	env := environment(pod)
+	if env["CONFIG_FILE_SRCDIR"] != "/etc/tandem/configs" || env["DEFAULT_CONFIG"] != "default" || env["FALLBACK_STRATEGIES"] != "named,single" || env["CONFIG_FILE"] != "" {
+		t.Errorf("the environment is %v", env)
+	}
+	mps := slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == "mps-root" })
+	if !slices.Contains(pod.Containers[0].SecurityContext.Capabilities.Add, "SYS_ADMIN") || !mps || !*pod.AutomountServiceAccountToken {
+		t.Error("the pod lacks what one of the configurations needs")
 	}
 	if got := placed(t, sets, nil); len(got) > 0 {
 		t.Errorf("a node that the affinity excludes has %q", got)
+	}
+}
+
+func environment(pod corev1.PodSpec) map[string]string {
+	env := map[string]string{}
+	for _, e := range pod.Containers[0].Env {
+		env[e.Name] = e.Value
+		if e.ValueFrom != nil {
+			env[e.Name] = e.ValueFrom.FieldRef.FieldPath
+		}
+	}
+	return env
+}
+
+// The API server is called only for what needs it: rights, token and environment of each value.
+func TestAccess(t *testing.T) {
+	const label = "nvidia.com/gpu.deploy.client"
+	for text, want := range map[string]struct {
+		kinds string // of the objects beside the DaemonSet
+		env   map[string]string
+	}{
+		`config: {map: {default: {version: v1}}}`:                                                       {"ConfigMap", map[string]string{"CONFIG_FILE": "/etc/tandem/policy.yaml"}},
+		`config: {map: {a: {version: v1}}, fallbackStrategies: [empty]}`:                                {"ClusterRole ClusterRoleBinding ConfigMap ServiceAccount", map[string]string{"FALLBACK_STRATEGIES": "empty"}},
+		`config: {name: own}`:                                                                           {"ClusterRole ClusterRoleBinding ServiceAccount", map[string]string{"CONFIG_FILE_SRCDIR": "/etc/tandem/configs"}},
+		`config: {map: {a: {api: dra}, default: {version: v1}}}`:                                        {"", map[string]string{"API": "", "CONFIG_FILE_SRCDIR": "/etc/tandem/configs"}},
+		`gfd: {enabled: false}`:                                                                         {"", map[string]string{"FEATURES_FILE": "", "USE_NODE_FEATURE_API": ""}},
+		`gfd: {enabled: true, noTimestamp: true}`:                                                       {"Role RoleBinding ServiceAccount", map[string]string{"FEATURES_FILE": "", "USE_NODE_FEATURE_API": "true", "NAMESPACE": "metadata.namespace", "POD_NAME": "metadata.name", "GFD_NO_TIMESTAMP": "true"}},
+		`{gfd: {enabled: true}, nodeLabels: {nodeFeatureAPI: false}}`:                                   {"", map[string]string{"USE_NODE_FEATURE_API": "", "FEATURES_FILE": "/etc/kubernetes/node-feature-discovery/features.d/gfd"}},
+		`nodeLabels: {enabled: true, noTimestamp: true}`:                                                {"", map[string]string{"USE_NODE_FEATURE_API": "", "GFD_NO_TIMESTAMP": "true"}},
+		`nodeLabels: {enabled: true, nodeFeatureAPI: true}`:                                             {"Role RoleBinding ServiceAccount", map[string]string{"USE_NODE_FEATURE_API": "true", "GFD_NO_TIMESTAMP": ""}},
+		`gpuOperator: {onDriverUpgrade: quiesce}`:                                                       {"ClusterRole ClusterRoleBinding ServiceAccount", map[string]string{"PAUSE_LABEL": label}},
+		`gpuOperator: {onDriverUpgrade: evict}`:                                                         {"", map[string]string{"PAUSE_LABEL": "", label: "true"}},
+		`{pools: [{name: a, nodeSelector: {a: b}, nodeLabels: {enabled: true, nodeFeatureAPI: true}}]}`: {"Role RoleBinding ServiceAccount", nil},
+	} {
+		all := objects(t, parse(t, text))
+		var kinds []string
+		for _, o := range all {
+			if kind := o["kind"].(string); kind != "DaemonSet" {
+				kinds = append(kinds, kind)
+			}
+		}
+		slices.Sort(kinds)
+		pod := daemonSets(t, all)[0].Spec.Template.Spec
+		needsToken := strings.Contains(want.kinds, "Role") || strings.Contains(text, "api: dra")
+		if got := strings.Join(kinds, " "); got != want.kinds && !strings.Contains(text, "api: dra") || *pod.AutomountServiceAccountToken != needsToken {
+			t.Errorf("%s: objects %s, a token %t", text, got, *pod.AutomountServiceAccountToken)
+		}
+		env := environment(pod)
+		env[label] = pod.NodeSelector[label]
+		for name, value := range want.env {
+			if env[name] != value {
+				t.Errorf("%s: %s is %q, want %q", text, name, env[name], value)
+			}
+		}
 	}
 }

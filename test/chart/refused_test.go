@@ -117,7 +117,8 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		{`prometheusRule: {disabled: [TandemDown]}`, []string{"prometheusRule.disabled: TandemDown"}},
 		// values of NVIDIA's chart that have no meaning here
 		{`image: {repository: nvcr.io/nvidia/k8s-device-plugin, tag: v0.18.0}`, []string{"image.repository: nvcr.io/nvidia/k8s-device-plugin", "NVIDIA"}},
-		{`gfd: {enabled: true}`, []string{"gfd.enabled: true", "nodeLabels.enabled: true"}},
+		{`{gfd: {enabled: true}, serviceAccount: {name: default}}`, []string{"serviceAccount.name: default", "rights", "NodeFeature"}},
+		{`gpuOperator: {onDriverUpgrade: drain}`, []string{"onDriverUpgrade"}},
 		{`nfd: {master: {}}`, []string{"nfd:", "chart"}},
 		{`mps: {enableHostPID: true}`, []string{"mps.enableHostPID: true", "docs/sharing.md"}},
 		{`devicePlugin: {enabled: false}`, []string{"devicePlugin.enabled: false", "api: dra"}},
@@ -130,7 +131,7 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		{`nvidiaCDIHookPath: /usr/bin/nvidia-cdi-hook`, []string{"nvidiaCDIHookPath", "cdi.nvidiaHookPath"}},
 		{`devicePlugin: {containers: {main: {env: []}}}`, []string{"devicePlugin.containers", "extraEnv"}},
 		{`componentSelectorLabels: {enabled: true}`, []string{"componentSelectorLabels.enabled: true"}},
-		{`configManager: {resources: {}}`, []string{"configManager", "pool"}},
+		{`configManager: {resources: {}}`, []string{"configManager", "the label of its node"}},
 		{`logVerbosity: 5`, []string{"logVerbosity: 5", "logLevel"}},
 		{`namespace: gpus`, []string{"namespace: gpus", "--namespace"}},
 	} {
@@ -161,7 +162,7 @@ func apart(n int) string {
 func TestAllMistakesAtOnce(t *testing.T) {
 	for want, text := range map[int]string{
 		5: `{migStratgy: mixed, migStrategy: mixd, httpPort: "1", image: {pullPolicy: never}, pools: [{name: A, nodeSelector: {a: b}}]}`,
-		4: `{gfd: {enabled: true}, nfd: {a: b}, logVerbosity: 1, prometheusRule: {enabled: true, disabled: [A]}}`,
+		4: `{namespace: a, nfd: {a: b}, logVerbosity: 1, prometheusRule: {enabled: true, disabled: [A]}}`,
 		3: `{cdi: {privileged: true}, deviceListStrategy: envvar, extraEnv: [{name: NODE_NAME}], config: {map: {default: {flags: {mpsRoot: /mps}}}}}`,
 	} {
 		_, err := render(t, parse(t, text))

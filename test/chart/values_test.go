@@ -68,12 +68,12 @@ func flatten(v any, path string, into map[string]any) {
 func TestTheAgentTakesAllSets(t *testing.T) {
 	for name, set := range valueSets(t) {
 		all := objects(t, set)
-		policies := map[string]string{}
+		policies := map[string]map[string]string{}
 		for _, o := range all {
 			switch o["kind"] {
 			case "ConfigMap":
 				c := strict[corev1.ConfigMap](t, o)
-				policies[c.Name] = c.Data["policy.yaml"]
+				policies[c.Name] = c.Data
 			case "NetworkPolicy":
 				strict[netv1.NetworkPolicy](t, o)
 			case "ServiceAccount":
@@ -84,6 +84,10 @@ func TestTheAgentTakesAllSets(t *testing.T) {
 				}
 			case "ClusterRole":
 				strict[rbacv1.ClusterRole](t, o)
+			case "Role":
+				strict[rbacv1.Role](t, o)
+			case "RoleBinding":
+				strict[rbacv1.RoleBinding](t, o)
 			case "ClusterRoleBinding":
 				strict[rbacv1.ClusterRoleBinding](t, o)
 			case "ValidatingAdmissionPolicy":
@@ -103,7 +107,7 @@ func TestTheAgentTakesAllSets(t *testing.T) {
 	}
 }
 
-func checkAgent(t *testing.T, name string, d appsv1.DaemonSet, policies map[string]string) {
+func checkAgent(t *testing.T, name string, d appsv1.DaemonSet, policies map[string]map[string]string) {
 	t.Helper()
 	pod := d.Spec.Template.Spec
 	c, env := pod.Containers[0], map[string]string{}
@@ -112,11 +116,14 @@ func checkAgent(t *testing.T, name string, d appsv1.DaemonSet, policies map[stri
 			t.Errorf("%s: %s has %s twice", name, d.Name, e.Name)
 		}
 		env[e.Name] = e.Value
+		if e.ValueFrom != nil {
+			env[e.Name] = "of-the-pod"
+		}
 	}
 	flags := config.NewFlags(config.KubernetesSpecs())
 	if env["CONFIG_FILE"] != "" {
 		i := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == "policy" })
-		text, own := policies[pod.Volumes[i].ConfigMap.Name]
+		text, own := policies[pod.Volumes[i].ConfigMap.Name]["policy.yaml"]
 		file := filepath.Join(t.TempDir(), "policy.yaml")
 		writeFile(t, file, text)
 		if env["CONFIG_FILE"] = file; !own {
@@ -129,8 +136,27 @@ func checkAgent(t *testing.T, name string, d appsv1.DaemonSet, policies map[stri
 			t.Fatal(err)
 		}
 	}
+	names := []string{""}
+	if env["CONFIG_FILE_SRCDIR"] != "" { // each node has another one
+		env["CONFIG_FILE_SRCDIR"] = t.TempDir()
+		i := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == "configs" })
+		for name, text := range policies[pod.Volumes[i].ConfigMap.Name] {
+			writeFile(t, filepath.Join(env["CONFIG_FILE_SRCDIR"], name), text)
+			names = append(names, name)
+		}
+	}
+	for _, config := range names {
+		checkSettings(t, name+" "+config, d, flags, env, config)
+	}
+}
+
+// checkSettings checks the settings that an agent has with a configuration.
+func checkSettings(t *testing.T, name string, d appsv1.DaemonSet, flags config.Flags, env map[string]string, configuration string) {
+	t.Helper()
+	pod := d.Spec.Template.Spec
+	c := pod.Containers[0]
 	s, err := config.ReadKubernetes(flags, config.Environment{
-		LookupEnv: func(key string) (string, bool) { v, ok := env[key]; return v, ok }, CheckAddress: status.CheckAddress,
+		LookupEnv: func(key string) (string, bool) { v, ok := env[key]; return v, ok }, CheckAddress: status.CheckAddress, Config: configuration,
 	})
 	if err != nil {
 		t.Errorf("%s: %s: %v", name, d.Name, err)
@@ -140,8 +166,9 @@ func checkAgent(t *testing.T, name string, d appsv1.DaemonSet, policies map[stri
 			t.Errorf("%s: %s: %s", name, d.Name, note)
 		}
 	}
-	if token := pod.AutomountServiceAccountToken; token == nil || *token != (s.Core.API == inventory.DRA) {
-		t.Errorf("%s: %s has a token of the API server, or none with the API dra", name, d.Name)
+	needs := s.Core.API == inventory.DRA || s.ReadsNode() || s.Operations.NodeFeatureAPI
+	if token := pod.AutomountServiceAccountToken; token == nil || *token != needs {
+		t.Errorf("%s: %s has a token of the API server: %t, needs one: %t", name, d.Name, token != nil && *token, needs)
 	}
 	for _, m := range c.VolumeMounts {
 		if !slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name }) {

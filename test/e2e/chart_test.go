@@ -190,25 +190,33 @@ func (c *chartCluster) helm(t *testing.T, verb string, more ...string) string {
 	return must(t, append(argv, more...)...)
 }
 
-// upgrade shares the GPUs of the nodes of a pool, of which the node becomes one, and goes back.
+// upgrade gives the chart two configurations, of which the label of the node selects one in the pod that runs, and goes back.
 func (c *chartCluster) upgrade(t *testing.T) {
-	must(t, "kubectl", "label", "node", c.name, "nvidia.com/device-plugin.config=shared")
+	const label = "nvidia.com/device-plugin.config"
 	c.helm(t, "upgrade", "-f", c.simulated(t), "--set-json", `config.map={"default": {"version": "v1"}, "shared": {"version": "v1",
 		"sharing": {"timeSlicing": {"renameByDefault": true, "resources": [{"name": "nvidia.com/gpu", "replicas": 4}]}}}}`)
+	c.awaitGPUs(t, 8, 8)
+	agent := c.plugin(t)
+	must(t, "kubectl", "label", "node", c.name, label+"=shared")
 	c.awaitOffer(t, "nvidia.com/gpu.shared", "28") // seven times four: the pod's GPU is not offered under another name
-	if name := c.plugin(t).Metadata.Name; !strings.HasPrefix(name, "tandem-k8s-gpu-shared-") {
-		t.Errorf("the node's pod is %s", name)
+	must(t, "kubectl", "label", "node", c.name, label+"=other", "--overwrite")
+	await(t, "the problem of a label that names no configuration", 30*time.Second, func() error {
+		report, err := command("kubectl", "-n", "kube-system", "exec", daemonSet, "--", "k8s-gpu", "inspect")
+		if want := `node label ` + label + ` = "other"`; err == nil && !strings.Contains(report, want) {
+			err = errors.New(report)
+		}
+		return err
+	})
+	c.awaitOffer(t, "nvidia.com/gpu.shared", "28")
+	must(t, "kubectl", "label", "node", c.name, label+"-")
+	c.awaitOffer(t, "nvidia.com/gpu.shared", "0")
+	c.awaitGPUs(t, 8, 8)
+	if again := c.plugin(t); again.identity() != agent.identity() {
+		t.Errorf("the agent is %s, was %s", again.identity(), agent.identity())
 	}
 	c.awaitUnchanged(t, "work", c.work)
 	must(t, "helm", "rollback", "tandem-k8s-gpu", "1", "-n", "kube-system", "--wait", "--timeout=40s")
 	c.awaitGPUs(t, 8, 8)
-	await(t, "the only pod to be the default DaemonSet's", 30*time.Second, func() error {
-		pods, err := command("kubectl", "-n", "kube-system", "get", "pods", "-o", "name")
-		if err == nil && (strings.Contains(pods, "shared") || strings.Count(pods, "\n") > 0) {
-			err = errors.New(pods)
-		}
-		return err
-	})
 	c.awaitUnchanged(t, "work", c.work)
 }
 

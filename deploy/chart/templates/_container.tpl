@@ -7,7 +7,7 @@
 {{- $env = append $env (dict "name" "NVIDIA_DRIVER_CAPABILITIES" "value" (default "utility" $v.nvidiaDriverCapabilities)) -}}
 {{- $env = append $env (dict "name" "NVIDIA_DRIVER_ROOT" "value" $d.driverRoot) -}}
 {{- $optional := dict
-  "API" (ternary "dra" "" $d.dra)
+  "API" (ternary "dra" "" (and $d.dra (or (not .pool.byLabel) (eq (default "" $v.api) "dra"))))
   "ON_UNHEALTHY" $v.onUnhealthy
   "KUBELET_DIR" (ternary $d.kubeletRoot "" (and $d.dra (ne $d.kubeletRoot "/var/lib/kubelet")))
   "DEVICE_LIST_STRATEGY" $d.deviceListStrategy
@@ -23,9 +23,15 @@
   "LOG_FORMAT" $v.logFormat
   "NVIDIA_MIG_MONITOR_DEVICES" (ternary "all" "" $d.mig)
   "MPS_ROOT" (ternary $v.mps.root "" $d.mps)
-  "CONFIG_FILE" (ternary "/etc/tandem/policy.yaml" "" (ne .pool.config ""))
+  "CONFIG_FILE" (ternary "/etc/tandem/policy.yaml" "" (and (ne .pool.config "") (not .pool.byLabel)))
+  "CONFIG_FILE_SRCDIR" (ternary "/etc/tandem/configs" "" .pool.byLabel)
+  "DEFAULT_CONFIG" (ternary .root.Values.config.default "" .pool.byLabel)
+  "FALLBACK_STRATEGIES" (ternary (join "," (default list .root.Values.config.fallbackStrategies)) "" .pool.byLabel)
+  "PAUSE_LABEL" (ternary .root.Values.gpuOperator.label "" (eq .root.Values.gpuOperator.onDriverUpgrade "quiesce"))
   "OCCUPANCY" (ternary $v.owners.occupancy "" $v.owners.enabled)
-  "FEATURES_FILE" (ternary $v.nodeLabels.file "" $v.nodeLabels.enabled)
+  "FEATURES_FILE" (ternary $v.nodeLabels.file "" (eq $d.labels "file"))
+  "USE_NODE_FEATURE_API" (ternary "true" "" (eq $d.labels "object"))
+  "GFD_NO_TIMESTAMP" (ternary "true" "" (and (ne $d.labels "") $d.noTimestamp))
   "KERNEL_LOG" (ternary "" "off" $v.kernelLog)
   "HTTP_ADDRESS" (ternary "" (printf ":%d" (int $v.httpPort)) (eq (int $v.httpPort) 9410))
 -}}
@@ -43,6 +49,10 @@
 {{- with index $optional $name -}}{{- $env = append $env (dict "name" $name "value" .) -}}{{- end -}}
 {{- end -}}
 {{- $env = append $env (dict "name" "NODE_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "spec.nodeName"))) -}}
+{{- if eq $d.labels "object" -}}
+{{- $env = append $env (dict "name" "NAMESPACE" "valueFrom" (dict "fieldRef" (dict "fieldPath" "metadata.namespace"))) -}}
+{{- $env = append $env (dict "name" "POD_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "metadata.name"))) -}}
+{{- end -}}
 {{- toJson (dict "env" (concat $env (default list $v.extraEnv))) -}}
 {{- end -}}
 
@@ -115,11 +125,15 @@
 {{- $m = append $m (dict "name" "pod-logs" "mountPath" "/var/log/pods" "readOnly" true "recursiveReadOnly" "IfPossible") -}}
 {{- $h = append $h (list "pod-logs" "/var/log/pods" "Directory") -}}
 {{- end -}}
-{{- if $v.nodeLabels.enabled -}}
+{{- if eq $d.labels "file" -}}
 {{- $m = append $m (dict "name" "features" "mountPath" (dir $v.nodeLabels.file)) -}}
 {{- $h = append $h (list "features" (dir $v.nodeLabels.file) "DirectoryOrCreate") -}}
 {{- end -}}
-{{- if .pool.config -}}
+{{- if .pool.byLabel -}}
+{{- $m = append $m (dict "name" "configs" "mountPath" "/etc/tandem/configs" "readOnly" true) -}}
+{{- $name := default (printf "%s-configs" (include "tandem.fullname" .root)) .root.Values.config.name -}}
+{{- $other = append $other (dict "name" "configs" "configMap" (dict "name" $name)) -}}
+{{- else if .pool.config -}}
 {{- $m = append $m (dict "name" "policy" "mountPath" "/etc/tandem" "readOnly" true) -}}
 {{- $source := dict "name" (printf "%s-config-%s" (include "tandem.fullname" .root) (include "tandem.dnsName" .pool.config)) -}}
 {{- if .root.Values.config.name -}}

@@ -19,24 +19,29 @@
 {{- toYaml (merge $labels (default dict .Values.commonLabels)) -}}
 {{- end -}}
 
-{{/* The name of the account of pods, empty = the namespace's default: {root, dra: whether they call the API server}. */}}
+{{/* The name of the account of pods, empty = the namespace's default: {root, token: whether they call the API server}. */}}
 {{- define "tandem.serviceAccount" -}}
 {{- $s := .root.Values.serviceAccount -}}
 {{- if $s.name -}}
 {{- $s.name -}}
-{{- else if or $s.create .root.Values.openshift.enabled .dra -}}
+{{- else if or $s.create .root.Values.openshift.enabled .token -}}
 {{- include "tandem.fullname" .root -}}
 {{- end -}}
 {{- end -}}
 
 {{/* "true" if a pool offers its GPUs by Dynamic Resource Allocation. */}}
 {{- define "tandem.dra" -}}
-{{- $root := . -}}
-{{- $dra := false -}}
-{{- range $pool := (include "tandem.pools" . | fromJson).pools -}}
-{{- $dra = or $dra (include "tandem.derived" (dict "root" $root "pool" $pool) | fromJson).dra -}}
+{{- include "tandem.any" (dict "root" . "key" "dra" "value" true) -}}
 {{- end -}}
-{{- if $dra -}}true{{- end -}}
+
+{{/* "true" if something of tandem.derived has a value for a pool: {root, key, value}. */}}
+{{- define "tandem.any" -}}
+{{- $of := . -}}
+{{- $any := false -}}
+{{- range $pool := (include "tandem.pools" .root | fromJson).pools -}}
+{{- $any = or $any (eq (index (include "tandem.derived" (dict "root" $of.root "pool" $pool) | fromJson) $of.key) $of.value) -}}
+{{- end -}}
+{{- if $any -}}true{{- end -}}
 {{- end -}}
 
 {{- define "tandem.image" -}}

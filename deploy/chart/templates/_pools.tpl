@@ -1,27 +1,23 @@
 {{/*
-The DaemonSets of the chart, as JSON {"pools": [{name, config, nodeSelector, without, values}]}: each pool, and the nodes of no pool
+The DaemonSets of the chart, as JSON {"pools": [{name, config, byLabel, nodeSelector, without, values}]}: each pool, and the nodes of no pool
 last, with an empty name. "without" are the node selectors of the pools whose nodes it does not have: the first pool that matches applies.
+byLabel: the agents choose their configuration by the label of their node, and config is that of a node without it, where the chart knows that.
 */}}
 {{- define "tandem.pools" -}}
 {{- $root := . -}}
 {{- $default := include "tandem.defaultConfig" . -}}
 {{- $given := .Values.pools | default list -}}
-{{- if not $given -}}
-{{- range $name := keys (default dict .Values.config.map) | sortAlpha -}}
-{{- if ne $name $default -}}
-{{- $given = append $given (dict "name" (include "tandem.dnsName" $name) "config" $name "nodeSelector" (dict "nvidia.com/device-plugin.config" $name)) -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
+{{- $others := without (keys (default dict .Values.config.map)) $default -}}
+{{- $byLabel := and (not $given) (or .Values.config.name $others) | not | not -}}
 {{- $pools := list -}}
 {{- $without := list -}}
 {{- range $given -}}
 {{- $values := include "tandem.merged" (dict "base" $root.Values "pool" .) | fromJson -}}
-{{- $pools = append $pools (dict "name" .name "config" (default $default .config) "nodeSelector" .nodeSelector "without" $without "values" $values) -}}
+{{- $pools = append $pools (dict "name" .name "config" (default $default .config) "byLabel" false "nodeSelector" .nodeSelector "without" $without "values" $values) -}}
 {{- $without = append $without .nodeSelector -}}
 {{- end -}}
 {{- $rest := include "tandem.merged" (dict "base" $root.Values "pool" dict) | fromJson -}}
-{{- $pools = append $pools (dict "name" "" "config" $default "nodeSelector" dict "without" $without "values" $rest) -}}
+{{- $pools = append $pools (dict "name" "" "config" $default "byLabel" $byLabel "nodeSelector" dict "without" $without "values" $rest) -}}
 {{- toJson (dict "pools" $pools) -}}
 {{- end -}}
 
@@ -52,43 +48,62 @@ default
 {{- toJson $merged -}}
 {{- end -}}
 
-{{/* The configuration of a pool as a mapping, {} where the chart can't read it (a ConfigMap of your own). */}}
-{{- define "tandem.parsed" -}}
-{{- $text := index (default dict .root.Values.config.map) (default "-" .pool.config) -}}
-{{- if kindIs "string" $text -}}
-{{- $text | fromYaml | toJson -}}
-{{- else -}}
-{{- toJson (default dict $text) -}}
+{{/*
+The configurations that nodes of a pool may have, as JSON {"configs": [{name, config}]}, each as a mapping: {} where the chart can't read it (a
+ConfigMap of your own), or there is none.
+*/}}
+{{- define "tandem.configs" -}}
+{{- $map := default dict .root.Values.config.map -}}
+{{- $names := list .pool.config -}}
+{{- if and .pool.byLabel $map -}}{{- $names = concat (ternary (list "") list (eq .pool.config "")) (keys $map | sortAlpha) -}}{{- end -}}
+{{- $all := list -}}
+{{- range $name := $names -}}
+{{- $config := index $map (default "-" $name) -}}
+{{- if kindIs "string" $config -}}{{- $config = $config | fromYaml -}}{{- end -}}
+{{- $all = append $all (dict "name" $name "config" (default dict $config)) -}}
 {{- end -}}
+{{- toJson (dict "configs" $all) -}}
 {{- end -}}
 
 {{/*
-What follows from the values and the configuration of a pool, as JSON. A value takes precedence over the configuration, because the agent
-reads a variable before its file.
+What follows from the values and the configurations of a pool, as JSON. A value takes precedence over a configuration, because the agent
+reads a variable before its file. A pod has what any of the configurations needs that its node may have.
 */}}
 {{- define "tandem.derived" -}}
 {{- $v := .pool.values -}}
-{{- $config := include "tandem.parsed" . | fromJson -}}
-{{- $flags := default dict $config.flags -}}
-{{- $plugin := default dict $flags.plugin -}}
-{{- $rules := default list (default dict $config.policy).rules -}}
-{{- $migStrategy := default (default "none" $flags.migStrategy) $v.migStrategy -}}
-{{- $rulesHaveMIG := false -}}
-{{- $mps := or $flags.mpsRoot (default dict (default dict $config.sharing).mps).resources | not | not -}}
-{{- range $rules -}}
+{{- $mig := false -}}
+{{- $mps := false -}}
+{{- $dra := false -}}
+{{- $hasStrategy := false -}}
+{{- range (include "tandem.configs" . | fromJson).configs -}}
+{{- $flags := default dict .config.flags -}}
+{{- $mig = or $mig (ne (default (default "none" $flags.migStrategy) $v.migStrategy) "none") -}}
+{{- $mps = or $mps $flags.mpsRoot (default dict (default dict .config.sharing).mps).resources | not | not -}}
+{{- range default list (default dict .config.policy).rules -}}
 {{- if eq (default "" .use) "mps" -}}{{- $mps = true -}}{{- end -}}
-{{- if not (has (default "none" .migStrategy) (list "none" "")) -}}{{- $rulesHaveMIG = true -}}{{- end -}}
+{{- if not (has (default "none" .migStrategy) (list "none" "")) -}}{{- $mig = true -}}{{- end -}}
 {{- end -}}
-{{- $mig := or (ne $migStrategy "none") $rulesHaveMIG -}}
+{{- $dra = or $dra (eq (default (default "device-plugin" .config.api) $v.api) "dra") -}}
+{{- $hasStrategy = or $hasStrategy (hasKey (default dict $flags.plugin) "deviceListStrategy") -}}
+{{- end -}}
 {{- $strategy := $v.deviceListStrategy -}}
 {{- if kindIs "invalid" $strategy -}}
-{{- $strategy = ternary "cdi-cri" (ternary "" "auto" (hasKey $plugin "deviceListStrategy")) $v.cdi.privileged -}}
+{{- $strategy = ternary "cdi-cri" (ternary "" "auto" $hasStrategy) $v.cdi.privileged -}}
+{{- end -}}
+{{- $gfd := default dict .root.Values.gfd -}}
+{{- $labels := "" -}}
+{{- if or $v.nodeLabels.enabled $gfd.enabled -}}
+{{- $labels = ternary "object" "file" (ternary $v.nodeLabels.nodeFeatureAPI (not $v.nodeLabels.enabled) (kindIs "bool" $v.nodeLabels.nodeFeatureAPI)) -}}
 {{- end -}}
 {{- $check := default "off" $v.reservationCheck -}}
 {{- $d := dict "mig" (ternary $mig $v.mig.enabled (kindIs "invalid" $v.mig.enabled)) -}}
 {{- $_ := set $d "mps" (ternary $mps $v.mps.enabled (kindIs "invalid" $v.mps.enabled)) -}}
 {{- $_ := set $d "deviceListStrategy" $strategy -}}
-{{- $_ := set $d "dra" (eq (default (default "device-plugin" $config.api) $v.api) "dra") -}}
+{{- $_ := set $d "dra" $dra -}}
+{{- $_ := set $d "labels" $labels -}}
+{{- $_ := set $d "noTimestamp" (or $v.nodeLabels.noTimestamp $gfd.noTimestamp | not | not) -}}
+{{- $_ := set $d "readsNode" (or .pool.byLabel (eq .root.Values.gpuOperator.onDriverUpgrade "quiesce")) -}}
+{{- $_ := set $d "token" (or $dra $d.readsNode (eq $labels "object")) -}}
 {{- $_ := set $d "kubeletRoot" (trimSuffix "/" $v.kubeletRoot) -}}
 {{- $_ := set $d "driverRoot" (default "/" $v.nvidiaDriverRoot | trimSuffix "/" | default "/") -}}
 {{- $_ := set $d "hostPID" (or (ne $check "off") $v.owners.enabled) -}}
