@@ -78,6 +78,21 @@ func TestRoleIsWhatTheAgentNeeds(t *testing.T) {
 			}
 			return nil
 		},
+		"NodeMetadata": func() error { _, err := client.NodeMetadata(ctx, "n"); return err },
+		"WatchNode": func() error {
+			for _, err := range client.WatchNode(ctx, "n", "1") {
+				return err
+			}
+			return nil
+		},
+		"PodMetadata": func() error { _, err := client.PodMetadata(ctx, "ns", "p"); return err },
+		"NodeFeature": func() error { _, err := client.NodeFeature(ctx, "ns", "f"); return err },
+		"CreateNodeFeature": func() error {
+			return client.CreateNodeFeature(ctx, kubeapi.NodeFeature{Metadata: kubeapi.ObjectMeta{Namespace: "ns"}})
+		},
+		"UpdateNodeFeature": func() error {
+			return client.UpdateNodeFeature(ctx, kubeapi.NodeFeature{Metadata: kubeapi.ObjectMeta{Namespace: "ns", Name: "f"}})
+		},
 		"Server": nil, "CloseIdleConnections": nil, "Credentials": nil, // no requests
 	}
 	for i := range reflect.TypeFor[*kubeapi.Client]().NumMethod() {
@@ -85,7 +100,8 @@ func TestRoleIsWhatTheAgentNeeds(t *testing.T) {
 			t.Errorf("this test does not call %s", name)
 		}
 	}
-	want := map[string]bool{}
+	beside := map[string]bool{"NodeMetadata": true, "WatchNode": true, "PodMetadata": true, "NodeFeature": true, "CreateNodeFeature": true, "UpdateNodeFeature": true}
+	want, wantBeside := map[string]bool{}, map[string]bool{}
 	for name, call := range methods {
 		if call == nil {
 			continue
@@ -95,7 +111,11 @@ func TestRoleIsWhatTheAgentNeeds(t *testing.T) {
 		if rule == nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		addRights(t, "rules: ["+rule[1]+"]", want)
+		into := want
+		if beside[name] {
+			into = wantBeside
+		}
+		addRights(t, "rules: ["+rule[1]+"]", into)
 	}
 	text, err := os.ReadFile("../../deploy/dra/access.yaml")
 	check.NoError(t, err)
@@ -105,6 +125,15 @@ func TestRoleIsWhatTheAgentNeeds(t *testing.T) {
 	}
 	if !maps.Equal(got, want) {
 		t.Errorf("the role allows %q, the agent needs %q", slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
+	}
+	template, err := os.ReadFile("../../deploy/chart/templates/access.yaml") // beside the API dra
+	check.NoError(t, err)
+	gotBeside := map[string]bool{}
+	for _, rules := range regexp.MustCompile(`(?m)^rules:\n(?: .*\n)+`).FindAllString(string(template), -1) {
+		addRights(t, rules, gotBeside)
+	}
+	if !maps.Equal(gotBeside, wantBeside) {
+		t.Errorf("the roles of the chart allow %q, the agent needs %q", slices.Sorted(maps.Keys(gotBeside)), slices.Sorted(maps.Keys(wantBeside)))
 	}
 }
 

@@ -254,15 +254,21 @@ func (c *chartCluster) notes(t *testing.T) {
 	}
 }
 
-// uninstall leaves nothing of the chart, and the work with its GPU.
+// uninstall leaves nothing of the chart but its account, whose name a DaemonSet may have kept, and the work with its GPU.
 func (c *chartCluster) uninstall(t *testing.T) {
 	must(t, "helm", "uninstall", "tandem-k8s-gpu", "-n", "kube-system", "--wait")
 	await(t, "nothing of the chart", 30*time.Second, func() error {
-		left, err := command("kubectl", "-n", "kube-system", "get", "daemonsets,pods,configmaps,serviceaccounts", "-o", "name")
+		left, err := command("kubectl", "-n", "kube-system", "get", "daemonsets,pods,configmaps", "-o", "name")
 		if err == nil && (strings.Contains(left, "tandem") || strings.Contains(left, "pod/")) {
 			err = errors.New(left)
 		}
 		return err
 	})
+	must(t, "kubectl", "-n", "kube-system", "delete", "serviceaccount/tandem-k8s-gpu") // helm.sh/resource-policy: keep
+	for _, kind := range []string{"clusterroles", "clusterrolebindings"} {
+		if left := must(t, "kubectl", "get", kind, "-o", "name"); strings.Contains(left, "tandem-k8s-gpu-node") {
+			t.Errorf("left: %s", left)
+		}
+	}
 	c.awaitUnchanged(t, "work", c.work)
 }

@@ -210,8 +210,8 @@ func (s *source) noPlugin() bool {
 }
 
 func (s *source) noteLabelledConfigs(where string) {
-	s.notes.Add(importer.Differs, where, "k8s-gpu has no choice of a configuration by the node label nvidia.com/device-plugin.config",
-		"use the Helm chart, which has a DaemonSet for each configuration and the nodes with its label, or rules by model in one file (docs/policy.md)")
+	s.notes.Add(importer.Needed, where, "k8s-gpu chooses a configuration by the node label nvidia.com/device-plugin.config itself",
+		"use the Helm chart, whose config.map and config.default are the same, or give it --config-file-srcdir and a token that may get and watch nodes")
 }
 
 // programOf is the program of a container, as far as its fields have it.

@@ -123,7 +123,7 @@ func (s *source) noteLabels(n *node, where string) {
 
 const (
 	labelsNeeded = "k8s-gpu can write the labels of GPU feature discovery for Node Feature Discovery"
-	labelsRemedy = "give it --features-file"
+	labelsRemedy = "give it --use-node-feature-api or --features-file: nodeLabels of the Helm chart"
 )
 
 // wanted is what an input may be.
