@@ -1,4 +1,5 @@
-// Package mps finds the MPS control daemons of a host: their folders, and whether they answer, for as long as a pool needs one.
+// Package mps has the MPS control daemons of a host: their folders, whether they answer, for as long as a pool needs one (Watcher), and in a
+// process of its own what starts, restarts and ends them (Supervisor).
 package mps
 
 import (
@@ -21,6 +22,9 @@ const DefaultRoot = "/run/nvidia/mps"
 
 // domain is the parent folder of all pools: a daemon's folder is named after its resource, "nvidia.com/gpu.shared".
 const domain = inventory.ResourceDomain
+
+// controlSocket is the file in a pipe directory that the daemon serves.
+const controlSocket = "control"
 
 // Pipe is the pipe directory of a pool's MPS control daemon under root, in the layout of NVIDIA's mps-control-daemon: the
 // value of CUDA_MPS_PIPE_DIRECTORY for its clients.
@@ -82,7 +86,7 @@ func (d Daemons) Folder(pool string) string { return Pipe(d.root, pool) }
 
 // Check reports why the daemon of a pool does not answer; nil if it does.
 func (d Daemons) Check(pool string) error {
-	return checkControl(filepath.Join(d.Folder(pool), "control"))
+	return checkControl(filepath.Join(d.Folder(pool), controlSocket))
 }
 
 // Answering returns the pools of an inventory whose daemons answer.

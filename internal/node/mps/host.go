@@ -1,0 +1,45 @@
+package mps
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+)
+
+// MountShm mounts a tmpfs at the folder shm below root, unless there is a mount: the /dev/shm of the daemons and of their clients in pods, in
+// NVIDIA's layout. A mount that is there stays, because clients may use it. Its size is the kernel's default, half of the memory.
+func MountShm(root string) error {
+	path := filepath.Join(root, "shm")
+	if err := os.MkdirAll(path, 0o755); err != nil {
+		return err
+	}
+	var above, own syscall.Stat_t
+	if err := errors.Join(syscall.Stat(root, &above), syscall.Stat(path, &own)); err != nil {
+		return err
+	}
+	if own.Dev != above.Dev {
+		return nil
+	}
+	if err := syscall.Mount("shm", path, "tmpfs", syscall.MS_NOSUID|syscall.MS_NODEV|syscall.MS_NOEXEC|syscall.MS_RELATIME, ""); err != nil {
+		return fmt.Errorf("mount tmpfs at %s: %w", path, err)
+	}
+	return nil
+}
+
+// enforcePath is 1 while SELinux is enforcing.
+var enforcePath = "/sys/fs/selinux/enforce"
+
+// labelForContainers gives a folder, and what is created in it, the SELinux type of files that all containers may use: else they could not
+// connect to a daemon. Without SELinux it does nothing.
+func labelForContainers(path string) error {
+	if enforce, err := os.ReadFile(enforcePath); err != nil || !bytes.Equal(bytes.TrimSpace(enforce), []byte("1")) {
+		return nil //nolint:nilerr // there is no SELinux
+	}
+	if err := syscall.Setxattr(path, "security.selinux", []byte("system_u:object_r:container_file_t:s0"), 0); err != nil {
+		return fmt.Errorf("%s: set the SELinux type container_file_t: %w", path, err)
+	}
+	return nil
+}

@@ -1,0 +1,300 @@
+package mps
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/util/reconcile"
+	"github.com/tandem-gpu/tandem/internal/util/statefile"
+)
+
+// Times of a Supervisor, which are not configurable.
+const (
+	lookEvery  = 2 * time.Second // for the pools, and for daemons that have ended: they cause no event
+	retryFirst = time.Second     // before another attempt to start or end a daemon
+	retryMost  = time.Minute
+	quitAtMost = 10 * time.Second // for a daemon without clients to end
+)
+
+// Pool is what the daemon of a pool is started with.
+type Pool struct {
+	Name    string   `json:"name"`
+	Devices []Device `json:"devices"` // sorted by ID, not empty
+	Threads int      `json:"threads"` // percent of a GPU's threads for one client
+}
+
+// Device is a GPU that the clients of a daemon share.
+type Device struct {
+	ID  gpu.DeviceID `json:"id"`
+	MiB uint64       `json:"mib"` // device memory of one client; 0 = not limited
+}
+
+func (p Pool) equal(o Pool) bool {
+	return p.Name == o.Name && p.Threads == o.Threads && slices.Equal(p.Devices, o.Devices)
+}
+
+// overlaps reports whether both have a GPU.
+func (p Pool) overlaps(o Pool) bool {
+	return slices.ContainsFunc(p.Devices, func(d Device) bool {
+		return slices.ContainsFunc(o.Devices, func(e Device) bool { return d.ID == e.ID })
+	})
+}
+
+// SupervisorOptions configure a Supervisor.
+type SupervisorOptions struct {
+	Agent string // name of the agent that offers the pools: other agents' daemons are left alone
+	Root  string // folder of the daemons, as this process sees it
+
+	// Pools returns the pools that need a daemon now. With an error those of before still do.
+	Pools func(context.Context) ([]Pool, error)
+	Log   *slog.Logger
+}
+
+// Supervisor keeps a daemon running for each pool. A daemon is ended, because its pool is gone or has other settings, when it has no client
+// left; one that runs without a record of this agent is somebody else's, and is left alone. Make one with NewSupervisor, then call Run once.
+type Supervisor struct {
+	opts   SupervisorOptions
+	known  bool            // the pools were read
+	wanted map[string]Pool // by name
+	retry  map[string]*attempt
+	said   map[string]string // what was logged last, by what it is about
+}
+
+// attempt is when the daemon of a pool may be started or ended, after a failure or while it has clients.
+type attempt struct {
+	backoff *backoff.ExponentialBackOff
+	next    time.Time
+}
+
+// record is the file in the folder of a pool with what this agent has started its daemon with.
+type record struct {
+	Agent string `json:"agent"`
+	PID   string `json:"pid"` // as the daemon has written it
+	Pool  Pool   `json:"pool"`
+}
+
+const recordName, recordLimit = "tandem.json", 64 << 10
+
+// NewSupervisor returns a supervisor. It reads and starts nothing yet.
+func NewSupervisor(o SupervisorOptions) *Supervisor {
+	return &Supervisor{opts: o, wanted: map[string]Pool{}, retry: map[string]*attempt{}, said: map[string]string{}}
+}
+
+// Run supervises the daemons until ctx ends. It then ends those that have no client, within atMost; the others stay as they are, for the next
+// supervisor.
+func (s *Supervisor) Run(ctx context.Context, atMost time.Duration) {
+	reconcile.Loop{}.Run(ctx, func(ctx context.Context, _ reconcile.Cause) time.Duration {
+		s.read(ctx)
+		s.pass(context.WithoutCancel(ctx)) // a daemon that is half started would have no limits
+		return lookEvery
+	})
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), atMost)
+	defer cancel()
+	for _, r := range s.records() {
+		if err := s.end(ctx, r); err != nil {
+			s.opts.Log.Warn("MPS control daemon is left running", "pool", r.Pool.Name, "reason", err)
+		}
+	}
+}
+
+// read reads which pools need a daemon.
+func (s *Supervisor) read(ctx context.Context) {
+	pools, err := s.opts.Pools(ctx)
+	if err != nil {
+		if ctx.Err() == nil {
+			s.say("pools", err.Error(), func() {
+				s.opts.Log.Warn("the pools are unknown: the daemons stay as they are", "error", err)
+			})
+		}
+		return
+	}
+	if s.said["pools"] != "" {
+		s.opts.Log.Info("the pools are known again")
+	}
+	delete(s.said, "pools")
+	s.known = true
+	clear(s.wanted)
+	for _, p := range pools {
+		s.wanted[p.Name] = p
+	}
+}
+
+// pass ends the daemons that are not wanted as they are, and then starts those that are missing: a GPU has one MPS server.
+func (s *Supervisor) pass(ctx context.Context) {
+	if !s.known {
+		return
+	}
+	records := s.records()
+	for name, r := range records {
+		if want, ok := s.wanted[name]; ok && want.equal(r.Pool) {
+			continue
+		}
+		s.try(name, func() error { return s.end(ctx, r) })
+	}
+	records = s.records()
+	for _, name := range slices.Sorted(maps.Keys(s.wanted)) {
+		if err := checkControl(filepath.Join(s.folders(name).pipe, controlSocket)); err == nil {
+			if r, own := records[name]; !own || r.PID != s.folders(name).pid() {
+				s.say(name, "foreign", func() {
+					s.opts.Log.Info("MPS control daemon was started by another program, and is left to it", "pool", name)
+				})
+			}
+			continue
+		}
+		s.try(name, func() error { return s.start(ctx, s.wanted[name], records) })
+	}
+}
+
+// try makes an attempt for a pool, if it is time, and logs each new reason for which it fails.
+func (s *Supervisor) try(name string, do func() error) {
+	a := s.retry[name]
+	if a == nil {
+		a = &attempt{backoff: backoff.NewExponentialBackOff()}
+		a.backoff.InitialInterval, a.backoff.MaxInterval = retryFirst, retryMost
+		s.retry[name] = a
+	}
+	if time.Now().Before(a.next) {
+		return
+	}
+	err := do()
+	if err == nil {
+		delete(s.retry, name)
+		delete(s.said, name)
+		return
+	}
+	a.next = time.Now().Add(a.backoff.NextBackOff())
+	s.say(name, err.Error(), func() {
+		if _, waits := errors.AsType[*waitError](err); waits {
+			s.opts.Log.Info("MPS control daemon: waiting", "pool", name, "reason", err)
+			return
+		}
+		s.opts.Log.Warn("MPS control daemon: failed, tried again", "pool", name, "error", err)
+	})
+}
+
+// waitError is why a daemon is not started or ended so far, which is no failure.
+type waitError struct{ text string }
+
+func (e *waitError) Error() string { return e.text }
+
+// start starts the daemon of a pool, as NVIDIA's mps-control-daemon does, and records it.
+func (s *Supervisor) start(ctx context.Context, p Pool, records map[string]record) error {
+	for name, r := range records {
+		if name != p.Name && r.Pool.overlaps(p) {
+			return &waitError{fmt.Sprintf("a GPU of the pool still has the daemon of pool %s", name)}
+		}
+	}
+	f := s.folders(p.Name)
+	if err := errors.Join(os.MkdirAll(f.pipe, 0o755), os.MkdirAll(f.log, 0o755), labelForContainers(f.pipe)); err != nil {
+		return err
+	}
+	// Before the daemon: whatever follows, it is known whose GPUs have another compute mode.
+	if err := s.write(record{s.opts.Agent, "", p}); err != nil {
+		return err
+	}
+	if err := setComputeMode(ctx, p.Devices, modeExclusive); err != nil {
+		return err
+	}
+	if err := f.startDaemon(ctx, p.Devices); err != nil {
+		return err
+	}
+	if err := f.limit(ctx, p); err != nil { // without limits it would give a client all of a GPU
+		_, quit := f.command(ctx, "quit")
+		return errors.Join(err, quit)
+	}
+	s.opts.Log.Info("MPS control daemon started", "pool", p.Name, "gpus", joinIDs(p.Devices), "threads", p.Threads, "folder", f.pipe)
+	return s.write(record{s.opts.Agent, f.pid(), p})
+}
+
+// end ends a daemon that has no client, gives its GPUs back the compute mode that they have by default, and removes the record.
+func (s *Supervisor) end(ctx context.Context, r record) error {
+	f := s.folders(r.Pool.Name)
+	if checkControl(filepath.Join(f.pipe, controlSocket)) == nil {
+		if r.PID != f.pid() { // it has taken the place of ours
+			return os.Remove(s.recordPath(r.Pool.Name))
+		}
+		switch n, err := f.clients(ctx); {
+		case err != nil:
+			return err
+		case n > 0:
+			return &waitError{fmt.Sprintf("its clients have not ended: %d", n)}
+		}
+		if _, err := f.command(ctx, "quit"); err != nil {
+			return err
+		}
+		if err := f.awaitEnd(ctx); err != nil {
+			return err
+		}
+		s.opts.Log.Info("MPS control daemon ended", "pool", r.Pool.Name)
+	}
+	if err := setComputeMode(ctx, r.Pool.Devices, modeDefault); err != nil {
+		s.opts.Log.Warn("the GPUs of a pool without a daemon keep their compute mode", "pool", r.Pool.Name, "error", err)
+	}
+	return os.Remove(s.recordPath(r.Pool.Name))
+}
+
+// awaitEnd waits until a daemon that was told to quit has ended.
+func (f folders) awaitEnd(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, quitAtMost)
+	defer cancel()
+	for checkControl(filepath.Join(f.pipe, controlSocket)) == nil {
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+			return &waitError{"it was told to quit, and has not ended"}
+		}
+	}
+	return nil
+}
+
+// records returns those of this agent by pool.
+func (s *Supervisor) records() map[string]record {
+	records := map[string]record{}
+	entries, _ := os.ReadDir(filepath.Join(s.opts.Root, domain)) // without the folder there are none
+	for _, e := range entries {
+		text, err := statefile.Read(s.recordPath(e.Name()), recordLimit, statefile.SharedDir)
+		if err != nil {
+			continue
+		}
+		var r record
+		if json.Unmarshal(text, &r) == nil && r.Agent == s.opts.Agent && r.Pool.Name == e.Name() {
+			records[r.Pool.Name] = r
+		}
+	}
+	return records
+}
+
+func (s *Supervisor) write(r record) error {
+	text, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	return statefile.Write(s.recordPath(r.Pool.Name), text)
+}
+
+func (s *Supervisor) recordPath(pool string) string {
+	return filepath.Join(s.opts.Root, domain, pool, recordName)
+}
+
+func (s *Supervisor) folders(pool string) folders {
+	return folders{pipe: Pipe(s.opts.Root, pool), log: filepath.Join(s.opts.Root, domain, pool, "log")}
+}
+
+// say logs what is about something, unless it is the same as before.
+func (s *Supervisor) say(about, text string, log func()) {
+	if s.said[about] != text {
+		s.said[about] = text
+		log()
+	}
+}

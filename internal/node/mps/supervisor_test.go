@@ -1,0 +1,288 @@
+package mps
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/test/check"
+	"github.com/tandem-gpu/tandem/test/logbuffer"
+	"github.com/tandem-gpu/tandem/test/mpscontrol"
+)
+
+func TestMain(m *testing.M) {
+	mpscontrol.Main() // when it is called as a program of the driver
+	os.Exit(m.Run())
+}
+
+// host is a host with the programs of the driver, and supervisors on it.
+type host struct {
+	*testing.T
+	root, programs string
+	log            *logbuffer.Buffer
+
+	mu    sync.Mutex
+	pools []Pool
+	err   error
+}
+
+func newHost(t *testing.T) *host {
+	t.Helper()
+	h := &host{T: t, root: coretest.ShortDir(t), programs: t.TempDir(), log: &logbuffer.Buffer{}}
+	self, err := os.Executable()
+	check.NoError(t, err)
+	check.NoError(t, mpscontrol.Install(h.programs, self))
+	t.Setenv("PATH", h.programs)
+	t.Cleanup(func() {
+		all, _ := filepath.Glob(filepath.Join(h.root, domain, "*", "pipe"))
+		for _, pipe := range all {
+			_ = mpscontrol.Kill(pipe) // some have ended
+		}
+	})
+	return h
+}
+
+// offer sets what the agent offers; with an error it does not answer.
+func (h *host) offer(err error, pools ...Pool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.pools, h.err = pools, err
+}
+
+func (h *host) supervisor() *Supervisor {
+	return NewSupervisor(SupervisorOptions{Agent: "k8s-gpu", Root: h.root, Log: slog.New(slog.NewTextHandler(h.log, nil)),
+		Pools: func(context.Context) ([]Pool, error) {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			return h.pools, h.err
+		}})
+}
+
+// pass has a supervisor make one pass, whatever attempts have failed before.
+func (h *host) pass(s *Supervisor) {
+	clear(s.retry)
+	s.read(h.Context())
+	s.pass(h.Context())
+}
+
+// stop ends a supervisor.
+func (h *host) stop(s *Supervisor) {
+	ctx, cancel := context.WithCancel(h.Context())
+	cancel()
+	s.Run(ctx, 10*time.Second)
+}
+
+func (h *host) answers(pool string) bool {
+	return checkControl(filepath.Join(Pipe(h.root, pool), controlSocket)) == nil
+}
+
+func (h *host) read(path ...string) string {
+	h.Helper()
+	text, err := os.ReadFile(filepath.Join(path...))
+	check.NoError(h.T, err)
+	return string(text)
+}
+
+func (h *host) connect(pool string) io.Closer {
+	h.Helper()
+	c, err := mpscontrol.Connect(Pipe(h.root, pool))
+	check.NoError(h.T, err)
+	return c
+}
+
+// want checks which daemons answer.
+func (h *host) want(when string, pools ...string) {
+	h.Helper()
+	all, _ := filepath.Glob(filepath.Join(h.root, domain, "*"))
+	var answering []string
+	for _, folder := range all {
+		if name := filepath.Base(folder); h.answers(name) {
+			answering = append(answering, name)
+		}
+	}
+	if strings.Join(answering, " ") != strings.Join(pools, " ") {
+		h.Errorf("%s: daemons of %q, want %q\n%s", when, answering, pools, h.log)
+	}
+}
+
+// pool has GPUs with 10 GiB for each client.
+func pool(name string, threads int, gpus ...int) Pool {
+	p := Pool{Name: name, Threads: threads}
+	for _, n := range gpus {
+		p.Devices = append(p.Devices, Device{coretest.GPU(n), 10 << 10})
+	}
+	return p
+}
+
+// A daemon is started as NVIDIA's mps-control-daemon starts it, and only once.
+func TestSupervisorStartsDaemon(t *testing.T) {
+	h := newHost(t)
+	s := h.supervisor()
+	h.offer(nil, pool("gpu.mps", 50, 0, 1))
+	for range 3 {
+		h.pass(s)
+	}
+	h.want("after three passes", "gpu.mps")
+	first, second := string(coretest.GPU(0)), string(coretest.GPU(1))
+	want := "Starting control daemon for " + first + "," + second + "\n" +
+		"Cmd:set_default_device_pinned_mem_limit " + first + " 10240M\n" +
+		"Cmd:set_default_device_pinned_mem_limit " + second + " 10240M\n" +
+		"Cmd:set_default_active_thread_percentage 50\n"
+	if log := h.read(h.root, domain, "gpu.mps", "log", "control.log"); log != want {
+		t.Errorf("control.log:\n%swant\n%s", log, want)
+	}
+	if modes := h.read(h.programs, mpscontrol.ModesFile); modes != first+","+second+" EXCLUSIVE_PROCESS\n" {
+		t.Errorf("compute modes: %s", modes)
+	}
+	h.stop(s)
+	h.want("after the end of the supervisor")
+	if modes := h.read(h.programs, mpscontrol.ModesFile); !strings.HasSuffix(modes, first+","+second+" DEFAULT\n") {
+		t.Errorf("compute modes: %s", modes)
+	}
+}
+
+// What was killed is started again, also over the socket that it has left, and without an agent that answers.
+func TestSupervisorRestartsDaemon(t *testing.T) {
+	h := newHost(t)
+	s := h.supervisor()
+	h.offer(nil, pool("gpu.mps", 50, 0))
+	h.pass(s)
+	h.offer(errors.New("no agent"))
+	check.NoError(t, mpscontrol.Kill(Pipe(h.root, "gpu.mps")))
+	check.Until(t, "the end of the daemon", func() bool { return !h.answers("gpu.mps") })
+	check.NoError(t, os.WriteFile(filepath.Join(h.programs, mpscontrol.FailFile), []byte("no CUDA-capable device\n"), 0o600))
+	h.pass(s)
+	h.pass(s)
+	h.want("while it can't start")
+	if n := strings.Count(h.log.String(), "no CUDA-capable device"); n != 1 {
+		t.Errorf("the reason is logged %d times:\n%s", n, h.log)
+	}
+	check.NoError(t, os.Remove(filepath.Join(h.programs, mpscontrol.FailFile)))
+	h.pass(s)
+	h.want("when it can", "gpu.mps")
+	if n := strings.Count(h.log.String(), "the pools are unknown"); n != 1 {
+		t.Errorf("%d times:\n%s", n, h.log)
+	}
+}
+
+// Without an agent that has ever answered nothing is started or ended.
+func TestSupervisorWithoutAgent(t *testing.T) {
+	h := newHost(t)
+	h.offer(nil, pool("gpu.mps", 50, 0))
+	h.pass(h.supervisor())
+	h.offer(errors.New("no agent"))
+	h.pass(h.supervisor())
+	h.want("with another supervisor", "gpu.mps")
+}
+
+// A daemon whose pool is gone, or has other settings, ends when it has no client left; its GPUs get no other daemon before.
+func TestSupervisorEndsDaemonWithoutClients(t *testing.T) {
+	h := newHost(t)
+	s := h.supervisor()
+	h.offer(nil, pool("few", 50, 0, 1))
+	h.pass(s)
+	client := h.connect("few")
+	h.offer(nil, pool("many", 25, 1, 2), pool("few", 50, 0))
+	h.pass(s)
+	h.want("with a client", "few")
+	if !strings.Contains(h.log.String(), "its clients have not ended: 1") || !strings.Contains(h.log.String(), "still has the daemon of pool few") {
+		t.Errorf("no reason:\n%s", h.log)
+	}
+	h.stop(s)
+	h.want("after the end of the supervisor, with a client", "few")
+	s = h.supervisor()
+	h.pass(s)
+	h.want("adopted by the next supervisor", "few")
+	check.NoError(t, client.Close())
+	check.Until(t, "the end of the client", func() bool {
+		n, err := s.folders("few").clients(t.Context())
+		return err == nil && n == 0
+	})
+	h.pass(s)
+	h.want("without a client", "few", "many")
+	h.offer(nil)
+	h.pass(s)
+	h.want("without pools")
+	if left := s.records(); len(left) > 0 {
+		t.Errorf("records %v", left)
+	}
+}
+
+// A daemon of another program is neither set up nor ended, and its place is taken when it has ended.
+func TestSupervisorLeavesOthersAlone(t *testing.T) {
+	h := newHost(t)
+	listener := coretest.MPSDaemon(t, Pipe(h.root, "gpu.mps"))
+	s := h.supervisor()
+	h.offer(nil, pool("gpu.mps", 50, 0))
+	h.pass(s)
+	h.offer(nil)
+	h.pass(s)
+	h.stop(s)
+	h.want("after the supervisor", "gpu.mps")
+	if _, err := os.Stat(filepath.Join(h.programs, mpscontrol.ModesFile)); err == nil {
+		t.Error("the compute mode was changed")
+	}
+	check.NoError(t, listener.Close())
+	s = h.supervisor()
+	h.offer(nil, pool("gpu.mps", 50, 0))
+	h.pass(s)
+	h.want("in its place", "gpu.mps")
+	if len(s.records()) != 1 {
+		t.Error("no record")
+	}
+	other := h.supervisor()
+	other.opts.Agent = "nomad-gpu"
+	other.known = true
+	other.pass(t.Context())
+	h.want("with the supervisor of an agent that has no such pool", "gpu.mps")
+}
+
+// Run does all of it in time, and a GPU's shares are unhealthy for a moment only.
+func TestSupervisorRuns(t *testing.T) {
+	h := newHost(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	h.offer(nil, pool("gpu.mps", 50, 0))
+	s := h.supervisor()
+	go func() { defer close(ended); s.Run(ctx, 10*time.Second) }()
+	await := func(what string) {
+		t.Helper()
+		check.Until(t, what, func() bool {
+			r := s.records()["gpu.mps"]
+			return r.PID != "" && r.PID == s.folders("gpu.mps").pid() && h.answers("gpu.mps")
+		})
+	}
+	await("a daemon")
+	check.NoError(t, mpscontrol.Kill(Pipe(h.root, "gpu.mps")))
+	await("another one")
+	cancel()
+	<-ended
+	h.want("after its end")
+}
+
+func TestMountShm(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("mounts need root")
+	}
+	root := t.TempDir()
+	t.Cleanup(func() { _ = syscall.Unmount(filepath.Join(root, "shm"), syscall.MNT_DETACH) })
+	for range 2 {
+		if err := MountShm(root); err != nil {
+			t.Skip(err) // a container without CAP_SYS_ADMIN
+		}
+	}
+	check.NoError(t, os.WriteFile(filepath.Join(root, "shm", "cuda.shm"), nil, 0o600))
+	check.NoError(t, MountShm(root))
+	if _, err := os.Stat(filepath.Join(root, "shm", "cuda.shm")); err != nil {
+		t.Errorf("it was mounted over: %v", err)
+	}
+}
