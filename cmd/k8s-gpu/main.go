@@ -13,7 +13,9 @@ import (
 	"os/signal"
 	"runtime/debug"
 	"slices"
+	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/agent/kube"
@@ -33,8 +35,13 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
 	context.AfterFunc(ctx, stop) // a second signal ends the process
 	log := &processLog{out: os.Stderr, terminal: terminal.Is(os.Stderr)}
-	err := agent.RunUntil(ctx, func() error {
-		return run(ctx, environment{args: os.Args, lookupEnv: os.LookupEnv, stdout: os.Stdout, stderr: os.Stderr, log: log})
+	stopWithin := atomic.Int64{}
+	stopWithin.Store(int64(agent.ShutdownTimeout))
+	err := agent.RunUntil(ctx, func() time.Duration { return time.Duration(stopWithin.Load()) }, func() error {
+		return run(ctx, environment{
+			args: os.Args, lookupEnv: os.LookupEnv, stdout: os.Stdout, stderr: os.Stderr, log: log,
+			stopWithin: func(d time.Duration) { stopWithin.Store(int64(d)) },
+		})
 	})
 	flush := agent.ReaderTimeout
 	if ctx.Err() != nil {
@@ -53,8 +60,9 @@ type settings = config.Kubernetes
 type environment struct {
 	args           []string
 	lookupEnv      func(string) (string, bool)
-	stdout, stderr io.Writer   // of a command
-	log            *processLog // to stderr
+	stdout, stderr io.Writer           // of a command
+	log            *processLog         // to stderr
+	stopWithin     func(time.Duration) // sets how long the process may take to end after a signal
 }
 
 // run runs the command line of a process.
@@ -96,7 +104,13 @@ func run(ctx context.Context, env environment) error {
 			return cli.Validation{Warnings: slices.Concat(s.File.Warnings, s.Missing(values, host)), Means: s.Summary()}, err
 		},
 		Import: importNVIDIA(), Shadow: shadowKubelet(read), Classes: classes(read),
-		Stdout: env.stdout, Stderr: env.stderr,
+		Log: func() *slog.Logger {
+			s, _ := read() // Options has the error
+			env.log.set(s.Operations.LogFormat)
+			return env.log.logger(s.LogLevel)
+		},
+		StopWithin: env.stopWithin,
+		Stdout:     env.stdout, Stderr: env.stderr,
 	}.Run(ctx, env.args)
 }
 

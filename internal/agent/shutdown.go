@@ -2,7 +2,7 @@ package agent
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"time"
 )
 
@@ -17,10 +17,10 @@ const FlushTimeout = 200 * time.Millisecond
 const ReaderTimeout = 5 * time.Second
 
 // ErrShutdownTimeout means that a process ends as requested, although a task has not returned.
-var ErrShutdownTimeout = fmt.Errorf("not everything stopped within %v: the process exits without it", ShutdownTimeout)
+var ErrShutdownTimeout = errors.New("not everything stopped within the time for it: the process exits without it")
 
-// RunUntil calls do, and returns its result or, if do has not returned 1.8 s after ctx ended, ErrShutdownTimeout.
-func RunUntil(ctx context.Context, do func() error) error {
+// RunUntil calls do, and returns its result or, if do has not returned some time after ctx ended, ErrShutdownTimeout. within is called at that end.
+func RunUntil(ctx context.Context, within func() time.Duration, do func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- do() }()
 	select {
@@ -31,7 +31,7 @@ func RunUntil(ctx context.Context, do func() error) error {
 	select {
 	case err := <-done:
 		return err
-	case <-time.After(ShutdownTimeout):
+	case <-time.After(within()):
 		return ErrShutdownTimeout
 	}
 }

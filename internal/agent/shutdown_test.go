@@ -30,7 +30,7 @@ func TestShutdownTimeout(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		began := time.Now()
-		err := RunUntil(ctx, func() error { <-stuck; return nil })
+		err := RunUntil(ctx, func() time.Duration { return ShutdownTimeout }, func() error { <-stuck; return nil })
 		if took := time.Since(began) - time.Hour; !errors.Is(err, ErrShutdownTimeout) || took != ShutdownTimeout || took >= 2*time.Second {
 			t.Errorf("%v after %v", err, took)
 		}

@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/urfave/cli/v3"
 
@@ -80,6 +82,9 @@ type Program struct {
 	Classes func(Classes) ([]byte, error) // the DeviceClasses as YAML; nil = the program has no such verb
 
 	Explain func() explain.Adapter // of the orchestrator, with the settings of Options, for an agent that does not run
+
+	Log        func() *slog.Logger // for a verb that runs until a signal; nil = lines of text to Stderr
+	StopWithin func(time.Duration) // called by a verb that takes longer than an agent to end after a signal; may be nil
 
 	Stdout, Stderr io.Writer
 

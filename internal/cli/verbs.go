@@ -71,7 +71,7 @@ func (p Program) verbs() []*cli.Command {
 			})},
 		{name: "cdi", usage: "list the CDI specifications of this host, or remove those of this agent after it has ended",
 			argsUsage: "list|remove", maxArgs: 1, flags: []cli.Flag{asJSON}, do: p.cdi},
-		p.explainVerb(), p.topVerb(), p.migrateVerb(),
+		p.explainVerb(), p.topVerb(), p.migrateVerb(), p.mpsDaemonVerb(),
 		{name: "debug", usage: "print internals of the running agent: tasks, driver calls, endpoints, goroutines",
 			flags: []cli.Flag{asJSON}, do: p.onAgent(func(ctx context.Context, path string, c *cli.Command) error {
 				return control.Debug(ctx, path, p.Stdout, c.Bool("json"))

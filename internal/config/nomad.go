@@ -94,7 +94,7 @@ func nomadOptions(b *Block) []Spec {
 		{HCL: "group_by", Default: string(GroupByNone),
 			Usage:   "numa or nvlink: a device group for each NUMA node or NVLink island, so that the GPUs of a task are near each other",
 			binding: oneOf(&s.GroupBy, GroupByNone, GroupByNUMA, GroupByNVLink)},
-		{HCL: "mps_root", Usage: "folder that has nvidia.com/<pool>/pipe of MPS daemons; if empty, that of the policy file, else " + defaultMPSRoot,
+		{HCL: "mps_root", Flag: "mps-root", Usage: "folder that has nvidia.com/<pool>/pipe of MPS daemons; if empty, that of the policy file, else " + defaultMPSRoot,
 			binding: orEmpty(&s.MPSRoot, ownFolder(&s.MPSRoot, defaultMPSRoot, nil))},
 		{HCL: "injection", Default: "variables",
 			Usage:   "how tasks get the GPUs of pools whose rule has no injection: variables, devices, cdi, libraries; see docs/policy.md",

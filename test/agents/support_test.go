@@ -23,6 +23,7 @@ import (
 	"github.com/tandem-gpu/tandem/test/binaries"
 	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/logbuffer"
+	"github.com/tandem-gpu/tandem/test/mpscontrol"
 	"github.com/tandem-gpu/tandem/test/rig"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
@@ -41,6 +42,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
+	mpscontrol.Main() // when it is called as a program of the driver
 	check.Parallel(8)
 	os.Exit(func() int {
 		if binary := os.Getenv(asNomadAgent); binary != "" {

@@ -1,0 +1,112 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os/signal"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/node/mps"
+	"github.com/tandem-gpu/tandem/internal/operator/control"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
+)
+
+// endDaemonsAtMost is for how long mps-daemon ends daemons after a signal: less than the 30 s that Kubernetes and Nomad's clients give.
+const endDaemonsAtMost = 20 * time.Second
+
+// mountShm is the argument of mps-daemon for the container that runs before.
+const mountShm = "mount-shm"
+
+func (p Program) mpsDaemonVerb() verb {
+	return verb{name: "mps-daemon", argsUsage: "[" + mountShm + "]", maxArgs: 1, do: p.mpsDaemon,
+		usage: "run an MPS control daemon for each pool that the running agent shares by MPS, until a signal; with " + mountShm + " only mount the /dev/shm of daemons and pods"}
+}
+
+func (p Program) mpsDaemon(ctx context.Context, c *cli.Command) error {
+	o, err := p.options(ctx)
+	if err != nil {
+		return err
+	}
+	if o.MPSRoot == "" {
+		return Usagef("mps-daemon: want --mps-root, the folder of the MPS control daemons, such as %s", mps.DefaultRoot)
+	}
+	switch c.Args().First() {
+	case mountShm:
+		return mps.MountShm(o.MPSRoot)
+	case "":
+	default:
+		return Usagef("mps-daemon: unknown argument %q: want %s, or none", c.Args().First(), mountShm)
+	}
+	if socket(o) == "" {
+		return errors.New("mps-daemon: the pools are those of the running agent, which has no control socket: set state_dir")
+	}
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	if p.StopWithin != nil {
+		p.StopWithin(endDaemonsAtMost)
+	}
+	mps.NewSupervisor(mps.SupervisorOptions{
+		Agent: o.Name, Root: o.MPSRoot, Log: p.log(),
+		Pools: func(ctx context.Context) ([]mps.Pool, error) {
+			r, err := control.Report(ctx, socket(o))
+			if err != nil {
+				return nil, err
+			}
+			return mpsPools(r)
+		},
+	}).Run(ctx, endDaemonsAtMost)
+	return nil
+}
+
+// log is what a verb logs to that runs until a signal.
+func (p Program) log() *slog.Logger {
+	if p.Log != nil {
+		return p.Log()
+	}
+	return slog.New(slog.NewTextHandler(p.Stderr, nil))
+}
+
+// mpsPools returns the pools that need a daemon by the report of an agent: none while an operator has released the driver. While the driver is
+// not ready for another reason it is unknown which GPUs there are.
+func mpsPools(r report.Report) ([]mps.Pool, error) {
+	switch {
+	case r.Driver.State == gpu.DriverReleased.String():
+		return nil, nil
+	case r.Driver.State != gpu.DriverReady.String():
+		return nil, fmt.Errorf("driver %s: %s", r.Driver.State, r.Driver.Reason)
+	case r.Provisional:
+		return nil, errors.New("the agent has just started")
+	}
+	withdrawn := health.Health{Reason: health.ReasonWithdrawn}.Cause()
+	replicas := map[gpu.DeviceID]int{}
+	shared := slices.DeleteFunc(slices.Clone(r.Devices), func(d report.Device) bool {
+		return d.Sharing != inventory.MPS.String() || d.Cause == withdrawn || d.Replicas == 0
+	})
+	for _, d := range shared { // units with another health are listed apart
+		replicas[d.ID] += d.Replicas
+	}
+	pools := map[string]mps.Pool{}
+	for _, d := range shared {
+		p := pools[d.Pool]
+		p.Name, p.Threads = d.Pool, cmp.Or(d.MPSThreadPercent, 100/replicas[d.ID])
+		p.Devices = append(p.Devices, mps.Device{ID: d.ID, MiB: cmp.Or(d.MPSMemoryBytes, d.MemoryBytes/uint64(replicas[d.ID])) >> 20}) //nolint:gosec // a number of units
+		pools[d.Pool] = p
+	}
+	all := slices.Collect(maps.Values(pools))
+	for i, p := range all {
+		slices.SortFunc(p.Devices, func(a, b mps.Device) int { return cmp.Compare(a.ID, b.ID) })
+		all[i].Devices = slices.Compact(p.Devices)
+	}
+	return all, nil
+}

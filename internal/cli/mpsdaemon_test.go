@@ -1,0 +1,47 @@
+package cli
+
+import (
+	"reflect"
+	"testing"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/node/mps"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
+)
+
+// The limits are those of NVIDIA's mps-control-daemon, an equal part for each client, unless the policy has others.
+func TestMPSPools(t *testing.T) {
+	ready := report.Driver{State: "ready"}
+	shared := func(id, pool string, replicas int) report.Device {
+		return report.Device{ID: gpu.DeviceID("GPU-" + id), Pool: pool, Sharing: "mps", Replicas: replicas, MemoryBytes: 80 << 30}
+	}
+	limited, gone, sliced, sick := shared("2", "few", 2), shared("3", "old", 2), shared("4", "gpu.shared", 4), shared("1", "gpu.mps", 1)
+	limited.MPSMemoryBytes, limited.MPSThreadPercent = 30<<30, 70
+	gone.Cause, sliced.Sharing, sick.Cause = "WITHDRAWN", "time-slicing", "OCCUPIED"
+	for name, tc := range map[string]struct {
+		report report.Report
+		want   map[string]mps.Pool // by name
+		fails  bool
+	}{
+		"equal parts": {report.Report{Driver: ready, Devices: []report.Device{shared("1", "gpu.mps", 3), shared("0", "gpu.mps", 3)}},
+			map[string]mps.Pool{"gpu.mps": {Name: "gpu.mps", Threads: 33, Devices: []mps.Device{{ID: "GPU-0", MiB: 27306}, {ID: "GPU-1", MiB: 27306}}}}, false},
+		"the policy's": {report.Report{Driver: ready, Devices: []report.Device{limited}},
+			map[string]mps.Pool{"few": {Name: "few", Threads: 70, Devices: []mps.Device{{ID: "GPU-2", MiB: 30720}}}}, false},
+		"a unit with another health": {report.Report{Driver: ready, Devices: []report.Device{shared("1", "gpu.mps", 3), sick}},
+			map[string]mps.Pool{"gpu.mps": {Name: "gpu.mps", Threads: 25, Devices: []mps.Device{{ID: "GPU-1", MiB: 20480}}}}, false},
+		"withdrawn, and not by MPS": {report.Report{Driver: ready, Devices: []report.Device{gone, sliced}}, map[string]mps.Pool{}, false},
+		"an operator has released the driver": {report.Report{Driver: report.Driver{State: "released"}, Devices: []report.Device{limited}},
+			map[string]mps.Pool{}, false},
+		"no driver":    {report.Report{Driver: report.Driver{State: "failed", Reason: "version mismatch"}}, nil, true},
+		"just started": {report.Report{Driver: ready, Provisional: true}, nil, true},
+	} {
+		pools, err := mpsPools(tc.report)
+		got := map[string]mps.Pool{}
+		for _, p := range pools {
+			got[p.Name] = p
+		}
+		if (err != nil) != tc.fails || !tc.fails && !reflect.DeepEqual(got, tc.want) {
+			t.Errorf("%s: %+v, %v", name, pools, err)
+		}
+	}
+}

@@ -1,0 +1,92 @@
+package agents
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/tandem-gpu/tandem/internal/node/mps"
+	"github.com/tandem-gpu/tandem/test/check"
+	"github.com/tandem-gpu/tandem/test/mpscontrol"
+	"github.com/tandem-gpu/tandem/test/rig"
+)
+
+const sharedByMPS = header + `policy:
+  rules:
+    - {select: {index: [%s]}, use: mps, replicas: 2, memory: 30GiB}
+`
+
+// startDaemons starts the verb mps-daemon beside an agent, with a stand-in for the programs of the driver. stop ends it as its orchestrator does.
+func (a *agent) startDaemons(root string) (stop func()) {
+	a.Helper()
+	programs := filepath.Join(a.dir, "programs")
+	self, err := os.Executable()
+	a.must(err)
+	if _, err := os.Stat(programs); err != nil {
+		a.must(mpscontrol.Install(programs, self))
+	}
+	log, err := os.Create(filepath.Join(a.dir, "mps-daemon.log"))
+	a.must(err)
+	cmd := exec.Command(a.binary, append(rig.Flags(map[string]any{"state_dir": a.state, "mps_root": root}), "mps-daemon")...)
+	cmd.Env, cmd.Stderr = append(os.Environ(), "PATH="+programs), log
+	a.must(cmd.Start())
+	stop = func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+		if err := cmd.Wait(); err != nil {
+			text, _ := os.ReadFile(log.Name())
+			a.Errorf("mps-daemon: %v\n%s", err, text)
+		}
+		a.must(log.Close())
+	}
+	a.Cleanup(func() {
+		if cmd.ProcessState == nil {
+			stop()
+		}
+	})
+	return stop
+}
+
+// The daemons follow the agent: a pool has one while the policy shares GPUs by MPS, and as long as it has clients.
+func TestMPSDaemons(t *testing.T) {
+	both(t, "h100x8", nil, func(a *agent) {
+		root := filepath.Join(a.dir, "mps")
+		a.settings["mps_root"] = root
+		a.useFile(fmt.Sprintf(sharedByMPS, "5, 6"))
+		a.start()
+		a.healthy(10, 6)
+		stop := a.startDaemons(root)
+		a.healthy(10, 10)
+		pipe := mps.Pipe(root, "gpu.mps")
+		settings := func() string {
+			text, err := os.ReadFile(filepath.Join(root, "nvidia.com", "gpu.mps", "log", "control.log"))
+			a.must(err)
+			return string(text)
+		}
+		if log := settings(); strings.Count(log, " 30720M") != 2 || !strings.Contains(log, "set_default_active_thread_percentage 50") {
+			a.Errorf("the daemon was told:\n%s", log)
+		}
+		a.must(mpscontrol.Kill(pipe))
+		a.await("another daemon", func() bool { return strings.Count(settings(), "percentage 50") == 2 })
+		a.healthy(10, 10)
+
+		client, err := mpscontrol.Connect(pipe)
+		a.must(err)
+		a.useFile(fmt.Sprintf(sharedByMPS, "6"))
+		a.signal(syscall.SIGHUP)
+		a.healthy(9, 9)
+		stop()
+		a.healthy(9, 9) // it had a client
+		stop = a.startDaemons(root)
+		a.must(client.Close())
+		only := a.driver.UUID(6)
+		a.await("a daemon for one GPU", func() bool { return strings.Contains(settings(), "control daemon for "+only+"\n") })
+		a.healthy(9, 9)
+		stop()
+		a.healthy(9, 7)
+		check.Until(t, "the end of the daemon", func() bool { return mpscontrol.Kill(pipe) != nil })
+	})
+}
