@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/node/mps"
+	"github.com/tandem-gpu/tandem/internal/node/mps/supervisor"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
@@ -43,7 +44,7 @@ func (p Program) mpsDaemon(ctx context.Context, c *cli.Command) error {
 	}
 	switch c.Args().First() {
 	case mountShm:
-		return mps.MountShm(o.MPSRoot)
+		return supervisor.MountShm(o.MPSRoot)
 	case "":
 	default:
 		return Usagef("mps-daemon: unknown argument %q: want %s, or none", c.Args().First(), mountShm)
@@ -56,9 +57,9 @@ func (p Program) mpsDaemon(ctx context.Context, c *cli.Command) error {
 	if p.StopWithin != nil {
 		p.StopWithin(endDaemonsAtMost)
 	}
-	mps.NewSupervisor(mps.SupervisorOptions{
+	supervisor.New(supervisor.Options{
 		Agent: o.Name, Root: o.MPSRoot, Log: p.log(),
-		Pools: func(ctx context.Context) ([]mps.Pool, error) {
+		Pools: func(ctx context.Context) ([]supervisor.Pool, error) {
 			r, err := control.Report(ctx, socket(o))
 			if err != nil {
 				return nil, err
@@ -79,7 +80,7 @@ func (p Program) log() *slog.Logger {
 
 // mpsPools returns the pools that need a daemon by the report of an agent: none while an operator has released the driver. While the driver is
 // not ready for another reason it is unknown which GPUs there are.
-func mpsPools(r report.Report) ([]mps.Pool, error) {
+func mpsPools(r report.Report) ([]supervisor.Pool, error) {
 	switch {
 	case r.Driver.State == gpu.DriverReleased.String():
 		return nil, nil
@@ -96,16 +97,16 @@ func mpsPools(r report.Report) ([]mps.Pool, error) {
 	for _, d := range shared { // units with another health are listed apart
 		replicas[d.ID] += d.Replicas
 	}
-	pools := map[string]mps.Pool{}
+	pools := map[string]supervisor.Pool{}
 	for _, d := range shared {
 		p := pools[d.Pool]
 		p.Name, p.Threads = d.Pool, cmp.Or(d.MPSThreadPercent, 100/replicas[d.ID])
-		p.Devices = append(p.Devices, mps.Device{ID: d.ID, MiB: cmp.Or(d.MPSMemoryBytes, d.MemoryBytes/uint64(replicas[d.ID])) >> 20}) //nolint:gosec // a number of units
+		p.Devices = append(p.Devices, supervisor.Device{ID: d.ID, MiB: cmp.Or(d.MPSMemoryBytes, d.MemoryBytes/uint64(replicas[d.ID])) >> 20}) //nolint:gosec // a number of units
 		pools[d.Pool] = p
 	}
 	all := slices.Collect(maps.Values(pools))
 	for i, p := range all {
-		slices.SortFunc(p.Devices, func(a, b mps.Device) int { return cmp.Compare(a.ID, b.ID) })
+		slices.SortFunc(p.Devices, func(a, b supervisor.Device) int { return cmp.Compare(a.ID, b.ID) })
 		all[i].Devices = slices.Compact(p.Devices)
 	}
 	return all, nil

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
-	"github.com/tandem-gpu/tandem/internal/node/mps"
+	"github.com/tandem-gpu/tandem/internal/node/mps/supervisor"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
 
@@ -20,23 +20,23 @@ func TestMPSPools(t *testing.T) {
 	gone.Cause, sliced.Sharing, sick.Cause = "WITHDRAWN", "time-slicing", "OCCUPIED"
 	for name, tc := range map[string]struct {
 		report report.Report
-		want   map[string]mps.Pool // by name
+		want   map[string]supervisor.Pool // by name
 		fails  bool
 	}{
 		"equal parts": {report.Report{Driver: ready, Devices: []report.Device{shared("1", "gpu.mps", 3), shared("0", "gpu.mps", 3)}},
-			map[string]mps.Pool{"gpu.mps": {Name: "gpu.mps", Threads: 33, Devices: []mps.Device{{ID: "GPU-0", MiB: 27306}, {ID: "GPU-1", MiB: 27306}}}}, false},
+			map[string]supervisor.Pool{"gpu.mps": {Name: "gpu.mps", Threads: 33, Devices: []supervisor.Device{{ID: "GPU-0", MiB: 27306}, {ID: "GPU-1", MiB: 27306}}}}, false},
 		"the policy's": {report.Report{Driver: ready, Devices: []report.Device{limited}},
-			map[string]mps.Pool{"few": {Name: "few", Threads: 70, Devices: []mps.Device{{ID: "GPU-2", MiB: 30720}}}}, false},
+			map[string]supervisor.Pool{"few": {Name: "few", Threads: 70, Devices: []supervisor.Device{{ID: "GPU-2", MiB: 30720}}}}, false},
 		"a unit with another health": {report.Report{Driver: ready, Devices: []report.Device{shared("1", "gpu.mps", 3), sick}},
-			map[string]mps.Pool{"gpu.mps": {Name: "gpu.mps", Threads: 25, Devices: []mps.Device{{ID: "GPU-1", MiB: 20480}}}}, false},
-		"withdrawn, and not by MPS": {report.Report{Driver: ready, Devices: []report.Device{gone, sliced}}, map[string]mps.Pool{}, false},
+			map[string]supervisor.Pool{"gpu.mps": {Name: "gpu.mps", Threads: 25, Devices: []supervisor.Device{{ID: "GPU-1", MiB: 20480}}}}, false},
+		"withdrawn, and not by MPS": {report.Report{Driver: ready, Devices: []report.Device{gone, sliced}}, map[string]supervisor.Pool{}, false},
 		"an operator has released the driver": {report.Report{Driver: report.Driver{State: "released"}, Devices: []report.Device{limited}},
-			map[string]mps.Pool{}, false},
+			map[string]supervisor.Pool{}, false},
 		"no driver":    {report.Report{Driver: report.Driver{State: "failed", Reason: "version mismatch"}}, nil, true},
 		"just started": {report.Report{Driver: ready, Provisional: true}, nil, true},
 	} {
 		pools, err := mpsPools(tc.report)
-		got := map[string]mps.Pool{}
+		got := map[string]supervisor.Pool{}
 		for _, p := range pools {
 			got[p.Name] = p
 		}

@@ -1,5 +1,4 @@
-// Package mps has the MPS control daemons of a host: their folders, whether they answer, for as long as a pool needs one (Watcher), and in a
-// process of its own what starts, restarts and ends them (Supervisor).
+// Package mps finds the MPS control daemons of a host: their folders, and whether they answer, for as long as a pool needs one.
 package mps
 
 import (
@@ -23,8 +22,8 @@ const DefaultRoot = "/run/nvidia/mps"
 // domain is the parent folder of all pools: a daemon's folder is named after its resource, "nvidia.com/gpu.shared".
 const domain = inventory.ResourceDomain
 
-// controlSocket is the file in a pipe directory that the daemon serves.
-const controlSocket = "control"
+// ControlSocket is the file in a pipe directory that the daemon serves.
+const ControlSocket = "control"
 
 // Pipe is the pipe directory of a pool's MPS control daemon under root, in the layout of NVIDIA's mps-control-daemon: the
 // value of CUDA_MPS_PIPE_DIRECTORY for its clients.
@@ -86,7 +85,7 @@ func (d Daemons) Folder(pool string) string { return Pipe(d.root, pool) }
 
 // Check reports why the daemon of a pool does not answer; nil if it does.
 func (d Daemons) Check(pool string) error {
-	return checkControl(filepath.Join(d.Folder(pool), controlSocket))
+	return CheckControl(filepath.Join(d.Folder(pool), ControlSocket))
 }
 
 // Answering returns the pools of an inventory whose daemons answer.
@@ -94,7 +93,7 @@ func (d Daemons) Answering(inv *inventory.Inventory) (pools []string) {
 	return slices.DeleteFunc(d.Pools(inv), func(pool string) bool { return d.Check(pool) != nil })
 }
 
-// checkControl reports why no process serves the control file of an MPS control daemon; nil if one does. It does not block, and
+// CheckControl reports why no process serves the control file of an MPS control daemon; nil if one does. It does not block, and
 // the daemon does not notice.
 //
 // The file is a socket of type SOCK_SEQPACKET, to which a client connects (CUDA does so when it is initialised). A daemon logs
@@ -102,7 +101,7 @@ func (d Daemons) Answering(inv *inventory.Inventory) (pools []string) {
 // first and compares types then (net/unix/af_unix.c: unix_find_bsd), so EPROTOTYPE means that the process that made it runs,
 // and ECONNREFUSED that it has ended. For a FIFO the check is to open it for writing without blocking: ENXIO means that no
 // process reads it (fifo(7)).
-func checkControl(path string) error {
+func CheckControl(path string) error {
 	file, err := os.Stat(path)
 	if err != nil {
 		return err

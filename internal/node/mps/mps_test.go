@@ -21,12 +21,12 @@ import (
 func TestCheckSocket(t *testing.T) {
 	root := coretest.ShortDir(t)
 	path := filepath.Join(root, domain, "gpu.mps", "pipe", "control")
-	if err := checkControl(path); !errors.Is(err, fs.ErrNotExist) {
+	if err := CheckControl(path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("nothing is there: %v", err)
 	}
 	l := coretest.MPSDaemon(t, Pipe(root, "gpu.mps"))
 	for range 3 {
-		if err := checkControl(path); err != nil {
+		if err := CheckControl(path); err != nil {
 			t.Errorf("it is there: %v", err)
 		}
 	}
@@ -36,18 +36,18 @@ func TestCheckSocket(t *testing.T) {
 	}
 	l.SetUnlinkOnClose(false)
 	check.NoError(t, l.Close())
-	if err := checkControl(path); !errors.Is(err, syscall.ECONNREFUSED) {
+	if err := CheckControl(path); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("it was killed, and its socket is still there: %v", err)
 	}
 	check.NoError(t, os.Remove(path))
 	stream, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
 	check.NoError(t, err)
-	if err := checkControl(path); err != nil {
+	if err := CheckControl(path); err != nil {
 		t.Errorf("a daemon with a stream socket: %v", err)
 	}
 	check.NoError(t, stream.Close())
 	check.NoError(t, os.WriteFile(path, nil, 0o600))
-	if err := checkControl(path); err == nil {
+	if err := CheckControl(path); err == nil {
 		t.Error("a file answers")
 	}
 }
@@ -55,13 +55,13 @@ func TestCheckSocket(t *testing.T) {
 func TestCheckFIFO(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control")
 	check.NoError(t, syscall.Mkfifo(path, 0o600))
-	if err := checkControl(path); !errors.Is(err, syscall.ENXIO) {
+	if err := CheckControl(path); !errors.Is(err, syscall.ENXIO) {
 		t.Errorf("no reader: %v", err)
 	}
 	reader, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	check.NoError(t, err)
 	defer func() { _ = reader.Close() }()
-	if err := checkControl(path); err != nil {
+	if err := CheckControl(path); err != nil {
 		t.Errorf("a reader: %v", err)
 	}
 }

@@ -1,4 +1,4 @@
-package mps
+package supervisor
 
 import (
 	"bytes"
@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/tandem-gpu/tandem/internal/node/mps"
 )
 
 // Programs of the driver, found by PATH. NVIDIA's container runtime mounts them for the capabilities compute and utility.
@@ -56,6 +58,9 @@ func (f folders) env(more ...string) []string {
 	return append(append(os.Environ(), "CUDA_MPS_PIPE_DIRECTORY="+f.pipe, "CUDA_MPS_LOG_DIRECTORY="+f.log), more...)
 }
 
+// check reports why no daemon answers.
+func (f folders) check() error { return mps.CheckControl(filepath.Join(f.pipe, mps.ControlSocket)) }
+
 // startDaemon starts a daemon for GPUs in the background, and returns when it serves its socket. Its server and clients then have these GPUs
 // only: without CUDA_VISIBLE_DEVICES it would use all of the machine.
 func (f folders) startDaemon(ctx context.Context, devices []Device) error {
@@ -82,11 +87,10 @@ func (f folders) startDaemon(ctx context.Context, devices []Device) error {
 
 // removeStale removes the socket of a daemon that was killed.
 func (f folders) removeStale() error {
-	socket := filepath.Join(f.pipe, controlSocket)
-	if err := checkControl(socket); err == nil {
-		return fmt.Errorf("%s: a daemon serves it", socket)
+	if f.check() == nil {
+		return fmt.Errorf("%s: a daemon serves it", f.pipe)
 	}
-	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.Remove(filepath.Join(f.pipe, mps.ControlSocket)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	return nil

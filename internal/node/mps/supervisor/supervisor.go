@@ -1,4 +1,6 @@
-package mps
+// Package supervisor starts, restarts and ends MPS control daemons. No agent imports it: a daemon would inherit the files of a plugin, by whose end
+// its orchestrator knows that the plugin has ended.
+package supervisor
 
 import (
 	"context"
@@ -15,6 +17,8 @@ import (
 	"github.com/cenkalti/backoff/v5"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/node/mps"
 	"github.com/tandem-gpu/tandem/internal/util/reconcile"
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
@@ -51,8 +55,8 @@ func (p Pool) overlaps(o Pool) bool {
 	})
 }
 
-// SupervisorOptions configure a Supervisor.
-type SupervisorOptions struct {
+// Options configure a Supervisor.
+type Options struct {
 	Agent string // name of the agent that offers the pools: other agents' daemons are left alone
 	Root  string // folder of the daemons, as this process sees it
 
@@ -62,9 +66,9 @@ type SupervisorOptions struct {
 }
 
 // Supervisor keeps a daemon running for each pool. A daemon is ended, because its pool is gone or has other settings, when it has no client
-// left; one that runs without a record of this agent is somebody else's, and is left alone. Make one with NewSupervisor, then call Run once.
+// left; one that runs without a record of this agent is somebody else's, and is left alone. Make one with New, then call Run once.
 type Supervisor struct {
-	opts   SupervisorOptions
+	opts   Options
 	known  bool            // the pools were read
 	wanted map[string]Pool // by name
 	retry  map[string]*attempt
@@ -86,8 +90,8 @@ type record struct {
 
 const recordName, recordLimit = "tandem.json", 64 << 10
 
-// NewSupervisor returns a supervisor. It reads and starts nothing yet.
-func NewSupervisor(o SupervisorOptions) *Supervisor {
+// New returns a supervisor. It reads and starts nothing yet.
+func New(o Options) *Supervisor {
 	return &Supervisor{opts: o, wanted: map[string]Pool{}, retry: map[string]*attempt{}, said: map[string]string{}}
 }
 
@@ -144,7 +148,7 @@ func (s *Supervisor) pass(ctx context.Context) {
 	}
 	records = s.records()
 	for _, name := range slices.Sorted(maps.Keys(s.wanted)) {
-		if err := checkControl(filepath.Join(s.folders(name).pipe, controlSocket)); err == nil {
+		if err := s.folders(name).check(); err == nil {
 			if r, own := records[name]; !own || r.PID != s.folders(name).pid() {
 				s.say(name, "foreign", func() {
 					s.opts.Log.Info("MPS control daemon was started by another program, and is left to it", "pool", name)
@@ -220,7 +224,7 @@ func (s *Supervisor) start(ctx context.Context, p Pool, records map[string]recor
 // end ends a daemon that has no client, gives its GPUs back the compute mode that they have by default, and removes the record.
 func (s *Supervisor) end(ctx context.Context, r record) error {
 	f := s.folders(r.Pool.Name)
-	if checkControl(filepath.Join(f.pipe, controlSocket)) == nil {
+	if f.check() == nil {
 		if r.PID != f.pid() { // it has taken the place of ours
 			return os.Remove(s.recordPath(r.Pool.Name))
 		}
@@ -248,7 +252,7 @@ func (s *Supervisor) end(ctx context.Context, r record) error {
 func (f folders) awaitEnd(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, quitAtMost)
 	defer cancel()
-	for checkControl(filepath.Join(f.pipe, controlSocket)) == nil {
+	for f.check() == nil {
 		select {
 		case <-time.After(50 * time.Millisecond):
 		case <-ctx.Done():
@@ -261,7 +265,7 @@ func (f folders) awaitEnd(ctx context.Context) error {
 // records returns those of this agent by pool.
 func (s *Supervisor) records() map[string]record {
 	records := map[string]record{}
-	entries, _ := os.ReadDir(filepath.Join(s.opts.Root, domain)) // without the folder there are none
+	entries, _ := os.ReadDir(s.folder("")) // without the folder there are none
 	for _, e := range entries {
 		text, err := statefile.Read(s.recordPath(e.Name()), recordLimit, statefile.SharedDir)
 		if err != nil {
@@ -283,12 +287,17 @@ func (s *Supervisor) write(r record) error {
 	return statefile.Write(s.recordPath(r.Pool.Name), text)
 }
 
+// folder is that of a pool, in the layout of NVIDIA's mps-control-daemon; "" = the parent of all.
+func (s *Supervisor) folder(pool string) string {
+	return filepath.Join(s.opts.Root, inventory.ResourceDomain, pool)
+}
+
 func (s *Supervisor) recordPath(pool string) string {
-	return filepath.Join(s.opts.Root, domain, pool, recordName)
+	return filepath.Join(s.folder(pool), recordName)
 }
 
 func (s *Supervisor) folders(pool string) folders {
-	return folders{pipe: Pipe(s.opts.Root, pool), log: filepath.Join(s.opts.Root, domain, pool, "log")}
+	return folders{pipe: mps.Pipe(s.opts.Root, pool), log: filepath.Join(s.folder(pool), "log")}
 }
 
 // say logs what is about something, unless it is the same as before.

@@ -1,4 +1,4 @@
-package mps
+package supervisor
 
 import (
 	"context"
@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/node/mps"
 	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/logbuffer"
 	"github.com/tandem-gpu/tandem/test/mpscontrol"
@@ -43,7 +45,7 @@ func newHost(t *testing.T) *host {
 	check.NoError(t, mpscontrol.Install(h.programs, self))
 	t.Setenv("PATH", h.programs)
 	t.Cleanup(func() {
-		all, _ := filepath.Glob(filepath.Join(h.root, domain, "*", "pipe"))
+		all, _ := filepath.Glob(filepath.Join(h.root, inventory.ResourceDomain, "*", "pipe"))
 		for _, pipe := range all {
 			_ = mpscontrol.Kill(pipe) // some have ended
 		}
@@ -59,7 +61,7 @@ func (h *host) offer(err error, pools ...Pool) {
 }
 
 func (h *host) supervisor() *Supervisor {
-	return NewSupervisor(SupervisorOptions{Agent: "k8s-gpu", Root: h.root, Log: slog.New(slog.NewTextHandler(h.log, nil)),
+	return New(Options{Agent: "k8s-gpu", Root: h.root, Log: slog.New(slog.NewTextHandler(h.log, nil)),
 		Pools: func(context.Context) ([]Pool, error) {
 			h.mu.Lock()
 			defer h.mu.Unlock()
@@ -82,7 +84,7 @@ func (h *host) stop(s *Supervisor) {
 }
 
 func (h *host) answers(pool string) bool {
-	return checkControl(filepath.Join(Pipe(h.root, pool), controlSocket)) == nil
+	return mps.CheckControl(filepath.Join(mps.Pipe(h.root, pool), mps.ControlSocket)) == nil
 }
 
 func (h *host) read(path ...string) string {
@@ -94,7 +96,7 @@ func (h *host) read(path ...string) string {
 
 func (h *host) connect(pool string) io.Closer {
 	h.Helper()
-	c, err := mpscontrol.Connect(Pipe(h.root, pool))
+	c, err := mpscontrol.Connect(mps.Pipe(h.root, pool))
 	check.NoError(h.T, err)
 	return c
 }
@@ -102,7 +104,7 @@ func (h *host) connect(pool string) io.Closer {
 // want checks which daemons answer.
 func (h *host) want(when string, pools ...string) {
 	h.Helper()
-	all, _ := filepath.Glob(filepath.Join(h.root, domain, "*"))
+	all, _ := filepath.Glob(filepath.Join(h.root, inventory.ResourceDomain, "*"))
 	var answering []string
 	for _, folder := range all {
 		if name := filepath.Base(folder); h.answers(name) {
@@ -124,7 +126,7 @@ func pool(name string, threads int, gpus ...int) Pool {
 }
 
 // A daemon is started as NVIDIA's mps-control-daemon starts it, and only once.
-func TestSupervisorStartsDaemon(t *testing.T) {
+func TestStart(t *testing.T) {
 	h := newHost(t)
 	s := h.supervisor()
 	h.offer(nil, pool("gpu.mps", 50, 0, 1))
@@ -137,7 +139,7 @@ func TestSupervisorStartsDaemon(t *testing.T) {
 		"Cmd:set_default_device_pinned_mem_limit " + first + " 10240M\n" +
 		"Cmd:set_default_device_pinned_mem_limit " + second + " 10240M\n" +
 		"Cmd:set_default_active_thread_percentage 50\n"
-	if log := h.read(h.root, domain, "gpu.mps", "log", "control.log"); log != want {
+	if log := h.read(h.root, inventory.ResourceDomain, "gpu.mps", "log", "control.log"); log != want {
 		t.Errorf("control.log:\n%swant\n%s", log, want)
 	}
 	if modes := h.read(h.programs, mpscontrol.ModesFile); modes != first+","+second+" EXCLUSIVE_PROCESS\n" {
@@ -151,13 +153,13 @@ func TestSupervisorStartsDaemon(t *testing.T) {
 }
 
 // What was killed is started again, also over the socket that it has left, and without an agent that answers.
-func TestSupervisorRestartsDaemon(t *testing.T) {
+func TestRestart(t *testing.T) {
 	h := newHost(t)
 	s := h.supervisor()
 	h.offer(nil, pool("gpu.mps", 50, 0))
 	h.pass(s)
 	h.offer(errors.New("no agent"))
-	check.NoError(t, mpscontrol.Kill(Pipe(h.root, "gpu.mps")))
+	check.NoError(t, mpscontrol.Kill(mps.Pipe(h.root, "gpu.mps")))
 	check.Until(t, "the end of the daemon", func() bool { return !h.answers("gpu.mps") })
 	check.NoError(t, os.WriteFile(filepath.Join(h.programs, mpscontrol.FailFile), []byte("no CUDA-capable device\n"), 0o600))
 	h.pass(s)
@@ -175,7 +177,7 @@ func TestSupervisorRestartsDaemon(t *testing.T) {
 }
 
 // Without an agent that has ever answered nothing is started or ended.
-func TestSupervisorWithoutAgent(t *testing.T) {
+func TestWithoutAgent(t *testing.T) {
 	h := newHost(t)
 	h.offer(nil, pool("gpu.mps", 50, 0))
 	h.pass(h.supervisor())
@@ -185,7 +187,7 @@ func TestSupervisorWithoutAgent(t *testing.T) {
 }
 
 // A daemon whose pool is gone, or has other settings, ends when it has no client left; its GPUs get no other daemon before.
-func TestSupervisorEndsDaemonWithoutClients(t *testing.T) {
+func TestEndWithoutClients(t *testing.T) {
 	h := newHost(t)
 	s := h.supervisor()
 	h.offer(nil, pool("few", 50, 0, 1))
@@ -218,9 +220,9 @@ func TestSupervisorEndsDaemonWithoutClients(t *testing.T) {
 }
 
 // A daemon of another program is neither set up nor ended, and its place is taken when it has ended.
-func TestSupervisorLeavesOthersAlone(t *testing.T) {
+func TestOthersAreLeftAlone(t *testing.T) {
 	h := newHost(t)
-	listener := coretest.MPSDaemon(t, Pipe(h.root, "gpu.mps"))
+	listener := coretest.MPSDaemon(t, mps.Pipe(h.root, "gpu.mps"))
 	s := h.supervisor()
 	h.offer(nil, pool("gpu.mps", 50, 0))
 	h.pass(s)
@@ -247,7 +249,7 @@ func TestSupervisorLeavesOthersAlone(t *testing.T) {
 }
 
 // Run does all of it in time, and a GPU's shares are unhealthy for a moment only.
-func TestSupervisorRuns(t *testing.T) {
+func TestRun(t *testing.T) {
 	h := newHost(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
@@ -262,7 +264,7 @@ func TestSupervisorRuns(t *testing.T) {
 		})
 	}
 	await("a daemon")
-	check.NoError(t, mpscontrol.Kill(Pipe(h.root, "gpu.mps")))
+	check.NoError(t, mpscontrol.Kill(mps.Pipe(h.root, "gpu.mps")))
 	await("another one")
 	cancel()
 	<-ended
