@@ -190,6 +190,34 @@ func TestDaemonSetComponents(t *testing.T) {
 	}
 }
 
+// The pod of the MPS daemons finds the agent's socket, has no token, and writes in the folder of the daemons only.
+func TestDaemonSetOfMPS(t *testing.T) {
+	var d daemonSet
+	manifest(t, "../../deploy/mps/daemons.yaml", &d)
+	pod := d.Spec.Template.Spec
+	c := pod.Containers[0]
+	s, err := resolveAll(t, nil, c.env(), "")
+	check.NoError(t, err)
+	if len(s.Notes) > 0 || !slices.Equal(c.Args, []string{"mps-daemon"}) {
+		t.Errorf("args %q, settings without effect: %v", c.Args, s.Notes)
+	}
+	if !pod.HostPID || pod.Token || pod.Account != "" || !c.SecurityContext.Privileged {
+		t.Errorf("%+v", pod)
+	}
+	writable := map[string]bool{}
+	for _, m := range c.VolumeMounts {
+		writable[m.MountPath] = !m.ReadOnly
+	}
+	if want := map[string]bool{s.Health.StateDir: false, "/mps": true, "/dev/shm": true}; !maps.Equal(writable, want) {
+		t.Errorf("mounts %v, want %v", writable, want)
+	}
+	for _, v := range pod.Volumes {
+		if v.Name == "mps-root" && v.HostPath.Path != s.MPSRoot || v.Name == "mps-shm" && v.HostPath.Path != s.MPSRoot+"/shm" {
+			t.Errorf("%+v, want it below %s", v, s.MPSRoot)
+		}
+	}
+}
+
 // A process of user 0 can connect to any socket in a folder that is mounted, also read-only; the container runtime's
 // gives away the node. The kubelet's pod-resources API, which changes nothing, is mounted on purpose.
 func TestNoSocketOfTheHostIsMounted(t *testing.T) {
@@ -197,8 +225,9 @@ func TestNoSocketOfTheHostIsMounted(t *testing.T) {
 	if err != nil || len(files) < 7 {
 		t.Fatal(files, err)
 	}
-	parts := make([]daemonSet, 1)
+	parts := make([]daemonSet, 2)
 	manifest(t, "../../deploy/daemonset.yaml", &parts[0])
+	manifest(t, "../../deploy/mps/daemons.yaml", &parts[1])
 	for _, file := range files {
 		parts = append(parts, patch(t, file))
 	}

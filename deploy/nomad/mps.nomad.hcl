@@ -1,4 +1,4 @@
-# A share of a GPU by MPS, in a container. The policy file of the node offers it, and the pool's control daemon must run (docs/sharing.md).
+# A share of a GPU by MPS, in a container. The policy file of the node offers it, and the pool's control daemon must run (mps-daemon.nomad.hcl, docs/sharing.md).
 #
 # MPS clients need the daemon's pipes and the host's /dev/shm. From 2.0.4 on Nomad refuses ipc_mode (cannot apply "ipc_mode" configuration)
 # unless the client's configuration allows it:

@@ -100,7 +100,8 @@ func TestReadOnlyIsRecursive(t *testing.T) {
 // Pods belong to one DaemonSet, also by its selector.
 func TestSelectorsAreDisjoint(t *testing.T) {
 	for name, set := range valueSets(t) {
-		sets := daemonSets(t, objects(t, set))
+		agents, mps := bothDaemonSets(t, objects(t, set))
+		sets := slices.Concat(agents, mps)
 		for _, pods := range sets {
 			for _, d := range sets {
 				if contains(pods.Spec.Template.Labels, d.Spec.Selector.MatchLabels) != (d.Name == pods.Name) {

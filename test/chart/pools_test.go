@@ -133,7 +133,7 @@ func TestNodesWithoutAGPU(t *testing.T) {
 // One DaemonSet has what any of them needs, and the right to read the label.
 func TestConfigurationsByLabel(t *testing.T) {
 	all := objects(t, read(t, "testdata/values/nvidia.yaml"))
-	sets := daemonSets(t, all)
+	sets, ofMPS := bothDaemonSets(t, all)
 	configs := map[string]map[string]string{}
 	var rules []rbacv1.PolicyRule
 	for _, o := range all {
@@ -148,8 +148,8 @@ func TestConfigurationsByLabel(t *testing.T) {
 			t.Errorf("there is a %s", o["kind"])
 		}
 	}
-	if len(sets) != 1 || len(rules) != 1 || !slices.Equal(rules[0].Verbs, []string{"get", "watch"}) || !slices.Equal(rules[0].Resources, []string{"nodes"}) {
-		t.Fatalf("%d DaemonSets, rules %v", len(sets), rules)
+	if len(sets) != 1 || len(ofMPS) != 1 || len(rules) != 1 || !slices.Equal(rules[0].Verbs, []string{"get", "watch"}) || !slices.Equal(rules[0].Resources, []string{"nodes"}) {
+		t.Fatalf("%d DaemonSets of agents, %d of MPS daemons, rules %v", len(sets), len(ofMPS), rules)
 	}
 	pod := sets[0].Spec.Template.Spec
 	v := pod.Volumes[slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == "configs" })]

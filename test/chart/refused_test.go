@@ -120,7 +120,8 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		{`{gfd: {enabled: true}, serviceAccount: {name: default}}`, []string{"serviceAccount.name: default", "rights", "NodeFeature"}},
 		{`gpuOperator: {onDriverUpgrade: drain}`, []string{"onDriverUpgrade"}},
 		{`nfd: {master: {}}`, []string{"nfd:", "chart"}},
-		{`mps: {enableHostPID: true}`, []string{"mps.enableHostPID: true", "docs/sharing.md"}},
+		{`{mps: {enabled: true, daemon: true}, cdi: {privileged: true}}`, []string{"mps.daemon: true", "docs/sharing.md"}},
+		{`pools: [{name: mps-daemon, nodeSelector: {a: b}}]`, []string{"pools: mps-daemon", "choose another"}},
 		{`devicePlugin: {enabled: false}`, []string{"devicePlugin.enabled: false", "api: dra"}},
 		// and of its chart of the DRA driver
 		{`resources: {gpus: {enabled: true}}`, []string{"resources.gpus", "api: dra"}},

@@ -151,16 +151,27 @@ func parse(t *testing.T, text string) values {
 	return v
 }
 
-// daemonSets returns those among the objects, without a field that Kubernetes does not have.
+// daemonSets returns the agents' among the objects, without a field that Kubernetes does not have.
 func daemonSets(t *testing.T, all []object) []appsv1.DaemonSet {
 	t.Helper()
-	var sets []appsv1.DaemonSet
+	agents, _ := bothDaemonSets(t, all)
+	return agents
+}
+
+// bothDaemonSets returns those of the agents, and those of the MPS daemons.
+func bothDaemonSets(t *testing.T, all []object) (agents, mps []appsv1.DaemonSet) {
+	t.Helper()
 	for _, o := range all {
-		if o["kind"] == "DaemonSet" {
-			sets = append(sets, strict[appsv1.DaemonSet](t, o))
+		if o["kind"] != "DaemonSet" {
+			continue
+		}
+		if d := strict[appsv1.DaemonSet](t, o); d.Spec.Template.Spec.Containers[0].Name == "mps-daemon" {
+			mps = append(mps, d)
+		} else {
+			agents = append(agents, d)
 		}
 	}
-	return sets
+	return agents, mps
 }
 
 func strict[T any](t *testing.T, o object) T {

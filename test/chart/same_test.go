@@ -66,6 +66,11 @@ func TestComponentsAreValues(t *testing.T) {
 			if diff := cmp.Diff(want, got, byName[corev1.EnvVar](), byName[corev1.Volume](), byName[corev1.VolumeMount]()); diff != "" {
 				t.Errorf("the component (-), the values (+):\n%s", diff)
 			}
+			_, wantMPS := bothDaemonSets(t, component)
+			_, gotMPS := bothDaemonSets(t, chart)
+			if diff := cmp.Diff(wantMPS, gotMPS); diff != "" {
+				t.Errorf("the MPS daemons: the component (-), the values (+):\n%s", diff)
+			}
 			if diff := cmp.Diff(otherObjects(component), otherObjects(chart)); diff != "" {
 				t.Errorf("other objects: the component (-), the values (+):\n%s", diff)
 			}

@@ -98,6 +98,7 @@ reads a variable before its file. A pod has what any of the configurations needs
 {{- $check := default "off" $v.reservationCheck -}}
 {{- $d := dict "mig" (ternary $mig $v.mig.enabled (kindIs "invalid" $v.mig.enabled)) -}}
 {{- $_ := set $d "mps" (ternary $mps $v.mps.enabled (kindIs "invalid" $v.mps.enabled)) -}}
+{{- $_ := set $d "mpsDaemon" (and $d.mps (ternary (not $v.cdi.privileged) $v.mps.daemon (kindIs "invalid" $v.mps.daemon))) -}}
 {{- $_ := set $d "deviceListStrategy" $strategy -}}
 {{- $_ := set $d "dra" $dra -}}
 {{- $_ := set $d "labels" $labels -}}

@@ -221,7 +221,7 @@ func withoutWork(f *Facts, r report.Report) (findings []Finding) {
 		}
 		if d.Cause == "MPS_DAEMON_DOWN" {
 			place = "MPS control daemon of pool " + d.Pool
-			remedy = "start the MPS control daemon of the pool: see MPS in docs/policy.md"
+			remedy = "start the MPS control daemon of the pool: mps-daemon runs one, see MPS in docs/sharing.md"
 		}
 		findings = append(findings, Finding{"devices", severity, place, "no work for " + list(names[why]) + ": " + d.Health, remedy})
 	}
