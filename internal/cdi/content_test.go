@@ -211,3 +211,62 @@ func TestOtherDevices(t *testing.T) {
 		t.Errorf("IMEX: %+v", imex.Spec)
 	}
 }
+
+// Containers get the hook that sets their memory limits while the host's hook program has it: with each change of the program, at once. It is
+// that of NVIDIA's library, for full GPUs only.
+func TestMemoryLimitsHook(t *testing.T) {
+	t.Parallel()
+	n, m := newNode(t), newMonitor(required())
+	n.HookPath = "/usr/bin/nvidia-cdi-hook"
+	program := n.root + n.HookPath
+	buildHookProgram(t, program, toolkitVersion("1.20.1")...)
+	buildHookProgram(t, n.root+"/1.20.0", toolkitVersion("1.20.0")...)
+	n.run(t, m)
+	s := coretest.WithMIG(coretest.GPUs(3), 2, "1g.10gb")
+	m.read(s)
+	full := slices.DeleteFunc(slices.Clone(s.Devices), func(d gpu.Device) bool { return d.MIG || d.Profile != "" })
+	if len(full) != 2 || len(s.Devices) != 4 {
+		t.Fatalf("%d full GPUs of %d devices", len(full), len(s.Devices))
+	}
+	limits := func() (hooks []string) {
+		text, _ := os.ReadFile(n.file()) // none before it is written
+		made, err := cdi.ParseSpec(text)
+		if err != nil || made == nil {
+			return nil
+		}
+		for _, d := range made.Devices {
+			for _, h := range d.ContainerEdits.Hooks {
+				hooks = append(hooks, strings.Join(slices.Concat([]string{d.Name, h.HookName, h.Path}, h.Args, h.Env), " "))
+			}
+		}
+		return hooks
+	}
+	await := func(what string, want []string) {
+		t.Helper()
+		check.Until(t, what, func() bool { return slices.Equal(limits(), want) })
+	}
+	var want, all []string
+	for _, d := range full {
+		args := " createRuntime /usr/bin/nvidia-cdi-hook nvidia-cdi-hook apply-cuda-memory-limits --driver-root / --gpu-id " + string(d.ID) + " NVIDIA_CTK_DEBUG=false"
+		want, all = append(want, d.CurrentIndex().String()+args, string(d.ID)+args), append(all, "all"+args)
+	}
+	want = append(want, all...)
+	slices.SortStableFunc(want, func(x, y string) int { return strings.Compare(strings.Fields(x)[0], strings.Fields(y)[0]) })
+	await("with a program of version 1.20.1", want)
+	check.NoError(t, os.Rename(n.root+"/1.20.0", program))
+	await("with a program of version 1.20.0", nil)
+}
+
+// A specification that set memory limits is not replaced by one that does not without a word.
+func TestReplacedLimitsAreLogged(t *testing.T) {
+	t.Parallel()
+	n, m := newNode(t), newMonitor(required())
+	write(t, n.file(), `{"cdiVersion": "0.5.0", "kind": "`+vendor+`/gpu", "devices": [{"name": "0", "containerEdits": {"hooks": [{"hookName": "createRuntime",
+		"path": "/usr/bin/nvidia-cdi-hook", "args": ["nvidia-cdi-hook", "apply-cuda-memory-limits", "--driver-root", "/", "--gpu-id", "GPU-1"]}]}}]}`, 0o644)
+	n.run(t, m)
+	m.read(coretest.GPUs(1))
+	m.defined(t, ids(0)...)
+	if log := n.log.String(); strings.Count(log, "the specification that is replaced set memory limits") != 1 {
+		t.Error(log)
+	}
+}

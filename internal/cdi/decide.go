@@ -48,6 +48,14 @@ type Hooks struct {
 	Version string // "1.17.8"; "" = unknown
 }
 
+// seenAt is where this process sees the hook program; "" = it does not.
+func (h Hooks) seenAt() string {
+	if !h.Found {
+		return ""
+	}
+	return h.Looked
+}
+
 // missing is the text for a hook program that is not on the host.
 func (h Hooks) missing() string {
 	if h.Looked == h.Path {
@@ -138,7 +146,10 @@ func number(version string, n int) int {
 }
 
 // atLeast reports whether a known version is this one or a later one.
-func atLeast(version string, major, minor int) bool {
-	m := number(version, 0)
-	return version != "" && (m > major || m == major && number(version, 1) >= minor)
+func atLeast(version string, want ...int) bool {
+	have := make([]int, len(want))
+	for i := range want {
+		have[i] = number(version, i)
+	}
+	return version != "" && slices.Compare(have, want) >= 0
 }

@@ -75,6 +75,7 @@ func TestUnsupportedRuntime(t *testing.T) {
 
 // Which hooks a specification leaves out, by version of the hook program.
 func TestDisabledHooks(t *testing.T) {
+	const limits, later = "apply-cuda-memory-limits", " disable-device-node-modification enable-cuda-compat update-application-profile"
 	for _, tc := range []struct {
 		auto       bool
 		version    string
@@ -82,16 +83,21 @@ func TestDisabledHooks(t *testing.T) {
 		want       string
 		none       bool
 	}{
-		{want: ""},
-		{version: "1.17.8", want: ""}, // a listed strategy gets what it lists
-		{auto: true, version: "", want: "disable-device-node-modification enable-cuda-compat update-application-profile"},
-		{auto: true, version: "1.17.8", want: "disable-device-node-modification enable-cuda-compat update-application-profile"},
-		{auto: true, version: "1.18.0-rc.1", want: ""},
+		{want: limits},
+		{version: "1.17.8", want: limits}, // a listed strategy gets what it lists
+		{version: "1.20.0", want: limits},
+		{version: "1.20.1", want: ""},
+		{auto: true, version: "", want: limits + later},
+		{auto: true, version: "1.17.8", want: limits + later},
+		{auto: true, version: "1.18.0-rc.1", want: limits},
+		{auto: true, version: "1.20.1", want: ""},
+		{version: "1.21.0-rc.2", want: ""},
+		{version: "1.20.1", configured: []string{"apply-cuda-memory-limits"}, want: limits},
 		{auto: true, version: "2.0.0", configured: []string{"enable-cuda-compat"}, want: "enable-cuda-compat"},
-		{auto: true, version: "1.17.8", configured: []string{"enable-cuda-compat"}, want: "disable-device-node-modification enable-cuda-compat update-application-profile"},
-		{configured: []string{"all"}, want: "all", none: true},
-		{configured: []string{"update-ldcache"}, want: "update-ldcache"},
-		{configured: []string{"update-ldcache", "create-symlinks"}, want: "create-symlinks update-ldcache", none: true},
+		{auto: true, version: "1.17.8", configured: []string{"enable-cuda-compat"}, want: limits + later},
+		{version: "1.20.1", configured: []string{"all"}, want: "all", none: true},
+		{version: "1.20.1", configured: []string{"update-ldcache"}, want: "update-ldcache"},
+		{version: "1.20.1", configured: []string{"update-ldcache", "create-symlinks"}, want: "create-symlinks update-ldcache", none: true},
 	} {
 		o := Options{Auto: tc.auto, DisabledHooks: tc.configured}
 		got := strings.Join(o.disabledHooks(Hooks{Version: tc.version}), " ")
@@ -101,9 +107,37 @@ func TestDisabledHooks(t *testing.T) {
 	}
 }
 
+// A container that asks for a memory limit and gets none is named where the driver has limits, and where the configuration did not choose it.
+func TestNoLimits(t *testing.T) {
+	const effect = ": NVIDIA_GPU_MEMORY_LIMIT and NVIDIA_GPU_MEMORY_REQUEST of containers have no effect"
+	found := func(version string) Hooks {
+		return Hooks{Path: "/usr/bin/nvidia-ctk", Looked: "/usr/bin/nvidia-ctk", Found: true, Version: version}
+	}
+	for name, tc := range map[string]struct {
+		driver   string
+		hooks    Hooks
+		disabled string
+		want     string
+	}{
+		"sets limits":            {"615.71.09", found("1.20.1"), "", ""},
+		"too old":                {"615.71.09", found("1.20.0"), "", "hook program /usr/bin/nvidia-ctk has version 1.20.0, which sets no memory limits" + effect},
+		"of an unknown version":  {"620.10", found(""), "", "the version of hook program /usr/bin/nvidia-ctk is unknown" + effect},
+		"not visible":            {"615.71.09", Hooks{Path: "/opt/ctk"}, "", "the version of hook program /opt/ctk is not visible to this process" + effect},
+		"missing":                {"615.71.09", Hooks{Path: "/opt/ctk", Looked: "/opt/ctk"}, "", "hook program /opt/ctk is not on the host" + effect},
+		"a driver without them":  {"595.71.05", found("1.20.0"), "", ""},
+		"no driver":              {"", found("1.20.0"), "", ""},
+		"disabled":               {"615.71.09", found("1.20.0"), "apply-cuda-memory-limits", ""},
+		"all hooks are disabled": {"615.71.09", found("1.20.0"), "all", ""},
+	} {
+		if got := (Options{DisabledHooks: []string{tc.disabled}}).noLimits(tc.hooks, tc.driver); got != tc.want {
+			t.Errorf("%s: %q, want %q", name, got, tc.want)
+		}
+	}
+}
+
 // The names that the configuration accepts are those of NVIDIA's library.
 func TestNamesOfTheLibrary(t *testing.T) {
-	hooks := append([]string{allHooks, "apply-cuda-memory-limits", "chmod"}, slices.Concat(basicHooks, laterHooks)...)
+	hooks := append([]string{allHooks, limitsHook, "chmod"}, slices.Concat(basicHooks, laterHooks)...)
 	slices.Sort(hooks)
 	if !slices.Equal(hooks, config.CDIHooks) {
 		t.Errorf("hooks %v, configuration %v", hooks, config.CDIHooks)
@@ -169,23 +203,33 @@ func TestLookForHooks(t *testing.T) {
 	}
 }
 
-// The version of a hook program is in the file: by the flags of NVIDIA's build, also beside a script of the GPU operator.
-func TestToolkitVersion(t *testing.T) {
+// buildHookProgram builds a program at a path with what matters of NVIDIA's hook programs: the version in the flags of its linker.
+func buildHookProgram(t *testing.T, path string, args ...string) {
+	t.Helper()
 	dir := t.TempDir()
 	write(t, dir+"/go.mod", "module example.com/ctk\n\ngo 1.24\n", 0o644)
 	write(t, dir+"/main.go", "package main\n\nfunc main() {}\n", 0o644)
-	build := func(name string, args ...string) {
-		cmd := exec.CommandContext(t.Context(), "go", append(append([]string{"build", "-o", filepath.Join(dir, name)}, args...), ".")...)
-		cmd.Dir = dir
-		cmd.Env = append(slices.DeleteFunc(os.Environ(), func(e string) bool { return strings.HasPrefix(e, "GOFLAGS=") }), "GOFLAGS=", "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
+	cmd := exec.CommandContext(t.Context(), "go", append(append([]string{"build", "-o", path}, args...), ".")...)
+	cmd.Dir = dir
+	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(e string) bool { return strings.HasPrefix(e, "GOFLAGS=") }), "GOFLAGS=", "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
 	}
+}
+
+// toolkitVersion are the flags of NVIDIA's build for a version.
+func toolkitVersion(version string) []string {
 	const pkg = "github.com/NVIDIA/nvidia-container-toolkit/internal/info"
-	build("nvidia", "-ldflags", "-s -w -X "+pkg+".gitCommit=abc -X "+pkg+".version=1.17.8-rc.1")
-	build("unknown", "-trimpath")
-	build("script.real", "-ldflags", "-X "+pkg+".version=v1.18.2")
+	return []string{"-ldflags", "-s -w -X " + pkg + ".gitCommit=abc -X " + pkg + ".version=" + version}
+}
+
+// The version of a hook program is in the file: by the flags of NVIDIA's build, also beside a script of the GPU operator.
+func TestToolkitVersion(t *testing.T) {
+	dir := t.TempDir()
+	buildHookProgram(t, dir+"/nvidia", toolkitVersion("1.17.8-rc.1")...)
+	buildHookProgram(t, dir+"/unknown", "-trimpath")
+	buildHookProgram(t, dir+"/script.real", toolkitVersion("v1.18.2")...)
+	write(t, dir+"/main.go", "package main\n", 0o644)
 	write(t, dir+"/script", "#!/bin/sh\n", 0o755)
 	for name, want := range map[string]string{"nvidia": "1.17.8-rc.1", "unknown": "", "script": "1.18.2", "missing": "", "main.go": ""} {
 		if got := ToolkitVersion(filepath.Join(dir, name)); got != want {

@@ -23,7 +23,16 @@ var (
 	laterHooks = []string{"disable-device-node-modification", "enable-cuda-compat", "update-application-profile"}
 )
 
-const allHooks = "all"
+const (
+	allHooks = "all"
+
+	// limitsHook is in specifications of NVIDIA's library since version 1.20.1. An earlier hook program ignores it, so that a container starts
+	// without the limit that it asks for; one before 1.18 ends each container.
+	limitsHook = "apply-cuda-memory-limits"
+
+	// limitsDriver is the first major version of the driver that has memory limits.
+	limitsDriver = 615
+)
 
 // noHooks reports whether the configuration leaves out all hooks without which a container does not find the driver's libraries.
 func (o Options) noHooks() bool {
@@ -31,14 +40,39 @@ func (o Options) noHooks() bool {
 		!slices.ContainsFunc(basicHooks, func(h string) bool { return !slices.Contains(o.DisabledHooks, h) })
 }
 
-// disabledHooks are the hooks to leave out for a hook program. A listed strategy gets every hook that is not configured otherwise.
+// disabledHooks are the hooks to leave out for a hook program. A listed strategy gets every hook that is not configured otherwise, but
+// for memory limits: only a program that is known to set them is called.
 func (o Options) disabledHooks(h Hooks) []string {
 	disabled := slices.Clone(o.DisabledHooks)
-	if o.Auto && !atLeast(h.Version, 1, 18) {
+	if o.Auto && !atLeast(h.Version, 1, 18, 0) {
 		disabled = append(disabled, laterHooks...)
+	}
+	if !h.limits() {
+		disabled = append(disabled, limitsHook)
 	}
 	slices.Sort(disabled)
 	return slices.Compact(disabled)
+}
+
+// limits reports whether the hook program is known to set memory limits.
+func (h Hooks) limits() bool { return atLeast(h.Version, 1, 20, 1) }
+
+// noLimits is why the memory limits that containers ask for have no effect, although the driver has them; "" if they have, if the
+// driver has none, and if the configuration leaves the hook out.
+func (o Options) noLimits(h Hooks, driver string) string {
+	const effect = ": NVIDIA_GPU_MEMORY_LIMIT and NVIDIA_GPU_MEMORY_REQUEST of containers have no effect"
+	switch {
+	case number(driver, 0) < limitsDriver || slices.Contains(o.DisabledHooks, limitsHook) || slices.Contains(o.DisabledHooks, allHooks):
+	case !h.Found && h.Looked == "":
+		return fmt.Sprintf("the version of hook program %s is not visible to this process%s", h.Path, effect)
+	case !h.Found:
+		return h.missing() + effect
+	case h.Version == "":
+		return fmt.Sprintf("the version of hook program %s is unknown%s", h.Path, effect)
+	case !h.limits():
+		return fmt.Sprintf("hook program %s has version %s, which sets no memory limits%s", h.Path, h.Version, effect)
+	}
+	return ""
 }
 
 // seen returns where this process sees a path of the host, "" if it doesn't.
@@ -70,7 +104,7 @@ func (o Options) noStart(h Hooks) string {
 	case h.None || h.Looked == "":
 	case !h.Found:
 		return h.missing() + ": install nvidia-container-toolkit, or name the program; no container with a device starts"
-	case h.Version != "" && !atLeast(h.Version, 1, 18) && slices.ContainsFunc(laterHooks, func(hook string) bool { return !slices.Contains(disabled, hook) }):
+	case h.Version != "" && !atLeast(h.Version, 1, 18, 0) && slices.ContainsFunc(laterHooks, func(hook string) bool { return !slices.Contains(disabled, hook) }):
 		return fmt.Sprintf("hook program %s has version %s, which refuses hooks that it does not have: install 1.18 or later, or disable %s",
 			h.Path, h.Version, strings.Join(laterHooks, ", "))
 	}
@@ -99,13 +133,29 @@ func resolve(root, path string) string {
 
 // hookCache is the hook program as it was found last.
 type hookCache struct {
+	found   [2]programFile // the program, and the one beside a script
+	version string
+}
+
+// programFile tells one content of a file from another.
+type programFile struct {
 	path     string
 	modified syscall.Timespec
 	inode    uint64
-	version  string
 }
 
-// look looks for the hook program on the host. It reads the version again only if the file has changed.
+// statProgram returns the file that is at a path; one without an inode if there is none.
+func statProgram(path string) programFile {
+	p := programFile{path: path}
+	if info, err := os.Stat(path); err == nil {
+		if st, ok := info.Sys().(*syscall.Stat_t); ok {
+			p.modified, p.inode = st.Mtim, st.Ino
+		}
+	}
+	return p
+}
+
+// look looks for the hook program on the host. It reads the version again only if a file has changed.
 func (c *hookCache) look(o Options) Hooks {
 	h := Hooks{None: o.noHooks(), Path: o.HookPath, Looked: o.seen(o.HookPath)}
 	if h.Looked == "" {
@@ -119,21 +169,23 @@ func (c *hookCache) look(o Options) Hooks {
 		return h
 	}
 	h.Found = true
-	if st, ok := info.Sys().(*syscall.Stat_t); ok && (c.path != h.Looked || c.modified != st.Mtim || c.inode != st.Ino) {
-		c.path, c.modified, c.inode, c.version = h.Looked, st.Mtim, st.Ino, ToolkitVersion(h.Looked)
+	if now := [2]programFile{statProgram(h.Looked), statProgram(h.Looked + besideScript)}; c.found != now {
+		c.found, c.version = now, ToolkitVersion(h.Looked)
 	}
 	h.Version = c.version
 	return h
 }
 
+// besideScript ends the name of the program where the GPU operator puts a script at the path of the program itself.
+const besideScript = ".real"
+
 // linkedVersion is the version in the linker's flags of NVIDIA's build.
 var linkedVersion = regexp.MustCompile(`internal/info\.version=v?([0-9]+\.[0-9]+[0-9A-Za-z.+-]*)`)
 
 // ToolkitVersion is the version of a hook program, nvidia-ctk or nvidia-cdi-hook, read from the build information in the file: to run a program of the host is
-// neither possible in a container nor safe. The GPU operator puts a script at the path, and the program beside it. It is "" if
-// the file does not have it.
+// neither possible in a container nor safe. It is "" if the file does not have it.
 func ToolkitVersion(path string) string {
-	for _, file := range []string{path, path + ".real"} {
+	for _, file := range []string{path, path + besideScript} {
 		info, err := buildinfo.ReadFile(file)
 		if err != nil {
 			continue

@@ -1,6 +1,7 @@
 package cdi
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -26,6 +27,7 @@ type outcome struct {
 	cdi     *inventory.CDI
 	failed  bool   // try again soon
 	library string // the driver's main library, as this process sees it; "" = not found
+	hooks   string // the hook program, as this process sees it; "" = not found
 	present bool   // of sweep: there is a specification of an earlier agent
 }
 
@@ -63,7 +65,7 @@ func (w *Writer) pass(ctx context.Context, s core.State) outcome {
 		problem = c.Undefined[0].Reason // such as a node that NVIDIA's runtime would create
 	}
 	c.Usable, c.Reason = w.decide(ctx, problem, hooks)
-	c.NoStart = w.opts.noStart(hooks)
+	c.NoStart, c.NoLimits = w.opts.noStart(hooks), w.opts.noLimits(hooks, s.Snapshot.Driver.Version)
 	if !w.opts.Auto && namesAreGiven(s.Allocatable) {
 		if c.NoStart != "" {
 			warnings = append(warnings, c.NoStart)
@@ -77,7 +79,7 @@ func (w *Writer) pass(ctx context.Context, s core.State) outcome {
 	}
 	w.setProblems(warnings, time.Now())
 	failed = failed || othersFailed || c.NoStart != "" && hasClaims(s.Allocatable) // then it is looked for again soon
-	return outcome{cdi: c, failed: failed, library: files.Libcuda}
+	return outcome{cdi: c, failed: failed, library: files.Libcuda, hooks: hooks.seenAt()}
 }
 
 // request is what to look for in the installation of a driver.
@@ -101,7 +103,8 @@ func (w *Writer) build(s core.State, r driverfiles.Request) (spec.Result, driver
 	return spec.Build(spec.Input{
 		Kind: w.opts.kind(), Devices: s.Snapshot.Devices, Lost: s.Ledger.Lost(s.Snapshot.Devices), Nodes: s.Snapshot.Nodes,
 		DRM: w.opts.readDRM(s.Snapshot.Devices), DevRoot: w.opts.DevRoot, Indices: w.opts.Indices, Common: common,
-		Symlinks: func(links []string) *specs.Hook { return driverfiles.SymlinksHook(r, links) },
+		Symlinks:     func(links []string) *specs.Hook { return driverfiles.SymlinksHook(r, links) },
+		MemoryLimits: func(id gpu.DeviceID) *specs.Hook { return driverfiles.MemoryLimitsHook(r, string(id)) },
 	}), files, nil
 }
 
@@ -171,9 +174,13 @@ func (w *Writer) sync(ctx context.Context, f *specfile.File, text []byte, incarn
 	if err := check(w.opts.Folder); err != nil {
 		return err
 	}
-	state, _ := f.Check()
+	state, foreign := f.Check()
 	if state == specfile.Ours && f.Holds(text, incarnation) {
 		return nil
+	}
+	if state == specfile.Foreign && bytes.Contains(foreign, []byte(limitsHook)) && !bytes.Contains(text, []byte(limitsHook)) {
+		w.opts.Log.Warn("CDI: the specification that is replaced set memory limits for containers, and the new one does not: "+
+			"see doctor", "file", f.Path, "hook", limitsHook)
 	}
 	if err := ctx.Err(); err != nil {
 		return err

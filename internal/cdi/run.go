@@ -28,7 +28,8 @@ const (
 	withdrawAtMost = 200 * time.Millisecond  // for the monitor to take devices out of the offer
 	retryFirst     = time.Second             // before a pass is repeated that failed
 	retryLongest   = time.Minute
-	checkEvery     = time.Minute            // between looks at the folder and the driver's files without an event
+	checkEvery     = time.Minute            // between looks at the folder and at all files without an event
+	fileEvery      = time.Hour              // the same because of one file, which each of those looks sees, too
 	pollEvery      = 2 * time.Second        // the same while the folder is missing or inotify is unavailable
 	eventPause     = 100 * time.Millisecond // between passes because of events
 )
@@ -77,13 +78,13 @@ type loop struct {
 	results  chan outcome  // capacity 1
 	backoff  *backoff.ExponentialBackOff
 
-	busy    bool      // a pass runs
-	since   time.Time // when it began
-	present bool      // a specification of this agent is there
-	watched bool      // the folder is
-	library string    // file of the driver whose folder is watched; "" = none
-	unwatch func()    // ends that
-	last    *input    // of the latest pass; nil = there was none
+	busy    bool        // a pass runs
+	since   time.Time   // when it began
+	present bool        // a specification of this agent is there
+	watched bool        // the folder is
+	library watchedFile // of the driver: a package manager that replaces it removes it, and containers can't start any more
+	hooks   watchedFile // the hook program: another version has other hooks
+	last    *input      // of the latest pass; nil = there was none
 	current *inventory.CDI
 	setting sync.Mutex       // of current, which a pass may change, too
 	retry   <-chan time.Time // nil = nothing has failed
@@ -162,19 +163,32 @@ func (l *loop) apply(ctx context.Context, r outcome) {
 	}
 	if !l.watched { // after the first pass, which makes the folder
 		l.watched = true
-		l.watching.Go(func() { l.watchFolder(ctx, l.opts.Folder, specfile.IsSpec) })
+		l.watching.Go(func() { l.watchFolder(ctx, l.opts.Folder, checkEvery, specfile.IsSpec) })
 	}
-	if r.library != "" && r.library != l.library { // a package manager that replaces the driver removes it: containers can't start any more
-		if l.unwatch != nil {
-			l.unwatch()
-		}
-		var watched context.Context
-		watched, l.unwatch = context.WithCancel(ctx)
-		l.library = r.library
-		l.watching.Go(func() {
-			l.watchFolder(watched, filepath.Dir(r.library), func(name string) bool { return name == filepath.Base(r.library) })
-		})
+	l.watchFile(ctx, &l.library, r.library)
+	l.watchFile(ctx, &l.hooks, r.hooks)
+}
+
+// watchedFile is a file whose folder is watched.
+type watchedFile struct {
+	path string // "" = none
+	end  func() // nil = none
+}
+
+// watchFile makes a pass follow each change of the file at a path, instead of the one that was watched before.
+func (l *loop) watchFile(ctx context.Context, f *watchedFile, path string) {
+	if path == "" || path == f.path {
+		return
 	}
+	if f.end != nil {
+		f.end()
+	}
+	ctx, f.end = context.WithCancel(ctx)
+	f.path = path
+	base := filepath.Base(path)
+	l.watching.Go(func() {
+		l.watchFolder(ctx, filepath.Dir(path), fileEvery, func(name string) bool { return name == base || name == base+besideScript })
+	})
 }
 
 // set publishes what the specifications define, if that is another value.
@@ -209,10 +223,10 @@ func (l *loop) withdraw(ctx context.Context, keep []gpu.DeviceID) {
 }
 
 // watchFolder notices changes of files in a folder by others, until ctx ends.
-func (l *loop) watchFolder(ctx context.Context, folder string, relevant func(name string) bool) {
+func (l *loop) watchFolder(ctx context.Context, folder string, every time.Duration, relevant func(name string) bool) {
 	var last time.Time
 	dirwatch.Directory{
-		Path: folder, Interval: checkEvery, PollInterval: pollEvery, Relevant: relevant, Log: l.opts.Log.With("directory", folder),
+		Path: folder, Interval: every, PollInterval: pollEvery, Relevant: relevant, Log: l.opts.Log.With("directory", folder),
 	}.Watch(ctx, func() {
 		if pause := eventPause - time.Since(last); pause > 0 {
 			watch.Sleep(ctx, pause)

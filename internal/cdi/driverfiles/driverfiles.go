@@ -143,18 +143,30 @@ func ReadDevice(r Request, vendor, class, hostDevRoot string) (*specs.Spec, erro
 
 // SymlinksHook returns the hook that creates links in a container; nil if it is disabled.
 func SymlinksHook(r Request, links []string) *specs.Hook {
-	if slices.Contains(r.DisabledHooks, string(nvcdi.AllHooks)) || slices.Contains(r.DisabledHooks, string(nvcdi.CreateSymlinksHook)) {
-		return nil
-	}
-	args := []string{filepath.Base(r.HookPath)}
-	if args[0] == "nvidia-ctk" {
-		args = append(args, "hook")
-	}
-	args = append(args, string(nvcdi.CreateSymlinksHook))
+	var args []string
 	for _, l := range links {
 		args = append(args, "--link", l)
 	}
-	return &specs.Hook{HookName: "createContainer", Path: r.HookPath, Args: args, Env: []string{"NVIDIA_CTK_DEBUG=false"}}
+	return r.hook("createContainer", nvcdi.CreateSymlinksHook, args...)
+}
+
+// MemoryLimitsHook returns the hook that sets the memory limits of a container on a full GPU: those of its variables
+// NVIDIA_GPU_MEMORY_LIMIT and NVIDIA_GPU_MEMORY_REQUEST. It is nil if the hook is disabled.
+func MemoryLimitsHook(r Request, uuid string) *specs.Hook {
+	return r.hook("createRuntime", nvcdi.HookName("apply-cuda-memory-limits"), "--driver-root", filepath.Clean("/"+r.HostRoot), "--gpu-id", uuid)
+}
+
+// hook returns a hook as the library makes them; nil if it is disabled.
+func (r Request) hook(stage string, name nvcdi.HookName, args ...string) *specs.Hook {
+	if slices.Contains(r.DisabledHooks, string(nvcdi.AllHooks)) || slices.Contains(r.DisabledHooks, string(name)) {
+		return nil
+	}
+	command := []string{filepath.Base(r.HookPath)}
+	if command[0] == "nvidia-ctk" {
+		command = append(command, "hook")
+	}
+	command = append(command, string(name))
+	return &specs.Hook{HookName: stage, Path: r.HookPath, Args: append(command, args...), Env: []string{"NVIDIA_CTK_DEBUG=false"}}
 }
 
 // library returns NVIDIA's library for a mode.

@@ -5,12 +5,14 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/dgxa100"
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
 	"tags.cncf.io/container-device-interface/specs-go"
 
@@ -173,6 +175,31 @@ func TestHooks(t *testing.T) {
 				strings.Join(own.Args[:len(own.Args)-2], " ") != strings.Join(same.Args[:len(own.Args)-2], " ") {
 				t.Errorf("own hook %+v, the library's %+v", own, same)
 			}
+		}
+	}
+}
+
+// The hook for memory limits is that of NVIDIA's library for a GPU without MIG, by hook program and root.
+func TestMemoryLimitsHook(t *testing.T) {
+	machine := dgxa100.New() // of go-nvml
+	gpu, _ := machine.Devices[0].(*dgxa100.Device)
+	gpu.IsMigDeviceHandleFunc = func() (bool, nvml.Return) { return false, nvml.SUCCESS }
+	uuid, _ := gpu.GetUUID()
+	for _, path := range []string{"/usr/bin/nvidia-ctk", "/usr/bin/nvidia-cdi-hook"} {
+		r := driver(t)
+		r.HookPath, r.HostRoot = path, r.Root // the library names the root as it sees it
+		lib, err := nvcdi.New(nvcdi.WithMode(nvcdi.ModeNvml), nvcdi.WithDriverRoot(r.Root), nvcdi.WithDevRoot(r.Root), nvcdi.WithNvmlLib(machine),
+			nvcdi.WithNVIDIACDIHookPath(path), nvcdi.WithLogger(logger{r.Log}), nvcdi.WithFeatureFlags(nvcdi.FeatureDisableNvsandboxUtils))
+		check.NoError(t, err)
+		devices, err := lib.GetDeviceSpecsByID("0")
+		check.NoError(t, err)
+		want := devices[0].ContainerEdits.Hooks
+		if own := MemoryLimitsHook(r, uuid); len(want) != 1 || !reflect.DeepEqual(own, want[0]) {
+			t.Errorf("own hook %+v, the library's %+v", own, want)
+		}
+		r.DisabledHooks = []string{"apply-cuda-memory-limits"}
+		if own := MemoryLimitsHook(r, uuid); own != nil {
+			t.Errorf("disabled: %+v", own)
 		}
 	}
 }

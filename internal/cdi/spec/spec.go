@@ -32,6 +32,9 @@ type Input struct {
 
 	Common   specs.ContainerEdits             // without device nodes: what each container gets of the driver
 	Symlinks func(links []string) *specs.Hook // creates links ("target::path") in a container; nil, or a nil hook = no links
+
+	// MemoryLimits sets the memory limits that a container's variables have, on one GPU; nil, or a nil hook = no limits.
+	MemoryLimits func(gpu.DeviceID) *specs.Hook
 }
 
 // DRM are the nodes of a GPU in the kernel's Direct Rendering Manager.
@@ -186,11 +189,14 @@ func (b *builder) edits(d *gpu.Device, own []string) specs.ContainerEdits {
 	for _, path := range slices.Compact(paths) {
 		e.DeviceNodes = append(e.DeviceNodes, Node(b.DevRoot, path))
 	}
+	var hooks []*specs.Hook
 	if len(drm.Links) > 0 && b.Symlinks != nil {
-		if hook := b.Symlinks(drm.Links); hook != nil {
-			e.Hooks = []*specs.Hook{hook}
-		}
+		hooks = append(hooks, b.Symlinks(drm.Links))
 	}
+	if b.MemoryLimits != nil && d.Profile == "" && !d.MIG { // the driver charges nothing to a limit while MIG mode is enabled
+		hooks = append(hooks, b.MemoryLimits(d.ID))
+	}
+	e.Hooks = slices.DeleteFunc(hooks, func(h *specs.Hook) bool { return h == nil })
 	return e
 }
 

@@ -2,6 +2,7 @@ package spec
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -187,5 +188,28 @@ func TestMounts(t *testing.T) {
 	}
 	if more := WithMounts(e, want[1:2]); len(more.Mounts) != 3 || len(e.Mounts) != 2 || more.Mounts[2].ContainerPath != "/aa" {
 		t.Errorf("with one more: %v", more.Mounts)
+	}
+}
+
+// Each full GPU has its own hook for memory limits, and the device of all GPUs has one for each. A MIG instance has none, nor a GPU in MIG mode.
+func TestMemoryLimits(t *testing.T) {
+	in := input(coretest.WithMIG(coretest.GPUs(3), 2, "1g.10gb"))
+	in.MemoryLimits = func(id gpu.DeviceID) *specs.Hook { return &specs.Hook{HookName: "createRuntime", Args: []string{string(id)}} }
+	hooks := map[string][]string{}
+	for _, d := range Build(in).Spec.Devices {
+		for _, h := range d.ContainerEdits.Hooks {
+			hooks[d.Name] = append(hooks[d.Name], h.Args...)
+		}
+	}
+	zero, one := string(coretest.GPU(0)), string(coretest.GPU(1))
+	want := map[string][]string{"0": {zero}, zero: {zero}, "1": {one}, one: {one}, "all": {zero, one}}
+	if !maps.EqualFunc(hooks, want, slices.Equal) {
+		t.Errorf("hooks %v, want %v", hooks, want)
+	}
+	in.MemoryLimits = func(gpu.DeviceID) *specs.Hook { return nil }
+	for _, d := range Build(in).Spec.Devices {
+		if len(d.ContainerEdits.Hooks) > 0 {
+			t.Errorf("%s has hooks %v", d.Name, d.ContainerEdits.Hooks)
+		}
 	}
 }

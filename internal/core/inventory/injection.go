@@ -64,7 +64,8 @@ type CDI struct {
 	Usable bool   // the specification is valid and a container with it has a working driver: see CDIAuto
 	Reason string // why it is usable or not, one line
 
-	NoStart string // why no container with one of the devices starts, one line, such as a missing hook program; "" = none is known
+	NoStart  string // why no container with one of the devices starts, one line, such as a missing hook program; "" = none is known
+	NoLimits string // why memory limits that containers ask for have no effect, one line; "" = they have, or the driver has no limits
 }
 
 // Undefined is a device that the specification can't define completely.
@@ -110,7 +111,7 @@ func (c *CDI) Equal(d *CDI) bool {
 	if c == nil || d == nil {
 		return c == d
 	}
-	return c == d || c.Incarnation == d.Incarnation && c.Folder == d.Folder && c.Kind == d.Kind && c.Problem == d.Problem && c.Usable == d.Usable && c.Reason == d.Reason && c.NoStart == d.NoStart &&
+	return c == d || c.Incarnation == d.Incarnation && c.Folder == d.Folder && c.Kind == d.Kind && c.Problem == d.Problem && c.Usable == d.Usable && c.Reason == d.Reason && c.NoStart == d.NoStart && c.NoLimits == d.NoLimits &&
 		slices.Equal(c.Defined, d.Defined) && slices.Equal(c.Undefined, d.Undefined) && slices.Equal(c.Others, d.Others) &&
 		slices.Equal(c.Libraries, d.Libraries)
 }

@@ -152,6 +152,10 @@ func TestSituations(t *testing.T) {
 			d := &r.Devices[0]
 			d.Schedulable, d.Cause, d.Health = false, "CDI_UNDEFINED", "unhealthy: no CDI definition (not written yet); clears: the device is defined"
 		}},
+		{"hook program without memory limits", func(s *situation) {
+			s.running().CDI = &report.CDI{Usable: true, Folder: "/var/run/cdi", NoMemoryLimits: "hook program /usr/bin/nvidia-ctk has version 1.19.1, which sets no memory limits: " +
+				"NVIDIA_GPU_MEMORY_LIMIT and NVIDIA_GPU_MEMORY_REQUEST of containers have no effect"}
+		}},
 		{"agent has not recorded its GPUs so far", func(s *situation) {
 			r := s.running()
 			r.Provisional = true

@@ -150,6 +150,9 @@ func decideCDI(f *Facts) []Finding {
 			findings = append(findings, Finding{"cdi", Problem, file.Path, "defines devices of " + file.Kind + ", as the agent's own file does: a device that is in both can't be used", "remove it"})
 		}
 	}
+	if c := offered.CDI; c != nil && c.NoMemoryLimits != "" {
+		findings = append(findings, Finding{"cdi", Warning, c.Folder, c.NoMemoryLimits, "if containers have these variables: install nvidia-container-toolkit 1.20.1 or later, in a folder that this process sees"})
+	}
 	if c := offered.CDI; c != nil && !c.Usable && c.Reason+c.Problem != "" && c.Reason != report.CDINotWritten {
 		findings = append(findings, Finding{"cdi", Note, c.Folder, "containers do not get CDI names: " + strings.TrimPrefix(c.Problem+"; "+c.Reason, "; "), ""})
 	}

@@ -55,7 +55,7 @@ func describeCDI(inv *inventory.Allocatable) *CDI {
 	}
 	d := &CDI{
 		Usable: c.Usable, Reason: c.Reason, Problem: c.Problem, Folder: c.Folder, Kind: c.Kind, Defined: len(c.Defined),
-		Others: slices.Clone(c.Others),
+		Others: slices.Clone(c.Others), NoMemoryLimits: c.NoLimits,
 	}
 	for _, u := range c.Undefined {
 		d.Undefined = append(d.Undefined, Undefined{u.Device, u.Reason})

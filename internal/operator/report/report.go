@@ -146,6 +146,8 @@ type CDI struct {
 	Defined   int         `json:"defined"` // number of devices
 	Undefined []Undefined `json:"undefined,omitempty"`
 	Others    []string    `json:"others,omitempty"` // names that each container gets beside those of its devices
+
+	NoMemoryLimits string `json:"noMemoryLimits,omitempty"` // why memory limits that containers ask for have no effect
 }
 
 // Undefined is a device that the CDI specification does not define, or not completely.

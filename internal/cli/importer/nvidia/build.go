@@ -147,6 +147,7 @@ func (b *builder) finish() {
 	if strings.Contains(strategy, "cdi-") {
 		b.notes.Add(importer.Needed, cmp.Or(b.places["flags.plugin.deviceListStrategy"], b.config.where),
 			"a device takes work only while the CDI specification on disk defines it", "mount /var/run/cdi as deploy/daemonset.yaml does")
+		noteMemoryLimits(&b.notes, cmp.Or(b.places["flags.plugin.deviceListStrategy"], b.config.where))
 	}
 	if migStrategy := b.root.get("flags.migStrategy").text(); migStrategy == "single" || migStrategy == "mixed" {
 		b.notes.Add(importer.Needed, cmp.Or(b.places["flags.migStrategy"], b.config.where), "NVIDIA's container runtime shows MIG instances to a container with SYS_ADMIN only",

@@ -139,6 +139,11 @@ func blankHeader(text []byte) []byte {
 	return text
 }
 
+// noteMemoryLimits adds what the limits of containers need that get their devices by CDI.
+func noteMemoryLimits(notes *importer.Notes, where string) {
+	notes.Add(importer.Needed, where, "memory limits of containers (NVIDIA_GPU_MEMORY_LIMIT) need nvidia-container-toolkit 1.20.1 or later on the node", "k8s-gpu doctor names an older one")
+}
+
 // read parses an input.
 func read(in Input) (*source, error) {
 	docs, err := parse(in.Path, blankHeader(in.Text))
