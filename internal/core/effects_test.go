@@ -136,7 +136,8 @@ func TestRecoveryUntouched(t *testing.T) {
 // While the driver reports a recovery action, no fault is cleared, for any time.
 func TestRecoveryActionHoldsRecovery(t *testing.T) {
 	for _, v := range []health.RecoveryAction{
-		health.RecoveryReset, health.RecoveryReboot, health.RecoveryDrainP2P, health.RecoveryDrainAndReset, health.RecoveryIMEX, health.RecoveryOther,
+		health.RecoveryReset, health.RecoveryReboot, health.RecoveryDrainP2P, health.RecoveryDrainAndReset, health.RecoveryIMEX, health.RecoveryBusReset,
+		health.RecoverySystemReboot, health.RecoveryOther,
 	} {
 		for _, code := range []uint64{94, 95, 109, 500} {
 			s := trusted(t)

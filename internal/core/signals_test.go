@@ -29,6 +29,8 @@ func levelReasons() []level {
 		{"RECOVERY_ACTION_GPU_RESET", health.Unhealthy, 1, action(health.RecoveryReset), action(health.RecoveryNone), time.Minute},
 		{"RECOVERY_ACTION_NODE_REBOOT", health.Unhealthy, 1, action(health.RecoveryReboot), action(health.RecoveryNone), time.Minute},
 		{"RECOVERY_ACTION_DRAIN_AND_RESET", health.Unhealthy, 1, action(health.RecoveryDrainAndReset), action(health.RecoveryNone), time.Minute},
+		{"RECOVERY_ACTION_BUS_RESET", health.Unhealthy, 1, action(health.RecoveryBusReset), action(health.RecoveryNone), time.Minute},
+		{"RECOVERY_ACTION_SYSTEM_REBOOT", health.Unhealthy, 1, action(health.RecoverySystemReboot), action(health.RecoveryNone), time.Minute},
 		{"RECOVERY_ACTION_UNKNOWN_ACTION", health.Unhealthy, 1, action(health.RecoveryOther), action(health.RecoveryNone), time.Minute},
 		{"RECOVERY_ACTION_DRAIN_P2P", health.Unhealthy, 2, action(health.RecoveryDrainP2P), action(health.RecoveryNone), time.Minute},
 		{"RECOVERY_ACTION_RECOVER_IMEX_DOMAIN", health.Unhealthy, 2, action(health.RecoveryIMEX), action(health.RecoveryNone), time.Minute},

@@ -194,7 +194,9 @@ func TestMounts(t *testing.T) {
 // Each full GPU has its own hook for memory limits, and the device of all GPUs has one for each. A MIG instance has none, nor a GPU in MIG mode.
 func TestMemoryLimits(t *testing.T) {
 	in := input(coretest.WithMIG(coretest.GPUs(3), 2, "1g.10gb"))
-	in.MemoryLimits = func(id gpu.DeviceID) *specs.Hook { return &specs.Hook{HookName: "createRuntime", Args: []string{string(id)}} }
+	in.MemoryLimits = func(id gpu.DeviceID) *specs.Hook {
+		return &specs.Hook{HookName: "createRuntime", Args: []string{string(id)}}
+	}
 	hooks := map[string][]string{}
 	for _, d := range Build(in).Spec.Devices {
 		for _, h := range d.ContainerEdits.Hooks {

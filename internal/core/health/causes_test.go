@@ -21,7 +21,7 @@ const (
 var advice = map[Reason]string{
 	ReasonXID:            "[faults.md](faults.md) has the action for each XID. The causes are `XID_79`, `XID_95` and so on; those of other NVML events `EVENT_...`",
 	ReasonEvent:          "[faults.md](faults.md#nvml-events)",
-	ReasonRecoveryAction: "do what the text names, after a drain: `GPU reset`, `drain and reset`, `node reboot`, `drain P2P`, `recover IMEX domain`. The causes are `RECOVERY_ACTION_...`",
+	ReasonRecoveryAction: "do what the text names, after a drain: `GPU reset`, `drain and reset`, `node reboot`, `drain P2P`, `recover IMEX domain`, `bus reset` (or a reboot, if the bus can't be reset), `system reboot`. The causes are `RECOVERY_ACTION_...`",
 	ReasonLost:           "the GPU fell off the bus or was removed. Look for XID 79 and PCIe errors in the kernel log; after a reboot without the GPU, replace it. A GPU that was removed on purpose is forgotten after a day",
 	ReasonProbe:          "`inspect` has the call and its error",
 	ReasonUnresponsive:   "`debug` lists the call and since when it runs. Other GPUs are not affected",

@@ -44,7 +44,7 @@ func (c Condition) effort() effort {
 // effort returns what the recovery action asks for.
 func (v RecoveryAction) effort() effort {
 	switch v {
-	case RecoveryReboot:
+	case RecoveryReboot, RecoverySystemReboot, RecoveryBusReset: // a reset of the GPU does not reset its bus
 		return needsReboot
 	case RecoveryReset, RecoveryDrainAndReset, RecoveryDrainP2P, RecoveryOther:
 		return needsReset

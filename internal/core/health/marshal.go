@@ -7,7 +7,7 @@ import (
 // The names of enumeration values in files. They do not change when texts for operators change.
 var (
 	tristateNames       = [...]string{"not-reported", "no", "yes"}
-	recoveryActionNames = [...]string{"not-reported", "none", "reset", "reboot", "drain-p2p", "drain-and-reset", "recover-imex", "other"}
+	recoveryActionNames = [...]string{"not-reported", "none", "reset", "reboot", "drain-p2p", "drain-and-reset", "recover-imex", "bus-reset", "system-reboot", "other"}
 	fabricNames         = [...]string{"not-reported", "starting", "healthy", "limited", "unhealthy", "misconfigured"}
 )
 

@@ -71,13 +71,16 @@ const (
 	RecoveryDrainP2P
 	RecoveryDrainAndReset
 	RecoveryIMEX
-	RecoveryOther // a value above 5, the largest in this version of nvml.h
+	RecoveryBusReset
+	RecoverySystemReboot
+	RecoveryOther // a value above 7, the largest in this version of nvml.h
 )
 
 // String returns the action as text for operators: "GPU reset".
 func (v RecoveryAction) String() string {
 	return [...]string{
-		"not reported", "none", "GPU reset", "node reboot", "drain P2P", "drain and reset", "recover IMEX domain", "unknown action",
+		"not reported", "none", "GPU reset", "node reboot", "drain P2P", "drain and reset", "recover IMEX domain", "bus reset", "system reboot",
+		"unknown action",
 	}[v]
 }
 
@@ -92,7 +95,9 @@ func (v RecoveryAction) action() string {
 	return [...]string{
 		RecoveryReset: "drain and reset the GPU", RecoveryReboot: "drain and reboot the node",
 		RecoveryDrainP2P: "end peer-to-peer work, reset the GPU", RecoveryDrainAndReset: "drain and reset the GPU",
-		RecoveryIMEX: "recover the IMEX domain", RecoveryOther: "see the driver's release notes, reset the GPU",
+		RecoveryIMEX:     "recover the IMEX domain",
+		RecoveryBusReset: "drain and reset the GPU's PCIe bus, reboot the node if that is not possible", RecoverySystemReboot: "drain and reboot the system",
+		RecoveryOther: "see the driver's release notes, reset the GPU",
 	}[v]
 }
 

@@ -95,8 +95,8 @@ func TestRecoveryActions(t *testing.T) {
 	_, at := openWithClock(t, m)
 	for value, want := range map[string]health.RecoveryAction{
 		"0": health.RecoveryNone, "1": health.RecoveryReset, "2": health.RecoveryReboot, "3": health.RecoveryDrainP2P,
-		"4": health.RecoveryDrainAndReset, "5": health.RecoveryIMEX, "6": health.RecoveryOther, "7": health.RecoveryOther,
-		"99": health.RecoveryOther, "none": health.RecoveryUnknown,
+		"4": health.RecoveryDrainAndReset, "5": health.RecoveryIMEX, "6": health.RecoveryBusReset, "7": health.RecoverySystemReboot,
+		"8": health.RecoveryOther, "99": health.RecoveryOther, "none": health.RecoveryUnknown,
 	} {
 		must(t, m.Set(2, "recovery_action", value))
 		if o := at(0)(2); o.Kind != health.Checked || o.Sample.RecoveryAction != want || o.Sample.Partial {

@@ -46,6 +46,8 @@ func recoveryAction(v gpu.OptionalUint64) health.RecoveryAction {
 		nvml.GPU_RECOVERY_ACTION_DRAIN_P2P:           health.RecoveryDrainP2P,
 		nvml.GPU_RECOVERY_ACTION_DRAIN_AND_RESET:     health.RecoveryDrainAndReset,
 		nvml.GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: health.RecoveryIMEX,
+		nvml.GPU_RECOVERY_ACTION_BUS_RESET:           health.RecoveryBusReset,
+		nvml.GPU_RECOVERY_ACTION_SYSTEM_REBOOT:       health.RecoverySystemReboot,
 	}
 	switch {
 	case !v.OK:

@@ -171,7 +171,7 @@ func TestEnumerations(t *testing.T) {
 	for _, c := range []struct{ got, want string }{
 		{values[health.State](t, 0, 4), "healthy degraded unknown unhealthy lost"},
 		{values[health.Tristate](t, 0, 2), "not-reported no yes"},
-		{values[health.RecoveryAction](t, 0, 7), "not-reported none reset reboot drain-p2p drain-and-reset recover-imex other"},
+		{values[health.RecoveryAction](t, 0, 9), "not-reported none reset reboot drain-p2p drain-and-reset recover-imex bus-reset system-reboot other"},
 		{values[health.Fabric](t, 0, 5), "not-reported starting healthy limited unhealthy misconfigured"},
 		{values[gpu.Toggle](t, 0, 2), "unknown disabled enabled"},
 		{values[health.Reason](t, health.ReasonXID, health.ReasonWithdrawn), "XID EVENT RECOVERY_ACTION LOST PROBE_FAILED NOT_ANSWERING UNCHECKED NVML_UNAVAILABLE MAINTENANCE " +

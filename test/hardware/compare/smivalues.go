@@ -162,6 +162,7 @@ func bandwidth(generation, width string) string {
 var recoveryNames = map[string]string{
 	"none": "none", "reset": "GPU reset", "gpu reset": "GPU reset", "reboot": "node reboot", "node reboot": "node reboot",
 	"drain p2p": "drain P2P", "drain and reset": "drain and reset", "recover imex domain": "recover IMEX domain",
+	"bus reset": "bus reset", "reset bus": "bus reset", "system reboot": "system reboot", "reboot system": "system reboot",
 }
 
 // processes are the compute processes of an instance, or "" and "" for those of the GPU, sorted: "none" or "12 345".

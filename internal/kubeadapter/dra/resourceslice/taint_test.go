@@ -224,7 +224,7 @@ func TestEveryFaultIsALabelValue(t *testing.T) {
 	for action := range health.RecoveryOther + 1 {
 		check(health.Observation{Kind: health.Checked, Sample: health.Sample{RecoveryAction: action}})
 	}
-	for _, value := range []string{"gpu-reset", "node-reboot", "drain-and-reset", "unknown-action"} {
+	for _, value := range []string{"gpu-reset", "node-reboot", "drain-and-reset", "bus-reset", "system-reboot", "unknown-action"} {
 		if !published["gpu.nvidia.com/recovery-action="+value] {
 			t.Errorf("no taint for the recovery action %s", value)
 		}
