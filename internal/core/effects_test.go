@@ -91,6 +91,30 @@ func TestEffectOfEveryXID(t *testing.T) {
 	}
 }
 
+// What clears each code is what docs/faults.md has: the evidence of its rule, and the recovery action None from the driver on that covers the code.
+func TestClearsOfEveryXID(t *testing.T) {
+	for rule := range xid.XIDs() {
+		if rule.Effect == xid.None || rule.Class == xid.Suspect {
+			continue
+		}
+		covered := rule.Clears
+		if covered != 0 && rule.RecoveryActionSince > 0 {
+			covered |= xid.NoRecoveryAction
+		}
+		for _, c := range []struct {
+			world string
+			begin func(testing.TB) *ledgerFixture
+			want  xid.Evidence
+		}{{"recovery action", trusted, covered}, {"no recovery action", guest, rule.Clears &^ xid.NoRecoveryAction}} {
+			s := c.begin(t)
+			s.reportXIDs(rule.Code)
+			if clears := s.ledger.Health(a).Clears; clears != c.want.String() {
+				t.Errorf("XID %d with %s: cleared by %q, want %q", rule.Code, c.world, clears, c.want)
+			}
+		}
+	}
+}
+
 // How long recovery takes without an operator: until evidence begins to hold, and a dwell time of a minute from
 // then on.
 func TestRecoveryUntouched(t *testing.T) {

@@ -100,9 +100,16 @@ func clears(r xid.Rule) string {
 	if worst(r) == xid.None && r.Clears == 0 {
 		return ""
 	}
-	text := r.Clears.String()
+	signs := r.Clears
+	if signs != 0 && r.RecoveryActionSince == 1 {
+		signs |= xid.NoRecoveryAction
+	}
+	text := signs.String()
 	if r.Level != xid.LevelNone {
 		text += fmt.Sprintf(" (%s)", r.Level)
+	}
+	if signs != 0 && signs&xid.NoRecoveryAction == 0 && r.RecoveryActionSince > 1 { // internal/core shows that the ledger does so
+		text += fmt.Sprintf("; from %s on also %s", since(r), xid.NoRecoveryAction)
 	}
 	return text
 }
