@@ -73,7 +73,7 @@ type logReader interface {
 
 const (
 	reportRetry    = 100 * time.Millisecond // after a full queue
-	logUnavailable = "kernel log unavailable: XIDs that NVML does not report are missed"
+	logUnavailable = "kernel log unavailable: " + health.WithoutKernelLog
 )
 
 // follow reports the lines of the kernel log that the history does not cover, then a KernelLogRead observation, then new lines, until

@@ -81,7 +81,7 @@ func TestWithoutSources(t *testing.T) {
 		}
 		a.start()
 		a.healthy(1, 1)
-		a.logs("WARN", "kernel log unavailable: XIDs that NVML does not report are missed")
+		a.logs("WARN", "kernel log unavailable: XIDs that NVML does not report, such as 62, 79")
 		a.logs("WARN", "control socket unavailable")
 		a.logs("WARN", "health history not saved")
 		a.metrics(`tandem_health_source_up{source="history"} 0`, `tandem_health_source_up{source="kernel_log"} 0`)

@@ -126,7 +126,7 @@ func (l Ledger) healthOf(c Condition, at gpu.Placement) (h Health) {
 		h = c.health()
 	}
 	if history := l.histories[at.GPU]; history != nil {
-		h.Limitations = history.Sample.limits(at)
+		h.Limitations = l.limits(history.Sample, at)
 		if h.State > Healthy {
 			h.RecoveryAction = history.Sample.RecoveryAction
 		}

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"fmt"
 	"strings"
 	"time"
 
@@ -252,8 +253,22 @@ func replayLimit(gen, width int) float64 {
 	return max(minReplayLimit, gigatransfers[gen]*1e9*float64(width)*60*1e-12)
 }
 
-// limits returns what can't be monitored on a GPU or MIG instance.
-func (v Sample) limits(at gpu.Placement) string {
+// WithoutKernelLog is what an agent that does not read the kernel log does not see.
+const WithoutKernelLog = "XIDs that NVML does not report, such as 62, 79, 119 and 120, are missed"
+
+// recoveryActionBranch is the first driver that reports a recovery action.
+const recoveryActionBranch = 565
+
+// DriverLimits is what the driver's version reports of no GPU; "" = nothing is missing, or the version is unknown.
+func (l Ledger) DriverLimits() string {
+	if b := branchOf(l.driver); b > 0 && b < recoveryActionBranch {
+		return fmt.Sprintf("driver %s reports no recovery action, which drivers from %d on do", l.driver, recoveryActionBranch)
+	}
+	return ""
+}
+
+// limits returns what can't be monitored on a GPU or MIG instance, apart from what the driver reports of none.
+func (l Ledger) limits(v Sample, at gpu.Placement) string {
 	if v == (Sample{}) {
 		return "" // not checked yet
 	}
@@ -261,7 +276,7 @@ func (v Sample) limits(at gpu.Placement) string {
 	if v.Events == No {
 		limits = append(limits, "no XID events")
 	}
-	if v.RecoveryAction == RecoveryUnknown {
+	if v.RecoveryAction == RecoveryUnknown && l.DriverLimits() == "" {
 		limits = append(limits, "recovery action not reported")
 	}
 	if at.GI != gpu.Whole && v.RemapPending == NotReported {

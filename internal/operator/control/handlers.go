@@ -76,8 +76,7 @@ func Describe(a Agent, cfg core.Config, problems func() []problem.Problem) repor
 	if problems != nil {
 		all = problems()
 	}
-	r := report.DescribeState(a.State(), cfg, all...).WithUse(a.Use())
-	r.Source = report.FromAgent
+	r := report.DescribeAgent(a.State(), cfg, all...).WithUse(a.Use())
 	if more, ok := a.(Extender); ok {
 		return more.Extend(r)
 	}

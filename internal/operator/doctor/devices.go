@@ -22,6 +22,7 @@ func decideDevices(c *chain) []Finding {
 	findings := append(missingGPUs(f), unreadable(f)...)
 	findings = append(findings, excluded(r)...)
 	findings = append(findings, withoutWork(f, r)...)
+	findings = append(findings, degraded(r)...)
 	findings = append(findings, missingCapabilities(r)...)
 	offered := "offered: " + report.Noun(len(r.Devices), "device") + " of pool " + pools(r)
 	if len(r.Devices) == 0 {
@@ -198,10 +199,7 @@ func withoutWork(f *Facts, r report.Report) (findings []Finding) {
 		if d.Cause == "MPS_DAEMON_DOWN" {
 			why.cause += " " + d.Pool
 		}
-		name := "GPU " + strconv.Itoa(d.Index)
-		if d.Instance != nil {
-			name += ":" + strconv.Itoa(*d.Instance)
-		}
+		name := "GPU " + d.CurrentIndex()
 		if len(names[why]) == 0 {
 			order, first[why] = append(order, why), d
 		}
@@ -226,6 +224,27 @@ func withoutWork(f *Facts, r report.Report) (findings []Finding) {
 		findings = append(findings, Finding{"devices", severity, place, "no work for " + list(names[why]) + ": " + d.Health, remedy})
 	}
 	return append(findings, besides(r, reported)...)
+}
+
+// degraded are the devices that take work and need attention, by cause.
+func degraded(r report.Report) (findings []Finding) {
+	type reason struct{ cause, action string }
+	var order []reason
+	names, first := map[reason][]string{}, map[reason]report.Device{}
+	for _, d := range r.Devices {
+		why, name := reason{d.Cause, d.Action}, "GPU "+d.CurrentIndex()
+		if d.State != health.Degraded || !d.Schedulable || slices.Contains(names[why], name) {
+			continue
+		}
+		if len(names[why]) == 0 {
+			order, first[why] = append(order, why), d
+		}
+		names[why] = append(names[why], name)
+	}
+	for _, why := range order {
+		findings = append(findings, Finding{"devices", Warning, "health", list(names[why]) + ": " + first[why].Health, cmp.Or(why.action, "see docs/operations.md, Health")})
+	}
+	return findings
 }
 
 // besides are the conditions of devices without work that the worst one hides, with another remedy: what clears that one need not clear them.

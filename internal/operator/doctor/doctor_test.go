@@ -152,6 +152,20 @@ func TestSituations(t *testing.T) {
 			d := &r.Devices[0]
 			d.Schedulable, d.Cause, d.Health = false, "CDI_UNDEFINED", "unhealthy: no CDI definition (not written yet); clears: the device is defined"
 		}},
+		{"degraded GPUs take work", func(s *situation) {
+			r := s.running()
+			for i := range 2 {
+				d := &r.Devices[i]
+				d.State, d.Cause, d.Action = health.Degraded, "ROW_REMAP_PENDING", "reset the GPU when idle"
+				d.Health = "degraded: row remap pending; action: reset the GPU when idle; clears: pending flag gone after reset"
+			}
+		}},
+		{"kernel log off", func(s *situation) { s.options.KernelLog = "" }},
+		{"kernel log off, Nomad", func(s *situation) { s.options.KernelLog, s.options.Program = "", nomad }},
+		{"state directory is a file, Nomad", func(s *situation) {
+			s.options.Program, s.options.StateDir = nomad, s.root+"/state.txt"
+			check.NoError(t, os.WriteFile(s.options.StateDir, nil, 0o600))
+		}},
 		{"hook program without memory limits", func(s *situation) {
 			s.running().CDI = &report.CDI{Usable: true, Folder: "/var/run/cdi", NoMemoryLimits: "hook program /usr/bin/nvidia-ctk has version 1.19.1, which sets no memory limits: " +
 				"NVIDIA_GPU_MEMORY_LIMIT and NVIDIA_GPU_MEMORY_REQUEST of containers have no effect"}
@@ -164,7 +178,7 @@ func TestSituations(t *testing.T) {
 		}},
 		{"kernel log not readable, and the agent reports it", func(s *situation) {
 			s.options.KernelLog = "/nowhere/kmsg"
-			s.running().Problems = problem.Each(problem.KernelLog, "kernel log unavailable: XIDs that NVML does not report are missed: permission denied")
+			s.running().Problems = problem.Each(problem.KernelLog, "kernel log unavailable: "+health.WithoutKernelLog+": permission denied")
 		}},
 		{"kernel log not readable", func(s *situation) { s.options.KernelLog = "/nowhere/kmsg" }},
 		{"SELinux", func(s *situation) {

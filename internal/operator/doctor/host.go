@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/node/kmsg"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
@@ -121,8 +122,10 @@ func readKernelLog(ctx context.Context, o *Options) func(*Facts) {
 
 func decideKernelLog(f *Facts) []Finding {
 	switch {
-	case f.KernelLog == "" || f.Late["kernel log"]:
+	case f.Late["kernel log"]:
 		return nil
+	case f.KernelLog == "":
+		return []Finding{{"kernel log", Note, "configuration", "not read, by configuration: " + health.WithoutKernelLog, "to see them: " + kernelLogSetting(f)}}
 	case f.KernelErr == nil:
 		return []Finding{{"kernel log", OK, f.KernelLog, "readable", ""}}
 	}
@@ -134,8 +137,16 @@ func decideKernelLog(f *Facts) []Finding {
 	if unavailable, ok := errors.AsType[*kmsg.UnavailableError](f.KernelErr); ok {
 		reason = unavailable.Reason()
 	}
-	return []Finding{{"kernel log", severity, f.KernelLog, "not readable (" + reason + "): XIDs that NVML does not report are missed",
-		"run the agent as root, with the capability SYSLOG" + remedyInContainer(f, ", which the chart's value kernelLog gives it")}}
+	return []Finding{{"kernel log", severity, f.KernelLog, "not readable (" + reason + "): " + health.WithoutKernelLog,
+		"run the agent as root, with the capability SYSLOG" + remedyInPod(f, ", which the chart's value kernelLog gives it")}}
+}
+
+// kernelLogSetting is the setting that has the kernel log read.
+func kernelLogSetting(f *Facts) string {
+	if f.kubernetes() {
+		return "--kernel-log=auto" + remedyInPod(f, " (kernelLog: true in the chart)")
+	}
+	return `kernel_log = "auto"`
 }
 
 // decideCDI is about the specifications that container runtimes read.

@@ -189,7 +189,7 @@ func decideNoLibrary(c *chain) []Finding {
 			fmt.Sprintf("set the driver root: %s%s", rootSetting(f.Options, driverRootOf(at)), remedyInContainer(f, ", and mount it"))})
 	case f.Container != "" && root == "/":
 		return c.broken(Finding{"library", Problem, place, libraryName + " is not in this container (" + f.Container + ")",
-			"mount the host's /usr, or run under NVIDIA's container runtime (runtimeClassName: nvidia): see deploy/README.md"})
+			"mount the host's /usr, or run under NVIDIA's container runtime" + remedyInPod(f, " (runtimeClassName: nvidia): see deploy/README.md")})
 	case f.Module.Loaded:
 		return c.broken(Finding{"library", Problem, place, libraryName + " is missing; the kernel module is loaded",
 			"install the user-space part of the driver" + ofVersion(f.Module.Version) + " (Debian: libnvidia-ml1, Ubuntu: libnvidia-compute-..., Red Hat: nvidia-driver-cuda-libs)" +
@@ -220,6 +220,14 @@ func rootSetting(o Options, root string) string {
 	return fmt.Sprintf("driver_root = %q in the plugin's config block, --driver-root %s here", root, root)
 }
 
+// stateDirSetting is the name of the setting of the state directory.
+func stateDirSetting(o Options) string {
+	if o.kubernetes() {
+		return "--state-dir"
+	}
+	return "state_dir in the plugin's config block"
+}
+
 func ofVersion(version string) string {
 	if version == "" {
 		return ""
@@ -232,4 +240,12 @@ func remedyInContainer(f *Facts, text string) string {
 		return ""
 	}
 	return text
+}
+
+// remedyInPod is a part of a remedy that holds in a container of Kubernetes only.
+func remedyInPod(f *Facts, text string) string {
+	if !f.kubernetes() {
+		return ""
+	}
+	return remedyInContainer(f, text)
 }

@@ -54,12 +54,12 @@ func decideState(f *Facts) []Finding {
 	case f.Late["state"]:
 		return nil
 	case s.Exists && !s.Folder:
-		return []Finding{{"state", Problem, place, "the state directory is not a folder", "remove the file, or set another state directory: --state-dir"}}
+		return []Finding{{"state", Problem, place, "the state directory is not a folder", "remove the file, or set another state directory: " + stateDirSetting(f.Options)}}
 	case s.Access != nil && errors.Is(s.Access, unix.EACCES) && f.UID != 0 && f.Agent.Running:
 		return []Finding{{"state", Note, place, fmt.Sprintf("not writable by user %d; the agent runs as another one", f.UID), ""}}
 	case s.Access != nil:
 		return []Finding{{"state", Problem, s.Nearest, "the state directory is not writable: " + s.Access.Error(),
-			"mount it for writing" + remedyInContainer(f, " (a hostPath in the pod)") + ", or set another state directory: --state-dir; without it health is forgotten at a restart"}}
+			"mount it for writing" + remedyInPod(f, " (a hostPath in the pod)") + ", or set another state directory: " + stateDirSetting(f.Options) + "; without it health is forgotten at a restart"}}
 	case s.FreeErr == nil && (s.Free < minFree || s.Inodes < minInodes):
 		return []Finding{{"state", Problem, s.Nearest, fmt.Sprintf("the disk is full: %d kB and %d inodes are free", s.Free>>10, s.Inodes), "free some space; until then health is forgotten at a restart"}}
 	case s.Exists && s.Mode.Perm()&0o022 != 0 && s.Mode&fs.ModeSticky == 0:

@@ -21,6 +21,9 @@ func DescribeState(s core.State, cfg core.Config, problems ...problem.Problem) R
 	r.markAPI(s.Allocatable, cfg.API)
 	r.Injections, r.CDI = describeInjections(s.Allocatable), describeCDI(s.Allocatable)
 	r = r.WithProblems(problems...).WithProblems(describeUnlisted(s, r.Excluded)...)
+	if limits := s.Ledger.DriverLimits(); limits != "" && len(r.Devices) > 0 {
+		r.HealthLimitations = append(r.HealthLimitations, limits)
+	}
 	r.Conditions = append(r.Conditions, DescribeConditions(s, cfg, s.Ledger.Conditions())...)
 	counted := map[gpu.DeviceID]bool{}
 	for _, d := range s.Snapshot.Devices {
@@ -37,6 +40,23 @@ func DescribeState(s core.State, cfg core.Config, problems ...problem.Problem) R
 			r.Counts = append(r.Counts, Count{GPU: d.At.GPU, Index: d.Index, Cause: cause, Count: t.Count, LastSeen: t.Last})
 		}
 	}
+	return r
+}
+
+// withoutKernelLog adds what an agent does not see that does not read the kernel log, unless a problem of it says so.
+func (r Report) withoutKernelLog(s core.State) Report {
+	_, read := s.KernelLog()
+	if read || s.Snapshot.Driver.State == gpu.DriverPending || slices.ContainsFunc(r.Problems, func(p problem.Problem) bool { return p.Code == problem.KernelLog }) {
+		return r
+	}
+	r.HealthLimitations = append(slices.Clip(r.HealthLimitations), "the kernel log is not read: "+health.WithoutKernelLog)
+	return r
+}
+
+// DescribeAgent is DescribeState for an agent that runs.
+func DescribeAgent(s core.State, cfg core.Config, problems ...problem.Problem) Report {
+	r := DescribeState(s, cfg, problems...).withoutKernelLog(s)
+	r.Source = FromAgent
 	return r
 }
 

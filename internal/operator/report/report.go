@@ -34,6 +34,8 @@ type Report struct {
 	DRA            *DRA              `json:"dra,omitempty"`      // nil = the API dra of Kubernetes is not used
 	Problems       []problem.Problem `json:"problems,omitempty"` // of the agent itself
 	Warnings       []string          `json:"warnings,omitempty"` // Problems as lines
+
+	HealthLimitations []string `json:"healthLimitations,omitempty"` // what this agent sees of no GPU: each device has those of its own
 }
 
 // Driver is the state of the driver.

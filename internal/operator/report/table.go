@@ -134,6 +134,9 @@ func (r Report) state(d Device) string {
 
 // writeLimits writes which health data the driver does not report and which device nodes are missing.
 func (r Report) writeLimits(w io.Writer) {
+	for _, limitation := range r.HealthLimitations {
+		fmt.Fprintf(w, "health limited: %s\n", limitation)
+	}
 	r.writeOnce(w, "health limited", func(d Device) string { return d.HealthLimitations })
 	r.writeOnce(w, "device nodes missing", func(d Device) string {
 		if len(d.MissingNodes) == 0 {
