@@ -24,7 +24,7 @@ func TestPageOfAnAgent(t *testing.T) {
 		return strings.Contains(text, `"XID_95"`) && strings.Contains(text, `"llm-0"`)
 	})
 	p := open(t, a.url, wide)
-	p.shows("1 problem", "8 devices offered · 7 can take work · 1 unhealthy · 2 held", "GPU 5 ✖ unhealthy", "what to do drain and reset the GPU", "affected train/llm-0/main",
+	p.shows("1 problem", "8 devices offered · 7 can take work · 1 unhealthy · 2 held", "GPU 5 ✖ unhealthy", "what to do drain and reset the GPU", "to clear k8s-gpu clear --gpu GPU-", "runbook faults.md#xids", "affected train/llm-0/main",
 		"NVIDIA H100 80GB HBM3", "driver 570.124.06")
 	for i := range 8 {
 		if p.shows(fmt.Sprintf("GPU %d", i)); strings.Count(p.text(), "train/llm-0/main") != 3 {

@@ -19,8 +19,8 @@ import (
 var (
 	deviceHealth = shared.Gauge("device_health", "1 for the state of the device, 0 for the other states.", "device", "model", "state")
 	condition    = shared.Gauge("device_condition",
-		"An active condition of a GPU or MIG instance (no gpu: of the node): 1, or 0 if it has no effect or an operator ignores it.",
-		"gpu", "gi", "ci", "cause", "state", "simulated")
+		"An active condition of a GPU or MIG instance (no gpu: of the node): 1, or 0 if it has no effect or an operator ignores it. action is what to do about it.",
+		"gpu", "gi", "ci", "cause", "state", "simulated", "action")
 	xidErrors = shared.Counter("xid_errors_total",
 		"XID errors reported. Codes that can make a GPU unhealthy have a series from the start; unknown codes share one.", "gpu", "xid")
 	unlistedXIDs = shared.Counter("xid_errors_unlisted_total",
@@ -47,7 +47,7 @@ func collectHealth(p *Samples, s Source) {
 	}
 	for _, c := range s.State.Ledger.Conditions() {
 		p.AddBool(condition, c.State > health.Healthy && c.IgnoredUntil.IsZero(),
-			string(c.At.GPU), instanceLabel(c.At.GI), instanceLabel(c.At.CI), c.Cause(), c.State.String(), strconv.FormatBool(c.Simulated))
+			string(c.At.GPU), instanceLabel(c.At.GI), instanceLabel(c.At.CI), c.Cause(), c.State.String(), strconv.FormatBool(c.Simulated), c.Action())
 	}
 	collectFaults(p, s)
 	_, unlisted := s.State.UnlistedXIDs()

@@ -46,12 +46,12 @@ func TestFaultsAreShown(t *testing.T) {
 	}
 	a, b := string(coretest.GPU(0)), string(coretest.GPU(1))
 	has(t, agent.scrape(t),
-		`tandem_device_condition{cause="XID_94",ci="0",gi="0",gpu="`+b+`",simulated="false",state="degraded"} 1`,
-		`tandem_device_condition{cause="XID_94",ci="0",gi="1",gpu="`+b+`",simulated="false",state="degraded"} 1`,
-		`tandem_device_condition{cause="XID_999",ci="",gi="",gpu="`+a+`",simulated="false",state="unhealthy"} 0`,
-		`tandem_device_condition{cause="PROBE_FAILED",ci="",gi="",gpu="`+b+`",simulated="false",state="healthy"} 0`,
-		`tandem_device_condition{cause="XID_79",ci="",gi="",gpu="`+b+`",simulated="true",state="lost"} 1`,
-		`tandem_device_condition{cause="EVENT_0x2000",ci="",gi="",gpu="`+a+`",simulated="false",state="unhealthy"} 1`,
+		`tandem_device_condition{action="restart the application; reset when convenient",cause="XID_94",ci="0",gi="0",gpu="`+b+`",simulated="false",state="degraded"} 1`,
+		`tandem_device_condition{action="restart the application; reset when convenient",cause="XID_94",ci="0",gi="1",gpu="`+b+`",simulated="false",state="degraded"} 1`,
+		`tandem_device_condition{action="check the kernel log; report it to NVIDIA",cause="XID_999",ci="",gi="",gpu="`+a+`",simulated="false",state="unhealthy"} 0`,
+		`tandem_device_condition{action="see the driver's log, reset the GPU",cause="PROBE_FAILED",ci="",gi="",gpu="`+b+`",simulated="false",state="healthy"} 0`,
+		`tandem_device_condition{action="reboot the machine",cause="XID_79",ci="",gi="",gpu="`+b+`",simulated="true",state="lost"} 1`,
+		`tandem_device_condition{action="drain and reset the GPU",cause="EVENT_0x2000",ci="",gi="",gpu="`+a+`",simulated="false",state="unhealthy"} 1`,
 		`tandem_xid_errors_total{gpu="`+b+`",xid="94"} 2`,
 		`tandem_xid_errors_total{gpu="`+a+`",xid="13"} 1`,
 		`tandem_xid_errors_total{gpu="`+a+`",xid="999"} 1`,

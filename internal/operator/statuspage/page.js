@@ -60,7 +60,7 @@ function showProblems(problems) {
   const items = problems.map((p) => h("li", {class: p.level},
     h("div", {class: "head"}, h("span", {class: "where"}, p.where), p.state ? stateMark(p.state.split(",")[0], p.state.slice(p.state.split(",")[0].length)) : "",
       h("span", {}, p.what), p.since ? h("span", {class: "dim"}, since(p.since)) : ""),
-    p.facts.length ? h("dl", {}, p.facts.flatMap(([name, text]) => [h("dt", {}, name), h("dd", {class: name === "what to do" ? "do" : ""}, text)])) : ""));
+    p.facts.length ? h("dl", {}, p.facts.flatMap(([name, text]) => [h("dt", {}, name), h("dd", {class: name === "what to do" ? "do" : ""}, name === "runbook" ? h("a", {href: text}, text.split("/").pop()) : text)])) : ""));
   byID("problems").replaceChildren(...(items.length ? [h("ul", {class: "problems"}, items)] : []));
 }
 

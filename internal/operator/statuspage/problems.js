@@ -33,12 +33,12 @@ function problemsOf(report, agent) {
   }
   if (report.dra) for (const [level, where, what] of draProblems(report.dra)) add(level, where, what);
   const shown = new Set();
-  for (const p of sickDevices(report, shown)) all.push(p);
+  for (const p of sickDevices(report, shown, agent)) all.push(p);
   for (const c of report.conditions.filter((c) => !shown.has(c.gpu + c.cause))) {
     if (c.gpu === undefined && driver.state !== "ready") continue;
     const where = c.index < 0 ? c.placement : "GPU " + c.index;
     const effect = withoutEffect(c);
-    add(effect ? "info" : states[c.state].level, where, (c.detail || c.cause) + (effect ? " (" + effect + ")" : ""), conditionFacts(c), {cause: c.cause, since: c.since});
+    add(effect ? "info" : states[c.state].level, where, (c.detail || c.cause) + (effect ? " (" + effect + ")" : ""), conditionFacts(c, agent), {cause: c.cause, since: c.since});
   }
   for (const d of report.devices) {
     if (d.missingNodes) add("warn", deviceName(d), "device nodes are missing: " + d.missingNodes.join(", "), [["what to do", d.createNodesCommand]]);
@@ -52,6 +52,7 @@ function problemsOf(report, agent) {
   for (const u of (report.cdi && report.cdi.undefined) || []) add("warn", nameOf(report, u.id), "no CDI definition: " + u.reason);
   for (const w of report.policyWarnings) add("warn", "Policy", w);
   for (const w of report.warnings || []) add("warn", "Agent", w);
+  for (const l of report.healthLimitations || []) add("info", "Agent", "health limited: " + l);
   const order = ["bad", "warn", "info"];
   return all.sort((a, b) => order.indexOf(a.level) - order.indexOf(b.level));
 }
@@ -62,7 +63,7 @@ function withoutEffect(c) {
 }
 
 // sickDevices has one problem for all devices with the same fault of one GPU, or of the node.
-function* sickDevices(report, shown) {
+function* sickDevices(report, shown, agent) {
   const groups = new Map();
   for (const d of report.devices) {
     if (d.state === "healthy") continue;
@@ -78,7 +79,7 @@ function* sickDevices(report, shown) {
     for (const c of others) shown.add(c.gpu + c.cause);
     const owners = [...new Set(devices.flatMap((each) => (each.owners || []).map(ownerName)))];
     const facts = [["what to do", d.action], ["clears with", d.clears], ["recovery action", d.recoveryAction], ["progress", condition && progressOf(condition)],
-      ...others.map((c) => ["also", alsoOf(c)]), ["affected", owners.join(", ")], ["ID", devices.length === 1 ? d.id : ""], ["PCI", devices.length === 1 ? d.pci : ""]];
+      ["to clear", condition && clearCommand(condition, agent)], ["runbook", runbookOf(d.cause)], ...others.map((c) => ["also", alsoOf(c)]), ["affected", owners.join(", ")], ["ID", devices.length === 1 ? d.id : ""], ["PCI", devices.length === 1 ? d.pci : ""]];
     yield { // a device that work holds under a former name is no fault
       level: d.cause === "HELD" ? "info" : states[d.state].level, state: d.state + (d.simulated ? ", simulated" : "") + (d.advisory ? ", not enforced" : ""),
       where: placesOf(devices), what: reasonOf(d) || d.cause, cause: d.cause, since: d.since, facts: facts.filter(([, text]) => text),
@@ -101,9 +102,20 @@ function nameOf(report, id) {
   return d ? deviceName(d) : id;
 }
 
-function conditionFacts(c) {
+// clearCommand is the command that clears a condition when it is repaired; "" for one of the node.
+function clearCommand(c, agent) {
+  return c.gpu ? agent + " clear --gpu " + c.gpu + " --cause " + c.cause : "";
+}
+
+// runbookOf is the document about a cause.
+function runbookOf(cause) {
+  const documents = "https://github.com/tandem-gpu/tandem/blob/main/docs/";
+  return !cause ? "" : documents + (/^XID_/.test(cause) ? "faults.md#xids" : /^EVENT_/.test(cause) ? "faults.md#nvml-events" : "operations.md#causes");
+}
+
+function conditionFacts(c, agent) {
   const until = c.ignoredUntil ? "ignored until " + c.ignoredUntil : c.ignoredUntilGone ? "ignored until it is gone" : progressOf(c);
-  return [["what to do", c.action], ["clears with", c.clears], ["progress", until]].filter(([, text]) => text);
+  return [["what to do", c.action], ["clears with", c.clears], ["progress", until], ["to clear", clearCommand(c, agent)], ["runbook", runbookOf(c.cause)]].filter(([, text]) => text);
 }
 
 function progressOf(c) {
