@@ -13,6 +13,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/dgxa100"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/server"
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
 	"tags.cncf.io/container-device-interface/specs-go"
 
@@ -182,7 +183,7 @@ func TestHooks(t *testing.T) {
 // The hook for memory limits is that of NVIDIA's library for a GPU without MIG, by hook program and root.
 func TestMemoryLimitsHook(t *testing.T) {
 	machine := dgxa100.New() // of go-nvml
-	gpu, _ := machine.Devices[0].(*dgxa100.Device)
+	gpu, _ := machine.Devices[0].(*server.Device)
 	gpu.IsMigDeviceHandleFunc = func() (bool, nvml.Return) { return false, nvml.SUCCESS }
 	uuid, _ := gpu.GetUUID()
 	for _, path := range []string{"/usr/bin/nvidia-ctk", "/usr/bin/nvidia-cdi-hook"} {
