@@ -232,12 +232,12 @@ func labels(t *testing.T) func(names.Name) error {
 	virtual := nodelabels.Host{VGPUKnown: true, VGPU: true, HostDriver: "580.65.06", HostBranch: "r580_00"}
 	whole := nodelabels.Of(core.NewState(core.DefaultConfig()).Read(core.DefaultConfig(), time.Now(), coretest.GPUs(1), clique), inventory.MIGNone, virtual)
 	var file strings.Builder
-	file.Write(whole.Text(time.Now()))
+	file.Write(whole.Text())
 	for strategy, machine := range map[inventory.MIGStrategy]string{inventory.MIGSingle: "a100x16-mig", inventory.MIGMixed: "a100-mig"} {
 		cfg := core.DefaultConfig()
 		cfg.MIG = strategy
 		s := core.NewState(cfg).Read(cfg, time.Now(), snapshotOf(t, machine))
-		file.Write(nodelabels.Of(s, strategy, nodelabels.Host{}).Text(time.Now()))
+		file.Write(nodelabels.Of(s, strategy, nodelabels.Host{}).Text())
 	}
 	profile := regexp.MustCompile(`^nvidia\.com/mig-\d+g\.\d+gb\.`)
 	var all []string

@@ -140,8 +140,8 @@ func (b *builder) finish() {
 		b.dropEmpty("flags")
 	}
 	if mps {
-		b.notes.Add(importer.Needed, b.config.where, "MPS needs NVIDIA's MPS control daemon on the node, which k8s-gpu does not start",
-			"keep NVIDIA's mps-control-daemon DaemonSet, and apply the component deploy/mps")
+		b.notes.Add(importer.Needed, b.config.where, "MPS needs a control daemon for each pool, which k8s-gpu mps-daemon runs",
+			"use the Helm chart, or apply the component deploy/mps; drain the nodes first, since NVIDIA's daemons end with their DaemonSet")
 	}
 	strategy := b.root.get("flags.plugin.deviceListStrategy").brief()
 	if strings.Contains(strategy, "cdi-") {
