@@ -66,9 +66,9 @@ func TestMPSDaemons(t *testing.T) {
 			a.must(err)
 			return string(text)
 		}
-		if log := settings(); strings.Count(log, " 30720M") != 2 || !strings.Contains(log, "set_default_active_thread_percentage 50") {
-			a.Errorf("the daemon was told:\n%s", log)
-		}
+		a.await("the limits of the daemon", func() bool { // it answers before it has them
+			return strings.Count(settings(), " 30720M") == 2 && strings.Contains(settings(), "set_default_active_thread_percentage 50")
+		})
 		a.must(mpscontrol.Kill(pipe))
 		a.await("another daemon", func() bool { return strings.Count(settings(), "percentage 50") == 2 })
 		a.healthy(10, 10)
