@@ -188,8 +188,11 @@ func (n *kubeNode) findPlugin() (pod, error) {
 	var list struct{ Items []pod }
 	err := fetchJSON(kubeAPI+"/api/v1/namespaces/kube-system/pods?fieldSelector=spec.nodeName="+n.name, &list)
 	pods := slices.DeleteFunc(list.Items, func(p pod) bool { return p.Metadata.DeletionTimestamp != "" })
-	if err != nil || len(pods) != 1 {
-		return pod{}, fmt.Errorf("pods of kube-system on %s: %+v, error %v; want one", n.name, pods, err)
+	if err != nil {
+		return pod{}, err
+	}
+	if len(pods) != 1 {
+		return pod{}, fmt.Errorf("pods of kube-system on %s: %+v; want one", n.name, pods)
 	}
 	return pods[0], nil
 }

@@ -115,6 +115,7 @@ func TestRingIsFollowed(t *testing.T) {
 				t.Errorf("%s: %v, want %v", why, got, want)
 			}
 		}
+		synctest.Wait()
 		b.reads = nil
 		emitted("nothing new")
 		if slices.Max(b.reads) > ringWindow {
@@ -122,7 +123,7 @@ func TestRingIsFollowed(t *testing.T) {
 		}
 		b.text += ringXID(2e6, 1, 48) + ringLine(1, 2e6, "<4>[    1.000000] NVRM: Xid (PCI:0000:03:00): 31, by a process") + ringXID(2e6, 2, 48)
 		emitted("two faults at one time, and a line of a process", 48, 48)
-		b.text += ringXID(3e6, 1, 119) + strings.Replace(filler.String(), "<4>[    0.", "<4>[    3.", -1)
+		b.text += ringXID(3e6, 1, 119) + strings.ReplaceAll(filler.String(), "<4>[    0.", "<4>[    3.")
 		emitted("a fault and 10,000 lines", 48, 48, 119)
 		b.text = ringXID(9e6, 2, 120)
 		emitted("all was overwritten", 48, 48, 119, 120)
