@@ -6,7 +6,7 @@ go 1.26.0
 
 require (
 	github.com/NVIDIA/go-gpuallocator v0.6.0
-	github.com/NVIDIA/go-nvml v0.13.4-1
+	github.com/NVIDIA/go-nvml v0.13.4-0
 	github.com/tandem-gpu/tandem v0.0.0
 )
 
