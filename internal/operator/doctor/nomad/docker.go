@@ -51,7 +51,7 @@ func (o Options) docker(f *doctor.Facts, c agentConfig, process doctor.Process) 
 			"nvidia-ctk runtime configure --runtime=docker, and restart docker; or another injection"))
 	}
 	if pools := strings.Join(mpsPools(f.Offered()), ", "); pools != "" && !allowsIPC(c.Plugins["docker"].Config) {
-		const remedy = `plugin "docker" { config { allowed_modes { ipc = ["host"] } } }, and restart Nomad: see MPS in docs/policy.md`
+		const remedy = `plugin "docker" { config { allowed_modes { ipc = ["host"] } } }, and restart Nomad: see MPS in docs/sharing.md`
 		place := strings.Join(c.Files, ", ")
 		version := o.version(process)
 		switch {
