@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -42,6 +43,9 @@ func main() {
 }
 
 func run(ctx context.Context, out io.Writer, bin, name string) (err error) {
+	if bin, err = filepath.Abs(bin); err != nil { // a program without a folder in its path is looked for in $PATH
+		return err
+	}
 	dir, err := os.MkdirTemp("", "tandem-demo-")
 	if err != nil {
 		return err
@@ -163,7 +167,8 @@ func (d *demo) printGrant(who, id string, g rig.Grant) {
 	fmt.Fprintf(d.out, "    device  %s\n", strings.Join(g.Nodes, ", "))
 }
 
-// bothSee waits until ok holds on both sides and they list the same devices with the same health.
+// bothSee waits until ok holds on both sides and they list the same devices with the same health. What a pod may hold stays in a kubelet's
+// list as unhealthy after its pool is gone: that is left out.
 func (d *demo) bothSee(what string, ok func(map[string]rig.View) bool) error {
 	ctx, cancel := context.WithTimeout(d.ctx, patience)
 	defer cancel()
@@ -172,6 +177,7 @@ func (d *demo) bothSee(what string, ok func(map[string]rig.View) bool) error {
 	}
 	return d.kubelet.AwaitView(ctx, what, func(seen map[string]rig.View) bool {
 		theirs := d.nomad.Devices()
+		maps.DeleteFunc(seen, func(id string, v rig.View) bool { return theirs[id].ID == "" && !v.Healthy })
 		return ok(seen) && len(seen) == len(theirs) && all(seen, func(v rig.View) bool {
 			return theirs[v.ID].Healthy == v.Healthy && theirs[v.ID].ID == v.ID
 		})

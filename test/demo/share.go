@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/test/rig"
 )
 
-// noPolicy is what the agents start with, sharing is what they go on with.
+// noPolicy is what the agents start with. They go on with sharing, or on a machine with one or two GPUs with sharingOne.
 const (
 	noPolicy = "version: v1\n"
 	sharing  = `version: v1
@@ -22,15 +22,24 @@ policy:
     - {select: {index: [0, 1]}, use: time-slicing, replicas: 4}
     - {select: {index: 2}, use: reserved}
 `
+	sharingOne = `version: v1
+policy:
+  rules:
+    - {select: {index: 0}, use: time-slicing, replicas: 4}
+`
 )
 
 // share puts another policy in the file that both agents read, and has them read it.
 func (d *demo) share() error {
+	policy := sharing
+	if d.devices < 3 {
+		policy = sharingOne
+	}
 	fmt.Fprintf(d.out, "\nAn operator puts this into the policy file of both agents and sends them HUP\n")
-	for line := range strings.Lines(sharing) {
+	for line := range strings.Lines(policy) {
 		fmt.Fprint(d.out, "    "+line)
 	}
-	if err := os.WriteFile(d.policy, []byte(sharing), 0o644); err != nil {
+	if err := os.WriteFile(d.policy, []byte(policy), 0o644); err != nil {
 		return err
 	}
 	plugin, err := strconv.Atoi(d.nomad.PID())

@@ -78,10 +78,9 @@ func (r *run) compareWithModel(recorded record.Recording) {
 	if len(recorded.GPUs) == 0 {
 		return
 	}
-	name := recorded.GPUs[0].Values["name"]
-	r.Model = record.Model(name)
+	r.Model = record.Model(recorded)
 	if r.Model == "" {
-		r.add(part, "the simulated driver has this model", Note, "it has no machine with "+name+": machine.conf can become one")
+		r.add(part, "the simulated driver has this model", Note, "it has no machine with "+recorded.GPUs[0].Values["name"]+": machine.conf can become one")
 		return
 	}
 	text, err := simdriver.Text(r.Model)

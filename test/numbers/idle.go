@@ -16,11 +16,12 @@ import (
 // settle is longer than the time between two checks: what came before has ended.
 const settle = 12 * time.Second
 
-// idleMinutes measures a time without a request, with all GPUs healthy and with one lost. The figures are those of a minute.
+// idleMinutes measures a time without a request, with all GPUs healthy and, of a simulated machine, with one lost. The figures are those of a
+// minute.
 func (o options) idleMinutes(p *process, m *simdriver.Machine, s *subject) ([]figure, error) {
 	healthy, err := p.minute(m, o.idle, s.idle)
-	if err != nil {
-		return nil, err
+	if err != nil || m == nil {
+		return healthy, err
 	}
 	slots, err := m.Slots()
 	if err != nil {
@@ -48,7 +49,7 @@ func (p *process) minute(m *simdriver.Machine, d time.Duration, name string) ([]
 	return after, err
 }
 
-// spent is what the process has cost so far.
+// spent is what the process has cost so far; the calls are those of a simulated driver.
 func (p *process) spent(m *simdriver.Machine) ([]figure, error) {
 	cpu, err := cpuTime(p.pid)
 	if err != nil {
@@ -57,6 +58,16 @@ func (p *process) spent(m *simdriver.Machine) ([]figure, error) {
 	wakeups, err := p.wakeups()
 	if err != nil {
 		return nil, err
+	}
+	machine, err := machineTime()
+	if err != nil {
+		return nil, err
+	}
+	figures := []figure{
+		{"CPU", "ms", float64(cpu.Nanoseconds()) / 1e6}, {"CPU of all processes", "s", machine.Seconds()}, {"waits of threads", "", wakeups},
+	}
+	if m == nil {
+		return figures, nil
 	}
 	calls, err := m.CallsOf(p.pid)
 	if err != nil {
@@ -69,14 +80,7 @@ func (p *process) spent(m *simdriver.Machine) ([]figure, error) {
 			waits += float64(n)
 		}
 	}
-	machine, err := machineTime()
-	if err != nil {
-		return nil, err
-	}
-	return []figure{
-		{"CPU", "ms", float64(cpu.Nanoseconds()) / 1e6}, {"CPU of all processes", "s", machine.Seconds()},
-		{"waits of threads", "", wakeups}, {"driver calls", "", all}, {"of them event waits", "", waits},
-	}, nil
+	return append(figures, figure{"driver calls", "", all}, figure{"of them event waits", "", waits}), nil
 }
 
 // cpuTime is the CPU time of a process from its CPU clock (clock_getcpuclockid(3)), which is exact to the nanosecond and has that of

@@ -1,10 +1,11 @@
-// Numbers measures device plugins as whole processes, each under a small stand-in for its orchestrator, on a simulated machine: time
+// Numbers measures device plugins as whole processes, each under a small stand-in for its orchestrator, on a simulated machine or a real one: time
 // to the first list, latency of calls over the plugin's real socket, memory, and the cost of an idle minute. Latencies are also given
 // as ratios to a call on the same connection that does nothing, so that figures of different machines can be compared. With -peer
 // another device plugin, or another version of an agent, is measured in alternation with the agent of the same API.
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -23,7 +24,7 @@ func main() {
 	var o options
 	bin := flag.String("bin", "bin", "folder of nomad-gpu and k8s-gpu")
 	peers := flag.String("peer", "", "other device plugins, or other versions of the agents, separated by commas")
-	flag.StringVar(&o.machine, "machine", "h100x8", "simulated machine: a name or a file")
+	flag.StringVar(&o.machine, "machine", "h100x8", "simulated machine: a name or a file; empty: the GPUs of this node, of which none is lost and no driver call counted")
 	flag.IntVar(&o.calls, "n", 2000, "calls of each kind to time")
 	flag.IntVar(&o.runs, "runs", 3, "processes of each plugin; the figures are medians")
 	flag.DurationVar(&o.idle, "idle", time.Minute, "time without a request, in which the cost of a minute is measured; 0: it is not")
@@ -86,6 +87,10 @@ func (o options) measure(ctx context.Context, bin string, peers []string) error 
 	if o.runs < 1 || o.calls < 1 || o.idle < 0 || o.statistics < 0 {
 		return errors.New("want 1 or more -runs and -n, and an -idle and -stats of 0 or more")
 	}
+	bin, err := filepath.Abs(bin) // a program without a folder in its path is looked for in $PATH
+	if err != nil {
+		return err
+	}
 	groups := o.subjects(ctx, bin, peers)
 	for n := range o.runs {
 		for _, group := range groups {
@@ -103,7 +108,7 @@ func (o options) measure(ctx context.Context, bin string, peers []string) error 
 			}
 		}
 	}
-	fmt.Printf("%s on %d CPUs, machine %s; medians of %d runs of %d calls and %v\n", runtime.Version(), runtime.NumCPU(), o.machine, o.runs, o.calls, o.idle)
+	fmt.Printf("%s on %d CPUs, machine %s; medians of %d runs of %d calls and %v\n", runtime.Version(), runtime.NumCPU(), cmp.Or(o.machine, "of this node"), o.runs, o.calls, o.idle)
 	for _, group := range groups {
 		if err := print(group); err != nil {
 			return err
@@ -122,9 +127,6 @@ func (o options) run(ctx context.Context, s *subject) ([]figure, error) {
 	m, err := rig.FindMachine(ctx, filepath.Join(dir, "machine"), o.machine)
 	if err != nil {
 		return nil, err
-	}
-	if m.Simulated == nil {
-		return nil, errors.New("the figures are of a simulated machine: name one with -machine")
 	}
 	start := time.Now()
 	p, err := s.start(ctx, rig.Setup{Roots: m.Roots, StateDir: filepath.Join(dir, "state"), Peer: s.peer, Statistics: o.statistics}, *s, dir)

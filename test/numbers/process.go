@@ -54,7 +54,7 @@ func startNomad(ctx context.Context, setup rig.Setup, s subject, _ string) (*pro
 	pid, err := strconv.Atoi(client.PID())
 	return &process{pid: pid, stop: client.Stop, calls: []call{
 		{"PluginInfo", client.Ping},
-		{"Reserve of 2", func() error { _, err := client.Reserve(two...); return err }},
+		{fmt.Sprintf("Reserve of %d", len(two)), func() error { _, err := client.Reserve(two...); return err }},
 	}}, err
 }
 
@@ -80,10 +80,11 @@ func startKubelet(ctx context.Context, setup rig.Setup, s subject, dir string) (
 		return nil, err
 	}
 	all := first(k.View(ctx), 8)
+	two, four := all[:min(2, len(all))], min(4, len(all))
 	return &process{pid: k.PID(), stop: stop, calls: []call{
 		{"GetDevicePluginOptions", func() error { _, err := plugin.GetDevicePluginOptions(ctx, &v1beta1.Empty{}); return err }},
-		{"Allocate of 2", func() error { _, err := k.Allocate(ctx, resource, all[:2]...); return err }},
-		{"GetPreferredAllocation of 4", func() error { _, err := k.Prefer(ctx, resource, all, nil, 4); return err }},
+		{fmt.Sprintf("Allocate of %d", len(two)), func() error { _, err := k.Allocate(ctx, resource, two...); return err }},
+		{fmt.Sprintf("GetPreferredAllocation of %d", four), func() error { _, err := k.Prefer(ctx, resource, all, nil, four); return err }},
 	}}, nil
 }
 
@@ -96,7 +97,7 @@ func first(seen map[string]rig.View, n int) (ids []string) {
 	return ids[:min(n, len(ids))]
 }
 
-// memory is that of the process now (proc(5), smaps_rollup). The simulated driver's is in it.
+// memory is that of the process now (proc(5), smaps_rollup). The driver's library is in it.
 func (p *process) memory() (figures []figure, err error) {
 	text, err := os.ReadFile(p.path("smaps_rollup"))
 	for _, key := range []struct{ key, name string }{{"Rss", "resident"}, {"Anonymous", "anonymous"}, {"Pss", "proportional"}} {

@@ -68,18 +68,20 @@ type Difference struct {
 	Simulated string `json:"simulated"` // value in the machine file; "NOT_SUPPORTED" = it has none
 }
 
-// Model finds the machine of the simulated driver that has a GPU model; "" if there is none.
-func Model(name string) string {
+// Model finds the machine of the simulated driver with the GPU model of a recording, of several the one that differs least; "" if there is
+// none.
+func Model(r Recording) (model string) {
+	least := -1
 	for _, machine := range simdriver.Names() {
 		text, err := simdriver.Text(machine)
-		if err != nil {
+		if err != nil || !slices.Equal(Sections(text)["defaults"]["name"], []string{r.GPUs[0].Values["name"]}) {
 			continue
 		}
-		if got := Sections(text)["defaults"]["name"]; slices.Equal(got, []string{name}) {
-			return machine
+		if n := len(Compare(r, text)); least < 0 || n < least {
+			model, least = machine, n
 		}
 	}
-	return ""
+	return model
 }
 
 // Compare compares what the first GPU of a recording answers with a machine file of the simulated driver: which calls have a

@@ -179,7 +179,7 @@ func TestAnswers(t *testing.T) {
 	if i < 0 || r.Answers[i].Return != "NO_PERMISSION" || r.GPUs[3].Values["serial"] != "" {
 		t.Errorf("answer %d: %+v", i, r.Answers[i])
 	}
-	model, err := simdriver.Text(record.Model("NVIDIA H100 80GB HBM3"))
+	model, err := simdriver.Text(record.Model(r))
 	if err != nil {
 		t.Fatal(err)
 	}
