@@ -97,7 +97,7 @@ func (g *given) settings() (config.Nomad, error) {
 	return s, errors.Join(unreadable, err)
 }
 
-// doctorOptions are those of settings; without a file, of the plugin's block in the configuration of the Nomad agent of this host, if there
+// doctorOptions are those of settings; without a file, of the plugin's block in the configuration of the Nomad agent of this node, if there
 // is one, and of flags. The checks report the problems of that block.
 func (g *given) doctorOptions(hostRoot string) (agent.Options, []doctor.Check, error) {
 	s, err := g.settings()

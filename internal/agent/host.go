@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/node/ownership"
 )
 
-// host finds out what the host has apart from the driver and CDI specifications: MPS control daemons, and what its agents offer.
+// host finds out what the node has apart from the driver and CDI specifications: MPS control daemons, and what its agents offer.
 type host struct {
 	daemons *mps.Watcher
 	agents  *ownership.Watcher
@@ -21,7 +21,7 @@ func newHost(o Options) *host {
 	return &host{daemons: mps.NewWatcher(mps.Of(o.Core.Policy, o.MPSRoot), o.Log), agents: ownership.New(ownershipOptions(o))}
 }
 
-// readHost reads the host for a process that is not the agent.
+// readHost reads the node for a process that is not the agent.
 func readHost(o Options, state core.State) inventory.Host {
 	h := ownership.ReadOnce(ownershipOptions(o), state)
 	h.MPS = mps.Of(o.Core.Policy, o.MPSRoot).Answering(state.Inventory)
@@ -35,7 +35,7 @@ func (h *host) runDaemons(ctx context.Context, m *monitor.Monitor) {
 	})
 }
 
-// firstAtMost is for how long the first inventory waits for what the host limits, as a disk can hang.
+// firstAtMost is for how long the first inventory waits for what the node limits, as a disk can hang.
 const firstAtMost = time.Second
 
 // awaitFirst waits until both were read once, but not for long.

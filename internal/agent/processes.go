@@ -19,7 +19,7 @@ func seesProcesses(c core.Config) bool {
 	return err != nil || namespace == hostPIDNamespace
 }
 
-// processProblems has one problem for each setting that needs the processes of the host, if this process does not see them.
+// processProblems has one problem for each setting that needs the processes of the node, if this process does not see them.
 func processProblems(c core.Config) []problem.Problem {
 	if seesProcesses(c) {
 		return nil

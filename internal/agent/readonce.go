@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
-// ReadOnce is the report of an agent with these options that would start now, with the history and on the host that it would
+// ReadOnce is the report of an agent with these options that would start now, with the history and on the node that it would
 // find. A node without a driver is not an error. It returns in time even if the driver does not answer.
 func ReadOnce(ctx context.Context, o Options) report.Report {
 	state, _, problems := readOnce(ctx, o, false)

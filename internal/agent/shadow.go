@@ -17,7 +17,7 @@ const (
 	shadowFirst = 15 * time.Second       // for it; a driver call can hang, and the devices are shown then as they are
 )
 
-// Shadow runs an agent beside another plugin until ctx ends: it reads the driver, the host and the kernel log, and writes, records and
+// Shadow runs an agent beside another plugin until ctx ends: it reads the driver, the node and the kernel log, and writes, records and
 // registers nothing. It has no history and no control socket. changed is called with the state after the first health check, and then
 // with each later one, from one goroutine; if it is slow, states are skipped.
 func Shadow(ctx context.Context, o Options, changed func(core.State)) error {

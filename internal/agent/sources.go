@@ -17,7 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
-// sources are the sources of health information apart from the driver: kernel log, own history, host. The agent works without any of
+// sources are the sources of health information apart from the driver: kernel log, own history, the state of the node. The agent works without any of
 // them. All methods but follow are safe for concurrent use.
 type sources struct {
 	log      *slog.Logger

@@ -56,7 +56,7 @@ type Options struct {
 	FeatureFlags  []string // of NVIDIA's library
 
 	Indices             bool  // containers get devices by index
-	GDS, MOFED, GDRCopy bool  // specifications of these devices too, if the host has them
+	GDS, MOFED, GDRCopy bool  // specifications of these devices too, if the node has them
 	IMEXChannels        []int // the same, of IMEX channels: [0]
 
 	// Auto decides by Decide whether containers can use the specification. Otherwise they can if it is written.

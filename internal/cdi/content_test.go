@@ -169,7 +169,7 @@ func TestWithoutHooks(t *testing.T) {
 	}
 }
 
-// Other devices have files of their own, if the host has the devices; the order of names is that of NVIDIA's plugin.
+// Other devices have files of their own, if the node has the devices; the order of names is that of NVIDIA's plugin.
 func TestOtherDevices(t *testing.T) {
 	t.Parallel()
 	n, m := newNode(t), newMonitor(required())

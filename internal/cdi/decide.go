@@ -10,7 +10,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// Runtime is what is known of the container runtime of the host. The zero value is unknown.
+// Runtime is what is known of the container runtime of the node. The zero value is unknown.
 type Runtime struct {
 	Name    string     // "containerd", "cri-o", "docker"; as in a Node's status.nodeInfo.containerRuntimeVersion
 	Version string     // "1.7.29"

@@ -53,7 +53,7 @@ func isCharDevice(path string) bool {
 type class struct {
 	name   string
 	file   specfile.File
-	logged bool // that the host has no such device
+	logged bool // that the node has no such device
 }
 
 // other is what a class gives each container.
@@ -62,7 +62,7 @@ type other struct {
 	problem string // why it is not written, one line; "" = it is
 }
 
-// writeOthers writes the specifications beside that of the GPUs, or removes them if the host has no such devices.
+// writeOthers writes the specifications beside that of the GPUs, or removes them if the node has no such devices.
 func (w *Writer) writeOthers(ctx context.Context, s core.State, r driverfiles.Request) (written []other, failed bool) {
 	for _, c := range w.others {
 		made, device, err := w.specOf(c.name, s, r)
@@ -71,7 +71,7 @@ func (w *Writer) writeOthers(ctx context.Context, s core.State, r driverfiles.Re
 		case made == nil:
 			err = w.remove(ctx, &c.file)
 			if !c.logged {
-				w.opts.Log.Info("no CDI specification: the host has no such device", "class", c.name)
+				w.opts.Log.Info("no CDI specification: the node has no such device", "class", c.name)
 			}
 		default:
 			var text []byte
@@ -91,7 +91,7 @@ func (w *Writer) writeOthers(ctx context.Context, s core.State, r driverfiles.Re
 	return written, failed
 }
 
-// specOf returns the specification of a class, and the name of its device; nil if the host has no such device.
+// specOf returns the specification of a class, and the name of its device; nil if the node has no such device.
 func (w *Writer) specOf(name string, s core.State, r driverfiles.Request) (*specs.Spec, string, error) {
 	if name != classIMEX {
 		made, err := driverfiles.ReadDevice(r, w.opts.Vendor, name, w.opts.DevRoot)

@@ -103,7 +103,7 @@ func (m *monitor) defined(t *testing.T, ids ...gpu.DeviceID) core.State {
 	})
 }
 
-// node is a host with a driver's installation and a folder of specifications.
+// node is a node with a driver's installation and a folder of specifications.
 type node struct {
 	Options
 	root string

@@ -19,7 +19,7 @@ func (p Program) explainVerb() verb {
 		}, do: p.explain}
 }
 
-// maxExplained is the number of devices in one question: more than a host has units that fit one message.
+// maxExplained is the number of devices in one question: more than a node has units that fit one message.
 const maxExplained = 1000
 
 func (p Program) explain(ctx context.Context, c *cli.Command) error {

@@ -68,7 +68,7 @@ func (p Program) migrate(ctx context.Context, c *cli.Command) error {
 		return err
 	}
 	if m.stateDir = o.Health.StateDir; m.stateDir == "" {
-		return &setting.Error{Key: "state_dir", Remedy: "want the directory that the agents of this host share: targets are kept there"}
+		return &setting.Error{Key: "state_dir", Remedy: "want the directory that the agents of this node share: targets are kept there"}
 	}
 	if err := m.read(ctx); err != nil {
 		return err

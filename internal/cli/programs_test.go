@@ -139,7 +139,7 @@ func TestRefusedRequestAndUse(t *testing.T) {
 }
 
 // validate takes the configuration of a Nomad client without a flag, in HCL and JSON; keys that Nomad ignores are problems, and paths that the
-// host does not have are warnings.
+// node does not have are warnings.
 func TestValidateClientConfiguration(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -161,14 +161,14 @@ func TestValidateClientConfiguration(t *testing.T) {
 			Warnings []string
 		}
 		if err := json.Unmarshal([]byte(stdout), &got); err != nil || code != 1 || stderr != "" || got.Valid || len(got.Problems) != 1 || got.Problems[0].Value != "no" ||
-			len(got.Warnings) != 1 || !strings.HasSuffix(got.Warnings[0], "driver_root: /nowhere is not on this host") {
+			len(got.Warnings) != 1 || !strings.HasSuffix(got.Warnings[0], "driver_root: /nowhere is not on this node") {
 			t.Errorf("%s --json: exit code %d, %v, %s%s", name, code, err, stdout, stderr)
 		}
 		if code, _, stderr := run(t, "k8s-gpu", "validate", path); code != 1 || !strings.Contains(stderr, "the configuration of a Nomad client") {
 			t.Errorf("k8s-gpu %s: exit code %d, %q", name, code, stderr)
 		}
 	}
-	if code, stdout, _ := run(t, "k8s-gpu", "validate", "--json", "--sysfs-root=/nowhere"); code != 0 || !strings.Contains(stdout, "--sysfs-root: /nowhere is not on this host") || !strings.Contains(stdout, `"valid": true`) {
+	if code, stdout, _ := run(t, "k8s-gpu", "validate", "--json", "--sysfs-root=/nowhere"); code != 0 || !strings.Contains(stdout, "--sysfs-root: /nowhere is not on this node") || !strings.Contains(stdout, `"valid": true`) {
 		t.Errorf("k8s-gpu: exit code %d, %s", code, stdout)
 	}
 }

@@ -69,7 +69,7 @@ func (p Program) verbs() []*cli.Command {
 			do: p.onAgent(func(ctx context.Context, path string, _ *cli.Command) error {
 				return control.Rebind(ctx, path, p.Stdout)
 			})},
-		{name: "cdi", usage: "list the CDI specifications of this host, or remove those of this agent after it has ended",
+		{name: "cdi", usage: "list the CDI specifications of this node, or remove those of this agent after it has ended",
 			argsUsage: "list|remove", maxArgs: 1, flags: []cli.Flag{asJSON}, do: p.cdi},
 		p.explainVerb(), p.topVerb(), p.migrateVerb(), p.mpsDaemonVerb(),
 		{name: "debug", usage: "print internals of the running agent: tasks, driver calls, endpoints, goroutines",

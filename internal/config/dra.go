@@ -90,7 +90,7 @@ func matching(field *string, t schema.Type, remedy string) binding {
 	})
 }
 
-// applyDRA sets what the API dra implies, and returns what can't be had with it. given are the values of the options by flag.
+// applyDRA sets what the API dra implies, and returns what is not possible with it. given are the values of the options by flag.
 func (s *Kubernetes) applyDRA(given map[string]Value) (problems []error) {
 	refuse := func(v Value, remedy string) {
 		problems = append(problems, &setting.Error{Key: v.Where, Value: v.Text, Remedy: remedy})

@@ -10,7 +10,7 @@ import (
 	"github.com/tandem-gpu/tandem/test/check"
 )
 
-// Everything that can't be had with the API dra is named at once, wherever it is set; by default, and with the setting of the shipped
+// Everything that is not possible with the API dra is named at once, wherever it is set; by default, and with the setting of the shipped
 // manifests, containers get their devices by CDI.
 func TestAPIOfDRA(t *testing.T) {
 	_, err := resolveAll(t, []string{"--api=dra", "--pass-device-specs=true"}, map[string]string{"DEVICE_LIST_STRATEGY": "volume-mounts,cdi-annotations", "DEVICE_ID_STRATEGY": "index"},

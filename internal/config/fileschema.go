@@ -13,7 +13,7 @@ var groups = map[string]string{
 	"dra":          "the API dra of k8s-gpu",
 	"flags":        "options of the plugin",
 	"flags.plugin": "how containers get devices",
-	"health":       "health of the devices, and the host",
+	"health":       "health of the devices, and the node",
 	"imex":         "IMEX channels",
 }
 

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// systemFolders are the folders that a host has for all of its programs (Filesystem Hierarchy Standard 3.0), with all that is in those of the
+// systemFolders are the folders that a node has for all of its programs (Filesystem Hierarchy Standard 3.0), with all that is in those of the
 // kernel and of installed programs.
 var systemFolders = regexp.MustCompile(`^/((dev|etc|home|media|mnt|opt|root|run|srv|tmp|var)?` +
 	`|dev/[^/]+|var/(account|backups|cache|crash|games|lib|local|lock|log|mail|opt|run|spool|tmp|yp)` +

@@ -88,7 +88,7 @@ func NewFlags(specs []Spec) Flags {
 	return flags
 }
 
-// Environment is what ReadKubernetes needs of the process and the host beside files.
+// Environment is what ReadKubernetes needs of the process and the node beside files.
 type Environment struct {
 	LookupEnv    func(name string) (string, bool)  // as os.LookupEnv
 	CheckAddress func(address string) error        // whether a TCP listener accepts it; this package does not link package net

@@ -16,17 +16,17 @@ func (p *paths) add(o Spec, v Value) {
 	}
 }
 
-// missing has a line for each path that is not on this host. It is no problem of a configuration that is checked elsewhere.
+// missing has a line for each path that is not on this node. It is no problem of a configuration that is checked elsewhere.
 func (p paths) missing() (lines []string) {
 	for _, v := range p {
 		if _, err := os.Stat(v.Text); errors.Is(err, fs.ErrNotExist) {
-			lines = append(lines, v.Where+": "+v.Text+" is not on this host")
+			lines = append(lines, v.Where+": "+v.Text+" is not on this node")
 		}
 	}
 	return lines
 }
 
-// Missing has a line for each path that flags, environment and the file of the settings give and that does not exist on this host. A
+// Missing has a line for each path that flags, environment and the file of the settings give and that does not exist on this node. A
 // driver root that this process has at another place is not looked for.
 func (s Kubernetes) Missing(flags Flags, env Environment) []string {
 	var given paths
@@ -38,5 +38,5 @@ func (s Kubernetes) Missing(flags Flags, env Environment) []string {
 	return given.missing()
 }
 
-// Missing has a line for each path in the block that does not exist on this host.
+// Missing has a line for each path in the block that does not exist on this node.
 func (b Block) Missing() []string { return b.paths.missing() }

@@ -33,7 +33,7 @@ type Nomad struct {
 	CDIHookPath string // of NVIDIA's CDI hook program: nvidia-ctk or nvidia-cdi-hook
 }
 
-// GroupBy is the part of the host by which device groups are split: Nomad takes all devices of a task from one group.
+// GroupBy is the part of the node by which device groups are split: Nomad takes all devices of a task from one group.
 type GroupBy string
 
 // The values of group_by.
@@ -137,7 +137,7 @@ func devRoot(roots *core.Roots) binding {
 	})
 }
 
-// root sets an absolute path; "" for the path that the host has.
+// root sets an absolute path; "" for the path that the node has.
 func root(field *string, host string) binding {
 	b := path(field, host)
 	return custom(b.Type, func(v Value) error {

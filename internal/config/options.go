@@ -65,7 +65,7 @@ func nvidiaOptions(s *Kubernetes) []Spec {
 			binding: pathOrEmpty(&s.DevRoot, "/")},
 		{Flag: flagPassDeviceSpecs, Key: "flags.plugin.passDeviceSpecs", Default: "false",
 			Usage:   "give containers the device nodes in addition to the environment",
-			Note:    "Those that the host has under the dev root, `rw`. Without effect if all strategies are of CDI, whose specification has them",
+			Note:    "Those that the node has under the dev root, `rw`. Without effect if all strategies are of CDI, whose specification has them",
 			binding: boolean(&s.Core.Injection.Nodes)},
 		{Flag: flagListStrategy, Key: "flags.plugin.deviceListStrategy", Default: "envvar",
 			Usage:   "how the devices of a container are passed: envvar, volume-mounts, cdi-annotations, cdi-cri, several of these, or auto: envvar, and cdi-cri while the CDI specification is usable",

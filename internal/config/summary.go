@@ -8,14 +8,14 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// Summary is a line for each option without effect, and each request of the settings, whatever devices the host has.
+// Summary is a line for each option without effect, and each request of the settings, whatever devices the node has.
 func (s Kubernetes) Summary() []string {
 	f := s.File
 	f.MIG, f.MPSRoot = s.Core.MIG, s.MPSRoot
 	return slices.Concat(s.Notes, s.apiSummary(), f.Summary())
 }
 
-// Summary is a line for each request of a file, whatever devices the host has.
+// Summary is a line for each request of a file, whatever devices the node has.
 func (f File) Summary() (lines []string) {
 	add := func(at string, parts ...string) {
 		lines = append(lines, at+": "+strings.Join(parts, ", "))

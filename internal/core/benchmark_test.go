@@ -67,7 +67,7 @@ func TestApplyWithoutConditionsDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// BenchmarkState measures all that the core does with the checks of all GPUs and with a reading: fold, Build, host, device nodes and
+// BenchmarkState measures all that the core does with the checks of all GPUs and with a reading: fold, Build, node, device nodes and
 // retiring units.
 func BenchmarkState(b *testing.B) {
 	for _, h := range coretest.Hosts() {

@@ -17,7 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// reindexed returns the snapshot of a host with the given GPUs of coretest.GPUs, in the order of their indices.
+// reindexed returns the snapshot of a node with the given GPUs of coretest.GPUs, in the order of their indices.
 func reindexed(gpus ...int) gpu.Snapshot {
 	s := coretest.GPUs(16)
 	var devices []gpu.Device
@@ -36,7 +36,7 @@ func seq(from, to int) (numbers []int) {
 	return numbers
 }
 
-// newPolicyFixture returns a host of 8 GPUs under a policy.
+// newPolicyFixture returns a node of 8 GPUs under a policy.
 func newPolicyFixture(t *testing.T, p inventory.Policy) *restartFixture {
 	l := newRestartFixture(t, reindexed(seq(0, 7)...))
 	l.cfg.Policy = p

@@ -13,7 +13,7 @@ import (
 // or forgotten by a restart. Its JSON encoding is the format of the file.
 type Checkpoint struct {
 	BootID           string             // /proc/sys/kernel/random/boot_id
-	BootTime         time.Time          `json:",omitzero"`  // when the host booted, on the clock of the times below; zero = unknown
+	BootTime         time.Time          `json:",omitzero"`  // when the node booted, on the clock of the times below; zero = unknown
 	NotReadSinceBoot bool               `json:",omitempty"` // devices and links are those of an earlier boot: the driver has not been read in this one
 	Driver           string             // version of the driver when it was last ready
 	Maintenance      health.Maintenance `json:",omitzero"`
@@ -24,12 +24,12 @@ type Checkpoint struct {
 	GPUs             map[gpu.DeviceID]health.GPUHistory
 	KernelLog        uint64 `json:",omitempty"` // next sequence number to read from the kernel log of that boot; 0 = unknown
 
-	// UnconfirmedGPUs are the GPUs, sorted, of a history that may belong to another host. All other GPUs in the
-	// checkpoint were read on this host.
+	// UnconfirmedGPUs are the GPUs, sorted, of a history that may belong to another node. All other GPUs in the
+	// checkpoint were read on this node.
 	UnconfirmedGPUs []gpu.DeviceID `json:",omitempty"`
 }
 
-// Checkpoint returns what to keep of the state. The boot argument is the boot ID of the host. Simulated faults,
+// Checkpoint returns what to keep of the state. The boot argument is the boot ID of the node. Simulated faults,
 // and what is valid only within this process, are left out.
 func (s State) Checkpoint(boot string) Checkpoint {
 	r := Checkpoint{

@@ -14,7 +14,7 @@ import (
 //	wall clock   10:00 XID 119   10:01 reset   08:01 (2 h back)        08:02
 //	State        10:00 XID 119   10:01 reset   08:00, 08:01 (Shift)    08:02: the reset is still after the XID
 
-// Boot is one boot of the host.
+// Boot is one boot of the node.
 type Boot struct {
 	ID   string    // random(4): /proc/sys/kernel/random/boot_id; "" = unknown
 	Time time.Time // when it booted by the present wall clock: now minus the time since the boot (CLOCK_BOOTTIME); zero = unknown
@@ -32,7 +32,7 @@ func (s State) Shift(d time.Duration) State {
 
 // Rebase returns r with its times on the present wall clock, which may have been set forward or back since r was
 // written. Within one boot, the boot time shows by how much. Otherwise only a time in the future shows it: the
-// latest time is then moved to now, or to the boot if the host was booted since, and all others by the same
+// latest time is then moved to now, or to the boot if the node was booted since, and all others by the same
 // amount.
 func (r Checkpoint) Rebase(boot Boot, now time.Time) Checkpoint {
 	latest, limit := r.latest(), now

@@ -90,7 +90,7 @@ func TestFirstConditionIsHealth(t *testing.T) {
 	}
 }
 
-// The conditions of a unit are those of its device. What the host causes comes first and hides none of them; a mode that only observes
+// The conditions of a unit are those of its device. What the node causes comes first and hides none of them; a mode that only observes
 // makes all advisory.
 func TestConditionsOfUnits(t *testing.T) {
 	fault := func(n int, code uint64) health.Observation {

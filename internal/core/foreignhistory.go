@@ -9,7 +9,7 @@ import (
 )
 
 // ForeignHistory means that a checkpoint contains none of the GPUs that the driver lists. It belongs to another
-// host (the state directory came with a cloned image or a moved disk), or every GPU was replaced. The checkpoint's
+// node (the state directory came with a cloned image or a moved disk), or every GPU was replaced. The checkpoint's
 // history was dropped.
 type ForeignHistory struct {
 	HistoryGPUs []gpu.DeviceID // GPUs in the checkpoint, sorted
@@ -37,7 +37,7 @@ func (r Checkpoint) gpuIDs() []gpu.DeviceID {
 }
 
 // findForeignHistory compares the GPUs of a checkpoint with a snapshot. If they have no GPU in common, the
-// checkpoint is another host's, but only if the driver reports the UUIDs of more than half of its GPUs: a GPU
+// checkpoint is another node's, but only if the driver reports the UUIDs of more than half of its GPUs: a GPU
 // without a UUID may be one of the checkpoint. If no device can be read (all GPUs have fallen off the bus) or the
 // driver is not ready, nothing is decided. The result known is true if a GPU of the checkpoint was found.
 func findForeignHistory(history []gpu.DeviceID, reading gpu.Snapshot) (f *ForeignHistory, known bool) {
@@ -66,7 +66,7 @@ func findForeignHistory(history []gpu.DeviceID, reading gpu.Snapshot) (f *Foreig
 }
 
 // withoutForeign returns the state without the history of the checkpoint if the snapshot shows that it is another
-// host's. The ledger drops the conditions of GPUs that are not in the snapshot: see Ledger.Relocate.
+// node's. The ledger drops the conditions of GPUs that are not in the snapshot: see Ledger.Relocate.
 func (s State) withoutForeign(reading gpu.Snapshot) State {
 	if len(s.unconfirmedGPUs) == 0 {
 		return s
@@ -82,7 +82,7 @@ func (s State) withoutForeign(reading gpu.Snapshot) State {
 		*links = slices.DeleteFunc(slices.Clone(*links), func(l gpu.Link) bool { return of(l.A) || of(l.B) })
 		bound := s.Binding
 		s.Binding = inventory.Binding{}
-		if len(*devices) > 0 { // read on this host, while the history was unconfirmed
+		if len(*devices) > 0 { // read on this node, while the history was unconfirmed
 			s.Binding = inventory.Binding{Counts: bound.Counts, Profile: bound.Profile}
 		}
 		s.Foreign = f

@@ -15,7 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
-// otherGPUs returns a host with n GPUs, none of which is in coretest.GPUs(8), at other PCI addresses.
+// otherGPUs returns a node with n GPUs, none of which is in coretest.GPUs(8), at other PCI addresses.
 func otherGPUs(n int) gpu.Snapshot {
 	s := coretest.GPUs(n)
 	for i := range s.Devices {
@@ -38,8 +38,8 @@ func onlyExcluded(excluded ...gpu.Exclusion) gpu.Snapshot {
 	return withExcluded(gpu.Snapshot{Driver: coretest.GPUs(1).Driver}, excluded...)
 }
 
-// A state directory from a cloned image or a moved disk contains GPUs of another host. They are dropped, and not
-// lost. A host whose own GPUs are lost keeps its history.
+// A state directory from a cloned image or a moved disk contains GPUs of another node. They are dropped, and not
+// lost. A node whose own GPUs are lost keeps its history.
 func TestForeignHistoryIsDropped(t *testing.T) {
 	nameless := gpu.Exclusion{Index: 1, Failure: gpu.FailureError, Reason: "no UUID"}
 	slot := gpu.Exclusion{Index: 1, PCI: "0000:11:00.0", Failure: gpu.FailureLost, Reason: "no UUID"}
@@ -109,7 +109,7 @@ func TestForeignHistoryIsDropped(t *testing.T) {
 	}
 }
 
-// An agent ends before it can detect that the history is another host's. The next one finds GPUs of this host in
+// An agent ends before it can detect that the history is another node's. The next one finds GPUs of this node in
 // it, because the first one has read them.
 func TestForeignHistoryIsDroppedByLaterProcess(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(3))
@@ -120,7 +120,7 @@ func TestForeignHistoryIsDroppedByLaterProcess(t *testing.T) {
 	l.restart("boot", "boot")
 	l.read(1)
 	if l.state.Foreign != nil {
-		t.Errorf("dropped while it may be of this machine: %v", l.state.Foreign)
+		t.Errorf("dropped while it may be of this node: %v", l.state.Foreign)
 	}
 	l.restart("boot", "boot")
 	l.restart("boot", "boot") // that process saved its state, and ended before its first snapshot
@@ -150,8 +150,8 @@ func TestForeignHistoryOfUnreadableGPU(t *testing.T) {
 	}
 }
 
-// The agent reads some GPUs of this host and restarts, in any order, before it can detect that the history is
-// another host's.
+// The agent reads some GPUs of this node and restarts, in any order, before it can detect that the history is
+// another node's.
 func TestForeignHistoryOverRandomRestarts(t *testing.T) {
 	for seed := range uint64(1000) {
 		random := rand.New(rand.NewPCG(seed, 3)) //nolint:gosec // repeatable
@@ -238,7 +238,7 @@ func partialSnapshot(machine gpu.Snapshot, random *rand.Rand) gpu.Snapshot {
 	return gpu.NewSnapshot(reading)
 }
 
-// expectOwnGPUs: unhealthy GPUs of this host stay unhealthy, and its GPUs stay in their pools.
+// expectOwnGPUs: unhealthy GPUs of this node stay unhealthy, and its GPUs stay in their pools.
 func (l *restartFixture) expectOwnGPUs(unhealthy map[gpu.DeviceID]bool, pools map[gpu.DeviceID]string) {
 	l.Helper()
 	for id := range unhealthy {
@@ -258,7 +258,7 @@ func (l *restartFixture) expectOwnGPUs(unhealthy map[gpu.DeviceID]bool, pools ma
 	}
 }
 
-// expectNoForeign: nothing of the other host's GPUs is left.
+// expectNoForeign: nothing of the other node's GPUs is left.
 func (l *restartFixture) expectNoForeign(boot string) {
 	l.Helper()
 	for u := range l.state.Allocatable.Units() {

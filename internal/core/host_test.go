@@ -95,12 +95,12 @@ func TestWithHost(t *testing.T) {
 	}
 }
 
-// A change of the host takes effect completely, and is undone completely.
+// A change of the node takes effect completely, and is undone completely.
 func TestHostChanges(t *testing.T) {
 	s, cfg := mpsHost()
 	state := core.NewState(cfg).Read(cfg, testStart, s)
 	u, _ := state.Allocatable.Unit(inventory.UnitID(coretest.GPU(1)) + "::1")
-	want := "unhealthy: MPS control daemon does not answer (pool gpu.mps); action: start the pool's MPS control daemon; clears: daemon answers"
+	want := "unhealthy: MPS control daemon does not answer (pool gpu.mps); action: start the pool's MPS control daemon; cleared by: an answer from the daemon"
 	if got := u.Health.String(); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
@@ -109,7 +109,7 @@ func TestHostChanges(t *testing.T) {
 		t.Errorf("the daemons answer: %s", got)
 	}
 	if got := healthReasons(well.Observe(cfg, testStart.Add(time.Second)).Read(cfg, testStart.Add(time.Minute), s).Allocatable); got != "" {
-		t.Errorf("what is known of the host is forgotten: %s", got)
+		t.Errorf("what is known of the node is forgotten: %s", got)
 	}
 	overlapping := well.WithHost(cfg, testStart, inventory.Host{MPS: well.Host.MPS, Peers: []inventory.PeerDevice{{Agent: "nomad-gpu", At: gpu.WholeGPU(coretest.GPU(0))}}})
 	if overlapping.Allocatable.Equal(well.Allocatable) || len(overlapping.Allocatable.Overlaps()) != 1 {
@@ -120,7 +120,7 @@ func TestHostChanges(t *testing.T) {
 	}
 	twice := overlapping.Allocatable.WithHost(overlapping.Host, cfg.Overlap)
 	if !twice.Equal(overlapping.Allocatable) {
-		t.Errorf("the same host twice: %v", twice.Overlaps())
+		t.Errorf("the same node twice: %v", twice.Overlaps())
 	}
 	if n := len((&inventory.Allocatable{}).Overlaps()) + len((&inventory.Allocatable{}).PolicyWarnings()); n != 0 {
 		t.Errorf("%d of nothing", n)

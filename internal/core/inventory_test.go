@@ -30,7 +30,7 @@ func TestWithhold(t *testing.T) {
 		}
 	}
 	u, _ := got.Unit(id(0))
-	if text, want := u.Health.String(), "unhealthy: held (by pod a/b under nvidia.com/gpu); clears: the workload ends"; text != want {
+	if text, want := u.Health.String(), "unhealthy: held (by pod a/b under nvidia.com/gpu); cleared by: the end of the workload"; text != want {
 		t.Errorf("%q, want %q", text, want)
 	}
 	if _, err := got.Reserve(id(0)); err == nil {
@@ -160,7 +160,7 @@ func TestEqual(t *testing.T) {
 	}
 }
 
-// nvlinkHost returns a host with NVLinks between the given pairs of GPUs.
+// nvlinkHost returns a node with NVLinks between the given pairs of GPUs.
 func nvlinkHost(pairs ...string) *inventory.Allocatable {
 	var links []gpu.Link
 	for _, p := range pairs {

@@ -139,7 +139,7 @@ func TestLogLineOfKnownGPU(t *testing.T) {
 func TestLogLinesAfterReboot(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(2))
 	l.observe(logPosition(500))
-	l.observe(xidEvent(gpuAt(1), 119)) // no agent read its line, because the host was rebooted
+	l.observe(xidEvent(gpuAt(1), 119)) // no agent read its line, because the node was rebooted
 	l.restart("a", "b")
 	l.observe(backlogLine(1, 119, 31), logPosition(40))
 	l.noDriver(gpu.DriverAbsent)

@@ -201,7 +201,7 @@ func (s *ledgerFixture) history() health.GPUHistory {
 	return c
 }
 
-// restartFixture is a host over restarts of its agent. The samples of its GPUs can be set.
+// restartFixture is a node over restarts of its agent. The samples of its GPUs can be set.
 type restartFixture struct {
 	testing.TB
 	cfg     core.Config

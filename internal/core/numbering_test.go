@@ -10,7 +10,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// divided are two agents that divide a host by index, and share the numbers of devices.
+// divided are two agents that divide a node by index, and share the numbers of devices.
 func divided(t *testing.T) (nomad, kube *restartFixture) {
 	half := func(reserved ...int) *restartFixture {
 		l := newRestartFixture(t, reindexed(seq(0, 7)...))
@@ -89,7 +89,7 @@ func TestNumberWithUnidentifiedGPU(t *testing.T) {
 	nomad.expectPools("its UUID is known again", "gpu 0,1,2,3")
 }
 
-// The other host has a higher generation: its numbers must not replace those of this host, here or at other
+// The other node has a higher generation: its numbers must not replace those of this node, here or at other
 // agents.
 func TestForeignHistoryAssignsNoNumbers(t *testing.T) {
 	nomad, kube := divided(t)
@@ -108,7 +108,7 @@ func TestForeignHistoryAssignsNoNumbers(t *testing.T) {
 	}
 	expectShared("at its start")
 	share(shared, kube)
-	expectShared("with a history that may be of this machine")
+	expectShared("with a history that may be of this node")
 	kube.noDriver(gpu.DriverAbsent)
 	expectShared("without a driver")
 	machine := kube.host
@@ -120,7 +120,7 @@ func TestForeignHistoryAssignsNoNumbers(t *testing.T) {
 	kube.expectPools("with its own numbers", "gpu 4,5,6,7")
 }
 
-// A decision while the history was unconfirmed remains when the history turns out to be another host's.
+// A decision while the history was unconfirmed remains when the history turns out to be another node's.
 func TestNumbersWhenHistoryIsConfirmed(t *testing.T) {
 	l := newPolicyFixture(t, inventory.Policy{})
 	l.restart("a", "a")
@@ -150,7 +150,7 @@ func TestNumberIsDroppedIfSharedForAnother(t *testing.T) {
 	nomad.expectPools("GPU 9 has the number of GPU 3, which is the last one now", "gpu 0,1,2,3,9")
 }
 
-// Two agents divide a host by index. One of them starts for the first time after a GPU was removed.
+// Two agents divide a node by index. One of them starts for the first time after a GPU was removed.
 func TestAgentsShareNumbers(t *testing.T) {
 	rule := func(reserve bool, indices ...int) inventory.Rule {
 		return inventory.Rule{Select: gpuIndices(indices...), NotOffered: map[bool]string{true: "for another"}[reserve]}

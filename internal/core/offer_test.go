@@ -22,7 +22,7 @@ func served(n int) inventory.Sharing {
 	return inventory.Sharing{Mode: inventory.MPS, Replicas: n, OnePerRequest: true}
 }
 
-// under returns the inventory of a host under a policy, with the MIG strategy mixed.
+// under returns the inventory of a node under a policy, with the MIG strategy mixed.
 func under(s gpu.Snapshot, p inventory.Policy) *inventory.Allocatable {
 	cfg := core.DefaultConfig()
 	cfg.MIG, cfg.Policy = inventory.MIGMixed, p
@@ -109,7 +109,7 @@ func TestPolicies(t *testing.T) {
 		"nothing is included": {
 			inventory.Policy{Include: []inventory.Selector{{At: "p:1", IDs: []gpu.DeviceID{"GPU-x"}}}, Rules: []inventory.Rule{{Select: gpuIndices(0), Pool: "a"}}},
 			"", strings.Join([]string{"0", "1", "2", "3:0", "3:1", "3:2 " + notIncluded}, " "+notIncluded+"; "),
-			"p:1: selects no device of this machine",
+			"p:1: selects no device of this node",
 		},
 		"unmatched parts in their order": {
 			inventory.Policy{
@@ -119,8 +119,8 @@ func TestPolicies(t *testing.T) {
 				Shares:  []inventory.Share{{Pool: "gpu", Select: inventory.Selector{At: "p:4"}, Sharing: sliced(2)}},
 			},
 			"big: 0 1 2; mig-1g.10gb: 3:0 3:1; mig-3g.40gb.me: 3:2", "",
-			"p:1: selects no device of this machine; p:2: selects no device of this machine, or only such as earlier rules select; " +
-				"p:3: selects no device of this machine, or only such as have a name already; p:4: there is no gpu on this machine to share",
+			"p:1: selects no device of this node; p:2: selects no device of this node, or only such as earlier rules select; " +
+				"p:3: selects no device of this node, or only such as have a name already; p:4: there is no gpu on this node to share",
 		},
 		"one pool, differing shares": {
 			inventory.Policy{Rules: []inventory.Rule{{Select: gpuIndices(0), Pool: "p", Sharing: by(sliced(2))}, {Select: gpuIndices(1), Pool: "p"}, {Select: gpuIndices(2), Pool: "p", Sharing: by(served(2))}}},
@@ -166,7 +166,7 @@ func TestPolicyWarningsNeedCompleteSnapshot(t *testing.T) {
 	three, two := coretest.GPUs(3), coretest.GPUs(2)
 	unreadable := two
 	unreadable.Excluded = []gpu.Exclusion{{Index: 2, Failure: gpu.FailureError, Reason: "Unknown Error"}}
-	unmatched := []string{"p:1: selects no device of this machine, or only such as earlier rules select"}
+	unmatched := []string{"p:1: selects no device of this node, or only such as earlier rules select"}
 	for name, tc := range map[string]struct {
 		readings []gpu.Snapshot
 		want     []string

@@ -105,7 +105,7 @@ func TestManual(t *testing.T) {
 	s.reportXIDs(95)
 	s.reset()
 	s.expectRecovery("after a reset", never)
-	if h := s.ledger.Health(a); h.Clears != "operator" {
+	if h := s.ledger.Health(a); h.Clears != xid.Evidence(0).String() {
 		t.Errorf("clears: %s", h.Clears)
 	}
 	if _, _, err := s.ledger.Clear(s.policy, s.now, health.Command{GPU: a.GPU}); err != nil {
@@ -119,7 +119,7 @@ func TestManual(t *testing.T) {
 	s.check(1)
 	s.setSample(func(v *health.Sample) { v.RecoveryAction = health.RecoveryNone })
 	s.expectRecovery("recovery action None", never)
-	if h := s.ledger.Health(a); h.Clears != "operator" {
+	if h := s.ledger.Health(a); h.Clears != xid.Evidence(0).String() {
 		t.Errorf("clears: %s", h.Clears)
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// generator makes random hosts, policies and requests.
+// generator makes random nodes, policies and requests.
 type generator struct{ *rand.Rand }
 
 func newGenerator(seed uint64) generator {
@@ -126,7 +126,7 @@ func (d generator) host(s gpu.Snapshot) (h inventory.Host) {
 	return h
 }
 
-// Invariants of every policy, host and health state.
+// Invariants of every policy, node and health state.
 func TestAnyPolicy(t *testing.T) {
 	const draws = 1000
 	for seed := range uint64(draws) {

@@ -76,7 +76,7 @@ func TestReserve(t *testing.T) {
 		gpus        gpu.DeviceID // of the devices, with commas
 		nodes, errs string
 	}{
-		{ // the host has no nvidia-modeset
+		{ // the node has no nvidia-modeset
 			parseUnits("2 0 2"), "0 2", gpus, "/dev/nvidia-uvm /dev/nvidia-uvm-tools /dev/nvidia0 /dev/nvidia2 /dev/nvidiactl", "",
 		},
 		{
@@ -86,7 +86,7 @@ func TestReserve(t *testing.T) {
 		{
 			append(parseUnits("3 0"), "GPU-y", "GPU-x"), "", "", "",
 			"unknown device IDs: GPU-x,GPU-y; unhealthy devices: " + string(coretest.GPU(3)) + " is lost: GPU is lost (GPU is lost)" +
-				" since 1970-01-01T00:00Z; action: check slot and power, reboot the host; clears: GPU answers again, or reboot",
+				" since 1970-01-01T00:00Z; action: check slot and power, reboot the node; cleared by: an answer from the GPU, or a reboot",
 		},
 		{nil, "", "", "", ""},
 	} {

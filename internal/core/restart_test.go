@@ -58,7 +58,7 @@ func TestDevicesAfterRestart(t *testing.T) {
 	})
 }
 
-// A driver that is not ready gives no information on devices: they stay, unless the host was rebooted.
+// A driver that is not ready gives no information on devices: they stay, unless the node was rebooted.
 func TestDevicesWithoutADriver(t *testing.T) {
 	unknown := map[gpu.DeviceID]string{coretest.GPU(0): "unknown NVML_UNAVAILABLE", coretest.GPU(1): "unknown NVML_UNAVAILABLE"}
 	well := map[gpu.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "healthy "}
@@ -219,7 +219,7 @@ func (f *randomSim) setWallClock() {
 	f.now, f.bootTime, f.lastRead, f.clockOffset = f.now.Add(d), f.bootTime.Add(d), f.lastRead.Add(d), f.clockOffset+d
 }
 
-// Two hosts have the same random faults, recoveries, commands and restarts. The wall clock of one of them is set
+// Two nodes have the same random faults, recoveries, commands and restarts. The wall clock of one of them is set
 // by days, forward and back, while its agent runs and while it does not. The states of both stay equal.
 func TestClockChangesHaveNoEffect(t *testing.T) {
 	for seed := range uint64(60) {
@@ -292,7 +292,7 @@ func TestRebase(t *testing.T) {
 	}
 }
 
-// A removed GPU is listed as lost for a day. How long the host was off is unknown, because its clock may be wrong
+// A removed GPU is listed as lost for a day. How long the node was off is unknown, because its clock may be wrong
 // at boot.
 func TestForgetWithWrongClockAtBoot(t *testing.T) {
 	l, _ := checkpointWithXID(t)

@@ -42,7 +42,7 @@ func TestScope(t *testing.T) {
 	}
 }
 
-// newMIGState returns a MIG host after one snapshot; "GPU-m" has the instances GI 1 and 2.
+// newMIGState returns a MIG node after one snapshot; "GPU-m" has the instances GI 1 and 2.
 func newMIGState(t *testing.T, tune ...func(*health.Policy)) (core.State, core.Config, gpu.Snapshot) {
 	t.Helper()
 	cfg := core.DefaultConfig()

@@ -214,7 +214,7 @@ func TestMIGStrategies(t *testing.T) {
 
 // A rule that selects only hidden devices has no effect, unless it sets the strategy.
 func TestRulesWithoutEffect(t *testing.T) {
-	const unmatched = "p:1: selects no device of this machine, or only such as earlier rules select"
+	const unmatched = "p:1: selects no device of this node, or only such as earlier rules select"
 	s := coretest.WithMIG(coretest.GPUs(2), 0, "1g.10gb", "1g.10gb")
 	ones := inventory.Selector{At: "p:1", Profiles: []string{"1g.*"}}
 	big := inventory.Selector{At: "p:1", Memory: inventory.Range{Min: 40 << 30}, Indices: gpuIndices(0).Indices}

@@ -10,8 +10,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// State is all that is known of a host: the latest snapshot (including devices that stopped responding), the
-// ledger of conditions, the inventory that follows from both, and what of it takes work on this host now. It is immutable: each method
+// State is all that is known of a node: the latest snapshot (including devices that stopped responding), the
+// ledger of conditions, the inventory that follows from both, and what of it takes work on this node now. It is immutable: each method
 // returns another State. NewState and Restore make one.
 type State struct {
 	Snapshot    gpu.Snapshot
@@ -22,16 +22,16 @@ type State struct {
 	Binding     inventory.Binding
 	Incarnation int                // of the driver: see Inventory.Incarnation
 	Maintenance health.Maintenance // the zero value while the driver may be called
-	Foreign     *ForeignHistory    // the health history that was dropped because it belongs to another host; nil = none was
+	Foreign     *ForeignHistory    // the health history that was dropped because it belongs to another node; nil = none was
 
 	// priorDevices are the devices of the checkpoint, until the first snapshot shows which of them exist. If
 	// rebooted, they are those of an earlier boot.
 	priorDevices []gpu.Device
 	priorLinks   []gpu.Link // links between priorDevices
 	rebooted     bool
-	bootTime     time.Time // when the host booted; zero = unknown
+	bootTime     time.Time // when the node booted; zero = unknown
 
-	unconfirmedGPUs []gpu.DeviceID // GPUs of the checkpoint, sorted, until one of them is found or the checkpoint proves to be another host's
+	unconfirmedGPUs []gpu.DeviceID // GPUs of the checkpoint, sorted, until one of them is found or the checkpoint proves to be another node's
 
 	nodesSeen []string // device nodes of the latest snapshot and those added since, sorted
 
@@ -48,7 +48,7 @@ func NewState(cfg Config) State {
 	return s
 }
 
-// Read applies a snapshot and the health checks that were made with it. If the host was rebooted and the driver is
+// Read applies a snapshot and the health checks that were made with it. If the node was rebooted and the driver is
 // not ready, the devices of the checkpoint stay pending until it is.
 func (s State) Read(cfg Config, now time.Time, reading gpu.Snapshot, checks ...health.Observation) State {
 	s = s.withoutForeign(reading)
@@ -83,7 +83,7 @@ func (s State) Observe(cfg Config, now time.Time, obs ...health.Observation) Sta
 	return s.rebuild(cfg, now)
 }
 
-// WithHost applies the state of the host apart from the driver.
+// WithHost applies the state of the node apart from the driver.
 func (s State) WithHost(cfg Config, now time.Time, h inventory.Host) State {
 	s.Host = h
 	return s.rebuild(cfg, now)
@@ -110,7 +110,7 @@ func (s State) Ignore(cfg Config, now time.Time, o health.Command, until time.Ti
 }
 
 func (s State) rebuild(cfg Config, now time.Time) State {
-	// Until a GPU of the checkpoint is found, the numbers in it may be another host's: no number is added, none is
+	// Until a GPU of the checkpoint is found, the numbers in it may be another node's: no number is added, none is
 	// shared.
 	doubtful := len(s.unconfirmedGPUs) > 0
 	if !doubtful || s.Snapshot.Driver.State != gpu.DriverReady {
@@ -139,10 +139,10 @@ func (s State) Rebind(cfg Config, now time.Time) (State, error) {
 	return s.rebuild(cfg, now), nil
 }
 
-// Numbering returns the numbers of the devices. It is empty while they may be those of another host.
+// Numbering returns the numbers of the devices. It is empty while they may be those of another node.
 func (s State) Numbering() inventory.Numbering { return s.confirmedBinding().Numbering }
 
-// ProposedNumbering returns Numbering with the numbers that new devices will have when the agents of the host have shared them.
+// ProposedNumbering returns Numbering with the numbers that new devices will have when the agents of the node have shared them.
 func (s State) ProposedNumbering() inventory.Numbering { return s.confirmedBinding().Proposed }
 
 func (s State) confirmedBinding() inventory.Binding {
@@ -167,7 +167,7 @@ func (s State) withoutForgotten(p health.Policy, now time.Time, devices []gpu.De
 			return false
 		}
 		if s.bootTime.After(since) {
-			since = s.bootTime // how long the host was off is unknown: the wall clock may have changed at the boot
+			since = s.bootTime // how long the node was off is unknown: the wall clock may have changed at the boot
 		}
 		return now.Sub(since) >= p.RemoveLostAfter
 	}
@@ -200,7 +200,7 @@ func lists(reading gpu.Snapshot, d gpu.Device) bool {
 		slices.ContainsFunc(reading.Excluded, func(e gpu.Exclusion) bool { return e.Matches(d) })
 }
 
-// WithNodes applies a new list of the host's device nodes, in sorted order.
+// WithNodes applies a new list of the node's device nodes, in sorted order.
 //
 // Plans and MissingNodes change immediately. The warning in a unit's health ends immediately too, but begins only
 // with a complete snapshot: each change of a health text is a write on Nomad's servers, and this limits a node
@@ -225,7 +225,7 @@ func (s State) Decisions() []inventory.Decision {
 // Config returns what Inventory was built with.
 func (s State) Config() inventory.Config { return s.built }
 
-// Build returns the inventory of a host that is read for the first time: positions in the policy mean the present
+// Build returns the inventory of a node that is read for the first time: positions in the policy mean the present
 // order of devices.
 func Build(s gpu.Snapshot, l health.Ledger, c Config) *inventory.Inventory {
 	state := State{Snapshot: s, Ledger: l, Binding: inventory.Binding{Numbering: inventory.Numbering{}.Initial(s)}}

@@ -27,7 +27,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 )
 
-// onHosts runs a benchmark on each host.
+// onHosts runs a benchmark on each node.
 func onHosts(b *testing.B, run func(b *testing.B, inv *inventory.Allocatable)) {
 	for _, h := range coretest.Hosts() {
 		h.Snapshot = withDetails(h.Snapshot)

@@ -66,7 +66,7 @@ func TestFirstFingerprint(t *testing.T) {
 	}
 }
 
-// On a new host the GPUs are read some milliseconds before the agents of the host share their device numbers. A fingerprint
+// On a new node the GPUs are read some milliseconds before the agents of the node share their device numbers. A fingerprint
 // without them would remove them from the node.
 func TestFirstFingerprintWaitsForNumbers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -29,7 +29,7 @@ const (
 // groupFile is the file of announced group names. Its methods block as long as the disk does; one goroutine calls them.
 type groupFile struct {
 	path string
-	boot string                            // the host's boot ID; "" = unknown
+	boot string                            // the node's boot ID; "" = unknown
 	read func(path string) ([]byte, error) // readGroupFile, but in tests
 	log  *slog.Logger
 }
@@ -74,7 +74,7 @@ func readGroupFile(path string) ([]byte, error) { return statefile.Read(path, ma
 // groupFileText is the content of the file.
 type groupFileText struct {
 	Version  int            `json:"version"`
-	Boot     string         `json:"boot"` // the host's boot ID when it was written; "" = unknown
+	Boot     string         `json:"boot"` // the node's boot ID when it was written; "" = unknown
 	Topology []topologyText `json:"topology"`
 	Names    []nameText     `json:"names"`
 }
@@ -132,7 +132,7 @@ func encodeGroups(a assignment, boot string) ([]byte, error) {
 	return append(text, '\n'), err
 }
 
-// decodeGroups parses the text of the file on a host with this boot ID, and returns the boot ID in the text. The host has
+// decodeGroups parses the text of the file on a node with this boot ID, and returns the boot ID in the text. The node has
 // booted in between if both are known and differ. After a boot no topology group counts as announced: no task runs any
 // more, so a GPU may be assigned by its present links. Entries that were unused for too many boots are left out.
 func decodeGroups(text []byte, boot string) (assignment, string, error) {

@@ -15,7 +15,7 @@ import (
 // of groups.
 const unusedBoots = 8
 
-// maxNames bounds the group names that are remembered, and the topology groups. A host has some tens of each; a program
+// maxNames bounds the group names that are remembered, and the topology groups. A node has some tens of each; a program
 // that changes the policy could create any number of names.
 const maxNames = 1024
 

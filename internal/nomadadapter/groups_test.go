@@ -203,8 +203,8 @@ func TestDescriptionOfTwoFaults(t *testing.T) {
 	inv := inventoryWith(defaultCore(), coretest.GPUs(2), health.Observation{At: at, Kind: health.XID, Code: 48}, failed, failed)
 	text := firstGroups(inv)[0].Devices[1].HealthDesc
 	for _, want := range []string{
-		"unhealthy: row remapping failed since ", "; recovery action: GPU reset; action: run field diagnostics, replace the GPU if they fail; clears: operator; also ",
-		"; also unhealthy: XID 48 uncorrectable memory error since ", "; action: drain and reset the GPU; clears: ",
+		"unhealthy: row remapping failed since ", "; recovery action: GPU reset; action: run field diagnostics, replace the GPU if they fail; cleared by: an operator (command clear); also ",
+		"; also unhealthy: XID 48 uncorrectable memory error since ", "; action: drain and reset the GPU; cleared by: ",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in %q", want, text)

@@ -22,7 +22,7 @@ const (
 
 // PersistGroups makes the plugin save the names of the groups that it announces in the state directory, and announce them
 // again after a restart: Nomad loses the allocation of a device that moves to a group of another name. bootID returns the
-// host's boot ID from procfs at procRoot ("" = /proc). Call it before Serve; without it names are not saved.
+// node's boot ID from procfs at procRoot ("" = /proc). Call it before Serve; without it names are not saved.
 //
 //	plugin   process 1: A = B in "NVLink A" ........ ends    process 2: A and B in "NVLink A"
 //	links                       A   B

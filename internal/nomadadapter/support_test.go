@@ -218,7 +218,7 @@ func lost(n int) health.Observation {
 }
 
 // lostText is the health of a GPU that was lost at time 0.
-const lostText = "lost: GPU is lost (not listed by the driver) since 1970-01-01T00:00Z; action: check slot and power, reboot the host; clears: GPU answers again, or reboot"
+const lostText = "lost: GPU is lost (not listed by the driver) since 1970-01-01T00:00Z; action: check slot and power, reboot the node; cleared by: an answer from the GPU, or a reboot"
 
 // logBuffer is a log by lines.
 type logBuffer struct{ logbuffer.Buffer }

@@ -35,7 +35,7 @@ type previousTopology struct {
 	boots int
 }
 
-// with assigns a topology group to the GPUs of inv that have none. A GPU that had one before the host booted, and has no
+// with assigns a topology group to the GPUs of inv that have none. A GPU that had one before the node booted, and has no
 // links (or NUMA node) now, gets the same again; it stays in previous until its links confirm it.
 //
 //	before a boot   A = B = C in "NVLink A", D in none
@@ -175,7 +175,7 @@ func previousIsland(ids []gpu.DeviceID, previous map[topologyKey]previousTopolog
 	return most
 }
 
-// islandNames returns the possible names of an island, the preferred first: PCI addresses are the same on all hosts of a
+// islandNames returns the possible names of an island, the preferred first: PCI addresses are the same on all nodes of a
 // model, and stay when a GPU is replaced.
 func islandNames(ids []gpu.DeviceID, slots map[gpu.DeviceID]gpu.PCIAddress) (names []topologyGroup) {
 	for _, id := range ids {

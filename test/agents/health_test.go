@@ -35,7 +35,7 @@ func TestOperatorsCommands(t *testing.T) {
 		if _, page := a.get("/inventory"); err != nil || a.program == k8sGPU && page != out {
 			a.Errorf("%v: /inventory differs from inspect --json:\n%s", err, out)
 		}
-		a.metrics(`tandem_device_condition{action="reboot the machine",cause="XID_79",ci="",gi="",gpu="`+id+`",simulated="true",state="lost"} 1`,
+		a.metrics(`tandem_device_condition{action="reboot the node",cause="XID_79",ci="",gi="",gpu="`+id+`",simulated="true",state="lost"} 1`,
 			`tandem_xid_errors_total{gpu="`+id+`",xid="79"} 0`, // a simulated fault is not counted
 			`tandem_allocation_errors_total{resource="nvidia.com/gpu"} 1`)
 

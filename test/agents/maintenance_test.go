@@ -105,7 +105,7 @@ func (a *agent) offers(slots ...int) bool {
 	return slices.Equal(healthy, want)
 }
 
-// A policy divides the GPUs of a host. Without it both agents log what they both offer. If a GPU is removed, so that
+// A policy divides the GPUs of a node. Without it both agents log what they both offer. If a GPU is removed, so that
 // indices change, each agent still offers its own, also after it was killed, until an operator binds the indices again.
 func TestDividedHost(t *testing.T) {
 	t.Parallel()

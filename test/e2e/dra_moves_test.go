@@ -25,7 +25,7 @@ const (
 // apis are those between which GPUs move.
 var apis = []string{"device-plugin", "dra", "nomad"}
 
-// moves is a host whose GPUs move between a kubelet's device plugins, its DRA driver and Nomad.
+// moves is a node whose GPUs move between a kubelet's device plugins, its DRA driver and Nomad.
 type moves struct {
 	*draCluster
 	nomad   *agent

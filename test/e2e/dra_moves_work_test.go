@@ -14,7 +14,7 @@ import (
 // worksWait is how long work waits for a GPU until it gives up: there may be none of its API.
 const worksWait = 8 * time.Second
 
-// startWorks has pods with claims, pods with extended resources and Nomad jobs come and go on a host whose GPUs move between the three: two of
+// startWorks has pods with claims, pods with extended resources and Nomad jobs come and go on a node whose GPUs move between the three: two of
 // each kind at a time on a machine of eight GPUs, and more, with less for each GPU, on a greater one.
 func startWorks(t *testing.T, c *cluster, nomad *agent, gpus int, seed uint64) *works {
 	t.Helper()

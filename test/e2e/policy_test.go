@@ -22,7 +22,7 @@ const model = "NVIDIA H100 80GB HBM3"
 // noDaemon is why a unit of MPS takes no work.
 const noDaemon = "MPS control daemon does not answer"
 
-// sharedHistory is the state directory of two agents on one host.
+// sharedHistory is the state directory of two agents on one node.
 const sharedHistory = "history"
 
 func policyDir() string { return filepath.Join(stateDir(), "policy") }

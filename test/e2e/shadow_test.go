@@ -49,7 +49,7 @@ func ofKind(r shadow.Report, kind shadow.Kind) (found []shadow.Difference) {
 	return found
 }
 
-// showProcesses shows the processes of this sandbox beneath the machine's root, as procfs of a host would.
+// showProcesses shows the processes of this sandbox beneath the machine's root, as procfs of a node would.
 func showProcesses(t *testing.T, m *simdriver.Machine) {
 	t.Helper()
 	processes, err := filepath.Glob("/proc/[0-9]*")

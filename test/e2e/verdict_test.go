@@ -52,7 +52,7 @@ func TestOneFault(t *testing.T) {
 	second, other := f.kube.addNode(t, containerd2, "l40s")
 	f.second = second
 	f.kube.setKernelLog(t, kernel.profile)
-	second.setKernelLog(t, `{"defaultAction": "SCMP_ACT_ALLOW"}`) // of another machine
+	second.setKernelLog(t, `{"defaultAction": "SCMP_ACT_ALLOW"}`) // of another node
 	f.kube.deployPlugin(t, f.machine.Root, "k8s-history", "parts/kernel-log")
 	f.kube.awaitGPUs(t, 8, 8)
 	second.awaitGPUs(t, 8, 8)
@@ -247,7 +247,7 @@ func (f *oneFault) sameWords(t *testing.T) (also string) {
 	return also
 }
 
-// elsewhere has work ask for all other GPUs of the machine, then for one more, and for one of this machine.
+// elsewhere has work ask for all other GPUs of the node, then for one more, and for one of this node.
 func (f *oneFault) elsewhere(t *testing.T) {
 	fleetJob{name: "rest", gpus: 7}.submit(t) // only this machine has so many
 	f.podOn(t, "rest", f.kube.kubeNode, 6)    // the scheduler counts seven, of which the pod held has one

@@ -68,7 +68,7 @@ func (h *host) state(agent string) string {
 	return filepath.Join(h.dir, agent)
 }
 
-// config is what both agents are told of the host, by the names of Nomad's config block, and more.
+// config is what both agents are told of the node, by the names of Nomad's config block, and more.
 func (h *host) config(agent string, more map[string]string) map[string]string {
 	c := map[string]string{
 		"driver_root": h.Root, "dev_root": h.Root, "sysfs_root": h.Root + "/sys", "procfs_root": h.Root + "/proc",

@@ -26,7 +26,7 @@ func (r *run) reserveAll(ctx context.Context) {
 		g, err = r.kubelet.Grant(ctx, views[id].Name, id)
 		forKubelet = append(forKubelet, r.checkGrant(g, err, "NVIDIA_VISIBLE_DEVICES", id))
 	}
-	detail := fmt.Sprintf("%d devices, each alone: variables, device nodes on this host", len(devices))
+	detail := fmt.Sprintf("%d devices, each alone: variables, device nodes on this node", len(devices))
 	r.check(part, "Nomad", detail, errors.Join(forNomad...))
 	r.check(part, "kubelet", detail, errors.Join(forKubelet...))
 	const unknown = "GPU-00000000-0000-0000-0000-000000000000"

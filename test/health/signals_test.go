@@ -167,7 +167,7 @@ func TestWithoutEvents(t *testing.T) {
 	})
 }
 
-// XIDs in the kernel log count for the GPUs of this machine, by their PCI addresses.
+// XIDs in the kernel log count for the GPUs of this node, by their PCI addresses.
 func TestKernelLog(t *testing.T) {
 	m := newHealthyAgent(t, "h100x8")
 	text, err := os.ReadFile("testdata/node.kmsg")

@@ -156,5 +156,5 @@ func (p *Plugin) nodes(ids []string) (paths []string) {
 	return slices.Compact(paths)
 }
 
-// CommonNodes are those that every container gets beside, if the host has them.
+// CommonNodes are those that every container gets beside, if the node has them.
 var CommonNodes = []string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"}

@@ -23,7 +23,7 @@ const defaultHead = `# Settings of the service k8s-gpu. An upgrade of the packag
 # NVIDIA_VISIBLE_DEVICES for NVIDIA's container runtime, and CDI names beside it while the specification can be used. As in the DaemonSet.
 DEVICE_LIST_STRATEGY=auto
 
-# The page and the metrics have no authentication. Prometheus on another machine needs an address of this one, such as :9410.
+# The page and the metrics have no authentication. Prometheus on another node needs an address that it can reach, such as :9410.
 HTTP_ADDRESS=127.0.0.1:9410
 
 # All variables, with their defaults.

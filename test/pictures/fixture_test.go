@@ -67,9 +67,9 @@ func h100x8() node {
 func fault(d *report.Device, since time.Time) {
 	d.State, d.Cause, d.Since, d.Schedulable = health.Unhealthy, "XID_95", since, false
 	d.RecoveryAction, d.Action = "GPU reset", "drain and reset the GPU"
-	d.Clears = "recovery action None, reset seen or reboot, and complete checks for 1m0s"
+	d.Clears = "recovery action None, a reset or a reboot, and complete checks for 1m0s"
 	d.Health = "unhealthy: XID 95 uncontained memory error since " + since.Format("2006-01-02T15:04Z07:00") +
-		"; recovery action: GPU reset; action: " + d.Action + "; clears: " + d.Clears
+		"; recovery action: GPU reset; action: " + d.Action + "; cleared by: " + d.Clears
 }
 
 // did is what GPU i did at a time of the hour; false if it did not answer.

@@ -67,7 +67,7 @@ func TestPageOfTwoFaults(t *testing.T) {
 		Action: "run field diagnostics", Clears: "InfoROM valid",
 	})
 	p := open(t, n.serve(t), wide)
-	p.shows("1 problem", "GPU 7 ✖ unhealthy", "what to do "+bad.Action, "also INFOROM_CORRUPT; what to do: run field diagnostics; clears with: InfoROM valid")
+	p.shows("1 problem", "GPU 7 ✖ unhealthy", "what to do "+bad.Action, "also INFOROM_CORRUPT; what to do: run field diagnostics; cleared by: a valid InfoROM")
 }
 
 // views are those of the screenshots in the documents.

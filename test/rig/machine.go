@@ -67,14 +67,14 @@ type Machine struct {
 	Simulated *simdriver.Machine // nil on a real one
 }
 
-// FindMachine takes this host's GPUs where there are any, else it makes up a machine in dir.
+// FindMachine takes this node's GPUs where there are any, else it makes up a machine in dir.
 func FindMachine(ctx context.Context, dir, name string) (Machine, error) {
 	if name == "" {
 		n, err := realGPUs()
 		if err == nil && n > 0 {
 			return Machine{
 				Roots: core.Roots{Driver: "/", Dev: "/", Sys: "/sys", Proc: "/proc"},
-				What:  fmt.Sprintf("this host's %d GPU(s) and driver; nothing is taken away from it", n),
+				What:  fmt.Sprintf("this node's %d GPU(s) and driver; nothing is taken away from it", n),
 			}, nil
 		}
 		slog.Info("no GPU here", "error", err)
@@ -86,12 +86,12 @@ func FindMachine(ctx context.Context, dir, name string) (Machine, error) {
 	}
 	return Machine{
 		Roots:     core.Roots{Driver: sim.Root, Dev: sim.Root, Sys: sim.Root + "/sys", Proc: sim.Root + "/proc"},
-		What:      "simulated, " + name + " (this host has no NVIDIA driver)",
+		What:      "simulated, " + name + " (this node has no NVIDIA driver)",
 		Simulated: sim,
 	}, nil
 }
 
-// realGPUs counts the GPUs of this host.
+// realGPUs counts the GPUs of this node.
 func realGPUs() (int, error) {
 	s, err := nvidia.Open(nvidia.Options{Roots: core.Roots{}})
 	if err != nil {

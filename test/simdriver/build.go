@@ -21,7 +21,7 @@ const LibraryName = "libnvidia-ml.so.1"
 //go:embed lib/*.c lib/*.h lib/keys.def
 var sources embed.FS
 
-// ErrNoCompiler means that this host has no C compiler to build the library with.
+// ErrNoCompiler means that this node has no C compiler to build the library with.
 var ErrNoCompiler = errors.New("no C compiler (cc) found")
 
 // Build writes the library into dir and returns its path. The compiled library is cached by content in the user's cache folder, so

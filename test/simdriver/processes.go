@@ -39,7 +39,7 @@ func (m *Machine) StartProcess(slot, pid, mib int, at ...At) error {
 	})
 }
 
-// UseProcess makes a process of this host, such as the task of a job, one that uses memory of a GPU in MiB: the driver lists it until
+// UseProcess makes a process of this node, such as the task of a job, one that uses memory of a GPU in MiB: the driver lists it until
 // EndProcess, and procfs shows it and its ancestors for as long as they run, in their control groups.
 func (m *Machine) UseProcess(slot, pid, mib int) error {
 	for at := pid; at > 0; {
@@ -67,7 +67,7 @@ func parentOf(pid int) (parent int, err error) {
 	return parent, err
 }
 
-// EndProcess ends a simulated process, or the use of a GPU by one of this host: procfs does not show it any more, and the driver does not list it.
+// EndProcess ends a simulated process, or the use of a GPU by one of this node: procfs does not show it any more, and the driver does not list it.
 func (m *Machine) EndProcess(pid int) error {
 	return m.edit(func(c *conf) error {
 		for _, slot := range c.slots() {

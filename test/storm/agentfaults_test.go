@@ -120,7 +120,7 @@ var (
 	bootField  = regexp.MustCompile(`("[Bb]ootID"): "[^"]*"`) // of a history, and of the file of an agent
 )
 
-// makeForeign replaces a file by that of another machine of the same model: other GPUs at the same addresses, with a later numbering.
+// makeForeign replaces a file by that of another node of the same model: other GPUs at the same addresses, with a later numbering.
 func makeForeign(path string, sameBoot bool) error {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -137,7 +137,7 @@ func makeForeign(path string, sameBoot bool) error {
 	return os.WriteFile(path, text, 0o600)
 }
 
-// foreignHistory gives the agent the history of another machine between two processes.
+// foreignHistory gives the agent the history of another node between two processes.
 func (a *agent) foreignHistory(*fault) error {
 	a.stop()
 	text, err := os.ReadFile(a.historyPath())
@@ -152,7 +152,7 @@ func (a *agent) foreignHistory(*fault) error {
 	return makeForeign(a.historyPath(), a.p.random.IntN(2) == 0)
 }
 
-// foreignDirectory gives both agents the state directory of another machine, with records of its GPUs.
+// foreignDirectory gives both agents the state directory of another node, with records of its GPUs.
 func (p *twoAgents) foreignDirectory(*fault) error {
 	for _, a := range p.agents {
 		if a.ready() == nil {

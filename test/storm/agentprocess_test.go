@@ -81,7 +81,7 @@ type offeredUnit struct {
 	Health      string
 }
 
-// agentProcess is an agent in a process of its own: a monitor, a history and a host watcher, composed as the commands do.
+// agentProcess is an agent in a process of its own: a monitor, a history and a node watcher, composed as the commands do.
 type agentProcess struct {
 	*monitor.Monitor
 	options startOptions

@@ -11,7 +11,7 @@ import (
 
 // period is a time within which no device may change its pool or its agent, as a workload may use it.
 type period struct {
-	bindings   int // counts the losses of the bindings of both agents: a state directory of another machine
+	bindings   int // counts the losses of the bindings of both agents: a state directory of another node
 	generation int // of the numbering, which a rebind increments
 	policy     int
 }
@@ -77,8 +77,8 @@ func (d *assignments) check(agent string, o *offered) error {
 		switch other, again := pools[u.Device]; {
 		case again && other != u.Pool:
 			return fmt.Errorf("%s offers %s in two pools: %s and %s", agent, u.Device, other, u.Pool)
-		case !d.known[u.GPU] && o.Ready && !o.Unidentified: // else the history may be that of this machine
-			return fmt.Errorf("%s lists %s (%s), which was never in this machine", agent, u.Device, u.Health)
+		case !d.known[u.GPU] && o.Ready && !o.Unidentified: // else the history may be that of this node
+			return fmt.Errorf("%s lists %s (%s), which was never in this node", agent, u.Device, u.Health)
 		case u.Schedulable && d.faulty[agent][u.GPU]:
 			return fmt.Errorf("%s offers %s, whose fault was in its history and which nothing has repaired", agent, u.Device)
 		}

@@ -18,7 +18,7 @@
 // TestStormOfTwoAgents has both agents, each in a process of its own, with a policy by index and count that divides the machine: GPUs
 // are removed, added and reordered, agents end, are killed, can't open files, and find the history or the state directory of another
 // machine; files of agents are damaged, of a later version, unreadable and locked; the wall clock jumps. In a period, which a rebind or another policy ends, a device is in one pool of one agent; no GPU of
-// another machine is listed as lost; nothing of a valid history is lost.
+// another node is listed as lost; nothing of a valid history is lost.
 //
 //	plan (from a seed) -> simulated machine -> two agents -> inventories -> assignments: who offers what, by period
 //

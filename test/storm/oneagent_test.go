@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
@@ -157,7 +158,7 @@ func onePool(inv *inventory.Allocatable) error {
 // hardestFirst returns an error if the health of a unit is a condition that ends by itself or by a reset, while an equally bad one of its
 // GPU has to be cleared by an operator.
 func hardestFirst(inv *inventory.Allocatable) error {
-	operatorOnly := func(h health.Health) bool { return h.Clears == "operator" }
+	operatorOnly := func(h health.Health) bool { return h.Clears == xid.Evidence(0).String() }
 	for u := range inv.Units() {
 		all := inv.Conditions(u)
 		for _, h := range all {

@@ -28,7 +28,7 @@ type twoAgents struct {
 	repaired   map[int]time.Time  // when a GPU may have looked repaired last, by slot
 	unreadable map[int]unreadable // by slot
 	folderLock *os.File           // of the folder of the agents
-	foreign    map[string]bool    // agents that have found the history of another machine since the last quiet period
+	foreign    map[string]bool    // agents that have found the history of another node since the last quiet period
 }
 
 // unreadable is the latest time in which a GPU could not always be read.
@@ -224,7 +224,7 @@ func (p *twoAgents) checkFiles() {
 			}
 		}
 		if p.foreign[a.name] != (len(aside) > 0) {
-			p.fail("%s found the history of another machine: %v, set aside: %v", a.name, p.foreign[a.name], aside)
+			p.fail("%s found the history of another node: %v, set aside: %v", a.name, p.foreign[a.name], aside)
 		}
 	}
 	clear(p.foreign)

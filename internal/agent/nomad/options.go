@@ -13,7 +13,7 @@ func AgentOptions(s config.Nomad) agent.Options {
 	}
 }
 
-// cdiOptions are those of the CDI specifications. The vendor differs from that of k8s-gpu, which may run on the same host.
+// cdiOptions are those of the CDI specifications. The vendor differs from that of k8s-gpu, which may run on the same node.
 func cdiOptions(s config.Nomad) cdi.Options {
 	roots := s.Core.Roots // of the host: Nomad starts the plugin there
 	return cdi.Options{

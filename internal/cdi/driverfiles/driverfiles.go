@@ -113,7 +113,7 @@ const (
 	MOFED   = string(nvcdi.ModeMofed)   // RDMA adapters of Mellanox
 )
 
-// ReadDevice returns the specification of the devices of a class, which are one CDI device ("all"); nil if the host has none.
+// ReadDevice returns the specification of the devices of a class, which are one CDI device ("all"); nil if the node has none.
 func ReadDevice(r Request, vendor, class, hostDevRoot string) (*specs.Spec, error) {
 	r.Root, r.HostRoot = filepath.Clean("/"+r.Root), filepath.Clean("/"+r.HostRoot)
 	edits, err := call(func() (specs.ContainerEdits, error) {

@@ -234,7 +234,7 @@ func TestLibraries(t *testing.T) {
 	}
 }
 
-// A class of devices has a specification if the host has them.
+// A class of devices has a specification if the node has them.
 func TestDevices(t *testing.T) {
 	r := driver(t)
 	for _, class := range []string{GDS, MOFED, GDRCopy} {

@@ -17,7 +17,7 @@ import (
 // AllDevices is the name of the CDI device that has all devices of a specification that are present.
 const AllDevices = "all"
 
-// controlNodes are the device nodes that each container gets, as far as the host has them: those of NVIDIA's library.
+// controlNodes are the device nodes that each container gets, as far as the node has them: those of NVIDIA's library.
 var controlNodes = []string{"/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidiactl"}
 
 // Input is what a specification of GPUs and MIG instances is built from.
@@ -25,7 +25,7 @@ type Input struct {
 	Kind    string                // vendor and class
 	Devices []gpu.Device          // in canonical order, also those that are lost, unhealthy or not offered
 	Lost    map[gpu.DeviceID]bool // those that the driver does not list any more
-	Nodes   []string              // NVIDIA's device nodes of the host, sorted: see gpu.Snapshot
+	Nodes   []string              // paths of NVIDIA's device nodes, sorted: see gpu.Snapshot
 	DRM     map[gpu.PCIAddress]DRM
 	DevRoot string // folder on the host that has dev/nvidia0 ...: "/"
 	Indices bool   // containers get devices by index: one without such a name is not defined

@@ -211,8 +211,8 @@ sharing: {timeSlicing: {resources: [{name: mig-7g.80gb, replicas: 2}]}}
 		t.Error(diff)
 	}
 	want = []string{
-		"c.yaml:9: policy.rules[2].select: selects no device of this machine, or only such as earlier rules select",
-		"c.yaml:10: sharing.timeSlicing.resources[0]: there is no mig-7g.80gb on this machine to share",
+		"c.yaml:9: policy.rules[2].select: selects no device of this node, or only such as earlier rules select",
+		"c.yaml:10: sharing.timeSlicing.resources[0]: there is no mig-7g.80gb on this node to share",
 	}
 	if diff := cmp.Diff(want, inv.PolicyWarnings()); diff != "" {
 		t.Error(diff)

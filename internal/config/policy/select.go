@@ -61,7 +61,7 @@ func readUUID(v value) (gpu.DeviceID, bool) {
 	return gpu.DeviceID(text), true
 }
 
-// maxIndex limits indices, and with them the length of a range. No host has so many GPUs.
+// maxIndex limits indices, and with them the length of a range. No node has so many GPUs.
 const maxIndex = 255
 
 // readIndices reads "0", "2-4" or "0:1" from a scalar.

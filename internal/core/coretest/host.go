@@ -9,14 +9,14 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// Host is a host of the benchmarks.
+// Host is a node of the benchmarks.
 type Host struct {
 	Units    int // number of units
 	Snapshot gpu.Snapshot
 	Config   core.Config
 }
 
-// Hosts returns the hosts of the benchmarks in the order of their units: 8 GPUs; 64 GPUs, more than any host has, for what grows
+// Hosts returns the nodes of the benchmarks in the order of their units: 8 GPUs; 64 GPUs, more than any node has, for what grows
 // with GPUs; 16 GPUs by 16 shares; 16 GPUs of seven MIG instances by 10 shares; 16 GPUs by 100 shares. The last two are the
 // largest that are supported.
 func Hosts() []Host {
@@ -30,7 +30,7 @@ func Hosts() []Host {
 	}
 }
 
-// Allocatable returns what takes work on the host, whose GPUs are healthy.
+// Allocatable returns what takes work on the node, whose GPUs are healthy.
 func (h Host) Allocatable() *inventory.Allocatable {
 	return core.Build(h.Snapshot, health.Ledger{}, h.Config).WithoutHost()
 }

@@ -15,7 +15,7 @@ type DeviceID string
 // the same value, 0xFFFFFFFF, in an event that can't be attributed to an instance (nvmlEventData_t).
 const Whole = ^uint32(0)
 
-// Placement is a location on a host: the node, a GPU, a GPU instance (GI) or a compute instance (CI). A Placement
+// Placement is a location: the node, a GPU, a GPU instance (GI) or a compute instance (CI). A Placement
 // without a GPU is the node.
 type Placement struct {
 	GPU    DeviceID // the physical GPU, also for a MIG instance; "" = the node

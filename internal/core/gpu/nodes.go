@@ -7,13 +7,13 @@ import (
 	"strings"
 )
 
-// Device nodes of which a host has one each.
+// Device nodes of which a node has one each.
 const (
 	controlNodePath = "/dev/nvidiactl"
-	uvmNodePath     = "/dev/nvidia-uvm" // unified memory, which CUDA requires; often created by the first CUDA program on the host
+	uvmNodePath     = "/dev/nvidia-uvm" // unified memory, which CUDA requires; often created by the first CUDA program on the node
 )
 
-// IMEXChannelNode is the device node of IMEX channel 0, by which workloads of several hosts share memory over NVLink. Channel 0 is
+// IMEXChannelNode is the device node of IMEX channel 0, by which workloads of several nodes share memory over NVLink. Channel 0 is
 // the only one that NVIDIA's k8s-device-plugin gives to containers.
 const IMEXChannelNode = "/dev/nvidia-caps-imex-channels/channel0"
 

@@ -31,13 +31,13 @@ type Driver struct {
 	Reason  string // why State is not DriverReady; one line, the same for each retry
 }
 
-// Snapshot is one complete enumeration of a host's devices. NewSnapshot, NoDriver and Unavailable build one.
+// Snapshot is one complete enumeration of a node's devices. NewSnapshot, NoDriver and Unavailable build one.
 type Snapshot struct {
 	Driver   Driver
 	Devices  []Device    // in canonical order: full GPUs, also those in MIG mode, and MIG instances
 	Excluded []Exclusion // devices that can't be read
 	Links    []Link      // between full GPUs; A comes before B in canonical order
-	Nodes    []string    // paths of NVIDIA's device nodes on the host, sorted: "/dev/nvidia0"
+	Nodes    []string    // paths of NVIDIA's device nodes, sorted: "/dev/nvidia0"
 	Unloaded bool        // the kernel module was unloaded
 }
 
@@ -73,12 +73,12 @@ func NewSnapshot(s Snapshot) Snapshot {
 	return s
 }
 
-// NoDriver returns the snapshot of a host whose driver can't be called.
+// NoDriver returns the snapshot of a node whose driver can't be called.
 func NoDriver(state DriverState, reason string) Snapshot {
 	return Snapshot{Driver: Driver{State: state, Reason: reason}}
 }
 
-// Unavailable returns the snapshot of a host whose driver failed with err: DriverAbsent for ErrNoDriver, else
+// Unavailable returns the snapshot of a node whose driver failed with err: DriverAbsent for ErrNoDriver, else
 // DriverFailed.
 func Unavailable(err error) Snapshot {
 	state := DriverFailed

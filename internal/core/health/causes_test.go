@@ -48,7 +48,7 @@ var advice = map[Reason]string{
 	ReasonNeedsService:   "it came back too often ([`recovery_limit`](configuration.md)). `clear --gpu ...` after the diagnostics",
 	ReasonWithdrawn:      "nothing: the unit disappears in two seconds",
 	ReasonNoMPS:          "[MPS](sharing.md#mps) has what runs it, and its log the reason",
-	ReasonOverlap:        "with `overlap = \"refuse\"`, the default: [two agents on one host](policy.md#two-agents-on-one-host)",
+	ReasonOverlap:        "with `overlap = \"refuse\"`, the default: [two agents on one node](policy.md#two-agents-on-one-node)",
 	ReasonHeld:           "the text names the pod; end it, or wait",
 	ReasonNoIMEX:         "with `--imex-required` only",
 	ReasonNoCDI:          "the text has the reason; [what to check](cdi.md)",
@@ -72,7 +72,7 @@ func TestDocument(t *testing.T) {
 
 func causes(t *testing.T) string {
 	var b strings.Builder
-	b.WriteString("\n| cause | meaning | state | ends when | what to do |\n|---|---|---|---|---|\n")
+	b.WriteString("\n| cause | meaning | state | cleared by | what to do |\n|---|---|---|---|---|\n")
 	for i, m := range meanings[1:] {
 		r := Reason(i + 1)
 		if advice[r] == "" {
@@ -92,22 +92,20 @@ func causes(t *testing.T) string {
 		if m.action != "" {
 			action = m.action + "; " + action
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", name, cmp.Or(m.text, "reported by the driver"), state, ends(r, m), action)
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", name, cmp.Or(m.text, "reported by the driver"), state, clearedBy(r, m), action)
 	}
 	return b.String() + "\n"
 }
 
-// ends is the evidence that ends a condition.
-func ends(r Reason, m meaning) string {
+// clearedBy is the evidence that clears a condition.
+func clearedBy(r Reason, m meaning) string {
 	switch {
 	case r == ReasonXID, r == ReasonEvent:
 		return "by code"
 	case m.clearsText != "":
 		return m.clearsText
 	case r == ReasonWithdrawn:
-		return "it is removed"
-	case m.clears == 0:
-		return "an operator clears it"
+		return "its removal"
 	}
 	return m.clears.String()
 }

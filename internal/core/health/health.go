@@ -48,7 +48,7 @@ type Health struct {
 	Action         string         // what an operator should do
 	Clears         string         // the evidence that clears the condition
 	Limitations    string         // what can't be monitored on this GPU: "no XID events"
-	MissingNodes   string         // device nodes that are missing on the host: "/dev/nvidia-uvm: run nvidia-modprobe -c0 -u"
+	MissingNodes   string         // device nodes that are missing on the node: "/dev/nvidia-uvm: run nvidia-modprobe -c0 -u"
 	Simulated      bool           // the condition was simulated by an operator
 	Advisory       bool           // reported only: the unit takes work in any state (ModeObserve)
 }
@@ -73,7 +73,7 @@ const maxHealthText = 200
 
 // String returns the health as one line of at most 200 bytes, as both orchestrators and all logs show it:
 //
-//	unhealthy: XID 95 uncontained memory error since 2026-11-20T10:31Z; recovery action: GPU reset; action: drain and reset the GPU; clears: reset seen
+//	unhealthy: XID 95 uncontained memory error since 2026-11-20T10:31Z; recovery action: GPU reset; action: drain and reset the GPU; cleared by: reset seen
 func (h Health) String() string {
 	text := h.State.String()
 	if h.State == Healthy {
@@ -97,7 +97,7 @@ func (h Health) String() string {
 		rest.WriteString("; action: " + h.Action)
 	}
 	if h.Clears != "" {
-		rest.WriteString("; clears: " + h.Clears)
+		rest.WriteString("; cleared by: " + h.Clears)
 	}
 	rest.WriteString(h.limits())
 	const head = 80 // least space for state and cause

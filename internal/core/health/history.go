@@ -24,7 +24,7 @@ type GPUHistory struct {
 	FaultCounts       []FaultCount // XIDs and events, by code
 
 	checked        time.Time // latest complete check since the agent started
-	onlyGPU        bool      // no other GPU is known on this host
+	onlyGPU        bool      // no other GPU is known on this node
 	lastCheck      LastCheck
 	responding     bool // the latest observation shows that it responds
 	completeChecks int  // consecutive complete checks: a lost GPU needs several before it counts as responding

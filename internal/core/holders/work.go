@@ -23,7 +23,7 @@ type Work struct {
 	Claim        string // name of the resource claim through which a pod has the device; "" = a device plugin
 }
 
-// String names the work for operators of the host, without its container or task: "pod default/train", "claim default/train", of a pod that has
+// String names the work for operators of the node, without its container or task: "pod default/train", "claim default/train", of a pod that has
 // a claim "pod default/train (claim gpus)", "job default/train (allocation 5b1f3c58)".
 func (w Work) String() string {
 	switch {

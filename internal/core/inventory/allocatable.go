@@ -9,7 +9,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
-// Allocatable is what takes work now: the devices of an inventory that this agent has, with the health that follows from the host, too. It is
+// Allocatable is what takes work now: the devices of an inventory that this agent has, with the health that follows from the node, too. It is
 // immutable. The zero value has no units. Its units and excluded devices are its own, all else is the inventory's.
 type Allocatable struct {
 	*Inventory
@@ -24,12 +24,12 @@ type Allocatable struct {
 	withheld     map[gpu.DeviceID]health.Health // why a device with a fault takes no work that tolerates that: it is not this agent's
 }
 
-// WithoutHost returns what would take work if the host did not limit it.
+// WithoutHost returns what would take work if the node did not limit it.
 func (inv *Inventory) WithoutHost() *Allocatable {
 	return &Allocatable{Inventory: inv, unitList: inv.unitList, excluded: inv.excluded, needsCDI: inv.needsCDI}
 }
 
-// WithHost returns what takes work by the state of the host. Units of GPUs that another agent offers are left out. Units that move to
+// WithHost returns what takes work by the state of the node. Units of GPUs that another agent offers are left out. Units that move to
 // another API, whose MPS daemon does not respond, that another agent offers, too, that processes occupy, that need a missing IMEX channel,
 // or that need CDI and are not defined are unhealthy, with OverlapRefuse also those that this agent has not recorded (Host.Recorded). A unit
 // that is unhealthy already keeps its reason.
@@ -82,7 +82,7 @@ func (a *Allocatable) notOurs(u *Unit, h Host, o OverlapMode, peer *PeerDevice) 
 	return health.Health{}
 }
 
-// missing returns the health of a unit for which the host lacks something that work on it needs, or that is occupied; zero if that is
+// missing returns the health of a unit for which the node lacks something that work on it needs, or that is occupied; zero if that is
 // not so.
 func (a *Allocatable) missing(u *Unit, h Host, occupied *Occupied) health.Health {
 	switch {
@@ -124,7 +124,7 @@ func (a *Allocatable) Provisional() bool {
 	return a.Driver().State == gpu.DriverPending || a.AwaitsNumbers() || a.AwaitsFirstWrite()
 }
 
-// AwaitsNumbers reports whether devices are missing that will be offered when the agents of the host have shared their numbers.
+// AwaitsNumbers reports whether devices are missing that will be offered when the agents of the node have shared their numbers.
 func (a *Allocatable) AwaitsNumbers() bool { return a.orEmpty().awaitsNumber }
 
 // AwaitsFirstWrite reports whether devices are unhealthy only because this agent has not written for the first time what they need: a CDI
@@ -138,7 +138,7 @@ func (a *Allocatable) AwaitsFirstWrite() bool {
 // Excluded returns the devices that are not offered, with reasons.
 func (a *Allocatable) Excluded() []gpu.Exclusion { return slices.Clone(a.excluded) }
 
-// Overlaps returns the offered devices that other agents on this host offer too, in canonical order.
+// Overlaps returns the offered devices that other agents on this node offer too, in canonical order.
 func (a *Allocatable) Overlaps() []Overlap { return slices.Clone(a.overlaps) }
 
 // Equal reports whether two values offer the same, so that the second one need not be published.

@@ -26,7 +26,7 @@ type Binding struct {
 	Profile   string            `json:",omitempty"` // of the MIG strategy "single"
 	Counts    []ShareAssignment `json:",omitempty"` // of the shares with a First
 
-	Unconfirmed bool      `json:"-"` // read from a checkpoint that may be another host's
+	Unconfirmed bool      `json:"-"` // read from a checkpoint that may be another node's
 	Proposed    Numbering `json:"-"` // Numbering plus the numbers that are not shared yet: see Numbering.Update
 }
 

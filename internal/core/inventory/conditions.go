@@ -7,7 +7,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
-// healthOf returns the health of a device, and records its conditions: the host may cause another one, which hides them.
+// healthOf returns the health of a device, and records its conditions: the node may cause another one, which hides them.
 func (inv *Inventory) healthOf(l health.Ledger, mode health.Mode, d *gpu.Device) health.Health {
 	all := l.All(d.At)
 	for i := range all {
@@ -24,7 +24,7 @@ func (inv *Inventory) healthOf(l health.Ledger, mode health.Mode, d *gpu.Device)
 }
 
 // Conditions returns the health of a unit by each of its conditions alone, the worst first: Unit.Health, and the others that it
-// hides. It is nil for a healthy unit. Of the conditions that the host causes, such as an overlap with another agent, it has the first.
+// hides. It is nil for a healthy unit. Of the conditions that the node causes, such as an overlap with another agent, it has the first.
 func (inv *Inventory) Conditions(u Unit) []health.Health {
 	if u.Health.State == health.Healthy {
 		return nil

@@ -7,10 +7,10 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// Host is the state of the host apart from the driver. It is always replaced as a whole.
+// Host is the state of the node apart from the driver. It is always replaced as a whole.
 type Host struct {
 	MPS       []string     // pools whose MPS control daemon responds
-	Peers     []PeerDevice // what other agents on this host offer
+	Peers     []PeerDevice // what other agents on this node offer
 	Recorded  Recorded     // what this agent offers, where other agents read it
 	Ownership Ownership
 	CDI       *CDI       // CDI specifications of this agent; nil = the first attempt to write one is not completed
@@ -18,7 +18,7 @@ type Host struct {
 
 	// SharesNumbers means that Numbering is updated: a number that this agent proposes is in it shortly after.
 	SharesNumbers bool
-	Numbering     Numbering // of all agents on this host, including earlier processes of this one; that of the highest generation
+	Numbering     Numbering // of all agents on this node, including earlier processes of this one; that of the highest generation
 }
 
 // PeerDevice is a device that another agent offers.
@@ -33,7 +33,7 @@ type Recorded struct {
 	At []gpu.Placement
 
 	// Reason is why, with OverlapRefuse, a device that no placement in At covers takes no new work: another agent may offer it. "" = it does,
-	// as no other agent of this host has recorded any.
+	// as no other agent of this node has recorded any.
 	Reason string
 
 	// Pending means that this agent is about to record such a device, or to find out that it can't: within milliseconds, unless the disk
@@ -50,7 +50,7 @@ func (r Recorded) cover(p gpu.Placement) bool {
 	return slices.ContainsFunc(r.At, func(at gpu.Placement) bool { return at.Covers(p) })
 }
 
-// OverlapMode configures what happens to a device that another agent on this host offers, or may offer, too.
+// OverlapMode configures what happens to a device that another agent on this node offers, or may offer, too.
 type OverlapMode string
 
 // The overlap modes.

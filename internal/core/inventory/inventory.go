@@ -47,7 +47,7 @@ const (
 	Nomad        API = "nomad"         // Nomad's device plugins
 )
 
-// Inventory is what the configuration makes of the devices of a host, whatever else the host has: what takes work now is Allocatable. It is
+// Inventory is what the configuration makes of the devices of a node, whatever else the node has: what takes work now is Allocatable. It is
 // immutable; a nil *Inventory has no devices.
 type Inventory struct {
 	unitList
@@ -178,7 +178,7 @@ func (inv *Inventory) OutdatedBindings() []string {
 	return slices.Clone(inv.orEmpty().outdatedBindings)
 }
 
-// PolicyWarnings returns the problems of the policy on this host: parts that apply to no device, and pools with
+// PolicyWarnings returns the problems of the policy on this node: parts that apply to no device, and pools with
 // units that are shared, or that containers get, differently. They do not prevent any device from being offered.
 func (inv *Inventory) PolicyWarnings() []string {
 	return slices.Clone(inv.orEmpty().policyWarnings)

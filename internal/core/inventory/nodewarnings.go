@@ -8,10 +8,10 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
-// optionalNodes are given to a container if the host has them. CUDA works without them.
+// optionalNodes are given to a container if the node has them. CUDA works without them.
 var optionalNodes = []string{"/dev/nvidia-modeset", "/dev/nvidia-uvm-tools"}
 
-// MissingNodes returns the required device nodes of a device that the host does not have. The device still takes
+// MissingNodes returns the required device nodes of a device that the node does not have. The device still takes
 // work, but a container that is created without a node never gets it.
 //
 // It returns false where no warning is due:

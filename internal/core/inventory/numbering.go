@@ -8,7 +8,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// Numbering holds the numbers of devices, which policies select by. All agents of a host use one numbering: see
+// Numbering holds the numbers of devices, which policies select by. All agents of a node use one numbering: see
 // Host.
 type Numbering struct {
 	Generation int      // number of Rebind commands since the boot; of two numberings the one with the higher generation counts
@@ -142,7 +142,7 @@ func (n Numbering) agrees(shared Numbering, all bool) bool {
 }
 
 // Update gives numbers to new devices and drops those of removed devices. A new device gets its NVML index, unless
-// another device has that number. A number that the agents of the host share overrides the number in n, which may
+// another device has that number. A number that the agents of the node share overrides the number in n, which may
 // be older; a shared numbering of a higher generation replaces n.
 //
 // Two agents may find a new device at different indices, if other devices are added or removed meanwhile. So where
@@ -199,7 +199,7 @@ func (n Numbering) Update(s gpu.Snapshot, h Host) (next, proposed Numbering) {
 	return next, proposed
 }
 
-// Initial gives numbers to the devices of a host that is read for the first time.
+// Initial gives numbers to the devices of a node that is read for the first time.
 func (n Numbering) Initial(s gpu.Snapshot) Numbering {
 	n, _ = n.Update(s, Host{})
 	return n
@@ -233,7 +233,7 @@ func (o *offerBuilder) number(d *gpu.Device) gpu.DeviceIndex {
 	return gpu.DeviceIndex{GPU: -1, Instance: -1}
 }
 
-// hasProposedNumber reports whether a device will have a number when the agents of the host have shared it.
+// hasProposedNumber reports whether a device will have a number when the agents of the node have shared it.
 func (o *offerBuilder) hasProposedNumber(d *gpu.Device) bool {
 	_, proposed := o.bound.Proposed.Of(d.ID)
 	return o.indexed && proposed && o.number(d).GPU < 0

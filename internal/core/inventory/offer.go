@@ -6,9 +6,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// awaitsNumber is the reason of a device that is not offered yet, because a policy selects by index and the agents of this host have
+// awaitsNumber is the reason of a device that is not offered yet, because a policy selects by index and the agents of this node have
 // not shared the number of the device: for milliseconds after it was found.
-const awaitsNumber = "waits for its number, which the agents of this host share"
+const awaitsNumber = "waits for its number, which the agents of this node share"
 
 // offerBuilder decides about the devices of one snapshot, in canonical order.
 type offerBuilder struct {

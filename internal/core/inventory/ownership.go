@@ -20,7 +20,7 @@ type GPUOwner struct {
 	Draining bool
 }
 
-// Ownership is which API has each GPU of a host.
+// Ownership is which API has each GPU of a node.
 type Ownership struct {
 	GPUs []GPUOwner // each once
 

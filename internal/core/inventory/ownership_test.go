@@ -28,7 +28,7 @@ func TestOwnership(t *testing.T) {
 		seen[u.Device.ID] = string(u.API) + " " + u.Health.String()
 	}
 	want := map[gpu.DeviceID]string{
-		coretest.GPU(0): "device-plugin unhealthy: moves (to dra); clears: it has moved",
+		coretest.GPU(0): "device-plugin unhealthy: moves (to dra); cleared by: the end of the move",
 		coretest.GPU(1): "device-plugin healthy",
 		coretest.GPU(2): "dra healthy",
 	}

@@ -16,19 +16,19 @@ const (
 	MIGMixed  MIGStrategy = "mixed"  // full GPUs and MIG instances, in a pool for each profile
 )
 
-// Config configures what a host offers.
+// Config configures what a node offers.
 type Config struct {
 	MIG       MIGStrategy
 	Exclude   []gpu.DeviceID // not offered; the UUID of a full GPU does not exclude its MIG instances
 	Policy    Policy
 	Packed    bool        // prefer the shared devices that are used most; default: those used least
-	Overlap   OverlapMode // for devices that another agent on this host offers too
+	Overlap   OverlapMode // for devices that another agent on this node offers too
 	Injection Injection   // of devices whose rule sets none
 	IndexIDs  bool        // plans identify devices by index, "0" or "0:1", but for claims; default: by UUID
 
 	API API // through which devices are offered
 
-	IMEXChannel  bool // containers get IMEX channel 0 if the host has its device node: gpu.IMEXChannelNode
+	IMEXChannel  bool // containers get IMEX channel 0 if the node has its device node: gpu.IMEXChannelNode
 	IMEXRequired bool // units take no new work while that node is missing; without effect unless IMEXChannel
 }
 
@@ -94,17 +94,17 @@ type policySelector struct {
 // selectors returns the selectors of a policy in its order.
 func (p Policy) selectors() (all []policySelector) {
 	for i := range p.Include {
-		all = append(all, policySelector{&p.Include[i], 0, "selects no device of this machine"})
+		all = append(all, policySelector{&p.Include[i], 0, "selects no device of this node"})
 	}
 	for i := range p.Rules {
-		all = append(all, policySelector{&p.Rules[i].Select, 0, "selects no device of this machine, or only such as earlier rules select"})
+		all = append(all, policySelector{&p.Rules[i].Select, 0, "selects no device of this node, or only such as earlier rules select"})
 	}
 	for i := range p.Names {
-		all = append(all, policySelector{&p.Names[i].Select, 0, "selects no device of this machine, or only such as have a name already"})
+		all = append(all, policySelector{&p.Names[i].Select, 0, "selects no device of this node, or only such as have a name already"})
 	}
 	for i := range p.Shares {
 		s := &p.Shares[i]
-		all = append(all, policySelector{&s.Select, s.First, "there is no " + s.Pool + " on this machine to share"})
+		all = append(all, policySelector{&s.Select, s.First, "there is no " + s.Pool + " on this node to share"})
 	}
 	return all
 }

@@ -196,7 +196,7 @@ func (s Sharing) MPSLimits() (env []EnvVar) {
 	return env
 }
 
-// deviceNodesOf returns the device nodes for devices that exist on the host, each once and sorted.
+// deviceNodesOf returns the device nodes for devices that exist on the node, each once and sorted.
 func (a *Allocatable) deviceNodesOf(devices []gpu.Device) []DeviceNode {
 	paths := slices.Clone(optionalNodes)
 	for _, d := range devices {

@@ -62,7 +62,7 @@ func (m *Monitor) Ignore(ctx context.Context, c health.Command, until time.Time)
 
 // Rebind binds the positions of the policy (indices, numbers of devices, the common MIG profile) to the devices that they
 // select by the driver's present order: see core.State.Rebind for its error. It returns what was bound before and what is
-// bound now. It takes effect on every agent of this host that shares the state directory, as for the numbers of devices.
+// bound now. It takes effect on every agent of this node that shares the state directory, as for the numbers of devices.
 func (m *Monitor) Rebind(ctx context.Context) (was, is []inventory.PositionBinding, err error) {
 	err = m.do(ctx, func(s core.State, now time.Time) (core.State, error) {
 		next, err := s.Rebind(m.cfg, now)
@@ -98,7 +98,7 @@ func (m *Monitor) Report(obs ...health.Observation) bool {
 // Reserved reports that devices were reserved for new work. It wakes no goroutine and never blocks.
 func (m *Monitor) Reserved(devices []gpu.Device) { m.reservations.add(devices) }
 
-// UpdateHost changes what is known of the host apart from the driver. Each part of the agent that finds out something of it changes the fields
+// UpdateHost changes what is known of the node apart from the driver. Each part of the agent that finds out something of it changes the fields
 // that are its own. It never blocks; values that are replaced before Run's goroutine has read them are skipped. A change before Run counts from
 // the first reading on.
 func (m *Monitor) UpdateHost(change func(*inventory.Host)) {

@@ -12,7 +12,7 @@ import (
 // logAtMost is how long the first reading waits for the kernel log: to read all of it takes milliseconds.
 const logAtMost = time.Second
 
-// AwaitLog has Run apply what the kernel log contained at the start before it reads the machine, so that no GPU with an XID in
+// AwaitLog has Run apply what the kernel log contained at the start before it reads the driver, so that no GPU with an XID in
 // the log is published as healthy. A KernelLogRead observation ends the wait. Call it before Run.
 func (m *Monitor) AwaitLog() { m.logRead = make(chan struct{}, 1) }
 

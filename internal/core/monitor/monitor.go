@@ -46,7 +46,7 @@ type Session interface {
 	// Usage reads the usage of every device that answers.
 	Usage() ([]gpu.Usage, error)
 
-	// Nodes lists the present device nodes of the host, sorted. It makes no driver call and returns immediately;
+	// Nodes lists the present device nodes of the node, sorted. It makes no driver call and returns immediately;
 	// Snapshot.Nodes is the same list at the time of the reading. Neither side changes the slice.
 	Nodes() []string
 

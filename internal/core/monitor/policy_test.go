@@ -124,7 +124,7 @@ func schedulable(inv *inventory.Allocatable) (n int) {
 	return n
 }
 
-// A host that is set before Run counts from the first reading on: no unit is published as unhealthy because its MPS daemon has
+// A node that is set before Run counts from the first reading on: no unit is published as unhealthy because its MPS daemon has
 // not been checked yet.
 func TestHostSetBeforeRunCountsFromTheFirstReading(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -159,7 +159,7 @@ func TestHostIsPublishedOnlyIfUnitsChange(t *testing.T) {
 		setHost(r, inventory.Host{MPS: []string{"gpu.mps", "other.mps"}})
 		r.after(time.Minute)
 		if len(r.seen) != published || len(r.State().Host.MPS) != 2 {
-			t.Errorf("%d needless publications; host %v", len(r.seen)-published, r.State().Host)
+			t.Errorf("%d needless publications; node %v", len(r.seen)-published, r.State().Host)
 		}
 
 		machine.FailOpen(gpu.ErrNoDriver) // it is applied without a session, too
@@ -190,7 +190,7 @@ func TestProposedNumbersWakeWatchers(t *testing.T) {
 	})
 }
 
-// Of many changes of the host the last one counts, and none blocks, during and after Run.
+// Of many changes of the node the last one counts, and none blocks, during and after Run.
 func TestSetHostNeverBlocks(t *testing.T) {
 	onGPUs(t, 1, func(t *testing.T, _ *coretest.Machine, r *running) {
 		for n := range 10_000 {
@@ -275,7 +275,7 @@ func TestNothingIsLoggedBeforeCDIWasAttempted(t *testing.T) {
 	})
 }
 
-// The devices of SetOccupied take no work, and no others, until it is called without them; what else is set of the host changes nothing of
+// The devices of SetOccupied take no work, and no others, until it is called without them; what else is set of the node changes nothing of
 // that. The same devices again are no news.
 func TestOccupied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -298,7 +298,7 @@ func TestOccupied(t *testing.T) {
 		r.SetOccupied(occupied())
 		r.after(time.Minute)
 		if len(r.seen) != published || len(r.State().Host.MPS) != 1 {
-			t.Errorf("%d needless publications; host %v", len(r.seen)-published, r.State().Host)
+			t.Errorf("%d needless publications; node %v", len(r.seen)-published, r.State().Host)
 		}
 		r.SetOccupied(nil)
 		synctest.Wait()

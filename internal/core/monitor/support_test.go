@@ -150,7 +150,7 @@ func updates(seen []*inventory.Allocatable) (n int) {
 	return n
 }
 
-// setHost replaces what is known of the host, without what the CDI writer and the table of use set.
+// setHost replaces what is known of the node, without what the CDI writer and the table of use set.
 func setHost(m interface{ UpdateHost(func(*inventory.Host)) }, h inventory.Host) {
 	m.UpdateHost(func(is *inventory.Host) {
 		h.CDI, h.Occupied = is.CDI, is.Occupied

@@ -204,7 +204,7 @@ func TestRemovalDuringSnapshot(t *testing.T) {
 			if replaced {
 				want++
 			}
-			snapshot(t, s) // on a slow host, only this one shows the change
+			snapshot(t, s) // on a slow node, only this one shows the change
 			expectSnapshot(t, s, fmt.Sprintf("known %v, replaced %v: then", known, replaced), want)
 			must(t, s.Close())
 		}

@@ -233,6 +233,6 @@ func (s *Session) pcieRoot(pci gpu.PCIAddress) string {
 
 // isTegra reports whether the GPU is a part of an NVIDIA system on chip.
 func isTegra(sys fs.FS) bool {
-	family, _ := fs.ReadFile(sys, "devices/soc0/family") // missing on other hosts
+	family, _ := fs.ReadFile(sys, "devices/soc0/family") // missing on other nodes
 	return strings.HasPrefix(strings.ToLower(string(family)), "tegra")
 }

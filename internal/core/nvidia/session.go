@@ -17,7 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
-// Options configure a Session. The zero value is the driver of the host that this process runs on, with the
+// Options configure a Session. The zero value is the driver of the node that this process runs on, with the
 // defaults of a node agent.
 type Options struct {
 	Roots    core.Roots

@@ -32,7 +32,7 @@ func TestAllocate(t *testing.T) {
 	exclusive := newTestServer(kubeadapter.GPUResource, gpus(4, 3))
 	oneEach := newTestServer("nvidia.com/gpu.shared", buildInventory(coretest.GPUs(2), strict))
 	id := gpuIDs(0, 1, 2, 3)
-	lost := id[3] + " is lost: GPU is lost since 1970-01-01T00:00Z; action: check slot and power, reboot the host; clears: GPU answers again, or reboot"
+	lost := id[3] + " is lost: GPU is lost since 1970-01-01T00:00Z; action: check slot and power, reboot the node; cleared by: an answer from the GPU, or a reboot"
 	for _, c := range []struct {
 		name string
 		of   *server

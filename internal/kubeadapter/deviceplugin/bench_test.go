@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 )
 
-// onHosts runs a benchmark on each host, with the device IDs of the resource that has the most.
+// onHosts runs a benchmark on each node, with the device IDs of the resource that has the most.
 func onHosts(b *testing.B, run func(b *testing.B, s *server, ids []string)) {
 	for _, h := range coretest.Hosts() {
 		b.Run(fmt.Sprintf("units=%d", h.Units), func(b *testing.B) {

@@ -84,7 +84,7 @@ func (a *allocations) withheld(inv *inventory.Allocatable) map[inventory.UnitID]
 	return reasons
 }
 
-// holder names the pods that have a device, for the operators of the host.
+// holder names the pods that have a device, for the operators of the node.
 func (a allocation) holder() string {
 	var names []string
 	for _, h := range a.holders(deviceKey{}) {

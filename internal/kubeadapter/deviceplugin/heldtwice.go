@@ -19,7 +19,7 @@ type HeldByPodError struct {
 }
 
 func (e *HeldByPodError) Error() string {
-	return fmt.Sprintf("device ID %s: another pod has it; the kubelet has lost that", e.ID)
+	return fmt.Sprintf("device ID %s: another pod has it, which the kubelet no longer records", e.ID)
 }
 
 // The kubelet (1.34 to 1.37) gives a device out twice if a client of its pod-resources API lists the pods while the device is being allocated: see

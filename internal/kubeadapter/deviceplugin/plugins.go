@@ -73,7 +73,7 @@ type Options struct {
 	Handover           *Handover          // from the Plugins before in this process; nil = none
 	Watchdog           *watchdog.Registry // of the plugins' goroutines; nil = none
 
-	Uptime func() (since time.Duration, known bool) // of the machine; nil = it started long ago
+	Uptime func() (since time.Duration, known bool) // of the node; nil = it started long ago
 }
 
 // Plugins are the device plugins of a Source, one for each resource. Make them with New, then call Run once. The other methods are safe for

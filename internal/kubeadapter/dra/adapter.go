@@ -38,7 +38,7 @@ type Options struct {
 	KubeletDir string      // the kubelet's --root-dir, at the same path as on the host; "" = /var/lib/kubelet
 	Instance   string      // part of the name of the socket; "" = a random one, so that two agents can run during an update
 	StateDir   string      // of the agent; prepared claims are in dra/claims below it
-	BootID     string      // of the host: what was prepared in another boot holds nothing
+	BootID     string      // of the node: what was prepared in another boot holds nothing
 	API        ClaimReader // required
 
 	CDIFolder string // of the specifications; the same path on the host and for this process

@@ -192,7 +192,7 @@ func (a *Adapter) withClaim(uid string, do func()) {
 }
 
 // watchSpecs restores specifications of claims that others have removed, also with their folder, until ctx ends. Before the first claim
-// has one, it watches nothing: instances of inotify are few on a host.
+// has one, it watches nothing: instances of inotify are few on a node.
 func (a *Adapter) watchSpecs(ctx context.Context, task *watchdog.Task) {
 	if a.specs.folder == "" {
 		return

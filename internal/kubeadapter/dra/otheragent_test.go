@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 )
 
-// A GPU that another agent of the host offered first gets no claim, whatever that tolerates, and has a taint, as the device plugin lists it as
+// A GPU that another agent of the node offered first gets no claim, whatever that tolerates, and has a taint, as the device plugin lists it as
 // unhealthy. A claim that has one is not affected. A GPU that this agent offered first, and with overlap = warn any, is given out.
 func TestGPUThatAnotherAgentOffers(t *testing.T) {
 	ready := build(coretest.GPUs(3), health.Ledger{}, config())

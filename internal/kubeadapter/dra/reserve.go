@@ -47,7 +47,7 @@ func (a *Adapter) newRequest(ref claimRef, claim kubeapi.ResourceClaim) (request
 	return r, join(errs)
 }
 
-// planned is one result of a request that can be had.
+// planned is one result of a request that can be fulfilled.
 type planned struct {
 	want
 	unit inventory.Unit
@@ -61,7 +61,7 @@ type reservation struct {
 	devices []gpu.Device
 }
 
-// tryReserve reserves the devices of a request, if all can be had now. wait reports that none of the errors lasts. The lock makes checks and
+// tryReserve reserves the devices of a request, if all are available now. wait reports that none of the errors lasts. The lock makes checks and
 // record one step: what another API of this process gives out is seen here, or sees this. The inventory is read with the lock held, so
 // that a device which is withdrawn before the lock was free is not given out.
 func (a *Adapter) tryReserve(r request, store *prepared.Store) (got reservation, wait bool, err error) {

@@ -185,7 +185,7 @@ func TestPrepareWaits(t *testing.T) {
 	}
 }
 
-// withoutHooks is an inventory on a host where no container with a device starts.
+// withoutHooks is an inventory on a node where no container with a device starts.
 func withoutHooks(inv *inventory.Allocatable) *inventory.Allocatable {
 	spec := *inv.CDI()
 	spec.NoStart = "hook program nvidia-ctk is not on the host"

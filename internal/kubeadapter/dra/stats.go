@@ -26,7 +26,7 @@ type Stats struct {
 	LastError   string // why the kubelet refused last
 	LastErrorAt time.Time
 
-	Claims int // that are prepared or begun in this boot of the host
+	Claims int // that are prepared or begun in this boot of the node
 }
 
 // Stats returns the present status.

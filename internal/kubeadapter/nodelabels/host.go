@@ -9,7 +9,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// Host is what the labels show of the host apart from the driver: sysfs.
+// Host is what the labels show of the node apart from the driver: sysfs.
 type Host struct {
 	Machine string   // product name of the machine (DMI); "unknown" if there is none
 	Classes []string // PCI class of each GPU: "0x030200"; "" = can't be read

@@ -175,7 +175,7 @@ func (w *Writer) pass(ctx context.Context, s core.State, look bool) []error {
 	return errs
 }
 
-// labels are those of a state, and whether they are known. A node without a driver, or without GPUs, has those of the host alone.
+// labels are those of a state, and whether they are known. A node without a driver, or without GPUs, has those of the node alone.
 func (w *Writer) labels(s core.State) (Labels, bool) {
 	driver := s.Snapshot.Driver.State
 	none := len(s.Snapshot.Devices) == 0

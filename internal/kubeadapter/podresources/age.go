@@ -11,7 +11,7 @@ import (
 // stepped: it counts only if the clock was not stepped since the kubelet started, as far as this process can see. After that the time is that
 // of the monotonic clock. It is not safe for concurrent use.
 type ages struct {
-	uptime func() (time.Duration, bool) // of the machine; nil = it started long ago
+	uptime func() (time.Duration, bool) // of the node; nil = it started long ago
 	socket statefile.Identity
 	since  time.Time     // when the socket was seen first
 	then   time.Duration // age of the kubelet at that time
@@ -20,7 +20,7 @@ type ages struct {
 }
 
 const (
-	// bootTime is for how long after the start of a machine its wall clock may still be stepped, because its real-time clock is wrong.
+	// bootTime is for how long after the start of a node its wall clock may still be stepped, because its real-time clock is wrong.
 	bootTime = 10 * time.Minute
 	// stepped is the least difference between the wall clock and the monotonic one that is a step.
 	stepped = time.Second
@@ -42,7 +42,7 @@ func (a *ages) of(path string) (age time.Duration, id statefile.Identity) {
 	return a.then + now.Sub(a.since), id
 }
 
-// clockIsSteady reports whether the wall clock was not stepped since the latest look; before the first one, whether the machine started long ago.
+// clockIsSteady reports whether the wall clock was not stepped since the latest look; before the first one, whether the node started long ago.
 func (a *ages) clockIsSteady(now, wall time.Time) bool {
 	if a.looked.IsZero() {
 		if a.uptime == nil {

@@ -22,7 +22,7 @@ type Options struct {
 	InPod      bool   // this process is in a pod of the kubelet: an answer without a pod is not complete
 	Log        *slog.Logger
 
-	Uptime func() (time.Duration, bool) // of the machine; nil = it started long ago
+	Uptime func() (time.Duration, bool) // of the node; nil = it started long ago
 }
 
 // Timings are the durations of a Poller. They are not configurable.

@@ -49,7 +49,7 @@ func bootTime(proc string, now time.Time) time.Time {
 }
 
 // Uptime is the time since the boot by the kernel's clock, if proc is a procfs; "" is /proc. The file uptime of proc(5) has the same, except in a container of
-// LXC: there it is the age of the container (lxcfs), while the boot ID is that of the host. Of another folder, that of a simulated host, it is
+// LXC: there it is the age of the container (lxcfs), while the boot ID is that of the host. Of another folder, that of a simulated machine, it is
 // the first field of that file, in seconds.
 func Uptime(proc string) (time.Duration, bool) {
 	proc = cmp.Or(proc, "/proc")

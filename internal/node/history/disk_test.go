@@ -182,7 +182,7 @@ func TestReadOnlyFile(t *testing.T) {
 		if boot != "b00t" {
 			t.Errorf("boot %q", boot)
 		}
-		f.SetAside(errors.New("another machine"))
+		f.SetAside(errors.New("another node"))
 		d.fails(f, core.Checkpoint{}, "belongs to an agent")
 		return r, f.Problem()
 	}

@@ -27,8 +27,8 @@ func unread(err error) *aside {
 }
 
 func foreign(f *core.ForeignHistory) *aside {
-	return &aside{"other", "health history is of another machine, or every GPU was replaced: a new one begins, the file is kept aside",
-		[]any{"history", f.HistoryGPUs, "machine", f.DriverGPUs}}
+	return &aside{"other", "health history is of another node, or every GPU was replaced: a new one begins, the file is kept aside",
+		[]any{"history", f.HistoryGPUs, "node", f.DriverGPUs}}
 }
 
 // SetAside implements monitor.Store.

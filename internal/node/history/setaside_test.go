@@ -150,7 +150,7 @@ func TestHistoryOfAnotherNodeIsSetAside(t *testing.T) {
 			t.Fatalf("%q", got)
 		}
 		if got := units(second); !slices.Equal(got, healthy(10)) {
-			t.Errorf("with the history of another machine: %q", got)
+			t.Errorf("with the history of another node: %q", got)
 		}
 		// The second machine may have written the history once more before it read the driver, and noted in it that it is unconfirmed.
 		aside := string(d.read(d.path() + ".other"))
@@ -159,7 +159,7 @@ func TestHistoryOfAnotherNodeIsSetAside(t *testing.T) {
 				t.Errorf("kept aside with GPU %d %v, want %v: %s", n, !want, want, aside)
 			}
 		}
-		if d.logged("another machine") != 1 {
+		if d.logged("another node") != 1 {
 			t.Errorf("left %v, log %s", d.names(), d.log.String())
 		}
 		for _, part := range []string{string(coretest.GPU(1)), string(coretest.GPU(11)), d.path() + ".other"} {
@@ -168,7 +168,7 @@ func TestHistoryOfAnotherNodeIsSetAside(t *testing.T) {
 			}
 		}
 		units(second)
-		if got := d.names(); len(got) != 2 || d.logged("another machine") != 1 {
+		if got := d.names(); len(got) != 2 || d.logged("another node") != 1 {
 			t.Errorf("left %v after a restart, log %s", got, d.log.String())
 		}
 		if r, _ := d.open().Load(); len(r.Devices) != 2 || r.Devices[0].ID != coretest.GPU(10) {

@@ -1,4 +1,4 @@
-// Package mps finds the MPS control daemons of a host: their folders, and whether they answer, for as long as a pool needs one.
+// Package mps finds the MPS control daemons of a node: their folders, and whether they answer, for as long as a pool needs one.
 package mps
 
 import (

@@ -25,7 +25,7 @@ type Monitor interface {
 	Watchdog() *watchdog.Registry
 }
 
-// Watcher checks the daemons of a host as long as a pool needs one. Make one with NewWatcher, then call Run once.
+// Watcher checks the daemons of a node as long as a pool needs one. Make one with NewWatcher, then call Run once.
 type Watcher struct {
 	daemons Daemons
 	log     *slog.Logger

@@ -21,14 +21,14 @@ const (
 // device is hardware that an agent offers, as it is recorded in its file.
 type device struct {
 	at    gpu.Placement
-	order uint64    // position in which devices were first recorded on this host
+	order uint64    // position in which devices were first recorded on this node
 	since time.Time // the time of that, for operators
 }
 
 // agentFile is the file of one agent.
 type agentFile struct {
 	agent   string
-	boot    string // boot_id of the host (random(4)); "" = unknown
+	boot    string // boot_id of the node (random(4)); "" = unknown
 	started time.Time
 	devices []device // by placement
 

@@ -25,7 +25,7 @@ type reading struct {
 	lost   bool        // because of that it is not known what this agent has offered
 	former agentFile   // of this agent, of an earlier boot
 	others []agentFile // by agent
-	alone  bool        // no other agent has a file, of any boot: none has run on this host
+	alone  bool        // no other agent has a file, of any boot: none has run on this node
 	faults []fault     // of other agents, by agent
 }
 
@@ -185,7 +185,7 @@ func (s *store) wasRemoved() bool {
 
 // Texts of inventory.Recorded.Reason, in the health of devices: "offered by another agent (perhaps: ...)".
 const (
-	elseUnread     = "perhaps: what the agents of this host offer is not read so far"
+	elseUnread     = "perhaps: what the agents of this node offer is not read so far"
 	elseUnrecorded = "perhaps: not recorded so far"
 	elseUnwritten  = "perhaps: the record of this agent is not written"
 	elseDuplicate  = "perhaps: not recorded by the process of this agent that runs already"

@@ -12,7 +12,7 @@ const (
 	NomadAgent      = "nomad-gpu"
 )
 
-// agents are the agents of a host with the APIs through which each can offer devices, in the order in which they are shown.
+// agents are the agents of a node with the APIs through which each can offer devices, in the order in which they are shown.
 var agents = []struct {
 	name string
 	apis []inventory.API

@@ -15,7 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/test/check"
 )
 
-// damagedHost is a host whose agents end and start, and whose files are damaged, all at random.
+// damagedHost is a node whose agents end and start, and whose files are damaged, all at random.
 type damagedHost struct {
 	*rand.Rand
 	t      *testing.T
@@ -135,7 +135,7 @@ func TestNeverTwoOwnersWithDamagedFiles(t *testing.T) {
 		h := &damagedHost{Rand: rand.New(rand.NewPCG(seed, 9)), t: t, folder: t.TempDir()}
 		for _, name := range []string{"nomad-gpu", "k8s-gpu"} {
 			h.agents = append(h.agents, &damagedAgent{name: name, wanted: some(h.Rand)})
-			check.NoError(t, os.WriteFile(filepath.Join(h.folder, name+".lock"), nil, 0o600)) // it has run on this host
+			check.NoError(t, os.WriteFile(filepath.Join(h.folder, name+".lock"), nil, 0o600)) // it has run on this node
 		}
 		h.note("seed %d", seed)
 		for range 150 {

@@ -71,7 +71,7 @@ func (r *record) read() holders.Record {
 	return h
 }
 
-// host is two agents with the records of their orchestrators.
+// node is two agents with the records of their orchestrators.
 type host struct {
 	dir                 string
 	cfg                 map[string]core.Config

@@ -1,10 +1,10 @@
-// Package ownership decides through which API each GPU of a host is offered, and moves GPUs between the kubelet's device plugins,
-// Dynamic Resource Allocation and Nomad so that none of them gives a GPU out while another one's work has it. The agents of a host record
+// Package ownership decides through which API each GPU of a node is offered, and moves GPUs between the kubelet's device plugins,
+// Dynamic Resource Allocation and Nomad so that none of them gives a GPU out while another one's work has it. The agents of a node record
 // what each offers, and find overlaps, in the same folder and under the same lock. An agent works without any of it, and warns about what it
 // can't read.
 //
 // A GPU has one owner at a time: the API that has it. Only the agent of that API changes the owner, and only it may offer the GPU. The owner
-// is on disk (File), in a directory that the agents of a host share, so a restart or a reboot does not lose it.
+// is on disk (File), in a directory that the agents of a node share, so a restart or a reboot does not lose it.
 //
 //	target: dra   device-plugin offers . cordoned: no new work, running work goes on . . . . . . |
 //	              pod . . . . . . . . . . . . . . . . . . . . . ends                             |

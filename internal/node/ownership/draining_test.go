@@ -69,7 +69,7 @@ func TestClaimPreparedWhileItsGPULeaves(t *testing.T) {
 	})
 }
 
-// An agent that can't lock the folder when it starts gives nothing out on a host where GPUs have been moved.
+// An agent that can't lock the folder when it starts gives nothing out on a node where GPUs have been moved.
 func TestLockedFolderAtStart(t *testing.T) {
 	h := newHost(t)
 	synctest.Test(t, func(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
 
-// Names in the state directory that the agents of a host share.
+// Names in the state directory that the agents of a node share.
 const (
 	FileName   = "ownership.json" // the file of the node
 	FolderName = "agents"         // with a file of each agent, and the lock for all

@@ -12,7 +12,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/node/ownership"
 )
 
-// model is a host with two agents, a kubelet, the scheduler of Kubernetes and Nomad, in steps of a second. The orchestrators see what is
+// model is a node with two agents, a kubelet, the scheduler of Kubernetes and Nomad, in steps of a second. The orchestrators see what is
 // offered late, and what they have placed arrives late:
 //
 //	step  orchestrator sees the offer . places work on a GPU . . . . . . . the agent gives it out, or refuses . . . . the work ends
@@ -80,7 +80,7 @@ func newModel(seed uint64, gpus int) *model {
 	return m
 }
 
-// clock is the time by the clock of the host.
+// clock is the time by the clock of the node.
 func (m *model) clock() time.Time { return time.Unix(1_800_000_000, 0).Add(m.now) }
 
 // record is that of the work that has GPUs through an API, with what the agent alone knows.

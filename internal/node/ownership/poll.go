@@ -176,7 +176,7 @@ func (w *Watcher) watchFiles(ctx context.Context, changed func()) {
 	})
 }
 
-// record updates the files. It retries for a while if the process, or the host, has too many files open: an agent that has just
+// record updates the files. It retries for a while if the process, or the node, has too many files open: an agent that has just
 // started would use a history that is older than its file.
 func (w *Watcher) record(ctx context.Context, m Monitor) (view, error) {
 	for began := time.Now(); ; {
@@ -187,7 +187,7 @@ func (w *Watcher) record(ctx context.Context, m Monitor) (view, error) {
 	}
 }
 
-// tooManyFiles reports whether an error is that this process, or the host, has too many files open.
+// tooManyFiles reports whether an error is that this process, or the node, has too many files open.
 func tooManyFiles(err error) bool {
 	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
 }

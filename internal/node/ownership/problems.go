@@ -136,7 +136,7 @@ func (a otherAgent) problem() problem.Problem {
 	}
 }
 
-// Problems are those of the host that an operator has to know.
+// Problems are those of the node that an operator has to know.
 func (w *Watcher) Problems() (all []problem.Problem) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

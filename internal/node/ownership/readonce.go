@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// ReadOnce reads the host for a process that is not the agent, and records, locks and changes nothing. The state is that of
+// ReadOnce reads the node for a process that is not the agent, and records, locks and changes nothing. The state is that of
 // an agent that would start now; what has its GPUs is not known.
 func ReadOnce(o Options, state core.State) inventory.Host {
 	o.Log = slog.New(slog.DiscardHandler)

@@ -19,14 +19,14 @@ import (
 
 const lockAtMost = 5 * time.Second // another agent holds the lock of the folder for milliseconds
 
-// store is one agent's view of the folder in which the agents of a host record what they offer.
+// store is one agent's view of the folder in which the agents of a node record what they offer.
 //
 //	<state_dir>/agents/             locked while an agent reads, decides and writes
 //	                   nomad-gpu.json   what nomad-gpu offers; outlives it
 //	                   nomad-gpu.lock   locked while a nomad-gpu runs
 //	                   k8s-gpu.json ...
 //
-// Two agents that start together, with refuse, on a host without files:
+// Two agents that start together, with refuse, on a node without files:
 //
 //	nomad-gpu  lock, reads nothing, records GPU 3 in order 1, unlock
 //	k8s-gpu      waits for the lock .............................. lock, reads order 1, leaves GPU 3 alone, unlock

@@ -12,7 +12,7 @@ import (
 
 // wait is what a move waits for; the zero value is nothing, or only time.
 type wait struct {
-	text string // with names, for operators of this host
+	text string // with names, for operators of this node
 	kind string // one of those below, or an agent
 }
 

@@ -34,7 +34,7 @@ type timings struct {
 
 var defaultTimings = timings{poll: time.Second, others: restartAtMost, alone: 30 * time.Second}
 
-// Monitor receives the host that a Watcher finds, and has the devices that it records. *monitor.Monitor is one.
+// Monitor receives the node that a Watcher finds, and has the devices that it records. *monitor.Monitor is one.
 type Monitor interface {
 	UpdateHost(func(*inventory.Host))
 	State() core.State
@@ -45,13 +45,13 @@ type Monitor interface {
 // Options are those of a Watcher.
 type Options struct {
 	Agent    string      // name of its files; lower case letters, digits and hyphens
-	StateDir string      // shared by the agents of the host; "" = overlaps are not seen
-	BootID   string      // of the host; "" = unknown
+	StateDir string      // shared by the agents of the node; "" = overlaps are not seen
+	BootID   string      // of the node; "" = unknown
 	Config   core.Config // its Policy and Overlap
 	Log      *slog.Logger
 }
 
-// Watcher watches one host for one agent. Make one with New, then call Run once; First and Problems are safe for
+// Watcher watches one node for one agent. Make one with New, then call Run once; First and Problems are safe for
 // concurrent use.
 type Watcher struct {
 	log     *slog.Logger
@@ -91,10 +91,10 @@ func New(o Options) *Watcher {
 }
 
 // First is closed after the first poll of Run. Wait for it, but not for long, as a disk can hang: the first inventory has then what the
-// host limits. With overlap = refuse nothing is offered before the files are read but what this agent has recorded already.
+// node limits. With overlap = refuse nothing is offered before the files are read but what this agent has recorded already.
 func (w *Watcher) First() <-chan struct{} { return w.first }
 
-// Run updates the host of the monitor whenever it changes, and records what the monitor offers, until ctx ends. It then returns
+// Run updates the node of the monitor whenever it changes, and records what the monitor offers, until ctx ends. It then returns
 // within half a second even if a disk hangs; the hung goroutine is abandoned.
 func (w *Watcher) Run(ctx context.Context, m Monitor) {
 	if w.store == nil {
@@ -110,7 +110,7 @@ func (w *Watcher) Run(ctx context.Context, m Monitor) {
 	}
 }
 
-// update changes a part of the host, and passes it on if that differs.
+// update changes a part of the node, and passes it on if that differs.
 func (w *Watcher) update(m Monitor, change func(*inventory.Host)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -45,7 +45,7 @@ func TestWakeWhileIdle(t *testing.T) {
 	})
 }
 
-// What could not be read is a problem of the table and nothing more. A host without a driver is none.
+// What could not be read is a problem of the table and nothing more. A node without a driver is none.
 func TestProblems(t *testing.T) {
 	n := newNode(t)
 	watched(t, n, inventory.OccupancyReport, holders.Nomad, func(w *Watcher) {

@@ -34,7 +34,7 @@ func (c *Client) endReservations(a answer) {
 	})
 }
 
-// endedWith reports whether a task with a unit has ended after a time, by the clock of this host.
+// endedWith reports whether a task with a unit has ended after a time, by the clock of this node.
 func (a *allocation) endedWith(id inventory.UnitID, after time.Time) bool {
 	if a.live() {
 		return false

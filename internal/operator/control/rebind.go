@@ -52,7 +52,7 @@ func Rebind(ctx context.Context, path string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintln(out, "devices are numbered as the driver lists them now, for all agents of this host that use this state directory")
+	fmt.Fprintln(out, "devices are numbered as the driver lists them now, for all agents of this node that use this state directory")
 	for i, b := range r.Current {
 		if previous := r.previous(i); slices.Equal(previous, b.Devices) {
 			fmt.Fprintf(out, "%s: unchanged\n", b)

@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// rig is a monitor of a simulated host, served at a socket.
+// rig is a monitor of a simulated node, served at a socket.
 type rig struct {
 	*testing.T
 	machine *coretest.Machine

@@ -77,7 +77,7 @@ func Simulate(ctx context.Context, path string, args SimulateArgs, out io.Writer
 		if c.RecordedOnly {
 			return "recorded, no effect yet"
 		}
-		return c.State.String() + "; clears: " + c.Clears + ", or the command clear"
+		return c.State.String() + "; cleared by: " + c.Clears + "; the command clear clears it at once"
 	})
 }
 

@@ -208,7 +208,7 @@ func TestSimulate(t *testing.T) {
 		u, _ := r.monitor.Current().Unit(inventory.UnitID(instance))
 		return u.Health
 	}
-	contains(t, simulate(control.SimulateArgs{GPU: string(instance), Code: "XID 95"}), "simulated: GPU 0 XID_95 (", "): unhealthy; clears: reset seen or reboot, or the command clear\n")
+	contains(t, simulate(control.SimulateArgs{GPU: string(instance), Code: "XID 95"}), "simulated: GPU 0 XID_95 (", "): unhealthy; cleared by: a reset or a reboot; the command clear clears it at once\n")
 	if h := healthID(); !h.Simulated || h.State != health.Unhealthy {
 		t.Errorf("health is %s", h)
 	}

@@ -42,9 +42,9 @@ func decideAgent(f *Facts) []Finding {
 		return []Finding{{"agent", severity, socket, "the agent does not report: " + firstLine(f.Agent.Err.Error()),
 			"run doctor as the user of the agent; if that is so, look at its log, and restart it"}}
 	case !f.Agent.Running && f.StateDir == "":
-		return []Finding{{"agent", Note, "state_dir", "no state directory, so a running agent can't be asked: this is what one would offer that starts now", ""}}
+		return []Finding{{"agent", Note, "state_dir", "no state directory, so a running agent can't be asked: this is what a new agent would offer", ""}}
 	case !f.Agent.Running:
-		return []Finding{{"agent", Note, socket, "no agent runs with this state directory: this is what one would offer that starts now", ""}}
+		return []Finding{{"agent", Note, socket, "no agent runs with this state directory: this is what a new agent would offer", ""}}
 	}
 	findings := disagreement(f)
 	for _, p := range f.Agent.Report.Problems {
@@ -112,7 +112,7 @@ func has(r report.Report, d report.Device) bool {
 		slices.ContainsFunc(r.Excluded, func(e report.Excluded) bool { return strings.HasPrefix(e.ID, string(d.GPU)) })
 }
 
-// decideOverlaps is about devices that another agent of the host offers.
+// decideOverlaps is about devices that another agent of the node offers.
 func decideOverlaps(f *Facts) (findings []Finding) {
 	type kind struct {
 		agent   string

@@ -256,7 +256,7 @@ func besides(r report.Report, reported func(report.Device) bool) (findings []Fin
 		if c.Action == "" || !c.InEffect() || !slices.ContainsFunc(r.Devices, hidden) {
 			continue
 		}
-		findings = append(findings, Finding{"devices", Problem, "health", fmt.Sprintf("besides, %s is %s; clears: %s", c, c.State, c.Clears), c.Action})
+		findings = append(findings, Finding{"devices", Problem, "health", fmt.Sprintf("besides, %s is %s; cleared by: %s", c, c.State, c.Clears), c.Action})
 	}
 	return findings
 }

@@ -1,4 +1,4 @@
-// Package doctor finds out why a host offers no GPU, or fewer than expected. It reads files of the host, asks the driver once and the
+// Package doctor finds out why a node offers no GPU, or fewer than expected. It reads files of the node, asks the driver once and the
 // running agent, and changes nothing. What it reads (Facts) and what it concludes (pure functions of Facts) are separate; each
 // reading has a deadline of its own, because a driver, a disk or a socket may hang.
 //

@@ -26,7 +26,7 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// situation is a host whose driver works, and what differs.
+// situation is a node whose driver works, and what differs.
 type situation struct {
 	root    string
 	system  doctor.FakeSystem
@@ -122,20 +122,20 @@ func TestSituations(t *testing.T) {
 		}},
 		{"held after a change of the policy", func(s *situation) {
 			d := &s.running().Devices[0]
-			d.Schedulable, d.Cause, d.Health = false, "HELD", "unhealthy: held (by pod ml/train under nvidia.com/gpu); clears: the workload ends"
+			d.Schedulable, d.Cause, d.Health = false, "HELD", "unhealthy: held (by pod ml/train under nvidia.com/gpu); cleared by: the end of the workload"
 		}},
 		{"two faults at once", func(s *situation) {
 			r := s.running()
 			for i := range 2 {
 				d := &r.Devices[i]
 				d.Schedulable, d.Cause, d.Action = false, "ROW_REMAP_FAILED", "run field diagnostics, replace the GPU if they fail"
-				d.Health = "unhealthy: row remapping failed; action: " + d.Action + "; clears: operator"
+				d.Health = "unhealthy: row remapping failed; action: " + d.Action + "; cleared by: an operator (command clear)"
 				r.Conditions = append(r.Conditions, report.Condition{
-					GPU: d.GPU, Index: i, Cause: d.Cause, State: health.Unhealthy, Action: d.Action, Clears: "operator",
+					GPU: d.GPU, Index: i, Cause: d.Cause, State: health.Unhealthy, Action: d.Action, Clears: "an operator (command clear)",
 				})
 			}
 			xid := report.Condition{GPU: r.Devices[1].GPU, Index: 1, Cause: "XID_48", State: health.Unhealthy, Detail: "uncorrectable memory error",
-				Action: "drain and reset the GPU", Clears: "reset seen or reboot"}
+				Action: "drain and reset the GPU", Clears: "a reset or a reboot"}
 			ignored, recorded, other := xid, xid, xid
 			ignored.Cause, ignored.IgnoredUntilGone = "XID_95", true
 			recorded.Cause, recorded.RecordedOnly = "XID_80", true
@@ -150,14 +150,14 @@ func TestSituations(t *testing.T) {
 			r := s.running()
 			r.CDI, r.Provisional = &report.CDI{Reason: report.CDINotWritten}, true
 			d := &r.Devices[0]
-			d.Schedulable, d.Cause, d.Health = false, "CDI_UNDEFINED", "unhealthy: no CDI definition (not written yet); clears: the device is defined"
+			d.Schedulable, d.Cause, d.Health = false, "CDI_UNDEFINED", "unhealthy: no CDI definition (not written yet); cleared by: its CDI definition"
 		}},
 		{"degraded GPUs take work", func(s *situation) {
 			r := s.running()
 			for i := range 2 {
 				d := &r.Devices[i]
 				d.State, d.Cause, d.Action = health.Degraded, "ROW_REMAP_PENDING", "reset the GPU when idle"
-				d.Health = "degraded: row remap pending; action: reset the GPU when idle; clears: pending flag gone after reset"
+				d.Health = "degraded: row remap pending; action: reset the GPU when idle; cleared by: a reset after which the driver no longer reports it"
 			}
 		}},
 		{"kernel log off", func(s *situation) { s.options.KernelLog = "" }},
@@ -174,7 +174,7 @@ func TestSituations(t *testing.T) {
 			r := s.running()
 			r.Provisional = true
 			d := &r.Devices[0]
-			d.Schedulable, d.Cause, d.Health = false, "OVERLAP", "unhealthy: offered by another agent (perhaps: not recorded so far); clears: the other agent no longer offers it"
+			d.Schedulable, d.Cause, d.Health = false, "OVERLAP", "unhealthy: offered by another agent (perhaps: not recorded so far); cleared by: the end of the other agent's offer"
 		}},
 		{"kernel log not readable, and the agent reports it", func(s *situation) {
 			s.options.KernelLog = "/nowhere/kmsg"

@@ -18,7 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
-// Facts are what was read of a host. A group that was not read in time is in Late and otherwise zero.
+// Facts are what was read of a node. A group that was not read in time is in Late and otherwise zero.
 type Facts struct {
 	Options
 

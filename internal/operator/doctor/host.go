@@ -224,11 +224,11 @@ func decideOthers(f *Facts) (findings []Finding) {
 		true: {"nomad-device-nvidia", "nomad", "nomad-gpu doctor"}, false: {"nvidia-device-plugin", "kubelet", "k8s-gpu doctor"},
 	}[f.kubernetes()]
 	for _, p := range f.Running(other.plugin) {
-		findings = append(findings, Finding{"other plugin", Problem, fmt.Sprintf("process %d", p.PID), p.Name + " runs on this host, and offers the same GPUs to another orchestrator",
+		findings = append(findings, Finding{"other plugin", Problem, fmt.Sprintf("process %d", p.PID), p.Name + " runs on this node, and offers the same GPUs to another orchestrator",
 			"end it, and run the agent of that orchestrator: both agents see each other's GPUs"})
 	}
 	if len(findings) == 0 && len(f.Running(other.orchestrator)) > 0 {
-		findings = append(findings, Finding{"other plugin", Note, fmt.Sprintf("process %d", f.Running(other.orchestrator)[0].PID), other.orchestrator + " runs on this host, too: see " + other.doctor, ""})
+		findings = append(findings, Finding{"other plugin", Note, fmt.Sprintf("process %d", f.Running(other.orchestrator)[0].PID), other.orchestrator + " runs on this node, too: see " + other.doctor, ""})
 	}
 	return findings
 }

@@ -95,7 +95,7 @@ func inspectLibrary(root, path string) libraryFile {
 	}
 	defer func() { _ = f.Close() }()
 	if want := machines[runtime.GOARCH]; want != elf.EM_NONE && (f.Machine != want || f.Class != elf.ELFCLASS64) {
-		l.Reason = fmt.Sprintf("built for %s (%s), this host is %s", archName(f.Machine), f.Class, archName(want))
+		l.Reason = fmt.Sprintf("built for %s (%s), this node is %s", archName(f.Machine), f.Class, archName(want))
 		return l
 	}
 	needed, _ := f.ImportedLibraries()

@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// machine is a host on which one thing is wrong.
+// machine is a node on which one thing is wrong.
 type machine struct {
 	name    string
 	program string
@@ -26,7 +26,7 @@ const k8s, nomad = "k8s-gpu", "nomad-gpu"
 
 func nothing(*host) {}
 
-// noModule is a host whose kernel module is not loaded.
+// noModule is a node whose kernel module is not loaded.
 func noModule(h *host) { h.must(h.Unload()) }
 
 var machines = []machine{

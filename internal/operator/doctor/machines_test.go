@@ -249,7 +249,7 @@ func TestChangesNothing(t *testing.T) {
 	}
 }
 
-// files are the files of the host with their sizes and times, apart from the counters of the simulated driver.
+// files are the files of the node with their sizes and times, apart from the counters of the simulated driver.
 func (h *host) files() map[string]string {
 	h.t.Helper()
 	files := map[string]string{}

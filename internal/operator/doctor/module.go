@@ -48,7 +48,7 @@ func readModule(_ context.Context, o *Options) func(*Facts) {
 	return func(f *Facts) { f.Module = m }
 }
 
-// readInstalled searches the modules of the kernels of the host.
+// readInstalled searches the modules of the kernels of the node.
 func (m *module) readInstalled(o *Options) {
 	folders, _ := filepath.Glob(o.host("/lib/modules/*"))
 	for _, folder := range folders {

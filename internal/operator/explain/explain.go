@@ -62,7 +62,7 @@ type Device struct {
 	InjectionBy string `json:"injectionBy,omitempty"`
 
 	Schedulable bool     `json:"schedulable"`
-	Health      string   `json:"health,omitempty"` // one line: faults, and the host's reasons (CDI, MPS, claims, pods, processes)
+	Health      string   `json:"health,omitempty"` // one line: faults, and the node's reasons (CDI, MPS, claims, pods, processes)
 	HeldBy      []string `json:"heldBy,omitempty"`
 	Others      []Other  `json:"others,omitempty"` // parts of the policy that select the device and decide nothing
 }

@@ -35,7 +35,7 @@ var adapter = explain.Adapter{
 	},
 }
 
-// input is a host with devices that are offered, excluded, hidden, unhealthy, claimed, held and not readable.
+// input is a node with devices that are offered, excluded, hidden, unhealthy, claimed, held and not readable.
 func input() explain.Input {
 	index := func(at string, numbers ...int) inventory.Selector {
 		s := inventory.Selector{At: at}

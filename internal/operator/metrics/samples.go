@@ -9,7 +9,7 @@ import (
 )
 
 // Samples sends the samples of one scrape to a registry. They share the labels that are equal: prometheus.NewConstMetric makes three objects
-// for each label of each sample, and a scrape of a large host has 12,000 samples (see docs/performance.md).
+// for each label of each sample, and a scrape of a large node has 12,000 samples (see docs/performance.md).
 type Samples struct {
 	ch     chan<- prometheus.Metric
 	labels map[label]*dto.LabelPair

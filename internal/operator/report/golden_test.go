@@ -20,7 +20,7 @@ import (
 	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
 
-// troubled is a host with each kind of condition, two minutes after the first one. It needs a synctest bubble, so that
+// troubled is a node with each kind of condition, two minutes after the first one. It needs a synctest bubble, so that
 // its times are always the same.
 func troubled(t *testing.T) (core.State, core.Config) {
 	t.Helper()
@@ -99,7 +99,7 @@ func render(t *testing.T, r report.Report) (table, text string) {
 	return a.String(), b.String()
 }
 
-// The text and the JSON of a host with conditions. Keys of the JSON are added, never changed.
+// The text and the JSON of a node with conditions. Keys of the JSON are added, never changed.
 func TestTroubledHost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, cfg := troubled(t)
@@ -126,7 +126,7 @@ func on(indices ...int) (s inventory.Selector) {
 	return s
 }
 
-// shared is a host with each kind of rule that a policy can have.
+// shared is a node with each kind of rule that a policy can have.
 func shared() (core.State, core.Config) {
 	cfg := core.DefaultConfig()
 	cfg.MIG, cfg.Overlap = inventory.MIGMixed, inventory.OverlapRefuse

@@ -14,7 +14,7 @@ import (
 const usageAtMost = 3 * time.Second
 
 // Read enumerates the driver once, through the monitor that an agent would run, and returns the first state: at the
-// latest after cfg's call deadline if a driver call hangs, or when ctx ends. A host without a driver is a state, not an
+// latest after cfg's call deadline if a driver call hangs, or when ctx ends. A node without a driver is a state, not an
 // error. The conditions of history still apply; nil = no history. Its Save should do nothing. withUsage: it then reads the usage of the devices;
 // nil if the driver does not answer within 3 s.
 func Read(ctx context.Context, open func() (monitor.Session, error), cfg core.Config, history monitor.Store, withUsage bool) (s core.State, usage []gpu.Usage) {

@@ -71,7 +71,7 @@ type Device struct {
 	Simulated         bool         `json:"simulated,omitempty"`
 	Advisory          bool         `json:"advisory,omitempty"` // the state is reported and not enforced
 
-	// Device nodes that a container of the device needs and the host lacks, and the command that creates them. They
+	// Device nodes that a container of the device needs and the node lacks, and the command that creates them. They
 	// do not change whether the device is schedulable.
 	MissingNodes       []string `json:"missingNodes,omitempty"`
 	CreateNodesCommand string   `json:"createNodesCommand,omitempty"`
@@ -120,7 +120,7 @@ type Binding struct {
 	Devices  []gpu.DeviceID `json:"devices"`
 }
 
-// Overlap is a device that another agent on this host offers too.
+// Overlap is a device that another agent on this node offers too.
 type Overlap struct {
 	ID    gpu.DeviceID `json:"id"`
 	Index int          `json:"index"` // of the GPU
@@ -138,7 +138,7 @@ type Injection struct {
 	IDs        string   `json:"ids"`                  // by which devices are identified: uuid, index
 }
 
-// CDI is the state of this agent's CDI specifications on the host.
+// CDI is the state of this agent's CDI specifications on the node.
 type CDI struct {
 	Usable    bool        `json:"usable"` // with "auto" a container with it has a working driver, as far as the agent can tell; else it is written
 	Reason    string      `json:"reason,omitempty"`

@@ -21,7 +21,7 @@ import (
 	"github.com/tandem-gpu/tandem/test/check"
 )
 
-// read describes the state of a host without a history.
+// read describes the state of a node without a history.
 func read(t *testing.T, m *coretest.Machine) report.Report {
 	t.Helper()
 	cfg := core.DefaultConfig()
@@ -77,7 +77,7 @@ func TestHungDriver(t *testing.T) {
 	})
 }
 
-// The report of a healthy host has only its devices.
+// The report of a healthy node has only its devices.
 func TestHealthyHost(t *testing.T) {
 	cfg := core.DefaultConfig()
 	s := core.NewState(cfg).Read(cfg, time.Now(), coretest.GPUs(1), health.Observation{At: gpu.WholeGPU(coretest.GPU(0)), Kind: health.Checked})

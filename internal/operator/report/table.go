@@ -195,7 +195,7 @@ func (c Condition) Text() string {
 	}
 	b.WriteByte('\n')
 	for _, line := range []struct{ head, text string }{
-		{"", c.Detail}, {"action: ", c.Action}, {"clears: ", c.Clears}, {"", c.progress()},
+		{"", c.Detail}, {"action: ", c.Action}, {"cleared by: ", c.Clears}, {"", c.progress()},
 	} {
 		if line.text != "" {
 			fmt.Fprintf(&b, "    %s%s\n", line.head, line.text)

@@ -16,7 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/use"
 )
 
-// divided is a host with 64 GPUs of seven MIG instances each.
+// divided is a node with 64 GPUs of seven MIG instances each.
 func divided() coretest.Host {
 	snapshot, cfg := coretest.GPUs(64), core.DefaultConfig()
 	for n := range 64 {
@@ -26,7 +26,7 @@ func divided() coretest.Host {
 	return coretest.Host{Units: 448, Snapshot: snapshot, Config: cfg}
 }
 
-// inUse is the agent of a host whose devices all report everything and have an owner and a process each; MIG instances report what
+// inUse is the agent of a node whose devices all report everything and have an owner and a process each; MIG instances report what
 // NVIDIA's driver reports of them.
 func inUse(h coretest.Host) fixedAgent {
 	a := read(h.Config, h.Snapshot)
@@ -61,7 +61,7 @@ func measure(b *testing.B, page http.Handler) {
 	b.ReportMetric(float64(size), "B/page")
 }
 
-// BenchmarkScrape measures one response of /metrics, on a host where every device is in use. A page makes at most one in minInterval,
+// BenchmarkScrape measures one response of /metrics, on a node where every device is in use. A page makes at most one in minInterval,
 // whatever the number of clients.
 func BenchmarkScrape(b *testing.B) {
 	one := coretest.Host{Units: 1, Snapshot: coretest.GPUs(1), Config: coretest.Hosts()[0].Config}

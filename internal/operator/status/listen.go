@@ -32,7 +32,7 @@ const (
 	maxListenRetry = 10 * time.Second
 )
 
-// Run serves until ctx ends. The agent works without HTTP: if the address cannot be had, Run tries again.
+// Run serves until ctx ends. The agent works without HTTP: if it can't listen at the address, Run tries again.
 func (s *Server) Run(ctx context.Context) {
 	retry := backoff.NewExponentialBackOff()
 	retry.InitialInterval, retry.MaxInterval = minListenRetry, maxListenRetry

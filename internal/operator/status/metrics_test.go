@@ -50,7 +50,7 @@ func TestFaultsAreShown(t *testing.T) {
 		`tandem_device_condition{action="restart the application; reset when convenient",cause="XID_94",ci="0",gi="1",gpu="`+b+`",simulated="false",state="degraded"} 1`,
 		`tandem_device_condition{action="check the kernel log; report it to NVIDIA",cause="XID_999",ci="",gi="",gpu="`+a+`",simulated="false",state="unhealthy"} 0`,
 		`tandem_device_condition{action="see the driver's log, reset the GPU",cause="PROBE_FAILED",ci="",gi="",gpu="`+b+`",simulated="false",state="healthy"} 0`,
-		`tandem_device_condition{action="reboot the machine",cause="XID_79",ci="",gi="",gpu="`+b+`",simulated="true",state="lost"} 1`,
+		`tandem_device_condition{action="reboot the node",cause="XID_79",ci="",gi="",gpu="`+b+`",simulated="true",state="lost"} 1`,
 		`tandem_device_condition{action="drain and reset the GPU",cause="EVENT_0x2000",ci="",gi="",gpu="`+a+`",simulated="false",state="unhealthy"} 1`,
 		`tandem_xid_errors_total{gpu="`+b+`",xid="94"} 2`,
 		`tandem_xid_errors_total{gpu="`+a+`",xid="13"} 1`,
@@ -133,7 +133,7 @@ func TestScrapeWhileThePolicyChanges(t *testing.T) {
 }
 
 // Every device has a series from the start, so that an alert has one before the first node is missing; agents that pass no
-// nodes, and hosts without any that is visible, have none.
+// nodes, and nodes without any that is visible, have none.
 func TestMissingDeviceNodesInMetrics(t *testing.T) {
 	const metric = "tandem_device_nodes_missing"
 	cfg := replicated(4, 0)

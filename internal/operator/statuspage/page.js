@@ -12,7 +12,7 @@ function h(name, attributes, ...children) {
 
 const byID = (id) => document.getElementById(id);
 const plural = (n, one) => n + " " + one + (n === 1 ? "" : "s");
-const now = () => Date.now() + page.skew; // by the clock of the agent's host
+const now = () => Date.now() + page.skew; // by the clock of the agent's node
 
 function duration(ms) {
   const s = Math.max(0, Math.round(ms / 1000));

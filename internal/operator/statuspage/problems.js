@@ -78,7 +78,7 @@ function* sickDevices(report, shown, agent) {
     const others = report.conditions.filter((c) => c.gpu === d.gpu && c.cause !== d.cause && !withoutEffect(c));
     for (const c of others) shown.add(c.gpu + c.cause);
     const owners = [...new Set(devices.flatMap((each) => (each.owners || []).map(ownerName)))];
-    const facts = [["what to do", d.action], ["clears with", d.clears], ["recovery action", d.recoveryAction], ["progress", condition && progressOf(condition)],
+    const facts = [["what to do", d.action], ["cleared by", d.clears], ["recovery action", d.recoveryAction], ["progress", condition && progressOf(condition)],
       ["to clear", condition && clearCommand(condition, agent)], ["runbook", runbookOf(d.cause)], ...others.map((c) => ["also", alsoOf(c)]), ["affected", owners.join(", ")], ["ID", devices.length === 1 ? d.id : ""], ["PCI", devices.length === 1 ? d.pci : ""]];
     yield { // a device that work holds under a former name is no fault
       level: d.cause === "HELD" ? "info" : states[d.state].level, state: d.state + (d.simulated ? ", simulated" : "") + (d.advisory ? ", not enforced" : ""),
@@ -89,7 +89,7 @@ function* sickDevices(report, shown, agent) {
 
 // alsoOf is a condition that another one of its GPU hides, with its own action: what clears that one need not clear it.
 function alsoOf(c) {
-  return c.cause + (c.detail ? " " + c.detail : "") + (c.action ? "; what to do: " + c.action : "") + (c.clears ? "; clears with: " + c.clears : "");
+  return c.cause + (c.detail ? " " + c.detail : "") + (c.action ? "; what to do: " + c.action : "") + (c.clears ? "; cleared by: " + c.clears : "");
 }
 
 // placesOf is "GPU 3", "GPU 0, 1, 2" or "GPU 3:0, 3:1".
@@ -115,7 +115,7 @@ function runbookOf(cause) {
 
 function conditionFacts(c, agent) {
   const until = c.ignoredUntil ? "ignored until " + c.ignoredUntil : c.ignoredUntilGone ? "ignored until it is gone" : progressOf(c);
-  return [["what to do", c.action], ["clears with", c.clears], ["progress", until], ["to clear", clearCommand(c, agent)], ["runbook", runbookOf(c.cause)]].filter(([, text]) => text);
+  return [["what to do", c.action], ["cleared by", c.clears], ["progress", until], ["to clear", clearCommand(c, agent)], ["runbook", runbookOf(c.cause)]].filter(([, text]) => text);
 }
 
 function progressOf(c) {

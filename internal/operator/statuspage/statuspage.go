@@ -27,12 +27,12 @@ import (
 type Options struct {
 	Agent   string               // program name
 	Version string               // of the agent
-	Node    string               // name of the host
+	Node    string               // name of the node
 	Report  func() report.Report // the present one. It is safe for concurrent use
 	Now     func() time.Time     // the present time, with a monotonic clock; nil = time.Now
 }
 
-// NodeName is the name of this host for Options: that in the variable NODE_NAME, which a DaemonSet can set from spec.nodeName, else
+// NodeName is the name of this node for Options: that in the variable NODE_NAME, which a DaemonSet can set from spec.nodeName, else
 // the host name, which in a pod is that of the pod.
 func NodeName() string {
 	name, _ := os.Hostname() // "" is a name, too

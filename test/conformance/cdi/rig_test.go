@@ -128,7 +128,7 @@ func folder(t *testing.T, in string) string {
 
 const vendor = "k8s.device-plugin.nvidia.com"
 
-// host is a host with device nodes, the files of a driver, and a folder of specifications in memory, as /run has them.
+// host is a node with device nodes, the files of a driver, and a folder of specifications in memory, as /run has them.
 type host struct {
 	cdi.Options
 	root string

@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
-// Under auto, the hooks of a specification are those that the hook program of the host has: each of them, called as a container
+// Under auto, the hooks of a specification are those that the hook program of the node has: each of them, called as a container
 // runtime does, ends without an error with nvidia-ctk 1.17.8. A listed strategy has hooks that it refuses, and a warning.
 func TestOldHookProgram(t *testing.T) {
 	for _, auto := range []bool{true, false} {

@@ -164,7 +164,7 @@ func allTainted(all []*resourceapi.ResourceSlice) bool {
 	return true
 }
 
-// Another agent on this machine has a GPU: a file in the state directory that both have.
+// Another agent on this node has a GPU: a file in the state directory that both have.
 func TestCase46GPUOfTheNomadAgent(t *testing.T) {
 	t.Parallel()
 	n, _ := newReady(t, "h100x8", 8)

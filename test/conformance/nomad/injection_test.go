@@ -189,7 +189,7 @@ func paths(c *drivers.TaskConfig) (nodes, mounts []string) {
 	return nodes, mounts
 }
 
-// chroot is the part of this host that a script needs.
+// chroot is the part of this node that a script needs.
 func chroot(t *testing.T) map[string]string {
 	t.Helper()
 	files := map[string]string{}

@@ -34,7 +34,7 @@ func recordMachine(t *testing.T, m *simdriver.Machine) record.Recording {
 // unreadable reports whether NVML does not return the value of a key on a GPU as it is now (test/simdriver/README.md).
 func unreadable(key string, gpu record.Section, profiles bool) bool {
 	switch key {
-	case "process", "unsupported": // the first is of the host; the second is in the answers
+	case "process", "unsupported": // the first is of the node; the second is in the answers
 		return true
 	case "numa":
 		return slices.Equal(gpu["numa"], []string{"-1"})

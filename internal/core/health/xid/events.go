@@ -13,7 +13,7 @@ var events = []Rule{
 	{
 		Code: 0x4000, Name: "nvmlEventTypeGpuUnavailableError", Meaning: "GPU is unavailable",
 		Class: Reset, Effect: Withdraws, SettledEffect: Withdraws, Clears: ResetSeen | Reboot,
-		Action: "reset the GPU or reboot the machine",
+		Action: "reset the GPU or reboot the node",
 	},
 }
 

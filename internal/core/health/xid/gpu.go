@@ -83,7 +83,7 @@ var nodes = []ruleGroup{
 	{Rule: Rule{Class: Node, Effect: Withdraws, Clears: Reboot, Action: "connect the GPU's auxiliary power"}, codes: []codeEntry{
 		{54, "SILENT_RUNNING_PWR_REDUCED_CLOCKING", "auxiliary power not connected", 0, "CHECK_MECHANICALS", "CONTACT_SUPPORT"},
 	}},
-	{Rule: Rule{Class: Node, Effect: Loses, Clears: ResetSeen | Reboot, Action: "reboot the machine"}, codes: []codeEntry{
+	{Rule: Rule{Class: Node, Effect: Loses, Clears: ResetSeen | Reboot, Action: "reboot the node"}, codes: []codeEntry{
 		{79, "ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS", "GPU has fallen off the bus", 565, "RESTART_BM", "CONTACT_SUPPORT"},
 	}},
 	{Rule: Rule{Class: Node, Effect: Withdraws, Clears: Reboot, Action: "restart the virtual machine"}, codes: []codeEntry{

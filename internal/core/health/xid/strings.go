@@ -14,11 +14,11 @@ func (e Effect) String() string {
 	return [...]string{"none", "degraded", "unhealthy", "lost"}[e]
 }
 
-// String lists the signs: "recovery action None, reset seen or reboot"; "operator" for the empty set.
+// String lists the signs: "recovery action None, a reset or a reboot"; "an operator (command clear)" for the empty set.
 func (e Evidence) String() string {
 	var signs []string
 	for i, sign := range [...]string{
-		"recovery action None", "reset seen", "reboot", "condition gone", "no repeat for a while",
+		"recovery action None", "a reset", "a reboot", "the end of the condition", "a time without a repeat",
 	} {
 		if e&(1<<i) != 0 {
 			signs = append(signs, sign)
@@ -26,7 +26,7 @@ func (e Evidence) String() string {
 	}
 	switch last := len(signs) - 1; last {
 	case -1:
-		return "operator"
+		return "an operator (command clear)"
 	case 0:
 		return signs[0]
 	default:

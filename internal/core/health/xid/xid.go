@@ -42,7 +42,7 @@ type Evidence uint8
 const (
 	NoRecoveryAction Evidence = 1 << iota // the driver's recovery action (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION) is None
 	ResetSeen                             // the GPU was reset after the fault
-	Reboot                                // the host was rebooted after the fault
+	Reboot                                // the node was rebooted after the fault
 	LevelClear                            // the state in Rule.Level is gone
 	Quiet                                 // the fault was not repeated for a time
 )

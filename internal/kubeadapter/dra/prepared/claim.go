@@ -68,7 +68,7 @@ type MPS struct {
 	Env  []string `json:"env,omitempty"` // limits: "NAME=value"
 }
 
-// Holds reports whether the claim holds devices in this boot of the host. One of which that is not known, because the ID of the boot could not
+// Holds reports whether the claim holds devices in this boot of the node. One of which that is not known, because the ID of the boot could not
 // be read, does.
 func (c Claim) Holds(bootID string) bool {
 	return c.BootID == bootID || c.BootID == "" || bootID == ""

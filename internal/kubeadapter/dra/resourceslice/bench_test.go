@@ -10,7 +10,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
 )
 
-// BenchmarkDevices computes the devices of the benchmark hosts, each held by a claim, which happens with each change of an inventory and
+// BenchmarkDevices computes the devices of the benchmark nodes, each held by a claim, which happens with each change of an inventory and
 // with each claim. It also reports their size as JSON and the number of slices.
 func BenchmarkDevices(b *testing.B) {
 	for _, h := range coretest.Hosts() {

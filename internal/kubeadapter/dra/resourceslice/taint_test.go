@@ -161,7 +161,7 @@ func TestRecovery(t *testing.T) {
 	}
 }
 
-// Conditions stay visible when the host causes a worse one.
+// Conditions stay visible when the node causes a worse one.
 func TestHostDoesNotHideConditions(t *testing.T) {
 	inv := build(ledger(xidOf(0, 94))).WithHost(inventory.Host{
 		Peers: []inventory.PeerDevice{{Agent: "nomad-gpu", At: gpu.WholeGPU(coretest.GPU(0)), Earlier: true}},

@@ -62,7 +62,7 @@ func (f folders) env(more ...string) []string {
 func (f folders) check() error { return mps.CheckControl(filepath.Join(f.pipe, mps.ControlSocket)) }
 
 // startDaemon starts a daemon for GPUs in the background, and returns when it serves its socket. Its server and clients then have these GPUs
-// only: without CUDA_VISIBLE_DEVICES it would use all of the machine.
+// only: without CUDA_VISIBLE_DEVICES it would use all GPUs of the node.
 func (f folders) startDaemon(ctx context.Context, devices []Device) error {
 	if err := f.removeStale(); err != nil {
 		return err

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// host is a host with the programs of the driver, and supervisors on it.
+// host is a node with the programs of the driver, and supervisors on it.
 type host struct {
 	*testing.T
 	root, programs string

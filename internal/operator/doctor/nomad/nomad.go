@@ -18,7 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/operator/doctor"
 )
 
-// Options are what the checks need. The zero value is the host that this process runs on.
+// Options are what the checks need. The zero value is the node that this process runs on.
 type Options struct {
 	ProcRoot string // "" = /proc
 	// Version returns the version of a Nomad executable, "" if it is not known; nil = by its build information.
@@ -70,7 +70,7 @@ func (o Options) commandLine(f *doctor.Facts) (line commandLine, process doctor.
 // blockTimeout limits Block.
 const blockTimeout = 2 * time.Second
 
-// Block returns the keys of the plugin's config block in the configuration of the Nomad agent of this host; nil if there is none, or
+// Block returns the keys of the plugin's config block in the configuration of the Nomad agent of this node; nil if there is none, or
 // if it can't be read in time.
 func Block(hostRoot, procRoot string) map[string]any {
 	ctx, cancel := context.WithTimeout(context.Background(), blockTimeout)
