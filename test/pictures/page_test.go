@@ -64,7 +64,7 @@ func TestPageOfTwoFaults(t *testing.T) {
 	bad := n.report.Devices[7]
 	n.report.Conditions = append(n.report.Conditions, report.Condition{
 		Placement: string(bad.ID), GPU: bad.ID, Index: 7, Cause: "INFOROM_CORRUPT", State: health.Degraded, Since: bad.Since, LastSeen: bad.Since, Count: 1,
-		Action: "run field diagnostics", Clears: "InfoROM valid",
+		Action: "run field diagnostics", Clears: "a valid InfoROM",
 	})
 	p := open(t, n.serve(t), wide)
 	p.shows("1 problem", "GPU 7 ✖ unhealthy", "what to do "+bad.Action, "also INFOROM_CORRUPT; what to do: run field diagnostics; cleared by: a valid InfoROM")
