@@ -162,24 +162,14 @@ func matches(pattern, name string) bool {
 	return pattern == name || all && strings.HasPrefix(name, prefix)
 }
 
-// IsPending reports whether a name is one that is not yet as the document says. See Pending.
-func IsPending(list, name string) bool { return slices.Contains(Pending[list], name) }
-
 // Check compares the answer of a name with the program: has is nil if that has the name with the meaning that it has in the list, else how
-// not. A pending name that is already as the document says is a problem, too.
+// not.
 func Check(list string, n Name, has error) error {
-	var err error
 	switch {
 	case n.Answer == Same && has != nil:
-		err = fmt.Errorf("%s: %s is not the same: %w", list, n.Name, has)
+		return fmt.Errorf("%s: %s is not the same: %w", list, n.Name, has)
 	case n.Answer == NotCovered && has == nil:
-		err = fmt.Errorf("%s: %s is there, and the document says that it is not covered", list, n.Name)
-	}
-	if !IsPending(list, n.Name) {
-		return err
-	}
-	if err == nil {
-		return fmt.Errorf("%s: %s is as the document says: remove it from names.Pending", list, n.Name)
+		return fmt.Errorf("%s: %s is there, and the document says that it is not covered", list, n.Name)
 	}
 	return nil
 }

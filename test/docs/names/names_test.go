@@ -49,9 +49,4 @@ func TestCheck(t *testing.T) {
 			t.Errorf("%s, %v: %v", c.answer, c.has, err)
 		}
 	}
-	for list, names := range Pending {
-		if err := Check(list, Name{Name: names[0], Answer: Same}, nil); err == nil || !strings.Contains(err.Error(), "names.Pending") {
-			t.Errorf("%s is pending and there: %v", names[0], err)
-		}
-	}
 }

@@ -53,6 +53,36 @@ func TestImport(t *testing.T) {
 	}
 }
 
+// Containers that get their devices by CDI lose their memory limits where the node's nvidia-container-toolkit is older than 1.20.1: the note says so at the
+// strategy, in whatever form the input has it, and nowhere else.
+func TestMemoryLimitsAreNoted(t *testing.T) {
+	for text, where := range map[string]string{
+		"version: v1\nflags: {plugin: {deviceListStrategy: cdi-cri}}":                               "in.yaml:2: flags.plugin.deviceListStrategy",
+		"version: v1\nflags: {plugin: {deviceListStrategy: [envvar, cdi-annotations]}}":             "in.yaml:2: flags.plugin.deviceListStrategy",
+		"deviceListStrategy: cdi-annotations,cdi-cri":                                               "in.yaml:1: deviceListStrategy",
+		"devicePlugin: {containers: {main: {env: [{name: DEVICE_LIST_STRATEGY, value: cdi-cri}]}}}": "in.yaml:1: env DEVICE_LIST_STRATEGY",
+		"version: v1\nflags: {plugin: {deviceListStrategy: [envvar, volume-mounts]}}":               "",
+		"version: v1": "",
+		"deviceListStrategy: envvar\nmigStrategy: none": "",
+	} {
+		format := nvidia.FromValues
+		if strings.HasPrefix(text, "version") {
+			format = nvidia.FromFile
+		}
+		r, err := nvidia.Import(nvidia.Input{Path: "in.yaml", Text: []byte(text), Format: format})
+		check.NoError(t, err)
+		got := ""
+		for _, n := range r.Notes {
+			if strings.Contains(n.Text, "NVIDIA_GPU_MEMORY_LIMIT") && n.Effect == importer.Needed && strings.Contains(n.Text, "1.20.1") && strings.Contains(n.Remedy, "doctor") {
+				got = n.Where
+			}
+		}
+		if got != where {
+			t.Errorf("%s\nthe note is at %q, want %q\n%s", text, got, where, render(r, err))
+		}
+	}
+}
+
 // settings is a file without comments.
 func settings(text []byte) string {
 	var b strings.Builder
