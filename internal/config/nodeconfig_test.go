@@ -63,6 +63,9 @@ func TestReadByLabel(t *testing.T) {
 	if s, err := read("mixed"); err != nil || s.Core.MIG != "mixed" || s.ByLabel.Label != DefaultConfigLabel {
 		t.Errorf("%+v, %v", s.ByLabel, err)
 	}
+	if s, err := read("mixed", "NODE_LABEL=nvidia.com/dra-driver-gpu.config"); err != nil || s.Core.MIG != "mixed" || s.ByLabel.Label != "nvidia.com/dra-driver-gpu.config" {
+		t.Errorf("the label of NVIDIA's DRA driver: %+v, %v", s.ByLabel, err)
+	}
 	if s, err := read(""); err != nil || s.Core.MIG != "none" {
 		t.Errorf("without a file: %v, %v", s.Core.MIG, err)
 	}

@@ -131,6 +131,22 @@ func TestOtherDriversAreRefused(t *testing.T) {
 	}
 }
 
+// A value of NVIDIA's chart that is accepted and has no effect is named in the notes, in the place where it was given.
+func TestNotesOfValuesWithoutEffect(t *testing.T) {
+	for text, want := range map[string]string{
+		`{gfd: {enabled: true, sleepInterval: 30s}}`:   "Note: gfd.sleepInterval has no effect",
+		`{gfd: {enabled: true}, sleepInterval: 30}`:    "Note: sleepInterval has no effect",
+		`{gfd: {enabled: true, sleepInterval: null}}`:  "",
+		`{gfd: {enabled: false}, sleepInterval: 1h0m}`: "",
+		`{failOnInitError: true}`:                      "Note: failOnInitError has no effect",
+	} {
+		notes := notesOn(t, "v1.37.1", text)
+		if got := strings.Contains(notes, "has no effect"); got != (want != "") || !strings.Contains(notes, want) {
+			t.Errorf("%s: want %q in\n%s", text, want, notes)
+		}
+	}
+}
+
 // The notes of the API dra have what it takes on this version of Kubernetes, and how to see what the nodes offer.
 func TestNotesOfDRA(t *testing.T) {
 	files, err := renderWith(t, parse(t, `{api: dra, onUnhealthy: evict, admissionPolicy: false}`), clusterOf{})

@@ -194,6 +194,8 @@ func TestAccess(t *testing.T) {
 		`config: {map: {a: {api: dra}, default: {version: v1}}}`:                                        {"", map[string]string{"API": "", "CONFIG_FILE_SRCDIR": "/etc/tandem/configs"}},
 		`gfd: {enabled: false}`:                                                                         {"", map[string]string{"FEATURES_FILE": "", "USE_NODE_FEATURE_API": ""}},
 		`gfd: {enabled: true, noTimestamp: true}`:                                                       {"Role RoleBinding ServiceAccount", map[string]string{"FEATURES_FILE": "", "USE_NODE_FEATURE_API": "true", "NAMESPACE": "metadata.namespace", "POD_NAME": "metadata.name", "GFD_NO_TIMESTAMP": "true"}},
+		`{gfd: {enabled: true}, noTimestamp: true, sleepInterval: 30s}`:                                 {"Role RoleBinding ServiceAccount", map[string]string{"USE_NODE_FEATURE_API": "true", "GFD_NO_TIMESTAMP": "true", "GFD_SLEEP_INTERVAL": ""}},
+		`{noTimestamp: true, sleepInterval: 30}`:                                                        {"", map[string]string{"USE_NODE_FEATURE_API": "", "GFD_NO_TIMESTAMP": ""}},
 		`{gfd: {enabled: true}, nodeLabels: {nodeFeatureAPI: false}}`:                                   {"", map[string]string{"USE_NODE_FEATURE_API": "", "FEATURES_FILE": "/etc/kubernetes/node-feature-discovery/features.d/gfd"}},
 		`nodeLabels: {enabled: true, noTimestamp: true}`:                                                {"", map[string]string{"USE_NODE_FEATURE_API": "", "GFD_NO_TIMESTAMP": "true"}},
 		`nodeLabels: {enabled: true, nodeFeatureAPI: true}`:                                             {"Role RoleBinding ServiceAccount", map[string]string{"USE_NODE_FEATURE_API": "true", "GFD_NO_TIMESTAMP": ""}},

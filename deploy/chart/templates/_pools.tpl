@@ -102,7 +102,7 @@ reads a variable before its file. A pod has what any of the configurations needs
 {{- $_ := set $d "deviceListStrategy" $strategy -}}
 {{- $_ := set $d "dra" $dra -}}
 {{- $_ := set $d "labels" $labels -}}
-{{- $_ := set $d "noTimestamp" (or $v.nodeLabels.noTimestamp $gfd.noTimestamp | not | not) -}}
+{{- $_ := set $d "noTimestamp" (or $v.nodeLabels.noTimestamp $gfd.noTimestamp .root.Values.noTimestamp | not | not) -}}
 {{- $_ := set $d "readsNode" (or .pool.byLabel (eq .root.Values.gpuOperator.onDriverUpgrade "quiesce")) -}}
 {{- $_ := set $d "token" (or $dra $d.readsNode (eq $labels "object")) -}}
 {{- $_ := set $d "kubeletRoot" (trimSuffix "/" $v.kubeletRoot) -}}

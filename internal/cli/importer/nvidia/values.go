@@ -46,12 +46,12 @@ var chartFields = []field{
 	{[]string{
 		"nameOverride", "fullnameOverride", "namespaceOverride", "selectorLabelsOverride", "allowDefaultNamespace", "imagePullSecrets", "updateStrategy",
 		"podAnnotations", "podSecurityContext", "securityContext", "resources", "nodeSelector", "affinity", "tolerations", "priorityClassName",
-		"runtimeClassName", "config.fallbackStrategies", "mps.enableHostPID", "mps.enableHostNetwork", "gfd.noTimestamp",
+		"runtimeClassName", "config.fallbackStrategies", "mps.enableHostPID", "mps.enableHostNetwork", "gfd.noTimestamp", "noTimestamp",
 	}, importer.Needed, "it is of the chart's objects, not of the plugin", sameName},
 	{[]string{"image"}, importer.NoEffect, "it is the image of NVIDIA's plugin", ""},
 	{[]string{"componentSelectorLabels", "devicePlugin.enableHostNetwork"}, importer.NoEffect, "it is of the objects of NVIDIA's chart", ""},
 	{[]string{
-		"gfd.nameOverride", "gfd.namespaceOverride", "gfd.sleepInterval", "gfd.securityContext", "gfd.enableHostNetwork",
+		"gfd.nameOverride", "gfd.namespaceOverride", "gfd.sleepInterval", "sleepInterval", "gfd.securityContext", "gfd.enableHostNetwork",
 	}, importer.NoEffect, "it is of gpu-feature-discovery, which k8s-gpu does not start", ""},
 	{[]string{"nfd"}, importer.NoEffect, "it is of Node Feature Discovery, which NVIDIA's chart installs and that of k8s-gpu does not",
 		"install its own chart with these values if node labels are read by others"},
