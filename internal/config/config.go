@@ -59,6 +59,9 @@ func (s Spec) Name() string {
 	return "--" + s.Flag
 }
 
+// Without is why the option has no effect; "" if it has one.
+func (s Spec) Without() string { return s.without }
+
 // counts reports whether a value of the file is more than no value.
 func (s Spec) counts(v Value) bool { return v.Text != "" || s.Empty || s.Kind != schema.Scalar }
 

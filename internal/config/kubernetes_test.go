@@ -93,6 +93,43 @@ imex: {channelIDs: [], required: false}
 	}
 }
 
+// The variables of gpu-feature-discovery mean the same here, less than those of the agent itself where both are set, and those that have no effect are
+// named.
+func TestVariablesOfFeatureDiscovery(t *testing.T) {
+	env := map[string]string{
+		"GFD_MIG_STRATEGY": "mixed", "GFD_OUTPUT_FILE": "/etc/kubernetes/node-feature-discovery/features.d/gfd", "GFD_NO_TIMESTAMP": "true",
+		"GFD_USE_NODE_FEATURE_API": "true", "NODE_NAME": "n1", "NAMESPACE": "gpus", "GFD_FAIL_ON_INIT_ERROR": "true",
+		"GFD_SLEEP_INTERVAL": "60s", "GFD_MACHINE_TYPE_FILE": "/sys/class/dmi/id/product_name",
+	}
+	s, err := resolveAll(t, nil, env, "")
+	check.NoError(t, err)
+	if o := s.Operations; s.Core.MIG != inventory.MIGMixed || o.FeaturesFile != env["GFD_OUTPUT_FILE"] || !o.NoTimestamp || !o.NodeFeatureAPI {
+		t.Errorf("%v, %+v", s.Core.MIG, o)
+	}
+	want := []string{
+		"GFD_FAIL_ON_INIT_ERROR has no effect: without a driver this agent waits for one",
+		"GFD_SLEEP_INTERVAL has no effect: the node labels are written when they change, and not at an interval",
+		"GFD_MACHINE_TYPE_FILE has no effect: the label nvidia.com/gpu.machine is class/dmi/id/product_name below --sysfs-root",
+	}
+	if diff := cmp.Diff(want, withoutFolder(s.Notes)); diff != "" {
+		t.Error(diff)
+	}
+	if s, err := resolveAll(t, nil, map[string]string{"GFD_MIG_STRATEGY": "mixed", "MIG_STRATEGY": "none"}, ""); err != nil || s.Core.MIG != inventory.MIGNone {
+		t.Errorf("both: %v, %v", s.Core.MIG, err)
+	}
+	flags, file := NewFlags(KubernetesSpecs()), "version: v1\nflags: {migStrategy: single}\n"
+	s, err = ReadKubernetes(flags, Environment{
+		LookupEnv: func(name string) (string, bool) {
+			path, set := map[string]string{"GFD_CONFIG_FILE": "/c.yaml"}[name]
+			return path, set
+		},
+		CheckAddress: func(string) error { return nil }, ReadFile: func(string) ([]byte, error) { return []byte(file), nil },
+	})
+	if err != nil || s.Core.MIG != inventory.MIGSingle {
+		t.Errorf("GFD_CONFIG_FILE: %v, %v", s.Core.MIG, err)
+	}
+}
+
 // What this version does not support is refused by name, together with all other problems.
 func TestEveryProblemIsNamed(t *testing.T) {
 	_, err := resolveAll(t,
@@ -245,20 +282,20 @@ func TestIncumbentsNames(t *testing.T) {
 cdi-annotation-prefix CDI_ANNOTATION_PREFIX cdi.k8s.io/ flags.plugin.cdiAnnotationPrefix
 cdi-disable-hooks CDI_DISABLE_HOOKS  
 cdi-feature-flags CDI_FEATURE_FLAGS  
-config-file CONFIG_FILE  
+config-file CONFIG_FILE GFD_CONFIG_FILE  
 dev-root nvidia-dev-root NVIDIA_DEV_ROOT  flags.nvidiaDevRoot
 device-discovery-strategy DEVICE_DISCOVERY_STRATEGY auto flags.deviceDiscoveryStrategy
 device-id-strategy DEVICE_ID_STRATEGY uuid flags.plugin.deviceIDStrategy
 device-list-strategy DEVICE_LIST_STRATEGY envvar flags.plugin.deviceListStrategy
 driver-root nvidia-driver-root NVIDIA_DRIVER_ROOT / flags.nvidiaDriverRoot
 driver-root-ctr-path container-driver-root DRIVER_ROOT_CTR_PATH CONTAINER_DRIVER_ROOT /driver-root flags.plugin.containerDriverRoot
-fail-on-init-error FAIL_ON_INIT_ERROR true flags.failOnInitError
+fail-on-init-error FAIL_ON_INIT_ERROR GFD_FAIL_ON_INIT_ERROR true flags.failOnInitError
 gdrcopy-enabled GDRCOPY_ENABLED false flags.gdrcopyEnabled
 gds-enabled GDS_ENABLED false flags.gdsEnabled
 imex-channel-ids IMEX_CHANNEL_IDS  imex.channelIDs
 imex-required IMEX_REQUIRED false imex.required
 kubelet-socket KUBELET_SOCKET /var/lib/kubelet/device-plugins/kubelet.sock 
-mig-strategy MIG_STRATEGY none flags.migStrategy
+mig-strategy MIG_STRATEGY GFD_MIG_STRATEGY none flags.migStrategy
 mofed-enabled MOFED_ENABLED false flags.mofedEnabled
 mps-root MPS_ROOT  flags.mpsRoot
 nvidia-cdi-hook-path nvidia-ctk-path NVIDIA_CDI_HOOK_PATH NVIDIA_CTK_PATH /usr/bin/nvidia-ctk flags.plugin.nvidiaCTKPath

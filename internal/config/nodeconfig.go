@@ -166,10 +166,8 @@ func ReadBeforeFile(flags Flags, env Environment) (Kubernetes, error) {
 
 // configFile is the configuration file: that of a flag or variable, or with ByLabel that of Environment.Config; "" = none.
 func configFile(flags Flags, env Environment) (string, error) {
-	find := func(flag string) Value {
-		return lookup(Spec{Flag: flag, Env: []string{variable(flag)}}, flags, env, nil)
-	}
-	file, dir := find(FlagConfigFile), find(flagConfigDir)
+	file := lookup(Spec{Flag: FlagConfigFile, Env: configFileVariables}, flags, env, nil)
+	dir := lookup(Spec{Flag: flagConfigDir, Env: []string{variable(flagConfigDir)}}, flags, env, nil)
 	if dir.Text == "" {
 		return file.Text, nil
 	}

@@ -50,7 +50,7 @@ func kubernetesOperations(o *Operations) []Spec {
 	return []Spec{
 		{Flag: "hpc-job-mapping-dir", Usage: "folder of the files that dcgm-exporter reads: for each GPU the pods that have it; empty: none",
 			binding: orEmpty(&o.MappingDir, ownFolder(&o.MappingDir, defaultMappingDir, isJobFile))},
-		{Flag: "features-file", Usage: "file of node labels for Node Feature Discovery, with the names of NVIDIA's gpu-feature-discovery; empty: none",
+		{Flag: "features-file", Aliases: []string{"output-file"}, Env: []string{"FEATURES_FILE", "GFD_OUTPUT_FILE"}, Usage: "file of node labels for Node Feature Discovery, with the names of NVIDIA's gpu-feature-discovery; empty: none",
 			binding: orEmpty(&o.FeaturesFile, inOwnFolder(&o.FeaturesFile, "/etc/kubernetes/node-feature-discovery/features.d/gfd"))},
 		{Flag: flagNodeFeatureAPI, Env: []string{"GFD_USE_NODE_FEATURE_API", "USE_NODE_FEATURE_API"}, Default: "false",
 			Usage:   "write the node labels of NVIDIA's gpu-feature-discovery as a NodeFeature object of Node Feature Discovery, also beside --features-file",

@@ -23,6 +23,9 @@ const (
 	defaultPodResourcesSocket = "/var/lib/kubelet/pod-resources/kubelet.sock"
 )
 
+// configFileVariables are those of FlagConfigFile.
+var configFileVariables = []string{"CONFIG_FILE", "GFD_CONFIG_FILE"}
+
 // KubernetesSpecs are the options of k8s-gpu. Those of NVIDIA's k8s-device-plugin are all among them, with its names and
 // defaults, whether they are supported or not.
 func KubernetesSpecs() []Spec { return kubernetesOptions(new(Kubernetes), nil) }
@@ -46,11 +49,11 @@ func variable(flag string) string { return strings.ToUpper(strings.ReplaceAll(fl
 // nvidiaOptions are options of NVIDIA's plugin that are supported.
 func nvidiaOptions(s *Kubernetes) []Spec {
 	return []Spec{
-		{Flag: "mig-strategy", Key: keyMIGStrategy, Default: "none",
+		{Flag: "mig-strategy", Env: []string{"MIG_STRATEGY", "GFD_MIG_STRATEGY"}, Key: keyMIGStrategy, Default: "none",
 			Usage:   "which MIG instances are offered: none, single (as nvidia.com/gpu) or mixed (as nvidia.com/mig-<profile>)",
 			Note:    "`nomad-gpu` reads the key of its policy file, too, if its block has none",
 			binding: migStrategy(&s.Core.MIG)},
-		{Flag: flagFailOnInitError, Key: "flags.failOnInitError", Default: "true",
+		{Flag: flagFailOnInitError, Env: []string{"FAIL_ON_INIT_ERROR", "GFD_FAIL_ON_INIT_ERROR"}, Key: "flags.failOnInitError", Default: "true",
 			Usage:   "accepted and without effect: without a driver the agent waits for one, and reports the reason",
 			binding: boolean(new(bool))},
 		{Flag: "driver-root", Aliases: []string{"nvidia-driver-root"}, Env: []string{"NVIDIA_DRIVER_ROOT"}, Key: "flags.nvidiaDriverRoot", Exists: true, Default: "/",
@@ -106,7 +109,7 @@ func ownOptions(s *Kubernetes, checkAddress func(string) error) []Spec {
 		{Flag: "pod-resources-socket", Default: defaultPodResourcesSocket, Empty: true, Exists: true,
 			Usage:   "the kubelet's pod-resources API, which lists the devices of each pod; empty: it is not read",
 			binding: pathOrEmpty(&s.PodResourcesSocket, defaultPodResourcesSocket)},
-		{Flag: FlagConfigFile, Usage: "configuration file (version: " + version + ")",
+		{Flag: FlagConfigFile, Env: configFileVariables, Usage: "configuration file (version: " + version + ")",
 			binding: custom(schema.Match("", "a path"), func(Value) error { return nil })},
 		{Flag: "http-address", Default: ":9410", Empty: true, Usage: "address of the status page, /inventory, /metrics, /healthz and /readyz; empty: none",
 			binding: custom(address, func(v Value) error {
@@ -139,11 +142,12 @@ func logLevel(field *slog.Level) binding {
 	})
 }
 
-// inertOptions are options of NVIDIA's plugin and its charts that have an effect only on another program that reads the same
-// file.
+// inertOptions are options of NVIDIA's programs that configure what this agent does in another way, or not at all.
 func inertOptions() []Spec {
 	return []Spec{
 		{Key: "flags.useNodeFeatureAPI", without: "it configures NVIDIA's gpu-feature-discovery; --use-node-feature-api writes a NodeFeature object, with the rights for it"},
 		{Key: "flags.gfd", binding: custom(schema.Type{Kind: schema.Opaque}, nil), without: "it configures NVIDIA's gpu-feature-discovery; in its place --features-file and --use-node-feature-api write the same node labels, when they change"},
+		{Env: []string{"GFD_SLEEP_INTERVAL"}, without: "the node labels are written when they change, and not at an interval"},
+		{Env: []string{"GFD_MACHINE_TYPE_FILE"}, without: "the label nvidia.com/gpu.machine is class/dmi/id/product_name below --sysfs-root"},
 	}
 }

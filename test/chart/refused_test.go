@@ -109,6 +109,8 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		{`extraArgs: [--api=dra]`, []string{"extraArgs: --api=dra"}},
 		{`extraEnv: [{name: API, value: dra}]`, []string{"extraEnv: API", "the value api"}},
 		{`extraEnv: [{name: NODE_NAME, value: a}]`, []string{"extraEnv: NODE_NAME"}},
+		{`extraEnv: [{name: GFD_MIG_STRATEGY, value: mixed}]`, []string{"extraEnv: GFD_MIG_STRATEGY", "migStrategy"}},
+		{`extraEnv: [{name: GFD_OUTPUT_FILE, value: /a}]`, []string{"extraEnv: GFD_OUTPUT_FILE", "nodeLabels"}},
 		{`extraEnv: [{name: MIG_STRATEGY, value: mixed}]`, []string{"extraEnv: MIG_STRATEGY", "migStrategy"}},
 		{`{networkPolicy: {enabled: true}, devicePlugin: {enableHostNetwork: true}}`, []string{"networkPolicy.enabled: true", "devicePlugin.enableHostNetwork"}},
 		{`updateStrategy: {rollingUpdate: {maxSurge: 1}}`, []string{"updateStrategy.rollingUpdate", "not both"}},

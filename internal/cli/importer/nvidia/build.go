@@ -64,7 +64,7 @@ func (b *builder) apply(o option) {
 	case "DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS":
 		b.env[o.flag], b.places[o.flag] = o.text, o.where
 		return
-	case "fail-on-init-error":
+	case failOnInitError:
 		b.withoutInitError(o.where)
 		return
 	}

@@ -153,8 +153,13 @@ func (b *builder) cleanFlags(flags *node) {
 }
 
 func (b *builder) withoutInitError(where string) {
-	b.notes.Add(importer.NoEffect, where, "left out: without a driver k8s-gpu waits for one, offers nothing meanwhile, and /readyz and inspect have the reason", "")
+	b.notes.Add(importer.NoEffect, where, waitsForDriver, "")
 }
+
+const (
+	failOnInitError = "fail-on-init-error"
+	waitsForDriver  = "left out: without a driver k8s-gpu waits for one, offers nothing meanwhile, and /readyz and inspect have the reason"
+)
 
 // cleanSharing drops what NVIDIA's plugin does not do (api/config/v1/config.go, DisableResourceNamingInConfig; sharing.go).
 func (b *builder) cleanSharing(sharing *node) {

@@ -193,6 +193,7 @@ func (s *source) readContainer(c, pod *node, key string) bool {
 		return true
 	case "gpu-feature-discovery":
 		s.noteLabels(c, name)
+		s.readLabelVariables(c.get("env"))
 		return s.noPlugin()
 	case "config-manager":
 		s.noteLabelledConfigs(s.at(c, name))
@@ -329,13 +330,34 @@ func (s *source) readVariable(name, text string, value *node) {
 	}
 }
 
+// readLabelVariables reads the variables of a container of gpu-feature-discovery that are of that program alone.
+func (s *source) readLabelVariables(env *node) {
+	for _, e := range env.items() {
+		name := e.get("name").text()
+		for _, spec := range config.KubernetesSpecs() {
+			switch {
+			case !strings.HasPrefix(name, labelVariable) || !slices.Contains(spec.Env, name):
+			case spec.Flag == failOnInitError:
+				s.note(importer.NoEffect, e, "env "+name, waitsForDriver, "")
+			case spec.Without() != "":
+				s.note(importer.NoEffect, e, "env "+name, "left out: "+spec.Without(), "")
+			default:
+				s.note(importer.Needed, e, "env "+name, "k8s-gpu reads this variable with the same meaning", "give it to k8s-gpu")
+			}
+		}
+	}
+}
+
+// labelVariable begins the names of variables that gpu-feature-discovery reads, and the plugin does not.
+const labelVariable = "GFD_"
+
 // flagOf is the flag of NVIDIA's plugin that a variable sets; the variables of its health checks stand for themselves.
 func flagOf(variable string) (string, bool) {
 	if variable == "DP_DISABLE_HEALTHCHECKS" || variable == "DP_ENABLE_HEALTHCHECKS" {
 		return variable, true
 	}
 	for _, s := range config.KubernetesSpecs() {
-		if slices.Contains(flags, s.Flag) && slices.Contains(s.Env, variable) {
+		if slices.Contains(flags, s.Flag) && slices.Contains(s.Env, variable) && !strings.HasPrefix(variable, labelVariable) {
 			return s.Flag, true
 		}
 	}
