@@ -32,6 +32,7 @@ type Sample struct {
 	LinksUp gpu.OptionalUint64 // active NVLinks
 	Fabric  Fabric
 	Clique  string   `json:",omitempty"` // cluster UUID and clique of the NVLink domain: "5aa670e3-c604-50d0-9fe6-03876178f7cd.32766"; "" = in none
+	VGPU    Tristate `json:",omitempty"` // a virtual GPU of a virtual machine (nvmlDeviceGetVirtualizationMode)
 	Events  Tristate // whether the driver raises XID events for this GPU, and the agent receives them
 
 	// Partial means that a value which this GPU reported before could not be read this time. Such a check can show

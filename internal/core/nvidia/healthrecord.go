@@ -18,7 +18,6 @@ type healthRecord struct {
 	id         gpu.DeviceID
 	mig        bool // MIG mode, on which the supported signals depend
 	lastFailed bool // the GPU did not answer the last check: the next one reads everything
-	vgpuGuest  bool // nvmlDeviceGetVirtualizationMode is VGPU
 
 	fieldsCall signalSupport
 	fields     [len(fields)]signalSupport
@@ -142,9 +141,9 @@ func (r healthRecord) check(c *caller, h nvml.Device, p checkPlan) healthRecord 
 		c.err = fmt.Errorf("the handle is of another GPU: %s", id)
 	}
 	if p.due[intervalOnce] {
-		r.vgpuGuest = optional(c, "nvmlDeviceGetVirtualizationMode", r.vgpuGuest, func() (bool, nvml.Return) {
+		r.sample.VGPU = optional(c, "nvmlDeviceGetVirtualizationMode", r.sample.VGPU, func() (health.Tristate, nvml.Return) {
 			mode, ret := h.GetVirtualizationMode()
-			return mode == nvml.GPU_VIRTUALIZATION_MODE_VGPU, ret
+			return health.TristateOf(mode == nvml.GPU_VIRTUALIZATION_MODE_VGPU), ret
 		})
 	}
 	if !r.readFields(c, h, p.due[intervalLinks]) {

@@ -24,7 +24,7 @@ var healthyH100 = health.Sample{
 	Uncorrectable: gpu.OptionalUint64Of(0), Energy: gpu.OptionalUint64Of(1843200_000), Replays: gpu.OptionalUint64Of(0),
 	ThermalSlowdown: gpu.OptionalUint64Of(0), PowerBrake: gpu.OptionalUint64Of(0),
 	PCIeWidth: 16, PCIeMaxWidth: 16, PCIeGen: 5,
-	LinksUp: gpu.OptionalUint64Of(18), Fabric: health.FabricHealthy, Events: health.Yes,
+	LinksUp: gpu.OptionalUint64Of(18), Fabric: health.FabricHealthy, VGPU: health.No, Events: health.Yes,
 }
 
 // A signal that a GPU does not support is NotReported or unset, which is no fault.
@@ -34,7 +34,7 @@ func TestSamplesOfMachines(t *testing.T) {
 		SRAMThreshold: health.No, InfoROMCorrupt: health.No,
 		Uncorrectable: gpu.OptionalUint64Of(0), Energy: gpu.OptionalUint64Of(1843200_000), Replays: gpu.OptionalUint64Of(0),
 		ThermalSlowdown: gpu.OptionalUint64Of(0), PowerBrake: gpu.OptionalUint64Of(0),
-		PCIeWidth: 16, PCIeMaxWidth: 16, PCIeGen: 4, LinksUp: gpu.OptionalUint64Of(12), Events: health.Yes,
+		PCIeWidth: 16, PCIeMaxWidth: 16, PCIeGen: 4, LinksUp: gpu.OptionalUint64Of(12), VGPU: health.No, Events: health.Yes,
 	}
 	cut := a100
 	cut.RemapPending, cut.RemapFailed, cut.LinksUp = health.NotReported, health.NotReported, gpu.OptionalUint64{}
@@ -47,11 +47,11 @@ func TestSamplesOfMachines(t *testing.T) {
 		{"a100-mig", 0, a100},
 		{"a100-mig", 5, cut},
 		{"consumer", 0, health.Sample{
-			Energy: gpu.OptionalUint64Of(90210_000), Replays: gpu.OptionalUint64Of(0), PCIeWidth: 16, PCIeMaxWidth: 16, PCIeGen: 1, Events: health.Yes,
+			Energy: gpu.OptionalUint64Of(90210_000), Replays: gpu.OptionalUint64Of(0), PCIeWidth: 16, PCIeMaxWidth: 16, PCIeGen: 1, VGPU: health.No, Events: health.Yes,
 		}},
 		{"t4", 0, health.Sample{
 			RetirementPending: health.No, InfoROMCorrupt: health.No, Uncorrectable: gpu.OptionalUint64Of(0),
-			Energy: gpu.OptionalUint64Of(41000_000), Replays: gpu.OptionalUint64Of(0), PCIeWidth: 8, PCIeMaxWidth: 16, PCIeGen: 1, Events: health.Yes,
+			Energy: gpu.OptionalUint64Of(41000_000), Replays: gpu.OptionalUint64Of(0), PCIeWidth: 8, PCIeMaxWidth: 16, PCIeGen: 1, VGPU: health.No, Events: health.Yes,
 		}},
 	} {
 		s, at := openWithClock(t, simdriver.Start(t, c.machine))
@@ -79,7 +79,7 @@ func TestSampleOfFaultyGPU(t *testing.T) {
 		Uncorrectable: gpu.OptionalUint64Of(7), Energy: gpu.OptionalUint64Of(12000), Replays: gpu.OptionalUint64Of(9),
 		ThermalSlowdown: gpu.OptionalUint64Of(5_000_000_000), PowerBrake: gpu.OptionalUint64Of(6),
 		PCIeWidth: 8, PCIeMaxWidth: 16, PCIeGen: 4, Busy: true, LinksUp: gpu.OptionalUint64Of(16), Fabric: health.FabricStarting,
-		Events: health.Yes,
+		VGPU: health.No, Events: health.Yes,
 	}
 	if diff := gocmp.Diff(want, at(0)(3).Sample); diff != "" {
 		t.Error(diff)
@@ -117,11 +117,11 @@ func TestUnknownRecoveryAction(t *testing.T) {
 		m := simdriver.Start(t, "h100x8")
 		must(t, m.Set(2, "virtualization", "vgpu"))
 		_, at := openWithClock(t, m)
-		if v := at(0)(2).Sample.RecoveryAction; v != health.RecoveryUnknown {
-			t.Error(v)
+		if v := at(0)(2).Sample; v.RecoveryAction != health.RecoveryUnknown || v.VGPU != health.Yes {
+			t.Errorf("%+v", v)
 		}
-		if v := at(0)(3).Sample.RecoveryAction; v != health.RecoveryNone {
-			t.Error(v)
+		if v := at(0)(3).Sample; v.RecoveryAction != health.RecoveryNone || v.VGPU != health.No {
+			t.Errorf("%+v", v)
 		}
 		must(t, m.Set(2, "recovery_action", "1"))
 		if v := at(0)(2).Sample.RecoveryAction; v != health.RecoveryReset {

@@ -78,7 +78,7 @@ func (s *Session) finish(c check, next healthRecord, err error) health.Observati
 // the state of the GPU, and so does any on Tegra, whose driver never determines one.
 func (s *Session) sampleOf(r healthRecord) health.Sample {
 	sample := r.sample
-	if s.tegra || r.vgpuGuest && sample.RecoveryAction == health.RecoveryNone {
+	if s.tegra || sample.VGPU == health.Yes && sample.RecoveryAction == health.RecoveryNone {
 		sample.RecoveryAction = health.RecoveryUnknown
 	}
 	sample.Events = s.xidEvents(r.id)

@@ -6,7 +6,9 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // Host is what the labels show of the node apart from the driver: sysfs.
@@ -48,6 +50,23 @@ func ReadVGPU(root string) Host {
 		if text(filepath.Join(folder, "vendor")) == vendorNVIDIA && strings.HasPrefix(text(filepath.Join(folder, "class")), displayClass) {
 			h.addConfig(folder)
 		}
+	}
+	return h
+}
+
+// withVGPU returns h with what the driver says of virtual GPUs where the configuration spaces can't be read. It says nothing of the driver on their host.
+func (h Host) withVGPU(s core.State) Host {
+	if h.VGPUKnown {
+		return h
+	}
+	h.VGPUKnown, h.VGPU = true, false
+	for _, d := range s.Snapshot.Devices {
+		if d.At.GI != gpu.Whole {
+			continue
+		}
+		history, _ := s.Ledger.History(d.ID)
+		h.VGPUKnown = h.VGPUKnown && history.Sample.VGPU != health.NotReported
+		h.VGPU = h.VGPU || history.Sample.VGPU == health.Yes
 	}
 	return h
 }

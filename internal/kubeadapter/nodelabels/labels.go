@@ -35,7 +35,7 @@ func Of(s core.State, strategy inventory.MIGStrategy, h Host) Labels {
 	}
 	l := Labels{prefix + "gpu.machine": sanitised(h.Machine), prefix + "gpu.mode": h.mode()}
 	l.addVersions(s.Snapshot.Driver)
-	l.addVGPU(h)
+	l.addVGPU(h.withVGPU(s))
 	l[prefix+"mig.capable"] = strconv.FormatBool(slices.ContainsFunc(devices, func(d gpu.Device) bool { return d.CanMIG }))
 	if clique := cliqueOf(s); clique != "" {
 		l[prefix+"gpu.clique"] = clique

@@ -8,6 +8,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
@@ -55,6 +56,35 @@ func TestLabelsOfOwnPolicies(t *testing.T) {
 			if got := l[prefix+label]; got != want {
 				t.Errorf("%s: %s = %q, want %q", name, label, got, want)
 			}
+		}
+	}
+}
+
+// A container without SYS_ADMIN can't read the configuration spaces: whether the GPUs are virtual is then what the driver says, of all of them or not at
+// all, and nothing is known of the driver on their host.
+func TestVGPUByTheDriver(t *testing.T) {
+	const present = prefix + "vgpu.present"
+	for name, c := range map[string]struct {
+		driver []health.Tristate // of each GPU
+		host   Host
+		want   string
+	}{
+		"physical GPUs":          {driver: []health.Tristate{health.No, health.No}, want: "false"},
+		"virtual GPUs":           {driver: []health.Tristate{health.Yes, health.Yes}, want: "true"},
+		"one is virtual":         {driver: []health.Tristate{health.No, health.Yes}, want: "true"},
+		"one is not known":       {driver: []health.Tristate{health.No, health.NotReported}, want: ""},
+		"not checked yet":        {driver: []health.Tristate{health.NotReported, health.NotReported}, want: ""},
+		"the bus is more exact":  {driver: []health.Tristate{health.No, health.No}, host: Host{VGPUKnown: true, VGPU: true, HostDriver: "460.16"}, want: "true"},
+		"the bus without driver": {driver: []health.Tristate{health.NotReported, health.NotReported}, host: Host{VGPUKnown: true}, want: "false"},
+	} {
+		cfg := core.DefaultConfig()
+		s := read(cfg, coretest.GPUs(2))
+		for i, v := range c.driver {
+			s = s.Observe(cfg, time.Unix(1e9, 0), health.Observation{At: gpu.WholeGPU(coretest.GPU(i)), Kind: health.Checked, Sample: health.Sample{VGPU: v}})
+		}
+		l := Of(s, cfg.MIG, c.host)
+		if version := l[prefix+"vgpu.host-driver-version"]; l[present] != c.want || version != c.host.HostDriver {
+			t.Errorf("%s: %q, host driver %q; want %q", name, l[present], version, c.want)
 		}
 	}
 }
