@@ -221,6 +221,7 @@ func TestMemoryLimitsHook(t *testing.T) {
 	program := n.root + n.HookPath
 	buildHookProgram(t, program, toolkitVersion("1.20.1")...)
 	buildHookProgram(t, n.root+"/1.20.0", toolkitVersion("1.20.0")...)
+	buildHookProgram(t, n.root+"/1.20.2", toolkitVersion("1.20.2")...)
 	n.run(t, m)
 	s := coretest.WithMIG(coretest.GPUs(3), 2, "1g.10gb")
 	m.read(s)
@@ -255,6 +256,21 @@ func TestMemoryLimitsHook(t *testing.T) {
 	await("with a program of version 1.20.1", want)
 	check.NoError(t, os.Rename(n.root+"/1.20.0", program))
 	await("with a program of version 1.20.0", nil)
+
+	// From 1.20.2 on a mount tells NVIDIA's runtime to add no device, beside the variable; before, it would be the name of one.
+	void := func() bool {
+		text, err := os.ReadFile(n.file())
+		check.NoError(t, err)
+		return strings.Contains(string(text), "/var/run/nvidia-container-devices/void")
+	}
+	if void() {
+		t.Error("a mount for no device with a program of version 1.20.0")
+	}
+	check.NoError(t, os.Rename(n.root+"/1.20.2", program))
+	await("with a program of version 1.20.2", want)
+	if !void() {
+		t.Error("no mount for no device with a program of version 1.20.2")
+	}
 }
 
 // A specification that set memory limits is not replaced by one that does not without a word.

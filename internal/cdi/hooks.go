@@ -57,6 +57,9 @@ func (o Options) disabledHooks(h Hooks) []string {
 // limits reports whether the hook program is known to set memory limits.
 func (h Hooks) limits() bool { return atLeast(h.Version, 1, 20, 1) }
 
+// voidMount reports whether NVIDIA's container runtime, which is of the version of the hook program, is known to take a mount "void" for no device.
+func (h Hooks) voidMount() bool { return atLeast(h.Version, 1, 20, 2) }
+
 // noLimits is why the memory limits that containers ask for have no effect, although the driver has them; "" if they have, if the
 // driver has none, and if the configuration leaves the hook out.
 func (o Options) noLimits(h Hooks, driver string) string {

@@ -86,7 +86,8 @@ func (w *Writer) pass(ctx context.Context, s core.State) outcome {
 func (w *Writer) request(s core.State, h Hooks) driverfiles.Request {
 	return driverfiles.Request{
 		Version: s.Snapshot.Driver.Version, Root: w.opts.ContainerRoot, HostRoot: w.opts.DriverRoot, DevRoot: w.opts.ContainerDevRoot,
-		HookPath: w.opts.HookPath, DisabledHooks: w.opts.disabledHooks(h), FeatureFlags: w.opts.FeatureFlags, Log: w.opts.Log,
+		HookPath: w.opts.HookPath, DisabledHooks: w.opts.disabledHooks(h), FeatureFlags: w.opts.FeatureFlags,
+		VoidMount: h.voidMount(), Log: w.opts.Log,
 	}
 }
 
@@ -116,7 +117,7 @@ type driverCache struct {
 }
 
 func (c *driverCache) read(r driverfiles.Request, incarnation int) (driverfiles.Files, error) {
-	key := fmt.Sprint(r.Version, incarnation, r.DisabledHooks)
+	key := fmt.Sprint(r.Version, incarnation, r.DisabledHooks, r.VoidMount)
 	if c.key == key && c.files.Complete() {
 		return c.files, nil
 	}

@@ -32,6 +32,7 @@ type Request struct {
 	HookPath      string   // of NVIDIA's hook program, on the host
 	DisabledHooks []string // names, or "all"
 	FeatureFlags  []string // of the library
+	VoidMount     bool     // NVIDIA's container runtime on the host knows the device "void" (1.20.2)
 	Log           *slog.Logger
 }
 
@@ -103,7 +104,20 @@ func Read(r Request) (Files, error) {
 	files.Sonames = slices.DeleteFunc(slices.Clone(files.Libraries), func(m inventory.Mount) bool {
 		return slices.ContainsFunc(files.Edits.Mounts, func(n *specs.Mount) bool { return n.ContainerPath == m.ContainerPath })
 	})
+	files.Edits.Mounts = append(slices.Clip(files.Edits.Mounts), r.void()...)
 	return files, nil
+}
+
+// voidPath is where a mount in a container means, where NVIDIA's container runtime takes mounts for a list of devices, that it adds none: what
+// NVIDIA_VISIBLE_DEVICES=void means among variables. A runtime before 1.20.2 takes it for the name of a device, and the container does not start.
+const voidPath = "/var/run/nvidia-container-devices/void"
+
+// void is the mount at voidPath, as NVIDIA's library has it since 1.20.2, if the runtime knows it.
+func (r Request) void() []*specs.Mount {
+	if !r.VoidMount {
+		return nil
+	}
+	return []*specs.Mount{{HostPath: "/dev/null", ContainerPath: voidPath, Options: []string{"ro", "nosuid", "nodev", "bind"}}}
 }
 
 // The kinds of devices beside GPUs, which are also the classes of their CDI devices.
@@ -137,7 +151,7 @@ func ReadDevice(r Request, vendor, class, hostDevRoot string) (*specs.Spec, erro
 	slices.SortFunc(edits.DeviceNodes, func(x, y *specs.DeviceNode) int { return cmp.Compare(x.Path, y.Path) })
 	edits.AdditionalGIDs = nil
 	// NVIDIA's runtime adds nothing to a container whose devices come from a specification.
-	common := specs.ContainerEdits{Env: []string{inventory.VisibleDevices + "=void"}}
+	common := specs.ContainerEdits{Env: []string{inventory.VisibleDevices + "=void"}, Mounts: r.void()}
 	return spec.New(vendor+"/"+class, []specs.Device{{Name: spec.AllDevices, ContainerEdits: edits}}, common), nil
 }
 
@@ -187,6 +201,9 @@ func (r Request) onHost(e specs.ContainerEdits) specs.ContainerEdits {
 	mounts := make([]*specs.Mount, 0, len(e.Mounts))
 	for _, m := range e.Mounts {
 		rest, ok := spec.Below(r.Root, m.HostPath)
+		if m.ContainerPath == voidPath {
+			continue // void decides
+		}
 		if !ok {
 			r.Log.Debug("file not given to containers: it is not below the driver root", "path", m.HostPath, "root", r.Root)
 			continue

@@ -205,6 +205,33 @@ func TestMemoryLimitsHook(t *testing.T) {
 	}
 }
 
+// Where NVIDIA's container runtime knows the mount that means no device, containers have it, as NVIDIA's library writes it from 1.20.2 on; it is no
+// file of the driver.
+func TestVoidMount(t *testing.T) {
+	for _, known := range []bool{false, true} {
+		r := driver(t)
+		r.VoidMount = known
+		r.HostRoot = "/run/nvidia/driver"
+		f := read(t, r)
+		var found []specs.Mount
+		for _, m := range f.Edits.Mounts {
+			if strings.Contains(m.ContainerPath, "nvidia-container-devices") {
+				found = append(found, *m)
+			}
+		}
+		want := []specs.Mount{{HostPath: "/dev/null", ContainerPath: "/var/run/nvidia-container-devices/void", Options: []string{"ro", "nosuid", "nodev", "bind"}}}
+		if !known {
+			want = nil
+		}
+		if !reflect.DeepEqual(found, want) {
+			t.Errorf("%t: %+v", known, found)
+		}
+		if slices.ContainsFunc(f.Libraries, func(m inventory.Mount) bool { return m.HostPath == "/dev/null" }) || !f.Complete() {
+			t.Errorf("%t: it is among the libraries, or counts as a file that is gone", known)
+		}
+	}
+}
+
 // The libraries of a plan can be loaded without hooks: each is there under its SONAME, too.
 func TestLibraries(t *testing.T) {
 	r := driver(t)
