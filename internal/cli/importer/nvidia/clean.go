@@ -166,6 +166,10 @@ func (b *builder) cleanSharing(sharing *node) {
 	if sharing.get("mps") != nil && sharing.get("timeSlicing") != nil {
 		b.drop(importer.Differs, sharing, "timeSlicing", "sharing.timeSlicing", "NVIDIA's plugin ignores it beside sharing.mps", "put it back to share its resources, too; here both have an effect")
 	}
+	if mps := sharing.get("mps"); mps.get("failRequestsGreaterThanOne").text() == "false" {
+		b.drop(importer.NoEffect, mps, "failRequestsGreaterThanOne", "sharing.mps.failRequestsGreaterThanOne",
+			"NVIDIA's plugin ignores it: a request for two shares by MPS fails there, too", "")
+	}
 	for _, mode := range sharing.keys() {
 		for i, item := range sharing.get(mode).get("resources").items() {
 			path := fmt.Sprintf("sharing.%s.resources[%d]", mode, i)
