@@ -192,6 +192,7 @@ func TestAccess(t *testing.T) {
 		`config: {map: {a: {version: v1}}, fallbackStrategies: [empty]}`:                                {"ClusterRole ClusterRoleBinding ConfigMap ServiceAccount", map[string]string{"FALLBACK_STRATEGIES": "empty"}},
 		`config: {name: own}`:                                                                           {"ClusterRole ClusterRoleBinding ServiceAccount", map[string]string{"CONFIG_FILE_SRCDIR": "/etc/tandem/configs"}},
 		`config: {map: {a: {api: dra}, default: {version: v1}}}`:                                        {"", map[string]string{"API": "", "CONFIG_FILE_SRCDIR": "/etc/tandem/configs"}},
+		`nfd: {enabled: false}`:                                                                         {"", nil}, // as some give it to NVIDIA's chart
 		`gfd: {enabled: false}`:                                                                         {"", map[string]string{"FEATURES_FILE": "", "USE_NODE_FEATURE_API": ""}},
 		`gfd: {enabled: true, noTimestamp: true}`:                                                       {"Role RoleBinding ServiceAccount", map[string]string{"FEATURES_FILE": "", "USE_NODE_FEATURE_API": "true", "NAMESPACE": "metadata.namespace", "POD_NAME": "metadata.name", "GFD_NO_TIMESTAMP": "true"}},
 		`{gfd: {enabled: true}, noTimestamp: true, sleepInterval: 30s}`:                                 {"Role RoleBinding ServiceAccount", map[string]string{"USE_NODE_FEATURE_API": "true", "GFD_NO_TIMESTAMP": "true", "GFD_SLEEP_INTERVAL": ""}},
