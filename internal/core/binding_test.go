@@ -106,6 +106,14 @@ func TestIndexBindingWhenGPUIsRemoved(t *testing.T) {
 	l.expectPools("a reboot assigns new numbers", "gpu 1,2,3,4,5 gpu.shared 6,7")
 }
 
+// A GPU that is lost is no reason to bind a position to others.
+func TestIndexBindingWhenGPUIsLost(t *testing.T) {
+	l := newPolicyFixture(t, reservedAndShared)
+	l.host = reindexed(seq(0, 6)...)
+	l.read(1)
+	l.expectWarnings("GPU 7 is lost")
+}
+
 func TestIndexBindingWhenGPUIsAdded(t *testing.T) {
 	l := newPolicyFixture(t, reservedAndShared)
 	l.host = reindexed(append([]int{8}, seq(0, 7)...)...)

@@ -145,15 +145,16 @@ func (o *offerBuilder) selectorBindings() (bound []PositionBinding) {
 }
 
 // outdatedBindings returns a line for each position that would be bound to other devices by the present order of
-// devices.
+// devices. That a device of it is lost is no other order.
 func (o *offerBuilder) outdatedBindings(present *offerBuilder) (lines []string) {
 	wouldBe := append(present.selectorBindings(), present.profileBinding())
 	for i, b := range o.positionBindings() {
 		now := wouldBe[i]
-		if b.Position == now.Position && slices.Equal(b.Devices, now.Devices) {
+		listed := slices.DeleteFunc(slices.Clone(b.Devices), func(id gpu.DeviceID) bool { return o.lost[id] })
+		if b.Position == now.Position && (slices.Equal(b.Devices, now.Devices) || slices.Equal(listed, now.Devices)) {
 			continue
 		}
-		lines = append(lines, fmt.Sprintf("%s: %s is bound to %s; by the present order of devices %s would be %s; to apply that, end the work on these devices and run the command rebind",
+		lines = append(lines, fmt.Sprintf("%s: %s is bound to %s; by the present order of devices %s would be %s; to apply that, after GPUs were changed on purpose, end the work on these devices and run the command rebind",
 			b.At, b.Position, devicesText(b.Devices), now.Position, devicesText(now.Devices)))
 	}
 	return lines

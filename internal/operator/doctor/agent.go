@@ -58,7 +58,7 @@ func decideAgent(f *Facts) []Finding {
 		findings = append(findings, Finding{"agent", severity, "the agent's warnings", p.Text, cmp.Or(p.Remedy, "see docs/operations.md")})
 	}
 	for _, w := range f.Agent.Report.PolicyWarnings {
-		findings = append(findings, Finding{"policy", Warning, "the agent's policy", w, "correct the rule, or ignore it if it is for another node"})
+		findings = append(findings, Finding{"policy", Warning, "the agent's policy", w, "what the warning says, or correct the rule; ignore it if the rule is for another node"})
 	}
 	if Problems(findings) == 0 {
 		findings = append(findings, Finding{"agent", OK, socket, fmt.Sprintf("runs, driver %s, %s offered", f.Agent.Report.Driver.State, report.Noun(len(f.Agent.Report.Devices), "device")), ""})
