@@ -75,7 +75,7 @@ func (x explainer) count(q question, n int) Request {
 	}
 	x.reserve(&r, n)
 	if !x.Use.HoldersKnown {
-		r.Notes = append(r.Notes, "which devices work holds is not known here: every healthy one is taken for available")
+		r.Notes = append(r.Notes, "not all work that holds devices is known here: a healthy device of which none is known is taken for available")
 	}
 	return r
 }

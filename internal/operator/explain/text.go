@@ -85,7 +85,7 @@ func (r Request) write(b *strings.Builder, devices []Device) {
 	} else {
 		fmt.Fprintln(b, unitTexts(r.Units))
 	}
-	if r.Method != "" {
+	if r.Method != "" && len(r.Units) > 0 {
 		fmt.Fprintf(b, "  chosen: %s\n", methodTexts[r.Method])
 	}
 	for _, line := range pairLines(r.Pairs, indices(devices)) {
