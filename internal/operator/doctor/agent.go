@@ -43,6 +43,9 @@ func decideAgent(f *Facts) []Finding {
 			"run doctor as the user of the agent; if that is so, look at its log, and restart it"}}
 	case !f.Agent.Running && f.StateDir == "":
 		return []Finding{{"agent", Note, "state_dir", "no state directory, so a running agent can't be asked: this is what a new agent would offer", ""}}
+	case !f.Agent.Running && !f.kubernetes() && slices.ContainsFunc(f.Running("nomad"), isAgent):
+		return []Finding{{"agent", Note, socket, "the Nomad agent runs without the plugin, or with another state directory: this is what a new plugin would offer",
+			"systemctl restart nomad: Nomad reads plugin_dir and the plugin's block when it starts; tasks keep running"}}
 	case !f.Agent.Running:
 		return []Finding{{"agent", Note, socket, "no agent runs with this state directory: this is what a new agent would offer", ""}}
 	}
@@ -65,6 +68,9 @@ func decideAgent(f *Facts) []Finding {
 	}
 	return findings
 }
+
+// isAgent reports whether a process of the program nomad is an agent.
+func isAgent(p Process) bool { return slices.Contains(p.Args, "agent") }
 
 // justStarted is what to do about what an agent has not done in its first moments.
 const justStarted = "run doctor again in a few seconds: the agent has just started"

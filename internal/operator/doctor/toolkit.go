@@ -120,8 +120,12 @@ func decideToolkit(f *Facts) []Finding {
 
 // alsoWithoutRuntime is the finding for pools whose containers get their devices in another way, too.
 func alsoWithoutRuntime(f *Facts, pools []string) Finding {
-	found := Finding{"toolkit", Note, list(toolkitFolders), "nvidia-container-runtime is not installed; containers of pool " + list(pools) + " get their devices in another way, too", ""}
-	if len(f.Running("dockerd")) > 0 && !f.kubernetes() {
+	found := Finding{"toolkit", Note, list(toolkitFolders), "nvidia-container-runtime is not installed; containers of pool " + list(pools) + " get their devices by device nodes or CDI, too", ""}
+	if f.kubernetes() {
+		return found
+	}
+	found.Found = "nvidia-container-runtime is not installed: exec and java tasks of pool " + list(pools) + " get device nodes, docker tasks need the runtime"
+	if len(f.Running("dockerd")) > 0 {
 		found.Severity = Warning
 		found.Found = "nvidia-container-runtime is not installed: docker tasks with a GPU of pool " + list(pools) + " fail, as docker has no runtime \"nvidia\""
 		found.Remedy = "install nvidia-container-toolkit and run nvidia-ctk runtime configure --runtime=docker" + withoutToolkit(f)
