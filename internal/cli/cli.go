@@ -171,6 +171,16 @@ func (p Program) options(ctx context.Context) (agent.Options, error) {
 	return o, nil
 }
 
+// noteFile says that the running agent does not use the configuration file of the command line. It is for verbs that show what is offered.
+func (p Program) noteFile(ctx context.Context, c *cli.Command, o agent.Options) {
+	if !c.IsSet(config.FlagConfigFile) {
+		return
+	}
+	if _, unavailable := control.Report(ctx, socket(o)); unavailable == nil {
+		fmt.Fprintf(p.Stderr, "%s: the running agent answers, by its own configuration: --%s has no effect; with --state-dir= no agent is asked, and this shows what one with that file would offer\n", p.Name, config.FlagConfigFile)
+	}
+}
+
 func socket(o agent.Options) string { return control.Path(o.Health.StateDir, o.Name) }
 
 // unknownCommand is the error for a word that is no command.

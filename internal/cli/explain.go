@@ -30,6 +30,7 @@ func (p Program) explain(ctx context.Context, c *cli.Command) error {
 	if err != nil {
 		return err
 	}
+	p.noteFile(ctx, c, o)
 	args := explain.Args{Devices: c.Args().Slice(), Pool: c.String("pool"), Count: c.Int("count")}
 	read := func(ctx context.Context) (explain.Explanation, error) {
 		return explain.Explain(explain.Input{State: agent.ReadStateOnce(ctx, o), Adapter: p.Explain()}, args)

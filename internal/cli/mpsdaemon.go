@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"os"
 	"os/signal"
 	"slices"
 	"syscall"
@@ -54,6 +55,7 @@ func (p Program) mpsDaemon(ctx context.Context, c *cli.Command) error {
 	}
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
+	signal.Notify(make(chan os.Signal, 1), control.ReloadSignal) // it may be for all processes of the program's name, and daemons have clients
 	if p.StopWithin != nil {
 		p.StopWithin(endDaemonsAtMost)
 	}

@@ -65,6 +65,10 @@ func (p Program) verbs() []*cli.Command {
 			do: p.onAgent(func(ctx context.Context, path string, _ *cli.Command) error {
 				return control.Resume(ctx, path, p.Stdout)
 			})},
+		{name: "reload", usage: "have the running agent read its configuration again (also: SIGHUP)",
+			do: p.onAgent(func(ctx context.Context, path string, _ *cli.Command) error {
+				return control.Reload(ctx, path, p.Stdout)
+			})},
 		{name: "rebind", usage: "bind indices, numbers of devices and the common MIG profile of the policy to the devices of the driver's present order; end the work on those first",
 			do: p.onAgent(func(ctx context.Context, path string, _ *cli.Command) error {
 				return control.Rebind(ctx, path, p.Stdout)
@@ -135,6 +139,7 @@ func (p Program) inspect(ctx context.Context, c *cli.Command) error {
 	if err != nil {
 		return err
 	}
+	p.noteFile(ctx, c, o)
 	read := func(ctx context.Context) report.Report { return agent.ReadOnce(ctx, o) }
 	return control.Inspect(ctx, socket(o), read, p.Stdout, c.Bool("json"))
 }

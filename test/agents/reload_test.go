@@ -99,7 +99,9 @@ func TestPolicyIsReloaded(t *testing.T) {
 			a.Errorf("the driver was opened %d times more", n-opened)
 		}
 		a.prints("reserved by config.yaml:5", "inspect")
-		reload(header)
+		a.prints("the running agent answers, by its own configuration: --config-file has no effect", "inspect", "--config-file", a.file())
+		a.useFile(header)
+		a.prints("the agent reads its configuration again", "reload")
 		held := map[string]int{k8sGPU: 1}[a.program] // a share that a pod may hold stays listed
 		kinds(8, held)
 		a.healthy(8+held, 7)

@@ -1,5 +1,5 @@
 // Package control is the local socket of a running agent. Over it an operator reads the agent's report and sends
-// commands: clear or ignore a condition, simulate a fault, quiesce and resume the driver, rebind the policy. It is HTTP
+// commands: clear or ignore a condition, simulate a fault, quiesce and resume the driver, reload the configuration, rebind the policy. It is HTTP
 // with JSON over a unix socket that only the agent's own user can open. The commands of both binaries are here too, so
 // that they are the same.
 package control

@@ -33,7 +33,7 @@ func Explain(ctx context.Context, path string, args explain.Args, read func(cont
 		return err
 	}
 	if err != nil {
-		reason := fromDriver(err)
+		reason := fromDriver(path, err)
 		if e, err = read(ctx); err != nil {
 			return err
 		}

@@ -33,6 +33,7 @@ const (
 	quiesceURL  = "/v1/quiesce"
 	resumeURL   = "/v1/resume"
 	rebindURL   = "/v1/rebind"
+	reloadURL   = "/v1/reload"
 	debugURL    = "/v1/debug"
 	explainURL  = "/v1/explain"
 
@@ -65,6 +66,7 @@ func newHandler(a Agent, o Options) http.Handler {
 	mux.HandleFunc("POST "+quiesceURL, handle(h, h.quiesce))
 	mux.HandleFunc("POST "+resumeURL, handle(h, h.resume))
 	mux.HandleFunc("POST "+rebindURL, handle(h, h.rebind))
+	mux.HandleFunc("POST "+reloadURL, handle(h, h.reload))
 	return mux
 }
 
@@ -115,7 +117,7 @@ func decode(w http.ResponseWriter, r *http.Request, args any) error {
 	return nil
 }
 
-// result is that of a command: a response, a driverStatus or a rebindResult.
+// result is that of a command: a response, a driverStatus, a rebindResult or a reloadResult.
 type result interface {
 	log(log *slog.Logger, command string, peer slog.Attr)
 }

@@ -17,7 +17,7 @@ func Inspect(ctx context.Context, path string, read func(context.Context) report
 	if err != nil {
 		r = read(ctx)
 		r.Source = report.FromDriver
-		reason := fromDriver(err)
+		reason := fromDriver(path, err)
 		if asJSON {
 			r = r.WithProblems(problem.Problem{Code: problem.NoAgent, Text: reason})
 		} else {
@@ -31,9 +31,12 @@ func Inspect(ctx context.Context, path string, read func(context.Context) report
 }
 
 // fromDriver is the note on what a command reads itself, because no agent answers.
-func fromDriver(err error) string {
+func fromDriver(path string, err error) string {
 	reason := ErrNotRunning.Error()
-	if !errors.Is(err, ErrNotRunning) {
+	switch {
+	case path == "":
+		reason = "no agent was asked, as the state directory is empty"
+	case !errors.Is(err, ErrNotRunning):
 		reason = "the agent does not answer (" + err.Error() + ")"
 	}
 	return reason + ": this is what an agent that starts now would offer"
