@@ -15,7 +15,7 @@ plugin "nomad-gpu" {
     # UUIDs of GPUs or MIG instances that are not offered.
     # ignored_gpu_ids = ["GPU-7fd648e1-a695-5024-8c66-5db903cdf8e3"]
 
-    # Which GPUs are offered, under which names, and how they are shared (time-slicing, MPS, MIG). SIGHUP reads the file again.
+    # Which GPUs are offered, under which names, and how they are shared (time-slicing, MPS, MIG). nomad-gpu reload reads the file again.
     # policy_file = "/etc/tandem/policy.yaml"
 
     # How tasks get their GPUs: "variables" for NVIDIA's container runtime, with device nodes; "devices"; "cdi"; "libraries".

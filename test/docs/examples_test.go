@@ -66,6 +66,16 @@ func TestExamples(t *testing.T) {
 					t.Errorf("%s: a manifest needs apiVersion, kind and metadata.name", at)
 				}
 			case d.Path == "deploy/chart/README.md" && subset(keys, chartValues): // test/chart renders them
+			case subset(keys, []string{"config"}): // values of the chart
+				var values struct {
+					Config struct{ Map map[string]any }
+				}
+				must(t, yaml.Unmarshal([]byte(b.Text), &values))
+				for name, c := range values.Config.Map {
+					text, err := yaml.Marshal(c)
+					must(t, err)
+					example(t, stages["h100x8"], at+" "+name, string(text), "")
+				}
 			case !subset(keys, fragments) && !subset(keys, prometheus):
 				t.Errorf("%s: keys %q: neither a configuration nor a manifest", at, keys)
 			}

@@ -21,10 +21,10 @@ type documentChange struct{ old, new, why string }
 
 // documentChanges are all that is changed in what docs/install.md has before it is run.
 var documentChanges = []documentChange{
-	{"      driver = \"docker\"\n      config {\n        image = \"nvidia/cuda:12.8.1-base-ubuntu24.04\"\n      }\n",
+	{"      driver = \"docker\"\n      config {\n        image   = \"nvidia/cuda:12.8.1-base-ubuntu24.04\"\n        command = \"nvidia-smi\"\n        args    = [\"-L\"]\n      }\n",
 		"      driver = \"exec\"\n      config {\n        command = \"/bin/busybox\"\n        args = [\"sh\", \"-c\", \"env; exec sleep 1000000\"]\n      }\n",
 		"there is no registry"},
-	{"      image: nvidia/cuda:12.8.1-base-ubuntu24.04\n",
+	{"      image: nvidia/cuda:12.8.1-base-ubuntu24.04\n      command: [nvidia-smi, -L]\n",
 		"      image: localhost/busybox:1\n      command: [sh, -c, 'trap exit TERM; echo my GPUs are $NVIDIA_VISIBLE_DEVICES; sleep 1000000 & wait']\n",
 		"there is no registry"},
 	{"registry.example.com/", "127.0.0.1:5000/", "a registry of the test"},

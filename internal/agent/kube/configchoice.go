@@ -193,6 +193,9 @@ type selectedError struct {
 
 // Error has label and value in a line before the problems.
 func (e *selectedError) Error() string {
+	if e.Value == "" {
+		return fmt.Sprintf("configuration %q, that of nodes without the label %s, is invalid:\n%v", e.Name, e.Label, e.Err)
+	}
 	return fmt.Sprintf("configuration %q, selected by the node label %s = %q, is invalid:\n%v", e.Name, e.Label, e.Value, e.Err)
 }
 
