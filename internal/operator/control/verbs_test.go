@@ -60,7 +60,7 @@ func TestInspectWithoutAgent(t *testing.T) {
 	for path, first := range map[string]string{
 		control.Path(dir, "none"):            "no agent is running: this is what an agent that starts now would offer\n",
 		control.Path(dir+"/none", "k8s-gpu"): "no agent is running: this is what an agent that starts now would offer\n",
-		"":                                   "no agent is running: this is what an agent that starts now would offer\n",
+		"":                                   "no agent was asked, as the state directory is empty: this is what an agent that starts now would offer\n",
 		mute:                                 "the agent does not answer (" + mute + ": context deadline exceeded): this is what an agent that starts now would offer\n",
 	} {
 		ctx := t.Context()
@@ -86,6 +86,7 @@ func TestCommandsNeedAnAgent(t *testing.T) {
 	path := control.Path(coretest.ShortDir(t), "k8s-gpu")
 	for name, err := range map[string]error{
 		"clear":    control.Clear(t.Context(), path, control.ClearArgs{}, nil),
+		"reload":   control.Reload(t.Context(), path, nil),
 		"ignore":   control.Ignore(t.Context(), path, control.IgnoreArgs{}, nil),
 		"simulate": control.Simulate(t.Context(), path, control.SimulateArgs{}, nil),
 		"no path":  control.Clear(t.Context(), "", control.ClearArgs{}, nil),
