@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/node/history"
+	"github.com/tandem-gpu/tandem/internal/node/usage"
 	"github.com/tandem-gpu/tandem/internal/operator/metrics"
 	"github.com/tandem-gpu/tandem/internal/operator/status"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
@@ -28,7 +29,7 @@ func (r *run) offer(a *agent.Agent) (agent.Adapter, status.Adapter) {
 	plugins := deviceplugin.New(a.Monitor, r.pluginOptions(a, durations))
 	shown := kubestatus.DevicePlugins{Plugins: plugins, Durations: durations}
 	made := agent.Adapter{
-		Tasks: []func(context.Context) error{plugins.Run}, View: plugins.Withhold, Holders: r.holders(plugins),
+		Tasks: []func(context.Context) error{plugins.Run}, View: plugins.Withhold, Holders: r.holders(plugins, nil),
 		APIs: []inventory.API{inventory.DevicePlugin}, Readers: readers(plugins, nil, a.Current),
 		Endpoints: shown.Endpoints, Problems: plugins.Problems,
 	}
@@ -52,7 +53,7 @@ func (r *run) offerByBoth(a *agent.Agent) (agent.Adapter, status.Adapter) {
 	}
 	shown := d.status(r.settings.DRA.Node, kubestatus.DevicePlugins{Plugins: plugins, Durations: durations, OnlyOffered: api == inventory.DRA})
 	return agent.Adapter{
-		Tasks: append(d.tasks(), plugins.Run), View: plugins.Withhold, Holders: r.holders(plugins),
+		Tasks: append(d.tasks(), plugins.Run), View: plugins.Withhold, Holders: r.holders(plugins, d.driver.Record),
 		APIs: []inventory.API{api, other}, Readers: readers(plugins, d.driver.Record, a.Current),
 		Endpoints: shown.Endpoints, Extend: shown.Extend, Problems: func() []problem.Problem { return slices.Concat(d.problems(), plugins.Problems()) },
 	}, shown
@@ -75,12 +76,19 @@ func inPod() bool {
 	return ok
 }
 
-// holders returns a function that reads which pods have devices; nil if the kubelet is not asked.
-func (r *run) holders(plugins *deviceplugin.Plugins) func(context.Context, *inventory.Allocatable) (holders.Record, error) {
+// holders returns a function that reads which pods have devices; nil if the kubelet is not asked. The kubelet does not list since when: that is in what
+// this agent has recorded of its Allocates, and of the claims that it has prepared (claims; nil = there is no DRA driver).
+func (r *run) holders(plugins *deviceplugin.Plugins, claims func() holders.Record) usage.Holders {
 	if r.settings.PodResourcesSocket == "" {
 		return nil
 	}
 	return func(ctx context.Context, inv *inventory.Allocatable) (holders.Record, error) {
-		return plugins.UseRecord(ctx, inv, podresources.PodLogs)
+		record, err := plugins.UseRecord(ctx, inv, podresources.PodLogs)
+		if err == nil && claims != nil {
+			for device, at := range claims().HeldSince {
+				record.Began(device, at)
+			}
+		}
+		return record, err
 	}
 }

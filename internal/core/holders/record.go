@@ -23,6 +23,10 @@ type Record struct {
 
 	At time.Time // of a record that may lack what this agent has given out since; zero = it lacks nothing of that
 
+	// HeldSince is since when a device that has a holder is held, as far as that was recorded; the earliest time, where it has several. It outlives a
+	// restart of the agent, which the agent's own readings do not.
+	HeldSince map[gpu.DeviceID]time.Time
+
 	// Work has the work that the record lists, with devices or without, by Work.ID. It gives processes the names of their work.
 	Work map[string]Work
 
@@ -65,6 +69,17 @@ func (r Record) Since(seen []Holder) Record {
 		}
 	}
 	return r
+}
+
+// Began records that a device has been held since a time, if none before is recorded. The zero time records nothing.
+func (r *Record) Began(device gpu.DeviceID, at time.Time) {
+	if was, ok := r.HeldSince[device]; at.IsZero() || ok && !at.Before(was) {
+		return
+	}
+	if r.HeldSince == nil {
+		r.HeldSince = map[gpu.DeviceID]time.Time{}
+	}
+	r.HeldSince[device] = at
 }
 
 // On returns the names of the work that has a GPU or an instance of it, sorted.

@@ -210,30 +210,40 @@ func (n next) addObserved(d Device) []holders.Holder {
 	return slices.Compact(held)
 }
 
-// heldSince continues while an owner remains.
+// heldSince continues while an owner remains. What the orchestrator or an earlier process of the agent recorded of the present owners may be from before.
 func (n next) heldSince(was, is Device) time.Time {
 	if len(is.Holders) == 0 {
 		return time.Time{}
 	}
-	before := was.Owners()
-	if slices.ContainsFunc(is.Owners(), func(o holders.Work) bool { return slices.Contains(before, o) }) {
-		return was.HeldSince
+	since := n.At
+	if ownerRemains(was, is) {
+		since = was.HeldSince
 	}
-	return n.At
+	if n.Record != nil {
+		if at, ok := n.Record.HeldSince[is.ID]; ok && at.Before(since) { // not if it is of a clock that is ahead
+			since = at
+		}
+	}
+	return since
 }
 
-// idleSince continues over a reading that failed. A device whose utilisation is not reported is not idle.
+func ownerRemains(was, is Device) bool {
+	before := was.Owners()
+	return slices.ContainsFunc(is.Owners(), func(o holders.Work) bool { return slices.Contains(before, o) })
+}
+
+// idleSince continues while an owner remains, also over a reading that failed. A device whose utilisation is not reported is not idle.
 func (n next) idleSince(was, is Device) time.Time {
 	u := is.Usage
 	busy := func(v gpu.OptionalUint64) bool { return v.OK && v.Value > 0 }
 	switch {
 	case is.HeldSince.IsZero():
 		return time.Time{}
-	case u.At.IsZero() && is.HeldSince.Equal(was.HeldSince):
+	case u.At.IsZero() && ownerRemains(was, is):
 		return was.IdleSince
 	case !u.GPU.OK || busy(u.GPU) || busy(u.Memory) || busy(u.Encoder) || busy(u.Decoder):
 		return time.Time{}
-	case was.IdleSince.IsZero() || is.HeldSince.After(was.IdleSince):
+	case was.IdleSince.IsZero() || !ownerRemains(was, is):
 		return n.At
 	}
 	return was.IdleSince

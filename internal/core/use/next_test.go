@@ -228,6 +228,32 @@ func TestHeldAndIdle(t *testing.T) {
 	}
 }
 
+// Since when work has a device is in the record, also after a restart of the agent; the first reading may not have the record yet. A time that is
+// ahead, by another clock, does not count. Idle is what this process has seen.
+func TestHeldSinceOfTheRecord(t *testing.T) {
+	began, id := start.Add(-7*time.Hour), coretest.GPU(0)
+	r := reading{inv: gpus(t, coretest.GPUs(1)), percent: map[int]uint64{0: 0}, procs: map[int]int{7: 0}, owners: map[int]holders.Work{7: one}}
+	table := use.Table{}.Next(r.input())
+	for i, step := range []struct {
+		record map[gpu.DeviceID]time.Time
+		want   time.Time
+	}{
+		{nil, start}, {map[gpu.DeviceID]time.Time{id: began}, began}, {nil, began}, {map[gpu.DeviceID]time.Time{id: start.Add(time.Hour)}, began},
+	} {
+		r.at, r.record = time.Duration(i+1)*time.Second, record(hold(one, 0))
+		r.record.HeldSince = step.record
+		table = table.Next(r.input())
+		if d := table.Devices[0]; !d.HeldSince.Equal(step.want) || !d.IdleSince.Equal(start) {
+			t.Errorf("step %d: held since %v, want %v; idle since %v", i, d.HeldSince, step.want, d.IdleSince)
+		}
+	}
+	r.record, r.procs = record(hold(two, 0)), nil
+	r.record.HeldSince, r.at = map[gpu.DeviceID]time.Time{id: start}, time.Minute
+	if d := table.Next(r.input()).Devices[0]; !d.HeldSince.Equal(start) || !d.IdleSince.Equal(start.Add(time.Minute)) {
+		t.Errorf("the next pod, placed while the other one had the GPU: held since %v, idle since %v", d.HeldSince, d.IdleSince)
+	}
+}
+
 // A holder of a GPU has its instances and the other way round. The processes of an instance are not those of the others.
 func TestInstances(t *testing.T) {
 	inv := gpus(t, coretest.WithMIG(coretest.GPUs(1), 0, "1g.10gb", "1g.10gb"), func(c *core.Config) { c.MIG = inventory.MIGMixed })

@@ -25,8 +25,8 @@ type Device struct {
 	Holders   []holders.Holder // in order, distinct
 	Processes []Process        // by PID; nil if unknown
 
-	HeldSince time.Time // since when it is held, as far as observed; zero = it is not held
-	IdleSince time.Time // since when it is held and its utilisation is zero; zero = it is not idle, or its utilisation is unknown
+	HeldSince time.Time // since when it is held, as far as recorded or observed; zero = it is not held
+	IdleSince time.Time // since when it is held and its utilisation is zero, as far as this process observed; zero = it is not idle, or its utilisation is unknown
 }
 
 // Owners returns the work that has the device, each once, in order.

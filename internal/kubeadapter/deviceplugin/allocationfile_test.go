@@ -28,7 +28,7 @@ func TestAllocationsOnDisk(t *testing.T) {
 		t.Errorf("without a file: %v", got)
 	}
 	want := []StoredAllocation{
-		{Resource: "nvidia.com/gpu", ID: "GPU-1", NUMANode: 1, WithdrawnAt: time.Date(2026, 11, 20, 10, 31, 0, 0, time.UTC)},
+		{Resource: "nvidia.com/gpu", ID: "GPU-1", NUMANode: 1, AllocatedAt: time.Date(2026, 11, 20, 9, 0, 0, 0, time.UTC), WithdrawnAt: time.Date(2026, 11, 20, 10, 31, 0, 0, time.UTC)},
 		{Resource: "nvidia.com/gpu.shared", ID: "GPU-2::3", NUMANode: -1},
 	}
 	for range 2 {

@@ -39,6 +39,7 @@ type allocation struct {
 	numaNode    int
 	stays       bool      // while a pod may have it the ID stays listed, also when it is not offered: an agent has allocated it
 	allocatedAt time.Time // of the latest Allocate; zero = before this agent started
+	heldSince   time.Time // of the latest Allocate, also before this agent started; zero = not known
 	withdrawnAt time.Time // since when the ID is not offered; zero = it is offered
 	seenAt      time.Time // the latest evidence that a pod has it
 
@@ -239,11 +240,9 @@ func (a *allocations) limit() {
 	}
 }
 
-// add adds an Allocate. It reports whether the key is new. What was known of an earlier pod does not hold for the next one.
-func (a *allocations) add(k deviceKey, numaNode int, now time.Time) bool {
-	was, known := a.byKey[k]
-	a.byKey[k] = allocation{numaNode: numaNode, stays: true, allocatedAt: now, seenAt: now, checkpointed: was.checkpointed}
-	return !known || was.ended
+// add adds an Allocate. What was known of an earlier pod does not hold for the next one.
+func (a *allocations) add(k deviceKey, numaNode int, now time.Time) {
+	a.byKey[k] = allocation{numaNode: numaNode, stays: true, allocatedAt: now, heldSince: now, seenAt: now, checkpointed: a.byKey[k].checkpointed}
 }
 
 // held are the keys that pods have or may have.

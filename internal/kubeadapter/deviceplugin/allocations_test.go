@@ -15,6 +15,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
@@ -167,9 +168,10 @@ func TestTheCheckpointIsAwaitedForAWhile(t *testing.T) {
 	}
 }
 
-// Before the driver was read no unit counts as withdrawn.
+// Before the driver was read no unit counts as withdrawn. Since when an earlier process allocated one is recorded.
 func TestNothingIsWithdrawnBeforeTheDriverIsRead(t *testing.T) {
-	store := &memory{saved: []StoredAllocation{{Resource: kubeadapter.GPUResource, ID: inventory.UnitID(coretest.GPU(0))}}}
+	id, at := coretest.GPU(0), time.Date(2026, 11, 20, 3, 0, 0, 0, time.UTC)
+	store := &memory{saved: []StoredAllocation{{Resource: kubeadapter.GPUResource, ID: inventory.UnitID(id), AllocatedAt: at}}}
 	r := newRig(t)
 	r.startKubelet()
 	r.startTracking(r.src.Current(), func(t *tracking) { t.store = store })
@@ -177,6 +179,10 @@ func TestNothingIsWithdrawnBeforeTheDriverIsRead(t *testing.T) {
 	watch.Sleep(context.Background(), 100*time.Millisecond)
 	if n := len(r.kubelet.Attempts()); n != 0 {
 		t.Errorf("%d registrations", n)
+	}
+	var record holders.Record
+	if r.plugins.tracker.began(&record); !record.HeldSince[id].Equal(at) || !r.plugins.tracker.stored()[0].AllocatedAt.Equal(at) {
+		t.Errorf("held since %v, want %v", record.HeldSince, at)
 	}
 	r.src.Set(gpus(2))
 	r.awaitHealthy(kubeadapter.GPUResource, 2)

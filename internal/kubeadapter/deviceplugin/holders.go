@@ -52,6 +52,17 @@ func (t *tracker) holders() (all []holders.Holder) {
 	return t.allocations.holders()
 }
 
+// began adds since when pods have devices.
+func (t *tracker) began(r *holders.Record) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for k, one := range t.allocations.byKey {
+		if device, _ := k.id.Split(); !one.ended {
+			r.Began(device, one.heldSince)
+		}
+	}
+}
+
 // ListsPods reports whether the kubelet's list of pods can be read: its socket is configured, and the folder of the socket is there, or was.
 func (p *Plugins) ListsPods() bool { return !p.pods.Absent() || !p.pods.Latest().AnsweredAt.IsZero() }
 
@@ -105,5 +116,6 @@ func (p *Plugins) UseRecord(ctx context.Context, inv *inventory.Allocatable, pod
 			record.Holders = append(record.Holders, h)
 		}
 	}
+	p.tracker.began(&record)
 	return record, nil
 }

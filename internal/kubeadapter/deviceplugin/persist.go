@@ -16,6 +16,7 @@ type StoredAllocation struct {
 	Resource    string           `json:"resource"`
 	ID          inventory.UnitID `json:"id"`
 	NUMANode    int              `json:"numaNode"`             // -1 = no affinity
+	AllocatedAt time.Time        `json:"allocatedAt,omitzero"` // zero = the agent was not asked for it: another one was, or an earlier version
 	WithdrawnAt time.Time        `json:"withdrawnAt,omitzero"` // since when the ID is not offered; zero = it was when this was written
 }
 
@@ -66,7 +67,7 @@ func (t *tracker) restore(stored []StoredAllocation) {
 		if !strings.HasPrefix(s.Resource, inventory.ResourceDomain) || s.ID == "" {
 			continue // not written by an agent
 		}
-		a := allocation{numaNode: s.NUMANode, stays: true, seenAt: now}
+		a := allocation{numaNode: s.NUMANode, stays: true, seenAt: now, heldSince: s.AllocatedAt}
 		if !s.WithdrawnAt.IsZero() {
 			a.withdrawnAt = now.Add(-max(now.Sub(s.WithdrawnAt), 0))
 		}
@@ -90,7 +91,10 @@ func (t *tracker) stored() []StoredAllocation {
 		if !one.kept() {
 			continue
 		}
-		all = append(all, StoredAllocation{Resource: k.resource, ID: k.id, NUMANode: one.numaNode, WithdrawnAt: one.withdrawnAt.UTC().Round(time.Second)})
+		all = append(all, StoredAllocation{
+			Resource: k.resource, ID: k.id, NUMANode: one.numaNode,
+			AllocatedAt: one.heldSince.UTC().Round(time.Second), WithdrawnAt: one.withdrawnAt.UTC().Round(time.Second),
+		})
 	}
 	return all
 }

@@ -90,13 +90,12 @@ func (t *tracker) allocated(units []inventory.Unit) {
 	for i := range units {
 		u := &units[i]
 		k := keyOf(*u)
-		if t.allocations.add(k, u.Device.NUMANode, now) {
-			watch.Notify(t.unsaved)
-		}
+		t.allocations.add(k, u.Device.NUMANode, now)
 		if _, offered := t.units[k]; !offered {
 			withdrawn = true
 		}
 	}
+	watch.Notify(t.unsaved)
 	if withdrawn { // during the Allocate: the IDs stay listed
 		t.publish()
 	}

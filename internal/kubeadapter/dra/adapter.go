@@ -251,7 +251,13 @@ func (a *Adapter) Health() *watch.Value[[]resourceslice.DeviceHealth] { return a
 func (a *Adapter) Record() holders.Record {
 	r := holders.Record{Complete: true}
 	if a.isLoaded() {
-		r.Holders = heldBy(claimsBeside("", a.opts.BootID, a.store.Load().All()))
+		claims := claimsBeside("", a.opts.BootID, a.store.Load().All())
+		r.Holders = heldBy(claims)
+		for _, c := range claims {
+			for _, h := range c.Holders() {
+				r.Began(h.Device, c.Since)
+			}
+		}
 	} else if a.loadErr.Load() == nil {
 		return holders.Record{Missing: "the prepared claims, which are not read yet; does the disk of state_dir respond?"}
 	}

@@ -187,7 +187,10 @@ func newAnswer(all []allocation, hidden string) answer {
 		for _, task := range slices.Sorted(maps.Keys(a.AllocatedResources.Tasks)) {
 			owner.Container = task
 			for _, d := range a.AllocatedResources.Tasks[task].Devices {
-				r.Holders = append(r.Holders, d.holds(owner)...)
+				for _, h := range d.holds(owner) {
+					r.Holders = append(r.Holders, h)
+					r.Began(h.Device, a.placed())
+				}
 			}
 		}
 	}
@@ -197,6 +200,14 @@ func newAnswer(all []allocation, hidden string) answer {
 // live reports whether the allocation has not ended, by its client (structs.AllocClientStatus*).
 func (a *allocation) live() bool {
 	return slices.Contains([]string{"pending", "running", "unknown"}, a.ClientStatus)
+}
+
+// placed is when the servers gave the allocation its devices; zero = not known.
+func (a *allocation) placed() time.Time {
+	if a.CreateTime <= 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, a.CreateTime)
 }
 
 func (d device) holds(owner holders.Work) []holders.Holder {

@@ -20,6 +20,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/test/check"
@@ -171,7 +172,7 @@ func (a *agent) present(w http.ResponseWriter) {
 }
 
 func alloc(id, job, status, devices string) string {
-	return fmt.Sprintf(`{"ID":%q,"Namespace":"batch","JobID":%q,"Job":{"ID":%[2]q,"TaskGroups":[{"Name":"g"}]},"TaskGroup":"g","ClientStatus":%q,"DesiredStatus":"run",`+
+	return fmt.Sprintf(`{"ID":%q,"Namespace":"batch","JobID":%q,"Job":{"ID":%[2]q,"TaskGroups":[{"Name":"g"}]},"TaskGroup":"g","ClientStatus":%q,"CreateTime":1795767065000000000,"DesiredStatus":"run",`+
 		`"AllocatedResources":{"Shared":{"DiskMB":300},"Tasks":{"main":{"Cpu":{"CpuShares":100},"Devices":%s},"side":{"Devices":null}}},"TaskStates":{"main":{"State":"running"}}}`,
 		id, job, status, devices)
 }
@@ -230,8 +231,9 @@ func TestFollows(t *testing.T) {
 	check.NoError(t, err)
 	main := owner("train", "a1")
 	main.Container = "main"
+	placed := time.Unix(1795767065, 0)
 	want := holders.Record{
-		Complete: true, Work: map[string]holders.Work{"a1": owner("train", "a1"), "a2": owner("old", "a2"), "a3": owner("new", "a3")},
+		Complete: true, HeldSince: map[gpu.DeviceID]time.Time{"GPU-1": placed, "GPU-2": placed}, Work: map[string]holders.Work{"a1": owner("train", "a1"), "a2": owner("old", "a2"), "a3": owner("new", "a3")},
 		Holders: []holders.Holder{{Work: main, API: inventory.Nomad, Resource: "nvidia/gpu", Unit: "GPU-1::3", Device: "GPU-1"}, {Work: main, API: inventory.Nomad, Resource: "nvidia/gpu", Unit: "GPU-2", Device: "GPU-2"}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

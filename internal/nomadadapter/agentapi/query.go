@@ -23,6 +23,7 @@ type allocation struct {
 	Namespace          string
 	JobID              string
 	ClientStatus       string
+	CreateTime         int64 // when the servers placed it, ns since 1970
 	AllocatedResources struct {
 		Tasks map[string]struct{ Devices []device }
 	}
