@@ -36,8 +36,6 @@ func importNomad(name string) *cli.Import {
 const (
 	flagAddress   = "address"
 	flagTokenFile = "token-file"
-
-	defaultNomadAddress = "http://127.0.0.1:4646"
 )
 
 // shadowNomad compares this agent with the plugin whose devices the Nomad node has.
@@ -45,11 +43,11 @@ func shadowNomad(g *given) *cli.Shadow {
 	return &cli.Shadow{
 		Where: "the API of the Nomad agent",
 		Flags: []urfave.Flag{
-			&urfave.StringFlag{Name: flagAddress, Usage: "of the agent's HTTP API: http://, https:// or unix:// [$NOMAD_ADDR]; " + defaultNomadAddress + " if not given"},
+			&urfave.StringFlag{Name: flagAddress, Usage: "of the agent's HTTP API: http://, https:// or unix:// [$NOMAD_ADDR]; " + config.DefaultNomadAddress + " if not given"},
 			&urfave.StringFlag{Name: flagTokenFile, Usage: "file with an ACL token that allows agent:read and node:read [$NOMAD_TOKEN is the token itself]"},
 		},
 		Open: func(get func(string) string) (agent.Options, func(context.Context, core.State) (shadow.Report, error), error) {
-			address := cmp.Or(get(flagAddress), os.Getenv("NOMAD_ADDR"), defaultNomadAddress)
+			address := cmp.Or(get(flagAddress), os.Getenv("NOMAD_ADDR"), config.DefaultNomadAddress)
 			client := agentapi.New(agentapi.Options{
 				Address: address, TokenFile: get(flagTokenFile), Token: os.Getenv("NOMAD_TOKEN"),
 				Log: slog.New(slog.DiscardHandler), LookupEnv: os.LookupEnv,

@@ -21,6 +21,7 @@ type Operations struct {
 	Oneshot        bool   // k8s-gpu: the labels are written once, and no device is offered
 	LogFormat      string // k8s-gpu: auto, text or json
 	NomadAddress   string // nomad-gpu: URL of the Nomad agent's API, or unix:// and the path of its socket
+	NomadGuessed   bool   // nomad-gpu: NomadAddress is not configured: what answers there may be another node's agent, or nothing may
 	NomadTokenFile string // nomad-gpu: file with the ACL token for NomadAddress
 }
 
@@ -76,24 +77,38 @@ func nomadOperations(o *Operations) []Spec {
 		{HCL: "http_address", Usage: "address of /metrics and the status page, such as 127.0.0.1:9411; empty: none", binding: hostPort(&o.HTTPAddress)},
 		{HCL: "hpc_job_mapping_dir", Usage: "folder of the files that dcgm-exporter reads: for each GPU the allocations that have it; empty: none",
 			binding: orEmpty(&o.MappingDir, ownFolder(&o.MappingDir, defaultMappingDir, isJobFile))},
-		{HCL: "nomad_address", Usage: "address of the Nomad agent's API, for the owners of devices, and to find out that no work has a GPU that leaves Nomad: http://127.0.0.1:4646, https://..., unix:///path; empty: owners are read from control groups only, and no GPU leaves Nomad",
-			binding: nomadAddress(&o.NomadAddress)},
+		{HCL: "nomad_address", Default: "auto",
+			Usage:   "the Nomad agent's API, for the owners of devices, and to find out that no work has a GPU that leaves Nomad: auto: NOMAD_ADDR in the agent's environment, else " + DefaultNomadAddress + ", if the agent there is this node's; off: owners are read from control groups only, and no GPU leaves Nomad; or http://HOST:PORT, https://..., unix:///path",
+			binding: nomadAddress(o)},
 		{HCL: "nomad_token_file", Exists: true, Usage: "file with an ACL token for nomad_address that allows agent:read, node:read and namespace read-job; if not in every namespace, no GPU leaves Nomad",
 			binding: pathOrEmpty(&o.NomadTokenFile, "/etc/nomad.d/tandem.token")},
 	}
 }
 
-// nomadAddress sets "", or the URL of a Nomad agent.
-func nomadAddress(field *string) binding {
-	return orEmpty(field, custom(schema.Match("^(https?://|unix:///).", "a URL"), func(v Value) error {
-		*field = v.Text
+// DefaultNomadAddress is that of Nomad's own programs.
+const DefaultNomadAddress = "http://127.0.0.1:4646"
+
+// nomadAddress sets where the API of the Nomad agent is.
+func nomadAddress(o *Operations) binding {
+	t := schema.Match("^(https?://|unix:///).", "a URL")
+	t.Values = []string{"auto", "off"}
+	return custom(t, func(v Value) error {
+		o.NomadAddress, o.NomadGuessed = v.Text, false
+		switch v.Text {
+		case "auto":
+			o.NomadAddress, o.NomadGuessed = DefaultNomadAddress, true
+			return nil
+		case "off":
+			o.NomadAddress = ""
+			return nil
+		}
 		for _, scheme := range []string{"http://", "https://", "unix:///"} {
 			if rest, ok := strings.CutPrefix(v.Text, scheme); ok && rest != "" {
 				return nil
 			}
 		}
-		return errors.New("want http://HOST:PORT, https://HOST:PORT or unix:///PATH")
-	}))
+		return errors.New("want auto, off, http://HOST:PORT, https://HOST:PORT or unix:///PATH")
+	})
 }
 
 // address is the type of an address to listen on; "" = none.

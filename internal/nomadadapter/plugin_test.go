@@ -28,6 +28,7 @@ func defaultSettings() Settings {
 	return Settings{
 		Core: cfg, Health: config.DefaultHealth(), GroupBy: config.GroupByNone, MPSRoot: mps.DefaultRoot,
 		CDIDir: "/var/run/cdi", CDIHookPath: "/usr/bin/nvidia-ctk",
+		Operations: config.Operations{NomadAddress: config.DefaultNomadAddress, NomadGuessed: true},
 	}
 }
 

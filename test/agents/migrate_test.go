@@ -23,6 +23,7 @@ type nomadAPI struct {
 	mu      sync.Mutex
 	index   int
 	holds   string // device of the one allocation; "" = it has ended
+	listed  string // a device of the node
 	changed chan struct{}
 }
 
@@ -33,6 +34,22 @@ func (n *nomadAPI) set(device string) {
 	close(n.changed)
 	n.changed = make(chan struct{})
 }
+
+// list makes the servers list a device at the node.
+func (n *nomadAPI) list(device string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.listed = device
+}
+
+func (n *nomadAPI) node(w http.ResponseWriter, _ *http.Request) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	fmt.Fprintf(w, `{"Name":"one","NodeResources":{"Devices":[{"Vendor":"nvidia","Type":"gpu","Instances":[{"ID":%q}]}]}}`, n.listed)
+}
+
+// allocationTime is when the allocation was placed.
+var allocationTime = time.Date(2026, 11, 20, 3, 0, 0, 0, time.UTC)
 
 func (n *nomadAPI) latest() (index int, holds string, changed <-chan struct{}) {
 	n.mu.Lock()
@@ -50,8 +67,8 @@ func (n *nomadAPI) allocations(w http.ResponseWriter, r *http.Request) {
 			if holds == "" {
 				status = "complete"
 			}
-			fmt.Fprintf(w, `[{"ID":"5b1f3c58","Namespace":"default","JobID":"train","ClientStatus":%q,"AllocatedResources":{"Tasks":{"main":{"Devices":`+
-				`[{"Vendor":"nvidia","Type":"gpu","Name":"H100","DeviceIDs":[%q]}]}}}}]`, status, holds)
+			fmt.Fprintf(w, `[{"ID":"5b1f3c58","Namespace":"default","JobID":"train","ClientStatus":%q,"CreateTime":%d,"AllocatedResources":{"Tasks":{"main":{"Devices":`+
+				`[{"Vendor":"nvidia","Type":"gpu","Name":"H100","DeviceIDs":[%q]}]}}}}]`, status, allocationTime.UnixNano(), holds)
 			return
 		}
 		select {
@@ -74,6 +91,7 @@ func startNomadAPI(t *testing.T) (*nomadAPI, string) {
 	mux.HandleFunc("/v1/agent/self", func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprint(w, `{"stats":{"client":{"node_id":"f7476465"}}}`)
 	})
+	mux.HandleFunc("/v1/node/f7476465", n.node)
 	mux.HandleFunc("/v1/node/f7476465/allocations", n.allocations)
 	mux.HandleFunc("/v1/acl/", withoutACL)
 	server := httptest.NewServer(mux)

@@ -101,7 +101,7 @@ func newAgent(t *testing.T, program, node string, settings map[string]any) *agen
 		a.settings["kubelet_socket"], a.settings["http_address"], a.settings["log_format"] = a.kubelet.Socket(), "127.0.0.1:0", "text"
 	}
 	maps.Copy(a.settings, settings)
-	a.env = append(os.Environ(), "TMPDIR="+a.tmp())
+	a.env = append(os.Environ(), "TMPDIR="+a.tmp(), nomadtest.NoAgent)
 	a.must(os.Mkdir(a.tmp(), 0o700))
 	t.Cleanup(func() {
 		a.checkFingerprints()

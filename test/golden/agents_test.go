@@ -137,7 +137,7 @@ func (h *host) startNomad(more map[string]string) *process {
 	p.DevicePlugin, err = nomadtest.Dispense(client)
 	must(h.t, err)
 	p.pid = cmd.Process.Pid
-	config := h.config(nomadGPU, map[string]string{"policy_file": h.policy, "fingerprint_period": "1m"})
+	config := h.config(nomadGPU, map[string]string{"policy_file": h.policy, "fingerprint_period": "1m", "nomad_address": "off"})
 	maps.Copy(config, more)
 	must(h.t, nomadtest.SetConfig(p, config))
 	must(h.t, p.nomad.Follow(context.Background(), p)) // until the plugin ends

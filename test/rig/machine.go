@@ -23,6 +23,8 @@ type Setup struct {
 
 	Injection string // how tasks of Nomad get their GPUs; "" = the default
 
+	NomadAddress string // of the Nomad agent's API; "" = the default, where none answers
+
 	PodResources string // socket of the kubelet's pod-resources API; "" = there is none
 
 	// Statistics is the interval at which Nomad asks for them; 0 = it does not. A Nomad client asks every second unless

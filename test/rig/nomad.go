@@ -30,6 +30,9 @@ func (s Setup) nomadConfig() map[string]any {
 	if s.Injection != "" {
 		c["injection"] = []string{s.Injection}
 	}
+	if s.NomadAddress != "" {
+		c["nomad_address"] = s.NomadAddress
+	}
 	if s.Hasty {
 		c["fingerprint_period"] = "2s"
 	}

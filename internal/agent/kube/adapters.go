@@ -76,11 +76,13 @@ func inPod() bool {
 	return ok
 }
 
-// holders returns a function that reads which pods have devices; nil if the kubelet is not asked. The kubelet does not list since when: that is in what
+// holders returns a function that reads which pods have devices. The kubelet does not list since when: that is in what
 // this agent has recorded of its Allocates, and of the claims that it has prepared (claims; nil = there is no DRA driver).
 func (r *run) holders(plugins *deviceplugin.Plugins, claims func() holders.Record) usage.Holders {
 	if r.settings.PodResourcesSocket == "" {
-		return nil
+		return func(context.Context, *inventory.Allocatable) (holders.Record, error) {
+			return holders.Record{Never: true, Missing: "the kubelet's list of pods is not read", Remedy: "set --pod-resources-socket"}, nil
+		}
 	}
 	return func(ctx context.Context, inv *inventory.Allocatable) (holders.Record, error) {
 		record, err := plugins.UseRecord(ctx, inv, podresources.PodLogs)

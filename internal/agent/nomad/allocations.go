@@ -22,15 +22,26 @@ const (
 	requestAge = 3 * time.Second // of the latest confirmation, for another one
 )
 
-// newAllocations returns what asks the Nomad agent which allocations have devices; nil without its address.
-func newAllocations(s config.Nomad, log *slog.Logger) *agentapi.Client {
-	if s.Operations.NomadAddress == "" || s.Core.Occupancy == inventory.OccupancyOff {
+// newAllocations returns what asks the Nomad agent which allocations have devices; nil without its address. has reports whether the host has a device.
+func newAllocations(s config.Nomad, has func(gpu.DeviceID) bool, log *slog.Logger) *agentapi.Client {
+	at := s.Operations
+	if at.NomadAddress == "" || s.Core.Occupancy == inventory.OccupancyOff {
 		return nil
 	}
-	return agentapi.New(agentapi.Options{
-		Address: s.Operations.NomadAddress, TokenFile: s.Operations.NomadTokenFile, Log: log, LookupEnv: os.LookupEnv,
-	})
+	o := agentapi.Options{Address: at.NomadAddress, TokenFile: at.NomadTokenFile, Log: log, LookupEnv: os.LookupEnv}
+	if at.NomadGuessed {
+		o.Address, o.Has = cmp.Or(os.Getenv("NOMAD_ADDR"), o.Address), has // Nomad starts a plugin with its own environment
+	}
+	return agentapi.New(o)
 }
+
+// unread is the record of allocations that are not read, by the settings.
+func unread(context.Context, *inventory.Allocatable) (holders.Record, error) {
+	return holders.Record{Never: true, Missing: "nomad_address is off", Remedy: "set nomad_address"}, nil
+}
+
+// notRead is what a move waits for then.
+const notRead = "the allocations of the Nomad agent, which are not read: set nomad_address, and occupancy to report or withhold; or drain the node and use --force"
 
 // allocationReader reads the allocations that have a GPU, for the moves of GPUs between APIs.
 type allocationReader struct {
@@ -43,10 +54,13 @@ type allocationReader struct {
 // They are asked while a GPU waits for the end of its work, and no work is known.
 func (a allocationReader) read() holders.Record {
 	if a.client == nil {
-		return holders.Record{Never: true, Missing: "the allocations of the Nomad agent, which are not read: set nomad_address, and occupancy to report or withhold; or drain the node and use --force"}
+		return holders.Record{Never: true, Missing: notRead}
 	}
 	placements, confirmed := a.current().Placements(), a.client.Confirmed()
 	latest, err := a.client.Read(context.Background(), nil) // makes no call
+	if latest.Never {
+		return holders.Record{Never: true, Missing: notRead}
+	}
 	latest, age := latest.Locate(placements), time.Since(confirmed.At)
 	if age > requestAge && slices.ContainsFunc(a.leaving(), func(id gpu.DeviceID) bool { return len(latest.On(id)) == 0 }) {
 		a.client.Confirm()

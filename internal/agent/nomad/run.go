@@ -6,6 +6,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/node/ownership"
@@ -18,14 +19,15 @@ import (
 type run struct {
 	*Agent
 	settings    config.Nomad
-	allocations *agentapi.Client // nil = they are not read
+	allocations *agentapi.Client // set by adapter; nil = they are not read
 	log         *slog.Logger
 }
 
 // start starts the agent of a configuration.
 func (a *Agent) start(ctx context.Context, s config.Nomad, log *slog.Logger) nomadadapter.Source {
-	r := &run{Agent: a, settings: s, allocations: newAllocations(s, log), log: log}
-	return source{a.agents.Start(ctx, r.options()), r.allocations}
+	r := &run{Agent: a, settings: s, log: log}
+	started := a.agents.Start(ctx, r.options()) // calls adapter
+	return source{started, r.allocations}
 }
 
 func (r *run) options() agent.Options {
@@ -37,7 +39,9 @@ func (r *run) options() agent.Options {
 
 // adapter returns what an agent runs for Nomad, with its pages.
 func (r *run) adapter(a *agent.Agent) agent.Adapter {
+	r.allocations = newAllocations(r.settings, func(id gpu.DeviceID) bool { _, ok := a.Current().Placements()[id]; return ok }, r.log)
 	made := agent.Adapter{
+		Holders:  unread,
 		APIs:     []inventory.API{inventory.Nomad},
 		Readers:  ownership.Readers{inventory.Nomad: allocationReader{r.allocations, a.Current, a.Draining}.read},
 		Problems: r.plugin.Problems,

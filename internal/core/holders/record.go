@@ -14,6 +14,7 @@ type Record struct {
 	// Complete means that no holder is missing from Holders. Missing is why one may be, with the remedy; "" = it will be complete in a moment.
 	Complete bool
 	Missing  string
+	Remedy   string // of Missing, in some words: what to set; "" = it is in Missing, or there is none
 
 	First bool // there was an answer of the orchestrator, perhaps without all holders; or there will be none
 	Never bool // by what the agent may read, Complete is never true

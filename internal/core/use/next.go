@@ -70,8 +70,11 @@ func (t Table) Next(in Input) Table {
 	n := next{Input: in, was: t, held: holders.NewSet(record.Locate(placements).Holders)}
 	known := in.Record != nil && in.Record.Complete
 	out := Table{At: in.At, HoldersKnown: known, RecordAt: t.RecordAt, Recorded: record.Holders, Problems: in.Problems}
-	if known {
+	switch {
+	case known:
 		out.RecordAt = in.At
+	case in.Record != nil:
+		out.Unknown = Unknown{in.Record.Missing, in.Record.Remedy}
 	}
 	for u := range in.Allocatable.Devices() {
 		out.Devices = append(out.Devices, n.device(u))

@@ -52,9 +52,16 @@ type Table struct {
 
 	// HoldersKnown means that the orchestrator's record of holders was read: a device without holders is free.
 	HoldersKnown bool
+	Unknown      Unknown           // why not, unless one of Problems has it
 	RecordAt     time.Time         // when the complete record was read last; zero = never. Holders may be of that time, see Table.Next
 	Recorded     []holders.Holder  // by the records, of all devices: see holders.Record.Since
 	Problems     []problem.Problem // why something is not known
+}
+
+// Unknown is why it is not known which work has the devices.
+type Unknown struct {
+	Reason string // "" = an error, which is among the problems, or the record will be complete in a moment
+	Remedy string // what to set, in some words; "" = nothing
 }
 
 // Device returns the use of a device.

@@ -155,7 +155,7 @@ func (w *Watcher) read(ctx context.Context, m Monitor) {
 		} else {
 			in.Record = &record
 		}
-		if record.Missing != "" {
+		if record.Missing != "" && !record.Never { // else it is so by the settings
 			in.Problems = append(in.Problems, problem.Problem{Code: problem.Owners, Text: "owners: " + record.Missing})
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/util/reconcile"
@@ -23,7 +24,12 @@ type Options struct {
 	Address   string // http://HOST:PORT, https://HOST:PORT, unix:///PATH
 	TokenFile string // file with an ACL token, read again for each request; "" = Token
 	Token     string // "" = none
-	Log       *slog.Logger
+
+	// Has reports whether this host has a device. It makes Address one that nobody has configured: the agent there counts only if its node has a
+	// device of this host. nil = the address is configured.
+	Has func(gpu.DeviceID) bool
+
+	Log *slog.Logger
 
 	// LookupEnv returns NOMAD_CACERT, NOMAD_CLIENT_CERT and NOMAD_CLIENT_KEY, the files for https that Nomad's own programs use.
 	LookupEnv func(string) (string, bool)
@@ -38,6 +44,11 @@ const (
 	minPause = 500 * time.Millisecond // between two queries
 	maxPause = 10 * time.Second       // after failures; doubled from minPause
 
+	// guessPause is in place of maxPause after guessFailures in a row, about two minutes, of an agent of which it is not proven that it is this
+	// node's: by then Nomad has started, and lists the devices.
+	guessPause    = time.Minute
+	guessFailures = 15
+
 	// startFailures are the first failures in a row that are not logged before the first answer, about 7 s: Nomad starts its plugins before its
 	// API listens.
 	startFailures = 3
@@ -45,9 +56,10 @@ const (
 
 // Client follows the allocations of the node. Make one with New. Read may be called from any goroutine; Run is called once.
 type Client struct {
-	log  *slog.Logger
-	base string // URL without a path
-	http *http.Client
+	log   *slog.Logger
+	base  string // URL without a path
+	http  *http.Client
+	guess *guess // nil = the address is configured
 
 	token func() (string, error)
 
@@ -62,7 +74,7 @@ type Client struct {
 	confirmed Confirmation
 }
 
-// errFirst is the error of Read before the first answer.
+// errFirst is before the first answer, or the first failure.
 var errFirst = errors.New("the Nomad agent has not answered yet")
 
 // New returns a client. It connects to nothing. An error of the files for https is that of each Read.
@@ -70,6 +82,9 @@ func New(o Options) *Client {
 	c := &Client{
 		log: o.Log, base: strings.TrimSuffix(o.Address, "/"), err: errFirst, token: tokenIn(o.TokenFile, o.Token), wanted: make(chan struct{}, 1),
 		reserved: map[inventory.UnitID]reservation{},
+	}
+	if o.Has != nil {
+		c.guess = &guess{has: o.Has}
 	}
 	if path, ok := strings.CutPrefix(o.Address, "unix://"); ok {
 		c.base = "http://nomad"
@@ -111,6 +126,9 @@ func (c *Client) Run(ctx context.Context, tasks *watchdog.Registry, changed func
 			f.failures++
 			f.node, f.index = "", 0 // another agent may answer next
 			pause = min(minPause<<min(f.failures, 10), maxPause)
+			if f.failures > guessFailures && !c.guess.proven() {
+				pause = guessPause
+			}
 		} else {
 			f.failures = 0
 		}
@@ -127,16 +145,10 @@ func (c *Client) record(latest answer, err error, failures int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	was := c.err
-	c.err = err
 	if err != nil {
-		kind := failureOf(err)
-		starting := c.latest.Work == nil && failures <= startFailures
-		if !starting && !slices.Contains(c.logged, kind) {
-			c.logged = append(c.logged, kind)
-			c.log.Warn("owners of devices: Nomad agent's API unavailable", "address", c.base, "error", err)
-		}
-		return was == nil
+		return c.fail(err, c.latest.Work == nil && failures <= startFailures)
 	}
+	c.err = nil
 	if was != nil {
 		c.logged = nil
 		c.log.Info("owners of devices: Nomad agent's API available", "address", c.base)
@@ -156,11 +168,36 @@ func (c *Client) record(latest answer, err error, failures int) bool {
 	return changed
 }
 
+// fail stores an error. While Nomad starts, that of a guess is not shown. c.mu is locked.
+func (c *Client) fail(err error, starting bool) (changed bool) {
+	was, proven := c.err, c.guess.proven()
+	if !starting || proven {
+		c.err = err
+	}
+	kind := failureOf(err)
+	if starting || slices.Contains(c.logged, kind) {
+		return was == nil
+	}
+	c.logged = append(c.logged, kind)
+	if c.isUnread() {
+		r := c.unread()
+		c.log.Info("owners of devices: Nomad agent's API not used", "address", c.base, "reason", r.Missing, "remedy", r.Remedy)
+	} else {
+		c.log.Warn("owners of devices: Nomad agent's API unavailable", "address", c.base, "error", err)
+	}
+	return was == nil || !proven
+}
+
 // Read returns the latest answer, as a usage.Holders. It makes no call.
 func (c *Client) Read(context.Context, *inventory.Allocatable) (holders.Record, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.err != nil {
+	switch {
+	case c.isUnread():
+		return c.unread(), nil
+	case errors.Is(c.err, errFirst):
+		return c.withReserved(holders.Record{}), nil // there will be one in a moment
+	case c.err != nil:
 		return holders.Record{}, c.err
 	}
 	return c.withReserved(c.latest), nil
@@ -211,14 +248,20 @@ func (a *allocation) placed() time.Time {
 }
 
 func (d device) holds(owner holders.Work) []holders.Holder {
-	if d.Vendor != "nvidia" {
+	if d.Vendor != vendor {
 		return nil
 	}
 	var holds []holders.Holder
 	for _, id := range d.DeviceIDs {
-		unit := inventory.UnitID(id)
-		of, _ := unit.Split()
-		holds = append(holds, holders.Holder{Work: owner, API: inventory.Nomad, Resource: d.Vendor + "/" + d.Type, Unit: unit, Device: of})
+		holds = append(holds, holders.Holder{Work: owner, API: inventory.Nomad, Resource: d.Vendor + "/" + d.Type, Unit: inventory.UnitID(id), Device: deviceOf(id)})
 	}
 	return holds
+}
+
+const vendor = "nvidia" // of device groups
+
+// deviceOf is the device that has an ID in Nomad, of itself or of a share.
+func deviceOf(id string) gpu.DeviceID {
+	device, _ := inventory.UnitID(id).Split()
+	return device
 }

@@ -76,7 +76,7 @@ func (c *Client) present(ctx context.Context) (answer, error) {
 	if err != nil {
 		return failed, err
 	}
-	node, err := c.nodeID(ctx)
+	node, err := c.thisNode(ctx)
 	if err != nil {
 		return failed, err
 	}

@@ -44,10 +44,15 @@ func (c *Client) Node(ctx context.Context) (Node, error) {
 	if err != nil {
 		return Node{}, err
 	}
-	var n Node
+	return c.node(ctx, id)
+}
+
+func (c *Client) node(ctx context.Context, id string) (n Node, err error) {
 	_, err = c.get(ctx, "/v1/node/"+url.PathEscape(id), &n)
 	return n, err
 }
+
+var errNoClient = errors.New("GET /v1/agent/self: no node ID: the Nomad agent at this address is no client")
 
 // nodeID is the ID of the agent's node.
 func (c *Client) nodeID(ctx context.Context) (string, error) {
@@ -62,7 +67,7 @@ func (c *Client) nodeID(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if self.Stats.Client.NodeID == "" {
-		return "", errors.New("GET /v1/agent/self: no node ID: the Nomad agent at this address is no client")
+		return "", errNoClient
 	}
 	return self.Stats.Client.NodeID, nil
 }

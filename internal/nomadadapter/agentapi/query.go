@@ -56,7 +56,7 @@ func (f *follower) next(ctx context.Context) (latest answer, err error) {
 		return answer{}, err
 	}
 	if f.node == "" {
-		if f.node, err = c.nodeID(ctx); err != nil {
+		if f.node, err = c.thisNode(ctx); err != nil {
 			return answer{}, err
 		}
 	}
@@ -89,7 +89,7 @@ func (c *Client) allocations(ctx context.Context, node, query string) (is answer
 // withToken is a client for the requests of one answer: all have the same token, also if its file is replaced meanwhile.
 func (c *Client) withToken() (*Client, error) {
 	token, err := c.token()
-	return &Client{base: c.base, http: c.http, token: func() (string, error) { return token, nil }}, err
+	return &Client{base: c.base, http: c.http, guess: c.guess, token: func() (string, error) { return token, nil }}, err
 }
 
 // get makes one request, and returns the index of the answer.

@@ -22,16 +22,22 @@ import (
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/process"
 )
 
+// NoAgent is in the environment of a plugin for which no Nomad agent answers, whatever runs beside the test: nothing listens at tcpmux.
+const NoAgent = "NOMAD_ADDR=http://127.0.0.1:1"
+
 // NewClient returns a client that starts cmd as Nomad starts a device plugin, and logs to log. Kill it. If cmd.Env is set,
-// it is the whole environment.
+// it is the whole environment; else NoAgent is in it.
 func NewClient(cmd *exec.Cmd, log hclog.Logger) *plugin.Client {
+	if cmd.Env == nil {
+		cmd.Env = append(os.Environ(), NoAgent)
+	}
 	return plugin.NewClient(&plugin.ClientConfig{
 		HandshakeConfig:  base.Handshake,
 		Plugins:          plugins(nil),
 		Cmd:              cmd,
 		AllowedProtocols: []plugin.Protocol{plugin.ProtocolGRPC},
 		Logger:           log,
-		SkipHostEnv:      cmd.Env != nil, // else os.Environ is appended, and has precedence
+		SkipHostEnv:      true, // else os.Environ is appended, and has precedence
 	})
 }
 

@@ -35,6 +35,7 @@ type Report struct {
 	Problems       []problem.Problem `json:"problems,omitempty"` // of the agent itself
 	Warnings       []string          `json:"warnings,omitempty"` // Problems as lines
 
+	OwnersUnknown     *Unknown `json:"ownersUnknown,omitempty"`     // a device without owners may have some; nil = it has none, or they are not read (occupancy = off)
 	HealthLimitations []string `json:"healthLimitations,omitempty"` // what this agent sees of no GPU: each device has those of its own
 }
 

@@ -30,7 +30,7 @@ func (r Report) WriteTop(w io.Writer, agent string, now time.Time, s Screen) err
 		hidden = len(devices) - max(room-1, 0)
 	}
 	if shown := devices[:len(devices)-hidden]; len(shown) > 0 {
-		lines = append(lines, topTable(shown, now, s.Columns)...)
+		lines = append(lines, r.topTable(shown, now, s.Columns)...)
 	}
 	if hidden > 0 {
 		lines = append(lines, fmt.Sprintf("%d more: %s", hidden, stateCounts(devices[len(devices)-hidden:])))
@@ -106,6 +106,8 @@ type column struct {
 	text  func(d Device, now time.Time) string
 }
 
+const ownerColumn = "OWNER"
+
 var topColumns = []column{
 	{name: "GPU", text: func(d Device, _ time.Time) string { return d.CurrentIndex() }},
 	{name: "MODEL", least: 10, drop: 1, text: func(d Device, _ time.Time) string { return strings.TrimPrefix(d.Model, "NVIDIA ") }},
@@ -122,7 +124,7 @@ var topColumns = []column{
 	{name: "TEMP C", right: true, drop: 2, text: func(d Device, _ time.Time) string {
 		return d.Usage.value(func(u Usage) *uint64 { return u.TemperatureCelsius }, 1)
 	}},
-	{name: "OWNER", least: 16, drop: 7, text: func(d Device, _ time.Time) string { return topOwner(d) }},
+	{name: ownerColumn, least: 16, drop: 7, text: func(d Device, _ time.Time) string { return topOwner(d) }},
 	{name: "HELD", right: true, drop: 4, text: func(d Device, now time.Time) string { return age(d.HeldSince, now) }},
 	{name: "IDLE", right: true, drop: 5, text: func(d Device, now time.Time) string { return age(d.IdleSince, now) }},
 }
@@ -130,12 +132,16 @@ var topColumns = []column{
 const columnGap = 2
 
 // topTable returns the lines of the table, with the names of the columns. width 0 is no limit.
-func topTable(devices []Device, now time.Time, width int) []string {
+func (r Report) topTable(devices []Device, now time.Time, width int) []string {
 	columns, cells, widths := slices.Clone(topColumns), make([][]string, len(topColumns)), make([]int, len(topColumns))
 	for i, c := range columns {
 		cells[i] = []string{c.name}
 		for _, d := range devices {
-			cells[i] = append(cells[i], cmp.Or(c.text(d, now), "-"))
+			text := c.text(d, now)
+			if c.name == ownerColumn {
+				text = cmp.Or(text, r.OwnersUnknown.short())
+			}
+			cells[i] = append(cells[i], cmp.Or(text, "-"))
 		}
 		for _, text := range cells[i] {
 			widths[i] = max(widths[i], len([]rune(text)))
@@ -252,6 +258,17 @@ func topOwner(d Device) string {
 		return fmt.Sprintf("pid %d +%d", d.Processes[0].PID, len(d.Processes)-1)
 	}
 	return ""
+}
+
+// short is what stands in the place of an owner: "unknown: set nomad_address"; "" if the owners are known.
+func (u *Unknown) short() string {
+	switch {
+	case u == nil:
+		return ""
+	case u.Remedy == "":
+		return "unknown"
+	}
+	return "unknown: " + u.Remedy
 }
 
 // ownerText names an owner in one line. A row has the ID in place of a name that is not known: an owner without one would look like none.

@@ -60,6 +60,12 @@ func TestTop(t *testing.T) {
 	if !slices.EqualFunc(r.Devices, topReport().Devices, func(a, b report.Device) bool { return a.ID == b.ID }) {
 		t.Error("the order of the report's devices was changed")
 	}
+	for _, u := range []report.Unknown{{Reason: "the record is not complete"}, {Reason: "no Nomad agent answers", Remedy: "set nomad_address"}} {
+		r.OwnersUnknown = &u
+		fmt.Fprintf(&all, "--- %s\n", &u)
+		check.NoError(t, r.WriteTop(&all, "nomad-gpu", topNow, report.Screen{Columns: 120}))
+		all.WriteByte('\n')
+	}
 	r.Devices, r.Source, r.Driver = nil, report.FromDriver, report.Driver{State: "absent", Reason: "no NVIDIA driver"}
 	check.NoError(t, r.WriteTop(&all, "nomad-gpu", topNow, report.Screen{}))
 	all.WriteByte('\n')

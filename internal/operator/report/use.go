@@ -30,9 +30,18 @@ type Usage struct {
 	TemperatureCelsius   *uint64   `json:"temperatureCelsius,omitempty"`
 }
 
+// Unknown is why it is not known which work has the devices.
+type Unknown struct {
+	Reason string `json:"reason,omitempty"` // missing: a problem OWNERS_UNKNOWN has it, or it will be known in a moment
+	Remedy string `json:"remedy,omitempty"` // what to set: "set nomad_address"
+}
+
 // WithUse returns the report with the use of its devices, and why some of it is not known as problems. The devices of r are changed.
 func (r Report) WithUse(t use.Table) Report {
 	r = r.WithProblems(t.Problems...)
+	if !t.At.IsZero() && !t.HoldersKnown {
+		r.OwnersUnknown = new(Unknown(t.Unknown))
+	}
 	for i := range r.Devices {
 		d := &r.Devices[i]
 		u, ok := t.Device(d.ID)

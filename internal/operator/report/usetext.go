@@ -1,14 +1,20 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/core/holders"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // writeUse writes which work has the devices, and their processes: "owner: GPU 0 GPU-...: pod default/train, container main, since ...".
 func (r Report) writeUse(w io.Writer) {
+	if u := r.OwnersUnknown; u != nil && !slices.ContainsFunc(r.Problems, func(p problem.Problem) bool { return p.Code == problem.Owners }) {
+		fmt.Fprintln(w, u)
+	}
 	for _, d := range r.Devices {
 		for _, o := range d.Owners {
 			fmt.Fprintf(w, "owner: GPU %s %s: %s%s\n", d.number(), d.ID, o, d.held())
@@ -19,6 +25,17 @@ func (r Report) writeUse(w io.Writer) {
 			fmt.Fprintf(w, "process: GPU %s %s: %s\n", d.number(), d.ID, p)
 		}
 	}
+}
+
+// String is the line for operators: "owners unknown: set nomad_address (no Nomad agent answers at http://127.0.0.1:4646)".
+func (u *Unknown) String() string {
+	switch {
+	case u.Remedy == "":
+		return "owners unknown: " + cmp.Or(u.Reason, "the record of the orchestrator is not complete yet")
+	case u.Reason == "":
+		return "owners unknown: " + u.Remedy
+	}
+	return "owners unknown: " + u.Remedy + " (" + u.Reason + ")"
 }
 
 // held is since when a device is held and idle.

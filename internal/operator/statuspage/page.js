@@ -101,7 +101,8 @@ function ownerCell(d) {
   const owners = (d.owners || []).map((o) => h("span", {class: "owner"}, ownerName(o)));
   const held = d.heldSince ? h("time", {class: "dim", datetime: d.heldSince}, "held for " + duration(now() - new Date(d.heldSince))) : "";
   const idle = d.idleSince ? [h("span", {class: "dim"}, " · "), h("span", {class: "state warn"}, h("span", {"aria-hidden": "true"}, "▲ "), "idle for " + duration(now() - new Date(d.idleSince)))] : "";
-  return h("td", {class: "who", role: "cell"}, owners.length || held ? [owners, held, idle] : h("span", {class: "dim"}, "–"));
+  const u = page.report.ownersUnknown, none = !u ? "–" : "unknown" + (u.remedy ? ": " + u.remedy : "");
+  return h("td", {class: "who", role: "cell"}, owners.length || held ? [owners, held, idle] : h("span", {class: "dim", title: u && u.reason}, none));
 }
 
 function showDevices() {

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -30,9 +31,10 @@ type Stage struct {
 	Pods    *kubelettest.PodResources // nil until StartKubernetes
 	bin     string
 
-	nomad   *rig.Nomad
-	kubelet *rig.Kubelet
-	log     *os.File
+	nomad    *rig.Nomad
+	nomadAPI *httptest.Server
+	kubelet  *rig.Kubelet
+	log      *os.File
 }
 
 // New lays out a machine in dir, whose path must be short (a socket's has at most 107 bytes). bin is the folder of the agents. The
@@ -71,12 +73,45 @@ func (s *Stage) StartKubernetes(ctx context.Context) (err error) {
 	return s.kubelet.AwaitView(ctx, "the devices", func(v map[string]rig.View) bool { return len(v) > 0 })
 }
 
-// StartNomad starts nomad-gpu under a small Nomad client, as StartKubernetes.
+// StartNomad starts nomad-gpu under a small Nomad client without allocations, as StartKubernetes.
 func (s *Stage) StartNomad(ctx context.Context) (err error) {
-	if s.nomad, err = rig.StartNomad(ctx, filepath.Join(s.bin, "nomad-gpu"), s.setup(), s.log); err != nil {
+	s.nomadAPI = httptest.NewServer(http.HandlerFunc(serveNoAllocations))
+	setup := s.setup()
+	setup.NomadAddress = s.nomadAPI.URL
+	if s.nomad, err = rig.StartNomad(ctx, filepath.Join(s.bin, "nomad-gpu"), setup, s.log); err != nil {
 		return err
 	}
-	return s.nomad.Await(ctx, "the devices", func(v map[string]rig.View) bool { return len(v) > 0 })
+	if err = s.nomad.Await(ctx, "the devices", func(v map[string]rig.View) bool { return len(v) > 0 }); err != nil {
+		return err
+	}
+	return s.awaitOwners(ctx)
+}
+
+// awaitOwners waits until inspect has no line about owners that are not known: the agent has read the allocations.
+func (s *Stage) awaitOwners(ctx context.Context) error {
+	for range 100 {
+		shown, err := s.Run(ctx, "nomad-gpu inspect")
+		if err != nil || !strings.Contains(shown.Output, "owners") {
+			return err
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	return errors.New("the owners of the devices are not known")
+}
+
+// serveNoAllocations is what the agent reads of a Nomad agent's API. Nothing changes, so a query that waits is answered when it ends.
+func serveNoAllocations(w http.ResponseWriter, r *http.Request) {
+	switch {
+	case r.URL.Path == "/v1/agent/self":
+		fmt.Fprint(w, `{"stats":{"client":{"node_id":"f7476465"}}}`)
+	case strings.HasPrefix(r.URL.Path, "/v1/acl/"):
+		http.Error(w, "ACL support disabled", http.StatusBadRequest)
+	case r.URL.Query().Get("index") == "7":
+		<-r.Context().Done()
+	default:
+		w.Header().Set("X-Nomad-Index", "7")
+		fmt.Fprint(w, "[]")
+	}
 }
 
 func (s *Stage) setup() rig.Setup {
@@ -90,6 +125,8 @@ func (s *Stage) setup() rig.Setup {
 func (s *Stage) Stop() (err error) {
 	if s.nomad != nil {
 		s.nomad.Stop()
+		s.nomadAPI.CloseClientConnections()
+		s.nomadAPI.Close()
 	}
 	if s.kubelet != nil {
 		err = s.kubelet.End()
