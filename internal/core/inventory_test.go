@@ -30,7 +30,7 @@ func TestWithhold(t *testing.T) {
 		}
 	}
 	u, _ := got.Unit(id(0))
-	if text, want := u.Health.String(), "unhealthy: held (by pod a/b under nvidia.com/gpu); cleared by: the end of the workload"; text != want {
+	if text, want := u.Health.String(), "unhealthy: held (by pod a/b under nvidia.com/gpu); action: end the workload, or wait for its end; cleared by: the end of the workload"; text != want {
 		t.Errorf("%q, want %q", text, want)
 	}
 	if _, err := got.Reserve(id(0)); err == nil {

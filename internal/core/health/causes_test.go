@@ -49,9 +49,9 @@ var advice = map[Reason]string{
 	ReasonWithdrawn:      "nothing: the unit disappears in two seconds",
 	ReasonNoMPS:          "[MPS](sharing.md#mps) has what runs it, and its log the reason",
 	ReasonOverlap:        "with `overlap = \"refuse\"`, the default: [two agents on one node](policy.md#two-agents-on-one-node)",
-	ReasonHeld:           "the text names the pod; end it, or wait",
+	ReasonHeld:           "the text names the pod",
 	ReasonNoIMEX:         "with `--imex-required` only",
-	ReasonNoCDI:          "the text has the reason; [what to check](cdi.md)",
+	ReasonNoCDI:          "[what to check](cdi.md)",
 	ReasonMoving:         "nothing: running work goes on, and the GPU changes its API when it has ended; `migrate plan` shows what is missing",
 	ReasonOccupied:       "with `occupancy = withhold` only; `inspect` lists the processes",
 }

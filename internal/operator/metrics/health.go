@@ -19,7 +19,7 @@ import (
 var (
 	deviceHealth = shared.Gauge("device_health", "1 for the state of the device, 0 for the other states.", "device", "model", "state")
 	condition    = shared.Gauge("device_condition",
-		"An active condition of a GPU or MIG instance (no gpu: of the node): 1, or 0 if it has no effect or an operator ignores it. action is what to do about it.",
+		"An active condition of a GPU or MIG instance (no gpu: of the node), or another cause for which it takes no work, such as HELD: 1, or 0 if it has no effect or an operator ignores it. action is what to do about it.",
 		"gpu", "gi", "ci", "cause", "state", "simulated", "action")
 	xidErrors = shared.Counter("xid_errors_total",
 		"XID errors reported. Codes that can make a GPU unhealthy have a series from the start; unknown codes share one.", "gpu", "xid")
@@ -49,6 +49,7 @@ func collectHealth(p *Samples, s Source) {
 		p.AddBool(condition, c.State > health.Healthy && c.IgnoredUntil.IsZero(),
 			string(c.At.GPU), instanceLabel(c.At.GI), instanceLabel(c.At.CI), c.Cause(), c.State.String(), strconv.FormatBool(c.Simulated), c.Action())
 	}
+	collectHostCauses(p, s)
 	collectFaults(p, s)
 	_, unlisted := s.State.UnlistedXIDs()
 	p.Add(unlistedXIDs, float64(unlisted))
@@ -58,6 +59,21 @@ func collectHealth(p *Samples, s Source) {
 	up := withDriverSources(s.Sources, s.State, s.Stats)
 	for _, source := range slices.Sorted(maps.Keys(up)) {
 		p.AddBool(sourceUp, up[source], source)
+	}
+}
+
+// collectHostCauses adds the causes for which a device takes no work that are no conditions of it: what holds it, or what it lacks on the host. Two
+// devices may have one place: a MIG instance, and the one before it.
+func collectHostCauses(p *Samples, s Source) {
+	seen := map[[4]string]bool{}
+	for u := range s.State.Allocatable.Devices() {
+		h, at := u.Health, u.Device.At
+		labels := [4]string{string(at.GPU), instanceLabel(at.GI), instanceLabel(at.CI), h.Cause()}
+		if h.Reason < health.ReasonWithdrawn || seen[labels] {
+			continue
+		}
+		seen[labels] = true
+		p.AddBool(condition, true, append(labels[:], h.State.String(), strconv.FormatBool(h.Simulated), h.Action)...)
 	}
 }
 

@@ -55,6 +55,22 @@ func TestReadings(t *testing.T) {
 	has(t, agent.scrape(t), want...)
 }
 
+// A cause that is no condition of the GPU has a series with its action, too: one for all units of a device.
+func TestCausesOfTheHost(t *testing.T) {
+	cfg := core.DefaultConfig()
+	cfg.Policy.Shares = []inventory.Share{{Pool: "gpu", Sharing: inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 2}}}
+	agent := read(cfg, coretest.GPUs(2))
+	held := map[inventory.UnitID]string{}
+	for u := range agent.state.Allocatable.Units() {
+		if u.Device.ID == coretest.GPU(1) {
+			held[u.ID] = "by pod a/b"
+		}
+	}
+	agent.state.Allocatable = agent.state.Allocatable.Withhold(held)
+	has(t, agent.scrape(t), fmt.Sprintf(
+		`tandem_device_condition{action="end the workload, or wait for its end",cause="HELD",ci="",gi="",gpu=%q,simulated="false",state="unhealthy"} 1`, coretest.GPU(1)))
+}
+
 // step is a moment in the life of a device, with the series about it that then exist beside those of every offered device.
 type step struct {
 	name   string
