@@ -18,7 +18,7 @@ import (
 
 // Checks are those of doctor that only a node of Kubernetes has.
 func Checks(s config.Kubernetes, version string) []doctor.Check {
-	return slices.Concat(kubelet.Checks(doctorOptions(s)), draChecks(s, version))
+	return slices.Concat(kubelet.Checks(doctorOptions(s)), nodeChecks(s, version), draChecks(s, version))
 }
 
 // doctorOptions are what the settings mean for the checks of the kubelet.
@@ -28,6 +28,22 @@ func doctorOptions(s config.Kubernetes) kubelet.Options {
 		KubeletSocket: s.KubeletSocket, PodResourcesSocket: s.PodResourcesSocket, CRISocket: s.CDI.CRISocket,
 		CDIOnly: (lists.CDICRI || lists.CDIAnnotations) && !lists.EnvVar && !lists.VolumeMounts && !lists.Auto,
 	}
+}
+
+// nodeChecks are those of labels of the Node, if the settings name any.
+func nodeChecks(s config.Kubernetes, version string) []doctor.Check {
+	if !s.ReadsNode() {
+		return nil
+	}
+	o := kubelet.NodeLabels{Node: s.DRA.Node, API: kubeAPIOptions(s)}
+	o.API.Agent = userAgent(version)
+	if s.ByLabel.Dir != "" {
+		o.Labels = append(o.Labels, s.ByLabel.Label)
+	}
+	if s.PauseLabel != "" {
+		o.Labels = append(o.Labels, s.PauseLabel)
+	}
+	return []doctor.Check{o.Check()}
 }
 
 // draChecks are the checks of the API dra; with device plugins only if something of it is left on the node.

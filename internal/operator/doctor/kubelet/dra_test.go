@@ -116,3 +116,25 @@ func TestDRAOnTheNode(t *testing.T) {
 		t.Errorf("%+v", findings)
 	}
 }
+
+// What the labels of the Node need: without it a change of the configuration by a label has no effect.
+func TestRightsForNodeLabels(t *testing.T) {
+	for name, c := range map[string]struct {
+		node     string
+		change   func(*cluster)
+		severity doctor.Severity
+		text     string
+	}{
+		"all is well":   {"node-1", func(*cluster) {}, doctor.OK, "Node node-1 can be read and watched"},
+		"no get":        {"node-1", func(c *cluster) { c.Deny("get", "nodes") }, doctor.Problem, `a change of the label a/b or c/d has no effect: `},
+		"no watch":      {"node-1", func(c *cluster) { c.Deny("watch", "nodes") }, doctor.Problem, `needs the rule {apiGroups: [""], resources: ["nodes"], verbs: ["watch"]}`},
+		"another name":  {"node-2", func(*cluster) {}, doctor.Problem, `there is no Node "node-2"`},
+		"no API server": {"node-1", func(c *cluster) { c.Fail("get", -1, kubeapitest.Failure{}) }, doctor.Problem, "no answer: get nodes node-1"},
+	} {
+		cluster := newCluster(t)
+		cluster.PutNode(cluster.node)
+		c.change(cluster)
+		o := NodeLabels{Node: c.node, Labels: []string{"a/b", "c/d"}, API: kubeapi.Options{Address: cluster.URL}}
+		expect(t, name, o.look(t.Context(), new(doctor.Facts)), c.severity, c.text)
+	}
+}
