@@ -9,17 +9,20 @@ import (
 	"maps"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"syscall"
 	"time"
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/node/mps"
 	"github.com/tandem-gpu/tandem/internal/node/mps/supervisor"
+	"github.com/tandem-gpu/tandem/internal/node/ownership"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
@@ -32,7 +35,7 @@ const mountShm = "mount-shm"
 
 func (p Program) mpsDaemonVerb() verb {
 	return verb{name: "mps-daemon", argsUsage: "[" + mountShm + "]", maxArgs: 1, do: p.mpsDaemon,
-		usage: "run an MPS control daemon for each pool that the running agent shares by MPS, until a signal; with " + mountShm + " only mount the /dev/shm of daemons and pods"}
+		usage: "run an MPS control daemon for each pool that the running agents of this node share by MPS, until a signal; with " + mountShm + " only mount the /dev/shm of daemons and pods"}
 }
 
 func (p Program) mpsDaemon(ctx context.Context, c *cli.Command) error {
@@ -45,7 +48,7 @@ func (p Program) mpsDaemon(ctx context.Context, c *cli.Command) error {
 	}
 	switch c.Args().First() {
 	case mountShm:
-		return supervisor.MountShm(o.MPSRoot)
+		return supervisor.MountShm(o.MPSRoot, nomadShm(o))
 	case "":
 	default:
 		return Usagef("mps-daemon: unknown argument %q: want %s, or none", c.Args().First(), mountShm)
@@ -53,23 +56,44 @@ func (p Program) mpsDaemon(ctx context.Context, c *cli.Command) error {
 	if socket(o) == "" {
 		return errors.New("mps-daemon: the pools are those of the running agent, which has no control socket: set state_dir")
 	}
+	signal.Ignore(syscall.SIGHUP) // for the agents, which have the same name: a new policy comes with their pools
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	signal.Notify(make(chan os.Signal, 1), control.ReloadSignal) // it may be for all processes of the program's name, and daemons have clients
 	if p.StopWithin != nil {
 		p.StopWithin(endDaemonsAtMost)
 	}
+	pools := map[string]func(context.Context) ([]supervisor.Pool, error){}
+	for _, name := range ownership.Agents() {
+		path := control.Path(o.Health.StateDir, name)
+		pools[name] = func(ctx context.Context) ([]supervisor.Pool, error) { return agentPools(ctx, path) }
+	}
 	supervisor.New(supervisor.Options{
-		Agent: o.Name, Root: o.MPSRoot, Log: p.log(),
-		Pools: func(ctx context.Context) ([]supervisor.Pool, error) {
-			r, err := control.Report(ctx, socket(o))
-			if err != nil {
-				return nil, err
-			}
-			return mpsPools(r)
-		},
+		Root: o.MPSRoot, Pools: pools, Log: p.log(),
+		Locks: []string{filepath.Join(o.Health.StateDir, "mps-daemon.lock"), filepath.Join(o.MPSRoot, "mps-daemon.lock")},
 	}).Run(ctx, endDaemonsAtMost)
 	return nil
+}
+
+// nomadShm returns the folder that pods must have as their /dev/shm for one daemon to serve pods and Nomad's tasks, which have that of the
+// node; "" on a node that has had no nomad-gpu.
+func nomadShm(o agent.Options) string {
+	if o.Name == ownership.NomadAgent || ownership.Recorded(o.Health.StateDir, ownership.NomadAgent) {
+		return "/dev/shm"
+	}
+	return ""
+}
+
+// agentPools returns the pools that need a daemon by the agent with a control socket.
+func agentPools(ctx context.Context, path string) ([]supervisor.Pool, error) {
+	r, err := control.Report(ctx, path)
+	switch {
+	case errors.Is(err, control.ErrNotRunning):
+		return nil, supervisor.ErrNoAgent
+	case err != nil:
+		return nil, err
+	}
+	return mpsPools(r)
 }
 
 // log is what a verb logs to that runs until a signal.
@@ -91,10 +115,10 @@ func mpsPools(r report.Report) ([]supervisor.Pool, error) {
 	case r.Provisional:
 		return nil, errors.New("the agent has just started")
 	}
-	withdrawn := health.Health{Reason: health.ReasonWithdrawn}.Cause()
+	notOffered := []string{health.ReasonWithdrawn.String(), health.ReasonOverlap.String()}
 	replicas := map[gpu.DeviceID]int{}
 	shared := slices.DeleteFunc(slices.Clone(r.Devices), func(d report.Device) bool {
-		return d.Sharing != inventory.MPS.String() || d.Cause == withdrawn || d.Replicas == 0
+		return d.Sharing != inventory.MPS.String() || slices.Contains(notOffered, d.Cause) || d.Replicas == 0
 	})
 	for _, d := range shared { // units with another health are listed apart
 		replicas[d.ID] += d.Replicas

@@ -17,7 +17,8 @@ func TestMPSPools(t *testing.T) {
 	}
 	limited, gone, sliced, sick := shared("2", "few", 2), shared("3", "old", 2), shared("4", "gpu.shared", 4), shared("1", "gpu.mps", 1)
 	limited.MPSMemoryBytes, limited.MPSThreadPercent = 30<<30, 70
-	gone.Cause, sliced.Sharing, sick.Cause = "WITHDRAWN", "time-slicing", "OCCUPIED"
+	others := shared("5", "others", 2)
+	gone.Cause, sliced.Sharing, sick.Cause, others.Cause = "WITHDRAWN", "time-slicing", "OCCUPIED", "OVERLAP"
 	for name, tc := range map[string]struct {
 		report report.Report
 		want   map[string]supervisor.Pool // by name
@@ -29,7 +30,7 @@ func TestMPSPools(t *testing.T) {
 			map[string]supervisor.Pool{"few": {Name: "few", Threads: 70, Devices: []supervisor.Device{{ID: "GPU-2", MiB: 30720}}}}, false},
 		"a unit with another health": {report.Report{Driver: ready, Devices: []report.Device{shared("1", "gpu.mps", 3), sick}},
 			map[string]supervisor.Pool{"gpu.mps": {Name: "gpu.mps", Threads: 25, Devices: []supervisor.Device{{ID: "GPU-1", MiB: 20480}}}}, false},
-		"withdrawn, and not by MPS": {report.Report{Driver: ready, Devices: []report.Device{gone, sliced}}, map[string]supervisor.Pool{}, false},
+		"withdrawn, another agent's, and not by MPS": {report.Report{Driver: ready, Devices: []report.Device{gone, others, sliced}}, map[string]supervisor.Pool{}, false},
 		"an operator has released the driver": {report.Report{Driver: report.Driver{State: "released"}, Devices: []report.Device{limited}},
 			map[string]supervisor.Pool{}, false},
 		"no driver":    {report.Report{Driver: report.Driver{State: "failed", Reason: "version mismatch"}}, nil, true},

@@ -26,6 +26,9 @@ func serve(pipe string) error {
 	d := &daemon{
 		log: filepath.Join(os.Getenv("CUDA_MPS_LOG_DIRECTORY"), "control.log"), limits: map[string]string{}, clients: map[net.Conn]int{}, next: 1,
 	}
+	if _, err := os.Stat(filepath.Join(folder(), EarlyFile)); err == nil {
+		d.next++
+	}
 	if err := appendTo(d.log, "Starting control daemon for "+os.Getenv("CUDA_VISIBLE_DEVICES")); err != nil {
 		return err
 	}
@@ -64,8 +67,8 @@ func (d *daemon) answer(l *net.UnixListener, conn net.Conn) {
 		}
 		_ = appendTo(d.log, "Cmd:"+string(command[:n]))
 		_, _ = io.WriteString(conn, "> "+d.do(conn, strings.Fields(string(command[:n])))) // SOCK_SEQPACKET has no empty message
-		if string(command[:n]) == "quit" {
-			_ = l.Close()
+		if strings.HasPrefix(string(command[:n]), "quit") {
+			_ = l.Close() // also with clients; the real one waits for them, unless it is told how long
 		}
 	}
 }

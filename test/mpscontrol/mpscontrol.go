@@ -27,6 +27,7 @@ const (
 // Files in the folder of the programs.
 const (
 	FailFile  = "fail"          // while it exists no daemon starts, and its text is why
+	EarlyFile = "early"         // while it exists a daemon has a client as soon as it has started
 	ModesFile = "compute-modes" // a line "GPU,GPU MODE" for each call of nvidia-smi
 )
 

@@ -83,9 +83,12 @@ func (d Daemons) Pools(inv *inventory.Inventory) []string {
 // Folder is the pipe directory of the daemon of a pool.
 func (d Daemons) Folder(pool string) string { return Pipe(d.root, pool) }
 
-// Check reports why the daemon of a pool does not answer; nil if it does.
+// Check reports why the daemon of a pool takes no clients; nil if it does.
 func (d Daemons) Check(pool string) error {
-	return CheckControl(filepath.Join(d.Folder(pool), ControlSocket))
+	if err := CheckControl(filepath.Join(d.Folder(pool), ControlSocket)); err != nil {
+		return err
+	}
+	return d.checkRecord(pool)
 }
 
 // Answering returns the pools of an inventory whose daemons answer.

@@ -1,6 +1,8 @@
 package ownership
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
@@ -62,4 +64,10 @@ func servedBy(agent string, configured inventory.API, stateDir string) (apis []i
 		apis[0], apis[i] = apis[i], apis[0]
 	}
 	return apis
+}
+
+// Recorded reports whether an agent has ever recorded what it offers on this node.
+func Recorded(stateDir, agent string) bool {
+	_, err := os.Stat(filepath.Join(stateDir, FolderName, agent+".json"))
+	return err == nil
 }

@@ -9,9 +9,10 @@ import (
 	"syscall"
 )
 
-// MountShm mounts a tmpfs at the folder shm below root, unless there is a mount: the /dev/shm of the daemons and of their clients in pods, in
-// NVIDIA's layout. A mount that is there stays, because clients may use it. Its size is the kernel's default, half of the memory.
-func MountShm(root string) error {
+// MountShm mounts the /dev/shm of the daemons and of their clients in pods at the folder shm below root, in NVIDIA's layout, unless there is a
+// mount: a tmpfs, of which the size is the kernel's default, half of the memory, or the folder of that is given. A mount that is there stays,
+// because clients may use it. (Clients of driver 580 work with another /dev/shm than the daemon, those of older drivers do not.)
+func MountShm(root, folder string) error {
 	path := filepath.Join(root, "shm")
 	if err := os.MkdirAll(path, 0o755); err != nil {
 		return err
@@ -23,8 +24,12 @@ func MountShm(root string) error {
 	if own.Dev != above.Dev {
 		return nil
 	}
-	if err := syscall.Mount("shm", path, "tmpfs", syscall.MS_NOSUID|syscall.MS_NODEV|syscall.MS_NOEXEC|syscall.MS_RELATIME, ""); err != nil {
-		return fmt.Errorf("mount tmpfs at %s: %w", path, err)
+	source, kind, flags := "shm", "tmpfs", uintptr(syscall.MS_NOSUID|syscall.MS_NODEV|syscall.MS_NOEXEC|syscall.MS_RELATIME)
+	if folder != "" {
+		source, kind, flags = folder, "", syscall.MS_BIND
+	}
+	if err := syscall.Mount(source, path, kind, flags, ""); err != nil {
+		return fmt.Errorf("mount %s at %s: %w", source, path, err)
 	}
 	return nil
 }

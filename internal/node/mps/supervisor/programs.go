@@ -101,7 +101,11 @@ func (f folders) command(ctx context.Context, command string) (string, error) {
 	return output(ctx, command+"\n", f.env(), controlProgram)
 }
 
-// limit sets what a client of the daemon may use, for the servers that it starts from now on.
+// errEarlyClient is the error of a daemon that had a client before it had its limits. The server of such a client has none, and lasts as long as
+// the daemon. (Driver 580 takes the percentage of threads from the environment of the daemon, but no memory limit.)
+var errEarlyClient = errors.New("a client came before the limits were set")
+
+// limit sets what a client of the daemon may use, for the servers that it starts from now on, which must be all.
 func (f folders) limit(ctx context.Context, p Pool) error {
 	for _, d := range p.Devices {
 		if d.MiB == 0 {
@@ -111,7 +115,19 @@ func (f folders) limit(ctx context.Context, p Pool) error {
 			return err
 		}
 	}
-	_, err := f.command(ctx, fmt.Sprintf("set_default_active_thread_percentage %d", p.Threads))
+	if _, err := f.command(ctx, fmt.Sprintf("set_default_active_thread_percentage %d", p.Threads)); err != nil {
+		return err
+	}
+	servers, err := f.processes(ctx, "get_server_list")
+	if err == nil && len(servers) > 0 {
+		err = errEarlyClient
+	}
+	return err
+}
+
+// abort ends a daemon that has just started, with its clients: without a time it would wait for them.
+func (f folders) abort(ctx context.Context) error {
+	_, err := f.command(ctx, "quit -t 1")
 	return err
 }
 
@@ -135,12 +151,6 @@ func (f folders) processes(ctx context.Context, command string) ([]string, error
 		}
 	}
 	return pids, err
-}
-
-// pid is the process of the daemon as it has recorded it; "" = unknown. It tells one daemon from the next.
-func (f folders) pid() string {
-	text, _ := os.ReadFile(filepath.Join(f.pipe, controlProgram+".pid")) // drivers before 525 write none
-	return strings.TrimSpace(string(text))
 }
 
 // output runs a program and returns what it prints, of which an error has the text, too.

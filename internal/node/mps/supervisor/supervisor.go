@@ -3,6 +3,7 @@
 package supervisor
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,6 +20,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/node/mps"
+	"github.com/tandem-gpu/tandem/internal/util/filelock"
 	"github.com/tandem-gpu/tandem/internal/util/reconcile"
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
@@ -48,6 +50,17 @@ func (p Pool) equal(o Pool) bool {
 	return p.Name == o.Name && p.Threads == o.Threads && slices.Equal(p.Devices, o.Devices)
 }
 
+// and returns a pool that two agents offer: with the GPUs of both, and the lower limits.
+func (p Pool) and(o Pool) Pool {
+	p.Threads = min(p.Threads, o.Threads)
+	devices := slices.Concat(p.Devices, o.Devices)
+	slices.SortFunc(devices, func(a, b Device) int { // of two limits the lower one is first: 0, which is none, becomes the greatest number
+		return cmp.Or(cmp.Compare(a.ID, b.ID), cmp.Compare(a.MiB-1, b.MiB-1))
+	})
+	p.Devices = slices.CompactFunc(devices, func(a, b Device) bool { return a.ID == b.ID })
+	return p
+}
+
 // overlaps reports whether both have a GPU.
 func (p Pool) overlaps(o Pool) bool {
 	return slices.ContainsFunc(p.Devices, func(d Device) bool {
@@ -57,22 +70,28 @@ func (p Pool) overlaps(o Pool) bool {
 
 // Options configure a Supervisor.
 type Options struct {
-	Agent string // name of the agent that offers the pools: other agents' daemons are left alone
-	Root  string // folder of the daemons, as this process sees it
+	Root  string   // folder of the daemons, as this process sees it
+	Locks []string // files that one supervisor can lock: another one waits. All lock them in the same order
 
-	// Pools returns the pools that need a daemon now. With an error those of before still do.
-	Pools func(context.Context) ([]Pool, error)
+	// Pools has for each agent of the node a function that returns which of its pools need a daemon now. With an error those of before still do;
+	// ErrNoAgent means that there may be no such agent.
+	Pools map[string]func(context.Context) ([]Pool, error)
 	Log   *slog.Logger
 }
 
+// ErrNoAgent is the error of the pools of an agent that does not run.
+var ErrNoAgent = errors.New("no agent runs")
+
 // Supervisor keeps a daemon running for each pool. A daemon is ended, because its pool is gone or has other settings, when it has no client
-// left; one that runs without a record of this agent is somebody else's, and is left alone. Make one with New, then call Run once.
+// left; one that runs without a record is another program's, and is left alone. Make one with New, then call Run once.
 type Supervisor struct {
-	opts   Options
-	known  bool            // the pools were read
-	wanted map[string]Pool // by name
-	retry  map[string]*attempt
-	said   map[string]string // what was logged last, by what it is about
+	opts    Options
+	locks   map[string]*os.File // that it holds, by path
+	offered map[string][]Pool   // by agent: what it has answered last
+	known   bool                // every agent that runs has answered, and there is one
+	wanted  map[string]Pool     // by name
+	retry   map[string]*attempt
+	said    map[string]string // what was logged last, by what it is about
 }
 
 // attempt is when the daemon of a pool may be started or ended, after a failure or while it has clients.
@@ -81,29 +100,65 @@ type attempt struct {
 	next    time.Time
 }
 
-// record is the file in the folder of a pool with what this agent has started its daemon with.
+// record is the file in the folder of a pool with what its daemon was started with.
 type record struct {
-	Agent string `json:"agent"`
-	PID   string `json:"pid"` // as the daemon has written it
-	Pool  Pool   `json:"pool"`
+	mps.Record
+	Pool Pool `json:"pool"`
 }
-
-const recordName, recordLimit = "tandem.json", 64 << 10
 
 // New returns a supervisor. It reads and starts nothing yet.
 func New(o Options) *Supervisor {
-	return &Supervisor{opts: o, wanted: map[string]Pool{}, retry: map[string]*attempt{}, said: map[string]string{}}
+	return &Supervisor{opts: o, locks: map[string]*os.File{}, offered: map[string][]Pool{}, retry: map[string]*attempt{}, said: map[string]string{}}
 }
 
-// Run supervises the daemons until ctx ends. It then ends those that have no client, within atMost; the others stay as they are, for the next
-// supervisor.
+// Run supervises the daemons until ctx ends, from when it has the locks. It then ends those that have no client, within atMost; the others stay
+// as they are, for the next supervisor.
 func (s *Supervisor) Run(ctx context.Context, atMost time.Duration) {
+	defer func() {
+		for path, f := range s.locks {
+			filelock.Release(f, path)
+		}
+	}()
+	locked := false
 	reconcile.Loop{}.Run(ctx, func(ctx context.Context, _ reconcile.Cause) time.Duration {
-		s.read(ctx)
-		s.pass(context.WithoutCancel(ctx)) // a daemon that is half started would have no limits
+		if locked = locked || s.lock(); locked {
+			s.read(ctx)
+			s.pass(context.WithoutCancel(ctx)) // a daemon that is half started would have no limits
+		}
 		return lookEvery
 	})
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), atMost)
+	if locked {
+		s.endAll(context.WithoutCancel(ctx), atMost)
+	}
+}
+
+// lock takes the locks that it does not hold so far, and reports whether it has all.
+func (s *Supervisor) lock() bool {
+	for _, path := range s.opts.Locks {
+		if s.locks[path] != nil {
+			continue
+		}
+		err := os.MkdirAll(filepath.Dir(path), 0o755)
+		if err == nil {
+			s.locks[path], err = filelock.Take(path)
+		}
+		if errors.Is(err, filelock.ErrHeld) {
+			s.say("lock", path, func() {
+				s.opts.Log.Info("another mps-daemon of this node runs the daemons, this one waits for its end", "lock", path)
+			})
+			return false
+		}
+		if err != nil {
+			s.say("lock", err.Error(), func() { s.opts.Log.Warn("no daemon is started without the lock", "error", err) })
+			return false
+		}
+	}
+	return true
+}
+
+// endAll ends the daemons that have no client.
+func (s *Supervisor) endAll(ctx context.Context, atMost time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, atMost)
 	defer cancel()
 	for _, r := range s.records() {
 		if err := s.end(ctx, r); err != nil {
@@ -112,25 +167,48 @@ func (s *Supervisor) Run(ctx context.Context, atMost time.Duration) {
 	}
 }
 
-// read reads which pools need a daemon.
+// read reads which pools need a daemon. A pool that several agents offer has one daemon.
 func (s *Supervisor) read(ctx context.Context) {
-	pools, err := s.opts.Pools(ctx)
-	if err != nil {
-		if ctx.Err() == nil {
-			s.say("pools", err.Error(), func() {
-				s.opts.Log.Warn("the pools are unknown: the daemons stay as they are", "error", err)
-			})
+	var missing []error
+	unclear := false
+	for _, agent := range slices.Sorted(maps.Keys(s.opts.Pools)) {
+		pools, err := s.opts.Pools[agent](ctx)
+		if err == nil {
+			s.offered[agent] = pools
+			continue
 		}
-		return
+		_, answered := s.offered[agent]
+		unclear = unclear || !answered && !errors.Is(err, ErrNoAgent)
+		if answered || !errors.Is(err, ErrNoAgent) {
+			missing = append(missing, fmt.Errorf("%s: %w", agent, err))
+		}
 	}
-	if s.said["pools"] != "" {
-		s.opts.Log.Info("the pools are known again")
+	if len(s.offered) == 0 && len(missing) == 0 {
+		missing = append(missing, ErrNoAgent)
 	}
-	delete(s.said, "pools")
-	s.known = true
-	clear(s.wanted)
-	for _, p := range pools {
+	s.known = len(s.offered) > 0 && !unclear
+	s.wanted = map[string]Pool{}
+	for _, p := range slices.Concat(slices.Collect(maps.Values(s.offered))...) {
+		if before, both := s.wanted[p.Name]; both {
+			p = before.and(p)
+		}
 		s.wanted[p.Name] = p
+	}
+	if ctx.Err() == nil {
+		s.sayMissing(errors.Join(missing...))
+	}
+}
+
+// sayMissing logs why the pools of an agent are unknown, and that they are known again.
+func (s *Supervisor) sayMissing(err error) {
+	switch {
+	case err != nil:
+		s.say("pools", err.Error(), func() {
+			s.opts.Log.Warn("the pools of an agent are unknown: their daemons stay as they are", "error", err)
+		})
+	case s.said["pools"] != "":
+		s.opts.Log.Info("the pools are known again")
+		delete(s.said, "pools")
 	}
 }
 
@@ -139,25 +217,42 @@ func (s *Supervisor) pass(ctx context.Context) {
 	if !s.known {
 		return
 	}
+	for name, r := range s.records() {
+		want, ok := s.wanted[name]
+		stays := ok && want.equal(r.Pool)
+		r = s.mark(r, stays)
+		if unlimited := r.State == mps.Starting && s.folders(name).check() == nil; unlimited || !stays {
+			s.try(name, func() error { return s.end(ctx, r) })
+		}
+	}
 	records := s.records()
-	for name, r := range records {
-		if want, ok := s.wanted[name]; ok && want.equal(r.Pool) {
-			continue
-		}
-		s.try(name, func() error { return s.end(ctx, r) })
-	}
-	records = s.records()
 	for _, name := range slices.Sorted(maps.Keys(s.wanted)) {
-		if err := s.folders(name).check(); err == nil {
-			if r, own := records[name]; !own || r.PID != s.folders(name).pid() {
-				s.say(name, "foreign", func() {
-					s.opts.Log.Info("MPS control daemon was started by another program, and is left to it", "pool", name)
-				})
-			}
+		if s.folders(name).check() != nil {
+			s.try(name, func() error { return s.start(ctx, s.wanted[name], records) })
 			continue
 		}
-		s.try(name, func() error { return s.start(ctx, s.wanted[name], records) })
+		if r, own := records[name]; !own || r.PID != s.folders(name).pid() {
+			s.say(name, "foreign", func() {
+				s.opts.Log.Info("MPS control daemon was started by another program, and is left to it", "pool", name)
+			})
+		}
 	}
+}
+
+// mark records whether a daemon stays as it is. From when it does not, the agents give its GPUs no work, so that its clients become fewer.
+func (s *Supervisor) mark(r record, stays bool) record {
+	state := mps.Ending
+	if stays {
+		state = mps.Ready
+	}
+	if r.State == state || r.State == mps.Starting {
+		return r
+	}
+	r.State = state
+	if err := s.write(r); err != nil {
+		s.say("record", err.Error(), func() { s.opts.Log.Warn("MPS control daemon: no record", "pool", r.Pool.Name, "error", err) })
+	}
+	return r
 }
 
 // try makes an attempt for a pool, if it is time, and logs each new reason for which it fails.
@@ -204,7 +299,8 @@ func (s *Supervisor) start(ctx context.Context, p Pool, records map[string]recor
 		return err
 	}
 	// Before the daemon: whatever follows, it is known whose GPUs have another compute mode.
-	if err := s.write(record{s.opts.Agent, "", p}); err != nil {
+	r := record{mps.Record{State: mps.Starting}, p}
+	if err := s.write(r); err != nil {
 		return err
 	}
 	if err := setComputeMode(ctx, p.Devices, modeExclusive); err != nil {
@@ -213,12 +309,13 @@ func (s *Supervisor) start(ctx context.Context, p Pool, records map[string]recor
 	if err := f.startDaemon(ctx, p.Devices); err != nil {
 		return err
 	}
-	if err := f.limit(ctx, p); err != nil { // without limits it would give a client all of a GPU
-		_, quit := f.command(ctx, "quit")
-		return errors.Join(err, quit)
+	r.PID = f.pid()
+	if err := errors.Join(s.write(r), f.limit(ctx, p)); err != nil { // without limits it would give a client all of a GPU
+		return errors.Join(err, f.abort(ctx))
 	}
 	s.opts.Log.Info("MPS control daemon started", "pool", p.Name, "gpus", joinIDs(p.Devices), "threads", p.Threads, "folder", f.pipe)
-	return s.write(record{s.opts.Agent, f.pid(), p})
+	r.State = mps.Ready
+	return s.write(r)
 }
 
 // end ends a daemon that has no client, gives its GPUs back the compute mode that they have by default, and removes the record.
@@ -262,17 +359,17 @@ func (f folders) awaitEnd(ctx context.Context) error {
 	return nil
 }
 
-// records returns those of this agent by pool.
+// records returns the records by pool.
 func (s *Supervisor) records() map[string]record {
 	records := map[string]record{}
 	entries, _ := os.ReadDir(s.folder("")) // without the folder there are none
 	for _, e := range entries {
-		text, err := statefile.Read(s.recordPath(e.Name()), recordLimit, statefile.SharedDir)
+		text, err := statefile.Read(s.recordPath(e.Name()), mps.RecordLimit, statefile.SharedDir)
 		if err != nil {
 			continue
 		}
 		var r record
-		if json.Unmarshal(text, &r) == nil && r.Agent == s.opts.Agent && r.Pool.Name == e.Name() {
+		if json.Unmarshal(text, &r) == nil && r.Pool.Name == e.Name() {
 			records[r.Pool.Name] = r
 		}
 	}
@@ -293,8 +390,10 @@ func (s *Supervisor) folder(pool string) string {
 }
 
 func (s *Supervisor) recordPath(pool string) string {
-	return filepath.Join(s.folder(pool), recordName)
+	return filepath.Join(s.folder(pool), mps.RecordName)
 }
+
+func (f folders) pid() string { return mps.PID(f.pipe) }
 
 func (s *Supervisor) folders(pool string) folders {
 	return folders{pipe: mps.Pipe(s.opts.Root, pool), log: filepath.Join(s.folder(pool), "log")}

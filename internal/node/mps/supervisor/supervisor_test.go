@@ -34,6 +34,7 @@ type host struct {
 
 	mu    sync.Mutex
 	pools []Pool
+	other []Pool // of another agent; nil = there is none
 	err   error
 }
 
@@ -61,11 +62,21 @@ func (h *host) offer(err error, pools ...Pool) {
 }
 
 func (h *host) supervisor() *Supervisor {
-	return New(Options{Agent: "k8s-gpu", Root: h.root, Log: slog.New(slog.NewTextHandler(h.log, nil)),
-		Pools: func(context.Context) ([]Pool, error) {
-			h.mu.Lock()
-			defer h.mu.Unlock()
-			return h.pools, h.err
+	return New(Options{Root: h.root, Locks: []string{filepath.Join(h.root, "lock")}, Log: slog.New(slog.NewTextHandler(h.log, nil)),
+		Pools: map[string]func(context.Context) ([]Pool, error){
+			"k8s-gpu": func(context.Context) ([]Pool, error) {
+				h.mu.Lock()
+				defer h.mu.Unlock()
+				return h.pools, h.err
+			},
+			"nomad-gpu": func(context.Context) ([]Pool, error) {
+				h.mu.Lock()
+				defer h.mu.Unlock()
+				if h.other == nil {
+					return nil, ErrNoAgent
+				}
+				return h.other, nil
+			},
 		}})
 }
 
@@ -78,9 +89,7 @@ func (h *host) pass(s *Supervisor) {
 
 // stop ends a supervisor.
 func (h *host) stop(s *Supervisor) {
-	ctx, cancel := context.WithCancel(h.Context())
-	cancel()
-	s.Run(ctx, 10*time.Second)
+	s.endAll(h.Context(), 10*time.Second)
 }
 
 func (h *host) answers(pool string) bool {
@@ -138,7 +147,8 @@ func TestStart(t *testing.T) {
 	want := "Starting control daemon for " + first + "," + second + "\n" +
 		"Cmd:set_default_device_pinned_mem_limit " + first + " 10240M\n" +
 		"Cmd:set_default_device_pinned_mem_limit " + second + " 10240M\n" +
-		"Cmd:set_default_active_thread_percentage 50\n"
+		"Cmd:set_default_active_thread_percentage 50\n" +
+		"Cmd:get_server_list\n"
 	if log := h.read(h.root, inventory.ResourceDomain, "gpu.mps", "log", "control.log"); log != want {
 		t.Errorf("control.log:\n%swant\n%s", log, want)
 	}
@@ -171,7 +181,7 @@ func TestRestart(t *testing.T) {
 	check.NoError(t, os.Remove(filepath.Join(h.programs, mpscontrol.FailFile)))
 	h.pass(s)
 	h.want("when it can", "gpu.mps")
-	if n := strings.Count(h.log.String(), "the pools are unknown"); n != 1 {
+	if n := strings.Count(h.log.String(), "the pools of an agent are unknown"); n != 1 {
 		t.Errorf("%d times:\n%s", n, h.log)
 	}
 }
@@ -241,11 +251,103 @@ func TestOthersAreLeftAlone(t *testing.T) {
 	if len(s.records()) != 1 {
 		t.Error("no record")
 	}
-	other := h.supervisor()
-	other.opts.Agent = "nomad-gpu"
-	other.known = true
-	other.pass(t.Context())
-	h.want("with the supervisor of an agent that has no such pool", "gpu.mps")
+}
+
+// A client that comes before the limits would have none: its daemon ends with it, and is started anew.
+func TestEarlyClient(t *testing.T) {
+	h := newHost(t)
+	s := h.supervisor()
+	early := filepath.Join(h.programs, mpscontrol.EarlyFile)
+	check.NoError(t, os.WriteFile(early, nil, 0o600))
+	h.offer(nil, pool("gpu.mps", 50, 0))
+	h.pass(s)
+	check.Until(t, "the end of the daemon", func() bool { return !h.answers("gpu.mps") })
+	if !strings.Contains(h.log.String(), errEarlyClient.Error()) {
+		t.Errorf("no reason:\n%s", h.log)
+	}
+	check.NoError(t, os.Remove(early))
+	h.pass(s)
+	h.want("without such a client", "gpu.mps")
+	if r := s.records()["gpu.mps"]; r.State != mps.Ready {
+		t.Errorf("the record is %+v", r)
+	}
+}
+
+// A daemon that is to end takes no new clients, also for a supervisor that was killed between its start and its limits.
+func TestTakesNoClients(t *testing.T) {
+	h := newHost(t)
+	s := h.supervisor()
+	h.offer(nil, pool("few", 50, 0))
+	h.pass(s)
+	client := h.connect("few")
+	defer func() { check.NoError(t, client.Close()) }()
+	daemons := mps.Of(inventory.Policy{}, h.root)
+	takes := func(when string, want bool) {
+		t.Helper()
+		if err := daemons.Check("few"); (err == nil) != want {
+			t.Errorf("%s: %v", when, err)
+		}
+	}
+	takes("as it is wanted", true)
+	h.offer(nil, pool("few", 25, 0))
+	h.pass(s)
+	takes("with other limits", false)
+	h.offer(nil, pool("few", 50, 0))
+	h.pass(s)
+	takes("with the former limits again", true)
+	r := s.records()["few"]
+	r.State = mps.Starting
+	check.NoError(t, s.write(r))
+	takes("perhaps without limits", false)
+}
+
+// A pool that both agents of a node offer has one daemon, with the GPUs of both, which stays while one of them does not answer.
+func TestTwoAgents(t *testing.T) {
+	h := newHost(t)
+	s := h.supervisor()
+	h.offer(nil, pool("gpu.mps", 50, 1, 2))
+	h.other = []Pool{{Name: "gpu.mps", Threads: 25, Devices: []Device{{coretest.GPU(0), 0}, {coretest.GPU(1), 5 << 10}}}, pool("few", 50, 3)}
+	for range 2 {
+		h.pass(s)
+		h.want("of both", "few", "gpu.mps")
+		first, second, third := coretest.GPU(0), coretest.GPU(1), coretest.GPU(2)
+		want := Pool{Name: "gpu.mps", Threads: 25, Devices: []Device{{first, 0}, {second, 5 << 10}, {third, 10 << 10}}}
+		if got := s.records()["gpu.mps"]; !got.Pool.equal(want) || got.State != mps.Ready {
+			t.Errorf("%+v, want %+v", got, want)
+		}
+		h.other = nil
+	}
+	h.offer(errors.New("driver pending"))
+	s = h.supervisor()
+	h.other = []Pool{}
+	h.pass(s)
+	h.want("before the first agent has answered", "few", "gpu.mps")
+	h.offer(nil, pool("gpu.mps", 50, 1))
+	h.pass(s)
+	h.want("of the first agent alone", "gpu.mps")
+	if got := s.records()["gpu.mps"].Pool; !got.equal(pool("gpu.mps", 50, 1)) {
+		t.Errorf("%+v", got)
+	}
+}
+
+// Of two supervisors on a node one runs the daemons; the other one takes its place.
+func TestTwoSupervisors(t *testing.T) {
+	h := newHost(t)
+	h.offer(nil, pool("gpu.mps", 50, 0))
+	start := func() (stop func()) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { h.supervisor().Run(ctx, 10*time.Second) })
+		return func() { cancel(); running.Wait() }
+	}
+	stop := start()
+	check.Until(t, "a daemon", func() bool { return h.answers("gpu.mps") })
+	stopOther := start()
+	check.Until(t, "the other one to wait", func() bool { return strings.Contains(h.log.String(), "another mps-daemon") })
+	stop()
+	check.Until(t, "a daemon of the other one", func() bool { return h.answers("gpu.mps") })
+	stopOther()
+	h.want("after both")
 }
 
 // Run does all of it in time, and a GPU's shares are unhealthy for a moment only.
@@ -275,16 +377,23 @@ func TestMountShm(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("mounts need root")
 	}
-	root := t.TempDir()
-	t.Cleanup(func() { _ = syscall.Unmount(filepath.Join(root, "shm"), syscall.MNT_DETACH) })
+	of, root := t.TempDir(), t.TempDir()
+	t.Cleanup(func() {
+		for _, folder := range []string{filepath.Join(root, "shm"), filepath.Join(of, "shm")} {
+			_ = syscall.Unmount(folder, syscall.MNT_DETACH)
+		}
+	})
 	for range 2 {
-		if err := MountShm(root); err != nil {
+		if err := MountShm(of, ""); err != nil {
 			t.Skip(err) // a container without CAP_SYS_ADMIN
 		}
 	}
-	check.NoError(t, os.WriteFile(filepath.Join(root, "shm", "cuda.shm"), nil, 0o600))
-	check.NoError(t, MountShm(root))
-	if _, err := os.Stat(filepath.Join(root, "shm", "cuda.shm")); err != nil {
-		t.Errorf("it was mounted over: %v", err)
+	check.NoError(t, os.WriteFile(filepath.Join(of, "shm", "cuda.shm"), nil, 0o600))
+	check.NoError(t, MountShm(of, root))
+	check.NoError(t, MountShm(root, filepath.Join(of, "shm")))
+	for _, folder := range []string{of, root} {
+		if _, err := os.Stat(filepath.Join(folder, "shm", "cuda.shm")); err != nil {
+			t.Errorf("it was mounted over, or is another one: %v", err)
+		}
 	}
 }
