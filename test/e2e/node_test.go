@@ -187,7 +187,9 @@ func (n *kubeNode) plugin(t *testing.T) pod {
 func (n *kubeNode) findPlugin() (pod, error) {
 	var list struct{ Items []pod }
 	err := fetchJSON(kubeAPI+"/api/v1/namespaces/kube-system/pods?fieldSelector=spec.nodeName="+n.name, &list)
-	pods := slices.DeleteFunc(list.Items, func(p pod) bool { return p.Metadata.DeletionTimestamp != "" })
+	pods := slices.DeleteFunc(list.Items, func(p pod) bool {
+		return p.Metadata.DeletionTimestamp != "" || strings.Contains(p.Metadata.Name, "-mps-daemon-")
+	})
 	if err != nil {
 		return pod{}, err
 	}

@@ -5,6 +5,7 @@ package e2e
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -59,11 +60,14 @@ func (s *scene) hup(t *testing.T) {
 // TestOnePolicy returns one policy file to both agents, twice another one while they run.
 func TestOnePolicy(t *testing.T) {
 	m := install(t, "h100x8")
+	installMPS(t)
+	failMPS(t, "no CUDA-capable device")
 	s := startSceneUnder(t, m, "shared")
 	p := policied{scene: s, Machine: m, top: t}
 	step(t, "both offer the units of the policy; those without an MPS daemon are unhealthy", p.offered)
 	step(t, "either warns that the other offers the same", p.contested)
-	step(t, "units of MPS are healthy while a daemon answers", p.mps)
+	step(t, "units of MPS are healthy while a daemon answers, which Kubernetes runs", p.mps)
+	step(t, "the daemon is Nomad's when Kubernetes runs none", p.otherMPS)
 	step(t, "a request for a GPU gets no share", p.exclusive)
 	step(t, "an XID on a shared GPU takes all of its units and no other", p.xid)
 	step(t, "the policy is another one", p.recut)
@@ -80,7 +84,8 @@ func TestOnePolicy(t *testing.T) {
 type policied struct {
 	*scene
 	*simdriver.Machine
-	top *testing.T
+	top    *testing.T
+	client io.Closer // of an MPS control daemon
 }
 
 // uuids are the GPUs in these slots, which are indices on this machine.
@@ -167,29 +172,6 @@ func hasLine(text string, words ...string) bool {
 		}
 	}
 	return false
-}
-
-func (p *policied) mps(t *testing.T) {
-	daemon := startMPS(p.top, "nvidia.com/gpu.mps")
-	p.awaitOffers(t, p.units(12, 4)...)
-	p.kube.request(t, "client", "nvidia.com/gpu.mps", 1)
-	ids, output := p.nomad.runJob(t, "client", "complete", "device=nvidia/gpu-mps", "count=1",
-		"then=echo at $CUDA_MPS_PIPE_DIRECTORY, at most $CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
-	limit := fmt.Sprintf("0=%dM", 30<<10)
-	want := fmt.Sprintf("%s\nat %s/nvidia.com/gpu.mps/pipe, at most %s", deviceOf(ids[0]), mpsRoot(), limit)
-	if !strings.HasSuffix(output, want) {
-		t.Errorf("a job that is a client of MPS prints %q, want %q", output, want)
-	}
-	p.pod, output = p.kube.awaitWork(t, "client", 1)
-	want = fmt.Sprintf("%s, MPS: /mps/nvidia.com/gpu.mps/pipe there %s", deviceOf(p.pod.ids()[0]), limit)
-	if !strings.Contains(output, want) {
-		t.Errorf("a pod that is a client of MPS prints %q, want %q", output, want)
-	}
-	daemon.kill()
-	p.awaitOffers(t, p.units(12, 0)...)
-	startMPS(p.top, "nvidia.com/gpu.mps")
-	p.awaitOffers(t, p.units(12, 4)...)
-	p.kube.awaitUnchanged(t, "client", p.pod)
 }
 
 func (p *policied) exclusive(t *testing.T) {

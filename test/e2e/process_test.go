@@ -80,7 +80,7 @@ func (p *process) alive() error {
 	}
 }
 
-// running returns the processes of the named program, each with its parent.
+// running returns the processes of the named program, each with its parent, but those of the command mps-daemon.
 func running(program string) map[int]int {
 	parents := map[int]int{}
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
@@ -88,7 +88,10 @@ func running(program string) map[int]int {
 		var pid, parent int
 		var name, state string
 		text, _ := os.ReadFile(file) // gone meanwhile: an empty line that does not parse
-		if n, _ := fmt.Sscan(string(text), &pid, &name, &state, &parent); n == 4 && name == "("+program+")" && state != "Z" {
+		if n, _ := fmt.Sscan(string(text), &pid, &name, &state, &parent); n != 4 || name != "("+program+")" || state == "Z" {
+			continue
+		}
+		if line, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "cmdline")); !bytes.Contains(line, []byte("\x00mps-daemon\x00")) {
 			parents[pid] = parent
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -38,7 +39,9 @@ func startScene(t *testing.T, m *simdriver.Machine) *scene {
 func startSceneUnder(t *testing.T, m *simdriver.Machine, policy string) *scene {
 	t.Helper()
 	writePolicy(t, policy)
-	render(t, "parts/policy/kustomization.yaml", map[string]string{"POLICY": policyDir(), "MPS": mpsRoot()})
+	render(t, "parts/policy/kustomization.yaml", map[string]string{
+		"POLICY": policyDir(), "MPS": mpsRoot(), "PROGRAMS": mpsPrograms(), "HISTORY": filepath.Join(stateDir(), sharedHistory),
+	})
 	config := onMachine(m, sharedHistory, `policy_file = "`+policyDir()+`/policy.yaml"`+"\noverlap = \"warn\"\nnomad_address = \""+nomadAPI+"\"") // a GPU that the policy takes from Nomad is free when its work has ended
 	s := startAgents(t, m, config, sharedHistory, shippedPart(t, "mps"), "parts/policy")
 	s.kube.age(t)

@@ -5,9 +5,6 @@ package e2e
 import (
 	"errors"
 	"fmt"
-	"net"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -30,6 +27,7 @@ func (p *policied) recut(t *testing.T) {
 	p.changePolicy(t, "cut")
 	held := slices.Concat(underCut[1:], []pool{{"gpu/" + model, "", 4, 4}, {"", "gpu", 3, 4}, {"", "gpu.mps", 0, 1}})
 	p.awaitOffers(t, held...)
+	p.awaitDaemonEnds(t)
 	p.kube.awaitUnchanged(t, "client", p.pod) // which has a unit that is not offered any more
 	if text := p.inspect(t, "k8s-gpu"); !strings.Contains(text, "HELD") || !strings.Contains(text, "client") {
 		t.Errorf("k8s-gpu inspect does not tell which pod holds a GPU under its old name:\n%s", text)
@@ -117,42 +115,3 @@ func (p *policied) spoil(t *testing.T) {
 	p.nomad.runJob(t, "after", "complete", "count=1")
 	p.learn(t)
 }
-
-// mpsRoot is where the MPS control daemons have their folders.
-func mpsRoot() string { return filepath.Join(stateDir(), "mps") }
-
-// mpsDaemon is a stand-in for the MPS control daemon of a resource: it answers at the socket that NVIDIA's has.
-type mpsDaemon struct{ listener net.Listener }
-
-// startMPS starts a daemon where NVIDIA's k8s-device-plugin starts it.
-func startMPS(t *testing.T, resource string) *mpsDaemon {
-	t.Helper()
-	pipe := filepath.Join(mpsRoot(), resource, "pipe")
-	control := filepath.Join(pipe, "control")
-	for _, dir := range []string{pipe, filepath.Join(mpsRoot(), "shm")} {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	_ = os.Remove(control) // of one that was killed
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", control)
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.(*net.UnixListener).SetUnlinkOnClose(false)
-	d := &mpsDaemon{l}
-	t.Cleanup(d.kill)
-	go func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return // killed
-			}
-			_ = conn.Close()
-		}
-	}()
-	return d
-}
-
-// kill leaves the socket behind, as a killed process does. It may be called again.
-func (d *mpsDaemon) kill() { _ = d.listener.Close() }
