@@ -66,7 +66,7 @@ func TestMPSDaemons(t *testing.T) {
 			a.must(err)
 			return string(text)
 		}
-		if log := settings(); strings.Count(log, " 30720M") != 2 || !strings.Contains(log, "set_default_active_thread_percentage 50") {
+		if log := settings(); strings.Count(log, " 30720M") != 4 || !strings.Contains(log, "set_default_active_thread_percentage 50") {
 			a.Errorf("the daemon takes clients without limits:\n%s", log)
 		}
 		a.must(mpscontrol.Kill(pipe))

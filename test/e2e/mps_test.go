@@ -157,8 +157,8 @@ func (p *policied) checkLimits(t *testing.T, starts int) {
 	all := mpsLog()
 	last := all[max(0, strings.LastIndex(all, "Starting control daemon")):]
 	want := "Starting control daemon for " + strings.Join(p.uuids(5, 6), ",") + "\n"
-	for _, id := range p.uuids(5, 6) {
-		want += fmt.Sprintf("Cmd:set_default_device_pinned_mem_limit %s %dM\n", id, 30<<10)
+	for i, id := range p.uuids(5, 6) {
+		want += fmt.Sprintf("Cmd:set_default_device_pinned_mem_limit %[1]d %[3]dM\nCmd:set_default_device_pinned_mem_limit %[2]s %[3]dM\n", i, id, 30<<10)
 	}
 	if want += "Cmd:set_default_active_thread_percentage 50\n"; !strings.HasPrefix(last, want) {
 		t.Errorf("the daemon was started with\n%swant\n%s", last, want)

@@ -107,12 +107,15 @@ var errEarlyClient = errors.New("a client came before the limits were set")
 
 // limit sets what a client of the daemon may use, for the servers that it starts from now on, which must be all.
 func (f folders) limit(ctx context.Context, p Pool) error {
-	for _, d := range p.Devices {
+	for i, d := range p.Devices {
 		if d.MiB == 0 {
 			continue
 		}
-		if _, err := f.command(ctx, fmt.Sprintf("set_default_device_pinned_mem_limit %s %dM", d.ID, d.MiB)); err != nil {
-			return err
+		// By UUID, and by the index among the visible GPUs: some drivers before 580 ignore UUIDs (k8s-device-plugin#572).
+		for _, name := range []string{strconv.Itoa(i), string(d.ID)} {
+			if _, err := f.command(ctx, fmt.Sprintf("set_default_device_pinned_mem_limit %s %dM", name, d.MiB)); err != nil {
+				return err
+			}
 		}
 	}
 	if _, err := f.command(ctx, fmt.Sprintf("set_default_active_thread_percentage %d", p.Threads)); err != nil {

@@ -145,7 +145,9 @@ func TestStart(t *testing.T) {
 	h.want("after three passes", "gpu.mps")
 	first, second := string(coretest.GPU(0)), string(coretest.GPU(1))
 	want := "Starting control daemon for " + first + "," + second + "\n" +
+		"Cmd:set_default_device_pinned_mem_limit 0 10240M\n" +
 		"Cmd:set_default_device_pinned_mem_limit " + first + " 10240M\n" +
+		"Cmd:set_default_device_pinned_mem_limit 1 10240M\n" +
 		"Cmd:set_default_device_pinned_mem_limit " + second + " 10240M\n" +
 		"Cmd:set_default_active_thread_percentage 50\n" +
 		"Cmd:get_server_list\n"
