@@ -1,4 +1,5 @@
 # The MPS control daemons of each client: nomad-gpu mps-daemon runs one for each pool that the plugin of the client shares by MPS (docs/sharing.md).
+# Where nomad-gpu is a package, its service nomad-gpu-mps-daemon does the same, and its restart leaves daemons with clients alone.
 #
 #   nomad job run mps-daemon.nomad.hcl
 #

@@ -56,7 +56,7 @@ type shipped struct {
 // both are the packages. Folders are not compared but for their modes.
 var both = []shipped{
 	{
-		name: "tandem-nomad-gpu", binary: "nomad-gpu", config: "/etc/nomad.d/nomad-gpu.hcl",
+		name: "tandem-nomad-gpu", binary: "nomad-gpu", config: "/etc/nomad.d/nomad-gpu.hcl", service: "systemd/system/nomad-gpu-mps-daemon.service",
 		files: map[string]string{
 			"/usr/bin/nomad-gpu":                "-rwxr-xr-x root root",
 			"/etc/nomad.d/nomad-gpu.hcl":        "-rw-r--r-- root root",
@@ -64,7 +64,7 @@ var both = []shipped{
 		},
 		deb:     map[string]string{"Depends": "libc6 (>= 2.34)", "Recommends": "nomad", "Suggests": ""},
 		rpm:     map[string]string{"requires": "libc.so.6(GLIBC_2.34)(64bit)", "recommends": "nomad", "suggests": ""},
-		scripts: map[string]string{"deb": "postinst postrm", "rpm": "posttrans postuninstall"},
+		scripts: map[string]string{"deb": "postinst postrm prerm", "rpm": "postinstall posttrans postuninstall preuninstall"},
 	},
 	{
 		name: "tandem-k8s-gpu", binary: "k8s-gpu", config: "/etc/default/k8s-gpu", service: "systemd/system/k8s-gpu.service",

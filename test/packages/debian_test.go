@@ -16,6 +16,7 @@ import (
 
 const (
 	unit     = "k8s-gpu.service"
+	mpsUnit  = "nomad-gpu-mps-daemon.service"
 	enabled  = "/etc/systemd/system/multi-user.target.wants/" + unit
 	defaults = "/etc/default/k8s-gpu"
 	resource = "nvidia.com/gpu"
@@ -73,8 +74,10 @@ func checkInstall(t *testing.T, m *machine, output string) {
 	if strings.Contains(output, "restart") {
 		t.Errorf("no Nomad runs, and dpkg prints\n%s", output)
 	}
-	if got := m.unit(t, "ActiveState,UnitFileState", unit); got != "inactive\ndisabled" {
-		t.Errorf("the service is %q", got)
+	for _, name := range []string{unit, mpsUnit} {
+		if got := m.unit(t, "ActiveState,UnitFileState", name); got != "inactive\ndisabled" {
+			t.Errorf("%s is %q", name, got)
+		}
 	}
 	m.checkExists(t, false, enabled, "/var/lib/tandem")
 	for _, binary := range []string{"nomad-gpu", "/opt/nomad/data/plugins/nomad-gpu", "k8s-gpu"} {
@@ -83,7 +86,7 @@ func checkInstall(t *testing.T, m *machine, output string) {
 		}
 	}
 	m.run(t, "nomad-gpu", "validate", "--nomad-config", "/etc/nomad.d/nomad-gpu.hcl")
-	if out := m.run(t, "systemd-analyze", "verify", "--man=no", unit); out != "" {
+	if out := m.run(t, "systemd-analyze", "verify", "--man=no", unit, mpsUnit); out != "" {
 		t.Errorf("systemd-analyze verify: %s", out)
 	}
 	if left := m.run(t, "dpkg", "--audit"); left != "" {
@@ -174,7 +177,8 @@ func checkUpgrade(t *testing.T, m *machine, files []string) {
 	m.run(t, "systemctl", "start", "nomad")
 	m.edit(t, defaults, "# mine")
 	m.edit(t, "/etc/nomad.d/nomad-gpu.hcl", "# mine")
-	nomad, agent := m.unit(t, "MainPID", "nomad.service"), m.unit(t, "MainPID", unit)
+	m.run(t, "systemctl", "start", mpsUnit)
+	nomad, agent, daemons := m.unit(t, "MainPID", "nomad.service"), m.unit(t, "MainPID", unit), m.unit(t, "MainPID", mpsUnit)
 	output := m.install(t, files...)
 	if !strings.Contains(output, "tandem-nomad-gpu: Nomad loads this version when the client is restarted") {
 		t.Errorf("no advice in\n%s", output)
@@ -184,6 +188,9 @@ func checkUpgrade(t *testing.T, m *machine, files []string) {
 	}
 	if now := m.unit(t, "MainPID", unit); now == agent || m.unit(t, "ActiveState,UnitFileState", unit) != "active\nenabled" {
 		t.Errorf("process %s of %s, was %s: %s", now, unit, agent, m.unit(t, "ActiveState,UnitFileState", unit))
+	}
+	if now := m.unit(t, "MainPID", mpsUnit); now == daemons || m.unit(t, "ActiveState,UnitFileState", mpsUnit) != "active\ndisabled" {
+		t.Errorf("process %s of %s, was %s: %s", now, mpsUnit, daemons, m.unit(t, "ActiveState,UnitFileState", mpsUnit))
 	}
 	m.checkLine(t, defaults, "# mine")
 	m.checkLine(t, "/etc/nomad.d/nomad-gpu.hcl", "# mine")
@@ -201,10 +208,12 @@ func checkRemove(t *testing.T, m *machine) {
 	if !strings.Contains(output, "the plugin that runs offers its GPUs until the client is restarted") {
 		t.Errorf("no advice in\n%s", output)
 	}
-	if got := m.unit(t, "ActiveState", unit); got != "inactive" {
-		t.Errorf("the service is %s", got)
+	for _, name := range []string{unit, mpsUnit} {
+		if got := m.unit(t, "ActiveState", name); got != "inactive" {
+			t.Errorf("%s is %s", name, got)
+		}
 	}
-	m.checkExists(t, false, "/usr/bin/nomad-gpu", "/usr/bin/k8s-gpu", "/opt/nomad/data/plugins", "/lib/systemd/system/"+unit, "/usr/share/doc/tandem-k8s-gpu")
+	m.checkExists(t, false, "/usr/bin/nomad-gpu", "/usr/bin/k8s-gpu", "/opt/nomad/data/plugins", "/lib/systemd/system/"+unit, "/lib/systemd/system/"+mpsUnit, "/usr/share/doc/tandem-k8s-gpu")
 	m.checkExists(t, true, "/opt/nomad/data/client/state.db", defaults, "/etc/nomad.d/nomad-gpu.hcl", "/var/lib/tandem/k8s-gpu.json", "/var/lib/tandem/nomad-gpu.json")
 }
 
@@ -216,7 +225,7 @@ func checkPurge(t *testing.T, m *machine) {
 	m.run(t, "dpkg", "--purge", "tandem-nomad-gpu")
 	m.checkExists(t, false, "/etc/nomad.d", "/var/lib/tandem")
 	m.checkExists(t, true, "/opt/nomad/data/client/state.db")
-	left, err := filepath.Glob(m.at("/var/lib/systemd/deb-systemd-helper-*/*k8s-gpu*"))
+	left, err := filepath.Glob(m.at("/var/lib/systemd/deb-systemd-helper-*/*-gpu*"))
 	if err != nil || len(left) > 0 {
 		t.Errorf("left: %q, %v", left, err)
 	}

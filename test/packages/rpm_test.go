@@ -79,7 +79,7 @@ func TestRPMLife(t *testing.T) {
 	check(defaults+".rpmsave", "LOG_LEVEL=debug\n")
 	check("/etc/nomad.d/nomad-gpu.hcl.rpmsave", "# mine\n")
 	check("/var/lib/tandem/k8s-gpu.json", "{}")
-	for _, path := range []string{enabled, "/usr/bin/k8s-gpu", "/usr/bin/nomad-gpu", "/opt/nomad/data/plugins/nomad-gpu", "/usr/lib/systemd/system/" + unit} {
+	for _, path := range []string{enabled, "/usr/bin/k8s-gpu", "/usr/bin/nomad-gpu", "/opt/nomad/data/plugins/nomad-gpu", "/usr/lib/systemd/system/" + unit, "/usr/lib/systemd/system/" + mpsUnit} {
 		if _, err := os.Lstat(root + path); err == nil {
 			t.Errorf("%s is left", path)
 		}
