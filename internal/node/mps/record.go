@@ -45,18 +45,14 @@ var (
 
 // checkRecord reports why a daemon that answers takes no clients so far; nil for one of which there is no record, as another program has started it.
 func (d Daemons) checkRecord(pool string) error {
-	text, err := statefile.Read(filepath.Join(d.root, domain, pool, RecordName), RecordLimit, statefile.SharedDir)
-	if err != nil {
-		return nil //nolint:nilerr // it is another program's
-	}
 	var r Record
-	if json.Unmarshal(text, &r) != nil || r.PID != "" && r.PID != PID(d.Folder(pool)) {
-		return nil
-	}
-	switch r.State {
-	case Starting:
+	text, err := statefile.Read(filepath.Join(d.root, domain, pool, RecordName), RecordLimit, statefile.SharedDir)
+	other := err != nil || json.Unmarshal(text, &r) != nil || r.PID != "" && r.PID != PID(d.Folder(pool))
+	switch {
+	case other:
+	case r.State == Starting:
 		return errStarting
-	case Ending:
+	case r.State == Ending:
 		return errEnding
 	}
 	return nil
