@@ -47,7 +47,7 @@ var advice = map[Reason]string{
 	ReasonWorkloads:      "three workloads had application faults within an hour: either they share a mistake, or the GPU is at fault. A workload is a reservation: a container that is restarted is the same one, a pod or allocation that replaces another one is not. On a GPU that is shared, workloads can't be told apart, and no fault counts. The setting `application_faults` decides the effect",
 	ReasonNeedsService:   "it came back too often ([`recovery_limit`](configuration.md)). `clear --gpu ...` after the diagnostics",
 	ReasonWithdrawn:      "nothing: the unit disappears in two seconds",
-	ReasonNoMPS:          "[MPS](sharing.md#mps) has what runs it, and its log the reason",
+	ReasonNoMPS:          "[MPS](sharing.md#mps) has what runs it, and its log the reason, also if it answers and waits for the end of its clients",
 	ReasonOverlap:        "with `overlap = \"refuse\"`, the default: [two agents on one node](policy.md#two-agents-on-one-node)",
 	ReasonHeld:           "the text names the pod",
 	ReasonNoIMEX:         "with `--imex-required` only",
