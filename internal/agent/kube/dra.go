@@ -147,6 +147,9 @@ func (d *draDriver) status(node string, plugins kubestatus.DevicePlugins) kubest
 
 func (d *draDriver) problems() []problem.Problem {
 	all := d.driver.Problems()
+	if d.evictions != nil {
+		all = append(all, d.evictions.Problems()...)
+	}
 	if s := d.publisher.Published(); s.DropsTaints {
 		all = append(all, problem.Problem{Code: problem.DroppedTaints,
 			Text: "Kubernetes' API drops the taints of devices (feature gate DRADeviceTaints): unhealthy devices leave the slices, unless a claim has them"})

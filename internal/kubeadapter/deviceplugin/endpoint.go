@@ -83,14 +83,20 @@ func (e *endpoint) run(ctx context.Context) {
 	defer e.task.Done()
 	retry := backoff.NewExponentialBackOff() // factor 1.5, randomized by a half
 	retry.InitialInterval, retry.MaxInterval = e.timings.retry, e.timings.retryMax
-	for {
+	for logged := ""; ; {
 		r := registration{endpoint: e}
 		err := r.run(ctx)
 		if ctx.Err() != nil {
 			return
 		}
 		e.setLastError(err)
-		e.log.Warn("not offered to the kubelet, retrying", "error", err)
+		if !r.connectedAt.IsZero() {
+			logged = "" // it was offered since
+		}
+		if err.Error() != logged { // once for each error: readyz, debug and the metrics have it while it lasts
+			logged = err.Error()
+			e.log.Warn("not offered to the kubelet, retrying", "error", err)
+		}
 		if !r.connectedAt.IsZero() && time.Since(r.connectedAt) >= e.timings.stable {
 			retry.Reset()
 		}

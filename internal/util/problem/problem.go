@@ -57,6 +57,7 @@ const (
 	ClaimUnread      Code = "DRA_CLAIM_UNREAD"       // the record of a prepared claim can't be read
 	ClaimState       Code = "DRA_STATE"              // prepared claims can't be read or written
 	ClaimCDI         Code = "DRA_CLAIM_CDI"          // the CDI specification of a claim can't be written
+	Evictions        Code = "DRA_EVICTIONS"          // no pods are evicted: their record can't be read or written
 	DroppedTaints    Code = "DRA_TAINTS_DROPPED"     // the API server drops the taints of devices
 	NomadUnread      Code = "NOMAD_DOES_NOT_READ"    // Nomad does not read the devices
 )

@@ -16,6 +16,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/internal/util/problemset"
 	"github.com/tandem-gpu/tandem/internal/util/reconcile"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
@@ -45,9 +47,10 @@ type Options struct {
 
 // Evictions are the GPUs whose pods Kubernetes may delete. Make one with New, then call Run once.
 type Evictions struct {
-	opts    Options
-	gpus    *watch.Value[map[gpu.DeviceID]bool]
-	waiting map[gpu.DeviceID]bool // GPUs of which it is logged that PerHour keeps them from being evicted
+	opts     Options
+	gpus     *watch.Value[map[gpu.DeviceID]bool]
+	problems problemset.Set
+	waiting  map[gpu.DeviceID]bool // GPUs of which it is logged that PerHour keeps them from being evicted
 }
 
 // New returns evictions that do not run: no GPU is evicted.
@@ -55,11 +58,23 @@ func New(o Options) *Evictions {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Evictions{opts: o, gpus: watch.NewValue(map[gpu.DeviceID]bool{}), waiting: map[gpu.DeviceID]bool{}}
+	return &Evictions{opts: o, gpus: watch.NewValue(map[gpu.DeviceID]bool{}), problems: problemset.Set{Log: o.Log}, waiting: map[gpu.DeviceID]bool{}}
 }
 
 // GPUs returns the GPUs that are evicted now. The maps are not to be changed.
 func (e *Evictions) GPUs() *watch.Value[map[gpu.DeviceID]bool] { return e.gpus }
+
+// Problems are those of the record, while they last.
+func (e *Evictions) Problems() []problem.Problem { return e.problems.List() }
+
+// setProblem adds what does not work with the record, which is tried again; a nil error ends it.
+func (e *Evictions) setProblem(text string, err error) {
+	if err == nil {
+		e.problems.End(problem.Evictions, "", "the record of evictions can be used again", "file", e.opts.File)
+		return
+	}
+	e.problems.Put(problem.Problem{Code: problem.Evictions, Text: text + ": " + err.Error()}, slog.LevelWarn, text, "error", err)
+}
 
 // Run decides until ctx ends.
 func (e *Evictions) Run(ctx context.Context) error {
@@ -69,11 +84,11 @@ func (e *Evictions) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		task.Heartbeat(fileLimit)
 		records, err := read(e.opts.File, time.Now(), e.opts.PerHour)
+		e.setProblem("no pods are evicted: the record of evictions can't be read", err)
 		if err == nil {
 			s.records, s.saved = records, records
 			break
 		}
-		e.opts.Log.Warn("no pods are evicted: the record of evictions can't be read", "error", err)
 		watch.Sleep(ctx, fileRetry)
 	}
 	if ctx.Err() != nil {
@@ -94,12 +109,15 @@ func (e *Evictions) Run(ctx context.Context) error {
 func (e *Evictions) decide(s state, broken map[gpu.DeviceID]fault) (state, time.Duration) {
 	next, wait := s.next(time.Now(), e.opts.Checks(), broken, e.opts.PerHour)
 	if !slices.Equal(next.records, s.saved) {
-		if err := write(e.opts.File, next.records); err == nil {
+		err := write(e.opts.File, next.records)
+		e.setProblem("no more pods are evicted: the record of evictions can't be written", err)
+		if err == nil {
 			next.saved = next.records
 		} else {
-			e.opts.Log.Warn("no more pods are evicted: the record of evictions can't be written", "error", err)
 			next.records, wait = s.kept(time.Now(), broken), min(wait, fileRetry)
 		}
+	} else {
+		e.setProblem("", nil) // what could not be written has ended
 	}
 	evicted := next.evicted()
 	for id := range evicted {
