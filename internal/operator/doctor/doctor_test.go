@@ -122,7 +122,7 @@ func TestSituations(t *testing.T) {
 		}},
 		{"held after a change of the policy", func(s *situation) {
 			d := &s.running().Devices[0]
-			d.Schedulable, d.Cause, d.Health = false, "HELD", "unhealthy: held (by pod ml/train under nvidia.com/gpu); cleared by: the end of the workload"
+			d.Schedulable, d.Cause, d.Health = false, "HELD", "unhealthy: held (by pod ml/train under nvidia.com/gpu); action: end the workload, or wait for its end; cleared by: the end of the workload"
 		}},
 		{"two faults at once", func(s *situation) {
 			r := s.running()
@@ -150,7 +150,7 @@ func TestSituations(t *testing.T) {
 			r := s.running()
 			r.CDI, r.Provisional = &report.CDI{Reason: report.CDINotWritten}, true
 			d := &r.Devices[0]
-			d.Schedulable, d.Cause, d.Health = false, "CDI_UNDEFINED", "unhealthy: no CDI definition (not written yet); cleared by: its CDI definition"
+			d.Schedulable, d.Cause, d.Health = false, "CDI_UNDEFINED", "unhealthy: no CDI definition (not written yet); action: remove the reason that is named; cleared by: its CDI definition"
 		}},
 		{"degraded GPUs take work", func(s *situation) {
 			r := s.running()
