@@ -6,6 +6,8 @@ SHELL := bash
 VERSION := 2.0.0
 # The later version to which docs/install.md and make e2e upgrade.
 NEXT    := 2.1.0
+# The simulated machine of make numbers; empty: the GPUs of this node.
+MACHINE := h100x8
 BIN     := $(CURDIR)/bin
 DIST    := $(CURDIR)/dist
 
@@ -197,8 +199,8 @@ bench: tools-present ## run the benchmarks (2 min)
 	go test -run '^$$' -bench . -benchmem -benchtime 300ms ./internal/... ./test/...
 
 .PHONY: numbers
-numbers: build ## measure the built binaries as processes, an idle minute, and other device plugins: PEER=path,path (20 min)
-	go run ./test/numbers -bin $(BIN) -peer "$(PEER)"
+numbers: build ## measure the built binaries as processes, an idle minute, and other device plugins: PEER=path,path; on this node's GPUs: MACHINE= (20 min)
+	go run ./test/numbers -bin $(BIN) -peer "$(PEER)" -machine "$(MACHINE)"
 
 # Without a GPU the checks end with one line and exit code 2.
 .PHONY: hardware

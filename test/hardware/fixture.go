@@ -93,9 +93,5 @@ func (r *run) compareWithModel(recorded record.Recording) {
 		r.add(part, "answers compared with the simulated machine "+r.Model, OK, "none differs")
 		return
 	}
-	var lines []string
-	for _, d := range r.Differences {
-		lines = append(lines, fmt.Sprintf("%s (%s): the driver has %s, the simulated machine %s", d.Key, d.Function, d.Driver, d.Simulated))
-	}
-	r.add(part, "answers compared with the simulated machine "+r.Model, Note, strings.Join(lines, "\n"))
+	r.add(part, "answers compared with the simulated machine "+r.Model, Note, fmt.Sprintf("%d differ: section.md has them", len(r.Differences)))
 }
