@@ -21,6 +21,10 @@ plugin "nomad-gpu" {
     # How tasks get their GPUs: "variables" for NVIDIA's container runtime, with device nodes; "devices"; "cdi"; "libraries".
     # injection = ["variables"]
 
+    # Nomad's API, by which top and inspect show the jobs that have the GPUs: this client's, unless its http address is not 127.0.0.1:4646.
+    # nomad_address = "http://127.0.0.1:4646"
+    # nomad_token_file = "/etc/tandem/nomad.token" # with ACLs: agent:read, node:read, read-job
+
     # /metrics, /healthz and a status page. Without authentication: keep it local, or behind a firewall.
     # http_address = "127.0.0.1:9411"
   }

@@ -49,7 +49,7 @@ func (p *Plugin) reserve(ids []string) (*device.ContainerReservation, error) {
 		inv = r.awaitInventory()
 		plan, err = inv.Reserve(units...)
 	}
-	if d := inv.Driver(); err != nil && d.State != gpu.DriverReady {
+	if d := inv.Driver(); err != nil && d.State != gpu.DriverReady && !strings.Contains(err.Error(), d.Reason) {
 		err = fmt.Errorf("%w (driver %s: %s)", err, d.State, d.Reason)
 	}
 	if err == nil {

@@ -37,7 +37,7 @@ func TestOwnersWithoutAnAddress(t *testing.T) {
 		a.await(text, func() bool { out, err := a.command("inspect"); return err == nil && strings.Contains(out, text) })
 	}
 	shows("owners unknown: set nomad_address (the Nomad agent at " + address + " is not this node's: its node one has none of these GPUs)")
-	a.prints("unknown: set nomad_address", "top", "--once")
+	a.prints("owners unknown: set nomad_address", "top", "--once")
 	a.awaitPage("/inventory", http.StatusOK, `"remedy": "set nomad_address"`)
 	a.metrics("tandem_holders_known 0")
 	if text, err := a.command("inspect", "--json"); err != nil || strings.Contains(text, "OWNERS_UNKNOWN") {

@@ -30,14 +30,21 @@ func (e *NewerFaultError) Error() string {
 }
 
 // NoConditionError means that the command selects no condition.
-type NoConditionError struct{ Command Command }
+type NoConditionError struct {
+	Command Command
+	Causes  []string // of the conditions that the GPU has
+}
 
-// Error names the GPU, and the cause if the command has one.
+// Error names the GPU, and with a cause in the command those that the GPU has.
 func (e *NoConditionError) Error() string {
 	if e.Command.Cause == "" {
 		return fmt.Sprintf("no condition on GPU %s", e.Command.GPU)
 	}
-	return fmt.Sprintf("no condition %s on GPU %s", e.Command.Cause, e.Command.GPU)
+	text := fmt.Sprintf("no condition %s on GPU %s", e.Command.Cause, e.Command.GPU)
+	if len(e.Causes) == 0 {
+		return text + ", which has none"
+	}
+	return text + ", which has " + strings.Join(e.Causes, ", ")
 }
 
 // UnresponsiveError means that the GPU of the command does not respond. Its conditions can't be cleared or ignored
@@ -94,6 +101,16 @@ func (l Ledger) Ignore(p Policy, now time.Time, o Command, until time.Time) (Led
 // IgnoredForever is the end of the time for which Clear ignores a persistent state that is still present.
 var IgnoredForever = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 
+// causes are those of a GPU's conditions, each once.
+func (l Ledger) causes(id gpu.DeviceID) (causes []string) {
+	for _, c := range l.Conditions() {
+		if c.At.GPU == id && !slices.Contains(causes, c.Cause()) {
+			causes = append(causes, c.Cause())
+		}
+	}
+	return causes
+}
+
 // matching returns the conditions that a command selects.
 func (l Ledger) matching(now time.Time, o Command) ([]Condition, error) {
 	if o.VerifiedAt.IsZero() || o.VerifiedAt.After(now) && o.VerifiedAt.Sub(now) <= ClockTolerance {
@@ -110,7 +127,7 @@ func (l Ledger) matching(now time.Time, o Command) ([]Condition, error) {
 	newer := slices.DeleteFunc(slices.Clone(found), func(c Condition) bool { return !c.Last.After(o.VerifiedAt) })
 	switch {
 	case len(found) == 0:
-		return nil, &NoConditionError{o}
+		return nil, &NoConditionError{o, l.causes(o.GPU)}
 	case len(newer) > 0:
 		return nil, &NewerFaultError{newer}
 	case slices.ContainsFunc(found, notResponding):

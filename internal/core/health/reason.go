@@ -103,7 +103,7 @@ var meanings = [...]meaning{
 	ReasonOverlap:      {name: "OVERLAP", text: "offered by another agent", state: Unhealthy, clearsText: "the end of the other agent's offer", action: "give the agents different GPUs, or see the warnings"},
 	ReasonHeld:         {name: "HELD", text: "held", state: Unhealthy, clearsText: "the end of the workload", action: "end the workload, or wait for its end"},
 	ReasonNoIMEX:       {name: "IMEX_CHANNEL_MISSING", text: "a required IMEX channel is missing", state: Unhealthy, clearsText: "the channel's device node", action: "load the kernel module nvidia with NVreg_CreateImexChannel0=1"},
-	ReasonNoCDI:        {name: "CDI_UNDEFINED", text: "no CDI definition", state: Unhealthy, clearsText: "its CDI definition", action: "remove the reason that is named"},
+	ReasonNoCDI:        {name: "CDI_UNDEFINED", text: "no CDI definition", state: Unhealthy, clearsText: "its CDI definition", action: "run doctor"},
 	ReasonOccupied:     {name: "OCCUPIED", text: "in use by processes without a reservation", state: Unhealthy, clearsText: "the end of the processes", action: "end the processes, or reserve the GPU for them"},
 	ReasonMoving:       {name: "MOVING", text: "moves", state: Unhealthy, clearsText: "the end of the move"},
 	ReasonWithdrawn:    {name: "WITHDRAWN", text: "no longer offered", state: Unhealthy},

@@ -150,7 +150,7 @@ func TestSituations(t *testing.T) {
 			r := s.running()
 			r.CDI, r.Provisional = &report.CDI{Reason: report.CDINotWritten}, true
 			d := &r.Devices[0]
-			d.Schedulable, d.Cause, d.Health = false, "CDI_UNDEFINED", "unhealthy: no CDI definition (not written yet); action: remove the reason that is named; cleared by: its CDI definition"
+			d.Schedulable, d.Cause, d.Health = false, "CDI_UNDEFINED", "unhealthy: no CDI definition (not written yet); action: run doctor; cleared by: its CDI definition"
 		}},
 		{"degraded GPUs take work", func(s *situation) {
 			r := s.running()

@@ -22,8 +22,11 @@ type Screen struct {
 // Columns that do not fit are cut or left out; rows that do not fit are counted. In these cases unhealthy devices come first.
 func (r Report) WriteTop(w io.Writer, agent string, now time.Time, s Screen) error {
 	lines := []string{r.topNode(agent, now)}
+	if u := r.OwnersUnknown; u != nil && u.Remedy != "" {
+		lines = append(lines, u.String())
+	}
 	devices := slices.Clone(r.Devices)
-	room := s.Rows - 2 // the line of the node, and the names of columns
+	room := s.Rows - len(lines) - 1 // the names of columns
 	hidden := 0
 	if s.Rows > 0 && len(devices) > room {
 		slices.SortStableFunc(devices, func(a, b Device) int { return cmp.Compare(b.State, a.State) })
@@ -138,8 +141,8 @@ func (r Report) topTable(devices []Device, now time.Time, width int) []string {
 		cells[i] = []string{c.name}
 		for _, d := range devices {
 			text := c.text(d, now)
-			if c.name == ownerColumn {
-				text = cmp.Or(text, r.OwnersUnknown.short())
+			if c.name == ownerColumn && r.OwnersUnknown != nil {
+				text = cmp.Or(text, "unknown")
 			}
 			cells[i] = append(cells[i], cmp.Or(text, "-"))
 		}
@@ -258,17 +261,6 @@ func topOwner(d Device) string {
 		return fmt.Sprintf("pid %d +%d", d.Processes[0].PID, len(d.Processes)-1)
 	}
 	return ""
-}
-
-// short is what stands in the place of an owner: "unknown: set nomad_address"; "" if the owners are known.
-func (u *Unknown) short() string {
-	switch {
-	case u == nil:
-		return ""
-	case u.Remedy == "":
-		return "unknown"
-	}
-	return "unknown: " + u.Remedy
 }
 
 // ownerText names an owner in one line. A row has the ID in place of a name that is not known: an owner without one would look like none.
