@@ -26,6 +26,11 @@ func TestInstallNomad(t *testing.T) {
 		sh.follow(t, doc.block(t, "nomad", "sh", 0), "H100 80GB HBM3")
 		nomad.awaitGPUs(t, 8, 8)
 	})
+	const daemons = "nomad-gpu-mps-daemon"
+	step(t, "the service of the MPS daemons is enabled", func(t *testing.T) {
+		sh.follow(t, doc.block(t, "nomad", "sh", 1), "")
+		sh.must(t, "systemctl is-enabled "+daemons)
+	})
 	var was string
 	step(t, "the document's job runs", func(t *testing.T) {
 		if err := os.WriteFile(m.root+releaseFolder+"/train.nomad.hcl", []byte(doc.block(t, "nomad", "hcl", 0)), 0o644); err != nil {
@@ -62,9 +67,12 @@ func TestInstallNomad(t *testing.T) {
 	step(t, "the package is removed", func(t *testing.T) {
 		remove, restart, purge := nthLine(t, doc, 0), nthLine(t, doc, 1), nthLine(t, doc, 2)
 		sh.must(t, "nomad job stop -detach -purge train") // "drain the node first"
+		sh.must(t, "systemctl is-active "+daemons)
+		sh.must(t, "systemctl show --property=NRestarts "+daemons+" | grep -x NRestarts=0") // it did not fail
 		sh.must(t, remove+restart)
 		nomad.awaitReady(t)
 		nomad.awaitGPUs(t, 0, 0)
+		sh.must(t, "! systemctl is-active "+daemons)
 		m.wantFiles(t, "/etc/nomad.d/nomad-gpu.hcl", "/var/lib/tandem/agents", "/var/lib/tandem/nomad-gpu.groups.json", "/var/lib/tandem/nomad-gpu.json")
 		sh.must(t, purge)
 		m.wantFiles(t)
