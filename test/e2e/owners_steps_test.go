@@ -45,9 +45,6 @@ func (o *ownersTest) start(t *testing.T, round int) []work {
 	await(t, "the processes of the works", 60*time.Second, func() error {
 		for _, w := range processesOf(marker(round)) {
 			if !slices.ContainsFunc(works, func(other work) bool { return other.pid == w.pid }) {
-				if err := o.m.UseProcess(slotOf(t, o.m, w.gpu), w.pid, 64); err != nil {
-					t.Fatal(err)
-				}
 				works = append(works, w)
 			}
 		}
@@ -57,7 +54,15 @@ func (o *ownersTest) start(t *testing.T, round int) []work {
 		return nil
 	})
 	for _, w := range works {
-		o.awaitOwner(t, w, ownersIn)
+		o.awaitOwner(t, w, ownersIn) // only the orchestrator has it: no process uses the GPU yet
+	}
+	for i, w := range works {
+		if err := o.m.UseProcess(slotOf(t, o.m, w.gpu), w.pid, 64); err != nil {
+			t.Fatal(err)
+		}
+		works[i].seen = time.Now()
+	}
+	for _, w := range works {
 		o.awaitProcess(t, w)
 	}
 	await(t, "the job files", time.Second, func() error {

@@ -40,7 +40,7 @@ type ownersTest struct {
 func TestOwnersOfJobs(t *testing.T) {
 	m := install(t, "h100x8")
 	jobs := filepath.Join(stateDir(), "jobs")
-	nomad := launchNomad(t, "nomad", onMachine(m, "nomad-history", fmt.Sprintf("occupancy = \"withhold\"\n    nomad_address = %q\n    hpc_job_mapping_dir = %q", nomadAPI, jobs)))
+	nomad := launchNomad(t, "nomad", onMachine(m, "nomad-history", fmt.Sprintf("occupancy = \"withhold\"\n    hpc_job_mapping_dir = %q", jobs)))
 	nomad.awaitReady(t)
 	nomad.awaitGPUs(t, 8, 8)
 	name := func(round int) string { return fmt.Sprintf("train-%d", round) }
