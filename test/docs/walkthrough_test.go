@@ -56,8 +56,8 @@ var kubernetes = []step{
 }
 
 var nomad = []step{
-	{text: "## The same under Nomad\n\nThe plugin runs under a Nomad client. An XID that requires a reset:",
-		command: "nomad-gpu inspect", shows: "XID_95", picture: "inspect.svg",
+	{text: "## The same under Nomad\n\nThe plugin runs under a Nomad client. An XID that requires a reset, which the driver recommends, too:",
+		command: "nomad-gpu inspect", shows: "a reset or a reboot\nGPU 3  RECOVERY_ACTION_GPU_RESET", picture: "inspect.svg",
 		before: func(s *stage.Stage) error {
 			if err := s.Machine.Set(unwell, "recovery_action", "1"); err != nil {
 				return err
