@@ -69,7 +69,7 @@ func (*foreignNomad) ServerOption() grpc.ServerOption { return grpc.MaxRecvMsgSi
 func (*foreignNomad) Fingerprint(ctx context.Context) (<-chan *device.FingerprintResponse, error) {
 	g := &device.DeviceGroup{
 		Vendor: "nvidia", Type: "gpu", Name: "NVIDIA H100 80GB HBM3",
-		Attributes: map[string]*structs.Attribute{"memory": structs.NewIntAttribute(81559, structs.UnitMiB), "display_state": structs.NewStringAttribute("0")},
+		Attributes: map[string]*structs.Attribute{"memory": structs.NewIntAttribute(81559, structs.UnitMiB), "display_state": structs.NewStringAttribute("1")},
 	}
 	for id := range strings.SplitSeq(os.Getenv(foreignGPUs), ",") {
 		g.Devices = append(g.Devices, &device.Device{ID: id, Healthy: true})

@@ -153,7 +153,7 @@ plugin "foreign-gpu" {
 			t.Errorf("%s", d)
 		}
 	}
-	if !slices.ContainsFunc(attributes, func(d shadow.Difference) bool { return d.Field == "display_state" && d.There == `"0"` }) {
+	if !slices.ContainsFunc(attributes, func(d shadow.Difference) bool { return d.Field == "display_state" && d.There == `"1"` }) {
 		t.Errorf("%s", r)
 	}
 }

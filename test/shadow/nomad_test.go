@@ -57,7 +57,7 @@ func TestNomad(t *testing.T) {
 	server := nodeAPI(t, "secret", map[string]any{
 		"Vendor": "nvidia", "Type": "gpu", "Name": "NVIDIA H100 80GB HBM3", "Instances": devices,
 		"Attributes": map[string]any{
-			"memory": number(81559, "MiB"), "power": number(71, "W"), "cores_clock": number(345, "MHz"), "display_state": map[string]any{"String": "0"},
+			"memory": number(81559, "MiB"), "power": number(71, "W"), "cores_clock": number(345, "MHz"), "display_state": map[string]any{"String": "1"},
 		},
 	}, map[string]any{"Vendor": "example", "Type": "fpga", "Name": "x", "Instances": []any{device("f", "", true)}})
 	token := filepath.Join(t.TempDir(), "token")

@@ -36,7 +36,7 @@ func Test19Constraints(t *testing.T) {
 		{"gpu", "pci_bandwidth", ">=", "32 GB/s", true},
 		{"gpu", "driver_version", "version", ">= 500", true},
 		{"gpu", "driver_version", "version", ">= 900", false},
-		{"gpu", "display_state", "=", "Disabled", true},
+		{"gpu", "display_state", "=", "Enabled", true},
 		{"gpu", "persistence_mode", "=", "Enabled", true},
 		{"gpu", "mig_profile", "is_not_set", "", true},
 		{"gpu", "mig_profile", "is_set", "", false},
