@@ -190,7 +190,7 @@ func live(l *logLife, format string) {
 	l.step("simulate", 2, func() { l.prints("XID_79", "simulate", "xid", "79", "--gpu", "3"); await("device unhealthy") })
 	l.step("clear", 1, func() { l.prints("cleared", "clear", "--gpu=3"); await("device healthy") })
 	l.step("quiesce", 1, func() { l.prints("driver released", "quiesce"); await("device unknown") })
-	l.step("resume", 1, func() { l.prints("driver ready", "resume"); await("device healthy") })
+	l.step("resume", 1, func() { l.prints("devices: 7 healthy", "resume"); await("device healthy") })
 	node := filepath.Join(l.driver.Root, "dev/nvidia5")
 	l.step("node removed", 1, func() { l.must(os.Rename(node, node+".away")) })
 	l.step("node back", 1, func() { l.must(os.Rename(node+".away", node)) })

@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	resumeTimeout = 3 * time.Second // for the first enumeration after Resume; a driver may take longer
+	resumeTimeout = 3 * time.Second // for the devices to take work after Resume; a driver may take longer
 	saveTimeout   = time.Second     // for the disk
 )
 
@@ -77,7 +77,8 @@ func (h handler) quiesce(ctx context.Context, args QuiesceArgs) (driverStatus, e
 	return newDriverStatus(h.State(), saveErr), err
 }
 
-// resume returns after the first enumeration, or after resumeTimeout: the agent continues by itself.
+// resume returns after the first enumeration and what must follow before work can start, such as the CDI specification, or after
+// resumeTimeout: the agent continues by itself.
 func (h handler) resume(ctx context.Context, _ struct{}) (driverStatus, error) {
 	saveErr, err := resume(ctx, h)
 	if err != nil {
@@ -85,9 +86,11 @@ func (h handler) resume(ctx context.Context, _ struct{}) (driverStatus, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, resumeTimeout)
 	defer cancel()
-	for h.State().Snapshot.Driver.State == gpu.DriverReleased && watch.Sleep(ctx, pollInterval) {
+	s := h.State()
+	for (s.Snapshot.Driver.State == gpu.DriverReleased || s.Allocatable.Provisional()) && watch.Sleep(ctx, pollInterval) {
+		s = h.State()
 	}
-	return newDriverStatus(h.State(), saveErr), nil
+	return newDriverStatus(s, saveErr), nil
 }
 
 func newDriverStatus(s core.State, saveErr error) driverStatus {
