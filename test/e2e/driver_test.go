@@ -55,7 +55,7 @@ func (s *scene) maintain(t *testing.T, m *simdriver.Machine) {
 		}
 	})
 	step(t, "both are quiesced", func(t *testing.T) {
-		s.quiesced(t, m, s.do(t, s.order(t, "quiesce")))
+		s.quiesced(t, m, s.do(t, s.order(t, "nomad-history", "quiesce")))
 		s.nothingChanged(t)
 	})
 	step(t, "the module is unloaded, and loaded again", func(t *testing.T) {
@@ -70,7 +70,7 @@ func (s *scene) maintain(t *testing.T, m *simdriver.Machine) {
 	})
 	step(t, "new work waits", func(t *testing.T) { s.waits(t, m, killed) })
 	step(t, "both are resumed, and what waited is placed", func(t *testing.T) {
-		s.resumed(t, m, s.do(t, s.order(t, "resume")))
+		s.resumed(t, m, s.do(t, s.order(t, "nomad-history", "resume")))
 		s.nomad.awaitComplete(t, "waiter", 7)
 		s.kube.awaitRunning(t, "waiter")
 		s.nothingChanged(t)
@@ -185,12 +185,12 @@ func (s *scene) remembered(t *testing.T, m *simdriver.Machine) {
 	s.kube.awaitUnchanged(t, "held", s.pod)
 }
 
-// order runs a command of both agents as an operator does; it returns when the command is done.
-func (s *scene) order(t *testing.T, verb string) func() error {
+// order runs a command of both agents as an operator does; it returns when the command is done. history is the state directory of nomad-gpu.
+func (s *scene) order(t *testing.T, history, verb string) func() error {
 	return func() error {
 		agent := s.kube.plugin(t).Metadata.Name
 		for _, argv := range [][]string{
-			{binary("nomad-gpu"), verb, "--state-dir=" + stateDir() + "/nomad-history"},
+			{binary("nomad-gpu"), verb, "--state-dir=" + stateDir() + "/" + history},
 			{"kubectl", "exec", "--namespace=kube-system", agent, "--", "k8s-gpu", verb},
 		} {
 			began := time.Now()

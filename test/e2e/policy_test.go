@@ -38,14 +38,14 @@ func writePolicy(t *testing.T, name string) {
 	}
 }
 
-// changePolicy writes another one and has both agents read it.
+// changePolicy writes another one and has both agents read it, by their command.
 func (s *scene) changePolicy(t *testing.T, name string) {
 	t.Helper()
 	writePolicy(t, name)
-	s.hup(t)
+	s.do(t, s.order(t, sharedHistory, "reload"))
 }
 
-// hup has both agents read the policy.
+// hup has both agents read the policy, by the signal.
 func (s *scene) hup(t *testing.T) {
 	t.Helper()
 	for _, program := range []string{"nomad-gpu", "k8s-gpu"} {
