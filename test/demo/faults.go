@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os/exec"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/test/rig"
 )
 
@@ -66,14 +68,11 @@ func (d *demo) breakOne() error {
 		return err
 	}
 	for _, agent := range []string{nomadGPU, k8sGPU} {
-		out, err := exec.CommandContext(d.ctx, filepath.Join(d.bin, agent), "inspect", "--state-dir", filepath.Join(d.state, agent)).Output()
+		out, err := d.inspect(agent, "XID_95", "RECOVERY_ACTION_GPU_RESET")
 		if err != nil {
-			return fmt.Errorf("%s inspect: %w", agent, err)
+			return err
 		}
 		fmt.Fprintf(d.out, "\n$ %s inspect\n%s", agent, out)
-		if !strings.Contains(string(out), "XID_95") {
-			return fmt.Errorf("%s inspect does not tell of XID 95", agent)
-		}
 	}
 	if err := m.Reset(slot); err != nil {
 		return err
@@ -83,6 +82,24 @@ func (d *demo) breakOne() error {
 	}
 	fmt.Fprintf(d.out, "\nGPU %d is reset; both offer it again after %.1f s\n", slot, took.Seconds())
 	return nil
+}
+
+// inspect returns what an agent's inspect prints when it has these conditions.
+func (d *demo) inspect(agent string, want ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(d.ctx, patience)
+	defer cancel()
+	for {
+		out, err := exec.CommandContext(ctx, filepath.Join(d.bin, agent), "inspect", "--state-dir", filepath.Join(d.state, agent)).Output()
+		if err != nil {
+			return "", fmt.Errorf("%s inspect: %w", agent, err)
+		}
+		if !slices.ContainsFunc(want, func(cause string) bool { return !strings.Contains(string(out), cause) }) {
+			return string(out), nil
+		}
+		if !watch.Sleep(ctx, 100*time.Millisecond) {
+			return "", fmt.Errorf("%s inspect has not all of %s:\n%s", agent, strings.Join(want, ", "), out)
+		}
+	}
 }
 
 // faultyGPU is a GPU in the middle, with its devices.
