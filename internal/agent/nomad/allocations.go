@@ -22,15 +22,15 @@ const (
 	requestAge = 3 * time.Second // of the latest confirmation, for another one
 )
 
-// newAllocations returns what asks the Nomad agent which allocations have devices; nil without its address. has reports whether the host has a device.
-func newAllocations(s config.Nomad, has func(gpu.DeviceID) bool, log *slog.Logger) *agentapi.Client {
+// newAllocations returns what asks the Nomad agent which allocations have devices; nil without its address. devices are those of the node.
+func newAllocations(s config.Nomad, devices func() map[gpu.DeviceID]gpu.Placement, log *slog.Logger) *agentapi.Client {
 	at := s.Operations
 	if at.NomadAddress == "" || s.Core.Occupancy == inventory.OccupancyOff {
 		return nil
 	}
 	o := agentapi.Options{Address: at.NomadAddress, TokenFile: at.NomadTokenFile, Log: log, LookupEnv: os.LookupEnv}
 	if at.NomadGuessed {
-		o.Address, o.Has = cmp.Or(os.Getenv("NOMAD_ADDR"), o.Address), has // Nomad starts a plugin with its own environment
+		o.Address, o.Devices = cmp.Or(os.Getenv("NOMAD_ADDR"), o.Address), devices // Nomad starts a plugin with its own environment
 	}
 	return agentapi.New(o)
 }

@@ -39,7 +39,7 @@ func (r *run) options() agent.Options {
 
 // adapter returns what an agent runs for Nomad, with its pages.
 func (r *run) adapter(a *agent.Agent) agent.Adapter {
-	r.allocations = newAllocations(r.settings, func(id gpu.DeviceID) bool { _, ok := a.Current().Placements()[id]; return ok }, r.log)
+	r.allocations = newAllocations(r.settings, func() map[gpu.DeviceID]gpu.Placement { return a.Current().Placements() }, r.log)
 	made := agent.Adapter{
 		Holders:  unread,
 		APIs:     []inventory.API{inventory.Nomad},

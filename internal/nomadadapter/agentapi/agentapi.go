@@ -25,9 +25,9 @@ type Options struct {
 	TokenFile string // file with an ACL token, read again for each request; "" = Token
 	Token     string // "" = none
 
-	// Has reports whether this host has a device. It makes Address one that nobody has configured: the agent there counts only if its node has a
-	// device of this host. nil = the address is configured.
-	Has func(gpu.DeviceID) bool
+	// Devices returns those of this node. It makes Address one that nobody has configured: the agent there counts only if its Nomad node has one of
+	// them, and without any it is not asked. nil = the address is configured.
+	Devices func() map[gpu.DeviceID]gpu.Placement
 
 	Log *slog.Logger
 
@@ -48,6 +48,9 @@ const (
 	// node's: by then Nomad has started, and lists the devices.
 	guessPause    = time.Minute
 	guessFailures = 15
+
+	// devicesPause is between two looks at whether there are devices, without which such an agent is not asked.
+	devicesPause = 2 * time.Second
 
 	// startFailures are the first failures in a row that are not logged before the first answer, about 7 s: Nomad starts its plugins before its
 	// API listens.
@@ -83,8 +86,8 @@ func New(o Options) *Client {
 		log: o.Log, base: strings.TrimSuffix(o.Address, "/"), err: errFirst, token: tokenIn(o.TokenFile, o.Token), wanted: make(chan struct{}, 1),
 		reserved: map[inventory.UnitID]reservation{},
 	}
-	if o.Has != nil {
-		c.guess = &guess{has: o.Has}
+	if o.Devices != nil {
+		c.guess = &guess{devices: o.Devices}
 	}
 	if path, ok := strings.CutPrefix(o.Address, "unix://"); ok {
 		c.base = "http://nomad"
@@ -121,17 +124,7 @@ func (c *Client) Run(ctx context.Context, tasks *watchdog.Registry, changed func
 		if ctx.Err() != nil {
 			return reconcile.Never
 		}
-		pause := minPause
-		if err != nil {
-			f.failures++
-			f.node, f.index = "", 0 // another agent may answer next
-			pause = min(minPause<<min(f.failures, 10), maxPause)
-			if f.failures > guessFailures && !c.guess.proven() {
-				pause = guessPause
-			}
-		} else {
-			f.failures = 0
-		}
+		pause := f.pause(err)
 		if c.record(latest, err, f.failures) {
 			changed()
 		}

@@ -16,10 +16,10 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/holders"
 )
 
-// guess is an address that nobody has configured. The agent there counts if it is this node's client: the servers list a device of this host as
-// its node's. Else there is no record, which is no failure.
+// guess is an address that nobody has configured. The agent there counts if it is this node's client: the servers list a device of this node as
+// its own. Else there is no record, which is no failure.
 type guess struct {
-	has func(gpu.DeviceID) bool // whether this host has a device
+	devices func() map[gpu.DeviceID]gpu.Placement // of this node
 
 	mu   sync.Mutex
 	node string // ID of the node that is this one; "" = none was found
@@ -47,7 +47,10 @@ func (g *guess) set(node string) {
 	g.node = node
 }
 
-// otherNodeError means that the servers list no device of this host at the node of the agent.
+// errNoDevices means that the agent was not asked: this node has no device that work could have, as without a GPU or before its driver is ready.
+var errNoDevices = errors.New("this node has no device")
+
+// otherNodeError means that the servers list no device of this node at the node of the agent.
 type otherNodeError struct{ address, node string }
 
 func (e *otherNodeError) Error() string {
@@ -56,6 +59,9 @@ func (e *otherNodeError) Error() string {
 
 // thisNode is the ID of the agent's node, which is this one.
 func (c *Client) thisNode(ctx context.Context) (id string, err error) {
+	if !c.guess.proven() && len(c.guess.devices()) == 0 {
+		return "", errNoDevices
+	}
 	id, err = c.nodeID(ctx)
 	if err != nil || c.guess == nil || c.guess.is(id) {
 		return id, err
@@ -64,8 +70,10 @@ func (c *Client) thisNode(ctx context.Context) (id string, err error) {
 	if err != nil {
 		return "", err
 	}
+	devices := c.guess.devices()
+	has := func(i Instance) bool { _, ok := devices[deviceOf(i.ID)]; return ok }
 	for _, group := range n.NodeResources.Devices {
-		if group.Vendor == vendor && slices.ContainsFunc(group.Instances, func(i Instance) bool { return c.guess.has(deviceOf(i.ID)) }) {
+		if group.Vendor == vendor && slices.ContainsFunc(group.Instances, has) {
 			c.guess.set(id)
 			return id, nil
 		}

@@ -14,8 +14,10 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/holders"
 )
 
-// hasGPU1 is what is known of a host with GPU-1.
-func hasGPU1(id gpu.DeviceID) bool { return id == "GPU-1" }
+// hasGPU1 is what is known of a node with GPU-1.
+func hasGPU1() map[gpu.DeviceID]gpu.Placement {
+	return map[gpu.DeviceID]gpu.Placement{"GPU-1": gpu.WholeGPU("GPU-1")}
+}
 
 // nodeWith is an agent whose node has a device by the servers' record. What stands in fails is answered in place of it.
 type nodeWith struct {
@@ -44,7 +46,7 @@ func asks(t *testing.T, c *Client, f *follower) (holders.Record, error) {
 
 func newGuess(address string) (c *Client, f *follower, log *bytes.Buffer) {
 	log = &bytes.Buffer{}
-	c = New(Options{Address: address, Has: hasGPU1, Log: slog.New(slog.NewTextHandler(log, nil))})
+	c = New(Options{Address: address, Devices: hasGPU1, Log: slog.New(slog.NewTextHandler(log, nil))})
 	return c, &follower{Client: c}, log
 }
 
@@ -123,6 +125,31 @@ func TestWhyAGuessIsNotUsed(t *testing.T) {
 	}
 }
 
+// A node without a GPU has nothing to ask for, and nothing to set, for however long its driver takes.
+func TestGuessOfANodeWithoutDevices(t *testing.T) {
+	n := &nodeWith{agent: newAgent()}
+	n.device.Store("GPU-1")
+	n.set(alloc("a1", "train", "running", gpus))
+	server := httptest.NewServer(n)
+	defer server.Close()
+	c, f, log := newGuess(server.URL)
+	c.guess.devices = func() map[gpu.DeviceID]gpu.Placement { return nil }
+	for range guessFailures + 1 {
+		_, err := f.next(t.Context())
+		if pause := f.pause(err); pause != devicesPause {
+			t.Fatalf("the next look is after %v, error %v", pause, err)
+		}
+		c.record(answer{}, err, f.failures)
+	}
+	if r, err := c.Read(t.Context(), nil); err != nil || !r.Never || r.Remedy != "" || log.Len() > 0 {
+		t.Errorf("%v, %+v, log:\n%s", err, r, log)
+	}
+	c.guess.devices = hasGPU1
+	if r, err := asks(t, c, f); err != nil || !r.Complete || len(r.Holders) != 2 {
+		t.Errorf("with its GPU: %v, %+v", err, r)
+	}
+}
+
 // What is configured and can't be read is an error also with a guess.
 func TestGuessWithAFileThatIsMissing(t *testing.T) {
 	c, f, _ := newGuess("http://127.0.0.1:1")
@@ -130,7 +157,7 @@ func TestGuessWithAFileThatIsMissing(t *testing.T) {
 	if r, err := asks(t, c, f); err == nil || r.Never || !strings.Contains(err.Error(), "/nowhere/token") {
 		t.Errorf("%v, %+v", err, r)
 	}
-	c = New(Options{Address: "https://127.0.0.1:1", Has: hasGPU1, LookupEnv: func(name string) (string, bool) { return "/nowhere/ca", name == "NOMAD_CACERT" }})
+	c = New(Options{Address: "https://127.0.0.1:1", Devices: hasGPU1, LookupEnv: func(name string) (string, bool) { return "/nowhere/ca", name == "NOMAD_CACERT" }})
 	if r, err := c.Read(t.Context(), nil); err == nil || fmt.Sprint(r) != fmt.Sprint(holders.Record{}) {
 		t.Errorf("%v, %+v", err, r)
 	}

@@ -47,6 +47,24 @@ type follower struct {
 	failures int    // in a row
 }
 
+// pause counts the failures, and returns the pause until the next query.
+func (f *follower) pause(err error) time.Duration {
+	if err == nil {
+		f.failures = 0
+		return minPause
+	}
+	f.node, f.index = "", 0 // another agent may answer next
+	if errors.Is(err, errNoDevices) {
+		f.failures = 0
+		return devicesPause
+	}
+	f.failures++
+	if f.failures > guessFailures && !f.guess.proven() {
+		return guessPause
+	}
+	return min(minPause<<min(f.failures, 10), maxPause)
+}
+
 // next makes the next query. It returns when the allocations have changed, or after waitTime.
 func (f *follower) next(ctx context.Context) (latest answer, err error) {
 	ctx, cancel := context.WithTimeout(ctx, waitTime+answerTime)
