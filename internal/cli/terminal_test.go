@@ -121,7 +121,7 @@ func TestTop(t *testing.T) {
 		t.Errorf("to a pipe: %d, %s%s", code, out, errs)
 	}
 	s := openScreen(t, 60, 6, exec.Command(binaries.Path(t, "k8s-gpu"), "top", "--interval=200ms", "--state-dir="+state, "--driver-root="+m.Root))
-	read := s.await(t, 0, "5 more: 5 healthy")
+	read := s.await(t, 0, "6 more: 6 healthy")
 	if !strings.HasPrefix(s.shown(0), "\x1b[?1049h\x1b[?25l") {
 		t.Errorf("the beginning is %q", s.shown(0))
 	}
