@@ -1,0 +1,111 @@
+package rescue
+
+import (
+	"slices"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+)
+
+// counted reports whether a rescue counts for a budget: those that were only listed count for what is only listed.
+func (d *decision) counted(r *Rescue, listed bool) bool { return !r.Listed || listed }
+
+// permitBudget says whether another rescue may be reserved.
+func (d *decision) permitBudget(next *Rescue) verdict {
+	if len(d.ledger.Rescues) >= maxRescues {
+		return waits(ReasonLedger, "the ledger has %d rescues of the last day, and keeps no more", maxRescues).before(d.oldest(0).Add(day))
+	}
+	var attempts []time.Time
+	gpus := map[gpu.DeviceID]time.Time{} // of the node: the latest rescue
+	for i := range d.ledger.Rescues {
+		r := &d.ledger.Rescues[i]
+		if !d.counted(r, next.Listed) {
+			continue
+		}
+		if r.GPU == next.GPU && d.now.Sub(r.Reserved) < day {
+			attempts = append(attempts, r.Reserved)
+		}
+		if r.Cluster == next.Cluster && r.Node == next.Node && r.GPU != next.GPU && d.now.Sub(r.Reserved) < hour && r.Reserved.After(gpus[r.GPU]) {
+			gpus[r.GPU] = r.Reserved
+		}
+	}
+	if len(attempts) >= d.Attempts {
+		return waits(ReasonAttempts, "%d attempts within a day were made for this GPU: repair it", len(attempts)).before(whenFewer(attempts, d.Attempts, day))
+	}
+	if len(gpus) >= d.MaxGPUs {
+		var times []time.Time
+		for _, id := range keys(gpus) {
+			times = append(times, gpus[id])
+		}
+		return waits(ReasonGPUs, "work of %d other GPUs of this node was moved within an hour", len(gpus)).before(whenFewer(times, d.MaxGPUs, hour))
+	}
+	return d.permitNode(next)
+}
+
+// oldest is the time of the rescue at an index, from the oldest.
+func (d *decision) oldest(i int) time.Time {
+	var all []time.Time
+	for j := range d.ledger.Rescues {
+		all = append(all, d.ledger.Rescues[j].Reserved)
+	}
+	slices.SortFunc(all, time.Time.Compare)
+	return all[i]
+}
+
+// whenFewer is when fewer times than most are within a window.
+func whenFewer(times []time.Time, most int, window time.Duration) time.Time {
+	slices.SortFunc(times, time.Time.Compare)
+	return times[len(times)-most].Add(window)
+}
+
+// permitNode says whether an act may be made on the node of a rescue while those on other nodes are under way.
+func (d *decision) permitNode(next *Rescue) verdict {
+	busy := map[[2]string]bool{}
+	var until time.Time
+	for i := range d.ledger.Rescues {
+		r := &d.ledger.Rescues[i]
+		for j := range r.Moves {
+			m := &r.Moves[j]
+			if !d.counted(r, next.Listed) || !d.busy(m) {
+				continue
+			}
+			busy[[2]string{r.Cluster, r.Node}] = true
+			if ends := m.Ended.Add(d.CoolDown); m.Outcome != Open && (until.IsZero() || ends.Before(until)) {
+				until = ends
+			}
+		}
+	}
+	if most := d.maxNodes(); !busy[[2]string{next.Cluster, next.Node}] && len(busy) >= most {
+		return waits(ReasonNodes, "acts are under way on %d nodes, or were until now; %d are allowed at a time", len(busy), most).before(until)
+	}
+	return verdict{}
+}
+
+// busy reports whether a move is under way, or was done so recently that its node still counts.
+func (d *decision) busy(m *Move) bool {
+	switch m.Outcome {
+	case Open:
+		return m.underWay()
+	case Moved, NotReplaced, Listed:
+		return d.now.Sub(m.Ended) < d.CoolDown
+	default:
+		return false
+	}
+}
+
+// maxNodes is on how many nodes acts may be under way at a time.
+func (d *decision) maxNodes() int {
+	nodes := 0
+	for i := range d.fleet.clusters {
+		c := &d.fleet.clusters[i]
+		if !d.current(c) {
+			continue
+		}
+		for n := range c.Nodes {
+			if len(c.Nodes[n].Devices) > 0 {
+				nodes++
+			}
+		}
+	}
+	return max(d.MaxNodes, nodes*d.MaxPercent/100)
+}

@@ -1,0 +1,265 @@
+package rescue
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+)
+
+// decision is one step. It changes only its own copy of the state.
+type decision struct {
+	Policy
+	fleet  Fleet
+	now    time.Time
+	state  State
+	ledger *Ledger // of state
+	out    Result
+
+	nodes  map[gpu.DeviceID][2]string // cluster and node of GPUs with faults that count
+	faulty []faulty                   // GPUs with a fault that counts, the one that was first seen first
+	at     map[gpuKey]int             // into faulty
+	rooms  map[string]*rooms          // of clusters in which a place was looked for
+}
+
+// faulty is a GPU with faults that count.
+type faulty struct {
+	c      *cluster
+	node   int
+	gpu    gpu.DeviceID
+	faults []*Fault // the worst first
+	since  time.Time
+}
+
+func (g *faulty) key() gpuKey { return gpuKey{g.c.Name, g.c.Nodes[g.node].Name, g.gpu} }
+
+func (g *faulty) subject() Subject {
+	return Subject{Cluster: g.c.Name, Node: g.c.Nodes[g.node].Name, GPU: g.gpu, Cause: g.faults[0].Cause}
+}
+
+// Next decides. It is pure, and gives the same result for the same values.
+func (p Policy) Next(s State, f Fleet, now time.Time) Result {
+	if err := s.Ledger.Check(); err != nil {
+		return Result{State: s, Problem: "no act is made: the ledger can't be used: " + err.Error()}
+	}
+	if s.Term != s.Ledger.Term {
+		return Result{State: s, Problem: "no act is made: another process leads"}
+	}
+	now = now.UTC()
+	d := &decision{Policy: p, fleet: f, now: now, state: s.clone(), at: map[gpuKey]int{}, nodes: map[gpu.DeviceID][2]string{}, rooms: map[string]*rooms{}}
+	d.ledger = &d.state.Ledger
+	d.forget()
+	d.see()
+	d.quorum()
+	d.follow()
+	d.repeat()
+	d.begin()
+	d.mark()
+	d.out.State = d.state
+	return d.out
+}
+
+// current reports whether a cluster can be read now. Nothing is concluded from one that can't: neither that a fault is there nor that it has ended.
+func (d *decision) current(c *cluster) bool {
+	return c != nil && c.Mode != Off && c.Problem == "" && d.now.Sub(c.ReadAt) <= readFor
+}
+
+// reported reports whether what a node shows of its faults is of now.
+func (d *decision) reported(c *cluster, n *Node) bool {
+	if c.AgentReports {
+		return d.now.Sub(n.ReportedAt) <= reportFor
+	}
+	return n.Ready
+}
+
+// forget removes what does not count any more, and moves times of before the clock was set back to now.
+func (d *decision) forget() {
+	d.ledger.Rescues = slices.DeleteFunc(d.ledger.Rescues, func(r Rescue) bool {
+		if r.Listed {
+			if c := d.fleet.cluster(r.Cluster); c != nil && c.Mode != Report {
+				return true // nothing was done
+			}
+		}
+		return !r.open() && d.now.Sub(r.Reserved) >= day
+	})
+	for i := range d.ledger.Rescues {
+		r := &d.ledger.Rescues[i]
+		r.Reserved = d.notAfterNow(r.Reserved)
+		for j := range r.Moves {
+			m := &r.Moves[j]
+			m.Sent, m.Accepted, m.Gone, m.Ended = d.notAfterNow(m.Sent), d.notAfterNow(m.Accepted), d.notAfterNow(m.Gone), d.notAfterNow(m.Ended)
+			if m.Retry.After(d.now.Add(hour)) {
+				m.Retry = d.now
+			}
+		}
+	}
+}
+
+func (d *decision) notAfterNow(t time.Time) time.Time {
+	if t.After(d.now) {
+		return d.now
+	}
+	return t
+}
+
+// see finds the GPUs with faults that count, and since when they have them.
+func (d *decision) see() {
+	seen, named, causes := map[gpuKey]time.Time{}, map[namedKey]time.Time{}, map[causeKey]time.Time{}
+	was := d.state
+	d.state.seen, d.state.named, d.state.causes = seen, named, causes
+	for k, at := range was.causes {
+		if at = d.notAfterNow(at); d.now.Sub(at) < d.QuorumTime {
+			causes[k] = at
+		}
+	}
+	for i := range d.fleet.clusters {
+		c := &d.fleet.clusters[i]
+		if c.Mode == Off {
+			continue
+		}
+		if !d.current(c) {
+			d.keepSeen(was, c.Name)
+			d.out.wait(Subject{Cluster: c.Name}, ReasonUnread, "cluster "+c.Name+" can't be read: "+cmp.Or(c.Problem, "its servers have not answered since "+c.ReadAt.UTC().Format(time.RFC3339)), time.Time{})
+			continue
+		}
+		for n := range c.Nodes {
+			d.seeNode(was, c, n)
+		}
+	}
+	slices.SortStableFunc(d.faulty, func(a, b faulty) int { return a.since.Compare(b.since) })
+	for i := range d.faulty {
+		d.at[d.faulty[i].key()] = i
+	}
+}
+
+// keepSeen keeps what was seen of a cluster that can't be read.
+func (d *decision) keepSeen(was State, cluster string) {
+	for k, at := range was.seen {
+		if k.cluster == cluster {
+			d.state.seen[k] = at
+		}
+	}
+	for k, at := range was.named {
+		if k.cluster == cluster {
+			d.state.named[k] = at
+		}
+	}
+}
+
+func (d *decision) seeNode(was State, c *cluster, n int) {
+	node, first := &c.Nodes[n], len(d.faulty)
+	for i := range node.Faults {
+		f := &node.Faults[i]
+		if ok, why := d.counts(f); !ok {
+			if f.State >= health.Unhealthy {
+				d.out.refuse(Subject{Cluster: c.Name, Node: node.Name, GPU: f.At.GPU, Cause: f.Cause}, ReasonNotCounted, why)
+			}
+			continue
+		}
+		g := d.faultyGPU(c, n, f.At.GPU, first)
+		g.faults = append(g.faults, f)
+		at := d.nodeOf(f.At.GPU, c, node)
+		d.seeCause(was, causeKey{f.Cause, at[0], at[1]}, f.Since)
+	}
+	for i := first; i < len(d.faulty); i++ {
+		d.seeGPU(was, &d.faulty[i])
+	}
+}
+
+// faultyGPU returns the GPU of a node among those found after the first.
+func (d *decision) faultyGPU(c *cluster, n int, id gpu.DeviceID, first int) *faulty {
+	for i := first; i < len(d.faulty); i++ {
+		if d.faulty[i].gpu == id {
+			return &d.faulty[i]
+		}
+	}
+	d.faulty = append(d.faulty, faulty{c: c, node: n, gpu: id})
+	return &d.faulty[len(d.faulty)-1]
+}
+
+// nodeOf names the node of a GPU. Both orchestrators may have the node, and show the fault: for the quorum it is one node.
+func (d *decision) nodeOf(id gpu.DeviceID, c *cluster, node *Node) [2]string {
+	if _, ok := d.nodes[id]; !ok {
+		d.nodes[id] = [2]string{c.Name, node.Name}
+	}
+	return d.nodes[id]
+}
+
+// seeCause records when a node got a fault of a cause: as the fault says, if that is before now.
+func (d *decision) seeCause(was State, k causeKey, since time.Time) {
+	at, ok := was.causes[k]
+	if !ok {
+		at = d.began(since)
+	}
+	if now, ok := d.state.causes[k]; !ok || at.Before(now) {
+		d.state.causes[k] = d.notAfterNow(at)
+	}
+}
+
+// began is the beginning of a fault that is seen for the first time.
+func (d *decision) began(since time.Time) time.Time {
+	if since.IsZero() || since.After(d.now) {
+		return d.now
+	}
+	return since.UTC()
+}
+
+// seeGPU records since when a GPU has had faults, whatever their causes: two that alternate are one fault that lasts.
+func (d *decision) seeGPU(was State, g *faulty) {
+	slices.SortStableFunc(g.faults, func(a, b *Fault) int {
+		return cmp.Or(-cmp.Compare(a.Repair, b.Repair), a.Since.Compare(b.Since), cmp.Compare(a.Cause, b.Cause))
+	})
+	key, node := g.key(), &g.c.Nodes[g.node]
+	g.since = d.now
+	for _, f := range g.faults {
+		if at := d.began(f.Since); at.Before(g.since) {
+			g.since = at
+		}
+		for _, id := range f.Holders {
+			k := namedKey{key, id}
+			at, ok := was.named[k]
+			if !ok || at.After(node.ReportedAt) {
+				at = node.ReportedAt
+			}
+			d.state.named[k] = at
+		}
+	}
+	if at, ok := was.seen[key]; ok && at.Before(g.since) {
+		g.since = at
+	}
+	d.state.seen[key] = g.since
+}
+
+// quorum stops all acts if more nodes than allowed got a fault of one cause within some time.
+func (d *decision) quorum() {
+	if d.ledger.Stop != nil {
+		return
+	}
+	nodes := map[string]map[[2]string]bool{}
+	add := func(k causeKey, at time.Time) {
+		if d.now.Sub(at) >= d.QuorumTime || !at.After(d.ledger.ResumedAt) {
+			return
+		}
+		if nodes[k.cause] == nil {
+			nodes[k.cause] = map[[2]string]bool{}
+		}
+		nodes[k.cause][[2]string{k.cluster, k.node}] = true
+	}
+	for k, at := range d.state.causes {
+		add(k, at)
+	}
+	for i := range d.ledger.Rescues {
+		r := &d.ledger.Rescues[i]
+		add(causeKey{r.Cause, r.Cluster, r.Node}, r.Began) // also if what was seen is lost since
+	}
+	for _, cause := range keys(nodes) {
+		if n := len(nodes[cause]); n > d.QuorumNodes {
+			d.ledger.Stop = &Stop{At: d.now, By: ByQuorum, Text: fmt.Sprintf("%d nodes got %s within %v, and quorum_nodes is %d: "+
+				"look for a change of driver, kernel or agent, then resume", n, cause, d.QuorumTime, d.QuorumNodes)}
+			return
+		}
+	}
+}

@@ -1,0 +1,253 @@
+package rescue
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// rooms are the free healthy devices of a cluster, and what may take them.
+//
+// The orchestrator chooses the places, after the act. A replacement has a place for certain if it has one whatever places the other replacements under way
+// get. A node with f free devices, of which it needs n, is lost to it when the others have taken f - n + 1 of them. So it has a place as long as the others
+// need less in all than the sum of f - n + 1 over its nodes:
+//
+//	free     2 1 3    nodes that it may use
+//	n = 2    1 - 2    the others have to take 3 devices at least: those that need 2 in all leave it a place
+type rooms struct {
+	c    *cluster
+	free []map[string]int // by node: units by kind
+	all  []replacement
+}
+
+// replacement is work that is under way to a place.
+type replacement struct {
+	work   string  // ID of the work that it replaces
+	nodes  nodeSet // that it may take; nil = not known
+	slack  int     // units that others have to take until it has no place
+	others int     // units that others under way need, of those that may take the same nodes
+	units  int
+}
+
+// nodeSet is a set of nodes by index.
+type nodeSet []uint64
+
+func (s nodeSet) add(i int) { s[i/64] |= 1 << (i % 64) }
+
+func (s nodeSet) meets(o nodeSet) bool {
+	if s == nil || o == nil {
+		return true // not known
+	}
+	for i := range s {
+		if s[i]&o[i] != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// roomsOf returns the free devices of a cluster beside what acts under way need.
+func (d *decision) roomsOf(c *cluster) *rooms {
+	if r := d.rooms[c.Name]; r != nil {
+		return r
+	}
+	r := &rooms{c: c, free: make([]map[string]int, len(c.Nodes))}
+	for n := range c.Nodes {
+		r.free[n] = freeOf(c, n)
+	}
+	d.rooms[c.Name] = r
+	for i := range d.ledger.Rescues {
+		one := &d.ledger.Rescues[i]
+		for j := range one.Moves {
+			if m := &one.Moves[j]; one.Cluster == c.Name && (!one.Listed || c.Mode == Report) && d.busy(m) {
+				r.addUnderWay(m)
+			}
+		}
+	}
+	return r
+}
+
+// freeOf returns the free units of a node by kind.
+func freeOf(c *cluster, n int) map[string]int {
+	node := &c.Nodes[n]
+	if !node.Ready || node.Draining || !node.Schedulable {
+		return nil
+	}
+	free := make(map[string]int, 1)
+	for i := range node.Devices {
+		if dev := &node.Devices[i]; usable(node, dev) {
+			free[dev.Kind] += dev.units()
+		}
+	}
+	for _, i := range c.onNode[n] {
+		w := &c.Work[i]
+		if len(w.Holds) == 0 { // placed, its devices are not chosen yet
+			for _, need := range w.Needs {
+				free[need.Kind] -= need.Units
+			}
+		}
+		for kind, used := range heldOn(node, w) {
+			free[kind] -= used
+		}
+	}
+	return free
+}
+
+// usable reports whether a device takes new work.
+func usable(node *Node, dev *Device) bool {
+	return dev.Healthy && !slices.ContainsFunc(node.Faults, func(f Fault) bool { return f.At.Overlaps(dev.At) })
+}
+
+// heldOn returns the units of usable devices that work holds, by kind.
+func heldOn(node *Node, w *Work) map[string]int {
+	var held map[string]int
+	for _, h := range w.Holds {
+		for i := range node.Devices {
+			if dev := &node.Devices[i]; dev.ID == h.Device && usable(node, dev) {
+				if held == nil {
+					held = map[string]int{}
+				}
+				held[dev.Kind] += h.units()
+			}
+		}
+	}
+	return held
+}
+
+// addUnderWay adds the replacements of a move that may not have got their places yet.
+func (r *rooms) addUnderWay(m *Move) {
+	for i := range m.Work {
+		t := &m.Work[i]
+		if slices.ContainsFunc(r.c.after[t.ID], func(w int) bool { return r.c.Work[w].Node != "" }) {
+			continue // it has its place
+		}
+		next := replacement{work: t.ID, units: units(t.Needs)}
+		if w := r.c.work(t.ID); w != nil {
+			next = r.replacement(w)
+		}
+		r.add(next)
+	}
+}
+
+// replacement returns that of work, with the nodes that have a place for it.
+func (r *rooms) replacement(w *Work) replacement {
+	next := replacement{work: w.ID, units: units(w.Needs), nodes: make(nodeSet, (len(r.c.Nodes)+63)/64)}
+	for _, name := range w.Nodes {
+		n, ok := r.c.nodeAt[name]
+		if !ok || r.free[n] == nil {
+			continue
+		}
+		if slack := r.slack(w, n); slack > 0 {
+			next.slack += slack
+			next.nodes.add(n)
+		}
+	}
+	return next
+}
+
+// slack is how many units of a node others have to take until the replacement of work does not fit; 0 = it does not fit now. What the work has there is
+// free for its replacement.
+func (r *rooms) slack(w *Work, n int) int {
+	own := map[string]int(nil)
+	if w.Node == r.c.Nodes[n].Name {
+		own = heldOn(&r.c.Nodes[n], w)
+	}
+	least := 0
+	for i, need := range w.Needs {
+		left := r.free[n][need.Kind] + own[need.Kind] - need.Units + 1
+		if left <= 0 {
+			return 0
+		}
+		if i == 0 || left < least {
+			least = left
+		}
+	}
+	return least
+}
+
+// add adds a replacement to those that are under way.
+func (r *rooms) add(next replacement) {
+	for i := range r.all {
+		if one := &r.all[i]; one.nodes.meets(next.nodes) {
+			next.others += one.units
+			one.others += next.units
+		}
+	}
+	r.all = append(r.all, next)
+}
+
+// take adds the replacements of work, if each of them has a place for certain, and those under way keep theirs. Else it says why not.
+func (r *rooms) take(work []*Work) verdict {
+	for i, w := range work {
+		if v := r.takeOne(w); !v.ok() {
+			r.giveBack(i)
+			return v
+		}
+	}
+	return verdict{}
+}
+
+func (r *rooms) takeOne(w *Work) verdict {
+	if len(w.Needs) == 0 {
+		return waits(ReasonNoPlace, "it is not known which devices %s asks for", w.name())
+	}
+	next := r.replacement(w)
+	if next.slack == 0 {
+		return r.noPlace(w)
+	}
+	for i := range r.all {
+		one := &r.all[i]
+		if !one.nodes.meets(next.nodes) {
+			continue
+		}
+		next.others += one.units
+		if one.nodes != nil && one.others+next.units >= one.slack {
+			return waits(ReasonNoPlace, "the replacement of %s could take the last place of another one", w.name())
+		}
+	}
+	if next.others >= next.slack {
+		return waits(ReasonNoPlace, "the replacements under way may take the last places for %s", w.name())
+	}
+	next.others = 0 // add counts them
+	r.add(next)
+	return verdict{}
+}
+
+func (r *rooms) noPlace(w *Work) verdict {
+	var asks []string
+	for _, need := range w.Needs {
+		asks = append(asks, fmt.Sprintf("%d %s", need.Units, need.Kind))
+	}
+	return waits(ReasonNoPlace, "none of the %d nodes that %s may use has %s free and healthy", len(w.Nodes), w.name(), strings.Join(asks, " and "))
+}
+
+// giveBack removes the latest n replacements.
+func (r *rooms) giveBack(n int) {
+	for ; n > 0; n-- {
+		r.remove(len(r.all) - 1)
+	}
+}
+
+func (r *rooms) remove(i int) {
+	gone := r.all[i]
+	r.all = slices.Delete(r.all, i, i+1)
+	for j := range r.all {
+		if one := &r.all[j]; one.nodes.meets(gone.nodes) {
+			one.others -= gone.units
+		}
+	}
+}
+
+// takeAgain is take for an act that is repeated: its places may have been lost since. It stays among those that are under way.
+func (r *rooms) takeAgain(m *Move, work []*Work) verdict {
+	for i := len(r.all) - 1; i >= 0; i-- {
+		if m.has(r.all[i].work) {
+			r.remove(i)
+		}
+	}
+	v := r.take(work)
+	if !v.ok() {
+		r.addUnderWay(m)
+	}
+	return v
+}
