@@ -1,6 +1,9 @@
 package rescue
 
-import "time"
+import (
+	"strings"
+	"time"
+)
 
 // AnswerKind is what the orchestrator said to an act.
 type AnswerKind uint8
@@ -23,8 +26,8 @@ type Answer struct {
 }
 
 // Answered returns the state after the answer to an act. The caller writes its ledger; if it can't, the act is repeated, which is harmless.
-func (s State) Answered(a Decided, answer Answer, now time.Time) State {
-	s, now = s.clone(), now.UTC()
+func (s State) Answered(a Act, answer Answer, now time.Time) State {
+	s, now = s.clone(), clock(now)
 	for i := range s.Ledger.Rescues {
 		r := &s.Ledger.Rescues[i]
 		if r.Listed || r.key() != (gpuKey{a.Cluster, a.Node, a.GPU}) {
@@ -40,7 +43,7 @@ func (s State) Answered(a Decided, answer Answer, now time.Time) State {
 }
 
 func (m *Move) answered(a Answer, now time.Time) {
-	m.Answer, m.Remedy = a.Text, a.Remedy
+	m.Answer, m.Remedy = short(a.Text), short(a.Remedy)
 	switch a.Kind {
 	case Accepted:
 		m.Accepted = now
@@ -58,6 +61,11 @@ func (m *Move) answered(a Answer, now time.Time) {
 	case Failed:
 		m.Retry = now.Add(retryAfter + m.spread())
 	}
+}
+
+// short is a text as the ledger has it.
+func short(text string) string {
+	return strings.ToValidUTF8(text[:min(len(text), maxAnswer)], "")
 }
 
 // spread is the part of a time to wait that is not the same for all work, so that not all calls are repeated at once.

@@ -86,14 +86,14 @@ func (d *decision) say(s Subject, v verdict) {
 
 // send makes the act of a move. In mode report the same is listed.
 func (d *decision) send(c *cluster, r *Rescue, m *Move, victims int) {
-	listed, try := c.Mode != Act, m.Tries+1
+	listed, try := c.Mode != ModeAct, m.Tries+1
 	if !listed || r.Listed {
 		m.Sent = d.now
 		m.Tries++
 	}
 	m.Retry = d.now.Add(answerIn)
 	m.Answer, m.Remedy = "", ""
-	d.out.Acts = append(d.out.Acts, Decided{
+	d.out.Acts = append(d.out.Acts, Act{
 		Subject: m.subject(r), Work: m.Work, Device: m.Device, Try: try, Term: d.ledger.Term, Victims: victims, Listed: listed,
 	})
 	d.out.wake(m.Retry)
@@ -113,6 +113,11 @@ func (d *decision) begin() {
 
 // free lists a faulty GPU that no work holds. By records that are not complete, any GPU may look like that.
 func (d *decision) free(g *faulty) {
+	for _, i := range d.byGPU[g.gpu] {
+		if len(d.faulty[i].holders()) > 0 {
+			return // of the other orchestrator of the node
+		}
+	}
 	v := d.permitRecords(g)
 	if node := &g.c.Nodes[g.node]; v.ok() && !d.reported(g.c, node) {
 		v = waits(ReasonSilent, "whether work has the GPU is not known: node %s does not report", node.Name)
@@ -134,9 +139,9 @@ type candidate struct {
 // beginGPU reserves one attempt for the work of a GPU if an act can be made now. What has to wait is a part of the attempt.
 func (d *decision) beginGPU(g *faulty, holders []*Work) {
 	r := Rescue{
-		Cluster: g.c.Name, Node: g.c.Nodes[g.node].Name, GPU: g.gpu, Cause: g.faults[0].Cause, Began: g.since, Reserved: d.now, Listed: g.c.Mode == Report,
+		Cluster: g.c.Name, Node: g.c.Nodes[g.node].Name, GPU: g.gpu, Cause: g.faults[0].Cause, Began: g.since, Reserved: d.now, Listed: g.c.Mode == ModeReport,
 	}
-	budget := d.permitBudget(&r)
+	budget := d.permitBudget(&r, len(holders))
 	var all []candidate
 	due := false
 	for _, work := range groups(holders) {
@@ -204,19 +209,29 @@ func (d *decision) known(next *Rescue, work []*Work) bool {
 			if !slices.ContainsFunc(work, func(w *Work) bool { return m.has(w.ID) }) {
 				continue
 			}
-			switch {
-			case m.Outcome == Open:
+			if m.Outcome == Open {
 				return true
-			case m.Outcome == Refused && r.GPU == next.GPU && r.Over.IsZero():
-				d.out.refuse(m.subject(r), ReasonRefused, m.Answer)
-				return true
-			case m.Outcome == Listed && r.GPU == next.GPU && r.Over.IsZero():
-				d.out.refuse(m.subject(r), ReasonListed, "in mode act it would have been stopped at "+r.Reserved.Format(time.RFC3339))
+			}
+			if m.holds() && r.GPU == next.GPU && r.Over.IsZero() {
+				d.sayOutcome(r, m)
 				return true
 			}
 		}
 	}
 	return false
+}
+
+// sayOutcome says why work is not acted on again while the fault lasts.
+func (d *decision) sayOutcome(r *Rescue, m *Move) {
+	s := m.subject(r)
+	switch m.Outcome {
+	case Refused:
+		d.out.refuse(s, ReasonRefused, "the orchestrator refused: "+m.Answer)
+	case GivenUp:
+		d.out.refuse(s, ReasonDeadline, "the orchestrator did not let it through within "+d.Deadline.String())
+	default:
+		d.out.refuse(s, ReasonListed, "in mode act it would have been stopped at "+r.Reserved.Format(time.RFC3339))
+	}
 }
 
 // groups divides the holders of a GPU into acts: one for each workload, or one for all work of which the orchestrator moves all at once.

@@ -10,10 +10,13 @@ import (
 // counted reports whether a rescue counts for a budget: those that were only listed count for what is only listed.
 func (d *decision) counted(r *Rescue, listed bool) bool { return !r.Listed || listed }
 
-// permitBudget says whether another rescue may be reserved.
-func (d *decision) permitBudget(next *Rescue) verdict {
+// permitBudget says whether another rescue may be reserved, of a GPU with that many holders.
+func (d *decision) permitBudget(next *Rescue, holders int) verdict {
 	if len(d.ledger.Rescues) >= maxRescues {
-		return waits(ReasonLedger, "the ledger has %d rescues of the last day, and keeps no more", maxRescues).before(d.oldest(0).Add(day))
+		return waits(ReasonLedger, "the ledger has %d rescues of the last day, and keeps no more", maxRescues).before(d.oldest().Add(day))
+	}
+	if len(d.ledger.Rescues) > 0 && d.moves()+holders > maxMoves {
+		return waits(ReasonLedger, "the ledger has %d moves, and keeps %d at most", d.moves(), maxMoves)
 	}
 	var attempts []time.Time
 	gpus := map[gpu.DeviceID]time.Time{} // of the node: the latest rescue
@@ -42,14 +45,9 @@ func (d *decision) permitBudget(next *Rescue) verdict {
 	return d.permitNode(next)
 }
 
-// oldest is the time of the rescue at an index, from the oldest.
-func (d *decision) oldest(i int) time.Time {
-	var all []time.Time
-	for j := range d.ledger.Rescues {
-		all = append(all, d.ledger.Rescues[j].Reserved)
-	}
-	slices.SortFunc(all, time.Time.Compare)
-	return all[i]
+// oldest is the time of the oldest rescue.
+func (d *decision) oldest() time.Time {
+	return slices.MinFunc(d.ledger.Rescues, func(a, b Rescue) int { return a.Reserved.Compare(b.Reserved) }).Reserved
 }
 
 // whenFewer is when fewer times than most are within a window.
@@ -75,8 +73,11 @@ func (d *decision) permitNode(next *Rescue) verdict {
 			}
 		}
 	}
-	if most := d.maxNodes(); !busy[[2]string{next.Cluster, next.Node}] && len(busy) >= most {
-		return waits(ReasonNodes, "acts are under way on %d nodes, or were until now; %d are allowed at a time", len(busy), most).before(until)
+	if d.most == 0 {
+		d.most = d.maxNodes()
+	}
+	if !busy[[2]string{next.Cluster, next.Node}] && len(busy) >= d.most {
+		return waits(ReasonNodes, "acts are under way on %d nodes, or were until now; %d are allowed at a time", len(busy), d.most).before(until)
 	}
 	return verdict{}
 }

@@ -153,7 +153,7 @@ func case4(w *world, cluster string) {
 		"the GPU has recovered":      func() { w.repair(cluster, 2) },
 		"the node is being drained":  func() { w.node(cluster, 2).Draining = true },
 		"the servers do not answer":  func() { w.cluster(cluster).Problem = "connection refused" },
-		"the mode has changed":       func() { w.cluster(cluster).Mode = rescue.Report },
+		"the mode has changed":       func() { w.cluster(cluster).Mode = rescue.ModeReport },
 		"a person has stopped it":    func() { w.state = w.state.Stopped("anna", "upgrade", w.now) },
 		"another process has begun":  func() { w.state.Ledger.Term++ },
 		"its controller has changed": func() { w.work("pod").Controller = rescue.System },
@@ -554,9 +554,9 @@ func case29(w *world, cluster string) {
 
 func case30(w *world, cluster string) {
 	for g := range 4 {
-		one := w.run(fmt.Sprint("job-", g), cluster, 0, g)
-		one.Nodes = []string{w.node(cluster, 0).Name}
+		w.run(fmt.Sprint("job-", g), cluster, 0, g).Pool = "one"
 	}
+	w.cluster(cluster).Pools["one"] = []string{w.node(cluster, 0).Name}
 	w.fault(cluster, 0, 0, xid(95))
 	for range 60 {
 		w.pass(minute)

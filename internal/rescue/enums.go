@@ -2,14 +2,14 @@ package rescue
 
 import "github.com/tandem-gpu/tandem/internal/core/gpu"
 
-// Mode is what is done in a cluster. The zero value is Off.
+// Mode is what is done in a cluster. The zero value is ModeOff.
 type Mode uint8
 
 // Modes.
 const (
-	Off    Mode = iota
-	Report      // acts are listed, and not made
-	Act
+	ModeOff    Mode = iota
+	ModeReport      // acts are listed, and not made
+	ModeAct
 )
 
 var modeNames = [...]string{"off", "report", "act"}

@@ -29,6 +29,9 @@ type Cluster struct {
 
 	Nodes []Node
 	Work  []Work
+
+	// Pools are the nodes on which work with the same requirements may run, by all that it asks for but devices.
+	Pools map[string][]string
 }
 
 // Node is a node with GPUs.
@@ -85,8 +88,8 @@ type Work struct {
 	Holds      []Hold // by its orchestrator's own record
 	Needs      []Need // devices that it asks for
 
-	// Nodes may take its replacement, by all that it asks for but devices. The caller sets it for work on GPUs with faults.
-	Nodes []string
+	// Pool names the nodes that may take its replacement, in Cluster.Pools. The caller sets it for work on GPUs with faults.
+	Pool string
 
 	EndsWithin   time.Duration // from the call to its end, by its own settings
 	LosesAttempt bool          // its controller counts the call as a failure of the work
@@ -133,7 +136,7 @@ type cluster struct {
 // passed is not to be changed later.
 func NewFleet(clusters ...Cluster) Fleet {
 	all := make([]cluster, 0, len(clusters))
-	for _, c := range slices.SortedFunc(slices.Values(clusters), func(a, b Cluster) int { return cmp.Compare(a.Name, b.Name) }) {
+	for _, c := range sorted(clusters, func(a, b Cluster) int { return cmp.Compare(a.Name, b.Name) }) {
 		if n := len(all); n > 0 && all[n-1].Name == c.Name {
 			all[n-1].Problem = fmt.Sprintf("two clusters have the name %q", c.Name)
 			continue
@@ -143,9 +146,19 @@ func NewFleet(clusters ...Cluster) Fleet {
 	return Fleet{all}
 }
 
+// sorted returns all in order. What is in order is returned as it is: the caller's objects often are.
+func sorted[T any](all []T, order func(a, b T) int) []T {
+	if slices.IsSortedFunc(all, order) {
+		return all
+	}
+	all = slices.Clone(all)
+	slices.SortStableFunc(all, order)
+	return all
+}
+
 func newCluster(c Cluster) cluster {
-	c.Nodes = slices.SortedFunc(slices.Values(c.Nodes), func(a, b Node) int { return cmp.Compare(a.Name, b.Name) })
-	c.Work = slices.SortedFunc(slices.Values(c.Work), func(a, b Work) int { return cmp.Compare(a.ID, b.ID) })
+	c.Nodes = sorted(c.Nodes, func(a, b Node) int { return cmp.Compare(a.Name, b.Name) })
+	c.Work = sorted(c.Work, func(a, b Work) int { return cmp.Compare(a.ID, b.ID) })
 	x := cluster{
 		Cluster: c, nodeAt: make(map[string]int, len(c.Nodes)), workAt: make(map[string]int, len(c.Work)),
 		onNode: make([][]int, len(c.Nodes)), after: map[string][]int{},
@@ -219,7 +232,7 @@ func (f Fleet) with(change func(*Cluster)) Fleet {
 // InMode returns the fleet as it would be with another mode of the clusters that are not off: for a plan.
 func (f Fleet) InMode(m Mode) Fleet {
 	return f.with(func(c *Cluster) {
-		if c.Mode != Off {
+		if c.Mode != ModeOff {
 			c.Mode = m
 		}
 	})

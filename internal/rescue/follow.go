@@ -113,7 +113,7 @@ func (m *Move) replaced(c *cluster) bool {
 func (d *decision) followListed(r *Rescue, m *Move) {
 	ends := m.Sent.Add(m.endsWithin() + stuckAfter)
 	if !d.now.Before(ends) {
-		m.end(Listed, d.now)
+		m.end(Listed, ends)
 		return
 	}
 	d.out.wait(m.subject(r), ReasonEnding, "in mode act it would have been stopped at "+m.Sent.Format(time.RFC3339), ends)

@@ -40,7 +40,7 @@ func (d *decision) mark() {
 			if !d.reported(c, node) {
 				continue
 			}
-			m := Mark{Cluster: c.Name, Node: node.Name, Repair: r.worst, Listed: c.Mode != Act, Eligible: d.eligible(c, node, r)}
+			m := Mark{Cluster: c.Name, Node: node.Name, Repair: r.worst, Listed: c.Mode != ModeAct, Eligible: d.eligible(c, node, r)}
 			marked := node.Mark == r.worst || node.Mark != NoRepair && !node.MarkIsOurs
 			if marked {
 				m.Repair = node.Mark
@@ -89,8 +89,8 @@ func (d *decision) eligible(c *cluster, node *Node, r repair) Change {
 	i := slices.IndexFunc(d.ledger.Ineligible, func(w Withdrawn) bool { return w.Cluster == c.Name && w.Node == node.Name })
 	switch {
 	case i < 0:
-		if d.Ineligible && node.Schedulable && r.gpus > 0 && r.gpus >= gpusOf(node) {
-			if c.Mode == Act {
+		if d.Ineligible && node.Schedulable && r.gpus > 0 && r.gpus >= gpusOf(node) && len(d.ledger.Ineligible) < maxWithdrawn {
+			if c.Mode == ModeAct {
 				d.ledger.Ineligible = append(d.ledger.Ineligible, Withdrawn{Cluster: c.Name, Node: node.Name})
 			}
 			return MakeIneligible

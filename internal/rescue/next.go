@@ -22,7 +22,9 @@ type decision struct {
 	nodes  map[gpu.DeviceID][2]string // cluster and node of GPUs with faults that count
 	faulty []faulty                   // GPUs with a fault that counts, the one that was first seen first
 	at     map[gpuKey]int             // into faulty
-	rooms  map[string]*rooms          // of clusters in which a place was looked for
+	byGPU  map[gpu.DeviceID][]int
+	most   int               // nodes on which acts may be under way at a time; 0 = not computed yet
+	rooms  map[string]*rooms // of clusters in which a place was looked for
 }
 
 // faulty is a GPU with faults that count.
@@ -45,26 +47,34 @@ func (p Policy) Next(s State, f Fleet, now time.Time) Result {
 	if err := s.Ledger.Check(); err != nil {
 		return Result{State: s, Problem: "no act is made: the ledger can't be used: " + err.Error()}
 	}
-	if s.Term != s.Ledger.Term {
+	if s.Term == 0 || s.Term != s.Ledger.Term {
 		return Result{State: s, Problem: "no act is made: another process leads"}
 	}
-	now = now.UTC()
-	d := &decision{Policy: p, fleet: f, now: now, state: s.clone(), at: map[gpuKey]int{}, nodes: map[gpu.DeviceID][2]string{}, rooms: map[string]*rooms{}}
-	d.ledger = &d.state.Ledger
+	d := p.decision(s, f, now)
 	d.forget()
 	d.see()
 	d.quorum()
 	d.follow()
 	d.repeat()
+	d.shorten()
 	d.begin()
 	d.mark()
 	d.out.State = d.state
 	return d.out
 }
 
+func (p Policy) decision(s State, f Fleet, now time.Time) *decision {
+	d := &decision{
+		Policy: p, fleet: f, now: clock(now), state: s.clone(),
+		nodes: map[gpu.DeviceID][2]string{}, at: map[gpuKey]int{}, byGPU: map[gpu.DeviceID][]int{}, rooms: map[string]*rooms{},
+	}
+	d.ledger = &d.state.Ledger
+	return d
+}
+
 // current reports whether a cluster can be read now. Nothing is concluded from one that can't: neither that a fault is there nor that it has ended.
 func (d *decision) current(c *cluster) bool {
-	return c != nil && c.Mode != Off && c.Problem == "" && d.now.Sub(c.ReadAt) <= readFor
+	return c != nil && c.Mode != ModeOff && c.Problem == "" && d.now.Sub(c.ReadAt) <= readFor
 }
 
 // reported reports whether what a node shows of its faults is of now.
@@ -75,11 +85,14 @@ func (d *decision) reported(c *cluster, n *Node) bool {
 	return n.Ready
 }
 
+// clock is the time of a decision: whole seconds, as they are in the ledger.
+func clock(now time.Time) time.Time { return now.UTC().Truncate(time.Second) }
+
 // forget removes what does not count any more, and moves times of before the clock was set back to now.
 func (d *decision) forget() {
 	d.ledger.Rescues = slices.DeleteFunc(d.ledger.Rescues, func(r Rescue) bool {
 		if r.Listed {
-			if c := d.fleet.cluster(r.Cluster); c != nil && c.Mode != Report {
+			if c := d.fleet.cluster(r.Cluster); c != nil && c.Mode != ModeReport {
 				return true // nothing was done
 			}
 		}
@@ -96,6 +109,28 @@ func (d *decision) forget() {
 			}
 		}
 	}
+}
+
+// shorten removes ended moves from the oldest rescues, as long as there are too many in all.
+func (d *decision) shorten() {
+	n := d.moves()
+	for i := range d.ledger.Rescues {
+		r := &d.ledger.Rescues[i]
+		before := len(r.Moves)
+		if n > maxMoves/2 {
+			r.Moves = slices.DeleteFunc(r.Moves, func(m Move) bool { return m.Outcome != Open && !d.busy(&m) && (!m.holds() || !r.Over.IsZero()) })
+		}
+		r.Done += before - len(r.Moves)
+		n -= before - len(r.Moves)
+	}
+}
+
+// moves is how many the ledger has.
+func (d *decision) moves() (n int) {
+	for i := range d.ledger.Rescues {
+		n += len(d.ledger.Rescues[i].Moves)
+	}
+	return n
 }
 
 func (d *decision) notAfterNow(t time.Time) time.Time {
@@ -117,7 +152,7 @@ func (d *decision) see() {
 	}
 	for i := range d.fleet.clusters {
 		c := &d.fleet.clusters[i]
-		if c.Mode == Off {
+		if c.Mode == ModeOff {
 			continue
 		}
 		if !d.current(c) {
@@ -132,6 +167,7 @@ func (d *decision) see() {
 	slices.SortStableFunc(d.faulty, func(a, b faulty) int { return a.since.Compare(b.since) })
 	for i := range d.faulty {
 		d.at[d.faulty[i].key()] = i
+		d.byGPU[d.faulty[i].gpu] = append(d.byGPU[d.faulty[i].gpu], i)
 	}
 }
 

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"time"
-
-	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // verdict is what holds for an act now. The zero value permits it.
@@ -172,15 +170,14 @@ func (d *decision) permitMove(g *faulty, work []*Work) verdict {
 
 // Still says whether an act holds for the objects as they are read right before its call; else why not. The fleet needs no more than the cluster with the
 // node and its work. Places and budgets are not looked at again: the act is reserved.
-func (p Policy) Still(s State, a Decided, f Fleet, now time.Time) (bool, string) {
-	if s.Term != s.Ledger.Term || a.Term != s.Term {
+func (p Policy) Still(s State, a Act, f Fleet, now time.Time) (bool, string) {
+	if s.Term == 0 || s.Term != s.Ledger.Term || a.Term != s.Term {
 		return false, "another process leads"
 	}
-	d := &decision{Policy: p, fleet: f, now: now.UTC(), state: s.clone(), at: map[gpuKey]int{}, nodes: map[gpu.DeviceID][2]string{}}
-	d.ledger = &d.state.Ledger
+	d := p.decision(s, f, now)
 	d.see()
 	g := d.gpu(gpuKey{a.Cluster, a.Node, a.GPU})
-	if g == nil || g.c.Mode != Act {
+	if g == nil || g.c.Mode != ModeAct {
 		return false, "the fault has ended, or the cluster can't be read, or its mode is not act"
 	}
 	var work []*Work

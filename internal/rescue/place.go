@@ -2,6 +2,7 @@ package rescue
 
 import (
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 )
@@ -15,9 +16,11 @@ import (
 //	free     2 1 3    nodes that it may use
 //	n = 2    1 - 2    the others have to take 3 devices at least: those that need 2 in all leave it a place
 type rooms struct {
-	c    *cluster
-	free []map[string]int // by node: units by kind
-	all  []replacement
+	c     *cluster
+	nodes nodeSet            // that take new work
+	free  map[string][]int   // by kind: units by node
+	pools map[string]nodeSet // by name, of nodes that take new work
+	all   []replacement
 }
 
 // replacement is work that is under way to a place.
@@ -32,7 +35,25 @@ type replacement struct {
 // nodeSet is a set of nodes by index.
 type nodeSet []uint64
 
+func newNodeSet(c *cluster) nodeSet { return make(nodeSet, (len(c.Nodes)+63)/64) }
+
 func (s nodeSet) add(i int) { s[i/64] |= 1 << (i % 64) }
+
+func (s nodeSet) has(i int) bool { return s[i/64]&(1<<(i%64)) != 0 }
+
+// all are the nodes of the set, in order.
+func (s nodeSet) all() iter.Seq[int] {
+	return func(yield func(int) bool) {
+		for i := range len(s) * 64 {
+			if s[i/64] == 0 {
+				continue
+			}
+			if s.has(i) && !yield(i) {
+				return
+			}
+		}
+	}
+}
 
 func (s nodeSet) meets(o nodeSet) bool {
 	if s == nil || o == nil {
@@ -51,15 +72,12 @@ func (d *decision) roomsOf(c *cluster) *rooms {
 	if r := d.rooms[c.Name]; r != nil {
 		return r
 	}
-	r := &rooms{c: c, free: make([]map[string]int, len(c.Nodes))}
-	for n := range c.Nodes {
-		r.free[n] = freeOf(c, n)
-	}
+	r := newRooms(c)
 	d.rooms[c.Name] = r
 	for i := range d.ledger.Rescues {
 		one := &d.ledger.Rescues[i]
 		for j := range one.Moves {
-			if m := &one.Moves[j]; one.Cluster == c.Name && (!one.Listed || c.Mode == Report) && d.busy(m) {
+			if m := &one.Moves[j]; one.Cluster == c.Name && (!one.Listed || c.Mode == ModeReport) && d.busy(m) {
 				r.addUnderWay(m)
 			}
 		}
@@ -67,28 +85,44 @@ func (d *decision) roomsOf(c *cluster) *rooms {
 	return r
 }
 
-// freeOf returns the free units of a node by kind.
-func freeOf(c *cluster, n int) map[string]int {
-	node := &c.Nodes[n]
-	if !node.Ready || node.Draining || !node.Schedulable {
-		return nil
+func newRooms(c *cluster) *rooms {
+	r := &rooms{c: c, nodes: newNodeSet(c), free: map[string][]int{}, pools: map[string]nodeSet{}}
+	for n := range c.Nodes {
+		if node := &c.Nodes[n]; node.Ready && !node.Draining && node.Schedulable {
+			r.nodes.add(n)
+			r.countNode(n)
+		}
 	}
-	free := make(map[string]int, 1)
+	return r
+}
+
+// countNode counts the free units of a node.
+func (r *rooms) countNode(n int) {
+	node := &r.c.Nodes[n]
 	for i := range node.Devices {
 		if dev := &node.Devices[i]; usable(node, dev) {
-			free[dev.Kind] += dev.units()
+			r.of(dev.Kind)[n] += dev.units()
 		}
 	}
-	for _, i := range c.onNode[n] {
-		w := &c.Work[i]
+	for _, i := range r.c.onNode[n] {
+		w := &r.c.Work[i]
 		if len(w.Holds) == 0 { // placed, its devices are not chosen yet
 			for _, need := range w.Needs {
-				free[need.Kind] -= need.Units
+				r.of(need.Kind)[n] -= need.Units
 			}
 		}
-		for kind, used := range heldOn(node, w) {
-			free[kind] -= used
+		for kind, used := range held(node, w) {
+			r.of(kind)[n] -= used
 		}
+	}
+}
+
+// of returns the free units of a kind, by node.
+func (r *rooms) of(kind string) []int {
+	free, ok := r.free[kind]
+	if !ok {
+		free = make([]int, len(r.c.Nodes))
+		r.free[kind] = free
 	}
 	return free
 }
@@ -98,20 +132,32 @@ func usable(node *Node, dev *Device) bool {
 	return dev.Healthy && !slices.ContainsFunc(node.Faults, func(f Fault) bool { return f.At.Overlaps(dev.At) })
 }
 
-// heldOn returns the units of usable devices that work holds, by kind.
-func heldOn(node *Node, w *Work) map[string]int {
-	var held map[string]int
-	for _, h := range w.Holds {
-		for i := range node.Devices {
-			if dev := &node.Devices[i]; dev.ID == h.Device && usable(node, dev) {
-				if held == nil {
-					held = map[string]int{}
+// held returns the units of usable devices that work holds on a node, by kind, as often as it holds them.
+func held(node *Node, w *Work) iter.Seq2[string, int] {
+	return func(yield func(string, int) bool) {
+		for _, h := range w.Holds {
+			for i := range node.Devices {
+				if dev := &node.Devices[i]; dev.ID == h.Device && usable(node, dev) && !yield(dev.Kind, h.units()) {
+					return
 				}
-				held[dev.Kind] += h.units()
 			}
 		}
 	}
-	return held
+}
+
+// pool returns the nodes of a pool that take new work.
+func (r *rooms) pool(name string) nodeSet {
+	set, ok := r.pools[name]
+	if !ok {
+		set = newNodeSet(r.c)
+		for _, node := range r.c.Pools[name] {
+			if n, ok := r.c.nodeAt[node]; ok && r.nodes.has(n) {
+				set.add(n)
+			}
+		}
+		r.pools[name] = set
+	}
+	return set
 }
 
 // addUnderWay adds the replacements of a move that may not have got their places yet.
@@ -131,13 +177,14 @@ func (r *rooms) addUnderWay(m *Move) {
 
 // replacement returns that of work, with the nodes that have a place for it.
 func (r *rooms) replacement(w *Work) replacement {
-	next := replacement{work: w.ID, units: units(w.Needs), nodes: make(nodeSet, (len(r.c.Nodes)+63)/64)}
-	for _, name := range w.Nodes {
-		n, ok := r.c.nodeAt[name]
-		if !ok || r.free[n] == nil {
-			continue
-		}
-		if slack := r.slack(w, n); slack > 0 {
+	next := replacement{work: w.ID, units: units(w.Needs), nodes: newNodeSet(r.c)}
+	free := make([][]int, len(w.Needs))
+	for i, need := range w.Needs {
+		free[i] = r.of(need.Kind)
+	}
+	home := r.c.nodeAt[w.Node]
+	for n := range r.pool(w.Pool).all() {
+		if slack := r.slack(w, free, n, n == home); slack > 0 {
 			next.slack += slack
 			next.nodes.add(n)
 		}
@@ -145,16 +192,15 @@ func (r *rooms) replacement(w *Work) replacement {
 	return next
 }
 
-// slack is how many units of a node others have to take until the replacement of work does not fit; 0 = it does not fit now. What the work has there is
-// free for its replacement.
-func (r *rooms) slack(w *Work, n int) int {
-	own := map[string]int(nil)
-	if w.Node == r.c.Nodes[n].Name {
-		own = heldOn(&r.c.Nodes[n], w)
-	}
+// slack is how many units of a node others have to take until the replacement of work does not fit; 0 = it does not fit now. At home, what the work has
+// is free for its replacement.
+func (r *rooms) slack(w *Work, free [][]int, n int, home bool) int {
 	least := 0
 	for i, need := range w.Needs {
-		left := r.free[n][need.Kind] + own[need.Kind] - need.Units + 1
+		left := free[i][n] - need.Units + 1
+		if home {
+			left += own(&r.c.Nodes[n], w, need.Kind)
+		}
 		if left <= 0 {
 			return 0
 		}
@@ -163,6 +209,16 @@ func (r *rooms) slack(w *Work, n int) int {
 		}
 	}
 	return least
+}
+
+// own is how many units of usable devices of a kind work has on its node.
+func own(node *Node, w *Work, kind string) (n int) {
+	for k, used := range held(node, w) {
+		if k == kind {
+			n += used
+		}
+	}
+	return n
 }
 
 // add adds a replacement to those that are under way.
@@ -218,7 +274,7 @@ func (r *rooms) noPlace(w *Work) verdict {
 	for _, need := range w.Needs {
 		asks = append(asks, fmt.Sprintf("%d %s", need.Units, need.Kind))
 	}
-	return waits(ReasonNoPlace, "none of the %d nodes that %s may use has %s free and healthy", len(w.Nodes), w.name(), strings.Join(asks, " and "))
+	return waits(ReasonNoPlace, "none of the %d nodes that %s may use has %s free and healthy", len(r.c.Pools[w.Pool]), w.name(), strings.Join(asks, " and "))
 }
 
 // giveBack removes the latest n replacements.
@@ -238,8 +294,11 @@ func (r *rooms) remove(i int) {
 	}
 }
 
-// takeAgain is take for an act that is repeated: its places may have been lost since. It stays among those that are under way.
+// takeAgain is take for an act that may be repeated: its places may have been lost since. It stays among those that are under way.
 func (r *rooms) takeAgain(m *Move, work []*Work) verdict {
+	if !m.underWay() {
+		return r.take(work)
+	}
 	for i := len(r.all) - 1; i >= 0; i-- {
 		if m.has(r.all[i].work) {
 			r.remove(i)

@@ -107,6 +107,4 @@ const (
 	answerIn    = 15 * time.Second // within which a call has an answer, or is repeated; the caller ends a call after 10 s
 	stuckAfter  = 30 * time.Second // beyond Work.EndsWithin
 	replacedIn  = 10 * time.Minute // for the start of the replacement
-
-	maxRescues = 200 // in the ledger: 64 KiB is what a Nomad variable holds
 )

@@ -84,7 +84,7 @@ func newStorm(t *testing.T, seed uint64) *storm {
 	for i := range 1 + r.IntN(3) {
 		kind := []string{"nomad", "kube"}[r.IntN(2)]
 		c := newCluster(fmt.Sprintf("%s-%d", kind, i), 2+r.IntN(12), 1+r.IntN(8))
-		c.Mode = []rescue.Mode{rescue.Act, rescue.Act, rescue.Act, rescue.Report, rescue.Off}[r.IntN(5)]
+		c.Mode = []rescue.Mode{rescue.ModeAct, rescue.ModeAct, rescue.ModeAct, rescue.ModeReport, rescue.ModeOff}[r.IntN(5)]
 		s.clusters = append(s.clusters, c)
 		s.fill(c)
 	}
@@ -93,6 +93,11 @@ func newStorm(t *testing.T, seed uint64) *storm {
 
 // fill shares some GPUs of a cluster, and starts work on most.
 func (s *storm) fill(c *rescue.Cluster) {
+	for i := range c.Nodes {
+		for _, pool := range []string{"a", "b", "c"}[s.IntN(3):] {
+			c.Pools[pool] = append(c.Pools[pool], c.Nodes[i].Name)
+		}
+	}
 	for n := range c.Nodes {
 		for g := range c.Nodes[n].Devices {
 			if s.IntN(8) == 0 {
@@ -124,12 +129,7 @@ func (s *storm) newWork(c *rescue.Cluster, id string) rescue.Work {
 	one.LosesAttempt, one.Preempts = s.IntN(20) == 0, s.IntN(10) == 0
 	one.Victims = s.IntN(3)
 	one.ByDevice = c.AgentReports && s.IntN(4) == 0
-	share := 1 + s.IntN(4)
-	for i := range c.Nodes {
-		if s.IntN(4) < share {
-			one.Nodes = append(one.Nodes, c.Nodes[i].Name)
-		}
-	}
+	one.Pool = []string{"all", "a", "b", "c", "none"}[s.IntN(5)]
 	return one
 }
 
@@ -137,7 +137,7 @@ func (s *storm) newWork(c *rescue.Cluster, id string) rescue.Work {
 func (s *storm) place(c *rescue.Cluster, one, old *rescue.Work) bool {
 	for _, n := range s.Perm(len(c.Nodes)) {
 		node := &c.Nodes[n]
-		if !slices.Contains(one.Nodes, node.Name) || !node.Ready || node.Draining || !node.Schedulable {
+		if !slices.Contains(c.Pools[one.Pool], node.Name) || !node.Ready || node.Draining || !node.Schedulable {
 			continue
 		}
 		var holds []rescue.Hold
@@ -286,8 +286,8 @@ func (s *storm) check(before rescue.State, f rescue.Fleet, r rescue.Result) {
 	if n := len(text(s.T, r.State.Ledger)); n > 64<<10 {
 		s.Errorf("the ledger has %d bytes", n)
 	}
-	listed := s.policy.Next(before, f.InMode(rescue.Report), s.now).Acts
-	acted := s.policy.Next(before, f.InMode(rescue.Act), s.now).Acts
+	listed := s.policy.Next(before, f.InMode(rescue.ModeReport), s.now).Acts
+	acted := s.policy.Next(before, f.InMode(rescue.ModeAct), s.now).Acts
 	for i := range listed {
 		if !listed[i].Listed {
 			s.Errorf("mode report makes an act: %+v", listed[i])
@@ -307,11 +307,11 @@ func hasListed(s rescue.State) bool {
 	return slices.ContainsFunc(s.Ledger.Rescues, func(r rescue.Rescue) bool { return r.Listed })
 }
 
-func (s *storm) checkAct(a rescue.Decided) {
+func (s *storm) checkAct(a rescue.Act) {
 	c := s.cluster(a.Cluster)
 	i := slices.IndexFunc(c.Nodes, func(n rescue.Node) bool { return n.Name == a.Node })
 	node := &c.Nodes[i]
-	if c.Mode != rescue.Act != a.Listed || c.Problem != "" || !node.Ready || node.Draining || s.state.Ledger.Stop != nil {
+	if c.Mode != rescue.ModeAct != a.Listed || c.Problem != "" || !node.Ready || node.Draining || s.state.Ledger.Stop != nil {
 		s.Errorf("%+v: mode %s, problem %q, node %+v, stop %+v", a, c.Mode, c.Problem, node, s.state.Ledger.Stop)
 	}
 	for _, t := range a.Work {
@@ -336,7 +336,7 @@ func (s *storm) struckBy(node *rescue.Node, w *rescue.Work, id gpu.DeviceID) boo
 }
 
 // checkBudget counts an act in the storm's own books.
-func (s *storm) checkBudget(a rescue.Decided) {
+func (s *storm) checkBudget(a rescue.Act) {
 	for _, t := range a.Work {
 		if one := s.sent[a.Cluster+" "+t.ID]; one != nil && one.answered == rescue.Accepted {
 			s.Errorf("%+v: it was stopped before", a)
@@ -351,7 +351,7 @@ func (s *storm) checkBudget(a rescue.Decided) {
 	}
 	nodes := 0
 	for _, c := range s.clusters {
-		if c.Mode != rescue.Off {
+		if c.Mode != rescue.ModeOff {
 			nodes += len(c.Nodes)
 		}
 	}
@@ -365,7 +365,7 @@ func (s *storm) checkBudget(a rescue.Decided) {
 	}
 }
 
-func (s *storm) checkAttempt(a rescue.Decided) {
+func (s *storm) checkAttempt(a rescue.Act) {
 	i := slices.IndexFunc(s.state.Ledger.Rescues, func(r rescue.Rescue) bool {
 		return !r.Listed && r.GPU == a.GPU && r.Reserved.Equal(s.now)
 	})
@@ -391,7 +391,7 @@ func (s *storm) checkAttempt(a rescue.Decided) {
 }
 
 // do has the orchestrator carry out an act, or not. A replacement gets its place at once, before any other thing happens.
-func (s *storm) do(a rescue.Decided) {
+func (s *storm) do(a rescue.Act) {
 	if ok, why := s.policy.Still(s.state, a, s.fleet(), s.now); !ok {
 		s.Errorf("%+v does not hold right after it was decided: %s", a, why)
 	}
@@ -410,7 +410,7 @@ func (s *storm) do(a rescue.Decided) {
 	}
 }
 
-func (s *storm) stop(a rescue.Decided, id string) {
+func (s *storm) stop(a rescue.Act, id string) {
 	c := s.cluster(a.Cluster)
 	old := s.work(id)
 	old.Phase = rescue.Ending

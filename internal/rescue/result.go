@@ -11,19 +11,20 @@ type Result struct {
 	State   State  // if its ledger differs from the one before, it is written before an act is made
 	Problem string // why nothing was decided: the ledger can't be used, or another process leads
 
-	Acts     []Decided // due now
-	Marks    []Mark    // of nodes, due now
+	Acts     []Act  // due now
+	Marks    []Mark // of nodes, due now
 	Waits    []Wait
 	Refusals []Refusal
 
-	// Free are GPUs with a fault that counts and that no work holds, by records that are complete: those that can be reset.
+	// Free are GPUs with a fault that counts and that no work holds, by the records of the clusters that can be read: what may be reset, if the agent of
+	// the node agrees.
 	Free []Subject
 
 	Wake time.Time // when something is due, if nothing changes; zero = nothing is
 }
 
-// Decided is an act that is due: a call to the orchestrator.
-type Decided struct {
+// Act is an act that is due: a call to the orchestrator.
+type Act struct {
 	Subject
 	Work    []Target
 	Device  gpu.DeviceID // the act is on the device; "" = on the one workload
@@ -92,6 +93,7 @@ const (
 	ReasonAttempt    Reason = "LOSES_ATTEMPT"      // its controller counts the act as a failure
 	ReasonPreempts   Reason = "PREEMPTS"           // its replacement may end other work
 	ReasonRefused    Reason = "REFUSED_BY_CLUSTER" // the orchestrator refused the act for good
+	ReasonDeadline   Reason = "DEADLINE"           // the orchestrator did not let the act through in the time of the policy
 	ReasonListed     Reason = "LISTED"             // in mode report: the act was listed
 )
 

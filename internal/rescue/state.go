@@ -43,6 +43,14 @@ type Ledger struct {
 
 const version = 1
 
+// What a ledger has at most. A Nomad variable holds 64 KiB.
+const (
+	maxRescues   = 80
+	maxMoves     = 80
+	maxWithdrawn = 50
+	maxAnswer    = 120 // bytes
+)
+
 // NewLedger is the ledger of a team that has made no act. An operator creates it once: a ledger that is missing is not an empty one.
 func NewLedger() Ledger { return Ledger{Version: version} }
 
@@ -56,7 +64,8 @@ type Rescue struct {
 	Reserved time.Time    `json:"reserved"`
 	Listed   bool         `json:"listed,omitempty"` // in mode report: no act was made
 	Over     time.Time    `json:"over,omitzero"`    // when the fault had ended
-	Moves    []Move       `json:"moves"`
+	Moves    []Move       `json:"moves,omitempty"`
+	Done     int          `json:"done,omitempty"` // moves that have ended and are not in Moves any more
 }
 
 // Move is one act of a rescue: of one workload, or of all work of a device.
@@ -110,13 +119,13 @@ func (s State) Lead() State {
 
 // Stopped returns the state with all acts stopped by a person.
 func (s State) Stopped(by, text string, now time.Time) State {
-	s.Ledger.Stop = &Stop{At: now.UTC(), By: by, Text: text}
+	s.Ledger.Stop = &Stop{At: clock(now), By: by, Text: text}
 	return s
 }
 
 // Resumed returns the state with acts allowed again. Faults of before do not stop them another time.
 func (s State) Resumed(now time.Time) State {
-	s.Ledger.Stop, s.Ledger.ResumedAt = nil, now.UTC()
+	s.Ledger.Stop, s.Ledger.ResumedAt = nil, clock(now)
 	return s
 }
 
@@ -161,7 +170,7 @@ func (r *Rescue) check() error {
 		return fmt.Errorf("it does not name cluster %q, node %q and GPU %q", r.Cluster, r.Node, r.GPU)
 	case r.Reserved.IsZero():
 		return fmt.Errorf("it has no time")
-	case len(r.Moves) == 0:
+	case len(r.Moves) == 0 && r.Done == 0:
 		return fmt.Errorf("it has no work")
 	}
 	for i := range r.Moves {
@@ -208,7 +217,19 @@ func (m *Move) endsWithin() (d time.Duration) {
 	return d
 }
 
-func (m *Move) end(o Outcome, now time.Time) { m.Outcome, m.Ended, m.Sent = o, now, time.Time{} }
+// end ends a move. What only an open one needs goes, for the ledger is small.
+func (m *Move) end(o Outcome, now time.Time) {
+	m.Outcome, m.Ended = o, now
+	m.Sent, m.Retry, m.Gone, m.Remedy = time.Time{}, time.Time{}, time.Time{}, ""
+	if o != Refused {
+		m.Answer = ""
+	}
+}
+
+// holds reports whether the outcome of a move holds for as long as the fault: the work is not acted on again.
+func (m *Move) holds() bool {
+	return m.Outcome == Refused || m.Outcome == GivenUp || m.Outcome == Listed
+}
 
 func (r *Rescue) open() bool {
 	return slices.ContainsFunc(r.Moves, func(m Move) bool { return m.Outcome == Open })

@@ -36,7 +36,7 @@ func newWorld(t *testing.T, nodes, gpus int) *world {
 // newCluster returns a cluster; one whose name begins with "nomad" is like a region.
 func newCluster(name string, nodes, gpus int) *rescue.Cluster {
 	nomad := strings.HasPrefix(name, "nomad")
-	c := &rescue.Cluster{Name: name, Mode: rescue.Act, AgentReports: !nomad, Replacements: nomad, Marks: nomad}
+	c := &rescue.Cluster{Name: name, Mode: rescue.ModeAct, AgentReports: !nomad, Replacements: nomad, Marks: nomad, Pools: map[string][]string{}}
 	for n := range nodes {
 		node := rescue.Node{Name: fmt.Sprintf("%s-%d", name, n), Ready: true, Schedulable: true}
 		for g := range gpus {
@@ -44,6 +44,7 @@ func newCluster(name string, nodes, gpus int) *rescue.Cluster {
 			node.Devices = append(node.Devices, rescue.Device{ID: id, At: gpu.WholeGPU(id), Kind: "gpu", Healthy: true})
 		}
 		c.Nodes = append(c.Nodes, node)
+		c.Pools["all"] = append(c.Pools["all"], node.Name)
 	}
 	return c
 }
@@ -76,14 +77,11 @@ func (w *world) work(id string) *rescue.Work {
 func (w *world) run(id, cluster string, n int, gpus ...int) *rescue.Work {
 	c := w.cluster(cluster)
 	one := rescue.Work{
-		ID: id, Namespace: "default", Name: id, Node: c.Nodes[n].Name, Controller: rescue.Service, Phase: rescue.Running,
+		ID: id, Namespace: "default", Name: id, Node: c.Nodes[n].Name, Controller: rescue.Service, Phase: rescue.Running, Pool: "all",
 		Needs: []rescue.Need{{Kind: "gpu", Units: len(gpus)}}, EndsWithin: 5 * time.Second,
 	}
 	for _, g := range gpus {
 		one.Holds = append(one.Holds, rescue.Hold{Device: c.Nodes[n].Devices[g].ID})
-	}
-	for i := range c.Nodes {
-		one.Nodes = append(one.Nodes, c.Nodes[i].Name)
 	}
 	c.Work = append(c.Work, one)
 	return &c.Work[len(c.Work)-1]
@@ -224,7 +222,7 @@ func (w *world) restart() {
 }
 
 // answer gives an answer to an act.
-func (w *world) answer(a rescue.Decided, kind rescue.AnswerKind) {
+func (w *world) answer(a rescue.Act, kind rescue.AnswerKind) {
 	w.state = w.state.Answered(a, rescue.Answer{Kind: kind, Text: "answer"}, w.now)
 }
 
@@ -234,11 +232,11 @@ func (w *world) move(id, cluster string, n int, gpus ...int) {
 	w.work(id).Phase = rescue.Ended
 	w.after++
 	next := w.run(fmt.Sprintf("%s-%d", id, w.after), cluster, n, gpus...)
-	next.Replaces, next.Nodes, next.Controller = id, old.Nodes, old.Controller
+	next.Replaces, next.Pool, next.Controller = id, old.Pool, old.Controller
 }
 
 // acts checks which work is acted on, and returns the acts.
-func (w *world) acts(when string, ids ...string) []rescue.Decided {
+func (w *world) acts(when string, ids ...string) []rescue.Act {
 	w.Helper()
 	var got []string
 	for _, a := range w.last.Acts {
