@@ -90,6 +90,8 @@ func (d *decision) send(c *cluster, r *Rescue, m *Move, victims int) {
 	if !listed || r.Listed {
 		m.Sent = d.now
 		m.Tries++
+	} else {
+		d.wouldBe = append(d.wouldBe, [2]string{r.Cluster, r.Node}) // the act is one of before the mode was report
 	}
 	m.Retry = d.now.Add(answerIn)
 	m.Answer, m.Remedy = "", ""

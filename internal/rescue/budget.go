@@ -73,6 +73,9 @@ func (d *decision) permitNode(next *Rescue) verdict {
 			}
 		}
 	}
+	for _, node := range d.wouldBe {
+		busy[node] = true
+	}
 	if d.most == 0 {
 		d.most = d.maxNodes()
 	}
