@@ -14,7 +14,7 @@ const (
 	Accepted                   // the work will end; it can't be taken back
 	NotFound                   // the work is gone, or another one has its name
 	Blocked                    // not now: a disruption budget, or too many requests
-	Denied                     // never in this way: a missing right, several disruption budgets
+	Denied                     // never in this way: several disruption budgets. A missing right is a Cluster.Problem
 )
 
 // Answer is the orchestrator's answer to an act.

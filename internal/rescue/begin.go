@@ -91,7 +91,7 @@ func (d *decision) send(c *cluster, r *Rescue, m *Move, victims int) {
 		m.Sent = d.now
 		m.Tries++
 	} else {
-		d.wouldBe = append(d.wouldBe, [2]string{r.Cluster, r.Node}) // the act is one of before the mode was report
+		d.wouldBe = append(d.wouldBe, r.Hardware) // the act is one of before the mode was report
 	}
 	m.Retry = d.now.Add(answerIn)
 	m.Answer, m.Remedy = "", ""
@@ -141,7 +141,7 @@ type candidate struct {
 // beginGPU reserves one attempt for the work of a GPU if an act can be made now. What has to wait is a part of the attempt.
 func (d *decision) beginGPU(g *faulty, holders []*Work) {
 	r := Rescue{
-		Cluster: g.c.Name, Node: g.c.Nodes[g.node].Name, GPU: g.gpu, Cause: g.faults[0].Cause, Began: g.since, Reserved: d.now, Listed: g.c.Mode == ModeReport,
+		Cluster: g.c.Name, Node: g.c.Nodes[g.node].Name, GPU: g.gpu, Hardware: g.c.hardware(&g.c.Nodes[g.node]), Cause: g.faults[0].Cause, Began: g.since, Reserved: d.now, Listed: g.c.Mode == ModeReport,
 	}
 	budget := d.permitBudget(&r, len(holders))
 	var all []candidate
@@ -230,7 +230,7 @@ func (d *decision) sayOutcome(r *Rescue, m *Move) {
 	case Refused:
 		d.out.refuse(s, ReasonRefused, "the orchestrator refused: "+m.Answer)
 	case GivenUp:
-		d.out.refuse(s, ReasonDeadline, "the orchestrator did not let it through within "+d.Deadline.String())
+		d.out.refuse(s, ReasonDeadline, "it could not be moved within "+d.Deadline.String())
 	default:
 		d.out.refuse(s, ReasonListed, "in mode act it would have been stopped at "+r.Reserved.Format(time.RFC3339))
 	}

@@ -28,7 +28,7 @@ func (d *decision) permitBudget(next *Rescue, holders int) verdict {
 		if r.GPU == next.GPU && d.now.Sub(r.Reserved) < day {
 			attempts = append(attempts, r.Reserved)
 		}
-		if r.Cluster == next.Cluster && r.Node == next.Node && r.GPU != next.GPU && d.now.Sub(r.Reserved) < hour && r.Reserved.After(gpus[r.GPU]) {
+		if r.Hardware == next.Hardware && r.GPU != next.GPU && d.now.Sub(r.Reserved) < hour && r.Reserved.After(gpus[r.GPU]) {
 			gpus[r.GPU] = r.Reserved
 		}
 	}
@@ -58,7 +58,7 @@ func whenFewer(times []time.Time, most int, window time.Duration) time.Time {
 
 // permitNode says whether an act may be made on the node of a rescue while those on other nodes are under way.
 func (d *decision) permitNode(next *Rescue) verdict {
-	busy := map[[2]string]bool{}
+	busy := map[string]bool{}
 	var until time.Time
 	for i := range d.ledger.Rescues {
 		r := &d.ledger.Rescues[i]
@@ -67,7 +67,7 @@ func (d *decision) permitNode(next *Rescue) verdict {
 			if !d.counted(r, next.Listed) || !d.busy(m) {
 				continue
 			}
-			busy[[2]string{r.Cluster, r.Node}] = true
+			busy[r.Hardware] = true
 			if ends := m.Ended.Add(d.CoolDown); m.Outcome != Open && (until.IsZero() || ends.Before(until)) {
 				until = ends
 			}
@@ -79,7 +79,7 @@ func (d *decision) permitNode(next *Rescue) verdict {
 	if d.most == 0 {
 		d.most = d.maxNodes()
 	}
-	if !busy[[2]string{next.Cluster, next.Node}] && len(busy) >= d.most {
+	if !busy[next.Hardware] && len(busy) >= d.most {
 		return waits(ReasonNodes, "acts are under way on %d nodes, or were until now; %d are allowed at a time", len(busy), d.most).before(until)
 	}
 	return verdict{}
@@ -99,7 +99,7 @@ func (d *decision) busy(m *Move) bool {
 
 // maxNodes is on how many nodes acts may be under way at a time.
 func (d *decision) maxNodes() int {
-	nodes := 0
+	nodes := map[string]bool{}
 	for i := range d.fleet.clusters {
 		c := &d.fleet.clusters[i]
 		if !d.current(c) {
@@ -107,9 +107,9 @@ func (d *decision) maxNodes() int {
 		}
 		for n := range c.Nodes {
 			if len(c.Nodes[n].Devices) > 0 {
-				nodes++
+				nodes[c.hardware(&c.Nodes[n])] = true
 			}
 		}
 	}
-	return max(d.MaxNodes, nodes*d.MaxPercent/100)
+	return max(d.MaxNodes, len(nodes)*d.MaxPercent/100)
 }

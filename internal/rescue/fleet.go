@@ -37,6 +37,7 @@ type Cluster struct {
 // Node is a node with GPUs.
 type Node struct {
 	Name        string
+	Hardware    string    // the same in all clusters that have the node, such as its hostname; "" = no other cluster has it
 	Ready       bool      // by the servers, and not about to be lost
 	Draining    bool      // its work is leaving it
 	Schedulable bool      // it takes new work: eligible, not cordoned
@@ -209,6 +210,9 @@ func (c *cluster) node(name string) *Node {
 	}
 	return nil
 }
+
+// hardware names the node in all clusters that have it: it is one for the budgets and the quorum.
+func (c *cluster) hardware(n *Node) string { return cmp.Or(n.Hardware, c.Name+"/"+n.Name) }
 
 // at returns where a device of the node is.
 func (n *Node) at(id gpu.DeviceID) (gpu.Placement, bool) {

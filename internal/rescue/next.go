@@ -24,7 +24,7 @@ type decision struct {
 	at      map[gpuKey]int             // into faulty
 	byGPU   map[gpu.DeviceID][]int
 	most    int               // nodes on which acts may be under way at a time; 0 = not computed yet
-	wouldBe [][2]string       // nodes that would be busy, had the acts of this decision been made
+	wouldBe []string          // nodes that would be busy, had the acts of this decision been made
 	rooms   map[string]*rooms // of clusters in which a place was looked for
 }
 
@@ -67,7 +67,7 @@ func (p Policy) Next(s State, f Fleet, now time.Time) Result {
 func (p Policy) decision(s State, f Fleet, now time.Time) *decision {
 	d := &decision{
 		Policy: p, fleet: f, now: clock(now), state: s.clone(),
-		nodes: map[gpu.DeviceID][2]string{}, at: map[gpuKey]int{}, byGPU: map[gpu.DeviceID][]int{}, rooms: map[string]*rooms{},
+		at: map[gpuKey]int{}, byGPU: map[gpu.DeviceID][]int{}, rooms: map[string]*rooms{},
 	}
 	d.ledger = &d.state.Ledger
 	return d
@@ -75,13 +75,19 @@ func (p Policy) decision(s State, f Fleet, now time.Time) *decision {
 
 // current reports whether a cluster can be read now. Nothing is concluded from one that can't: neither that a fault is there nor that it has ended.
 func (d *decision) current(c *cluster) bool {
-	return c != nil && c.Mode != ModeOff && c.Problem == "" && d.now.Sub(c.ReadAt) <= readFor
+	return c != nil && c.Mode != ModeOff && c.Problem == "" && d.within(c.ReadAt, readFor)
+}
+
+// within reports whether a time is not longer ago than a limit. One that is as far in the future is of before the clock was set back.
+func (d *decision) within(at time.Time, limit time.Duration) bool {
+	age := d.now.Sub(at)
+	return -limit <= age && age <= limit
 }
 
 // reported reports whether what a node shows of its faults is of now.
 func (d *decision) reported(c *cluster, n *Node) bool {
 	if c.AgentReports {
-		return d.now.Sub(n.ReportedAt) <= reportFor
+		return d.within(n.ReportedAt, reportFor)
 	}
 	return n.Ready
 }
@@ -91,17 +97,11 @@ func clock(now time.Time) time.Time { return now.UTC().Truncate(time.Second) }
 
 // forget removes what does not count any more, and moves times of before the clock was set back to now.
 func (d *decision) forget() {
-	d.ledger.Rescues = slices.DeleteFunc(d.ledger.Rescues, func(r Rescue) bool {
-		if r.Listed {
-			if c := d.fleet.cluster(r.Cluster); c != nil && c.Mode != ModeReport {
-				return true // nothing was done
-			}
-		}
-		return !r.open() && d.now.Sub(r.Reserved) >= day
-	})
+	d.ledger.Rescues = slices.DeleteFunc(d.ledger.Rescues, d.forgotten)
+	d.ledger.ResumedAt = d.notAfterNow(d.ledger.ResumedAt)
 	for i := range d.ledger.Rescues {
 		r := &d.ledger.Rescues[i]
-		r.Reserved = d.notAfterNow(r.Reserved)
+		r.Began, r.Reserved = d.notAfterNow(r.Began), d.notAfterNow(r.Reserved)
 		for j := range r.Moves {
 			m := &r.Moves[j]
 			m.Sent, m.Accepted, m.Gone, m.Ended = d.notAfterNow(m.Sent), d.notAfterNow(m.Accepted), d.notAfterNow(m.Gone), d.notAfterNow(m.Ended)
@@ -110,6 +110,17 @@ func (d *decision) forget() {
 			}
 		}
 	}
+}
+
+// forgotten reports whether a rescue does not count any more: it was only listed, and the mode is another one now; or it is a day old, and has ended or is
+// of a cluster that is off.
+func (d *decision) forgotten(r Rescue) bool {
+	c := d.fleet.cluster(r.Cluster)
+	off := c == nil || c.Mode == ModeOff
+	if r.Listed && c != nil && c.Mode != ModeReport {
+		return true
+	}
+	return (off || !r.open()) && d.now.Sub(r.Reserved) >= day
 }
 
 // shorten removes ended moves from the oldest rescues, as long as there are too many in all.
@@ -198,8 +209,7 @@ func (d *decision) seeNode(was State, c *cluster, n int) {
 		}
 		g := d.faultyGPU(c, n, f.At.GPU, first)
 		g.faults = append(g.faults, f)
-		at := d.nodeOf(f.At.GPU, c, node)
-		d.seeCause(was, causeKey{f.Cause, at[0], at[1]}, f.Since)
+		d.seeCause(was, causeKey{f.Cause, c.hardware(node)}, f.Since)
 	}
 	for i := first; i < len(d.faulty); i++ {
 		d.seeGPU(was, &d.faulty[i])
@@ -215,14 +225,6 @@ func (d *decision) faultyGPU(c *cluster, n int, id gpu.DeviceID, first int) *fau
 	}
 	d.faulty = append(d.faulty, faulty{c: c, node: n, gpu: id})
 	return &d.faulty[len(d.faulty)-1]
-}
-
-// nodeOf names the node of a GPU. Both orchestrators may have the node, and show the fault: for the quorum it is one node.
-func (d *decision) nodeOf(id gpu.DeviceID, c *cluster, node *Node) [2]string {
-	if _, ok := d.nodes[id]; !ok {
-		d.nodes[id] = [2]string{c.Name, node.Name}
-	}
-	return d.nodes[id]
 }
 
 // seeCause records when a node got a fault of a cause: as the fault says, if that is before now.
@@ -275,22 +277,22 @@ func (d *decision) quorum() {
 	if d.ledger.Stop != nil {
 		return
 	}
-	nodes := map[string]map[[2]string]bool{}
+	nodes := map[string]map[string]bool{}
 	add := func(k causeKey, at time.Time) {
 		if d.now.Sub(at) >= d.QuorumTime || !at.After(d.ledger.ResumedAt) {
 			return
 		}
 		if nodes[k.cause] == nil {
-			nodes[k.cause] = map[[2]string]bool{}
+			nodes[k.cause] = map[string]bool{}
 		}
-		nodes[k.cause][[2]string{k.cluster, k.node}] = true
+		nodes[k.cause][k.hardware] = true
 	}
 	for k, at := range d.state.causes {
 		add(k, at)
 	}
 	for i := range d.ledger.Rescues {
 		r := &d.ledger.Rescues[i]
-		add(causeKey{r.Cause, r.Cluster, r.Node}, r.Began) // also if what was seen is lost since
+		add(causeKey{r.Cause, r.Hardware}, r.Began) // also if what was seen is lost since
 	}
 	for _, cause := range keys(nodes) {
 		if n := len(nodes[cause]); n > d.QuorumNodes {

@@ -93,7 +93,7 @@ const (
 	ReasonAttempt    Reason = "LOSES_ATTEMPT"      // its controller counts the act as a failure
 	ReasonPreempts   Reason = "PREEMPTS"           // its replacement may end other work
 	ReasonRefused    Reason = "REFUSED_BY_CLUSTER" // the orchestrator refused the act for good
-	ReasonDeadline   Reason = "DEADLINE"           // the orchestrator did not let the act through in the time of the policy
+	ReasonDeadline   Reason = "DEADLINE"           // the work could not be moved in the time of the policy
 	ReasonListed     Reason = "LISTED"             // in mode report: the act was listed
 )
 

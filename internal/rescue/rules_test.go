@@ -250,6 +250,7 @@ func TestNodeOfBoth(t *testing.T) {
 	for n := range 4 {
 		w.node("kube", n).Devices[0].ID = uuid("nomad", n, 0)
 		w.node("kube", n).Devices[0].At = w.node("nomad", n).Devices[0].At
+		w.node("kube", n).Hardware, w.node("nomad", n).Hardware = fmt.Sprint("node-", n), fmt.Sprint("node-", n)
 	}
 	w.run("pod", "kube", 0, 0).Controller = rescue.System
 	for n := range 2 {
@@ -281,6 +282,7 @@ func TestClockSetBack(t *testing.T) {
 	w.answer(w.acts("the first", "a")[0], rescue.Accepted)
 	w.move("a", "nomad", 1, 0)
 	w.pass(time.Second)
+	w.state = w.state.Resumed(w.now)
 	w.now = w.now.Add(-48 * time.Hour)
 	for range 59 {
 		w.pass(minute)
@@ -288,6 +290,31 @@ func TestClockSetBack(t *testing.T) {
 	}
 	w.pass(2 * minute)
 	w.acts("an hour later", "b")
+	for n := range 3 {
+		w.fault("nomad", n, 2, xid(119))
+	}
+	w.pass(minute)
+	if w.state.Ledger.Stop == nil {
+		w.Error("a resume of before has no effect on later faults")
+	}
+}
+
+// A cluster that is taken out of the configuration holds no budget for longer than a day.
+func TestClusterRemoved(t *testing.T) {
+	w := newWorld(t, 3, 4)
+	w.policy.MaxPercent = 0
+	w.run("pod", "kube", 0, 0)
+	w.run("job", "nomad", 0, 0)
+	w.fault("kube", 0, 0, xid(95))
+	w.pass(minute)
+	w.answer(w.acts("before", "pod")[0], rescue.Accepted)
+	w.cluster("kube").Mode = rescue.ModeOff
+	w.fault("nomad", 0, 0, xid(79))
+	w.pass(2 * minute)
+	w.acts("its act may be under way")
+	w.waits("its act may be under way", rescue.ReasonNodes)
+	w.pass(24 * time.Hour)
+	w.acts("a day later", "job")
 }
 
 // Two objects of one name make a cluster one that can't be read.

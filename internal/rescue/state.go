@@ -2,7 +2,6 @@ package rescue
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -29,7 +28,7 @@ type namedKey struct {
 	work string
 }
 
-type causeKey struct{ cause, cluster, node string }
+type causeKey struct{ cause, hardware string }
 
 // Ledger is the part of the state that must outlive the process: what was reserved, before it was done.
 type Ledger struct {
@@ -59,6 +58,7 @@ type Rescue struct {
 	Cluster  string       `json:"cluster"`
 	Node     string       `json:"node"`
 	GPU      gpu.DeviceID `json:"gpu"`
+	Hardware string       `json:"hardware"` // the node, in all clusters that have it
 	Cause    string       `json:"cause"`
 	Began    time.Time    `json:"began"` // of the fault
 	Reserved time.Time    `json:"reserved"`
@@ -166,8 +166,8 @@ func (l Ledger) Check() error {
 
 func (r *Rescue) check() error {
 	switch {
-	case r.Cluster == "" || r.Node == "" || r.GPU == "":
-		return fmt.Errorf("it does not name cluster %q, node %q and GPU %q", r.Cluster, r.Node, r.GPU)
+	case r.Cluster == "" || r.Node == "" || r.GPU == "" || r.Hardware == "":
+		return fmt.Errorf("it does not name cluster %q, node %q, GPU %q and hardware %q", r.Cluster, r.Node, r.GPU, r.Hardware)
 	case r.Reserved.IsZero():
 		return fmt.Errorf("it has no time")
 	case len(r.Moves) == 0 && r.Done == 0:
@@ -195,13 +195,6 @@ func (m *Move) id() string {
 
 func (m *Move) has(work string) bool {
 	return slices.ContainsFunc(m.Work, func(t Target) bool { return t.ID == work })
-}
-
-func (m *Move) units() (n int) {
-	for i := range m.Work {
-		n += units(m.Work[i].Needs)
-	}
-	return n
 }
 
 // underWay reports whether the call of an open move may have been made.
@@ -243,12 +236,4 @@ func units(all []Need) (n int) {
 		n += one.Units
 	}
 	return n
-}
-
-// copied returns a map that can be changed without effect on m.
-func copied[K comparable, V any](m map[K]V) map[K]V {
-	if m == nil {
-		return map[K]V{}
-	}
-	return maps.Clone(m)
 }
