@@ -101,7 +101,7 @@ test_dir = $(shell test/tmpdir)
 
 # Each package is compiled and tested once: under the race detector, if there is something that it could see. There is nothing in packages
 # that start no goroutine, nor in tests that only run the built binaries or read documents.
-without_races = /(internal/(core(|/gpu|/health|/health/xid|/holders|/inventory|/use)|config/.*|cdi/(driverfiles|spec|specfile)|cli/importer(|/.*)|kubeadapter(|/dra/(deviceclass|deviceconfig|resourceslice))|nomadadapter/clientconfig|operator/(explain|metrics)|util/(problem|setting|terminal))|test/(agents|binaries|docs(|/.*)|golden|live|metrics|walls))$$
+without_races = /(internal/(core(|/gpu|/health|/health/xid|/holders|/inventory|/use)|config/.*|cdi/(driverfiles|spec|specfile)|cli/importer(|/.*)|kubeadapter(|/dra/(deviceclass|deviceconfig|resourceslice))|nomadadapter/clientconfig|operator/(explain|metrics)|rescue|util/(problem|setting|terminal))|test/(agents|binaries|docs(|/.*)|golden|live|metrics|walls))$$
 
 .PHONY: test
 test: tools-present ## run the tests, most under the race detector (the simulated driver stands in for a GPU)
