@@ -26,8 +26,8 @@ func alone(test func(w *world)) func(*testing.T) {
 	return func(t *testing.T) { test(newWorld(t, 4, 4)) }
 }
 
-// TestCases has the cases of the contract that concern the decision, by their numbers. The others are about the agents (15 and 16 in part, 17), the
-// reset (18 to 23), or real orchestrators.
+// TestCases has the cases of the contract that concern the decision, by their numbers. 24 is TestReportIsAct, 25 TestRandomFleets, 27 BenchmarkDecision.
+// The others are about the agents (15 and 16 in part, 17) and the reset (18 to 23).
 func TestCases(t *testing.T) {
 	for name, test := range map[string]func(*testing.T){
 		"1 a service is moved, its neighbours are not":                  orchestrators(case1),

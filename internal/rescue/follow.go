@@ -40,6 +40,8 @@ func (d *decision) followMove(c *cluster, r *Rescue, m *Move, over bool) {
 		m.Accepted = m.Sent // the answer is lost, or not here yet
 	}
 	switch {
+	case r.Listed && !m.Sent.IsZero():
+		d.followListed(r, m, there)
 	case !m.Accepted.IsZero() && there > 0:
 		d.followEnd(r, m)
 	case !m.Accepted.IsZero():
@@ -50,8 +52,6 @@ func (d *decision) followMove(c *cluster, r *Rescue, m *Move, over bool) {
 		m.end(Cancelled, d.now)
 	case d.Deadline > 0 && d.now.Sub(r.Reserved) >= d.Deadline && !d.mayBeUnderWay(m):
 		m.end(GivenUp, d.now)
-	case r.Listed && !m.Sent.IsZero():
-		d.followListed(r, m)
 	}
 }
 
@@ -109,9 +109,12 @@ func (m *Move) replaced(c *cluster) bool {
 	return true
 }
 
-// followListed ends a move of the mode report after the time that it would have taken.
-func (d *decision) followListed(r *Rescue, m *Move) {
+// followListed ends a move of the mode report when its work has ended, or after the time that the move would have taken.
+func (d *decision) followListed(r *Rescue, m *Move, there int) {
 	ends := m.Sent.Add(m.endsWithin() + stuckAfter)
+	if there == 0 {
+		ends = d.now
+	}
 	if !d.now.Before(ends) {
 		m.end(Listed, ends)
 		return

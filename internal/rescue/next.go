@@ -19,9 +19,8 @@ type decision struct {
 	ledger *Ledger // of state
 	out    Result
 
-	nodes   map[gpu.DeviceID][2]string // cluster and node of GPUs with faults that count
-	faulty  []faulty                   // GPUs with a fault that counts, the one that was first seen first
-	at      map[gpuKey]int             // into faulty
+	faulty  []faulty       // GPUs with a fault that counts, the one that was first seen first
+	at      map[gpuKey]int // into faulty
 	byGPU   map[gpu.DeviceID][]int
 	most    int               // nodes on which acts may be under way at a time; 0 = not computed yet
 	wouldBe []string          // nodes that would be busy, had the acts of this decision been made

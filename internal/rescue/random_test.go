@@ -28,6 +28,7 @@ type storm struct {
 	reserved []reserved
 	struck   int
 	moved    int
+	prompt   bool // work that was stopped ends in its time
 }
 
 // sent is what was done to work.
@@ -264,7 +265,7 @@ func (s *storm) continueWork() {
 	for _, c := range s.clusters {
 		for i := range c.Work {
 			w := &c.Work[i]
-			if one := s.sent[c.Name+" "+w.ID]; one != nil && one.done && w.Phase == rescue.Ending && !s.now.Before(one.ends) && s.IntN(20) > 0 {
+			if one := s.sent[c.Name+" "+w.ID]; one != nil && one.done && w.Phase == rescue.Ending && !s.now.Before(one.ends) && (s.prompt || s.IntN(20) > 0) {
 				w.Phase, one.ended = rescue.Ended, s.now
 			}
 			if w.Phase == rescue.Pending && (w.Replaces == "" || s.work(w.Replaces).Phase == rescue.Ended) {
@@ -438,4 +439,51 @@ func (s *storm) stop(a rescue.Act, id string) {
 	}
 	c.Work = append(c.Work, next)
 	s.moved++
+}
+
+// TestReportIsAct has 10,000 faults strike one fleet for which two controllers decide, one in mode act and one in mode report. What the first has done the
+// second lists, step by step: with its own ledger, in which no act was made.
+func TestReportIsAct(t *testing.T) {
+	struck, acts := 0, 0
+	for seed := uint64(1000); struck < 10_000; seed++ {
+		s := newStorm(t, seed)
+		s.prompt = true
+		report := s.state
+		for range *steps {
+			s.happen()
+			s.happen()
+			s.now = s.now.Add(time.Duration(1+s.IntN(40)) * time.Second)
+			s.continueWork()
+			s.answering()
+			s.show()
+			if s.state.Ledger.Stop != nil && s.IntN(2) == 0 {
+				s.state, report = s.state.Resumed(s.now), report.Resumed(s.now)
+			}
+			f := s.fleet()
+			r, listed := s.policy.Next(s.state, f.InMode(rescue.ModeAct), s.now), s.policy.Next(report, f.InMode(rescue.ModeReport), s.now)
+			s.state, report = r.State, listed.State
+			if !sameActs(r.Acts, listed.Acts) {
+				t.Fatalf("seed %d: mode act does\n%+v\nand mode report lists\n%+v\nits waits %+v", seed, r.Acts, listed.Acts, listed.Waits)
+			}
+			for _, a := range r.Acts {
+				s.answer(a, rescue.Accepted)
+				for _, one := range a.Work {
+					s.sent[a.Cluster+" "+one.ID] = &sent{node: a.Node, done: true, ends: s.now.Add(one.EndsWithin)}
+					s.stop(a, one.ID)
+				}
+			}
+			acts += len(r.Acts)
+		}
+		struck += s.struck
+	}
+	t.Logf("%d faults, %d acts", struck, acts)
+}
+
+// sameActs reports whether the second has the acts of the first, all of them only listed.
+func sameActs(acts, listed []rescue.Act) bool {
+	return slices.EqualFunc(acts, listed, func(a, b rescue.Act) bool {
+		was := b.Listed
+		b.Listed = false
+		return !a.Listed && was && reflect.DeepEqual(a, b)
+	})
 }
