@@ -44,7 +44,7 @@ func (d *decision) try(c *cluster, r *Rescue, m *Move) {
 		v = d.permitNode(r)
 	}
 	if v.ok() {
-		victims, v = d.permitPlaces(g, work, m)
+		victims, v = d.roomsOf(g.c).takeAgain(m, work, d.Preempt)
 	}
 	if !v.ok() {
 		d.say(s, v)
@@ -64,15 +64,6 @@ func (d *decision) waitForAnswer(s Subject, m *Move) {
 	}
 	d.out.Waits = append(d.out.Waits, w)
 	d.out.wake(m.Retry)
-}
-
-// permitPlaces takes places for the replacements of the work of a move. Without any, the operator may allow that one workload of lower priority ends.
-func (d *decision) permitPlaces(g *faulty, work []*Work, m *Move) (victims int, v verdict) {
-	v = d.roomsOf(g.c).takeAgain(m, work)
-	if !v.ok() && d.Preempt && len(work) == 1 && work[0].Preempts && work[0].Victims == 1 {
-		return 1, verdict{}
-	}
-	return 0, v
 }
 
 // say lists why an act is not made.
@@ -170,7 +161,7 @@ func (d *decision) candidate(g *faulty, work []*Work, budget verdict) candidate 
 		return one
 	}
 	if one.verdict = budget; one.ok() {
-		one.victims, one.verdict = d.permitPlaces(g, work, &one.move)
+		one.victims, one.verdict = d.roomsOf(g.c).takeAgain(&one.move, work, d.Preempt)
 	}
 	return one
 }

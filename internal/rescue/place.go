@@ -27,7 +27,7 @@ type rooms struct {
 type replacement struct {
 	work   string  // ID of the work that it replaces
 	nodes  nodeSet // that it may take; nil = not known
-	slack  int     // units that others have to take until it has no place
+	slack  int     // units that others have to take until it has no place; 0 = it has none that is certain
 	others int     // units that others under way need, of those that may take the same nodes
 	units  int
 }
@@ -169,7 +169,9 @@ func (r *rooms) addUnderWay(m *Move) {
 		}
 		next := replacement{work: t.ID, units: units(t.Needs)}
 		if w := r.c.work(t.ID); w != nil {
-			next = r.replacement(w)
+			if next = r.replacement(w); next.slack == 0 {
+				next.nodes = r.pool(w.Pool) // its place is lost, or never was free: it may get any
+			}
 		}
 		r.add(next)
 	}
@@ -232,24 +234,29 @@ func (r *rooms) add(next replacement) {
 	r.all = append(r.all, next)
 }
 
-// take adds the replacements of work, if each of them has a place for certain, and those under way keep theirs. Else it says why not.
-func (r *rooms) take(work []*Work) verdict {
+// take adds the replacements of work, if each of them has a place for certain, and those under way keep theirs. Else it says why not. With consent
+// one workload may have no place, if one of lower priority ends for it: take returns how many end.
+func (r *rooms) take(work []*Work, consent bool) (victims int, v verdict) {
 	for i, w := range work {
-		if v := r.takeOne(w); !v.ok() {
+		mayPreempt := consent && len(work) == 1 && w.Preempts && w.Victims == 1
+		if victims, v = r.takeOne(w, mayPreempt); !v.ok() {
 			r.giveBack(i)
-			return v
+			return 0, v
 		}
 	}
-	return verdict{}
+	return victims, verdict{}
 }
 
-func (r *rooms) takeOne(w *Work) verdict {
+func (r *rooms) takeOne(w *Work, mayPreempt bool) (victims int, v verdict) {
 	if len(w.Needs) == 0 {
-		return waits(ReasonNoPlace, "it is not known which devices %s asks for", w.name())
+		return 0, waits(ReasonNoPlace, "it is not known which devices %s asks for", w.name())
 	}
 	next := r.replacement(w)
 	if next.slack == 0 {
-		return r.noPlace(w)
+		if !mayPreempt {
+			return 0, r.noPlace(w)
+		}
+		victims, next.nodes = 1, r.pool(w.Pool) // it may get the place of any work there
 	}
 	for i := range r.all {
 		one := &r.all[i]
@@ -257,16 +264,16 @@ func (r *rooms) takeOne(w *Work) verdict {
 			continue
 		}
 		next.others += one.units
-		if one.nodes != nil && one.others+next.units >= one.slack {
-			return waits(ReasonNoPlace, "the replacement of %s could take the last place of another one", w.name())
+		if one.slack > 0 && one.others+next.units >= one.slack {
+			return 0, waits(ReasonNoPlace, "the replacement of %s could take the last place of another one", w.name())
 		}
 	}
-	if next.others >= next.slack {
-		return waits(ReasonNoPlace, "the replacements under way may take the last places for %s", w.name())
+	if victims == 0 && next.others >= next.slack {
+		return 0, waits(ReasonNoPlace, "the replacements under way may take the last places for %s", w.name())
 	}
 	next.others = 0 // add counts them
 	r.add(next)
-	return verdict{}
+	return victims, verdict{}
 }
 
 func (r *rooms) noPlace(w *Work) verdict {
@@ -295,18 +302,18 @@ func (r *rooms) remove(i int) {
 }
 
 // takeAgain is take for an act that may be repeated: its places may have been lost since. It stays among those that are under way.
-func (r *rooms) takeAgain(m *Move, work []*Work) verdict {
+func (r *rooms) takeAgain(m *Move, work []*Work, consent bool) (victims int, v verdict) {
 	if !m.underWay() {
-		return r.take(work)
+		return r.take(work, consent)
 	}
 	for i := len(r.all) - 1; i >= 0; i-- {
 		if m.has(r.all[i].work) {
 			r.remove(i)
 		}
 	}
-	v := r.take(work)
+	victims, v = r.take(work, consent)
 	if !v.ok() {
 		r.addUnderWay(m)
 	}
-	return v
+	return victims, v
 }

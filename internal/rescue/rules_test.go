@@ -404,3 +404,24 @@ func TestPlaces(t *testing.T) {
 		t.Errorf("only %d acts", acts)
 	}
 }
+
+// With consent to end work of lower priority, a replacement does not take the last free place from another one: it waits until that has it.
+func TestPreemptAfterOthers(t *testing.T) {
+	w := newWorld(t, 2, 2)
+	w.policy.Preempt, w.policy.MaxGPUs = true, 2
+	w.run("a", "nomad", 0, 0)
+	b := w.run("b", "nomad", 0, 1)
+	b.Preempts, b.Victims = true, 1
+	w.run("low", "nomad", 1, 0)
+	w.fault("nomad", 0, 0, xid(95))
+	w.pass(time.Second)
+	w.fault("nomad", 0, 1, xid(79))
+	w.pass(minute)
+	w.answer(w.acts("one place is free", "a")[0], rescue.Accepted)
+	w.waits("one place is free", rescue.ReasonNoPlace)
+	w.move("a", "nomad", 1, 1)
+	w.pass(time.Second)
+	if one := w.acts("it is taken", "b")[0]; one.Victims != 1 {
+		w.Errorf("%+v", one)
+	}
+}
