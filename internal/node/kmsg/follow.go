@@ -6,9 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime"
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
@@ -24,11 +27,11 @@ const (
 	// pollRingEvery is the interval of reads by syslog(2): that of health checks.
 	pollRingEvery = 10 * time.Second
 
-	// pauseOfReads is how many times as long as a read the pause after it is, at least. In syslog(2) the kernel goes through its whole buffer,
+	// pauseOfReads is how many times the CPU time of a read the pause after it is, at least. In syslog(2) the kernel goes through its whole buffer,
 	// 17 ms for each MiB of it, which is 4 KiB for each CPU or more (CONFIG_LOG_CPU_MAX_BUF_SHIFT).
 	pauseOfReads = 1000
 
-	// maxPause bounds it where a read took long because the CPUs had other work.
+	// maxPause bounds it on nodes with a buffer of more than 3 MiB.
 	maxPause = time.Minute
 )
 
@@ -116,9 +119,9 @@ func (l Log) tail(ctx context.Context) io.Reader {
 func tail(ctx context.Context, log io.Reader, every time.Duration) io.Reader {
 	return readerFunc(func(p []byte) (int, error) {
 		for {
-			began := time.Now()
-			n, err := log.Read(p)
-			pause := min(max(every, time.Since(began)*pauseOfReads), maxPause)
+			var n int
+			var err error
+			pause := min(max(every, cpuTime(func() { n, err = log.Read(p) })*pauseOfReads), maxPause)
 			switch {
 			case n > 0:
 				return n, nil
@@ -133,6 +136,20 @@ func tail(ctx context.Context, log io.Reader, every time.Duration) io.Reader {
 			}
 		}
 	})
+}
+
+// cpuTime calls a function and returns the CPU time that it took in its thread, also in the kernel (CLOCK_THREAD_CPUTIME_ID). The wall time would
+// have that of other processes, too, and on a busy node a fault would be read a minute late.
+func cpuTime(f func()) time.Duration {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var began, ended unix.Timespec
+	first := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &began)
+	f()
+	if errors.Join(first, unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ended)) != nil {
+		return 0 // not before Linux 2.6.12
+	}
+	return time.Duration(ended.Nano() - began.Nano())
 }
 
 type readerFunc func([]byte) (int, error)
