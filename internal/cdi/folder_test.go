@@ -34,8 +34,8 @@ func TestFolderProblems(t *testing.T) {
 		damage, repair func(n *node) error
 		want           string
 	}{
-		"no parent": {func(n *node) error { return os.Remove(filepath.Dir(n.Folder)) }, func(n *node) error { return os.Mkdir(filepath.Dir(n.Folder), 0o755) }, "no such file or directory"},
-		"a file in its place":   {func(n *node) error { return os.WriteFile(n.Folder, nil, 0o644) }, func(n *node) error { return os.Remove(n.Folder) }, "not a folder"},
+		"no parent":           {func(n *node) error { return os.Remove(filepath.Dir(n.Folder)) }, func(n *node) error { return os.Mkdir(filepath.Dir(n.Folder), 0o755) }, "no such file or directory"},
+		"a file in its place": {func(n *node) error { return os.WriteFile(n.Folder, nil, 0o644) }, func(n *node) error { return os.Remove(n.Folder) }, "not a folder"},
 		"a folder in the file's place": {func(n *node) error { return os.MkdirAll(n.file()+"/x", 0o755) },
 			func(n *node) error { return os.RemoveAll(n.file()) }, "file exists"},
 		"not mounted": {func(n *node) error {
