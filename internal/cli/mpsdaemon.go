@@ -56,10 +56,10 @@ func (p Program) mpsDaemon(ctx context.Context, c *cli.Command) error {
 	if socket(o) == "" {
 		return errors.New("mps-daemon: the pools are those of the running agent, which has no control socket: set state_dir")
 	}
-	signal.Ignore(syscall.SIGHUP) // for the agents, which have the same name: a new policy comes with their pools
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	signal.Notify(make(chan os.Signal, 1), control.ReloadSignal) // it may be for all processes of the program's name, and daemons have clients
+	// A signal to all processes of the program's name is for the agents: a new policy comes with their pools. Here it would end daemons that have clients.
+	signal.Notify(make(chan os.Signal, 1), control.ReloadSignal)
 	if p.StopWithin != nil {
 		p.StopWithin(endDaemonsAtMost)
 	}

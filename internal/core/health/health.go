@@ -60,7 +60,7 @@ func (h Health) Schedulable() bool { return h.State <= Degraded || h.Advisory }
 // called, or the condition is not one of the device: the unit is withdrawn, is another agent's or another workload's, or lacks what
 // containers need to start.
 func (h Health) Tolerable() bool {
-	return h.State < GPULost && h.Reason != ReasonMaintenance && (h.Reason < ReasonWithdrawn || h.Reason == ReasonOccupied)
+	return h.State < GPULost && h.Reason != ReasonMaintenance && (!h.Reason.OfUnit() || h.Reason == ReasonOccupied)
 }
 
 // SameCause reports whether two healths are of the same condition: cause and beginning are equal.

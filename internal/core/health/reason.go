@@ -51,6 +51,9 @@ const (
 	ReasonMoving    // the GPU moves to another API
 )
 
+// OfUnit reports whether a reason is one of a unit, and not of a condition in the ledger: what holds or moves its device, or what it lacks on the node.
+func (r Reason) OfUnit() bool { return r >= ReasonWithdrawn }
+
 // meaning is what a reason results in. XIDs and NVML events have their own rules in package xid.
 type meaning struct {
 	name       string // for programs and metrics; never changes

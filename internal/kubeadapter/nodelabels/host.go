@@ -54,7 +54,7 @@ func ReadVGPU(root string) Host {
 	return h
 }
 
-// withVGPU returns h with what the driver says of virtual GPUs where the configuration spaces can't be read. It says nothing of the driver on their host.
+// withVGPU returns h with NVML's virtualization mode where the configuration spaces can't be read. The driver on the host of virtual GPUs stays unknown.
 func (h Host) withVGPU(s core.State) Host {
 	if h.VGPUKnown {
 		return h

@@ -49,7 +49,7 @@ func collectHealth(p *Samples, s Source) {
 		p.AddBool(condition, c.State > health.Healthy && c.IgnoredUntil.IsZero(),
 			string(c.At.GPU), instanceLabel(c.At.GI), instanceLabel(c.At.CI), c.Cause(), c.State.String(), strconv.FormatBool(c.Simulated), c.Action())
 	}
-	collectHostCauses(p, s)
+	collectUnitCauses(p, s)
 	collectFaults(p, s)
 	_, unlisted := s.State.UnlistedXIDs()
 	p.Add(unlistedXIDs, float64(unlisted))
@@ -62,14 +62,14 @@ func collectHealth(p *Samples, s Source) {
 	}
 }
 
-// collectHostCauses adds the causes for which a device takes no work that are no conditions of it: what holds it, or what it lacks on the host. Two
-// devices may have one place: a MIG instance, and the one before it.
-func collectHostCauses(p *Samples, s Source) {
+// collectUnitCauses adds the causes for which a device takes no work that are no conditions of it (health.Reason.OfUnit). Two devices may have one
+// place: a MIG instance, and the one before it.
+func collectUnitCauses(p *Samples, s Source) {
 	seen := map[[4]string]bool{}
 	for u := range s.State.Allocatable.Devices() {
 		h, at := u.Health, u.Device.At
 		labels := [4]string{string(at.GPU), instanceLabel(at.GI), instanceLabel(at.CI), h.Cause()}
-		if h.Reason < health.ReasonWithdrawn || seen[labels] {
+		if !h.Reason.OfUnit() || seen[labels] {
 			continue
 		}
 		seen[labels] = true
