@@ -21,7 +21,7 @@ const sharedByMPS = header + `policy:
 `
 
 // startDaemons starts the verb mps-daemon beside an agent, with a stand-in for the programs of the driver. stop ends it as its orchestrator does.
-func (a *agent) startDaemons(root string) (stop func()) {
+func (a *agent) startDaemons(root string) (process *os.Process, stop func()) {
 	a.Helper()
 	programs := filepath.Join(a.dir, "programs")
 	self, err := os.Executable()
@@ -47,7 +47,7 @@ func (a *agent) startDaemons(root string) (stop func()) {
 			stop()
 		}
 	})
-	return stop
+	return cmd.Process, stop
 }
 
 // The daemons follow the agent: a pool has one while the policy shares GPUs by MPS, and as long as it has clients.
@@ -58,7 +58,7 @@ func TestMPSDaemons(t *testing.T) {
 		a.useFile(fmt.Sprintf(sharedByMPS, "5, 6"))
 		a.start()
 		a.healthy(10, 6)
-		stop := a.startDaemons(root)
+		daemons, stop := a.startDaemons(root)
 		a.healthy(10, 10)
 		pipe := mps.Pipe(root, "gpu.mps")
 		settings := func() string {
@@ -76,11 +76,12 @@ func TestMPSDaemons(t *testing.T) {
 		client, err := mpscontrol.Connect(pipe)
 		a.must(err)
 		a.useFile(fmt.Sprintf(sharedByMPS, "6"))
+		a.must(daemons.Signal(syscall.SIGHUP)) // as "pkill -HUP" does: both have the same name
 		a.signal(syscall.SIGHUP)
 		a.healthy(9, 7) // the daemon has a client, and takes no more
 		stop()
 		a.healthy(9, 7)
-		stop = a.startDaemons(root)
+		_, stop = a.startDaemons(root)
 		a.must(client.Close())
 		only := a.driver.UUID(6)
 		a.await("a daemon for one GPU", func() bool { return strings.Contains(settings(), "control daemon for "+only+"\n") })
