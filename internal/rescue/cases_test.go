@@ -227,14 +227,14 @@ func case7(w *world) {
 func case8(w *world, cluster string) {
 	for name, f := range map[string]rescue.Fault{
 		"no driver":         {State: health.Unknown, Cause: "NVML_UNAVAILABLE"},
-		"hung driver":       {State: health.Unhealthy, Repair: rescue.Reset, Cause: "NOT_ANSWERING"},
+		"hung driver":       {State: health.Unhealthy, Repair: health.Reset, Cause: "NOT_ANSWERING"},
 		"maintenance":       {State: health.Unknown, Cause: "MAINTENANCE"},
-		"degraded":          {State: health.Degraded, Repair: rescue.Reset, Cause: "ROW_REMAP_PENDING"},
-		"simulated":         {State: health.Unhealthy, Repair: rescue.Reset, Cause: "XID_95", Simulated: true},
-		"observed":          {State: health.Unhealthy, Repair: rescue.Reset, Cause: "XID_95", Advisory: true},
-		"first check":       {State: health.Unhealthy, Repair: rescue.Reset, Cause: "XID_95", Unconfirmed: true},
+		"degraded":          {State: health.Degraded, Repair: health.Reset, Cause: "ROW_REMAP_PENDING"},
+		"simulated":         {State: health.Unhealthy, Repair: health.Reset, Cause: "XID_95", Simulated: true},
+		"observed":          {State: health.Unhealthy, Repair: health.Reset, Cause: "XID_95", Advisory: true},
+		"first check":       {State: health.Unhealthy, Repair: health.Reset, Cause: "XID_95", Unconfirmed: true},
 		"beside the GPU":    {State: health.Unhealthy, Cause: "FABRIC_UNHEALTHY"},
-		"the policy's list": {State: health.Unhealthy, Repair: rescue.Reset, Cause: "XID_13"},
+		"the policy's list": {State: health.Unhealthy, Repair: health.Reset, Cause: "XID_13"},
 	} {
 		one := newWorld(w.T, 4, 4)
 		one.policy.Ignore = []string{"XID_13"}
@@ -707,11 +707,11 @@ func case37(w *world) {
 	w.pass(time.Second)
 	marks("before the delay")
 	w.pass(minute)
-	want := rescue.Mark{Cluster: "nomad-small", Node: name, Repair: rescue.Reset, Eligible: rescue.MakeIneligible}
+	want := rescue.Mark{Cluster: "nomad-small", Node: name, Repair: health.Reset, Eligible: rescue.MakeIneligible}
 	marks("all GPUs need repair", want)
 	w.state = w.state.Marked(want, 100)
 	node := &small.Nodes[0]
-	node.Mark, node.MarkIsOurs, node.Schedulable, node.ChangedIndex = rescue.Reset, true, false, 100
+	node.Mark, node.MarkIsOurs, node.Schedulable, node.ChangedIndex = health.Reset, true, false, 100
 	w.restart()
 	w.pass(minute)
 	marks("done")
@@ -727,7 +727,7 @@ func case37(w *world) {
 	if x := w.waits("drained meanwhile", rescue.ReasonNotOurs); !x.Alert {
 		w.Errorf("%+v", x)
 	}
-	node.Mark, node.MarkIsOurs = rescue.Reboot, false // by a person
+	node.Mark, node.MarkIsOurs = health.Reboot, false // by a person
 	w.pass(time.Second)
 	marks("somebody's own mark")
 }

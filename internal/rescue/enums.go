@@ -25,31 +25,6 @@ func (m *Mode) UnmarshalText(text []byte) error {
 	return gpu.UnmarshalName(m, modeNames[:], string(text), "mode")
 }
 
-// Repair is what a GPU needs, from the least to the most. The zero value is nothing that moving work helps.
-type Repair uint8
-
-// Repairs.
-const (
-	NoRepair Repair = iota
-	Reset
-	BusReset
-	Reboot
-	Replace
-)
-
-var repairNames = [...]string{"none", "reset", "bus-reset", "reboot", "replace"}
-
-// String returns the name of the repair.
-func (r Repair) String() string { return repairNames[r] }
-
-// MarshalText returns the name of the repair.
-func (r Repair) MarshalText() ([]byte, error) { return gpu.MarshalName(r, repairNames[:], "repair") }
-
-// UnmarshalText parses the output of MarshalText.
-func (r *Repair) UnmarshalText(text []byte) error {
-	return gpu.UnmarshalName(r, repairNames[:], string(text), "repair")
-}
-
 // Controller is what replaces work. The zero value is nothing: such work is never moved.
 type Controller uint8
 

@@ -46,9 +46,9 @@ type Node struct {
 	Devices []Device
 	Faults  []Fault
 
-	Mark         Repair // the repair that it is marked for
-	MarkIsOurs   bool   // the mark was set by this program
-	ChangedIndex uint64 // index of the latest change of its eligibility, or of the end of a drain
+	Mark         health.Repair // the repair that it is marked for
+	MarkIsOurs   bool          // the mark was set by this program
+	ChangedIndex uint64        // index of the latest change of its eligibility, or of the end of a drain
 }
 
 // Device is a GPU or a MIG instance, as the orchestrator offers it.
@@ -66,7 +66,7 @@ func (d Device) units() int { return max(d.Units, 1) }
 type Fault struct {
 	At     gpu.Placement
 	State  health.State
-	Repair Repair
+	Repair health.Repair
 	Cause  string // "XID_95"
 	Since  time.Time
 

@@ -2,15 +2,17 @@ package rescue
 
 import (
 	"slices"
+
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // Mark is a change of a node that is due, until the node shows it. The caller makes a node ineligible after its mark is set, and eligible before the
 // mark is removed: the mark shows whose it is.
 type Mark struct {
 	Cluster, Node string
-	Repair        Repair // to mark it for; NoRepair = the mark is removed
-	Eligible      Change // of its eligibility
-	Listed        bool   // the mode is report: nothing is to be called
+	Repair        health.Repair // to mark it for; health.NoRepair = the mark is removed
+	Eligible      Change        // of its eligibility
+	Listed        bool          // the mode is report: nothing is to be called
 }
 
 // Change is what becomes of a node's eligibility.
@@ -41,7 +43,7 @@ func (d *decision) mark() {
 				continue
 			}
 			m := Mark{Cluster: c.Name, Node: node.Name, Repair: r.worst, Listed: c.Mode != ModeAct, Eligible: d.eligible(c, node, r)}
-			marked := node.Mark == r.worst || node.Mark != NoRepair && !node.MarkIsOurs
+			marked := node.Mark == r.worst || node.Mark != health.NoRepair && !node.MarkIsOurs
 			if marked {
 				m.Repair = node.Mark
 			}
@@ -54,7 +56,7 @@ func (d *decision) mark() {
 
 // repair is what the GPUs of a node need.
 type repair struct {
-	worst  Repair
+	worst  health.Repair
 	gpus   int  // that need it for as long as the policy asks
 	delays bool // another has not needed it for so long
 }
@@ -73,7 +75,7 @@ func (d *decision) repairs() map[[2]string]repair {
 			d.out.wake(g.since.Add(d.Delay))
 		} else {
 			if r.gpus == 0 {
-				r.worst = NoRepair
+				r.worst = health.NoRepair
 			}
 			r.gpus++
 			r.worst = max(r.worst, g.faults[0].Repair)

@@ -88,7 +88,7 @@ func (p Policy) counts(f *Fault) (bool, string) {
 		return false, "the fault is reported only: the GPU takes work"
 	case f.Unconfirmed:
 		return false, "only the first check after a start has shown it"
-	case f.Repair == NoRepair:
+	case f.Repair == health.NoRepair:
 		return false, "it needs no reset, reboot or replacement of the GPU"
 	}
 	return true, ""

@@ -252,7 +252,7 @@ func (s *storm) strike(c *rescue.Cluster, n int) {
 	case 1:
 		f.Simulated = true
 	case 2, 3, 4, 5:
-		f.State, f.Repair = health.GPULost, rescue.Reboot
+		f.State, f.Repair = health.GPULost, health.Reboot
 	case 6:
 		f.HoldersKnown = false
 	}
@@ -344,7 +344,7 @@ func (s *storm) checkAct(a rescue.Act) {
 func (s *storm) struckBy(node *rescue.Node, w *rescue.Work, id gpu.DeviceID) bool {
 	return slices.ContainsFunc(w.Holds, func(h rescue.Hold) bool {
 		return h.Shown != rescue.ShownHealthy && h.Device == id && slices.ContainsFunc(node.Faults, func(f rescue.Fault) bool {
-			return f.At.GPU == id && f.State >= health.Unhealthy && !f.Simulated && f.Repair != rescue.NoRepair
+			return f.At.GPU == id && f.State >= health.Unhealthy && !f.Simulated && f.Repair != health.NoRepair
 		})
 	})
 }

@@ -352,7 +352,7 @@ func TestLedgerFull(t *testing.T) {
 		id := fmt.Sprintf("%d-%s", n, strings.Repeat("i", 33))
 		one := w.run(id, long, n, 0)
 		one.Name, one.Namespace = strings.Repeat("n", 50), strings.Repeat("s", 20)
-		w.fault(long, n, 0, rescue.Fault{State: health.GPULost, Repair: rescue.Replace, Cause: "RECOVERY_ACTION_DRAIN_AND_RESET", HoldersKnown: true})
+		w.fault(long, n, 0, rescue.Fault{State: health.GPULost, Repair: health.Replace, Cause: "RECOVERY_ACTION_DRAIN_AND_RESET", HoldersKnown: true})
 		for _, a := range w.pass(time.Second).Acts {
 			rescued++
 			w.state = w.state.Answered(a, rescue.Answer{Kind: rescue.Denied, Text: strings.Repeat("t", 1000)}, w.now)

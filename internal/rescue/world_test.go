@@ -89,7 +89,7 @@ func (w *world) run(id, cluster string, n int, gpus ...int) *rescue.Work {
 
 // xid is a fault that counts.
 func xid(code int) rescue.Fault {
-	return rescue.Fault{State: health.Unhealthy, Repair: rescue.Reset, Cause: fmt.Sprintf("XID_%d", code), HoldersKnown: true}
+	return rescue.Fault{State: health.Unhealthy, Repair: health.Reset, Cause: fmt.Sprintf("XID_%d", code), HoldersKnown: true}
 }
 
 // fault strikes a GPU. Servers and agent show it at once.

@@ -33,6 +33,9 @@ var (
 // ofKubernetes is what the packages for Kubernetes may not link: of its libraries they need the kubelet's APIs only.
 var ofKubernetes = []string{nvml, nvidia, monitor, hashicorp, kubernetes + "klog", kubernetes + "client-go", kubernetes + "api/"}
 
+// ofFleet are what the packages of gpu-fleet may import. No agent links one of them.
+var ofFleet = []string{"core/faultreport", "core/gpu", "core/health/...", "fleet/...", "rescue", "util/..."}
+
 // rules are what packages may import: the one table of it. The last pattern that matches a package holds. A pattern with "/..." has a
 // package and those below it; the prefix internal/ is left out.
 var rules = []struct {
@@ -45,11 +48,15 @@ var rules = []struct {
 	{"core", pure, nil},
 	{"core/gpu", nil, nil},
 	{"core/health/...", []string{"core/gpu", "util/setting"}, nil},
+	{"core/faultreport", []string{"core/gpu", "core/health"}, []string{cgo, nvml, grpc, kubernetes, hashicorp}},
 	{"core/inventory", []string{"core/gpu", "core/health/..."}, nil},
 	{"core/holders", []string{"core/gpu", "core/inventory"}, nil},
 	{"core/use", []string{"core/gpu", "core/holders", "core/inventory", "util/problem"}, nil},
 	// The decision about moves is for both orchestrators, and knows neither.
 	{"rescue", []string{"core/gpu", "core/health", "util/setting"}, []string{cgo, nvml, grpc, kubernetes, hashicorp}},
+	{"fleet/...", ofFleet, []string{nvml, grpc, kubernetes, hashicorp}},
+	{"fleet/kube", ofFleet, []string{nvml, hashicorp}},
+	{"fleet/nomad", ofFleet, []string{nvml, kubernetes}},
 	{"core/nvidia", slices.Concat(pure, []string{"util/..."}), []string{monitor, grpc, kubernetes, hashicorp}},
 	{"core/monitor", slices.Concat(pure, []string{"util/..."}), []string{cgo, nvidia, grpc, kubernetes, hashicorp}},
 
@@ -82,8 +89,8 @@ var rules = []struct {
 	{"cli/importer/hashicorp", []string{"cli/importer", "config/...", "nomadadapter/clientconfig", "util/..."}, []string{hashicorp + "nomad", kubernetes}},
 	{"cli/shadow/kubeshadow", []string{"agent", "cli/shadow", "config/...", "core/...", "kubeadapter/..."}, []string{hashicorp}},
 	{"cli/shadow/nomadshadow", []string{"agent", "cli/shadow", "config/...", "core/...", "nomadadapter/..."}, []string{kubernetes}},
-	{"cmd/k8s-gpu", []string{"..."}, []string{hashicorp, module + "internal/nomadadapter"}},
-	{"cmd/nomad-gpu", []string{"..."}, []string{kubernetes, module + "internal/kubeadapter"}},
+	{"cmd/k8s-gpu", []string{"..."}, []string{hashicorp, kubernetes + "client-go", module + "internal/nomadadapter", module + "internal/rescue", module + "internal/fleet"}},
+	{"cmd/nomad-gpu", []string{"..."}, []string{kubernetes, hashicorp + "nomad/api", module + "internal/kubeadapter", module + "internal/rescue", module + "internal/fleet"}},
 }
 
 // matches reports whether a package is one of a pattern.

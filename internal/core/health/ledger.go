@@ -117,7 +117,7 @@ func (l Ledger) All(at gpu.Placement) []Health {
 // compareSeverity is the order of conditions from the worst: by state, real ones before simulated ones, the hardest to clear first, the
 // earliest first.
 func compareSeverity(a, b Condition) int {
-	return cmp.Or(cmp.Compare(b.State, a.State), realFirst(a, b), cmp.Compare(b.effort(), a.effort()), a.Since.Compare(b.Since))
+	return cmp.Or(cmp.Compare(b.State, a.State), realFirst(a, b), cmp.Compare(b.Repair(), a.Repair()), a.Since.Compare(b.Since))
 }
 
 // healthOf returns the health of a placement with one condition; the zero Condition is none.

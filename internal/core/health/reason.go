@@ -63,7 +63,7 @@ type meaning struct {
 	clears     xid.Evidence // LevelClear = the state itself is gone
 	clearsText string       // text of the evidence, if more exact than that of clears
 	action     string
-	effort     effort // what it takes to clear it
+	repair     Repair // what it takes to clear it
 	severe     bool   // Policy.MaxRecoveries limits recoveries from it
 }
 
@@ -78,30 +78,30 @@ var meanings = [...]meaning{
 	ReasonEvent: {name: "EVENT"},
 	ReasonRecoveryAction: {name: "RECOVERY_ACTION", // causes add the action
 		text: "recovery action", state: Unhealthy, clears: level, clearsText: "recovery action None", severe: true},
-	ReasonLost:         {name: "LOST", text: "GPU is lost", state: GPULost, clears: level, clearsText: "an answer from the GPU, or a reboot", action: "check slot and power, reboot the node", effort: needsReboot, severe: true},
-	ReasonProbe:        {name: "PROBE_FAILED", text: "GPU answers with an error", state: Unhealthy, clears: level, clearsText: "checks without an error", action: "see the driver's log, reset the GPU", effort: needsReset},
-	ReasonUnresponsive: {name: "NOT_ANSWERING", text: "driver does not answer", state: Unhealthy, clears: level, clearsText: "an answer from the driver, then checks without an error", action: "reset the GPU, reboot if it persists", effort: needsReset},
+	ReasonLost:         {name: "LOST", text: "GPU is lost", state: GPULost, clears: level, clearsText: "an answer from the GPU, or a reboot", action: "check slot and power, reboot the node", repair: Reboot, severe: true},
+	ReasonProbe:        {name: "PROBE_FAILED", text: "GPU answers with an error", state: Unhealthy, clears: level, clearsText: "checks without an error", action: "see the driver's log, reset the GPU", repair: Reset},
+	ReasonUnresponsive: {name: "NOT_ANSWERING", text: "driver does not answer", state: Unhealthy, clears: level, clearsText: "an answer from the driver, then checks without an error", action: "reset the GPU, reboot if it persists", repair: Reset},
 	ReasonUnchecked:    {name: "UNCHECKED", text: "not checked yet", state: Unknown, clears: level, clearsText: "the first complete check"},
 	ReasonDriver:       {name: "NVML_UNAVAILABLE", text: "driver is not usable", state: Unknown, clears: level, clearsText: "an answer from the driver"},
 	ReasonMaintenance:  {name: "MAINTENANCE", text: "maintenance", state: Unknown, clears: level, clearsText: "the command resume", action: "resume when the work is done"},
-	ReasonRemapFailed:  {name: "ROW_REMAP_FAILED", text: "row remapping failed", state: Unhealthy, checks: 2, action: service, effort: needsService},
-	ReasonUnrepairable: {name: "MEMORY_UNREPAIRABLE", text: "memory can't be repaired", state: Unhealthy, checks: 2, action: service, effort: needsService},
-	ReasonSRAM:         {name: "SRAM_THRESHOLD", text: "SRAM errors above the threshold", state: Unhealthy, checks: 2, action: service, effort: needsService},
-	ReasonRemapPending: {name: "ROW_REMAP_PENDING", text: "row remap pending", state: Degraded, checks: 2, clears: level, clearsText: "a reset after which the driver no longer reports it", action: "reset the GPU when idle", effort: needsReset},
-	ReasonRetirement:   {name: "PAGE_RETIREMENT_PENDING", text: "page retirement pending", state: Degraded, checks: 2, clears: level, clearsText: "a reset after which the driver no longer reports it", action: "reset the GPU when idle", effort: needsReset},
-	ReasonRepair:       {name: "REPAIR_PENDING", text: "channel or TPC repair pending", state: Degraded, checks: 2, clears: level, clearsText: "a reset after which the driver no longer reports it", action: "reset the GPU when idle", effort: needsReset},
-	ReasonInfoROM:      {name: "INFOROM_CORRUPT", text: "InfoROM is corrupt", state: Degraded, clears: level, clearsText: "a valid InfoROM", action: "run field diagnostics", effort: needsService},
+	ReasonRemapFailed:  {name: "ROW_REMAP_FAILED", text: "row remapping failed", state: Unhealthy, checks: 2, action: service, repair: Replace},
+	ReasonUnrepairable: {name: "MEMORY_UNREPAIRABLE", text: "memory can't be repaired", state: Unhealthy, checks: 2, action: service, repair: Replace},
+	ReasonSRAM:         {name: "SRAM_THRESHOLD", text: "SRAM errors above the threshold", state: Unhealthy, checks: 2, action: service, repair: Replace},
+	ReasonRemapPending: {name: "ROW_REMAP_PENDING", text: "row remap pending", state: Degraded, checks: 2, clears: level, clearsText: "a reset after which the driver no longer reports it", action: "reset the GPU when idle", repair: Reset},
+	ReasonRetirement:   {name: "PAGE_RETIREMENT_PENDING", text: "page retirement pending", state: Degraded, checks: 2, clears: level, clearsText: "a reset after which the driver no longer reports it", action: "reset the GPU when idle", repair: Reset},
+	ReasonRepair:       {name: "REPAIR_PENDING", text: "channel or TPC repair pending", state: Degraded, checks: 2, clears: level, clearsText: "a reset after which the driver no longer reports it", action: "reset the GPU when idle", repair: Reset},
+	ReasonInfoROM:      {name: "INFOROM_CORRUPT", text: "InfoROM is corrupt", state: Degraded, clears: level, clearsText: "a valid InfoROM", action: "run field diagnostics", repair: Replace},
 	ReasonECC:          {name: "ECC_UNCORRECTABLE", text: "uncorrectable ECC errors", state: Degraded, clears: xid.NoRecoveryAction | xid.ResetSeen | xid.Reboot | xid.Quiet, action: "drain and reset the GPU if they recur"},
 	ReasonFabricWait:   {name: "FABRIC_STARTING", text: "waiting for the NVLink fabric", state: Unknown, clears: level, clearsText: "the end of the GPU's registration with the fabric", action: "check the fabric manager"},
 	ReasonFabric:       {name: "FABRIC_UNHEALTHY", text: "NVLink fabric unhealthy", state: Unhealthy, checks: 3, clears: level, clearsText: "a healthy fabric", action: "check the fabric manager", severe: true},
 	ReasonFabricLimits: {name: "FABRIC_LIMITED", text: "NVLink fabric limited", state: Degraded, checks: 3, clears: level, clearsText: "a fabric at full capacity", action: "check the fabric manager"},
-	ReasonNVLinksDown:  {name: "NVLINK_DOWN", text: "NVLinks down", state: Degraded, checks: 3, clears: level, clearsText: "links that are up", action: "reset the GPU when idle, check the links", effort: needsReset},
+	ReasonNVLinksDown:  {name: "NVLINK_DOWN", text: "NVLinks down", state: Degraded, checks: 3, clears: level, clearsText: "links that are up", action: "reset the GPU when idle, check the links", repair: Reset},
 	ReasonThermal:      {name: "SLOWDOWN_THERMAL", text: "throttled for heat most of the time", state: Degraded, clears: level, clearsText: "ten minutes with less throttling", action: "check cooling"},
 	ReasonPowerBrake:   {name: "SLOWDOWN_POWER", text: "power brake on most of the time", state: Degraded, clears: level, clearsText: "ten minutes with less braking", action: "check the power supply"},
 	ReasonReplays:      {name: "PCIE_REPLAYS", text: "PCIe link replays packets", state: Degraded, clears: level, clearsText: "ten minutes with fewer replays", action: "check slot, riser and cable"},
 	ReasonPCIeWidth:    {name: "PCIE_WIDTH", text: "PCIe link narrow under load", state: Degraded, checks: 3, clears: level, clearsText: "full width under load", action: "check slot, riser and cable"},
 	ReasonWorkloads:    {name: "WORKLOADS_FAILING", text: "possible hardware fault", state: Degraded, clears: xid.Quiet | xid.Reboot, clearsText: "an hour without such failures", action: "check the workloads, then run diagnostics"},
-	ReasonNeedsService: {name: "NEEDS_SERVICE", text: "needs service", state: Unhealthy, action: service, effort: needsService},
+	ReasonNeedsService: {name: "NEEDS_SERVICE", text: "needs service", state: Unhealthy, action: service, repair: Replace},
 	ReasonNoMPS:        {name: "MPS_DAEMON_DOWN", text: "MPS control daemon does not answer", state: Unhealthy, clearsText: "an answer from the daemon", action: "start the pool's MPS control daemon"},
 	ReasonOverlap:      {name: "OVERLAP", text: "offered by another agent", state: Unhealthy, clearsText: "the end of the other agent's offer", action: "give the agents different GPUs, or see the warnings"},
 	ReasonHeld:         {name: "HELD", text: "held", state: Unhealthy, clearsText: "the end of the workload", action: "end the workload, or wait for its end"},

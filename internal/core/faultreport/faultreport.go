@@ -1,0 +1,104 @@
+// Package faultreport is the text in which an agent reports the faults of its GPUs to programs outside of the node: the annotation of a Kubernetes
+// Node. It is an interface that stays: fields are only added.
+package faultreport
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+)
+
+// Annotation of the Node that has the report, and how long it may be.
+const (
+	Annotation = "tandem.dev/gpu-faults"
+	MaxBytes   = 16 << 10
+)
+
+// Version of the report.
+const Version = 1
+
+// Renewed is how often an agent writes a report that has faults, also if nothing changes. A reader takes one that is older than three times that
+// as the report of an agent that does not run.
+const Renewed = 30 * time.Second
+
+// Report has the faults of one node, the worst first.
+type Report struct {
+	Version int       `json:"v"`
+	At      time.Time `json:"at"` // by the clock of the node
+	Boot    string    `json:"boot,omitempty"`
+	Faults  []Fault   `json:"faults"`
+	More    int       `json:"more,omitempty"` // faults that did not fit
+}
+
+// Fault is a condition of a GPU or of a MIG instance.
+type Fault struct {
+	GPU gpu.DeviceID `json:"gpu"`
+	PCI string       `json:"pci,omitempty"`
+	GI  *uint32      `json:"gi,omitempty"` // nil = the whole GPU
+	CI  *uint32      `json:"ci,omitempty"` // nil = the whole GPU instance
+
+	State  health.State  `json:"state"`
+	Repair health.Repair `json:"repair"`
+	Cause  string        `json:"cause"` // as health.Condition.Cause names it
+	Since  time.Time     `json:"since"`
+
+	Simulated   bool `json:"simulated,omitempty"`   // by an operator
+	Advisory    bool `json:"advisory,omitempty"`    // reported only: the device takes work
+	Unconfirmed bool `json:"unconfirmed,omitempty"` // only the first check after a start has shown it
+
+	Holders      []string `json:"holders,omitempty"` // UIDs of pods that have the hardware
+	HoldersKnown bool     `json:"holdersKnown"`      // false = the agent has no complete record of them
+}
+
+// Placement returns where the fault is.
+func (f Fault) Placement() gpu.Placement {
+	at := gpu.WholeGPU(f.GPU)
+	if f.GI != nil {
+		at.GI = *f.GI
+	}
+	if f.CI != nil {
+		at.CI = *f.CI
+	}
+	return at
+}
+
+// Encode returns the text of a report. If that would be longer than MaxBytes, faults at the end are left out, and More has their number.
+func Encode(r Report) (string, error) {
+	r.Version = Version
+	if r.Faults == nil {
+		r.Faults = []Fault{}
+	}
+	for {
+		text, err := json.Marshal(r)
+		if err != nil {
+			return "", fmt.Errorf("encode the report of faults: %w", err)
+		}
+		if over := len(text) - MaxBytes; over <= 0 || len(r.Faults) == 0 {
+			return string(text), nil
+		}
+		r.Faults, r.More = r.Faults[:len(r.Faults)-1], r.More+1
+	}
+}
+
+// Parse reads the text of a report. A text that it does not understand in whole is an error: a part of a report is not what the node has.
+func Parse(text string) (Report, error) {
+	if len(text) > MaxBytes {
+		return Report{}, fmt.Errorf("the report of faults has %d bytes, and %d are the most", len(text), MaxBytes)
+	}
+	var r Report
+	if err := json.Unmarshal([]byte(text), &r); err != nil {
+		return Report{}, fmt.Errorf("read the report of faults: %w", err)
+	}
+	if r.Version != Version {
+		return Report{}, fmt.Errorf("the report of faults has version %d, and this program reads %d", r.Version, Version)
+	}
+	for i, f := range r.Faults {
+		if f.GPU == "" || f.Cause == "" {
+			return Report{}, fmt.Errorf("fault %d of the report names GPU %q and cause %q", i, f.GPU, f.Cause)
+		}
+	}
+	return r, nil
+}
