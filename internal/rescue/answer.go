@@ -15,7 +15,13 @@ const (
 	NotFound                   // the work is gone, or another one has its name
 	Blocked                    // not now: a disruption budget, or too many requests
 	Denied                     // never in this way: several disruption budgets. A missing right is a Cluster.Problem
+	NotMade                    // there was no call: Still has said no, or the objects could not be read
 )
+
+var answerNames = [...]string{"failed", "accepted", "not-found", "blocked", "denied", "not-made"}
+
+// String returns the name of the kind.
+func (k AnswerKind) String() string { return answerNames[k] }
 
 // Answer is the orchestrator's answer to an act.
 type Answer struct {
@@ -60,6 +66,11 @@ func (m *Move) answered(a Answer, now time.Time) {
 		m.end(EndedItself, now)
 	case Failed:
 		m.Retry = now.Add(retryAfter + m.spread())
+	case NotMade:
+		m.Retry = now.Add(retryAfter + m.spread())
+		if m.Tries == 1 { // else an earlier call may be done
+			m.Sent, m.Tries = time.Time{}, 0
+		}
 	}
 }
 

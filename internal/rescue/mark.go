@@ -25,6 +25,11 @@ const (
 	MakeEligible
 )
 
+var changeNames = [...]string{"unchanged", "ineligible", "eligible"}
+
+// String returns the name of what the node becomes.
+func (c Change) String() string { return changeNames[c] }
+
 // mark marks the nodes of which a GPU needs repair, for people and for the constraints of jobs. A mark of somebody else stays.
 func (d *decision) mark() {
 	if d.ledger.Stop != nil {

@@ -56,6 +56,7 @@ func (p Policy) Next(s State, f Fleet, now time.Time) Result {
 	d.quorum()
 	d.follow()
 	d.repeat()
+	d.out.Ended = EndedMoves(s.Ledger, d.state.Ledger)
 	d.shorten()
 	d.begin()
 	d.mark()

@@ -11,8 +11,9 @@ type Result struct {
 	State   State  // if its ledger differs from the one before, it is written before an act is made
 	Problem string // why nothing was decided: the ledger can't be used, or another process leads
 
-	Acts     []Act  // due now
-	Marks    []Mark // of nodes, due now
+	Ended    []EndedMove // moves that ended by this decision
+	Acts     []Act       // due now
+	Marks    []Mark      // of nodes, due now
 	Waits    []Wait
 	Refusals []Refusal
 
@@ -32,6 +33,42 @@ type Act struct {
 	Term    uint64       // of the leader
 	Victims int          // workloads of lower priority that the orchestrator ends for it, with the operator's consent
 	Listed  bool         // the mode is report: nothing is to be called
+}
+
+// EndedMove is a move that has ended.
+type EndedMove struct {
+	Subject
+	Began time.Time // of the fault
+	Move  Move
+}
+
+// EndedMoves returns the moves that are open in the ledger before, and have ended in the one after.
+func EndedMoves(before, after Ledger) (all []EndedMove) {
+	open := map[openKey]bool{}
+	for i := range before.Rescues {
+		r := &before.Rescues[i]
+		for j := range r.Moves {
+			if m := &r.Moves[j]; m.Outcome == Open {
+				open[openKey{r.key(), m.id(), r.Listed}] = true
+			}
+		}
+	}
+	for i := range after.Rescues {
+		r := &after.Rescues[i]
+		for j := range r.Moves {
+			if m := &r.Moves[j]; m.Outcome != Open && open[openKey{r.key(), m.id(), r.Listed}] {
+				all = append(all, EndedMove{Subject: m.subject(r), Began: r.Began, Move: *m})
+			}
+		}
+	}
+	return all
+}
+
+// openKey names an open move: a ledger has one of it.
+type openKey struct {
+	gpuKey
+	id     string
+	listed bool
 }
 
 // Subject is what a line of a result is about.

@@ -425,3 +425,58 @@ func TestPreemptAfterOthers(t *testing.T) {
 		w.Errorf("%+v", one)
 	}
 }
+
+// A call that was not made is no try. If an earlier one had no answer, it may be done, and the move stays under way.
+func TestNotMade(t *testing.T) {
+	w := newWorld(t, 3, 1)
+	w.run("one", "kube", 0, 0)
+	w.fault("kube", 0, 0, xid(95))
+	w.pass(minute)
+	w.answer(w.acts("at first", "one")[0], rescue.NotMade)
+	if m := w.state.Ledger.Rescues[0].Moves[0]; m.Tries != 0 || !m.Sent.IsZero() {
+		t.Errorf("after a call that was not made: %+v", m)
+	}
+	w.pass(10 * time.Second)
+	w.acts("before the time is over")
+	w.pass(10 * time.Second)
+	w.answer(w.acts("again", "one")[0], rescue.Failed)
+	w.pass(20 * time.Second)
+	a := w.acts("for the second time", "one")[0]
+	if a.Try != 2 {
+		t.Errorf("try %d", a.Try)
+	}
+	w.answer(a, rescue.NotMade)
+	w.work("one").Phase = rescue.Ended
+	w.pass(time.Second)
+	w.outcomes("the call without an answer was done", rescue.Moved)
+	if len(w.last.Ended) != 1 || w.last.Ended[0].Move.Outcome != rescue.Moved || w.last.Ended[0].Work != "one" {
+		t.Errorf("ended: %+v", w.last.Ended)
+	}
+}
+
+// Moves that have ended are told once, also those that the ledger does not keep.
+func TestEndedMoves(t *testing.T) {
+	w := newWorld(t, 60, 2)
+	w.policy.MaxNodes, w.policy.QuorumNodes, w.policy.MaxGPUs = 1000, 1000, 2
+	for n := range 50 {
+		w.run(fmt.Sprint("one-", n), "kube", n, 0)
+		w.fault("kube", n, 0, xid(95))
+	}
+	w.pass(minute)
+	for _, a := range w.last.Acts {
+		w.answer(a, rescue.NotMade)
+	}
+	sent := len(w.last.Acts)
+	if sent <= 40 {
+		t.Fatalf("%d acts", sent)
+	}
+	for n := range 50 {
+		w.work(fmt.Sprint("one-", n)).Phase = rescue.Ended
+	}
+	if w.pass(time.Second); len(w.last.Ended) != sent {
+		t.Errorf("%d of %d moves are told as ended", len(w.last.Ended), sent)
+	}
+	if w.pass(time.Second); len(w.last.Ended) != 0 {
+		t.Errorf("told again: %+v", w.last.Ended)
+	}
+}

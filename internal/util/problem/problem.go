@@ -60,6 +60,9 @@ const (
 	Evictions        Code = "DRA_EVICTIONS"          // no pods are evicted: their record can't be read or written
 	DroppedTaints    Code = "DRA_TAINTS_DROPPED"     // the API server drops the taints of devices
 	NomadUnread      Code = "NOMAD_DOES_NOT_READ"    // Nomad does not read the devices
+	Ledger           Code = "LEDGER_UNUSABLE"        // gpu-fleet moves no work: its ledger is missing or damaged
+	LedgerStore      Code = "LEDGER_STORE"           // gpu-fleet moves no work: its ledger can't be read or written now
+	Election         Code = "ELECTION"               // gpu-fleet moves no work: no leader can be elected
 )
 
 // Lines are problems as operators read them.
