@@ -22,8 +22,13 @@ const markAgain = 15 * time.Second
 
 // under is a call that is under way, or a mark that was made.
 type under struct {
-	what  string
-	until time.Time // when it may be made again; zero = it is under way
+	mark  rescue.Mark // that was made
+	until time.Time   // when it may be made again; zero = it is under way
+}
+
+// again reports whether a mark is one that was made just now: the node may not show it yet.
+func (u under) again(m rescue.Mark) bool {
+	return time.Now().Before(u.until) && m.Repair == u.mark.Repair && (m.Eligible == rescue.Unchanged || m.Eligible == u.mark.Eligible)
 }
 
 // answer is what came of a call.
@@ -59,34 +64,30 @@ func (c *Controller) call(r rescue.Result, decided time.Time) {
 		if a.Listed {
 			continue
 		}
-		c.start(a.Cluster, fmt.Sprintf("act %s %s %s %s", a.Cluster, a.GPU, a.Device, a.Subject.Work), "", ends, func(ctx context.Context) func(*Controller) {
+		c.start(a.Cluster, fmt.Sprintf("act %s %s %s %s", a.Cluster, a.GPU, a.Device, a.Subject.Work), ends, func(ctx context.Context) func(*Controller) {
 			given := c.act(ctx, s, a)
 			return func(c *Controller) { c.answered(a, given) }
 		})
 	}
 	for _, m := range r.Marks {
-		if m.Listed {
+		if m.Listed || c.calls[markKey(m)].again(m) {
 			continue
 		}
-		key, what := markKey(m)
-		c.start(m.Cluster, key, what, ends, func(ctx context.Context) func(*Controller) {
+		c.start(m.Cluster, markKey(m), ends, func(ctx context.Context) func(*Controller) {
 			index, err := c.mark(ctx, s, m)
 			return func(c *Controller) { c.marked(m, index, err) }
 		})
 	}
 }
 
-// markKey names the node of a mark, and what is made of it.
-func markKey(m rescue.Mark) (key, what string) {
-	return "mark " + m.Cluster + " " + m.Node, fmt.Sprint(m.Repair, m.Eligible)
-}
+func markKey(m rescue.Mark) string { return "mark " + m.Cluster + " " + m.Node }
 
-// start makes a call in a goroutine of its own, unless one of its key is under way, or the same was made just now.
-func (c *Controller) start(cluster, key, what string, ends time.Time, f func(context.Context) func(*Controller)) {
-	if was, ok := c.calls[key]; ok && (was.until.IsZero() || was.what == what && time.Now().Before(was.until)) {
+// start makes a call in a goroutine of its own, unless one of its key is under way.
+func (c *Controller) start(cluster, key string, ends time.Time, f func(context.Context) func(*Controller)) {
+	if was, ok := c.calls[key]; ok && was.until.IsZero() {
 		return
 	}
-	c.calls[key] = under{what: what}
+	c.calls[key] = under{}
 	l, slots := c.lead, c.slots[cluster]
 	l.calls.Go(func() {
 		ctx, cancel := context.WithDeadline(l.ctx, ends)
@@ -182,8 +183,7 @@ func (c *Controller) mark(ctx context.Context, s rescue.State, m rescue.Mark) (u
 
 // marked records that a node was marked. One that was not is marked at the next decision.
 func (c *Controller) marked(m rescue.Mark, index uint64, err error) {
-	key, what := markKey(m)
-	c.calls[key] = under{what: what, until: time.Now().Add(markAgain)}
+	c.calls[markKey(m)] = under{m, time.Now().Add(markAgain)}
 	c.events.marked(m, err)
 	if err == nil {
 		c.state = c.state.Marked(m, index)

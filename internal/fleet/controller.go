@@ -150,8 +150,10 @@ func (c *Controller) decide(ctx context.Context) {
 	loaded := c.load(ctx)
 	clusters := c.shown()
 	began := time.Now()
-	r := rescue.Result{State: c.state, Problem: "no act is made: the ledger can't be used"}
-	if loaded != ledgerUnusable {
+	var r rescue.Result
+	if loaded == ledgerUnusable {
+		r = rescue.Result{State: c.state, Problem: fmt.Sprintf("no act is made: %v", c.ledger.err)}
+	} else {
 		r = c.Policy.Next(c.state, rescue.NewFleet(clusters...), began)
 	}
 	took := time.Since(began)
@@ -164,6 +166,7 @@ func (c *Controller) decide(ctx context.Context) {
 	if !r.Wake.IsZero() {
 		c.decideBy(r.Wake)
 	}
+	r.State = c.state // what was not written is not so
 	c.publish(clusters, r, began, took)
 }
 

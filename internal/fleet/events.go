@@ -3,10 +3,12 @@ package fleet
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
 
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/rescue"
 )
 
@@ -16,6 +18,7 @@ type events struct {
 	counts  Counts
 	waits   map[rescue.Subject]rescue.Reason // that were logged and last
 	refused map[rescue.Subject]rescue.Reason
+	said    map[rescue.Subject]string // the latest answer to the act of an open move, and to the mark of a node
 }
 
 const keptReplaced = 100 // of Counts.Replaced
@@ -24,6 +27,7 @@ func newEvents(log *slog.Logger) events {
 	return events{
 		log: log, counts: Counts{Acts: map[ActKey]uint64{}, Outcomes: map[OutcomeKey]uint64{}},
 		waits: map[rescue.Subject]rescue.Reason{}, refused: map[rescue.Subject]rescue.Reason{},
+		said: map[rescue.Subject]string{},
 	}
 }
 
@@ -42,36 +46,37 @@ func attrs(s rescue.Subject, more ...any) []any {
 func (e *events) decided(r rescue.Result) {
 	e.ended(r.Ended)
 	for i := range r.Acts {
-		a := &r.Acts[i]
-		if a.Listed {
-			e.counts.Acts[ActKey{a.Cluster, "listed"}]++
-			e.log.Info("work would be stopped in mode act", attrs(a.Subject, "victims", a.Victims)...)
-		} else {
-			e.log.Info("work is stopped, to run elsewhere", attrs(a.Subject, "try", a.Try, "victims", a.Victims)...)
-		}
+		e.acting(&r.Acts[i])
 	}
-	for i := range r.Ended {
-		delete(e.waits, about(r.Ended[i].Subject)) // that line tells it
-	}
-	for i := range r.Acts {
-		delete(e.waits, about(r.Acts[i].Subject))
-	}
-	e.waiting(r.Waits)
+	e.waiting(r)
 	e.refusing(r.Refusals)
 }
 
+// acting logs an act. One that is repeated after an answer is not told again.
+func (e *events) acting(a *rescue.Act) {
+	switch {
+	case a.Listed:
+		e.counts.Acts[ActKey{a.Cluster, "listed"}]++
+		e.log.Info("work would be stopped in mode act", attrs(a.Subject, "victims", a.Victims)...)
+	case e.said[about(a.Subject)] == "":
+		e.log.Info("work is stopped, to run elsewhere", attrs(a.Subject, "try", a.Try, "victims", a.Victims)...)
+	}
+}
+
 // waiting logs what has begun to wait, or waits for another reason, and what does not any more. Of a cluster that can't be read nothing is known.
-func (e *events) waiting(all []rescue.Wait) {
+func (e *events) waiting(r rescue.Result) {
 	before := maps.Clone(e.waits)
-	for i := range all {
-		w := &all[i]
+	for i := range r.Acts {
+		delete(before, about(r.Acts[i].Subject)) // it waits for its answer
+	}
+	for i := range r.Waits {
+		w := &r.Waits[i]
 		key := about(w.Subject)
 		delete(before, key)
-		if e.waits[key] == w.Reason {
-			continue
+		if w.Reason != rescue.ReasonSent && w.Reason != e.waits[key] {
+			e.waits[key] = w.Reason
+			e.wait(w)
 		}
-		e.waits[key] = w.Reason
-		e.wait(w)
 	}
 	for _, key := range inOrder(before) {
 		if e.waits[rescue.Subject{Cluster: key.Cluster}] != rescue.ReasonUnread || key.Node == "" {
@@ -81,11 +86,8 @@ func (e *events) waiting(all []rescue.Wait) {
 	}
 }
 
-// wait logs what begins to wait. That a call was made is logged already, and its answer will be.
+// wait logs what begins to wait.
 func (e *events) wait(w *rescue.Wait) {
-	if w.Reason == rescue.ReasonSent {
-		return
-	}
 	level := slog.LevelInfo
 	if w.Alert {
 		level = slog.LevelWarn
@@ -128,23 +130,30 @@ func inOrder(all map[rescue.Subject]rescue.Reason) []rescue.Subject {
 	})
 }
 
-// answered is for the answer to an act.
+// answered is for the answer to an act. One that is as before is not told again.
 func (e *events) answered(a rescue.Act, given rescue.Answer) {
-	level := slog.LevelInfo
+	level, key, text := slog.LevelInfo, about(a.Subject), given.Kind.String()+" "+given.Text
 	switch given.Kind {
-	case rescue.NotMade:
-		e.log.Info("call is not made", attrs(a.Subject, "text", given.Text)...)
-		return
 	case rescue.Failed, rescue.Denied:
 		level = slog.LevelWarn
-	case rescue.Accepted, rescue.NotFound, rescue.Blocked:
+	case rescue.Accepted, rescue.NotFound, rescue.Blocked, rescue.NotMade:
 	}
-	e.counts.Acts[ActKey{a.Cluster, given.Kind.String()}]++
+	if given.Kind != rescue.NotMade {
+		e.counts.Acts[ActKey{a.Cluster, given.Kind.String()}]++
+	}
+	if e.said[key] == text {
+		return
+	}
+	e.said[key] = text
 	more := []any{"answer", given.Kind.String(), "try", a.Try, "text", given.Text}
 	if given.Remedy != "" {
 		more = append(more, "remedy", given.Remedy)
 	}
-	e.log.Log(context.Background(), level, "the orchestrator has answered", attrs(a.Subject, more...)...)
+	message := "the orchestrator has answered"
+	if given.Kind == rescue.NotMade {
+		message = "call is not made"
+	}
+	e.log.Log(context.Background(), level, message, attrs(a.Subject, more...)...)
 }
 
 // ended is for moves that have ended.
@@ -152,6 +161,8 @@ func (e *events) ended(all []rescue.EndedMove) {
 	for i := range all {
 		one := &all[i]
 		m := &one.Move
+		delete(e.waits, about(one.Subject))
+		delete(e.said, about(one.Subject))
 		e.counts.Outcomes[OutcomeKey{one.Cluster, m.Outcome}]++
 		e.log.Info("move has ended", attrs(one.Subject, "outcome", m.Outcome.String(), "tries", m.Tries)...)
 		if m.Outcome == rescue.Moved {
@@ -164,11 +175,17 @@ func (e *events) ended(all []rescue.EndedMove) {
 // marked is for a node that was to be marked.
 func (e *events) marked(m rescue.Mark, err error) {
 	about := []any{"cluster", m.Cluster, "node", m.Node, "repair", m.Repair.String(), "eligibility", m.Eligible.String()}
-	if err != nil {
-		e.log.Warn("node is not marked for repair", append(about, "error", err)...)
-		return
+	key, was := rescue.Subject{Cluster: m.Cluster, Node: m.Node}, ""
+	was, e.said[key] = e.said[key], fmt.Sprint(err)
+	switch {
+	case err != nil && was == err.Error():
+	case err != nil:
+		e.log.Warn("mark of a node could not be changed, and is tried again", append(about, "error", err)...)
+	case m.Repair == health.NoRepair:
+		e.log.Info("mark of a node is removed", about...)
+	default:
+		e.log.Info("node is marked for repair", about...)
 	}
-	e.log.Info("node is marked for repair", about...)
 }
 
 // copied are the counts as they are now.

@@ -87,6 +87,14 @@ func (p *process) gate() {
 	time.Sleep(time.Until(until))
 }
 
+// die kills the process before its next step.
+func (p *process) die() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.dead = true
+	p.kill()
+}
+
 func (p *process) suspend(d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -553,6 +561,7 @@ type client struct {
 	shown  *watch.Value[rescue.Cluster]
 	each   time.Duration // between two looks, at most
 	hangs  bool          // a call does not end
+	atLive func()        // called before node and work are read for an act
 	listed []string      // by Follow
 }
 
@@ -588,6 +597,9 @@ func (c *client) Follow(work []string)                { c.locked(func() { c.list
 func (c *client) Problems() []problem.Problem         { return nil }
 
 func (c *client) Live(ctx context.Context, _ rescue.Act) (live rescue.Cluster, err error) {
+	if c.atLive != nil {
+		c.atLive()
+	}
 	if time.Now().Before(c.gone()) {
 		return live, errAway
 	}

@@ -16,7 +16,7 @@ type View struct {
 
 	Policy   rescue.Policy
 	Clusters []ClusterView
-	Result   rescue.Result // of the latest decision: acts, waits, refusals, and the state with the ledger. Without the lead it is what this process would decide
+	Result   rescue.Result // of the latest decision: acts, waits, refusals, and the state with the stored ledger. Without the lead the acts are what this process would do
 	Decided  time.Duration // for how long the decision took
 	Store    string        // where the ledger is
 	StoreErr string        // why it can't be read or written; "" = it can
