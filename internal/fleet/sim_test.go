@@ -101,9 +101,14 @@ func (p *process) suspend(d time.Duration) {
 	p.suspended = time.Now().Add(d)
 }
 
-// remote has an effect on a server, or not.
+// remote has an effect on a server, or not. A process may be suspended before and after.
 func (p *process) remote(ctx context.Context, effect func()) error {
 	p.gate()
+	return p.send(ctx, effect)
+}
+
+// send is remote for a request that has left the process.
+func (p *process) send(ctx context.Context, effect func()) error {
 	if !p.step() {
 		return errDead
 	}
@@ -134,8 +139,10 @@ type bank struct {
 	version int
 	away    bool
 	writes  int
-	before  func() // called before a write, to get ahead of it
-	stopped time.Time
+	before  func()    // called before a write, to get ahead of it
+	stopped time.Time // since when acts are stopped; zero = they are not
+	term    uint64
+	termAt  time.Time // when it changed
 }
 
 func newBank() *bank {
@@ -216,6 +223,9 @@ func (b *bank) write(l rescue.Ledger, was fleet.Version) (fleet.Version, error) 
 		b.stopped = time.Time{}
 	case b.stopped.IsZero():
 		b.stopped = time.Now()
+	}
+	if before := b.term; l.Term != before {
+		b.term, b.termAt = l.Term, time.Now()
 	}
 	b.text = text
 	b.version++
@@ -319,6 +329,9 @@ type region struct {
 	reply func(rescue.Act) (a rescue.Answer, done bool) // what the servers say to an act; nil = they do it
 	marks []rescue.Mark
 	lag   bool // what the servers show of devices is not always of now
+
+	ends  func(*rescue.Work) time.Duration // until work that was stopped has ended; nil = as it says
+	moved func(old, next *rescue.Work)     // called for work that was stopped, with its replacement, which may have no place
 }
 
 // call is an act that has reached the servers.
@@ -495,16 +508,22 @@ func (r *region) stop(a rescue.Act) rescue.Answer {
 // end has work end, and a replacement start.
 func (r *region) end(w *rescue.Work) {
 	w.Phase = rescue.Ending
-	id := w.ID
-	time.AfterFunc(w.EndsWithin, func() {
+	id, after := w.ID, w.EndsWithin
+	if r.ends != nil {
+		after = r.ends(w)
+	}
+	time.AfterFunc(after, func() {
 		r.locked(func() { r.work(id).Phase = rescue.Ended })
 	})
 	r.after++
 	next := *w
 	next.ID, next.Replaces, next.Holds, next.Node, next.Phase = fmt.Sprintf("%s-r%d", r.c.Name, r.after), w.ID, nil, "", rescue.Pending
 	r.place(&next, r.c.Nodes, r.c.Work)
+	if r.moved != nil {
+		r.moved(w, &next)
+	}
 	r.c.Work = append(r.c.Work, next)
-	time.AfterFunc(w.EndsWithin+time.Second, func() {
+	time.AfterFunc(after+time.Second, func() {
 		r.locked(func() {
 			if one := r.work(next.ID); one.Phase == rescue.Pending && one.Node != "" {
 				one.Phase = rescue.Running
@@ -561,7 +580,8 @@ type client struct {
 	shown  *watch.Value[rescue.Cluster]
 	each   time.Duration // between two looks, at most
 	hangs  bool          // a call does not end
-	atLive func()        // called before node and work are read for an act
+	atLive func()        // called before node and work are read for an act; nil = nothing
+	atDo   func()        // called after an act has reached the servers, before their answer
 	listed []string      // by Follow
 }
 
@@ -615,7 +635,12 @@ func (c *client) Do(ctx context.Context, a rescue.Act) (given rescue.Answer) {
 	if time.Now().Before(c.gone()) {
 		return rescue.Answer{Kind: rescue.Failed, Text: errAway.Error()}
 	}
-	if err := c.p.remote(ctx, func() { given = c.stop(a) }); err != nil {
+	if err := c.p.send(ctx, func() {
+		given = c.stop(a)
+		if c.atDo != nil {
+			c.atDo()
+		}
+	}); err != nil {
 		return rescue.Answer{Kind: rescue.Failed, Text: err.Error()}
 	}
 	return given
