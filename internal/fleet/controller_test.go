@@ -459,6 +459,74 @@ func TestStoreAway(t *testing.T) {
 	})
 }
 
+// TestWritesFail has the ledger be read and not written: nothing is called, and nothing that was not called is in the ledger later.
+func TestWritesFail(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTeam(t)
+		one := w.start(w.process("a"))
+		time.Sleep(5 * time.Second)
+		w.bank.refuse = func() error { return errAway }
+		w.nomad.strike(0, 0, 95)
+		time.Sleep(5 * time.Minute)
+		w.stops("not written", w.nomad, 0)
+		if v := one.View().Load(); len(v.Result.State.Ledger.Rescues) > 0 || len(v.Problems) != 1 {
+			t.Errorf("ledger %+v, problems %+v", v.Result.State.Ledger, v.Problems)
+		}
+		w.bank.refuse = nil
+		time.Sleep(time.Minute)
+		w.stops("written", w.nomad, 1)
+		w.reserved("written", 1)
+		if r := w.bank.ledger().Rescues[0]; r.Reserved.Sub(r.Began) < 5*time.Minute {
+			t.Errorf("reserved %v after its beginning", r.Reserved.Sub(r.Began))
+		}
+	})
+}
+
+// TestTermOfAnother has the first write of a leader fail, while another process begins the term of that number: it is not taken for its own. Later another
+// process begins a term, and the leader steps down, before it leads again with a term of its own.
+func TestTermOfAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTeam(t)
+		lead := func() {
+			l, v, err := w.bank.read()
+			if _, err2 := w.bank.write(rescue.State{Ledger: l}.Lead().Ledger, v); err != nil || err2 != nil {
+				t.Error(err, err2)
+			}
+		}
+		w.bank.refuse = func() error {
+			w.bank.refuse = nil
+			lead()
+			return errLost
+		}
+		one := w.start(w.process("a"))
+		time.Sleep(time.Minute)
+		if v := one.View().Load(); w.bank.term != 2 || !v.Leads || v.Result.State.Term != 2 {
+			t.Errorf("term %d, leads %t in term %d", w.bank.term, v.Leads, v.Result.State.Term)
+		}
+		lead()
+		time.Sleep(time.Minute)
+		if v := one.View().Load(); w.bank.term != 4 || !v.Leads || v.Result.State.Term != 4 || one.log.count("this one steps down") != 1 {
+			t.Errorf("term %d, leads %t in term %d", w.bank.term, v.Leads, v.Result.State.Term)
+		}
+	})
+}
+
+// TestRepairedBeforeCall has a fault end between the reservation and its call: there is no call, and the move is cancelled.
+func TestRepairedBeforeCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTeam(t)
+		one := w.process("a")
+		one.clients[0].atLive = func() { w.nomad.locked(func() { w.nomad.repair(0) }) }
+		w.start(one)
+		w.nomad.strike(0, 0, 95)
+		time.Sleep(5 * time.Minute)
+		w.stops("repaired", w.nomad, 0)
+		if n := one.View().Load().Counts.Outcomes[fleet.OutcomeKey{Cluster: "nomad", Outcome: rescue.Cancelled}]; n != 1 {
+			t.Errorf("%d moves are cancelled", n)
+		}
+	})
+}
+
 // TestHangingCluster has the calls of one cluster not end: another one is not held up.
 func TestHangingCluster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

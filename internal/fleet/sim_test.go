@@ -139,8 +139,9 @@ type bank struct {
 	version int
 	away    bool
 	writes  int
-	before  func()    // called before a write, to get ahead of it
-	stopped time.Time // since when acts are stopped; zero = they are not
+	before  func()       // called before a write, to get ahead of it
+	refuse  func() error // of a write; nil = none is refused
+	stopped time.Time    // since when acts are stopped; zero = they are not
 	term    uint64
 	termAt  time.Time // when it changed
 }
@@ -193,6 +194,11 @@ func (b *bank) read() (l rescue.Ledger, v fleet.Version, err error) {
 func (s store) Write(ctx context.Context, l rescue.Ledger, was fleet.Version) (v fleet.Version, err error) {
 	if s.before != nil {
 		s.before()
+	}
+	if s.refuse != nil {
+		if err := s.refuse(); err != nil {
+			return "", err
+		}
 	}
 	if lost := s.p.remote(ctx, func() { v, err = s.write(l, was) }); lost != nil {
 		return "", lost

@@ -359,7 +359,7 @@ func (r *realm) judge(a rescue.Act, one *rescue.Work) {
 		w.Errorf("%+v: the work is on node %s", a, one.Node)
 	}
 	if !r.struck(r.c.Nodes, a, one) {
-		if !slices.ContainsFunc(r.past, func(p past) bool { return time.Since(p.until) <= underWay && r.struck(p.nodes, a, one) }) {
+		if !slices.ContainsFunc(r.past, func(p past) bool { return time.Since(p.until) <= fleet.CallTimeout && r.struck(p.nodes, a, one) }) {
 			w.Errorf("%+v: the work has no GPU with a fault: %+v", a, one)
 		}
 		w.lateFault++
