@@ -90,7 +90,8 @@ type Work struct {
 	Needs      []Need // devices that it asks for
 
 	// Pool names the nodes that may take its replacement, in Cluster.Pools. The caller sets it for work on GPUs with faults.
-	Pool string
+	Pool        string
+	PoolUnknown string // what it asks for that the caller can't look at, so that no node is certain; "" = all was looked at
 
 	EndsWithin   time.Duration // from the call to its end, by its own settings
 	LosesAttempt bool          // its controller counts the call as a failure of the work

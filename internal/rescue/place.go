@@ -277,6 +277,9 @@ func (r *rooms) takeOne(w *Work, mayPreempt bool) (victims int, v verdict) {
 }
 
 func (r *rooms) noPlace(w *Work) verdict {
+	if w.PoolUnknown != "" {
+		return waits(ReasonNoPlace, "it is not known for certain which nodes may take %s: it has %s", w.name(), w.PoolUnknown)
+	}
 	var asks []string
 	for _, need := range w.Needs {
 		asks = append(asks, fmt.Sprintf("%d %s", need.Units, need.Kind))
