@@ -63,6 +63,9 @@ const (
 	Ledger           Code = "LEDGER_UNUSABLE"        // gpu-fleet moves no work: its ledger is missing or damaged
 	LedgerStore      Code = "LEDGER_STORE"           // gpu-fleet moves no work: its ledger can't be read or written now
 	Election         Code = "ELECTION"               // gpu-fleet moves no work: no leader can be elected
+	ClusterUnread    Code = "CLUSTER_UNREAD"         // gpu-fleet moves no work in a cluster: it can't be read, or not completely
+	MissingRight     Code = "RIGHT_MISSING"          // gpu-fleet lacks a right in a cluster
+	FaultReport      Code = "FAULT_REPORT_UNREAD"    // gpu-fleet moves no work from or to a node: it can't read the faults that the agent reports
 )
 
 // Lines are problems as operators read them.
