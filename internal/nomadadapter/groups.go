@@ -8,6 +8,7 @@ import (
 	"github.com/hashicorp/nomad/plugins/device"
 	"github.com/hashicorp/nomad/plugins/shared/structs"
 
+	"github.com/tandem-gpu/tandem/internal/core/faultreport"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
@@ -76,9 +77,9 @@ func descriptionOf(inv *inventory.Allocatable, u inventory.Unit) string {
 		return ""
 	}
 	if all := inv.Conditions(u); len(all) > 0 {
-		return health.Text(all)
+		return faultreport.Describe(all)
 	}
-	return u.Health.String()
+	return faultreport.Describe([]health.Health{u.Health})
 }
 
 func (l listing) equal(o listing) bool {
