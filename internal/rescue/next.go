@@ -277,6 +277,18 @@ func (d *decision) quorum() {
 	if d.ledger.Stop != nil {
 		return
 	}
+	nodes := d.nodesByCause()
+	for _, cause := range keys(nodes) {
+		if n := len(nodes[cause]); n > d.QuorumNodes {
+			d.ledger.Stop = &Stop{At: d.now, By: ByQuorum, Text: fmt.Sprintf("%d nodes got %s within %v, and quorum_nodes is %d: "+
+				"look for a change of driver, kernel or agent, then resume", n, cause, d.QuorumTime, d.QuorumNodes)}
+			return
+		}
+	}
+}
+
+// nodesByCause returns the nodes that got a fault of a cause within the time of the quorum, and after acts were resumed.
+func (d *decision) nodesByCause() map[string]map[string]bool {
 	nodes := map[string]map[string]bool{}
 	add := func(k causeKey, at time.Time) {
 		if d.now.Sub(at) >= d.QuorumTime || !at.After(d.ledger.ResumedAt) {
@@ -294,11 +306,5 @@ func (d *decision) quorum() {
 		r := &d.ledger.Rescues[i]
 		add(causeKey{r.Cause, r.Hardware}, r.Began) // also if what was seen is lost since
 	}
-	for _, cause := range keys(nodes) {
-		if n := len(nodes[cause]); n > d.QuorumNodes {
-			d.ledger.Stop = &Stop{At: d.now, By: ByQuorum, Text: fmt.Sprintf("%d nodes got %s within %v, and quorum_nodes is %d: "+
-				"look for a change of driver, kernel or agent, then resume", n, cause, d.QuorumTime, d.QuorumNodes)}
-			return
-		}
-	}
+	return nodes
 }
