@@ -13,7 +13,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/config"
-	"github.com/tandem-gpu/tandem/internal/operator/status"
+	"github.com/tandem-gpu/tandem/internal/util/httpserver"
 	"github.com/tandem-gpu/tandem/test/check"
 )
 
@@ -259,7 +259,7 @@ func resolveAll(t *testing.T, args []string, env map[string]string, file string)
 		check.NoError(t, flags[name].Set(value))
 	}
 	return config.ReadKubernetes(flags, config.Environment{
-		LookupEnv: func(name string) (string, bool) { v, ok := env[name]; return v, ok }, CheckAddress: status.CheckAddress,
+		LookupEnv: func(name string) (string, bool) { v, ok := env[name]; return v, ok }, CheckAddress: httpserver.CheckAddress,
 	})
 }
 

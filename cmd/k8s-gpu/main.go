@@ -24,7 +24,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/doctor"
 	"github.com/tandem-gpu/tandem/internal/operator/explain"
-	"github.com/tandem-gpu/tandem/internal/operator/status"
+	"github.com/tandem-gpu/tandem/internal/util/httpserver"
 	"github.com/tandem-gpu/tandem/internal/util/terminal"
 )
 
@@ -68,7 +68,7 @@ type environment struct {
 // run runs the command line of a process.
 func run(ctx context.Context, env environment) error {
 	values := config.NewFlags(config.KubernetesSpecs())
-	host := config.Environment{LookupEnv: env.lookupEnv, CheckAddress: status.CheckAddress}
+	host := config.Environment{LookupEnv: env.lookupEnv, CheckAddress: httpserver.CheckAddress}
 	named := func(name string) (settings, error) {
 		of := host
 		of.Config = name

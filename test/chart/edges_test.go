@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/tandem-gpu/tandem/internal/config"
-	"github.com/tandem-gpu/tandem/internal/operator/status"
+	"github.com/tandem-gpu/tandem/internal/util/httpserver"
 )
 
 // A value that is null, with which Helm removes the default, is refused in one line of the schema, or has the meaning that values.yaml gives it.
@@ -142,7 +142,7 @@ func TestSystemFoldersAreTheAgents(t *testing.T) {
 		if err := flags["mps-root"].Set(path); err != nil {
 			t.Fatal(err)
 		}
-		_, want := config.ReadKubernetes(flags, config.Environment{LookupEnv: func(string) (string, bool) { return "", false }, CheckAddress: status.CheckAddress})
+		_, want := config.ReadKubernetes(flags, config.Environment{LookupEnv: func(string) (string, bool) { return "", false }, CheckAddress: httpserver.CheckAddress})
 		if _, err := render(t, values{"mps": values{"root": path}}); (err == nil) != (want == nil) {
 			t.Errorf("%s: the chart: %v; the agent: %v", path, err, want)
 		}

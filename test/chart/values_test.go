@@ -15,7 +15,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/operator/status"
+	"github.com/tandem-gpu/tandem/internal/util/httpserver"
 )
 
 // Each value is in a set of testdata/values, other than its default, so that the end-to-end test applies it.
@@ -156,7 +156,7 @@ func checkSettings(t *testing.T, name string, d appsv1.DaemonSet, flags config.F
 	pod := d.Spec.Template.Spec
 	c := pod.Containers[0]
 	s, err := config.ReadKubernetes(flags, config.Environment{
-		LookupEnv: func(key string) (string, bool) { v, ok := env[key]; return v, ok }, CheckAddress: status.CheckAddress, Config: configuration,
+		LookupEnv: func(key string) (string, bool) { v, ok := env[key]; return v, ok }, CheckAddress: httpserver.CheckAddress, Config: configuration,
 	})
 	if err != nil {
 		t.Errorf("%s: %s: %v", name, d.Name, err)

@@ -12,6 +12,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/agent/kube/kubestatus"
 	"github.com/tandem-gpu/tandem/internal/agent/nomad"
 	"github.com/tandem-gpu/tandem/internal/operator/metrics"
+	"github.com/tandem-gpu/tandem/internal/util/metric"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
 
@@ -34,7 +35,7 @@ var sections = []struct {
 
 // entry is a metric in the reference.
 type entry struct {
-	*metrics.Metric
+	*metric.Metric
 	section string
 	agents  string
 	help    string
@@ -44,7 +45,7 @@ func entries(t *testing.T) (all []entry) {
 	byName := map[string]*entry{}
 	for _, set := range []struct {
 		agents, section string
-		metrics         []*metrics.Metric
+		metrics         []*metric.Metric
 	}{
 		{"both", "", metrics.Shared()}, {"k8s-gpu", "Kubernetes", kubestatus.Metrics()}, {"nomad-gpu", "Nomad", nomad.Metrics()},
 	} {
@@ -107,7 +108,7 @@ func TestReference(t *testing.T) {
 // Names follow Prometheus' rules: base units, _total for counters and for nothing else, one sentence of help at least.
 func TestNames(t *testing.T) {
 	for _, e := range entries(t) {
-		if total := strings.HasSuffix(e.Name, "_total"); total != (e.Type == metrics.Counter) {
+		if total := strings.HasSuffix(e.Name, "_total"); total != (e.Type == metric.Counter) {
 			t.Errorf("%s is a %s", e.Name, e.Type)
 		}
 		for _, unit := range []string{"_ms", "_milliseconds", "_percent", "_mhz", "_megabytes", "_kib", "_milliwatts"} {

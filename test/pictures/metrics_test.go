@@ -9,6 +9,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/agent/kube/kubestatus"
 	"github.com/tandem-gpu/tandem/internal/agent/nomad"
 	"github.com/tandem-gpu/tandem/internal/operator/metrics"
+	"github.com/tandem-gpu/tandem/internal/util/metric"
 )
 
 // exported are the labels of each metric that agents export: those that the code describes, and those of Go's runtime and of
@@ -18,10 +19,10 @@ func exported(t *testing.T) map[string][]string {
 	described := map[string][]string{}
 	for _, m := range slices.Concat(metrics.Shared(), kubestatus.Metrics(), nomad.Metrics()) {
 		switch m.Type {
-		case metrics.Histogram:
+		case metric.Histogram:
 			described[m.Name+"_bucket"] = append(slices.Clone(m.Labels), "le")
 			fallthrough
-		case metrics.Summary:
+		case metric.Summary:
 			described[m.Name+"_count"], described[m.Name+"_sum"] = m.Labels, m.Labels
 		default:
 			described[m.Name] = m.Labels

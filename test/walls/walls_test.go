@@ -44,6 +44,9 @@ var rules = []struct {
 	never    []string // prefixes of import paths that it may not link, also not through other packages
 }{
 	{"util/...", nil, []string{cgo, nvml, grpc, kubernetes, hashicorp}},
+	// Those of HTTP: the standard library's net links cgo.
+	{"util/httpserver", []string{"util/..."}, []string{nvml, grpc, kubernetes, hashicorp}},
+	{"util/metric", nil, []string{nvml, grpc, kubernetes, hashicorp}},
 
 	{"core", pure, nil},
 	{"core/gpu", nil, nil},

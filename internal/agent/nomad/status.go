@@ -10,6 +10,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
 	"github.com/tandem-gpu/tandem/internal/operator/metrics"
+	"github.com/tandem-gpu/tandem/internal/util/metric"
 )
 
 // view is a plugin as the HTTP server shows it. Its methods are safe for concurrent use.
@@ -18,10 +19,10 @@ type view struct {
 	durations metrics.Durations // of requests
 }
 
-var set metrics.Set
+var set metric.Set
 
 // Metrics returns the metrics that Collect adds.
-func Metrics() []*metrics.Metric { return set.Metrics() }
+func Metrics() []*metric.Metric { return set.Metrics() }
 
 var (
 	fingerprints      = set.Counter("fingerprint_responses_total", "Fingerprints that Nomad has taken.")
@@ -44,7 +45,7 @@ func (view) Describe(ch chan<- *prometheus.Desc) { set.Describe(ch) }
 
 // Collect implements prometheus.Collector.
 func (v view) Collect(ch chan<- prometheus.Metric) {
-	p, s := metrics.NewSamples(ch), v.plugin.Counters()
+	p, s := metric.NewSamples(ch), v.plugin.Counters()
 	p.Add(fingerprints, float64(s.FingerprintResponses))
 	p.Add(statsResponses, float64(s.StatsResponses))
 	p.Add(reservations, float64(s.Reservations))

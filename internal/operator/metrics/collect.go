@@ -1,3 +1,6 @@
+// Package metrics has the metrics that both agents share: their names, and how their values follow from the agent's state. The
+// adapters' own are in agent/kube/kubestatus and agent/nomad. All values are computed at a scrape; none is kept, so
+// that a series ends with what it is about.
 package metrics
 
 import (
@@ -11,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/internal/util/metric"
 )
 
 // Source is what the shared metrics are computed from: values of one moment.
@@ -31,10 +35,10 @@ type Source struct {
 	ResourceOf func(inventory.Unit) string // the name by which an orchestrator knows a unit
 }
 
-var shared Set
+var shared metric.Set
 
 // Shared returns the metrics that both agents have.
-func Shared() []*Metric { return shared.Metrics() }
+func Shared() []*metric.Metric { return shared.Metrics() }
 
 var (
 	buildInfo = shared.Gauge("build_info", "The agent.", "agent", "version", "go")
@@ -56,7 +60,7 @@ func (Collector) Describe(ch chan<- *prometheus.Desc) { shared.Describe(ch) }
 
 // Collect implements prometheus.Collector.
 func (c Collector) Collect(ch chan<- prometheus.Metric) {
-	s, p := c(), NewSamples(ch)
+	s, p := c(), metric.NewSamples(ch)
 	p.Add(buildInfo, 1, s.Agent, s.Version, runtime.Version())
 	p.AddBool(reloaded, s.ReloadOK)
 	p.Add(reloadTime, timestamp(s.ReloadedAt))

@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tandem-gpu/tandem/internal/util/metric"
 )
 
 // bounds are the upper bounds of the buckets, in seconds. A request is answered from memory in less than a millisecond; one that waits for
@@ -16,7 +18,7 @@ var bounds = []float64{
 type Durations struct{ *prometheus.HistogramVec }
 
 // NewDurations returns the histograms of a metric whose label is the method. Each of the methods has its series from the start.
-func NewDurations(m *Metric, methods ...string) Durations {
+func NewDurations(m *metric.Metric, methods ...string) Durations {
 	d := Durations{prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: m.Name, Help: m.Help, Buckets: bounds}, m.Labels)}
 	for _, method := range methods {
 		d.WithLabelValues(method)

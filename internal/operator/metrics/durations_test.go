@@ -6,12 +6,13 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tandem-gpu/tandem/internal/util/metric"
 	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // A request is in the bucket of its duration and in all above. Each method has its series before the first request.
 func TestDurations(t *testing.T) {
-	var set Set
+	var set metric.Set
 	d := NewDurations(set.Histogram("t_seconds", "Times.", "method"), "Allocate", "Prefer")
 	for _, took := range []time.Duration{0, 50 * time.Microsecond, 50*time.Microsecond + 1, time.Second, time.Minute} {
 		d.Observe("Prefer", took)
@@ -41,7 +42,7 @@ func TestDurations(t *testing.T) {
 }
 
 func BenchmarkObserve(b *testing.B) {
-	var set Set
+	var set metric.Set
 	d := NewDurations(set.Histogram("t_seconds", "Times.", "method"))
 	for b.Loop() {
 		d.Observe("Allocate", time.Millisecond)

@@ -12,6 +12,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/internal/util/metric"
 )
 
 // The metrics of health. The label "device" is an offered device, once however many share it; "gpu" is a physical GPU, as faults
@@ -37,7 +38,7 @@ var (
 )
 
 // collectHealth adds the metrics of health. The devices and the table of XIDs bound their number.
-func collectHealth(p *Samples, s Source) {
+func collectHealth(p *metric.Samples, s Source) {
 	for u := range s.State.Allocatable.Devices() {
 		id := string(u.Device.ID)
 		for h := health.Healthy; h <= health.GPULost; h++ {
@@ -64,7 +65,7 @@ func collectHealth(p *Samples, s Source) {
 
 // collectUnitCauses adds the causes for which a device takes no work that are no conditions of it (health.Reason.OfUnit). Two devices may have one
 // place: a MIG instance, and the one before it.
-func collectUnitCauses(p *Samples, s Source) {
+func collectUnitCauses(p *metric.Samples, s Source) {
 	seen := map[[4]string]bool{}
 	for u := range s.State.Allocatable.Devices() {
 		h, at := u.Health, u.Device.At
@@ -78,7 +79,7 @@ func collectUnitCauses(p *Samples, s Source) {
 }
 
 // collectFaults adds the recovery action and the counts of faults of each GPU.
-func collectFaults(p *Samples, s Source) {
+func collectFaults(p *metric.Samples, s Source) {
 	known := newKnownFaults(s.Config.Health)
 	actions := make([]string, health.RecoveryOther+1)
 	for a := range actions {

@@ -8,6 +8,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/util/metric"
 )
 
 // The metrics of what is offered.
@@ -27,7 +28,7 @@ var (
 	driverInfo = shared.Gauge("driver_info", "The driver: pending, absent, failed, ready or released (maintenance).", "state", "version", "cuda")
 )
 
-func collectInventory(p *Samples, s Source) {
+func collectInventory(p *metric.Samples, s Source) {
 	inv := s.State.Allocatable
 	driver := inv.Driver()
 	p.Add(driverInfo, 1, driver.State.String(), driver.Version, driver.CUDA)
@@ -81,7 +82,7 @@ type offer struct {
 }
 
 // collectUnits counts units. The number of series is that of devices, not of shares.
-func collectUnits(p *Samples, s Source) {
+func collectUnits(p *metric.Samples, s Source) {
 	byState := map[string]*[health.GPULost + 1]float64{}
 	for _, r := range s.Resources {
 		byState[r] = new([health.GPULost + 1]float64)

@@ -5,6 +5,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/internal/util/metric"
 )
 
 // The metrics of what offered devices do and which work has them. What a device does not report has no series.
@@ -22,7 +23,7 @@ var (
 
 // reading is a metric whose value is one number of a gpu.Usage.
 type reading struct {
-	metric *Metric
+	metric *metric.Metric
 	labels []string // after the device
 	unit   float64  // of the number, in the metric's unit
 	of     func(*gpu.Usage) gpu.OptionalUint64
@@ -81,7 +82,7 @@ var readings = []reading{
 
 // collectUse adds the use of the devices that are in the inventory: a device that was removed has no series, also while the latest
 // table has it.
-func collectUse(p *Samples, s Source) {
+func collectUse(p *metric.Samples, s Source) {
 	t := s.Use
 	if t.At.IsZero() {
 		return
@@ -100,7 +101,7 @@ func collectUse(p *Samples, s Source) {
 	}
 }
 
-func collectOwners(p *Samples, t use.Table, d *use.Device) {
+func collectOwners(p *metric.Samples, t use.Table, d *use.Device) {
 	id := string(d.ID)
 	owners := d.Owners()
 	for i := range owners {
@@ -129,7 +130,7 @@ func collectOwners(p *Samples, t use.Table, d *use.Device) {
 	}
 }
 
-func collectReadings(p *Samples, d *use.Device) {
+func collectReadings(p *metric.Samples, d *use.Device) {
 	if d.Usage.At.IsZero() {
 		return
 	}

@@ -8,10 +8,10 @@ import (
 	"maps"
 	"net/http"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/util/httpserver"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
@@ -104,7 +104,7 @@ func negotiated(handler http.Handler) http.Handler {
 	plain, zipped := newPage(handler), newPage(compressed(handler))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Vary", "Accept-Encoding")
-		if acceptsGzip(r.Header.Get("Accept-Encoding")) {
+		if httpserver.AcceptsGzip(r.Header.Get("Accept-Encoding")) {
 			zipped.ServeHTTP(w, r)
 			return
 		}
@@ -138,16 +138,4 @@ func compressed(handler http.Handler) http.Handler {
 		_, _ = z.zip.Write(plain.body.Bytes()) // a client that does not read is disconnected
 		_ = z.zip.Close()
 	})
-}
-
-// acceptsGzip reads the header Accept-Encoding (RFC 9110, 12.5.3).
-func acceptsGzip(header string) bool {
-	for item := range strings.SplitSeq(header, ",") {
-		name, weight, _ := strings.Cut(item, ";")
-		refused := strings.Trim(strings.TrimPrefix(strings.TrimSpace(weight), "q="), "0.") == "" && weight != ""
-		if strings.EqualFold(strings.TrimSpace(name), "gzip") && !refused {
-			return true
-		}
-	}
-	return false
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/metrics"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/internal/util/httpserver"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/problemset"
 )
@@ -72,6 +73,15 @@ type Server struct {
 
 // New returns a server. Run makes it listen.
 func New(o Options) *Server { return &Server{Options: o, problems: problemset.Set{Log: o.Log}} }
+
+// Run serves until ctx ends. The agent works without HTTP: if it can't listen at the address, Run tries again.
+func (s *Server) Run(ctx context.Context) {
+	server := httpserver.Server{Address: s.Address, Handler: s.handler(), Problems: &s.problems, Log: s.Log}
+	server.Run(ctx)
+}
+
+// ListenProblems has the reason if nothing is served.
+func (s *Server) ListenProblems() []problem.Problem { return s.problems.List() }
 
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()

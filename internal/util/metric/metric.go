@@ -1,7 +1,6 @@
-// Package metrics has the metrics that both agents share: their names, and how their values follow from the agent's state. The
-// adapters' own are in agent/kube/kubestatus and agent/nomad. All values are computed at a scrape; none is kept, so
-// that a series ends with what it is about.
-package metrics
+// Package metric describes metrics and sends their samples, for collectors that compute all values at a scrape and keep none: so a series ends with
+// what it is about.
+package metric
 
 import (
 	"slices"

@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
 	"github.com/tandem-gpu/tandem/internal/operator/metrics"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/internal/util/metric"
 )
 
 // Plugins are what is shown; *deviceplugin.Plugins implement it. The methods are safe for concurrent use.
@@ -33,10 +34,10 @@ type DevicePlugins struct {
 	OnlyOffered bool
 }
 
-var set metrics.Set
+var set metric.Set
 
 // Metrics returns the metrics that the Collect methods add.
-func Metrics() []*metrics.Metric { return set.Metrics() }
+func Metrics() []*metric.Metric { return set.Metrics() }
 
 var (
 	connected = set.Gauge("kubelet_connected", "1 while the kubelet has the ListAndWatch stream of the resource open.", "resource")
@@ -45,7 +46,7 @@ var (
 
 // counters are those of each resource.
 var counters = []struct {
-	metric *metrics.Metric
+	metric *metric.Metric
 	value  func(deviceplugin.ResourceStats) uint64
 }{
 	{set.Counter("registrations_total", "Registrations with the kubelet.", "resource"),
@@ -72,7 +73,7 @@ func (DevicePlugins) Describe(ch chan<- *prometheus.Desc) { set.Describe(ch) }
 
 // Collect implements prometheus.Collector.
 func (v DevicePlugins) Collect(ch chan<- prometheus.Metric) {
-	p := metrics.NewSamples(ch)
+	p := metric.NewSamples(ch)
 	v.Durations.Collect(ch)
 	for _, r := range v.stats() {
 		p.AddBool(connected, r.Connected, r.Resource)

@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 	"github.com/tandem-gpu/tandem/internal/operator/metrics"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/internal/util/metric"
 )
 
 // Driver is the driver as the kubelet sees it; *dra.Adapter is one. Its methods are safe for concurrent use.
@@ -79,7 +80,7 @@ func (DRA) Describe(ch chan<- *prometheus.Desc) { set.Describe(ch) }
 // Collect implements prometheus.Collector.
 func (v DRA) Collect(ch chan<- prometheus.Metric) {
 	v.Plugins.Collect(ch)
-	p := metrics.NewSamples(ch)
+	p := metric.NewSamples(ch)
 	v.Durations.Collect(ch)
 	s, published := v.Driver.Stats(), v.Slices.Published()
 	p.AddBool(registered, s.Registered)
