@@ -1,0 +1,125 @@
+package report
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/fleet"
+	"github.com/tandem-gpu/tandem/internal/fleet/viewtest"
+	"github.com/tandem-gpu/tandem/internal/rescue"
+	"github.com/tandem-gpu/tandem/test/check"
+	"github.com/tandem-gpu/tandem/test/goldenfile"
+)
+
+// The JSON and the text of a fleet with one of each thing.
+func TestGolden(t *testing.T) {
+	v := viewtest.Small()
+	var text, plan bytes.Buffer
+	Of(v).text(&text, 0)
+	goldenfile.Compare(t, "testdata/small.json", indented(t, Of(v)))
+	goldenfile.Compare(t, "testdata/small.txt", text.String())
+
+	in := v.Policy.Next(v.Result.State, Fleet(v).InMode(rescue.ModeAct), v.At)
+	PlanOf(v, rescue.ModeAct, in).text(&plan, 0)
+	goldenfile.Compare(t, "testdata/plan.txt", plan.String())
+	goldenfile.Compare(t, "testdata/plan.json", indented(t, PlanOf(v, rescue.ModeAct, in)))
+}
+
+func indented(t *testing.T, v any) string {
+	t.Helper()
+	text, err := json.MarshalIndent(v, "", "  ")
+	check.NoError(t, err)
+	return string(text) + "\n"
+}
+
+// A process that has read nothing yet has no list that JSON shows as null, and says why nothing is done.
+func TestNothingIsKnown(t *testing.T) {
+	d := Of(fleet.View{At: viewtest.At, Identity: "a", Policy: rescue.Default(), StoreErr: fleet.ErrNoLedger.Error(), Store: "file /x"})
+	if text := indented(t, d); strings.Contains(text, "null") {
+		t.Error(text)
+	}
+	var text bytes.Buffer
+	d.WriteText(&text)
+	for _, want := range []string{"no process is known to lead", `LEDGER_ERROR`, "the ledger (file /x) can't be used: there is no ledger", "NO_LEADER"} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("%q is missing in\n%s", want, &text)
+		}
+	}
+}
+
+// A stop is the first thing that is shown.
+func TestStopIsFirst(t *testing.T) {
+	v := viewtest.Small()
+	v.Result.State = v.Result.State.Stopped("ada", "driver rollout", v.At)
+	v.StoreErr = "timeout"
+	d := Of(v)
+	if len(d.Alerts) < 3 || d.Alerts[0].Code != "STOPPED" || d.Alerts[1].Code != LedgerError || d.Stop == nil || d.Stop.By != "ada" {
+		t.Errorf("%+v %+v", d.Alerts, d.Stop)
+	}
+}
+
+// The brief document has the nodes with something to tell, and how many others there are.
+func TestBrief(t *testing.T) {
+	d := Of(viewtest.Large(100, viewtest.At))
+	brief := d.Brief()
+	if len(d.Nodes) != 100 || len(brief.Nodes) != 2 || brief.More != 98 || len(brief.Clusters) != 2 {
+		t.Errorf("%d nodes, %d brief, %d more", len(d.Nodes), len(brief.Nodes), brief.More)
+	}
+	for _, change := range []func(*Node){
+		func(n *Node) { n.Ready = false }, func(n *Node) { n.Schedulable = false }, func(n *Node) { n.Draining = true }, func(n *Node) { n.Mark = health.Reset },
+		func(n *Node) { n.Faults = []Fault{{}} }, func(n *Node) { n.GPUs[0].Health = health.Degraded }, func(n *Node) { n.GPUs[0].Faults = []Fault{{Advisory: true}} },
+	} {
+		d := Of(viewtest.Large(1, viewtest.At))
+		if change(&d.Nodes[0]); len(d.Brief().Nodes) != 1 {
+			t.Errorf("%+v is left out", d.Nodes[0])
+		}
+	}
+}
+
+// A fault of the node is of no GPU; a GPU that the servers do not list any more is shown by its fault; an advisory fault leaves the GPU healthy.
+func TestFaults(t *testing.T) {
+	c := viewtest.Cluster("east", fleet.Kubernetes, rescue.ModeAct, 1, 1, viewtest.At)
+	id := c.Nodes[0].Devices[0].ID
+	gone := rescue.Fault{State: health.GPULost, Cause: "LOST"}
+	gone.At.GPU = "GPU-gone"
+	advisory := rescue.Fault{At: c.Nodes[0].Devices[0].At, State: health.Unhealthy, Cause: "XID_95", Advisory: true}
+	c.Nodes[0].Faults = []rescue.Fault{{State: health.Unknown, Cause: "DRIVER"}, gone, advisory}
+	n := Of(viewtest.View(viewtest.At, rescue.NewLedger(), c)).Nodes[0]
+	if len(n.Faults) != 1 || n.Faults[0].Cause != "DRIVER" || len(n.GPUs) != 2 || n.GPUs[0].ID != id || n.GPUs[0].Health != health.Healthy || n.GPUs[0].OutOfService() ||
+		n.GPUs[1].ID != "GPU-gone" || n.GPUs[1].Health != health.GPULost || !n.GPUs[1].OutOfService() {
+		t.Errorf("%+v", n)
+	}
+}
+
+// No line is wider than the terminal, and nothing that a cluster names moves the cursor.
+func TestWidth(t *testing.T) {
+	v := viewtest.Small()
+	v.Clusters[2].Problem = "a\x1b[2Jb\nc\u009bd"
+	var text bytes.Buffer
+	Of(v).text(&text, 80)
+	for line := range strings.Lines(text.String()) {
+		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 {
+			t.Errorf("%d columns: %s", n, line)
+		}
+	}
+	text.Reset()
+	Of(v).text(&text, 0)
+	if strings.ContainsAny(text.String(), "\x1b\u009b") || !strings.Contains(text.String(), "a [2Jb c d") {
+		t.Errorf("%q", text.String())
+	}
+}
+
+func BenchmarkOf(b *testing.B) {
+	v := viewtest.Large(1000, viewtest.At)
+	for b.Loop() {
+		text, err := json.Marshal(Of(v))
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.ReportMetric(float64(len(text)), "B/document")
+	}
+}
