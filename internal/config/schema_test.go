@@ -143,12 +143,15 @@ func structural(err error) bool {
 // sectionKey begins a line of a configuration file.
 var sectionKey = regexp.MustCompile(`(?m)^\{?"?(version|flags|health|imex|policy|sharing|resources)"?: *`)
 
+// ofFleet is a line of a configuration file of gpu-fleet, which has a section "policy", too.
+var ofFleet = regexp.MustCompile(`(?m)^\{?clusters: *`)
+
 // corpus are the configuration files in string constants of tests, in documents and in examples, each with its place.
 func corpus(t *testing.T) map[string]string {
 	t.Helper()
 	found := map[string]string{}
 	add := func(text, at string) {
-		if sectionKey.MatchString(text) && !strings.Contains(text, "%s") {
+		if sectionKey.MatchString(text) && !ofFleet.MatchString(text) && !strings.Contains(text, "%s") {
 			found[text] = at
 		}
 	}

@@ -58,6 +58,7 @@ var rules = []struct {
 	// The decision about moves is for both orchestrators, and knows neither.
 	{"rescue", []string{"core/gpu", "core/health", "util/setting"}, []string{cgo, nvml, grpc, kubernetes, hashicorp}},
 	{"fleet/...", ofFleet, []string{nvml, grpc, kubernetes, hashicorp}},
+	{"fleet/config", slices.Concat(ofFleet, []string{"config/document", "config/schema"}), []string{cgo, nvml, grpc, kubernetes, hashicorp}},
 	{"fleet/kube", ofFleet, []string{nvml, hashicorp}},
 	{"fleet/nomad", ofFleet, []string{nvml, kubernetes}},
 	{"core/nvidia", slices.Concat(pure, []string{"util/..."}), []string{monitor, grpc, kubernetes, hashicorp}},
