@@ -104,7 +104,7 @@ func exported(c config.Config) []any {
 func TestDefaults(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]config.Ledger{
-		``: {File: "/var/lib/gpu-fleet/ledger.json"},
+		``:                                       {File: "/var/lib/gpu-fleet/ledger.json"},
 		`ledger: {cluster: k}`:                   {Cluster: "k", Namespace: "gpu-fleet", Name: "gpu-fleet"},
 		`ledger: {cluster: n}`:                   {Cluster: "n", Namespace: "default", Name: "nomad/jobs/gpu-fleet"},
 		`ledger: {file: l.json}`:                 {File: "/etc/l.json"},

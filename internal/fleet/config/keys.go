@@ -25,8 +25,10 @@ var (
 
 // The types of values that several keys have.
 var (
-	nameType       = schema.Match(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,48}[A-Za-z0-9])?$`, "a name of at most 50 letters, digits, dots, hyphens and underscores")
-	addressType    = schema.Match(`^(https?://[^/]+/?|unix://.+)$`, "an address such as `https://nomad.example:4646`, or `unix://` and the path of a socket")
+	nameType    = schema.Match(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,48}[A-Za-z0-9])?$`, "a name of at most 50 letters, digits, dots, hyphens and underscores")
+	addressType = schema.Match(`^(https?://[^/]+/?|unix://.+)$`, "an address such as `https://nomad.example:4646`, or `unix://` and the path of a socket")
+	listenType  = schema.Type{Pattern: `^(\[[^\[\]]+\]|[^:\[\]]*):(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5]?[0-9]{1,4})$`,
+		Words: "host and port such as `127.0.0.1:9410` or `:9410`", Blank: true}
 	controllerType = schema.Match(`^[A-Z][A-Za-z0-9]*(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)+$`, "kind and API group, such as `PyTorchJob.kubeflow.org`")
 	durationType   = schema.Match(`^(0|([0-9.]+(ns|us|µs|ms|s|m|h))+)$`, "a duration such as `30s` or `10m`")
 	pathType       = schema.Type{Pattern: `.`, Words: "a path; a relative one begins at the folder of this file", Blank: true}
@@ -40,7 +42,7 @@ func rootKeys() []schema.Key {
 			Type: schema.ListOf(schema.Type{Kind: schema.Object, Name: "cluster", Keys: clusterKeys, Cases: clusterCases}, 1)},
 		{Name: "ledger", Type: schema.ObjectOf(ledgerKeys...), Usage: "where the ledger is, and the lock by which one of several processes leads"},
 		{Name: "policy", Type: schema.ObjectOf(policyKeys()...), Usage: "which faults count, and how much is moved: one policy for all clusters"},
-		{Name: "listen", Default: DefaultListen, Type: textType, Usage: "address of the page, of `/metrics` and of the commands `status`, `plan`, `stop` and `resume`"},
+		{Name: "listen", Default: DefaultListen, Type: listenType, Usage: "address of the page, of `/metrics` and of the commands `status`, `plan`, `stop` and `resume`"},
 		{Name: "token_file", Type: pathType, Usage: "file with the token that a request to stop or resume must present; without it they are refused"},
 	}
 }

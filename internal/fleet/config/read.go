@@ -3,11 +3,9 @@ package config
 import (
 	"cmp"
 	"errors"
-	"net"
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/config/document"
@@ -28,12 +26,7 @@ func (r *reader) read(root document.Value) {
 	r.clusters(f.At("clusters"))
 	r.ledger(f.At("ledger"))
 	r.config.Policy = policy(f.At("policy"))
-	listen := f.At("listen")
-	r.config.Listen = cmp.Or(text(listen), DefaultListen)
-	if err := checkAddress(r.config.Listen); err != nil {
-		listen.Failf("want host and port such as %s or :9410", DefaultListen)
-		r.config.Listen = DefaultListen
-	}
+	r.config.Listen = cmp.Or(matching(f.At("listen"), listenType, false), DefaultListen)
 	r.config.TokenFile = r.path(f.At("token_file"))
 }
 
@@ -258,13 +251,4 @@ func (r *reader) resolve(path string) string {
 		return path
 	}
 	return filepath.Join(r.folder, path)
-}
-
-// checkAddress reports whether a server could listen at an address.
-func checkAddress(address string) error {
-	_, port, err := net.SplitHostPort(address)
-	if err == nil {
-		_, err = strconv.ParseUint(port, 10, 16)
-	}
-	return err
 }
