@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/agent/kube"
-	"github.com/tandem-gpu/tandem/internal/cli"
+	"github.com/tandem-gpu/tandem/internal/cli/command"
 	"github.com/tandem-gpu/tandem/internal/util/asynclog"
 )
 
@@ -78,7 +78,7 @@ func (l *processLog) end(err error, atMost time.Duration) {
 // writeError writes an error: as lines of the log if it is that of an agent with JSON.
 func (l *processLog) writeError(w io.Writer, err error) {
 	if err == nil || !l.json.Load() {
-		cli.WriteError(w, kube.Name, err)
+		command.WriteError(w, kube.Name, err)
 		return
 	}
 	log := slog.New(l.handler(w, slog.LevelInfo))

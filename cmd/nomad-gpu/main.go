@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/agent/nomad"
 	"github.com/tandem-gpu/tandem/internal/cli"
+	"github.com/tandem-gpu/tandem/internal/cli/command"
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/clientconfig"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/process"
@@ -32,15 +33,15 @@ func main() {
 		os.Exit(serve(os.Stderr))
 	}
 	name := strings.TrimSuffix(filepath.Base(os.Args[0]), ".exe")
-	os.Exit(command(name, os.Args[1:], os.Stdout, os.Stderr))
+	os.Exit(runCommand(name, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// command runs a command line and returns the exit code. A plugin block names the plugin by the name of its file. The flags are
+// runCommand runs a command line and returns the exit code. A plugin block names the plugin by the name of its file. The flags are
 // keys of the block: with them, the commands read the configuration that a plugin would have which started now.
-func command(name string, args []string, stdout, stderr io.Writer) int {
+func runCommand(name string, args []string, stdout, stderr io.Writer) int {
 	if len(args) == 0 {
 		fmt.Fprintf(stderr, introduction, name, version)
-		return cli.ExitUsage
+		return command.ExitUsage
 	}
 	given := given{plugin: name, flags: config.NewFlags(config.NomadSpecs())}
 	err := cli.Program{
@@ -60,7 +61,7 @@ func command(name string, args []string, stdout, stderr io.Writer) int {
 		Keys:   blockKeys(),
 		Stdout: stdout, Stderr: stderr,
 	}.Run(context.Background(), append([]string{name}, args...))
-	cli.WriteError(stderr, name, err)
+	command.WriteError(stderr, name, err)
 	return cli.ExitCode(err)
 }
 
@@ -75,7 +76,7 @@ type given struct {
 func (g *given) validate() (cli.Validation, error) {
 	b, unreadable := g.block()
 	if b.PolicyFile == "" && g.file == "" {
-		return cli.Validation{}, cli.Usagef("validate: want a policy file, or one of the Nomad client that has the plugin block")
+		return cli.Validation{}, command.Usagef("validate: want a policy file, or one of the Nomad client that has the plugin block")
 	}
 	f, err := b.Check()
 	return cli.Validation{Warnings: slices.Concat(f.Warnings, b.Missing()), Means: f.Summary()}, errors.Join(unreadable, err)

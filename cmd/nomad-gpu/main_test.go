@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/tandem-gpu/tandem/internal/cli"
+	"github.com/tandem-gpu/tandem/internal/cli/command"
 	"github.com/tandem-gpu/tandem/test/binaries"
 	"github.com/tandem-gpu/tandem/test/check"
 )
@@ -27,8 +28,8 @@ func TestRenamedFile(t *testing.T) {
 		want string // a part of the output
 	}{
 		{[]string{"doctor", "--nomad-config=" + client}, cli.ExitFound, client + `:2: degraded = "no": want schedulable or unhealthy`},
-		{nil, cli.ExitUsage, `plugin "nomad-device-nvidia" {`}, {[]string{"version"}, cli.ExitOK, "nomad-gpu " + binaries.Version + "\n"},
-		{[]string{"--state-dir=/nowhere"}, cli.ExitUsage, "nomad-device-nvidia: want a command: see nomad-device-nvidia help\n"},
+		{nil, command.ExitUsage, `plugin "nomad-device-nvidia" {`}, {[]string{"version"}, command.ExitOK, "nomad-gpu " + binaries.Version + "\n"},
+		{[]string{"--state-dir=/nowhere"}, command.ExitUsage, "nomad-device-nvidia: want a command: see nomad-device-nvidia help\n"},
 	} {
 		cmd := exec.CommandContext(t.Context(), renamed, tc.args...)
 		out, err := cmd.CombinedOutput()

@@ -9,7 +9,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/agent/nomad"
-	"github.com/tandem-gpu/tandem/internal/cli"
+	"github.com/tandem-gpu/tandem/internal/cli/command"
 	"github.com/tandem-gpu/tandem/internal/util/asynclog"
 )
 
@@ -24,10 +24,10 @@ func serve(stderr io.Writer) int {
 	agent.LimitRuntime()
 	if err := a.Run(ctx); err != nil {
 		lines.Flush(agent.ReaderTimeout)
-		return cli.ExitFailed
+		return command.ExitFailed
 	}
 	lines.Flush(agent.FlushTimeout)
-	return cli.ExitOK
+	return command.ExitOK
 }
 
 // lostLines is a line of the log, in the format that Nomad reads, about the lines that are missing from it.

@@ -10,6 +10,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/tandem-gpu/tandem/internal/cdi"
+	"github.com/tandem-gpu/tandem/internal/cli/command"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
@@ -36,7 +37,7 @@ func (p Program) cdi(ctx context.Context, c *cli.Command) error {
 		}
 		return err
 	}
-	return Usagef("cdi: want list or remove")
+	return command.Usagef("cdi: want list or remove")
 }
 
 // listCDI prints specifications, one a line.

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -15,28 +14,15 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
+	"github.com/tandem-gpu/tandem/internal/cli/command"
 	"github.com/tandem-gpu/tandem/internal/config"
-	"github.com/tandem-gpu/tandem/internal/config/document"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/doctor"
 	"github.com/tandem-gpu/tandem/internal/operator/explain"
 )
 
-// Exit codes of a process.
-const (
-	ExitOK     = 0
-	ExitFailed = 1 // a value of the configuration is wrong, or the command failed
-	ExitUsage  = 2 // the command line is not understood
-	ExitFound  = 3 // doctor has found a problem, or shadow a difference
-)
-
-// UsageError is a command line that can't be understood.
-type UsageError struct{ Text string }
-
-func (e *UsageError) Error() string { return e.Text }
-
-// Usagef returns a *UsageError.
-func Usagef(format string, args ...any) error { return &UsageError{fmt.Sprintf(format, args...)} }
+// ExitFound is the exit code of a process if doctor has found a problem, or shadow a difference.
+const ExitFound = 3
 
 // Flags declares options to the command line. Hidden ones are accepted and not listed.
 func Flags(specs []config.Spec, values config.Flags) (flags []cli.Flag) {
@@ -87,87 +73,43 @@ type Program struct {
 	StopWithin func(time.Duration) // called by a verb that takes longer than an agent to end after a signal; may be nil
 
 	Stdout, Stderr io.Writer
-
-	typed string // when it is called for completion: the last word of the command line that the shell has passed
 }
 
-// Run runs a command line; args[0] is the name of the program. It returns a *UsageError if it can't be understood.
+// Run runs a command line; args[0] is the name of the program. It returns a *command.UsageError if it can't be understood.
 func (p Program) Run(ctx context.Context, args []string) error {
-	args = slices.Clone(args)
-	if len(args) > 2 && args[len(args)-1] == completeFlag {
-		args = joinWords(args)
-		p.typed = args[len(args)-2]
+	return command.Program{
+		Name: p.Name, Usage: p.Usage, Description: p.Description, Version: p.Version, Flags: p.Flags, Verbs: p.verbs(), Serve: p.Serve,
+		UnknownFlag: p.unknownFlag, Values: p.values, Arguments: p.arguments, Stdout: p.Stdout, Stderr: p.Stderr,
+	}.Run(ctx, args)
+}
+
+// unknownFlag is the error for a key of the plugin block that is no flag.
+func (p Program) unknownFlag(name string) error {
+	if key := strings.ReplaceAll(name, "-", "_"); slices.Contains(p.Keys, key) {
+		return command.Usagef("unknown flag --%s: %s is a key of the plugin block: want --%s with the file that has the block", name, key, FlagNomadConfig)
 	}
-	if len(args) > 1 {
-		switch args[1] {
-		case "-version", "--version":
-			args[1] = "version"
-		case "-help":
-			args[1] = "--help"
-		}
-	}
-	return p.command().Run(ctx, args)
+	return nil
 }
 
 // ExitCode is the exit code of a process whose command line returned err.
 func ExitCode(err error) int {
-	switch {
-	case err == nil:
-		return ExitOK
-	case isUsage(err):
-		return ExitUsage
-	case errors.Is(err, errProblems), errors.Is(err, errDiffer):
+	if errors.Is(err, errProblems) || errors.Is(err, errDiffer) {
 		return ExitFound
 	}
-	return ExitFailed
-}
-
-func isUsage(err error) bool {
-	_, usage := errors.AsType[*UsageError](err)
-	return usage
-}
-
-// WriteError writes an error, each of its lines with a prefix.
-func WriteError(w io.Writer, prefix string, err error) {
-	if err == nil {
-		return
-	}
-	for line := range strings.Lines(err.Error()) {
-		fmt.Fprintf(w, "%s: %s\n", prefix, strings.TrimSuffix(line, "\n"))
-	}
-}
-
-func (p Program) command() *cli.Command {
-	setHelpPrinter()
-	root := &cli.Command{
-		Name: p.Name, Usage: p.Usage, Description: p.Description, Flags: p.Flags, HideHelpCommand: true,
-		Writer: p.Stdout, ErrWriter: p.Stderr, Commands: p.verbs(),
-		EnableShellCompletion: true, ConfigureShellCompletionCommand: p.completionVerb, ShellComplete: p.complete,
-		OnUsageError: p.usageError, ExitErrHandler: func(context.Context, *cli.Command, error) {},
-	}
-	root.Action = func(ctx context.Context, c *cli.Command) error {
-		switch {
-		case c.Args().Present():
-			return unknownCommand(c, c.Args().First())
-		case p.Serve == nil:
-			return Usagef("want a command: see %s help", p.Name)
-		}
-		return p.Serve(ctx)
-	}
-	return root
+	return command.ExitCode(err)
 }
 
 // options returns the options of the agent that a verb refers to. A configuration that is invalid is no error while an agent
 // runs: the agent uses an older one, and the verb does not depend on the file.
 func (p Program) options(ctx context.Context) (agent.Options, error) {
 	o, err := p.Options()
-	if err == nil || isUsage(err) {
+	if err == nil || command.IsUsage(err) {
 		return o, err
 	}
 	if _, unavailable := control.Report(ctx, socket(o)); unavailable != nil {
 		return agent.Options{}, err
 	}
-	WriteError(p.Stderr, p.Name+": not used by the running agent", err)
+	command.WriteError(p.Stderr, p.Name+": not used by the running agent", err)
 	return o, nil
 }
 
@@ -182,44 +124,3 @@ func (p Program) noteFile(ctx context.Context, c *cli.Command, o agent.Options) 
 }
 
 func socket(o agent.Options) string { return control.Path(o.Health.StateDir, o.Name) }
-
-// unknownCommand is the error for a word that is no command.
-func unknownCommand(root *cli.Command, written string) error {
-	var names []string
-	for _, c := range root.Commands {
-		names = append(names, c.Name)
-	}
-	if name, ok := document.Near(written, names); ok {
-		return Usagef("unknown command %s: did you mean %s?", written, name)
-	}
-	return Usagef("unknown command %s: see %s help", written, root.Name)
-}
-
-// invalidValue matches the library's error for a value that a flag can't have: value and flag.
-var invalidValue = regexp.MustCompile(`(?s)^invalid value (".*") for flag -+(\S+): `)
-
-// usageError replaces the page of help that the library prints by one line.
-func (p Program) usageError(_ context.Context, c *cli.Command, err error, _ bool) error {
-	if value := invalidValue.FindStringSubmatch(err.Error()); value != nil {
-		return Usagef("--%s = %s: %s", value[2], value[1], wantedBy(find(c, "--"+value[2])))
-	}
-	if name, ok := strings.CutPrefix(err.Error(), "flag needs an argument: -"); ok {
-		return Usagef("--%s: want a value: see %s --help", strings.TrimLeft(name, "-"), strings.TrimSpace(c.FullName()))
-	}
-	name, ok := strings.CutPrefix(err.Error(), "flag provided but not defined: -")
-	if !ok {
-		return &UsageError{err.Error()}
-	}
-	var names []string
-	for _, f := range slices.Concat(c.Flags, c.Root().Flags) {
-		names = append(names, f.Names()...)
-	}
-	name = strings.TrimLeft(name, "-")
-	if key := strings.ReplaceAll(name, "-", "_"); slices.Contains(p.Keys, key) {
-		return Usagef("unknown flag --%s: %s is a key of the plugin block: want --%s with the file that has the block", name, key, FlagNomadConfig)
-	}
-	if near, ok := document.Near(name, names); ok {
-		return Usagef("unknown flag --%s: did you mean --%s?", name, near)
-	}
-	return Usagef("unknown flag --%s: see %s --help", name, strings.TrimSpace(c.FullName()))
-}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/tandem-gpu/tandem/internal/cli/command"
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
@@ -15,17 +16,11 @@ import (
 // askAtMost is how long a completion waits for the running agent.
 const askAtMost = 500 * time.Millisecond
 
-// values are those of a flag; none for a number, a path or a text: shells complete paths themselves.
-func (p Program) values(ctx context.Context, f cli.Flag) []candidate {
-	switch {
-	case f == nil:
-		return nil
-	case isBool(f):
-		return words("true", "false")
-	}
+// values are those of a flag that is no bool; none for a number, a path or a text: shells complete paths themselves.
+func (p Program) values(ctx context.Context, f cli.Flag) []command.Candidate {
 	if g, ok := f.(*cli.GenericFlag); ok { // of the agent
 		if v, ok := g.Value.(*config.Flag); ok {
-			return words(v.Choices()...)
+			return command.Words(v.Choices()...)
 		}
 	}
 	switch f.Names()[0] {
@@ -36,42 +31,29 @@ func (p Program) values(ctx context.Context, f cli.Flag) []candidate {
 	case "pool":
 		return p.pools(ctx)
 	case "to":
-		return words(apiWords()...)
+		return command.Words(apiWords()...)
 	}
 	return nil
 }
 
-// arguments are those of a command; of the program, its commands.
-func (p Program) arguments(ctx context.Context, c *cli.Command) []candidate {
+// arguments are those of a verb.
+func (p Program) arguments(ctx context.Context, c *cli.Command) []command.Candidate {
 	first := !c.Args().Present()
 	switch {
 	case c.Name == "explain", c.Name == "migrate" && !first:
 		return p.devices(ctx)
 	case !first:
 		return nil
-	case c == c.Root(), c.Name == "help":
-		var all []candidate
-		for _, verb := range c.Root().Commands {
-			all = append(all, candidate{verb.Name, verb.Usage})
-		}
-		return all
 	}
 	switch c.Name {
 	case "migrate":
-		return words("plan", "apply", "back")
+		return command.Words("plan", "apply", "back")
 	case "cdi":
-		return words("list", "remove")
+		return command.Words("list", "remove")
 	case "simulate":
-		return words("xid", "event")
+		return command.Words("xid", "event")
 	}
 	return nil
-}
-
-func words(all ...string) (candidates []candidate) {
-	for _, w := range all {
-		candidates = append(candidates, candidate{word: w})
-	}
-	return candidates
 }
 
 // report is that of the running agent; empty if it does not answer soon.
@@ -84,30 +66,30 @@ func (p Program) report(ctx context.Context) report.Report {
 }
 
 // devices are the indices of devices, and their UUIDs. A PCI address has colons.
-func (p Program) devices(ctx context.Context) []candidate {
-	var indices, ids []candidate
+func (p Program) devices(ctx context.Context) []command.Candidate {
+	var indices, ids []command.Candidate
 	for _, d := range p.report(ctx).Devices {
 		usage := d.Model + " " + d.State.String()
-		indices = append(indices, candidate{d.CurrentIndex(), usage + " " + string(d.ID)})
-		ids = append(ids, candidate{string(d.ID), usage})
+		indices = append(indices, command.Candidate{Word: d.CurrentIndex(), Usage: usage + " " + string(d.ID)})
+		ids = append(ids, command.Candidate{Word: string(d.ID), Usage: usage})
 	}
 	return append(indices, ids...)
 }
 
 // causes are those of the active conditions.
-func (p Program) causes(ctx context.Context) (all []candidate) {
+func (p Program) causes(ctx context.Context) (all []command.Candidate) {
 	for _, c := range p.report(ctx).Conditions {
-		if !slices.ContainsFunc(all, func(o candidate) bool { return o.word == c.Cause }) {
-			all = append(all, candidate{c.Cause, c.String()})
+		if !slices.ContainsFunc(all, func(o command.Candidate) bool { return o.Word == c.Cause }) {
+			all = append(all, command.Candidate{Word: c.Cause, Usage: c.String()})
 		}
 	}
 	return all
 }
 
-func (p Program) pools(ctx context.Context) (all []candidate) {
+func (p Program) pools(ctx context.Context) (all []command.Candidate) {
 	for _, d := range p.report(ctx).Devices {
-		if !slices.ContainsFunc(all, func(o candidate) bool { return o.word == d.Pool }) {
-			all = append(all, candidate{d.Pool, d.Sharing})
+		if !slices.ContainsFunc(all, func(o command.Candidate) bool { return o.Word == d.Pool }) {
+			all = append(all, command.Candidate{Word: d.Pool, Usage: d.Sharing})
 		}
 	}
 	return all

@@ -9,6 +9,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/cdi"
+	"github.com/tandem-gpu/tandem/internal/cli/command"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/doctor"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
@@ -24,7 +25,7 @@ const driverDeadline = 4 * time.Second
 // with what of it is valid.
 func (p Program) doctor(ctx context.Context, c *cli.Command) error {
 	o, checks, err := p.Doctor(c.String("host-root"))
-	if isUsage(err) {
+	if command.IsUsage(err) {
 		return err
 	}
 	o.Core.Health.CallDeadline = min(o.Core.Health.CallDeadline, driverDeadline)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/tandem-gpu/tandem/internal/cli/command"
 	"github.com/tandem-gpu/tandem/internal/cli/importer"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
@@ -30,9 +31,9 @@ const maxInput = 16 << 20
 
 func (p Program) importVerb() verb {
 	return verb{
-		name: "import", argsUsage: "[FILE]", maxArgs: 1, do: p.doImport,
-		usage: "print a configuration of " + p.Import.Of + " in the form of this agent, with a comment for each value that differs, has no effect or is not known; exit code 1 if none is known; FILE or - for standard input",
-		flags: []cli.Flag{
+		Name: "import", ArgsUsage: "[FILE]", MaxArgs: 1, Do: p.doImport,
+		Usage: "print a configuration of " + p.Import.Of + " in the form of this agent, with a comment for each value that differs, has no effect or is not known; exit code 1 if none is known; FILE or - for standard input",
+		Flags: []cli.Flag{
 			text("from", "form of the input: "+strings.Join(p.Import.Formats, ", ")+"; detected if not given"),
 			text("config", "name of one of several configurations in the input"),
 			text("output", "file to write instead of printing; for several configurations a folder"),
@@ -45,14 +46,14 @@ func (p Program) importVerb() verb {
 func (p Program) doImport(_ context.Context, c *cli.Command) error {
 	format := c.String("from")
 	if format != "" && !slices.Contains(p.Import.Formats, format) {
-		return Usagef("import: --from %s: want one of %s", format, strings.Join(p.Import.Formats, ", "))
+		return command.Usagef("import: --from %s: want one of %s", format, strings.Join(p.Import.Formats, ", "))
 	}
 	if c.Bool("json") && c.String("output") != "" {
-		return Usagef("import: want --json or --output, not both")
+		return command.Usagef("import: want --json or --output, not both")
 	}
 	path := c.Args().First()
 	if path == "" {
-		return Usagef("import: want a FILE, or - for standard input: see %s import --help", p.Name)
+		return command.Usagef("import: want a FILE, or - for standard input: see %s import --help", p.Name)
 	}
 	input, err := readInput(path)
 	if err != nil {

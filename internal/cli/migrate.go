@@ -11,6 +11,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/tandem-gpu/tandem/internal/cli/command"
 	"github.com/tandem-gpu/tandem/internal/config/document"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
@@ -25,9 +26,9 @@ const leastSettle = time.Second
 
 func (p Program) migrateVerb() verb {
 	return verb{
-		name: "migrate", argsUsage: "plan|apply|back [GPU...]", maxArgs: 1024, do: p.migrate,
-		usage: "move GPUs between the kubelet's device plugins, DRA and Nomad: plan prints where they are and what a move waits for, apply sets a target, back restores the targets before",
-		flags: []cli.Flag{
+		Name: "migrate", ArgsUsage: "plan|apply|back [GPU...]", MaxArgs: 1024, Do: p.migrate,
+		Usage: "move GPUs between the kubelet's device plugins, DRA and Nomad: plan prints where they are and what a move waits for, apply sets a target, back restores the targets before",
+		Flags: []cli.Flag{
 			text("to", "API through which the GPUs are to be offered: "+apiNames()),
 			&cli.BoolFlag{Name: "all", Usage: "all GPUs"},
 			&cli.DurationFlag{Name: "wait", Usage: "wait that long for the GPUs to arrive, and print the steps; exit code 1 if they don't"},
@@ -54,11 +55,11 @@ func (p Program) migrate(ctx context.Context, c *cli.Command) error {
 	do := map[string]func(context.Context) error{"plan": m.plan, "apply": m.apply, "back": m.back}[c.Args().First()]
 	switch {
 	case do == nil:
-		return Usagef("migrate: want plan, apply or back: see %s migrate --help", p.Name)
+		return command.Usagef("migrate: want plan, apply or back: see %s migrate --help", p.Name)
 	case m.to != "" && !slices.Contains(ownership.APIs(), m.to):
-		return Usagef("migrate: --to = %q: want %s", m.to, apiNames())
+		return command.Usagef("migrate: --to = %q: want %s", m.to, apiNames())
 	case c.Duration("settle") < leastSettle:
-		return Usagef("migrate: --settle = %q: want a duration of %s or more", c.Duration("settle"), leastSettle)
+		return command.Usagef("migrate: --settle = %q: want a duration of %s or more", c.Duration("settle"), leastSettle)
 	}
 	if err := m.usage(c.Args().First()); err != nil {
 		return err
@@ -81,11 +82,11 @@ func (m *migration) usage(subcommand string) error {
 	named, all := m.c.Args().Len() > 1, m.c.Bool("all")
 	switch {
 	case subcommand == "apply" && m.to == "":
-		return Usagef("migrate apply: want --to %s", apiNames())
+		return command.Usagef("migrate apply: want --to %s", apiNames())
 	case subcommand == "apply" && named == all:
-		return Usagef("migrate apply: want GPUs or --all")
+		return command.Usagef("migrate apply: want GPUs or --all")
 	case subcommand == "back" && (named || all || m.to != ""):
-		return Usagef("migrate back: want no GPU and no target: it restores the targets before the latest apply or back")
+		return command.Usagef("migrate back: want no GPU and no target: it restores the targets before the latest apply or back")
 	}
 	return nil
 }
@@ -166,7 +167,7 @@ func (m *migration) plan(context.Context) error {
 	}
 	problems := ownership.Check(rows, m.to, m.facts, m.c.Bool("force"))
 	if problems != nil {
-		WriteError(m.p.Stdout, "problem", problems)
+		command.WriteError(m.p.Stdout, "problem", problems)
 	}
 	m.warn(rows, m.to)
 	if problems == nil {

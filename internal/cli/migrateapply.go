@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/cli/command"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/node/ownership"
@@ -73,7 +74,7 @@ func (m *migration) warnBack(changes []ownership.TargetChange) {
 			continue
 		}
 		if problems := ownership.Check(rows, to, m.facts, m.c.Bool("force")); problems != nil {
-			WriteError(m.p.Stdout, "warning", problems)
+			command.WriteError(m.p.Stdout, "warning", problems)
 		}
 		m.warn(rows, to)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
+	"github.com/tandem-gpu/tandem/internal/cli/command"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
@@ -34,8 +35,8 @@ const endDaemonsAtMost = 20 * time.Second
 const mountShm = "mount-shm"
 
 func (p Program) mpsDaemonVerb() verb {
-	return verb{name: "mps-daemon", argsUsage: "[" + mountShm + "]", maxArgs: 1, do: p.mpsDaemon,
-		usage: "run an MPS control daemon for each pool that the running agents of this node share by MPS, until a signal; with " + mountShm + " only mount the /dev/shm of daemons and pods"}
+	return verb{Name: "mps-daemon", ArgsUsage: "[" + mountShm + "]", MaxArgs: 1, Do: p.mpsDaemon,
+		Usage: "run an MPS control daemon for each pool that the running agents of this node share by MPS, until a signal; with " + mountShm + " only mount the /dev/shm of daemons and pods"}
 }
 
 func (p Program) mpsDaemon(ctx context.Context, c *cli.Command) error {
@@ -44,14 +45,14 @@ func (p Program) mpsDaemon(ctx context.Context, c *cli.Command) error {
 		return err
 	}
 	if o.MPSRoot == "" {
-		return Usagef("mps-daemon: want --mps-root, the folder of the MPS control daemons, such as %s", mps.DefaultRoot)
+		return command.Usagef("mps-daemon: want --mps-root, the folder of the MPS control daemons, such as %s", mps.DefaultRoot)
 	}
 	switch c.Args().First() {
 	case mountShm:
 		return supervisor.MountShm(o.MPSRoot, nomadShm(o))
 	case "":
 	default:
-		return Usagef("mps-daemon: unknown argument %q: want %s, or none", c.Args().First(), mountShm)
+		return command.Usagef("mps-daemon: unknown argument %q: want %s, or none", c.Args().First(), mountShm)
 	}
 	if socket(o) == "" {
 		return errors.New("mps-daemon: the pools are those of the running agent, which has no control socket: set state_dir")

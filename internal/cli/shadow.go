@@ -10,6 +10,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
+	"github.com/tandem-gpu/tandem/internal/cli/command"
 	"github.com/tandem-gpu/tandem/internal/cli/shadow"
 	"github.com/tandem-gpu/tandem/internal/core"
 )
@@ -28,10 +29,10 @@ type Shadow struct {
 
 func (p Program) shadowVerb() verb {
 	return verb{
-		name: "shadow", do: p.doShadow,
-		usage: "compare what this agent would offer with what another plugin does on this node, by " + p.Shadow.Where +
+		Name: "shadow", Do: p.doShadow,
+		Usage: "compare what this agent would offer with what another plugin does on this node, by " + p.Shadow.Where +
 			"; registers, records and writes nothing; exit code 3 if something differs",
-		flags: append([]cli.Flag{
+		Flags: append([]cli.Flag{
 			text("for", "a duration such as 10m, for which changes are printed"),
 			&cli.BoolFlag{Name: "once", Usage: "compare once, which is the default"},
 			&cli.BoolFlag{Name: "json", Usage: "print JSON; with --for one value a line"},
@@ -44,10 +45,10 @@ func (p Program) doShadow(ctx context.Context, c *cli.Command) error {
 	if text := c.String("for"); text != "" {
 		d, err := time.ParseDuration(text)
 		if err != nil || d <= 0 {
-			return Usagef("shadow: --for %s: want a duration such as 10m", text)
+			return command.Usagef("shadow: --for %s: want a duration such as 10m", text)
 		}
 		if c.Bool("once") {
-			return Usagef("shadow: want --for or --once, not both")
+			return command.Usagef("shadow: want --for or --once, not both")
 		}
 		length = d
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
+	"github.com/tandem-gpu/tandem/internal/cli/command"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
@@ -36,18 +37,18 @@ const (
 )
 
 func (p Program) topVerb() verb {
-	return verb{name: "top", usage: "show what the devices do and which work has them, until Ctrl-C; once if the output is no terminal, or no agent runs",
-		flags: []cli.Flag{
+	return verb{Name: "top", Usage: "show what the devices do and which work has them, until Ctrl-C; once if the output is no terminal, or no agent runs",
+		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "once", Usage: "print one table"},
 			&cli.BoolFlag{Name: "json", Usage: "print JSON, once: that of inspect, with the use of each device"},
 			&cli.DurationFlag{Name: "interval", Value: defaultInterval, Usage: "time between two tables"},
-		}, do: p.top}
+		}, Do: p.top}
 }
 
 func (p Program) top(ctx context.Context, c *cli.Command) error {
 	interval := c.Duration("interval")
 	if interval < leastInterval {
-		return Usagef("top: --interval = %q: want a duration of %s or more, such as 2s", interval, leastInterval)
+		return command.Usagef("top: --interval = %q: want a duration of %s or more, such as 2s", interval, leastInterval)
 	}
 	o, err := p.options(ctx)
 	if err != nil {
@@ -74,7 +75,7 @@ func (p Program) topWithoutAgent(ctx context.Context, o agent.Options, unavailab
 		return fmt.Errorf("%w; driver %s: %s", unavailable, r.Driver.State, r.Driver.Reason)
 	}
 	if !errors.Is(unavailable, control.ErrNotRunning) {
-		WriteError(p.Stderr, p.Name, unavailable)
+		command.WriteError(p.Stderr, p.Name, unavailable)
 	}
 	if asJSON {
 		return report.WriteJSON(p.Stdout, r)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/tandem-gpu/tandem/internal/cli/command"
 	"github.com/tandem-gpu/tandem/internal/cli/importer"
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
@@ -50,14 +51,14 @@ func (p Program) validate(_ context.Context, c *cli.Command) error {
 			return err
 		}
 		if c.IsSet(flag) {
-			return Usagef("validate: want FILE or --%s, not both", flag)
+			return command.Usagef("validate: want FILE or --%s, not both", flag)
 		}
 		if err := c.Set(flag, file); err != nil {
 			return err
 		}
 	}
 	v, err := p.Validate()
-	if c.Bool("json") && !isUsage(err) {
+	if c.Bool("json") && !command.IsUsage(err) {
 		return p.writeValidated(v, err)
 	}
 	if err != nil {
@@ -93,7 +94,7 @@ func (p Program) flagOf(c *cli.Command, file string) (string, error) {
 	switch {
 	case !isClientConfig(file):
 		return config.FlagConfigFile, nil
-	case find(c, "--"+FlagNomadConfig) == nil:
+	case command.Find(c, "--"+FlagNomadConfig) == nil:
 		return "", fmt.Errorf("validate: %s is the configuration of a Nomad client (HCL), which nomad-gpu reads: want a configuration file in YAML", file)
 	}
 	return FlagNomadConfig, nil

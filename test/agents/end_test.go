@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/cli"
+	"github.com/tandem-gpu/tandem/internal/cli/command"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/node/ownership"
@@ -263,8 +263,8 @@ func TestReplacedDriverEndsTheProcess(t *testing.T) {
 		a.healthy(1, 1)
 		const version = "590.44.01"
 		a.must(a.driver.Unload(), a.driver.ReplaceLibrary(version), a.driver.SetModule(version), a.driver.Load())
-		if state := a.awaitExit(); state.ExitCode() != cli.ExitFailed {
-			a.Errorf("ended with %v, want exit code %d", state, cli.ExitFailed)
+		if state := a.awaitExit(); state.ExitCode() != command.ExitFailed {
+			a.Errorf("ended with %v, want exit code %d", state, command.ExitFailed)
 		}
 		a.logs("", gpu.ErrDriverStale.Error(), "a new process is needed")
 	})

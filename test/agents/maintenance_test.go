@@ -6,7 +6,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/tandem-gpu/tandem/internal/cli"
+	"github.com/tandem-gpu/tandem/internal/cli/command"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
@@ -75,8 +75,8 @@ func TestMaintenance(t *testing.T) {
 		a.prints("driver released", "quiesce")
 		a.must(a.driver.TryUnload(), a.driver.SetDriver("590.57.01"), a.driver.Load())
 		_, _ = a.command("resume") // the agent may end before it answers
-		if state := a.awaitExit(); state.ExitCode() != cli.ExitFailed {
-			a.Errorf("ended with %v, want exit code %d", state, cli.ExitFailed)
+		if state := a.awaitExit(); state.ExitCode() != command.ExitFailed {
+			a.Errorf("ended with %v, want exit code %d", state, command.ExitFailed)
 		}
 		a.logs("", gpu.ErrDriverStale.Error())
 	})

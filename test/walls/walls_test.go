@@ -89,6 +89,8 @@ var rules = []struct {
 	{"agent/kube/...", []string{"agent", "cdi", "config/...", "core/...", "kubeadapter/...", "node/...", "operator/...", "util/..."}, []string{hashicorp}},
 	{"agent/nomad/...", []string{"agent", "cdi", "config/...", "core/...", "nomadadapter/...", "node/...", "operator/...", "util/..."}, []string{kubernetes}},
 	{"cli/...", []string{"agent", "cdi", "config/...", "core/...", "node/...", "operator/...", "util/..."}, []string{grpc, kubernetes, hashicorp}},
+	// What the agents' command lines and that of gpu-fleet have in common.
+	{"cli/command", []string{"config/document"}, []string{nvml, nvidia, monitor, grpc, kubernetes, hashicorp}},
 	{"cli/importer/nvidia", []string{"cli/importer", "config/...", "util/..."}, []string{hashicorp, kubernetes}},
 	{"cli/importer/hashicorp", []string{"cli/importer", "config/...", "nomadadapter/clientconfig", "util/..."}, []string{hashicorp + "nomad", kubernetes}},
 	{"cli/shadow/kubeshadow", []string{"agent", "cli/shadow", "config/...", "core/...", "kubeadapter/..."}, []string{hashicorp}},

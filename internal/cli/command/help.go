@@ -1,7 +1,8 @@
-package cli
+package command
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"io"
 	"regexp"
@@ -11,8 +12,6 @@ import (
 	"time"
 
 	"github.com/urfave/cli/v3"
-
-	"github.com/tandem-gpu/tandem/internal/config"
 )
 
 // A page of help fits terminals of helpWidth columns. A name with more than nameWidth columns has a line of its own.
@@ -53,7 +52,7 @@ func writeHelp(w io.Writer, c *cli.Command) {
 	h.commands(c.Commands)
 	h.flags(c.Flags)
 	if c != root {
-		h.printf("\nThe program's flags, such as --%s, can be given, too: see %s help\n", config.FlagConfigFile, root.Name)
+		h.printf("\nThe program's flags, such as --%s, can be given, too: see %s help\n", flagConfigFile, root.Name)
 	}
 }
 
@@ -143,12 +142,12 @@ func flagHelp(f cli.Flag) (name, usage string) {
 	usage = d.GetUsage()
 	byDefault := defaultOf(f)
 	switch {
-	case isBool(f) && byDefault == "true":
+	case IsBool(f) && byDefault == "true":
 		name += "[=false]"
-	case !isBool(f):
+	case !IsBool(f):
 		name += " " + valueForm(f)
 	}
-	if byDefault != "" && (byDefault != "false" || !isBool(f)) {
+	if byDefault != "" && (byDefault != "false" || !IsBool(f)) {
 		usage += " (default: " + byDefault + ")"
 	}
 	return name, usage
@@ -208,7 +207,7 @@ func wantedBy(f cli.Flag) string {
 	switch {
 	case f == nil:
 		return "see its help"
-	case isBool(f):
+	case IsBool(f):
 		return "want true or false"
 	}
 	if f, ok := f.(*cli.DurationFlag); ok {
@@ -217,14 +216,27 @@ func wantedBy(f cli.Flag) string {
 	return "want a whole number"
 }
 
-// isBool reports whether a flag needs no value.
-func isBool(f cli.Flag) bool {
+// IsBool reports whether a flag needs no value.
+func IsBool(f cli.Flag) bool {
 	switch f := f.(type) {
 	case *cli.BoolFlag:
 		return true
 	case *cli.GenericFlag:
-		v, ok := f.Value.(*config.Flag)
+		v, ok := f.Value.(interface{ IsBoolFlag() bool })
 		return ok && v.IsBoolFlag()
 	}
 	return false
+}
+
+var helpVerb = Verb{Name: "help", Usage: "print this, or the help of a command", ArgsUsage: "[COMMAND]", MaxArgs: 1, Do: help}
+
+func help(ctx context.Context, c *cli.Command) error {
+	name := c.Args().First()
+	if name == "" {
+		return cli.ShowRootCommandHelp(c)
+	}
+	if c.Root().Command(name) == nil {
+		return unknownCommand(c.Root(), name)
+	}
+	return cli.ShowCommandHelp(ctx, c.Root(), name)
 }

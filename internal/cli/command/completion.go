@@ -1,4 +1,4 @@
-package cli
+package command
 
 import (
 	"context"
@@ -57,17 +57,25 @@ func joinWords(args []string) (joined []string) {
 	return joined
 }
 
-// candidate is a word that can be written, and what it means. The scripts end the word at the first colon.
-type candidate struct{ word, usage string }
+// Candidate is a word that can be written, and what it means. The scripts end the word at the first colon.
+type Candidate struct{ Word, Usage string }
+
+// Words are candidates without a meaning.
+func Words(all ...string) (candidates []Candidate) {
+	for _, w := range all {
+		candidates = append(candidates, Candidate{Word: w})
+	}
+	return candidates
+}
 
 // complete prints what the word at the cursor can become. The last word that the shell has passed is that one or the one before it.
 func (p Program) complete(ctx context.Context, c *cli.Command) {
 	name, value, given := strings.Cut(p.typed, "=")
-	f := find(c, name)
+	f := Find(c, name)
 	switch values := p.values(ctx, f); {
 	case f == nil && strings.HasPrefix(name, "-"):
 		cli.DefaultCompleteWithFlags(ctx, c)
-	case f == nil, given && (len(values) == 0 || slices.ContainsFunc(values, func(v candidate) bool { return v.word == value })), !given && isBool(f):
+	case f == nil, given && (len(values) == 0 || slices.ContainsFunc(values, func(v Candidate) bool { return v.Word == value })), !given && IsBool(f):
 		p.print("", p.arguments(ctx, c))
 	case given:
 		p.print(name+"=", values)
@@ -76,18 +84,18 @@ func (p Program) complete(ctx context.Context, c *cli.Command) {
 	}
 }
 
-func (p Program) print(prefix string, candidates []candidate) {
+func (p Program) print(prefix string, candidates []Candidate) {
 	for _, c := range candidates {
-		line := prefix + c.word
-		if c.usage != "" {
-			line += ":" + c.usage
+		line := prefix + c.Word
+		if c.Usage != "" {
+			line += ":" + c.Usage
 		}
 		fmt.Fprintln(p.Stdout, line)
 	}
 }
 
-// find returns the flag that is written as --name and can be given here; nil if there is none.
-func find(c *cli.Command, written string) cli.Flag {
+// Find returns the flag that is written as --name and can be given here; nil if there is none.
+func Find(c *cli.Command, written string) cli.Flag {
 	name := strings.TrimLeft(written, "-")
 	if name == written {
 		return nil
@@ -98,4 +106,32 @@ func find(c *cli.Command, written string) cli.Flag {
 		}
 	}
 	return nil
+}
+
+// values are those of a flag; none for a number, a path or a text: shells complete paths themselves.
+func (p Program) values(ctx context.Context, f cli.Flag) []Candidate {
+	switch {
+	case f == nil:
+		return nil
+	case IsBool(f):
+		return Words("true", "false")
+	case p.Values == nil:
+		return nil
+	}
+	return p.Values(ctx, f)
+}
+
+// arguments are those of a command; of the program, its commands.
+func (p Program) arguments(ctx context.Context, c *cli.Command) []Candidate {
+	if (c == c.Root() || c.Name == "help") && !c.Args().Present() {
+		var all []Candidate
+		for _, verb := range c.Root().Commands {
+			all = append(all, Candidate{verb.Name, verb.Usage})
+		}
+		return all
+	}
+	if p.Arguments == nil || c == c.Root() || c.Name == "help" {
+		return nil
+	}
+	return p.Arguments(ctx, c)
 }
