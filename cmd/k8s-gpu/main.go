@@ -20,6 +20,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/agent/kube"
 	"github.com/tandem-gpu/tandem/internal/cli"
+	"github.com/tandem-gpu/tandem/internal/cli/processlog"
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/doctor"
@@ -34,7 +35,7 @@ var version string
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
 	context.AfterFunc(ctx, stop) // a second signal ends the process
-	log := &processLog{out: os.Stderr, terminal: terminal.Is(os.Stderr)}
+	log := &processlog.Log{Out: os.Stderr, Terminal: terminal.Is(os.Stderr), Name: kube.Name, Ends: "the agent ends"}
 	stopWithin := atomic.Int64{}
 	stopWithin.Store(int64(agent.ShutdownTimeout))
 	err := agent.RunUntil(ctx, func() time.Duration { return time.Duration(stopWithin.Load()) }, func() error {
@@ -47,7 +48,7 @@ func main() {
 	if ctx.Err() != nil {
 		flush = agent.FlushTimeout
 	}
-	log.end(err, flush)
+	log.End(err, flush)
 	if err != nil && !errors.Is(err, agent.ErrShutdownTimeout) {
 		os.Exit(cli.ExitCode(err))
 	}
@@ -61,7 +62,7 @@ type environment struct {
 	args           []string
 	lookupEnv      func(string) (string, bool)
 	stdout, stderr io.Writer           // of a command
-	log            *processLog         // to stderr
+	log            *processlog.Log     // to stderr
 	stopWithin     func(time.Duration) // sets how long the process may take to end after a signal
 }
 
@@ -106,8 +107,8 @@ func run(ctx context.Context, env environment) error {
 		Import: importNVIDIA(), Shadow: shadowKubelet(read), Classes: classes(read),
 		Log: func() *slog.Logger {
 			s, _ := read() // Options has the error
-			env.log.set(s.Operations.LogFormat)
-			return env.log.logger(s.LogLevel)
+			env.log.Set(s.Operations.LogFormat)
+			return env.log.Logger(s.LogLevel)
 		},
 		StopWithin: env.stopWithin,
 		Stdout:     env.stdout, Stderr: env.stderr,
@@ -120,12 +121,12 @@ func serve(ctx context.Context, read func(name string) (settings, error), before
 	agent.LimitRuntime()
 	first := func() (settings, error) { // also if it is invalid: its problems are logged
 		s, err := before()
-		env.log.set(s.Operations.LogFormat)
+		env.log.Set(s.Operations.LogFormat)
 		return s, err
 	}
 	newLog := func(s settings) *slog.Logger {
-		env.log.set(s.Operations.LogFormat)
-		return env.log.logger(s.LogLevel)
+		env.log.Set(s.Operations.LogFormat)
+		return env.log.Logger(s.LogLevel)
 	}
 	return kube.New(kube.Options{Version: versionText(), Read: read, Before: first, NewLog: newLog, Hangup: hangup, Signals: signals}).Run(ctx)
 }

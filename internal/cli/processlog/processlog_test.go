@@ -1,4 +1,4 @@
-package main
+package processlog
 
 import (
 	"encoding/json"
@@ -15,8 +15,8 @@ func TestLogFormat(t *testing.T) {
 		setting        string
 		terminal, json bool
 	}{{"auto", true, false}, {"auto", false, true}, {"", false, true}, {"text", false, false}, {"json", true, true}} {
-		f, out := &processLog{terminal: tc.terminal}, strings.Builder{}
-		f.set(tc.setting)
+		f, out := &Log{Terminal: tc.terminal, Name: "k8s-gpu", Ends: "the agent ends"}, strings.Builder{}
+		f.Set(tc.setting)
 		slog.New(f.handler(&out, slog.LevelInfo)).Info("wall clock", "by", 90*time.Second, "error", errors.New("a b"))
 		f.writeError(&out, errors.New("one\ntwo"))
 		out.Write(f.lost(3))
