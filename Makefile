@@ -43,8 +43,9 @@ tools-present:
 	$(call need,cc,a C compiler such as apt-get install gcc libc6-dev)
 
 .PHONY: build
-build: tools-present ## build bin/nomad-gpu and bin/k8s-gpu
-	go build $(build_flags) -o $(BIN)/ ./cmd/...
+build: tools-present ## build bin/nomad-gpu, bin/k8s-gpu and bin/gpu-fleet, which is static
+	go build $(build_flags) -o $(BIN)/ ./cmd/nomad-gpu ./cmd/k8s-gpu
+	CGO_ENABLED=0 go build $(build_flags) -o $(BIN)/ ./cmd/gpu-fleet
 
 .PHONY: binaries
 binaries: tools-present ## build both binaries into dist/linux-ARCH: ARCHES="amd64 arm64" (default: this machine's)

@@ -97,6 +97,8 @@ var rules = []struct {
 	{"cli/shadow/kubeshadow", []string{"agent", "cli/shadow", "config/...", "core/...", "kubeadapter/..."}, []string{hashicorp}},
 	{"cli/shadow/nomadshadow", []string{"agent", "cli/shadow", "config/...", "core/...", "nomadadapter/..."}, []string{kubernetes}},
 	{"cmd/k8s-gpu", []string{"..."}, []string{hashicorp, kubernetes + "client-go", module + "internal/nomadadapter", module + "internal/rescue", module + "internal/fleet"}},
+	{"cmd/gpu-fleet", slices.Concat(ofFleet, []string{"cli/command", "cli/processlog", "config/document"}), []string{
+		nvml, nvidia, monitor, module + "internal/agent", module + "internal/kubeadapter", module + "internal/nomadadapter", hashicorp + "nomad/client"}},
 	{"cmd/nomad-gpu", []string{"..."}, []string{kubernetes, hashicorp + "nomad/api", module + "internal/kubeadapter", module + "internal/rescue", module + "internal/fleet"}},
 }
 
