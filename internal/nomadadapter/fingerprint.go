@@ -24,6 +24,11 @@ const firstFingerprintTimeout = 5 * time.Second
 // the node. Changes in between are sent as one fingerprint at its end.
 const fingerprintInterval = time.Second
 
+// settleTime is for how long a change of health descriptions alone waits for more of them: what a fault results in becomes known bit by bit. The
+// client tells the servers 5 to 10 s after the first change since it last did (client/client.go watchNodeUpdates), so that these get one change
+// and not two. A device that becomes unhealthy or healthy does not wait.
+const settleTime = 2 * time.Second
+
 // Fingerprint streams the devices of the node: now, and then each time they change, at most once in fingerprintInterval.
 // The stream ends with ctx and never before; a node without a driver is an empty list.
 func (p *Plugin) Fingerprint(ctx context.Context) (<-chan *device.FingerprintResponse, error) {
@@ -77,6 +82,7 @@ type fingerprinter struct {
 	message *device.FingerprintResponse // next as Nomad's type
 	changed time.Time                   // when next first differed from sent
 	pause   <-chan time.Time            // the end of fingerprintInterval; nil = over
+	settle  <-chan time.Time            // the end of settleTime; nil = over, or next differs from sent in more than descriptions
 
 	counters *counters
 
@@ -107,7 +113,7 @@ func (f *fingerprinter) follow(ctx context.Context, src Source) {
 	for {
 		task.Heartbeat(0) // no timeout: Nomad may not read, and nothing may change
 		out := f.out
-		if f.next == nil || f.pause != nil || f.saving != nil {
+		if f.next == nil || f.pause != nil || f.settle != nil || f.saving != nil {
 			out = nil
 		}
 		select {
@@ -127,6 +133,8 @@ func (f *fingerprinter) follow(ctx context.Context, src Source) {
 			f.pause = time.After(fingerprintInterval)
 		case <-f.pause:
 			f.pause = nil
+		case <-f.settle:
+			f.settle = nil
 		case <-ctx.Done():
 			return
 		}
@@ -149,8 +157,14 @@ func (f *fingerprinter) update(inv *inventory.Allocatable) {
 		return
 	}
 	if f.sent != nil && slices.EqualFunc(next, f.sent, listing.equal) {
-		f.changed = time.Time{}
+		f.changed, f.settle = time.Time{}, nil
 		return
+	}
+	switch {
+	case f.sent == nil || !slices.EqualFunc(next, f.sent, listing.equalButTexts):
+		f.settle = nil
+	case f.changed.IsZero():
+		f.settle = time.After(settleTime)
 	}
 	if f.changed.IsZero() {
 		f.changed = time.Now()

@@ -192,6 +192,58 @@ func TestFingerprintPace(t *testing.T) {
 	}
 }
 
+// A fault is sent at once. What becomes known of it in the next moment changes its description once, or not at all: each change makes Nomad's servers
+// evaluate the jobs of the node.
+func TestDescriptionSettles(t *testing.T) {
+	const ms = time.Millisecond
+	xid := health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.XID, Code: 95}
+	asks := func(v health.RecoveryAction) health.Observation {
+		return health.Observation{At: xid.At, Kind: health.Checked, Sample: health.Sample{RecoveryAction: v}}
+	}
+	other := health.Observation{At: xid.At, Kind: health.XID, Code: 79}
+	for name, tc := range map[string]struct {
+		changes map[time.Duration][]health.Observation
+		want    []sentAt
+	}{
+		"the recovery action that goes with the XID": {
+			map[time.Duration][]health.Observation{0: {xid}, 300 * ms: {xid, asks(health.RecoveryReset)}}, []sentAt{{0, 2, 1}},
+		},
+		"a greater recovery action": {
+			map[time.Duration][]health.Observation{0: {xid}, 300 * ms: {xid, asks(health.RecoveryReboot)}}, []sentAt{{0, 2, 1}, {2300 * ms, 2, 1}},
+		},
+		"more and more": {
+			map[time.Duration][]health.Observation{0: {xid}, 300 * ms: {xid, other}, 1300 * ms: {xid, other, asks(health.RecoveryReboot)}}, []sentAt{{0, 2, 1}, {2300 * ms, 2, 1}},
+		},
+		"another GPU does not wait": {
+			map[time.Duration][]health.Observation{0: {xid}, 300 * ms: {xid, other}, 1500 * ms: {xid, other, lost(0)}}, []sentAt{{0, 2, 1}, {1500 * ms, 2, 2}},
+		},
+		"nor does the end of the fault": {
+			map[time.Duration][]health.Observation{0: {xid}, 300 * ms: {xid, other}, 1500 * ms: nil}, []sentAt{{0, 2, 1}, {1500 * ms, 2, 0}},
+		},
+		"one that is undone": {
+			map[time.Duration][]health.Observation{0: {xid}, 300 * ms: {xid, other}, 1500 * ms: {xid}, 9000 * ms: {xid, other}}, []sentAt{{0, 2, 1}, {11000 * ms, 2, 1}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newFixture(t, nodeInventory(coretest.GPUs(2)))
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				defer cancel()
+				ch := fingerprints(ctx, t, s)
+				<-ch
+				time.Sleep(fingerprintInterval)
+				for at, obs := range tc.changes {
+					obs = append([]health.Observation{asks(health.RecoveryNone)}, obs...)
+					time.AfterFunc(at, func() { s.Source.Set(nodeInventory(coretest.GPUs(2), obs...)) })
+				}
+				if got := record(ctx, ch); !slices.Equal(got, tc.want) {
+					t.Errorf("got %v, want %v", got, tc.want)
+				}
+			})
+		})
+	}
+}
+
 // A Nomad that does not read for an hour blocks neither reservations nor other streams, and then gets the latest inventory.
 func TestSlowReader(t *testing.T) {
 	for name, tc := range map[string]struct {

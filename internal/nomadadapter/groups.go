@@ -82,9 +82,19 @@ func descriptionOf(inv *inventory.Allocatable, u inventory.Unit) string {
 	return faultreport.Describe([]health.Health{u.Health})
 }
 
-func (l listing) equal(o listing) bool {
-	return l.groupType == o.groupType && l.name == o.name &&
-		maps.Equal(l.attributes, o.attributes) && slices.Equal(l.devices, o.devices)
+func (l listing) equal(o listing) bool { return l.like(o) && slices.Equal(l.devices, o.devices) }
+
+// equalButTexts reports whether l and o differ in descriptions at most.
+func (l listing) equalButTexts(o listing) bool {
+	return l.like(o) && slices.EqualFunc(l.devices, o.devices, func(a, b listedDevice) bool {
+		a.description = b.description
+		return a == b
+	})
+}
+
+// like reports whether l and o differ in devices at most.
+func (l listing) like(o listing) bool {
+	return l.groupType == o.groupType && l.name == o.name && maps.Equal(l.attributes, o.attributes)
 }
 
 // wire returns the listing as Nomad's type; device.DeviceGroup.Validate accepts it.

@@ -127,10 +127,10 @@ func TestHealthDescription(t *testing.T) {
 	}{
 		"healthy":        {health.ModeEnforce, checked, true, ""},
 		"limited checks": {health.ModeEnforce, limited, true, "healthy (health limited: no XID events)"},
-		"lost":           {health.ModeEnforce, lost(0), false, lostText},
-		"XID":            {health.ModeEnforce, withdrawn, false, "unhealthy: XID 95 "},
-		"simulated":      {health.ModeEnforce, simulated, false, "simulated: unhealthy: XID 95 "},
-		"observed":       {health.ModeObserve, withdrawn, true, "observed, not enforced: unhealthy: XID 95 "},
+		"lost":           {health.ModeEnforce, lost(0), false, "LOST " + lostText},
+		"XID":            {health.ModeEnforce, withdrawn, false, "XID_95 unhealthy: XID 95 "},
+		"simulated":      {health.ModeEnforce, simulated, false, "XID_95 simulated: unhealthy: XID 95 "},
+		"observed":       {health.ModeObserve, withdrawn, true, "XID_95 observed, not enforced: unhealthy: XID 95 "},
 		"mode off":       {health.ModeOff, withdrawn, true, ""},
 	} {
 		cfg := defaultCore()
@@ -203,14 +203,15 @@ func TestDescriptionOfTwoFaults(t *testing.T) {
 	inv := inventoryWith(defaultCore(), coretest.GPUs(2), health.Observation{At: at, Kind: health.XID, Code: 48}, failed, failed)
 	text := firstGroups(inv)[0].Devices[1].HealthDesc
 	for _, want := range []string{
-		"unhealthy: row remapping failed since ", "; recovery action: GPU reset; action: run field diagnostics, replace the GPU if they fail; cleared by: an operator (command clear); also ",
+		"Z; action: run field diagnostics, replace the GPU if they fail; cleared by: an operator (command clear); also ",
+		"; also unhealthy: recovery action: GPU reset since ",
 		"; also unhealthy: XID 48 uncorrectable memory error since ", "; action: drain and reset the GPU; cleared by: ",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in %q", want, text)
 		}
 	}
-	if !strings.HasPrefix(text, "unhealthy: row") || len(text) > 500 {
+	if !strings.HasPrefix(text, "ROW_REMAP_FAILED unhealthy: row remapping failed since ") || len(text) > 500 {
 		t.Errorf("%d bytes: %s", len(text), text)
 	}
 }

@@ -71,7 +71,7 @@ var rules = []struct {
 	{"node/...", slices.Concat(pure, []string{"core/monitor", "util/..."}), []string{cgo, nvml, grpc, kubernetes, hashicorp}},
 
 	// An adapter sees values of the core, and one orchestrator. Of Nomad's packages those with the license BUSL-1.1 are not linked.
-	{"nomadadapter/...", slices.Concat(pure, []string{"config/...", "node/...", "util/..."}), []string{
+	{"nomadadapter/...", slices.Concat(pure, []string{"config/...", "core/faultreport", "node/...", "util/..."}), []string{
 		nvml, kubernetes, hashicorp + "nomad/client/devicemanager", hashicorp + "nomad/helper/pluginutils/loader"}},
 	{"kubeadapter/...", slices.Concat(pure, []string{"cdi/specfile", "node/...", "util/..."}), ofKubernetes},
 	// agent/kube passes what one of the kubelet's plugin APIs needs of the other.

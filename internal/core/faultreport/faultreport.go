@@ -1,5 +1,5 @@
-// Package faultreport is the text in which an agent reports the faults of its GPUs to programs outside of the node: the annotation of a Kubernetes
-// Node. It is an interface that stays: fields are only added.
+// Package faultreport is the texts in which agents report the faults of their GPUs to programs outside of the node: the annotation of a Kubernetes
+// Node (Report), and Nomad's HealthDescription of a device (Description). They are interfaces that stay: fields are only added.
 package faultreport
 
 import (

@@ -65,7 +65,7 @@ func newWorkOnly(r health.Reason) bool {
 	}
 }
 
-// messageOf returns status and message for a health: the words are those of Nomad's HealthDescription.
+// messageOf returns status and message for a health: the words are those of Nomad's HealthDescription after the cause.
 func messageOf(h health.Health) (status HealthStatus, message string) {
 	switch {
 	case h.Schedulable():

@@ -263,7 +263,7 @@ func TestStamp(t *testing.T) {
 	}
 }
 
-// The health stream has the words of Nomad's HealthDescription. What concerns new work only is not the health of work that runs.
+// The health stream has the words of Nomad's HealthDescription after the cause. What concerns new work only is not the health of work that runs.
 func TestMessages(t *testing.T) {
 	at := gpu.WholeGPU(coretest.GPU(0))
 	older := inventory.Host{Peers: []inventory.PeerDevice{{Agent: "nomad-gpu", At: at, Earlier: true}}}
