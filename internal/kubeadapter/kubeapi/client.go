@@ -125,16 +125,28 @@ func (c *Client) CloseIdleConnections() { c.http.CloseIdleConnections() }
 
 // methods are those of HTTP by verb.
 var methods = map[string]string{
-	"get": http.MethodGet, "list": http.MethodGet, "watch": http.MethodGet, "create": http.MethodPost, "update": http.MethodPut, "delete": http.MethodDelete,
+	"get": http.MethodGet, "list": http.MethodGet, "watch": http.MethodGet, "create": http.MethodPost, "update": http.MethodPut, "patch": http.MethodPatch, "delete": http.MethodDelete,
 }
 
 // call is one request.
 type call struct {
-	verb   string // as in rules of RBAC: a key of methods
-	object object
-	query  url.Values
-	body   any
-	accept string // what the answer is; "" = JSON of the object
+	verb        string // as in rules of RBAC: a key of methods
+	object      object
+	subresource string // "status"; "" = none
+	query       url.Values
+	body        any
+	content     string // type of the body; "" = JSON of the object
+	accept      string // what the answer is; "" = JSON of the object
+}
+
+// resource names the resource as rules of RBAC do: "nodes/status".
+func (r call) resource() string { return strings.TrimSuffix(r.object.resource+"/"+r.subresource, "/") }
+
+// about names what the call is about for messages: "nodes/status n1".
+func (r call) about() string {
+	o := r.object
+	o.resource = r.resource()
+	return o.String()
 }
 
 // object is what a request is about.
@@ -245,6 +257,9 @@ func (c *Client) request(ctx context.Context, r call) (*http.Request, error) {
 		body = bytes.NewReader(content)
 	}
 	address := c.server + r.object.path()
+	if r.subresource != "" {
+		address += "/" + r.subresource
+	}
 	if len(r.query) > 0 {
 		address += "?" + r.query.Encode()
 	}
@@ -257,7 +272,7 @@ func (c *Client) request(ctx context.Context, r call) (*http.Request, error) {
 		req.Header.Set("User-Agent", c.agent)
 	}
 	if r.body != nil {
-		req.Header.Set("Content-Type", "application/json")
+		req.Header.Set("Content-Type", cmp.Or(r.content, "application/json"))
 	}
 	token, err := c.token()
 	if err != nil {
@@ -277,7 +292,7 @@ func (c *Client) failed(ctx context.Context, r call, err error) error {
 	if outer := (*url.Error)(nil); errors.As(err, &outer) {
 		err = outer.Err // without method and address, which the RequestError has
 	}
-	return &RequestError{Verb: r.verb, Object: r.object.String(), Server: c.server, Err: err}
+	return &RequestError{Verb: r.verb, Object: r.about(), Server: c.server, Err: err}
 }
 
 // errTooLong is an answer or an event that is longer than any that is expected.

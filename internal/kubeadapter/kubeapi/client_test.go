@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -324,5 +325,70 @@ func TestNodeObjects(t *testing.T) {
 	s.PutPod(kubeapi.ObjectMeta{Namespace: "ns", Name: "p", UID: "u"})
 	if pod, err := c.PodMetadata(ctx, "ns", "p"); err != nil || pod.UID != "u" {
 		t.Errorf("%+v, %v", pod, err)
+	}
+}
+
+// A patch of a Node's status changes what it names, and nothing else: one condition, one annotation, both removed. An admission policy that
+// denies it is told apart from other answers.
+func TestPatchNodeStatus(t *testing.T) {
+	s := kubeapitest.Start(t)
+	c := client(t, kubeapi.Options{Address: s.URL})
+	ctx := t.Context()
+	foreign := `{"metadata":{"name":"n1","uid":"u","labels":{"a":"b"},"annotations":{"other":"1"}},"spec":{"podCIDR":"10.0.0.0/24"},` +
+		`"status":{"capacity":{"cpu":"8"},"conditions":[{"type":"Ready","status":"True","lastHeartbeatTime":"2026-11-27T12:00:00Z"}],"images":[{"names":["x"],"sizeBytes":1}]}}`
+	s.PutRawNode("n1", []byte(foreign))
+	before := string(s.RawNode("n1"))
+	at := time.Date(2026, 11, 27, 12, 0, 0, 0, time.UTC)
+	var p kubeapi.NodePatch
+	p.Metadata.Annotations = map[string]*string{"own": new("x")}
+	p.Status.Conditions = []kubeapi.NodeCondition{{Type: "GPUs", Status: kubeapi.ConditionFalse, LastTransitionTime: &at}}
+	check.NoError(t, c.PatchNodeStatus(ctx, "n1", p, kubeapi.DryRun))
+	if after := string(s.RawNode("n1")); after != before {
+		t.Errorf("a dry run has changed %s to %s", before, after)
+	}
+	s.GuardNodes("own", "GPUs")
+	check.NoError(t, c.PatchNodeStatus(ctx, "n1", p, kubeapi.Store))
+	p.Status.Conditions[0] = kubeapi.NodeCondition{Type: "GPUs", Status: kubeapi.ConditionTrue}
+	check.NoError(t, c.PatchNodeStatus(ctx, "n1", p, kubeapi.Store))
+	meta, conditions, err := c.NodeConditions(ctx, "n1")
+	if err != nil || meta.Annotations["own"] != "x" || len(conditions) != 2 || conditions[1].Status != kubeapi.ConditionTrue || !conditions[1].LastTransitionTime.Equal(at) {
+		t.Errorf("%+v, %+v, %v", meta, conditions, err)
+	}
+	p.Metadata.Annotations["own"] = nil
+	p.Status.Conditions[0].Patch = kubeapi.DeleteCondition
+	check.NoError(t, c.PatchNodeStatus(ctx, "n1", p, kubeapi.Store))
+	version := regexp.MustCompile(`"resourceVersion":"[0-9]+"`)
+	if after := string(s.RawNode("n1")); version.ReplaceAllString(after, "") != version.ReplaceAllString(before, "") {
+		t.Errorf("left %s\nwant %s", after, before)
+	}
+	p.Metadata.Labels = map[string]*string{"x": nil, "y": new("z")}
+	if err = c.PatchNodeStatus(ctx, "n1", p, kubeapi.DryRun); !errors.Is(err, kubeapi.ErrForbidden) || !strings.Contains(err.Error(), "patch nodes/status n1") {
+		t.Errorf("a label: %v", err)
+	}
+	s.Deny("patch", "nodes/status")
+	if err = c.PatchNodeStatus(ctx, "n1", p, kubeapi.Store); !errors.Is(err, kubeapi.ErrForbidden) || !strings.Contains(err.Error(), `resources: ["nodes/status"], verbs: ["patch"]`) {
+		t.Errorf("without the right: %v", err)
+	}
+}
+
+// An event is created once under a name.
+func TestCreateEvent(t *testing.T) {
+	s := kubeapitest.Start(t)
+	c := client(t, kubeapi.Options{Address: s.URL})
+	e := kubeapi.PodEvent{
+		Metadata: kubeapi.ObjectMeta{Namespace: "team", Name: "e1"}, EventTime: kubeapi.MicroTime{Time: time.Unix(1, 5000).In(time.FixedZone("", 3600))},
+		ReportingController: "example.com/agent", ReportingInstance: "n1", Action: "Report", Reason: "Fault", Type: "Warning", Note: "text",
+		Regarding: kubeapi.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: "team", Name: "p", UID: "u"},
+	}
+	check.NoError(t, c.CreateEvent(t.Context(), e))
+	if err := c.CreateEvent(t.Context(), e); !errors.Is(err, kubeapi.ErrExists) {
+		t.Error(err)
+	}
+	if all := s.Events(); len(all) != 1 || all[0].Regarding != e.Regarding || !all[0].EventTime.Equal(e.EventTime.Time) {
+		t.Errorf("%+v", all)
+	}
+	e.Metadata.Name, e.Action = "e2", ""
+	if err := c.CreateEvent(t.Context(), e); !errors.Is(err, kubeapi.ErrInvalid) {
+		t.Error(err)
 	}
 }

@@ -85,7 +85,7 @@ func WaitAtLeast(err error, wait time.Duration) time.Duration {
 
 // newStatusError returns the error of an answer.
 func newStatusError(server string, r call, answer *http.Response, content []byte) *StatusError {
-	e := &StatusError{Verb: r.verb, Object: r.object.String(), Server: server, Code: answer.StatusCode, api: r.object.version(), rule: rule(r)}
+	e := &StatusError{Verb: r.verb, Object: r.about(), Server: server, Code: answer.StatusCode, api: r.object.version(), rule: rule(r)}
 	e.read(content)
 	if seconds, err := strconv.Atoi(answer.Header.Get("Retry-After")); err == nil && seconds > 0 {
 		e.RetryAfter = time.Duration(min(seconds, 600)) * time.Second
@@ -180,5 +180,5 @@ func (e *StatusError) meaning() error {
 
 // rule returns the rule of RBAC that allows a request, as in a ClusterRole.
 func rule(r call) string {
-	return fmt.Sprintf("{apiGroups: [%q], resources: [%q], verbs: [%q]}", r.object.group, r.object.resource, r.verb)
+	return fmt.Sprintf("{apiGroups: [%q], resources: [%q], verbs: [%q]}", r.object.group, r.resource(), r.verb)
 }

@@ -65,7 +65,7 @@ func parse(r *http.Request) (Request, bool) {
 	req := Request{At: time.Now(), DryRun: r.URL.Query().Get("dryRun") == "All"}
 	req.Token = strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
 	switch {
-	case len(parts) >= 4 && slices.Contains([]string{"apis/resource.k8s.io/v1", "apis/nfd.k8s-sigs.io/v1alpha1"}, strings.Join(parts[:3], "/")):
+	case len(parts) >= 4 && slices.Contains([]string{"apis/resource.k8s.io/v1", "apis/nfd.k8s-sigs.io/v1alpha1", "apis/events.k8s.io/v1"}, strings.Join(parts[:3], "/")):
 		parts = parts[3:]
 	case len(parts) >= 3 && strings.Join(parts[:2], "/") == "api/v1":
 		parts = parts[2:]
@@ -79,14 +79,17 @@ func parse(r *http.Request) (Request, bool) {
 	if len(parts) > 1 {
 		req.Name = parts[1]
 	}
-	req.Verb = map[string]string{http.MethodGet: "get", http.MethodPost: "create", http.MethodPut: "update", http.MethodDelete: "delete"}[r.Method]
+	if len(parts) > 2 {
+		req.Resource += "/" + parts[2]
+	}
+	req.Verb = map[string]string{http.MethodGet: "get", http.MethodPost: "create", http.MethodPut: "update", http.MethodPatch: "patch", http.MethodDelete: "delete"}[r.Method]
 	if req.Verb == "get" && req.Name == "" {
 		req.Verb = "list"
 		if r.URL.Query().Get("watch") == "1" {
 			req.Verb = "watch"
 		}
 	}
-	return req, slices.Contains([]string{sliceResource, "resourceclaims", "nodes", "pods", "nodefeatures"}, req.Resource)
+	return req, slices.Contains([]string{sliceResource, "resourceclaims", "nodes", "nodes/status", "pods", "nodefeatures", "events"}, req.Resource)
 }
 
 // refuse returns the answer to a request that is not carried out, and whether one that is has its answer lost. A cut connection does not
@@ -109,7 +112,7 @@ func (s *Server) unauthorized(r *Request) (answer, bool) {
 		return answer{code: http.StatusUnauthorized, reason: "Unauthorized", message: "Unauthorized"}, true
 	}
 	if s.denied[rule{r.Verb, r.Resource}] {
-		group := map[string]string{sliceResource: "resource.k8s.io", "resourceclaims": "resource.k8s.io", "nodefeatures": "nfd.k8s-sigs.io"}[r.Resource]
+		group := map[string]string{sliceResource: "resource.k8s.io", "resourceclaims": "resource.k8s.io", "nodefeatures": "nfd.k8s-sigs.io", "events": "events.k8s.io"}[r.Resource]
 		return answer{code: http.StatusForbidden, reason: "Forbidden", message: fmt.Sprintf(
 			"%s.%s is forbidden: User %q cannot %s resource %q in API group %q at the cluster scope",
 			r.Resource, group, "system:serviceaccount:tandem:tandem", r.Verb, r.Resource, group)}, true
@@ -141,6 +144,13 @@ func (s *Server) carryOut(req *Request, r *http.Request, content []byte) answer 
 			return answer{code: http.StatusOK, object: n}
 		}
 		return missing
+	case "nodes/status":
+		if n, ok := s.store.nodes[req.Name]; ok {
+			return s.patchNode(req, n, r.Header.Get("Content-Type"), content)
+		}
+		return missing
+	case "events":
+		return s.createEvent(req, content)
 	case "pods":
 		if p, ok := s.store.pods[req.Namespace+"/"+req.Name]; ok {
 			return answer{code: http.StatusOK, object: body{"metadata": p}}

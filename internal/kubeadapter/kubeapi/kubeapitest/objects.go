@@ -23,24 +23,48 @@ func (s *Server) PutClaim(c kubeapi.ResourceClaim) kubeapi.ResourceClaim {
 func (s *Server) PutNode(n kubeapi.Node) kubeapi.Node {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if old, ok := s.store.nodes[n.Metadata.Name]; ok && n.Metadata.UID == "" {
-		n.Metadata.UID = old.Metadata.UID
-	}
-	if n.Metadata.UID == "" {
-		n.Metadata.UID = s.store.uid()
-	}
-	kind := kubeapi.Added
-	if _, ok := s.store.nodes[n.Metadata.Name]; ok {
-		kind = kubeapi.Modified
-	}
-	s.store.version++
-	n.Metadata.ResourceVersion = strconv.FormatInt(s.store.version, 10)
-	s.store.nodes[n.Metadata.Name] = n
 	var object body
 	decode(encode(n), &object)
+	decode(encode(s.putNode(n.Metadata.Name, object)), &n)
+	return n
+}
+
+// PutRawNode stores a Node as JSON: with fields that kubeapi lacks.
+func (s *Server) PutRawNode(name string, content []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var object body
+	decode(content, &object)
+	s.putNode(name, object)
+}
+
+// RawNode returns a stored Node as JSON.
+func (s *Server) RawNode(name string) []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return encode(s.store.nodes[name])
+}
+
+// putNode stores a Node under a new resource version. The caller holds the lock.
+func (s *Server) putNode(name string, object body) body {
+	m := metadata(object)
+	m["name"] = name
+	kind := kubeapi.Added
+	if old, ok := s.store.nodes[name]; ok {
+		kind = kubeapi.Modified
+		if text(m, "uid") == "" {
+			m["uid"] = metadata(old)["uid"]
+		}
+	}
+	if text(m, "uid") == "" {
+		m["uid"] = s.store.uid()
+	}
+	s.store.version++
+	m["resourceVersion"] = strconv.FormatInt(s.store.version, 10)
+	s.store.nodes[name] = object
 	s.store.log = append(s.store.log, change{s.store.version, "nodes", kind, object})
 	s.notify()
-	return n
+	return object
 }
 
 // PutPod stores a pod.
@@ -88,7 +112,7 @@ func (s *Server) CollectGarbage() int {
 	s.mu.Lock()
 	uids := map[string]bool{}
 	for _, n := range s.store.nodes {
-		uids[n.Metadata.UID] = true
+		uids[text(metadata(n), "uid")] = true
 	}
 	s.mu.Unlock()
 	return s.deleteWhere(func(object body) bool {

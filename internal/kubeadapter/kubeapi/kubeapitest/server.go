@@ -32,13 +32,14 @@ type Server struct {
 	dropTaints, dropShares bool
 	validate               func(Slice) error
 	admit                  func(slice, old []byte) ([]byte, error)
+	guard                  *nodeGuard // nil = none
 }
 
 type rule struct{ verb, resource string }
 
 // Request is one request as the server saw it.
 type Request struct {
-	Verb, Resource, Namespace, Name string // "list", "resourceslices"; Name also of a create
+	Verb, Resource, Namespace, Name string // "list", "resourceslices", "nodes/status"; Name also of a create
 	DryRun                          bool
 	Token                           string
 	Bytes                           int // of the body

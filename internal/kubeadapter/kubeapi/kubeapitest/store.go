@@ -23,7 +23,8 @@ type store struct {
 	oldest  int64 // watches from before it are too old
 	slices  map[string]body
 	claims  map[string]kubeapi.ResourceClaim // by namespace/name
-	nodes   map[string]kubeapi.Node
+	nodes   map[string]body
+	events  map[string]body                // by namespace/name
 	pods    map[string]kubeapi.ObjectMeta  // by namespace/name
 	feature map[string]kubeapi.NodeFeature // by namespace/name
 	log     []change
@@ -44,7 +45,7 @@ type change struct {
 
 func newStore() store {
 	return store{
-		version: 100, slices: map[string]body{}, claims: map[string]kubeapi.ResourceClaim{}, nodes: map[string]kubeapi.Node{},
+		version: 100, slices: map[string]body{}, claims: map[string]kubeapi.ResourceClaim{}, nodes: map[string]body{}, events: map[string]body{},
 		pods: map[string]kubeapi.ObjectMeta{}, feature: map[string]kubeapi.NodeFeature{},
 	}
 }
