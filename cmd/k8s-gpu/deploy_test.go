@@ -149,10 +149,14 @@ func TestDaemonSetComponents(t *testing.T) {
 		"policy": {mount: "/etc/tandem"}, "mps": {mount: "/mps"}, "mig": {adds: []string{"SYS_ADMIN", "SYSLOG"}}, "selinux": {},
 		"driver-container": {mount: "/driver-root"}, "device-nodes": {}, "cdi": {privileged: true},
 		"reservation-check": {hostPID: true}, "owners": {hostPID: true, mount: "/var/log/pods"},
-		"dra":         {mount: "/var/lib/kubelet/plugins_registry", writes: true, account: "tandem-k8s-gpu"},
+		"dra":       {mount: "/var/lib/kubelet/plugins_registry", writes: true, account: "tandem-k8s-gpu"},
+		"hand-over": {account: "tandem-k8s-gpu"}, "hand-over/rights": {},
 		"node-labels": {mount: "/etc/kubernetes/node-feature-discovery/features.d", writes: true},
 	} {
 		d := patch(t, "../../deploy/"+name+"/kustomization.yaml")
+		if d.Spec.Template.Spec.Containers == nil { // hand-over, which has hand-over/rights for that
+			d.Spec.Template.Spec.Containers = []container{{Name: base.Name}}
+		}
 		c := d.Spec.Template.Spec.Containers[0]
 		if d.Spec.Template.Spec.HostPID != want.hostPID {
 			t.Errorf("%s: hostPID is %t", name, !want.hostPID)

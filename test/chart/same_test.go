@@ -46,6 +46,7 @@ func TestComponentsAreValues(t *testing.T) {
 		"reservation-check": {"reservationCheck": "warn"},
 		"node-labels":       {"nodeLabels": values{"enabled": true}},
 		"owners":            {"owners": values{"enabled": true}},
+		"hand-over":         {"handOver": values{"enabled": true}},
 		"dra":               {"api": "dra"},
 		"gpu-nodes":         {"gpuNodesOnly": true},
 		"surge":             {"updateStrategy": values{"rollingUpdate": values{"maxUnavailable": 0, "maxSurge": 1}}},
@@ -54,8 +55,12 @@ func TestComponentsAreValues(t *testing.T) {
 	if err != nil || len(folders) != len(given) {
 		t.Fatal(folders, err)
 	}
+	names := []string{"dra+hand-over/rights"} // dra has the account of both
+	given[names[0]] = values{"api": "dra", "handOver": values{"enabled": true}}
 	for _, folder := range folders {
-		name := filepath.Base(filepath.Dir(folder))
+		names = append(names, filepath.Base(filepath.Dir(folder)))
+	}
+	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
 			component, chart := documents(t, kustomize(t, name)), objects(t, given[name])
 			want, wantFile := comparable(t, component)
@@ -78,30 +83,42 @@ func TestComponentsAreValues(t *testing.T) {
 	}
 }
 
-// A kustomization that renames the objects and moves them keeps the admission policy: it is the binding's, and matches the account. Otherwise
+// A kustomization that renames the objects and moves them keeps the admission policies: each is its binding's, and matches the account. Otherwise
 // it would not be in force, without a sign.
-func TestRenamedAccountHasItsPolicy(t *testing.T) {
-	for _, change := range []string{"namePrefix: prod-", "namePrefix: x", "nameSuffix: -a", "namePrefix: a-\nnameSuffix: -b\nnamespace: gpus"} {
-		var policy admissionv1.ValidatingAdmissionPolicy
-		var binding admissionv1.ValidatingAdmissionPolicyBinding
-		var account corev1.ServiceAccount
-		for _, o := range documents(t, kustomize(t, "dra", change)) {
-			switch o["kind"] {
-			case "ValidatingAdmissionPolicy":
-				policy = strict[admissionv1.ValidatingAdmissionPolicy](t, o)
-			case "ValidatingAdmissionPolicyBinding":
-				binding = strict[admissionv1.ValidatingAdmissionPolicyBinding](t, o)
-			case "ServiceAccount":
-				account = strict[corev1.ServiceAccount](t, o)
+func TestRenamedAccountHasItsPolicies(t *testing.T) {
+	for component, count := range map[string]int{"dra": 1, "hand-over": 2, "dra+hand-over/rights": 3} {
+		for _, change := range []string{"namePrefix: prod-", "namePrefix: x", "nameSuffix: -a", "namePrefix: a-\nnameSuffix: -b\nnamespace: gpus"} {
+			policies, bound := map[string]admissionv1.ValidatingAdmissionPolicy{}, 0
+			var account corev1.ServiceAccount
+			all := documents(t, kustomize(t, component, change))
+			for _, o := range all {
+				switch o["kind"] {
+				case "ValidatingAdmissionPolicy":
+					policy := strict[admissionv1.ValidatingAdmissionPolicy](t, o)
+					policies[policy.Name] = policy
+				case "ServiceAccount":
+					account = strict[corev1.ServiceAccount](t, o)
+				}
 			}
-		}
-		if binding.Spec.PolicyName != policy.Name || policy.Name == "" {
-			t.Errorf("%s: the binding has policy %q, it is %q", change, binding.Spec.PolicyName, policy.Name)
-		}
-		condition := regexp.MustCompile(`^request\.userInfo\.username\.matches\('(.*)'\)$`).FindStringSubmatch(policy.Spec.MatchConditions[0].Expression)
-		user := "system:serviceaccount:" + account.Namespace + ":" + account.Name
-		if condition == nil || account.Name == "tandem-k8s-gpu" || !regexp.MustCompile(condition[1]).MatchString(user) {
-			t.Errorf("%s: %s is not matched by %q", change, user, policy.Spec.MatchConditions[0].Expression)
+			for _, o := range all {
+				if o["kind"] == "ValidatingAdmissionPolicyBinding" {
+					binding := strict[admissionv1.ValidatingAdmissionPolicyBinding](t, o)
+					if _, found := policies[binding.Spec.PolicyName]; !found {
+						t.Errorf("%s, %s: the binding has policy %q", component, change, binding.Spec.PolicyName)
+					}
+					bound++
+				}
+			}
+			if len(policies) != count || bound != count {
+				t.Errorf("%s, %s: %d policies, %d bindings, want %d", component, change, len(policies), bound, count)
+			}
+			user := "system:serviceaccount:" + account.Namespace + ":" + account.Name
+			for name, policy := range policies {
+				condition := regexp.MustCompile(`^request\.userInfo\.username\.matches\('(.*)'\)$`).FindStringSubmatch(policy.Spec.MatchConditions[0].Expression)
+				if condition == nil || account.Name == "tandem-k8s-gpu" || !regexp.MustCompile(condition[1]).MatchString(user) {
+					t.Errorf("%s, %s: %s: %s is not matched by %q", component, change, name, user, policy.Spec.MatchConditions[0].Expression)
+				}
+			}
 		}
 	}
 }
@@ -174,7 +191,8 @@ func nameOf(item any) string {
 	return ""
 }
 
-// kustomize does what "kubectl kustomize" does with deploy/kustomization.yaml, this component, and more lines.
+// kustomize does what "kubectl kustomize" does with deploy/kustomization.yaml, this component, and more lines. "a+b" is the component a, and then b,
+// which the file does not list.
 func kustomize(t *testing.T, component string, more ...string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -186,12 +204,16 @@ func kustomize(t *testing.T, component string, more ...string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	component, also, both := strings.Cut(component, "+")
 	lines := strings.Split(string(text), "\n")
 	i := slices.IndexFunc(lines, func(line string) bool { return strings.HasPrefix(line, "  # - "+component+" ") })
 	if i < 0 {
 		t.Fatalf("deploy/kustomization.yaml does not offer %s", component)
 	}
 	lines[i] = strings.Replace(lines[i], "# ", "", 1)
+	if both {
+		lines[i] += "\n  - " + also
+	}
 	if err := os.WriteFile(path, []byte(strings.Join(append(lines, more...), "\n")), 0o600); err != nil {
 		t.Fatal(err)
 	}

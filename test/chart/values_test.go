@@ -166,7 +166,7 @@ func checkSettings(t *testing.T, name string, d appsv1.DaemonSet, flags config.F
 			t.Errorf("%s: %s: %s", name, d.Name, note)
 		}
 	}
-	needs := s.Core.API == inventory.DRA || s.ReadsNode() || s.Operations.NodeFeatureAPI
+	needs := s.Core.API == inventory.DRA || s.ReadsNode() || s.Operations.NodeFeatureAPI || env["HAND_OVER"] == "true"
 	if token := pod.AutomountServiceAccountToken; token == nil || *token != needs {
 		t.Errorf("%s: %s has a token of the API server: %t, needs one: %t", name, d.Name, token != nil && *token, needs)
 	}

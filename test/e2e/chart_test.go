@@ -26,6 +26,7 @@ func TestChart(t *testing.T) {
 	c.startControlPlane(t)
 	step(t, "objects", c.objects)
 	step(t, "access of the API dra", c.access)
+	step(t, "access of the hand-over", c.handOverAccess)
 	c.join(t, c.kubeNode)
 	step(t, "privileges", c.privileges)
 	step(t, "handed over to Helm", c.handedOver)

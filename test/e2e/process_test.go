@@ -110,13 +110,18 @@ func fetch(url string) (string, error) { return request(http.MethodGet, url, "",
 // request makes one request, and returns the body of the answer. An answer other than success is a statusError. The token is that of
 // testdata/tokens.csv; servers without authentication ignore it.
 func request(method, url, kind string, body []byte) (string, error) {
+	return requestAs("admin", method, url, kind, body)
+}
+
+// requestAs is request with a token.
+func requestAs(token, method, url, kind string, body []byte) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), commandLimit)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(body))
 	if err != nil {
 		return "", err
 	}
-	request.Header.Set("Authorization", "Bearer admin")
+	request.Header.Set("Authorization", "Bearer "+token)
 	request.Header.Set("Content-Type", kind)
 	answer, err := client.Do(request)
 	if err != nil {

@@ -2,6 +2,7 @@
 {{- define "tandem.env" -}}
 {{- $v := .pool.values -}}
 {{- $d := .derived -}}
+{{- $h := .root.Values.handOver -}}
 {{- $env := list -}}
 {{- $env = append $env (dict "name" "NVIDIA_VISIBLE_DEVICES" "value" "all") -}}
 {{- $env = append $env (dict "name" "NVIDIA_DRIVER_CAPABILITIES" "value" (default "utility" $v.nvidiaDriverCapabilities)) -}}
@@ -32,6 +33,10 @@
   "FEATURES_FILE" (ternary $v.nodeLabels.file "" (eq $d.labels "file"))
   "USE_NODE_FEATURE_API" (ternary "true" "" (eq $d.labels "object"))
   "GFD_NO_TIMESTAMP" (ternary "true" "" (and (ne $d.labels "") $d.noTimestamp))
+  "HAND_OVER" (ternary "true" "" $h.enabled)
+  "HAND_OVER_CONDITION" (ternary $h.condition "" (and $h.enabled (ne $h.condition "TandemGPUsHealthy")))
+  "HAND_OVER_SECOND_CONDITION" (ternary $h.secondCondition "" $h.enabled)
+  "HAND_OVER_EVENTS" (ternary "false" "" (and $h.enabled (not $h.events)))
   "KERNEL_LOG" (ternary "" "off" $v.kernelLog)
   "HTTP_ADDRESS" (ternary "" (printf ":%d" (int $v.httpPort)) (eq (int $v.httpPort) 9410))
 -}}

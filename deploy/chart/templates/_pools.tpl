@@ -104,7 +104,7 @@ reads a variable before its file. A pod has what any of the configurations needs
 {{- $_ := set $d "labels" $labels -}}
 {{- $_ := set $d "noTimestamp" (or $v.nodeLabels.noTimestamp $gfd.noTimestamp .root.Values.noTimestamp | not | not) -}}
 {{- $_ := set $d "readsNode" (or .pool.byLabel (eq .root.Values.gpuOperator.onDriverUpgrade "quiesce")) -}}
-{{- $_ := set $d "token" (or $dra $d.readsNode (eq $labels "object")) -}}
+{{- $_ := set $d "token" (or $dra $d.readsNode (eq $labels "object") .root.Values.handOver.enabled) -}}
 {{- $_ := set $d "kubeletRoot" (trimSuffix "/" $v.kubeletRoot) -}}
 {{- $_ := set $d "driverRoot" (default "/" $v.nvidiaDriverRoot | trimSuffix "/" | default "/") -}}
 {{- $_ := set $d "hostPID" (or (ne $check "off") $v.owners.enabled) -}}
