@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -135,8 +136,8 @@ func TestMoved(t *testing.T) {
 		w.policy.MaxNodes = 2
 		one := w.start(w.process("a"))
 		time.Sleep(5 * time.Second)
-		w.nomad.locked(func() { w.nomad.strike(0, 0, 95) })
-		w.kube.locked(func() { w.kube.strike(1, 0, 48) })
+		w.nomad.strike(0, 0, 95)
+		w.kube.strike(1, 0, 48)
 		time.Sleep(50 * time.Second)
 		w.stops("before the delay is over", w.nomad, 0)
 		time.Sleep(2 * time.Minute)
@@ -199,7 +200,7 @@ func TestKilledBeforeCall(t *testing.T) {
 		time.Sleep(2 * time.Minute)
 		w.stops("another one leads", w.nomad, 1)
 		w.reserved("another one leads", 2)
-		if a := w.nomad.calls[0]; a.Subject.Work != "nomad-w0" || a.Term != 2 || !a.done {
+		if a := w.nomad.made()[0]; a.Subject.Work != "nomad-w0" || a.Term != 2 || !a.done {
 			t.Errorf("the call is %+v", a)
 		}
 	})
@@ -230,7 +231,7 @@ func testUnusable(t *testing.T, damage func(*bank)) {
 	one := w.start(w.process("a"))
 	time.Sleep(20 * time.Second)
 	if damage == nil {
-		w.bank.text = nil
+		w.bank.locked(func() { w.bank.text = nil })
 	}
 	w.nomad.strike(0, 0, 95)
 	w.kube.strike(0, 0, 48)
@@ -250,7 +251,7 @@ func testUnusable(t *testing.T, damage func(*bank)) {
 	if err := one.Stop(t.Context(), "anna", "a try"); err == nil {
 		t.Error("stopped without a ledger")
 	}
-	w.bank.text = good
+	w.bank.locked(func() { w.bank.text = good })
 	time.Sleep(time.Minute)
 	w.stops("restored", w.nomad, 1)
 	if v := one.View().Load(); v.StoreErr != "" || len(v.Problems) > 0 {
@@ -320,7 +321,7 @@ func TestTwoControllers(t *testing.T) {
 					all = append(all, w.start(m))
 				}
 				time.Sleep(20 * time.Second)
-				w.nomad.locked(func() { w.nomad.strike(0, 0, 95) })
+				w.nomad.strike(0, 0, 95)
 				time.Sleep(5 * time.Minute)
 				w.stops("of two", w.nomad, 1)
 				if !both && all[0].View().Load().Leads == all[1].View().Load().Leads {
@@ -356,7 +357,7 @@ func TestSuspendedLeader(t *testing.T) {
 		w.start(one)
 		time.Sleep(5 * time.Second)
 		two := w.start(w.process("b"))
-		w.nomad.locked(func() { w.nomad.strike(0, 0, 95) })
+		w.nomad.strike(0, 0, 95)
 		time.Sleep(62 * time.Second)
 		w.reserved("suspended", 1)
 		w.stops("suspended", w.nomad, 0)
@@ -380,12 +381,13 @@ func TestStopGetsAhead(t *testing.T) {
 		one := w.start(w.process("a"))
 		time.Sleep(5 * time.Second)
 		other := w.process("b")
-		w.bank.before = func() {
-			w.bank.before = nil
+		w.bank.refusing(func() error {
+			w.bank.refusing(nil)
 			if err := other.Stop(t.Context(), "anna", "a new driver"); err != nil {
 				t.Error(err)
 			}
-		}
+			return nil
+		})
 		w.nomad.strike(0, 0, 95)
 		time.Sleep(5 * time.Minute)
 		w.stops("stopped", w.nomad, 0)
@@ -409,7 +411,7 @@ func TestStopBeforeCall(t *testing.T) {
 		one.p.latency = 200 * time.Millisecond
 		w.start(one)
 		time.Sleep(5 * time.Second)
-		w.nomad.locked(func() { w.nomad.strike(0, 0, 95) })
+		w.nomad.strike(0, 0, 95)
 		for w.bank.ledger().Rescues == nil {
 			time.Sleep(time.Millisecond)
 		}
@@ -438,20 +440,21 @@ func TestStoreAway(t *testing.T) {
 		one := w.start(w.process("a"))
 		time.Sleep(5 * time.Second)
 		w.nomad.strike(0, 0, 95)
-		w.bank.away = true
+		w.bank.goesAway(true)
 		time.Sleep(5 * time.Minute)
 		w.stops("away", w.nomad, 0)
 		v := one.View().Load()
 		if v.StoreErr == "" || len(v.Problems) != 1 || v.Problems[0].Code != problem.LedgerStore || len(v.Result.Acts) != 1 {
 			t.Errorf("store %q, problems %+v, acts %+v", v.StoreErr, v.Problems, v.Result.Acts)
 		}
-		w.bank.away = false
-		w.nomad.check = func(rescue.Act, *rescue.Work) { w.bank.away = true }
+		w.bank.goesAway(false)
+		w.nomad.locked(func() { w.nomad.check = func(rescue.Act, *rescue.Work) { w.bank.goesAway(true) } })
 		w.kube.strike(0, 0, 48)
 		time.Sleep(5 * time.Minute)
 		w.stops("away before the answer is written", w.nomad, 1)
 		w.stops("away before the answer is written", w.kube, 0)
-		w.nomad.check, w.bank.away = nil, false
+		w.nomad.locked(func() { w.nomad.check = nil })
+		w.bank.goesAway(false)
 		time.Sleep(5 * time.Minute)
 		w.stops("there again", w.nomad, 1)
 		w.stops("there again", w.kube, 1)
@@ -465,14 +468,14 @@ func TestWritesFail(t *testing.T) {
 		w := newTeam(t)
 		one := w.start(w.process("a"))
 		time.Sleep(5 * time.Second)
-		w.bank.refuse = func() error { return errAway }
+		w.bank.refusing(func() error { return errAway })
 		w.nomad.strike(0, 0, 95)
 		time.Sleep(5 * time.Minute)
 		w.stops("not written", w.nomad, 0)
 		if v := one.View().Load(); len(v.Result.State.Ledger.Rescues) > 0 || len(v.Problems) != 1 {
 			t.Errorf("ledger %+v, problems %+v", v.Result.State.Ledger, v.Problems)
 		}
-		w.bank.refuse = nil
+		w.bank.refusing(nil)
 		time.Sleep(time.Minute)
 		w.stops("written", w.nomad, 1)
 		w.reserved("written", 1)
@@ -493,20 +496,20 @@ func TestTermOfAnother(t *testing.T) {
 				t.Error(err, err2)
 			}
 		}
-		w.bank.refuse = func() error {
-			w.bank.refuse = nil
+		w.bank.refusing(func() error {
+			w.bank.refusing(nil)
 			lead()
 			return errLost
-		}
+		})
 		one := w.start(w.process("a"))
 		time.Sleep(time.Minute)
-		if v := one.View().Load(); w.bank.term != 2 || !v.Leads || v.Result.State.Term != 2 {
-			t.Errorf("term %d, leads %t in term %d", w.bank.term, v.Leads, v.Result.State.Term)
+		if v := one.View().Load(); w.bank.terms() != 2 || !v.Leads || v.Result.State.Term != 2 {
+			t.Errorf("term %d, leads %t in term %d", w.bank.terms(), v.Leads, v.Result.State.Term)
 		}
 		lead()
 		time.Sleep(time.Minute)
-		if v := one.View().Load(); w.bank.term != 4 || !v.Leads || v.Result.State.Term != 4 || one.log.count("this one steps down") != 1 {
-			t.Errorf("term %d, leads %t in term %d", w.bank.term, v.Leads, v.Result.State.Term)
+		if v := one.View().Load(); w.bank.terms() != 4 || !v.Leads || v.Result.State.Term != 4 || one.log.count("this one steps down") != 1 {
+			t.Errorf("term %d, leads %t in term %d", w.bank.terms(), v.Leads, v.Result.State.Term)
 		}
 	})
 }
@@ -516,7 +519,7 @@ func TestRepairedBeforeCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTeam(t)
 		one := w.process("a")
-		one.clients[0].atLive = func() { w.nomad.locked(func() { w.nomad.repair(0) }) }
+		one.clients[0].atLive = func() { w.nomad.repair(0) }
 		w.start(one)
 		w.nomad.strike(0, 0, 95)
 		time.Sleep(5 * time.Minute)
@@ -542,7 +545,7 @@ func TestHangingCluster(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		w.kube.strike(0, 0, 48)
 		began := time.Now()
-		for len(w.kube.calls) == 0 && time.Since(began) < 10*time.Minute {
+		for len(w.kube.made()) == 0 && time.Since(began) < 10*time.Minute {
 			time.Sleep(100 * time.Millisecond)
 		}
 		if took := time.Since(began); took > w.policy.Delay+3*time.Second {
@@ -561,18 +564,18 @@ func TestManyChanges(t *testing.T) {
 		w := newTeam(t)
 		one := w.start(w.process("a"))
 		time.Sleep(5 * time.Second)
-		views := 0
+		var views atomic.Int32
 		go func() {
 			for range one.View().Watch(t.Context()) {
-				views++
+				views.Add(1)
 			}
 		}()
 		for range 10_000 {
 			one.clients[0].shown.Store(w.nomad.snapshot())
 			time.Sleep(time.Millisecond)
 		}
-		if views < 9 || views > 12 {
-			t.Errorf("%d decisions in 10 s", views)
+		if n := views.Load(); n < 9 || n > 12 {
+			t.Errorf("%d decisions in 10 s", n)
 		}
 	})
 }
@@ -581,12 +584,12 @@ func TestManyChanges(t *testing.T) {
 func TestAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTeam(t)
-		blocked := true
+		var allows atomic.Bool
 		w.kube.reply = func(a rescue.Act) (rescue.Answer, bool) {
 			switch {
 			case a.Subject.Work == "kube-w1":
 				return rescue.Answer{Kind: rescue.Denied, Text: "two budgets"}, false
-			case blocked:
+			case !allows.Load():
 				return rescue.Answer{Kind: rescue.Blocked, Text: "a budget", Remedy: "change it"}, false
 			}
 			return rescue.Answer{Kind: rescue.Accepted}, true
@@ -607,10 +610,10 @@ func TestAnswers(t *testing.T) {
 				t.Errorf("%d lines with %s, want %d", n, text, want)
 			}
 		}
-		blocked = false
+		allows.Store(true)
 		time.Sleep(time.Minute)
-		if last := w.kube.calls[len(w.kube.calls)-1]; last.kind != rescue.Accepted || last.Subject.Work != "kube-w0" {
-			t.Errorf("the latest call is %+v", last)
+		if calls := w.kube.made(); calls[len(calls)-1].kind != rescue.Accepted || calls[len(calls)-1].Subject.Work != "kube-w0" {
+			t.Errorf("the calls are %+v", calls)
 		}
 	})
 }
@@ -624,10 +627,8 @@ func TestMarks(t *testing.T) {
 		one.p.latency = 300 * time.Millisecond
 		w.start(one)
 		time.Sleep(time.Second)
-		w.nomad.locked(func() {
-			w.nomad.strike(0, 0, 79)
-			w.nomad.strike(0, 1, 79)
-		})
+		w.nomad.strike(0, 0, 79)
+		w.nomad.strike(0, 1, 79)
 		time.Sleep(2 * time.Minute)
 		if n := w.nomad.c.Nodes[0]; n.Schedulable || n.Mark != health.Reset {
 			t.Errorf("the node is %+v", n)
@@ -638,7 +639,7 @@ func TestMarks(t *testing.T) {
 		if n := len(w.nomad.marks); n != 1 {
 			t.Errorf("%d calls: %+v", n, w.nomad.marks)
 		}
-		w.nomad.locked(func() { w.nomad.repair(0) })
+		w.nomad.repair(0)
 		time.Sleep(2 * time.Minute)
 		if n := w.nomad.c.Nodes[0]; !n.Schedulable || n.Mark != health.NoRepair || len(w.bank.ledger().Ineligible) > 0 || len(w.nomad.marks) != 2 {
 			t.Errorf("the node is %+v, the ledger has %+v, the calls %+v", n, w.bank.ledger().Ineligible, w.nomad.marks)

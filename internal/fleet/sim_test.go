@@ -139,7 +139,6 @@ type bank struct {
 	version int
 	away    bool
 	writes  int
-	before  func()       // called before a write, to get ahead of it
 	refuse  func() error // of a write; nil = none is refused
 	stopped time.Time    // since when acts are stopped; zero = they are not
 	term    uint64
@@ -157,6 +156,25 @@ func (b *bank) ledger() (l rescue.Ledger) {
 	defer b.mu.Unlock()
 	_ = json.Unmarshal(b.text, &l)
 	return l
+}
+
+// locked calls f for what the bank has.
+func (b *bank) locked(f func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	f()
+}
+
+// goesAway has the bank answer no more, or again.
+func (b *bank) goesAway(away bool) { b.locked(func() { b.away = away }) }
+
+// refusing has writes fail by a function; nil = they do not.
+func (b *bank) refusing(f func() error) { b.locked(func() { b.refuse = f }) }
+
+// terms is the term of the ledger.
+func (b *bank) terms() (term uint64) {
+	b.locked(func() { term = b.term })
+	return term
 }
 
 // store is the bank for one process.
@@ -192,11 +210,10 @@ func (b *bank) read() (l rescue.Ledger, v fleet.Version, err error) {
 }
 
 func (s store) Write(ctx context.Context, l rescue.Ledger, was fleet.Version) (v fleet.Version, err error) {
-	if s.before != nil {
-		s.before()
-	}
-	if s.refuse != nil {
-		if err := s.refuse(); err != nil {
+	var refuse func() error
+	s.locked(func() { refuse = s.refuse })
+	if refuse != nil {
+		if err := refuse(); err != nil {
 			return "", err
 		}
 	}
@@ -386,6 +403,8 @@ func (r *region) run(id string, n, g int) {
 
 // strike has a GPU fail.
 func (r *region) strike(n, g, xid int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.fault(n, g, rescue.Fault{State: health.Unhealthy, Repair: health.Reset, Cause: fmt.Sprintf("XID_%d", xid), HoldersKnown: true})
 }
 
@@ -397,8 +416,17 @@ func (r *region) fault(n, g int, f rescue.Fault) {
 	node.Devices[g].Healthy = false
 }
 
+// made are the calls that have reached the servers.
+func (r *region) made() []call {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.calls)
+}
+
 // repair ends the faults of a node.
-func (r *region) repair(n int) {
+func (r *region) repair(n int) { r.locked(func() { r.repaired(n) }) }
+
+func (r *region) repaired(n int) {
 	node := &r.c.Nodes[n]
 	node.Faults = nil
 	for g := range node.Devices {

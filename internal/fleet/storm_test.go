@@ -288,7 +288,7 @@ func (r *realm) happen() {
 	node := &r.c.Nodes[n]
 	switch r.n(24) {
 	case 0, 1, 6, 7, 8, 9:
-		r.repair(n)
+		r.repaired(n)
 	case 2:
 		node.Ready = r.n(3) > 0
 	case 3:
