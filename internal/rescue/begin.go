@@ -94,6 +94,7 @@ func (d *decision) send(c *cluster, r *Rescue, m *Move, victims int) {
 
 // begin reserves attempts for faulty GPUs whose work can be moved now, the fault that was first seen first.
 func (d *decision) begin() {
+	d.out.Waits = slices.Grow(d.out.Waits, len(d.faulty))
 	for i := range d.faulty {
 		g := &d.faulty[i]
 		if holders := g.holders(); len(holders) > 0 {

@@ -15,6 +15,9 @@ func BenchmarkDecision(b *testing.B) {
 	for _, faults := range []int{0, 1, 100, 8000} {
 		b.Run(fmt.Sprint(faults, "-faults"), func(b *testing.B) {
 			w, clusters := bigFleet(faults)
+			w.state = w.policy.Next(w.state, rescue.NewFleet(clusters...), w.now).State // what it has seen
+			w.state.Ledger = rescue.NewLedger()
+			w.state = w.state.Lead()
 			var acts, waits int
 			b.ReportAllocs()
 			began := cpu(b)

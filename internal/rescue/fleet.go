@@ -138,7 +138,7 @@ type cluster struct {
 // passed is not to be changed later.
 func NewFleet(clusters ...Cluster) Fleet {
 	all := make([]cluster, 0, len(clusters))
-	for _, c := range sorted(clusters, func(a, b Cluster) int { return cmp.Compare(a.Name, b.Name) }) {
+	for _, c := range sorted(clusters, func(c *Cluster) string { return c.Name }) {
 		if n := len(all); n > 0 && all[n-1].Name == c.Name {
 			all[n-1].Problem = fmt.Sprintf("two clusters have the name %q", c.Name)
 			continue
@@ -148,19 +148,28 @@ func NewFleet(clusters ...Cluster) Fleet {
 	return Fleet{all}
 }
 
-// sorted returns all in order. What is in order is returned as it is: the caller's objects often are.
-func sorted[T any](all []T, order func(a, b T) int) []T {
-	if slices.IsSortedFunc(all, order) {
+// sorted returns all in the order of a name. What is in order is returned as it is: the caller's objects often are.
+func sorted[T any](all []T, name func(*T) string) []T {
+	order := make([]int, len(all)) // sorting moves numbers, and not what is large
+	inOrder := true
+	for i := range all {
+		order[i] = i
+		inOrder = inOrder && (i == 0 || name(&all[i-1]) <= name(&all[i]))
+	}
+	if inOrder {
 		return all
 	}
-	all = slices.Clone(all)
-	slices.SortStableFunc(all, order)
-	return all
+	slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(name(&all[i]), name(&all[j])) })
+	next := make([]T, len(all))
+	for to, from := range order {
+		next[to] = all[from]
+	}
+	return next
 }
 
 func newCluster(c Cluster) cluster {
-	c.Nodes = sorted(c.Nodes, func(a, b Node) int { return cmp.Compare(a.Name, b.Name) })
-	c.Work = sorted(c.Work, func(a, b Work) int { return cmp.Compare(a.ID, b.ID) })
+	c.Nodes = sorted(c.Nodes, func(n *Node) string { return n.Name })
+	c.Work = sorted(c.Work, func(w *Work) string { return w.ID })
 	x := cluster{
 		Cluster: c, nodeAt: make(map[string]int, len(c.Nodes)), workAt: make(map[string]int, len(c.Work)),
 		onNode: make([][]int, len(c.Nodes)), after: map[string][]int{},

@@ -67,7 +67,7 @@ func (p Policy) Next(s State, f Fleet, now time.Time) Result {
 func (p Policy) decision(s State, f Fleet, now time.Time) *decision {
 	d := &decision{
 		Policy: p, fleet: f, now: clock(now), state: s.clone(),
-		at: map[gpuKey]int{}, byGPU: map[gpu.DeviceID][]int{}, rooms: map[string]*rooms{},
+		rooms: map[string]*rooms{},
 	}
 	d.ledger = &d.state.Ledger
 	return d
@@ -154,9 +154,10 @@ func (d *decision) notAfterNow(t time.Time) time.Time {
 
 // see finds the GPUs with faults that count, and since when they have them.
 func (d *decision) see() {
-	seen, named, causes := map[gpuKey]time.Time{}, map[namedKey]time.Time{}, map[causeKey]time.Time{}
 	was := d.state
+	seen, named, causes := make(map[gpuKey]time.Time, len(was.seen)), make(map[namedKey]time.Time, len(was.named)), make(map[causeKey]time.Time, len(was.causes))
 	d.state.seen, d.state.named, d.state.causes = seen, named, causes
+	d.faulty = make([]faulty, 0, len(was.seen))
 	for k, at := range was.causes {
 		if at = d.notAfterNow(at); d.now.Sub(at) < d.QuorumTime {
 			causes[k] = at
@@ -177,6 +178,7 @@ func (d *decision) see() {
 		}
 	}
 	slices.SortStableFunc(d.faulty, func(a, b faulty) int { return a.since.Compare(b.since) })
+	d.at, d.byGPU = make(map[gpuKey]int, len(d.faulty)), make(map[gpu.DeviceID][]int, len(d.faulty))
 	for i := range d.faulty {
 		d.at[d.faulty[i].key()] = i
 		d.byGPU[d.faulty[i].gpu] = append(d.byGPU[d.faulty[i].gpu], i)

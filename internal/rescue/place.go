@@ -20,7 +20,20 @@ type rooms struct {
 	nodes nodeSet            // that take new work
 	free  map[string][]int   // by kind: units by node
 	pools map[string]nodeSet // by name, of nodes that take new work
+	fits  map[ask]fit        // away from home
 	all   []replacement
+}
+
+// ask is what much work asks for: one need, in a pool.
+type ask struct {
+	pool string
+	Need
+}
+
+// fit is where it fits: the nodes, and the sum of slack.
+type fit struct {
+	nodes nodeSet
+	slack int
 }
 
 // replacement is work that is under way to a place.
@@ -86,7 +99,7 @@ func (d *decision) roomsOf(c *cluster) *rooms {
 }
 
 func newRooms(c *cluster) *rooms {
-	r := &rooms{c: c, nodes: newNodeSet(c), free: map[string][]int{}, pools: map[string]nodeSet{}}
+	r := &rooms{c: c, nodes: newNodeSet(c), free: map[string][]int{}, pools: map[string]nodeSet{}, fits: map[ask]fit{}}
 	for n := range c.Nodes {
 		if node := &c.Nodes[n]; node.Ready && !node.Draining && node.Schedulable {
 			r.nodes.add(n)
@@ -179,19 +192,41 @@ func (r *rooms) addUnderWay(m *Move) {
 
 // replacement returns that of work, with the nodes that have a place for it.
 func (r *rooms) replacement(w *Work) replacement {
-	next := replacement{work: w.ID, units: units(w.Needs), nodes: newNodeSet(r.c)}
 	free := make([][]int, len(w.Needs))
 	for i, need := range w.Needs {
 		free[i] = r.of(need.Kind)
 	}
-	home := r.c.nodeAt[w.Node]
-	for n := range r.pool(w.Pool).all() {
-		if slack := r.slack(w, free, n, n == home); slack > 0 {
-			next.slack += slack
+	away := r.away(w, free)
+	next := replacement{work: w.ID, units: units(w.Needs), nodes: slices.Clone(away.nodes), slack: away.slack}
+	if n, ok := r.c.nodeAt[w.Node]; ok && r.pool(w.Pool).has(n) {
+		if slack := r.slack(w, free, n, true); slack > 0 {
+			next.slack += slack - r.slack(w, free, n, false)
 			next.nodes.add(n)
 		}
 	}
 	return next
+}
+
+// away is where work fits that leaves nothing behind. It is the same for much of the work.
+func (r *rooms) away(w *Work, free [][]int) fit {
+	var key ask
+	if len(w.Needs) == 1 {
+		key = ask{w.Pool, w.Needs[0]}
+		if known, ok := r.fits[key]; ok {
+			return known
+		}
+	}
+	one := fit{nodes: newNodeSet(r.c)}
+	for n := range r.pool(w.Pool).all() {
+		if slack := r.slack(w, free, n, false); slack > 0 {
+			one.slack += slack
+			one.nodes.add(n)
+		}
+	}
+	if len(w.Needs) == 1 {
+		r.fits[key] = one
+	}
+	return one
 }
 
 // slack is how many units of a node others have to take until the replacement of work does not fit; 0 = it does not fit now. At home, what the work has
