@@ -58,7 +58,9 @@ const (
 	every      = 15 * time.Second // at most
 	tryAgain   = 5 * time.Second  // after an error of the ledger's store
 	passWithin = time.Minute      // for the watchdog
-	electAgain = 5 * time.Second  // after an election that was not possible
+	electAgain = 5 * time.Second  // after a lead, and after an election that was not possible
+	// An election without an error for so long is possible.
+	electedWell = 30 * time.Second
 )
 
 // New returns a controller. It does nothing before Run.

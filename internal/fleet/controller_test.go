@@ -530,6 +530,60 @@ func TestRepairedBeforeCall(t *testing.T) {
 	})
 }
 
+// nobody is an election that is not possible at first.
+type nobody struct {
+	always
+	tries atomic.Int32
+}
+
+func (n *nobody) Lead(ctx context.Context, f func(context.Context)) error {
+	if n.tries.Add(1) < 5 {
+		return errors.New("forbidden")
+	}
+	return n.always.Lead(ctx, f)
+}
+
+// TestElection has no leader be elected at first: a problem tells it, once.
+func TestElection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTeam(t)
+		one := w.start(w.processWith("a", &nobody{}))
+		time.Sleep(15 * time.Second)
+		if v := one.View().Load(); v.Leads || len(v.Problems) != 1 || v.Problems[0].Code != problem.Election || one.log.count("level=ERROR") != 1 {
+			t.Errorf("leads %t, problems %+v", v.Leads, v.Problems)
+		}
+		time.Sleep(15 * time.Second)
+		if v := one.View().Load(); !v.Leads || len(v.Problems) > 0 {
+			t.Errorf("leads %t, problems %+v", v.Leads, v.Problems)
+		}
+	})
+}
+
+// TestQuorumIsTold has three nodes get a fault of one cause: nothing is called, and the log tells it once.
+func TestQuorumIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTeam(t)
+		one := w.start(w.process("a"))
+		time.Sleep(5 * time.Second)
+		for n := range 3 {
+			w.nomad.strike(n, 0, 79)
+		}
+		time.Sleep(10 * time.Minute)
+		w.stops("by quorum", w.nomad, 0)
+		if n := one.log.count(`"all acts are stopped" by=quorum`); n != 1 {
+			t.Errorf("told %d times", n)
+		}
+		if err := one.Resume(t.Context(), "anna"); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(10 * time.Minute)
+		w.stops("resumed", w.nomad, 3)
+		if n := one.log.count("acts are allowed again"); n != 1 {
+			t.Errorf("told %d times", n)
+		}
+	})
+}
+
 // TestHangingCluster has the calls of one cluster not end: another one is not held up.
 func TestHangingCluster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

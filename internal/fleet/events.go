@@ -16,6 +16,7 @@ import (
 type events struct {
 	log     *slog.Logger
 	counts  Counts
+	stop    *rescue.Stop                     // that was logged and lasts
 	waits   map[rescue.Subject]rescue.Reason // that were logged and last
 	refused map[rescue.Subject]rescue.Reason
 	said    map[rescue.Subject]string // the latest answer to the act of an open move, and to the mark of a node
@@ -44,12 +45,25 @@ func attrs(s rescue.Subject, more ...any) []any {
 
 // decided is for a decision that holds: its ledger is written, or nothing of it has to be.
 func (e *events) decided(r rescue.Result) {
+	e.stopping(r.State.Ledger.Stop)
 	e.ended(r.Ended)
 	for i := range r.Acts {
 		e.acting(&r.Acts[i])
 	}
 	e.waiting(r)
 	e.refusing(r.Refusals)
+}
+
+// stopping logs that all acts are stopped, and that they are not any more.
+func (e *events) stopping(stop *rescue.Stop) {
+	was := e.stop
+	e.stop = stop
+	switch {
+	case stop != nil && (was == nil || *was != *stop):
+		e.log.Warn("all acts are stopped", "by", stop.By, "text", stop.Text, "since", stop.At)
+	case stop == nil && was != nil:
+		e.log.Warn("acts are allowed again", "stopped_by", was.By)
+	}
 }
 
 // acting logs an act. One that is repeated after an answer is not told again.
@@ -166,8 +180,9 @@ func (e *events) ended(all []rescue.EndedMove) {
 		e.counts.Outcomes[OutcomeKey{one.Cluster, m.Outcome}]++
 		e.log.Info("move has ended", attrs(one.Subject, "outcome", m.Outcome.String(), "tries", m.Tries)...)
 		if m.Outcome == rescue.Moved {
-			kept := append(e.counts.Replaced, Replaced{Cluster: one.Cluster, At: m.Ended, Fault: m.Ended.Sub(one.Began), Call: m.Ended.Sub(m.Accepted)})
-			e.counts.Replaced = slices.Clone(kept[max(0, len(kept)-keptReplaced):]) // views have the one before
+			next := Replaced{Cluster: one.Cluster, At: m.Ended, Fault: m.Ended.Sub(one.Began), Call: m.Ended.Sub(m.Accepted)}
+			kept := e.counts.Replaced[max(0, len(e.counts.Replaced)+1-keptReplaced):]
+			e.counts.Replaced = append(slices.Clone(kept), next) // views have the one before
 		}
 	}
 }

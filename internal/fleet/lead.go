@@ -12,7 +12,7 @@ import (
 
 // lead is a time for which this process leads.
 type lead struct {
-	ctx      context.Context // ends when the process must not act any more
+	ctx      context.Context //nolint:containedctx // it ends when the process must not act any more
 	stepDown func()          // ends ctx
 	over     chan struct{}   // closed when the goroutine of Run makes no more calls for it
 	leave    func()          // closes over
@@ -24,13 +24,13 @@ type lead struct {
 // elect takes part in the election until ctx ends.
 func (c *Controller) elect(ctx context.Context) {
 	for ctx.Err() == nil {
+		well := time.AfterFunc(electedWell, c.elected) // it waits for its turn
 		err := c.Leader.Lead(ctx, c.hold)
+		well.Stop()
 		if ctx.Err() != nil {
 			return
 		}
-		if err == nil {
-			c.problems.End(problem.Election, "", "leader can be elected again")
-		} else {
+		if err != nil {
 			c.problems.Put(problem.Problem{
 				Code: problem.Election, Text: "no leader can be elected, and so no work is moved: " + err.Error(),
 				Remedy: "give gpu-fleet the rights and the connection that the error names; it tries again",
@@ -41,9 +41,12 @@ func (c *Controller) elect(ctx context.Context) {
 	}
 }
 
+// elected ends the problem of an election.
+func (c *Controller) elected() { c.problems.End(problem.Election, "", "leader can be elected again") }
+
 // hold gives the lead to the goroutine of Run until ctx ends or that one steps down, and returns when no call is under way any more.
 func (c *Controller) hold(ctx context.Context) {
-	c.problems.End(problem.Election, "", "leader can be elected again")
+	c.elected()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	l := &lead{ctx: ctx, stepDown: cancel, over: make(chan struct{})}

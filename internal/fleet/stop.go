@@ -25,7 +25,7 @@ func (c *Controller) Stop(ctx context.Context, by, text string) error {
 	if err := c.change(ctx, func(s rescue.State) rescue.State { return s.Stopped(by, text, time.Now()) }); err != nil {
 		return fmt.Errorf("acts are not stopped for certain: %w", err)
 	}
-	c.Log.Warn("all acts are stopped by a person", "by", by, "text", text)
+	c.Log.Warn("a person stops all acts", "by", by, "text", text)
 	return nil
 }
 
@@ -37,7 +37,7 @@ func (c *Controller) Resume(ctx context.Context, by string) error {
 	if err := c.change(ctx, func(s rescue.State) rescue.State { return s.Resumed(time.Now()) }); err != nil {
 		return fmt.Errorf("acts are not resumed for certain: %w", err)
 	}
-	c.Log.Warn("acts are allowed again by a person", "by", by)
+	c.Log.Warn("a person allows acts again", "by", by)
 	return nil
 }
 
