@@ -38,7 +38,7 @@ type reads struct {
 	all  []*source
 	node *source
 	dra  draState
-	err  error // why it is not known whether the cluster has Dynamic Resource Allocation
+	err  error     // why it is not known whether the cluster has Dynamic Resource Allocation
 	at   time.Time // of the latest answer to a request
 
 	began time.Time
