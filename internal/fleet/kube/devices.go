@@ -25,7 +25,7 @@ func newDevices(t *translation, n *node, r report) *devices {
 	for i := range r.faults {
 		d.name(faultyDevice(&r.faults[i]))
 	}
-	for kind, units := range n.allocatable.devices() {
+	for kind, units := range n.allocatable.gpus {
 		d.add(kind, units)
 	}
 	for kind, units := range t.dra.free(n, r) {
@@ -72,8 +72,8 @@ func (d *devices) holds(p *pod) (all []rescue.Hold) {
 	for kind, n := range units {
 		d.add(kind, n) // they were not free
 	}
-	for kind, n := range p.requests.devices() {
-		if !p.byClaim(kind) {
+	for kind, n := range p.requests.gpus {
+		if n > 0 && !p.byClaim(kind) {
 			d.add(kind, 0)
 			units[kind] = n
 		}
@@ -89,7 +89,7 @@ func (d *devices) holds(p *pod) (all []rescue.Hold) {
 		d.name(rescue.Device{ID: h.Device, At: d.at(h, p)})
 	}
 	known = append(known, p.devices...)
-	if len(known) == 0 && len(p.requests.devices()) > 0 {
+	if len(known) == 0 && p.requests.some() {
 		known = d.byAgent(p)
 	}
 	return append(all, known...)

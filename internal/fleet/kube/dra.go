@@ -147,7 +147,7 @@ func (d *dra) kind(r claimRequest) (string, bool) {
 func (d *dra) free(n *node, r report) map[string]int {
 	all := map[string]int{}
 	for kind, conditions := range d.kinds {
-		if _, plugin := n.allocatable.other[kind]; plugin {
+		if _, plugin := n.allocatable.gpus[kind]; plugin {
 			continue
 		}
 		count := 0

@@ -26,7 +26,7 @@ import (
 )
 
 const (
-	passAtMost  = 500 * time.Millisecond // between two translations, for pods change often
+	passAtMost  = time.Second // between two translations, for pods change often
 	passAtLeast = 5 * time.Second
 	askEach     = 10 * time.Second // whether the servers answer
 	startFor    = 10 * time.Second // without a warning that nothing has been read

@@ -34,6 +34,7 @@ func (n *named) key() named { return *n }
 type amounts struct {
 	cpu, memory, storage int64 // millicores, bytes, bytes
 	other                map[string]int64
+	gpus                 map[string]int // by their resource
 }
 
 func amountsOf(list corev1.ResourceList) (a amounts) {
@@ -46,27 +47,34 @@ func amountsOf(list corev1.ResourceList) (a amounts) {
 		case corev1.ResourceEphemeralStorage:
 			a.storage = q.Value()
 		default:
-			if a.other == nil {
-				a.other = map[string]int64{}
-			}
-			a.other[string(name)] = q.Value()
+			a.set(string(name), q.Value())
 		}
 	}
 	return a
 }
 
-// devices are the amounts of GPU resources.
-func (a amounts) devices() map[string]int {
-	var all map[string]int
-	for name, n := range a.other {
-		if strings.HasPrefix(name, domain) && n > 0 {
-			if all == nil {
-				all = map[string]int{}
-			}
-			all[name] = int(n)
+func (a *amounts) set(name string, n int64) {
+	if strings.HasPrefix(name, domain) {
+		if a.gpus == nil {
+			a.gpus = map[string]int{}
+		}
+		a.gpus[name] = int(n)
+		return
+	}
+	if a.other == nil {
+		a.other = map[string]int64{}
+	}
+	a.other[name] = n
+}
+
+// some reports whether there are GPUs of any resource.
+func (a *amounts) some() bool {
+	for _, n := range a.gpus {
+		if n > 0 {
+			return true
 		}
 	}
-	return all
+	return false
 }
 
 type node struct {
@@ -97,7 +105,8 @@ func nodeOf(o *corev1.Node) *node {
 	for _, c := range o.Status.Conditions {
 		n.ready = n.ready || c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 	}
-	n.offers = len(amountsOf(o.Status.Capacity).devices()) > 0
+	capacity := amountsOf(o.Status.Capacity)
+	n.offers = capacity.some()
 	return n
 }
 
@@ -150,7 +159,7 @@ func podOf(o *corev1.Pod) *pod {
 		p.ends = time.Duration(*s) * time.Second
 	}
 	p.claims = claimsOf(o)
-	if len(p.claims) > 0 || len(p.requests.devices()) > 0 {
+	if len(p.claims) > 0 || p.requests.some() {
 		p.devices = shownDevices(o)
 		p.places = placesOf(o)
 	}

@@ -81,14 +81,9 @@ func (a *amounts) add(b amounts) {
 
 // poolKey is the same for pods that may run on the same nodes.
 func (p *pod) poolKey() string {
-	other := map[string]int64{}
-	for name, n := range p.requests.other {
-		if _, device := p.requests.devices()[name]; !device {
-			other[name] = n
-		}
-	}
 	key, err := json.Marshal([]any{
-		p.places.selector, p.places.affinity, p.places.tolerations, p.places.unknown, p.requests.cpu, p.requests.memory, p.requests.storage, other,
+		p.places.selector, p.places.affinity, p.places.tolerations, p.places.unknown, p.requests.cpu, p.requests.memory, p.requests.storage,
+		p.requests.other,
 	})
 	if err != nil {
 		return p.uid
@@ -124,9 +119,8 @@ func (t *translation) fits(p *pod, n *node, free amounts, pods int64) bool {
 	if used.other[string(corev1.ResourcePods)]-pods+1 > has.other[string(corev1.ResourcePods)] {
 		return false
 	}
-	devices := asks.devices()
 	for name, units := range asks.other {
-		if _, device := devices[name]; !device && used.other[name]-free.other[name]+units > has.other[name] {
+		if used.other[name]-free.other[name]+units > has.other[name] {
 			return false
 		}
 	}

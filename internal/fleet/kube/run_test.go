@@ -159,16 +159,16 @@ func TestReadAt(t *testing.T) {
 	now := start.Add(time.Hour)
 	ago := func(d time.Duration) time.Time { return now.Add(-d) }
 	for name, tc := range map[string]struct {
-		s        source
+		s        *source
 		answered time.Time
 		want     time.Duration
 		current  bool
 	}{
-		"watch and answer": {source{open: true, opened: ago(time.Minute), event: ago(time.Minute)}, ago(5 * time.Second), 5 * time.Second, true},
-		"opened just now":  {source{open: true, opened: ago(time.Second), event: ago(time.Second)}, ago(5 * time.Second), time.Second, false},
-		"no answer":        {source{open: true, opened: ago(2 * time.Minute), event: ago(time.Second)}, ago(90 * time.Second), 90 * time.Second, true},
-		"no event":         {source{open: true, opened: ago(time.Hour), event: ago(10 * time.Minute)}, ago(5 * time.Second), 10 * time.Minute, false},
-		"ended":            {source{opened: ago(time.Hour), closed: ago(20 * time.Second), event: ago(5 * time.Second)}, ago(5 * time.Second), 20 * time.Second, false},
+		"watch and answer": {&source{open: true, opened: ago(time.Minute), event: ago(time.Minute)}, ago(5 * time.Second), 5 * time.Second, true},
+		"opened just now":  {&source{open: true, opened: ago(time.Second), event: ago(time.Second)}, ago(5 * time.Second), time.Second, false},
+		"no answer":        {&source{open: true, opened: ago(2 * time.Minute), event: ago(time.Second)}, ago(90 * time.Second), 90 * time.Second, true},
+		"no event":         {&source{open: true, opened: ago(time.Hour), event: ago(10 * time.Minute)}, ago(5 * time.Second), 10 * time.Minute, false},
+		"ended":            {&source{opened: ago(time.Hour), closed: ago(20 * time.Second), event: ago(5 * time.Second)}, ago(5 * time.Second), 20 * time.Second, false},
 	} {
 		if at := tc.s.readAt(tc.answered, now); now.Sub(at) != tc.want {
 			t.Errorf("%s: %v old", name, now.Sub(at))

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	apiwatch "k8s.io/apimachinery/pkg/watch"
@@ -98,13 +99,22 @@ func (s *source) watched(ctx context.Context, o metav1.ListOptions) (apiwatch.In
 	}
 	seen := &observed{from: w, to: make(chan apiwatch.Event), stop: make(chan struct{})}
 	go seen.forward(func(e apiwatch.Event) {
-		if initial && e.Type == apiwatch.Bookmark { // the end of the objects that were there
+		if initial && endOfInitial(e) {
 			initial = false
 			s.begin()
 		}
 		s.saw(e)
 	}, s.end)
 	return seen, nil
+}
+
+// endOfInitial reports whether an event is the last one about the objects that were there before the watch.
+func endOfInitial(e apiwatch.Event) bool {
+	if e.Type != apiwatch.Bookmark {
+		return false
+	}
+	o, err := meta.Accessor(e.Object)
+	return err == nil && o.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true"
 }
 
 func (s *source) answered(err error) {

@@ -142,8 +142,10 @@ func (t *translation) losesAttempt(p *pod) bool {
 
 // needs are the devices that the replacement of a pod asks for; none = not known.
 func (t *translation) needs(p *pod) (all []rescue.Need) {
-	for kind, n := range p.requests.devices() {
-		all = append(all, rescue.Need{Kind: kind, Units: n})
+	for kind, n := range p.requests.gpus {
+		if n > 0 {
+			all = append(all, rescue.Need{Kind: kind, Units: n})
+		}
 	}
 	for _, ref := range p.claims {
 		if ref.resources != nil {
