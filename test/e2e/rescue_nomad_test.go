@@ -238,7 +238,9 @@ func checkLead(t *testing.T, r *nomadRegion) {
 }
 
 func checkMove(t *testing.T, r *nomadRegion, c *nomad.Cluster) {
-	awaitShown(t, c, "eight healthy GPUs", 60*time.Second, func(c rescue.Cluster) bool { return c.Problem == "" && len(c.Nodes) == 1 && len(c.Nodes[0].Devices) == 8 })
+	awaitShown(t, c, "eight healthy GPUs", 60*time.Second, func(c rescue.Cluster) bool {
+		return c.Problem == "" && len(c.Nodes) == 1 && len(c.Nodes[0].Devices) == 8
+	})
 	r.run(t, "web", "team")
 	shown := awaitShown(t, c, "a job that runs", 60*time.Second, func(c rescue.Cluster) bool { _, ok := workOf(c, "web", runs); return ok })
 	w, _ := workOf(shown, "web", runs)
@@ -268,7 +270,9 @@ func checkMove(t *testing.T, r *nomadRegion, c *nomad.Cluster) {
 		t.Errorf("after the stop: %+v, %v", live.Work, err)
 	}
 	awaitShown(t, c, "the replacement", 20*time.Second, func(c rescue.Cluster) bool {
-		_, ok := workOf(c, "web", func(next rescue.Work) bool { return runs(next) && next.Replaces == w.ID && string(next.Holds[0].Device) != held })
+		_, ok := workOf(c, "web", func(next rescue.Work) bool {
+			return runs(next) && next.Replaces == w.ID && string(next.Holds[0].Device) != held
+		})
 		return ok
 	})
 	act.Work[0].ID = "11111111-2222-4333-8444-555555555555"

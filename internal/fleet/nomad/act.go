@@ -105,8 +105,12 @@ func allocStubOf(a *api.Allocation) *api.AllocationListStub {
 	return s
 }
 
-// Do stops the allocation of an act, so that its job gets another one in its place. To stop it again has no effect.
+// Do stops the allocation of an act, so that its job gets another one in its place. To stop it again has no effect. It makes no call if ctx has ended: after this
+// process was stopped for some time, another one may lead.
 func (c *Cluster) Do(ctx context.Context, a rescue.Act) rescue.Answer {
+	if err := ctx.Err(); err != nil {
+		return rescue.Answer{Kind: rescue.Failed, Text: err.Error()}
+	}
 	ctx, cancel := context.WithTimeout(ctx, fleet.CallTimeout)
 	defer cancel()
 	if len(a.Work) != 1 || a.Device != "" {

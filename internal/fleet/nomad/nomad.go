@@ -128,7 +128,7 @@ func (c *Cluster) Run(ctx context.Context) error {
 	var stream sync.WaitGroup
 	defer stream.Wait()
 	stream.Go(func() { c.stream(ctx) })
-	r := &reader{Cluster: c, details: map[string]*api.Node{}, followed: map[string]*followed{}, visible: map[string]bool{}}
+	r := newReader(c)
 	reconcile.Loop{On: []reconcile.Source{reconcile.Signal(c.changed)}}.Run(ctx, func(ctx context.Context, _ reconcile.Cause) time.Duration {
 		if !watch.Sleep(ctx, time.Until(r.ended.Add(listPause))) {
 			return reconcile.Never

@@ -27,6 +27,10 @@ type reader struct {
 	visible  map[string]bool          // namespaces that had allocations in the latest list
 }
 
+func newReader(c *Cluster) *reader {
+	return &reader{Cluster: c, details: map[string]*api.Node{}, followed: map[string]*followed{}, visible: map[string]bool{}}
+}
+
 // read lists everything, and asks for what lists lack.
 func (r *reader) read(ctx context.Context) (rescue.Cluster, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*callLimit)

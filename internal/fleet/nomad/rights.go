@@ -111,7 +111,9 @@ func (r *reader) probe(ctx context.Context, policies []string) error {
 			continue
 		}
 		for _, m := range namespaceRule.FindAllStringSubmatch(p.Rules, -1) {
-			known[strings.ReplaceAll(m[1], "*", anyNamespace)] = "namespace " + m[1]
+			if m[1] != "*" {
+				known[strings.ReplaceAll(m[1], "*", anyNamespace)] = "namespace " + m[1]
+			}
 		}
 	}
 	for _, namespace := range keysInOrder(known) {

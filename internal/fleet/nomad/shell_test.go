@@ -1,0 +1,358 @@
+package nomad
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hashicorp/nomad/api"
+
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/fleet"
+	"github.com/tandem-gpu/tandem/internal/rescue"
+	"github.com/tandem-gpu/tandem/test/check"
+)
+
+func asJSON(t *testing.T, v any) string {
+	t.Helper()
+	text, err := json.Marshal(v)
+	check.NoError(t, err)
+	return string(text)
+}
+
+// full is an allocation as a single read has it.
+func full(a *api.AllocationListStub, j *api.Job) *api.Allocation {
+	return &api.Allocation{
+		ID: a.ID, Name: a.Name, Namespace: a.Namespace, NodeID: a.NodeID, NodeName: a.NodeName, JobID: a.JobID, Job: j, TaskGroup: a.TaskGroup,
+		AllocatedResources: a.AllocatedResources, DesiredStatus: a.DesiredStatus, ClientStatus: a.ClientStatus, NextAllocation: a.NextAllocation, CreateIndex: a.CreateIndex,
+		AllocModifyIndex: a.CreateIndex,
+	}
+}
+
+// What is read right before an act is of its node, and an allocation that was told to move is ending.
+func TestLive(t *testing.T) {
+	yes := true
+	for _, tc := range []struct {
+		name   string
+		change func(*server, *api.Allocation)
+		phase  rescue.Phase
+		err    string
+	}{
+		{"runs", nil, rescue.Running, ""},
+		{"is to migrate", func(_ *server, a *api.Allocation) { a.DesiredTransition.Migrate = &yes }, rescue.Ending, ""},
+		{"was stopped", func(_ *server, a *api.Allocation) { a.DesiredStatus = "stop" }, rescue.Ending, ""},
+		{"is unknown", func(_ *server, a *api.Allocation) { a.ClientStatus = "unknown" }, rescue.Unknown, ""},
+		{"has ended", func(_ *server, a *api.Allocation) { a.ClientStatus = "complete" }, rescue.Ended, ""},
+		{"is gone", func(s *server, _ *api.Allocation) { s.refuses["/allocation/web"] = http.StatusNotFound }, rescue.Ended, ""},
+		{"is hidden", func(s *server, _ *api.Allocation) {
+			s.refuses["/allocation/web"], s.says["/allocation/web"] = http.StatusInternalServerError, "Unknown allocation"
+		}, 0, "allocations can't be seen"},
+		{"node is gone", func(s *server, _ *api.Allocation) { s.refuses["/node/"+nodeID(0)] = http.StatusNotFound }, 0, "read node node-0"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := newServer(2, 2)
+			s.region.fail(0, 0, xid95)
+			s.region.details[nodeID(0)].NodeResources.Devices[0].Instances[0].Healthy = false
+			a := s.region.run("web", "service", 0, 0)
+			one := full(a, job(a, 1))
+			if tc.change != nil {
+				tc.change(s, one)
+			}
+			s.says["/node/"+nodeID(0)+"/allocations"] = "[]" // a list that lacks it
+			if s.says["/allocation/web"] == "" {
+				s.says["/allocation/web"] = asJSON(t, one)
+			}
+			c := s.cluster(t)
+			c.nodeIDs = map[string]string{"node-0": nodeID(0)}
+			live, err := c.Live(t.Context(), rescue.Act{Subject: rescue.Subject{Node: "node-0"}, Work: []rescue.Target{{ID: "web", Namespace: "default"}}})
+			if tc.err != "" {
+				if err == nil || !strings.Contains(err.Error(), tc.err) {
+					t.Errorf("%v, want %q", err, tc.err)
+				}
+				return
+			}
+			check.NoError(t, err)
+			phase := rescue.Ended
+			if w := work(live, "web"); w != nil {
+				phase = w.Phase
+			}
+			if phase != tc.phase || len(live.Nodes) != 1 || live.Nodes[0].Name != "node-0" || len(live.Nodes[0].Faults) != 1 {
+				t.Errorf("%s, want %s: %+v", phase, tc.phase, live)
+			}
+		})
+	}
+	if _, err := newServer(1, 1).cluster(t).Live(t.Context(), rescue.Act{Subject: rescue.Subject{Node: "elsewhere"}}); err == nil {
+		t.Error("a node that is not listed is read")
+	}
+}
+
+// A node becomes ineligible after its mark, and eligible before the mark goes. A mark is not written again while the servers do not show it yet, nor over one
+// that they show.
+func TestMark(t *testing.T) {
+	s := newServer(1, 1)
+	s.says["/client/metadata"], s.says["/node/"+nodeID(0)+"/eligibility"] = "{}", "{}"
+	c := s.cluster(t)
+	c.nodeIDs = map[string]string{"node-0": nodeID(0)}
+	calls := func(m rescue.Mark) string {
+		s.calls = nil
+		m.Node = "node-0"
+		index, err := c.Mark(t.Context(), m)
+		check.NoError(t, err)
+		if (index == 700) != (m.Eligible != rescue.Unchanged) {
+			t.Errorf("index %d", index)
+		}
+		return strings.ReplaceAll(strings.Join(s.calls, "; "), nodeID(0), "N")
+	}
+	set := `/client/metadata {"NodeID":"N","Meta":{"gpu_repair":"reset","gpu_repair_by":"gpu-fleet"}}`
+	removed := `/client/metadata {"NodeID":"N","Meta":{"gpu_repair":null,"gpu_repair_by":null}}`
+	toggled := `/node/N/eligibility {"NodeID":"N","Eligibility":"%s"}`
+	for i, tc := range []struct {
+		mark rescue.Mark
+		want string
+	}{
+		{rescue.Mark{Repair: health.Reset}, set},
+		{rescue.Mark{Repair: health.Reset}, ""},
+		{rescue.Mark{Repair: health.Reset, Eligible: rescue.MakeIneligible}, fmt.Sprintf(toggled, "ineligible")},
+		{rescue.Mark{Repair: health.NoRepair, Eligible: rescue.MakeEligible}, fmt.Sprintf(toggled, "eligible") + "; " + removed},
+		{rescue.Mark{Repair: health.Reset, Eligible: rescue.MakeIneligible}, set + "; " + fmt.Sprintf(toggled, "ineligible")},
+	} {
+		if got := calls(tc.mark); got != tc.want {
+			t.Errorf("%d: %s, want %s", i, got, tc.want)
+		}
+	}
+	c = s.cluster(t)
+	c.nodeIDs = map[string]string{"node-0": nodeID(0)}
+	shown := c.shown.Load()
+	shown.Nodes = []rescue.Node{{Name: "node-0", Mark: health.Reboot}}
+	c.shown.Store(shown)
+	if got := calls(rescue.Mark{Repair: health.Reboot, Eligible: rescue.MakeIneligible}); got != fmt.Sprintf(toggled, "ineligible") {
+		t.Errorf("somebody else's mark: %s", got)
+	}
+	s.refuse("/client/metadata", http.StatusForbidden, "Permission denied")
+	if _, err := c.Mark(t.Context(), rescue.Mark{Node: "node-0", Repair: health.Reset}); err == nil || len(c.Problems()) != 1 {
+		t.Errorf("without the right: %v, %v", err, c.Problems())
+	}
+}
+
+// A ledger that is missing or can't be used is not an empty one, and nothing is written over what somebody else has written.
+func TestStore(t *testing.T) {
+	const path = "/var/gpu-fleet/ledger"
+	ledger := rescue.NewLedger()
+	variable := func(items api.VariableItems) string {
+		return asJSON(t, &api.Variable{Path: "gpu-fleet/ledger", ModifyIndex: 42, Items: items})
+	}
+	damaged := func(err error) bool { var d *fleet.DamagedError; return errors.As(err, &d) }
+	for _, tc := range []struct {
+		name   string
+		status int
+		body   string
+		want   func(error) bool
+	}{
+		{"good", 0, variable(api.VariableItems{"ledger": asJSON(t, ledger)}), func(err error) bool { return err == nil }},
+		{"missing", http.StatusNotFound, "variable not found", func(err error) bool { return errors.Is(err, fleet.ErrNoLedger) }},
+		{"no item", 0, variable(api.VariableItems{"other": "x"}), damaged},
+		{"no JSON", 0, variable(api.VariableItems{"ledger": "{"}), damaged},
+		{"empty", 0, variable(api.VariableItems{"ledger": ""}), damaged},
+		{"of another version", 0, variable(api.VariableItems{"ledger": `{"version":99}`}), damaged},
+		{"denied", http.StatusForbidden, "Permission denied", func(err error) bool { var r *RightsError; return errors.As(err, &r) }},
+		{"no leader", http.StatusInternalServerError, "No cluster leader", func(err error) bool { return err != nil && !damaged(err) }},
+	} {
+		s := newServer(0, 0)
+		s.refuse(path, tc.status, tc.body)
+		_, version, err := s.cluster(t).Store("", "gpu-fleet").Read(t.Context())
+		if !tc.want(err) || (version == "42") != (err == nil) {
+			t.Errorf("%s: version %q, %v", tc.name, version, err)
+		}
+	}
+	s := newServer(0, 0)
+	store := s.cluster(t).Store("team", "gpu-fleet")
+	s.refuse(path, http.StatusConflict, variable(nil))
+	if _, err := store.Write(t.Context(), ledger, "41"); !errors.Is(err, fleet.ErrConflict) {
+		t.Errorf("conflict: %v", err)
+	}
+	if err := store.Create(t.Context()); !errors.Is(err, fleet.ErrExists) {
+		t.Errorf("it is there: %v", err)
+	}
+	for _, version := range []fleet.Version{"", "0", "x"} {
+		if _, err := store.Write(t.Context(), ledger, version); err == nil || len(s.calls) != 2 {
+			t.Errorf("version %q: %v, calls %v", version, err, s.calls)
+		}
+	}
+	if got := store.String(); got != "variable gpu-fleet/ledger in namespace team of Nomad region dc1" {
+		t.Error(got)
+	}
+}
+
+// Allocations may be hidden by a rule for one namespace, and by the lack of one for all: each is an error before anything is concluded.
+func TestRights(t *testing.T) {
+	policy := asJSON(t, &api.ACLPolicy{Name: "p", Rules: "namespace \"*\" {}\n  namespace \"secret-*\" { policy = \"deny\" }\n"})
+	for _, tc := range []struct {
+		name   string
+		hidden string
+		change func(*server)
+		want   string
+	}{
+		{"all is permitted", "", nil, ""},
+		{"not all namespaces", anyNamespace, nil, "can't see all namespaces"},
+		{"one namespace", "team", nil, "can't see namespace team"},
+		{"a rule that denies", "secret-" + anyNamespace, nil, "can't see namespace secret-*"},
+		{"a management token", "team", func(s *server) { s.says["/acl/token/self"] = `{"Type":"management"}` }, ""},
+		{"no ACLs", "team", func(s *server) {
+			s.refuses["/acl/token/self"], s.says["/acl/token/self"] = http.StatusBadRequest, "ACL support disabled"
+		}, ""},
+		{"an expired token", "", func(s *server) {
+			s.refuses["/acl/token/self"], s.says["/acl/token/self"] = http.StatusForbidden, "ACL token expired"
+		}, "the token is not valid"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newServer(1, 1)
+			s.hidden = map[string]bool{tc.hidden: tc.hidden != ""}
+			s.says["/acl/token/self"], s.says["/acl/policy/p"] = `{"Type":"client","Policies":["p"]}`, policy
+			s.says["/namespaces"] = `[{"Name":"default"},{"Name":"team"}]`
+			if tc.change != nil {
+				tc.change(s)
+			}
+			got := s.run(t).Shown().Load()
+			if (tc.want == "") != (got.Problem == "") || !strings.Contains(got.Problem, tc.want) {
+				t.Errorf("%s: %q, want %q", tc.name, got.Problem, tc.want)
+			}
+		})
+	}
+}
+
+// When all allocations of a namespace go at once, the rights are looked at before it is taken to be empty.
+func TestRightIsTaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(1, 2)
+		s.says["/acl/token/self"], s.says["/namespaces"] = `{"Type":"client"}`, `[{"Name":"default"}]`
+		s.region.run("web", "service", 0, 0)
+		c := s.run(t)
+		if got := c.Shown().Load(); got.Problem != "" || len(got.Work) != 1 {
+			t.Fatalf("%+v", got)
+		}
+		s.mu.Lock()
+		s.region.allocs = nil
+		s.hidden = map[string]bool{"default": true}
+		s.mu.Unlock()
+		time.Sleep(listPeriod + time.Second)
+		synctest.Wait()
+		if got := c.Shown().Load(); !strings.Contains(got.Problem, "can't see namespace default") || len(got.Work) != 1 {
+			t.Errorf("%q, %d allocations", got.Problem, len(got.Work))
+		}
+	})
+}
+
+// The token is read at each use.
+func TestToken(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "token")
+	s := newServer(1, 1)
+	c := s.cluster(t)
+	c.o.TokenFile = file
+	act := rescue.Act{Work: []rescue.Target{{ID: "a1"}}}
+	if answer := c.Do(t.Context(), act); answer.Kind != rescue.Failed || len(s.tokens) > 0 {
+		t.Errorf("without a file: %+v", answer)
+	}
+	for _, token := range []string{"one", "two", ""} {
+		check.NoError(t, os.WriteFile(file, []byte(token+"\n"), 0o600))
+		c.Do(t.Context(), act)
+	}
+	if got := strings.Join(s.tokens, " "); got != "one two" {
+		t.Errorf("tokens %q", got)
+	}
+}
+
+// An allocation that is followed has the specs of the job as it is and as it was, and its replacement is found when it has gone.
+func TestFollow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(2, 2)
+		a := s.region.run("web", "service", 0, 0)
+		j := job(a, 1)
+		three := uint64(3)
+		j.Version = &three
+		j.Constraints = constraint("${node.unique.name}", "!=", "node-0")
+		s.says["/job/web"] = asJSON(t, j)
+		s.says["/allocation/web"] = asJSON(t, full(a, job(a, 1)))
+		c := s.run(t)
+		c.Follow([]string{"web", "never seen"})
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		got := c.Shown().Load()
+		w := work(got, "web")
+		if fmt.Sprint(got.Pools[w.Pool]) != "[node-1]" || !strings.Contains(w.Pool, "version 3") || !strings.Contains(w.Pool, "version 0") {
+			t.Errorf("pool %q: %v", w.Pool, got.Pools)
+		}
+		s.mu.Lock()
+		stopped := full(a, j)
+		stopped.DesiredStatus, stopped.ClientStatus, stopped.AllocModifyIndex = "stop", "complete", 2000
+		next := *a
+		next.ID, next.CreateIndex, next.ClientStatus = "next", 2000, "complete"
+		s.region.allocs = nil
+		s.says["/allocation/web"] = asJSON(t, stopped)
+		s.says["/job/web/allocations"] = asJSON(t, []*api.AllocationListStub{allocStubOf(stopped), &next})
+		s.mu.Unlock()
+		time.Sleep(listPeriod)
+		synctest.Wait()
+		if w := work(c.Shown().Load(), "next"); w == nil || w.Replaces != "web" || w.Phase != rescue.Ended {
+			t.Errorf("the replacement: %+v", c.Shown().Load().Work)
+		}
+		c.Follow(nil)
+		time.Sleep(2 * listPeriod)
+		synctest.Wait()
+		if n := len(c.Shown().Load().Work); n != 0 {
+			t.Errorf("%d allocations after it is not followed any more", n)
+		}
+	})
+}
+
+// An address or file that can't be used is an error at once.
+func TestNew(t *testing.T) {
+	for _, o := range []Options{
+		{}, {Address: "nomad:4646"}, {Address: "ftp://nomad"}, {Address: "https://nomad:4646", CAFile: "/none"}, {Address: "https://nomad:4646", CertFile: "/none"},
+		{Address: "https://nomad:4646", CertFile: "/none", KeyFile: "/none"}, {Address: "https://nomad:4646", CAFile: "/dev/null"},
+	} {
+		if _, err := New(o); err == nil {
+			t.Errorf("%+v", o)
+		}
+	}
+	for _, address := range []string{"http://nomad:4646", "unix:///run/nomad.sock"} {
+		_, err := New(Options{Name: "dc1", Address: address})
+		check.NoError(t, err)
+	}
+}
+
+// The time of a read of 1,000 nodes of which none has changed, and what is kept of them.
+func BenchmarkRead(b *testing.B) {
+	s := newServer(0, 0)
+	s.region = fleet1000()
+	s.says["/nodes"], s.says["/allocations"] = mustJSON(s.region.nodes), mustJSON(s.region.allocs)
+	for id, n := range s.region.details {
+		s.says["/node/"+id] = mustJSON(n)
+	}
+	s.region.details = nil
+	client, err := api.NewClient(&api.Config{Address: "http://nomad:4646", HttpClient: &http.Client{Transport: s}})
+	check.NoError(b, err)
+	c, err := New(Options{Name: "dc1", Address: "http://nomad:4646"})
+	check.NoError(b, err)
+	c.client = client
+	before := heap()
+	r := newReader(c)
+	c.show(r.read(b.Context()))
+	kept := heap() - before
+	b.ReportAllocs()
+	for b.Loop() {
+		c.show(r.read(b.Context()))
+	}
+	b.ReportMetric(kept, "MB-kept")
+	if n := len(c.Shown().Load().Work); n != 8000 {
+		b.Fatal(n, c.Shown().Load().Problem)
+	}
+}
+
+func mustJSON(v any) string { text, _ := json.Marshal(v); return string(text) }
