@@ -318,7 +318,7 @@ func (t *tables) history(all []Rescue) {
 	var rows [][]string
 	for _, r := range all[:min(len(all), historyLines)] {
 		for _, m := range r.Moves {
-			rows = append(rows, []string{stamp(r.Reserved), r.Cluster, r.Node, string(r.GPU), r.Cause, workloads(m.Workloads), m.outcome(), m.Answer})
+			rows = append(rows, []string{stamp(r.Reserved), r.Cluster, r.Node, string(r.GPU), r.Cause, workloads(m.Workloads), m.outcome(r.Listed), m.Answer})
 		}
 	}
 	title := "HISTORY"
@@ -328,8 +328,11 @@ func (t *tables) history(all []Rescue) {
 	t.table(title, "RESERVED\tCLUSTER\tNODE\tGPU\tCAUSE\tWORK\tOUTCOME\tANSWER", rows)
 }
 
-func (m Move) outcome() string {
+func (m Move) outcome(listed bool) string {
 	text := m.Outcome.String()
+	if listed && m.Outcome == rescue.Open {
+		return rescue.Listed.String() // it is open for as long as an act would be under way
+	}
 	if !m.Ended.IsZero() && !m.Accepted.IsZero() && m.Outcome == rescue.Moved {
 		text += " in " + span(m.Ended.Sub(m.Accepted))
 	}

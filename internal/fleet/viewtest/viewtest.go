@@ -12,74 +12,78 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
-// At is the time of the small view.
+// At is the time of Small.
 var At = time.Date(2026, 11, 27, 12, 0, 0, 0, time.UTC)
 
-// Small is a fleet with one of each thing that a view can have, and decided by the real decision: work that is moved, that waits, that is refused, that
+// Small is SmallAt that time.
+func Small() fleet.View { return SmallAt(At) }
+
+// SmallAt is a fleet with one of each thing that a view can have, and decided by the real decision: work that is moved, that waits, that is refused, that
 // does not end; a GPU that is free; instances; a mark; a cluster that can't be read; a history.
-func Small() fleet.View {
-	east, dc1 := Cluster("east", fleet.Kubernetes, rescue.ModeAct, 4, 4, At), Cluster("dc1", fleet.Nomad, rescue.ModeReport, 3, 2, At)
+func SmallAt(at time.Time) fleet.View {
+	east, dc1 := Cluster("east", fleet.Kubernetes, rescue.ModeAct, 4, 4, at), Cluster("dc1", fleet.Nomad, rescue.ModeReport, 3, 2, at)
 	west := fleet.ClusterView{Cluster: rescue.Cluster{
-		Name: "west", Mode: rescue.ModeAct, ReadAt: At.Add(-7 * time.Minute), Problem: `Get "https://west.example:6443/api/v1/nodes": dial tcp 192.0.2.7:6443: connect: connection refused`,
+		Name: "west", Mode: rescue.ModeAct, ReadAt: at.Add(-7 * time.Minute), Problem: `Get "https://west.example:6443/api/v1/nodes": dial tcp 192.0.2.7:6443: connect: connection refused`,
 	}, Kind: fleet.Kubernetes}
 
 	Run(&east, 0, "train", "llm-0", rescue.Service, 1)
-	Fault(&east, 0, 1, "XID_95", health.Unhealthy, health.Reset, At.Add(-10*time.Minute))
+	Fault(&east, 0, 1, "XID_95", health.Unhealthy, health.Reset, at.Add(-10*time.Minute))
 	Run(&east, 1, "kube-system", "exporter-x", rescue.System, 0)
-	Fault(&east, 1, 0, "XID_79", health.GPULost, health.Reboot, At.Add(-2*time.Hour))
+	Fault(&east, 1, 0, "XID_79", health.GPULost, health.Reboot, at.Add(-2*time.Hour))
 	Run(&east, 1, "serve", "chat-1", rescue.Service, 3)
-	Fault(&east, 1, 3, "LINK", health.Degraded, health.Reset, At.Add(-26*time.Hour))
+	Fault(&east, 1, 3, "LINK", health.Degraded, health.Reset, at.Add(-26*time.Hour))
 	east.Nodes[2].Schedulable = false
-	instances(&east, 3)
-	Fault(&east, 2, 0, "XID_94", health.Unhealthy, health.Reset, At.Add(-time.Hour))
+	instances(&east, 3, at)
+	Fault(&east, 2, 0, "XID_94", health.Unhealthy, health.Reset, at.Add(-time.Hour))
 	east.Nodes[2].Faults[0].Simulated = true
 
 	Run(&dc1, 0, "default", "render[3]", rescue.Batch, 0)
-	Fault(&dc1, 0, 0, "XID_48", health.Unhealthy, health.Reset, At.Add(-20*time.Second))
-	Fault(&dc1, 1, 1, "XID_74", health.Unhealthy, health.Replace, At.Add(-3*time.Hour))
+	Fault(&dc1, 0, 0, "XID_48", health.Unhealthy, health.Reset, at.Add(-20*time.Second))
+	Fault(&dc1, 1, 1, "XID_74", health.Unhealthy, health.Replace, at.Add(-3*time.Hour))
 	dc1.Nodes[1].Mark, dc1.Nodes[1].MarkIsOurs = health.Reset, true
 	Run(&dc1, 2, "default", "web[0]", rescue.Service, 1)
-	Fault(&dc1, 2, 1, "XID_119", health.Unhealthy, health.Reset, At.Add(-time.Hour))
+	Fault(&dc1, 2, 1, "XID_119", health.Unhealthy, health.Reset, at.Add(-time.Hour))
 
 	stuck := Run(&east, 1, "train", "llm-7", rescue.Service, 2)
 	stuck.Phase = rescue.Ending
-	Fault(&east, 1, 2, "XID_95", health.Unhealthy, health.Reset, At.Add(-30*time.Minute))
+	Fault(&east, 1, 2, "XID_95", health.Unhealthy, health.Reset, at.Add(-30*time.Minute))
 	ledger := rescue.NewLedger()
 	ledger.Rescues = []rescue.Rescue{
-		moved("east", "east-3", "XID_48", At.Add(-5*time.Hour), rescue.Moved),
+		moved("east", 3, "XID_48", at.Add(-5*time.Hour), rescue.Moved),
 		{
-			Cluster: "east", Node: "east-1", Hardware: "east-1", GPU: GPU("east", 1, 2), Cause: "XID_95", Began: At.Add(-30 * time.Minute), Reserved: At.Add(-29 * time.Minute),
-			Moves: []rescue.Move{{Work: []rescue.Target{{ID: stuck.ID, Namespace: "train", Name: "llm-7"}}, Tries: 1, Accepted: At.Add(-29 * time.Minute), Answer: "created"}},
+			Cluster: "east", Node: "east-1", Hardware: "east-1", GPU: GPU("east", 1, 2), Cause: "XID_95", Began: at.Add(-30 * time.Minute), Reserved: at.Add(-29 * time.Minute),
+			Moves: []rescue.Move{{Work: []rescue.Target{{ID: stuck.ID, Namespace: "train", Name: "llm-7"}}, Tries: 1, Accepted: at.Add(-29 * time.Minute), Answer: "created"}},
 		},
-		moved("dc1", "dc1-1", "XID_74", At.Add(-2*time.Hour), rescue.NotReplaced),
+		moved("dc1", 1, "XID_74", at.Add(-2*time.Hour), rescue.NotReplaced),
 	}
 	policy := rescue.Default()
 	policy.MaxNodes = 3
-	v := view(policy, At, ledger, east, dc1, west)
+	v := view(policy, at, ledger, east, dc1, west)
 	v.Problems = []problem.Problem{{Code: "CLUSTER_RIGHTS", Object: "dc1", Text: "the token for cluster dc1 has no right operator:read", Remedy: "add it to the policy of the token"}}
 	v.Counts = fleet.Counts{
 		Acts:     map[fleet.ActKey]uint64{{Cluster: "east", Answer: "accepted"}: 3, {Cluster: "east", Answer: "blocked"}: 7, {Cluster: "dc1", Answer: "listed"}: 1},
 		Outcomes: map[fleet.OutcomeKey]uint64{{Cluster: "east", Outcome: rescue.Moved}: 2, {Cluster: "dc1", Outcome: rescue.Listed}: 1},
 		Replaced: []fleet.Replaced{
-			{Cluster: "east", At: At.Add(-5 * time.Hour), Fault: 75 * time.Second, Call: 2 * time.Second},
-			{Cluster: "east", At: At.Add(-4 * time.Hour), Fault: 400 * time.Second, Call: 130 * time.Second},
+			{Cluster: "east", At: at.Add(-5 * time.Hour), Fault: 75 * time.Second, Call: 2 * time.Second},
+			{Cluster: "east", At: at.Add(-4 * time.Hour), Fault: 400 * time.Second, Call: 130 * time.Second},
 		},
 		Conflicts: 1,
 	}
 	return v
 }
 
-func moved(cluster, node, cause string, at time.Time, o rescue.Outcome) rescue.Rescue {
+func moved(cluster string, index int, cause string, at time.Time, o rescue.Outcome) rescue.Rescue {
+	node := fmt.Sprintf("%s-%d", cluster, index)
 	return rescue.Rescue{
-		Cluster: cluster, Node: node, Hardware: node, GPU: gpu.DeviceID("GPU-of-" + node), Cause: cause, Began: at.Add(-time.Minute), Reserved: at, Over: at.Add(20 * time.Minute),
+		Cluster: cluster, Node: node, Hardware: node, GPU: GPU(cluster, index, 1), Cause: cause, Began: at.Add(-time.Minute), Reserved: at, Over: at.Add(20 * time.Minute),
 		Moves: []rescue.Move{{
-			Work: []rescue.Target{{ID: "old-" + node, Namespace: "train", Name: "old"}}, Tries: 1, Accepted: at.Add(time.Second), Ended: at.Add(12 * time.Second), Outcome: o,
+			Work: []rescue.Target{{ID: "old-" + node, Namespace: "train", Name: "llm-old"}}, Tries: 1, Accepted: at.Add(time.Second), Ended: at.Add(12 * time.Second), Outcome: o,
 		}},
 	}
 }
 
 // instances divides the first GPU of a node; the first instance has work and a fault that only its agent reports.
-func instances(c *fleet.ClusterView, node int) {
+func instances(c *fleet.ClusterView, node int, at time.Time) {
 	n, id := &c.Nodes[node], GPU(c.Name, node, 0)
 	var all []rescue.Device
 	for gi := range uint32(2) {
@@ -89,7 +93,7 @@ func instances(c *fleet.ClusterView, node int) {
 	}
 	n.Devices = append(all, n.Devices[1:]...)
 	n.Faults = append(n.Faults, rescue.Fault{
-		At: all[0].At, State: health.Unhealthy, Repair: health.Reset, Cause: "XID_63", Since: At.Add(-15 * time.Minute), Holders: []string{"mig-0"},
+		At: all[0].At, State: health.Unhealthy, Repair: health.Reset, Cause: "XID_63", Since: at.Add(-15 * time.Minute), Holders: []string{"mig-0"},
 	})
 	c.Work = append(c.Work, rescue.Work{
 		ID: "mig-0", Namespace: "research", Name: "notebook", Node: n.Name, Controller: rescue.Service, Phase: rescue.Running, Pool: "all",
