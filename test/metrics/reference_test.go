@@ -11,6 +11,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/agent/kube/kubestatus"
 	"github.com/tandem-gpu/tandem/internal/agent/nomad"
+	fleet "github.com/tandem-gpu/tandem/internal/fleet/metrics"
 	"github.com/tandem-gpu/tandem/internal/operator/metrics"
 	"github.com/tandem-gpu/tandem/internal/util/metric"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
@@ -30,6 +31,7 @@ var sections = []struct {
 	{"Driver calls", []string{"driver_call"}},
 	{"Inventory", []string{"devices", "device_units", "device_info", "device_overlaps", "device_nodes", "cdi_", "policy_", "driver_info"}},
 	{"Use", []string{"device_"}},
+	{"gpu-fleet", []string{"fleet_"}},
 	{"Agent and configuration", []string{""}},
 }
 
@@ -48,6 +50,7 @@ func entries(t *testing.T) (all []entry) {
 		metrics         []*metric.Metric
 	}{
 		{"both", "", metrics.Shared()}, {"k8s-gpu", "Kubernetes", kubestatus.Metrics()}, {"nomad-gpu", "Nomad", nomad.Metrics()},
+		{"gpu-fleet", "gpu-fleet", fleet.Metrics()},
 	} {
 		for _, m := range set.metrics {
 			if e := byName[m.Name]; e != nil { // of both adapters, each with its methods

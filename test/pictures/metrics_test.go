@@ -8,16 +8,18 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/agent/kube/kubestatus"
 	"github.com/tandem-gpu/tandem/internal/agent/nomad"
+	fleet "github.com/tandem-gpu/tandem/internal/fleet/metrics"
 	"github.com/tandem-gpu/tandem/internal/operator/metrics"
+	"github.com/tandem-gpu/tandem/internal/rescue"
 	"github.com/tandem-gpu/tandem/internal/util/metric"
 )
 
-// exported are the labels of each metric that agents export: those that the code describes, and those of Go's runtime and of
+// exported are the labels of each metric that agents and gpu-fleet export: those that the code describes, and those of Go's runtime and of
 // the process, which are on the page of an agent.
 func exported(t *testing.T) map[string][]string {
 	t.Helper()
 	described := map[string][]string{}
-	for _, m := range slices.Concat(metrics.Shared(), kubestatus.Metrics(), nomad.Metrics()) {
+	for _, m := range slices.Concat(metrics.Shared(), kubestatus.Metrics(), nomad.Metrics(), fleet.Metrics()) {
 		switch m.Type {
 		case metric.Histogram:
 			described[m.Name+"_bucket"] = append(slices.Clone(m.Labels), "le")
@@ -53,5 +55,10 @@ func (e *expressions) values(metric string) map[string][]string {
 		"tandem_device_clock_hertz":              {"clock": {"sm", "memory"}},
 		"tandem_device_ecc_errors_total":         {"severity": {"corrected", "uncorrected"}},
 		"tandem_request_duration_seconds_bucket": {"method": {"Allocate", "Reserve"}},
+		"tandem_fleet_gpus":                      {"health": health},
+		"tandem_fleet_budget_used":               {"mode": {"act", "report"}},
+		"tandem_fleet_waits": {"alert": {"true", "false"}, "reason": {
+			string(rescue.ReasonUnread), string(rescue.ReasonHolders), string(rescue.ReasonNoPlace), string(rescue.ReasonLedger), string(rescue.ReasonBlocked), string(rescue.ReasonStuck),
+		}},
 	}[metric]
 }

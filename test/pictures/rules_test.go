@@ -55,7 +55,7 @@ func TestScrapeConfigs(t *testing.T) {
 		}
 		checked++
 	}
-	if checked != 3 {
+	if checked != 4 {
 		t.Errorf("%d configurations", checked)
 	}
 }
