@@ -121,13 +121,21 @@ func (s *Kubernetes) applyDRA(given map[string]Value) (problems []error) {
 	return problems
 }
 
-// CheckNode reports a missing setting without which an agent can't run with the API dra. A file may be valid without it: it is the same on
+// CheckNode reports a missing setting without which an agent can't run with the API dra, or hand faults over. A file may be valid without it: it is the same on
 // all nodes.
 func (s Kubernetes) CheckNode() error {
-	if s.Core.API != inventory.DRA || s.DRA.Node != "" {
+	var what string
+	switch {
+	case s.DRA.Node != "":
+		return nil
+	case s.Core.API == inventory.DRA:
+		what = "api dra"
+	case s.HandOver.Enabled:
+		what = "--" + flagHandOver
+	default:
 		return nil
 	}
-	return &setting.Error{Key: "--node-name", Remedy: "api dra takes the name of this node's Node object: --node-name, or NODE_NAME from the pod's spec.nodeName (fieldRef)"}
+	return &setting.Error{Key: "--node-name", Remedy: what + " takes the name of this node's Node object: --node-name, or NODE_NAME from the pod's spec.nodeName (fieldRef)"}
 }
 
 // apiSummary is a line about the API dra.

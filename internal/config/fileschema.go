@@ -12,6 +12,7 @@ import (
 var groups = map[string]string{
 	"dra":          "the API dra of k8s-gpu",
 	"flags":        "options of the plugin",
+	"handOver":     "the faults of GPUs in Kubernetes' API, by k8s-gpu",
 	"flags.plugin": "how containers get devices",
 	"health":       "health of the devices, and the node",
 	"imex":         "IMEX channels",

@@ -37,6 +37,7 @@ type Kubernetes struct {
 	AnnotationPrefix   string // of Strategies.CDIAnnotations
 	CDI                CDI
 	DRA                DRA // where Core.API is inventory.DRA
+	HandOver           HandOver
 	ByLabel            ByLabel
 	PauseLabel         string // of the node, by which the GPU Operator announces a change of driver or MIG layout; "" = none
 
@@ -112,7 +113,7 @@ func ReadKubernetes(flags Flags, env Environment) (Kubernetes, error) {
 		}
 	}
 	s, err := resolve(flags, env, f)
-	return s, errors.Join(unreadable, problems, err, s.checkMPS(), s.checkNodeName(), s.checkLabels())
+	return s, errors.Join(unreadable, problems, err, s.checkMPS(), s.checkNodeName(), s.checkLabels(), s.checkHandOver())
 }
 
 // checkMPS reports whether there is a folder of MPS control daemons if the file uses MPS.

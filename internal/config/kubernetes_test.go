@@ -273,7 +273,7 @@ func TestIncumbentsNames(t *testing.T) {
 		ours := []string{"http-address", "log-level", "rescan", "exclude", "sysfs-root", "procfs-root", "pod-resources-socket", "cdi-dir", "cri-socket", "hpc-job-mapping-dir", "features-file", "log-format", "api", "node-name", "kubelet-dir", "on-unhealthy", "evictions-per-hour",
 			// of NVIDIA's config-manager and gpu-feature-discovery
 			"config-file-srcdir", "node-label", "default-config", "fallback-strategies", "pause-label", "use-node-feature-api", "namespace", "pod-name", "no-timestamp", "oneshot"}
-		if o.Flag != "" && !slices.Contains(ours, o.Flag) && !strings.HasPrefix(o.Key, "health.") && !strings.HasPrefix(o.Flag, "kube-") {
+		if o.Flag != "" && !slices.Contains(ours, o.Flag) && !strings.HasPrefix(o.Key, "health.") && !strings.HasPrefix(o.Flag, "kube-") && !strings.HasPrefix(o.Flag, "hand-over") {
 			got = append(got, strings.Join(slices.Concat([]string{o.Flag}, o.Aliases, o.Env, []string{o.Default, o.Key}), " "))
 		}
 	}

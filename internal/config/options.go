@@ -32,7 +32,7 @@ func KubernetesSpecs() []Spec { return kubernetesOptions(new(Kubernetes), nil) }
 
 // kubernetesOptions are bound to s. checkAddress reports whether a TCP listener accepts an address.
 func kubernetesOptions(s *Kubernetes, checkAddress func(string) error) []Spec {
-	options := slices.Concat(nvidiaOptions(s), injectionOptions(s), ownOptions(s, checkAddress), draOptions(s), nodeOptions(s), kubernetesOperations(&s.Operations), healthOptions(&s.Core, &s.Health), inertOptions())
+	options := slices.Concat(nvidiaOptions(s), injectionOptions(s), ownOptions(s, checkAddress), draOptions(s), handOverOptions(&s.HandOver), nodeOptions(s), kubernetesOperations(&s.Operations), healthOptions(&s.Core, &s.Health), inertOptions())
 	for i := range options {
 		o := &options[i]
 		if o.Env == nil && o.Flag != "" {

@@ -42,6 +42,8 @@ var different = map[string]string{
 	"api": "dra", "node-name": "node-1", "kube-api": "https://127.0.0.1:6443", "kube-token-file": "/token", "kube-ca-file": "/ca.crt",
 	"kubelet-dir": "/data/kubelet", "on-unhealthy": "evict", "evictions-per-hour": "3",
 
+	"hand-over": "true", "hand-over-condition": "ExampleReady", "hand-over-second-condition": "GPUMissing", "hand-over-events": "false",
+
 	"config-file-srcdir": "/configs", "node-label": "example.com/config", "default-config": "b", "fallback-strategies": "empty", "pause-label": "nvidia.com/gpu.deploy.client",
 	"use-node-feature-api": "true", "namespace": "gpu", "pod-name": "agent-1", "no-timestamp": "true", "oneshot": "true",
 

@@ -12,7 +12,7 @@ import (
 func (s Kubernetes) Summary() []string {
 	f := s.File
 	f.MIG, f.MPSRoot = s.Core.MIG, s.MPSRoot
-	return slices.Concat(s.Notes, s.apiSummary(), f.Summary())
+	return slices.Concat(s.Notes, s.apiSummary(), s.HandOver.summary(), f.Summary())
 }
 
 // Summary is a line for each request of a file, whatever devices the node has.

@@ -94,7 +94,7 @@ func (a *agent) stopBy(stop func()) {
 	if left := append(a.kubeletSockets(), entries(a.T, a.tmp())...); len(left) > 0 {
 		a.Errorf("left: %v", left)
 	}
-	own := []string{".json", ".lock", ".groups.json", ".policy.yaml", ".allocated.json", ".config.json", ".pause.json"}
+	own := []string{".json", ".lock", ".groups.json", ".policy.yaml", ".allocated.json", ".config.json", ".pause.json", ".hand-over.json"}
 	claims := filepath.Join(a.state, "dra", "claims")
 	_ = filepath.WalkDir(a.state, func(path string, d fs.DirEntry, err error) error {
 		suffix, ok := strings.CutPrefix(filepath.Base(path), a.program)

@@ -20,7 +20,7 @@ func TestOperatorsCommands(t *testing.T) {
 		id := a.driver.UUID(3)
 		a.prints("XID_79", "simulate", "xid", "79", "--gpu", "3")
 		a.healthy(8, 7)
-		if d := a.devices()[id]; d.Healthy || !strings.HasPrefix(d.Reason, "simulated: lost: XID 79 ") || len(d.Reason) > 200 {
+		if d := a.devices()[id]; d.Healthy || !strings.HasPrefix(a.words(d), "simulated: lost: XID 79 ") || len(a.words(d)) > 200 {
 			t.Errorf("the GPU is %+v", d)
 		}
 		if _, err := a.allocate(id); err == nil || !strings.Contains(err.Error(), "simulated: ") {
@@ -100,7 +100,7 @@ func TestObserveMode(t *testing.T) {
 		}
 		a.xid(1, 95)
 		a.await("the reason", func() bool {
-			return strings.HasPrefix(a.devices()[id].Reason, "observed, not enforced: unhealthy: XID 95 ")
+			return strings.HasPrefix(a.words(a.devices()[id]), "observed, not enforced: unhealthy: XID 95 ")
 		})
 		a.metrics(`tandem_device_health{device="`+id+`",model="`+model+`",state="unhealthy"} 1`,
 			`tandem_devices{health="unhealthy",resource="nvidia.com/gpu"} 1`)

@@ -53,6 +53,14 @@ func (a *agent) devices() map[string]rig.View {
 	return devices
 }
 
+// words is the reason of a device without the cause, with which Nomad's text begins.
+func (a *agent) words(v rig.View) string {
+	if _, words, ok := strings.Cut(v.Reason, " "); ok && a.program == nomadGPU {
+		return words
+	}
+	return v.Reason
+}
+
 // healthy waits until the scheduler has so many devices, of which so many are healthy.
 func (a *agent) healthy(all, healthy int) {
 	a.Helper()

@@ -124,8 +124,9 @@ func (d *demo) onlyUnhealthy(what string, concerned []string) (time.Duration, er
 	return time.Since(start), err
 }
 
-// itsOwn is what each agent sees for itself: on which side of a full minute it noticed, and in which call.
-var itsOwn = regexp.MustCompile(` since \S+Z| \([^)]*\)`)
+// itsOwn is what each agent sees for itself, on which side of a full minute it noticed, and in which call; and what only one of the two texts has:
+// Nomad's begins with the cause, and has no recovery action.
+var itsOwn = regexp.MustCompile(`^[A-Z][A-Z0-9_]+ | since \S+Z| \([^)]*\)|; recovery action: [^;]*`)
 
 // agreed waits until both give the same reason, and checks that an unhealthy device can not be reserved.
 func (d *demo) agreed(concerned []string) error {

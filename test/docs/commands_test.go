@@ -47,6 +47,8 @@ var elsewhere = []struct{ begins, why string }{
 	{"kubectl -n kube-system delete daemonset tandem-k8s-gpu --cascade=orphan", "a cluster; test/e2e (TestChart) hands the DaemonSet over in this way"},
 	{"kubectl get resourceslices ", "a cluster; test/e2e (TestDRA) has slices, TestChart prints the same command"},
 	{"kubectl apply -f deploy/dra/examples/", "a cluster; test/e2e (TestDRA, TestChart) applies them all"},
+	{"kubectl patch node NODE --subresource=status ", "a cluster; internal/kubeadapter/handover (TestTakeBack) makes the same patch"},
+	{"kubectl annotate node NODE tandem.dev/gpu-faults-", "a cluster; internal/kubeadapter/handover (TestTakeBack) removes the annotation"},
 	{"nomad job run ", "a cluster; test/e2e (TestNomadInstallJob) runs the job that installs the plugin"},
 	{"crane copy ", "a registry; test/release copies the image"},
 }

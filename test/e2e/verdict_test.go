@@ -150,7 +150,7 @@ func (f *oneFault) follow(t *testing.T) {
 				return "", errors.Join(fmt.Errorf("it has no %s", f.bad), err)
 			}
 			return fmt.Sprintf("%v %s", n.gpus()[i].Healthy, n.gpus()[i].HealthDescription), nil
-		}), "^false lost: ", "^true "},
+		}), "^false [A-Z0-9_]+ lost: ", "^true "},
 	)
 }
 
@@ -213,28 +213,29 @@ func (c *clock) happens(t *testing.T, event string, do func() error, pattern fun
 	c.table += "\n"
 }
 
-// sameWords fails unless the verdicts of both agents, and what both commands print, are one text. The minute in it is that of each agent, and
-// the Nomad server also has the GPU's other faults, which are returned.
+// sameWords fails unless the verdicts of both agents, and what both commands print, are one text. The minute in it is that of each agent. The Nomad
+// server has the cause before it, no recovery action, and also the GPU's other faults, which are returned.
 func (f *oneFault) sameWords(t *testing.T) (also string) {
 	t.Helper()
-	minute := regexp.MustCompile(`since \S+Z`)
+	own := regexp.MustCompile(`since \S+Z|; recovery action: [^;]*`)
+	words := func(text string) string { return own.ReplaceAllString(text, "") }
 	n, err := f.h100.node()
 	if err != nil {
 		t.Fatal(err)
 	}
 	i := slices.IndexFunc(n.gpus(), func(g gpuUse) bool { return g.ID == f.bad })
-	description := minute.ReplaceAllString(n.gpus()[i].HealthDescription, "since then")
+	_, description, _ := strings.Cut(words(n.gpus()[i].HealthDescription), " ")
 	verdict, also, _ := strings.Cut(description, "; also ")
 	t.Logf("the verdict: %s, and also %s", verdict, also)
 	inKube, err := f.kube.inspected(f.bad)
 	inNomad, err2 := inspected(f.bad, binary("nomad-gpu"), "inspect", "--json", "--state-dir="+filepath.Join(stateDir(), "h100-history"))
 	for _, text := range []string{inKube, inNomad} {
-		if err := errors.Join(err, err2); err != nil || minute.ReplaceAllString(text, "since then") != verdict {
+		if err := errors.Join(err, err2); err != nil || words(text) != verdict {
 			t.Errorf("inspect has %q, error %v", text, err)
 		}
 	}
 	shown := must(t, "nomad", "node", "status", "-address="+nomadAPI, "-verbose", "-stats", n.ID)
-	line, found := lineWith(minute.ReplaceAllString(shown, "since then"), verdict)
+	line, found := lineWith(words(shown), verdict)
 	t.Logf("nomad node status -verbose -stats: %s", line)
 	if !found {
 		t.Errorf("it lacks the verdict:\n%s", shown)

@@ -33,7 +33,7 @@ func TestGPUsAreAddedAndRemoved(t *testing.T) {
 	}
 	rest := without(all, removed)
 	s.change(change{what: "a GPU is removed", do: func() error { return s.Remove(3) }, units: all, unhealthy: []string{removed}, unchanged: rest})
-	if v := s.Nomad.Devices()[removed]; !strings.HasPrefix(v.Reason, "lost") {
+	if v := s.Nomad.Devices()[removed]; !strings.HasPrefix(v.Reason, "LOST lost: ") {
 		t.Errorf("removed: %+v", v)
 	}
 	s.change(change{what: "it is added again, after the others", do: func() error { return s.Add(3, keys...) }, units: all, unchanged: rest})

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core/faultreport"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
@@ -64,7 +65,7 @@ func TestEveryXIDOnBothStreams(t *testing.T) {
 		b.AwaitOnly(fmt.Sprintf("XIDs %d", batch), all, sick...)
 		for slot, code := range batch {
 			u := b.unit(all[slot])
-			want := u.Health.String()
+			want := faultreport.Describe([]health.Health{u.Health})
 			if u.Health.State == health.Healthy {
 				want = ""
 			} else if u.Health.Cause() != fmt.Sprintf("XID_%d", code) {

@@ -77,6 +77,7 @@ var rules = []struct {
 	// agent/kube passes what one of the kubelet's plugin APIs needs of the other.
 	{"kubeadapter/deviceplugin", slices.Concat(pure, []string{"kubeadapter", "kubeadapter/podresources", "kubeadapter/pluginsocket", "node/...", "util/..."}), ofKubernetes},
 	{"kubeadapter/dra/...", slices.Concat(pure, []string{"kubeadapter", "kubeadapter/kubeapi", "kubeadapter/pluginsocket", "cdi/specfile", "util/..."}), ofKubernetes},
+	{"kubeadapter/handover", slices.Concat(pure, []string{"core/faultreport", "kubeadapter/kubeapi", "util/..."}), ofKubernetes},
 	{"kubeadapter/kubeapi", []string{"util/..."}, []string{grpc, kubernetes, hashicorp}},
 
 	{"operator/...", slices.Concat(pure, []string{"config/...", "core/monitor", "node/...", "util/..."}), []string{nvml, grpc, kubernetes, hashicorp}},

@@ -40,7 +40,7 @@ func servesDRA(s config.Kubernetes) bool {
 
 // checkAPI reports what settings that need Kubernetes' API need of others and of the environment: those of a file alone may be valid without it.
 func checkAPI(s config.Kubernetes) error {
-	if s.Core.API != inventory.DRA && !s.ReadsNode() && !s.Operations.NodeFeatureAPI {
+	if s.Core.API != inventory.DRA && !s.ReadsNode() && !s.Operations.NodeFeatureAPI && !s.HandOver.Enabled {
 		return nil
 	}
 	var err error

@@ -12,7 +12,10 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi/kubeapitest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // A GPU's claims are those that are prepared for it, without admin access, and those of pods whose record was lost. While any of that is not
@@ -101,5 +104,49 @@ func BenchmarkClaimRecord(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// The pods that have devices are known only if each claim that has one has a pod. A claim names the UIDs of its pods, which the kubelet's list lacks.
+func TestPodsWithDevices(t *testing.T) {
+	pod := func(name, claim, uid string) holders.Holder {
+		return holders.Holder{Work: holders.Work{Orchestrator: holders.Kubernetes, Namespace: "team", Name: name, Claim: claim, ID: uid}}
+	}
+	listed := holders.Record{Complete: true, Holders: []holders.Holder{pod("a", "", "ua"), pod("b", "gpus", "")}}
+	prepared := func(complete bool, claims ...string) holders.Record {
+		r := holders.Record{Complete: complete}
+		for _, name := range claims {
+			r.Holders = append(r.Holders, pod("", name, "c"))
+		}
+		return r
+	}
+	for name, c := range map[string]struct {
+		claims holders.Record
+		want   bool
+	}{
+		"no claims":        {prepared(true), true},
+		"a pod has it":     {prepared(true, "gpus"), true},
+		"no pod has it":    {prepared(true, "gpus", "other"), false},
+		"one is unread":    {prepared(false, "gpus"), false},
+		"the lists differ": {prepared(true, "other"), false},
+	} {
+		if got := withoutUnlisted(listed, c.claims); got.Complete != c.want || len(got.Holders) != 2 {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+
+	s := kubeapitest.Start(t)
+	s.PutClaim(kubeapi.ResourceClaim{
+		Metadata: kubeapi.ObjectMeta{Namespace: "team", Name: "gpus"},
+		Status:   kubeapi.ResourceClaimStatus{ReservedFor: []kubeapi.ClaimConsumerReference{{Resource: "pods", Name: "other", UID: "uo"}, {Resource: "pods", Name: "b", UID: "ub"}}},
+	})
+	api, err := kubeapi.New(kubeapi.Options{Address: s.URL})
+	check.NoError(t, err)
+	r := run{api: api}
+	if got := r.withUIDs(t.Context(), listed); got.Holders[0].Work.ID != "ua" || got.Holders[1].Work.ID != "ub" || listed.Holders[1].Work.ID != "" {
+		t.Errorf("%+v", got)
+	}
+	if n := len(s.Requests()); n != 1 {
+		t.Errorf("%d requests", n)
 	}
 }

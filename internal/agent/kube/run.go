@@ -30,6 +30,7 @@ type run struct {
 	dra      bool                     // see servesDRA
 	api      *kubeapi.Client          // of the API dra; nil = it is not called for that
 	labels   *nodelabels.Writer
+	handOver handOver
 	log      *slog.Logger
 }
 
@@ -41,6 +42,9 @@ func (a *Agent) run(ctx context.Context, s config.Kubernetes, policies <-chan co
 	}
 	var err error
 	if r.labels, err = newLabelWriter(s, a.opts.Version, log); err != nil {
+		return err
+	}
+	if r.handOver, err = r.newHandOver(); err != nil {
 		return err
 	}
 	log.Info("starting", r.attributes()...)
@@ -90,8 +94,9 @@ func (r *run) adapter(a *agent.Agent) agent.Adapter {
 		Handlers: page.Handlers(), Log: r.log,
 	})
 	following, nodeProblems := r.followNode(a)
+	handing, handOverProblems := r.handOverTasks(a, made)
 	labels := r.labels
-	made.Tasks = append(append(made.Tasks, following...),
+	made.Tasks = append(slices.Concat(made.Tasks, following, handing),
 		func(ctx context.Context) error { server.Run(ctx); return nil },
 		func(ctx context.Context) error { page.Run(a.WatchUse(ctx)); return nil },
 		func(ctx context.Context) error { labels.Run(ctx, a.Monitor); return nil },
@@ -99,7 +104,7 @@ func (r *run) adapter(a *agent.Agent) agent.Adapter {
 	)
 	problems := made.Problems
 	made.Problems = func() []problem.Problem {
-		return slices.Concat(server.ListenProblems(), left, problems(), labels.Problems(), nodeProblems())
+		return slices.Concat(server.ListenProblems(), left, problems(), labels.Problems(), nodeProblems(), handOverProblems())
 	}
 	return made
 }

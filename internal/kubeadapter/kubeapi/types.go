@@ -152,7 +152,15 @@ type ResourceClaim struct {
 
 // ResourceClaimStatus is the part of ResourceClaimStatus that a driver reads.
 type ResourceClaimStatus struct {
-	Allocation *AllocationResult `json:"allocation,omitempty"`
+	Allocation  *AllocationResult        `json:"allocation,omitempty"`
+	ReservedFor []ClaimConsumerReference `json:"reservedFor,omitempty"`
+}
+
+// ClaimConsumerReference is the part of ResourceClaimConsumerReference that names a pod which may use a claim.
+type ClaimConsumerReference struct {
+	Resource string `json:"resource"` // "pods"
+	Name     string `json:"name"`
+	UID      string `json:"uid"`
 }
 
 // AllocationResult is the part of AllocationResult that a driver reads.

@@ -46,6 +46,8 @@ const (
 	NodeLabels       Code = "NODE_LABELS"            // the file or the object of labels can't be written
 	NodeUnread       Code = "NODE_UNREAD"            // the labels of the Node can't be read: a change of them has no effect
 	ConfigLabel      Code = "CONFIGURATION_LABEL"    // the configuration in force is not the one that the node's label selects, or is not recorded
+	HandOver         Code = "HANDOVER"               // GPUs that need a repair are not reported in Kubernetes' API
+	Unguarded        Code = "HANDOVER_UNGUARDED"     // no admission policy limits what the agent may change in a Node: it changes nothing
 	Pause            Code = "DRIVER_NOT_RELEASED"    // the GPU Operator changes the driver, and this agent has it open, or does not open it again
 	Retained         Code = "DEVICE_IDS_RETAINED"    // IDs are listed only because pods may hold them
 	Checkpoint       Code = "KUBELET_CHECKPOINT"     // the kubelet's checkpoint is not understood
