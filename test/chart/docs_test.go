@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"go.yaml.in/yaml/v3"
+	chart "helm.sh/helm/v4/pkg/chart/v2"
 
 	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
@@ -20,9 +21,9 @@ import (
 type value struct{ path, fallback, meaning string }
 
 // documented reads values.yaml: each value has a comment above it, which is its description.
-func documented(t *testing.T) []value {
+func documented(t *testing.T, chart string) []value {
 	t.Helper()
-	text, err := os.ReadFile(deploy + "/chart/values.yaml")
+	text, err := os.ReadFile(deploy + "/" + chart + "/values.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,14 +77,24 @@ func comment(text string) string {
 
 // The table in the README is values.yaml. "go test -update" writes it.
 func TestReadme(t *testing.T) {
-	file := deploy + "/chart/README.md"
+	for _, chart := range charts {
+		checkReadme(t, chart)
+	}
+}
+
+// charts are their folders.
+var charts = []string{"chart", "fleet-chart"}
+
+func checkReadme(t *testing.T, chart string) {
+	t.Helper()
+	file := deploy + "/" + chart + "/README.md"
 	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var b strings.Builder
 	b.WriteString("| value | default | meaning |\n|---|---|---|\n")
-	for _, v := range documented(t) {
+	for _, v := range documented(t, chart) {
 		fallback := "`" + v.fallback + "`"
 		if v.fallback == "" {
 			fallback = ""
@@ -168,7 +179,14 @@ func TestSchemaDescribesTheValues(t *testing.T) {
 	delete(product, "$schema")
 	delete(product, "title")
 	s["$defs"].(map[string]any)["configuration"] = product
-	for _, v := range documented(t) {
+	describe(t, s, "chart")
+	describe(t, schemaFile(t, deploy+"/fleet-chart/values.schema.json"), "fleet-chart")
+}
+
+// describe compares a chart's schema with one that has the descriptions.
+func describe(t *testing.T, s map[string]any, chart string) {
+	t.Helper()
+	for _, v := range documented(t, chart) {
 		at := find(s, v.path)
 		if at == nil {
 			t.Errorf("the schema has no %s", v.path)
@@ -183,7 +201,7 @@ func TestSchemaDescribesTheValues(t *testing.T) {
 	if err := e.Encode(s); err != nil {
 		t.Fatal(err)
 	}
-	goldenfile.Compare(t, valuesSchema, b.String())
+	goldenfile.Compare(t, deploy+"/"+chart+"/values.schema.json", b.String())
 }
 
 // find returns the part of the schema at a path of values, beyond references.
@@ -254,18 +272,20 @@ func enums(part any) (words []string) {
 	return slices.Compact(words)
 }
 
-// The chart has the version of the binaries.
+// The charts have the version of the binaries.
 func TestVersion(t *testing.T) {
 	makefile, err := os.ReadFile("../../Makefile")
 	if err != nil {
 		t.Fatal(err)
 	}
 	version := regexp.MustCompile(`(?m)^VERSION := (.*)$`).FindSubmatch(makefile)[1]
-	c, err := load()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if m := c.Metadata; m.Version != string(version) || m.AppVersion != string(version) {
-		t.Errorf("the chart is %s of %s, VERSION is %s", m.Version, m.AppVersion, version)
+	for name, load := range map[string]func() (*chart.Chart, error){"chart": load, "fleet-chart": loadFleet} {
+		c, err := load()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m := c.Metadata; m.Version != string(version) || m.AppVersion != string(version) {
+			t.Errorf("the %s is %s of %s, VERSION is %s", name, m.Version, m.AppVersion, version)
+		}
 	}
 }

@@ -38,7 +38,7 @@ func TestEachValueIsTried(t *testing.T) {
 			}
 		}
 	}
-	for _, v := range documented(t) {
+	for _, v := range documented(t, "chart") {
 		if !tried[strings.ReplaceAll(v.path, ".", "/")] {
 			t.Errorf("no set of testdata/values has another %s than %s", v.path, v.fallback)
 		}

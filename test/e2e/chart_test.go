@@ -61,8 +61,14 @@ func (c *chartCluster) objects(t *testing.T) {
 	}
 	add("manifest", string(manifest))
 	for _, file := range globs(t, "../../deploy/*/kustomization.yaml") {
-		name := filepath.Base(filepath.Dir(file))
-		add("component-"+name, c.kustomized(t, name))
+		if name := filepath.Base(filepath.Dir(file)); name != "gpu-fleet" {
+			add("component-"+name, c.kustomized(t, name))
+		}
+	}
+	add("gpu-fleet", must(t, "kubectl", "kustomize", "../../deploy/gpu-fleet"))
+	for _, file := range globs(t, "../chart/testdata/fleet/*.yaml") {
+		name := "fleet-" + strings.TrimSuffix(filepath.Base(file), ".yaml")
+		add(name, must(t, "helm", "template", "gpu-fleet", "../../deploy/fleet-chart", "-n", name, "-f", file))
 	}
 	for _, file := range globs(t, "../chart/testdata/values/*.yaml") {
 		name := "values-" + strings.TrimSuffix(filepath.Base(file), ".yaml")
@@ -71,7 +77,7 @@ func (c *chartCluster) objects(t *testing.T) {
 	if sets < 20 {
 		t.Fatalf("only %d sets", sets)
 	}
-	must(t, "kubectl", "create", "-f", write(t, "namespaces.yaml", []byte(namespaces.String())))
+	must(t, "kubectl", "apply", "-f", write(t, "namespaces.yaml", []byte(namespaces.String())))
 	apply := []string{"kubectl", "apply", "--server-side", "--validate=strict", "-f"}
 	folder := filepath.Join(stateDir(), "rendered")
 	must(t, append(apply, folder, "--dry-run=server")...)

@@ -44,6 +44,8 @@ func TestOneVersion(t *testing.T) {
 	for _, f := range []struct{ path, pattern string }{
 		{"test/binaries/binaries.go", `Version = "(.*)"`},
 		{"deploy/daemonset.yaml", `image: ghcr.io/tandem-gpu/k8s-gpu:(\S+)`},
+		{"deploy/gpu-fleet/deployment.yaml", `image: ghcr.io/tandem-gpu/gpu-fleet:(\S+)`},
+		{"deploy/nomad/gpu-fleet.nomad.hcl", `ghcr.io/tandem-gpu/gpu-fleet:(\S+)"`},
 		{"deploy/daemonset.yaml", `k8s-gpu-(\S+)\.oci\.tar`},
 		{"CHANGELOG.md", `(?m)^## (?:Unreleased \()?([0-9][^ )]*)`}, // the first heading
 		{"docs/releasing.md", `tandem_(\S+)_linux_ARCH`},

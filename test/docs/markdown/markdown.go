@@ -42,7 +42,7 @@ var (
 // driver. The changelog is among them.
 func Documents(root string) ([]Document, error) {
 	var paths []string
-	for _, pattern := range []string{"*.md", "docs/*.md", "docs/adr/*.md", "deploy/*.md", "deploy/chart/*.md", "deploy/nomad/*.md", "test/simdriver/*.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/adr/*.md", "deploy/*.md", "deploy/chart/*.md", "deploy/fleet-chart/*.md", "deploy/nomad/*.md", "test/simdriver/*.md"} {
 		found, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil {
 			return nil, err
