@@ -130,7 +130,7 @@ func (c client) do(ctx context.Context, method, path string, body []byte) ([]byt
 	}
 	resp, err := http.DefaultClient.Do(r)
 	if err != nil {
-		return nil, fmt.Errorf("no gpu-fleet answers at %s: %w: want --address of one that runs", c.base, cause(err))
+		return nil, fmt.Errorf("no gpu-fleet answers at %s: %w: want --address of one that runs%s", c.base, cause(err), orLedger(method))
 	}
 	defer func() { _ = resp.Body.Close() }()
 	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
@@ -138,6 +138,14 @@ func (c client) do(ctx context.Context, method, path string, body []byte) ([]byt
 		return nil, fmt.Errorf("answer of %s: %w", c.base, err)
 	}
 	return answer, c.refused(resp, answer)
+}
+
+// orLedger is what else works for a request that changes something.
+func orLedger(method string) string {
+	if method == http.MethodPost {
+		return ", or --ledger"
+	}
+	return ""
 }
 
 // cause is the error without method and URL.
@@ -157,7 +165,7 @@ func (c client) refused(resp *http.Response, answer []byte) error {
 	text = cmp.Or(text, resp.Status)
 	switch {
 	case resp.StatusCode == http.StatusUnauthorized && c.token == "":
-		return fmt.Errorf("%s: %s: want --token-file with the token of that process's token_file", c.base, text)
+		return fmt.Errorf("%s: %s: want --token-file with the token of that process's token_file, or --ledger", c.base, text)
 	default:
 		return fmt.Errorf("%s: %s", c.base, text)
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -64,6 +65,7 @@ type program struct {
 
 	file, identity, logLevel, logFormat string
 	address, tokenFile, by, planMode    string
+	onLedger                            bool
 }
 
 const description = `Without a command it runs: it follows the clusters, keeps the ledger, moves work, and serves a page, metrics and these commands.
@@ -75,7 +77,7 @@ Exit codes: 0 as requested, 1 failed, 2 command line or configuration is wrong.`
 func (p *program) run(ctx context.Context, args []string) error {
 	return command.Program{
 		Name: name, Usage: "move work away from faulty GPUs, within a budget, under Kubernetes and Nomad", Description: description,
-		Version: name + " " + versionText(), Flags: p.flags(), Verbs: p.verbs(), Values: values,
+		Version: name + " " + versionText(), Flags: p.flags(), Verbs: p.verbs(), Serve: p.serve, Values: values,
 		Stdout: p.stdout, Stderr: p.stderr,
 	}.Run(ctx, args)
 }
@@ -122,12 +124,15 @@ func values(_ context.Context, f cli.Flag) []command.Candidate {
 // verbs are the commands beside run.
 func (p *program) verbs() []command.Verb {
 	asJSON := &cli.BoolFlag{Name: "json", Usage: "print JSON"}
-	return []command.Verb{
+	verbs := []command.Verb{
+		{Name: "run", Usage: "what the program does without a command", Do: func(ctx context.Context, _ *cli.Command) error { return p.serve(ctx) }},
+		{Name: "init", Usage: "create the ledger, once for a team; exit code 1 if there is one", Do: func(ctx context.Context, _ *cli.Command) error { return p.create(ctx) }},
 		{Name: "validate", Usage: "read the configuration, and print what it means or every problem; exit code 2 if there is one",
 			ArgsUsage: "[FILE]", MaxArgs: 1, Flags: []cli.Flag{asJSON}, Do: p.validate},
 		{Name: "schema", Usage: "print the JSON Schema of the configuration, with which editors complete and check it",
 			Do: func(context.Context, *cli.Command) error { return config.WriteSchema(p.stdout) }},
 	}
+	return slices.Insert(verbs, 2, p.clientVerbs(asJSON)...)
 }
 
 // versionText is the version of this build.
