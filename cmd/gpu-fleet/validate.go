@@ -10,7 +10,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/cli/command"
 	"github.com/tandem-gpu/tandem/internal/fleet/config"
-	problem "github.com/tandem-gpu/tandem/internal/util/setting"
+	invalidsetting "github.com/tandem-gpu/tandem/internal/util/setting"
 )
 
 // validated is the output of validate --json: the form of that of the agents' commands.
@@ -42,8 +42,9 @@ func (p *program) validate(_ context.Context, c *cli.Command) error {
 	out := validated{Valid: err == nil}
 	if err == nil {
 		out.Means = read.Summary()
-		for _, unread := range read.Unread() {
-			out.Warnings = append(out.Warnings, unread.Error())
+		unread, later := read.Unread()
+		for _, problem := range append(unread, later...) {
+			out.Warnings = append(out.Warnings, problem.Error())
 		}
 	}
 	switch {
@@ -67,7 +68,7 @@ var errInvalid = errors.New("")
 func (p *program) writeValidated(out validated, err error) error {
 	for _, e := range split(err) {
 		one := invalid{Text: e.Error()}
-		if s, ok := errors.AsType[*problem.Error](e); ok {
+		if s, ok := errors.AsType[*invalidsetting.Error](e); ok {
 			one.Key, one.Value, one.Remedy = s.Key, s.Value, s.Remedy
 		}
 		out.Problems = append(out.Problems, one)

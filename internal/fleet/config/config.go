@@ -62,7 +62,10 @@ type Ledger struct {
 }
 
 // file is one that the configuration names.
-type file struct{ where, path string }
+type file struct {
+	where, path string
+	later       bool // it is read at each use
+}
 
 // Load reads the file at path. It returns every problem (errors.Join of *setting.Error with line and path of the key), and what could be read.
 func Load(path string) (Config, error) {
@@ -87,17 +90,23 @@ func Parse(path string, text []byte) (Config, error) {
 	return r.config, d.Err()
 }
 
-// Unread has a problem for each file of the configuration that this process can't read now. It is none of a configuration that is checked elsewhere.
-func (c Config) Unread() (problems []error) {
+// Unread has a problem for each file of the configuration that this process can't read now: of those that are read at the start, and of those that are
+// read at each use. It is none of a configuration that is checked elsewhere.
+func (c Config) Unread() (start, later []error) {
 	for _, f := range c.files {
 		opened, err := os.Open(f.path)
-		if err != nil {
-			problems = append(problems, &setting.Error{Key: f.where, Value: f.path, Remedy: fmt.Sprintf("want a file that can be read: %v", err)})
+		if err == nil {
+			_ = opened.Close() // nothing was written
 			continue
 		}
-		_ = opened.Close() // nothing was written
+		err = &setting.Error{Key: f.where, Value: f.path, Remedy: fmt.Sprintf("want a file that can be read: %v", err)}
+		if f.later {
+			later = append(later, err)
+		} else {
+			start = append(start, err)
+		}
 	}
-	return problems
+	return start, later
 }
 
 // LedgerCluster is the cluster that has the ledger; false if a file has it.
@@ -116,8 +125,9 @@ func (c Config) Summary() (lines []string) {
 	}
 	p := c.Policy
 	lines = append(lines, c.Ledger.String(),
-		fmt.Sprintf("a fault counts after %v; at most %d GPUs of a node an hour, %d nodes or %d%% of them at a time, %d attempts a GPU a day", p.Delay, p.MaxGPUs, p.MaxNodes, p.MaxPercent, p.Attempts),
-		fmt.Sprintf("one cause on more than %d nodes within %v stops all acts", p.QuorumNodes, p.QuorumTime))
+		fmt.Sprintf("a fault counts after %v; budget: GPUs of a node an hour: %d; nodes at a time: %d, or %d%% if that is more; attempts a GPU a day: %d",
+			p.Delay, p.MaxGPUs, p.MaxNodes, p.MaxPercent, p.Attempts),
+		fmt.Sprintf("faults of one cause within %v stop all acts if the nodes are more than: %d", p.QuorumTime, p.QuorumNodes))
 	if len(p.Ignore) > 0 {
 		lines = append(lines, "ignored causes: "+strings.Join(p.Ignore, ", "))
 	}

@@ -27,7 +27,7 @@ func (r *reader) read(root document.Value) {
 	r.ledger(f.At("ledger"))
 	r.config.Policy = policy(f.At("policy"))
 	r.config.Listen = cmp.Or(matching(f.At("listen"), listenType, false), DefaultListen)
-	r.config.TokenFile = r.path(f.At("token_file"))
+	r.config.TokenFile = r.path(f.At("token_file"), atEachUse)
 }
 
 // wantClusters is the remedy for a file without clusters.
@@ -97,7 +97,7 @@ func refuse(given []document.Value, of fleet.Kind) {
 }
 
 func (r *reader) kubernetes(f document.Fields, c *ClusterConfig) {
-	c.Kubeconfig, c.Context = r.path(f.At("kubeconfig")), text(f.At("context"))
+	c.Kubeconfig, c.Context = r.path(f.At("kubeconfig"), atStart), text(f.At("context"))
 	if c.Context != "" && c.Kubeconfig == "" {
 		f.At("context").Failf("want a kubeconfig beside it, or no context")
 	}
@@ -110,8 +110,8 @@ func (r *reader) kubernetes(f document.Fields, c *ClusterConfig) {
 
 func (r *reader) nomad(f document.Fields, c *ClusterConfig) {
 	c.Address, c.Region = matching(f.At("address"), addressType, true), text(f.At("region"))
-	c.TokenFile, c.CAFile = r.path(f.At("token_file")), r.path(f.At("ca_file"))
-	c.CertFile, c.KeyFile = r.path(f.At("cert_file")), r.path(f.At("key_file"))
+	c.TokenFile, c.CAFile = r.path(f.At("token_file"), atEachUse), r.path(f.At("ca_file"), atStart)
+	c.CertFile, c.KeyFile = r.path(f.At("cert_file"), atStart), r.path(f.At("key_file"), atStart)
 	if (c.CertFile == "") != (c.KeyFile == "") {
 		given, other := "cert_file", "key_file"
 		if c.CertFile == "" {
@@ -234,14 +234,20 @@ func matching(v document.Value, t schema.Type, required bool) string {
 	return s
 }
 
+// When a file is read.
+const (
+	atStart   = false
+	atEachUse = true
+)
+
 // path is the path of a file that has to be there; "" if none is given.
-func (r *reader) path(v document.Value) string {
+func (r *reader) path(v document.Value, later bool) string {
 	s := text(v)
 	if s == "" {
 		return ""
 	}
 	path := r.resolve(s)
-	r.config.files = append(r.config.files, file{v.Where(), path})
+	r.config.files = append(r.config.files, file{v.Where(), path, later})
 	return path
 }
 
