@@ -45,7 +45,7 @@ func (p *program) newClient() (client, error) {
 	}
 	token, err := readToken(path)
 	if err != nil && p.tokenFile == "" {
-		return client{base: base}, nil //nolint:nilerr // it may be readable by the service alone: commands that need no token work
+		return client{base: base}, nil // it may be readable by the service alone: commands that need no token work
 	}
 	return client{base, token}, err
 }
