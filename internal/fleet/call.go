@@ -156,10 +156,12 @@ func (c *Controller) allowed(ctx context.Context, s rescue.State) string {
 	return ""
 }
 
-// tooLate reports whether the time of a call is over. In a process that was suspended the clock tells that before the context does.
+// tooLate reports whether the time of a call is over. In a process that was suspended the clock tells that before the context does; in a virtual machine
+// that was, only the time of day does.
 func tooLate(ctx context.Context) bool {
 	ends, ok := ctx.Deadline()
-	return ctx.Err() != nil || ok && !time.Now().Before(ends)
+	now := time.Now()
+	return ctx.Err() != nil || ok && (!now.Before(ends) || !now.Round(0).Before(ends.Round(0)))
 }
 
 // answered records the answer to an act.

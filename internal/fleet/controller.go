@@ -97,8 +97,10 @@ func (c *Controller) Run(ctx context.Context) error {
 	task := c.Watchdog.Register("rescue")
 	defer task.Done()
 	reconcile.Loop{On: c.sources(), Task: task, Limit: passWithin}.Run(ctx, c.pass)
-	if c.lead != nil {
-		c.lead.leave()
+	for _, l := range []*lead{c.lead, c.leads.Load()} {
+		if l != nil {
+			l.leave()
+		}
 	}
 	return nil
 }
@@ -135,8 +137,9 @@ func (c *Controller) pass(ctx context.Context, cause reconcile.Cause) time.Durat
 	return max(time.Until(c.due), 0)
 }
 
-// decideBy has the next decision at a time or before it.
+// decideBy has the next decision at a time or before it, also if the clock is set back meanwhile.
 func (c *Controller) decideBy(at time.Time) {
+	at = time.Now().Add(time.Until(at))
 	if soon := c.decided.Add(settle); at.Before(soon) {
 		at = soon
 	}
