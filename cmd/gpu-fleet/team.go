@@ -49,9 +49,9 @@ func (t *team) inFile(path, identity string) {
 
 // add adds a cluster, and the ledger if it has that.
 func (t *team) add(s settings, c config.ClusterConfig) error {
-	hasLedger, log := c.Name == s.Ledger.Cluster, s.log.With("cluster", c.Name)
+	hasLedger := c.Name == s.Ledger.Cluster
 	if c.Kind == fleet.Kubernetes {
-		one, err := kube.New(kube.Options{Name: c.Name, Mode: c.Mode, Kubeconfig: c.Kubeconfig, Context: c.Context, Controllers: c.Controllers, Log: log})
+		one, err := kube.New(kube.Options{Name: c.Name, Mode: c.Mode, Kubeconfig: c.Kubeconfig, Context: c.Context, Controllers: c.Controllers, Log: s.log})
 		if err != nil {
 			return err
 		}
@@ -63,7 +63,7 @@ func (t *team) add(s settings, c config.ClusterConfig) error {
 	}
 	one, err := nomad.New(nomad.Options{
 		Name: c.Name, Mode: c.Mode, Address: c.Address, Region: c.Region, TokenFile: c.TokenFile,
-		CAFile: c.CAFile, CertFile: c.CertFile, KeyFile: c.KeyFile, Log: log,
+		CAFile: c.CAFile, CertFile: c.CertFile, KeyFile: c.KeyFile, Log: s.log,
 	})
 	if err != nil {
 		return err
