@@ -93,6 +93,11 @@ func TestRoleIsWhatTheAgentNeeds(t *testing.T) {
 		"UpdateNodeFeature": func() error {
 			return client.UpdateNodeFeature(ctx, kubeapi.NodeFeature{Metadata: kubeapi.ObjectMeta{Namespace: "ns", Name: "f"}})
 		},
+		"NodeConditions":  func() error { _, _, err := client.NodeConditions(ctx, "n"); return err },
+		"PatchNodeStatus": func() error { return client.PatchNodeStatus(ctx, "n", kubeapi.NodePatch{}, kubeapi.Store) },
+		"CreateEvent": func() error {
+			return client.CreateEvent(ctx, kubeapi.PodEvent{Metadata: kubeapi.ObjectMeta{Namespace: "ns"}})
+		},
 		"Server": nil, "CloseIdleConnections": nil, "Credentials": nil, // no requests
 	}
 	for i := range reflect.TypeFor[*kubeapi.Client]().NumMethod() {
@@ -101,7 +106,8 @@ func TestRoleIsWhatTheAgentNeeds(t *testing.T) {
 		}
 	}
 	beside := map[string]bool{"NodeMetadata": true, "WatchNode": true, "PodMetadata": true, "NodeFeature": true, "CreateNodeFeature": true, "UpdateNodeFeature": true}
-	want, wantBeside := map[string]bool{}, map[string]bool{}
+	handOver := map[string]bool{"NodeConditions": true, "PatchNodeStatus": true, "CreateEvent": true}
+	want, wantBeside, wantHandOver := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for name, call := range methods {
 		if call == nil {
 			continue
@@ -112,8 +118,11 @@ func TestRoleIsWhatTheAgentNeeds(t *testing.T) {
 			t.Fatalf("%s: %v", name, err)
 		}
 		into := want
-		if beside[name] {
+		switch {
+		case beside[name]:
 			into = wantBeside
+		case handOver[name]:
+			into = wantHandOver
 		}
 		addRights(t, "rules: ["+rule[1]+"]", into)
 	}
@@ -134,6 +143,10 @@ func TestRoleIsWhatTheAgentNeeds(t *testing.T) {
 	}
 	if !maps.Equal(gotBeside, wantBeside) {
 		t.Errorf("the roles of the chart allow %q, the agent needs %q", slices.Sorted(maps.Keys(gotBeside)), slices.Sorted(maps.Keys(wantBeside)))
+	}
+	// deploy/hand-over has these.
+	if rights := map[string]bool{"get /nodes": true, "patch /nodes/status": true, "create events.k8s.io/events": true}; !maps.Equal(wantHandOver, rights) {
+		t.Errorf("the hand-over needs %q, want %q", slices.Sorted(maps.Keys(wantHandOver)), slices.Sorted(maps.Keys(rights)))
 	}
 }
 

@@ -78,9 +78,6 @@ func TestHandOver(t *testing.T) {
 	}
 	a.reload(header, "conditions of the Node removed")
 	shows("", 0)
-	if _, err := os.Stat(record); !os.IsNotExist(err) {
-		t.Errorf("the record is left: %v", err)
-	}
 	api.ForgetRequests()
 	a.reload(on, "no admission policy keeps this agent from changing the labels of Nodes")
 	a.prints("no admission policy keeps this agent", "inspect")

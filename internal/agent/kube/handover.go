@@ -4,6 +4,7 @@ import (
 	"context"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/core/holders"
@@ -67,8 +68,13 @@ func (r *run) handOverTasks(a *agent.Agent, made agent.Adapter) (tasks []func(co
 	return tasks, func() []problem.Problem { return slices.Concat(reports.Problems(), h.back.Problems()) }
 }
 
+// podsAtMost is the time to find out which pods have devices.
+const podsAtMost = 3 * time.Second
+
 // podsWithDevices reads which pods have devices, through any API of the kubelet.
 func (r *run) podsWithDevices(ctx context.Context, inv *inventory.Allocatable, made agent.Adapter) (holders.Record, error) {
+	ctx, cancel := context.WithTimeout(ctx, podsAtMost)
+	defer cancel()
 	record, err := made.Holders(ctx, inv)
 	if err != nil {
 		return record, err

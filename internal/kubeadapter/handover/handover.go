@@ -61,7 +61,7 @@ type Options struct {
 	Mode      health.Mode
 	Checks    func() uint64 // rounds of checks since the start
 
-	// Holders reads which pods have devices.
+	// Holders reads which pods have devices. It returns within some seconds: a fault waits for it.
 	Holders func(context.Context, *inventory.Allocatable) (holders.Record, error)
 
 	Record *Record      // of the conditions that the Node has from this agent; nil = none is kept
@@ -95,7 +95,7 @@ type shown struct {
 
 // New returns a Handover. It reads and writes nothing.
 func New(o Options) *Handover {
-	return &Handover{opts: o, begun: time.Now(), problems: problemset.Set{Log: o.Log}, told: map[string]bool{}}
+	return &Handover{opts: o, begun: time.Now().Truncate(time.Millisecond), problems: problemset.Set{Log: o.Log}, told: map[string]bool{}}
 }
 
 // Problems has what keeps faults from being reported.
@@ -109,15 +109,19 @@ func (h *Handover) Run(ctx context.Context, m Monitor) {
 	retry.InitialInterval, retry.MaxInterval = retryFirst, retryMost
 	reconcile.Loop{On: []reconcile.Source{m.Changed}, Task: task, Limit: passAtMost}.Run(ctx, func(ctx context.Context, _ reconcile.Cause) time.Duration {
 		next, err := h.pass(ctx, m.State())
-		if err != nil {
-			return kubeapi.WaitAtLeast(err, retry.NextBackOff())
+		if err == nil {
+			retry.Reset()
+			return next
 		}
-		retry.Reset()
-		return next
+		wait := kubeapi.WaitAtLeast(err, retry.NextBackOff())
+		if next > 0 { // only events failed
+			wait = min(wait, next)
+		}
+		return wait
 	})
 }
 
-// pass writes what differs. It returns when the next pass is due without a change.
+// pass writes what differs. It returns when the next pass is due without a change; 0 = the Node could not be written.
 func (h *Handover) pass(ctx context.Context, s core.State) (time.Duration, error) {
 	v := Of(s, h.opts.Mode, time.Now(), Begun{h.begun, h.opts.Checks()})
 	if v.Pending {

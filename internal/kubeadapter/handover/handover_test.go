@@ -589,9 +589,17 @@ func TestTakeBack(t *testing.T) {
 		if stale := renamed.Stale(); !slices.Equal(stale, []string{second}) {
 			t.Fatalf("stale %q", stale)
 		}
-		renamed.Run(t.Context(), log)
+		go renamed.Run(t.Context(), log)
 		if f.want("without the second one", kubeapi.ConditionFalse, 1); f.of(second).Status != "" {
 			t.Errorf("left %+v", f.of(second))
+		}
+		// The agent of the settings before is still there, and writes once more.
+		var p kubeapi.NodePatch
+		p.Status.Conditions = []kubeapi.NodeCondition{{Type: second, Status: kubeapi.ConditionTrue}}
+		check.NoError(t, f.client.PatchNodeStatus(t.Context(), node, p, kubeapi.Store))
+		time.Sleep(removeAgain + time.Second)
+		if f.of(second).Status != "" || len(renamed.Stale()) > 0 {
+			t.Errorf("left %+v, stale %q", f.of(second), renamed.Stale())
 		}
 		f.server.Deny("patch", "nodes/status")
 		off := TakeBack{API: f.client, Node: node, Record: f.record}

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/cenkalti/backoff/v5"
 
@@ -95,6 +94,9 @@ func (r *Record) set(types []string) error {
 	return statefile.Write(r.Path, append(text, '\n'))
 }
 
+// removeAgain is the time to the second removal: an agent of the earlier settings may still run beside this one, during an upgrade.
+const removeAgain = 2 * faultreport.Renewed
+
 // TakeBack removes what earlier settings have written to the Node and these do not: conditions, and without hand-over the annotation.
 type TakeBack struct {
 	API    API
@@ -114,32 +116,48 @@ func (t *TakeBack) Stale() []string {
 // Problems has why something can't be removed.
 func (t *TakeBack) Problems() []problem.Problem { return t.problems.List() }
 
-// Run removes what is stale, and returns when that is done or ctx ends.
+// Run removes what is stale, and again after a while. It returns when that is done or ctx ends; without the second removal the next run begins anew.
 func (t *TakeBack) Run(ctx context.Context, log *slog.Logger) {
 	t.problems.Log = log
+	stale := t.Stale()
+	if len(stale) == 0 || !t.removed(ctx, stale) {
+		return
+	}
+	log.Info("conditions of the Node removed, which the settings do not have any more", "node", t.Node, "conditions", stale)
+	if !watch.Sleep(ctx, removeAgain) || !t.removed(ctx, stale) {
+		return
+	}
+	if err := t.Record.drop(stale); err != nil {
+		log.Warn("the record of conditions can't be written: they are removed again at the next start", "error", err)
+	}
+}
+
+// removed tries to remove conditions until it succeeds (true) or ctx ends.
+func (t *TakeBack) removed(ctx context.Context, stale []string) bool {
 	retry := backoff.NewExponentialBackOff()
 	retry.InitialInterval, retry.MaxInterval = retryFirst, retryMost
-	for stale := t.Stale(); len(stale) > 0; {
+	for {
 		err := t.remove(ctx, stale)
 		if err == nil {
 			t.problems.End(problem.HandOver, "removal", "")
-			log.Info("conditions of the Node removed, which the settings do not have any more", "node", t.Node, "conditions", stale)
-			return
+			return true
 		}
 		if ctx.Err() != nil {
-			return
+			return false
 		}
-		p := problem.Problem{Code: problem.HandOver, Object: "removal",
+		p := problem.Problem{
+			Code: problem.HandOver, Object: "removal",
 			Text:   "the Node has conditions of earlier settings, which nobody changes any more: " + strings.Join(stale, ", ") + ": " + err.Error(),
 			Remedy: "give the agent the rights of " + component + " until they are removed, or remove them by kubectl",
 		}
 		t.problems.Put(p, slog.LevelWarn, p.String())
 		if !watch.Sleep(ctx, kubeapi.WaitAtLeast(err, retry.NextBackOff())) {
-			return
+			return false
 		}
 	}
 }
 
+// remove removes conditions, and without hand-over the annotation.
 func (t *TakeBack) remove(ctx context.Context, stale []string) error {
 	var p kubeapi.NodePatch
 	for _, name := range stale {
@@ -148,10 +166,8 @@ func (t *TakeBack) remove(ctx context.Context, stale []string) error {
 	if len(t.Keep) == 0 {
 		p.Metadata.Annotations = map[string]*string{faultreport.Annotation: nil}
 	}
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	if err := t.API.PatchNodeStatus(ctx, t.Node, p, kubeapi.Store); err != nil && !errors.Is(err, kubeapi.ErrNotFound) {
+	if err := t.API.PatchNodeStatus(ctx, t.Node, p, kubeapi.Store); !errors.Is(err, kubeapi.ErrNotFound) {
 		return err
 	}
-	return t.Record.drop(stale)
+	return nil
 }
