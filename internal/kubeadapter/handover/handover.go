@@ -247,15 +247,13 @@ func namesProblem(conditionType string) bool {
 
 // statusOf is the status of a condition of a type.
 func statusOf(conditionType string, v Verdict) kubeapi.ConditionStatus {
-	if namesProblem(conditionType) {
-		switch v.Sound {
-		case kubeapi.ConditionTrue:
-			return kubeapi.ConditionFalse
-		case kubeapi.ConditionFalse:
-			return kubeapi.ConditionTrue
-		}
+	switch {
+	case v.Sound == kubeapi.ConditionUnknown || !namesProblem(conditionType):
+		return v.Sound
+	case v.Sound == kubeapi.ConditionTrue:
+		return kubeapi.ConditionFalse
 	}
-	return v.Sound
+	return kubeapi.ConditionTrue
 }
 
 // patch returns the patch of a verdict, with the conditions that the Node then has. The time of the transition changes only with the status:
