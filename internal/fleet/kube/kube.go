@@ -99,23 +99,32 @@ func newCluster(o Options, client, lead kubernetes.Interface) *Cluster {
 
 // configOf returns how to reach the API server.
 func configOf(o Options) (*rest.Config, error) {
-	config, err := rest.InClusterConfig()
-	if o.Kubeconfig != "" || o.Context != "" {
-		rules := clientcmd.NewDefaultClientConfigLoadingRules()
-		rules.ExplicitPath = o.Kubeconfig
-		config, err = clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: o.Context}).ClientConfig()
-	}
-	if errors.Is(err, rest.ErrNotInCluster) {
-		return nil, errors.New("kubeconfig is not set, and this program does not run in a pod: name a file in kubeconfig")
-	}
+	config, err := o.connection()
 	if err != nil {
-		return nil, fmt.Errorf("kubeconfig %q: %w", o.Kubeconfig, err)
+		return nil, err
 	}
 	config.QPS, config.Burst = requestsPerSecond, requestsAtOnce
 	config.UserAgent = "gpu-fleet"
 	config.ContentType = "application/vnd.kubernetes.protobuf"
 	config.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
 	config.WarningHandler = rest.NoWarnings{}
+	return config, nil
+}
+
+func (o Options) connection() (*rest.Config, error) {
+	if o.Kubeconfig == "" && o.Context == "" {
+		config, err := rest.InClusterConfig()
+		if errors.Is(err, rest.ErrNotInCluster) {
+			return nil, errors.New("kubeconfig is not set, and this program does not run in a pod: name a file in kubeconfig")
+		}
+		return config, err
+	}
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = o.Kubeconfig
+	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: o.Context}).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig %q, context %q: %w", o.Kubeconfig, o.Context, err)
+	}
 	return config, nil
 }
 
