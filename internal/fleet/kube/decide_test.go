@@ -120,6 +120,14 @@ func TestDecision(t *testing.T) {
 		"anti-affinity": {func(_ *cluster, p *corev1.Pod) {
 			p.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{TopologyKey: "x"}}}}
 		}, "it has required pod anti-affinity"},
+		"shared volume": {func(c *cluster, p *corev1.Pod) { c.volume(p, corev1.ReadWriteMany) }, "act default/p"},
+		"shared volume that is not on the other node": {func(c *cluster, p *corev1.Pod) {
+			c.volume(p, corev1.ReadWriteMany, "a")
+			c.run("q", "a", "GPU-2")
+		}, "wait default/p NO_PLACE"},
+		"volume of one node":         {func(c *cluster, p *corev1.Pod) { c.volume(p, corev1.ReadWriteOnce) }, "which one node mounts at a time"},
+		"volume that is not bound":   {func(c *cluster, p *corev1.Pod) { c.volume(p, corev1.ReadWriteMany).Status.Phase = corev1.ClaimPending }, "of which the volume is not known"},
+		"volumes that are not shown": {func(c *cluster, p *corev1.Pod) { c.volume(p, corev1.ReadWriteMany); c.volumes = nil }, "of which the volume is not known"},
 		"priority": {func(c *cluster, p *corev1.Pod) {
 			p.Spec.Priority = new(int32(100))
 			c.run("q", "b", "GPU-3")

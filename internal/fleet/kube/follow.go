@@ -79,6 +79,12 @@ func (c *Cluster) Run(ctx context.Context) error {
 	c.reads.node = newSource("nodes", &corev1.Node{}, c.tables.nodes, c.client.CoreV1().Nodes())
 	start(c.reads.node, newSource("pods", &corev1.Pod{}, c.tables.pods, c.client.CoreV1().Pods("")),
 		newSource("jobs", &batchv1.Job{}, c.tables.jobs, c.client.BatchV1().Jobs("")))
+	for _, s := range []*source{ // without them work with volumes has no place that is certain, and nothing else is missing
+		newSource("persistentvolumeclaims", &corev1.PersistentVolumeClaim{}, c.tables.volumeClaims, c.client.CoreV1().PersistentVolumeClaims("")),
+		newSource("persistentvolumes", &corev1.PersistentVolume{}, c.tables.volumes, c.client.CoreV1().PersistentVolumes()),
+	} {
+		wg.Go(func() { s.run(ctx, c.client) })
+	}
 	wg.Go(func() { c.findDRA(ctx, start) })
 	wg.Go(func() { c.ask(ctx) })
 	wg.Go(func() { c.checkRights(ctx) })

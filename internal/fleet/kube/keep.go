@@ -383,7 +383,8 @@ type places struct {
 	selector    map[string]string
 	affinity    *corev1.NodeSelector
 	tolerations []corev1.Toleration
-	unknown     string // what it asks for that is not looked at here, so that no node is certain
+	volumes     []string // persistent volume claims
+	unknown     string   // what it asks for that is not looked at here, so that no node is certain
 }
 
 func placesOf(o *corev1.Pod) *places {
@@ -406,8 +407,11 @@ func placesOf(o *corev1.Pod) *places {
 	}
 	for i := range o.Spec.Volumes {
 		v := &o.Spec.Volumes[i]
-		if v.PersistentVolumeClaim != nil || v.Ephemeral != nil {
-			p.unknown = "persistent volumes"
+		if v.PersistentVolumeClaim != nil {
+			p.volumes = append(p.volumes, v.PersistentVolumeClaim.ClaimName)
+		}
+		if v.Ephemeral != nil {
+			p.unknown = "generic ephemeral volumes"
 		}
 	}
 	for i := range o.Spec.Containers {
@@ -424,4 +428,36 @@ func placesOf(o *corev1.Pod) *places {
 		p.unknown = "scheduling gates"
 	}
 	return p
+}
+
+// volumeClaim is a PersistentVolumeClaim, with the volume that is bound to it.
+type volumeClaim struct {
+	named
+	volume string
+}
+
+func volumeClaimOf(o *corev1.PersistentVolumeClaim) *volumeClaim {
+	c := &volumeClaim{named: named{o.Namespace, o.Name}}
+	if o.Status.Phase == corev1.ClaimBound {
+		c.volume = o.Spec.VolumeName
+	}
+	return c
+}
+
+// volume is a PersistentVolume.
+type volume struct {
+	named
+	affinity *corev1.NodeSelector
+	shared   bool // several nodes mount it at a time
+}
+
+func volumeOf(o *corev1.PersistentVolume) *volume {
+	v := &volume{named: named{name: o.Name}}
+	if o.Spec.NodeAffinity != nil {
+		v.affinity = o.Spec.NodeAffinity.Required
+	}
+	for _, m := range o.Spec.AccessModes {
+		v.shared = v.shared || m == corev1.ReadWriteMany || m == corev1.ReadOnlyMany
+	}
+	return v
 }

@@ -50,9 +50,9 @@ func (t *translation) setPool(c *rescue.Cluster, pools map[string]pool, w *rescu
 		pools[key] = one
 	}
 	w.Preempts = p.preempts && p.priority > one.lowest
-	w.PoolUnknown = p.places.unknown
+	w.PoolUnknown = t.unknown(p)
 	w.Pool = key
-	if home := t.byName[p.node]; home != nil && w.PoolUnknown == "" && !slices.Contains(one.names, p.node) && p.places.allow(home) && t.fits(p, home, p.requests, 1) {
+	if home := t.byName[p.node]; home != nil && w.PoolUnknown == "" && !slices.Contains(one.names, p.node) && t.allow(p, home) && t.fits(p, home, p.requests, 1) {
 		w.Pool = key + " on " + p.node // its end makes room there
 		one.names = append(slices.Clone(one.names), p.node)
 	}
@@ -81,7 +81,12 @@ func (a *amounts) add(b amounts) {
 
 // poolKey is the same for pods that may run on the same nodes.
 func (p *pod) poolKey() string {
+	namespace := ""
+	if len(p.places.volumes) > 0 {
+		namespace = p.namespace
+	}
 	key, err := json.Marshal([]any{
+		namespace, p.places.volumes,
 		p.places.selector, p.places.affinity, p.places.tolerations, p.places.unknown, p.requests.cpu, p.requests.memory, p.requests.storage,
 		p.requests.other,
 	})
@@ -94,8 +99,9 @@ func (p *pod) poolKey() string {
 // pool finds the nodes for a pod. What is not known for certain is no place.
 func (t *translation) pool(p *pod) (found pool) {
 	found = pool{names: []string{}, lowest: math.MaxInt32}
+	known := t.unknown(p) == ""
 	for _, n := range t.nodes {
-		if !t.hasGPUs(n) || !p.places.allow(n) {
+		if !t.hasGPUs(n) || !t.allow(p, n) {
 			continue
 		}
 		for _, other := range t.onNode[n.name] {
@@ -103,7 +109,7 @@ func (t *translation) pool(p *pod) (found pool) {
 				found.lowest = min(found.lowest, other.priority)
 			}
 		}
-		if p.places.unknown == "" && t.fits(p, n, amounts{}, 0) {
+		if known && t.fits(p, n, amounts{}, 0) {
 			found.names = append(found.names, n.name)
 		}
 	}
@@ -127,14 +133,40 @@ func (t *translation) fits(p *pod, n *node, free amounts, pods int64) bool {
 	return true
 }
 
-// allow reports whether a node has the labels and the taints for a pod.
-func (p *places) allow(n *node) bool {
-	o := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name, Labels: n.labels}}
-	var affinity *corev1.Affinity
-	if p.affinity != nil {
-		affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: p.affinity}}
+// unknown is what a pod asks for that is not looked at, so that no node is certain; "" = all is.
+func (t *translation) unknown(p *pod) string {
+	for _, name := range p.places.volumes {
+		switch v := t.volume(p, name); {
+		case v == nil:
+			return "persistent volume claim " + name + ", of which the volume is not known"
+		case !v.shared:
+			return "persistent volume claim " + name + ", which one node mounts at a time"
+		}
 	}
-	if ok, err := nodeaffinity.NewRequiredNodeAffinity(p.selector, affinity).Match(o); !ok || err != nil {
+	return p.places.unknown
+}
+
+func (t *translation) volume(p *pod, name string) *volume {
+	c := t.volumeClaims[named{p.namespace, name}]
+	if c == nil {
+		return nil
+	}
+	return t.volumes[named{name: c.volume}]
+}
+
+// allow reports whether a pod may run on a node, and its volumes may be mounted there.
+func (t *translation) allow(p *pod, n *node) bool {
+	for _, name := range p.places.volumes {
+		if v := t.volume(p, name); v != nil && !matches(n, nil, v.affinity) {
+			return false
+		}
+	}
+	return p.places.allow(n)
+}
+
+// allow reports whether a node has the labels for a pod, and no taint that keeps it away.
+func (p *places) allow(n *node) bool {
+	if !matches(n, p.selector, p.affinity) {
 		return false
 	}
 	for i := range n.taints {
@@ -144,6 +176,17 @@ func (p *places) allow(n *node) bool {
 		}
 	}
 	return true
+}
+
+// matches reports whether a node has labels, and is one of a selector; nil = of any.
+func matches(n *node, labels map[string]string, nodes *corev1.NodeSelector) bool {
+	o := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name, Labels: n.labels}}
+	var affinity *corev1.Affinity
+	if nodes != nil {
+		affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: nodes}}
+	}
+	ok, err := nodeaffinity.NewRequiredNodeAffinity(labels, affinity).Match(o)
+	return ok && err == nil
 }
 
 // tolerates reports whether a taint does not keep the pod from a node for good: one that is tolerated for some time ends the pod later.

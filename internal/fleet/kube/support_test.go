@@ -32,6 +32,9 @@ type cluster struct {
 	slices  []*resourcev1.ResourceSlice
 	classes []*resourcev1.DeviceClass
 	reports reports
+
+	volumeClaims []*corev1.PersistentVolumeClaim
+	volumes      []*corev1.PersistentVolume
 }
 
 // newTestCluster has nodes "a", "b" and so on, with GPUs by a device plugin.
@@ -138,6 +141,13 @@ func (c *cluster) objects(followed ...string) objects {
 	for _, one := range c.classes {
 		o.classes[named{name: one.Name}] = classOf(one)
 	}
+	o.volumeClaims, o.volumes = map[named]*volumeClaim{}, map[named]*volume{}
+	for _, one := range c.volumeClaims {
+		o.volumeClaims[named{one.Namespace, one.Name}] = volumeClaimOf(one)
+	}
+	for _, one := range c.volumes {
+		o.volumes[named{name: one.Name}] = volumeOf(one)
+	}
 	for _, one := range c.slices {
 		o.slices = append(o.slices, sliceOf(one))
 	}
@@ -201,4 +211,21 @@ func outcome(r rescue.Result) (all []string) {
 		all = append(all, "free "+string(f.GPU))
 	}
 	return all
+}
+
+// volume has a pod mount a volume.
+func (c *cluster) volume(p *corev1.Pod, mode corev1.PersistentVolumeAccessMode, zones ...string) *corev1.PersistentVolumeClaim {
+	claim := &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "data"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv"},
+		Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound},
+	}
+	v := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: corev1.PersistentVolumeSpec{AccessModes: []corev1.PersistentVolumeAccessMode{mode}}}
+	if len(zones) > 0 {
+		v.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "zone", Operator: corev1.NodeSelectorOpIn, Values: zones}},
+		}}}}
+	}
+	c.volumeClaims, c.volumes = append(c.volumeClaims, claim), append(c.volumes, v)
+	p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}}
+	return claim
 }

@@ -99,12 +99,16 @@ type tables struct {
 	claims  *table[*claim]
 	slices  *table[*slice]
 	classes *table[*class]
+
+	volumeClaims *table[*volumeClaim]
+	volumes      *table[*volume]
 }
 
 func newTables(changed chan<- struct{}) tables {
 	return tables{
 		nodes: newTable(changed, nodeOf), pods: newTable(changed, podOf), jobs: newTable(changed, jobOf),
 		claims: newTable(changed, claimOf), slices: newTable(changed, sliceOf), classes: newTable(changed, classOf),
+		volumeClaims: newTable(changed, volumeClaimOf), volumes: newTable(changed, volumeOf),
 	}
 }
 
@@ -122,5 +126,6 @@ func newTable[O any, T interface{ key() named }](changed chan<- struct{}, keep f
 func (t *tables) objects() objects {
 	return objects{
 		nodes: t.nodes.list(), pods: t.pods.list(), jobs: t.jobs.all(), claims: t.claims.all(), slices: t.slices.list(), classes: t.classes.all(),
+		volumeClaims: t.volumeClaims.all(), volumes: t.volumes.all(),
 	}
 }

@@ -20,6 +20,9 @@ type objects struct {
 	slices  []*slice
 	reports reports
 
+	volumeClaims map[named]*volumeClaim
+	volumes      map[named]*volume
+
 	controllers []string        // further kinds of owners that replace their pods on other nodes
 	followed    map[string]bool // UIDs of pods whose pools are needed
 }
