@@ -3,12 +3,14 @@ package kube
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -36,6 +38,16 @@ func follow(t *testing.T, c *cluster, before func(*running)) *running {
 	}
 	for _, p := range c.pods {
 		_ = client.Tracker().Add(p)
+	}
+	for _, s := range c.slices {
+		client.Resources = []*metav1.APIResourceList{{GroupVersion: resourcev1.SchemeGroupVersion.String()}}
+		_ = client.Tracker().Add(s)
+	}
+	for _, one := range c.claims {
+		_ = client.Tracker().Add(one)
+	}
+	for _, one := range c.classes {
+		_ = client.Tracker().Add(one)
 	}
 	r := &running{t: t, client: client, Cluster: newCluster(Options{Name: "east", Mode: rescue.ModeAct}, client, client)}
 	client.PrependReactor("create", "selfsubjectaccessreviews", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -93,6 +105,26 @@ func TestRun(t *testing.T) {
 	}
 	r.until("the pod has gone", func(s rescue.Cluster) bool { return len(s.Work) == 0 })
 	if live, err = r.Live(t.Context(), theAct); err != nil || len(live.Work) != 0 {
+		t.Errorf("%+v, %v", live, err)
+	}
+}
+
+// Claims and slices are read where the cluster has them, also right before an act.
+func TestRunDRA(t *testing.T) {
+	c := newDRACluster(t, 2, 2)
+	c.claim("p", "a", 0)
+	c.taint("a", 0)
+	c.report("a", start, xid("GPU-a0", "uid-p"))
+	r := follow(t, c, nil)
+	r.Follow([]string{"uid-p"})
+	want := []rescue.Hold{{Device: "GPU-a0", Shown: rescue.ShownUnhealthy}}
+	s := r.until("the claim", func(s rescue.Cluster) bool {
+		return len(s.Nodes) == 2 && len(s.Work) == 1 && slices.Equal(s.Work[0].Holds, want) && s.Work[0].Pool != ""
+	})
+	if need := []rescue.Need{{Kind: draDriver, Units: 1}}; !slices.Equal(s.Work[0].Needs, need) || len(s.Pools[s.Work[0].Pool]) != 2 {
+		t.Errorf("%+v", s)
+	}
+	if live, err := r.Live(t.Context(), theAct); err != nil || len(live.Work) != 1 || !slices.Equal(live.Work[0].Holds, want) {
 		t.Errorf("%+v, %v", live, err)
 	}
 }

@@ -3,6 +3,7 @@ package kube
 import (
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -61,6 +62,8 @@ func translate(o objects, now time.Time) rescue.Cluster {
 			t.addNode(&c, n)
 		}
 	}
+	slices.SortFunc(c.Nodes, func(a, b rescue.Node) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(c.Work, func(a, b rescue.Work) int { return strings.Compare(a.ID, b.ID) })
 	t.addPools(&c)
 	return c
 }
