@@ -3,6 +3,7 @@ package kube
 import (
 	"fmt"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -25,14 +26,14 @@ func bigNode(i int) *corev1.Node {
 	for k := range 50 {
 		n.Status.Images = append(n.Status.Images, corev1.ContainerImage{Names: []string{fmt.Sprintf("registry.example/image-%d@sha256:%064d", k, i), fmt.Sprintf("registry.example/image-%d:1.0", k)}, SizeBytes: 1 << 30})
 	}
-	n.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubelet", FieldsV1: &metav1.FieldsV1{Raw: make([]byte, 4000)}}}
+	n.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubelet", FieldsV1: metav1.NewFieldsV1(strings.Repeat("x", 4000))}}
 	return n
 }
 
 func bigPod(i int) *corev1.Pod {
 	p := (&cluster{}).run(fmt.Sprintf("pod-%05d", i), fmt.Sprintf("node-%04d", i/8), fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", i))
 	p.UID = types.UID(fmt.Sprintf("%08d-1111-1111-1111-111111111111", i))
-	p.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubelet", FieldsV1: &metav1.FieldsV1{Raw: make([]byte, 3000)}}}
+	p.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubelet", FieldsV1: metav1.NewFieldsV1(strings.Repeat("x", 3000))}}
 	c := &p.Spec.Containers[0]
 	c.Image = "registry.example/image:1.0"
 	c.Resources.Requests["memory"] = resource.MustParse("16Gi")

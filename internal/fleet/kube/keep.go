@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"slices"
 	"strings"
 	"time"
 
@@ -204,33 +205,43 @@ func claimsOf(o *corev1.Pod) (all []podClaim) {
 }
 
 // shownDevices are the GPUs and instances that the status of a pod shows: of device plugins, from Kubernetes 1.36 on.
-func shownDevices(o *corev1.Pod) (all []rescue.Hold) {
-	seen, at := map[corev1.ResourceID]bool{}, map[gpu.DeviceID]int{}
+func shownDevices(o *corev1.Pod) []rescue.Hold {
+	d := statusDevices{seen: map[corev1.ResourceID]bool{}, at: map[gpu.DeviceID]int{}}
 	for _, list := range [][]corev1.ContainerStatus{o.Status.InitContainerStatuses, o.Status.ContainerStatuses} {
 		for i := range list {
 			for _, s := range list[i].AllocatedResourcesStatus {
 				for _, r := range s.Resources {
-					text, _, _ := strings.Cut(string(r.ResourceID), "::") // a unit of a shared device
-					if !strings.HasPrefix(text, "GPU-") && !strings.HasPrefix(text, "MIG-") {
-						continue
-					}
-					id := gpu.DeviceID(text)
-					k, ok := at[id]
-					if !ok {
-						k = len(all)
-						at[id] = k
-						all = append(all, rescue.Hold{Device: id})
-					}
-					if !seen[r.ResourceID] {
-						all[k].Units++
-					}
-					seen[r.ResourceID] = true
-					all[k].Shown = max(all[k].Shown, shown(r.Health))
+					d.add(r)
 				}
 			}
 		}
 	}
-	return all
+	return d.holds
+}
+
+type statusDevices struct {
+	holds []rescue.Hold
+	seen  map[corev1.ResourceID]bool // an init container may have the devices of another container
+	at    map[gpu.DeviceID]int       // in holds
+}
+
+func (d *statusDevices) add(r corev1.ResourceHealth) {
+	text, _, _ := strings.Cut(string(r.ResourceID), "::") // a unit of a shared device
+	if !strings.HasPrefix(text, "GPU-") && !strings.HasPrefix(text, "MIG-") {
+		return
+	}
+	id := gpu.DeviceID(text)
+	i, ok := d.at[id]
+	if !ok {
+		i = len(d.holds)
+		d.at[id] = i
+		d.holds = append(d.holds, rescue.Hold{Device: id})
+	}
+	if !d.seen[r.ResourceID] {
+		d.holds[i].Units++
+	}
+	d.seen[r.ResourceID] = true
+	d.holds[i].Shown = max(d.holds[i].Shown, shown(r.Health))
 }
 
 // shown is a health of a pod's status. Of two containers that show one device differently, the worse counts.
@@ -240,6 +251,7 @@ func shown(h corev1.ResourceHealthStatus) rescue.Shown {
 		return rescue.ShownUnhealthy
 	case corev1.ResourceHealthStatusHealthy:
 		return rescue.ShownHealthy
+	case corev1.ResourceHealthStatusUnknown:
 	}
 	return rescue.NotShown
 }
@@ -405,20 +417,10 @@ func placesOf(o *corev1.Pod) *places {
 			p.unknown = "topology spread constraints with DoNotSchedule"
 		}
 	}
-	for i := range o.Spec.Volumes {
-		v := &o.Spec.Volumes[i]
-		if v.PersistentVolumeClaim != nil {
-			p.volumes = append(p.volumes, v.PersistentVolumeClaim.ClaimName)
-		}
-		if v.Ephemeral != nil {
-			p.unknown = "generic ephemeral volumes"
-		}
-	}
+	p.addVolumes(o.Spec.Volumes)
 	for i := range o.Spec.Containers {
-		for _, port := range o.Spec.Containers[i].Ports {
-			if port.HostPort != 0 {
-				p.unknown = "ports of the node"
-			}
+		if slices.ContainsFunc(o.Spec.Containers[i].Ports, func(port corev1.ContainerPort) bool { return port.HostPort != 0 }) {
+			p.unknown = "ports of the node"
 		}
 	}
 	if name := o.Spec.SchedulerName; name != "" && name != corev1.DefaultSchedulerName {
@@ -428,6 +430,17 @@ func placesOf(o *corev1.Pod) *places {
 		p.unknown = "scheduling gates"
 	}
 	return p
+}
+
+func (p *places) addVolumes(all []corev1.Volume) {
+	for i := range all {
+		if c := all[i].PersistentVolumeClaim; c != nil {
+			p.volumes = append(p.volumes, c.ClaimName)
+		}
+		if all[i].Ephemeral != nil {
+			p.unknown = "generic ephemeral volumes"
+		}
+	}
 }
 
 // volumeClaim is a PersistentVolumeClaim, with the volume that is bound to it.
