@@ -47,8 +47,7 @@ func (c *Cluster) Live(ctx context.Context, a rescue.Act) (rescue.Cluster, error
 	for _, one := range all {
 		now.allocs = append(now.allocs, allocStubOf(one))
 	}
-	live, _ := translate(now, c.o.Name, c.o.Mode)
-	return live, nil
+	return translate(now, c.o.Name, c.o.Mode), nil
 }
 
 // liveTargets reads the allocations of an act one by one, in the place of those of the node: without the right to read one, that is an error.

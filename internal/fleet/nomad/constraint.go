@@ -48,7 +48,7 @@ func meets(operand, left, right string, leftOK, rightOK bool) (bool, error) {
 	case api.ConstraintSetContainsAny:
 		return both && slices.ContainsFunc(list(right), func(one string) bool { return slices.Contains(list(left), one) }), nil
 	}
-	return false, fmt.Errorf("the operator %q of a constraint, which this program does not know", operand)
+	return false, fmt.Errorf("a constraint with the operator %q", operand)
 }
 
 // list returns the elements of a list as constraints have it.

@@ -89,7 +89,7 @@ func (r *reader) readJob(ctx context.Context, job jobName, v *jobVersions, sibli
 	}
 	v.present, _, err = r.client.Jobs().Info(job.id, q)
 	if status, _ := statusOf(err); status == http.StatusNotFound {
-		v.text, err = "job "+job.id+" is gone", nil
+		v.text, err = "a job that is gone", nil
 	}
 	if err == nil && siblings {
 		v.siblings, _, err = r.client.Jobs().Allocations(job.id, false, q)

@@ -170,9 +170,13 @@ func (l *leader) release(id string) {
 // lease is a context that ends lockTTL after the latest renewal was sent. Err looks at the clock: after a process was stopped for some time, a goroutine may
 // run before the timer.
 type lease struct {
-	context.Context
 	id  string
 	end context.CancelFunc
+
+	// Of the context that end ends.
+	done  <-chan struct{}
+	err   func() error
+	value func(any) any
 
 	mu    sync.Mutex
 	sent  time.Time // the latest renewal that was answered
@@ -180,11 +184,20 @@ type lease struct {
 }
 
 func newLease(ctx context.Context, id string, sent time.Time) *lease {
-	l := &lease{id: id, sent: sent}
-	l.Context, l.end = context.WithCancel(ctx)
-	l.timer = time.AfterFunc(time.Until(sent.Add(lockTTL)), l.end)
+	ctx, end := context.WithCancel(ctx)
+	l := &lease{id: id, end: end, done: ctx.Done(), err: ctx.Err, value: ctx.Value, sent: sent}
+	l.timer = time.AfterFunc(time.Until(sent.Add(lockTTL)), end)
 	return l
 }
+
+// Deadline returns none: a renewal moves it.
+func (l *lease) Deadline() (time.Time, bool) { return time.Time{}, false }
+
+// Done returns a channel that is closed at the end.
+func (l *lease) Done() <-chan struct{} { return l.done }
+
+// Value returns a value of the context that the lease is for.
+func (l *lease) Value(key any) any { return l.value(key) }
 
 func (l *lease) renewed(sent time.Time) {
 	l.mu.Lock()
@@ -209,5 +222,5 @@ func (l *lease) Err() error {
 	if l.lateAt(time.Now()) {
 		l.end()
 	}
-	return l.Context.Err()
+	return l.err()
 }

@@ -12,8 +12,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -158,6 +156,3 @@ func (c *Cluster) show(next rescue.Cluster, err error) {
 
 // jobName names a job.
 type jobName struct{ namespace, id string }
-
-// keysOf are those of a map, in order.
-func keysOf(m map[string]bool) []string { return slices.Sorted(maps.Keys(m)) }

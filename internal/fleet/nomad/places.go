@@ -15,25 +15,19 @@ import (
 	"github.com/tandem-gpu/tandem/internal/rescue"
 )
 
-// poolOf names the nodes that may take the replacement of an allocation: they are those of its specs, and the node that it is on.
-func (t *translation) poolOf(f *followed, a *api.AllocationListStub) string {
-	text := f.text
+// poolOf names the nodes that may take the replacement of an allocation: they are those of its specs, and the node that it is on. unknown is what it has that
+// can't be looked up, so that no node is certain.
+func (t *translation) poolOf(f *followed, a *api.AllocationListStub) (name, unknown string) {
 	var names []string
 	for _, s := range f.specs {
-		if s.unknown != "" {
-			text = cmp.Or(text, fmt.Sprintf("job %s asks for %s", s.job.id, s.unknown))
-		}
+		unknown = cmp.Or(unknown, s.unknown)
 		names = append(names, fmt.Sprintf("%s/%s/%s version %d", s.job.namespace, s.job.id, s.group, s.version))
 	}
 	if len(f.specs) == 0 {
-		text = cmp.Or(text, "the job is not known yet")
-		names = []string{a.Namespace + "/" + a.JobID + "/" + a.TaskGroup}
+		unknown = cmp.Or(f.text, "a job that was not read yet")
+		names = []string{groupName(a.Namespace, a.JobID, a.TaskGroup)}
 	}
-	name := strings.Join(names, " and ") + " from node " + t.names[a.NodeID]
-	if text != "" {
-		t.unknown[name] = text
-	}
-	return name
+	return strings.Join(names, " and ") + " from node " + t.names[a.NodeID], unknown
 }
 
 // addPools adds the pools of all work that is followed. A node is in one only if it certainly takes the replacement.
@@ -61,7 +55,7 @@ func (t *translation) addPools(c *rescue.Cluster) {
 	for i := range c.Work {
 		w := &c.Work[i]
 		f := t.followed[w.ID]
-		if _, done := c.Pools[w.Pool]; w.Pool != "" && !done && f != nil && t.unknown[w.Pool] == "" {
+		if _, done := c.Pools[w.Pool]; w.Pool != "" && !done && f != nil && w.PoolUnknown == "" {
 			c.Pools[w.Pool] = p.pool(f)
 		}
 	}

@@ -10,7 +10,6 @@ import (
 	"github.com/hashicorp/nomad/api"
 
 	"github.com/tandem-gpu/tandem/internal/rescue"
-	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // readers is how many questions are asked at a time.
@@ -49,10 +48,8 @@ func (r *reader) read(ctx context.Context) (rescue.Cluster, error) {
 		return rescue.Cluster{}, err
 	}
 	now.details, now.preempts = r.details, r.preemption()
-	shown, unknown := translate(now, r.o.Name, r.o.Mode)
 	r.remember(now)
-	r.reportUnknown(unknown)
-	return shown, nil
+	return translate(now, r.o.Name, r.o.Mode), nil
 }
 
 // filters of the lists. Allocations that have ended are not read: a region may have any number of them.
@@ -190,17 +187,4 @@ func (r *reader) remember(now *reading) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.nodeIDs, r.Cluster.jobs = ids, jobs
-}
-
-// reportUnknown reports work that waits because this program can't tell which nodes take its replacement.
-func (r *reader) reportUnknown(unknown map[string]string) {
-	var texts []string
-	seen := map[string]bool{}
-	for _, pool := range keysInOrder(unknown) {
-		if text := unknown[pool]; !seen[text] {
-			seen[text] = true
-			texts = append(texts, "work of region "+r.o.Name+" is not moved, because no place is certain: "+text)
-		}
-	}
-	r.problems.Replace(problem.PlacesUnknown, "", texts...)
 }

@@ -30,14 +30,14 @@ type spec struct {
 
 	endsWithin time.Duration
 
-	unknown string // what is asked for that this program can't look up: then no place is certain
+	unknown string // what it has that this program can't look up: then no place is certain
 }
 
 // specOf returns what a group of a job asks for.
 func specOf(j *api.Job, group string) (*spec, error) {
 	i := slices.IndexFunc(j.TaskGroups, func(g *api.TaskGroup) bool { return g.Name != nil && *g.Name == group })
 	if i < 0 {
-		return nil, fmt.Errorf("version %d of job %s has no group %s", value(j.Version), value(j.ID), group)
+		return nil, fmt.Errorf("a group that is not in version %d of the job", value(j.Version))
 	}
 	g := j.TaskGroups[i]
 	s := &spec{
@@ -73,7 +73,7 @@ func (s *spec) constrain(all []*api.Constraint, distinct *bool) {
 		case api.ConstraintDistinctHosts:
 			*distinct = *distinct || c.RTarget != "false"
 		case api.ConstraintDistinctProperty:
-			s.cantTell("distinct_property")
+			s.cantTell("a constraint distinct_property")
 		default:
 			s.constraints = append(s.constraints, c)
 			if _, err := meetsNode(c, &api.Node{}); err != nil {
@@ -90,10 +90,17 @@ func (s *spec) addTask(t *api.Task) {
 	if !slices.Contains(s.drivers, t.Driver) {
 		s.drivers = append(s.drivers, t.Driver)
 	}
-	r := t.Resources
-	if r == nil {
-		return
+	for _, secret := range t.Secrets {
+		if secret.Provider != "nomad" && secret.Provider != "vault" {
+			s.cantTell("secrets of provider " + secret.Provider)
+		}
 	}
+	if t.Resources != nil {
+		s.addResources(t.Resources)
+	}
+}
+
+func (s *spec) addResources(r *api.Resources) {
 	if cores := int64(value(r.Cores)); cores > 0 {
 		s.cores += cores
 	} else {
@@ -101,7 +108,7 @@ func (s *spec) addTask(t *api.Task) {
 	}
 	s.memory += int64(value(r.MemoryMB))
 	if r.NUMA != nil && r.NUMA.Affinity == "require" {
-		s.cantTell("numa affinity \"require\"")
+		s.cantTell("a NUMA affinity that it requires")
 	}
 	if len(r.Networks) > 0 {
 		s.cantTell("a network of a task")
@@ -127,7 +134,7 @@ func (s *spec) addNetworks(all []*api.NetworkResource) {
 		}
 		for _, p := range slices.Concat(n.ReservedPorts, n.DynamicPorts) {
 			if p.HostNetwork != "" && p.HostNetwork != "default" {
-				s.cantTell("host_network of a port")
+				s.cantTell("a port in a host_network")
 			}
 		}
 	}
@@ -137,7 +144,7 @@ func (s *spec) addVolumes(all map[string]*api.VolumeRequest) {
 	for _, name := range keysInOrder(all) {
 		v := all[name]
 		if v.Type != "host" || v.Sticky || v.PerAlloc {
-			s.cantTell("volume " + name + ", which is not one that the nodes are configured with")
+			s.cantTell("volume " + name + ", which is no host volume of the nodes' configuration")
 			continue
 		}
 		s.hostVolumes = append(s.hostVolumes, v)

@@ -60,7 +60,7 @@ func (c *Cluster) streamOnce(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer body.Close()
+	defer func() { _ = body.Close() }()
 	return c.follows(body, func() { silent.Reset(heartbeatLimit) })
 }
 

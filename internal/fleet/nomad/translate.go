@@ -29,7 +29,7 @@ type followed struct {
 	alloc *api.AllocationListStub // as it was last seen
 	gone  bool                    // it is not in the latest list: it has ended, or its record was removed
 	specs []*spec                 // of the job that it is of, and of the present one, whose replacement it gets; nil = not known
-	text  string                  // why they are not known
+	text  string                  // why they are not known, as what the work has
 
 	stopIndex uint64                    // of the latest change by the servers; 0 = not read
 	siblings  []*api.AllocationListStub // allocations of its job, also those that have ended; read when it has to be replaced
@@ -43,12 +43,11 @@ type translation struct {
 	requests []request         // for devices, by work that is followed
 	devices  map[string][]rescue.Device
 	replaces map[string]string // by ID of the replacement
-	unknown  map[string]string // why places are not known, by pool
 }
 
-// translate returns the cluster that a reading shows, and why places for work are not known, by its pool.
-func translate(r *reading, name string, mode rescue.Mode) (rescue.Cluster, map[string]string) {
-	t := &translation{reading: r, byID: map[string]*api.NodeListStub{}, devices: map[string][]rescue.Device{}, unknown: map[string]string{}}
+// translate returns the cluster that a reading shows.
+func translate(r *reading, name string, mode rescue.Mode) rescue.Cluster {
+	t := &translation{reading: r, byID: map[string]*api.NodeListStub{}, devices: map[string][]rescue.Device{}}
 	for _, n := range r.nodes {
 		t.byID[n.ID] = n
 	}
@@ -66,7 +65,7 @@ func translate(r *reading, name string, mode rescue.Mode) (rescue.Cluster, map[s
 	}
 	t.addEnded(&c)
 	t.addPools(&c)
-	return c, t.unknown
+	return c
 }
 
 // node translates a node. What the list lacks is in its details.
@@ -165,7 +164,7 @@ func (t *translation) work(a *api.AllocationListStub) (w rescue.Work, ok bool) {
 	}
 	if f != nil {
 		w.EndsWithin = f.endsWithin()
-		w.Pool = t.poolOf(f, a)
+		w.Pool, w.PoolUnknown = t.poolOf(f, a)
 	}
 	return w, true
 }
