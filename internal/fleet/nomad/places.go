@@ -157,9 +157,40 @@ func (p *places) others(kind, n int) (sum int64) {
 	return sum
 }
 
-// pool returns the nodes that take the replacement of an allocation: those that all of its specs may use, and the node that it is on, where what it uses
-// gets free.
-func (p *places) pool(f *followed) (nodes []string) {
+// pool returns the nodes that take the replacement of an allocation, also if others that can't be on one node with it come first.
+func (p *places) pool(f *followed) []string {
+	nodes := p.nodesOf(f)
+	if len(nodes) <= p.rivals(f) {
+		return nil
+	}
+	return nodes
+}
+
+// rivals is how many replacements that may come before that of an allocation keep their node from it: of work that was stopped, and of what has a smaller ID.
+func (p *places) rivals(f *followed) (n int) {
+	if !slices.ContainsFunc(f.specs, func(s *spec) bool { return s.distinct || s.distinctIn || len(s.ports) > 0 }) {
+		return 0
+	}
+	replaced := map[string]bool{}
+	for _, id := range p.replaces {
+		replaced[id] = true
+	}
+	for id, o := range p.followed {
+		first := id < f.alloc.ID || o.gone || o.alloc.DesiredStatus != api.AllocDesiredStatusRun
+		if o != f && first && !replaced[id] && slices.ContainsFunc(f.specs, func(s *spec) bool { return slices.ContainsFunc(o.specs, s.excludes) }) {
+			n++
+		}
+	}
+	return n
+}
+
+// excludes reports whether work of two specs can't be on one node.
+func (s *spec) excludes(o *spec) bool {
+	return s.job == o.job && (s.distinct || s.distinctIn && s.group == o.group) || slices.ContainsFunc(s.ports, func(port int) bool { return slices.Contains(o.ports, port) })
+}
+
+// nodesOf returns the nodes that all specs of an allocation may use, and the node that it is on, where what it uses gets free.
+func (p *places) nodesOf(f *followed) (nodes []string) {
 	for i, s := range f.specs {
 		if p.fits[s] == nil {
 			p.fits[s] = p.nodesFor(s)

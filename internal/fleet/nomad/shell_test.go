@@ -207,6 +207,10 @@ func TestRights(t *testing.T) {
 		{"no ACLs", "team", func(s *server) {
 			s.refuses["/acl/token/self"], s.says["/acl/token/self"] = http.StatusBadRequest, "ACL support disabled"
 		}, ""},
+		{"a role whose policy denies", "secret-" + anyNamespace, func(s *server) {
+			s.says["/acl/token/self"], s.says["/acl/role/r1"] = `{"Type":"client","Roles":[{"ID":"r1"}]}`, `{"Policies":[{"Name":"p"}]}`
+		}, "can't see namespace secret-*"},
+		{"preemption can't be read", "", func(s *server) { s.refuses["/operator/scheduler/configuration"] = http.StatusForbidden }, ""},
 		{"an expired token", "", func(s *server) {
 			s.refuses["/acl/token/self"], s.says["/acl/token/self"] = http.StatusForbidden, "ACL token expired"
 		}, "the token is not valid"},
@@ -225,6 +229,44 @@ func TestRights(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A workload identity is no token that the servers know. It has the policies of its job, which servers before 1.10 do not tell.
+func TestRightsOfWorkloadIdentity(t *testing.T) {
+	for _, status := range []int{0, http.StatusForbidden} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newServer(1, 1)
+			s.refuse("/acl/policy/self", status, `[{"Name":"p"}]`)
+			s.says["/acl/policy/p"] = asJSON(t, &api.ACLPolicy{Name: "p", Rules: `namespace "secret" { policy = "deny" }`})
+			s.says["/namespaces"], s.hidden = `[]`, map[string]bool{"secret": true}
+			c := s.cluster(t)
+			c.o.TokenFile = filepath.Join(t.TempDir(), "token")
+			check.NoError(t, os.WriteFile(c.o.TokenFile, []byte("head.claims.signature"), 0o600))
+			_, err := newReader(c).read(t.Context())
+			if (err != nil) != (status == 0) || s.times("/acl/token/self") > 0 {
+				t.Errorf("answer %d: %v", status, err)
+			}
+		})
+	}
+}
+
+// If the servers do not say whether they preempt, they are taken to: that is a problem with its remedy.
+func TestPreemptionUnread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(1, 1)
+		s.region.run("web", "batch", 0, 0)
+		s.refuse("/operator/scheduler/configuration", http.StatusForbidden, "Permission denied")
+		c := s.run(t)
+		if all := c.Problems(); len(all) != 1 || !strings.Contains(all[0].Remedy, "operator:read") || !c.Shown().Load().Work[0].Preempts {
+			t.Errorf("%v, %+v", all, c.Shown().Load().Work)
+		}
+		s.refuse("/operator/scheduler/configuration", 0, "")
+		time.Sleep(rightsPeriod + listPeriod)
+		synctest.Wait()
+		if len(c.Problems()) != 0 || c.Shown().Load().Work[0].Preempts {
+			t.Errorf("%v, %+v", c.Problems(), c.Shown().Load().Work)
+		}
+	})
 }
 
 // When all allocations of a namespace go at once, the rights are looked at before it is taken to be empty.

@@ -388,6 +388,43 @@ func TestPools(t *testing.T) {
 	}
 }
 
+// Two replacements that can't be on one node are moved at once only if each of them has a node for certain.
+func TestRivals(t *testing.T) {
+	port := func(j *api.Job) {
+		j.TaskGroups[0].Networks = []*api.NetworkResource{{ReservedPorts: []api.Port{{Value: 8080}}}}
+	}
+	for _, tc := range []struct {
+		name  string
+		nodes int
+		job   func(*api.Job)
+		want  string
+	}{
+		{"no rivals", 3, nil, "1 1"},
+		{"one port, one node", 3, port, "1 0"},
+		{"one port, two nodes", 4, port, "2 2"},
+		{"distinct_hosts, one node", 3, func(j *api.Job) { j.Constraints = constraint("", "distinct_hosts", "true") }, "1 0"},
+		{"distinct_hosts of the group, two nodes", 4, func(j *api.Job) { j.TaskGroups[0].Constraints = constraint("", "distinct_hosts", "") }, "2 2"},
+	} {
+		r := newRegion(tc.nodes, 2)
+		var all []*api.AllocationListStub
+		for n := range 2 { // nodes of which all GPUs are faulty
+			r.fail(n, 0, xid95)
+			r.fail(n, 1, xid95)
+			a := r.run(fmt.Sprintf("web%d", n), "service", n, 0)
+			a.JobID = "web"
+			all = append(all, a)
+			r.nodes[n].SchedulingEligibility = "ineligible"
+		}
+		for _, a := range all {
+			r.follow(t, a, tc.job)
+		}
+		c := r.cluster()
+		if got := fmt.Sprint(len(c.Pools[work(c, "web0").Pool]), " ", len(c.Pools[work(c, "web1").Pool])); got != tc.want {
+			t.Errorf("%s: %s nodes, want %s", tc.name, got, tc.want)
+		}
+	}
+}
+
 func withVolume(r *region) {
 	r.details[nodeID(1)].HostVolumes = map[string]*api.HostVolumeInfo{"data": {ReadOnly: true}}
 	r.details[nodeID(2)].HostVolumes = map[string]*api.HostVolumeInfo{"data": {}}
