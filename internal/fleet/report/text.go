@@ -121,7 +121,7 @@ func (t *tables) alerts(all []Alert) {
 		if a.Remedy != "" {
 			text += ": " + a.Remedy
 		}
-		rows = append(rows, []string{a.Code, a.Subject.where(), text})
+		rows = append(rows, []string{a.Code, a.where(), text})
 	}
 	t.table("NEEDS A PERSON", "CODE\tWHERE\tWHAT", rows)
 }
@@ -270,7 +270,7 @@ func (t *tables) waits(all []Wait) {
 		case !w.Until.IsZero():
 			until = stamp(w.Until)
 		}
-		rows = append(rows, []string{string(w.Reason), w.Subject.where(), w.Name, until, w.Text})
+		rows = append(rows, []string{string(w.Reason), w.where(), w.Name, until, w.Text})
 	}
 	t.table("WAITS", "REASON\tWHERE\tWORK\tUNTIL\tWHY", rows)
 }
@@ -278,7 +278,7 @@ func (t *tables) waits(all []Wait) {
 func (t *tables) refusals(all []Refusal) {
 	var rows [][]string
 	for _, r := range all {
-		rows = append(rows, []string{string(r.Reason), r.Subject.where(), r.Name, r.Text})
+		rows = append(rows, []string{string(r.Reason), r.where(), r.Name, r.Text})
 	}
 	t.table("NOT MOVED", "REASON\tWHERE\tWORK\tWHY", rows)
 }

@@ -69,8 +69,10 @@ func (p *pages) get(k kind) (*body, error) {
 	if b := p.made[k]; b != nil {
 		return b, nil
 	}
-	var what any = d
+	var what any
 	switch k {
+	case whole:
+		what = d
 	case brief:
 		what = d.Brief()
 	case planOf(rescue.ModeAct):
