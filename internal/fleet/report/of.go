@@ -234,7 +234,7 @@ func markOf(m rescue.Mark) Mark {
 }
 
 func budgetOf(v fleet.View) Budget {
-	b := v.Policy.Budget(v.Result.State, Fleet(v), v.At)
+	b := v.Policy.Budget(v.Result.State, rescue.NewFleet(each(v.Clusters, func(c fleet.ClusterView) rescue.Cluster { return c.Cluster })...), v.At)
 	return Budget{
 		Nodes: usedOf("", b.Nodes), Rescues: usedOf("", b.Rescues), Moves: usedOf("", b.Moves),
 		GPUs:     each(b.GPUs, func(u rescue.NodeUsed) Used { return usedOf(u.Hardware, u.Used) }),
@@ -247,11 +247,6 @@ func budgetOf(v fleet.View) Budget {
 
 func usedOf(of string, u rescue.Used) Used {
 	return Used{of, u.Used, u.Listed, u.Limit, max(0, u.Limit-u.Used)}
-}
-
-// Fleet returns the clusters of a view as they were decided on.
-func Fleet(v fleet.View) rescue.Fleet {
-	return rescue.NewFleet(each(v.Clusters, func(c fleet.ClusterView) rescue.Cluster { return c.Cluster })...)
 }
 
 func historyOf(l rescue.Ledger) []Rescue {

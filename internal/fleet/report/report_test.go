@@ -23,10 +23,30 @@ func TestGolden(t *testing.T) {
 	goldenfile.Compare(t, "testdata/small.json", indented(t, Of(v)))
 	goldenfile.Compare(t, "testdata/small.txt", text.String())
 
-	in := v.Policy.Next(v.Result.State, Fleet(v).InMode(rescue.ModeAct), v.At)
+	in := fleet.Plan(v, rescue.ModeAct)
 	PlanOf(v, rescue.ModeAct, in).text(&plan, 0)
 	goldenfile.Compare(t, "testdata/plan.txt", plan.String())
 	goldenfile.Compare(t, "testdata/plan.json", indented(t, PlanOf(v, rescue.ModeAct, in)))
+}
+
+// What a command reads from a running process says the same as there.
+func TestRoundTrip(t *testing.T) {
+	v := viewtest.Small()
+	v.Result.State = v.Result.State.Stopped("ada", "driver rollout", v.At)
+	var d Document
+	check.NoError(t, json.Unmarshal([]byte(indented(t, Of(v))), &d))
+	var here, there bytes.Buffer
+	Of(v).text(&here, 0)
+	d.text(&there, 0)
+	if here.String() != there.String() || indented(t, d) != indented(t, Of(v)) {
+		t.Errorf("%s\n%s", &here, &there)
+	}
+	var p Plan
+	plan := PlanOf(v, rescue.ModeAct, fleet.Plan(v, rescue.ModeAct))
+	check.NoError(t, json.Unmarshal([]byte(indented(t, plan)), &p))
+	if indented(t, p) != indented(t, plan) {
+		t.Error(indented(t, p))
+	}
 }
 
 func indented(t *testing.T, v any) string {

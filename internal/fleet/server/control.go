@@ -14,13 +14,12 @@ import (
 	"unicode/utf8"
 
 	"github.com/tandem-gpu/tandem/internal/rescue"
+	"github.com/tandem-gpu/tandem/internal/util/setting"
 )
 
-// Limits of what a person sends. The ledger is small.
+// Limits of what a person sends, and of the time for it.
 const (
 	maxBody    = 4 << 10
-	maxName    = 100  // bytes
-	maxText    = 500  // bytes
 	maxToken   = 4096 // bytes
 	storeLimit = 15 * time.Second
 )
@@ -61,6 +60,9 @@ func (s *Server) order(w http.ResponseWriter, r *http.Request, what string, do f
 		err = do(ctx, o)
 	}
 	var refused *refusal
+	if invalid, ok := errors.AsType[*setting.Error](err); ok {
+		err = &refusal{http.StatusBadRequest, invalid.Error()}
+	}
 	switch {
 	case errors.As(err, &refused):
 		s.Log.Warn("order refused", "order", what, "client", r.RemoteAddr, "reason", refused.text)
@@ -95,8 +97,6 @@ func (s *Server) accept(w http.ResponseWriter, r *http.Request) (o order, err er
 		return o, &refusal{http.StatusBadRequest, "by is missing: say who you are"}
 	case o.By == rescue.ByQuorum:
 		return o, &refusal{http.StatusBadRequest, fmt.Sprintf("by = %q is the name of the automatic stop: use your own", o.By)}
-	case len(o.By) > maxName, len(o.Text) > maxText:
-		return o, &refusal{http.StatusBadRequest, fmt.Sprintf("by may have %d bytes, text %d", maxName, maxText)}
 	}
 	return o, nil
 }

@@ -16,7 +16,6 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/fleet"
 	"github.com/tandem-gpu/tandem/internal/fleet/metrics"
-	"github.com/tandem-gpu/tandem/internal/fleet/report"
 	"github.com/tandem-gpu/tandem/internal/rescue"
 	"github.com/tandem-gpu/tandem/internal/util/httpserver"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
@@ -111,17 +110,17 @@ func (s *Server) plan(w http.ResponseWriter, r *http.Request) {
 
 // readyz succeeds if this process has decided, or follows another one that leads. The text has what needs a person, which is no reason to restart.
 func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
-	v := s.View.Load()
-	status, lines := http.StatusOK, []string{"follows " + v.Leader}
+	d := s.pages.latest()
+	status, lines := http.StatusOK, []string{"follows " + d.Leader}
 	switch {
-	case v.At.IsZero():
+	case d.At.IsZero():
 		status, lines[0] = http.StatusServiceUnavailable, "nothing was decided yet"
-	case v.Leads:
+	case d.Leads:
 		lines[0] = "leads"
-	case v.Leader == "":
+	case d.Leader == "":
 		status, lines[0] = http.StatusServiceUnavailable, "no process is known to lead"
 	}
-	for _, a := range report.Of(v).Alerts {
+	for _, a := range d.Alerts {
 		lines = append(lines, a.Code+": "+a.Text)
 	}
 	writeText(w, status, lines...)
