@@ -50,6 +50,9 @@ var elsewhere = []struct{ begins, why string }{
 	{"kubectl patch node NODE --subresource=status ", "a cluster; internal/kubeadapter/handover (TestTakeBack) makes the same patch"},
 	{"kubectl annotate node NODE tandem.dev/gpu-faults-", "a cluster; internal/kubeadapter/handover (TestTakeBack) removes the annotation"},
 	{"nomad job run ", "a cluster; test/e2e (TestNomadInstallJob) runs the job that installs the plugin"},
+	{"kubectl -n gpu-fleet exec ", "a cluster; the end-to-end tests of gpu-fleet create the ledger"},
+	{"kubectl get nodes -o jsonpath=", "a cluster with the hand-over; test/e2e (TestChart) writes the condition"},
+	{"nomad acl policy apply ", "servers with ACLs; test/e2e (TestNomadExamples) validates the job beside it"},
 	{"crane copy ", "a registry; test/release copies the image"},
 }
 

@@ -14,6 +14,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	fleetconfig "github.com/tandem-gpu/tandem/internal/fleet/config"
 	"github.com/tandem-gpu/tandem/test/binaries"
 	"github.com/tandem-gpu/tandem/test/docs/stage"
 	"github.com/tandem-gpu/tandem/test/simdriver"
@@ -60,12 +61,16 @@ func TestExamples(t *testing.T) {
 					stages[machine] = s
 				}
 				example(t, stages[machine], at, b.Text, want)
+			case content["clusters"] != nil: // of gpu-fleet
+				if _, err := fleetconfig.Parse(at, []byte(b.Text)); err != nil {
+					t.Errorf("%s: %v", at, err)
+				}
 			case content["kind"] != nil:
 				meta, _ := content["metadata"].(map[string]any)
 				if content["apiVersion"] == nil || meta["name"] == nil {
 					t.Errorf("%s: a manifest needs apiVersion, kind and metadata.name", at)
 				}
-			case d.Path == "deploy/chart/README.md" && subset(keys, chartValues): // test/chart renders them
+			case strings.HasPrefix(d.Path, "deploy/") && subset(keys, chartValues): // test/chart renders them
 			case subset(keys, []string{"config"}): // values of the chart
 				var values struct {
 					Config struct{ Map map[string]any }
@@ -86,8 +91,8 @@ func TestExamples(t *testing.T) {
 	}
 }
 
-// chartValues are the values in the examples of the chart.
-var chartValues = []string{"config", "pools", "image", "imagePullSecrets"}
+// chartValues are the values in the examples of the charts.
+var chartValues = []string{"config", "pools", "image", "imagePullSecrets", "secrets", "tokenSecret"}
 
 func subset(keys, of []string) bool {
 	return len(keys) > 0 && !slices.ContainsFunc(keys, func(k string) bool { return !slices.Contains(of, k) })
