@@ -48,29 +48,30 @@ build: tools-present ## build bin/nomad-gpu, bin/k8s-gpu and bin/gpu-fleet, whic
 	CGO_ENABLED=0 go build $(build_flags) -o $(BIN)/ ./cmd/gpu-fleet
 
 .PHONY: binaries
-binaries: tools-present ## build both binaries into dist/linux-ARCH: ARCHES="amd64 arm64" (default: this machine's)
+binaries: tools-present ## build all binaries into dist/linux-ARCH: ARCHES="amd64 arm64" (default: this machine's)
 	for arch in $(ARCHES); do \
 	  cc=$$(tools/release/cc $$arch); \
-	  GOOS=linux GOARCH=$$arch CC=$$cc go build $(build_flags) -o $(DIST)/linux-$$arch/ ./cmd/...; \
+	  GOOS=linux GOARCH=$$arch CC=$$cc go build $(build_flags) -o $(DIST)/linux-$$arch/ ./cmd/nomad-gpu ./cmd/k8s-gpu; \
+	  CGO_ENABLED=0 GOOS=linux GOARCH=$$arch go build $(build_flags) -o $(DIST)/linux-$$arch/ ./cmd/gpu-fleet; \
 	done
 
 .PHONY: licenses
 licenses: binaries ## write the licenses of all that the binaries link into dist/licenses
 	cd tools/release && go build -trimpath -o $(BIN)/release .
-	for arch in $(ARCHES); do for binary in nomad-gpu k8s-gpu; do \
+	for arch in $(ARCHES); do for binary in nomad-gpu k8s-gpu gpu-fleet; do \
 	  $(BIN)/release licenses $(DIST)/linux-$$arch/$$binary $(DIST)/licenses/linux-$$arch/$$binary; \
 	done; done
 
 .PHONY: image
-image: licenses ## build the image of k8s-gpu into dist/, for ARCHES: BASE=debian needs no registry
-	tools/release/image $(VERSION) $(BASE) $(DIST)/k8s-gpu-$(VERSION).oci.tar $(ARCHES)
+image: licenses ## build the images of k8s-gpu and gpu-fleet into dist/, for ARCHES: BASE=debian needs no registry
+	for binary in k8s-gpu gpu-fleet; do tools/release/image $(VERSION) $(BASE) $(DIST)/$$binary-$(VERSION).oci.tar $(ARCHES); done
 
 .PHONY: next-image
 next-image: ## build the image of the version NEXT into dist/next, for make e2e
 	$(MAKE) image VERSION=$(NEXT) DIST=$(DIST)/next
 
 .PHONY: packages
-packages: licenses ## build a deb and an rpm of each agent into dist/, for ARCHES
+packages: licenses ## build a deb and an rpm of each binary into dist/, for ARCHES
 	tools/release/packages $(VERSION) $(DIST) $(ARCHES)
 
 # A release has both architectures unless ARCHES is given.

@@ -53,7 +53,7 @@ func nextPackages(t *testing.T) string {
 func TestReproducible(t *testing.T) {
 	again := t.TempDir()
 	build(t, *version, again)
-	for _, s := range both {
+	for _, s := range all {
 		for _, name := range []func(folder, name, version, arch string) string{debFile, rpmFile} {
 			first, err := os.ReadFile(name(*packages, s.name, *version, runtime.GOARCH))
 			if err != nil {
@@ -73,7 +73,7 @@ func TestReproducible(t *testing.T) {
 // What Debian's own checker finds, but for what deploy/packages/*/lintian justifies.
 func TestLintian(t *testing.T) {
 	argv := []string{"lintian", "--allow-root", "--fail-on", "error,warning", "--tag-display-limit", "0"}
-	for _, s := range both {
+	for _, s := range all {
 		argv = append(argv, debFile(*packages, s.name, *version, runtime.GOARCH))
 	}
 	if out := run(t, argv...); strings.Contains(out, "W:") || strings.Contains(out, "E:") {

@@ -53,8 +53,8 @@ type shipped struct {
 	scripts               map[string]string // by format
 }
 
-// both are the packages. Folders are not compared but for their modes.
-var both = []shipped{
+// all are the packages. Folders are not compared but for their modes.
+var all = []shipped{
 	{
 		name: "tandem-nomad-gpu", binary: "nomad-gpu", config: "/etc/nomad.d/nomad-gpu.hcl", service: "systemd/system/nomad-gpu-mps-daemon.service",
 		files: map[string]string{
@@ -74,6 +74,17 @@ var both = []shipped{
 		},
 		deb:     map[string]string{"Depends": "libc6 (>= 2.34)", "Recommends": "", "Suggests": "kubelet"},
 		rpm:     map[string]string{"requires": "libc.so.6(GLIBC_2.34)(64bit)", "recommends": "", "suggests": "kubelet"},
+		scripts: map[string]string{"deb": "postinst postrm prerm", "rpm": "postinstall postuninstall preuninstall"},
+	},
+	{
+		name: "tandem-gpu-fleet", binary: "gpu-fleet", config: "/etc/gpu-fleet/gpu-fleet.yaml", service: "systemd/system/gpu-fleet.service",
+		files: map[string]string{
+			"/usr/bin/gpu-fleet":                 "-rwxr-xr-x root root",
+			"/etc/gpu-fleet/gpu-fleet.yaml":      "-rw-r--r-- root root",
+			"/usr/lib/sysusers.d/gpu-fleet.conf": "-rw-r--r-- root root",
+		},
+		deb:     map[string]string{"Depends": "systemd | systemd-standalone-sysusers | systemd-sysusers", "Recommends": "", "Suggests": ""},
+		rpm:     map[string]string{"requires": "", "recommends": "", "suggests": ""},
 		scripts: map[string]string{"deb": "postinst postrm prerm", "rpm": "postinstall postuninstall preuninstall"},
 	},
 }
@@ -101,7 +112,7 @@ func (s shipped) wanted(format string) map[string]string {
 
 // eachArch calls check for every architecture of which there are packages: that of this machine at least.
 func eachArch(t *testing.T, check func(t *testing.T, s shipped, arch string)) {
-	for _, s := range both {
+	for _, s := range all {
 		for _, arch := range slices.Sorted(maps.Keys(architectures)) {
 			if _, err := os.Stat(debFile(*packages, s.name, *version, arch)); err != nil && arch != runtime.GOARCH {
 				continue

@@ -23,7 +23,7 @@ const (
 	driver   = "/srv/driver"
 )
 
-// TestDebian installs, upgrades, removes and purges both packages on a machine with eight simulated GPUs and a kubelet's device manager.
+// TestDebian installs, upgrades, removes and purges the packages on a machine with eight simulated GPUs and a kubelet's device manager.
 // Each step depends on the one before it.
 func TestDebian(t *testing.T) {
 	next := nextPackages(t)
@@ -35,7 +35,7 @@ func TestDebian(t *testing.T) {
 	m := boot(t, root)
 	kubelet := kubelettest.New(root + "/var/lib/kubelet/device-plugins")
 	debs := func(folder, version string) (files []string) {
-		for _, s := range both {
+		for _, s := range all {
 			files = append(files, debFile(folder, s.name, version, runtime.GOARCH))
 		}
 		return files
@@ -92,7 +92,7 @@ func checkInstall(t *testing.T, m *machine, output string) {
 	if left := m.run(t, "dpkg", "--audit"); left != "" {
 		t.Error(left)
 	}
-	if changed := m.run(t, "dpkg", "--verify", "tandem-nomad-gpu", "tandem-k8s-gpu"); changed != "" {
+	if changed := m.run(t, "dpkg", "--verify", "tandem-nomad-gpu", "tandem-k8s-gpu", "tandem-gpu-fleet"); changed != "" {
 		t.Error(changed)
 	}
 }
@@ -194,7 +194,7 @@ func checkUpgrade(t *testing.T, m *machine, files []string) {
 	}
 	m.checkLine(t, defaults, "# mine")
 	m.checkLine(t, "/etc/nomad.d/nomad-gpu.hcl", "# mine")
-	if got := m.run(t, "dpkg-query", "--show", "--showformat=${Version} ", "tandem-nomad-gpu", "tandem-k8s-gpu"); got != "99.0.0-1 99.0.0-1" {
+	if got := m.run(t, "dpkg-query", "--show", "--showformat=${Version} ", "tandem-nomad-gpu", "tandem-k8s-gpu", "tandem-gpu-fleet"); got != "99.0.0-1 99.0.0-1 99.0.0-1" {
 		t.Errorf("installed: %s", got)
 	}
 }
@@ -204,7 +204,7 @@ func checkRemove(t *testing.T, m *machine) {
 	m.write(t, "/opt/nomad/data/client/state.db", "Nomad's")
 	m.write(t, "/var/lib/tandem/nomad-gpu.json", "{}")
 	m.write(t, "/var/lib/tandem/agents/nomad-gpu.json", "{}")
-	output := m.run(t, "dpkg", "--remove", "tandem-nomad-gpu", "tandem-k8s-gpu")
+	output := m.run(t, "dpkg", "--remove", "tandem-nomad-gpu", "tandem-k8s-gpu", "tandem-gpu-fleet")
 	if !strings.Contains(output, "the plugin that runs offers its GPUs until the client is restarted") {
 		t.Errorf("no advice in\n%s", output)
 	}
@@ -222,8 +222,9 @@ func checkPurge(t *testing.T, m *machine) {
 	m.run(t, "dpkg", "--purge", "tandem-k8s-gpu")
 	m.checkExists(t, false, defaults, "/var/lib/tandem/k8s-gpu.json", "/var/lib/tandem/k8s-gpu.sock.lock", "/var/lib/tandem/agents/k8s-gpu.lock", enabled, "/etc/systemd/system/"+unit)
 	m.checkExists(t, true, "/var/lib/tandem/nomad-gpu.json", "/var/lib/tandem/agents/nomad-gpu.json")
-	m.run(t, "dpkg", "--purge", "tandem-nomad-gpu")
-	m.checkExists(t, false, "/etc/nomad.d", "/var/lib/tandem")
+	m.checkExists(t, true, "/etc/gpu-fleet/gpu-fleet.yaml")
+	m.run(t, "dpkg", "--purge", "tandem-nomad-gpu", "tandem-gpu-fleet")
+	m.checkExists(t, false, "/etc/nomad.d", "/var/lib/tandem", "/etc/gpu-fleet", "/var/lib/gpu-fleet")
 	m.checkExists(t, true, "/opt/nomad/data/client/state.db")
 	left, err := filepath.Glob(m.at("/var/lib/systemd/deb-systemd-helper-*/*-gpu*"))
 	if err != nil || len(left) > 0 {

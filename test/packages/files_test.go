@@ -15,7 +15,7 @@ func TestLicenseOfPackages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, binary := range []string{"nomad-gpu", "k8s-gpu"} {
+	for _, binary := range []string{"nomad-gpu", "k8s-gpu", "gpu-fleet"} {
 		licenses := map[string]bool{"Apache-2.0": true}
 		for row := range strings.Lines(string(table)) {
 			if cells := strings.Split(row, " | "); len(cells) == 3 && strings.Contains(cells[2], binary) {

@@ -22,7 +22,7 @@ func TestRPMLife(t *testing.T) {
 	change := func(action, folder, version string) string {
 		t.Helper()
 		argv := []string{action, "--nodeps", "--nosignature"}
-		for _, s := range both {
+		for _, s := range all {
 			argv = append(argv, rpmFile(folder, s.name, version, runtime.GOARCH))
 		}
 		return rpm(argv...)
@@ -57,7 +57,7 @@ func TestRPMLife(t *testing.T) {
 		}
 	}
 	quiet("installation", change("--install", *packages, *version))
-	rpm("--verify", "--nodeps", "tandem-nomad-gpu", "tandem-k8s-gpu")
+	rpm("--verify", "--nodeps", "tandem-nomad-gpu", "tandem-k8s-gpu", "tandem-gpu-fleet")
 	if _, err := os.Lstat(root + enabled); err == nil {
 		t.Errorf("the service is enabled against the presets")
 	}
@@ -73,7 +73,7 @@ func TestRPMLife(t *testing.T) {
 		t.Errorf("an upgrade disables the service: %v", err)
 	}
 
-	if out := rpm("--erase", "tandem-nomad-gpu", "tandem-k8s-gpu"); strings.Contains(out, "scriptlet failed") {
+	if out := rpm("--erase", "tandem-nomad-gpu", "tandem-k8s-gpu", "tandem-gpu-fleet"); strings.Contains(out, "scriptlet failed") {
 		t.Error(out)
 	}
 	check(defaults+".rpmsave", "LOG_LEVEL=debug\n")

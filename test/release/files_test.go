@@ -91,10 +91,12 @@ func TestArtefacts(t *testing.T) {
 	version := makeVersion(t)
 	for _, arch := range []string{"amd64", "arm64"} {
 		built := map[string]string{}
-		for _, binary := range []string{"nomad-gpu", "k8s-gpu"} {
+		for _, binary := range []string{"nomad-gpu", "k8s-gpu", "gpu-fleet"} {
 			path := filepath.Join(dist(t), "linux-"+arch, binary)
 			built[binary] = digestOf(t, path)
-			checkGlibc(t, path)
+			if binary != "gpu-fleet" { // static
+				checkGlibc(t, path)
+			}
 		}
 		found := artefacts(t, arch)
 		for _, want := range []string{
@@ -104,8 +106,8 @@ func TestArtefacts(t *testing.T) {
 				t.Errorf("no %s", want)
 			}
 		}
-		if len(found) != 6 {
-			t.Errorf("%s: %d artefacts, want an archive, a zip, two debs and two rpms: %q", arch, len(found), found)
+		if len(found) != 8 {
+			t.Errorf("%s: %d artefacts, want an archive, a zip, three debs and three rpms: %q", arch, len(found), found)
 		}
 		for _, path := range found {
 			t.Run(filepath.Base(path), func(t *testing.T) { checkArtefact(t, path, built) })
@@ -114,12 +116,14 @@ func TestArtefacts(t *testing.T) {
 }
 
 func checkArtefact(t *testing.T, path string, built map[string]string) {
-	names := []string{"nomad-gpu", "k8s-gpu"}
+	names := []string{"nomad-gpu", "k8s-gpu", "gpu-fleet"}
 	switch base := filepath.Base(path); {
 	case strings.Contains(base, "nomad-gpu"):
 		names = names[:1]
 	case strings.Contains(base, "k8s-gpu"):
-		names = names[1:]
+		names = names[1:2]
+	case strings.Contains(base, "gpu-fleet"):
+		names = names[2:]
 	}
 	folder := unpack(t, path)
 	licenses := ""
@@ -185,7 +189,7 @@ func TestArchiveIsComplete(t *testing.T) {
 			t.Errorf("%s differs from that of the commit", file)
 		}
 	}
-	for _, binary := range []string{"nomad-gpu", "k8s-gpu"} {
+	for _, binary := range []string{"nomad-gpu", "k8s-gpu", "gpu-fleet"} {
 		if got := command(t, filepath.Join(folder, binary), "--version"); !strings.Contains(got, makeVersion(t)) {
 			t.Errorf("%s --version: %s", binary, got)
 		}
@@ -196,7 +200,7 @@ func TestArchiveIsComplete(t *testing.T) {
 func TestLicensesAreThoseOfTheDocument(t *testing.T) {
 	row := regexp.MustCompile(`(?m)^\| (\S+) \| (\S+) \| (.*) \|$`)
 	rows := row.FindAllStringSubmatch(read(t, root+"docs/licenses.md"), -1)
-	for _, binary := range []string{"nomad-gpu", "k8s-gpu"} {
+	for _, binary := range []string{"nomad-gpu", "k8s-gpu", "gpu-fleet"} {
 		text := read(t, filepath.Join(dist(t), "licenses/linux-"+runtime.GOARCH, binary, "THIRD-PARTY-LICENSES.txt"))
 		listed := map[string]string{} // module to expression
 		for _, m := range regexp.MustCompile(`(?m)^(\S+) v\S+\n    (.+)\n    https://`).FindAllStringSubmatch(text, -1) {

@@ -16,6 +16,7 @@ import (
 
 // image is one architecture of the image, unpacked.
 type image struct {
+	binary             string
 	arch, digest, root string
 	config             imageConfig
 	packed             int64 // bytes of its layers, compressed
@@ -45,11 +46,11 @@ type descriptor struct {
 	Platform struct{ Architecture, OS string }
 }
 
-// layout unpacks the archive of the image and returns its folder and the digest of the image's index.
-func layout(t *testing.T) (folder, index string) {
+// layout unpacks the archive of a binary's image and returns its folder and the digest of the image's index.
+func layout(t *testing.T, binary string) (folder, index string) {
 	t.Helper()
 	folder = t.TempDir()
-	command(t, "tar", "-xf", filepath.Join(dist(t), "k8s-gpu-"+makeVersion(t)+".oci.tar"), "-C", folder)
+	command(t, "tar", "-xf", filepath.Join(dist(t), binary+"-"+makeVersion(t)+".oci.tar"), "-C", folder)
 	var outer manifest
 	decode(t, filepath.Join(folder, "index.json"), &outer)
 	if len(outer.Manifests) != 1 {
@@ -62,16 +63,16 @@ func blob(folder, digest string) string {
 	return filepath.Join(folder, "blobs/sha256", strings.TrimPrefix(digest, "sha256:"))
 }
 
-func images(t *testing.T) []image {
+func images(t *testing.T, binary string) []image {
 	t.Helper()
-	folder, index := layout(t)
+	folder, index := layout(t, binary)
 	var inner manifest
 	decode(t, blob(folder, index), &inner)
 	var all []image
 	for _, d := range inner.Manifests {
 		var m manifest
 		decode(t, blob(folder, d.Digest), &m)
-		i := image{arch: d.Platform.Architecture, digest: d.Digest, root: t.TempDir()}
+		i := image{binary: binary, arch: d.Platform.Architecture, digest: d.Digest, root: t.TempDir()}
 		decode(t, blob(folder, m.Config.Digest), &i.config)
 		for _, layer := range m.Layers {
 			i.packed += layer.Size
@@ -83,7 +84,12 @@ func images(t *testing.T) []image {
 }
 
 func TestImage(t *testing.T) {
-	all := images(t)
+	for _, binary := range []string{"k8s-gpu", "gpu-fleet"} {
+		t.Run(binary, func(t *testing.T) { checkImages(t, images(t, binary)) })
+	}
+}
+
+func checkImages(t *testing.T, all []image) {
 	if len(all) != 2 || all[0].arch != "amd64" || all[1].arch != "arm64" {
 		t.Fatalf("%d images, want amd64 and arm64", len(all))
 	}
@@ -98,7 +104,8 @@ func TestImage(t *testing.T) {
 
 func (i image) checkConfig(t *testing.T) {
 	c := i.config.Config
-	if i.config.Architecture != i.arch || c.User != "0:0" || !slices.Equal(c.Entrypoint, []string{"/usr/bin/k8s-gpu"}) || len(c.Cmd) != 0 {
+	user := map[string]string{"k8s-gpu": "0:0", "gpu-fleet": "65532:65532"}[i.binary]
+	if i.config.Architecture != i.arch || c.User != user || !slices.Equal(c.Entrypoint, []string{"/usr/bin/" + i.binary}) || len(c.Cmd) != 0 {
 		t.Errorf("config %+v", i.config)
 	}
 	if c.StopSignal != "SIGTERM" || c.Healthcheck != nil || c.Volumes != nil || c.ExposedPorts != nil {
@@ -111,7 +118,7 @@ func (i image) checkConfig(t *testing.T) {
 		t.Errorf("created %s, the commit is of %s", i.config.Created, created)
 	}
 	for label, want := range map[string]string{
-		"title": "^k8s-gpu$", "description": "NVIDIA", "vendor": "^Tandem$", "licenses": "^Apache-2.0$",
+		"title": "^" + i.binary + "$", "description": "NVIDIA", "vendor": "^Tandem$", "licenses": "^Apache-2.0$",
 		"source": "^https://", "url": "^https://", "documentation": "^https://",
 		"version": "^" + regexp.QuoteMeta(makeVersion(t)) + "$", "revision": "^" + commit + "$", "created": "^" + created.Format(time.RFC3339) + "$",
 	} {
@@ -160,13 +167,13 @@ func (i image) checkFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !slices.Equal(executables, []string{"/usr/bin/k8s-gpu"}) {
+	if !slices.Equal(executables, []string{"/usr/bin/" + i.binary}) {
 		t.Errorf("programs %q", executables)
 	}
-	if got, want := digestOf(t, i.root+"/usr/bin/k8s-gpu"), digestOf(t, filepath.Join(dist(t), "linux-"+i.arch, "k8s-gpu")); got != want {
-		t.Errorf("k8s-gpu has the digest %s, that of dist %s", got, want)
+	if got, want := digestOf(t, i.root+"/usr/bin/"+i.binary), digestOf(t, filepath.Join(dist(t), "linux-"+i.arch, i.binary)); got != want {
+		t.Errorf("%s has the digest %s, that of dist %s", i.binary, got, want)
 	}
-	if third := read(t, i.root+"/licenses/THIRD-PARTY-LICENSES.txt"); !strings.Contains(third, "k8s.io/kubelet v") || !strings.Contains(read(t, i.root+"/licenses/LICENSE"), "Apache License") {
+	if third := read(t, i.root+"/licenses/THIRD-PARTY-LICENSES.txt"); !strings.Contains(third, map[string]string{"k8s-gpu": "k8s.io/kubelet v", "gpu-fleet": "k8s.io/client-go v"}[i.binary]) || !strings.Contains(read(t, i.root+"/licenses/LICENSE"), "Apache License") {
 		t.Error("/licenses has not the licenses of what is linked")
 	}
 	if _, err := os.Stat(i.root + "/usr/share/doc/libc6/copyright"); err != nil {

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -46,7 +47,7 @@ func cosign(t *testing.T, public string, args ...string) (string, error) {
 func TestRegistry(t *testing.T) {
 	registry := startRegistry(t) + "/tandem"
 	public := key(t) + ".pub"
-	_, index := layout(t)
+	_, index := layout(t, "k8s-gpu")
 	out := command(t, root+"tools/release/push", dist(t), registry, key(t)+".key", "http")
 	want := registry + "/k8s-gpu:" + makeVersion(t) + "@" + index
 	if !strings.Contains(out, want) {
@@ -62,8 +63,8 @@ func TestRegistry(t *testing.T) {
 	if out, err := cosign(t, public, "verify-attestation", "--type=slsaprovenance1", name); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
-	for _, i := range images(t) {
-		platform := registry + "/k8s-gpu@" + i.digest
+	for _, i := range slices.Concat(images(t, "k8s-gpu"), images(t, "gpu-fleet")) {
+		platform := registry + "/" + i.binary + "@" + i.digest
 		for _, args := range [][]string{{"verify", platform}, {"verify-attestation", "--type=spdxjson", platform}} {
 			if out, err := cosign(t, public, args...); err != nil {
 				t.Errorf("%v: %s", err, out)
@@ -75,7 +76,8 @@ func TestRegistry(t *testing.T) {
 		t.Errorf("an image that was changed is accepted: %s", out)
 	}
 	checkMirror(t, name, index)
-	checkChart(t, registry, out)
+	checkChart(t, registry, out, "tandem-k8s-gpu")
+	checkChart(t, registry, out, "gpu-fleet")
 }
 
 // checkMirror copies the image with its signature over a folder, as to a site without a network.
@@ -98,17 +100,18 @@ func checkMirror(t *testing.T, name, index string) {
 }
 
 // checkChart pulls the chart and compares it with the file.
-func checkChart(t *testing.T, registry, pushed string) {
-	file := filepath.Join(dist(t), "tandem-k8s-gpu-"+makeVersion(t)+".tgz")
-	digest := regexp.MustCompile(`tandem-k8s-gpu:\S+@(sha256:\S+)`).FindStringSubmatch(pushed)
+func checkChart(t *testing.T, registry, pushed, name string) {
+	t.Helper()
+	file := filepath.Join(dist(t), name+"-"+makeVersion(t)+".tgz")
+	digest := regexp.MustCompile(`/charts/` + name + `:\S+@(sha256:\S+)`).FindStringSubmatch(pushed)
 	if digest == nil {
 		t.Fatalf("no chart was pushed: %s", pushed)
 	}
-	if out, err := cosign(t, key(t)+".pub", "verify", registry+"/charts/tandem-k8s-gpu@"+digest[1]); err != nil {
+	if out, err := cosign(t, key(t)+".pub", "verify", registry+"/charts/"+name+"@"+digest[1]); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
 	folder := t.TempDir()
-	command(t, "helm", "pull", "--plain-http", "--destination", folder, "--version", makeVersion(t), "oci://"+registry+"/charts/tandem-k8s-gpu")
+	command(t, "helm", "pull", "--plain-http", "--destination", folder, "--version", makeVersion(t), "oci://"+registry+"/charts/"+name)
 	if digestOf(t, filepath.Join(folder, filepath.Base(file))) != digestOf(t, file) {
 		t.Error("the chart in the registry is not that of dist")
 	}

@@ -31,8 +31,11 @@ func TestSBOMs(t *testing.T) {
 	namespaces := map[string]string{}
 	for _, arch := range []string{"amd64", "arm64"} {
 		binaries := filepath.Join(dist(t), "linux-"+arch)
-		image := filepath.Join(dist(t), "k8s-gpu-"+makeVersion(t)+".oci.tar")
-		documents := map[string]string{image + "." + arch + ".spdx.json": image} // to artefacts
+		documents, images := map[string]string{}, map[string]bool{} // to artefacts; which of these are images
+		for _, binary := range []string{"k8s-gpu", "gpu-fleet"} {
+			image := filepath.Join(dist(t), binary+"-"+makeVersion(t)+".oci.tar")
+			documents[image+"."+arch+".spdx.json"], images[image] = image, true
+		}
 		for _, artefact := range artefacts(t, arch) {
 			documents[artefact+".spdx.json"] = artefact
 		}
@@ -45,12 +48,12 @@ func TestSBOMs(t *testing.T) {
 				}
 				namespaces[doc.DocumentNamespace] = path
 				doc.checkArtefact(t, artefact)
-				for _, name := range []string{"nomad-gpu", "k8s-gpu"} {
+				for _, name := range []string{"nomad-gpu", "k8s-gpu", "gpu-fleet"} {
 					if base := filepath.Base(artefact); strings.Contains(base, name) || strings.HasSuffix(base, ".tar.gz") {
 						doc.checkModules(t, filepath.Join(binaries, name))
 					}
 				}
-				if artefact == image {
+				if images[artefact] {
 					doc.checkImage(t, arch)
 				}
 			})

@@ -46,10 +46,10 @@ func licenseOf(t *testing.T, dir, root string) string {
 	return "?"
 }
 
-// docs/licenses.md lists what the two binaries link. `go test ./test/walls -update` writes it.
+// docs/licenses.md lists what the binaries link. `go test ./test/walls -update` writes it.
 func TestLicenses(t *testing.T) {
 	linked := map[string]map[string]bool{} // "license\x00module" to binaries
-	for _, binary := range []string{"nomad-gpu", "k8s-gpu"} {
+	for _, binary := range []string{"nomad-gpu", "k8s-gpu", "gpu-fleet"} {
 		lines := list(t, "-deps", "-f", "{{with .Module}}{{if not .Main}}{{.Path}},{{$.Dir}},{{.Dir}}{{end}}{{end}}", module+"cmd/"+binary)
 		for _, line := range lines {
 			f := strings.Split(line, ",")
@@ -63,7 +63,8 @@ func TestLicenses(t *testing.T) {
 	var doc strings.Builder
 	doc.WriteString("<!-- Written by `go test ./test/walls -update`; do not edit. -->\n# Licenses\n\n" +
 		"Tandem is licensed under [Apache-2.0](../LICENSE). Its binaries link packages of these modules (versions: go.mod). The packages of\n" +
-		"github.com/hashicorp/nomad are the plugin API that a Nomad device plugin needs; only `nomad-gpu` links them.\n\n" +
+		"github.com/hashicorp/nomad are the plugin API that a Nomad device plugin needs; only `nomad-gpu` links them. `gpu-fleet` links Nomad's API client\n" +
+		"(github.com/hashicorp/nomad/api).\n\n" +
 		"| license | module | linked by |\n|---|---|---|\n")
 	for _, key := range slices.Sorted(maps.Keys(linked)) {
 		license, path, _ := strings.Cut(key, "\x00")

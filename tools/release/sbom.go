@@ -42,8 +42,8 @@ type artefact struct {
 	tool     string   // that wrote the document
 	binaries []string // in it
 	created  time.Time
-	// Of an image in an archive: its platform and the digest of its manifest.
-	platform, manifest string
+	// Of an image in an archive: its name, its platform and the digest of its manifest.
+	image, platform, manifest string
 }
 
 // sbomCommand completes an SPDX document of syft: the artefact with its digest, license and source of each module. Syft's random and
@@ -57,6 +57,7 @@ func sbomCommand(ctx context.Context, args []string) error {
 	flags.StringVar(&a.file, "artefact", "", "the `FILE` that the SBOM describes")
 	flags.StringVar(&a.version, "version", "", "the `VERSION` of Tandem")
 	flags.StringVar(&a.tool, "tool", "", "`NAME-VERSION` of the program that wrote the document")
+	flags.StringVar(&a.image, "image", "", "the `NAME` of an image, without registry")
 	flags.StringVar(&a.platform, "platform", "", "the `OS/ARCH` of an image")
 	flags.StringVar(&a.manifest, "manifest", "", "the `sha256:DIGEST` of an image's manifest")
 	if err := flags.Parse(args); err != nil {
@@ -143,9 +144,9 @@ func (d *document) describe(a artefact, digest string) error {
 		return nil
 	}
 	_, architecture, _ := strings.Cut(a.platform, "/")
-	root["name"], root["checksums"] = "ghcr.io/tandem-gpu/k8s-gpu", sha256Checksum(strings.TrimPrefix(a.manifest, "sha256:"))
-	root["externalRefs"] = reference("pkg:oci/k8s-gpu@" + strings.Replace(a.manifest, ":", "%3A", 1) + "?arch=" + architecture +
-		"&repository_url=ghcr.io/tandem-gpu/k8s-gpu&tag=" + a.version)
+	root["name"], root["checksums"] = "ghcr.io/tandem-gpu/"+a.image, sha256Checksum(strings.TrimPrefix(a.manifest, "sha256:"))
+	root["externalRefs"] = reference("pkg:oci/" + a.image + "@" + strings.Replace(a.manifest, ":", "%3A", 1) + "?arch=" + architecture +
+		"&repository_url=ghcr.io/tandem-gpu/" + a.image + "&tag=" + a.version)
 	d.packages = append(d.packages, file)
 	d.relationships = append(d.relationships, object{
 		"spdxElementId": "SPDXRef-Archive", "relationshipType": "CONTAINS", "relatedSpdxElement": root["SPDXID"],

@@ -72,7 +72,7 @@ func TestSBOM(t *testing.T) {
 			t.Errorf("no %s in %s", want, one)
 		}
 	}
-	a.platform, a.manifest = "linux/arm64", "sha256:feed"
+	a.image, a.platform, a.manifest = "k8s-gpu", "linux/arm64", "sha256:feed"
 	image := finished(t, scanned(t, "random", false), a)
 	for _, want := range []string{digest, `"checksumValue": "feed"`, `pkg:oci/k8s-gpu@sha256%3Afeed?arch=arm64`, `"name": "tandem.tar.gz linux/arm64"`, "SPDXRef-Archive"} {
 		if !strings.Contains(image, want) && !strings.Contains(image, strings.ReplaceAll(want, "&", `\u0026`)) {
