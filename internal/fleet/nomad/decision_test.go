@@ -3,6 +3,7 @@ package nomad
 import (
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -109,6 +110,23 @@ func TestKinds(t *testing.T) {
 		if result := decide(r, rescue.Default()); len(result.Acts) != tc.want {
 			t.Errorf("%s: acts %v, waits %+v", tc.device, acts(result), result.Waits)
 		}
+	}
+}
+
+// Work of which no place is certain takes no place of others.
+func TestKindsBesideUnknown(t *testing.T) {
+	r := newRegion(2, 2)
+	r.nodes[1].NodeResources.Devices[0].Name = "H200"
+	r.run("full", "service", 0, 1)
+	r.fail(0, 0, xid95)
+	a := r.run("web", "service", 0, 0)
+	r.follow(t, a, func(j *api.Job) { j.TaskGroups[0].Tasks[0].Resources.Devices[0].Name = "nvidia/gpu" })
+	pinned := r.run("pinned", "service", 1, 1)
+	r.follow(t, pinned, func(j *api.Job) {
+		j.TaskGroups[0].Tasks[0].Resources.Devices[0].Constraints = constraint("${device.ids}", "set_contains", "GPU-1-0")
+	})
+	if result := decide(r, rescue.Default()); !slices.Equal(acts(result), []string{"web"}) {
+		t.Errorf("acts %v, waits %+v", acts(result), result.Waits)
 	}
 }
 

@@ -106,10 +106,13 @@ type request struct {
 	many        bool // more than one device, which Nomad takes from one group
 }
 
-// deviceRequests are those of all work that is followed, in order.
+// deviceRequests are those of all work that is followed, in order. Work of which no place is certain takes part in none.
 func (r *reading) deviceRequests() (all []request) {
 	for _, id := range keysInOrder(r.followed) {
 		for _, s := range r.followed[id].specs {
+			if s.unknown != "" {
+				continue
+			}
 			for _, q := range s.devices {
 				if !slices.ContainsFunc(all, q.equal) {
 					all = append(all, q)

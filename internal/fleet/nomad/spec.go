@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/hashicorp/nomad/api"
@@ -119,6 +120,9 @@ func (s *spec) addResources(r *api.Resources) {
 		for _, c := range d.Constraints {
 			if _, err := meetsDevice(c, &api.NodeDeviceResource{}); err != nil {
 				s.cantTell(err.Error())
+			}
+			if strings.Contains(c.LTarget+c.RTarget, "${device.ids}") {
+				s.cantTell("a constraint on the IDs of devices") // of one device, and places are counted by group
 			}
 		}
 	}

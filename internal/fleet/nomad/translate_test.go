@@ -365,6 +365,9 @@ func TestPools(t *testing.T) {
 		"of a device": {job: func(j *api.Job) {
 			j.TaskGroups[0].Tasks[0].Resources.Devices[0].Constraints = constraint("${device.attr.memory}", "almost", "80 GiB")
 		}, want: "?"},
+		"of one device": {job: func(j *api.Job) {
+			j.TaskGroups[0].Tasks[0].Resources.Devices[0].Constraints = constraint("${device.ids}", "set_contains", "GPU-0-1")
+		}, want: "?"},
 		"most allocs": {region: func(r *region) { r.details[nodeID(1)].NodeMaxAllocs = 1 }, want: "node-0 node-2"},
 	} {
 		t.Run(name, func(t *testing.T) {
