@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/hashicorp/nomad/api"
 
@@ -93,6 +94,9 @@ func faultOf(text string, at gpu.Placement) rescue.Fault {
 	d, ok := faultreport.ParseDescription(text)
 	if !ok || d.Cause == "" {
 		return rescue.Fault{At: at, State: health.Unhealthy, Cause: causeUnknown}
+	}
+	if !d.Since.IsZero() {
+		d.Since = d.Since.Add(time.Minute - time.Second) // the text has the minute: it began at the end of it at the latest
 	}
 	return rescue.Fault{
 		At: at, State: d.State, Repair: health.RepairOf(d.Cause), Cause: d.Cause, Since: d.Since, Simulated: d.Simulated, Advisory: d.Advisory,

@@ -133,7 +133,7 @@ func TestTranslate(t *testing.T) {
 		t.Errorf("node %+v", n)
 	}
 	want := rescue.Fault{
-		At: gpu.WholeGPU(gpu.DeviceID(gpuID(0, 1))), State: health.Unhealthy, Repair: health.Reset, Cause: "XID_95", Since: time.Date(2026, 11, 27, 9, 0, 0, 0, time.UTC),
+		At: gpu.WholeGPU(gpu.DeviceID(gpuID(0, 1))), State: health.Unhealthy, Repair: health.Reset, Cause: "XID_95", Since: time.Date(2026, 11, 27, 9, 0, 59, 0, time.UTC),
 	}
 	if len(n.Faults) != 1 || fmt.Sprint(n.Faults[0]) != fmt.Sprint(want) {
 		t.Errorf("faults %+v, want %+v", n.Faults, want)
