@@ -9,6 +9,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/handover"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 	"github.com/tandem-gpu/tandem/internal/node/history"
@@ -58,7 +59,7 @@ func (r *run) handOverTasks(a *agent.Agent, made agent.Adapter) (tasks []func(co
 	boot, _ := history.BootID(s.Core.Roots.Proc) // the history's problems have the error
 	reports := handover.New(handover.Options{
 		API: h.api, Node: s.DRA.Node, Condition: s.HandOver.Condition, Second: s.HandOver.Second, Events: s.HandOver.Events, Boot: boot,
-		Mode: s.Core.Health.Mode, Checks: func() uint64 { return a.Monitor.Stats().Checks },
+		Mode: s.Core.Health.Mode, Checks: func() uint64 { return checksFolded(a.Monitor.Stats(), time.Now()) },
 		Holders: func(ctx context.Context, inv *inventory.Allocatable) (holders.Record, error) {
 			return r.podsWithDevices(ctx, inv, made)
 		},
@@ -66,6 +67,14 @@ func (r *run) handOverTasks(a *agent.Agent, made agent.Adapter) (tasks []func(co
 	})
 	tasks = append(tasks, func(ctx context.Context) error { reports.Run(ctx, a.Monitor); return nil })
 	return tasks, func() []problem.Problem { return slices.Concat(reports.Problems(), h.back.Problems()) }
+}
+
+// checksFolded is the number of rounds of checks whose results are in the state for certain: one is counted a moment before that.
+func checksFolded(s monitor.Stats, now time.Time) uint64 {
+	if s.Checks > 0 && now.Sub(s.LastCheck) < time.Second {
+		return s.Checks - 1
+	}
+	return s.Checks
 }
 
 // podsAtMost is the time to find out which pods have devices.

@@ -5,11 +5,13 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
@@ -148,5 +150,18 @@ func TestPodsWithDevices(t *testing.T) {
 	}
 	if n := len(s.Requests()); n != 1 {
 		t.Errorf("%d requests", n)
+	}
+}
+
+// A check that has just ended may not be in the state yet.
+func TestChecksFolded(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	for age, want := range map[time.Duration]uint64{0: 1, time.Second - 1: 1, time.Second: 2} {
+		if got := checksFolded(monitor.Stats{Checks: 2, LastCheck: now.Add(-age)}, now); got != want {
+			t.Errorf("after %v: %d", age, got)
+		}
+	}
+	if got := checksFolded(monitor.Stats{}, now); got != 0 {
+		t.Errorf("none: %d", got)
 	}
 }
