@@ -555,6 +555,31 @@ func TestHolders(t *testing.T) {
 	})
 }
 
+// Without the right to create events the report is renewed in time all the same: a reader takes one of 90 s for that of an agent that has ended.
+func TestEventsFail(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t)
+		defer f.close()
+		f.pods.Holders = []holders.Holder{{Work: holders.Work{Orchestrator: holders.Kubernetes, Namespace: "team", Name: "train", ID: "u3"}, Device: coretest.GPU(3)}}
+		f.server.Deny("create", "events")
+		f.start()
+		f.read()
+		f.read(xid(3, 95))
+		f.wantProblem(problem.HandOver, `resources: ["events"], verbs: ["create"]`, "apply deploy/hand-over")
+		for range 600 {
+			time.Sleep(time.Second)
+			if r, _ := f.faults(); time.Since(r.At) > faultreport.Renewed+time.Second {
+				t.Fatalf("the report is %v old", time.Since(r.At))
+			}
+		}
+		f.server.Allow("create", "events")
+		time.Sleep(2 * retryMost)
+		if all := f.agent.Problems(); len(all) > 0 || len(f.server.Events()) != 1 {
+			t.Errorf("%v, %d events", all, len(f.server.Events()))
+		}
+	})
+}
+
 // A node without GPUs gets no condition. One that had GPUs keeps none that nobody clears.
 func TestNoGPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
