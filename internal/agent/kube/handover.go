@@ -59,7 +59,7 @@ func (r *run) handOverTasks(a *agent.Agent, made agent.Adapter) (tasks []func(co
 	boot, _ := history.BootID(s.Core.Roots.Proc) // the history's problems have the error
 	reports := handover.New(handover.Options{
 		API: h.api, Node: s.DRA.Node, Condition: s.HandOver.Condition, Second: s.HandOver.Second, Events: s.HandOver.Events, Boot: boot,
-		Mode: s.Core.Health.Mode, Checks: func() uint64 { return checksFolded(a.Monitor.Stats(), time.Now()) },
+		Mode: s.Core.Health.Mode, Checks: func() uint64 { return checksFolded(a.Stats(), time.Now()) },
 		Holders: func(ctx context.Context, inv *inventory.Allocatable) (holders.Record, error) {
 			return r.podsWithDevices(ctx, inv, made)
 		},
