@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -24,14 +25,18 @@ import (
 // server answers requests by "METHOD path", and records them.
 type server struct {
 	answers map[string]func(w http.ResponseWriter, r *http.Request)
-	got     []string
-	bodies  []string
+
+	mu     sync.Mutex
+	got    []string
+	bodies []string
 }
 
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name := r.Method + " " + r.URL.Path
 	body, _ := io.ReadAll(r.Body)
+	s.mu.Lock()
 	s.got, s.bodies = append(s.got, name), append(s.bodies, string(body))
+	s.mu.Unlock()
 	if f := s.answers[name]; f != nil {
 		f(w, r)
 		return
@@ -195,6 +200,8 @@ func TestDo(t *testing.T) {
 			if got.Kind != tc.kind || !strings.Contains(got.Text, tc.text) || (got.Remedy == "") != (tc.remedy == "") || !strings.Contains(got.Remedy, tc.remedy) || got.After != tc.after {
 				t.Errorf("%+v", got)
 			}
+			s.mu.Lock()
+			defer s.mu.Unlock()
 			if n := strings.Count(strings.Join(s.got, "\n"), evictPath); n != tc.calls {
 				t.Errorf("%d calls of the eviction, want %d: %q", n, tc.calls, s.got)
 			}
