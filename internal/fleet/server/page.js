@@ -1,8 +1,8 @@
 // The page: reads /fleet.json every few seconds and shows it. All text is added as text, never as HTML.
 
 const refresh = 5000, patience = 8000, oldAfter = 60000; // ms
-const step = 200; // rows that a table has at first, and that are added on demand
-const page = {doc: null, tag: null, from: null, error: null, readAt: 0, skew: 0, open: new Set(), rows: {}, reading: null};
+const step = 100; // rows that a table has at first, and that are added on demand
+const page = {doc: null, tag: null, from: null, error: null, readAt: 0, skew: 0, open: new Set(), rows: {}, words: [], reading: null};
 
 function h(name, attributes, ...children) {
   const element = document.createElement(name);
@@ -38,17 +38,16 @@ function stateMark(health) {
 
 // wanted reports whether a row with these texts fits the filter: each word is in it.
 function wanted(...texts) {
-  const words = byID("filter").value.toLowerCase().split(/\s+/).filter((w) => w);
-  if (!words.length) return true;
+  if (!page.words.length) return true;
   const all = texts.flat(Infinity).join(" ").toLowerCase();
-  return words.every((w) => all.includes(w));
+  return page.words.every((w) => all.includes(w));
 }
 
-// table returns a table under a title; without rows nothing. A row is a list of cells; the first is its header.
+// table returns a table under a title; without rows nothing. A row is a list of cells, or makes it; the first is its header.
 function table(title, heads, rows) {
   if (!rows.length) return [];
   const most = page.rows[title] || step, left = rows.length - most;
-  const cells = (row) => row.map((c, i) => i === 0 ? h("th", {scope: "row"}, c) : c instanceof HTMLTableCellElement ? c : h("td", {}, c));
+  const cells = (row) => (typeof row === "function" ? row() : row).map((c, i) => i === 0 ? h("th", {scope: "row"}, c) : c instanceof HTMLTableCellElement ? c : h("td", {}, c));
   const body = h("tbody", {}, rows.slice(0, most).map((row) => h("tr", {}, cells(row))));
   const more = h("button", {type: "button"}, "Show " + Math.min(step, left) + " more of " + left);
   more.addEventListener("click", () => {
@@ -172,13 +171,16 @@ function gpuMarks(n) {
 }
 
 function showNodes(d) {
-  const rows = [], filtered = byID("filter").value.trim() !== "";
+  const rows = [], filtered = page.words.length > 0;
   for (const n of d.nodes) {
-    const names = workNames(n.gpus.flatMap((g) => g.holders || [])), state = nodeState(n);
-    if (!wanted(n.cluster, n.name, state, names, n.gpus.map((g) => [g.id, g.health, (g.faults || []).map((f) => f.cause)]))) continue;
-    if (!filtered && !byID("all").checked && !state.length && !n.gpus.some((g) => g.health !== "healthy" || g.faults)) continue;
-    const some = names.slice(0, 4).join(", ") + (names.length > 4 ? " and " + (names.length - 4) + " more" : "");
-    rows.push([nodeCell(n), n.cluster, state.length ? h("span", {class: "state warn"}, state.join(", ")) : "ready", gpuMarks(n), text(some)]);
+    if (filtered) {
+      if (!wanted(n.cluster, n.name, nodeState(n), n.gpus.map((g) => [g.id, g.health, workNames(g.holders || []), (g.faults || []).map((f) => f.cause)]))) continue;
+    } else if (!byID("all").checked && !nodeState(n).length && !n.gpus.some((g) => g.health !== "healthy" || g.faults)) continue;
+    rows.push(() => {
+      const names = workNames(n.gpus.flatMap((g) => g.holders || [])), state = nodeState(n);
+      return [nodeCell(n), n.cluster, state.length ? h("span", {class: "state warn"}, state.join(", ")) : "ready", gpuMarks(n),
+        text(names.slice(0, 4).join(", ") + (names.length > 4 ? " and " + (names.length - 4) + " more" : ""))];
+    });
   }
   const focus = document.activeElement && document.activeElement.closest("details[id]"), key = focus && focus.id;
   byID("nodes").replaceChildren(...table("Nodes", ["Node", "Cluster", "State", "GPUs", "Held by"], rows),
@@ -234,6 +236,7 @@ function showFresh() {
 
 function show() {
   const d = page.doc;
+  page.words = byID("filter").value.toLowerCase().split(/\s+/).filter((w) => w);
   byID("tools").hidden = byID("plan-details").hidden = false;
   byID("server").textContent = "As of " + new Date(d.at).toISOString().slice(11, 19) + ", from " + d.identity + ", which " + (d.leads ? "leads" : d.leader ? "follows " + d.leader : "knows of no leader") + ". Ledger: " + d.ledger.where + ".";
   showVerdict(d);
