@@ -92,10 +92,11 @@ func (s *Server) accept(w http.ResponseWriter, r *http.Request) (o order, err er
 	} else if err != nil {
 		return o, &refusal{http.StatusBadRequest, `the body is not JSON as {"by": "ada", "text": "driver rollout"}: ` + err.Error()}
 	}
-	switch o.By, o.Text = strings.TrimSpace(o.By), strings.TrimSpace(o.Text); {
-	case o.By == "":
+	o.By, o.Text = strings.TrimSpace(o.By), strings.TrimSpace(o.Text)
+	switch o.By {
+	case "":
 		return o, &refusal{http.StatusBadRequest, "by is missing: say who you are"}
-	case o.By == rescue.ByQuorum:
+	case rescue.ByQuorum:
 		return o, &refusal{http.StatusBadRequest, fmt.Sprintf("by = %q is the name of the automatic stop: use your own", o.By)}
 	}
 	return o, nil
