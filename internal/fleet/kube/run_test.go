@@ -3,17 +3,20 @@ package kube
 import (
 	"context"
 	"errors"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
@@ -221,4 +224,45 @@ func TestNoAnswer(t *testing.T) {
 	if got := r.Do(t.Context(), theAct); got.Kind != rescue.Failed {
 		t.Errorf("%+v", got)
 	}
+}
+
+// The ClusterRole of deploy/gpu-fleet permits all that is read.
+func TestRightsOfManifest(t *testing.T) {
+	may := map[string]bool{"create authorization.k8s.io/selfsubjectaccessreviews": true} // of every account
+	for _, rule := range clusterRole(t, "gpu-fleet").Rules {
+		for _, resource := range rule.Resources {
+			for _, verb := range rule.Verbs {
+				may[verb+" "+rule.APIGroups[0]+"/"+resource] = true
+			}
+		}
+	}
+	c := newDRACluster(t, 2, 2)
+	c.claim("p", "a", 0)
+	r := follow(t, c, nil)
+	r.until("the claim", func(s rescue.Cluster) bool { return len(s.Work) == 1 && len(s.Work[0].Holds) > 0 })
+	if _, err := r.Live(t.Context(), theAct); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range r.client.Actions() {
+		right := a.GetVerb() + " " + a.GetResource().Group + "/" + a.GetResource().Resource
+		if discovery := a.GetResource().Resource == "resource"; !discovery && !may[right] {
+			t.Errorf("no rule permits %s", right)
+		}
+	}
+}
+
+func clusterRole(t *testing.T, name string) (role rbacv1.ClusterRole) {
+	t.Helper()
+	f, err := os.Open("../../../deploy/gpu-fleet/access.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	for objects := yaml.NewYAMLOrJSONDecoder(f, 4096); role.Kind != "ClusterRole" || role.Name != name; {
+		role = rbacv1.ClusterRole{}
+		if err := objects.Decode(&role); err != nil {
+			t.Fatal(name, err)
+		}
+	}
+	return role
 }
