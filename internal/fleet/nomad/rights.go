@@ -60,15 +60,15 @@ func (r *reader) policies(ctx context.Context) (names []string, limited bool, er
 		return nil, false, err
 	}
 	if strings.Count(q.AuthToken, ".") == 2 { // of a workload identity, which is no token that the servers know
-		stubs, _, _ := r.client.ACLPolicies().Self(q) // not of servers before 1.10; the lists have shown that it is valid
+		stubs, _, err := r.client.ACLPolicies().Self(q) // an error of servers before 1.10; the lists have shown that it is valid
 		for _, p := range stubs {
 			names = append(names, p.Name)
 		}
-		return names, true, nil
+		return names, !withoutACLs(err), nil
 	}
 	t, _, err := r.client.ACLTokens().Self(q)
-	switch status, body := statusOf(err); {
-	case status == http.StatusBadRequest && strings.Contains(body, "ACL support disabled"):
+	switch {
+	case withoutACLs(err):
 		return nil, false, nil
 	case err != nil:
 		return nil, false, denied(err, "the token is not valid")
@@ -86,6 +86,12 @@ func (r *reader) policies(ctx context.Context) (names []string, limited bool, er
 		}
 	}
 	return names, true, nil
+}
+
+// withoutACLs reports whether an error says that the region has no ACLs, so that all is permitted.
+func withoutACLs(err error) bool {
+	status, body := statusOf(err)
+	return status == http.StatusBadRequest && strings.Contains(body, "ACL support disabled")
 }
 
 // probe reads one allocation of each namespace that the token can know of. A rule for one namespace hides what the rule for all of them permits.

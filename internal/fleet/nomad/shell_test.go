@@ -231,20 +231,32 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// A workload identity is no token that the servers know. It has the policies of its job, which servers before 1.10 do not tell.
+// A workload identity is no token that the servers know. It has the policies of its job, which servers before 1.10 do not tell; without ACLs it has all rights.
 func TestRightsOfWorkloadIdentity(t *testing.T) {
-	for _, status := range []int{0, http.StatusForbidden} {
+	for _, tc := range []struct {
+		name   string
+		status int
+		body   string
+		want   string
+	}{
+		{"a policy that denies", 0, `[{"Name":"p"}]`, "can't see namespace secret"},
+		{"servers before 1.10", http.StatusForbidden, "Permission denied", ""},
+		{"no ACLs", http.StatusBadRequest, "ACL support disabled", ""},
+	} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newServer(1, 1)
-			s.refuse("/acl/policy/self", status, `[{"Name":"p"}]`)
+			s.refuse("/acl/policy/self", tc.status, tc.body)
 			s.says["/acl/policy/p"] = asJSON(t, &api.ACLPolicy{Name: "p", Rules: `namespace "secret" { policy = "deny" }`})
 			s.says["/namespaces"], s.hidden = `[]`, map[string]bool{"secret": true}
 			c := s.cluster(t)
 			c.o.TokenFile = filepath.Join(t.TempDir(), "token")
 			check.NoError(t, os.WriteFile(c.o.TokenFile, []byte("head.claims.signature"), 0o600))
 			_, err := newReader(c).read(t.Context())
-			if (err != nil) != (status == 0) || s.times("/acl/token/self") > 0 {
-				t.Errorf("answer %d: %v", status, err)
+			if (err != nil) != (tc.want != "") || err != nil && !strings.Contains(err.Error(), tc.want) || s.times("/acl/token/self") > 0 {
+				t.Errorf("%s: %v", tc.name, err)
+			}
+			if asked := s.times("/namespaces") > 0; asked != (tc.status != http.StatusBadRequest) {
+				t.Errorf("%s: looks for namespaces that are hidden: %t", tc.name, asked)
 			}
 		})
 	}
