@@ -30,13 +30,17 @@ func (c *Cluster) Do(ctx context.Context, a rescue.Act) rescue.Answer {
 	case apierrors.IsNotFound(err):
 		return rescue.Answer{Kind: rescue.NotFound, Text: "the pod has gone"}
 	case err != nil:
-		return c.failed(getPods, err)
+		c.noteMissing(getPods, err)
+		return rescue.Answer{Kind: rescue.NotMade, Text: "the pod can't be read: " + err.Error()}
 	case string(pod.UID) != work.ID:
 		return rescue.Answer{Kind: rescue.NotFound, Text: "the pod has gone, and another one has its name"}
 	case pod.DeletionTimestamp != nil:
 		return rescue.Answer{Kind: rescue.Accepted, Text: "the pod was deleted already, and ends"}
 	case pod.Spec.NodeName != a.Node:
 		return rescue.Answer{Kind: rescue.NotFound, Text: "the pod is on node " + pod.Spec.NodeName}
+	}
+	if err := ctx.Err(); err != nil {
+		return rescue.Answer{Kind: rescue.NotMade, Text: err.Error()}
 	}
 	return c.answer(ctx, pod, c.evict(ctx, pod))
 }
@@ -66,15 +70,15 @@ func (c *Cluster) answer(ctx context.Context, pod *corev1.Pod, err error) rescue
 	case strings.Contains(err.Error(), "more than one PodDisruptionBudget"):
 		return rescue.Answer{Kind: rescue.Denied, Text: err.Error()}
 	}
-	return c.failed(eviction, err)
+	c.noteMissing(eviction, err)
+	return rescue.Answer{Kind: rescue.Failed, Text: err.Error()}
 }
 
-// failed is an answer that does not tell whether the act is done, or a right that is missing.
-func (c *Cluster) failed(needs right, err error) rescue.Answer {
+// noteMissing records that a right is missing, if an error says so.
+func (c *Cluster) noteMissing(needs right, err error) {
 	if apierrors.IsForbidden(err) && strings.Contains(err.Error(), "cannot "+needs.verb+" resource") {
 		c.setMissing(needs, fmt.Sprintf("the right to %s is missing. %v", needs, err))
 	}
-	return rescue.Answer{Kind: rescue.Failed, Text: err.Error()}
 }
 
 // blocked is an answer of a disruption budget, or of a server that is busy.

@@ -180,10 +180,11 @@ func TestDo(t *testing.T) {
 		},
 		"no right to read": {
 			pod:  status(403, metav1.StatusReasonForbidden, `pods "p" is forbidden: User "x" cannot get resource "pods" in API group "" in the namespace "default"`, nil),
-			kind: rescue.Failed, problem: true,
+			kind: rescue.NotMade, text: "the pod can't be read", problem: true,
 		},
-		"admission": {evict: status(403, metav1.StatusReasonForbidden, `admission webhook "x" denied the request`, nil), kind: rescue.Failed, calls: 1},
-		"no answer": {evict: func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, kind: rescue.Failed, text: "deadline", calls: 1},
+		"no answer for the pod": {pod: func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, kind: rescue.NotMade, text: "deadline"},
+		"admission":             {evict: status(403, metav1.StatusReasonForbidden, `admission webhook "x" denied the request`, nil), kind: rescue.Failed, calls: 1},
+		"no answer":             {evict: func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, kind: rescue.Failed, text: "deadline", calls: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := &server{answers: map[string]func(http.ResponseWriter, *http.Request){"GET " + podPath: tc.pod, evictPath: tc.evict, pdbPath: tc.budgets}}

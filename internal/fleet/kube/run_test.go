@@ -221,7 +221,7 @@ func TestNoAnswer(t *testing.T) {
 	if _, err := r.Live(t.Context(), theAct); err == nil || !strings.Contains(err.Error(), "node a") {
 		t.Error(err)
 	}
-	if got := r.Do(t.Context(), theAct); got.Kind != rescue.Failed {
+	if got := r.Do(t.Context(), theAct); got.Kind != rescue.NotMade {
 		t.Errorf("%+v", got)
 	}
 }

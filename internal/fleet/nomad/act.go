@@ -108,17 +108,18 @@ func allocStubOf(a *api.Allocation) *api.AllocationListStub {
 // process was stopped for some time, another one may lead.
 func (c *Cluster) Do(ctx context.Context, a rescue.Act) rescue.Answer {
 	if err := ctx.Err(); err != nil {
-		return rescue.Answer{Kind: rescue.Failed, Text: err.Error()}
+		return rescue.Answer{Kind: rescue.NotMade, Text: err.Error()}
 	}
 	ctx, cancel := context.WithTimeout(ctx, fleet.CallTimeout)
 	defer cancel()
 	if len(a.Work) != 1 || a.Device != "" {
-		return rescue.Answer{Kind: rescue.Failed, Text: "an act in a Nomad region is on one allocation"}
+		return rescue.Answer{Kind: rescue.Denied, Text: "an act in a Nomad region is on one allocation"}
 	}
 	q, err := c.in(ctx, a.Work[0].Namespace)
-	if err == nil {
-		_, err = c.client.Allocations().Stop(&api.Allocation{ID: a.Work[0].ID}, q)
+	if err != nil {
+		return rescue.Answer{Kind: rescue.NotMade, Text: err.Error()}
 	}
+	_, err = c.client.Allocations().Stop(&api.Allocation{ID: a.Work[0].ID}, q)
 	return answerOf(c.note("alloc-lifecycle", "allocations in namespace "+a.Work[0].Namespace+" can't be stopped", err))
 }
 

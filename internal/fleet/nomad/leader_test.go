@@ -75,7 +75,7 @@ func TestLeaseAfterStop(t *testing.T) {
 			t.Error("it does not end by the clock")
 		}
 		s := newServer(0, 0)
-		if answer := s.cluster(t).Do(l, rescue.Act{Work: []rescue.Target{{ID: "a1"}}}); answer.Kind != rescue.Failed || len(s.asked) > 0 {
+		if answer := s.cluster(t).Do(l, rescue.Act{Work: []rescue.Target{{ID: "a1"}}}); answer.Kind != rescue.NotMade || len(s.asked) > 0 {
 			t.Errorf("%+v, calls %v", answer, s.asked)
 		}
 	}

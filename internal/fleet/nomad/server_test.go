@@ -295,7 +295,7 @@ func TestDo(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if answer := c.Do(ctx, act); answer.Kind != rescue.Failed || s.times(path) != 2 {
+		if answer := c.Do(ctx, act); answer.Kind != rescue.NotMade || s.times(path) != 2 {
 			t.Errorf("with a context that has ended: %+v, %d calls", answer, s.times(path))
 		}
 	}

@@ -310,7 +310,7 @@ func TestToken(t *testing.T) {
 	c := s.cluster(t)
 	c.o.TokenFile = file
 	act := rescue.Act{Work: []rescue.Target{{ID: "a1"}}}
-	if answer := c.Do(t.Context(), act); answer.Kind != rescue.Failed || len(s.tokens) > 0 {
+	if answer := c.Do(t.Context(), act); answer.Kind != rescue.NotMade || len(s.tokens) > 0 {
 		t.Errorf("without a file: %+v", answer)
 	}
 	for _, token := range []string{"one", "two", ""} {
