@@ -105,7 +105,7 @@ func (s *Server) accept(w http.ResponseWriter, r *http.Request) (o order, err er
 // authorize returns why a request may not stop or resume acts.
 func (s *Server) authorize(r *http.Request) error {
 	if s.TokenFile == "" {
-		return &refusal{http.StatusForbidden, "stop and resume over HTTP are off: set token_file to a file with a token, or run gpu-fleet stop"}
+		return &refusal{http.StatusForbidden, "stop and resume over HTTP are off: set token_file to a file with a token, or run gpu-fleet stop --ledger or gpu-fleet resume --ledger"}
 	}
 	text, err := os.ReadFile(s.TokenFile)
 	if err != nil {

@@ -18,7 +18,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/fleet/metrics"
 	"github.com/tandem-gpu/tandem/internal/rescue"
 	"github.com/tandem-gpu/tandem/internal/util/httpserver"
-	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/problemset"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
@@ -39,7 +38,7 @@ type Server struct {
 	Options
 
 	pages    pages
-	problems problemset.Set // why nothing is served
+	problems problemset.Set // why nothing is served: for the log, as no other way leads to a reader then
 }
 
 // New returns a server. Run makes it listen.
@@ -56,9 +55,6 @@ func (s *Server) Run(ctx context.Context) error {
 	server.Run(ctx)
 	return nil
 }
-
-// Problems has the reason if nothing is served.
-func (s *Server) Problems() []problem.Problem { return s.problems.List() }
 
 // Handler returns what is served.
 func (s *Server) Handler() http.Handler {

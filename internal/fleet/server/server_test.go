@@ -205,7 +205,7 @@ func TestOrdersAreRefused(t *testing.T) {
 		code                           int
 		text                           string
 	}{
-		"no file is set":    {"POST", "/stop", stop, "Bearer secret", "none", 403, "set token_file"},
+		"no file is set":    {"POST", "/stop", stop, "Bearer secret", "none", 403, "gpu-fleet stop --ledger"},
 		"the file is away":  {"POST", "/stop", stop, "Bearer secret", "away", 403, "no such file"},
 		"the file is empty": {"POST", "/stop", stop, "Bearer ", "empty", 403, "has no token"},
 		"no token":          {"POST", "/stop", stop, "", "", 401, "Authorization: Bearer TOKEN"},
@@ -255,7 +255,7 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// The server listens, tells as a problem why it does not while the address is in use, and ends with its context.
+// The server listens, tells once why it does not while the address is in use, and ends with its context.
 func TestRun(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	check.NoError(t, err)
@@ -264,7 +264,7 @@ func TestRun(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- s.Server.Run(ctx) }()
-	await(t, func() bool { return len(s.Problems()) == 1 })
+	await(t, func() bool { return len(s.problems.List()) == 1 })
 	check.NoError(t, taken.Close())
 	await(t, func() bool {
 		r, err := http.Get("http://" + s.Listen + "/healthz")
@@ -273,7 +273,7 @@ func TestRun(t *testing.T) {
 		}
 		return r.Body.Close() == nil && r.StatusCode == http.StatusOK
 	})
-	if p := s.Problems(); len(p) > 0 {
+	if p := s.problems.List(); len(p) > 0 {
 		t.Errorf("%v", p)
 	}
 	cancel()
