@@ -64,13 +64,25 @@ func (d *Document) alerts(undecided string) []Alert {
 	}
 	for _, w := range d.Waits {
 		if w.Alert || w.Reason == rescue.ReasonUnread {
-			all = append(all, Alert{Code: string(w.Reason), Subject: w.Subject, Text: w.Text})
+			all = append(all, Alert{Code: string(w.Reason), Subject: w.Subject, Text: w.Text, Remedy: d.takeUnread(w)})
 		}
 	}
 	for _, p := range d.Problems {
 		all = append(all, Alert{Code: string(p.Code), Text: p.Text, Remedy: p.Remedy})
 	}
 	return all
+}
+
+// takeUnread removes the problem that says the same as the wait of a cluster that can't be read, and returns its remedy.
+func (d *Document) takeUnread(w Wait) (remedy string) {
+	d.Problems = slices.DeleteFunc(d.Problems, func(p problem.Problem) bool {
+		same := w.Reason == rescue.ReasonUnread && p.Code == problem.ClusterUnread && p.Object == w.Cluster
+		if same {
+			remedy = p.Remedy
+		}
+		return same
+	})
+	return remedy
 }
 
 // Brief returns the document without nodes that have nothing to tell: that are ready, take work, and have neither a mark nor a fault.

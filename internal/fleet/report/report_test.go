@@ -3,6 +3,7 @@ package report
 import (
 	"bytes"
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -11,6 +12,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/fleet"
 	"github.com/tandem-gpu/tandem/internal/fleet/viewtest"
 	"github.com/tandem-gpu/tandem/internal/rescue"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
@@ -79,6 +81,29 @@ func TestStopIsFirst(t *testing.T) {
 	d := Of(v)
 	if len(d.Alerts) < 3 || d.Alerts[0].Code != "STOPPED" || d.Alerts[1].Code != LedgerError || d.Stop == nil || d.Stop.By != "ada" {
 		t.Errorf("%+v %+v", d.Alerts, d.Stop)
+	}
+}
+
+// That a cluster can't be read is told once, with its remedy: by its wait, or as a problem while nothing is decided. A missing right is told beside it.
+func TestUnreadOnce(t *testing.T) {
+	v := viewtest.Small()
+	right := problem.Problem{Code: problem.MissingRight, Object: "west", Text: "a right is missing"}
+	v.Problems = []problem.Problem{{Code: problem.ClusterUnread, Object: "west", Text: "no", Remedy: "renew the token"}, {Code: problem.ClusterUnread, Object: "other", Text: "no"}, right}
+	count := func(d Document) (n int, remedy string) {
+		for _, a := range d.Alerts {
+			if a.Code == string(problem.ClusterUnread) {
+				n, remedy = n+1, remedy+a.Remedy
+			}
+		}
+		return n, remedy
+	}
+	d := Of(v)
+	if n, remedy := count(d); n != 2 || remedy != "renew the token" || len(d.Problems) != 2 || !slices.Contains(d.Problems, right) || len(v.Problems) != 3 {
+		t.Errorf("%d times, remedy %q, problems %v", n, remedy, d.Problems)
+	}
+	v.Result.Waits = nil
+	if n, remedy := count(Of(v)); n != 2 || remedy != "renew the token" {
+		t.Errorf("nothing is decided: %d times, remedy %q", n, remedy)
 	}
 }
 
