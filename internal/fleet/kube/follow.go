@@ -67,7 +67,7 @@ func newSource[L runtime.Object, T interface{ key() named }](name string, object
 
 // Run follows the servers until ctx ends.
 func (c *Cluster) Run(ctx context.Context) error {
-	ctx = klog.NewContext(ctx, libraryLog(c.o.Log))
+	ctx = klog.NewContext(ctx, c.libraryLog())
 	var wg sync.WaitGroup
 	start := func(all ...*source) {
 		c.reads.add(all...)
@@ -94,11 +94,11 @@ func (c *Cluster) Run(ctx context.Context) error {
 }
 
 // libraryLog is the log of client-go: what matters of it is a problem of the cluster, and in that.
-func libraryLog(l *slog.Logger) klog.Logger {
-	if l == nil || !l.Enabled(context.Background(), slog.LevelDebug) {
-		return logr.Discard()
+func (c *Cluster) libraryLog() klog.Logger {
+	if l := c.o.Log; l != nil && l.Enabled(context.Background(), slog.LevelDebug) {
+		return logr.FromSlogHandler(l.Handler()).WithValues("cluster", c.o.Name)
 	}
-	return logr.FromSlogHandler(l.Handler())
+	return logr.Discard()
 }
 
 func (r *reads) add(all ...*source) {

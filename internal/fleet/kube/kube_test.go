@@ -1,7 +1,9 @@
 package kube
 
 import (
+	"bytes"
 	"context"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -57,5 +59,23 @@ func TestCluster(t *testing.T) {
 	}
 	if _, err := c.Mark(context.Background(), rescue.Mark{}); err == nil {
 		t.Error("a node was marked")
+	}
+}
+
+// Lines of client-go are in the log for debugging, with the name of the cluster.
+func TestLibraryLog(t *testing.T) {
+	for level, want := range map[slog.Level]string{slog.LevelDebug: "level=INFO msg=\"a watch\" cluster=east resource=pods\n", slog.LevelInfo: ""} {
+		var log bytes.Buffer
+		o := slog.HandlerOptions{Level: level, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey {
+				return slog.Attr{}
+			}
+			return a
+		}}
+		c := newCluster(Options{Name: "east", Log: slog.New(slog.NewTextHandler(&log, &o))}, nil, nil)
+		c.libraryLog().Info("a watch", "resource", "pods")
+		if log.String() != want {
+			t.Errorf("%v: %q", level, &log)
+		}
 	}
 }

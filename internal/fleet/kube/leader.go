@@ -45,7 +45,7 @@ func (l *leader) Holder() string {
 // Lead calls f while this process leads.
 func (l *leader) Lead(ctx context.Context, f func(context.Context)) error {
 	// The election outlives ctx until f has returned: only then another process may lead.
-	election, end := context.WithCancelCause(klog.NewContext(context.WithoutCancel(ctx), libraryLog(l.c.o.Log)))
+	election, end := context.WithCancelCause(klog.NewContext(context.WithoutCancel(ctx), l.c.libraryLog()))
 	defer end(nil)
 	t := &term{end: end, leadFor: l.times.leadFor, over: make(chan struct{})}
 	stop := context.AfterFunc(ctx, func() { t.finish(context.Cause(ctx)) })
