@@ -122,12 +122,15 @@ func (c *Controller) fold() {
 // act makes the call of an act, if it still holds.
 func (c *Controller) act(ctx context.Context, s rescue.State, a rescue.Act) rescue.Answer {
 	one := c.clusters[a.Cluster]
-	if why := c.allowed(ctx, s); why != "" {
-		return rescue.Answer{Kind: rescue.NotMade, Text: why}
+	if tooLate(ctx) {
+		return rescue.Answer{Kind: rescue.NotMade, Text: othersTookLong}
 	}
 	live, err := one.Live(ctx, a)
 	if err != nil {
 		return rescue.Answer{Kind: rescue.NotMade, Text: "node and work can't be read: " + err.Error()}
+	}
+	if why := c.allowed(ctx, s); why != "" { // after Live, which may take some seconds: a person who has stopped all acts sees none later
+		return rescue.Answer{Kind: rescue.NotMade, Text: why}
 	}
 	if ok, why := c.Policy.Still(s, a, rescue.NewFleet(live), time.Now()); !ok {
 		return rescue.Answer{Kind: rescue.NotMade, Text: why}
@@ -138,11 +141,13 @@ func (c *Controller) act(ctx context.Context, s rescue.State, a rescue.Act) resc
 	return one.Do(ctx, a)
 }
 
+const othersTookLong = "others in the cluster took too long"
+
 // allowed says why nothing may be called any more; "" = it may be. It reads the ledger: a person may have stopped all acts since the decision, and this
 // process may have been suspended while another one took the lead.
 func (c *Controller) allowed(ctx context.Context, s rescue.State) string {
 	if tooLate(ctx) {
-		return "others in the cluster took too long"
+		return othersTookLong
 	}
 	l, _, err := c.Store.Read(ctx)
 	switch {

@@ -432,6 +432,25 @@ func TestStopBeforeCall(t *testing.T) {
 	})
 }
 
+// TestStopWhileRead has a person stop all acts while node and work are read for a call, which takes some time: once the order is answered, no call is made.
+func TestStopWhileRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTeam(t)
+		one, other := w.process("a"), w.process("b")
+		one.clients[0].atLive = func() {
+			time.Sleep(2 * time.Second)
+			if err := other.Stop(t.Context(), "anna", "a new driver"); err != nil {
+				t.Error(err)
+			}
+		}
+		w.start(one)
+		time.Sleep(5 * time.Second)
+		w.nomad.strike(0, 0, 95)
+		time.Sleep(5 * time.Minute)
+		w.stops("stopped", w.nomad, 0)
+	})
+}
+
 // TestStoreAway has the ledger's store not answer when an act is to be reserved, and when its answer is to be written.
 func TestStoreAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
