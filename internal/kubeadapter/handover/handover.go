@@ -173,6 +173,9 @@ func (h *Handover) write(ctx context.Context, v Verdict) (time.Duration, error) 
 	}
 	if err := h.opts.API.PatchNodeStatus(ctx, h.opts.Node, p, kubeapi.Store); err != nil {
 		h.guarded = time.Time{}
+		if !denies(err) { // else the Node may have it all the same
+			h.shown = nil
+		}
 		return 0, err
 	}
 	h.shown.conditions, h.shown.annotation, h.shown.faults, h.shown.at = conditions, len(v.Faults) > 0, v.Faults, now
@@ -180,7 +183,13 @@ func (h *Handover) write(ctx context.Context, v Verdict) (time.Duration, error) 
 	return wait, nil
 }
 
-// read reads what the Node has, once: no other program writes it.
+// denies reports whether an error is the API server's word that it has not carried out a write: by RBAC, or by an admission policy.
+func denies(err error) bool {
+	answer, ok := errors.AsType[*kubeapi.StatusError](err)
+	return ok && (answer.Code == http.StatusForbidden || answer.Code == http.StatusUnprocessableEntity)
+}
+
+// read reads what the Node has, once, and after a write that failed: no other program writes it.
 func (h *Handover) read(ctx context.Context) error {
 	if h.shown != nil {
 		return nil
@@ -302,10 +311,10 @@ func (h *Handover) checkGuard(ctx context.Context) error {
 	p.Metadata.Labels = map[string]*string{probeLabel: new("x")}
 	err := h.opts.API.PatchNodeStatus(ctx, h.opts.Node, p, kubeapi.DryRun)
 	h.guarded = time.Time{}
-	switch answer, ok := errors.AsType[*kubeapi.StatusError](err); {
+	switch {
 	case err == nil:
 		return errUnguarded
-	case ok && (answer.Code == http.StatusForbidden || answer.Code == http.StatusUnprocessableEntity):
+	case denies(err):
 		h.guarded = time.Now()
 		return nil
 	}

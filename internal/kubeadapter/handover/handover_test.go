@@ -504,6 +504,35 @@ func TestForbidden(t *testing.T) {
 	}
 }
 
+// The API server has carried out a write whose answer is lost, and the GPU recovers before the next one: nothing of the fault stays on the Node, by which a
+// repair system would end a healthy one.
+func TestAnswerLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t)
+		defer f.close()
+		f.start()
+		f.read()
+		f.want("healthy", kubeapi.ConditionTrue, 0)
+		f.server.Fail("patch", 1, kubeapitest.Failure{Applied: true})
+		f.read(xid(3, 95))
+		f.want("the answer is lost", kubeapi.ConditionFalse, 1)
+		f.set()
+		time.Sleep(retryMost)
+		f.want("recovered", kubeapi.ConditionTrue, 0)
+		if _, ok := f.faults(); ok {
+			t.Error("the annotation is left")
+		}
+
+		f.read(xid(3, 95))
+		f.want("again", kubeapi.ConditionFalse, 1)
+		f.server.Fail("patch", 1, kubeapitest.Failure{Applied: true})
+		f.set()
+		f.read(xid(3, 95))
+		time.Sleep(retryMost)
+		f.want("a recovery of which the answer is lost", kubeapi.ConditionFalse, 1)
+	})
+}
+
 // Pods that have the faulty GPU are named, and get one event for each fault. A record that may lack a pod, or the UID of one, says so.
 func TestHolders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
