@@ -73,7 +73,7 @@ func TestCommandLines(t *testing.T) {
 	valid := filepath.Join(t.TempDir(), "f.yaml")
 	check.NoError(t, os.WriteFile(valid, []byte("clusters: [{name: dc1, kind: nomad, address: 'https://127.0.0.1:1', token_file: /nowhere/token, ca_file: /nowhere/ca}]\nledger: {file: ledger.json}\n"), 0o600))
 	typo := filepath.Join(t.TempDir(), "typo.yaml")
-	check.NoError(t, os.WriteFile(typo, []byte("clusters: [{name: dc1, kind: nomad, addres: 'http://127.0.0.1:1'}]\npolicy: {max_gpu: 1}\n"), 0o600))
+	check.NoError(t, os.WriteFile(typo, []byte("clusters: [{name: dc1, kind: nomad, addrss: 'http://127.0.0.1:1'}]\npolicy: {max_gpu: 1}\n"), 0o600))
 	var all strings.Builder
 	for _, args := range [][]string{
 		{"version"}, {"--version"}, {"validte"}, {"--config-fil=a"}, {"--log-level"}, {"--log-level=loud", "run"}, {"--log-format=xml"}, {"run", "a"}, {"init", "a"},

@@ -30,6 +30,7 @@ import (
 const (
 	pendingEvery = time.Second     // between looks at what is not known yet, after a start
 	changeAfter  = 5 * time.Second // between a write and one of another text; another status is written at once
+	holdersEvery = 5 * time.Second // between looks at which pods have faulty GPUs
 	guardEvery   = time.Hour       // between looks whether the admission policy is in force; only before a write
 	retryFirst   = time.Second
 	retryMost    = time.Minute
@@ -133,6 +134,9 @@ func (h *Handover) pass(ctx context.Context, s core.State) (time.Duration, error
 		v.Faults = held(v.Faults, record)
 	}
 	next, err := h.write(ctx, v)
+	if err == nil && len(v.Faults) > 0 {
+		next = min(next, holdersEvery)
+	}
 	h.report(ctx, "", err)
 	if err != nil || !h.opts.Events {
 		return next, err

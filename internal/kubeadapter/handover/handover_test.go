@@ -567,7 +567,7 @@ func TestHolders(t *testing.T) {
 		wantHolders("no record", false)
 		f.pods = holders.Record{Complete: true}
 		f.unread = nil
-		time.Sleep(faultreport.Renewed)
+		time.Sleep(holdersEvery)
 		wantHolders("all have ended", true)
 		if n := len(f.server.Events()); n != 2 {
 			t.Errorf("%d events", n)
@@ -575,7 +575,7 @@ func TestHolders(t *testing.T) {
 
 		f.pods.Holders = []holders.Holder{pod(3, "train", "u3")}
 		f.server.Fail("create", 1, kubeapitest.Failure{Code: 503})
-		time.Sleep(faultreport.Renewed)
+		time.Sleep(holdersEvery)
 		f.wantProblem(problem.HandOver, "create events")
 		time.Sleep(10 * time.Second)
 		if all := f.agent.Problems(); len(all) > 0 || len(f.server.Events()) != 2 {
