@@ -1,7 +1,7 @@
 // Numbers measures device plugins as whole processes, each under a small stand-in for its orchestrator, on a simulated machine or a real one: time
 // to the first list, latency of calls over the plugin's real socket, memory, and the cost of an idle minute. Latencies are also given
 // as ratios to a call on the same connection that does nothing, so that figures of different machines can be compared. With -peer
-// another device plugin, or another version of an agent, is measured in alternation with the agent of the same API.
+// another device plugin, or another version of an agent, is measured in alternation with the agent of the same API. With -fleet it measures gpu-fleet.
 package main
 
 import (
@@ -29,8 +29,16 @@ func main() {
 	flag.IntVar(&o.runs, "runs", 3, "processes of each plugin; the figures are medians")
 	flag.DurationVar(&o.idle, "idle", time.Minute, "time without a request, in which the cost of a minute is measured; 0: it is not")
 	flag.DurationVar(&o.statistics, "stats", time.Second, "interval at which Nomad asks for statistics, 1s as a Nomad client unless configured; 0: it does not")
+	fleet := flag.String("fleet", "", "measure gpu-fleet instead, with simulated servers of so many nodes: 100,1000,3000")
 	flag.Parse()
-	err := o.measure(context.Background(), *bin, strings.FieldsFunc(*peers, func(r rune) bool { return r == ',' }))
+	if *fleet != "" {
+		end(o.measureFleet(context.Background(), *bin, *fleet))
+		return
+	}
+	end(o.measure(context.Background(), *bin, strings.FieldsFunc(*peers, func(r rune) bool { return r == ',' })))
+}
+
+func end(err error) {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "numbers:", err)
 		os.Exit(1)
