@@ -3,6 +3,7 @@ package kube
 import (
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"sync"
 
@@ -27,16 +28,19 @@ func (t *table[T]) Transformer() cache.TransformFunc {
 	return func(o any) (any, error) { return t.reduce(o), nil }
 }
 
-// Add keeps an object.
+// Add keeps an object. It is no change if what is kept of it is as before: each kubelet sends the status of its node every five minutes.
 func (t *table[T]) Add(o any) error {
 	row, ok := t.reduce(o).(T)
 	if !ok {
 		return fmt.Errorf("%T is not an object of this table", o)
 	}
 	t.mu.Lock()
+	before, there := t.rows[row.key()]
 	t.rows[row.key()] = row
 	t.mu.Unlock()
-	watch.Notify(t.changed)
+	if !there || !reflect.DeepEqual(before, row) {
+		watch.Notify(t.changed)
+	}
 	return nil
 }
 
