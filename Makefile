@@ -204,6 +204,10 @@ bench: tools-present ## run the benchmarks (2 min)
 numbers: build ## measure the built binaries as processes, an idle minute, and other device plugins: PEER=path,path; on this node's GPUs: MACHINE= (20 min)
 	go run ./test/numbers -bin $(BIN) -peer "$(PEER)" -machine "$(MACHINE)"
 
+.PHONY: numbers-fleet
+numbers-fleet: build ## measure gpu-fleet with simulated servers of 100, 1,000 and 3,000 nodes (20 min)
+	go run ./test/numbers -bin $(BIN) -fleet 100,1000,3000 -idle 3m
+
 # Without a GPU the checks end with one line and exit code 2.
 .PHONY: hardware
 hardware: build ## on a machine with a GPU: check both agents against nvidia-smi and CUDA, record the machine; changes nothing (docs/hardware.md)

@@ -5,9 +5,11 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -71,14 +73,16 @@ const (
 // NewKube returns a server of a cluster. It answers after Open.
 func NewKube(nodes int) *Kube {
 	k := &Kube{nodes: nodes, faults: map[int]map[int]bool{}, all: map[string]*collection{
-		"nodes":          newCollection(func() runtime.Object { return &corev1.NodeList{} }),
-		"pods":           newCollection(func() runtime.Object { return &corev1.PodList{} }),
-		"jobs":           newCollection(func() runtime.Object { return &batchv1.JobList{} }),
-		"configmaps":     newCollection(func() runtime.Object { return &corev1.ConfigMapList{} }),
-		"leases":         newCollection(func() runtime.Object { return &coordinationv1.LeaseList{} }),
-		"resourceclaims": newCollection(func() runtime.Object { return &resourcev1.ResourceClaimList{} }),
-		"resourceslices": newCollection(func() runtime.Object { return &resourcev1.ResourceSliceList{} }),
-		"deviceclasses":  newCollection(func() runtime.Object { return &resourcev1.DeviceClassList{} }),
+		"nodes":                  newCollection(func() runtime.Object { return &corev1.NodeList{} }),
+		"pods":                   newCollection(func() runtime.Object { return &corev1.PodList{} }),
+		"jobs":                   newCollection(func() runtime.Object { return &batchv1.JobList{} }),
+		"configmaps":             newCollection(func() runtime.Object { return &corev1.ConfigMapList{} }),
+		"leases":                 newCollection(func() runtime.Object { return &coordinationv1.LeaseList{} }),
+		"persistentvolumeclaims": newCollection(func() runtime.Object { return &corev1.PersistentVolumeClaimList{} }),
+		"persistentvolumes":      newCollection(func() runtime.Object { return &corev1.PersistentVolumeList{} }),
+		"resourceclaims":         newCollection(func() runtime.Object { return &resourcev1.ResourceClaimList{} }),
+		"resourceslices":         newCollection(func() runtime.Object { return &resourcev1.ResourceSliceList{} }),
+		"deviceclasses":          newCollection(func() runtime.Object { return &resourcev1.DeviceClassList{} }),
 	}}
 	for n := range nodes {
 		k.put("nodes", newNode(n))
@@ -117,29 +121,25 @@ func (k *Kube) Config(dir, mode string) (string, error) {
 	return fmt.Sprintf("{name: east, kind: kubernetes, mode: %s, kubeconfig: %s}", mode, path), os.WriteFile(path, []byte(text), 0o600)
 }
 
-// Fail has a GPU be faulty: the agent reports it, and the kubelet shows it in the pod and counts it no more.
-func (k *Kube) Fail(n, g int) { k.setFault(n, g, true) }
+// Fail has GPUs of a node be faulty: the agent reports them, and the kubelet shows them in pods and counts them no more.
+func (k *Kube) Fail(n int, gpus ...int) { k.setFaults(n, gpus, corev1.ResourceHealthStatusUnhealthy) }
 
 // Recover ends that.
-func (k *Kube) Recover(n, g int) { k.setFault(n, g, false) }
+func (k *Kube) Recover(n int, gpus ...int) { k.setFaults(n, gpus, corev1.ResourceHealthStatusHealthy) }
 
-func (k *Kube) setFault(n, g int, faulty bool) {
+func (k *Kube) setFaults(n int, gpus []int, shown corev1.ResourceHealthStatus) {
 	k.objects.Lock()
 	defer k.objects.Unlock()
 	if k.faults[n] == nil {
 		k.faults[n] = map[int]bool{}
 	}
-	if k.faults[n][g] = faulty; !faulty {
-		delete(k.faults[n], g)
-	}
-	shown := corev1.ResourceHealthStatusHealthy
-	if faulty {
-		shown = corev1.ResourceHealthStatusUnhealthy
-	}
-	if p, ok := k.all["pods"].rows[namespace+"/"+workName(n, g)].(*corev1.Pod); ok {
-		p = p.DeepCopy()
-		p.Status.ContainerStatuses[0].AllocatedResourcesStatus[0].Resources[0].Health = shown
-		k.put("pods", p)
+	for _, g := range gpus {
+		k.faults[n][g] = shown == corev1.ResourceHealthStatusUnhealthy
+		if p, ok := k.all["pods"].rows[namespace+"/"+workName(n, g)].(*corev1.Pod); ok {
+			p = p.DeepCopy()
+			p.Status.ContainerStatuses[0].AllocatedResourcesStatus[0].Resources[0].Health = shown
+			k.put("pods", p)
+		}
 	}
 	k.report(n)
 }
@@ -201,7 +201,7 @@ func (k *Kube) renew(ctx context.Context) {
 		}
 		k.objects.Lock()
 		for n := range k.faults {
-			if len(k.faults[n]) > 0 {
+			if slices.Contains(slices.Collect(maps.Values(k.faults[n])), true) {
 				k.report(n)
 			}
 		}
@@ -431,6 +431,7 @@ func (k *Kube) watch(w http.ResponseWriter, r *http.Request, p path) {
 func (k *Kube) bookmark(c *collection, annotations map[string]string) []byte {
 	kind := map[*collection]object{
 		k.all["nodes"]: &corev1.Node{}, k.all["pods"]: &corev1.Pod{}, k.all["jobs"]: &batchv1.Job{}, k.all["resourceclaims"]: &resourcev1.ResourceClaim{},
+		k.all["persistentvolumeclaims"]: &corev1.PersistentVolumeClaim{}, k.all["persistentvolumes"]: &corev1.PersistentVolume{},
 		k.all["resourceslices"]: &resourcev1.ResourceSlice{}, k.all["deviceclasses"]: &resourcev1.DeviceClass{},
 	}[c]
 	kind.SetResourceVersion(strconv.Itoa(k.version))

@@ -63,21 +63,23 @@ func (s *Nomad) Config(_, mode string) (string, error) {
 	return fmt.Sprintf("{name: dc1, kind: nomad, mode: %s, address: %q}", mode, s.http.URL), nil
 }
 
-// Fail has the servers show a GPU as faulty, for some minutes by its text.
-func (s *Nomad) Fail(n, g int) {
+// Fail has the servers show GPUs of a node as faulty, for some minutes by their text.
+func (s *Nomad) Fail(n int, gpus ...int) {
 	at := time.Now().UTC().Add(-2 * time.Minute).Format("2006-01-02T15:04Z")
-	s.setHealth(n, g, false, "XID_95 unhealthy: XID 95 uncontained memory error since "+at+"; action: drain and reset the GPU; cleared by: reset seen")
+	s.setHealth(n, gpus, "XID_95 unhealthy: XID 95 uncontained memory error since "+at+"; action: drain and reset the GPU; cleared by: reset seen")
 }
 
 // Recover ends that.
-func (s *Nomad) Recover(n, g int) { s.setHealth(n, g, true, "") }
+func (s *Nomad) Recover(n int, gpus ...int) { s.setHealth(n, gpus, "") }
 
-func (s *Nomad) setHealth(n, g int, healthy bool, text string) {
+func (s *Nomad) setHealth(n int, gpus []int, text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	node := s.nodes[n]
-	one := node.NodeResources.Devices[0].Instances[g]
-	one.Healthy, one.HealthDescription = healthy, text
+	for _, g := range gpus {
+		one := node.NodeResources.Devices[0].Instances[g]
+		one.Healthy, one.HealthDescription = text == "", text
+	}
 	s.changed()
 	node.ModifyIndex = s.index
 	s.tell("Node", "NodeRegistration", node.ID, map[string]any{"Node": node})

@@ -36,8 +36,8 @@ type servers interface {
 	Requests() map[string]int
 	Sent() int64
 	Acts() []time.Time
-	Fail(node, gpu int)
-	Recover(node, gpu int)
+	Fail(node int, gpus ...int)
+	Recover(node int, gpus ...int)
 }
 
 // fleetRun is one size of one orchestrator.
@@ -241,9 +241,7 @@ func (r *fleetRun) moved(ctx context.Context, binary string) (err error) {
 func (r *fleetRun) allFaulty(ctx context.Context, _ string) error {
 	before := r.spent()
 	for n := range r.nodes {
-		for g := range bigfleet.GPUs {
-			r.Fail(n, g)
-		}
+		r.Fail(n, 0, 1, 2, 3, 4, 5, 6, 7)
 	}
 	time.Sleep(time.Minute)
 	r.cost("first minute, all GPUs faulty", before, 1)
@@ -325,7 +323,7 @@ func (r *fleetRun) page(name string) error {
 	least := time.Hour
 	var text []byte
 	for range 3 {
-		time.Sleep(6 * time.Second)
+		time.Sleep(16 * time.Second) // for another decision
 		before, err := cpuTime(r.p.pid)
 		if err != nil {
 			return err
