@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
 	"sync"
+	"time"
 	"unique"
 
 	"github.com/hashicorp/nomad/api"
@@ -12,8 +14,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/rescue"
 )
 
-// jobVersions are what is known of a job, for one read.
+// jobVersions are what is known of a job.
 type jobVersions struct {
+	at       time.Time // when it was read; zero = it was not
 	present  *api.Job
 	siblings []*api.AllocationListStub
 	text     string // why the job is not known: it is gone
@@ -28,31 +31,58 @@ type specKey struct {
 	group   string
 }
 
+// jobsAtOnce is how many jobs are read again for one list though none of their work has to be replaced. If there are more, as when GPUs of all nodes fail,
+// each of them is read the more seldom.
+const jobsAtOnce = 100
+
 // readFollowed reads the jobs of the work that is followed, and the allocations of those that have to be replaced.
 func (r *reader) readFollowed(ctx context.Context, now *reading) error {
 	r.followAgain(now.allocs)
-	r.jobs = map[jobName]*jobVersions{}
-	ended := map[jobName]bool{}
-	t := &translation{reading: now, byID: map[string]*api.NodeListStub{}}
-	var names []string
-	byName := map[string]jobName{}
-	for _, id := range keysInOrder(r.followed) {
-		f := r.followed[id]
-		job := jobName{f.alloc.Namespace, f.alloc.JobID}
-		if r.jobs[job] == nil {
-			r.jobs[job] = &jobVersions{older: map[uint64]*api.Job{}, specs: map[specKey]*spec{}}
-			name := job.namespace + "\x00" + job.id
-			names, byName[name] = append(names, name), job
-		}
-		ended[job] = ended[job] || t.phase(f.alloc) == rescue.Ending || t.phase(f.alloc) == rescue.Ended || f.gone
-	}
-	err := each(ctx, names, func(ctx context.Context, name string) error {
-		return r.readJob(ctx, byName[name], r.jobs[byName[name]], ended[byName[name]])
-	})
-	if err != nil {
+	if err := r.readJobs(ctx, r.followedJobs(now)); err != nil {
 		return err
 	}
 	return each(ctx, keysInOrder(r.followed), func(ctx context.Context, id string) error { return r.readOne(ctx, r.followed[id]) })
+}
+
+// followedJobs are the jobs of the work that is followed, and whether some of it has to be replaced.
+func (r *reader) followedJobs(now *reading) map[jobName]bool {
+	t, jobs := &translation{reading: now, byID: map[string]*api.NodeListStub{}}, map[jobName]bool{}
+	for _, f := range r.followed {
+		job, phase := jobName{f.alloc.Namespace, f.alloc.JobID}, t.phase(f.alloc)
+		jobs[job] = jobs[job] || phase == rescue.Ending || phase == rescue.Ended || f.gone
+	}
+	return jobs
+}
+
+// readJobs reads jobs: all of which work has to be replaced or that are new, and of the others those that were read longest ago.
+func (r *reader) readJobs(ctx context.Context, jobs map[jobName]bool) error {
+	before, known := r.jobs, []jobName{}
+	r.jobs = map[jobName]*jobVersions{}
+	byName := map[string]jobName{}
+	read := func(job jobName) {
+		r.jobs[job] = &jobVersions{older: map[uint64]*api.Job{}, specs: map[specKey]*spec{}}
+		byName[job.namespace+"\x00"+job.id] = job
+	}
+	for job, ended := range jobs {
+		if v := before[job]; v == nil || v.at.IsZero() || ended {
+			read(job)
+		} else {
+			known = append(known, job)
+		}
+	}
+	slices.SortFunc(known, func(a, b jobName) int { return before[a].at.Compare(before[b].at) })
+	for i, job := range known {
+		if i < jobsAtOnce {
+			read(job)
+		} else {
+			r.jobs[job] = before[job]
+			r.jobs[job].siblings = nil
+		}
+	}
+	return each(ctx, keysInOrder(byName), func(ctx context.Context, name string) error {
+		job := byName[name]
+		return r.readJob(ctx, job, r.jobs[job], jobs[job])
+	})
 }
 
 // followAgain has one value for each allocation that is to be followed and was seen: an allocation that the servers have removed is as it was.
@@ -97,6 +127,7 @@ func (r *reader) readJob(ctx context.Context, job jobName, v *jobVersions, sibli
 	if err != nil {
 		return denied(fmt.Errorf("job %s in namespace %s: %w", job.id, job.namespace, err), "jobs can't be seen")
 	}
+	v.at = time.Now()
 	return nil
 }
 

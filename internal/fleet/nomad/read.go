@@ -21,7 +21,7 @@ type reader struct {
 	ended    time.Time            // of the latest read
 	details  map[string]*api.Node // by ID
 	followed map[string]*followed
-	jobs     map[jobName]*jobVersions // of the present read
+	jobs     map[jobName]*jobVersions // of the work that is followed
 	rightsAt time.Time                // when they were looked at; zero = they are not as they should be
 	visible  map[string]bool          // namespaces that had allocations in the latest list
 }

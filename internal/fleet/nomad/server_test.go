@@ -3,6 +3,7 @@ package nomad
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -297,6 +298,47 @@ func TestDo(t *testing.T) {
 		cancel()
 		if answer := c.Do(ctx, act); answer.Kind != rescue.NotMade || s.times(path) != 2 {
 			t.Errorf("with a context that has ended: %+v, %d calls", answer, s.times(path))
+		}
+	}
+}
+
+// Many jobs are read in turns, and those of which work has to be replaced each time.
+func TestManyJobs(t *testing.T) {
+	s := newServer(50, 8)
+	var work []string
+	for i := range 2*jobsAtOnce + 50 {
+		id := fmt.Sprintf("job-%03d", i)
+		a := s.region.run(id, "service", i/8, i%8)
+		s.says["/job/"+id], work = asJSON(t, job(a, 1)), append(work, id)
+		s.says["/job/"+id+"/allocations"] = "[]"
+	}
+	s.region.allocs[7].DesiredStatus = "stop"
+	s.says["/allocation/job-007"] = asJSON(t, full(s.region.allocs[7], nil))
+	c := s.cluster(t)
+	c.Follow(work)
+	r := newReader(c)
+	asked := func() (n int) {
+		for _, id := range work {
+			n += s.times("/job/" + id)
+		}
+		return n
+	}
+	for i, want := range []int{len(work), jobsAtOnce + 1, jobsAtOnce + 1, jobsAtOnce + 1} {
+		before := asked()
+		_, err := r.read(t.Context())
+		check.NoError(t, err)
+		if n := asked() - before; n != want {
+			t.Errorf("list %d: %d jobs are read, want %d", i, n, want)
+		}
+	}
+	for _, id := range work {
+		if n := s.times("/job/" + id); n < 2 || id == "job-007" && n != 4 {
+			t.Errorf("%s is read %d times", id, n)
+		}
+	}
+	for id, f := range r.followed {
+		if len(f.specs) == 0 {
+			t.Errorf("what %s needs is not known", id)
 		}
 	}
 }
