@@ -52,6 +52,12 @@ var elsewhere = []struct{ begins, why string }{
 	{"nomad job run ", "a cluster; test/e2e (TestNomadInstallJob) runs the job that installs the plugin"},
 	{"kubectl -n gpu-fleet exec ", "a cluster; the end-to-end tests of gpu-fleet create the ledger"},
 	{"kubectl get nodes -o jsonpath=", "a cluster with the hand-over; test/e2e (TestChart) writes the condition"},
+	{"nomad alloc exec -task gpu-fleet ", "servers and a client; the end-to-end tests of gpu-fleet create the ledger"},
+	{"apt install ./tandem-gpu-fleet_", "a Debian of its own; test/packages (TestDebian) installs the package"},
+	{"systemctl enable --now gpu-fleet", "a Debian of its own; test/packages (TestDebian) starts the service"},
+	{"gpu-fleet validate", "its configuration; cmd/gpu-fleet runs each command"},
+	{"gpu-fleet status", "a process that runs; cmd/gpu-fleet runs each command"},
+	{"runuser -u gpu-fleet ", "the account of the package; cmd/gpu-fleet runs each command"},
 	{"nomad acl policy apply ", "servers with ACLs; test/e2e (TestNomadExamples) validates the job beside it"},
 	{"crane copy ", "a registry; test/release copies the image"},
 }
