@@ -17,6 +17,8 @@ import (
 const (
 	unit     = "k8s-gpu.service"
 	mpsUnit  = "nomad-gpu-mps-daemon.service"
+	fleet    = "gpu-fleet.service"
+	ledger   = "/var/lib/gpu-fleet/ledger.json"
 	enabled  = "/etc/systemd/system/multi-user.target.wants/" + unit
 	defaults = "/etc/default/k8s-gpu"
 	resource = "nvidia.com/gpu"
@@ -55,6 +57,7 @@ func TestDebian(t *testing.T) {
 		{"the service offers GPUs", func(t *testing.T) { checkService(t, m, kubelet) }},
 		{"its hardening", func(t *testing.T) { checkHardening(t, m) }},
 		{"reload, end", func(t *testing.T) { checkSignals(t, m, kubelet) }},
+		{"gpu-fleet", func(t *testing.T) { checkFleet(t, m) }},
 		{"upgrade", func(t *testing.T) { checkUpgrade(t, m, debs(next, "99.0.0")) }},
 		{"remove", func(t *testing.T) { checkRemove(t, m) }},
 		{"purge", func(t *testing.T) { checkPurge(t, m) }},
@@ -74,19 +77,19 @@ func checkInstall(t *testing.T, m *machine, output string) {
 	if strings.Contains(output, "restart") {
 		t.Errorf("no Nomad runs, and dpkg prints\n%s", output)
 	}
-	for _, name := range []string{unit, mpsUnit} {
+	for _, name := range []string{unit, mpsUnit, fleet} {
 		if got := m.unit(t, "ActiveState,UnitFileState", name); got != "inactive\ndisabled" {
 			t.Errorf("%s is %q", name, got)
 		}
 	}
 	m.checkExists(t, false, enabled, "/var/lib/tandem")
-	for _, binary := range []string{"nomad-gpu", "/opt/nomad/data/plugins/nomad-gpu", "k8s-gpu"} {
+	for _, binary := range []string{"nomad-gpu", "/opt/nomad/data/plugins/nomad-gpu", "k8s-gpu", "gpu-fleet"} {
 		if out := m.run(t, binary, "version"); !strings.HasSuffix(out, " "+*version) {
 			t.Errorf("%s version: %s", binary, out)
 		}
 	}
 	m.run(t, "nomad-gpu", "validate", "--nomad-config", "/etc/nomad.d/nomad-gpu.hcl")
-	if out := m.run(t, "systemd-analyze", "verify", "--man=no", unit, mpsUnit); out != "" {
+	if out := m.run(t, "systemd-analyze", "verify", "--man=no", unit, mpsUnit, fleet); out != "" {
 		t.Errorf("systemd-analyze verify: %s", out)
 	}
 	if left := m.run(t, "dpkg", "--audit"); left != "" {
@@ -171,6 +174,22 @@ func checkSignals(t *testing.T, m *machine, kubelet *kubelettest.Kubelet) {
 	}
 }
 
+// checkFleet does what docs/install.md has for gpu-fleet on a server. Port 9410 is that of k8s-gpu here.
+func checkFleet(t *testing.T, m *machine) {
+	m.write(t, "/etc/gpu-fleet/gpu-fleet.yaml", "clusters: [{name: dc1, kind: nomad, address: 'http://127.0.0.1:4646'}]\nledger: {file: "+ledger+"}\nlisten: 127.0.0.1:9411\n")
+	m.run(t, "gpu-fleet", "validate")
+	m.run(t, "systemctl", "enable", "--now", fleet)
+	m.run(t, "runuser", "-u", "gpu-fleet", "--", "gpu-fleet", "init")
+	await(t, "gpu-fleet to lead", func() error {
+		out, err := m.try("gpu-fleet", "status", "--json")
+		if err == nil && (!strings.Contains(out, `"leads": true`) || !strings.Contains(out, "CLUSTER_UNREAD")) {
+			err = fmt.Errorf("its status is %s", out)
+		}
+		return err
+	})
+	m.run(t, "systemd-analyze", "security", "--no-pager", "--threshold=20", fleet)
+}
+
 // checkUpgrade expects another process of the service, an unchanged one of Nomad with advice, and configuration files as they were edited.
 func checkUpgrade(t *testing.T, m *machine, files []string) {
 	m.write(t, "/etc/systemd/system/nomad.service", "[Service]\nExecStart=/bin/sleep infinity\n")
@@ -178,7 +197,7 @@ func checkUpgrade(t *testing.T, m *machine, files []string) {
 	m.edit(t, defaults, "# mine")
 	m.edit(t, "/etc/nomad.d/nomad-gpu.hcl", "# mine")
 	m.run(t, "systemctl", "start", mpsUnit)
-	nomad, agent, daemons := m.unit(t, "MainPID", "nomad.service"), m.unit(t, "MainPID", unit), m.unit(t, "MainPID", mpsUnit)
+	nomad, agent, daemons, mover := m.unit(t, "MainPID", "nomad.service"), m.unit(t, "MainPID", unit), m.unit(t, "MainPID", mpsUnit), m.unit(t, "MainPID", fleet)
 	output := m.install(t, files...)
 	if !strings.Contains(output, "tandem-nomad-gpu: Nomad loads this version when the client is restarted") {
 		t.Errorf("no advice in\n%s", output)
@@ -192,8 +211,12 @@ func checkUpgrade(t *testing.T, m *machine, files []string) {
 	if now := m.unit(t, "MainPID", mpsUnit); now == daemons || m.unit(t, "ActiveState,UnitFileState", mpsUnit) != "active\ndisabled" {
 		t.Errorf("process %s of %s, was %s: %s", now, mpsUnit, daemons, m.unit(t, "ActiveState,UnitFileState", mpsUnit))
 	}
+	if now := m.unit(t, "MainPID", fleet); now == mover || m.unit(t, "ActiveState,UnitFileState", fleet) != "active\nenabled" {
+		t.Errorf("process %s of %s, was %s: %s", now, fleet, mover, m.unit(t, "ActiveState,UnitFileState", fleet))
+	}
 	m.checkLine(t, defaults, "# mine")
 	m.checkLine(t, "/etc/nomad.d/nomad-gpu.hcl", "# mine")
+	m.checkLine(t, "/etc/gpu-fleet/gpu-fleet.yaml", "listen: 127.0.0.1:9411")
 	if got := m.run(t, "dpkg-query", "--show", "--showformat=${Version} ", "tandem-nomad-gpu", "tandem-k8s-gpu", "tandem-gpu-fleet"); got != "99.0.0-1 99.0.0-1 99.0.0-1" {
 		t.Errorf("installed: %s", got)
 	}
@@ -208,13 +231,13 @@ func checkRemove(t *testing.T, m *machine) {
 	if !strings.Contains(output, "the plugin that runs offers its GPUs until the client is restarted") {
 		t.Errorf("no advice in\n%s", output)
 	}
-	for _, name := range []string{unit, mpsUnit} {
+	for _, name := range []string{unit, mpsUnit, fleet} {
 		if got := m.unit(t, "ActiveState", name); got != "inactive" {
 			t.Errorf("%s is %s", name, got)
 		}
 	}
-	m.checkExists(t, false, "/usr/bin/nomad-gpu", "/usr/bin/k8s-gpu", "/opt/nomad/data/plugins", "/lib/systemd/system/"+unit, "/lib/systemd/system/"+mpsUnit, "/usr/share/doc/tandem-k8s-gpu")
-	m.checkExists(t, true, "/opt/nomad/data/client/state.db", defaults, "/etc/nomad.d/nomad-gpu.hcl", "/var/lib/tandem/k8s-gpu.json", "/var/lib/tandem/nomad-gpu.json")
+	m.checkExists(t, false, "/usr/bin/nomad-gpu", "/usr/bin/k8s-gpu", "/usr/bin/gpu-fleet", "/opt/nomad/data/plugins", "/lib/systemd/system/"+unit, "/lib/systemd/system/"+mpsUnit, "/usr/share/doc/tandem-k8s-gpu")
+	m.checkExists(t, true, "/opt/nomad/data/client/state.db", defaults, "/etc/nomad.d/nomad-gpu.hcl", "/var/lib/tandem/k8s-gpu.json", "/var/lib/tandem/nomad-gpu.json", ledger)
 }
 
 // checkPurge expects that each package removes its own history, and the last one the folder.
