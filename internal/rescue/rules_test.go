@@ -405,6 +405,31 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
+// Work of which it is not certain where it may run waits, also while GPUs are free, and the text names what it has. It is moved as soon as that is known.
+func TestPoolUnknown(t *testing.T) {
+	for _, cluster := range []string{"kube", "nomad"} {
+		w := newWorld(t, 3, 1)
+		one := w.run("one", cluster, 0, 0)
+		pool := one.Pool
+		one.Pool, one.PoolUnknown = "", "persistent volume claim data, which one node mounts at a time"
+		w.fault(cluster, 0, 0, xid(95))
+		for range 3 {
+			w.pass(minute)
+			w.acts("not known")
+		}
+		if x := w.waits("not known", rescue.ReasonNoPlace); !strings.HasSuffix(x.Text, "which nodes may take default/one: it has "+one.PoolUnknown) {
+			w.Error(x.Text)
+		}
+		if len(w.state.Ledger.Rescues) > 0 {
+			w.Errorf("%s: a slot of the budget is taken: %+v", cluster, w.state.Ledger.Rescues)
+		}
+		one = w.work("one")
+		one.Pool, one.PoolUnknown = pool, ""
+		w.pass(time.Second)
+		w.acts("known", "one")
+	}
+}
+
 // With consent to end work of lower priority, a replacement does not take the last free place from another one: it waits until that has it.
 func TestPreemptAfterOthers(t *testing.T) {
 	w := newWorld(t, 2, 2)
