@@ -16,8 +16,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
 
-// maxLedger is the most bytes of a ledger, as in a variable of Nomad.
-const maxLedger = 64 << 10
+// maxLedger is the most bytes of a ledger that is indented.
+const maxLedger = 4 * rescue.LedgerBytes
 
 // FileStore has the ledger in a file of this node, for a gpu-fleet without others: a systemd unit. Commands of the same node may write it, too.
 type FileStore struct{ path string }

@@ -2,9 +2,13 @@ package fleet_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -52,6 +56,30 @@ func TestFileStore(t *testing.T) {
 		if _, err := s.Write(t.Context(), l, second); err == nil {
 			t.Errorf("%.20q is replaced", text)
 		}
+	}
+}
+
+// A file has the longest ledger, as a Nomad variable does.
+func TestFileStoreLong(t *testing.T) {
+	s := fleet.NewFileStore(filepath.Join(t.TempDir(), "ledger.json"))
+	check.NoError(t, s.Create(t.Context()))
+	l, version, err := s.Read(t.Context())
+	check.NoError(t, err)
+	for n := 0; ; n++ {
+		next := l
+		next.Rescues = append(slices.Clone(l.Rescues), rescue.Rescue{
+			Cluster: "c", Node: fmt.Sprint("n", n), GPU: "g", Hardware: "h", Cause: "XID_95", Began: time.Now().UTC(), Reserved: time.Now().UTC(),
+			Moves: []rescue.Move{{Work: []rescue.Target{{ID: fmt.Sprint(n), Namespace: "ns", Name: "n", Needs: []rescue.Need{{Kind: "k", Units: 1}}}}, Tries: 1, Sent: time.Now().UTC(), Answer: strings.Repeat("t", 300)}},
+		})
+		if text, err := json.Marshal(next); err != nil || len(text) > rescue.LedgerBytes || next.Check() != nil {
+			break
+		}
+		l = next
+	}
+	_, err = s.Write(t.Context(), l, version)
+	check.NoError(t, err)
+	if read, _, err := s.Read(t.Context()); err != nil || len(read.Rescues) != len(l.Rescues) {
+		t.Errorf("%d of %d rescues, %v", len(read.Rescues), len(l.Rescues), err)
 	}
 }
 
