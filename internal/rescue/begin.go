@@ -135,7 +135,10 @@ func (d *decision) beginGPU(g *faulty, holders []*Work) {
 	r := Rescue{
 		Cluster: g.c.Name, Node: g.c.Nodes[g.node].Name, GPU: g.gpu, Hardware: g.c.hardware(&g.c.Nodes[g.node]), Cause: g.faults[0].Cause, Began: g.since, Reserved: d.now, Listed: g.c.Mode == ModeReport,
 	}
-	budget := d.permitBudget(&r, len(holders))
+	budget := permitNames(&r)
+	if budget.ok() {
+		budget = d.permitBudget(&r, len(holders))
+	}
 	var all []candidate
 	due := false
 	for _, work := range groups(holders) {
@@ -177,11 +180,16 @@ func newMove(g *faulty, work []*Work) (m Move) {
 	return m
 }
 
-// reserve adds a rescue to the ledger, and makes the acts that are due.
+// reserve adds a rescue to the ledger, if that has place for it, and makes the acts that are due.
 func (d *decision) reserve(g *faulty, r Rescue, all []candidate) {
 	for i := range all {
 		r.Moves = append(r.Moves, all[i].move)
 	}
+	if v := d.permitBytes(&r); !v.ok() {
+		d.say(g.subject(), v)
+		return
+	}
+	d.size += encoded(r) + len(r.Moves)*moveGrows
 	d.ledger.Rescues = append(d.ledger.Rescues, r)
 	kept := &d.ledger.Rescues[len(d.ledger.Rescues)-1]
 	for i := range all {

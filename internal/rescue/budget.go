@@ -1,6 +1,8 @@
 package rescue
 
 import (
+	"encoding/json"
+	"fmt"
 	"slices"
 	"time"
 
@@ -28,7 +30,7 @@ func (d *decision) permitBudget(next *Rescue, holders int) verdict {
 		if r.GPU == next.GPU && d.now.Sub(r.Reserved) < day {
 			attempts = append(attempts, r.Reserved)
 		}
-		if r.Hardware == next.Hardware && r.GPU != next.GPU && d.now.Sub(r.Reserved) < hour && r.Reserved.After(gpus[r.GPU]) {
+		if r.sameNode(next) && r.GPU != next.GPU && d.now.Sub(r.Reserved) < hour && r.Reserved.After(gpus[r.GPU]) {
 			gpus[r.GPU] = r.Reserved
 		}
 	}
@@ -45,8 +47,57 @@ func (d *decision) permitBudget(next *Rescue, holders int) verdict {
 	return d.permitNode(next)
 }
 
-// oldest is the time of the oldest rescue.
+// sameNode reports whether two rescues are of one node, also if its hostname is not its alone any more.
+func (r *Rescue) sameNode(o *Rescue) bool {
+	return r.Hardware == o.Hardware || r.Cluster == o.Cluster && r.Node == o.Node
+}
+
+// permitBytes says whether the ledger has place for another rescue with its moves.
+func (d *decision) permitBytes(next *Rescue) verdict {
+	size := encoded(next) + len(next.Moves)*moveGrows
+	if now := d.bytes(); now+size > mostBytes {
+		return waits(ReasonLedger, "the ledger has %d bytes, and keeps no more than %d", now, mostBytes).before(d.oldest().Add(day))
+	}
+	return verdict{}
+}
+
+// permitNames refuses a rescue with names that are longer than those of any node, GPU or cause: it would take the place of others.
+func permitNames(next *Rescue) verdict {
+	if n := encoded(next); n < 0 || n > maxHead {
+		return refuses(ReasonLedger, fmt.Sprintf("the ledger keeps no names as long as those of the node, its GPU and the cause: %d bytes of %d", n, maxHead))
+	}
+	return verdict{}
+}
+
+// bytes is how long the ledger is, and may get by the answers to its open moves.
+func (d *decision) bytes() int {
+	if d.size == 0 {
+		d.size = encoded(d.ledger)
+		for i := range d.ledger.Rescues {
+			for j := range d.ledger.Rescues[i].Moves {
+				if d.ledger.Rescues[i].Moves[j].Outcome == Open {
+					d.size += moveGrows
+				}
+			}
+		}
+	}
+	return d.size
+}
+
+// encoded is how many bytes a part of a ledger has; negative = it can't be written.
+func encoded(part any) int {
+	text, err := json.Marshal(part)
+	if err != nil {
+		return -1
+	}
+	return len(text)
+}
+
+// oldest is the time of the oldest rescue; now, if there is none.
 func (d *decision) oldest() time.Time {
+	if len(d.ledger.Rescues) == 0 {
+		return d.now
+	}
 	return slices.MinFunc(d.ledger.Rescues, func(a, b Rescue) int { return a.Reserved.Compare(b.Reserved) }).Reserved
 }
 

@@ -37,7 +37,7 @@ type Cluster struct {
 // Node is a node with GPUs.
 type Node struct {
 	Name        string
-	Hardware    string    // the same in all clusters that have the node, such as its hostname; "" = no other cluster has it
+	Hardware    string    // the same in all clusters that have the node, such as its hostname; "" = no other cluster has it. One that several nodes of an orchestrator have is none
 	Ready       bool      // by the servers, and not about to be lost
 	Draining    bool      // its work is leaving it
 	Schedulable bool      // it takes new work: eligible, not cordoned
@@ -132,6 +132,8 @@ type cluster struct {
 	workAt map[string]int
 	onNode [][]int          // work by node
 	after  map[string][]int // work by the work that it replaces
+
+	ambiguous map[string]bool // Node.Hardware that several nodes of one orchestrator have
 }
 
 // NewFleet returns the fleet of clusters. A cluster in which two objects have one name can't be read, since one of them is not what it seems. What is
@@ -145,7 +147,29 @@ func NewFleet(clusters ...Cluster) Fleet {
 		}
 		all = append(all, newCluster(c))
 	}
+	findAmbiguous(all)
 	return Fleet{all}
+}
+
+// findAmbiguous finds hostnames that several nodes of one orchestrator have, as those that are made from one image: they do not tell that two are one node.
+func findAmbiguous(all []cluster) {
+	type owner struct {
+		hardware     string
+		agentReports bool // which orchestrator
+	}
+	seen, twice := map[owner]bool{}, map[string]bool{}
+	for i := range all {
+		for n := range all[i].Nodes {
+			k := owner{all[i].Nodes[n].Hardware, all[i].AgentReports}
+			if seen[k] {
+				twice[k.hardware] = true
+			}
+			seen[k] = true
+		}
+	}
+	for i := range all {
+		all[i].ambiguous = twice
+	}
 }
 
 // sorted returns all in the order of a name. What is in order is returned as it is: the caller's objects often are.
@@ -222,7 +246,12 @@ func (c *cluster) node(name string) *Node {
 }
 
 // hardware names the node in all clusters that have it: it is one for the budgets and the quorum.
-func (c *cluster) hardware(n *Node) string { return cmp.Or(n.Hardware, c.Name+"/"+n.Name) }
+func (c *cluster) hardware(n *Node) string {
+	if n.Hardware == "" || c.ambiguous[n.Hardware] {
+		return c.Name + "/" + n.Name
+	}
+	return n.Hardware
+}
 
 // at returns where a device of the node is.
 func (n *Node) at(id gpu.DeviceID) (gpu.Placement, bool) {

@@ -1,6 +1,7 @@
 package rescue
 
 import (
+	"math"
 	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/core/health"
@@ -96,11 +97,8 @@ func (d *decision) eligible(c *cluster, node *Node, r repair) Change {
 	i := slices.IndexFunc(d.ledger.Ineligible, func(w Withdrawn) bool { return w.Cluster == c.Name && w.Node == node.Name })
 	switch {
 	case i < 0:
-		if d.Ineligible && node.Schedulable && r.gpus > 0 && r.gpus >= gpusOf(node) && len(d.ledger.Ineligible) < maxWithdrawn {
-			if c.Mode == ModeAct {
-				d.ledger.Ineligible = append(d.ledger.Ineligible, Withdrawn{Cluster: c.Name, Node: node.Name})
-			}
-			return MakeIneligible
+		if d.Ineligible && node.Schedulable && r.gpus > 0 && r.gpus >= gpusOf(node) {
+			return d.withdraw(c, node)
 		}
 		return Unchanged
 	case node.Schedulable && d.ledger.Ineligible[i].Index == 0 && r.gpus > 0:
@@ -118,6 +116,20 @@ func (d *decision) eligible(c *cluster, node *Node, r repair) Change {
 		return Unchanged
 	}
 	return MakeEligible
+}
+
+// withdraw makes a node ineligible, if the ledger has place for that.
+func (d *decision) withdraw(c *cluster, node *Node) Change {
+	next := Withdrawn{Cluster: c.Name, Node: node.Name, Index: math.MaxUint64} // the longest
+	size := encoded(next)
+	if len(d.ledger.Ineligible) >= maxWithdrawn || size > maxHead || d.bytes()+size > mostBytes {
+		return Unchanged
+	}
+	if c.Mode == ModeAct {
+		next.Index = 0
+		d.ledger.Ineligible, d.size = append(d.ledger.Ineligible, next), d.size+size
+	}
+	return MakeIneligible
 }
 
 func gpusOf(node *Node) int {

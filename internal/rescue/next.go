@@ -22,6 +22,7 @@ type decision struct {
 	faulty  []faulty       // GPUs with a fault that counts, the one that was first seen first
 	at      map[gpuKey]int // into faulty
 	byGPU   map[gpu.DeviceID][]int
+	size    int               // bytes of the ledger; 0 = not computed yet
 	most    int               // nodes on which acts may be under way at a time; 0 = not computed yet
 	wouldBe []string          // nodes that would be busy, had the acts of this decision been made
 	rooms   map[string]*rooms // of clusters in which a place was looked for

@@ -114,7 +114,7 @@ const (
 	ReasonGPUs        Reason = "BUDGET_GPUS"         // of the node within an hour
 	ReasonNodes       Reason = "BUDGET_NODES"        // at a time
 	ReasonAttempts    Reason = "BUDGET_ATTEMPTS"     // of the GPU within a day
-	ReasonLedger      Reason = "LEDGER_FULL"         // as many rescues within a day as the ledger keeps
+	ReasonLedger      Reason = "LEDGER_FULL"         // as many rescues within a day as the ledger keeps; refused: with longer names than it keeps
 	ReasonBlocked     Reason = "BLOCKED"             // the orchestrator does not let the act through now
 	ReasonSent        Reason = "SENT"                // the call has no answer yet
 	ReasonEnding      Reason = "ENDING"              // the work is ending

@@ -505,3 +505,88 @@ func TestEndedMoves(t *testing.T) {
 		t.Errorf("told again: %+v", w.last.Ended)
 	}
 }
+
+// Nodes of one cluster, or of two clusters of one orchestrator, that have one hostname are several: for the budget of nodes and the quorum.
+func TestSameHostname(t *testing.T) {
+	for name, where := range map[string][]string{"in one region": {"nomad", "nomad", "nomad"}, "in three regions": {"nomad", "nomad-b", "nomad-c"}} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 4, 2)
+			w.clusters = append(w.clusters, newCluster("nomad-b", 4, 2), newCluster("nomad-c", 4, 2))
+			for _, c := range w.clusters {
+				for n := range c.Nodes {
+					c.Nodes[n].Hardware = "ubuntu"
+				}
+			}
+			w.policy.MaxPercent = 0
+			strike := func(n int) {
+				w.run(fmt.Sprint("w", n), where[n], n, 0)
+				w.fault(where[n], n, 0, xid(95))
+			}
+			strike(0)
+			strike(1)
+			w.pass(minute)
+			if len(w.last.Acts) != 1 {
+				t.Errorf("acts on two nodes, and one is allowed: %+v", w.last.Acts)
+			}
+			w.waits("the other one", rescue.ReasonNodes)
+			strike(2)
+			w.pass(time.Second)
+			if w.state.Ledger.Stop == nil {
+				t.Error("three nodes, and two are allowed")
+			}
+		})
+	}
+}
+
+// A ledger of the longest names fits a Nomad variable, too, with what is to be added: answers, nodes that are ineligible, and the stop of a person.
+func TestLedgerOfLongNames(t *testing.T) {
+	w := newWorld(t, 1, 1)
+	c := newCluster("nomad-"+strings.Repeat("x", 25), 130, 2)
+	w.clusters = []*rescue.Cluster{c}
+	w.policy = rescue.Policy{MaxGPUs: 1, MaxNodes: 1000, Attempts: 1, QuorumNodes: 1000, QuorumTime: minute, Ineligible: true}
+	for n := range c.Nodes {
+		node := &c.Nodes[n]
+		node.Name, node.Hardware = fmt.Sprint(strings.Repeat("l", 60), n), fmt.Sprint(strings.Repeat("h", 60), n)
+		c.Pools["all"][n] = node.Name
+		id := fmt.Sprintf("%d-%s", n, strings.Repeat("i", 33))
+		one := w.run(id, c.Name, n, 0)
+		one.Name, one.Namespace = strings.Repeat("n", 63), strings.Repeat("s", 63)
+	}
+	for n := range c.Nodes {
+		for g := range 1 + n%2 {
+			w.fault(c.Name, n, g, rescue.Fault{State: health.GPULost, Repair: health.Replace, Cause: "RECOVERY_ACTION_DRAIN_AND_RESET", HoldersKnown: true})
+		}
+		for _, a := range w.pass(time.Second).Acts {
+			w.state = w.state.Answered(a, rescue.Answer{Kind: rescue.Blocked, Text: strings.Repeat("t", 1000), Remedy: strings.Repeat("r", 1000)}, w.now)
+		}
+		stopped := w.state.Stopped(strings.Repeat("b", 100), strings.Repeat("\"", 300), w.now)
+		if size := len(text(t, stopped.Ledger)); size > rescue.LedgerBytes {
+			t.Fatalf("%d bytes after %d rescues", size, len(w.state.Ledger.Rescues))
+		}
+	}
+	w.waits("full", rescue.ReasonLedger)
+	if n := len(w.state.Ledger.Rescues); n < 30 {
+		t.Errorf("%d rescues", n)
+	}
+}
+
+// A node whose names, or that of a GPU or cause, are longer than those of any, has no work moved: it would fill the ledger of all others.
+func TestLongNames(t *testing.T) {
+	for name, change := range map[string]func(w *world, f *rescue.Fault){
+		"cause":    func(_ *world, f *rescue.Fault) { f.Cause = strings.Repeat("X", 2000) },
+		"hostname": func(w *world, _ *rescue.Fault) { w.node("nomad", 0).Hardware = strings.Repeat("\x01", 300) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 3, 2)
+			w.run("w0", "nomad", 0, 0)
+			f := xid(95)
+			change(w, &f)
+			w.fault("nomad", 0, 0, f)
+			w.run("w1", "nomad", 1, 0)
+			w.fault("nomad", 1, 0, xid(79))
+			w.pass(minute)
+			w.acts("the other node", "w1")
+			w.refused("too long", rescue.ReasonLedger)
+		})
+	}
+}

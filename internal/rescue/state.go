@@ -48,6 +48,11 @@ const (
 	maxMoves     = 80
 	maxWithdrawn = 50
 	maxAnswer    = 120 // bytes
+
+	// In bytes of JSON:
+	maxHead   = 1200                    // of a rescue without its moves
+	moveGrows = 512                     // what answers and times add to an open move
+	mostBytes = LedgerBytes - (3 << 10) // so that a person can stop all acts, with a text
 )
 
 // NewLedger is the ledger of a team that has made no act. An operator creates it once: a ledger that is missing is not an empty one.
