@@ -83,7 +83,7 @@ func isCause(word string) bool {
 			return false
 		}
 	}
-	return word != ""
+	return word != "" && len(word) <= maxCause
 }
 
 // timeIn returns the first time after the word "since"; zero if there is none.

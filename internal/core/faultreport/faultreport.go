@@ -5,6 +5,7 @@ package faultreport
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -96,9 +97,28 @@ func Parse(text string) (Report, error) {
 		return Report{}, fmt.Errorf("the report of faults has version %d, and this program reads %d", r.Version, Version)
 	}
 	for i, f := range r.Faults {
-		if f.GPU == "" || f.Cause == "" {
-			return Report{}, fmt.Errorf("fault %d of the report names GPU %q and cause %q", i, f.GPU, f.Cause)
+		if err := f.check(); err != nil {
+			return Report{}, fmt.Errorf("fault %d of the report %w", i, err)
 		}
 	}
 	return r, nil
+}
+
+// The longest names, in bytes: readers keep them.
+const (
+	maxCause = 64
+	maxGPU   = 128
+)
+
+// check returns why a fault is none that an agent writes. A reader puts it beside those of other nodes, in what it stores and shows.
+func (f Fault) check() error {
+	switch {
+	case f.GPU == "" || len(f.GPU) > maxGPU || strings.ContainsFunc(string(f.GPU), func(c rune) bool { return c <= ' ' || c > '~' }):
+		return fmt.Errorf("names GPU %.140q", f.GPU)
+	case !isCause(f.Cause):
+		return fmt.Errorf("names cause %.80q", f.Cause)
+	case !f.Since.IsZero() && f.Since.Unix() < 0:
+		return fmt.Errorf("has since %v, which is before 1970", f.Since)
+	}
+	return nil
 }

@@ -57,8 +57,13 @@ func TestReportIsRefused(t *testing.T) {
 		`{"v":2}`:                            "version 2",
 		`{"v":1,"faults":[{"gpu":""}]}`:      "fault 0",
 		`{"v":1,"faults":[{"gpu":"GPU-1"}]}`: "cause",
-		strings.Repeat(" ", 1+faultreport.MaxBytes):                       "bytes",
-		`{"v":1,"faults":[{"gpu":"GPU-1","cause":"LOST","state":"ill"}]}`: "state",
+		strings.Repeat(" ", 1+faultreport.MaxBytes):                                             "bytes",
+		`{"v":1,"faults":[{"gpu":"GPU-1","cause":"LOST","state":"ill"}]}`:                       "state",
+		`{"v":1,"faults":[{"gpu":"GPU-1","cause":"\u001b[2J"}]}`:                                "cause",
+		`{"v":1,"faults":[{"gpu":"GPU-1\n","cause":"LOST"}]}`:                                   "GPU",
+		`{"v":1,"faults":[{"gpu":"GPU-1","cause":"` + strings.Repeat("X", 65) + `"}]}`:          "cause",
+		`{"v":1,"faults":[{"gpu":"GPU-` + strings.Repeat("1", 125) + `","cause":"LOST"}]}`:      "GPU",
+		`{"v":1,"faults":[{"gpu":"GPU-1","cause":"LOST","since":"0000-01-01T00:00:00+23:59"}]}`: "since",
 	} {
 		if _, err := faultreport.Parse(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.40q: %v, want %q", text, err, want)
@@ -76,6 +81,11 @@ func FuzzParse(f *testing.F) {
 		}
 		if _, err := faultreport.Encode(r); err != nil {
 			t.Errorf("a report that was read can't be written: %v", err)
+		}
+		for _, f := range r.Faults {
+			if _, err := f.Since.UTC().MarshalJSON(); err != nil {
+				t.Errorf("a time that was read can't be written: %v", err)
+			}
 		}
 	})
 }
