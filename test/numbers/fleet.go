@@ -258,6 +258,9 @@ func (r *fleetRun) allFaulty(ctx context.Context, _ string) error {
 	if err := r.page("all GPUs faulty"); err != nil {
 		return err
 	}
+	if err := r.memory("all GPUs faulty, page read"); err != nil {
+		return err
+	}
 	d, err := r.p.document(ctx)
 	if err == nil && d.Stop == nil {
 		err = errors.New("all GPUs are faulty, and acts are not stopped")
@@ -300,6 +303,14 @@ func (r *fleetRun) memory(name string) error {
 	for _, f := range all[:2] {
 		r.add(name+": "+f.name, f.unit, f.value)
 	}
+	if err != nil {
+		return err
+	}
+	text, err := os.ReadFile((&process{pid: r.p.pid}).path("status"))
+	_, rest, _ := strings.Cut(string(text), "\nVmHWM:")
+	var kb float64
+	_, _ = fmt.Sscan(rest, &kb) // 0: the kernel does not have it
+	r.add(name+": most that was resident", "MiB", kb/1024)
 	return err
 }
 
