@@ -1,7 +1,6 @@
 package rescue
 
 import (
-	"math"
 	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/core/health"
@@ -120,7 +119,7 @@ func (d *decision) eligible(c *cluster, node *Node, r repair) Change {
 
 // withdraw makes a node ineligible, if the ledger has place for that.
 func (d *decision) withdraw(c *cluster, node *Node) Change {
-	next := Withdrawn{Cluster: c.Name, Node: node.Name, Index: math.MaxUint64} // the longest
+	next := Withdrawn{Cluster: c.Name, Node: node.Name, Index: ^uint64(0)} // the longest
 	size := encoded(next)
 	if len(d.ledger.Ineligible) >= maxWithdrawn || size > maxHead || d.bytes()+size > mostBytes {
 		return Unchanged
