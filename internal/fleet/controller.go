@@ -91,7 +91,9 @@ func (c *Controller) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	for _, one := range c.Clusters {
-		running.Go(func() { c.runCluster(ctx, one) })
+		if one.Shown().Load().Mode != rescue.ModeOff {
+			running.Go(func() { c.runCluster(ctx, one) })
+		}
 	}
 	running.Go(func() { c.elect(ctx) })
 	task := c.Watchdog.Register("rescue")

@@ -631,6 +631,22 @@ func TestHangingCluster(t *testing.T) {
 	})
 }
 
+// TestOff has a cluster in mode off: nothing is asked of its servers.
+func TestOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTeam(t)
+		w.nomad.c.Mode = rescue.ModeOff
+		one := w.start(w.process("a"))
+		time.Sleep(time.Minute)
+		if c := one.clients[0].shown.Load(); !c.ReadAt.IsZero() {
+			t.Errorf("it was read at %v", c.ReadAt)
+		}
+		if c := one.View().Load().Clusters[1]; c.ReadAt.IsZero() {
+			t.Error("the other one was not read")
+		}
+	})
+}
+
 // TestManyChanges has a cluster change a thousand times a second: there is one decision a second.
 func TestManyChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

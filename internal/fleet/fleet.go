@@ -32,7 +32,7 @@ type Cluster interface {
 	Kind() Kind
 
 	// Run follows the servers until ctx ends, and stores in Shown. Servers that do not answer are a Problem of what is shown, and no error. The mode
-	// of what it shows is the configured one.
+	// of what it shows is the configured one. In mode off it is not run.
 	Run(ctx context.Context) error
 	Shown() *watch.Value[rescue.Cluster]
 

@@ -110,6 +110,9 @@ func ledgerOf(v fleet.View) Ledger {
 
 func clusterOf(c fleet.ClusterView, nodes []Node, now time.Time) Cluster {
 	out := Cluster{Name: c.Name, Kind: c.Kind, Mode: c.Mode, Problem: c.Problem, ReadAt: c.ReadAt}
+	if c.Mode == rescue.ModeOff {
+		out.Problem = "" // it is not to be read
+	}
 	if !c.ReadAt.IsZero() {
 		out.AgeSeconds = max(0, now.Sub(c.ReadAt)).Seconds()
 	}
