@@ -171,16 +171,24 @@ func schemaFile(t *testing.T, path string) map[string]any {
 const (
 	valuesSchema  = deploy + "/chart/values.schema.json"
 	productSchema = "../../docs/tandem.schema.json"
+	fleetSchema   = "../../docs/gpu-fleet.schema.json"
 )
 
-// The schema has the descriptions of values.yaml and, for a configuration, the agent's own schema. "go test -update" writes them.
+// The schema has the descriptions of values.yaml and, for a configuration, the schema of the program. "go test -update" writes them.
 func TestSchemaDescribesTheValues(t *testing.T) {
 	s, product := schemaFile(t, valuesSchema), schemaFile(t, productSchema)
 	delete(product, "$schema")
 	delete(product, "title")
 	s["$defs"].(map[string]any)["configuration"] = product
 	describe(t, s, "chart")
-	describe(t, schemaFile(t, deploy+"/fleet-chart/values.schema.json"), "fleet-chart")
+
+	fleet, file := schemaFile(t, deploy+"/fleet-chart/values.schema.json"), schemaFile(t, fleetSchema)["properties"].(map[string]any)
+	delete(file["ledger"].(map[string]any)["properties"].(map[string]any), "file") // pods have no disk for it
+	config := find(fleet, "config")["properties"].(map[string]any)
+	for name := range config {
+		config[name] = file[name]
+	}
+	describe(t, fleet, "fleet-chart")
 }
 
 // describe compares a chart's schema with one that has the descriptions.

@@ -239,6 +239,19 @@ func TestEachFleetValueIsTried(t *testing.T) {
 	}
 }
 
+// A ledger in the cluster of gpu-fleet of which not all is given is of its namespace, and has its name.
+func TestFleetLedger(t *testing.T) {
+	all := fleetObjects(t, parse(t, `config: {ledger: {cluster: kubernetes, name: budget}}`))
+	config := all["ConfigMap gpu-fleet-config"]["data"].(object)["gpu-fleet.yaml"].(object)
+	if diff := cmp.Diff(config["ledger"], object{"cluster": "kubernetes", "namespace": "gpu-fleet", "name": "budget"}); diff != "" {
+		t.Error(diff)
+	}
+	role := strict[rbacv1.Role](t, all["Role gpu-fleet"])
+	if role.Namespace != "gpu-fleet" || role.Rules[0].ResourceNames[0] != "budget" {
+		t.Errorf("%+v", role)
+	}
+}
+
 // Each wrong value is refused with its place.
 func TestWrongFleetValuesAreRefused(t *testing.T) {
 	cluster := func(text string) string { return "config: {clusters: [" + text + "]}" }
@@ -252,7 +265,9 @@ func TestWrongFleetValuesAreRefused(t *testing.T) {
 		{cluster(`{name: a, kind: kubernetes, mode: on}`), "/config/clusters/0/mode'"},
 		{cluster(`{name: a, kind: kubernetes, address: "https://a"}`), "/config/clusters/0/address'"},
 		{cluster(`{name: a, kind: nomad, kubeconfig: /k}`), "/config/clusters/0/kubeconfig'"},
-		{cluster(`{name: a, kind: nomad}`), "a: set address"},
+		{cluster(`{name: a, kind: nomad}`), "/config/clusters/0': missing property 'address'"},
+		{cluster(`{name: a, kind: nomad, address: "nomad:4646"}`), "/config/clusters/0/address'"},
+		{`config: {ledger: {file: /var/lib/ledger}}`, "'file'"},
 		{cluster(`{name: a, kind: kubernetes}, {name: a, kind: nomad, address: "https://a:4646"}`), "a: two clusters have this name"},
 		{cluster(`{name: a, kind: kubernetes}, {name: b, kind: kubernetes}`), "set kubeconfig of the other"},
 		{cluster(`{name: a, kind: nomad, address: "https://a:4646"}`), "config.ledger.cluster: it is empty"},

@@ -35,8 +35,8 @@
 {{- define "fleet.ledger" -}}
 {{- $own := include "fleet.own" . | fromJson -}}
 {{- $ledger := default dict .Values.config.ledger -}}
-{{- if and (not $ledger) $own -}}
-{{- $ledger = dict "cluster" $own.name "namespace" .Release.Namespace "name" (include "fleet.fullname" .) -}}
+{{- if and $own (eq (default $own.name $ledger.cluster) $own.name) -}}
+{{- $ledger = merge (dict) $ledger (dict "cluster" $own.name "namespace" .Release.Namespace "name" (include "fleet.fullname" .)) -}}
 {{- end -}}
 {{- toJson $ledger -}}
 {{- end -}}

@@ -203,6 +203,23 @@ func TestSchemaFile(t *testing.T) {
 	check.NoError(t, compiled(t).Validate(value))
 }
 
+// The limits of numbers in the schema are those that are checked.
+func TestLimits(t *testing.T) {
+	t.Parallel()
+	s := compiled(t)
+	for key, limits := range map[string][2]int{"max_gpus": {1, 64}, "max_nodes": {1, 1000}, "max_percent": {0, 50}, "attempts": {1, 10}, "quorum_nodes": {1, 1000}} {
+		for _, n := range []int{limits[0] - 1, limits[0], limits[1], limits[1] + 1} {
+			text := fmt.Sprintf("clusters: [{name: dc1, kind: nomad, address: 'http://127.0.0.1:4646'}]\npolicy: {%s: %d}\n", key, n)
+			var value any
+			check.NoError(t, yaml.Unmarshal([]byte(text), &value))
+			_, err := config.Parse("f.yaml", []byte(text))
+			if want := n >= limits[0] && n <= limits[1]; (err == nil) != want || (s.Validate(value) == nil) != want {
+				t.Errorf("%s = %d: %v; by the schema: %v", key, n, err, s.Validate(value))
+			}
+		}
+	}
+}
+
 func compiled(t *testing.T) *jsonschema.Schema {
 	t.Helper()
 	var text bytes.Buffer

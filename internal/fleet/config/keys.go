@@ -101,12 +101,12 @@ func policyOptions(p *rescue.Policy) []option {
 		{schema.Key{Name: "ignore", Type: schema.ListOf(textType, 0), Usage: "causes that are no reason to move work, as the agents' `inspect` shows them: `[XID_48, NVLINK_DOWN]`"},
 			func(v document.Value) { p.Ignore = causes(v) }},
 		lasts("delay", &p.Delay, "for how long a fault must have lasted; in this time a fault of many nodes shows itself as such"),
-		counts("max_gpus", &p.MaxGPUs, "GPUs of a node from which work is moved within an hour"),
-		counts("max_nodes", &p.MaxNodes, "nodes from which work is moved at a time; `max_percent` if that is more"),
-		counts("max_percent", &p.MaxPercent, "the same, as a percentage of the nodes with GPUs of all clusters"),
+		counts("max_gpus", &p.MaxGPUs, 1, 64, "GPUs of a node from which work is moved within an hour"),
+		counts("max_nodes", &p.MaxNodes, 1, 1000, "nodes from which work is moved at a time; `max_percent` if that is more"),
+		counts("max_percent", &p.MaxPercent, 0, 50, "the same, as a percentage of the nodes with GPUs of all clusters"),
 		lasts("cool_down", &p.CoolDown, "for how long a node counts in `max_nodes` after its work was moved"),
-		counts("attempts", &p.Attempts, "moves of the work of one GPU within a day"),
-		counts("quorum_nodes", &p.QuorumNodes, "nodes that may get a fault of one cause within `quorum_time`; one more stops all acts until `gpu-fleet resume`"),
+		counts("attempts", &p.Attempts, 1, 10, "moves of the work of one GPU within a day"),
+		counts("quorum_nodes", &p.QuorumNodes, 1, 1000, "nodes that may get a fault of one cause within `quorum_time`; one more stops all acts until `gpu-fleet resume`"),
 		lasts("quorum_time", &p.QuorumTime, "see `quorum_nodes`"),
 		lasts("deadline", &p.Deadline, "after which a move that the orchestrator does not let through is given up; 0 = never"),
 		allows("preempt", &p.Preempt, "the orchestrator may end one workload of lower priority for a replacement"),
@@ -152,7 +152,7 @@ func shortest(d time.Duration) string {
 }
 
 // counts is a whole number.
-func counts(name string, field *int, usage string) option {
+func counts(name string, field *int, least, most int, usage string) option {
 	set := func(v document.Value) {
 		text, ok := v.Scalar()
 		if !ok {
@@ -165,7 +165,7 @@ func counts(name string, field *int, usage string) option {
 		}
 		*field = n
 	}
-	return option{schema.Key{Name: name, Default: strconv.Itoa(*field), Type: schema.Int(0, 0), Usage: usage}, set}
+	return option{schema.Key{Name: name, Default: strconv.Itoa(*field), Type: schema.Int(least, most), Usage: usage}, set}
 }
 
 // allows is true or false.
