@@ -77,8 +77,11 @@ func fleetByName(t *testing.T, all []object) map[string]object {
 		case "Namespace":
 			continue
 		case "ConfigMap":
-			delete(meta, "labels")
 			data := o["data"].(object)
+			if _, configures := data["gpu-fleet.yaml"]; !configures {
+				break
+			}
+			delete(meta, "labels")
 			var config object
 			if err := yaml.Unmarshal([]byte(data["gpu-fleet.yaml"].(string)), &config); err != nil {
 				t.Fatal(err)
@@ -189,6 +192,8 @@ func TestFleetValues(t *testing.T) {
 				strict[netv1.NetworkPolicy](t, o)
 			case "Deployment":
 				checkFleetPod(t, name, strict[appsv1.Deployment](t, o).Spec.Template.Spec)
+			case "PrometheusRule":
+				checkFleetRules(t, o)
 			case "ConfigMap", "PodMonitor":
 			default:
 				t.Errorf("%s: a %s", name, key)
@@ -198,6 +203,25 @@ func TestFleetValues(t *testing.T) {
 		if got := strings.Join(roles, ", "); got != want[name] {
 			t.Errorf("%s: roles %q, want %q", name, got, want[name])
 		}
+	}
+}
+
+// checkFleetRules expects the alerts on gpu-fleet alone, but for one that a value leaves out.
+func checkFleetRules(t *testing.T, rule object) {
+	t.Helper()
+	text, err := os.ReadFile(deploy + "/monitoring/tandem.rules.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []any
+	for _, g := range parse(t, string(text))["groups"].([]any) {
+		if g := g.(object); g["name"] == "tandem.fleet" {
+			g["rules"] = slices.DeleteFunc(g["rules"].([]any), func(r any) bool { return r.(object)["alert"] == "TandemFleetStopped" })
+			want = append(want, g)
+		}
+	}
+	if diff := cmp.Diff(want, rule["spec"].(object)["groups"]); len(want) != 1 || diff != "" {
+		t.Error(diff)
 	}
 }
 
