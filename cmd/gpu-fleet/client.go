@@ -78,16 +78,16 @@ func local(listen string) string {
 func readToken(path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return "", fmt.Errorf("token: %w", err)
+		return "", fmt.Errorf("token file: %w", err)
 	}
 	defer func() { _ = f.Close() }()
 	text, err := io.ReadAll(io.LimitReader(f, maxToken))
 	if err != nil {
-		return "", fmt.Errorf("token: %w", err)
+		return "", fmt.Errorf("token file: %w", err)
 	}
 	token := strings.TrimSpace(string(text))
 	if token == "" {
-		return "", fmt.Errorf("token: %s is empty", path)
+		return "", fmt.Errorf("token file: %s has no token", path)
 	}
 	return token, nil
 }
@@ -163,10 +163,8 @@ func (c client) refused(resp *http.Response, answer []byte) error {
 	}
 	text := strings.Join(strings.Fields(string(answer)), " ")
 	text = cmp.Or(text, resp.Status)
-	switch {
-	case resp.StatusCode == http.StatusUnauthorized && c.token == "":
+	if resp.StatusCode == http.StatusUnauthorized {
 		return fmt.Errorf("%s: %s: want --token-file with the token of that process's token_file, or --ledger", c.base, text)
-	default:
-		return fmt.Errorf("%s: %s", c.base, text)
 	}
+	return fmt.Errorf("%s: %s", c.base, text)
 }

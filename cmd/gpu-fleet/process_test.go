@@ -144,7 +144,7 @@ func TestProcess(t *testing.T) {
 		{[]string{"stop", "a", "rollout"}, 1, "", "gpu-fleet: " + url + ": "}, // there is no ledger
 		{[]string{"init"}, 0, "created the ledger: file " + ledger + "\n", ""},
 		{[]string{"init"}, 1, "", "gpu-fleet: file " + ledger + ": there is a ledger already: nothing was changed\n"},
-		{[]string{"resume"}, 0, "acts were not stopped\n", ""},
+		{[]string{"resume"}, 0, "acts are allowed\n", ""},
 		{[]string{"stop", "a", "rollout"}, 0, "all acts are stopped, by ada@" + host + ": a rollout\n", ""},
 	} {
 		code, stdout, stderr := p.command(t, step.args...)

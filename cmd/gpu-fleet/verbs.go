@@ -25,7 +25,7 @@ import (
 func (p *program) clientVerbs(asJSON cli.Flag) []command.Verb {
 	address := setting("address", "ADDRESS", "", "of the gpu-fleet that runs, any of the team; that of listen in the configuration, or "+config.DefaultListen+", if not given", &p.address)
 	token := setting("token-file", "PATH", "", "file with the token; that of token_file in the configuration if not given", &p.tokenFile)
-	by := &cli.StringFlag{Name: "by", DefaultText: "TEXT", Destination: &p.by, Usage: "who gives the command, for the others; the user and the host if not given"}
+	by := &cli.StringFlag{Name: "by", DefaultText: "TEXT", Destination: &p.by, Usage: "who gives the command, for the others; user and host name if not given"}
 	ledger := &cli.BoolFlag{Name: "ledger", Destination: &p.onLedger, Usage: "change the ledger itself, with the rights of the configuration: no gpu-fleet has to answer, and no token is needed"}
 	mode := &cli.StringFlag{Name: "mode", Value: "act", DefaultText: "MODE", Destination: &p.planMode, Usage: document.Choice(planModes) + ": of all clusters that are not off"}
 	return []command.Verb{
@@ -71,7 +71,7 @@ func show[T interface{ WriteText(w io.Writer) }](ctx context.Context, p *program
 
 // change is the output of stop and resume as JSON.
 type change struct {
-	Before *report.Stop `json:"before"` // null = acts were not stopped
+	Before *report.Stop `json:"before"` // what had stopped acts; null = nothing, as far as the process that was asked has read the ledger
 	After  *report.Stop `json:"after"`
 }
 
@@ -104,7 +104,7 @@ func (p *program) resume(ctx context.Context, c *cli.Command) error {
 	case c.Bool("json"):
 		return p.writeJSON(change{Before: before})
 	case before == nil:
-		_, err = fmt.Fprintln(p.stdout, "acts were not stopped")
+		_, err = fmt.Fprintln(p.stdout, "acts are allowed") // the process that was asked may not have read the latest stop
 	default:
 		_, err = fmt.Fprintf(p.stdout, "acts are allowed again; they were stopped since %s by %s: %s\n", before.At.UTC().Format(time.RFC3339), before.By, before.Text)
 	}

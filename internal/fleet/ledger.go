@@ -150,10 +150,15 @@ func (c *Controller) ledgerProblem(err error) {
 		Code: problem.LedgerStore, Text: "no work is moved: the ledger, " + c.Store.String() + ", can't be read or written: " + err.Error(),
 		Remedy: "see whether its servers answer and gpu-fleet has the right; it tries again",
 	}
-	if _, damaged := errors.AsType[*DamagedError](err); damaged || errors.Is(err, ErrNoLedger) {
+	if _, damaged := errors.AsType[*DamagedError](err); damaged {
 		p = problem.Problem{
 			Code: problem.Ledger, Text: "no work is moved: " + err.Error() + " (" + c.Store.String() + ")",
-			Remedy: "restore it from a backup; or, if no act of the last day is to count, remove what is there and create an empty one: gpu-fleet init",
+			Remedy: "restore it from a backup; or, if no act of the last day is to count, remove it and create an empty one: gpu-fleet init",
+		}
+	} else if errors.Is(err, ErrNoLedger) {
+		p = problem.Problem{
+			Code: problem.Ledger, Text: "no work is moved: there is no ledger (" + c.Store.String() + ")",
+			Remedy: "after the installation create it: gpu-fleet init. If there was one, restore it from a backup, unless no act of the last day is to count",
 		}
 	}
 	c.problems.Put(p, slog.LevelError, "ledger can't be used, and no work is moved", "ledger", c.Store.String(), "error", err)

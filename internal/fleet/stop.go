@@ -43,7 +43,7 @@ func (c *Controller) Resume(ctx context.Context, by string) error {
 
 func checkText(key, value string, most int) error {
 	if value == "" || len(value) > most {
-		return &setting.Error{Key: key, Value: value, Remedy: fmt.Sprintf("a text of 1 to %d bytes", most)}
+		return &setting.Error{Key: key, Value: value[:min(len(value), 20)], Remedy: fmt.Sprintf("want a text of 1 to %d bytes, not %d", most, len(value))}
 	}
 	return nil
 }

@@ -126,8 +126,8 @@ func (c Config) Summary() (lines []string) {
 	p := c.Policy
 	lines = append(lines, c.Ledger.String(),
 		fmt.Sprintf("a fault counts after %v; budget: GPUs of a node an hour: %d; nodes at a time: %d, or %d%% if that is more; attempts a GPU a day: %d",
-			p.Delay, p.MaxGPUs, p.MaxNodes, p.MaxPercent, p.Attempts),
-		fmt.Sprintf("faults of one cause within %v stop all acts if the nodes are more than: %d", p.QuorumTime, p.QuorumNodes))
+			shortest(p.Delay), p.MaxGPUs, p.MaxNodes, p.MaxPercent, p.Attempts),
+		fmt.Sprintf("faults of one cause within %v stop all acts if the nodes are more than: %d", shortest(p.QuorumTime), p.QuorumNodes))
 	if len(p.Ignore) > 0 {
 		lines = append(lines, "ignored causes: "+strings.Join(p.Ignore, ", "))
 	}

@@ -73,15 +73,15 @@ const (
 func New(o Options) (*Cluster, error) {
 	config, err := configOf(o)
 	if err != nil {
-		return nil, fmt.Errorf("cluster %s: %w", o.Name, err)
+		return nil, err
 	}
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("cluster %s: %w", o.Name, err)
+		return nil, err
 	}
 	lead, err := kubernetes.NewForConfig(rest.CopyConfig(config))
 	if err != nil {
-		return nil, fmt.Errorf("cluster %s: %w", o.Name, err)
+		return nil, err
 	}
 	return newCluster(o, client, lead), nil
 }

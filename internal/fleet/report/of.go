@@ -54,9 +54,12 @@ func (d *Document) alerts(undecided string) []Alert {
 		all = append(all, Alert{Code: string(rescue.ReasonStopped), Text: "all acts are stopped by " + d.Stop.By + ": " + d.Stop.Text, Since: d.Stop.At,
 			Remedy: "remove the cause, then run gpu-fleet resume"})
 	}
-	if d.Ledger.Error != "" {
-		all = append(all, Alert{Code: LedgerError, Text: "no act is made: the ledger (" + d.Ledger.Where + ") can't be used: " + d.Ledger.Error})
-	} else if undecided != "" && d.Leads {
+	for _, p := range d.Problems {
+		if ofLedger(p) {
+			all = append(all, alertOf(p))
+		}
+	}
+	if undecided != "" && d.Leads && d.Ledger.Error == "" {
 		all = append(all, Alert{Code: Undecided, Text: undecided})
 	}
 	if !d.Leads && d.Leader == "" {
@@ -68,7 +71,9 @@ func (d *Document) alerts(undecided string) []Alert {
 		}
 	}
 	for _, p := range d.Problems {
-		all = append(all, Alert{Code: string(p.Code), Text: p.Text, Remedy: p.Remedy})
+		if !ofLedger(p) {
+			all = append(all, alertOf(p))
+		}
 	}
 	return all
 }
@@ -83,6 +88,14 @@ func (d *Document) takeUnread(w Wait) (remedy string) {
 		return same
 	})
 	return remedy
+}
+
+func ofLedger(p problem.Problem) bool {
+	return p.Code == problem.Ledger || p.Code == problem.LedgerStore
+}
+
+func alertOf(p problem.Problem) Alert {
+	return Alert{Code: string(p.Code), Text: p.Text, Remedy: p.Remedy}
 }
 
 // Brief returns the document without nodes that have nothing to tell: that are ready, take work, and have neither a mark nor a fault.

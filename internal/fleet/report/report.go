@@ -53,10 +53,12 @@ type Alert struct {
 
 // Codes of alerts that are neither a rescue.Reason nor a problem.Code.
 const (
-	LedgerError = "LEDGER_ERROR" // it can't be read or written
-	Undecided   = "NOT_DECIDED"  // nothing was decided
-	NoLeader    = "NO_LEADER"    // as far as this process knows
+	Undecided = "NOT_DECIDED" // nothing was decided
+	NoLeader  = "NO_LEADER"   // as far as this process knows
 )
+
+// String is the alert in one line, with its remedy.
+func (a Alert) String() string { return problem.Problem{Text: a.Text, Remedy: a.Remedy}.String() }
 
 // Stop is why all acts are stopped.
 type Stop struct {

@@ -60,26 +60,28 @@ func indented(t *testing.T, v any) string {
 
 // A process that has read nothing yet has no list that JSON shows as null, and says why nothing is done.
 func TestNothingIsKnown(t *testing.T) {
-	d := Of(fleet.View{At: viewtest.At, Identity: "a", Policy: rescue.Default(), StoreErr: fleet.ErrNoLedger.Error(), Store: "file /x"})
+	d := Of(fleet.View{At: viewtest.At, Identity: "a", Policy: rescue.Default(), StoreErr: fleet.ErrNoLedger.Error(), Store: "file /x",
+		Problems: []problem.Problem{{Code: problem.Ledger, Text: "there is no ledger (file /x)", Remedy: "gpu-fleet init"}}})
 	if text := indented(t, d); strings.Contains(text, "null") {
 		t.Error(text)
 	}
 	var text bytes.Buffer
 	d.WriteText(&text)
-	for _, want := range []string{"no process is known to lead", `LEDGER_ERROR`, "the ledger (file /x) can't be used: there is no ledger", "NO_LEADER"} {
-		if !strings.Contains(text.String(), want) {
-			t.Errorf("%q is missing in\n%s", want, &text)
+	for _, want := range []string{"LEDGER_UNUSABLE", "there is no ledger (file /x): gpu-fleet init", "NO_LEADER"} {
+		if strings.Count(text.String(), want) != 1 {
+			t.Errorf("%q is not there once in\n%s", want, &text)
 		}
 	}
 }
 
-// A stop is the first thing that is shown.
+// A stop is the first thing that is shown, and then a ledger that can't be used.
 func TestStopIsFirst(t *testing.T) {
 	v := viewtest.Small()
 	v.Result.State = v.Result.State.Stopped("ada", "driver rollout", v.At)
 	v.StoreErr = "timeout"
+	v.Problems = append(v.Problems, problem.Problem{Code: problem.LedgerStore})
 	d := Of(v)
-	if len(d.Alerts) < 3 || d.Alerts[0].Code != "STOPPED" || d.Alerts[1].Code != LedgerError || d.Stop == nil || d.Stop.By != "ada" {
+	if len(d.Alerts) < 3 || d.Alerts[0].Code != "STOPPED" || d.Alerts[1].Code != string(problem.LedgerStore) || d.Stop == nil || d.Stop.By != "ada" {
 		t.Errorf("%+v %+v", d.Alerts, d.Stop)
 	}
 }

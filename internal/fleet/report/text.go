@@ -117,11 +117,7 @@ func (t *tables) head(d Document) {
 func (t *tables) alerts(all []Alert) {
 	var rows [][]string
 	for _, a := range all {
-		text := a.Text
-		if a.Remedy != "" {
-			text += ": " + a.Remedy
-		}
-		rows = append(rows, []string{a.Code, a.where(), text})
+		rows = append(rows, []string{a.Code, a.where(), a.String()})
 	}
 	t.table("NEEDS A PERSON", "CODE\tWHERE\tWHAT", rows)
 }

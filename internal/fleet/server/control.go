@@ -65,16 +65,16 @@ func (s *Server) order(w http.ResponseWriter, r *http.Request, what string, do f
 	}
 	switch {
 	case errors.As(err, &refused):
-		s.Log.Warn("order refused", "order", what, "client", r.RemoteAddr, "reason", refused.text)
+		s.Log.Warn("request refused", "request", what, "client", r.RemoteAddr, "reason", refused.text)
 		if refused.status == http.StatusUnauthorized {
 			w.Header().Set("WWW-Authenticate", "Bearer")
 		}
 		writeText(w, refused.status, refused.text)
 	case err != nil:
-		s.Log.Error("order failed", "order", what, "by", o.By, "error", err)
+		s.Log.Error("request failed", "request", what, "by", o.By, "error", err)
 		writeText(w, http.StatusServiceUnavailable, what+" failed: "+err.Error())
 	default:
-		s.Log.Info("order done", "order", what, "by", o.By, "text", o.Text, "client", r.RemoteAddr)
+		s.Log.Info("request done", "request", what, "by", o.By, "text", o.Text, "client", r.RemoteAddr)
 		writeText(w, http.StatusOK, what+": done")
 	}
 }

@@ -87,7 +87,7 @@ func (s *Server) document(w http.ResponseWriter, r *http.Request) {
 	case "brief":
 		kind = brief
 	default:
-		writeText(w, http.StatusBadRequest, fmt.Sprintf("nodes=%q: all or brief", nodes))
+		writeText(w, http.StatusBadRequest, fmt.Sprintf("nodes = %q: want all or brief", nodes))
 		return
 	}
 	s.pages.serve(w, r, kind)
@@ -98,7 +98,7 @@ func (s *Server) plan(w http.ResponseWriter, r *http.Request) {
 	var mode rescue.Mode
 	text := r.URL.Query().Get("mode")
 	if err := mode.UnmarshalText([]byte(text)); err != nil || mode == rescue.ModeOff {
-		writeText(w, http.StatusBadRequest, fmt.Sprintf("mode=%q: act or report", text))
+		writeText(w, http.StatusBadRequest, fmt.Sprintf("mode = %q: want act or report", text))
 		return
 	}
 	s.pages.serve(w, r, planOf(mode))
@@ -117,7 +117,7 @@ func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
 		status, lines[0] = http.StatusServiceUnavailable, "no process is known to lead"
 	}
 	for _, a := range d.Alerts {
-		lines = append(lines, a.Code+": "+a.Text)
+		lines = append(lines, a.Code+": "+a.String())
 	}
 	writeText(w, status, lines...)
 }

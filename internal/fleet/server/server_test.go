@@ -84,7 +84,7 @@ func TestDocument(t *testing.T) {
 	if text, err := io.ReadAll(z); err != nil || string(text) != string(want) || zipped.Header().Get("Vary") != "Accept-Encoding" {
 		t.Errorf("%v, %v", err, zipped.Header())
 	}
-	if w := s.send("GET", "/fleet.json?nodes=some", ""); w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), `nodes="some": all or brief`) {
+	if w := s.send("GET", "/fleet.json?nodes=some", ""); w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), `nodes = "some": want all or brief`) {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
 
@@ -179,7 +179,7 @@ func TestOrders(t *testing.T) {
 	if all := strings.Join(s.told, "\n"); len(s.told) != 2 || !strings.Contains(all, "stop ada: driver rollout") || !strings.Contains(all, "resume ada") {
 		t.Errorf("%q", s.told)
 	}
-	if !strings.Contains(s.log.String(), `order=stop by=ada text="driver rollout"`) || strings.Contains(s.log.String(), "secret") {
+	if !strings.Contains(s.log.String(), `request=stop by=ada text="driver rollout"`) || strings.Contains(s.log.String(), "secret") {
 		t.Errorf("%s", &s.log)
 	}
 	s.err = errors.New("the ConfigMap can't be written")
