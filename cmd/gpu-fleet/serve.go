@@ -128,7 +128,7 @@ func (p *program) create(ctx context.Context) error {
 	case errors.Is(err, fleet.ErrExists):
 		return fmt.Errorf("%s: %w: nothing was changed", t.store, err)
 	case err != nil:
-		return fmt.Errorf("%s: the ledger can't be created: %w", t.store, err)
+		return fmt.Errorf("the ledger can't be created: %w", err)
 	}
 	_, err = fmt.Fprintf(p.stdout, "created the ledger: %s\n", t.store)
 	return err

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"github.com/tandem-gpu/tandem/internal/rescue"
 	"github.com/tandem-gpu/tandem/internal/util/filelock"
@@ -104,7 +105,26 @@ func (s *FileStore) locked(ctx context.Context, f func() error) error {
 		return err
 	}
 	defer func() { _ = lock.Close() }()
-	return f()
+	if err := f(); err != nil {
+		return err
+	}
+	return s.keepOwner()
+}
+
+// keepOwner gives what root has written to the owner of the folder: the service is another user, and must read and write it.
+func (s *FileStore) keepOwner() error {
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	folder, err := os.Stat(filepath.Dir(s.path))
+	if err != nil {
+		return err
+	}
+	owner, ok := folder.Sys().(*syscall.Stat_t)
+	if !ok {
+		return nil
+	}
+	return errors.Join(os.Lchown(s.path, int(owner.Uid), int(owner.Gid)), os.Lchown(s.path+".lock", int(owner.Uid), int(owner.Gid)))
 }
 
 // SingleLeader is the leader of a team of one process. It has a lock on a file, so that there is no second one on its node.

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -80,6 +81,29 @@ func TestFileStoreLong(t *testing.T) {
 	check.NoError(t, err)
 	if read, _, err := s.Read(t.Context()); err != nil || len(read.Rescues) != len(l.Rescues) {
 		t.Errorf("%d of %d rescues, %v", len(read.Rescues), len(l.Rescues), err)
+	}
+}
+
+// What root writes stays with the owner of the folder: "sudo gpu-fleet stop --ledger" does not take the ledger from the service.
+func TestFileStoreOwner(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can write for another user")
+	}
+	const service = 65532
+	path := filepath.Join(t.TempDir(), "ledger.json")
+	check.NoError(t, os.Chown(filepath.Dir(path), service, service))
+	s := fleet.NewFileStore(path)
+	check.NoError(t, s.Create(t.Context()))
+	l, version, err := s.Read(t.Context())
+	check.NoError(t, err)
+	_, err = s.Write(t.Context(), rescue.State{Ledger: l}.Stopped("anna", "a try", time.Now()).Ledger, version)
+	check.NoError(t, err)
+	for _, one := range []string{path, path + ".lock"} {
+		info, err := os.Stat(one)
+		check.NoError(t, err)
+		if owner, ok := info.Sys().(*syscall.Stat_t); !ok || owner.Uid != service || owner.Gid != service {
+			t.Errorf("%s: %+v", one, info.Sys())
+		}
 	}
 }
 

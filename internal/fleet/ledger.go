@@ -147,8 +147,8 @@ func (c *Controller) ledgerProblem(err error) {
 	}
 	c.decideBy(time.Now().Add(tryAgain))
 	p := problem.Problem{
-		Code: problem.LedgerStore, Text: "no work is moved: the ledger, " + c.Store.String() + ", can't be read or written: " + err.Error(),
-		Remedy: "see whether its servers answer and gpu-fleet has the right; it tries again",
+		Code: problem.LedgerStore, Text: "no work is moved: the ledger can't be read or written: " + err.Error(),
+		Remedy: "give gpu-fleet the rights and the connection, or the file, that the error names; it tries again",
 	}
 	if _, damaged := errors.AsType[*DamagedError](err); damaged {
 		p = problem.Problem{

@@ -34,7 +34,7 @@ func (d *decision) permitGPU(g *faulty) verdict {
 	case d.now.Before(begins):
 		return waits(ReasonDelay, "the fault must last for %v, for it may be one of many nodes", d.Delay).before(begins)
 	case !node.Ready:
-		return waits(ReasonNode, "node %s is not ready: what is done there can't be seen", node.Name)
+		return waits(ReasonNode, "node %s is not ready: what runs there is not known", node.Name)
 	case node.Draining:
 		return waits(ReasonNode, "node %s is being drained: its orchestrator moves the work", node.Name)
 	case !d.reported(g.c, node):

@@ -331,7 +331,7 @@ func checkRights(t *testing.T, r *nomadRegion, c *nomad.Cluster) {
 	awaitShown(t, c, "a job that runs", 60*time.Second, func(c rescue.Cluster) bool { _, ok := workOf(c, "unseen", runs); return ok })
 	for _, rule := range []string{`capabilities = ["list-jobs"]`, `policy = "deny"`} {
 		r.permit(t, "other", fleetRules+"namespace \"hidden\" { "+rule+" }\n")
-		awaitShown(t, c, "a namespace that can't be seen", 30*time.Second, func(c rescue.Cluster) bool { return strings.Contains(c.Problem, "can't see namespace hidden") })
+		awaitShown(t, c, "a namespace that can't be read", 30*time.Second, func(c rescue.Cluster) bool { return strings.Contains(c.Problem, "can't read namespace hidden") })
 		r.permit(t, "other", fleetRules)
 		awaitShown(t, c, "all namespaces again", 30*time.Second, readable)
 	}

@@ -31,11 +31,11 @@ func (c *Cluster) Live(ctx context.Context, a rescue.Act) (rescue.Cluster, error
 	now := &reading{at: time.Now(), names: map[string]string{id: a.Node}}
 	node, _, err := c.client.Nodes().Info(id, q)
 	if err != nil {
-		return rescue.Cluster{}, fmt.Errorf("read node %s: %w", a.Node, c.note("node:read", "nodes can't be seen", err))
+		return rescue.Cluster{}, fmt.Errorf("read node %s: %w", a.Node, c.note("node:read", "nodes can't be read", err))
 	}
 	all, _, err := c.client.Nodes().Allocations(id, q)
 	if err != nil {
-		return rescue.Cluster{}, fmt.Errorf("read the allocations of node %s: %w", a.Node, c.note("read-job", "allocations can't be seen", err))
+		return rescue.Cluster{}, fmt.Errorf("read the allocations of node %s: %w", a.Node, c.note("read-job", "allocations can't be read", err))
 	}
 	if all, err = c.liveTargets(ctx, a, all); err != nil {
 		return rescue.Cluster{}, err
@@ -62,7 +62,7 @@ func (c *Cluster) liveTargets(ctx context.Context, a rescue.Act, all []*api.Allo
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("read allocation %s: %w", t.ID, c.note("read-job", "allocations can't be seen", err))
+			return nil, fmt.Errorf("read allocation %s: %w", t.ID, c.note("read-job", "allocations can't be read", err))
 		}
 		all = append(slices.DeleteFunc(all, func(o *api.Allocation) bool { return o.ID == t.ID }), one)
 	}

@@ -152,7 +152,7 @@ func (e *RightsError) Unwrap() error { return e.Err }
 func remedyOf(err error) string {
 	var rights *RightsError
 	if errors.As(err, &rights) || isDenied(err) {
-		return "the policies of the token need node:read, and read-job and alloc-lifecycle in all namespaces"
+		return "see that the token is valid and has not expired; its policies need node:read, and in all namespaces read-job, and alloc-lifecycle for mode act"
 	}
 	return ""
 }

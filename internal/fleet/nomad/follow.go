@@ -125,7 +125,7 @@ func (r *reader) readJob(ctx context.Context, job jobName, v *jobVersions, sibli
 		v.siblings, _, err = r.client.Jobs().Allocations(job.id, false, q)
 	}
 	if err != nil {
-		return denied(fmt.Errorf("job %s in namespace %s: %w", job.id, job.namespace, err), "jobs can't be seen")
+		return denied(fmt.Errorf("job %s in namespace %s: %w", job.id, job.namespace, err), "jobs can't be read")
 	}
 	v.at = time.Now()
 	return nil
@@ -161,7 +161,7 @@ func (r *reader) readStop(ctx context.Context, f *followed) error {
 		return nil // removed
 	}
 	if err != nil {
-		return denied(fmt.Errorf("allocation %s: %w", f.alloc.ID, err), "allocations can't be seen")
+		return denied(fmt.Errorf("allocation %s: %w", f.alloc.ID, err), "allocations can't be read")
 	}
 	if a.DesiredStatus != api.AllocDesiredStatusRun {
 		f.stopIndex = a.AllocModifyIndex
@@ -213,7 +213,7 @@ func (r *reader) readVersion(ctx context.Context, a *api.AllocationListStub) (*a
 		return nil, nil
 	}
 	if err != nil {
-		return nil, denied(fmt.Errorf("allocation %s: %w", a.ID, err), "allocations can't be seen")
+		return nil, denied(fmt.Errorf("allocation %s: %w", a.ID, err), "allocations can't be read")
 	}
 	return full.Job, nil
 }

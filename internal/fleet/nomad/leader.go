@@ -81,7 +81,7 @@ func (l *leader) await(ctx context.Context) (*lease, error) {
 		status, _ := statusOf(err)
 		if isDenied(err) || status == http.StatusBadRequest {
 			return nil, fmt.Errorf("lock variable %s in namespace %s of Nomad region %s: %w", l.path, namespaceName(l.namespace), l.o.Name,
-				denied(err, "the policies of the token do not permit it"))
+				denied(err, "the token is not valid, or its policies do not permit it"))
 		}
 		if status == http.StatusConflict {
 			l.look(ctx)

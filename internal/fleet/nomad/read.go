@@ -66,7 +66,7 @@ func (r *reader) list(ctx context.Context, now *reading) error {
 	q.Filter = withDevices
 	var meta *api.QueryMeta
 	if now.nodes, meta, err = r.client.Nodes().List(q); err != nil {
-		return denied(err, "the nodes can't be seen")
+		return denied(err, "the nodes can't be read")
 	}
 	index := meta.LastIndex
 	if q, err = r.query(ctx, "resources", "true", "task_states", "false"); err != nil {
@@ -74,7 +74,7 @@ func (r *reader) list(ctx context.Context, now *reading) error {
 	}
 	q.Namespace, q.Filter = api.AllNamespacesNamespace, notEnded
 	if now.allocs, meta, err = r.client.Allocations().List(q); err != nil {
-		return denied(err, "the allocations can't be seen")
+		return denied(err, "the allocations can't be read")
 	}
 	r.setIndex(min(index, meta.LastIndex))
 	return nil

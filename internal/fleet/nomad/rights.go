@@ -103,7 +103,7 @@ func (r *reader) probe(ctx context.Context, policies []string) error {
 	known := map[string]string{anyNamespace: "all namespaces"}
 	all, _, err := r.client.Namespaces().List(q)
 	if err != nil {
-		return denied(err, "namespaces can't be seen")
+		return denied(err, "namespaces can't be read")
 	}
 	for _, n := range all {
 		known[n.Name] = "namespace " + n.Name
@@ -140,7 +140,7 @@ func (r *reader) probeOne(ctx context.Context, namespace, what string) error {
 	}
 	q.PerPage = 1
 	if _, _, err = r.client.Allocations().List(q); isDenied(err) {
-		return &RightsError{What: fmt.Sprintf("can't see %s: the policies of the token do not permit read-job there", what)}
+		return &RightsError{What: fmt.Sprintf("can't read %s: the policies of the token do not permit read-job there", what)}
 	}
 	return err
 }

@@ -235,8 +235,8 @@ func TestUnread(t *testing.T) {
 		body   string
 		want   string
 	}{
-		{"/nodes", http.StatusForbidden, "Permission denied", "nodes can't be seen"},
-		{"/allocations", http.StatusForbidden, "Permission denied", "allocations can't be seen"},
+		{"/nodes", http.StatusForbidden, "Permission denied", "nodes can't be read"},
+		{"/allocations", http.StatusForbidden, "Permission denied", "allocations can't be read"},
 		{"/allocations", http.StatusInternalServerError, "No cluster leader", "No cluster leader"},
 		{"/nodes", -1, "", "unexpected EOF"},
 		{"/node/" + nodeID(0), http.StatusInternalServerError, "no path to region", "no path to region"},

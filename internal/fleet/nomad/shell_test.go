@@ -53,7 +53,7 @@ func TestLive(t *testing.T) {
 		{"is gone", func(s *server, _ *api.Allocation) { s.refuses["/allocation/web"] = http.StatusNotFound }, rescue.Ended, ""},
 		{"is hidden", func(s *server, _ *api.Allocation) {
 			s.refuses["/allocation/web"], s.says["/allocation/web"] = http.StatusInternalServerError, "Unknown allocation"
-		}, 0, "allocations can't be seen"},
+		}, 0, "allocations can't be read"},
 		{"node is gone", func(s *server, _ *api.Allocation) { s.refuses["/node/"+nodeID(0)] = http.StatusNotFound }, 0, "read node node-0"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -200,16 +200,16 @@ func TestRights(t *testing.T) {
 		want   string
 	}{
 		{"all is permitted", "", nil, ""},
-		{"not all namespaces", anyNamespace, nil, "can't see all namespaces"},
-		{"one namespace", "team", nil, "can't see namespace team"},
-		{"a rule that denies", "secret-" + anyNamespace, nil, "can't see namespace secret-*"},
+		{"not all namespaces", anyNamespace, nil, "can't read all namespaces"},
+		{"one namespace", "team", nil, "can't read namespace team"},
+		{"a rule that denies", "secret-" + anyNamespace, nil, "can't read namespace secret-*"},
 		{"a management token", "team", func(s *server) { s.says["/acl/token/self"] = `{"Type":"management"}` }, ""},
 		{"no ACLs", "team", func(s *server) {
 			s.refuses["/acl/token/self"], s.says["/acl/token/self"] = http.StatusBadRequest, "ACL support disabled"
 		}, ""},
 		{"a role whose policy denies", "secret-" + anyNamespace, func(s *server) {
 			s.says["/acl/token/self"], s.says["/acl/role/r1"] = `{"Type":"client","Roles":[{"ID":"r1"}]}`, `{"Policies":[{"Name":"p"}]}`
-		}, "can't see namespace secret-*"},
+		}, "can't read namespace secret-*"},
 		{"preemption can't be read", "", func(s *server) { s.refuses["/operator/scheduler/configuration"] = http.StatusForbidden }, ""},
 		{"an expired token", "", func(s *server) {
 			s.refuses["/acl/token/self"], s.says["/acl/token/self"] = http.StatusForbidden, "ACL token expired"
@@ -297,7 +297,7 @@ func TestRightIsTaken(t *testing.T) {
 		s.mu.Unlock()
 		time.Sleep(listPeriod + time.Second)
 		synctest.Wait()
-		if got := c.Shown().Load(); !strings.Contains(got.Problem, "can't see namespace default") || len(got.Work) != 1 {
+		if got := c.Shown().Load(); !strings.Contains(got.Problem, "can't read namespace default") || len(got.Work) != 1 {
 			t.Errorf("%q, %d allocations", got.Problem, len(got.Work))
 		}
 	})

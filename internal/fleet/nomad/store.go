@@ -132,5 +132,5 @@ func isConflict(err error) bool {
 }
 
 func (s *store) failed(what string, err error) error {
-	return fmt.Errorf("%s %s: %w", what, s, denied(err, "the policies of the token do not permit it"))
+	return fmt.Errorf("%s %s: %w", what, s, denied(err, "the token is not valid, or its policies do not permit it"))
 }

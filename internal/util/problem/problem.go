@@ -68,7 +68,6 @@ const (
 	ClusterUnread    Code = "CLUSTER_UNREAD"         // gpu-fleet moves no work in a cluster: it can't be read, or not completely
 	MissingRight     Code = "RIGHT_MISSING"          // gpu-fleet lacks a right in a cluster
 	FaultReport      Code = "FAULT_REPORT_UNREAD"    // gpu-fleet moves no work from or to a node: it can't read the faults that the agent reports
-	PlacesUnknown    Code = "PLACES_UNKNOWN"         // gpu-fleet can't tell which nodes take the replacement of some work
 )
 
 // Lines are problems as operators read them.
