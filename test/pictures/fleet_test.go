@@ -66,7 +66,7 @@ func (s *site) tell(what string) {
 	s.told = append(s.told, what)
 }
 
-// TestFleet: what needs a person is first; each table has its rows; nodes with nothing to tell are not there.
+// TestFleet: what needs a person is first; each table has its rows; nodes that are ready, without a fault or a mark, are not there.
 func TestFleet(t *testing.T) {
 	p := open(t, serveFleet(t, viewtest.SmallAt(time.Now())).URL, wide)
 	p.shows("3 things need a person", "7 nodes · 22 GPUs · 8 out of service · 7 held", "CLUSTER_UNREAD west cluster west can't be read", "STUCK east/east-1 GPU-", "CLUSTER_RIGHTS the token for cluster dc1 has no right operator:read: add it",
@@ -114,7 +114,7 @@ func (p *tab) busy() float64 {
 // TestFleetOf1000Nodes: 1,000 nodes with 8,000 GPUs, of which 20 have a fault, are shown in less than 200 ms: after a reading, with all nodes, and with a filter.
 func TestFleetOf1000Nodes(t *testing.T) {
 	p := open(t, serveFleet(t, viewtest.Large(1000, time.Now())).URL, wide)
-	p.shows("1000 nodes · 8000 GPUs · 20 out of service", "Nodes (20)", "980 nodes without anything to tell", "Faulty GPUs (20)")
+	p.shows("1000 nodes · 8000 GPUs · 20 out of service", "Nodes (20)", "980 nodes that are ready, without a fault or a mark", "Faulty GPUs (20)")
 	must(t, chromedp.Do(p.ctx, send(performance.Enable, performance.EnableParams{TimeDomain: performance.EnableTimeDomainThreadTicks})))
 	times := map[string]float64{"brief": p.cpu()}
 	if rows := evalAsync[int](p, `(async () => { byID("all").checked = true; await readNow(); return document.querySelectorAll("#nodes tbody tr").length; })()`); rows != 100 {

@@ -159,10 +159,10 @@ func (r *reader) readPreemption(ctx context.Context) {
 	} else {
 		p := problem.Problem{
 			Code: problem.MissingRight, Object: r.o.Name + " operator:read",
-			Text:   "whether the servers of region " + r.o.Name + " preempt work of lower priority can't be read, so they are taken to do it",
+			Text:   "whether the servers of region " + r.o.Name + " preempt work of lower priority can't be read, so gpu-fleet assumes that they do",
 			Remedy: "permit operator:read in a policy of the token",
 		}
-		r.problems.Put(p, slog.LevelWarn, "preemption can't be read", "error", err)
+		r.problems.Put(p, slog.LevelWarn, "preemption can't be read", "error", err, "remedy", p.Remedy)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

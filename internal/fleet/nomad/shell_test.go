@@ -239,7 +239,7 @@ func TestRightsOfWorkloadIdentity(t *testing.T) {
 		body   string
 		want   string
 	}{
-		{"a policy that denies", 0, `[{"Name":"p"}]`, "can't see namespace secret"},
+		{"a policy that denies", 0, `[{"Name":"p"}]`, "can't read namespace secret"},
 		{"servers before 1.10", http.StatusForbidden, "Permission denied", ""},
 		{"no ACLs", http.StatusBadRequest, "ACL support disabled", ""},
 	} {

@@ -98,7 +98,7 @@ func alertOf(p problem.Problem) Alert {
 	return Alert{Code: string(p.Code), Text: p.Text, Remedy: p.Remedy}
 }
 
-// Brief returns the document without nodes that have nothing to tell: that are ready, take work, and have neither a mark nor a fault.
+// Brief returns the document without the nodes that are ready, take work, and have neither a mark nor a fault.
 func (d Document) Brief() Document {
 	all := d.Nodes
 	d.Nodes = []Node{}

@@ -25,7 +25,7 @@ type Document struct {
 
 	Clusters []Cluster `json:"clusters"`
 	Nodes    []Node    `json:"nodes"`
-	More     int       `json:"moreNodes,omitempty"` // nodes without anything to tell that were left out
+	More     int       `json:"moreNodes,omitempty"` // nodes that were left out: ready, without a fault or a mark
 
 	Acts     []Act     `json:"acts"` // that were due at the decision
 	Waits    []Wait    `json:"waits"`

@@ -109,7 +109,7 @@ func TestUnreadOnce(t *testing.T) {
 	}
 }
 
-// The brief document has the nodes with something to tell, and how many others there are.
+// The brief document has the nodes with a fault, a mark or another state than ready, and how many others there are.
 func TestBrief(t *testing.T) {
 	d := Of(viewtest.Large(100, viewtest.At))
 	brief := d.Brief()

@@ -184,7 +184,7 @@ function showNodes(d) {
   }
   const focus = document.activeElement && document.activeElement.closest("details[id]"), key = focus && focus.id;
   byID("nodes").replaceChildren(...table("Nodes", ["Node", "Cluster", "State", "GPUs", "Held by"], rows),
-    ...(d.moreNodes && !filtered ? [h("p", {class: "more"}, plural(d.moreNodes, "node") + " without anything to tell")] : []));
+    ...(d.moreNodes && !filtered ? [h("p", {class: "more"}, plural(d.moreNodes, "node") + " that are ready, without a fault or a mark")] : []));
   if (key && byID(key)) byID(key).querySelector("summary").focus({preventScroll: true});
 }
 
@@ -238,7 +238,7 @@ function show() {
   const d = page.doc;
   page.words = byID("filter").value.toLowerCase().split(/\s+/).filter((w) => w);
   byID("tools").hidden = byID("plan-details").hidden = false;
-  byID("server").textContent = "As of " + new Date(d.at).toISOString().slice(11, 19) + ", from " + d.identity + ", which " + (d.leads ? "leads" : d.leader ? "follows " + d.leader : "knows of no leader") + ". Ledger: " + d.ledger.where + ".";
+  byID("server").textContent = "As of " + new Date(d.at).toISOString().slice(11, 19) + ", from " + d.identity + ", which " + (d.leads ? "leads" : d.leader ? "follows " + d.leader : "follows nobody: no process is known to lead") + ". Ledger: " + d.ledger.where + ".";
   showVerdict(d);
   showAlerts(d);
   showClusters(d);

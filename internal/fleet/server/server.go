@@ -79,7 +79,7 @@ func secured(handler http.Handler) http.Handler {
 	})
 }
 
-// document is the whole View, or, with nodes=brief, without nodes that have nothing to tell.
+// document is the whole View, or, with nodes=brief, without nodes that are ready and have neither a fault nor a mark.
 func (s *Server) document(w http.ResponseWriter, r *http.Request) {
 	kind := whole
 	switch nodes := r.URL.Query().Get("nodes"); nodes {
