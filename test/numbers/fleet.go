@@ -389,7 +389,7 @@ func (r *fleetRun) begin(ctx context.Context, binary, mode string) (*fleetProces
 		return nil, err
 	}
 	p.pid = p.cmd.Process.Pid
-	go r.initLedger(ctx, binary, path)
+	go p.initLedger(ctx, binary, path)
 	for end := time.Now().Add(startTimeout); ; time.Sleep(50 * time.Millisecond) {
 		if _, err := p.get(ctx, "/healthz"); err == nil {
 			return p, nil
@@ -400,9 +400,13 @@ func (r *fleetRun) begin(ctx context.Context, binary, mode string) (*fleetProces
 }
 
 // initLedger creates the ledger as soon as the servers answer.
-func (r *fleetRun) initLedger(ctx context.Context, binary, path string) {
-	for ctx.Err() == nil && exec.CommandContext(ctx, binary, "--config", path, "init").Run() != nil {
+func (p *fleetProcess) initLedger(ctx context.Context, binary, path string) {
+	for ctx.Err() == nil {
+		_ = exec.CommandContext(ctx, binary, "--config", path, "init").Run() // it fails before the servers answer
 		time.Sleep(time.Second)
+		if d, err := p.document(ctx); err == nil && d.Leads && d.Ledger.Error == "" {
+			return
+		}
 	}
 }
 
