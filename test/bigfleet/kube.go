@@ -278,9 +278,9 @@ func encode(o runtime.Object) []byte {
 
 func encodeEvent(what apiwatch.EventType, o runtime.Object) []byte {
 	var out bytes.Buffer
-	frames := serializer.StreamSerializer.Framer.NewFrameWriter(&out)
+	frames := serializer.StreamSerializer.NewFrameWriter(&out)
 	event := &metav1.WatchEvent{Type: string(what), Object: runtime.RawExtension{Raw: encode(o)}}
-	if err := serializer.StreamSerializer.Serializer.Encode(event, frames); err != nil {
+	if err := serializer.StreamSerializer.Encode(event, frames); err != nil {
 		panic(err)
 	}
 	return out.Bytes()

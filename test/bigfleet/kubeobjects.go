@@ -51,7 +51,7 @@ func newNode(n int) *corev1.Node {
 }
 
 func fields(n int) []metav1.ManagedFieldsEntry {
-	return []metav1.ManagedFieldsEntry{{Manager: "kubelet", Operation: "Update", FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: make([]byte, n)}}}
+	return []metav1.ManagedFieldsEntry{{Manager: "kubelet", Operation: "Update", FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(string(make([]byte, n)))}}
 }
 
 // newPod is a pod with one GPU: of a Job on each tenth node, else of a ReplicaSet.

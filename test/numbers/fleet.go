@@ -160,7 +160,7 @@ func (r *fleetRun) first(ctx context.Context, binary string) (err error) {
 	}
 	before, began := r.spent(), time.Now()
 	r.Open()
-	err = r.p.await(ctx, time.Minute, func(d report.Document) bool { return r.readAll(d) })
+	err = r.p.await(ctx, 5*time.Minute, func(d report.Document) bool { return r.readAll(d) })
 	if err != nil {
 		return err
 	}
@@ -192,7 +192,7 @@ func (r *fleetRun) idleMinutes(context.Context, string) error {
 func (r *fleetRun) listed(ctx context.Context, _ string) error {
 	before, began := r.spent(), time.Now()
 	r.Fail(1, 0)
-	err := r.p.await(ctx, 2*time.Minute, func(d report.Document) bool {
+	err := r.p.await(ctx, 5*time.Minute, func(d report.Document) bool {
 		return slices.ContainsFunc(d.Counts.Acts, func(c report.ActCount) bool { return c.Answer == "listed" && c.Count > 0 })
 	})
 	if err != nil {
@@ -215,13 +215,13 @@ func (r *fleetRun) moved(ctx context.Context, binary string) (err error) {
 	if r.p, err = r.begin(ctx, binary, "act"); err != nil {
 		return err
 	}
-	if err := r.p.await(ctx, time.Minute, r.readAll); err != nil {
+	if err := r.p.await(ctx, 5*time.Minute, r.readAll); err != nil {
 		return err
 	}
 	time.Sleep(15 * time.Second)
 	before, began := r.spent(), time.Now()
 	r.Fail(2, 0)
-	err = r.p.await(ctx, 2*time.Minute, func(d report.Document) bool {
+	err = r.p.await(ctx, 5*time.Minute, func(d report.Document) bool {
 		return slices.ContainsFunc(d.Counts.Outcomes, func(c report.OutcomeCount) bool { return c.Count > 0 })
 	})
 	if err != nil {
@@ -450,7 +450,7 @@ func (p *fleetProcess) await(ctx context.Context, limit time.Duration, ok func(r
 			return nil
 		case time.Now().After(end):
 			text, _ := json.Marshal(d)
-			return fmt.Errorf("no such document within %v: %w %.3000s", limit, err, text)
+			return fmt.Errorf("no such document within %v: %v: %.3000s", limit, err, text)
 		}
 	}
 }

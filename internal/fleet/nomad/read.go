@@ -129,9 +129,7 @@ func (r *reader) readDetails(ctx context.Context, nodes []*api.NodeListStub) err
 		next[id] = kept(n)
 		return nil
 	})
-	if err == nil {
-		r.details = next
-	}
+	r.details = next // after an error, too: so the first read of a large region gets ahead though it takes longer than its time
 	return err
 }
 

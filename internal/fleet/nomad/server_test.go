@@ -342,3 +342,18 @@ func TestManyJobs(t *testing.T) {
 		}
 	}
 }
+
+// A read that fails goes on with the next one: nodes that have been read are not read again.
+func TestReadGoesOn(t *testing.T) {
+	s := newServer(100, 1)
+	last := "/node/" + nodeID(99)
+	s.refuse(last, http.StatusInternalServerError, "no path to region")
+	r := newReader(s.cluster(t))
+	if _, err := r.read(t.Context()); err == nil {
+		t.Error("no error")
+	}
+	s.refuse(last, 0, "")
+	if c, err := r.read(t.Context()); err != nil || len(c.Nodes) != 100 || s.times("/node/"+nodeID(0)) != 1 || s.times(last) != 2 {
+		t.Errorf("%d nodes, %v; the first is read %d times, the last %d", len(c.Nodes), err, s.times("/node/"+nodeID(0)), s.times(last))
+	}
+}
