@@ -450,7 +450,7 @@ func (p *fleetProcess) await(ctx context.Context, limit time.Duration, ok func(r
 			return nil
 		case time.Now().After(end):
 			text, _ := json.Marshal(d)
-			return fmt.Errorf("no such document within %v: %v: %.3000s", limit, err, text)
+			return errors.Join(fmt.Errorf("no such document within %v: %.3000s", limit, text), err)
 		}
 	}
 }
