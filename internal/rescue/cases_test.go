@@ -179,13 +179,14 @@ func case5(w *world) {
 			w.answer(a, rescue.Blocked)
 		}
 	}
-	if calls < 3600/21 || calls > 3600/15 {
+	if calls < 3600/12 || calls > 3600/8 {
 		w.Errorf("%d calls in an hour", calls)
 	}
 	if n := len(w.state.Ledger.Rescues); n != 1 {
 		w.Errorf("%d attempts", n)
 	}
-	if until := w.waits("blocked", rescue.ReasonBlocked).Until; until.Sub(w.now) > 20*time.Second {
+	w.pass(time.Second)
+	if until := w.waits("blocked", rescue.ReasonBlocked).Until; until.Sub(w.now) > 12*time.Second {
 		w.Errorf("the next call is at %v, and it is %v", until, w.now)
 	}
 	w.pass(20 * time.Second) // the budget lets it through

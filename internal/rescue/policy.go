@@ -102,8 +102,8 @@ const (
 	readFor     = time.Minute      // how old the servers' answer may be
 	reportFor   = 90 * time.Second // how old the report of an agent may be: it is renewed every 30 s while it has faults
 	namedTwice  = 30 * time.Second // between two reports that name a holder, where the servers do not show the device
-	retryAfter  = 15 * time.Second // a call that the orchestrator did not let through
-	retrySpread = 5 * time.Second  // at most added to retryAfter
+	retryAfter  = 8 * time.Second  // a call that the orchestrator did not let through: so work is gone 15 s after a disruption budget allows it
+	retrySpread = 3 * time.Second  // at most added to retryAfter
 	answerIn    = 15 * time.Second // within which a call has an answer, or is repeated; the caller ends a call after 10 s
 	stuckAfter  = 30 * time.Second // beyond Work.EndsWithin
 	replacedIn  = 10 * time.Minute // for the start of the replacement
