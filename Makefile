@@ -97,6 +97,11 @@ vuln: tools-present ## look for known vulnerabilities that the binaries reach: G
 demo: build ## run both agents side by side on this machine's GPUs, or on a simulated machine
 	go run $(same_flags) ./test/demo -bin $(BIN)
 
+.PHONY: demo-fleet
+demo-fleet: build ## show gpu-fleet move work off faulty GPUs of a real Nomad and a real Kubernetes (root; builds them once, about 15 min)
+	$(MAKE) --no-print-directory image BASE=debian
+	test/e2e/run -demo
+
 # The tests wait more than they compute, so more packages run at the same time than there are CPUs. Their many small files
 # are in memory if /dev/shm has 4 GB free and allows libraries and device nodes.
 test_dir = $(shell test/tmpdir)

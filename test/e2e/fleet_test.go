@@ -27,26 +27,36 @@ type fleet struct {
 // startFleet starts a server, the client h100 with eight GPUs and more settings of its plugin, and the client l40s with six GPUs.
 func startFleet(t *testing.T, settings string) *fleet {
 	t.Helper()
+	return startFleetWith(t, settings, 8)
+}
+
+// startFleetWith is startFleet with settings by which the client h100 has so many of its GPUs. More files configure the server and the clients.
+func startFleetWith(t *testing.T, settings string, gpus int, files ...string) *fleet {
+	t.Helper()
 	f := &fleet{machine: install(t, "h100x8"), other: installIn(t, filepath.Join(stateDir(), "l40s-node"), "l40s")}
 	if err := errors.Join(f.other.Remove(7), f.other.Remove(6)); err != nil {
 		t.Fatal(err)
 	}
-	launchServer(t, "nomad-server")
-	f.h100 = join(t, "h100", clientPort, onMachine(f.machine, "h100-history", settings))
-	f.l40s = join(t, "l40s", clientPort+1, onMachine(f.other, "l40s-history", ""))
+	launchServer(t, "nomad-server", files...)
+	f.h100 = join(t, "h100", "node1", clientPort, onMachine(f.machine, "h100-history", settings), files...)
+	f.l40s = join(t, "l40s", "node3", clientPort+1, onMachine(f.other, "l40s-history", ""), files...)
 	f.h100.awaitReady(t)
 	f.l40s.awaitReady(t)
-	f.h100.awaitGPUs(t, 8, 8)
+	f.h100.awaitGPUs(t, gpus, gpus)
 	f.l40s.awaitGPUs(t, 6, 6)
 	return f
 }
 
-// join starts a client of the server.
-func join(t *testing.T, name string, port int, config string) *agent {
+// join starts a client of the server, on a machine with this host name: node1 is also the first node of a Kubernetes beside it.
+func join(t *testing.T, name, host string, port int, config string, files ...string) *agent {
 	t.Helper()
 	installPlugin(t, pluginOf(name), binary("nomad-gpu"))
-	a := newAgent(t, name, nomadConfig(t, name, filepath.Dir(pluginOf(name)), config), "-config="+clientConfig(t, name, port))
-	a.member, a.port = name, port
+	argv := []string{"unshare", "--uts", "--", "sh", "-c", `hostname "$0" && exec "$@"`, host, "nomad", "agent"}
+	for _, file := range append([]string{nomadConfig(t, name, filepath.Dir(pluginOf(name)), config), clientConfig(t, name, port)}, files...) {
+		argv = append(argv, "-config="+file)
+	}
+	a := &agent{owner: t, name: name, member: name, port: port, argv: argv}
+	a.start()
 	return a
 }
 

@@ -16,6 +16,8 @@ import (
 type allocation struct {
 	ID, ClientStatus               string
 	JobID, NodeName, DesiredStatus string
+	PreviousAllocation             string
+	RescheduleTracker              *struct{}
 	AllocatedResources             struct {
 		Tasks map[string]struct {
 			Devices []struct{ DeviceIDs []string }

@@ -5,6 +5,7 @@ package e2e
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -47,10 +48,14 @@ func launchClient(t *testing.T, name, config string, files ...string) *agent {
 	return newAgent(t, name, nomadConfig(t, name, os.Getenv("E2E_BIN"), config), options...)
 }
 
-// launchServer starts a server without a client.
-func launchServer(t *testing.T, name string) {
+// launchServer starts a server without a client. More files may configure it; if they have access control, $NOMAD_TOKEN becomes its first token.
+func launchServer(t *testing.T, name string, files ...string) {
 	t.Helper()
-	server := start(t, name, nil, "nomad", "agent", "-config="+render(t, "nomad-server.hcl", map[string]string{"STATE": stateDir()}))
+	argv := []string{"nomad", "agent"}
+	for _, file := range append([]string{render(t, "nomad-server.hcl", map[string]string{"STATE": stateDir()})}, files...) {
+		argv = append(argv, "-config="+file)
+	}
+	server := start(t, name, nil, argv...)
 	await(t, "a leader", 60*time.Second, func() error {
 		leader, err := fetch(nomadAPI + "/v1/status/leader")
 		if err == nil && leader == `""` {
@@ -58,6 +63,26 @@ func launchServer(t *testing.T, name string) {
 		}
 		return errors.Join(err, server.alive())
 	})
+	if token := os.Getenv(nomadToken); token != "" {
+		if err := send(http.MethodPost, nomadAPI+"/v1/acl/bootstrap", map[string]string{"BootstrapSecret": token}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// nomadToken is the variable with the token of a test's Nomad that has access control, as Nomad's commands have it.
+const nomadToken = "NOMAD_TOKEN"
+
+// nomadOperator adds that token to requests.
+type nomadOperator struct{ http.RoundTripper }
+
+// RoundTrip makes a request.
+func (o nomadOperator) RoundTrip(r *http.Request) (*http.Response, error) {
+	if token := os.Getenv(nomadToken); token != "" {
+		r = r.Clone(r.Context())
+		r.Header.Set("X-Nomad-Token", token)
+	}
+	return o.RoundTripper.RoundTrip(r)
 }
 
 // clientPort is that of the HTTP API of a client beside a server; the ports of more clients follow.

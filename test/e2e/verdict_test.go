@@ -97,7 +97,7 @@ func TestOneFault(t *testing.T) {
 
 // work starts a pod, and a job that asks for the very GPU that the pod has got.
 func (f *oneFault) work(t *testing.T) {
-	f.podOn(t, "held", f.kube.kubeNode, 1)
+	podOn(t, "held", f.kube.kubeNode, 1)
 	f.pod, _ = f.kube.awaitWork(t, "held", 1)
 	f.bad = f.pod.ids()[0]
 	fleetJob{name: "held", device: where("ids", "set_contains", f.bad)}.submit(t)
@@ -106,7 +106,7 @@ func (f *oneFault) work(t *testing.T) {
 }
 
 // podOn creates a pod for a node, or for any.
-func (f *oneFault) podOn(t *testing.T, name string, node *kubeNode, count int) {
+func podOn(t *testing.T, name string, node *kubeNode, count int) {
 	t.Helper()
 	path := render(t, "pod.yaml", map[string]string{"NAME": name, "RESOURCE": gpuResource, "COUNT": fmt.Sprint(count)})
 	if node != nil {
@@ -251,7 +251,7 @@ func (f *oneFault) sameWords(t *testing.T) (also string) {
 // elsewhere has work ask for all other GPUs of the node, then for one more, and for one of this node.
 func (f *oneFault) elsewhere(t *testing.T) {
 	fleetJob{name: "rest", gpus: 7}.submit(t) // only this machine has so many
-	f.podOn(t, "rest", f.kube.kubeNode, 6)    // the scheduler counts seven, of which the pod held has one
+	podOn(t, "rest", f.kube.kubeNode, 6)      // the scheduler counts seven, of which the pod held has one
 	f.awaitOn(t, "rest", map[string]int{"h100": 1})
 	rest, _ := f.kube.awaitWork(t, "rest", 6)
 	if slices.Contains(rest.ids(), f.bad) {
@@ -259,9 +259,9 @@ func (f *oneFault) elsewhere(t *testing.T) {
 	}
 	f.checkTasks(t)
 	fleetJob{name: "next"}.submit(t)
-	f.podOn(t, "next", nil, 1)
+	podOn(t, "next", nil, 1)
 	fleetJob{name: "again", device: where("ids", "set_contains", f.bad)}.submit(t)
-	f.podOn(t, "again", f.kube.kubeNode, 1)
+	podOn(t, "again", f.kube.kubeNode, 1)
 	f.awaitOn(t, "next", map[string]int{"l40s": 1})
 	f.kube.awaitRunning(t, "next")
 	if next, err := f.kube.pod("next"); err != nil || next.Spec.NodeName != f.second.name {
