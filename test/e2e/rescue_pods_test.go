@@ -5,7 +5,9 @@ package e2e
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -45,13 +47,14 @@ func TestRescueKubernetes(t *testing.T) {
 		t.Errorf("gpu-fleet deleted: %+v", calls)
 	}
 	t.Logf("what gpu-fleet asked of the servers, with the status of the answers:\n%s", k.servers.kinds())
+	step(t, "gpu-fleet as deploy has it, and what it and the agents may do", k.privileges)
 	checkDriver(t, k.machine)
 	checkDriver(t, k.other)
 }
 
 func startKubeRescue(t *testing.T) *kubeRescue {
 	t.Helper()
-	k := &kubeRescue{machine: install(t, "h100x8"), cluster: startCluster(t, pluginImage())}
+	k := &kubeRescue{machine: install(t, "h100x8"), cluster: startCluster(t, pluginImage(), fleetImage())}
 	k.second, k.other = k.addNode(t, containerd2, "l40s")
 	k.deployPlugin(t, k.machine.Root, "k8s-history", shippedPart(t, "hand-over"))
 	k.awaitGPUs(t, 8, 8)
@@ -332,5 +335,51 @@ func (k *kubeRescue) withoutDriver(t *testing.T) {
 	}
 	if calls := k.servers.matching(evictions, began); len(calls) > 0 {
 		t.Errorf("gpu-fleet asked for %+v", calls)
+	}
+}
+
+// fleetImage is the image archive of gpu-fleet, which "make image" builds beside that of the agent.
+func fleetImage() string {
+	return filepath.Join(filepath.Dir(pluginImage()), strings.Replace(filepath.Base(pluginImage()), "k8s-gpu", "gpu-fleet", 1))
+}
+
+// privileges deploys gpu-fleet as it is shipped, and lists what its processes, those of the agents and its account may do.
+func (k *kubeRescue) privileges(t *testing.T) {
+	must(t, "kubectl", "apply", "-k", "../../deploy/gpu-fleet")
+	must(t, "kubectl", "rollout", "status", "deployment/gpu-fleet", "--namespace=gpu-fleet", "--timeout=50s")
+	for _, program := range []string{"gpu-fleet", "k8s-gpu"} {
+		pids := slices.Collect(maps.Keys(running(program)))
+		if len(pids) != 2 {
+			t.Fatalf("processes of %s: %v", program, pids)
+		}
+		rows := privilegesOf(t, pids[0])
+		for _, row := range rows {
+			t.Logf("%s: %s: %s", program, row[0], row[1])
+		}
+		if program == "gpu-fleet" {
+			checkUnprivileged(t, rows)
+		}
+	}
+	const account = "--as=system:serviceaccount:gpu-fleet:gpu-fleet"
+	t.Logf("what the account of gpu-fleet may do:\n%s", must(t, "kubectl", "auth", "can-i", "--list", account))
+	for _, argv := range [][]string{{"delete", "pods"}, {"patch", "nodes"}, {"update", "nodes", "--subresource=status"}, {"get", "secrets"}, {"create", "pods", "--subresource=exec"}} {
+		if text, _ := command(slices.Concat([]string{"kubectl", "auth", "can-i", account, "--namespace=gpu-fleet"}, argv)...); text != "no" { // it fails for no
+			t.Errorf("may gpu-fleet %q: %q", argv, text)
+		}
+	}
+}
+
+// checkUnprivileged wants a process without a capability, a folder of the host and a right to gain any.
+func checkUnprivileged(t *testing.T, rows [][2]string) {
+	t.Helper()
+	none := strings.Repeat("0", 16)
+	want := map[string]string{
+		"user": "65532", "capabilities": none + " " + none, "can gain privileges (`no_new_privs` unset)": "no", "seccomp": "the runtime's profile",
+		"root file system": "read-only", "namespaces of the host": "none",
+	}
+	for _, row := range rows {
+		if wanted, ok := want[row[0]]; ok && row[1] != wanted {
+			t.Errorf("%s of gpu-fleet: %s, want %s", row[0], row[1], wanted)
+		}
 	}
 }

@@ -30,8 +30,8 @@ func TestRescue(t *testing.T) {
 	step(t, "a GPU of Nomad fails", r.nomadFails)
 	step(t, "a GPU of Kubernetes fails on the same machine", r.kubernetesFails)
 	step(t, "the same fault on three nodes", r.quorum)
-	if !demo() {
-		step(t, "how long it takes", r.measure)
+	if rounds := roundsOf(rescueRounds, 0); rounds > 0 {
+		step(t, "how long it takes", func(t *testing.T) { r.measure(t, rounds) })
 	}
 	r.process.stop(t, syscall.SIGTERM)
 	for _, m := range r.machines {
@@ -61,7 +61,7 @@ func (g *gpuFleet) tellVerb(t *testing.T, argv ...string) {
 func startTeamRescue(t *testing.T) *teamRescue {
 	t.Helper()
 	tell(t, "A Nomad and a Kubernetes start on this machine, on simulated GPUs ...")
-	r := &teamRescue{team: startTeam(t, roundsOf(rescueRounds, 1)-1, shippedPart(t, "hand-over"))}
+	r := &teamRescue{team: startTeam(t, roundsOf(rescueRounds, 0), shippedPart(t, "hand-over"))}
 	r.servers = map[string]*recorder{"Nomad": record(t, nomadAPI), "Kubernetes": record(t, kubeAPI)}
 	r.gpuFleet = gpuFleet{
 		owner: t,
@@ -79,9 +79,9 @@ func startTeamRescue(t *testing.T) *teamRescue {
 	r.verb(t, "init")
 	r.start(t)
 	tell(t, `
-  node1   8 H100, of which 0 to 3 are Nomad's and 4 to 7 are Kubernetes'
+  node1   8 H100, of which 0 to 3 are Nomad's, which calls the node h100, and 4 to 7 are Kubernetes'
   node2   8 L40S, of Kubernetes
-  node3   6 L40S, of Nomad
+  node3   6 L40S, of Nomad, which calls it l40s
 
 A job of Nomad and a Deployment of Kubernetes, both named train, have one GPU of node1 each. gpu-fleet looks after both clusters, with one policy:
 work of at most one GPU of a node is moved within an hour.`)
@@ -109,12 +109,12 @@ func (r *teamRescue) newLedger(t *testing.T, policy map[string]any) {
 func (r *teamRescue) nomadFails(t *testing.T) {
 	w := nomadWork("train")
 	at := awaitPlaces(t, w, 1)[0]
-	tell(t, "GPU %s of node1 reports XID 95, an uncontained memory error. Nomad's allocation %s has it.", at.gpu, at.id)
+	tell(t, "%s of node1 reports XID 95, an uncontained memory error. Nomad's allocation %s has it. Nomad's servers know after 5 to 10 s.", at.gpu, at.id)
 	began := time.Now()
 	r.fail(t, at)
 	next, took := w.awaitElsewhere(t, at, began)
 	r.awaitOutcome(t, at, rescue.Moved)
-	tell(t, "After %.1f s allocation %s runs in its place, on GPU %s of %s.", took.Seconds(), next.id, next.gpu, next.node)
+	tell(t, "After %.1f s allocation %s runs in its place, on %s of %s.", took.Seconds(), next.id, next.gpu, next.node)
 	if next.gpu == at.gpu {
 		t.Errorf("it is on the same GPU")
 	}
@@ -127,7 +127,7 @@ func (r *teamRescue) kubernetesFails(t *testing.T) {
 	if at.node != "node1" {
 		t.Fatalf("the pod is in %+v", at)
 	}
-	tell(t, "GPU %s of node1 reports the same. Pod %s of Kubernetes has it.", at.gpu, at.name)
+	tell(t, "\n%s of node1 reports the same. Pod %s of Kubernetes has it.", at.gpu, at.name)
 	r.fail(t, at)
 	wait := r.awaitWait(t, at, rescue.ReasonGPUs)
 	tell(t, "gpu-fleet waits: %s (%s).", wait.Text, wait.Reason)
@@ -135,12 +135,12 @@ func (r *teamRescue) kubernetesFails(t *testing.T) {
 	if now := awaitPlaces(t, w, 1)[0]; now != at {
 		t.Errorf("the pod was in %+v, it is in %+v", at, now)
 	}
-	tell(t, "The operator allows two GPUs of a node an hour.")
+	tell(t, "The operator allows two GPUs of a node an hour. gpu-fleet starts again, and awaits the next report of the agent, which comes every 30 s.")
 	began := time.Now()
 	r.restart(t, "act", settings(map[string]any{"max_gpus": 2}))
 	next, took := w.awaitElsewhere(t, at, began)
 	r.awaitOutcome(t, at, rescue.Moved)
-	tell(t, "After %.1f s pod %s runs in its place, on GPU %s of %s.", took.Seconds(), next.name, next.gpu, next.node)
+	tell(t, "After %.1f s pod %s runs in its place, on %s of %s.", took.Seconds(), next.name, next.gpu, next.node)
 	r.tellVerb(t, "status")
 }
 
@@ -186,7 +186,7 @@ func (r *teamRescue) quorum(t *testing.T) {
 	for i, w := range works {
 		next, _ := w.awaitElsewhere(t, at[i], began)
 		r.awaitOutcome(t, at[i], rescue.Moved)
-		tell(t, "%s: train runs on GPU %s of %s.", w.orchestrator, next.gpu, next.node)
+		tell(t, "%s: train runs on %s of %s.", w.orchestrator, next.gpu, next.node)
 	}
 }
 
