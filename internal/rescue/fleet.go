@@ -60,6 +60,9 @@ type Device struct {
 	Healthy bool   // as the servers have it
 }
 
+// Counted reports whether it stands for a number of devices of its kind (Units), of which the servers tell no IDs.
+func (d Device) Counted() bool { return d.Kind != "" && string(d.ID) == d.Kind }
+
 func (d Device) units() int { return max(d.Units, 1) }
 
 // Fault is a condition of a GPU or an instance of it.

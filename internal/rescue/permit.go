@@ -38,7 +38,7 @@ func (d *decision) permitGPU(g *faulty) verdict {
 	case node.Draining:
 		return waits(ReasonNode, "node %s is being drained: its orchestrator moves the work", node.Name)
 	case !d.reported(g.c, node):
-		return waits(ReasonSilent, "the agent of node %s has not reported for %v", node.Name, reportFor)
+		return waits(ReasonSilent, "no report of the agent of node %s was seen within %v", node.Name, reportFor)
 	}
 	return d.permitRecords(g)
 }

@@ -165,8 +165,8 @@ func collectNodes(p *metric.Samples, d report.Document) {
 		if n.Mark != health.NoRepair {
 			marks[[3]string{n.Cluster, n.Mark.String()}]++
 		}
-		for _, g := range n.GPUs {
-			states[[3]string{n.Cluster, g.Health.String()}]++
+		for state, count := range n.ByHealth() {
+			states[[3]string{n.Cluster, state.String()}] += count
 		}
 	}
 	ready.send(p, nodes)

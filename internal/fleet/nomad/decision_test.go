@@ -113,6 +113,23 @@ func TestKinds(t *testing.T) {
 	}
 }
 
+// What one job asks for does not keep another one from its places.
+func TestKindsBesideModel(t *testing.T) {
+	r := newRegion(2, 2)
+	r.nodes[1].NodeResources.Devices[0].Name = "H200"
+	r.fail(0, 0, xid95)
+	r.fail(0, 1, xid95)
+	web, h100 := r.run("web", "service", 0, 0), r.run("h100", "service", 0, 1)
+	r.follow(t, web, func(j *api.Job) { j.TaskGroups[0].Tasks[0].Resources.Devices[0].Name = "nvidia/gpu" })
+	r.follow(t, h100, func(j *api.Job) { j.TaskGroups[0].Tasks[0].Resources.Devices[0].Name = "nvidia/gpu/H100" })
+	policy := rescue.Default()
+	policy.MaxGPUs = 2
+	result := decide(r, policy)
+	if !slices.Equal(acts(result), []string{"web"}) || len(result.Waits) != 1 || result.Waits[0].Reason != rescue.ReasonNoPlace {
+		t.Errorf("acts %v, waits %+v", acts(result), result.Waits)
+	}
+}
+
 // Work of which no place is certain takes no place of others.
 func TestKindsBesideUnknown(t *testing.T) {
 	r := newRegion(2, 2)

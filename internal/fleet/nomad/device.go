@@ -131,9 +131,34 @@ func (q request) equal(o request) bool {
 	return q.name == o.name && q.many == o.many && slices.EqualFunc(q.constraints, o.constraints, func(a, b *api.Constraint) bool { return *a == *b })
 }
 
-// kindOf names what the devices of a group are to the work that is followed. Groups have one kind if each request that accepts one of them accepts the
+const oneKind = "nvidia/gpu" // of the devices of all nodes, of which none has two groups
+
+// hasOneGroup reports whether no node has two groups of GPUs.
+func (r *reading) hasOneGroup() bool {
+	for _, n := range r.nodes {
+		groups := 0
+		if !hasGPUs(n) {
+			continue
+		}
+		for _, g := range n.NodeResources.Devices {
+			if g.Vendor == vendor {
+				groups++
+			}
+		}
+		if groups > 1 {
+			return false
+		}
+	}
+	return true
+}
+
+// kindOf names what the devices of a group are to the work that is followed. If no node has two groups, all have one kind: which of them work accepts is
+// a matter of its nodes (places.mayUse), so that what one job asks for does not keep another one from its places. Else groups have one kind if each request that accepts one of them accepts the
 // other, and takes one device: a job that asks for "nvidia/gpu" may get a device of any model, so places of all models count for it.
 func (t *translation) kindOf(group *api.NodeDeviceResource) string {
+	if t.oneGroup {
+		return oneKind
+	}
 	var accepted []string
 	for i := range t.requests {
 		q := &t.requests[i]

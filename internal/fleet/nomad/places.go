@@ -234,6 +234,7 @@ func (p *places) mayUse(s *spec, n *api.NodeListStub) bool {
 			slices.ContainsFunc(s.datacenters, func(pattern string) bool { ok, _ := path.Match(pattern, n.Datacenter); return ok }) &&
 			!slices.ContainsFunc(s.constraints, func(c *api.Constraint) bool { ok, err := meetsNode(c, d); return err != nil || !ok }) &&
 			!slices.ContainsFunc(s.drivers, func(name string) bool { return !hasDriver(n, d, name) }) &&
+			!slices.ContainsFunc(s.devices, func(q request) bool { return !slices.ContainsFunc(n.NodeResources.Devices, q.accepts) }) &&
 			!slices.ContainsFunc(s.hostVolumes, func(v *api.VolumeRequest) bool { return !hasVolume(d, v) }) && hasNetwork(n, s.network)
 		p.fixed[key] = ok
 	}

@@ -41,6 +41,7 @@ type translation struct {
 	byID     map[string]*api.NodeListStub
 	names    map[string]string // of the nodes with GPUs
 	requests []request         // for devices, by work that is followed
+	oneGroup bool              // no node has two groups of GPUs
 	devices  map[string][]rescue.Device
 	replaces map[string]string // by ID of the replacement
 }
@@ -51,7 +52,7 @@ func translate(r *reading, name string, mode rescue.Mode) rescue.Cluster {
 	for _, n := range r.nodes {
 		t.byID[n.ID] = n
 	}
-	t.names, t.requests, t.replaces = r.nodeNames(), r.deviceRequests(), r.replacements()
+	t.names, t.requests, t.replaces, t.oneGroup = r.nodeNames(), r.deviceRequests(), r.replacements(), r.hasOneGroup()
 	c := rescue.Cluster{Name: name, Mode: mode, ReadAt: r.at, Replacements: true, Marks: true, Pools: map[string][]string{}}
 	for _, n := range r.nodes {
 		if hasGPUs(n) {

@@ -131,17 +131,45 @@ func clusterOf(c fleet.ClusterView, nodes []Node, now time.Time) Cluster {
 	}
 	for _, n := range nodes {
 		out.Nodes++
-		for _, g := range n.GPUs {
-			out.GPUs++
-			if g.OutOfService() {
-				out.FaultyGPUs++
-			}
-			if len(g.Holders) > 0 {
-				out.HeldGPUs++
+		for state, count := range n.ByHealth() {
+			out.GPUs += count
+			if state > health.Degraded {
+				out.FaultyGPUs += count
 			}
 		}
+		out.HeldGPUs += n.held()
 	}
 	return out
+}
+
+// ByHealth counts the GPUs of the node. Where the servers tell numbers, those are of the devices that take work.
+func (n *Node) ByHealth() map[health.State]int {
+	all := map[health.State]int{}
+	for _, g := range n.GPUs {
+		all[g.Health]++
+	}
+	if len(n.Resources) == 0 {
+		return all
+	}
+	all[health.Healthy] = -all[health.Degraded] // they are in the numbers
+	for _, r := range n.Resources {
+		all[health.Healthy] += r.Units
+	}
+	all[health.Healthy] = max(all[health.Healthy], 0)
+	return all
+}
+
+// held is how many GPUs work has.
+func (n *Node) held() (count int) {
+	for _, g := range n.GPUs {
+		if len(n.Resources) == 0 && len(g.Holders) > 0 {
+			count++
+		}
+	}
+	for _, r := range n.Resources {
+		count += r.Held
+	}
+	return count
 }
 
 // OutOfService reports whether the GPU, or an instance of it, takes no work because of a fault.
@@ -150,13 +178,13 @@ func (g GPU) OutOfService() bool {
 }
 
 func nodesOf(c fleet.ClusterView) []Node {
-	held := holdersOf(c)
+	held, units := holdersOf(c), unitsOf(c)
 	out := make([]Node, 0, len(c.Nodes))
 	for i := range c.Nodes {
 		n := &c.Nodes[i]
 		one := Node{
 			Cluster: c.Name, Name: n.Name, Hardware: n.Hardware, Ready: n.Ready, Schedulable: n.Schedulable, Draining: n.Draining, ReportedAt: n.ReportedAt,
-			Mark: n.Mark, MarkIsOurs: n.MarkIsOurs, GPUs: gpusOf(n, held[n.Name]),
+			Mark: n.Mark, MarkIsOurs: n.MarkIsOurs, GPUs: gpusOf(n, held[n.Name]), Resources: resourcesOf(n, units),
 		}
 		for _, f := range n.Faults {
 			if f.At.GPU == "" {
@@ -184,6 +212,37 @@ func holdersOf(c fleet.ClusterView) map[string][]Holder {
 	return all
 }
 
+// onNode is a device of a node.
+type onNode struct {
+	node   string
+	device gpu.DeviceID
+}
+
+// unitsOf returns how many units of devices work has.
+func unitsOf(c fleet.ClusterView) map[onNode]int {
+	all := map[onNode]int{}
+	for i := range c.Work {
+		w := &c.Work[i]
+		if w.Phase == rescue.Ended {
+			continue
+		}
+		for _, h := range w.Holds {
+			all[onNode{w.Node, h.Device}] += max(h.Units, 1)
+		}
+	}
+	return all
+}
+
+// resourcesOf returns the numbers of devices of a node, as far as its servers tell no more.
+func resourcesOf(n *rescue.Node, held map[onNode]int) (all []Resource) {
+	for _, dev := range n.Devices {
+		if dev.Counted() {
+			all = append(all, Resource{dev.Kind, dev.Units, held[onNode{n.Name, dev.ID}]})
+		}
+	}
+	return all
+}
+
 // gpusOf returns the physical GPUs of a node in the order of its devices, then those that only faults name.
 func gpusOf(n *rescue.Node, held []Holder) []GPU {
 	all, at := []GPU{}, map[gpu.DeviceID]int{}
@@ -197,6 +256,9 @@ func gpusOf(n *rescue.Node, held []Holder) []GPU {
 	}
 	whose := map[gpu.DeviceID]gpu.DeviceID{} // GPU of a device
 	for _, dev := range n.Devices {
+		if dev.Counted() {
+			continue
+		}
 		whose[dev.ID] = dev.At.GPU
 		of(dev.At.GPU).add(dev)
 	}

@@ -102,7 +102,15 @@ type Node struct {
 	Mark        health.Repair `json:"mark,omitzero"`       // the repair that it is marked for
 	MarkIsOurs  bool          `json:"markIsOurs,omitempty"`
 	GPUs        []GPU         `json:"gpus"`
-	Faults      []Fault       `json:"faults,omitempty"` // of the node itself
+	Resources   []Resource    `json:"resources,omitempty"` // of which the servers tell numbers: then GPUs has those of which more is known
+	Faults      []Fault       `json:"faults,omitempty"`    // of the node itself
+}
+
+// Resource is a number of healthy devices of a node.
+type Resource struct {
+	Kind  string `json:"kind"` // "nvidia.com/gpu"
+	Units int    `json:"units"`
+	Held  int    `json:"held"` // by work
 }
 
 // GPU is a physical GPU of a node.

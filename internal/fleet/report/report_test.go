@@ -8,6 +8,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/fleet"
 	"github.com/tandem-gpu/tandem/internal/fleet/viewtest"
@@ -168,5 +169,25 @@ func BenchmarkOf(b *testing.B) {
 			b.Fatal(err)
 		}
 		b.ReportMetric(float64(len(text)), "B/document")
+	}
+}
+
+// Where the servers tell numbers of devices, those are the GPUs that take work; a faulty one is beside them.
+func TestNumbersOfDevices(t *testing.T) {
+	c := viewtest.Cluster("east", fleet.Kubernetes, rescue.ModeAct, 1, 2, viewtest.At)
+	n := &c.Nodes[0]
+	viewtest.Run(&c, 0, "team", "train", rescue.Service, 0)
+	viewtest.Fault(&c, 0, 0, "XID_95", health.Unhealthy, health.Reset, viewtest.At)
+	for i := range n.Devices {
+		n.Devices[i].Kind = "" // it has an ID only because more is known of it
+	}
+	n.Devices = append(n.Devices, rescue.Device{ID: "nvidia.com/gpu", At: gpu.WholeGPU("nvidia.com/gpu"), Kind: "nvidia.com/gpu", Units: 7})
+	c.Work[0].Holds = append(c.Work[0].Holds, rescue.Hold{Device: "nvidia.com/gpu"})
+	d := Of(fleet.View{At: viewtest.At, Policy: rescue.Default(), Clusters: []fleet.ClusterView{c}})
+	if got := d.Clusters[0]; got.GPUs != 8 || got.FaultyGPUs != 1 || got.HeldGPUs != 1 {
+		t.Errorf("%+v", got)
+	}
+	if got := d.Nodes[0]; len(got.GPUs) != 2 || len(got.Resources) != 1 || got.Resources[0] != (Resource{Kind: "nvidia.com/gpu", Units: 7, Held: 1}) {
+		t.Errorf("%+v", got)
 	}
 }

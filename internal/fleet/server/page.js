@@ -167,7 +167,8 @@ function gpuMarks(n) {
     else runs.push({level, text: marks[level]});
   }
   const label = Object.entries(count).map(([health, c]) => c + " " + health).join(", ");
-  return h("span", {class: "gpus", role: "img", "aria-label": label || "no GPU"}, runs.map((r) => h("span", {class: r.level}, r.text)));
+  return h("span", {class: "gpus", role: "img", "aria-label": label || "no GPU"}, runs.map((r) => h("span", {class: r.level}, r.text)),
+    (n.resources || []).map((r) => h("span", {class: "line dim"}, r.kind + ": " + r.held + " of " + r.units + " held")));
 }
 
 function showNodes(d) {
