@@ -102,7 +102,7 @@ job "gpu-fleet" {
 
       resources {
         cpu    = 100
-        memory = 256
+        memory = 512
       }
     }
   }
