@@ -211,8 +211,8 @@ func guard(t *testing.T, app string) {
 	must(t, "kubectl", "create", "poddisruptionbudget", app, "--selector=app="+app, "--min-available=100%")
 }
 
-// liftedWithin is how long after a disruption budget is lifted its pod is gone at most.
-const liftedWithin = 15 * time.Second
+// liftedWithin is how long after a disruption budget is lifted its pod is gone at most: 15 s, and what a machine that runs other tests adds.
+const liftedWithin = 20 * time.Second
 
 func (k *kubeRescue) blocked(t *testing.T) {
 	guard(t, "train")
