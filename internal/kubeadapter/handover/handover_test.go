@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -41,6 +42,17 @@ const foreignNode = `{"metadata":{"name":"n1","uid":"u1","labels":{"a":"b"},"ann
 	`"spec":{"unschedulable":true,"taints":[{"key":"k","effect":"NoSchedule"}]},"status":{"capacity":{"nvidia.com/gpu":"8"},"images":[{"names":["x"],"sizeBytes":1}],` +
 	`"conditions":[{"type":"Ready","status":"True","lastHeartbeatTime":"2026-11-27T12:00:00Z"},{"type":"KernelDeadlock","status":"False"}]}}`
 
+// pods are the holders that the kubelet has, or why it has none.
+type pods struct {
+	record holders.Record
+	err    error
+}
+
+// hold has the kubelet have holders, and no others.
+func (f *fixture) hold(all ...holders.Holder) {
+	f.pods.Store(&pods{record: holders.Record{Complete: true, Holders: all}})
+}
+
 // fixture is agents that hand over, one after the other, with an API server, in a synctest bubble.
 type fixture struct {
 	t      *testing.T
@@ -48,9 +60,8 @@ type fixture struct {
 	client *kubeapi.Client
 	config core.Config
 	states *watch.Value[core.State]
-	checks uint64
-	pods   holders.Record
-	unread error // of the pods
+	checks atomic.Uint64
+	pods   atomic.Pointer[pods]
 	second string
 	record *Record
 	log    logbuffer.Buffer
@@ -64,8 +75,9 @@ func (f *fixture) Changed() <-chan struct{}     { return f.states.Changed() }
 
 // newFixture has a Node that the policy guards, and runs no agent.
 func newFixture(t *testing.T) *fixture {
-	f := &fixture{t: t, server: kubeapitest.NewInMemory(), config: core.DefaultConfig(), pods: holders.Record{Complete: true}, record: &Record{Path: filepath.Join(t.TempDir(), "r.json")}}
+	f := &fixture{t: t, server: kubeapitest.NewInMemory(), config: core.DefaultConfig(), record: &Record{Path: filepath.Join(t.TempDir(), "r.json")}}
 	f.config.Retire = 0
+	f.hold()
 	client, err := kubeapi.New(kubeapi.Options{Address: f.server.URL, Dial: f.server.Dial})
 	check.NoError(t, err)
 	f.client = client
@@ -85,11 +97,15 @@ func (f *fixture) close() {
 // start starts an agent, which has read nothing; f.stop ends it.
 func (f *fixture) start() {
 	ctx, cancel := context.WithCancel(f.t.Context())
-	f.states, f.checks = watch.NewValue(core.NewState(f.config)), 0
+	f.states = watch.NewValue(core.NewState(f.config))
+	f.checks.Store(0)
 	f.agent = New(Options{
 		API: f.client, Node: node, Condition: condition, Second: f.second, Events: true, Boot: "b1", Mode: f.config.Health.Mode,
-		Checks: func() uint64 { return f.checks }, Record: f.record, Log: slog.New(slog.NewTextHandler(&f.log, nil)),
-		Holders: func(context.Context, *inventory.Allocatable) (holders.Record, error) { return f.pods, f.unread },
+		Checks: f.checks.Load, Record: f.record, Log: slog.New(slog.NewTextHandler(&f.log, nil)),
+		Holders: func(context.Context, *inventory.Allocatable) (holders.Record, error) {
+			p := f.pods.Load()
+			return p.record, p.err
+		},
 	})
 	done := make(chan struct{})
 	go func() { f.agent.Run(ctx, f); close(done) }()
@@ -99,14 +115,14 @@ func (f *fixture) start() {
 
 // read publishes the state after a reading of eight GPUs and a round of checks.
 func (f *fixture) read(obs ...health.Observation) {
-	f.checks++
+	f.checks.Add(1)
 	f.states.Store(f.states.Load().Read(f.config, time.Now(), coretest.GPUs(8), obs...))
 	synctest.Wait()
 }
 
 // set publishes the state of eight GPUs with these faults alone.
 func (f *fixture) set(obs ...health.Observation) {
-	f.checks++
+	f.checks.Add(1)
 	f.states.Store(core.NewState(f.config).Read(f.config, time.Now(), coretest.GPUs(8), obs...))
 	synctest.Wait()
 }
@@ -541,7 +557,7 @@ func TestHolders(t *testing.T) {
 		pod := func(n int, name, uid string) holders.Holder {
 			return holders.Holder{Work: holders.Work{Orchestrator: holders.Kubernetes, Namespace: "team", Name: name, Container: "c", ID: uid}, Device: coretest.GPU(n)}
 		}
-		f.pods.Holders = []holders.Holder{pod(3, "train", "u3"), pod(3, "train", "u3"), pod(4, "other", "u4")}
+		f.hold(pod(3, "train", "u3"), pod(3, "train", "u3"), pod(4, "other", "u4"))
 		f.start()
 		f.read(xid(3, 95))
 		f.read()
@@ -559,21 +575,20 @@ func TestHolders(t *testing.T) {
 			all[0].ReportingController != "tandem.dev/k8s-gpu" || all[0].ReportingInstance != node || !strings.Contains(all[0].Note, "needs a reset: XID_95, since 2000-01-01T00:00Z") {
 			t.Fatalf("%+v", all)
 		}
-		f.pods.Holders = append(f.pods.Holders, pod(3, "late", "u5"), pod(3, "", ""))
+		f.hold(pod(3, "train", "u3"), pod(4, "other", "u4"), pod(3, "late", "u5"), pod(3, "", ""))
 		time.Sleep(faultreport.Renewed)
 		wantHolders("a pod that was just admitted", false, "u3", "u5")
-		f.pods.Holders, f.unread = nil, errors.New("no kubelet")
+		f.pods.Store(&pods{err: errors.New("no kubelet")})
 		time.Sleep(faultreport.Renewed)
 		wantHolders("no record", false)
-		f.pods = holders.Record{Complete: true}
-		f.unread = nil
+		f.hold()
 		time.Sleep(holdersEvery)
 		wantHolders("all have ended", true)
 		if n := len(f.server.Events()); n != 2 {
 			t.Errorf("%d events", n)
 		}
 
-		f.pods.Holders = []holders.Holder{pod(3, "train", "u3")}
+		f.hold(pod(3, "train", "u3"))
 		f.server.Fail("create", 1, kubeapitest.Failure{Code: 503})
 		time.Sleep(holdersEvery)
 		f.wantProblem(problem.HandOver, "create events")
@@ -589,7 +604,7 @@ func TestEventsFail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t)
 		defer f.close()
-		f.pods.Holders = []holders.Holder{{Work: holders.Work{Orchestrator: holders.Kubernetes, Namespace: "team", Name: "train", ID: "u3"}, Device: coretest.GPU(3)}}
+		f.hold(holders.Holder{Work: holders.Work{Orchestrator: holders.Kubernetes, Namespace: "team", Name: "train", ID: "u3"}, Device: coretest.GPU(3)})
 		f.server.Deny("create", "events")
 		f.start()
 		f.read()
