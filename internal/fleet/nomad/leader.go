@@ -134,7 +134,7 @@ func (l *leader) look(ctx context.Context) {
 func (l *leader) renew(lease *lease) {
 	defer lease.end()
 	for watch.Sleep(lease, renewPause) {
-		for {
+		for logged := ""; ; {
 			sent := time.Now()
 			_, err := l.lock(lease, nil, api.VariableLock{ID: lease.id}, func(v *api.Variable, q *api.WriteOptions) (string, error) {
 				_, _, err := l.client.Variables().RenewLock(v, q)
@@ -148,7 +148,10 @@ func (l *leader) renew(lease *lease) {
 				l.log.Warn("the lead is lost: another process has the lock, or may get it", "error", err)
 				return
 			}
-			l.log.Warn("the lead is not renewed", "error", err)
+			if logged != err.Error() {
+				logged = err.Error()
+				l.log.Warn("the lead is not renewed, and is tried until it ends", "error", err)
+			}
 			if !watch.Sleep(lease, retryPause) {
 				return
 			}
