@@ -382,12 +382,26 @@ func (r *realm) judgeLedger(a rescue.Act) {
 	for _, one := range l.Rescues {
 		for _, m := range one.Moves {
 			if one.Cluster == a.Cluster && one.GPU == a.GPU && !one.Listed && m.Outcome == rescue.Open && m.Work[0].ID == a.Subject.Work && m.Tries > 0 {
-				r.judgeBudget(a, attempt{one.Hardware, one.GPU, one.Reserved})
+				r.judgeBudget(a, attempt{r.hardware(r.node(a.Node)), one.GPU, one.Reserved})
 				return
 			}
 		}
 	}
 	w.Errorf("%+v is not reserved", a)
+}
+
+// hardware names a node in all regions that have it. A hostname that two regions of one orchestrator have is of two nodes.
+func (r *realm) hardware(n *rescue.Node) string {
+	same := map[bool]int{}
+	for _, one := range r.w.regions {
+		if one.c.Mode != rescue.ModeOff && one.c.Nodes[0].Hardware == n.Hardware {
+			same[one.c.AgentReports]++
+		}
+	}
+	if n.Hardware == "" || max(same[false], same[true]) > 1 {
+		return r.c.Name + "/" + n.Name
+	}
+	return n.Hardware
 }
 
 // judgeBudget checks an act by the calls that were made before.
@@ -433,10 +447,7 @@ func (r *realm) struck(nodes []rescue.Node, a rescue.Act, one *rescue.Work) bool
 // placed checks the replacement of work that was stopped. One without a place had one when it was decided on, and others have taken it since.
 func (r *realm) placed(old, next *rescue.Work) {
 	w, node := r.w, r.node(old.Node)
-	one := &stopped{hardware: node.Hardware}
-	if one.hardware == "" {
-		one.hardware = r.c.Name + "/" + node.Name
-	}
+	one := &stopped{hardware: r.hardware(node)}
 	id := old.ID
 	w.count(func() {
 		w.stops = append(w.stops, one)
