@@ -40,11 +40,8 @@ func (s *FileStore) Read(context.Context) (rescue.Ledger, Version, error) {
 	case err != nil:
 		return rescue.Ledger{}, "", err
 	}
-	var l rescue.Ledger
-	if err := json.Unmarshal(text, &l); err != nil {
-		return rescue.Ledger{}, "", &DamagedError{err}
-	}
-	if err := l.Check(); err != nil {
+	l, err := rescue.ParseLedger(text)
+	if err != nil {
 		return rescue.Ledger{}, "", &DamagedError{err}
 	}
 	sum := sha256.Sum256(text)

@@ -56,7 +56,7 @@ type Version string
 
 // Store has the ledger of the team. Its methods are safe for concurrent use.
 type Store interface {
-	// Read returns the ledger. A ledger that is missing (ErrNoLedger) or can't be used (*DamagedError) is not an empty one.
+	// Read returns the ledger, which rescue.ParseLedger has checked. A ledger that is missing (ErrNoLedger) or can't be used (*DamagedError) is not an empty one.
 	Read(ctx context.Context) (rescue.Ledger, Version, error)
 
 	// Write replaces the version of the ledger that was read. It fails with ErrConflict, and changes nothing, if another one is stored. After

@@ -203,7 +203,7 @@ func (b *bank) read() (l rescue.Ledger, v fleet.Version, err error) {
 	case b.text == nil:
 		return l, "", fleet.ErrNoLedger
 	}
-	if err := json.Unmarshal(b.text, &l); err != nil {
+	if l, err = rescue.ParseLedger(b.text); err != nil {
 		return l, "", &fleet.DamagedError{Err: err}
 	}
 	return l, fleet.Version(fmt.Sprint(b.version)), nil

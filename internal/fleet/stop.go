@@ -57,9 +57,6 @@ func (c *Controller) change(ctx context.Context, f func(rescue.State) rescue.Sta
 		if err != nil {
 			return err
 		}
-		if err := l.Check(); err != nil {
-			return &DamagedError{err}
-		}
 		_, err = c.Store.Write(ctx, f(rescue.State{Ledger: l}).Ledger, version)
 		if !errors.Is(err, ErrConflict) {
 			return err

@@ -1,7 +1,6 @@
 package rescue
 
 import (
-	"encoding/json"
 	"fmt"
 	"slices"
 	"time"
@@ -82,15 +81,6 @@ func (d *decision) bytes() int {
 		}
 	}
 	return d.size
-}
-
-// encoded is how many bytes a part of a ledger has; negative = it can't be written.
-func encoded(part any) int {
-	text, err := json.Marshal(part)
-	if err != nil {
-		return -1
-	}
-	return len(text)
 }
 
 // oldest is the time of the oldest rescue; now, if there is none.

@@ -41,9 +41,6 @@ type CauseUsed struct {
 	Used
 }
 
-// LedgerBytes is how large a ledger may be: what a Nomad variable holds.
-const LedgerBytes = 64 << 10
-
 // Budget returns what of the budgets is in use. Like Next it is pure.
 func (p Policy) Budget(s State, f Fleet, now time.Time) Budget {
 	d := p.decision(s, f, now)

@@ -2,7 +2,6 @@ package kube
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,9 +14,6 @@ import (
 
 // ledgerKey is the key of a ConfigMap's data that has the ledger.
 const ledgerKey = "ledger"
-
-// maxLedger is how long the text of a ledger may be: as long as a variable of Nomad, so that a ledger fits either.
-const maxLedger = 64 << 10
 
 // store has the ledger in a ConfigMap.
 type store struct {
@@ -63,15 +59,12 @@ func parse(data map[string]string) (l rescue.Ledger, err error) {
 	if !ok {
 		return l, fmt.Errorf("it has no key %q", ledgerKey)
 	}
-	if err := json.Unmarshal([]byte(text), &l); err != nil {
-		return l, err
-	}
-	return l, l.Check()
+	return rescue.ParseLedger([]byte(text))
 }
 
 // Write replaces the ledger that was read. Labels and annotations of others stay as they are.
 func (s *store) Write(ctx context.Context, l rescue.Ledger, was fleet.Version) (fleet.Version, error) {
-	text, err := encode(l)
+	text, err := l.Encode()
 	if err != nil {
 		return "", fmt.Errorf("write %s: %w", s, err)
 	}
@@ -100,17 +93,9 @@ func (s *store) Write(ctx context.Context, l rescue.Ledger, was fleet.Version) (
 	return fleet.Version(m.ResourceVersion), nil
 }
 
-func encode(l rescue.Ledger) (string, error) {
-	text, err := json.Marshal(l)
-	if err == nil && len(text) > maxLedger {
-		err = fmt.Errorf("the ledger has %d bytes, and %d are the most", len(text), maxLedger)
-	}
-	return string(text), err
-}
-
 // Create stores an empty ledger.
 func (s *store) Create(ctx context.Context) error {
-	text, err := encode(rescue.NewLedger())
+	text, err := rescue.NewLedger().Encode()
 	if err != nil {
 		return err
 	}

@@ -2,7 +2,6 @@ package nomad
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
@@ -63,10 +62,10 @@ func parseLedger(v *api.Variable) (l rescue.Ledger, err error) {
 	if !ok {
 		return l, fmt.Errorf("variable %s has no item %q", v.Path, ledgerItem)
 	}
-	if err := json.Unmarshal([]byte(text), &l); err != nil {
+	if l, err = rescue.ParseLedger([]byte(text)); err != nil {
 		return l, fmt.Errorf("variable %s: %w", v.Path, err)
 	}
-	return l, l.Check()
+	return l, nil
 }
 
 func versionOf(v *api.Variable) fleet.Version {
@@ -119,11 +118,11 @@ func (s *store) Create(ctx context.Context) error {
 }
 
 func (s *store) variable(l rescue.Ledger) (*api.Variable, error) {
-	text, err := json.Marshal(l)
+	text, err := l.Encode()
 	if err != nil {
-		return nil, fmt.Errorf("encode the ledger: %w", err)
+		return nil, fmt.Errorf("write %s: %w", s, err)
 	}
-	return &api.Variable{Path: s.path, Items: api.VariableItems{ledgerItem: string(text)}}, nil
+	return &api.Variable{Path: s.path, Items: api.VariableItems{ledgerItem: text}}, nil
 }
 
 func isConflict(err error) bool {
