@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"syscall"
@@ -77,7 +76,7 @@ Exit codes: 0 as requested, 1 failed, 2 command line or configuration is wrong.`
 func (p *program) run(ctx context.Context, args []string) error {
 	return command.Program{
 		Name: name, Usage: "move work away from faulty GPUs, within a budget, under Kubernetes and Nomad", Description: description,
-		Version: name + " " + versionText(), Flags: p.flags(), Verbs: p.verbs(), Serve: p.serve, Values: values,
+		Version: name + " " + command.VersionText(version), Flags: p.flags(), Verbs: p.verbs(), Serve: p.serve, Values: values,
 		Stdout: p.stdout, Stderr: p.stderr,
 	}.Run(ctx, args)
 }
@@ -133,15 +132,4 @@ func (p *program) verbs() []command.Verb {
 			Do: func(context.Context, *cli.Command) error { return config.WriteSchema(p.stdout) }},
 	}
 	return slices.Insert(verbs, 2, p.clientVerbs(asJSON)...)
-}
-
-// versionText is the version of this build.
-func versionText() string {
-	if version != "" {
-		return version
-	}
-	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
-		return info.Main.Version
-	}
-	return "unknown"
 }

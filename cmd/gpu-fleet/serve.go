@@ -89,9 +89,9 @@ func (p *program) serve(ctx context.Context) (err error) {
 		Identity: s.identity, Policy: s.Policy, Clusters: t.clusters, Store: t.store, Leader: leader, Log: s.log, Watchdog: tasks,
 	})
 	h := server.New(server.Options{
-		Listen: s.Listen, TokenFile: s.TokenFile, View: c.View(), Stop: c.Stop, Resume: c.Resume, Log: s.log, Version: versionText(),
+		Listen: s.Listen, TokenFile: s.TokenFile, View: c.View(), Stop: c.Stop, Resume: c.Resume, Log: s.log, Version: command.VersionText(version),
 	})
-	s.log.Info("gpu-fleet starts", "version", versionText(), "identity", s.identity, "ledger", t.store.String())
+	s.log.Info("gpu-fleet starts", "version", command.VersionText(version), "identity", s.identity, "ledger", t.store.String())
 	for _, line := range s.Summary() {
 		s.log.Info("configuration", "is", line)
 	}

@@ -11,7 +11,6 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"slices"
 	"sync/atomic"
 	"syscall"
@@ -20,6 +19,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/agent/kube"
 	"github.com/tandem-gpu/tandem/internal/cli"
+	"github.com/tandem-gpu/tandem/internal/cli/command"
 	"github.com/tandem-gpu/tandem/internal/cli/processlog"
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
@@ -83,7 +83,7 @@ func run(ctx context.Context, env environment) error {
 		return s, errors.Join(err, invalid)
 	}
 	return cli.Program{
-		Name: kube.Name, Usage: "offer the NVIDIA GPUs of this node to the kubelet", Version: kube.Name + " " + versionText(),
+		Name: kube.Name, Usage: "offer the NVIDIA GPUs of this node to the kubelet", Version: kube.Name + " " + command.VersionText(version),
 		Description: "A flag takes precedence over its environment variable, and that over the configuration file.\n" +
 			"DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS have the meaning of NVIDIA's plugin for XIDs that --xids does not name.",
 		Flags: cli.Flags(config.KubernetesSpecs(), values),
@@ -94,7 +94,7 @@ func run(ctx context.Context, env environment) error {
 		},
 		Doctor: func(string) (agent.Options, []doctor.Check, error) {
 			s, err := read()
-			return kube.AgentOptions(s), kube.Checks(s, versionText()), errors.Join(err, s.CheckNode())
+			return kube.AgentOptions(s), kube.Checks(s, command.VersionText(version)), errors.Join(err, s.CheckNode())
 		},
 		Explain: func() explain.Adapter {
 			s, _ := read() // Options has the error
@@ -128,7 +128,7 @@ func serve(ctx context.Context, read func(name string) (settings, error), before
 		env.log.Set(s.Operations.LogFormat)
 		return env.log.Logger(s.LogLevel)
 	}
-	return kube.New(kube.Options{Version: versionText(), Read: read, Before: first, NewLog: newLog, Hangup: hangup, Signals: signals}).Run(ctx)
+	return kube.New(kube.Options{Version: command.VersionText(version), Read: read, Before: first, NewLog: newLog, Hangup: hangup, Signals: signals}).Run(ctx)
 }
 
 // notify subscribes to the signals that do not end the agent: SIGHUP, and those for quiesce and resume. The subscription lasts
@@ -140,15 +140,4 @@ func notify() (hangup, signals <-chan os.Signal) {
 	signal.Notify(h, syscall.SIGHUP)
 	signal.Notify(s, control.QuiesceSignal, control.ResumeSignal)
 	return h, s
-}
-
-// versionText is the version of this build.
-func versionText() string {
-	if version != "" {
-		return version
-	}
-	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
-		return info.Main.Version
-	}
-	return "unknown"
 }
