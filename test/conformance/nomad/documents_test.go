@@ -62,7 +62,7 @@ func accept(t *testing.T, kind, text string) error {
 	case "namespace":
 		_, err := acl.Parse(text, acl.PolicyParseStrict)
 		return err
-	case "task":
+	case "task", "constraint":
 		text = fmt.Sprintf("job \"j\" {\n group \"g\" {\n%s\n}\n}\n", text)
 	case "resources", "config", "restart":
 		text = fmt.Sprintf(task, text)
