@@ -146,7 +146,7 @@ func (k *Kube) setFaults(n int, gpus []int, shown corev1.ResourceHealthStatus) {
 
 // report writes what the agent and the kubelet say of a node.
 func (k *Kube) report(n int) {
-	r := faultreport.Report{At: time.Now(), Faults: []faultreport.Fault{}}
+	r := faultreport.Report{At: time.Now(), Faults: []faultreport.Fault{}, Devices: map[string]int{gpuResource: GPUs}}
 	for g := range GPUs {
 		if !k.faults[n][g] {
 			continue
@@ -158,6 +158,7 @@ func (k *Kube) report(n int) {
 			f.Holders = []string{workID(n, g)}
 		}
 		r.Faults = append(r.Faults, f)
+		r.Devices[gpuResource]--
 	}
 	text, err := faultreport.Encode(r)
 	if err != nil {
@@ -165,7 +166,7 @@ func (k *Kube) report(n int) {
 	}
 	o := k.all["nodes"].rows["/"+nodeName(n)].(*corev1.Node).DeepCopy()
 	o.Annotations[faultreport.Annotation] = text
-	o.Status.Allocatable[gpuResource] = *resource.NewQuantity(int64(GPUs-len(r.Faults)), resource.DecimalSI)
+	o.Status.Allocatable[gpuResource] = *resource.NewQuantity(int64(r.Devices[gpuResource]), resource.DecimalSI)
 	k.put("nodes", o)
 }
 

@@ -15,7 +15,7 @@ import (
 
 // newNode is a Node as a kubelet, GPU feature discovery and an agent write it: with labels, 50 images and managed fields.
 func newNode(n int) *corev1.Node {
-	report, err := faultreport.Encode(faultreport.Report{At: time.Now(), Faults: []faultreport.Fault{}})
+	report, err := faultreport.Encode(faultreport.Report{At: time.Now(), Faults: []faultreport.Fault{}, Devices: map[string]int{gpuResource: GPUs}})
 	if err != nil {
 		panic(err) // of constants
 	}

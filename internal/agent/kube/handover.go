@@ -10,6 +10,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/handover"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 	"github.com/tandem-gpu/tandem/internal/node/history"
@@ -60,6 +61,7 @@ func (r *run) handOverTasks(a *agent.Agent, made agent.Adapter) (tasks []func(co
 	reports := handover.New(handover.Options{
 		API: h.api, Node: s.DRA.Node, Condition: s.HandOver.Condition, Second: s.HandOver.Second, Events: s.HandOver.Events, Boot: boot,
 		Mode: s.Core.Health.Mode, Checks: func() uint64 { return checksFolded(a.Stats(), time.Now()) },
+		Devices: deviceplugin.Schedulable,
 		Holders: func(ctx context.Context, inv *inventory.Allocatable) (holders.Record, error) {
 			return r.podsWithDevices(ctx, inv, made)
 		},

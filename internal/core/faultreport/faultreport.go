@@ -32,6 +32,10 @@ type Report struct {
 	Boot    string    `json:"boot,omitempty"`
 	Faults  []Fault   `json:"faults"`
 	More    int       `json:"more,omitempty"` // faults that did not fit
+
+	// Devices that take work, by extended resource, of those that the agent offers to the kubelet's device manager. A resource that is missing has
+	// none. The kubelet counts a device that became unhealthy as allocatable in the Node's status for up to 10 s more (nodeStatusUpdateFrequency).
+	Devices map[string]int `json:"devices,omitempty"`
 }
 
 // Fault is a condition of a GPU or of a MIG instance.

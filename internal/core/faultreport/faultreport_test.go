@@ -17,6 +17,7 @@ var report = faultreport.Report{
 		{GPU: "GPU-1", State: health.GPULost, Repair: health.Reboot, Cause: "LOST", Since: time.Date(2026, 11, 27, 11, 0, 0, 0, time.UTC), Holders: []string{"u1"}, HoldersKnown: true},
 		{GPU: "GPU-2", GI: new(uint32(3)), State: health.Unhealthy, Repair: health.Reset, Cause: "XID_95", Advisory: true},
 	},
+	Devices: map[string]int{"nvidia.com/gpu": 6, "nvidia.com/mig-1g.10gb": 0},
 }
 
 // What is written is read.

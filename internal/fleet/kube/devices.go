@@ -26,7 +26,7 @@ func newDevices(t *translation, n *node, r report) *devices {
 		d.name(faultyDevice(&r.faults[i]))
 	}
 	for kind, units := range n.allocatable.gpus {
-		d.add(kind, units)
+		d.add(kind, r.allocatable(kind, units))
 	}
 	for kind, units := range t.dra.free(n, r) {
 		d.add(kind, units)
@@ -50,14 +50,14 @@ func (d *devices) add(kind string, units int) {
 	d.kinds[kind] = one
 }
 
-// list has all devices of the node, in order. If the counts of the node may be of before a fault, it has no free units.
+// list has all devices of the node, in order. If not all of its faults are known, it has no free units.
 func (d *devices) list() (all []rescue.Device) {
 	for _, dev := range d.t.dra.onNode[d.node.name] {
 		d.name(rescue.Device{ID: dev.id, At: dev.at(d.report, "")})
 	}
 	for _, kind := range slices.Sorted(maps.Keys(d.kinds)) {
 		one := d.kinds[kind]
-		one.Healthy = one.Units > 0 && d.report.counted(d.t.now)
+		one.Healthy = one.Units > 0 && d.report.whole()
 		all = append(all, one)
 	}
 	for _, id := range slices.Sorted(maps.Keys(d.named)) {

@@ -8,6 +8,7 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/rescue"
 )
 
@@ -187,7 +188,9 @@ func (dev *draDevice) usable(r report) bool {
 
 // healthy reports whether no fault takes hardware from new work.
 func (r report) healthy(at gpu.Placement) bool {
-	return !slices.ContainsFunc(r.faults, func(f rescue.Fault) bool { return withdraws(f) && f.At.Overlaps(at) })
+	return !slices.ContainsFunc(r.faults, func(f rescue.Fault) bool {
+		return f.State >= health.Unhealthy && !f.Advisory && f.At.Overlaps(at)
+	})
 }
 
 // counted are the usable devices that a pod has by its claims, by kind.

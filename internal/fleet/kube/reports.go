@@ -2,17 +2,12 @@ package kube
 
 import (
 	"hash/maphash"
-	"slices"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/faultreport"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
-	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/rescue"
 )
-
-// settle is how long it takes until the server's counts of a node have the GPUs that its agent reports as faulty: the kubelet writes them every 10 s.
-const settle = 30 * time.Second
 
 // report is what is known of the faults of a node.
 type report struct {
@@ -22,7 +17,8 @@ type report struct {
 	err    error // why the annotation can't be used
 	more   bool  // the agent has more faults than the annotation has place for
 	silent bool  // there is no annotation
-	grew   time.Time
+
+	devices map[string]int // faultreport.Report.Devices
 }
 
 var seed = maphash.MakeSeed()
@@ -30,7 +26,7 @@ var seed = maphash.MakeSeed()
 // next returns the report after an annotation was read. A change counts as a renewal only if the watch was up to date: what is received after an
 // interruption may have been written long before.
 func (r report) next(text string, now time.Time, current bool) report {
-	n := report{text: maphash.String(seed, text), at: r.at, grew: r.grew}
+	n := report{text: maphash.String(seed, text), at: r.at}
 	if n.text == r.text && r.text != 0 {
 		return r
 	}
@@ -43,15 +39,12 @@ func (r report) next(text string, now time.Time, current bool) report {
 	}
 	parsed, err := faultreport.Parse(text)
 	if err != nil {
-		n.err, n.grew = err, now
+		n.err = err
 		return n
 	}
-	n.more = parsed.More > 0
+	n.more, n.devices = parsed.More > 0, parsed.Devices
 	for _, f := range parsed.Faults {
 		n.faults = append(n.faults, faultOf(f))
-	}
-	if slices.ContainsFunc(n.faults, func(f rescue.Fault) bool { return !r.has(f) }) {
-		n.grew = now
 	}
 	return n
 }
@@ -62,14 +55,6 @@ func faultOf(f faultreport.Fault) rescue.Fault {
 		Unconfirmed: f.Unconfirmed, Holders: f.Holders, HoldersKnown: f.HoldersKnown,
 	}
 }
-
-// has reports whether a fault of the same hardware, that takes it from new work, was reported before.
-func (r report) has(f rescue.Fault) bool {
-	return slices.ContainsFunc(r.faults, func(old rescue.Fault) bool { return old.At == f.At && (withdraws(old) || !withdraws(f)) })
-}
-
-// withdraws reports whether the GPU of a fault takes no new work.
-func withdraws(f rescue.Fault) bool { return f.State >= health.Unhealthy && !f.Advisory }
 
 // reportedAt is when the agent last said what the report has. One without faults is not renewed, and says that all of them have ended.
 func (r report) reportedAt(now time.Time) time.Time {
@@ -82,10 +67,17 @@ func (r report) reportedAt(now time.Time) time.Time {
 	return r.at
 }
 
-// counted reports whether the server's counts of free devices can be used.
-func (r report) counted(now time.Time) bool {
-	return r.err == nil && !r.more && (r.grew.IsZero() || now.Sub(r.grew) >= settle)
+// allocatable returns how many of the devices that the server counts for a resource take work. The count may be of before a fault; the agent's
+// word of that has come with the fault.
+func (r report) allocatable(resource string, counted int) int {
+	if r.silent {
+		return counted
+	}
+	return min(counted, r.devices[resource])
 }
+
+// whole reports whether all faults of the node are known.
+func (r report) whole() bool { return r.err == nil && !r.more }
 
 // reports are those of all nodes, by node.
 type reports map[string]report

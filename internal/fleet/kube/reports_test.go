@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/faultreport"
-	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 func encoded(t *testing.T, at time.Time, faults ...faultreport.Fault) string {
@@ -58,31 +57,37 @@ func TestReportAge(t *testing.T) {
 	}
 }
 
-// The counts of a node are used again some time after the latest fault that takes a GPU from new work.
-func TestReportSettles(t *testing.T) {
-	degraded := xid("GPU-2")
-	degraded.State = health.Degraded
-	worse := xid("GPU-2")
-	var r report
-	for i, step := range []struct {
-		text    string
-		after   time.Duration
-		counted bool
+// The server's count of devices may be of before a fault, and of before its end: the lower one of it and the agent's is used.
+func TestReportedDevices(t *testing.T) {
+	with := func(devices map[string]int) string {
+		text, err := faultreport.Encode(faultreport.Report{At: start, Faults: []faultreport.Fault{xid("GPU-1")}, Devices: devices})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return text
+	}
+	for name, tc := range map[string]struct {
+		text          string
+		counted, want int
 	}{
-		{encoded(t, start), 0, true},
-		{encoded(t, start, xid("GPU-1")), time.Minute, false},
-		{encoded(t, start, xid("GPU-1")), time.Minute + settle, true},
-		{encoded(t, start.Add(time.Second), xid("GPU-1")), 2 * time.Minute, true},
-		{encoded(t, start, xid("GPU-1"), degraded), 3 * time.Minute, false},
-		{encoded(t, start, xid("GPU-1"), degraded), 4 * time.Minute, true},
-		{encoded(t, start, xid("GPU-1"), worse), 5 * time.Minute, false},
-		{encoded(t, start), 6 * time.Minute, true},
-		{"{", 7 * time.Minute, false},
-		{`{"v":1,"at":"2026-11-27T12:00:00Z","faults":[],"more":3}`, 9 * time.Minute, false},
+		"no report":            {"", 8, 8},
+		"count of before":      {with(map[string]int{gpuResource: 7}), 8, 7},
+		"count of after":       {with(map[string]int{gpuResource: 7}), 7, 7},
+		"agent was restarted":  {with(map[string]int{gpuResource: 7}), 0, 0},
+		"resource is not told": {with(nil), 8, 0},
+		"can't be read":        {"{", 8, 0},
 	} {
-		r = r.next(step.text, start.Add(step.after), true)
-		if got := r.counted(start.Add(step.after)); got != step.counted {
-			t.Errorf("step %d: counted %t", i, got)
+		if got := (report{}).next(tc.text, start, true).allocatable(gpuResource, tc.counted); got != tc.want {
+			t.Errorf("%s: %d, want %d", name, got, tc.want)
+		}
+	}
+}
+
+// A node of which not all faults are known has no free devices.
+func TestReportIsWhole(t *testing.T) {
+	for text, want := range map[string]bool{"": true, encoded(t, start, xid("GPU-1")): true, "{": false, `{"v":1,"faults":[],"more":3}`: false} {
+		if got := (report{}).next(text, start, true).whole(); got != want {
+			t.Errorf("%q: %t", text, got)
 		}
 	}
 }

@@ -110,7 +110,13 @@ func show(p *corev1.Pod, devices ...string) {
 
 // report writes the annotation of a node.
 func (c *cluster) report(node string, at time.Time, faults ...faultreport.Fault) {
-	text, err := faultreport.Encode(faultreport.Report{At: at, Faults: faults})
+	healthy, faulty := c.node(node).Status.Capacity[gpuResource], map[gpu.DeviceID]bool{}
+	for _, f := range faults {
+		faulty[f.GPU] = true
+	}
+	text, err := faultreport.Encode(faultreport.Report{
+		At: at, Faults: faults, Devices: map[string]int{gpuResource: int(healthy.Value()) - len(faulty)},
+	})
 	if err != nil {
 		c.Fatal(err)
 	}

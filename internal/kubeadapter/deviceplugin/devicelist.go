@@ -66,6 +66,19 @@ func listDevices(inv *inventory.Allocatable) map[string][]listedDevice {
 	return lists
 }
 
+// Schedulable returns the number of devices that take work, by resource, of those that an inventory offers to the kubelet.
+func Schedulable(inv *inventory.Allocatable) map[string]int {
+	units := map[string]int{}
+	for resource, list := range listDevices(inv) {
+		for _, d := range list {
+			if d.healthy {
+				units[resource]++
+			}
+		}
+	}
+	return units
+}
+
 // ofDevicePlugin reports whether units of an API are offered to the kubelet's device manager.
 func ofDevicePlugin(a inventory.API) bool { return a == "" || a == inventory.DevicePlugin }
 

@@ -62,6 +62,9 @@ type Options struct {
 	Mode      health.Mode
 	Checks    func() uint64 // rounds of checks since the start
 
+	// Devices are those that take work, by extended resource.
+	Devices func(*inventory.Allocatable) map[string]int
+
 	// Holders reads which pods have devices. It returns within some seconds: a fault waits for it.
 	Holders func(context.Context, *inventory.Allocatable) (holders.Record, error)
 
@@ -91,6 +94,7 @@ type shown struct {
 	conditions map[string]kubeapi.NodeCondition // by type
 	annotation bool
 	faults     []faultreport.Fault // as this process has written them
+	devices    map[string]int      // the same
 	at         time.Time           // of the latest write of this process; zero = none
 }
 
@@ -131,7 +135,7 @@ func (h *Handover) pass(ctx context.Context, s core.State) (time.Duration, error
 	var record holders.Record
 	if len(v.Faults) > 0 {
 		record = h.holders(ctx, s.Allocatable)
-		v.Faults = held(v.Faults, record)
+		v.Faults, v.Devices = held(v.Faults, record), h.opts.Devices(s.Allocatable)
 	}
 	next, err := h.write(ctx, v)
 	if err == nil && len(v.Faults) > 0 {
@@ -182,7 +186,7 @@ func (h *Handover) write(ctx context.Context, v Verdict) (time.Duration, error) 
 		}
 		return 0, err
 	}
-	h.shown.conditions, h.shown.annotation, h.shown.faults, h.shown.at = conditions, len(v.Faults) > 0, v.Faults, now
+	h.shown.conditions, h.shown.annotation, h.shown.faults, h.shown.devices, h.shown.at = conditions, len(v.Faults) > 0, v.Faults, v.Devices, now
 	wait, _ = h.due(v, now)
 	return wait, nil
 }
@@ -224,7 +228,8 @@ func (h *Handover) due(v Verdict, now time.Time) (time.Duration, bool) {
 	if v.GPUs == 0 && len(s.conditions) == 0 && !s.annotation {
 		return reconcile.Never, false
 	}
-	differs := s.annotation != (len(v.Faults) > 0) || len(v.Faults) > 0 && !reflect.DeepEqual(s.faults, v.Faults)
+	differs := s.annotation != (len(v.Faults) > 0) ||
+		len(v.Faults) > 0 && !(reflect.DeepEqual(s.faults, v.Faults) && maps.Equal(s.devices, v.Devices))
 	for _, name := range h.types() {
 		has, ok := s.conditions[name]
 		if !ok || has.Status != statusOf(name, v) {
@@ -275,7 +280,7 @@ func (h *Handover) patch(v Verdict, now time.Time) (kubeapi.NodePatch, map[strin
 	var p kubeapi.NodePatch
 	var text *string
 	if len(v.Faults) > 0 {
-		report, err := faultreport.Encode(faultreport.Report{At: now.UTC(), Boot: h.opts.Boot, Faults: v.Faults})
+		report, err := faultreport.Encode(faultreport.Report{At: now.UTC(), Boot: h.opts.Boot, Faults: v.Faults, Devices: v.Devices})
 		if err != nil {
 			return p, nil, err
 		}

@@ -22,6 +22,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi/kubeapitest"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
@@ -102,6 +104,7 @@ func (f *fixture) start() {
 	f.agent = New(Options{
 		API: f.client, Node: node, Condition: condition, Second: f.second, Events: true, Boot: "b1", Mode: f.config.Health.Mode,
 		Checks: f.checks.Load, Record: f.record, Log: slog.New(slog.NewTextHandler(&f.log, nil)),
+		Devices: deviceplugin.Schedulable,
 		Holders: func(context.Context, *inventory.Allocatable) (holders.Record, error) {
 			p := f.pods.Load()
 			return p.record, p.err
@@ -241,7 +244,7 @@ func TestFault(t *testing.T) {
 		want := faultreport.Fault{
 			GPU: coretest.GPU(3), PCI: "0000:13:00.0", State: health.Unhealthy, Repair: health.Reset, Cause: "XID_95", Since: r.Faults[0].Since, HoldersKnown: true,
 		}
-		if fmt.Sprint(r.Faults[0]) != fmt.Sprint(want) || r.Boot != "b1" || !r.At.Equal(time.Now()) {
+		if fmt.Sprint(r.Faults[0]) != fmt.Sprint(want) || r.Devices[kubeadapter.GPUResource] != 7 || r.Boot != "b1" || !r.At.Equal(time.Now()) {
 			t.Errorf("%+v", r)
 		}
 

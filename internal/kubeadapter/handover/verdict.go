@@ -41,6 +41,7 @@ type Verdict struct {
 	Sound           kubeapi.ConditionStatus // True = no GPU needs a repair
 	Reason, Message string
 	Faults          []faultreport.Fault // the worst first, without holders
+	Devices         map[string]int      // as faultreport.Report has them
 }
 
 // Begun is how far an agent has come since its start.
