@@ -205,6 +205,7 @@ func case6(w *world, cluster string) {
 	if ok, why := w.policy.Still(w.state, a, w.fleet(), w.now); ok {
 		w.Errorf("the old one is gone: %q", why)
 	}
+	w.pass(time.Second) // decides before the answer is there
 	w.answer(a, rescue.NotFound)
 	w.pass(20 * time.Second)
 	w.acts("the new one lives")

@@ -36,8 +36,9 @@ func (d *decision) over(c *cluster, r *Rescue) bool {
 
 func (d *decision) followMove(c *cluster, r *Rescue, m *Move, over bool) {
 	there, ending := m.there(c)
-	if m.Accepted.IsZero() && !m.Sent.IsZero() && (there == 0 || ending) && !r.Listed {
-		m.Accepted = m.Sent // the answer is lost, or not here yet
+	underWay := d.mayBeUnderWay(m)
+	if m.Accepted.IsZero() && !m.Sent.IsZero() && (there == 0 || ending) && !r.Listed && !underWay {
+		m.Accepted = m.Sent // the answer is lost
 	}
 	switch {
 	case r.Listed && !m.Sent.IsZero():
@@ -46,11 +47,12 @@ func (d *decision) followMove(c *cluster, r *Rescue, m *Move, over bool) {
 		d.followEnd(r, m)
 	case !m.Accepted.IsZero():
 		d.followReplacement(c, r, m)
+	case underWay: // the answer says whether the work ends by it
 	case there == 0:
 		m.end(EndedItself, d.now)
-	case over && !d.mayBeUnderWay(m):
+	case over:
 		m.end(Cancelled, d.now)
-	case d.Deadline > 0 && d.now.Sub(r.Reserved) >= d.Deadline && !d.mayBeUnderWay(m):
+	case d.Deadline > 0 && d.now.Sub(r.Reserved) >= d.Deadline:
 		m.end(GivenUp, d.now)
 	}
 }

@@ -64,13 +64,26 @@ func (d *decision) permitRecords(g *faulty) verdict {
 		}
 		for _, id := range f.Holders {
 			if w, ok := g.c.workAt[id]; !ok {
-				return waits(ReasonHolders, "the servers do not show work %s, which has the GPU by the agent of node %s: is a right missing?", id, node.Name)
+				if d.hasEnded(g, id) {
+					continue // the agent looks every few seconds
+				}
+				return waits(ReasonHolders, "work %s has the GPU by the agent of node %s, and the servers do not show it: it has just ended, or a right is missing", id, node.Name)
 			} else if one := &g.c.Work[w]; one.Phase != Ended && !g.holds(one) {
 				return waits(ReasonHolders, "%s has the GPU by the agent of node %s, and not by the servers' record", one.name(), node.Name)
 			}
 		}
 	}
 	return verdict{}
+}
+
+// hasEnded reports whether the ledger knows of work that it has ended. No other work gets its ID.
+func (d *decision) hasEnded(g *faulty, id string) bool {
+	return slices.ContainsFunc(d.ledger.Rescues, func(r Rescue) bool {
+		return r.key() == g.key() && slices.ContainsFunc(r.Moves, func(m Move) bool {
+			gone := !m.Gone.IsZero() || m.Outcome == Moved || m.Outcome == NotReplaced || m.Outcome == EndedItself
+			return gone && slices.ContainsFunc(m.Work, func(t Target) bool { return t.ID == id })
+		})
+	})
 }
 
 // holds reports whether work has hardware that a fault of the GPU covers.

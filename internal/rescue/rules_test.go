@@ -3,6 +3,7 @@ package rescue_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -472,10 +473,32 @@ func TestNotMade(t *testing.T) {
 	}
 	w.answer(a, rescue.NotMade)
 	w.work("one").Phase = rescue.Ended
-	w.pass(time.Second)
+	w.pass(15 * time.Second)
 	w.outcomes("the call without an answer was done", rescue.Moved)
 	if len(w.last.Ended) != 1 || w.last.Ended[0].Move.Outcome != rescue.Moved || w.last.Ended[0].Work != "one" {
 		t.Errorf("ended: %+v", w.last.Ended)
+	}
+}
+
+// The agent looks every few seconds at who has a GPU: it may still name work that was moved away and is gone. Other work that the servers do not show
+// is awaited.
+func TestAgentIsLate(t *testing.T) {
+	w := newWorld(t, 3, 1)
+	w.run("one", "kube", 0, 0)
+	w.fault("kube", 0, 0, xid(95))
+	w.pass(minute)
+	w.answer(w.acts("at first", "one")[0], rescue.Accepted)
+	w.move("one", "kube", 1, 0)
+	w.pass(time.Second)
+	w.outcomes("replaced", rescue.Moved)
+	c := w.cluster("kube")
+	c.Work = slices.DeleteFunc(c.Work, func(one rescue.Work) bool { return one.ID == "one" })
+	for id, want := range map[string]int{"one": 0, "two": 1} {
+		w.node("kube", 0).Faults[0].Holders = []string{id}
+		w.next()
+		if len(w.last.Waits) != want {
+			t.Errorf("agent names %s: %+v", id, w.last.Waits)
+		}
 	}
 }
 

@@ -75,7 +75,7 @@ func TestDecision(t *testing.T) {
 		}, "HOLDERS_UNKNOWN"},
 		"the agent names a pod that is not shown": {func(c *cluster, _ *corev1.Pod) {
 			c.report("a", start, xid("GPU-1", "uid-p", "uid-z"))
-		}, "is a right missing?"},
+		}, "or a right is missing"},
 		"the agent does not know the holders": {func(c *cluster, _ *corev1.Pod) {
 			f := xid("GPU-1")
 			f.HoldersKnown = false
@@ -86,6 +86,11 @@ func TestDecision(t *testing.T) {
 		}, ""},
 		"annotation of another node that can't be read": {func(c *cluster, _ *corev1.Pod) {
 			c.node("b").Annotations = map[string]string{faultreport.Annotation: `{"v":9}`}
+			c.run("q", "a", "GPU-2")
+		}, "wait default/p NO_PLACE"},
+		"place that a fault has taken, which the server still counts": {func(c *cluster, _ *corev1.Pod) {
+			c.report("b", start, xid("GPU-3"))
+			c.run("r", "b", "GPU-4")
 			c.run("q", "a", "GPU-2")
 		}, "wait default/p NO_PLACE"},
 		"place on a node that is cordoned": {func(c *cluster, _ *corev1.Pod) {
