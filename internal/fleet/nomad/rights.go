@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/rescue"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
@@ -111,17 +112,21 @@ func (r *reader) probe(ctx context.Context, policies []string) error {
 	for namespace := range r.visible {
 		known[namespace] = "namespace " + namespace
 	}
+	stops := len(policies) == 0 // one of them may permit stops
 	for _, name := range policies {
 		p, _, err := r.client.ACLPolicies().Info(name, q)
 		if err != nil {
+			stops = true
 			continue
 		}
+		stops = stops || permitsStops.MatchString(p.Rules)
 		for _, m := range namespaceRule.FindAllStringSubmatch(p.Rules, -1) {
 			if m[1] != "*" {
 				known[strings.ReplaceAll(m[1], "*", anyNamespace)] = "namespace " + m[1]
 			}
 		}
 	}
+	r.notePolicies(stops)
 	for _, namespace := range keysInOrder(known) {
 		if err := r.probeOne(ctx, namespace, known[namespace]); err != nil {
 			return err
@@ -132,6 +137,23 @@ func (r *reader) probe(ctx context.Context, policies []string) error {
 
 // namespaceRule is the head of a rule in the text of a policy.
 var namespaceRule = regexp.MustCompile(`(?m)^\s*"?namespace"?\s+"([^"]+)"`)
+
+// permitsStops is in each policy with the capability alloc-lifecycle.
+var permitsStops = regexp.MustCompile(`alloc-lifecycle|"?policy"?\s*[=:]\s*"write"`)
+
+// notePolicies reports that no policy permits stops, before the first act is denied. In which namespaces one does, only an act shows.
+func (r *reader) notePolicies(permit bool) {
+	object := r.o.Name + " policies"
+	if permit || r.o.Mode != rescue.ModeAct {
+		r.problems.End(problem.MissingRight, object, "a policy of the token permits alloc-lifecycle")
+		return
+	}
+	p := problem.Problem{
+		Code: problem.MissingRight, Object: object, Text: "region " + r.o.Name + ": no policy of the token permits to stop allocations, so no work can be moved",
+		Remedy: "permit alloc-lifecycle in a policy of the token",
+	}
+	r.problems.Put(p, slog.LevelWarn, "the token lacks a right", "right", "alloc-lifecycle", "remedy", p.Remedy)
+}
 
 func (r *reader) probeOne(ctx context.Context, namespace, what string) error {
 	q, err := r.in(ctx, namespace)

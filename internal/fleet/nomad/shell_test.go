@@ -262,6 +262,26 @@ func TestRightsOfWorkloadIdentity(t *testing.T) {
 	}
 }
 
+// In mode act a token whose policies permit no stop is a problem before the first act.
+func TestRightToStop(t *testing.T) {
+	for rules, want := range map[string]bool{
+		`namespace "*" { capabilities = ["list-jobs", "read-job"] }`:                    true,
+		`namespace "*" { capabilities = ["list-jobs", "read-job", "alloc-lifecycle"] }`: false,
+		`namespace "*" { policy = "write" }`:                                            false,
+		`{"namespace": {"*": {"policy": "write"}}}`:                                     false,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newServer(1, 1)
+			s.says["/acl/token/self"], s.says["/namespaces"] = `{"Type":"client","Policies":["p"]}`, `[]`
+			s.says["/acl/policy/p"] = asJSON(t, &api.ACLPolicy{Name: "p", Rules: rules})
+			all := s.run(t).Problems()
+			if got := len(all) == 1 && strings.Contains(all[0].Remedy, "alloc-lifecycle"); got != want {
+				t.Errorf("%s: %v", rules, all)
+			}
+		})
+	}
+}
+
 // If the servers do not say whether they preempt, they are taken to: that is a problem with its remedy.
 func TestPreemptionUnread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
