@@ -71,7 +71,7 @@ type file struct {
 func Load(path string) (Config, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return Config{Policy: rescue.Default(), Listen: DefaultListen}, fmt.Errorf("configuration file: %w", err)
+		return Config{Policy: rescue.Default(), Listen: DefaultListen}, fmt.Errorf("configuration file: %w: want one that can be read, by --config-file or GPU_FLEET_CONFIG_FILE", err)
 	}
 	return Parse(path, text)
 }

@@ -168,7 +168,7 @@ func TestPartOfInvalid(t *testing.T) {
 		t.Errorf("%+v, %v", c, err)
 	}
 	c, err = config.Load("/nowhere/f.yaml")
-	if !errors.Is(err, os.ErrNotExist) || c.Listen != config.DefaultListen || err.Error() != "configuration file: open /nowhere/f.yaml: no such file or directory" {
+	if !errors.Is(err, os.ErrNotExist) || c.Listen != config.DefaultListen || err.Error() != "configuration file: open /nowhere/f.yaml: no such file or directory: want one that can be read, by --config-file or GPU_FLEET_CONFIG_FILE" {
 		t.Errorf("%+v, %v", c, err)
 	}
 }
