@@ -315,11 +315,15 @@ func (r *rooms) noPlace(w *Work) verdict {
 	if w.PoolUnknown != "" {
 		return waits(ReasonNoPlace, "it is not known for certain which nodes may take %s: it has %s", w.name(), w.PoolUnknown)
 	}
+	nodes, read := r.c.Pools[w.Pool]
+	if !read {
+		return waits(ReasonNoPlace, "which nodes may take %s is being read", w.name())
+	}
 	var asks []string
 	for _, need := range w.Needs {
 		asks = append(asks, fmt.Sprintf("%d %s", need.Units, need.Kind))
 	}
-	return waits(ReasonNoPlace, "none of the %d nodes that %s may use has %s free and healthy", len(r.c.Pools[w.Pool]), w.name(), strings.Join(asks, " and "))
+	return waits(ReasonNoPlace, "none of the %d nodes that %s may use has %s free and healthy", len(nodes), w.name(), strings.Join(asks, " and "))
 }
 
 // giveBack removes the latest n replacements.

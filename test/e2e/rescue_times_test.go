@@ -14,10 +14,6 @@ import (
 // ledger have for both.
 const rescueRounds = "E2E_RESCUE_ROUNDS"
 
-// counted is how long after a fault gpu-fleet does not use the counts of free devices of a Kubernetes node, which may be of before it. The measured
-// faults are as far apart: so are those of a cluster.
-const counted = 31 * time.Second
-
 // measure has one workload of each orchestrator moved again and again: by hand, which is what the orchestrator itself takes, and by a fault and gpu-fleet.
 func (r *teamRescue) measure(t *testing.T, rounds int) {
 	works := []workload{nomadWork("train"), r.kube.kubeWork("train")}
@@ -33,7 +29,6 @@ func (r *teamRescue) measure(t *testing.T, rounds int) {
 	}
 	r.newLedger(t, settings(nil))
 	for range rounds {
-		time.Sleep(counted)
 		for i, w := range works {
 			byFault[i] = append(byFault[i], w.moved(t, func(at place) { r.fail(t, at) }))
 		}
