@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/test/binaries"
 	"github.com/tandem-gpu/tandem/test/check"
+	"github.com/tandem-gpu/tandem/test/cudastub"
 	"github.com/tandem-gpu/tandem/test/hardware/compare"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
@@ -38,13 +38,8 @@ func simulated(t *testing.T, m *simdriver.Machine) options {
 	must(t, err)
 	smi := filepath.Join(dir, "nvidia-smi")
 	must(t, os.WriteFile(smi, []byte(fmt.Sprintf("#!/bin/sh\n%s=%s exec %s \"$@\"\n", smiVariable, m.Root, self)), 0o755))
-	cudaLibrary := filepath.Join(dir, "libcuda.so.1")
-	out, err := exec.CommandContext(t.Context(), "cc", "-shared", "-fPIC", "-o", cudaLibrary, "cuda/testdata/libcuda.c").CombinedOutput()
-	if err != nil {
-		t.Fatal(err, string(out))
-	}
 	return options{
-		bin: filepath.Dir(binaries.Path(t, nomadGPU)), out: filepath.Join(dir, "out"), smi: smi, cuda: cudaLibrary,
+		bin: filepath.Dir(binaries.Path(t, nomadGPU)), out: filepath.Join(dir, "out"), smi: smi, cuda: cudastub.Build(t, dir),
 		roots: rootsOf(m),
 	}
 }

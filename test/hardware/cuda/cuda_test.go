@@ -2,10 +2,11 @@ package cuda
 
 import (
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/tandem-gpu/tandem/test/cudastub"
 )
 
 // The program finds the devices of its environment, and each fault of a driver is reported.
@@ -18,10 +19,7 @@ func TestProgram(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	library := filepath.Join(dir, "libcuda.so.1")
-	if out, err := exec.CommandContext(t.Context(), "cc", "-shared", "-fPIC", "-o", library, "testdata/libcuda.c").CombinedOutput(); err != nil {
-		t.Fatal(err, string(out))
-	}
+	library := cudastub.Build(t, dir)
 	const first, second = "7fd648e1-a695-5024-8c66-5db903cdf8e3", "8b407413-f818-57fc-bb12-a1c15d88814a"
 	for _, c := range []struct {
 		library, fault, visible string
@@ -38,7 +36,7 @@ func TestProgram(t *testing.T) {
 		{library, "kernel", "GPU-" + first, []string{first}, 0, "kernel 0 differs", true},
 		{library + ".missing", "", "GPU-" + first, nil, 0, "- dlopen", false},
 	} {
-		t.Setenv("STUB_CUDA_FAULT", c.fault)
+		t.Setenv(cudastub.Fault, c.fault)
 		p, err := Start(t.Context(), program, c.library, map[string]string{"CUDA_VISIBLE_DEVICES": c.visible})
 		if err != nil {
 			t.Fatal(err)
