@@ -96,6 +96,9 @@ func ExitCode(err error) int {
 	if errors.Is(err, errProblems) || errors.Is(err, errDiffer) {
 		return ExitFound
 	}
+	if _, ok := errors.AsType[*notProved](err); ok {
+		return ExitNotProved
+	}
 	return command.ExitCode(err)
 }
 

@@ -25,6 +25,9 @@ func (p Program) values(ctx context.Context, f cli.Flag) []command.Candidate {
 	}
 	switch f.Names()[0] {
 	case "gpu":
+		if s, ok := f.(*cli.StringFlag); ok && s.DefaultText == formUUID {
+			return p.uuids(ctx)
+		}
 		return p.devices(ctx)
 	case "cause":
 		return p.causes(ctx)
@@ -74,6 +77,14 @@ func (p Program) devices(ctx context.Context) []command.Candidate {
 		ids = append(ids, command.Candidate{Word: string(d.ID), Usage: usage})
 	}
 	return append(indices, ids...)
+}
+
+// uuids are those of devices.
+func (p Program) uuids(ctx context.Context) (ids []command.Candidate) {
+	for _, d := range p.report(ctx).Devices {
+		ids = append(ids, command.Candidate{Word: string(d.ID), Usage: d.Model + " " + d.State.String()})
+	}
+	return ids
 }
 
 // causes are those of the active conditions.

@@ -36,6 +36,7 @@ var elsewhere = []struct{ begins, why string }{
 	{"export CUDA_MPS_", "a GPU; test/conformance and test/rig have MPS daemons of their own"},
 	{"mkdir -p $CUDA_MPS_", "a GPU"},
 	{"CUDA_VISIBLE_DEVICES=GPU-", "a GPU"},
+	{"nomad-gpu prove-gpu ", "a GPU; internal/cli (TestProveGPU) runs it with a CUDA driver for tests"},
 	{"tools/release/", "a release; test/release runs verify and push"},
 	{"PATH=$(tools/release/tools ", "minutes; test/release/run has the same line"},
 	{"cosign ", "a release; test/release verifies with the same options"},

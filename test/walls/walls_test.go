@@ -70,6 +70,8 @@ var rules = []struct {
 	{"cdi/specfile", []string{"util/statefile"}, []string{cgo, nvml}},
 	// The history is the monitor's store.
 	{"node/...", slices.Concat(pure, []string{"core/monitor", "util/..."}), []string{cgo, nvml, grpc, kubernetes, hashicorp}},
+	// A proof uses the CUDA driver, and neither NVML nor what the agents know: so it can't mix a fault of theirs with one of the GPU.
+	{"node/cudaproof", nil, []string{nvml, module + "internal/core", grpc, kubernetes, hashicorp}},
 
 	// An adapter sees values of the core, and one orchestrator. Of Nomad's packages those with the license BUSL-1.1 are not linked.
 	{"nomadadapter/...", slices.Concat(pure, []string{"config/...", "core/faultreport", "node/...", "util/..."}), []string{
@@ -135,6 +137,18 @@ func list(t *testing.T, args ...string) []string {
 		t.Fatalf("go list %v: %v", args, err)
 	}
 	return strings.Split(strings.TrimSpace(string(out)), "\n")
+}
+
+// ownC is the only package of this module that has C. Others link cgo through modules: go-nvml, and the standard library's net.
+const ownC = "node/cudaproof"
+
+func TestOnlyOnePackageHasC(t *testing.T) {
+	for _, line := range list(t, "-f", `{{.ImportPath}};{{len .CgoFiles}}`, module+"internal/...", module+"cmd/...") {
+		path, files, _ := strings.Cut(line, ";")
+		if pkg, _ := short(path); (files != "0") != (pkg == ownC) {
+			t.Errorf("%s has %s files with C: want them in %s alone", pkg, files, ownC)
+		}
+	}
 }
 
 // Each package of the product has a rule, imports what that allows, and links nothing that it forbids.
