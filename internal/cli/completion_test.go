@@ -55,7 +55,7 @@ func TestComplete(t *testing.T) {
 		{[]string{"--cdi-disable-hooks", "ch"}, "chmod"}, {[]string{"--device-list-strategy", ""}, "auto envvar volume-mounts cdi-annotations cdi-cri"}, {[]string{"--gds-enabled="}, "--gds-enabled=true --gds-enabled=false"},
 		{[]string{"cdi", ""}, "list remove"}, {[]string{"cdi", "list", ""}, ""}, {[]string{"completion", "z"}, "zsh"}, {[]string{"help", "simu"}, "simulate"}, {[]string{"simulate", ""}, "xid event"},
 		{[]string{"clear", at, "--gpu", ""}, devices}, {[]string{"--state-dir", state, "clear", "--gpu=GPU-94"}, "--gpu=" + m.UUID(3)}, {[]string{"explain", "2", at, "GPU-94"}, m.UUID(3)},
-		{[]string{"migrate", "plan", at, ""}, devices}, {[]string{"explain", at, "--pool", ""}, "gpu"}, {[]string{"clear", at, "--cause", ""}, "XID_79"},
+		{[]string{"migrate", "plan", at, ""}, devices}, {[]string{"prove-gpu", at, "--gpu", ""}, strings.TrimPrefix(devices, "0 1 2 3 4 5 6 7 ")}, {[]string{"explain", at, "--pool", ""}, "gpu"}, {[]string{"clear", at, "--cause", ""}, "XID_79"},
 		{[]string{"migrate", "apply", "--to", ""}, "device-plugin dra nomad"}, {[]string{"migrate", "--json", ""}, "plan apply back"},
 		{[]string{"--log-format=text", "insp"}, "inspect"}, {[]string{"explain", at, "--pool=gpu", "7"}, "7"}, {[]string{"inspect", "--lo"}, "--log-level --log-format"},
 		// As bash divides words:

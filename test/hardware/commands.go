@@ -32,7 +32,7 @@ var queries = map[string][]string{
 }
 
 // verbs are all commands of the agents that are run. Quiesce and resume concern the agents of this run, by their own control sockets.
-var verbs = []string{"inspect", "doctor", "quiesce", "resume"}
+var verbs = []string{"inspect", "doctor", "quiesce", "resume", "prove-gpu"}
 
 // errNotAllowed is the error of a command that is none of verbs.
 var errNotAllowed = errors.New("not a command of this program")

@@ -33,7 +33,7 @@ func TestOnlyReading(t *testing.T) {
 			}
 		}
 	}
-	if !slices.Equal(verbs, []string{"inspect", "doctor", "quiesce", "resume"}) {
+	if !slices.Equal(verbs, []string{"inspect", "doctor", "quiesce", "resume", "prove-gpu"}) {
 		t.Errorf("verbs %v", verbs)
 	}
 	o := options{bin: t.TempDir()}

@@ -1,6 +1,6 @@
 // Hardware checks both agents on a machine with NVIDIA GPUs, and writes a report of it: what the agents show is compared with
 // nvidia-smi value by value, each under a small orchestrator; reservations are made; a CUDA program runs in the environment of one;
-// the driver is released and used again. What the driver answers is recorded as a machine of the simulated driver.
+// prove-gpu proves each device; the driver is released and used again. What the driver answers is recorded as a machine of the simulated driver.
 //
 // It changes nothing: it resets no GPU, changes no setting, stops no process but its own, and loads or unloads no module
 // (commands.go has every command that it can run). It needs a C compiler for the CUDA program.
@@ -34,6 +34,7 @@ func main() {
 	flag.StringVar(&o.out, "out", "dist/hardware", "folder in which the folder of the report is made")
 	flag.StringVar(&o.smi, "nvidia-smi", "nvidia-smi", "the program nvidia-smi")
 	flag.StringVar(&o.cuda, "cuda", "libcuda.so.1", "the CUDA driver's library")
+	flag.DurationVar(&o.prove, "prove", 45*time.Second, "timeout of prove-gpu for each device, which uses most of its memory meanwhile; at most 50s, 0 leaves it out")
 	root := flag.String("root", "/", "root with the driver, sysfs, procfs and device nodes, such as that of a simulated machine")
 	flag.Parse()
 	o.roots = core.Roots{Driver: *root, Dev: *root, Sys: filepath.Join(*root, "sys"), Proc: filepath.Join(*root, "proc")}
@@ -44,6 +45,7 @@ func main() {
 type options struct {
 	bin, out  string
 	smi, cuda string
+	prove     time.Duration // for the proof of a device; 0 = none
 	roots     core.Roots
 
 	whileHeld func(pid int, device string) error // called while a CUDA program holds memory of a device; nil = nothing

@@ -3,11 +3,13 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tandem-gpu/tandem/test/binaries"
 	"github.com/tandem-gpu/tandem/test/check"
@@ -136,6 +138,35 @@ func TestRun(t *testing.T) {
 				t.Log(out, r.table())
 			}
 		})
+	}
+}
+
+// Each device is proved. What a proof finds is a failed check, and without a CUDA driver it is left out.
+func TestProve(t *testing.T) {
+	m := simdriver.Start(t, "h100-vm")
+	id := m.UUID(0)
+	o := simulated(t, m)
+	o.prove = 12 * time.Second
+	for _, c := range []struct {
+		library bool
+		fault   string
+		result  Result
+		detail  string
+	}{
+		{false, "", LeftOut, "the CUDA driver's library can't be loaded"}, {true, "", OK, "passed: Device of a test 0, 16 MiB of memory, d2h_gbps "},
+		{true, "stuck", Failed, "prove-gpu: the GPU failed: "}, {true, "init", Failed, "prove-gpu: could not run: "},
+	} {
+		if c.library {
+			cudastub.Build(t, simdriver.LibraryDir(m.Root))
+		}
+		t.Setenv(cudastub.Fault, c.fault)
+		r := &run{options: o, Report: newReport(io.Discard), dir: t.TempDir(), before: map[string]compare.Source{}}
+		r.inspect(t.Context())
+		r.proveAll(t.Context())
+		last := r.Checks[len(r.Checks)-1]
+		if last.Part != "prove" || last.Result != c.result || !strings.Contains(last.Detail, c.detail) || c.library && last.Name != id+", nomad-gpu" {
+			t.Errorf("%+v: %+v", c, last)
+		}
 	}
 }
 

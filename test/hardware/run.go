@@ -63,7 +63,7 @@ func (o options) run(ctx context.Context, out io.Writer) (_ *Report, err error) 
 		run  func(context.Context)
 	}{
 		{"nvml", r.readDriver}, {"inspect", r.inspect}, {"agents", r.startAgents}, {"values", r.compareValues}, {"reservations", r.reserveAll},
-		{"doctor", r.diagnose}, {"cuda", r.useCUDA}, {"maintenance", r.maintain}, {"end", r.stopAgents},
+		{"doctor", r.diagnose}, {"cuda", r.useCUDA}, {"prove", r.proveAll}, {"maintenance", r.maintain}, {"end", r.stopAgents},
 	} {
 		if ctx.Err() != nil && part.name != "end" {
 			r.add(part.name, "not run", Failed, ctx.Err().Error())

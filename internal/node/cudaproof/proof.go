@@ -114,8 +114,9 @@ func (p *proof) summary(err error) string {
 func (p *proof) environment() error {
 	for _, v := range []struct{ name, value string }{
 		{visibleToCUDA, p.GPU},
-		{"CUDA_MPS_PIPE_DIRECTORY", "/nonexistent"}, // an MPS daemon would add its other clients' faults to those of the GPU
-		{"CUDA_CACHE_DISABLE", "1"},                 // compiled kernels are not left in the home folder
+		// No MPS: a daemon's other clients would add their faults to those of the GPU. Where the driver finds no daemon it goes on without (nvidia-cuda-mps-control(1)).
+		{"CUDA_MPS_PIPE_DIRECTORY", os.DevNull},
+		{"CUDA_CACHE_DISABLE", "1"}, // compiled kernels are not left in the home folder
 	} {
 		if v.value == "" {
 			continue
