@@ -25,22 +25,36 @@ type proof struct {
 	values         map[string]float64
 }
 
-// proveGPU runs prove-gpu on a simulated machine whose CUDA driver has a fault, with a signal after a while if it is not 0. The last line of stdout must
-// be JSON.
+// output calls a function after the first bytes, which are the line about the GPU: the program waits for signals then.
+type output struct {
+	text  bytes.Buffer
+	first func()
+}
+
+func (o *output) Write(text []byte) (int, error) {
+	if o.text.Len() == 0 {
+		o.first()
+	}
+	return o.text.Write(text)
+}
+
+// proveGPU runs prove-gpu on a simulated machine whose CUDA driver has a fault, with a signal if it is not 0. The last line of stdout must be JSON.
 func proveGPU(t *testing.T, program, root, fault string, signal syscall.Signal, args ...string) proof {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), binaries.Path(t, program), append([]string{"prove-gpu", "--driver-root=" + root}, args...)...)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), cudastub.Fault + "=" + fault}
-	var out, errs bytes.Buffer
+	var errs bytes.Buffer
+	out := output{first: func() {
+		if signal != 0 {
+			_ = cmd.Process.Signal(signal)
+		}
+	}}
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	check.NoError(t, cmd.Start())
-	if signal != 0 {
-		time.AfterFunc(700*time.Millisecond, func() { _ = cmd.Process.Signal(signal) })
-	}
 	if exit := (*exec.ExitError)(nil); !errors.As(cmd.Wait(), &exit) && cmd.ProcessState == nil {
 		t.Fatalf("%s did not run", program)
 	}
-	p := proof{code: cmd.ProcessState.ExitCode(), stdout: out.String(), stderr: errs.String()}
+	p := proof{code: cmd.ProcessState.ExitCode(), stdout: out.text.String(), stderr: errs.String()}
 	lines := strings.Split(strings.TrimSuffix(p.stdout, "\n"), "\n")
 	var last struct {
 		Summary string

@@ -58,15 +58,27 @@ func (d *driver) do(name string, call func() C.int) error {
 	if code == 0 {
 		return nil
 	}
-	e := &CallError{Call: name, Code: int(code), Name: "unknown error", Text: "no text"}
+	return verdict(&CallError{
+		Call: name, Code: int(code),
+		Name: textOf(func(text **C.char) C.int { return C.call_cuGetErrorName(d.c, code, text) }, "unknown error"),
+		Text: textOf(func(text **C.char) C.int { return C.call_cuGetErrorString(d.c, code, text) }, "no text"),
+	})
+}
+
+// textOf is a text of the driver.
+func textOf(get func(**C.char) C.int, otherwise string) string {
 	var text *C.char
-	if C.call_cuGetErrorName(d.c, code, &text) == 0 && text != nil {
-		e.Name = C.GoString(text)
+	if code := get(&text); code != 0 || text == nil {
+		return otherwise
 	}
-	if C.call_cuGetErrorString(d.c, code, &text) == 0 && text != nil {
-		e.Text = C.GoString(text)
-	}
-	return verdict(e)
+	return C.GoString(text)
+}
+
+// pointer makes a call that returns a pointer.
+func (d *driver) pointer(name string, call func(*unsafe.Pointer) C.int) (unsafe.Pointer, error) {
+	var p unsafe.Pointer
+	err := d.do(name, func() C.int { return call(&p) })
+	return p, err
 }
 
 func (d *driver) initialize() error {
@@ -99,11 +111,11 @@ const (
 func (d *driver) device() (device, error) {
 	var id C.int
 	var name [256]C.char
-	var uuid [16]byte
+	uuid := make([]byte, 16)
 	err := cmp.Or(
 		d.do("cuDeviceGet", func() C.int { return C.call_cuDeviceGet(d.c, &id, 0) }),
 		d.do("cuDeviceGetName", func() C.int { return C.call_cuDeviceGetName(d.c, &name[0], C.int(len(name)-1), id) }),
-		d.do("cuDeviceGetUuid", func() C.int { return C.call_cuDeviceGetUuid_v2(d.c, unsafe.Pointer(&uuid), id) }),
+		d.do("cuDeviceGetUuid", func() C.int { return C.call_cuDeviceGetUuid_v2(d.c, unsafe.Pointer(unsafe.SliceData(uuid)), id) }),
 	)
 	g := device{id: int(id), name: C.GoString(&name[0]), uuid: fmt.Sprintf("%x-%x-%x-%x-%x", uuid[:4], uuid[4:6], uuid[6:8], uuid[8:10], uuid[10:])}
 	for _, a := range []struct {
@@ -122,8 +134,7 @@ const blockingSync = 4
 
 // createContext makes a context that is current on this thread. All memory, modules and events of it end with it.
 func (d *driver) createContext(g device) (handle, error) {
-	var context unsafe.Pointer
-	err := d.do("cuCtxCreate", func() C.int { return C.call_cuCtxCreate_v2(d.c, &context, blockingSync, C.int(g.id)) })
+	context, err := d.pointer("cuCtxCreate", func(p *unsafe.Pointer) C.int { return C.call_cuCtxCreate_v2(d.c, p, blockingSync, C.int(g.id)) })
 	return handle(context), err
 }
 
@@ -150,8 +161,8 @@ func (d *driver) free(at address) error {
 
 // allocateHost allocates memory of the node that the GPU can read and write by itself.
 func (d *driver) allocateHost(size uint64) ([]byte, error) {
-	var at unsafe.Pointer
-	if err := d.do("cuMemHostAlloc", func() C.int { return C.call_cuMemHostAlloc(d.c, &at, C.size_t(size), 0) }); err != nil {
+	at, err := d.pointer("cuMemHostAlloc", func(p *unsafe.Pointer) C.int { return C.call_cuMemHostAlloc(d.c, p, C.size_t(size), 0) })
+	if err != nil {
 		return nil, err
 	}
 	return unsafe.Slice((*byte)(at), size), nil
@@ -203,8 +214,7 @@ func (d *driver) load(text string) (handle, error) {
 	const size = 4096
 	said := (*C.char)(C.calloc(1, size))
 	defer C.free(unsafe.Pointer(said))
-	var module unsafe.Pointer
-	err := d.do("cuModuleLoadData", func() C.int { return C.cuda_load(d.c, &module, source, said, size-1) })
+	module, err := d.pointer("cuModuleLoadData", func(p *unsafe.Pointer) C.int { return C.cuda_load(d.c, p, source, said, size-1) })
 	if text := strings.Join(strings.Fields(C.GoString(said)), " "); err != nil && text != "" {
 		err = fmt.Errorf("%w: %s", err, text)
 	}
@@ -214,8 +224,9 @@ func (d *driver) load(text string) (handle, error) {
 func (d *driver) function(module handle, name string) (handle, error) {
 	symbol := C.CString(name)
 	defer C.free(unsafe.Pointer(symbol))
-	var f unsafe.Pointer
-	err := d.do("cuModuleGetFunction", func() C.int { return C.call_cuModuleGetFunction(d.c, &f, unsafe.Pointer(module), symbol) })
+	f, err := d.pointer("cuModuleGetFunction", func(p *unsafe.Pointer) C.int {
+		return C.call_cuModuleGetFunction(d.c, p, unsafe.Pointer(module), symbol)
+	})
 	return handle(f), err
 }
 
@@ -238,7 +249,7 @@ func (d *driver) wait() error {
 func (d *driver) timed(do func() error) (seconds float64, err error) {
 	var events [2]unsafe.Pointer
 	for i := range events {
-		if err := d.do("cuEventCreate", func() C.int { return C.call_cuEventCreate(d.c, &events[i], 0) }); err != nil {
+		if events[i], err = d.pointer("cuEventCreate", func(p *unsafe.Pointer) C.int { return C.call_cuEventCreate(d.c, p, 0) }); err != nil {
 			return 0, err
 		}
 		defer func() {

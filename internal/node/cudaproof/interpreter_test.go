@@ -101,7 +101,7 @@ func (in *interpreter) register(k *ptxKernel, name, kind string) int {
 	bank := strings.TrimRight(name, "0123456789")
 	want := map[string]string{"u32": "%r", "b32": "%r", "u64": "%d", "b64": "%d", "f32": "%f", "pred": "%p"}[kind]
 	n, err := strconv.Atoi(name[len(bank):])
-	if !(k.named[name] && want == "%d") && (err != nil || n >= k.declared[bank] || bank != want) {
+	if named := k.named[name] && want == "%d"; !named && (err != nil || n >= k.declared[bank] || bank != want) {
 		in.t.Fatalf("register %s: want one of %s that is declared", name, want)
 	}
 	if _, ok := k.registers[name]; !ok {
