@@ -1,0 +1,161 @@
+package proofcommand
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// What is wrong with the program of a command.
+var (
+	ErrNoCommand     = errors.New("there is no command")
+	ErrRelative      = errors.New("not an absolute path")
+	ErrMissing       = errors.New("there is no such file")
+	ErrNotRegular    = errors.New("not a regular file")
+	ErrNotExecutable = errors.New("the agent's user may not execute it")
+	ErrOwner         = errors.New("its owner is neither root nor the agent's user")
+	ErrWritable      = errors.New("other users can write it")
+	ErrUnreadable    = errors.New("its rights can't be read")
+)
+
+// ProgramError is why a program is not run: anybody who could write it, or replace it, could run anything as the agent.
+type ProgramError struct {
+	Path   string      // of the program, or of a folder or a symbolic link on the way to it
+	Mode   fs.FileMode // 0 = not read
+	Owner  uint32      // user ID
+	Remedy string
+	Err    error // one of those above
+}
+
+func (e *ProgramError) Error() string {
+	about := fmt.Sprintf("%q", e.Path)
+	if e.Mode != 0 {
+		about = fmt.Sprintf("%s (mode %v, owner %d)", e.Path, e.Mode, e.Owner)
+	}
+	return fmt.Sprintf("%s: %v: %s", about, e.Err, e.Remedy)
+}
+
+// Unwrap returns what is wrong.
+func (e *ProgramError) Unwrap() error { return e.Err }
+
+// Check reports why the program of a command is not run, all reasons at once, each as a ProgramError. It has an absolute path and is an executable
+// file. Root or the agent's user owns it, each folder above it and each symbolic link on the way, and nobody else may write it or these folders.
+func Check(command []string) error {
+	if len(command) == 0 || command[0] == "" {
+		return &ProgramError{Err: ErrNoCommand, Remedy: "give the program and its arguments as a list"}
+	}
+	if !filepath.IsAbs(command[0]) {
+		return &ProgramError{Path: command[0], Err: ErrRelative, Remedy: "give the program by its absolute path: PATH is not searched"}
+	}
+	w := walk{own: uint32(os.Geteuid()), ownGroup: uint32(os.Getegid())}
+	w.follow(command[0])
+	return errors.Join(w.errs...)
+}
+
+// walk goes to a file as the kernel does, from the root folder and through symbolic links, and notes what is wrong.
+type walk struct {
+	own, ownGroup uint32
+	errs          []error
+}
+
+const maxLinks = 40 // as in path_resolution(7)
+
+func (w *walk) follow(path string) {
+	at, links := "/", 0
+	rest := parts(path)
+	info, ok := w.look(at)
+	for ok && len(rest) > 0 {
+		if rest[0] == ".." {
+			at, rest = filepath.Dir(at), rest[1:]
+			continue
+		}
+		next := filepath.Join(at, rest[0])
+		rest = rest[1:]
+		if info, ok = w.look(next); !ok {
+			return
+		}
+		if info.Mode()&fs.ModeSymlink == 0 {
+			at = next
+			continue
+		}
+		target, err := os.Readlink(next)
+		if links++; err != nil || links > maxLinks {
+			w.add(&ProgramError{Path: next, Err: ErrUnreadable, Remedy: "give the path of the file itself"})
+			return
+		}
+		if filepath.IsAbs(target) {
+			at = "/"
+		}
+		rest = append(parts(target), rest...)
+	}
+	if ok {
+		w.lookAtProgram(at, info)
+	}
+}
+
+func parts(path string) []string {
+	return slices.DeleteFunc(strings.Split(path, "/"), func(p string) bool { return p == "" || p == "." })
+}
+
+// look checks who owns and who may write a file, a folder or a link. It reports false if there is none.
+func (w *walk) look(path string) (fs.FileInfo, bool) {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
+		w.add(&ProgramError{Path: path, Err: ErrMissing, Remedy: "install it, or correct the path"})
+		return nil, false
+	case err != nil:
+		w.add(&ProgramError{Path: path, Err: fmt.Errorf("%w: %w", ErrUnreadable, err), Remedy: "let the agent's user search the folder above it"})
+		return nil, false
+	}
+	e, group := about(path, info)
+	if e.Owner != 0 && e.Owner != w.own {
+		owner := e
+		owner.Err, owner.Remedy = ErrOwner, "chown it to root"
+		w.add(&owner)
+	}
+	byGroup := e.Mode&0o020 != 0 && group != 0 && group != w.ownGroup
+	if e.Mode&fs.ModeSymlink == 0 && (byGroup || e.Mode&0o002 != 0) && !readOnly(path) {
+		e.Err, e.Remedy = ErrWritable, "chmod go-w it, or install the program elsewhere"
+		w.add(&e)
+	}
+	return info, true
+}
+
+// about is an error without what is wrong, and the group of the file.
+func about(path string, info fs.FileInfo) (e ProgramError, group uint32) {
+	e = ProgramError{Path: path, Mode: info.Mode()}
+	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
+		e.Owner, group = stat.Uid, stat.Gid
+	}
+	return e, group
+}
+
+// readOnly reports whether a file is on a mount where nobody can write: that of a ConfigMap in a container has mode 0777.
+func readOnly(path string) bool {
+	const flag = 1 // ST_RDONLY of statfs(2)
+	var system unix.Statfs_t
+	return unix.Statfs(path, &system) == nil && system.Flags&flag != 0
+}
+
+func (w *walk) lookAtProgram(path string, info fs.FileInfo) {
+	e, _ := about(path, info)
+	switch {
+	case !info.Mode().IsRegular():
+		e.Err, e.Remedy = ErrNotRegular, "give the path of a program"
+	case unix.Access(path, unix.X_OK) != nil:
+		e.Err, e.Remedy = ErrNotExecutable, "chmod a+x it; its file system must not be mounted noexec"
+	default:
+		return
+	}
+	w.add(&e)
+}
+
+func (w *walk) add(e *ProgramError) { w.errs = append(w.errs, e) }
