@@ -80,6 +80,9 @@ func (c *child) start() error {
 	if err := c.files.make(); err != nil {
 		return err
 	}
+	if isClosed(c.released) { // a file system hung until now
+		return errTimeout
+	}
 	closeOnExec()
 	group, err := c.processes.makeGroup()
 	if err == nil {

@@ -293,6 +293,28 @@ func TestProcessThatCannotBeKilled(t *testing.T) {
 	})
 }
 
+// The file system of the program can hang, too.
+func TestStartThatHangs(t *testing.T) {
+	r := newRig(t)
+	answers, file := make(chan struct{}), filepath.Join(t.TempDir(), "ran")
+	r.check = func([]string) error {
+		<-answers
+		return nil
+	}
+	p := proof(r.folder, `echo >"$1"`, file)
+	p.Timeout, r.outputMax = time.Millisecond, 20*time.Millisecond
+	if got := r.run(t.Context(), p); got.Cause != Timeout || got.Left != nil {
+		t.Errorf("%+v", got)
+	}
+	before := runtime.NumGoroutine()
+	close(answers)
+	check.Until(t, "the run ends", func() bool { return runtime.NumGoroutine() < before })
+	if _, err := os.Lstat(file); err == nil {
+		t.Error("the command runs after its time")
+	}
+	r.noneLeft()
+}
+
 // fifo is a file that nobody writes: who opens it waits.
 func (r *rig) fifo() string {
 	path := filepath.Join(r.TempDir(), "fifo")
