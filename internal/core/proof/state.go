@@ -1,0 +1,283 @@
+package proof
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+)
+
+// State is what is known from before. Its exported parts are on disk; the rest is seen again after a restart. It is a value: no function changes one that
+// it gets. The zero value is that of a node on which no GPU was proved.
+type State struct {
+	Version   int       `json:"version"`
+	Boot      string    `json:"boot,omitempty"`     // of the last decision, and below, when that was
+	BootTime  time.Time `json:"bootTime,omitzero"`  // on the clock of all times of the state
+	IdleBegan time.Time `json:"idleBegan,omitzero"` // the latest proof for the reason idle
+	Begun     uint64    `json:"begun,omitempty"`    // proofs, ever: the number of the latest
+	Records   []Record  `json:"gpus,omitempty"`     // by GPU
+
+	started time.Time // the first decision of this process; zero = it is to come
+	seen    map[gpu.DeviceID]seen
+}
+
+// seen is what this process has seen of a GPU.
+type seen struct {
+	free  time.Time // since when nobody has held it; zero = somebody may
+	sick  bool      // it was unhealthy
+	ended time.Time // its latest proof
+}
+
+// Record is what is remembered of a GPU.
+type Record struct {
+	GPU gpu.DeviceID `json:"gpu"`
+
+	// A reset and a fault count from Since on: the beginning of the last proof with a verdict, or when an operator has cleared a failure, or when the GPU was
+	// first seen. A boot counts if it is another one than Boot.
+	Since time.Time `json:"since"`
+	Boot  string    `json:"boot,omitempty"`
+	Fault time.Time `json:"fault,omitzero"` // when it last became unhealthy
+
+	Last         *Verdict `json:"last,omitempty"`
+	Cleared      bool     `json:"cleared,omitempty"`      // an operator has cleared a failure of Last
+	NeedsService bool     `json:"needsService,omitempty"` // it failed, was reset, and failed again
+
+	Tries   *Tries   `json:"tries,omitempty"` // since Last; nil = none
+	Running *Running `json:"running,omitempty"`
+}
+
+// Verdict is the result of a proof.
+type Verdict struct {
+	Passed  bool               `json:"passed"`
+	Reason  Reason             `json:"reason"`
+	At      time.Time          `json:"at"` // its end
+	Took    time.Duration      `json:"took"`
+	Boot    string             `json:"boot,omitempty"`
+	Summary string             `json:"summary,omitempty"` // of the command
+	Values  map[string]float64 `json:"values,omitempty"`
+}
+
+// Tries are proofs without a verdict.
+type Tries struct {
+	Count  int       `json:"count,omitempty"` // that could not run
+	At     time.Time `json:"at"`              // the latest, and below, in which boot, and why
+	Boot   string    `json:"boot,omitempty"`
+	Retry  time.Time `json:"retry"` // not before, unless the GPU is reset or the node booted
+	Detail string    `json:"detail"`
+}
+
+// Running is a proof that was begun.
+type Running struct {
+	Number uint64    `json:"number"`
+	Reason Reason    `json:"reason"`
+	Began  time.Time `json:"began"`
+	Cancel Cancel    `json:"cancel,omitempty"` // why it is to end; its result does not count then
+}
+
+// End is the end of a proof.
+type End struct {
+	GPU     gpu.DeviceID
+	Number  uint64 // of its Begin
+	Outcome Outcome
+	Detail  string        // why it could not run
+	Took    time.Duration // of the command
+	Summary string
+	Values  map[string]float64
+}
+
+// Failed reports whether the last verdict is a failure that nobody has cleared.
+func (r *Record) Failed() bool { return r.Last != nil && !r.Last.Passed && !r.Cleared }
+
+// Of returns the record of a GPU.
+func (s State) Of(id gpu.DeviceID) (Record, bool) {
+	if i := s.index(id); i >= 0 {
+		return s.Records[i], true
+	}
+	return Record{}, false
+}
+
+// Proving reports whether a proof runs on a GPU, or has ended just now: an XID that is read now may be of its program (ByProgram).
+func (s State) Proving(id gpu.DeviceID, now time.Time) bool {
+	r, _ := s.Of(id)
+	ended := s.seen[id].ended
+	return r.Running != nil || !ended.IsZero() && now.Sub(ended) <= xidDelay
+}
+
+// Ended returns the state after the end of a proof, and whether its outcome counts: not if the proof was cancelled, or the GPU has another one or none.
+func (s State) Ended(e End, now time.Time) (State, bool) {
+	now = clock(now)
+	i := s.index(e.GPU)
+	if i < 0 || s.Records[i].Running == nil || s.Records[i].Running.Number != e.Number {
+		return s, false
+	}
+	s = s.clone()
+	s.seen[e.GPU] = seen{sick: s.seen[e.GPU].sick, ended: now} // it is not free for SettleTime again before that has passed
+	r := &s.Records[i]
+	was := *r.Running
+	r.Running = nil
+	switch {
+	case was.Cancel == ByOperator:
+		r.putOff(now, s.Boot, was.Cancel.String(), afterCancel)
+		return s, false
+	case was.Cancel != "" || e.Outcome == Cancelled:
+		return s, false
+	case e.Outcome == NotRun:
+		r.notRun(now, s.Boot, e.Detail)
+	default:
+		r.judged(e, was, now, s.Boot)
+	}
+	return s, true
+}
+
+// judged records a verdict. A GPU that failed is proved again only after a reset or a boot: if it fails again, it needs service.
+func (r *Record) judged(e End, was Running, now time.Time, boot string) {
+	failed := e.Outcome == Failed
+	r.NeedsService = failed && r.Failed()
+	r.Last = &Verdict{
+		Passed: !failed, Reason: was.Reason, At: now, Took: max(e.Took, 0), Boot: boot,
+		Summary: line(e.Summary, maxSummary), Values: bounded(e.Values),
+	}
+	r.Since, r.Boot, r.Cleared, r.Tries = was.Began, boot, false, nil
+}
+
+// notRun counts a check that could not run.
+func (r *Record) notRun(now time.Time, boot, why string) {
+	count := 1
+	if r.Tries != nil {
+		count += r.Tries.Count
+	}
+	r.putOff(now, boot, why, backOff[min(count, len(backOff))-1])
+	r.Tries.Count = min(count, maxCount)
+}
+
+// putOff has the next proof after a time.
+func (r *Record) putOff(now time.Time, boot, why string, wait time.Duration) {
+	count := 0
+	if r.Tries != nil {
+		count = r.Tries.Count
+	}
+	r.Tries = &Tries{Count: count, At: now, Boot: boot, Retry: now.Add(wait), Detail: line(why, maxDetail)}
+}
+
+// Clear returns the state in which an operator has cleared the failure of a GPU; false if it has none.
+func (s State) Clear(id gpu.DeviceID, now time.Time) (State, bool) {
+	i := s.index(id)
+	if i < 0 || !s.Records[i].Failed() {
+		return s, false
+	}
+	s = s.clone()
+	r := &s.Records[i]
+	r.Cleared, r.NeedsService, r.Since, r.Boot, r.Tries = true, false, clock(now), s.Boot, nil
+	return s, true
+}
+
+// index is that of a GPU's record; negative = there is none.
+func (s State) index(id gpu.DeviceID) int {
+	if i, known := s.find(id); known {
+		return i
+	}
+	return -1
+}
+
+// find returns where the record of a GPU is, or belongs.
+func (s State) find(id gpu.DeviceID) (int, bool) {
+	return slices.BinarySearchFunc(s.Records, id, func(r Record, id gpu.DeviceID) int { return cmp.Compare(r.GPU, id) })
+}
+
+// clone returns a state that can be changed without effect on s. Values are never changed.
+func (s State) clone() State {
+	s.Records = slices.Clone(s.Records)
+	for i := range s.Records {
+		r := &s.Records[i]
+		r.Last, r.Tries, r.Running = copied(r.Last), copied(r.Tries), copied(r.Running)
+	}
+	was := s.seen
+	s.seen = make(map[gpu.DeviceID]seen, len(was))
+	maps.Copy(s.seen, was)
+	return s
+}
+
+func copied[T any](v *T) *T {
+	if v == nil {
+		return nil
+	}
+	return new(*v)
+}
+
+// shift moves all times by as much as the clock was set.
+func (s *State) shift(d time.Duration) {
+	move := func(t *time.Time) {
+		if *t = health.ShiftTime(*t, d); !t.IsZero() && t.Before(earliest) {
+			*t = earliest
+		}
+	}
+	s.eachTime(move)
+	for i := range s.Records {
+		if t := s.Records[i].Tries; t != nil {
+			move(&t.Retry)
+		}
+	}
+}
+
+// The bounds of all times. Those between them can be written, also after they were moved by as much as a time.Duration can be.
+var (
+	earliest = time.Date(1000, 1, 1, 0, 0, 0, 0, time.UTC)
+	latest   = time.Date(9000, 1, 1, 0, 0, 0, 0, time.UTC)
+)
+
+// latest is the latest time at which something was.
+func (s *State) latest() (last time.Time) {
+	s.eachTime(func(t *time.Time) {
+		if t.After(last) {
+			last = *t
+		}
+	})
+	return last
+}
+
+// eachTime calls a function with each time at which something was, in a state that may be changed.
+func (s *State) eachTime(do func(*time.Time)) {
+	do(&s.IdleBegan)
+	do(&s.started)
+	for id, one := range s.seen {
+		do(&one.free)
+		do(&one.ended)
+		s.seen[id] = one
+	}
+	for i := range s.Records {
+		r := &s.Records[i]
+		do(&r.Since)
+		do(&r.Fault)
+		if r.Last != nil {
+			do(&r.Last.At)
+		}
+		if r.Tries != nil {
+			do(&r.Tries.At)
+		}
+		if r.Running != nil {
+			do(&r.Running.Began)
+		}
+	}
+}
+
+// clock is a time without its monotonic part, as it is on disk.
+func clock(now time.Time) time.Time { return now.UTC().Round(0) }
+
+// line is a text in one printable line of at most so many bytes.
+func line(text string, most int) string {
+	text = strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(text, "?"))
+	if text = strings.Join(strings.Fields(text), " "); len(text) > most {
+		text = strings.ToValidUTF8(text[:most-len("...")], "") + "..."
+	}
+	return text
+}
