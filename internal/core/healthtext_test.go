@@ -105,6 +105,9 @@ func faultCases() []faultCase {
 			until := health.Maintenance{Since: s.now, Until: s.now.Add(time.Hour)}
 			s.observe(health.Observation{At: gpu.Node, Kind: health.DriverUnavailable, Code: uint64(gpu.DriverReleased), Detail: until.String()})
 		}, nil},
+		{"failed proof", func(s *ledgerFixture) {
+			s.ledger = s.ledger.ProofFailed(s.policy, s.now, a.GPU, health.ProofFailure{Summary: "matrix product: 3 of 4096 tiles differ from the host's value", State: health.Unhealthy})
+		}, nil},
 		{"manual", func(s *ledgerFixture) { s.policy.ManualRecovery = true; codes(48)(s) }, nil},
 	}
 	for _, l := range levelReasons() {

@@ -109,6 +109,18 @@ func (s State) Ignore(cfg Config, now time.Time, o health.Command, until time.Ti
 	return s.rebuild(cfg, now), ignored, nil
 }
 
+// ProofFailed records that a GPU failed its proof: see Ledger.ProofFailed.
+func (s State) ProofFailed(cfg Config, now time.Time, id gpu.DeviceID, f health.ProofFailure) State {
+	s.Ledger = s.Ledger.ProofFailed(cfg.Health, now, id, f)
+	return s.rebuild(cfg, now)
+}
+
+// ProofPassed records that a GPU passed its proof: see Ledger.ProofPassed.
+func (s State) ProofPassed(cfg Config, now time.Time, id gpu.DeviceID) State {
+	s.Ledger = s.Ledger.ProofPassed(cfg.Health, now, id)
+	return s.rebuild(cfg, now)
+}
+
 func (s State) rebuild(cfg Config, now time.Time) State {
 	// Until a GPU of the checkpoint is found, the numbers in it may be another node's: no number is added, none is
 	// shared.

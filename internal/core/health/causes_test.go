@@ -46,6 +46,7 @@ var advice = map[Reason]string{
 	ReasonPCIeWidth:      "seat the card again; jobs that copy are slower meanwhile",
 	ReasonWorkloads:      "three workloads had application faults within an hour: either they share a mistake, or the GPU is at fault. A workload is a reservation: a container that is restarted is the same one, a pod or allocation that replaces another one is not. On a GPU that is shared, workloads can't be told apart, and no fault counts. The setting `application_faults` decides the effect",
 	ReasonNeedsService:   "it came back too often ([`recovery_limit`](configuration.md)). `clear --gpu ...` after the diagnostics",
+	ReasonProofFailed:    "the text has what the proof reported; `clear --gpu ...` if the proof was at fault",
 	ReasonWithdrawn:      "nothing: the unit disappears in two seconds",
 	ReasonNoMPS:          "[MPS](sharing.md#mps) has what runs it, and its log the reason, also if it answers and waits for the end of its clients",
 	ReasonOverlap:        "with `overlap = \"refuse\"`, the default: [two agents on one node](policy.md#two-agents-on-one-node)",
@@ -53,6 +54,7 @@ var advice = map[Reason]string{
 	ReasonNoIMEX:         "with `--imex-required` only",
 	ReasonNoCDI:          "[what to check](cdi.md)",
 	ReasonMoving:         "nothing: running work goes on, and the GPU changes its API when it has ended; `migrate plan` shows what is missing",
+	ReasonProving:        "nothing: it is no fault, and ends with the proof; work that was placed on the GPU is refused, and placed again",
 	ReasonOccupied:       "with `occupancy = withhold` only; `inspect` lists the processes",
 }
 

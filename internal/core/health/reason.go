@@ -37,7 +37,8 @@ const (
 	ReasonReplays               // the PCIe link replays more packets than a sound link does
 	ReasonPCIeWidth             // the PCIe link is narrower under load than it can be
 	ReasonWorkloads             // several workloads had application faults on this GPU
-	ReasonNeedsService          // too many recoveries, or the same severe XID soon after a reset
+	ReasonNeedsService          // too many recoveries, the same severe XID soon after a reset, or another failed proof after one
+	ReasonProofFailed           // the GPU failed its latest proof
 
 	// Reasons of units in an inventory, which the ledger does not use.
 
@@ -49,6 +50,7 @@ const (
 	ReasonNoCDI     // no CDI specification defines the device
 	ReasonOccupied  // processes use the device that no work runs to which it was given
 	ReasonMoving    // the GPU moves to another API
+	ReasonProving   // the agent has taken the GPU from its API for a proof, for a short time
 )
 
 // OfUnit reports whether a reason is one of a unit, and not of a condition in the ledger: what holds or moves its device, or what it lacks on the node.
@@ -102,6 +104,7 @@ var meanings = [...]meaning{
 	ReasonPCIeWidth:    {name: "PCIE_WIDTH", text: "PCIe link narrow under load", state: Degraded, checks: 3, clears: level, clearsText: "full width under load", action: "check slot, riser and cable"},
 	ReasonWorkloads:    {name: "WORKLOADS_FAILING", text: "possible hardware fault", state: Degraded, clears: xid.Quiet | xid.Reboot, clearsText: "an hour without such failures", action: "check the workloads, then run diagnostics"},
 	ReasonNeedsService: {name: "NEEDS_SERVICE", text: "needs service", state: Unhealthy, action: service, repair: Replace},
+	ReasonProofFailed:  {name: "PROOF_FAILED", text: "proof failed", state: Unhealthy, clears: xid.LevelClear, clearsText: "a proof that passes, or the command clear", action: "reset and prove the GPU", repair: Reset},
 	ReasonNoMPS:        {name: "MPS_DAEMON_DOWN", text: "MPS control daemon does not answer", state: Unhealthy, clearsText: "an answer from the daemon", action: "start the pool's MPS control daemon"},
 	ReasonOverlap:      {name: "OVERLAP", text: "offered by another agent", state: Unhealthy, clearsText: "the end of the other agent's offer", action: "give the agents different GPUs, or see the warnings"},
 	ReasonHeld:         {name: "HELD", text: "held", state: Unhealthy, clearsText: "the end of the workload", action: "end the workload, or wait for its end"},
@@ -109,6 +112,7 @@ var meanings = [...]meaning{
 	ReasonNoCDI:        {name: "CDI_UNDEFINED", text: "no CDI definition", state: Unhealthy, clearsText: "its CDI definition", action: "run doctor"},
 	ReasonOccupied:     {name: "OCCUPIED", text: "in use by processes without a reservation", state: Unhealthy, clearsText: "the end of the processes", action: "end the processes, or reserve the GPU for them"},
 	ReasonMoving:       {name: "MOVING", text: "moves", state: Unhealthy, clearsText: "the end of the move"},
+	ReasonProving:      {name: "PROVING", text: "taken for a proof for a moment", state: Unknown, clearsText: "the end of the proof"},
 	ReasonWithdrawn:    {name: "WITHDRAWN", text: "no longer offered", state: Unhealthy},
 }
 

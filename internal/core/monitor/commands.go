@@ -60,6 +60,16 @@ func (m *Monitor) Ignore(ctx context.Context, c health.Command, until time.Time)
 	return ignored, err
 }
 
+// ProofFailed records that a GPU failed its proof: see health.Ledger.ProofFailed. When it returns, the inventory without the GPU is published.
+func (m *Monitor) ProofFailed(ctx context.Context, id gpu.DeviceID, f health.ProofFailure) error {
+	return m.do(ctx, func(s core.State, now time.Time) (core.State, error) { return s.ProofFailed(m.cfg, now, id, f), nil })
+}
+
+// ProofPassed records that a GPU passed its proof: see health.Ledger.ProofPassed.
+func (m *Monitor) ProofPassed(ctx context.Context, id gpu.DeviceID) error {
+	return m.do(ctx, func(s core.State, now time.Time) (core.State, error) { return s.ProofPassed(m.cfg, now, id), nil })
+}
+
 // Rebind binds the positions of the policy (indices, numbers of devices, the common MIG profile) to the devices that they
 // select by the driver's present order: see core.State.Rebind for its error. It returns what was bound before and what is
 // bound now. It takes effect on every agent of this node that shares the state directory, as for the numbers of devices.

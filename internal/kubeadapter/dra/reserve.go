@@ -185,7 +185,7 @@ func isTransient(inv *inventory.Allocatable, err error) bool {
 	}
 	if e, ok := errors.AsType[*HealthError](err); ok {
 		switch e.Unit.Health.Reason {
-		case health.ReasonMaintenance, health.ReasonDriver, health.ReasonUnchecked, health.ReasonNoCDI, health.ReasonMoving:
+		case health.ReasonMaintenance, health.ReasonDriver, health.ReasonUnchecked, health.ReasonNoCDI, health.ReasonMoving, health.ReasonProving:
 			return true
 		default:
 		}

@@ -214,6 +214,9 @@ func withoutWork(f *Facts, r report.Report) (findings []Finding) {
 		if d.Cause == "HELD" { // of no fault: the policy has changed
 			severity, remedy = Note, "wait for the workload, or end it: new work gets the device then"
 		}
+		if d.Cause == health.ReasonProving.String() {
+			severity, remedy = Note, "wait for the end of the proof"
+		}
 		if r.Provisional && (d.Cause == health.ReasonNoCDI.String() || d.Cause == health.ReasonOverlap.String()) {
 			severity, remedy = Note, justStarted
 		}

@@ -124,6 +124,10 @@ func TestSituations(t *testing.T) {
 			d := &s.running().Devices[0]
 			d.Schedulable, d.Cause, d.Health = false, "HELD", "unhealthy: held (by pod ml/train under nvidia.com/gpu); action: end the workload, or wait for its end; cleared by: the end of the workload"
 		}},
+		{"taken for a proof", func(s *situation) {
+			d := &s.running().Devices[0]
+			d.Schedulable, d.Cause, d.Health = false, "PROVING", "unknown: taken for a proof for a moment; cleared by: the end of the proof"
+		}},
 		{"two faults at once", func(s *situation) {
 			r := s.running()
 			for i := range 2 {
