@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -39,6 +40,9 @@ func (a *Agent) ownershipFacts() ownership.Facts {
 		if i := slices.IndexFunc(status, func(st ownership.Status) bool { return st.GPU == id }); i >= 0 {
 			st := status[i]
 			g.API, g.Local, g.Pending, g.Waits = st.API, st.Local && g.Offerable, st.Pending, st.Waits
+			if st.Taken != "" {
+				g.Pending, g.Waits = cmp.Or(g.Pending, "taken for a "+string(st.Taken)), cmp.Or(g.Waits, "the end of its "+string(st.Taken))
+			}
 			if st.Entry {
 				g.Target = st.Target
 			}

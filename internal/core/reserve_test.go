@@ -301,6 +301,11 @@ func TestReserveTolerated(t *testing.T) {
 			tolerate("XID_95", "OVERLAP"), "offered by another agent (perhaps)"},
 		"moves here, with a fault": {observe(xid), inventory.Host{CDI: defined, Ownership: inventory.Ownership{
 			GPUs: []inventory.GPUOwner{{GPU: at.GPU, API: inventory.DRA, Local: true, Pending: "to nomad"}}}}, tolerate("XID_95", "MOVING"), "moves (to nomad)"},
+		"taken for a proof": {host: inventory.Host{CDI: defined, Ownership: inventory.Ownership{
+			GPUs: []inventory.GPUOwner{{GPU: at.GPU, API: inventory.DRA, Local: true, Taken: inventory.Proof}}}}, tolerates: tolerate("PROVING"), want: "taken for a proof"},
+		"taken for a proof, with a fault, and moves away": {observe(xid), inventory.Host{CDI: defined, Ownership: inventory.Ownership{
+			GPUs: []inventory.GPUOwner{{GPU: at.GPU, API: inventory.DRA, Local: true, Taken: inventory.Proof, Pending: "to nomad", Draining: true}}}},
+			tolerate("XID_95", "PROVING", "MOVING"), "taken for a proof"},
 		"moves away, with a fault": {observe(xid), inventory.Host{CDI: defined, Ownership: inventory.Ownership{
 			GPUs: []inventory.GPUOwner{{GPU: at.GPU, API: inventory.DRA, Local: true, Pending: "to nomad", Draining: true}}}}, tolerate("XID_95"), ""},
 	} {

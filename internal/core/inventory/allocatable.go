@@ -30,7 +30,7 @@ func (inv *Inventory) WithoutHost() *Allocatable {
 }
 
 // WithHost returns what takes work by the state of the node. Units of GPUs that another agent offers are left out. Units that move to
-// another API, whose MPS daemon does not respond, that another agent offers, too, that processes occupy, that need a missing IMEX channel,
+// another API, that the agent has taken for itself, whose MPS daemon does not respond, that another agent offers, too, that processes occupy, that need a missing IMEX channel,
 // or that need CDI and are not defined are unhealthy, with OverlapRefuse also those that this agent has not recorded (Host.Recorded). A unit
 // that is unhealthy already keeps its reason.
 func (inv *Inventory) WithHost(h Host, o OverlapMode) *Allocatable {

@@ -15,10 +15,19 @@ type GPUOwner struct {
 	Local   bool   // the API is one of this agent, or was and may still have work on the GPU; otherwise the agent does not offer it
 	Pending string // why it takes no new work, for operators: "to dra"; "" = it does
 
+	// Taken is why the agent keeps the GPU for itself, so that no API gives it out; "" = it does not. The API has it again after that.
+	Taken Purpose
+
 	// Draining means that the API still has the GPU, which moves to another one when nothing holds it. What was placed on it before is
 	// given out, and holds it.
 	Draining bool
 }
+
+// Purpose is what an agent takes a GPU away from every API for.
+type Purpose string
+
+// Proof is a check of a GPU by a program that uses it.
+const Proof Purpose = "proof"
 
 // Ownership is which API has each GPU of a node.
 type Ownership struct {
@@ -99,13 +108,16 @@ func (o GPUOwner) reason() string {
 	return "offered through " + string(o.API)
 }
 
-// pendingHealth returns the health of a unit whose GPU takes no new work until it has come to an API.
+// pendingHealth returns the health of a unit whose GPU takes no new work until it has come to an API, or is given back to it.
 func (a *Allocatable) pendingHealth(u *Unit) (health.Health, bool) {
 	owner, known := a.ownership.of(u.Device.At.GPU)
-	if !known || owner.Pending == "" {
-		return health.Health{}, false
+	switch {
+	case known && owner.Taken != "":
+		return health.New(health.ReasonProving, ""), true
+	case known && owner.Pending != "":
+		return health.New(health.ReasonMoving, owner.Pending), true
 	}
-	return health.New(health.ReasonMoving, owner.Pending), true
+	return health.Health{}, false
 }
 
 // isDraining reports whether a condition of a unit is that its GPU leaves its API, which still has it.

@@ -21,6 +21,7 @@ func TestOwnership(t *testing.T) {
 	got := inv.WithHost(inventory.Host{Ownership: inventory.Ownership{GPUs: []inventory.GPUOwner{
 		{GPU: coretest.GPU(0), API: inventory.DevicePlugin, Local: true, Pending: "to dra"},
 		{GPU: coretest.GPU(1), API: inventory.DevicePlugin, Local: true},
+		{GPU: coretest.GPU(2), API: inventory.DRA, Local: true, Taken: inventory.Proof},
 		{GPU: coretest.GPU(3), API: inventory.Nomad},
 	}}}, inventory.OverlapWarn)
 	seen := map[gpu.DeviceID]string{}
@@ -30,7 +31,7 @@ func TestOwnership(t *testing.T) {
 	want := map[gpu.DeviceID]string{
 		coretest.GPU(0): "device-plugin unhealthy: moves (to dra); cleared by: the end of the move",
 		coretest.GPU(1): "device-plugin healthy",
-		coretest.GPU(2): "dra healthy",
+		coretest.GPU(2): "dra unknown: taken for a proof for a moment; cleared by: the end of the proof",
 	}
 	for id, text := range want {
 		if !strings.HasPrefix(seen[id], text) {

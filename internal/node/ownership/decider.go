@@ -1,9 +1,11 @@
 package ownership
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -35,6 +37,9 @@ type decider struct {
 	mu       sync.Mutex
 	reserved map[gpu.DeviceID]time.Duration
 	status   []Status
+	takes    map[gpu.DeviceID]*Taken // GPUs that this process wants, or has, for itself
+	marked   bool                    // the file has marks of this agent
+	ending   bool                    // no more GPU is taken
 }
 
 func (a *decider) now() time.Duration { return time.Since(a.clock.Began) } // of the monotonic clock
@@ -114,9 +119,12 @@ func (a *decider) decide(inv *inventory.Allocatable, c hostRecords) (inventory.O
 	}
 	in := Input{
 		Clock: a.clock, Now: a.now(), // before the records are read: one without a time is of then
-		Agent: a.agent, APIs: a.apis, Default: a.apis[0], GPUs: inv.GPUs(), File: file, ReadOnly: err != nil || c.follows,
+		Agent: a.agent, APIs: a.apis, Default: a.apis[0], GPUs: inv.GPUs(), File: file, ReadOnly: err != nil || c.follows, Follows: c.follows, Takes: a.wanted(),
 		Running: c.running, Overlaps: c.of, Recorded: c.recorded,
 		OfferedBefore: func(id gpu.DeviceID) bool { return c.previous[id] }, Records: a.readers.Read(), Applied: inv.Owner, Reserved: a.lastReserved,
+	}
+	if d := inv.Driver(); d.State != gpu.DriverReady {
+		in.NoDriver = cmp.Or(d.Reason, d.State.String())
 	}
 	state, next, status := Next(a.state, in)
 	if !in.ReadOnly {
@@ -127,8 +135,10 @@ func (a *decider) decide(inv *inventory.Allocatable, c hostRecords) (inventory.O
 			}
 		}
 		a.good, a.read = next, true
+		a.noteMarks(a.log, file, a.good)
 	}
 	a.state = state
+	a.tell(state)
 	logMoves(a.log, a.latest(), status)
 	a.mu.Lock()
 	a.status = status
@@ -151,8 +161,13 @@ func (a *decider) lastReserved(id gpu.DeviceID) (time.Duration, bool) {
 	return at, ok
 }
 
-// moving reports whether a GPU moves or waits, so that the records must be read again soon.
-func moving(status []Status) bool { return slices.ContainsFunc(status, cordoned) }
+// moving reports whether a GPU moves, waits or is taken, so that the records must be read again soon.
+func (a *decider) moving() bool {
+	if a == nil {
+		return false
+	}
+	return len(a.wanted()) > 0 || slices.ContainsFunc(a.latest(), func(st Status) bool { return cordoned(st) || st.Taken != "" })
+}
 
 // Reserved reports that this agent gives devices out for new work. It never blocks.
 func (w *Watcher) Reserved(devices []gpu.Device) {
@@ -169,8 +184,12 @@ func (w *Watcher) Status() []Status {
 	return w.decider.latest()
 }
 
-// Draining returns the GPUs that wait for the end of their work: those that move, and those that are not offered any more and stay recorded.
+// Draining returns the GPUs that wait for the end of their work: those that move, those that this agent wants for itself, and those that are not
+// offered any more and stay recorded.
 func (w *Watcher) Draining() (all []gpu.DeviceID) {
+	if w.decider != nil {
+		all = slices.Collect(maps.Keys(w.decider.wanted()))
+	}
 	for _, st := range w.Status() {
 		if cordoned(st) {
 			all = append(all, st.GPU)

@@ -11,6 +11,8 @@
 //	              kubelet's record                                  no holder . . . settle time  | owner: dra
 //	              dra                                                                            | offers
 //
+// An agent may take a GPU that it has for itself, for a proof: then no API gives it out for a while (Watcher.Take).
+//
 // An owner that can't be read, or whose record of holders can't, has the GPU until that is known.
 //
 // The decision is pure (Next, and what it calls). A Watcher reads and writes the files, and follows them.

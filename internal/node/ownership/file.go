@@ -45,20 +45,24 @@ type File struct {
 	GPUs      map[gpu.DeviceID]Entry                    // with a target
 	LocalAPIs map[string]map[gpu.DeviceID]inventory.API // by agent: which of its APIs has a GPU without an entry
 	Previous  map[gpu.DeviceID]inventory.API            // targets before the latest change of targets
+	Taken     map[gpu.DeviceID]Mark                     // GPUs that no API gives out, as an agent has taken them
 }
 
 // Empty reports whether the file has no GPU.
-func (f File) Empty() bool { return len(f.GPUs) == 0 && len(f.LocalAPIs) == 0 }
+func (f File) Empty() bool { return len(f.GPUs) == 0 && len(f.LocalAPIs) == 0 && len(f.Taken) == 0 }
 
 // Equal reports whether two files have the same content.
 func (f File) Equal(g File) bool {
-	return maps.Equal(f.GPUs, g.GPUs) && maps.EqualFunc(f.LocalAPIs, g.LocalAPIs, maps.Equal) && maps.Equal(f.Previous, g.Previous)
+	return maps.Equal(f.GPUs, g.GPUs) && maps.EqualFunc(f.LocalAPIs, g.LocalAPIs, maps.Equal) && maps.Equal(f.Previous, g.Previous) && maps.Equal(f.Taken, g.Taken)
 }
 
 // clone returns a copy whose maps can be changed.
 func (f File) clone() File {
-	next := File{GPUs: map[gpu.DeviceID]Entry{}, LocalAPIs: map[string]map[gpu.DeviceID]inventory.API{}, Previous: maps.Clone(f.Previous)}
+	next := File{
+		GPUs: map[gpu.DeviceID]Entry{}, LocalAPIs: map[string]map[gpu.DeviceID]inventory.API{}, Previous: maps.Clone(f.Previous), Taken: map[gpu.DeviceID]Mark{},
+	}
 	maps.Copy(next.GPUs, f.GPUs)
+	maps.Copy(next.Taken, f.Taken)
 	for agent, apis := range f.LocalAPIs {
 		next.LocalAPIs[agent] = maps.Clone(apis)
 	}
@@ -106,7 +110,8 @@ func (f File) Back() []TargetChange {
 }
 
 // Restore returns f, which was read, with what an agent remembers and f lacks, because the file may have been removed or replaced by an
-// older one: entries, and later targets and owners. Which API of the agent itself has a GPU only that agent changes.
+// older one: entries, and later targets and owners. Which API of the agent itself has a GPU only that agent changes. Marks are as read: an agent
+// writes again those that it needs.
 func (f File) Restore(agent string, remembered File) File {
 	next := f.clone()
 	if len(f.GPUs) == 0 && len(remembered.Previous) > 0 {
@@ -152,6 +157,12 @@ type jsonFile struct {
 	GPUs      map[gpu.DeviceID]jsonEntry                `json:"gpus"`
 	LocalAPIs map[string]map[gpu.DeviceID]inventory.API `json:"localAPIs,omitempty"`
 	Previous  map[gpu.DeviceID]inventory.API            `json:"previous,omitempty"`
+	Taken     map[gpu.DeviceID]jsonMark                 `json:"taken,omitempty"`
+}
+
+type jsonMark struct {
+	Agent   string            `json:"agent"`
+	Purpose inventory.Purpose `json:"for"`
 }
 
 type jsonEntry struct {
@@ -174,6 +185,12 @@ func (f File) Encode() ([]byte, error) {
 			one.Settle = e.Settle.String()
 		}
 		j.GPUs[id] = one
+	}
+	if len(f.Taken) > 0 {
+		j.Taken = map[gpu.DeviceID]jsonMark{}
+	}
+	for id, m := range f.Taken {
+		j.Taken[id] = jsonMark(m)
 	}
 	text, err := json.MarshalIndent(j, "", "  ")
 	return append(text, '\n'), err
@@ -209,6 +226,12 @@ func Decode(text []byte) (File, error) {
 				return File{}, fmt.Errorf("%w: %.80q: %.80q", ErrFormat, id, a)
 			}
 		}
+	}
+	for id, m := range j.Taken {
+		if !isDeviceName(id) || !slices.Contains(Agents(), m.Agent) || !isAgentName(string(m.Purpose)) {
+			return File{}, fmt.Errorf("%w: %.80q: %+.80v", ErrFormat, id, m)
+		}
+		f.Taken[id] = Mark(m)
 	}
 	return f, nil
 }

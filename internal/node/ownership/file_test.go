@@ -89,6 +89,25 @@ func TestAbsenceAfterRestore(t *testing.T) {
 	}
 }
 
+// What an agent has taken is in the file until it is removed there: an agent that remembers a mark does not bring it back.
+func TestMarksInTheFile(t *testing.T) {
+	marked := ownership.File{Taken: map[gpu.DeviceID]ownership.Mark{one: {Agent: "nomad-gpu", Purpose: inventory.Proof}}}
+	text, err := marked.Encode()
+	check.NoError(t, err)
+	read, err := ownership.Decode(text)
+	if err != nil || !read.Equal(marked) || read.Empty() {
+		t.Errorf("%s: %+v, %v", text, read, err)
+	}
+	if got := (ownership.File{}).Restore("nomad-gpu", marked); len(got.Taken) > 0 {
+		t.Errorf("%+v", got)
+	}
+	for _, mark := range []string{`{"agent": "other", "for": "proof"}`, `{"agent": "k8s-gpu", "for": "a\nb"}`, `{"agent": "k8s-gpu"}`} {
+		if _, err := ownership.Decode([]byte(`{"version": 2, "gpus": {}, "taken": {"GPU-1": ` + mark + `}}`)); !errors.Is(err, ownership.ErrFormat) {
+			t.Errorf("%s: %v", mark, err)
+		}
+	}
+}
+
 // The target that was set last counts, also if the file was lost in between, if two are set in one millisecond, and after a step back of
 // the clock.
 func TestLastTargetCounts(t *testing.T) {

@@ -35,6 +35,8 @@ type model struct {
 	given, refused int
 	late           int // orders when the file was lost or older
 	names          int
+
+	dying map[gpu.DeviceID]time.Duration // until when a proof goes on whose agent was killed
 }
 
 // modelAgent is one agent. What a kill loses is in the embedded struct.
@@ -56,6 +58,13 @@ type process struct {
 	since     map[gpu.DeviceID]time.Duration      // of the published assignment
 	refused   map[gpu.DeviceID]bool               // because the other agent recorded it before
 	reserved  map[gpu.DeviceID]time.Duration
+	proofs    map[gpu.DeviceID]*proof
+}
+
+// proof is what an agent takes a GPU for.
+type proof struct {
+	granted, back bool
+	ends          time.Duration // it is given up, or ends
 }
 
 // work is a pod, a pod with a claim, or an allocation.
@@ -69,7 +78,7 @@ type work struct {
 }
 
 func newModel(seed uint64, gpus int) *model {
-	m := &model{Rand: rand.New(rand.NewPCG(seed, 1)), devices: map[string]map[gpu.DeviceID]int{"k8s-gpu": {}, "nomad-gpu": {}}, drained: map[gpu.DeviceID]bool{}}
+	m := &model{Rand: rand.New(rand.NewPCG(seed, 1)), devices: map[string]map[gpu.DeviceID]int{"k8s-gpu": {}, "nomad-gpu": {}}, drained: map[gpu.DeviceID]bool{}, dying: map[gpu.DeviceID]time.Duration{}}
 	for i := range gpus {
 		m.gpus = append(m.gpus, gpu.DeviceID(fmt.Sprintf("GPU-%d", i)))
 	}
@@ -108,8 +117,12 @@ func (m *model) tick(a *modelAgent, crash bool) {
 	for _, api := range a.apis {
 		records[api] = func() holders.Record { return m.record(a, api) }
 	}
+	takes := map[gpu.DeviceID]inventory.Purpose{}
+	for id := range a.proofs {
+		takes[id] = inventory.Proof
+	}
 	state, file, all := ownership.Next(a.state, ownership.Input{
-		Now: m.now, Agent: a.name, APIs: a.apis, Default: a.mode, GPUs: m.gpus, File: read, Records: records,
+		Now: m.now, Takes: takes, Agent: a.name, APIs: a.apis, Default: a.mode, GPUs: m.gpus, File: read, Records: records,
 		Running: func(agent string) bool {
 			return slices.ContainsFunc(m.agents, func(o *modelAgent) bool { return o.name == agent && o.alive })
 		},
@@ -175,7 +188,15 @@ func (m *model) overlaps(a *modelAgent, id gpu.DeviceID) (all []ownership.Overla
 	return all
 }
 
-func (m *model) kill(a *modelAgent) { a.alive, a.process = false, process{} }
+// kill ends an agent. Its proofs end with it, but not at once.
+func (m *model) kill(a *modelAgent) {
+	for id, p := range a.proofs {
+		if p.granted {
+			m.dying[id] = m.now + 2*time.Second
+		}
+	}
+	a.alive, a.process = false, process{}
+}
 
 // place has an orchestrator place work on a GPU that it believes to be free, by an offer that may be ten seconds old.
 func (m *model) place() {
@@ -184,7 +205,7 @@ func (m *model) place() {
 	id := m.gpus[m.IntN(len(m.gpus))]
 	one, ok := a.published[id]
 	late := m.now-a.since[id] < time.Duration(m.IntN(11))*time.Second
-	if ok && !late && (!one.Local || one.API != api || one.Pending != "") {
+	if ok && !late && (!one.Local || one.API != api || one.Pending != "" || one.Taken != "") {
 		return
 	}
 	if m.drained[id] || slices.ContainsFunc(m.work, func(w *work) bool { return w.on == id && w.api == api }) {
@@ -223,7 +244,7 @@ func (m *model) arrive() {
 // out. Prepare accepts a device that moves, as its claim was allocated before.
 func (m *model) give(a *modelAgent, w *work) bool {
 	one := a.published[w.on]
-	ok := one.Local && one.API == w.api && !a.refused[w.on] && (one.Pending == "" || w.api == inventory.DRA && one.Draining)
+	ok := one.Local && one.API == w.api && one.Taken == "" && !a.refused[w.on] && (one.Pending == "" || w.api == inventory.DRA && one.Draining)
 	for _, other := range a.apis {
 		ok = ok && (other == w.api || len(m.record(a, other).On(w.on)) == 0)
 	}
@@ -239,7 +260,7 @@ func (m *model) give(a *modelAgent, w *work) bool {
 	return true
 }
 
-// twoHolders returns the work that has one GPU through two APIs.
+// twoHolders returns the work that has one GPU through two APIs, or while it is proved, and two proofs of one GPU.
 func (m *model) twoHolders() string {
 	first := map[gpu.DeviceID]*work{}
 	for _, w := range m.work {
@@ -250,6 +271,22 @@ func (m *model) twoHolders() string {
 			return fmt.Sprintf("%v: %s is held by %s and by %s", m.now, w.on, o.name, w.name)
 		}
 		first[w.on] = w
+	}
+	proved := map[gpu.DeviceID]string{}
+	for _, a := range m.agents {
+		for id, p := range a.proofs {
+			if p.granted && (first[id] != nil || proved[id] != "") {
+				return fmt.Sprintf("%v: %s is proved by %s, held by %+v, proved by %q", m.now, id, a.name, first[id], proved[id])
+			}
+			if p.granted {
+				proved[id] = a.name
+			}
+		}
+	}
+	for id, until := range m.dying {
+		if m.now < until && (first[id] != nil || proved[id] != "") {
+			return fmt.Sprintf("%v: %s is held by %+v or proved by %q before the proof of a killed agent has ended", m.now, id, first[id], proved[id])
+		}
 	}
 	return ""
 }

@@ -27,6 +27,10 @@ type Input struct {
 	GPUs     []gpu.DeviceID  // that the agent can offer
 	File     File
 	ReadOnly bool // File can't be changed: no owner changes
+	Follows  bool // another process of this agent changes it
+
+	Takes    map[gpu.DeviceID]inventory.Purpose // GPUs that this process wants, or has, for itself
+	NoDriver string                             // why nothing can use a GPU now: the driver is released or lost; "" = it is ready
 
 	Running       func(agent string) bool                           // another agent runs
 	Overlaps      func(gpu.DeviceID) []Overlap                      // of other agents
@@ -45,7 +49,12 @@ type State struct {
 	absent  map[gpu.DeviceID]absence
 	shown   map[gpu.DeviceID]kindShown
 	seen    map[inventory.API]seen
+	takes   map[gpu.DeviceID]Take
+	orphans map[gpu.DeviceID]time.Duration // since when a mark has had no taker
 }
+
+// Take returns what was decided about a GPU that the process wants for itself.
+func (s State) Take(id gpu.DeviceID) Take { return s.takes[id] }
 
 // Status is which API has a GPU, and what its move waits for.
 type Status struct {
@@ -71,7 +80,7 @@ const initialWait = 10 * time.Second
 func Next(s State, in Input) (State, File, []Status) {
 	n := &next{Input: in, file: in.File, was: s, is: State{
 		started: s.started, running: true, empty: map[gpu.DeviceID]time.Duration{}, absent: map[gpu.DeviceID]absence{},
-		shown: map[gpu.DeviceID]kindShown{}, seen: maps.Clone(s.seen),
+		shown: map[gpu.DeviceID]kindShown{}, seen: maps.Clone(s.seen), takes: map[gpu.DeviceID]Take{}, orphans: map[gpu.DeviceID]time.Duration{},
 	}}
 	if n.is.seen == nil {
 		n.is.seen = map[inventory.API]seen{}
@@ -84,21 +93,32 @@ func Next(s State, in Input) (State, File, []Status) {
 		n.is.started = in.Now
 	}
 	ids := append(slices.Collect(maps.Keys(in.File.GPUs)), in.GPUs...)
+	ids = slices.AppendSeq(slices.AppendSeq(ids, maps.Keys(in.File.Taken)), maps.Keys(in.Takes))
 	slices.Sort(ids)
 	var all []Status
 	for _, id := range slices.Compact(ids) {
-		e, targeted := n.file.GPUs[id]
-		switch {
-		case targeted:
-			st := n.decideTargeted(id, e)
-			st.Entry = true
-			n.recordAgentGone(id)
+		st, listed := n.decide(id)
+		if st = n.taking(id, st); listed || st.Taken != "" {
 			all = append(all, st)
-		case len(in.APIs) > 1 || in.File.LocalAPIs[in.Agent][id] != "":
-			all = append(all, n.decideDefault(id))
 		}
 	}
 	return n.is, n.file, all
+}
+
+// decide decides which API has a GPU. It returns false if that is the one of the settings in any case.
+func (n *next) decide(id gpu.DeviceID) (Status, bool) {
+	e, targeted := n.file.GPUs[id]
+	switch {
+	case targeted:
+		st := n.decideTargeted(id, e)
+		st.Entry = true
+		n.recordAgentGone(id)
+		return st, true
+	case !slices.Contains(n.GPUs, id): // it is only taken
+	case len(n.APIs) > 1 || n.File.LocalAPIs[n.Agent][id] != "":
+		return n.decideDefault(id), true
+	}
+	return Status{GPUOwner: inventory.GPUOwner{GPU: id, API: n.Default, Local: slices.Contains(n.GPUs, id) || n.holds(id)}, Target: n.Default}, false
 }
 
 type next struct {

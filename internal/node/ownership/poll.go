@@ -23,18 +23,17 @@ func (w *Watcher) watchAgents(ctx context.Context, m Monitor) {
 	slow.Stop()
 	task := m.Watchdog().Register("devices of agents")
 	defer task.Done()
-	changed := make(chan struct{}, 1)
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	atLast := w.timings.alone + w.timings.poll // watchFiles reports before, also without an event
 	g := graces{stopped: map[string]grace{}}
 	reconcile.Loop{
-		On: []reconcile.Source{m.Changed, reconcile.Signal(changed)}, Task: task, Limit: lockAtMost,
+		On: []reconcile.Source{m.Changed, reconcile.Signal(w.changed)}, Task: task, Limit: lockAtMost,
 	}.Run(ctx, func(ctx context.Context, cause reconcile.Cause) time.Duration {
 		next := w.check(ctx, m, &g)
 		if cause == reconcile.Start {
 			close(w.first)
-			watching.Go(func() { w.watchFiles(ctx, func() { watch.Notify(changed) }) }) // reports at once what was made or removed during the pass
+			watching.Go(func() { w.watchFiles(ctx, func() { watch.Notify(w.changed) }) }) // reports at once what was made or removed during the pass
 		}
 		return cmp.Or(next, atLast)
 	})
@@ -76,7 +75,7 @@ func (w *Watcher) check(ctx context.Context, m Monitor, g *graces) (next time.Du
 	switch {
 	case err != nil: // there is no event when a process of the same agent unlocks its file, or when the disk works again
 		return w.timings.poll
-	case v.ownershipError != nil || v.numbersWait || moving(w.Status()):
+	case v.ownershipError != nil || v.numbersWait || w.decider.moving():
 		return movePause
 	}
 	if soon := w.untilNext(v.kept); soon > 0 {

@@ -119,7 +119,7 @@ func TestMoves(t *testing.T) {
 // offered returns the API through which a GPU takes work; "" if none, and also if there are several.
 func (m *model) offered(id gpu.DeviceID) (through inventory.API) {
 	for _, a := range m.agents {
-		if one, ok := a.published[id]; ok && one.Local && one.Pending == "" {
+		if one, ok := a.published[id]; ok && one.Local && one.Pending == "" && one.Taken == "" {
 			if through != "" {
 				return ""
 			}
@@ -190,12 +190,12 @@ func (m *model) disturb() {
 	for _, a := range m.agents {
 		switch {
 		case !a.alive && m.now >= a.gone && m.IntN(10) == 0:
-			a.alive, a.process = true, process{reserved: map[gpu.DeviceID]time.Duration{}}
+			a.alive, a.process = true, process{reserved: map[gpu.DeviceID]time.Duration{}, proofs: map[gpu.DeviceID]*proof{}}
 		case a.alive && m.IntN(200) == 0:
 			m.kill(a)
 		}
 		if a.reserved == nil && a.alive {
-			a.reserved = map[gpu.DeviceID]time.Duration{}
+			a.reserved, a.proofs = map[gpu.DeviceID]time.Duration{}, map[gpu.DeviceID]*proof{}
 		}
 	}
 	switch m.IntN(600) {

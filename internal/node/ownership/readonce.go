@@ -53,6 +53,8 @@ func (s *store) readOwnership(configured inventory.API, inv *inventory.Allocatab
 		return inventory.Ownership{}
 	}
 	s.notePrevious(r)
+	// An agent that starts gives back what was taken before.
+	file.Taken = nil
 	running := func(string) bool { return true } // which changes nothing in the first decision of a process
 	c := hostRecords{mine: r.mine, now: r.mine, others: r.others, running: running, previous: s.previous, refuse: s.refuse}
 	unread := Records{}

@@ -63,7 +63,9 @@ type Watcher struct {
 
 	newWatcher func() (*fsnotify.Watcher, error) // of inotify; nil = fsnotify.NewWatcher
 
-	first  chan struct{}        // closed after the first poll
+	first   chan struct{} // closed after the first poll
+	changed chan struct{} // capacity 1: a file has changed, or what this process wants for itself
+
 	latest atomic.Pointer[view] // that was read of the files; nil = none
 
 	mu               sync.Mutex
@@ -79,7 +81,7 @@ type Watcher struct {
 func New(o Options) *Watcher {
 	w := &Watcher{
 		log: o.Log, refuse: o.Config.Overlap == inventory.OverlapRefuse,
-		first: make(chan struct{}), timings: defaultTimings,
+		first: make(chan struct{}), changed: make(chan struct{}, 1), timings: defaultTimings,
 	}
 	if o.StateDir != "" {
 		w.store = &store{
@@ -95,7 +97,7 @@ func New(o Options) *Watcher {
 func (w *Watcher) First() <-chan struct{} { return w.first }
 
 // Run updates the node of the monitor whenever it changes, and records what the monitor offers, until ctx ends. It then returns
-// within half a second even if a disk hangs; the hung goroutine is abandoned.
+// within half a second even if a disk hangs; the hung goroutine is abandoned. While a GPU is taken it waits a little for that to be released.
 func (w *Watcher) Run(ctx context.Context, m Monitor) {
 	if w.store == nil {
 		w.setProblem(errNoFolder)
@@ -104,6 +106,11 @@ func (w *Watcher) Run(ctx context.Context, m Monitor) {
 	}
 	if w.refuse { // before the disk is read, which can hang
 		w.update(m, func(h *inventory.Host) { h.Recorded = inventory.Recorded{Reason: elseUnread, Pending: true} })
+	}
+	if w.decider != nil {
+		var cancel context.CancelFunc
+		ctx, cancel = w.decider.untilReleased(ctx)
+		defer cancel()
 	}
 	if !watch.RunUntil(ctx, stopAtMost, func() { w.watchAgents(ctx, m) }) {
 		w.log.Warn("files of the agents not released in time: check the disk of the state directory")

@@ -1,0 +1,198 @@
+package ownership
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+)
+
+// An agent may take a GPU that it offers away from its API for a purpose of its own. The owner in the file stays; beside it is a Mark, with
+// which no API gives the GPU out. Without the mark the owner has the GPU again, so nothing has to be restored, and an agent that does not
+// know marks drops them.
+//
+//	wanted     no holder by any record . . . settle time | mark . . published . . confirmTime | granted . . . . . released | no mark
+//	its API    offers                                    | refuses                                                         | offers
+//	a holder   it begins again                           | mark removed, it begins again      | wanted back
+//
+// The GPU takes work until the mark, so that waiting for it costs nothing: what gets it in that time is its holder.
+
+// Mark is what the file has of a GPU that an agent has taken.
+type Mark struct {
+	Agent   string
+	Purpose inventory.Purpose
+}
+
+const (
+	// confirmTime is for how long a GPU is published as taken before it is granted: what was given out by an earlier inventory, also by
+	// another process of this agent, is in the records by then.
+	confirmTime = 2 * time.Second
+
+	// orphanTime is for how long the mark of a process that has ended stays: what it ran on the GPU ends with it, but not at once.
+	orphanTime = 2 * time.Second
+)
+
+// Take is how far a GPU that this process wants for itself has come.
+type Take struct {
+	Granted bool
+	Waits   string // for what, before that; "" = only for time
+	Back    string // why the GPU is wanted back, after that; "" = it is not. It stays
+
+	counting  bool          // nothing has had the GPU since free
+	free      time.Duration // or since this agent gave it out last
+	marked    bool
+	published bool // the inventory has the mark, since
+	since     time.Duration
+}
+
+// taking returns the status of a GPU with whether an agent has taken it.
+func (n *next) taking(id gpu.DeviceID, st Status) Status {
+	mark, marked := n.file.Taken[id]
+	purpose, wanted := n.Takes[id]
+	foreign := marked && mark.Agent != n.Agent
+	switch {
+	case wanted && n.was.takes[id].marked: // also if the file has another mark by now: an older one was put back
+		return n.take(id, st, purpose)
+	case foreign && !st.Local: // the agent that has the GPU decides
+		return n.wait(id, st, mark.Agent+", which has taken it")
+	case foreign && n.Running(mark.Agent), marked && n.Follows:
+		st.Taken = mark.Purpose
+		return n.wait(id, st, "another process, which has taken it")
+	case marked:
+		return n.wait(id, n.giveBack(id, st, mark), "the end of what had taken it before")
+	case wanted:
+		return n.take(id, st, purpose)
+	}
+	return st
+}
+
+// wait sets what the take of a GPU waits for, if there is one.
+func (n *next) wait(id gpu.DeviceID, st Status, what string) Status {
+	if _, wanted := n.Takes[id]; wanted {
+		n.is.takes[id] = Take{Waits: what}
+	}
+	return st
+}
+
+// giveBack removes the mark of a process that has given the GPU back, or has ended.
+func (n *next) giveBack(id gpu.DeviceID, st Status, mark Mark) Status {
+	since, seen := n.was.orphans[id]
+	if was := n.was.takes[id]; was.marked { // of this process: its taker has gone
+		since = n.Now - orphanTime
+	} else if !seen {
+		since = n.Now
+	}
+	n.is.orphans[id] = since // while the file can't be written, too
+	if n.Now-since < orphanTime {
+		st.Taken = mark.Purpose
+	} else if !n.ReadOnly {
+		delete(n.change().Taken, id)
+	}
+	return st
+}
+
+// take decides about a GPU that this process wants.
+func (n *next) take(id gpu.DeviceID, st Status, purpose inventory.Purpose) Status {
+	is := n.was.takes[id]
+	unfit := n.unfit(id, st)
+	if purpose == inventory.Proof {
+		unfit = cmp.Or(unfit, n.NoDriver)
+	}
+	switch {
+	case is.Granted:
+		is.Back = cmp.Or(is.Back, unfit, n.held(id))
+	case is.marked:
+		is = n.confirm(id, is, cmp.Or(unfit, n.notFree(id)))
+	default:
+		is = n.settle(id, is, cmp.Or(unfit, n.notFree(id)))
+	}
+	n.is.takes[id] = is
+	if is.marked {
+		st.Taken = purpose
+	}
+	switch mark := (Mark{n.Agent, purpose}); {
+	case n.ReadOnly:
+	case is.marked && n.file.Taken[id] != mark: // it is new, or the file was lost
+		n.change().Taken[id] = mark
+	case !is.marked && n.was.takes[id].marked:
+		delete(n.change().Taken, id)
+	}
+	return st
+}
+
+// settle counts for how long nothing has had a GPU, and marks it then.
+func (n *next) settle(id gpu.DeviceID, is Take, why string) Take {
+	if why != "" {
+		return Take{Waits: why}
+	}
+	if !is.counting {
+		is = Take{counting: true, free: n.Now}
+	}
+	if reserved, known := n.Reserved(id); known {
+		is.free = max(is.free, reserved)
+	}
+	switch {
+	case n.Now-is.free < DefaultSettle:
+	case n.ReadOnly:
+		is.Waits = "the file of the node, which can't be written"
+	default:
+		is.marked, is.Waits = true, ""
+	}
+	return is
+}
+
+// confirm looks once more whether nothing has got a GPU in between.
+func (n *next) confirm(id gpu.DeviceID, is Take, why string) Take {
+	if reserved, known := n.Reserved(id); known && reserved > is.free {
+		why = cmp.Or(why, givenOut.Text)
+	}
+	if why != "" {
+		return Take{Waits: why}
+	}
+	if applied, ok := n.Applied(id); !is.published && ok && applied.Taken != "" {
+		is.published, is.since = true, n.Now
+	}
+	is.Granted = is.published && n.Now-is.since >= confirmTime
+	return is
+}
+
+// unfit returns why a GPU can't be taken, or be kept; "" = it can.
+func (n *next) unfit(id gpu.DeviceID, st Status) string {
+	switch {
+	case !st.Local:
+		return "another agent to give it up"
+	case !slices.Contains(n.GPUs, id):
+		return "this agent to offer it"
+	case st.Pending != "":
+		return "the end of its move " + st.Pending
+	}
+	for _, o := range n.Overlaps(id) { // also of an agent that does not run: its work may
+		return o.Agent + ", which offers it, too"
+	}
+	return ""
+}
+
+// held returns the work that has a GPU; "" = none is known.
+func (n *next) held(id gpu.DeviceID) string {
+	if by := n.Records.HoldersOf(id); len(by) > 0 {
+		return "the end of " + by[0]
+	}
+	return ""
+}
+
+// notFree returns the work that has a GPU, or the record that does not show whether work has it; "" = it is known that none has.
+func (n *next) notFree(id gpu.DeviceID) string {
+	for _, a := range n.APIs {
+		if n.Records[a] == nil {
+			return "the record of " + string(a) + ", which is not read"
+		}
+	}
+	return n.Records.Wait(id, n.Clock, n.Now, n.Reserved).Text
+}
+
+// holds reports whether this agent keeps a GPU for itself, by what was decided last.
+func (n *next) holds(id gpu.DeviceID) bool {
+	return n.was.takes[id].marked || n.file.Taken[id].Agent == n.Agent
+}
