@@ -59,7 +59,8 @@ const (
 //   - the complete record lists its work without the device, or, if it lists all work, does not list it, and that for 30 s; a process of
 //     another orchestrator's work is never unreserved, because that record is not read.
 //
-// A process whose control group could not be read is not unreserved. Neither is the MPS server on a device that is shared by MPS.
+// A process whose control group could not be read is not unreserved. Neither is the MPS server on a device that is shared by MPS, nor one on a
+// GPU that the agent has taken for itself: that is the agent's own, and makes no holder.
 // Missing information makes a process unreserved nowhere.
 func (t Table) Next(in Input) Table {
 	placements := map[gpu.DeviceID]gpu.Placement{} // of the offered devices
@@ -114,6 +115,12 @@ func (n next) device(u inventory.Unit) Device {
 	}
 	if known && d.Processes == nil {
 		d.Processes = []Process{}
+	}
+	if owner, _ := n.Allocatable.Owner(u.Device.At.GPU); owner.Taken != "" {
+		for i := range d.Processes {
+			d.Processes[i].Since = time.Time{}
+		}
+		return d
 	}
 	d.Holders = n.addObserved(d)
 	d.HeldSince = n.heldSince(was, d)
