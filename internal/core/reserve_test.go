@@ -301,11 +301,14 @@ func TestReserveTolerated(t *testing.T) {
 			tolerate("XID_95", "OVERLAP"), "offered by another agent (perhaps)"},
 		"moves here, with a fault": {observe(xid), inventory.Host{CDI: defined, Ownership: inventory.Ownership{
 			GPUs: []inventory.GPUOwner{{GPU: at.GPU, API: inventory.DRA, Local: true, Pending: "to nomad"}}}}, tolerate("XID_95", "MOVING"), "moves (to nomad)"},
+		"not proved so far": {host: inventory.Host{CDI: defined, Unproved: []inventory.Unproved{{GPU: at.GPU, Detail: "not proved since the boot"}}},
+			tolerates: tolerate("PROVING"), want: "withheld for a proof for a short time (not proved since the boot)"},
+		"another GPU is not proved so far": {host: inventory.Host{CDI: defined, Unproved: []inventory.Unproved{{GPU: "GPU-x"}}}, tolerates: tolerate()},
 		"taken for a proof": {host: inventory.Host{CDI: defined, Ownership: inventory.Ownership{
-			GPUs: []inventory.GPUOwner{{GPU: at.GPU, API: inventory.DRA, Local: true, Taken: inventory.Proof}}}}, tolerates: tolerate("PROVING"), want: "taken for a proof"},
+			GPUs: []inventory.GPUOwner{{GPU: at.GPU, API: inventory.DRA, Local: true, Taken: inventory.Proof}}}}, tolerates: tolerate("PROVING"), want: "withheld for a proof"},
 		"taken for a proof, with a fault, and moves away": {observe(xid), inventory.Host{CDI: defined, Ownership: inventory.Ownership{
 			GPUs: []inventory.GPUOwner{{GPU: at.GPU, API: inventory.DRA, Local: true, Taken: inventory.Proof, Pending: "to nomad", Draining: true}}}},
-			tolerate("XID_95", "PROVING", "MOVING"), "taken for a proof"},
+			tolerate("XID_95", "PROVING", "MOVING"), "withheld for a proof"},
 		"moves away, with a fault": {observe(xid), inventory.Host{CDI: defined, Ownership: inventory.Ownership{
 			GPUs: []inventory.GPUOwner{{GPU: at.GPU, API: inventory.DRA, Local: true, Pending: "to nomad", Draining: true}}}}, tolerate("XID_95"), ""},
 	} {

@@ -50,7 +50,7 @@ const (
 	ReasonNoCDI     // no CDI specification defines the device
 	ReasonOccupied  // processes use the device that no work runs to which it was given
 	ReasonMoving    // the GPU moves to another API
-	ReasonProving   // the agent has taken the GPU from its API for a proof, for a short time
+	ReasonProving   // the agent has taken the GPU from its API for a proof, or withholds it until there was one
 )
 
 // OfUnit reports whether a reason is one of a unit, and not of a condition in the ledger: what holds or moves its device, or what it lacks on the node.
@@ -112,7 +112,7 @@ var meanings = [...]meaning{
 	ReasonNoCDI:        {name: "CDI_UNDEFINED", text: "no CDI definition", state: Unhealthy, clearsText: "its CDI definition", action: "run doctor"},
 	ReasonOccupied:     {name: "OCCUPIED", text: "in use by processes without a reservation", state: Unhealthy, clearsText: "the end of the processes", action: "end the processes, or reserve the GPU for them"},
 	ReasonMoving:       {name: "MOVING", text: "moves", state: Unhealthy, clearsText: "the end of the move"},
-	ReasonProving:      {name: "PROVING", text: "taken for a proof for a moment", state: Unknown, clearsText: "the end of the proof"},
+	ReasonProving:      {name: "PROVING", text: "withheld for a proof for a short time", state: Unknown, clearsText: "the end of the proof"},
 	ReasonWithdrawn:    {name: "WITHDRAWN", text: "no longer offered", state: Unhealthy},
 }
 

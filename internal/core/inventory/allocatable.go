@@ -30,7 +30,7 @@ func (inv *Inventory) WithoutHost() *Allocatable {
 }
 
 // WithHost returns what takes work by the state of the node. Units of GPUs that another agent offers are left out. Units that move to
-// another API, that the agent has taken for itself, whose MPS daemon does not respond, that another agent offers, too, that processes occupy, that need a missing IMEX channel,
+// another API, that the agent has taken for itself, whose MPS daemon does not respond, that another agent offers, too, that wait for a proof, that processes occupy, that need a missing IMEX channel,
 // or that need CDI and are not defined are unhealthy, with OverlapRefuse also those that this agent has not recorded (Host.Recorded). A unit
 // that is unhealthy already keeps its reason.
 func (inv *Inventory) WithHost(h Host, o OverlapMode) *Allocatable {
@@ -82,10 +82,12 @@ func (a *Allocatable) notOurs(u *Unit, h Host, o OverlapMode, peer *PeerDevice) 
 	return health.Health{}
 }
 
-// missing returns the health of a unit for which the node lacks something that work on it needs, or that is occupied; zero if that is
-// not so.
+// missing returns the health of a unit for which the node lacks something that work on it needs, or that is unproved or occupied; zero if that
+// is not so.
 func (a *Allocatable) missing(u *Unit, h Host, occupied *Occupied) health.Health {
-	switch {
+	switch unproved := h.unproved(u.Device.At.GPU); {
+	case unproved != nil:
+		return health.New(health.ReasonProving, unproved.Detail)
 	case occupied != nil:
 		return health.New(health.ReasonOccupied, occupied.Detail)
 	case u.Sharing.Mode == MPS && !slices.Contains(h.MPS, u.Pool):

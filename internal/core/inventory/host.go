@@ -14,6 +14,7 @@ type Host struct {
 	Recorded  Recorded     // what this agent offers, where other agents read it
 	Ownership Ownership
 	CDI       *CDI       // CDI specifications of this agent; nil = the first attempt to write one is not completed
+	Unproved  []Unproved // GPUs that take no new work before a proof
 	Occupied  []Occupied // devices that take no new work because of processes; empty unless OccupancyWithhold
 
 	// SharesNumbers means that Numbering is updated: a number that this agent proposes is in it shortly after.
@@ -78,6 +79,22 @@ func (h Host) peerOn(d gpu.Device) (found *PeerDevice) {
 		}
 	}
 	return found
+}
+
+// Unproved is a GPU that takes no new work before a proof has ended.
+type Unproved struct {
+	GPU    gpu.DeviceID
+	Detail string // "not proved since the boot"
+}
+
+// unproved returns why a GPU takes no new work before a proof; nil if it does.
+func (h Host) unproved(id gpu.DeviceID) *Unproved {
+	for i := range h.Unproved {
+		if h.Unproved[i].GPU == id {
+			return &h.Unproved[i]
+		}
+	}
+	return nil
 }
 
 // occupied returns the processes of a device because of which it takes no new work; nil if there are none.

@@ -31,7 +31,7 @@ func TestOwnership(t *testing.T) {
 	want := map[gpu.DeviceID]string{
 		coretest.GPU(0): "device-plugin unhealthy: moves (to dra); cleared by: the end of the move",
 		coretest.GPU(1): "device-plugin healthy",
-		coretest.GPU(2): "dra unknown: taken for a proof for a moment; cleared by: the end of the proof",
+		coretest.GPU(2): "dra unknown: withheld for a proof for a short time; cleared by: the end of the proof",
 	}
 	for id, text := range want {
 		if !strings.HasPrefix(seen[id], text) {

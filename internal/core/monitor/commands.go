@@ -132,6 +132,14 @@ func (m *Monitor) SetOccupied(devices []inventory.Occupied) {
 	m.UpdateHost(func(h *inventory.Host) { h.Occupied = devices })
 }
 
+// SetUnproved sets the GPUs that take no new work before a proof, if they differ from those set before: see UpdateHost.
+func (m *Monitor) SetUnproved(gpus []inventory.Unproved) {
+	if slices.Equal(m.host.Load().Unproved, gpus) {
+		return
+	}
+	m.UpdateHost(func(h *inventory.Host) { h.Unproved = gpus })
+}
+
 // applyHost applies the latest host. Only Run's goroutine calls it.
 func (m *Monitor) applyHost() {
 	var h inventory.Host

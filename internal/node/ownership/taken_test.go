@@ -101,7 +101,7 @@ func TestTakeOfAnAgentThatIsAlone(t *testing.T) {
 		}
 		_, err := n.Current().Reserve(inventory.UnitID(coretest.GPU(1)))
 		refused, typed := errors.AsType[*inventory.UnhealthyUnitsError](err)
-		if !typed || refused.Units[0].Health.Reason != health.ReasonProving || !strings.Contains(err.Error(), "unknown: taken for a proof for a moment; cleared by: the end of the proof") {
+		if !typed || refused.Units[0].Health.Reason != health.ReasonProving || !strings.Contains(err.Error(), "unknown: withheld for a proof for a short time; cleared by: the end of the proof") {
 			t.Errorf("refused with %v", err)
 		}
 		pass(3 * time.Second)

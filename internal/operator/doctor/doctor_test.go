@@ -126,7 +126,7 @@ func TestSituations(t *testing.T) {
 		}},
 		{"taken for a proof", func(s *situation) {
 			d := &s.running().Devices[0]
-			d.Schedulable, d.Cause, d.Health = false, "PROVING", "unknown: taken for a proof for a moment; cleared by: the end of the proof"
+			d.Schedulable, d.Cause, d.Health = false, "PROVING", "unknown: withheld for a proof for a short time; cleared by: the end of the proof"
 		}},
 		{"two faults at once", func(s *situation) {
 			r := s.running()
