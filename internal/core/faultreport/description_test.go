@@ -77,6 +77,17 @@ func TestEachCauseIsRead(t *testing.T) {
 	}
 }
 
+// A GPU that is proved has no fault by what other programs read: nothing is to be repaired, and no work to be moved.
+func TestProofIsNoFault(t *testing.T) {
+	text := faultreport.Describe([]health.Health{health.New(health.ReasonProving, "")})
+	if want := "PROVING unknown: withheld for a proof for a short time; cleared by: the end of the proof"; text != want {
+		t.Errorf("%q, want %q", text, want)
+	}
+	if d, ok := faultreport.ParseDescription(text); !ok || d.State >= health.Unhealthy || health.RepairOf(d.Cause) != health.NoRepair {
+		t.Errorf("%+v, %t", d, ok)
+	}
+}
+
 // A text of another form is not taken for one of this.
 func TestDescriptionOfOthers(t *testing.T) {
 	for _, text := range []string{

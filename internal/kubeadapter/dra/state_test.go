@@ -153,6 +153,7 @@ func TestRecordsOfAnotherBoot(t *testing.T) {
 // an error has what was waited for.
 func TestPrepareWaits(t *testing.T) {
 	ready := build(coretest.GPUs(1), health.Ledger{}, config())
+	taken := inventory.Ownership{GPUs: []inventory.GPUOwner{{GPU: coretest.GPU(0), API: inventory.DRA, Local: true, Taken: inventory.Proof}}}
 	moving := inventory.Ownership{GPUs: []inventory.GPUOwner{{GPU: coretest.GPU(0), API: inventory.DRA, Local: true, Pending: "to dra"}}}
 	for name, c := range map[string]struct {
 		inv  *inventory.Allocatable
@@ -161,6 +162,7 @@ func TestPrepareWaits(t *testing.T) {
 		"before the first reading": {core.Build(gpu.NoDriver(gpu.DriverPending, "not asked yet"), health.Ledger{}, config()).WithoutHost(), "the driver has not answered yet"},
 		"maintenance":              {maintained(t), "unknown: maintenance (driver released by quiesce"},
 		"a GPU that moves":         {ready.WithHost(inventory.Host{CDI: ready.CDI(), Ownership: moving}, inventory.OverlapRefuse), "unhealthy: moves (to dra)"},
+		"a GPU that is proved":     {ready.WithHost(inventory.Host{CDI: ready.CDI(), Ownership: taken}, inventory.OverlapRefuse), "unknown: withheld for a proof for a short time"},
 		"no hook program":          {withoutHooks(ready), "unhealthy: no CDI definition (hook program nvidia-ctk is not on the host"},
 		"no driver":                {core.Build(gpu.NoDriver(gpu.DriverFailed, "RM version mismatch"), health.Ledger{}, config()).WithoutHost(), "the driver is not usable: RM version mismatch"},
 	} {

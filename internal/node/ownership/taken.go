@@ -79,7 +79,8 @@ func (w *Watcher) Take(ctx context.Context, id gpu.DeviceID, p inventory.Purpose
 // policy leaves it out, another agent offers it, work has it, the driver is released (for a proof), or the agent ends.
 func (t *Taken) WantedBack() <-chan struct{} { return t.back }
 
-// Release gives the GPU back to its API, which offers it within a second or two. Nothing may use it any more. A second call does nothing.
+// Release gives the GPU back to its API, which offers it within a second or two. Nothing may use it any more, and what was found out about it is
+// recorded before (Monitor.ProofFailed): else it would be offered in between. A second call does nothing.
 func (t *Taken) Release() { t.release() }
 
 // want records that this process wants a GPU. changed is called when it is to be decided about.
