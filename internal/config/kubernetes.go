@@ -216,7 +216,7 @@ func isFolder(path string) bool {
 func (s Kubernetes) Equal(o Kubernetes) bool {
 	s.Core.Policy, o.Core.Policy = s.File.Normalized, o.File.Normalized
 	s.Notes, s.values, o.Notes, o.values = nil, nil, nil, nil
-	s.File, o.File = File{}, File{}
+	s.File, o.File = File{Result: policy.Result{Prove: s.File.Prove}}, File{Result: policy.Result{Prove: o.File.Prove}}
 	return reflect.DeepEqual(s, o)
 }
 
@@ -245,6 +245,7 @@ func (s Kubernetes) Changes(before Kubernetes) []string {
 		{"sharing", is.Shares, was.Shares},
 		{"policy.include", is.Include, was.Include},
 		{"policy.exclude or policy.rules", is.Rules, was.Rules},
+		{"prove", s.File.Prove, before.File.Prove},
 	} {
 		if !reflect.DeepEqual(section.is, section.was) {
 			changes = append(changes, section.name)

@@ -25,10 +25,13 @@ var around = map[string]string{
 	"resources":                       "resources: {$}\n",
 	"resources.gpus[]":                "resources: {gpus: [{pattern: x, name: y, $}]}\n",
 	"resources.mig[]":                 "resources: {mig: [{pattern: x, name: y, $}]}\n",
+	"prove":                           "prove: {command: [/x], $}\n",
+	"prove.windows[]":                 "prove: {command: [/x], windows: [{from: \"01:00\", to: \"02:00\", $}]}\n",
 }
 
 // given are the keys of the files above, which give way to the key that is tested.
-var given = []string{"model: x, ", "use: exclusive, ", "use: mps, ", "replicas: 2, ", "name: gpu, ", "rename: z, ", "pattern: x, ", "name: y, ", "select: {model: x}, "}
+var given = []string{"model: x, ", "use: exclusive, ", "use: mps, ", "replicas: 2, ", "name: gpu, ", "rename: z, ", "pattern: x, ", "name: y, ", "select: {model: x}, ", "command: [/x], ",
+	"from: \"01:00\", ", "to: \"02:00\", "}
 
 // with is the file with a key.
 func with(file, key, value string) string {
@@ -104,6 +107,7 @@ func valuesFor(of schema.Type) []string {
 		`""`, `" "`, "x", "x y", "y", `"*"`, "true", `"true"`, "TRUE", "yes", "f", "-1", "0", "1", "2", `"2"`, "02", "3.5", "1e3", "48", "49", "100", "101", "1000", "1001",
 		"/x", "x/", "a.b/", "0s", "1", "10s", "1h0m", "-1s", "1.5h", "40GiB", "40 GiB", "40GB", "GiB", "GPU-1", "MIG-1/2", "GPU-*", "0:1", "0-1", "255", "256", `"-"`,
 		"0000:3b:00.0", "3b:0", "3B:1f.7", "all", "auto", `"auto,x"`, "nvidia.com/x", "amd.com/x", "nvidia.com/", strings.Repeat("n", 52), strings.Repeat("n", 53),
+		"/x y", "300s", "24h", "9000h", `"00:00"`, `"01:00"`, `"23:59"`, `"24:00"`, "mon",
 		"63=ignore", `"63=ignore, 94 = degraded"`, "63=fine", "0=ignore", "v1", "v2",
 	}
 	values := []string{"~", "[]", "{}", "[[]]", "[~]", "[0, 0]", "[x, 0]", "{63: ignore}", "{63: fine}", "{0: ignore}", "{x: ignore}", "{63: [ignore]}", "{min: 1GiB}", "{mni: 1GiB}", "[{}]"}

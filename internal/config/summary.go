@@ -45,6 +45,9 @@ func (f File) Summary() (lines []string) {
 		}
 		add(s.Select.At, parts...)
 	}
+	if prove := f.ProveSummary(); prove != "" {
+		lines = append(lines, prove)
+	}
 	return lines
 }
 

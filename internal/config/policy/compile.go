@@ -20,12 +20,13 @@ func Compile(d *document.Document, root document.Fields, to Orchestrator) Result
 	c.readPolicy(root.At("policy"))
 	c.readResources(root.At("resources"))
 	c.readSharing(root.At("sharing"))
+	prove := c.readProve(root.At("prove"))
 	c.unknownPools()
 	c.findConflicts(d.Problems() == before)
 	if d.Problems() > before {
 		return Result{}
 	}
-	return Result{Policy: c.policy, Normalized: normalized(c.policy), MPS: c.mps, OnePerRequest: c.onePerRequest, Warnings: c.sortedWarnings()}
+	return Result{Policy: c.policy, Normalized: normalized(c.policy), Prove: prove, MPS: c.mps, OnePerRequest: c.onePerRequest, Warnings: c.sortedWarnings()}
 }
 
 // value and fields are those of a document.

@@ -1,4 +1,4 @@
-// Package policy compiles the sections "resources", "sharing" and "policy" of a configuration file into an inventory.Policy. The
+// Package policy compiles the sections "resources", "sharing" and "policy" of a configuration file into an inventory.Policy, and "prove" into a proof.Policy. The
 // first two are those of NVIDIA's k8s-device-plugin (api/config/v1), with its meaning unless a warning states otherwise;
 // "policy" is an extension.
 package policy
@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/core/proof"
 )
 
 // Orchestrator is the one for which an agent offers devices.
@@ -23,6 +24,7 @@ const (
 type Result struct {
 	Policy     inventory.Policy
 	Normalized inventory.Policy // Policy without lines: equal for two files with the same meaning
+	Prove      proof.Policy     // the zero value = nothing is proved
 	MPS        string           // the first place that uses MPS, as the Key of a setting.Error; "" = none
 
 	// OnePerRequest is the first place that refuses requests for several units of devices that are shared by time-slicing; "" = none. (By

@@ -36,6 +36,49 @@ var problems = map[string]struct{ file, want string }{
 /c.yaml:1: resources = "[...]": want a mapping with gpus or mig
 /c.yaml:2: sharing = "3": want a mapping with timeSlicing or mps
 /c.yaml:3: policy = "none": want a mapping with include, exclude or rules`},
+	"prove that is something else": {"prove: /usr/bin/check\n", `
+/c.yaml:1: prove = "/usr/bin/check": want a mapping`},
+	"prove": {`
+prove:
+  command: /usr/bin/check
+  timeout: 60
+  at: [boot, start]
+  evry: 24h
+  idleFor: 10s
+  maxPerNode: 0
+  windows:
+    - {days: [], from: "7:00", to: "24:00"}
+    - {days: [saturday], from: "07:00", to: "07:00"}
+    - night
+  onFail: lost
+  unproved: hide
+`, `
+/c.yaml:3: prove.command = "/usr/bin/check": want a list
+/c.yaml:4: prove.timeout = "60": want a time such as 60s, 10m or 168h
+/c.yaml:5: prove.at[1] = "start": want boot, reset, recovery or idle
+/c.yaml:6: prove.evry = "24h": unknown key: did you mean every?
+/c.yaml:7: prove.idleFor = "10s": want a time from 30s to 168h0m0s
+/c.yaml:8: prove.maxPerNode = "0": want a number from 1 to 64
+/c.yaml:10: prove.windows[0].days = "[...]": want one day at least, or no key: sun, mon, tue, wed, thu, fri or sat
+/c.yaml:10: prove.windows[0].from = "7:00": want a time of the day such as 22:00
+/c.yaml:10: prove.windows[0].to = "24:00": want a time of the day such as 22:00
+/c.yaml:11: prove.windows[1].days[0] = "saturday": want sun, mon, tue, wed, thu, fri or sat
+/c.yaml:11: prove.windows[1].to = "07:00": the window ends when it begins: want another time, or no window for any time
+/c.yaml:12: prove.windows[2] = "night": want a mapping with days, from or to
+/c.yaml:13: prove.onFail = "lost": want unhealthy or degraded
+/c.yaml:14: prove.unproved = "hide": want offer or withhold`},
+	"prove without an effect": {`
+prove:
+  command: [check, -q]
+  at: [reset]
+  every: 24h
+  windows: [{from: "01:00", to: "02:00"}]
+  unproved: withhold
+`, `
+/c.yaml:3: prove.command = "[...]": want the absolute path of a program and its arguments, such as [/usr/local/bin/check-gpu, --quick]
+/c.yaml:5: prove.every = "24h": has no effect: prove.at has no idle
+/c.yaml:6: prove.windows = "[...]": has no effect: prove.at has no idle
+/c.yaml:7: prove.unproved = "withhold": has no effect: prove.at has no boot`},
 	"unknown keys, and keys that are given twice": {`
 policy:
   rule: []
