@@ -21,8 +21,10 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
+	"github.com/tandem-gpu/tandem/internal/core/proof"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/node/ownership"
+	"github.com/tandem-gpu/tandem/internal/node/prover"
 	"github.com/tandem-gpu/tandem/internal/node/usage"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/explain"
@@ -48,6 +50,7 @@ type Options struct {
 	OnFailure func(context.Context, error) // called when the monitor or the watchdog fails, before the other tasks are stopped
 	Adapter   func(*Agent) Adapter         // called once by New
 	Use       usage.Options                // orchestrator, job files; the other fields are set by New
+	Prove     proof.Policy                 // when GPUs are proved; the zero value = never
 	Explain   explain.Adapter              // of the orchestrator, for the command explain
 	Log       *slog.Logger                 // required
 }
@@ -75,6 +78,7 @@ type Agent struct {
 	cdi     *cdi.Writer
 	socket  *control.Socket
 	use     *usage.Watcher
+	prover  *prover.Prover // nil = no GPU is proved
 	adapter Adapter
 	flush   *flushNotifier
 
@@ -108,6 +112,7 @@ func New(o Options) *Agent {
 	}
 	o.Use.Holders = a.adapter.Holders
 	a.use = usage.New(o.Use)
+	a.prover = a.newProver()
 	return a
 }
 
@@ -131,6 +136,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	start(func() { a.sources.follow(ctx, a.Monitor) })
 	start(func() { a.cdi.Run(ctx, a.Monitor) })
 	start(func() { a.use.Run(ctx, a.Monitor) })
+	if a.prover != nil {
+		start(func() { a.prove(ctx) })
+	}
 	start(func() { control.Follow(ctx, a.opts.Signals, a, a.opts.Log) })
 	start(func() {
 		defer close(a.socketDone)
@@ -204,6 +212,9 @@ func (a *Agent) State() core.State {
 
 // Extend implements control.Extender.
 func (a *Agent) Extend(r report.Report) report.Report {
+	if a.prover != nil {
+		r = r.WithProofs(a.prover.Decision())
+	}
 	if a.adapter.Extend == nil {
 		return r
 	}
@@ -234,11 +245,14 @@ func (a *Agent) WatchUse(ctx context.Context) iter.Seq[use.Table] { return a.use
 
 // Problems are those of the agent itself: configuration, sources, CDI specifications, socket, adapter.
 func (a *Agent) Problems() []problem.Problem {
-	var adapter []problem.Problem
+	var adapter, proofs []problem.Problem
+	if a.prover != nil {
+		proofs = a.prover.Problems()
+	}
 	if a.adapter.Problems != nil {
 		adapter = a.adapter.Problems()
 	}
-	return slices.Concat(a.opts.Reload.Problems(), a.sources.problems(), a.cdi.Problems(), a.socket.Problems(), processProblems(a.opts.Core), adapter)
+	return slices.Concat(a.opts.Reload.Problems(), a.sources.problems(), a.cdi.Problems(), a.socket.Problems(), processProblems(a.opts.Core), proofs, adapter)
 }
 
 // SourcesUp reports for each source of health information apart from the driver ("kernel_log", "history") whether it works. A source

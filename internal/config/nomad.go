@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/core/proof"
 	"github.com/tandem-gpu/tandem/internal/util/setting"
 )
 
@@ -25,6 +26,8 @@ type Nomad struct {
 	Health  Health
 	GroupBy GroupBy
 	MPSRoot string // folder on the host that holds "nvidia.com/<pool>/pipe", the pipe directories of MPS daemons
+
+	Prove proof.Policy // the zero value = no GPU is proved
 
 	Operations Operations
 
@@ -272,7 +275,7 @@ func (b Block) compile(text []byte) (s Nomad, f File, err error) {
 		f, err = parseAs(b.PolicyFile, text, policy.Nomad, fileKinds(b.strict))
 	}
 	s = b.settings
-	s.Core.Policy = f.Policy
+	s.Core.Policy, s.Prove = f.Policy, f.Prove
 	s.Core.MIG = cmp.Or(s.Core.MIG, f.MIG, inventory.MIGMixed)
 	s.MPSRoot = filepath.Clean(cmp.Or(s.MPSRoot, f.MPSRoot, defaultMPSRoot))
 	return s, f, errors.Join(slices.Concat(b.problems, []error{err})...)

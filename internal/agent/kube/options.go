@@ -15,7 +15,7 @@ import (
 func AgentOptions(s config.Kubernetes) agent.Options {
 	return agent.Options{
 		Name: Name, Core: s.Core, Health: s.Health, MPSRoot: s.MPSMount, Open: agent.OpenDriver(s.Core, s.FallbackDriver),
-		CDI: cdiOptions(s),
+		CDI: cdiOptions(s), Prove: s.File.Prove,
 	}
 }
 

@@ -9,7 +9,7 @@ import (
 // AgentOptions are what the settings mean for an agent.
 func AgentOptions(s config.Nomad) agent.Options {
 	return agent.Options{
-		Name: Name, Core: s.Core, Health: s.Health, MPSRoot: s.MPSRoot, Open: agent.OpenDriver(s.Core, false), CDI: cdiOptions(s),
+		Name: Name, Core: s.Core, Health: s.Health, MPSRoot: s.MPSRoot, Open: agent.OpenDriver(s.Core, false), CDI: cdiOptions(s), Prove: s.Prove,
 	}
 }
 

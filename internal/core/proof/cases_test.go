@@ -253,7 +253,7 @@ func case7Never(t *testing.T) {
 func case8(t *testing.T) {
 	w := provedWorld(t, 4)
 	w.gpu(2).Reset = w.now.Add(second)
-	if all := w.policy.Withheld(w.state, w.node); len(all) != 1 || all[0].GPU != w.gpu(2).ID || all[0].Reason != proof.Reset || all[0].Text != "not proved since its reset" {
+	if all := w.policy.Withheld(w.state, w.node); len(all) != 1 || all[0].GPU != w.gpu(2).ID || all[0].Reason != proof.Reset || all[0].Text != "since its reset" {
 		t.Errorf("before a decision: %+v", all)
 	}
 	w.pass(second)
@@ -336,7 +336,7 @@ func case12(t *testing.T) {
 	stuck := w.until(20 * minute)
 	began := w.now
 	next := w.until(2 * minute)
-	if kept := w.now.Sub(began); next.GPU == stuck.GPU || kept < w.policy.Timeout || kept > w.policy.Timeout+proof.EndsWithin {
+	if kept := w.now.Sub(began); next.GPU == stuck.GPU || kept < w.policy.Timeout || kept > proof.TakeWithin+w.policy.Timeout+proof.EndsWithin {
 		t.Errorf("%+v after %v", next, kept)
 	}
 	if len(w.last.Cancel) != 1 || w.last.Cancel[0] != (proof.Cancelling{GPU: stuck.GPU, Number: stuck.Number, Why: proof.Overdue}) {

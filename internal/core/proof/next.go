@@ -135,7 +135,7 @@ func (d *decision) follow() {
 		if r.Running == nil {
 			continue
 		}
-		number, ends := r.Running.Number, r.Running.Began.Add(d.Timeout+EndsWithin)
+		number, ends := r.Running.Number, r.Running.Began.Add(TakeWithin+d.Timeout+EndsWithin)
 		if !d.now.Before(ends) {
 			d.out.Cancel = append(d.out.Cancel, Cancelling{r.GPU, number, Overdue})
 			r.Running = nil

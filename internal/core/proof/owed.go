@@ -51,7 +51,7 @@ func (p Policy) Withheld(s State, n Node) (all []Withheld) {
 }
 
 var withheldTexts = map[Reason]string{
-	Reset: "not proved since its reset", Recovery: "not proved since its recovery", Boot: "not proved since the boot",
+	Reset: "since its reset", Recovery: "since its recovery", Boot: "since the boot",
 }
 
 // Failures returns the GPUs that failed and are there. It needs no decision before.

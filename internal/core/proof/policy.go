@@ -85,6 +85,9 @@ const (
 	// SettleTime is for how long nobody has held a GPU before a proof begins: an orchestrator has given out what it was about to give out.
 	SettleTime = 30 * time.Second
 
+	// TakeWithin is how long a proof that has begun waits until no API gives its GPU out. It takes more than the settle time of the ownership (30 s).
+	TakeWithin = 45 * time.Second
+
 	// EndsWithin is beyond Policy.Timeout: no GPU is kept for longer.
 	EndsWithin = 10 * time.Second
 

@@ -173,7 +173,7 @@ func (s *storm) checkCancels() {
 		if !cancelled && (len(g.Holders) > 0 || g.Unread != "" || g.Health > health.Degraded || s.node.Cancel != "") {
 			s.Errorf("%+v goes on: %+v", r, g)
 		}
-		if s.elapsed-r.since >= s.policy.Timeout+proof.EndsWithin {
+		if s.elapsed-r.since >= proof.TakeWithin+s.policy.Timeout+proof.EndsWithin {
 			s.Errorf("%+v runs for %v", r, s.elapsed-r.since)
 		}
 	}

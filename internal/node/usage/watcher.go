@@ -92,6 +92,9 @@ func (w *Watcher) Table() use.Table { return w.table.Load() }
 // Watch yields the present table and then each newer one until ctx ends.
 func (w *Watcher) Watch(ctx context.Context) iter.Seq[use.Table] { return w.table.Watch(ctx) }
 
+// Changed is closed when there is a newer table.
+func (w *Watcher) Changed() <-chan struct{} { return w.table.Changed() }
+
 // Wake makes a reading follow soon: work got devices, or an orchestrator's record has changed. It never blocks.
 func (w *Watcher) Wake() { watch.Notify(w.wake) }
 

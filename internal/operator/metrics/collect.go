@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/internal/core/proof"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/util/metric"
 )
@@ -24,6 +25,7 @@ type Source struct {
 	State          core.State // with the inventory as the orchestrator sees it
 	Stats          monitor.Stats
 	Use            use.Table
+	Proofs         *proof.Result   // the latest decision about proofs; nil = no GPU is proved
 	Sources        map[string]bool // whether each source of health information apart from the driver can be used; it is changed
 	DriverCalls    []gpu.CallCount
 
@@ -72,6 +74,7 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	collectInventory(p, s)
 	collectHealth(p, s)
 	collectUse(p, s)
+	collectProofs(p, s)
 }
 
 // timestamp is a time in seconds since 1970, in milliseconds; 0 for none.

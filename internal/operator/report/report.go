@@ -26,7 +26,8 @@ type Report struct {
 	Excluded       []Excluded        `json:"excluded"`
 	Conditions     []Condition       `json:"conditions"`
 	Counts         []Count           `json:"counts"`
-	PolicyWarnings []string          `json:"policyWarnings"` // rules that select no device, positions that changed, pools of mixed sharing
+	Proofs         []Proof           `json:"proofs,omitempty"` // by GPU; missing = no GPU is proved
+	PolicyWarnings []string          `json:"policyWarnings"`   // rules that select no device, positions that changed, pools of mixed sharing
 	Bindings       []Binding         `json:"bindings"`
 	Overlaps       []Overlap         `json:"overlaps"`
 	Injections     []Injection       `json:"injections"`

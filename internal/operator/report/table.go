@@ -43,6 +43,9 @@ func (r Report) WriteTable(w io.Writer) error {
 			return err
 		}
 	}
+	if err := r.writeProofs(w); err != nil {
+		return err
+	}
 	return r.writeCounts(w)
 }
 

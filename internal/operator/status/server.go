@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/core/proof"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/metrics"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
@@ -46,7 +47,7 @@ type Reload interface {
 	Problems() []problem.Problem        // of a configuration that was refused
 }
 
-// Options are what a Server reports on. Every field but Address and Handlers is required.
+// Options are what a Server reports on. Every field but Address, Proofs and Handlers is required.
 type Options struct {
 	Address       string // host:port to listen on; "" = no HTTP
 	Name, Version string // of the agent
@@ -56,6 +57,7 @@ type Options struct {
 	Config        core.Config              // what the agent runs with
 	Sources       func() map[string]bool   // whether each source of health events apart from the driver can be used, by name; a fresh map
 	Problems      func() []problem.Problem // of the agent itself
+	Proofs        func() *proof.Result     // the latest decision about proofs; nil, or a result of nil = no GPU is proved
 	DriverCalls   func() []gpu.CallCount   // since the process started
 	Log           *slog.Logger
 
@@ -147,11 +149,18 @@ func (s *Server) metrics() http.Handler {
 	})
 }
 
+func (s *Server) proofs() *proof.Result {
+	if s.Proofs == nil {
+		return nil
+	}
+	return s.Proofs()
+}
+
 // source is what the metrics that both agents have are computed from.
 func (s *Server) source() metrics.Source {
 	ok, success := s.Reload.Last()
 	return metrics.Source{
-		Agent: s.Name, Version: s.Version, Config: s.Config, State: s.Agent.State(), Stats: s.Agent.Stats(), Use: s.Agent.Use(),
+		Agent: s.Name, Version: s.Version, Config: s.Config, State: s.Agent.State(), Stats: s.Agent.Stats(), Use: s.Agent.Use(), Proofs: s.proofs(),
 		Sources: s.Sources(), DriverCalls: s.DriverCalls(), ReloadOK: ok, ReloadedAt: success,
 		Resources: s.Adapter.Resources(), ResourceOf: s.Adapter.ResourceOf,
 	}

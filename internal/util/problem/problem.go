@@ -31,6 +31,8 @@ const (
 	KernelLog        Code = "KERNEL_LOG_UNAVAILABLE" // XIDs that NVML does not report are missed
 	HiddenProcess    Code = "HOST_PROCESSES_HIDDEN"  // a setting needs processes that are in another PID namespace
 	UnlistedGPU      Code = "FAULT_OF_UNLISTED_GPU"  // the kernel log has XIDs of a PCI address where no GPU is listed
+	ProofNotRun      Code = "PROOF_COULD_NOT_RUN"    // the operator's check of a GPU could not run: nothing is known of the GPU by it
+	ProofState       Code = "PROOFS_NOT_RECORDED"    // the record of proofs can't be read or written: no GPU is proved
 	Usage            Code = "USAGE_UNKNOWN"          // what the devices do, or which processes use them, can't be read
 	Owners           Code = "OWNERS_UNKNOWN"         // which work has which devices can't be read
 	HistorySave      Code = "HISTORY_NOT_SAVED"      // faults are forgotten at a restart

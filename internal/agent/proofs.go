@@ -1,0 +1,170 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/core/proof"
+	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/internal/node/history"
+	"github.com/tandem-gpu/tandem/internal/node/proofcommand"
+	"github.com/tandem-gpu/tandem/internal/node/prover"
+	"github.com/tandem-gpu/tandem/internal/util/reconcile"
+)
+
+// newProver returns what proves GPUs; nil without a policy for that.
+func (a *Agent) newProver() *prover.Prover {
+	if !a.opts.Prove.On() {
+		return nil
+	}
+	o := prover.Options{
+		Node: proving{a}, Policy: a.opts.Prove, LibraryPath: os.Getenv("LD_LIBRARY_PATH"), Log: a.opts.Log,
+		On: []reconcile.Source{a.Changed, a.use.Changed},
+	}
+	if dir := a.opts.Health.StateDir; dir != "" {
+		o.File, o.Folder = filepath.Join(dir, a.opts.Name+".proofs.json"), filepath.Join(dir, a.opts.Name+".proofs")
+	}
+	return prover.New(o)
+}
+
+// prove proves GPUs until ctx ends.
+func (a *Agent) prove(ctx context.Context) {
+	if err := proofcommand.CleanUp(filepath.Join(a.opts.Health.StateDir, a.opts.Name+".proofs")); err != nil {
+		a.opts.Log.Warn("processes of earlier proofs can't be ended", "error", err)
+	}
+	a.prover.Run(ctx, a.Watchdog())
+}
+
+// Proofs is the latest decision about proofs; nil without a policy for that.
+func (a *Agent) Proofs() *proof.Result {
+	if a.prover == nil {
+		return nil
+	}
+	r := a.prover.Decision()
+	return &r
+}
+
+// proving is the agent as a Prover uses it.
+type proving struct{ *Agent }
+
+// See implements prover.Node.
+func (p proving) See() proof.Node {
+	boot, _ := history.ReadBoot(p.opts.Core.Roots.Proc) // the history's problems have the error
+	name, _ := os.Hostname()                            // without it nodes are not spread
+	n := seen(p.Monitor.State(), p.Use(), p.opts.Core.Health.Mode, proof.Node{Name: name, Boot: boot.ID, BootTime: boot.Time})
+	if why := p.cannotProve(); why != "" {
+		for i := range n.GPUs {
+			n.GPUs[i].Unread, n.GPUs[i].Never = why, true
+		}
+	}
+	return n
+}
+
+// cannotProve is the setting because of which no GPU is proved; "" = there is none.
+func (p proving) cannotProve() string {
+	switch {
+	case p.opts.Core.Occupancy == inventory.OccupancyOff:
+		return "set occupancy to report or withhold: with off the processes on a GPU are not read"
+	case p.opts.Health.StateDir == "":
+		return "set the state directory: without it no other agent of the node knows that a GPU is proved"
+	}
+	return ""
+}
+
+// seen fills in what a state and a table of use say about the GPUs of an agent.
+func seen(s core.State, table use.Table, mode health.Mode, n proof.Node) proof.Node {
+	all := s.Ledger.ForMode(mode).Conditions()
+	if s.Snapshot.Driver.State != gpu.DriverReady || slices.ContainsFunc(all, func(c health.Condition) bool { return c.Reason == health.ReasonMaintenance }) {
+		n.Cancel = proof.Maintenance
+	}
+	for _, id := range s.Inventory.GPUs() {
+		owner, assigned := s.Allocatable.Owner(id)
+		if assigned && !owner.Local {
+			continue // another agent has it
+		}
+		g := proof.GPU{ID: id}
+		if owner.Pending != "" {
+			g.Cancel = proof.Move
+		}
+		for _, c := range all {
+			if c.At.GPU == id && c.IgnoredUntil.IsZero() && c.Reason != health.ReasonProofFailed && c.State > g.Health {
+				g.Health, g.Cause = c.State, c.Cause()
+			}
+		}
+		known, _ := s.Ledger.History(id)
+		g.Reset = known.LastReset
+		n.GPUs = append(n.GPUs, used(g, s.Allocatable, table, owner.Taken != ""))
+	}
+	return n
+}
+
+// used fills in what uses a GPU, and an instance of it. The processes on one that is taken are those of its proof.
+func used(g proof.GPU, inv *inventory.Allocatable, table use.Table, taken bool) proof.GPU {
+	switch {
+	case table.At.IsZero():
+		g.Unread = "it is not read yet"
+	case !table.HoldersKnown:
+		g.Unread, g.Never = cmp.Or(table.Unknown.Reason, "the orchestrator's record of running work is not complete"), table.Unknown.Remedy != ""
+		if g.Never {
+			g.Unread += ": " + table.Unknown.Remedy
+		}
+	}
+	for u := range inv.Devices() {
+		if u.Device.At.GPU != g.ID {
+			continue
+		}
+		if !slices.Contains(g.Pools, u.Pool) {
+			g.Pools = append(g.Pools, u.Pool)
+		}
+		d, ok := table.Device(u.Device.ID)
+		if !taken && (!ok || d.Processes == nil) && g.Unread == "" {
+			g.Unread = "the processes on it are not known"
+		}
+		for _, h := range d.Holders {
+			g.Holders = append(g.Holders, h.Work.String())
+		}
+		for i := range d.Processes {
+			if !taken {
+				g.Processes = append(g.Processes, d.Processes[i].String())
+			}
+		}
+	}
+	return g
+}
+
+// Take implements prover.Node.
+func (p proving) Take(ctx context.Context, id gpu.DeviceID) (prover.Taken, error) {
+	return p.Agent.Take(ctx, id, inventory.Proof)
+}
+
+// Failed implements prover.Node.
+func (p proving) Failed(ctx context.Context, id gpu.DeviceID, f health.ProofFailure) error {
+	return p.ProofFailed(ctx, id, f)
+}
+
+// Passed implements prover.Node.
+func (p proving) Passed(ctx context.Context, id gpu.DeviceID) error { return p.ProofPassed(ctx, id) }
+
+// HasFailed implements prover.Node. A GPU that is not listed now may have failed.
+func (p proving) HasFailed(id gpu.DeviceID) bool {
+	s := p.Monitor.State()
+	return !slices.Contains(s.Inventory.GPUs(), id) || slices.ContainsFunc(s.Ledger.Conditions(), func(c health.Condition) bool {
+		return c.At.GPU == id && (c.Reason == health.ReasonProofFailed || c.Reason == health.ReasonNeedsService)
+	})
+}
+
+// Withhold implements prover.Node.
+func (p proving) Withhold(all []proof.Withheld) {
+	var unproved []inventory.Unproved
+	for _, w := range all {
+		unproved = append(unproved, inventory.Unproved{GPU: w.GPU, Detail: w.Text})
+	}
+	p.SetUnproved(unproved)
+}

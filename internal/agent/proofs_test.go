@@ -1,0 +1,65 @@
+package agent
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/core/proof"
+	"github.com/tandem-gpu/tandem/internal/core/use"
+)
+
+// What proofs are decided by follows from the state and the table of use.
+func TestSeen(t *testing.T) {
+	cfg, now := core.DefaultConfig(), time.Now()
+	fault := health.Observation{At: gpu.WholeGPU(coretest.GPU(2)), Kind: health.XID, Code: 95}
+	s := core.NewState(cfg).Read(cfg, now, coretest.GPUs(5), fault).ProofFailed(cfg, now, coretest.GPU(3), health.ProofFailure{State: health.Unhealthy})
+	s = s.WithHost(cfg, now, inventory.Host{Ownership: inventory.Ownership{GPUs: []inventory.GPUOwner{
+		{GPU: coretest.GPU(0), API: inventory.Nomad, Local: true, Pending: "to dra"},
+		{GPU: coretest.GPU(1), API: inventory.Nomad, Local: true, Taken: inventory.Proof},
+		{GPU: coretest.GPU(4), API: inventory.DRA},
+	}}})
+	process := []use.Process{{Process: gpu.Process{PID: 7}}}
+	table := use.Table{At: now, HoldersKnown: true, Devices: []use.Device{
+		{ID: coretest.GPU(0), Processes: []use.Process{}, Holders: []holders.Holder{{Work: holders.Work{Namespace: "default", Name: "train"}}}},
+		{ID: coretest.GPU(1), Processes: process},
+		{ID: coretest.GPU(2), Processes: process},
+		{ID: coretest.GPU(3)},
+	}}
+	n := seen(s, table, cfg.Health.Mode, proof.Node{Name: "n"})
+	if n.Name != "n" || n.Cancel != "" || len(n.GPUs) != 4 {
+		t.Fatalf("%+v", n)
+	}
+	of := func(i int) proof.GPU { return n.GPUs[i] }
+	if g := of(0); g.Cancel != proof.Move || !slices.Equal(g.Holders, []string{"pod default/train"}) || !slices.Equal(g.Pools, []string{"gpu"}) || g.Unread != "" {
+		t.Errorf("it moves, and work has it: %+v", g)
+	}
+	if g := of(1); len(g.Processes) != 0 || g.Health != health.Healthy {
+		t.Errorf("its proof runs: %+v", g)
+	}
+	if g := of(2); g.Health != health.Unhealthy || g.Cause != "XID_95" || !slices.Equal(g.Processes, []string{"pid 7"}) {
+		t.Errorf("with a fault: %+v", g)
+	}
+	if g := of(3); g.Health != health.Healthy || !strings.Contains(g.Unread, "processes") {
+		t.Errorf("it failed its proof, and its processes are not known: %+v", g)
+	}
+
+	if n := seen(s, use.Table{}, cfg.Health.Mode, proof.Node{}); of(0).Unread != "" || n.GPUs[0].Unread == "" || n.GPUs[0].Never {
+		t.Errorf("nothing is read yet: %+v", n.GPUs[0])
+	}
+	table.HoldersKnown, table.Unknown = false, use.Unknown{Reason: "no token", Remedy: "set nomad_token_file"}
+	if g := seen(s, table, cfg.Health.Mode, proof.Node{}).GPUs[0]; g.Unread != "no token: set nomad_token_file" || !g.Never {
+		t.Errorf("a setting is missing: %+v", g)
+	}
+	gone := core.NewState(cfg).Read(cfg, now, gpu.NoDriver(gpu.DriverAbsent, "no library"))
+	if n := seen(gone, table, cfg.Health.Mode, proof.Node{}); n.Cancel != proof.Maintenance {
+		t.Errorf("without a driver: %+v", n)
+	}
+}

@@ -1,0 +1,294 @@
+package prover
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/proof"
+	"github.com/tandem-gpu/tandem/internal/node/proofcommand"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/internal/util/problemset"
+	"github.com/tandem-gpu/tandem/internal/util/reconcile"
+	"github.com/tandem-gpu/tandem/internal/util/statefile"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
+	"github.com/tandem-gpu/tandem/internal/util/watchdog"
+)
+
+// Taken is a GPU that no API gives out.
+type Taken interface {
+	WantedBack() <-chan struct{} // closed when the proof is to end
+	Release()
+}
+
+// Node is what a Prover asks of the agent, and does to it. Its methods are safe for concurrent use.
+type Node interface {
+	// See returns what the agent sees now, without proofs. It makes no driver call.
+	See() proof.Node
+
+	// Take takes a GPU away from every API, when it was free for long enough and nobody uses it. It waits for that until ctx ends.
+	Take(ctx context.Context, id gpu.DeviceID) (Taken, error)
+
+	// Failed and Passed record a verdict. When they return, it is published. HasFailed reports whether a failure is recorded, which an operator may
+	// have cleared.
+	Failed(ctx context.Context, id gpu.DeviceID, f health.ProofFailure) error
+	Passed(ctx context.Context, id gpu.DeviceID) error
+	HasFailed(id gpu.DeviceID) bool
+
+	// Withhold has these GPUs, and no others, take no work until they are proved.
+	Withhold([]proof.Withheld)
+}
+
+// Options configure a Prover.
+type Options struct {
+	Node        Node
+	Policy      proof.Policy
+	File        string             // of the state; "" = it is forgotten with the process
+	Folder      string             // in which proofs have their working folders; required for a policy that is on
+	LibraryPath string             // for the command: see proofcommand.Proof
+	On          []reconcile.Source // what See depends on
+	Log         *slog.Logger       // required
+
+	// Command runs the command; nil = proofcommand.Run.
+	Command func(context.Context, proofcommand.Proof) proofcommand.Result
+}
+
+// Prover proves GPUs. Make one with New, then call Run once. The other methods are safe for concurrent use.
+type Prover struct {
+	opts     Options
+	shown    atomic.Pointer[proof.Result]
+	problems problemset.Set
+	changed  chan struct{}
+
+	mu    sync.Mutex
+	ended []ended
+
+	// Of the goroutine of Run.
+
+	state   proof.State
+	text    string // of the state on disk
+	loaded  bool
+	running map[uint64]running
+	proofs  sync.WaitGroup
+}
+
+// ended is a proof that has ended, with the GPU that it still has.
+type ended struct {
+	proof.End
+	release func()
+}
+
+type running struct {
+	gpu    gpu.DeviceID
+	cancel context.CancelCauseFunc
+}
+
+// Times that are no settings.
+const (
+	passAtMost   = 30 * time.Second // for a pass, before the watchdog reports it: it awaits a call of the monitor for each verdict
+	recordAtMost = 5 * time.Second  // for a verdict to be published
+	retryStore   = 10 * time.Second
+)
+
+// New returns a Prover. It reads nothing.
+func New(o Options) *Prover {
+	if o.Command == nil {
+		o.Command = proofcommand.Run
+	}
+	p := &Prover{opts: o, problems: problemset.Set{Log: o.Log}, changed: make(chan struct{}, 1), running: map[uint64]running{}}
+	p.shown.Store(&proof.Result{})
+	return p
+}
+
+// Decision is the latest one. It is not to be changed.
+func (p *Prover) Decision() proof.Result { return *p.shown.Load() }
+
+// Problems has what keeps GPUs from being proved.
+func (p *Prover) Problems() []problem.Problem { return p.problems.List() }
+
+// Run proves GPUs until ctx ends, then ends the proofs that run and waits for their ends.
+func (p *Prover) Run(ctx context.Context, w *watchdog.Registry) {
+	task := w.Register("proofs")
+	defer task.Done()
+	on := append(slices.Clone(p.opts.On), reconcile.Signal(p.changed))
+	reconcile.Loop{On: on, Task: task, Limit: passAtMost}.Run(ctx, func(ctx context.Context, _ reconcile.Cause) time.Duration {
+		return p.pass(ctx)
+	})
+	for _, r := range p.running {
+		r.cancel(errors.New(proof.Shutdown.String()))
+	}
+	p.proofs.Wait()
+	p.settle(context.WithoutCancel(ctx))
+	_ = p.store(p.state)
+}
+
+// pass records what has ended, decides, and begins and ends proofs. It returns when the next pass is due.
+func (p *Prover) pass(ctx context.Context) time.Duration {
+	if err := p.load(); err != nil {
+		return retryStore
+	}
+	p.settle(ctx)
+	node, now := p.opts.Node.See(), time.Now()
+	p.clear(now)
+	r := p.opts.Policy.Next(p.state, node, now)
+	if err := p.store(r.State); err != nil {
+		for _, b := range r.Begin { // what runs must be on disk
+			r.State, _ = r.State.Ended(proof.End{GPU: b.GPU, Number: b.Number, Outcome: proof.Cancelled}, now)
+		}
+		r.Begin, r.Wake = nil, now.Add(retryStore)
+	}
+	p.state = r.State
+	p.shown.Store(&r)
+	p.opts.Node.Withhold(r.Withheld)
+	for _, c := range r.Cancel {
+		if one, ok := p.running[c.Number]; ok {
+			one.cancel(errors.New(c.Why.String()))
+		}
+	}
+	for _, b := range r.Begin {
+		p.begin(ctx, b)
+	}
+	if r.Wake.IsZero() {
+		return reconcile.Never
+	}
+	return max(r.Wake.Sub(now), 0)
+}
+
+// begin has a goroutine prove a GPU.
+func (p *Prover) begin(ctx context.Context, b proof.Begin) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	p.running[b.Number] = running{b.GPU, cancel}
+	p.proofs.Go(func() {
+		defer cancel(nil)
+		end := p.prove(ctx, b)
+		p.mu.Lock()
+		p.ended = append(p.ended, end)
+		p.mu.Unlock()
+		watch.Notify(p.changed)
+	})
+}
+
+// settle records what has ended: the condition first, which takes a GPU that failed from new work before it is given out again.
+func (p *Prover) settle(ctx context.Context) {
+	p.mu.Lock()
+	all := p.ended
+	p.ended = nil
+	p.mu.Unlock()
+	for _, e := range all {
+		delete(p.running, e.Number)
+		next, counts := p.state.Ended(e.End, time.Now())
+		if counts && !p.record(ctx, e.End, next) {
+			e.Outcome = proof.Cancelled
+			next, counts = p.state.Ended(e.End, time.Now())
+		}
+		e.release()
+		p.state = next
+		p.report(e.End, counts)
+	}
+}
+
+// record publishes a verdict. Without that the proof has none.
+func (p *Prover) record(ctx context.Context, e proof.End, next proof.State) bool {
+	ctx, cancel := context.WithTimeout(ctx, recordAtMost)
+	defer cancel()
+	var err error
+	switch e.Outcome {
+	case proof.Failed:
+		r, _ := next.Of(e.GPU)
+		f := health.ProofFailure{Summary: cmp.Or(e.Summary, "exit status 1"), State: p.opts.Policy.OnFail, Service: r.NeedsService}
+		err = p.opts.Node.Failed(ctx, e.GPU, f)
+	case proof.Passed:
+		err = p.opts.Node.Passed(ctx, e.GPU)
+	case proof.Cancelled, proof.NotRun:
+	}
+	if err != nil {
+		p.opts.Log.Warn("the result of a proof is not recorded, so the GPU is proved again", "id", e.GPU, "outcome", e.Outcome, "error", err)
+	}
+	return err == nil
+}
+
+// clear records the failures that an operator has cleared.
+func (p *Prover) clear(now time.Time) {
+	for _, r := range p.state.Records {
+		if r.Failed() && !p.opts.Node.HasFailed(r.GPU) {
+			p.state, _ = p.state.Clear(r.GPU, now)
+		}
+	}
+}
+
+// report logs the end of a proof, and keeps the problem of a check that could not run.
+func (p *Prover) report(e proof.End, counts bool) {
+	log := p.opts.Log.With("id", e.GPU, "took", e.Took, "summary", e.Summary)
+	switch {
+	case !counts || e.Outcome == proof.Cancelled:
+		log.Info("proof was ended without a result", "reason", e.Detail)
+	case e.Outcome == proof.NotRun:
+		r, _ := p.state.Of(e.GPU)
+		one := problem.Problem{
+			Code: problem.ProofNotRun, Object: string(e.GPU), Text: "the check of " + string(e.GPU) + " could not run: " + e.Detail,
+			Remedy: "run the command of prove.command by hand; it is tried again at " + r.Tries.Retry.Format(time.RFC3339),
+		}
+		p.problems.Put(one, slog.LevelWarn, "the check of a GPU could not run", "id", e.GPU, "reason", e.Detail, "again", r.Tries.Retry)
+	case e.Outcome == proof.Failed:
+		log.Warn("GPU failed its proof")
+	default:
+		log.Info("GPU passed its proof")
+	}
+	if counts && e.Outcome != proof.NotRun && e.Outcome != proof.Cancelled {
+		p.problems.End(problem.ProofNotRun, string(e.GPU), "the check of a GPU runs again", "id", e.GPU)
+	}
+}
+
+// load reads the state once. Without it no GPU is proved: which are proved, and which failed, is not known.
+func (p *Prover) load() error {
+	if p.loaded || p.opts.File == "" {
+		return nil
+	}
+	text, err := statefile.Read(p.opts.File, proof.MaxBytes, 0)
+	if err == nil {
+		p.state, err = proof.Parse(text)
+		p.text = string(text)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	p.loaded = err == nil
+	p.note(err, "can't be read")
+	return err
+}
+
+// store writes a state, if its text differs from that on disk.
+func (p *Prover) store(s proof.State) error {
+	if p.opts.File == "" {
+		return nil
+	}
+	text, err := s.Encode()
+	if err == nil && string(text) != p.text {
+		if err = statefile.Write(p.opts.File, text); err == nil {
+			p.text = string(text)
+		}
+	}
+	p.note(err, "can't be written")
+	return err
+}
+
+// note keeps the problem of the file.
+func (p *Prover) note(err error, what string) {
+	if err == nil {
+		p.problems.End(problem.ProofState, p.opts.File, "the record of proofs is read and written again")
+		return
+	}
+	one := problem.Problem{
+		Code: problem.ProofState, Object: p.opts.File, Text: "no GPU is proved: the record of proofs " + p.opts.File + " " + what + ": " + err.Error(),
+		Remedy: "mend the file system; a file that is damaged may be removed, then no GPU counts as proved",
+	}
+	p.problems.Put(one, slog.LevelWarn, one.Text)
+}

@@ -1,0 +1,108 @@
+package report
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/proof"
+)
+
+// Proof is what is known of the proofs of a GPU.
+type Proof struct {
+	GPU   gpu.DeviceID `json:"gpu"`
+	Index int          `json:"index"` // -1 = the GPU has none
+
+	Result       string             `json:"result,omitempty"` // of the latest proof with one: "passed", "failed"; "" = there was none
+	At           time.Time          `json:"at,omitzero"`      // its end
+	Seconds      float64            `json:"seconds,omitempty"`
+	Reason       string             `json:"reason,omitempty"` // why it was made: boot, reset, recovery, idle
+	Summary      string             `json:"summary,omitempty"`
+	Values       map[string]float64 `json:"values,omitempty"` // that its command measured
+	NeedsService bool               `json:"needsService,omitempty"`
+
+	CouldNotRun int       `json:"couldNotRun,omitempty"` // proofs since that one whose check could not run
+	Running     string    `json:"running,omitempty"`     // why a proof runs now; "" = none does
+	RunsSince   time.Time `json:"runsSince,omitzero"`
+	WaitsFor    string    `json:"waitsFor,omitempty"` // the code of what the next one waits for
+	Waits       string    `json:"waits,omitempty"`    // the same in some words
+	WaitsUntil  time.Time `json:"waitsUntil,omitzero"`
+}
+
+// WithProofs returns a report with what is known of proofs.
+func (r Report) WithProofs(of proof.Result) Report {
+	r.Proofs = []Proof{}
+	for _, d := range r.Devices {
+		if !slices.ContainsFunc(r.Proofs, func(p Proof) bool { return p.GPU == d.GPU }) {
+			r.Proofs = append(r.Proofs, proofOf(of, d.GPU, d.Index))
+		}
+	}
+	return r
+}
+
+func proofOf(of proof.Result, id gpu.DeviceID, index int) Proof {
+	p := Proof{GPU: id, Index: index}
+	known, _ := of.State.Of(id)
+	if v := known.Last; v != nil {
+		p.Result = proof.Failed.String()
+		if v.Passed {
+			p.Result = proof.Passed.String()
+		}
+		p.At, p.Seconds, p.Reason, p.Summary, p.Values, p.NeedsService = v.At, v.Took.Seconds(), v.Reason.String(), v.Summary, v.Values, known.NeedsService
+	}
+	if t := known.Tries; t != nil {
+		p.CouldNotRun = t.Count
+	}
+	if n := known.Running; n != nil {
+		p.Running, p.RunsSince = n.Reason.String(), n.Began
+	}
+	for _, w := range of.Waits {
+		if w.GPU == id {
+			p.WaitsFor, p.Waits, p.WaitsUntil = string(w.Code), w.Text, w.Until
+		}
+	}
+	return p
+}
+
+func (r Report) writeProofs(w io.Writer) error {
+	if len(r.Proofs) == 0 {
+		return nil
+	}
+	t := NewTable(w)
+	fmt.Fprintln(t, "\nGPU\tPROOF\tAT\tSUMMARY\tNEXT")
+	for _, p := range r.Proofs {
+		at := ""
+		if !p.At.IsZero() {
+			at = stamp(p.At)
+		}
+		fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%s\n", p.Index, p.result(), at, p.Summary, p.next())
+	}
+	return t.Flush()
+}
+
+// result is the latest result in some words.
+func (p Proof) result() string {
+	switch {
+	case p.Result == "":
+		return "none"
+	case p.NeedsService:
+		return p.Result + ", needs service"
+	}
+	return p.Result + " (" + p.Reason + ")"
+}
+
+// next is when the next proof is made, and what it waits for.
+func (p Proof) next() string {
+	switch {
+	case p.Running != "":
+		return "runs since " + stamp(p.RunsSince) + " (" + p.Running + ")"
+	case p.WaitsFor == "":
+		return ""
+	case p.WaitsUntil.IsZero():
+		return p.Waits
+	}
+	return strings.Join([]string{p.Waits, "until", stamp(p.WaitsUntil)}, " ")
+}
