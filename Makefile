@@ -116,7 +116,7 @@ test: tools-present ## run the tests, most under the race detector (the simulate
 
 # Tests that would take minutes under the race detector. They start no goroutine, or those that the tests beside them have: in the publisher
 # TestRandomFailures, in the monitor the other tests of maintenance.
-long_with_races = Test(GroupsOfRandomInventories|ManyDeletedAgainAndAgain|OutageIsInTheLogOnce|PreferredSharesAtRandom|QuiesceReleasesTheDriver|RefusalsForADay|ReturnsAreSpread|SchemaOfAllFiles|SchemaOfEachKey|Storm|Strategies)
+long_with_races = Test(GroupsOfRandomInventories|ManyDeletedAgainAndAgain|OutageIsInTheLogOnce|PreferredSharesAtRandom|QuiesceReleasesTheDriver|RefusalsForADay|ReturnsAreSpread|SchemaOfAllFiles|SchemaOfEachKey|Storm|Strategies|Takes)
 their_packages  = $$(grep -rlE '^func $(long_with_races)\(' --include='*_test.go' internal test | sed -E 's|^(.*)/[^/]*|./\1|' | sort -u)
 
 .PHONY: test-for-races test-others

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,10 +20,23 @@ import (
 
 // taker is a call of Take that runs.
 type taker struct {
+	result atomic.Pointer[result] // nil = it waits
+	end    context.CancelFunc
+}
+
+type result struct {
 	taken *Taken
 	err   error
-	done  bool
-	end   context.CancelFunc
+}
+
+func (t *taker) done() bool { return t.result.Load() != nil }
+
+// outcome is what Take has returned; the zero value while it waits.
+func (t *taker) outcome() result {
+	if r := t.result.Load(); r != nil {
+		return *r
+	}
+	return result{}
 }
 
 // take begins to take a GPU.
@@ -31,8 +45,8 @@ func (a *agent) take(t *testing.T, n int) *taker {
 	t.Cleanup(cancel)
 	one := &taker{end: cancel}
 	go func() {
-		one.taken, one.err = a.watcher.Take(ctx, coretest.GPU(n), inventory.Proof)
-		one.done = true
+		taken, err := a.watcher.Take(ctx, coretest.GPU(n), inventory.Proof)
+		one.result.Store(&result{taken, err})
 	}()
 	synctest.Wait()
 	return one
@@ -43,10 +57,10 @@ func (a *agent) granted(t *testing.T, n int) *Taken {
 	t.Helper()
 	one := a.take(t, n)
 	pass(DefaultSettle + confirmTime + 3*time.Second)
-	if one.taken == nil {
-		t.Fatalf("GPU %d is not taken: %v\n%s", n, one.err, a.log)
+	if one.outcome().taken == nil {
+		t.Fatalf("GPU %d is not taken: %v\n%s", n, one.outcome().err, a.log)
 	}
-	return one.taken
+	return one.outcome().taken
 }
 
 func (t *Taken) wantedBack() bool {
@@ -105,14 +119,14 @@ func TestTakeOfAnAgentThatIsAlone(t *testing.T) {
 			t.Errorf("refused with %v", err)
 		}
 		pass(3 * time.Second)
-		if one.taken == nil || one.taken.wantedBack() {
-			t.Fatalf("not granted: %+v\n%s", one, n.log)
+		if one.outcome().taken == nil || one.outcome().taken.wantedBack() {
+			t.Fatalf("not granted: %+v\n%s", one.outcome(), n.log)
 		}
-		if again := n.take(t, 1); !errors.Is(again.err, ErrTaken) {
-			t.Errorf("taken twice: %v", again.err)
+		if again := n.take(t, 1); !errors.Is(again.outcome().err, ErrTaken) {
+			t.Errorf("taken twice: %v", again.outcome().err)
 		}
-		one.taken.Release()
-		one.taken.Release()
+		one.outcome().taken.Release()
+		one.outcome().taken.Release()
 		pass(time.Second)
 		n.expectSchedulable(t, "after the proof", 0, 1)
 		if m := h.marks(t); len(m) > 0 || n.logged("GPU taken from its API") != 1 || n.logged("GPU given back to its API") != 1 {
@@ -137,7 +151,7 @@ func TestTakeWaitsForWork(t *testing.T) {
 		h.dra.set(coretest.GPU(1), "claim default/a")
 		k.watcher.Reserved([]gpu.Device{{At: gpu.WholeGPU(coretest.GPU(1))}})
 		pass(5 * time.Minute)
-		if one.done || k.reason(1) != health.ReasonNone {
+		if one.done() || k.reason(1) != health.ReasonNone {
 			t.Errorf("while a claim has the GPU: %+v, %s", one, k.reason(1))
 		}
 		h.dra.set(coretest.GPU(1), "")
@@ -148,7 +162,7 @@ func TestTakeWaitsForWork(t *testing.T) {
 		h.plugins.set(coretest.GPU(1), "pod default/b") // by an inventory of just before, perhaps of another process
 		pass(2 * time.Second)
 		k.expect(t, "given back", through{2: inventory.DRA})
-		if one.done || len(h.marks(t)) > 0 {
+		if one.done() || len(h.marks(t)) > 0 {
 			t.Errorf("granted although a pod got it in between: %+v, marks %v", one, h.marks(t))
 		}
 		h.plugins.set(coretest.GPU(1), "")
@@ -158,10 +172,10 @@ func TestTakeWaitsForWork(t *testing.T) {
 		pass(confirmTime + 2*time.Second)
 		k.expect(t, "given back again", through{1: inventory.DRA, 2: inventory.DRA})
 		pass(2*DefaultSettle + 10*time.Second)
-		if one.taken == nil {
+		if one.outcome().taken == nil {
 			t.Errorf("not granted after the work\n%s", k.log)
 		}
-		one.taken.Release()
+		one.outcome().taken.Release()
 	})
 }
 
@@ -179,9 +193,9 @@ func TestTakeNeedsEveryRecord(t *testing.T) {
 				k.expect(t, name, through{1: inventory.DevicePlugin, 2: inventory.DevicePlugin})
 				one.end()
 				synctest.Wait()
-				failed, typed := errors.AsType[*NotFreeError](one.err)
-				if !typed || failed.Waits != "the record" || !errors.Is(one.err, context.Canceled) {
-					t.Errorf("%s: %v", name, one.err)
+				failed, typed := errors.AsType[*NotFreeError](one.outcome().err)
+				if !typed || failed.Waits != "the record" || !errors.Is(one.outcome().err, context.Canceled) {
+					t.Errorf("%s: %v", name, one.outcome().err)
 				}
 				r.mu.Lock()
 				r.unknown, r.never = false, false
@@ -316,14 +330,14 @@ func TestOneTakerOfAGPU(t *testing.T) {
 			pass(10 * time.Second)
 			first, second := n.take(t, 1), k.take(t, 1)
 			pass(2 * time.Minute)
-			if got := first.taken != nil; second.done || got != (overlap == inventory.OverlapRefuse) {
+			if got := first.outcome().taken != nil; second.done() || got != (overlap == inventory.OverlapRefuse) {
 				t.Errorf("%s: taken %t, %+v", overlap, got, second)
 			}
 			if overlap == inventory.OverlapRefuse {
 				k.expect(t, "while the other agent has taken it", through{2: inventory.DevicePlugin})
-				first.taken.Release()
+				first.outcome().taken.Release()
 				pass(2 * time.Minute)
-				if second.done {
+				if second.done() {
 					t.Errorf("the other agent, which does not offer it, has taken it")
 				}
 			}
@@ -351,13 +365,13 @@ func TestSecondProcessOfTheTaker(t *testing.T) {
 			a.expectSchedulable(t, "given back", 0, 1)
 		}
 		pass(2 * time.Minute)
-		if one.done {
-			t.Errorf("the process that follows has taken the GPU: %+v", one)
+		if one.done() {
+			t.Errorf("the process that follows has taken the GPU: %+v", one.outcome())
 		}
 		first.end()
 		pass(2 * time.Minute)
-		if one.taken == nil {
-			t.Errorf("the process that goes on has not: %+v\n%s", one, second.log)
+		if one.outcome().taken == nil {
+			t.Errorf("the process that goes on has not: %+v\n%s", one.outcome(), second.log)
 		}
 	})
 }
@@ -402,8 +416,8 @@ func TestTakeWithAFileThatCannotBeWritten(t *testing.T) {
 		one := n.take(t, 0)
 		pass(2 * time.Minute)
 		n.expectSchedulable(t, "without a file", 0, 1)
-		if one.done {
-			t.Errorf("taken without a file: %+v", one)
+		if one.done() {
+			t.Errorf("taken without a file: %+v", one.outcome())
 		}
 	})
 }
