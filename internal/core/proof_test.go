@@ -5,8 +5,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // A failed proof makes its GPU unhealthy until a proof passes: no check, reset or time clears it, nor do a restart and a reboot.
@@ -116,5 +119,45 @@ func TestProvingIsNoFault(t *testing.T) {
 	}
 	if health.RepairOf("PROOF_FAILED") != health.Reset {
 		t.Errorf("PROOF_FAILED: %s", health.RepairOf("PROOF_FAILED"))
+	}
+}
+
+// case 14 of proofs: XIDs that the program of a proof causes are no failures of workloads, also if they are read shortly after its end. Others are
+// faults of the GPU, whatever runs on it.
+func TestXIDsOfProof(t *testing.T) {
+	taken := func(owner inventory.Purpose) inventory.Host {
+		return inventory.Host{Ownership: inventory.Ownership{GPUs: []inventory.GPUOwner{{GPU: a.GPU, Local: true, Taken: owner}}}}
+	}
+	for name, tc := range map[string]struct {
+		after time.Duration // from the end of a proof to its XID; negative = before it
+		codes []uint64
+		want  string
+	}{
+		"while it runs":         {-time.Second, []uint64{13, 31, 43, 45}, ""},
+		"just after it":         {5 * time.Second, []uint64{31}, ""},
+		"a workload's":          {6 * time.Second, []uint64{31}, "WORKLOADS_FAILING"},
+		"a fault while it runs": {-time.Second, []uint64{95}, "XID_95"},
+		"a fault just after it": {time.Second, []uint64{79}, "XID_79"},
+	} {
+		cfg, now := core.DefaultConfig(), testStart
+		snapshot := coretest.GPUs(1)
+		snapshot.Devices[0].ID, snapshot.Devices[0].At = a.GPU, a
+		s := core.NewState(cfg).Read(cfg, now, gpu.NewSnapshot(snapshot), health.Observation{At: a, Kind: health.Checked, Sample: healthySample()})
+		for range 3 {
+			s = s.Observe(cfg, now, health.Observation{At: a, Kind: health.Reserved}) // whoever had it before, and gets it afterwards
+			s = s.WithHost(cfg, now, taken(inventory.Proof))
+			if now = now.Add(time.Minute); tc.after > 0 {
+				s = s.WithHost(cfg, now, taken(""))
+				now = now.Add(tc.after)
+			}
+			for _, code := range tc.codes {
+				s = s.Observe(cfg, now, xidEvent(a, code))
+			}
+			s = s.WithHost(cfg, now, taken(""))
+			now = now.Add(time.Minute)
+		}
+		if h := s.Ledger.Health(a); h.Cause() != tc.want {
+			t.Errorf("%s: %q, want %q", name, h.Cause(), tc.want)
+		}
 	}
 }

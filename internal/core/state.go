@@ -85,6 +85,9 @@ func (s State) Observe(cfg Config, now time.Time, obs ...health.Observation) Sta
 
 // WithHost applies the state of the node apart from the driver.
 func (s State) WithHost(cfg Config, now time.Time, h inventory.Host) State {
+	if !h.Ownership.Equal(s.Host.Ownership) {
+		s.Ledger = s.Ledger.WithTaken(now, h.Ownership.Taken())
+	}
 	s.Host = h
 	return s.rebuild(cfg, now)
 }

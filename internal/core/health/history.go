@@ -37,6 +37,8 @@ type GPUHistory struct {
 	allocations    int          // how often the GPU or an instance of it was allocated
 	allocated      []allocation // latest allocation of each placement
 	appFaults      []appFault
+	taken          bool      // the agent has the GPU for itself
+	takenUntil     time.Time // when it last gave it back; zero = it never did
 }
 
 // FaultCount counts the occurrences of one XID or NVML event on one GPU.
@@ -191,6 +193,12 @@ func (h *GPUHistory) workload(at gpu.Placement) (work int, certain bool) {
 		}
 	}
 	return work, found <= 1
+}
+
+// ofAgent reports whether a fault that is observed now may be of a program that the agent runs on the GPU: it has the GPU for itself, or had it
+// until just now.
+func (h *GPUHistory) ofAgent(now time.Time) bool {
+	return h.taken || !h.takenUntil.IsZero() && now.Sub(h.takenUntil) <= takenFaultDelay
 }
 
 // recordAppFault records an application fault of a workload and returns how many workloads had one within span.

@@ -61,6 +61,21 @@ func (l Ledger) WithUnlisted(now time.Time, unlisted map[gpu.DeviceID]bool) Ledg
 	return l
 }
 
+// WithTaken records which GPUs the agent has for itself from now on: no workload runs on these.
+func (l Ledger) WithTaken(now time.Time, taken []gpu.DeviceID) Ledger {
+	b := l.builder(Policy{}, now)
+	for id, h := range l.histories {
+		if h.taken && !slices.Contains(taken, id) {
+			given := b.history(id)
+			given.taken, given.takenUntil = false, b.now
+		}
+	}
+	for _, id := range taken {
+		b.history(id).taken = true
+	}
+	return b.ledger()
+}
+
 // UnlistedSince returns since when the driver has not listed a GPU; zero if it does.
 func (l Ledger) UnlistedSince(id gpu.DeviceID) time.Time {
 	if h := l.histories[id]; h != nil {

@@ -20,6 +20,10 @@ const (
 	workloadSpan     = time.Hour
 	suspectWorkloads = 3
 
+	// takenFaultDelay is for how long after the agent has given a GPU back an XID may be of the program that it ran: lines of the kernel log are
+	// read later than they are written.
+	takenFaultDelay = 5 * time.Second
+
 	// unidentifiedXID is the XID that NVML reports for a fault that it can't identify.
 	unidentifiedXID = 999
 )
@@ -171,9 +175,12 @@ func detailOf(rule xid.Rule, o Observation) string {
 // recordApplicationFault records an application fault. Repeated faults of one workload do not indicate a fault of
 // the GPU. Workloads are told apart by reservations: neither NVML nor the kernel log names the workload of an XID, and
 // the processes of one are as different as those of several. So a fault of a placement that several may have counts
-// for none: it may be one that fails each time.
+// for none: it may be one that fails each time. Neither does one of a program that the agent itself runs, such as a proof.
 func (b *ledgerBuilder) recordApplicationFault(o Observation) {
 	history := b.history(o.At.GPU)
+	if history.ofAgent(b.now) {
+		return
+	}
 	work, certain := history.workload(o.At)
 	if !certain {
 		return

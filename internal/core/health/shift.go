@@ -37,7 +37,7 @@ func shiftConditions(conditions []Condition, d time.Duration) []Condition {
 func (h *GPUHistory) shift(d time.Duration) *GPUHistory {
 	h = h.clone()
 	h.LastReset, h.UnhealthySince, h.checked = ShiftTime(h.LastReset, d), ShiftTime(h.UnhealthySince, d), ShiftTime(h.checked, d)
-	h.UnlistedSince = ShiftTime(h.UnlistedSince, d)
+	h.UnlistedSince, h.takenUntil = ShiftTime(h.UnlistedSince, d), ShiftTime(h.takenUntil, d)
 	h.UnhealthyEpisodes, h.Recoveries = shiftTimes(h.UnhealthyEpisodes, d), shiftTimes(h.Recoveries, d)
 	h.ClearedByReset, h.appFaults = slices.Clone(h.ClearedByReset), slices.Clone(h.appFaults)
 	for i := range h.ClearedByReset {

@@ -43,6 +43,16 @@ func (o Ownership) Equal(p Ownership) bool {
 	return o.Required == p.Required && slices.Equal(o.GPUs, p.GPUs)
 }
 
+// Taken returns the GPUs that an agent keeps for itself.
+func (o Ownership) Taken() (all []gpu.DeviceID) {
+	for i := range o.GPUs {
+		if o.GPUs[i].Taken != "" {
+			all = append(all, o.GPUs[i].GPU)
+		}
+	}
+	return all
+}
+
 // of returns the owner of a GPU. There is none if the GPU has the configured API.
 func (o Ownership) of(id gpu.DeviceID) (GPUOwner, bool) {
 	if owner, listed := o.listed(id); listed {

@@ -35,7 +35,6 @@ func TestCases(t *testing.T) {
 		"13 what ends a proof, and that its result does not count":  case13,
 		"13 demand ends no proof of a GPU that takes no work":       case13Demand,
 		"13 an operator's cancel has it offered":                    case13Operator,
-		"14 XIDs that the program causes":                           case14,
 		"15 the last free GPU of a pool":                            case15,
 		"16 a clock step of a year":                                 case16,
 		"17 nodes that start together":                              case17,
@@ -411,23 +410,6 @@ func case13Operator(t *testing.T) {
 	w.never(59 * minute)
 	if w.until(2 * minute); w.record(id).Tries.Count != 0 {
 		t.Errorf("it counts as a check that could not run: %+v", w.record(id))
-	}
-}
-
-func case14(t *testing.T) {
-	for code, want := range map[uint64]bool{13: true, 31: true, 43: true, 45: true, 95: false, 79: false, 48: false, 94: false, 63: false, 99999: false} {
-		if proof.ByProgram(code) != want {
-			t.Errorf("XID %d: %t", code, !want)
-		}
-	}
-	w := newWorld(t, 2)
-	id := w.until(20 * minute).GPU
-	if !w.state.Proving(id, w.now) || w.state.Proving(w.gpu(1).ID, w.now) || w.state.Proving("GPU-other", w.now) {
-		t.Error("it does not show what runs")
-	}
-	w.end(id, proof.Passed)
-	if !w.state.Proving(id, w.now.Add(3*second)) || w.state.Proving(id, w.now.Add(minute)) {
-		t.Error("it does not show what ran just now")
 	}
 }
 

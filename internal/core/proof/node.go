@@ -5,7 +5,6 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
-	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
 // Node is what an agent sees of its node.
@@ -78,7 +77,3 @@ func (c Cancel) String() string {
 	}
 	return string(c)
 }
-
-// ByProgram reports whether an XID is one that a program causes: of the program of a proof it is not a failure of a workload (State.Proving). The others
-// are faults of the GPU, whatever runs on it.
-func ByProgram(code uint64) bool { return xid.XID(code).Class == xid.Application }

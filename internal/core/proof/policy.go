@@ -92,7 +92,6 @@ const (
 	EndsWithin = 10 * time.Second
 
 	mostApart   = time.Hour       // between two proofs of a node for the reason idle: GPUs that are all due do not follow each other
-	xidDelay    = 5 * time.Second // an XID of a proof may be read so long after its end: lines of the kernel log are
 	afterCancel = time.Hour       // in which a GPU whose proof an operator ended is not proved again
 )
 

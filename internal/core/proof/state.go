@@ -101,13 +101,6 @@ func (s State) Of(id gpu.DeviceID) (Record, bool) {
 	return Record{}, false
 }
 
-// Proving reports whether a proof runs on a GPU, or has ended just now: an XID that is read now may be of its program (ByProgram).
-func (s State) Proving(id gpu.DeviceID, now time.Time) bool {
-	r, _ := s.Of(id)
-	ended := s.seen[id].ended
-	return r.Running != nil || !ended.IsZero() && now.Sub(ended) <= xidDelay
-}
-
 // Ended returns the state after the end of a proof, and whether its outcome counts: not if the proof was cancelled, or the GPU has another one or none.
 func (s State) Ended(e End, now time.Time) (State, bool) {
 	now = clock(now)
