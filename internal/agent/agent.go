@@ -51,6 +51,7 @@ type Options struct {
 	Adapter   func(*Agent) Adapter         // called once by New
 	Use       usage.Options                // orchestrator, job files; the other fields are set by New
 	Prove     proof.Policy                 // when GPUs are proved; the zero value = never
+	NoRecord  *use.Unknown                 // why the orchestrator's record of work is not read, by the settings; nil = it is
 	Explain   explain.Adapter              // of the orchestrator, for the command explain
 	Log       *slog.Logger                 // required
 }

@@ -59,23 +59,12 @@ func (p proving) See() proof.Node {
 	boot, _ := history.ReadBoot(p.opts.Core.Roots.Proc) // the history's problems have the error
 	name, _ := os.Hostname()                            // without it nodes are not spread
 	n := seen(p.Monitor.State(), p.Use(), p.opts.Core.Health.Mode, proof.Node{Name: name, Boot: boot.ID, BootTime: boot.Time})
-	if why := p.cannotProve(); why != "" {
+	if why := ProofSettings(p.opts); len(why) > 0 {
 		for i := range n.GPUs {
-			n.GPUs[i].Unread, n.GPUs[i].Never = why, true
+			n.GPUs[i].Unread, n.GPUs[i].Never = why[0].String(), true
 		}
 	}
 	return n
-}
-
-// cannotProve is the setting because of which no GPU is proved; "" = there is none.
-func (p proving) cannotProve() string {
-	switch {
-	case p.opts.Core.Occupancy == inventory.OccupancyOff:
-		return "set occupancy to report or withhold: with off the processes on a GPU are not read"
-	case p.opts.Health.StateDir == "":
-		return "set the state directory: without it no other agent of the node knows that a GPU is proved"
-	}
-	return ""
 }
 
 // seen fills in what a state and a table of use say about the GPUs of an agent.

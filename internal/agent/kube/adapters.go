@@ -81,7 +81,7 @@ func inPod() bool {
 func (r *run) holders(plugins *deviceplugin.Plugins, claims func() holders.Record) usage.Holders {
 	if r.settings.PodResourcesSocket == "" {
 		return func(context.Context, *inventory.Allocatable) (holders.Record, error) {
-			return holders.Record{Never: true, Missing: "the kubelet's list of pods is not read", Remedy: "set --pod-resources-socket"}, nil
+			return holders.Record{Never: true, Missing: noPods.Reason, Remedy: noPods.Remedy}, nil
 		}
 	}
 	return func(ctx context.Context, inv *inventory.Allocatable) (holders.Record, error) {

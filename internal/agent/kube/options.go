@@ -7,17 +7,25 @@ import (
 	"github.com/tandem-gpu/tandem/internal/cdi"
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/containerruntime"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
 )
 
 // AgentOptions are what the settings mean for an agent.
 func AgentOptions(s config.Kubernetes) agent.Options {
-	return agent.Options{
+	o := agent.Options{
 		Name: Name, Core: s.Core, Health: s.Health, MPSRoot: s.MPSMount, Open: agent.OpenDriver(s.Core, s.FallbackDriver),
 		CDI: cdiOptions(s), Prove: s.File.Prove,
 	}
+	if s.PodResourcesSocket == "" {
+		o.NoRecord = &noPods
+	}
+	return o
 }
+
+// noPods is why no record of pods is read then.
+var noPods = use.Unknown{Reason: "the kubelet's list of pods is not read", Remedy: "set --pod-resources-socket"}
 
 // cdiOptions are those of the CDI specifications. The vendor and with it the file names are those of NVIDIA's plugin, so that the
 // files that it left are replaced.

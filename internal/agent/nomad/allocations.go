@@ -37,7 +37,7 @@ func newAllocations(s config.Nomad, devices func() map[gpu.DeviceID]gpu.Placemen
 
 // unread is the record of allocations that are not read, by the settings.
 func unread(context.Context, *inventory.Allocatable) (holders.Record, error) {
-	return holders.Record{Never: true, Missing: "nomad_address is off", Remedy: "set nomad_address"}, nil
+	return holders.Record{Never: true, Missing: noAllocations.Reason, Remedy: noAllocations.Remedy}, nil
 }
 
 // notRead is what a move waits for then.

@@ -34,12 +34,14 @@ type ProgramError struct {
 	Err    error // one of those above
 }
 
-func (e *ProgramError) Error() string {
-	about := fmt.Sprintf("%q", e.Path)
-	if e.Mode != 0 {
-		about = fmt.Sprintf("%s (mode %v, owner %d)", e.Path, e.Mode, e.Owner)
+func (e *ProgramError) Error() string { return fmt.Sprintf("%s: %v: %s", e.About(), e.Err, e.Remedy) }
+
+// About is the file that is not as it is to be, with its rights.
+func (e *ProgramError) About() string {
+	if e.Mode == 0 {
+		return fmt.Sprintf("%q", e.Path)
 	}
-	return fmt.Sprintf("%s: %v: %s", about, e.Err, e.Remedy)
+	return fmt.Sprintf("%s (mode %v, owner %d)", e.Path, e.Mode, e.Owner)
 }
 
 // Unwrap returns what is wrong.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/cdi"
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/proof"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
@@ -70,6 +71,9 @@ type Options struct {
 	Agent func(context.Context) (report.Report, error)
 	// Driver reads the driver once and returns what an agent would offer. Not called while the agent has released the driver.
 	Driver func(context.Context) report.Report
+
+	Prove         proof.Policy      // of GPUs; the zero value = none is proved
+	ProofSettings []problem.Problem // settings because of which none is proved nevertheless
 
 	Checks []Check       // of the orchestrator
 	Limit  time.Duration // of each reading; 0 = 10 s

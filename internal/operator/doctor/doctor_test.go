@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/proof"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/doctor"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
@@ -79,6 +80,12 @@ func (s *situation) running() *report.Report {
 	return s.agent
 }
 
+// proves sets a policy for proofs with a command.
+func (s *situation) proves(command ...string) {
+	s.options.Prove = proof.Default()
+	s.options.Prove.Command = command
+}
+
 // What a simulated machine does not have: the operating system's part, and what a running agent reports.
 func TestSituations(t *testing.T) {
 	var golden strings.Builder
@@ -127,6 +134,57 @@ func TestSituations(t *testing.T) {
 		{"taken for a proof", func(s *situation) {
 			d := &s.running().Devices[0]
 			d.Schedulable, d.Cause, d.Health = false, "PROVING", "unknown: withheld for a proof for a short time; cleared by: the end of the proof"
+		}},
+		{"proofs, not set up", func(s *situation) {
+			s.proves("/nowhere/check")
+			s.options.ProofSettings = []problem.Problem{
+				{Text: "with occupancy = off the processes on a GPU are not read", Remedy: "set occupancy to report or withhold"},
+				{Text: "without a state directory no other agent of the node knows that a GPU is proved", Remedy: "set the state directory"},
+			}
+		}},
+		{"proofs, relative path", func(s *situation) { s.proves("check.sh") }},
+		{"proofs, not root", func(s *situation) { s.system.UID = 1000; s.proves("/nowhere/check") }},
+		{"proofs, seen from the node", func(s *situation) { s.options.HostRoot = ""; s.proves("/nowhere/check") }},
+		{"proofs, seen from a container", func(s *situation) { s.options.Program = nomad; s.proves("/nowhere/check") }},
+		{"proofs, too short a timeout", func(s *situation) {
+			s.proves("/bin/true", "prove-gpu", "--json")
+			s.options.Prove.Timeout = 30 * time.Second
+		}},
+		{"proofs, a timeout of its own", func(s *situation) {
+			s.proves("/bin/true", "prove-gpu", "--timeout", "90s")
+		}},
+		{"proofs, time enough", func(s *situation) {
+			s.proves("/bin/true", "prove-gpu", "--timeout=20s")
+			s.options.Prove.Timeout = 30 * time.Second
+		}},
+		{"proofs, the record of work is not complete", func(s *situation) {
+			s.proves("/bin/true")
+			s.running().OwnersUnknown = &report.Unknown{Reason: "no token", Remedy: "set nomad_token_file"}
+			s.agent.Proofs = []report.Proof{{GPU: s.agent.Devices[0].GPU}}
+		}},
+		{"proofs, another configuration", func(s *situation) { s.proves("/bin/true"); s.running() }},
+		{"proofs that did not pass", func(s *situation) {
+			s.proves("/bin/true")
+			r := s.running()
+			retry := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
+			for i, p := range []report.Proof{
+				{Result: "passed"}, {Result: "failed", Summary: "3 wrong words", WaitsFor: string(proof.WaitRepair)},
+				{Result: "failed", Summary: "3 wrong words", WaitsFor: string(proof.WaitService), NeedsService: true},
+				{CouldNotRun: 2, WaitsFor: string(proof.WaitBackOff), Waits: "the check could not run: exit status 2", WaitsUntil: retry},
+			} {
+				p.GPU, p.Index = r.Devices[i].GPU, i
+				r.Proofs = append(r.Proofs, p)
+			}
+		}},
+		{"proofs that did not pass, as conditions and warnings", func(s *situation) {
+			s.proves("/bin/true")
+			r := s.running()
+			r.Proofs = []report.Proof{
+				{GPU: r.Devices[0].GPU, Result: "failed", WaitsFor: string(proof.WaitRepair)},
+				{GPU: r.Devices[1].GPU, CouldNotRun: 1, WaitsFor: string(proof.WaitBackOff), Waits: "the check could not run: exit status 2"},
+			}
+			r.Conditions = []report.Condition{{GPU: r.Devices[0].GPU, Cause: "PROOF_FAILED", State: health.Unhealthy, Action: "reset the GPU"}}
+			r.Problems = []problem.Problem{{Code: problem.ProofNotRun, Object: string(r.Devices[1].GPU), Text: "the check of GPU-x could not run: exit status 2", Remedy: "run it by hand"}}
 		}},
 		{"two faults at once", func(s *situation) {
 			r := s.running()
@@ -211,6 +269,23 @@ func TestSituations(t *testing.T) {
 		}
 	}
 	goldenfile.Compare(t, "testdata/situations.txt", golden.String())
+}
+
+// Each reason why the program that proves GPUs is not run is a problem with its remedy.
+func TestProofProgram(t *testing.T) {
+	s := newSituation(t)
+	check.NoError(t, os.WriteFile(s.root+"/check", nil, 0o600))
+	check.NoError(t, os.Chmod(s.root+"/check", 0o666))
+	s.proves(s.root + "/check")
+	remedies := map[string]bool{}
+	for _, f := range s.run(t) {
+		if f.Check == "prove" && f.Severity == doctor.Problem && strings.Contains(f.Found, s.root+"/check (mode -rw-rw-rw-") {
+			remedies[f.Remedy] = true
+		}
+	}
+	if !remedies["chmod go-w it, or install the program elsewhere"] || !remedies["chmod a+x it; its file system must not be mounted noexec"] {
+		t.Errorf("%v", remedies)
+	}
 }
 
 // Whatever hangs costs a bounded time, and is named.

@@ -42,6 +42,7 @@ type Facts struct {
 	CDIFiles  []cdi.File
 	Clock     clock
 	Inotify   error // why no inotify instance can be made
+	Check     error // of the program that proves GPUs, if it is a program of this process's files
 	Processes []Process
 
 	lateReadings []Finding
@@ -93,6 +94,7 @@ func gather(ctx context.Context, o *Options) *Facts {
 		{"clock", "adjtimex", readClock},
 		{"inotify", "fs.inotify", readInotify},
 		{"processes", f.proc(""), readProcesses},
+		{"prove", strings.Join(o.Prove.Command, " "), readProofProgram},
 	}
 	for i, add := range concurrently(ctx, o.Limit, readings, func(ctx context.Context, r reading) func(*Facts) { return r.read(ctx, o) }) {
 		if add == nil {
