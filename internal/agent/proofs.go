@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -31,6 +32,7 @@ func (a *Agent) newProver() *prover.Prover {
 	if dir := a.opts.Health.StateDir; dir != "" {
 		o.File, o.Folder = filepath.Join(dir, a.opts.Name+".proofs.json"), filepath.Join(dir, a.opts.Name+".proofs")
 	}
+	a.SetProved(&inventory.Proved{}) // the attribute is there from the beginning
 	return prover.New(o)
 }
 
@@ -156,4 +158,16 @@ func (p proving) Withhold(all []proof.Withheld) {
 		unproved = append(unproved, inventory.Unproved{GPU: w.GPU, Detail: w.Text})
 	}
 	p.SetUnproved(unproved)
+	p.SetProved(provedOn(p.prover.Decision().State))
+}
+
+// provedOn is when each GPU passed its latest proof.
+func provedOn(s proof.State) *inventory.Proved {
+	on := map[gpu.DeviceID]string{}
+	for _, r := range s.Records {
+		if r.Last != nil && r.Last.Passed {
+			on[r.GPU] = r.Last.At.UTC().Format(time.DateOnly)
+		}
+	}
+	return &inventory.Proved{On: on}
 }

@@ -63,3 +63,14 @@ func TestSeen(t *testing.T) {
 		t.Errorf("without a driver: %+v", n)
 	}
 }
+
+// Only a GPU whose latest proof it passed has a day, in UTC.
+func TestProvedOn(t *testing.T) {
+	at := time.Date(2026, 11, 27, 23, 30, 0, 0, time.FixedZone("", -3600))
+	s := proof.State{Records: []proof.Record{
+		{GPU: "GPU-1", Last: &proof.Verdict{Passed: true, At: at}}, {GPU: "GPU-2", Last: &proof.Verdict{At: at}}, {GPU: "GPU-3"},
+	}}
+	if on := provedOn(s).On; len(on) != 1 || on["GPU-1"] != "2026-11-28" {
+		t.Errorf("%v", on)
+	}
+}

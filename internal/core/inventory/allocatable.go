@@ -19,6 +19,7 @@ type Allocatable struct {
 	needsCDI     bool // as the inventory's, or a unit has come to DRA
 	awaitsRecord bool // a device takes no work yet, because this agent has not recorded it so far
 	overlaps     []Overlap
+	proved       *Proved
 	ownership    Ownership                      // as applied
 	retiring     map[UnitID]time.Time           // since when
 	withheld     map[gpu.DeviceID]health.Health // why a device with a fault takes no work that tolerates that: it is not this agent's
@@ -35,7 +36,7 @@ func (inv *Inventory) WithoutHost() *Allocatable {
 // that is unhealthy already keeps its reason.
 func (inv *Inventory) WithHost(h Host, o OverlapMode) *Allocatable {
 	a := inv.WithoutHost()
-	a.withheld = map[gpu.DeviceID]health.Health{}
+	a.withheld, a.proved = map[gpu.DeviceID]health.Health{}, h.Proved
 	a.applyOwnership(h.Ownership)
 	if a.needsCDI {
 		a.cdi = h.CDI
@@ -148,5 +149,13 @@ func (a *Allocatable) Equal(b *Allocatable) bool {
 	asInventories := a.is(a.orEmpty().unitList) && b.is(b.orEmpty().unitList) // which are compared already
 	return a.Inventory.Equal(b.Inventory) && (asInventories || slices.Equal(a.units, b.units)) && slices.Equal(a.excluded, b.excluded) &&
 		slices.Equal(a.overlaps, b.overlaps) && a.awaitsRecord == b.awaitsRecord && a.ownership.Equal(b.ownership) &&
-		maps.Equal(a.withheld, b.withheld) && a.cdi.Equal(b.cdi)
+		maps.Equal(a.withheld, b.withheld) && a.cdi.Equal(b.cdi) && a.proved.Equal(b.proved)
+}
+
+// ProvedOn is the day on which a GPU passed its latest proof, "" if it has not passed it; false if no GPU is proved.
+func (a *Allocatable) ProvedOn(id gpu.DeviceID) (string, bool) {
+	if a.proved == nil {
+		return "", false
+	}
+	return a.proved.On[id], true
 }

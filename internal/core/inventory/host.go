@@ -2,6 +2,7 @@ package inventory
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -15,6 +16,7 @@ type Host struct {
 	Ownership Ownership
 	CDI       *CDI       // CDI specifications of this agent; nil = the first attempt to write one is not completed
 	Unproved  []Unproved // GPUs that take no new work before a proof
+	Proved    *Proved    // when GPUs passed their proof; nil = none is proved
 	Occupied  []Occupied // devices that take no new work because of processes; empty unless OccupancyWithhold
 
 	// SharesNumbers means that Numbering is updated: a number that this agent proposes is in it shortly after.
@@ -95,6 +97,14 @@ func (h Host) unproved(id gpu.DeviceID) *Unproved {
 		}
 	}
 	return nil
+}
+
+// Proved is on which day each GPU passed its latest proof, as "2026-11-27" in UTC. One that has not passed it is missing. It is never changed.
+type Proved struct{ On map[gpu.DeviceID]string }
+
+// Equal reports whether two values have the same days.
+func (p *Proved) Equal(o *Proved) bool {
+	return p == o || p != nil && o != nil && maps.Equal(p.On, o.On)
 }
 
 // occupied returns the processes of a device because of which it takes no new work; nil if there are none.

@@ -140,6 +140,14 @@ func (m *Monitor) SetUnproved(gpus []inventory.Unproved) {
 	m.UpdateHost(func(h *inventory.Host) { h.Unproved = gpus })
 }
 
+// SetProved sets when GPUs passed their proof, if that differs from what was set before: see UpdateHost.
+func (m *Monitor) SetProved(p *inventory.Proved) {
+	if m.host.Load().Proved.Equal(p) {
+		return
+	}
+	m.UpdateHost(func(h *inventory.Host) { h.Proved = p })
+}
+
 // applyHost applies the latest host. Only Run's goroutine calls it.
 func (m *Monitor) applyHost() {
 	var h inventory.Host

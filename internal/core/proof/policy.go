@@ -91,8 +91,8 @@ const (
 	// EndsWithin is beyond Policy.Timeout: no GPU is kept for longer.
 	EndsWithin = 10 * time.Second
 
-	mostApart   = time.Hour       // between two proofs of a node for the reason idle: GPUs that are all due do not follow each other
-	afterCancel = time.Hour       // in which a GPU whose proof an operator ended is not proved again
+	mostApart   = time.Hour // between two proofs of a node for the reason idle: GPUs that are all due do not follow each other
+	afterCancel = time.Hour // in which a GPU whose proof an operator ended is not proved again
 )
 
 // backOff is the time after which a check that could not run is tried again: the first time, the second, and from then on.

@@ -17,7 +17,7 @@ const (
 	typeSharedGPU, typeSharedMIG = "shared-gpu", "shared-mig"
 )
 
-// The attributes of devices: names and kinds are those of NVIDIA's driver, except pool and sharing, which it does not have.
+// The attributes of devices: names and kinds are those of NVIDIA's driver, except pool, sharing and provedOn, which it does not have.
 const (
 	attrType      = "type"
 	attrPool      = "pool"    // name of the pool in the policy
@@ -35,6 +35,7 @@ const (
 	attrBrand     = "brand"
 	attrArch      = "architecture"
 	attrMode      = "addressingMode"
+	attrProvedOn  = "provedOn" // day of the latest proof, if the GPU passed it
 	capMemory     = "memory"
 	capShares     = "shares"
 	capSlice      = "memorySlice" // and its number
@@ -45,7 +46,7 @@ const (
 //
 // All devices have the same attributes, because a CEL expression that reads an attribute which a device does not have is an error, which
 // keeps the pod from all nodes. An unknown text is "", an unknown version 0.0.0. The exception is numaNode: an integer has no value for
-// "unknown", and NVIDIA's driver leaves it out, too.
+// "unknown", and NVIDIA's driver leaves it out, too. provedOn is only there if GPUs are proved: see Input.Device.
 func newDevice(driver gpu.Driver, u inventory.Unit, sharesAsDevices bool) kubeapi.Device {
 	d := kubeapi.Device{Name: DeviceName(u), Attributes: attributes(driver, u), Capacity: capacities(u.Device)}
 	if u.Sharing.Mode == inventory.Exclusive {
@@ -161,6 +162,9 @@ var brands = map[string]string{
 	"NVIDIA Virtual Applications": "NvidiaVApps", "NVIDIA Virtual PC": "NvidiaVPC", "NVIDIA vGPU for Compute": "NvidiaVCS",
 	"NVIDIA RTX Virtual Workstation": "NvidiaVWS", "NVIDIA Cloud Gaming": "NvidiaCloudGaming",
 }
+
+// maxAttributes is how many attributes and capacities a device has at most (ResourceSliceMaxAttributesAndCapacitiesPerDevice).
+const maxAttributes = 32
 
 // maxText is the maximum length of a text or version in an attribute (DeviceAttributeMaxValueLength).
 const maxText = 64

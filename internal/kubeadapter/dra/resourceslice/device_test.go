@@ -86,6 +86,37 @@ func TestAttributesAtMost(t *testing.T) {
 	}
 }
 
+// Only if GPUs are proved, a device has the day on which its GPU passed: of an instance, that of its GPU. One with as many attributes as the API
+// server takes has none.
+func TestProvedOn(t *testing.T) {
+	s := coretest.WithMIG(coretest.GPUs(3), 1, "7g.80gb")
+	day := func(i int, h inventory.Host, set ...func(*core.Config)) string {
+		c := config(set...)
+		d := resourceslice.Devices(resourceslice.Input{Allocatable: core.Build(s, health.Ledger{}, c).WithHost(h, c.Overlap)})[i].Attributes["provedOn"]
+		if d.String == nil {
+			return "none"
+		}
+		return *d.String
+	}
+	proved := inventory.Host{CDI: &inventory.CDI{}, Proved: &inventory.Proved{On: map[gpu.DeviceID]string{coretest.GPU(0): "2026-11-26", coretest.GPU(1): "2026-11-27"}}}
+	for i, want := range []string{"2026-11-26", "2026-11-27", ""} {
+		if off, on := day(i, inventory.Host{}), day(i, proved); off != "none" || on != want {
+			t.Errorf("device %d: off %q, on %q, want %q", i, off, on, want)
+		}
+	}
+	for i := range s.Devices {
+		if s.Devices[i].Profile != "" {
+			s.Devices[i].MemorySlices = gpu.SliceRange{First: 0, Count: 8}
+		}
+	}
+	share := rules(inventory.Rule{Select: inventory.Selector{Profiles: []string{"*"}}, Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 2}})
+	for i := range 3 {
+		if got := day(i, proved, share); (got == "none") != (i == 1) {
+			t.Errorf("shared instance, device %d: %q", i, got)
+		}
+	}
+}
+
 // Brands have the spelling of NVIDIA's DRA driver, by which selectors of claims choose.
 func TestBrands(t *testing.T) {
 	for name, want := range map[string]string{

@@ -163,7 +163,11 @@ func (in Input) listings() []listing {
 func (in Input) Device(u inventory.Unit) kubeapi.Device {
 	driver := in.Allocatable.Driver()
 	driver.Version, driver.CUDA = cmp.Or(driver.Version, in.LastDriver.Version), cmp.Or(driver.CUDA, in.LastDriver.CUDA)
-	return newDevice(driver, u, in.SharesAsDevices)
+	d := newDevice(driver, u, in.SharesAsDevices)
+	if on, proves := in.Allocatable.ProvedOn(u.Device.At.GPU); proves && len(d.Attributes)+len(d.Capacity) < maxAttributes {
+		d.Attributes[attrProvedOn] = text(on)
+	}
+	return d
 }
 
 // offers returns the devices of the inventory that are offered through DRA, without taints.
