@@ -45,6 +45,7 @@ type Options struct {
 
 	Handover  *Handover                    // of the history between runs of this process
 	After     <-chan struct{}              // the driver is not opened before this is closed: a process has one NVML
+	Earlier   <-chan struct{}              // no GPU is proved before this is closed: proofs of an earlier agent of the process end
 	Signals   <-chan os.Signal             // quiesce and resume: see control.Follow
 	Reload    *ReloadStatus                // of the configuration, for Problems
 	OnFailure func(context.Context, error) // called when the monitor or the watchdog fails, before the other tasks are stopped
@@ -83,7 +84,7 @@ type Agent struct {
 	adapter Adapter
 	flush   *flushNotifier
 
-	monitorDone, socketDone, hostDone chan struct{}
+	monitorDone, socketDone, hostDone, proofsDone chan struct{}
 }
 
 // New composes an agent. It reads the boot ID of the node and nothing else; Run starts the work.
@@ -91,7 +92,7 @@ func New(o Options) *Agent {
 	o.CDI.Log = o.Log
 	a := &Agent{
 		opts: o, sources: newSources(o), cdi: cdi.New(o.CDI), socket: control.NewSocket(control.Path(o.Health.StateDir, o.Name)),
-		monitorDone: make(chan struct{}), socketDone: make(chan struct{}), hostDone: make(chan struct{}),
+		monitorDone: make(chan struct{}), socketDone: make(chan struct{}), hostDone: make(chan struct{}), proofsDone: make(chan struct{}),
 	}
 	o.Use.Mode, o.Use.ProcRoot, o.Use.Log = o.Core.Occupancy, o.Core.Roots.Proc, o.Log
 	o.Use.Running = func(p gpu.Process) bool { return nvidia.ProcessRunning(o.Core.Roots, p) }
@@ -137,9 +138,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	start(func() { a.sources.follow(ctx, a.Monitor) })
 	start(func() { a.cdi.Run(ctx, a.Monitor) })
 	start(func() { a.use.Run(ctx, a.Monitor) })
-	if a.prover != nil {
-		start(func() { a.prove(ctx) })
-	}
+	start(func() { defer close(a.proofsDone); a.prove(ctx) })
 	start(func() { control.Follow(ctx, a.opts.Signals, a, a.opts.Log) })
 	start(func() {
 		defer close(a.socketDone)
@@ -191,6 +190,9 @@ func (a *Agent) failed(ctx context.Context, err error) error {
 
 // MonitorDone is closed when the monitor of a run has closed its driver session, or abandoned it.
 func (a *Agent) MonitorDone() <-chan struct{} { return a.monitorDone }
+
+// ProofsDone is closed when, after the context of Run ended, no proof runs any more, also none of an earlier agent.
+func (a *Agent) ProofsDone() <-chan struct{} { return a.proofsDone }
 
 // FilesDone returns channels which are all closed when, after the context of Run ended, the agent has written its history for
 // the last time and has removed its socket and its lock.

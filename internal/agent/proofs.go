@@ -36,8 +36,14 @@ func (a *Agent) newProver() *prover.Prover {
 	return prover.New(o)
 }
 
-// prove proves GPUs until ctx ends.
+// prove proves GPUs until ctx ends. It returns at once without a policy for that.
 func (a *Agent) prove(ctx context.Context) {
+	if a.opts.Earlier != nil {
+		<-a.opts.Earlier // it has the same files; its command may take some seconds to end
+	}
+	if a.prover == nil || ctx.Err() != nil {
+		return
+	}
 	if err := proofcommand.CleanUp(filepath.Join(a.opts.Health.StateDir, a.opts.Name+".proofs")); err != nil {
 		a.opts.Log.Warn("processes of earlier proofs can't be ended", "error", err)
 	}

@@ -1,11 +1,14 @@
 package agent
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -73,4 +76,28 @@ func TestProvedOn(t *testing.T) {
 	if on := provedOn(s).On; len(on) != 1 || on["GPU-1"] != "2026-11-28" {
 		t.Errorf("%v", on)
 	}
+}
+
+// An agent proves no GPU while the agent before it ends its proofs, which have the same record and folder.
+func TestProofsOfTheAgentBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		earlier, sup := make(chan struct{}), NewSupervisor(func(error) {})
+		o := options(config.Health{}, core.DefaultConfig())
+		o.Open = coretest.NewMachine(coretest.GPUs(1)).Open
+		o.Earlier = earlier // a command that ignores SIGTERM
+		first := sup.Start(ctx, o)
+		second := sup.Start(ctx, o)
+		cancel()
+		time.Sleep(time.Minute)
+		for _, a := range []*Agent{first, second} {
+			select {
+			case <-a.ProofsDone():
+				t.Error("no proof runs any more, as if the earlier one had ended")
+			default:
+			}
+		}
+		close(earlier)
+		<-second.ProofsDone()
+	})
 }

@@ -39,14 +39,14 @@ func (s *Supervisor) Forward(sig os.Signal) {
 	}
 }
 
-// Start runs an agent until ctx ends. Its driver session begins when that of the agent before has ended.
+// Start runs an agent until ctx ends. Its driver session begins when that of the agent before has ended, its proofs when those have.
 func (s *Supervisor) Start(ctx context.Context, o Options) *Agent {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	o.Signals = s.signals
 	o.OnFailure = func(ctx context.Context, err error) { s.fail(ctx, o.Log, err) }
 	if s.latest != nil {
-		o.After = s.latest.MonitorDone()
+		o.After, o.Earlier = s.latest.MonitorDone(), s.latest.ProofsDone()
 	}
 	a := New(o)
 	s.latest, s.pending = a, append(s.pending, a.FilesDone()...)
