@@ -75,7 +75,7 @@ prove:
   windows: [{from: "01:00", to: "02:00"}]
   unproved: withhold
 `, `
-/c.yaml:3: prove.command = "[...]": want the absolute path of a program and its arguments, such as [/usr/local/bin/check-gpu, --quick]
+/c.yaml:3: prove.command[0] = "check": want the absolute path of a program and its arguments, such as [/usr/local/bin/check-gpu, --quick]
 /c.yaml:5: prove.every = "24h": has no effect: prove.at has no idle
 /c.yaml:6: prove.windows = "[...]": has no effect: prove.at has no idle
 /c.yaml:7: prove.unproved = "withhold": has no effect: prove.at has no boot`},

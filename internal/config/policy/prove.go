@@ -96,7 +96,11 @@ func checkProve(f fields, p proof.Policy, broken map[string]bool) {
 	if joined, ok := p.Check().(interface{ Unwrap() []error }); ok { // of errors.Join
 		for _, err := range joined.Unwrap() {
 			if bad, ok := errors.AsType[*setting.Error](err); ok && !broken[bad.Key] {
-				f.At(bad.Key).Failf("want %s", bad.Remedy)
+				v := f.At(bad.Key)
+				if bad.Key == "command" && v.IsList() && len(v.Items()) > 0 {
+					v = v.Items()[0] // the program
+				}
+				v.Failf("want %s", bad.Remedy)
 			}
 		}
 	}
@@ -199,15 +203,30 @@ func (r Result) ProveSummary() string {
 	for _, one := range p.At {
 		at = append(at, one.String())
 	}
-	text := fmt.Sprintf("prove: %s, at %s, within %v, at a time on a node: %d; a GPU that fails is %v", strings.Join(p.Command, " "), strings.Join(at, ", "), p.Timeout, p.MaxPerNode, p.OnFail)
+	all := []string{
+		fmt.Sprintf("prove: %s, at %s", strings.Join(p.Command, " "), strings.Join(at, ", ")), "ended after " + short(p.Timeout),
+		fmt.Sprintf("GPUs of a node at a time: %d", p.MaxPerNode), "a GPU that fails is " + p.OnFail.String(),
+	}
 	if p.Withhold {
-		text += "; after a boot a GPU takes work when it has passed"
+		all = append(all, "after a boot a GPU takes work when it has passed, or the check could not run")
 	}
 	if slices.Contains(p.At, proof.Idle) {
-		text += fmt.Sprintf("; each %v, when free for %v", p.Every, p.IdleFor)
+		idle := fmt.Sprintf("idle: free for %s, and not proved for %s", short(p.IdleFor), short(p.Every))
+		for _, w := range p.Windows {
+			idle += ", " + w.String()
+		}
+		all = append(all, idle)
 	}
-	for _, w := range p.Windows {
-		text += ", " + w.String()
+	return strings.Join(all, "; ")
+}
+
+// short is a time without the units that are zero: 168h, 10m.
+func short(d time.Duration) string {
+	text := d.String()
+	for _, zero := range []string{"m0s", "h0m"} {
+		if strings.HasSuffix(text, zero) {
+			text = text[:len(text)-2]
+		}
 	}
 	return text
 }

@@ -59,8 +59,8 @@ func TestProve(t *testing.T) {
 func TestProveSummary(t *testing.T) {
 	f, err := read(`prove: {command: [/usr/bin/check, -q], unproved: withhold, windows: [{days: [sat], from: "22:00", to: "06:00"}]}`, policy.Nomad)
 	check.NoError(t, err)
-	const want = "prove: /usr/bin/check -q, at boot, reset, recovery, idle, within 1m0s, at a time on a node: 1; a GPU that fails is unhealthy; " +
-		"after a boot a GPU takes work when it has passed; each 168h0m0s, when free for 10m0s, Sat 22:00-06:00"
+	const want = "prove: /usr/bin/check -q, at boot, reset, recovery, idle; ended after 1m; GPUs of a node at a time: 1; a GPU that fails is unhealthy; " +
+		"after a boot a GPU takes work when it has passed, or the check could not run; idle: free for 10m, and not proved for 168h, Sat 22:00-06:00"
 	if got := strings.Join(f.Summary(), "\n"); got != want {
 		t.Errorf("%s\nwant\n%s", got, want)
 	}
