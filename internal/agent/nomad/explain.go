@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/internal/config/policy"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
 	"github.com/tandem-gpu/tandem/internal/operator/explain"
@@ -30,6 +31,7 @@ func explainAdapter(s config.Nomad, of groupOf) explain.Adapter {
 		Notes: func(inv *inventory.Allocatable, units []inventory.Unit, n int) []string {
 			return nomadNotes(of, inv, units, n)
 		},
+		Prove: policy.Result{Prove: s.Prove}.ProveSummary(),
 	}
 }
 

@@ -20,6 +20,8 @@ type Adapter struct {
 	Name    func(u inventory.Unit) string                                            // in a request: "nvidia.com/gpu"
 	Respond func(p inventory.Plan) Response                                          // what a container gets for a plan
 	Notes   func(inv *inventory.Allocatable, units []inventory.Unit, n int) []string // what the orchestrator does with a request; n = 0: for these units
+
+	Prove string // when GPUs are proved, in one line; "" = none is
 }
 
 // Args are what is asked.
@@ -41,6 +43,7 @@ type Explanation struct {
 	Source   string    `json:"source,omitempty"` // report.FromAgent, report.FromDriver
 	Devices  []Device  `json:"devices"`
 	Requests []Request `json:"requests,omitempty"`
+	Prove    string    `json:"prove,omitempty"` // when GPUs are proved; "" = none is
 	Warnings []string  `json:"warnings,omitempty"`
 }
 
@@ -154,7 +157,7 @@ func (e *RefusedError) Error() string {
 func Explain(in Input, args Args) (Explanation, error) {
 	x := explainer{Input: in, inv: in.State.Allocatable}
 	if len(args.Devices) == 0 && args.Pool == "" && args.Count == 0 {
-		return Explanation{Devices: x.devices(func(gpu.Device) bool { return true })}, nil
+		return Explanation{Devices: x.devices(func(gpu.Device) bool { return true }), Prove: in.Adapter.Prove}, nil
 	}
 	asked, err := x.resolve(args)
 	if err != nil {

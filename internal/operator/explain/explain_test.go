@@ -104,3 +104,19 @@ func TestExplainNothing(t *testing.T) {
 		}
 	}
 }
+
+// When GPUs are proved is part of what the configuration makes of all devices.
+func TestExplainProve(t *testing.T) {
+	for _, prove := range []string{"", "prove: /usr/bin/check, at boot"} {
+		in := input()
+		in.Adapter.Prove = prove
+		e, err := explain.Explain(in, explain.Args{})
+		var text strings.Builder
+		if err != nil || e.Write(&text) != nil || e.Prove != prove || strings.HasSuffix(text.String(), "\n\nprove: /usr/bin/check, at boot\n") != (prove != "") {
+			t.Errorf("%q: %v, %q\n%s", prove, err, e.Prove, &text)
+		}
+		if e, err := explain.Explain(in, explain.Args{Count: 1}); err != nil || e.Prove != "" {
+			t.Errorf("of a request: %v, %q", err, e.Prove)
+		}
+	}
+}

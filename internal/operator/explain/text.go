@@ -37,6 +37,9 @@ func (e Explanation) Write(w io.Writer) error {
 			r.write(&b, e.Devices)
 		}
 	}
+	if e.Prove != "" {
+		fmt.Fprintln(&b, "\n"+e.Prove)
+	}
 	_, err := io.WriteString(w, b.String())
 	return err
 }
