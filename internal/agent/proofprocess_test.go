@@ -22,15 +22,7 @@ const proveUntilTerm = "TEST_PROVE_UNTIL_TERM"
 // A process whose proof ignores SIGTERM ends in its time nevertheless, and the kernel ends the proof with it.
 func TestProofThatIgnoresTheEnd(t *testing.T) {
 	if folder := os.Getenv(proveUntilTerm); folder != "" {
-		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-		defer stop()
-		_ = RunUntil(ctx, func() time.Duration { return ShutdownTimeout }, func() error {
-			proofcommand.Run(ctx, proofcommand.Proof{
-				Command: []string{"/bin/sh", "-c", `trap "" TERM; echo $$ >` + folder + `/pid; while :; do sleep 0.1; done`},
-				GPU:     "GPU-1", Reason: "boot", Timeout: time.Minute, Folder: folder,
-			})
-			return nil
-		})
+		proveUntilEnd(folder)
 		os.Exit(0)
 	}
 	t.Parallel()
@@ -59,6 +51,19 @@ func TestProofThatIgnoresTheEnd(t *testing.T) {
 		}
 	}
 	t.Logf("the process ended after %v, its proof %v later", took, time.Since(began))
+}
+
+// proveUntilEnd runs a proof that ignores SIGTERM until this process gets it.
+func proveUntilEnd(folder string) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	_ = RunUntil(ctx, func() time.Duration { return ShutdownTimeout }, func() error {
+		proofcommand.Run(ctx, proofcommand.Proof{
+			Command: []string{"/bin/sh", "-c", `trap "" TERM; echo $$ >` + folder + `/pid; while :; do sleep 0.1; done`},
+			GPU:     "GPU-1", Reason: "boot", Timeout: time.Minute, Folder: folder,
+		})
+		return nil
+	})
 }
 
 // runs reports whether a process has not ended. One that has may be there until its new parent reads its status.
