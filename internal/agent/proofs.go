@@ -44,8 +44,10 @@ func (a *Agent) prove(ctx context.Context) {
 	if a.prover == nil || ctx.Err() != nil {
 		return
 	}
-	if err := proofcommand.CleanUp(filepath.Join(a.opts.Health.StateDir, a.opts.Name+".proofs")); err != nil {
-		a.opts.Log.Warn("processes of earlier proofs can't be ended", "error", err)
+	if dir := a.opts.Health.StateDir; dir != "" {
+		if err := proofcommand.CleanUp(filepath.Join(dir, a.opts.Name+".proofs")); err != nil {
+			a.opts.Log.Warn("processes of earlier proofs can't be ended", "error", err)
+		}
 	}
 	a.prover.Run(ctx, a.Watchdog())
 }
@@ -141,9 +143,14 @@ func (p proving) Take(ctx context.Context, id gpu.DeviceID) (prover.Taken, error
 	return p.Agent.Take(ctx, id, inventory.Proof)
 }
 
-// Failed implements prover.Node.
+// Failed implements prover.Node. The failure is in the history when it returns: a process that ends now and finds a failure in its record of proofs only
+// would take it for one that an operator has cleared.
 func (p proving) Failed(ctx context.Context, id gpu.DeviceID, f health.ProofFailure) error {
-	return p.ProofFailed(ctx, id, f)
+	err := p.ProofFailed(ctx, id, f)
+	if err == nil {
+		_ = p.Save(ctx) // the history reports that it can't be written; the failure counts while this process runs
+	}
+	return err
 }
 
 // Passed implements prover.Node.

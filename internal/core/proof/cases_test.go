@@ -274,12 +274,10 @@ func case8Recovery(t *testing.T) {
 	w := provedWorld(t, 4)
 	w.gpu(1).Health, w.gpu(1).Cause = health.Unhealthy, "XID 95"
 	w.never(hour)
-	w.withheld(0) // it takes no work as it is
+	w.withheld(1) // from its recovery on: no work gets it before the next decision
 	w.restart()
 	w.never(10 * minute)
-	if w.gpu(1).Health = health.Unknown; len(w.policy.Withheld(w.state, w.node)) != 0 {
-		t.Error("it is withheld, and takes no work anyway")
-	}
+	w.withheld(1)
 	w.gpu(1).Health = health.Degraded
 	w.pass(0)
 	w.withheld(1)

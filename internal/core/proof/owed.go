@@ -31,7 +31,8 @@ func (r *Record) tried(g *GPU, boot string) bool {
 }
 
 // Withheld returns the GPUs that take no new work until they are proved. It needs no decision before: a GPU whose reset is seen for the first time is among
-// them. A GPU whose check could not run is not, nor one whose holders will never be known: no GPU is missing because its check fails.
+// them, and so is one with a fault, which would take work else from its recovery to the next decision. A GPU whose check could not run is not, nor one
+// whose holders will never be known: no GPU is missing because its check fails.
 func (p Policy) Withheld(s State, n Node) (all []Withheld) {
 	if !p.On() {
 		return nil
@@ -42,7 +43,9 @@ func (p Policy) Withheld(s State, n Node) (all []Withheld) {
 		if !known {
 			r.Since = g.Reset // one before the first decision does not count
 		}
-		reason, owed := p.owed(&r, g, n.Boot)
+		recovered := *g
+		recovered.Health = health.Healthy
+		reason, owed := p.owed(&r, &recovered, n.Boot)
 		if owed && p.holdsBack(reason) && !r.tried(g, n.Boot) && !g.Never {
 			all = append(all, Withheld{g.ID, reason, withheldTexts[reason]})
 		}

@@ -249,11 +249,12 @@ func (s *storm) checkFailures() {
 	}
 }
 
-// checkWithheld checks that each GPU that takes no work for a proof gets one or waits for one.
+// checkWithheld checks that each GPU that takes no work for a proof gets one or waits for one. One with a fault waits for the end of that first.
 func (s *storm) checkWithheld() {
 	for _, w := range s.last.Withheld {
 		_, runs := s.runs[w.GPU]
-		if !runs && !slices.ContainsFunc(s.last.Waits, func(one proof.Wait) bool { return one.GPU == w.GPU && one.Reason == w.Reason && !one.Alert }) {
+		sick := slices.ContainsFunc(s.node.GPUs, func(g proof.GPU) bool { return g.ID == w.GPU && g.Health > health.Degraded })
+		if !runs && !sick && !slices.ContainsFunc(s.last.Waits, func(one proof.Wait) bool { return one.GPU == w.GPU && one.Reason == w.Reason && !one.Alert }) {
 			s.Errorf("%+v neither runs nor waits: %+v", w, s.last.Waits)
 		}
 		if s.last.State.Records[0].GPU == "" || w.Text == "" {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/proof"
 	"github.com/tandem-gpu/tandem/internal/node/proofcommand"
 )
@@ -16,7 +17,7 @@ func (p *Prover) prove(ctx context.Context, b proof.Begin) ended {
 	end := ended{End: proof.End{GPU: b.GPU, Number: b.Number, Outcome: proof.Cancelled}, release: func() {}}
 	taken, err := p.take(ctx, b)
 	if err != nil {
-		end.Detail = err.Error()
+		end.Outcome, end.Detail = p.notTaken(ctx, b.GPU), err.Error()
 		return end
 	}
 	end.release = taken.Release
@@ -57,6 +58,18 @@ func (p *Prover) take(ctx context.Context, b proof.Begin) (Taken, error) {
 		return nil, errors.New(why.String())
 	}
 	return taken, nil
+}
+
+// notTaken is the outcome of a proof whose GPU was not taken: the check could not run if nothing is seen that has the GPU. Otherwise it would begin again
+// and again, and a GPU that waits for it would take no work for ever.
+func (p *Prover) notTaken(ctx context.Context, id gpu.DeviceID) proof.Outcome {
+	if ctx.Err() != nil {
+		return proof.Cancelled
+	}
+	if _, free := p.opts.Policy.Still(p.Decision().State, p.opts.Node.See(), id); !free {
+		return proof.Cancelled
+	}
+	return proof.NotRun
 }
 
 // lastOf is the end of an output, for the log.

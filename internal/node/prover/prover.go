@@ -147,6 +147,7 @@ func (p *Prover) pass(ctx context.Context) time.Duration {
 	}
 	p.state = r.State
 	p.shown.Store(&r)
+	p.notRun(node)
 	p.opts.Node.Withhold(r.Withheld)
 	for _, c := range r.Cancel {
 		if one, ok := p.running[c.Number]; ok {
@@ -224,26 +225,38 @@ func (p *Prover) clear(now time.Time) {
 	}
 }
 
-// report logs the end of a proof, and keeps the problem of a check that could not run.
+// report logs the end of a proof. One that could not run is a problem: see notRun.
 func (p *Prover) report(e proof.End, counts bool) {
 	log := p.opts.Log.With("id", e.GPU, "took", e.Took, "summary", e.Summary)
 	switch {
 	case !counts || e.Outcome == proof.Cancelled:
 		log.Info("proof was ended without a result", "reason", e.Detail)
-	case e.Outcome == proof.NotRun:
-		r, _ := p.state.Of(e.GPU)
-		one := problem.Problem{
-			Code: problem.ProofNotRun, Object: string(e.GPU), Text: "the check of " + string(e.GPU) + " could not run: " + e.Detail,
-			Remedy: "run the command of prove.command by hand; it is tried again at " + r.Tries.Retry.Format(time.RFC3339),
-		}
-		p.problems.Put(one, slog.LevelWarn, "the check of a GPU could not run", "id", e.GPU, "reason", e.Detail, "again", r.Tries.Retry)
 	case e.Outcome == proof.Failed:
 		log.Warn("GPU failed its proof")
-	default:
+	case e.Outcome == proof.Passed:
 		log.Info("GPU passed its proof")
 	}
-	if counts && e.Outcome != proof.NotRun && e.Outcome != proof.Cancelled {
-		p.problems.End(problem.ProofNotRun, string(e.GPU), "the check of a GPU runs again", "id", e.GPU)
+}
+
+// notRun keeps a problem for each GPU whose check could not run, by the state: also after a restart, and until the GPU is gone.
+func (p *Prover) notRun(n proof.Node) {
+	here := map[string]bool{}
+	for i := range n.GPUs {
+		r, _ := p.state.Of(n.GPUs[i].ID)
+		if r.Tries == nil || r.Tries.Count == 0 {
+			continue
+		}
+		here[string(r.GPU)] = true
+		one := problem.Problem{
+			Code: problem.ProofNotRun, Object: string(r.GPU), Text: "the check of " + string(r.GPU) + " could not run: " + r.Tries.Detail,
+			Remedy: "run the command of prove.command by hand; it is tried again at " + r.Tries.Retry.Format(time.RFC3339),
+		}
+		p.problems.Put(one, slog.LevelWarn, "the check of a GPU could not run", "id", r.GPU, "reason", r.Tries.Detail, "again", r.Tries.Retry)
+	}
+	for _, one := range p.problems.List() {
+		if one.Code == problem.ProofNotRun && !here[one.Object] {
+			p.problems.End(one.Code, one.Object, "the check of a GPU runs again, or the GPU is gone", "id", one.Object)
+		}
 	}
 }
 

@@ -269,6 +269,99 @@ func TestCouldNotRun(t *testing.T) {
 	})
 }
 
+// A check that could not run is a problem also after a restart, in which it is not tried again, and after the agent was killed in a proof; it ends with
+// the GPU.
+func TestCouldNotRunAfterRestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t, "GPU-1")
+		n.command = func(context.Context, proofcommand.Proof) proofcommand.Result {
+			return proofcommand.Result{Outcome: proofcommand.CouldNotRun, Text: "exit status 2"}
+		}
+		_, stop := n.start()
+		time.Sleep(ready)
+		stop()
+		n.happened()
+		p, stop := n.start()
+		time.Sleep(time.Minute)
+		if all := p.Problems(); n.happened() != "" || len(all) != 1 || !strings.Contains(all[0].Text, "exit status 2") {
+			t.Errorf("%v", all)
+		}
+		n.change(func(s *proof.Node) { s.GPUs = nil })
+		if all := p.Problems(); len(all) != 0 {
+			t.Errorf("the GPU is gone: %v", all)
+		}
+		stop()
+
+		n = newNode(t, "GPU-1")
+		began := time.Now()
+		s, err := proof.State{Boot: "b1", BootTime: began, Begun: 1, Records: []proof.Record{
+			{GPU: "GPU-1", Since: began, Running: &proof.Running{Number: 1, Reason: proof.Boot, Began: began}},
+		}}.Encode()
+		check.NoError(t, err)
+		check.NoError(t, os.WriteFile(n.file, s, 0o600))
+		p, stop = n.start()
+		defer stop()
+		time.Sleep(time.Minute)
+		if all := p.Problems(); len(all) != 1 || !strings.Contains(all[0].Text, "ended during the proof") {
+			t.Errorf("killed: %v", all)
+		}
+		n.with(func() {
+			if len(n.withheld) != 0 {
+				t.Errorf("killed: %v", n.withheld)
+			}
+		})
+	})
+}
+
+// A GPU that is free by all that is seen and can't be taken is offered, and its check is one that could not run: it would take no work for ever.
+func TestCannotTake(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t, "GPU-1")
+		n.takeErr = errors.New("it waits for the file of the node, which can't be written")
+		p, stop := n.start()
+		defer stop()
+		time.Sleep(proof.SettleTime)
+		n.with(func() {
+			if len(n.withheld) != 1 {
+				t.Errorf("before: %v", n.withheld)
+			}
+		})
+		time.Sleep(ready + proof.TakeWithin)
+		n.with(func() {
+			if len(n.withheld) != 0 {
+				t.Errorf("it takes no work: %v", n.withheld)
+			}
+		})
+		if all := p.Problems(); len(all) != 1 || !strings.Contains(all[0].Text, "can't be written") {
+			t.Errorf("%v", all)
+		}
+	})
+}
+
+// case 6: a GPU that work gets while the proof waits to take it is not one that can't be taken.
+func TestWorkCame(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t, "GPU-1")
+		n.takeErr = errors.New("it waits for the end of pod default/train")
+		p, stop := n.start()
+		defer stop()
+		running := func() bool { r, _ := p.Decision().State.Of("GPU-1"); return r.Running != nil }
+		for range int(ready.Seconds()) {
+			if time.Sleep(time.Second); running() {
+				break
+			}
+		}
+		if !running() {
+			t.Fatal("no proof begins")
+		}
+		n.change(func(s *proof.Node) { s.GPUs[0].Holders = []string{"pod default/train"} })
+		time.Sleep(time.Hour)
+		if r, _ := p.Decision().State.Of("GPU-1"); n.happened() != "" || r.Tries != nil || len(p.Problems()) != 0 {
+			t.Errorf("%+v, %v", r, p.Problems())
+		}
+	})
+}
+
 // case 13: a proof ends when its GPU is wanted back, when maintenance begins, and when the agent ends; it has no verdict, and is made later.
 func TestCancelled(t *testing.T) {
 	for name, end := range map[string]func(n *node, stop func()){
