@@ -70,6 +70,50 @@ func TestPageOfTwoFaults(t *testing.T) {
 	p.shows("1 problem", "GPU 7 ✖ unhealthy", "what to do "+bad.Action, "also INFOROM_CORRUPT; what to do: run field diagnostics; cleared by: a valid InfoROM")
 }
 
+// TestPageOfProofs: the page has the latest proof of each GPU, one that runs, and what the next one waits for. A summary is text, whatever it is. A GPU that
+// is withheld for a proof has no fault.
+func TestPageOfProofs(t *testing.T) {
+	n := h100x8()
+	at, hostile := n.now.Add(-2*time.Hour), `<img src=x onerror="document.title='bad'"> `+strings.Repeat("a_long_word_", 18)
+	for i, d := range n.report.Devices {
+		p := report.Proof{GPU: d.GPU, Index: i, Result: "passed", At: at, Seconds: 31, Reason: "boot", Summary: "passed: 71.1 GiB of memory",
+			Values: map[string]float64{"memory_gbps": 2400.123456, "memory_tested_bytes": 71 << 30}, WaitsFor: "NOT_DUE", Waits: "its last proof is not old enough", WaitsUntil: n.now.Add(100 * time.Hour)}
+		switch i {
+		case 1:
+			p.Result, p.Reason, p.Summary, p.NeedsService, p.Waits, p.WaitsUntil = "failed", "reset", hostile, true, "it needs service", time.Time{}
+		case 2:
+			p = report.Proof{GPU: d.GPU, Index: i, CouldNotRun: 2, WaitsFor: "COULD_NOT_RUN", Waits: "the check could not run: exit status 127", WaitsUntil: n.now.Add(6 * time.Hour)}
+		case 6:
+			p.Running, p.RunsSince = "idle", n.now.Add(-20*time.Second)
+		}
+		n.report.Proofs = append(n.report.Proofs, p)
+	}
+	proving := &n.report.Devices[6]
+	proving.State, proving.Cause, proving.Schedulable, proving.Since, proving.Health = health.Unknown, "PROVING", false, n.now, "unknown: withheld for a proof"
+	url := n.serve(t)
+	for _, v := range []view{wide, views["phone"], views["dark"]} {
+		p := open(t, url, v)
+		p.shows("1 problem", "Proofs", "GPU 0 ● passed", "2 h ago, after 31 s, reason: boot", "memory_gbps 2400.1 · memory_tested_bytes 71 GiB", "its last proof is not old enough", "in 4 days",
+			"✖ failed, needs service", "<img src=x", "it needs service", "no result so far", "could not run 2 times", "in 6 h", "runs", "reason: idle", "? unknown")
+		if n := eval[int](p, `document.querySelectorAll("main img").length`); n != 0 || strings.Contains(eval[string](p, "document.title"), "bad") {
+			t.Errorf("%d images, title %s", n, eval[string](p, "document.title"))
+		}
+		if overflow := eval[int](p, `document.documentElement.scrollWidth - document.documentElement.clientWidth`); overflow > 0 {
+			t.Errorf("the page is %d pixels wider than the screen", overflow)
+		}
+		if faint := eval[[]string](p, faintText); len(faint) > 0 {
+			t.Errorf("text with a contrast below 4.5: %q", faint)
+		}
+		if level := eval[string](p, `document.querySelectorAll("#devices tbody tr")[6].className + " " + problemsOf(page.report, "k8s-gpu").filter((p) => p.cause === "PROVING").map((p) => p.level)`); level != "info info" {
+			t.Errorf("a GPU that is proved: %s", level)
+		}
+	}
+	n.report.Proofs = nil
+	if text := open(t, n.serve(t), wide).text(); strings.Contains(text, "Proofs") {
+		t.Error("without proofs there are proofs")
+	}
+}
+
 // views are those of the screenshots in the documents.
 var views = map[string]view{
 	"light": wide, "dark": {1280, 900, "dark", false, true}, "phone": {390, 844, "light", true, true}, "phone-dark": {390, 844, "dark", true, true},

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
+	"strconv"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -67,6 +67,9 @@ func proofOf(of proof.Result, id gpu.DeviceID, index int) Proof {
 	return p
 }
 
+// mostSummary is how much of a summary a table shows, so that it fits a screen. JSON and the page have all of it.
+const mostSummary = 60
+
 func (r Report) writeProofs(w io.Writer) error {
 	if len(r.Proofs) == 0 {
 		return nil
@@ -78,9 +81,23 @@ func (r Report) writeProofs(w io.Writer) error {
 		if !p.At.IsZero() {
 			at = stamp(p.At)
 		}
-		fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%s\n", p.Index, p.result(), at, p.Summary, p.next())
+		name := strconv.Itoa(p.Index)
+		if p.Index < 0 {
+			name = string(p.GPU)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", name, p.result(), at, cut(p.Summary, mostSummary), p.next())
 	}
 	return t.Flush()
+}
+
+// proving is what a table shows as the owner of a GPU on which a proof runs; "" = none does.
+func (r Report) proving(id gpu.DeviceID) string {
+	for _, p := range r.Proofs {
+		if p.GPU == id && p.Running != "" {
+			return "proof (" + p.Running + ")"
+		}
+	}
+	return ""
 }
 
 // result is the latest result in some words.
@@ -104,5 +121,5 @@ func (p Proof) next() string {
 	case p.WaitsUntil.IsZero():
 		return p.Waits
 	}
-	return strings.Join([]string{p.Waits, "until", stamp(p.WaitsUntil)}, " ")
+	return p.Waits + ", until " + stamp(p.WaitsUntil)
 }

@@ -141,8 +141,8 @@ func (r Report) topTable(devices []Device, now time.Time, width int) []string {
 		cells[i] = []string{c.name}
 		for _, d := range devices {
 			text := c.text(d, now)
-			if c.name == ownerColumn && r.OwnersUnknown != nil {
-				text = cmp.Or(text, "unknown")
+			if c.name == ownerColumn {
+				text = r.ownerCell(d, text)
 			}
 			cells[i] = append(cells[i], cmp.Or(text, "-"))
 		}
@@ -168,6 +168,17 @@ func (r Report) topTable(devices []Device, now time.Time, width int) []string {
 		lines[row] = strings.TrimRight(b.String(), " ")
 	}
 	return lines
+}
+
+// ownerCell is the owner of a device by its text. The processes on a GPU that is proved are those of the proof.
+func (r Report) ownerCell(d Device, text string) string {
+	if len(d.Owners) == 0 {
+		text = cmp.Or(r.proving(d.GPU), text)
+	}
+	if r.OwnersUnknown != nil {
+		text = cmp.Or(text, "unknown")
+	}
+	return text
 }
 
 // excess is by how much columns are wider than a screen.

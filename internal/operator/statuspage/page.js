@@ -27,13 +27,19 @@ function since(text) {
   return h("time", {datetime: text}, "since " + iso.slice(0, 10) + " " + iso.slice(11, 16) + ", for " + duration(now() - at));
 }
 
+// moment is a time with how far it is from now: "2026-11-27 09:30, 2 h ago".
+function moment(text) {
+  const at = new Date(text), iso = at.toISOString(), left = at - now();
+  return h("time", {datetime: text}, iso.slice(0, 10) + " " + iso.slice(11, 16) + (left > 0 ? ", in " + duration(left) : ", " + duration(-left) + " ago"));
+}
+
 function size(bytes) {
   return (bytes / 2 ** 30).toFixed(bytes < 10 * 2 ** 30 ? 1 : 0) + " GiB";
 }
 
-function stateMark(state, extra) {
+function stateMark(state, extra, level) {
   const s = states[state] || states.unknown;
-  return h("span", {class: "state " + s.level}, h("span", {"aria-hidden": "true"}, s.mark + " "), state + (extra || ""));
+  return h("span", {class: "state " + (level || s.level)}, h("span", {"aria-hidden": "true"}, s.mark + " "), state + (extra || ""));
 }
 
 function showVerdict(problems) {
@@ -58,7 +64,7 @@ function showVerdict(problems) {
 
 function showProblems(problems) {
   const items = problems.map((p) => h("li", {class: p.level},
-    h("div", {class: "head"}, h("span", {class: "where"}, p.where), p.state ? stateMark(p.state.split(",")[0], p.state.slice(p.state.split(",")[0].length)) : "",
+    h("div", {class: "head"}, h("span", {class: "where"}, p.where), p.state ? stateMark(p.state.split(",")[0], p.state.slice(p.state.split(",")[0].length), p.level === "info" ? "info" : undefined) : "",
       h("span", {}, p.what), p.since ? h("span", {class: "dim"}, since(p.since)) : ""),
     p.facts.length ? h("dl", {}, p.facts.flatMap(([name, text]) => [h("dt", {}, name), h("dd", {class: name === "what to do" ? "do" : ""}, name === "runbook" ? h("a", {href: text}, text.split("/").pop()) : text)])) : ""));
   byID("problems").replaceChildren(...(items.length ? [h("ul", {class: "problems"}, items)] : []));
@@ -107,13 +113,33 @@ function ownerCell(d) {
 
 function showDevices() {
   const heads = ["Device", "Health", "Owner", ...kinds.map((k) => k.name)];
-  const rows = page.report.devices.map((d) => h("tr", {role: "row", class: (states[d.state] || states.unknown).level},
-    deviceCell(d), h("td", {role: "cell"}, stateMark(d.state), d.cause ? h("span", {class: "dim owner"}, d.cause) : ""), ownerCell(d), kinds.map((k) => chartCell(d, k))));
+  const rows = page.report.devices.map((d) => h("tr", {role: "row", class: levelOf(d)},
+    deviceCell(d), h("td", {role: "cell"}, stateMark(d.state, "", levelOf(d)), d.cause ? h("span", {class: "dim owner"}, d.cause) : ""), ownerCell(d), kinds.map((k) => chartCell(d, k))));
   const focus = document.activeElement && document.activeElement.closest("details[id]"), id = focus && focus.id;
   byID("devices").replaceChildren(h("h2", {}, "Devices"), rows.length
     ? h("table", {class: "devices", role: "table"}, h("thead", {role: "rowgroup"}, h("tr", {role: "row"}, heads.map((t) => h("th", {scope: "col", role: "columnheader"}, t)))), h("tbody", {role: "rowgroup"}, rows))
     : h("p", {}, "This agent offers no device."));
   if (id && byID(id)) byID(id).querySelector("summary").focus({preventScroll: true});
+}
+
+function proofRow(p) {
+  const [level, mark, text] = proofResult(p), measured = proofValues(p);
+  const dim = (...parts) => h("span", {class: "dim owner"}, parts);
+  return h("tr", {role: "row", class: level},
+    h("th", {scope: "row", role: "rowheader"}, p.index < 0 ? p.gpu : "GPU " + p.index),
+    h("td", {role: "cell"}, h("span", {class: level === "dim" ? "dim" : "state " + level}, h("span", {"aria-hidden": "true"}, mark), text),
+      p.result ? dim(moment(p.at), ", after " + duration(p.seconds * 1000) + ", reason: " + p.reason) : "",
+      p.couldNotRun ? h("span", {class: "state warn owner"}, h("span", {"aria-hidden": "true"}, "▲ "), "could not run " + plural(p.couldNotRun, "time") + (p.result ? " since" : "")) : ""),
+    h("td", {role: "cell"}, p.summary ? h("span", {class: "owner"}, p.summary) : "", measured.length ? dim(measured.join(" · ")) : ""),
+    h("td", {role: "cell"}, p.running ? [h("span", {class: "state info"}, "runs"), dim(since(p.runsSince), ", reason: " + p.running)]
+      : [h("span", {class: "owner"}, p.waits), p.waitsUntil ? dim("until ", moment(p.waitsUntil)) : ""]));
+}
+
+// showProofs shows the proofs of each GPU; without the section prove in the configuration there are none.
+function showProofs() {
+  const heads = ["GPU", "Latest proof", "Summary and values", "Next proof"], all = page.report.proofs || [];
+  byID("proofs").replaceChildren(...(all.length ? [h("h2", {}, "Proofs"), h("table", {class: "devices proofs", role: "table"},
+    h("thead", {role: "rowgroup"}, h("tr", {role: "row"}, heads.map((t) => h("th", {scope: "col", role: "columnheader"}, t)))), h("tbody", {role: "rowgroup"}, all.map(proofRow)))] : []));
 }
 
 function showMore() {
@@ -147,6 +173,7 @@ function show() {
   showVerdict(problems);
   showProblems(problems);
   showDevices();
+  showProofs();
   showMore();
   byID("server").textContent = "As of " + new Date(page.history.at).toISOString().slice(11, 19) + ".";
 }

@@ -8,6 +8,11 @@ const states = {
   lost: {mark: "✖", level: "bad"},
 };
 
+// levelOf is how bad the state of a device is. One that work holds under a former name, or that is withheld for a proof, has no fault.
+function levelOf(d) {
+  return d.cause === "HELD" || d.cause === "PROVING" ? "info" : (states[d.state] || states.unknown).level;
+}
+
 // deviceName is "GPU 3", or "GPU 3:1" for a MIG instance.
 function deviceName(d) {
   return "GPU " + d.index + (d.instance === undefined ? "" : ":" + d.instance);
@@ -80,8 +85,8 @@ function* sickDevices(report, shown, agent) {
     const owners = [...new Set(devices.flatMap((each) => (each.owners || []).map(ownerName)))];
     const facts = [["what to do", d.action], ["cleared by", d.clears], ["recovery action", d.recoveryAction], ["progress", condition && progressOf(condition)],
       ["to clear", condition && clearCommand(condition, agent)], ["runbook", runbookOf(d.cause)], ...others.map((c) => ["also", alsoOf(c)]), ["affected", owners.join(", ")], ["ID", devices.length === 1 ? d.id : ""], ["PCI", devices.length === 1 ? d.pci : ""]];
-    yield { // a device that work holds under a former name is no fault
-      level: d.cause === "HELD" ? "info" : states[d.state].level, state: d.state + (d.simulated ? ", simulated" : "") + (d.advisory ? ", not enforced" : ""),
+    yield {
+      level: levelOf(d), state: d.state + (d.simulated ? ", simulated" : "") + (d.advisory ? ", not enforced" : ""),
       where: placesOf(devices), what: reasonOf(d) || d.cause, cause: d.cause, since: d.since, facts: facts.filter(([, text]) => text),
     };
   }
@@ -126,6 +131,18 @@ function progressOf(c) {
 function ownerName(o) {
   const name = [o.namespace, o.name, o.container].filter((part) => part).join("/");
   return (name || o.id || "unknown") + (o.claim ? " (claim " + o.claim + ")" : "");
+}
+
+// proofResult is the latest result of a proof: its level, mark and text.
+function proofResult(p) {
+  if (p.result === "passed") return ["good", "● ", "passed"];
+  if (p.result === "failed") return ["bad", "✖ ", "failed" + (p.needsService ? ", needs service" : "")];
+  return ["dim", "", "no result so far"];
+}
+
+// proofValues are what the command of a proof measured: "memory_gbps 2400".
+function proofValues(p) {
+  return Object.entries(p.values || {}).map(([name, v]) => name + " " + (name.endsWith("_bytes") ? size(v) : String(Number(v.toPrecision(5)))));
 }
 
 // draProblems are those of Dynamic Resource Allocation: [level, where, what]. A server that does not answer leaves the slices as they are.
