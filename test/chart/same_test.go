@@ -46,6 +46,7 @@ func TestComponentsAreValues(t *testing.T) {
 		"reservation-check": {"reservationCheck": "warn"},
 		"node-labels":       {"nodeLabels": values{"enabled": true}},
 		"owners":            {"owners": values{"enabled": true}},
+		"prove":             {"prove": values{"enabled": true}},
 		"hand-over":         {"handOver": values{"enabled": true}},
 		"dra":               {"api": "dra"},
 		"gpu-nodes":         {"gpuNodesOnly": true},
@@ -81,6 +82,23 @@ func TestComponentsAreValues(t *testing.T) {
 				t.Errorf("other objects: the component (-), the values (+):\n%s", diff)
 			}
 		})
+	}
+}
+
+// The components policy and prove both bring the configuration file: they are refused together, and prove/pod adds to policy what the container needs.
+func TestProveBesidePolicy(t *testing.T) {
+	if _, err := tryKustomize(t, "policy+prove"); err == nil || !strings.Contains(err.Error(), "tandem-policy") {
+		t.Errorf("policy and prove together: %v", err)
+	}
+	both := daemonSets(t, documents(t, kustomize(t, "policy+prove/pod")))[0].Spec.Template.Spec
+	alone := daemonSets(t, documents(t, kustomize(t, "prove")))[0].Spec.Template.Spec
+	for _, pod := range []*corev1.PodSpec{&both, &alone} {
+		for i := range pod.Volumes { // each configuration has a name of its own
+			pod.Volumes[i].ConfigMap = nil
+		}
+	}
+	if diff := cmp.Diff(alone, both, byName[corev1.EnvVar]()); diff != "" {
+		t.Errorf("prove (-), policy and prove/pod (+):\n%s", diff)
 	}
 }
 
@@ -196,6 +214,15 @@ func nameOf(item any) string {
 // which the file does not list.
 func kustomize(t *testing.T, component string, more ...string) string {
 	t.Helper()
+	text, err := tryKustomize(t, component, more...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+func tryKustomize(t *testing.T, component string, more ...string) (string, error) {
+	t.Helper()
 	dir := t.TempDir()
 	if err := os.CopyFS(dir, os.DirFS(deploy)); err != nil {
 		t.Fatal(err)
@@ -220,11 +247,8 @@ func kustomize(t *testing.T, component string, more ...string) string {
 	}
 	resources, err := krusty.MakeKustomizer(&krusty.Options{PluginConfig: types.DisabledPluginConfig()}).Run(filesys.MakeFsOnDisk(), dir)
 	if err != nil {
-		t.Fatal(err)
+		return "", err
 	}
 	out, err := resources.AsYaml()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(out)
+	return string(out), err
 }

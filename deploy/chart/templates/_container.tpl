@@ -5,7 +5,7 @@
 {{- $h := .root.Values.handOver -}}
 {{- $env := list -}}
 {{- $env = append $env (dict "name" "NVIDIA_VISIBLE_DEVICES" "value" "all") -}}
-{{- $env = append $env (dict "name" "NVIDIA_DRIVER_CAPABILITIES" "value" (default "utility" $v.nvidiaDriverCapabilities)) -}}
+{{- $env = append $env (dict "name" "NVIDIA_DRIVER_CAPABILITIES" "value" (default (ternary "compute,utility" "utility" $d.prove) $v.nvidiaDriverCapabilities)) -}}
 {{- $env = append $env (dict "name" "NVIDIA_DRIVER_ROOT" "value" $d.driverRoot) -}}
 {{- $optional := dict
   "API" (ternary "dra" "" (and $d.dra (or (not .pool.byLabel) (eq (default "" $v.api) "dra"))))
@@ -160,6 +160,6 @@
 {{- end -}}
 
 {{- define "tandem.configText" -}}
-{{- $config := index .root.Values.config.map .name -}}
+{{- $config := index (include "tandem.configMap" .root | fromJson) .name -}}
 {{- if kindIs "string" $config -}}{{- $config -}}{{- else -}}{{- toYaml $config -}}{{- end -}}
 {{- end -}}

@@ -7,7 +7,7 @@ byLabel: the agents choose their configuration by the label of their node, and c
 {{- $root := . -}}
 {{- $default := include "tandem.defaultConfig" . -}}
 {{- $given := .Values.pools | default list -}}
-{{- $others := without (keys (default dict .Values.config.map)) $default -}}
+{{- $others := without (keys (include "tandem.configMap" . | fromJson)) $default -}}
 {{- $byLabel := and (not $given) (or .Values.config.name $others) | not | not -}}
 {{- $pools := list -}}
 {{- $without := list -}}
@@ -24,14 +24,24 @@ byLabel: the agents choose their configuration by the label of their node, and c
 {{/* The name of the configuration of nodes in no pool, by the rules of NVIDIA's chart. */}}
 {{- define "tandem.defaultConfig" -}}
 {{- $c := .Values.config -}}
+{{- $map := include "tandem.configMap" . | fromJson -}}
 {{- $fallbacks := $c.fallbackStrategies | default list -}}
 {{- if $c.default -}}
 {{- $c.default -}}
-{{- else if and (has "named" $fallbacks) (or $c.name (hasKey (default dict $c.map) "default")) -}}
+{{- else if and (has "named" $fallbacks) (or $c.name (hasKey $map "default")) -}}
 default
-{{- else if and (has "single" $fallbacks) (eq (len (default dict $c.map)) 1) (not .Values.pools) -}}
-{{- keys (default dict $c.map) | first -}}
+{{- else if and (has "single" $fallbacks) (eq (len $map) 1) (not .Values.pools) -}}
+{{- keys $map | first -}}
 {{- end -}}
+{{- end -}}
+
+{{/* The configurations by name, as JSON: those of config.map, and without any and with prove.enabled the one of the component prove. */}}
+{{- define "tandem.configMap" -}}
+{{- $map := default dict .Values.config.map -}}
+{{- if and .Values.prove.enabled (not $map) (not .Values.config.name) -}}
+{{- $map = dict "default" (.Files.Get "files/prove.yaml") -}}
+{{- end -}}
+{{- toJson $map -}}
 {{- end -}}
 
 {{/* The values of a pool: a key of the pool replaces the chart's, and of a section only the keys that the pool has. */}}
@@ -53,7 +63,7 @@ The configurations that nodes of a pool may have, as JSON {"configs": [{name, co
 ConfigMap of your own), or there is none.
 */}}
 {{- define "tandem.configs" -}}
-{{- $map := default dict .root.Values.config.map -}}
+{{- $map := include "tandem.configMap" .root | fromJson -}}
 {{- $names := list .pool.config -}}
 {{- if and .pool.byLabel $map -}}{{- $names = concat (ternary (list "") list (eq .pool.config "")) (keys $map | sortAlpha) -}}{{- end -}}
 {{- $all := list -}}
@@ -74,6 +84,7 @@ reads a variable before its file. A pod has what any of the configurations needs
 {{- $mig := false -}}
 {{- $mps := false -}}
 {{- $dra := false -}}
+{{- $prove := false -}}
 {{- $hasStrategy := false -}}
 {{- range (include "tandem.configs" . | fromJson).configs -}}
 {{- $flags := default dict .config.flags -}}
@@ -84,6 +95,7 @@ reads a variable before its file. A pod has what any of the configurations needs
 {{- if not (has (default "none" .migStrategy) (list "none" "")) -}}{{- $mig = true -}}{{- end -}}
 {{- end -}}
 {{- $dra = or $dra (eq (default (default "device-plugin" .config.api) $v.api) "dra") -}}
+{{- $prove = or $prove .config.prove | not | not -}}
 {{- $hasStrategy = or $hasStrategy (hasKey (default dict $flags.plugin) "deviceListStrategy") -}}
 {{- end -}}
 {{- $strategy := $v.deviceListStrategy -}}
@@ -107,7 +119,11 @@ reads a variable before its file. A pod has what any of the configurations needs
 {{- $_ := set $d "token" (or $dra $d.readsNode (eq $labels "object") .root.Values.handOver.enabled) -}}
 {{- $_ := set $d "kubeletRoot" (trimSuffix "/" $v.kubeletRoot) -}}
 {{- $_ := set $d "driverRoot" (default "/" $v.nvidiaDriverRoot | trimSuffix "/" | default "/") -}}
-{{- $_ := set $d "hostPID" (or (ne $check "off") $v.owners.enabled) -}}
+{{- $_ := set $d "prove" (ternary $prove $v.prove.enabled (kindIs "invalid" $v.prove.enabled)) -}}
+{{- $_ := set $d "hostPID" (or (ne $check "off") $v.owners.enabled $d.prove) -}}
+{{- $resources := deepCopy (default dict $v.resources) -}}
+{{- if and $d.prove $v.prove.memory (default dict $resources.limits).memory -}}{{- $_ := set $resources.limits "memory" $v.prove.memory -}}{{- end -}}
+{{- $_ := set $d "resources" $resources -}}
 {{- $_ := set $d "selinux" (or $v.selinux.enabled .root.Values.openshift.enabled) -}}
 {{- $passDeviceSpecs := $v.passDeviceSpecs -}}
 {{- if kindIs "invalid" $passDeviceSpecs -}}{{- $passDeviceSpecs = $v.compatWithCPUManager -}}{{- end -}}
