@@ -67,8 +67,8 @@ type proving struct{ *Agent }
 // See implements prover.Node.
 func (p proving) See() proof.Node {
 	boot, _ := history.ReadBoot(p.opts.Core.Roots.Proc) // the history's problems have the error
-	name, _ := os.Hostname()                            // without it nodes are not spread
-	n := seen(p.Monitor.State(), p.Use(), p.opts.Core.Health.Mode, proof.Node{Name: name, Boot: boot.ID, BootTime: boot.Time})
+	host, _ := os.Hostname()                            // in a pod it is the pod's name; without any name nodes are not spread
+	n := seen(p.Monitor.State(), p.Use(), p.opts.Core.Health.Mode, proof.Node{Name: cmp.Or(os.Getenv("NODE_NAME"), host), Boot: boot.ID, BootTime: boot.Time})
 	if why := ProofSettings(p.opts); len(why) > 0 {
 		for i := range n.GPUs {
 			n.GPUs[i].Unread, n.GPUs[i].Never = why[0].String(), true
