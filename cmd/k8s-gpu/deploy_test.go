@@ -149,6 +149,7 @@ func TestDaemonSetComponents(t *testing.T) {
 		"policy": {mount: "/etc/tandem"}, "mps": {mount: "/mps"}, "mig": {adds: []string{"SYS_ADMIN", "SYSLOG"}}, "selinux": {},
 		"driver-container": {mount: "/driver-root"}, "device-nodes": {}, "cdi": {privileged: true},
 		"reservation-check": {hostPID: true}, "owners": {hostPID: true, mount: "/var/log/pods"},
+		"prove": {mount: "/etc/tandem"}, "prove/pod": {hostPID: true},
 		"dra":       {mount: "/var/lib/kubelet/plugins_registry", writes: true, account: "tandem-k8s-gpu"},
 		"hand-over": {account: "tandem-k8s-gpu"}, "hand-over/rights": {},
 		"node-labels": {mount: "/etc/kubernetes/node-feature-discovery/features.d", writes: true},

@@ -176,9 +176,11 @@ func corpus(t *testing.T) map[string]string {
 		}
 		return nil
 	}))
-	example, err := os.ReadFile(repository + "/deploy/policy/policy.yaml")
-	check.NoError(t, err)
-	add(string(example), "deploy/policy/policy.yaml")
+	for _, path := range []string{"deploy/policy/policy.yaml", "deploy/prove/policy.yaml"} {
+		example, err := os.ReadFile(repository + "/" + path)
+		check.NoError(t, err)
+		add(string(example), path)
+	}
 	incumbents, err := os.ReadFile("policy/testdata/nvidia.golden")
 	check.NoError(t, err)
 	for example := range strings.SplitSeq(strings.TrimPrefix(string(incumbents), "# "), "\n# ") {

@@ -57,8 +57,9 @@ func TestComponentsAreValues(t *testing.T) {
 	if err != nil || len(folders) != len(given) {
 		t.Fatal(folders, err)
 	}
-	names := []string{"dra+hand-over/rights"} // dra has the account of both
+	names := []string{"dra+hand-over/rights", "owners+prove"} // dra has the account of both
 	given[names[0]] = values{"api": "dra", "handOver": values{"enabled": true}}
+	given[names[1]] = values{"owners": values{"enabled": true}, "prove": values{"enabled": true}}
 	for _, folder := range folders {
 		names = append(names, filepath.Base(filepath.Dir(folder)))
 	}
