@@ -118,4 +118,5 @@ func TestOwnersOfPods(t *testing.T) {
 		},
 	}
 	o.run(t)
+	c.proofs(t, m)
 }

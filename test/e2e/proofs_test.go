@@ -6,9 +6,15 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/tandem-gpu/tandem/internal/operator/control"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/test/cudastub"
+	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
 // proofPolicy has every GPU proved after a boot, before it takes work. The command writes down each GPU, and fails those that a file lists.
@@ -81,5 +87,73 @@ func TestNomadProofs(t *testing.T) {
 		write(t, "proofs/bad", nil)
 		must(t, binary("nomad-gpu"), "clear", "--gpu="+bad, "--state-dir="+filepath.Join(stateDir(), "nomad-history"))
 		nomad.awaitGPUs(t, 8, 8)
+	})
+}
+
+// kubeProofs is the configuration of deploy/prove for three GPUs that have just booted, with a proof of ten seconds.
+const kubeProofs = `version: v1
+policy: {include: [{index: "0-2"}]}
+prove:
+  command: [/usr/bin/k8s-gpu, prove-gpu, --json, --timeout=15s]
+  timeout: 20s
+  at: [boot]
+  maxPerNode: 3
+  unproved: withhold
+`
+
+// proofs has k8s-gpu prove GPUs by the component prove, as it is shipped but for its configuration: with the image's own prove-gpu and a CUDA driver that
+// computes on the CPU. One GPU fails.
+func (c *cluster) proofs(t *testing.T, m *simdriver.Machine) {
+	bad := m.UUID(1)
+	cudastub.Build(t, filepath.Join(m.Root, "usr/lib/x86_64-linux-gnu"), fmt.Sprintf("-DSTUB_CUDA_BAD=%q", bad))
+	deploy := func(t *testing.T, history string, parts ...string) {
+		t.Helper()
+		prove := shippedPart(t, "prove")
+		write(t, prove+"/policy.yaml", []byte(kubeProofs))
+		c.deployPlugin(t, m.Root, history, append(parts, prove)...)
+	}
+	began := time.Now()
+	step(t, "no GPU takes work before its proof", func(t *testing.T) {
+		c.age(t) // the holders of GPUs are known
+		deploy(t, "k8s-proofs")
+		began = time.Now()
+		c.awaitGPUs(t, 3, 0)
+		c.request(t, "proved", gpuResource, 2)
+		c.awaitInsufficient(t, "proved", gpuResource)
+	})
+	step(t, "two pass and one fails, and a pod gets the others", func(t *testing.T) {
+		await(t, "two allocatable GPUs", 2*time.Minute, func() error {
+			all, free, err := c.offer()
+			if err == nil && all+" "+free != "3 2" {
+				err = fmt.Errorf("the node shows %s of %s", free, all)
+			}
+			return err
+		})
+		t.Logf("%v after the agent was ready", time.Since(began).Round(time.Second))
+		if p, output := c.awaitWork(t, "proved", 2); strings.Contains(output, bad) {
+			t.Errorf("pod %s has %s, which failed its proof: %s", p.Metadata.Name, bad, output)
+		}
+		r, err := control.Report(t.Context(), control.Path(filepath.Join(stateDir(), "k8s-proofs"), "k8s-gpu"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := slices.IndexFunc(r.Devices, func(d report.Device) bool { return string(d.ID) == bad })
+		if i < 0 || r.Devices[i].Schedulable || r.Devices[i].Cause != "PROOF_FAILED" || !strings.Contains(r.Devices[i].Health, "matrix product 1") {
+			t.Errorf("%s: %+v", bad, r.Devices)
+		}
+		t.Logf("inspect:\n%s", must(t, "kubectl", "exec", "--namespace=kube-system", c.plugin(t).Metadata.Name, "--", "k8s-gpu", "inspect"))
+		c.remove(t, "proved")
+	})
+	step(t, "with DRA they have a taint until they are proved", func(t *testing.T) {
+		installHook(t, m)
+		render(t, "parts/cdi/kustomization.yaml", map[string]string{"HOOK": hook(m)})
+		deploy(t, "k8s-proofs-dra", shippedPart(t, "dra"), "parts/cdi")
+		c.awaitDevices(t, 3, 3)
+		devices, err := c.published()
+		for name, d := range devices {
+			if text := fmt.Sprintf("%+v", d.Taints); err != nil || len(d.Taints) != 1 || !strings.Contains(text, "NoSchedule") || !strings.Contains(strings.ToUpper(text), "PROVING") {
+				t.Errorf("%s has the taints %s, error %v", name, text, err)
+			}
+		}
 	})
 }

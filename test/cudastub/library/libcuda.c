@@ -12,6 +12,7 @@
 //   from                     the same, from the device
 //   fragments                no allocation of more than 48 MiB succeeds
 //   product, tensor          products of the kernel have a wrong value
+// With the macro STUB_CUDA_BAD a device with this UUID, "GPU-...", has the fault "product", for a program to which a test can't give variables.
 // STUB_CUDA_CAPABILITY is the compute capability, such as 75 (default: 90), STUB_CUDA_MODE the compute mode, STUB_CUDA_FREE the free memory in MiB (default: 150 of 512).
 #include <stdint.h>
 #include <stdio.h>
@@ -22,7 +23,14 @@
 
 typedef uint64_t address;
 
-static int fault(const char *name) { return getenv("STUB_CUDA_FAULT") && !strcmp(getenv("STUB_CUDA_FAULT"), name); }
+#ifndef STUB_CUDA_BAD
+#define STUB_CUDA_BAD ""
+#endif
+
+static int fault(const char *name) {
+  const char *at = getenv("STUB_CUDA_FAULT"), *device = getenv("CUDA_VISIBLE_DEVICES");
+  return at ? !strcmp(at, name) : device && !strcmp(device, STUB_CUDA_BAD) && !strcmp(name, "product");
+}
 
 // injected is the result of a call that STUB_CUDA_FAULT names. count is the number of calls.
 static int injected(const char *call, int *count) {
