@@ -229,7 +229,7 @@ func (h *Handover) due(v Verdict, now time.Time) (time.Duration, bool) {
 		return reconcile.Never, false
 	}
 	differs := s.annotation != (len(v.Faults) > 0) ||
-		len(v.Faults) > 0 && !(reflect.DeepEqual(s.faults, v.Faults) && maps.Equal(s.devices, v.Devices))
+		len(v.Faults) > 0 && (!reflect.DeepEqual(s.faults, v.Faults) || !maps.Equal(s.devices, v.Devices))
 	for _, name := range h.types() {
 		has, ok := s.conditions[name]
 		if !ok || has.Status != statusOf(name, v) {
