@@ -66,7 +66,7 @@ func (p Policy) Check() error {
 	}
 	lasts("timeout", p.Timeout, time.Second, 15*time.Minute)
 	lasts("every", p.Every, time.Hour, 366*day)
-	lasts("idleFor", p.IdleFor, SettleTime, 7*day)
+	lasts("idleFor", p.IdleFor, leastIdle, 7*day)
 	return errors.Join(all...)
 }
 
@@ -82,8 +82,9 @@ func (p Policy) holdsBack(r Reason) bool {
 const (
 	day = 24 * time.Hour
 
-	// SettleTime is for how long nobody has held a GPU before a proof begins: an orchestrator has given out what it was about to give out.
-	SettleTime = 30 * time.Second
+	// SettleTime is for how long a GPU looks free before a proof begins. That nobody has had it for 30 s, by complete records, is what taking it waits
+	// for (TakeWithin): so two waits do not follow each other.
+	SettleTime = 2 * time.Second
 
 	// TakeWithin is how long a proof that has begun waits until no API gives its GPU out. It takes more than the settle time of the ownership (30 s).
 	TakeWithin = 45 * time.Second
@@ -91,8 +92,9 @@ const (
 	// EndsWithin is beyond Policy.Timeout: no GPU is kept for longer.
 	EndsWithin = 10 * time.Second
 
-	mostApart   = time.Hour // between two proofs of a node for the reason idle: GPUs that are all due do not follow each other
-	afterCancel = time.Hour // in which a GPU whose proof an operator ended is not proved again
+	leastIdle   = 30 * time.Second // of Policy.IdleFor
+	mostApart   = time.Hour        // between two proofs of a node for the reason idle: GPUs that are all due do not follow each other
+	afterCancel = time.Hour        // in which a GPU whose proof an operator ended is not proved again
 )
 
 // backOff is the time after which a check that could not run is tried again: the first time, the second, and from then on.
