@@ -14,9 +14,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/proof"
 	"github.com/tandem-gpu/tandem/internal/core/use"
-	"github.com/tandem-gpu/tandem/internal/node/history"
 	"github.com/tandem-gpu/tandem/internal/node/proofcommand"
 	"github.com/tandem-gpu/tandem/internal/node/prover"
+	"github.com/tandem-gpu/tandem/internal/operator/statuspage"
 	"github.com/tandem-gpu/tandem/internal/util/reconcile"
 )
 
@@ -27,13 +27,19 @@ func (a *Agent) newProver() *prover.Prover {
 	}
 	o := prover.Options{
 		Node: proving{a}, Policy: a.opts.Prove, LibraryPath: os.Getenv("LD_LIBRARY_PATH"), Log: a.opts.Log,
-		On: []reconcile.Source{a.Changed, a.use.Changed},
-	}
-	if dir := a.opts.Health.StateDir; dir != "" {
-		o.File, o.Folder = filepath.Join(dir, a.opts.Name+".proofs.json"), filepath.Join(dir, a.opts.Name+".proofs")
+		On: []reconcile.Source{a.Changed, a.use.Changed}, File: a.proofs(".json"), Folder: a.proofs(""),
 	}
 	a.SetProved(&inventory.Proved{}) // the attribute is there from the beginning
 	return prover.New(o)
+}
+
+// proofs is the path of what the agent keeps of proofs in the state directory, by its suffix: ".json" is the record, "" the folder of the command; "" without
+// that directory.
+func (a *Agent) proofs(suffix string) string {
+	if a.opts.Health.StateDir == "" {
+		return ""
+	}
+	return filepath.Join(a.opts.Health.StateDir, a.opts.Name+".proofs"+suffix)
 }
 
 // prove proves GPUs until ctx ends. It returns at once without a policy for that.
@@ -44,8 +50,8 @@ func (a *Agent) prove(ctx context.Context) {
 	if a.prover == nil || ctx.Err() != nil {
 		return
 	}
-	if dir := a.opts.Health.StateDir; dir != "" {
-		if err := proofcommand.CleanUp(filepath.Join(dir, a.opts.Name+".proofs")); err != nil {
+	if folder := a.proofs(""); folder != "" {
+		if err := proofcommand.CleanUp(folder); err != nil {
 			a.opts.Log.Warn("processes of earlier proofs can't be ended", "error", err)
 		}
 	}
@@ -66,9 +72,8 @@ type proving struct{ *Agent }
 
 // See implements prover.Node.
 func (p proving) See() proof.Node {
-	boot, _ := history.ReadBoot(p.opts.Core.Roots.Proc) // the history's problems have the error
-	host, _ := os.Hostname()                            // in a pod it is the pod's name; without any name nodes are not spread
-	n := seen(p.Monitor.State(), p.Use(), p.opts.Core.Health.Mode, proof.Node{Name: cmp.Or(os.Getenv("NODE_NAME"), host), Boot: boot.ID, BootTime: boot.Time})
+	boot := p.sources.boot()
+	n := seen(p.Monitor.State(), p.Use(), p.opts.Core.Health.Mode, proof.Node{Name: statuspage.NodeName(), Boot: boot.ID, BootTime: boot.Time})
 	if why := ProofSettings(p.opts); len(why) > 0 {
 		for i := range n.GPUs {
 			n.GPUs[i].Unread, n.GPUs[i].Never = why[0].String(), true

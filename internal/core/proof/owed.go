@@ -61,16 +61,20 @@ var withheldTexts = map[Reason]string{
 func (p Policy) Failures(s State, n Node) (all []Failure) {
 	for i := range n.GPUs {
 		r, _ := s.Of(n.GPUs[i].ID)
-		if !r.Failed() {
-			continue
+		if r.Failed() {
+			all = append(all, p.Failure(r))
 		}
-		f := Failure{GPU: r.GPU, State: p.OnFail, NeedsService: r.NeedsService, Since: r.Last.At, Summary: r.Last.Summary}
-		if f.NeedsService {
-			f.State = health.Unhealthy
-		}
-		all = append(all, f)
 	}
 	return all
+}
+
+// Failure is what the failure of a GPU means, by a record that has one.
+func (p Policy) Failure(r Record) Failure {
+	f := Failure{GPU: r.GPU, State: p.OnFail, NeedsService: r.NeedsService, Since: r.Last.At, Summary: r.Last.Summary}
+	if f.NeedsService {
+		f.State = health.Unhealthy
+	}
+	return f
 }
 
 // due is when a GPU is to be proved for the reason idle: before Policy.Every has passed, by up to an eighth of it, by the name of the node.

@@ -142,14 +142,3 @@ var outcomeNames = [...]string{"cancelled", "passed", "failed", "could not run"}
 
 // String returns the name of the outcome.
 func (o Outcome) String() string { return outcomeNames[o] }
-
-// OutcomeOf is what the exit status of a command that ended by itself means. A signal and a timeout are NotRun.
-func OutcomeOf(exit int) Outcome {
-	switch exit {
-	case 0:
-		return Passed
-	case 1:
-		return Failed
-	}
-	return NotRun
-}

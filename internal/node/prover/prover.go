@@ -76,7 +76,7 @@ type Prover struct {
 	state   proof.State
 	text    string // of the state on disk
 	loaded  bool
-	running map[uint64]running
+	running map[uint64]context.CancelCauseFunc // by proof.Begin.Number
 	proofs  sync.WaitGroup
 }
 
@@ -84,11 +84,6 @@ type Prover struct {
 type ended struct {
 	proof.End
 	release func()
-}
-
-type running struct {
-	gpu    gpu.DeviceID
-	cancel context.CancelCauseFunc
 }
 
 // Times that are no settings.
@@ -103,7 +98,7 @@ func New(o Options) *Prover {
 	if o.Command == nil {
 		o.Command = proofcommand.Run
 	}
-	p := &Prover{opts: o, problems: problemset.Set{Log: o.Log}, changed: make(chan struct{}, 1), running: map[uint64]running{}}
+	p := &Prover{opts: o, problems: problemset.Set{Log: o.Log}, changed: make(chan struct{}, 1), running: map[uint64]context.CancelCauseFunc{}}
 	p.shown.Store(&proof.Result{})
 	return p
 }
@@ -122,12 +117,14 @@ func (p *Prover) Run(ctx context.Context, w *watchdog.Registry) {
 	reconcile.Loop{On: on, Task: task, Limit: passAtMost}.Run(ctx, func(ctx context.Context, _ reconcile.Cause) time.Duration {
 		return p.pass(ctx)
 	})
-	for _, r := range p.running {
-		r.cancel(errors.New(proof.Shutdown.String()))
+	for _, cancel := range p.running {
+		cancel(errors.New(proof.Shutdown.String()))
 	}
 	p.proofs.Wait()
 	p.settle(context.WithoutCancel(ctx))
-	_ = p.store(p.state)
+	if p.loaded { // else the record on disk is not known, and stays
+		_ = p.store(p.state)
+	}
 }
 
 // pass records what has ended, decides, and begins and ends proofs. It returns when the next pass is due.
@@ -150,8 +147,8 @@ func (p *Prover) pass(ctx context.Context) time.Duration {
 	p.notRun(node)
 	p.opts.Node.Withhold(r.Withheld)
 	for _, c := range r.Cancel {
-		if one, ok := p.running[c.Number]; ok {
-			one.cancel(errors.New(c.Why.String()))
+		if cancel, ok := p.running[c.Number]; ok {
+			cancel(errors.New(c.Why.String()))
 		}
 	}
 	for _, b := range r.Begin {
@@ -166,7 +163,7 @@ func (p *Prover) pass(ctx context.Context) time.Duration {
 // begin has a goroutine prove a GPU.
 func (p *Prover) begin(ctx context.Context, b proof.Begin) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	p.running[b.Number] = running{b.GPU, cancel}
+	p.running[b.Number] = cancel
 	p.proofs.Go(func() {
 		defer cancel(nil)
 		end := p.prove(ctx, b)
@@ -204,8 +201,8 @@ func (p *Prover) record(ctx context.Context, e proof.End, next proof.State) bool
 	switch e.Outcome {
 	case proof.Failed:
 		r, _ := next.Of(e.GPU)
-		f := health.ProofFailure{Summary: cmp.Or(e.Summary, "exit status 1"), State: p.opts.Policy.OnFail, Service: r.NeedsService}
-		err = p.opts.Node.Failed(ctx, e.GPU, f)
+		f := p.opts.Policy.Failure(r)
+		err = p.opts.Node.Failed(ctx, e.GPU, health.ProofFailure{Summary: cmp.Or(f.Summary, "exit status 1"), State: f.State, Service: f.NeedsService})
 	case proof.Passed:
 		err = p.opts.Node.Passed(ctx, e.GPU)
 	case proof.Cancelled, proof.NotRun:

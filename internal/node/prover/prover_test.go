@@ -411,6 +411,11 @@ func TestNotRecorded(t *testing.T) {
 		if got := n.happened(); got != "" || len(p.Problems()) != 1 || !strings.Contains(p.Problems()[0].Text, n.file) {
 			t.Errorf("damaged: %s, %v", got, p.Problems())
 		}
+		stop()
+		if text, err := os.ReadFile(n.file); err != nil || string(text) != "{" {
+			t.Errorf("the damaged file is not as it was: %q, %v", text, err)
+		}
+		p, stop = n.start()
 		check.NoError(t, os.Remove(n.file))
 		check.NoError(t, os.Mkdir(n.file, 0o700))
 		time.Sleep(time.Minute)
