@@ -12,7 +12,7 @@
 //
 // A proof begins only if all of this holds:
 //
-//   - the GPU takes work by its health, and nobody holds it or an instance of it, by a complete record, for SettleTime; it has no process (the
+//   - the GPU takes work by its health, and no work holds it or an instance of it, by a complete record, for SettleTime; it has no process (the
 //     caller, which takes it, waits until that is so for 30 s);
 //   - for the reason idle: it has been free for Policy.IdleFor, a window is open, and every pool of it has another free GPU;
 //   - fewer than Policy.MaxPerNode proofs run on the node.

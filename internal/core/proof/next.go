@@ -79,7 +79,7 @@ func (d *decision) setClock() {
 	}
 }
 
-// see records the GPUs: which are there, since when nobody holds them, and when they became unhealthy.
+// see records the GPUs: which are there, since when no work holds them, and when they became unhealthy.
 func (d *decision) see() {
 	was := d.state.seen
 	d.state.seen = make(map[gpu.DeviceID]seen, len(d.node.GPUs))
@@ -249,7 +249,7 @@ func (d *decision) notYet(g *GPU, r *Record, owed bool) (Wait, bool) {
 	return Wait{}, false
 }
 
-// notLongFree returns what a GPU that nobody has waits for.
+// notLongFree returns what a GPU that no work has waits for.
 func (d *decision) notLongFree(g *GPU, reason Reason) (Wait, bool) {
 	wait := func(code Code, text string, until time.Time) (Wait, bool) {
 		return Wait{Code: code, Text: text, Until: until}, d.now.Before(until)

@@ -42,7 +42,7 @@ type GPU struct {
 // takesWork reports whether the GPU takes work by its health.
 func (g *GPU) takesWork() bool { return g.Health <= health.Degraded }
 
-// held reports whether somebody has the GPU, or may have it.
+// held reports whether work or a process has the GPU, or may have it.
 func (g *GPU) held() bool { return g.Unread != "" || len(g.Holders) > 0 || len(g.Processes) > 0 }
 
 // Cancel is why a proof is ended before its result, for programs.

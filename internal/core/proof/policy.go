@@ -82,7 +82,7 @@ func (p Policy) holdsBack(r Reason) bool {
 const (
 	day = 24 * time.Hour
 
-	// SettleTime is for how long a GPU looks free before a proof begins. That nobody has had it for 30 s, by complete records, is what taking it waits
+	// SettleTime is for how long a GPU looks free before a proof begins. That no work has had it for 30 s, by complete records, is what taking it waits
 	// for (TakeWithin): so two waits do not follow each other.
 	SettleTime = 2 * time.Second
 
@@ -135,7 +135,7 @@ const (
 	Cancelled Outcome = iota // it did not begin, or was ended before its result
 	Passed
 	Failed
-	NotRun // the check could not run: this says nothing about the GPU
+	NotRun // the check could not run: no evidence about the GPU
 )
 
 var outcomeNames = [...]string{"cancelled", "passed", "failed", "could not run"}

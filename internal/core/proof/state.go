@@ -28,7 +28,7 @@ type State struct {
 
 // seen is what this process has seen of a GPU.
 type seen struct {
-	free  time.Time // since when nobody has held it; zero = somebody may
+	free  time.Time // since when no work has held it; zero = some may
 	sick  bool      // it was unhealthy
 	ended time.Time // its latest proof
 }

@@ -212,10 +212,10 @@ func (d *driver) load(text string) (handle, error) {
 	source := C.CString(text)
 	defer C.free(unsafe.Pointer(source))
 	const size = 4096
-	said := (*C.char)(C.calloc(1, size))
-	defer C.free(unsafe.Pointer(said))
-	module, err := d.pointer("cuModuleLoadData", func(p *unsafe.Pointer) C.int { return C.cuda_load(d.c, p, source, said, size-1) })
-	if text := strings.Join(strings.Fields(C.GoString(said)), " "); err != nil && text != "" {
+	log := (*C.char)(C.calloc(1, size))
+	defer C.free(unsafe.Pointer(log))
+	module, err := d.pointer("cuModuleLoadData", func(p *unsafe.Pointer) C.int { return C.cuda_load(d.c, p, source, log, size-1) })
+	if text := strings.Join(strings.Fields(C.GoString(log)), " "); err != nil && text != "" {
 		err = fmt.Errorf("%w: %s", err, text)
 	}
 	return handle(module), err

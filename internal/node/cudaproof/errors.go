@@ -35,7 +35,7 @@ func (e *CallError) Error() string {
 //     compiler or of the driver gives the same codes on each GPU of a kind, and would make all of them unhealthy at once.
 //   - nvlinkUncorrectable: the link's other end, its cable or a switch may be the cause. The proof uses no link.
 //   - contained: "invalid accesses of peer GPU memory", or "certain classes of hardware errors". Programs meet it without a fault of hardware.
-//   - unknown, launchTimeout, externalDevice, mps...: the driver says nothing about the GPU.
+//   - unknown, launchTimeout, externalDevice, mps...: they are no evidence about the GPU.
 //
 // Where the hardware is the cause, the driver also logs an XID, and the agents' table of XIDs has the verdict.
 const (

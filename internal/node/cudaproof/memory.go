@@ -75,7 +75,7 @@ func (p *proof) take(want uint64) (chunks []chunk, err error) {
 	return chunks, nil
 }
 
-// release frees memory. After an error of a kernel no call of the context succeeds, and the first of them says why.
+// release frees memory. After an error of a kernel no call of the context succeeds, and the first of them returns the reason.
 func (p *proof) release(chunks []chunk) error {
 	for _, c := range chunks {
 		if err := p.driver.free(c.at); err != nil {

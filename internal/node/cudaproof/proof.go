@@ -1,7 +1,7 @@
 // Package cudaproof proves one idle GPU by work whose results are known: patterns in its memory, copies from and to the node, products of
 // matrices. It needs the driver's libcuda.so.1 alone.
 //
-// A proof that can't be made says nothing about the GPU. So the errors are of two kinds: *Fault is the verdict that the GPU failed, every other one
+// A proof that can't be made is no evidence about the GPU. So the errors are of two kinds: *Fault is the verdict that the GPU failed, every other one
 // means that the proof could not run.
 package cudaproof
 

@@ -53,7 +53,7 @@ func (t *tail) String() string {
 	return string(t.text)
 }
 
-// result reads what the command has said: Output, Summary, Values and Note.
+// result reads what the command has printed: Output, Summary, Values and Note.
 func (o *output) result() Result {
 	r := Result{Output: printable(o.both.String())}
 	text := strings.TrimRightFunc(o.stdout.String(), unicode.IsSpace)
@@ -69,7 +69,7 @@ func (o *output) result() Result {
 	return r
 }
 
-// parseLine reads {"summary": "...", "values": {"name": 1.5}}. What it does not understand is dropped, with a note: it says nothing about a GPU.
+// parseLine reads {"summary": "...", "values": {"name": 1.5}}. What it does not understand is dropped, with a note: it is no evidence about a GPU.
 func parseLine(line string) (text string, values map[string]float64, note string) {
 	var fields map[string]json.RawMessage // not a struct, which would also take "Summary"
 	if err := json.Unmarshal([]byte(line), &fields); err != nil {

@@ -1,4 +1,4 @@
-// Package proofcommand runs the operator's command that proves one GPU, and says how it ended. It decides neither when a GPU is proved nor what
+// Package proofcommand runs the operator's command that proves one GPU, and returns how it ended. It decides neither when a GPU is proved nor what
 // follows: it makes sure that the command gets this GPU only, ends in time, and leaves nothing behind.
 package proofcommand
 
@@ -28,7 +28,7 @@ type Proof struct {
 // Outcome is how a run ended.
 type Outcome uint8
 
-// Outcomes. Only Passed and Failed say something about the GPU.
+// Outcomes. Only Passed and Failed are evidence about the GPU.
 const (
 	CouldNotRun Outcome = iota // see Cause
 	Passed                     // exit status 0
@@ -50,7 +50,7 @@ const (
 	ProgramMissing              // there is no file at the path of the program
 	ProgramRefused              // Check refuses it: who may write it, its rights, no absolute path
 	NotStarted                  // the kernel does not start it, or there is no working folder
-	Reported                    // exit status 2: the command itself says that it could not run
+	Reported                    // exit status 2: the command itself reports that it could not run
 	OtherStatus                 // another exit status
 	Signal                      // it was ended by a signal that Run has not sent
 	Timeout                     // it has not ended in time
@@ -61,7 +61,7 @@ var causeNames = [...]string{"", "program-missing", "program-refused", "not-star
 // String returns the name of the cause for programs, "" for NoCause.
 func (c Cause) String() string { return causeNames[c] }
 
-// Result is how a run ended, and what the command said.
+// Result is how a run ended, and what the command printed.
 type Result struct {
 	Outcome  Outcome
 	Cause    Cause

@@ -34,7 +34,7 @@ type Node interface {
 	// See returns what the agent sees now, without proofs. It makes no driver call.
 	See() proof.Node
 
-	// Take takes a GPU away from every API, when it was free for long enough and nobody uses it. It waits for that until ctx ends.
+	// Take takes a GPU away from every API, when it was free for long enough and no process uses it. It waits for that until ctx ends.
 	Take(ctx context.Context, id gpu.DeviceID) (Taken, error)
 
 	// Failed and Passed record a verdict. When they return, it is published. HasFailed reports whether a failure is recorded, which an operator may
