@@ -26,8 +26,11 @@ type GPUOwner struct {
 // Purpose is what an agent takes a GPU away from every API for.
 type Purpose string
 
-// Proof is a check of a GPU by a program that uses it.
-const Proof Purpose = "proof"
+// The purposes.
+const (
+	Proof Purpose = "proof" // a check of the GPU by a program that uses it
+	Reset Purpose = "reset" // a reset of the GPU, or of one in its P2P group: nothing may use it
+)
 
 // Ownership is which API has each GPU of a node.
 type Ownership struct {

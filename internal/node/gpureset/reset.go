@@ -76,14 +76,14 @@ func (e *PersistenceError) Unwrap() error { return e.Err }
 // the context did.
 type Call func(ctx context.Context, args ...string) (printed string, status int, err error)
 
-// Resetter resets GPUs. Its fields must not change while it is used.
-type Resetter struct {
+// Local resets GPUs in this process, which is root on the node. Its fields must not change while it is used.
+type Local struct {
 	Proc string // where procfs is mounted
 	Call Call
 }
 
 // Check returns why a GPU can't be reset now, without a change: what Reset would do first.
-func (r Resetter) Check(d gpu.Device) error {
+func (r Local) Check(d gpu.Device) error {
 	clients, err := Clients(r.Proc, d.Minor)
 	if err == nil && len(clients) > 0 {
 		err = &InUseError{d.At.GPU, clients}
@@ -93,7 +93,7 @@ func (r Resetter) Check(d gpu.Device) error {
 
 // Reset resets a whole GPU. It returns within ResetAtMost and the time of three more calls. If ctx ends, no further step begins; a reset that
 // has begun is awaited, because it can't be taken back.
-func (r Resetter) Reset(ctx context.Context, d gpu.Device) (err error) {
+func (r Local) Reset(ctx context.Context, d gpu.Device) (err error) {
 	if err := errors.Join(r.Check(d), ctx.Err()); err != nil {
 		return err
 	}
@@ -120,7 +120,7 @@ func (r Resetter) Reset(ctx context.Context, d gpu.Device) (err error) {
 }
 
 // persistence reports whether a GPU's persistence mode is on. With it the driver, or nvidia-persistenced, has the GPU open, and it can't be reset.
-func (r Resetter) persistence(ctx context.Context, id gpu.DeviceID) (bool, error) {
+func (r Local) persistence(ctx context.Context, id gpu.DeviceID) (bool, error) {
 	printed, status, err := r.call(ctx, callAtMost, "--query-gpu=persistence_mode", "--format=csv,noheader", "-i", string(id))
 	switch text := strings.TrimSpace(printed); {
 	case err == nil && status == 0 && text == "Enabled":
@@ -131,7 +131,7 @@ func (r Resetter) persistence(ctx context.Context, id gpu.DeviceID) (bool, error
 	return false, refused(id, printed, err)
 }
 
-func (r Resetter) setPersistence(ctx context.Context, id gpu.DeviceID, to string) error {
+func (r Local) setPersistence(ctx context.Context, id gpu.DeviceID, to string) error {
 	printed, status, err := r.call(ctx, callAtMost, "-pm", to, "-i", string(id))
 	if err == nil && status == 0 {
 		return nil
@@ -139,7 +139,7 @@ func (r Resetter) setPersistence(ctx context.Context, id gpu.DeviceID, to string
 	return refused(id, printed, err)
 }
 
-func (r Resetter) call(ctx context.Context, atMost time.Duration, args ...string) (string, int, error) {
+func (r Local) call(ctx context.Context, atMost time.Duration, args ...string) (string, int, error) {
 	ctx, cancel := context.WithTimeout(ctx, atMost)
 	defer cancel()
 	return r.Call(ctx, args...)

@@ -80,7 +80,7 @@ func TestReset(t *testing.T) {
 		"Enabled":  {"--query-gpu=persistence_mode --format=csv,noheader -i GPU-1", "-pm 0 -i GPU-1", "--gpu-reset -i GPU-1", "-pm 1 -i GPU-1"},
 	} {
 		s := &smi{persistence: mode}
-		r := gpureset.Resetter{Proc: procfs(t, map[int][]string{7: {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia4", "/dev/nvidia33"}}), Call: s.call}
+		r := gpureset.Local{Proc: procfs(t, map[int][]string{7: {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia4", "/dev/nvidia33"}}), Call: s.call}
 		if err := r.Reset(t.Context(), device); err != nil || !slices.Equal(s.calls, want) || s.persistence != mode {
 			t.Errorf("%s: %v, %q, left %s", mode, err, s.calls, s.persistence)
 		}
@@ -91,7 +91,7 @@ func TestReset(t *testing.T) {
 func TestInUse(t *testing.T) {
 	for name, open := range map[string]string{"open": "/dev/nvidia3", "open in a container": "/run/rootfs/dev/nvidia3", "node was removed": "/dev/nvidia3 (deleted)"} {
 		s := &smi{persistence: "Enabled"}
-		r := gpureset.Resetter{Proc: procfs(t, map[int][]string{9: {"/dev/null"}, 2114: {"/dev/null", open}}), Call: s.call}
+		r := gpureset.Local{Proc: procfs(t, map[int][]string{9: {"/dev/null"}, 2114: {"/dev/null", open}}), Call: s.call}
 		err := r.Reset(t.Context(), device)
 		e, ok := errors.AsType[*gpureset.InUseError](err)
 		if !ok || len(s.calls) != 0 || err.Error() != "GPU-1 is open in python3 (pid 2114, control group /kubepods/pod7)" {
@@ -114,7 +114,7 @@ func TestUnreadProcess(t *testing.T) {
 	check.NoError(t, os.RemoveAll(filepath.Join(proc, "7/fd")))
 	check.NoError(t, os.WriteFile(filepath.Join(proc, "7/fd"), nil, 0o600))
 	s := &smi{}
-	r := gpureset.Resetter{Proc: proc, Call: s.call}
+	r := gpureset.Local{Proc: proc, Call: s.call}
 	if err := r.Reset(t.Context(), device); err == nil || !strings.Contains(err.Error(), "process 7") || len(s.calls) != 0 {
 		t.Errorf("%v, %q", err, s.calls)
 	}
@@ -146,7 +146,7 @@ func TestRefused(t *testing.T) {
 		if text == "" {
 			s.text = "\n"
 		}
-		err := gpureset.Resetter{Proc: procfs(t, nil), Call: s.call}.Reset(t.Context(), device)
+		err := gpureset.Local{Proc: procfs(t, nil), Call: s.call}.Reset(t.Context(), device)
 		e, ok := errors.AsType[*gpureset.RefusedError](err)
 		if !ok || e.Refusal != want || s.persistence != "Enabled" || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%q: %v, left %s", text, err, s.persistence)
@@ -157,32 +157,32 @@ func TestRefused(t *testing.T) {
 // Other ends: what is not certain is no success, and a persistence mode that could not be restored is told with its remedy.
 func TestUncertain(t *testing.T) {
 	s := &smi{persistence: "Enabled", hangs: true}
-	err := gpureset.Resetter{Proc: procfs(t, nil), Call: s.call}.Reset(t.Context(), device)
+	err := gpureset.Local{Proc: procfs(t, nil), Call: s.call}.Reset(t.Context(), device)
 	if e, ok := errors.AsType[*gpureset.RefusedError](err); !ok || e.Refusal != gpureset.TimedOut || s.persistence != "Enabled" {
 		t.Errorf("hung: %v", err)
 	}
 	s = &smi{persistence: "Enabled", fails: "-pm 1"}
-	err = gpureset.Resetter{Proc: procfs(t, nil), Call: s.call}.Reset(t.Context(), device)
+	err = gpureset.Local{Proc: procfs(t, nil), Call: s.call}.Reset(t.Context(), device)
 	if e, ok := errors.AsType[*gpureset.PersistenceError](err); !ok || !strings.Contains(e.Error(), "nvidia-smi -pm 1 -i GPU-1") {
 		t.Errorf("persistence mode not restored: %v", err)
 	}
 	s = &smi{persistence: "Enabled", fails: "-pm 0"}
-	err = gpureset.Resetter{Proc: procfs(t, nil), Call: s.call}.Reset(t.Context(), device)
+	err = gpureset.Local{Proc: procfs(t, nil), Call: s.call}.Reset(t.Context(), device)
 	if e, ok := errors.AsType[*gpureset.RefusedError](err); !ok || e.Refusal != gpureset.NotPermitted || len(s.calls) != 2 {
 		t.Errorf("persistence mode can't be changed: %v, %q", err, s.calls)
 	}
 	s = &smi{persistence: "Unknown Error"}
-	if err := (gpureset.Resetter{Proc: procfs(t, nil), Call: s.call}).Reset(t.Context(), device); err == nil || len(s.calls) != 1 {
+	if err := (gpureset.Local{Proc: procfs(t, nil), Call: s.call}).Reset(t.Context(), device); err == nil || len(s.calls) != 1 {
 		t.Errorf("persistence mode not known: %v, %q", err, s.calls)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	s = &smi{}
-	if err := (gpureset.Resetter{Proc: procfs(t, nil), Call: s.call}).Reset(ctx, device); !errors.Is(err, context.Canceled) || len(s.calls) != 0 {
+	if err := (gpureset.Local{Proc: procfs(t, nil), Call: s.call}).Reset(ctx, device); !errors.Is(err, context.Canceled) || len(s.calls) != 0 {
 		t.Errorf("ended before: %v, %q", err, s.calls)
 	}
 	s = &smi{persistence: "Disabled", text: "nothing about a success"}
-	r := gpureset.Resetter{Proc: procfs(t, nil), Call: func(ctx context.Context, args ...string) (string, int, error) {
+	r := gpureset.Local{Proc: procfs(t, nil), Call: func(ctx context.Context, args ...string) (string, int, error) {
 		printed, _, err := s.call(ctx, args...)
 		return printed, 0, err
 	}}
