@@ -25,10 +25,10 @@ const (
 // The packages that compute: values and pure functions, and what they may import of the standard library, which can neither block,
 // nor log, nor read the host.
 var (
-	pure         = []string{"core", "core/gpu", "core/health/...", "core/holders", "core/inventory", "core/proof", "core/use", "util/problem", "util/setting"}
+	pure         = []string{"core", "core/durable", "core/gpu", "core/health/...", "core/holders", "core/inventory", "core/proof", "core/reset", "core/use", "util/oneline", "util/problem", "util/setting"}
 	computing    = slices.Concat(pure, []string{"rescue"}) // also those that no agent imports
 	encoding     = "encoding/json"                         // of those that remember, whose text has a limit in bytes
-	remembering  = []string{"core/proof", "rescue"}
+	remembering  = []string{"core/durable", "rescue"}
 	pureStandard = []string{"cmp", "errors", "fmt", "iter", "maps", "slices", "strconv", "strings", "time", "unicode"}
 )
 
@@ -52,11 +52,13 @@ var rules = []struct {
 
 	{"core", pure, nil},
 	{"core/gpu", nil, nil},
-	{"core/health/...", []string{"core/gpu", "util/setting"}, nil},
+	{"core/health/...", []string{"core/gpu", "util/oneline", "util/setting"}, nil},
 	{"core/faultreport", []string{"core/gpu", "core/health"}, []string{cgo, nvml, grpc, kubernetes, hashicorp}},
 	{"core/inventory", []string{"core/gpu", "core/health/..."}, nil},
 	{"core/holders", []string{"core/gpu", "core/inventory"}, nil},
-	{"core/proof", []string{"core/gpu", "core/health/...", "util/setting"}, nil},
+	{"core/durable", []string{"core/gpu", "core/health"}, nil},
+	{"core/proof", []string{"core/durable", "core/gpu", "core/health/...", "util/oneline", "util/setting"}, nil},
+	{"core/reset", []string{"core/durable", "core/gpu", "core/health", "util/oneline"}, nil},
 	{"core/use", []string{"core/gpu", "core/holders", "core/inventory", "util/problem"}, nil},
 	// The decision about moves is for both orchestrators, and knows neither.
 	{"rescue", []string{"core/gpu", "core/health", "util/setting"}, []string{cgo, nvml, grpc, kubernetes, hashicorp}},

@@ -1,16 +1,15 @@
 package health
 
 import (
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/util/oneline"
 )
 
 // ProofFailure is what a proof that a GPU did not pass means for it. A proof that could not run is none.
 type ProofFailure struct {
-	Summary string // of the proof; what is no text is left out, and what follows maxSummary bytes
+	Summary string // of the proof; it is kept in one line of maxSummary bytes
 	State   State  // Unhealthy or Degraded
 
 	// Service means that the GPU needs service (ReasonNeedsService), which only an operator ends: it failed after a reset, too.
@@ -24,7 +23,7 @@ const maxSummary = 100
 func (l Ledger) ProofFailed(p Policy, now time.Time, id gpu.DeviceID, f ProofFailure) Ledger {
 	b := l.builder(p, now)
 	c := b.recordEvent(Condition{At: gpu.WholeGPU(id), Reason: ReasonProofFailed})
-	c.Detail, c.State = oneLine(f.Summary), f.State
+	c.Detail, c.State = oneline.Of(f.Summary, maxSummary), f.State
 	if f.State == Degraded && p.DegradedTakesNoWork {
 		c.State = Unhealthy
 	}
@@ -42,16 +41,4 @@ func (l Ledger) ProofPassed(p Policy, now time.Time, id gpu.DeviceID) Ledger {
 	b.remove(id, func(c Condition) bool { return c.Reason == ReasonProofFailed && c.clearedBy(p) != 0 })
 	b.advance()
 	return b.ledger()
-}
-
-// oneLine returns a text of another program as one line of bounded length.
-func oneLine(text string) string {
-	text = strings.ToValidUTF8(text[:min(len(text), 4*maxSummary)], "")
-	text = strings.Map(func(r rune) rune {
-		if !strconv.IsPrint(r) { // line ends, too
-			return ' '
-		}
-		return r
-	}, text)
-	return truncated(strings.Join(strings.Fields(text), " "), maxSummary)
 }

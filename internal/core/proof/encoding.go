@@ -1,13 +1,11 @@
 package proof
 
 import (
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
-	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/durable"
 )
 
 const version = 1
@@ -24,52 +22,20 @@ const (
 	maxCount   = 1000
 )
 
-// VersionError means that the text is of a program with another format.
-type VersionError struct{ Version int }
-
-// Error names both versions.
-func (e *VersionError) Error() string {
-	return fmt.Sprintf("its version is %d, and this program reads %d", e.Version, version)
-}
-
-// ContentError means that the text is not of this program.
-type ContentError struct {
-	GPU gpu.DeviceID // whose record it is; "" = of the whole
-	Why string
-}
-
-// Error names the GPU, and why.
-func (e *ContentError) Error() string {
-	if e.GPU == "" {
-		return e.Why
-	}
-	return "the record of " + string(e.GPU) + ": " + e.Why
-}
-
 // Encode returns the text of a state.
 func (s State) Encode() ([]byte, error) {
 	s.Version = version
-	text, err := json.MarshalIndent(s, "", "\t")
-	return append(text, '\n'), err
+	return durable.Encode(s)
 }
 
-// Parse reads a state. It fails with *VersionError, *ContentError or an error of the JSON: then nothing is known.
+// Parse reads a state. It fails with *durable.VersionError, *durable.ContentError or an error of the JSON: then nothing is known.
 func Parse(text []byte) (State, error) {
 	var s State
-	if len(text) > MaxBytes {
-		return s, &ContentError{Why: fmt.Sprintf("it has %d bytes, and %d are the most", len(text), MaxBytes)}
+	err := durable.Parse(text, MaxBytes, version, &s)
+	if err == nil {
+		err = s.check()
 	}
-	var head struct{ Version int } // first: the rest of another version is unknown
-	if err := json.Unmarshal(text, &head); err != nil {
-		return s, err
-	}
-	if head.Version != version {
-		return s, &VersionError{head.Version}
-	}
-	if err := json.Unmarshal(text, &s); err != nil {
-		return State{}, err
-	}
-	if err := s.check(); err != nil {
+	if err != nil {
 		return State{}, err
 	}
 	return s, nil
@@ -78,10 +44,10 @@ func Parse(text []byte) (State, error) {
 // check returns why the state can't be one that this program wrote.
 func (s State) check() error {
 	if len(s.Records) > maxRecords {
-		return &ContentError{Why: fmt.Sprintf("it has %d GPUs, and %d are the most", len(s.Records), maxRecords)}
+		return &durable.ContentError{Why: fmt.Sprintf("it has %d GPUs, and %d are the most", len(s.Records), maxRecords)}
 	}
-	if !s.plausible() {
-		return &ContentError{Why: "it has a time that no clock shows"}
+	if err := durable.Check(times{&s}); err != nil {
+		return err
 	}
 	numbers := map[uint64]bool{}
 	for i := range s.Records {
@@ -95,25 +61,13 @@ func (s State) check() error {
 			why = fmt.Sprintf("its proof has the number %d", r.Running.Number)
 		}
 		if why != "" {
-			return &ContentError{r.GPU, why}
+			return &durable.ContentError{GPU: r.GPU, Why: why}
 		}
 		if r.Running != nil {
 			numbers[r.Running.Number] = true
 		}
 	}
 	return nil
-}
-
-// plausible reports whether all times are within their bounds.
-func (s State) plausible() bool {
-	all := []time.Time{s.BootTime}
-	s.eachTime(func(t *time.Time) { all = append(all, *t) })
-	for i := range s.Records {
-		if t := s.Records[i].Tries; t != nil {
-			all = append(all, t.Retry)
-		}
-	}
-	return !slices.ContainsFunc(all, func(t time.Time) bool { return !t.IsZero() && (t.Before(earliest) || t.After(latest)) })
 }
 
 func (r *Record) check() string {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tandem-gpu/tandem/internal/core/durable"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/proof"
 	"github.com/tandem-gpu/tandem/internal/util/setting"
@@ -62,11 +63,11 @@ func TestParse(t *testing.T) {
 			t.Errorf("%.200s: %v, want %s", text, err, want)
 		}
 	}
-	var version *proof.VersionError
+	var version *durable.VersionError
 	if _, err := proof.Parse([]byte(`{"version":9}`)); !errors.As(err, &version) || version.Version != 9 {
 		t.Error(err)
 	}
-	var content *proof.ContentError
+	var content *durable.ContentError
 	if _, err := proof.Parse([]byte(gpu(`,"needsService":true`))); !errors.As(err, &content) || content.GPU != "GPU-1" {
 		t.Error(err)
 	}

@@ -4,11 +4,12 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core/durable"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/util/oneline"
 )
 
 // decision is one step. It changes only its own copy of the state.
@@ -31,8 +32,8 @@ type candidate struct {
 // Next decides. It is pure, and gives the same result for the same values. The location of now is that of the windows; now and Node.BootTime are read
 // together.
 func (p Policy) Next(s State, n Node, now time.Time) Result {
-	d := &decision{Policy: p, node: n, now: clock(now), open: p.opens(now).UTC(), state: s.clone()}
-	d.setClock()
+	d := &decision{Policy: p, node: n, now: durable.Clock(now), open: p.opens(now).UTC(), state: s.clone()}
+	durable.SetClock(times{&d.state}, n.Boot, n.BootTime, d.now)
 	d.start()
 	if p.On() {
 		d.see()
@@ -59,23 +60,6 @@ func (d *decision) start() {
 			r.Running = nil
 			r.notRun(d.now, d.node.Boot, "the agent or the node ended during the proof")
 		}
-	}
-}
-
-// setClock moves the times of the state if the wall clock was set since: within a boot, the boot time shows by how much. Otherwise only a time in the
-// future shows it: the latest is moved to now, and all others by as much. So their order and distances stay.
-func (d *decision) setClock() {
-	s := &d.state
-	set := d.node.BootTime.Sub(s.BootTime)
-	switch known := !s.BootTime.IsZero() && !d.node.BootTime.IsZero(); {
-	case s.Boot == "" || s.Boot != d.node.Boot || !known:
-		s.Boot, s.BootTime = d.node.Boot, clock(d.node.BootTime)
-	case set.Abs() > health.ClockTolerance:
-		s.shift(set)
-		s.BootTime = clock(d.node.BootTime)
-	}
-	if latest := s.latest(); latest.After(d.now) {
-		s.shift(d.now.Sub(latest))
 	}
 }
 
@@ -227,9 +211,9 @@ func (d *decision) waits(g *GPU, r *Record, reason Reason, owed bool) (Wait, boo
 	case g.Unread != "":
 		return Wait{Code: WaitUnread, Text: "who has it is not known: " + g.Unread, Alert: g.Never}, true
 	case len(g.Holders) > 0:
-		return Wait{Code: WaitHeld, Text: few(g.Holders) + " has it"}, true
+		return Wait{Code: WaitHeld, Text: oneline.Few(g.Holders) + " has it"}, true
 	case len(g.Processes) > 0:
-		return Wait{Code: WaitProcesses, Text: "in use by " + few(g.Processes)}, true
+		return Wait{Code: WaitProcesses, Text: "in use by " + oneline.Few(g.Processes)}, true
 	}
 	return d.notLongFree(g, reason)
 }
@@ -358,13 +342,4 @@ func (d *decision) waitsForOthers(c candidate, running int, free map[string]int)
 		return Wait{Code: WaitTurn, Text: fmt.Sprintf("%d run, and maxPerNode is %d", running, d.MaxPerNode)}, true
 	}
 	return Wait{}, false
-}
-
-// few are some names in one line.
-func few(names []string) string {
-	const most = 2
-	if len(names) <= most {
-		return strings.Join(names, " and ")
-	}
-	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
 }

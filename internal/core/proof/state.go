@@ -4,12 +4,11 @@ import (
 	"cmp"
 	"maps"
 	"slices"
-	"strings"
 	"time"
-	"unicode"
 
+	"github.com/tandem-gpu/tandem/internal/core/durable"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
-	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/util/oneline"
 )
 
 // State is what is known from before. Its exported parts are on disk; the rest is seen again after a restart. It is a value: no function changes one that
@@ -103,7 +102,7 @@ func (s State) Of(id gpu.DeviceID) (Record, bool) {
 
 // Ended returns the state after the end of a proof, and whether its outcome counts: not if the proof was cancelled, or the GPU has another one or none.
 func (s State) Ended(e End, now time.Time) (State, bool) {
-	now = clock(now)
+	now = durable.Clock(now)
 	i := s.index(e.GPU)
 	if i < 0 || s.Records[i].Running == nil || s.Records[i].Running.Number != e.Number {
 		return s, false
@@ -133,7 +132,7 @@ func (r *Record) judged(e End, was Running, now time.Time, boot string) {
 	r.NeedsService = failed && r.Failed()
 	r.Last = &Verdict{
 		Passed: !failed, Reason: was.Reason, At: now, Took: max(e.Took, 0), Boot: boot,
-		Summary: line(e.Summary, maxSummary), Values: bounded(e.Values),
+		Summary: oneline.Of(e.Summary, maxSummary), Values: bounded(e.Values),
 	}
 	r.Since, r.Boot, r.Cleared, r.Tries = was.Began, boot, false, nil
 }
@@ -154,7 +153,7 @@ func (r *Record) putOff(now time.Time, boot, why string, wait time.Duration) {
 	if r.Tries != nil {
 		count = r.Tries.Count
 	}
-	r.Tries = &Tries{Count: count, At: now, Boot: boot, Retry: now.Add(wait), Detail: line(why, maxDetail)}
+	r.Tries = &Tries{Count: count, At: now, Boot: boot, Retry: now.Add(wait), Detail: oneline.Of(why, maxDetail)}
 }
 
 // Clear returns the state in which an operator has cleared the failure of a GPU; false if it has none.
@@ -165,7 +164,7 @@ func (s State) Clear(id gpu.DeviceID, now time.Time) (State, bool) {
 	}
 	s = s.clone()
 	r := &s.Records[i]
-	r.Cleared, r.NeedsService, r.Since, r.Boot, r.Tries = true, false, clock(now), s.Boot, nil
+	r.Cleared, r.NeedsService, r.Since, r.Boot, r.Tries = true, false, durable.Clock(now), s.Boot, nil
 	return s, true
 }
 
@@ -202,39 +201,14 @@ func copied[T any](v *T) *T {
 	return new(*v)
 }
 
-// shift moves all times by as much as the clock was set.
-func (s *State) shift(d time.Duration) {
-	move := func(t *time.Time) {
-		if *t = health.ShiftTime(*t, d); !t.IsZero() && t.Before(earliest) {
-			*t = earliest
-		}
-	}
-	s.eachTime(move)
-	for i := range s.Records {
-		if t := s.Records[i].Tries; t != nil {
-			move(&t.Retry)
-		}
-	}
-}
+// times are those of a state that may be changed.
+type times struct{ *State }
 
-// The bounds of all times. Those between them can be written, also after they were moved by as much as a time.Duration can be.
-var (
-	earliest = time.Date(1000, 1, 1, 0, 0, 0, 0, time.UTC)
-	latest   = time.Date(9000, 1, 1, 0, 0, 0, 0, time.UTC)
-)
+// Booted implements durable.State.
+func (s times) Booted() (*string, *time.Time) { return &s.Boot, &s.BootTime }
 
-// latest is the latest time at which something was.
-func (s *State) latest() (last time.Time) {
-	s.eachTime(func(t *time.Time) {
-		if t.After(last) {
-			last = *t
-		}
-	})
-	return last
-}
-
-// eachTime calls a function with each time at which something was, in a state that may be changed.
-func (s *State) eachTime(do func(*time.Time)) {
+// EachPast implements durable.State.
+func (s times) EachPast(do func(*time.Time)) {
 	do(&s.IdleBegan)
 	do(&s.started)
 	for id, one := range s.seen {
@@ -258,19 +232,11 @@ func (s *State) eachTime(do func(*time.Time)) {
 	}
 }
 
-// clock is a time without its monotonic part, as it is on disk.
-func clock(now time.Time) time.Time { return now.UTC().Round(0) }
-
-// line is a text in one printable line of at most so many bytes.
-func line(text string, most int) string {
-	text = strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return ' '
+// EachDue implements durable.State.
+func (s times) EachDue(do func(*time.Time)) {
+	for i := range s.Records {
+		if t := s.Records[i].Tries; t != nil {
+			do(&t.Retry)
 		}
-		return r
-	}, strings.ToValidUTF8(text, "?"))
-	if text = strings.Join(strings.Fields(text), " "); len(text) > most {
-		text = strings.ToValidUTF8(text[:most-len("...")], "") + "..."
 	}
-	return text
 }

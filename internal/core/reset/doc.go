@@ -9,7 +9,7 @@
 //
 // The caller writes the state of the result to disk before it begins a reset. Then it takes the GPU, and its P2P group if Begin.With has one, from every
 // API; looks for processes that have it open; asks Policy.Still; has the driver closed; and calls nvidia-smi. State.Ended has the result. A reset that is
-// in the state of a process that was started again was interrupted, and counts as an attempt.
+// in the state of a process that was started again was interrupted, and counts as an attempt if nvidia-smi may have been called.
 //
 // A reset begins only if all of this holds:
 //
@@ -17,5 +17,8 @@
 //   - no work holds it by a complete record, and no process uses it; for DRAIN_AND_RESET, the same of its P2P group;
 //   - it has no MIG instances, or Policy.LoseMIG;
 //   - fewer than Policy.Attempts were made for this fault, and none of them was refused for good;
-//   - no other reset and no proof runs on the node.
+//   - nothing pauses resets on the node (Node.Paused), and no other one runs.
+//
+// A GPU that a process had open is tried again after a minute, 5 minutes, half an hour, and then each two hours; that is no attempt. One that was reset
+// because it failed its proof is proved next. A person's reset (Policy.ByPerson) needs no fault, and counts as an attempt.
 package reset

@@ -1,5 +1,12 @@
 package reset
 
+import (
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+)
+
 // Mode is what an agent does about GPUs that a reset can repair.
 type Mode uint8
 
@@ -9,6 +16,19 @@ const (
 	Report             // it shows what it would do
 	Act
 )
+
+var modeNames = [...]string{"off", "report", "act"}
+
+// String returns the name of the mode.
+func (m Mode) String() string { return modeNames[m] }
+
+// MarshalText returns the name of the mode.
+func (m Mode) MarshalText() ([]byte, error) { return gpu.MarshalName(m, modeNames[:], "mode") }
+
+// UnmarshalText parses the output of MarshalText.
+func (m *Mode) UnmarshalText(text []byte) error {
+	return gpu.UnmarshalName(m, modeNames[:], string(text), "mode")
+}
 
 // Policy is whether GPUs are reset. The zero value is off.
 type Policy struct {
@@ -22,3 +42,61 @@ func Default() Policy { return Policy{Attempts: 2} }
 
 // On reports whether it is decided about resets at all.
 func (p Policy) On() bool { return p.Mode != Off }
+
+// Times that are no settings.
+const (
+	// AtMost is how long a reset lasts, with all that is before and after the call of nvidia-smi. One that lasts longer does not keep others back.
+	AtMost = 10 * time.Minute
+
+	afterAttempt = time.Minute // so that the driver has reported its recovery action again
+	afterCancel  = 10 * time.Second
+
+	alertAfter = 3 // refusals because of a process
+)
+
+// afterInUse is the time after which a GPU that a process had open is tried again: the first time, the second, and so on.
+var afterInUse = [...]time.Duration{time.Minute, 5 * time.Minute, 30 * time.Minute, longestRetry}
+
+const longestRetry = 2 * time.Hour
+
+// attempts is how often a GPU is reset for one fault. Whether one GPU of an NVSwitch system can be reset depends on its generation: one try shows it.
+func (p Policy) attempts(g *GPU) int {
+	if g.NVSwitch {
+		return 1
+	}
+	return max(p.Attempts, 1)
+}
+
+// repair is what is done about a GPU.
+type repair uint8
+
+const (
+	nothing repair = iota
+	service
+	handOver // the driver asks for another repair, or for none that is known
+	proved   // it failed its proof, and the driver asks for no repair
+	single   // reset
+	grouped  // reset while its P2P group is free
+)
+
+// repair returns what a GPU needs.
+func (g *GPU) repair() repair {
+	switch {
+	case g.NeedsService:
+		return service
+	case g.Action == health.RecoveryReset:
+		return single
+	case g.Action == health.RecoveryDrainAndReset:
+		return grouped
+	case g.Action > health.RecoveryNone:
+		return handOver
+	case g.Action == health.RecoveryNone && g.ProofFailed:
+		return proved
+	case g.Action == health.RecoveryUnknown && (g.ProofFailed || g.Cause != "" && g.Repair >= health.Reset):
+		return handOver
+	}
+	return nothing
+}
+
+// resets reports whether the repair is a reset.
+func (r repair) resets() bool { return r >= proved }
