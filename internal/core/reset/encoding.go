@@ -17,6 +17,7 @@ const (
 	maxCause   = 64  // bytes
 	maxText    = 512 // bytes
 	maxCount   = 1000
+	maxBegun   = 1 << 53
 )
 
 // Encode returns the text of a state.
@@ -45,6 +46,9 @@ func (s State) check() error {
 	}
 	if err := durable.Check(times{&s}); err != nil {
 		return err
+	}
+	if s.Begun > maxBegun {
+		return &durable.ContentError{Why: fmt.Sprintf("it has %d resets, and %d are the most", s.Begun, uint64(maxBegun))}
 	}
 	running := 0
 	for i := range s.Records {
@@ -77,6 +81,8 @@ func (r *Record) check(begun uint64) string {
 		return "its attempts can't be"
 	case last == nil && r.Attempts+r.Refusals > 0:
 		return "it has attempts without an end"
+	case last == nil && r.NotBegun == "" && !r.Retry.IsZero():
+		return "it waits after no reset"
 	case last != nil && (last.Outcome == Cancelled || last.At.IsZero() || last.Took < 0 || len(last.Cause) > maxCause || len(last.Text) > maxText):
 		return "its last end can't be"
 	case last != nil && last.Number > begun, running != nil && running.Number > begun:

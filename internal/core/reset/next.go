@@ -8,8 +8,6 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/durable"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
-	"github.com/tandem-gpu/tandem/internal/core/health"
-	"github.com/tandem-gpu/tandem/internal/util/oneline"
 )
 
 // decision is one step. It changes only its own copy of the state.
@@ -132,7 +130,7 @@ func (d *decision) begin() {
 		if need == nothing || r.Running != nil {
 			continue
 		}
-		b := Begin{GPU: g.ID, Cause: g.cause(), With: g.with(need == grouped)}
+		b := Begin{GPU: g.ID, Cause: g.cause(), With: g.with(false)}
 		if w, waits := d.waits(g, &r, need, b); waits {
 			d.out.wait(w)
 			continue
@@ -143,108 +141,6 @@ func (d *decision) begin() {
 		}
 		d.out.Begin = append(d.out.Begin, b)
 	}
-}
-
-// waits returns what a GPU waits for: first what a person has to do, then a time, then what changes by itself.
-func (d *decision) waits(g *GPU, r *Record, need repair, b Begin) (Wait, bool) {
-	all := slices.Concat(d.personsTurn(g, r, need), d.cannot(&d.node, g), d.notYet(r), d.node.busy(g, b.With))
-	turn := ""
-	if running, runs := d.state.Running(); runs {
-		turn = string(running.GPU)
-	} else if len(d.out.Begin) > 0 {
-		turn = string(d.out.Begin[0].GPU)
-	}
-	if turn != "" {
-		all = append(all, Wait{Code: WaitTurn, Text: turn + " is reset"})
-	}
-	if len(all) == 0 {
-		return Wait{}, false
-	}
-	all[0].GPU = g.ID
-	return all[0], true
-}
-
-// personsTurn is why a GPU is not reset for its fault any more, or at all.
-func (p Policy) personsTurn(g *GPU, r *Record, need repair) []Wait {
-	alert := func(code Code, text string) []Wait { return []Wait{{Code: code, Text: text, Alert: true}} }
-	switch {
-	case need == service:
-		return alert(WaitService, "it needs service: a reset does not repair it")
-	case need == handOver && g.Action == health.RecoveryUnknown:
-		return alert(WaitHandedOver, "the driver reports no recovery action, so a person decides what is done about "+g.cause())
-	case need == handOver:
-		return alert(WaitHandedOver, "the driver asks for another repair than a reset: "+actionOf(g).String())
-	case r.Attempts > 0 && r.Last.Outcome == Refused:
-		return alert(WaitRefused, "nvidia-smi does not reset it: "+r.Last.Text)
-	case need == proved && r.Attempts > 0 && r.Last.Outcome == Done:
-		return []Wait{{Code: WaitProof, Text: "it was reset because it failed its proof, and is proved next"}}
-	case r.Attempts >= p.attempts(g):
-		return alert(WaitAttempts, fmt.Sprintf("%s is still there after %d of %d resets; the last one: %s", g.cause(), r.Attempts, p.attempts(g), r.Last))
-	}
-	return nil
-}
-
-// cannot is what a person has to do before this agent can reset a GPU, for a person, too.
-func (p Policy) cannot(n *Node, g *GPU) (all []Wait) {
-	if n.Cannot != "" {
-		all = append(all, Wait{Code: WaitCannot, Text: n.Cannot, Alert: true})
-	}
-	if g.MIG && !p.LoseMIG {
-		all = append(all, Wait{Code: WaitMIG, Text: "a reset removes its MIG instances", Alert: true})
-	}
-	return all
-}
-
-// notYet is what a GPU waits for after a reset or a refusal.
-func (d *decision) notYet(r *Record) []Wait {
-	back := []Wait{{Code: WaitBackOff, Until: r.Retry}}
-	switch {
-	case !d.now.Before(r.Retry):
-		return nil
-	case r.NotBegun != "":
-		back[0].Text = "its reset did not begin: " + r.NotBegun
-	case r.Last != nil && r.Last.Outcome == InUse:
-		back[0].Text, back[0].Alert = r.Last.String(), r.Refusals >= alertAfter
-	default:
-		back[0].Text = "the driver reports its recovery action again after a reset"
-	}
-	return back
-}
-
-// busy is what changes by itself, and keeps any reset of a GPU from beginning.
-func (n *Node) busy(g *GPU, with []gpu.DeviceID) (all []Wait) {
-	if n.Paused != "" {
-		all = append(all, Wait{Code: WaitPaused, Text: n.Paused})
-	}
-	all = append(all, g.busy()...)
-	for _, id := range with {
-		other := n.gpuOf(id)
-		if other == nil {
-			all = append(all, Wait{Code: WaitGroup, Text: string(id) + " of its P2P group is not this agent's"})
-			continue
-		}
-		for _, w := range other.busy() {
-			all = append(all, Wait{Code: WaitGroup, Text: string(id) + " of its P2P group: " + w.Text, Alert: w.Alert})
-		}
-	}
-	return all
-}
-
-// busy is what has a GPU, or may have it.
-func (g *GPU) busy() (all []Wait) {
-	if g.Moving != "" {
-		all = append(all, Wait{Code: WaitMoving, Text: g.Moving})
-	}
-	if g.Unread != "" {
-		all = append(all, Wait{Code: WaitUnread, Text: "who has it is not known: " + g.Unread, Alert: g.Never})
-	}
-	if len(g.Holders) > 0 {
-		all = append(all, Wait{Code: WaitHeld, Text: oneline.Few(g.Holders) + " has it"})
-	}
-	if len(g.Processes) > 0 {
-		all = append(all, Wait{Code: WaitProcesses, Text: "in use by " + oneline.Few(g.Processes)})
-	}
-	return all
 }
 
 // Still reports whether a reset that was begun may call nvidia-smi: else why it is cancelled. It is asked after its GPUs were taken, with what the node
@@ -258,15 +154,14 @@ func (p Policy) Still(s State, n Node, id gpu.DeviceID) (why string, ok bool) {
 	if g == nil {
 		return "the GPU is not this agent's any more", false
 	}
-	need := g.repair()
 	switch {
 	case r.Running.ByPerson:
 	case p.Mode != Act:
 		return "GPUs are not reset any more", false
-	case !need.resets():
+	case !g.repair().resets():
 		return "the driver does not ask for a reset any more", false
 	}
-	if all := slices.Concat(p.cannot(&n, g), n.busy(g, g.with(g.grouped(r.Running.ByPerson)))); len(all) > 0 {
+	if all := slices.Concat(p.cannot(&n, g), n.busy(g, g.with(r.Running.ByPerson))); len(all) > 0 {
 		return all[0].Text, false
 	}
 	return "", true
@@ -280,7 +175,7 @@ func (p Policy) ByPerson(s State, n Node, id gpu.DeviceID) (Begin, []Wait) {
 	if g == nil {
 		return b, []Wait{{GPU: id, Code: WaitUnknown, Text: "this agent does not have it", Alert: true}}
 	}
-	b.Cause, b.With = cmp.Or(g.cause(), byPerson), g.with(g.grouped(true))
+	b.Cause, b.With = cmp.Or(g.cause(), byPerson), g.with(true)
 	all := append(p.cannot(&n, g), n.busy(g, b.With)...)
 	if r, runs := s.Running(); runs {
 		all = append(all, Wait{Code: WaitTurn, Text: string(r.GPU) + " is reset"})
@@ -293,43 +188,6 @@ func (p Policy) ByPerson(s State, n Node, id gpu.DeviceID) (Begin, []Wait) {
 
 // byPerson is the cause of a reset of a GPU without a fault.
 const byPerson = "by a person"
-
-// grouped reports whether a reset needs the P2P group of a GPU to be free. A person may reset also what has to end its P2P work.
-func (g *GPU) grouped(byPerson bool) bool {
-	return g.Action == health.RecoveryDrainAndReset || byPerson && g.Action == health.RecoveryDrainP2P
-}
-
-// with is the P2P group of a GPU, if its reset needs it.
-func (g *GPU) with(grouped bool) []gpu.DeviceID {
-	if !grouped {
-		return nil
-	}
-	return slices.Clone(g.Group)
-}
-
-// cause is the fault of a GPU; "" = none is known.
-func (g *GPU) cause() string {
-	switch {
-	case g.Cause != "":
-		return g.Cause
-	case g.Action > health.RecoveryNone:
-		return health.Condition{Reason: health.ReasonRecoveryAction, Code: uint64(g.Action)}.Cause()
-	case g.ProofFailed:
-		return health.ReasonProofFailed.String()
-	}
-	return ""
-}
-
-// actionOf is the recovery action of a GPU. One that this version does not know is another.
-func actionOf(g *GPU) health.RecoveryAction { return min(g.Action, health.RecoveryOther) }
-
-// String is the end of a reset in one line.
-func (e *End) String() string {
-	if e.Text == "" {
-		return e.Outcome.String()
-	}
-	return e.Outcome.String() + ": " + e.Text
-}
 
 // gpuOf returns a GPU of a node; nil if it is not there.
 func (n *Node) gpuOf(id gpu.DeviceID) *GPU {

@@ -4,7 +4,6 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
-	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // Mode is what an agent does about GPUs that a reset can repair.
@@ -66,37 +65,3 @@ func (p Policy) attempts(g *GPU) int {
 	}
 	return max(p.Attempts, 1)
 }
-
-// repair is what is done about a GPU.
-type repair uint8
-
-const (
-	nothing repair = iota
-	service
-	handOver // the driver asks for another repair, or for none that is known
-	proved   // it failed its proof, and the driver asks for no repair
-	single   // reset
-	grouped  // reset while its P2P group is free
-)
-
-// repair returns what a GPU needs.
-func (g *GPU) repair() repair {
-	switch {
-	case g.NeedsService:
-		return service
-	case g.Action == health.RecoveryReset:
-		return single
-	case g.Action == health.RecoveryDrainAndReset:
-		return grouped
-	case g.Action > health.RecoveryNone:
-		return handOver
-	case g.Action == health.RecoveryNone && g.ProofFailed:
-		return proved
-	case g.Action == health.RecoveryUnknown && (g.ProofFailed || g.Cause != "" && g.Repair >= health.Reset):
-		return handOver
-	}
-	return nothing
-}
-
-// resets reports whether the repair is a reset.
-func (r repair) resets() bool { return r >= proved }

@@ -57,6 +57,14 @@ type End struct {
 	Text    string        `json:"text,omitempty"` // of nvidia-smi, or why it did not begin
 }
 
+// String is the end of a reset in one line.
+func (e *End) String() string {
+	if e.Text == "" {
+		return e.Outcome.String()
+	}
+	return e.Outcome.String() + ": " + e.Text
+}
+
 // Outcome is how a reset ended.
 type Outcome uint8
 
