@@ -117,6 +117,7 @@ func (s State) BegunByPerson(b Begin, now time.Time) (State, Begin) {
 		return s, b
 	}
 	s = s.clone()
+	s.started = true // a reset of an earlier process would be among those that run
 	b.Number = s.begin(b, true, durable.Clock(now))
 	return s, b
 }
