@@ -10,13 +10,15 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Client is a process that has the device node of a GPU open.
 type Client struct {
-	PID   int
-	Name  string // of the program, as /proc/PID/comm has it
-	Group string // control group, as /proc/PID/cgroup has it; "" = not known
+	PID   int    `json:"pid"`
+	Name  string `json:"name,omitempty"`  // of the program, as /proc/PID/comm has it
+	Group string `json:"group,omitempty"` // control group, as /proc/PID/cgroup has it; "" = not known
 }
 
 // String is a client in some words: "python3 (pid 2114, control group /kubepods/...)".
@@ -28,8 +30,10 @@ func (c Client) String() string {
 	return text + ")"
 }
 
-// Clients returns the processes that have /dev/nvidiaN open or mapped, by PID. /dev/nvidiactl and /dev/nvidia-uvm are of no GPU. A process whose
-// files can't be read is an error: it may have the GPU. proc is where procfs is mounted, and it must show all processes of the node.
+// Clients returns the processes that have /dev/nvidiaN open, by PID: this process counts like others. /dev/nvidiactl and /dev/nvidia-uvm are of no GPU. A
+// process whose files can't be read is an error: it may have the GPU. proc is where procfs is mounted, and it must show all processes of the node.
+//
+// It reads no memory map: that waits for a process that hangs. A process that has closed the GPU and still has it mapped keeps nvidia-smi from resetting it.
 func Clients(proc string, minor int) (all []Client, err error) {
 	if minor < 0 {
 		return nil, errors.New("the number of the GPU's device node is not known")
@@ -38,15 +42,14 @@ func Clients(proc string, minor int) (all []Client, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the processes: %w", err)
 	}
-	node := "/dev/nvidia" + strconv.Itoa(minor)
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil {
 			continue
 		}
 		dir := filepath.Join(proc, e.Name())
-		switch open, err := opens(dir, node); {
-		case errors.Is(err, fs.ErrNotExist): // it has ended
+		switch open, err := opens(dir, minor); {
+		case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ESRCH): // it has ended
 		case err != nil:
 			return nil, fmt.Errorf("read the open files of process %d: %w", pid, err)
 		case open:
@@ -57,40 +60,50 @@ func Clients(proc string, minor int) (all []Client, err error) {
 	return all, nil
 }
 
-// opens reports whether the process of a folder of procfs has a file open, or mapped: a mapping holds the device after its descriptor was closed.
-func opens(dir, file string) (bool, error) {
+// opens reports whether the process of a folder of procfs has a GPU open. Its first thread can end before the others, and shows no files then.
+func opens(dir string, minor int) (bool, error) {
 	fds, err := os.ReadDir(filepath.Join(dir, "fd"))
-	if err != nil {
-		return false, err
+	if err != nil || len(fds) > 0 {
+		return anyIsNode(filepath.Join(dir, "fd"), fds, minor), err
 	}
-	for _, fd := range fds {
-		// A file that was closed meanwhile has no link. The path is of the process's own mount namespace, as in containers.
-		if target, err := os.Readlink(filepath.Join(dir, "fd", fd.Name())); err == nil && isFile(target, file) {
-			return true, nil
+	threads, _ := os.ReadDir(filepath.Join(dir, "task"))
+	for _, t := range threads {
+		fds, err := os.ReadDir(filepath.Join(dir, "task", t.Name(), "fd"))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ESRCH) {
+			return false, err
 		}
-	}
-	maps, err := os.ReadFile(filepath.Join(dir, "maps"))
-	if err != nil {
-		return false, err
-	}
-	for text := range strings.Lines(string(maps)) {
-		if at := strings.IndexByte(text, '/'); at >= 0 && isFile(strings.TrimSpace(text[at:]), file) {
+		if anyIsNode(filepath.Join(dir, "task", t.Name(), "fd"), fds, minor) {
 			return true, nil
 		}
 	}
 	return false, nil
 }
 
-// isFile reports whether a path of procfs is a file. Below another root the path has that before it.
-func isFile(path, file string) bool {
-	path = strings.TrimSuffix(path, " (deleted)")
-	return path == file || strings.HasSuffix(path, file)
+func anyIsNode(dir string, fds []os.DirEntry, minor int) bool {
+	return slices.ContainsFunc(fds, func(fd os.DirEntry) bool { return isNode(filepath.Join(dir, fd.Name()), minor) })
 }
 
+// majorGPU is the number of NVIDIA's character devices (the kernel's devices.txt).
+const majorGPU = 195
+
+// isNode reports whether an open file is the device node of a GPU: by its number, because a container can have the node under another name (docker run
+// --device=/dev/nvidia3:/dev/nvidia0). What is no device, as the nodes of a simulated machine, is known by its path.
+func isNode(fd string, minor int) bool {
+	var stat unix.Statx_t
+	// No file system is asked over a network: it can hang.
+	err := unix.Statx(unix.AT_FDCWD, fd, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &stat)
+	if err == nil && stat.Mode&unix.S_IFMT == unix.S_IFCHR {
+		return stat.Rdev_major == majorGPU && int64(stat.Rdev_minor) == int64(minor)
+	}
+	path, err := os.Readlink(fd) // it fails if the file was closed meanwhile
+	return err == nil && strings.HasSuffix(strings.TrimSuffix(path, " (deleted)"), "/dev/nvidia"+strconv.Itoa(minor))
+}
+
+// line returns the first line of a file; "" if the process has ended.
 func line(path string) string {
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return "" // it has ended
+		return ""
 	}
 	return strings.TrimSpace(string(text))
 }

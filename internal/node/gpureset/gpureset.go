@@ -2,6 +2,8 @@ package gpureset
 
 import (
 	"context"
+	"fmt"
+	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
@@ -14,8 +16,8 @@ type Target struct {
 
 // Look is what a reset would find.
 type Look struct {
-	Clients     []Client `json:"clients"`     // that have the GPU open
-	Persistence bool     `json:"persistence"` // its persistence mode is on
+	Clients     []Client `json:"clients,omitempty"`     // that have the GPU open
+	Persistence bool     `json:"persistence,omitempty"` // its persistence mode is on
 }
 
 // Resetter resets GPUs: Local in this process, Remote in the component that has the rights for it. Its methods are safe for concurrent use, and fail
@@ -27,11 +29,49 @@ type Resetter interface {
 	// Look changes nothing. The persistence mode is not read while clients have the GPU open.
 	Look(ctx context.Context, t Target) (Look, error)
 
-	// Reset resets a GPU that no process has open; else it fails with *InUseError, and has changed nothing. The persistence mode is as before afterwards,
-	// or *PersistenceError is among the errors. It returns within 3.5 minutes. If ctx ends, no further step begins; a reset that has begun is awaited,
+	// Reset resets a GPU that no process has open; else it fails with *InUseError, and has reset nothing. The persistence mode is as before afterwards,
+	// or *PersistenceError is among the errors. It returns within AtMost. If ctx ends, no further step begins; a reset that has begun is awaited,
 	// because it can't be taken back.
 	Reset(ctx context.Context, t Target) error
 
 	// Restore turns the persistence mode on again, after a reset whose process was killed.
 	Restore(ctx context.Context, id gpu.DeviceID) error
 }
+
+// InUseError is that processes have a GPU open. It was not reset.
+type InUseError struct {
+	GPU     gpu.DeviceID
+	Clients []Client
+}
+
+func (e *InUseError) Error() string {
+	names := make([]string, len(e.Clients))
+	for i, c := range e.Clients {
+		names[i] = c.String()
+	}
+	return fmt.Sprintf("%s is open in %s", e.GPU, strings.Join(names, ", "))
+}
+
+// PersistenceError is that the persistence mode of a GPU is not as it was. The reset may have been done.
+type PersistenceError struct {
+	GPU gpu.DeviceID
+	Err error
+}
+
+func (e *PersistenceError) Error() string {
+	return fmt.Sprintf("the persistence mode of %s, which was on, is off: run nvidia-smi -pm 1 -i %s: %v", e.GPU, e.GPU, e.Err)
+}
+
+func (e *PersistenceError) Unwrap() error { return e.Err }
+
+// UnavailableError is that no GPU can be reset by this process or node as it is set up.
+type UnavailableError struct {
+	Remedy string
+	Err    error
+}
+
+func (e *UnavailableError) Error() string {
+	return fmt.Sprintf("no GPU can be reset: %v: %s", e.Err, e.Remedy)
+}
+
+func (e *UnavailableError) Unwrap() error { return e.Err }

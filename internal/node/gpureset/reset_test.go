@@ -10,7 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"golang.org/x/sys/unix"
+
 	"github.com/tandem-gpu/tandem/internal/node/gpureset"
 	"github.com/tandem-gpu/tandem/test/check"
 )
@@ -22,6 +23,7 @@ type smi struct {
 	text        string // with which it refuses a reset; "" = it resets
 	fails       string // the call that begins with this fails
 	hangs       bool   // at the reset
+	daemon      func() // nvidia-persistenced closes the GPU
 }
 
 const inUse = `The following GPUs could not be reset:
@@ -41,6 +43,9 @@ func (s *smi) call(ctx context.Context, args ...string) (string, int, error) {
 		return s.persistence + "\n", 0, nil
 	case args[0] == "-pm":
 		s.persistence = map[string]string{"0": "Disabled", "1": "Enabled"}[args[1]]
+		if s.daemon != nil {
+			s.daemon()
+		}
 		return "All done.\n", 0, nil
 	case s.hangs:
 		return "", -1, fmt.Errorf("killed: %w", context.DeadlineExceeded)
@@ -52,7 +57,7 @@ func (s *smi) call(ctx context.Context, args ...string) (string, int, error) {
 	return "GPU 00000000:1A:00.0 was successfully reset.\nAll done.\n", 0, ctx.Err()
 }
 
-var device = gpu.Device{At: gpu.WholeGPU("GPU-1"), Minor: 3}
+var device = gpureset.Target{GPU: "GPU-1", Minor: 3}
 
 // procfs is one with these processes: of each the paths that it has open.
 func procfs(t *testing.T, processes map[int][]string) string {
@@ -67,46 +72,105 @@ func procfs(t *testing.T, processes map[int][]string) string {
 		}
 		check.NoError(t, os.WriteFile(filepath.Join(dir, "comm"), []byte("python3\n"), 0o600))
 		check.NoError(t, os.WriteFile(filepath.Join(dir, "cgroup"), []byte("0::/kubepods/pod7\n"), 0o600))
-		check.NoError(t, os.WriteFile(filepath.Join(dir, "maps"), []byte("55d0-55d1 r--p 0 fd:00 1 /usr/bin/python3\n"), 0o600))
 	}
 	return root
 }
 
-// A GPU that nobody uses is reset, and its persistence mode is as before.
-func TestReset(t *testing.T) {
-	for mode, want := range map[string][]string{
-		"Disabled": {"--query-gpu=persistence_mode --format=csv,noheader -i GPU-1", "--gpu-reset -i GPU-1"},
-		"[N/A]":    {"--query-gpu=persistence_mode --format=csv,noheader -i GPU-1", "--gpu-reset -i GPU-1"},
-		"Enabled":  {"--query-gpu=persistence_mode --format=csv,noheader -i GPU-1", "-pm 0 -i GPU-1", "--gpu-reset -i GPU-1", "-pm 1 -i GPU-1"},
-	} {
-		s := &smi{persistence: mode}
-		r := gpureset.Local{Proc: procfs(t, map[int][]string{7: {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia4", "/dev/nvidia33"}}), Call: s.call}
-		if err := r.Reset(t.Context(), device); err != nil || !slices.Equal(s.calls, want) || s.persistence != mode {
-			t.Errorf("%s: %v, %q, left %s", mode, err, s.calls, s.persistence)
-		}
-	}
-}
-
-// case 18 of the contract: a GPU that is open in a process is not touched, and the process is named.
-func TestInUse(t *testing.T) {
+// Case 18.
+func TestResetIsRefusedWhileAProcessHasTheGPUOpen(t *testing.T) {
 	for name, open := range map[string]string{"open": "/dev/nvidia3", "open in a container": "/run/rootfs/dev/nvidia3", "node was removed": "/dev/nvidia3 (deleted)"} {
 		s := &smi{persistence: "Enabled"}
 		r := gpureset.Local{Proc: procfs(t, map[int][]string{9: {"/dev/null"}, 2114: {"/dev/null", open}}), Call: s.call}
 		err := r.Reset(t.Context(), device)
-		e, ok := errors.AsType[*gpureset.InUseError](err)
+		_, ok := errors.AsType[*gpureset.InUseError](err)
 		if !ok || len(s.calls) != 0 || err.Error() != "GPU-1 is open in python3 (pid 2114, control group /kubepods/pod7)" {
 			t.Errorf("%s: %v, %q", name, err, s.calls)
 		}
-		if checked := r.Check(device); ok && checked.Error() != e.Error() {
-			t.Errorf("%s: Check: %v", name, checked)
+		look, err := r.Look(t.Context(), device)
+		if err != nil || !slices.Equal(look.Clients, []gpureset.Client{{PID: 2114, Name: "python3", Group: "/kubepods/pod7"}}) || len(s.calls) != 0 {
+			t.Errorf("%s: Look: %+v, %v, %q", name, look, err, s.calls)
 		}
 	}
-	proc := procfs(t, map[int][]string{7: nil})
-	check.NoError(t, os.WriteFile(filepath.Join(proc, "7/maps"), []byte("7f00-7f01 rw-s 0 00:05 9 /dev/nvidia3\n"), 0o600))
-	if all, err := gpureset.Clients(proc, 3); err != nil || len(all) != 1 {
-		t.Errorf("mapped and closed: %v, %v", all, err)
+}
+
+// This process is a client like others: an agent that has not closed the driver.
+func TestOwnProcessIsAClient(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("the files of other users' processes can't be read")
+	}
+	dir := t.TempDir()
+	check.NoError(t, os.Mkdir(dir+"/dev", 0o755), os.WriteFile(dir+"/dev/nvidia3", nil, 0o600))
+	f, err := os.Open(dir + "/dev/nvidia3")
+	check.NoError(t, err)
+	all, err := gpureset.Clients("/proc", 3)
+	check.NoError(t, err, f.Close())
+	if !slices.ContainsFunc(all, func(c gpureset.Client) bool { return c.PID == os.Getpid() && c.Name != "" }) {
+		t.Errorf("%v", all)
 	}
 }
+
+// docker run --device=/dev/nvidia3:/dev/nvidia0 makes a node of another name.
+func TestClientsAreFoundByTheNumberOfTheDevice(t *testing.T) {
+	dir := t.TempDir()
+	check.NoError(t, os.Mkdir(dir+"/dev", 0o755))
+	if err := unix.Mknod(dir+"/dev/nvidia0", unix.S_IFCHR|0o600, int(unix.Mkdev(195, 3))); err != nil {
+		t.Skipf("no device node: %v", err)
+	}
+	proc := procfs(t, map[int][]string{7: {dir + "/dev/nvidia0"}})
+	for minor, want := range map[int]int{0: 0, 3: 1} {
+		if all, err := gpureset.Clients(proc, minor); err != nil || len(all) != want {
+			t.Errorf("GPU %d: %v, %v", minor, all, err)
+		}
+	}
+}
+
+// The first thread of a process can end before the others.
+func TestClientWithoutItsFirstThread(t *testing.T) {
+	proc := procfs(t, map[int][]string{7: nil})
+	check.NoError(t, os.MkdirAll(proc+"/7/task/8/fd", 0o755), os.Symlink("/dev/nvidia3", proc+"/7/task/8/fd/4"), os.MkdirAll(proc+"/7/task/7", 0o755))
+	if all, err := gpureset.Clients(proc, 3); err != nil || len(all) != 1 {
+		t.Errorf("%v, %v", all, err)
+	}
+}
+
+// nvidia-persistenced has a GPU open while its persistence mode is on.
+func TestPersistenceDaemon(t *testing.T) {
+	daemon := func(closes bool, others map[int][]string) (string, *smi) {
+		others[5] = []string{"/dev/nvidia3"}
+		proc := procfs(t, others)
+		check.NoError(t, os.WriteFile(proc+"/5/comm", []byte("nvidia-persiste\n"), 0o600))
+		return proc, &smi{persistence: "Enabled", daemon: func() {
+			if closes {
+				check.NoError(t, os.RemoveAll(proc+"/5"))
+			}
+		}}
+	}
+	proc, s := daemon(true, map[int][]string{})
+	look, err := (gpureset.Local{Proc: proc, Call: s.call}).Look(t.Context(), device)
+	if err != nil || len(look.Clients) > 0 || !look.Persistence {
+		t.Errorf("%+v, %v", look, err)
+	}
+	if err := (gpureset.Local{Proc: proc, Call: s.call}).Reset(t.Context(), device); err != nil || s.persistence != "Enabled" {
+		t.Errorf("%v, %q", err, s.calls)
+	}
+	proc, s = daemon(false, map[int][]string{})
+	err = gpureset.Local{Proc: proc, Call: s.call}.Reset(t.Context(), device)
+	if _, ok := errors.AsType[*gpureset.InUseError](err); !ok || s.persistence != "Enabled" || slices.ContainsFunc(s.calls, isReset) {
+		t.Errorf("it keeps the GPU open: %v, %q", err, s.calls)
+	}
+	proc, s = daemon(true, map[int][]string{})
+	s.persistence = "Disabled"
+	if _, ok := errors.AsType[*gpureset.InUseError](gpureset.Local{Proc: proc, Call: s.call}.Reset(t.Context(), device)); !ok || len(s.calls) != 1 {
+		t.Errorf("it has the GPU open without the mode: %q", s.calls)
+	}
+	proc, s = daemon(true, map[int][]string{6: {"/dev/nvidia3"}})
+	look, err = gpureset.Local{Proc: proc, Call: s.call}.Look(t.Context(), device)
+	if err != nil || len(look.Clients) != 2 || len(s.calls) > 0 {
+		t.Errorf("beside another process: %+v, %v", look, err)
+	}
+}
+
+func isReset(call string) bool { return strings.HasPrefix(call, "--gpu-reset") }
 
 // What can't be read may have the GPU.
 func TestUnreadProcess(t *testing.T) {
@@ -119,27 +183,64 @@ func TestUnreadProcess(t *testing.T) {
 		t.Errorf("%v, %q", err, s.calls)
 	}
 	check.NoError(t, os.Remove(filepath.Join(proc, "7/fd"))) // it has ended
-	if err := r.Check(device); err != nil {
+	s.persistence = "Disabled"
+	if _, err := r.Look(t.Context(), device); err != nil {
 		t.Error(err)
 	}
-	if err := r.Check(gpu.Device{At: device.At, Minor: -1}); err == nil {
+	if _, err := r.Look(t.Context(), gpureset.Target{GPU: device.GPU, Minor: -1}); err == nil {
 		t.Error("a GPU without a device node can be reset")
 	}
 }
 
-// cases 19 and 21 of the contract: each refusal has its kind, and persistence mode is on again after each.
+// Case 19: the persistence mode is off for a reset, and on again after it, whatever became of it, and after a process that was killed.
+func TestPersistenceModeIsAsBefore(t *testing.T) {
+	const query, off, reset, on = "--query-gpu=persistence_mode --format=csv,noheader -i GPU-1", "-pm 0 -i GPU-1", "--gpu-reset -i GPU-1", "-pm 1 -i GPU-1"
+	for name, c := range map[string]struct {
+		smi   *smi
+		calls []string
+		fails bool
+	}{
+		"off":             {&smi{persistence: "Disabled"}, []string{query, reset}, false},
+		"not supported":   {&smi{persistence: "[N/A]"}, []string{query, reset}, false},
+		"not readable":    {&smi{persistence: "[GPU requires reset]"}, []string{query, reset}, false},
+		"on":              {&smi{persistence: "Enabled"}, []string{query, off, reset, on}, false},
+		"the reset fails": {&smi{persistence: "Enabled", text: "GPU 00000000:1A:00.0: Unknown Error\n"}, []string{query, off, reset, on}, true},
+		"the reset hangs": {&smi{persistence: "Enabled", hangs: true}, []string{query, off, reset, on}, true},
+	} {
+		before := c.smi.persistence
+		err := gpureset.Local{Proc: procfs(t, nil), Call: c.smi.call}.Reset(t.Context(), device)
+		if (err != nil) != c.fails || !slices.Equal(c.smi.calls, c.calls) || c.smi.persistence != before {
+			t.Errorf("%s: %v, %q, left %s", name, err, c.smi.calls, c.smi.persistence)
+		}
+	}
+	s := &smi{persistence: "Disabled"} // killed between: the shell has it on disk that the mode was on
+	if err := (gpureset.Local{Call: s.call}).Restore(t.Context(), "GPU-1"); err != nil || s.persistence != "Enabled" || !slices.Equal(s.calls, []string{on}) {
+		t.Errorf("%v, %q", err, s.calls)
+	}
+	s.fails = "-pm 1"
+	err := gpureset.Local{Call: s.call}.Restore(t.Context(), "GPU-1")
+	if e, ok := errors.AsType[*gpureset.PersistenceError](err); !ok || e.GPU != "GPU-1" {
+		t.Errorf("%v", err)
+	}
+}
+
+// Case 21: each refusal has its kind. A process that starts between the last look and the reset is one of them.
 func TestRefused(t *testing.T) {
 	for text, want := range map[string]gpureset.Refusal{
 		inUse: gpureset.InUse,
-		"GPU 00000000:C1:00.0 is currently in use by another process.\n":                                                   gpureset.InUse,
-		"Unable to reset this GPU because it's being used by some other process (e.g. CUDA application)\n":                 gpureset.InUse,
-		"Unable to reset GPU 00000000:1A:00.0: Insufficient Permissions\n":                                                 gpureset.NotPermitted,
-		"Resetting GPU 00000000:1A:00.0 is not supported.\n":                                                               gpureset.NotSupported,
-		"GPU Reset couldn't run because GPU 00000000:1A:00.0 is the primary GPU.\n":                                        gpureset.NotSupported,
-		"GPU 00000000:1A:00.0 is connected to other GPUs by NVLink, and they must be reset together\n":                     gpureset.Linked,
-		"Unable to determine the device handle for GPU0000:1A:00.0: GPU is lost.  Reboot the system to recover this GPU\n": gpureset.NotFound,
-		"No devices were found\n":                                  gpureset.NotFound,
-		"GPU 00000000:1A:00.0 could not be reset: Unknown Error\n": gpureset.Other,
+		"GPU 00000000:C1:00.0 is currently in use by another process.\n\n1 device is currently being used by one or more other processes":                 gpureset.InUse,
+		"Unable to reset this GPU because it's being used by some other process (e.g. CUDA application, \ngraphics application like X server, monitoring": gpureset.InUse,
+		"Unable to reset GPU 00000000:18:00.0 because it's being used by some other process (e.g. CUDA application).\nSome GPUs could not be reset.":      gpureset.InUse,
+		"Unable to reset GPU 00000000:1A:00.0: Insufficient Permissions\n":                                                                                gpureset.NotPermitted,
+		"Resetting GPU 00000000:1A:00.0 is not supported.\n":                                                                                              gpureset.NotSupported,
+		"The following GPUs could not be reset:\n  GPU 00000000:8B:00.0: Not Supported\n":                                                                 gpureset.NotSupported,
+		"GPU Reset couldn't run because GPU 00000000:1A:00.0 is the primary GPU.\n":                                                                       gpureset.NotSupported,
+		"GPU 00000000:1A:00.0 has NVLink peers that must also be reset: GPU 00000000:1B:00.0\n":                                                           gpureset.Linked,
+		"Unable to determine the device handle for GPU0000:1A:00.0: GPU is lost.  Reboot the system to recover this GPU\n":                                gpureset.NotFound,
+		"No devices were found\n": gpureset.NotFound,
+		"NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA driver is installed and running.\n\n": gpureset.NotFound,
+		"Failed to initialize NVML: Driver/library version mismatch\n":                                                                                        gpureset.NotFound,
+		"GPU 00000000:1A:00.0 could not be reset: Unknown Error\n":                                                                                            gpureset.Other,
 		"": gpureset.Other,
 	} {
 		s := &smi{persistence: "Enabled", text: text}

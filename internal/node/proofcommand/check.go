@@ -49,39 +49,53 @@ func (e *ProgramError) Unwrap() error { return e.Err }
 
 // Check reports why the program of a command is not run, all reasons at once, each as a ProgramError. It has an absolute path and is an executable
 // file. Root or the agent's user owns it, each folder above it and each symbolic link on the way, and nobody else may write it or these folders.
-func Check(command []string) error {
+func Check(command []string) error { return CheckIn("/", command) }
+
+// CheckIn is Check for a program that is started with another root: its path, and symbolic links on the way, are in that root. The folders above the
+// root count, too.
+func CheckIn(root string, command []string) error {
 	if len(command) == 0 || command[0] == "" {
 		return &ProgramError{Err: ErrNoCommand, Remedy: "give the program and its arguments as a list"}
 	}
 	if !filepath.IsAbs(command[0]) {
 		return &ProgramError{Path: command[0], Err: ErrRelative, Remedy: "give the program by its absolute path: PATH is not searched"}
 	}
-	w := walk{own: uint32(os.Geteuid()), ownGroup: uint32(os.Getegid())}
-	w.follow(command[0])
+	w := walk{root: "/", own: uint32(os.Geteuid()), ownGroup: uint32(os.Getegid())}
+	w.look(w.root)
+	if folder, _, ok := w.follow(root); ok {
+		w.root = folder
+		if path, info, ok := w.follow(command[0]); ok {
+			w.lookAtProgram(path, info)
+		}
+	}
 	return errors.Join(w.errs...)
 }
 
-// walk goes to a file as the kernel does, from the root folder and through symbolic links, and notes what is wrong.
+// walk goes to a file as the kernel does, from a root folder and through symbolic links, and notes what is wrong.
 type walk struct {
+	root          string
 	own, ownGroup uint32
 	errs          []error
 }
 
 const maxLinks = 40 // as in path_resolution(7)
 
-func (w *walk) follow(path string) {
-	at, links := "/", 0
+// follow returns what is at a path, where the symbolic links end. It reports false if there is nothing. The root itself was looked at before.
+func (w *walk) follow(path string) (at string, info fs.FileInfo, ok bool) {
+	at, links := w.root, 0
 	rest := parts(path)
-	info, ok := w.look(at)
-	for ok && len(rest) > 0 {
+	info, err := os.Lstat(at)
+	for ok = err == nil; ok && len(rest) > 0; {
 		if rest[0] == ".." {
-			at, rest = filepath.Dir(at), rest[1:]
+			if rest = rest[1:]; at != w.root { // the root is the folder above itself
+				at = filepath.Dir(at)
+			}
 			continue
 		}
 		next := filepath.Join(at, rest[0])
 		rest = rest[1:]
 		if info, ok = w.look(next); !ok {
-			return
+			return next, nil, false
 		}
 		if info.Mode()&fs.ModeSymlink == 0 {
 			at = next
@@ -90,16 +104,14 @@ func (w *walk) follow(path string) {
 		target, err := os.Readlink(next)
 		if links++; err != nil || links > maxLinks {
 			w.add(&ProgramError{Path: next, Err: ErrUnreadable, Remedy: "give the path of the file itself"})
-			return
+			return next, nil, false
 		}
 		if filepath.IsAbs(target) {
-			at = "/"
+			at = w.root
 		}
 		rest = append(parts(target), rest...)
 	}
-	if ok {
-		w.lookAtProgram(at, info)
-	}
+	return at, info, ok
 }
 
 func parts(path string) []string {

@@ -43,8 +43,10 @@ func trusted(t *testing.T) (dir string, found func() []*ProgramError) {
 	program := filepath.Join(dir, "bin", "check")
 	check.NoError(t, os.Mkdir(filepath.Join(dir, "bin"), 0o755), os.WriteFile(program, []byte("#!/bin/sh\n"), 0o755), os.Chmod(dir, 0o755))
 	return dir, func() (below []*ProgramError) {
-		w := walk{own: uint32(os.Geteuid()), ownGroup: uint32(os.Getegid())}
-		w.follow(program)
+		w := walk{root: "/", own: uint32(os.Geteuid()), ownGroup: uint32(os.Getegid())}
+		if path, info, ok := w.follow(program); ok {
+			w.lookAtProgram(path, info)
+		}
 		for _, err := range w.errs {
 			e, ok := errors.AsType[*ProgramError](err)
 			if !ok {
@@ -149,4 +151,32 @@ func TestCheckTellsEverythingAtOnce(t *testing.T) {
 	if want := "/opt/check (mode -rwxr-xrwx, owner 1000): other users can write it: chmod go-w it"; text != want {
 		t.Errorf("%q, want %q", text, want)
 	}
+}
+
+// A driver container has its own root, in which symbolic links are, too.
+func TestCheckInARoot(t *testing.T) {
+	root := t.TempDir()
+	check.NoError(t, os.Chmod(root, 0o755), os.MkdirAll(root+"/usr/bin", 0o755), os.MkdirAll(root+"/etc/alternatives", 0o755),
+		os.WriteFile(root+"/usr/bin/smi.real", nil, 0o755), os.Symlink("/usr/bin/smi.real", root+"/etc/alternatives/smi"),
+		os.Symlink("/etc/alternatives/smi", root+"/usr/bin/smi"), os.Symlink("/../../../usr/bin/smi.real", root+"/up"))
+	above := len(joined(Check([]string{root}))) - 1 // other users can write a folder above; and it is no program
+	for _, path := range []string{"/usr/bin/smi", "/up"} {
+		if errs := joined(CheckIn(root, []string{path})); len(errs) != above {
+			t.Errorf("%s: %v", path, errs)
+		}
+	}
+	check.NoError(t, os.Chmod(root, 0o777))
+	if errs := joined(CheckIn(root, []string{"/usr/bin/smi"})); len(errs) != above+1 {
+		t.Errorf("a root that others can write: %v", errs)
+	}
+	if err := CheckIn(root, []string{"/usr/bin/env"}); !errors.Is(err, ErrMissing) {
+		t.Errorf("a program of the other root: %v", err)
+	}
+}
+
+func joined(err error) []error {
+	if all, ok := err.(interface{ Unwrap() []error }); ok {
+		return all.Unwrap()
+	}
+	return nil
 }

@@ -83,7 +83,7 @@ func (c *child) start() error {
 	if isClosed(c.released) { // a file system hung until now
 		return errTimeout
 	}
-	closeOnExec()
+	CloseOnExec()
 	group, err := c.processes.makeGroup()
 	if err == nil {
 		defer func() { _ = group.Close() }()
@@ -113,8 +113,8 @@ func (c *child) command() *exec.Cmd {
 	return cmd
 }
 
-// closeOnExec keeps the files of the agent from the command: a library in C, as the driver's, can have opened some without O_CLOEXEC.
-func closeOnExec() {
+// CloseOnExec keeps the open files of the agent from the programs that it starts: a library in C, as the driver's, can have opened some without O_CLOEXEC.
+func CloseOnExec() {
 	open, _ := os.ReadDir("/proc/self/fd")
 	for _, e := range open {
 		if fd, err := strconv.Atoi(e.Name()); err == nil && fd > 2 {

@@ -20,21 +20,24 @@ const (
 )
 
 // output is what the command prints: the end of both streams, and of stdout alone.
-type output struct{ both, stdout tail }
+type output struct{ both, stdout Tail }
 
 func newOutput() *output {
-	return &output{both: tail{limit: maxOutput}, stdout: tail{limit: maxLine + 2}} // with the line breaks before and after the last line
+	return &output{both: Tail{limit: maxOutput}, stdout: Tail{limit: maxLine + 2}} // with the line breaks before and after the last line
 }
 
-// tail is a writer that keeps the end of what is written. It takes everything, so that the command never waits.
-type tail struct {
+// Tail is a writer that keeps the end of what is written. It takes everything, so that a program never waits. It is safe for concurrent use.
+type Tail struct {
 	mu    sync.Mutex
 	limit int
 	text  []byte
 }
 
+// NewTail returns one that keeps the end of a program's output, at most 64 KiB.
+func NewTail() *Tail { return &Tail{limit: maxOutput} }
+
 // Write never fails.
-func (t *tail) Write(text []byte) (int, error) {
+func (t *Tail) Write(text []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.text = append(t.text, text...)
@@ -44,9 +47,10 @@ func (t *tail) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-func (t *tail) trim() { t.text = slices.Delete(t.text, 0, max(len(t.text)-t.limit, 0)) }
+func (t *Tail) trim() { t.text = slices.Delete(t.text, 0, max(len(t.text)-t.limit, 0)) }
 
-func (t *tail) String() string {
+// String returns the end of what was written.
+func (t *Tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.trim()
@@ -116,9 +120,12 @@ func parseValue(name string, text json.RawMessage) (float64, error) {
 }
 
 // summary is a text as one line, and not too long.
-func summary(text string) string {
+func summary(text string) string { return Line(text, maxSummary) }
+
+// Line returns a text that a program chose as one line of at most some characters, which a terminal shows as they are.
+func Line(text string, atMost int) string {
 	line := []rune(printable(strings.Join(strings.Fields(text), " ")))
-	return string(line[:min(len(line), maxSummary)])
+	return string(line[:min(len(line), atMost)])
 }
 
 // printable is a text that a program chose, with "?" in place of control characters, which a terminal obeys, and of what is not UTF-8. It is not

@@ -28,7 +28,7 @@ func TestOutputIsBounded(t *testing.T) {
 }
 
 func TestTailKeepsTheEnd(t *testing.T) {
-	whole, end := "", tail{limit: 10}
+	whole, end := "", Tail{limit: 10}
 	for i := range 200 {
 		piece := fmt.Sprint(i, strings.Repeat("x", i%23))
 		whole += piece
