@@ -25,6 +25,7 @@ type Boot struct {
 func (s State) Shift(d time.Duration) State {
 	s.Ledger = s.Ledger.Shift(d)
 	s.Maintenance = s.Maintenance.Shift(d)
+	s.Release.Since = health.ShiftTime(s.Release.Since, d)
 	s.bootTime = health.ShiftTime(s.bootTime, d)
 	s.Allocatable = s.Allocatable.Shift(d)
 	return s

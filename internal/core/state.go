@@ -22,7 +22,8 @@ type State struct {
 	Binding     inventory.Binding
 	Incarnation int                // of the driver: see Inventory.Incarnation
 	Maintenance health.Maintenance // the zero value while the driver may be called
-	Foreign     *ForeignHistory    // the health history that was dropped because it belongs to another node; nil = none was
+	Release     Release
+	Foreign     *ForeignHistory // the health history that was dropped because it belongs to another node; nil = none was
 
 	// priorDevices are the devices of the checkpoint, until the first snapshot shows which of them exist. If
 	// rebooted, they are those of an earlier boot.
@@ -53,6 +54,9 @@ func NewState(cfg Config) State {
 func (s State) Read(cfg Config, now time.Time, reading gpu.Snapshot, checks ...health.Observation) State {
 	s = s.withoutForeign(reading)
 	prev := s.Snapshot
+	if s.Host.Ownership.DriverReleased == "" {
+		s.Release = Release{}
+	}
 	if s.priorDevices != nil && (reading.Driver.State == gpu.DriverReady || !s.rebooted) {
 		prev.Devices, prev.Links = s.priorDevices, s.priorLinks
 		s.priorDevices, s.priorLinks = nil, nil
@@ -87,6 +91,9 @@ func (s State) Observe(cfg Config, now time.Time, obs ...health.Observation) Sta
 func (s State) WithHost(cfg Config, now time.Time, h inventory.Host) State {
 	if !h.Ownership.Equal(s.Host.Ownership) {
 		s.Ledger = s.Ledger.WithTaken(now, h.Ownership.Taken())
+	}
+	if id := h.Ownership.DriverReleased; id != "" && id != s.Host.Ownership.DriverReleased {
+		s = s.releaseDriver(now, id)
 	}
 	s.Host = h
 	return s.rebuild(cfg, now)
@@ -135,7 +142,9 @@ func (s State) rebuild(cfg Config, now time.Time) State {
 	s.built = cfg.Config
 	s.Inventory = inventory.Build(s.buildInput(cfg)).WithNodeWarnings(s.nodesSeen)
 	s.Binding = s.Inventory.Binding()
-	s.Allocatable = s.Inventory.WithHost(s.Host, cfg.Overlap).WithRetiring(s.Allocatable, now, cfg.Retire)
+	host := s.Host
+	host.Ownership.DriverReleased = s.Release.GPU
+	s.Allocatable = s.Inventory.WithHost(host, cfg.Overlap).WithRetiring(s.Allocatable, now, cfg.Retire)
 	return s
 }
 
@@ -168,7 +177,9 @@ func (s State) confirmedBinding() inventory.Binding {
 }
 
 // NeedsTick reports whether the passage of time can change the state. If so, call Observe periodically.
-func (s State) NeedsTick() bool { return s.Ledger.NeedsTick() || s.Allocatable.Retiring() }
+func (s State) NeedsTick() bool {
+	return s.Ledger.NeedsTick() && !s.keepsVerdicts() || s.Allocatable.Retiring()
+}
 
 // withoutForgotten returns the devices without those that the driver has not listed for health.Policy.RemoveLostAfter. None is removed while the
 // driver lists a GPU that can't be identified: it may be one of them.

@@ -55,6 +55,7 @@ var advice = map[Reason]string{
 	ReasonNoCDI:          "[what to check](cdi.md)",
 	ReasonMoving:         "nothing: running work goes on, and the GPU changes its API when it has ended; `migrate plan` shows what is missing",
 	ReasonProving:        "nothing: it is no fault, and ends with the proof; work that was placed on the GPU is refused, and placed again",
+	ReasonResetting:      "nothing: it is no fault, and ends with the reset; the text names the GPU that is reset if it is another one; work that was placed on the GPU is refused, and placed again",
 	ReasonOccupied:       "with `occupancy = withhold` only; `inspect` lists the processes",
 }
 

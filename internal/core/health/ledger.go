@@ -76,6 +76,23 @@ func (l Ledger) WithTaken(now time.Time, taken []gpu.DeviceID) Ledger {
 	return b.ledger()
 }
 
+// Paused returns the ledger of a time in which no GPU is checked, on purpose and briefly. Conditions stay, but no evidence against them counts until
+// the next check: it begins anew then.
+func (l Ledger) Paused(now time.Time) Ledger {
+	b := l.builder(Policy{}, now)
+	for id, h := range l.histories {
+		if h.responding {
+			b.history(id).responding = false
+		}
+	}
+	for _, of := range b.conditions {
+		for i := range of {
+			of[i].ClearingSince, of[i].CleanChecks = time.Time{}, 0
+		}
+	}
+	return b.ledger()
+}
+
 // UnlistedSince returns since when the driver has not listed a GPU; zero if it does.
 func (l Ledger) UnlistedSince(id gpu.DeviceID) time.Time {
 	if h := l.histories[id]; h != nil {
@@ -317,8 +334,8 @@ func (b *ledgerBuilder) setLevel(c Condition, checks int) {
 		if old.Code != c.Code || answered {
 			old.Last, old.IgnoredUntil = b.now, time.Time{}
 		}
-		if old.Code != c.Code || c.Reason == ReasonDriver {
-			old.Code, old.Detail = c.Code, c.Detail // the latest recovery action, or the latest reason why the driver is unavailable
+		if old.Code != c.Code || c.Reason == ReasonDriver || c.Reason == ReasonMaintenance {
+			old.Code, old.Detail = c.Code, c.Detail // the latest recovery action, or the latest reason why the driver is not called
 		}
 		if old.Count >= checks {
 			old.State = c.State

@@ -27,6 +27,7 @@ const (
 	DriverAvailable                   // the driver responds; Detail is its version
 	Reserved                          // the placement was allocated to a new workload
 	KernelLogRead                     // the kernel log was read up to NextSequence; 0 = it is not read
+	WasReset                          // the GPU was reset by this agent
 )
 
 // NotListed is the detail of Lost where the driver does not list a GPU, without a word of a fault: it may not be shown to the agent.

@@ -61,7 +61,7 @@ func (b *ledgerBuilder) observe(o Observation) {
 	case Checked:
 		b.check(id, o.Sample)
 		b.history(id).lastCheck = LastCheck{Processes: o.processes()}
-	case DriverRebound:
+	case DriverRebound, WasReset:
 		b.history(id).LastReset = b.now
 	case DriverUnavailable:
 		b.driverLost(o)

@@ -51,6 +51,7 @@ const (
 	ReasonOccupied  // processes use the device that no work runs to which it was given
 	ReasonMoving    // the GPU moves to another API
 	ReasonProving   // the agent has taken the GPU from its API for a proof, or withholds it until there was one
+	ReasonResetting // the GPU is reset, or the driver is released for the reset of another one
 )
 
 // OfUnit reports whether a reason is one of a unit, and not of a condition in the ledger: what holds or moves its device, or what it lacks on the node.
@@ -113,6 +114,7 @@ var meanings = [...]meaning{
 	ReasonOccupied:     {name: "OCCUPIED", text: "in use by processes without a reservation", state: Unhealthy, clearsText: "the end of the processes", action: "end the processes, or reserve the GPU for them"},
 	ReasonMoving:       {name: "MOVING", text: "moves", state: Unhealthy, clearsText: "the end of the move"},
 	ReasonProving:      {name: "PROVING", text: "withheld for a proof for a short time", state: Unknown, clearsText: "the end of the proof"},
+	ReasonResetting:    {name: "RESETTING", text: "withheld for the reset of a GPU for a short time", state: Unknown, clearsText: "the end of the reset"},
 	ReasonWithdrawn:    {name: "WITHDRAWN", text: "no longer offered", state: Unhealthy},
 }
 

@@ -31,7 +31,7 @@ func (inv *Inventory) WithoutHost() *Allocatable {
 }
 
 // WithHost returns what takes work by the state of the node. Units of GPUs that another agent offers are left out. Units that move to
-// another API, that the agent has taken for itself, whose MPS daemon does not respond, that another agent offers, too, that wait for a proof, that processes occupy, that need a missing IMEX channel,
+// another API, that the agent has taken for itself, or that work without checks while the driver is released for a reset, whose MPS daemon does not respond, that another agent offers, too, that wait for a proof, that processes occupy, that need a missing IMEX channel,
 // or that need CDI and are not defined are unhealthy, with OverlapRefuse also those that this agent has not recorded (Host.Recorded). A unit
 // that is unhealthy already keeps its reason.
 func (inv *Inventory) WithHost(h Host, o OverlapMode) *Allocatable {
@@ -53,12 +53,18 @@ func (inv *Inventory) WithHost(h Host, o OverlapMode) *Allocatable {
 		limited := a.notOurs(u, h, o, peer)
 		switch {
 		case !u.Health.Schedulable():
+			if resets := a.released(u); resets != (health.Health{}) {
+				return resets
+			}
 			if limited != (health.Health{}) && u.Health.Tolerable() {
 				a.withheld[u.Device.ID] = limited
 			}
 			return u.Health
 		case limited == (health.Health{}):
 			if limited = a.missing(u, h, occupied); limited == (health.Health{}) {
+				limited = a.released(u)
+			}
+			if limited == (health.Health{}) {
 				return u.Health
 			}
 		}

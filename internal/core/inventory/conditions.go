@@ -31,6 +31,9 @@ func (inv *Inventory) Conditions(u Unit) []health.Health {
 	}
 	all := []health.Health{u.Health}
 	for _, h := range inv.orEmpty().conditions[u.Device.ID] {
+		if u.Health.Reason == health.ReasonResetting && h.Reason == health.ReasonMaintenance {
+			continue // of a reset that takes long, not of an operator: see released
+		}
 		if !slices.ContainsFunc(all, h.SameCause) {
 			all = append(all, h)
 		}

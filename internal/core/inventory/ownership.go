@@ -39,11 +39,15 @@ type Ownership struct {
 	// Required means that a GPU without an owner takes no work: which API has it is not known so far. Otherwise such a GPU is
 	// offered through Config.API.
 	Required bool
+
+	// DriverReleased is the GPU for whose reset no agent of the node has the driver open, or is to have it; "" = none. No unit takes work then: nothing
+	// of it is checked.
+	DriverReleased gpu.DeviceID
 }
 
 // Equal reports whether two values have the same owners.
 func (o Ownership) Equal(p Ownership) bool {
-	return o.Required == p.Required && slices.Equal(o.GPUs, p.GPUs)
+	return o.Required == p.Required && o.DriverReleased == p.DriverReleased && slices.Equal(o.GPUs, p.GPUs)
 }
 
 // Taken returns the GPUs that an agent keeps for itself.
@@ -84,11 +88,12 @@ const unknownAPI = "nowhere yet: which API has it is not known so far"
 
 // applyOwnership sets the API of each unit, and leaves out the units of GPUs that another agent offers.
 func (a *Allocatable) applyOwnership(o Ownership) {
+	a.ownership = o
 	if len(o.GPUs) == 0 && !o.Required {
 		return
 	}
 	all, units := a.units, make([]Unit, 0, len(a.units))
-	a.ownership, a.excluded = o, slices.Clone(a.excluded)
+	a.excluded = slices.Clone(a.excluded)
 	for i := range all {
 		u := all[i]
 		owner, known := o.of(u.Device.At.GPU)
@@ -125,12 +130,29 @@ func (o GPUOwner) reason() string {
 func (a *Allocatable) pendingHealth(u *Unit) (health.Health, bool) {
 	owner, known := a.ownership.of(u.Device.At.GPU)
 	switch {
-	case known && owner.Taken != "":
+	case known && owner.Taken == Reset:
+		return health.New(health.ReasonResetting, ""), true
+	case known && owner.Taken != "": // for a purpose that only a later version has, too
 		return health.New(health.ReasonProving, ""), true
 	case known && owner.Pending != "":
 		return health.New(health.ReasonMoving, owner.Pending), true
 	}
 	return health.Health{}, false
+}
+
+// ReleasedFor is why the driver is not called for the reset of a GPU, once that has taken long.
+func ReleasedFor(id gpu.DeviceID) string { return "driver released for the reset of " + string(id) }
+
+// released returns the health of a unit that would take work, or would again if only the driver were not released; zero if that is not so.
+func (a *Allocatable) released(u *Unit) health.Health {
+	id := a.ownership.DriverReleased
+	switch long := u.Health.Reason == health.ReasonMaintenance && u.Health.Detail == ReleasedFor(id); {
+	case id == "" || !u.Health.Schedulable() && !long:
+		return health.Health{}
+	case id == u.Device.At.GPU:
+		return health.New(health.ReasonResetting, "")
+	}
+	return health.New(health.ReasonResetting, string(id))
 }
 
 // isDraining reports whether a condition of a unit is that its GPU leaves its API, which still has it.

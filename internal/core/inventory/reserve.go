@@ -77,12 +77,15 @@ func (a *Allocatable) Reserve(ids ...UnitID) (Plan, error) {
 // ReserveTolerated is Reserve for work that tolerates conditions of its devices: it may have a unit that takes no new work if tolerates
 // reports true for each of the unit's conditions because of which it does not. Conditions that no work can live with are never
 // tolerated (see health.Health.Tolerable), and neither is a missing CDI definition or, behind a fault, that the GPU is not this agent's.
-// That a GPU leaves for another API counts for nothing: the work was placed on it before, and holds it. The error has the first condition of
-// a unit that is not tolerated.
+// That a GPU leaves for another API counts for nothing: the work was placed on it before, and holds it. While the driver is released for a reset no
+// unit is given out. The error has the first condition of a unit that is not tolerated.
 func (a *Allocatable) ReserveTolerated(tolerates func(Unit, health.Health) bool, ids ...UnitID) (Plan, error) {
 	return a.reserve(ids, func(u *Unit) (health.Health, bool) {
 		if u.Health.Schedulable() {
 			return u.Health, true
+		}
+		if id := a.ownership.DriverReleased; id != "" {
+			return health.New(health.ReasonResetting, string(id)), false
 		}
 		for _, h := range a.Conditions(*u) {
 			if a.isDraining(u, h) {

@@ -50,7 +50,7 @@ func (m *Monitor) connect(ctx context.Context, released chan<- struct{}) (Sessio
 	return r.session, r.err
 }
 
-// pauseBeforeRetry waits for d, the end of ctx or a maintenance, and reports whether it ended early because the driver's
+// pauseBeforeRetry waits for d, the end of ctx or a pause, and reports whether it ended early because the driver's
 // fingerprint has changed.
 func (m *Monitor) pauseBeforeRetry(ctx context.Context, d time.Duration) (changed bool) {
 	before := m.driverFingerprint()
@@ -59,7 +59,7 @@ func (m *Monitor) pauseBeforeRetry(ctx context.Context, d time.Duration) (change
 		_, err := serveWithoutSession(ctx, m, t.C)
 		t.Stop()
 		if err != nil {
-			return false // the caller checks ctx and maintenance
+			return false // the caller checks ctx and the pause
 		}
 		if m.driverFingerprint() != before {
 			return true
@@ -69,12 +69,12 @@ func (m *Monitor) pauseBeforeRetry(ctx context.Context, d time.Duration) (change
 }
 
 // serveWithoutSession handles everything that needs no session until a value arrives. It fails if ctx ends first, and with
-// errMaintenance if maintenance begins or ends.
+// errMaintenance if maintenance or a release of the driver begins or ends.
 func serveWithoutSession[T any](ctx context.Context, m *Monitor, until <-chan T) (v T, err error) {
-	before := m.inMaintenance()
+	before := m.pause()
 	tick := time.NewTicker(checkEvery)
 	defer tick.Stop()
-	for m.inMaintenance() == before {
+	for m.pause() == before {
 		m.task.Heartbeat(checkEvery)
 		select {
 		case v = <-until:
@@ -88,9 +88,7 @@ func serveWithoutSession[T any](ctx context.Context, m *Monitor, until <-chan T)
 		case <-m.hostChanged:
 			m.applyHost()
 		case <-tick.C:
-			if m.State().NeedsTick() {
-				m.observe()
-			}
+			m.passTime()
 		case <-ctx.Done():
 			return v, ctx.Err()
 		}

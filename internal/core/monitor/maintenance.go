@@ -8,20 +8,22 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/util/setting"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
-// errMaintenance ends a session, or a wait for one, because maintenance has begun, and maintenance because it has ended.
-var errMaintenance = errors.New("maintenance began or ended")
+// errMaintenance ends a session, or a wait for one, because maintenance or a release of the driver for a reset has begun, and these because they have
+// ended.
+var errMaintenance = errors.New("maintenance, or a release of the driver, began or ended")
 
-// HeldError is returned if maintenance has begun, but this process still uses the driver because a call does not return.
+// HeldError is returned if this process makes no more calls to the driver, for maintenance or a reset, but still uses it because one does not return.
 type HeldError struct{ Call string } // "" = it is not known which
 
 // Error names the call and the remedy.
 func (e *HeldError) Error() string {
-	return fmt.Sprintf("maintenance has begun, but a driver call (%s) does not return, so this process still holds the driver: "+
+	return fmt.Sprintf("the driver is not called any more, but a call (%s) does not return, so this process still holds it: "+
 		"stop the process if that must not be", cmp.Or(e.Call, "unknown"))
 }
 
@@ -46,6 +48,11 @@ func (m *Monitor) Quiesce(ctx context.Context, until time.Time) error {
 	if err != nil {
 		return err
 	}
+	return m.awaitClosed(ctx)
+}
+
+// awaitClosed waits for at most releaseAtMost until nothing of the driver is held, when no session is to be open any more.
+func (m *Monitor) awaitClosed(ctx context.Context) error {
 	if released := m.released.Load(); released == nil || watch.Await(ctx, released, releaseAtMost) {
 		return nil
 	}
@@ -68,26 +75,55 @@ func (m *Monitor) Resume(ctx context.Context) error {
 	})
 }
 
-func (m *Monitor) inMaintenance() bool {
-	now := m.now()
-	return m.State().Maintenance.Active(now)
+// pause is why the driver is not called; the zero value means that it is.
+type pause struct {
+	maintenance bool
+	reset       gpu.DeviceID // for whose reset the driver is released
 }
 
-// awaitMaintenanceEnd waits for the end of maintenance, if it is active.
+func (m *Monitor) pause() pause {
+	now := m.now()
+	s := m.State()
+	return pause{s.Maintenance.Active(now), s.Host.Ownership.DriverReleased}
+}
+
+func (m *Monitor) paused() bool { return m.pause() != pause{} }
+
+// awaitPauseEnd waits for the end of maintenance and of a release of the driver, and reports whether there was one.
 //
 //	command  Quiesce ............ published, then          Resume ...
 //	session  read, wait ......... closed .................. opened, read
 //	adapters healthy ............ maintenance ................................... healthy
-func (m *Monitor) awaitMaintenanceEnd(ctx context.Context) {
-	for m.inMaintenance() && ctx.Err() == nil {
-		m.update(func(s core.State, now time.Time) core.State {
-			return s.EnterMaintenance(m.cfg, now, s.Maintenance) // after a restart: the checkpoint has the times only
-		})
-		if _, err := serveWithoutSession[struct{}](ctx, m, nil); errors.Is(err, errMaintenance) {
-			m.log.Info("maintenance ended")
+func (m *Monitor) awaitPauseEnd(ctx context.Context) (paused bool) {
+	last := pause{}
+	for p := m.pause(); p != (pause{}) && ctx.Err() == nil; p = m.pause() {
+		m.logPause(last, p)
+		if last, paused = p, true; p.maintenance {
+			m.update(func(s core.State, now time.Time) core.State {
+				return s.EnterMaintenance(m.cfg, now, s.Maintenance) // after a restart: the checkpoint has the times only
+			})
 		}
+		m.passTime()
+		_, _ = serveWithoutSession[struct{}](ctx, m, nil) // until that changes, or ctx ends
+	}
+	if ctx.Err() == nil {
+		m.logPause(last, pause{})
 	}
 	if s := m.State(); !s.Maintenance.Since.IsZero() && ctx.Err() == nil {
 		m.publish(s.ExitMaintenance())
+	}
+	return paused
+}
+
+func (m *Monitor) logPause(was, is pause) {
+	if was.maintenance && !is.maintenance {
+		m.log.Info("maintenance ended")
+	}
+	switch {
+	case is.reset == was.reset:
+	case is.reset != "":
+		m.log.Info("driver released for the reset of a GPU", "id", is.reset)
+	default:
+		m.log.Info("driver is no longer released for a reset", "id", was.reset)
 	}
 }

@@ -181,7 +181,13 @@ func (m *Monitor) Run(ctx context.Context) error {
 	m.awaitLog(ctx)
 	retry := backoff.NewExponentialBackOff()
 	retry.InitialInterval, retry.MaxInterval = openFirst, openInterval
-	for m.awaitMaintenanceEnd(ctx); ctx.Err() == nil; m.awaitMaintenanceEnd(ctx) {
+	for ctx.Err() == nil {
+		if m.awaitPauseEnd(ctx) {
+			retry.Reset()
+		}
+		if ctx.Err() != nil {
+			break
+		}
 		began := time.Now()
 		err := m.runSession(ctx)
 		if ctx.Err() != nil || errors.Is(err, errMaintenance) {

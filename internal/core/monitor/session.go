@@ -23,7 +23,7 @@ func (m *Monitor) runSession(ctx context.Context) error {
 	return m.followSession(ctx, session, released)
 }
 
-// followSession applies what a session reads to the state until the session is lost, maintenance begins or ctx ends.
+// followSession applies what a session reads to the state until the session is lost, maintenance or a release of the driver begins, or ctx ends.
 //
 //	reader  <- request - followSession - publish -> state
 //	        - result  ->   ^
@@ -78,9 +78,11 @@ func (m *Monitor) followSession(ctx context.Context, s Session, released chan<- 
 		case o := <-m.reported:
 			m.handleEvents(&f, o)
 		case <-m.hostChanged:
-			m.applyHost()
+			if m.applyHost(); m.paused() {
+				return errMaintenance
+			}
 		case c := <-m.commands:
-			if m.apply(c); m.inMaintenance() {
+			if m.apply(c); m.paused() {
 				return errMaintenance
 			}
 			f.pending.probe = true
@@ -157,6 +159,9 @@ func (m *Monitor) look(f *followed) {
 	}
 	m.stats.set(func(s *Stats) { s.EventsFail = f.noEvents(now) })
 	f.pending.probe = f.pending.probe || f.scheduler.due(now)
+	if m.State().Release.GPU != "" { // the first reading is not complete
+		m.passTime()
+	}
 	f.setInterval(m.State())
 }
 

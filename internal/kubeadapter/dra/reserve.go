@@ -185,7 +185,7 @@ func isTransient(inv *inventory.Allocatable, err error) bool {
 	}
 	if e, ok := errors.AsType[*HealthError](err); ok {
 		switch e.Unit.Health.Reason {
-		case health.ReasonMaintenance, health.ReasonDriver, health.ReasonUnchecked, health.ReasonNoCDI, health.ReasonMoving, health.ReasonProving:
+		case health.ReasonMaintenance, health.ReasonDriver, health.ReasonUnchecked, health.ReasonNoCDI, health.ReasonMoving, health.ReasonProving, health.ReasonResetting:
 			return true
 		default:
 		}

@@ -217,6 +217,9 @@ func withoutWork(f *Facts, r report.Report) (findings []Finding) {
 		if d.Cause == health.ReasonProving.String() {
 			severity, remedy = Note, "wait for the end of the proof"
 		}
+		if d.Cause == health.ReasonResetting.String() {
+			severity, remedy = Note, "wait for the end of the reset"
+		}
 		if r.Provisional && (d.Cause == health.ReasonNoCDI.String() || d.Cause == health.ReasonOverlap.String()) {
 			severity, remedy = Note, justStarted
 		}

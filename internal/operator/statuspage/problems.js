@@ -8,9 +8,9 @@ const states = {
   lost: {mark: "✖", level: "bad"},
 };
 
-// levelOf is how bad the state of a device is. One that work holds under a former name, or that is withheld for a proof, has no fault.
+// levelOf is how bad the state of a device is. One that work holds under a former name, or that is withheld for a proof or a reset, has no fault.
 function levelOf(d) {
-  return d.cause === "HELD" || d.cause === "PROVING" ? "info" : (states[d.state] || states.unknown).level;
+  return d.cause === "HELD" || d.cause === "PROVING" || d.cause === "RESETTING" ? "info" : (states[d.state] || states.unknown).level;
 }
 
 // deviceName is "GPU 3", or "GPU 3:1" for a MIG instance.
