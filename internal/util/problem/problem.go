@@ -33,6 +33,9 @@ const (
 	UnlistedGPU      Code = "FAULT_OF_UNLISTED_GPU"  // the kernel log has XIDs of a PCI address where no GPU is listed
 	ProofNotRun      Code = "PROOF_COULD_NOT_RUN"    // the operator's check of a GPU could not run: nothing is known of the GPU by it
 	ProofState       Code = "PROOFS_NOT_RECORDED"    // the record of proofs can't be read or written: no GPU is proved
+	ResetState       Code = "RESET_STATE"            // the record of resets can't be read or written: no GPU is reset
+	ResetCannot      Code = "RESET_CANNOT"           // no GPU can be reset by this agent as it is set up
+	PersistenceMode  Code = "PERSISTENCE_MODE"       // the persistence mode of a GPU is off, and was on before its reset
 	Usage            Code = "USAGE_UNKNOWN"          // what the devices do, or which processes use them, can't be read
 	Owners           Code = "OWNERS_UNKNOWN"         // which work has which devices can't be read
 	HistorySave      Code = "HISTORY_NOT_SAVED"      // faults are forgotten at a restart
