@@ -22,6 +22,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/internal/core/proof"
+	"github.com/tandem-gpu/tandem/internal/core/reset"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/node/ownership"
 	"github.com/tandem-gpu/tandem/internal/node/prover"
@@ -42,6 +43,11 @@ type Options struct {
 
 	// Open opens a session with the driver: OpenDriver, but in tests.
 	Open func() (monitor.Session, error)
+
+	// Reset is when GPUs are reset; the zero value = only by a person. ResetProgram is nvidia-smi, which this process runs for that; "" = a component
+	// of its own does.
+	Reset        reset.Policy
+	ResetProgram string
 
 	Handover  *Handover                    // of the history between runs of this process
 	After     <-chan struct{}              // the driver is not opened before this is closed: a process has one NVML

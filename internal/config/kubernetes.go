@@ -127,7 +127,7 @@ func (s *Kubernetes) checkMPS() error {
 // resolve applies all options to the defaults.
 func resolve(flags Flags, env Environment, f File) (Kubernetes, error) {
 	s := Kubernetes{Core: core.DefaultConfig(), Health: DefaultHealth(), File: f, values: map[string]string{}}
-	s.Core.Policy = f.Policy
+	s.Core.Policy, s.Notes = f.Policy, slices.Clone(f.Notes)
 	var errs []error
 	given := map[string]Value{} // by flag
 	for _, o := range kubernetesOptions(&s, env.CheckAddress) {
@@ -216,14 +216,17 @@ func isFolder(path string) bool {
 func (s Kubernetes) Equal(o Kubernetes) bool {
 	s.Core.Policy, o.Core.Policy = s.File.Normalized, o.File.Normalized
 	s.Notes, s.values, o.Notes, o.values = nil, nil, nil, nil
-	s.File, o.File = File{Result: policy.Result{Prove: s.File.Prove}}, File{Result: policy.Result{Prove: o.File.Prove}}
+	s.File, o.File = s.File.beside(), o.File.beside()
 	return reflect.DeepEqual(s, o)
 }
+
+// beside is what a file has beside policy and options.
+func (f File) beside() File { return File{Result: policy.Result{Prove: f.Prove, Reset: f.Reset}} }
 
 // DiffersInPolicyOnly reports whether settings differ from others at most in policy, MIG strategy, excluded devices and
 // preference, which a running agent can apply.
 func (s Kubernetes) DiffersInPolicyOnly(o Kubernetes) bool {
-	o.File = s.File
+	o.File.Normalized = s.File.Normalized
 	o.Core.MIG, o.Core.Exclude, o.Core.Packed = s.Core.MIG, s.Core.Exclude, s.Core.Packed
 	return s.Equal(o)
 }
@@ -246,6 +249,7 @@ func (s Kubernetes) Changes(before Kubernetes) []string {
 		{"policy.include", is.Include, was.Include},
 		{"policy.exclude or policy.rules", is.Rules, was.Rules},
 		{"prove", s.File.Prove, before.File.Prove},
+		{"reset", s.File.Reset, before.File.Reset},
 	} {
 		if !reflect.DeepEqual(section.is, section.was) {
 			changes = append(changes, section.name)

@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/proof"
+	"github.com/tandem-gpu/tandem/internal/core/reset"
 	"github.com/tandem-gpu/tandem/internal/util/setting"
 )
 
@@ -27,7 +28,9 @@ type Nomad struct {
 	GroupBy GroupBy
 	MPSRoot string // folder on the host that holds "nvidia.com/<pool>/pipe", the pipe directories of MPS daemons
 
-	Prove proof.Policy // the zero value = no GPU is proved
+	Prove        proof.Policy // the zero value = no GPU is proved
+	Reset        reset.Policy // the zero value = no GPU is reset but by a person
+	ResetProgram string       // nvidia-smi
 
 	Operations Operations
 
@@ -275,7 +278,7 @@ func (b Block) compile(text []byte) (s Nomad, f File, err error) {
 		f, err = parseAs(b.PolicyFile, text, policy.Nomad, fileKinds(b.strict))
 	}
 	s = b.settings
-	s.Core.Policy, s.Prove = f.Policy, f.Prove
+	s.Core.Policy, s.Prove, s.Reset, s.ResetProgram = f.Policy, f.Prove, f.Reset, cmp.Or(f.ResetProgram, policy.DefaultResetProgram)
 	s.Core.MIG = cmp.Or(s.Core.MIG, f.MIG, inventory.MIGMixed)
 	s.MPSRoot = filepath.Clean(cmp.Or(s.MPSRoot, f.MPSRoot, defaultMPSRoot))
 	return s, f, errors.Join(slices.Concat(b.problems, []error{err})...)

@@ -45,8 +45,10 @@ func (f File) Summary() (lines []string) {
 		}
 		add(s.Select.At, parts...)
 	}
-	if prove := f.ProveSummary(); prove != "" {
-		lines = append(lines, prove)
+	for _, line := range []string{f.ProveSummary(), f.ResetSummary()} {
+		if line != "" {
+			lines = append(lines, line)
+		}
 	}
 	return lines
 }

@@ -16,7 +16,7 @@ import (
 func AgentOptions(s config.Kubernetes) agent.Options {
 	o := agent.Options{
 		Name: Name, Core: s.Core, Health: s.Health, MPSRoot: s.MPSMount, Open: agent.OpenDriver(s.Core, s.FallbackDriver),
-		CDI: cdiOptions(s), Prove: s.File.Prove,
+		CDI: cdiOptions(s), Prove: s.File.Prove, Reset: s.File.Reset,
 	}
 	if s.PodResourcesSocket == "" {
 		o.NoRecord = &noPods

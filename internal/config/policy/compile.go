@@ -21,12 +21,16 @@ func Compile(d *document.Document, root document.Fields, to Orchestrator) Result
 	c.readResources(root.At("resources"))
 	c.readSharing(root.At("sharing"))
 	prove := c.readProve(root.At("prove"))
+	reset, program := c.readReset(root.At("reset"))
 	c.unknownPools()
 	c.findConflicts(d.Problems() == before)
 	if d.Problems() > before {
 		return Result{}
 	}
-	return Result{Policy: c.policy, Normalized: normalized(c.policy), Prove: prove, MPS: c.mps, OnePerRequest: c.onePerRequest, Warnings: c.sortedWarnings()}
+	return Result{
+		Policy: c.policy, Normalized: normalized(c.policy), Prove: prove, Reset: reset, ResetProgram: program,
+		MPS: c.mps, OnePerRequest: c.onePerRequest, Notes: c.notes, Warnings: c.sortedWarnings(),
+	}
 }
 
 // value and fields are those of a document.
@@ -56,6 +60,7 @@ type compiler struct {
 	sharesOf    map[string][]inventory.Share
 	renamesGPUs bool // "resources" gives full GPUs another pool
 
+	notes    []string // see Result
 	warnings []warning
 }
 

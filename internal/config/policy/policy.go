@@ -1,4 +1,4 @@
-// Package policy compiles the sections "resources", "sharing" and "policy" of a configuration file into an inventory.Policy, and "prove" into a proof.Policy. The
+// Package policy compiles the sections "resources", "sharing" and "policy" of a configuration file into an inventory.Policy, "prove" into a proof.Policy, and "reset" into a reset.Policy. The
 // first two are those of NVIDIA's k8s-device-plugin (api/config/v1), with its meaning unless a warning states otherwise;
 // "policy" is an extension.
 package policy
@@ -9,6 +9,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/proof"
+	"github.com/tandem-gpu/tandem/internal/core/reset"
 )
 
 // Orchestrator is the one for which an agent offers devices.
@@ -25,11 +26,15 @@ type Result struct {
 	Policy     inventory.Policy
 	Normalized inventory.Policy // Policy without lines: equal for two files with the same meaning
 	Prove      proof.Policy     // the zero value = nothing is proved
+	Reset      reset.Policy     // the zero value = nothing is reset but by a person
 	MPS        string           // the first place that uses MPS, as the Key of a setting.Error; "" = none
 
 	// OnePerRequest is the first place that refuses requests for several units of devices that are shared by time-slicing; "" = none. (By
 	// MPS they always are.)
 	OnePerRequest string
+
+	ResetProgram string   // path of nvidia-smi, for nomad-gpu; "" = the default
+	Notes        []string // a line for each key that has no effect for this agent
 
 	// Warnings has a line for each field that NVIDIA's k8s-device-plugin ignores and that has an effect here, so that the
 	// same file gives other resources: "/etc/tandem.yaml:7: sharing.timeSlicing.resources[0].rename: NVIDIA's ...".

@@ -1,0 +1,89 @@
+package policy
+
+import (
+	"fmt"
+	"path/filepath"
+
+	"github.com/tandem-gpu/tandem/internal/config/schema"
+	"github.com/tandem-gpu/tandem/internal/core/reset"
+)
+
+// DefaultResetProgram is where the packages of NVIDIA's driver have nvidia-smi.
+const DefaultResetProgram = "/usr/bin/nvidia-smi"
+
+// maxAttempts limits the resets for one fault: what two resets do not repair, a third does not.
+const maxAttempts = 2
+
+var (
+	modes   = []string{"off", "report", "act"} // as reset.Mode
+	layouts = []string{"keep", "lost"}
+)
+
+var resetKeys = []schema.Key{
+	{Name: "mode", Default: "off", Type: schema.OneOf(modes...),
+		Usage: "`act`: a faulty GPU that a reset can repair is reset while nobody has it; `report`: the agent shows what it would do. `off` does not limit the command `reset` of a person"},
+	{Name: "attempts", Default: "2", Type: schema.Int(1, maxAttempts), Usage: "resets for one fault; a GPU that is faulty after them is left to a person, or to another system"},
+	{Name: "migLayout", Default: "keep", Type: schema.OneOf(layouts...),
+		Usage: "`keep`: a GPU with MIG instances is not reset, because a reset removes them; `lost`: it is, and another program makes its layout again"},
+	{Name: "program", Default: DefaultResetProgram, Type: schema.Match(`^/`, "an absolute path"),
+		Usage: "`nvidia-smi`, which `nomad-gpu` runs as root; on Kubernetes a component of its own runs it, and the key has no effect"},
+}
+
+// readReset reads the section "reset"; the zero Policy if there is none. The program is "" unless the file has one for this agent.
+func (c *compiler) readReset(v value) (p reset.Policy, program string) {
+	if !v.Given() {
+		return p, ""
+	}
+	f := fieldsOf(v, resetKeys)
+	p = reset.Default()
+	if mode := f.At("mode"); mode.Given() {
+		text, _ := mode.OneOf(modes...)
+		p.Mode = map[string]reset.Mode{"report": reset.Report, "act": reset.Act}[text]
+	}
+	if attempts := f.At("attempts"); attempts.Given() {
+		p.Attempts = attempts.Int(1, maxAttempts, "1 or 2")
+		if !f.At("mode").Given() {
+			attempts.Failf("has no effect: reset.mode is off")
+		}
+	}
+	if layout := f.At("migLayout"); layout.Given() {
+		text, _ := layout.OneOf(layouts...)
+		p.LoseMIG = text == "lost"
+	}
+	return p, c.readResetProgram(f.At("program"))
+}
+
+func (c *compiler) readResetProgram(v value) string {
+	text, ok := v.Scalar()
+	switch {
+	case !v.Given() || !ok:
+	case !filepath.IsAbs(text):
+		v.Failf("want an absolute path such as %s", DefaultResetProgram)
+	case c.to == Kubernetes:
+		c.notes = append(c.notes, v.Where()+" has no effect: on Kubernetes a component of its own runs nvidia-smi")
+	default:
+		return text
+	}
+	return ""
+}
+
+// ResetSummary is what the section means, in one line; "" if no GPU is reset but by a person.
+func (r Result) ResetSummary() string {
+	p := r.Reset
+	if !p.On() {
+		return ""
+	}
+	does := "a faulty GPU that a reset can repair is reset while nobody has it"
+	if p.Mode == reset.Report {
+		does = "no GPU is reset; it is shown which one would be"
+	}
+	times := "once"
+	if p.Attempts > 1 {
+		times = fmt.Sprintf("%d times", p.Attempts)
+	}
+	mig := "GPUs with MIG instances are not"
+	if p.LoseMIG {
+		mig = "also with MIG instances, which it loses"
+	}
+	return fmt.Sprintf("reset: %s, at most %s for one fault; %s", does, times, mig)
+}
