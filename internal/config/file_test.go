@@ -173,6 +173,7 @@ policy: {include: [{model: "*"}], rules: [{select: {index: 0}, use: reserved}]}
 		"an include":   {`model: "*"`, "model: x", "policy.include"},
 		"a rule":       {"index: 0", "index: 1", "policy.exclude or policy.rules"},
 		"a proof":      {"policy: {", "prove: {command: [/usr/bin/check]}\npolicy: {", "prove"},
+		"a reset":      {"policy: {", "reset: {mode: report}\npolicy: {", "reset"},
 		"everything":   {was, "flags: {plugin: {sharedDevicesAllocationPolicy: packed}}\n", `flags.plugin.sharedDevicesAllocationPolicy from "distributed" to "packed", resources, sharing, policy.include, policy.exclude or policy.rules`},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -142,7 +142,7 @@ func structural(err error) bool {
 }
 
 // sectionKey begins a line of a configuration file.
-var sectionKey = regexp.MustCompile(`(?m)^\{?"?(version|flags|health|imex|policy|prove|sharing|resources)"?: *`)
+var sectionKey = regexp.MustCompile(`(?m)^\{?"?(version|flags|health|imex|policy|prove|reset|sharing|resources)"?: *`)
 
 // ofFleet is a line of a configuration file of gpu-fleet, which has a section "policy", too.
 var ofFleet = regexp.MustCompile(`(?m)^\{?clusters: *`)

@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/core/reset"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 )
 
@@ -21,6 +22,8 @@ func TestCompare(t *testing.T) {
 	}{
 		"nothing":                    {func(*config.Kubernetes) {}, agent.Unchanged},
 		"MIG strategy":               {func(s *config.Kubernetes) { s.Core.MIG = inventory.MIGMixed }, agent.PolicyChanged},
+		"what is proved":             {func(s *config.Kubernetes) { s.File.Prove.Command = []string{"/check"} }, agent.RunChanged},
+		"what is reset":              {func(s *config.Kubernetes) { s.File.Reset.Mode = reset.Act }, agent.RunChanged},
 		"kubelet socket":             {func(s *config.Kubernetes) { s.KubeletSocket = "other" }, agent.RunChanged},
 		"another driver root":        {func(s *config.Kubernetes) { s.Core.Roots.Driver = "/run/nvidia/driver" }, agent.LibraryChanged},
 		"another way to the library": {func(s *config.Kubernetes) { s.FallbackDriver = true }, agent.LibraryChanged},

@@ -79,6 +79,7 @@ var Broken = []Case{
 	{Both: true, File: "resources: {gpus: [{pattern: \"*\", name: amd.com/gpu}]}\n", Want: `/c.yaml:1: resources.gpus[0].name = "amd.com/gpu": want a name without a domain, or with nvidia.com/; amd.com/ is another domain`},
 	{Both: true, File: "prove: {timeout: 30s}\n", Want: `/c.yaml:1: prove.command = "": want the absolute path of a program and its arguments, such as [/usr/local/bin/check-gpu, --quick]`},
 	{Both: true, File: "prove: {command: [/usr/bin/true], timeout: 1h}\n", Want: `/c.yaml:1: prove.timeout = "1h": want a time from 1s to 15m0s`},
+	{Both: true, File: "reset: {mode: auto}\n", Want: `/c.yaml:1: reset.mode = "auto": want off, report or act`},
 	// What the API dra can't have.
 	{File: "api: dra\nflags: {plugin: {deviceListStrategy: [cdi-cri, envvar]}}\n", Want: `/c.yaml:2: flags.plugin.deviceListStrategy = "cdi-cri,envvar": with api dra containers get their devices by CDI only: want cdi-cri or auto, or remove it`},
 	{File: "api: dra\nflags: {plugin: {passDeviceSpecs: true}}\n", Want: `/c.yaml:2: flags.plugin.passDeviceSpecs = "true": with api dra the CDI specification has the device nodes: remove it`},

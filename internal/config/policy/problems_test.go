@@ -79,6 +79,23 @@ prove:
 /c.yaml:5: prove.every = "24h": has no effect: prove.at has no idle
 /c.yaml:6: prove.windows = "[...]": has no effect: prove.at has no idle
 /c.yaml:7: prove.unproved = "withhold": has no effect: prove.at has no boot`},
+	"reset that is something else": {"reset: act\n", `
+/c.yaml:1: reset = "act": want a mapping with mode, attempts, migLayout or program`},
+	"reset": {`
+reset:
+  mode: on
+  attempts: 3
+  migLayout: restore
+  program: nvidia-smi
+  atempts: 1
+`, `
+/c.yaml:3: reset.mode = "on": want off, report or act
+/c.yaml:4: reset.attempts = "3": want 1 or 2
+/c.yaml:5: reset.migLayout = "restore": want keep or lost
+/c.yaml:6: reset.program = "nvidia-smi": want an absolute path such as /usr/bin/nvidia-smi
+/c.yaml:7: reset.atempts = "1": unknown key: did you mean attempts?`},
+	"reset without an effect": {"reset: {attempts: 1}\n", `
+/c.yaml:1: reset.attempts = "1": has no effect: reset.mode is off`},
 	"unknown keys, and keys that are given twice": {`
 policy:
   rule: []
