@@ -17,7 +17,7 @@ import (
 func Explain(s config.Kubernetes) explain.Adapter {
 	if s.Core.API == inventory.DRA {
 		return explain.Adapter{
-			API: inventory.DRA, Listed: true, Name: claimName, Notes: claimNotes, Prove: s.File.ProveSummary(),
+			API: inventory.DRA, Listed: true, Name: claimName, Notes: claimNotes, Prove: s.File.ProveSummary(), Reset: s.File.ResetSummary(),
 			Respond: func(p inventory.Plan) explain.Response {
 				return explain.Response{Env: map[string]string{}, CDIDevices: p.CDI}
 			},
@@ -28,6 +28,7 @@ func Explain(s config.Kubernetes) explain.Adapter {
 		Respond: func(p inventory.Plan) explain.Response { return responseOf(s, p) },
 		Notes:   kubeletNotes,
 		Prove:   s.File.ProveSummary(),
+		Reset:   s.File.ResetSummary(),
 	}
 }
 

@@ -32,6 +32,7 @@ func explainAdapter(s config.Nomad, of groupOf) explain.Adapter {
 			return nomadNotes(of, inv, units, n)
 		},
 		Prove: policy.Result{Prove: s.Prove}.ProveSummary(),
+		Reset: policy.Result{Reset: s.Reset}.ResetSummary(),
 	}
 }
 

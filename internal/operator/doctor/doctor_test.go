@@ -168,9 +168,9 @@ func TestSituations(t *testing.T) {
 			r := s.running()
 			retry := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 			for i, p := range []report.Proof{
-				{Result: "passed"}, {Result: "failed", Summary: "3 wrong words", WaitsFor: string(proof.WaitRepair)},
-				{Result: "failed", Summary: "3 wrong words", WaitsFor: string(proof.WaitService), NeedsService: true},
-				{CouldNotRun: 2, WaitsFor: string(proof.WaitBackOff), Waits: "the check could not run: exit status 2", WaitsUntil: retry},
+				{Result: "passed"}, {Result: "failed", Summary: "3 wrong words", Next: report.Next{WaitsFor: string(proof.WaitRepair)}},
+				{Result: "failed", Summary: "3 wrong words", NeedsService: true, Next: report.Next{WaitsFor: string(proof.WaitService)}},
+				{CouldNotRun: 2, Next: report.Next{WaitsFor: string(proof.WaitBackOff), Waits: "the check could not run: exit status 2", WaitsUntil: retry}},
 			} {
 				p.GPU, p.Index = r.Devices[i].GPU, i
 				r.Proofs = append(r.Proofs, p)
@@ -180,8 +180,8 @@ func TestSituations(t *testing.T) {
 			s.proves("/bin/true")
 			r := s.running()
 			r.Proofs = []report.Proof{
-				{GPU: r.Devices[0].GPU, Result: "failed", WaitsFor: string(proof.WaitRepair)},
-				{GPU: r.Devices[1].GPU, CouldNotRun: 1, WaitsFor: string(proof.WaitBackOff), Waits: "the check could not run: exit status 2"},
+				{GPU: r.Devices[0].GPU, Result: "failed", Next: report.Next{WaitsFor: string(proof.WaitRepair)}},
+				{GPU: r.Devices[1].GPU, CouldNotRun: 1, Next: report.Next{WaitsFor: string(proof.WaitBackOff), Waits: "the check could not run: exit status 2"}},
 			}
 			r.Conditions = []report.Condition{{GPU: r.Devices[0].GPU, Cause: "PROOF_FAILED", State: health.Unhealthy, Action: "reset the GPU"}}
 			r.Problems = []problem.Problem{{Code: problem.ProofNotRun, Object: string(r.Devices[1].GPU), Text: "the check of GPU-x could not run: exit status 2", Remedy: "run it by hand"}}

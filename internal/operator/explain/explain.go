@@ -22,6 +22,7 @@ type Adapter struct {
 	Notes   func(inv *inventory.Allocatable, units []inventory.Unit, n int) []string // what the orchestrator does with a request; n = 0: for these units
 
 	Prove string // when GPUs are proved, in one line; "" = none is
+	Reset string // when faulty GPUs are reset, in one line; "" = only by a person
 }
 
 // Args are what is asked.
@@ -44,6 +45,7 @@ type Explanation struct {
 	Devices  []Device  `json:"devices"`
 	Requests []Request `json:"requests,omitempty"`
 	Prove    string    `json:"prove,omitempty"` // when GPUs are proved; "" = none is
+	Reset    string    `json:"reset,omitempty"` // when faulty GPUs are reset; "" = only by a person
 	Warnings []string  `json:"warnings,omitempty"`
 }
 
@@ -157,7 +159,7 @@ func (e *RefusedError) Error() string {
 func Explain(in Input, args Args) (Explanation, error) {
 	x := explainer{Input: in, inv: in.State.Allocatable}
 	if len(args.Devices) == 0 && args.Pool == "" && args.Count == 0 {
-		return Explanation{Devices: x.devices(func(gpu.Device) bool { return true }), Prove: in.Adapter.Prove}, nil
+		return Explanation{Devices: x.devices(func(gpu.Device) bool { return true }), Prove: in.Adapter.Prove, Reset: in.Adapter.Reset}, nil
 	}
 	asked, err := x.resolve(args)
 	if err != nil {

@@ -105,18 +105,19 @@ func TestExplainNothing(t *testing.T) {
 	}
 }
 
-// When GPUs are proved is part of what the configuration makes of all devices.
-func TestExplainProve(t *testing.T) {
-	for _, prove := range []string{"", "prove: /usr/bin/check, at boot"} {
+// When GPUs are proved, and reset, is part of what the configuration makes of all devices.
+func TestExplainProveAndReset(t *testing.T) {
+	for prove, reset := range map[string]string{"": "", "prove: /usr/bin/check, at boot": "reset: no GPU is reset"} {
 		in := input()
-		in.Adapter.Prove = prove
+		in.Adapter.Prove, in.Adapter.Reset = prove, reset
 		e, err := explain.Explain(in, explain.Args{})
 		var text strings.Builder
-		if err != nil || e.Write(&text) != nil || e.Prove != prove || strings.HasSuffix(text.String(), "\n\nprove: /usr/bin/check, at boot\n") != (prove != "") {
-			t.Errorf("%q: %v, %q\n%s", prove, err, e.Prove, &text)
+		if err != nil || e.Write(&text) != nil || e.Prove != prove || e.Reset != reset ||
+			strings.HasSuffix(text.String(), "\n\nprove: /usr/bin/check, at boot\n\nreset: no GPU is reset\n") != (prove != "") {
+			t.Errorf("%q: %v, %q, %q\n%s", prove, err, e.Prove, e.Reset, &text)
 		}
-		if e, err := explain.Explain(in, explain.Args{Count: 1}); err != nil || e.Prove != "" {
-			t.Errorf("of a request: %v, %q", err, e.Prove)
+		if e, err := explain.Explain(in, explain.Args{Count: 1}); err != nil || e.Prove != "" || e.Reset != "" {
+			t.Errorf("of a request: %v, %q, %q", err, e.Prove, e.Reset)
 		}
 	}
 }

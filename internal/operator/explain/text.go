@@ -37,8 +37,10 @@ func (e Explanation) Write(w io.Writer) error {
 			r.write(&b, e.Devices)
 		}
 	}
-	if e.Prove != "" {
-		fmt.Fprintln(&b, "\n"+e.Prove)
+	for _, line := range []string{e.Prove, e.Reset} {
+		if line != "" {
+			fmt.Fprintln(&b, "\n"+line)
+		}
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -24,12 +23,9 @@ type Proof struct {
 	Values       map[string]float64 `json:"values,omitempty"` // that its command measured
 	NeedsService bool               `json:"needsService,omitempty"`
 
-	CouldNotRun int       `json:"couldNotRun,omitempty"` // proofs since that one whose check could not run
-	Running     string    `json:"running,omitempty"`     // why a proof runs now; "" = none does
-	RunsSince   time.Time `json:"runsSince,omitzero"`
-	WaitsFor    string    `json:"waitsFor,omitempty"` // the code of what the next one waits for
-	Waits       string    `json:"waits,omitempty"`    // the same in some words
-	WaitsUntil  time.Time `json:"waitsUntil,omitzero"`
+	CouldNotRun int `json:"couldNotRun,omitempty"` // proofs since that one whose check could not run
+
+	Next
 }
 
 // WithProofs returns a report with what is known of proofs.
@@ -67,9 +63,6 @@ func proofOf(of proof.Result, id gpu.DeviceID, index int) Proof {
 	return p
 }
 
-// mostSummary is how much of a summary a table shows, so that it fits a screen. JSON and the page have all of it.
-const mostSummary = 60
-
 func (r Report) writeProofs(w io.Writer) error {
 	if len(r.Proofs) == 0 {
 		return nil
@@ -77,27 +70,9 @@ func (r Report) writeProofs(w io.Writer) error {
 	t := NewTable(w)
 	fmt.Fprintln(t, "\nGPU\tPROOF\tAT\tSUMMARY\tNEXT")
 	for _, p := range r.Proofs {
-		at := ""
-		if !p.At.IsZero() {
-			at = stamp(p.At)
-		}
-		name := strconv.Itoa(p.Index)
-		if p.Index < 0 {
-			name = string(p.GPU)
-		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", name, p.result(), at, cut(p.Summary, mostSummary), p.next())
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", tableName(p.Index, p.GPU), p.result(), tableTime(p.At), cut(p.Summary, mostText), p.next())
 	}
 	return t.Flush()
-}
-
-// proving is what a table shows as the owner of a GPU on which a proof runs; "" = none does.
-func (r Report) proving(id gpu.DeviceID) string {
-	for _, p := range r.Proofs {
-		if p.GPU == id && p.Running != "" {
-			return "proof (" + p.Running + ")"
-		}
-	}
-	return ""
 }
 
 // result is the latest result in some words.
@@ -109,17 +84,4 @@ func (p Proof) result() string {
 		return p.Result + ", needs service"
 	}
 	return p.Result + " (" + p.Reason + ")"
-}
-
-// next is when the next proof is made, and what it waits for.
-func (p Proof) next() string {
-	switch {
-	case p.Running != "":
-		return "runs since " + stamp(p.RunsSince) + " (" + p.Running + ")"
-	case p.WaitsFor == "":
-		return ""
-	case p.WaitsUntil.IsZero():
-		return p.Waits
-	}
-	return p.Waits + ", until " + stamp(p.WaitsUntil)
 }

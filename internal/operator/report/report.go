@@ -27,6 +27,7 @@ type Report struct {
 	Conditions     []Condition       `json:"conditions"`
 	Counts         []Count           `json:"counts"`
 	Proofs         []Proof           `json:"proofs,omitempty"` // by GPU; missing = no GPU is proved
+	Resets         []Reset           `json:"resets,omitempty"` // by GPU; missing = none is faulty or was reset, or they are not decided
 	PolicyWarnings []string          `json:"policyWarnings"`   // rules that select no device, positions that changed, pools of mixed sharing
 	Bindings       []Binding         `json:"bindings"`
 	Overlaps       []Overlap         `json:"overlaps"`

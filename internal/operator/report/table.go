@@ -1,6 +1,7 @@
 package report
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -43,7 +44,7 @@ func (r Report) WriteTable(w io.Writer) error {
 			return err
 		}
 	}
-	if err := r.writeProofs(w); err != nil {
+	if err := errors.Join(r.writeProofs(w), r.writeResets(w)); err != nil {
 		return err
 	}
 	return r.writeCounts(w)

@@ -170,10 +170,10 @@ func (r Report) topTable(devices []Device, now time.Time, width int) []string {
 	return lines
 }
 
-// ownerCell is the owner of a device by its text. The processes on a GPU that is proved are those of the proof.
+// ownerCell is the owner of a device by its text. The processes on a GPU that is taken are those of its proof or reset.
 func (r Report) ownerCell(d Device, text string) string {
 	if len(d.Owners) == 0 {
-		text = cmp.Or(r.proving(d.GPU), text)
+		text = cmp.Or(r.takenBy(d.GPU), text)
 	}
 	if r.OwnersUnknown != nil {
 		text = cmp.Or(text, "unknown")
