@@ -77,12 +77,13 @@ func TestPageOfProofs(t *testing.T) {
 	at, hostile := n.now.Add(-2*time.Hour), `<img src=x onerror="document.title='bad'"> `+strings.Repeat("a_long_word_", 18)
 	for i, d := range n.report.Devices {
 		p := report.Proof{GPU: d.GPU, Index: i, Result: "passed", At: at, Seconds: 31, Reason: "boot", Summary: "passed: 71.1 GiB of memory",
-			Values: map[string]float64{"memory_gbps": 2400.123456, "memory_tested_bytes": 71 << 30}, WaitsFor: "NOT_DUE", Waits: "its last proof is not old enough", WaitsUntil: n.now.Add(100 * time.Hour)}
+			Values: map[string]float64{"memory_gbps": 2400.123456, "memory_tested_bytes": 71 << 30},
+			Next:   report.Next{WaitsFor: "NOT_DUE", Waits: "its last proof is not old enough", WaitsUntil: n.now.Add(100 * time.Hour)}}
 		switch i {
 		case 1:
 			p.Result, p.Reason, p.Summary, p.NeedsService, p.Waits, p.WaitsUntil = "failed", "reset", hostile, true, "it needs service", time.Time{}
 		case 2:
-			p = report.Proof{GPU: d.GPU, Index: i, CouldNotRun: 2, WaitsFor: "COULD_NOT_RUN", Waits: "the check could not run: exit status 127", WaitsUntil: n.now.Add(6 * time.Hour)}
+			p = report.Proof{GPU: d.GPU, Index: i, CouldNotRun: 2, Next: report.Next{WaitsFor: "COULD_NOT_RUN", Waits: "the check could not run: exit status 127", WaitsUntil: n.now.Add(6 * time.Hour)}}
 		case 6:
 			p.Running, p.RunsSince = "idle", n.now.Add(-20*time.Second)
 		}
@@ -95,15 +96,7 @@ func TestPageOfProofs(t *testing.T) {
 		p := open(t, url, v)
 		p.shows("1 problem", "Proofs", "GPU 0 ● passed", "2 h ago, after 31 s, reason: boot", "memory_gbps 2400.1 · memory_tested_bytes 71 GiB", "its last proof is not old enough", "in 4 days",
 			"✖ failed, needs service", "<img src=x", "it needs service", "no result so far", "could not run 2 times", "in 6 h", "runs", "reason: idle", "? unknown")
-		if n := eval[int](p, `document.querySelectorAll("main img").length`); n != 0 || strings.Contains(eval[string](p, "document.title"), "bad") {
-			t.Errorf("%d images, title %s", n, eval[string](p, "document.title"))
-		}
-		if overflow := eval[int](p, `document.documentElement.scrollWidth - document.documentElement.clientWidth`); overflow > 0 {
-			t.Errorf("the page is %d pixels wider than the screen", overflow)
-		}
-		if faint := eval[[]string](p, faintText); len(faint) > 0 {
-			t.Errorf("text with a contrast below 4.5: %q", faint)
-		}
+		p.isHarmless()
 		if level := eval[string](p, `document.querySelectorAll("#devices tbody tr")[6].className + " " + problemsOf(page.report, "k8s-gpu").filter((p) => p.cause === "PROVING").map((p) => p.level)`); level != "info info" {
 			t.Errorf("a GPU that is proved: %s", level)
 		}
@@ -111,6 +104,48 @@ func TestPageOfProofs(t *testing.T) {
 	n.report.Proofs = nil
 	if text := open(t, n.serve(t), wide).text(); strings.Contains(text, "Proofs") {
 		t.Error("without proofs there are proofs")
+	}
+}
+
+// TestPageOfResets: the page has the latest reset of each GPU, one that runs, and what the next one waits for, a person above all. The text of nvidia-smi is
+// text. A GPU that is withheld for a reset has no fault.
+func TestPageOfResets(t *testing.T) {
+	n := h100x8()
+	at, hostile := n.now.Add(-2*time.Hour), `<img src=x onerror="document.title='bad'"> `+strings.Repeat("a_long_word_", 18)
+	next := func(text string) report.Next { return report.Next{WaitsFor: "CODE", Waits: text} }
+	n.report.Resets = []report.Reset{
+		{GPU: n.report.Devices[0].GPU, Index: 0, Result: "done", At: at, Seconds: 9, Cause: "XID_95"},
+		{GPU: n.report.Devices[1].GPU, Index: 1, Result: "refused", At: at, Seconds: 3, Cause: "XID_95", Text: hostile, Attempts: 1, NeedsPerson: true, Next: next("nvidia-smi does not reset it")},
+		{GPU: n.report.Devices[2].GPU, Index: 2, Refusals: 2, Next: report.Next{WaitsFor: "BACK_OFF", Waits: "open in dcgm-exporter (pid 2114)", WaitsUntil: n.now.Add(30 * time.Minute)}},
+		{GPU: n.report.Devices[3].GPU, Index: 3, Due: true},
+		{GPU: n.report.Devices[6].GPU, Index: 6, Attempts: 1, Next: report.Next{Running: "XID_119", RunsSince: n.now.Add(-20 * time.Second)}},
+	}
+	resetting := &n.report.Devices[6]
+	resetting.State, resetting.Cause, resetting.Schedulable, resetting.Since, resetting.Health = health.Unknown, "RESETTING", false, n.now, "unknown: it is reset"
+	url := n.serve(t)
+	for _, v := range []view{wide, views["phone"], views["dark"]} {
+		p := open(t, url, v)
+		p.shows("1 problem", "Resets", "GPU 0 ● done", "2 h ago, after 9 s, reason: XID_95", "▲ refused", "<img src=x", "1 attempt for the present fault", "▲ a person is needed",
+			"none so far", "2 refusals for the present fault", "open in dcgm-exporter (pid 2114)", "in 30 min", "would be reset now", "runs", "reason: XID_119", "? unknown")
+		p.isHarmless()
+	}
+	n.report.Resets = nil
+	if text := open(t, n.serve(t), wide).text(); strings.Contains(text, "Resets") {
+		t.Error("without resets there are resets")
+	}
+}
+
+// isHarmless checks that no text of another program is more than text, and that the page is legible.
+func (p *tab) isHarmless() {
+	p.Helper()
+	if n := eval[int](p, `document.querySelectorAll("main img").length`); n != 0 || strings.Contains(eval[string](p, "document.title"), "bad") {
+		p.Errorf("%d images, title %s", n, eval[string](p, "document.title"))
+	}
+	if overflow := eval[int](p, `document.documentElement.scrollWidth - document.documentElement.clientWidth`); overflow > 0 {
+		p.Errorf("the page is %d pixels wider than the screen", overflow)
+	}
+	if faint := eval[[]string](p, faintText); len(faint) > 0 {
+		p.Errorf("text with a contrast below 4.5: %q", faint)
 	}
 }
 

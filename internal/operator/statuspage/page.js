@@ -122,24 +122,53 @@ function showDevices() {
   if (id && byID(id)) byID(id).querySelector("summary").focus({preventScroll: true});
 }
 
-function proofRow(p) {
-  const [level, mark, text] = proofResult(p), measured = proofValues(p);
-  const dim = (...parts) => h("span", {class: "dim owner"}, parts);
-  return h("tr", {role: "row", class: level},
-    h("th", {scope: "row", role: "rowheader"}, p.index < 0 ? p.gpu : "GPU " + p.index),
-    h("td", {role: "cell"}, h("span", {class: level === "dim" ? "dim" : "state " + level}, h("span", {"aria-hidden": "true"}, mark), text),
-      p.result ? dim(moment(p.at), ", after " + duration(p.seconds * 1000) + ", reason: " + p.reason) : "",
-      p.couldNotRun ? h("span", {class: "state warn owner"}, h("span", {"aria-hidden": "true"}, "▲ "), "could not run " + plural(p.couldNotRun, "time") + (p.result ? " since" : "")) : ""),
-    h("td", {role: "cell"}, p.summary ? h("span", {class: "owner"}, p.summary) : "", measured.length ? dim(measured.join(" · ")) : ""),
-    h("td", {role: "cell"}, p.running ? [h("span", {class: "state info"}, "runs"), dim(since(p.runsSince), ", reason: " + p.running)]
-      : [h("span", {class: "owner"}, p.waits), p.waitsUntil ? dim("until ", moment(p.waitsUntil)) : ""]));
+const dimmed = (...parts) => h("span", {class: "dim owner"}, parts);
+
+// gpuRow is a row about a GPU: cells, and what runs on it or what the next one waits for.
+function gpuRow(one, level, cells, next) {
+  return h("tr", {role: "row", class: level}, h("th", {scope: "row", role: "rowheader"}, one.index < 0 ? one.gpu : "GPU " + one.index),
+    cells.map((c) => h("td", {role: "cell"}, c)),
+    h("td", {role: "cell"}, one.running ? [h("span", {class: "state info"}, "runs"), dimmed(since(one.runsSince), ", reason: " + one.running)] : next || waits(one)));
 }
 
-// showProofs shows the proofs of each GPU; without the section prove in the configuration there are none.
+function waits(one) {
+  return [h("span", {class: "owner"}, one.waits), one.waitsUntil ? dimmed("until ", moment(one.waitsUntil)) : ""];
+}
+
+function resultMark([level, mark, text]) {
+  return h("span", {class: level === "dim" ? "dim" : "state " + level}, h("span", {"aria-hidden": "true"}, mark), text);
+}
+
+// showGPUs shows a table of GPUs; nothing without a row.
+function showGPUs(id, title, heads, rows) {
+  byID(id).replaceChildren(...(rows.length ? [h("h2", {}, title), h("table", {class: "devices gpus", role: "table"},
+    h("thead", {role: "rowgroup"}, h("tr", {role: "row"}, heads.map((t) => h("th", {scope: "col", role: "columnheader"}, t)))), h("tbody", {role: "rowgroup"}, rows))] : []));
+}
+
+function proofRow(p) {
+  const result = proofResult(p), measured = proofValues(p);
+  return gpuRow(p, result[0], [
+    [resultMark(result), p.result ? dimmed(moment(p.at), ", after " + duration(p.seconds * 1000) + ", reason: " + p.reason) : "",
+      p.couldNotRun ? h("span", {class: "state warn owner"}, h("span", {"aria-hidden": "true"}, "▲ "), "could not run " + plural(p.couldNotRun, "time") + (p.result ? " since" : "")) : ""],
+    [p.summary ? h("span", {class: "owner"}, p.summary) : "", measured.length ? dimmed(measured.join(" · ")) : ""]]);
+}
+
+function resetRow(r) {
+  const result = resetResult(r), tries = resetTries(r);
+  const person = r.needsPerson ? h("span", {class: "state warn owner"}, h("span", {"aria-hidden": "true"}, "▲ "), "a person is needed") : "";
+  return gpuRow(r, r.needsPerson ? "warn" : result[0], [
+    [resultMark(result), r.result ? dimmed(moment(r.at), ", after " + duration((r.seconds || 0) * 1000) + ", reason: " + r.cause) : "", tries ? dimmed(tries) : ""],
+    r.text ? h("span", {class: "owner"}, r.text) : ""],
+  r.due ? h("span", {class: "owner"}, "would be reset now") : [waits(r), person]);
+}
+
+// showProofs and showResets show what is known of each GPU; without the sections prove and reset in the configuration there is nothing.
 function showProofs() {
-  const heads = ["GPU", "Latest proof", "Summary and values", "Next proof"], all = page.report.proofs || [];
-  byID("proofs").replaceChildren(...(all.length ? [h("h2", {}, "Proofs"), h("table", {class: "devices proofs", role: "table"},
-    h("thead", {role: "rowgroup"}, h("tr", {role: "row"}, heads.map((t) => h("th", {scope: "col", role: "columnheader"}, t)))), h("tbody", {role: "rowgroup"}, all.map(proofRow)))] : []));
+  showGPUs("proofs", "Proofs", ["GPU", "Latest proof", "Summary and values", "Next proof"], (page.report.proofs || []).map(proofRow));
+}
+
+function showResets() {
+  showGPUs("resets", "Resets", ["GPU", "Latest reset", "Text of nvidia-smi", "Next reset"], (page.report.resets || []).map(resetRow));
 }
 
 function showMore() {
@@ -174,6 +203,7 @@ function show() {
   showProblems(problems);
   showDevices();
   showProofs();
+  showResets();
   showMore();
   byID("server").textContent = "As of " + new Date(page.history.at).toISOString().slice(11, 19) + ".";
 }

@@ -145,6 +145,17 @@ function proofValues(p) {
   return Object.entries(p.values || {}).map(([name, v]) => name + " " + (name.endsWith("_bytes") ? size(v) : String(Number(v.toPrecision(5)))));
 }
 
+// resetResult is the latest result of a reset: its level, mark and text.
+function resetResult(r) {
+  if (!r.result) return ["dim", "", "none so far"];
+  return r.result === "done" ? ["good", "● ", "done"] : ["warn", "▲ ", r.result];
+}
+
+// resetTries is how often a GPU was reset for its present fault, and was not, because it was in use: "1 attempt, 3 refusals".
+function resetTries(r) {
+  return [r.attempts ? plural(r.attempts, "attempt") : "", r.refusals ? plural(r.refusals, "refusal") : ""].filter((t) => t).join(", ") + (r.attempts || r.refusals ? " for the present fault" : "");
+}
+
 // draProblems are those of Dynamic Resource Allocation: [level, where, what]. A server that does not answer leaves the slices as they are.
 function draProblems(dra) {
   const all = [];
