@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/proof"
+	"github.com/tandem-gpu/tandem/internal/core/reset"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/util/metric"
 )
@@ -26,6 +27,7 @@ type Source struct {
 	Stats          monitor.Stats
 	Use            use.Table
 	Proofs         *proof.Result   // the latest decision about proofs; nil = no GPU is proved
+	Resets         *reset.Result   // the latest decision about resets; nil = none is made
 	Sources        map[string]bool // whether each source of health information apart from the driver can be used; it is changed
 	DriverCalls    []gpu.CallCount
 
@@ -75,6 +77,7 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	collectHealth(p, s)
 	collectUse(p, s)
 	collectProofs(p, s)
+	collectResets(p, s)
 }
 
 // timestamp is a time in seconds since 1970, in milliseconds; 0 for none.

@@ -17,8 +17,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/proof"
 )
 
-// proofSeries are the series of proofs that a scrape has: "prove_passed 0" = 1.
-func proofSeries(t *testing.T, s Source) map[string]float64 {
+// seriesOf are the series of a scrape whose names have a prefix: "passed 0" = 1.
+func seriesOf(t *testing.T, s Source, prefix string) map[string]float64 {
 	t.Helper()
 	r := prometheus.NewPedanticRegistry()
 	r.MustRegister(Collector(func() Source { return s }))
@@ -28,7 +28,7 @@ func proofSeries(t *testing.T, s Source) map[string]float64 {
 	}
 	all := map[string]float64{}
 	for _, f := range families {
-		name, ok := strings.CutPrefix(f.GetName(), "tandem_prove_")
+		name, ok := strings.CutPrefix(f.GetName(), prefix)
 		for _, m := range f.GetMetric() {
 			if !ok {
 				continue
@@ -37,7 +37,7 @@ func proofSeries(t *testing.T, s Source) map[string]float64 {
 			for _, l := range m.GetLabel() {
 				key += " " + strings.TrimPrefix(l.GetValue(), "GPU-00000000-0000-4000-8000-00000000000")
 			}
-			all[key] = m.GetGauge().GetValue()
+			all[key] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
 		}
 	}
 	return all
@@ -66,7 +66,7 @@ func TestProofs(t *testing.T) {
 		return Source{Config: cfg, State: core.NewState(cfg).Read(cfg, at, coretest.GPUs(gpus)), Proofs: &proof.Result{State: state},
 			Sources: map[string]bool{}, ResourceOf: func(u inventory.Unit) string { return u.Pool }}
 	}
-	got := proofSeries(t, of(2))
+	got := seriesOf(t, of(2), "tandem_prove_")
 	bounded := 0
 	maps.DeleteFunc(got, func(key string, _ float64) bool {
 		extra := strings.Contains(key, " zz_")
@@ -85,12 +85,12 @@ func TestProofs(t *testing.T) {
 	if bounded != 31 {
 		t.Errorf("%d values beside the first", bounded)
 	}
-	if got := proofSeries(t, of(0)); len(got) != 0 {
+	if got := seriesOf(t, of(0), "tandem_prove_"); len(got) != 0 {
 		t.Errorf("the GPUs are gone: %v", slices.Sorted(maps.Keys(got)))
 	}
 	off := of(2)
 	off.Proofs = nil
-	if got := proofSeries(t, off); len(got) != 0 {
+	if got := seriesOf(t, off, "tandem_prove_"); len(got) != 0 {
 		t.Errorf("nothing is proved: %v", slices.Sorted(maps.Keys(got)))
 	}
 }

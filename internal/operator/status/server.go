@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/proof"
+	"github.com/tandem-gpu/tandem/internal/core/reset"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/metrics"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
@@ -47,7 +48,7 @@ type Reload interface {
 	Problems() []problem.Problem        // of a configuration that was refused
 }
 
-// Options are what a Server reports on. Every field but Address, Proofs and Handlers is required.
+// Options are what a Server reports on. Every field but Address, Proofs, Resets and Handlers is required.
 type Options struct {
 	Address       string // host:port to listen on; "" = no HTTP
 	Name, Version string // of the agent
@@ -58,6 +59,7 @@ type Options struct {
 	Sources       func() map[string]bool   // whether each source of health events apart from the driver can be used, by name; a fresh map
 	Problems      func() []problem.Problem // of the agent itself
 	Proofs        func() *proof.Result     // the latest decision about proofs; nil, or a result of nil = no GPU is proved
+	Resets        func() *reset.Result     // the latest decision about resets; nil, or a result of nil = none is made
 	DriverCalls   func() []gpu.CallCount   // since the process started
 	Log           *slog.Logger
 
@@ -149,19 +151,20 @@ func (s *Server) metrics() http.Handler {
 	})
 }
 
-func (s *Server) proofs() *proof.Result {
-	if s.Proofs == nil {
+// latest is what an optional function returns; nil without one.
+func latest[T any](f func() *T) *T {
+	if f == nil {
 		return nil
 	}
-	return s.Proofs()
+	return f()
 }
 
 // source is what the metrics that both agents have are computed from.
 func (s *Server) source() metrics.Source {
 	ok, success := s.Reload.Last()
 	return metrics.Source{
-		Agent: s.Name, Version: s.Version, Config: s.Config, State: s.Agent.State(), Stats: s.Agent.Stats(), Use: s.Agent.Use(), Proofs: s.proofs(),
-		Sources: s.Sources(), DriverCalls: s.DriverCalls(), ReloadOK: ok, ReloadedAt: success,
+		Agent: s.Name, Version: s.Version, Config: s.Config, State: s.Agent.State(), Stats: s.Agent.Stats(), Use: s.Agent.Use(),
+		Proofs: latest(s.Proofs), Resets: latest(s.Resets), Sources: s.Sources(), DriverCalls: s.DriverCalls(), ReloadOK: ok, ReloadedAt: success,
 		Resources: s.Adapter.Resources(), ResourceOf: s.Adapter.ResourceOf,
 	}
 }
