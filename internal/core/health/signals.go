@@ -256,15 +256,21 @@ func replayLimit(gen, width int) float64 {
 // WithoutKernelLog is what an agent that does not read the kernel log does not see.
 const WithoutKernelLog = "XIDs that NVML does not report, such as 62, 79, 119 and 120, are missed"
 
-// recoveryActionBranch is the first driver that reports a recovery action.
-const recoveryActionBranch = 565
+// RecoveryActionBranch is the first driver that reports a recovery action.
+const RecoveryActionBranch = 565
 
 // DriverLimits is what the driver's version reports of no GPU; "" = nothing is missing, or the version is unknown.
 func (l Ledger) DriverLimits() string {
-	if b := branchOf(l.driver); b > 0 && b < recoveryActionBranch {
-		return fmt.Sprintf("driver %s reports no recovery action, which drivers from %d on do", l.driver, recoveryActionBranch)
+	if !ReportsRecoveryAction(l.driver) {
+		return fmt.Sprintf("driver %s reports no recovery action, which drivers from %d on do", l.driver, RecoveryActionBranch)
 	}
 	return ""
+}
+
+// ReportsRecoveryAction reports whether a driver of that version reports a recovery action; also if the version is not known.
+func ReportsRecoveryAction(version string) bool {
+	b := branchOf(version)
+	return b <= 0 || b >= RecoveryActionBranch
 }
 
 // limits returns what can't be monitored on a GPU or MIG instance, apart from what the driver reports of none.

@@ -60,7 +60,7 @@ func decideAgent(f *Facts) []Finding {
 		}
 		findings = append(findings, Finding{"agent", severity, "the agent's warnings", p.Text, cmp.Or(p.Remedy, "see docs/operations.md")})
 	}
-	if u := f.Agent.Report.OwnersUnknown; u != nil && u.Remedy != "" && !f.Prove.On() {
+	if u := f.Agent.Report.OwnersUnknown; u != nil && u.Remedy != "" && !f.Prove.On() && !f.Reset.On() {
 		findings = append(findings, Finding{"owners", Note, "the agent's record of work", "it is not known which work has the devices: " + cmp.Or(u.Reason, "not read"), u.Remedy})
 	}
 	for _, w := range f.Agent.Report.PolicyWarnings {

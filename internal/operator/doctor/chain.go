@@ -42,7 +42,7 @@ func decide(f *Facts) []Finding {
 		findings = append(findings, link.decide(c)...)
 	}
 	for _, decide := range []func(*Facts) []Finding{
-		decideAgent, decideOverlaps, decideProve, decideState, decideKernelLog, decideToolkit, decideCDI, decideSecurity, decideClock, decideInotify, decideUser, decideOthers,
+		decideAgent, decideOverlaps, decideProve, decideReset, decideState, decideKernelLog, decideToolkit, decideCDI, decideSecurity, decideClock, decideInotify, decideUser, decideOthers,
 	} {
 		findings = append(findings, decide(f)...)
 	}

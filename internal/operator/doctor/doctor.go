@@ -17,6 +17,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/cdi"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/proof"
+	"github.com/tandem-gpu/tandem/internal/core/reset"
+	"github.com/tandem-gpu/tandem/internal/node/gpureset"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
@@ -74,6 +76,10 @@ type Options struct {
 
 	Prove         proof.Policy      // of GPUs; the zero value = none is proved
 	ProofSettings []problem.Problem // settings because of which none is proved nevertheless
+
+	Reset         reset.Policy      // of GPUs; the zero value = none is reset but by a person
+	ResetSettings []problem.Problem // settings because of which none is reset nevertheless
+	Resetter      gpureset.Resetter // what resets them; nil = not looked at
 
 	Checks []Check       // of the orchestrator
 	Limit  time.Duration // of each reading; 0 = 10 s

@@ -3,6 +3,7 @@ package doctor_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -18,6 +19,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/proof"
+	"github.com/tandem-gpu/tandem/internal/core/reset"
+	"github.com/tandem-gpu/tandem/internal/node/gpureset"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/doctor"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
@@ -84,6 +87,30 @@ func (s *situation) running() *report.Report {
 func (s *situation) proves(command ...string) {
 	s.options.Prove = proof.Default()
 	s.options.Prove.Command = command
+}
+
+// resets sets a policy for resets, and what calls nvidia-smi.
+func (s *situation) resets(mode reset.Mode, ready error) {
+	s.options.Reset, s.options.Resetter = reset.Default(), resetter{ready: ready}
+	s.options.Reset.Mode = mode
+}
+
+// resetter is what resets GPUs, of which doctor asks no more than whether it can.
+type resetter struct {
+	gpureset.Resetter
+	ready error
+}
+
+func (r resetter) Ready(context.Context) error { return r.ready }
+
+// opens has a process open the device nodes of GPUs.
+func (s *situation) opens(t *testing.T, pid int, name string, minors ...int) {
+	dir := fmt.Sprintf("%s/proc/%d", s.root, pid)
+	check.NoError(t, os.MkdirAll(dir+"/fd", 0o755))
+	check.NoError(t, os.WriteFile(dir+"/comm", []byte(name+"\n"), 0o600))
+	for i, minor := range minors {
+		check.NoError(t, os.Symlink(fmt.Sprintf("/nowhere/dev/nvidia%d", minor), fmt.Sprintf("%s/fd/%d", dir, i)))
+	}
 }
 
 // What a simulated machine does not have: the operating system's part, and what a running agent reports.
@@ -185,6 +212,64 @@ func TestSituations(t *testing.T) {
 			}
 			r.Conditions = []report.Condition{{GPU: r.Devices[0].GPU, Cause: "PROOF_FAILED", State: health.Unhealthy, Action: "reset the GPU"}}
 			r.Problems = []problem.Problem{{Code: problem.ProofNotRun, Object: string(r.Devices[1].GPU), Text: "the check of GPU-x could not run: exit status 2", Remedy: "run it by hand"}}
+		}},
+		{"resets off", func(s *situation) { s.resets(reset.Off, errors.New("must not be asked")) }},
+		{"resets", func(s *situation) { s.resets(reset.Act, nil); s.running() }},
+		{"resets, nothing can reset", func(s *situation) {
+			s.resets(reset.Act, &gpureset.UnavailableError{Remedy: "run the component on this node", Err: errors.New("dial unix /var/lib/tandem/reset.sock: no such file")})
+		}},
+		{"resets, nothing can reset, and none would be", func(s *situation) { s.resets(reset.Report, errors.New("nvidia-smi: permission denied")) }},
+		{"resets, not root", func(s *situation) {
+			s.resets(reset.Act, errors.New("must not be asked"))
+			s.system.UID = 1000
+		}},
+		{"resets, Nomad, files of another root", func(s *situation) {
+			s.resets(reset.Act, errors.New("must not be asked"))
+			s.options.Program = nomad
+		}},
+		{"resets, settings", func(s *situation) {
+			s.resets(reset.Act, nil)
+			s.options.ResetSettings = []problem.Problem{{Code: problem.ResetCannot, Text: "with occupancy = off the processes on a GPU are not read", Remedy: "set occupancy to report or withhold"}}
+		}},
+		{"resets, an old driver", func(s *situation) {
+			s.resets(reset.Act, nil)
+			s.driver.Driver.Version = "550.54.15"
+		}},
+		{"resets, MIG instances", func(s *situation) {
+			s.resets(reset.Act, nil)
+			for i := range 3 {
+				s.driver.Devices[i].Index, s.driver.Devices[i].Instance = i/2, new(i%2)
+			}
+		}},
+		{"resets, MIG instances that may be lost", func(s *situation) {
+			s.resets(reset.Act, nil)
+			s.options.Reset.LoseMIG = true
+			s.driver.Devices[0].Instance = new(int)
+		}},
+		{"resets, processes have GPUs open", func(s *situation) {
+			s.resets(reset.Act, nil)
+			s.opens(t, 4001, "dcgm-exporter", 0, 1, 3)
+			s.opens(t, 4002, "nvidia-persiste", 0, 1, 2, 3)
+			s.opens(t, 4003, "k8s-gpu", 0, 1, 2, 3)
+			s.opens(t, 4004, "python3", 3)
+			s.running().Devices[3].Owners = []report.Owner{{Name: "llm-0"}}
+		}},
+		{"resets, owners are not known", func(s *situation) {
+			s.resets(reset.Act, nil)
+			s.opens(t, 4001, "dcgm-exporter", 0)
+			s.running().OwnersUnknown = &report.Unknown{Reason: "no token", Remedy: "set nomad_token_file"}
+		}},
+		{"resets that wait for a person", func(s *situation) {
+			s.resets(reset.Act, nil)
+			r := s.running()
+			waits := []reset.Wait{
+				{Code: reset.WaitHeld, Text: "pod train/llm-0 has it"}, {Code: reset.WaitHandedOver, Text: "the driver asks for another repair than a reset: node reboot", Alert: true},
+				{Code: reset.WaitBackOff, Text: "in-use: is open in dcgm-exporter (pid 2114)", Alert: true}, {Code: reset.WaitCannot, Text: "the component is missing", Alert: true},
+			}
+			for i := range waits {
+				waits[i].GPU = r.Devices[i].GPU
+			}
+			*r = r.WithResets(reset.Result{Waits: waits})
 		}},
 		{"two faults at once", func(s *situation) {
 			r := s.running()

@@ -13,6 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tandem-gpu/tandem/internal/cdi"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/node/gpureset"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
@@ -41,8 +43,10 @@ type Facts struct {
 	Toolkit   Toolkit
 	CDIFiles  []cdi.File
 	Clock     clock
-	Inotify   error // why no inotify instance can be made
-	Check     error // of the program that proves GPUs, if it is a program of this process's files
+	Inotify   error                                // why no inotify instance can be made
+	Check     error                                // of the program that proves GPUs, if it is a program of this process's files
+	Ready     error                                // of what resets GPUs, if this process can ask it
+	Open      map[gpu.PCIAddress][]gpureset.Client // the processes that have GPUs open, as far as they are visible, but for those that close them for a reset
 	Processes []Process
 
 	lateReadings []Finding
@@ -95,6 +99,7 @@ func gather(ctx context.Context, o *Options) *Facts {
 		{"inotify", "fs.inotify", readInotify},
 		{"processes", f.proc(""), readProcesses},
 		{"prove", strings.Join(o.Prove.Command, " "), readProofProgram},
+		{"reset", "what resets GPUs, " + o.proc("*/fd"), readReset},
 	}
 	for i, add := range concurrently(ctx, o.Limit, readings, func(ctx context.Context, r reading) func(*Facts) { return r.read(ctx, o) }) {
 		if add == nil {

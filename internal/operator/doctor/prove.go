@@ -37,20 +37,20 @@ func decideProve(f *Facts) []Finding {
 	if !f.Prove.On() {
 		return nil
 	}
-	findings := slices.Concat(proofSettings(f), proofProgram(f), proofTimeout(f.Prove), unprovenByAgent(f))
+	findings := slices.Concat(cannotTake(f, "prove", "proved", f.ProofSettings), proofProgram(f), proofTimeout(f.Prove), unprovenByAgent(f))
 	if Problems(findings) == 0 && !f.Late["prove"] {
 		findings = append(findings, Finding{"prove", OK, strings.Join(f.Prove.Command, " "), provedText(f), ""})
 	}
 	return findings
 }
 
-// proofSettings are the settings, and rights of the agent, without which no GPU is proved.
-func proofSettings(f *Facts) (findings []Finding) {
-	for _, p := range f.ProofSettings {
-		findings = append(findings, Finding{"prove", Problem, "configuration", "no GPU is proved: " + p.Text, p.Remedy})
+// cannotTake is about the settings, and rights of the agent, without which no GPU is taken to be proved or reset.
+func cannotTake(f *Facts, check, does string, settings []problem.Problem) (findings []Finding) {
+	for _, p := range settings {
+		findings = append(findings, Finding{check, Problem, "configuration", "no GPU is " + does + ": " + p.Text, p.Remedy})
 	}
 	if u := f.Agent.Report.OwnersUnknown; u != nil && u.Remedy != "" && len(findings) == 0 {
-		findings = append(findings, Finding{"prove", Problem, "the agent's record of work", "no GPU is proved: it is not known which work has the devices: " + cmp.Or(u.Reason, "not read"), u.Remedy})
+		findings = append(findings, Finding{check, Problem, "the agent's record of work", "no GPU is " + does + ": it is not known which work has the devices: " + cmp.Or(u.Reason, "not read"), u.Remedy})
 	}
 	return findings
 }
