@@ -138,7 +138,7 @@ func unproven(program string, r report.Report, p report.Proof) (found, remedy st
 	warned := slices.ContainsFunc(r.Problems, func(one problem.Problem) bool { return one.Code == problem.ProofNotRun && one.Object == string(p.GPU) })
 	switch code := proof.Code(p.WaitsFor); {
 	case code == proof.WaitService && !condition:
-		return "failed its proof again after a reset or a boot: " + p.Summary, "have the GPU serviced, then: " + program + " clear " + string(p.GPU)
+		return "failed its proof again after a reset or a boot: " + p.Summary, "have the GPU serviced, then: " + program + " clear --gpu " + string(p.GPU)
 	case code == proof.WaitRepair && !condition:
 		return "failed its proof: " + p.Summary, "reset the GPU: it is proved again after that"
 	case code == proof.WaitBackOff && p.CouldNotRun > 0 && !warned:
