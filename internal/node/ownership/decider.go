@@ -117,9 +117,10 @@ func (a *decider) decide(inv *inventory.Allocatable, c hostRecords) (inventory.O
 	default:
 		file = a.good
 	}
+	takes, releases := a.wanted()
 	in := Input{
 		Clock: a.clock, Now: a.now(), // before the records are read: one without a time is of then
-		Agent: a.agent, APIs: a.apis, Default: a.apis[0], GPUs: inv.GPUs(), File: file, ReadOnly: err != nil || c.follows, Follows: c.follows, Takes: a.wanted(),
+		Agent: a.agent, APIs: a.apis, Default: a.apis[0], GPUs: inv.GPUs(), File: file, ReadOnly: err != nil || c.follows, Follows: c.follows, Takes: takes, Releases: releases,
 		Running: c.running, Overlaps: c.of, Recorded: c.recorded,
 		OfferedBefore: func(id gpu.DeviceID) bool { return c.previous[id] }, Records: a.readers.Read(), Applied: inv.Owner, Reserved: a.lastReserved,
 	}
@@ -143,7 +144,9 @@ func (a *decider) decide(inv *inventory.Allocatable, c hostRecords) (inventory.O
 	a.mu.Lock()
 	a.status = status
 	a.mu.Unlock()
-	return ownershipFrom(status, len(a.apis) > 1), err
+	out := ownershipFrom(status, len(a.apis) > 1)
+	out.DriverReleased = state.released
+	return out, err
 }
 
 func ownershipFrom(status []Status, required bool) inventory.Ownership {
@@ -161,12 +164,13 @@ func (a *decider) lastReserved(id gpu.DeviceID) (time.Duration, bool) {
 	return at, ok
 }
 
-// moving reports whether a GPU moves, waits or is taken, so that the records must be read again soon.
+// moving reports whether a GPU moves, waits or is taken, or the driver is released, so that the records must be read again soon.
 func (a *decider) moving() bool {
 	if a == nil {
 		return false
 	}
-	return len(a.wanted()) > 0 || slices.ContainsFunc(a.latest(), func(st Status) bool { return cordoned(st) || st.Taken != "" })
+	takes, _ := a.wanted()
+	return len(takes) > 0 || a.state.released != "" || slices.ContainsFunc(a.latest(), func(st Status) bool { return cordoned(st) || st.Taken != "" })
 }
 
 // Reserved reports that this agent gives devices out for new work. It never blocks.
@@ -188,7 +192,8 @@ func (w *Watcher) Status() []Status {
 // offered any more and stay recorded.
 func (w *Watcher) Draining() (all []gpu.DeviceID) {
 	if w.decider != nil {
-		all = slices.Collect(maps.Keys(w.decider.wanted()))
+		takes, _ := w.decider.wanted()
+		all = slices.Collect(maps.Keys(takes))
 	}
 	for _, st := range w.Status() {
 		if cordoned(st) {

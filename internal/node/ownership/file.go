@@ -163,6 +163,8 @@ type jsonFile struct {
 type jsonMark struct {
 	Agent   string            `json:"agent"`
 	Purpose inventory.Purpose `json:"for"`
+
+	DriverReleased bool `json:"driverReleased,omitempty"`
 }
 
 type jsonEntry struct {

@@ -30,6 +30,7 @@ type Input struct {
 	Follows  bool // another process of this agent changes it
 
 	Takes    map[gpu.DeviceID]inventory.Purpose // GPUs that this process wants, or has, for itself
+	Releases map[gpu.DeviceID]bool              // those of them for whose reset the driver is to be released
 	NoDriver string                             // why nothing can use a GPU now: the driver is released or lost; "" = it is ready
 
 	Running       func(agent string) bool                           // another agent runs
@@ -51,7 +52,14 @@ type State struct {
 	seen    map[inventory.API]seen
 	takes   map[gpu.DeviceID]Take
 	orphans map[gpu.DeviceID]time.Duration // since when a mark has had no taker
+
+	released gpu.DeviceID                   // for whose reset the driver is released; "" = it is not
+	releases map[gpu.DeviceID]time.Duration // since when another process has it released
+	resets   map[gpu.DeviceID]time.Duration // since when another agent has a mark for a reset
 }
+
+// DriverReleased returns the GPU for whose reset the driver is released; "" = it is not.
+func (s State) DriverReleased() gpu.DeviceID { return s.released }
 
 // Take returns what was decided about a GPU that the process wants for itself.
 func (s State) Take(id gpu.DeviceID) Take { return s.takes[id] }
@@ -81,6 +89,7 @@ func Next(s State, in Input) (State, File, []Status) {
 	n := &next{Input: in, file: in.File, was: s, is: State{
 		started: s.started, running: true, empty: map[gpu.DeviceID]time.Duration{}, absent: map[gpu.DeviceID]absence{},
 		shown: map[gpu.DeviceID]kindShown{}, seen: maps.Clone(s.seen), takes: map[gpu.DeviceID]Take{}, orphans: map[gpu.DeviceID]time.Duration{},
+		releases: map[gpu.DeviceID]time.Duration{}, resets: map[gpu.DeviceID]time.Duration{},
 	}}
 	if n.is.seen == nil {
 		n.is.seen = map[inventory.API]seen{}
@@ -92,6 +101,7 @@ func Next(s State, in Input) (State, File, []Status) {
 	if !s.running {
 		n.is.started = in.Now
 	}
+	n.findOther()
 	ids := append(slices.Collect(maps.Keys(in.File.GPUs)), in.GPUs...)
 	ids = slices.AppendSeq(slices.AppendSeq(ids, maps.Keys(in.File.Taken)), maps.Keys(in.Takes))
 	slices.Sort(ids)
@@ -102,6 +112,7 @@ func Next(s State, in Input) (State, File, []Status) {
 			all = append(all, st)
 		}
 	}
+	n.is.released = n.driverReleased()
 	return n.is, n.file, all
 }
 
@@ -118,7 +129,7 @@ func (n *next) decide(id gpu.DeviceID) (Status, bool) {
 	case len(n.APIs) > 1 || n.File.LocalAPIs[n.Agent][id] != "":
 		return n.decideDefault(id), true
 	}
-	return Status{GPUOwner: inventory.GPUOwner{GPU: id, API: n.Default, Local: slices.Contains(n.GPUs, id) || n.holds(id)}, Target: n.Default}, false
+	return Status{GPUOwner: inventory.GPUOwner{GPU: id, API: n.Default, Local: slices.Contains(n.GPUs, id) || n.holds(id) != ""}, Target: n.Default}, false
 }
 
 type next struct {
@@ -126,6 +137,7 @@ type next struct {
 	was, is State
 	file    File // as it is to be; a copy once it differs from Input.File
 	copied  bool
+	other   string // the other agent that resets a GPU, and which; "" = none
 }
 
 // change returns the file to be changed.

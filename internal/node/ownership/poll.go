@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/util/dirwatch"
 	"github.com/tandem-gpu/tandem/internal/util/reconcile"
@@ -99,10 +100,25 @@ func (w *Watcher) apply(m Monitor, v view, err error) {
 	}
 	w.setOwnershipProblem(v.ownershipError)
 	w.latest.Store(&v)
+	w.limitRelease(m, v.ownership.DriverReleased)
 	w.update(m, func(h *inventory.Host) {
 		h.Peers, h.Recorded, h.Numbering, h.SharesNumbers = v.overlaps, v.own, v.numbering, err == nil
 		h.Ownership = v.ownership
 	})
+}
+
+// limitRelease has the driver opened in some minutes, whatever a disk that hangs does, unless it is released by the file again.
+func (w *Watcher) limitRelease(m Monitor, id gpu.DeviceID) {
+	if w.openDriver != nil {
+		w.openDriver.Stop()
+		w.openDriver = nil
+	}
+	if id != "" {
+		w.openDriver = time.AfterFunc(releasedAtMost, func() {
+			w.log.Warn("driver opened although it is released for a reset: the disk of the state directory does not respond", "id", id)
+			w.update(m, func(h *inventory.Host) { h.Ownership.DriverReleased = "" })
+		})
+	}
 }
 
 // errSlow is why the files are not known while a check of them takes long.

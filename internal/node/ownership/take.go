@@ -23,6 +23,11 @@ import (
 type Mark struct {
 	Agent   string
 	Purpose inventory.Purpose
+
+	// DriverReleased means that no agent of the node is to have the driver open, because this GPU is reset: see driverReleased. An agent of an earlier version
+	// does not know it. It keeps the driver open, so that nvidia-smi refuses the reset, and drops it if it writes the file; the agent that resets the GPU
+	// writes it again.
+	DriverReleased bool
 }
 
 const (
@@ -32,6 +37,9 @@ const (
 
 	// orphanTime is for how long the mark of a process that has ended stays: what it ran on the GPU ends with it, but not at once.
 	orphanTime = 2 * time.Second
+
+	// releasedAtMost is for how long an agent keeps the driver closed for the reset that another one makes. A reset takes 3.5 minutes at most.
+	releasedAtMost = 4 * time.Minute
 )
 
 // Take is how far a GPU that this process wants for itself has come.
@@ -45,6 +53,8 @@ type Take struct {
 	marked    bool
 	published bool // the inventory has the mark, since
 	since     time.Duration
+
+	released bool // the driver was released for a reset since it was granted: it need not be ready
 }
 
 // taking returns the status of a GPU with whether an agent has taken it.
@@ -85,10 +95,17 @@ func (n *next) giveBack(id gpu.DeviceID, st Status, mark Mark) Status {
 		since = n.Now
 	}
 	n.is.orphans[id] = since // while the file can't be written, too
-	if n.Now-since < orphanTime {
+	stays := n.Now-since < orphanTime
+	if stays {
 		st.Taken = mark.Purpose
-	} else if !n.ReadOnly {
+	}
+	switch {
+	case n.ReadOnly:
+	case !stays:
 		delete(n.change().Taken, id)
+	case mark.DriverReleased: // for the other agents: this one has it open
+		mark.DriverReleased = false
+		n.change().Taken[id] = mark
 	}
 	return st
 }
@@ -96,23 +113,22 @@ func (n *next) giveBack(id gpu.DeviceID, st Status, mark Mark) Status {
 // take decides about a GPU that this process wants.
 func (n *next) take(id gpu.DeviceID, st Status, purpose inventory.Purpose) Status {
 	is := n.was.takes[id]
-	unfit := n.unfit(id, st)
-	if purpose == inventory.Proof {
-		unfit = cmp.Or(unfit, n.NoDriver)
-	}
+	is.released = is.released || is.Granted && len(n.Releases) > 0
+	unfit := cmp.Or(n.unfit(id, st), n.driverAway(is, purpose))
 	switch {
 	case is.Granted:
 		is.Back = cmp.Or(is.Back, unfit, n.held(id))
 	case is.marked:
-		is = n.confirm(id, is, cmp.Or(unfit, n.notFree(id)))
+		is = n.confirm(id, is, cmp.Or(unfit, n.turn(purpose), n.notFree(id)))
 	default:
-		is = n.settle(id, is, cmp.Or(unfit, n.notFree(id)))
+		is = n.settle(id, is, cmp.Or(unfit, n.turn(purpose), n.notFree(id)))
 	}
 	n.is.takes[id] = is
 	if is.marked {
 		st.Taken = purpose
 	}
-	switch mark := (Mark{n.Agent, purpose}); {
+	releases := is.Granted && n.Releases[id] && purpose == inventory.Reset
+	switch mark := (Mark{n.Agent, purpose, releases}); {
 	case n.ReadOnly:
 	case is.marked && n.file.Taken[id] != mark: // it is new, or the file was lost
 		n.change().Taken[id] = mark
@@ -192,7 +208,13 @@ func (n *next) notFree(id gpu.DeviceID) string {
 	return n.Records.Wait(id, n.Clock, n.Now, n.Reserved).Text
 }
 
-// holds reports whether this agent keeps a GPU for itself, by what was decided last.
-func (n *next) holds(id gpu.DeviceID) bool {
-	return n.was.takes[id].marked || n.file.Taken[id].Agent == n.Agent
+// holds returns what this agent keeps a GPU for, by what was decided last; "" if it does not.
+func (n *next) holds(id gpu.DeviceID) inventory.Purpose {
+	if n.was.takes[id].marked {
+		return n.Takes[id]
+	}
+	if m := n.file.Taken[id]; m.Agent == n.Agent {
+		return m.Purpose
+	}
+	return ""
 }

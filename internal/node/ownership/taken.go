@@ -49,12 +49,14 @@ type Taken struct {
 	granted chan struct{} // closed when it has the GPU
 	back    chan struct{} // closed when that is wanted back
 	release func() Take   // returns what was decided last
+	driver  func(released bool)
 
-	is Take // guarded by decider.mu
+	is       Take // guarded by decider.mu
+	releases bool // the driver is to be released; likewise
 }
 
 // Take takes a GPU that this agent offers, with all its instances, away from every API: no work has had it for the settle time (30 s), by
-// complete records, and none got it when it was taken. Whether processes use it the caller finds out. It waits for that until ctx ends, and
+// complete records, and none got it when it was taken. For a reset no other agent of the node has one for that. Whether processes use it the caller finds out. It waits for that until ctx ends, and
 // fails then with *NotFreeError, and at once with ErrCannotTake, ErrTaken or ErrEnding. The caller calls Release.
 func (w *Watcher) Take(ctx context.Context, id gpu.DeviceID, p inventory.Purpose) (*Taken, error) {
 	if w.decider == nil || len(w.decider.readers) == 0 {
@@ -76,12 +78,21 @@ func (w *Watcher) Take(ctx context.Context, id gpu.DeviceID, p inventory.Purpose
 }
 
 // WantedBack is closed when the caller must end what it does with the GPU within some seconds, and call Release: an operator moves the GPU, a
-// policy leaves it out, another agent offers it, work has it, the driver is released (for a proof), or the agent ends.
+// policy leaves it out, another agent offers it, work has it, the agent ends, or the driver is released or lost. A GPU that is taken for a reset is not wanted
+// back because of the driver once that was released for it.
 func (t *Taken) WantedBack() <-chan struct{} { return t.back }
 
 // Release gives the GPU back to its API, which offers it within a second or two. Nothing may use it any more, and what was found out about it is
 // recorded before (Monitor.ProofFailed): else it would be offered in between. A second call does nothing.
 func (t *Taken) Release() { t.release() }
+
+// ReleaseDriver has every agent of the node, this process among them, close the driver for the reset of this GPU, which was taken for that. It returns at
+// once: Monitor.AwaitReleased waits for this process, and what the others still have open the caller finds out. It has no effect while the file of the node
+// can't be written.
+func (t *Taken) ReleaseDriver() { t.driver(true) }
+
+// OpenDriver ends that. Release does, too, and so does the end of this process.
+func (t *Taken) OpenDriver() { t.driver(false) }
 
 // want records that this process wants a GPU. changed is called when it is to be decided about.
 func (a *decider) want(id gpu.DeviceID, p inventory.Purpose, changed func()) (*Taken, error) {
@@ -103,6 +114,14 @@ func (a *decider) want(id gpu.DeviceID, p inventory.Purpose, changed func()) (*T
 		}
 		return t.is
 	}
+	t.driver = func(released bool) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if t.releases != released {
+			t.releases = released
+			changed()
+		}
+	}
 	if a.takes == nil {
 		a.takes = map[gpu.DeviceID]*Taken{}
 	}
@@ -111,18 +130,24 @@ func (a *decider) want(id gpu.DeviceID, p inventory.Purpose, changed func()) (*T
 	return t, nil
 }
 
-// wanted are the GPUs that this process wants, or has, for itself; nil = none.
-func (a *decider) wanted() map[gpu.DeviceID]inventory.Purpose {
+// wanted are the GPUs that this process wants, or has, for itself, and those of them for whose reset the driver is to be released; nil = none.
+func (a *decider) wanted() (all map[gpu.DeviceID]inventory.Purpose, releases map[gpu.DeviceID]bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if len(a.takes) == 0 {
-		return nil
+		return nil, nil
 	}
-	all := make(map[gpu.DeviceID]inventory.Purpose, len(a.takes))
+	all = make(map[gpu.DeviceID]inventory.Purpose, len(a.takes))
 	for id, t := range a.takes {
 		all[id] = t.purpose
+		if t.releases {
+			if releases == nil {
+				releases = map[gpu.DeviceID]bool{}
+			}
+			releases[id] = true
+		}
 	}
-	return all
+	return all, releases
 }
 
 // tell tells those that want GPUs what was decided. The file has it.

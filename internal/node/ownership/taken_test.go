@@ -110,7 +110,7 @@ func TestTakeOfAnAgentThatIsAlone(t *testing.T) {
 		n.expectSchedulable(t, "while the GPU is not known to be free for long enough", 0, 1)
 		pass(3 * time.Second)
 		n.expectSchedulable(t, "when the owner was written", 0)
-		if m := h.marks(t); m[coretest.GPU(1)] != (Mark{"nomad-gpu", inventory.Proof}) {
+		if m := h.marks(t); m[coretest.GPU(1)] != (Mark{Agent: "nomad-gpu", Purpose: inventory.Proof}) {
 			t.Errorf("marks %v", m)
 		}
 		_, err := n.Current().Reserve(inventory.UnitID(coretest.GPU(1)))
@@ -216,7 +216,7 @@ func TestTakenGPUComesBackAfterAKill(t *testing.T) {
 		n := h.startNomad(t)
 		pass(time.Minute)
 		n.end()
-		killed := File{Taken: map[gpu.DeviceID]Mark{coretest.GPU(1): {"nomad-gpu", inventory.Proof}}}
+		killed := File{Taken: map[gpu.DeviceID]Mark{coretest.GPU(1): {Agent: "nomad-gpu", Purpose: inventory.Proof}}}
 		check.NoError(t, Write(h.dir, killed))
 		n = h.startNomad(t)
 		pass(time.Second)
@@ -389,7 +389,7 @@ func TestTakenGPUAndALostFile(t *testing.T) {
 		if len(h.marks(t)) != 1 {
 			t.Errorf("marks %v", h.marks(t))
 		}
-		check.NoError(t, Write(h.dir, File{Taken: map[gpu.DeviceID]Mark{coretest.GPU(0): {"nomad-gpu", inventory.Proof}}}))
+		check.NoError(t, Write(h.dir, File{Taken: map[gpu.DeviceID]Mark{coretest.GPU(0): {Agent: "nomad-gpu", Purpose: inventory.Proof}}}))
 		pass(orphanTime + 3*time.Second)
 		n.expectSchedulable(t, "older", 0)
 		if m := h.marks(t); len(m) != 1 || m[coretest.GPU(1)].Agent != "nomad-gpu" || taken.wantedBack() {

@@ -20,7 +20,6 @@ type wait struct {
 const (
 	kindWork   = "the end of running work"
 	kindRecord = "a record of running work"
-	proofEnd   = "the end of its proof"
 )
 
 // kindTime is for how long another kind of wait must have lasted to be shown.
@@ -90,8 +89,9 @@ func (n *next) heldThrough(id gpu.DeviceID, owner inventory.API) wait {
 // draining returns for how long a cordoned GPU must still have no holder before its owner changes, or what that waits for.
 func (n *next) draining(id gpu.DeviceID, owner inventory.API, e Entry) (left time.Duration, waits wait) {
 	settle := e.settle()
-	if n.holds(id) {
-		return settle, wait{text: proofEnd, kind: proofEnd}
+	if p := n.holds(id); p != "" {
+		end := "the end of its " + string(p)
+		return settle, wait{text: end, kind: end}
 	}
 	if by := n.Records.HoldersOf(id); len(by) > 0 {
 		return settle, wait{text: "the end of " + strings.Join(by, ", "), kind: kindWork}

@@ -66,6 +66,8 @@ type Watcher struct {
 	first   chan struct{} // closed after the first poll
 	changed chan struct{} // capacity 1: a file has changed, or what this process wants for itself
 
+	openDriver *time.Timer // opens it if the disk hangs; used by the goroutine of watchAgents. nil = it is not released
+
 	latest atomic.Pointer[view] // that was read of the files; nil = none
 
 	mu               sync.Mutex
