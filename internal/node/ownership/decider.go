@@ -39,6 +39,7 @@ type decider struct {
 	status   []Status
 	takes    map[gpu.DeviceID]*Taken // GPUs that this process wants, or has, for itself
 	marked   bool                    // the file has marks of this agent
+	wants    uint64                  // calls of want
 	ending   bool                    // no more GPU is taken
 }
 
@@ -117,10 +118,9 @@ func (a *decider) decide(inv *inventory.Allocatable, c hostRecords) (inventory.O
 	default:
 		file = a.good
 	}
-	takes, releases := a.wanted()
 	in := Input{
 		Clock: a.clock, Now: a.now(), // before the records are read: one without a time is of then
-		Agent: a.agent, APIs: a.apis, Default: a.apis[0], GPUs: inv.GPUs(), File: file, ReadOnly: err != nil || c.follows, Follows: c.follows, Takes: takes, Releases: releases,
+		Agent: a.agent, APIs: a.apis, Default: a.apis[0], GPUs: inv.GPUs(), File: file, ReadOnly: err != nil || c.follows, Follows: c.follows, Takes: a.wanted(),
 		Running: c.running, Overlaps: c.of, Recorded: c.recorded,
 		OfferedBefore: func(id gpu.DeviceID) bool { return c.previous[id] }, Records: a.readers.Read(), Applied: inv.Owner, Reserved: a.lastReserved,
 	}
@@ -169,8 +169,7 @@ func (a *decider) moving() bool {
 	if a == nil {
 		return false
 	}
-	takes, _ := a.wanted()
-	return len(takes) > 0 || a.state.released != "" || slices.ContainsFunc(a.latest(), func(st Status) bool { return cordoned(st) || st.Taken != "" })
+	return len(a.wanted()) > 0 || a.state.released != "" || slices.ContainsFunc(a.latest(), func(st Status) bool { return cordoned(st) || st.Taken != "" })
 }
 
 // Reserved reports that this agent gives devices out for new work. It never blocks.
@@ -192,8 +191,7 @@ func (w *Watcher) Status() []Status {
 // offered any more and stay recorded.
 func (w *Watcher) Draining() (all []gpu.DeviceID) {
 	if w.decider != nil {
-		takes, _ := w.decider.wanted()
-		all = slices.Collect(maps.Keys(takes))
+		all = slices.Collect(maps.Keys(w.decider.wanted()))
 	}
 	for _, st := range w.Status() {
 		if cordoned(st) {

@@ -91,7 +91,7 @@ func TestAbsenceAfterRestore(t *testing.T) {
 
 // What an agent has taken is in the file until it is removed there: an agent that remembers a mark does not bring it back.
 func TestMarksInTheFile(t *testing.T) {
-	marked := ownership.File{Taken: map[gpu.DeviceID]ownership.Mark{one: {Agent: "nomad-gpu", Purpose: inventory.Proof}}}
+	marked := ownership.File{Taken: map[gpu.DeviceID]ownership.Mark{one: {Agent: "nomad-gpu", Purpose: inventory.Reset, DriverReleased: true}}}
 	text, err := marked.Encode()
 	check.NoError(t, err)
 	read, err := ownership.Decode(text)

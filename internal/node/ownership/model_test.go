@@ -35,6 +35,7 @@ type model struct {
 	given, refused int
 	late           int // orders when the file was lost or older
 	names          int
+	wants          uint64
 
 	dying map[gpu.DeviceID]time.Duration // until when a proof goes on whose agent was killed
 }
@@ -63,6 +64,7 @@ type process struct {
 
 // proof is what an agent takes a GPU for.
 type proof struct {
+	ownership.Want
 	granted, back bool
 	ends          time.Duration // it is given up, or ends
 }
@@ -75,6 +77,12 @@ type work struct {
 	arrives time.Duration // at the agent
 	ends    time.Duration
 	holds   bool
+}
+
+// want is that a process wants a GPU.
+func (m *model) want(p inventory.Purpose) ownership.Want {
+	m.wants++
+	return ownership.Want{Purpose: p, Number: m.wants}
 }
 
 func newModel(seed uint64, gpus int) *model {
@@ -117,9 +125,9 @@ func (m *model) tick(a *modelAgent, crash bool) {
 	for _, api := range a.apis {
 		records[api] = func() holders.Record { return m.record(a, api) }
 	}
-	takes := map[gpu.DeviceID]inventory.Purpose{}
-	for id := range a.proofs {
-		takes[id] = inventory.Proof
+	takes := map[gpu.DeviceID]ownership.Want{}
+	for id, p := range a.proofs {
+		takes[id] = p.Want
 	}
 	state, file, all := ownership.Next(a.state, ownership.Input{
 		Now: m.now, Takes: takes, Agent: a.name, APIs: a.apis, Default: a.mode, GPUs: m.gpus, File: read, Records: records,

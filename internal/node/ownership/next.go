@@ -29,9 +29,8 @@ type Input struct {
 	ReadOnly bool // File can't be changed: no owner changes
 	Follows  bool // another process of this agent changes it
 
-	Takes    map[gpu.DeviceID]inventory.Purpose // GPUs that this process wants, or has, for itself
-	Releases map[gpu.DeviceID]bool              // those of them for whose reset the driver is to be released
-	NoDriver string                             // why nothing can use a GPU now: the driver is released or lost; "" = it is ready
+	Takes    map[gpu.DeviceID]Want // GPUs that this process wants, or has, for itself
+	NoDriver string                // why nothing can use a GPU now: the driver is released or lost; "" = it is ready
 
 	Running       func(agent string) bool                           // another agent runs
 	Overlaps      func(gpu.DeviceID) []Overlap                      // of other agents

@@ -25,7 +25,7 @@ func (n *next) driverReleased() (id gpu.DeviceID) {
 		mark := n.file.Taken[one]
 		switch {
 		case !mark.DriverReleased || mark.Purpose != inventory.Reset:
-		case mark.Agent == n.Agent && n.Releases[one] && n.is.takes[one].Granted:
+		case mark.Agent == n.Agent && n.Takes[one].ReleaseDriver && n.is.takes[one].Granted:
 			id = cmp.Or(id, one)
 		case mark.Agent == n.Agent && !n.Follows:
 		case n.lasts(n.was.releases, n.is.releases, one) && (n.Follows && mark.Agent == n.Agent || n.Running(mark.Agent)):
@@ -33,6 +33,16 @@ func (n *next) driverReleased() (id gpu.DeviceID) {
 		}
 	}
 	return id
+}
+
+// releasing reports whether this process has the driver released, or asks for that.
+func (n *next) releasing() bool {
+	for _, want := range n.Takes {
+		if want.ReleaseDriver {
+			return true
+		}
+	}
+	return false
 }
 
 // lasts reports whether what is seen of a GPU has been seen for less than releasedAtMost.

@@ -42,8 +42,16 @@ const (
 	releasedAtMost = 4 * time.Minute
 )
 
+// Want is that this process wants a GPU, or has it, for itself.
+type Want struct {
+	Purpose       inventory.Purpose
+	Number        uint64 // another one each time that the GPU is wanted
+	ReleaseDriver bool   // it is reset, and the driver is to be released for that
+}
+
 // Take is how far a GPU that this process wants for itself has come.
 type Take struct {
+	Number  uint64 // of the Want; 0 = it can't be taken so far
 	Granted bool
 	Waits   string // for what, before that; "" = only for time
 	Back    string // why the GPU is wanted back, after that; "" = it is not. It stays
@@ -60,11 +68,11 @@ type Take struct {
 // taking returns the status of a GPU with whether an agent has taken it.
 func (n *next) taking(id gpu.DeviceID, st Status) Status {
 	mark, marked := n.file.Taken[id]
-	purpose, wanted := n.Takes[id]
+	want, wanted := n.Takes[id]
 	foreign := marked && mark.Agent != n.Agent
 	switch {
-	case wanted && n.was.takes[id].marked: // also if the file has another mark by now: an older one was put back
-		return n.take(id, st, purpose)
+	case wanted && n.was.takes[id].marked && n.was.takes[id].Number == want.Number: // also if the file has another mark by now: an older one was put back
+		return n.take(id, st, want)
 	case foreign && !st.Local: // the agent that has the GPU decides
 		return n.wait(id, st, mark.Agent+", which has taken it")
 	case foreign && n.Running(mark.Agent), marked && n.Follows:
@@ -73,7 +81,7 @@ func (n *next) taking(id gpu.DeviceID, st Status) Status {
 	case marked:
 		return n.wait(id, n.giveBack(id, st, mark), "the end of what had taken it before")
 	case wanted:
-		return n.take(id, st, purpose)
+		return n.take(id, st, want)
 	}
 	return st
 }
@@ -111,24 +119,28 @@ func (n *next) giveBack(id gpu.DeviceID, st Status, mark Mark) Status {
 }
 
 // take decides about a GPU that this process wants.
-func (n *next) take(id gpu.DeviceID, st Status, purpose inventory.Purpose) Status {
+func (n *next) take(id gpu.DeviceID, st Status, want Want) Status {
 	is := n.was.takes[id]
-	is.released = is.released || is.Granted && len(n.Releases) > 0
-	unfit := cmp.Or(n.unfit(id, st), n.driverAway(is, purpose))
+	if is.Number != want.Number {
+		is = Take{}
+	}
+	is.released = is.released || is.Granted && n.releasing()
+	unfit := cmp.Or(n.unfit(id, st), n.driverAway(is, want.Purpose))
 	switch {
 	case is.Granted:
 		is.Back = cmp.Or(is.Back, unfit, n.held(id))
 	case is.marked:
-		is = n.confirm(id, is, cmp.Or(unfit, n.turn(purpose), n.notFree(id)))
+		is = n.confirm(id, is, cmp.Or(unfit, n.turn(want.Purpose), n.notFree(id)))
 	default:
-		is = n.settle(id, is, cmp.Or(unfit, n.turn(purpose), n.notFree(id)))
+		is = n.settle(id, is, cmp.Or(unfit, n.turn(want.Purpose), n.notFree(id)))
 	}
+	is.Number = want.Number
 	n.is.takes[id] = is
 	if is.marked {
-		st.Taken = purpose
+		st.Taken = want.Purpose
 	}
-	releases := is.Granted && n.Releases[id] && purpose == inventory.Reset
-	switch mark := (Mark{n.Agent, purpose, releases}); {
+	releases := is.Granted && want.ReleaseDriver && want.Purpose == inventory.Reset
+	switch mark := (Mark{n.Agent, want.Purpose, releases}); {
 	case n.ReadOnly:
 	case is.marked && n.file.Taken[id] != mark: // it is new, or the file was lost
 		n.change().Taken[id] = mark
@@ -210,8 +222,8 @@ func (n *next) notFree(id gpu.DeviceID) string {
 
 // holds returns what this agent keeps a GPU for, by what was decided last; "" if it does not.
 func (n *next) holds(id gpu.DeviceID) inventory.Purpose {
-	if n.was.takes[id].marked {
-		return n.Takes[id]
+	if _, wanted := n.Takes[id]; wanted && n.was.takes[id].marked {
+		return n.Takes[id].Purpose
 	}
 	if m := n.file.Taken[id]; m.Agent == n.Agent {
 		return m.Purpose

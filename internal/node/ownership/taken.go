@@ -45,14 +45,13 @@ func (e *NotFreeError) Unwrap() error { return e.Err }
 // Taken is a GPU that this process wants, or has, for a purpose of its own.
 type Taken struct {
 	id      gpu.DeviceID
-	purpose inventory.Purpose
 	granted chan struct{} // closed when it has the GPU
 	back    chan struct{} // closed when that is wanted back
 	release func() Take   // returns what was decided last
 	driver  func(released bool)
 
-	is       Take // guarded by decider.mu
-	releases bool // the driver is to be released; likewise
+	want Want // guarded by decider.mu
+	is   Take // likewise
 }
 
 // Take takes a GPU that this agent offers, with all its instances, away from every API: no work has had it for the settle time (30 s), by
@@ -104,7 +103,8 @@ func (a *decider) want(id gpu.DeviceID, p inventory.Purpose, changed func()) (*T
 	case a.takes[id] != nil:
 		return nil, fmt.Errorf("GPU %s: %w", id, ErrTaken)
 	}
-	t := &Taken{id: id, purpose: p, granted: make(chan struct{}), back: make(chan struct{})}
+	a.wants++
+	t := &Taken{id: id, want: Want{Purpose: p, Number: a.wants}, granted: make(chan struct{}), back: make(chan struct{})}
 	t.release = func() Take {
 		a.mu.Lock()
 		defer a.mu.Unlock()
@@ -117,8 +117,8 @@ func (a *decider) want(id gpu.DeviceID, p inventory.Purpose, changed func()) (*T
 	t.driver = func(released bool) {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		if t.releases != released {
-			t.releases = released
+		if t.want.ReleaseDriver != released {
+			t.want.ReleaseDriver = released
 			changed()
 		}
 	}
@@ -130,24 +130,18 @@ func (a *decider) want(id gpu.DeviceID, p inventory.Purpose, changed func()) (*T
 	return t, nil
 }
 
-// wanted are the GPUs that this process wants, or has, for itself, and those of them for whose reset the driver is to be released; nil = none.
-func (a *decider) wanted() (all map[gpu.DeviceID]inventory.Purpose, releases map[gpu.DeviceID]bool) {
+// wanted are the GPUs that this process wants, or has, for itself; nil = none.
+func (a *decider) wanted() map[gpu.DeviceID]Want {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if len(a.takes) == 0 {
-		return nil, nil
+		return nil
 	}
-	all = make(map[gpu.DeviceID]inventory.Purpose, len(a.takes))
+	all := make(map[gpu.DeviceID]Want, len(a.takes))
 	for id, t := range a.takes {
-		all[id] = t.purpose
-		if t.releases {
-			if releases == nil {
-				releases = map[gpu.DeviceID]bool{}
-			}
-			releases[id] = true
-		}
+		all[id] = t.want
 	}
-	return all, releases
+	return all
 }
 
 // tell tells those that want GPUs what was decided. The file has it.
@@ -156,13 +150,16 @@ func (a *decider) tell(s State) {
 	defer a.mu.Unlock()
 	for id, t := range a.takes {
 		was, is := t.is, s.takes[id]
+		if is.Number != t.want.Number && is.Number != 0 { // of one that was released since
+			continue
+		}
 		t.is = is
 		if is.Granted && !was.Granted {
-			a.log.Info("GPU taken from its API", "id", id, "for", t.purpose)
+			a.log.Info("GPU taken from its API", "id", id, "for", t.want.Purpose)
 			close(t.granted)
 		}
 		if is.Back != "" && was.Back == "" {
-			a.log.Info("taken GPU is wanted back", "id", id, "for", t.purpose, "waits_for", is.Back)
+			a.log.Info("taken GPU is wanted back", "id", id, "for", t.want.Purpose, "waits_for", is.Back)
 			t.wantBack()
 		}
 	}

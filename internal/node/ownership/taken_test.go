@@ -39,23 +39,32 @@ func (t *taker) outcome() result {
 	return result{}
 }
 
-// take begins to take a GPU.
-func (a *agent) take(t *testing.T, n int) *taker {
+// take begins to take a GPU for a proof.
+func (a *agent) take(t *testing.T, n int) *taker { return a.takeFor(t, n, inventory.Proof) }
+
+// takeFor begins to take a GPU.
+func (a *agent) takeFor(t *testing.T, n int, p inventory.Purpose) *taker {
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
 	one := &taker{end: cancel}
 	go func() {
-		taken, err := a.watcher.Take(ctx, coretest.GPU(n), inventory.Proof)
+		taken, err := a.watcher.Take(ctx, coretest.GPU(n), p)
 		one.result.Store(&result{taken, err})
 	}()
 	synctest.Wait()
 	return one
 }
 
-// granted takes a GPU that is free.
+// granted takes a GPU that is free for a proof.
 func (a *agent) granted(t *testing.T, n int) *Taken {
 	t.Helper()
-	one := a.take(t, n)
+	return a.grantedFor(t, n, inventory.Proof)
+}
+
+// grantedFor takes a GPU that is free.
+func (a *agent) grantedFor(t *testing.T, n int, p inventory.Purpose) *Taken {
+	t.Helper()
+	one := a.takeFor(t, n, p)
 	pass(DefaultSettle + confirmTime + 3*time.Second)
 	if one.outcome().taken == nil {
 		t.Fatalf("GPU %d is not taken: %v\n%s", n, one.outcome().err, a.log)
