@@ -106,10 +106,10 @@ func (p Program) log() *slog.Logger {
 }
 
 // mpsPools returns the pools that need a daemon by the report of an agent: none while an operator has released the driver. While the driver is
-// not ready for another reason it is unknown which GPUs there are.
+// not ready for another reason, such as the reset of a GPU, it is unknown which GPUs there are, and the daemons go on.
 func mpsPools(r report.Report) ([]supervisor.Pool, error) {
 	switch {
-	case r.Driver.State == gpu.DriverReleased.String():
+	case r.Driver.State == gpu.DriverReleased.String() && r.Driver.ResetOf == "":
 		return nil, nil
 	case r.Driver.State != gpu.DriverReady.String():
 		return nil, fmt.Errorf("driver %s: %s", r.Driver.State, r.Driver.Reason)

@@ -140,6 +140,9 @@ func (a *Allocatable) pendingHealth(u *Unit) (health.Health, bool) {
 	return health.Health{}, false
 }
 
+// ResetOf returns the GPU for whose reset the driver is released; "" = it is not.
+func (a *Allocatable) ResetOf() gpu.DeviceID { return a.ownership.DriverReleased }
+
 // ReleasedFor is why the driver is not called for the reset of a GPU, once that has taken long.
 func ReleasedFor(id gpu.DeviceID) string { return "driver released for the reset of " + string(id) }
 

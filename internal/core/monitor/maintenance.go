@@ -23,8 +23,7 @@ type HeldError struct{ Call string } // "" = it is not known which
 
 // Error names the call and the remedy.
 func (e *HeldError) Error() string {
-	return fmt.Sprintf("the driver is not called any more, but a call (%s) does not return, so this process still holds it: "+
-		"stop the process if that must not be", cmp.Or(e.Call, "unknown"))
+	return fmt.Sprintf("a driver call (%s) does not return, so this process still holds the driver: stop the process if that must not be", cmp.Or(e.Call, "unknown"))
 }
 
 // Quiesce releases the driver until Resume, or until a time if that is not zero: every handle and descriptor is closed, so
@@ -48,7 +47,10 @@ func (m *Monitor) Quiesce(ctx context.Context, until time.Time) error {
 	if err != nil {
 		return err
 	}
-	return m.awaitClosed(ctx)
+	if err = m.awaitClosed(ctx); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("maintenance has begun, but %w", err)
+	}
+	return err
 }
 
 // awaitClosed waits for at most releaseAtMost until nothing of the driver is held, when no session is to be open any more.

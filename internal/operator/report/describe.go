@@ -95,7 +95,7 @@ func (r Report) addProcesses(id gpu.DeviceID, processes []gpu.Process) {
 // DescribeDriver describes the state of the driver.
 func DescribeDriver(inv *inventory.Allocatable) Driver {
 	d := inv.Driver()
-	return Driver{State: d.State.String(), Version: d.Version, CUDA: d.CUDA, Reason: d.Reason}
+	return Driver{State: d.State.String(), Version: d.Version, CUDA: d.CUDA, Reason: d.Reason, ResetOf: inv.ResetOf()}
 }
 
 // describeInventory has empty lists where there is nothing: JSON has [] there and not null.

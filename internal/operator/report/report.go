@@ -47,6 +47,16 @@ type Driver struct {
 	Version string `json:"version,omitempty"`
 	CUDA    string `json:"cuda,omitempty"`
 	Reason  string `json:"reason,omitempty"`
+
+	ResetOf gpu.DeviceID `json:"resetOf,omitempty"` // the GPU for whose reset no process of this agent has the driver open
+}
+
+// reset says for which reset the driver is released, after the version of the driver; "" = for none, or Reason says it.
+func (d Driver) reset() string {
+	if d.ResetOf == "" {
+		return ""
+	}
+	return ", released for the reset of " + string(d.ResetOf)
 }
 
 // Device is one offered device, a GPU or a MIG instance, however many units it is offered as. While a change of the

@@ -18,8 +18,8 @@ func (r Report) WriteTable(w io.Writer) error {
 	if r.Driver.Reason != "" {
 		fmt.Fprintf(w, "driver %s: %s\n", r.Driver.State, r.Driver.Reason)
 	} else {
-		fmt.Fprintf(w, "driver %s %s, CUDA %s, %d devices%s, %d excluded\n",
-			r.Driver.State, r.Driver.Version, r.Driver.CUDA, len(r.Devices), r.units(), len(r.Excluded))
+		fmt.Fprintf(w, "driver %s %s, CUDA %s%s, %d devices%s, %d excluded\n",
+			r.Driver.State, r.Driver.Version, r.Driver.CUDA, r.Driver.reset(), len(r.Devices), r.units(), len(r.Excluded))
 	}
 	for _, warning := range r.Warnings {
 		fmt.Fprintf(w, "warning: %s\n", warning)

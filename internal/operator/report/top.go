@@ -55,7 +55,7 @@ func (r Report) topNode(agent string, now time.Time) string {
 	case r.Driver.Reason != "":
 		driver += ": " + r.Driver.Reason
 	case r.Driver.Version != "":
-		driver += " " + r.Driver.Version + ", CUDA " + r.Driver.CUDA
+		driver += " " + r.Driver.Version + ", CUDA " + r.Driver.CUDA + r.Driver.reset()
 	}
 	if r.Source == FromDriver {
 		agent += " (not running)"

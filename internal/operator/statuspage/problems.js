@@ -32,6 +32,8 @@ function problemsOf(report, agent) {
   if (driver.state !== "ready") {
     const advice = driver.state === "pending" ? "" : "run " + agent + " doctor on this node";
     add("bad", "Driver", driver.state, [["reason", driver.reason], ["what to do", advice]]);
+  } else if (driver.resetOf) {
+    add("info", "Driver", "released for the reset of " + driver.resetOf, [["what to do", "nothing: it ends with the reset"]]);
   }
   for (const e of report.excluded.filter((e) => e.failed && !report.devices.some((d) => d.index === e.index && d.state === "lost"))) {
     add("bad", "GPU " + e.index, "can't be read: " + e.reason, [["what to do", "run " + agent + " doctor on this node"], ["ID", e.id], ["PCI", e.pci]]);
