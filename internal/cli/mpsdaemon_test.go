@@ -33,8 +33,9 @@ func TestMPSPools(t *testing.T) {
 		"withdrawn, another agent's, and not by MPS": {report.Report{Driver: ready, Devices: []report.Device{gone, others, sliced}}, map[string]supervisor.Pool{}, false},
 		"an operator has released the driver": {report.Report{Driver: report.Driver{State: "released"}, Devices: []report.Device{limited}},
 			map[string]supervisor.Pool{}, false},
-		"no driver":    {report.Report{Driver: report.Driver{State: "failed", Reason: "version mismatch"}}, nil, true},
-		"just started": {report.Report{Driver: ready, Provisional: true}, nil, true},
+		"the driver is released for a reset": {report.Report{Driver: report.Driver{State: "released", ResetOf: "GPU-9"}, Devices: []report.Device{limited}}, nil, true},
+		"no driver":                          {report.Report{Driver: report.Driver{State: "failed", Reason: "version mismatch"}}, nil, true},
+		"just started":                       {report.Report{Driver: ready, Provisional: true}, nil, true},
 	} {
 		pools, err := mpsPools(tc.report)
 		got := map[string]supervisor.Pool{}

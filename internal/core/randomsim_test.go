@@ -430,7 +430,7 @@ func (f *randomSim) verifyPurity(t *testing.T) {
 	l, p := f.state.Ledger, pick(f.generator, f.gpus...)
 	was := l.Conditions()
 	o := health.Observation{
-		At: f.randomPlacement(p), Kind: pick(f.generator, health.XID, health.Event, health.Lost, health.ProbeFailed, health.CallPending, health.Unresponsive, health.Checked, health.DriverRebound, health.Reserved),
+		At: f.randomPlacement(p), Kind: pick(f.generator, health.XID, health.Event, health.Lost, health.ProbeFailed, health.CallPending, health.Unresponsive, health.Checked, health.DriverRebound, health.WasReset, health.Reserved),
 		Code: pick[uint64](f.generator, 13, 79, 94, 95, 0x2000), Sample: p.sample,
 	}
 	now := f.now.Add(time.Duration(f.IntN(100)) * time.Second)

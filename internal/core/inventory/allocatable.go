@@ -31,9 +31,9 @@ func (inv *Inventory) WithoutHost() *Allocatable {
 }
 
 // WithHost returns what takes work by the state of the node. Units of GPUs that another agent offers are left out. Units that move to
-// another API, that the agent has taken for itself, or that work without checks while the driver is released for a reset, whose MPS daemon does not respond, that another agent offers, too, that wait for a proof, that processes occupy, that need a missing IMEX channel,
-// or that need CDI and are not defined are unhealthy, with OverlapRefuse also those that this agent has not recorded (Host.Recorded). A unit
-// that is unhealthy already keeps its reason.
+// another API, that the agent has taken for itself, whose MPS daemon does not respond, that another agent offers, too, that wait for a proof, that processes occupy, that need a missing IMEX channel,
+// or that need CDI and are not defined are unhealthy, with OverlapRefuse also those that this agent has not recorded (Host.Recorded), and all while
+// the driver is released for a reset. A unit that is unhealthy already keeps its reason.
 func (inv *Inventory) WithHost(h Host, o OverlapMode) *Allocatable {
 	a := inv.WithoutHost()
 	a.withheld, a.proved = map[gpu.DeviceID]health.Health{}, h.Proved

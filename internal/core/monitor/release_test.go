@@ -102,7 +102,7 @@ func TestVerdictsOfALongReset(t *testing.T) {
 	onGPUs(t, 2, func(t *testing.T, _ *coretest.Machine, r *running) {
 		r.release(1)
 		for range 3 { // of several GPUs, one right after another: the time goes on
-			r.after(19 * time.Second).expectReset("released", 2)
+			r.after(19*time.Second).expectReset("released", 2)
 			r.release(0)
 			r.release(1)
 		}
