@@ -67,6 +67,8 @@ type Program struct {
 
 	Classes func(Classes) ([]byte, error) // the DeviceClasses as YAML; nil = the program has no such verb
 
+	ResetServer bool // GPUs are reset by a component of its own, for which the program has a verb
+
 	Explain func() explain.Adapter // of the orchestrator, with the settings of Options, for an agent that does not run
 
 	Log        func() *slog.Logger // for a verb that runs until a signal; nil = lines of text to Stderr

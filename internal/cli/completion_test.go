@@ -49,7 +49,7 @@ func TestComplete(t *testing.T) {
 		line []string
 		want string
 	}{
-		{[]string{"insp"}, "inspect"}, {[]string{"re"}, "resume reload rebind"}, {[]string{"inspect", "--js"}, "--json"}, {[]string{"inspect", "--json", "--mig"}, "--mig-strategy"},
+		{[]string{"insp"}, "inspect"}, {[]string{"re"}, "resume reload rebind reset-server"}, {[]string{"inspect", "--js"}, "--json"}, {[]string{"inspect", "--json", "--mig"}, "--mig-strategy"},
 		{[]string{"inspect", "--mig-strategy", "s"}, "single"}, {[]string{"--log-format="}, "--log-format=auto --log-format=text --log-format=json"},
 		{[]string{"inspect", "--http-address", ""}, ""}, {[]string{"--xids", ""}, ""}, {[]string{"--kernel-log="}, "--kernel-log=auto --kernel-log=off"},
 		{[]string{"--cdi-disable-hooks", "ch"}, "chmod"}, {[]string{"--device-list-strategy", ""}, "auto envvar volume-mounts cdi-annotations cdi-cri"}, {[]string{"--gds-enabled="}, "--gds-enabled=true --gds-enabled=false"},

@@ -75,7 +75,14 @@ func (p Program) verbs() []verb {
 				return control.Debug(ctx, path, p.Stdout, c.Bool("json"))
 			})},
 	}
+	if p.ResetServer {
+		verbs = slices.Insert(verbs, indexOf(verbs, "debug"), p.resetServerVerb())
+	}
 	return p.withMigration(verbs)
+}
+
+func indexOf(verbs []verb, name string) int {
+	return slices.IndexFunc(verbs, func(v verb) bool { return v.Name == name })
 }
 
 // withMigration adds the verbs for the way from another plugin or API, before "debug".
@@ -90,8 +97,7 @@ func (p Program) withMigration(verbs []verb) []verb {
 	if p.Classes != nil {
 		more = append(more, p.classesVerb())
 	}
-	at := slices.IndexFunc(verbs, func(v verb) bool { return v.Name == "debug" })
-	return slices.Insert(verbs, at, more...)
+	return slices.Insert(verbs, indexOf(verbs, "debug"), more...)
 }
 
 // onAgent is the action of a verb that needs nothing but the socket of the running agent.

@@ -8,7 +8,5 @@
 // A process that has the GPU open is named, and never stopped. nvidia-persistenced has the GPUs open whose persistence mode is on, and closes them when
 // it is turned off; so it counts only after that.
 //
-//	Local     resets in this process: nomad-gpu, which is root, and Server
-//	Server    resets for the agents of the node, which have no rights for it, by requests on a socket that only root can open
-//	Remote    its client
+// Local resets in this process, which is root. Package resetserver has the component that resets for agents which have no rights for it.
 package gpureset

@@ -30,7 +30,7 @@ type Resetter interface {
 	Look(ctx context.Context, t Target) (Look, error)
 
 	// Reset resets a GPU that no process has open; else it fails with *InUseError, and has reset nothing. The persistence mode is as before afterwards,
-	// or *PersistenceError is among the errors. It returns within AtMost. If ctx ends, no further step begins; a reset that has begun is awaited,
+	// or *PersistenceError is among the errors. It returns within five minutes. If ctx ends, no further step begins; a reset that has begun is awaited,
 	// because it can't be taken back.
 	Reset(ctx context.Context, t Target) error
 

@@ -20,7 +20,7 @@ import (
 type Program struct {
 	Root      string   // of the driver, see core.Roots; "" or "/" = that of this process
 	Path      string   // of nvidia-smi as it is run, so in Root if that is a root; "" = searched in the folders of a root
-	Libraries []string // paths beneath Root that libnvidia-ml.so.1 may have
+	Libraries []string // folders beneath Root in which libnvidia-ml.so.1 may be
 }
 
 // folders are where distributions, NVIDIA's driver container and Google's images have programs, beneath the root of the driver.
@@ -51,8 +51,8 @@ func (p Program) place() (place, error) {
 	at := place{root: "/", path: p.Path}
 	if existing(driver, linkers) != "" {
 		at.root, driver = driver, "/"
-	} else if library := existing(driver, p.Libraries); library != "" {
-		at.libraries = filepath.Dir(library)
+	} else {
+		at.libraries = p.libraries(driver)
 	}
 	if at.path == "" {
 		for _, folder := range folders {
@@ -63,13 +63,23 @@ func (p Program) place() (place, error) {
 		}
 	}
 	if at.path == "" {
-		return at, &UnavailableError{"install it with the driver, or set reset.program",
+		return at, &UnavailableError{"install it with the driver, or give its path: reset.program, or --program of reset-server",
 			fmt.Errorf("there is no nvidia-smi beneath %s: searched %v", filepath.Join(at.root, driver), folders)}
 	}
 	if err := proofcommand.CheckIn(at.root, []string{at.path}); err != nil {
-		return at, &UnavailableError{"or set reset.program", err}
+		return at, &UnavailableError{"it is run as root, so nobody else may be able to replace it", err}
 	}
 	return at, nil
+}
+
+// libraries returns the folder that has the driver's library; "" = none.
+func (p Program) libraries(root string) string {
+	for _, folder := range p.Libraries {
+		if isThere(filepath.Join(root, folder, "libnvidia-ml.so.1")) {
+			return filepath.Join(root, folder)
+		}
+	}
+	return ""
 }
 
 // existing returns the first file or folder beneath a root that exists; "" = none.

@@ -64,8 +64,8 @@ func TestProcessInTheKernel(t *testing.T) {
 	if err := await(ctx, make(chan error)); !errors.Is(err, context.Canceled) || time.Since(began) > 2*killAtMost {
 		t.Errorf("%v after %v", err, time.Since(began))
 	}
-	if AtMost > 210*time.Second {
-		t.Errorf("a reset takes up to %v", AtMost)
+	if LookAtMost+AtMost > 290*time.Second { // the grace period of the component has 300 s for both
+		t.Errorf("a reset takes up to %v after a look of %v", AtMost, LookAtMost)
 	}
 }
 
@@ -95,7 +95,7 @@ func TestProgramIsFound(t *testing.T) {
 	make(root, "usr/local/bin/nvidia-smi")
 	make(files, "bin/nvidia-smi")
 	make(files, "lib64/libnvidia-ml.so.1")
-	libraries := []string{"usr/lib64/libnvidia-ml.so.1", "lib64/libnvidia-ml.so.1"}
+	libraries := []string{"usr/lib64", "lib64"}
 	for name, c := range map[string]struct {
 		program Program
 		want    place

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -28,6 +29,15 @@ var refusalNames = [...]string{"OTHER", "IN_USE", "NOT_SUPPORTED", "LINKED", "NO
 
 // String is the refusal as logs and metrics have it.
 func (r Refusal) String() string { return refusalNames[r] }
+
+// MarshalText returns the refusal as String does.
+func (r Refusal) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
+// UnmarshalText reads a refusal. One of another version is Other.
+func (r *Refusal) UnmarshalText(text []byte) error {
+	*r = Refusal(max(slices.Index(refusalNames[:], string(text)), 0))
+	return nil
+}
 
 // RefusedError is that nvidia-smi did not do what it was called for: a reset, or a step before it. It is final for this attempt.
 type RefusedError struct {

@@ -14,11 +14,12 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// Limits of the calls of nvidia-smi, and of all that Reset does.
+// Limits of the calls of nvidia-smi, and of all that Look and Reset do.
 const (
 	ResetAtMost = 2 * time.Minute
-	callAtMost  = 20 * time.Second // for another one: a driver can hang
-	AtMost      = ResetAtMost + 3*(callAtMost+killAtMost) + killAtMost + 2*scanAtMost
+	callAtMost  = 30 * time.Second // for another one: without persistence mode the driver initialises all GPUs for it, and a driver can hang
+	LookAtMost  = scanAtMost + callAtMost + killAtMost
+	AtMost      = LookAtMost + callAtMost + scanAtMost + ResetAtMost + callAtMost + 3*killAtMost
 )
 
 // Call runs nvidia-smi, and returns all that it printed and its exit status. The error is that it could not be started, or had not ended when

@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/node/ownership"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/internal/util/filelock"
+	"github.com/tandem-gpu/tandem/internal/util/httpserver"
 )
 
 const (
@@ -96,7 +97,7 @@ func dialError(path string, err error) error {
 		if !errors.Is(err, noListener) {
 			continue
 		}
-		if held, _ := filelock.IsHeld(lockPath(path)); held {
+		if held, _ := filelock.IsHeld(httpserver.LockPath(path)); held {
 			return &NotServedError{path}
 		}
 		return fmt.Errorf("%w: no process serves %s", ErrNotRunning, path)

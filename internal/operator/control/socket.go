@@ -5,28 +5,20 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
-	"github.com/cenkalti/backoff/v5"
-
-	"github.com/tandem-gpu/tandem/internal/util/filelock"
+	"github.com/tandem-gpu/tandem/internal/util/httpserver"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/problemset"
 	"github.com/tandem-gpu/tandem/internal/util/setting"
-	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 const (
-	retryMin  = 500 * time.Millisecond // short: after Nomad has started a new agent the previous one ends soon
-	retryMax  = 5 * time.Second
-	stableFor = time.Minute // after which the next failure is retried from retryMin
+	requestTimeout  = 5 * time.Second        // for one command, from its first byte
+	shutdownTimeout = 500 * time.Millisecond // for commands in progress when the agent ends
 )
-
-// errSocketGone ends serve: clients can no longer reach its socket.
-var errSocketGone = errors.New("the control socket was removed or replaced")
 
 // Socket is the control socket of an agent in its state directory. Beside it is a lock file that is locked as long as
 // the agent runs. Only the agent's own user can open either:
@@ -55,28 +47,20 @@ func (s *Socket) Serve(ctx context.Context, a Agent, o Options) {
 		s.setProblem(err)
 		return
 	}
-	h := newHandler(a, o)
-	retry := backoff.NewExponentialBackOff()
-	retry.InitialInterval, retry.MaxInterval = retryMin, retryMax
-	var lock *os.File
-	defer func() { filelock.Release(lock, lockPath(s.path)) }()
-	for {
-		began := time.Now()
-		var err error
-		if lock, err = acquireLock(lock, s.path); err == nil {
-			err = s.serve(ctx, h, o.Log)
-		}
-		if ctx.Err() != nil {
-			return
-		}
-		s.setProblem(err)
-		if time.Since(began) > stableFor { // it was served
-			retry.Reset()
-		}
-		if !watch.Sleep(ctx, retry.NextBackOff()) {
-			return
-		}
+	server := httpserver.Socket{
+		Path: s.path, Handler: newHandler(a, o), ReadTimeout: requestTimeout, WriteTimeout: 2 * requestTimeout, StopWithin: shutdownTimeout,
+		Served: s.setServed, Failed: s.setProblem, Log: o.Log,
 	}
+	server.Run(ctx)
+}
+
+// peer is the client of a request, for the log.
+func peer(ctx context.Context) slog.Attr {
+	creds, ok := httpserver.Peer(ctx)
+	if !ok {
+		return slog.String("peer", "unknown")
+	}
+	return slog.Group("peer", "uid", creds.Uid, "pid", creds.Pid)
 }
 
 // Problems has the reason if the socket is not served.
@@ -85,34 +69,14 @@ func (s *Socket) Problems() []problem.Problem { return s.problems.List() }
 // setProblem sets why the socket is not served. That another process serves it is normal for a moment: while one agent follows another.
 func (s *Socket) setProblem(err error) {
 	reason, level := strings.ReplaceAll(err.Error(), "\n", "; "), slog.LevelWarn
-	if _, inUse := errors.AsType[*InUseError](err); inUse {
-		level = slog.LevelInfo
+	if _, inUse := errors.AsType[*httpserver.InUseError](err); inUse {
+		reason, level = reason+": give each agent its own state_dir", slog.LevelInfo
 	}
 	s.problems.Put(problem.Problem{Code: problem.Socket, Object: s.path, Text: "control socket: " + reason}, level, "control socket unavailable", "error", reason)
 }
 
 func (s *Socket) setServed() {
 	s.problems.End(problem.Socket, s.path, "control socket available", "socket", s.path)
-}
-
-func lockPath(socket string) string { return socket + ".lock" }
-
-// acquireLock locks the lock file of a socket, unless held is that lock. It fails with *InUseError if another process has
-// it.
-func acquireLock(held *os.File, socket string) (*os.File, error) {
-	path := lockPath(socket)
-	if held != nil && filelock.IsAt(held, path) {
-		return held, nil
-	}
-	filelock.Release(held, path)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, err
-	}
-	f, err := filelock.Take(path)
-	if errors.Is(err, filelock.ErrHeld) {
-		return nil, &InUseError{socket}
-	}
-	return f, err
 }
 
 // ErrNotRunning means that no process holds the lock of the socket.
@@ -124,14 +88,6 @@ type NotServedError struct{ Path string }
 // Error names the socket.
 func (e *NotServedError) Error() string {
 	return fmt.Sprintf("an agent is running and does not serve %s: see its log for the reason; it retries", e.Path)
-}
-
-// InUseError means that another process serves the socket.
-type InUseError struct{ Path string }
-
-// Error names the socket and the remedy.
-func (e *InUseError) Error() string {
-	return fmt.Sprintf("another process serves %s: give each agent its own state_dir", e.Path)
 }
 
 // maxPath is the maximal length of a socket's path, in bytes (unix(7): sun_path has 108 with the final NUL).

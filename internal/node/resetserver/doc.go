@@ -1,0 +1,13 @@
+// Package resetserver resets GPUs for the agents of a node that have no rights for it, as on Kubernetes: a component of its own has the rights that
+// nvidia-smi needs, and the agents keep none.
+//
+//	agent                                          component, root on the node
+//	Client --- POST, JSON --- <state dir>/reset.sock --- Server --- gpureset.Local --- nvidia-smi
+//
+// Only root can connect to the socket, and the server checks it for each connection. It trusts the agents in nothing else: it resets a GPU only if the file
+// of the node says that an agent has taken it for a reset, so that no API gives it out, and if no process has it open.
+//
+//	client leaves . . . . . . the reset that it has asked for goes on
+//	server gets TERM  . . . . it takes no request more, and ends after the reset that runs
+//	server is killed  . . . . nvidia-smi ends with its container; the agent counts an attempt, and restores the persistence mode later
+package resetserver
