@@ -42,6 +42,16 @@ func (m *Machine) StartProcess(slot, pid, mib int, at ...At) error {
 // UseProcess makes a process of this node, such as the task of a job, one that uses memory of a GPU in MiB: the driver lists it until
 // EndProcess, and procfs shows it and its ancestors for as long as they run, in their control groups.
 func (m *Machine) UseProcess(slot, pid, mib int) error {
+	if err := m.ShowProcess(pid); err != nil {
+		return err
+	}
+	return m.edit(func(c *conf) error {
+		return c.setAll(gpuHead(slot), "process", append(c.all(gpuHead(slot), "process"), fmt.Sprintf("%d %dMiB", pid, mib)))
+	})
+}
+
+// ShowProcess makes procfs show a process of this node and its ancestors for as long as they run, with the files that it has open. The driver does not list it.
+func (m *Machine) ShowProcess(pid int) error {
 	for at := pid; at > 0; {
 		link := m.path("proc", strconv.Itoa(at))
 		if err := os.Symlink("/proc/"+strconv.Itoa(at), link); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -52,9 +62,7 @@ func (m *Machine) UseProcess(slot, pid, mib int) error {
 			return err
 		}
 	}
-	return m.edit(func(c *conf) error {
-		return c.setAll(gpuHead(slot), "process", append(c.all(gpuHead(slot), "process"), fmt.Sprintf("%d %dMiB", pid, mib)))
-	})
+	return nil
 }
 
 // parentOf is the PID of a process's parent: the fourth field of proc_pid_stat(5), of which the second may contain anything. 0 = it has none here.

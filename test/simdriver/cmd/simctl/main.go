@@ -33,6 +33,8 @@ const usage = `usage: simctl build DIR
   mig N off|empty|PROFILE [xCOUNT] ...        e.g. mig 0 3g.40gb 1g.10gb x3
   instance UUID WORD=VALUE...                 of a MIG device: used=4096MiB, bar1_used=, index=, ecc_uncorrected=
   use N PID MIB | end PID                     a process of this host uses a GPU, or none any more
+  smi ARGUMENT...                             what nvidia-smi does: --gpu-reset -i N, -pm 0|1 -i N ...
+  install-smi PATH                            nvidia-smi of this machine as a program
   add N [KEY=VALUE]... | remove N
   driver VERSION | library VERSION | module VERSION   another version of both, or of one
   unload | load                               the kernel module; unload by force
@@ -174,6 +176,15 @@ var commands = map[string]command{
 	}},
 	"end": {1, 1, 1, func(m *simdriver.Machine, w words, _ io.Writer) error {
 		return m.EndProcess(int(w.number(0))) //nolint:gosec // likewise
+	}},
+	"smi": {1, -1, 0, func(m *simdriver.Machine, w words, out io.Writer) error {
+		if status := m.SMI(context.Background(), w, out); status != 0 {
+			return fmt.Errorf("exit status %d", status)
+		}
+		return nil
+	}},
+	"install-smi": {1, 1, 0, func(m *simdriver.Machine, w words, _ io.Writer) error {
+		return m.InstallSMI(context.Background(), w[0])
 	}},
 	"add": {1, -1, 1, func(m *simdriver.Machine, w words, _ io.Writer) error {
 		return m.Add(w.slot(), w[1:]...)
