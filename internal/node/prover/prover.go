@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"io/fs"
 	"log/slog"
 	"slices"
 	"sync"
@@ -18,7 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/problemset"
 	"github.com/tandem-gpu/tandem/internal/util/reconcile"
-	"github.com/tandem-gpu/tandem/internal/util/statefile"
+	"github.com/tandem-gpu/tandem/internal/util/recordfile"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
@@ -74,8 +73,7 @@ type Prover struct {
 	// Of the goroutine of Run.
 
 	state   proof.State
-	text    string // of the state on disk
-	loaded  bool
+	file    *recordfile.File[proof.State]
 	running map[uint64]context.CancelCauseFunc // by proof.Begin.Number
 	proofs  sync.WaitGroup
 }
@@ -99,6 +97,10 @@ func New(o Options) *Prover {
 		o.Command = proofcommand.Run
 	}
 	p := &Prover{opts: o, problems: problemset.Set{Log: o.Log}, changed: make(chan struct{}, 1), running: map[uint64]context.CancelCauseFunc{}}
+	p.file = recordfile.New(recordfile.Options[proof.State]{
+		Path: o.File, MaxBytes: proof.MaxBytes, Parse: proof.Parse, Encode: proof.State.Encode, Problems: &p.problems, Code: problem.ProofState,
+		Name: "the record of proofs", Without: "no GPU is proved", Damaged: "no GPU counts as proved",
+	})
 	p.shown.Store(&proof.Result{})
 	return p
 }
@@ -122,21 +124,21 @@ func (p *Prover) Run(ctx context.Context, w *watchdog.Registry) {
 	}
 	p.proofs.Wait()
 	p.settle(context.WithoutCancel(ctx))
-	if p.loaded { // else the record on disk is not known, and stays
-		_ = p.store(p.state)
+	if p.file.Loaded() {
+		_ = p.file.Store(p.state)
 	}
 }
 
 // pass records what has ended, decides, and begins and ends proofs. It returns when the next pass is due.
 func (p *Prover) pass(ctx context.Context) time.Duration {
-	if err := p.load(); err != nil {
+	if err := p.file.Load(&p.state); err != nil { // which GPUs are proved, and which failed, is not known
 		return retryStore
 	}
 	p.settle(ctx)
 	node, now := p.opts.Node.See(), time.Now()
 	p.clear(now)
 	r := p.opts.Policy.Next(p.state, node, now)
-	if err := p.store(r.State); err != nil {
+	if err := p.file.Store(r.State); err != nil {
 		for _, b := range r.Begin { // what runs must be on disk
 			r.State, _ = r.State.Ended(proof.End{GPU: b.GPU, Number: b.Number, Outcome: proof.Cancelled}, now)
 		}
@@ -255,50 +257,4 @@ func (p *Prover) notRun(n proof.Node) {
 			p.problems.End(one.Code, one.Object, "the check of a GPU runs again, or the GPU is gone", "id", one.Object)
 		}
 	}
-}
-
-// load reads the state once. Without it no GPU is proved: which are proved, and which failed, is not known.
-func (p *Prover) load() error {
-	if p.loaded || p.opts.File == "" {
-		return nil
-	}
-	text, err := statefile.Read(p.opts.File, proof.MaxBytes, 0)
-	if err == nil {
-		p.state, err = proof.Parse(text)
-		p.text = string(text)
-	}
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nil
-	}
-	p.loaded = err == nil
-	p.note(err, "can't be read")
-	return err
-}
-
-// store writes a state, if its text differs from that on disk.
-func (p *Prover) store(s proof.State) error {
-	if p.opts.File == "" {
-		return nil
-	}
-	text, err := s.Encode()
-	if err == nil && string(text) != p.text {
-		if err = statefile.Write(p.opts.File, text); err == nil {
-			p.text = string(text)
-		}
-	}
-	p.note(err, "can't be written")
-	return err
-}
-
-// note keeps the problem of the file.
-func (p *Prover) note(err error, what string) {
-	if err == nil {
-		p.problems.End(problem.ProofState, p.opts.File, "the record of proofs is read and written again")
-		return
-	}
-	one := problem.Problem{
-		Code: problem.ProofState, Object: p.opts.File, Text: "no GPU is proved: the record of proofs " + p.opts.File + " " + what + ": " + err.Error(),
-		Remedy: "mend the file system; a file that is damaged may be removed, then no GPU counts as proved",
-	}
-	p.problems.Put(one, slog.LevelWarn, one.Text)
 }

@@ -1,0 +1,90 @@
+package recordfile_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/internal/util/problemset"
+	"github.com/tandem-gpu/tandem/internal/util/recordfile"
+	"github.com/tandem-gpu/tandem/test/check"
+)
+
+func file(path string, problems *problemset.Set) *recordfile.File[string] {
+	return recordfile.New(recordfile.Options[string]{
+		Path: path, MaxBytes: 100, Problems: problems, Code: problem.ProofState,
+		Parse: func(text []byte) (string, error) {
+			if rest, ok := strings.CutPrefix(string(text), "v1 "); ok {
+				return rest, nil
+			}
+			return "", errors.New("it is damaged")
+		},
+		Encode: func(s string) ([]byte, error) { return []byte("v1 " + s), nil },
+		Name:   "the record of proofs", Without: "no GPU is proved", Damaged: "no GPU counts as proved",
+	})
+}
+
+// A record is read once, and written when it changes.
+func TestFile(t *testing.T) {
+	var problems problemset.Set
+	path := filepath.Join(t.TempDir(), "record")
+	f := file(path, &problems)
+	record := "first"
+	check.NoError(t, f.Load(&record))
+	check.NoError(t, f.Store(record))
+	check.NoError(t, f.Store("second"))
+	if err := f.Load(&record); err != nil || record != "first" {
+		t.Errorf("loaded again: %s, %v", record, err)
+	}
+	if text, err := os.ReadFile(path); err != nil || string(text) != "v1 second" {
+		t.Errorf("on disk: %s, %v", text, err)
+	}
+	check.NoError(t, os.Remove(path))
+	if err := f.Store("second"); err != nil || exists(path) {
+		t.Errorf("the same is written again: %v", err)
+	}
+	check.NoError(t, os.WriteFile(path, []byte("v1 third"), 0o600))
+	if err := file(path, &problems).Load(&record); err != nil || record != "third" || len(problems.List()) != 0 {
+		t.Errorf("%s, %v, %v", record, err, problems.List())
+	}
+}
+
+// What can't be read is not known, which is a problem until it is read.
+func TestUnread(t *testing.T) {
+	var problems problemset.Set
+	path := filepath.Join(t.TempDir(), "record")
+	check.NoError(t, os.WriteFile(path, []byte("{"), 0o600))
+	f, record := file(path, &problems), "as before"
+	if err := f.Load(&record); err == nil || f.Loaded() || record != "as before" {
+		t.Errorf("damaged: %v, %s", err, record)
+	}
+	want := "no GPU is proved: the record of proofs " + path + " can't be read: it is damaged"
+	if all := problems.List(); len(all) != 1 || all[0].Text != want || all[0].Object != path || !strings.Contains(all[0].Remedy, "then no GPU counts as proved") {
+		t.Errorf("%v", all)
+	}
+	check.NoError(t, os.Remove(path))
+	if err := f.Load(&record); err != nil || !f.Loaded() || len(problems.List()) != 0 {
+		t.Errorf("removed: %v, %v", err, problems.List())
+	}
+	check.NoError(t, os.Mkdir(path, 0o700))
+	if err := f.Store(record); err == nil || len(problems.List()) != 1 {
+		t.Errorf("a folder: %v, %v", err, problems.List())
+	}
+	check.NoError(t, os.Remove(path))
+	if err := f.Store(record); err != nil || len(problems.List()) != 0 {
+		t.Errorf("written again: %v, %v", err, problems.List())
+	}
+}
+
+// Without a path nothing is written.
+func TestForgotten(t *testing.T) {
+	f, record := file("", nil), "as before"
+	if err := errors.Join(f.Load(&record), f.Store("next")); err != nil || !f.Loaded() || record != "as before" {
+		t.Errorf("%v, %s", err, record)
+	}
+}
+
+func exists(path string) bool { _, err := os.Stat(path); return err == nil }
