@@ -38,7 +38,8 @@ func New[R any](o Options[R]) *File[R] { return &File[R]{opts: o, loaded: o.Path
 // Loaded reports whether the record on disk is known. One that is not must not be replaced.
 func (f *File[R]) Loaded() bool { return f.loaded }
 
-// Load sets the record from the file, once: when it has succeeded, it does nothing. Without a file the record stays as it is.
+// Load sets the record from the file, once: when it has succeeded, it does nothing. Without a file the record stays as it is, and none is written before
+// it changes.
 func (f *File[R]) Load(record *R) error {
 	if f.loaded {
 		return nil
@@ -51,7 +52,8 @@ func (f *File[R]) Load(record *R) error {
 		}
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		err = nil
+		text, err = f.opts.Encode(*record)
+		f.text = string(text)
 	}
 	f.loaded = err == nil
 	f.note(err, "can't be read")

@@ -34,7 +34,9 @@ func TestFile(t *testing.T) {
 	f := file(path, &problems)
 	record := "first"
 	check.NoError(t, f.Load(&record))
-	check.NoError(t, f.Store(record))
+	if err := f.Store(record); err != nil || exists(path) {
+		t.Errorf("a record that has not changed is written: %v", err)
+	}
 	check.NoError(t, f.Store("second"))
 	if err := f.Load(&record); err != nil || record != "first" {
 		t.Errorf("loaded again: %s, %v", record, err)
@@ -70,7 +72,7 @@ func TestUnread(t *testing.T) {
 		t.Errorf("removed: %v, %v", err, problems.List())
 	}
 	check.NoError(t, os.Mkdir(path, 0o700))
-	if err := f.Store(record); err == nil || len(problems.List()) != 1 {
+	if err := f.Store("next"); err == nil || len(problems.List()) != 1 {
 		t.Errorf("a folder: %v, %v", err, problems.List())
 	}
 	check.NoError(t, os.Remove(path))

@@ -1,0 +1,297 @@
+package resetter
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/reset"
+	"github.com/tandem-gpu/tandem/internal/node/gpureset"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
+)
+
+// attempt is one reset. It is of one goroutine.
+type attempt struct {
+	*Resetter
+	reset.Begin
+	policy reset.Policy
+	cancel context.CancelCauseFunc
+
+	began       time.Time
+	taken       []Taken // the GPU itself first
+	released    bool    // the driver
+	called      bool    // nvidia-smi
+	persistence bool    // is to be restored
+}
+
+var errWantedBack = errors.New("the GPU is wanted back")
+
+// notNowError is why Policy.Still had a reset cancelled.
+type notNowError struct{ why string }
+
+func (e *notNowError) Error() string { return e.why }
+
+// openError is that the driver can't be closed, or a GPU is open in what is not known.
+type openError struct {
+	what string
+	err  error
+}
+
+func (e *openError) Error() string { return e.what + ": " + e.err.Error() }
+func (e *openError) Unwrap() error { return e.err }
+
+// run makes the reset, and records its end before the GPUs are given back.
+func (a *attempt) run(ctx context.Context) {
+	a.began = time.Now()
+	a.opts.Log.Info("reset begins", "id", a.GPU, "cause", a.Cause, "with", a.With)
+	err := a.reset(ctx)
+	end := reset.End{
+		Number: a.Number, Outcome: outcomeOf(err, a.called, a.released), At: time.Now(), Took: time.Since(a.began), Cause: a.Cause, Text: textOf(err),
+	}
+	a.change(func(s reset.State) reset.State {
+		a.Resetter.cancel = nil
+		s = s.Ended(a.GPU, end, end.At)
+		if a.called && !a.persistence {
+			s = s.Restored(a.GPU)
+		}
+		return s
+	})
+	for _, t := range a.taken {
+		if t != nil {
+			t.Release()
+		}
+	}
+	a.report(end)
+	a.show(func(p *Progress) { p.End = &end })
+	a.resets.Store("")
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.opts.Policy.On() {
+		a.review() // no pass does
+	}
+	a.beginRestore()
+	a.wake()
+}
+
+// reset does all that comes before the record of the end.
+func (a *attempt) reset(ctx context.Context) error {
+	if err := a.takeAll(ctx); err != nil {
+		return err
+	}
+	target, err := a.look(ctx)
+	if err != nil {
+		return err
+	}
+	a.phase("closing the driver")
+	a.released = true
+	a.taken[0].ReleaseDriver()
+	err = a.call(ctx, target)
+	a.phase("opening the driver")
+	a.taken[0].OpenDriver()
+	if a.called {
+		ctx = context.WithoutCancel(ctx)
+		if err == nil {
+			a.opts.Node.WasReset(a.GPU)
+		}
+	}
+	reading, stop := context.WithTimeout(ctx, readWithin)
+	defer stop()
+	if unread := a.opts.Node.AwaitReading(reading); unread != nil && ctx.Err() == nil {
+		a.opts.Log.Warn("the GPUs are not read after a reset", "id", a.GPU, "error", unread)
+	}
+	return err
+}
+
+// takeAll takes the GPU and its P2P group.
+func (a *attempt) takeAll(ctx context.Context) error {
+	a.phase("taking " + all(a.Begin) + " from every API, when nothing has had it for 30 s")
+	taking, stop := context.WithTimeout(ctx, takeWithin)
+	defer stop()
+	ids := slices.Concat([]gpu.DeviceID{a.GPU}, a.With)
+	a.taken = make([]Taken, len(ids))
+	group, taking := errgroup.WithContext(taking)
+	for i, id := range ids {
+		group.Go(func() (err error) {
+			if a.taken[i], err = a.opts.Node.Take(taking, id); err != nil {
+				a.taken[i] = nil // not a nil pointer in an interface
+			}
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return cmp.Or(context.Cause(ctx), err)
+	}
+	for _, t := range a.taken {
+		go func() {
+			select {
+			case <-t.WantedBack():
+				a.cancel(errWantedBack)
+			case <-ctx.Done():
+			}
+		}()
+	}
+	return nil
+}
+
+// look looks once more whether the reset may begin, and whether anything but the agents has the GPUs open.
+func (a *attempt) look(ctx context.Context) (target gpureset.Target, err error) {
+	a.phase("looking for processes that have it open")
+	a.mu.Lock()
+	s := a.state
+	a.mu.Unlock()
+	if why, ok := a.policy.Still(s, a.opts.Node.See(), a.GPU); !ok {
+		return target, &notNowError{why}
+	}
+	for _, id := range a.With {
+		if _, err := a.lookAt(ctx, id); err != nil {
+			return target, err
+		}
+	}
+	return a.lookAt(ctx, a.GPU)
+}
+
+// lookAt returns where a GPU is, and fails with *gpureset.InUseError if something but an agent has it open.
+func (r *Resetter) lookAt(ctx context.Context, id gpu.DeviceID) (gpureset.Target, error) {
+	target, known := r.opts.Node.Target(id)
+	if !known {
+		return target, &notNowError{"the driver does not list " + string(id)}
+	}
+	look, err := r.opts.Resetter.Look(ctx, target)
+	if err != nil {
+		return target, err
+	}
+	if others := slices.DeleteFunc(look.Clients, r.opts.Node.IsAgent); len(others) > 0 {
+		return target, &gpureset.InUseError{GPU: id, Clients: others}
+	}
+	return target, nil
+}
+
+// call calls nvidia-smi, when the driver is closed.
+func (a *attempt) call(ctx context.Context, target gpureset.Target) error {
+	closing, stop := context.WithTimeout(ctx, releaseWithin)
+	defer stop()
+	if err := a.opts.Node.AwaitReleased(closing); err != nil {
+		return cmp.Or(context.Cause(ctx), error(&openError{"this agent has the driver open", err}))
+	}
+	look, err := a.awaitClosed(ctx, target)
+	if err != nil {
+		return err
+	}
+	if err := a.commit(ctx, look.Persistence); err != nil {
+		return err
+	}
+	a.phase("resetting it by nvidia-smi")
+	err, left := withoutPersistence(a.opts.Resetter.Reset(context.WithoutCancel(ctx), target))
+	a.persistence = left != nil
+	if left != nil {
+		a.notePersistence(a.GPU, left.Err)
+	}
+	return err
+}
+
+// awaitClosed waits until no process has the GPU open: other agents of the node close it.
+func (a *attempt) awaitClosed(ctx context.Context, target gpureset.Target) (gpureset.Look, error) {
+	for deadline := time.Now().Add(releaseWithin); ; {
+		look, err := a.opts.Resetter.Look(ctx, target)
+		switch {
+		case ctx.Err() != nil:
+			return look, context.Cause(ctx)
+		case err != nil:
+			return look, &openError{"whether processes have it open is not known", err}
+		case len(look.Clients) == 0:
+			return look, nil
+		case time.Now().After(deadline):
+			return look, &gpureset.InUseError{GPU: target.GPU, Clients: look.Clients}
+		}
+		watch.Sleep(ctx, lookEvery)
+	}
+}
+
+// commit records on disk that nvidia-smi is called. From then on the reset is not cancelled.
+func (a *attempt) commit(ctx context.Context, persistence bool) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	s := a.state.Calls(a.GPU, persistence)
+	if err := a.file.Store(s); err != nil {
+		return fmt.Errorf("the record of resets can't be written: %w", err)
+	}
+	a.set(s)
+	a.called, a.Resetter.cancel = true, nil
+	return nil
+}
+
+// outcomeOf is the outcome of a reset by its error. An attempt that was cancelled leaves no trace, so what is found after the driver was released counts
+// as a GPU in use: otherwise the driver would be released again and again.
+func outcomeOf(err error, called, released bool) reset.Outcome {
+	_, inUse := errors.AsType[*gpureset.InUseError](err)
+	_, open := errors.AsType[*openError](err)
+	refused, ok := errors.AsType[*gpureset.RefusedError](err)
+	switch {
+	case err == nil:
+		return reset.Done
+	case inUse, open && released, ok && refused.Refusal == gpureset.InUse:
+		return reset.InUse
+	case ok && slices.Contains([]gpureset.Refusal{gpureset.NotSupported, gpureset.Linked, gpureset.NotPermitted}, refused.Refusal):
+		return reset.Refused
+	case !called:
+		return reset.Cancelled
+	}
+	return reset.Failed
+}
+
+// textOf is what an operator reads of an error; that of nvidia-smi alone, if it has one.
+func textOf(err error) string {
+	if refused, ok := errors.AsType[*gpureset.RefusedError](err); ok && refused.Text != "" {
+		return refused.Text
+	}
+	return text(err)
+}
+
+// withoutPersistence returns the failure of a reset, and apart from it that the persistence mode is not as it was.
+func withoutPersistence(err error) (failed error, left *gpureset.PersistenceError) {
+	var list interface{ Unwrap() []error }
+	switch {
+	case errors.As(err, &list):
+		var others []error
+		for _, one := range list.Unwrap() {
+			one, p := withoutPersistence(one)
+			others, left = append(others, one), cmp.Or(left, p)
+		}
+		return errors.Join(others...), left
+	case errors.As(err, &left):
+		return nil, left
+	}
+	return err, nil
+}
+
+// report logs the end of a reset.
+func (a *attempt) report(e reset.End) {
+	log := a.opts.Log.With("id", a.GPU, "cause", a.Cause, "took", since(a.began))
+	switch e.Outcome {
+	case reset.Done:
+		log.Info("GPU was reset")
+	case reset.Cancelled:
+		log.Info("reset was cancelled before nvidia-smi was called", "reason", e.Text)
+	case reset.InUse:
+		log.Warn("GPU was not reset: it is in use", "reason", e.Text)
+	default:
+		log.Warn("GPU was not reset", "outcome", e.Outcome, "reason", e.Text)
+	}
+}
+
+// all names the GPUs of a reset.
+func all(b reset.Begin) string {
+	if n := len(b.With); n > 0 {
+		return fmt.Sprintf("%s and the %d other GPUs of its P2P group", b.GPU, n)
+	}
+	return string(b.GPU)
+}

@@ -1,0 +1,97 @@
+package resetter
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/reset"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
+)
+
+// beginRestore has a goroutine turn persistence modes on again that a reset has not restored, if there are any. mu is locked.
+func (r *Resetter) beginRestore() {
+	if r.ending || r.restore != nil || len(r.unrestored()) == 0 {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	r.restore = cancel
+	r.work.Go(func() {
+		defer cancel()
+		for r.restoreAll(ctx) && watch.Sleep(ctx, restoreEvery) {
+		}
+	})
+}
+
+// unrestored are the GPUs whose persistence mode is to be restored now. mu is locked.
+func (r *Resetter) unrestored() (all []gpu.DeviceID) {
+	for _, id := range r.Decision().Restore {
+		if one, _ := r.state.Of(id); one.Persistence && one.Running == nil {
+			all = append(all, id)
+		}
+	}
+	return all
+}
+
+// restoreAll tries once, and reports whether some are left.
+func (r *Resetter) restoreAll(ctx context.Context) (again bool) {
+	r.mu.Lock()
+	all := r.unrestored()
+	r.mu.Unlock()
+	for _, id := range all {
+		err := r.opts.Resetter.Restore(ctx, id)
+		if ctx.Err() != nil {
+			return false
+		}
+		r.notePersistence(id, err)
+		if err == nil {
+			r.change(func(s reset.State) reset.State { return s.Restored(id) })
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.opts.Policy.On() {
+		r.review() // no pass does
+	}
+	if again = len(r.unrestored()) > 0; !again {
+		r.restore = nil
+	}
+	return again
+}
+
+// notePersistence keeps the problem of a persistence mode that is not as it was.
+func (r *Resetter) notePersistence(id gpu.DeviceID, err error) {
+	if err == nil {
+		r.problems.End(problem.PersistenceMode, string(id), "the persistence mode of a GPU is as it was before its reset", "id", id)
+		return
+	}
+	one := problem.Problem{
+		Code: problem.PersistenceMode, Object: string(id), Text: "the persistence mode of " + string(id) + ", which was on before its reset, is off: " + err.Error(),
+		Remedy: "run nvidia-smi -pm 1 -i " + string(id) + "; it is tried again each minute",
+	}
+	r.problems.Put(one, slog.LevelWarn, "the persistence mode of a GPU is not as it was before its reset", "id", id, "error", err)
+}
+
+// change makes a change of the state, and writes it.
+func (r *Resetter) change(do func(reset.State) reset.State) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.set(do(r.state))
+	_ = r.file.Store(r.state) // the file's problem has the error; the next pass tries again
+}
+
+// set makes a state the present one. mu is locked.
+func (r *Resetter) set(s reset.State) {
+	res := r.Decision()
+	res.State, res.Begin = s, nil
+	r.state = s
+	r.shown.Store(&res)
+}
+
+// wake has another pass made.
+func (r *Resetter) wake() { watch.Notify(r.changed) }
+
+// since is how long something took.
+func since(t time.Time) time.Duration { return time.Since(t).Round(time.Millisecond) }
