@@ -24,8 +24,10 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/proof"
 	"github.com/tandem-gpu/tandem/internal/core/reset"
 	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/internal/node/gpureset"
 	"github.com/tandem-gpu/tandem/internal/node/ownership"
 	"github.com/tandem-gpu/tandem/internal/node/prover"
+	"github.com/tandem-gpu/tandem/internal/node/resetter"
 	"github.com/tandem-gpu/tandem/internal/node/usage"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/explain"
@@ -49,9 +51,12 @@ type Options struct {
 	Reset        reset.Policy
 	ResetProgram string
 
+	Resetter gpureset.Resetter // calls nvidia-smi; nil = as ResetProgram says
+
 	Handover  *Handover                    // of the history between runs of this process
 	After     <-chan struct{}              // the driver is not opened before this is closed: a process has one NVML
 	Earlier   <-chan struct{}              // no GPU is proved before this is closed: proofs of an earlier agent of the process end
+	Ending    <-chan struct{}              // when this is closed, the process ends: nothing waits for a reset of a GPU then
 	Signals   <-chan os.Signal             // quiesce and resume: see control.Follow
 	Reload    *ReloadStatus                // of the configuration, for Problems
 	OnFailure func(context.Context, error) // called when the monitor or the watchdog fails, before the other tasks are stopped
@@ -81,14 +86,15 @@ type Adapter struct {
 // Agent is a composed agent. Its methods are safe for concurrent use. It implements control.Agent.
 type Agent struct {
 	*monitor.Monitor
-	opts    Options
-	sources *sources
-	cdi     *cdi.Writer
-	socket  *control.Socket
-	use     *usage.Watcher
-	prover  *prover.Prover // nil = no GPU is proved
-	adapter Adapter
-	flush   *flushNotifier
+	opts     Options
+	sources  *sources
+	cdi      *cdi.Writer
+	socket   *control.Socket
+	use      *usage.Watcher
+	prover   *prover.Prover // nil = no GPU is proved
+	resetter *resetter.Resetter
+	adapter  Adapter
+	flush    *flushNotifier
 
 	monitorDone, socketDone, hostDone, proofsDone chan struct{}
 }
@@ -120,6 +126,7 @@ func New(o Options) *Agent {
 	}
 	o.Use.Holders = a.adapter.Holders
 	a.use = usage.New(o.Use)
+	a.resetter = a.newResetter()
 	a.prover = a.newProver()
 	return a
 }
@@ -128,9 +135,11 @@ func New(o Options) *Agent {
 const stuckTimeout = 2 * time.Second
 
 // Run runs every task of the agent until ctx ends or one of them fails, waits for all of them and returns the first failure. A
-// monitor whose driver call hangs is abandoned by monitor.Run itself. If the monitor's own loop is stuck, Run abandons it and
+// reset of a GPU that has begun is awaited before that, see afterResets. A monitor whose driver call hangs is abandoned by monitor.Run itself. If the monitor's own loop is stuck, Run abandons it and
 // returns *watchdog.StuckError: only a new process helps.
 func (a *Agent) Run(ctx context.Context) error {
+	ctx, cancel := a.afterResets(ctx)
+	defer cancel()
 	group, ctx := errgroup.WithContext(ctx)
 	if a.flush != nil {
 		a.flush.stopping = ctx.Done()
@@ -145,12 +154,13 @@ func (a *Agent) Run(ctx context.Context) error {
 	start(func() { a.cdi.Run(ctx, a.Monitor) })
 	start(func() { a.use.Run(ctx, a.Monitor) })
 	start(func() { defer close(a.proofsDone); a.prove(ctx) })
+	start(func() { a.reset(ctx) })
 	start(func() { control.Follow(ctx, a.opts.Signals, a, a.opts.Log) })
 	start(func() {
 		defer close(a.socketDone)
 		a.socket.Serve(ctx, a, control.Options{
 			Config: a.opts.Core, Simulation: a.opts.Health.Simulation, Problems: a.Problems, Endpoints: a.adapter.Endpoints, Explain: a.opts.Explain,
-			Ownership: a.ownershipFacts, Log: a.opts.Log,
+			Ownership: a.ownershipFacts, Resets: a.resetter, Log: a.opts.Log,
 		})
 	})
 	stuck := make(chan error, 1)
@@ -224,6 +234,9 @@ func (a *Agent) Extend(r report.Report) report.Report {
 	if a.prover != nil {
 		r = r.WithProofs(a.prover.Decision())
 	}
+	if resets := a.Resets(); resets != nil {
+		r = r.WithResets(*resets)
+	}
 	if a.adapter.Extend == nil {
 		return r
 	}
@@ -261,7 +274,7 @@ func (a *Agent) Problems() []problem.Problem {
 	if a.adapter.Problems != nil {
 		adapter = a.adapter.Problems()
 	}
-	return slices.Concat(a.opts.Reload.Problems(), a.sources.problems(), a.cdi.Problems(), a.socket.Problems(), processProblems(a.opts.Core), proofs, adapter)
+	return slices.Concat(a.opts.Reload.Problems(), a.sources.problems(), a.cdi.Problems(), a.socket.Problems(), processProblems(a.opts.Core), proofs, a.resetter.Problems(), adapter)
 }
 
 // SourcesUp reports for each source of health information apart from the driver ("kernel_log", "history") whether it works. A source

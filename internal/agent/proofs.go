@@ -27,7 +27,7 @@ func (a *Agent) newProver() *prover.Prover {
 	}
 	o := prover.Options{
 		Node: proving{a}, Policy: a.opts.Prove, LibraryPath: os.Getenv("LD_LIBRARY_PATH"), Log: a.opts.Log,
-		On: []reconcile.Source{a.Changed, a.use.Changed}, File: a.proofs(".json"), Folder: a.proofs(""),
+		On: []reconcile.Source{a.Changed, a.use.Changed, a.resetter.Changed}, File: a.proofs(".json"), Folder: a.proofs(""),
 	}
 	a.SetProved(&inventory.Proved{}) // the attribute is there from the beginning
 	return prover.New(o)
@@ -74,6 +74,9 @@ type proving struct{ *Agent }
 func (p proving) See() proof.Node {
 	boot := p.sources.boot()
 	n := seen(p.Monitor.State(), p.Use(), p.opts.Core.Health.Mode, proof.Node{Name: statuspage.NodeName(), Boot: boot.ID, BootTime: boot.Time})
+	if p.Resetting() {
+		n.Cancel = cmp.Or(n.Cancel, proof.Resetting)
+	}
 	if why := ProofSettings(p.opts); len(why) > 0 {
 		for i := range n.GPUs {
 			n.GPUs[i].Unread, n.GPUs[i].Never = why[0].String(), true
@@ -104,43 +107,11 @@ func seen(s core.State, table use.Table, mode health.Mode, n proof.Node) proof.N
 		}
 		known, _ := s.Ledger.History(id)
 		g.Reset = known.LastReset
-		n.GPUs = append(n.GPUs, used(g, s.Allocatable, table, owner.Taken != ""))
+		u := usedBy(id, s.Allocatable, table, owner.Taken != "")
+		g.Pools, g.Holders, g.Processes, g.Unread, g.Never = u.pools, u.holders, u.processes, u.unread, u.never
+		n.GPUs = append(n.GPUs, g)
 	}
 	return n
-}
-
-// used fills in what uses a GPU, and an instance of it. The processes on one that is taken are those of its proof.
-func used(g proof.GPU, inv *inventory.Allocatable, table use.Table, taken bool) proof.GPU {
-	switch {
-	case table.At.IsZero():
-		g.Unread = "it is not read yet"
-	case !table.HoldersKnown:
-		g.Unread, g.Never = cmp.Or(table.Unknown.Reason, "the orchestrator's record of running work is not complete"), table.Unknown.Remedy != ""
-		if g.Never {
-			g.Unread += ": " + table.Unknown.Remedy
-		}
-	}
-	for u := range inv.Devices() {
-		if u.Device.At.GPU != g.ID {
-			continue
-		}
-		if !slices.Contains(g.Pools, u.Pool) {
-			g.Pools = append(g.Pools, u.Pool)
-		}
-		d, ok := table.Device(u.Device.ID)
-		if !taken && (!ok || d.Processes == nil) && g.Unread == "" {
-			g.Unread = "the processes on it are not known"
-		}
-		for _, h := range d.Holders {
-			g.Holders = append(g.Holders, h.Work.String())
-		}
-		for i := range d.Processes {
-			if !taken {
-				g.Processes = append(g.Processes, d.Processes[i].String())
-			}
-		}
-	}
-	return g
 }
 
 // Take implements prover.Node.

@@ -28,6 +28,7 @@ type Reloader[S any] struct {
 	Hangup   <-chan os.Signal                                                          // one that is pending stands for all
 	Changed  <-chan struct{}                                                           // the same, for what Read depends on beside a file; nil = nothing
 	Status   *ReloadStatus
+	Busy     func() bool // whether a run that was stopped may take longer: it waits for what can't be taken back; nil = none does
 }
 
 // Change is what a new configuration requires.
@@ -107,13 +108,8 @@ func (r *Reloader[S]) runOnce(ctx context.Context, s S) (next S, again bool, err
 		}
 	}
 	stop()
-	select {
-	case err := <-ended:
-		if err != nil {
-			return s, false, err
-		}
-	case <-time.After(stopTimeout):
-		return s, false, errNotStopped
+	if err := r.awaitEnd(ended); err != nil {
+		return s, false, err
 	}
 	if change == LibraryChanged {
 		log.Warn("driver library changed: the process ends, because it can't unload the old one; the DaemonSet starts another",
@@ -125,6 +121,20 @@ func (r *Reloader[S]) runOnce(ctx context.Context, s S) (next S, again bool, err
 		return s, false, nil
 	case <-time.After(RestartPause):
 		return s, true, nil
+	}
+}
+
+// awaitEnd waits for the end of a run that was stopped.
+func (r *Reloader[S]) awaitEnd(ended <-chan error) error {
+	for {
+		select {
+		case err := <-ended:
+			return err
+		case <-time.After(stopTimeout):
+			if r.Busy == nil || !r.Busy() {
+				return errNotStopped
+			}
+		}
 	}
 }
 

@@ -43,7 +43,7 @@ func (p Program) values(ctx context.Context, f cli.Flag) []command.Candidate {
 func (p Program) arguments(ctx context.Context, c *cli.Command) []command.Candidate {
 	first := !c.Args().Present()
 	switch {
-	case c.Name == "explain", c.Name == "migrate" && !first:
+	case c.Name == "explain", c.Name == "migrate" && !first, c.Name == "reset" && first:
 		return p.devices(ctx)
 	case !first:
 		return nil

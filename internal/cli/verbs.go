@@ -69,7 +69,7 @@ func (p Program) verbs() []verb {
 			})},
 		{Name: "cdi", Usage: "list the CDI specifications of this node, or remove those of this agent after it has ended",
 			ArgsUsage: "list|remove", MaxArgs: 1, Flags: []cli.Flag{asJSON}, Do: p.cdi},
-		p.explainVerb(), p.topVerb(), p.migrateVerb(), p.mpsDaemonVerb(), p.proveVerb(),
+		p.explainVerb(), p.topVerb(), p.migrateVerb(), p.mpsDaemonVerb(), p.resetVerb(), p.proveVerb(),
 		{Name: "debug", Usage: "print internals of the running agent: tasks, driver calls, endpoints, goroutines",
 			Flags: []cli.Flag{asJSON}, Do: p.onAgent(func(ctx context.Context, path string, c *cli.Command) error {
 				return control.Debug(ctx, path, p.Stdout, c.Bool("json"))

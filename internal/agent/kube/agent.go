@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"sync/atomic"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/config"
@@ -36,6 +37,9 @@ type Agent struct {
 	node    *nodeWatch    // nil = no label of the Node is a setting
 	choice  *configChoice // nil = the configuration file is the same on all nodes
 	changed chan struct{} // capacity 1: the label that chooses has another value
+
+	ending  <-chan struct{}             // closed when the process ends; set by Run
+	running atomic.Pointer[agent.Agent] // nil before the first run
 }
 
 // New returns an agent that is not running.
@@ -43,6 +47,7 @@ func New(o Options) *Agent { return &Agent{opts: o, changed: make(chan struct{},
 
 // Run runs the agent until ctx ends, a run fails or a new process is needed. A configuration that is invalid at the start is an error.
 func (a *Agent) Run(ctx context.Context) error {
+	a.ending = ctx.Done()
 	var before config.Kubernetes
 	var err error
 	if a.opts.Before != nil {
@@ -137,7 +142,7 @@ func (a *Agent) logNode(log *slog.Logger) {
 func (a *Agent) reloader() *agent.Reloader[config.Kubernetes] {
 	var warned string // text of the configuration file whose warnings were logged
 	return &agent.Reloader[config.Kubernetes]{
-		Run: a.run, Compare: compare, Hangup: a.opts.Hangup, Changed: a.changed, Status: &a.reload, Read: a.read,
+		Run: a.run, Compare: compare, Busy: a.resetting, Hangup: a.opts.Hangup, Changed: a.changed, Status: &a.reload, Read: a.read,
 		NewLog: func(s config.Kubernetes) *slog.Logger {
 			log := a.opts.NewLog(s)
 			a.logNode(log)
@@ -156,6 +161,12 @@ func (a *Agent) reloader() *agent.Reloader[config.Kubernetes] {
 			}
 		},
 	}
+}
+
+// resetting reports whether the latest run resets a GPU.
+func (a *Agent) resetting() bool {
+	running := a.running.Load()
+	return running != nil && running.Resetting()
 }
 
 // compare returns what a change of the settings requires, and the settings that changed.

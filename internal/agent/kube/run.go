@@ -48,7 +48,9 @@ func (a *Agent) run(ctx context.Context, s config.Kubernetes, policies <-chan co
 		return err
 	}
 	log.Info("starting", r.attributes()...)
-	err = agent.New(r.options()).Run(ctx)
+	running := agent.New(r.options())
+	a.running.Store(running)
+	err = running.Run(ctx)
 	if errors.Is(err, gpu.ErrDriverStale) {
 		return fmt.Errorf("%w; a new process is needed, and the DaemonSet starts one", err)
 	}
@@ -70,7 +72,7 @@ func (r *run) attributes() []any {
 func (r *run) options() agent.Options {
 	s := r.settings
 	o := AgentOptions(s)
-	o.Handover, o.Reload, o.Signals, o.Log = &r.history, &r.reload, r.opts.Signals, r.log
+	o.Handover, o.Reload, o.Signals, o.Ending, o.Log = &r.history, &r.reload, r.opts.Signals, r.ending, r.log
 	o.Use = usage.Options{Orchestrator: holders.Kubernetes, MappingDir: s.Operations.MappingDir}
 	o.Explain, o.Adapter = Explain(s), r.adapter
 	return o

@@ -39,6 +39,7 @@ type Agent struct {
 	durations metrics.Durations
 	hangups   chan struct{}
 	servers   servers
+	ending    <-chan struct{} // closed when the process ends; set by Run
 }
 
 // New returns an agent that is not running.
@@ -49,6 +50,7 @@ func New(o Options) *Agent {
 // Run serves Nomad until it stops the plugin, the Nomad agent ends, or a new process is needed, which is an error, as it is if the plugin can't be
 // served. It returns in time even while the driver, the disk or the reader of the log hangs.
 func (a *Agent) Run(ctx context.Context) error {
+	a.ending = ctx.Done()
 	p := nomadadapter.New(ctx, a.opts.Version, a.start, a.opts.Log)
 	a.plugin = p
 	p.ObserveReloads(&a.reload)

@@ -34,6 +34,7 @@ func (r *run) options() agent.Options {
 	o := AgentOptions(r.settings)
 	o.Use = usage.Options{Orchestrator: holders.Nomad, MappingDir: r.settings.Operations.MappingDir}
 	o.Explain, o.Adapter, o.Log = explainAdapter(r.settings, r.plugin.Group), r.adapter, r.log
+	o.Ending = r.ending
 	return o
 }
 

@@ -56,6 +56,7 @@ const (
 	Maintenance Cancel = "MAINTENANCE"
 	Move        Cancel = "MOVE"   // the GPU moves to another API
 	Demand      Cancel = "DEMAND" // work waits for the GPU: ends only a proof of a GPU that took work before
+	Resetting   Cancel = "RESET"  // a GPU of the node is reset
 
 	Fault   Cancel = "FAULT"          // the GPU takes no work by its health any more
 	Held    Cancel = "HELD"           // work has it nevertheless
@@ -66,7 +67,7 @@ const (
 
 var cancelTexts = map[Cancel]string{
 	ByOperator: "an operator ended it", Reload: "the configuration is read again", Shutdown: "the agent ends", Maintenance: "maintenance",
-	Move: "the GPU moves to another API", Demand: "work waits for the GPU", Fault: "the GPU has a fault", Held: "work has the GPU",
+	Move: "the GPU moves to another API", Demand: "work waits for the GPU", Resetting: "a GPU of the node is reset", Fault: "the GPU has a fault", Held: "work has the GPU",
 	Unread: "who has the GPU is not known", Gone: "the GPU is not this agent's any more", Overdue: "it has not ended in its time",
 }
 

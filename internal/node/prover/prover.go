@@ -66,6 +66,7 @@ type Prover struct {
 	shown    atomic.Pointer[proof.Result]
 	problems problemset.Set
 	changed  chan struct{}
+	runs     *watch.Value[int] // proofs that run
 
 	mu    sync.Mutex
 	ended []ended
@@ -96,7 +97,7 @@ func New(o Options) *Prover {
 	if o.Command == nil {
 		o.Command = proofcommand.Run
 	}
-	p := &Prover{opts: o, problems: problemset.Set{Log: o.Log}, changed: make(chan struct{}, 1), running: map[uint64]context.CancelCauseFunc{}}
+	p := &Prover{opts: o, problems: problemset.Set{Log: o.Log}, changed: make(chan struct{}, 1), runs: watch.NewValue(0), running: map[uint64]context.CancelCauseFunc{}}
 	p.file = recordfile.New(recordfile.Options[proof.State]{
 		Path: o.File, MaxBytes: proof.MaxBytes, Parse: proof.Parse, Encode: proof.State.Encode, Problems: &p.problems, Code: problem.ProofState,
 		Name: "the record of proofs", Without: "no GPU is proved", Damaged: "no GPU counts as proved",
@@ -107,6 +108,12 @@ func New(o Options) *Prover {
 
 // Decision is the latest one. It is not to be changed.
 func (p *Prover) Decision() proof.Result { return *p.shown.Load() }
+
+// Runs returns how many proofs run. Changed returns a channel that is closed when that changes.
+func (p *Prover) Runs() int { return p.runs.Load() }
+
+// Changed is for passes that depend on Runs.
+func (p *Prover) Changed() <-chan struct{} { return p.runs.Changed() }
 
 // Problems has what keeps GPUs from being proved.
 func (p *Prover) Problems() []problem.Problem { return p.problems.List() }
@@ -166,6 +173,7 @@ func (p *Prover) pass(ctx context.Context) time.Duration {
 func (p *Prover) begin(ctx context.Context, b proof.Begin) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	p.running[b.Number] = cancel
+	p.runs.Store(len(p.running))
 	p.proofs.Go(func() {
 		defer cancel(nil)
 		end := p.prove(ctx, b)
@@ -192,6 +200,7 @@ func (p *Prover) settle(ctx context.Context) {
 		e.release()
 		p.state = next
 		p.report(e.End, counts)
+		p.runs.Store(len(p.running))
 	}
 }
 

@@ -1,5 +1,5 @@
 // Package control is the local socket of a running agent. Over it an operator reads the agent's report and sends
-// commands: clear or ignore a condition, simulate a fault, quiesce and resume the driver, reload the configuration, rebind the policy. It is HTTP
+// commands: clear or ignore a condition, reset a GPU, simulate a fault, quiesce and resume the driver, reload the configuration, rebind the policy. It is HTTP
 // with JSON over a unix socket that only the agent's own user can open. The commands of both binaries are here too, so
 // that they are the same.
 package control
@@ -51,6 +51,7 @@ type Options struct {
 	Explain    explain.Adapter          // of the orchestrator; without functions, requests are not explained
 
 	Ownership func() ownership.Facts // for the command migrate; nil = no GPU moves between APIs
+	Resets    Resets                 // for the command reset; nil = no GPU is reset
 
 	Log *slog.Logger // of every command, with the client; never nil
 }

@@ -36,6 +36,7 @@ const (
 	reloadURL   = "/v1/reload"
 	debugURL    = "/v1/debug"
 	explainURL  = "/v1/explain"
+	resetURL    = "/v1/reset"
 
 	ownershipURL = "/v1/ownership"
 )
@@ -58,6 +59,10 @@ func newHandler(a Agent, o Options) http.Handler {
 	mux.HandleFunc("GET "+debugURL, func(w http.ResponseWriter, _ *http.Request) { respond(w, http.StatusOK, h.debug()) })
 	if o.Ownership != nil {
 		mux.HandleFunc("GET "+ownershipURL, func(w http.ResponseWriter, _ *http.Request) { respond(w, http.StatusOK, o.Ownership()) })
+	}
+	if o.Resets != nil {
+		mux.HandleFunc("POST "+resetURL, handle(h, h.reset))
+		mux.HandleFunc("GET "+resetURL, h.resetProgress)
 	}
 	mux.HandleFunc("POST "+explainURL, h.explain)
 	mux.HandleFunc("POST "+clearURL, handle(h, h.clear))
@@ -117,7 +122,7 @@ func decode(w http.ResponseWriter, r *http.Request, args any) error {
 	return nil
 }
 
-// result is that of a command: a response, a driverStatus, a rebindResult or a reloadResult.
+// result is that of a command: a response, a driverStatus, a rebindResult, a reloadResult or a resetPlan.
 type result interface {
 	log(log *slog.Logger, command string, peer slog.Attr)
 }

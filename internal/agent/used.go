@@ -1,0 +1,73 @@
+package agent
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
+)
+
+// uses is what uses a GPU, and an instance of it.
+type uses struct {
+	pools              []string // of its units
+	holders, processes []string
+	unread             string // why these are not known completely; "" = they are
+	never              bool   // of unread: they will never be
+}
+
+// usedBy returns what uses a GPU. The processes on one that the agent has taken are those of its proof.
+func usedBy(id gpu.DeviceID, inv *inventory.Allocatable, table use.Table, taken bool) (g uses) {
+	switch {
+	case table.At.IsZero():
+		g.unread = "it is not read yet"
+	case !table.HoldersKnown:
+		g.unread, g.never = cmp.Or(table.Unknown.Reason, "the orchestrator's record of running work is not complete"), table.Unknown.Remedy != ""
+		if g.never {
+			g.unread += ": " + table.Unknown.Remedy
+		}
+	}
+	for u := range inv.Devices() {
+		if u.Device.At.GPU != id {
+			continue
+		}
+		if !slices.Contains(g.pools, u.Pool) {
+			g.pools = append(g.pools, u.Pool)
+		}
+		d, ok := table.Device(u.Device.ID)
+		if !taken && (!ok || d.Processes == nil) && g.unread == "" {
+			g.unread = "the processes on it are not known"
+		}
+		for _, h := range d.Holders {
+			g.holders = append(g.holders, h.Work.String())
+		}
+		for i := range d.Processes {
+			if !taken {
+				g.processes = append(g.processes, d.Processes[i].String())
+			}
+		}
+	}
+	return g
+}
+
+// takeSettings has a problem of a code for each setting because of which an agent can't take a GPU to do something with it: "proved".
+func takeSettings(o Options, code problem.Code, does string) (all []problem.Problem) {
+	add := func(text, remedy string) {
+		all = append(all, problem.Problem{Code: code, Object: o.Name, Text: text, Remedy: remedy})
+	}
+	if o.Core.Occupancy == inventory.OccupancyOff {
+		add("with occupancy = off the processes on a GPU are not read", "set occupancy to report or withhold")
+	}
+	if o.Health.StateDir == "" {
+		add("without a state directory no other agent of the node knows that a GPU is "+does, "set the state directory")
+	}
+	if !seesProcesses(o.Core) {
+		add("processes outside of the agent's PID namespace are not seen, so a GPU may be in use", "set hostPID: true in its pod")
+	}
+	if u := o.NoRecord; u != nil {
+		add("it is not known which work has a GPU: "+cmp.Or(u.Reason, "the record of the orchestrator is not read"), u.Remedy)
+	}
+	return all
+}
