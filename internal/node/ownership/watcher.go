@@ -49,6 +49,9 @@ type Options struct {
 	BootID   string      // of the node; "" = unknown
 	Config   core.Config // its Policy and Overlap
 	Log      *slog.Logger
+
+	// NewWatcher creates an inotify instance; nil = fsnotify.NewWatcher. It is for tests in which inotify is unavailable.
+	NewWatcher func() (*fsnotify.Watcher, error)
 }
 
 // Watcher watches one node for one agent. Make one with New, then call Run once; First and Problems are safe for
@@ -83,7 +86,7 @@ type Watcher struct {
 func New(o Options) *Watcher {
 	w := &Watcher{
 		log: o.Log, refuse: o.Config.Overlap == inventory.OverlapRefuse,
-		first: make(chan struct{}), changed: make(chan struct{}, 1), timings: defaultTimings,
+		first: make(chan struct{}), changed: make(chan struct{}, 1), timings: defaultTimings, newWatcher: o.NewWatcher,
 	}
 	if o.StateDir != "" {
 		w.store = &store{
