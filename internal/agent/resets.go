@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/reset"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/node/gpureset"
+	"github.com/tandem-gpu/tandem/internal/node/resetserver"
 	"github.com/tandem-gpu/tandem/internal/node/resetter"
 	"github.com/tandem-gpu/tandem/internal/util/reconcile"
 )
@@ -37,13 +38,11 @@ func (a *Agent) newResetter() *resetter.Resetter {
 // gpuResetter is what calls nvidia-smi: this process, or a component of its own that has the rights for it.
 func gpuResetter(o Options) gpureset.Resetter {
 	if o.ResetProgram == "" {
-		return gpureset.Remote{Socket: filepath.Join(o.Health.StateDir, gpureset.SocketName)}
+		return resetserver.Client{Socket: resetserver.Path(o.Health.StateDir)}
 	}
-	p := gpureset.Program{Root: o.Core.Roots.Driver, Path: o.ResetProgram}
-	for _, folder := range nvidia.LibraryFolders() {
-		p.Libraries = append(p.Libraries, filepath.Join(folder, "libnvidia-ml.so.1"))
-	}
-	return gpureset.Local{Proc: o.Core.Roots.Proc, Program: p, Call: p.Call}
+	return gpureset.Local{Proc: o.Core.Roots.Proc, Program: gpureset.Program{
+		Root: o.Core.Roots.Driver, Path: o.ResetProgram, Libraries: nvidia.LibraryFolders(),
+	}}
 }
 
 // reset resets GPUs until ctx ends. It returns at once without a policy for that.

@@ -234,6 +234,7 @@ func (a *attempt) commit(ctx context.Context, persistence bool) error {
 func outcomeOf(err error, called, released bool) reset.Outcome {
 	_, inUse := errors.AsType[*gpureset.InUseError](err)
 	_, open := errors.AsType[*openError](err)
+	_, unavailable := errors.AsType[*gpureset.UnavailableError](err)
 	refused, ok := errors.AsType[*gpureset.RefusedError](err)
 	switch {
 	case err == nil:
@@ -242,7 +243,7 @@ func outcomeOf(err error, called, released bool) reset.Outcome {
 		return reset.InUse
 	case ok && slices.Contains([]gpureset.Refusal{gpureset.NotSupported, gpureset.Linked, gpureset.NotPermitted}, refused.Refusal):
 		return reset.Refused
-	case !called:
+	case !called, unavailable: // then nothing was called
 		return reset.Cancelled
 	}
 	return reset.Failed

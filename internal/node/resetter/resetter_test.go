@@ -149,6 +149,19 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// A component that has gone has called nothing: that is no attempt.
+func TestUnavailable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "GPU-1")
+		w.resetErr = &gpureset.UnavailableError{Remedy: "run it", Err: errors.New("no process serves reset.sock")}
+		r, stop := w.start()
+		defer stop()
+		if one := record(r, "GPU-1"); !strings.Contains(w.happened(), "nvidia-smi") || one.Attempts != 0 || !strings.Contains(one.NotBegun, "run it") {
+			t.Errorf("%+v", one)
+		}
+	})
+}
+
 // case 21: a persistence mode that was not restored is a problem, and is restored as soon as that succeeds, also by the next process.
 func TestPersistence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
