@@ -49,13 +49,13 @@ func TestComplete(t *testing.T) {
 		line []string
 		want string
 	}{
-		{[]string{"insp"}, "inspect"}, {[]string{"re"}, "resume reload rebind reset-server"}, {[]string{"inspect", "--js"}, "--json"}, {[]string{"inspect", "--json", "--mig"}, "--mig-strategy"},
+		{[]string{"insp"}, "inspect"}, {[]string{"re"}, "resume reload rebind reset reset-server"}, {[]string{"inspect", "--js"}, "--json"}, {[]string{"inspect", "--json", "--mig"}, "--mig-strategy"},
 		{[]string{"inspect", "--mig-strategy", "s"}, "single"}, {[]string{"--log-format="}, "--log-format=auto --log-format=text --log-format=json"},
 		{[]string{"inspect", "--http-address", ""}, ""}, {[]string{"--xids", ""}, ""}, {[]string{"--kernel-log="}, "--kernel-log=auto --kernel-log=off"},
 		{[]string{"--cdi-disable-hooks", "ch"}, "chmod"}, {[]string{"--device-list-strategy", ""}, "auto envvar volume-mounts cdi-annotations cdi-cri"}, {[]string{"--gds-enabled="}, "--gds-enabled=true --gds-enabled=false"},
 		{[]string{"cdi", ""}, "list remove"}, {[]string{"cdi", "list", ""}, ""}, {[]string{"completion", "z"}, "zsh"}, {[]string{"help", "simu"}, "simulate"}, {[]string{"simulate", ""}, "xid event"},
 		{[]string{"clear", at, "--gpu", ""}, devices}, {[]string{"--state-dir", state, "clear", "--gpu=GPU-94"}, "--gpu=" + m.UUID(3)}, {[]string{"explain", "2", at, "GPU-94"}, m.UUID(3)},
-		{[]string{"migrate", "plan", at, ""}, devices}, {[]string{"prove-gpu", at, "--gpu", ""}, strings.TrimPrefix(devices, "0 1 2 3 4 5 6 7 ")}, {[]string{"explain", at, "--pool", ""}, "gpu"}, {[]string{"clear", at, "--cause", ""}, "XID_79"},
+		{[]string{"migrate", "plan", at, ""}, devices}, {[]string{"reset", at, ""}, devices}, {[]string{"reset", at, "0", ""}, ""}, {[]string{"prove-gpu", at, "--gpu", ""}, strings.TrimPrefix(devices, "0 1 2 3 4 5 6 7 ")}, {[]string{"explain", at, "--pool", ""}, "gpu"}, {[]string{"clear", at, "--cause", ""}, "XID_79"},
 		{[]string{"migrate", "apply", "--to", ""}, "device-plugin dra nomad"}, {[]string{"migrate", "--json", ""}, "plan apply back"},
 		{[]string{"--log-format=text", "insp"}, "inspect"}, {[]string{"explain", at, "--pool=gpu", "7"}, "7"}, {[]string{"inspect", "--lo"}, "--log-level --log-format"},
 		// As bash divides words:

@@ -183,11 +183,20 @@ const ready = proof.SettleTime + time.Minute
 func TestProof(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t, "GPU-1")
+		passes, runs := n.command, 0
 		p, stop := n.start()
-		if got := n.happened(); got != "" {
+		if got := n.happened(); got != "" || p.Runs() != 0 {
 			t.Errorf("before the settle time: %s", got)
 		}
+		changed := p.Changed()
+		n.command = func(ctx context.Context, one proofcommand.Proof) proofcommand.Result {
+			runs = p.Runs()
+			return passes(ctx, one)
+		}
 		time.Sleep(ready)
+		if <-changed; runs != 1 || p.Runs() != 0 {
+			t.Errorf("%d proofs run while one does, %d afterwards", runs, p.Runs())
+		}
 		if got := n.happened(); got != "taken GPU-1, run GPU-1 boot, passed GPU-1, released GPU-1" {
 			t.Errorf("%s; %+v", got, p.Decision().Waits)
 		}
