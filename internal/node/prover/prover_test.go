@@ -183,20 +183,11 @@ const ready = proof.SettleTime + time.Minute
 func TestProof(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t, "GPU-1")
-		passes, runs := n.command, 0
 		p, stop := n.start()
-		if got := n.happened(); got != "" || p.Runs() != 0 {
+		if got := n.happened(); got != "" {
 			t.Errorf("before the settle time: %s", got)
 		}
-		changed := p.Changed()
-		n.command = func(ctx context.Context, one proofcommand.Proof) proofcommand.Result {
-			runs = p.Runs()
-			return passes(ctx, one)
-		}
 		time.Sleep(ready)
-		if <-changed; runs != 1 || p.Runs() != 0 {
-			t.Errorf("%d proofs run while one does, %d afterwards", runs, p.Runs())
-		}
 		if got := n.happened(); got != "taken GPU-1, run GPU-1 boot, passed GPU-1, released GPU-1" {
 			t.Errorf("%s; %+v", got, p.Decision().Waits)
 		}
@@ -217,6 +208,30 @@ func TestProof(t *testing.T) {
 			t.Errorf("after a boot: %s", got)
 		}
 		stop()
+	})
+}
+
+// While a proof runs, that is known to what must not run beside it, which is woken at its begin and its end.
+func TestRuns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, end := newNode(t, "GPU-1"), make(chan struct{})
+		passes := n.command
+		n.command = func(ctx context.Context, one proofcommand.Proof) proofcommand.Result {
+			<-end
+			return passes(ctx, one)
+		}
+		p, stop := n.start()
+		defer stop()
+		changed := p.Changed()
+		for _, runs := range []int{1, 0} {
+			time.Sleep(ready)
+			if <-changed; p.Runs() != runs {
+				t.Errorf("%d proofs run, want %d", p.Runs(), runs)
+			}
+			if changed = p.Changed(); runs == 1 {
+				close(end)
+			}
+		}
 	})
 }
 
