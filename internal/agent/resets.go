@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -17,6 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/node/gpureset"
 	"github.com/tandem-gpu/tandem/internal/node/resetserver"
 	"github.com/tandem-gpu/tandem/internal/node/resetter"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/reconcile"
 )
 
@@ -93,9 +95,7 @@ func (r resetting) See() reset.Node {
 	if r.prover != nil && r.prover.Runs() > 0 {
 		n.Paused = cmp.Or(n.Paused, "a proof runs")
 	}
-	if why := ResetSettings(r.opts); len(why) > 0 {
-		n.Cannot = why[0].String()
-	}
+	n.Cannot = strings.Join(problem.Lines(ResetSettings(r.opts)), "; ")
 	return n
 }
 

@@ -98,9 +98,8 @@ func (r *Resetter) plan(ctx context.Context, id gpu.DeviceID, loseMIG bool) (Pla
 	err, s, ending := r.load(), r.state, r.ending
 	r.mu.Unlock()
 	n := r.opts.Node.See()
-	if n.Cannot == "" {
-		n.Cannot = text(r.opts.Resetter.Ready(ctx))
-	}
+	unready := r.opts.Resetter.Ready(ctx)
+	n.Cannot = both(n.Cannot, unready)
 	b, keeps := r.byPerson(loseMIG).ByPerson(s, n, id)
 	if ending {
 		keeps = append(keeps, reset.Wait{GPU: id, Code: reset.WaitPaused, Text: errEnding.Error()})
@@ -109,7 +108,7 @@ func (r *Resetter) plan(ctx context.Context, id gpu.DeviceID, loseMIG bool) (Pla
 		keeps = append(keeps, unrecorded(id, err))
 	}
 	unknown := slices.ContainsFunc(keeps, func(w reset.Wait) bool { return w.Code == reset.WaitUnknown })
-	if n.Cannot == "" && !unknown {
+	if unready == nil && !unknown {
 		for _, one := range slices.Concat([]gpu.DeviceID{id}, b.With) {
 			if _, err := r.lookAt(ctx, one); err != nil {
 				keeps = append(keeps, reset.Wait{GPU: id, Code: codeOf(err), Text: err.Error()})

@@ -45,6 +45,15 @@ func (r *Resetter) checkReady(ctx context.Context) {
 	})
 }
 
+// both is why no GPU can be reset, by the settings and by what resets them.
+func both(cannot string, unready error) string {
+	if cannot != "" && unready != nil {
+		cannot += "; "
+	}
+	return cannot + text(unready)
+}
+
+// text is that of an error; "" for none.
 func text(err error) string {
 	if err == nil {
 		return ""

@@ -227,7 +227,7 @@ func (r *Resetter) see() reset.Node {
 	case !r.ready.known:
 		n.Paused = cmp.Or(n.Paused, "whether GPUs can be reset is not known yet")
 	case r.ready.err != nil:
-		n.Cannot = cmp.Or(n.Cannot, r.ready.err.Error())
+		n.Cannot = both(n.Cannot, r.ready.err)
 	}
 	return n
 }
