@@ -32,13 +32,13 @@ func (a *Agent) newResetter() *resetter.Resetter {
 		o.File = filepath.Join(dir, a.opts.Name+".resets.json")
 	}
 	if o.Resetter == nil {
-		o.Resetter = gpuResetter(a.opts)
+		o.Resetter = GPUResetter(a.opts)
 	}
 	return resetter.New(o)
 }
 
-// gpuResetter is what calls nvidia-smi: this process, or a component of its own that has the rights for it.
-func gpuResetter(o Options) gpureset.Resetter {
+// GPUResetter is what calls nvidia-smi for an agent: its own process, or a component of its own that has the rights for it.
+func GPUResetter(o Options) gpureset.Resetter {
 	if o.ResetProgram == "" {
 		return resetserver.Client{Socket: resetserver.Path(o.Health.StateDir)}
 	}

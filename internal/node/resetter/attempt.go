@@ -187,7 +187,7 @@ func (a *attempt) call(ctx context.Context, target gpureset.Target) error {
 		return err
 	}
 	a.phase("resetting it by nvidia-smi")
-	err, left := withoutPersistence(a.opts.Resetter.Reset(context.WithoutCancel(ctx), target))
+	left, err := splitPersistence(a.opts.Resetter.Reset(context.WithoutCancel(ctx), target))
 	a.persistence = left != nil
 	if left != nil {
 		a.notePersistence(a.GPU, left.Err)
@@ -257,21 +257,21 @@ func textOf(err error) string {
 	return text(err)
 }
 
-// withoutPersistence returns the failure of a reset, and apart from it that the persistence mode is not as it was.
-func withoutPersistence(err error) (failed error, left *gpureset.PersistenceError) {
+// splitPersistence returns that the persistence mode is not as it was, and apart from it the failure of a reset.
+func splitPersistence(err error) (left *gpureset.PersistenceError, failed error) {
 	var list interface{ Unwrap() []error }
 	switch {
 	case errors.As(err, &list):
 		var others []error
 		for _, one := range list.Unwrap() {
-			one, p := withoutPersistence(one)
+			p, one := splitPersistence(one)
 			others, left = append(others, one), cmp.Or(left, p)
 		}
-		return errors.Join(others...), left
+		return left, errors.Join(others...)
 	case errors.As(err, &left):
-		return nil, left
+		return left, nil
 	}
-	return err, nil
+	return nil, err
 }
 
 // report logs the end of a reset.

@@ -18,7 +18,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/node/gpureset"
 	"github.com/tandem-gpu/tandem/internal/node/resetter"
 	"github.com/tandem-gpu/tandem/internal/util/reconcile"
-	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
 
@@ -109,13 +108,6 @@ func (w *world) happened() (all string) {
 	synctest.Wait()
 	w.with(func() { all, w.events = strings.Join(w.events, ", "), nil })
 	return all
-}
-
-// change changes what is seen.
-func (w *world) change(do func(*reset.Node)) {
-	w.with(func() { do(&w.seen) })
-	watch.Notify(w.changed)
-	synctest.Wait()
 }
 
 // of returns a GPU of what is seen; mu is locked.

@@ -122,7 +122,9 @@ func TestResetRefused(t *testing.T) {
 func TestReset(t *testing.T) {
 	t.Parallel()
 	phases := []resetter.Phase{{At: time.Now(), Text: "taking it"}, {At: time.Now(), Text: "resetting it by nvidia-smi"}}
-	end := func(o reset.Outcome, text string) *reset.End { return &reset.End{Outcome: o, Text: text, Took: 42 * time.Second} }
+	end := func(o reset.Outcome, text string) *reset.End {
+		return &reset.End{Outcome: o, Text: text, Took: 42 * time.Second}
+	}
 	of := &resets{plan: resetter.Plan{Number: 7}, progress: []resetter.Progress{
 		{Number: 7}, {Number: 7, Phases: phases[:1]}, {Number: 7, Phases: phases}, {Number: 7, Phases: phases, End: end(reset.Done, "")},
 	}}
