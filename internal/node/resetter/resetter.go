@@ -187,32 +187,32 @@ func (r *Resetter) review() {
 func (r *Resetter) pass(ctx context.Context) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.ending {
+		return reconcile.Never
+	}
 	if err := r.load(); err != nil {
 		return retryStore
 	}
 	r.checkReady(ctx)
 	node, now := r.see(), time.Now()
 	res := r.opts.Policy.Next(r.state, node, now)
-	act := r.opts.Policy.Mode == reset.Act && !r.ending
-	if err := r.file.Store(res.State); err != nil && act { // what runs must be on disk
-		act, res.Wake = false, now.Add(retryStore)
-	}
-	if !act && r.opts.Policy.Mode == reset.Act {
+	if err := r.file.Store(res.State); err != nil { // what runs must be on disk
 		for _, b := range res.Begin {
 			res.State = res.State.Ended(b.GPU, reset.End{Number: b.Number, Outcome: reset.Cancelled, At: now}, now)
 		}
-		res.Begin = nil
+		res.Begin, res.Wake = nil, now.Add(retryStore)
 	}
 	r.state = res.State
 	r.shown.Store(&res)
 	r.note(node)
 	r.beginRestore()
-	for _, b := range res.Begin {
-		if act {
+	if r.opts.Policy.Mode == reset.Act {
+		for _, b := range res.Begin {
 			r.begin(ctx, b, r.opts.Policy)
 		}
+	} else {
+		r.tell(node, res)
 	}
-	r.tell(node, res)
 	next := readyEvery
 	if !res.Wake.IsZero() {
 		next = min(next, max(res.Wake.Sub(now), 0))
@@ -244,9 +244,6 @@ func (r *Resetter) note(n reset.Node) {
 
 // tell logs what would be reset with reset.Report, once for each fault.
 func (r *Resetter) tell(n reset.Node, res reset.Result) {
-	if r.opts.Policy.Mode != reset.Report {
-		return
-	}
 	for i := range n.GPUs {
 		if n.GPUs[i].TakesWork {
 			delete(r.told, n.GPUs[i].ID)
