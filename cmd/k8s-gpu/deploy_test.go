@@ -13,6 +13,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/internal/node/resetserver"
 	"github.com/tandem-gpu/tandem/internal/util/httpserver"
 	"github.com/tandem-gpu/tandem/test/check"
 )
@@ -149,7 +150,7 @@ func TestDaemonSetComponents(t *testing.T) {
 		"policy": {mount: "/etc/tandem"}, "mps": {mount: "/mps"}, "mig": {adds: []string{"SYS_ADMIN", "SYSLOG"}}, "selinux": {},
 		"driver-container": {mount: "/driver-root"}, "device-nodes": {}, "cdi": {privileged: true},
 		"reservation-check": {hostPID: true}, "owners": {hostPID: true, mount: "/var/log/pods"},
-		"prove": {mount: "/etc/tandem"}, "prove/pod": {hostPID: true},
+		"prove": {mount: "/etc/tandem"}, "prove/pod": {hostPID: true}, "reset": {mount: "/etc/tandem"}, "reset/pod": {hostPID: true},
 		"dra":       {mount: "/var/lib/kubelet/plugins_registry", writes: true, account: "tandem-k8s-gpu"},
 		"hand-over": {account: "tandem-k8s-gpu"}, "hand-over/rights": {},
 		"node-labels": {mount: "/etc/kubernetes/node-feature-discovery/features.d", writes: true},
@@ -219,6 +220,37 @@ func TestDaemonSetOfMPS(t *testing.T) {
 	for _, v := range pod.Volumes {
 		if v.Name == "mps-root" && v.HostPath.Path != s.MPSRoot || v.Name == "mps-shm" && v.HostPath.Path != s.MPSRoot+"/shm" {
 			t.Errorf("%+v, want it below %s", v, s.MPSRoot)
+		}
+	}
+}
+
+// The pod that resets GPUs finds the agents' socket folder and the driver, has no token and no GPU of a container runtime, and is given the time of a reset.
+func TestDaemonSetOfResets(t *testing.T) {
+	var d daemonSet
+	manifest(t, "../../deploy/reset/pod/server.yaml", &d)
+	pod := d.Spec.Template.Spec
+	c := pod.Containers[0]
+	s, err := resolveAll(t, nil, c.env(), "")
+	check.NoError(t, err)
+	if len(s.Notes) > 0 || !slices.Equal(c.Args, []string{"reset-server"}) || c.env()["NVIDIA_VISIBLE_DEVICES"] != "void" {
+		t.Errorf("args %q, environment %v, settings without effect: %v", c.Args, c.env(), s.Notes)
+	}
+	if !pod.HostPID || pod.Token || pod.Account != "" || !c.SecurityContext.Privileged {
+		t.Errorf("%+v", pod)
+	}
+	if grace := time.Duration(pod.Grace) * time.Second; grace < resetserver.StopWithin+5*time.Second {
+		t.Errorf("%v to stop in, and a reset takes up to %v", grace, resetserver.StopWithin)
+	}
+	writable := map[string]bool{}
+	for _, m := range c.VolumeMounts {
+		writable[m.MountPath] = !m.ReadOnly
+	}
+	if want := map[string]bool{s.Health.StateDir: true, s.ContainerRoot: false}; !maps.Equal(writable, want) {
+		t.Errorf("mounts %v, want %v", writable, want)
+	}
+	for _, v := range pod.Volumes {
+		if v.Name == "driver-root" && v.HostPath.Path != s.DriverRoot {
+			t.Errorf("%+v", v)
 		}
 	}
 }

@@ -159,19 +159,19 @@ func daemonSets(t *testing.T, all []object) []appsv1.DaemonSet {
 }
 
 // bothDaemonSets returns those of the agents, and those of the MPS daemons.
-func bothDaemonSets(t *testing.T, all []object) (agents, mps []appsv1.DaemonSet) {
+func bothDaemonSets(t *testing.T, all []object) (agents, others []appsv1.DaemonSet) {
 	t.Helper()
 	for _, o := range all {
 		if o["kind"] != "DaemonSet" {
 			continue
 		}
-		if d := strict[appsv1.DaemonSet](t, o); d.Spec.Template.Spec.Containers[0].Name == "mps-daemon" {
-			mps = append(mps, d)
+		if d := strict[appsv1.DaemonSet](t, o); d.Spec.Template.Spec.Containers[0].Name != "k8s-gpu" {
+			others = append(others, d)
 		} else {
 			agents = append(agents, d)
 		}
 	}
-	return agents, mps
+	return agents, others
 }
 
 func strict[T any](t *testing.T, o object) T {

@@ -47,6 +47,7 @@ func TestComponentsAreValues(t *testing.T) {
 		"node-labels":       {"nodeLabels": values{"enabled": true}},
 		"owners":            {"owners": values{"enabled": true}},
 		"prove":             {"prove": values{"enabled": true}},
+		"reset":             {"reset": values{"enabled": true}},
 		"hand-over":         {"handOver": values{"enabled": true}},
 		"dra":               {"api": "dra"},
 		"gpu-nodes":         {"gpuNodesOnly": true},
@@ -74,10 +75,10 @@ func TestComponentsAreValues(t *testing.T) {
 			if diff := cmp.Diff(want, got, byName[corev1.EnvVar](), byName[corev1.Volume](), byName[corev1.VolumeMount]()); diff != "" {
 				t.Errorf("the component (-), the values (+):\n%s", diff)
 			}
-			_, wantMPS := bothDaemonSets(t, component)
-			_, gotMPS := bothDaemonSets(t, chart)
-			if diff := cmp.Diff(wantMPS, gotMPS); diff != "" {
-				t.Errorf("the MPS daemons: the component (-), the values (+):\n%s", diff)
+			_, wantOthers := bothDaemonSets(t, component)
+			_, gotOthers := bothDaemonSets(t, chart)
+			if diff := cmp.Diff(wantOthers, gotOthers); diff != "" {
+				t.Errorf("the other DaemonSets: the component (-), the values (+):\n%s", diff)
 			}
 			if diff := cmp.Diff(otherObjects(component), otherObjects(chart)); diff != "" {
 				t.Errorf("other objects: the component (-), the values (+):\n%s", diff)
@@ -86,20 +87,40 @@ func TestComponentsAreValues(t *testing.T) {
 	}
 }
 
-// The components policy and prove both bring the configuration file: they are refused together, and prove/pod adds to policy what the container needs.
-func TestProveBesidePolicy(t *testing.T) {
-	if _, err := tryKustomize(t, "policy+prove"); err == nil || !strings.Contains(err.Error(), "tandem-policy") {
-		t.Errorf("policy and prove together: %v", err)
-	}
-	both := daemonSets(t, documents(t, kustomize(t, "policy+prove/pod")))[0].Spec.Template.Spec
-	alone := daemonSets(t, documents(t, kustomize(t, "prove")))[0].Spec.Template.Spec
-	for _, pod := range []*corev1.PodSpec{&both, &alone} {
-		for i := range pod.Volumes { // each configuration has a name of its own
-			pod.Volumes[i].ConfigMap = nil
+// The components policy, prove and reset each bring the configuration file: two are refused together, and prove/pod and reset/pod add to policy what the
+// pods need.
+func TestConfigurationsOfComponents(t *testing.T) {
+	for _, name := range []string{"prove", "reset"} {
+		if _, err := tryKustomize(t, "policy+"+name); err == nil || !strings.Contains(err.Error(), "tandem-policy") {
+			t.Errorf("policy and %s together: %v", name, err)
+		}
+		both, bothOthers := bothDaemonSets(t, documents(t, kustomize(t, "policy+"+name+"/pod")))
+		alone, others := bothDaemonSets(t, documents(t, kustomize(t, name)))
+		for _, d := range []*appsv1.DaemonSet{&both[0], &alone[0]} {
+			for i := range d.Spec.Template.Spec.Volumes { // each configuration has a name of its own
+				d.Spec.Template.Spec.Volumes[i].ConfigMap = nil
+			}
+		}
+		if diff := cmp.Diff(alone[0], both[0], byName[corev1.EnvVar]()); diff != "" {
+			t.Errorf("%s (-), policy and %s/pod (+):\n%s", name, name, diff)
+		}
+		if diff := cmp.Diff(others, bothOthers); diff != "" {
+			t.Errorf("%s (-), policy and %s/pod (+):\n%s", name, name, diff)
 		}
 	}
-	if diff := cmp.Diff(alone, both, byName[corev1.EnvVar]()); diff != "" {
-		t.Errorf("prove (-), policy and prove/pod (+):\n%s", diff)
+}
+
+// With prove and reset the configuration is that of both.
+func TestProveAndReset(t *testing.T) {
+	all := objects(t, values{"prove": values{"enabled": true}, "reset": values{"enabled": true}})
+	_, file := comparable(t, all)
+	for _, part := range []string{"command:", "- prove-gpu", "mode: act", "version: v1"} {
+		if !strings.Contains(file, part) {
+			t.Errorf("no %q in the configuration\n%s", part, file)
+		}
+	}
+	if agents, others := bothDaemonSets(t, all); len(agents) != 1 || len(others) != 1 || !agents[0].Spec.Template.Spec.HostPID {
+		t.Errorf("%d DaemonSets of the agent, %d others", len(agents), len(others))
 	}
 }
 

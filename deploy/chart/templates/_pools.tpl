@@ -35,11 +35,19 @@ default
 {{- end -}}
 {{- end -}}
 
-{{/* The configurations by name, as JSON: those of config.map, and without any and with prove.enabled the one of the component prove. */}}
+{{/*
+The configurations by name, as JSON: those of config.map, and without any and with prove.enabled or reset.enabled the one of the component prove or
+reset, with both that of both.
+*/}}
 {{- define "tandem.configMap" -}}
 {{- $map := default dict .Values.config.map -}}
-{{- if and .Values.prove.enabled (not $map) (not .Values.config.name) -}}
+{{- if or $map .Values.config.name -}}
+{{- else if and .Values.prove.enabled .Values.reset.enabled -}}
+{{- $map = dict "default" (merge (.Files.Get "files/prove.yaml" | fromYaml) (.Files.Get "files/reset.yaml" | fromYaml)) -}}
+{{- else if .Values.prove.enabled -}}
 {{- $map = dict "default" (.Files.Get "files/prove.yaml") -}}
+{{- else if .Values.reset.enabled -}}
+{{- $map = dict "default" (.Files.Get "files/reset.yaml") -}}
 {{- end -}}
 {{- toJson $map -}}
 {{- end -}}
@@ -85,6 +93,7 @@ reads a variable before its file. A pod has what any of the configurations needs
 {{- $mps := false -}}
 {{- $dra := false -}}
 {{- $prove := false -}}
+{{- $reset := false -}}
 {{- $hasStrategy := false -}}
 {{- range (include "tandem.configs" . | fromJson).configs -}}
 {{- $flags := default dict .config.flags -}}
@@ -96,6 +105,7 @@ reads a variable before its file. A pod has what any of the configurations needs
 {{- end -}}
 {{- $dra = or $dra (eq (default (default "device-plugin" .config.api) $v.api) "dra") -}}
 {{- $prove = or $prove .config.prove | not | not -}}
+{{- $reset = or $reset (has (default dict .config.reset).mode (list "report" "act")) -}}
 {{- $hasStrategy = or $hasStrategy (hasKey (default dict $flags.plugin) "deviceListStrategy") -}}
 {{- end -}}
 {{- $strategy := $v.deviceListStrategy -}}
@@ -120,7 +130,8 @@ reads a variable before its file. A pod has what any of the configurations needs
 {{- $_ := set $d "kubeletRoot" (trimSuffix "/" $v.kubeletRoot) -}}
 {{- $_ := set $d "driverRoot" (default "/" $v.nvidiaDriverRoot | trimSuffix "/" | default "/") -}}
 {{- $_ := set $d "prove" (ternary $prove $v.prove.enabled (kindIs "invalid" $v.prove.enabled)) -}}
-{{- $_ := set $d "hostPID" (or (ne $check "off") $v.owners.enabled $d.prove) -}}
+{{- $_ := set $d "reset" (ternary $reset $v.reset.enabled (kindIs "invalid" $v.reset.enabled)) -}}
+{{- $_ := set $d "hostPID" (or (ne $check "off") $v.owners.enabled $d.prove $d.reset) -}}
 {{- $resources := deepCopy (default dict $v.resources) -}}
 {{- if and $d.prove $v.prove.memory (default dict $resources.limits).memory -}}{{- $_ := set $resources.limits "memory" $v.prove.memory -}}{{- end -}}
 {{- $_ := set $d "resources" $resources -}}

@@ -16,7 +16,7 @@ import (
 
 // Program is nvidia-smi of the node's driver. It is run with the root of the driver as its own, so that it gets the driver's own libraries: that of a
 // driver container, or of the host in a container. A folder that has only files of the driver, as on Google's images, is no root: there nvidia-smi is run
-// as it is, with LD_LIBRARY_PATH.
+// as it is, with the driver's library preloaded, as NVIDIA's DRA driver does. A search path for libraries could have another libc in it.
 type Program struct {
 	Root      string   // of the driver, see core.Roots; "" or "/" = that of this process
 	Path      string   // of nvidia-smi as it is run, so in Root if that is a root; "" = searched in the folders of a root
@@ -26,17 +26,17 @@ type Program struct {
 // folders are where distributions, NVIDIA's driver container and Google's images have programs, beneath the root of the driver.
 var folders = []string{"usr/bin", "usr/local/bin", "usr/sbin", "usr/local/sbin", "bin", "sbin", "opt/bin", "usr/local/nvidia/bin"}
 
-// linkers are the dynamic linkers of 64-bit Linux. A root has one.
-var linkers = []string{"lib64/ld-linux-x86-64.so.2", "lib/ld-linux-aarch64.so.1", "usr/lib64/ld-linux-x86-64.so.2", "usr/lib/ld-linux-aarch64.so.1"}
+// linkers are the dynamic linkers of 64-bit Linux, where programs have them. A root has one.
+var linkers = []string{"lib64/ld-linux-x86-64.so.2", "lib/ld-linux-aarch64.so.1"}
 
 // killAtMost is for how long the end of a process is awaited that was killed.
 const killAtMost = 2 * time.Second
 
 // place is where nvidia-smi is and how it is run.
 type place struct {
-	root      string // "/" = as it is
-	path      string // in the root
-	libraries string // LD_LIBRARY_PATH; "" = none
+	root    string // "/" = as it is
+	path    string // in the root
+	library string // LD_PRELOAD; "" = none
 }
 
 // Check returns why nvidia-smi can't be run: an *UnavailableError.
@@ -52,7 +52,7 @@ func (p Program) place() (place, error) {
 	if existing(driver, linkers) != "" {
 		at.root, driver = driver, "/"
 	} else {
-		at.libraries = p.libraries(driver)
+		at.library = p.library(driver)
 	}
 	if at.path == "" {
 		for _, folder := range folders {
@@ -72,11 +72,11 @@ func (p Program) place() (place, error) {
 	return at, nil
 }
 
-// libraries returns the folder that has the driver's library; "" = none.
-func (p Program) libraries(root string) string {
+// library returns the driver's library for nvidia-smi; "" = the linker finds it.
+func (p Program) library(root string) string {
 	for _, folder := range p.Libraries {
-		if isThere(filepath.Join(root, folder, "libnvidia-ml.so.1")) {
-			return filepath.Join(root, folder)
+		if path := filepath.Join(root, folder, "libnvidia-ml.so.1"); root != "/" && isThere(path) {
+			return path
 		}
 	}
 	return ""
@@ -113,8 +113,8 @@ func (p Program) Call(ctx context.Context, args ...string) (printed string, stat
 	proofcommand.CloseOnExec()
 	cmd := exec.CommandContext(ctx, at.path, args...)
 	cmd.Dir, cmd.Env = "/", []string{"LC_ALL=C", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
-	if at.libraries != "" {
-		cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+at.libraries)
+	if at.library != "" {
+		cmd.Env = append(cmd.Env, "LD_PRELOAD="+at.library)
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if at.root != "/" {

@@ -102,8 +102,8 @@ func TestProgramIsFound(t *testing.T) {
 	}{
 		"a driver container":      {Program{Root: root, Libraries: libraries}, place{root, "/usr/local/bin/nvidia-smi", ""}},
 		"its program by a path":   {Program{Root: root, Path: "/opt/smi"}, place{root, "/opt/smi", ""}},
-		"a folder of the driver":  {Program{Root: files, Libraries: libraries}, place{"/", files + "/bin/nvidia-smi", files + "/lib64"}},
-		"another program with it": {Program{Root: files, Path: "/bin/sh", Libraries: libraries}, place{"/", "/bin/sh", files + "/lib64"}},
+		"a folder of the driver":  {Program{Root: files, Libraries: libraries}, place{"/", files + "/bin/nvidia-smi", files + "/lib64/libnvidia-ml.so.1"}},
+		"another program with it": {Program{Root: files, Path: "/bin/sh", Libraries: libraries}, place{"/", "/bin/sh", files + "/lib64/libnvidia-ml.so.1"}},
 		"this process's root":     {Program{Path: "/bin/sh", Libraries: libraries}, place{"/", "/bin/sh", ""}},
 	} {
 		if got, _ := c.program.place(); got != c.want {

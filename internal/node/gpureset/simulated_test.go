@@ -29,7 +29,7 @@ type machine struct {
 func start(t *testing.T, name string) *machine {
 	t.Helper()
 	m := &machine{Machine: simdriver.StartParallel(t, name)}
-	m.Proc = m.Machine.Root + "/proc"
+	m.Proc = m.Root + "/proc"
 	m.Call = func(ctx context.Context, args ...string) (string, int, error) {
 		if args[0] == "--gpu-reset" { // not two minutes
 			var cancel context.CancelFunc
@@ -62,7 +62,7 @@ func (m *machine) value(t *testing.T, key string) string {
 // openNode opens the GPU's device node, as the simulated driver does: no kernel module has it.
 func (m *machine) openNode(t *testing.T) *os.File {
 	t.Helper()
-	path := m.Machine.Root + "/dev/nvidia3"
+	path := m.Root + "/dev/nvidia3"
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	check.NoError(t, err)
 	return os.NewFile(uintptr(fd), path)
@@ -201,7 +201,7 @@ func TestMachineByTheProgram(t *testing.T) {
 	check.NoError(t, err, os.Chmod(dir, 0o755))
 	t.Cleanup(func() { check.NoError(t, os.RemoveAll(dir)) })
 	m := start(t, "h100x8")
-	program := gpureset.Program{Path: filepath.Join(dir, "nvidia-smi"), Root: m.Machine.Root, Libraries: []string{"usr/lib/x86_64-linux-gnu"}}
+	program := gpureset.Program{Path: filepath.Join(dir, "nvidia-smi"), Root: m.Root, Libraries: []string{"usr/lib/x86_64-linux-gnu"}}
 	check.NoError(t, m.InstallSMI(t.Context(), program.Path))
 	if err := program.Check(); err != nil {
 		t.Skipf("no folder that nobody else can write: %v", err)

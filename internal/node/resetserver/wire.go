@@ -51,7 +51,7 @@ func encode(err error) (all []wireError) {
 	if err == nil {
 		return nil
 	}
-	if list, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // of errors.Join
+	if list, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, one := range list.Unwrap() {
 			all = append(all, encode(one)...)
 		}
