@@ -25,13 +25,23 @@ const (
 // smiCommand is the package of the program.
 const smiCommand = "github.com/tandem-gpu/tandem/test/simdriver/cmd/nvidia-smi"
 
-// InstallSMI builds nvidia-smi for this machine at a path. Beside it is a file, with the suffix .machine, that has the folder of the machine, so that the
-// program finds it in any environment.
+// InstallSMI builds nvidia-smi for this machine at a path; "" = where the driver has it below Root. Elsewhere a file beside it, with the suffix .machine, has
+// the folder of the machine, so that the program finds it in any environment.
 func (m *Machine) InstallSMI(ctx context.Context, path string) error {
+	own := path == ""
+	if own {
+		path = m.path("usr/bin/nvidia-smi")
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+	}
 	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", path, smiCommand)
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("build nvidia-smi: %w\n%s", err, out)
+	}
+	if own { // also in a container, where Root has another path
+		return nil
 	}
 	return os.WriteFile(path+machineSuffix, []byte(m.Root+"\n"), 0o644)
 }

@@ -2,6 +2,7 @@ package simdriver_test
 
 import (
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 
@@ -35,5 +36,22 @@ func TestSMI(t *testing.T) {
 		if status := m.SMI(t.Context(), strings.Fields(c.args), &out); status != c.status || !strings.HasPrefix(out.String(), c.prints) {
 			t.Errorf("nvidia-smi %s: status %d, %s", c.args, status, &out)
 		}
+	}
+}
+
+// The program finds its machine by its own place, and stays when the machine changes.
+func TestSMIProgram(t *testing.T) {
+	m := simdriver.StartParallel(t, "l40s")
+	ok(t, m.InstallSMI(t.Context(), ""))
+	ok(t, m.Set(1, "persistence", "no"))
+	cmd := exec.CommandContext(t.Context(), m.Root+"/usr/bin/nvidia-smi", "--query-gpu=persistence_mode", "--format=csv,noheader", "-i", m.UUID(1))
+	cmd.Env = []string{"LC_ALL=C"}
+	if out, err := cmd.CombinedOutput(); err != nil || string(out) != "Disabled\n" {
+		t.Errorf("%q, %v", out, err)
+	}
+	cmd = exec.CommandContext(t.Context(), cmd.Path, "-r", "-i", "8")
+	cmd.Env = []string{"LC_ALL=C"}
+	if err := cmd.Run(); err == nil || cmd.ProcessState.ExitCode() != 6 {
+		t.Errorf("%v", err)
 	}
 }
