@@ -37,6 +37,7 @@ var elsewhere = []struct{ begins, why string }{
 	{"mkdir -p $CUDA_MPS_", "a GPU"},
 	{"CUDA_VISIBLE_DEVICES=GPU-", "a GPU"},
 	{"nomad-gpu prove-gpu ", "a GPU; internal/cli (TestProveGPU) runs it with a CUDA driver for tests"},
+	{"nomad-gpu reset ", "nvidia-smi; internal/cli (TestReset) runs it with that of a simulated machine"},
 	{"tools/release/", "a release; test/release runs verify and push"},
 	{"PATH=$(tools/release/tools ", "minutes; test/release/run has the same line"},
 	{"cosign ", "a release; test/release verifies with the same options"},
