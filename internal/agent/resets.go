@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/reset"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/node/gpureset"
+	"github.com/tandem-gpu/tandem/internal/node/ownership"
 	"github.com/tandem-gpu/tandem/internal/node/resetserver"
 	"github.com/tandem-gpu/tandem/internal/node/resetter"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
@@ -191,12 +192,9 @@ func (r resetting) Target(id gpu.DeviceID) (gpureset.Target, bool) {
 	return gpureset.Target{}, false
 }
 
-// programs of agents, as the kernel has their names.
-var programs = []string{"k8s-gpu", "nomad-gpu"}
-
 // IsAgent implements resetter.Node. What takes the name of an agent is found when the agents have closed the driver.
 func (resetting) IsAgent(c gpureset.Client) bool {
-	return c.PID == os.Getpid() || slices.Contains(programs, c.Name)
+	return c.PID == os.Getpid() || slices.Contains(ownership.Agents(), c.Name)
 }
 
 // WasReset implements resetter.Node.

@@ -21,6 +21,22 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
+// installSMI returns the path of the nvidia-smi of a machine, which only root can replace.
+func installSMI(t *testing.T, m *simdriver.Machine) (program string) {
+	t.Helper()
+	cache, err := os.UserCacheDir()
+	check.NoError(t, err, os.MkdirAll(cache, 0o755))
+	dir, err := os.MkdirTemp(cache, "nvidia-smi-") // not in /tmp, where every user can write
+	check.NoError(t, err, os.Chmod(dir, 0o755))
+	t.Cleanup(func() { check.NoError(t, os.RemoveAll(dir)) })
+	program = filepath.Join(dir, "nvidia-smi")
+	check.NoError(t, m.InstallSMI(t.Context(), program))
+	if err := (gpureset.Program{Path: program}).Check(); err != nil {
+		t.Skipf("no folder that nobody else can write: %v", err)
+	}
+	return program
+}
+
 // The component resets a GPU of a machine by its nvidia-smi, for an agent that has taken it.
 func TestResetServer(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -28,16 +44,8 @@ func TestResetServer(t *testing.T) {
 	}
 	t.Parallel()
 	m := simdriver.StartParallel(t, "h100x8")
-	cache, err := os.UserCacheDir()
-	check.NoError(t, err, os.MkdirAll(cache, 0o755))
-	dir, err := os.MkdirTemp(cache, "nvidia-smi-") // not in /tmp, where every user can write
-	check.NoError(t, err, os.Chmod(dir, 0o755))
-	t.Cleanup(func() { check.NoError(t, os.RemoveAll(dir)) })
-	program := filepath.Join(dir, "nvidia-smi")
-	check.NoError(t, m.InstallSMI(t.Context(), program), m.Set(3, "recovery_action", "1"))
-	if err := (gpureset.Program{Path: program}).Check(); err != nil {
-		t.Skipf("no folder that nobody else can write: %v", err)
-	}
+	program := installSMI(t, m)
+	check.NoError(t, m.Set(3, "recovery_action", "1"))
 	state := coretest.ShortDir(t)
 	cmd := exec.Command(binaries.Path(t, "k8s-gpu"), "reset-server", "--state-dir="+state, "--driver-root="+m.Root, "--procfs-root="+m.Root+"/proc", "--program="+program)
 	var log bytes.Buffer
