@@ -29,7 +29,7 @@ func (a *Agent) newProver() *prover.Prover {
 		Node: proving{a}, Policy: a.opts.Prove, LibraryPath: os.Getenv("LD_LIBRARY_PATH"), Log: a.opts.Log,
 		On: []reconcile.Source{a.Changed, a.use.Changed, a.resetter.Changed}, File: a.proofs(".json"), Folder: a.proofs(""),
 	}
-	a.SetProved(&inventory.Proved{}) // the attribute is there from the beginning
+	a.SetProofs(&inventory.Proofs{}) // no GPU takes work before the first pass
 	return prover.New(o)
 }
 
@@ -44,10 +44,13 @@ func (a *Agent) proofs(suffix string) string {
 
 // prove proves GPUs until ctx ends. It returns at once without a policy for that.
 func (a *Agent) prove(ctx context.Context) {
-	if a.opts.Earlier != nil {
-		<-a.opts.Earlier // it has the same files; its command may take some seconds to end
+	if a.prover == nil {
+		if a.opts.Earlier != nil {
+			<-a.opts.Earlier
+		}
+		return
 	}
-	if a.prover == nil || ctx.Err() != nil {
+	if a.prover.Await(ctx, a.opts.Earlier); ctx.Err() != nil { // it has the same files; its command may take some seconds to end
 		return
 	}
 	if folder := a.proofs(""); folder != "" {
@@ -140,23 +143,24 @@ func (p proving) HasFailed(id gpu.DeviceID) bool {
 	})
 }
 
-// Withhold implements prover.Node.
-func (p proving) Withhold(all []proof.Withheld) {
-	var unproved []inventory.Unproved
-	for _, w := range all {
-		unproved = append(unproved, inventory.Unproved{GPU: w.GPU, Detail: w.Text})
-	}
-	p.SetUnproved(unproved)
-	p.SetProved(provedOn(p.prover.Decision().State))
+// Decided implements prover.Node.
+func (p proving) Decided(n proof.Node, withheld []proof.Withheld, s proof.State) {
+	p.SetProofs(proofsOf(n, withheld, s))
 }
 
-// provedOn is when each GPU passed its latest proof.
-func provedOn(s proof.State) *inventory.Proved {
-	on := map[gpu.DeviceID]string{}
+// proofsOf is what the inventory needs of a decision.
+func proofsOf(n proof.Node, withheld []proof.Withheld, s proof.State) *inventory.Proofs {
+	is := inventory.Proofs{Withheld: map[gpu.DeviceID]string{}, Passed: map[gpu.DeviceID]string{}}
+	for i := range n.GPUs {
+		is.Withheld[n.GPUs[i].ID] = ""
+	}
+	for _, w := range withheld {
+		is.Withheld[w.GPU] = w.Text
+	}
 	for _, r := range s.Records {
 		if r.Last != nil && r.Last.Passed {
-			on[r.GPU] = r.Last.At.UTC().Format(time.DateOnly)
+			is.Passed[r.GPU] = r.Last.At.UTC().Format(time.DateOnly)
 		}
 	}
-	return &inventory.Proved{On: on}
+	return &is
 }

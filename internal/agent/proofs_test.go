@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/proof"
 	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/test/check"
 )
 
 // What proofs are decided by follows from the state and the table of use.
@@ -68,14 +70,47 @@ func TestSeen(t *testing.T) {
 }
 
 // Only a GPU whose latest proof it passed has a day, in UTC.
-func TestProvedOn(t *testing.T) {
+func TestPassed(t *testing.T) {
 	at := time.Date(2026, 11, 27, 23, 30, 0, 0, time.FixedZone("", -3600))
 	s := proof.State{Records: []proof.Record{
 		{GPU: "GPU-1", Last: &proof.Verdict{Passed: true, At: at}}, {GPU: "GPU-2", Last: &proof.Verdict{At: at}}, {GPU: "GPU-3"},
 	}}
-	if on := provedOn(s).On; len(on) != 1 || on["GPU-1"] != "2026-11-28" {
+	if on := proofsOf(proof.Node{}, nil, s).Passed; len(on) != 1 || on["GPU-1"] != "2026-11-28" {
 		t.Errorf("%v", on)
 	}
+}
+
+// A GPU that waits for a proof since the boot takes no work from the first moment on, and adapters show it only when that is known.
+func TestNotProvedFromTheBeginning(t *testing.T) {
+	folder, proc := t.TempDir(), t.TempDir()
+	check.NoError(t, os.MkdirAll(proc+"/sys/kernel/random", 0o700))
+	check.NoError(t, os.WriteFile(proc+"/sys/kernel/random/boot_id", []byte("5f3c\n"), 0o600))
+	synctest.Test(t, func(t *testing.T) {
+		o := options(config.Health{StateDir: folder}, core.DefaultConfig())
+		o.Core.Roots.Proc, o.Core.Occupancy = proc, inventory.OccupancyReport
+		o.Open = coretest.NewMachine(coretest.GPUs(2)).Open
+		o.Prove = proof.Default()
+		o.Prove.Command, o.Prove.Withhold = []string{"/check"}, true
+		ctx, cancel := context.WithCancel(t.Context())
+		a, done := New(o), make(chan struct{})
+		go func() { defer close(done); _ = a.Run(ctx) }()
+		defer func() { cancel(); <-done }()
+		for inv := range a.Watch(ctx) {
+			for u := range inv.Units() {
+				if u.Health.Schedulable() {
+					t.Errorf("%s takes work, provisional %t", u.ID, inv.Provisional())
+				}
+			}
+			if inv.Len() == 2 && !inv.Provisional() {
+				break
+			}
+		}
+		for u := range a.Current().Units() {
+			if text := u.Health.String(); !strings.Contains(text, "since the boot") {
+				t.Errorf("%s: %s", u.ID, text)
+			}
+		}
+	})
 }
 
 // An agent proves no GPU while the agent before it ends its proofs, which have the same record and folder.

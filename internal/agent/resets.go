@@ -135,7 +135,8 @@ func seenFaults(s core.State, table use.Table, mode health.Mode, n reset.Node, r
 		faults(&g, all)
 		known, _ := s.Ledger.History(id)
 		g.Action = known.Sample.RecoveryAction
-		g.TakesWork = g.TakesWork && !slices.ContainsFunc(s.Host.Unproved, func(u inventory.Unproved) bool { return u.GPU == id })
+		unproved, _ := s.Host.Proofs.Withholds(id)
+		g.TakesWork = g.TakesWork && unproved == ""
 		g.MIG = slices.ContainsFunc(s.Snapshot.Devices, func(d gpu.Device) bool { return d.At.GPU == id && d.Profile != "" })
 		g.NVSwitch = slices.ContainsFunc(s.Snapshot.Links, func(l gpu.Link) bool { return l.NVSwitch && (l.A == id || l.B == id) })
 		g.Group = islandOf(s.Inventory.Islands(), id)

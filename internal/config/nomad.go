@@ -30,7 +30,7 @@ type Nomad struct {
 
 	Prove        proof.Policy // the zero value = no GPU is proved
 	Reset        reset.Policy // the zero value = no GPU is reset but by a person
-	ResetProgram string       // nvidia-smi
+	ResetProgram string       // path of nvidia-smi; "" = where the driver has it
 
 	Operations Operations
 
@@ -278,7 +278,7 @@ func (b Block) compile(text []byte) (s Nomad, f File, err error) {
 		f, err = parseAs(b.PolicyFile, text, policy.Nomad, fileKinds(b.strict))
 	}
 	s = b.settings
-	s.Core.Policy, s.Prove, s.Reset, s.ResetProgram = f.Policy, f.Prove, f.Reset, cmp.Or(f.ResetProgram, policy.DefaultResetProgram)
+	s.Core.Policy, s.Prove, s.Reset, s.ResetProgram = f.Policy, f.Prove, f.Reset, f.ResetProgram
 	s.Core.MIG = cmp.Or(s.Core.MIG, f.MIG, inventory.MIGMixed)
 	s.MPSRoot = filepath.Clean(cmp.Or(s.MPSRoot, f.MPSRoot, defaultMPSRoot))
 	return s, f, errors.Join(slices.Concat(b.problems, []error{err})...)

@@ -301,9 +301,11 @@ func TestReserveTolerated(t *testing.T) {
 			tolerate("XID_95", "OVERLAP"), "offered by another agent (perhaps)"},
 		"moves here, with a fault": {observe(xid), inventory.Host{CDI: defined, Ownership: inventory.Ownership{
 			GPUs: []inventory.GPUOwner{{GPU: at.GPU, API: inventory.DRA, Local: true, Pending: "to nomad"}}}}, tolerate("XID_95", "MOVING"), "moves (to nomad)"},
-		"not proved so far": {host: inventory.Host{CDI: defined, Unproved: []inventory.Unproved{{GPU: at.GPU, Detail: "not proved since the boot"}}},
+		"not proved so far": {host: inventory.Host{CDI: defined, Proofs: &inventory.Proofs{Withheld: map[gpu.DeviceID]string{at.GPU: "not proved since the boot"}}},
 			tolerates: tolerate("PROVING"), want: "withheld for a proof for a short time (not proved since the boot)"},
-		"another GPU is not proved so far": {host: inventory.Host{CDI: defined, Unproved: []inventory.Unproved{{GPU: "GPU-x"}}}, tolerates: tolerate()},
+		"not decided whether it is to be proved": {host: inventory.Host{CDI: defined, Proofs: &inventory.Proofs{}}, tolerates: tolerate("PROVING"),
+			want: "withheld for a proof for a short time (until its record is read)"},
+		"another GPU is not proved so far": {host: inventory.Host{CDI: defined, Proofs: &inventory.Proofs{Withheld: map[gpu.DeviceID]string{"GPU-x": "since the boot", at.GPU: ""}}}, tolerates: tolerate()},
 		"taken for a proof": {host: inventory.Host{CDI: defined, Ownership: inventory.Ownership{
 			GPUs: []inventory.GPUOwner{{GPU: at.GPU, API: inventory.DRA, Local: true, Taken: inventory.Proof}}}}, tolerates: tolerate("PROVING"), want: "withheld for a proof"},
 		"taken for a proof, with a fault, and moves away": {observe(xid), inventory.Host{CDI: defined, Ownership: inventory.Ownership{

@@ -146,7 +146,7 @@ func (f *fingerprinter) follow(ctx context.Context, src Source) {
 // would take an allocated device for a free one.
 func (f *fingerprinter) update(inv *inventory.Allocatable) {
 	f.next = nil
-	if f.sent != nil && (inv.Driver().State == gpu.DriverPending || inv.AwaitsFirstWrite()) {
+	if f.sent != nil && (inv.Driver().State == gpu.DriverPending || inv.AwaitsFirstPass()) {
 		return
 	}
 	next := []listing{}

@@ -33,7 +33,7 @@ type Result struct {
 	// MPS they always are.)
 	OnePerRequest string
 
-	ResetProgram string   // path of nvidia-smi, for nomad-gpu; "" = the default
+	ResetProgram string   // path of nvidia-smi, for nomad-gpu; "" = where the driver has it
 	Notes        []string // a line for each key that has no effect for this agent
 
 	// Warnings has a line for each field that NVIDIA's k8s-device-plugin ignores and that has an effect here, so that the

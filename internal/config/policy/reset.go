@@ -8,9 +8,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/reset"
 )
 
-// DefaultResetProgram is where the packages of NVIDIA's driver have nvidia-smi.
-const DefaultResetProgram = "/usr/bin/nvidia-smi"
-
 // maxAttempts limits the resets for one fault: what two resets do not repair, a third does not.
 const maxAttempts = 2
 
@@ -25,8 +22,8 @@ var resetKeys = []schema.Key{
 	{Name: "attempts", Default: "2", Type: schema.Int(1, maxAttempts), Usage: "resets for one fault; a GPU that is faulty after them is left to a person, or to another system"},
 	{Name: "migLayout", Default: "keep", Type: schema.OneOf(layouts...),
 		Usage: "`keep`: a GPU with MIG instances is not reset, because a reset removes them; `lost`: it is, and another program makes its layout again"},
-	{Name: "program", Default: DefaultResetProgram, Type: schema.Match(`^/`, "an absolute path"),
-		Usage: "`nvidia-smi`, which `nomad-gpu` runs as root; on Kubernetes a component of its own runs it, and the key has no effect"},
+	{Name: "program", Type: schema.Match(`^/`, "an absolute path"),
+		Usage: "path of `nvidia-smi`, which `nomad-gpu` runs as root; without the key, where the driver has it. On Kubernetes a component of its own runs it, and the key has no effect"},
 }
 
 // readReset reads the section "reset"; the zero Policy if there is none. The program is "" unless the file has one for this agent.
@@ -58,7 +55,7 @@ func (c *compiler) readResetProgram(v value) string {
 	switch {
 	case !v.Given() || !ok:
 	case !filepath.IsAbs(text):
-		v.Failf("want an absolute path such as %s", DefaultResetProgram)
+		v.Failf("want an absolute path such as /usr/bin/nvidia-smi")
 	case c.to == Kubernetes:
 		c.notes = append(c.notes, v.Where()+" has no effect: on Kubernetes a component of its own runs nvidia-smi")
 	default:

@@ -19,7 +19,8 @@ type Allocatable struct {
 	needsCDI     bool // as the inventory's, or a unit has come to DRA
 	awaitsRecord bool // a device takes no work yet, because this agent has not recorded it so far
 	overlaps     []Overlap
-	proved       *Proved
+	proofs       *Proofs
+	awaitsProofs bool                           // a device takes no work yet, because it is not decided so far whether it waits for a proof
 	ownership    Ownership                      // as applied
 	retiring     map[UnitID]time.Time           // since when
 	withheld     map[gpu.DeviceID]health.Health // why a device with a fault takes no work that tolerates that: it is not this agent's
@@ -36,7 +37,7 @@ func (inv *Inventory) WithoutHost() *Allocatable {
 // the driver is released for a reset. A unit that is unhealthy already keeps its reason.
 func (inv *Inventory) WithHost(h Host, o OverlapMode) *Allocatable {
 	a := inv.WithoutHost()
-	a.withheld, a.proved = map[gpu.DeviceID]health.Health{}, h.Proved
+	a.withheld, a.proofs = map[gpu.DeviceID]health.Health{}, h.Proofs
 	a.applyOwnership(h.Ownership)
 	if a.needsCDI {
 		a.cdi = h.CDI
@@ -92,9 +93,10 @@ func (a *Allocatable) notOurs(u *Unit, h Host, o OverlapMode, peer *PeerDevice) 
 // missing returns the health of a unit for which the node lacks something that work on it needs, or that is unproved or occupied; zero if that
 // is not so.
 func (a *Allocatable) missing(u *Unit, h Host, occupied *Occupied) health.Health {
-	switch unproved := h.unproved(u.Device.At.GPU); {
-	case unproved != nil:
-		return health.New(health.ReasonProving, unproved.Detail)
+	switch unproved, decided := h.Proofs.Withholds(u.Device.At.GPU); {
+	case unproved != "":
+		a.awaitsProofs = a.awaitsProofs || !decided
+		return health.New(health.ReasonProving, unproved)
 	case occupied != nil:
 		return health.New(health.ReasonOccupied, occupied.Detail)
 	case u.Sharing.Mode == MPS && !slices.Contains(h.MPS, u.Pool):
@@ -127,21 +129,21 @@ func (a *Allocatable) Withhold(why map[UnitID]string) *Allocatable {
 }
 
 // Provisional reports whether devices may be missing that will be offered, or unhealthy only because the agent has just started:
-// until the first snapshot, or (for milliseconds) while AwaitsNumbers or AwaitsFirstWrite.
+// until the first snapshot, or (for milliseconds) while AwaitsNumbers or AwaitsFirstPass.
 // An adapter must not treat such a value as complete, because a missing device may be in use by a workload.
 func (a *Allocatable) Provisional() bool {
-	return a.Driver().State == gpu.DriverPending || a.AwaitsNumbers() || a.AwaitsFirstWrite()
+	return a.Driver().State == gpu.DriverPending || a.AwaitsNumbers() || a.AwaitsFirstPass()
 }
 
 // AwaitsNumbers reports whether devices are missing that will be offered when the agents of the node have shared their numbers.
 func (a *Allocatable) AwaitsNumbers() bool { return a.orEmpty().awaitsNumber }
 
-// AwaitsFirstWrite reports whether devices are unhealthy only because this agent has not written for the first time what they need: a CDI
-// specification for the present incarnation of the driver, or its record of them. It has done so, or has failed, within milliseconds, unless the
-// disk is slow.
-func (a *Allocatable) AwaitsFirstWrite() bool {
+// AwaitsFirstPass reports whether devices are unhealthy only because a part of this agent has not seen them so far: it has not written a CDI
+// specification for the present incarnation of the driver, or its record of them, or has not read whether they wait for a proof. It has done so, or
+// has failed, within milliseconds, unless the disk is slow.
+func (a *Allocatable) AwaitsFirstPass() bool {
 	awaitsCDI := a.Driver().State == gpu.DriverReady && a.needsCDI && (a.cdi == nil || a.cdi.Incarnation != a.incarnation)
-	return awaitsCDI || a.awaitsRecord
+	return awaitsCDI || a.awaitsRecord || a.awaitsProofs
 }
 
 // Excluded returns the devices that are not offered, with reasons.
@@ -154,14 +156,14 @@ func (a *Allocatable) Overlaps() []Overlap { return slices.Clone(a.overlaps) }
 func (a *Allocatable) Equal(b *Allocatable) bool {
 	asInventories := a.is(a.orEmpty().unitList) && b.is(b.orEmpty().unitList) // which are compared already
 	return a.Inventory.Equal(b.Inventory) && (asInventories || slices.Equal(a.units, b.units)) && slices.Equal(a.excluded, b.excluded) &&
-		slices.Equal(a.overlaps, b.overlaps) && a.awaitsRecord == b.awaitsRecord && a.ownership.Equal(b.ownership) &&
-		maps.Equal(a.withheld, b.withheld) && a.cdi.Equal(b.cdi) && a.proved.Equal(b.proved)
+		slices.Equal(a.overlaps, b.overlaps) && a.awaitsRecord == b.awaitsRecord && a.awaitsProofs == b.awaitsProofs && a.ownership.Equal(b.ownership) &&
+		maps.Equal(a.withheld, b.withheld) && a.cdi.Equal(b.cdi) && a.proofs.Equal(b.proofs)
 }
 
 // ProvedOn is the day on which a GPU passed its latest proof, "" if it has not passed it; false if no GPU is proved.
 func (a *Allocatable) ProvedOn(id gpu.DeviceID) (string, bool) {
-	if a.proved == nil {
+	if a.proofs == nil {
 		return "", false
 	}
-	return a.proved.On[id], true
+	return a.proofs.Passed[id], true
 }

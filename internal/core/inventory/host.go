@@ -15,8 +15,7 @@ type Host struct {
 	Recorded  Recorded     // what this agent offers, where other agents read it
 	Ownership Ownership
 	CDI       *CDI       // CDI specifications of this agent; nil = the first attempt to write one is not completed
-	Unproved  []Unproved // GPUs that take no new work before a proof
-	Proved    *Proved    // when GPUs passed their proof; nil = none is proved
+	Proofs    *Proofs    // nil = no GPU is proved
 	Occupied  []Occupied // devices that take no new work because of processes; empty unless OccupancyWithhold
 
 	// SharesNumbers means that Numbering is updated: a number that this agent proposes is in it shortly after.
@@ -83,28 +82,29 @@ func (h Host) peerOn(d gpu.Device) (found *PeerDevice) {
 	return found
 }
 
-// Unproved is a GPU that takes no new work before a proof has ended.
-type Unproved struct {
-	GPU    gpu.DeviceID
-	Detail string // "not proved since the boot"
+// Proofs is what a node that proves its GPUs knows of their proofs. It is never changed.
+type Proofs struct {
+	// Withheld is why a GPU takes no new work before a proof, "since the boot", or "" if it does. A GPU that is missing takes none until that is decided:
+	// within milliseconds, unless the disk is slow.
+	Withheld map[gpu.DeviceID]string
+
+	Passed map[gpu.DeviceID]string // on which day a GPU passed its latest proof, "2026-11-27" in UTC; one that has not passed it is missing
 }
 
-// unproved returns why a GPU takes no new work before a proof; nil if it does.
-func (h Host) unproved(id gpu.DeviceID) *Unproved {
-	for i := range h.Unproved {
-		if h.Unproved[i].GPU == id {
-			return &h.Unproved[i]
-		}
+// Equal reports whether two values have the same content.
+func (p *Proofs) Equal(o *Proofs) bool {
+	return p == o || p != nil && o != nil && maps.Equal(p.Withheld, o.Withheld) && maps.Equal(p.Passed, o.Passed)
+}
+
+// Withholds returns why a GPU takes no new work before a proof, or before that is decided; "" if it takes work. With nil every GPU does.
+func (p *Proofs) Withholds(id gpu.DeviceID) (why string, decided bool) {
+	if p == nil {
+		return "", true
 	}
-	return nil
-}
-
-// Proved is on which day each GPU passed its latest proof, as "2026-11-27" in UTC. One that has not passed it is missing. It is never changed.
-type Proved struct{ On map[gpu.DeviceID]string }
-
-// Equal reports whether two values have the same days.
-func (p *Proved) Equal(o *Proved) bool {
-	return p == o || p != nil && o != nil && maps.Equal(p.On, o.On)
+	if why, decided = p.Withheld[id]; !decided {
+		why = "until its record is read"
+	}
+	return why, decided
 }
 
 // occupied returns the processes of a device because of which it takes no new work; nil if there are none.

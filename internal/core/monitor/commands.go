@@ -132,20 +132,12 @@ func (m *Monitor) SetOccupied(devices []inventory.Occupied) {
 	m.UpdateHost(func(h *inventory.Host) { h.Occupied = devices })
 }
 
-// SetUnproved sets the GPUs that take no new work before a proof, if they differ from those set before: see UpdateHost.
-func (m *Monitor) SetUnproved(gpus []inventory.Unproved) {
-	if slices.Equal(m.host.Load().Unproved, gpus) {
+// SetProofs sets what is known of the proofs of GPUs, if that differs from what was set before: see UpdateHost.
+func (m *Monitor) SetProofs(p *inventory.Proofs) {
+	if m.host.Load().Proofs.Equal(p) {
 		return
 	}
-	m.UpdateHost(func(h *inventory.Host) { h.Unproved = gpus })
-}
-
-// SetProved sets when GPUs passed their proof, if that differs from what was set before: see UpdateHost.
-func (m *Monitor) SetProved(p *inventory.Proved) {
-	if m.host.Load().Proved.Equal(p) {
-		return
-	}
-	m.UpdateHost(func(h *inventory.Host) { h.Proved = p })
+	m.UpdateHost(func(h *inventory.Host) { h.Proofs = p })
 }
 
 // applyHost applies the latest host. Only Run's goroutine calls it.

@@ -237,7 +237,7 @@ func (m *Monitor) publish(next core.State) (changed bool) {
 	if m.state.Store(next); equal {
 		return false
 	}
-	if !next.Allocatable.AwaitsNumbers() && !next.Allocatable.AwaitsFirstWrite() { // else devices are missing or unhealthy for milliseconds
+	if !next.Allocatable.AwaitsNumbers() && !next.Allocatable.AwaitsFirstPass() { // else devices are missing or unhealthy for milliseconds
 		m.stats.transitions(m.announced, next.Allocatable)
 		logChange(m.log, m.announced, next.Allocatable)
 		m.announced = next.Allocatable

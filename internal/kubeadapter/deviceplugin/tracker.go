@@ -134,7 +134,7 @@ func (t *tracker) setInventory(inv *inventory.Allocatable) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	ofEarlierDriver := t.allocatable.Driver().State == gpu.DriverReady && t.allocatable.Incarnation() != inv.Incarnation()
-	if inv.AwaitsFirstWrite() && !ofEarlierDriver {
+	if inv.AwaitsFirstPass() && !ofEarlierDriver {
 		return
 	}
 	units := make(map[deviceKey]int, inv.Len())

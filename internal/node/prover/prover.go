@@ -42,8 +42,8 @@ type Node interface {
 	Passed(ctx context.Context, id gpu.DeviceID) error
 	HasFailed(id gpu.DeviceID) bool
 
-	// Withhold has these GPUs, and no others, take no work until they are proved.
-	Withhold([]proof.Withheld)
+	// Decided has these GPUs of a node, and no others, take no work until they are proved, and shows when GPUs passed their proof, by a state.
+	Decided(proof.Node, []proof.Withheld, proof.State)
 }
 
 // Options configure a Prover.
@@ -136,9 +136,30 @@ func (p *Prover) Run(ctx context.Context, w *watchdog.Registry) {
 	}
 }
 
+// Await waits until the prover of an earlier agent of this process has ended (nil = there was none), also after the end of ctx. Meanwhile which GPUs take
+// no work until they are proved is decided by the record that that prover writes.
+func (p *Prover) Await(ctx context.Context, earlier <-chan struct{}) {
+	if earlier == nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		<-earlier
+		cancel()
+	}()
+	reconcile.Loop{On: p.opts.On}.Run(ctx, func(context.Context, reconcile.Cause) time.Duration {
+		node := p.opts.Node.See()
+		s, _ := p.file.Read() // Run reports that it can't be read
+		p.opts.Node.Decided(node, p.opts.Policy.Withheld(s, node), s)
+		return reconcile.Never
+	})
+	<-earlier
+}
+
 // pass records what has ended, decides, and begins and ends proofs. It returns when the next pass is due.
 func (p *Prover) pass(ctx context.Context) time.Duration {
 	if err := p.file.Load(&p.state); err != nil { // which GPUs are proved, and which failed, is not known
+		p.opts.Node.Decided(p.opts.Node.See(), nil, proof.State{}) // no GPU is missing because of a file
 		return retryStore
 	}
 	p.settle(ctx)
@@ -154,7 +175,7 @@ func (p *Prover) pass(ctx context.Context) time.Duration {
 	p.state = r.State
 	p.shown.Store(&r)
 	p.notRun(node)
-	p.opts.Node.Withhold(r.Withheld)
+	p.opts.Node.Decided(node, r.Withheld, r.State)
 	for _, c := range r.Cancel {
 		if cancel, ok := p.running[c.Number]; ok {
 			cancel(errors.New(c.Why.String()))

@@ -36,6 +36,7 @@ type node struct {
 	seen     proof.Node
 	failed   map[gpu.DeviceID]health.ProofFailure
 	withheld []proof.Withheld
+	decided  int // GPUs of which that is known
 	taken    map[gpu.DeviceID]*taken
 	events   []string // in order
 	takeErr  error    // of Take
@@ -127,10 +128,10 @@ func (n *node) HasFailed(id gpu.DeviceID) bool {
 	return ok
 }
 
-func (n *node) Withhold(all []proof.Withheld) {
+func (n *node) Decided(of proof.Node, all []proof.Withheld, _ proof.State) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.withheld = all
+	n.withheld, n.decided = all, len(of.GPUs)
 }
 
 // change changes what is seen.
@@ -163,17 +164,21 @@ func (n *node) happened() string {
 // start runs a Prover until stop is called.
 func (n *node) start() (p *prover.Prover, stop func()) {
 	ctx, cancel := context.WithCancel(n.Context())
-	p = prover.New(prover.Options{
+	p = n.prover()
+	done := make(chan struct{})
+	go func() { p.Run(ctx, watchdog.NewRegistry()); close(done) }()
+	synctest.Wait()
+	return p, func() { cancel(); <-done }
+}
+
+func (n *node) prover() *prover.Prover {
+	return prover.New(prover.Options{
 		Node: n, Policy: n.policy, File: n.file, Folder: "/folder", On: []reconcile.Source{reconcile.Signal(n.changed)}, Log: slog.New(slog.DiscardHandler),
 		Command: func(ctx context.Context, one proofcommand.Proof) proofcommand.Result {
 			n.event("run " + string(one.GPU) + " " + one.Reason)
 			return n.command(ctx, one)
 		},
 	})
-	done := make(chan struct{})
-	go func() { p.Run(ctx, watchdog.NewRegistry()); close(done) }()
-	synctest.Wait()
-	return p, func() { cancel(); <-done }
 }
 
 // ready is after a boot, when no node waits for others any more: that is up to proof.Policy.Timeout.
@@ -231,6 +236,45 @@ func TestRuns(t *testing.T) {
 			if changed = p.Changed(); runs == 1 {
 				close(end)
 			}
+		}
+	})
+}
+
+// While the prover before ends, GPUs are withheld by its record, and none is proved.
+func TestAwait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t, "GPU-1", "GPU-2")
+		n.with(func() { n.seen.GPUs[1].Cancel = proof.Move })
+		_, stop := n.start()
+		time.Sleep(ready)
+		stop()
+		n.happened()
+		n.withheld, n.decided = nil, 0
+		p := n.prover()
+		earlier, awaited := make(chan struct{}), make(chan struct{})
+		go func() { p.Await(t.Context(), earlier); close(awaited) }()
+		n.with(func() {
+			if n.decided != 2 || len(n.withheld) != 1 || n.withheld[0].GPU != "GPU-2" {
+				t.Errorf("%d decided, withheld %v", n.decided, n.withheld)
+			}
+			n.seen.Boot = "b2"
+		})
+		n.change(func(*proof.Node) {})
+		n.with(func() {
+			if len(n.withheld) != 2 {
+				t.Errorf("after a boot: withheld %v", n.withheld)
+			}
+		})
+		time.Sleep(time.Hour)
+		select {
+		case <-awaited:
+			t.Error("it has not awaited the end")
+		default:
+		}
+		close(earlier)
+		<-awaited
+		if got := n.happened(); got != "" {
+			t.Error(got)
 		}
 	})
 }
@@ -435,6 +479,11 @@ func TestNotRecorded(t *testing.T) {
 		if got := n.happened(); got != "" || len(p.Problems()) != 1 || !strings.Contains(p.Problems()[0].Text, n.file) {
 			t.Errorf("damaged: %s, %v", got, p.Problems())
 		}
+		n.with(func() {
+			if n.decided != 1 || len(n.withheld) != 0 {
+				t.Errorf("with a damaged file %d GPUs are decided about, and %v withheld: no GPU is missing because of a file", n.decided, n.withheld)
+			}
+		})
 		stop()
 		if text, err := os.ReadFile(n.file); err != nil || string(text) != "{" {
 			t.Errorf("the damaged file is not as it was: %q, %v", text, err)

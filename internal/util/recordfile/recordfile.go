@@ -44,12 +44,9 @@ func (f *File[R]) Load(record *R) error {
 	if f.loaded {
 		return nil
 	}
-	text, err := statefile.Read(f.opts.Path, f.opts.MaxBytes, 0)
+	r, text, err := f.read()
 	if err == nil {
-		var r R
-		if r, err = f.opts.Parse(text); err == nil {
-			*record, f.text = r, string(text)
-		}
+		*record, f.text = r, string(text)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		text, err = f.opts.Encode(*record)
@@ -58,6 +55,19 @@ func (f *File[R]) Load(record *R) error {
 	f.loaded = err == nil
 	f.note(err, "can't be read")
 	return err
+}
+
+// Read returns the record as another one may have written it to the file. It fails also without a file, and changes nothing.
+func (f *File[R]) Read() (R, error) {
+	r, _, err := f.read()
+	return r, err
+}
+
+func (f *File[R]) read() (r R, text []byte, err error) {
+	if text, err = statefile.Read(f.opts.Path, f.opts.MaxBytes, 0); err == nil {
+		r, err = f.opts.Parse(text)
+	}
+	return r, text, err
 }
 
 // Store writes a record, if its text differs from that on disk.

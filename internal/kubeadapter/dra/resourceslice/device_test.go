@@ -98,7 +98,10 @@ func TestProvedOn(t *testing.T) {
 		}
 		return *d.String
 	}
-	proved := inventory.Host{CDI: &inventory.CDI{}, Proved: &inventory.Proved{On: map[gpu.DeviceID]string{coretest.GPU(0): "2026-11-26", coretest.GPU(1): "2026-11-27"}}}
+	proved := inventory.Host{CDI: &inventory.CDI{}, Proofs: &inventory.Proofs{
+		Withheld: map[gpu.DeviceID]string{coretest.GPU(0): "", coretest.GPU(1): "", coretest.GPU(2): ""},
+		Passed:   map[gpu.DeviceID]string{coretest.GPU(0): "2026-11-26", coretest.GPU(1): "2026-11-27"},
+	}}
 	for i, want := range []string{"2026-11-26", "2026-11-27", ""} {
 		if off, on := day(i, inventory.Host{}), day(i, proved); off != "none" || on != want {
 			t.Errorf("device %d: off %q, on %q, want %q", i, off, on, want)
