@@ -328,7 +328,11 @@ func TestSeenFaults(t *testing.T) {
 	fault := health.Observation{At: gpu.WholeGPU(coretest.GPU(2)), Kind: health.XID, Code: 95}
 	checked := health.Observation{At: gpu.WholeGPU(coretest.GPU(2)), Kind: health.Checked, Sample: health.Sample{RecoveryAction: health.RecoveryDrainAndReset}}
 	s := core.NewState(cfg).Read(cfg, now, snapshot, fault, checked).ProofFailed(cfg, now, coretest.GPU(3), health.ProofFailure{State: health.Unhealthy, Service: true})
-	host := inventory.Host{Unproved: []inventory.Unproved{{GPU: coretest.GPU(0)}}, Ownership: inventory.Ownership{GPUs: []inventory.GPUOwner{
+	decided := &inventory.Proofs{Withheld: map[gpu.DeviceID]string{coretest.GPU(0): "since the boot"}}
+	for i := 1; i < 6; i++ {
+		decided.Withheld[coretest.GPU(i)] = ""
+	}
+	host := inventory.Host{Proofs: decided, Ownership: inventory.Ownership{GPUs: []inventory.GPUOwner{
 		{GPU: coretest.GPU(0), API: inventory.Nomad, Local: true, Pending: "to dra"},
 		{GPU: coretest.GPU(1), API: inventory.DRA},
 	}}}
