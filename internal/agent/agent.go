@@ -46,12 +46,8 @@ type Options struct {
 	// Open opens a session with the driver: OpenDriver, but in tests.
 	Open func() (monitor.Session, error)
 
-	// Reset is when GPUs are reset; the zero value = only by a person. ResetProgram is nvidia-smi, which this process runs for that; "" = a component
-	// of its own does.
-	Reset        reset.Policy
-	ResetProgram string
-
-	Resetter gpureset.Resetter // calls nvidia-smi; nil = as ResetProgram says
+	Reset    reset.Policy      // when GPUs are reset; the zero value = only by a person
+	Resetter gpureset.Resetter // calls nvidia-smi: this process, or a component of its own that has the rights for it; required
 
 	Handover  *Handover                    // of the history between runs of this process
 	After     <-chan struct{}              // the driver is not opened before this is closed: a process has one NVML

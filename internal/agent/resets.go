@@ -17,7 +17,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/node/gpureset"
 	"github.com/tandem-gpu/tandem/internal/node/ownership"
-	"github.com/tandem-gpu/tandem/internal/node/resetserver"
 	"github.com/tandem-gpu/tandem/internal/node/resetter"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/reconcile"
@@ -32,20 +31,12 @@ func (a *Agent) newResetter() *resetter.Resetter {
 	if dir := a.opts.Health.StateDir; dir != "" {
 		o.File = filepath.Join(dir, a.opts.Name+".resets.json")
 	}
-	if o.Resetter == nil {
-		o.Resetter = GPUResetter(a.opts)
-	}
 	return resetter.New(o)
 }
 
-// GPUResetter is what calls nvidia-smi for an agent: its own process, or a component of its own that has the rights for it.
-func GPUResetter(o Options) gpureset.Resetter {
-	if o.ResetProgram == "" {
-		return resetserver.Client{Socket: resetserver.Path(o.Health.StateDir)}
-	}
-	return gpureset.Local{Proc: o.Core.Roots.Proc, Program: gpureset.Program{
-		Root: o.Core.Roots.Driver, Path: o.ResetProgram, Libraries: nvidia.LibraryFolders(),
-	}}
+// LocalResetter resets GPUs in this process, which is root on the node, by the program at a path; "" = nvidia-smi where the driver has it.
+func LocalResetter(r core.Roots, program string) gpureset.Resetter {
+	return gpureset.Local{Proc: r.Proc, Program: gpureset.Program{Root: r.Driver, Path: program, Libraries: nvidia.LibraryFolders()}}
 }
 
 // reset resets GPUs until ctx ends. It returns at once without a policy for that.

@@ -35,7 +35,7 @@ func (p Program) doctor(ctx context.Context, c *cli.Command) error {
 		CDI: func() []cdi.File { return cdi.List(o.CDI) }, Config: err,
 		Agent:  func(ctx context.Context) (report.Report, error) { return control.Report(ctx, socket(o)) },
 		Driver: func(ctx context.Context) report.Report { return agent.ReadOnce(ctx, o) },
-		Prove:  o.Prove, ProofSettings: agent.ProofSettings(o), Reset: o.Reset, ResetSettings: agent.ResetSettings(o), Resetter: agent.GPUResetter(o), Checks: checks,
+		Prove:  o.Prove, ProofSettings: agent.ProofSettings(o), Reset: o.Reset, ResetSettings: agent.ResetSettings(o), Resetter: o.Resetter, Checks: checks,
 	})
 	write := func() error { return doctor.Write(p.Stdout, findings, c.Bool("all")) }
 	if c.Bool("json") {

@@ -176,7 +176,7 @@ func corpus(t *testing.T) map[string]string {
 		}
 		return nil
 	}))
-	for _, path := range []string{"deploy/policy/policy.yaml", "deploy/prove/policy.yaml"} {
+	for _, path := range []string{"deploy/policy/policy.yaml", "deploy/prove/policy.yaml", "deploy/reset/policy.yaml"} {
 		example, err := os.ReadFile(repository + "/" + path)
 		check.NoError(t, err)
 		add(string(example), path)

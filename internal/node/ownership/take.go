@@ -38,8 +38,8 @@ const (
 	// orphanTime is for how long the mark of a process that has ended stays: what it ran on the GPU ends with it, but not at once.
 	orphanTime = 2 * time.Second
 
-	// releasedAtMost is for how long an agent keeps the driver closed for the reset that another one makes. A reset takes 3.5 minutes at most.
-	releasedAtMost = 4 * time.Minute
+	// releasedAtMost is for how long an agent keeps the driver closed for the reset that another one makes. A reset takes five minutes at most (gpureset.AtMost).
+	releasedAtMost = 6 * time.Minute
 )
 
 // Want is that this process wants a GPU, or has it, for itself.
