@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
@@ -112,5 +113,50 @@ func TestHardwareIsWhatTheDriverLists(t *testing.T) {
 		if got := inv.Exists(at); got != want {
 			t.Errorf("%s exists: %v", at, got)
 		}
+	}
+}
+
+// While the driver is released for a reset every unit that would take work is withheld. One that takes none for another reason keeps that, and none is given
+// out to work that tolerates the reason, or that was placed on a GPU before it began to leave.
+func TestUnitsWhileTheDriverIsReleased(t *testing.T) {
+	c := core.DefaultConfig()
+	c.API = inventory.DRA
+	failed := health.Ledger{}.ProofFailed(health.DefaultPolicy(), time.Now(), coretest.GPU(4), health.ProofFailure{State: health.Unhealthy})
+	defined := &inventory.CDI{Kind: "k/gpu"}
+	for n := range 6 {
+		defined.Defined = append(defined.Defined, coretest.GPU(n))
+	}
+	host := inventory.Host{
+		CDI: defined, Unproved: []inventory.Unproved{{GPU: coretest.GPU(1), Detail: "new"}}, Occupied: []inventory.Occupied{{Device: coretest.GPU(2), Detail: "PID 1"}},
+		Ownership: inventory.Ownership{DriverReleased: coretest.GPU(5), GPUs: []inventory.GPUOwner{
+			{GPU: coretest.GPU(3), API: inventory.DRA, Local: true, Pending: "to nomad", Draining: true},
+			{GPU: coretest.GPU(5), API: inventory.DRA, Local: true, Taken: inventory.Reset},
+		}},
+	}
+	base := core.Build(coretest.GPUs(6), failed, c)
+	got := base.WithHost(host, inventory.OverlapWarn)
+	if got.ResetOf() != coretest.GPU(5) {
+		t.Errorf("for the reset of %q", got.ResetOf())
+	}
+	for n, want := range []health.Reason{
+		health.ReasonResetting, health.ReasonProving, health.ReasonOccupied, health.ReasonMoving, health.ReasonProofFailed, health.ReasonResetting,
+	} {
+		id := inventory.UnitID(coretest.GPU(n))
+		if u, _ := got.Unit(id); u.Health.Reason != want || u.Health.Schedulable() {
+			t.Errorf("GPU %d: %s, want %s", n, u.Health, want)
+		}
+		tolerates := func(inventory.Unit, health.Health) bool { return true }
+		if _, err := got.ReserveTolerated(tolerates, id); err == nil || !strings.Contains(err.Error(), "the reset of a GPU") {
+			t.Errorf("GPU %d: reserved: %v", n, err)
+		}
+	}
+	host.Ownership.DriverReleased = ""
+	after := base.WithHost(host, inventory.OverlapWarn)
+	if u, _ := after.Unit(inventory.UnitID(coretest.GPU(0))); !u.Health.Schedulable() || after.Equal(got) {
+		t.Errorf("after it: %s", u.Health)
+	}
+	h := health.New(health.ReasonResetting, "")
+	if health.RepairOf("RESETTING") != health.NoRepair || h.Tolerable() || h.State >= health.Unhealthy || !h.Reason.OfUnit() {
+		t.Errorf("RESETTING is a fault: %+v", h)
 	}
 }
