@@ -12,7 +12,7 @@ import (
 const maxAttempts = 2
 
 var (
-	modes   = []string{"off", "report", "act"} // as reset.Mode
+	modes   = []string{reset.Off.String(), reset.Report.String(), reset.Act.String()}
 	layouts = []string{"keep", "lost"}
 )
 
@@ -35,7 +35,7 @@ func (c *compiler) readReset(v value) (p reset.Policy, program string) {
 	p = reset.Default()
 	if mode := f.At("mode"); mode.Given() {
 		text, _ := mode.OneOf(modes...)
-		p.Mode = map[string]reset.Mode{"report": reset.Report, "act": reset.Act}[text]
+		_ = p.Mode.UnmarshalText([]byte(text)) // OneOf has the problem
 	}
 	if attempts := f.At("attempts"); attempts.Given() {
 		p.Attempts = attempts.Int(1, maxAttempts, "1 or 2")

@@ -209,27 +209,34 @@ func withoutWork(f *Facts, r report.Report) (findings []Finding) {
 	}
 	for _, why := range order {
 		d := first[why]
-		remedy := cmp.Or(d.Action, "see docs/operations.md, Health")
-		place, severity := "health", Problem
-		if d.Cause == "HELD" { // of no fault: the policy has changed
-			severity, remedy = Note, "wait for the workload, or end it: new work gets the device then"
-		}
-		if d.Cause == health.ReasonProving.String() {
-			severity, remedy = Note, "wait for the end of the proof"
-		}
-		if d.Cause == health.ReasonResetting.String() {
-			severity, remedy = Note, "wait for the end of the reset"
-		}
-		if r.Provisional && (d.Cause == health.ReasonNoCDI.String() || d.Cause == health.ReasonOverlap.String()) {
-			severity, remedy = Note, justStarted
+		one := Finding{"devices", Problem, "health", "no work for " + list(names[why]) + ": " + d.Health, cmp.Or(d.Action, "see docs/operations.md, Health")}
+		if remedy := passing(r, d.Cause); remedy != "" {
+			one.Severity, one.Remedy = Note, remedy
 		}
 		if d.Cause == "MPS_DAEMON_DOWN" {
-			place = "MPS control daemon of pool " + d.Pool
-			remedy = "start the MPS control daemon of the pool: mps-daemon runs one, see MPS in docs/sharing.md"
+			one.Place = "MPS control daemon of pool " + d.Pool
+			one.Remedy = "start the MPS control daemon of the pool: mps-daemon runs one, see MPS in docs/sharing.md"
 		}
-		findings = append(findings, Finding{"devices", severity, place, "no work for " + list(names[why]) + ": " + d.Health, remedy})
+		findings = append(findings, one)
 	}
 	return append(findings, besides(r, reported)...)
+}
+
+// passing is what to wait for with a cause that is of no fault and ends by itself; "" = it is of a fault.
+func passing(r report.Report, cause string) string {
+	switch cause {
+	case "HELD": // the policy has changed
+		return "wait for the workload, or end it: new work gets the device then"
+	case health.ReasonProving.String():
+		return "wait for the end of the proof"
+	case health.ReasonResetting.String():
+		return "wait for the end of the reset"
+	case health.ReasonNoCDI.String(), health.ReasonOverlap.String():
+		if r.Provisional {
+			return justStarted
+		}
+	}
+	return ""
 }
 
 // degraded are the devices that take work and need attention, by cause.
