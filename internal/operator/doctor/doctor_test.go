@@ -356,6 +356,23 @@ func TestSituations(t *testing.T) {
 	goldenfile.Compare(t, "testdata/situations.txt", golden.String())
 }
 
+// That GPUs can be reset is found only where what resets them was asked, and is ready.
+func TestResetsAreReady(t *testing.T) {
+	for name, c := range map[string]struct {
+		uid   int
+		ready error
+		want  bool
+	}{"ready": {want: true}, "not ready, mode report": {ready: errors.New("no component")}, "not asked": {uid: 1000}} {
+		s := newSituation(t)
+		s.resets(reset.Report, c.ready)
+		s.system.UID = c.uid
+		ok := slices.ContainsFunc(s.run(t), func(f doctor.Finding) bool { return f.Check == "reset" && f.Severity == doctor.OK })
+		if ok != c.want {
+			t.Errorf("%s: %t", name, ok)
+		}
+	}
+}
+
 // Each reason why the program that proves GPUs is not run is a problem with its remedy.
 func TestProofProgram(t *testing.T) {
 	s := newSituation(t)
