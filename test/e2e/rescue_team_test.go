@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"os"
 	"path/filepath"
+	"regexp"
 	"testing"
 	"time"
 
@@ -22,17 +24,23 @@ type team struct {
 	machines map[string]*simdriver.Machine // by the names of the nodes in both orchestrators
 }
 
-// startTeam starts it, with so many more GPUs of node2 and of node3.
-func startTeam(t *testing.T, gpus int, parts ...string) *team {
+// startTeam starts it with a policy of node1, and with so many more GPUs of node2 and of node3. The agents of node1 share their state directory.
+func startTeam(t *testing.T, policy string, gpus int, parts ...string) *team {
 	t.Helper()
-	writePolicy(t, "own")
+	writePolicy(t, policy)
+	text, err := os.ReadFile(filepath.Join(policyDir(), "policy.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	proof := regexp.MustCompile(`command: \[/usr/bin/k8s-gpu.*`)
+	nomadPolicy := write(t, "policy/nomad.yaml", proof.ReplaceAll(text, []byte("command: [/bin/sh, -c, sleep 2]"))) // it has another program
 	writeIn(t, filepath.Join(stateDir(), "node2"), "policy/policy.yaml", []byte("version: v1\n"))
 	render(t, "parts/own/kustomization.yaml", map[string]string{"POLICY": policyDir()})
-	tm := &team{fleet: startFleetWith(t, `policy_file = "`+policyDir()+`/policy.yaml"`, 4), kube: startCluster(t, pluginImage())}
+	tm := &team{fleet: startFleetWith(t, fmt.Sprintf("policy_file = %q\nnomad_address = \"http://127.0.0.1:%d\"", nomadPolicy, clientPort), 4), kube: startCluster(t, pluginImage())}
 	second, machine := tm.kube.addNode(t, containerd2, "l40s")
 	addGPUs(t, machine, gpus)
 	tm.machines = map[string]*simdriver.Machine{"h100": tm.machine, "l40s": tm.other, "node1": tm.machine, "node2": machine}
-	tm.kube.deployPlugin(t, tm.machine.Root, "k8s-history", append(parts, "parts/own")...)
+	tm.kube.deployPlugin(t, tm.machine.Root, h100History, append(parts, "parts/own")...)
 	tm.kube.awaitGPUs(t, 4, 4)
 	tm.kube.age(t)
 	second.age(t)

@@ -123,11 +123,14 @@ func TestUnitsWhileTheDriverIsReleased(t *testing.T) {
 	c.API = inventory.DRA
 	failed := health.Ledger{}.ProofFailed(health.DefaultPolicy(), time.Now(), coretest.GPU(4), health.ProofFailure{State: health.Unhealthy})
 	defined := &inventory.CDI{Kind: "k/gpu"}
+	proofs := &inventory.Proofs{Withheld: map[gpu.DeviceID]string{}}
 	for n := range 6 {
 		defined.Defined = append(defined.Defined, coretest.GPU(n))
+		proofs.Withheld[coretest.GPU(n)] = ""
 	}
+	proofs.Withheld[coretest.GPU(1)] = "new"
 	host := inventory.Host{
-		CDI: defined, Unproved: []inventory.Unproved{{GPU: coretest.GPU(1), Detail: "new"}}, Occupied: []inventory.Occupied{{Device: coretest.GPU(2), Detail: "PID 1"}},
+		CDI: defined, Proofs: proofs, Occupied: []inventory.Occupied{{Device: coretest.GPU(2), Detail: "PID 1"}},
 		Ownership: inventory.Ownership{DriverReleased: coretest.GPU(5), GPUs: []inventory.GPUOwner{
 			{GPU: coretest.GPU(3), API: inventory.DRA, Local: true, Pending: "to nomad", Draining: true},
 			{GPU: coretest.GPU(5), API: inventory.DRA, Local: true, Taken: inventory.Reset},
