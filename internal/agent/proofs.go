@@ -94,6 +94,9 @@ func seen(s core.State, table use.Table, mode health.Mode, n proof.Node) proof.N
 	if s.Snapshot.Driver.State != gpu.DriverReady || slices.ContainsFunc(all, func(c health.Condition) bool { return c.Reason == health.ReasonMaintenance }) {
 		n.Cancel = proof.Maintenance
 	}
+	if s.Allocatable.ResetOf() != "" { // also by another agent of the node
+		n.Cancel = proof.Resetting
+	}
 	for _, id := range s.Inventory.GPUs() {
 		owner, assigned := s.Allocatable.Owner(id)
 		if assigned && !owner.Local {

@@ -136,3 +136,13 @@ func TestProofsOfTheAgentBefore(t *testing.T) {
 		<-second.ProofsDone()
 	})
 }
+
+// While any agent of the node has the driver released for a reset, no proof runs or begins: one that waits for its GPU is cancelled, and has not failed to run.
+func TestSeenDuringAReset(t *testing.T) {
+	cfg, now := core.DefaultConfig(), time.Now()
+	s := core.NewState(cfg).Read(cfg, now, coretest.GPUs(2))
+	s = s.WithHost(cfg, now, inventory.Host{Ownership: inventory.Ownership{DriverReleased: coretest.GPU(1)}})
+	if n := seen(s, use.Table{}, cfg.Health.Mode, proof.Node{}); n.Cancel != proof.Resetting {
+		t.Errorf("%+v", n)
+	}
+}

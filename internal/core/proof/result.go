@@ -81,6 +81,7 @@ const (
 	WaitSpaced    Code = "SPACED"         // another GPU of the node was proved for the reason idle just now
 	WaitLastFree  Code = "LAST_FREE"      // a pool would have no free GPU
 	WaitTurn      Code = "MAX_PER_NODE"   // as many proofs run on the node as may
+	WaitTaking    Code = "TAKING"         // it has begun: its GPU is taken when no work has had it for 30 s
 )
 
 func (r *Result) wait(w Wait) {

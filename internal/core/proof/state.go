@@ -74,7 +74,8 @@ type Tries struct {
 type Running struct {
 	Number uint64    `json:"number"`
 	Reason Reason    `json:"reason"`
-	Began  time.Time `json:"began"`
+	Began  time.Time `json:"began"`            // to wait until its GPU can be taken
+	Runs   time.Time `json:"runs,omitzero"`    // since when it has the GPU, and the command runs; zero = it waits
 	Cancel Cancel    `json:"cancel,omitempty"` // why it is to end; its result does not count then
 }
 
@@ -98,6 +99,17 @@ func (s State) Of(id gpu.DeviceID) (Record, bool) {
 		return s.Records[i], true
 	}
 	return Record{}, false
+}
+
+// Runs returns the state in which the GPU of a proof was taken, and its command runs.
+func (s State) Runs(b Begin, now time.Time) State {
+	i := s.index(b.GPU)
+	if i < 0 || s.Records[i].Running == nil || s.Records[i].Running.Number != b.Number {
+		return s
+	}
+	s = s.clone()
+	s.Records[i].Running.Runs = durable.Clock(now)
+	return s
 }
 
 // Ended returns the state after the end of a proof, and whether its outcome counts: not if the proof was cancelled, or the GPU has another one or none.
@@ -228,6 +240,7 @@ func (s times) EachPast(do func(*time.Time)) {
 		}
 		if r.Running != nil {
 			do(&r.Running.Began)
+			do(&r.Running.Runs)
 		}
 	}
 }

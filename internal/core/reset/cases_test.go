@@ -80,7 +80,7 @@ func case20(t *testing.T) {
 	}
 	w.end(0, reset.Done, "GPU 00000000:01:00.0 was successfully reset.")
 	w.never(day)
-	if one := w.waits(0, reset.WaitAttempts, true); one.Text != "XID_95 is still there after 2 tries, the last one: done: GPU 00000000:01:00.0 was successfully reset." {
+	if one := w.waits(0, reset.WaitAttempts, true); one.Text != "XID_95 is still there after 2 resets, the last one: done: GPU 00000000:01:00.0 was successfully reset." {
 		t.Errorf("%q", one.Text)
 	}
 	w.restart()

@@ -43,7 +43,11 @@ func (p Policy) leftToPerson(g *GPU, r *Record, need repair) []Wait {
 	case need == proved && r.Attempts > 0 && r.Last.Outcome == Done:
 		return []Wait{{Code: WaitProof, Text: "it was reset because it failed its proof, and is proved next"}}
 	case r.Attempts >= p.attempts(g):
-		return alert(WaitAttempts, fmt.Sprintf("%s is still there after %d tries, the last one: %s", g.cause(), r.Attempts, r.Last))
+		tries := "a reset"
+		if r.Attempts > 1 {
+			tries = fmt.Sprintf("%d resets, the last one", r.Attempts)
+		}
+		return alert(WaitAttempts, fmt.Sprintf("%s is still there after %s: %s", g.cause(), tries, r.Last))
 	}
 	return nil
 }

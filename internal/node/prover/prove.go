@@ -7,6 +7,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/proof"
 	"github.com/tandem-gpu/tandem/internal/node/proofcommand"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 // errWantedBack is the cause of a proof that ended because its GPU is wanted back.
@@ -30,6 +31,10 @@ func (p *Prover) prove(ctx context.Context, b proof.Begin) ended {
 		case <-ctx.Done():
 		}
 	}()
+	p.mu.Lock()
+	p.taken = append(p.taken, b)
+	p.mu.Unlock()
+	watch.Notify(p.changed)
 	p.opts.Log.Info("proof begins", "id", b.GPU, "reason", b.Reason)
 	r := p.opts.Command(ctx, proofcommand.Proof{
 		Command: p.opts.Policy.Command, GPU: b.GPU, Reason: b.Reason.String(), Timeout: p.opts.Policy.Timeout,

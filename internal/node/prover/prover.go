@@ -69,6 +69,7 @@ type Prover struct {
 	runs     *watch.Value[int] // proofs that run
 
 	mu    sync.Mutex
+	taken []proof.Begin // whose command runs since a moment ago
 	ended []ended
 
 	// Of the goroutine of Run.
@@ -205,12 +206,15 @@ func (p *Prover) begin(ctx context.Context, b proof.Begin) {
 	})
 }
 
-// settle records what has ended: the condition first, which takes a GPU that failed from new work before it is given out again.
+// settle records which commands run, and what has ended: the condition first, which takes a GPU that failed from new work before it is given out again.
 func (p *Prover) settle(ctx context.Context) {
 	p.mu.Lock()
-	all := p.ended
-	p.ended = nil
+	taken, all := p.taken, p.ended
+	p.taken, p.ended = nil, nil
 	p.mu.Unlock()
+	for _, b := range taken {
+		p.state = p.state.Runs(b, time.Now())
+	}
 	for _, e := range all {
 		delete(p.running, e.Number)
 		next, counts := p.state.Ended(e.End, time.Now())

@@ -233,6 +233,9 @@ func TestRuns(t *testing.T) {
 			if <-changed; p.Runs() != runs {
 				t.Errorf("%d proofs run, want %d", p.Runs(), runs)
 			}
+			if r, _ := p.Decision().State.Of("GPU-1"); runs == 1 && r.Running.Runs.IsZero() {
+				t.Errorf("its command runs: %+v", r.Running)
+			}
 			if changed = p.Changed(); runs == 1 {
 				close(end)
 			}

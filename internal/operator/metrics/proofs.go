@@ -26,7 +26,7 @@ func collectProofs(p *metric.Samples, s Source) {
 			continue
 		}
 		gpu := string(id)
-		p.AddBool(proveRunning, r.Running != nil, gpu)
+		p.AddBool(proveRunning, r.Running != nil && !r.Running.Runs.IsZero(), gpu)
 		p.Add(proveNotRun, float64(tries(r)), gpu)
 		if r.Last == nil {
 			continue

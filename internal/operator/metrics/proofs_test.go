@@ -59,7 +59,7 @@ func TestProofs(t *testing.T) {
 		r.Running = &proof.Running{Number: uint64(i), Reason: proof.Boot, Began: at}
 		end := proof.End{GPU: r.GPU, Number: uint64(i), Outcome: []proof.Outcome{proof.Passed, proof.NotRun}[i], Took: 5 * time.Second, Values: values}
 		if state, _ = state.Ended(end, at); i == 0 {
-			state.Records[0].Running = &proof.Running{Number: 9, Reason: proof.Idle, Began: at}
+			state.Records[0].Running = &proof.Running{Number: 9, Reason: proof.Idle, Began: at, Runs: at}
 		}
 	}
 	of := func(gpus int) Source {

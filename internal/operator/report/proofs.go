@@ -52,8 +52,11 @@ func proofOf(of proof.Result, id gpu.DeviceID, index int) Proof {
 	if t := known.Tries; t != nil {
 		p.CouldNotRun = t.Count
 	}
-	if n := known.Running; n != nil {
-		p.Running, p.RunsSince = n.Reason.String(), n.Began
+	switch n := known.Running; {
+	case n != nil && n.Runs.IsZero():
+		p.WaitsFor, p.Waits = string(proof.WaitTaking), "begins when no work has had it for 30 s ("+n.Reason.String()+")"
+	case n != nil:
+		p.Running, p.RunsSince = n.Reason.String(), n.Runs
 	}
 	for _, w := range of.Waits {
 		if w.GPU == id {

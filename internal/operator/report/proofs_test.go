@@ -34,8 +34,9 @@ func provedReport(t *testing.T) report.Report {
 		State: proof.State{Records: []proof.Record{
 			{GPU: coretest.GPU(0), Last: passed},
 			{GPU: coretest.GPU(1), Last: failed, NeedsService: true},
-			{GPU: coretest.GPU(2), Last: passed, Running: &proof.Running{Number: 3, Reason: proof.Idle, Began: at.Add(time.Hour)}},
+			{GPU: coretest.GPU(2), Last: passed, Running: &proof.Running{Number: 3, Reason: proof.Idle, Began: at.Add(time.Hour - 33*time.Second), Runs: at.Add(time.Hour)}},
 			{GPU: coretest.GPU(3), Tries: &proof.Tries{Count: 2, At: at, Retry: at.Add(6 * time.Hour), Detail: "exit status 127"}},
+			{GPU: coretest.GPU(4), Running: &proof.Running{Number: 4, Reason: proof.Boot, Began: at}},
 			{GPU: coretest.GPU(6), Last: passed},
 		}},
 		Waits: []proof.Wait{
