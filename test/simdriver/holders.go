@@ -80,8 +80,8 @@ func (m *Machine) nodes() ([]os.FileInfo, error) {
 	return nodes, nil
 }
 
-// heldBy identifies a node by its path, also if it was removed since, or as the same file under another path: a
-// process in a container sees the machine elsewhere. A process that ends meanwhile holds nothing.
+// heldBy identifies a node as the same file: a process in a container sees the machine elsewhere. One that was removed since is known by its path. A
+// process that ends meanwhile holds nothing.
 func (m *Machine) heldBy(pid int, nodes []os.FileInfo) []string {
 	var held []string
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
@@ -93,7 +93,7 @@ func (m *Machine) heldBy(pid int, nodes []os.FileInfo) []string {
 			continue
 		}
 		ours := strings.HasPrefix(path, m.path("dev")+"/nvidia")
-		if info, err := os.Stat(link); err == nil && !ours {
+		if info, err := os.Stat(link); err == nil && !strings.HasSuffix(path, " (deleted)") { // another machine is at the same path in another container
 			ours = slices.ContainsFunc(nodes, func(node os.FileInfo) bool { return os.SameFile(node, info) })
 		}
 		if ours {
