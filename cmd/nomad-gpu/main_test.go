@@ -53,7 +53,7 @@ func TestLostLines(t *testing.T) {
 	}
 }
 
-// Of this module's packages that a plugin uses only node/proofcommand starts a process, which gets none of the plugin's files and ends with it (its tests
+// Of this module's packages that a plugin uses only node/proofcommand and node/gpureset start processes, which get none of the plugin's files (their tests
 // show that): another child would inherit the files by whose end Nomad detects that of the plugin. The command mps-daemon has a package that does.
 func TestStartsNoProcess(t *testing.T) {
 	const module = "github.com/tandem-gpu/tandem/"
@@ -68,8 +68,9 @@ func TestStartsNoProcess(t *testing.T) {
 			continue
 		}
 		n++
-		const supervisor, cli, proof = module + "internal/node/mps/supervisor", module + "internal/cli", module + "internal/node/proofcommand"
-		if strings.Contains(imports, " os/exec ") && name != supervisor && name != proof || strings.Contains(imports, " "+supervisor+" ") && name != cli {
+		const supervisor, cli = module + "internal/node/mps/supervisor", module + "internal/cli"
+		const proof, reset = module + "internal/node/proofcommand", module + "internal/node/gpureset"
+		if strings.Contains(imports, " os/exec ") && name != supervisor && name != proof && name != reset || strings.Contains(imports, " "+supervisor+" ") && name != cli {
 			t.Errorf("%s imports os/exec or %s", name, supervisor)
 		}
 	}

@@ -30,6 +30,9 @@ func startFleet(t *testing.T, settings string) *fleet {
 	return startFleetWith(t, settings, 8)
 }
 
+// h100History is the state directory of the node with the H100s.
+const h100History = "h100-history"
+
 // startFleetWith is startFleet with settings by which the client h100 has so many of its GPUs. More files configure the server and the clients.
 func startFleetWith(t *testing.T, settings string, gpus int, files ...string) *fleet {
 	t.Helper()
@@ -38,7 +41,7 @@ func startFleetWith(t *testing.T, settings string, gpus int, files ...string) *f
 		t.Fatal(err)
 	}
 	launchServer(t, "nomad-server", files...)
-	f.h100 = join(t, "h100", "node1", clientPort, onMachine(f.machine, "h100-history", settings), files...)
+	f.h100 = join(t, "h100", "node1", clientPort, onMachine(f.machine, h100History, settings), files...)
 	f.l40s = join(t, "l40s", "node3", clientPort+1, onMachine(f.other, "l40s-history", ""), files...)
 	f.h100.awaitReady(t)
 	f.l40s.awaitReady(t)

@@ -61,7 +61,7 @@ func (g *gpuFleet) tellVerb(t *testing.T, argv ...string) {
 func startTeamRescue(t *testing.T) *teamRescue {
 	t.Helper()
 	tell(t, "A Nomad and a Kubernetes start on this machine, on simulated GPUs ...")
-	r := &teamRescue{team: startTeam(t, roundsOf(rescueRounds, 0), shippedPart(t, "hand-over"))}
+	r := &teamRescue{team: startTeam(t, "own", roundsOf(rescueRounds, 0), shippedPart(t, "hand-over"))}
 	r.servers = map[string]*recorder{"Nomad": record(t, nomadAPI), "Kubernetes": record(t, kubeAPI)}
 	r.gpuFleet = gpuFleet{
 		owner: t,
