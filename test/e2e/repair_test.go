@@ -16,7 +16,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/internal/rescue"
-	"github.com/tandem-gpu/tandem/test/cudastub"
 )
 
 // repair is a team whose GPUs are repaired by the agents that have them.
@@ -51,8 +50,7 @@ func TestRepair(t *testing.T) {
 
 func startRepair(t *testing.T) *repair {
 	t.Helper()
-	r := &repair{team: startTeam(t, "repair", 0, shippedPart(t, "hand-over"), shippedPart(t, "reset")+"/pod", shippedPart(t, "prove")+"/pod", renderReset(t, h100History))}
-	cudastub.Build(t, filepath.Join(r.machine.Root, "usr/lib/x86_64-linux-gnu"))
+	r := &repair{team: startTeam(t, "repair", 0, shippedPart(t, "hand-over"), shippedPart(t, "reset")+"/pod", renderReset(t, h100History))}
 	if err := r.machine.InstallSMI(t.Context(), ""); err != nil {
 		t.Fatal(err)
 	}
