@@ -3,6 +3,7 @@ package agent
 import (
 	"cmp"
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -103,7 +104,10 @@ func (a *Agent) proofsChanged() <-chan struct{} {
 func seenFaults(s core.State, table use.Table, mode health.Mode, n reset.Node, resets gpu.DeviceID) reset.Node {
 	all := s.Ledger.ForMode(mode).Conditions()
 	owners := s.Host.Ownership
-	other := slices.IndexFunc(owners.GPUs, func(o inventory.GPUOwner) bool { return o.Taken == inventory.Reset && !o.Local })
+	taken := func(local bool) int {
+		return slices.IndexFunc(owners.GPUs, func(o inventory.GPUOwner) bool { return o.Taken == inventory.Reset && o.Local == local })
+	}
+	other, earlier := taken(false), taken(true)
 	switch released := owners.DriverReleased; {
 	case slices.ContainsFunc(all, func(c health.Condition) bool { return c.Reason == health.ReasonMaintenance }):
 		n.Paused = "maintenance"
@@ -111,6 +115,8 @@ func seenFaults(s core.State, table use.Table, mode health.Mode, n reset.Node, r
 		n.Paused = "another agent of the node resets " + string(released)
 	case other >= 0:
 		n.Paused = "another agent of the node resets " + string(owners.GPUs[other].GPU)
+	case earlier >= 0 && resets == "":
+		n.Paused = "an earlier process of the agent has begun a reset of " + string(owners.GPUs[earlier].GPU) + ", which may still run"
 	case s.Snapshot.Driver.State != gpu.DriverReady:
 		n.Paused = "the driver is not ready: " + s.Snapshot.Driver.Reason
 	}
@@ -168,7 +174,10 @@ func islandOf(islands [][]gpu.DeviceID, id gpu.DeviceID) []gpu.DeviceID {
 // Take implements resetter.Node.
 func (r resetting) Take(ctx context.Context, id gpu.DeviceID) (resetter.Taken, error) {
 	t, err := r.Agent.Take(ctx, id, inventory.Reset)
-	if err != nil {
+	switch {
+	case errors.Is(err, ownership.ErrEnding):
+		return nil, resetter.ErrEnding
+	case err != nil:
 		return nil, err // not t: a nil *Taken in an interface is not nil
 	}
 	return t, nil

@@ -361,6 +361,14 @@ func TestSeenFaults(t *testing.T) {
 	if n := seenFaults(s.WithHost(cfg, now, host), table, cfg.Health.Mode, reset.Node{}, ""); !strings.Contains(n.Paused, "another agent") {
 		t.Errorf("another agent has taken a GPU for its reset: %q", n.Paused)
 	}
+	host.Ownership.GPUs[1].Local = true
+	if n := seenFaults(s.WithHost(cfg, now, host), table, cfg.Health.Mode, reset.Node{}, ""); !strings.Contains(n.Paused, "may still run") {
+		t.Errorf("an earlier process of this agent was killed during a reset: %q", n.Paused)
+	}
+	if n := seenFaults(s.WithHost(cfg, now, host), table, cfg.Health.Mode, reset.Node{}, coretest.GPU(1)); n.Paused != "" {
+		t.Errorf("this process resets it: %q", n.Paused)
+	}
+	host.Ownership.GPUs[1].Local = false
 	host.Ownership.DriverReleased, host.Ownership.GPUs[1].Taken = coretest.GPU(2), ""
 	released := s.WithHost(cfg, now, host)
 	if n := seenFaults(released, table, cfg.Health.Mode, reset.Node{}, ""); !strings.Contains(n.Paused, "another agent") {

@@ -50,7 +50,7 @@ type State struct {
 	shown   map[gpu.DeviceID]kindShown
 	seen    map[inventory.API]seen
 	takes   map[gpu.DeviceID]Take
-	orphans map[gpu.DeviceID]time.Duration // since when a mark has had no taker
+	orphans map[gpu.DeviceID]time.Duration // until when a mark without a taker stays
 
 	released gpu.DeviceID                   // for whose reset the driver is released; "" = it is not
 	releases map[gpu.DeviceID]time.Duration // since when another process has it released

@@ -38,6 +38,10 @@ const (
 	// orphanTime is for how long the mark of a process that has ended stays: what it ran on the GPU ends with it, but not at once.
 	orphanTime = 2 * time.Second
 
+	// orphanTimeOfReset is for how long after the start of a process the mark of an earlier one for a reset stays: nvidia-smi, or the component that runs it,
+	// goes on without the agent (gpureset.AtMost).
+	orphanTimeOfReset = 5 * time.Minute
+
 	// releasedAtMost is for how long an agent keeps the driver closed for the reset that another one makes. A reset takes five minutes at most (gpureset.AtMost).
 	releasedAtMost = 6 * time.Minute
 )
@@ -96,14 +100,18 @@ func (n *next) wait(id gpu.DeviceID, st Status, what string) Status {
 
 // giveBack removes the mark of a process that has given the GPU back, or has ended.
 func (n *next) giveBack(id gpu.DeviceID, st Status, mark Mark) Status {
-	since, seen := n.was.orphans[id]
-	if was := n.was.takes[id]; was.marked { // of this process: its taker has gone
-		since = n.Now - orphanTime
-	} else if !seen {
-		since = n.Now
+	until, seen := n.was.orphans[id]
+	switch {
+	case n.was.takes[id].marked: // of this process: its taker has gone
+		until = n.Now
+	case seen:
+	case mark.Purpose == inventory.Reset:
+		until = max(n.Now+orphanTime, n.is.started+orphanTimeOfReset)
+	default:
+		until = n.Now + orphanTime
 	}
-	n.is.orphans[id] = since // while the file can't be written, too
-	stays := n.Now-since < orphanTime
+	n.is.orphans[id] = until // while the file can't be written, too
+	stays := n.Now < until
 	if stays {
 		st.Taken = mark.Purpose
 	}
