@@ -32,7 +32,7 @@ func TestCases(t *testing.T) {
 		"cancelled after it was taken":                              caseStill,
 		"the agent ends before the call":                            caseInterruptedBefore,
 		"the agent ends during the call":                            caseInterrupted,
-		"a reset that does not end keeps no other back":             caseOverdue,
+		"a reset keeps others back for as long as it lasts":         caseLong,
 		"the persistence mode is restored after a restart":          casePersistence,
 		"a boot does not end a fault":                               caseBoot,
 		"off":                                                       caseOff,
@@ -363,7 +363,9 @@ func caseStill(t *testing.T) {
 		"the driver does not ask for a reset any more": func(w *world) { w.repaired(0) },
 		"GPUs are not reset any more":                  func(w *world) { w.policy.Mode = reset.Report },
 		"the GPU is not this agent's any more":         func(w *world) { w.node.GPUs = w.node.GPUs[1:] },
-		"it has not begun, or has lasted for too long": func(w *world) { w.pass(reset.AtMost) },
+		"it has not begun": func(w *world) {
+			w.state = w.state.Ended(w.gpu(0).ID, reset.End{Number: w.state.Begun, Outcome: reset.Cancelled}, w.now)
+		},
 	} {
 		w := faultyWorld(t, 2)
 		id := w.begins(0).GPU
@@ -424,22 +426,19 @@ func caseInterrupted(t *testing.T) {
 	w.waits(0, reset.WaitAttempts, true)
 }
 
-func caseOverdue(t *testing.T) {
+func caseLong(t *testing.T) {
 	w := faultyWorld(t, 2)
 	w.fault(1)
 	b := w.begins(0)
 	w.state = w.state.Calls(b.GPU, true)
-	if w.pass(second); !w.last.Wake.Equal(w.now.Add(reset.AtMost - second)) {
-		t.Errorf("%v", w.last.Wake)
-	}
-	w.pass(reset.AtMost - 2*second)
+	w.pass(day)
 	w.waits(1, reset.WaitTurn, false)
-	w.pass(second)
-	if len(w.last.Begin) != 1 || w.last.Begin[0].GPU != w.gpu(1).ID {
-		t.Errorf("%+v", w.last)
-	}
-	if r := w.record(0); r.Attempts != 1 || r.Last.Outcome != reset.Interrupted || !strings.Contains(r.Last.Text, "10m") {
+	if r := w.record(0); r.Attempts != 0 || r.Running == nil {
 		t.Errorf("%+v", r)
+	}
+	w.state = w.state.Ended(b.GPU, reset.End{Number: b.Number, Outcome: reset.Failed}, w.now)
+	if w.pass(0); len(w.last.Begin) != 1 || w.last.Begin[0].GPU != w.gpu(1).ID {
+		t.Errorf("%+v", w.last)
 	}
 	before := w.encoded(w.state)
 	w.state = w.state.Ended(b.GPU, reset.End{Number: b.Number, Outcome: reset.Done}, w.now)

@@ -2,7 +2,6 @@ package reset
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"time"
 
@@ -53,25 +52,12 @@ func (d *decision) setClock() {
 	}
 }
 
-// follow ends a reset that was interrupted, or that lasts too long.
+// follow ends a reset of an earlier process. One of this process runs until State.Ended, however long that takes: another one must not begin beside it.
 func (d *decision) follow() {
 	for i := range d.state.Records {
-		r := &d.state.Records[i]
-		if r.Running == nil {
-			continue
+		if r := &d.state.Records[i]; r.Running != nil && !d.state.started {
+			r.end(End{Outcome: Interrupted, Took: d.now.Sub(r.Running.Began), Text: "the agent or the node ended during the reset"}, d.now)
 		}
-		ends := r.Running.Began.Add(AtMost)
-		end := End{Outcome: Interrupted, Took: d.now.Sub(r.Running.Began)}
-		switch {
-		case !d.state.started:
-			end.Text = "the agent or the node ended during the reset"
-		case !d.now.Before(ends):
-			end.Text = fmt.Sprintf("it had not ended after %v", AtMost)
-		default:
-			d.out.wake(ends)
-			continue
-		}
-		r.end(end, d.now)
 	}
 	d.state.started = true
 }
@@ -137,7 +123,6 @@ func (d *decision) begin() {
 		}
 		if d.Mode == Act {
 			b.Number = d.state.begin(b, false, d.now)
-			d.out.wake(d.now.Add(AtMost))
 		}
 		d.out.Begin = append(d.out.Begin, b)
 	}
@@ -148,7 +133,7 @@ func (d *decision) begin() {
 func (p Policy) Still(s State, n Node, id gpu.DeviceID) (why string, ok bool) {
 	r, _ := s.Of(id)
 	if r.Running == nil {
-		return "it has not begun, or has lasted for too long", false
+		return "it has not begun", false
 	}
 	g := n.gpuOf(id)
 	if g == nil {

@@ -44,9 +44,6 @@ func (p Policy) On() bool { return p.Mode != Off }
 
 // Times that are no settings.
 const (
-	// AtMost is how long a reset lasts, with all that is before and after the call of nvidia-smi. One that lasts longer does not keep others back.
-	AtMost = 10 * time.Minute
-
 	afterAttempt = time.Minute // so that the driver has reported its recovery action again
 	afterCancel  = 10 * time.Second
 

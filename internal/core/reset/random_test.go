@@ -18,10 +18,9 @@ type storm struct {
 	*world
 	*rand.Rand
 	books   map[gpu.DeviceID]*book
-	runs    gpu.DeviceID // that is reset; "" = none is
-	number  uint64       // of that reset
-	called  bool         // nvidia-smi, for it
-	began   time.Duration
+	runs    gpu.DeviceID  // that is reset; "" = none is
+	number  uint64        // of that reset
+	called  bool          // nvidia-smi, for it
 	elapsed time.Duration // whatever the clock shows
 
 	attempts, refusals, cancelled int
@@ -91,9 +90,6 @@ func (s *storm) decide(d time.Duration) {
 	before := s.state
 	s.elapsed += d
 	s.pass(d)
-	if s.runs != "" && s.elapsed-s.began >= reset.AtMost {
-		s.ended(reset.Interrupted)
-	}
 	s.see()
 	s.checkReport(before)
 	s.checkWaits()
@@ -182,7 +178,7 @@ func (s *storm) person(id gpu.DeviceID) {
 	if s.state, b = s.state.BegunByPerson(b, s.now); b.Number == 0 {
 		s.Errorf("%+v has not begun", b)
 	}
-	s.runs, s.number, s.called, s.began = id, b.Number, false, s.elapsed
+	s.runs, s.number, s.called = id, b.Number, false
 }
 
 func (s *storm) isFree(g *reset.GPU) bool {
@@ -252,7 +248,7 @@ func (s *storm) checkBegins() {
 		case b.Number == 0 || b.Cause == "":
 			s.Errorf("%+v", b)
 		}
-		s.runs, s.number, s.called, s.began = b.GPU, b.Number, false, s.elapsed
+		s.runs, s.number, s.called = b.GPU, b.Number, false
 	}
 }
 

@@ -27,7 +27,7 @@ type State struct {
 type Record struct {
 	GPU      gpu.DeviceID `json:"gpu"`
 	Attempts int          `json:"attempts,omitempty"` // in which nvidia-smi was called to reset it
-	Refusals int          `json:"refusals,omitempty"` // because a process has it open, as /proc or nvidia-smi shows it
+	Refusals int          `json:"refusals,omitempty"` // because something has it, or may have it
 	NotBegun string       `json:"notBegun,omitempty"` // why the latest reset was cancelled, if that was after Last
 	Last     *End         `json:"last,omitempty"`     // of the latest attempt or refusal, also of an earlier fault
 	Retry    time.Time    `json:"retry,omitzero"`     // not before
@@ -72,10 +72,10 @@ type Outcome uint8
 const (
 	Cancelled   Outcome = iota // before nvidia-smi was called: what was seen before does not hold any more, or the agent ends
 	Done                       // nvidia-smi reset the GPU
-	InUse                      // a process has the GPU open, as /proc or nvidia-smi shows it: tried again later
+	InUse                      // something has the GPU, as is found before nvidia-smi is called or by it, or that is not known: tried again later
 	Refused                    // nvidia-smi refused for good: not supported, linked to others, without the right
 	Failed                     // nvidia-smi failed, or had not ended in time: an attempt
-	Interrupted                // the agent or the node ended during the reset, or it lasts for too long: an attempt if nvidia-smi may have been called
+	Interrupted                // the agent or the node ended during the reset: an attempt if nvidia-smi may have been called
 )
 
 var outcomeNames = [...]string{"cancelled", "done", "in-use", "refused", "failed", "interrupted"}

@@ -25,26 +25,19 @@ type attempt struct {
 
 	began       time.Time
 	taken       []Taken // the GPU itself first
-	released    bool    // the driver
 	called      bool    // nvidia-smi
 	persistence bool    // is to be restored
 }
 
-var errWantedBack = errors.New("the GPU is wanted back")
+// cancelError ends a reset that has not called nvidia-smi, and does not mean that something has the GPU.
+type cancelError struct{ why string }
 
-// notNowError is why Policy.Still had a reset cancelled.
-type notNowError struct{ why string }
+func (e *cancelError) Error() string { return e.why }
 
-func (e *notNowError) Error() string { return e.why }
+// ErrEnding is why no reset begins while the agent ends, and one that has not called nvidia-smi ends.
+var ErrEnding error = &cancelError{"the agent ends"}
 
-// openError is that the driver can't be closed, or a GPU is open in what is not known.
-type openError struct {
-	what string
-	err  error
-}
-
-func (e *openError) Error() string { return e.what + ": " + e.err.Error() }
-func (e *openError) Unwrap() error { return e.err }
+var errWantedBack error = &cancelError{"the GPU is wanted back"}
 
 // run makes the reset, and records its end before the GPUs are given back.
 func (a *attempt) run(ctx context.Context) {
@@ -52,7 +45,7 @@ func (a *attempt) run(ctx context.Context) {
 	a.opts.Log.Info("reset begins", "id", a.GPU, "cause", a.Cause, "with", a.With)
 	err := a.reset(ctx)
 	end := reset.End{
-		Number: a.Number, Outcome: outcomeOf(err, a.called, a.released), At: time.Now(), Took: time.Since(a.began), Cause: a.Cause, Text: textOf(err),
+		Number: a.Number, Outcome: outcomeOf(err, a.called), At: time.Now(), Took: time.Since(a.began), Cause: a.Cause, Text: textOf(err),
 	}
 	a.change(func(s reset.State) reset.State {
 		a.Resetter.cancel = nil
@@ -89,7 +82,6 @@ func (a *attempt) reset(ctx context.Context) error {
 		return err
 	}
 	a.phase("closing the driver")
-	a.released = true
 	a.taken[0].ReleaseDriver()
 	err = a.call(ctx, target)
 	a.phase("opening the driver")
@@ -146,7 +138,7 @@ func (a *attempt) look(ctx context.Context) (target gpureset.Target, err error) 
 	s := a.state
 	a.mu.Unlock()
 	if why, ok := a.policy.Still(s, a.opts.Node.See(), a.GPU); !ok {
-		return target, &notNowError{why}
+		return target, &cancelError{why}
 	}
 	for _, id := range a.With {
 		if _, err := a.lookAt(ctx, id); err != nil {
@@ -160,7 +152,7 @@ func (a *attempt) look(ctx context.Context) (target gpureset.Target, err error) 
 func (r *Resetter) lookAt(ctx context.Context, id gpu.DeviceID) (gpureset.Target, error) {
 	target, known := r.opts.Node.Target(id)
 	if !known {
-		return target, &notNowError{"the driver does not list " + string(id)}
+		return target, &cancelError{"the driver does not list " + string(id)}
 	}
 	look, err := r.opts.Resetter.Look(ctx, target)
 	if err != nil {
@@ -177,7 +169,7 @@ func (a *attempt) call(ctx context.Context, target gpureset.Target) error {
 	closing, stop := context.WithTimeout(ctx, releaseWithin)
 	defer stop()
 	if err := a.opts.Node.AwaitReleased(closing); err != nil {
-		return cmp.Or(context.Cause(ctx), error(&openError{"this agent has the driver open", err}))
+		return cmp.Or(context.Cause(ctx), fmt.Errorf("this agent has the driver open: %w", err))
 	}
 	look, err := a.awaitClosed(ctx, target)
 	if err != nil {
@@ -203,7 +195,7 @@ func (a *attempt) awaitClosed(ctx context.Context, target gpureset.Target) (gpur
 		case ctx.Err() != nil:
 			return look, context.Cause(ctx)
 		case err != nil:
-			return look, &openError{"whether processes have it open is not known", err}
+			return look, fmt.Errorf("whether processes have it open is not known: %w", err)
 		case len(look.Clients) == 0:
 			return look, nil
 		case time.Now().After(deadline):
@@ -222,29 +214,29 @@ func (a *attempt) commit(ctx context.Context, persistence bool) error {
 	}
 	s := a.state.Calls(a.GPU, persistence)
 	if err := a.file.Store(s); err != nil {
-		return fmt.Errorf("the record of resets can't be written: %w", err)
+		return &cancelError{"the record of resets can't be written: " + err.Error()}
 	}
 	a.set(s)
 	a.called, a.Resetter.cancel = true, nil
 	return nil
 }
 
-// outcomeOf is the outcome of a reset by its error. An attempt that was cancelled leaves no trace, so what is found after the driver was released counts
-// as a GPU in use: otherwise the driver would be released again and again.
-func outcomeOf(err error, called, released bool) reset.Outcome {
+// outcomeOf is the outcome of a reset by its error. What is found before nvidia-smi is called, and is no reason to cancel, counts as a GPU in use, also if it
+// is only that this can't be known: a reset that is cancelled is tried again soon, and would take the GPU and release the driver again and again.
+func outcomeOf(err error, called bool) reset.Outcome {
+	_, cancelled := errors.AsType[*cancelError](err)
 	_, inUse := errors.AsType[*gpureset.InUseError](err)
-	_, open := errors.AsType[*openError](err)
-	_, unavailable := errors.AsType[*gpureset.UnavailableError](err)
+	_, unavailable := errors.AsType[*gpureset.UnavailableError](err) // then nothing was called
 	refused, ok := errors.AsType[*gpureset.RefusedError](err)
 	switch {
 	case err == nil:
 		return reset.Done
-	case inUse, open && released, ok && refused.Refusal == gpureset.InUse:
-		return reset.InUse
 	case ok && slices.Contains([]gpureset.Refusal{gpureset.NotSupported, gpureset.Linked, gpureset.NotPermitted}, refused.Refusal):
 		return reset.Refused
-	case !called, unavailable: // then nothing was called
+	case !called && cancelled:
 		return reset.Cancelled
+	case !called, inUse, unavailable, ok && refused.Refusal == gpureset.InUse:
+		return reset.InUse
 	}
 	return reset.Failed
 }

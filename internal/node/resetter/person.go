@@ -71,7 +71,7 @@ func (r *Resetter) Begin(ctx context.Context, id gpu.DeviceID, loseMIG bool) Pla
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s, b := r.state.BegunByPerson(b, time.Now())
-	if r.ending || b.Number == 0 { // since the plan was made
+	if r.ending || r.Resets() != "" || b.Number == 0 { // since the plan was made
 		plan.Keeps = []reset.Wait{{GPU: id, Code: reset.WaitTurn, Text: "another reset has begun, or the agent ends"}}
 		return plan
 	}
@@ -95,17 +95,20 @@ func (r *Resetter) byPerson(loseMIG bool) reset.Policy {
 // plan returns the plan of a reset by a person, with its beginning.
 func (r *Resetter) plan(ctx context.Context, id gpu.DeviceID, loseMIG bool) (Plan, reset.Begin) {
 	r.mu.Lock()
-	err, s, ending := r.load(), r.state, r.ending
+	err, s, ends := r.load(), r.state, r.ending
 	r.mu.Unlock()
 	n := r.opts.Node.See()
 	unready := r.opts.Resetter.Ready(ctx)
 	n.Cannot = both(n.Cannot, unready)
 	b, keeps := r.byPerson(loseMIG).ByPerson(s, n, id)
-	if ending {
-		keeps = append(keeps, reset.Wait{GPU: id, Code: reset.WaitPaused, Text: errEnding.Error()})
+	if ends {
+		keeps = append(keeps, reset.Wait{GPU: id, Code: reset.WaitPaused, Text: ErrEnding.Error()})
 	}
 	if err != nil {
 		keeps = append(keeps, unrecorded(id, err))
+	}
+	if _, runs := s.Running(); r.Resets() != "" && !runs {
+		keeps = append(keeps, reset.Wait{GPU: id, Code: reset.WaitTurn, Text: ending})
 	}
 	unknown := slices.ContainsFunc(keeps, func(w reset.Wait) bool { return w.Code == reset.WaitUnknown })
 	if unready == nil && !unknown {

@@ -3,7 +3,6 @@ package resetter
 import (
 	"cmp"
 	"context"
-	"errors"
 	"log/slog"
 	"os"
 	"slices"
@@ -98,9 +97,6 @@ const (
 	restoreEvery  = time.Minute
 )
 
-// errEnding is why no reset begins, and one that has not called nvidia-smi ends.
-var errEnding = errors.New("the agent ends")
-
 // New returns a Resetter. It reads nothing.
 func New(o Options) *Resetter {
 	r := &Resetter{
@@ -145,21 +141,29 @@ func (r *Resetter) Run(ctx context.Context, w *watchdog.Registry) {
 	})
 }
 
-// End has no reset begin any more, and cancels the one that has not called nvidia-smi. The channel is closed when none runs.
+// End has no reset begin any more, and cancels the one that has not called nvidia-smi. The channel is closed when none runs. It does not block: mu is held
+// while the file is written, and a disk can hang.
 func (r *Resetter) End() <-chan struct{} {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		r.end()
+		r.work.Wait()
+	}()
+	return ended
+}
+
+func (r *Resetter) end() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.ending = true
 	if r.cancel != nil {
-		r.cancel(errEnding)
+		r.cancel(ErrEnding)
 	}
 	if r.restore != nil {
 		r.restore()
 	}
 	r.ready.stop()
-	ended := make(chan struct{})
-	go func() { r.work.Wait(); close(ended) }()
-	return ended
 }
 
 // load reads the state once. A reset that is in it was interrupted. mu is locked.
@@ -220,10 +224,16 @@ func (r *Resetter) pass(ctx context.Context) time.Duration {
 	return next
 }
 
+// ending is why no reset begins after the end of one was recorded.
+const ending = "the GPUs of the latest reset are not given back so far"
+
 // see is what the agent sees, with whether GPUs can be reset. mu is locked.
 func (r *Resetter) see() reset.Node {
 	n := r.opts.Node.See()
+	_, runs := r.state.Running()
 	switch {
+	case r.Resets() != "" && !runs: // its end is recorded, and its GPUs are not given back so far
+		n.Paused = cmp.Or(n.Paused, ending)
 	case !r.ready.known:
 		n.Paused = cmp.Or(n.Paused, "whether GPUs can be reset is not known yet")
 	case r.ready.err != nil:

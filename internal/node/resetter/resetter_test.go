@@ -149,14 +149,14 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// A component that has gone has called nothing: that is no attempt.
+// A component that has gone has called nothing: that is no attempt, and the driver is not released again at once.
 func TestUnavailable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "GPU-1")
 		w.resetErr = &gpureset.UnavailableError{Remedy: "run it", Err: errors.New("no process serves reset.sock")}
 		r, stop := w.start()
 		defer stop()
-		if one := record(r, "GPU-1"); !strings.Contains(w.happened(), "nvidia-smi") || one.Attempts != 0 || !strings.Contains(one.NotBegun, "run it") {
+		if one := record(r, "GPU-1"); !strings.Contains(w.happened(), "nvidia-smi") || one.Attempts != 0 || one.Refusals != 1 || !strings.Contains(one.Last.Text, "run it") {
 			t.Errorf("%+v", one)
 		}
 	})
@@ -224,6 +224,78 @@ func TestKilled(t *testing.T) {
 			}
 		})
 	}
+}
+
+// With a policy that is off, too, the mode of a GPU is restored that is not listed when the agent starts, and the driver is not open yet.
+func TestRestoreWhenListed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "GPU-1")
+		w.persists["GPU-1"], w.leaves = true, true
+		_, stop := w.start()
+		stop()
+		w.policy.Mode, w.leaves = reset.Off, false
+		all := w.seen.GPUs
+		w.seen.GPUs = nil
+		r, stop := w.start()
+		defer stop()
+		w.with(func() { w.seen.GPUs, w.events = all, nil })
+		time.Sleep(90 * time.Second)
+		if got := w.happened(); got != "restore GPU-1" || record(r, "GPU-1").Persistence {
+			t.Errorf("%s, %+v", got, record(r, "GPU-1"))
+		}
+		if time.Sleep(time.Hour); w.happened() != "" {
+			t.Error("restored again")
+		}
+	})
+}
+
+// While a reset goes on, no other one begins, and its persistence mode is not touched, however long that takes.
+func TestLongReset(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "GPU-1", "GPU-2")
+		w.persists["GPU-1"] = true
+		goOn := make(chan struct{})
+		w.on = func(event string) {
+			if event == "nvidia-smi GPU-1" {
+				<-goOn
+			}
+		}
+		r, stop := w.start()
+		defer stop()
+		time.Sleep(time.Hour)
+		if got := w.happened(); got != "take GPU-1, driver released, nvidia-smi GPU-1" || record(r, "GPU-1").Running == nil {
+			t.Errorf("%s, %+v", got, record(r, "GPU-1"))
+		}
+		if plan := r.Begin(t.Context(), "GPU-2", false); plan.Number != 0 || plan.Keeps[0].Code != reset.WaitPaused && plan.Keeps[0].Code != reset.WaitTurn {
+			t.Errorf("a person: %+v", plan)
+		}
+		close(goOn)
+		time.Sleep(time.Minute)
+		if got := w.happened(); !strings.Contains(got, "given back GPU-1, take GPU-2") || !w.persists["GPU-1"] {
+			t.Error(got)
+		}
+	})
+}
+
+// The end of an agent does not wait for a pass that hangs, as with its disk.
+func TestEndWithAPassThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		r, stop := w.start()
+		hangs := make(chan struct{})
+		w.with(func() { w.hangs = hangs })
+		w.changed <- struct{}{}
+		synctest.Wait()
+		ended := r.End()
+		select {
+		case <-ended:
+			t.Error("the pass has ended")
+		default:
+		}
+		close(hangs)
+		<-ended
+		stop()
+	})
 }
 
 // What is about to happen is on disk before: with a full disk no reset begins, and none goes on.
@@ -305,15 +377,20 @@ func TestCancelled(t *testing.T) {
 	}
 }
 
-// A GPU that is not free in time, and one that the node shows in use by then, is not reset, and tried again.
+// A GPU that is not free in time, or of which that can't be known, counts as one in use: if it stays so, a person is called. One that the node shows in use by
+// then is not reset, either.
 func TestNotTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "GPU-1")
 		w.takeErr = errors.New("GPU GPU-1 was not free, it waits for the end of pod default/train")
 		r, stop := w.start()
 		time.Sleep(2 * time.Minute)
-		if got, one := w.happened(), record(r, "GPU-1"); !strings.HasPrefix(got, "take GPU-1") || strings.Contains(got, "released") || one.Attempts+one.Refusals != 0 {
+		if got, one := w.happened(), record(r, "GPU-1"); !strings.HasPrefix(got, "take GPU-1") || strings.Contains(got, "released") || one.Attempts != 0 || one.Refusals != 1 {
 			t.Errorf("%s, %+v", got, one)
+		}
+		time.Sleep(time.Hour)
+		if got, waits := strings.Count(w.happened(), "take GPU-1"), r.Decision().Waits; got != 3 || len(waits) != 1 || !waits[0].Alert {
+			t.Errorf("tried %d times within an hour, waits for %+v", got, waits)
 		}
 		stop()
 
@@ -456,6 +533,7 @@ func TestDryRunEqualsTheAct(t *testing.T) {
 			id, lose := gpu.DeviceID([]string{"GPU-1", "GPU-2", "GPU-9"}[random.IntN(3)]), random.IntN(2) == 0
 			if random.IntN(8) == 0 {
 				r.End()
+				synctest.Wait()
 			}
 			plan, act := r.Plan(t.Context(), id, lose), r.Begin(t.Context(), id, lose)
 			if !samePlan(plan, act) || (act.Number != 0) != (len(plan.Keeps) == 0) {

@@ -3,6 +3,7 @@ package resetter
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -11,9 +12,10 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
-// beginRestore has a goroutine turn persistence modes on again that a reset has not restored, if there are any. mu is locked.
+// beginRestore has a goroutine turn persistence modes on again that a reset has not restored, if there are any, also of GPUs that are not listed so far. mu
+// is locked.
 func (r *Resetter) beginRestore() {
-	if r.ending || r.restore != nil || len(r.unrestored()) == 0 {
+	if r.ending || r.restore != nil || !r.anyLeft() {
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -25,10 +27,18 @@ func (r *Resetter) beginRestore() {
 	})
 }
 
+// isLeft reports whether the persistence mode of a GPU is to be restored: not while it is reset.
+func isLeft(one reset.Record) bool { return one.Persistence && one.Running == nil }
+
+func (r *Resetter) anyLeft() bool { return slices.ContainsFunc(r.state.Records, isLeft) }
+
 // unrestored are the GPUs whose persistence mode is to be restored now. mu is locked.
 func (r *Resetter) unrestored() (all []gpu.DeviceID) {
+	if !r.opts.Policy.On() {
+		r.review() // no pass does
+	}
 	for _, id := range r.Decision().Restore {
-		if one, _ := r.state.Of(id); one.Persistence && one.Running == nil {
+		if one, _ := r.state.Of(id); isLeft(one) {
 			all = append(all, id)
 		}
 	}
@@ -52,10 +62,7 @@ func (r *Resetter) restoreAll(ctx context.Context) (again bool) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.opts.Policy.On() {
-		r.review() // no pass does
-	}
-	if again = len(r.unrestored()) > 0; !again {
+	if again = r.anyLeft(); !again {
 		r.restore = nil
 	}
 	return again

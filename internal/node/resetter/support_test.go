@@ -36,6 +36,7 @@ type world struct {
 	released bool // the driver
 	heals    bool // a reset ends the fault
 
+	hangs    chan struct{}                      // See waits for its end; nil = it does not
 	on       func(event string)                 // called at each event, without a lock
 	clients  map[gpu.DeviceID][]gpureset.Client // that have a GPU open
 	persists map[gpu.DeviceID]bool              // persistence modes
@@ -116,6 +117,10 @@ func (w *world) of(id gpu.DeviceID) *reset.GPU {
 }
 
 func (w *world) See() (n reset.Node) {
+	var hangs chan struct{}
+	if w.with(func() { hangs = w.hangs }); hangs != nil {
+		<-hangs
+	}
 	w.with(func() {
 		n = w.seen
 		n.GPUs = slices.Clone(n.GPUs)

@@ -12,7 +12,7 @@ var (
 	resetsBegun      = shared.Counter("resets_begun_total", "Resets of GPUs that were begun on the node, those before this start of the agent included.")
 	resetRunning     = shared.Gauge("reset_running", "1 while the GPU is reset: it takes no work.", "gpu")
 	resetAttempts    = shared.Gauge("reset_attempts", "Resets of the GPU for its present fault in which nvidia-smi was called.", "gpu")
-	resetRefusals    = shared.Gauge("reset_refusals", "Resets of the GPU for its present fault that were refused because a process had it open.", "gpu")
+	resetRefusals    = shared.Gauge("reset_refusals", "Resets of the GPU for its present fault that did not begin or were refused because something had it, or may have had it.", "gpu")
 	resetTime        = shared.Gauge("reset_timestamp_seconds", "When the latest reset of the GPU ended: done, in-use, refused, failed, interrupted.", "gpu", "outcome")
 	resetDue         = shared.Gauge("reset_due", "1 if the GPU is faulty and its reset waits for nothing: with reset.mode report it would be reset.", "gpu")
 	resetWaiting     = shared.Gauge("reset_waiting", "1 for what the reset of a faulty GPU waits for.", "gpu", "code")

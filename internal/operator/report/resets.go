@@ -22,7 +22,7 @@ type Reset struct {
 	Text    string    `json:"text,omitempty"`  // of nvidia-smi, or why it did not begin
 
 	Attempts    int  `json:"attempts,omitempty"`    // for the present fault
-	Refusals    int  `json:"refusals,omitempty"`    // for it, because the GPU was in use
+	Refusals    int  `json:"refusals,omitempty"`    // for it, because something had the GPU, or may have had it
 	Due         bool `json:"due,omitempty"`         // it waits for nothing: with the mode report, it would be reset now
 	NeedsPerson bool `json:"needsPerson,omitempty"` // what it waits for does not end without a person
 
