@@ -189,6 +189,9 @@ func TestOneResetAtATime(t *testing.T) {
 	if _, ok := errors.AsType[*gpureset.UnavailableError](r.Client.Reset(t.Context(), target)); !ok {
 		t.Error("two resets at once")
 	}
+	if _, ok := errors.AsType[*gpureset.UnavailableError](r.Client.Restore(t.Context(), "GPU-2")); !ok || strings.Contains(r.made(), "restore") {
+		t.Error("a persistence mode is turned on during a reset")
+	}
 	close(r.hold)
 	check.NoError(t, <-ended, r.Client.Reset(t.Context(), target))
 }

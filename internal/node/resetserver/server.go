@@ -40,7 +40,7 @@ type Server struct {
 	Resetter gpureset.Resetter
 	Log      *slog.Logger
 
-	running sync.Mutex // held for a reset
+	running sync.Mutex // held for a reset, and to restore a persistence mode
 }
 
 // Run serves the socket until ctx ends, and the reset that runs then.
@@ -66,11 +66,7 @@ func (s *Server) handler() http.Handler {
 		return s.Resetter.Look(ctx, t)
 	}))
 	mux.HandleFunc("POST "+resetURL, s.handle(s.reset))
-	mux.HandleFunc("POST "+restoreURL, s.handle(func(ctx context.Context, t gpureset.Target, _ http.ResponseWriter) (a gpureset.Look, err error) {
-		err = s.Resetter.Restore(ctx, t.GPU)
-		s.Log.Info("persistence mode restored", "id", t.GPU, "error", err)
-		return a, err
-	}))
+	mux.HandleFunc("POST "+restoreURL, s.handle(s.restore))
 	return mux
 }
 
@@ -102,10 +98,27 @@ func isUUID(id gpu.DeviceID) bool {
 	return ok && rest != "" && !strings.ContainsFunc(rest, func(c rune) bool { return c != '-' && !unicode.IsLetter(c) && !unicode.IsDigit(c) })
 }
 
+// errBusy is why nothing is changed while a GPU is reset.
+var errBusy = &gpureset.UnavailableError{Remedy: "try again after its end", Err: errors.New("a GPU of the node is reset")}
+
+// restore turns a persistence mode on. An agent that was killed during a reset asks for that when it starts again, and the reset may go on: it would fail.
+func (s *Server) restore(ctx context.Context, t gpureset.Target, _ http.ResponseWriter) (look gpureset.Look, err error) {
+	if !s.running.TryLock() {
+		return look, errBusy
+	}
+	defer s.running.Unlock()
+	if err = s.Resetter.Restore(ctx, t.GPU); err != nil {
+		s.Log.Warn("persistence mode not restored", "id", t.GPU, "error", err)
+	} else {
+		s.Log.Info("persistence mode restored", "id", t.GPU)
+	}
+	return look, err
+}
+
 // reset resets a GPU. A client that leaves does not cancel it.
 func (s *Server) reset(ctx context.Context, t gpureset.Target, w http.ResponseWriter) (look gpureset.Look, err error) {
 	if !s.running.TryLock() {
-		return look, &gpureset.UnavailableError{Remedy: "try again after its end", Err: errors.New("another GPU of the node is reset")}
+		return look, errBusy
 	}
 	defer s.running.Unlock()
 	ctx = context.WithoutCancel(ctx)
