@@ -19,6 +19,7 @@ import (
 // in time.
 func (w *Watcher) watchAgents(ctx context.Context, m Monitor) {
 	defer w.store.close()
+	defer w.stopRelease()
 	slow := w.ifSlow(m)
 	w.beforeFirst(m)
 	slow.Stop()
@@ -109,15 +110,19 @@ func (w *Watcher) apply(m Monitor, v view, err error) {
 
 // limitRelease has the driver opened in some minutes, whatever a disk that hangs does, unless it is released by the file again.
 func (w *Watcher) limitRelease(m Monitor, id gpu.DeviceID) {
-	if w.openDriver != nil {
-		w.openDriver.Stop()
-		w.openDriver = nil
-	}
+	w.stopRelease()
 	if id != "" {
 		w.openDriver = time.AfterFunc(releasedAtMost, func() {
 			w.log.Warn("driver opened although it is released for a reset: the disk of the state directory does not respond", "id", id)
 			w.update(m, func(h *inventory.Host) { h.Ownership.DriverReleased = "" })
 		})
+	}
+}
+
+func (w *Watcher) stopRelease() {
+	if w.openDriver != nil {
+		w.openDriver.Stop()
+		w.openDriver = nil
 	}
 }
 

@@ -316,3 +316,19 @@ func TestReleaseAndADiskThatHangs(t *testing.T) {
 		expectOpen(t, "in time", n, k)
 	})
 }
+
+// An agent that ends while another one resets a GPU leaves nothing that opens the driver later.
+func TestEndWhileTheDriverIsReleased(t *testing.T) {
+	h := newHost(t)
+	synctest.Test(t, func(t *testing.T) {
+		n, k := h.both(t)
+		n.grantedFor(t, 1, inventory.Reset).ReleaseDriver()
+		pass(4 * time.Second)
+		expectReleased(t, "released", n, k)
+		k.end()
+		pass(releasedAtMost + time.Minute)
+		if strings.Contains(k.log.String(), "driver opened although") {
+			t.Error(k.log)
+		}
+	})
+}
