@@ -2,22 +2,15 @@ package agent
 
 import (
 	"cmp"
-	"os"
-	"path/filepath"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/node/gpureset"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
-// hostPIDNamespace is what procfs shows as the host's PID namespace (PROC_PID_INIT_INO in the kernel's include/linux/proc_ns.h).
-const hostPIDNamespace = "pid:[4026531836]"
-
-// seesProcesses reports whether this process sees those of the host: it is in the host's PID namespace, or that is not known.
-func seesProcesses(c core.Config) bool {
-	namespace, err := os.Readlink(filepath.Join(cmp.Or(c.Roots.Proc, "/proc"), "self/ns/pid"))
-	return err != nil || namespace == hostPIDNamespace
-}
+// seesProcesses reports whether this process sees those of the node.
+func seesProcesses(c core.Config) bool { return gpureset.SeesProcesses(cmp.Or(c.Roots.Proc, "/proc")) }
 
 // processProblems has one problem for each setting that needs the processes of the node, if this process does not see them.
 func processProblems(c core.Config) []problem.Problem {

@@ -19,8 +19,8 @@ func TestProcessProblems(t *testing.T) {
 		read      bool // processes are
 	}{
 		"off":                {inventory.CheckOff, inventory.OccupancyReport, "pid:[4026532000]", 0, false},
-		"of the host":        {inventory.CheckRefuse, inventory.OccupancyWithhold, hostPIDNamespace, 0, true},
-		"nothing reads them": {inventory.CheckOff, inventory.OccupancyOff, hostPIDNamespace, 0, false},
+		"of the host":        {inventory.CheckRefuse, inventory.OccupancyWithhold, "pid:[4026531836]", 0, true},
+		"nothing reads them": {inventory.CheckOff, inventory.OccupancyOff, "pid:[4026531836]", 0, false},
 		"of a pod":           {inventory.CheckRefuse, inventory.OccupancyReport, "pid:[4026532000]", 1, false},
 		"of a pod, warns":    {inventory.CheckWarn, inventory.OccupancyOff, "pid:[4026532000]", 1, false},
 		"of a pod, withheld": {inventory.CheckWarn, inventory.OccupancyWithhold, "pid:[4026532000]", 2, false},

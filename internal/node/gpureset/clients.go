@@ -30,6 +30,16 @@ func (c Client) String() string {
 	return text + ")"
 }
 
+// hostPIDNamespace is what procfs shows as the host's PID namespace (PROC_PID_INIT_INO in the kernel's include/linux/proc_ns.h).
+const hostPIDNamespace = "pid:[4026531836]"
+
+// SeesProcesses reports whether this process sees those of the node, in procfs at proc and in what the driver lists: it is in the host's PID namespace, or that
+// is not known.
+func SeesProcesses(proc string) bool {
+	namespace, err := os.Readlink(filepath.Join(proc, "self/ns/pid"))
+	return err != nil || namespace == hostPIDNamespace
+}
+
 // Clients returns the processes that have /dev/nvidiaN open, by PID: this process counts like others. /dev/nvidiactl and /dev/nvidia-uvm are of no GPU. A
 // process whose files can't be read is an error: it may have the GPU. proc is where procfs is mounted, and it must show all processes of the node.
 //

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -33,15 +32,12 @@ type Local struct {
 	Call    Call // that of Program, unless a test has another one
 }
 
-// hostPIDNamespace is what procfs shows as the node's first PID namespace (PROC_PID_INIT_INO in the kernel's include/linux/proc_ns.h).
-const hostPIDNamespace = "pid:[4026531836]"
-
 // Ready returns why this process can't reset a GPU.
 func (r Local) Ready(context.Context) error {
 	if os.Geteuid() != 0 {
 		return &UnavailableError{"run the agent as root", errors.New("nvidia-smi resets GPUs for root only")}
 	}
-	if space, err := os.Readlink(filepath.Join(r.proc(), "self/ns/pid")); err == nil && space != hostPIDNamespace {
+	if !SeesProcesses(r.proc()) {
 		return &UnavailableError{"set hostPID: true in its pod", errors.New("this process does not see all processes of the node")}
 	}
 	if r.Call == nil {
