@@ -131,8 +131,8 @@ func New(o Options) *Agent {
 const stuckTimeout = 2 * time.Second
 
 // Run runs every task of the agent until ctx ends or one of them fails, waits for all of them and returns the first failure. A
-// reset of a GPU that has begun is awaited before that, see afterResets. A monitor whose driver call hangs is abandoned by monitor.Run itself. If the monitor's own loop is stuck, Run abandons it and
-// returns *watchdog.StuckError: only a new process helps.
+// reset of a GPU that has begun is awaited before that, see afterResets. A monitor whose driver call hangs is abandoned by monitor.Run
+// itself. If the monitor's own loop is stuck, Run abandons it and returns *watchdog.StuckError: only a new process helps.
 func (a *Agent) Run(ctx context.Context) error {
 	ctx, cancel := a.afterResets(ctx)
 	defer cancel()
@@ -270,7 +270,8 @@ func (a *Agent) Problems() []problem.Problem {
 	if a.adapter.Problems != nil {
 		adapter = a.adapter.Problems()
 	}
-	return slices.Concat(a.opts.Reload.Problems(), a.sources.problems(), a.cdi.Problems(), a.socket.Problems(), processProblems(a.opts.Core), proofs, a.resetter.Problems(), adapter)
+	return slices.Concat(a.opts.Reload.Problems(), a.sources.problems(), a.cdi.Problems(), a.socket.Problems(), processProblems(a.opts.Core), proofs,
+		a.resetter.Problems(), adapter)
 }
 
 // SourcesUp reports for each source of health information apart from the driver ("kernel_log", "history") whether it works. A source

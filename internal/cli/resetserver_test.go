@@ -32,7 +32,7 @@ func installSMI(t *testing.T, m *simdriver.Machine) (program string) {
 	program = filepath.Join(dir, "nvidia-smi")
 	check.NoError(t, m.InstallSMI(t.Context(), program))
 	if err := (gpureset.Program{Path: program}).Check(); err != nil {
-		t.Skipf("no folder that nobody else can write: %v", err)
+		t.Skipf("no folder that only root can write: %v", err)
 	}
 	return program
 }

@@ -11,8 +11,8 @@ func Sections() []schema.Key {
 		{Name: "policy", Type: schema.ObjectOf(policyKeys...), Usage: "which devices are offered, and how; an extension of NVIDIA's file"},
 		{Name: "sharing", Type: schema.ObjectOf(sharingKeys...), Usage: "how the devices of a resource are shared, unless a rule decides"},
 		{Name: "resources", Type: schema.ObjectOf(resourceKeys...), Usage: "names of resources; the first pattern that matches counts"},
-		{Name: "prove", Type: schema.ObjectOf(proveKeys...), Usage: "a command that proves GPUs which nobody has; without the section, none is proved"},
-		{Name: "reset", Type: schema.ObjectOf(resetKeys...), Usage: "whether faulty GPUs that nobody has are reset; without the section, none is but by a person"},
+		{Name: "prove", Type: schema.ObjectOf(proveKeys...), Usage: "a command that proves GPUs which no work has; without the section, none is proved"},
+		{Name: "reset", Type: schema.ObjectOf(resetKeys...), Usage: "whether faulty GPUs that no work has are reset; without the section, none is but by a person"},
 	}
 }
 

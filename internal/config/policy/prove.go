@@ -22,7 +22,7 @@ var proveKeys = []schema.Key{
 	{Name: "at", Type: schema.ListOf(schema.OneOf(reasonNames()...), 1),
 		Usage: "why a GPU is proved: after a boot, a reset or its recovery from a fault, or when it is idle; without the key, for all of these"},
 	{Name: "every", Default: "168h", Type: lasts("a time from 1h to 8784h"), Usage: "for `idle`: age of its last result at which a free GPU is proved again; nodes are spread over the eighth before it"},
-	{Name: "idleFor", Default: "10m", Type: lasts("a time from 30s to 168h"), Usage: "for `idle`, and for `boot` with unproved GPUs that take work: how long nobody has had the GPU"},
+	{Name: "idleFor", Default: "10m", Type: lasts("a time from 30s to 168h"), Usage: "for `idle`, and for `boot` with unproved GPUs that take work: how long no work has had the GPU"},
 	{Name: "maxPerNode", Default: "1", Type: schema.Int(1, 64), Usage: "GPUs of a node that are proved at a time"},
 	{Name: "windows", Type: schema.ListOf(schema.ObjectOf(windowKeys...), 0), Usage: "for `idle`: times of the day in which a proof may begin; without the key, any time"},
 	{Name: "onFail", Default: "unhealthy", Type: schema.OneOf("unhealthy", "degraded"), Usage: "health of a GPU that failed, until it passes or an operator clears it"},

@@ -18,7 +18,7 @@ var (
 
 var resetKeys = []schema.Key{
 	{Name: "mode", Default: "off", Type: schema.OneOf(modes...),
-		Usage: "`act`: a faulty GPU that a reset can repair is reset while nobody has it; `report`: the agent shows what it would do. `off` does not limit the command `reset` of a person"},
+		Usage: "`act`: a faulty GPU that a reset can repair is reset while no work has it; `report`: the agent shows what it would do. `off` does not limit the command `reset` of a person"},
 	{Name: "attempts", Default: "2", Type: schema.Int(1, maxAttempts), Usage: "resets for one fault; a GPU that is faulty after them is left to a person, or to another system"},
 	{Name: "migLayout", Default: "keep", Type: schema.OneOf(layouts...),
 		Usage: "`keep`: a GPU with MIG instances is not reset, because a reset removes them; `lost`: it is, and another program makes its layout again"},
@@ -70,7 +70,7 @@ func (r Result) ResetSummary() string {
 	if !p.On() {
 		return ""
 	}
-	does := "a faulty GPU that a reset can repair is reset while nobody has it"
+	does := "a faulty GPU that a reset can repair is reset while no work has it"
 	if p.Mode == reset.Report {
 		does = "no GPU is reset; it is shown which one would be"
 	}

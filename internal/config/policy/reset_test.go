@@ -52,7 +52,7 @@ func TestResetProgram(t *testing.T) {
 
 func TestResetSummary(t *testing.T) {
 	for text, want := range map[string]string{
-		"reset: {mode: act}\n":                                  "reset: a faulty GPU that a reset can repair is reset while nobody has it, at most 2 times for one fault; GPUs with MIG instances are not",
+		"reset: {mode: act}\n":                                  "reset: a faulty GPU that a reset can repair is reset while no work has it, at most 2 times for one fault; GPUs with MIG instances are not",
 		"reset: {mode: report, attempts: 1, migLayout: lost}\n": "reset: no GPU is reset; it is shown which one would be, at most once for one fault; also with MIG instances, which it loses",
 	} {
 		f, err := read(text, policy.Kubernetes)

@@ -209,7 +209,7 @@ func (d *decision) waits(g *GPU, r *Record, reason Reason, owed bool) (Wait, boo
 	case !g.takesWork():
 		return Wait{Code: WaitFault, Text: cmp.Or(g.Cause, "it is "+g.Health.String())}, true
 	case g.Unread != "":
-		return Wait{Code: WaitUnread, Text: "who has it is not known: " + g.Unread, Alert: g.Never}, true
+		return Wait{Code: WaitUnread, Text: "what has it is not known: " + g.Unread, Alert: g.Never}, true
 	case len(g.Holders) > 0:
 		return Wait{Code: WaitHeld, Text: oneline.Few(g.Holders) + " has it"}, true
 	case len(g.Processes) > 0:

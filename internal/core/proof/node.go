@@ -60,7 +60,7 @@ const (
 
 	Fault   Cancel = "FAULT"          // the GPU takes no work by its health any more
 	Held    Cancel = "HELD"           // work has it nevertheless
-	Unread  Cancel = "HOLDERS_UNREAD" // who has it is not known any more
+	Unread  Cancel = "HOLDERS_UNREAD" // what has it is not known any more
 	Gone    Cancel = "GONE"           // the GPU is not there any more, or another agent has it
 	Overdue Cancel = "OVERDUE"        // the proof has not ended in its time: it could not run
 )
@@ -68,7 +68,7 @@ const (
 var cancelTexts = map[Cancel]string{
 	ByOperator: "an operator ended it", Reload: "the configuration is read again", Shutdown: "the agent ends", Maintenance: "maintenance",
 	Move: "the GPU moves to another API", Demand: "work waits for the GPU", Resetting: "a GPU of the node is reset", Fault: "the GPU has a fault", Held: "work has the GPU",
-	Unread: "who has the GPU is not known", Gone: "the GPU is not this agent's any more", Overdue: "it has not ended in its time",
+	Unread: "what has the GPU is not known", Gone: "the GPU is not this agent's any more", Overdue: "it has not ended in its time",
 }
 
 // String returns the reason as text for people.

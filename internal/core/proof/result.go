@@ -71,7 +71,7 @@ const (
 	WaitDue       Code = "NOT_DUE"        // for the reason idle: the last verdict is not old
 	WaitPaused    Code = "PAUSED"         // what ends proofs, also has none begin
 	WaitFault     Code = "UNHEALTHY"      // the GPU takes no work by its health
-	WaitUnread    Code = "HOLDERS_UNREAD" // who has the GPU is not known completely
+	WaitUnread    Code = "HOLDERS_UNREAD" // what has the GPU is not known completely
 	WaitHeld      Code = "HELD"           // work has it, or an instance of it
 	WaitProcesses Code = "PROCESSES"      // processes use it
 	WaitSettle    Code = "SETTLING"       // it was not free for long enough

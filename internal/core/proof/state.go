@@ -90,7 +90,7 @@ type End struct {
 	Values  map[string]float64
 }
 
-// Failed reports whether the last verdict is a failure that nobody has cleared.
+// Failed reports whether the last verdict is a failure that was not cleared.
 func (r *Record) Failed() bool { return r.Last != nil && !r.Last.Passed && !r.Cleared }
 
 // Of returns the record of a GPU.

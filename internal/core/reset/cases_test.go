@@ -303,7 +303,7 @@ func caseGroup(t *testing.T) {
 	g.Action, g.Group = health.RecoveryDrainAndReset, []gpu.DeviceID{w.gpu(1).ID, other.ID}
 	for want, busy := range map[string]reset.GPU{
 		"pod a has it": {Holders: []string{"pod a"}}, "in use by pid 7": {Processes: []string{"pid 7"}},
-		"who has it is not known: no answer": {Unread: "no answer", Never: true}, "it moves": {Moving: "it moves"},
+		"what has it is not known: no answer": {Unread: "no answer", Never: true}, "it moves": {Moving: "it moves"},
 	} {
 		busy.ID, busy.Action, busy.TakesWork = other.ID, health.RecoveryNone, true
 		*other = busy
@@ -355,7 +355,7 @@ func caseStill(t *testing.T) {
 		"":                                  func(*world) {},
 		"pod a has it":                      func(w *world) { w.gpu(0).Holders = []string{"pod a"} },
 		"in use by pid 7":                   func(w *world) { w.gpu(0).Processes = []string{"pid 7"} },
-		"who has it is not known: x":        func(w *world) { w.gpu(0).Unread = "x" },
+		"what has it is not known: x":        func(w *world) { w.gpu(0).Unread = "x" },
 		"it moves to DRA":                   func(w *world) { w.gpu(0).Moving = "it moves to DRA" },
 		"maintenance":                       func(w *world) { w.node.Paused = "maintenance" },
 		"no right":                          func(w *world) { w.node.Cannot = "no right" },

@@ -35,7 +35,7 @@ type book struct {
 }
 
 // TestRandom has many steps of random nodes. Whatever happens: one reset at most runs on the node, and it begins on a GPU that asks for one, which nobody
-// has, with a P2P group that nobody has if that is needed, as often as the policy says for one fault, after its back-off, also over restarts, boots and
+// has, with a P2P group that nothing has if that is needed, as often as the policy says for one fault, after its back-off, also over restarts, boots and
 // clock steps; each GPU that is to be repaired is reset or waits; the mode report shows the same, and its state has nothing of it; and each persistence
 // mode is restored.
 func TestRandom(t *testing.T) {
@@ -144,7 +144,7 @@ func (s *storm) change(g *reset.GPU) {
 	}
 }
 
-// free has nobody have a GPU.
+// free has nothing have a GPU.
 func (s *storm) free() {
 	s.node.Paused, s.node.Cannot = "", ""
 	for i := range s.node.GPUs {
@@ -328,7 +328,7 @@ func (s *storm) ended(o reset.Outcome) {
 	s.runs = ""
 }
 
-// calm has nobody have a GPU, and each reset succeed without an effect: in the end each GPU waits for something else than time or its turn.
+// calm has nothing have a GPU, and each reset succeed without an effect: in the end each GPU waits for something else than time or its turn.
 func (s *storm) calm() {
 	for range 4 * len(s.node.GPUs) {
 		s.free()

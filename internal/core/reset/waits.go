@@ -104,7 +104,7 @@ func (g *GPU) busy() (all []Wait) {
 		all = append(all, Wait{Code: WaitMoving, Text: g.Moving})
 	}
 	if g.Unread != "" {
-		all = append(all, Wait{Code: WaitUnread, Text: "who has it is not known: " + g.Unread, Alert: g.Never})
+		all = append(all, Wait{Code: WaitUnread, Text: "what has it is not known: " + g.Unread, Alert: g.Never})
 	}
 	if len(g.Holders) > 0 {
 		all = append(all, Wait{Code: WaitHeld, Text: oneline.Few(g.Holders) + " has it"})

@@ -1,5 +1,5 @@
 // Package gpureset resets one GPU by NVIDIA's nvidia-smi: NVML has no call for that. It decides nothing about when, and expects that no API gives the
-// GPU out, that nobody holds it, and that the agents have closed the driver.
+// GPU out, that no work holds it, and that the agents have closed the driver.
 //
 //	persistence mode . . . . . . on: off for the reset, and on again whatever becomes of it
 //	open files of /dev/nvidiaN . any: *InUseError, and nothing is reset

@@ -20,7 +20,7 @@ type Look struct {
 	Persistence bool     `json:"persistence,omitempty"` // its persistence mode is on
 }
 
-// Resetter resets GPUs: Local in this process, Remote in the component that has the rights for it. Its methods are safe for concurrent use, and fail
+// Resetter resets GPUs: Local in this process, resetserver.Client by the component that has the rights for it. Its methods are safe for concurrent use, and fail
 // with the same typed errors: *InUseError, *RefusedError, *PersistenceError, *UnavailableError.
 type Resetter interface {
 	// Ready returns why no GPU can be reset at all, with the remedy: nvidia-smi is missing, the process is not root, the component does not answer.

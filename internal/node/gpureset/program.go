@@ -67,7 +67,7 @@ func (p Program) place() (place, error) {
 			fmt.Errorf("there is no nvidia-smi beneath %s: searched %v", filepath.Join(at.root, driver), folders)}
 	}
 	if err := proofcommand.CheckIn(at.root, []string{at.path}); err != nil {
-		return at, &UnavailableError{"it is run as root, so nobody else may be able to replace it", err}
+		return at, &UnavailableError{"it is run as root, so only root may be able to replace it", err}
 	}
 	return at, nil
 }

@@ -50,7 +50,7 @@ func (e *RefusedError) Error() string {
 	return fmt.Sprintf("nvidia-smi failed for %s: %s: %s", e.GPU, e.Refusal, e.Text)
 }
 
-// refusals are parts of the texts with which nvidia-smi refuses, in lower case, in the order in which they count. Its exit status says less: 255 with
+// refusals are parts of the texts with which nvidia-smi refuses, in lower case, in the order in which they count. Its exit status shows less: 255 with
 // most texts, 3 with "is not supported.", 6 with "GPU is lost".
 var refusals = []struct {
 	part string

@@ -121,7 +121,7 @@ func inUse(t Target, clients []Client) error {
 }
 
 // persistence reports whether a GPU's persistence mode is on. With it the driver, or nvidia-persistenced, has the GPU open, and it can't be reset. A GPU
-// that does not say so ("[GPU requires reset]") keeps the mode that it has: if it is on, nvidia-smi refuses the reset.
+// that does not report it ("[GPU requires reset]") keeps the mode that it has: if it is on, nvidia-smi refuses the reset.
 func (r Local) persistence(ctx context.Context, id gpu.DeviceID) (bool, error) {
 	printed, status, err := r.call(ctx, callAtMost, "--query-gpu=persistence_mode", "--format=csv,noheader", "-i", string(id))
 	text := strings.TrimSpace(printed)

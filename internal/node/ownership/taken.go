@@ -55,8 +55,8 @@ type Taken struct {
 }
 
 // Take takes a GPU that this agent offers, with all its instances, away from every API: no work has had it for the settle time (30 s), by
-// complete records, and none got it when it was taken. For a reset no other agent of the node has one for that. Whether processes use it the caller finds out. It waits for that until ctx ends, and
-// fails then with *NotFreeError, and at once with ErrCannotTake, ErrTaken or ErrEnding. The caller calls Release.
+// complete records, and none got it when it was taken. For a reset no other agent of the node has one for that. Whether processes use it the caller finds
+// out. It waits until ctx ends, and fails then with *NotFreeError, and at once with ErrCannotTake, ErrTaken or ErrEnding. The caller calls Release.
 func (w *Watcher) Take(ctx context.Context, id gpu.DeviceID, p inventory.Purpose) (*Taken, error) {
 	if w.decider == nil || len(w.decider.readers) == 0 {
 		return nil, ErrCannotTake

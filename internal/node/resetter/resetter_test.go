@@ -363,7 +363,7 @@ func TestCancelled(t *testing.T) {
 				}
 				got := w.happened()
 				if event == "take GPU-1" && !ends {
-					called = true // nobody wanted it back
+					called = true // it was not wanted back
 				}
 				if strings.Contains(got, "nvidia-smi") != called || !strings.HasSuffix(got, "given back GPU-1") {
 					t.Errorf("%s, ends %t: %s", event, ends, got)

@@ -59,7 +59,7 @@ func decideReset(f *Facts) []Finding {
 	}
 	findings := slices.Concat(cannotTake(f, "reset", "reset", f.ResetSettings), resetter(f), recoveryActions(f), layouts(f), openGPUs(f), waitingResets(f))
 	if Problems(findings) == 0 && !f.Late["reset"] && f.seesResetter() && f.Ready == nil {
-		findings = append(findings, Finding{"reset", OK, "reset.mode = " + f.Reset.Mode.String(), "a faulty GPU that nobody has can be reset", ""})
+		findings = append(findings, Finding{"reset", OK, "reset.mode = " + f.Reset.Mode.String(), "a faulty GPU that no work has can be reset", ""})
 	}
 	return findings
 }
