@@ -355,7 +355,7 @@ func caseStill(t *testing.T) {
 		"":                                  func(*world) {},
 		"pod a has it":                      func(w *world) { w.gpu(0).Holders = []string{"pod a"} },
 		"in use by pid 7":                   func(w *world) { w.gpu(0).Processes = []string{"pid 7"} },
-		"what has it is not known: x":        func(w *world) { w.gpu(0).Unread = "x" },
+		"what has it is not known: x":       func(w *world) { w.gpu(0).Unread = "x" },
 		"it moves to DRA":                   func(w *world) { w.gpu(0).Moving = "it moves to DRA" },
 		"maintenance":                       func(w *world) { w.node.Paused = "maintenance" },
 		"no right":                          func(w *world) { w.node.Cannot = "no right" },
