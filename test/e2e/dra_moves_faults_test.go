@@ -18,7 +18,7 @@ const kubeletEvery = 60
 // fault does one thing that happens to a node, or nothing. It returns what it was.
 func (mv *moves) fault(t *testing.T) string {
 	t.Helper()
-	chance := mv.random.IntN(6)
+	chance := mv.random.IntN(7)
 	if mv.rounds%kubeletEvery == kubeletEvery-1 {
 		mv.kubelet.stop(t, syscall.SIGKILL)
 		mv.startAgain()
@@ -26,9 +26,11 @@ func (mv *moves) fault(t *testing.T) string {
 	}
 	switch chance {
 	case 0:
+		mv.holders.ends("k8s-gpu")
 		mv.killAgain(t, mv.revive)
 		return "k8s-gpu killed"
 	case 1:
+		mv.holders.ends("nomad-gpu")
 		mv.nomad.endPlugin(t, syscall.SIGKILL)
 		return "nomad-gpu killed"
 	case 2:
@@ -41,6 +43,9 @@ func (mv *moves) fault(t *testing.T) string {
 	case 4:
 		mv.remove(t, "ownership.json", "agents")
 		return "owners and files of agents removed"
+	case 5:
+		mv.killResetServer(t)
+		return "reset server killed"
 	default:
 		return "nothing"
 	}
@@ -85,5 +90,6 @@ func (mv *moves) remove(t *testing.T, names ...string) {
 	for _, name := range names {
 		argv = append(argv, filepath.Join(mv.state(), name))
 	}
+	mv.holders.ends("nomad-gpu", "k8s-gpu")                                     // as for a reset: that the driver is released is only there
 	await(t, "the removal", agentsAtMost, func() error { return try(argv...) }) // agents write into a folder meanwhile
 }

@@ -40,10 +40,11 @@ type moves struct {
 	faults   map[string]int
 	emptied  []time.Time // of the CDI folder
 	young    time.Time   // when kubelet was started again
+	repairs  repairs
 }
 
-// TestDRAMoves moves GPUs between the three APIs while pods and jobs come and go, and ends agents and kubelet and empties folders
-// meanwhile. No two works ever have one GPU, each move comes to its end, and no work is stuck.
+// TestDRAMoves moves GPUs between the three APIs while pods and jobs come and go, and ends agents and kubelet, empties folders and has GPUs need a reset
+// meanwhile. No two of pod, claim, allocation, proof and reset ever have one GPU, each move and each repair comes to its end, and no work is stuck.
 func TestDRAMoves(t *testing.T) {
 	mv := startMoves(t)
 	works := startWorks(t, mv.cluster, mv.nomad, len(mv.at), mv.random.Uint64())
@@ -52,16 +53,18 @@ func TestDRAMoves(t *testing.T) {
 	for began := time.Now(); len(mv.took) < roundsOf(draMoves, 100) && time.Since(began) < limit; mv.rounds++ {
 		mv.round(t)
 		if mv.rounds%50 == 49 {
-			t.Logf("%d rounds, %d moves after %v; %s; meanwhile: %v", mv.rounds+1, len(mv.took), time.Since(began).Round(time.Second), percentiles(mv.took), mv.faults)
+			t.Logf("%d rounds, %d moves after %v; %s; repairs %s; meanwhile: %v", mv.rounds+1, len(mv.took), time.Since(began).Round(time.Second), percentiles(mv.took), percentiles(mv.repairs.took), mv.faults)
 		}
 	}
 	for _, api := range apis {
 		step(t, "all GPUs to "+api, func(t *testing.T) { mv.all(t, api) })
 	}
+	step(t, "the end of all repairs", mv.awaitRepairs)
 	works.stop(t)
 	mv.checkEnded(t)
 	mv.holders.checkAlone(t)
 	mv.checkNames(t)
+	mv.checkRepaired(t)
 	t.Logf("%d rounds on %d GPUs; moves took: %s; %d more were replaced by another one; meanwhile: %v", mv.rounds, len(mv.at), percentiles(mv.took), mv.replaced, mv.faults)
 	checkDriver(t, mv.machine())
 }
@@ -75,11 +78,11 @@ func startMoves(t *testing.T) *moves {
 			t.Fatal(err)
 		}
 	}
-	mv := &moves{draCluster: startDRAOn(t, m), random: random, at: map[string]string{}, since: map[string]time.Time{}, faults: map[string]int{}}
+	mv := &moves{draCluster: startDRAOn(t, m), random: random, at: map[string]string{}, since: map[string]time.Time{}, faults: map[string]int{}, repairs: newRepairs()}
 	mv.age(t)
-	render(t, "parts/cdi/kustomization.yaml", map[string]string{"HOOK": hook(m)})
-	mv.deployPlugin(t, m.Root, sharedHistory, shippedPart(t, "dra"), "parts/cdi")
-	mv.nomad = launchNomad(t, "nomad", onMachine(m, sharedHistory, fmt.Sprintf("nomad_address = %q", nomadAPI))) // a GPU leaves Nomad when its allocations are known
+	mv.deployPlugin(t, m.Root, sharedHistory, append(repairParts(t, m), shippedPart(t, "dra"), "parts/cdi")...)
+	settings := fmt.Sprintf("nomad_address = %q\n    policy_file = %q", nomadAPI, policyDir()+"/nomad.yaml") // a GPU leaves Nomad when its allocations are known
+	mv.nomad = launchNomad(t, "nomad", onMachine(m, sharedHistory, settings))
 	mv.nomad.awaitReady(t)
 	mv.nomad.awaitDrivers(t, 1)
 	mv.order(t, thirds(t, m))
@@ -145,6 +148,7 @@ func (mv *moves) round(t *testing.T) {
 		}
 	}
 	mv.order(t, to)
+	mv.breakGPU(t)
 	for until := time.Now().Add(time.Duration(mv.random.Int64N(int64(5 * time.Second)))); time.Now().Before(until); time.Sleep(movesLook) {
 		mv.look(t)
 	}
@@ -152,12 +156,14 @@ func (mv *moves) round(t *testing.T) {
 	mv.look(t)
 }
 
-// all moves every GPU to one API.
+// all moves every GPU to one API that is not being repaired.
 func (mv *moves) all(t *testing.T, api string) {
 	t.Helper()
 	to := map[string]string{}
 	for _, gpu := range slices.Sorted(maps.Keys(mv.at)) {
-		to[gpu] = api
+		if !mv.repairs.of(gpu) {
+			to[gpu] = api
+		}
 	}
 	mv.order(t, to)
 	mv.await(t)

@@ -91,7 +91,8 @@ func running(program string) map[int]int {
 		if n, _ := fmt.Sscan(string(text), &pid, &name, &state, &parent); n != 4 || name != "("+program+")" || state == "Z" {
 			continue
 		}
-		if line, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "cmdline")); !bytes.Contains(line, []byte("\x00mps-daemon\x00")) {
+		line, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "cmdline"))
+		if !bytes.Contains(line, []byte("\x00mps-daemon\x00")) && !bytes.Contains(line, []byte("\x00reset-server\x00")) { // of k8s-gpu, and no agents
 			parents[pid] = parent
 		}
 	}
