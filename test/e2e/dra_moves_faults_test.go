@@ -15,14 +15,21 @@ import (
 // is not complete.
 const kubeletEvery = 60
 
+// faultsInRepairs is how many rounds with a GPU that is being repaired end with one fault: a repair needs twice 30 s in which its agent runs and nothing has
+// the GPU, of rounds of four.
+const faultsInRepairs = 3
+
 // fault does one thing that happens to a node, or nothing. It returns what it was.
 func (mv *moves) fault(t *testing.T) string {
 	t.Helper()
-	chance := mv.random.IntN(7)
+	chance, calm := mv.random.IntN(7), mv.random.IntN(faultsInRepairs) > 0
 	if mv.rounds%kubeletEvery == kubeletEvery-1 {
 		mv.kubelet.stop(t, syscall.SIGKILL)
 		mv.startAgain()
 		return "kubelet killed"
+	}
+	if calm && len(mv.repairs.since) > 0 {
+		return "nothing"
 	}
 	switch chance {
 	case 0:

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -84,18 +85,13 @@ func showAgents(t *testing.T, m *simdriver.Machine) {
 func (mv *moves) breakGPU(t *testing.T) {
 	t.Helper()
 	r := &mv.repairs
-	chance, least := mv.random.IntN(repairsEvery), 0
+	all := slices.Sorted(maps.Keys(mv.at))
+	chance, first := mv.random.IntN(repairsEvery), mv.random.IntN(len(all))
 	if mv.rounds > 0 && chance > 0 || len(r.since) >= repairsAtOnce || roundsOf(draMoves, 100)-len(mv.took) < repairsBefore {
 		return
 	}
-	all := slices.Sorted(maps.Keys(mv.at))
-	mv.random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-	for i, gpu := range all {
-		if !r.of(gpu) && (r.of(all[least]) || r.faults[gpu] < r.faults[all[least]]) {
-			least = i
-		}
-	}
-	gpu := all[least]
+	all = slices.DeleteFunc(slices.Concat(all[first:], all[:first]), r.of)
+	gpu := slices.MinFunc(all, func(a, b string) int { return cmp.Compare(r.faults[a], r.faults[b]) })
 	if err := mv.machine().Set(slotOf(t, mv.machine(), gpu), "recovery_action", "1"); err != nil {
 		t.Fatal(err)
 	}

@@ -137,7 +137,7 @@ const agentsAtMost = time.Minute
 func (mv *moves) state() string { return filepath.Join(stateDir(), sharedHistory) }
 
 // round orders moves of most GPUs that have arrived, and of some that have not, looks where they are for a while, and breaks
-// something. The same seed gives the same faults.
+// something. The same seed gives the same faults, but for those that are left out while GPUs are repaired.
 func (mv *moves) round(t *testing.T) {
 	t.Helper()
 	to := map[string]string{}
