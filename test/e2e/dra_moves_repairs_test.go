@@ -72,6 +72,9 @@ func showAgents(t *testing.T, m *simdriver.Machine) {
 	showing.Go(func() {
 		for ; ctx.Err() == nil; time.Sleep(holdersEvery) {
 			for pid := range agents() {
+				if held, err := m.HeldBy(pid); err != nil || len(held) == 0 { // it may be one of another machine, whose nodes have the same names
+					continue
+				}
 				process := fmt.Sprintf("/proc/%d", pid)
 				_ = os.Symlink(process, m.Root+process) // it may be there
 			}

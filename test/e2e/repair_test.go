@@ -68,6 +68,7 @@ func startRepair(t *testing.T) *repair {
 		awaitPlaces(t, nomadWork(name), 1)
 		awaitPlaces(t, r.kube.kubeWork(name), 1)
 	}
+	showAgents(t, r.machine)
 	r.configure(t, "act", settings(nil))
 	r.verb(t, "init")
 	r.start(t)
