@@ -176,18 +176,18 @@ func (r *repair) report(agent string) (report.Report, error) {
 	return control.Report(r.owner.Context(), control.Path(filepath.Join(stateDir(), h100History), agent))
 }
 
-// newWork has work on all GPUs that both orchestrators have of node1, so on those that were repaired, too.
+// newWork has new work on the GPUs that were repaired: a job that asks for its GPU, and pods on all GPUs that are free.
 func (r *repair) newWork(t *testing.T, all []*repaired) {
 	t.Helper()
-	fleetJob{name: "new", count: 2, device: prefers(model)}.submit(t)
-	deployment("new", 2).apply(t)
 	for _, one := range all {
-		w := r.kube.kubeWork("new")
+		w, count := nomadWork("new"), 1
 		if one.agent == "nomad-gpu" {
-			w = nomadWork("new")
+			fleetJob{name: "new", device: where("ids", "set_contains", one.gpu)}.submit(t)
+		} else {
+			w, count = r.kube.kubeWork("new"), 4+8-2 // of node1 and node2, without those of train and steady
+			deployment("new", count).apply(t)
 		}
-		places := awaitPlaces(t, w, 2)
-		if !slices.ContainsFunc(places, func(p place) bool { return p.gpu == one.gpu }) {
+		if places := awaitPlaces(t, w, count); !slices.ContainsFunc(places, func(p place) bool { return p.gpu == one.gpu }) {
 			t.Errorf("no new work of %s is on %s: %+v", w.orchestrator, one.gpu, places)
 		}
 	}
