@@ -39,19 +39,27 @@ func Encode(state any) ([]byte, error) {
 	return append(text, '\n'), err
 }
 
-// Parse reads a state of a version from a text of at most so many bytes. It fails with *VersionError, *ContentError or an error of the JSON.
-func Parse(text []byte, most, version int, state any) error {
+// Parse reads a state of a version from a text of at most so many bytes. It fails with *VersionError, *ContentError, an error of the JSON, or that of check,
+// and returns the zero state then: nothing is known.
+func Parse[S any](text []byte, most, version int, check func(S) error) (S, error) {
+	var none, s S
 	if len(text) > most {
-		return &ContentError{Why: fmt.Sprintf("it has %d bytes, and %d are the most", len(text), most)}
+		return none, &ContentError{Why: fmt.Sprintf("it has %d bytes, and %d are the most", len(text), most)}
 	}
 	var head struct{ Version int } // first: the rest of another version is unknown
 	if err := json.Unmarshal(text, &head); err != nil {
-		return err
+		return none, err
 	}
 	if head.Version != version {
-		return &VersionError{head.Version, version}
+		return none, &VersionError{head.Version, version}
 	}
-	return json.Unmarshal(text, state)
+	if err := json.Unmarshal(text, &s); err != nil {
+		return none, err
+	}
+	if err := check(s); err != nil {
+		return none, err
+	}
+	return s, nil
 }
 
 // The bounds of all times. Those between them can be written, also after they were moved by as much as a time.Duration can be.

@@ -83,15 +83,20 @@ func TestBounds(t *testing.T) {
 }
 
 func TestParse(t *testing.T) {
-	var s state
+	fine := func(state) error { return nil }
 	text, err := durable.Encode(state{Version: 3, ID: "1"})
-	if err != nil || durable.Parse(text, len(text), 3, &s) != nil || s.ID != "1" {
-		t.Errorf("%v, %+v", err, s)
+	if s, parseErr := durable.Parse(text, len(text), 3, fine); err != nil || parseErr != nil || s.ID != "1" {
+		t.Errorf("%v, %v, %+v", err, parseErr, s)
 	}
-	if err := durable.Parse(text, len(text)-1, 3, &s); err == nil || err.Error() == "" {
+	if _, err := durable.Parse(text, len(text)-1, 3, fine); err == nil || err.Error() == "" {
 		t.Error("it is too long")
 	}
-	version, ok := errors.AsType[*durable.VersionError](durable.Parse(text, len(text), 4, &s))
+	bad := errors.New("bad")
+	if s, err := durable.Parse(text, len(text), 3, func(state) error { return bad }); !errors.Is(err, bad) || s.ID != "" {
+		t.Errorf("refused by the check: %v, %+v", err, s)
+	}
+	_, err = durable.Parse(text, len(text), 4, fine)
+	version, ok := errors.AsType[*durable.VersionError](err)
 	if !ok || version.Version != 3 || version.Error() != "its version is 3, and this program reads 4" {
 		t.Error(version)
 	}

@@ -29,17 +29,7 @@ func (s State) Encode() ([]byte, error) {
 }
 
 // Parse reads a state. It fails with *durable.VersionError, *durable.ContentError or an error of the JSON: then nothing is known.
-func Parse(text []byte) (State, error) {
-	var s State
-	err := durable.Parse(text, MaxBytes, version, &s)
-	if err == nil {
-		err = s.check()
-	}
-	if err != nil {
-		return State{}, err
-	}
-	return s, nil
-}
+func Parse(text []byte) (State, error) { return durable.Parse(text, MaxBytes, version, State.check) }
 
 // check returns why the state can't be one that this program wrote.
 func (s State) check() error {
