@@ -103,30 +103,14 @@ func (a *Agent) proofsChanged() <-chan struct{} {
 // seenFaults fills in what a state and a table of use say about the GPUs of an agent, which resets one of them, or none.
 func seenFaults(s core.State, table use.Table, mode health.Mode, n reset.Node, resets gpu.DeviceID) reset.Node {
 	all := s.Ledger.ForMode(mode).Conditions()
-	owners := s.Host.Ownership
-	taken := func(local bool) int {
-		return slices.IndexFunc(owners.GPUs, func(o inventory.GPUOwner) bool { return o.Taken == inventory.Reset && o.Local == local })
-	}
-	other, earlier := taken(false), taken(true)
-	switch released := owners.DriverReleased; {
-	case slices.ContainsFunc(all, func(c health.Condition) bool { return c.Reason == health.ReasonMaintenance }):
-		n.Paused = "maintenance"
-	case released != "" && released != resets:
-		n.Paused = "another agent of the node resets " + string(released)
-	case other >= 0:
-		n.Paused = "another agent of the node resets " + string(owners.GPUs[other].GPU)
-	case earlier >= 0 && resets == "":
-		n.Paused = "an earlier process of the agent has begun a reset of " + string(owners.GPUs[earlier].GPU) + ", which may still run"
-	case s.Snapshot.Driver.State != gpu.DriverReady:
-		n.Paused = "the driver is not ready: " + s.Snapshot.Driver.Reason
-	}
+	n.Paused = paused(s, all, resets)
 	for _, id := range s.Inventory.GPUs() {
 		owner, assigned := s.Allocatable.Owner(id)
 		if assigned && !owner.Local {
 			continue // another agent has it
 		}
 		g := reset.GPU{ID: id, Moving: owner.Pending, TakesWork: owner.Taken == ""}
-		if !assigned && owners.Required {
+		if !assigned && s.Host.Ownership.Required {
 			g.Moving = "which API has it is not known so far"
 		}
 		faults(&g, all)
@@ -142,6 +126,28 @@ func seenFaults(s core.State, table use.Table, mode health.Mode, n reset.Node, r
 		n.GPUs = append(n.GPUs, g)
 	}
 	return n
+}
+
+// paused is why no reset begins on the node, by the conditions of a state; "" = one may.
+func paused(s core.State, all []health.Condition, resets gpu.DeviceID) string {
+	owners := s.Host.Ownership
+	taken := func(local bool) int {
+		return slices.IndexFunc(owners.GPUs, func(o inventory.GPUOwner) bool { return o.Taken == inventory.Reset && o.Local == local })
+	}
+	other, earlier := taken(false), taken(true)
+	switch released := owners.DriverReleased; {
+	case slices.ContainsFunc(all, func(c health.Condition) bool { return c.Reason == health.ReasonMaintenance }):
+		return "maintenance"
+	case released != "" && released != resets:
+		return "another agent of the node resets " + string(released)
+	case other >= 0:
+		return "another agent of the node resets " + string(owners.GPUs[other].GPU)
+	case earlier >= 0 && resets == "":
+		return "an earlier process of the agent has begun a reset of " + string(owners.GPUs[earlier].GPU) + ", which may still run"
+	case s.Snapshot.Driver.State != gpu.DriverReady:
+		return "the driver is not ready: " + s.Snapshot.Driver.Reason
+	}
+	return ""
 }
 
 // faults fills in what the conditions of a node say about a GPU.
