@@ -25,6 +25,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/reset"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/node/gpureset"
+	"github.com/tandem-gpu/tandem/internal/node/limits"
 	"github.com/tandem-gpu/tandem/internal/node/ownership"
 	"github.com/tandem-gpu/tandem/internal/node/prover"
 	"github.com/tandem-gpu/tandem/internal/node/resetter"
@@ -48,6 +49,8 @@ type Options struct {
 
 	Reset    reset.Policy      // when GPUs are reset; the zero value = only by a person
 	Resetter gpureset.Resetter // calls nvidia-smi: this process, or a component of its own that has the rights for it; required
+
+	LimitSetter limits.Setter // sets limits of device memory, with the rights for it; nil = they are only read
 
 	Handover  *Handover                    // of the history between runs of this process
 	After     <-chan struct{}              // the driver is not opened before this is closed: a process has one NVML
@@ -89,6 +92,7 @@ type Agent struct {
 	use      *usage.Watcher
 	prover   *prover.Prover // nil = no GPU is proved
 	resetter *resetter.Resetter
+	limiter  *limits.Limiter
 	adapter  Adapter
 	flush    *flushNotifier
 
@@ -124,6 +128,7 @@ func New(o Options) *Agent {
 	a.use = usage.New(o.Use)
 	a.resetter = a.newResetter()
 	a.prover = a.newProver()
+	a.limiter = a.newLimiter()
 	return a
 }
 
@@ -151,6 +156,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	start(func() { a.use.Run(ctx, a.Monitor) })
 	start(func() { defer close(a.proofsDone); a.prove(ctx) })
 	start(func() { a.reset(ctx) })
+	start(func() { a.limiter.Run(ctx, a.Monitor) })
 	start(func() { control.Follow(ctx, a.opts.Signals, a, a.opts.Log) })
 	start(func() {
 		defer close(a.socketDone)

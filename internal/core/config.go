@@ -16,6 +16,7 @@ type Roots struct {
 	Dev    string // contains dev/nvidia0 ...
 	Sys    string // sysfs, "/sys"
 	Proc   string // procfs, "/proc"
+	Cgroup string // mount point of the control groups of version 2, "/sys/fs/cgroup"
 }
 
 // Config is the configuration of the core. Start from DefaultConfig.

@@ -42,16 +42,18 @@ const (
 
 	// Reasons of units in an inventory, which the ledger does not use.
 
-	ReasonWithdrawn // no longer offered, after a change of MIG configuration, policy or hardware
-	ReasonNoMPS     // the MPS control daemon of the unit's pool does not respond
-	ReasonOverlap   // another agent on this node offers the device
-	ReasonHeld      // a workload holds the device under another name than that of its present offer
-	ReasonNoIMEX    // a required IMEX channel is missing
-	ReasonNoCDI     // no CDI specification defines the device
-	ReasonOccupied  // processes use the device that no work runs to which it was given
-	ReasonMoving    // the GPU moves to another API
-	ReasonProving   // the agent has taken the GPU from its API for a proof, or withholds it until there was one
-	ReasonResetting // the GPU is reset, or the driver is released for the reset of another one
+	ReasonWithdrawn    // no longer offered, after a change of MIG configuration, policy or hardware
+	ReasonNoMPS        // the MPS control daemon of the unit's pool does not respond
+	ReasonOverlap      // another agent on this node offers the device
+	ReasonHeld         // a workload holds the device under another name than that of its present offer
+	ReasonNoIMEX       // a required IMEX channel is missing
+	ReasonNoCDI        // no CDI specification defines the device
+	ReasonOccupied     // processes use the device that no work runs to which it was given
+	ReasonMoving       // the GPU moves to another API
+	ReasonProving      // the agent has taken the GPU from its API for a proof, or withholds it until there was one
+	ReasonResetting    // the GPU is reset, or the driver is released for the reset of another one
+	ReasonNoLimit      // the policy requires a limit of memory for the unit, and nothing on the node can hold one
+	ReasonNoController // the same, because a controller of control groups is off
 )
 
 // OfUnit reports whether a reason is one of a unit, and not of a condition in the ledger: what holds or moves its device, or what it lacks on the node.

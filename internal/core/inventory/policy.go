@@ -39,6 +39,7 @@ type Policy struct {
 	Rules   []Rule
 	Names   []Naming
 	Shares  []Share
+	Limits  LimitPolicy
 }
 
 // Rule configures the devices that it selects. Of the rules that select a device, the first one applies. What it does

@@ -21,6 +21,7 @@ type Plan struct {
 	CDI       []string     // qualified names of CDI devices, as far as Injection.CDI is in force
 	Mounts    []Mount      // with Injection.Libraries; not to be changed
 	IMEX      bool         // the container gets IMEX channel 0
+	Memory    uint64       // bytes that the driver is to limit the work to, on each device; 0 = no limit
 	MPS       string       // pool whose MPS control daemon the container connects to; "" = none
 }
 

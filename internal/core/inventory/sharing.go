@@ -5,10 +5,11 @@ import "fmt"
 // Sharing is how a device is shared by several units. The zero value is a device with one unit.
 type Sharing struct {
 	Mode          SharingMode
-	Replicas      int    // units per device, 2 or more
-	OnePerRequest bool   // refuse a request for more than one unit, which would not get more of a GPU
-	Memory        uint64 // bytes of device memory for each MPS client; 0 = the daemon's setting
-	Threads       int    // percent of a GPU's threads for each MPS client; 0 = the daemon's setting
+	Replicas      int       // units per device, 2 or more
+	OnePerRequest bool      // refuse a request for more than one unit, which would not get more of a GPU
+	Memory        uint64    // bytes of device memory for each share; 0 = the MPS daemon's setting, or with Limit an equal part of the device
+	Threads       int       // percent of a GPU's threads for each MPS client; 0 = the daemon's setting
+	Limit         LimitMode // of TimeSlicing: whether the driver limits the memory of a share
 }
 
 // SharingMode is the mechanism by which workloads share a device.

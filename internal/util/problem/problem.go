@@ -36,6 +36,12 @@ const (
 	ResetState       Code = "RESET_STATE"            // the record of resets can't be read or written: no GPU is reset
 	ResetCannot      Code = "RESET_CANNOT"           // no GPU can be reset by this agent as it is set up
 	PersistenceMode  Code = "PERSISTENCE_MODE"       // the persistence mode of a GPU is off, and was on before its reset
+	LimitUnsupported Code = "LIMIT_UNSUPPORTED"      // the policy has limits of device memory that nothing on the node can hold
+	LimitController  Code = "LIMIT_CONTROLLER_OFF"   // the controller by which the driver limits memory is off in the control group of work
+	LimitOverridden  Code = "LIMIT_OVERRIDDEN"       // work had another limit of device memory than that of the policy
+	StaleLimit       Code = "STALE_LIMIT"            // work had the limit of a control group that has ended
+	LimitState       Code = "LIMITS_NOT_RECORDED"    // the record of limits can't be read or written
+	MemoryTotal      Code = "MEMORY_TOTAL_LIMITED"   // the agent is in a control group with a limit, and the driver shows it that limit as the memory of a GPU
 	Usage            Code = "USAGE_UNKNOWN"          // what the devices do, or which processes use them, can't be read
 	Owners           Code = "OWNERS_UNKNOWN"         // which work has which devices can't be read
 	HistorySave      Code = "HISTORY_NOT_SAVED"      // faults are forgotten at a restart

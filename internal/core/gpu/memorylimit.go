@@ -1,0 +1,40 @@
+package gpu
+
+import "math"
+
+// NoMemoryLimit as a hard limit means that a control group has none of its own: "maximum value" of nvmlSetMemoryLimits_v1_t in nvml.h.
+const NoMemoryLimit uint64 = math.MaxUint64
+
+// MemoryLimit is how much memory of one GPU the processes of a control group may allocate, and have allocated, in bytes: what nvmlDeviceGetMemoryLimits_v1
+// returns. An allocation beyond Hard fails (CUDA: out of memory). With the backend misc the values may be those of an ancestor of the group, with its use.
+type MemoryLimit struct{ Soft, Hard, Used uint64 }
+
+// LimitQuery asks for the memory limit of a control group on a GPU.
+type LimitQuery struct {
+	GPU   DeviceID // a full GPU
+	Group string   // path of the group as the driver's library opens it: "/sys/fs/cgroup/nomad.slice/share.slice/ALLOC.TASK.scope"
+}
+
+// LimitAnswer is what the driver returned for a query.
+type LimitAnswer struct {
+	LimitQuery
+	Limit MemoryLimit
+	State LimitState
+	Err   string // of LimitFailed: the call and its error
+}
+
+// LimitState is what the answer to a query is.
+type LimitState uint8
+
+// The states of an answer.
+const (
+	LimitRead   LimitState = iota // Limit has the values
+	NoLimit                       // NVML_ERROR_NOT_FOUND or NOT_SUPPORTED: no limit, here or above, or the driver has none
+	LimitFailed                   // see Err; nothing is known
+)
+
+// LimitChange sets the memory limit of a control group on a GPU (nvmlDeviceSetMemoryLimits_v1). Soft 0 and Hard NoMemoryLimit end it.
+type LimitChange struct {
+	LimitQuery
+	Soft, Hard uint64
+}

@@ -1,0 +1,89 @@
+package limit
+
+import (
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
+)
+
+// Backend is the controller of control groups by which the driver limits memory (RmMemacctMode; memacct.c in open-gpu-kernel-modules 615). It is chosen when
+// the driver's module is loaded.
+type Backend string
+
+// The backends.
+const (
+	NoBackend Backend = ""
+	Misc      Backend = "misc" // the driver's own table; the nearest ancestor with a limit counts; nothing is charged where the controller is off
+	DMem      Backend = "dmem" // the kernel's, hierarchical: dmem.max, dmem.min
+)
+
+// Node is what a node can do for limits.
+type Node struct {
+	Backend     Backend
+	Unsupported string // why no limit can be read or set on any GPU: "driver 580.159.04: want 615 or newer"; "" = limits can be read
+	CannotSet   string // why this agent can't set limits, with the remedy; "" = it can, or need not
+	Foreign     bool   // limits are read, and the policy of this agent has none
+}
+
+// Way is how the limit of a share comes to its control group.
+type Way string
+
+// The ways.
+const (
+	ByTask Way = "task" // the agent sets it on the group of a task of Nomad (exec, java, raw_exec)
+	ByPod  Way = "pod"  // the agent sets it on the group of the pod, before a claim is prepared
+	ByHook Way = "hook" // NVIDIA's CDI hook sets it on the container's group; the agent reads it, and sets it if it is another
+)
+
+// State is whether the limit of a share holds.
+type State string
+
+// The states.
+const (
+	Limited   State = "limited"     // the driver refuses what is beyond the limit
+	Late      State = "late"        // the work used the GPU before the limit was set: what it had then is not counted
+	Unlimited State = "not limited" // there is no limit, or another one than the policy has
+	Foreign   State = "foreign"     // the driver has a limit that no policy of this node has: of another program
+	Unknown   State = "unknown"     // not known so far, or it can't be read
+)
+
+// Share is the limit of one work on one GPU.
+type Share struct {
+	Work     holders.Work
+	GPU      gpu.DeviceID
+	Pool     string // "" = no pool of the policy: Foreign
+	Way      Way    // "" of Foreign
+	Required bool   // by the policy
+	Want     uint64 // bytes by the policy; 0 = the policy has no limit
+	Group    string // control group below the mount point: "/nomad.slice/share.slice/ALLOC.TASK.scope"; "" = not found
+
+	Read   bool // Driver has what the driver returned for Group
+	Driver gpu.MemoryLimit
+
+	State  State
+	Reason string    // of all states but Limited, in one line
+	Since  time.Time // of State
+}
+
+// Table is what is known of all limits of a node at one time. It is immutable; the zero value = nothing has been read.
+type Table struct {
+	At     time.Time
+	Node   Node
+	Shares []Share // by work and GPU, sorted
+
+	// Problems last: LIMIT_CONTROLLER_OFF, STALE_LIMIT, LIMIT_OVERRIDDEN, LIMIT_UNSUPPORTED, MEMORY_TOTAL_LIMITED. Object is the work or the GPU.
+	Problems []problem.Problem
+
+	Counts Counts
+}
+
+// Counts are events since the agent began to read limits; they only grow.
+type Counts struct {
+	Set        uint64 // limits that the agent has set
+	Failed     uint64 // limits that it could not set
+	Overridden uint64 // limits of containers that were not those of the policy, and were mended
+	Stale      uint64 // limits of groups that have ended, found on another group and ended
+	Late       uint64 // shares that were late
+}

@@ -1,0 +1,143 @@
+// Package cgroup reads control groups of version 2 (Documentation/admin-guide/cgroup-v2.rst in Linux), and enables controllers in them.
+package cgroup
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// DefaultMount is where the control groups are, for NVIDIA's driver library and hooks, too.
+const DefaultMount = "/sys/fs/cgroup"
+
+// FS are the control groups below a mount point. Paths of groups begin with "/" and are below it, as in /proc/PID/cgroup; "/" is the root group.
+type FS struct {
+	Mount string
+
+	// AnyFilesystem accepts a folder of ordinary files, for tests.
+	AnyFilesystem bool
+}
+
+// ID identifies a control group: another group can have the path of one that has ended, but not its inode at the same time.
+type ID struct {
+	Path  string
+	Inode uint64
+}
+
+// Group is a reading of a control group.
+type Group struct {
+	ID
+	Controllers []string // that are enabled in the group: cgroup.controllers
+	Populated   bool     // it or a group below it has processes: cgroup.events
+}
+
+// Has reports whether a controller is enabled in the group.
+func (g Group) Has(controller string) bool { return slices.Contains(g.Controllers, controller) }
+
+// ErrNotUnified means that the node has no control groups of version 2 at the mount point, or that these are not all: a hybrid.
+var ErrNotUnified = errors.New("no control groups of version 2")
+
+// Check returns nil if the mount point has control groups of version 2, as NVIDIA's hook checks it: an error that wraps ErrNotUnified if not.
+func (f FS) Check() error {
+	if f.AnyFilesystem {
+		return nil
+	}
+	var s unix.Statfs_t
+	if err := unix.Statfs(f.Mount, &s); err != nil {
+		return fmt.Errorf("%w: %s: %w", ErrNotUnified, f.Mount, err)
+	}
+	if s.Type != unix.CGROUP2_SUPER_MAGIC {
+		return fmt.Errorf("%w at %s", ErrNotUnified, f.Mount)
+	}
+	return nil
+}
+
+// Path returns the path of a group as the driver's library opens it.
+func (f FS) Path(group string) string { return filepath.Join(f.Mount, group) }
+
+// Read reads a group. The error is fs.ErrNotExist if it has ended. A path with a symbolic link or ".." in it is refused.
+func (f FS) Read(group string) (Group, error) {
+	if group != filepath.Clean("/"+group) {
+		return Group{}, fmt.Errorf("%q: not the path of a control group", group)
+	}
+	var s unix.Stat_t
+	path := f.Path(group)
+	if real, err := filepath.EvalSymlinks(path); err != nil {
+		return Group{}, err
+	} else if root, err := filepath.EvalSymlinks(f.Mount); err != nil || real != filepath.Join(root, group) {
+		return Group{}, fmt.Errorf("%s: a symbolic link", path)
+	}
+	if err := unix.Stat(path, &s); err != nil {
+		return Group{}, &fs.PathError{Op: "stat", Path: path, Err: err}
+	}
+	controllers, err := f.words(group, "cgroup.controllers")
+	if err != nil {
+		return Group{}, err
+	}
+	g := Group{ID: ID{group, s.Ino}, Controllers: controllers}
+	events, err := os.ReadFile(filepath.Join(path, "cgroup.events")) // the root group has none
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return Group{}, err
+	}
+	g.Populated = strings.Contains("\n"+string(events), "\npopulated 1")
+	return g, nil
+}
+
+// Children returns the names of the groups directly below a group, sorted.
+func (f FS) Children(group string) ([]string, error) {
+	entries, err := os.ReadDir(f.Path(group))
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, e := range entries {
+		if e.IsDir() {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}
+
+// Processes returns the processes of a group without those of groups below it: cgroup.procs. One that this process's PID namespace does not have is 0.
+func (f FS) Processes(group string) (pids []int, err error) {
+	file, err := os.Open(filepath.Join(f.Path(group), "cgroup.procs"))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = file.Close() }()
+	for lines := bufio.NewScanner(file); lines.Scan(); {
+		pid, err := strconv.Atoi(lines.Text())
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", file.Name(), err)
+		}
+		pids = append(pids, pid)
+	}
+	return pids, nil
+}
+
+// Enable enables a controller in the groups directly below a group: cgroup.subtree_control. It must be enabled in the group itself.
+func (f FS) Enable(group, controller string) error {
+	path := filepath.Join(f.Path(group), "cgroup.subtree_control")
+	if on, err := f.words(group, "cgroup.subtree_control"); err != nil || slices.Contains(on, controller) {
+		return err
+	}
+	file, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = file.WriteString("+" + controller)
+	return errors.Join(err, file.Close())
+}
+
+func (f FS) words(group, name string) ([]string, error) {
+	text, err := os.ReadFile(filepath.Join(f.Path(group), name))
+	return strings.Fields(string(text)), err
+}
