@@ -97,10 +97,12 @@ func TestEachCallHangs(t *testing.T) {
 	must(t, err)
 	gb200, err := simdriver.Text("gb200")
 	must(t, err)
+	with615, err := simdriver.With615("gb200")
+	must(t, err)
 	direct := strings.Replace(text, "\nswitches = ", "\n# ", 1)
 	direct = strings.Replace(direct, "\n[defaults]\n", "\n[defaults]\nunsupported = nvmlDeviceGetPowerManagementLimit\n", 1)
 	made := map[string]bool{}
-	for _, text := range []string{text, gb200, direct} {
+	for _, text := range []string{text, gb200, direct, with615} {
 		m := simdriver.StartText(t, text)
 		must(t, useOnce(m, make(chan *Session, 1)))
 		all := calls(t, m)
@@ -128,6 +130,7 @@ func useOnce(m *simdriver.Machine, opened chan<- *Session) error {
 	}
 	opened <- s
 	_, err = s.Snapshot()
+	eventErr := m.Operational(0, "level=40", "xid=31")
 	_, probeErr := s.Probe()
 	_, usageErr := s.Usage()
 	_, first := s.Wait(0)
@@ -135,7 +138,7 @@ func useOnce(m *simdriver.Machine, opened chan<- *Session) error {
 	if closeErr := s.Close(); !errors.Is(closeErr, errAbandoned) {
 		err = errors.Join(err, closeErr)
 	}
-	return errors.Join(err, probeErr, usageErr, first, second)
+	return errors.Join(err, eventErr, probeErr, usageErr, first, second)
 }
 
 func testHang(t *testing.T, m *simdriver.Machine, call string) {
