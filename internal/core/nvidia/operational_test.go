@@ -1,7 +1,10 @@
 package nvidia
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -273,5 +276,24 @@ func TestSampleOfNewerDriver(t *testing.T) {
 	want.BankRemapPending = health.NotReported
 	if diff := gocmp.Diff(want, at(3*time.Minute)(3).Sample); diff != "" {
 		t.Errorf("without the fourth struct: %s", diff)
+	}
+}
+
+// A library of branch 615 that lacks one of the calls of operational events is used like an older one: no call about them is made.
+func TestLibraryWithoutOperationalCalls(t *testing.T) {
+	text, err := simdriver.With615("a100-mig")
+	must(t, err)
+	file := filepath.Join(t.TempDir(), "machine.conf")
+	must(t, os.WriteFile(file, []byte(text), 0o644))
+	for _, missing := range []string{registerOperational, waitV3, contextCount, contextXID, ""} {
+		m := install(t, file, strings.Fields(missing)...)
+		out, err := runScenario(t, m.Root, "use all")
+		if err != nil || strings.Count(out, "event true false\n") != 1 || !strings.Contains(out, "devices 20\n") {
+			t.Errorf("without %s: %v: %s", missing, err, out)
+		}
+		n := calls(t, m)
+		if has := missing == ""; n[registerOperational] > 0 != has || n[waitV3] > 0 != has || n["nvmlEventSetWait_v2"] > 0 == has {
+			t.Errorf("without %s: %v", missing, n)
+		}
 	}
 }

@@ -53,7 +53,7 @@ var (
 
 	callCount   = shared.Counter("driver_calls_total", "Driver calls that have returned. driver_calls_stuck counts those that have not.", "function")
 	callErrors  = shared.Counter("driver_call_errors_total", "Driver calls that failed. An answer that the device or the driver lacks the value is no failure.", "function")
-	callSeconds = shared.Counter("driver_call_seconds_total", "Duration of the driver calls that have returned. nvmlEventSetWait, and nvmlEventSetWait_v3 with operational events, wait for events.", "function")
+	callSeconds = shared.Counter("driver_call_seconds_total", "Duration of the driver calls that have returned. nvmlEventSetWait waits for events.", "function")
 )
 
 // Collector is a prometheus.Collector of the shared metrics, which it computes from what it returns. It makes no driver call and takes no lock.
