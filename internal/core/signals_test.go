@@ -38,6 +38,7 @@ func levelReasons() []level {
 		{"MEMORY_UNREPAIRABLE", health.Unhealthy, 2, func(v *health.Sample) { v.Unrepairable = health.Yes }, func(v *health.Sample) { v.Unrepairable = health.No }, never},
 		{"SRAM_THRESHOLD", health.Unhealthy, 2, func(v *health.Sample) { v.SRAMThreshold = health.Yes }, func(v *health.Sample) { v.SRAMThreshold = health.No }, never},
 		{"ROW_REMAP_PENDING", health.Degraded, 2, func(v *health.Sample) { v.RemapPending = health.Yes }, func(v *health.Sample) { v.RemapPending = health.No }, time.Minute},
+		{"ROW_REMAP_PENDING", health.Degraded, 2, func(v *health.Sample) { v.BankRemapPending = health.Yes }, func(v *health.Sample) { v.BankRemapPending = health.No }, time.Minute},
 		{"PAGE_RETIREMENT_PENDING", health.Degraded, 2, func(v *health.Sample) { v.RetirementPending = health.Yes }, func(v *health.Sample) { v.RetirementPending = health.No }, time.Minute},
 		{"REPAIR_PENDING", health.Degraded, 2, func(v *health.Sample) { v.RepairPending = health.Yes }, func(v *health.Sample) { v.RepairPending = health.No }, time.Minute},
 		{"INFOROM_CORRUPT", health.Degraded, 1, func(v *health.Sample) { v.InfoROMCorrupt = health.Yes }, func(v *health.Sample) { v.InfoROMCorrupt = health.No }, time.Minute},

@@ -144,3 +144,35 @@ func TestSystemEvents(t *testing.T) {
 	free := nvml.SystemEventSetFreeRequest{Version: nvml.STRUCT_VERSION(nvml.SystemEventSetFreeRequest_v1{}, 1), Set: create.Set}
 	want(t, "free", d.SystemEventSetFree(&free), nvml.SUCCESS)
 }
+
+// A set with both kinds of events returns them in their order by nvmlEventSetWait_v3, with the contexts of the latest.
+func TestOperationalEvents(t *testing.T) {
+	text, err := simdriver.With615("h100x8")
+	ok(t, err)
+	d := initialise(t, simdriver.StartText(t, text))
+	set := d.set(nvml.EventTypeXidCriticalError, 0)
+	config := nvml.GpuOperationalEventConfig_v1{MinSeverity: uint32(nvml.OPERATIONAL_EVENT_SEVERITY_CORRECTED)}
+	for i, b := range []byte(d.m.UUID(0)) {
+		config.Uuid[i] = int8(b)
+	}
+	of(set.GetContextCount_v1()).returns(t, "no event so far", nvml.ERROR_NOT_FOUND)
+	want(t, "register", set.RegisterGpuOperationalEvents_v1(&config), nvml.SUCCESS)
+	ok(t, d.m.Operational(0, "severity=10")) // below the threshold
+	ok(t, d.m.Operational(1, "severity=40")) // not registered
+	ok(t, d.m.Operational(0, "severity=40", "module=GSP", "code=7", "context", "xid=79"))
+	ok(t, d.m.XID(0, 79))
+	e := of(set.Wait_v3(0)).get(t, "wait")
+	if e.DataType != uint32(nvml.EVENT_DATA_TYPE_GPU_OPERATIONAL_EVENT) || e.Severity != 40 || e.ModuleEventCode != 7 || e.EventType != 0 {
+		t.Errorf("%+v", e)
+	}
+	same(t, "contexts", of(set.GetContextCount_v1()).get(t, "count").Count, uint32(2))
+	of(set.GetGpuOperationalEventContextLegacyXid_v1(0)).returns(t, "another context", nvml.ERROR_NOT_FOUND)
+	of(set.GetGpuOperationalEventContextLegacyXid_v1(1)).is(t, "XID", 79)
+	of(set.GetGpuOperationalEventContextLegacyXid_v1(2)).returns(t, "out of range", nvml.ERROR_INVALID_ARGUMENT)
+	e = of(set.Wait_v3(0)).get(t, "wait")
+	if e.DataType != uint32(nvml.EVENT_DATA_TYPE_NVML_EVENT) || e.EventData != 79 || e.GpuInstanceId != nowhere {
+		t.Errorf("%+v", e)
+	}
+	same(t, "contexts", of(set.GetContextCount_v1()).get(t, "count").Count, uint32(0))
+	of(set.Wait_v3(0)).returns(t, "wait", nvml.ERROR_TIMEOUT)
+}

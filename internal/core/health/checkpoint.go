@@ -77,6 +77,9 @@ func (c Checkpoint) Latest() time.Time {
 		for _, count := range h.FaultCounts {
 			times = append(times, count.Last)
 		}
+		for _, count := range h.Operational {
+			times = append(times, count.Last)
+		}
 	}
 	return slices.MaxFunc(times, time.Time.Compare)
 }

@@ -23,6 +23,9 @@ type GPUHistory struct {
 	SevereCause       bool         // the present episode has a severe cause
 	FaultCounts       []FaultCount // XIDs and events, by code
 
+	Operational   []OperationalCount `json:",omitempty"` // operational events, which are no faults
+	EventsDropped uint64             `json:",omitzero"`  // operational events before which others were lost
+
 	checked        time.Time // latest complete check since the agent started
 	onlyGPU        bool      // no other GPU is known on this node
 	lastCheck      LastCheck
@@ -47,15 +50,18 @@ type FaultCount struct {
 	Code          uint64
 	Count         uint64
 	Last          time.Time
-	FromKernelLog bool // the latest occurrence was in the kernel log
-	BothSources   bool `json:",omitzero"` // the kernel log and NVML both reported the latest occurrence
+	FromKernelLog bool // the latest occurrence was in the kernel log first
+
+	FromOperational bool `json:",omitzero"` // it was in an operational event first
+	BothSources     bool `json:",omitzero"` // the kernel log and NVML both reported the latest occurrence
 }
 
-// isDuplicate reports whether an XID is the latest occurrence, reported by the other source too. A line that was in the
+// isDuplicate reports whether an XID is the latest occurrence, reported by another source too. A line that was in the
 // kernel log before the agent started to follow it can be read at any later time: the first such line after an
 // NVML event is that event. So is an event that was read late, after the line.
 func (t FaultCount) isDuplicate(o Observation, now time.Time) bool {
-	return t.FromKernelLog != o.FromKernelLog && now.Sub(t.Last) < duplicateWindow+o.Delay || o.Backlog && !t.FromKernelLog && !t.BothSources
+	other := t.FromKernelLog != o.FromKernelLog || t.FromOperational != o.FromOperational
+	return other && now.Sub(t.Last) < duplicateWindow+o.Delay || o.Backlog && !t.FromKernelLog && !t.BothSources
 }
 
 // ClearedXID is an XID that was cleared by a reset of the GPU.
@@ -93,13 +99,13 @@ const (
 )
 
 // clone copies the history, so that a change of the copy does not change the original. Lists other than
-// FaultCounts are not changed in place: appendBounded copies.
+// FaultCounts and Operational are not changed in place: appendBounded copies.
 func (h *GPUHistory) clone() *GPUHistory {
 	if h == nil {
 		return &GPUHistory{}
 	}
 	copied := *h
-	copied.FaultCounts = slices.Clone(h.FaultCounts)
+	copied.FaultCounts, copied.Operational = slices.Clone(h.FaultCounts), slices.Clone(h.Operational)
 	return &copied
 }
 
@@ -132,14 +138,14 @@ func (h *GPUHistory) faultCount(reason Reason, code uint64) *FaultCount {
 }
 
 // countFault counts an XID or event and returns the time of the previous occurrence.
-func (h *GPUHistory) countFault(reason Reason, code uint64, logged bool, now time.Time) (before time.Time) {
-	t := h.faultCount(reason, code)
+func (h *GPUHistory) countFault(reason Reason, o Observation, now time.Time) (before time.Time) {
+	t := h.faultCount(reason, o.Code)
 	if t == nil {
-		h.FaultCounts = append(h.FaultCounts, FaultCount{Reason: reason, Code: code})
+		h.FaultCounts = append(h.FaultCounts, FaultCount{Reason: reason, Code: o.Code})
 		t = &h.FaultCounts[len(h.FaultCounts)-1]
 	}
 	before = t.Last
-	t.Count, t.Last, t.FromKernelLog, t.BothSources = t.Count+1, now, logged, false
+	t.Count, t.Last, t.FromKernelLog, t.FromOperational, t.BothSources = t.Count+1, now, o.FromKernelLog, o.FromOperational, false
 	return before
 }
 

@@ -28,6 +28,7 @@ const (
 	Reserved                          // the placement was allocated to a new workload
 	KernelLogRead                     // the kernel log was read up to NextSequence; 0 = it is not read
 	WasReset                          // the GPU was reset by this agent
+	Operational                       // the driver raised an operational event, which is no fault by itself
 )
 
 // NotListed is the detail of Lost where the driver does not list a GPU, without a word of a fault: it may not be shown to the agent.
@@ -47,6 +48,8 @@ type Observation struct {
 	Detail string
 	Sample Sample // of Checked
 
+	Operational OperationalEvent // of Operational
+
 	// Processes are, of Checked, those with memory of the GPU, by PID; nil = unknown. They are never changed.
 	Processes *[]gpu.Process
 
@@ -55,6 +58,8 @@ type Observation struct {
 
 	// FromKernelLog marks an XID from the kernel log, which NVML may have reported as an event too.
 	FromKernelLog bool
+	// FromOperational marks an XID of an operational event, which is also an NVML event and in the kernel log.
+	FromOperational bool
 	// Backlog marks an XID that was in the kernel log before this agent started to follow it. NVML reported its
 	// event to an earlier process, or to none.
 	Backlog bool
@@ -64,6 +69,11 @@ type Observation struct {
 	NextSequence uint64
 	// Simulated marks a fault that an operator simulates.
 	Simulated bool
+}
+
+// CallsForCheck reports whether the next health check should be at once, because it may show a change.
+func (o Observation) CallsForCheck() bool {
+	return o.Kind != KernelLogRead && (o.Kind != Operational || o.Operational.CallsForCheck())
 }
 
 func (o Observation) processes() []gpu.Process {

@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// duplicateWindow is the longest time between the reports of one XID by the kernel log and by NVML.
+	// duplicateWindow is the longest time between the reports of one XID by the kernel log, by NVML's events and by its operational events.
 	duplicateWindow = 10 * time.Second
 
 	// relapseSpan is the time after a reset within which the same XID puts the GPU out of service.
@@ -69,6 +69,8 @@ func (b *ledgerBuilder) observe(o Observation) {
 		b.markReloading()
 	case DriverAvailable:
 		b.driverAnswered(o)
+	case Operational:
+		b.recordOperational(o)
 	case Reserved:
 		b.history(id).recordAllocation(o.At, o.Shared)
 	case KernelLogRead: // State handles it
@@ -138,10 +140,10 @@ func (b *ledgerBuilder) recordFault(o Observation, reason Reason, rule xid.Rule)
 			o.Code, rule = unidentifiedXID, b.policy.xid(unidentifiedXID)
 		}
 		if t := history.faultCount(reason, o.Code); t != nil && t.isDuplicate(o, b.now) {
-			t.BothSources = true
-			return // the other source reported this occurrence before
+			t.BothSources = t.BothSources || t.FromKernelLog || o.FromKernelLog
+			return // another source reported this occurrence before
 		}
-		before = history.countFault(reason, o.Code, o.FromKernelLog, b.now)
+		before = history.countFault(reason, o, b.now)
 	}
 	if rule.Class == xid.Application && !o.Simulated {
 		b.recordApplicationFault(o)

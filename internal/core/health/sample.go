@@ -11,6 +11,7 @@ type Sample struct {
 
 	RemapPending      Tristate // a row remap takes effect at the next reset (Ampere and newer)
 	RemapFailed       Tristate // a row could not be remapped
+	BankRemapPending  Tristate `json:",omitempty"` // the remap of a memory bank is pending (Rubin and newer)
 	RetirementPending Tristate // a page retirement takes effect at the next reset (before Ampere)
 	RepairPending     Tristate // a channel or TPC repair takes effect at the next reset
 	Unrepairable      Tristate // memory that can't be repaired (Hopper and newer)
@@ -34,6 +35,9 @@ type Sample struct {
 	Clique  string   `json:",omitempty"` // cluster UUID and clique of the NVLink domain: "5aa670e3-c604-50d0-9fe6-03876178f7cd.32766"; "" = in none
 	VGPU    Tristate `json:",omitempty"` // a virtual GPU of a virtual machine (nvmlDeviceGetVirtualizationMode)
 	Events  Tristate // whether the driver raises XID events for this GPU, and the agent receives them
+
+	// OperationalEvents is the same of operational events, which drivers from 615 on may have.
+	OperationalEvents Tristate `json:",omitempty"`
 
 	// Partial means that a value which this GPU reported before could not be read this time. Such a check can show
 	// faults, but it is not a clean check.

@@ -46,6 +46,9 @@ func (h *GPUHistory) shift(d time.Duration) *GPUHistory {
 	for i := range h.FaultCounts {
 		h.FaultCounts[i].Last = ShiftTime(h.FaultCounts[i].Last, d)
 	}
+	for i := range h.Operational {
+		h.Operational[i].Last = ShiftTime(h.Operational[i].Last, d)
+	}
 	for i := range h.weakResetSigns {
 		h.weakResetSigns[i] = ShiftTime(h.weakResetSigns[i], d)
 	}

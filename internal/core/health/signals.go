@@ -42,7 +42,7 @@ func (h *GPUHistory) level(r Reason) Tristate {
 	case ReasonSRAM:
 		return v.SRAMThreshold
 	case ReasonRemapPending:
-		return v.RemapPending
+		return max(v.RemapPending, v.BankRemapPending) // pending if one of them is
 	case ReasonRetirement:
 		return v.RetirementPending
 	case ReasonRepair:
@@ -74,7 +74,7 @@ func (h *GPUHistory) level(r Reason) Tristate {
 func (h *GPUHistory) levelCleared(l xid.Level) bool {
 	switch l {
 	case xid.LevelMemoryRepair:
-		return max(h.Sample.RemapPending, h.Sample.RetirementPending) == No // a GPU supports one of the two
+		return max(h.Sample.RemapPending, h.Sample.BankRemapPending, h.Sample.RetirementPending) == No // none that the GPU supports is pending
 	case xid.LevelResourceRepair:
 		return h.Sample.RepairPending == No
 	case xid.LevelLinks:
@@ -173,6 +173,10 @@ func (b *ledgerBuilder) applyLevel(at gpu.Placement, r Reason, history *GPUHisto
 		c.Code, c.Detail = uint64(history.Sample.RecoveryAction), history.Sample.RecoveryAction.String()
 		if v := history.Sample.RecoveryAction; v == RecoveryDrainP2P || v == RecoveryIMEX {
 			checks = 2
+		}
+	case ReasonRemapPending:
+		if v := history.Sample; v.BankRemapPending == Yes && v.RemapPending != Yes {
+			c.Detail = "memory bank"
 		}
 	case ReasonFabric:
 		if history.Sample.Fabric == FabricMisconfigured {

@@ -73,13 +73,41 @@ func logTransition(log *slog.Logger, u inventory.Unit, old health.Health) {
 }
 
 // logDedup holds the warnings that were logged about the policy, other agents, device nodes and the kernel log, so that each
-// is logged once when it begins and once when it ends.
+// is logged once when it begins and once when it ends. A kind of operational events is logged once.
 type logDedup struct {
 	warnings []string // of the policy
 	drift    []string
 	overlaps []inventory.Overlap
 	nodes    []string // missing device nodes
 	unlisted []core.UnlistedXID
+
+	operational []operationalKind
+}
+
+// operationalKind is a kind of operational events of one GPU.
+type operationalKind struct {
+	gpu   gpu.DeviceID
+	event health.OperationalEvent
+}
+
+// maxOperationalKinds bounds the kinds of operational events that are logged: a driver may invent more.
+const maxOperationalKinds = 256
+
+// logOperational logs the first operational event of each kind. The counts are in the history.
+func (l *logDedup) logOperational(log *slog.Logger, obs []health.Observation) {
+	for _, o := range obs {
+		kind := operationalKind{o.At.GPU, o.Operational}
+		if o.Kind != health.Operational || len(l.operational) >= maxOperationalKinds || slices.Contains(l.operational, kind) {
+			continue
+		}
+		l.operational = append(l.operational, kind)
+		line := log.With("id", o.At.GPU, "event", o.Operational.Cause(), "detail", o.Operational.Detail())
+		if o.Operational.Dropped() {
+			line.Warn("the driver dropped operational events, of which one may have been a fault")
+		} else {
+			line.Info("operational event of the driver")
+		}
+	}
 }
 
 // log writes the warnings that a state begins and ends.

@@ -149,7 +149,8 @@ func (m *Monitor) handleEvents(f *followed, obs ...health.Observation) {
 	m.observe(obs...)
 	// An event that names no fault shows that the GPUs or their layout may have changed.
 	f.pending.snapshot = f.pending.snapshot || slices.ContainsFunc(obs, func(o health.Observation) bool { return o.Kind == 0 })
-	if slices.ContainsFunc(obs, func(o health.Observation) bool { return o.Kind != health.KernelLogRead }) {
+	m.logged.logOperational(m.log, obs)
+	if slices.ContainsFunc(obs, health.Observation.CallsForCheck) {
 		f.pending.probe = f.pending.probe || f.scheduler.event(time.Now())
 	}
 	f.setInterval(m.State())

@@ -105,8 +105,9 @@ func (e *eventSets) takeUnfreed() []unfreedSet {
 // eventSet is an NVML event set and the GPUs that are registered in it. The zero value has no set, for a node without
 // events.
 type eventSet struct {
-	set  nvml.EventSet
-	gpus []registeredGPU
+	set         nvml.EventSet
+	gpus        []registeredGPU
+	operational bool // operational events of a GPU are in it, too
 }
 
 // registeredGPU is a GPU whose events are in a set.
@@ -120,6 +121,8 @@ type registration struct {
 	nvmlDevice
 	events health.Tristate // whether its XID events are in the set; NotReported until it was tried
 	failed bool            // it could not be registered, and may be another time
+
+	operational health.Tristate // whether its operational events are in the set
 }
 
 // unfreedSet is an unused event set whose nvmlEventSetFree failed, or which can't be freed yet, because worker's registration
@@ -206,8 +209,10 @@ func (s *Session) registerAll(e *eventSet) bool {
 		if r.failed {
 			continue
 		}
-		mask, err := s.register(r.nvmlDevice, e.set)
-		r.events = health.TristateOf(err == nil && mask&nvml.EventTypeXidCriticalError != 0)
+		got, err := s.register(r.nvmlDevice, e.set)
+		r.events = health.TristateOf(err == nil && got.mask&nvml.EventTypeXidCriticalError != 0)
+		r.operational = got.operational
+		e.operational = e.operational || got.operational == health.Yes
 		r.failed = err != nil && !isUnsupported(err)
 		w := s.worker(r.device.ID)
 		switch {
@@ -228,9 +233,9 @@ func (s *Session) registerAll(e *eventSet) bool {
 
 // register registers a GPU in a set and returns its events. Only supported events are requested, as one that is not
 // supported would make the call fail.
-func (s *Session) register(d nvmlDevice, set nvml.EventSet) (mask uint64, err error) {
+func (s *Session) register(d nvmlDevice, set nvml.EventSet) (registered, error) {
 	at := gpu.WholeGPU(d.device.ID)
-	return query(s, s.targetOf(d.device), func(c *caller) uint64 {
+	return query(s, s.targetOf(d.device), func(c *caller) (got registered) {
 		mask := required(c, "nvmlDeviceGetSupportedEventTypes", d.handle.GetSupportedEventTypes) & subscribedEvents
 		if c.err == nil && mask == 0 {
 			c.err = &nvmlError{Call: "nvmlDeviceGetSupportedEventTypes", Return: nvml.ERROR_NOT_SUPPORTED, text: "no events"}
@@ -240,8 +245,17 @@ func (s *Session) register(d nvmlDevice, set nvml.EventSet) (mask uint64, err er
 				return d.handle.RegisterEvents(mask, set)
 			})
 		}
-		return mask
+		if c.err == nil {
+			got = registered{mask, s.registerOperational(c.slot, d.device.ID, set)}
+		}
+		return got
 	})
+}
+
+// registered are the events of a GPU that are in a set.
+type registered struct {
+	mask        uint64
+	operational health.Tristate
 }
 
 // freeUnusedSets frees the unused sets that can be freed.

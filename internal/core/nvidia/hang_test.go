@@ -98,10 +98,12 @@ func TestEachCallHangs(t *testing.T) {
 	must(t, err)
 	gb200, err := simdriver.Text("gb200")
 	must(t, err)
+	with615, err := simdriver.With615("gb200")
+	must(t, err)
 	direct := strings.Replace(text, "\nswitches = ", "\n# ", 1)
 	direct = strings.Replace(direct, "\n[defaults]\n", "\n[defaults]\nunsupported = nvmlDeviceGetPowerManagementLimit\n", 1)
 	made := map[string]bool{}
-	for _, text := range []string{text, gb200, direct, withLimits(t, "t4", simdriver.Misc, t.TempDir())} {
+	for _, text := range []string{text, gb200, direct, with615, withLimits(t, "t4", simdriver.Misc, t.TempDir())} {
 		m := simdriver.StartText(t, text)
 		must(t, useOnce(m, make(chan *Session, 1)))
 		all := calls(t, m)
@@ -129,6 +131,7 @@ func useOnce(m *simdriver.Machine, opened chan<- *Session) error {
 	}
 	opened <- s
 	snap, err := s.Snapshot()
+	eventErr := m.Operational(0, "level=40", "xid=31")
 	_, probeErr := s.Probe()
 	if s.LimitsUnsupported() == "" && len(snap.Devices) > 0 {
 		q := gpu.LimitQuery{GPU: snap.Devices[0].ID, Group: "/none"}
@@ -143,7 +146,7 @@ func useOnce(m *simdriver.Machine, opened chan<- *Session) error {
 	if closeErr := s.Close(); !errors.Is(closeErr, errAbandoned) {
 		err = errors.Join(err, closeErr)
 	}
-	return errors.Join(err, probeErr, usageErr, first, second)
+	return errors.Join(err, eventErr, probeErr, usageErr, first, second)
 }
 
 func testHang(t *testing.T, m *simdriver.Machine, call string) {

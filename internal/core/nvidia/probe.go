@@ -81,6 +81,6 @@ func (s *Session) sampleOf(r healthRecord) health.Sample {
 	if s.tegra || sample.VGPU == health.Yes && sample.RecoveryAction == health.RecoveryNone {
 		sample.RecoveryAction = health.RecoveryUnknown
 	}
-	sample.Events = s.xidEvents(r.id)
+	sample.Events, sample.OperationalEvents = s.xidEvents(r.id), s.operationalEvents(r.id)
 	return sample
 }

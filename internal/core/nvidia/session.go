@@ -74,6 +74,8 @@ type Session struct {
 	eventSetFailed bool                 // no call waits on it any more
 	waitErr        error                // why eventSet is unusable, which Wait has not returned yet; nil = it works
 	reported       []health.Observation // by Wait, while a set that it has not taken, or not read to its end, may have them too; distinct
+	heldXIDs       []heldXID            // see holdXID
+	xidGroups      []xidGroup           // see knownGroup
 	unread         bool                 // the set was taken with more events than one Wait reads
 	drained        time.Time            // when a set had no more events; zero = there was none
 	bindEvents     bindEvents
@@ -82,6 +84,8 @@ type Session struct {
 	// These pass from the reader to the waiter.
 	eventSets eventSets
 	unstable  atomic.Bool // the latest enumeration did not become stable
+
+	noOperational atomic.Bool // the driver has no nvmlEventSetWait_v3 in spite of its registration; the waiter sets it
 
 	opened  time.Time
 	closeMu sync.Mutex

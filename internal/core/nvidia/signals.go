@@ -157,6 +157,11 @@ var signals = [...]signal{
 		s.Uncorrectable = gpu.OptionalUint64{Value: n, OK: ret == nvml.SUCCESS}
 		return ret
 	}},
+	{call: "nvmlDeviceGetBankRemapperStatus_v1", interval: intervalSlow, read: func(h nvml.Device, s *health.Sample) nvml.Return {
+		r, ret := h.GetBankRemapperStatus_v1()
+		s.BankRemapPending = tristate(ret, r.BPending != 0)
+		return ret
+	}},
 	{call: "nvmlDeviceGetRepairStatus", interval: intervalSlow, read: func(h nvml.Device, s *health.Sample) nvml.Return {
 		r, ret := h.GetRepairStatus()
 		s.RepairPending = tristate(ret, r.BChannelRepairPending != 0 || r.BTpcRepairPending != 0)
@@ -189,7 +194,12 @@ var signals = [...]signal{
 		s.Busy = ret == nvml.SUCCESS && rates.Gpu >= busyPercent
 		return ret
 	}},
-	{call: "nvmlDeviceGetGpuFabricInfoV", interval: intervalFabric, read: func(h nvml.Device, s *health.Sample) nvml.Return {
+	{call: "nvmlDeviceGetGpuFabricInfo_v4", interval: intervalFabric, read: func(h nvml.Device, s *health.Sample) nvml.Return {
+		i, ret := h.GetGpuFabricInfo_v4()
+		s.Fabric, s.Clique = fabricState(ret, fabricV3(i)), fabricClique4(ret, i)
+		return ret
+	}},
+	{call: "nvmlDeviceGetGpuFabricInfoV", interval: intervalFabric, fallback: true, read: func(h nvml.Device, s *health.Sample) nvml.Return {
 		i, ret := h.GetGpuFabricInfoV().V3()
 		s.Fabric, s.Clique = fabricState(ret, i), fabricClique(ret, i)
 		return ret
@@ -255,7 +265,8 @@ func (r *healthRecord) readSignals(c *caller, h nvml.Device, p checkPlan) {
 
 // fabricState converts nvmlGpuFabricInfo_t: the state of a GPU in an NVSwitch fabric. The status is valid when the state is
 // COMPLETED (nvml.h). The health mask and summary are zero (NOT_SUPPORTED) in older versions of the struct; an H100 reports no
-// summary.
+// summary. Of the bits that nvml.h 13.4 adds, neither says that a GPU can't be used: whether it is in a partition, which may be none on
+// purpose, and whether the global fabric manager is connected, without which the links go on.
 func fabricState(ret nvml.Return, i nvml.GpuFabricInfo_v3) health.Fabric {
 	bits := func(shift, width uint32) uint32 { return i.HealthMask >> shift & width }
 	switch {
@@ -279,6 +290,24 @@ func fabricState(ret nvml.Return, i nvml.GpuFabricInfo_v3) health.Fabric {
 	default:
 		return health.FabricHealthy
 	}
+}
+
+// fabricV3 is nvmlGpuFabricInfo_v4_t as version 3, without the clique.
+func fabricV3(i nvml.GpuFabricInfo_v4) nvml.GpuFabricInfo_v3 {
+	return nvml.GpuFabricInfo_v3{ClusterUuid: i.ClusterUuid, State: i.State, Status: i.Status, HealthMask: i.HealthMask, HealthSummary: i.HealthSummary}
+}
+
+// fabricClique4 is fabricClique for version 4, whose first clique of unicast pointers is the one of older versions (nvml.h). Without such a
+// clique no GPU can use the memory of this one by a pointer.
+func fabricClique4(ret nvml.Return, i nvml.GpuFabricInfo_v4) string {
+	for _, c := range i.Cliques[:min(i.NumCliques, uint32(len(i.Cliques)))] {
+		if c.Type == nvml.GPU_FABRIC_CLIQUE_TYPE_UNICAST_POINTER {
+			v3 := fabricV3(i)
+			v3.CliqueId = c.Id
+			return fabricClique(ret, v3)
+		}
+	}
+	return ""
 }
 
 // fabricClique returns the cluster and the clique of nvmlGpuFabricInfo_t, in the notation of NVIDIA's gpu-feature-discovery. GPUs of one

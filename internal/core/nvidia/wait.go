@@ -22,6 +22,7 @@ const lateAfter = 5 * time.Second
 //   - An XID event is of kind health.XID, at a MIG instance if the driver reports one.
 //   - Another event that names a fault is of kind health.Event; Code is its nvmlEventType.
 //   - A GPU that the kernel driver was unbound from and bound to again is of kind health.DriverRebound.
+//   - An operational event is of kind health.Operational, and its XID, if that is a fault, is an XID event, too.
 //   - Anything else is of kind 0 and changes no health: a Snapshot or Probe has to show what changed.
 //
 // On a node without events it only waits. After an error there are no events until the reader has created another event
@@ -40,7 +41,7 @@ func (s *Session) Wait(max time.Duration) ([]health.Observation, error) {
 
 func (s *Session) wait(max time.Duration) ([]health.Observation, error) {
 	s.waitLimit.Store(int64(max))
-	obs := s.readBindEvents()
+	obs := append(s.readBindEvents(), s.dueXIDs(holdFor)...)
 	if s.unstable.Swap(false) {
 		obs = append(obs, health.Observation{At: gpu.Node, Detail: enumerationUnstable})
 	}
@@ -59,11 +60,11 @@ func (s *Session) wait(max time.Duration) ([]health.Observation, error) {
 	}
 	err := s.waitErr
 	if err == nil {
-		var first health.Observation
+		var first []health.Observation
 		var any bool
 		if first, any, err = s.next(s.eventSet, max); any {
 			var more bool
-			if obs, more, s.waitErr = s.drain(s.eventSet, []health.Observation{first}); s.unread {
+			if obs, more, s.waitErr = s.drain(s.eventSet, first); s.unread {
 				obs, s.unread = s.withoutReported(obs), more
 			}
 		} else {
@@ -75,7 +76,7 @@ func (s *Session) wait(max time.Duration) ([]health.Observation, error) {
 	}
 	s.waitErr, s.eventSetFailed = nil, true
 	s.eventSets.setFailed()
-	return nil, err
+	return s.dueXIDs(0), err // the error may end the session
 }
 
 // replaceEventSet puts the latest of several sets in the place of the present one, and adds the events of all to obs, each once. What
@@ -125,7 +126,13 @@ func (s *Session) hungWait() (gpu.Call, bool) {
 }
 
 // next waits for one event of a set; false if there is none.
-func (s *Session) next(e eventSet, max time.Duration) (o health.Observation, any bool, err error) {
+func (s *Session) next(e eventSet, max time.Duration) (obs []health.Observation, any bool, err error) {
+	if e.operational && !s.noOperational.Load() {
+		if obs, any, err = s.nextOperational(e, max); !isUnsupported(err) {
+			return obs, any, err
+		}
+		s.noOperational.Store(true)
+	}
 	event, err := call(&s.waiter, "nvmlEventSetWait", gpu.Node, func() (event nvml.EventData, ret nvml.Return) {
 		if event, ret = e.set.Wait(uint32(max.Milliseconds())); ret == nvml.ERROR_TIMEOUT {
 			return event, nvml.SUCCESS
@@ -135,23 +142,26 @@ func (s *Session) next(e eventSet, max time.Duration) (o health.Observation, any
 	})
 	switch {
 	case any:
-		o = s.observationOf(e, event)
+		g := e.find(func(g registeredGPU) bool { return g.handle == event.Device })
+		obs = []health.Observation{s.observationOf(g, event)}
 	case err == nil:
 		s.drained = s.now()
 	}
-	return o, any, err
+	return obs, any, err
 }
 
 // drain adds the events that a set has already to obs, each observation once. It returns whether there may be more, and why the set is
 // unusable.
 func (s *Session) drain(e eventSet, obs []health.Observation) (all []health.Observation, more bool, err error) {
 	for n := 0; e.set != nil && n < maxDrain; n++ {
-		o, any, err := s.next(e, 0)
+		next, any, err := s.next(e, 0)
 		if !any {
 			return obs, false, err
 		}
-		if !slices.Contains(obs, o) {
-			obs = append(obs, o)
+		for _, o := range next {
+			if !slices.Contains(obs, o) {
+				obs = append(obs, o)
+			}
 		}
 	}
 	return obs, e.set != nil, nil
@@ -171,15 +181,21 @@ const faultEvents = nvml.EventTypeDoubleBitEccError | nvml.EventTypeSingleBitEcc
 	nvml.EventTypeDramRetirementEvent | nvml.EventTypeDramRetirementFailure |
 	nvml.EventTypeNonFatalPoisonError | nvml.EventTypeFatalPoisonError | nvml.EventTypeGpuUnavailableError
 
-// observationOf converts an event. The GPU is found by its handle: the UUID of a lost GPU can't be read, and an
-// observation without a GPU counts against all of them.
-func (s *Session) observationOf(e eventSet, event nvml.EventData) health.Observation {
+// find returns a registered GPU; nil if none matches.
+func (e eventSet) find(matches func(registeredGPU) bool) *registeredGPU {
+	if i := slices.IndexFunc(e.gpus, matches); i >= 0 {
+		return &e.gpus[i]
+	}
+	return nil
+}
+
+// observationOf converts an event of a GPU; nil = of none that is registered. The GPU was found by its handle where the event has one: the
+// UUID of a lost GPU can't be read, and an observation without a GPU counts against all of them.
+func (s *Session) observationOf(g *registeredGPU, event nvml.EventData) health.Observation {
 	o := health.Observation{At: gpu.Node}
-	for _, g := range e.gpus {
-		if g.handle == event.Device {
-			o.At = gpu.WholeGPU(g.device.ID)
-			g.worker.eventPending.Store(true)
-		}
+	if g != nil {
+		o.At = gpu.WholeGPU(g.device.ID)
+		g.worker.eventPending.Store(true)
 	}
 	switch {
 	case o.At == gpu.Node, event.EventType&(nvml.EventTypeXidCriticalError|faultEvents) == 0:

@@ -26,7 +26,10 @@ var (
 		"XID errors reported. Codes that can make a GPU unhealthy have a series from the start; unknown codes share one.", "gpu", "xid")
 	unlistedXIDs = shared.Counter("xid_errors_unlisted_total",
 		"XIDs in the kernel log with PCI addresses where the driver lists no GPU; inspect and the log name them.")
-	nvmlEvents     = shared.Counter("events_total", "Faults that the driver reported as NVML events other than XIDs.", "gpu", "event")
+	nvmlEvents  = shared.Counter("events_total", "Faults that the driver reported as NVML events other than XIDs.", "gpu", "event")
+	operational = shared.Counter("operational_events_total",
+		"Operational events of the driver (from 615 on), which are no faults. Severities that have no name share one series.", "gpu", "severity")
+	eventsDropped  = shared.Counter("operational_events_dropped_total", "Operational events before which the driver dropped others.", "gpu")
 	transitions    = shared.Counter("health_transitions_total", "Changes of the device's health state.", "device")
 	recoveryAction = shared.Gauge("gpu_recovery_action",
 		"1 for the recovery action that the driver reports for the GPU, 0 for the other actions.", "gpu", "action")
@@ -96,17 +99,44 @@ func collectFaults(p *metric.Samples, s Source) {
 		for _, e := range events {
 			p.Add(nvmlEvents, float64(e.n), id, e.label)
 		}
+		collectOperational(p, id, history)
 	}
 }
 
-// withDriverSources adds the driver's own sources to those beside it.
+// collectOperational adds the operational events of a GPU that has any, or whose driver can report some.
+func collectOperational(p *metric.Samples, id string, history health.GPUHistory) {
+	if history.Sample.OperationalEvents == health.NotReported && len(history.Operational) == 0 {
+		return
+	}
+	bySeverity := map[string]uint64{}
+	for _, s := range []health.Severity{0, health.SeverityInformational, health.SeverityCorrected, health.SeverityRecoverable, health.SeverityFatal} {
+		bySeverity[s.Label()] = 0
+	}
+	for _, o := range history.Operational {
+		bySeverity[o.Event.Severity.Label()] += o.Count
+	}
+	for _, label := range slices.Sorted(maps.Keys(bySeverity)) {
+		p.Add(operational, float64(bySeverity[label]), id, label)
+	}
+	p.Add(eventsDropped, float64(history.EventsDropped), id)
+}
+
+// withDriverSources adds the driver's own sources to those beside it. Operational events are one where the driver has them for a GPU.
 func withDriverSources(up map[string]bool, state core.State, stats monitor.Stats) map[string]bool {
-	const events, action = "events", "recovery_action"
+	const events, action, operational = "events", "recovery_action", "operational_events"
 	ready := state.Snapshot.Driver.State == gpu.DriverReady
-	up[events], up[action] = ready && !stats.EventsFail, ready
+	received := ready && !stats.EventsFail
+	up[events], up[action] = received, ready
+	var structured []health.Tristate
 	for _, history := range histories(state) {
 		up[events] = up[events] && history.Sample.Events != health.No
 		up[action] = up[action] && history.Sample.RecoveryAction != health.RecoveryUnknown
+		if got := history.Sample.OperationalEvents; got != health.NotReported {
+			structured = append(structured, got)
+		}
+	}
+	if len(structured) > 0 {
+		up[operational] = received && !slices.Contains(structured, health.No)
 	}
 	return up
 }

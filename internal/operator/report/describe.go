@@ -39,6 +39,13 @@ func DescribeState(s core.State, cfg core.Config, problems ...problem.Problem) R
 			cause := health.Condition{Reason: t.Reason, Code: t.Code}.Cause()
 			r.Counts = append(r.Counts, Count{GPU: d.At.GPU, Index: d.Index, Cause: cause, Count: t.Count, LastSeen: t.Last})
 		}
+		for _, o := range slices.SortedFunc(slices.Values(history.Operational), func(a, b health.OperationalCount) int {
+			return cmp.Or(cmp.Compare(a.Event.Cause(), b.Event.Cause()), cmp.Compare(a.Event.Detail(), b.Event.Detail()))
+		}) {
+			r.Counts = append(r.Counts, Count{
+				GPU: d.At.GPU, Index: d.Index, Cause: o.Event.Cause(), Count: o.Count, LastSeen: o.Last, Detail: o.Event.Detail(),
+			})
+		}
 	}
 	return r
 }

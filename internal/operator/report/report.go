@@ -214,13 +214,14 @@ type Recovery struct {
 	SecondsRequired int       `json:"secondsRequired"`
 }
 
-// Count is how often a GPU has reported an XID or another event since its history began.
+// Count is how often a GPU has reported an XID or another event since its history began. Operational events are no faults.
 type Count struct {
 	GPU      gpu.DeviceID `json:"gpu"`
 	Index    int          `json:"index"` // -1 = the GPU has none
 	Cause    string       `json:"cause"`
 	Count    uint64       `json:"count"`
 	LastSeen time.Time    `json:"lastSeen"`
+	Detail   string       `json:"detail,omitempty"` // of an operational event: severity, XID, attributes
 }
 
 // WriteJSON writes a report, or what another command prints, for programs.

@@ -94,6 +94,22 @@ func TestHealthyHost(t *testing.T) {
 	}
 }
 
+// Operational events are listed with the counts of faults, with severity and attributes, and are no conditions.
+func TestOperationalEvents(t *testing.T) {
+	cfg, now := core.DefaultConfig(), time.Now()
+	s := core.NewState(cfg).Read(cfg, now, coretest.GPUs(1)).Observe(cfg, now, health.Observation{
+		At: gpu.WholeGPU(coretest.GPU(0)), Kind: health.Operational,
+		Operational: health.OperationalEvent{Module: "GSP", Code: 7, Severity: health.SeverityFatal, GroupAttributes: 1 << 2, XID: 79},
+	})
+	table, text := render(t, report.DescribeState(s, cfg))
+	if want := "OPERATIONAL_GSP_7 (fatal, XID 79, simulated)"; !strings.Contains(table, want) || strings.Contains(table, "XID_79") {
+		t.Errorf("want %q, no condition:\n%s", want, table)
+	}
+	if want := `"detail": "fatal, XID 79, simulated"`; !strings.Contains(text, want) {
+		t.Errorf("want %s:\n%s", want, text)
+	}
+}
+
 // An empty list is [] in JSON, not null.
 func TestEmptyLists(t *testing.T) {
 	_, text := render(t, report.DescribeState(core.State{Allocatable: &inventory.Allocatable{}}, core.DefaultConfig()))

@@ -178,7 +178,11 @@ func (r Report) writeCounts(w io.Writer) error {
 	t := NewTable(w)
 	fmt.Fprintln(t, "\nGPU\tCAUSE\tCOUNT\tLAST SEEN")
 	for _, c := range r.Counts {
-		fmt.Fprintf(t, "%d\t%s\t%d\t%s\n", c.Index, c.Cause, c.Count, stamp(c.LastSeen))
+		cause := c.Cause
+		if c.Detail != "" {
+			cause += " (" + c.Detail + ")"
+		}
+		fmt.Fprintf(t, "%d\t%s\t%d\t%s\n", c.Index, cause, c.Count, stamp(c.LastSeen))
 	}
 	return t.Flush()
 }

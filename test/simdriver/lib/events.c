@@ -2,6 +2,7 @@
  *
  *   SEQ UUID TYPE DATA GI CI        TYPE in hex; GI and CI - when not attributable
  *   SEQ system TYPE GPUID
+ *   SEQ operational UUID WORD=VALUE...    see opevents.c
  *
  * A set remembers how long the file was when each GPU was registered: what stands before is never delivered. */
 #include "sim.h"
@@ -15,7 +16,14 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-struct registration { char uuid[WORD]; u64 mask; size_t since; nvmlDevice_t device; bool lost_told; };
+struct registration {
+    char uuid[WORD];
+    u64 mask;
+    size_t since, structured_since;
+    nvmlDevice_t device;
+    bool lost_told, structured; /* structured: for operational events of at least these */
+    unsigned level, severity;
+};
 
 /* Sets are never given back to malloc, so that the use of a freed one can be recognised. */
 struct set {
@@ -26,6 +34,8 @@ struct set {
     size_t read; /* the file up to here has been looked at */
     struct watch watch;
     struct registration registration[MAX_GPUS];
+    bool delivered; /* a wait of version 3 has returned an event, whose contexts are in last */
+    struct operational last;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -133,7 +143,7 @@ nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long
 }
 
 /* A set that a call is at, from before the call is inside. */
-static struct set *begin_use(const void *p)
+struct set *sim_begin_use(const void *p)
 {
     pthread_mutex_lock(&lock);
     struct set *s = sets;
@@ -143,16 +153,30 @@ static struct set *begin_use(const void *p)
     return s;
 }
 
-static void end_use(struct set **s)
+void sim_end_use(struct set **s)
 {
     pthread_mutex_lock(&lock);
     if (*s) (*s)->registering--;
     pthread_mutex_unlock(&lock);
 }
 
+/* Under lock: the registration of a GPU, a new one if there is none. */
+static struct registration *registration_of(struct set *s, const char *uuid)
+{
+    int i = 0;
+    while (i < s->count && strcmp(s->registration[i].uuid, uuid)) i++;
+    struct registration *r = &s->registration[i];
+    if (i == s->count) {
+        s->count++;
+        memset(r, 0, sizeof *r);
+        snprintf(r->uuid, sizeof r->uuid, "%s", uuid);
+    }
+    return r;
+}
+
 nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long eventTypes, nvmlEventSet_t set)
 {
-    struct set *in_use __attribute__((cleanup(end_use))) = begin_use(set.handle);
+    struct set *in_use __attribute__((cleanup(sim_end_use))) = sim_begin_use(set.handle);
     ENTER_GPU(device);
     WHOLE_GPU_ONLY();
     struct set *s = find(__func__, set.handle, false);
@@ -163,19 +187,36 @@ nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long ev
         return NVML_ERROR_NOT_SUPPORTED;
     }
     pthread_mutex_lock(&lock);
-    int i = 0;
-    while (i < s->count && strcmp(s->registration[i].uuid, c.gpu->uuid)) i++;
-    struct registration *r = &s->registration[i];
-    if (i == s->count) {
-        s->count++;
-        memset(r, 0, sizeof *r);
-        memcpy(r->uuid, c.gpu->uuid, sizeof r->uuid);
-        r->device = device;
-        r->since = file_length();
-    }
+    struct registration *r = registration_of(s, c.gpu->uuid);
+    if (!r->mask) { r->device = device; r->since = file_length(); }
     r->mask |= eventTypes;
     pthread_mutex_unlock(&lock);
     return NVML_SUCCESS;
+}
+
+nvmlReturn_t sim_register_operational(const char *call, const void *p, const char *uuid, unsigned level, unsigned severity)
+{
+    struct set *s = find(call, p, false);
+    if (!s) return NVML_ERROR_INVALID_ARGUMENT;
+    pthread_mutex_lock(&lock);
+    struct registration *r = registration_of(s, uuid);
+    if (!r->structured) r->structured_since = file_length();
+    r->structured = true;
+    r->level = level;
+    r->severity = severity;
+    pthread_mutex_unlock(&lock);
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t sim_last_operational(const char *call, const void *p, struct operational *last)
+{
+    struct set *s = find(call, p, false);
+    if (!s) return NVML_ERROR_INVALID_ARGUMENT;
+    pthread_mutex_lock(&lock);
+    bool delivered = s->delivered;
+    *last = s->last;
+    pthread_mutex_unlock(&lock);
+    return delivered ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
 }
 
 /* The next line after s->read into buf, without its newline; *at is where it stands. False: none yet. */
@@ -200,23 +241,40 @@ static bool next_line(struct set *s, char *buf, size_t size, size_t *at)
 
 static unsigned placement(const char *s) { return strcmp(s, "-") ? (unsigned)strtoul(s, NULL, 0) : NOWHERE; }
 
+/* Under lock: the operational event in a line, if this set asked for it. A wait of an older version never returns one. */
+static bool take_operational(struct set *s, const char *line, size_t at, struct event *e)
+{
+    if (!sim_parse_operational(line, &e->operational)) return false;
+    for (int i = 0; i < s->count; i++) {
+        struct registration *r = &s->registration[i];
+        if (!r->structured || strcmp(r->uuid, e->operational.uuid) || at < r->structured_since) continue;
+        if (e->operational.level < r->level || e->operational.severity < r->severity) continue;
+        snprintf(e->uuid, sizeof e->uuid, "%s", r->uuid);
+        e->structured = true;
+        return true;
+    }
+    return false;
+}
+
 /* Under lock: the next event that this set asked for. */
-static bool take_device_event(struct set *s, nvmlEventData_t *e, unsigned *gi, unsigned *ci)
+static bool take_device_event(struct set *s, struct event *e, bool v3)
 {
     size_t at;
     char line[512];
     while (next_line(s, line, sizeof line, &at)) {
         char uuid[WORD], g[16] = "-", k[16] = "-";
         u64 type = 0, data = 0;
+        if (v3 && take_operational(s, line, at, e)) return true;
         bool read = sscanf(line, "%*u %95s %llx %llu %15s %15s", uuid, &type, &data, g, k) >= 3;
         for (int i = 0; read && i < s->count; i++) {
             struct registration *r = &s->registration[i];
             if (strcmp(r->uuid, uuid) || !(type & r->mask) || at < r->since) continue;
+            snprintf(e->uuid, sizeof e->uuid, "%s", r->uuid);
             e->device = r->device;
-            e->eventType = type;
-            e->eventData = data;
-            *gi = placement(g);
-            *ci = placement(k);
+            e->type = type;
+            e->data = data;
+            e->gi = placement(g);
+            e->ci = placement(k);
             return true;
         }
     }
@@ -264,8 +322,7 @@ static void end_wait(struct set *s)
  *   waiter  look: nothing ................ poll(inotify) -> wakes -> look: line -> return
  *   writer                 append line ->   (queued even when it lands between look and poll)
  */
-static nvmlReturn_t wait_device(struct set *s, const char *name, nvmlEventData_t *e, unsigned *gi, unsigned *ci,
-                                unsigned timeoutms)
+static nvmlReturn_t wait_device(struct set *s, const char *name, struct event *e, unsigned timeoutms, bool v3)
 {
     long long deadline = now_ms() + timeoutms;
     unsigned generation = s->generation;
@@ -276,9 +333,12 @@ static nvmlReturn_t wait_device(struct set *s, const char *name, nvmlEventData_t
         if (sim_session_over(generation)) return NVML_ERROR_UNINITIALIZED;
         if ((ret = sim_refresh(&look))) { sim_drop(look.m); return ret; }
         pthread_mutex_lock(&lock);
-        bool live = s->live, event = live && take_device_event(s, e, gi, ci);
+        bool live = s->live, event = live && take_device_event(s, e, v3);
         bool gone = live && !event && lost(s, look.m);
+        if (event && v3) { s->delivered = true; s->last = e->operational; }
         pthread_mutex_unlock(&lock);
+        for (int i = 0; event && i < look.m->gpus; i++)
+            if (!strcmp(look.m->gpu[i].uuid, e->uuid) && !look.m->gpu[i].event_uuid) *e->uuid = 0;
         sim_drop(look.m);
         if (!live) return NVML_ERROR_UNINITIALIZED;
         if (event) return NVML_SUCCESS;
@@ -289,18 +349,30 @@ static nvmlReturn_t wait_device(struct set *s, const char *name, nvmlEventData_t
     }
 }
 
-static nvmlReturn_t event_wait(struct call *c, const char *name, nvmlEventSet_t set, nvmlEventData_t *data,
-                               unsigned timeoutms, bool v2)
+nvmlReturn_t sim_event_wait(struct call *c, const char *name, const void *p, unsigned timeoutms, bool v3, struct event *e)
 {
-    struct set *s = find(name, set.handle, false);
-    if (!s || !data) return NVML_ERROR_INVALID_ARGUMENT;
+    struct set *s = find(name, p, false);
+    if (!s) return NVML_ERROR_INVALID_ARGUMENT;
     begin_wait(s);
     sim_leave(c); /* from here on other calls may run beside this one */
     *c = (struct call){0};
-    unsigned gi = NOWHERE, ci = NOWHERE;
-    nvmlReturn_t ret = wait_device(s, name, data, &gi, &ci, timeoutms);
+    *e = (struct event){.gi = NOWHERE, .ci = NOWHERE};
+    nvmlReturn_t ret = wait_device(s, name, e, timeoutms, v3);
     end_wait(s);
-    if (!ret && v2) { data->gpuInstanceId = gi; data->computeInstanceId = ci; } /* v1's struct ends before */
+    return ret;
+}
+
+static nvmlReturn_t event_wait(struct call *c, const char *name, nvmlEventSet_t set, nvmlEventData_t *data,
+                               unsigned timeoutms, bool v2)
+{
+    NEED(data);
+    struct event e;
+    nvmlReturn_t ret = sim_event_wait(c, name, set.handle, timeoutms, false, &e);
+    if (ret) return ret;
+    data->device = e.device;
+    data->eventType = e.type;
+    data->eventData = e.data;
+    if (v2) { data->gpuInstanceId = e.gi; data->computeInstanceId = e.ci; } /* v1's struct ends before */
     return ret;
 }
 

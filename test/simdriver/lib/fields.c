@@ -147,7 +147,7 @@ nvmlReturn_t nvmlDeviceOnSameBoard(nvmlDevice_t device1, nvmlDevice_t device2, i
 /* ---- fabric ---- */
 
 /* 16 bytes from a UUID's hex digits. */
-static void cluster_bytes(const char *text, unsigned char *out)
+void sim_cluster_bytes(const char *text, unsigned char *out)
 {
     memset(out, 0, NVML_GPU_FABRIC_UUID_LEN);
     for (int n = 0; *text && n < 2 * NVML_GPU_FABRIC_UUID_LEN; text++) {
@@ -160,7 +160,7 @@ static void cluster_bytes(const char *text, unsigned char *out)
 
 #define FABRIC(info)                                                                                     \
     do {                                                                                                 \
-        cluster_bytes(c.gpu->fabric_cluster, (info)->clusterUuid);                                       \
+        sim_cluster_bytes(c.gpu->fabric_cluster, (info)->clusterUuid);                                       \
         (info)->status = c.gpu->fabric_status == UNSET ? NVML_SUCCESS : (nvmlReturn_t)c.gpu->fabric_status; \
         (info)->cliqueId = c.gpu->fabric_clique == UNSET ? 0 : (unsigned)c.gpu->fabric_clique;           \
         (info)->state = (nvmlGpuFabricState_t)c.gpu->fabric_state;                                       \

@@ -5,6 +5,7 @@
  * nodes.c    the device nodes that it holds open
  * faults.c   calls that fail, hang or crawl because the file `faults` says so
  * events.c   event sets, device and system events
+ * opevents.c operational events, and the other calls that drivers have from 615 on
  * calls.c    enumeration, lookup, MIG
  * values.c   what one GPU answers
  * fields.c   field values, links, fabric
@@ -154,13 +155,44 @@ void sim_release_nodes(void);
 /* faults.c: hang and crawl as told; the code to answer with, or NVML_SUCCESS. slot -1 = no GPU. */
 nvmlReturn_t sim_fault(const char *call, int slot, const char *uuid);
 
+/* fields.c */
+void sim_cluster_bytes(const char *text, unsigned char *out); /* 16 bytes from the hex digits of a UUID */
+
 /* A watch wakes when anything in the machine's directory changes; it polls where inotify is refused. */
 struct watch { int fd; };
 void sim_watch_open(struct watch *w);
 void sim_watch_close(struct watch *w);
 void sim_watch_wait(struct watch *w, int wakefd, long long ms); /* change, wakefd or ms (<0: long) */
 
+/* opevents.c */
+enum { MAX_CONTEXTS = 8 };
+struct operational {
+    char uuid[WORD], module[16]; /* module need not end with a zero */
+    u64 severity, level, code, attributes, group_attributes, group;
+    int contexts;
+    u64 xid[MAX_CONTEXTS]; /* UNSET: a context of another type */
+};
+bool sim_parse_operational(const char *line, struct operational *o); /* a line of the file events; false for any other */
+bool sim_since(unsigned branch); /* whether this process's library is of that branch or a later one */
+
+/* A call that libraries before a branch lack: it answers as go-nvml does for a symbol that is not there, and is not counted. */
+#define SINCE(branch) do { if (!sim_since(branch)) return NVML_ERROR_FUNCTION_NOT_FOUND; } while (0)
+
 /* events.c */
+struct event {
+    nvmlDevice_t device;
+    char uuid[WORD];
+    u64 type, data;
+    unsigned gi, ci;
+    bool structured; /* then only uuid and operational */
+    struct operational operational;
+};
+struct set;
+struct set *sim_begin_use(const void *set); /* a call is about to use a set */
+void sim_end_use(struct set **set);
+nvmlReturn_t sim_event_wait(struct call *c, const char *name, const void *set, unsigned timeoutms, bool v3, struct event *e);
+nvmlReturn_t sim_register_operational(const char *call, const void *set, const char *uuid, unsigned level, unsigned severity);
+nvmlReturn_t sim_last_operational(const char *call, const void *set, struct operational *last); /* that a wait returned last */
 void sim_events_shutdown(void);
 int sim_events_waiting(void);
 

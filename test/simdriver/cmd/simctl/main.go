@@ -24,6 +24,7 @@ const usage = `usage: simctl build DIR
   unbind N | bind N | invalidate N            its kernel driver; the handles given out so far
   xid N CODE [GI [CI]]                        a critical error
   event N TYPE DATA [GI [CI]]                 any event, TYPE as in nvml.h
+  operational N WORD=VALUE...                 an operational event, from driver 615 on: severity=40 level=50 xid=79
   set N KEY VALUE...                          "none" = not supported
   fail N|all CALL CODE [TIMES]                e.g. fail 3 '*' UNKNOWN
   hang N|all CALL                             until heal
@@ -136,6 +137,9 @@ var commands = map[string]command{
 	}},
 	"event": {3, 5, 5, func(m *simdriver.Machine, w words, _ io.Writer) error {
 		return m.Event(w.slot(), w.number(1), w.number(2), w.at(3)...)
+	}},
+	"operational": {1, -1, 1, func(m *simdriver.Machine, w words, _ io.Writer) error {
+		return m.Operational(w.slot(), w[1:]...)
 	}},
 	"set": {3, -1, 1, func(m *simdriver.Machine, w words, _ io.Writer) error {
 		return m.Set(w.slot(), w[1], strings.Join(w[2:], " "))

@@ -17,6 +17,8 @@ func TestCommands(t *testing.T) {
 		{"lose 3", "", ""},
 		{"restore 3", "", ""},
 		{"xid 0 94 1 0", "", ""},
+		{"operational 0 severity=40 xid=94", "", ""},
+		{"operational 0 weight=40", "", `"weight=40" is none of module, severity`},
 		{"set 2 temperature 80 C", "", ""},
 		{"fail 1 nvmlDeviceGetUUID UNKNOWN 2", "", ""},
 		{"faults", "fail 1 nvmlDeviceGetUUID UNKNOWN times=2", ""},
