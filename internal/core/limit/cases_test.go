@@ -299,10 +299,13 @@ func TestPod(t *testing.T) {
 	w.hook(k.groups[1], zero, 60*gib)
 	w.shows(t, k, limit.Unlimited, "has a limit of its own, 61440 MiB")
 	w.has(t, problem.LimitOverridden, true)
-	w.hook(k.groups[1], zero, 20*gib)
+	w.hook(k.groups[1], zero, gpu.NoMemoryLimit) // as an ended limit of a group that had its address
 	w.charge(w.fork(k.groups[1], k.owner()), zero, gib)
 	w.passes.pass()
-	w.shows(t, k, limit.Unlimited, "in it has a limit of its own")
+	w.shows(t, k, limit.Limited, "") // the container has the limit of the pod
+	w.charge(w.fork(k.groups[0], k.owner()), zero, gib)
+	w.passes.pass()
+	w.shows(t, k, limit.Unlimited, "have limits of their own")
 }
 
 // Table: what else keeps a share from being limited.

@@ -45,9 +45,11 @@ func Next(s Saved, was Table, r Reading) Result {
 	for _, h := range d.holdings() {
 		d.share(h)
 	}
-	d.release()
-	d.others()
-	d.totals()
+	if !r.Partial {
+		d.release()
+		d.others()
+		d.totals()
+	}
 	if r.Node.CannotSet == "" {
 		for _, p := range r.Parents {
 			if !p.On {
@@ -77,7 +79,7 @@ func (d *decision) follow() {
 	}
 	s.Records = slices.DeleteFunc(s.Records, func(r Record) bool {
 		g, ok := d.Groups[r.Path]
-		return !ok || g.Inode != r.Inode
+		return ok && g.Inode != r.Inode || !ok && !d.Partial
 	})
 	lost := map[gpu.DeviceID]bool{} // GPUs on which the driver has forgotten all limits: they were reset
 	for i := range s.Records {
@@ -128,6 +130,9 @@ func (d *decision) failed(g Group, id gpu.DeviceID) string {
 // holdings are the shares of the reading, and the pods of the state in the place of those of their claims.
 func (d *decision) holdings() []Holding {
 	var all []Holding
+	if d.Partial {
+		return d.Shares
+	}
 	type key struct {
 		id  string
 		gpu gpu.DeviceID
@@ -157,7 +162,7 @@ func (d *decision) release() {
 	d.state.Records = slices.DeleteFunc(d.state.Records, func(r Record) bool {
 		g := d.Groups[r.Path]
 		ended := !d.targets[target{r.Path, r.GPU}] && (d.HoldersKnown || r.Way == ByPod) && len(g.PIDs) == 0
-		if r.Way == ByHook || !ended {
+		if r.Way == ByHook || r.Way == "" || !ended {
 			return false
 		}
 		a := g.answers(r.GPU)
@@ -295,7 +300,7 @@ func (d *decision) finish() {
 			t.Counts.Late++
 		}
 	}
-	if len(d.state.Records)+len(d.state.Pods)+len(d.state.Values) == 0 {
+	if len(d.state.Records)+len(d.state.Pods)+len(d.state.Values) == 0 { // no limit was set or found
 		d.state = Saved{}
 	}
 	d.out.Saved = d.state

@@ -35,6 +35,10 @@ type Reading struct {
 	Parents []Parent
 
 	Done []Done // changes that were made since the reading before
+
+	// Partial means that only some groups were read, those of new work, so that their limits are set before its first process: nothing is forgotten, and the table
+	// is none to show.
+	Partial bool
 }
 
 // GPU is a GPU on which limits are read.
@@ -154,6 +158,17 @@ func Parents(group string) (all []string) {
 	slices.Reverse(all)
 	return all
 }
+
+// Controller is the name of the backend's controller of control groups.
+func (b Backend) Controller() string {
+	if b == Misc {
+		return MiscController
+	}
+	return string(b)
+}
+
+// MiscController is the name of the controller with the backend misc. Only a build for a kernel without it has another one: -ldflags -X.
+var MiscController = string(Misc)
 
 // softOf is the soft limit that belongs to a hard one: with misc the same, as NVIDIA's hook sets it. With dmem none, because the driver adds it to dmem.min of
 // the groups above, where it stays after the group has ended.

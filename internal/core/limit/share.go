@@ -286,29 +286,48 @@ func (d *decision) holds(h Holding, g Group, r Record, say func(State, string) S
 	return say(Limited, "")
 }
 
-// shadow returns that a group below one with a limit has another one, which counts in the place of it; "" if none has. Only the backend misc has that. The use
-// of both is read one after the other, so that it differs counts at the second reading.
+// shadow returns that groups below one with a limit have limits of their own, which count in the place of it; "" if none has. Only the backend misc has that: the
+// driver keeps the limits of groups that have ended, also those that were ended, for others with their address. Such a group gets the limit of the work, which
+// holds while no process of the work uses the GPU outside of it. The use of a group and the one above it is read one after the other, so that it differs counts
+// at the second reading.
 func (d *decision) shadow(h Holding, g Group) string {
 	if d.Node.Backend != Misc {
 		return ""
 	}
-	differs := false
+	var own []Group // of the same limit
 	for _, p := range d.pathsBelow(g.Path) {
-		a := d.Groups[p].answers(h.GPU)
-		if a.Group.State != gpu.LimitRead || !a.own(Misc) {
-			continue
+		below := d.Groups[p]
+		a := below.answers(h.GPU)
+		limit, want := a.Group.Limit, g.answers(h.GPU).Group.Limit.Hard
+		_, set := d.state.Of(p, below.Inode, h.GPU)
+		switch {
+		case !set && !a.own(Misc):
+		case limit.Hard == want:
+			own = append(own, below)
+		case (limit.Hard == gpu.NoMemoryLimit || d.state.has(Value{h.GPU, limit.Hard})) && limit.Used <= want:
+			d.set(below, h.GPU, want)
+			*d.state.record(below, h.GPU) = Record{Path: p, Inode: below.Inode, GPU: h.GPU, Hard: want}
+			return "the control group " + p + " in it has the limit of a group that ended"
+		default:
+			d.overridden(h, below, "a control group in that of the work has a limit of its own", "end the work")
+			return fmt.Sprintf("the control group %s in it has a limit of its own, %d MiB", p, limit.Hard>>20)
 		}
-		if a.Group.Limit.Hard != g.answers(h.GPU).Group.Limit.Hard {
-			d.overridden(h, d.Groups[p], "a control group in that of the work has a limit of its own", "end the work")
-			return fmt.Sprintf("the control group %s in it has a limit of its own, %d MiB", p, a.Group.Limit.Hard>>20)
+	}
+	parts := map[string]bool{} // of the work that uses the GPU, by whose limit it counts to
+	for _, p := range d.users(g, h.GPU) {
+		at := g.Path
+		for _, o := range own {
+			if below(p.Group, o.Path) {
+				at = o.Path
+			}
 		}
-		differs = true
+		parts[at] = true
 	}
 	r := d.state.record(g, h.GPU)
-	again := r.shadowed && differs
-	r.shadowed = differs
-	if again {
-		return "a control group in it has a limit of its own"
+	several := len(parts) > 1
+	again := r.shadowed && several
+	if r.shadowed = several; again {
+		return "control groups in it have limits of their own, each as much as the work may have"
 	}
 	return ""
 }

@@ -29,7 +29,7 @@ type Record struct {
 	GPU   gpu.DeviceID `json:"gpu"`
 	Hard  uint64       `json:"bytes"` // by the policy when the work began
 	Pool  string       `json:"pool,omitempty"`
-	Way   Way          `json:"way"`
+	Way   Way          `json:"way,omitempty"` // "" = it has the limit of work to whose group it belongs: see decision.shadow
 
 	// Own means that the agent has set the limit of this group since the driver was loaded, so it is the group's own.
 	Own bool `json:"own,omitempty"`
