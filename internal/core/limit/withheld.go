@@ -27,7 +27,7 @@ func (s Support) Limits(inv *inventory.Allocatable) *inventory.Limits {
 			continue
 		}
 		if out == nil {
-			out = &inventory.Limits{Withheld: map[gpu.DeviceID]inventory.LimitMissing{}}
+			out = &inventory.Limits{Withheld: map[gpu.DeviceID]inventory.LimitMissing{}, Backend: string(s.Node.Backend)}
 		}
 		if why, decided := s.missing(u.Device); decided {
 			out.Withheld[id] = why
