@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/holders"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/limit"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/node/cgroup"
@@ -298,5 +299,44 @@ func TestLocalSetter(t *testing.T) {
 	check.NoError(t, os.Symlink(n.groups.Path(group), n.groups.Path("/nomad.slice/share.slice/link")))
 	if err := s.SetMemoryLimit(t.Context(), cgroup.ID{Path: "/nomad.slice/share.slice/link", Inode: g.Inode}, change); err == nil {
 		t.Error("set through a link")
+	}
+}
+
+// fence 27, 28: the limit of a container that NVIDIA's hook has set is read, of a pod with a device plugin's device and of a task of docker. One that is another,
+// because an image, a job or a person has overridden the variable, is set to that of the policy, and counted; what the container uses was counted from the beginning.
+func TestContainers(t *testing.T) {
+	const container = "3a5f0c0d7b1e4f6a8c9d0e1f2a3b4c5d6e7f8091a2b3c4d5e6f708192a3b4c5d"
+	for orchestrator, group := range map[string]string{holders.Kubernetes: "/kubepods/burstable/pod" + pod + "1/" + container, holders.Nomad: "/docker/" + container} {
+		t.Run(orchestrator, func(t *testing.T) {
+			n := start(t, orchestrator, limit.Misc)
+			w, record, _ := n.task(0)
+			if orchestrator == holders.Kubernetes {
+				w.Orchestrator, w.ID = orchestrator, pod+"1"
+				record.Holders[0].Work, record.Holders[0].API = w, inventory.DevicePlugin
+			}
+			record.Tasks = map[holders.Work]holders.Task{w: {Driver: "docker", Running: true}}
+			owner := holders.Work{Orchestrator: orchestrator, ID: w.ID}
+			at := n.group(group)
+			n.enter(group, 4711)
+			eventually(t, func() bool { return n.State().Snapshot.Driver.State == gpu.DriverReady }, func() string { return "no driver" })
+			q := gpu.LimitQuery{GPU: gpu.DeviceID(n.machine.UUID(0)), Group: at}
+			check.NoError(t, n.SetMemoryLimit(t.Context(), gpu.LimitChange{LimitQuery: q, Soft: 60 * gib, Hard: 60 * gib}))
+			if orchestrator == holders.Nomad {
+				n.group("/nomad.slice/share.slice/" + w.ID + ".main.scope") // Nomad makes it for each task
+			}
+			_, err := n.machine.Allocate(0, at, 5*gib)
+			check.NoError(t, err)
+			l, _ := n.run(orchestrator)
+			n.mu.Lock()
+			n.record = holders.Record{Complete: true, Work: map[string]holders.Work{w.ID: owner}, Holders: record.Holders, Tasks: record.Tasks}
+			n.mu.Unlock()
+			n.reading(use.Process{Process: gpu.Process{PID: 4711, Started: 5}, Owner: owner, Group: group})
+			if s := n.await(l, w, limit.Limited, ""); s.Driver.Hard != 20*gib || s.Driver.Used != 5*gib || s.Way != limit.ByHook || s.Group != group {
+				t.Errorf("%+v", s)
+			}
+			if c := l.Table().Counts; c.Overridden != 1 || c.Late != 0 || c.Set != 1 {
+				t.Errorf("%+v", c)
+			}
+		})
 	}
 }
