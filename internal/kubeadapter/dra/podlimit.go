@@ -2,6 +2,7 @@ package dra
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 
@@ -9,6 +10,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 // A pod in a pool with a limit of memory is limited by its control group, which the kubelet makes before it calls Prepare (pkg/kubelet/kubelet.go, EnsureExists
@@ -17,7 +19,7 @@ import (
 // Limiter limits the device memory of pods: *limits.Limiter.
 type Limiter interface {
 	// LimitPod limits the group of a pod on a GPU to what all its claims have there, of which this is one: Work.Claim, with so many bytes. The same call again
-	// checks the limit. An error means that the pod is not limited.
+	// checks the limit. An error means that the pod is not limited; gpu.ErrNoDriver, that the driver is not open so far.
 	LimitPod(ctx context.Context, pod holders.Work, id gpu.DeviceID, bytes uint64) error
 
 	// ReleasePod ends what a claim has of a pod's limits.
@@ -64,6 +66,9 @@ func (a *Adapter) limitPod(ctx context.Context, c prepared.Claim, claim kubeapi.
 	var errs []error
 	for _, id := range slices.Sorted(maps.Keys(bytes)) {
 		err := a.opts.Limits.LimitPod(ctx, pod, id, bytes[id])
+		for errors.Is(err, gpu.ErrNoDriver) && mustLimit(c, id) && watch.Sleep(ctx, a.limits.retry) { // the agent has just started: its driver is opened
+			err = a.opts.Limits.LimitPod(ctx, pod, id, bytes[id])
+		}
 		switch {
 		case err == nil:
 		case mustLimit(c, id):
