@@ -13,6 +13,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/internal/node/limitserver"
 	"github.com/tandem-gpu/tandem/internal/node/resetserver"
 	"github.com/tandem-gpu/tandem/internal/util/httpserver"
 	"github.com/tandem-gpu/tandem/test/check"
@@ -50,6 +51,7 @@ type container struct {
 		PeriodSeconds    int `yaml:"periodSeconds"`
 		TimeoutSeconds   int `yaml:"timeoutSeconds"`
 		FailureThreshold int `yaml:"failureThreshold"`
+		Exec             struct{ Command []string }
 	} `yaml:"livenessProbe"`
 	Args []string
 	Env  []struct {
@@ -67,6 +69,7 @@ type container struct {
 	} `yaml:"volumeMounts"`
 	SecurityContext struct {
 		Privileged               bool
+		ReadOnlyRootFilesystem   bool  `yaml:"readOnlyRootFilesystem"`
 		AllowPrivilegeEscalation *bool `yaml:"allowPrivilegeEscalation"`
 		Capabilities             struct{ Add, Drop []string }
 	} `yaml:"securityContext"`
@@ -151,8 +154,9 @@ func TestDaemonSetComponents(t *testing.T) {
 		"driver-container": {mount: "/driver-root"}, "device-nodes": {}, "cdi": {privileged: true},
 		"reservation-check": {hostPID: true}, "owners": {hostPID: true, mount: "/var/log/pods"},
 		"prove": {mount: "/etc/tandem"}, "prove/pod": {hostPID: true}, "reset": {mount: "/etc/tandem"}, "reset/pod": {hostPID: true},
-		"dra":       {mount: "/var/lib/kubelet/plugins_registry", writes: true, account: "tandem-k8s-gpu"},
-		"hand-over": {account: "tandem-k8s-gpu"}, "hand-over/rights": {},
+		"limits-reader": {hostPID: true, mount: "/sys/fs/cgroup"},
+		"dra":           {mount: "/var/lib/kubelet/plugins_registry", writes: true, account: "tandem-k8s-gpu"},
+		"hand-over":     {account: "tandem-k8s-gpu"}, "hand-over/rights": {},
 		"node-labels": {mount: "/etc/kubernetes/node-feature-discovery/features.d", writes: true},
 	} {
 		d := patch(t, "../../deploy/"+name+"/kustomization.yaml")
@@ -255,6 +259,36 @@ func TestDaemonSetOfResets(t *testing.T) {
 	}
 }
 
+// The pod that sets limits finds the agents' socket folder, the driver and the host's control groups, and has one capability and no token.
+func TestDaemonSetOfLimits(t *testing.T) {
+	var d daemonSet
+	manifest(t, "../../deploy/limits/server.yaml", &d)
+	pod := d.Spec.Template.Spec
+	c := pod.Containers[0]
+	s, err := resolveAll(t, nil, c.env(), "")
+	check.NoError(t, err)
+	if len(s.Notes) > 0 || !slices.Equal(c.Args, []string{"limit-server"}) || !slices.Equal(c.LivenessProbe.Exec.Command, []string{"/usr/bin/k8s-gpu", "limit-server", "--ready"}) {
+		t.Errorf("args %q, probe %+v, settings without effect: %v", c.Args, c.LivenessProbe, s.Notes)
+	}
+	if sc := c.SecurityContext; sc.Privileged || sc.AllowPrivilegeEscalation == nil || *sc.AllowPrivilegeEscalation || !sc.ReadOnlyRootFilesystem ||
+		!slices.Equal(sc.Capabilities.Add, []string{"SYS_ADMIN"}) || !slices.Equal(sc.Capabilities.Drop, []string{"ALL"}) {
+		t.Errorf("%+v", sc)
+	}
+	if pod.HostPID || pod.Token || pod.Account != "" {
+		t.Errorf("%+v", pod)
+	}
+	if grace := time.Duration(pod.Grace) * time.Second; grace < limitserver.StopWithin+5*time.Second {
+		t.Errorf("%v to stop in, and requests take up to %v", grace, limitserver.StopWithin)
+	}
+	writable := map[string]bool{}
+	for _, m := range c.VolumeMounts {
+		writable[m.MountPath] = !m.ReadOnly
+	}
+	if want := map[string]bool{s.Health.StateDir: true, s.Core.Roots.Cgroup: true, s.ContainerRoot + "/usr": false, s.ContainerRoot + "/dev": false}; !maps.Equal(writable, want) {
+		t.Errorf("mounts %v, want %v", writable, want)
+	}
+}
+
 // A process of user 0 can connect to any socket in a folder that is mounted, also read-only; the container runtime's
 // gives away the node. The kubelet's pod-resources API, which changes nothing, is mounted on purpose.
 func TestNoSocketOfTheHostIsMounted(t *testing.T) {
@@ -266,7 +300,7 @@ func TestNoSocketOfTheHostIsMounted(t *testing.T) {
 	manifest(t, "../../deploy/daemonset.yaml", &parts[0])
 	manifest(t, "../../deploy/mps/daemons.yaml", &parts[1])
 	for _, file := range files {
-		if file != "../../deploy/gpu-fleet/kustomization.yaml" { // no component of the DaemonSet
+		if file != "../../deploy/gpu-fleet/kustomization.yaml" && file != "../../deploy/limits/kustomization.yaml" { // no patch of the DaemonSet
 			parts = append(parts, patch(t, file))
 		}
 	}

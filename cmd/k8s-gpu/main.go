@@ -104,7 +104,7 @@ func run(ctx context.Context, env environment) error {
 			s, err := read()
 			return cli.Validation{Warnings: slices.Concat(s.File.Warnings, s.Missing(values, host)), Means: s.Summary()}, err
 		},
-		Import: importNVIDIA(), Shadow: shadowKubelet(read), Classes: classes(read), ResetServer: true,
+		Import: importNVIDIA(), Shadow: shadowKubelet(read), Classes: classes(read), Components: true,
 		Log: func() *slog.Logger {
 			s, _ := read() // Options has the error
 			env.log.Set(s.Operations.LogFormat)

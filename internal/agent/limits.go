@@ -32,5 +32,8 @@ func (a *Agent) newLimiter() *limits.Limiter {
 	return limits.New(o)
 }
 
+// Limiter is what limits the pods of resource claims.
+func (a *Agent) Limiter() *limits.Limiter { return a.limiter }
+
 // Limits is the latest table of the limits of device memory.
 func (a *Agent) Limits() limit.Table { return a.limiter.Table() }

@@ -67,7 +67,7 @@ type Program struct {
 
 	Classes func(Classes) ([]byte, error) // the DeviceClasses as YAML; nil = the program has no such verb
 
-	ResetServer bool // GPUs are reset by a component of its own, for which the program has a verb
+	Components bool // what needs rights that agents lack is done by components of the node, for which the program has verbs
 
 	Explain func() explain.Adapter // of the orchestrator, with the settings of Options, for an agent that does not run
 

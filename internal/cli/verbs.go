@@ -75,8 +75,8 @@ func (p Program) verbs() []verb {
 				return control.Debug(ctx, path, p.Stdout, c.Bool("json"))
 			})},
 	}
-	if p.ResetServer {
-		verbs = slices.Insert(verbs, indexOf(verbs, "debug"), p.resetServerVerb())
+	if p.Components {
+		verbs = slices.Insert(verbs, indexOf(verbs, "debug"), p.componentVerbs()...)
 	}
 	return p.withMigration(verbs)
 }

@@ -45,7 +45,7 @@ func TestDefaults(t *testing.T) {
 	check.NoError(t, err)
 	want := core.DefaultConfig()
 	want.Injection.Name, want.API = "envvar", inventory.DevicePlugin
-	want.Roots = core.Roots{Driver: "/", Dev: "/", Sys: "/sys", Proc: "/proc"}
+	want.Roots = core.Roots{Driver: "/", Dev: "/", Sys: "/sys", Proc: "/proc", Cgroup: "/sys/fs/cgroup"}
 	if diff := cmp.Diff(want, s.Core, cmpopts.EquateEmpty()); diff != "" {
 		t.Error(diff)
 	}
@@ -270,7 +270,7 @@ func TestRoots(t *testing.T) {
 func TestIncumbentsNames(t *testing.T) {
 	var got []string
 	for _, o := range KubernetesSpecs() {
-		ours := []string{"http-address", "log-level", "rescan", "exclude", "sysfs-root", "procfs-root", "pod-resources-socket", "cdi-dir", "cri-socket", "hpc-job-mapping-dir", "features-file", "log-format", "api", "node-name", "kubelet-dir", "on-unhealthy", "evictions-per-hour",
+		ours := []string{"http-address", "log-level", "rescan", "exclude", "sysfs-root", "procfs-root", "cgroup-root", "pod-resources-socket", "cdi-dir", "cri-socket", "hpc-job-mapping-dir", "features-file", "log-format", "api", "node-name", "kubelet-dir", "on-unhealthy", "evictions-per-hour",
 			// of NVIDIA's config-manager and gpu-feature-discovery
 			"config-file-srcdir", "node-label", "default-config", "fallback-strategies", "pause-label", "use-node-feature-api", "namespace", "pod-name", "no-timestamp", "oneshot"}
 		if o.Flag != "" && !slices.Contains(ours, o.Flag) && !strings.HasPrefix(o.Key, "health.") && !strings.HasPrefix(o.Flag, "kube-") && !strings.HasPrefix(o.Flag, "hand-over") {

@@ -92,6 +92,8 @@ func nomadOptions(b *Block) []Spec {
 			binding: devRoot(roots)},
 		{HCL: "sysfs_root", Flag: "sysfs-root", Default: "/sys", Exists: true, Usage: "mount point of sysfs", binding: root(&roots.Sys, "/sys")},
 		{HCL: "procfs_root", Flag: "procfs-root", Default: "/proc", Exists: true, Usage: "mount point of procfs", binding: root(&roots.Proc, "/proc")},
+		{HCL: "cgroup_root", Flag: "cgroup-root", Default: "/sys/fs/cgroup", Exists: true, Usage: "mount point of the control groups of version 2, for limits of device memory",
+			binding: root(&roots.Cgroup, "/sys/fs/cgroup")},
 		{HCL: "policy_file", Flag: FlagConfigFile, Aliases: []string{"policy-file"},
 			Usage:   "which GPUs are offered, under which names, for how many tasks: see docs/policy.md; read again at SIGHUP",
 			binding: pathOrEmpty(&b.PolicyFile, "/etc/tandem/policy.yaml")},

@@ -131,6 +131,8 @@ func ownOptions(s *Kubernetes, checkAddress func(string) error) []Spec {
 			binding: path(&s.Core.Roots.Sys, "/sys")},
 		{Flag: "procfs-root", Default: "/proc", Exists: true, Usage: "mount point of the host's procfs",
 			binding: path(&s.Core.Roots.Proc, "/proc")},
+		{Flag: "cgroup-root", Default: "/sys/fs/cgroup", Exists: true, Usage: "mount point of the host's control groups of version 2, for limits of device memory",
+			binding: path(&s.Core.Roots.Cgroup, "/sys/fs/cgroup")},
 	}
 }
 

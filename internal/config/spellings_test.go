@@ -27,14 +27,14 @@ var different = map[string]string{
 	"state_dir": "/state", "simulation": "true", "overlap": "warn", "reservation_check": "refuse", "occupancy": "withhold",
 
 	"enabled": "false", "ignored_gpu_ids": "GPU-1,MIG-2", "fingerprint_period": "90s", "driver_root": "/driver", "dev_root": "/d",
-	"sysfs_root": "/host/sys", "procfs_root": "/host/proc", "policy_file": "/policy.yaml", "mig_strategy": "single", "group_by": "numa", "mps_root": "/mps/root",
+	"sysfs_root": "/host/sys", "procfs_root": "/host/proc", "cgroup_root": "/host/cgroup", "policy_file": "/policy.yaml", "mig_strategy": "single", "group_by": "numa", "mps_root": "/mps/root",
 	"injection": "devices,cdi", "cdi_dir": "/cdi", "cdi_hook_path": "/hook", "http_address": "127.0.0.1:1", "hpc_job_mapping_dir": "/jobs",
 	"nomad_address": "http://127.0.0.1:1", "nomad_token_file": "/token",
 
 	"mig-strategy": "single", "driver-root": "/driver", "driver-root-ctr-path": "/mnt", "dev-root": "/d", "pass-device-specs": "true",
 	"device-list-strategy": "envvar,volume-mounts", "device-id-strategy": "index", "shared-devices-allocation-policy": "packed", "mps-root": "/mps/root",
 	"kubelet-socket": "/kubelet/plugins.sock", "pod-resources-socket": "/pods.sock", "http-address": ":1", "log-level": "debug", "rescan": "90s",
-	"exclude": "GPU-1", "sysfs-root": "/host/sys", "procfs-root": "/host/proc", "cdi-annotation-prefix": "nvidia.cdi.k8s.io/", "nvidia-cdi-hook-path": "/hook",
+	"exclude": "GPU-1", "sysfs-root": "/host/sys", "procfs-root": "/host/proc", "cgroup-root": "/host/cgroup", "cdi-annotation-prefix": "nvidia.cdi.k8s.io/", "nvidia-cdi-hook-path": "/hook",
 	"cdi-feature-flags": "disable-nvsandboxutils", "cdi-disable-hooks": "chmod,update-ldcache", "cdi-dir": "/cdi", "cri-socket": "/cri.sock",
 	"gdrcopy-enabled": "true", "gds-enabled": "true", "mofed-enabled": "true", "imex-channel-ids": "0", "imex-required": "true",
 	"hpc-job-mapping-dir": "/jobs", "features-file": "/features.d/gfd", "log-format": "json",

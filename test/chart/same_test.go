@@ -48,6 +48,8 @@ func TestComponentsAreValues(t *testing.T) {
 		"owners":            {"owners": values{"enabled": true}},
 		"prove":             {"prove": values{"enabled": true}},
 		"reset":             {"reset": values{"enabled": true}},
+		"limits":            {"memoryLimits": values{"enabled": true}},
+		"limits-reader":     {"memoryLimits": values{"read": true}},
 		"hand-over":         {"handOver": values{"enabled": true}},
 		"dra":               {"api": "dra"},
 		"gpu-nodes":         {"gpuNodesOnly": true},

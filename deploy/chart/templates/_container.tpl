@@ -130,6 +130,10 @@
 {{- $m = append $m (dict "name" "pod-logs" "mountPath" "/var/log/pods" "readOnly" true "recursiveReadOnly" "IfPossible") -}}
 {{- $h = append $h (list "pod-logs" "/var/log/pods" "Directory") -}}
 {{- end -}}
+{{- if $d.readsLimits -}}
+{{- $m = append $m (dict "name" "cgroup" "mountPath" "/sys/fs/cgroup" "readOnly" true "recursiveReadOnly" "IfPossible") -}}
+{{- $h = append $h (list "cgroup" "/sys/fs/cgroup" "Directory") -}}
+{{- end -}}
 {{- if eq $d.labels "file" -}}
 {{- $m = append $m (dict "name" "features" "mountPath" (dir $v.nodeLabels.file)) -}}
 {{- $h = append $h (list "features" (dir $v.nodeLabels.file) "DirectoryOrCreate") -}}

@@ -94,6 +94,7 @@ reads a variable before its file. A pod has what any of the configurations needs
 {{- $dra := false -}}
 {{- $prove := false -}}
 {{- $reset := false -}}
+{{- $limits := false -}}
 {{- $hasStrategy := false -}}
 {{- range (include "tandem.configs" . | fromJson).configs -}}
 {{- $flags := default dict .config.flags -}}
@@ -106,6 +107,7 @@ reads a variable before its file. A pod has what any of the configurations needs
 {{- $dra = or $dra (eq (default (default "device-plugin" .config.api) $v.api) "dra") -}}
 {{- $prove = or $prove .config.prove | not | not -}}
 {{- $reset = or $reset (has (default dict .config.reset).mode (list "report" "act")) -}}
+{{- $limits = or $limits (eq (toString (default dict .config.memoryLimits).experimental) "true") -}}
 {{- $hasStrategy = or $hasStrategy (hasKey (default dict $flags.plugin) "deviceListStrategy") -}}
 {{- end -}}
 {{- $strategy := $v.deviceListStrategy -}}
@@ -131,7 +133,9 @@ reads a variable before its file. A pod has what any of the configurations needs
 {{- $_ := set $d "driverRoot" (default "/" $v.nvidiaDriverRoot | trimSuffix "/" | default "/") -}}
 {{- $_ := set $d "prove" (ternary $prove $v.prove.enabled (kindIs "invalid" $v.prove.enabled)) -}}
 {{- $_ := set $d "reset" (ternary $reset $v.reset.enabled (kindIs "invalid" $v.reset.enabled)) -}}
-{{- $_ := set $d "hostPID" (or (ne $check "off") $v.owners.enabled $d.prove $d.reset) -}}
+{{- $_ := set $d "limits" (ternary $limits $v.memoryLimits.enabled (kindIs "invalid" $v.memoryLimits.enabled)) -}}
+{{- $_ := set $d "readsLimits" (or $d.limits $v.memoryLimits.read) -}}
+{{- $_ := set $d "hostPID" (or (ne $check "off") $v.owners.enabled $d.prove $d.reset $d.readsLimits) -}}
 {{- $resources := deepCopy (default dict $v.resources) -}}
 {{- if and $d.prove $v.prove.memory (default dict $resources.limits).memory -}}{{- $_ := set $resources.limits "memory" $v.prove.memory -}}{{- end -}}
 {{- $_ := set $d "resources" $resources -}}

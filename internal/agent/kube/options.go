@@ -10,6 +10,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/containerruntime"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
+	"github.com/tandem-gpu/tandem/internal/node/limitserver"
 	"github.com/tandem-gpu/tandem/internal/node/resetserver"
 )
 
@@ -18,7 +19,8 @@ func AgentOptions(s config.Kubernetes) agent.Options {
 	o := agent.Options{
 		Name: Name, Core: s.Core, Health: s.Health, MPSRoot: s.MPSMount, Open: agent.OpenDriver(s.Core, s.FallbackDriver),
 		CDI: cdiOptions(s), Prove: s.File.Prove, Reset: s.File.Reset,
-		Resetter: resetserver.Client{Socket: resetserver.Path(s.Health.StateDir)},
+		Resetter:    resetserver.Client{Socket: resetserver.Path(s.Health.StateDir)},
+		LimitSetter: limitserver.Client{Socket: limitserver.Path(s.Health.StateDir)},
 	}
 	if s.PodResourcesSocket == "" {
 		o.NoRecord = &noPods

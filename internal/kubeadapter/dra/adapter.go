@@ -55,6 +55,9 @@ type Options struct {
 	// Reserved is called with the devices of each claim that is newly prepared. It must be safe for concurrent use and must not block.
 	Reserved func([]gpu.Device)
 
+	// Limits limits the memory of pods in pools with a limit; nil = no pool has one.
+	Limits Limiter
+
 	// Observe is called with the duration of each call of the kubelet, for each claim. It must be safe for concurrent use and must not
 	// block; nil = no calls.
 	Observe func(method string, took time.Duration)
@@ -79,6 +82,7 @@ type limits struct {
 	grace      time.Duration // after that, for the text of the error
 	apiCall    time.Duration // for one request of the API server
 	apiRetry   time.Duration // between the first two of them
+	release    time.Duration // for the end of a limit, before a claim is unprepared
 	repeat     time.Duration // for the request before a claim that is prepared is answered again
 	stop       time.Duration // for calls in progress, when the agent ends
 	resend     time.Duration // between two complete health messages: the kubelet forgets those of a driver when a stream ends
@@ -93,7 +97,7 @@ type limits struct {
 }
 
 var defaultLimits = limits{
-	call: 40 * time.Second, grace: 500 * time.Millisecond, apiCall: 10 * time.Second, apiRetry: 250 * time.Millisecond, repeat: time.Second, stop: time.Second,
+	call: 40 * time.Second, grace: 500 * time.Millisecond, apiCall: 10 * time.Second, apiRetry: 250 * time.Millisecond, release: 5 * time.Second, repeat: time.Second, stop: time.Second,
 	resend: 8 * time.Second, healthAge: 30 * time.Second, socketPoll: 2 * time.Second, retry: time.Second,
 	query: 2 * time.Second, queryFirst: 100 * time.Millisecond, queryLast: time.Minute, queryActive: 5 * time.Minute,
 	partial: 2 * time.Minute, specsEvery: time.Minute, abandoned: 5 * time.Minute,

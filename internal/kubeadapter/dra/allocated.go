@@ -5,6 +5,7 @@ import (
 	"math/big"
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 )
@@ -24,35 +25,82 @@ func asAllocated(r kubeapi.DeviceRequestAllocationResult, u inventory.Unit) (inv
 	switch {
 	case r.AdminAccess:
 	case isWhole(r, u):
-		u.ID, u.Sharing, u.Replica = inventory.UnitID(u.Device.ID), inventory.Sharing{}, 0
+		u.ID, u.Sharing, u.Replica, u.Memory = inventory.UnitID(u.Device.ID), inventory.Sharing{}, 0, 0
 	case u.Sharing.Mode == inventory.Exclusive:
 		return u, &NotSharedError{r.Device}
 	}
 	return u, nil
 }
 
+// setShare stores what a result has of a shared unit.
+func setShare(r *prepared.Result, one kubeapi.DeviceRequestAllocationResult, u inventory.Unit) (err error) {
+	r.Sharing = u.Sharing.Mode.String()
+	if r.Shares, err = consumedShares(one); err != nil || one.AdminAccess {
+		return err
+	}
+	r.Memory, err = consumedMemory(one, u, r.Shares)
+	r.MustLimit = r.Memory > 0 && u.Sharing.Limit == inventory.LimitRequired
+	return err
+}
+
 // consumedShares returns how many shares of its device a result has: of one that is a device of its own, or has no such capacity, 1. A part of
 // a share is one.
 func consumedShares(r kubeapi.DeviceRequestAllocationResult) (int, error) {
-	for _, name := range []string{"shares", resourceslice.Driver + "/shares"} {
+	amount, err := consumed(r, "shares")
+	if err != nil || amount == nil {
+		return 1, err
+	}
+	n, part := new(big.Int).DivMod(amount.Num(), amount.Denom(), new(big.Int))
+	if part.Sign() > 0 {
+		n.Add(n, big.NewInt(1))
+	}
+	if !n.IsInt64() || n.Int64() > maxShares {
+		return maxShares, nil
+	}
+	return max(int(n.Int64()), 1), nil
+}
+
+// consumedMemory returns to how many bytes the pod of a claim is limited for a result with so many shares of a unit: what the scheduler has counted. That is none
+// without consumable capacity, and for a claim that was allocated before the policy had limits; then it is what its shares have by the policy.
+func consumedMemory(r kubeapi.DeviceRequestAllocationResult, u inventory.Unit, shares int) (uint64, error) {
+	if u.Memory == 0 {
+		return 0, nil
+	}
+	amount, err := consumed(r, "memory")
+	if err != nil {
+		return 0, err
+	}
+	most, n := u.Device.Memory/mib, new(big.Int)
+	if amount != nil { // whole MiB by the step of the capacity
+		n.Div(amount.Num(), new(big.Int).Mul(amount.Denom(), big.NewInt(mib)))
+	}
+	switch {
+	case n.Sign() <= 0:
+		n.Mul(new(big.Int).SetUint64(u.Memory/mib), big.NewInt(int64(shares)))
+		fallthrough
+	case n.IsUint64():
+		return min(n.Uint64(), most) * mib, nil
+	}
+	return most * mib, nil
+}
+
+// mib is the unit of limits.
+const mib = 1 << 20
+
+// consumed returns how much of a capacity a result has; nil if it has no such capacity.
+func consumed(r kubeapi.DeviceRequestAllocationResult, capacity string) (*big.Rat, error) {
+	for _, name := range []string{capacity, resourceslice.Driver + "/" + capacity} {
 		text, ok := r.ConsumedCapacity[name]
 		if !ok {
 			continue
 		}
 		amount, ok := kubeapi.ParseQuantity(text)
 		if !ok {
-			return 0, fmt.Errorf("device %s: the consumed capacity %s is %q, which is no amount", r.Device, name, text)
+			return nil, fmt.Errorf("device %s: the consumed capacity %s is %q, which is no amount", r.Device, name, text)
 		}
-		n, part := new(big.Int).DivMod(amount.Num(), amount.Denom(), new(big.Int))
-		if part.Sign() > 0 {
-			n.Add(n, big.NewInt(1))
-		}
-		if !n.IsInt64() || n.Int64() > maxShares {
-			return maxShares, nil
-		}
-		return max(int(n.Int64()), 1), nil
+		return amount, nil
 	}
-	return 1, nil
+	return nil, nil //nolint:nilnil // see above
 }
 
 // maxShares is more than any device has, and can be added up.

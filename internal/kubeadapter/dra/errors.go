@@ -3,11 +3,14 @@ package dra
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 )
 
 // The errors of Prepare are one line each: the kubelet puts them into an event of the pod. Those of several devices are joined.
@@ -98,6 +101,37 @@ func holdersOf(err error) (all []string) {
 	}
 	return all
 }
+
+// UsersError means that the memory of a claim's pod can't be limited, because the claim is not one pod's: a limit of each pod's group would be as many limits.
+type UsersError struct {
+	Users []kubeapi.ClaimConsumerReference
+}
+
+// Error has the remedy, and not the names, which may be of other tenants.
+func (e *UsersError) Error() string {
+	what := fmt.Sprintf("%d pods", len(e.Users))
+	switch {
+	case len(e.Users) == 0:
+		what = "no pod"
+	case slices.ContainsFunc(e.Users, func(u kubeapi.ClaimConsumerReference) bool { return u.Resource != userPod }):
+		what = "more than pods"
+	}
+	return "the claim is reserved for " + what + ", and the limit of memory that its pool has holds for one pod: give each pod a claim of its own (resourceClaimTemplateName)"
+}
+
+// LimitError means that a pod can't be limited, in a pool where it must be.
+type LimitError struct {
+	GPU gpu.DeviceID
+	Err error
+}
+
+// Error has the GPU and the cause.
+func (e *LimitError) Error() string {
+	return fmt.Sprintf("the memory of the pod on %s is not limited: %v", e.GPU, e.Err)
+}
+
+// Unwrap returns the cause.
+func (e *LimitError) Unwrap() error { return e.Err }
 
 // HealthError means that the device takes no new work, in the words that Nomad and the health stream have.
 type HealthError struct {

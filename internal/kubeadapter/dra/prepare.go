@@ -21,6 +21,7 @@ type claimRef struct{ namespace, name, uid string }
 //	specification       the same
 //	record "complete"
 //	records of others read again
+//	memory of the pod limited    only in pools with a limit
 //	answer
 func (a *Adapter) prepare(ctx context.Context, ref claimRef, step *step) (prepared.Claim, error) {
 	if err := prepared.CheckUID(ref.uid); err != nil {
@@ -45,8 +46,12 @@ func (a *Adapter) prepare(ctx context.Context, ref claimRef, step *step) (prepar
 		var anew bool
 		if claim, anew = a.allocatedAnew(ctx, ref, c); !anew {
 			step.set("the CDI specification in " + a.specs.folder + " is not written; does the disk respond?")
-			return c, a.specs.ensure(c)
+			if err := a.specs.ensure(c); err != nil {
+				return c, err
+			}
+			return c, a.limitPod(ctx, c, claim, step)
 		}
+		a.releasePod(ctx, c)
 	} else {
 		step.set("the API server does not answer")
 		if claim, err = a.readClaim(ctx, ref); err != nil {
@@ -71,6 +76,9 @@ func (a *Adapter) prepare(ctx context.Context, ref claimRef, step *step) (prepar
 		return prepared.Claim{}, err
 	}
 	c, _ := store.Get(ref.uid)
+	if err := a.limitPod(ctx, c, claim, step); err != nil {
+		return prepared.Claim{}, err
+	}
 	if a.opts.Reserved != nil {
 		a.opts.Reserved(got.devices)
 	}
@@ -160,6 +168,10 @@ func (a *Adapter) unprepare(ctx context.Context, ref claimRef, step *step) error
 	store, err := a.awaitStore(ctx)
 	if err != nil {
 		return err
+	}
+	step.set("the limit of the pod's memory is not ended; does the driver respond?")
+	if c, ok := store.Get(ref.uid); ok {
+		a.releasePod(ctx, c)
 	}
 	step.set("what was prepared in " + a.specs.folder + " and " + a.claimsDir() + " is not removed; do the disks respond?")
 	return a.remove(ref.uid, store)

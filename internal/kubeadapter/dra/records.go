@@ -77,6 +77,7 @@ func (a *Adapter) rebuild(ctx context.Context, pods []PodClaim, store *prepared.
 	if len(c.Results) == 0 {
 		return ErrNoDevices
 	}
+	c.Pod, _ = a.podToLimit(claim.Status.ReservedFor, c) // the next Prepare has the error
 	a.opts.Log.Warn("the record of a prepared claim was lost and is made again", "namespace", c.Namespace, "claim", c.Name, "uid", uid, "pod", pods[0].Pod)
 	if err := store.Put(c); err != nil {
 		return err // it is reserved all the same
@@ -107,9 +108,9 @@ func (a *Adapter) rebuiltResult(one kubeapi.DeviceRequestAllocationResult, pods 
 		if u, err = asAllocated(one, u); err == nil {
 			r.Unit, r.At, r.Exclusive, r.Published = u.ID, u.Device.At, u.Sharing.Mode == inventory.Exclusive, a.published(inv, one.Device, u)
 			if !r.Exclusive {
-				r.Sharing, r.Shares = u.Sharing.Mode.String(), shares
+				err = setShare(&r, one, u)
 			}
-			return r, nil
+			return r, err
 		}
 	}
 	d, share, known := hardwareOf(inv, one.Device)

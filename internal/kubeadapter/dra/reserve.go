@@ -21,12 +21,13 @@ import (
 type request struct {
 	claimRef
 	results []kubeapi.DeviceRequestAllocationResult // of this driver
+	users   []kubeapi.ClaimConsumerReference        // that may use the claim
 	configs deviceconfig.Configs
 }
 
 // newRequest returns what an allocation has of this driver.
 func (a *Adapter) newRequest(ref claimRef, claim kubeapi.ResourceClaim) (request, error) {
-	r := request{claimRef: ref}
+	r := request{claimRef: ref, users: claim.Status.ReservedFor}
 	var errs []error
 	for _, one := range claim.Status.Allocation.Devices.Results {
 		if one.Driver != resourceslice.Driver {
@@ -94,6 +95,9 @@ func (a *Adapter) tryReserve(r request, store *prepared.Store) (got reservation,
 	}
 	if len(errs) == 0 {
 		errs = append(errs, onePerRequest(r, all)...)
+		if c.Pod, err = a.podToLimit(r.users, c); err != nil {
+			errs = append(errs, err)
+		}
 		wait = false
 	}
 	if err := join(errs); err != nil {
@@ -139,8 +143,8 @@ func (a *Adapter) plan(inv *inventory.Allocatable, r request, i int) (planned, e
 		Published: a.published(inv, one.Device, u),
 	}}}
 	if !p.Exclusive {
-		p.Sharing, p.replicas = u.Sharing.Mode.String(), u.Sharing.Replicas
-		if p.Shares, err = consumedShares(one); err != nil {
+		p.replicas = u.Sharing.Replicas
+		if err := setShare(&p.Result, one, u); err != nil {
 			return planned{}, err
 		}
 	}

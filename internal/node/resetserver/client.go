@@ -1,26 +1,16 @@
 package resetserver
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
-	"net"
-	"net/http"
-	"net/url"
-	"strings"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/node/component"
 	"github.com/tandem-gpu/tandem/internal/node/gpureset"
 )
 
-const (
-	readyWithin = 10 * time.Second
-	maxAnswer   = 1 << 20 // bytes
-)
+const readyWithin = 10 * time.Second
 
 // remedy is what makes the socket be there.
 const remedy = "run k8s-gpu reset-server on the node: with the component deploy/reset, or reset.enabled in the chart"
@@ -40,7 +30,7 @@ func (c Client) Ready(ctx context.Context) error {
 
 // Look asks the component.
 func (c Client) Look(ctx context.Context, t gpureset.Target) (gpureset.Look, error) {
-	a, err := c.call(ctx, lookURL, t, gpureset.LookAtMost+requestTimeout)
+	a, err := c.call(ctx, lookURL, t, gpureset.LookAtMost+component.RequestTimeout)
 	return a.Look, err
 }
 
@@ -55,61 +45,27 @@ func (c Client) Reset(ctx context.Context, t gpureset.Target) error {
 
 // Restore has the component restore the persistence mode of a GPU.
 func (c Client) Restore(ctx context.Context, id gpu.DeviceID) error {
-	_, err := c.call(ctx, restoreURL, gpureset.Target{GPU: id}, gpureset.LookAtMost+requestTimeout)
+	_, err := c.call(ctx, restoreURL, gpureset.Target{GPU: id}, gpureset.LookAtMost+component.RequestTimeout)
 	return err
 }
 
-// call sends a request and returns what the component answers.
+// call sends a request and returns what the component answers. Without an answer to one for a reset the GPU may be in any state.
 func (c Client) call(ctx context.Context, path string, t gpureset.Target, atMost time.Duration) (a answer, err error) {
-	body, err := json.Marshal(t)
-	if err != nil {
-		return a, err
-	}
 	ctx, cancel := context.WithTimeout(ctx, atMost)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://reset-server"+path, bytes.NewReader(body))
-	if err != nil {
+	header, err := component.Call(ctx, c.Socket, path, t, &a)
+	_, notServed := errors.AsType[*component.NotServedError](err)
+	switch {
+	case err == nil:
+		return a, decode(a.Errors)
+	case notServed:
+		return a, &gpureset.UnavailableError{Remedy: remedy, Err: err}
+	case path != resetURL:
 		return a, err
 	}
-	connected := false
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", c.Socket)
-		connected = err == nil
-		return conn, err
-	}}}
-	resp, err := client.Do(r)
-	if err != nil {
-		return a, c.failed(path, t.GPU, connected, false, err)
+	unknown := &gpureset.RefusedError{GPU: t.GPU, Refusal: gpureset.Other, Text: "how the reset ended is not known: " + err.Error()}
+	if header.Get(persistenceHeader) != "" {
+		return a, errors.Join(unknown, &gpureset.PersistenceError{GPU: t.GPU, Err: err})
 	}
-	defer func() { _ = resp.Body.Close() }()
-	text, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
-	switch {
-	case err == nil && resp.StatusCode != http.StatusOK:
-		return a, &gpureset.UnavailableError{Remedy: remedy, Err: fmt.Errorf("%s: %s: %s", c.Socket, resp.Status, strings.TrimSpace(string(text)))}
-	case err == nil:
-		err = json.Unmarshal(text, &a)
-	}
-	if err != nil {
-		return a, c.failed(path, t.GPU, true, resp.Header.Get(persistenceHeader) != "", err)
-	}
-	return a, decode(a.Errors)
-}
-
-// failed is the error of a request without an answer. If it was one for a reset, the GPU may be in any state.
-func (c Client) failed(path string, id gpu.DeviceID, connected, persistence bool, err error) error {
-	if wrapped, ok := errors.AsType[*url.Error](err); ok {
-		err = wrapped.Err
-	}
-	err = fmt.Errorf("%s: %w", c.Socket, err)
-	switch {
-	case !connected:
-		return &gpureset.UnavailableError{Remedy: remedy, Err: err}
-	case path != resetURL:
-		return err
-	}
-	unknown := &gpureset.RefusedError{GPU: id, Refusal: gpureset.Other, Text: "how the reset ended is not known: " + err.Error()}
-	if persistence {
-		return errors.Join(unknown, &gpureset.PersistenceError{GPU: id, Err: err})
-	}
-	return unknown
+	return a, unknown
 }

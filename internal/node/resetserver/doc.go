@@ -4,8 +4,8 @@
 //	agent                                          component, root on the node
 //	Client --- POST, JSON --- <state dir>/reset.sock --- Server --- gpureset.Local --- nvidia-smi
 //
-// Only root can connect to the socket, and the server checks it for each connection. It trusts the agents in nothing else: it resets a GPU only if by the file
-// of the node an agent has taken it for a reset, so that no API gives it out, and if no process has it open.
+// It is a component as package component describes them: it resets a GPU only if by the file of the node an agent has taken it for a reset, so that no API gives
+// it out, and if no process has it open.
 //
 //	client leaves . . . . . . the reset that it has asked for goes on
 //	server gets TERM  . . . . it takes no request more, and ends after the reset that runs

@@ -6,11 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"reflect"
 	"strings"
@@ -305,32 +303,5 @@ func TestNoComponent(t *testing.T) {
 		if e, ok := errors.AsType[*gpureset.UnavailableError](err); !ok || !strings.Contains(e.Remedy, "deploy/reset") || strings.Contains(err.Error(), "http:") {
 			t.Errorf("%s: %v", what, err)
 		}
-	}
-}
-
-func TestOnlyRootIsServed(t *testing.T) {
-	m := &machine{}
-	s := &Server{StateDir: t.TempDir(), Resetter: m, Log: slog.New(slog.DiscardHandler)}
-	w := httptest.NewRecorder()
-	s.handler().ServeHTTP(w, httptest.NewRequest(http.MethodPost, readyURL, strings.NewReader("{}"))) // no credentials
-	if w.Code != http.StatusForbidden || m.made() != "" {
-		t.Errorf("status %d, %q", w.Code, m.made())
-	}
-	needRoot(t)
-	r := start(t)
-	file, err := os.Stat(r.Socket)
-	if err != nil || file.Mode() != fs.ModeSocket|0o600 {
-		t.Errorf("mode %v, %v", file.Mode(), err)
-	}
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", r.Socket)
-	}}}
-	for body, want := range map[string]int{"{": http.StatusBadRequest, strings.Repeat(" ", maxRequest+1): http.StatusBadRequest, "{}": http.StatusOK} {
-		resp, err := client.Post("http://a"+readyURL, "application/json", strings.NewReader(body))
-		check.NoError(t, err)
-		if resp.StatusCode != want {
-			t.Errorf("%.10q: status %d", body, resp.StatusCode)
-		}
-		check.NoError(t, resp.Body.Close())
 	}
 }

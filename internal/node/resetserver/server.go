@@ -2,7 +2,6 @@ package resetserver
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -11,18 +10,12 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/node/component"
 	"github.com/tandem-gpu/tandem/internal/node/gpureset"
 	"github.com/tandem-gpu/tandem/internal/node/ownership"
-	"github.com/tandem-gpu/tandem/internal/util/httpserver"
-)
-
-const (
-	requestTimeout = 5 * time.Second
-	maxRequest     = 4 << 10 // bytes
 )
 
 // StopWithin is how long a server may take to end after a signal: for the reset that runs.
@@ -45,57 +38,30 @@ type Server struct {
 
 // Run serves the socket until ctx ends, and the reset that runs then.
 func (s *Server) Run(ctx context.Context) {
-	path := Path(s.StateDir)
-	socket := httpserver.Socket{
-		Path: path, Handler: s.handler(), ReadTimeout: requestTimeout, WriteTimeout: StopWithin, StopWithin: StopWithin, Log: s.Log,
-		Served: func() { s.Log.Info("listening", "socket", path) },
-		Failed: func(err error) { s.Log.Warn("socket unavailable, retrying", "socket", path, "error", err) },
-	}
 	if err := s.Resetter.Ready(ctx); err != nil { // the agents show it, too
 		s.Log.Warn("GPUs can't be reset", "error", err)
 	}
-	socket.Run(ctx)
+	component.Run(ctx, Path(s.StateDir), s.handler(), StopWithin, s.Log)
 }
 
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST "+readyURL, s.handle(func(ctx context.Context, _ gpureset.Target, _ http.ResponseWriter) (a gpureset.Look, err error) {
-		return a, s.Resetter.Ready(ctx)
-	}))
-	mux.HandleFunc("POST "+lookURL, s.handle(func(ctx context.Context, t gpureset.Target, _ http.ResponseWriter) (gpureset.Look, error) {
-		return s.Resetter.Look(ctx, t)
-	}))
-	mux.HandleFunc("POST "+resetURL, s.handle(s.reset))
-	mux.HandleFunc("POST "+restoreURL, s.handle(s.restore))
-	return mux
-}
-
-// handle answers a request of root.
-func (s *Server) handle(do func(context.Context, gpureset.Target, http.ResponseWriter) (gpureset.Look, error)) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		if peer, ok := httpserver.Peer(r.Context()); !ok || peer.Uid != 0 {
-			s.Log.Warn("request refused: its process is not root", "uid", peer.Uid, "pid", peer.Pid)
-			http.Error(w, "only root may reset GPUs", http.StatusForbidden)
-			return
-		}
-		var t gpureset.Target
-		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequest)).Decode(&t); err != nil {
-			http.Error(w, "want a GPU as JSON: "+err.Error(), http.StatusBadRequest)
-			return
-		}
-		if r.URL.Path != readyURL && !isUUID(t.GPU) {
-			http.Error(w, fmt.Sprintf("%q is not the UUID of a whole GPU", t.GPU), http.StatusBadRequest)
-			return
-		}
-		look, err := do(r.Context(), t, w)
-		_ = json.NewEncoder(w).Encode(answer{Look: look, Errors: encode(err)}) // a client that has left does not read it
+	handle := func(url string, check func(gpureset.Target) error, do func(context.Context, gpureset.Target, http.ResponseWriter) (gpureset.Look, error)) {
+		mux.HandleFunc("POST "+url, component.Handle(s.Log, "only root may reset GPUs", check, func(ctx context.Context, t gpureset.Target, w http.ResponseWriter) any {
+			look, err := do(ctx, t, w)
+			return answer{Look: look, Errors: encode(err)}
+		}))
 	}
-}
-
-// isUUID keeps all else from nvidia-smi, which takes lists, too.
-func isUUID(id gpu.DeviceID) bool {
-	rest, ok := strings.CutPrefix(string(id), "GPU-")
-	return ok && rest != "" && !strings.ContainsFunc(rest, func(c rune) bool { return c != '-' && !unicode.IsLetter(c) && !unicode.IsDigit(c) })
+	whole := func(t gpureset.Target) error { return component.CheckGPU(t.GPU) } // nvidia-smi takes lists, too
+	handle(readyURL, nil, func(ctx context.Context, _ gpureset.Target, _ http.ResponseWriter) (gpureset.Look, error) {
+		return gpureset.Look{}, s.Resetter.Ready(ctx)
+	})
+	handle(lookURL, whole, func(ctx context.Context, t gpureset.Target, _ http.ResponseWriter) (gpureset.Look, error) {
+		return s.Resetter.Look(ctx, t)
+	})
+	handle(resetURL, whole, s.reset)
+	handle(restoreURL, whole, s.restore)
+	return mux
 }
 
 // errBusy is why nothing is changed while a GPU is reset.

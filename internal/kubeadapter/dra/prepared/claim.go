@@ -39,9 +39,16 @@ type Claim struct {
 
 	Since time.Time `json:"since,omitzero"` // Complete, by the wall clock
 
+	Pod     *Pod     `json:"pod,omitempty"` // whose memory is limited; nil = no result has a limit that was set, or is to be
 	Results []Result `json:"results"`
 
 	Unknown map[string]json.RawMessage `json:"-"` // fields of a later version, which stay in the file
+}
+
+// Pod is the pod of a claim, in its namespace.
+type Pod struct {
+	Name string `json:"name"`
+	UID  string `json:"uid"`
 }
 
 // Result is one device of a claim.
@@ -57,6 +64,8 @@ type Result struct {
 	Exclusive bool             `json:"exclusive,omitempty"`
 	Sharing   string           `json:"sharing,omitempty"`   // of a device that is not exclusive: "time-slicing", "mps"
 	Shares    int              `json:"shares,omitempty"`    // of such a device that the claim has; 0 = 1
+	Memory    uint64           `json:"memory,omitempty"`    // bytes to which the pod is limited for this result; 0 = it is not
+	MustLimit bool             `json:"mustLimit,omitempty"` // of Memory: without the limit there is no answer (inventory.LimitRequired)
 	MPS       *MPS             `json:"mps,omitempty"`       // the container is a client of an MPS control daemon
 	CDI       []string         `json:"cdi"`                 // qualified names
 	Published json.RawMessage  `json:"published,omitempty"` // the device as it was in the slice: kubeapi.Device without taints
@@ -85,6 +94,20 @@ func (c Claim) Holders() (all []holders.Holder) {
 		}
 	}
 	return all
+}
+
+// Limited is the pod of a claim as work, and to how many bytes the claim limits it on each GPU: all its results of a GPU together. Without limits there is none.
+func (c Claim) Limited() (pod holders.Work, bytes map[gpu.DeviceID]uint64) {
+	if c.Pod == nil {
+		return pod, nil
+	}
+	bytes = map[gpu.DeviceID]uint64{}
+	for i := range c.Results {
+		if r := &c.Results[i]; r.Memory > 0 {
+			bytes[r.At.GPU] += r.Memory
+		}
+	}
+	return holders.Work{Orchestrator: holders.Kubernetes, Namespace: c.Namespace, Name: c.Pod.Name, ID: c.Pod.UID, Claim: c.Name}, bytes
 }
 
 // Holder returns what has the result, without its work. A share that is a device of its own has its unit; one of a device that several claims
@@ -135,7 +158,7 @@ func (c *Claim) UnmarshalJSON(text []byte) error {
 	if err := json.Unmarshal(text, &all); err != nil {
 		return err
 	}
-	for _, name := range []string{"version", "bootID", "namespace", "name", "uid", "state", "since", "results"} {
+	for _, name := range []string{"version", "bootID", "namespace", "name", "uid", "state", "since", "pod", "results"} {
 		delete(all, name)
 	}
 	*c = Claim(known)

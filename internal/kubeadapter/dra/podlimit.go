@@ -1,0 +1,95 @@
+package dra
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
+)
+
+// A pod in a pool with a limit of memory is limited by its control group, which the kubelet makes before it calls Prepare (pkg/kubelet/kubelet.go, EnsureExists
+// before the containers' SyncPod), and removes after Unprepare. So the limit is there before the first container, and holds for all of them together.
+
+// Limiter limits the device memory of pods: *limits.Limiter.
+type Limiter interface {
+	// LimitPod limits the group of a pod on a GPU to what all its claims have there, of which this is one: Work.Claim, with so many bytes. The same call again
+	// checks the limit. An error means that the pod is not limited; gpu.ErrNoDriver, that the driver is not open so far.
+	LimitPod(ctx context.Context, pod holders.Work, id gpu.DeviceID, bytes uint64) error
+
+	// ReleasePod ends what a claim has of a pod's limits.
+	ReleasePod(ctx context.Context, pod holders.Work) error
+}
+
+// userPod is the resource of a pod among the users of a claim.
+const userPod = "pods"
+
+// podToLimit returns the pod of a claim whose results have limits; nil if none has one, or need not have one and can't.
+func (a *Adapter) podToLimit(users []kubeapi.ClaimConsumerReference, c prepared.Claim) (*prepared.Pod, error) {
+	if a.opts.Limits == nil || !slices.ContainsFunc(c.Results, func(r prepared.Result) bool { return r.Memory > 0 }) {
+		return nil, nil //nolint:nilnil // see above
+	}
+	if len(users) == 1 && users[0].Resource == userPod {
+		return &prepared.Pod{Name: users[0].Name, UID: users[0].UID}, nil
+	}
+	err := &UsersError{users}
+	if slices.ContainsFunc(c.Results, func(r prepared.Result) bool { return r.MustLimit }) {
+		return nil, err
+	}
+	a.opts.Log.Warn("pods are not limited", "namespace", c.Namespace, "claim", c.Name, "uid", c.UID, "error", err)
+	return nil, nil //nolint:nilnil // see above
+}
+
+// mustLimit reports whether a claim must not be prepared without a limit on a GPU.
+func mustLimit(c prepared.Claim, id gpu.DeviceID) bool {
+	return slices.ContainsFunc(c.Results, func(r prepared.Result) bool { return r.MustLimit && r.At.GPU == id })
+}
+
+// limitPod limits the pod of a prepared claim, also if it was limited before: what has happened to its group since is not known. claim is what the API server
+// has now, if it has answered. The caller has the lock of the claim.
+func (a *Adapter) limitPod(ctx context.Context, c prepared.Claim, claim kubeapi.ResourceClaim, step *step) error {
+	if c.Pod == nil || a.opts.Limits == nil {
+		return nil
+	}
+	if users := claim.Status.ReservedFor; claim.Metadata.UID == c.UID && len(users) > 1 {
+		if _, err := a.podToLimit(users, c); err != nil { // another pod has come since, which the kubelet may start without a call
+			return err
+		}
+	}
+	step.set("the limit of the pod's memory is not set; does the driver respond?")
+	pod, bytes := c.Limited()
+	var errs []error
+	for _, id := range slices.Sorted(maps.Keys(bytes)) {
+		err := a.opts.Limits.LimitPod(ctx, pod, id, bytes[id])
+		for errors.Is(err, gpu.ErrNoDriver) && mustLimit(c, id) && watch.Sleep(ctx, a.limits.retry) { // the agent has just started: its driver is opened
+			err = a.opts.Limits.LimitPod(ctx, pod, id, bytes[id])
+		}
+		switch {
+		case err == nil:
+		case mustLimit(c, id):
+			errs = append(errs, &LimitError{id, err})
+		default:
+			a.opts.Log.Warn("pod is not limited", "namespace", pod.Namespace, "pod", pod.Name, "claim", c.Name, "id", id, "error", err)
+		}
+	}
+	return join(errs)
+}
+
+// releasePod ends the limits that a claim has brought its pod. If that fails the claim is unprepared all the same, because else its pod would never end: the
+// limiter ends limits of groups that have ended later.
+func (a *Adapter) releasePod(ctx context.Context, c prepared.Claim) {
+	if c.Pod == nil || a.opts.Limits == nil {
+		return
+	}
+	pod, _ := c.Limited()
+	ctx, cancel := context.WithTimeout(ctx, a.limits.release)
+	defer cancel()
+	if err := a.opts.Limits.ReleasePod(ctx, pod); err != nil {
+		a.opts.Log.Warn("limit of a pod not ended", "namespace", pod.Namespace, "pod", pod.Name, "claim", c.Name, "error", err)
+	}
+}

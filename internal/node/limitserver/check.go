@@ -1,0 +1,82 @@
+package limitserver
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"regexp"
+	"slices"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/node/cgroup"
+	"github.com/tandem-gpu/tandem/internal/node/component"
+)
+
+// podGroup matches the group of a pod, and that of a container directly below it. The kubelet (pkg/kubelet/cm) makes them with the driver cgroupfs
+//
+//	/kubepods/burstable/podUID                                                       containers: ID
+//
+// and with systemd, where "_" stands for "-" in the UID, and each slice has the name of the one above it
+//
+//	/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podUID.slice         containers: cri-containerd-ID.scope, crio-ID.scope
+//
+// both below another group with its option --cgroup-root. kubepods itself, and burstable and besteffort, have the pods of others.
+var podGroup = regexp.MustCompile(`^(?:/[^/]+)*(?:` +
+	`/kubepods(?:/burstable|/besteffort)?/pod[0-9A-Za-z-]{8,}` +
+	`|/(?:[^/]+-)?kubepods\.slice(?:/(?:[^/]+-)?kubepods-(?:burstable|besteffort)\.slice)?/(?:[^/]+-)?kubepods(?:-burstable|-besteffort)?-pod[0-9A-Za-z_]{8,}\.slice` +
+	`)(?:/[^/]+)?$`)
+
+// check returns an error for a request that no state of the node makes right.
+func (r request) check() error {
+	var errs []error
+	if !podGroup.MatchString(r.Group) {
+		errs = append(errs, fmt.Errorf("%q is not the control group of a pod or of a container of one", r.Group))
+	}
+	if err := component.CheckGPU(r.GPU); err != nil {
+		errs = append(errs, err)
+	}
+	switch {
+	case r.Hard == gpu.NoMemoryLimit:
+		if r.Soft != 0 {
+			errs = append(errs, fmt.Errorf("soft limit %d without a hard one: want 0", r.Soft))
+		}
+	case r.Hard == 0 || r.Hard%mib != 0:
+		errs = append(errs, fmt.Errorf("hard limit of %d bytes: want whole MiB, or no limit", r.Hard))
+	case r.Soft != 0 && r.Soft != r.Hard:
+		errs = append(errs, fmt.Errorf("soft limit of %d bytes: want 0 or the hard one", r.Soft))
+	}
+	return errors.Join(errs...)
+}
+
+const mib = 1 << 20 // the unit of limits, as that of NVIDIA's hook
+
+// checkGroup returns an error that wraps fs.ErrNotExist if the group of a request has ended or is another one.
+func (s *Server) checkGroup(r request) error {
+	if err := s.Groups.Check(); err != nil {
+		return &UnavailableError{"mount the host's control groups of version 2 at " + s.Groups.Mount, err}
+	}
+	switch g, err := s.Groups.Read(r.Group); {
+	case errors.Is(err, fs.ErrNotExist):
+		return &goneError{fmt.Sprintf("the control group %s has ended", r.Group)}
+	case err != nil:
+		return err
+	case g.ID != (cgroup.ID{Path: r.Group, Inode: r.Inode}):
+		return &goneError{fmt.Sprintf("the control group %s has the inode %d, not %d: it is another one", r.Group, g.Inode, r.Inode)}
+	}
+	return nil
+}
+
+// checkGPU returns an error if the GPU of a request can't have the limit.
+func checkGPU(r request, s gpu.Snapshot) error {
+	i := slices.IndexFunc(s.Devices, func(d gpu.Device) bool { return d.ID == r.GPU })
+	if i < 0 {
+		return fmt.Errorf("%s is not among the %d devices of the driver", r.GPU, len(s.Devices))
+	}
+	switch d := s.Devices[i]; {
+	case d.At.GI != gpu.Whole || d.MIG:
+		return fmt.Errorf("%s: the driver counts no memory on a GPU while its MIG mode is enabled", r.GPU)
+	case r.Hard != gpu.NoMemoryLimit && r.Hard > d.Memory:
+		return fmt.Errorf("%s: hard limit of %d MiB: the GPU has %d", r.GPU, r.Hard/mib, d.Memory/mib)
+	}
+	return nil
+}

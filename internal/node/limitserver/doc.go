@@ -1,0 +1,14 @@
+// Package limitserver sets limits of device memory for the agents of a node that have no rights for it, as on Kubernetes. It is a component as package component
+// describes them.
+//
+//	agent                                          component, root on the node
+//	Client --- POST, JSON --- <state dir>/limits.sock --- Server --- Driver: open, set, close
+//
+// The server sets limits for the groups of pods and of their containers only, and for no group that has taken the place of another one. It opens the driver's
+// library for each request and closes it, so that it is never in the way of a reset or of an update of the driver.
+//
+//	client leaves . . . . . . the limit is set
+//	server gets TERM  . . . . it ends after the request that it serves
+//	server is killed  . . . . the agent does not know whether the limit was set, and reads it
+//	driver hangs  . . . . . . the request fails, and the process ends with an error, because its library is of no more use: it is to be started again
+package limitserver

@@ -1,0 +1,352 @@
+package limitserver
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/node/cgroup"
+	"github.com/tandem-gpu/tandem/internal/node/ownership"
+	"github.com/tandem-gpu/tandem/test/check"
+	"github.com/tandem-gpu/tandem/test/logbuffer"
+)
+
+const (
+	gib  = 1 << 30
+	uid  = "4b1f9c6e-0d5e-4a57-8a5f-0f6f5b6a2c11"
+	pod  = "/kubepods/burstable/pod" + uid
+	name = gpu.DeviceID("GPU-1")
+)
+
+// driver is a driver whose calls a test sets.
+type driver struct {
+	mu          sync.Mutex
+	calls       []string
+	open, most  int
+	devices     []gpu.Device
+	unsupported string
+	openErr     error
+	setErr      error
+	onSnapshot  func()
+	hang        chan struct{} // SetMemoryLimit waits for its end; nil = it does not wait
+}
+
+func (d *driver) call(what string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.calls = append(d.calls, what)
+}
+
+func (d *driver) made() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return strings.Join(d.calls, ", ")
+}
+
+func (d *driver) count(n int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.open += n
+	d.most = max(d.most, d.open)
+}
+
+func (d *driver) Open() (Driver, error) {
+	d.call("open")
+	if d.openErr != nil {
+		return nil, d.openErr
+	}
+	d.count(1)
+	return d, nil
+}
+
+func (d *driver) LimitsUnsupported() string { return d.unsupported }
+
+func (d *driver) Snapshot() (gpu.Snapshot, error) {
+	if d.onSnapshot != nil {
+		d.onSnapshot()
+	}
+	return gpu.Snapshot{Devices: d.devices}, nil
+}
+
+func (d *driver) SetMemoryLimit(c gpu.LimitChange) error {
+	d.call(fmt.Sprint("set ", c.GPU, " ", c.Soft, " ", c.Hard, " ", c.Group))
+	if d.hang != nil {
+		<-d.hang
+	}
+	return d.setErr
+}
+
+func (d *driver) Close() error {
+	d.count(-1)
+	d.call("close")
+	return nil
+}
+
+// rig is a server with its client, on a node with a pod.
+type rig struct {
+	*driver
+	Client
+	dir, mount string
+	log        *logbuffer.Buffer
+	ended      chan error
+}
+
+func start(t *testing.T) *rig {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("the server serves root only")
+	}
+	r := &rig{dir: coretest.ShortDir(t), mount: t.TempDir(), log: &logbuffer.Buffer{}, ended: make(chan error, 1)}
+	r.driver = &driver{devices: []gpu.Device{
+		{ID: name, At: gpu.WholeGPU(name), Memory: 80 * gib},
+		{ID: "GPU-2", At: gpu.WholeGPU("GPU-2"), Memory: 80 * gib, MIG: true},
+	}}
+	r.Client = Client{Socket: Path(r.dir)}
+	r.makeGroup(t, pod)
+	s := &Server{
+		StateDir: r.dir, Groups: cgroup.FS{Mount: r.mount, AnyFilesystem: true}, Open: r.driver.Open, Log: slog.New(slog.NewTextHandler(r.log, nil)),
+		DriverWithin: 300 * time.Millisecond,
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		r.ended <- s.Run(ctx)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+	})
+	check.Until(t, "the server listens", func() bool { return r.Ready(ctx) == nil })
+	return r
+}
+
+func (r *rig) makeGroup(t *testing.T, group string) {
+	t.Helper()
+	check.NoError(t, os.MkdirAll(r.mount+group, 0o755), os.WriteFile(filepath.Join(r.mount, group, "cgroup.controllers"), []byte("misc\n"), 0o600))
+}
+
+// id is the group as it is now; one that is not there has another inode.
+func (r *rig) id(group string) cgroup.ID {
+	var s syscall.Stat_t
+	if syscall.Stat(r.mount+group, &s) != nil {
+		return cgroup.ID{Path: group, Inode: 1}
+	}
+	return cgroup.ID{Path: group, Inode: s.Ino}
+}
+
+func (r *rig) set(t *testing.T, group string, id gpu.DeviceID, soft, hard uint64) error {
+	t.Helper()
+	return r.Client.SetMemoryLimit(t.Context(), r.id(group), gpu.LimitChange{LimitQuery: gpu.LimitQuery{GPU: id}, Soft: soft, Hard: hard})
+}
+
+// The driver is open for the request only, and gets the path below the mount point, whatever path the agent has for the driver.
+func TestLimitIsSet(t *testing.T) {
+	r := start(t)
+	for _, c := range []struct {
+		soft, hard uint64
+	}{{20 * gib, 20 * gib}, {0, 20 * gib}, {0, gpu.NoMemoryLimit}} {
+		r.calls = nil
+		check.NoError(t, r.set(t, pod, name, c.soft, c.hard))
+		if want := fmt.Sprint("open, set GPU-1 ", c.soft, " ", c.hard, " ", r.mount+pod, ", close"); r.made() != want {
+			t.Errorf("calls %q, want %q", r.made(), want)
+		}
+	}
+}
+
+// Only groups of pods and of their containers, as both drivers of the kubelet make them; never one that has others below it (fence 23, and "Never").
+func TestGroups(t *testing.T) {
+	systemd := strings.ReplaceAll(uid, "-", "_")
+	for group, want := range map[string]bool{
+		pod: true, pod + "/0123456789ab": true, "/kubepods/pod" + uid: true, "/kubepods/besteffort/pod" + strings.Repeat("a", 32): true,
+		"/kubepods.slice/kubepods-pod" + systemd + ".slice":                                                                                                 true,
+		"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + systemd + ".slice":                                                              true,
+		"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + systemd + ".slice/cri-containerd-0123.scope":                                    true,
+		"/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod" + systemd + ".slice/cri-containerd.scope": true,
+		"/system.slice/docker-1.scope/kubelet/kubepods/burstable/pod" + uid + "/c":                                                                          true,
+		"": false, "/": false, "/kubepods": false, "/kubepods/burstable": false, "/kubepods.slice": false, "/kubepods.slice/kubepods-burstable.slice": false,
+		"/kubepods/burstable/podx": false, "/kubepods/other/pod" + uid: false, pod + "/c/below": false, pod + "/": false, "/pod" + uid: false,
+		"kubepods/pod" + uid: false, "/nomad.slice/share.slice/a.b.scope": false, "/user.slice": false, "/kubepods.slice/system.slice": false,
+	} {
+		err := request{Group: group, GPU: name, Hard: gib}.check()
+		if (err == nil) != want {
+			t.Errorf("%q: %v", group, err)
+		}
+	}
+}
+
+// The server does not rely on the agent that asks, and changes nothing it should not.
+func TestServerChecksWhatItSets(t *testing.T) {
+	r := start(t)
+	check.NoError(t, os.Symlink(r.mount+pod, r.mount+"/kubepods/pod"+strings.Repeat("b", 32)))
+	r.makeGroup(t, "/kubepods")
+	r.makeGroup(t, "/nomad.slice/share.slice/a.scope")
+	for what, c := range map[string]struct {
+		group      string
+		gpu        gpu.DeviceID
+		soft, hard uint64
+		want       string
+	}{
+		"the group of all pods":      {"/kubepods", name, 0, gib, "not the control group of a pod"},
+		"a group of Nomad":           {"/nomad.slice/share.slice/a.scope", name, 0, gib, "not the control group of a pod"},
+		"a path with ..":             {pod + "/..", name, 0, gib, "not the path of a control group"},
+		"a symbolic link":            {"/kubepods/pod" + strings.Repeat("b", 32), name, 0, gib, "a symbolic link"},
+		"a MIG instance":             {pod, "MIG-1", 0, gib, "not the UUID of a whole GPU"},
+		"two GPUs":                   {pod, "GPU-1,GPU-2", 0, gib, "not the UUID of a whole GPU"},
+		"an unknown GPU":             {pod, "GPU-3", 0, gib, "not among the 2 devices"},
+		"a GPU with MIG mode":        {pod, "GPU-2", 0, gib, "MIG mode"},
+		"no memory at all":           {pod, name, 0, 0, "want whole MiB"},
+		"half a MiB":                 {pod, name, 0, gib + 1<<19, "want whole MiB"},
+		"more than the GPU has":      {pod, name, 0, 81 * gib, "the GPU has 81920"},
+		"a part that is reserved":    {pod, name, gib, 2 * gib, "want 0 or the hard one"},
+		"reserved without a limit":   {pod, name, gib, gpu.NoMemoryLimit, "want 0"},
+		"all problems are told once": {"/", "0", 0, 1, "/\" is not the control group of a pod or of a container of one\n\"0\" is not the UUID of a whole GPU\nhard limit"},
+	} {
+		if err := r.set(t, c.group, c.gpu, c.soft, c.hard); err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(r.made(), "set") {
+			t.Errorf("%s: %v, calls %q", what, err, r.made())
+		}
+	}
+}
+
+// A group that has the path of the one that is meant gets nothing, also if it has it since the driver was opened (fence 19).
+func TestAnotherGroup(t *testing.T) {
+	r := start(t)
+	replace := func() { // a new folder, and the old one keeps its inode
+		check.NoError(t, os.Rename(r.mount+pod, r.mount+"/old"))
+		r.makeGroup(t, pod)
+	}
+	was := r.id(pod)
+	change := gpu.LimitChange{LimitQuery: gpu.LimitQuery{GPU: name}, Hard: gib}
+	r.onSnapshot = replace
+	if err := r.Client.SetMemoryLimit(t.Context(), was, change); !errors.Is(err, fs.ErrNotExist) || r.made() != "open, close" {
+		t.Errorf("replaced meanwhile: %v, calls %q", err, r.made())
+	}
+	r.calls, r.onSnapshot = nil, nil
+	if err := r.Client.SetMemoryLimit(t.Context(), was, change); !errors.Is(err, fs.ErrNotExist) || r.made() != "" {
+		t.Errorf("another one: %v, calls %q", err, r.made())
+	}
+	check.NoError(t, os.RemoveAll(r.mount+pod))
+	if err := r.Client.SetMemoryLimit(t.Context(), was, change); !errors.Is(err, fs.ErrNotExist) || r.made() != "" {
+		t.Errorf("ended: %v, calls %q", err, r.made())
+	}
+}
+
+// While the driver is released for a reset, the server does not open it.
+func TestReleasedDriver(t *testing.T) {
+	r := start(t)
+	mark := func(m ownership.Mark) {
+		m.Agent = ownership.Agents()[0]
+		check.NoError(t, ownership.Write(r.dir, ownership.File{Taken: map[gpu.DeviceID]ownership.Mark{"GPU-2": m}}))
+	}
+	mark(ownership.Mark{Purpose: inventory.Reset, DriverReleased: true})
+	err := r.set(t, pod, name, 0, gib)
+	if e, ok := errors.AsType[*UnavailableError](err); !ok || r.made() != "" || !strings.Contains(err.Error(), "reset of GPU-2") {
+		t.Errorf("%v, %+v, calls %q", err, e, r.made())
+	}
+	mark(ownership.Mark{Purpose: inventory.Proof})
+	check.NoError(t, r.set(t, pod, name, 0, gib))
+	check.NoError(t, os.WriteFile(filepath.Join(r.dir, ownership.FileName), []byte("{"), 0o600))
+	r.calls = nil
+	if err := r.set(t, pod, name, 0, gib); err == nil || r.made() != "" {
+		t.Errorf("not known: %v, calls %q", err, r.made())
+	}
+}
+
+// What the client returns is what the driver does.
+func TestErrorsSurviveTheWire(t *testing.T) {
+	r := start(t)
+	refused := errors.New("nvmlDeviceSetMemoryLimits_v1: Invalid Argument")
+	r.setErr = refused
+	if err := r.set(t, pod, name, 0, gib); err == nil || err.Error() != refused.Error() || errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%v, want %v", err, refused)
+	}
+	r.setErr, r.unsupported = nil, "driver 580.159.04: want 615 or newer"
+	if e, ok := errors.AsType[*UnavailableError](r.set(t, pod, name, 0, gib)); !ok || e.Err.Error() != r.unsupported {
+		t.Errorf("%v", e)
+	}
+	r.unsupported, r.openErr = "", gpu.ErrNoDriver
+	if e, ok := errors.AsType[*UnavailableError](r.set(t, pod, name, 0, gib)); !ok || !strings.Contains(e.Error(), gpu.ErrNoDriver.Error()) {
+		t.Errorf("%v", e)
+	}
+}
+
+// The driver is open once at a time.
+func TestOneAtATime(t *testing.T) {
+	r := start(t)
+	var running sync.WaitGroup
+	for range 8 {
+		running.Go(func() {
+			if err := r.set(t, pod, name, 0, gib); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	running.Wait()
+	if r.most != 1 || r.open != 0 {
+		t.Errorf("open %d times at once, %d at the end", r.most, r.open)
+	}
+}
+
+// A call that hangs ends the request in time, and the process.
+func TestHungDriver(t *testing.T) {
+	r := start(t)
+	r.hang = make(chan struct{})
+	defer close(r.hang)
+	if err := r.set(t, pod, name, 0, gib); err == nil || !strings.Contains(err.Error(), ErrHung.Error()) {
+		t.Errorf("%v", err)
+	}
+	if err := <-r.ended; !errors.Is(err, ErrHung) {
+		t.Errorf("the process ends with %v", err)
+	}
+	if _, ok := errors.AsType[*UnavailableError](r.Ready(t.Context())); !ok {
+		t.Error("it is ready")
+	}
+}
+
+// Without an answer it is not known whether the limit was set.
+func TestServerThatIsKilled(t *testing.T) {
+	socket := coretest.ShortDir(t) + "/s"
+	l, err := net.Listen("unix", socket)
+	check.NoError(t, err)
+	defer func() { _ = l.Close() }()
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = http.ReadRequest(bufio.NewReader(conn))
+			_ = conn.Close()
+		}
+	}()
+	err = Client{socket}.SetMemoryLimit(t.Context(), cgroup.ID{Path: pod}, gpu.LimitChange{})
+	if _, unavailable := errors.AsType[*UnavailableError](err); err == nil || unavailable || errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%v", err)
+	}
+}
+
+// The error names what is missing.
+func TestNoComponent(t *testing.T) {
+	c := Client{Path(t.TempDir())}
+	for what, err := range map[string]error{"ready": c.Ready(t.Context()), "set": c.SetMemoryLimit(t.Context(), cgroup.ID{Path: pod}, gpu.LimitChange{})} {
+		e, ok := errors.AsType[*UnavailableError](err)
+		if !ok || !strings.Contains(e.Remedy, "deploy/limits") || !strings.Contains(e.Remedy, "memoryLimits.enabled") || errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
