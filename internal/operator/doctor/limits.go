@@ -225,7 +225,7 @@ func limitBackend(f *Facts) []Finding {
 			"boot with systemd.unified_cgroup_hierarchy=1")}
 	case l.OwnOnly:
 		return []Finding{limitFinding(f, mount, "no limit can be read: this process has the control groups of its own container, and not those of the node",
-			"add the component deploy/limits-reader, which mounts the node's /sys/fs/cgroup for reading and sets hostPID; run doctor in the agent's container")}
+			"add the component deploy/limits-reader, which mounts the node's /sys/fs/cgroup for reading and sets hostPID (memoryLimits.read in the chart); run doctor in the agent's container")}
 	case l.Mode == "0":
 		return []Finding{limitFinding(f, f.proc("driver/nvidia/params"), "no share is limited: limits are switched off in the kernel module (RmMemacctMode=0)",
 			"remove RmMemacctMode=0 from NVreg_RegistryDwords in /etc/modprobe.d, and load the module again")}
@@ -302,7 +302,7 @@ func limitVariables(f *Facts) (findings []Finding) {
 	return findings
 }
 
-// contextBytes is more than the CUDA contexts of a process have, which the driver does not count.
+// contextBytes is more than the CUDA contexts of a process have, which the driver may not count.
 const contextBytes = 1 << 30
 
 // limitShares is about work that the running agent reports without the limit of its policy, and about work of which the driver counts nothing.

@@ -20,7 +20,7 @@ var shareLabels = []string{"device", "pool", "orchestrator", "namespace", "name"
 // The metrics of limits of device memory: of the shares of the policy, and of work for which another program has set one. Without either there are none.
 var (
 	limitBytes    = shared.Gauge("memory_limit_bytes", "Limit of the memory of a device for the control group of work, as the driver returns it. No series without a limit, or if it was not read.", shareLabels...)
-	limitUsed     = shared.Gauge("memory_limit_used_bytes", "What the driver has counted for that limit. It counts no CUDA contexts and no memory of the node.", shareLabels...)
+	limitUsed     = shared.Gauge("memory_limit_used_bytes", "What the driver has counted for that limit. CUDA contexts and managed memory are not in it, or not completely.", shareLabels...)
 	limitProcess  = shared.Gauge("memory_limit_process_bytes", "Memory of the device that the processes of the work have by the driver's list of processes, with their CUDA contexts. No series if it has no process there.", shareLabels...)
 	limitState    = shared.Gauge("memory_limit_state", "1 for the state of the limit: limited, late, not limited, foreign, unknown. No series for the other states. required: by the policy.", append(slices.Clone(shareLabels), "required", "state")...)
 	limitProblems = shared.Gauge("memory_limit_problems", "Present problems of limits by their code, such as STALE_LIMIT; inspect names the work.", "code")
