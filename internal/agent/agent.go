@@ -19,6 +19,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/core/limit"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/internal/core/proof"
@@ -242,10 +243,23 @@ func (a *Agent) Extend(r report.Report) report.Report {
 	if resets := a.Resets(); resets != nil {
 		r = r.WithResets(*resets)
 	}
+	if t := a.KnownLimits(); t != nil {
+		r = r.WithMemoryLimits(*t)
+	}
 	if a.adapter.Extend == nil {
 		return r
 	}
 	return a.adapter.Extend(r)
+}
+
+// KnownLimits is the latest table of limits of device memory for people and programs; nil if none was read so far, and while the policy has none and no other program
+// has set one.
+func (a *Agent) KnownLimits() *limit.Table {
+	t := a.Limits()
+	if t.At.IsZero() || !a.opts.Core.Policy.Limits.On && len(t.Shares) == 0 {
+		return nil
+	}
+	return &t
 }
 
 // Reserved reports that devices were reserved for new work. It never blocks.
@@ -270,7 +284,7 @@ func (a *Agent) Use() use.Table { return a.use.Table() }
 // WatchUse yields the latest table and then each newer one until ctx ends.
 func (a *Agent) WatchUse(ctx context.Context) iter.Seq[use.Table] { return a.use.Watch(ctx) }
 
-// Problems are those of the agent itself: configuration, sources, CDI specifications, socket, adapter.
+// Problems are those of the agent itself: configuration, sources, CDI specifications, socket, limits of device memory, adapter.
 func (a *Agent) Problems() []problem.Problem {
 	var adapter, proofs []problem.Problem
 	if a.prover != nil {

@@ -10,6 +10,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/cdi"
 	"github.com/tandem-gpu/tandem/internal/cli/command"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/node/limits"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/doctor"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
@@ -36,6 +38,7 @@ func (p Program) doctor(ctx context.Context, c *cli.Command) error {
 		Agent:  func(ctx context.Context) (report.Report, error) { return control.Report(ctx, socket(o)) },
 		Driver: func(ctx context.Context) report.Report { return agent.ReadOnce(ctx, o) },
 		Prove:  o.Prove, ProofSettings: agent.ProofSettings(o), Reset: o.Reset, ResetSettings: agent.ResetSettings(o), Resetter: o.Resetter, Checks: checks,
+		Limits: strongestLimit(o.Core.Policy), LimitSetter: readyOf(o.LimitSetter), Hook: o.CDI.HookPath,
 	})
 	write := func() error { return doctor.Write(p.Stdout, findings, c.Bool("all")) }
 	if c.Bool("json") {
@@ -45,4 +48,25 @@ func (p Program) doctor(ctx context.Context, c *cli.Command) error {
 		return err
 	}
 	return errProblems
+}
+
+// strongestLimit is what a policy asks of limits of device memory: the strongest of its rules.
+func strongestLimit(p inventory.Policy) (mode inventory.LimitMode) {
+	for _, r := range p.Rules {
+		if r.Sharing != nil {
+			mode = max(mode, r.Sharing.Limit)
+		}
+	}
+	for _, s := range p.Shares {
+		mode = max(mode, s.Sharing.Limit)
+	}
+	return mode
+}
+
+// readyOf is how what sets limits is asked whether it can, where that is a component of its own.
+func readyOf(s limits.Setter) func(context.Context) error {
+	if component, ok := s.(interface{ Ready(context.Context) error }); ok {
+		return component.Ready
+	}
+	return nil
 }

@@ -22,7 +22,7 @@ import (
 
 var (
 	// sections are the keys at the top of our configuration file.
-	sections = []string{"version", "flags", "sharing", "policy", "prove", "reset", "resources", "health", "imex"}
+	sections = []string{"version", "flags", "sharing", "policy", "memoryLimits", "prove", "reset", "resources", "health", "imex"}
 	// fragments are parts of manifests that documents show: the keys of a container and a pod.
 	fragments = []string{"env", "volumeMounts", "volumes"}
 	// prometheus are keys of Prometheus' configuration, which promtool checks elsewhere: test/metrics, deploy/monitoring.

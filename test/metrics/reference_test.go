@@ -28,6 +28,7 @@ var sections = []struct {
 	{"Both: duration of requests", []string{"request_"}},
 	{"Health and faults", []string{"device_health", "device_condition", "xid_", "events_", "health_", "gpu_", "last_health", "driver_calls_stuck"}},
 	{"Owners", []string{"device_owner", "device_held", "device_idle", "device_processes", "device_unreserved", "holders_", "use_"}},
+	{"Limits of device memory", []string{"memory_limit"}},
 	{"Driver calls", []string{"driver_call"}},
 	{"Inventory", []string{"devices", "device_units", "device_info", "device_overlaps", "device_nodes", "cdi_", "policy_", "driver_info"}},
 	{"Use", []string{"device_"}},

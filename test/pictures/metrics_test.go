@@ -8,10 +8,12 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/agent/kube/kubestatus"
 	"github.com/tandem-gpu/tandem/internal/agent/nomad"
+	"github.com/tandem-gpu/tandem/internal/core/limit"
 	fleet "github.com/tandem-gpu/tandem/internal/fleet/metrics"
 	"github.com/tandem-gpu/tandem/internal/operator/metrics"
 	"github.com/tandem-gpu/tandem/internal/rescue"
 	"github.com/tandem-gpu/tandem/internal/util/metric"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
 // exported are the labels of each metric that agents and gpu-fleet export: those that the code describes, and those of Go's runtime and of
@@ -55,8 +57,12 @@ func (e *expressions) values(metric string) map[string][]string {
 		"tandem_device_clock_hertz":              {"clock": {"sm", "memory"}},
 		"tandem_device_ecc_errors_total":         {"severity": {"corrected", "uncorrected"}},
 		"tandem_request_duration_seconds_bucket": {"method": {"Allocate", "Reserve"}},
-		"tandem_fleet_gpus":                      {"health": health},
-		"tandem_fleet_budget_used":               {"mode": {"act", "report"}},
+		"tandem_memory_limit_state": {
+			"required": {"true", "false"}, "state": {string(limit.Limited), string(limit.Late), string(limit.Unlimited), string(limit.Foreign), string(limit.Unknown)},
+		},
+		"tandem_memory_limit_problems": {"code": {string(problem.StaleLimit), string(problem.LimitOverridden)}},
+		"tandem_fleet_gpus":            {"health": health},
+		"tandem_fleet_budget_used":     {"mode": {"act", "report"}},
 		"tandem_fleet_waits": {"alert": {"true", "false"}, "reason": {
 			string(rescue.ReasonUnread), string(rescue.ReasonHolders), string(rescue.ReasonNoPlace), string(rescue.ReasonLedger), string(rescue.ReasonBlocked), string(rescue.ReasonStuck),
 		}},

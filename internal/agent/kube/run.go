@@ -92,7 +92,7 @@ func (r *run) adapter(a *agent.Agent) agent.Adapter {
 	})
 	server := status.New(status.Options{
 		Address: s.Operations.HTTPAddress, Name: Name, Version: r.opts.Version, Agent: a, Adapter: shown, Reload: &r.reload,
-		Config: s.Core, Sources: a.SourcesUp, Problems: a.Problems, Proofs: a.Proofs, Resets: a.Resets, DriverCalls: agent.DriverCalls,
+		Config: s.Core, Sources: a.SourcesUp, Problems: a.Problems, Proofs: a.Proofs, Resets: a.Resets, Limits: a.KnownLimits, DriverCalls: agent.DriverCalls,
 		Handlers: page.Handlers(), Log: r.log,
 	})
 	following, nodeProblems := r.followNode(a)

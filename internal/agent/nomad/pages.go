@@ -27,7 +27,7 @@ func (r *run) addPages(a *agent.Agent, to *agent.Adapter) {
 	})
 	server := status.New(status.Options{
 		Address: s.Operations.HTTPAddress, Name: Name, Version: r.opts.Version, Agent: a, Adapter: view{r.plugin, r.durations}, Reload: &r.reload,
-		Config: s.Core, Sources: a.SourcesUp, Problems: a.Problems, Proofs: a.Proofs, Resets: a.Resets, DriverCalls: agent.DriverCalls,
+		Config: s.Core, Sources: a.SourcesUp, Problems: a.Problems, Proofs: a.Proofs, Resets: a.Resets, Limits: a.KnownLimits, DriverCalls: agent.DriverCalls,
 		Handlers: page.Handlers(), Log: r.log,
 	})
 	previous, ended := r.servers.next()

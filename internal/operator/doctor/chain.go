@@ -1,5 +1,7 @@
 package doctor
 
+import "slices"
+
 // chain is the state of the checks of which each needs the one before.
 type chain struct {
 	*Facts
@@ -42,9 +44,19 @@ func decide(f *Facts) []Finding {
 		findings = append(findings, link.decide(c)...)
 	}
 	for _, decide := range []func(*Facts) []Finding{
-		decideAgent, decideOverlaps, decideProve, decideReset, decideState, decideKernelLog, decideToolkit, decideCDI, decideSecurity, decideClock, decideInotify, decideUser, decideOthers,
+		decideLimits, decideAgent, decideOverlaps, decideProve, decideReset, decideState, decideKernelLog, decideToolkit, decideCDI, decideSecurity, decideClock, decideInotify, decideUser, decideOthers,
 	} {
 		findings = append(findings, decide(f)...)
 	}
-	return findings
+	return once(findings)
+}
+
+// once leaves out a finding of another check with the same text: what keeps GPUs from being proved and from being reset.
+func once(all []Finding) (kept []Finding) {
+	for _, f := range all {
+		if !slices.ContainsFunc(kept, func(k Finding) bool { return k.Check != f.Check && k.Severity == f.Severity && k.Found == f.Found }) {
+			kept = append(kept, f)
+		}
+	}
+	return kept
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/cdi"
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/proof"
 	"github.com/tandem-gpu/tandem/internal/core/reset"
 	"github.com/tandem-gpu/tandem/internal/node/gpureset"
@@ -80,6 +81,10 @@ type Options struct {
 	Reset         reset.Policy      // of GPUs; the zero value = none is reset but by a person
 	ResetSettings []problem.Problem // settings because of which none is reset nevertheless
 	Resetter      gpureset.Resetter // what resets them; nil = not looked at
+
+	Limits      inventory.LimitMode         // of device memory: the strongest of the policy's rules; LimitNone = they have none
+	LimitSetter func(context.Context) error // asks what sets limits whether it can; nil = not looked at
+	Hook        string                      // path of NVIDIA's CDI hook program on the host; "" = where the container toolkit has it
 
 	Checks []Check       // of the orchestrator
 	Limit  time.Duration // of each reading; 0 = 10 s

@@ -231,6 +231,18 @@ func TestSituations(t *testing.T) {
 			s.resets(reset.Act, nil)
 			s.options.ResetSettings = []problem.Problem{{Code: problem.ResetCannot, Text: "with occupancy = off the processes on a GPU are not read", Remedy: "set occupancy to report or withhold"}}
 		}},
+		{"proofs and resets, a setting of both", func(s *situation) {
+			s.resets(reset.Act, nil)
+			s.proves("/bin/true")
+			both := problem.Problem{Text: "with occupancy = off the processes on a GPU are not read", Remedy: "set occupancy to report or withhold"}
+			s.options.ResetSettings = []problem.Problem{both}
+			s.options.ProofSettings = []problem.Problem{both, {Text: "prove.command is missing", Remedy: "set it"}}
+		}},
+		{"proofs and resets, owners are not known", func(s *situation) {
+			s.resets(reset.Act, nil)
+			s.proves("/bin/true")
+			s.running().OwnersUnknown = &report.Unknown{Reason: "no token", Remedy: "set nomad_token_file"}
+		}},
 		{"resets, an old driver", func(s *situation) {
 			s.resets(reset.Act, nil)
 			s.driver.Driver.Version = "550.54.15"

@@ -14,6 +14,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/cdi"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/node/cgroup"
 	"github.com/tandem-gpu/tandem/internal/node/gpureset"
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
@@ -48,6 +49,7 @@ type Facts struct {
 	Ready     error                                // of what resets GPUs, if this process can ask it
 	Open      map[gpu.PCIAddress][]gpureset.Client // the processes that have GPUs open, as far as they are visible, but for those that close them for a reset
 	Processes []Process
+	Memory    limits // what limits of device memory need
 
 	lateReadings []Finding
 
@@ -100,6 +102,7 @@ func gather(ctx context.Context, o *Options) *Facts {
 		{"processes", f.proc(""), readProcesses},
 		{"prove", strings.Join(o.Prove.Command, " "), readProofProgram},
 		{"reset", "what resets GPUs, " + o.proc("*/fd"), readReset},
+		{"limits", "control groups, " + o.proc("*/environ"), readLimits},
 	}
 	for i, add := range concurrently(ctx, o.Limit, readings, func(ctx context.Context, r reading) func(*Facts) { return r.read(ctx, o) }) {
 		if add == nil {
@@ -187,7 +190,8 @@ type system interface {
 	now() time.Time
 	inotify() error // of making an instance
 	free(path string) (bytes, inodes uint64, err error)
-	open(path string) error // for reading and writing
+	open(path string) error     // for reading and writing
+	unified(mount string) error // nil if control groups of version 2 are mounted there
 }
 
 type operatingSystem struct{}
@@ -221,6 +225,8 @@ func (operatingSystem) free(path string) (bytes, inodes uint64, err error) {
 	}
 	return s.Bavail * uint64(s.Bsize), s.Ffree, nil
 }
+
+func (operatingSystem) unified(mount string) error { return cgroup.FS{Mount: mount}.Check() }
 
 // open opens a device node as the driver's library does. O_NONBLOCK and no further call: opening the control nodes initialises no GPU.
 func (operatingSystem) open(path string) error {

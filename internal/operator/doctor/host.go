@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/node/kmsg"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
@@ -161,7 +162,7 @@ func decideCDI(f *Facts) []Finding {
 			findings = append(findings, Finding{"cdi", Problem, file.Path, "defines devices of " + file.Kind + ", as the agent's own file does: a device that is in both can't be used", "remove it"})
 		}
 	}
-	if c := offered.CDI; c != nil && c.NoMemoryLimits != "" {
+	if c := offered.CDI; c != nil && c.NoMemoryLimits != "" && (f.Limits == inventory.LimitNone || len(limitHook(f)) == 0) {
 		findings = append(findings, Finding{"cdi", Warning, c.Folder, c.NoMemoryLimits, "if containers have these variables: install nvidia-container-toolkit 1.20.1 or later, in a folder that this process sees"})
 	}
 	if c := offered.CDI; c != nil && !c.Usable && c.Reason+c.Problem != "" && c.Reason != report.CDINotWritten {

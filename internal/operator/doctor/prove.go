@@ -44,13 +44,21 @@ func decideProve(f *Facts) []Finding {
 	return findings
 }
 
-// cannotTake is about the settings, and rights of the agent, without which no GPU is taken to be proved or reset.
+// cannotTake is about the settings, and rights of the agent, without which no GPU is taken to be proved or reset. What keeps it from both is said once, about both.
 func cannotTake(f *Facts, check, does string, settings []problem.Problem) (findings []Finding) {
+	add := func(place, text, remedy string, both bool) {
+		found := Finding{check, Problem, place, "no GPU is " + does + ": " + text, remedy}
+		if both && f.Prove.On() && f.Reset.On() {
+			found.Found = "no GPU is proved or reset: " + text
+		}
+		findings = append(findings, found)
+	}
 	for _, p := range settings {
-		findings = append(findings, Finding{check, Problem, "configuration", "no GPU is " + does + ": " + p.Text, p.Remedy})
+		same := func(o problem.Problem) bool { return o.Text == p.Text }
+		add("configuration", p.Text, p.Remedy, slices.ContainsFunc(f.ProofSettings, same) && slices.ContainsFunc(f.ResetSettings, same))
 	}
 	if u := f.Agent.Report.OwnersUnknown; u != nil && u.Remedy != "" && len(findings) == 0 {
-		findings = append(findings, Finding{check, Problem, "the agent's record of work", "no GPU is " + does + ": it is not known which work has the devices: " + cmp.Or(u.Reason, "not read"), u.Remedy})
+		add("the agent's record of work", "it is not known which work has the devices: "+cmp.Or(u.Reason, "not read"), u.Remedy, len(f.ProofSettings)+len(f.ResetSettings) == 0)
 	}
 	return findings
 }

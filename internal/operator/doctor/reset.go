@@ -6,12 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 
-	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/reset"
 	"github.com/tandem-gpu/tandem/internal/node/gpureset"
@@ -33,15 +30,9 @@ func readReset(ctx context.Context, o *Options) func(*Facts) {
 	if f.seesResetter() {
 		ready = o.Resetter.Ready(ctx)
 	}
-	open := map[gpu.PCIAddress][]gpureset.Client{}
-	listed, _ := os.ReadDir(o.proc("driver/nvidia/gpus")) // missing without the module
-	for _, e := range listed {
-		minor, err := strconv.Atoi(parseInformation(text(o.proc("driver/nvidia/gpus/" + e.Name() + "/information"))).Minor)
-		if err != nil || ctx.Err() != nil {
-			continue
-		}
-		all, _ := gpureset.Clients(o.proc(""), minor) // of which some processes may be hidden: doctor does not need all
-		open[gpu.PCIAddress(e.Name())] = slices.DeleteFunc(all, releases)
+	open := openByGPU(ctx, o)
+	for pci, all := range open {
+		open[pci] = slices.DeleteFunc(all, releases)
 	}
 	return func(f *Facts) { f.Ready, f.Open = ready, open }
 }

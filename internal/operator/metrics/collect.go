@@ -12,6 +12,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/core/limit"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/proof"
 	"github.com/tandem-gpu/tandem/internal/core/reset"
@@ -28,6 +29,7 @@ type Source struct {
 	Use            use.Table
 	Proofs         *proof.Result   // the latest decision about proofs; nil = no GPU is proved
 	Resets         *reset.Result   // the latest decision about resets; nil = none is made
+	Limits         *limit.Table    // limits of device memory; nil = there are none
 	Sources        map[string]bool // whether each source of health information apart from the driver can be used; it is changed
 	DriverCalls    []gpu.CallCount
 
@@ -78,6 +80,7 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	collectUse(p, s)
 	collectProofs(p, s)
 	collectResets(p, s)
+	collectLimits(p, s)
 }
 
 // timestamp is a time in seconds since 1970, in milliseconds; 0 for none.

@@ -159,12 +159,15 @@ func describeUnit(u inventory.Unit) Device {
 		State: u.Health.State, Cause: u.Health.Cause(), Since: u.Health.Since, Action: u.Health.Action,
 		Clears: u.Health.Clears, HealthLimitations: u.Health.Limitations, Simulated: u.Health.Simulated, Advisory: u.Health.Advisory,
 		Pool: u.Pool, Sharing: u.Sharing.Mode.String(), OnePerRequest: u.Sharing.OnePerRequest,
-		MPSMemoryBytes: u.Sharing.Memory, MPSThreadPercent: u.Sharing.Threads,
+		MemoryLimit: u.Sharing.Limit.String(), MemoryLimitBytes: u.Memory,
 		Serial: u.Device.Serial, Architecture: u.Device.Architecture, Brand: u.Device.Brand,
 		ECC: u.Device.ECC.String(), NVLinks: u.Device.NVLinks,
 	}
 	if u.Sharing.Mode != inventory.Exclusive {
 		d.Replicas = 1
+	}
+	if u.Sharing.Mode == inventory.MPS {
+		d.MPSMemoryBytes, d.MPSThreadPercent = u.Sharing.Memory, u.Sharing.Threads
 	}
 	if u.Device.Profile != "" {
 		d.Instance = new(u.Device.Instance)

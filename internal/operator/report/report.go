@@ -28,6 +28,7 @@ type Report struct {
 	Counts         []Count           `json:"counts"`
 	Proofs         []Proof           `json:"proofs,omitempty"` // by GPU; missing = no GPU is proved
 	Resets         []Reset           `json:"resets,omitempty"` // by GPU; missing = none is faulty or was reset, or they are not decided
+	MemoryLimits   *MemoryLimits     `json:"memoryLimits,omitempty"` // of device memory; nil = the policy has none, and none of another program was found
 	PolicyWarnings []string          `json:"policyWarnings"`   // rules that select no device, positions that changed, pools of mixed sharing
 	Bindings       []Binding         `json:"bindings"`
 	Overlaps       []Overlap         `json:"overlaps"`
@@ -94,6 +95,8 @@ type Device struct {
 	Replicas         int    `json:"replicas,omitempty"`      // number of units of a shared device: "UUID::0" and so on
 	OnePerRequest    bool   `json:"onePerRequest,omitempty"` // a request for two of its units is refused
 	MPSMemoryBytes   uint64 `json:"mpsMemoryBytes,omitempty"`
+	MemoryLimit      string `json:"memoryLimit,omitempty"`      // of a share of time-slicing: required, best-effort; missing = the driver limits none
+	MemoryLimitBytes uint64 `json:"memoryLimitBytes,omitempty"` // to which the driver is to limit a share
 	MPSThreadPercent int    `json:"mpsThreadPercent,omitempty"`
 
 	API          string   `json:"api,omitempty"`          // through which it is offered, where that is not always the same: device-plugin, dra

@@ -44,7 +44,7 @@ func (r Report) WriteTable(w io.Writer) error {
 			return err
 		}
 	}
-	if err := errors.Join(r.writeProofs(w), r.writeResets(w)); err != nil {
+	if err := errors.Join(r.writeMemoryLimits(w), r.writeProofs(w), r.writeResets(w)); err != nil {
 		return err
 	}
 	return r.writeCounts(w)

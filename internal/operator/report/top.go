@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -38,6 +39,7 @@ func (r Report) WriteTop(w io.Writer, agent string, now time.Time, s Screen) err
 	if hidden > 0 {
 		lines = append(lines, fmt.Sprintf("%d more: %s", hidden, stateCounts(devices[len(devices)-hidden:])))
 	}
+	lines = append(lines, r.topLimits(cmp.Or(s.Rows, math.MaxInt)-len(lines))...)
 	if s.Rows > 0 {
 		lines = lines[:min(len(lines), s.Rows)]
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/limit"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/proof"
 	"github.com/tandem-gpu/tandem/internal/core/reset"
@@ -60,6 +61,7 @@ type Options struct {
 	Problems      func() []problem.Problem // of the agent itself
 	Proofs        func() *proof.Result     // the latest decision about proofs; nil, or a result of nil = no GPU is proved
 	Resets        func() *reset.Result     // the latest decision about resets; nil, or a result of nil = none is made
+	Limits        func() *limit.Table      // the latest table of limits of device memory; nil, or a result of nil = there are none
 	DriverCalls   func() []gpu.CallCount   // since the process started
 	Log           *slog.Logger
 
@@ -164,7 +166,7 @@ func (s *Server) source() metrics.Source {
 	ok, success := s.Reload.Last()
 	return metrics.Source{
 		Agent: s.Name, Version: s.Version, Config: s.Config, State: s.Agent.State(), Stats: s.Agent.Stats(), Use: s.Agent.Use(),
-		Proofs: latest(s.Proofs), Resets: latest(s.Resets), Sources: s.Sources(), DriverCalls: s.DriverCalls(), ReloadOK: ok, ReloadedAt: success,
+		Proofs: latest(s.Proofs), Resets: latest(s.Resets), Limits: latest(s.Limits), Sources: s.Sources(), DriverCalls: s.DriverCalls(), ReloadOK: ok, ReloadedAt: success,
 		Resources: s.Adapter.Resources(), ResourceOf: s.Adapter.ResourceOf,
 	}
 }

@@ -162,6 +162,18 @@ function resetRow(r) {
   r.due ? h("span", {class: "owner"}, "would be reset now") : [waits(r), person]);
 }
 
+function limitRow(l) {
+  const mark = limitMark(l), about = [l.pool, wayText(l.way), l.controlGroup].filter((t) => t).join(" · ");
+  return h("tr", {role: "row", class: mark[0]}, h("th", {scope: "row", role: "rowheader"}, l.index < 0 ? l.gpu : "GPU " + l.index),
+    [[h("span", {class: "owner"}, ownerName(l.work)), about ? dimmed(about) : ""], [limitText(l), l.wantBytes ? dimmed("by the policy ", size(l.wantBytes), l.required ? ", required" : "") : ""],
+      [resultMark(mark), l.since ? dimmed(since(l.since)) : "", l.reason ? h("span", {class: "owner"}, l.reason) : ""]].map((c) => h("td", {role: "cell"}, c)));
+}
+
+// showLimits shows the memory limits of work on shared GPUs; nothing without one, by the policy or by another program.
+function showLimits() {
+  showGPUs("limits", "Memory limits", ["GPU", "Work", "Used of the limit", "State"], (page.report.memoryLimits ? page.report.memoryLimits.shares : []).map(limitRow));
+}
+
 // showProofs and showResets show what is known of each GPU; without the sections prove and reset in the configuration there is nothing.
 function showProofs() {
   showGPUs("proofs", "Proofs", ["GPU", "Latest proof", "Summary and values", "Next proof"], (page.report.proofs || []).map(proofRow));
@@ -202,6 +214,7 @@ function show() {
   showVerdict(problems);
   showProblems(problems);
   showDevices();
+  showLimits();
   showProofs();
   showResets();
   showMore();

@@ -158,6 +158,24 @@ function resetTries(r) {
   return [r.attempts ? plural(r.attempts, "attempt") : "", r.refusals ? plural(r.refusals, "refusal") : ""].filter((t) => t).join(", ") + (r.attempts || r.refusals ? " for the present fault" : "");
 }
 
+// limitMark is whether a memory limit holds: its level, mark and text. A required one that does not hold is bad.
+function limitMark(l) {
+  if (l.state === "limited") return ["good", "● ", "limited"];
+  if (l.state === "foreign") return ["dim", "", "set by another program"];
+  return [l.required ? "bad" : "warn", l.required ? "✖ " : "▲ ", l.state];
+}
+
+// limitText is what the driver has: "3.0 GiB of 20 GiB", "3.0 GiB, no limit".
+function limitText(l) {
+  if (l.usedBytes === undefined) return "not read";
+  return size(l.usedBytes) + (l.hardBytes === undefined ? ", no limit" : " of " + size(l.hardBytes));
+}
+
+// wayText is what sets a limit.
+function wayText(way) {
+  return {task: "set by the agent on the task", pod: "set by the agent on the pod", hook: "set by NVIDIA's hook"}[way] || "";
+}
+
 // draProblems are those of Dynamic Resource Allocation: [level, where, what]. A server that does not answer leaves the slices as they are.
 function draProblems(dra) {
   const all = [];
