@@ -105,6 +105,7 @@ struct charge { u64 id, address, bytes; char uuid[WORD], clients[256]; identity 
 
 struct state {
     int fd;
+    bool read_only; /* in a container that has the machine so: only Get works */
     struct machine *m;
     char *text; /* of the file */
     u64 addresses, clients, charges_made;
@@ -179,7 +180,7 @@ static void save(struct state *s)
     }
     fclose(f);
     bool same = s->text && !strcmp(text, s->text);
-    if (!same && (pwrite(s->fd, text, size, 0) != (ssize_t)size || ftruncate(s->fd, (off_t)size))) sim_violation("memacct", "state not written: %s", strerror(errno));
+    if (!same && !s->read_only && (pwrite(s->fd, text, size, 0) != (ssize_t)size || ftruncate(s->fd, (off_t)size))) sim_violation("memacct", "state not written: %s", strerror(errno));
     free(text);
 }
 
@@ -212,6 +213,12 @@ static bool open_state(struct state *s, const char *dir, struct machine *m)
 {
     pthread_mutex_lock(&lock);
     *s = (struct state){.fd = open_file(dir), .m = m, .addresses = 0xffff888100000000ULL};
+    if (s->fd < 0 && (errno == EROFS || errno == EACCES)) {
+        char path[PATH_MAX];
+        snprintf(path, sizeof path, "%s/memacct", dir);
+        s->fd = open(path, O_RDONLY | O_CLOEXEC);
+        s->read_only = true;
+    }
     if (s->fd < 0 || flock(s->fd, LOCK_EX)) {
         sim_violation("memacct", "state not opened: %s", strerror(errno));
         close_state(s);
@@ -545,7 +552,8 @@ nvmlReturn_t memacct_set(const char *dir, struct machine *m, struct gpu *g, cons
     if (!open_group(m, group, path)) return NVML_ERROR_OPERATING_SYSTEM;
     if (!open_state(&s, dir, m)) return NVML_ERROR_UNKNOWN;
     nvmlReturn_t ret;
-    if (!strcmp(m->memacct, "misc")) ret = misc_set(&s, g, path, soft, hard);
+    if (s.read_only) ret = NVML_ERROR_UNKNOWN;
+    else if (!strcmp(m->memacct, "misc")) ret = misc_set(&s, g, path, soft, hard);
     else if (!has_region(g)) ret = NVML_ERROR_NOT_FOUND;
     else {
         region_name(g, region, sizeof region);
