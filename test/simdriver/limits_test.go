@@ -356,3 +356,17 @@ func totalScene(library string) int {
 	fmt.Printf("of %d MiB are free %d\n", memory.Total>>20, memory.Free>>20)
 	return int(ret)
 }
+
+// In a container that has the machine read-only, limits can be read.
+func TestLimitsOfReadOnlyMachine(t *testing.T) {
+	l := openLimited(t, simdriver.Misc)
+	a := l.group("/a", "misc")
+	l.set(a, 0, gib, nvml.SUCCESS)
+	if err := syscall.Mount(l.m.Root, l.m.Root, "", syscall.MS_BIND, ""); err != nil {
+		t.Skip("SKIPPED: ", err)
+	}
+	t.Cleanup(func() { ok(t, syscall.Unmount(l.m.Root, 0)) })
+	ok(t, syscall.Mount("", l.m.Root, "", syscall.MS_BIND|syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+	l.is(a, 0, gib, 0)
+	l.set(a, 0, 2*gib, nvml.ERROR_UNKNOWN)
+}
