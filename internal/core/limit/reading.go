@@ -1,8 +1,8 @@
 package limit
 
 import (
+	"cmp"
 	"maps"
-	"path"
 	"slices"
 	"strings"
 	"time"
@@ -30,6 +30,9 @@ type Reading struct {
 
 	HoldersKnown bool            // Shares has all work that has GPUs, of this agent's orchestrator
 	Listed       map[string]bool // work that the orchestrator's record lists, with GPUs or without, by Work.ID
+
+	// Hook are the limits that NVIDIA's hook sets by the policy, of containers that may have ended before any reading.
+	Hook []Value
 
 	// Parents are the groups whose children must have the backend's controller, from the root, if this agent enables it: see Result.Enable.
 	Parents []Parent
@@ -149,11 +152,11 @@ func (r *Reading) pathsBelow(group string) (paths []string) {
 	return paths
 }
 
-// Parents returns the groups above a group, from the root.
-func Parents(group string) (all []string) {
-	for group != "/" && group != "." {
-		group = path.Dir(group)
-		all = append(all, group)
+// above returns the groups above one, from the root.
+func above(group string) (all []string) {
+	for group != "/" && group != "" {
+		group = group[:strings.LastIndex(group, "/")]
+		all = append(all, cmp.Or(group, "/"))
 	}
 	slices.Reverse(all)
 	return all
