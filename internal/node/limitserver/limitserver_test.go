@@ -43,6 +43,7 @@ type driver struct {
 	openErr     error
 	setErr      error
 	onSnapshot  func()
+	closeErr    error
 	hang        chan struct{} // SetMemoryLimit waits for its end; nil = it does not wait
 }
 
@@ -94,7 +95,7 @@ func (d *driver) SetMemoryLimit(c gpu.LimitChange) error {
 func (d *driver) Close() error {
 	d.count(-1)
 	d.call("close")
-	return nil
+	return d.closeErr
 }
 
 // rig is a server with its client, on a node with a pod.
@@ -302,19 +303,26 @@ func TestOneAtATime(t *testing.T) {
 	}
 }
 
-// A call that hangs ends the request in time, and the process.
+// A call that hangs ends the request in time, and the process; also one that the session itself has given up, which it can't close then.
 func TestHungDriver(t *testing.T) {
-	r := start(t)
-	r.hang = make(chan struct{})
-	defer close(r.hang)
-	if err := r.set(t, pod, name, 0, gib); err == nil || !strings.Contains(err.Error(), ErrHung.Error()) {
-		t.Errorf("%v", err)
-	}
-	if err := <-r.ended; !errors.Is(err, ErrHung) {
-		t.Errorf("the process ends with %v", err)
-	}
-	if _, ok := errors.AsType[*UnavailableError](r.Ready(t.Context())); !ok {
-		t.Error("it is ready")
+	for what, hangs := range map[string]func(*driver, chan struct{}){
+		"the call": func(d *driver, c chan struct{}) { d.hang = c },
+		"the close": func(d *driver, _ chan struct{}) {
+			d.closeErr = errors.New("the driver does not answer (nvmlDeviceSetMemoryLimits_v1)")
+		},
+	} {
+		r, hang := start(t), make(chan struct{})
+		hangs(r.driver, hang)
+		if err := r.set(t, pod, name, 0, gib); err == nil || !strings.Contains(err.Error(), ErrHung.Error()) {
+			t.Errorf("%s: %v", what, err)
+		}
+		if err := <-r.ended; !errors.Is(err, ErrHung) {
+			t.Errorf("%s: the process ends with %v", what, err)
+		}
+		if _, ok := errors.AsType[*UnavailableError](r.Ready(t.Context())); !ok {
+			t.Errorf("%s: it is ready", what)
+		}
+		close(hang)
 	}
 }
 
