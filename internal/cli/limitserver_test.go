@@ -61,7 +61,11 @@ func TestLimitServer(t *testing.T) {
 	state := coretest.ShortDir(t)
 	args := []string{"limit-server", "--state-dir=" + state, "--driver-root=" + m.Root, "--dev-root=" + m.Root, "--sysfs-root=" + m.Root + "/sys", "--procfs-root=" + m.Root + "/proc", "--cgroup-root=" + mount}
 	probe := func() error {
-		return exec.CommandContext(t.Context(), binaries.Path(t, "k8s-gpu"), append(args, "--ready")...).Run()
+		out, err := exec.CommandContext(t.Context(), binaries.Path(t, "k8s-gpu"), append(args, "--ready")...).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
 	}
 	if probe() == nil {
 		t.Error("it is ready before it runs")
