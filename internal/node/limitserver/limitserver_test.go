@@ -17,9 +17,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/core/limit"
 	"github.com/tandem-gpu/tandem/internal/node/cgroup"
 	"github.com/tandem-gpu/tandem/internal/node/ownership"
 	"github.com/tandem-gpu/tandem/test/check"
@@ -356,5 +359,24 @@ func TestNoComponent(t *testing.T) {
 		if !ok || !strings.Contains(e.Remedy, "deploy/limits") || !strings.Contains(e.Remedy, "memoryLimits.enabled") || errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s: %v", what, err)
 		}
+	}
+}
+
+// While the component is missing, shares whose limit is required take no new work, and their cause names it.
+func TestPoolWithoutComponent(t *testing.T) {
+	snapshot, config := coretest.GPUs(1), core.DefaultConfig()
+	config.Policy.Limits = inventory.LimitPolicy{On: true, Reserve: gib}
+	config.Policy.Rules = []inventory.Rule{{Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 2, Limit: inventory.LimitRequired}}}
+	inv := core.Build(snapshot, health.Ledger{}, config).WithoutHost()
+	support := limit.Support{Node: limit.Node{Backend: limit.Misc, CannotSet: Client{Path(t.TempDir())}.Ready(t.Context()).Error()}}
+	units := 0
+	for u := range inv.WithHost(inventory.Host{Limits: support.Limits(inv)}, inventory.OverlapRefuse).Units() {
+		units++
+		if h := u.Health; h.Schedulable() || h.Reason != health.ReasonNoLimit || !strings.Contains(h.String(), "deploy/limits") || !strings.Contains(h.String(), "memoryLimits.enabled") {
+			t.Errorf("%s: %s", u.ID, h)
+		}
+	}
+	if units != 2 {
+		t.Errorf("%d units", units)
 	}
 }
