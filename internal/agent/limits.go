@@ -2,9 +2,11 @@ package agent
 
 import (
 	"cmp"
+	"context"
 	"path/filepath"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/limit"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
@@ -32,8 +34,15 @@ func (a *Agent) newLimiter() *limits.Limiter {
 	return limits.New(o)
 }
 
-// Limiter is what limits the pods of resource claims.
-func (a *Agent) Limiter() *limits.Limiter { return a.limiter }
+// LimitPod limits the memory of a pod: see limits.Limiter. It may be called once the agent is made.
+func (a *Agent) LimitPod(ctx context.Context, pod holders.Work, id gpu.DeviceID, bytes uint64) error {
+	return a.limiter.LimitPod(ctx, pod, id, bytes)
+}
+
+// ReleasePod ends what a claim has of a pod's limits.
+func (a *Agent) ReleasePod(ctx context.Context, pod holders.Work) error {
+	return a.limiter.ReleasePod(ctx, pod)
+}
 
 // Limits is the latest table of the limits of device memory.
 func (a *Agent) Limits() limit.Table { return a.limiter.Table() }

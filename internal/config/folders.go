@@ -77,9 +77,9 @@ func entriesOfOthers(folder string, names func(string) bool) []string {
 	}
 }
 
-// inStateDir reports whether an agent, or the component that resets GPUs, writes a file or folder of this name in the state directory, or an operator a policy file.
+// inStateDir reports whether an agent, or a component (reset-server, limit-server), writes a file or folder of this name in the state directory, or an operator a policy file.
 func inStateDir(name string) bool {
-	return strings.HasPrefix(name, "k8s-gpu.") || strings.HasPrefix(name, "nomad-gpu.") || strings.HasPrefix(name, "reset.sock") ||
+	return strings.HasPrefix(name, "k8s-gpu.") || strings.HasPrefix(name, "nomad-gpu.") || strings.HasPrefix(name, "reset.sock") || strings.HasPrefix(name, "limits.sock") ||
 		slices.Contains([]string{"agents", "dra", "ownership.json"}, name) || slices.Contains([]string{".yaml", ".yml"}, filepath.Ext(name))
 }
 

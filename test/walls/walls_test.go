@@ -75,7 +75,9 @@ var rules = []struct {
 	{"cdi/specfile", []string{"util/statefile"}, []string{cgo, nvml}},
 	// The history is the monitor's store.
 	{"node/...", slices.Concat(pure, []string{"core/monitor", "util/..."}), []string{cgo, nvml, grpc, kubernetes, hashicorp}},
-	// Its server and its client are HTTP.
+	// Servers and clients of components are HTTP.
+	{"node/component", slices.Concat(pure, []string{"util/..."}), []string{nvml, monitor, grpc, kubernetes, hashicorp}},
+	{"node/limitserver", slices.Concat(pure, []string{"node/...", "util/..."}), []string{nvml, monitor, grpc, kubernetes, hashicorp}},
 	{"node/resetserver", slices.Concat(pure, []string{"node/...", "util/..."}), []string{nvml, monitor, grpc, kubernetes, hashicorp}},
 	// A proof uses the CUDA driver, and neither NVML nor what the agents know: so it can't mix a fault of theirs with one of the GPU.
 	{"node/cudaproof", nil, []string{nvml, module + "internal/core", grpc, kubernetes, hashicorp}},

@@ -85,7 +85,7 @@ func (r *run) newDRA(a *agent.Agent) *draDriver {
 	o := dra.Options{
 		Node: s.DRA.Node, KubeletDir: s.DRA.KubeletDir, StateDir: s.Health.StateDir, BootID: boot, API: r.api,
 		CDIFolder: specifications.Folder, CDIVendor: specifications.Vendor, MPSRoot: s.MPSRoot, SharesAsDevices: shares, Evict: s.DRA.Evict,
-		Check: d.check(a.CheckReservation), Reserved: a.Reserved, Limits: a.Limiter(), Observe: d.durations.Observe, Lock: &d.lock, PluginHolders: d.pluginHolders,
+		Check: d.check(a.CheckReservation), Reserved: a.Reserved, Limits: a, Observe: d.durations.Observe, Lock: &d.lock, PluginHolders: d.pluginHolders,
 		Watchdog: a.Watchdog(), Log: r.log,
 	}
 	if s.PodResourcesSocket != "" {

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"path"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core/holders"
@@ -79,6 +80,24 @@ func podUID(part string) string {
 		return ""
 	}
 	return strings.ReplaceAll(m[1], "_", "-")
+}
+
+// OfPod reports whether a path is that of the group of a pod, as the kubelet makes it, or of one directly below that, as those of its containers are:
+//
+//	/kubepods/burstable/podUID, /kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podUID.slice      below any group, by the kubelet's option --cgroup-root
+//
+// The groups above have pods of others below them.
+func OfPod(group string) bool {
+	parts := strings.Split(group, "/")
+	pod := slices.IndexFunc(parts, func(part string) bool { return podUID(part) != "" })
+	if pod < 2 || parts[0] != "" || len(parts) > pod+2 || slices.Contains(parts[1:], "") {
+		return false
+	}
+	above := parts[pod-1]
+	if above == "burstable" || above == "besteffort" {
+		above = parts[pod-2]
+	}
+	return podsPart.MatchString(above) && above != "burstable" && above != "besteffort"
 }
 
 // NomadSlice is the group below which Nomad makes that of each task, "<allocation>.<task>.scope", in one of NomadSlices: the second has tasks with CPU cores of

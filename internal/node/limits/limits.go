@@ -7,7 +7,7 @@ package limits
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -324,4 +324,4 @@ func (l *Limiter) noteSupport(can *inventory.Limits) {
 }
 
 // errNotRunning is before Run has seen the driver.
-var errNotRunning = errors.New("the agent has not read the driver so far")
+var errNotRunning = fmt.Errorf("the agent has not read the driver so far: %w", gpu.ErrNoDriver)

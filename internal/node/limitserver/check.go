@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"regexp"
 	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -12,24 +11,10 @@ import (
 	"github.com/tandem-gpu/tandem/internal/node/component"
 )
 
-// podGroup matches the group of a pod, and that of a container directly below it. The kubelet (pkg/kubelet/cm) makes them with the driver cgroupfs
-//
-//	/kubepods/burstable/podUID                                                       containers: ID
-//
-// and with systemd, where "_" stands for "-" in the UID, and each slice has the name of the one above it
-//
-//	/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podUID.slice         containers: cri-containerd-ID.scope, crio-ID.scope
-//
-// both below another group with its option --cgroup-root. kubepods itself, and burstable and besteffort, have the pods of others.
-var podGroup = regexp.MustCompile(`^(?:/[^/]+)*(?:` +
-	`/kubepods(?:/burstable|/besteffort)?/pod[0-9A-Za-z-]{8,}` +
-	`|/(?:[^/]+-)?kubepods\.slice(?:/(?:[^/]+-)?kubepods-(?:burstable|besteffort)\.slice)?/(?:[^/]+-)?kubepods(?:-burstable|-besteffort)?-pod[0-9A-Za-z_]{8,}\.slice` +
-	`)(?:/[^/]+)?$`)
-
 // check returns an error for a request that no state of the node makes right.
 func (r request) check() error {
 	var errs []error
-	if !podGroup.MatchString(r.Group) {
+	if !cgroup.OfPod(r.Group) {
 		errs = append(errs, fmt.Errorf("%q is not the control group of a pod or of a container of one", r.Group))
 	}
 	if err := component.CheckGPU(r.GPU); err != nil {

@@ -14,7 +14,7 @@ import (
 const readyWithin = 5 * time.Second
 
 // remedy is what makes the socket be there.
-const remedy = "run k8s-gpu limit-server on the node: with the component deploy/limits, or memoryLimits.enabled in the chart"
+const remedy = "run k8s-gpu limit-server: component deploy/limits, or memoryLimits.enabled"
 
 // Client sets limits by the component of the node.
 type Client struct {

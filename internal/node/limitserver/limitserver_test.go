@@ -17,9 +17,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/core/limit"
 	"github.com/tandem-gpu/tandem/internal/node/cgroup"
 	"github.com/tandem-gpu/tandem/internal/node/ownership"
 	"github.com/tandem-gpu/tandem/test/check"
@@ -43,6 +46,7 @@ type driver struct {
 	openErr     error
 	setErr      error
 	onSnapshot  func()
+	closeErr    error
 	hang        chan struct{} // SetMemoryLimit waits for its end; nil = it does not wait
 }
 
@@ -94,7 +98,7 @@ func (d *driver) SetMemoryLimit(c gpu.LimitChange) error {
 func (d *driver) Close() error {
 	d.count(-1)
 	d.call("close")
-	return nil
+	return d.closeErr
 }
 
 // rig is a server with its client, on a node with a pod.
@@ -302,19 +306,26 @@ func TestOneAtATime(t *testing.T) {
 	}
 }
 
-// A call that hangs ends the request in time, and the process.
+// A call that hangs ends the request in time, and the process; also one that the session itself has given up, which it can't close then.
 func TestHungDriver(t *testing.T) {
-	r := start(t)
-	r.hang = make(chan struct{})
-	defer close(r.hang)
-	if err := r.set(t, pod, name, 0, gib); err == nil || !strings.Contains(err.Error(), ErrHung.Error()) {
-		t.Errorf("%v", err)
-	}
-	if err := <-r.ended; !errors.Is(err, ErrHung) {
-		t.Errorf("the process ends with %v", err)
-	}
-	if _, ok := errors.AsType[*UnavailableError](r.Ready(t.Context())); !ok {
-		t.Error("it is ready")
+	for what, hangs := range map[string]func(*driver, chan struct{}){
+		"the call": func(d *driver, c chan struct{}) { d.hang = c },
+		"the close": func(d *driver, _ chan struct{}) {
+			d.closeErr = errors.New("the driver does not answer (nvmlDeviceSetMemoryLimits_v1)")
+		},
+	} {
+		r, hang := start(t), make(chan struct{})
+		hangs(r.driver, hang)
+		if err := r.set(t, pod, name, 0, gib); err == nil || !strings.Contains(err.Error(), ErrHung.Error()) {
+			t.Errorf("%s: %v", what, err)
+		}
+		if err := <-r.ended; !errors.Is(err, ErrHung) {
+			t.Errorf("%s: the process ends with %v", what, err)
+		}
+		if _, ok := errors.AsType[*UnavailableError](r.Ready(t.Context())); !ok {
+			t.Errorf("%s: it is ready", what)
+		}
+		close(hang)
 	}
 }
 
@@ -348,5 +359,24 @@ func TestNoComponent(t *testing.T) {
 		if !ok || !strings.Contains(e.Remedy, "deploy/limits") || !strings.Contains(e.Remedy, "memoryLimits.enabled") || errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s: %v", what, err)
 		}
+	}
+}
+
+// While the component is missing, shares whose limit is required take no new work, and their cause names it.
+func TestPoolWithoutComponent(t *testing.T) {
+	snapshot, config := coretest.GPUs(1), core.DefaultConfig()
+	config.Policy.Limits = inventory.LimitPolicy{On: true, Reserve: gib}
+	config.Policy.Rules = []inventory.Rule{{Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 2, Limit: inventory.LimitRequired}}}
+	inv := core.Build(snapshot, health.Ledger{}, config).WithoutHost()
+	support := limit.Support{Node: limit.Node{Backend: limit.Misc, CannotSet: Client{Path(t.TempDir())}.Ready(t.Context()).Error()}}
+	units := 0
+	for u := range inv.WithHost(inventory.Host{Limits: support.Limits(inv)}, inventory.OverlapRefuse).Units() {
+		units++
+		if h := u.Health; h.Schedulable() || h.Reason != health.ReasonNoLimit || !strings.Contains(h.String(), "deploy/limits") || !strings.Contains(h.String(), "memoryLimits.enabled") {
+			t.Errorf("%s: %s", u.ID, h)
+		}
+	}
+	if units != 2 {
+		t.Errorf("%d units", units)
 	}
 }

@@ -28,10 +28,10 @@ func Path(stateDir string) string { return filepath.Join(stateDir, "limits.sock"
 
 // Driver is the driver, open in this process. Its calls may hang.
 type Driver interface {
-	LimitsUnsupported() string // why the driver has no limits; "" = it may have them
 	Snapshot() (gpu.Snapshot, error)
+	LimitsUnsupported() string // why the driver has no limits, after Snapshot; "" = it may have them
 	SetMemoryLimit(gpu.LimitChange) error
-	Close() error
+	Close() error // an error means that a call is still in the driver
 }
 
 // Server answers the requests of the agents of a node. Its fields must not change while it is used.
@@ -124,16 +124,16 @@ func (s *Server) set(r request) (err error) {
 		return &UnavailableError{"see the agent's doctor", fmt.Errorf("the driver can't be opened: %w", err)}
 	}
 	defer func() {
-		if left := d.Close(); left != nil {
-			s.Log.Warn("driver not closed", "error", left)
+		if left := d.Close(); left != nil { // a call is still in the driver
+			err = fmt.Errorf("%w: %w: whether the limit is set is not known", ErrHung, errors.Join(left, err))
 		}
 	}()
-	if why := d.LimitsUnsupported(); why != "" {
-		return &UnavailableError{"install a driver with limits, or remove them from the policy", errors.New(why)}
-	}
 	snapshot, err := d.Snapshot()
 	if err != nil {
 		return err
+	}
+	if why := d.LimitsUnsupported(); why != "" {
+		return &UnavailableError{"install a driver with limits, or remove them from the policy", errors.New(why)}
 	}
 	if err := checkGPU(r, snapshot); err != nil {
 		return err

@@ -47,9 +47,8 @@ type UnavailableError struct {
 	Err    error
 }
 
-func (e *UnavailableError) Error() string {
-	return fmt.Sprintf("no limit can be set: %v: %s", e.Err, e.Remedy)
-}
+// Error begins with the remedy, because the cause of a pool has room for little more.
+func (e *UnavailableError) Error() string { return fmt.Sprintf("%s (%v)", e.Remedy, e.Err) }
 
 func (e *UnavailableError) Unwrap() error { return e.Err }
 
