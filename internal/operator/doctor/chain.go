@@ -51,10 +51,10 @@ func decide(f *Facts) []Finding {
 	return once(findings)
 }
 
-// once leaves out a finding of another check with the same text: what keeps GPUs from being proved and from being reset.
+// once leaves out a problem that another check has found, too: what keeps GPUs from being proved and from being reset.
 func once(all []Finding) (kept []Finding) {
 	for _, f := range all {
-		if !slices.ContainsFunc(kept, func(k Finding) bool { return k.Check != f.Check && k.Severity == f.Severity && k.Found == f.Found }) {
+		if !slices.ContainsFunc(kept, func(k Finding) bool { return f.Severity == Problem && k.Check != f.Check && k.Found == f.Found }) {
 			kept = append(kept, f)
 		}
 	}
