@@ -307,3 +307,18 @@ shared-devices-allocation-policy SHARED_DEVICES_ALLOCATION_POLICY distributed fl
 		t.Error(diff)
 	}
 }
+
+// A limit that is required can't hold with device list strategies that have no CDI device: validate says so.
+func TestRequiredLimitNeedsCDINames(t *testing.T) {
+	file := "memoryLimits: {experimental: true}\npolicy: {rules: [{select: {index: 0}, use: time-slicing, replicas: 2, limit: required}]}\n"
+	for flags, want := range map[string]bool{
+		"deviceListStrategy: [envvar]": true, "deviceListStrategy: [volume-mounts]": true, "deviceListStrategy: [envvar, cdi-cri]": false, "deviceListStrategy: auto": false,
+	} {
+		f := mustParse(t, file+"flags: {plugin: {"+flags+"}}\n")
+		s, err := resolve(NewFlags(KubernetesSpecs()), environment(nil), f)
+		check.NoError(t, err)
+		if said := strings.Contains(strings.Join(s.Summary(), "\n"), "limit required takes no work of device plugins"); said != want {
+			t.Errorf("%s: %q", flags, s.Summary())
+		}
+	}
+}

@@ -37,8 +37,8 @@ func TestOwnExamples(t *testing.T) {
 			if err != nil {
 				t.Errorf("%v\n%s", err, example)
 			}
-			if i == 1 && len(r.Policy.Rules) != 4 {
-				t.Errorf("%d rules in the comment of deploy/policy/policy.yaml, want 4", len(r.Policy.Rules))
+			if i == 1 && len(r.Policy.Rules) != 5 {
+				t.Errorf("%d rules in the comment of deploy/policy/policy.yaml, want 5", len(r.Policy.Rules))
 			}
 		}
 	}

@@ -28,6 +28,7 @@ func FuzzPolicy(f *testing.F) {
 			f.Add([]byte(tc.file))
 		}
 	}
+	f.Add([]byte(withLimits))
 	examples, err := os.ReadFile("testdata/nvidia.golden")
 	check.NoError(f, err)
 	for example := range strings.SplitSeq(string(examples), "\n# ") {
@@ -78,6 +79,7 @@ func sound(t *testing.T, r config.File, machine gpu.Snapshot) {
 	shared := false
 	for _, p := range []inventory.Policy{r.Policy, r.Normalized} {
 		units := map[inventory.UnitID]bool{}
+		limits := map[gpu.DeviceID]uint64{} // sums
 		for u := range core.Build(machine, health.Ledger{}, under(p)).Units() {
 			if units[u.ID] || len(u.ID) > 63 {
 				t.Errorf("unit %s", u.ID)
@@ -99,6 +101,11 @@ func sound(t *testing.T, r config.File, machine gpu.Snapshot) {
 				}
 				fallthrough
 			case inventory.TimeSlicing:
+				limits[u.Device.ID] += u.Memory
+				if u.Memory > 0 && (s.Limit == inventory.LimitNone || !p.Limits.On || u.Device.Profile != "" || u.Memory%(1<<20) != 0) ||
+					!p.Limits.Overcommit && limits[u.Device.ID] > u.Device.Memory-min(p.Limits.Reserve, u.Device.Memory) {
+					t.Errorf("%s is limited to %d of %d with %+v", u.ID, limits[u.Device.ID], u.Device.Memory, p.Limits)
+				}
 				if s.Replicas < 2 || s.Replicas > 1000 {
 					t.Errorf("%s is %+v", u.ID, s)
 				}
