@@ -112,6 +112,10 @@ func TestReset(t *testing.T) {
 	if w.shows(t, k, limit.Limited, ""); w.passes.last.Waiting[zero] {
 		t.Error("it waits")
 	}
+	w.start(limit.ByTask, zero, 20*gib, 1)
+	if first := limit.Next(w.passes.saved, w.passes.table, w.passes.read(nil)); len(first.Changes) != 1 || first.Waiting[zero] {
+		t.Errorf("others wait for new work: %+v", first)
+	}
 }
 
 // fence 17: a limit that another program has changed is reported and not overwritten, also one of a group without a limit by the policy.

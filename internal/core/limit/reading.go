@@ -130,7 +130,7 @@ type Result struct {
 	Changes []Change // in this order
 	Enable  []string // groups in which the backend's controller is to be enabled for their children, from the root
 
-	// Waiting has the GPUs on which work waits for a change.
+	// Waiting has the GPUs on which work that was there before waits for a change.
 	Waiting map[gpu.DeviceID]bool
 
 	// Undecided means that a table of use that is newer than the reading is needed to know whether a limit was late.

@@ -30,7 +30,7 @@ func (d *decision) share(h Holding) {
 	}
 	for i, g := range groups {
 		one := d.inGroup(h, g)
-		if d.changes(g, h.GPU) {
+		if _, before := d.was.find(one); d.changes(g, h.GPU) && (before || d.was.At.IsZero()) { // work that is new waits for nothing
 			d.out.Waiting[h.GPU] = true
 		}
 		if i == 0 || rank[one.State] > rank[s.State] {

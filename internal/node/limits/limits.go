@@ -124,7 +124,7 @@ func New(o Options) *Limiter {
 	}
 	l.file = recordfile.New(recordfile.Options[limit.Saved]{
 		Path: o.File, MaxBytes: limit.MaxBytes, Parse: limit.Parse, Encode: limit.Saved.Encode, Problems: &l.problems, Code: problem.LimitState,
-		Name: "the record of limits", Without: "limits that are left by groups that ended are not recognised", Damaged: "limits that were set before are taken for those of another program",
+		Name: "the record of limits", Without: "no limit of device memory is read or set", Damaged: "limits that were set before are taken for those of another program",
 	})
 	l.turn <- struct{}{}
 	return l
@@ -200,15 +200,15 @@ func (l *Limiter) unlock() { l.turn <- struct{}{} }
 
 // pass reads everything, sets what is to be set, reads it back, and publishes the table. It returns when the next pass is due. The caller has the lock.
 func (l *Limiter) pass(ctx context.Context) time.Duration {
-	if l.file.Load(&l.saved) != nil { // its problem has the error. What was set before is not known, and nothing is taken for it
-		return retryFailed
-	}
 	n, open := l.see(ctx)
 	if !open { // limits may end with its session: no new work before they are looked at again. The state of the driver wakes this loop
 		if n.limits {
 			l.monitor.SetLimits(&inventory.Limits{Withheld: map[gpu.DeviceID]inventory.LimitMissing{}})
 		}
 		return reconcile.Never
+	}
+	if l.file.Load(&l.saved) != nil { // its problem has the error. After the driver is open: an agent before this one in the process has ended then
+		return retryFailed
 	}
 	unknown := l.newTasks(ctx, n)
 	r, err := l.decide(ctx, n)

@@ -2,6 +2,7 @@ package limits
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -11,7 +12,7 @@ import (
 
 // LimitPod limits the group of a pod on a GPU to what all its claims have there, of which this is one (Work.Claim), with so many bytes, and reads it back. It is
 // called before any container of the pod starts. The same call again changes nothing. An error means that the pod is not limited, and that nothing is kept of the
-// call.
+// call; gpu.ErrNoDriver that the driver is not open, as at the start of the agent: try again.
 func (l *Limiter) LimitPod(ctx context.Context, pod holders.Work, id gpu.DeviceID, bytes uint64) error {
 	if err := l.lock(ctx); err != nil {
 		return err
@@ -48,12 +49,15 @@ func (l *Limiter) limitPod(ctx context.Context, pod holders.Work, id gpu.DeviceI
 	s, known := l.Table().Share(pod, id)
 	switch {
 	case !known:
-		return errNotRunning
+		return errNotInTable
 	case s.State != limit.Limited:
 		return fmt.Errorf("%s: %s", s.State, s.Reason)
 	}
 	return nil
 }
+
+// errNotInTable is a pod that another caller has released meanwhile.
+var errNotInTable = errors.New("it was released")
 
 // passNow makes a pass for a caller who waits for it. The caller has the lock.
 func (l *Limiter) passNow(ctx context.Context) error {
