@@ -100,6 +100,8 @@ type Writer struct {
 	opts        Options
 	dry         bool // nothing is written
 	gpus        specfile.File
+	limits      specfile.File
+	withoutHook []gpu.DeviceID // devices that the latest specification has without limitsHook, because the agent limits their pods
 	others      []*class
 	scanner     specfile.Scanner
 	driver      driverCache
@@ -118,7 +120,7 @@ type Writer struct {
 func New(o Options) *Writer {
 	o = o.withDefaults()
 	own := specfile.Path(o.Folder, o.kind())
-	w := &Writer{opts: o, gpus: specfile.File{Path: own}, scanner: specfile.Scanner{Skip: own}, logged: map[string]time.Time{}}
+	w := &Writer{opts: o, gpus: specfile.File{Path: own}, limits: specfile.File{Path: specfile.Path(o.Folder, o.limitKind())}, scanner: specfile.Scanner{Skip: own}, logged: map[string]time.Time{}}
 	for _, c := range []struct {
 		name string
 		on   bool

@@ -115,7 +115,7 @@ func (w *Writer) specOf(name string, s core.State, r driverfiles.Request) (*spec
 
 // files are the files that this agent can write, of every class.
 func (o Options) files() (paths []string) {
-	for _, name := range []string{classGPU, classIMEX, driverfiles.GDRCopy, driverfiles.GDS, driverfiles.MOFED} {
+	for _, name := range []string{classGPU, classIMEX, driverfiles.GDRCopy, driverfiles.GDS, driverfiles.MOFED, classLimit} {
 		paths = append(paths, specfile.Path(o.Folder, o.Vendor+"/"+name))
 	}
 	return paths

@@ -44,10 +44,14 @@ func (w *Writer) pass(ctx context.Context, s core.State) outcome {
 		c.Libraries, c.Undefined = files.Libraries, built.Undefined
 		c.Defined, err = w.writeGPUs(ctx, built, s.Incarnation)
 	}
+	if err == nil {
+		w.withoutHook = s.Allocatable.PodLimited()
+	}
 	failed := err != nil
 	if failed {
 		c.Problem = oneLine(err)
 	}
+	limitsFailed := w.addLimits(ctx, c, limitsOf(s), hooks, s.Incarnation)
 	others, othersFailed := w.writeOthers(ctx, s, request)
 	for _, o := range others {
 		if o.problem != "" {
@@ -74,11 +78,15 @@ func (w *Writer) pass(ctx context.Context, s core.State) outcome {
 			warnings = append(warnings, why+"; until then containers get no device by CDI, and no error")
 		}
 	}
+	if limitsFailed {
+		warnings = append(warnings, c.LimitsProblem)
+	}
 	if c.Problem != "" {
 		warnings = append(warnings, c.Problem)
 	}
 	w.setProblems(warnings, time.Now())
-	failed = failed || othersFailed || c.NoStart != "" && hasClaims(s.Allocatable) // then it is looked for again soon
+	limitsFailed = limitsFailed || c.NoHook != "" && !hooks.Found
+	failed = failed || othersFailed || limitsFailed || c.NoStart != "" && hasClaims(s.Allocatable) // then it is looked for again soon
 	return outcome{cdi: c, failed: failed, library: files.Libcuda, hooks: hooks.seenAt()}
 }
 
@@ -97,6 +105,7 @@ func (w *Writer) build(s core.State, r driverfiles.Request) (spec.Result, driver
 	if err != nil {
 		return spec.Result{}, files, err
 	}
+	podLimited := s.Allocatable.PodLimited()
 	common := files.Edits
 	if w.opts.noHooks() { // without links and cache, the linker of a container finds a library by its name only
 		common = spec.WithMounts(common, files.Sonames)
@@ -104,8 +113,13 @@ func (w *Writer) build(s core.State, r driverfiles.Request) (spec.Result, driver
 	return spec.Build(spec.Input{
 		Kind: w.opts.kind(), Devices: s.Snapshot.Devices, Lost: s.Ledger.Lost(s.Snapshot.Devices), Nodes: s.Snapshot.Nodes,
 		DRM: w.opts.readDRM(s.Snapshot.Devices), DevRoot: w.opts.DevRoot, Indices: w.opts.Indices, Common: common,
-		Symlinks:     func(links []string) *specs.Hook { return driverfiles.SymlinksHook(r, links) },
-		MemoryLimits: func(id gpu.DeviceID) *specs.Hook { return driverfiles.MemoryLimitsHook(r, string(id)) },
+		Symlinks: func(links []string) *specs.Hook { return driverfiles.SymlinksHook(r, links) },
+		MemoryLimits: func(id gpu.DeviceID) *specs.Hook {
+			if _, byPod := slices.BinarySearch(podLimited, id); byPod {
+				return nil
+			}
+			return driverfiles.MemoryLimitsHook(r, string(id))
+		},
 	}), files, nil
 }
 

@@ -246,6 +246,7 @@ func (w *Writer) notReady(s core.State) *inventory.CDI {
 // sweep removes temporary files that a killed agent left, and reports whether there is a specification of an earlier agent.
 func (w *Writer) sweep() (present bool) {
 	w.gpus.Sweep()
+	w.limits.Sweep()
 	for _, c := range w.others {
 		c.file.Sweep()
 	}
@@ -261,15 +262,16 @@ type input struct {
 	nodes       []string
 	lost        map[gpu.DeviceID]bool
 	needed      bool // by a unit
+	limits      limits
 }
 
 func newInput(s core.State) *input {
 	return &input{
-		s.Snapshot.Driver, s.Incarnation, s.Snapshot.Devices, s.Snapshot.Nodes, s.Ledger.Lost(s.Snapshot.Devices), s.Allocatable.NeedsCDI(),
+		s.Snapshot.Driver, s.Incarnation, s.Snapshot.Devices, s.Snapshot.Nodes, s.Ledger.Lost(s.Snapshot.Devices), s.Allocatable.NeedsCDI(), limitsOf(s),
 	}
 }
 
 func (i *input) equal(o *input) bool {
 	return i.driver == o.driver && i.incarnation == o.incarnation && slices.Equal(i.devices, o.devices) && slices.Equal(i.nodes, o.nodes) &&
-		maps.Equal(i.lost, o.lost) && i.needed == o.needed
+		maps.Equal(i.lost, o.lost) && i.needed == o.needed && i.limits.equal(o.limits)
 }

@@ -90,6 +90,7 @@ var beyond = regexp.MustCompile(strings.Join([]string{
 	`has no effect: `, `the first rule that selects a device counts`, `^would be `, `already shared by`, `^unknown resource: `, `^given twice$`,
 	`^want no more than max`, `^applies to GPUs`, `^MPS shares full GPUs only`, `^libraries belongs to`, `^variables has the device nodes`,
 	`^a rule that shares without a name`, `is too long a name`, `is given twice$`, `^want all, or a rename`, `^with api dra `, `^want a folder of its own`,
+	`^has no effect without the switch`, `^limits are experimental`, `^time-slicing limits no memory by itself`, `^the driver limits no memory of MIG`, `^want a whole number of MiB`,
 	`^want a time from`, `^want the absolute path`, `^the window ends when it begins`,
 }, "|"))
 
@@ -142,7 +143,7 @@ func structural(err error) bool {
 }
 
 // sectionKey begins a line of a configuration file.
-var sectionKey = regexp.MustCompile(`(?m)^\{?"?(version|flags|health|imex|policy|prove|reset|sharing|resources)"?: *`)
+var sectionKey = regexp.MustCompile(`(?m)^\{?"?(version|flags|health|imex|memoryLimits|policy|prove|reset|sharing|resources)"?: *`)
 
 // ofFleet is a line of a configuration file of gpu-fleet, which has a section "policy", too.
 var ofFleet = regexp.MustCompile(`(?m)^\{?clusters: *`)

@@ -18,7 +18,10 @@ import (
 // LibraryName is the library's file name and soname, NVIDIA's own.
 const LibraryName = "libnvidia-ml.so.1"
 
-//go:embed lib/*.c lib/*.h lib/keys.def
+// controlName is the file name of the program of lib/control.
+const controlName = "memacct"
+
+//go:embed lib/*.c lib/*.h lib/keys.def lib/control/*.c
 var sources embed.FS
 
 // ErrNoCompiler means that this node has no C compiler to build the library with.
@@ -86,7 +89,7 @@ func cacheKey(headerDir string) (string, error) {
 		return "", err
 	}
 	h.Write(header)
-	h.Write(fmt.Append(nil, flags))
+	h.Write(fmt.Append(nil, flags, libraryFlags))
 	err = fs.WalkDir(sources, "lib", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
@@ -100,12 +103,12 @@ func cacheKey(headerDir string) (string, error) {
 }
 
 // flags are the compiler's. With frame pointers a profile shows who called the library.
-var flags = []string{
-	"-std=gnu11", "-Wall", "-Wextra", "-Wno-deprecated-declarations", "-O2", "-g", "-fno-omit-frame-pointer", "-shared", "-fPIC",
-	"-Wl,-soname," + LibraryName,
-}
+var (
+	flags        = []string{"-std=gnu11", "-Wall", "-Wextra", "-Wno-deprecated-declarations", "-O2", "-g", "-fno-omit-frame-pointer"}
+	libraryFlags = []string{"-shared", "-fPIC", "-Wl,-soname," + LibraryName}
+)
 
-// compile compiles the library in a work folder, and returns the folder of the library.
+// compile compiles the library and the program of lib/control in a work folder, and returns the folder of both.
 func compile(ctx context.Context, work, header string) (string, error) {
 	cc, err := exec.LookPath("cc")
 	if err != nil {
@@ -126,10 +129,22 @@ func compile(ctx context.Context, work, header string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	args := append(slices.Clone(flags), "-Wl,--version-script="+symbols, "-I"+header, "-o", filepath.Join(out, LibraryName))
-	args = append(append(args, files...), "-lpthread", "-ldl")
-	if text, err := exec.CommandContext(ctx, cc, args...).CombinedOutput(); err != nil {
-		return "", fmt.Errorf("%w\n%s", err, text)
+	build := func(name string, files []string, more ...string) error {
+		args := slices.Concat(flags, more, []string{"-I" + header, "-o", filepath.Join(out, name)}, files, []string{"-lpthread", "-ldl"})
+		if text, err := exec.CommandContext(ctx, cc, args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("%w\n%s", err, text)
+		}
+		return nil
+	}
+	if err := build(LibraryName, files, append(slices.Clone(libraryFlags), "-Wl,--version-script="+symbols)...); err != nil {
+		return "", err
+	}
+	var control []string
+	for _, name := range []string{"memacct.c", "machine.c", "control/main.c"} {
+		control = append(control, filepath.Join(work, "lib", name))
+	}
+	if err := build(controlName, control); err != nil {
+		return "", err
 	}
 	return out, nil
 }

@@ -100,7 +100,7 @@ func (m *Machine) Reset(slot int) error {
 	if err != nil {
 		return err
 	}
-	return m.Change(slot, has...)
+	return m.Change(slot, append(has, m.initialised()...)...)
 }
 
 // Invalidate makes the handles of a GPU that were given out so far answer
@@ -151,7 +151,7 @@ func (m *Machine) Add(slot int, keys ...string) error {
 		if !given("pci") {
 			keys = append(keys, "pci = "+freePCI(c))
 		}
-		c.addGPU(slot, keys)
+		c.addGPU(slot, append(keys, initialised(c)...))
 		if c.gpuGet(slot, "name") == "" {
 			return fmt.Errorf("add GPU: name is needed, this machine has no [defaults]")
 		}

@@ -24,7 +24,7 @@ func (m *Machine) ReplaceLibrary(version string) error {
 	if version == "" || len(version) >= versionSize {
 		return fmt.Errorf("library version %q: want 1 to %d bytes", version, versionSize-1)
 	}
-	err := m.changeLibrary(func(library []byte) ([]byte, error) { return stamped(library, version) })
+	err := m.changeLibrary(func(library []byte) ([]byte, error) { return stamped(withLimits(library, version), version) })
 	if err != nil {
 		return err
 	}
@@ -82,15 +82,18 @@ func (m *Machine) Unhide() error { return os.Rename(m.hiddenPath(), m.libraryPat
 func (m *Machine) Without(functions ...string) error {
 	return m.changeLibrary(func(library []byte) ([]byte, error) {
 		for _, name := range functions {
-			symbol := []byte("\x00" + name + "\x00")
-			if !bytes.Contains(library, symbol) {
+			if !bytes.Contains(library, symbol(name)) && !bytes.Contains(library, noSymbol(name)) {
 				return nil, fmt.Errorf("no function %s", name)
 			}
-			library = bytes.ReplaceAll(library, symbol, []byte("\x00x"+name[1:]+"\x00"))
+			library = bytes.ReplaceAll(library, symbol(name), noSymbol(name))
 		}
 		return library, nil
 	})
 }
+
+// symbol is the name of a function in the library, noSymbol what it is overwritten with.
+func symbol(function string) []byte   { return []byte("\x00" + function + "\x00") }
+func noSymbol(function string) []byte { return []byte("\x00x" + function[1:] + "\x00") }
 
 // LibraryDir is the folder of libnvidia-ml.so.1 beneath the root of a machine.
 func LibraryDir(root string) string { return filepath.Join(root, libraryDir) }

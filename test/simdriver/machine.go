@@ -30,6 +30,8 @@ type Machine struct {
 	// Library is what a process should load. For Install it is the copy under
 	// Root; for Start it is the copy that all tests of a process share.
 	Library string
+
+	memacct control
 }
 
 const libraryDir = "usr/lib/x86_64-linux-gnu"
@@ -69,8 +71,23 @@ func Install(ctx context.Context, root, nameOrFile string) (*Machine, error) {
 	return InstallText(ctx, root, text)
 }
 
-// InstallText lays out the machine that text describes.
+// InstallText lays out the machine that text describes. Its library has the functions that one of its version has.
 func InstallText(ctx context.Context, root, text string) (*Machine, error) {
+	m, err := installAny(ctx, root, text)
+	if err != nil {
+		return nil, err
+	}
+	if version, ok := parseConf(text).get("machine", "driver"); ok && !hasLimits(version) {
+		err = m.changeLibrary(func(library []byte) ([]byte, error) { return withLimits(library, version), nil })
+	}
+	if err != nil {
+		return nil, fmt.Errorf("install machine: %w", err)
+	}
+	return m, nil
+}
+
+// installAny lays out a machine whose library has all functions.
+func installAny(ctx context.Context, root, text string) (*Machine, error) {
 	m, err := newMachine(root)
 	if err != nil {
 		return nil, fmt.Errorf("install machine: %w", err)
@@ -78,8 +95,12 @@ func InstallText(ctx context.Context, root, text string) (*Machine, error) {
 	if _, err := Build(ctx, m.path(libraryDir)); err != nil {
 		return nil, err
 	}
+	cached, err := buildCached(ctx)
+	if err != nil {
+		return nil, err
+	}
 	// Agents of any user write these, whatever the umask is.
-	err = errors.Join(os.MkdirAll(m.path("calls"), 0o777), os.Chmod(m.path("calls"), 0o777))
+	err = errors.Join(linkOrCopy(filepath.Join(filepath.Dir(cached), controlName), m.path(controlFile)), os.MkdirAll(m.path("calls"), 0o777), os.Chmod(m.path("calls"), 0o777))
 	for _, name := range []string{"faults", "events", "violations"} {
 		err = errors.Join(err, os.WriteFile(m.path(name), nil, 0o666), os.Chmod(m.path(name), 0o666))
 	}
@@ -143,6 +164,9 @@ func (m *Machine) edit(change func(*conf) error) error {
 		}
 		t := treeOf(c)
 		if err := t.write(m.Root); err != nil {
+			return err
+		}
+		if err := m.prepareMemacct(c); err != nil {
 			return err
 		}
 		if err := replace(m.path("machine.conf"), c.String()); err != nil {

@@ -53,13 +53,14 @@ func install(t testing.TB, text string) *Machine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := InstallText(t.Context(), t.TempDir(), text)
+	m, err := installAny(t.Context(), t.TempDir(), text)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := m.share(library); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(m.memacct.end)
 	t.Cleanup(func() {
 		violations, err := m.Violations()
 		if err != nil {

@@ -123,9 +123,9 @@ func want(t testing.TB, what string, got, expected nvml.Return) {
 	}
 }
 
-func ok(t testing.TB, err error) {
+func ok(t testing.TB, errs ...error) {
 	t.Helper()
-	if err != nil {
+	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
 }

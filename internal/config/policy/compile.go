@@ -17,6 +17,7 @@ func Compile(d *document.Document, root document.Fields, to Orchestrator) Result
 		doc: d, to: to, selectedBy: map[string]string{}, pools: []string{inventory.DefaultPool},
 		sharedBy: map[string]value{}, sharesOf: map[string][]inventory.Share{},
 	}
+	c.policy.Limits = readLimits(root.At("memoryLimits"))
 	c.readPolicy(root.At("policy"))
 	c.readResources(root.At("resources"))
 	c.readSharing(root.At("sharing"))

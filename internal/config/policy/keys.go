@@ -12,6 +12,7 @@ func Sections() []schema.Key {
 		{Name: "sharing", Type: schema.ObjectOf(sharingKeys...), Usage: "how the devices of a resource are shared, unless a rule decides"},
 		{Name: "resources", Type: schema.ObjectOf(resourceKeys...), Usage: "names of resources; the first pattern that matches counts"},
 		{Name: "prove", Type: schema.ObjectOf(proveKeys...), Usage: "a command that proves GPUs which no work has; without the section, none is proved"},
+		{Name: "memoryLimits", Type: schema.ObjectOf(limitKeys...), Usage: "experimental: limits of the memory of shares, which the driver holds; without the section, no rule can have one"},
 		{Name: "reset", Type: schema.ObjectOf(resetKeys...), Usage: "whether faulty GPUs that no work has are reset; without the section, none is but by a person"},
 	}
 }
@@ -58,7 +59,9 @@ var ruleKeys = []schema.Key{
 	{Name: "replicas", Type: schema.Int(2, maxReplicas), Usage: "units of each device, for `time-slicing` and `mps` (at most 48), which require it"},
 	{Name: "failRequestsGreaterThanOne", Default: "false", Type: strictBool,
 		Usage: "a request for two units fails, because it would not give more of a GPU; for `time-slicing`. For `mps` it is always so"},
-	{Name: "memory", Type: sizeType, Usage: "device memory of one client, for `mps`"},
+	{Name: "memory", Type: sizeType, Usage: "device memory of one client, for `mps`; of one share, for `time-slicing` with `limit`: a whole number of MiB"},
+	{Name: "limit", Type: schema.OneOf(limitModes...),
+		Usage: "experimental, for `time-slicing` on full GPUs: the driver refuses a share more than its `memory`, or an equal part without that key. `required`: a share takes no work while nothing can limit it; `best-effort`: it does"},
 	{Name: "threads", Type: schema.Int(1, maxThreads), Usage: "percent of a GPU's threads for one client, for `mps`"},
 	{Name: "migStrategy", Type: schema.OneOf(strategies...), Usage: "MIG strategy of the GPUs that the rule selects; without it that of the agent"},
 	{Name: "name", Type: poolType, Usage: "the pool: `nvidia.com/<name>`, and the name of the group on Nomad. Without it the default, with `.shared` or `.mps` if shared"},
@@ -73,9 +76,10 @@ var ruleCases = []schema.Case{
 		{Name: "replicas", Required: true, Type: schema.Int(2, maxClients)}, {Name: "failRequestsGreaterThanOne", Type: schema.OneOf("true")},
 	}},
 	{Key: "use", Values: []string{useTimeSlicing}, Then: []schema.Key{
-		{Name: "replicas", Required: true, Type: schema.Int(2, maxReplicas)}, {Name: "memory", Type: schema.Absent}, {Name: "threads", Type: schema.Absent},
+		{Name: "replicas", Required: true, Type: schema.Int(2, maxReplicas)}, {Name: "threads", Type: schema.Absent},
 	}},
-	{Key: "use", Values: []string{useExclusive, useReserved, ""}, Then: absent("replicas", "failRequestsGreaterThanOne", "memory", "threads")},
+	{Key: "use", Values: []string{useMPS}, Then: absent("limit")},
+	{Key: "use", Values: []string{useExclusive, useReserved, ""}, Then: absent("replicas", "failRequestsGreaterThanOne", "memory", "threads", "limit")},
 	{Key: "use", Values: []string{useReserved}, Then: absent("name", "migStrategy", "for", "injection")},
 	{Key: "for", Values: []string{string(Kubernetes)}, Then: absent("injection")},
 }

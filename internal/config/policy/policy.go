@@ -1,4 +1,4 @@
-// Package policy compiles the sections "resources", "sharing" and "policy" of a configuration file into an inventory.Policy, "prove" into a proof.Policy, and "reset" into a reset.Policy. The
+// Package policy compiles the sections "resources", "sharing" and "policy" of a configuration file into an inventory.Policy, "memoryLimits" into its part of that, "prove" into a proof.Policy, and "reset" into a reset.Policy. The
 // first two are those of NVIDIA's k8s-device-plugin (api/config/v1), with its meaning unless a warning states otherwise;
 // "policy" is an extension.
 package policy

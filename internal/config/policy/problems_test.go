@@ -188,8 +188,8 @@ policy:
 /c.yaml:7: policy.rules[3].replicas = "2": applies to shared devices only: want use: time-slicing or use: mps, or remove it
 /c.yaml:7: policy.rules[3].threads = "10": applies to shared devices only: want use: time-slicing or use: mps, or remove it
 /c.yaml:8: policy.rules[4].failRequestsGreaterThanOne = "true": applies to shared devices only: want use: time-slicing or use: mps, or remove it
-/c.yaml:9: policy.rules[5].memory = "4GiB": time-slicing has no limits: want use: mps, or remove it
 /c.yaml:9: policy.rules[5].replicas = "": ` + wantReplicas + `
+/c.yaml:9: policy.rules[5].memory = "4GiB": time-slicing limits no memory by itself: want limit: required or limit: best-effort (experimental), use: mps, or remove it
 /c.yaml:10: policy.rules[6].failRequestsGreaterThanOne = "false": want true, or leave it out: two shares by MPS are not more of a GPU than one
 /c.yaml:10: policy.rules[6].replicas = "1": ` + wantClients + `
 /c.yaml:10: policy.rules[6].memory = "1KiB": ` + wantSize + `

@@ -82,7 +82,7 @@ func (c *compiler) readRule(v value) (inventory.Rule, bool) {
 		v.Failf("does nothing: want %s", document.Choice(ruleEffects))
 	}
 	r.Pool = c.definePool(f.At("name"))
-	r.Sharing = readUse(f)
+	r.Sharing = c.readUse(f)
 	r.MIG = readMIGStrategy(f.At("migStrategy"), r.Select)
 	r.Injection = c.readInjection(f)
 	r.NotOffered = c.readReserve(v, f)
@@ -95,6 +95,12 @@ func (c *compiler) readRule(v value) (inventory.Rule, bool) {
 			f.At("use").Failf("MPS shares full GPUs only, and this rule selects MIG instances: want time-slicing or exclusive")
 		}
 		r.Select.Full = true
+	}
+	if r.Sharing != nil && r.Sharing.Limit != inventory.LimitNone {
+		if selectsInstancesOnly(r.Select) {
+			f.At("limit").Failf("the driver limits no memory of MIG instances, which have their own, and this rule selects only such: remove it")
+		}
+		r.Select.Full = true // as for MPS
 	}
 	if r.NotOffered == "" && r.Sharing != nil {
 		c.noteMPS(f.At("use"), r.Sharing.Mode)
@@ -124,7 +130,7 @@ func (c *compiler) readReserve(v value, f fields) string {
 }
 
 // readUse reads how the devices of a rule are shared; nil if it does not specify it, or they are reserved.
-func readUse(f fields) *inventory.Sharing {
+func (c *compiler) readUse(f fields) *inventory.Sharing {
 	use, text := f.At("use"), ""
 	if use.Given() {
 		var ok bool
@@ -134,16 +140,18 @@ func readUse(f fields) *inventory.Sharing {
 	}
 	switch text {
 	case useTimeSlicing:
-		for _, w := range f.Given("memory", "threads") {
-			w.Failf("time-slicing has no limits: want use: mps, or remove it")
-		}
-		return &inventory.Sharing{
+		s := &inventory.Sharing{
 			Mode:          inventory.TimeSlicing,
 			Replicas:      readReplicas(f.At("replicas"), inventory.TimeSlicing),
 			OnePerRequest: f.At("failRequestsGreaterThanOne").Bool(false),
 		}
+		c.readLimit(f, s)
+		return s
 	case useMPS:
 		checkOnePerRequest(f.At("failRequestsGreaterThanOne"))
+		for _, w := range f.Given("limit") {
+			w.Failf("applies to use: time-slicing only: with MPS the key memory is the limit, which CUDA enforces; remove it")
+		}
 		s := &inventory.Sharing{Mode: inventory.MPS, OnePerRequest: true}
 		s.Replicas = readReplicas(f.At("replicas"), inventory.MPS)
 		s.Memory = readSize(f.At("memory"))
@@ -152,7 +160,11 @@ func readUse(f fields) *inventory.Sharing {
 		}
 		return s
 	}
-	for _, w := range f.Given("replicas", "failRequestsGreaterThanOne", "memory", "threads") {
+	for _, w := range f.Given("replicas", "failRequestsGreaterThanOne", "memory", "threads", "limit") {
+		if w == f.At("limit") {
+			w.Failf("applies to use: time-slicing only: remove it")
+			continue
+		}
 		w.Failf("applies to shared devices only: want use: time-slicing or use: mps, or remove it")
 	}
 	if text == useExclusive {

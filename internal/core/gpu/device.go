@@ -83,6 +83,7 @@ type Device struct {
 	CICap    int    // as GICap, for the compute instance
 
 	Memory          uint64 // bytes
+	MemoryShown     uint64 // bytes of Memory that the driver shows as the total to this process, which is in a control group with a limit; 0 = it shows all
 	BAR1            uint64 // bytes
 	PowerLimit      uint64 // milliwatts; the power management limit, not the power drawn
 	CoreClock       uint64 // MHz, maximum graphics clock

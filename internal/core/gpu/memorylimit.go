@@ -1,6 +1,9 @@
 package gpu
 
-import "math"
+import (
+	"errors"
+	"math"
+)
 
 // NoMemoryLimit as a hard limit means that a control group has none of its own: "maximum value" of nvmlSetMemoryLimits_v1_t in nvml.h.
 const NoMemoryLimit uint64 = math.MaxUint64
@@ -38,3 +41,22 @@ type LimitChange struct {
 	LimitQuery
 	Soft, Hard uint64
 }
+
+// Why a limit of device memory was not set. Each is wrapped with the call and its error.
+var (
+	// ErrLimitsUnsupported means that the driver has no limits, or none for this GPU or for this group: the root group, NVML_ERROR_NOT_SUPPORTED.
+	ErrLimitsUnsupported = errors.New("limits of device memory are not supported")
+
+	// ErrLimitNotPermitted means that this process may not set limits: NVML_ERROR_NO_PERMISSION.
+	ErrLimitNotPermitted = errors.New("no permission to set limits of device memory")
+
+	// ErrLimitInvalid means that the driver refuses the values: below what the group has allocated (backend misc), beyond the memory of the GPU, or soft above
+	// hard: NVML_ERROR_INVALID_ARGUMENT.
+	ErrLimitInvalid = errors.New("limit of device memory refused")
+
+	// ErrLimitNoGroup means that the control group can't be opened, for example because it has ended: NVML_ERROR_OPERATING_SYSTEM.
+	ErrLimitNoGroup = errors.New("control group can't be opened")
+
+	// ErrLimitUnknown means that the GPU was not read by the driver, or does not answer. If it did not answer, the limit may still be set when it does.
+	ErrLimitUnknown = errors.New("the GPU does not answer")
+)

@@ -117,7 +117,11 @@ var meanings = [...]meaning{
 	ReasonMoving:       {name: "MOVING", text: "moves", state: Unhealthy, clearsText: "the end of the move"},
 	ReasonProving:      {name: "PROVING", text: "withheld for a proof for a short time", state: Unknown, clearsText: "the end of the proof"},
 	ReasonResetting:    {name: "RESETTING", text: "withheld for the reset of a GPU for a short time", state: Unknown, clearsText: "the end of the reset"},
-	ReasonWithdrawn:    {name: "WITHDRAWN", text: "no longer offered", state: Unhealthy},
+	ReasonNoLimit: {name: "LIMIT_UNSUPPORTED", text: "no limit of memory", state: Unhealthy, clearsText: "support for the limit",
+		action: "run doctor"},
+	ReasonNoController: {name: "LIMIT_CONTROLLER_OFF", text: "no limit of memory", state: Unhealthy, clearsText: "an enabled controller",
+		action: "run doctor"},
+	ReasonWithdrawn: {name: "WITHDRAWN", text: "no longer offered", state: Unhealthy},
 }
 
 // Reasons returns all reasons except ReasonNone.

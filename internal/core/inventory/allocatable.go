@@ -20,7 +20,9 @@ type Allocatable struct {
 	awaitsRecord bool // a device takes no work yet, because this agent has not recorded it so far
 	overlaps     []Overlap
 	proofs       *Proofs
-	awaitsProofs bool                           // a device takes no work yet, because it is not decided so far whether it waits for a proof
+	awaitsProofs bool // a device takes no work yet, because it is not decided so far whether it waits for a proof
+	limits       *Limits
+	awaitsLimits bool                           // a device takes no work yet, because it is not known so far whether its memory can be limited
 	ownership    Ownership                      // as applied
 	retiring     map[UnitID]time.Time           // since when
 	withheld     map[gpu.DeviceID]health.Health // why a device with a fault takes no work that tolerates that: it is not this agent's
@@ -33,11 +35,11 @@ func (inv *Inventory) WithoutHost() *Allocatable {
 
 // WithHost returns what takes work by the state of the node. Units of GPUs that another agent offers are left out. Units that move to
 // another API, that the agent has taken for itself, whose MPS daemon does not respond, that another agent offers, too, that wait for a proof, that processes occupy, that need a missing IMEX channel,
-// or that need CDI and are not defined are unhealthy, with OverlapRefuse also those that this agent has not recorded (Host.Recorded), and all while
+// that need CDI and are not defined, or whose memory can't be limited as the policy requires are unhealthy, with OverlapRefuse also those that this agent has not recorded (Host.Recorded), and all while
 // the driver is released for a reset. A unit that is unhealthy already keeps its reason.
 func (inv *Inventory) WithHost(h Host, o OverlapMode) *Allocatable {
 	a := inv.WithoutHost()
-	a.withheld, a.proofs = map[gpu.DeviceID]health.Health{}, h.Proofs
+	a.withheld, a.proofs, a.limits = map[gpu.DeviceID]health.Health{}, h.Proofs, h.Limits
 	a.applyOwnership(h.Ownership)
 	if a.needsCDI {
 		a.cdi = h.CDI
@@ -108,7 +110,8 @@ func (a *Allocatable) missing(u *Unit, h Host, occupied *Occupied) health.Health
 			return health.New(health.ReasonNoCDI, why)
 		}
 	}
-	return health.Health{}
+	a.awaitsLimits = a.awaitsLimits || a.awaitsLimit(u)
+	return a.noLimit(u)
 }
 
 // Withhold returns a with the given units unhealthy (ReasonHeld), because a workload holds their device under
@@ -139,11 +142,11 @@ func (a *Allocatable) Provisional() bool {
 func (a *Allocatable) AwaitsNumbers() bool { return a.orEmpty().awaitsNumber }
 
 // AwaitsFirstPass reports whether devices are unhealthy only because a part of this agent has not seen them so far: it has not written a CDI
-// specification for the present incarnation of the driver, or its record of them, or has not read whether they wait for a proof. It has done so, or
-// has failed, within milliseconds, unless the disk is slow.
+// specification for the present incarnation of the driver, or its record of them, or has not read whether they wait for a proof or their memory can be limited.
+// It has done so, or has failed, within milliseconds, unless the disk is slow.
 func (a *Allocatable) AwaitsFirstPass() bool {
 	awaitsCDI := a.Driver().State == gpu.DriverReady && a.needsCDI && (a.cdi == nil || a.cdi.Incarnation != a.incarnation)
-	return awaitsCDI || a.awaitsRecord || a.awaitsProofs
+	return awaitsCDI || a.awaitsRecord || a.awaitsProofs || a.awaitsLimits
 }
 
 // Excluded returns the devices that are not offered, with reasons.
@@ -156,8 +159,8 @@ func (a *Allocatable) Overlaps() []Overlap { return slices.Clone(a.overlaps) }
 func (a *Allocatable) Equal(b *Allocatable) bool {
 	asInventories := a.is(a.orEmpty().unitList) && b.is(b.orEmpty().unitList) // which are compared already
 	return a.Inventory.Equal(b.Inventory) && (asInventories || slices.Equal(a.units, b.units)) && slices.Equal(a.excluded, b.excluded) &&
-		slices.Equal(a.overlaps, b.overlaps) && a.awaitsRecord == b.awaitsRecord && a.awaitsProofs == b.awaitsProofs && a.ownership.Equal(b.ownership) &&
-		maps.Equal(a.withheld, b.withheld) && a.cdi.Equal(b.cdi) && a.proofs.Equal(b.proofs)
+		slices.Equal(a.overlaps, b.overlaps) && a.awaitsRecord == b.awaitsRecord && a.awaitsProofs == b.awaitsProofs && a.awaitsLimits == b.awaitsLimits && a.ownership.Equal(b.ownership) &&
+		maps.Equal(a.withheld, b.withheld) && a.cdi.Equal(b.cdi) && a.proofs.Equal(b.proofs) && a.limits.Equal(b.limits)
 }
 
 // ProvedOn is the day on which a GPU passed its latest proof, "" if it has not passed it; false if no GPU is proved.

@@ -80,7 +80,7 @@ func presentOrder(s gpu.Snapshot, c Config, lost map[gpu.DeviceID]bool) *offerBu
 
 // appendUnits appends the units of a device: one, or one for each replica.
 func (inv *Inventory) appendUnits(d *gpu.Device, o Offer, through API, h health.Health) {
-	u := Unit{ID: UnitID(d.ID), Device: *d, Pool: o.Pool, Sharing: o.Sharing, Injection: o.Injection, Health: h, API: through}
+	u := Unit{ID: UnitID(d.ID), Device: *d, Pool: o.Pool, Sharing: o.Sharing, Injection: o.Injection, Memory: o.Memory, Health: h, API: through}
 	if o.Sharing.Mode == Exclusive {
 		inv.units = append(inv.units, u)
 		return

@@ -50,6 +50,7 @@ type Offer struct {
 	// Of Offered.
 	Pool      string
 	Sharing   Sharing
+	Memory    uint64 // see Unit.Memory
 	Injection Injection
 
 	BasePoolBy Decider // of the pool in which the device is before it is shared: a share selects by that

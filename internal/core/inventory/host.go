@@ -16,7 +16,7 @@ type Host struct {
 	Ownership Ownership
 	CDI       *CDI       // CDI specifications of this agent; nil = the first attempt to write one is not completed
 	Proofs    *Proofs    // nil = no GPU is proved
-	Limits    *Limits    // nil = no share has a required limit of memory
+	Limits    *Limits    // nil = no part of this agent looks whether memory can be limited
 	Occupied  []Occupied // devices that take no new work because of processes; empty unless OccupancyWithhold
 
 	// SharesNumbers means that Numbering is updated: a number that this agent proposes is in it shortly after.

@@ -2,10 +2,12 @@ package inventory
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // Injection configures how a container gets the devices of its plan. The adapters translate it.
@@ -66,6 +68,13 @@ type CDI struct {
 
 	NoStart  string // why no container with one of the devices starts, one line, such as a missing hook program; "" = none is known
 	NoLimits string // why memory limits that containers ask for have no effect, one line; "" = they have, or the driver has no limits
+
+	// Of the limits by which a policy limits shares.
+	NoHook        string         // why NVIDIA's hook sets no limit for a container, one line; "" = it does, or no unit needs it
+	LimitKind     string         // vendor and class of the devices that have a limit: "k8s.device-plugin.nvidia.com/memory-limit"
+	Limits        []uint64       // that have a device, in bytes, sorted
+	LimitsProblem string         // why others have none, one line
+	WithoutHook   []gpu.DeviceID // devices whose containers NVIDIA's hook sets no limit for, because the agent limits their pods; sorted
 }
 
 // Undefined is a device that the specification can't define completely.
@@ -100,11 +109,38 @@ func (c *CDI) defines(id gpu.DeviceID, incarnation int) (ok bool, why string) {
 // gives reports whether a container gets a unit's device by its definition, and otherwise why not. That no container starts counts for claims
 // only: containers have no other way to their devices. For the other APIs an operator has chosen CDI, and the evidence is a warning.
 func (c *CDI) gives(u *Unit, incarnation int) (ok bool, why string) {
-	if ok, why = c.defines(u.Device.ID, incarnation); ok && u.API == DRA && c.NoStart != "" {
+	switch ok, why = c.defines(u.Device.ID, incarnation); {
+	case ok && u.API == DRA && c.NoStart != "":
 		return false, c.NoStart
+	case ok && u.limitedByPod() && !c.withoutHook(u.Device.ID):
+		return false, "not written yet without the hook for limits, as the agent limits the pod"
 	}
 	return ok, why
 }
+
+func (c *CDI) withoutHook(id gpu.DeviceID) bool {
+	_, found := slices.BinarySearch(c.WithoutHook, id)
+	return found
+}
+
+// noLimit returns why a container with a device does not get a limit by NVIDIA's hook; "" if it does.
+func (c *CDI) noLimit(id gpu.DeviceID, limit uint64) (reason health.Reason, why string) {
+	switch {
+	case c == nil:
+		return health.ReasonNoCDI, "not written yet"
+	case c.NoHook != "":
+		return health.ReasonNoLimit, c.NoHook
+	case c.withoutHook(id):
+		return health.ReasonNoCDI, "not written yet with the hook for limits"
+	}
+	if _, found := slices.BinarySearch(c.Limits, limit); !found {
+		return health.ReasonNoCDI, cmp.Or(c.LimitsProblem, fmt.Sprintf("no device for the limit of %d MiB is written yet", limit/mib))
+	}
+	return health.ReasonNone, ""
+}
+
+// limitName returns the qualified name of the CDI device that has a limit: its edits are the variables that NVIDIA's hook reads.
+func (c *CDI) limitName(limit uint64) string { return fmt.Sprintf("%s=%d", c.LimitKind, limit/mib) }
 
 // Equal reports whether two CDI values are equal; nil equals nil.
 func (c *CDI) Equal(d *CDI) bool {
@@ -112,6 +148,7 @@ func (c *CDI) Equal(d *CDI) bool {
 		return c == d
 	}
 	return c == d || c.Incarnation == d.Incarnation && c.Folder == d.Folder && c.Kind == d.Kind && c.Problem == d.Problem && c.Usable == d.Usable && c.Reason == d.Reason && c.NoStart == d.NoStart && c.NoLimits == d.NoLimits &&
+		c.NoHook == d.NoHook && c.LimitKind == d.LimitKind && c.LimitsProblem == d.LimitsProblem && slices.Equal(c.Limits, d.Limits) && slices.Equal(c.WithoutHook, d.WithoutHook) &&
 		slices.Equal(c.Defined, d.Defined) && slices.Equal(c.Undefined, d.Undefined) && slices.Equal(c.Others, d.Others) &&
 		slices.Equal(c.Libraries, d.Libraries)
 }

@@ -32,7 +32,7 @@ type Unit struct {
 	Pool      string    // name of the resource in a request; units of a pool are interchangeable
 	Sharing   Sharing   // how the device is shared among its units
 	Injection Injection // how a container gets it
-	Memory    uint64    // bytes to which the driver is to limit a share, a whole number of MiB; 0 = no limit. See Sharing.Limit
+	Memory    uint64    // bytes to which the driver is to limit a share, a whole number of MiB; 0 = no limit, or it never limits the device. See Sharing.Limit
 	Replica   int       // number of the unit among those of its device, from 0
 	Health    health.Health
 	API       API // through which it is offered

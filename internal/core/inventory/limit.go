@@ -1,7 +1,10 @@
 package inventory
 
 import (
+	"fmt"
 	"maps"
+	"slices"
+	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
@@ -25,16 +28,68 @@ func (m LimitMode) String() string { return limitModeNames[m] }
 // LimitPolicy is what all limits of a policy have in common. The zero value is a policy without limits.
 type LimitPolicy struct {
 	On         bool   // the policy has the switch for limits, which are experimental
-	Reserve    uint64 // bytes of each GPU that no share has: for CUDA contexts and the driver
+	Reserve    uint64 // bytes of each GPU that no share has, a whole number of MiB: for CUDA contexts and the driver
 	Overcommit bool   // the limits of the shares of a GPU may be more than its memory without Reserve
 }
 
-// Limits is what an agent whose policy has required limits knows of the support for them. It is never changed.
-type Limits struct {
-	// Withheld is why the shares of a GPU whose limit is required take no new work; a zero value means that they do. A GPU that is missing takes none until
-	// that is decided: within milliseconds after the driver is open.
-	Withheld map[gpu.DeviceID]LimitMissing
+// DefaultReserve is LimitPolicy.Reserve unless a file sets it. An MPS server, and so a CUDA context with some modules, needs about as much (NVIDIA's page on
+// memory partitioning with MPS).
+const DefaultReserve uint64 = 1 << 30
+
+// mib is the unit of limits: NVIDIA's hook takes whole numbers of it only.
+const mib = 1 << 20
+
+// Available returns what the shares of a device with so much memory have together, in bytes: a whole number of MiB.
+func (p LimitPolicy) Available(memory uint64) uint64 {
+	return (memory - min(p.Reserve, memory)) / mib * mib
 }
+
+// share returns the limit of each share of a device, 0 = none, and why the device can't be shared like that, with the numbers; "" if it can.
+func (p LimitPolicy) share(d *gpu.Device, s Sharing) (limit uint64, why string) {
+	if s.Limit == LimitNone || s.Mode != TimeSlicing || neverLimited(d) != "" {
+		return 0, ""
+	}
+	n, available := uint64(max(s.Replicas, 1)), p.Available(d.Memory)
+	if limit = s.Memory; limit == 0 {
+		limit = available / n / mib * mib
+	}
+	has := fmt.Sprintf("its %d MiB less the reserve of %d MiB", d.Memory/mib, p.Reserve/mib)
+	switch {
+	case limit == 0:
+		return 0, fmt.Sprintf("%s are less than 1 MiB for each of %d shares", has, n)
+	case limit > available:
+		return 0, fmt.Sprintf("the limit of a share, %d MiB, is more than %s", limit/mib, has)
+	case limit*n > available && !p.Overcommit:
+		return 0, fmt.Sprintf("the limits of %d shares of %d MiB, %d MiB, are more than %s: want less memory, fewer replicas, or memoryLimits.overcommit",
+			n, limit/mib, limit*n/mib, has)
+	}
+	return limit, ""
+}
+
+// neverLimited is why the driver never limits memory of a device; "" if it may. In MIG mode it charges nothing, with or without instances (vidmemConstruct in
+// video_mem.c, open-gpu-kernel-modules 615), and a GPU without memory of its own has no limits (memacctInitGpuInfo in memacct.c).
+func neverLimited(d *gpu.Device) string {
+	switch {
+	case d.MIG || d.Profile != "":
+		return "MIG mode is on"
+	case d.Memory == 0:
+		return "the GPU has no memory of its own, or does not report it"
+	}
+	return ""
+}
+
+// Limits is what an agent whose policy has limits knows of the support for them. It is never changed.
+type Limits struct {
+	// Withheld is why the driver can't limit the shares of a GPU; a zero value means that it can. Shares whose limit is required take no new work until it can,
+	// others get no limit until then. A GPU that is missing takes no work on shares with a limit until that is decided: within milliseconds after the
+	// driver is open.
+	Withheld map[gpu.DeviceID]LimitMissing
+
+	Backend string // the controller of control groups by which the driver limits memory, "misc" or BackendDMem; "" = not known
+}
+
+// BackendDMem is the backend with which a limit also reserves memory, unless the reservation is 0 (dmem.min of the group and its ancestors).
+const BackendDMem = "dmem"
 
 // LimitMissing is why no limit can be set on a GPU. The zero value means that one can.
 type LimitMissing struct {
@@ -44,5 +99,151 @@ type LimitMissing struct {
 
 // Equal reports whether two values have the same content.
 func (l *Limits) Equal(o *Limits) bool {
-	return l == o || l != nil && o != nil && maps.Equal(l.Withheld, o.Withheld)
+	return l == o || l != nil && o != nil && l.Backend == o.Backend && maps.Equal(l.Withheld, o.Withheld)
+}
+
+// missing returns why the driver can't limit the shares of a GPU, and whether that is known. Without an agent that looks, nothing is known.
+func (l *Limits) missing(id gpu.DeviceID) (m LimitMissing, decided bool) {
+	if l != nil {
+		m, decided = l.Withheld[id]
+	}
+	return m, decided
+}
+
+// holds reports whether the driver is known to be able to limit the shares of a GPU.
+func (l *Limits) holds(id gpu.DeviceID) bool {
+	m, decided := l.missing(id)
+	return decided && m == LimitMissing{}
+}
+
+// MemoryLimits returns to how many bytes the driver is to limit work that has these units, on each device: the sum of its shares, at most what the device has. A
+// device whose shares have no limit is missing; nil = none has one.
+func MemoryLimits(units []Unit) (limits map[gpu.DeviceID]uint64) {
+	for i := range units {
+		if u := &units[i]; u.Memory > 0 {
+			if limits == nil {
+				limits = map[gpu.DeviceID]uint64{}
+			}
+			limits[u.Device.ID] = min(limits[u.Device.ID]+u.Memory, u.Device.Memory/mib*mib)
+		}
+	}
+	return limits
+}
+
+// HookLimits returns the limits that NVIDIA's hook may have to set for requests of the units, in bytes and sorted: each number of shares of one GPU has its own.
+func (a *Allocatable) HookLimits() (all []uint64) {
+	for u := range a.Devices() {
+		if u.Memory == 0 || u.API == DRA || u.Injection.CDI == CDIOff {
+			continue
+		}
+		most := uint64(u.Sharing.Replicas) //nolint:gosec // from 2
+		if u.Sharing.OnePerRequest {
+			most = 1
+		}
+		for n := range most {
+			all = append(all, min((n+1)*u.Memory, u.Device.Memory/mib*mib))
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// PodLimited returns the devices whose work the agent limits by the group of its pod, sorted. NVIDIA's hook must not set a limit for the containers of that pod:
+// with the backend misc it would count in place of the pod's.
+func (a *Allocatable) PodLimited() (ids []gpu.DeviceID) {
+	for u := range a.Devices() {
+		if u.limitedByPod() {
+			ids = append(ids, u.Device.ID)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+func (u *Unit) limitedByPod() bool { return u.Memory > 0 && u.API == DRA }
+
+// limitedByHook reports whether the limits of a unit are set by NVIDIA's hook, at the creation of a container, with the CDI names of the plan.
+func (a *Allocatable) limitedByHook(u *Unit) bool {
+	return u.Memory > 0 && u.API != DRA && a.UsesCDI(u.Injection)
+}
+
+// noLimit returns the health of a unit that takes no work because its memory can't be limited, or because that is not known so far; zero if it takes work.
+func (a *Allocatable) noLimit(u *Unit) health.Health {
+	required := u.Sharing.Limit == LimitRequired
+	switch m, _ := a.limits.missing(u.Device.At.GPU); {
+	case u.Memory == 0 && required:
+		return health.New(health.ReasonNoLimit, neverLimited(&u.Device))
+	case a.awaitsLimit(u):
+		return health.New(health.ReasonNoLimit, "until the agent has looked for the support")
+	case !required:
+		return health.Health{}
+	case m != LimitMissing{}:
+		return health.New(m.Reason, m.Detail)
+	case u.API == DevicePlugin && !a.UsesCDI(u.Injection):
+		return health.New(health.ReasonNoLimit, "strategy "+u.Injection.Name+" gives no CDI device: want cdi-cri or cdi-annotations")
+	case a.limitedByHook(u):
+		if reason, why := a.cdi.noLimit(u.Device.ID, u.Memory); why != "" {
+			return health.New(reason, why)
+		}
+	}
+	return health.Health{}
+}
+
+// awaitsLimit reports whether a unit takes no work only until it is known whether its memory can be limited. If no part of the agent looks, it is only so with a limit that is
+// required: no work gets such a unit without.
+func (a *Allocatable) awaitsLimit(u *Unit) bool {
+	_, decided := a.limits.missing(u.Device.At.GPU)
+	return u.Memory > 0 && !decided && (a.limits != nil || u.Sharing.Limit == LimitRequired)
+}
+
+// UnequalLimitsError means that a container would have shares of several GPUs with different limits. NVIDIA's hook takes one limit for all of its GPUs.
+type UnequalLimitsError struct {
+	Pool   string
+	Limits map[gpu.DeviceID]uint64 // by device, in bytes
+}
+
+// Error names the pool and the limits.
+func (e *UnequalLimitsError) Error() string {
+	var texts []string
+	for _, id := range slices.Sorted(maps.Keys(e.Limits)) {
+		texts = append(texts, fmt.Sprintf("%d MiB of %s", e.Limits[id]/mib, id))
+	}
+	return fmt.Sprintf("shares of %s with different limits: %s: a container has one limit for all of its GPUs: request one share, or GPUs with equal shares",
+		e.Pool, strings.Join(texts, ", "))
+}
+
+// addLimit adds the limit of the units to their plan, by a CDI device if NVIDIA's hook is to set it. The error is an *UnequalLimitsError, or an *UnhealthyUnitsError for
+// units whose limit is required and not defined.
+func (a *Allocatable) addLimit(p *Plan) error {
+	limits, u := MemoryLimits(p.Units), &p.Units[0]
+	if limits == nil {
+		return nil
+	}
+	equal, can := true, true
+	for i := range p.Devices {
+		d := &p.Devices[i]
+		equal = equal && limits[d.ID] == limits[p.Devices[0].ID]
+		can = can && limits[d.ID] > 0 && a.limits.holds(d.At.GPU)
+	}
+	if equal {
+		p.Memory = limits[p.Devices[0].ID]
+	}
+	if !a.limitedByHook(u) || !can {
+		return nil // a container with variables for a GPU that has no limits does not start
+	}
+	if !equal {
+		return &UnequalLimitsError{Pool: u.Pool, Limits: limits}
+	}
+	for i := range p.Units {
+		reason, why := a.cdi.noLimit(p.Units[i].Device.ID, p.Memory)
+		if why != "" && u.Sharing.Limit == LimitRequired {
+			u.Health = health.New(reason, why)
+			return &UnhealthyUnitsError{Units: []Unit{*u}}
+		}
+		can = can && why == ""
+	}
+	if can {
+		p.CDI = append(p.CDI, a.cdi.limitName(p.Memory))
+	}
+	return nil
 }

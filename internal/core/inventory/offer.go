@@ -95,6 +95,10 @@ func (o *offerBuilder) decide(d *gpu.Device) Offer {
 		made.Pool += rule.Sharing.Mode.Suffix()
 	}
 	made.Sharing, made.SharingBy = *rule.Sharing, decidedBy(ByRule, &rule.Select)
+	memory, why := o.Policy.Limits.share(d, made.Sharing)
+	if made.Memory = memory; why != "" {
+		return Offer{Outcome: NotOffered, Reason: why, By: made.SharingBy, rule: made.rule}
+	}
 	return made
 }
 

@@ -69,7 +69,7 @@ func (e *SharedUnitsError) Error() string {
 // Reserve returns the plan for a container that uses the units. Order and repetitions of ids do not matter.
 // Nothing is marked as in use, because the orchestrator keeps the record of allocations: a second call returns an
 // equal plan. The error contains every invalid ID in one line (*UnknownUnitsError, *UnhealthyUnitsError, or both
-// wrapped), or is a *SharedUnitsError. Several units of one device give that device once. No ID gives an empty
+// wrapped), or is a *SharedUnitsError or an *UnequalLimitsError. Several units of one device give that device once. No ID gives an empty
 // plan.
 func (a *Allocatable) Reserve(ids ...UnitID) (Plan, error) {
 	return a.reserve(ids, func(u *Unit) (health.Health, bool) { return u.Health, u.Health.Schedulable() })
@@ -77,7 +77,8 @@ func (a *Allocatable) Reserve(ids ...UnitID) (Plan, error) {
 
 // ReserveTolerated is Reserve for work that tolerates conditions of its devices: it may have a unit that takes no new work if tolerates
 // reports true for each of the unit's conditions because of which it does not. Conditions that no work can live with are never
-// tolerated (see health.Health.Tolerable), and neither is a missing CDI definition or, behind a fault, that the GPU is not this agent's.
+// tolerated (see health.Health.Tolerable), and neither is a missing CDI definition, a required limit that nothing can hold or, behind a fault, that the GPU is
+// not this agent's.
 // That a GPU leaves for another API counts for nothing: the work was placed on it before, and holds it. While the driver is released for a reset no
 // unit is given out. The error has the first condition of a unit that is not tolerated.
 func (a *Allocatable) ReserveTolerated(tolerates func(Unit, health.Health) bool, ids ...UnitID) (Plan, error) {
@@ -101,6 +102,9 @@ func (a *Allocatable) ReserveTolerated(tolerates func(Unit, health.Health) bool,
 		}
 		if ok, why := a.cdi.gives(u, a.incarnation); !ok && u.Injection.usesCDI(a.cdi, a.incarnation) {
 			return health.New(health.ReasonNoCDI, why), false
+		}
+		if h := a.noLimit(u); h != (health.Health{}) {
+			return h, false
 		}
 		return u.Health, true
 	})
@@ -142,7 +146,11 @@ func (a *Allocatable) reserve(ids []UnitID, accept func(*Unit) (health.Health, b
 			return Plan{}, &SharedUnitsError{Pool: u.Pool, N: len(units)}
 		}
 	}
-	return a.plan(units), nil
+	p := a.plan(units)
+	if err := a.addLimit(&p); err != nil {
+		return Plan{}, err
+	}
+	return p, nil
 }
 
 // ByIndex reports whether plans of units of an API identify devices by index: with Config.IndexIDs, but for those of claims. What a claim was

@@ -18,7 +18,7 @@ type SharingMode uint8
 // The sharing modes. Neither TimeSlicing nor MPS isolates workloads as MIG does.
 const (
 	Exclusive   SharingMode = iota // not shared
-	TimeSlicing                    // CUDA time-slicing; memory is not limited
+	TimeSlicing                    // CUDA time-slicing; memory is not limited unless by Sharing.Limit
 	MPS                            // CUDA Multi-Process Service, with a control daemon for each pool
 )
 
@@ -50,6 +50,12 @@ func (s Sharing) Description() string {
 	}
 	if s.Threads > 0 {
 		text += fmt.Sprintf(", %d%% of the threads each", s.Threads)
+	}
+	if s.Limit != LimitNone && s.Memory == 0 {
+		text += ", an equal part of the memory each"
+	}
+	if s.Limit != LimitNone {
+		text += ", limit " + s.Limit.String()
 	}
 	return text
 }

@@ -140,6 +140,14 @@ func (m *Monitor) SetProofs(p *inventory.Proofs) {
 	m.UpdateHost(func(h *inventory.Host) { h.Proofs = p })
 }
 
+// SetLimits sets what is known of the support for limits of memory, if that differs from what was set before: see UpdateHost.
+func (m *Monitor) SetLimits(l *inventory.Limits) {
+	if m.host.Load().Limits.Equal(l) {
+		return
+	}
+	m.UpdateHost(func(h *inventory.Host) { h.Limits = l })
+}
+
 // applyHost applies the latest host. Only Run's goroutine calls it.
 func (m *Monitor) applyHost() {
 	var h inventory.Host

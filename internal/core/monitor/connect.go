@@ -81,6 +81,8 @@ func serveWithoutSession[T any](ctx context.Context, m *Monitor, until <-chan T)
 			return v, nil
 		case <-m.usage.requested:
 			m.usage.finish(nil, gpu.ErrNoDriver)
+		case <-m.limits.requested:
+			m.limits.end()
 		case c := <-m.commands:
 			m.apply(c)
 		case o := <-m.reported:

@@ -103,6 +103,7 @@ type Monitor struct {
 	store             Store // nil = nothing is saved
 	state             *watch.Value[core.State]
 	usage             *usageReadings
+	limits            *limitCalls
 	commands          chan command
 	reported          chan health.Observation // by Report
 	reservations      reservations            // by Reserved
@@ -127,7 +128,7 @@ func New(open func() (Session, error), cfg core.Config, log *slog.Logger, store 
 	m := &Monitor{
 		open: open, driverFingerprint: func() string { return "" },
 		processRunning: func(gpu.Process) bool { return true }, reservationCheck: cfg.ReservationCheck, cfg: cfg, log: log, store: store,
-		state: watch.NewValue(core.NewState(cfg)), usage: newUsageReadings(),
+		state: watch.NewValue(core.NewState(cfg)), usage: newUsageReadings(), limits: newLimitCalls(),
 		commands: make(chan command), reported: make(chan health.Observation, 256), host: watch.NewValue(inventory.Host{}),
 		restored: make(chan struct{}), released: watch.NewValue[<-chan struct{}](nil),
 		checkpoints: newCheckpointer(store), clock: newClock(time.Now), tasks: watchdog.NewRegistry(),

@@ -14,6 +14,7 @@ const (
 	readProbe request = iota
 	readSnapshot
 	readUsage
+	callLimits // a call about limits of device memory
 )
 
 type result struct {
@@ -21,6 +22,7 @@ type result struct {
 	snapshot gpu.Snapshot
 	obs      []health.Observation
 	usage    []gpu.Usage
+	limits   string // of a full reading: why the driver has no limits
 	err      error
 }
 
@@ -29,29 +31,41 @@ type result struct {
 type pendingRequests struct {
 	snapshot, probe bool
 	usage           *usageReadings
+	limits          *limitCalls
 	busy            bool
-	deferred        bool // callers for usage were waiting when the latest reading of health began
+	deferred        bool // callers were waiting when the latest reading of health began
+	latest          request
 }
 
-// next is the request to make next: health goes first, a full reading before a check. Usage waits for one reading of health
-// at most, beside one in progress: neither does a stream of events, each of which requests a check, keep usage from its
-// callers, nor do callers for usage keep a check from being made.
+// next is the request to make next: health goes first, a full reading before a check. Callers wait for one reading of health
+// at most, beside one in progress: neither does a stream of events, each of which requests a check, keep usage and limits from their
+// callers, nor do callers keep a check from being made.
 func (p *pendingRequests) next() (request, bool) {
-	usage := p.usage.waiting()
+	wanted, waiting := p.wanted()
 	switch {
-	case usage && p.deferred:
-		return readUsage, true
+	case waiting && p.deferred:
+		return wanted, true
 	case p.snapshot:
 		return readSnapshot, true
 	case p.probe:
 		return readProbe, true
+	}
+	return wanted, waiting
+}
+
+// wanted is the request of the callers that is made next: limits first, as new work may wait for one; after a call about limits, usage.
+func (p *pendingRequests) wanted() (request, bool) {
+	usage, limits := p.usage.waiting(), p.limits.waiting()
+	if limits && (!usage || p.latest != callLimits) {
+		return callLimits, true
 	}
 	return readUsage, usage
 }
 
 func (p *pendingRequests) start(r request) {
 	p.busy = true
-	p.deferred = r != readUsage && p.usage.waiting()
+	_, waiting := p.wanted()
+	p.deferred, p.latest = waiting && (r == readSnapshot || r == readProbe), r
 	switch r {
 	case readSnapshot:
 		p.snapshot = false

@@ -50,11 +50,12 @@ func (m *Monitor) followSession(ctx context.Context, s Session, released chan<- 
 	defer rescan.Stop()
 	defer probe.Stop()
 	f := followed{
-		Session: s, pending: pendingRequests{snapshot: true, usage: m.usage}, waiter: waiter,
+		Session: s, pending: pendingRequests{snapshot: true, usage: m.usage, limits: m.limits}, waiter: waiter,
 		tick: time.NewTicker(checkEvery), interval: checkEvery,
 	}
 	defer f.tick.Stop()
 	defer m.usage.finish(nil, gpu.ErrNoDriver) // for the callers that still wait
+	defer m.limits.end()
 	for {
 		var send chan<- request
 		m.task.Heartbeat(f.interval)
@@ -91,6 +92,7 @@ func (m *Monitor) followSession(ctx context.Context, s Session, released chan<- 
 		case <-probe.C:
 			f.pending.probe = true
 		case <-m.usage.requested: // pending.next returns it
+		case <-m.limits.requested:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -112,8 +114,11 @@ type followed struct {
 // handleResult applies a reading. An error ends the session.
 func (m *Monitor) handleResult(f *followed, r result) error {
 	f.pending.busy = false
-	if r.request == readUsage {
+	switch r.request {
+	case readUsage:
 		m.usage.finish(r.usage, r.err)
+		return nil
+	case callLimits: // the reader has answered the caller
 		return nil
 	}
 	if r.err != nil {
@@ -132,6 +137,7 @@ func (m *Monitor) handleReading(s Session, r result) (changed bool) {
 	if r.request == readProbe {
 		return m.observe(r.obs...)
 	}
+	m.limits.unsupported.Store(&r.limits)
 	r.snapshot.Nodes = s.Nodes() // newer ones may have been published since the reading began
 	return m.update(func(s core.State, now time.Time) core.State { return s.Read(m.cfg, now, r.snapshot, r.obs...) })
 }
@@ -240,12 +246,15 @@ func (m *Monitor) runReader(ctx context.Context, s Session, requests <-chan requ
 		switch r.request {
 		case readSnapshot:
 			if r.snapshot, r.err = s.Snapshot(); r.err == nil {
+				r.limits = limitsUnsupported(s)
 				r.obs, r.err = m.probe(s)
 			}
 		case readProbe:
 			r.obs, r.err = m.probe(s)
 		case readUsage:
 			r.usage, r.err = s.Usage()
+		case callLimits:
+			m.limits.makeNext(s)
 		}
 		select {
 		case results <- r:

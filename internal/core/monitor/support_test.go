@@ -61,13 +61,18 @@ func runWith(t *testing.T, m *coretest.Machine, history monitor.Store) *running 
 
 func start(t *testing.T, m *coretest.Machine, s setup) *running {
 	t.Helper()
+	return startOn(t, m.Open, s)
+}
+
+func startOn(t *testing.T, open func() (monitor.Session, error), s setup) *running {
+	t.Helper()
 	cfg := core.DefaultConfig()
 	if s.config != nil {
 		s.config(&cfg)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	r := &running{t: t}
-	r.Monitor = monitor.New(m.Open, cfg, slog.New(slog.NewTextHandler(&r.log, nil)), s.store)
+	r.Monitor = monitor.New(open, cfg, slog.New(slog.NewTextHandler(&r.log, nil)), s.store)
 	if s.before != nil {
 		s.before(r.Monitor)
 	}

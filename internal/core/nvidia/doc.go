@@ -1,7 +1,7 @@
 // Package nvidia reads NVIDIA's driver: NVML, procfs, sysfs and /dev become values of package core. It is the only package
 // that uses cgo.
 //
-// A Session has two goroutines of the monitor: the reader calls Snapshot, Probe and Usage, the waiter calls Wait. A driver
+// A Session has two goroutines of the monitor: the reader calls Snapshot, Probe, Usage, MemoryLimits and SetMemoryLimit, the waiter calls Wait. A driver
 // call can hang and can't be cancelled. So calls about GPUs run on a goroutine of their own, which leaves a GPU that hangs to
 // itself, and the reader waits until a deadline. Calls about no GPU run on the reader or the waiter itself; Session.Busy reports
 // calls that hang.
@@ -29,6 +29,7 @@
 //	signals.go         health signals: nvmlDeviceGetFieldValues, calls of their own worker
 //	processes.go       processes with memory of a GPU                               worker
 //	usage.go           Usage                                                        workers
+//	limits.go          MemoryLimits, SetMemoryLimit                                 workers
 //	counters.go        ECC, PCIe and NVLink counters: nvmlDeviceGetFieldValues      worker
 //	eventsets.go       creation of NVML event sets                                  reader, workers
 //	wait.go            Wait                                                         waiter

@@ -2,6 +2,7 @@ package nvidia
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -100,7 +101,7 @@ func TestEachCallHangs(t *testing.T) {
 	direct := strings.Replace(text, "\nswitches = ", "\n# ", 1)
 	direct = strings.Replace(direct, "\n[defaults]\n", "\n[defaults]\nunsupported = nvmlDeviceGetPowerManagementLimit\n", 1)
 	made := map[string]bool{}
-	for _, text := range []string{text, gb200, direct} {
+	for _, text := range []string{text, gb200, direct, withLimits(t, "t4", simdriver.Misc, t.TempDir())} {
 		m := simdriver.StartText(t, text)
 		must(t, useOnce(m, make(chan *Session, 1)))
 		all := calls(t, m)
@@ -127,8 +128,15 @@ func useOnce(m *simdriver.Machine, opened chan<- *Session) error {
 		return err
 	}
 	opened <- s
-	_, err = s.Snapshot()
+	snap, err := s.Snapshot()
 	_, probeErr := s.Probe()
+	if s.LimitsUnsupported() == "" && len(snap.Devices) > 0 {
+		q := gpu.LimitQuery{GPU: snap.Devices[0].ID, Group: "/none"}
+		_, limitsErr := s.MemoryLimits([]gpu.LimitQuery{q})
+		if setErr := s.SetMemoryLimit(gpu.LimitChange{LimitQuery: q}); !errors.Is(setErr, gpu.ErrLimitNoGroup) && !errors.Is(setErr, gpu.ErrLimitUnknown) {
+			probeErr = errors.Join(probeErr, limitsErr, fmt.Errorf("Set: %w", setErr))
+		}
+	}
 	_, usageErr := s.Usage()
 	_, first := s.Wait(0)
 	_, second := s.Wait(0)

@@ -12,6 +12,7 @@ import (
 type gpuReading struct {
 	gpu, last   knownGPU // last: the reading before
 	staticKnown bool     // gpu has all static properties
+	limits      bool     // the driver has limits of device memory
 	excluded    []gpu.Exclusion
 	err         error
 }
@@ -34,9 +35,10 @@ func (s *Session) readAll(enumerated []identity) []gpuReading {
 		r.staticKnown = s.worker(found.id).staticKnown && r.last.handle == found.handle
 		targets, queried = append(targets, s.targetOf(r.gpu.device)), append(queried, i)
 	}
-	capabilities := s.capabilities()
+	capabilities, limits := s.capabilities(), s.LimitsUnsupported() == ""
 	readings, errs := queryAll(s, targets, func(i int, c *caller) gpuReading {
 		r := all[queried[i]]
+		r.limits = limits
 		r.readGPU(c)
 		if c.err == nil && r.gpu.device.MIG {
 			m := migReader{parent: r.gpu.nvmlDevice, last: r.last.instances, capabilities: capabilities, cache: &targets[i].worker.profiles}
@@ -78,6 +80,9 @@ func (r *gpuReading) readGPU(c *caller) {
 		return minor + 1, ret
 	}) - 1
 	readSettings(c, h, d, last)
+	if r.limits {
+		readWholeMemory(c, h, d)
+	}
 	if r.staticKnown = r.staticKnown && d.MIG == last.MIG; r.staticKnown {
 		copyStatic(d, last)
 		return
@@ -98,6 +103,16 @@ func readSettings(c *caller, h nvml.Device, d *gpu.Device, last gpu.Device) {
 		current, _, ret := h.GetEccMode() // the pending mode takes effect at the next reset
 		return toggle(current), ret
 	})
+}
+
+// readWholeMemory reads the memory again by the newer call. In a control group with a limit NVML shows that limit as the total (nvml.h, nvmlSetMemoryLimits_v1_t,
+// names nvmlDeviceGetMemoryInfo_v2 for it); where the two calls differ, the larger total is the GPU's. It is read where the driver has limits only.
+func readWholeMemory(c *caller, h nvml.Device, d *gpu.Device) {
+	shown := d.Memory
+	total := optional(c, memoryInfoV2, shown, converted(h.GetMemoryInfo_v2, func(m nvml.Memory_v2) uint64 { return m.Total }))
+	if d.Memory = max(shown, total); min(shown, total) != d.Memory {
+		d.MemoryShown = min(shown, total)
+	}
 }
 
 // readStatic reads the properties that do not change while a GPU stays in its slot and in its MIG mode. They are read

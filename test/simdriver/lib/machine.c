@@ -84,6 +84,8 @@ const char *sim_return_text(nvmlReturn_t r)
     return NULL;
 }
 
+bool sim_has_limits(const struct machine *m) { return atoi(m->driver) >= 615; }
+
 /* ---- files ---- */
 
 char *sim_read_file(const char *dir, const char *name)
@@ -141,7 +143,7 @@ bool sim_find(char *dir, size_t size)
 
 /* ---- parsing ---- */
 
-enum kind { K_TEXT, K_NUM, K_FLAG, K_BRAND, K_ARCH, K_VIRT, K_CC };
+enum kind { K_TEXT, K_PATH, K_NUM, K_FLAG, K_BRAND, K_ARCH, K_VIRT, K_CC };
 struct key { const char *name; enum kind kind; size_t at; };
 
 #define KEY(n, kind) {#n, K_##kind, offsetof(struct gpu, n)},
@@ -160,7 +162,10 @@ static const struct key machine_keys[] = {
     {"nvml", K_TEXT, offsetof(struct machine, nvml)}, {"loaded", K_FLAG, offsetof(struct machine, loaded)},
     {"incarnation", K_NUM, offsetof(struct machine, incarnation)},
     {"boots", K_NUM, offsetof(struct machine, boots)}, /* only the procfs tree shows it */
-    {"wait_lost_once", K_FLAG, offsetof(struct machine, wait_lost_once)}, {0}};
+    {"wait_lost_once", K_FLAG, offsetof(struct machine, wait_lost_once)},
+    {"memacct", K_TEXT, offsetof(struct machine, memacct)}, {"memacct_controller", K_TEXT, offsetof(struct machine, memacct_controller)},
+    {"cgroup_mount", K_PATH, offsetof(struct machine, cgroup_mount)}, {"reuse_groups", K_FLAG, offsetof(struct machine, reuse_groups)},
+    {"limited_total", K_TEXT, offsetof(struct machine, limited_total)}, {0}};
 
 struct parser {
     struct machine *m;
@@ -186,6 +191,11 @@ static bool set_key(struct parser *p, const struct key *k, void *base, const cha
     u64 *num = at;
     unsigned major, minor;
     char tail;
+    if (k->kind == K_PATH) {
+        if (strlen(v) >= PATH_SIZE || *v != '/') return fail(p, "%s: want an absolute path of less than %d bytes, not \"%s\"", k->name, PATH_SIZE, v);
+        strcpy(at, v);
+        return true;
+    }
     if (k->kind == K_TEXT) {
         if (strlen(v) >= WORD) return fail(p, "%s: longer than 95 bytes", k->name);
         strcpy(at, strcmp(v, "none") ? v : "");
@@ -416,6 +426,10 @@ static bool complete(struct parser *p)
     unsigned function;
     if (!*m->driver) return fail(p, "[machine] driver is missing");
     if (!*m->library) strcpy(m->library, m->driver);
+    if (*m->memacct && strcmp(m->memacct, "misc") && strcmp(m->memacct, "dmem")) return fail(p, "memacct: want none, misc or dmem, not \"%s\"", m->memacct);
+    if (!*m->memacct_controller) strcpy(m->memacct_controller, m->memacct);
+    if (!*m->limited_total) strcpy(m->limited_total, "v2");
+    if (strcmp(m->limited_total, "v1") && strcmp(m->limited_total, "v2")) return fail(p, "limited_total: want v1 or v2, not \"%s\"", m->limited_total);
     for (int i = 0; i < m->gpus; i++) {
         struct gpu *g = &m->gpu[i];
         if (!*g->uuid || !*g->pci || !*g->name) return fail(p, "[gpu %u]: name, uuid and pci are needed", g->slot);
@@ -444,6 +458,7 @@ struct machine *sim_parse(const char *dir, char *why, size_t size)
     p->m->refs = 1;
     p->m->loaded = p->m->wait_lost_once = 1;
     p->m->cuda = 12040;
+    strcpy(p->m->cgroup_mount, "/sys/fs/cgroup");
     memset(p->m->topology, NVML_TOPOLOGY_SYSTEM, sizeof p->m->topology);
     for (const struct key *k = gpu_keys; k->name; k++)
         if (k->kind != K_TEXT) *(u64 *)((char *)&p->defaults + k->at) = UNSET;

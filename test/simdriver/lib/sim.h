@@ -8,6 +8,7 @@
  * calls.c    enumeration, lookup, MIG
  * values.c   what one GPU answers
  * fields.c   field values, links, fabric
+ * memacct.c  limits of memory by control group
  */
 #ifndef SIM_H
 #define SIM_H
@@ -26,6 +27,7 @@ typedef unsigned long long u64;
 
 #define UNSET 0x8000000000000000ULL /* a number that the file does not give */
 #define WORD 96
+#define PATH_SIZE 1024
 #define NOWHERE 0xFFFFFFFFu /* gpuInstanceId, computeInstanceId: not attributable */
 
 enum { MAX_GPUS = 64, MAX_INSTANCES = 16, MAX_FIELDS = 48, MAX_PROCESSES = 16, MAX_UNSUPPORTED = 64,
@@ -75,6 +77,9 @@ struct machine {
     int refs;
     char driver[WORD], library[WORD], nvml[WORD];
     u64 cuda, loaded, incarnation, boots, wait_lost_once;
+    char memacct[WORD], memacct_controller[WORD], limited_total[WORD]; /* of memacct.c */
+    char cgroup_mount[PATH_SIZE];
+    u64 reuse_groups;
     int gpus, profiles, switches;
     struct gpu *gpu;
     struct profile profile[MAX_PROFILES];
@@ -90,6 +95,7 @@ void sim_drop(struct machine *m);
 bool sim_text_number(const char *s, u64 *out);
 bool sim_return_code(const char *s, nvmlReturn_t *out);   /* "GPU_IS_LOST", "NVML_ERROR_UNKNOWN", "15" */
 const char *sim_return_text(nvmlReturn_t r);
+bool sim_has_limits(const struct machine *m);             /* the driver's branch has calls about limits of memory */
 char *sim_read_file(const char *dir, const char *name);   /* malloc'd text or NULL */
 
 /* A file's identity: changes whenever the file was replaced or written. */

@@ -1,7 +1,10 @@
 /* What one GPU answers about itself: each call reads its key of machine.conf. */
-#include "sim.h"
+#include "memacct.h"
 
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <linux/capability.h>
 
 static nvmlReturn_t give(u64 value, unsigned *out)
 {
@@ -95,6 +98,12 @@ nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major,
 
 /* ---- memory ---- */
 
+/* In a control group with a limit one of the two calls has that as the total; nvml.h names v2 for it. */
+static bool limited(struct call *c, const char *version, nvmlGetMemoryLimits_v1_t *limits)
+{
+    return !c->mig && sim_has_limits(c->m) && !strcmp(c->m->limited_total, version) && memacct_own_limit(sim_dir(), c->m, c->gpu, limits);
+}
+
 /* Both versions agree with each other: v1 counts the driver's reserve as used. */
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
@@ -103,6 +112,8 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
     u64 total = c.mig ? c.mig->profile.memory : c.gpu->memory;
     if (total == UNSET) return NVML_ERROR_NOT_SUPPORTED;
     u64 used = c.mig ? c.mig->memory_used : or_zero(c.gpu->memory_used) + or_zero(c.gpu->memory_reserved);
+    nvmlGetMemoryLimits_v1_t l;
+    if (limited(&c, "v1", &l)) total = l.hardLimit, used = l.currentUsed;
     *memory = (nvmlMemory_t){.total = total, .free = total > used ? total - used : 0, .used = used};
     return NVML_SUCCESS;
 }
@@ -116,9 +127,45 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
     if (memory->total == UNSET) return NVML_ERROR_NOT_SUPPORTED;
     memory->reserved = c.mig ? 0 : or_zero(c.gpu->memory_reserved);
     memory->used = c.mig ? c.mig->memory_used : or_zero(c.gpu->memory_used);
+    nvmlGetMemoryLimits_v1_t l;
+    if (limited(&c, "v2", &l)) memory->total = l.hardLimit, memory->used = l.currentUsed, memory->reserved = 0;
     u64 taken = memory->used + memory->reserved;
     memory->free = memory->total > taken ? memory->total - taken : 0;
     return NVML_SUCCESS;
+}
+
+/* What RM asks for: CAP_SYS_ADMIN. */
+static bool privileged(void)
+{
+    struct __user_cap_header_struct of = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct have[2] = {0};
+    return !syscall(SYS_capget, &of, have) && have[0].effective >> CAP_SYS_ADMIN & 1;
+}
+
+/* A library before 615 does not have these two. A process of a test may have loaded the library of a newer machine. */
+#define NEED_LIMITS()                                                             \
+    do {                                                                          \
+        if (!sim_has_limits(c.m)) return NVML_ERROR_FUNCTION_NOT_FOUND;           \
+        NEED(limits && limits->nameSpace);                                        \
+        if (c.mig || !*c.m->memacct) return NVML_ERROR_NOT_SUPPORTED;             \
+    } while (0)
+
+/* That NVML compares the limits with the total and with each other, before it looks for rights, is an assumption: nvml.h only has the code. */
+nvmlReturn_t nvmlDeviceSetMemoryLimits_v1(nvmlDevice_t device, nvmlSetMemoryLimits_v1_t *limits)
+{
+    ENTER_GPU(device);
+    NEED_LIMITS();
+    u64 total = or_zero(c.gpu->memory), hard = limits->hardLimit;
+    if (limits->softLimit > hard || (total && (limits->softLimit > total || (hard > total && hard != NO_LIMIT)))) return NVML_ERROR_INVALID_ARGUMENT;
+    if (!privileged()) return NVML_ERROR_NO_PERMISSION;
+    return memacct_set(sim_dir(), c.m, c.gpu, limits->nameSpace, limits->softLimit, hard);
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t device, nvmlGetMemoryLimits_v1_t *limits)
+{
+    ENTER_GPU(device);
+    NEED_LIMITS();
+    return memacct_get(sim_dir(), c.m, c.gpu, limits->nameSpace, limits);
 }
 
 /* An instance has as many slices of BAR1 as of memory, as nvidia-smi shows it. */

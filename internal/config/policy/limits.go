@@ -1,0 +1,82 @@
+package policy
+
+import (
+	"fmt"
+
+	"github.com/tandem-gpu/tandem/internal/config/schema"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+)
+
+// limitModes are the values of the key "limit" of a rule.
+var limitModes = []string{inventory.LimitRequired.String(), inventory.LimitBestEffort.String()}
+
+var limitKeys = []schema.Key{
+	{Name: "experimental", Default: "false", Type: strictBool,
+		Usage: "`true`: rules can have the key `limit`. Nobody has run these limits on hardware, and only drivers from 615 have them"},
+	{Name: "reserve", Default: "1GiB", Type: sizeType, Usage: "memory of each GPU that no share has, for CUDA contexts and the driver: a whole number of MiB"},
+	{Name: "overcommit", Default: "false", Type: strictBool,
+		Usage: "`true`: the limits of the shares of a GPU may be more than its memory less `reserve`. Then work can run out of memory within its limit"},
+}
+
+// readLimits reads the section "memoryLimits"; the zero LimitPolicy without the switch.
+func readLimits(v value) (p inventory.LimitPolicy) {
+	f := fieldsOf(v, limitKeys)
+	p = inventory.LimitPolicy{On: f.At("experimental").Bool(false), Reserve: inventory.DefaultReserve, Overcommit: f.At("overcommit").Bool(false)}
+	if reserve := f.At("reserve"); reserve.Given() {
+		p.Reserve = readWholeMiB(reserve)
+	}
+	if p.On {
+		return p
+	}
+	for _, w := range f.Given("reserve", "overcommit") {
+		w.Failf("has no effect without the switch for limits, which are experimental: want memoryLimits.experimental: true, or remove it")
+	}
+	return inventory.LimitPolicy{}
+}
+
+// readLimit reads "limit" and "memory" of a rule that shares devices by time-slicing.
+func (c *compiler) readLimit(f fields, s *inventory.Sharing) {
+	limit, memory, threads := f.At("limit"), f.At("memory"), f.At("threads")
+	if threads.Given() {
+		threads.Failf("time-slicing has no limit of threads: want use: mps, or remove it")
+	}
+	if !limit.Given() {
+		if memory.Given() {
+			memory.Failf("time-slicing limits no memory by itself: want limit: required or limit: best-effort (experimental), use: mps, or remove it")
+		}
+		return
+	}
+	text, ok := limit.OneOf(limitModes...)
+	s.Memory = readWholeMiB(memory)
+	switch {
+	case !ok:
+	case !c.policy.Limits.On:
+		limit.Failf("limits are experimental and have a switch: want memoryLimits: {experimental: true}, or remove it")
+	case text == inventory.LimitRequired.String():
+		s.Limit = inventory.LimitRequired
+	default:
+		s.Limit = inventory.LimitBestEffort
+	}
+}
+
+// readWholeMiB reads a size that the driver's limits can have. NVIDIA's hook refuses all but decimal numbers of MiB.
+func readWholeMiB(v value) uint64 {
+	const mib = 1 << 20
+	size := readSize(v)
+	if size%mib != 0 {
+		v.Failf("want a whole number of MiB, which limits have: %dMiB", size/mib)
+	}
+	return size
+}
+
+// limitsSummary is what the policy's limits have in common, in one line; "" without limits.
+func limitsSummary(p inventory.LimitPolicy) string {
+	if !p.On {
+		return ""
+	}
+	sum := "at most the memory of the GPU less that"
+	if p.Overcommit {
+		sum = "also more than the GPU has"
+	}
+	return fmt.Sprintf("memory limits (experimental): reserve %d MiB of each GPU; the limits of its shares are together %s", p.Reserve>>20, sum)
+}

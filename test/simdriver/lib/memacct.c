@@ -1,0 +1,699 @@
+/* Limits of memory by control group: rules by section 4 of the contract that is named in README.md. The numbers in brackets are its own. */
+#include "memacct.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <limits.h>
+#include <linux/magic.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+/* ---- control groups: folders of a cgroup2 mount, or of an ordinary tree below the machine's mount point ---- */
+
+/* Identifies a group beyond its path. The inode number of an ordinary folder is used again at once, but not in the same nanosecond. */
+typedef char identity[64];
+
+static bool identify(const char *path, identity id)
+{
+    struct statx x;
+    if (statx(AT_FDCWD, path, 0, STATX_INO | STATX_TYPE | STATX_BTIME, &x) || !S_ISDIR(x.stx_mode)) return false;
+    bool born = x.stx_mask & STATX_BTIME;
+    snprintf(id, sizeof(identity), "%x.%x:%llx:%llx", x.stx_dev_major, x.stx_dev_minor, (u64)x.stx_ino,
+             born ? (u64)x.stx_btime.tv_sec * 1000000000ULL + x.stx_btime.tv_nsec : 0);
+    return true;
+}
+
+static bool is_cgroup2(const char *path)
+{
+    struct statfs fs;
+    return !statfs(path, &fs) && fs.f_type == CGROUP2_SUPER_MAGIC;
+}
+
+static bool has_file(const char *group, const char *name)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s", group, name);
+    return !access(path, F_OK);
+}
+
+static bool is_root(struct machine *m, const char *path)
+{
+    identity mount, id;
+    if (is_cgroup2(path)) return !has_file(path, "cgroup.type"); /* cgroup-v2.rst: "exists on non-root cgroups" */
+    return identify(m->cgroup_mount, mount) && identify(path, id) && !strcmp(mount, id);
+}
+
+/* The group above; false at the root, and where a cgroup namespace ends. */
+static bool up(struct machine *m, char *path)
+{
+    char *slash = strrchr(path, '/');
+    if (is_root(m, path) || !slash || slash == path) return false;
+    bool real = is_cgroup2(path);
+    char was = *slash;
+    *slash = 0;
+    if (real && !is_cgroup2(path)) { *slash = was; return false; }
+    return true;
+}
+
+/* The canonical path of a group; false unless it is one (cgroup_get_from_fd refuses others). */
+static bool open_group(struct machine *m, const char *group, char *path)
+{
+    char at[PATH_MAX];
+    identity id;
+    if (!group || !realpath(group, path) || !identify(path, id)) return false;
+    if (is_cgroup2(path)) return true;
+    strcpy(at, path);
+    while (!is_root(m, at))
+        if (!up(m, at)) return false;
+    return true;
+}
+
+static char *read_group(const char *group, const char *name) { return sim_read_file(group, name); }
+
+static bool has_controller(struct machine *m, const char *group)
+{
+    if (is_root(m, group)) return true;
+    char *text = read_group(group, "cgroup.controllers"), *save, *at = text ? strtok_r(text, " \n", &save) : NULL;
+    while (at && strcmp(at, m->memacct_controller)) at = strtok_r(NULL, " \n", &save);
+    free(text);
+    return at != NULL;
+}
+
+/* ---- state ---- */
+
+struct group { u64 address; identity id; char *path; };
+struct region { char uuid[WORD], epoch[WORD]; };              /* a GPU as the driver has initialised it [20] */
+struct entry { char uuid[WORD]; u64 address, soft, hard, used; }; /* misc [24] */
+struct charge { u64 id, address, bytes; char uuid[WORD], clients[256]; identity of; char *path; };
+
+struct state {
+    int fd;
+    struct machine *m;
+    char *text; /* of the file */
+    u64 addresses, clients, charges_made;
+    struct group *group;
+    struct region *region;
+    struct entry *entry;
+    struct charge *charge;
+    int groups, regions, entries, charges;
+};
+
+#define ADD(s, list, count) (((s)->count & ((s)->count - 1)) == 0 ? (void)((s)->list = realloc((s)->list, sizeof *(s)->list * (size_t)((s)->count ? 2 * (s)->count : 1))) : (void)0, \
+                             memset(&(s)->list[(s)->count], 0, sizeof *(s)->list), &(s)->list[(s)->count++])
+#define REMOVE(s, list, count, i) ((s)->list[i] = (s)->list[--(s)->count])
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* flock does not part the threads of a process that share a client */
+
+static void parse(struct state *s, char *text)
+{
+    for (char *line, *rest = text; rest && (line = strsep(&rest, "\n"));) {
+        struct group g = {0};
+        struct entry e = {0};
+        struct charge c = {0};
+        char uuid[WORD] = "", epoch[WORD] = "";
+        int at = 0;
+        if (sscanf(line, "next %llx %llu %llu", &s->addresses, &s->clients, &s->charges_made) == 3) continue;
+        if (sscanf(line, "group %llx %63s %n", &g.address, g.id, &at) == 2) {
+            g.path = strdup(line + at);
+            *ADD(s, group, groups) = g;
+        } else if (sscanf(line, "region %95s %95s", uuid, epoch) == 2) {
+            struct region *r = ADD(s, region, regions);
+            strcpy(r->uuid, uuid);
+            strcpy(r->epoch, epoch);
+        } else if (sscanf(line, "entry %95s %llx %llu %llu %llu", e.uuid, &e.address, &e.soft, &e.hard, &e.used) == 5) {
+            *ADD(s, entry, entries) = e;
+        } else if (sscanf(line, "charge %llu %95s %llx %llu %255s %63s %n", &c.id, c.uuid, &c.address, &c.bytes, c.clients, c.of, &at) == 6) {
+            c.path = strdup(line + at);
+            *ADD(s, charge, charges) = c;
+        }
+    }
+}
+
+static bool ended(struct group *g)
+{
+    identity id;
+    return !identify(g->path, id) || strcmp(id, g->id);
+}
+
+static bool referred(struct state *s, u64 address)
+{
+    for (int i = 0; i < s->entries; i++)
+        if (s->entry[i].address == address) return true;
+    return false;
+}
+
+static void save(struct state *s)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *f = open_memstream(&text, &size);
+    fprintf(f, "next %llx %llu %llu\n", s->addresses, s->clients, s->charges_made);
+    for (int i = 0; i < s->groups; i++)
+        if (s->m->reuse_groups == 1 || referred(s, s->group[i].address))
+            fprintf(f, "group %llx %s %s\n", s->group[i].address, s->group[i].id, s->group[i].path);
+    for (int i = 0; i < s->regions; i++) fprintf(f, "region %s %s\n", s->region[i].uuid, s->region[i].epoch);
+    for (int i = 0; i < s->entries; i++) {
+        struct entry *e = &s->entry[i];
+        fprintf(f, "entry %s %llx %llu %llu %llu\n", e->uuid, e->address, e->soft, e->hard, e->used);
+    }
+    for (int i = 0; i < s->charges; i++) {
+        struct charge *c = &s->charge[i];
+        fprintf(f, "charge %llu %s %llx %llu %s %s %s\n", c->id, c->uuid, c->address, c->bytes, c->clients, c->of, c->path);
+    }
+    fclose(f);
+    bool same = s->text && !strcmp(text, s->text);
+    if (!same && (pwrite(s->fd, text, size, 0) != (ssize_t)size || ftruncate(s->fd, (off_t)size))) sim_violation("memacct", "state not written: %s", strerror(errno));
+    free(text);
+}
+
+static void close_state(struct state *s)
+{
+    for (int i = 0; i < s->groups; i++) free(s->group[i].path);
+    for (int i = 0; i < s->charges; i++) free(s->charge[i].path);
+    free(s->group);
+    free(s->region);
+    free(s->entry);
+    free(s->charge);
+    free(s->text);
+    if (s->fd >= 0) close(s->fd); /* and with it the lock */
+    pthread_mutex_unlock(&lock);
+}
+
+static int open_file(const char *dir)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/memacct", dir);
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd >= 0) fchmod(fd, 0666); /* fails for a file of another user, who did it */
+    return fd;
+}
+
+static void settle(struct state *s);
+
+/* Opens the state as it is now: what has ended since is gone. */
+static bool open_state(struct state *s, const char *dir, struct machine *m)
+{
+    pthread_mutex_lock(&lock);
+    *s = (struct state){.fd = open_file(dir), .m = m, .addresses = 0xffff888100000000ULL};
+    if (s->fd < 0 || flock(s->fd, LOCK_EX)) {
+        sim_violation("memacct", "state not opened: %s", strerror(errno));
+        close_state(s);
+        return false;
+    }
+    off_t size = lseek(s->fd, 0, SEEK_END);
+    s->text = calloc(1, (size_t)size + 1);
+    if (pread(s->fd, s->text, (size_t)size, 0) == size) {
+        char *text = strdup(s->text);
+        parse(s, text);
+        free(text);
+    }
+    settle(s);
+    return true;
+}
+
+/* ---- addresses of groups [27] ---- */
+
+static struct group *find_group(struct state *s, const char *path)
+{
+    identity id;
+    if (!identify(path, id)) return NULL;
+    for (int i = 0; i < s->groups; i++)
+        if (!strcmp(s->group[i].id, id)) return &s->group[i];
+    return NULL;
+}
+
+static void take_address(struct group *g, const char *path)
+{
+    identify(path, g->id);
+    free(g->path);
+    g->path = strdup(path);
+}
+
+/* The group with its address: one of its own, or with reuse_groups that of a group that has ended, as a kernel's allocator gives it out again. */
+static struct group *group_of(struct state *s, const char *path)
+{
+    struct group *g = find_group(s, path);
+    for (int i = s->groups - 1; !g && s->m->reuse_groups == 1 && i >= 0; i--)
+        if (ended(&s->group[i])) take_address(g = &s->group[i], path);
+    if (g) return g;
+    g = ADD(s, group, groups);
+    g->address = s->addresses += 0x1000;
+    take_address(g, path);
+    return g;
+}
+
+static struct entry *entry_of(struct state *s, const char *uuid, const char *path)
+{
+    struct group *g = s->m->reuse_groups == 1 ? group_of(s, path) : find_group(s, path);
+    for (int i = 0; g && i < s->entries; i++)
+        if (s->entry[i].address == g->address && !strcmp(s->entry[i].uuid, uuid)) return &s->entry[i];
+    return NULL;
+}
+
+static struct entry *entry_at(struct state *s, const char *uuid, u64 address)
+{
+    for (int i = 0; i < s->entries; i++)
+        if (s->entry[i].address == address && !strcmp(s->entry[i].uuid, uuid)) return &s->entry[i];
+    return NULL;
+}
+
+/* The nearest entry from a group up [24, 28]. */
+static struct entry *nearest(struct state *s, const char *uuid, const char *path)
+{
+    char at[PATH_MAX];
+    struct entry *e = NULL;
+    strcpy(at, path);
+    do e = entry_of(s, uuid, at);
+    while (!e && up(s->m, at));
+    return e;
+}
+
+bool memacct_reuse(const char *dir, struct machine *m, const char *old, const char *group)
+{
+    struct state s;
+    char path[PATH_MAX];
+    if (!open_group(m, group, path) || !open_state(&s, dir, m)) return false;
+    struct group *g = NULL, *present = find_group(&s, path);
+    for (int i = 0; i < s.groups; i++)
+        if (!strcmp(s.group[i].path, old) && ended(&s.group[i])) g = &s.group[i];
+    if (g && present) REMOVE(&s, group, groups, present - s.group); /* it may have been the last one, which g is */
+    for (int i = 0; g && i < s.groups; i++)
+        if (!strcmp(s.group[i].path, old) && ended(&s.group[i])) g = &s.group[i];
+    if (g) {
+        take_address(g, path);
+        save(&s);
+    } else errno = ENOENT;
+    close_state(&s);
+    return g != NULL;
+}
+
+/* ---- dmem: files of the groups, which the driver's library reads and writes [30] ---- */
+
+static void region_name(struct gpu *g, char *name, size_t size) { snprintf(name, size, "nvidia/%08x:%02x:%02x.0/vidmem", g->domain, g->bus, g->dev); }
+
+/* The value of a region in a file of a group; unset if there is no line. */
+static u64 read_region(const char *group, const char *file, const char *region, u64 unset)
+{
+    char *text = read_group(group, file), *rest = text;
+    size_t n = strlen(region);
+    u64 v = unset;
+    for (char *line; rest && (line = strsep(&rest, "\n"));)
+        if (!strncmp(line, region, n) && line[n] == ' ') v = !strcmp(line + n + 1, "max") ? NO_LIMIT : strtoull(line + n + 1, NULL, 10);
+    free(text);
+    return v;
+}
+
+/* Replaces, or removes, the line of a region. */
+static void write_region(const char *group, const char *file, const char *region, u64 value, bool remove)
+{
+    char path[PATH_MAX], *text = read_group(group, file), *rest = text, *out = NULL;
+    size_t n = strlen(region), size = 0;
+    FILE *f = open_memstream(&out, &size);
+    for (char *line; rest && (line = strsep(&rest, "\n"));)
+        if (*line && (strncmp(line, region, n) || line[n] != ' ')) fprintf(f, "%s\n", line);
+    if (!remove && value == NO_LIMIT) fprintf(f, "%s max\n", region);
+    else if (!remove) fprintf(f, "%s %llu\n", region, value);
+    fclose(f);
+    free(text);
+    snprintf(path, sizeof path, "%s/%s", group, file);
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (fd < 0 || write(fd, out, size) != (ssize_t)size) sim_violation("memacct", "%s not written: %s", path, strerror(errno));
+    if (fd >= 0) close(fd);
+    free(out);
+}
+
+/* Whether a group has the controller's files. Those of an ordinary folder are made here; a kernel makes its own. */
+static bool has_dmem(struct machine *m, const char *group, const char *region)
+{
+    if (!has_controller(m, group)) return false;
+    if (is_cgroup2(group)) return has_file(group, "dmem.max");
+    if (read_region(group, "dmem.current", region, NO_LIMIT) == NO_LIMIT) write_region(group, "dmem.current", region, 0, false);
+    if (is_root(m, group)) return true;
+    if (read_region(group, "dmem.max", region, NO_LIMIT - 1) == NO_LIMIT - 1) write_region(group, "dmem.max", region, NO_LIMIT, false);
+    if (read_region(group, "dmem.min", region, NO_LIMIT) == NO_LIMIT) write_region(group, "dmem.min", region, 0, false);
+    return true;
+}
+
+static nvmlReturn_t dmem_set(struct machine *m, const char *group, const char *region, u64 soft, u64 hard)
+{
+    char at[PATH_MAX];
+    if (is_root(m, group)) return NVML_ERROR_NOT_SUPPORTED;
+    if (!has_dmem(m, group, region)) return NVML_ERROR_NOT_FOUND;
+    if (hard >= read_region(group, "dmem.current", region, 0)) write_region(group, "dmem.max", region, hard, false); /* else silently not taken */
+    u64 was = read_region(group, "dmem.min", region, 0);
+    strcpy(at, group);
+    do
+        if (has_dmem(m, at, region)) write_region(at, "dmem.min", region, read_region(at, "dmem.min", region, 0) - was + soft, false);
+    while (up(m, at) && !is_root(m, at));
+    return NVML_SUCCESS;
+}
+
+static nvmlReturn_t dmem_get(struct machine *m, const char *group, const char *region, nvmlGetMemoryLimits_v1_t *l)
+{
+    if (is_root(m, group) || !has_dmem(m, group, region)) return NVML_ERROR_NOT_FOUND;
+    l->softLimit = read_region(group, "dmem.min", region, 0);
+    l->hardLimit = read_region(group, "dmem.max", region, NO_LIMIT);
+    l->currentUsed = read_region(group, "dmem.current", region, 0);
+    return NVML_SUCCESS;
+}
+
+/* dmem.c try_charge: every level has to have room. A group without the controller has no counter of its own. */
+static bool dmem_charge(struct machine *m, const char *group, const char *region, u64 bytes)
+{
+    char at[PATH_MAX];
+    strcpy(at, group);
+    do {
+        if (!has_dmem(m, at, region) || is_root(m, at)) continue;
+        u64 max = read_region(at, "dmem.max", region, NO_LIMIT), used = read_region(at, "dmem.current", region, 0);
+        if (used > max || bytes > max - used) return false;
+    } while (up(m, at));
+    strcpy(at, group);
+    do
+        if (has_dmem(m, at, region)) write_region(at, "dmem.current", region, read_region(at, "dmem.current", region, 0) + bytes, false);
+    while (up(m, at));
+    return true;
+}
+
+/* What a group that has ended had stays with the groups above it. */
+static void dmem_release(struct machine *m, struct charge *c, const char *region)
+{
+    char at[PATH_MAX];
+    identity id;
+    bool leaf = true;
+    strcpy(at, c->path);
+    for (;; leaf = false) {
+        bool there = identify(at, id) && (!leaf || !strcmp(id, c->of));
+        u64 used = there ? read_region(at, "dmem.current", region, 0) : 0;
+        if (used) write_region(at, "dmem.current", region, used > c->bytes ? used - c->bytes : 0, false);
+        char *slash = strrchr(at, '/');
+        if (is_root(m, at) || !slash || slash == at) return;
+        *slash = 0;
+    }
+}
+
+static char unregistered[WORD]; /* under lock: nftw has no argument for its function */
+
+static int unregister(const char *path, const struct stat *st, int type, struct FTW *at)
+{
+    static const char *const files[] = {"dmem.max", "dmem.min", "dmem.current"};
+    (void)st, (void)at;
+    for (size_t i = 0; type == FTW_D && i < sizeof files / sizeof *files; i++)
+        if (has_file(path, files[i])) write_region(path, files[i], unregistered, 0, true);
+    return 0;
+}
+
+/* ---- the life of GPUs and clients ---- */
+
+static struct gpu *gpu_of(struct machine *m, const char *uuid)
+{
+    for (int i = 0; i < m->gpus; i++)
+        if (!strcmp(m->gpu[i].uuid, uuid)) return &m->gpu[i];
+    return NULL;
+}
+
+static void epoch_of(struct machine *m, struct gpu *g, char *epoch) /* changes when the driver initialises the GPU anew */
+{
+    snprintf(epoch, WORD, "%llu.%llu.%.8s", m->incarnation, g->memory_inits == UNSET ? 0 : g->memory_inits, m->memacct);
+}
+
+/* A GPU that was removed, reset or initialised anew has no entries and no charges [20]. */
+static void clear_region(struct state *s, const char *uuid)
+{
+    struct gpu *g = gpu_of(s->m, uuid);
+    for (int i = s->entries - 1; i >= 0; i--)
+        if (!strcmp(s->entry[i].uuid, uuid)) REMOVE(s, entry, entries, i);
+    for (int i = s->charges - 1; i >= 0; i--) {
+        if (strcmp(s->charge[i].uuid, uuid)) continue;
+        free(s->charge[i].path);
+        REMOVE(s, charge, charges, i);
+    }
+    if (!g || is_cgroup2(s->m->cgroup_mount)) return;
+    region_name(g, unregistered, sizeof unregistered);
+    nftw(s->m->cgroup_mount, unregister, 16, FTW_PHYS);
+}
+
+/* Whether a client lives: it holds a lock on a byte of the file that no text reaches, which ends with it, in whichever PID namespace it is. */
+#define CLIENT_BYTES (1LL << 40)
+
+static bool lives(struct state *s, u64 client)
+{
+    struct flock byte = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = CLIENT_BYTES + (off_t)client, .l_len = 1};
+    return client == CONTROL || (!fcntl(s->fd, F_OFD_GETLK, &byte) && byte.l_type != F_UNLCK);
+}
+
+static void uncharge(struct state *s, struct charge *c)
+{
+    struct gpu *g = gpu_of(s->m, c->uuid);
+    char region[WORD];
+    if (!strcmp(s->m->memacct, "dmem") && g) {
+        region_name(g, region, sizeof region);
+        dmem_release(s->m, c, region);
+    }
+    struct entry *e = entry_at(s, c->uuid, c->address); /* by the remembered group [25] */
+    if (e) e->used = e->used > c->bytes ? e->used - c->bytes : 0;
+    free(c->path);
+    REMOVE(s, charge, charges, c - s->charge);
+}
+
+/* Keeps the clients of a charge for which keep holds; without one it is released [22]. */
+static void keep_clients(struct state *s, struct charge *c, bool (*keep)(struct state *, u64 client, u64 arg), u64 arg)
+{
+    char was[sizeof c->clients], *save, *word;
+    strcpy(was, c->clients);
+    *c->clients = 0;
+    for (word = strtok_r(was, ",", &save); word; word = strtok_r(NULL, ",", &save)) {
+        size_t n = strlen(c->clients);
+        if (keep(s, strtoull(word, NULL, 10), arg)) snprintf(c->clients + n, sizeof c->clients - n, "%s%s", n ? "," : "", word);
+    }
+    if (!*c->clients) uncharge(s, c);
+}
+
+static bool alive(struct state *s, u64 client, u64 arg) { (void)arg; return lives(s, client); }
+
+static bool first; /* under lock: a client that has an allocation twice releases it once */
+static bool other(struct state *s, u64 client, u64 arg)
+{
+    (void)s;
+    if (client != arg || !first) return true;
+    return first = false;
+}
+
+static void settle(struct state *s)
+{
+    char epoch[WORD];
+    for (int i = s->regions - 1; i >= 0; i--) {
+        struct gpu *g = gpu_of(s->m, s->region[i].uuid);
+        if (g) epoch_of(s->m, g, epoch);
+        if (g && !strcmp(epoch, s->region[i].epoch)) continue;
+        clear_region(s, s->region[i].uuid);
+        REMOVE(s, region, regions, i);
+    }
+    for (int i = s->charges - 1; i >= 0; i--) keep_clients(s, &s->charge[i], alive, 0);
+    for (int i = 0; i < s->m->gpus; i++) {
+        struct gpu *g = &s->m->gpu[i];
+        int j = 0;
+        while (j < s->regions && strcmp(s->region[j].uuid, g->uuid)) j++;
+        if (j < s->regions || g->memory == UNSET || !g->memory) continue; /* no memory, no region */
+        struct region *r = ADD(s, region, regions);
+        strcpy(r->uuid, g->uuid);
+        epoch_of(s->m, g, r->epoch);
+    }
+}
+
+static bool has_region(struct gpu *g) { return g->memory != UNSET && g->memory; }
+
+/* ---- Set and Get ---- */
+
+static nvmlReturn_t misc_set(struct state *s, struct gpu *g, const char *path, u64 soft, u64 hard) /* in the order of [26] */
+{
+    if (!has_region(g)) return NVML_ERROR_NOT_FOUND; /* NV_ERR_OBJECT_NOT_FOUND */
+    if (is_root(s->m, path)) return NVML_ERROR_NOT_SUPPORTED;
+    struct entry *e = entry_of(s, g->uuid, path);
+    if (e && e->used > hard) return NVML_ERROR_INVALID_ARGUMENT;
+    if (!e) {
+        u64 address = group_of(s, path)->address;
+        e = ADD(s, entry, entries);
+        strcpy(e->uuid, g->uuid);
+        e->address = address; /* used 0: what the group has already is unknown */
+    }
+    e->soft = soft;
+    e->hard = hard;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t memacct_set(const char *dir, struct machine *m, struct gpu *g, const char *group, u64 soft, u64 hard)
+{
+    char path[PATH_MAX], region[WORD];
+    struct state s;
+    if (!open_group(m, group, path)) return NVML_ERROR_OPERATING_SYSTEM;
+    if (!open_state(&s, dir, m)) return NVML_ERROR_UNKNOWN;
+    nvmlReturn_t ret;
+    if (!strcmp(m->memacct, "misc")) ret = misc_set(&s, g, path, soft, hard);
+    else if (!has_region(g)) ret = NVML_ERROR_NOT_FOUND;
+    else {
+        region_name(g, region, sizeof region);
+        ret = dmem_set(m, path, region, soft, hard);
+    }
+    save(&s);
+    close_state(&s);
+    return ret;
+}
+
+static nvmlReturn_t misc_get(struct state *s, struct gpu *g, const char *path, nvmlGetMemoryLimits_v1_t *l)
+{
+    struct entry *e = nearest(s, g->uuid, path);
+    for (int i = 0; !e && i < s->m->gpus; i++) /* another GPU has one [28] */
+        if (nearest(s, s->m->gpu[i].uuid, path)) return NVML_ERROR_NOT_FOUND;
+    if (!e) return NVML_ERROR_NOT_SUPPORTED;
+    l->softLimit = e->soft;
+    l->hardLimit = e->hard;
+    l->currentUsed = e->used;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t memacct_get(const char *dir, struct machine *m, struct gpu *g, const char *group, nvmlGetMemoryLimits_v1_t *limits)
+{
+    char path[PATH_MAX], region[WORD];
+    struct state s;
+    if (!open_group(m, group, path)) return NVML_ERROR_OPERATING_SYSTEM;
+    if (!open_state(&s, dir, m)) return NVML_ERROR_UNKNOWN;
+    nvmlReturn_t ret;
+    if (!strcmp(m->memacct, "misc")) ret = misc_get(&s, g, path, limits);
+    else if (!has_region(g)) ret = NVML_ERROR_NOT_FOUND;
+    else {
+        region_name(g, region, sizeof region);
+        ret = dmem_get(m, path, region, limits);
+    }
+    save(&s);
+    close_state(&s);
+    return ret;
+}
+
+/* ---- allocations ---- */
+
+/* misc: the nearest group in which the controller is on, and from there the nearest entry [23, 24]. address 0: nothing to charge. */
+static bool misc_charge(struct state *s, struct gpu *g, char *path, u64 bytes, u64 *address)
+{
+    while (!has_controller(s->m, path))
+        if (!up(s->m, path)) break;
+    struct entry *e = nearest(s, g->uuid, path);
+    *address = e ? e->address : 0;
+    if (!e) return true;
+    if (e->used > e->hard || bytes > e->hard - e->used) return false;
+    e->used += bytes;
+    return true;
+}
+
+static bool charge(struct state *s, struct gpu *g, char *path, u64 bytes, u64 client, u64 *id)
+{
+    char region[WORD];
+    u64 address = 0;
+    struct charge c = {.bytes = bytes};
+    identify(path, c.of);
+    bool dmem = !strcmp(s->m->memacct, "dmem");
+    char leaf[PATH_MAX];
+    strcpy(leaf, path);
+    region_name(g, region, sizeof region);
+    if (dmem ? !dmem_charge(s->m, path, region, bytes) : !misc_charge(s, g, path, bytes, &address)) return false;
+    if (!dmem && !address) return true;
+    c.id = *id = ++s->charges_made;
+    c.address = address;
+    c.path = strdup(leaf);
+    strcpy(c.uuid, g->uuid);
+    snprintf(c.clients, sizeof c.clients, "%llu", client);
+    *ADD(s, charge, charges) = c;
+    return true;
+}
+
+bool memacct_allocate(const char *dir, struct machine *m, struct gpu *g, const char *group, u64 bytes, u64 client, u64 *id)
+{
+    char path[PATH_MAX];
+    struct state s;
+    *id = 0;
+    if (!*m->memacct || g->mig == 1 || !has_region(g)) return true; /* [19, 20, 21] */
+    if (!open_group(m, group, path) || !open_state(&s, dir, m)) return true; /* the creator has ended [23] */
+    bool ok = charge(&s, g, path, bytes, client, id);
+    save(&s);
+    close_state(&s);
+    return ok;
+}
+
+static struct charge *charge_of(struct state *s, u64 id)
+{
+    for (int i = 0; i < s->charges; i++)
+        if (s->charge[i].id == id) return &s->charge[i];
+    return NULL;
+}
+
+void memacct_import(const char *dir, struct machine *m, u64 id, u64 client)
+{
+    struct state s;
+    if (!id || !open_state(&s, dir, m)) return;
+    struct charge *c = charge_of(&s, id);
+    size_t n = c ? strlen(c->clients) : 0;
+    if (c) snprintf(c->clients + n, sizeof c->clients - n, ",%llu", client);
+    save(&s);
+    close_state(&s);
+}
+
+void memacct_release(const char *dir, struct machine *m, u64 id, u64 client)
+{
+    struct state s;
+    if (!id || !open_state(&s, dir, m)) return;
+    struct charge *c = charge_of(&s, id);
+    first = true;
+    if (c) keep_clients(&s, c, other, client);
+    save(&s);
+    close_state(&s);
+}
+
+/* ---- this process ---- */
+
+u64 memacct_client(const char *dir, struct machine *m)
+{
+    static u64 client;
+    static int held; /* keeps the lock of the client until the process ends */
+    static char of[PATH_MAX];
+    struct state s;
+    if (!open_state(&s, dir, m)) return CONTROL;
+    if (!client || strcmp(of, dir)) {
+        client = ++s.clients;
+        snprintf(of, sizeof of, "%s", dir);
+        held = open_file(dir);
+        struct flock byte = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = CLIENT_BYTES + (off_t)client, .l_len = 1};
+        if (held < 0 || fcntl(held, F_OFD_SETLK, &byte)) sim_violation("memacct", "client %llu has no lock: %s", client, strerror(errno));
+        save(&s);
+    }
+    u64 mine = client;
+    close_state(&s);
+    return mine;
+}
+
+/* The group of the line "0::" of /proc/self/cgroup below the machine's mount point, or where Linux has it; SIMDRIVER_CGROUP has the line's path for a test. */
+bool memacct_own_group(struct machine *m, char *path)
+{
+    const char *mounts[] = {m->cgroup_mount, "/sys/fs/cgroup", "/sys/fs/cgroup/unified"}, *env = getenv("SIMDRIVER_CGROUP");
+    char at[PATH_MAX], line[PATH_MAX] = "";
+    FILE *f = env ? NULL : fopen("/proc/self/cgroup", "re");
+    while (f && fgets(line, sizeof line, f) && strncmp(line, "0::", 3)) *line = 0;
+    if (f) fclose(f);
+    line[strcspn(line, "\n")] = 0;
+    const char *group = env ? env : *line ? line + 3 : NULL;
+    for (size_t i = 0; group && i < sizeof mounts / sizeof *mounts; i++) {
+        if (snprintf(at, sizeof at, "%s%s", mounts[i], group) < (int)sizeof at && open_group(m, at, path)) return true;
+    }
+    return false;
+}
+
+bool memacct_own_limit(const char *dir, struct machine *m, struct gpu *g, nvmlGetMemoryLimits_v1_t *limits)
+{
+    char path[PATH_MAX];
+    return *m->memacct && g->mig != 1 && has_region(g) && memacct_own_group(m, path) && !memacct_get(dir, m, g, path, limits) && limits->hardLimit < g->memory;
+}
