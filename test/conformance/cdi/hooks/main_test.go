@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -19,7 +20,7 @@ import (
 const (
 	hierarchy = "/sys/fs/cgroup"
 	ownGroup  = "tandem-hooks"               // the group above those of all containers
-	inside    = "TANDEM_CONFORMANCE_HOOKS"   // the folder with k8s-gpu, for the process that runs the tests
+	inside    = "TANDEM_CONFORMANCE_HOOKS"   // the folder for k8s-gpu, in the process that runs the tests
 	skipped   = "TANDEM_CONFORMANCE_SKIPPED" // a file for the reason why nothing was tested: test/conformance/run prints it
 )
 
@@ -62,20 +63,16 @@ func outside() (int, error) {
 	if _, err := exec.LookPath("runc"); err != nil {
 		return 0, missingError("runc is not installed")
 	}
+	path, err := output(exec.Command("../../../e2e/orchestrators", "containerd", "toolkit", "hooks"))
+	if err != nil {
+		return 1, err
+	}
 	bin, err := os.MkdirTemp("", "hooks")
 	if err != nil {
 		return 1, err
 	}
 	defer func() { _ = os.RemoveAll(bin) }()
-	agent := exec.Command("go", append(append([]string{"build"}, binaries.Flags()...), "-o", bin+"/", "./cmd/k8s-gpu")...)
-	agent.Dir = "../../../.."
-	if _, err := output(agent); err != nil {
-		return 1, err
-	}
-	path, err := output(exec.Command("../../../e2e/orchestrators", "containerd", "toolkit", "hooks"))
-	if err != nil {
-		return 1, err
-	}
+	runtime.LockOSThread() // Pdeathsig is sent when the thread ends that started a process
 	self := exec.Command("/proc/self/exe", os.Args[1:]...)
 	self.Env = append(os.Environ(), inside+"="+bin, "PATH="+path+":"+os.Getenv("PATH"))
 	self.Stdin, self.Stdout, self.Stderr = os.Stdin, os.Stdout, os.Stderr
@@ -106,9 +103,22 @@ func within(m *testing.M) (int, error) {
 	if controller() == "" {
 		return 0, missingError("the control groups of version 2 have neither the controller misc nor hugetlb, which can stand in for it")
 	}
+	if err := buildAgent(); err != nil {
+		return 1, err
+	}
 	code := m.Run()
 	removeGroups(filepath.Join(hierarchy, ownGroup))
 	return code, nil
+}
+
+// buildAgent builds a k8s-gpu that takes controller() for misc.
+func buildAgent() error {
+	flags := binaries.Flags()
+	flags[len(flags)-1] += " -X github.com/tandem-gpu/tandem/internal/core/limit.MiscController=" + controller()
+	build := exec.Command("go", slices.Concat([]string{"build"}, flags, []string{"-o", os.Getenv(inside) + "/", "./cmd/k8s-gpu"})...)
+	build.Dir = "../../../.."
+	_, err := output(build)
+	return err
 }
 
 // mounts gives this process a /proc of its namespace, an empty /run, and control groups of version 2.
