@@ -79,6 +79,7 @@ type Adapter struct {
 	APIs    []inventory.API
 	Readers ownership.Readers
 	Holders usage.Holders                     // the orchestrator's record for the table of Use
+	Lookup  limits.Lookup                     // of one allocation of Nomad
 	Extend  func(report.Report) report.Report // the report with what the adapter has beside
 }
 
@@ -277,7 +278,7 @@ func (a *Agent) Problems() []problem.Problem {
 		adapter = a.adapter.Problems()
 	}
 	return slices.Concat(a.opts.Reload.Problems(), a.sources.problems(), a.cdi.Problems(), a.socket.Problems(), processProblems(a.opts.Core), proofs,
-		a.resetter.Problems(), adapter)
+		a.resetter.Problems(), a.limiter.Problems(), adapter)
 }
 
 // SourcesUp reports for each source of health information apart from the driver ("kernel_log", "history") whether it works. A source

@@ -3,18 +3,28 @@ package agent
 import (
 	"cmp"
 	"path/filepath"
+	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/limit"
+	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/internal/node/cgroup"
 	"github.com/tandem-gpu/tandem/internal/node/limits"
 	"github.com/tandem-gpu/tandem/internal/util/reconcile"
 )
 
-// newLimiter returns what reads limits of device memory, and sets those of the policy.
+// newLimiter returns what reads limits of device memory, and sets those of the policy. Under Nomad this process has the rights for it: it is root's.
 func (a *Agent) newLimiter() *limits.Limiter {
+	groups := cgroup.FS{Mount: cmp.Or(a.opts.Core.Roots.Cgroup, cgroup.DefaultMount)}
 	o := limits.Options{
-		Groups: cgroup.FS{Mount: cmp.Or(a.opts.Core.Roots.Cgroup, cgroup.DefaultMount)}, Orchestrator: a.opts.Use.Orchestrator, Policy: a.opts.Core.Policy.Limits,
-		Setter: a.opts.LimitSetter, On: []reconcile.Source{a.Changed, a.use.Changed}, Log: a.opts.Log,
+		Groups: groups, Orchestrator: a.opts.Use.Orchestrator, Setter: a.opts.LimitSetter,
+		Boot:    func() (string, time.Time) { boot := a.sources.boot(); return boot.ID, boot.Time },
+		Load:    func() string { return nvidia.DriverFingerprint(a.opts.Core.Roots) },
+		Holders: a.adapter.Holders, Lookup: a.adapter.Lookup, Use: a.Use, WakeUse: a.WakeUse,
+		On: []reconcile.Source{a.Changed, a.use.Changed}, Log: a.opts.Log,
+	}
+	if o.Orchestrator == holders.Nomad && o.Setter == nil {
+		o.Setter = limits.Local{Groups: groups, Driver: a.Monitor}
 	}
 	if dir := a.opts.Health.StateDir; dir != "" {
 		o.File = filepath.Join(dir, a.opts.Name+".limits.json")

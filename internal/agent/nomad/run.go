@@ -49,7 +49,7 @@ func (r *run) adapter(a *agent.Agent) agent.Adapter {
 	}
 	r.addPages(a, &made)
 	if r.allocations != nil {
-		made.Holders = r.allocations.Read
+		made.Holders, made.Lookup = r.allocations.Read, r.allocations.Lookup
 		made.Tasks = append(made.Tasks, func(ctx context.Context) error { r.allocations.Run(ctx, a.Watchdog(), a.WakeUse); return nil })
 	}
 	return made

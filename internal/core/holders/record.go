@@ -31,9 +31,21 @@ type Record struct {
 	// Work has the work that the record lists, with devices or without, by Work.ID. It gives processes the names of their work.
 	Work map[string]Work
 
+	// Tasks has what is recorded of tasks of Nomad that have devices; nil = nothing is.
+	Tasks map[Work]Task
+
 	// AllWork means that work which is not in Work is not running any more.
 	AllWork bool
 }
+
+// Task is what is recorded of a task of Nomad.
+type Task struct {
+	Driver  string // "exec", "docker"; "" = unknown
+	Running bool   // its processes were started, and have not ended
+}
+
+// InContainer reports whether the task's driver has a program of its own make the control group of the task.
+func (t Task) InContainer() bool { return t.Driver == "docker" || t.Driver == "podman" }
 
 // Locate returns the record with the placements of its holders. While one has a device that is not among them, the record is not complete.
 func (r Record) Locate(placements map[gpu.DeviceID]gpu.Placement) Record {

@@ -1,6 +1,8 @@
 package limit
 
 import (
+	"cmp"
+	"slices"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -86,4 +88,41 @@ type Counts struct {
 	Overridden uint64 // limits of containers that were not those of the policy, and were mended
 	Stale      uint64 // limits of groups that have ended, found on another group and ended
 	Late       uint64 // shares that were late
+}
+
+// Share returns the share of a work on a GPU.
+func (t Table) Share(w holders.Work, id gpu.DeviceID) (Share, bool) {
+	i := slices.IndexFunc(t.Shares, func(s Share) bool { return s.Work == w && s.GPU == id })
+	if i < 0 {
+		return Share{}, false
+	}
+	return t.Shares[i], true
+}
+
+// find returns the share that is the same work on the same GPU, or in the same group.
+func (t Table) find(s Share) (Share, bool) {
+	if i, known := slices.BinarySearchFunc(t.Shares, s, compareShares); known {
+		return t.Shares[i], true
+	}
+	return Share{}, false
+}
+
+// compareShares is the order of shares. Work has several groups on a GPU only if these are Foreign.
+func compareShares(a, b Share) int {
+	foreign := cmp.Compare(boolInt(a.State == Foreign), boolInt(b.State == Foreign))
+	if c := cmp.Or(a.Work.Compare(b.Work), cmp.Compare(a.GPU, b.GPU), foreign); c != 0 || a.State != Foreign {
+		return c
+	}
+	return cmp.Compare(a.Group, b.Group)
+}
+
+func boolInt(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func compareProblems(a, b problem.Problem) int {
+	return cmp.Or(cmp.Compare(a.Code, b.Code), cmp.Compare(a.Object, b.Object), cmp.Compare(a.Text, b.Text))
 }

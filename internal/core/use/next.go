@@ -16,6 +16,7 @@ type Origin struct {
 	Started uint64       // gpu.Process.Started
 	Name    string       // as procfs shows it (comm); "" = unknown
 	Owner   holders.Work // of its control group; the zero value = none
+	Group   string       // see Process.Group
 	Unknown bool         // its control group could not be read
 }
 
@@ -149,7 +150,7 @@ func (n next) running(d, was Device) (found []gpu.Process, known bool) {
 // process is a process of a device with these holders by the record. Since is the time of this table if it is suspected to be unreserved.
 func (n next) process(p gpu.Process, u inventory.Unit, held []holders.Holder) Process {
 	o := n.Origins[p.PID]
-	one := Process{Process: p, Name: o.Name, Owner: n.named(o.Owner)}
+	one := Process{Process: p, Name: o.Name, Owner: n.named(o.Owner), Group: o.Group}
 	if !o.Unknown && !isMPSServer(one, u) && n.withoutHolder(one.Owner, held) {
 		one.Since = n.At
 	}

@@ -14,6 +14,7 @@ type Process struct {
 	gpu.Process
 	Name       string       // as procfs shows it (comm); "" = unknown
 	Owner      holders.Work // of its control group; the zero value = it belongs to no work that an orchestrator started, or that is unknown
+	Group      string       // control group of version 2, as the agent sees its path; "" = unknown, or none
 	Unreserved bool         // no work to which the device was given runs it: see Table.Next
 	Since      time.Time    // since when no work to which the device was given runs it, as far as observed; zero = work does, or that is unknown
 }

@@ -126,7 +126,7 @@ func (f FS) Processes(group string) (pids []int, err error) {
 // Enable enables a controller in the groups directly below a group: cgroup.subtree_control. It must be enabled in the group itself.
 func (f FS) Enable(group, controller string) error {
 	path := filepath.Join(f.Path(group), "cgroup.subtree_control")
-	if on, err := f.words(group, "cgroup.subtree_control"); err != nil || slices.Contains(on, controller) {
+	if on, err := f.Enables(group, controller); err != nil || on {
 		return err
 	}
 	file, err := os.OpenFile(path, os.O_WRONLY, 0)
@@ -140,4 +140,42 @@ func (f FS) Enable(group, controller string) error {
 func (f FS) words(group, name string) ([]string, error) {
 	text, err := os.ReadFile(filepath.Join(f.Path(group), name))
 	return strings.Fields(string(text)), err
+}
+
+// ProcessesBelow returns the processes of a group and of all groups below it, without those that this process's PID namespace does not have. Groups and processes
+// may end meanwhile. The error is fs.ErrNotExist if the group itself has ended.
+func (f FS) ProcessesBelow(group string) (pids []int, err error) {
+	if pids, err = f.Processes(group); err != nil {
+		return nil, err
+	}
+	pids = slices.DeleteFunc(pids, func(pid int) bool { return pid == 0 })
+	names, err := f.Children(group)
+	for _, name := range names {
+		below, err := f.ProcessesBelow(filepath.Join(group, name))
+		if err != nil && !gone(err) {
+			return nil, err
+		}
+		pids = append(pids, below...)
+	}
+	if gone(err) {
+		err = nil
+	}
+	return pids, err
+}
+
+// gone reports whether an error means that a group has ended: files of one that is open return ENODEV then.
+func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) }
+
+// Enables reports whether a controller is enabled in the groups directly below a group: cgroup.subtree_control.
+func (f FS) Enables(group, controller string) (bool, error) {
+	on, err := f.words(group, "cgroup.subtree_control")
+	return slices.Contains(on, controller), err
+}
+
+// Remove removes an empty group.
+func (f FS) Remove(group string) error {
+	if f.AnyFilesystem { // whose files the kernel would remove
+		return os.RemoveAll(f.Path(group))
+	}
+	return os.Remove(f.Path(group))
 }

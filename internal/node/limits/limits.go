@@ -1,26 +1,44 @@
 // Package limits reads which limits of device memory the driver holds for the control groups of work, sets those that the policy has, and publishes both as a
 // limit.Table. It decides nothing: core/limit does.
+//
+//	Nomad       makes a task's group . . . . . . . . . . . . . . . . . . . . . starts its first process (some 40 ms later)
+//	a Limiter     . event . allocation . state on disk . Set . Get . table
 package limits
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"maps"
+	"slices"
+	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/limit"
+	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/node/cgroup"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/internal/util/problemset"
 	"github.com/tandem-gpu/tandem/internal/util/reconcile"
+	"github.com/tandem-gpu/tandem/internal/util/recordfile"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
 
 // Driver reads limits, and sets them where this process has the rights for it. *monitor.Monitor is one.
 type Driver interface {
+	// LimitsUnsupported is why the driver has no limits at all; "" if it may have them. known is false while that is not known.
+	LimitsUnsupported() (reason string, known bool)
+
 	// MemoryLimits returns an answer for each query, in their order. The error is of the whole driver: gpu.ErrNoDriver.
 	MemoryLimits(context.Context, []gpu.LimitQuery) ([]gpu.LimitAnswer, error)
+
+	// SetMemoryLimit sets a limit; it does not read it back.
+	SetMemoryLimit(context.Context, gpu.LimitChange) error
 }
 
 // Setter sets limits: the driver of this process, or a component of the node that has the rights for it.
@@ -30,33 +48,87 @@ type Setter interface {
 	SetMemoryLimit(ctx context.Context, group cgroup.ID, change gpu.LimitChange) error
 }
 
+// Prober is a Setter that can try on a group of its own whether limits can be set.
+type Prober interface {
+	// TryLimit sets a limit on an empty group and reads it back, for a backend. An error says why no limit can be set.
+	TryLimit(ctx context.Context, id gpu.DeviceID, backend limit.Backend) error
+}
+
+// Readier is a Setter that may be unable to set any limit at times.
+type Readier interface {
+	// Ready returns nil if limits can be set, or why not, with the remedy.
+	Ready(ctx context.Context) error
+}
+
 // Monitor is what a Limiter follows, and where it sets what takes no work.
 type Monitor interface {
 	Driver
 	State() core.State
-	UpdateHost(func(*inventory.Host))
+	SetLimits(*inventory.Limits)
 	Watchdog() *watchdog.Registry
 }
 
-// Options configure a Limiter.
+// Lookup asks Nomad for one allocation, by a call: the record has what it has, and nothing else.
+type Lookup func(ctx context.Context, allocation string) (holders.Record, error)
+
+// Options configure a Limiter. A nil function is not used.
 type Options struct {
 	Groups       cgroup.FS
 	Orchestrator string // holders.Kubernetes, holders.Nomad
-	Policy       inventory.LimitPolicy
 	Setter       Setter // nil = limits are only read
+	CannotSet    string // with Setter nil: why, with the remedy; "" = that no policy needs it is not known
 	File         string // record of the limits that were set; "" = none is kept
-	On           []reconcile.Source
-	Log          *slog.Logger
+
+	Boot    func() (id string, at time.Time)
+	Load    func() string                                                         // which load of the driver it is: nvidia.DriverFingerprint
+	Holders func(context.Context, *inventory.Allocatable) (holders.Record, error) // the orchestrator's record; it makes no call
+	Lookup  Lookup
+	Use     func() use.Table
+	WakeUse func() // a newer table is needed
+
+	On  []reconcile.Source
+	Log *slog.Logger
 }
 
 // Limiter publishes the table of limits. Make one with New. Its methods are safe for concurrent use; Run is called once.
 type Limiter struct {
-	opts  Options
-	table *watch.Value[limit.Table]
+	opts     Options
+	table    *watch.Value[limit.Table]
+	problems problemset.Set
+	changed  chan struct{} // capacity 1: a group was made, or has ended
+
+	// turn is a lock that a context can end the wait for: it has a value while nobody changes what follows.
+	turn    chan struct{}
+	monitor Monitor // nil before Run
+	saved   limit.Saved
+	file    *recordfile.File[limit.Saved]
+	tasks   tasks
+	support support
 }
 
+// Times that are no settings.
+const (
+	passAtMost   = 30 * time.Second // for a pass, before the watchdog reports it
+	driverAtMost = 5 * time.Second  // for the driver to answer
+	lookupAtMost = time.Second
+	retryUnknown = 50 * time.Millisecond // to ask for an allocation whose group is there, and that the servers do not show so far
+	retryFailed  = 2 * time.Second       // after a limit that could not be set
+	retryUse     = 500 * time.Millisecond
+)
+
 // New returns a limiter. It reads and sets nothing before Run.
-func New(o Options) *Limiter { return &Limiter{opts: o, table: watch.NewValue(limit.Table{})} }
+func New(o Options) *Limiter {
+	l := &Limiter{
+		opts: o, table: watch.NewValue(limit.Table{}), problems: problemset.Set{Log: o.Log}, changed: make(chan struct{}, 1), turn: make(chan struct{}, 1),
+		tasks: tasks{known: map[cgroup.ID]bool{}, looked: map[string]lookup{}},
+	}
+	l.file = recordfile.New(recordfile.Options[limit.Saved]{
+		Path: o.File, MaxBytes: limit.MaxBytes, Parse: limit.Parse, Encode: limit.Saved.Encode, Problems: &l.problems, Code: problem.LimitState,
+		Name: "the record of limits", Without: "limits that are left by groups that ended are not recognised", Damaged: "limits that were set before are taken for those of another program",
+	})
+	l.turn <- struct{}{}
+	return l
+}
 
 // Table returns the latest table.
 func (l *Limiter) Table() limit.Table { return l.table.Load() }
@@ -64,13 +136,192 @@ func (l *Limiter) Table() limit.Table { return l.table.Load() }
 // Changed is closed when there is a newer table.
 func (l *Limiter) Changed() <-chan struct{} { return l.table.Changed() }
 
-// Run reads and sets limits until ctx ends.
-func (l *Limiter) Run(ctx context.Context, _ Monitor) { <-ctx.Done() }
-
-// LimitPod sets the limit of the group of a pod on a GPU before any container of it starts, and reads it back. An error means that the pod is not limited.
-func (l *Limiter) LimitPod(ctx context.Context, pod holders.Work, id gpu.DeviceID, bytes uint64) error {
-	return context.Cause(ctx)
+// Problems has what keeps limits from being read or set on this node, and what the table has.
+func (l *Limiter) Problems() []problem.Problem {
+	return slices.Concat(l.problems.List(), l.Table().Problems)
 }
 
-// ReleasePod ends the limits of a pod's group, before the group ends.
-func (l *Limiter) ReleasePod(ctx context.Context, pod holders.Work) error { return context.Cause(ctx) }
+// Run reads and sets limits until ctx ends. Nothing is read while the driver has no limits and the policy has none, either.
+func (l *Limiter) Run(ctx context.Context, m Monitor) {
+	if !l.await(ctx, m) {
+		return
+	}
+	task := m.Watchdog().Register("limits")
+	defer task.Done()
+	done := l.follow(ctx, m.Watchdog())
+	defer done()
+	l.lock(context.WithoutCancel(ctx))
+	l.monitor = m
+	l.unlock()
+	on := append(slices.Clone(l.opts.On), reconcile.Signal(l.changed))
+	reconcile.Loop{On: on, Task: task, Limit: passAtMost}.Run(ctx, func(ctx context.Context, _ reconcile.Cause) time.Duration {
+		if l.lock(ctx) != nil {
+			return reconcile.Never
+		}
+		defer l.unlock()
+		return l.pass(ctx)
+	})
+}
+
+// await waits until there is something to do, and reports whether there is.
+func (l *Limiter) await(ctx context.Context, m Monitor) (found bool) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	reconcile.Loop{On: l.opts.On}.Run(ctx, func(context.Context, reconcile.Cause) time.Duration {
+		why, known := m.LimitsUnsupported()
+		if found = known && why == "" || hasLimits(m.State().Allocatable); found {
+			cancel()
+		}
+		return reconcile.Never
+	})
+	return found
+}
+
+// hasLimits reports whether units are to be limited.
+func hasLimits(inv *inventory.Allocatable) bool {
+	for u := range inv.Devices() {
+		if u.Memory > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func (l *Limiter) lock(ctx context.Context) error {
+	select {
+	case <-l.turn:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (l *Limiter) unlock() { l.turn <- struct{}{} }
+
+// pass reads everything, sets what is to be set, reads it back, and publishes the table. It returns when the next pass is due. The caller has the lock.
+func (l *Limiter) pass(ctx context.Context) time.Duration {
+	if l.file.Load(&l.saved) != nil { // its problem has the error. What was set before is not known, and nothing is taken for it
+		return retryFailed
+	}
+	n, open := l.see(ctx)
+	if !open { // limits may end with its session: no new work before they are looked at again. The state of the driver wakes this loop
+		if n.limits {
+			l.monitor.SetLimits(&inventory.Limits{Withheld: map[gpu.DeviceID]inventory.LimitMissing{}})
+		}
+		return reconcile.Never
+	}
+	unknown := l.newTasks(ctx, n)
+	r, err := l.decide(ctx, n)
+	if ctx.Err() != nil {
+		return reconcile.Never
+	}
+	if err != nil {
+		text := "limits of device memory can't be read: " + err.Error()
+		l.problems.Put(problem.Problem{Code: problem.LimitUnsupported, Object: unread, Text: text}, slog.LevelWarn, text)
+		return retryFailed
+	}
+	l.problems.End(problem.LimitUnsupported, unread, "limits of device memory are read again")
+	l.publish(n, r)
+	switch {
+	case unknown:
+		return retryUnknown
+	case r.Undecided:
+		l.opts.WakeUse()
+		return retryUse
+	case len(r.Changes) > 0, l.support.retries(n):
+		return retryFailed
+	}
+	return reconcile.Never
+}
+
+// decide reads, decides, sets, and decides again by what is read then.
+func (l *Limiter) decide(ctx context.Context, n seen) (limit.Result, error) {
+	l.probe(ctx, n)
+	reading, err := l.read(ctx, n, nil)
+	if err != nil {
+		return limit.Result{}, err
+	}
+	first := limit.Next(l.saved, l.Table(), reading)
+	l.enable(n, first.Enable)
+	if len(first.Changes) == 0 && len(first.Enable) == 0 {
+		l.store(first.Saved)
+		return first, nil
+	}
+	done := l.apply(ctx, first)
+	if reading, err = l.read(ctx, n, done); err != nil {
+		return limit.Result{}, err
+	}
+	r := limit.Next(l.saved, first.Table, reading)
+	l.store(r.Saved)
+	return r, nil
+}
+
+// apply makes the changes of a decision. Its state is on disk before: what is set is recognised after a restart, too.
+func (l *Limiter) apply(ctx context.Context, r limit.Result) (done []limit.Done) {
+	l.store(r.Saved)
+	for _, c := range r.Changes {
+		one := limit.Done{Change: c}
+		if err := l.set(ctx, c); err != nil {
+			one.Err = err.Error()
+			l.opts.Log.Warn("limit of device memory not set", "group", c.Path, "gpu", c.GPU, "bytes", c.Hard, "error", err)
+		}
+		done = append(done, one)
+	}
+	return done
+}
+
+func (l *Limiter) set(ctx context.Context, c limit.Change) error {
+	ctx, cancel := context.WithTimeout(ctx, driverAtMost)
+	defer cancel()
+	q := gpu.LimitQuery{GPU: c.GPU, Group: l.opts.Groups.Path(c.Path)}
+	return l.opts.Setter.SetMemoryLimit(ctx, cgroup.ID{Path: c.Path, Inode: c.Inode}, gpu.LimitChange{LimitQuery: q, Soft: c.Soft, Hard: c.Hard})
+}
+
+// store keeps a state, on disk if that can be written: limits are set without it, too.
+func (l *Limiter) store(s limit.Saved) {
+	l.saved = s
+	_ = l.file.Store(s)
+}
+
+// publish publishes a table, and on which GPUs new work can be limited.
+func (l *Limiter) publish(n seen, r limit.Result) {
+	was := l.Table()
+	l.table.Store(r.Table)
+	n.support.Waiting = r.Waiting
+	n.support.ControllerOff = l.controllerOff(n.node.Backend)
+	n.support.Tried = l.support.tried
+	can := n.support.Limits(n.inv)
+	l.monitor.SetLimits(can)
+	l.noteSupport(can)
+	for i := range r.Table.Shares {
+		s := &r.Table.Shares[i]
+		if before, known := was.Share(s.Work, s.GPU); known && before.State == s.State {
+			continue
+		}
+		level := slog.LevelInfo
+		if s.State != limit.Limited && s.State != limit.Unknown {
+			level = slog.LevelWarn
+		}
+		l.opts.Log.Log(context.Background(), level, "limit of device memory", "work", s.Work.String(), "gpu", s.GPU, "state", s.State, "bytes", s.Want, "reason", s.Reason)
+	}
+}
+
+// unread is the object of the problem that limits can't be read.
+const unread = "driver"
+
+// noteSupport keeps a problem while the policy has limits that can't be set.
+func (l *Limiter) noteSupport(can *inventory.Limits) {
+	if can != nil {
+		for _, id := range slices.Sorted(maps.Keys(can.Withheld)) {
+			if why := can.Withheld[id]; why.Reason == health.ReasonNoLimit {
+				text := "the policy has limits of device memory, and none can be set on " + string(id) + ": " + why.Detail
+				l.problems.Put(problem.Problem{Code: problem.LimitUnsupported, Text: text, Remedy: "see docs/sharing.md for what limits need"}, slog.LevelWarn, text)
+				return
+			}
+		}
+	}
+	l.problems.End(problem.LimitUnsupported, "", "limits of device memory can be set")
+}
+
+// errNotRunning is before Run has seen the driver.
+var errNotRunning = errors.New("the agent has not read the driver so far")

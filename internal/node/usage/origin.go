@@ -67,6 +67,9 @@ func (r *origins) of(p gpu.Process) use.Origin {
 		return o
 	}
 	o := use.Origin{Started: p.Started, Name: r.files.name(p.PID)}
+	if text, ok := r.files.group(p.PID); ok {
+		o.Group = unifiedPath(text)
+	}
 	var known bool
 	o.Owner, known = r.owner(p.PID)
 	o.Unknown = !known

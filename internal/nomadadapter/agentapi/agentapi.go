@@ -206,7 +206,7 @@ type answer struct {
 // newAnswer makes the record: the devices of the allocations that have not ended. It has all allocations that the token may read and that the
 // servers have not removed, so work that it lacks may run.
 func newAnswer(all []allocation, hidden string) answer {
-	r := holders.Record{Complete: hidden == "", Missing: hidden, Work: map[string]holders.Work{}}
+	r := holders.Record{Complete: hidden == "", Missing: hidden, Work: map[string]holders.Work{}, Tasks: map[holders.Work]holders.Task{}}
 	for i := range all {
 		a := &all[i]
 		owner := holders.Work{Orchestrator: holders.Nomad, Namespace: a.Namespace, Name: a.JobID, ID: a.ID}
@@ -220,11 +220,31 @@ func newAnswer(all []allocation, hidden string) answer {
 				for _, h := range d.holds(owner) {
 					r.Holders = append(r.Holders, h)
 					r.Began(h.Device, a.placed())
+					r.Tasks[h.Work] = a.task(task)
 				}
 			}
 		}
 	}
 	return answer{allocations: all, record: r}
+}
+
+// task is what is recorded of a task (structs.TaskStateRunning).
+func (a *allocation) task(name string) holders.Task {
+	t := holders.Task{Running: a.TaskStates[name].State == "running"}
+	if a.Job == nil {
+		return t
+	}
+	for _, g := range a.Job.TaskGroups {
+		if g.Name != a.TaskGroup {
+			continue
+		}
+		for _, one := range g.Tasks {
+			if one.Name == name {
+				t.Driver = one.Driver
+			}
+		}
+	}
+	return t
 }
 
 // live reports whether the allocation has not ended, by its client (structs.AllocClientStatus*).

@@ -233,7 +233,7 @@ func TestFollows(t *testing.T) {
 	main.Container = "main"
 	placed := time.Unix(1795767065, 0)
 	want := holders.Record{
-		Complete: true, HeldSince: map[gpu.DeviceID]time.Time{"GPU-1": placed, "GPU-2": placed}, Work: map[string]holders.Work{"a1": owner("train", "a1"), "a2": owner("old", "a2"), "a3": owner("new", "a3")},
+		Tasks: map[holders.Work]holders.Task{main: {Running: true}}, Complete: true, HeldSince: map[gpu.DeviceID]time.Time{"GPU-1": placed, "GPU-2": placed}, Work: map[string]holders.Work{"a1": owner("train", "a1"), "a2": owner("old", "a2"), "a3": owner("new", "a3")},
 		Holders: []holders.Holder{{Work: main, API: inventory.Nomad, Resource: "nvidia/gpu", Unit: "GPU-1::3", Device: "GPU-1"}, {Work: main, API: inventory.Nomad, Resource: "nvidia/gpu", Unit: "GPU-2", Device: "GPU-2"}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -27,7 +27,17 @@ type allocation struct {
 	AllocatedResources struct {
 		Tasks map[string]struct{ Devices []device }
 	}
-	TaskStates map[string]struct{ FinishedAt time.Time }
+	TaskStates map[string]struct {
+		State      string
+		FinishedAt time.Time
+	}
+	TaskGroup string
+	Job       *struct { // as it was when the allocation was placed
+		TaskGroups []struct {
+			Name  string
+			Tasks []struct{ Name, Driver string }
+		}
+	}
 }
 
 // device is api.AllocatedDeviceResource.

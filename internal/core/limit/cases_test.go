@@ -1,0 +1,402 @@
+package limit_test
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
+	"github.com/tandem-gpu/tandem/internal/core/limit"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
+)
+
+// shows checks the state of work after a pass.
+func (w *world) shows(t *testing.T, k *work, state limit.State, reason string) limit.Share {
+	t.Helper()
+	w.now = w.now.Add(3 * time.Second)
+	w.passes.pass()
+	s, ok := w.passes.table.Share(k.Work, k.GPU)
+	if !ok || s.State != state || !strings.Contains(s.Reason, reason) || (s.Reason == "") != (reason == "") {
+		t.Errorf("%+v, want %s (%s)", s, state, reason)
+	}
+	return s
+}
+
+func (w *world) has(t *testing.T, code problem.Code, want bool) {
+	t.Helper()
+	if got := slices.ContainsFunc(w.passes.table.Problems, func(p problem.Problem) bool { return p.Code == code }); got != want {
+		t.Errorf("%s: %t, want %t: %+v", code, got, want, w.passes.table.Problems)
+	}
+}
+
+// fence 13, 15: a task is limited if the limit was there before its first process. One whose process used the GPU before is late, which is counted once, until that
+// process has ended. It is late, too, if the agent ended between the two.
+func TestLate(t *testing.T) {
+	w := newWorld(limit.Misc, zero)
+	early := w.start(limit.ByTask, zero, 20*gib, 1)
+	w.shows(t, early, limit.Limited, "")
+	w.charge(w.fork(early.groups[0], early.owner()), zero, gib)
+	w.shows(t, early, limit.Limited, "")
+
+	late := w.start(limit.ByTask, zero, 20*gib, 1)
+	p := w.fork(late.groups[0], late.owner())
+	w.charge(p, zero, 30*gib)
+	w.shows(t, late, limit.Unknown, "not known so far")
+	w.shows(t, late, limit.Late, "used the GPU before")
+	idle := w.start(limit.ByTask, zero, 20*gib, 1)
+	w.fork(idle.groups[0], idle.owner()) // it runs, and does not use the GPU
+	w.shows(t, idle, limit.Unknown, "not known so far")
+	w.shows(t, idle, limit.Limited, "")
+	if c := w.passes.table.Counts; c.Late != 1 || c.Set != 3 || c.Failed != 0 {
+		t.Errorf("%+v", c)
+	}
+	w.kill(p)
+	w.charge(w.fork(late.groups[0], late.owner()), zero, gib)
+	w.shows(t, late, limit.Limited, "") // what the new process has is counted
+
+	killed := w.start(limit.ByTask, zero, 20*gib, 1)
+	w.charge(w.fork(killed.groups[0], killed.owner()), zero, gib)
+	first := limit.Next(w.passes.saved, w.passes.table, w.passes.read(nil))
+	w.passes.saved = first.Saved
+	for _, c := range first.Changes {
+		w.set(c)
+	}
+	if err := w.passes.restart(); err != nil { // after the call, before the limit is read
+		t.Fatal(err)
+	}
+	w.shows(t, killed, limit.Late, "used the GPU before")
+}
+
+// fence 14, 31: a task that raw_exec restarts stays in its group, and nothing is set. One that exec restarts has a new group of the same path, which has no
+// limit before the agent sets it.
+func TestRestartInPlace(t *testing.T) {
+	for range 200 {
+		w := newWorld(limit.Misc, zero)
+		k := w.start(limit.ByTask, zero, 20*gib, 1)
+		p := w.fork(k.groups[0], k.owner())
+		w.shows(t, k, limit.Unknown, "not known so far")
+		w.shows(t, k, limit.Limited, "")
+		w.kill(p)
+		w.charge(w.fork(k.groups[0], k.owner()), zero, gib)
+		if w.shows(t, k, limit.Limited, ""); w.passes.table.Counts.Set != 1 {
+			t.Errorf("raw_exec: %+v", w.passes.table.Counts)
+		}
+		w.passes.pass()
+		for _, p := range w.sorted() {
+			w.kill(p)
+		}
+		w.rmdir(k.groups[0].path)
+		w.free = nil // another address
+		k.groups[0] = w.mkdir(k.groups[0].path)
+		w.passes.pass()
+		w.charge(w.fork(k.groups[0], k.owner()), zero, gib)
+		if w.shows(t, k, limit.Limited, ""); w.passes.table.Counts.Set != 2 {
+			t.Errorf("exec: %+v", w.passes.table.Counts)
+		}
+	}
+}
+
+// fence 16: after a reset the limits of running work are set again, and until then its GPU waits.
+func TestReset(t *testing.T) {
+	w := newWorld(limit.Misc, zero)
+	k := w.start(limit.ByTask, zero, 20*gib, 1)
+	w.shows(t, k, limit.Limited, "")
+	w.reset(zero)
+	first := limit.Next(w.passes.saved, w.passes.table, w.passes.read(nil))
+	if len(first.Changes) != 1 || !first.Waiting[zero] {
+		t.Errorf("%+v", first)
+	}
+	if w.shows(t, k, limit.Limited, ""); w.passes.last.Waiting[zero] {
+		t.Error("it waits")
+	}
+}
+
+// fence 17: a limit that another program has changed is reported and not overwritten, also one of a group without a limit by the policy.
+func TestForeign(t *testing.T) {
+	w := newWorld(limit.Misc, zero)
+	k, other := w.start(limit.ByTask, zero, 20*gib, 1), w.start(limit.ByTask, zero, 0, 1)
+	w.shows(t, k, limit.Limited, "")
+	w.hook(k.groups[0], zero, 30*gib)
+	w.hook(other.groups[0], zero, 5*gib)
+	for range 3 {
+		if s := w.shows(t, k, limit.Unlimited, "another program has changed it"); s.Driver.Hard != 30*gib {
+			t.Errorf("%+v", s)
+		}
+		if s := w.shows(t, other, limit.Foreign, "no policy"); s.Driver.Hard != 5*gib {
+			t.Errorf("%+v", s)
+		}
+	}
+	w.has(t, problem.LimitOverridden, true)
+	w.has(t, problem.StaleLimit, false)
+}
+
+// fence 18, 30: the limit of a task ends before its group. One that is left, because the group ended first, is ended on the next group with its address.
+func TestStale(t *testing.T) {
+	w := newWorld(limit.Misc, zero)
+	k := w.start(limit.ByTask, zero, 20*gib, 1)
+	w.shows(t, k, limit.Limited, "")
+	w.work = nil // the allocation has ended, its group is there
+	w.passes.pass()
+	if a := w.get(k.groups[0].path, zero); a.Limit.Hard != gpu.NoMemoryLimit || len(w.passes.saved.Records) != 0 {
+		t.Errorf("%+v %+v", a, w.passes.saved)
+	}
+	w.rmdir(k.groups[0].path)
+
+	gone := w.start(limit.ByTask, zero, 20*gib, 1)
+	w.passes.pass()
+	w.end(gone)
+	next := w.start(limit.ByTask, zero, 0, 1)
+	if a := w.get(next.groups[0].path, zero); a.Limit.Hard != 20*gib {
+		t.Fatalf("the driver has forgotten it: %+v", a)
+	}
+	w.passes.hides = map[holders.Work]bool{next.Work: true} // the record is behind
+	w.passes.pass()
+	if a := w.get(next.groups[0].path, zero); a.Limit.Hard != 20*gib {
+		t.Errorf("ended before it is known whose it is: %+v", a)
+	}
+	w.passes.hides = nil
+	w.passes.pass()
+	if a := w.get(next.groups[0].path, zero); a.Limit.Hard != gpu.NoMemoryLimit || w.passes.table.Counts.Stale != 1 {
+		t.Errorf("%+v %+v", a, w.passes.table)
+	}
+	w.passes.pass()
+	w.has(t, problem.StaleLimit, false)
+}
+
+// fence 19: a group that has the path and the address of another one has its own limit.
+func TestPathUsedAgain(t *testing.T) {
+	w := newWorld(limit.Misc, zero)
+	k := w.start(limit.ByTask, zero, 20*gib, 1)
+	w.passes.pass()
+	w.rmdir(k.groups[0].path)
+	k.groups[0], k.Bytes = w.mkdir(k.groups[0].path), 10*gib
+	if s := w.shows(t, k, limit.Limited, ""); s.Driver.Hard != 10*gib || s.Want != 10*gib {
+		t.Errorf("%+v", s)
+	}
+}
+
+// fence 26: without the controller in the group nothing is limited, whatever is set and read. Enabling it mends that.
+func TestControllerOff(t *testing.T) {
+	for _, b := range []limit.Backend{limit.Misc, limit.DMem} {
+		w := newWorld(b, zero)
+		k := w.start(limit.ByTask, zero, 20*gib, 1)
+		w.off[k.groups[0].path] = true
+		w.shows(t, k, limit.Unlimited, "the controller "+string(b)+" is off")
+		w.has(t, problem.LimitController, true)
+		w.off = map[string]bool{}
+		w.passes.pass()
+		w.shows(t, k, limit.Limited, "")
+		w.has(t, problem.LimitController, false)
+	}
+}
+
+// The controller is enabled from the root, in each group whose children lack it.
+func TestEnable(t *testing.T) {
+	r := newWorld(limit.Misc, zero).passes.read(nil)
+	r.Parents = []limit.Parent{{Path: "/", On: true}, {Path: "/nomad.slice"}, {Path: "/nomad.slice/share.slice"}}
+	if got := limit.Next(limit.Saved{}, limit.Table{}, r).Enable; !slices.Equal(got, []string{"/nomad.slice", "/nomad.slice/share.slice"}) {
+		t.Errorf("%q", got)
+	}
+	if r.Node.CannotSet = "no rights"; limit.Next(limit.Saved{}, limit.Table{}, r).Enable != nil {
+		t.Error("enabled without the rights")
+	}
+}
+
+// fence 27, 28: a container that was started with another limit gets that of the policy, and that is reported. What it uses was counted from its beginning.
+func TestOverridden(t *testing.T) {
+	for _, b := range []limit.Backend{limit.Misc, limit.DMem} {
+		w := newWorld(b, zero)
+		k := w.start(limit.ByHook, zero, 20*gib, 1)
+		w.hook(k.groups[0], zero, 80*gib)
+		w.charge(w.fork(k.groups[0], k.owner()), zero, gib)
+		first := limit.Next(w.passes.saved, w.passes.table, w.passes.read(nil))
+		if s, _ := first.Table.Share(k.Work, zero); s.State != limit.Unlimited || len(first.Changes) != 1 {
+			t.Errorf("%+v", first)
+		}
+		if len(first.Table.Problems) != 1 || first.Table.Problems[0].Code != problem.LimitOverridden {
+			t.Errorf("%+v", first.Table.Problems)
+		}
+		w.shows(t, k, limit.Limited, "")
+		if w.passes.table.Counts.Overridden != 1 {
+			t.Errorf("%+v", w.passes.table.Counts)
+		}
+		w.has(t, problem.LimitOverridden, false)
+
+		none := w.start(limit.ByHook, zero, 20*gib, 1) // the hook did nothing
+		w.charge(w.fork(none.groups[0], none.owner()), zero, gib)
+		w.passes.pass()
+		want, why := limit.Late, "used the GPU before"
+		if b == limit.DMem {
+			want, why = limit.Limited, ""
+		}
+		w.shows(t, none, want, why)
+	}
+}
+
+// Containers of a pod with several limits are reported and not mended: which container a group is of is not known.
+func TestAmbiguousContainers(t *testing.T) {
+	w := newWorld(limit.Misc, zero)
+	k := w.start(limit.ByHook, zero, 20*gib, 2)
+	second := *k
+	second.Work.Container, second.Bytes = "second", 10*gib
+	w.work = append(w.work, &second)
+	w.hook(k.groups[0], zero, 80*gib)
+	w.shows(t, k, limit.Unlimited, "no container of the pod")
+	w.hook(k.groups[0], zero, 10*gib)
+	w.shows(t, k, limit.Unknown, "several limits")
+	if c := w.passes.table.Counts; c.Set != 0 {
+		t.Errorf("%+v", c)
+	}
+	second.Bytes = 20 * gib // all have the same
+	w.passes.pass()
+	w.shows(t, k, limit.Limited, "")
+}
+
+// fence 33: with dmem a limit below what is used is not taken, although the call succeeds.
+func TestBelowUse(t *testing.T) {
+	w := newWorld(limit.DMem, zero)
+	k := w.start(limit.ByTask, zero, 20*gib, 1)
+	p := w.fork(k.groups[0], k.owner())
+	w.charge(p, zero, 30*gib)
+	w.shows(t, k, limit.Late, "it used 30720 MiB")
+	w.kill(p)
+	w.shows(t, k, limit.Limited, "")
+
+	w = newWorld(limit.Misc, zero) // never below use, where the driver counts
+	k = w.start(limit.ByHook, zero, 20*gib, 1)
+	w.hook(k.groups[0], zero, 80*gib)
+	w.charge(w.fork(k.groups[0], k.owner()), zero, 30*gib)
+	if w.shows(t, k, limit.Unlimited, "it uses 30720 MiB"); w.passes.table.Counts != (limit.Counts{}) {
+		t.Errorf("%+v", w.passes.table.Counts)
+	}
+}
+
+// fence 34: the containers of a pod have its limit together. With misc one that has a limit of its own, left by a group that ended, has more.
+func TestPod(t *testing.T) {
+	for _, b := range []limit.Backend{limit.Misc, limit.DMem} {
+		w := newWorld(b, zero)
+		k := w.start(limit.ByPod, zero, 20*gib, 2)
+		w.shows(t, k, limit.Unlimited, "prepared without a limit")
+		w.passes.saved = w.passes.saved.WithPod(limit.Pod{Work: k.Work, GPU: zero, Bytes: 20 * gib})
+		w.shows(t, k, limit.Limited, "")
+		for i, g := range k.groups {
+			if ok := w.charge(w.fork(g, k.owner()), zero, 12*gib); ok != (i == 0) {
+				t.Errorf("container %d: %t", i, ok)
+			}
+		}
+		w.shows(t, k, limit.Limited, "")
+		w.passes.saved = w.passes.saved.WithPod(limit.Pod{Work: another(k.Work, "d"), GPU: zero, Bytes: 10 * gib}) // another claim
+		if s := w.shows(t, k, limit.Limited, ""); s.Driver.Hard != 30*gib {
+			t.Errorf("%+v", s)
+		}
+	}
+	w := newWorld(limit.Misc, zero)
+	k := w.start(limit.ByPod, zero, 20*gib, 2)
+	w.passes.saved = w.passes.saved.WithPod(limit.Pod{Work: k.Work, GPU: zero, Bytes: 20 * gib})
+	w.hook(k.groups[1], zero, 60*gib)
+	w.shows(t, k, limit.Unlimited, "has a limit of its own, 61440 MiB")
+	w.has(t, problem.LimitOverridden, true)
+	w.hook(k.groups[1], zero, gpu.NoMemoryLimit) // as an ended limit of a group that had its address
+	w.charge(w.fork(k.groups[1], k.owner()), zero, gib)
+	w.passes.pass()
+	w.shows(t, k, limit.Limited, "") // the container has the limit of the pod
+	w.charge(w.fork(k.groups[0], k.owner()), zero, gib)
+	w.passes.pass()
+	w.shows(t, k, limit.Unlimited, "have limits of their own")
+}
+
+// Table: what else keeps a share from being limited.
+func TestNotLimited(t *testing.T) {
+	for name, c := range map[string]struct {
+		do     func(*world, *work)
+		state  limit.State
+		reason string
+	}{
+		"case 36: MIG mode":                      {func(w *world, _ *work) { w.mig[zero] = true }, limit.Unlimited, "MIG mode"},
+		"C1(b): a process outside of the group":  {func(w *world, k *work) { w.charge(w.fork(w.groups["/system.slice"], k.owner()), zero, gib) }, limit.Unlimited, "of it is in the control group /system.slice"},
+		"C14: the task runs, its group is empty": {func(_ *world, k *work) { k.Runs = true }, limit.Unknown, "no process is in its control group"},
+		"T10: the group has ended": {func(w *world, k *work) {
+			w.rmdir(k.groups[0].path)
+		}, limit.Unknown, "not found so far"},
+	} {
+		w := newWorld(limit.Misc, zero)
+		k := w.start(limit.ByTask, zero, 20*gib, 1)
+		w.shows(t, k, limit.Limited, "")
+		c.do(w, k)
+		t.Run(name, func(t *testing.T) { w.shows(t, k, c.state, c.reason) })
+	}
+}
+
+// T4: the limit of a group above, which others share, is not the group's own.
+func TestLimitOfAGroupAbove(t *testing.T) {
+	w := newWorld(limit.Misc, zero)
+	w.hook(w.groups["/nomad.slice/share.slice"], zero, 20*gib)
+	k := w.start(limit.ByTask, zero, 20*gib, 1)
+	first := limit.Next(w.passes.saved, w.passes.table, w.passes.read(nil))
+	if s, _ := first.Table.Share(k.Work, zero); s.State != limit.Unlimited || !strings.Contains(s.Reason, "above") || len(first.Changes) != 1 {
+		t.Errorf("%+v", first)
+	}
+	w.shows(t, k, limit.Limited, "")
+}
+
+// T5: a share of whose memory nothing is counted for a minute while a process uses the GPU is not limited.
+func TestNothingIsCounted(t *testing.T) {
+	w := newWorld(limit.Misc, zero)
+	k := w.start(limit.ByTask, zero, 20*gib, 1)
+	w.passes.pass()
+	w.fork(k.groups[0], k.owner()).used[zero] = gib // which no entry has
+	w.shows(t, k, limit.Limited, "")
+	w.now = w.now.Add(time.Minute)
+	w.shows(t, k, limit.Unlimited, "counts nothing")
+	w.has(t, problem.LimitUnsupported, true)
+}
+
+// Work that runs keeps its limit when the policy has another one, or none.
+func TestPolicyChanges(t *testing.T) {
+	w := newWorld(limit.Misc, zero)
+	k := w.start(limit.ByTask, zero, 20*gib, 1)
+	w.passes.pass()
+	for _, k.Bytes = range []uint64{10 * gib, 0} {
+		if s := w.shows(t, k, limit.Limited, ""); s.Want != 20*gib || s.Driver.Hard != 20*gib {
+			t.Errorf("%+v", s)
+		}
+	}
+}
+
+// A boot ends all that was set, a reload of the driver what it had.
+func TestBootAndReload(t *testing.T) {
+	w := newWorld(limit.Misc, zero)
+	k := w.start(limit.ByTask, zero, 20*gib, 1)
+	w.passes.pass()
+	r := w.passes.read(nil)
+	if r.Driver = "two"; !reflect.DeepEqual(limit.Next(w.passes.saved, w.passes.table, r).Saved.Values, []limit.Value{{GPU: zero, Hard: 20 * gib}}) {
+		t.Error("the limit that is there is not among the values") // of the share, found again
+	}
+	w.end(k)
+	r = w.passes.read(nil)
+	if r.Boot = "other"; !reflect.DeepEqual(limit.Next(w.passes.saved, w.passes.table, r).Saved, limit.Saved{}) {
+		t.Error("something is left after a boot")
+	}
+}
+
+// Nothing is known of a node on which nothing was read, and nothing is in the way of a driver that can't.
+func TestUnsupported(t *testing.T) {
+	w := newWorld(limit.Misc, zero)
+	k := w.start(limit.ByTask, zero, 20*gib, 1)
+	r := w.passes.read(nil)
+	r.Node.Unsupported = "driver 595.71: want 615 or newer"
+	for p, g := range r.Groups {
+		g.Limits = nil
+		r.Groups[p] = g
+	}
+	got := limit.Next(limit.Saved{}, limit.Table{}, r)
+	if s, _ := got.Table.Share(k.Work, zero); s.State != limit.Unlimited || s.Reason != r.Node.Unsupported || len(got.Changes) != 0 {
+		t.Errorf("%+v", got)
+	}
+	if got := limit.Next(limit.Saved{}, limit.Table{}, limit.Reading{}); len(got.Table.Shares)+len(got.Changes) != 0 || !reflect.DeepEqual(got.Saved, limit.Saved{}) {
+		t.Errorf("%+v", got)
+	}
+}

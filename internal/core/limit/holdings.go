@@ -1,0 +1,66 @@
+package limit
+
+import (
+	"slices"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+)
+
+// Holdings returns what work has of full GPUs by a record, one for each work and GPU, in order. Their groups are not known. Units that are not offered any more
+// have no limit: see Record.
+func Holdings(r holders.Record, inv *inventory.Allocatable) (all []Holding) {
+	type key struct {
+		work holders.Work
+		gpu  gpu.DeviceID
+	}
+	units := map[key][]inventory.Unit{}
+	for _, h := range r.Holders {
+		k := key{h.Work, h.Device}
+		if h.Work.ID == "" || inv == nil || !offersGPU(inv, h.Device) {
+			continue
+		}
+		if _, known := units[k]; !known {
+			all = append(all, Holding{Work: h.Work, GPU: h.Device, Way: wayOf(h, r), Runs: r.Tasks[h.Work].Running})
+		}
+		u, offered := inv.Unit(h.Unit)
+		if offered {
+			units[k] = append(units[k], u)
+		} else {
+			units[k] = append(units[k], inventory.Unit{})
+		}
+	}
+	for i := range all {
+		h := &all[i]
+		for _, u := range units[key{h.Work, h.GPU}] {
+			if u.Memory > 0 {
+				h.Pool, h.Required = u.Pool, h.Required || u.Sharing.Limit == inventory.LimitRequired
+			}
+		}
+		h.Bytes = inventory.MemoryLimits(units[key{h.Work, h.GPU}])[h.GPU]
+	}
+	slices.SortStableFunc(all, func(a, b Holding) int { return compareShares(a.share(), b.share()) })
+	return all
+}
+
+// offersGPU reports whether a device is a full GPU of an inventory.
+func offersGPU(inv *inventory.Allocatable, id gpu.DeviceID) bool {
+	for u := range inv.Devices() {
+		if u.Device.ID == id {
+			return u.Device.At == gpu.WholeGPU(id)
+		}
+	}
+	return false
+}
+
+// wayOf is how the limit of a holder comes to its group.
+func wayOf(h holders.Holder, r holders.Record) Way {
+	switch {
+	case h.API == inventory.DRA:
+		return ByPod
+	case h.API == inventory.DevicePlugin, r.Tasks[h.Work].InContainer():
+		return ByHook
+	}
+	return ByTask
+}

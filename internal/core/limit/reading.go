@@ -1,0 +1,180 @@
+package limit
+
+import (
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
+)
+
+// Reading is what was read of a node at one time.
+type Reading struct {
+	At       time.Time
+	Boot     string    // ID of the boot; "" = unknown
+	BootTime time.Time // zero = unknown
+	Driver   string    // which load of the driver it is: limits of the backend misc end with it; "" = unknown
+	Node     Node
+
+	GPUs   map[gpu.DeviceID]GPU
+	Shares []Holding
+	Groups map[string]Group // by path
+
+	// Processes are those with memory of a GPU that were read at UseAt. Of a GPU that is not in Known nothing is known.
+	UseAt     time.Time
+	Known     map[gpu.DeviceID]bool
+	Processes []Process
+
+	HoldersKnown bool            // Shares has all work that has GPUs, of this agent's orchestrator
+	Listed       map[string]bool // work that the orchestrator's record lists, with GPUs or without, by Work.ID
+
+	// Parents are the groups whose children must have the backend's controller, from the root, if this agent enables it: see Result.Enable.
+	Parents []Parent
+
+	Done []Done // changes that were made since the reading before
+
+	// Partial means that only some groups were read, those of new work, so that their limits are set before its first process: nothing is forgotten, and the table
+	// is none to show.
+	Partial bool
+}
+
+// GPU is a GPU on which limits are read.
+type GPU struct {
+	Memory uint64 // bytes, by nvmlDeviceGetMemoryInfo
+	MIG    bool   // its MIG mode is on: the driver counts nothing
+	Own    gpu.LimitAnswer
+}
+
+// Holding is work that has a GPU, or shares of it, by the record of the orchestrator or of the agent.
+type Holding struct {
+	Work     holders.Work
+	GPU      gpu.DeviceID
+	Pool     string // "" = the units are not offered any more
+	Way      Way
+	Required bool
+	Bytes    uint64 // by the policy, of all its shares of the GPU; 0 = no limit
+
+	// Groups are where the work is: the group of its task or pod, or with ByHook those in which its container may be.
+	Groups []string
+
+	Runs bool // the orchestrator recorded that its processes were started
+}
+
+// Process is a process with memory of a GPU.
+type Process struct {
+	PID     int
+	Started uint64 // see gpu.Process
+	GPU     gpu.DeviceID
+	Work    holders.Work
+	Group   string // control group; "" = unknown
+}
+
+// Group is a control group, with what the driver returned for it.
+type Group struct {
+	Path       string
+	Inode      uint64
+	Work       holders.Work // by its path or its processes; the zero value = none
+	Controller bool         // the backend's controller is on
+	PIDs       []int        // of the processes in it and in groups below it
+	Limits     map[gpu.DeviceID]Answers
+}
+
+// Answers are what the driver returned for a group and the one above it, one right after the other.
+type Answers struct{ Group, Parent gpu.LimitAnswer }
+
+// answers returns what the driver returned for a GPU.
+func (g Group) answers(id gpu.DeviceID) Answers {
+	a, read := g.Limits[id]
+	if !read {
+		a.Group.State, a.Parent.State = gpu.LimitFailed, gpu.LimitFailed
+	}
+	return a
+}
+
+// own reports whether the answer is of the group's own limit, and not that of a group above it.
+func (a Answers) own(b Backend) bool {
+	return a.Group.State == gpu.LimitRead && (b == DMem || a.Parent.State != gpu.LimitRead || a.Group.Limit != a.Parent.Limit)
+}
+
+// Parent is a group whose children must have a controller.
+type Parent struct {
+	Path string
+	On   bool // it is enabled for its children
+}
+
+// Change is a limit that is to be set.
+type Change struct {
+	Path  string
+	Inode uint64
+	GPU   gpu.DeviceID
+	Soft  uint64
+	Hard  uint64 // gpu.NoMemoryLimit = it ends
+}
+
+// Done is a change that was made, or that failed.
+type Done struct {
+	Change
+	Err string // "" = it was made
+}
+
+// Result is a decision.
+type Result struct {
+	Saved   Saved
+	Table   Table
+	Changes []Change // in this order
+	Enable  []string // groups in which the backend's controller is to be enabled for their children, from the root
+
+	// Waiting has the GPUs on which work waits for a change.
+	Waiting map[gpu.DeviceID]bool
+
+	// Undecided means that a table of use that is newer than the reading is needed to know whether a limit was late.
+	Undecided bool
+}
+
+// below reports whether a path is that of a group or of one below it.
+func below(p, group string) bool {
+	return p == group || strings.HasPrefix(p, strings.TrimSuffix(group, "/")+"/")
+}
+
+// pathsBelow returns the groups of a reading below a group, sorted.
+func (r *Reading) pathsBelow(group string) (paths []string) {
+	for _, p := range slices.Sorted(maps.Keys(r.Groups)) {
+		if p != group && below(p, group) {
+			paths = append(paths, p)
+		}
+	}
+	return paths
+}
+
+// Parents returns the groups above a group, from the root.
+func Parents(group string) (all []string) {
+	for group != "/" && group != "." {
+		group = path.Dir(group)
+		all = append(all, group)
+	}
+	slices.Reverse(all)
+	return all
+}
+
+// Controller is the name of the backend's controller of control groups.
+func (b Backend) Controller() string {
+	if b == Misc {
+		return MiscController
+	}
+	return string(b)
+}
+
+// MiscController is the name of the controller with the backend misc. Only a build for a kernel without it has another one: -ldflags -X.
+var MiscController = string(Misc)
+
+// softOf is the soft limit that belongs to a hard one: with misc the same, as NVIDIA's hook sets it. With dmem none, because the driver adds it to dmem.min of
+// the groups above, where it stays after the group has ended.
+func softOf(b Backend, hard uint64) uint64 {
+	if b == Misc {
+		return hard
+	}
+	return 0
+}

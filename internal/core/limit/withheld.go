@@ -1,0 +1,61 @@
+package limit
+
+import (
+	"cmp"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+)
+
+// Support is what a node can do for the limits of new work.
+type Support struct {
+	Node          Node
+	Cgroups       string                  // why there are no control groups of version 2; "" = there are
+	ControllerOff string                  // the group in which the backend's controller is off for new work: "/nomad.slice/share.slice"; "" = it is on
+	Tried         map[gpu.DeviceID]string // GPUs on which a limit was set on an own group and read back: why that failed, "" = it did not
+	Waiting       map[gpu.DeviceID]bool   // see Result.Waiting
+}
+
+// Limits returns on which of the GPUs of an inventory that have shares with a limit, required or not, nothing can limit new work. A GPU that was not tried so far
+// is missing: it takes none. The value is nil if no share has a limit.
+func (s Support) Limits(inv *inventory.Allocatable) *inventory.Limits {
+	var out *inventory.Limits
+	for u := range inv.Devices() {
+		id := u.Device.ID
+		if u.Memory == 0 || u.Sharing.Limit == inventory.LimitNone {
+			continue
+		}
+		if out == nil {
+			out = &inventory.Limits{Withheld: map[gpu.DeviceID]inventory.LimitMissing{}, Backend: string(s.Node.Backend)}
+		}
+		if why, decided := s.missing(u.Device); decided {
+			out.Withheld[id] = why
+		}
+	}
+	return out
+}
+
+func (s Support) missing(g gpu.Device) (why inventory.LimitMissing, decided bool) {
+	none := func(detail string) (inventory.LimitMissing, bool) {
+		return inventory.LimitMissing{Reason: health.ReasonNoLimit, Detail: detail}, true
+	}
+	failed, tried := s.Tried[g.ID]
+	switch {
+	case cmp.Or(s.Node.Unsupported, s.Cgroups, s.Node.CannotSet) != "":
+		return none(cmp.Or(s.Node.Unsupported, s.Cgroups, s.Node.CannotSet))
+	case g.MIG:
+		return none("the MIG mode of the GPU is on: the driver counts nothing")
+	case s.Node.Backend == NoBackend:
+		return none("the kernel has neither the controller dmem nor misc")
+	case s.ControllerOff != "":
+		return inventory.LimitMissing{Reason: health.ReasonNoController, Detail: "the controller " + string(s.Node.Backend) + " is off in " + s.ControllerOff}, true
+	case !tried:
+		return inventory.LimitMissing{}, false
+	case failed != "":
+		return none(failed)
+	case s.Waiting[g.ID]:
+		return none("the limits of running work are not set so far")
+	}
+	return inventory.LimitMissing{}, true
+}

@@ -1,0 +1,362 @@
+package limits
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/core/limit"
+	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/internal/node/cgroup"
+)
+
+// seen is what does not change during a pass.
+type seen struct {
+	state   core.State
+	inv     *inventory.Allocatable
+	node    limit.Node
+	support limit.Support
+	limits  bool // the policy has some
+}
+
+// see reads what the node can do; false while the driver is not open.
+func (l *Limiter) see(ctx context.Context) (n seen, open bool) {
+	n.state = l.monitor.State()
+	n.inv = n.state.Allocatable
+	n.limits = hasLimits(n.inv)
+	var known bool
+	if n.node.Unsupported, known = l.monitor.LimitsUnsupported(); !known || n.state.Snapshot.Driver.State != gpu.DriverReady {
+		return n, false
+	}
+	n.node.Foreign = !n.limits
+	if n.limits || len(l.saved.Records)+len(l.saved.Pods) > 0 {
+		n.node.CannotSet = l.cannotSet(ctx)
+	} else if l.opts.Setter == nil {
+		n.node.CannotSet = l.cannotSet(ctx)
+	}
+	if err := l.opts.Groups.Check(); err != nil {
+		n.support.Cgroups = err.Error()
+		if n.node.Unsupported == "" {
+			n.node.Unsupported = err.Error()
+		}
+	} else {
+		n.node.Backend = Backend(l.opts.Groups)
+		if n.node.Backend == limit.NoBackend && n.node.Unsupported == "" {
+			n.node.Unsupported = "the kernel has neither the controller dmem nor misc"
+		}
+	}
+	n.support.Node = n.node
+	return n, true
+}
+
+// cannotSet is why no limit can be set; "" if one can.
+func (l *Limiter) cannotSet(ctx context.Context) string {
+	if l.opts.Setter == nil {
+		if l.opts.CannotSet != "" {
+			return l.opts.CannotSet
+		}
+		return "this agent only reads limits"
+	}
+	if r, is := l.opts.Setter.(Readier); is {
+		if err := r.Ready(ctx); err != nil {
+			return err.Error()
+		}
+	}
+	return ""
+}
+
+// Backend returns by which controller the driver limits memory: it takes dmem if the kernel has a region of it, else misc (memacct.c). NVML 13.4 has no call for it.
+func Backend(groups cgroup.FS) limit.Backend {
+	if text, err := os.ReadFile(filepath.Join(groups.Mount, "dmem.capacity")); err == nil {
+		for line := range strings.Lines(string(text)) {
+			if region, _, _ := strings.Cut(line, " "); strings.HasPrefix(region, "nvidia/") && strings.HasSuffix(region, "/vidmem") {
+				return limit.DMem
+			}
+		}
+	}
+	if root, err := groups.Read("/"); err == nil && root.Has(limit.Misc.Controller()) {
+		return limit.Misc
+	}
+	return limit.NoBackend
+}
+
+// read makes a reading.
+func (l *Limiter) read(ctx context.Context, n seen, done []limit.Done) (limit.Reading, error) {
+	r := l.begin(n, done)
+	record, err := l.record(ctx, n.inv)
+	r.HoldersKnown = err == nil && record.Complete
+	r.Listed = map[string]bool{}
+	for id := range record.Work {
+		r.Listed[id] = true
+	}
+	pods := map[string]string{}
+	if l.opts.Orchestrator == holders.Kubernetes && n.node.Unsupported == "" {
+		if pods, err = l.opts.Groups.Pods(); err != nil {
+			return r, err
+		}
+	}
+	l.addProcesses(&r, pods)
+	if n.node.Unsupported != "" {
+		r.Shares = limit.Holdings(record, n.inv)
+		return r, nil
+	}
+	paths := map[string]bool{}
+	for _, h := range limit.Holdings(record, n.inv) {
+		h.Groups = l.groupsOf(h, &r, pods)
+		r.Shares = append(r.Shares, h)
+		add(paths, h.Groups...)
+		if at, ok := pods[h.Work.ID]; ok {
+			add(paths, at)
+		}
+	}
+	for _, p := range l.saved.Pods {
+		if at, ok := pods[p.Work.ID]; ok {
+			add(paths, at)
+			if !slices.ContainsFunc(r.Shares, func(h limit.Holding) bool { return h.Way == limit.ByPod && h.Work.ID == p.Work.ID && h.GPU == p.GPU }) {
+				r.Shares = append(r.Shares, limit.Holding{Work: p.Work, GPU: p.GPU, Way: limit.ByPod, Groups: []string{at}})
+			}
+			add(paths, l.childrenOf(at)...)
+		}
+	}
+	for _, p := range r.Processes {
+		if p.Group != "" && p.Group != "/" {
+			add(paths, p.Group)
+		}
+	}
+	for _, one := range l.saved.Records {
+		add(paths, one.Path)
+	}
+	if l.opts.Orchestrator == holders.Nomad {
+		all, err := l.opts.Groups.Tasks()
+		if err != nil {
+			return r, err
+		}
+		add(paths, all...)
+	}
+	return r, l.addGroups(ctx, n, &r, paths)
+}
+
+func add(paths map[string]bool, more ...string) {
+	for _, p := range more {
+		paths[p] = true
+	}
+}
+
+// begin is a reading without groups and work.
+func (l *Limiter) begin(n seen, done []limit.Done) limit.Reading {
+	r := limit.Reading{At: time.Now(), Node: n.node, Done: done, GPUs: map[gpu.DeviceID]limit.GPU{}, Groups: map[string]limit.Group{}, Known: map[gpu.DeviceID]bool{}}
+	if l.opts.Boot != nil {
+		r.Boot, r.BootTime = l.opts.Boot()
+	}
+	if l.opts.Load != nil {
+		r.Driver = l.opts.Load()
+	}
+	for _, d := range n.state.Snapshot.Devices {
+		if d.At == gpu.WholeGPU(d.ID) {
+			r.GPUs[d.ID] = limit.GPU{Memory: d.Memory, MIG: d.MIG}
+		}
+	}
+	r.Parents = l.parents(n)
+	return r
+}
+
+// record is the orchestrator's, with the allocations that were looked up and that it does not show so far.
+func (l *Limiter) record(ctx context.Context, inv *inventory.Allocatable) (holders.Record, error) {
+	if l.opts.Holders == nil {
+		return holders.Record{}, errors.New("no record")
+	}
+	r, err := l.opts.Holders(ctx, inv)
+	return l.tasks.with(r), err
+}
+
+// addProcesses adds the processes of the latest table of use.
+func (l *Limiter) addProcesses(r *limit.Reading, pods map[string]string) {
+	if l.opts.Use == nil {
+		return
+	}
+	table := l.opts.Use()
+	r.UseAt = table.At
+	for i := range table.Devices {
+		d := &table.Devices[i]
+		if _, full := r.GPUs[d.ID]; !full || d.Processes == nil {
+			continue
+		}
+		r.Known[d.ID] = true
+		for _, p := range d.Processes {
+			r.Processes = append(r.Processes, processOf(p, pods))
+		}
+	}
+}
+
+func processOf(p use.Process, pods map[string]string) limit.Process {
+	return limit.Process{PID: p.PID, Started: p.Started, GPU: p.At.GPU, Work: p.Owner, Group: cgroup.Resolve(p.Group, pods)}
+}
+
+// groupsOf are the groups in which the work of a holding is: its task's, its pod's, or those of containers.
+func (l *Limiter) groupsOf(h limit.Holding, r *limit.Reading, pods map[string]string) (groups []string) {
+	switch {
+	case h.Way == limit.ByTask:
+		for _, slice := range cgroup.NomadSlices {
+			at := slice + "/" + h.Work.ID + "." + h.Work.Container + ".scope"
+			if _, err := os.Lstat(l.opts.Groups.Path(at)); err == nil {
+				groups = append(groups, at)
+			}
+		}
+	case pods[h.Work.ID] == "":
+		for _, p := range r.Processes { // docker, podman
+			if p.Work.ID == h.Work.ID && p.Work.Orchestrator == h.Work.Orchestrator && (p.Work.Container == "" || p.Work.Container == h.Work.Container) && p.Group != "" && p.Group != "/" {
+				groups = append(groups, p.Group)
+			}
+		}
+		slices.Sort(groups)
+		groups = slices.Compact(groups)
+	case h.Way == limit.ByPod:
+		groups = []string{pods[h.Work.ID]}
+	default:
+		groups = l.childrenOf(pods[h.Work.ID])
+	}
+	return groups
+}
+
+func (l *Limiter) childrenOf(group string) (paths []string) {
+	names, _ := l.opts.Groups.Children(group) // none of one that has ended
+	for _, name := range names {
+		paths = append(paths, path.Join(group, name))
+	}
+	return paths
+}
+
+// addGroups adds groups to a reading, with what the driver returns for them. One that has ended, or that is none, is left out.
+func (l *Limiter) addGroups(ctx context.Context, n seen, r *limit.Reading, paths map[string]bool) error {
+	ids := l.gpusOf(n, r)
+	var queries []gpu.LimitQuery
+	ask := func(group string, id gpu.DeviceID) {
+		queries = append(queries, gpu.LimitQuery{GPU: id, Group: l.opts.Groups.Path(group)})
+	}
+	for p := range paths {
+		g, err := l.group(n, r, p)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			l.opts.Log.Debug("control group not read", "group", p, "error", err)
+			continue
+		}
+		r.Groups[p] = g
+		for _, id := range ids {
+			ask(p, id)
+			if parent := path.Dir(p); parent != "/" {
+				ask(parent, id)
+			}
+		}
+	}
+	own := ownGroup()
+	if own != "" {
+		for _, id := range ids {
+			ask(own, id)
+		}
+	}
+	if len(queries) == 0 {
+		return nil
+	}
+	limited, cancel := context.WithTimeout(ctx, driverAtMost)
+	defer cancel()
+	answers, err := l.monitor.MemoryLimits(limited, queries)
+	if err != nil {
+		return err
+	}
+	l.addAnswers(r, answers, own)
+	return nil
+}
+
+// addAnswers adds the driver's answers to the groups of a reading.
+func (l *Limiter) addAnswers(r *limit.Reading, answers []gpu.LimitAnswer, own string) {
+	by := map[gpu.LimitQuery]gpu.LimitAnswer{}
+	for _, a := range answers {
+		by[a.LimitQuery] = a
+	}
+	of := func(group string, id gpu.DeviceID) gpu.LimitAnswer {
+		a, asked := by[gpu.LimitQuery{GPU: id, Group: l.opts.Groups.Path(group)}]
+		if !asked {
+			a.State = gpu.NoLimit
+		}
+		return a
+	}
+	for p, g := range r.Groups {
+		for id := range r.GPUs {
+			if _, asked := by[gpu.LimitQuery{GPU: id, Group: l.opts.Groups.Path(p)}]; asked {
+				g.Limits[id] = limit.Answers{Group: of(p, id), Parent: of(path.Dir(p), id)}
+			}
+		}
+	}
+	for id, g := range r.GPUs {
+		if own != "" {
+			g.Own = of(own, id)
+			r.GPUs[id] = g
+		}
+	}
+}
+
+// group reads one group.
+func (l *Limiter) group(n seen, r *limit.Reading, at string) (limit.Group, error) {
+	g, err := l.opts.Groups.Read(at)
+	if err != nil {
+		return limit.Group{}, err
+	}
+	pids, err := l.opts.Groups.ProcessesBelow(at)
+	if err != nil {
+		return limit.Group{}, err
+	}
+	if len(pids) == 0 && g.Populated {
+		pids = []int{0} // of another PID namespace
+	}
+	of := limit.Group{
+		Path: at, Inode: g.Inode, Work: cgroup.MemberOf(at).Work, Controller: g.Has(n.node.Backend.Controller()), PIDs: pids, Limits: map[gpu.DeviceID]limit.Answers{},
+	}
+	for _, p := range r.Processes {
+		if p.Group == at && of.Work == (holders.Work{}) {
+			of.Work = p.Work
+		}
+	}
+	return of, nil
+}
+
+// gpusOf are the GPUs on which limits are read: those that work has, or may have.
+func (l *Limiter) gpusOf(n seen, r *limit.Reading) (ids []gpu.DeviceID) {
+	for u := range n.inv.Devices() {
+		if _, full := r.GPUs[u.Device.ID]; full {
+			ids = append(ids, u.Device.ID)
+		}
+	}
+	for _, v := range l.saved.Values {
+		if _, full := r.GPUs[v.GPU]; full {
+			ids = append(ids, v.GPU)
+		}
+	}
+	slices.Sort(ids)
+	return slices.Compact(ids)
+}
+
+// ownGroup is the control group of this process, as far as it is not the root of its namespace; "" = not known.
+func ownGroup() string {
+	text, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(text)) {
+		if p, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "0::"); ok && p != "/" && !strings.HasPrefix(p, "/..") {
+			return p
+		}
+	}
+	return ""
+}

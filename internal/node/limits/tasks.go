@@ -1,0 +1,165 @@
+package limits
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/holders"
+	"github.com/tandem-gpu/tandem/internal/core/limit"
+	"github.com/tandem-gpu/tandem/internal/node/cgroup"
+	"github.com/tandem-gpu/tandem/internal/util/dirwatch"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
+	"github.com/tandem-gpu/tandem/internal/util/watchdog"
+)
+
+// tasks are the groups of Nomad's tasks, and the allocations that were asked for because of them.
+type tasks struct {
+	known  map[cgroup.ID]bool // groups of which it is known whether their work is to be limited
+	looked map[string]lookup  // by allocation
+}
+
+// lookup is an allocation that was asked for.
+type lookup struct {
+	record holders.Record
+	found  bool
+	first  time.Time // when it was asked for first
+}
+
+const (
+	unknownFor = 30 * time.Second // for how long an allocation that is not found is asked for at short intervals
+
+	// watchEvery is between two looks at the folders without an event, and pollEvery while there are no events or no folder.
+	watchEvery = time.Minute
+	pollEvery  = time.Second
+)
+
+// with is a record with the allocations that were looked up, as far as it does not have them.
+func (t *tasks) with(r holders.Record) holders.Record {
+	r.Holders, r.Work, r.Tasks = slices.Clone(r.Holders), maps.Clone(r.Work), maps.Clone(r.Tasks)
+	for _, id := range slices.Sorted(maps.Keys(t.looked)) {
+		one := t.looked[id]
+		if _, has := r.Work[id]; has || !one.found {
+			continue
+		}
+		if r.Work == nil {
+			r.Work = map[string]holders.Work{}
+		}
+		if r.Tasks == nil {
+			r.Tasks = map[holders.Work]holders.Task{}
+		}
+		r.Holders = append(r.Holders, one.record.Holders...)
+		maps.Copy(r.Work, one.record.Work)
+		maps.Copy(r.Tasks, one.record.Tasks)
+	}
+	return r
+}
+
+// follow follows the folders of Nomad's tasks, if limits are set on their groups. The function that it returns waits for the end, after that of ctx.
+func (l *Limiter) follow(ctx context.Context, w *watchdog.Registry) (wait func()) {
+	var running sync.WaitGroup
+	if l.opts.Orchestrator == holders.Nomad && l.opts.Setter != nil {
+		for _, slice := range cgroup.NomadSlices {
+			running.Go(func() {
+				task := w.Register("control groups " + slice)
+				defer task.Done()
+				dirwatch.Directory{
+					Path: l.opts.Groups.Path(slice), Interval: watchEvery, PollInterval: pollEvery, Log: l.opts.Log.With("folder", l.opts.Groups.Path(slice)), Task: task,
+				}.Watch(ctx, func() { watch.Notify(l.changed) })
+			})
+		}
+	}
+	return running.Wait
+}
+
+// newTasks sets the limits of tasks whose groups were not there at the pass before, before all else: their first process comes within milliseconds. It reports
+// whether the allocation of one is not known so far.
+func (l *Limiter) newTasks(ctx context.Context, n seen) (unknown bool) {
+	if l.opts.Orchestrator != holders.Nomad || !n.limits || n.node.Unsupported != "" || n.node.CannotSet != "" {
+		return false
+	}
+	all, err := l.opts.Groups.Tasks()
+	if err != nil {
+		return false // the pass reports it
+	}
+	known, allocations, fresh := map[cgroup.ID]bool{}, map[string]bool{}, map[string]bool{}
+	for _, at := range all {
+		g, err := l.opts.Groups.Read(at)
+		if err != nil {
+			continue
+		}
+		id := cgroup.MemberOf(at).Work.ID
+		allocations[id] = true
+		if l.tasks.known[g.ID] {
+			known[g.ID] = true
+		} else if found, again := l.find(ctx, n, id); found {
+			known[g.ID], fresh[at] = true, true
+		} else {
+			unknown = unknown || again
+		}
+	}
+	maps.DeleteFunc(l.tasks.looked, func(id string, _ lookup) bool { return !allocations[id] })
+	l.tasks.known = known
+	if len(fresh) > 0 {
+		l.limitNew(ctx, n, fresh)
+	}
+	return unknown
+}
+
+// find reports whether an allocation is known, and if not, whether it is to be asked for again soon.
+func (l *Limiter) find(ctx context.Context, n seen, id string) (found, again bool) {
+	record, _ := l.record(ctx, n.inv)
+	if _, has := record.Work[id]; has || l.opts.Lookup == nil {
+		return has, false
+	}
+	one := l.tasks.looked[id]
+	if one.first.IsZero() {
+		one.first = time.Now()
+	}
+	again = time.Since(one.first) < unknownFor
+	if again || ctx.Err() != nil {
+		limited, cancel := context.WithTimeout(ctx, lookupAtMost)
+		defer cancel()
+		var err error
+		if one.record, err = l.opts.Lookup(limited, id); err != nil {
+			l.opts.Log.Debug("allocation of a control group not found", "allocation", id, "error", err)
+		}
+		_, one.found = one.record.Work[id]
+	}
+	l.tasks.looked[id] = one
+	return one.found, again
+}
+
+// limitNew sets the limits of new groups, and reads them back.
+func (l *Limiter) limitNew(ctx context.Context, n seen, groups map[string]bool) {
+	var done []limit.Done
+	for range 2 {
+		r := l.begin(n, done)
+		r.Partial, r.Parents = true, nil
+		record, _ := l.record(ctx, n.inv)
+		for _, h := range limit.Holdings(record, n.inv) {
+			if h.Groups = l.groupsOf(h, &r, nil); h.Way == limit.ByTask && slices.ContainsFunc(h.Groups, func(at string) bool { return groups[at] }) {
+				r.Shares = append(r.Shares, h)
+			}
+		}
+		if len(r.Shares) == 0 || l.addGroups(ctx, n, &r, groups) != nil {
+			return
+		}
+		out := limit.Next(l.saved, l.Table(), r)
+		if done != nil || len(out.Changes) == 0 {
+			l.saved = out.Saved
+			l.count(out.Table.Counts)
+			return
+		}
+		done = l.apply(ctx, out)
+	}
+}
+
+// count publishes what was counted before the pass has a table.
+func (l *Limiter) count(c limit.Counts) {
+	t := l.Table()
+	t.Counts = c
+	l.table.Replace(t)
+}
