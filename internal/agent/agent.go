@@ -157,7 +157,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	start(func() { a.use.Run(ctx, a.Monitor) })
 	start(func() { defer close(a.proofsDone); a.prove(ctx) })
 	start(func() { a.reset(ctx) })
-	start(func() { a.limiter.Run(ctx, a.Monitor) })
+	if a.opts.Adapter != nil { // else it is no agent of an orchestrator: see Shadow
+		start(func() { a.limiter.Run(ctx, a.Monitor) })
+	}
 	start(func() { control.Follow(ctx, a.opts.Signals, a, a.opts.Log) })
 	start(func() {
 		defer close(a.socketDone)

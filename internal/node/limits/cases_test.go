@@ -1,0 +1,342 @@
+package limits_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/core/limit"
+	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/internal/node/cgroup"
+	"github.com/tandem-gpu/tandem/internal/node/limits"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/test/check"
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+// limitOf is what the driver returns for a group.
+func (n *node) limitOf(group string) gpu.LimitAnswer {
+	n.t.Helper()
+	answers, err := n.Monitor.MemoryLimits(n.t.Context(), []gpu.LimitQuery{{GPU: gpu.DeviceID(n.machine.UUID(0)), Group: n.groups.Path(group)}})
+	check.NoError(n.t, err)
+	return answers[0]
+}
+
+func (n *node) setCount(path string) (count int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, s := range n.sets {
+		if strings.HasPrefix(s, path+" ") {
+			count++
+		}
+	}
+	return count
+}
+
+// fence 13: the limit of a task is set when its group is made, before its first process, although the record of the orchestrator lags behind: the allocation is
+// asked for until the servers show it. The driver refuses what is beyond the limit. A task with the share of no policy gets none.
+func TestNewTask(t *testing.T) {
+	for _, b := range []limit.Backend{limit.Misc, limit.DMem} {
+		t.Run(string(b), func(t *testing.T) {
+			n := start(t, holders.Nomad, b)
+			l, _ := n.run(holders.Nomad)
+			n.awaitHealth(health.ReasonNone, "")
+			n.reading()
+			for i := range 3 {
+				w, record, group := n.task(i)
+				n.mu.Lock()
+				n.lookups[w.ID], n.waiting[w.ID] = record, i // as often as it is not found
+				n.mu.Unlock()
+				at := n.group(group)
+				s := n.await(l, w, limit.Limited, "")
+				if s.Driver.Hard != 20*gib || s.Want != 20*gib || s.Way != limit.ByTask || !s.Required || s.Group != group {
+					t.Errorf("%+v", s)
+				}
+				_, err := n.machine.Allocate(0, at, 15*gib)
+				check.NoError(t, err)
+				if _, err := n.machine.Allocate(0, at, 6*gib); !errors.Is(err, simdriver.ErrOutOfMemory) {
+					t.Errorf("allocated beyond the limit: %v", err)
+				}
+				if n.setCount(group) != 1 {
+					t.Errorf("%q", n.sets)
+				}
+			}
+			w, _, group := n.task(7)
+			n.group(group) // of an allocation without a device
+			n.lists(holders.Record{Work: map[string]holders.Work{w.ID: w}})
+			n.reading()
+			time.Sleep(100 * time.Millisecond)
+			if a := n.limitOf(group); a.State == gpu.LimitRead && a.Limit.Hard != gpu.NoMemoryLimit {
+				t.Errorf("%+v", a)
+			}
+			if c := l.Table().Counts; c.Set != 3 || c.Failed != 0 || c.Late != 0 {
+				t.Errorf("%+v", c)
+			}
+		})
+	}
+}
+
+// fence 14, 15, 17: after a restart of the agent nothing is set for work that is limited, what was not set before is, and a limit that another program has changed
+// is reported and not overwritten. A process that used the GPU before is late.
+func TestRestart(t *testing.T) {
+	n := start(t, holders.Nomad, limit.Misc)
+	l, stop := n.run(holders.Nomad)
+	first, one, group := n.task(0)
+	changed, other, changedGroup := n.task(1)
+	n.group(group)
+	n.group(changedGroup)
+	n.reading()
+	n.lists(one, other)
+	n.reading()
+	n.await(l, first, limit.Limited, "")
+	n.await(l, changed, limit.Limited, "")
+	stop()
+
+	late, third, lateGroup := n.task(2) // reserved, its group is made and it starts while no agent runs
+	n.group(lateGroup)
+	n.enter(lateGroup, 4711)
+	q := gpu.LimitQuery{GPU: gpu.DeviceID(n.machine.UUID(0)), Group: n.groups.Path(changedGroup)}
+	check.NoError(t, n.Monitor.SetMemoryLimit(t.Context(), gpu.LimitChange{LimitQuery: q, Soft: gib, Hard: 30 * gib}))
+	n.lists(one, other, third)
+	n.reading(use.Process{Process: gpu.Process{PID: 4711, Started: 5}, Owner: late, Group: lateGroup})
+	l, _ = n.run(holders.Nomad)
+	n.await(l, first, limit.Limited, "")
+	n.await(l, late, limit.Late, "pid 4711 used the GPU before")
+	n.await(l, changed, limit.Unlimited, "another program has changed it")
+	if a := n.limitOf(changedGroup); a.Limit.Hard != 30*gib || n.setCount(group) != 1 || n.setCount(lateGroup) != 1 {
+		t.Errorf("%+v %q", a, n.sets)
+	}
+	if !slices.ContainsFunc(l.Problems(), func(p problem.Problem) bool { return p.Code == problem.LimitOverridden }) {
+		t.Errorf("%+v", l.Problems())
+	}
+}
+
+// fence 16: after the driver was closed, and its GPU reset meanwhile, shares take no new work before the limits of running work are set again.
+func TestQuiesceAndReset(t *testing.T) {
+	n := start(t, holders.Nomad, limit.Misc)
+	l, _ := n.run(holders.Nomad)
+	w, record, group := n.task(0)
+	n.group(group)
+	n.lists(record)
+	n.reading()
+	n.await(l, w, limit.Limited, "")
+	check.NoError(t, n.Monitor.Quiesce(t.Context(), time.Time{}))
+	check.Until(t, "no work", func() bool { l := n.Monitor.State().Host.Limits; return l != nil && len(l.Withheld) == 0 })
+	check.NoError(t, n.machine.Reset(0))
+	check.NoError(t, n.Monitor.Resume(t.Context()))
+	n.awaitHealth(health.ReasonNone, "")
+	if a := n.limitOf(group); a.State != gpu.LimitRead || a.Limit.Hard != 20*gib {
+		t.Errorf("work is taken, and running work has %+v", a)
+	}
+	n.await(l, w, limit.Limited, "")
+}
+
+// fence 18, 19, 30: the limit of work that has ended ends before its group. One that is left on another group is ended at the next reading.
+func TestEndedWork(t *testing.T) {
+	n := start(t, holders.Nomad, limit.Misc)
+	l, _ := n.run(holders.Nomad)
+	w, record, group := n.task(0)
+	n.group(group)
+	n.lists(record)
+	n.reading()
+	n.await(l, w, limit.Limited, "")
+	n.lists()
+	n.reading()
+	eventually(t, func() bool { return n.limitOf(group).Limit.Hard == gpu.NoMemoryLimit }, func() string { return fmt.Sprintf("%+v", n.limitOf(group)) })
+
+	w, record, group = n.task(1)
+	n.group(group)
+	n.lists(record)
+	n.reading()
+	n.await(l, w, limit.Limited, "")
+	next, _, nextGroup := n.task(2)
+	ended := n.groups.Path(group)
+	check.NoError(t, os.RemoveAll(ended))
+	n.group(nextGroup)
+	check.NoError(t, n.machine.ReuseGroup(ended, n.groups.Path(nextGroup)))
+	if a := n.limitOf(nextGroup); a.Limit.Hard != 20*gib {
+		t.Fatalf("%+v", a)
+	}
+	n.lists(holders.Record{Work: map[string]holders.Work{next.ID: next}})
+	n.reading()
+	eventually(t, func() bool { return n.limitOf(nextGroup).Limit.Hard == gpu.NoMemoryLimit }, func() string { return fmt.Sprintf("%+v", l.Table()) })
+	eventually(t, func() bool { return l.Table().Counts.Stale == 1 }, func() string { return fmt.Sprintf("%+v", l.Table()) })
+}
+
+// fence 21: driver 595 -> 615 -> 595 while the agent runs: the pool follows, with the versions in its cause. With 595 nothing is read.
+func TestOtherDrivers(t *testing.T) {
+	n := start(t, holders.Nomad, limit.Misc)
+	n.older.Store(true)
+	l, _ := n.run(holders.Nomad)
+	n.awaitHealth(health.ReasonNoLimit, "driver 595.71.05: want 615 or newer")
+	if len(n.sets) > 0 || l.Table().Node.Unsupported == "" {
+		t.Errorf("%q %+v", n.sets, l.Table())
+	}
+	for _, older := range []bool{false, true} {
+		n.older.Store(older)
+		n.reading()
+		if older {
+			n.awaitHealth(health.ReasonNoLimit, "driver 595.71.05")
+		} else {
+			n.awaitHealth(health.ReasonNone, "")
+		}
+	}
+}
+
+// C9: a driver that refuses a limit on an empty group has no share with a required limit, with its error in the cause.
+func TestProbe(t *testing.T) {
+	n := start(t, holders.Nomad, limit.Misc)
+	check.NoError(t, n.machine.Fail(simdriver.GPU(0), "nvmlDeviceSetMemoryLimits_v1", "NO_PERMISSION", simdriver.Always))
+	l, _ := n.run(holders.Nomad)
+	n.awaitHealth(health.ReasonNoLimit, "Insufficient Permissions")
+	if !slices.ContainsFunc(l.Problems(), func(p problem.Problem) bool { return p.Code == problem.LimitUnsupported }) {
+		t.Errorf("%+v", l.Problems())
+	}
+	if _, err := os.Stat(n.groups.Path("/tandem-limit-test")); !errors.Is(err, fs.ErrNotExist) {
+		t.Error("its group is left")
+	}
+}
+
+// fence 26: the controller is enabled from the root to the slices of Nomad's tasks, and again after Nomad has written its list anew. If that can't be, no share
+// takes work, and the cause names the group.
+func TestControllers(t *testing.T) {
+	n := start(t, holders.Nomad, limit.Misc)
+	n.run(holders.Nomad)
+	n.awaitHealth(health.ReasonNone, "")
+	control := n.groups.Path("/nomad.slice/share.slice/cgroup.subtree_control")
+	enabled := func() bool {
+		text, _ := os.ReadFile(control)
+		return strings.Contains(string(text), "misc")
+	}
+	if !enabled() {
+		t.Fatal("not enabled")
+	}
+	check.NoError(t, os.WriteFile(control, []byte("cpu memory"), 0o600))
+	n.reading()
+	check.Until(t, "enabled again", enabled)
+
+	check.NoError(t, os.Remove(control), os.Mkdir(control, 0o700)) // it can't be read or written
+	n.reading()
+	n.awaitHealth(health.ReasonNoController, "/nomad.slice/share.slice")
+}
+
+// fence 34: the group of a pod is limited, on call, before its containers are there, with what all its claims have together, and both containers count to it. An
+// error of the driver is one of the call, and leaves nothing.
+func TestPods(t *testing.T) {
+	for _, b := range []limit.Backend{limit.Misc, limit.DMem} {
+		t.Run(string(b), func(t *testing.T) {
+			n := start(t, holders.Kubernetes, b)
+			l, stop := n.run(holders.Kubernetes)
+			n.awaitHealth(health.ReasonNone, "")
+			id := gpu.DeviceID(n.machine.UUID(0))
+			w := holders.Work{Orchestrator: holders.Kubernetes, Namespace: "default", Name: "train", ID: pod + "1", Claim: "a"}
+			if err := l.LimitPod(t.Context(), w, id, 10*gib); err == nil || len(l.Table().Shares) != 0 {
+				t.Errorf("a pod without a group: %v, %+v", err, l.Table())
+			}
+			group := "/kubepods/burstable/pod" + pod + "1"
+			n.group(group)
+			second := w
+			second.Claim = "b"
+			check.NoError(t, l.LimitPod(t.Context(), w, id, 10*gib), l.LimitPod(t.Context(), w, id, 10*gib), l.LimitPod(t.Context(), second, id, 5*gib))
+			if a := n.limitOf(group); a.Limit.Hard != 15*gib {
+				t.Errorf("%+v", a)
+			}
+			for i, bytes := range []uint64{9 * gib, 7 * gib} {
+				container := n.group(fmt.Sprintf("%s/%d", group, i))
+				if _, err := n.machine.Allocate(0, container, bytes); (err == nil) != (i == 0) {
+					t.Errorf("container %d: %v", i, err)
+				}
+			}
+			n.reading()
+			n.await(l, w, limit.Limited, "")
+			stop()
+			l, _ = n.run(holders.Kubernetes) // the record has it
+			n.reading()
+			n.await(l, second, limit.Limited, "")
+
+			check.NoError(t, l.ReleasePod(t.Context(), w), l.ReleasePod(t.Context(), second), l.ReleasePod(t.Context(), second))
+			if a := n.limitOf(group); a.Limit.Hard != gpu.NoMemoryLimit || len(l.Table().Shares) != 0 {
+				t.Errorf("%+v %+v", a, l.Table())
+			}
+			check.NoError(t, n.machine.Fail(simdriver.GPU(0), "nvmlDeviceSetMemoryLimits_v1", "NO_PERMISSION", simdriver.Always))
+			w.ID = pod + "2"
+			n.group("/kubepods/burstable/pod" + w.ID)
+			if err := l.LimitPod(t.Context(), w, id, gib); err == nil || !strings.Contains(err.Error(), "Insufficient Permissions") {
+				t.Error(err)
+			}
+			if _, known := l.Table().Share(w, id); known {
+				t.Errorf("%+v", l.Table())
+			}
+		})
+	}
+}
+
+// fence 23: a group is not limited through a symbolic link, nor one that is another by its inode.
+func TestLocalSetter(t *testing.T) {
+	n := start(t, holders.Nomad, limit.Misc)
+	n.run(holders.Nomad)
+	n.awaitHealth(health.ReasonNone, "")
+	_, _, group := n.task(0)
+	n.group(group)
+	g, err := n.groups.Read(group)
+	check.NoError(t, err)
+	s := limits.Local{Groups: n.groups, Driver: n.Monitor}
+	q := gpu.LimitQuery{GPU: gpu.DeviceID(n.machine.UUID(0)), Group: n.groups.Path(group)}
+	change := gpu.LimitChange{LimitQuery: q, Soft: gib, Hard: gib}
+	check.NoError(t, s.SetMemoryLimit(t.Context(), g.ID, change))
+	if err := s.SetMemoryLimit(t.Context(), cgroup.ID{Path: group, Inode: g.Inode + 1}, change); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("another inode: %v", err)
+	}
+	check.NoError(t, os.Symlink(n.groups.Path(group), n.groups.Path("/nomad.slice/share.slice/link")))
+	if err := s.SetMemoryLimit(t.Context(), cgroup.ID{Path: "/nomad.slice/share.slice/link", Inode: g.Inode}, change); err == nil {
+		t.Error("set through a link")
+	}
+}
+
+// fence 27, 28: the limit of a container that NVIDIA's hook has set is read, of a pod with a device plugin's device and of a task of docker. One that is another,
+// because an image, a job or a person has overridden the variable, is set to that of the policy, and counted; what the container uses was counted from the beginning.
+func TestContainers(t *testing.T) {
+	const container = "3a5f0c0d7b1e4f6a8c9d0e1f2a3b4c5d6e7f8091a2b3c4d5e6f708192a3b4c5d"
+	for orchestrator, group := range map[string]string{holders.Kubernetes: "/kubepods/burstable/pod" + pod + "1/" + container, holders.Nomad: "/docker/" + container} {
+		t.Run(orchestrator, func(t *testing.T) {
+			n := start(t, orchestrator, limit.Misc)
+			w, record, _ := n.task(0)
+			if orchestrator == holders.Kubernetes {
+				w.Orchestrator, w.ID = orchestrator, pod+"1"
+				record.Holders[0].Work, record.Holders[0].API = w, inventory.DevicePlugin
+			}
+			record.Tasks = map[holders.Work]holders.Task{w: {Driver: "docker", Running: true}}
+			owner := holders.Work{Orchestrator: orchestrator, ID: w.ID}
+			at := n.group(group)
+			n.enter(group, 4711)
+			eventually(t, func() bool { return n.State().Snapshot.Driver.State == gpu.DriverReady }, func() string { return "no driver" })
+			q := gpu.LimitQuery{GPU: gpu.DeviceID(n.machine.UUID(0)), Group: at}
+			check.NoError(t, n.SetMemoryLimit(t.Context(), gpu.LimitChange{LimitQuery: q, Soft: 60 * gib, Hard: 60 * gib}))
+			if orchestrator == holders.Nomad {
+				n.group("/nomad.slice/share.slice/" + w.ID + ".main.scope") // Nomad makes it for each task
+			}
+			_, err := n.machine.Allocate(0, at, 5*gib)
+			check.NoError(t, err)
+			l, _ := n.run(orchestrator)
+			n.mu.Lock()
+			n.record = holders.Record{Complete: true, Work: map[string]holders.Work{w.ID: owner}, Holders: record.Holders, Tasks: record.Tasks}
+			n.mu.Unlock()
+			n.reading(use.Process{Process: gpu.Process{PID: 4711, Started: 5}, Owner: owner, Group: group})
+			if s := n.await(l, w, limit.Limited, ""); s.Driver.Hard != 20*gib || s.Driver.Used != 5*gib || s.Way != limit.ByHook || s.Group != group {
+				t.Errorf("%+v", s)
+			}
+			if c := l.Table().Counts; c.Overridden != 1 || c.Late != 0 || c.Set != 1 {
+				t.Errorf("%+v", c)
+			}
+		})
+	}
+}
