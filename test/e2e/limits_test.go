@@ -18,7 +18,6 @@ import (
 
 const (
 	limitOfShare  = 16 << 30 // policies/limits.yaml
-	limitPool     = "nvidia/gpu/limited"
 	cgroupMount   = "/sys/fs/cgroup"
 	limitRounds   = "E2E_LIMIT_ROUNDS" // how often limitTasks tasks of each driver begin: 125 rounds are 1,000 tasks
 	limitTasks    = 4
@@ -35,7 +34,7 @@ type limitsTest struct {
 // other tasks of the GPU keep what they have.
 func TestLimits(t *testing.T) {
 	useUnifiedGroups(t)
-	t.Setenv("PATH", os.Getenv(limitPrograms)+":"+os.Getenv("PATH")) // its nomad
+	t.Setenv("PATH", os.Getenv(limitPrograms)+"/bin:"+os.Getenv("PATH"))
 	text, err := simdriver.Text("h100x8")
 	if err == nil {
 		text, err = simdriver.WithLimits(text, simdriver.Misc, cgroupMount, "memacct_controller = "+limitController(t))
@@ -122,7 +121,8 @@ func (l *limitsTest) awaitAll(t *testing.T, job, status string) (all []allocatio
 			return err
 		}
 		if len(all) == 0 {
-			return errors.New("it has none")
+			evaluations, err := fetch(nomadAPI + "/v1/job/" + job + "/evaluations")
+			return errors.Join(errors.New("it has none: "+evaluations), err)
 		}
 		for _, a := range all {
 			if a.ClientStatus != status {

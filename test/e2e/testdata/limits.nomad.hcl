@@ -34,7 +34,7 @@ job "limits" {
       resources {
         cpu    = 20
         memory = 16
-        device "nvidia/gpu/limited" {}
+        device "nvidia/gpu-shared/limited" {}
       }
     }
   }
