@@ -25,7 +25,7 @@ const (
 // The packages that compute: values and pure functions, and what they may import of the standard library, which can neither block,
 // nor log, nor read the host.
 var (
-	pure         = []string{"core", "core/durable", "core/gpu", "core/health/...", "core/holders", "core/inventory", "core/proof", "core/reset", "core/use", "util/oneline", "util/problem", "util/setting"}
+	pure         = []string{"core", "core/durable", "core/gpu", "core/health/...", "core/holders", "core/inventory", "core/limit", "core/proof", "core/reset", "core/use", "util/oneline", "util/problem", "util/setting"}
 	computing    = slices.Concat(pure, []string{"rescue"}) // also those that no agent imports
 	encoding     = "encoding/json"                         // of those that remember, whose text has a limit in bytes
 	remembering  = []string{"core/durable", "rescue"}
@@ -57,6 +57,7 @@ var rules = []struct {
 	{"core/inventory", []string{"core/gpu", "core/health/..."}, nil},
 	{"core/holders", []string{"core/gpu", "core/inventory"}, nil},
 	{"core/durable", []string{"core/gpu", "core/health"}, nil},
+	{"core/limit", []string{"core/durable", "core/gpu", "core/health", "core/holders", "core/inventory", "util/problem"}, nil},
 	{"core/proof", []string{"core/durable", "core/gpu", "core/health/...", "util/oneline", "util/setting"}, nil},
 	{"core/reset", []string{"core/durable", "core/gpu", "core/health", "util/oneline"}, nil},
 	{"core/use", []string{"core/gpu", "core/holders", "core/inventory", "util/problem"}, nil},

@@ -203,7 +203,7 @@ func (d *decision) belowTarget(path string, id gpu.DeviceID) bool {
 	if d.targets[target{path, id}] {
 		return true
 	}
-	for _, p := range Parents(path) {
+	for _, p := range above(path) {
 		if d.targets[target{p, id}] {
 			return true
 		}

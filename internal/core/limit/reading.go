@@ -1,8 +1,8 @@
 package limit
 
 import (
+	"cmp"
 	"maps"
-	"path"
 	"slices"
 	"strings"
 	"time"
@@ -149,11 +149,11 @@ func (r *Reading) pathsBelow(group string) (paths []string) {
 	return paths
 }
 
-// Parents returns the groups above a group, from the root.
-func Parents(group string) (all []string) {
-	for group != "/" && group != "." {
-		group = path.Dir(group)
-		all = append(all, group)
+// above returns the groups above one, from the root.
+func above(group string) (all []string) {
+	for group != "/" && group != "" {
+		group = group[:strings.LastIndex(group, "/")]
+		all = append(all, cmp.Or(group, "/"))
 	}
 	slices.Reverse(all)
 	return all

@@ -247,7 +247,8 @@ func (l *Limiter) decide(ctx context.Context, n seen) (limit.Result, error) {
 		l.store(first.Saved)
 		return first, nil
 	}
-	done := l.apply(ctx, first)
+	l.store(first.Saved) // before the calls: what is set is recognised after a restart, too
+	done := l.apply(ctx, first.Changes)
 	if reading, err = l.read(ctx, n, done); err != nil {
 		return limit.Result{}, err
 	}
@@ -256,10 +257,9 @@ func (l *Limiter) decide(ctx context.Context, n seen) (limit.Result, error) {
 	return r, nil
 }
 
-// apply makes the changes of a decision. Its state is on disk before: what is set is recognised after a restart, too.
-func (l *Limiter) apply(ctx context.Context, r limit.Result) (done []limit.Done) {
-	l.store(r.Saved)
-	for _, c := range r.Changes {
+// apply makes the changes of a decision.
+func (l *Limiter) apply(ctx context.Context, changes []limit.Change) (done []limit.Done) {
+	for _, c := range changes {
 		one := limit.Done{Change: c}
 		if err := l.set(ctx, c); err != nil {
 			one.Err = err.Error()

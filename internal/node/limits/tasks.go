@@ -149,11 +149,15 @@ func (l *Limiter) limitNew(ctx context.Context, n seen, groups map[string]bool) 
 		}
 		out := limit.Next(l.saved, l.Table(), r)
 		if done != nil || len(out.Changes) == 0 {
-			l.saved = out.Saved
+			l.store(out.Saved)
 			l.count(out.Table.Counts)
 			return
 		}
-		done = l.apply(ctx, out)
+		if !slices.Equal(out.Saved.Values, l.saved.Values) {
+			l.store(out.Saved)
+		}
+		l.saved = out.Saved // on disk after the call: a disk takes longer than the driver, and a task whose limit is in no record is late at most
+		done = l.apply(ctx, out.Changes)
 	}
 }
 
