@@ -9,10 +9,14 @@ import (
 	"testing"
 
 	"github.com/tandem-gpu/tandem/test/check"
+	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
 //go:embed library/libcuda.c
 var source string
+
+//go:embed library/leak.c
+var leak string
 
 // Variables that the driver reads.
 const (
@@ -29,11 +33,29 @@ func Build(t testing.TB, dir string, arguments ...string) string {
 	if _, err := exec.LookPath("cc"); err != nil {
 		t.Skip("SKIPPED: no C compiler: ", err)
 	}
-	text, library := filepath.Join(t.TempDir(), "libcuda.c"), filepath.Join(dir, "libcuda.so.1")
+	work, library := t.TempDir(), filepath.Join(dir, "libcuda.so.1")
+	text, symbols := filepath.Join(work, "libcuda.c"), filepath.Join(work, "symbols.map")
 	check.NoError(t, os.WriteFile(text, []byte(source), 0o644))
-	args := append([]string{"-O2", "-Wall", "-shared", "-fPIC", "-o", library, text}, arguments...)
+	check.NoError(t, os.WriteFile(symbols, []byte("{ global: cu*; local: *; };\n"), 0o644))
+	limits, err := simdriver.LimitSources(t.Context(), work)
+	check.NoError(t, err)
+	args := append([]string{"-O2", "-Wall", "-Wno-deprecated-declarations", "-shared", "-fPIC", "-Wl,--version-script=" + symbols, "-o", library, text}, append(limits, arguments...)...)
 	if out, err := exec.CommandContext(t.Context(), "cc", args...).CombinedOutput(); err != nil {
 		t.Fatal(err, string(out))
 	}
 	return library
+}
+
+// BuildLeak compiles a program that leaks memory of a device (library/leak.c) and returns its path. It skips the test where there is no compiler.
+func BuildLeak(t testing.TB, dir string) string {
+	t.Helper()
+	if _, err := exec.LookPath("cc"); err != nil {
+		t.Skip("SKIPPED: no C compiler: ", err)
+	}
+	text, program := filepath.Join(t.TempDir(), "leak.c"), filepath.Join(dir, "leak")
+	check.NoError(t, os.WriteFile(text, []byte(leak), 0o644))
+	if out, err := exec.CommandContext(t.Context(), "cc", "-O2", "-Wall", "-o", program, text, "-ldl").CombinedOutput(); err != nil {
+		t.Fatal(err, string(out))
+	}
+	return program
 }

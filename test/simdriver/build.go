@@ -139,14 +139,24 @@ func compile(ctx context.Context, work, header string) (string, error) {
 	if err := build(LibraryName, files, append(slices.Clone(libraryFlags), "-Wl,--version-script="+symbols)...); err != nil {
 		return "", err
 	}
-	var control []string
-	for _, name := range []string{"memacct.c", "machine.c", "control/main.c"} {
-		control = append(control, filepath.Join(work, "lib", name))
-	}
-	if err := build(controlName, control); err != nil {
+	if err := build(controlName, append(limitFiles(work), filepath.Join(work, "lib/control/main.c"))); err != nil {
 		return "", err
 	}
 	return out, nil
+}
+
+// limitFiles are the files of the rules of memacct.c in a folder with the sources.
+func limitFiles(dir string) []string {
+	return []string{filepath.Join(dir, "lib", "memacct.c"), filepath.Join(dir, "lib", "machine.c")}
+}
+
+// LimitSources writes the sources into a folder. It returns the arguments of a compiler for a program that charges allocations by the rules of memacct.c.
+func LimitSources(ctx context.Context, dir string) (arguments []string, err error) {
+	header, err := headerDir(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return append(limitFiles(dir), "-I"+filepath.Join(dir, "lib"), "-I"+header, "-lpthread", "-ldl"), os.CopyFS(dir, sources)
 }
 
 // headerDir is the folder of go-nvml with the nvml.h of its bindings.

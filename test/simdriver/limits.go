@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -95,8 +96,9 @@ func MakeGroup(mount, group string, controllers ...string) (path string, err err
 
 // Allocation is memory of a GPU that is charged to a control group.
 type Allocation struct {
-	m  *Machine
-	id string // "0" = it is charged to none
+	ID string // "0" = it is charged to none
+
+	m *Machine
 }
 
 // Allocate allocates memory of a GPU for a creator in a control group, by its path; "" is a creator that has ended. The rules are those of the library
@@ -113,14 +115,26 @@ func (m *Machine) Allocate(slot int, group string, bytes uint64) (Allocation, er
 	if !ok {
 		return Allocation{}, errors.New(answer)
 	}
-	return Allocation{m, id}, nil
+	return Allocation{id, m}, nil
 }
 
 // Import is another client that uses the same memory: it stays charged to the creator's group until both have freed it.
-func (a Allocation) Import() error { return a.m.memacct.do(a.m, "import", a.id) }
+func (a Allocation) Import() error { return a.m.memacct.do(a.m, "import", a.ID) }
 
 // Free frees the memory for one client.
-func (a Allocation) Free() error { return a.m.memacct.do(a.m, "free", a.id) }
+func (a Allocation) Free() error { return a.m.Free(a.ID) }
+
+// Free frees an allocation by its ID, for one client.
+func (m *Machine) Free(id string) error { return m.memacct.do(m, "free", id) }
+
+// Limits are the lines of the driver's state of control groups.
+func (m *Machine) Limits() ([]string, error) {
+	text, err := os.ReadFile(m.path("memacct"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return strings.Split(strings.TrimSpace(string(text)), "\n"), err
+}
 
 // ReuseGroup gives a control group the address in the kernel of one that has ended, by its path, and that has an entry in the driver's table (misc): the new
 // group has its limit and its charges.

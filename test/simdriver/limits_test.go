@@ -2,10 +2,14 @@ package simdriver_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
 
+	"github.com/NVIDIA/go-nvml/pkg/dl"
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/tandem-gpu/tandem/test/simdriver"
@@ -272,4 +276,97 @@ func TestLimitsEndWithTheDriversState(t *testing.T) {
 			none()
 		})
 	}
+}
+
+// A library has the functions that one of its version has: an old driver's has none about limits, and NVIDIA's programs end there with a linker's message.
+func TestLibraryBeforeLimits(t *testing.T) {
+	m, err := simdriver.Install(t.Context(), t.TempDir(), "t4")
+	ok(t, err)
+	has := func(what string, expected bool) {
+		t.Helper()
+		lib := dl.New(libraryPath(m), dl.RTLD_LAZY|dl.RTLD_LOCAL)
+		ok(t, lib.Open())
+		for _, name := range []string{"nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1"} {
+			same(t, what+" "+name, lib.Lookup(name) == nil, expected)
+		}
+		ok(t, lib.Lookup("nvmlDeviceGetMemoryInfo_v2"), lib.Close())
+	}
+	has("installed", false)
+	ok(t, m.SetDriver("615.71.09"))
+	has("upgraded", true)
+	ok(t, m.Without("nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1"))
+	has("without", false)
+	ok(t, m.SetDriver("620.1"))
+	has("upgraded again", true)
+	ok(t, m.SetDriver("595.58.03"))
+	has("downgraded", false)
+}
+
+// realMount is a mount point of control groups of version 2 in which hugetlb, which stands in for misc, can be enabled; it skips the test where there is none.
+func realMount(t *testing.T) string {
+	t.Helper()
+	for _, mount := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
+		var s syscall.Statfs_t
+		if syscall.Statfs(mount, &s) != nil || s.Type != 0x63677270 { // CGROUP2_SUPER_MAGIC
+			continue
+		}
+		if on, err := os.ReadFile(filepath.Join(mount, "cgroup.subtree_control")); err == nil && strings.Contains(string(on), "hugetlb") {
+			return mount
+		}
+	}
+	t.Skip("SKIPPED: no control groups of version 2 with hugetlb in cgroup.subtree_control of the root")
+	return ""
+}
+
+// The rules hold for the kernel's control groups, too: the root, a controller that is off, a process's own group, a group made anew.
+func TestLimitsOfRealGroups(t *testing.T) {
+	l := openLimited(t, simdriver.Misc, "memacct_controller = hugetlb", "cgroup_mount = "+realMount(t))
+	l.mount = realMount(t)
+	slice, err := os.MkdirTemp(l.mount, "simdriver-")
+	if err != nil {
+		t.Skip("SKIPPED: ", err)
+	}
+	scope := filepath.Join(slice, "scope")
+	t.Cleanup(func() { ok(t, os.Remove(scope), os.Remove(slice)) })
+	ok(t, os.Mkdir(scope, 0o755))
+	l.set(l.mount, 0, gib, nvml.ERROR_NOT_SUPPORTED)
+	l.set(scope, 0, gib, nvml.SUCCESS)
+	l.allocate(scope, 2*gib) // T2: the controller is off in it
+	l.is(scope, 0, gib, 0)
+	ok(t, os.WriteFile(filepath.Join(slice, "cgroup.subtree_control"), []byte("+hugetlb"), 0o644))
+	l.refuses(scope, 2*gib)
+	l.allocate(scope, gib/2)
+
+	group, err := os.Open(scope)
+	ok(t, err)
+	cmd := sceneCommand(t, l.m, "total")
+	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(group.Fd())}
+	out, err := cmd.CombinedOutput()
+	ok(t, err, group.Close())
+	same(t, "what a process of the group sees", string(out), "of 1024 MiB are free 512\n")
+
+	ok(t, os.Remove(scope), os.Mkdir(scope, 0o755))
+	l.isNot(scope, nvml.ERROR_NOT_SUPPORTED)
+}
+
+// totalScene prints the memory of the first GPU.
+func totalScene(library string) int {
+	_, dev := firstGPU(library)
+	memory, ret := dev.GetMemoryInfo_v2()
+	fmt.Printf("of %d MiB are free %d\n", memory.Total>>20, memory.Free>>20)
+	return int(ret)
+}
+
+// In a container that has the machine read-only, limits can be read.
+func TestLimitsOfReadOnlyMachine(t *testing.T) {
+	l := openLimited(t, simdriver.Misc)
+	a := l.group("/a", "misc")
+	l.set(a, 0, gib, nvml.SUCCESS)
+	if err := syscall.Mount(l.m.Root, l.m.Root, "", syscall.MS_BIND, ""); err != nil {
+		t.Skip("SKIPPED: ", err)
+	}
+	t.Cleanup(func() { ok(t, syscall.Unmount(l.m.Root, 0)) })
+	ok(t, syscall.Mount("", l.m.Root, "", syscall.MS_BIND|syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+	l.is(a, 0, gib, 0)
+	l.set(a, 0, 2*gib, nvml.ERROR_UNKNOWN)
 }

@@ -132,6 +132,9 @@ func TestMachineFileErrorsNameTheLine(t *testing.T) {
 		{"[machine]\ndriver = 1\n[gpu 0]\nmemory = lots\n", `machine.conf:4: memory: cannot read "lots"`},
 		{"[machine]\ndriver = 1\n[gpu 0]\nname = x\nuuid = u\n", `[gpu 0]: name, uuid and pci are needed`},
 		{"[machine]\n[cpu]\n", `machine.conf:2: unknown section [cpu]`},
+		{"[machine]\ndriver = 1\nmemacct = dmem2\n", `memacct: want none, misc or dmem, not "dmem2"`},
+		{"[machine]\ndriver = 1\ncgroup_mount = cgroup\n", `machine.conf:3: cgroup_mount: want an absolute path`},
+		{"[machine]\ndriver = 1\nlimited_total = v3\n", `limited_total: want v1 or v2, not "v3"`},
 		{"driver = 1\n", `machine.conf:1: "driver" before any section`},
 		{"[machine]\ndriver = 1\n[gpu 0]\ninstance = 9g gi=1 uuid=x\n", `machine.conf:4: no [profile 9g] above this line`},
 	} {

@@ -21,6 +21,7 @@ var scenes = map[string]func(library string) int{
 	"init":   initScene,
 	"fields": fieldsScene,
 	"follow": followScene,
+	"total":  totalScene,
 }
 
 // initScene returns the code of nvmlInit, cut to a byte.

@@ -3,7 +3,7 @@ package gpu
 import "errors"
 
 // NoMemoryLimit as a hard limit means that a control group has none of its own: "maximum value" of nvmlSetMemoryLimits_v1_t in nvml.h.
-const NoMemoryLimit uint64 = ^uint64(0)
+const NoMemoryLimit uint64 = 1<<64 - 1
 
 // MemoryLimit is how much memory of one GPU the processes of a control group may allocate, and have allocated, in bytes: what nvmlDeviceGetMemoryLimits_v1
 // returns. An allocation beyond Hard fails (CUDA: out of memory). With the backend misc the values may be those of an ancestor of the group, with its use.

@@ -73,6 +73,7 @@ func (p *pendingRequests) start(r request) {
 		p.probe = false
 	case readUsage:
 		p.usage.begin()
+	case callLimits: // the reader takes the call
 	}
 }
 

@@ -114,14 +114,13 @@ type followed struct {
 // handleResult applies a reading. An error ends the session.
 func (m *Monitor) handleResult(f *followed, r result) error {
 	f.pending.busy = false
-	switch r.request {
-	case readUsage:
+	switch {
+	case r.request == readUsage:
 		m.usage.finish(r.usage, r.err)
 		return nil
-	case callLimits: // the reader has answered the caller
+	case r.request == callLimits: // the reader has answered the caller
 		return nil
-	}
-	if r.err != nil {
+	case r.err != nil:
 		m.noDriver(r.err) // before the session is closed, which takes time
 		return r.err
 	}

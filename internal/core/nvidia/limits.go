@@ -26,11 +26,15 @@ const firstWithLimits = 615
 // call, and belongs to the reader.
 func (s *Session) LimitsUnsupported() string {
 	branch, _, _ := strings.Cut(s.driver.Version, ".")
-	n, err := strconv.Atoi(branch)
-	if older := err == nil && n < firstWithLimits; !older && s.library.has(getLimits) && s.library.has(setLimits) {
-		return ""
+	if n, err := strconv.Atoi(branch); err == nil && n < firstWithLimits {
+		return fmt.Sprintf("driver %s: want %d or newer", s.driver.Version, firstWithLimits)
 	}
-	return fmt.Sprintf("driver %s: want %d or newer", s.driver.Version, firstWithLimits)
+	for _, name := range []string{getLimits, setLimits} {
+		if !s.library.has(name) {
+			return fmt.Sprintf("driver %s lacks %s: want %d or newer", s.driver.Version, name, firstWithLimits)
+		}
+	}
+	return ""
 }
 
 // MemoryLimits reads limits of device memory on the GPUs' workers: a GPU that hangs delays no other. There is an answer for each query, in their order. Only an

@@ -17,6 +17,19 @@ import (
 var functionScenarios = map[string]func(*child){
 	"open":    func(c *child) { c.open(opens) },
 	"use all": useAll,
+	"limits":  useLimits,
+}
+
+// useLimits prints why there are no limits of memory.
+func useLimits(c *child) {
+	s, err := Open(Options{Roots: roots(c.Machine)})
+	c.check(err)
+	snap, err := s.Snapshot()
+	c.check(err)
+	answers, err := s.MemoryLimits([]gpu.LimitQuery{{GPU: snap.Devices[0].ID, Group: "/"}})
+	c.check(err)
+	fmt.Println("limits:", s.LimitsUnsupported(), answers[0].State == gpu.NoLimit)
+	c.check(s.Close())
 }
 
 // useAll makes every call about a machine and prints the result.
@@ -93,6 +106,16 @@ func TestOldestDriver(t *testing.T) {
 	slices.Sort(names)
 	out, err := useWithout(t, slices.Compact(names)...)
 	if err != nil || !strings.Contains(out, "devices 8\n") {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// A driver without one of the functions has no limits of memory, whatever its version is.
+func TestLimitsWithoutFunctions(t *testing.T) {
+	m := install(t, "t4")
+	must(t, m.SetDriver("615.71.09"), m.Without(setLimits))
+	out, err := runScenario(t, m.Root, "limits")
+	if err != nil || out != "limits: driver 615.71.09 lacks nvmlDeviceSetMemoryLimits_v1: want 615 or newer true\n" {
 		t.Errorf("%v: %s", err, out)
 	}
 }

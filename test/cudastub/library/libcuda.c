@@ -1,5 +1,8 @@
-// A CUDA driver for tests: its devices are those of CUDA_VISIBLE_DEVICES ("GPU-...,GPU-..."), and of STUB_CUDA_DEVICES where that is not set. Their memory is
-// the node's, and kernels are functions of C with the names of those that the tested programs have.
+// A CUDA driver for tests: its devices are those of CUDA_VISIBLE_DEVICES ("GPU-...,GPU-..."), and of STUB_CUDA_DEVICES or NVIDIA_VISIBLE_DEVICES where that is
+// not set. Their memory is the node's, and kernels are functions of C with the names of those that the tested programs have.
+//
+// Beside the library of a simulated machine with limits of memory (test/simdriver, key memacct), allocations are charged to the control group of the process by
+// its rules. What is beyond a limit is CUDA_ERROR_OUT_OF_MEMORY, and in a group with a limit that is the total.
 //
 // STUB_CUDA_FAULT is what is wrong:
 //   CALL=CODE, CALL=CODE@N   a call returns a CUresult; from its N-th call on
@@ -14,10 +17,16 @@
 //   product, tensor          products of the kernel have a wrong value
 // With the macro STUB_CUDA_BAD a device with this UUID, "GPU-...", has the fault "product", for a program to which a test can't give variables.
 // STUB_CUDA_CAPABILITY is the compute capability, such as 75 (default: 90), STUB_CUDA_MODE the compute mode, STUB_CUDA_FREE the free memory in MiB (default: 150 of 512).
+#include "memacct.h"
+
+#include <limits.h>
+#include <pthread.h>
+#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -53,6 +62,7 @@ static int injected(const char *call, int *count) {
 static const char *visible(int device) {
   const char *at = getenv("CUDA_VISIBLE_DEVICES");
   if (!at) at = getenv("STUB_CUDA_DEVICES");
+  if (!at && (at = getenv("NVIDIA_VISIBLE_DEVICES")) && strncmp(at, "GPU-", 4)) at = NULL;
   if (!at || !*at) return NULL;
   for (; device > 0; device--)
     if (!(at = strchr(at, ',')) || !*++at) return NULL;
@@ -91,16 +101,132 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
   return device < 0;
 }
 
-static int contextOfAll; // its address is what counts
-int cuDevicePrimaryCtxRetain(void **context, int device) { *context = &contextOfAll; return device < 0; }
-int cuCtxSetCurrent(void *context) { return !context; }
+// The context of a device is its place here.
+static char contexts[64];
+static __thread int current; // device of the thread's context
+int cuDevicePrimaryCtxRetain(void **context, int device) { *context = &contexts[device & 63]; return device < 0; }
+int cuCtxSetCurrent(void *context) { current = (int)((char *)context - contexts); return !context; }
 int cuCtxSynchronize(void) { return 0; }
-int cuCtxCreate_v2(void **context, unsigned flags, int device) { CALL(cuCtxCreate_v2); *context = &contextOfAll; return flags == 0 || device < 0; }
+int cuCtxCreate_v2(void **context, unsigned flags, int device) { CALL(cuCtxCreate_v2); *context = &contexts[(current = device) & 63]; return flags == 0 || device < 0; }
 int cuCtxDestroy_v2(void *context) { CALL(cuCtxDestroy_v2); return !context; }
 
-int cuMemGetInfo_v2(size_t *unused, size_t *total) { CALL(cuMemGetInfo_v2); *total = (size_t)512 << 20; *unused = (size_t)(getenv("STUB_CUDA_FREE") ? atoi(getenv("STUB_CUDA_FREE")) : 150) << 20; return 0; }
-int cuMemAlloc_v2(address *memory, size_t size) { CALL(cuMemAlloc_v2); if (fault("fragments") && size > 48 << 20) return 2; *memory = (address)calloc(1, size); return 0; }
-int cuMemFree_v2(address memory) { CALL(cuMemFree_v2); free((void *)memory); return 0; }
+// Limits of memory of a simulated machine.
+void sim_violation(const char *call, const char *text, ...) {
+  va_list args;
+  va_start(args, text);
+  fprintf(stderr, "libcuda: %s: ", call);
+  vfprintf(stderr, text, args);
+  fputc('\n', stderr);
+  va_end(args);
+}
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static char dir[PATH_MAX]; // of the machine; "" = there is none with limits
+static uint64_t client;
+static struct { address at; size_t size; u64 charge; } *allocations;
+static int allocated;
+
+// limited is the machine as it is now, and the device as a GPU of it; NULL if that has no limits. sim_drop ends its use.
+static struct machine *limited(int device, struct gpu **g) {
+  static int sought;
+  static char why[512];
+  pthread_mutex_lock(&lock);
+  if (!sought++ && !sim_find(dir, sizeof dir)) *dir = 0;
+  struct machine *m = *dir ? sim_parse(dir, why, sizeof why) : NULL;
+  const char *uuid = visible(device);
+  *g = NULL;
+  for (int i = 0; m && uuid && *m->memacct && sim_has_limits(m) && i < m->gpus; i++)
+    if (!strncmp(uuid, m->gpu[i].uuid, strlen(m->gpu[i].uuid))) *g = &m->gpu[i];
+  if (m && !*g) sim_drop(m), m = NULL;
+  if (m && !client) client = memacct_client(dir, m);
+  pthread_mutex_unlock(&lock);
+  return m;
+}
+
+// total is the memory of a device as this process sees it; false without a machine that has limits.
+static int total(int device, size_t *of, size_t *used) {
+  struct gpu *g;
+  struct machine *m = limited(device, &g);
+  nvmlGetMemoryLimits_v1_t l;
+  if (!m) return 0;
+  int own = memacct_own_limit(dir, m, g, &l);
+  *of = own ? l.hardLimit : g->memory;
+  *used = own ? l.currentUsed : 0;
+  sim_drop(m);
+  return 1;
+}
+
+// allocate charges memory to the group of the process. It takes none of the node's memory before it is written.
+static int allocate(struct machine *m, struct gpu *g, size_t size, address *memory) {
+  char group[PATH_MAX];
+  u64 charge;
+  if (!memacct_allocate(dir, m, g, memacct_own_group(m, group) ? group : NULL, size, client, &charge)) return 2;
+  void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (at == MAP_FAILED) {
+    memacct_release(dir, m, charge, client);
+    return 2;
+  }
+  pthread_mutex_lock(&lock);
+  allocations = realloc(allocations, sizeof *allocations * (size_t)(allocated + 1));
+  allocations[allocated].at = *memory = (address)at;
+  allocations[allocated].size = size;
+  allocations[allocated++].charge = charge;
+  pthread_mutex_unlock(&lock);
+  return 0;
+}
+
+// release reports whether the memory was allocated by allocate.
+static int release(address memory) {
+  struct gpu *g;
+  struct machine *m = limited(current, &g);
+  pthread_mutex_lock(&lock);
+  int i = 0;
+  while (i < allocated && allocations[i].at != memory) i++;
+  int mine = i < allocated;
+  size_t size = mine ? allocations[i].size : 0;
+  u64 charge = mine ? allocations[i].charge : 0;
+  if (mine) allocations[i] = allocations[--allocated];
+  pthread_mutex_unlock(&lock);
+  if (mine) munmap((void *)memory, size);
+  if (mine && m) memacct_release(dir, m, charge, client);
+  if (m) sim_drop(m);
+  return mine;
+}
+
+int cuDeviceTotalMem_v2(size_t *of, int device) {
+  CALL(cuDeviceTotalMem_v2);
+  size_t used;
+  if (!total(device, of, &used)) *of = (size_t)512 << 20;
+  return device < 0;
+}
+
+int cuMemGetInfo_v2(size_t *unused, size_t *of) {
+  CALL(cuMemGetInfo_v2);
+  size_t used;
+  if (total(current, of, &used)) {
+    *unused = *of > used ? *of - used : 0;
+    return 0;
+  }
+  *of = (size_t)512 << 20;
+  *unused = (size_t)(getenv("STUB_CUDA_FREE") ? atoi(getenv("STUB_CUDA_FREE")) : 150) << 20;
+  return 0;
+}
+
+int cuMemAlloc_v2(address *memory, size_t size) {
+  CALL(cuMemAlloc_v2);
+  struct gpu *g;
+  struct machine *m = limited(current, &g);
+  if (fault("fragments") && size > 48 << 20) return 2;
+  if (!m) {
+    *memory = (address)calloc(1, size);
+    return 0;
+  }
+  int result = allocate(m, g, size, memory);
+  sim_drop(m);
+  return result;
+}
+
+int cuMemFree_v2(address memory) { CALL(cuMemFree_v2); if (!release(memory)) free((void *)memory); return 0; }
 int cuMemHostAlloc(void **memory, size_t size, unsigned flags) { CALL(cuMemHostAlloc); *memory = malloc(size); return flags != 0; }
 int cuMemFreeHost(void *memory) { CALL(cuMemFreeHost); free(memory); return 0; }
 int cuMemsetD32Async(address memory, unsigned value, size_t count, void *stream) {

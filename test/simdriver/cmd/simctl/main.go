@@ -33,6 +33,9 @@ const usage = `usage: simctl build DIR
   mig N off|empty|PROFILE [xCOUNT] ...        e.g. mig 0 3g.40gb 1g.10gb x3
   instance UUID WORD=VALUE...                 of a MIG device: used=4096MiB, bar1_used=, index=, ecc_uncorrected=
   use N PID MIB | end PID                     a process of this host uses a GPU, or none any more
+  allocate N GROUP MIB | free ID              memory of a GPU, charged to a control group (key memacct)
+  reuse-group ENDED GROUP                     GROUP gets the kernel's address of a group that has ended
+  limits                                      what the driver has of control groups
   smi ARGUMENT...                             what nvidia-smi does: --gpu-reset -i N, -pm 0|1 -i N ...
   install-smi PATH                            nvidia-smi of this machine as a program
   add N [KEY=VALUE]... | remove N
@@ -177,6 +180,24 @@ var commands = map[string]command{
 	"end": {1, 1, 1, func(m *simdriver.Machine, w words, _ io.Writer) error {
 		return m.EndProcess(int(w.number(0))) //nolint:gosec // likewise
 	}},
+	"allocate": {3, 3, 1, func(m *simdriver.Machine, w words, out io.Writer) error {
+		mib, err := strconv.ParseUint(w[2], 10, 32)
+		if err != nil {
+			return fmt.Errorf("%q is not a number", w[2])
+		}
+		a, err := m.Allocate(w.slot(), w[1], mib<<20)
+		if err == nil {
+			_, err = fmt.Fprintln(out, a.ID)
+		}
+		return err
+	}},
+	"free": {1, 1, 1, func(m *simdriver.Machine, w words, _ io.Writer) error {
+		return m.Free(w[0])
+	}},
+	"reuse-group": {2, 2, 0, func(m *simdriver.Machine, w words, _ io.Writer) error {
+		return m.ReuseGroup(w[0], w[1])
+	}},
+	"limits": {0, 0, 0, lines((*simdriver.Machine).Limits)},
 	"smi": {1, -1, 0, func(m *simdriver.Machine, w words, out io.Writer) error {
 		if status := m.SMI(context.Background(), w, out); status != 0 {
 			return fmt.Errorf("exit status %d", status)

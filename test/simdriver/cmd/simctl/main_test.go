@@ -34,6 +34,11 @@ func TestCommands(t *testing.T) {
 		{"show", "library = 600.1.2", ""},
 		{"rmmod", "", ""},
 		{"show", "loaded = no", ""},
+		{"allocate 0 /none 5", "0\n", ""}, // a machine without memacct charges nothing
+		{"allocate 0 /none much", "", "is not a number"},
+		{"free 1", "", ""},
+		{"reuse-group /a /b", "", "No such file"},
+		{"limits", "", ""},
 		{"explode", "", `unknown command "explode"`},
 	}
 	for _, tt := range tests {
