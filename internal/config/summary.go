@@ -12,7 +12,17 @@ import (
 func (s Kubernetes) Summary() []string {
 	f := s.File
 	f.MIG, f.MPSRoot = s.Core.MIG, s.MPSRoot
-	return slices.Concat(s.Notes, s.apiSummary(), s.HandOver.summary(), f.Summary())
+	return slices.Concat(s.Notes, s.apiSummary(), s.HandOver.summary(), f.Summary(), s.limitSummary())
+}
+
+// limitSummary is a line about limits that no container can have, as it gets no CDI device from the device plugins.
+func (s Kubernetes) limitSummary() []string {
+	at, has := s.File.LimitRequired(), s.Strategies
+	if at == "" || s.Core.API == inventory.DRA || has.Auto || has.CDIAnnotations || has.CDICRI {
+		return nil
+	}
+	return []string{fmt.Sprintf("%s: limit required takes no work of device plugins: device list strategy %s has no CDI device, by which NVIDIA's hook sets the limit: "+
+		"want cdi-cri or cdi-annotations, or limit: best-effort", at, has)}
 }
 
 // Summary is a line for each request of a file, whatever devices the node has.
@@ -45,7 +55,7 @@ func (f File) Summary() (lines []string) {
 		}
 		add(s.Select.At, parts...)
 	}
-	for _, line := range []string{f.ProveSummary(), f.ResetSummary()} {
+	for _, line := range []string{f.LimitsSummary(), f.ProveSummary(), f.ResetSummary()} {
 		if line != "" {
 			lines = append(lines, line)
 		}

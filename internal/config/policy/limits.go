@@ -69,14 +69,27 @@ func readWholeMiB(v value) uint64 {
 	return size
 }
 
-// limitsSummary is what the policy's limits have in common, in one line; "" without limits.
-func limitsSummary(p inventory.LimitPolicy) string {
+// LimitsSummary is what the policy's limits of memory have in common, and by what they can hold, in one line; "" without limits.
+func (r Result) LimitsSummary() string {
+	p := r.Policy.Limits
 	if !p.On {
 		return ""
 	}
-	sum := "at most the memory of the GPU less that"
+	sum := "at most the rest"
 	if p.Overcommit {
-		sum = "also more than the GPU has"
+		sum = "also more than the rest"
 	}
-	return fmt.Sprintf("memory limits (experimental): reserve %d MiB of each GPU; the limits of its shares are together %s", p.Reserve>>20, sum)
+	return fmt.Sprintf("memory limits (experimental): %d MiB of each GPU are in no share, and the limits of its shares are together %s; a limit can hold on Nomad "+
+		"by the task's control group (exec, java, raw_exec) or by NVIDIA's hook (docker and podman with CDI), on Kubernetes by the pod's control group (api dra) "+
+		"or by NVIDIA's hook (device plugins with CDI)", p.Reserve>>20, sum)
+}
+
+// LimitRequired is the place of the first rule with limit: required that offers devices; "" = there is none.
+func (r Result) LimitRequired() string {
+	for _, rule := range r.Policy.Rules {
+		if rule.NotOffered == "" && rule.Sharing != nil && rule.Sharing.Limit == inventory.LimitRequired {
+			return rule.Select.At
+		}
+	}
+	return ""
 }

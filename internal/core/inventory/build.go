@@ -24,7 +24,7 @@ func Build(in Input) *Inventory {
 	s, c := in.Snapshot, in.Config
 	inv := &Inventory{
 		driver: s.Driver, listed: slices.Clone(s.Devices), excluded: slices.Clone(s.Excluded), links: s.Links, nodes: s.Nodes,
-		incarnation: in.Incarnation, indexIDs: c.IndexIDs, packed: c.Packed,
+		incarnation: in.Incarnation, indexIDs: c.IndexIDs, packed: c.Packed, limitPolicy: c.Policy.Limits,
 	}
 	if c.IMEXChannel {
 		_, inv.imexChannel = slices.BinarySearch(s.Nodes, gpu.IMEXChannelNode)

@@ -63,6 +63,7 @@ type Inventory struct {
 	injectsNodes     bool // containers get device nodes from this agent
 	needsCDI         bool // units need a CDI specification, or would use a valid one
 	packed           bool
+	limitPolicy      LimitPolicy
 	policyWarnings   []string
 	outdatedBindings []string
 	binding          Binding
@@ -173,6 +174,9 @@ func (inv *Inventory) PositionBindings() []PositionBinding {
 // Binding returns which positions of the policy are bound to which devices.
 func (inv *Inventory) Binding() Binding { return inv.orEmpty().binding }
 
+// LimitPolicy is what the limits of the policy have in common.
+func (inv *Inventory) LimitPolicy() LimitPolicy { return inv.orEmpty().limitPolicy }
+
 // OutdatedBindings returns a line for each position in the policy that would be bound to other devices by their
 // present order. State.Rebind binds it to those.
 func (inv *Inventory) OutdatedBindings() []string {
@@ -199,5 +203,5 @@ func (inv *Inventory) Equal(other *Inventory) bool {
 		slices.Equal(inv.outdatedBindings, other.outdatedBindings) &&
 		slices.EqualFunc(inv.listed, other.listed, func(a, b gpu.Device) bool { return a.ID == b.ID && a.At == b.At }) &&
 		maps.EqualFunc(inv.conditions, other.conditions, slices.Equal) &&
-		inv.indexIDs == other.indexIDs && inv.imexChannel == other.imexChannel && inv.packed == other.packed
+		inv.indexIDs == other.indexIDs && inv.imexChannel == other.imexChannel && inv.packed == other.packed && inv.limitPolicy == other.limitPolicy
 }

@@ -167,6 +167,32 @@ func (a *Allocatable) limitedByHook(u *Unit) bool {
 	return u.Memory > 0 && u.API != DRA && a.UsesCDI(u.Injection)
 }
 
+// LimitWays is by what the memory of a unit is limited, in words; "" without a limit.
+func (a *Allocatable) LimitWays(u Unit) string {
+	cdi := a.UsesCDI(u.Injection)
+	switch {
+	case u.Memory == 0:
+		return ""
+	case u.API == DRA:
+		return "the pod's control group"
+	case u.API == DevicePlugin && cdi:
+		return "NVIDIA's hook"
+	case u.API == DevicePlugin:
+		return "nothing: " + a.noCDINames(&u)
+	case cdi:
+		return "the task's control group (exec, java, raw_exec), or NVIDIA's hook (docker, podman)"
+	}
+	return "the task's control group (exec, java, raw_exec)"
+}
+
+// noCDINames is why containers get no CDI names with the injection of a unit, by which NVIDIA's hook would limit them.
+func (a *Allocatable) noCDINames(u *Unit) string {
+	if u.Injection.CDI == CDIAuto && a.cdi != nil {
+		return a.cdi.Reason
+	}
+	return "device list strategy " + u.Injection.Name + " has no CDI device: want cdi-cri or cdi-annotations"
+}
+
 // noLimit returns the health of a unit that takes no work because its memory can't be limited, or because that is not known so far; zero if it takes work.
 func (a *Allocatable) noLimit(u *Unit) health.Health {
 	required := u.Sharing.Limit == LimitRequired
@@ -180,7 +206,7 @@ func (a *Allocatable) noLimit(u *Unit) health.Health {
 	case m != LimitMissing{}:
 		return health.New(m.Reason, m.Detail)
 	case u.API == DevicePlugin && !a.UsesCDI(u.Injection):
-		return health.New(health.ReasonNoLimit, "strategy "+u.Injection.Name+" gives no CDI device: want cdi-cri or cdi-annotations")
+		return health.New(health.ReasonNoLimit, a.noCDINames(u))
 	case a.limitedByHook(u):
 		if reason, why := a.cdi.noLimit(u.Device.ID, u.Memory); why != "" {
 			return health.New(reason, why)

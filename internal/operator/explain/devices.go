@@ -54,6 +54,7 @@ func (x explainer) describe(d inventory.Decision, u inventory.Unit) Device {
 	case d.Outcome == inventory.Offered:
 		one.Pool, one.Sharing, one.Injection = d.Pool, d.Sharing.Description(), d.Injection.Name
 		one.PoolBy, one.SharingBy, one.InjectionBy = deciderText(d.PoolBy), deciderText(d.SharingBy), deciderText(d.InjectionBy)
+		one.MemoryLimit, one.LimitedBy = u.Memory, x.inv.LimitWays(u)
 		one.Schedulable, one.Health = u.Health.Schedulable(), u.Health.String()
 	case d.Outcome == inventory.Represented && d.Device.Profile == "":
 		one.Reason, one.By = "its MIG instances are offered", deciderText(d.MIGBy)

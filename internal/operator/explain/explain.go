@@ -63,6 +63,8 @@ type Device struct {
 	PoolBy      string `json:"poolBy,omitempty"`
 	Sharing     string `json:"sharing,omitempty"`
 	SharingBy   string `json:"sharingBy,omitempty"`
+	MemoryLimit uint64 `json:"memoryLimitBytes,omitempty"` // of a share; 0 = none
+	LimitedBy   string `json:"limitedBy,omitempty"`        // by what it is limited, in words
 	Injection   string `json:"injection,omitempty"`
 	InjectionBy string `json:"injectionBy,omitempty"`
 
@@ -85,14 +87,15 @@ type Request struct {
 	Units []inventory.UnitID `json:"units"` // that it gets
 	Count int                `json:"count,omitempty"`
 
-	Available int              `json:"available,omitempty"` // with Count: units of the pool that can be given now
-	Method    inventory.Method `json:"method,omitempty"`    // with Count: how the units are chosen
-	Pairs     []Pair           `json:"pairs,omitempty"`     // with Count: how the chosen GPUs are connected
-	NotChosen []NotChosen      `json:"notChosen,omitempty"` // with Count: the other devices of the pool
-	Refused   string           `json:"refused,omitempty"`   // why the agent would refuse it
-	Injection string           `json:"injection,omitempty"` // how the container gets the devices, and why
-	Response  *Response        `json:"response,omitempty"`  // nil = refused
-	Notes     []string         `json:"notes,omitempty"`     // what the orchestrator does
+	Available int              `json:"available,omitempty"`        // with Count: units of the pool that can be given now
+	Method    inventory.Method `json:"method,omitempty"`           // with Count: how the units are chosen
+	Pairs     []Pair           `json:"pairs,omitempty"`            // with Count: how the chosen GPUs are connected
+	NotChosen []NotChosen      `json:"notChosen,omitempty"`        // with Count: the other devices of the pool
+	Limit     uint64           `json:"memoryLimitBytes,omitempty"` // of the container, on each of its GPUs; 0 = none
+	Refused   string           `json:"refused,omitempty"`          // why the agent would refuse it
+	Injection string           `json:"injection,omitempty"`        // how the container gets the devices, and why
+	Response  *Response        `json:"response,omitempty"`         // nil = refused
+	Notes     []string         `json:"notes,omitempty"`            // what the orchestrator does
 	chosen    []inventory.Unit
 }
 

@@ -127,7 +127,7 @@ func (x explainer) reserve(r *Request, n int) {
 	if len(plan.Units) == 0 {
 		return
 	}
-	r.Injection = x.injection(plan)
+	r.Injection, r.Limit = x.injection(plan), plan.Memory
 	response := x.Adapter.Respond(plan)
 	r.Response = &response
 	r.Notes = x.Adapter.Notes(x.inv, r.chosen, n)

@@ -65,6 +65,9 @@ func (d Device) write(b *strings.Builder) {
 	}
 	b.WriteByte('\n')
 	var more []string
+	if d.MemoryLimit > 0 {
+		more = append(more, fmt.Sprintf("memory of a share %d MiB, limited by %s", d.MemoryLimit>>20, d.LimitedBy))
+	}
 	if d.Health != "" && d.Health != health.Healthy.String() {
 		more = append(more, d.Health)
 	}
@@ -101,6 +104,9 @@ func (r Request) write(b *strings.Builder, devices []Device) {
 	}
 	if r.Refused != "" {
 		fmt.Fprintf(b, "  refused: %s\n", r.Refused)
+	}
+	if r.Limit > 0 {
+		fmt.Fprintf(b, "  memory limit: %d MiB\n", r.Limit>>20)
 	}
 	if r.Injection != "" {
 		fmt.Fprintf(b, "  injection: %s\n", r.Injection)

@@ -1,6 +1,7 @@
 package resourceslice
 
 import (
+	"cmp"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -47,7 +48,7 @@ const (
 // All devices have the same attributes, because a CEL expression that reads an attribute which a device does not have is an error, which
 // keeps the pod from all nodes. An unknown text is "", an unknown version 0.0.0. The exception is numaNode: an integer has no value for
 // "unknown", and NVIDIA's driver leaves it out, too. provedOn is only there if GPUs are proved: see Input.Device.
-func newDevice(driver gpu.Driver, u inventory.Unit, sharesAsDevices bool) kubeapi.Device {
+func newDevice(driver gpu.Driver, u inventory.Unit, limits inventory.LimitPolicy, sharesAsDevices bool) kubeapi.Device {
 	d := kubeapi.Device{Name: DeviceName(u), Attributes: attributes(driver, u), Capacity: capacities(u.Device)}
 	if u.Sharing.Mode == inventory.Exclusive {
 		return d
@@ -55,8 +56,8 @@ func newDevice(driver gpu.Driver, u inventory.Unit, sharesAsDevices bool) kubeap
 	if sharesAsDevices {
 		d.Name = shareName(u)
 		d.Capacity[capShares] = kubeapi.DeviceCapacity{Value: "1"}
-		if u.Sharing.Memory > 0 {
-			d.Capacity[capMemory] = kubeapi.DeviceCapacity{Value: binarySI(u.Sharing.Memory)}
+		if memory := cmp.Or(u.Memory, u.Sharing.Memory); memory > 0 {
+			d.Capacity[capMemory] = kubeapi.DeviceCapacity{Value: binarySI(memory)}
 		}
 		return d
 	}
@@ -65,8 +66,10 @@ func newDevice(driver gpu.Driver, u inventory.Unit, sharesAsDevices bool) kubeap
 		c.RequestPolicy = &kubeapi.CapacityRequestPolicy{Default: "0", ValidRange: &kubeapi.CapacityRequestPolicyRange{Min: "0"}}
 		d.Capacity[name] = c
 	}
-	// Limits may add up to more than the device has. Then they are no part of the accounts: otherwise fewer shares than configured fit.
-	if limit := u.Sharing.Memory; limit > 0 && limit <= u.Device.Memory/uint64(max(u.Sharing.Replicas, 1)) {
+	if u.Memory > 0 {
+		d.Capacity[capMemory] = limitedMemory(u, limits)
+	} else if limit := u.Sharing.Memory; limit > 0 && limit <= u.Device.Memory/uint64(max(u.Sharing.Replicas, 1)) {
+		// Limits of MPS clients may add up to more than the device has. Then they are no part of the accounts: otherwise fewer shares than configured fit.
 		d.Capacity[capMemory].RequestPolicy.Default = binarySI(limit)
 	}
 	d.Capacity[capShares] = kubeapi.DeviceCapacity{
@@ -76,6 +79,21 @@ func newDevice(driver gpu.Driver, u inventory.Unit, sharesAsDevices bool) kubeap
 		},
 	}
 	return d
+}
+
+// leastLimit is the least limit that a claim can ask for, unless that of the policy is less: a CUDA context alone needs some hundred MiB.
+const leastLimit uint64 = 512 << 20
+
+// limitedMemory is the capacity of a device of which each claim has a part that the driver limits it to: the consumed capacity, in whole MiB. A claim that asks for
+// none has the limit of the policy. Only the value bounds the sum of all claims.
+func limitedMemory(u inventory.Unit, limits inventory.LimitPolicy) kubeapi.DeviceCapacity {
+	available := limits.Available(u.Device.Memory)
+	valid := kubeapi.CapacityRequestPolicyRange{Min: binarySI(min(leastLimit, u.Memory)), Step: "1Mi"}
+	value := max(available, u.Memory*uint64(u.Sharing.Replicas)) //nolint:gosec // from 2
+	if value > available {                                       // with overcommit; no share has more than the device
+		valid.Max = binarySI(available)
+	}
+	return kubeapi.DeviceCapacity{Value: binarySI(value), RequestPolicy: &kubeapi.CapacityRequestPolicy{Default: binarySI(u.Memory), ValidRange: &valid}}
 }
 
 // attributes returns the attributes of a unit's device.

@@ -163,7 +163,7 @@ func (in Input) listings() []listing {
 func (in Input) Device(u inventory.Unit) kubeapi.Device {
 	driver := in.Allocatable.Driver()
 	driver.Version, driver.CUDA = cmp.Or(driver.Version, in.LastDriver.Version), cmp.Or(driver.CUDA, in.LastDriver.CUDA)
-	d := newDevice(driver, u, in.SharesAsDevices)
+	d := newDevice(driver, u, in.Allocatable.LimitPolicy(), in.SharesAsDevices)
 	if on, proves := in.Allocatable.ProvedOn(u.Device.At.GPU); proves && len(d.Attributes)+len(d.Capacity) < maxAttributes {
 		d.Attributes[attrProvedOn] = text(on)
 	}

@@ -178,6 +178,15 @@ func timeSlicing(n int) *inventory.Sharing {
 	return &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: n}
 }
 
+// limited returns a configuration of shares of full GPUs whose memory the driver limits; memory 0 = equal parts.
+func limited(replicas int, memory uint64, overcommit bool) core.Config {
+	sharing := timeSlicing(replicas)
+	sharing.Memory, sharing.Limit = memory, inventory.LimitRequired
+	c := config(inventory.Rule{Select: inventory.Selector{Full: true}, Sharing: sharing})
+	c.Policy.Limits = inventory.LimitPolicy{On: true, Reserve: inventory.DefaultReserve, Overcommit: overcommit}
+	return c
+}
+
 // build returns the devices of a machine.
 func build(s gpu.Snapshot, c core.Config, l health.Ledger) []kubeapi.Device {
 	return devices.Devices(devices.Input{Allocatable: core.Build(s, l, c).WithoutHost()})
