@@ -354,6 +354,23 @@ func TestNothingIsCounted(t *testing.T) {
 	w.has(t, problem.LimitUnsupported, true)
 }
 
+// fence 24: an agent whose own group has a limit is told so, as the driver may show that as the memory of a GPU.
+func TestOwnGroup(t *testing.T) {
+	r := newWorld(limit.Misc, zero).passes.read(nil)
+	for _, own := range []gpu.LimitAnswer{
+		{LimitQuery: gpu.LimitQuery{GPU: zero, Group: "/system.slice/nomad.service"}, Limit: gpu.MemoryLimit{Hard: gib}},
+		{LimitQuery: gpu.LimitQuery{GPU: zero, Group: "/system.slice/nomad.service"}, Limit: gpu.MemoryLimit{Hard: gpu.NoMemoryLimit}},
+		{LimitQuery: gpu.LimitQuery{GPU: zero, Group: "/system.slice/nomad.service"}, State: gpu.NoLimit},
+		{},
+	} {
+		r.GPUs[zero] = limit.GPU{Memory: 80 * gib, Own: own}
+		found := limit.Next(limit.Saved{}, limit.Table{}, r).Table.Problems
+		if want := own.Limit.Hard == gib; (len(found) == 1 && found[0].Code == problem.MemoryTotal && found[0].Object == string(zero)) != want || len(found) > 1 {
+			t.Errorf("%+v: %+v", own, found)
+		}
+	}
+}
+
 // Work that runs keeps its limit when the policy has another one, or none.
 func TestPolicyChanges(t *testing.T) {
 	w := newWorld(limit.Misc, zero)

@@ -40,6 +40,9 @@ func Next(s Saved, was Table, r Reading) Result {
 	d.out.Waiting = map[gpu.DeviceID]bool{}
 	d.out.Table = Table{At: r.At, Node: r.Node, Counts: was.Counts}
 	d.follow()
+	for _, v := range r.Hook {
+		d.state.addValue(v)
+	}
 	d.values.Values = slices.Clone(d.state.Values)
 	d.done()
 	for _, h := range d.holdings() {

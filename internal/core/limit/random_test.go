@@ -81,7 +81,10 @@ func (s *storm) step(ways []limit.Way) string {
 			s.t.Error(err)
 		}
 		return "restart of the agent"
-	case n < 62:
+	case n < 61:
+		s.off = map[string]bool{} // a container was started, whose runtime enables all
+		return "controllers on"
+	case n < 63:
 		s.reset([]gpu.DeviceID{zero, one}[s.random.IntN(2)])
 		return "reset"
 	case n < 90 && len(s.work) > 0:
@@ -117,6 +120,9 @@ func (s *storm) begin(way limit.Way) string {
 		id = one
 	}
 	k := s.world.start(way, id, bytes, 1+s.random.IntN(2))
+	if way == limit.ByTask && s.random.IntN(8) == 0 {
+		s.off[k.groups[0].path] = true // nobody has enabled the controller so far
+	}
 	switch {
 	case bytes == 0:
 	case way == limit.ByPod: // before any container: see limits.LimitPod

@@ -31,6 +31,9 @@ type Reading struct {
 	HoldersKnown bool            // Shares has all work that has GPUs, of this agent's orchestrator
 	Listed       map[string]bool // work that the orchestrator's record lists, with GPUs or without, by Work.ID
 
+	// Hook are the limits that NVIDIA's hook sets by the policy, of containers that may have ended before any reading.
+	Hook []Value
+
 	// Parents are the groups whose children must have the backend's controller, from the root, if this agent enables it: see Result.Enable.
 	Parents []Parent
 

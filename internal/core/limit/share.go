@@ -128,7 +128,7 @@ func (d *decision) inGroup(h Holding, g Group) Share {
 	case !r.exact(b, a):
 		return d.differs(h, g, r, known, say)
 	case !a.own(b) && !r.Own && !d.wasSet(g, h.GPU):
-		d.set(g, h.GPU, r.Hard)
+		d.setOn(g, r, false)
 		return say(Unlimited, "a control group above it has the same limit, which others share")
 	case !g.Controller:
 		d.controllerOff(h, g)
@@ -178,12 +178,7 @@ func (d *decision) differs(h Holding, g Group, r Record, known bool, say func(St
 			d.out.Table.Counts.Overridden++
 		}
 	}
-	if r.Hard == d.wasHard(g, h.GPU) || !known { // else another claim of the pod has been added, or has ended
-		*d.state.record(g, h.GPU) = Record{
-			Path: r.Path, Inode: r.Inode, GPU: r.GPU, Hard: r.Hard, Pool: r.Pool, Way: r.Way, Undecided: true, mending: r.mending || own && h.Way == ByHook,
-		}
-	}
-	d.set(g, h.GPU, r.Hard)
+	d.setOn(g, r, r.mending || own && h.Way == ByHook)
 	switch why := d.failed(g, h.GPU); {
 	case d.Node.CannotSet != "":
 		return say(Unlimited, d.Node.CannotSet)
@@ -195,7 +190,16 @@ func (d *decision) differs(h Holding, g Group, r Record, known bool, say func(St
 	return say(Unlimited, "its limit is not set so far")
 }
 
-// wasHard is the limit by the record of a group.
+// setOn has the limit of a record set. When it is read, it is to be found out whether a process used the GPU before, unless another limit was there from the
+// beginning of the group.
+func (d *decision) setOn(g Group, r Record, mending bool) {
+	if was := d.wasHard(g, r.GPU); was == 0 || was == r.Hard { // else a claim of the pod was added, or has ended
+		*d.state.record(g, r.GPU) = Record{Path: r.Path, Inode: r.Inode, GPU: r.GPU, Hard: r.Hard, Pool: r.Pool, Way: r.Way, Undecided: true, mending: mending}
+	}
+	d.set(g, r.GPU, r.Hard)
+}
+
+// wasHard is the limit by the record of a group; 0 = it has none.
 func (d *decision) wasHard(g Group, id gpu.DeviceID) uint64 {
 	r, _ := d.state.Of(g.Path, g.Inode, id)
 	return r.Hard

@@ -386,6 +386,9 @@ func (a *agent) read(done []limit.Done) limit.Reading {
 		At: w.now, UseAt: w.now, Boot: "boot", Driver: "one", Node: limit.Node{Backend: w.backend}, GPUs: map[gpu.DeviceID]limit.GPU{}, Groups: map[string]limit.Group{},
 		Known: map[gpu.DeviceID]bool{}, HoldersKnown: true, Listed: map[string]bool{}, Done: done,
 	}
+	if slices.ContainsFunc(w.work, func(k *work) bool { return k.Way == limit.ByHook }) {
+		r.Hook = []limit.Value{{GPU: "GPU-0", Hard: 20 << 30}}
+	}
 	for id, memory := range w.gpus {
 		r.GPUs[id], r.Known[id] = limit.GPU{Memory: memory, MIG: w.mig[id]}, true
 	}

@@ -167,6 +167,13 @@ func (l *Limiter) begin(n seen, done []limit.Done) limit.Reading {
 		}
 	}
 	r.Parents = l.parents(n)
+	for _, bytes := range n.inv.HookLimits() {
+		for u := range n.inv.Devices() {
+			if u.Memory > 0 {
+				r.Hook = append(r.Hook, limit.Value{GPU: u.Device.ID, Hard: bytes})
+			}
+		}
+	}
 	return r
 }
 
