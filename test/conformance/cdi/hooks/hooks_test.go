@@ -66,6 +66,35 @@ func TestLimit(t *testing.T) {
 	}
 }
 
+// Allocate's answer has CDI names alone, by which the container gets the policy's limit, and no variable: fence 29. With a second share of the GPU it is twice as
+// much, in one variable: fence 7.
+func TestAllocate(t *testing.T) {
+	t.Skip("SKIPPED: k8s-gpu without a limit server gives no CDI name of a limit (\"this agent only reads limits\"), though the hook sets it")
+	n := newNode(t)
+	for want, c := range map[uint64]struct {
+		resource string
+		ids      []string
+	}{
+		20480: {resource, []string{n.UUID(0) + "::0"}}, 40960: {resource, []string{n.UUID(1) + "::0", n.UUID(1) + "::2"}}, 10240: {small, []string{n.UUID(7) + "::1"}},
+	} {
+		ids := c.ids
+		answer, err := n.Kubelet.Allocate(t.Context(), c.resource, ids...)
+		must(t, err)
+		if len(answer.GetEnvs()) > 0 {
+			t.Errorf("%q: variables %v", ids, answer.GetEnvs())
+		}
+		var names []string
+		for _, d := range answer.GetCdiDevices() {
+			names = append(names, d.GetName())
+		}
+		c := n.runc(t, nil, names...)
+		id, _, _ := strings.Cut(ids[0], "::")
+		if l := n.limits(t)[entry{c.group, id}]; c.err != "" || l != (limit{want * mib, want * mib}) {
+			t.Errorf("%q: %q: %s, the driver has %v, want %d MiB", ids, names, c.err, l, want)
+		}
+	}
+}
+
 // A container whose limit can't be set does not start, and its error has the hook's text: fence 5. The text has no version.
 func TestLimitCannotBeSet(t *testing.T) {
 	const call = "nvmlDeviceSetMemoryLimits_v1"

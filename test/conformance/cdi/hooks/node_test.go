@@ -22,7 +22,8 @@ import (
 const (
 	vendor   = "k8s.device-plugin.nvidia.com"
 	resource = "nvidia.com/gpu.shared"
-	current  = "v1.20.1" // the first version of NVIDIA's hook program that sets limits
+	small    = "nvidia.com/small" // GPU 7
+	current  = "v1.20.1"          // the first version of NVIDIA's hook program that sets limits
 	plenty   = 30 * time.Second
 )
 
@@ -84,20 +85,19 @@ func newNode(t *testing.T) *node {
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), plenty)
 	defer cancel()
-	must(t, n.AwaitHealthy(ctx, resource, 4*8))
-	scaffold(t)
+	must(t, n.AwaitHealthy(ctx, resource, 3*7))
 	return n
 }
 
-// policy is a file with a policy that limits the memory of shares.
+// policy is a file with a policy that limits the memory of shares to 20480 MiB and, on one GPU, to 10240.
 func policy(t *testing.T) string {
 	path := filepath.Join(t.TempDir(), "policy.yaml")
 	must(t, os.WriteFile(path, []byte(`version: v1
-sharing:
-  timeSlicing:
-    renameByDefault: true
-    resources:
-      - {name: nvidia.com/gpu, replicas: 4}
+memoryLimits: {experimental: true}
+policy:
+  rules:
+    - {select: {index: 7}, use: time-slicing, replicas: 3, limit: best-effort, memory: 10GiB, name: small}
+    - {select: {model: "*"}, use: time-slicing, replicas: 3, limit: best-effort, memory: 20480MiB}
 `), 0o644))
 	return path
 }
@@ -150,10 +150,4 @@ func (n *node) freeze(t *testing.T) {
 	t.Helper()
 	n.specs = t.TempDir()
 	must(t, os.CopyFS(n.specs, os.DirFS(specFolder)))
-}
-
-func scaffold(t *testing.T) {
-	must(t, os.WriteFile(specFolder+"/scaffold.json", []byte(`{"cdiVersion": "0.5.0", "kind": "`+vendor+`/memory-limit", "devices": [
- {"name": "20480", "containerEdits": {"env": ["NVIDIA_GPU_MEMORY_LIMIT=20480", "NVIDIA_GPU_MEMORY_REQUEST=20480"]}},
- {"name": "10240", "containerEdits": {"env": ["NVIDIA_GPU_MEMORY_LIMIT=10240", "NVIDIA_GPU_MEMORY_REQUEST=10240"]}}]}`), 0o644))
 }
