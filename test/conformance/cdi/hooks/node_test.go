@@ -69,6 +69,7 @@ func newNode(t *testing.T) *node {
 	must(t, n.Kubelet.Start())
 	t.Cleanup(n.Stop)
 	n.install(t, current)
+	must(t, os.RemoveAll(specFolder)) // of another test
 	var log bytes.Buffer
 	agent := exec.Command(filepath.Join(os.Getenv(inside), "k8s-gpu"),
 		"--driver-root="+n.Root, "--sysfs-root="+n.Root+"/sys", "--procfs-root="+n.Root+"/proc", "--http-address=", "--kernel-log=off", "--log-format=text",
@@ -86,6 +87,13 @@ func newNode(t *testing.T) *node {
 	ctx, cancel := context.WithTimeout(t.Context(), plenty)
 	defer cancel()
 	must(t, n.AwaitHealthy(ctx, resource, 3*7))
+	for ctx.Err() == nil { // the specification of limits follows, when the agent knows by which controller the driver limits memory
+		if _, err := os.Stat(specFolder + "/" + vendor + "-memory-limit.json"); err == nil {
+			return n
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	t.Fatal("no specification of limits")
 	return n
 }
 
