@@ -2,7 +2,13 @@ module github.com/tandem-gpu/tandem/test/conformance/cdi
 
 go 1.26.0
 
-require github.com/tandem-gpu/tandem v0.0.0
+require (
+	github.com/opencontainers/runtime-spec v1.3.0
+	github.com/tandem-gpu/tandem v0.0.0
+	google.golang.org/grpc v1.85.0
+	k8s.io/cri-api v0.37.1
+	tags.cncf.io/container-device-interface v1.1.1
+)
 
 require (
 	github.com/NVIDIA/go-nvlib v0.12.0 // indirect
@@ -14,12 +20,15 @@ require (
 	github.com/google/uuid v1.6.0 // indirect
 	github.com/moby/sys/devices v0.1.0 // indirect
 	github.com/opencontainers/cgroups v0.0.9 // indirect
-	github.com/opencontainers/runtime-spec v1.3.0 // indirect
 	github.com/sirupsen/logrus v1.9.4 // indirect
 	go.yaml.in/yaml/v3 v3.0.6 // indirect
 	golang.org/x/mod v0.41.0 // indirect
+	golang.org/x/net v0.60.0 // indirect
 	golang.org/x/sys v0.48.0 // indirect
-	tags.cncf.io/container-device-interface v1.1.1 // indirect
+	golang.org/x/text v0.42.0 // indirect
+	google.golang.org/genproto/googleapis/rpc v0.0.0-20260817212433-ac3dfec99bb1 // indirect
+	google.golang.org/protobuf v1.36.12 // indirect
+	k8s.io/kubelet v0.37.1 // indirect
 	tags.cncf.io/container-device-interface/specs-go v1.1.1 // indirect
 )
 

@@ -1,0 +1,162 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+const (
+	limitOfShare  = 16 << 30 // policies/limits.yaml
+	cgroupMount   = "/sys/fs/cgroup"
+	limitRounds   = "E2E_LIMIT_ROUNDS" // how often limitTasks tasks begin: 250 rounds are 1,000 tasks
+	limitTasks    = 4
+	limitPrograms = "E2E_LIMITS_BIN" // the folder of a nomad-gpu for the controllers that this kernel has, and of a Nomad that does without those that it has not
+)
+
+// limitsTest is a Nomad node with a pool whose shares have a limit, on control groups of version 2.
+type limitsTest struct {
+	*agent
+	*simdriver.Machine
+}
+
+// TestLimits has Nomad start tasks of a pool with limits of memory: fence 13. The first allocation of a task beyond the limit fails, whenever it is made, and
+// other tasks of the GPU keep what they have.
+func TestLimits(t *testing.T) {
+	useUnifiedGroups(t)
+	t.Setenv("PATH", os.Getenv(limitPrograms)+"/bin:"+os.Getenv("PATH"))
+	text, err := simdriver.Text("h100x8")
+	if err == nil {
+		text, err = simdriver.WithLimits(text, simdriver.Misc, cgroupMount, "memacct_controller = "+limitController(t))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := simdriver.InstallText(t.Context(), filepath.Join(stateDir(), "machine"), text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	writePolicy(t, "limits")
+	config := onMachine(m, "nomad-history", fmt.Sprintf("policy_file = %q\n    nomad_address = %q", policyDir()+"/policy.yaml", nomadAPI))
+	l := &limitsTest{newAgent(t, "nomad", nomadConfig(t, "nomad", os.Getenv(limitPrograms), config), "-dev"), m}
+	l.awaitReady(t)
+	l.awaitGPUs(t, 4, 4)
+	step(t, "tasks that begin", l.begin)
+	step(t, "a task beyond its limit", l.leak)
+}
+
+// useUnifiedGroups mounts control groups of version 2 where Nomad and the agent look for them, in this process's mount namespace, if it has those of version 1
+// there: in the place of these, because Nomad goes by the first mount.
+func useUnifiedGroups(t *testing.T) {
+	t.Helper()
+	const cgroup2 = 0x63677270 // CGROUP2_SUPER_MAGIC
+	var s syscall.Statfs_t
+	if err := syscall.Statfs(cgroupMount, &s); err == nil && s.Type == cgroup2 {
+		return
+	}
+	if err := syscall.Unmount(cgroupMount, syscall.MNT_DETACH); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mount("cgroup2", cgroupMount, "cgroup2", 0, ""); err != nil {
+		t.Skip("SKIPPED: no control groups of version 2: ", err)
+	}
+}
+
+// limitController is the controller that the simulated driver takes for misc.
+func limitController(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile(cgroupMount + "/cgroup.controllers")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"misc", "hugetlb"} {
+		if strings.Contains(" "+strings.TrimSpace(string(text))+" ", " "+name+" ") {
+			return name
+		}
+	}
+	t.Skip("SKIPPED: the control groups have neither misc nor hugetlb, which can stand in for it: ", string(text))
+	return ""
+}
+
+// allocate is a command of a shell that allocates memory of the GPU as the process that runs it, and fails where the driver refuses it.
+func (l *limitsTest) allocate(bytes int) string {
+	return fmt.Sprintf(`printf 'allocate\t0\t%d\t%s%%s\n' "$(sed -n s/^0:://p /proc/self/cgroup)" | %[3]s/.memacct %[3]s | grep -q ok`, bytes, cgroupMount, l.Root)
+}
+
+// begin has the first thing that tasks do be an allocation beyond their limit, which has to fail.
+func (l *limitsTest) begin(t *testing.T) {
+	rounds := 2
+	if text := os.Getenv(limitRounds); text != "" {
+		var err error
+		if rounds, err = strconv.Atoi(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for round := range rounds {
+		name := fmt.Sprintf("begin-%d", round)
+		l.submit(t, "limits.nomad.hcl", "name="+name, "driver=raw_exec", "count="+strconv.Itoa(limitTasks), "then="+l.allocate(limitOfShare+1)+" && exit 1; exit 0")
+		l.awaitAll(t, name, "complete")
+		must(t, "nomad", "job", "stop", "-address="+nomadAPI, "-purge", "-detach", name)
+	}
+}
+
+// awaitAll waits until all allocations of a job have a status.
+func (l *limitsTest) awaitAll(t *testing.T, job, status string) (all []allocation) {
+	t.Helper()
+	await(t, "all of job "+job+" to be "+status, 60*time.Second, func() error {
+		all = nil
+		if err := l.get("/v1/job/"+job+"/allocations", &all); err != nil {
+			return err
+		}
+		if len(all) == 0 {
+			evaluations, err := fetch(nomadAPI + "/v1/job/" + job + "/evaluations")
+			return errors.Join(errors.New("it has none: "+evaluations), err)
+		}
+		for _, a := range all {
+			if a.ClientStatus != status {
+				return fmt.Errorf("%s is %s: %+v", a.ID, a.ClientStatus, a.TaskStates)
+			}
+		}
+		return nil
+	})
+	return all
+}
+
+// leak has a task allocate until it fails, beside one that has its memory.
+func (l *limitsTest) leak(t *testing.T) {
+	const gib = 1 << 30
+	hold := l.allocate(8*gib) + " && echo has && exec sleep 1000000"
+	l.submit(t, "limits.nomad.hcl", "name=neighbour", "driver=raw_exec", "then="+hold)
+	l.submit(t, "limits.nomad.hcl", "name=isolated", "driver=exec", "then=exec sleep 1000000")
+	neighbour, isolated := l.awaitAll(t, "neighbour", "running")[0], l.awaitAll(t, "isolated", "running")[0]
+	l.submit(t, "limits.nomad.hcl", "name=leak", "driver=raw_exec", "then=while "+l.allocate(gib)+"; do echo GiB; done; exit 7")
+	leak := l.awaitAll(t, "leak", "failed")[0]
+	out, err := fetch(nomadAPI + "/v1/client/fs/logs/" + leak.ID + "?task=work&type=stdout&plain=true")
+	if count := strings.Count(out, "GiB"); err != nil || count != limitOfShare/gib {
+		t.Errorf("the task got %d GiB: %v", count, err)
+	}
+	scope := func(a allocation) string {
+		return filepath.Join(cgroupMount, "nomad.slice/share.slice", a.ID+".work.scope")
+	}
+	if _, err := l.Allocate(0, scope(neighbour), 8*gib); err != nil {
+		t.Errorf("the neighbour does not get the rest of its share: %v", err)
+	}
+	if _, err := l.Allocate(0, scope(isolated), limitOfShare); err != nil {
+		t.Errorf("a task of the driver exec does not get its share: %v", err)
+	}
+	for _, a := range []allocation{neighbour, isolated} {
+		if _, err := l.Allocate(0, scope(a), 1); !errors.Is(err, simdriver.ErrOutOfMemory) {
+			t.Errorf("%s gets more than its share: %v", a.JobID, err)
+		}
+	}
+}
