@@ -167,6 +167,7 @@ func (l *Limiter) begin(n seen, done []limit.Done) limit.Reading {
 		}
 	}
 	r.Parents = l.parents(n)
+	r.Reserve = max(n.inv.LimitPolicy().Reserve, inventory.DefaultReserve) // a file may have none
 	for _, bytes := range n.inv.HookLimits() {
 		for u := range n.inv.Devices() {
 			if u.Memory > 0 {
@@ -206,7 +207,11 @@ func (l *Limiter) addProcesses(r *limit.Reading, pods map[string]string) {
 }
 
 func processOf(p use.Process, pods map[string]string) limit.Process {
-	return limit.Process{PID: p.PID, Started: p.Started, GPU: p.At.GPU, Work: p.Owner, Group: cgroup.Resolve(p.Group, pods)}
+	memory := uint64(0)
+	if p.Memory.OK {
+		memory = p.Memory.Value
+	}
+	return limit.Process{PID: p.PID, Started: p.Started, GPU: p.At.GPU, Memory: memory, Work: p.Owner, Group: cgroup.Resolve(p.Group, pods)}
 }
 
 // groupsOf are the groups in which the work of a holding is: its task's, its pod's, or those of containers.
