@@ -113,6 +113,22 @@ func (l *Limits) holds(id gpu.DeviceID) bool {
 	return decided && m == LimitMissing{}
 }
 
+// UntriedLimits is Limits for a process that does not look whether memory can be limited, and gives nothing out, as inspect without a running agent: no share is
+// withheld for that. It is nil if no share has a limit.
+func (inv *Inventory) UntriedLimits() *Limits {
+	var l *Limits
+	for u := range inv.orEmpty().Devices() {
+		if u.Memory == 0 {
+			continue
+		}
+		if l == nil {
+			l = &Limits{Withheld: map[gpu.DeviceID]LimitMissing{}}
+		}
+		l.Withheld[u.Device.At.GPU] = LimitMissing{}
+	}
+	return l
+}
+
 // MemoryLimits returns to how many bytes the driver is to limit work that has these units, on each device: the sum of its shares, at most what the device has. A
 // device whose shares have no limit is missing; nil = none has one.
 func MemoryLimits(units []Unit) (limits map[gpu.DeviceID]uint64) {

@@ -346,12 +346,18 @@ func TestLimitOfAGroupAbove(t *testing.T) {
 	w.shows(t, k, limit.Limited, "")
 }
 
-// T5: a share of whose memory nothing is counted for a minute while a process uses the GPU is not limited.
+// T5: a share of whose memory nothing is counted for a minute while its processes have more than CUDA contexts need is not limited. An idle notebook has only its
+// context, which the driver may not count.
 func TestNothingIsCounted(t *testing.T) {
 	w := newWorld(limit.Misc, zero)
 	k := w.start(limit.ByTask, zero, 20*gib, 1)
 	w.passes.pass()
-	w.fork(k.groups[0], k.owner()).used[zero] = gib // which no entry has
+	p := w.fork(k.groups[0], k.owner())
+	p.used[zero] = gib // which no entry has
+	w.shows(t, k, limit.Limited, "")
+	w.now = w.now.Add(time.Hour)
+	w.shows(t, k, limit.Limited, "")
+	p.used[zero] = gib + 1
 	w.shows(t, k, limit.Limited, "")
 	w.now = w.now.Add(time.Minute)
 	w.shows(t, k, limit.Unlimited, "counts nothing")

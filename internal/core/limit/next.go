@@ -12,8 +12,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
-// idleFor is for how long nothing is counted of processes that use a GPU before their share is not called limited: the only sign that a driver counts nothing
-// although a limit can be set and read.
+// idleFor is for how long nothing is counted of processes that have more of a GPU than CUDA contexts need before their share is not called limited: the only sign
+// that a driver counts nothing although a limit can be set and read.
 const idleFor = time.Minute
 
 // decision is one step. It changes only its own copy of the state.

@@ -31,6 +31,9 @@ type Reading struct {
 	HoldersKnown bool            // Shares has all work that has GPUs, of this agent's orchestrator
 	Listed       map[string]bool // work that the orchestrator's record lists, with GPUs or without, by Work.ID
 
+	// Reserve is what CUDA contexts of work may have of a GPU, in bytes: whether the driver counts them is not known.
+	Reserve uint64
+
 	// Hook are the limits that NVIDIA's hook sets by the policy, of containers that may have ended before any reading.
 	Hook []Value
 
@@ -71,6 +74,7 @@ type Process struct {
 	PID     int
 	Started uint64 // see gpu.Process
 	GPU     gpu.DeviceID
+	Memory  uint64 // bytes of the GPU by the driver's list of processes, with its CUDA context; 0 = unknown
 	Work    holders.Work
 	Group   string // control group; "" = unknown
 }

@@ -263,7 +263,7 @@ func (d *decision) found(h Holding, g Group, r *Record, known bool) {
 func (d *decision) holds(h Holding, g Group, r Record, say func(State, string) Share) Share {
 	a, users := g.answers(h.GPU), d.users(g, h.GPU)
 	shadow := d.shadow(h, g)
-	idle := d.Node.Backend == Misc && len(users) > 0 && a.Group.Limit.Used == 0 && d.Known[h.GPU]
+	idle := d.Node.Backend == Misc && memoryOf(users) > d.Reserve && a.Group.Limit.Used == 0 && d.Known[h.GPU]
 	at := &d.state.record(g, h.GPU).idle
 	switch {
 	case !idle:
@@ -281,13 +281,22 @@ func (d *decision) holds(h Holding, g Group, r Record, say func(State, string) S
 	case shadow != "":
 		return say(Unlimited, shadow)
 	case idle && d.At.Sub(*at) >= idleFor:
-		d.problem(problem.LimitUnsupported, h.Work.String(), fmt.Sprintf("the driver counts no memory of %s on %s, which processes of it use: it does not limit it", h.Work, h.GPU),
+		d.problem(problem.LimitUnsupported, h.Work.String(), fmt.Sprintf("the driver counts no memory of %s on %s, of which its processes have %d MiB: it does not limit it", h.Work, h.GPU,
+			memoryOf(users)>>20),
 			"report this with the versions of the driver and the kernel; no limit holds on this node meanwhile")
-		return say(Unlimited, "processes of it use the GPU, and the driver counts nothing")
+		return say(Unlimited, fmt.Sprintf("its processes have %d MiB, and the driver counts nothing", memoryOf(users)>>20))
 	case h.Way == ByTask && h.Runs && len(g.PIDs) == 0:
 		return say(Unknown, "it runs, and no process is in its control group")
 	}
 	return say(Limited, "")
+}
+
+// memoryOf is what processes have of a GPU together, as far as that is known.
+func memoryOf(all []Process) (sum uint64) {
+	for _, p := range all {
+		sum += p.Memory
+	}
+	return sum
 }
 
 // shadow returns that groups below one with a limit have limits of their own, which count in the place of it; "" if none has. Only the backend misc has that: the

@@ -50,7 +50,7 @@ func (l *Limiter) see(ctx context.Context) (n seen, open bool) {
 			n.node.Unsupported = err.Error()
 		}
 	} else {
-		n.node.Backend = backend(l.opts.Groups)
+		n.node.Backend = Backend(l.opts.Groups)
 		if n.node.Backend == limit.NoBackend && n.node.Unsupported == "" {
 			n.node.Unsupported = "the kernel has neither the controller dmem nor misc"
 		}
@@ -75,8 +75,8 @@ func (l *Limiter) cannotSet(ctx context.Context) string {
 	return ""
 }
 
-// backend returns by which controller the driver limits memory: see limit.BackendOf.
-func backend(groups cgroup.FS) limit.Backend {
+// Backend returns by which controller the driver limits memory: see limit.BackendOf.
+func Backend(groups cgroup.FS) limit.Backend {
 	capacity, _ := os.ReadFile(filepath.Join(groups.Mount, "dmem.capacity")) // missing without that controller
 	root, _ := groups.Read("/")
 	return limit.BackendOf(string(capacity), root.Controllers)
@@ -159,6 +159,7 @@ func (l *Limiter) begin(n seen, done []limit.Done) limit.Reading {
 		}
 	}
 	r.Parents = l.parents(n)
+	r.Reserve = max(n.inv.LimitPolicy().Reserve, inventory.DefaultReserve) // a file may have none
 	for _, bytes := range n.inv.HookLimits() {
 		for u := range n.inv.Devices() {
 			if u.Memory > 0 {
@@ -198,7 +199,11 @@ func (l *Limiter) addProcesses(r *limit.Reading, pods map[string]string) {
 }
 
 func processOf(p use.Process, pods map[string]string) limit.Process {
-	return limit.Process{PID: p.PID, Started: p.Started, GPU: p.At.GPU, Work: p.Owner, Group: cgroup.Resolve(p.Group, pods)}
+	memory := uint64(0)
+	if p.Memory.OK {
+		memory = p.Memory.Value
+	}
+	return limit.Process{PID: p.PID, Started: p.Started, GPU: p.At.GPU, Memory: memory, Work: p.Owner, Group: cgroup.Resolve(p.Group, pods)}
 }
 
 // groupsOf are the groups in which the work of a holding is: its task's, its pod's, or those of containers.

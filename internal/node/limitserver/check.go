@@ -33,10 +33,12 @@ func (r request) check() error {
 	return errors.Join(errs...)
 }
 
+func (r request) checkTry() error { return component.CheckGPU(r.GPU) }
+
 // checkGroup returns an error that wraps fs.ErrNotExist if the group of a request has ended or is another one.
 func (s *Server) checkGroup(r request) error {
-	if err := s.Groups.Check(); err != nil {
-		return &UnavailableError{"mount the host's control groups of version 2 at " + s.Groups.Mount, err}
+	if err := s.checkMount(); err != nil {
+		return err
 	}
 	switch g, err := s.Groups.Read(r.Group); {
 	case errors.Is(err, fs.ErrNotExist):
@@ -45,6 +47,13 @@ func (s *Server) checkGroup(r request) error {
 		return err
 	case g.ID != (cgroup.ID{Path: r.Group, Inode: r.Inode}):
 		return &goneError{fmt.Sprintf("the control group %s has the inode %d, not %d: it is another one", r.Group, g.Inode, r.Inode)}
+	}
+	return nil
+}
+
+func (s *Server) checkMount() error {
+	if err := s.Groups.Check(); err != nil {
+		return &UnavailableError{"mount the host's control groups of version 2 at " + s.Groups.Mount, err}
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package doctor
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/limit"
 	"github.com/tandem-gpu/tandem/internal/node/cgroup"
 	"github.com/tandem-gpu/tandem/internal/node/gpureset"
+	"github.com/tandem-gpu/tandem/internal/node/limitserver"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
@@ -283,7 +285,11 @@ func limitSetter(f *Facts) []Finding {
 	if f.Memory.Setter == nil {
 		return nil
 	}
-	return []Finding{limitFinding(f, "what sets limits", "limits can't be set: "+f.Memory.Setter.Error(), "run k8s-gpu limit-server on the node: with the component deploy/limits, or memoryLimits.enabled in the chart")}
+	text, remedy := f.Memory.Setter.Error(), "see docs/sharing.md"
+	if e, ok := errors.AsType[*limitserver.UnavailableError](f.Memory.Setter); ok {
+		text, remedy = e.Err.Error(), e.Remedy
+	}
+	return []Finding{limitFinding(f, "what sets limits", "limits can't be set: "+text, remedy)}
 }
 
 // limitVariables is about variables that nothing reads.
