@@ -203,7 +203,7 @@ func limitDriver(f *Facts) []Finding {
 		fmt.Sprintf("install driver %d or newer, with CUDA 13.4, or remove limit from the rules", gpu.LimitsBranch))}
 }
 
-// shortLived says that the first branch with limits gets no fixes for long.
+// shortLived is about the first branch with limits, which gets no fixes for long.
 func shortLived(f *Facts) []Finding {
 	if driverBranch(f) != gpu.LimitsBranch {
 		return nil

@@ -203,7 +203,7 @@ static int open_file(const char *dir)
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s/memacct", dir);
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (fd >= 0) fchmod(fd, 0666); /* fails for a file of another user, who did it */
+    if (fd >= 0) fchmod(fd, 0666); /* fails for a file of another user, which that one has done */
     return fd;
 }
 
