@@ -85,7 +85,7 @@ type Table struct {
 type Counts struct {
 	Set        uint64 // limits that the agent has set
 	Failed     uint64 // limits that it could not set
-	Overridden uint64 // limits of containers that were not those of the policy, and were mended
+	Overridden uint64 // limits of containers that were not those of the policy, and were corrected
 	Stale      uint64 // limits of groups that have ended, found on another group and ended
 	Late       uint64 // shares that were late
 }

@@ -222,8 +222,8 @@ func (d *decision) ambiguous(h Holding) bool {
 // oneOf decides about a container of a pod whose containers have several limits: nothing is set.
 func (d *decision) oneOf(h Holding, g Group, s Share) Share {
 	s.State, s.Reason = Unknown, "the containers of the pod have several limits, and which container this is is not known"
-	any := slices.ContainsFunc(d.Shares, func(o Holding) bool { return o.GPU == h.GPU && o.Work.ID == h.Work.ID && o.Bytes == s.Driver.Hard })
-	if !s.Read || !any {
+	ofAnother := slices.ContainsFunc(d.Shares, func(o Holding) bool { return o.GPU == h.GPU && o.Work.ID == h.Work.ID && o.Bytes == s.Driver.Hard })
+	if !s.Read || !ofAnother {
 		d.overridden(h, g, "which container of the pod has which limit is not known", "give the containers of a pod shares with the same limit")
 		s.State, s.Reason = Unlimited, fmt.Sprintf("its limit is %d MiB, which no container of the pod is to have", s.Driver.Hard>>20)
 		if !s.Read {

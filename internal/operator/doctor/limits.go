@@ -315,7 +315,7 @@ func limitShares(f *Facts) (findings []Finding) {
 		case s.WantBytes > 0 && s.State != string(limit.Limited):
 			findings = append(findings, Finding{"limits", Warning, "the agent's memory limits", strings.TrimSuffix(fmt.Sprintf("%s is %s: %s", name, stateText(s.State), s.Reason), ": "), "see docs/sharing.md, What each state means"})
 		case s.State == string(limit.Limited) && s.UsedBytes != nil && *s.UsedBytes == 0 && processBytes(r, s) > contextBytes:
-			findings = append(findings, limitFinding(f, "the agent's memory limits", name+" is limited by name only: its processes have memory of the GPU, and the driver has counted none",
+			findings = append(findings, limitFinding(f, "the agent's memory limits", "the limit of "+name+" has no effect: its processes have memory of the GPU, and the driver has counted none",
 				"look at cgroup.controllers and cgroup.procs of "+s.ControlGroup+", and restart the work"))
 		}
 	}
