@@ -361,10 +361,10 @@ func TestNothingIsCounted(t *testing.T) {
 	w.shows(t, k, limit.Limited, "")
 	w.now = w.now.Add(time.Minute)
 	w.shows(t, k, limit.Unlimited, "counts nothing")
-	w.has(t, problem.LimitUnsupported, true)
+	w.has(t, problem.LimitNotCounted, true)
 }
 
-// fence 24: an agent whose own group has a limit is told so, as the driver may show that as the memory of a GPU.
+// fence 24: an agent whose own group has a limit reports it, as the driver may show that as the memory of a GPU.
 func TestOwnGroup(t *testing.T) {
 	r := newWorld(limit.Misc, zero).passes.read(nil)
 	for _, own := range []gpu.LimitAnswer{

@@ -11,7 +11,6 @@ import (
 // Support is what a node can do for the limits of new work.
 type Support struct {
 	Node          Node
-	Cgroups       string                  // why there are no control groups of version 2; "" = there are
 	ControllerOff string                  // the group in which the backend's controller is off for new work: "/nomad.slice/share.slice"; "" = it is on
 	Tried         map[gpu.DeviceID]string // GPUs on which a limit was set on an own group and read back: why that failed, "" = it did not
 	Waiting       map[gpu.DeviceID]bool   // see Result.Waiting
@@ -42,10 +41,8 @@ func (s Support) missing(id gpu.DeviceID) (why inventory.LimitMissing, decided b
 	}
 	failed, tried := s.Tried[id]
 	switch {
-	case cmp.Or(s.Node.Unsupported, s.Cgroups, s.Node.CannotSet) != "":
-		return none(cmp.Or(s.Node.Unsupported, s.Cgroups, s.Node.CannotSet))
-	case s.Node.Backend == NoBackend:
-		return none("the kernel has neither the controller dmem nor misc")
+	case cmp.Or(s.Node.Unsupported, s.Node.CannotSet) != "":
+		return none(cmp.Or(s.Node.Unsupported, s.Node.CannotSet))
 	case s.ControllerOff != "":
 		return inventory.LimitMissing{Reason: health.ReasonNoController, Detail: "the controller " + string(s.Node.Backend) + " is off in " + s.ControllerOff}, true
 	case !tried:

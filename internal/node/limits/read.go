@@ -1,6 +1,7 @@
 package limits
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -39,21 +40,13 @@ func (l *Limiter) see(ctx context.Context) (n seen, open bool) {
 		return n, false
 	}
 	n.node.Foreign = !n.limits
-	if n.limits || len(l.saved.Records)+len(l.saved.Pods) > 0 {
-		n.node.CannotSet = l.cannotSet(ctx)
-	} else if l.opts.Setter == nil {
+	if n.limits || len(l.saved.Records)+len(l.saved.Pods) > 0 || l.opts.Setter == nil {
 		n.node.CannotSet = l.cannotSet(ctx)
 	}
 	if err := l.opts.Groups.Check(); err != nil {
-		n.support.Cgroups = err.Error()
-		if n.node.Unsupported == "" {
-			n.node.Unsupported = err.Error()
-		}
-	} else {
-		n.node.Backend = Backend(l.opts.Groups)
-		if n.node.Backend == limit.NoBackend && n.node.Unsupported == "" {
-			n.node.Unsupported = "the kernel has neither the controller dmem nor misc"
-		}
+		n.node.Unsupported = cmp.Or(n.node.Unsupported, err.Error())
+	} else if n.node.Backend = Backend(l.opts.Groups); n.node.Backend == limit.NoBackend {
+		n.node.Unsupported = cmp.Or(n.node.Unsupported, "the kernel has neither the controller dmem nor misc")
 	}
 	n.support.Node = n.node
 	return n, true

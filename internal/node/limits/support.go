@@ -32,7 +32,7 @@ func (l *Limiter) probe(ctx context.Context, n seen) {
 	if opened := fmt.Sprint(n.state.Incarnation, " ", n.state.Snapshot.Driver.Version, " ", n.node); s.opened != opened {
 		s.opened, s.tried, s.triedAt = opened, map[gpu.DeviceID]string{}, map[gpu.DeviceID]time.Time{}
 	}
-	if n.node.Unsupported != "" || n.node.CannotSet != "" || n.node.Backend == limit.NoBackend {
+	if n.node.Unsupported != "" || n.node.CannotSet != "" {
 		return
 	}
 	next := map[gpu.DeviceID]string{} // another map: the one before is published
@@ -78,7 +78,7 @@ func (s *support) retries(n seen) bool {
 // parents are the groups above those of Nomad's tasks, which need the backend's controller for their children: Nomad enables neither misc nor dmem
 // (client/lib/cgroupslib/init.go), and writes the list anew at each start.
 func (l *Limiter) parents(n seen) (all []limit.Parent) {
-	if l.opts.Orchestrator != holders.Nomad || !n.limits || n.node.Unsupported != "" || n.node.Backend == limit.NoBackend {
+	if l.opts.Orchestrator != holders.Nomad || !n.limits || n.node.Unsupported != "" {
 		return nil
 	}
 	for _, p := range append([]string{"/", cgroup.NomadSlice}, cgroup.NomadSlices...) {

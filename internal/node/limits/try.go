@@ -23,7 +23,7 @@ type (
 	Get func([]gpu.LimitQuery) ([]gpu.LimitAnswer, error)
 )
 
-// Try makes an empty group, sets a limit on it, reads that back, ends it, and removes the group. An error says why no limit can be set on the GPU. The group
+// Try makes an empty group, sets a limit on it, reads that back, ends it, and removes the group. The error is why no limit can be set on the GPU. The group
 // stays, and is taken by the next call, if the limit could not be ended: the driver keeps it for the next group with its address (backend misc).
 func Try(groups cgroup.FS, b limit.Backend, id gpu.DeviceID, set Set, get Get) error {
 	if err := groups.Enable("/", b.Controller()); err != nil {

@@ -270,20 +270,20 @@ func TestServerChecksWhatItSets(t *testing.T) {
 		soft, hard uint64
 		want       string
 	}{
-		"the group of all pods":      {"/kubepods", name, 0, gib, "not the control group of a pod"},
-		"a group of Nomad":           {"/nomad.slice/share.slice/a.scope", name, 0, gib, "not the control group of a pod"},
-		"a path with ..":             {pod + "/..", name, 0, gib, "not the path of a control group"},
-		"a symbolic link":            {"/kubepods/pod" + strings.Repeat("b", 32), name, 0, gib, "a symbolic link"},
-		"a MIG instance":             {pod, "MIG-1", 0, gib, "not the UUID of a whole GPU"},
-		"two GPUs":                   {pod, "GPU-1,GPU-2", 0, gib, "not the UUID of a whole GPU"},
-		"an unknown GPU":             {pod, "GPU-3", 0, gib, "not among the 2 devices"},
-		"a GPU with MIG mode":        {pod, "GPU-2", 0, gib, "MIG mode"},
-		"no memory at all":           {pod, name, 0, 0, "want whole MiB"},
-		"half a MiB":                 {pod, name, 0, gib + 1<<19, "want whole MiB"},
-		"more than the GPU has":      {pod, name, 0, 81 * gib, "the GPU has 81920"},
-		"a part that is reserved":    {pod, name, gib, 2 * gib, "want 0 or the hard one"},
-		"reserved without a limit":   {pod, name, gib, gpu.NoMemoryLimit, "want 0"},
-		"all problems are told once": {"/", "0", 0, 1, "/\" is not the control group of a pod or of a container of one\n\"0\" is not the UUID of a whole GPU\nhard limit"},
+		"the group of all pods":     {"/kubepods", name, 0, gib, "not the control group of a pod"},
+		"a group of Nomad":          {"/nomad.slice/share.slice/a.scope", name, 0, gib, "not the control group of a pod"},
+		"a path with ..":            {pod + "/..", name, 0, gib, "not the path of a control group"},
+		"a symbolic link":           {"/kubepods/pod" + strings.Repeat("b", 32), name, 0, gib, "a symbolic link"},
+		"a MIG instance":            {pod, "MIG-1", 0, gib, "not the UUID of a whole GPU"},
+		"two GPUs":                  {pod, "GPU-1,GPU-2", 0, gib, "not the UUID of a whole GPU"},
+		"an unknown GPU":            {pod, "GPU-3", 0, gib, "not among the 2 devices"},
+		"a GPU with MIG mode":       {pod, "GPU-2", 0, gib, "MIG mode"},
+		"no memory at all":          {pod, name, 0, 0, "want whole MiB"},
+		"half a MiB":                {pod, name, 0, gib + 1<<19, "want whole MiB"},
+		"more than the GPU has":     {pod, name, 0, 81 * gib, "the GPU has 81920"},
+		"a part that is reserved":   {pod, name, gib, 2 * gib, "want 0 or the hard one"},
+		"reserved without a limit":  {pod, name, gib, gpu.NoMemoryLimit, "want 0"},
+		"all problems in one error": {"/", "0", 0, 1, "/\" is not the control group of a pod or of a container of one\n\"0\" is not the UUID of a whole GPU\nhard limit"},
 	} {
 		if err := r.set(t, c.group, c.gpu, c.soft, c.hard); err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(r.made(), "set") {
 			t.Errorf("%s: %v, calls %q", what, err, r.made())

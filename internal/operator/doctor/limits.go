@@ -203,7 +203,7 @@ func limitDriver(f *Facts) []Finding {
 		fmt.Sprintf("install driver %d or newer, with CUDA 13.4, or remove limit from the rules", gpu.LimitsBranch))}
 }
 
-// shortLived says that the first branch with limits gets no fixes for long.
+// shortLived is about the first branch with limits, which gets no fixes for long.
 func shortLived(f *Facts) []Finding {
 	if driverBranch(f) != gpu.LimitsBranch {
 		return nil
@@ -315,7 +315,7 @@ func limitShares(f *Facts) (findings []Finding) {
 		case s.WantBytes > 0 && s.State != string(limit.Limited):
 			findings = append(findings, Finding{"limits", Warning, "the agent's memory limits", strings.TrimSuffix(fmt.Sprintf("%s is %s: %s", name, stateText(s.State), s.Reason), ": "), "see docs/sharing.md, What each state means"})
 		case s.State == string(limit.Limited) && s.UsedBytes != nil && *s.UsedBytes == 0 && processBytes(r, s) > contextBytes:
-			findings = append(findings, limitFinding(f, "the agent's memory limits", name+" is limited by name only: its processes have memory of the GPU, and the driver has counted none",
+			findings = append(findings, limitFinding(f, "the agent's memory limits", "the limit of "+name+" has no effect: its processes have memory of the GPU, and the driver has counted none",
 				"look at cgroup.controllers and cgroup.procs of "+s.ControlGroup+", and restart the work"))
 		}
 	}
