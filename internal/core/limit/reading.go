@@ -166,6 +166,20 @@ func above(group string) (all []string) {
 	return all
 }
 
+// BackendOf returns by which controller the driver limits memory, by dmem.capacity of the root group and the controllers of that: it takes dmem if the kernel has a
+// region of it, else misc (memacct.c). NVML 13.4 has no call for it.
+func BackendOf(capacity string, controllers []string) Backend {
+	for line := range strings.Lines(capacity) {
+		if region, _, _ := strings.Cut(line, " "); strings.HasPrefix(region, "nvidia/") && strings.HasSuffix(region, "/vidmem") {
+			return DMem
+		}
+	}
+	if slices.Contains(controllers, MiscController) {
+		return Misc
+	}
+	return NoBackend
+}
+
 // Controller is the name of the backend's controller of control groups.
 func (b Backend) Controller() string {
 	if b == Misc {

@@ -23,29 +23,27 @@ func (s Support) Limits(inv *inventory.Allocatable) *inventory.Limits {
 	var out *inventory.Limits
 	for u := range inv.Devices() {
 		id := u.Device.ID
-		if u.Memory == 0 || u.Sharing.Limit == inventory.LimitNone {
+		if u.Memory == 0 || u.Sharing.Limit == inventory.LimitNone { // a GPU in MIG mode has none
 			continue
 		}
 		if out == nil {
 			out = &inventory.Limits{Withheld: map[gpu.DeviceID]inventory.LimitMissing{}, Backend: string(s.Node.Backend)}
 		}
-		if why, decided := s.missing(u.Device); decided {
+		if why, decided := s.missing(id); decided {
 			out.Withheld[id] = why
 		}
 	}
 	return out
 }
 
-func (s Support) missing(g gpu.Device) (why inventory.LimitMissing, decided bool) {
+func (s Support) missing(id gpu.DeviceID) (why inventory.LimitMissing, decided bool) {
 	none := func(detail string) (inventory.LimitMissing, bool) {
 		return inventory.LimitMissing{Reason: health.ReasonNoLimit, Detail: detail}, true
 	}
-	failed, tried := s.Tried[g.ID]
+	failed, tried := s.Tried[id]
 	switch {
 	case cmp.Or(s.Node.Unsupported, s.Cgroups, s.Node.CannotSet) != "":
 		return none(cmp.Or(s.Node.Unsupported, s.Cgroups, s.Node.CannotSet))
-	case g.MIG:
-		return none("the MIG mode of the GPU is on: the driver counts nothing")
 	case s.Node.Backend == NoBackend:
 		return none("the kernel has neither the controller dmem nor misc")
 	case s.ControllerOff != "":
@@ -54,7 +52,7 @@ func (s Support) missing(g gpu.Device) (why inventory.LimitMissing, decided bool
 		return inventory.LimitMissing{}, false
 	case failed != "":
 		return none(failed)
-	case s.Waiting[g.ID]:
+	case s.Waiting[id]:
 		return none("the limits of running work are not set so far")
 	}
 	return inventory.LimitMissing{}, true

@@ -75,19 +75,11 @@ func (l *Limiter) cannotSet(ctx context.Context) string {
 	return ""
 }
 
-// Backend returns by which controller the driver limits memory: it takes dmem if the kernel has a region of it, else misc (memacct.c). NVML 13.4 has no call for it.
+// Backend returns by which controller the driver limits memory: see limit.BackendOf.
 func Backend(groups cgroup.FS) limit.Backend {
-	if text, err := os.ReadFile(filepath.Join(groups.Mount, "dmem.capacity")); err == nil {
-		for line := range strings.Lines(string(text)) {
-			if region, _, _ := strings.Cut(line, " "); strings.HasPrefix(region, "nvidia/") && strings.HasSuffix(region, "/vidmem") {
-				return limit.DMem
-			}
-		}
-	}
-	if root, err := groups.Read("/"); err == nil && root.Has(limit.Misc.Controller()) {
-		return limit.Misc
-	}
-	return limit.NoBackend
+	capacity, _ := os.ReadFile(filepath.Join(groups.Mount, "dmem.capacity")) // missing without that controller
+	root, _ := groups.Read("/")
+	return limit.BackendOf(string(capacity), root.Controllers)
 }
 
 // read makes a reading.

@@ -38,7 +38,7 @@ func (l *Limiter) probe(ctx context.Context, n seen) {
 	next := map[gpu.DeviceID]string{} // another map: the one before is published
 	for u := range n.inv.Devices() {
 		id := u.Device.ID
-		if u.Memory == 0 || u.Device.MIG {
+		if u.Memory == 0 {
 			continue
 		}
 		why, tried := s.tried[id]

@@ -25,7 +25,7 @@ func (r request) check() error {
 		if r.Soft != 0 {
 			errs = append(errs, fmt.Errorf("soft limit %d without a hard one: want 0", r.Soft))
 		}
-	case r.Hard == 0 || r.Hard%mib != 0:
+	case r.Hard == 0 || r.Hard%gpu.MiB != 0:
 		errs = append(errs, fmt.Errorf("hard limit of %d bytes: want whole MiB, or no limit", r.Hard))
 	case r.Soft != 0 && r.Soft != r.Hard:
 		errs = append(errs, fmt.Errorf("soft limit of %d bytes: want 0 or the hard one", r.Soft))
@@ -34,8 +34,6 @@ func (r request) check() error {
 }
 
 func (r request) checkTry() error { return component.CheckGPU(r.GPU) }
-
-const mib = 1 << 20 // the unit of limits, as that of NVIDIA's hook
 
 // checkGroup returns an error that wraps fs.ErrNotExist if the group of a request has ended or is another one.
 func (s *Server) checkGroup(r request) error {
@@ -70,7 +68,7 @@ func checkGPU(r request, s gpu.Snapshot) error {
 	case d.At.GI != gpu.Whole || d.MIG:
 		return fmt.Errorf("%s: the driver counts no memory on a GPU while its MIG mode is enabled", r.GPU)
 	case r.Hard != gpu.NoMemoryLimit && r.Hard > d.Memory:
-		return fmt.Errorf("%s: hard limit of %d MiB: the GPU has %d", r.GPU, r.Hard/mib, d.Memory/mib)
+		return fmt.Errorf("%s: hard limit of %d MiB: the GPU has %d", r.GPU, r.Hard/gpu.MiB, d.Memory/gpu.MiB)
 	}
 	return nil
 }
