@@ -340,3 +340,17 @@ func TestContainers(t *testing.T) {
 		})
 	}
 }
+
+// On Kubernetes, an agent whose container has only its own control group names the component that mounts the node's, in a cause that is not cut.
+func TestNoReader(t *testing.T) {
+	n := start(t, holders.Kubernetes, limit.Misc)
+	own := []byte(fmt.Sprintln(os.Getpid()))
+	check.NoError(t, os.WriteFile(n.groups.Path("/cgroup.procs"), own, 0o600), os.WriteFile(n.groups.Path("/cgroup.events"), []byte("populated 1\n"), 0o600))
+	l, _ := n.run(holders.Kubernetes)
+	n.awaitHealth(health.ReasonNoLimit, "add the component deploy/limits-reader, or memoryLimits.read: only the control group of this container")
+	if !slices.ContainsFunc(l.Problems(), func(p problem.Problem) bool {
+		return p.Code == problem.LimitUnsupported && strings.Contains(p.Text, "deploy/limits-reader")
+	}) {
+		t.Errorf("%+v", l.Problems())
+	}
+}

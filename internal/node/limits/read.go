@@ -1,6 +1,7 @@
 package limits
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -45,10 +46,8 @@ func (l *Limiter) see(ctx context.Context) (n seen, open bool) {
 		n.node.CannotSet = l.cannotSet(ctx)
 	}
 	if err := l.opts.Groups.Check(); err != nil {
-		n.support.Cgroups = err.Error()
-		if n.node.Unsupported == "" {
-			n.node.Unsupported = err.Error()
-		}
+		n.support.Cgroups = l.withComponent(err)
+		n.node.Unsupported = cmp.Or(n.node.Unsupported, n.support.Cgroups)
 	} else {
 		n.node.Backend = Backend(l.opts.Groups)
 		if n.node.Backend == limit.NoBackend && n.node.Unsupported == "" {
@@ -57,6 +56,14 @@ func (l *Limiter) see(ctx context.Context) (n seen, open bool) {
 	}
 	n.support.Node = n.node
 	return n, true
+}
+
+// withComponent is why control groups can't be read. It begins with what is missing in the agent's container, because the cause of a pool has room for little more.
+func (l *Limiter) withComponent(err error) string {
+	if l.opts.Orchestrator == holders.Kubernetes && (errors.Is(err, cgroup.ErrOwnOnly) || errors.Is(err, fs.ErrNotExist)) {
+		return "add the component deploy/limits-reader, or memoryLimits.read: " + err.Error()
+	}
+	return err.Error()
 }
 
 // cannotSet is why no limit can be set; "" if one can.
