@@ -30,8 +30,8 @@ func (d *decision) share(h Holding) {
 	}
 	for i, g := range groups {
 		one := d.inGroup(h, g)
-		if _, before := d.was.find(one); d.changes(g, h.GPU) && (before || d.was.At.IsZero()) { // work that is new waits for nothing
-			d.out.Waiting[h.GPU] = true
+		if d.changes(g, h.GPU) && d.waits(one) {
+			d.out.Table.Waiting[h.GPU] = true
 		}
 		if i == 0 || rank[one.State] > rank[s.State] {
 			s = one

@@ -14,7 +14,7 @@ type Support struct {
 	Cgroups       string                  // why there are no control groups of version 2; "" = there are
 	ControllerOff string                  // the group in which the backend's controller is off for new work: "/nomad.slice/share.slice"; "" = it is on
 	Tried         map[gpu.DeviceID]string // GPUs on which a limit was set on an own group and read back: why that failed, "" = it did not
-	Waiting       map[gpu.DeviceID]bool   // see Result.Waiting
+	Waiting       map[gpu.DeviceID]bool   // see Table.Waiting
 }
 
 // Limits returns on which of the GPUs of an inventory that have shares with a limit, required or not, nothing can limit new work. A GPU that was not tried so far

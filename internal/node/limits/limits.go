@@ -111,8 +111,7 @@ const (
 	passAtMost   = 30 * time.Second // for a pass, before the watchdog reports it
 	driverAtMost = 5 * time.Second  // for the driver to answer
 	lookupAtMost = time.Second
-	retryUnknown = 50 * time.Millisecond // to ask for an allocation whose group is there, and that the servers do not show so far
-	retryFailed  = 2 * time.Second       // after a limit that could not be set
+	retryFailed  = 2 * time.Second // after a limit that could not be set
 	retryUse     = 500 * time.Millisecond
 )
 
@@ -210,7 +209,7 @@ func (l *Limiter) pass(ctx context.Context) time.Duration {
 	if l.file.Load(&l.saved) != nil { // its problem has the error. After the driver is open: an agent before this one in the process has ended then
 		return retryFailed
 	}
-	unknown := l.newTasks(ctx, n)
+	again := l.newTasks(ctx, n)
 	r, err := l.decide(ctx, n)
 	if ctx.Err() != nil {
 		return reconcile.Never
@@ -222,16 +221,22 @@ func (l *Limiter) pass(ctx context.Context) time.Duration {
 	}
 	l.problems.End(problem.LimitUnsupported, unread, "limits of device memory are read again")
 	l.publish(n, r)
-	switch {
-	case unknown:
-		return retryUnknown
-	case r.Undecided:
+	if r.Undecided {
 		l.opts.WakeUse()
-		return retryUse
-	case len(r.Changes) > 0, l.support.retries(n):
-		return retryFailed
+		again = earlier(again, retryUse)
 	}
-	return reconcile.Never
+	if len(r.Changes) > 0 || l.support.retries(n) {
+		again = earlier(again, retryFailed)
+	}
+	return again
+}
+
+// earlier returns the shorter of two times until a pass.
+func earlier(a, b time.Duration) time.Duration {
+	if a == reconcile.Never || b != reconcile.Never && b < a {
+		return b
+	}
+	return a
 }
 
 // decide reads, decides, sets, and decides again by what is read then.
@@ -287,7 +292,7 @@ func (l *Limiter) store(s limit.Saved) {
 func (l *Limiter) publish(n seen, r limit.Result) {
 	was := l.Table()
 	l.table.Store(r.Table)
-	n.support.Waiting = r.Waiting
+	n.support.Waiting = r.Table.Waiting
 	n.support.ControllerOff = l.controllerOff(n.node.Backend)
 	n.support.Tried = l.support.tried
 	can := n.support.Limits(n.inv)

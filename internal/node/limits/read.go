@@ -8,6 +8,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -158,6 +159,7 @@ func (l *Limiter) begin(n seen, done []limit.Done) limit.Reading {
 	if l.opts.Boot != nil {
 		r.Boot, r.BootTime = l.opts.Boot()
 	}
+	r.Opened = strconv.Itoa(n.state.Incarnation)
 	if l.opts.Load != nil {
 		r.Driver = l.opts.Load()
 	}
