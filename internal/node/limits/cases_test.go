@@ -138,6 +138,9 @@ func TestBursts(t *testing.T) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if !strings.Contains(n.log.String(), `state=limited limit="20480 MiB"`) {
+		t.Errorf("no limit in the log:\n%s", &n.log)
+	}
 	if lines := strings.Count(n.log.String(), forgotten.ID); len(n.refused) > 0 || lines != 1 {
 		t.Errorf("refused: %q; %d lines of log about the forgotten allocation:\n%s", n.refused, lines, &n.log)
 	}

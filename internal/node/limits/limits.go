@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
@@ -268,7 +269,7 @@ func (l *Limiter) apply(ctx context.Context, changes []limit.Change) (done []lim
 		one := limit.Done{Change: c}
 		if err := l.set(ctx, c); err != nil {
 			one.Err = err.Error()
-			l.opts.Log.Warn("limit of device memory not set", "group", c.Path, "gpu", c.GPU, "bytes", c.Hard, "error", err)
+			l.opts.Log.Warn("limit of device memory not set", "group", c.Path, "gpu", c.GPU, "limit", mebibytes(c.Hard), "error", err)
 		}
 		done = append(done, one)
 	}
@@ -307,8 +308,16 @@ func (l *Limiter) publish(n seen, r limit.Result) {
 		if s.State != limit.Limited && s.State != limit.Unknown {
 			level = slog.LevelWarn
 		}
-		l.opts.Log.Log(context.Background(), level, "limit of device memory", "work", s.Work.String(), "gpu", s.GPU, "state", s.State, "bytes", s.Want, "reason", s.Reason)
+		l.opts.Log.Log(context.Background(), level, "limit of device memory", "work", s.Work.String(), "gpu", s.GPU, "state", s.State, "limit", mebibytes(s.Want), "reason", s.Reason)
 	}
+}
+
+// mebibytes is a limit for the log: Nomad's has a number of bytes as 1.7179869184e+10.
+func mebibytes(limit uint64) string {
+	if limit == gpu.NoMemoryLimit {
+		return "none"
+	}
+	return strconv.FormatUint(limit>>20, 10) + " MiB"
 }
 
 // unread is the object of the problem that limits can't be read.
