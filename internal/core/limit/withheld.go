@@ -19,6 +19,9 @@ type Support struct {
 
 // Limits returns on which of the GPUs of an inventory that have shares with a limit, required or not, nothing can limit new work. A GPU that was not tried so far
 // is missing: it takes none. The value is nil if no share has a limit.
+//
+// That this agent can't set limits counts for nothing where NVIDIA's hook sets them. Then nothing can be tried, and a limit that another program has replaced is
+// reported and not corrected.
 func (s Support) Limits(inv *inventory.Allocatable) *inventory.Limits {
 	var out *inventory.Limits
 	for u := range inv.Devices() {
@@ -29,27 +32,35 @@ func (s Support) Limits(inv *inventory.Allocatable) *inventory.Limits {
 		if out == nil {
 			out = &inventory.Limits{Withheld: map[gpu.DeviceID]inventory.LimitMissing{}, Backend: string(s.Node.Backend)}
 		}
-		if why, decided := s.missing(u.Device); decided {
+		if why, decided := s.missing(&u); decided {
 			out.Withheld[id] = why
 		}
 	}
 	return out
 }
 
-func (s Support) missing(g gpu.Device) (why inventory.LimitMissing, decided bool) {
+func (s Support) missing(u *inventory.Unit) (why inventory.LimitMissing, decided bool) {
+	cannotSet := s.Node.CannotSet
+	byHook := u.API == inventory.DevicePlugin && cannotSet != ""
+	if byHook {
+		cannotSet = ""
+	}
 	none := func(detail string) (inventory.LimitMissing, bool) {
 		return inventory.LimitMissing{Reason: health.ReasonNoLimit, Detail: detail}, true
 	}
+	g := &u.Device
 	failed, tried := s.Tried[g.ID]
 	switch {
-	case cmp.Or(s.Node.Unsupported, s.Cgroups, s.Node.CannotSet) != "":
-		return none(cmp.Or(s.Node.Unsupported, s.Cgroups, s.Node.CannotSet))
+	case cmp.Or(s.Node.Unsupported, s.Cgroups, cannotSet) != "":
+		return none(cmp.Or(s.Node.Unsupported, s.Cgroups, cannotSet))
 	case g.MIG:
 		return none("the MIG mode of the GPU is on: the driver counts nothing")
 	case s.Node.Backend == NoBackend:
 		return none("the kernel has neither the controller dmem nor misc")
 	case s.ControllerOff != "":
 		return inventory.LimitMissing{Reason: health.ReasonNoController, Detail: "the controller " + string(s.Node.Backend) + " is off in " + s.ControllerOff}, true
+	case byHook:
+		return inventory.LimitMissing{}, true
 	case !tried:
 		return inventory.LimitMissing{}, false
 	case failed != "":

@@ -60,6 +60,16 @@ func (f FS) Check() error {
 	return nil
 }
 
+// OwnOnly reports whether the mount point has the groups of one container, as in a container that does not have those of the node: its root group has cgroup.events,
+// which that of a kernel lacks, and no pod is below it, as in a node that is itself a container.
+func (f FS) OwnOnly() bool {
+	if _, err := os.Lstat(filepath.Join(f.Mount, "cgroup.events")); err != nil {
+		return false
+	}
+	pods, err := f.Pods()
+	return err == nil && len(pods) == 0
+}
+
 // Path returns the path of a group as the driver's library opens it.
 func (f FS) Path(group string) string { return filepath.Join(f.Mount, group) }
 

@@ -1,6 +1,7 @@
 package limits
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -45,11 +46,9 @@ func (l *Limiter) see(ctx context.Context) (n seen, open bool) {
 	} else if l.opts.Setter == nil {
 		n.node.CannotSet = l.cannotSet(ctx)
 	}
-	if err := l.opts.Groups.Check(); err != nil {
-		n.support.Cgroups = err.Error()
-		if n.node.Unsupported == "" {
-			n.node.Unsupported = err.Error()
-		}
+	if why := l.unreadable(); why != "" {
+		n.support.Cgroups = why
+		n.node.Unsupported = cmp.Or(n.node.Unsupported, why)
 	} else {
 		n.node.Backend = Backend(l.opts.Groups)
 		if n.node.Backend == limit.NoBackend && n.node.Unsupported == "" {
@@ -58,6 +57,18 @@ func (l *Limiter) see(ctx context.Context) (n seen, open bool) {
 	}
 	n.support.Node = n.node
 	return n, true
+}
+
+// unreadable is why the control groups of work can't be read; "" if they can. Without them it is not known which limit a container has, and which controller the
+// driver uses.
+func (l *Limiter) unreadable() string {
+	if err := l.opts.Groups.Check(); err != nil {
+		return err.Error()
+	}
+	if l.opts.Orchestrator == holders.Kubernetes && l.opts.Groups.OwnOnly() {
+		return "the node's control groups can't be read: add the component deploy/limits-reader (memoryLimits.read in the chart)"
+	}
+	return ""
 }
 
 // cannotSet is why no limit can be set; "" if one can.
