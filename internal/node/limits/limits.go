@@ -12,6 +12,8 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
@@ -102,9 +104,13 @@ type Limiter struct {
 	turn    chan struct{}
 	monitor Monitor // nil before Run
 	saved   limit.Saved
-	file    *recordfile.File[limit.Saved]
 	tasks   tasks
 	support support
+
+	disk    sync.Mutex // of file
+	file    *recordfile.File[limit.Saved]
+	unsaved atomic.Pointer[limit.Saved] // that is to be written; nil = none
+	write   chan struct{}               // capacity 1: there is one
 }
 
 // Times that are no settings.
@@ -120,6 +126,7 @@ const (
 func New(o Options) *Limiter {
 	l := &Limiter{
 		opts: o, table: watch.NewValue(limit.Table{}), problems: problemset.Set{Log: o.Log}, changed: make(chan struct{}, 1), turn: make(chan struct{}, 1),
+		write: make(chan struct{}, 1),
 		tasks: tasks{known: map[cgroup.ID]bool{}, looked: map[string]lookup{}},
 	}
 	l.file = recordfile.New(recordfile.Options[limit.Saved]{
@@ -149,6 +156,7 @@ func (l *Limiter) Run(ctx context.Context, m Monitor) {
 	task := m.Watchdog().Register("limits")
 	defer task.Done()
 	done := l.follow(ctx, m.Watchdog())
+	defer l.flush()
 	defer done()
 	l.lock(context.WithoutCancel(ctx))
 	l.monitor = m
@@ -253,7 +261,7 @@ func (l *Limiter) decide(ctx context.Context, n seen) (limit.Result, error) {
 		l.store(first.Saved)
 		return first, nil
 	}
-	l.store(first.Saved) // before the calls: what is set is recognised after a restart, too
+	l.store(first.Saved)
 	done := l.apply(ctx, first.Changes)
 	if reading, err = l.read(ctx, n, done); err != nil {
 		return limit.Result{}, err
@@ -283,10 +291,47 @@ func (l *Limiter) set(ctx context.Context, c limit.Change) error {
 	return l.opts.Setter.SetMemoryLimit(ctx, cgroup.ID{Path: c.Path, Inode: c.Inode}, gpu.LimitChange{LimitQuery: q, Soft: c.Soft, Hard: c.Hard})
 }
 
-// store keeps a state, on disk if that can be written: limits are set without it, too.
+// store keeps a state, and has it written, if that can be done: limits are set without it, too. It waits for the disk only if a limit of another value is about to
+// be set, which is recognised on another group after a restart, too. A disk takes longer than the first process of a task, and a task whose limit is in no record
+// is late at most.
 func (l *Limiter) store(s limit.Saved) {
+	value := !slices.Equal(s.Values, l.saved.Values)
 	l.saved = s
-	_ = l.file.Store(s)
+	if value {
+		_ = l.save(s)
+		return
+	}
+	l.unsaved.Store(&s)
+	watch.Notify(l.write)
+}
+
+// save writes a state to disk.
+func (l *Limiter) save(s limit.Saved) error {
+	l.disk.Lock()
+	defer l.disk.Unlock()
+	l.unsaved.Store(nil)
+	return l.file.Store(s)
+}
+
+// flush writes the state that is not written so far.
+func (l *Limiter) flush() {
+	l.disk.Lock()
+	defer l.disk.Unlock()
+	if s := l.unsaved.Swap(nil); s != nil {
+		_ = l.file.Store(*s) // its problem has the error
+	}
+}
+
+// saveBehind writes states behind the passes until ctx ends.
+func (l *Limiter) saveBehind(ctx context.Context) {
+	for {
+		select {
+		case <-l.write:
+			l.flush()
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // publish publishes a table, and on which GPUs new work can be limited.

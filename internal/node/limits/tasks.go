@@ -65,9 +65,10 @@ func (t *tasks) with(r holders.Record) holders.Record {
 	return r
 }
 
-// follow follows the folders of Nomad's tasks, if limits are set on their groups. The function that it returns waits for the end, after that of ctx.
+// follow follows the folders of Nomad's tasks, if limits are set on their groups, and writes states. The function that it returns waits for the end, after that of ctx.
 func (l *Limiter) follow(ctx context.Context, w *watchdog.Registry) (wait func()) {
 	var running sync.WaitGroup
+	running.Go(func() { l.saveBehind(ctx) })
 	if l.opts.Orchestrator == holders.Nomad && l.opts.Setter != nil {
 		for _, slice := range cgroup.NomadSlices {
 			running.Go(func() {
@@ -94,6 +95,8 @@ func (l *Limiter) newTasks(ctx context.Context, n seen) (again time.Duration) {
 		return again // the pass reports it
 	}
 	known, allocations, fresh := map[cgroup.ID]bool{}, map[string]bool{}, map[string]bool{}
+	var unknown []cgroup.ID
+	record, _ := l.record(ctx, n.inv)
 	for _, at := range all {
 		g, err := l.opts.Groups.Read(at)
 		if err != nil {
@@ -101,12 +104,14 @@ func (l *Limiter) newTasks(ctx context.Context, n seen) (again time.Duration) {
 		}
 		id := cgroup.MemberOf(at).Work.ID
 		allocations[id] = true
-		if l.tasks.known[g.ID] {
+		_, listed := record.Work[id]
+		switch {
+		case l.tasks.known[g.ID]:
 			known[g.ID] = true
-		} else if found, next := l.find(ctx, n, id); found {
+		case listed:
 			known[g.ID], fresh[at] = true, true
-		} else {
-			again = earlier(again, next)
+		default:
+			unknown = append(unknown, g.ID)
 		}
 	}
 	maps.DeleteFunc(l.tasks.looked, func(id string, _ lookup) bool { return !allocations[id] })
@@ -114,18 +119,27 @@ func (l *Limiter) newTasks(ctx context.Context, n seen) (again time.Duration) {
 	if len(fresh) > 0 {
 		l.limitNew(ctx, n, fresh)
 	}
+	for _, g := range unknown { // each has its limit before the next one is asked for
+		found, next := l.find(ctx, cgroup.MemberOf(g.Path).Work.ID)
+		if again = earlier(again, next); found {
+			known[g] = true
+			l.limitNew(ctx, n, map[string]bool{g.Path: true})
+		}
+	}
 	return again
 }
 
-// find reports whether an allocation is known, and if not, when it is to be asked for again.
-func (l *Limiter) find(ctx context.Context, n seen, id string) (found bool, again time.Duration) {
-	record, _ := l.record(ctx, n.inv)
-	if _, has := record.Work[id]; has || l.opts.Lookup == nil {
-		return has, reconcile.Never
+// find asks for an allocation, if that is due. It reports whether it is known, and if not, when it is to be asked for again.
+func (l *Limiter) find(ctx context.Context, id string) (found bool, again time.Duration) {
+	if l.opts.Lookup == nil {
+		return false, reconcile.Never
 	}
 	now, one := time.Now(), l.tasks.looked[id]
 	if one.first.IsZero() {
 		one.first, one.next = now, now
+	}
+	if one.found {
+		return true, reconcile.Never
 	}
 	if one.next.IsZero() || now.Before(one.next) {
 		return false, one.wait(now)
@@ -138,8 +152,10 @@ func (l *Limiter) find(ctx context.Context, n seen, id string) (found bool, agai
 	if one = one.later(now); one.slow && !l.tasks.looked[id].slow && !one.found {
 		l.opts.Log.Info("allocation of a control group not found: no limit of device memory is set for it until it is", "allocation", id, "error", err)
 	}
-	l.tasks.looked[id] = one
-	return one.found, one.wait(now)
+	if l.tasks.looked[id] = one; one.found {
+		return true, reconcile.Never
+	}
+	return false, one.wait(now)
 }
 
 // later is a lookup that was made at a time.
@@ -184,10 +200,7 @@ func (l *Limiter) limitNew(ctx context.Context, n seen, groups map[string]bool) 
 			l.count(out.Table.Counts)
 			return
 		}
-		if !slices.Equal(out.Saved.Values, l.saved.Values) {
-			l.store(out.Saved)
-		}
-		l.saved = out.Saved // on disk after the call: a disk takes longer than the driver, and a task whose limit is in no record is late at most
+		l.store(out.Saved)
 		done = l.apply(ctx, out.Changes)
 	}
 }
