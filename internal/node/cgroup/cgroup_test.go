@@ -44,6 +44,26 @@ func TestCheck(t *testing.T) {
 	check.NoError(t, tree(t).Check())
 }
 
+// A container that has only its own groups does not have the node's. A node that is itself a container has pods.
+func TestOwnOnly(t *testing.T) {
+	for name, c := range map[string]struct {
+		group     string
+		contained bool
+		want      bool
+	}{
+		"node": {group: "/system.slice"}, "container": {group: "/a", contained: true, want: true},
+		"node in a container": {group: "/kubelet/kubepods/burstable/pod" + uid, contained: true},
+	} {
+		f := tree(t, c.group)
+		if c.contained {
+			check.NoError(t, os.WriteFile(f.Path("/cgroup.events"), []byte("populated 1\n"), 0o600))
+		}
+		if got := f.OwnOnly(); got != c.want {
+			t.Errorf("%s: %t, want %t", name, got, c.want)
+		}
+	}
+}
+
 // A group has its inode, controllers and processes. Another one of the same path has another inode.
 func TestRead(t *testing.T) {
 	f := tree(t, "/a/b")
