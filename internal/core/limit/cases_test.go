@@ -155,6 +155,20 @@ func TestWaiting(t *testing.T) {
 	}
 }
 
+// A task whose group has ended is not one that never had any, although the record of the orchestrator has it still.
+func TestEndedGroup(t *testing.T) {
+	w := newWorld(limit.Misc, zero)
+	k, other := w.start(limit.ByTask, zero, 20*gib, 1), w.start(limit.ByTask, zero, 20*gib, 1)
+	w.rmdir(other.groups[0].path)
+	w.shows(t, k, limit.Limited, "")
+	k.Runs, other.Runs = true, true
+	w.rmdir(k.groups[0].path)
+	for range 2 {
+		w.shows(t, k, limit.Unknown, "its control group has ended")
+		w.shows(t, other, limit.Unlimited, "no control group of its own")
+	}
+}
+
 // fence 17: a limit that another program has changed is reported and not overwritten, also one of a group without a limit by the policy.
 func TestForeign(t *testing.T) {
 	w := newWorld(limit.Misc, zero)

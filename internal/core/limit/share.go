@@ -24,6 +24,9 @@ func (d *decision) share(h Holding) {
 	}
 	if h.Way == ByTask && h.Runs && len(groups) == 0 {
 		s.State, s.Reason = Unlimited, "it has no control group of its own"
+		if before, _ := d.was.find(s); before.Group != "" { // the orchestrator's record is behind, or the task begins again
+			s.Group, s.State, s.Reason = before.Group, Unknown, "its control group has ended"
+		}
 	}
 	if h.Way == ByPod && d.state.Pod(h.Work.ID, h.GPU) == 0 {
 		groups, s.State, s.Reason = nil, Unlimited, "it was prepared without a limit"
