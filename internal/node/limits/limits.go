@@ -7,6 +7,7 @@ package limits
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -223,6 +224,10 @@ func (l *Limiter) pass(ctx context.Context) time.Duration {
 	if ctx.Err() != nil {
 		return reconcile.Never
 	}
+	if errors.Is(err, errNewTasks) {
+		return again // this loop is woken at once
+	}
+	l.tasks.behind = time.Time{}
 	if err != nil {
 		text := "limits of device memory can't be read: " + err.Error()
 		l.problems.Put(problem.Problem{Code: problem.LimitUnsupported, Object: unread, Text: text}, slog.LevelWarn, text)

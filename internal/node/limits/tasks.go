@@ -2,6 +2,7 @@ package limits
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"sync"
@@ -20,7 +21,27 @@ import (
 type tasks struct {
 	known  map[cgroup.ID]bool // groups of which it is known whether their work is to be limited
 	looked map[string]lookup  // by allocation
+	behind time.Time          // since when passes end early for newer tasks; zero = the latest did not
 }
+
+// errNewTasks ends a pass early.
+var errNewTasks = errors.New("there may be newer tasks")
+
+// newer reports whether a pass is to end early, because a group may have been made whose limit is to be set first. It is not for longer than behindAtMost.
+func (l *Limiter) newer() bool {
+	if len(l.changed) == 0 {
+		return false
+	}
+	if l.tasks.behind.IsZero() {
+		l.tasks.behind = time.Now()
+	}
+	return time.Since(l.tasks.behind) < behindAtMost
+}
+
+const (
+	behindAtMost = 2 * time.Second
+	readAtOnce   = 16 // limits: some milliseconds
+)
 
 // lookup is an allocation that was asked for.
 type lookup struct {
