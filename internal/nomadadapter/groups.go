@@ -186,7 +186,7 @@ func attributesOf(driver gpu.Driver, u inventory.Unit) attributes {
 		all["unique.serial"] = serial(d.Serial)
 	}
 	all.addMIG(d)
-	all.addSharing(u.Sharing)
+	all.addSharing(u)
 	return all
 }
 
@@ -207,13 +207,17 @@ func (all attributes) addMIG(d gpu.Device) {
 }
 
 // addSharing adds how a device is shared; the other attributes of a share are those of the whole device.
-func (all attributes) addSharing(s inventory.Sharing) {
+func (all attributes) addSharing(u inventory.Unit) {
+	s := u.Sharing
 	if s.Mode == inventory.Exclusive {
 		return
 	}
 	all.addText("sharing", s.Mode.String())
 	all.addCount("replicas", s.Replicas)
-	all.addKnown("mps_memory_limit", s.Memory>>20, structs.UnitMiB)
+	all.addKnown("memory_limit", u.Memory>>20, structs.UnitMiB) // by the driver; a client of MPS may do without that of the daemon
+	if s.Mode == inventory.MPS {
+		all.addKnown("mps_memory_limit", s.Memory>>20, structs.UnitMiB)
+	}
 	all.addKnown("mps_thread_limit", uint64(max(s.Threads, 0)), "") // percent; Nomad has no such unit
 }
 

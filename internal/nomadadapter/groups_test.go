@@ -57,6 +57,7 @@ func TestGroups(t *testing.T) {
 		"renamed": {inventoryUnder(inventory.Policy{Names: []inventory.Naming{{Select: inventory.Selector{Models: []string{"*H100*"}}, Pool: "h100"}}}, withDetails(models)), config.GroupByNone},
 		"onepool": {inventoryUnder(rules(inventory.Rule{Select: selectGPUs(0, 1, 2), Pool: "any", Sharing: timeSlicing(2)}), withDetails(models)), config.GroupByNone},
 		"numa":    {nodeInventory(withDetails(coretest.GPUs(4))), config.GroupByNUMA},
+		"limited": {inventoryUnder(limited("even"), withDetails(coretest.GPUs(2))), config.GroupByNone},
 		"nvlink":  {inventoryUnder(mixedPolicy, withDetails(pairs)), config.GroupByNVLink},
 	} {
 		gs := groups(tc.inv, assignment{by: tc.by})

@@ -119,6 +119,16 @@ func byMPS(replicas int) *inventory.Sharing {
 	return &inventory.Sharing{Mode: inventory.MPS, Replicas: replicas, OnePerRequest: true}
 }
 
+// limited is a policy of GPUs that are time-sliced by three, with a limit of memory: the first with 20 GiB for each share, others, in a pool, with an equal part.
+func limited(pool string) inventory.Policy {
+	p := rules(
+		inventory.Rule{Select: selectGPUs(0), Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 3, Limit: inventory.LimitRequired, Memory: 20 << 30}},
+		inventory.Rule{Pool: pool, Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 3, Limit: inventory.LimitRequired}},
+	)
+	p.Limits = inventory.LimitPolicy{On: true, Reserve: inventory.DefaultReserve}
+	return p
+}
+
 // mixedPolicy is a policy of eight GPUs: two exclusive, three time-sliced by four, two with MPS, one reserved.
 var mixedPolicy = rules(
 	inventory.Rule{Select: selectGPUs(0, 1)},

@@ -59,6 +59,63 @@ func TestReserve(t *testing.T) {
 	}
 }
 
+// A task with shares whose memory is limited gets no variable of NVIDIA's hook: those of a CDI device count, which it gets only by an injection with CDI, with what
+// all its shares of a GPU have. Without CDI the agent limits the task's group, on each GPU to another value. Nothing is given out that can't be limited.
+func TestReserveLimited(t *testing.T) {
+	const kind = "nomad.device-plugin.nvidia.com/"
+	machine := withDetails(coretest.GPUs(2))
+	host := inventory.Host{
+		CDI:    &inventory.CDI{Kind: kind + "gpu", LimitKind: kind + "memory-limit", Defined: []gpu.DeviceID{coretest.GPU(0), coretest.GPU(1)}},
+		Limits: &inventory.Limits{Backend: "misc", Withheld: map[gpu.DeviceID]inventory.LimitMissing{coretest.GPU(0): {}, coretest.GPU(1): {}}},
+	}
+	withheld := host
+	withheld.Limits = &inventory.Limits{Withheld: map[gpu.DeviceID]inventory.LimitMissing{coretest.GPU(0): {Reason: health.ReasonNoLimit, Detail: "driver 580.95.05: want 615 or newer"}}}
+	unequal := []string{shareID(0, 0), shareID(1, 1)}
+	for name, tc := range map[string]struct {
+		injection string
+		host      inventory.Host
+		ids       []string
+		cdi, err  string
+	}{
+		"variables":           {"variables", host, []string{shareID(0, 0)}, "", ""},
+		"variables, two GPUs": {"variables", host, unequal, "", ""},
+		"cdi":                 {"cdi", host, []string{shareID(0, 0)}, `["K/gpu=` + gpuID(0) + `","K/memory-limit=20480"]`, ""},
+		"cdi, two shares":     {"cdi", host, []string{shareID(0, 2), shareID(0, 0)}, `["K/gpu=` + gpuID(0) + `","K/memory-limit=40960"]`, ""},
+		"cdi, two GPUs": {"cdi", host, unequal, "", "shares of gpu.shared with different limits: 20480 MiB of " + gpuID(0) + ", 26845 MiB of " + gpuID(1) +
+			": a container has one limit for all of its GPUs: request one share, or GPUs with equal shares"},
+		"no limits": {"variables", withheld, []string{shareID(0, 0)}, "", "driver 580.95.05: want 615 or newer"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newFixture(t, nil)
+			s.mustConfigure(t, map[string]any{"injection": []string{tc.injection}})
+			s.currentRun()
+			cfg := s.Started()[0].Core
+			cfg.Policy = limited("")
+			host := tc.host
+			of := *host.CDI
+			of.Limits = core.Build(machine, health.Ledger{}, cfg).WithHost(host, cfg.Overlap).HookLimits()
+			host.CDI = &of
+			s.Source.Set(core.Build(machine, health.Ledger{}, cfg).WithHost(host, cfg.Overlap))
+			got, err := nomadtest.Serve(t, s.Plugin).Reserve(tc.ids)
+			if tc.err != "" {
+				if !errorContains(err, tc.err) {
+					t.Errorf("error %v, want %q", err, tc.err)
+				}
+				return
+			}
+			check.NoError(t, err)
+			for variable := range got.Envs {
+				if strings.HasPrefix(variable, "NVIDIA_GPU_MEMORY") {
+					t.Errorf("variables %v", got.Envs)
+				}
+			}
+			if want := strings.ReplaceAll(tc.cdi, "K/", kind); got.Envs["CDI_DEVICES"] != want {
+				t.Errorf("CDI devices %s, want %s", got.Envs["CDI_DEVICES"], want)
+			}
+		})
+	}
+}
+
 // What a task gets by each injection, of a GPU, a MIG instance, a share and an MPS share.
 func TestReserveByInjection(t *testing.T) {
 	const (

@@ -83,15 +83,32 @@ func MakeGroup(mount, group string, controllers ...string) (path string, err err
 			delete(files, "cgroup.events")
 			files["cgroup.controllers"] = "cpu memory misc dmem\n"
 		}
-		err := os.MkdirAll(at, 0o755)
-		for name, text := range files {
-			err = errors.Join(err, os.WriteFile(filepath.Join(at, name), []byte(text), 0o644))
-		}
-		if err != nil {
+		if err := makeGroup(filepath.Dir(mount), at, files); err != nil {
 			return "", err
 		}
 	}
 	return at, nil
+}
+
+// makeGroup makes a folder with files, which a kernel makes at once, so it is made in another folder before. One that is there gets the files.
+func makeGroup(other, at string, files map[string]string) error {
+	folder := at
+	if _, err := os.Stat(at); err != nil {
+		if err := os.MkdirAll(other, 0o755); err != nil {
+			return err
+		}
+		if folder, err = os.MkdirTemp(other, "group"); err != nil {
+			return err
+		}
+	}
+	err := os.Chmod(folder, 0o755)
+	for name, text := range files {
+		err = errors.Join(err, os.WriteFile(filepath.Join(folder, name), []byte(text), 0o644))
+	}
+	if folder != at {
+		err = errors.Join(err, os.Rename(folder, at))
+	}
+	return err
 }
 
 // Allocation is memory of a GPU that is charged to a control group.

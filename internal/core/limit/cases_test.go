@@ -106,15 +106,66 @@ func TestReset(t *testing.T) {
 	w.shows(t, k, limit.Limited, "")
 	w.reset(zero)
 	first := limit.Next(w.passes.saved, w.passes.table, w.passes.read(nil))
-	if len(first.Changes) != 1 || !first.Waiting[zero] {
+	if len(first.Changes) != 1 || !first.Table.Waiting[zero] {
 		t.Errorf("%+v", first)
 	}
-	if w.shows(t, k, limit.Limited, ""); w.passes.last.Waiting[zero] {
+	if w.shows(t, k, limit.Limited, ""); w.passes.table.Waiting[zero] {
 		t.Error("it waits")
 	}
-	w.start(limit.ByTask, zero, 20*gib, 1)
-	if first := limit.Next(w.passes.saved, w.passes.table, w.passes.read(nil)); len(first.Changes) != 1 || first.Waiting[zero] {
-		t.Errorf("others wait for new work: %+v", first)
+}
+
+// fence 16: a GPU waits only for work that it had when the driver was opened, as at the start of the agent, and only until the limits of that were set once. Work
+// that comes later does not keep others from the GPU, whether its limit is not set so far, can't be set, or its work is not known: Nomad fails an allocation
+// whose device is refused.
+func TestWaiting(t *testing.T) {
+	w := newWorld(limit.Misc, zero)
+	k := w.start(limit.ByTask, zero, 20*gib, 1)
+	for range 2 {
+		w.passes.fails = true
+		for range 3 {
+			if w.passes.pass(); !w.passes.table.Waiting[zero] {
+				t.Fatal("it does not wait for running work")
+			}
+		}
+		w.passes.fails = false
+		if w.shows(t, k, limit.Limited, ""); w.passes.table.Waiting[zero] {
+			t.Fatal("it waits, and all work is limited")
+		}
+		listed := w.start(limit.ByTask, zero, 20*gib, 1) // in the record before it has a group
+		group, at := listed.groups[0], listed.Groups
+		listed.Groups = nil
+		w.rmdir(group.path)
+		w.shows(t, listed, limit.Unknown, "not found so far")
+		listed.groups[0], listed.Groups = w.mkdir(group.path), at
+		w.mkdir("/nomad.slice/share.slice/ffffffff-0000-0000-0000-000000000000.main.scope") // of an allocation that Nomad has forgotten
+		w.passes.fails = true
+		for range 2 {
+			if first := limit.Next(w.passes.saved, w.passes.table, w.passes.read(nil)); len(first.Changes) != 1 || first.Table.Waiting[zero] {
+				t.Errorf("others wait for new work: %+v", first)
+			}
+			if w.shows(t, listed, limit.Unlimited, "NO_PERMISSION"); w.passes.table.Waiting[zero] {
+				t.Errorf("others wait for work whose limit can't be set: %+v", w.passes.table)
+			}
+		}
+		w.passes.fails = false
+		w.shows(t, listed, limit.Limited, "")
+		w.end(listed)
+		w.reset(zero) // by quiesce
+		w.passes.opens++
+	}
+}
+
+// A task whose group has ended is not one that never had any, although the record of the orchestrator has it still.
+func TestEndedGroup(t *testing.T) {
+	w := newWorld(limit.Misc, zero)
+	k, other := w.start(limit.ByTask, zero, 20*gib, 1), w.start(limit.ByTask, zero, 20*gib, 1)
+	w.rmdir(other.groups[0].path)
+	w.shows(t, k, limit.Limited, "")
+	k.Runs, other.Runs = true, true
+	w.rmdir(k.groups[0].path)
+	for range 2 {
+		w.shows(t, k, limit.Unknown, "its control group has ended")
+		w.shows(t, other, limit.Unlimited, "no control group of its own")
 	}
 }
 

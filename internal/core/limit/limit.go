@@ -79,6 +79,12 @@ type Table struct {
 	Problems []problem.Problem
 
 	Counts Counts
+
+	Opened string // see Reading.Opened
+
+	// Waiting has the GPUs that take no new work: since the driver was opened, or the GPU was reset, the limits of the work that it has were not all set. Once they
+	// were, no GPU waits any more.
+	Waiting map[gpu.DeviceID]bool
 }
 
 // Counts are events since the agent began to read limits; they only grow.

@@ -22,8 +22,9 @@ type decision struct {
 	state   Saved
 	was     Table
 	out     Result
-	targets map[target]bool // limits that the policy has
-	values  Saved           // with the values of earlier decisions only
+	targets map[target]bool       // limits that the policy has
+	values  Saved                 // with the values of earlier decisions only
+	lost    map[gpu.DeviceID]bool // GPUs on which the driver has forgotten all limits: they were reset
 }
 
 type target struct {
@@ -36,9 +37,8 @@ type target struct {
 // A share is limited only if, of its group, the backend's controller is on, all its processes with memory of the GPU are in the group or below it, the driver
 // returned exactly the limit of the policy as the group's own, and that was so before a process of it used the GPU.
 func Next(s Saved, was Table, r Reading) Result {
-	d := &decision{Reading: r, state: s.clone(), was: was, targets: map[target]bool{}}
-	d.out.Waiting = map[gpu.DeviceID]bool{}
-	d.out.Table = Table{At: r.At, Node: r.Node, Counts: was.Counts}
+	d := &decision{Reading: r, state: s.clone(), was: was, targets: map[target]bool{}, lost: map[gpu.DeviceID]bool{}}
+	d.out.Table = Table{At: r.At, Node: r.Node, Counts: was.Counts, Opened: r.Opened, Waiting: map[gpu.DeviceID]bool{}}
 	d.follow()
 	for _, v := range r.Hook {
 		d.state.addValue(v)
@@ -84,15 +84,14 @@ func (d *decision) follow() {
 		g, ok := d.Groups[r.Path]
 		return ok && g.Inode != r.Inode || !ok && !d.Partial
 	})
-	lost := map[gpu.DeviceID]bool{} // GPUs on which the driver has forgotten all limits: they were reset
 	for i := range s.Records {
 		r := &s.Records[i]
 		if d.Node.Backend == Misc && !r.Undecided && d.Groups[r.Path].answers(r.GPU).Group.State == gpu.NoLimit {
-			lost[r.GPU] = true
+			d.lost[r.GPU] = true
 		}
 	}
-	s.Values = slices.DeleteFunc(s.Values, func(v Value) bool { return lost[v.GPU] })
-	s.Records = slices.DeleteFunc(s.Records, func(r Record) bool { return lost[r.GPU] })
+	s.Values = slices.DeleteFunc(s.Values, func(v Value) bool { return d.lost[v.GPU] })
+	s.Records = slices.DeleteFunc(s.Records, func(r Record) bool { return d.lost[r.GPU] })
 }
 
 // done counts the changes that were made.
@@ -106,6 +105,16 @@ func (d *decision) done() {
 			c.Set++
 		}
 	}
+}
+
+// waits reports whether work whose limit is to be set was there when the driver was opened: new work on its GPU has to wait. Work that came later keeps nothing
+// from the GPU, as its limit is set within milliseconds.
+func (d *decision) waits(s Share) bool {
+	if d.was.At.IsZero() || d.was.Opened != d.Opened || d.lost[s.GPU] {
+		return true
+	}
+	before, known := d.was.find(s)
+	return d.was.Waiting[s.GPU] && known && before.Group == s.Group
 }
 
 // set has a limit set. What is set is in the state before, so that it is recognised on another group later.

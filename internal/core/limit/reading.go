@@ -17,6 +17,7 @@ type Reading struct {
 	Boot     string    // ID of the boot; "" = unknown
 	BootTime time.Time // zero = unknown
 	Driver   string    // which load of the driver it is: limits of the backend misc end with it; "" = unknown
+	Opened   string    // which opening of the driver by this agent it is: a reset, and what ended limits else, is followed by another one
 	Node     Node
 
 	GPUs   map[gpu.DeviceID]GPU
@@ -133,9 +134,6 @@ type Result struct {
 	Table   Table
 	Changes []Change // in this order
 	Enable  []string // groups in which the backend's controller is to be enabled for their children, from the root
-
-	// Waiting has the GPUs on which work that was there before waits for a change.
-	Waiting map[gpu.DeviceID]bool
 
 	// Undecided means that a table of use that is newer than the reading is needed to know whether a limit was late.
 	Undecided bool

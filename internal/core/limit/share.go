@@ -24,14 +24,17 @@ func (d *decision) share(h Holding) {
 	}
 	if h.Way == ByTask && h.Runs && len(groups) == 0 {
 		s.State, s.Reason = Unlimited, "it has no control group of its own"
+		if before, _ := d.was.find(s); before.Group != "" { // the orchestrator's record is behind, or the task begins again
+			s.Group, s.State, s.Reason = before.Group, Unknown, "its control group has ended"
+		}
 	}
 	if h.Way == ByPod && d.state.Pod(h.Work.ID, h.GPU) == 0 {
 		groups, s.State, s.Reason = nil, Unlimited, d.unprepared(h)
 	}
 	for i, g := range groups {
 		one := d.inGroup(h, g)
-		if _, before := d.was.find(one); d.changes(g, h.GPU) && (before || d.was.At.IsZero()) { // work that is new waits for nothing
-			d.out.Waiting[h.GPU] = true
+		if d.changes(g, h.GPU) && d.waits(one) {
+			d.out.Table.Waiting[h.GPU] = true
 		}
 		if i == 0 || rank[one.State] > rank[s.State] {
 			s = one

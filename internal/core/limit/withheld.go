@@ -13,11 +13,14 @@ type Support struct {
 	Node          Node
 	ControllerOff string                  // the group in which the backend's controller is off for new work: "/nomad.slice/share.slice"; "" = it is on
 	Tried         map[gpu.DeviceID]string // GPUs on which a limit was set on an own group and read back: why that failed, "" = it did not
-	Waiting       map[gpu.DeviceID]bool   // see Result.Waiting
+	Waiting       map[gpu.DeviceID]bool   // see Table.Waiting
 }
 
 // Limits returns on which of the GPUs of an inventory that have shares with a limit, required or not, nothing can limit new work. A GPU that was not tried so far
 // is missing: it takes none. The value is nil if no share has a limit.
+//
+// That this agent can't set limits counts for nothing where NVIDIA's hook sets them. Then nothing can be tried, and a limit that another program has replaced is
+// reported and not corrected.
 func (s Support) Limits(inv *inventory.Allocatable) *inventory.Limits {
 	var out *inventory.Limits
 	for u := range inv.Devices() {
@@ -28,28 +31,35 @@ func (s Support) Limits(inv *inventory.Allocatable) *inventory.Limits {
 		if out == nil {
 			out = &inventory.Limits{Withheld: map[gpu.DeviceID]inventory.LimitMissing{}, Backend: string(s.Node.Backend)}
 		}
-		if why, decided := s.missing(id); decided {
+		if why, decided := s.missing(&u); decided {
 			out.Withheld[id] = why
 		}
 	}
 	return out
 }
 
-func (s Support) missing(id gpu.DeviceID) (why inventory.LimitMissing, decided bool) {
+func (s Support) missing(u *inventory.Unit) (why inventory.LimitMissing, decided bool) {
+	cannotSet := s.Node.CannotSet
+	byHook := u.API == inventory.DevicePlugin && cannotSet != ""
+	if byHook {
+		cannotSet = ""
+	}
 	none := func(detail string) (inventory.LimitMissing, bool) {
 		return inventory.LimitMissing{Reason: health.ReasonNoLimit, Detail: detail}, true
 	}
-	failed, tried := s.Tried[id]
+	failed, tried := s.Tried[u.Device.ID]
 	switch {
-	case cmp.Or(s.Node.Unsupported, s.Node.CannotSet) != "":
-		return none(cmp.Or(s.Node.Unsupported, s.Node.CannotSet))
+	case cmp.Or(s.Node.Unsupported, cannotSet) != "":
+		return none(cmp.Or(s.Node.Unsupported, cannotSet))
 	case s.ControllerOff != "":
 		return inventory.LimitMissing{Reason: health.ReasonNoController, Detail: "the controller " + string(s.Node.Backend) + " is off in " + s.ControllerOff}, true
+	case byHook:
+		return inventory.LimitMissing{}, true
 	case !tried:
 		return inventory.LimitMissing{}, false
 	case failed != "":
 		return none(failed)
-	case s.Waiting[id]:
+	case s.Waiting[u.Device.ID]:
 		return none("the limits of running work are not set so far")
 	}
 	return inventory.LimitMissing{}, true

@@ -342,6 +342,9 @@ type agent struct {
 	table limit.Table
 	last  limit.Result
 	hides map[holders.Work]bool // work that the record does not list so far
+	opens int                   // how often it has opened the driver
+
+	fails bool // limits can't be set
 }
 
 func (a *agent) pass() {
@@ -349,7 +352,11 @@ func (a *agent) pass() {
 	a.saved, a.table = first.Saved, first.Table
 	var done []limit.Done
 	for _, c := range first.Changes {
-		done = append(done, limit.Done{Change: c, Err: a.world.set(c)})
+		err := "NO_PERMISSION"
+		if !a.fails {
+			err = a.world.set(c)
+		}
+		done = append(done, limit.Done{Change: c, Err: err})
 	}
 	for _, p := range first.Enable {
 		a.enable(p)
@@ -383,7 +390,7 @@ func (a *agent) restart() error {
 func (a *agent) read(done []limit.Done) limit.Reading {
 	w := a.world
 	r := limit.Reading{
-		At: w.now, UseAt: w.now, Boot: "boot", Driver: "one", Node: limit.Node{Backend: w.backend}, GPUs: map[gpu.DeviceID]limit.GPU{}, Groups: map[string]limit.Group{},
+		At: w.now, UseAt: w.now, Boot: "boot", Driver: "one", Opened: fmt.Sprint(a.opens), Node: limit.Node{Backend: w.backend}, GPUs: map[gpu.DeviceID]limit.GPU{}, Groups: map[string]limit.Group{},
 		Known: map[gpu.DeviceID]bool{}, HoldersKnown: true, Reserve: 1 << 30, Listed: map[string]bool{}, Done: done,
 	}
 	if slices.ContainsFunc(w.work, func(k *work) bool { return k.Way == limit.ByHook }) {

@@ -85,6 +85,67 @@ func TestNewTask(t *testing.T) {
 	}
 }
 
+// Tasks that begin and end in bursts keep no others from the GPU: the device of a task is never refused in steady state, because Nomad fails its allocation then.
+// Neither do groups of allocations that Nomad has forgotten, which it is asked for less and less, with one line in the log.
+func TestBursts(t *testing.T) {
+	n := start(t, holders.Nomad, limit.Misc)
+	l, _ := n.run(holders.Nomad)
+	n.awaitHealth(health.ReasonNone, "")
+	n.mu.Lock()
+	n.refused = nil
+	n.mu.Unlock()
+	forgotten, _, group := n.task(0)
+	began := time.Now()
+	n.group(group)
+	const burst = 8
+	for round := range 3 {
+		var records []holders.Record
+		var works []holders.Work
+		for i := range burst {
+			w, record, group := n.taskOn(1+round*burst+i, i%3)
+			works, records = append(works, w), append(records, record)
+			if i%2 == 0 {
+				n.lists(records...) // before it has a group
+			} else {
+				n.mu.Lock()
+				n.lookups[w.ID], n.waiting[w.ID] = record, i
+				n.mu.Unlock()
+			}
+			n.group(group)
+			n.reading()
+		}
+		for _, w := range works {
+			n.await(l, w, limit.Limited, "")
+		}
+		n.lists(records...)
+		n.reading()
+		for i, w := range works {
+			check.NoError(t, os.RemoveAll(n.groups.Path("/nomad.slice/share.slice/"+w.ID+".main.scope")))
+			n.lists(records[i+1:]...)
+			n.reading()
+		}
+	}
+	time.Sleep(time.Until(began.Add(3 * time.Second)))
+	n.reading()
+	asked := func() int { n.mu.Lock(); defer n.mu.Unlock(); return n.asked[forgotten.ID] }
+	before := asked()
+	for range 20 {
+		time.Sleep(50 * time.Millisecond)
+		n.reading()
+	}
+	if more := asked() - before; before < 2 || before > 45 || more > 1 {
+		t.Errorf("asked %d times in 3 s, then %d times in one", before, more)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !strings.Contains(n.log.String(), `state=limited limit="20480 MiB"`) {
+		t.Errorf("no limit in the log:\n%s", &n.log)
+	}
+	if lines := strings.Count(n.log.String(), forgotten.ID); len(n.refused) > 0 || lines != 1 {
+		t.Errorf("refused: %q; %d lines of log about the forgotten allocation:\n%s", n.refused, lines, &n.log)
+	}
+}
+
 // fence 14, 15, 17: after a restart of the agent nothing is set for work that is limited, what was not set before is, and a limit that another program has changed
 // is reported and not overwritten. A process that used the GPU before is late.
 func TestRestart(t *testing.T) {

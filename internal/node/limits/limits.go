@@ -7,10 +7,14 @@ package limits
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
@@ -101,9 +105,13 @@ type Limiter struct {
 	turn    chan struct{}
 	monitor Monitor // nil before Run
 	saved   limit.Saved
-	file    *recordfile.File[limit.Saved]
 	tasks   tasks
 	support support
+
+	disk    sync.Mutex // of file
+	file    *recordfile.File[limit.Saved]
+	unsaved atomic.Pointer[limit.Saved] // that is to be written; nil = none
+	write   chan struct{}               // capacity 1: there is one
 }
 
 // Times that are no settings.
@@ -111,8 +119,7 @@ const (
 	passAtMost   = 30 * time.Second // for a pass, before the watchdog reports it
 	driverAtMost = 5 * time.Second  // for the driver to answer
 	lookupAtMost = time.Second
-	retryUnknown = 50 * time.Millisecond // to ask for an allocation whose group is there, and that the servers do not show so far
-	retryFailed  = 2 * time.Second       // after a limit that could not be set
+	retryFailed  = 2 * time.Second // after a limit that could not be set
 	retryUse     = 500 * time.Millisecond
 )
 
@@ -120,6 +127,7 @@ const (
 func New(o Options) *Limiter {
 	l := &Limiter{
 		opts: o, table: watch.NewValue(limit.Table{}), problems: problemset.Set{Log: o.Log}, changed: make(chan struct{}, 1), turn: make(chan struct{}, 1),
+		write: make(chan struct{}, 1),
 		tasks: tasks{known: map[cgroup.ID]bool{}, looked: map[string]lookup{}},
 	}
 	l.file = recordfile.New(recordfile.Options[limit.Saved]{
@@ -149,6 +157,7 @@ func (l *Limiter) Run(ctx context.Context, m Monitor) {
 	task := m.Watchdog().Register("limits")
 	defer task.Done()
 	done := l.follow(ctx, m.Watchdog())
+	defer l.flush()
 	defer done()
 	l.lock(context.WithoutCancel(ctx))
 	l.monitor = m
@@ -212,11 +221,15 @@ func (l *Limiter) pass(ctx context.Context) time.Duration {
 		l.monitor.SetLimits(n.support.Limits(n.inv))
 		return retryFailed
 	}
-	unknown := l.newTasks(ctx, n)
+	again := l.newTasks(ctx, n)
 	r, err := l.decide(ctx, n)
 	if ctx.Err() != nil {
 		return reconcile.Never
 	}
+	if errors.Is(err, errNewTasks) {
+		return again // this loop is woken at once
+	}
+	l.tasks.behind = time.Time{}
 	if err != nil {
 		text := "limits of device memory can't be read: " + err.Error()
 		l.problems.Put(problem.Problem{Code: problem.LimitsUnknown, Text: text}, slog.LevelWarn, text)
@@ -224,16 +237,22 @@ func (l *Limiter) pass(ctx context.Context) time.Duration {
 	}
 	l.problems.End(problem.LimitsUnknown, "", "limits of device memory are read again")
 	l.publish(n, r)
-	switch {
-	case unknown:
-		return retryUnknown
-	case r.Undecided:
+	if r.Undecided {
 		l.opts.WakeUse()
-		return retryUse
-	case len(r.Changes) > 0, l.support.retries(n):
-		return retryFailed
+		again = earlier(again, retryUse)
 	}
-	return reconcile.Never
+	if len(r.Changes) > 0 || l.support.retries(n) {
+		again = earlier(again, retryFailed)
+	}
+	return again
+}
+
+// earlier returns the shorter of two times until a pass.
+func earlier(a, b time.Duration) time.Duration {
+	if a == reconcile.Never || b != reconcile.Never && b < a {
+		return b
+	}
+	return a
 }
 
 // decide reads, decides, sets, and decides again by what is read then.
@@ -249,7 +268,7 @@ func (l *Limiter) decide(ctx context.Context, n seen) (limit.Result, error) {
 		l.store(first.Saved)
 		return first, nil
 	}
-	l.store(first.Saved) // before the calls: what is set is recognised after a restart, too
+	l.store(first.Saved)
 	done := l.apply(ctx, first.Changes)
 	if reading, err = l.read(ctx, n, done); err != nil {
 		return limit.Result{}, err
@@ -265,7 +284,7 @@ func (l *Limiter) apply(ctx context.Context, changes []limit.Change) (done []lim
 		one := limit.Done{Change: c}
 		if err := l.set(ctx, c); err != nil {
 			one.Err = err.Error()
-			l.opts.Log.Warn("limit of device memory not set", "group", c.Path, "gpu", c.GPU, "bytes", c.Hard, "error", err)
+			l.opts.Log.Warn("limit of device memory not set", "group", c.Path, "gpu", c.GPU, "limit", mebibytes(c.Hard), "error", err)
 		}
 		done = append(done, one)
 	}
@@ -279,17 +298,54 @@ func (l *Limiter) set(ctx context.Context, c limit.Change) error {
 	return l.opts.Setter.SetMemoryLimit(ctx, cgroup.ID{Path: c.Path, Inode: c.Inode}, gpu.LimitChange{LimitQuery: q, Soft: c.Soft, Hard: c.Hard})
 }
 
-// store keeps a state, on disk if that can be written: limits are set without it, too.
+// store keeps a state, and has it written, if that can be done: limits are set without it, too. It waits for the disk only if a limit of another value is about to
+// be set, which is recognised on another group after a restart, too. A disk takes longer than the first process of a task, and a task whose limit is in no record
+// is late at most.
 func (l *Limiter) store(s limit.Saved) {
+	value := !slices.Equal(s.Values, l.saved.Values)
 	l.saved = s
-	_ = l.file.Store(s)
+	if value {
+		_ = l.save(s)
+		return
+	}
+	l.unsaved.Store(&s)
+	watch.Notify(l.write)
+}
+
+// save writes a state to disk.
+func (l *Limiter) save(s limit.Saved) error {
+	l.disk.Lock()
+	defer l.disk.Unlock()
+	l.unsaved.Store(nil)
+	return l.file.Store(s)
+}
+
+// flush writes the state that is not written so far.
+func (l *Limiter) flush() {
+	l.disk.Lock()
+	defer l.disk.Unlock()
+	if s := l.unsaved.Swap(nil); s != nil {
+		_ = l.file.Store(*s) // its problem has the error
+	}
+}
+
+// saveBehind writes states behind the passes until ctx ends.
+func (l *Limiter) saveBehind(ctx context.Context) {
+	for {
+		select {
+		case <-l.write:
+			l.flush()
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // publish publishes a table, and on which GPUs new work can be limited.
 func (l *Limiter) publish(n seen, r limit.Result) {
 	was := l.Table()
 	l.table.Store(r.Table)
-	n.support.Waiting = r.Waiting
+	n.support.Waiting = r.Table.Waiting
 	n.support.ControllerOff = l.controllerOff(n.node.Backend)
 	n.support.Tried = l.support.tried
 	can := n.support.Limits(n.inv)
@@ -304,8 +360,16 @@ func (l *Limiter) publish(n seen, r limit.Result) {
 		if s.State != limit.Limited && s.State != limit.Unknown {
 			level = slog.LevelWarn
 		}
-		l.opts.Log.Log(context.Background(), level, "limit of device memory", "work", s.Work.String(), "gpu", s.GPU, "state", s.State, "bytes", s.Want, "reason", s.Reason)
+		l.opts.Log.Log(context.Background(), level, "limit of device memory", "work", s.Work.String(), "gpu", s.GPU, "state", s.State, "limit", mebibytes(s.Want), "reason", s.Reason)
 	}
+}
+
+// mebibytes is a limit for the log: Nomad's has a number of bytes as 1.7179869184e+10.
+func mebibytes(limit uint64) string {
+	if limit == gpu.NoMemoryLimit {
+		return "none"
+	}
+	return strconv.FormatUint(limit>>20, 10) + " MiB"
 }
 
 // noteSupport keeps a problem while the policy has limits that can't be set.

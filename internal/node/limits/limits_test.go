@@ -1,6 +1,7 @@
 package limits_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -55,6 +56,27 @@ type node struct {
 	lookups map[string]holders.Record
 	waiting map[string]int // lookups that fail before one succeeds
 	sets    []string       // by path and bytes
+	asked   map[string]int // how often for an allocation
+	refused []string       // why new work was refused, each time
+	log     bytes.Buffer
+}
+
+// Write implements io.Writer: the log of the limiter.
+func (n *node) Write(line []byte) (int, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.log.Write(line)
+}
+
+// SetLimits implements limits.Monitor.
+func (n *node) SetLimits(l *inventory.Limits) {
+	why, decided := l.Withheld[gpu.DeviceID(n.machine.UUID(0))]
+	n.mu.Lock()
+	if !decided || why != (inventory.LimitMissing{}) {
+		n.refused = append(n.refused, fmt.Sprint(decided, why))
+	}
+	n.mu.Unlock()
+	n.Monitor.SetLimits(l)
 }
 
 func start(t *testing.T, orchestrator string, b limit.Backend, lines ...string) *node {
@@ -63,7 +85,7 @@ func start(t *testing.T, orchestrator string, b limit.Backend, lines ...string) 
 		t.Skip("SKIPPED: only root may set limits")
 	}
 	n := &node{
-		t: t, backend: b, file: filepath.Join(t.TempDir(), "limits.json"), use: watch.NewValue(use.Table{}), lookups: map[string]holders.Record{}, waiting: map[string]int{},
+		t: t, backend: b, file: filepath.Join(t.TempDir(), "limits.json"), use: watch.NewValue(use.Table{}), lookups: map[string]holders.Record{}, waiting: map[string]int{}, asked: map[string]int{},
 		groups: cgroup.FS{Mount: filepath.Join(t.TempDir(), "cgroup"), AnyFilesystem: true},
 	}
 	text, err := simdriver.Text("h100x8")
@@ -126,7 +148,7 @@ func (n *node) run(orchestrator string) (l *limits.Limiter, stop func()) {
 			defer n.mu.Unlock()
 			return n.record, nil
 		},
-		Lookup: n.lookup, Use: n.use.Load, WakeUse: func() { n.reading() }, On: []reconcile.Source{n.Monitor.Changed, n.use.Changed}, Log: slog.New(slog.DiscardHandler),
+		Lookup: n.lookup, Use: n.use.Load, WakeUse: func() { n.reading() }, On: []reconcile.Source{n.Monitor.Changed, n.use.Changed}, Log: slog.New(slog.NewTextHandler(n, nil)),
 	})
 	n.group("/tandem-limit-test") // a kernel makes the files of a group that the agent makes
 	ctx, cancel := context.WithCancel(n.t.Context())
@@ -153,6 +175,7 @@ func (c counted) SetMemoryLimit(ctx context.Context, g cgroup.ID, change gpu.Lim
 func (n *node) lookup(_ context.Context, id string) (holders.Record, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.asked[id]++
 	if n.waiting[id] > 0 {
 		n.waiting[id]--
 		return holders.Record{}, errors.New("not found")
@@ -201,10 +224,15 @@ func (n *node) reading(processes ...use.Process) {
 
 // task is a task of Nomad that has the share of a number; a record of it.
 func (n *node) task(number int) (holders.Work, holders.Record, string) {
-	id := alloc + strconv.Itoa(number)
+	return n.taskOn(number, number)
+}
+
+// taskOn has another share.
+func (n *node) taskOn(number, share int) (holders.Work, holders.Record, string) {
+	id := alloc[:len(alloc)-1] + fmt.Sprintf("%02d", number)
 	w := holders.Work{Orchestrator: holders.Nomad, Namespace: "default", Name: "train", Container: "main", ID: id}
 	device := gpu.DeviceID(n.machine.UUID(0))
-	h := holders.Holder{Work: w, API: inventory.Nomad, Unit: inventory.UnitID(fmt.Sprintf("%s::%d", device, number)), Device: device}
+	h := holders.Holder{Work: w, API: inventory.Nomad, Unit: inventory.UnitID(fmt.Sprintf("%s::%d", device, share)), Device: device}
 	all := w
 	all.Container = ""
 	return w, holders.Record{Holders: []holders.Holder{h}, Work: map[string]holders.Work{id: all}}, "/nomad.slice/share.slice/" + id + ".main.scope"

@@ -40,7 +40,7 @@ func (l *Limiter) LimitPod(ctx context.Context, pod holders.Work, id gpu.DeviceI
 }
 
 func (l *Limiter) limitPod(ctx context.Context, pod holders.Work, id gpu.DeviceID) error {
-	if err := l.file.Store(l.saved); err != nil { // after a restart the limit would be no work's
+	if err := l.save(l.saved); err != nil { // after a restart the limit would be no work's
 		return err
 	}
 	if err := l.passNow(ctx); err != nil {
@@ -85,7 +85,7 @@ func (l *Limiter) ReleasePod(ctx context.Context, pod holders.Work) error {
 	if l.saved = l.saved.WithoutPod(pod); len(l.saved.Pods) == before {
 		return nil
 	}
-	err := l.file.Store(l.saved)
+	err := l.save(l.saved)
 	if l.monitor != nil {
 		_ = l.passNow(ctx) // the next pass does it otherwise
 	}

@@ -9,6 +9,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -151,6 +152,7 @@ func (l *Limiter) begin(n seen, done []limit.Done) limit.Reading {
 	if l.opts.Boot != nil {
 		r.Boot, r.BootTime = l.opts.Boot()
 	}
+	r.Opened = strconv.Itoa(n.state.Incarnation)
 	if l.opts.Load != nil {
 		r.Driver = l.opts.Load()
 	}
@@ -276,9 +278,16 @@ func (l *Limiter) addGroups(ctx context.Context, n seen, r *limit.Reading, paths
 	}
 	limited, cancel := context.WithTimeout(ctx, driverAtMost)
 	defer cancel()
-	answers, err := l.monitor.MemoryLimits(limited, queries)
-	if err != nil {
-		return err
+	var answers []gpu.LimitAnswer
+	for some := range slices.Chunk(queries, readAtOnce) {
+		if !r.Partial && r.Done == nil && l.newer() { // what was set is read back
+			return errNewTasks
+		}
+		more, err := l.monitor.MemoryLimits(limited, some)
+		if err != nil {
+			return err
+		}
+		answers = append(answers, more...)
 	}
 	l.addAnswers(r, answers, own)
 	return nil

@@ -426,9 +426,10 @@ func TestNoComponent(t *testing.T) {
 	}
 }
 
-// While the component is missing, shares whose limit is required take no new work, and their cause names it.
+// While the component is missing, shares of claims whose limit is required take no new work, and their cause names it.
 func TestPoolWithoutComponent(t *testing.T) {
 	snapshot, config := coretest.GPUs(1), core.DefaultConfig()
+	config.API = inventory.DRA
 	config.Policy.Limits = inventory.LimitPolicy{On: true, Reserve: gib}
 	config.Policy.Rules = []inventory.Rule{{Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 2, Limit: inventory.LimitRequired}}}
 	inv := core.Build(snapshot, health.Ledger{}, config).WithoutHost()
