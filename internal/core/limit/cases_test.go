@@ -284,6 +284,7 @@ func TestPod(t *testing.T) {
 		w := newWorld(b, zero)
 		k := w.start(limit.ByPod, zero, 20*gib, 2)
 		w.shows(t, k, limit.Unlimited, "prepared without a limit")
+		w.has(t, problem.LimitUnsupported, false)
 		w.passes.saved = w.passes.saved.WithPod(limit.Pod{Work: k.Work, GPU: zero, Bytes: 20 * gib})
 		w.shows(t, k, limit.Limited, "")
 		for i, g := range k.groups {
@@ -426,4 +427,16 @@ func TestUnsupported(t *testing.T) {
 	if got := limit.Next(limit.Saved{}, limit.Table{}, limit.Reading{}); len(got.Table.Shares)+len(got.Changes) != 0 || !reflect.DeepEqual(got.Saved, limit.Saved{}) {
 		t.Errorf("%+v", got)
 	}
+}
+
+// fence 12: another pod that gets a prepared claim later, for which the kubelet makes no call, is not limited, and that is a problem; the first one is as before.
+func TestAnotherPodOfAClaim(t *testing.T) {
+	w := newWorld(limit.Misc, zero)
+	first, second := w.start(limit.ByPod, zero, 20*gib, 1), w.start(limit.ByPod, zero, 20*gib, 1)
+	w.passes.saved = w.passes.saved.WithPod(limit.Pod{Work: first.Work, GPU: zero, Bytes: 20 * gib})
+	w.shows(t, first, limit.Limited, "")
+	w.shows(t, second, limit.Unlimited, "its claim was prepared for the pod "+first.Work.Name+", and not for this one")
+	w.has(t, problem.LimitUnsupported, true)
+	w.passes.saved = w.passes.saved.WithoutPod(first.Work)
+	w.shows(t, second, limit.Unlimited, "its claim was prepared without a limit")
 }

@@ -26,7 +26,7 @@ func (d *decision) share(h Holding) {
 		s.State, s.Reason = Unlimited, "it has no control group of its own"
 	}
 	if h.Way == ByPod && d.state.Pod(h.Work.ID, h.GPU) == 0 {
-		groups, s.State, s.Reason = nil, Unlimited, "it was prepared without a limit"
+		groups, s.State, s.Reason = nil, Unlimited, d.unprepared(h)
 	}
 	for i, g := range groups {
 		one := d.inGroup(h, g)
@@ -41,6 +41,20 @@ func (d *decision) share(h Holding) {
 		s.State, s.Reason = Unlimited, outside
 	}
 	d.out.Table.Shares = append(d.out.Table.Shares, s)
+}
+
+// unprepared is why a pod that has a claim has no limit. The kubelet makes no call for another pod that gets a prepared claim.
+func (d *decision) unprepared(h Holding) string {
+	of := slices.IndexFunc(d.state.Pods, func(p Pod) bool {
+		return p.GPU == h.GPU && p.Work.Namespace == h.Work.Namespace && p.Work.Claim == h.Work.Claim && p.Work.ID != h.Work.ID
+	})
+	if of < 0 {
+		return "its claim was prepared without a limit"
+	}
+	first := d.state.Pods[of].Work.Name
+	d.problem(problem.LimitUnsupported, h.Work.String(), fmt.Sprintf("%s is not limited on %s: its claim was prepared for the pod %s, and the kubelet makes no call for another", h.Work, h.GPU, first),
+		"end the pod, and give each pod a claim of its own (resourceClaimTemplateName)")
+	return "its claim was prepared for the pod " + first + ", and not for this one"
 }
 
 // rank orders states: that of work with several groups is the last of them.

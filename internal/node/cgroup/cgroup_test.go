@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -41,7 +42,14 @@ func TestCheck(t *testing.T) {
 	if err := (cgroup.FS{Mount: "/no/such/folder"}).Check(); !errors.Is(err, cgroup.ErrNotUnified) || !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("nothing: %v", err)
 	}
-	check.NoError(t, tree(t).Check())
+	f := tree(t, "/a")
+	check.NoError(t, f.Check())
+	check.NoError(t, os.WriteFile(f.Path("/cgroup.procs"), []byte("1\n"), 0o600), os.WriteFile(f.Path("/cgroup.events"), []byte("populated 1\n"), 0o600))
+	check.NoError(t, f.Check()) // of a node that is a container
+	check.NoError(t, os.WriteFile(f.Path("/cgroup.procs"), []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600))
+	if err := f.Check(); !errors.Is(err, cgroup.ErrOwnOnly) {
+		t.Errorf("a container's own: %v", err)
+	}
 }
 
 // A group has its inode, controllers and processes. Another one of the same path has another inode.

@@ -208,6 +208,8 @@ func (l *Limiter) pass(ctx context.Context) time.Duration {
 		return reconcile.Never
 	}
 	if l.file.Load(&l.saved) != nil { // its problem has the error. After the driver is open: an agent before this one in the process has ended then
+		n.support.Node.CannotSet = "the record of limits can't be read: see " + string(problem.LimitState) + " in inspect"
+		l.monitor.SetLimits(n.support.Limits(n.inv))
 		return retryFailed
 	}
 	unknown := l.newTasks(ctx, n)

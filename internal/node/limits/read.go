@@ -44,12 +44,20 @@ func (l *Limiter) see(ctx context.Context) (n seen, open bool) {
 		n.node.CannotSet = l.cannotSet(ctx)
 	}
 	if err := l.opts.Groups.Check(); err != nil {
-		n.node.Unsupported = cmp.Or(n.node.Unsupported, err.Error())
+		n.node.Unsupported = cmp.Or(n.node.Unsupported, l.withComponent(err))
 	} else if n.node.Backend = Backend(l.opts.Groups); n.node.Backend == limit.NoBackend {
 		n.node.Unsupported = cmp.Or(n.node.Unsupported, "the kernel has neither the controller dmem nor misc")
 	}
 	n.support.Node = n.node
 	return n, true
+}
+
+// withComponent is why control groups can't be read. It begins with what is missing in the agent's container, because the cause of a pool has room for little more.
+func (l *Limiter) withComponent(err error) string {
+	if l.opts.Orchestrator == holders.Kubernetes && (errors.Is(err, cgroup.ErrOwnOnly) || errors.Is(err, fs.ErrNotExist)) {
+		return "add the component deploy/limits-reader, or memoryLimits.read: " + err.Error()
+	}
+	return err.Error()
 }
 
 // cannotSet is why no limit can be set; "" if one can.
