@@ -101,7 +101,7 @@ func (s *Server) handler(end context.CancelCauseFunc) http.Handler {
 	return mux
 }
 
-// serve does something with the driver when it is its turn, also if the agent that asked has gone.
+// serve does something with the driver when it is its turn, also if the agent that sent the request has ended.
 func (s *Server) serve(do func() error) error {
 	select {
 	case s.turn <- struct{}{}:
@@ -151,7 +151,7 @@ func (s *Server) try(id gpu.DeviceID) error {
 	}
 	b := limits.Backend(s.Groups)
 	if b == limit.NoBackend {
-		return unsupported("the kernel has neither the controller dmem nor misc")
+		return unsupported(limit.WithoutBackend)
 	}
 	return s.withDriver(func(d Driver, snapshot gpu.Snapshot) error {
 		if why := d.LimitsUnsupported(); why != "" {
