@@ -21,6 +21,9 @@ const (
 	DMem      Backend = "dmem" // the kernel's, hierarchical: dmem.max, dmem.min
 )
 
+// WithoutBackend is why no limit can be set with NoBackend.
+const WithoutBackend = "the kernel has neither the controller dmem nor misc"
+
 // Node is what a node can do for limits.
 type Node struct {
 	Backend     Backend

@@ -47,7 +47,7 @@ func (l *Limiter) see(ctx context.Context) (n seen, open bool) {
 	if err := l.opts.Groups.Check(); err != nil {
 		n.node.Unsupported = cmp.Or(n.node.Unsupported, l.withComponent(err))
 	} else if n.node.Backend = Backend(l.opts.Groups); n.node.Backend == limit.NoBackend {
-		n.node.Unsupported = cmp.Or(n.node.Unsupported, "the kernel has neither the controller dmem nor misc")
+		n.node.Unsupported = cmp.Or(n.node.Unsupported, limit.WithoutBackend)
 	}
 	n.support.Node = n.node
 	return n, true

@@ -60,7 +60,7 @@ func (l *Limiter) try(ctx context.Context, id gpu.DeviceID, b limit.Backend) str
 	ctx, cancel := context.WithTimeout(ctx, driverAtMost)
 	defer cancel()
 	if err := p.TryLimit(ctx, id, b); err != nil {
-		return "a limit can't be set on an empty control group: " + err.Error()
+		return "a try failed: " + err.Error() // the cause of a pool has room for little more
 	}
 	return ""
 }

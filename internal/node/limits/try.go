@@ -40,14 +40,28 @@ func Try(groups cgroup.FS, b limit.Backend, id gpu.DeviceID, set Set, get Get) e
 	if err := set(gpu.LimitChange{LimitQuery: q, Soft: want.Soft, Hard: want.Hard}); err != nil {
 		return errors.Join(err, EndTry(groups, []gpu.DeviceID{id}, set, get))
 	}
-	a, err := get([]gpu.LimitQuery{q})
-	if err == nil && (len(a) != 1 || a[0].State != gpu.LimitRead || a[0].Limit.Hard != want.Hard || a[0].Limit.Soft != want.Soft) {
-		err = fmt.Errorf("the driver does not return the limit that was set: %+v", a)
-	}
+	err := isSet(q, want, get)
 	if end := set(gpu.LimitChange{LimitQuery: q, Hard: gpu.NoMemoryLimit}); end != nil {
 		return errors.Join(err, end)
 	}
 	return errors.Join(err, groups.Remove(tryGroup))
+}
+
+// isSet returns why a limit that was set is not read back.
+func isSet(q gpu.LimitQuery, want gpu.MemoryLimit, get Get) error {
+	answers, err := get([]gpu.LimitQuery{q})
+	if err != nil {
+		return err
+	}
+	switch a := answers[0]; {
+	case a.State == gpu.LimitFailed:
+		return errors.New(a.Err)
+	case a.State != gpu.LimitRead:
+		return errors.New("the driver returns no limit for a group after one was set")
+	case a.Limit.Hard != want.Hard || a.Limit.Soft != want.Soft:
+		return fmt.Errorf("the driver returns a limit of %d bytes, soft %d, after %d, soft %d, was set", a.Limit.Hard, a.Limit.Soft, want.Hard, want.Soft)
+	}
+	return nil
 }
 
 // EndTry ends the limits that a Try has left on GPUs, as that of a process that was killed, and removes its group.

@@ -5,8 +5,8 @@
 //	Client --- POST, JSON --- <state dir>/limits.sock --- Server --- Driver: open, set, close
 //
 // The server sets limits for the groups of pods and of their containers only, and for no group that has taken the place of another one. Whether a GPU takes limits
-// at all it tries on an empty group that it makes and removes: limits.Try. It opens the driver's
-// library for each request and closes it, so that it is never in the way of a reset or of an update of the driver.
+// at all it tries on an empty group that it makes and removes: limits.Try. It opens the driver's library for each request and closes it, so that it is never in the
+// way of a reset or of an update of the driver.
 //
 //	client leaves . . . . . . the limit is set
 //	server gets TERM  . . . . it ends after the request that it serves

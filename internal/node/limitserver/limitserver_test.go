@@ -45,6 +45,7 @@ type driver struct {
 	unsupported string
 	openErr     error
 	setErr      error
+	forgets     bool // what SetMemoryLimit sets is not there
 	onSnapshot  func()
 	closeErr    error
 	limits      map[string]gpu.MemoryLimit // by path and GPU
@@ -93,7 +94,7 @@ func (d *driver) SetMemoryLimit(c gpu.LimitChange) error {
 	if d.hang != nil {
 		<-d.hang
 	}
-	if d.setErr == nil {
+	if d.setErr == nil && !d.forgets {
 		d.limits[c.Group+string(c.GPU)] = gpu.MemoryLimit{Soft: c.Soft, Hard: c.Hard}
 	}
 	return d.setErr
@@ -223,7 +224,9 @@ func TestTryLimit(t *testing.T) {
 	r.setErr = errors.New("nvmlDeviceSetMemoryLimits_v1: Not Supported")
 	delete(r.driver.limits, at+string(name))
 	calls(try(), r.setErr, "open", "set GPU-1 3145728 3145728 AT", "close")
-	r.setErr = nil
+	r.setErr, r.forgets = nil, true
+	calls(try(), errors.New("the driver returns no limit for a group after one was set"), "open", "set GPU-1 3145728 3145728 AT", "set GPU-1 0 "+end+" AT", "close")
+	r.forgets = false
 	if err := r.TryLimit(t.Context(), "GPU-2", limit.Misc); err == nil || !strings.Contains(err.Error(), "MIG mode") {
 		t.Errorf("%v", err)
 	}

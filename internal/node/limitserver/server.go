@@ -79,11 +79,11 @@ func (s *Server) handler(end context.CancelCauseFunc) http.Handler {
 	mux.HandleFunc("POST "+readyURL, component.Handle(s.Log, only, nil, func(context.Context, request, http.ResponseWriter) any {
 		return answer{encode(s.Groups.Check())}
 	}))
-	done := func(err error, log *slog.Logger, what string) answer {
+	done := func(err error, log *slog.Logger, made, not string) answer {
 		if err != nil {
-			log.Warn("limit not "+what, "error", err)
+			log.Warn(not, "error", err)
 		} else {
-			log.Info("limit " + what)
+			log.Info(made)
 		}
 		if errors.Is(err, ErrHung) {
 			end(err)
@@ -92,16 +92,16 @@ func (s *Server) handler(end context.CancelCauseFunc) http.Handler {
 	}
 	mux.HandleFunc("POST "+setURL, component.Handle(s.Log, only, request.check, func(_ context.Context, r request, _ http.ResponseWriter) any {
 		err := s.serve(func() error { return s.set(r) })
-		return done(err, s.Log.With("group", r.Group, "id", r.GPU, "hard", r.Hard, "soft", r.Soft), "set")
+		return done(err, s.Log.With("group", r.Group, "id", r.GPU, "hard", r.Hard, "soft", r.Soft), "limit set", "limit not set")
 	}))
 	mux.HandleFunc("POST "+tryURL, component.Handle(s.Log, only, request.checkTry, func(_ context.Context, r request, _ http.ResponseWriter) any {
 		err := s.serve(func() error { return s.try(r.GPU) })
-		return done(err, s.Log.With("id", r.GPU), "set on an empty group and ended")
+		return done(err, s.Log.With("id", r.GPU), "limits can be set: tried on an empty group", "limits can't be set: tried on an empty group")
 	}))
 	return mux
 }
 
-// serve does something with the driver when it is its turn, also if the agent that asked has gone.
+// serve does something with the driver when it is its turn, also if the agent that sent the request has ended.
 func (s *Server) serve(do func() error) error {
 	select {
 	case s.turn <- struct{}{}:
@@ -151,7 +151,7 @@ func (s *Server) try(id gpu.DeviceID) error {
 	}
 	b := limits.Backend(s.Groups)
 	if b == limit.NoBackend {
-		return unsupported("the kernel has neither the controller dmem nor misc")
+		return unsupported(limit.WithoutBackend)
 	}
 	return s.withDriver(func(d Driver, snapshot gpu.Snapshot) error {
 		if why := d.LimitsUnsupported(); why != "" {

@@ -71,7 +71,7 @@ func collectLimits(p *metric.Samples, s Source) {
 	p.Add(limitsLate, float64(t.Counts.Late))
 }
 
-// limitKey is what the labels of a series tell apart.
+// limitKey is what the labels of a series distinguish.
 type limitKey struct {
 	gpu  gpu.DeviceID
 	pool string
