@@ -210,6 +210,9 @@ func withoutWork(f *Facts, r report.Report) (findings []Finding) {
 	for _, why := range order {
 		d := first[why]
 		one := Finding{"devices", Problem, "health", "no work for " + list(names[why]) + ": " + d.Health, cmp.Or(d.Action, "see docs/operations.md, Health")}
+		if d.Action == "run doctor" {
+			one.Remedy = "see the other findings"
+		}
 		if remedy := passing(r, d.Cause); remedy != "" {
 			one.Severity, one.Remedy = Note, remedy
 		}
