@@ -259,6 +259,7 @@ func (a *Agent) KnownLimits() *limit.Table {
 	if t.At.IsZero() || !a.opts.Core.Policy.Limits.On && len(t.Shares) == 0 {
 		return nil
 	}
+	t.Problems = a.limiter.Problems() // with those of the limiter itself
 	return &t
 }
 

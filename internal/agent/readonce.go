@@ -7,6 +7,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/cdi"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/node/history"
@@ -45,9 +46,17 @@ func readOnce(ctx context.Context, o Options, withUsage bool) (state core.State,
 		store = file
 	}
 	state, usage = report.Read(ctx, o.Open, o.Core, store, withUsage)
-	host := readHost(o, state)
+	return withWhatAgentsDo(state, readHost(o, state), o.Core, o.CDI), usage, file.Problems()
+}
+
+// withWhatAgentsDo is a state with what only a running agent does: specifications as it would have written them, and limits of device memory, of which this process
+// does not try whether they can be set (doctor has what keeps them from it).
+func withWhatAgentsDo(state core.State, host inventory.Host, cfg core.Config, specifications cdi.Options) core.State {
 	if state.Allocatable.NeedsCDI() {
-		host.CDI = cdi.ReadOnce(o.CDI, state)
+		if c := cdi.ReadOnce(specifications, state); c != nil {
+			host.CDI = c
+		}
 	}
-	return state.WithHost(o.Core, time.Now(), host), usage, file.Problems()
+	host.Limits = state.Inventory.UntriedLimits()
+	return state.WithHost(cfg, time.Now(), host)
 }

@@ -36,14 +36,7 @@ func Shadow(ctx context.Context, o Options, changed func(core.State)) error {
 	awaitCheck(ctx, a.Monitor)
 	for range a.Watch(ctx) {
 		state := a.State()
-		if state.Allocatable.NeedsCDI() { // nothing writes it: it is what an agent would have written
-			if c := cdi.ReadOnce(specifications, state); c != nil {
-				host := state.Host
-				host.CDI = c
-				state = state.WithHost(o.Core, time.Now(), host)
-			}
-		}
-		changed(state)
+		changed(withWhatAgentsDo(state, state.Host, o.Core, specifications))
 	}
 	cancel()
 	if err := <-ended; err != nil && ctx.Err() == nil {

@@ -211,6 +211,34 @@ func TestReadOnceHasTheHistory(t *testing.T) {
 	}
 }
 
+// Without a running agent nothing tries whether memory can be limited: shares are shown with their limits, and not as withheld for that; also beside another plugin.
+func TestReadOnceOfLimits(t *testing.T) {
+	cfg := core.DefaultConfig()
+	cfg.Policy.Limits = inventory.LimitPolicy{On: true, Reserve: inventory.DefaultReserve}
+	cfg.Policy.Rules = []inventory.Rule{{Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 2, Memory: 20 << 30, Limit: inventory.LimitRequired}}}
+	for what, read := range map[string]func(Options) core.State{
+		"once": func(o Options) core.State { return ReadStateOnce(t.Context(), o) },
+		"shadow": func(o Options) (last core.State) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			check.NoError(t, Shadow(ctx, o, func(s core.State) { last = s; cancel() }))
+			return last
+		},
+	} {
+		o := options(config.Health{}, cfg)
+		o.Open = coretest.NewMachine(coretest.GPUs(1)).Open
+		n := 0
+		for u := range read(o).Allocatable.Units() {
+			if n++; u.Memory != 20<<30 || !u.Health.Schedulable() {
+				t.Errorf("%s: %d MiB, %s", what, u.Memory>>20, u.Health)
+			}
+		}
+		if n != 2 {
+			t.Errorf("%s: %d units", what, n)
+		}
+	}
+}
+
 // Without a running agent, a report has the devices of other agents, and making it changes no file.
 func TestReadOnceHasTheHost(t *testing.T) {
 	dir := t.TempDir()

@@ -145,8 +145,8 @@ func number(version string, n int) int {
 	return value
 }
 
-// atLeast reports whether a known version is this one or a later one.
-func atLeast(version string, want ...int) bool {
+// AtLeast reports whether a known version of NVIDIA's container toolkit is this one or a later one: AtLeast("1.20.1", 1, 18, 0). The version "" is not known.
+func AtLeast(version string, want ...int) bool {
 	have := make([]int, len(want))
 	for i := range want {
 		have[i] = number(version, i)

@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/tandem-gpu/tandem/internal/cdi/spec"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // The hooks that a specification of GPUs can have.
@@ -29,9 +30,6 @@ const (
 	// limitsHook is in specifications of NVIDIA's library since version 1.20.1. An earlier hook program ignores it, so that a container starts
 	// without the limit that it asks for; one before 1.18 ends each container.
 	limitsHook = "apply-cuda-memory-limits"
-
-	// limitsDriver is the first major version of the driver that has memory limits.
-	limitsDriver = 615
 )
 
 // noHooks reports whether the configuration leaves out all hooks without which a container does not find the driver's libraries.
@@ -44,7 +42,7 @@ func (o Options) noHooks() bool {
 // for memory limits: only a program that is known to set them is called.
 func (o Options) disabledHooks(h Hooks) []string {
 	disabled := slices.Clone(o.DisabledHooks)
-	if o.Auto && !atLeast(h.Version, 1, 18, 0) {
+	if o.Auto && !AtLeast(h.Version, 1, 18, 0) {
 		disabled = append(disabled, laterHooks...)
 	}
 	if !h.limits() {
@@ -55,17 +53,17 @@ func (o Options) disabledHooks(h Hooks) []string {
 }
 
 // limits reports whether the hook program is known to set memory limits.
-func (h Hooks) limits() bool { return atLeast(h.Version, 1, 20, 1) }
+func (h Hooks) limits() bool { return AtLeast(h.Version, 1, 20, 1) }
 
 // voidMount reports whether NVIDIA's container runtime, which is of the version of the hook program, is known to take a mount "void" for no device.
-func (h Hooks) voidMount() bool { return atLeast(h.Version, 1, 20, 2) }
+func (h Hooks) voidMount() bool { return AtLeast(h.Version, 1, 20, 2) }
 
 // noLimits is why the memory limits that containers ask for have no effect, although the driver has them; "" if they have, if the
 // driver has none, and if the configuration leaves the hook out.
 func (o Options) noLimits(h Hooks, driver string) string {
 	const effect = ": NVIDIA_GPU_MEMORY_LIMIT and NVIDIA_GPU_MEMORY_REQUEST of containers have no effect"
 	switch {
-	case number(driver, 0) < limitsDriver || slices.Contains(o.DisabledHooks, limitsHook) || slices.Contains(o.DisabledHooks, allHooks):
+	case number(driver, 0) < gpu.LimitsBranch || slices.Contains(o.DisabledHooks, limitsHook) || slices.Contains(o.DisabledHooks, allHooks):
 	case !h.Found && h.Looked == "":
 		return fmt.Sprintf("the version of hook program %s is not visible to this process%s", h.Path, effect)
 	case !h.Found:
@@ -107,7 +105,7 @@ func (o Options) noStart(h Hooks) string {
 	case h.None || h.Looked == "":
 	case !h.Found:
 		return h.missing() + ": install nvidia-container-toolkit, or name the program; no container with a device starts"
-	case h.Version != "" && !atLeast(h.Version, 1, 18, 0) && slices.ContainsFunc(laterHooks, func(hook string) bool { return !slices.Contains(disabled, hook) }):
+	case h.Version != "" && !AtLeast(h.Version, 1, 18, 0) && slices.ContainsFunc(laterHooks, func(hook string) bool { return !slices.Contains(disabled, hook) }):
 		return fmt.Sprintf("hook program %s has version %s, which refuses hooks that it does not have: install 1.18 or later, or disable %s",
 			h.Path, h.Version, strings.Join(laterHooks, ", "))
 	}

@@ -29,7 +29,7 @@ func withLimits(api inventory.API, replicas int, memory uint64) *monitor {
 	return m
 }
 
-// supports tells m by which backend the driver limits the memory of these GPUs.
+// supports sets by which backend the driver limits the memory of these GPUs.
 func (m *monitor) supports(backend string, ids ...gpu.DeviceID) {
 	m.change(func(s core.State) core.State {
 		h := s.Host

@@ -308,7 +308,7 @@ shared-devices-allocation-policy SHARED_DEVICES_ALLOCATION_POLICY distributed fl
 	}
 }
 
-// A limit that is required can't hold with device list strategies that have no CDI device: validate says so.
+// A limit that is required can't hold with device list strategies that have no CDI device, and validate reports it.
 func TestRequiredLimitNeedsCDINames(t *testing.T) {
 	file := "memoryLimits: {experimental: true}\npolicy: {rules: [{select: {index: 0}, use: time-slicing, replicas: 2, limit: required}]}\n"
 	for flags, want := range map[string]bool{
@@ -317,7 +317,7 @@ func TestRequiredLimitNeedsCDINames(t *testing.T) {
 		f := mustParse(t, file+"flags: {plugin: {"+flags+"}}\n")
 		s, err := resolve(NewFlags(KubernetesSpecs()), environment(nil), f)
 		check.NoError(t, err)
-		if said := strings.Contains(strings.Join(s.Summary(), "\n"), "limit required takes no work of device plugins"); said != want {
+		if reported := strings.Contains(strings.Join(s.Summary(), "\n"), "limit required takes no work of device plugins"); reported != want {
 			t.Errorf("%s: %q", flags, s.Summary())
 		}
 	}

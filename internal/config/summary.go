@@ -55,7 +55,8 @@ func (f File) Summary() (lines []string) {
 		}
 		add(s.Select.At, parts...)
 	}
-	for _, line := range []string{f.LimitsSummary(), f.ProveSummary(), f.ResetSummary()} {
+	lines = append(lines, f.LimitsSummary()...)
+	for _, line := range []string{f.ProveSummary(), f.ResetSummary()} {
 		if line != "" {
 			lines = append(lines, line)
 		}

@@ -122,7 +122,7 @@ func TestSharesWaitForLimits(t *testing.T) {
 		"not written yet":                 {inventory.DevicePlugin, byCDI, inventory.Host{CDI: written(), Limits: supports(coretest.GPU(0))}, "20480 MiB is written yet", health.ReasonNoCDI, false},
 		"written for the pod":             {inventory.DevicePlugin, byCDI, inventory.Host{CDI: unhooked, Limits: supports(coretest.GPU(0))}, "not written yet with the hook", health.ReasonNoCDI, false},
 		"withheld":                        {inventory.DevicePlugin, byCDI, inventory.Host{CDI: written(share), Limits: withheld}, "nomad.slice has no misc", health.ReasonNoController, false},
-		"nobody looks":                    {inventory.DevicePlugin, byCDI, inventory.Host{CDI: written(share)}, "until the agent has looked", health.ReasonNoLimit, false},
+		"no part looks":                   {inventory.DevicePlugin, byCDI, inventory.Host{CDI: written(share)}, "until the agent has looked", health.ReasonNoLimit, false},
 		"task":                            {inventory.Nomad, byEnv, inventory.Host{Limits: supports(coretest.GPU(0))}, "", 0, false},
 		"task, withheld":                  {inventory.Nomad, byEnv, inventory.Host{Limits: withheld}, "nomad.slice has no misc", health.ReasonNoController, false},
 		"task or hook":                    {inventory.Nomad, byCDI, inventory.Host{CDI: written(share), Limits: supports(coretest.GPU(0))}, "", 0, true},
@@ -182,13 +182,13 @@ func TestLimitsAwaited(t *testing.T) {
 		limits *inventory.Limits
 		want   bool
 	}{
-		"no limits":                 {inventory.LimitNone, nil, false},
-		"required, nobody looks":    {inventory.LimitRequired, nil, true},
-		"required, not looked":      {inventory.LimitRequired, &inventory.Limits{}, true},
-		"required, known":           {inventory.LimitRequired, supports(coretest.GPU(0)), false},
-		"best effort, nobody looks": {inventory.LimitBestEffort, nil, false},
-		"best effort, not looked":   {inventory.LimitBestEffort, &inventory.Limits{}, true},
-		"best effort, known":        {inventory.LimitBestEffort, supports(coretest.GPU(0)), false},
+		"no limits":                  {inventory.LimitNone, nil, false},
+		"required, no part looks":    {inventory.LimitRequired, nil, true},
+		"required, not looked":       {inventory.LimitRequired, &inventory.Limits{}, true},
+		"required, known":            {inventory.LimitRequired, supports(coretest.GPU(0)), false},
+		"best effort, no part looks": {inventory.LimitBestEffort, nil, false},
+		"best effort, not looked":    {inventory.LimitBestEffort, &inventory.Limits{}, true},
+		"best effort, known":         {inventory.LimitBestEffort, supports(coretest.GPU(0)), false},
 	} {
 		cfg := limited(inventory.Nomad, byEnv, inventory.LimitPolicy{}, inventory.Sharing{Replicas: 2, Limit: tc.mode})
 		inv := core.Build(coretest.GPUs(1), health.Ledger{}, cfg).WithHost(inventory.Host{Limits: tc.limits}, inventory.OverlapWarn)

@@ -155,7 +155,7 @@ func (s *scene) checkAllocatable(what string, ids ...string) {
 	s.T.Helper()
 	for _, id := range ids {
 		device, _, _ := strings.Cut(id, "::")
-		for call, grant := range map[string]func(...string) (rig.Grant, error){"Allocate": s.Allocate, "Reserve": s.Nomad.Reserve} {
+		for call, grant := range map[string]func(...string) (rig.Grant, error){"Allocate": s.Orchestrators.Allocate, "Reserve": s.Nomad.Reserve} {
 			if g, err := grant(id); err != nil || g.Env[inventory.VisibleDevices] != device {
 				s.T.Errorf("%s: %s(%s): %v, %v", what, call, id, g, err)
 			}

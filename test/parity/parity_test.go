@@ -74,7 +74,7 @@ func (b *both) granted(id string) string {
 	b.T.Helper()
 	nomad, err := b.Nomad.Reserve(id)
 	must(b.T, err)
-	kubelet, err := b.Allocate(id)
+	kubelet, err := b.Orchestrators.Allocate(id)
 	must(b.T, err)
 	delete(nomad.Env, "TANDEM_GPU_NODES") // for tasks whose nodes Nomad forgets; a kubelet gives a container its nodes at each start
 	if diff := cmp.Diff(nomad, kubelet); diff != "" {

@@ -18,7 +18,7 @@ import (
 // refusal is the error with which both refuse a device; "" if both grant it.
 func (b *both) refusal(id string) string {
 	_, nomad := b.Nomad.Reserve(id)
-	_, kubelet := b.Allocate(id)
+	_, kubelet := b.Orchestrators.Allocate(id)
 	if nomad == nil && kubelet == nil {
 		return ""
 	}

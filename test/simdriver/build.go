@@ -147,7 +147,11 @@ func compile(ctx context.Context, work, header string) (string, error) {
 
 // limitFiles are the files of the rules of memacct.c in a folder with the sources.
 func limitFiles(dir string) []string {
-	return []string{filepath.Join(dir, "lib", "memacct.c"), filepath.Join(dir, "lib", "machine.c")}
+	var files []string
+	for _, name := range []string{"memacct.c", "cgroups.c", "dmem.c", "machine.c"} {
+		files = append(files, filepath.Join(dir, "lib", name))
+	}
+	return files
 }
 
 // LimitSources writes the sources into a folder. It returns the arguments of a compiler for a program that charges allocations by the rules of memacct.c.

@@ -94,7 +94,7 @@ var rules = []struct {
 
 	{"operator/...", slices.Concat(pure, []string{"config/...", "core/monitor", "node/...", "util/..."}), []string{nvml, grpc, kubernetes, hashicorp}},
 	// doctor reads the node itself.
-	{"operator/doctor", slices.Concat(pure, []string{"cdi", "config", "core/nvidia", "node/cgroup", "node/cudaproof", "node/gpureset", "node/kmsg", "node/proofcommand", "operator/control", "operator/report", "util/..."}), []string{grpc, kubernetes, hashicorp}},
+	{"operator/doctor", slices.Concat(pure, []string{"cdi", "config", "core/nvidia", "node/cgroup", "node/cudaproof", "node/gpureset", "node/kmsg", "node/limitserver", "node/proofcommand", "operator/control", "operator/report", "util/..."}), []string{grpc, kubernetes, hashicorp}},
 	{"operator/doctor/kubelet", []string{"operator/...", "cdi", "config", "core/...", "kubeadapter/...", "util/..."}, []string{hashicorp}},
 	{"operator/doctor/nomad", []string{"operator/...", "cdi", "config", "core/...", "nomadadapter/...", "util/..."}, []string{grpc, kubernetes}},
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/tandem-gpu/tandem/internal/config/schema"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
@@ -12,7 +13,7 @@ var limitModes = []string{inventory.LimitRequired.String(), inventory.LimitBestE
 
 var limitKeys = []schema.Key{
 	{Name: "experimental", Default: "false", Type: strictBool,
-		Usage: "`true`: rules can have the key `limit`. Nobody has run these limits on hardware, and only drivers from 615 have them"},
+		Usage: "`true`: rules can have the key `limit`. They have not run on hardware so far, and only drivers from 615 on have them"},
 	{Name: "reserve", Default: "1GiB", Type: sizeType, Usage: "memory of each GPU that no share has, for CUDA contexts and the driver: a whole number of MiB"},
 	{Name: "overcommit", Default: "false", Type: strictBool,
 		Usage: "`true`: the limits of the shares of a GPU may be more than its memory less `reserve`. Then work can run out of memory within its limit"},
@@ -21,17 +22,17 @@ var limitKeys = []schema.Key{
 // readLimits reads the section "memoryLimits"; the zero LimitPolicy without the switch.
 func readLimits(v value) (p inventory.LimitPolicy) {
 	f := fieldsOf(v, limitKeys)
-	p = inventory.LimitPolicy{On: f.At("experimental").Bool(false), Reserve: inventory.DefaultReserve, Overcommit: f.At("overcommit").Bool(false)}
+	if !f.At("experimental").Bool(false) {
+		for _, w := range f.Given("reserve", "overcommit") {
+			w.Failf("has no effect without the switch for limits, which are experimental: want memoryLimits: {experimental: true}, or remove it")
+		}
+		return inventory.LimitPolicy{}
+	}
+	p = inventory.LimitPolicy{On: true, Reserve: inventory.DefaultReserve, Overcommit: f.At("overcommit").Bool(false)}
 	if reserve := f.At("reserve"); reserve.Given() {
 		p.Reserve = readWholeMiB(reserve)
 	}
-	if p.On {
-		return p
-	}
-	for _, w := range f.Given("reserve", "overcommit") {
-		w.Failf("has no effect without the switch for limits, which are experimental: want memoryLimits.experimental: true, or remove it")
-	}
-	return inventory.LimitPolicy{}
+	return p
 }
 
 // readLimit reads "limit" and "memory" of a rule that shares devices by time-slicing.
@@ -61,27 +62,28 @@ func (c *compiler) readLimit(f fields, s *inventory.Sharing) {
 
 // readWholeMiB reads a size that the driver's limits can have. NVIDIA's hook refuses all but decimal numbers of MiB.
 func readWholeMiB(v value) uint64 {
-	const mib = 1 << 20
 	size := readSize(v)
-	if size%mib != 0 {
-		v.Failf("want a whole number of MiB, which limits have: %dMiB", size/mib)
+	if size != gpu.WholeMiB(size) {
+		v.Failf("want whole MiB, such as %dMiB: limits of memory have no other sizes", size/gpu.MiB)
 	}
 	return size
 }
 
-// LimitsSummary is what the policy's limits of memory have in common, and by what they can hold, in one line; "" without limits.
-func (r Result) LimitsSummary() string {
+// LimitsSummary is what the policy's limits of memory have in common, and by what they can hold; nil without limits.
+func (r Result) LimitsSummary() []string {
 	p := r.Policy.Limits
 	if !p.On {
-		return ""
+		return nil
 	}
-	sum := "at most the rest"
+	sum := "have at most the rest together"
 	if p.Overcommit {
-		sum = "also more than the rest"
+		sum = "may have more than the rest together"
 	}
-	return fmt.Sprintf("memory limits (experimental): %d MiB of each GPU are in no share, and the limits of its shares are together %s; a limit can hold on Nomad "+
-		"by the task's control group (exec, java, raw_exec) or by NVIDIA's hook (docker and podman with CDI), on Kubernetes by the pod's control group (api dra) "+
-		"or by NVIDIA's hook (device plugins with CDI)", p.Reserve>>20, sum)
+	return []string{
+		fmt.Sprintf("memory limits (experimental): %d MiB of each GPU are in no share; the shares %s", p.Reserve/gpu.MiB, sum),
+		"memory limits on Nomad: by the task's control group (exec, java, raw_exec), or by NVIDIA's hook (docker and podman with CDI)",
+		"memory limits on Kubernetes: by the pod's control group (api: dra), or by NVIDIA's hook (device plugins with CDI)",
+	}
 }
 
 // LimitRequired is the place of the first rule with limit: required that offers devices; "" = there is none.

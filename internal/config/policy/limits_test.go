@@ -45,15 +45,15 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// validate says what each share gets, and on which ways its limit can hold under both orchestrators.
+// The summary of validate has what each share gets, and on which ways its limit can hold under both orchestrators.
 func TestLimitsSummary(t *testing.T) {
 	f, err := read(withLimits, policy.Nomad)
 	check.NoError(t, err)
 	want := `c.yaml:4: policy.rules[0].select: time-slicing by 3, 20480 MiB each, limit required, named notebooks
 c.yaml:5: policy.rules[1].select: time-slicing by 4, an equal part of the memory each, limit best-effort
-memory limits (experimental): 2048 MiB of each GPU are in no share, and the limits of its shares are together at most the rest; a limit can hold on Nomad ` +
-		`by the task's control group (exec, java, raw_exec) or by NVIDIA's hook (docker and podman with CDI), on Kubernetes by the pod's control group (api dra) ` +
-		`or by NVIDIA's hook (device plugins with CDI)`
+memory limits (experimental): 2048 MiB of each GPU are in no share; the shares have at most the rest together
+memory limits on Nomad: by the task's control group (exec, java, raw_exec), or by NVIDIA's hook (docker and podman with CDI)
+memory limits on Kubernetes: by the pod's control group (api: dra), or by NVIDIA's hook (device plugins with CDI)`
 	if got := strings.Join(f.Summary(), "\n"); got != want {
 		t.Errorf("%s", got)
 	}

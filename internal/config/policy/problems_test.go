@@ -44,7 +44,7 @@ var problems = map[string]struct{ file, want string }{
     - {select: {index: 3}, use: exclusive, limit: required}
     - {select: {index: 4}, use: reserved, limit: best-effort}
     - {select: {index: 5}, limit: best-effort, name: x}
-memoryLimits: {reserve: 2GiB, overcommit: true}
+memoryLimits: {reserve: 1.5MiB, overcommit: true}
 `, `
 /c.yaml:3: policy.rules[0].limit = "required": limits are experimental and have a switch: want memoryLimits: {experimental: true}, or remove it
 /c.yaml:4: policy.rules[1].memory = "20GiB": time-slicing limits no memory by itself: want limit: required or limit: best-effort (experimental), use: mps, or remove it
@@ -52,8 +52,8 @@ memoryLimits: {reserve: 2GiB, overcommit: true}
 /c.yaml:6: policy.rules[3].limit = "required": applies to use: time-slicing only: remove it
 /c.yaml:7: policy.rules[4].limit = "best-effort": applies to use: time-slicing only: remove it
 /c.yaml:8: policy.rules[5].limit = "best-effort": applies to use: time-slicing only: remove it
-/c.yaml:9: memoryLimits.reserve = "2GiB": has no effect without the switch for limits, which are experimental: want memoryLimits.experimental: true, or remove it
-/c.yaml:9: memoryLimits.overcommit = "true": has no effect without the switch for limits, which are experimental: want memoryLimits.experimental: true, or remove it`},
+/c.yaml:9: memoryLimits.reserve = "1.5MiB": has no effect without the switch for limits, which are experimental: want memoryLimits: {experimental: true}, or remove it
+/c.yaml:9: memoryLimits.overcommit = "true": has no effect without the switch for limits, which are experimental: want memoryLimits: {experimental: true}, or remove it`},
 	"limits that NVIDIA's hook refuses (fence 22)": {`memoryLimits: {experimental: true, reserve: 1.0001GiB}
 policy:
   rules:
@@ -66,12 +66,12 @@ policy:
     - {select: {index: 6, migProfile: "1g.*"}, use: time-slicing, replicas: 2, limit: required}
     - {select: {index: 7}, use: time-slicing, replicas: 2, limit: required, threads: 10}
 `, `
-/c.yaml:1: memoryLimits.reserve = "1.0001GiB": want a whole number of MiB, which limits have: 1024MiB
+/c.yaml:1: memoryLimits.reserve = "1.0001GiB": want whole MiB, such as 1024MiB: limits of memory have no other sizes
 /c.yaml:4: policy.rules[0].memory = "0": ` + wantSize + `
 /c.yaml:5: policy.rules[1].memory = "0MiB": ` + wantSize + `
 /c.yaml:6: policy.rules[2].memory = "abc": ` + wantSize + `
 /c.yaml:7: policy.rules[3].memory = "16777216TiB": ` + wantSize + `
-/c.yaml:8: policy.rules[4].memory = "1.5MiB": want a whole number of MiB, which limits have: 1MiB
+/c.yaml:8: policy.rules[4].memory = "1.5MiB": want whole MiB, such as 1MiB: limits of memory have no other sizes
 /c.yaml:9: policy.rules[5].limit = "maybe": want required or best-effort
 /c.yaml:10: policy.rules[6].limit = "required": the driver limits no memory of MIG instances, which have their own, and this rule selects only such: remove it
 /c.yaml:11: policy.rules[7].threads = "10": time-slicing has no limit of threads: want use: mps, or remove it`},

@@ -5,6 +5,15 @@ import "errors"
 // NoMemoryLimit as a hard limit means that a control group has none of its own: "maximum value" of nvmlSetMemoryLimits_v1_t in nvml.h.
 const NoMemoryLimit uint64 = 1<<64 - 1
 
+// LimitsBranch is the first branch of the driver that has limits of device memory. It is a short-lived one.
+const LimitsBranch = 615
+
+// MiB is the unit of limits, in bytes: NVIDIA's hook takes whole numbers of it only.
+const MiB = 1 << 20
+
+// WholeMiB returns a size in bytes rounded down to the unit of limits.
+func WholeMiB(bytes uint64) uint64 { return bytes / MiB * MiB }
+
 // MemoryLimit is how much memory of one GPU the processes of a control group may allocate, and have allocated, in bytes: what nvmlDeviceGetMemoryLimits_v1
 // returns. An allocation beyond Hard fails (CUDA: out of memory). With the backend misc the values may be those of an ancestor of the group, with its use.
 type MemoryLimit struct{ Soft, Hard, Used uint64 }

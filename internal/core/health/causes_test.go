@@ -56,7 +56,7 @@ var advice = map[Reason]string{
 	ReasonMoving:         "nothing: running work goes on, and the GPU changes its API when it has ended; `migrate plan` shows what is missing",
 	ReasonProving:        "nothing: it is no fault, and ends with the proof; work that was placed on the GPU is refused, and placed again",
 	ReasonResetting:      "nothing: it is no fault, and ends with the reset; the text names the GPU that is reset if it is another one; work that was placed on the GPU is refused, and placed again",
-	ReasonNoLimit:        "the policy has `limit: required`, and the text what is missing: a driver from 615, control groups of version 2, a hook program from 1.20.1 ([limits of memory](sharing.md))",
+	ReasonNoLimit:        "the policy has `limit: required`, and the text what is missing: a driver from 615, control groups of version 2, a hook program from 1.20.1 ([limits of memory](sharing.md#memory-limits))",
 	ReasonNoController:   "the policy has `limit: required`, and the text names the control group in which the kernel's controller is to be enabled",
 	ReasonOccupied:       "with `occupancy = withhold` only; `inspect` lists the processes",
 }

@@ -134,13 +134,13 @@ func (c *CDI) noLimit(id gpu.DeviceID, limit uint64) (reason health.Reason, why 
 		return health.ReasonNoCDI, "not written yet with the hook for limits"
 	}
 	if _, found := slices.BinarySearch(c.Limits, limit); !found {
-		return health.ReasonNoCDI, cmp.Or(c.LimitsProblem, fmt.Sprintf("no device for the limit of %d MiB is written yet", limit/mib))
+		return health.ReasonNoCDI, cmp.Or(c.LimitsProblem, fmt.Sprintf("no device for the limit of %d MiB is written yet", limit/gpu.MiB))
 	}
 	return health.ReasonNone, ""
 }
 
 // limitName returns the qualified name of the CDI device that has a limit: its edits are the variables that NVIDIA's hook reads.
-func (c *CDI) limitName(limit uint64) string { return fmt.Sprintf("%s=%d", c.LimitKind, limit/mib) }
+func (c *CDI) limitName(limit uint64) string { return fmt.Sprintf("%s=%d", c.LimitKind, limit/gpu.MiB) }
 
 // Equal reports whether two CDI values are equal; nil equals nil.
 func (c *CDI) Equal(d *CDI) bool {

@@ -36,12 +36,9 @@ type LimitPolicy struct {
 // memory partitioning with MPS).
 const DefaultReserve uint64 = 1 << 30
 
-// mib is the unit of limits: NVIDIA's hook takes whole numbers of it only.
-const mib = 1 << 20
-
 // Available returns what the shares of a device with so much memory have together, in bytes: a whole number of MiB.
 func (p LimitPolicy) Available(memory uint64) uint64 {
-	return (memory - min(p.Reserve, memory)) / mib * mib
+	return gpu.WholeMiB(memory - min(p.Reserve, memory))
 }
 
 // share returns the limit of each share of a device, 0 = none, and why the device can't be shared like that, with the numbers; "" if it can.
@@ -51,17 +48,17 @@ func (p LimitPolicy) share(d *gpu.Device, s Sharing) (limit uint64, why string) 
 	}
 	n, available := uint64(max(s.Replicas, 1)), p.Available(d.Memory)
 	if limit = s.Memory; limit == 0 {
-		limit = available / n / mib * mib
+		limit = gpu.WholeMiB(available / n)
 	}
-	has := fmt.Sprintf("its %d MiB less the reserve of %d MiB", d.Memory/mib, p.Reserve/mib)
+	has := fmt.Sprintf("its %d MiB less the reserve of %d MiB", d.Memory/gpu.MiB, p.Reserve/gpu.MiB)
 	switch {
 	case limit == 0:
 		return 0, fmt.Sprintf("%s are less than 1 MiB for each of %d shares", has, n)
 	case limit > available:
-		return 0, fmt.Sprintf("the limit of a share, %d MiB, is more than %s", limit/mib, has)
+		return 0, fmt.Sprintf("the limit of a share, %d MiB, is more than %s", limit/gpu.MiB, has)
 	case limit*n > available && !p.Overcommit:
 		return 0, fmt.Sprintf("the limits of %d shares of %d MiB, %d MiB, are more than %s: want less memory, fewer replicas, or memoryLimits.overcommit",
-			n, limit/mib, limit*n/mib, has)
+			n, limit/gpu.MiB, limit*n/gpu.MiB, has)
 	}
 	return limit, ""
 }
@@ -116,6 +113,22 @@ func (l *Limits) holds(id gpu.DeviceID) bool {
 	return decided && m == LimitMissing{}
 }
 
+// UntriedLimits is Limits for a process that does not look whether memory can be limited, and gives nothing out, as inspect without a running agent: no share is
+// withheld for that. It is nil if no share has a limit.
+func (inv *Inventory) UntriedLimits() *Limits {
+	var l *Limits
+	for u := range inv.orEmpty().Devices() {
+		if u.Memory == 0 {
+			continue
+		}
+		if l == nil {
+			l = &Limits{Withheld: map[gpu.DeviceID]LimitMissing{}}
+		}
+		l.Withheld[u.Device.At.GPU] = LimitMissing{}
+	}
+	return l
+}
+
 // MemoryLimits returns to how many bytes the driver is to limit work that has these units, on each device: the sum of its shares, at most what the device has. A
 // device whose shares have no limit is missing; nil = none has one.
 func MemoryLimits(units []Unit) (limits map[gpu.DeviceID]uint64) {
@@ -124,7 +137,7 @@ func MemoryLimits(units []Unit) (limits map[gpu.DeviceID]uint64) {
 			if limits == nil {
 				limits = map[gpu.DeviceID]uint64{}
 			}
-			limits[u.Device.ID] = min(limits[u.Device.ID]+u.Memory, u.Device.Memory/mib*mib)
+			limits[u.Device.ID] = min(limits[u.Device.ID]+u.Memory, gpu.WholeMiB(u.Device.Memory))
 		}
 	}
 	return limits
@@ -141,7 +154,7 @@ func (a *Allocatable) HookLimits() (all []uint64) {
 			most = 1
 		}
 		for n := range most {
-			all = append(all, min((n+1)*u.Memory, u.Device.Memory/mib*mib))
+			all = append(all, min((n+1)*u.Memory, gpu.WholeMiB(u.Device.Memory)))
 		}
 	}
 	slices.Sort(all)
@@ -232,7 +245,7 @@ type UnequalLimitsError struct {
 func (e *UnequalLimitsError) Error() string {
 	var texts []string
 	for _, id := range slices.Sorted(maps.Keys(e.Limits)) {
-		texts = append(texts, fmt.Sprintf("%d MiB of %s", e.Limits[id]/mib, id))
+		texts = append(texts, fmt.Sprintf("%d MiB of %s", e.Limits[id]/gpu.MiB, id))
 	}
 	return fmt.Sprintf("shares of %s with different limits: %s: a container has one limit for all of its GPUs: request one share, or GPUs with equal shares",
 		e.Pool, strings.Join(texts, ", "))

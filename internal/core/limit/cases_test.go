@@ -335,6 +335,7 @@ func TestPod(t *testing.T) {
 		w := newWorld(b, zero)
 		k := w.start(limit.ByPod, zero, 20*gib, 2)
 		w.shows(t, k, limit.Unlimited, "prepared without a limit")
+		w.has(t, problem.LimitUnsupported, false)
 		w.passes.saved = w.passes.saved.WithPod(limit.Pod{Work: k.Work, GPU: zero, Bytes: 20 * gib})
 		w.shows(t, k, limit.Limited, "")
 		for i, g := range k.groups {
@@ -397,19 +398,25 @@ func TestLimitOfAGroupAbove(t *testing.T) {
 	w.shows(t, k, limit.Limited, "")
 }
 
-// T5: a share of whose memory nothing is counted for a minute while a process uses the GPU is not limited.
+// T5: a share of whose memory nothing is counted for a minute while its processes have more than CUDA contexts need is not limited. An idle notebook has only its
+// context, which the driver may not count.
 func TestNothingIsCounted(t *testing.T) {
 	w := newWorld(limit.Misc, zero)
 	k := w.start(limit.ByTask, zero, 20*gib, 1)
 	w.passes.pass()
-	w.fork(k.groups[0], k.owner()).used[zero] = gib // which no entry has
+	p := w.fork(k.groups[0], k.owner())
+	p.used[zero] = gib // which no entry has
+	w.shows(t, k, limit.Limited, "")
+	w.now = w.now.Add(time.Hour)
+	w.shows(t, k, limit.Limited, "")
+	p.used[zero] = gib + 1
 	w.shows(t, k, limit.Limited, "")
 	w.now = w.now.Add(time.Minute)
 	w.shows(t, k, limit.Unlimited, "counts nothing")
-	w.has(t, problem.LimitUnsupported, true)
+	w.has(t, problem.LimitNotCounted, true)
 }
 
-// fence 24: an agent whose own group has a limit is told so, as the driver may show that as the memory of a GPU.
+// fence 24: an agent whose own group has a limit reports it, as the driver may show that as the memory of a GPU.
 func TestOwnGroup(t *testing.T) {
 	r := newWorld(limit.Misc, zero).passes.read(nil)
 	for _, own := range []gpu.LimitAnswer{
@@ -471,4 +478,16 @@ func TestUnsupported(t *testing.T) {
 	if got := limit.Next(limit.Saved{}, limit.Table{}, limit.Reading{}); len(got.Table.Shares)+len(got.Changes) != 0 || !reflect.DeepEqual(got.Saved, limit.Saved{}) {
 		t.Errorf("%+v", got)
 	}
+}
+
+// fence 12: another pod that gets a prepared claim later, for which the kubelet makes no call, is not limited, and that is a problem; the first one is as before.
+func TestAnotherPodOfAClaim(t *testing.T) {
+	w := newWorld(limit.Misc, zero)
+	first, second := w.start(limit.ByPod, zero, 20*gib, 1), w.start(limit.ByPod, zero, 20*gib, 1)
+	w.passes.saved = w.passes.saved.WithPod(limit.Pod{Work: first.Work, GPU: zero, Bytes: 20 * gib})
+	w.shows(t, first, limit.Limited, "")
+	w.shows(t, second, limit.Unlimited, "its claim was prepared for the pod "+first.Work.Name+", and not for this one")
+	w.has(t, problem.LimitUnsupported, true)
+	w.passes.saved = w.passes.saved.WithoutPod(first.Work)
+	w.shows(t, second, limit.Unlimited, "its claim was prepared without a limit")
 }

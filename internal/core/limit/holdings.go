@@ -25,6 +25,9 @@ func Holdings(r holders.Record, inv *inventory.Allocatable) (all []Holding) {
 			all = append(all, Holding{Work: h.Work, GPU: h.Device, Way: wayOf(h, r), Runs: r.Tasks[h.Work].Running})
 		}
 		u, offered := inv.Unit(h.Unit)
+		if !offered && h.API == inventory.DRA && h.Unit == "" { // by the kubelet's list, which has no unit
+			u, offered = limitedUnit(inv, h.Device)
+		}
 		if offered {
 			units[k] = append(units[k], u)
 		} else {
@@ -42,6 +45,16 @@ func Holdings(r holders.Record, inv *inventory.Allocatable) (all []Holding) {
 	}
 	slices.SortStableFunc(all, func(a, b Holding) int { return compareShares(a.share(), b.share()) })
 	return all
+}
+
+// limitedUnit is a share of a GPU, if claims get shares of it with a limit.
+func limitedUnit(inv *inventory.Allocatable, id gpu.DeviceID) (inventory.Unit, bool) {
+	for u := range inv.Devices() {
+		if u.Device.ID == id {
+			return u, u.Memory > 0 && u.API == inventory.DRA
+		}
+	}
+	return inventory.Unit{}, false
 }
 
 // offersGPU reports whether a device is a full GPU of an inventory.

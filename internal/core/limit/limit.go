@@ -24,7 +24,7 @@ const (
 // Node is what a node can do for limits.
 type Node struct {
 	Backend     Backend
-	Unsupported string // why no limit can be read or set on any GPU: "driver 580.159.04: want 615 or newer"; "" = limits can be read
+	Unsupported string // why no limit can be read or set on any GPU: "driver 580.159.04: want 615 or newer"; "" = they can, and Backend is known
 	CannotSet   string // why this agent can't set limits, with the remedy; "" = it can, or need not
 	Foreign     bool   // limits are read, and the policy of this agent has none
 }
@@ -75,7 +75,7 @@ type Table struct {
 	Node   Node
 	Shares []Share // by work and GPU, sorted
 
-	// Problems last: LIMIT_CONTROLLER_OFF, STALE_LIMIT, LIMIT_OVERRIDDEN, LIMIT_UNSUPPORTED, MEMORY_TOTAL_LIMITED. Object is the work or the GPU.
+	// Problems last: LIMIT_CONTROLLER_OFF, STALE_LIMIT, LIMIT_OVERRIDDEN, LIMIT_NOT_COUNTED, MEMORY_TOTAL_LIMITED. Object is the work or the GPU.
 	Problems []problem.Problem
 
 	Counts Counts
@@ -91,7 +91,7 @@ type Table struct {
 type Counts struct {
 	Set        uint64 // limits that the agent has set
 	Failed     uint64 // limits that it could not set
-	Overridden uint64 // limits of containers that were not those of the policy, and were mended
+	Overridden uint64 // limits of containers that were not those of the policy, and were corrected
 	Stale      uint64 // limits of groups that have ended, found on another group and ended
 	Late       uint64 // shares that were late
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
-// idleFor is for how long nothing is counted of processes that use a GPU before their share is not called limited: the only sign that a driver counts nothing
-// although a limit can be set and read.
+// idleFor is for how long nothing is counted of processes that have more of a GPU than CUDA contexts need before their share is not called limited: the only sign
+// that a driver counts nothing although a limit can be set and read.
 const idleFor = time.Minute
 
 // decision is one step. It changes only its own copy of the state.
@@ -220,14 +220,11 @@ func (d *decision) belowTarget(path string, id gpu.DeviceID) bool {
 			return true
 		}
 	}
-	if i := slices.IndexFunc(d.state.Records, func(r Record) bool { return r.GPU == id && below(path, r.Path) }); i >= 0 {
-		return true
-	}
-	return false
+	return slices.ContainsFunc(d.state.Records, func(r Record) bool { return r.GPU == id && below(path, r.Path) })
 }
 
 // isStale reports whether a group has a limit that this agent has set, for another group: the record of the orchestrator lists its work without a limit, or it is
-// of no work and has processes, as groups have that only contain others not. A limit with a value that this agent has not set is of another program, whatever its group is.
+// of no work and has processes: a group that only contains others has none. A limit with a value that this agent has not set is of another program.
 func (d *decision) isStale(g Group, id gpu.DeviceID) bool {
 	a := g.answers(id)
 	set := d.Node.Backend == Misc && a.own(d.Node.Backend) && d.values.has(Value{id, a.Group.Limit.Hard}) && a.Group.Limit.Soft == softOf(d.Node.Backend, a.Group.Limit.Hard)

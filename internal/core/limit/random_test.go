@@ -28,7 +28,7 @@ type storm struct {
 }
 
 // fence 25, 30: 10,000 random starts, restarts and kills, of both backends and orchestrators. The limits of live work and the reserve never exceed the total, no
-// limit is left on a group that nobody has limited for more than one reading, nothing is called limited that is not, and readings are deterministic.
+// limit is left on a group that no policy limits for more than one reading, nothing is called limited that is not, and readings are deterministic.
 func TestRandomWork(t *testing.T) {
 	for _, b := range []limit.Backend{limit.Misc, limit.DMem} {
 		for name, ways := range map[string][]limit.Way{"nomad": {limit.ByTask}, "kubernetes": {limit.ByPod, limit.ByHook}} {
@@ -121,7 +121,7 @@ func (s *storm) begin(way limit.Way) string {
 	}
 	k := s.world.start(way, id, bytes, 1+s.random.IntN(2))
 	if way == limit.ByTask && s.random.IntN(8) == 0 {
-		s.off[k.groups[0].path] = true // nobody has enabled the controller so far
+		s.off[k.groups[0].path] = true // the controller is not enabled so far
 	}
 	switch {
 	case bytes == 0:

@@ -32,6 +32,9 @@ type Reading struct {
 	HoldersKnown bool            // Shares has all work that has GPUs, of this agent's orchestrator
 	Listed       map[string]bool // work that the orchestrator's record lists, with GPUs or without, by Work.ID
 
+	// Reserve is what CUDA contexts of work may have of a GPU, in bytes: whether the driver counts them is not known.
+	Reserve uint64
+
 	// Hook are the limits that NVIDIA's hook sets by the policy, of containers that may have ended before any reading.
 	Hook []Value
 
@@ -72,6 +75,7 @@ type Process struct {
 	PID     int
 	Started uint64 // see gpu.Process
 	GPU     gpu.DeviceID
+	Memory  uint64 // bytes of the GPU by the driver's list of processes, with its CUDA context; 0 = unknown
 	Work    holders.Work
 	Group   string // control group; "" = unknown
 }
@@ -158,6 +162,20 @@ func above(group string) (all []string) {
 	}
 	slices.Reverse(all)
 	return all
+}
+
+// BackendOf returns by which controller the driver limits memory, by dmem.capacity of the root group and the controllers of that: it takes dmem if the kernel has a
+// region of it, else misc (memacct.c). NVML 13.4 has no call for it.
+func BackendOf(capacity string, controllers []string) Backend {
+	for line := range strings.Lines(capacity) {
+		if region, _, _ := strings.Cut(line, " "); strings.HasPrefix(region, "nvidia/") && strings.HasSuffix(region, "/vidmem") {
+			return DMem
+		}
+	}
+	if slices.Contains(controllers, MiscController) {
+		return Misc
+	}
+	return NoBackend
 }
 
 // Controller is the name of the backend's controller of control groups.

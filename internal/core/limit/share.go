@@ -29,7 +29,7 @@ func (d *decision) share(h Holding) {
 		}
 	}
 	if h.Way == ByPod && d.state.Pod(h.Work.ID, h.GPU) == 0 {
-		groups, s.State, s.Reason = nil, Unlimited, "it was prepared without a limit"
+		groups, s.State, s.Reason = nil, Unlimited, d.unprepared(h)
 	}
 	for i, g := range groups {
 		one := d.inGroup(h, g)
@@ -44,6 +44,20 @@ func (d *decision) share(h Holding) {
 		s.State, s.Reason = Unlimited, outside
 	}
 	d.out.Table.Shares = append(d.out.Table.Shares, s)
+}
+
+// unprepared is why a pod that has a claim has no limit. The kubelet makes no call for another pod that gets a prepared claim.
+func (d *decision) unprepared(h Holding) string {
+	of := slices.IndexFunc(d.state.Pods, func(p Pod) bool {
+		return p.GPU == h.GPU && p.Work.Namespace == h.Work.Namespace && p.Work.Claim == h.Work.Claim && p.Work.ID != h.Work.ID
+	})
+	if of < 0 {
+		return "its claim was prepared without a limit"
+	}
+	first := d.state.Pods[of].Work.Name
+	d.problem(problem.LimitUnsupported, h.Work.String(), fmt.Sprintf("%s is not limited on %s: its claim was prepared for the pod %s, and the kubelet makes no call for another", h.Work, h.GPU, first),
+		"end the pod, and give each pod a claim of its own (resourceClaimTemplateName)")
+	return "its claim was prepared for the pod " + first + ", and not for this one"
 }
 
 // rank orders states: that of work with several groups is the last of them.
@@ -115,31 +129,33 @@ func (d *decision) inGroup(h Holding, g Group) Share {
 		}
 		s.Want, s.Pool = r.Hard, cmp.Or(s.Pool, r.Pool)
 	}
-	say := func(state State, reason string) Share {
-		s.State, s.Reason = state, reason
-		return s
-	}
 	switch {
 	case d.GPUs[h.GPU].MIG:
-		return say(Unlimited, "the MIG mode of the GPU is on: the driver counts nothing")
+		return s.as(Unlimited, "the MIG mode of the GPU is on: the driver counts nothing")
 	case d.Node.Unsupported != "":
-		return say(Unlimited, d.Node.Unsupported)
+		return s.as(Unlimited, d.Node.Unsupported)
 	case a.Group.State == gpu.LimitFailed:
-		return say(Unknown, cmp.Or(a.Group.Err, "its limit is not read so far"))
+		return s.as(Unknown, cmp.Or(a.Group.Err, "its limit is not read so far"))
 	case d.ambiguous(h):
 		return d.oneOf(h, g, s)
 	case !r.exact(b, a):
-		return d.differs(h, g, r, known, say)
+		return d.differs(h, g, r, known, s)
 	case !a.own(b) && !r.Own && !d.wasSet(g, h.GPU):
 		d.setOn(g, r, false)
-		return say(Unlimited, "a control group above it has the same limit, which others share")
+		return s.as(Unlimited, "a control group above it has the same limit, which others share")
 	case !g.Controller:
 		d.controllerOff(h, g)
-		return say(Unlimited, "the controller "+string(b)+" is off in its control group: the driver counts nothing")
+		return s.as(Unlimited, "the controller "+string(b)+" is off in its control group: the driver counts nothing")
 	}
 	r.Own = r.Own || d.wasSet(g, h.GPU)
 	d.found(h, g, &r, known)
-	return d.holds(h, g, r, say)
+	return d.holds(h, g, r, s)
+}
+
+// as returns a share in a state.
+func (s Share) as(state State, reason string) Share {
+	s.State, s.Reason = state, reason
+	return s
 }
 
 // wasSet reports whether the reading follows a change of a group that was made.
@@ -155,25 +171,25 @@ func (d *decision) controllerOff(h Holding, g Group) {
 }
 
 // differs decides about a group that has not the limit of the policy.
-func (d *decision) differs(h Holding, g Group, r Record, known bool, say func(State, string) Share) Share {
+func (d *decision) differs(h Holding, g Group, r Record, known bool, s Share) Share {
 	b, a := d.Node.Backend, g.answers(h.GPU)
 	own := a.own(b) && a.Group.Limit.Hard != gpu.NoMemoryLimit
 	has := fmt.Sprintf("its limit is %d MiB", a.Group.Limit.Hard>>20)
 	if known && !r.Undecided && own && r.Hard == d.wasHard(g, h.GPU) {
 		d.overridden(h, g, "another program has changed it", "end the work, or set the limit again")
-		return say(Unlimited, has+": another program has changed it")
+		return s.as(Unlimited, has+": another program has changed it")
 	}
 	if !g.Controller {
 		d.controllerOff(h, g)
 		if b == DMem {
-			return say(Unlimited, "the controller "+string(b)+" is off in its control group: it can't have a limit")
+			return s.as(Unlimited, "the controller "+string(b)+" is off in its control group: it can't have a limit")
 		}
 	}
 	if used := a.Group.Limit.Used; a.own(b) && used > r.Hard {
 		if b == DMem {
-			return say(Late, fmt.Sprintf("it used %d MiB before the limit was set", used>>20))
+			return s.as(Late, fmt.Sprintf("it used %d MiB before the limit was set", used>>20))
 		}
-		return say(Unlimited, fmt.Sprintf("%s, and it uses %d MiB: the driver sets no limit below that", has, used>>20))
+		return s.as(Unlimited, fmt.Sprintf("%s, and it uses %d MiB: the driver sets no limit below that", has, used>>20))
 	}
 	if own && h.Way == ByHook {
 		d.overridden(h, g, "its container was started with another one", d.orRemedy("this agent has set that of the policy; leave NVIDIA_GPU_MEMORY_LIMIT out of images and jobs"))
@@ -184,13 +200,13 @@ func (d *decision) differs(h Holding, g Group, r Record, known bool, say func(St
 	d.setOn(g, r, r.mending || own && h.Way == ByHook)
 	switch why := d.failed(g, h.GPU); {
 	case d.Node.CannotSet != "":
-		return say(Unlimited, d.Node.CannotSet)
+		return s.as(Unlimited, d.Node.CannotSet)
 	case why != "":
-		return say(Unlimited, "its limit can't be set: "+why)
+		return s.as(Unlimited, "its limit can't be set: "+why)
 	case own:
-		return say(Unlimited, has)
+		return s.as(Unlimited, has)
 	}
-	return say(Unlimited, "its limit is not set so far")
+	return s.as(Unlimited, "its limit is not set so far")
 }
 
 // setOn has the limit of a record set. When it is read, it is to be found out whether a process used the GPU before, unless another limit was there from the
@@ -223,8 +239,8 @@ func (d *decision) ambiguous(h Holding) bool {
 // oneOf decides about a container of a pod whose containers have several limits: nothing is set.
 func (d *decision) oneOf(h Holding, g Group, s Share) Share {
 	s.State, s.Reason = Unknown, "the containers of the pod have several limits, and which container this is is not known"
-	any := slices.ContainsFunc(d.Shares, func(o Holding) bool { return o.GPU == h.GPU && o.Work.ID == h.Work.ID && o.Bytes == s.Driver.Hard })
-	if !s.Read || !any {
+	ofAnother := slices.ContainsFunc(d.Shares, func(o Holding) bool { return o.GPU == h.GPU && o.Work.ID == h.Work.ID && o.Bytes == s.Driver.Hard })
+	if !s.Read || !ofAnother {
 		d.overridden(h, g, "which container of the pod has which limit is not known", "give the containers of a pod shares with the same limit")
 		s.State, s.Reason = Unlimited, fmt.Sprintf("its limit is %d MiB, which no container of the pod is to have", s.Driver.Hard>>20)
 		if !s.Read {
@@ -263,10 +279,10 @@ func (d *decision) found(h Holding, g Group, r *Record, known bool) {
 }
 
 // holds decides about a group that has the limit of the policy, and the controller of the backend.
-func (d *decision) holds(h Holding, g Group, r Record, say func(State, string) Share) Share {
+func (d *decision) holds(h Holding, g Group, r Record, s Share) Share {
 	a, users := g.answers(h.GPU), d.users(g, h.GPU)
 	shadow := d.shadow(h, g)
-	idle := d.Node.Backend == Misc && len(users) > 0 && a.Group.Limit.Used == 0 && d.Known[h.GPU]
+	idle := d.Node.Backend == Misc && memoryOf(users) > d.Reserve && a.Group.Limit.Used == 0 && d.Known[h.GPU]
 	at := &d.state.record(g, h.GPU).idle
 	switch {
 	case !idle:
@@ -276,21 +292,30 @@ func (d *decision) holds(h Holding, g Group, r Record, say func(State, string) S
 	}
 	switch {
 	case r.Undecided:
-		return say(Unknown, "it is not known so far whether a process used the GPU before the limit was set")
+		return s.as(Unknown, "it is not known so far whether a process used the GPU before the limit was set")
 	case len(r.Uncounted) > 0:
-		return say(Late, fmt.Sprintf("pid %d used the GPU before the limit was set: what it had then is not counted", r.Uncounted[0].PID))
+		return s.as(Late, fmt.Sprintf("pid %d used the GPU before the limit was set: what it had then is not counted", r.Uncounted[0].PID))
 	case d.Node.Backend == DMem && a.Group.Limit.Used > a.Group.Limit.Hard:
-		return say(Late, fmt.Sprintf("it used %d MiB when the limit was set", a.Group.Limit.Used>>20))
+		return s.as(Late, fmt.Sprintf("it used %d MiB when the limit was set", a.Group.Limit.Used>>20))
 	case shadow != "":
-		return say(Unlimited, shadow)
+		return s.as(Unlimited, shadow)
 	case idle && d.At.Sub(*at) >= idleFor:
-		d.problem(problem.LimitUnsupported, h.Work.String(), fmt.Sprintf("the driver counts no memory of %s on %s, which processes of it use: it does not limit it", h.Work, h.GPU),
+		d.problem(problem.LimitNotCounted, h.Work.String(), fmt.Sprintf("the driver counts no memory of %s on %s, of which its processes have %d MiB: it does not limit it", h.Work, h.GPU,
+			memoryOf(users)>>20),
 			"report this with the versions of the driver and the kernel; no limit holds on this node meanwhile")
-		return say(Unlimited, "processes of it use the GPU, and the driver counts nothing")
+		return s.as(Unlimited, fmt.Sprintf("its processes have %d MiB, and the driver counts nothing", memoryOf(users)>>20))
 	case h.Way == ByTask && h.Runs && len(g.PIDs) == 0:
-		return say(Unknown, "it runs, and no process is in its control group")
+		return s.as(Unknown, "it runs, and no process is in its control group")
 	}
-	return say(Limited, "")
+	return s.as(Limited, "")
+}
+
+// memoryOf is what processes have of a GPU together, as far as that is known.
+func memoryOf(all []Process) (sum uint64) {
+	for _, p := range all {
+		sum += p.Memory
+	}
+	return sum
 }
 
 // shadow returns that groups below one with a limit have limits of their own, which count in the place of it; "" if none has. Only the backend misc has that: the

@@ -43,7 +43,7 @@ type Record struct {
 	before   []int     // of Undecided: the processes that were there when the limit was read; nil = any may have been
 	read     time.Time // of Undecided: when that was
 	mending  bool      // of Undecided: the group had another limit from its beginning, so what it uses is counted
-	idle     time.Time // since when processes use the GPU and nothing is counted; zero = that is not so
+	idle     time.Time // since when processes have more than Reading.Reserve of the GPU and nothing is counted; zero = that is not so
 	shadowed bool      // a group below it seems to have a limit of its own
 }
 

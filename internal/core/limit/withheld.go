@@ -11,7 +11,6 @@ import (
 // Support is what a node can do for the limits of new work.
 type Support struct {
 	Node          Node
-	Cgroups       string                  // why there are no control groups of version 2; "" = there are
 	ControllerOff string                  // the group in which the backend's controller is off for new work: "/nomad.slice/share.slice"; "" = it is on
 	Tried         map[gpu.DeviceID]string // GPUs on which a limit was set on an own group and read back: why that failed, "" = it did not
 	Waiting       map[gpu.DeviceID]bool   // see Table.Waiting
@@ -26,7 +25,7 @@ func (s Support) Limits(inv *inventory.Allocatable) *inventory.Limits {
 	var out *inventory.Limits
 	for u := range inv.Devices() {
 		id := u.Device.ID
-		if u.Memory == 0 || u.Sharing.Limit == inventory.LimitNone {
+		if u.Memory == 0 || u.Sharing.Limit == inventory.LimitNone { // a GPU in MIG mode has none
 			continue
 		}
 		if out == nil {
@@ -48,15 +47,10 @@ func (s Support) missing(u *inventory.Unit) (why inventory.LimitMissing, decided
 	none := func(detail string) (inventory.LimitMissing, bool) {
 		return inventory.LimitMissing{Reason: health.ReasonNoLimit, Detail: detail}, true
 	}
-	g := &u.Device
-	failed, tried := s.Tried[g.ID]
+	failed, tried := s.Tried[u.Device.ID]
 	switch {
-	case cmp.Or(s.Node.Unsupported, s.Cgroups, cannotSet) != "":
-		return none(cmp.Or(s.Node.Unsupported, s.Cgroups, cannotSet))
-	case g.MIG:
-		return none("the MIG mode of the GPU is on: the driver counts nothing")
-	case s.Node.Backend == NoBackend:
-		return none("the kernel has neither the controller dmem nor misc")
+	case cmp.Or(s.Node.Unsupported, cannotSet) != "":
+		return none(cmp.Or(s.Node.Unsupported, cannotSet))
 	case s.ControllerOff != "":
 		return inventory.LimitMissing{Reason: health.ReasonNoController, Detail: "the controller " + string(s.Node.Backend) + " is off in " + s.ControllerOff}, true
 	case byHook:
@@ -65,7 +59,7 @@ func (s Support) missing(u *inventory.Unit) (why inventory.LimitMissing, decided
 		return inventory.LimitMissing{}, false
 	case failed != "":
 		return none(failed)
-	case s.Waiting[g.ID]:
+	case s.Waiting[u.Device.ID]:
 		return none("the limits of running work are not set so far")
 	}
 	return inventory.LimitMissing{}, true

@@ -25,14 +25,13 @@ func TestWithheld(t *testing.T) {
 		support limit.Support
 		why     string // "" = it takes work, with its limit
 	}{
-		"device plugin, only read":       {inventory.DevicePlugin, limit.Support{Node: reads}, ""},
-		"device plugin, set":             {inventory.DevicePlugin, limit.Support{Node: misc, Tried: map[gpu.DeviceID]string{coretest.GPU(0): ""}}, ""},
-		"device plugin, set in vain":     {inventory.DevicePlugin, limit.Support{Node: misc, Tried: map[gpu.DeviceID]string{coretest.GPU(0): failed}}, failed},
-		"device plugin, older driver":    {inventory.DevicePlugin, limit.Support{Node: limit.Node{Unsupported: "driver 580", CannotSet: "no limit-server"}}, "driver 580"},
-		"device plugin, no controller":   {inventory.DevicePlugin, limit.Support{Node: limit.Node{CannotSet: "no limit-server"}}, "neither the controller dmem nor misc"},
-		"device plugin, nothing is read": {inventory.DevicePlugin, limit.Support{Node: reads, Cgroups: "no control groups"}, "no control groups"},
-		"claim, only read":               {inventory.DRA, limit.Support{Node: reads}, "no limit-server"},
-		"task, only read":                {inventory.Nomad, limit.Support{Node: reads}, "no limit-server"},
+		"device plugin, only read":     {inventory.DevicePlugin, limit.Support{Node: reads}, ""},
+		"device plugin, set":           {inventory.DevicePlugin, limit.Support{Node: misc, Tried: map[gpu.DeviceID]string{coretest.GPU(0): ""}}, ""},
+		"device plugin, set in vain":   {inventory.DevicePlugin, limit.Support{Node: misc, Tried: map[gpu.DeviceID]string{coretest.GPU(0): failed}}, failed},
+		"device plugin, older driver":  {inventory.DevicePlugin, limit.Support{Node: limit.Node{Unsupported: "driver 580", CannotSet: "no limit-server"}}, "driver 580"},
+		"device plugin, no controller": {inventory.DevicePlugin, limit.Support{Node: limit.Node{Unsupported: "neither the controller dmem nor misc", CannotSet: "no limit-server"}}, "neither the controller dmem nor misc"},
+		"claim, only read":             {inventory.DRA, limit.Support{Node: reads}, "no limit-server"},
+		"task, only read":              {inventory.Nomad, limit.Support{Node: reads}, "no limit-server"},
 	} {
 		for _, mode := range []inventory.LimitMode{inventory.LimitRequired, inventory.LimitBestEffort} {
 			cfg := core.DefaultConfig()

@@ -391,7 +391,7 @@ func (a *agent) read(done []limit.Done) limit.Reading {
 	w := a.world
 	r := limit.Reading{
 		At: w.now, UseAt: w.now, Boot: "boot", Driver: "one", Opened: fmt.Sprint(a.opens), Node: limit.Node{Backend: w.backend}, GPUs: map[gpu.DeviceID]limit.GPU{}, Groups: map[string]limit.Group{},
-		Known: map[gpu.DeviceID]bool{}, HoldersKnown: true, Listed: map[string]bool{}, Done: done,
+		Known: map[gpu.DeviceID]bool{}, HoldersKnown: true, Reserve: 1 << 30, Listed: map[string]bool{}, Done: done,
 	}
 	if slices.ContainsFunc(w.work, func(k *work) bool { return k.Way == limit.ByHook }) {
 		r.Hook = []limit.Value{{GPU: "GPU-0", Hard: 20 << 30}}
@@ -402,7 +402,7 @@ func (a *agent) read(done []limit.Done) limit.Reading {
 	for _, p := range w.sorted() {
 		for id := range w.gpus {
 			if p.used[id] > 0 {
-				r.Processes = append(r.Processes, limit.Process{PID: p.pid, GPU: id, Work: p.owner, Group: p.group.path})
+				r.Processes = append(r.Processes, limit.Process{PID: p.pid, GPU: id, Memory: p.used[id], Work: p.owner, Group: p.group.path})
 			}
 		}
 	}

@@ -136,7 +136,9 @@ func useOnce(m *simdriver.Machine, opened chan<- *Session) error {
 	if s.LimitsUnsupported() == "" && len(snap.Devices) > 0 {
 		q := gpu.LimitQuery{GPU: snap.Devices[0].ID, Group: "/none"}
 		_, limitsErr := s.MemoryLimits([]gpu.LimitQuery{q})
-		if setErr := s.SetMemoryLimit(gpu.LimitChange{LimitQuery: q}); !errors.Is(setErr, gpu.ErrLimitNoGroup) && !errors.Is(setErr, gpu.ErrLimitUnknown) {
+		setErr := s.SetMemoryLimit(gpu.LimitChange{LimitQuery: q})
+		expected := []error{gpu.ErrLimitNoGroup, gpu.ErrLimitUnknown, gpu.ErrLimitsUnsupported} // the last one: a driver from 615 on, and a kernel without a controller for it
+		if !slices.ContainsFunc(expected, func(e error) bool { return errors.Is(setErr, e) }) {
 			probeErr = errors.Join(probeErr, limitsErr, fmt.Errorf("Set: %w", setErr))
 		}
 	}

@@ -19,19 +19,16 @@ const (
 	memoryInfoV2 = "nvmlDeviceGetMemoryInfo_v2"
 )
 
-// firstWithLimits is the first branch of the driver that has limits of device memory.
-const firstWithLimits = 615
-
 // LimitsUnsupported is why the driver has no limits of device memory at all; "" if it may have them. The version is that of the latest Snapshot. It makes no
 // call, and belongs to the reader.
 func (s *Session) LimitsUnsupported() string {
 	branch, _, _ := strings.Cut(s.driver.Version, ".")
-	if n, err := strconv.Atoi(branch); err == nil && n < firstWithLimits {
-		return fmt.Sprintf("driver %s: want %d or newer", s.driver.Version, firstWithLimits)
+	if n, err := strconv.Atoi(branch); err == nil && n < gpu.LimitsBranch {
+		return fmt.Sprintf("driver %s: want %d or newer", s.driver.Version, gpu.LimitsBranch)
 	}
 	for _, name := range []string{getLimits, setLimits} {
 		if !s.library.has(name) {
-			return fmt.Sprintf("driver %s lacks %s: want %d or newer", s.driver.Version, name, firstWithLimits)
+			return fmt.Sprintf("driver %s lacks %s: want %d or newer", s.driver.Version, name, gpu.LimitsBranch)
 		}
 	}
 	return ""

@@ -265,7 +265,7 @@ func (r *healthRecord) readSignals(c *caller, h nvml.Device, p checkPlan) {
 
 // fabricState converts nvmlGpuFabricInfo_t: the state of a GPU in an NVSwitch fabric. The status is valid when the state is
 // COMPLETED (nvml.h). The health mask and summary are zero (NOT_SUPPORTED) in older versions of the struct; an H100 reports no
-// summary. Of the bits that nvml.h 13.4 adds, neither says that a GPU can't be used: whether it is in a partition, which may be none on
+// summary. Of the bits that nvml.h 13.4 adds, neither means that a GPU can't be used: whether it is in a partition, which may be none on
 // purpose, and whether the global fabric manager is connected, without which the links go on.
 func fabricState(ret nvml.Return, i nvml.GpuFabricInfo_v3) health.Fabric {
 	bits := func(shift, width uint32) uint32 { return i.HealthMask >> shift & width }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/big"
 
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
@@ -70,22 +71,19 @@ func consumedMemory(r kubeapi.DeviceRequestAllocationResult, u inventory.Unit, s
 	if err != nil {
 		return 0, err
 	}
-	most, n := u.Device.Memory/mib, new(big.Int)
+	most, n := u.Device.Memory/gpu.MiB, new(big.Int)
 	if amount != nil { // whole MiB by the step of the capacity
-		n.Div(amount.Num(), new(big.Int).Mul(amount.Denom(), big.NewInt(mib)))
+		n.Div(amount.Num(), new(big.Int).Mul(amount.Denom(), big.NewInt(gpu.MiB)))
 	}
 	switch {
 	case n.Sign() <= 0:
-		n.Mul(new(big.Int).SetUint64(u.Memory/mib), big.NewInt(int64(shares)))
+		n.Mul(new(big.Int).SetUint64(u.Memory/gpu.MiB), big.NewInt(int64(shares)))
 		fallthrough
 	case n.IsUint64():
-		return min(n.Uint64(), most) * mib, nil
+		return min(n.Uint64(), most) * gpu.MiB, nil
 	}
-	return most * mib, nil
+	return most * gpu.MiB, nil
 }
-
-// mib is the unit of limits.
-const mib = 1 << 20
 
 // consumed returns how much of a capacity a result has; nil if it has no such capacity.
 func consumed(r kubeapi.DeviceRequestAllocationResult, capacity string) (*big.Rat, error) {

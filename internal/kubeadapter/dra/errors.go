@@ -115,6 +115,8 @@ func (e *UsersError) Error() string {
 		what = "no pod"
 	case slices.ContainsFunc(e.Users, func(u kubeapi.ClaimConsumerReference) bool { return u.Resource != userPod }):
 		what = "more than pods"
+	case len(e.Users) == 1:
+		what = "another pod than the one for which it was prepared"
 	}
 	return "the claim is reserved for " + what + ", and the limit of memory that its pool has holds for one pod: give each pod a claim of its own (resourceClaimTemplateName)"
 }

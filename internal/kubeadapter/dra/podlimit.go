@@ -37,12 +37,17 @@ func (a *Adapter) podToLimit(users []kubeapi.ClaimConsumerReference, c prepared.
 	if len(users) == 1 && users[0].Resource == userPod {
 		return &prepared.Pod{Name: users[0].Name, UID: users[0].UID}, nil
 	}
+	return nil, a.notLimited(users, c)
+}
+
+// notLimited is the error of a claim with users that can't be limited; nil if none of them must be.
+func (a *Adapter) notLimited(users []kubeapi.ClaimConsumerReference, c prepared.Claim) error {
 	err := &UsersError{users}
 	if slices.ContainsFunc(c.Results, func(r prepared.Result) bool { return r.MustLimit }) {
-		return nil, err
+		return err
 	}
 	a.opts.Log.Warn("pods are not limited", "namespace", c.Namespace, "claim", c.Name, "uid", c.UID, "error", err)
-	return nil, nil //nolint:nilnil // see above
+	return nil
 }
 
 // mustLimit reports whether a claim must not be prepared without a limit on a GPU.
@@ -56,8 +61,9 @@ func (a *Adapter) limitPod(ctx context.Context, c prepared.Claim, claim kubeapi.
 	if c.Pod == nil || a.opts.Limits == nil {
 		return nil
 	}
-	if users := claim.Status.ReservedFor; claim.Metadata.UID == c.UID && len(users) > 1 {
-		if _, err := a.podToLimit(users, c); err != nil { // another pod has come since, which the kubelet may start without a call
+	other := func(u kubeapi.ClaimConsumerReference) bool { return u.UID != c.Pod.UID }
+	if users := claim.Status.ReservedFor; claim.Metadata.UID == c.UID && slices.ContainsFunc(users, other) {
+		if err := a.notLimited(users, c); err != nil { // another pod has come since, which the kubelet may start without a call: the table of limits shows it
 			return err
 		}
 	}

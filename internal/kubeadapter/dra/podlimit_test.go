@@ -213,6 +213,8 @@ func TestClaimOfSeveralPods(t *testing.T) {
 	l.made()
 	r.api.put(usedBy(c, "p", "q"))
 	r.mustRefuse("c", "the claim is reserved for 2 pods")
+	r.api.put(usedBy(c, "q"))
+	r.mustRefuse("c", "reserved for another pod than the one for which it was prepared")
 	if got := l.made(); got != "" {
 		t.Error(got)
 	}

@@ -45,29 +45,33 @@ func (g Group) Has(controller string) bool { return slices.Contains(g.Controller
 // ErrNotUnified means that the node has no control groups of version 2 at the mount point, or that these are not all: a hybrid.
 var ErrNotUnified = errors.New("no control groups of version 2")
 
-// Check returns nil if the mount point has control groups of version 2, as NVIDIA's hook checks it: an error that wraps ErrNotUnified if not.
+// ErrOwnOnly means that the mount point has only the control group of the container of this process, and those below it.
+var ErrOwnOnly = errors.New("only the control group of this container")
+
+// Check returns nil if the mount point has control groups of version 2, as NVIDIA's hook checks it: an error that wraps ErrNotUnified if not. One that wraps
+// ErrOwnOnly means that they are not those of the node.
 func (f FS) Check() error {
-	if f.AnyFilesystem {
-		return nil
-	}
 	var s unix.Statfs_t
 	if err := unix.Statfs(f.Mount, &s); err != nil {
 		return fmt.Errorf("%w: %s: %w", ErrNotUnified, f.Mount, err)
 	}
-	if s.Type != unix.CGROUP2_SUPER_MAGIC {
+	if s.Type != unix.CGROUP2_SUPER_MAGIC && !f.AnyFilesystem {
 		return fmt.Errorf("%w at %s", ErrNotUnified, f.Mount)
+	}
+	if f.ownOnly() {
+		return fmt.Errorf("%w at %s", ErrOwnOnly, f.Mount)
 	}
 	return nil
 }
 
-// OwnOnly reports whether the mount point has the groups of one container, as in a container that does not have those of the node: its root group has cgroup.events,
-// which that of a kernel lacks, and no pod is below it, as in a node that is itself a container.
-func (f FS) OwnOnly() bool {
+// ownOnly reports whether the group at the mount point is that of this process and not the root of the node's, which has no cgroup.events. That it is not the root
+// alone means nothing: so it is in a node that is a container.
+func (f FS) ownOnly() bool {
 	if _, err := os.Lstat(filepath.Join(f.Mount, "cgroup.events")); err != nil {
 		return false
 	}
-	pods, err := f.Pods()
-	return err == nil && len(pods) == 0
+	pids, err := f.Processes("/")
+	return err == nil && slices.Contains(pids, os.Getpid())
 }
 
 // Path returns the path of a group as the driver's library opens it.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -41,26 +42,13 @@ func TestCheck(t *testing.T) {
 	if err := (cgroup.FS{Mount: "/no/such/folder"}).Check(); !errors.Is(err, cgroup.ErrNotUnified) || !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("nothing: %v", err)
 	}
-	check.NoError(t, tree(t).Check())
-}
-
-// A container that has only its own groups does not have the node's. A node that is itself a container has pods.
-func TestOwnOnly(t *testing.T) {
-	for name, c := range map[string]struct {
-		group     string
-		contained bool
-		want      bool
-	}{
-		"node": {group: "/system.slice"}, "container": {group: "/a", contained: true, want: true},
-		"node in a container": {group: "/kubelet/kubepods/burstable/pod" + uid, contained: true},
-	} {
-		f := tree(t, c.group)
-		if c.contained {
-			check.NoError(t, os.WriteFile(f.Path("/cgroup.events"), []byte("populated 1\n"), 0o600))
-		}
-		if got := f.OwnOnly(); got != c.want {
-			t.Errorf("%s: %t, want %t", name, got, c.want)
-		}
+	f := tree(t, "/a")
+	check.NoError(t, f.Check())
+	check.NoError(t, os.WriteFile(f.Path("/cgroup.procs"), []byte("1\n"), 0o600), os.WriteFile(f.Path("/cgroup.events"), []byte("populated 1\n"), 0o600))
+	check.NoError(t, f.Check()) // of a node that is a container
+	check.NoError(t, os.WriteFile(f.Path("/cgroup.procs"), []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600))
+	if err := f.Check(); !errors.Is(err, cgroup.ErrOwnOnly) {
+		t.Errorf("a container's own: %v", err)
 	}
 }
 

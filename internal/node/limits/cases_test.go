@@ -401,3 +401,79 @@ func TestContainers(t *testing.T) {
 		})
 	}
 }
+
+// On Kubernetes, an agent whose container has only its own control group names the component that mounts the node's, in a cause that is not cut.
+func TestNoReader(t *testing.T) {
+	n := start(t, holders.Kubernetes, limit.Misc)
+	own := []byte(fmt.Sprintln(os.Getpid()))
+	check.NoError(t, os.WriteFile(n.groups.Path("/cgroup.procs"), own, 0o600), os.WriteFile(n.groups.Path("/cgroup.events"), []byte("populated 1\n"), 0o600))
+	l, _ := n.run(holders.Kubernetes)
+	n.awaitHealth(health.ReasonNoLimit, "add the component deploy/limits-reader, or memoryLimits.read: only the control group of this container")
+	if !slices.ContainsFunc(l.Problems(), func(p problem.Problem) bool {
+		return p.Code == problem.LimitUnsupported && strings.Contains(p.Text, "deploy/limits-reader")
+	}) {
+		t.Errorf("%+v", l.Problems())
+	}
+}
+
+// fence 12: the kubelet's list has a pod for which nothing was prepared, without the unit of its claim.
+func TestPodWithoutACall(t *testing.T) {
+	n := start(t, holders.Kubernetes, limit.Misc)
+	n.group("/kubepods/burstable/pod" + pod + "1")
+	n.group("/kubepods/burstable/pod" + pod + "2")
+	l, _ := n.run(holders.Kubernetes)
+	n.awaitHealth(health.ReasonNone, "")
+	id := gpu.DeviceID(n.machine.UUID(0))
+	first := holders.Work{Orchestrator: holders.Kubernetes, Namespace: "default", Name: "p", ID: pod + "1", Claim: "c"}
+	n.reading()
+	check.NoError(t, l.LimitPod(t.Context(), first, id, 20*gib))
+	var listed holders.Record
+	for i, name := range []string{"p", "q"} {
+		w := holders.Work{Orchestrator: holders.Kubernetes, Namespace: "default", Name: name, Container: "main", ID: fmt.Sprint(pod, i+1), Claim: "c"}
+		listed.Holders = append(listed.Holders, holders.Holder{Work: w, API: inventory.DRA, Device: id})
+	}
+	n.lists(listed)
+	n.reading()
+	if s := n.await(l, listed.Holders[1].Work, limit.Unlimited, "prepared for the pod p"); !s.Required || s.Want != 20*gib || s.Pool == "" {
+		t.Errorf("%+v", s)
+	}
+	n.await(l, first, limit.Limited, "")
+}
+
+// Without its record an agent calls nothing limited of which it does not know when the limit was set, sets nothing and ends nothing. While the record is damaged, no
+// share with a required limit takes work.
+func TestRecordIsLost(t *testing.T) {
+	for what, lose := range map[string]func(*node) error{
+		"removed": func(n *node) error { return os.Remove(n.file) },
+		"damaged": func(n *node) error { return os.WriteFile(n.file, []byte("{"), 0o600) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			n := start(t, holders.Nomad, limit.Misc)
+			l, stop := n.run(holders.Nomad)
+			w, record, group := n.task(0)
+			n.group(group)
+			n.reading()
+			n.lists(record)
+			n.reading()
+			n.await(l, w, limit.Limited, "")
+			n.enter(group, 4711)
+			n.reading(use.Process{Process: gpu.Process{PID: 4711, Started: 5}, Owner: w, Group: group})
+			n.await(l, w, limit.Limited, "")
+			stop()
+			check.NoError(t, lose(n))
+			l, _ = n.run(holders.Nomad)
+			if what == "damaged" {
+				n.awaitHealth(health.ReasonNoLimit, "the record of limits can't be read")
+				if !slices.ContainsFunc(l.Problems(), func(p problem.Problem) bool { return p.Code == problem.LimitState }) || len(l.Table().Shares) > 0 {
+					t.Errorf("%+v %+v", l.Problems(), l.Table())
+				}
+				check.NoError(t, os.Remove(n.file))
+			}
+			n.await(l, w, limit.Late, "pid 4711 used the GPU before")
+			if a := n.limitOf(group); a.Limit.Hard != 20*gib || n.setCount(group) != 1 {
+				t.Errorf("%+v %q", a, n.sets)
+			}
+			n.awaitHealth(health.ReasonNone, "") // new work is taken
+		})
+	}
+}

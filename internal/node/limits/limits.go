@@ -54,7 +54,7 @@ type Setter interface {
 
 // Prober is a Setter that can try on a group of its own whether limits can be set.
 type Prober interface {
-	// TryLimit sets a limit on an empty group and reads it back, for a backend. An error says why no limit can be set.
+	// TryLimit sets a limit on an empty group and reads it back, for a backend. The error is why no limit can be set.
 	TryLimit(ctx context.Context, id gpu.DeviceID, backend limit.Backend) error
 }
 
@@ -101,7 +101,7 @@ type Limiter struct {
 	problems problemset.Set
 	changed  chan struct{} // capacity 1: a group was made, or has ended
 
-	// turn is a lock that a context can end the wait for: it has a value while nobody changes what follows.
+	// turn is a lock that a context can end the wait for: it has a value while what follows is not changed.
 	turn    chan struct{}
 	monitor Monitor // nil before Run
 	saved   limit.Saved
@@ -217,6 +217,8 @@ func (l *Limiter) pass(ctx context.Context) time.Duration {
 		return reconcile.Never
 	}
 	if l.file.Load(&l.saved) != nil { // its problem has the error. After the driver is open: an agent before this one in the process has ended then
+		n.support.Node.CannotSet = "the record of limits can't be read: see " + string(problem.LimitState) + " in inspect"
+		l.monitor.SetLimits(n.support.Limits(n.inv))
 		return retryFailed
 	}
 	again := l.newTasks(ctx, n)
@@ -230,10 +232,10 @@ func (l *Limiter) pass(ctx context.Context) time.Duration {
 	l.tasks.behind = time.Time{}
 	if err != nil {
 		text := "limits of device memory can't be read: " + err.Error()
-		l.problems.Put(problem.Problem{Code: problem.LimitUnsupported, Object: unread, Text: text}, slog.LevelWarn, text)
+		l.problems.Put(problem.Problem{Code: problem.LimitsUnknown, Text: text}, slog.LevelWarn, text)
 		return retryFailed
 	}
-	l.problems.End(problem.LimitUnsupported, unread, "limits of device memory are read again")
+	l.problems.End(problem.LimitsUnknown, "", "limits of device memory are read again")
 	l.publish(n, r)
 	if r.Undecided {
 		l.opts.WakeUse()
@@ -369,9 +371,6 @@ func mebibytes(limit uint64) string {
 	}
 	return strconv.FormatUint(limit>>20, 10) + " MiB"
 }
-
-// unread is the object of the problem that limits can't be read.
-const unread = "driver"
 
 // noteSupport keeps a problem while the policy has limits that can't be set.
 func (l *Limiter) noteSupport(can *inventory.Limits) {

@@ -59,7 +59,7 @@ func (l *Limiter) limitPod(ctx context.Context, pod holders.Work, id gpu.DeviceI
 // errNotInTable is a pod that another caller has released meanwhile.
 var errNotInTable = errors.New("it was released")
 
-// passNow makes a pass for a caller who waits for it. The caller has the lock.
+// passNow makes a pass for a caller that waits for it. The caller has the lock.
 func (l *Limiter) passNow(ctx context.Context) error {
 	n, open := l.see(ctx)
 	if !open {

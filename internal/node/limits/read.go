@@ -41,34 +41,24 @@ func (l *Limiter) see(ctx context.Context) (n seen, open bool) {
 		return n, false
 	}
 	n.node.Foreign = !n.limits
-	if n.limits || len(l.saved.Records)+len(l.saved.Pods) > 0 {
-		n.node.CannotSet = l.cannotSet(ctx)
-	} else if l.opts.Setter == nil {
+	if n.limits || len(l.saved.Records)+len(l.saved.Pods) > 0 || l.opts.Setter == nil {
 		n.node.CannotSet = l.cannotSet(ctx)
 	}
-	if why := l.unreadable(); why != "" {
-		n.support.Cgroups = why
-		n.node.Unsupported = cmp.Or(n.node.Unsupported, why)
-	} else {
-		n.node.Backend = Backend(l.opts.Groups)
-		if n.node.Backend == limit.NoBackend && n.node.Unsupported == "" {
-			n.node.Unsupported = "the kernel has neither the controller dmem nor misc"
-		}
+	if err := l.opts.Groups.Check(); err != nil {
+		n.node.Unsupported = cmp.Or(n.node.Unsupported, l.withComponent(err))
+	} else if n.node.Backend = Backend(l.opts.Groups); n.node.Backend == limit.NoBackend {
+		n.node.Unsupported = cmp.Or(n.node.Unsupported, "the kernel has neither the controller dmem nor misc")
 	}
 	n.support.Node = n.node
 	return n, true
 }
 
-// unreadable is why the control groups of work can't be read; "" if they can. Without them it is not known which limit a container has, and which controller the
-// driver uses.
-func (l *Limiter) unreadable() string {
-	if err := l.opts.Groups.Check(); err != nil {
-		return err.Error()
+// withComponent is why control groups can't be read. It begins with what is missing in the agent's container, because the cause of a pool has room for little more.
+func (l *Limiter) withComponent(err error) string {
+	if l.opts.Orchestrator == holders.Kubernetes && (errors.Is(err, cgroup.ErrOwnOnly) || errors.Is(err, fs.ErrNotExist)) {
+		return "add the component deploy/limits-reader, or memoryLimits.read: " + err.Error()
 	}
-	if l.opts.Orchestrator == holders.Kubernetes && l.opts.Groups.OwnOnly() {
-		return "the node's control groups can't be read: add the component deploy/limits-reader (memoryLimits.read in the chart)"
-	}
-	return ""
+	return err.Error()
 }
 
 // cannotSet is why no limit can be set; "" if one can.
@@ -87,19 +77,11 @@ func (l *Limiter) cannotSet(ctx context.Context) string {
 	return ""
 }
 
-// Backend returns by which controller the driver limits memory: it takes dmem if the kernel has a region of it, else misc (memacct.c). NVML 13.4 has no call for it.
+// Backend returns by which controller the driver limits memory: see limit.BackendOf.
 func Backend(groups cgroup.FS) limit.Backend {
-	if text, err := os.ReadFile(filepath.Join(groups.Mount, "dmem.capacity")); err == nil {
-		for line := range strings.Lines(string(text)) {
-			if region, _, _ := strings.Cut(line, " "); strings.HasPrefix(region, "nvidia/") && strings.HasSuffix(region, "/vidmem") {
-				return limit.DMem
-			}
-		}
-	}
-	if root, err := groups.Read("/"); err == nil && root.Has(limit.Misc.Controller()) {
-		return limit.Misc
-	}
-	return limit.NoBackend
+	capacity, _ := os.ReadFile(filepath.Join(groups.Mount, "dmem.capacity")) // missing without that controller
+	root, _ := groups.Read("/")
+	return limit.BackendOf(string(capacity), root.Controllers)
 }
 
 // read makes a reading.
@@ -180,6 +162,7 @@ func (l *Limiter) begin(n seen, done []limit.Done) limit.Reading {
 		}
 	}
 	r.Parents = l.parents(n)
+	r.Reserve = max(n.inv.LimitPolicy().Reserve, inventory.DefaultReserve) // a file may have none
 	for _, bytes := range n.inv.HookLimits() {
 		for u := range n.inv.Devices() {
 			if u.Memory > 0 {
@@ -219,7 +202,11 @@ func (l *Limiter) addProcesses(r *limit.Reading, pods map[string]string) {
 }
 
 func processOf(p use.Process, pods map[string]string) limit.Process {
-	return limit.Process{PID: p.PID, Started: p.Started, GPU: p.At.GPU, Work: p.Owner, Group: cgroup.Resolve(p.Group, pods)}
+	memory := uint64(0)
+	if p.Memory.OK {
+		memory = p.Memory.Value
+	}
+	return limit.Process{PID: p.PID, Started: p.Started, GPU: p.At.GPU, Memory: memory, Work: p.Owner, Group: cgroup.Resolve(p.Group, pods)}
 }
 
 // groupsOf are the groups in which the work of a holding is: its task's, its pod's, or those of containers.

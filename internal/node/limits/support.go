@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"os"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -33,13 +32,13 @@ func (l *Limiter) probe(ctx context.Context, n seen) {
 	if opened := fmt.Sprint(n.state.Incarnation, " ", n.state.Snapshot.Driver.Version, " ", n.node); s.opened != opened {
 		s.opened, s.tried, s.triedAt = opened, map[gpu.DeviceID]string{}, map[gpu.DeviceID]time.Time{}
 	}
-	if n.node.Unsupported != "" || n.node.CannotSet != "" || n.node.Backend == limit.NoBackend {
+	if n.node.Unsupported != "" || n.node.CannotSet != "" {
 		return
 	}
 	next := map[gpu.DeviceID]string{} // another map: the one before is published
 	for u := range n.inv.Devices() {
 		id := u.Device.ID
-		if u.Memory == 0 || u.Device.MIG {
+		if u.Memory == 0 {
 			continue
 		}
 		why, tried := s.tried[id]
@@ -79,7 +78,7 @@ func (s *support) retries(n seen) bool {
 // parents are the groups above those of Nomad's tasks, which need the backend's controller for their children: Nomad enables neither misc nor dmem
 // (client/lib/cgroupslib/init.go), and writes the list anew at each start.
 func (l *Limiter) parents(n seen) (all []limit.Parent) {
-	if l.opts.Orchestrator != holders.Nomad || !n.limits || n.node.Unsupported != "" || n.node.Backend == limit.NoBackend {
+	if l.opts.Orchestrator != holders.Nomad || !n.limits || n.node.Unsupported != "" {
 		return nil
 	}
 	for _, p := range append([]string{"/", cgroup.NomadSlice}, cgroup.NomadSlices...) {
@@ -148,37 +147,9 @@ func (l Local) SetMemoryLimit(ctx context.Context, group cgroup.ID, change gpu.L
 	return l.Driver.SetMemoryLimit(ctx, change)
 }
 
-// tryGroup is the group on which a limit is tried. No process is ever in it.
-const tryGroup = "/tandem-limit-test"
-
-// TryLimit implements Prober: it makes a group, and removes it.
-func (l Local) TryLimit(ctx context.Context, id gpu.DeviceID, b limit.Backend) (err error) {
-	if err := l.Groups.Enable("/", b.Controller()); err != nil {
-		return err
-	}
-	at := l.Groups.Path(tryGroup)
-	if err := os.Mkdir(at, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	defer func() { err = errors.Join(err, l.Groups.Remove(tryGroup)) }()
-	want := gpu.MemoryLimit{Hard: tryBytes}
-	if b == limit.Misc {
-		want.Soft = tryBytes
-	}
-	q := gpu.LimitQuery{GPU: id, Group: at}
-	if err := l.Driver.SetMemoryLimit(ctx, gpu.LimitChange{LimitQuery: q, Soft: want.Soft, Hard: want.Hard}); err != nil {
-		return err
-	}
-	answers, err := l.Driver.MemoryLimits(ctx, []gpu.LimitQuery{q})
-	switch end := l.Driver.SetMemoryLimit(ctx, gpu.LimitChange{LimitQuery: q, Hard: gpu.NoMemoryLimit}); {
-	case err != nil:
-		return err
-	case len(answers) != 1 || answers[0].State != gpu.LimitRead || answers[0].Limit.Hard != want.Hard || answers[0].Limit.Soft != want.Soft:
-		return fmt.Errorf("the driver does not return the limit that was set: %+v", answers)
-	default:
-		return end // the driver keeps a limit that is not ended
-	}
+// TryLimit implements Prober.
+func (l Local) TryLimit(ctx context.Context, id gpu.DeviceID, b limit.Backend) error {
+	return Try(l.Groups, b, id,
+		func(c gpu.LimitChange) error { return l.Driver.SetMemoryLimit(ctx, c) },
+		func(q []gpu.LimitQuery) ([]gpu.LimitAnswer, error) { return l.Driver.MemoryLimits(ctx, q) })
 }
-
-// tryBytes is a limit that no share has.
-const tryBytes = 3 << 20

@@ -25,7 +25,7 @@ func (r request) check() error {
 		if r.Soft != 0 {
 			errs = append(errs, fmt.Errorf("soft limit %d without a hard one: want 0", r.Soft))
 		}
-	case r.Hard == 0 || r.Hard%mib != 0:
+	case r.Hard == 0 || r.Hard%gpu.MiB != 0:
 		errs = append(errs, fmt.Errorf("hard limit of %d bytes: want whole MiB, or no limit", r.Hard))
 	case r.Soft != 0 && r.Soft != r.Hard:
 		errs = append(errs, fmt.Errorf("soft limit of %d bytes: want 0 or the hard one", r.Soft))
@@ -33,12 +33,12 @@ func (r request) check() error {
 	return errors.Join(errs...)
 }
 
-const mib = 1 << 20 // the unit of limits, as that of NVIDIA's hook
+func (r request) checkTry() error { return component.CheckGPU(r.GPU) }
 
 // checkGroup returns an error that wraps fs.ErrNotExist if the group of a request has ended or is another one.
 func (s *Server) checkGroup(r request) error {
-	if err := s.Groups.Check(); err != nil {
-		return &UnavailableError{"mount the host's control groups of version 2 at " + s.Groups.Mount, err}
+	if err := s.checkMount(); err != nil {
+		return err
 	}
 	switch g, err := s.Groups.Read(r.Group); {
 	case errors.Is(err, fs.ErrNotExist):
@@ -47,6 +47,13 @@ func (s *Server) checkGroup(r request) error {
 		return err
 	case g.ID != (cgroup.ID{Path: r.Group, Inode: r.Inode}):
 		return &goneError{fmt.Sprintf("the control group %s has the inode %d, not %d: it is another one", r.Group, g.Inode, r.Inode)}
+	}
+	return nil
+}
+
+func (s *Server) checkMount() error {
+	if err := s.Groups.Check(); err != nil {
+		return &UnavailableError{"mount the host's control groups of version 2 at " + s.Groups.Mount, err}
 	}
 	return nil
 }
@@ -61,7 +68,7 @@ func checkGPU(r request, s gpu.Snapshot) error {
 	case d.At.GI != gpu.Whole || d.MIG:
 		return fmt.Errorf("%s: the driver counts no memory on a GPU while its MIG mode is enabled", r.GPU)
 	case r.Hard != gpu.NoMemoryLimit && r.Hard > d.Memory:
-		return fmt.Errorf("%s: hard limit of %d MiB: the GPU has %d", r.GPU, r.Hard/mib, d.Memory/mib)
+		return fmt.Errorf("%s: hard limit of %d MiB: the GPU has %d", r.GPU, r.Hard/gpu.MiB, d.Memory/gpu.MiB)
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/limit"
 	"github.com/tandem-gpu/tandem/internal/node/cgroup"
 	"github.com/tandem-gpu/tandem/internal/node/component"
 	"github.com/tandem-gpu/tandem/internal/node/limits"
@@ -21,7 +22,10 @@ type Client struct {
 	Socket string // see Path
 }
 
-var _ limits.Setter = Client{}
+var (
+	_ limits.Setter = Client{}
+	_ limits.Prober = Client{}
+)
 
 // Ready returns nil if the component runs; else *UnavailableError with what makes it run.
 func (c Client) Ready(ctx context.Context) error {
@@ -32,6 +36,11 @@ func (c Client) Ready(ctx context.Context) error {
 // another one by now, and with *UnavailableError if limits can't be set at present. After any other error the limit may be set or not.
 func (c Client) SetMemoryLimit(ctx context.Context, group cgroup.ID, change gpu.LimitChange) error {
 	return c.call(ctx, setURL, request{group.Path, group.Inode, change.GPU, change.Soft, change.Hard}, StopWithin)
+}
+
+// TryLimit has the component set a limit on an empty group and read it back, for the backend that it finds itself.
+func (c Client) TryLimit(ctx context.Context, id gpu.DeviceID, _ limit.Backend) error {
+	return c.call(ctx, tryURL, request{GPU: id}, StopWithin)
 }
 
 func (c Client) call(ctx context.Context, path string, r request, atMost time.Duration) error {

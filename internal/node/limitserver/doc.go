@@ -4,7 +4,8 @@
 //	agent                                          component, root on the node
 //	Client --- POST, JSON --- <state dir>/limits.sock --- Server --- Driver: open, set, close
 //
-// The server sets limits for the groups of pods and of their containers only, and for no group that has taken the place of another one. It opens the driver's
+// The server sets limits for the groups of pods and of their containers only, and for no group that has taken the place of another one. Whether a GPU takes limits
+// at all it tries on an empty group that it makes and removes: limits.Try. It opens the driver's
 // library for each request and closes it, so that it is never in the way of a reset or of an update of the driver.
 //
 //	client leaves . . . . . . the limit is set

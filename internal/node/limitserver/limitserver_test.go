@@ -47,7 +47,8 @@ type driver struct {
 	setErr      error
 	onSnapshot  func()
 	closeErr    error
-	hang        chan struct{} // SetMemoryLimit waits for its end; nil = it does not wait
+	limits      map[string]gpu.MemoryLimit // by path and GPU
+	hang        chan struct{}              // SetMemoryLimit waits for its end; nil = it does not wait
 }
 
 func (d *driver) call(what string) {
@@ -92,7 +93,21 @@ func (d *driver) SetMemoryLimit(c gpu.LimitChange) error {
 	if d.hang != nil {
 		<-d.hang
 	}
+	if d.setErr == nil {
+		d.limits[c.Group+string(c.GPU)] = gpu.MemoryLimit{Soft: c.Soft, Hard: c.Hard}
+	}
 	return d.setErr
+}
+
+func (d *driver) MemoryLimits(queries []gpu.LimitQuery) (answers []gpu.LimitAnswer, err error) {
+	for _, q := range queries {
+		a := gpu.LimitAnswer{LimitQuery: q, State: gpu.NoLimit}
+		if l, set := d.limits[q.Group+string(q.GPU)]; set {
+			a.Limit, a.State = l, gpu.LimitRead
+		}
+		answers = append(answers, a)
+	}
+	return answers, nil
 }
 
 func (d *driver) Close() error {
@@ -110,18 +125,24 @@ type rig struct {
 	ended      chan error
 }
 
-func start(t *testing.T) *rig {
+func start(t *testing.T, before ...func(*rig)) *rig {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("the server serves root only")
 	}
 	r := &rig{dir: coretest.ShortDir(t), mount: t.TempDir(), log: &logbuffer.Buffer{}, ended: make(chan error, 1)}
-	r.driver = &driver{devices: []gpu.Device{
+	r.driver = &driver{limits: map[string]gpu.MemoryLimit{}, devices: []gpu.Device{
 		{ID: name, At: gpu.WholeGPU(name), Memory: 80 * gib},
 		{ID: "GPU-2", At: gpu.WholeGPU("GPU-2"), Memory: 80 * gib, MIG: true},
 	}}
 	r.Client = Client{Socket: Path(r.dir)}
 	r.makeGroup(t, pod)
+	for _, file := range []string{"cgroup.controllers", "cgroup.subtree_control"} {
+		check.NoError(t, os.WriteFile(filepath.Join(r.mount, file), []byte("cpu misc\n"), 0o600))
+	}
+	for _, change := range before {
+		change(r)
+	}
 	s := &Server{
 		StateDir: r.dir, Groups: cgroup.FS{Mount: r.mount, AnyFilesystem: true}, Open: r.driver.Open, Log: slog.New(slog.NewTextHandler(r.log, nil)),
 		DriverWithin: 300 * time.Millisecond,
@@ -173,6 +194,49 @@ func TestLimitIsSet(t *testing.T) {
 	}
 }
 
+// A limit is tried on a group of the server, which is there for the request only: whether the driver takes it or not (fence 9), also after a server was killed.
+func TestTryLimit(t *testing.T) {
+	const end = "18446744073709551615"
+	var at string
+	leave := func(r *rig) { // GPU-2 has none
+		at = r.mount + "/tandem-limit-test"
+		check.NoError(t, os.Mkdir(at, 0o755))
+		r.driver.limits[at+string(name)] = gpu.MemoryLimit{Soft: 3 << 20, Hard: 3 << 20}
+	}
+	r := start(t, leave)
+	calls := func(err, want error, made ...string) {
+		t.Helper()
+		for i := range made {
+			made[i] = strings.ReplaceAll(made[i], "AT", at)
+		}
+		if got := r.made(); got != strings.Join(made, ", ") || !errors.Is(err, want) && (err == nil || err.Error() != want.Error()) {
+			t.Errorf("%v, want %v; calls %q, want %q", err, want, got, made)
+		}
+		if _, err := os.Stat(at); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the group is left: %v", err)
+		}
+		r.calls = nil
+	}
+	try := func() error { return r.TryLimit(t.Context(), name, limit.Misc) }
+	calls(nil, nil, "open", "set GPU-1 0 "+end+" AT", "close")
+	calls(try(), nil, "open", "set GPU-1 3145728 3145728 AT", "set GPU-1 0 "+end+" AT", "close")
+	r.setErr = errors.New("nvmlDeviceSetMemoryLimits_v1: Not Supported")
+	delete(r.driver.limits, at+string(name))
+	calls(try(), r.setErr, "open", "set GPU-1 3145728 3145728 AT", "close")
+	r.setErr = nil
+	if err := r.TryLimit(t.Context(), "GPU-2", limit.Misc); err == nil || !strings.Contains(err.Error(), "MIG mode") {
+		t.Errorf("%v", err)
+	}
+	r.calls = nil
+	check.NoError(t, os.WriteFile(r.mount+"/cgroup.controllers", []byte("cpu\n"), 0o600))
+	if e, ok := errors.AsType[*UnavailableError](try()); !ok || r.made() != "" {
+		t.Errorf("%v, calls %q", e, r.made())
+	}
+	if err := r.TryLimit(t.Context(), "GPU-1,GPU-2", limit.Misc); err == nil || !strings.Contains(err.Error(), "not the UUID") {
+		t.Errorf("%v", err)
+	}
+}
+
 // Only groups of pods and of their containers, as both drivers of the kubelet make them; never one that has others below it (fence 23, and "Never").
 func TestGroups(t *testing.T) {
 	systemd := strings.ReplaceAll(uid, "-", "_")
@@ -206,20 +270,20 @@ func TestServerChecksWhatItSets(t *testing.T) {
 		soft, hard uint64
 		want       string
 	}{
-		"the group of all pods":      {"/kubepods", name, 0, gib, "not the control group of a pod"},
-		"a group of Nomad":           {"/nomad.slice/share.slice/a.scope", name, 0, gib, "not the control group of a pod"},
-		"a path with ..":             {pod + "/..", name, 0, gib, "not the path of a control group"},
-		"a symbolic link":            {"/kubepods/pod" + strings.Repeat("b", 32), name, 0, gib, "a symbolic link"},
-		"a MIG instance":             {pod, "MIG-1", 0, gib, "not the UUID of a whole GPU"},
-		"two GPUs":                   {pod, "GPU-1,GPU-2", 0, gib, "not the UUID of a whole GPU"},
-		"an unknown GPU":             {pod, "GPU-3", 0, gib, "not among the 2 devices"},
-		"a GPU with MIG mode":        {pod, "GPU-2", 0, gib, "MIG mode"},
-		"no memory at all":           {pod, name, 0, 0, "want whole MiB"},
-		"half a MiB":                 {pod, name, 0, gib + 1<<19, "want whole MiB"},
-		"more than the GPU has":      {pod, name, 0, 81 * gib, "the GPU has 81920"},
-		"a part that is reserved":    {pod, name, gib, 2 * gib, "want 0 or the hard one"},
-		"reserved without a limit":   {pod, name, gib, gpu.NoMemoryLimit, "want 0"},
-		"all problems are told once": {"/", "0", 0, 1, "/\" is not the control group of a pod or of a container of one\n\"0\" is not the UUID of a whole GPU\nhard limit"},
+		"the group of all pods":     {"/kubepods", name, 0, gib, "not the control group of a pod"},
+		"a group of Nomad":          {"/nomad.slice/share.slice/a.scope", name, 0, gib, "not the control group of a pod"},
+		"a path with ..":            {pod + "/..", name, 0, gib, "not the path of a control group"},
+		"a symbolic link":           {"/kubepods/pod" + strings.Repeat("b", 32), name, 0, gib, "a symbolic link"},
+		"a MIG instance":            {pod, "MIG-1", 0, gib, "not the UUID of a whole GPU"},
+		"two GPUs":                  {pod, "GPU-1,GPU-2", 0, gib, "not the UUID of a whole GPU"},
+		"an unknown GPU":            {pod, "GPU-3", 0, gib, "not among the 2 devices"},
+		"a GPU with MIG mode":       {pod, "GPU-2", 0, gib, "MIG mode"},
+		"no memory at all":          {pod, name, 0, 0, "want whole MiB"},
+		"half a MiB":                {pod, name, 0, gib + 1<<19, "want whole MiB"},
+		"more than the GPU has":     {pod, name, 0, 81 * gib, "the GPU has 81920"},
+		"a part that is reserved":   {pod, name, gib, 2 * gib, "want 0 or the hard one"},
+		"reserved without a limit":  {pod, name, gib, gpu.NoMemoryLimit, "want 0"},
+		"all problems in one error": {"/", "0", 0, 1, "/\" is not the control group of a pod or of a container of one\n\"0\" is not the UUID of a whole GPU\nhard limit"},
 	} {
 		if err := r.set(t, c.group, c.gpu, c.soft, c.hard); err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(r.made(), "set") {
 			t.Errorf("%s: %v, calls %q", what, err, r.made())

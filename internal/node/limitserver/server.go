@@ -10,8 +10,10 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/limit"
 	"github.com/tandem-gpu/tandem/internal/node/cgroup"
 	"github.com/tandem-gpu/tandem/internal/node/component"
+	"github.com/tandem-gpu/tandem/internal/node/limits"
 	"github.com/tandem-gpu/tandem/internal/node/ownership"
 )
 
@@ -31,6 +33,7 @@ type Driver interface {
 	Snapshot() (gpu.Snapshot, error)
 	LimitsUnsupported() string // why the driver has no limits, after Snapshot; "" = it may have them
 	SetMemoryLimit(gpu.LimitChange) error
+	MemoryLimits([]gpu.LimitQuery) ([]gpu.LimitAnswer, error)
 	Close() error // an error means that a call is still in the driver
 }
 
@@ -57,6 +60,12 @@ func (s *Server) Run(ctx context.Context) error {
 	if err := s.Groups.Check(); err != nil { // the agents show it, too
 		s.Log.Warn("no limits can be set", "error", err)
 	}
+	s.turn = make(chan struct{}, 1)
+	if err := s.serve(s.endTry); errors.Is(err, ErrHung) {
+		return err
+	} else if err != nil { // the next try takes it
+		s.Log.Warn("the limit of a try that was cut off is not ended", "error", err)
+	}
 	component.Run(ctx, Path(s.StateDir), s.handler(end), StopWithin, s.Log)
 	if err := context.Cause(ctx); errors.Is(err, ErrHung) {
 		return err
@@ -66,29 +75,34 @@ func (s *Server) Run(ctx context.Context) error {
 
 func (s *Server) handler(end context.CancelCauseFunc) http.Handler {
 	const only = "only root may set limits"
-	s.turn = make(chan struct{}, 1)
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+readyURL, component.Handle(s.Log, only, nil, func(context.Context, request, http.ResponseWriter) any {
 		return answer{encode(s.Groups.Check())}
 	}))
-	mux.HandleFunc("POST "+setURL, component.Handle(s.Log, only, request.check, func(ctx context.Context, r request, _ http.ResponseWriter) any {
-		err := s.serve(context.WithoutCancel(ctx), r)
-		log := s.Log.With("group", r.Group, "id", r.GPU, "hard", r.Hard, "soft", r.Soft)
+	done := func(err error, log *slog.Logger, what string) answer {
 		if err != nil {
-			log.Warn("limit not set", "error", err)
+			log.Warn("limit not "+what, "error", err)
 		} else {
-			log.Info("limit set")
+			log.Info("limit " + what)
 		}
 		if errors.Is(err, ErrHung) {
 			end(err)
 		}
 		return answer{encode(err)}
+	}
+	mux.HandleFunc("POST "+setURL, component.Handle(s.Log, only, request.check, func(_ context.Context, r request, _ http.ResponseWriter) any {
+		err := s.serve(func() error { return s.set(r) })
+		return done(err, s.Log.With("group", r.Group, "id", r.GPU, "hard", r.Hard, "soft", r.Soft), "set")
+	}))
+	mux.HandleFunc("POST "+tryURL, component.Handle(s.Log, only, request.checkTry, func(_ context.Context, r request, _ http.ResponseWriter) any {
+		err := s.serve(func() error { return s.try(r.GPU) })
+		return done(err, s.Log.With("id", r.GPU), "set on an empty group and ended")
 	}))
 	return mux
 }
 
-// serve sets a limit when it is its turn.
-func (s *Server) serve(ctx context.Context, r request) error {
+// serve does something with the driver when it is its turn, also if the agent that asked has gone.
+func (s *Server) serve(do func() error) error {
 	select {
 	case s.turn <- struct{}{}:
 	case <-time.After(queueWithin):
@@ -100,7 +114,7 @@ func (s *Server) serve(ctx context.Context, r request) error {
 	}
 	ended := make(chan error, 1)
 	go func() { // abandoned if the driver hangs, with its turn
-		ended <- s.set(r)
+		ended <- do()
 		<-s.turn
 	}()
 	select {
@@ -111,12 +125,68 @@ func (s *Server) serve(ctx context.Context, r request) error {
 	}
 }
 
-// set opens the driver, sets a limit, and closes the driver. The group is looked at last, right before the call.
-func (s *Server) set(r request) (err error) {
-	if err := s.mayOpen(); err != nil {
+// set sets a limit. The group is looked at last, right before the call.
+func (s *Server) set(r request) error {
+	if err := s.checkGroup(r); err != nil { // before the driver is opened for nothing
 		return err
 	}
-	if err := s.checkGroup(r); err != nil { // before the driver is opened for nothing
+	return s.withDriver(func(d Driver, snapshot gpu.Snapshot) error {
+		if why := d.LimitsUnsupported(); why != "" {
+			return unsupported(why)
+		}
+		if err := checkGPU(r, snapshot); err != nil {
+			return err
+		}
+		if err := s.checkGroup(r); err != nil {
+			return err
+		}
+		return d.SetMemoryLimit(gpu.LimitChange{LimitQuery: gpu.LimitQuery{GPU: r.GPU, Group: s.Groups.Path(r.Group)}, Soft: r.Soft, Hard: r.Hard})
+	})
+}
+
+// try tries whether a limit can be set on a GPU.
+func (s *Server) try(id gpu.DeviceID) error {
+	if err := s.checkMount(); err != nil {
+		return err
+	}
+	b := limits.Backend(s.Groups)
+	if b == limit.NoBackend {
+		return unsupported("the kernel has neither the controller dmem nor misc")
+	}
+	return s.withDriver(func(d Driver, snapshot gpu.Snapshot) error {
+		if why := d.LimitsUnsupported(); why != "" {
+			return unsupported(why)
+		}
+		if err := checkGPU(request{GPU: id}, snapshot); err != nil {
+			return err
+		}
+		return limits.Try(s.Groups, b, id, d.SetMemoryLimit, d.MemoryLimits)
+	})
+}
+
+// endTry ends what a try of a server before this one has left.
+func (s *Server) endTry() error {
+	if s.Groups.Check() != nil || !limits.LeftTry(s.Groups) {
+		return nil
+	}
+	return s.withDriver(func(d Driver, snapshot gpu.Snapshot) error {
+		var ids []gpu.DeviceID
+		for _, one := range snapshot.Devices {
+			if one.At == gpu.WholeGPU(one.ID) {
+				ids = append(ids, one.ID)
+			}
+		}
+		return limits.EndTry(s.Groups, ids, d.SetMemoryLimit, d.MemoryLimits)
+	})
+}
+
+func unsupported(why string) error {
+	return &UnavailableError{"install a driver with limits, or remove them from the policy", errors.New(why)}
+}
+
+// withDriver opens the driver for a function, and closes it.
+func (s *Server) withDriver(do func(Driver, gpu.Snapshot) error) (err error) {
+	if err := s.mayOpen(); err != nil {
 		return err
 	}
 	d, err := s.Open()
@@ -132,16 +202,7 @@ func (s *Server) set(r request) (err error) {
 	if err != nil {
 		return err
 	}
-	if why := d.LimitsUnsupported(); why != "" {
-		return &UnavailableError{"install a driver with limits, or remove them from the policy", errors.New(why)}
-	}
-	if err := checkGPU(r, snapshot); err != nil {
-		return err
-	}
-	if err := s.checkGroup(r); err != nil {
-		return err
-	}
-	return d.SetMemoryLimit(gpu.LimitChange{LimitQuery: gpu.LimitQuery{GPU: r.GPU, Group: s.Groups.Path(r.Group)}, Soft: r.Soft, Hard: r.Hard})
+	return do(d, snapshot)
 }
 
 // mayOpen returns why the driver must not be opened: it is released for a reset, and a process that has it open would be in the way.

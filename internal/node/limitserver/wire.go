@@ -12,6 +12,7 @@ import (
 const (
 	readyURL = "/v1/ready" // an empty request
 	setURL   = "/v1/set"
+	tryURL   = "/v1/try" // a request with a GPU
 )
 
 // request is a limit of a group on a GPU.

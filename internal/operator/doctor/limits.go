@@ -3,6 +3,7 @@ package doctor
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -17,19 +18,17 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/limit"
 	"github.com/tandem-gpu/tandem/internal/node/cgroup"
 	"github.com/tandem-gpu/tandem/internal/node/gpureset"
+	"github.com/tandem-gpu/tandem/internal/node/limitserver"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
-
-// limitBranch is the first branch of the driver that limits device memory by control groups. It is a short-lived one.
-const limitBranch = 615
 
 // limits is what limits of device memory need of a node. It is read only if the policy has some.
 type limits struct {
 	NotUnified  error    // why the control groups can't be used
 	OwnOnly     bool     // this process sees the control groups of its own container only: the root group has no cgroup.events
 	Controllers []string // of the root group
-	Region      bool     // dmem.capacity of the root group has a GPU: the driver's backend is dmem
+	Capacity    string   // dmem.capacity of the root group
 	Mode        string   // RmMemacctMode of the kernel module; "" = its default
 	Off         []string // groups of Nomad that do not enable the backend's controller for those below them, as paths of files
 	Kernel      map[string]string
@@ -47,14 +46,10 @@ type misspelt struct {
 
 // backend is the controller by which the driver limits memory (RmMemacctMode: 0 off, 1 misc, 2 dmem; memacct.c in open-gpu-kernel-modules 615).
 func (l limits) backend() limit.Backend {
-	switch {
-	case l.Mode == "0":
-	case l.Region:
-		return limit.DMem
-	case slices.Contains(l.Controllers, string(limit.Misc)):
-		return limit.Misc
+	if l.Mode == "0" {
+		return limit.NoBackend
 	}
-	return limit.NoBackend
+	return limit.BackendOf(l.Capacity, l.Controllers)
 }
 
 func (o *Options) cgroups() string { return cmp.Or(o.Roots.Cgroup, cgroup.DefaultMount) }
@@ -69,12 +64,12 @@ func readLimits(ctx context.Context, o *Options) func(*Facts) {
 	in := func(path string) string { return filepath.Join(o.cgroups(), path) }
 	l := limits{
 		NotUnified: o.system.unified(o.cgroups()), OwnOnly: exists(in("cgroup.events")), Controllers: strings.Fields(text(in("cgroup.controllers"))),
-		Region: strings.Contains("\n"+text(in("dmem.capacity")), "\nnvidia/"), Mode: memoryMode(text(o.proc("driver/nvidia/params"))),
+		Capacity: text(in("dmem.capacity")), Mode: memoryMode(text(o.proc("driver/nvidia/params"))),
 		Kernel: kernelSettings(text(o.host("/boot/config-" + text(o.proc("sys/kernel/osrelease"))))),
 	}
 	for _, group := range nomadGroups {
 		file := in(filepath.Join(group, "cgroup.subtree_control"))
-		if on, err := os.ReadFile(file); err == nil && !o.kubernetes() && !slices.Contains(strings.Fields(string(on)), string(l.backend())) {
+		if on, err := os.ReadFile(file); err == nil && !o.kubernetes() && !slices.Contains(strings.Fields(string(on)), l.backend().Controller()) {
 			l.Off = append(l.Off, file)
 		}
 	}
@@ -175,7 +170,7 @@ func decideLimits(f *Facts) []Finding {
 	}
 	findings := slices.Concat(unsupported, off, limitHook(f), limitRuntime(f), limitSetter(f), limitVariables(f), limitShares(f), foreignLimits(f), shortLived(f))
 	if Problems(findings)+count(findings, Warning) == 0 && f.Memory.backend() != limit.NoBackend {
-		findings = append(findings, Finding{"limits", OK, f.cgroups(), "memory of shares can be limited, by the controller " + string(f.Memory.backend()), ""})
+		findings = append(findings, Finding{"limits", OK, f.cgroups(), "memory of shares can be limited, by the controller " + f.Memory.backend().Controller(), ""})
 	}
 	return findings
 }
@@ -201,19 +196,19 @@ func driverBranch(f *Facts) int {
 }
 
 func limitDriver(f *Facts) []Finding {
-	if n := driverBranch(f); n == 0 || n >= limitBranch {
+	if n := driverBranch(f); n == 0 || n >= gpu.LimitsBranch {
 		return nil
 	}
 	return []Finding{limitFinding(f, "driver "+f.Offered().Driver.Version, "no share is limited: this driver has no limits of device memory",
-		fmt.Sprintf("install driver %d or newer, with CUDA 13.4, or remove limit from the rules", limitBranch))}
+		fmt.Sprintf("install driver %d or newer, with CUDA 13.4, or remove limit from the rules", gpu.LimitsBranch))}
 }
 
-// shortLived says that the first branch with limits gets no fixes for long.
+// shortLived is about the first branch with limits, which gets no fixes for long.
 func shortLived(f *Facts) []Finding {
-	if driverBranch(f) != limitBranch {
+	if driverBranch(f) != gpu.LimitsBranch {
 		return nil
 	}
-	return []Finding{{"limits", Note, "driver " + f.Offered().Driver.Version, fmt.Sprintf("R%d, the first branch with limits of device memory, is a short-lived one: it gets no fixes when the next one is there", limitBranch), ""}}
+	return []Finding{{"limits", Note, "driver " + f.Offered().Driver.Version, fmt.Sprintf("R%d, the first branch with limits of device memory, is a short-lived one: it gets no fixes when the next one is there", gpu.LimitsBranch), ""}}
 }
 
 // limitBackend is about the control groups and the kernel.
@@ -248,8 +243,8 @@ func limitControllers(f *Facts) []Finding {
 	if backend == limit.NoBackend || f.Memory.NotUnified != nil || len(f.Memory.Off) == 0 {
 		return nil
 	}
-	found := fmt.Sprintf("the controller %s is off in groups of Nomad's tasks, where the driver then counts nothing", backend)
-	command := fmt.Sprintf("for f in %s; do echo +%s > $f; done", strings.Join(f.Memory.Off, " "), backend)
+	found := fmt.Sprintf("the controller %s is off in groups of Nomad's tasks, where the driver then counts nothing", backend.Controller())
+	command := fmt.Sprintf("for f in %s; do echo +%s > $f; done", strings.Join(f.Memory.Off, " "), backend.Controller())
 	if !f.Agent.Running {
 		return []Finding{{"limits", Note, f.Memory.Off[0], found + "; the agent enables it when it starts as root", "nothing; by hand: " + command}}
 	}
@@ -269,9 +264,9 @@ func limitHook(f *Facts) []Finding {
 	l := f.Memory
 	const install = "install nvidia-container-toolkit 1.20.1 or newer"
 	switch {
-	case l.Hook == "" || !byHook(f) || !older(l.HookVersion, 1, 20, 1):
+	case l.Hook == "" || !byHook(f) || l.HookVersion == "" || cdi.AtLeast(l.HookVersion, 1, 20, 1):
 		return nil
-	case older(l.HookVersion, 1, 18, 0):
+	case !cdi.AtLeast(l.HookVersion, 1, 18, 0):
 		return []Finding{limitFinding(f, l.Hook, "version "+l.HookVersion+" refuses the hook that sets limits: containers with a limit do not start", install)}
 	}
 	return []Finding{limitFinding(f, l.Hook, "version "+l.HookVersion+" ignores the hook that sets limits: containers start without a limit, and nothing reports it", install)}
@@ -290,7 +285,11 @@ func limitSetter(f *Facts) []Finding {
 	if f.Memory.Setter == nil {
 		return nil
 	}
-	return []Finding{limitFinding(f, "what sets limits", "limits can't be set: "+f.Memory.Setter.Error(), "run k8s-gpu limit-server on the node: with the component deploy/limits, or memoryLimits.enabled in the chart")}
+	text, remedy := f.Memory.Setter.Error(), "see docs/sharing.md"
+	if e, ok := errors.AsType[*limitserver.UnavailableError](f.Memory.Setter); ok {
+		text, remedy = e.Err.Error(), e.Remedy
+	}
+	return []Finding{limitFinding(f, "what sets limits", "limits can't be set: "+text, remedy)}
 }
 
 // limitVariables is about variables that nothing reads.
@@ -316,7 +315,7 @@ func limitShares(f *Facts) (findings []Finding) {
 		case s.WantBytes > 0 && s.State != string(limit.Limited):
 			findings = append(findings, Finding{"limits", Warning, "the agent's memory limits", strings.TrimSuffix(fmt.Sprintf("%s is %s: %s", name, stateText(s.State), s.Reason), ": "), "see docs/sharing.md, What each state means"})
 		case s.State == string(limit.Limited) && s.UsedBytes != nil && *s.UsedBytes == 0 && processBytes(r, s) > contextBytes:
-			findings = append(findings, limitFinding(f, "the agent's memory limits", name+" is limited by name only: its processes have memory of the GPU, and the driver has counted none",
+			findings = append(findings, limitFinding(f, "the agent's memory limits", "the limit of "+name+" has no effect: its processes have memory of the GPU, and the driver has counted none",
 				"look at cgroup.controllers and cgroup.procs of "+s.ControlGroup+", and restart the work"))
 		}
 	}
@@ -361,22 +360,6 @@ func foreignLimits(f *Facts) []Finding {
 		return nil
 	}
 	return []Finding{{"limits", Note, "the agent's memory limits", "another program has limited the memory of " + list(works), ""}}
-}
-
-// older reports whether a version is before another one; false if it is not known.
-func older(version string, than ...int) bool {
-	parts := strings.Split(version, ".")
-	for i, want := range than {
-		if i == len(parts) {
-			return version != ""
-		}
-		digits := parts[i][:len(parts[i])-len(strings.TrimLeft(parts[i], "0123456789"))]
-		n, err := strconv.Atoi(digits)
-		if err != nil || n != want {
-			return err == nil && n < want
-		}
-	}
-	return false
 }
 
 // openByGPU has the processes that have each listed GPU open, by its PCI address, as far as they are visible: some may be hidden, and doctor does not need all.

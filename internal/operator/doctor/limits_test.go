@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/node/limitserver"
 	"github.com/tandem-gpu/tandem/internal/operator/doctor"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
@@ -110,7 +111,7 @@ func TestLimits(t *testing.T) {
 		{"nothing sets limits", func(s *situation) {
 			s.limits(t, required)
 			s.options.LimitSetter = func(context.Context) error {
-				return errors.New("dial unix /var/lib/tandem/limits.sock: no such file or directory")
+				return &limitserver.UnavailableError{Remedy: "run the component on this node", Err: errors.New("dial unix /var/lib/tandem/limits.sock: no such file")}
 			}
 		}},
 		{"variables that nothing reads (fence 6)", func(s *situation) {

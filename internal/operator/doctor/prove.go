@@ -44,7 +44,7 @@ func decideProve(f *Facts) []Finding {
 	return findings
 }
 
-// cannotTake is about the settings, and rights of the agent, without which no GPU is taken to be proved or reset. What keeps it from both is said once, about both.
+// cannotTake is about the settings, and rights of the agent, without which no GPU is taken to be proved or reset. What keeps it from both is reported once, about both.
 func cannotTake(f *Facts, check, does string, settings []problem.Problem) (findings []Finding) {
 	add := func(place, text, remedy string, both bool) {
 		found := Finding{check, Problem, place, "no GPU is " + does + ": " + text, remedy}

@@ -33,7 +33,10 @@ var (
 )
 
 // limitCodes are the problems that have a series also while there is none.
-var limitCodes = []problem.Code{problem.LimitUnsupported, problem.LimitController, problem.LimitOverridden, problem.StaleLimit, problem.LimitState, problem.MemoryTotal}
+var limitCodes = []problem.Code{
+	problem.LimitUnsupported, problem.LimitsUnknown, problem.LimitNotCounted, problem.LimitController, problem.LimitOverridden, problem.StaleLimit, problem.LimitState,
+	problem.MemoryTotal,
+}
 
 // collectLimits adds the metrics of limits of device memory.
 func collectLimits(p *metric.Samples, s Source) {

@@ -55,7 +55,7 @@ func TestLimits(t *testing.T) {
 		"_state t 1 a j n nomad  false unknown": 1,
 	}
 	node := map[string]float64{
-		"_problems LIMIT_UNSUPPORTED": 0, "_problems LIMIT_CONTROLLER_OFF": 0, "_problems LIMIT_OVERRIDDEN": 0, "_problems STALE_LIMIT": 2,
+		"_problems LIMIT_UNSUPPORTED": 0, "_problems LIMITS_UNKNOWN": 0, "_problems LIMIT_NOT_COUNTED": 0, "_problems LIMIT_CONTROLLER_OFF": 0, "_problems LIMIT_OVERRIDDEN": 0, "_problems STALE_LIMIT": 2,
 		"_problems LIMITS_NOT_RECORDED": 0, "_problems MEMORY_TOTAL_LIMITED": 0,
 		"s_set_total": 1, "s_failed_total": 2, "s_overridden_total": 3, "s_stale_total": 4, "s_late_total": 5,
 	}

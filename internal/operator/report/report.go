@@ -26,10 +26,10 @@ type Report struct {
 	Excluded       []Excluded        `json:"excluded"`
 	Conditions     []Condition       `json:"conditions"`
 	Counts         []Count           `json:"counts"`
-	Proofs         []Proof           `json:"proofs,omitempty"` // by GPU; missing = no GPU is proved
-	Resets         []Reset           `json:"resets,omitempty"` // by GPU; missing = none is faulty or was reset, or they are not decided
+	Proofs         []Proof           `json:"proofs,omitempty"`       // by GPU; missing = no GPU is proved
+	Resets         []Reset           `json:"resets,omitempty"`       // by GPU; missing = none is faulty or was reset, or they are not decided
 	MemoryLimits   *MemoryLimits     `json:"memoryLimits,omitempty"` // of device memory; nil = the policy has none, and none of another program was found
-	PolicyWarnings []string          `json:"policyWarnings"`   // rules that select no device, positions that changed, pools of mixed sharing
+	PolicyWarnings []string          `json:"policyWarnings"`         // rules that select no device, positions that changed, pools of mixed sharing
 	Bindings       []Binding         `json:"bindings"`
 	Overlaps       []Overlap         `json:"overlaps"`
 	Injections     []Injection       `json:"injections"`

@@ -111,12 +111,16 @@ func (d Device) CurrentIndex() string {
 	return fmt.Sprintf("%d:%d", d.Index, *d.Instance)
 }
 
-// pool is the pool, and how the device is shared: "gpu.shared, time-slicing by 4".
+// pool is the pool, and how the device is shared: "gpu.shared, time-slicing by 4, 18432 MiB each".
 func (d Device) pool() string {
 	if d.Replicas == 0 {
 		return d.Pool
 	}
-	return fmt.Sprintf("%s, %s by %d", d.Pool, d.Sharing, d.Replicas)
+	text := fmt.Sprintf("%s, %s by %d", d.Pool, d.Sharing, d.Replicas)
+	if d.MemoryLimitBytes > 0 {
+		text += fmt.Sprintf(", %d MiB each", d.MemoryLimitBytes>>20)
+	}
+	return text
 }
 
 // state is the health state of a device, with the cause only if no condition in the report has it.

@@ -37,6 +37,8 @@ const (
 	ResetCannot      Code = "RESET_CANNOT"           // no GPU can be reset by this agent as it is set up
 	PersistenceMode  Code = "PERSISTENCE_MODE"       // the persistence mode of a GPU is off, and was on before its reset
 	LimitUnsupported Code = "LIMIT_UNSUPPORTED"      // the policy has limits of device memory that nothing on the node can hold
+	LimitsUnknown    Code = "LIMITS_UNKNOWN"         // which limits of device memory the driver has can't be read
+	LimitNotCounted  Code = "LIMIT_NOT_COUNTED"      // the driver has the limit of work, and counts nothing of what it uses
 	LimitController  Code = "LIMIT_CONTROLLER_OFF"   // the controller by which the driver limits memory is off in the control group of work
 	LimitOverridden  Code = "LIMIT_OVERRIDDEN"       // work had another limit of device memory than that of the policy
 	StaleLimit       Code = "STALE_LIMIT"            // work had the limit of a control group that has ended

@@ -1,101 +1,20 @@
-/* Limits of memory by control group: README.md has the rules in short, memacct.c of NVIDIA's open kernel modules 615.71.09 and kernel/cgroup/dmem.c of Linux
- * are their source. [23] is fence 23. */
+/* Limits of memory by control group: README.md has the rules in short, memacct.c of NVIDIA's open kernel modules 615.71.09 is their source.
+ * [23] is fence 23. The groups are in cgroups.c, the backend dmem in dmem.c. */
 #include "memacct.h"
+
+#include "cgroups.h"
+#include "dmem.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <limits.h>
-#include <linux/magic.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/vfs.h>
 #include <unistd.h>
-
-/* ---- control groups: folders of a cgroup2 mount, or of an ordinary tree below the machine's mount point ---- */
-
-/* Identifies a group beyond its path. The inode number of an ordinary folder is used again at once, but not in the same nanosecond. */
-typedef char identity[64];
-
-static bool identify(const char *path, identity id)
-{
-    struct statx x;
-    if (statx(AT_FDCWD, path, 0, STATX_INO | STATX_TYPE | STATX_BTIME, &x) || !S_ISDIR(x.stx_mode)) return false;
-    bool born = x.stx_mask & STATX_BTIME;
-    snprintf(id, sizeof(identity), "%x.%x:%llx:%llx", x.stx_dev_major, x.stx_dev_minor, (u64)x.stx_ino,
-             born ? (u64)x.stx_btime.tv_sec * 1000000000ULL + x.stx_btime.tv_nsec : 0);
-    return true;
-}
-
-static bool is_cgroup2(const char *path)
-{
-    struct statfs fs;
-    return !statfs(path, &fs) && fs.f_type == CGROUP2_SUPER_MAGIC;
-}
-
-static bool has_file(const char *group, const char *name)
-{
-    char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/%s", group, name);
-    return !access(path, F_OK);
-}
-
-static bool is_root(struct machine *m, const char *path)
-{
-    identity mount, id;
-    if (is_cgroup2(path)) return !has_file(path, "cgroup.type"); /* cgroup-v2.rst: "exists on non-root cgroups" */
-    return identify(m->cgroup_mount, mount) && identify(path, id) && !strcmp(mount, id);
-}
-
-/* The group above; false at the root, and where a cgroup namespace ends. */
-static bool up(struct machine *m, char *path)
-{
-    char *slash = strrchr(path, '/');
-    if (is_root(m, path) || !slash || slash == path) return false;
-    bool real = is_cgroup2(path);
-    char was = *slash;
-    *slash = 0;
-    if (real && !is_cgroup2(path)) { *slash = was; return false; }
-    return true;
-}
-
-/* The canonical path of a group; false unless it is one (cgroup_get_from_fd refuses others). */
-static bool open_group(struct machine *m, const char *group, char *path)
-{
-    char at[PATH_MAX];
-    identity id;
-    if (!group || !realpath(group, path) || !identify(path, id)) return false;
-    if (is_cgroup2(path)) return true;
-    strcpy(at, path);
-    while (!is_root(m, at))
-        if (!up(m, at)) return false;
-    return true;
-}
-
-/* malloc'd text of a file of a group, which has no size in a real one; NULL without it. */
-static char *read_group(const char *group, const char *name)
-{
-    char path[PATH_MAX], *text = NULL;
-    size_t room = 0;
-    snprintf(path, sizeof path, "%s/%s", group, name);
-    FILE *f = fopen(path, "re");
-    if (f && getdelim(&text, &room, 0, f) < 0) { free(text); text = NULL; }
-    if (f) fclose(f);
-    return text;
-}
-
-static bool has_controller(struct machine *m, const char *group)
-{
-    if (is_root(m, group)) return true;
-    char *text = read_group(group, "cgroup.controllers"), *save, *at = text ? strtok_r(text, " \n", &save) : NULL;
-    while (at && strcmp(at, m->memacct_controller)) at = strtok_r(NULL, " \n", &save);
-    free(text);
-    return at != NULL;
-}
 
 /* ---- state ---- */
 
@@ -151,7 +70,7 @@ static void parse(struct state *s, char *text)
 static bool ended(struct group *g)
 {
     identity id;
-    return !identify(g->path, id) || strcmp(id, g->id);
+    return !cgroup_identify(g->path, id) || strcmp(id, g->id);
 }
 
 static bool referred(struct state *s, u64 address)
@@ -203,7 +122,7 @@ static int open_file(const char *dir)
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s/memacct", dir);
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (fd >= 0) fchmod(fd, 0666); /* fails for a file of another user, who did it */
+    if (fd >= 0) fchmod(fd, 0666); /* fails for a file of another user, which that one has done */
     return fd;
 }
 
@@ -241,7 +160,7 @@ static bool open_state(struct state *s, const char *dir, struct machine *m)
 static struct group *find_group(struct state *s, const char *path)
 {
     identity id;
-    if (!identify(path, id)) return NULL;
+    if (!cgroup_identify(path, id)) return NULL;
     for (int i = 0; i < s->groups; i++)
         if (!strcmp(s->group[i].id, id)) return &s->group[i];
     return NULL;
@@ -249,7 +168,7 @@ static struct group *find_group(struct state *s, const char *path)
 
 static void take_address(struct group *g, const char *path)
 {
-    identify(path, g->id);
+    cgroup_identify(path, g->id);
     free(g->path);
     g->path = strdup(path);
 }
@@ -289,7 +208,7 @@ static struct entry *nearest(struct state *s, const char *uuid, const char *path
     struct entry *e = NULL;
     strcpy(at, path);
     do e = entry_of(s, uuid, at);
-    while (!e && up(s->m, at));
+    while (!e && cgroup_up(s->m, at));
     return e;
 }
 
@@ -297,7 +216,7 @@ bool memacct_reuse(const char *dir, struct machine *m, const char *old, const ch
 {
     struct state s;
     char path[PATH_MAX];
-    if (!open_group(m, group, path) || !open_state(&s, dir, m)) return false;
+    if (!cgroup_open(m, group, path) || !open_state(&s, dir, m)) return false;
     struct group *g = NULL, *present = find_group(&s, path);
     for (int i = 0; i < s.groups; i++)
         if (!strcmp(s.group[i].path, old) && ended(&s.group[i])) g = &s.group[i];
@@ -313,122 +232,7 @@ bool memacct_reuse(const char *dir, struct machine *m, const char *old, const ch
     return found;
 }
 
-/* ---- dmem: files of the groups, which the driver's library reads and writes [30] ---- */
-
-static void region_name(struct gpu *g, char *name, size_t size) { snprintf(name, size, "nvidia/%08x:%02x:%02x.0/vidmem", g->domain, g->bus, g->dev); }
-
-/* The value of a region in a file of a group; unset if there is no line. */
-static u64 read_region(const char *group, const char *file, const char *region, u64 unset)
-{
-    char *text = read_group(group, file), *rest = text;
-    size_t n = strlen(region);
-    u64 v = unset;
-    for (char *line; rest && (line = strsep(&rest, "\n"));)
-        if (!strncmp(line, region, n) && line[n] == ' ') v = !strcmp(line + n + 1, "max") ? NO_LIMIT : strtoull(line + n + 1, NULL, 10);
-    free(text);
-    return v;
-}
-
-/* Replaces, or removes, the line of a region. */
-static void write_region(const char *group, const char *file, const char *region, u64 value, bool remove)
-{
-    char path[PATH_MAX], *text = read_group(group, file), *rest = text, *out = NULL;
-    size_t n = strlen(region), size = 0;
-    FILE *f = open_memstream(&out, &size);
-    for (char *line; rest && (line = strsep(&rest, "\n"));)
-        if (*line && (strncmp(line, region, n) || line[n] != ' ')) fprintf(f, "%s\n", line);
-    if (!remove && value == NO_LIMIT) fprintf(f, "%s max\n", region);
-    else if (!remove) fprintf(f, "%s %llu\n", region, value);
-    fclose(f);
-    free(text);
-    snprintf(path, sizeof path, "%s/%s", group, file);
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (fd < 0 || write(fd, out, size) != (ssize_t)size) sim_violation("memacct", "%s not written: %s", path, strerror(errno));
-    if (fd >= 0) close(fd);
-    free(out);
-}
-
-/* Whether a group has the controller's files. Those of an ordinary folder are made here; a kernel makes its own. */
-static bool has_dmem(struct machine *m, const char *group, const char *region)
-{
-    if (!has_controller(m, group)) return false;
-    if (is_cgroup2(group)) return has_file(group, "dmem.max");
-    if (read_region(group, "dmem.current", region, NO_LIMIT) == NO_LIMIT) write_region(group, "dmem.current", region, 0, false);
-    if (is_root(m, group)) return true;
-    if (read_region(group, "dmem.max", region, NO_LIMIT - 1) == NO_LIMIT - 1) write_region(group, "dmem.max", region, NO_LIMIT, false);
-    if (read_region(group, "dmem.min", region, NO_LIMIT) == NO_LIMIT) write_region(group, "dmem.min", region, 0, false);
-    return true;
-}
-
-static nvmlReturn_t dmem_set(struct machine *m, const char *group, const char *region, u64 soft, u64 hard)
-{
-    char at[PATH_MAX];
-    if (is_root(m, group)) return NVML_ERROR_NOT_SUPPORTED;
-    if (!has_dmem(m, group, region)) return NVML_ERROR_NOT_FOUND;
-    if (hard >= read_region(group, "dmem.current", region, 0)) write_region(group, "dmem.max", region, hard, false); /* else silently not taken */
-    u64 was = read_region(group, "dmem.min", region, 0);
-    strcpy(at, group);
-    do
-        if (has_dmem(m, at, region)) write_region(at, "dmem.min", region, read_region(at, "dmem.min", region, 0) - was + soft, false);
-    while (up(m, at) && !is_root(m, at));
-    return NVML_SUCCESS;
-}
-
-static nvmlReturn_t dmem_get(struct machine *m, const char *group, const char *region, nvmlGetMemoryLimits_v1_t *l)
-{
-    if (is_root(m, group) || !has_dmem(m, group, region)) return NVML_ERROR_NOT_FOUND;
-    l->softLimit = read_region(group, "dmem.min", region, 0);
-    l->hardLimit = read_region(group, "dmem.max", region, NO_LIMIT);
-    l->currentUsed = read_region(group, "dmem.current", region, 0);
-    return NVML_SUCCESS;
-}
-
-/* dmem.c try_charge: every level has to have room. A group without the controller has no counter of its own. */
-static bool dmem_charge(struct machine *m, const char *group, const char *region, u64 bytes)
-{
-    char at[PATH_MAX];
-    strcpy(at, group);
-    do {
-        if (!has_dmem(m, at, region) || is_root(m, at)) continue;
-        u64 max = read_region(at, "dmem.max", region, NO_LIMIT), used = read_region(at, "dmem.current", region, 0);
-        if (used > max || bytes > max - used) return false;
-    } while (up(m, at));
-    strcpy(at, group);
-    do
-        if (has_dmem(m, at, region)) write_region(at, "dmem.current", region, read_region(at, "dmem.current", region, 0) + bytes, false);
-    while (up(m, at));
-    return true;
-}
-
-/* What a group that has ended had stays with the groups above it. */
-static void dmem_release(struct machine *m, struct charge *c, const char *region)
-{
-    char at[PATH_MAX];
-    identity id;
-    bool leaf = true;
-    strcpy(at, c->path);
-    for (;; leaf = false) {
-        bool there = identify(at, id) && (!leaf || !strcmp(id, c->of));
-        u64 used = there ? read_region(at, "dmem.current", region, 0) : 0;
-        if (used) write_region(at, "dmem.current", region, used > c->bytes ? used - c->bytes : 0, false);
-        char *slash = strrchr(at, '/');
-        if (is_root(m, at) || !slash || slash == at) return;
-        *slash = 0;
-    }
-}
-
-static char unregistered[WORD]; /* under lock: nftw has no argument for its function */
-
-static int unregister(const char *path, const struct stat *st, int type, struct FTW *at)
-{
-    static const char *const files[] = {"dmem.max", "dmem.min", "dmem.current"};
-    (void)st, (void)at;
-    for (size_t i = 0; type == FTW_D && i < sizeof files / sizeof *files; i++)
-        if (has_file(path, files[i])) write_region(path, files[i], unregistered, 0, true);
-    return 0;
-}
-
-/* ---- the life of GPUs and clients ---- */
+/* ---- GPUs and clients that have ended ---- */
 
 static struct gpu *gpu_of(struct machine *m, const char *uuid)
 {
@@ -453,15 +257,14 @@ static void clear_region(struct state *s, const char *uuid)
         free(s->charge[i].path);
         REMOVE(s, charge, charges, i);
     }
-    if (!g || is_cgroup2(s->m->cgroup_mount)) return;
-    region_name(g, unregistered, sizeof unregistered);
-    nftw(s->m->cgroup_mount, unregister, 16, FTW_PHYS);
+    if (!g || cgroup_is_real(s->m->cgroup_mount)) return;
+    dmem_unregister(s->m, g);
 }
 
-/* Whether a client lives: it holds a lock on a byte of the file that no text reaches, which ends with it, in whichever PID namespace it is. */
+/* Whether a client runs: it holds a lock on a byte of the file that no text reaches, which ends with it, in whichever PID namespace it is. */
 #define CLIENT_BYTES (1LL << 40)
 
-static bool lives(struct state *s, u64 client)
+static bool runs(struct state *s, u64 client)
 {
     struct flock byte = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = CLIENT_BYTES + (off_t)client, .l_len = 1};
     return client == CONTROL || (!fcntl(s->fd, F_OFD_GETLK, &byte) && byte.l_type != F_UNLCK);
@@ -472,8 +275,8 @@ static void uncharge(struct state *s, struct charge *c)
     struct gpu *g = gpu_of(s->m, c->uuid);
     char region[WORD];
     if (!strcmp(s->m->memacct, "dmem") && g) {
-        region_name(g, region, sizeof region);
-        dmem_release(s->m, c, region);
+        dmem_region(g, region, sizeof region);
+        dmem_release(s->m, c->path, c->of, region, c->bytes);
     }
     struct entry *e = entry_at(s, c->uuid, c->address); /* by the remembered group [25] */
     if (e) e->used = e->used > c->bytes ? e->used - c->bytes : 0;
@@ -494,7 +297,7 @@ static void keep_clients(struct state *s, struct charge *c, bool (*keep)(struct 
     if (!*c->clients) uncharge(s, c);
 }
 
-static bool alive(struct state *s, u64 client, u64 arg) { (void)arg; return lives(s, client); }
+static bool still_runs(struct state *s, u64 client, u64 arg) { (void)arg; return runs(s, client); }
 
 static bool first; /* under lock: a client that has an allocation twice releases it once */
 static bool other(struct state *s, u64 client, u64 arg)
@@ -514,7 +317,7 @@ static void settle(struct state *s)
         clear_region(s, s->region[i].uuid);
         REMOVE(s, region, regions, i);
     }
-    for (int i = s->charges - 1; i >= 0; i--) keep_clients(s, &s->charge[i], alive, 0);
+    for (int i = s->charges - 1; i >= 0; i--) keep_clients(s, &s->charge[i], still_runs, 0);
     for (int i = 0; i < s->m->gpus; i++) {
         struct gpu *g = &s->m->gpu[i];
         int j = 0;
@@ -533,7 +336,7 @@ static bool has_region(struct gpu *g) { return g->memory != UNSET && g->memory; 
 static nvmlReturn_t misc_set(struct state *s, struct gpu *g, const char *path, u64 soft, u64 hard) /* in the order of [26] */
 {
     if (!has_region(g)) return NVML_ERROR_NOT_FOUND; /* NV_ERR_OBJECT_NOT_FOUND */
-    if (is_root(s->m, path)) return NVML_ERROR_NOT_SUPPORTED;
+    if (cgroup_is_root(s->m, path)) return NVML_ERROR_NOT_SUPPORTED;
     struct entry *e = entry_of(s, g->uuid, path);
     if (e && e->used > hard) return NVML_ERROR_INVALID_ARGUMENT;
     if (!e) {
@@ -551,14 +354,14 @@ nvmlReturn_t memacct_set(const char *dir, struct machine *m, struct gpu *g, cons
 {
     char path[PATH_MAX], region[WORD];
     struct state s;
-    if (!open_group(m, group, path)) return NVML_ERROR_OPERATING_SYSTEM;
+    if (!cgroup_open(m, group, path)) return NVML_ERROR_OPERATING_SYSTEM;
     if (!open_state(&s, dir, m)) return NVML_ERROR_UNKNOWN;
     nvmlReturn_t ret;
     if (s.read_only) ret = NVML_ERROR_UNKNOWN;
     else if (!strcmp(m->memacct, "misc")) ret = misc_set(&s, g, path, soft, hard);
     else if (!has_region(g)) ret = NVML_ERROR_NOT_FOUND;
     else {
-        region_name(g, region, sizeof region);
+        dmem_region(g, region, sizeof region);
         ret = dmem_set(m, path, region, soft, hard);
     }
     save(&s);
@@ -582,13 +385,13 @@ nvmlReturn_t memacct_get(const char *dir, struct machine *m, struct gpu *g, cons
 {
     char path[PATH_MAX], region[WORD];
     struct state s;
-    if (!open_group(m, group, path)) return NVML_ERROR_OPERATING_SYSTEM;
+    if (!cgroup_open(m, group, path)) return NVML_ERROR_OPERATING_SYSTEM;
     if (!open_state(&s, dir, m)) return NVML_ERROR_UNKNOWN;
     nvmlReturn_t ret;
     if (!strcmp(m->memacct, "misc")) ret = misc_get(&s, g, path, limits);
     else if (!has_region(g)) ret = NVML_ERROR_NOT_FOUND;
     else {
-        region_name(g, region, sizeof region);
+        dmem_region(g, region, sizeof region);
         ret = dmem_get(m, path, region, limits);
     }
     save(&s);
@@ -601,8 +404,8 @@ nvmlReturn_t memacct_get(const char *dir, struct machine *m, struct gpu *g, cons
 /* misc: the nearest group in which the controller is on, and from there the nearest entry [23, 24]. address 0: nothing to charge. */
 static bool misc_charge(struct state *s, struct gpu *g, char *path, u64 bytes, u64 *address)
 {
-    while (!has_controller(s->m, path))
-        if (!up(s->m, path)) break;
+    while (!cgroup_has_controller(s->m, path))
+        if (!cgroup_up(s->m, path)) break;
     struct entry *e = nearest(s, g->uuid, path);
     *address = e ? e->address : 0;
     if (!e) return true;
@@ -616,11 +419,11 @@ static bool charge(struct state *s, struct gpu *g, char *path, u64 bytes, u64 cl
     char region[WORD];
     u64 address = 0;
     struct charge c = {.bytes = bytes};
-    identify(path, c.of);
+    cgroup_identify(path, c.of);
     bool dmem = !strcmp(s->m->memacct, "dmem");
     char leaf[PATH_MAX];
     strcpy(leaf, path);
-    region_name(g, region, sizeof region);
+    dmem_region(g, region, sizeof region);
     if (dmem ? !dmem_charge(s->m, path, region, bytes) : !misc_charge(s, g, path, bytes, &address)) return false;
     if (!dmem && !address) return true;
     c.id = *id = ++s->charges_made;
@@ -638,7 +441,7 @@ bool memacct_allocate(const char *dir, struct machine *m, struct gpu *g, const c
     struct state s;
     *id = 0;
     if (!*m->memacct || g->mig == 1 || !has_region(g)) return true; /* [19, 20, 21] */
-    if (!open_group(m, group, path) || !open_state(&s, dir, m)) return true; /* the creator has ended [23] */
+    if (!cgroup_open(m, group, path) || !open_state(&s, dir, m)) return true; /* the creator has ended [23] */
     bool ok = charge(&s, g, path, bytes, client, id);
     save(&s);
     close_state(&s);
@@ -707,7 +510,7 @@ bool memacct_own_group(struct machine *m, char *path)
     line[strcspn(line, "\n")] = 0;
     const char *group = env ? env : *line ? line + 3 : NULL;
     for (size_t i = 0; group && i < sizeof mounts / sizeof *mounts; i++) {
-        if (snprintf(at, sizeof at, "%s%s", mounts[i], group) < (int)sizeof at && open_group(m, at, path)) return true;
+        if (snprintf(at, sizeof at, "%s%s", mounts[i], group) < (int)sizeof at && cgroup_open(m, at, path)) return true;
     }
     return false;
 }

@@ -9,7 +9,7 @@
  * calls.c    enumeration, lookup, MIG
  * values.c   what one GPU answers
  * fields.c   field values, links, fabric
- * memacct.c  limits of memory by control group
+ * memacct.c  limits of memory by control group; cgroups.c has the groups, dmem.c the backend dmem
  */
 #ifndef SIM_H
 #define SIM_H

@@ -1,0 +1,78 @@
+package limits
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/limit"
+	"github.com/tandem-gpu/tandem/internal/node/cgroup"
+)
+
+// tryGroup is the group on which a limit is tried. No process is ever in it.
+const tryGroup = "/tandem-limit-test"
+
+// tryBytes is a limit that no share has.
+const tryBytes = 3 << 20
+
+// Set and Get are calls of a driver: its SetMemoryLimit and MemoryLimits.
+type (
+	Set func(gpu.LimitChange) error
+	Get func([]gpu.LimitQuery) ([]gpu.LimitAnswer, error)
+)
+
+// Try makes an empty group, sets a limit on it, reads that back, ends it, and removes the group. The error is why no limit can be set on the GPU. The group
+// stays, and is taken by the next call, if the limit could not be ended: the driver keeps it for the next group with its address (backend misc).
+func Try(groups cgroup.FS, b limit.Backend, id gpu.DeviceID, set Set, get Get) error {
+	if err := groups.Enable("/", b.Controller()); err != nil {
+		return err
+	}
+	q := gpu.LimitQuery{GPU: id, Group: groups.Path(tryGroup)}
+	if err := os.Mkdir(q.Group, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	want := gpu.MemoryLimit{Hard: tryBytes}
+	if b == limit.Misc {
+		want.Soft = tryBytes
+	}
+	if err := set(gpu.LimitChange{LimitQuery: q, Soft: want.Soft, Hard: want.Hard}); err != nil {
+		return errors.Join(err, EndTry(groups, []gpu.DeviceID{id}, set, get))
+	}
+	a, err := get([]gpu.LimitQuery{q})
+	if err == nil && (len(a) != 1 || a[0].State != gpu.LimitRead || a[0].Limit.Hard != want.Hard || a[0].Limit.Soft != want.Soft) {
+		err = fmt.Errorf("the driver does not return the limit that was set: %+v", a)
+	}
+	if end := set(gpu.LimitChange{LimitQuery: q, Hard: gpu.NoMemoryLimit}); end != nil {
+		return errors.Join(err, end)
+	}
+	return errors.Join(err, groups.Remove(tryGroup))
+}
+
+// EndTry ends the limits that a Try has left on GPUs, as that of a process that was killed, and removes its group.
+func EndTry(groups cgroup.FS, ids []gpu.DeviceID, set Set, get Get) error {
+	at := groups.Path(tryGroup)
+	var queries []gpu.LimitQuery
+	for _, id := range ids {
+		queries = append(queries, gpu.LimitQuery{GPU: id, Group: at})
+	}
+	answers, err := get(queries)
+	if err != nil {
+		return err
+	}
+	for _, a := range answers {
+		if a.State == gpu.LimitRead && a.Limit.Hard == tryBytes {
+			if err := set(gpu.LimitChange{LimitQuery: a.LimitQuery, Hard: gpu.NoMemoryLimit}); err != nil {
+				return err
+			}
+		}
+	}
+	return groups.Remove(tryGroup)
+}
+
+// LeftTry reports whether there is a group for EndTry.
+func LeftTry(groups cgroup.FS) bool {
+	_, err := os.Lstat(groups.Path(tryGroup))
+	return err == nil
+}
