@@ -72,7 +72,7 @@ func (s *storm) step(ways []limit.Way) string {
 				s.passes.pass()
 			}
 		}
-		s.world.end(k)
+		s.end(k)
 		return "end of " + k.Work.String()
 	case n < 58 && len(s.work) > 0:
 		return s.restartInPlace(s.work[s.random.IntN(len(s.work))])
@@ -119,7 +119,7 @@ func (s *storm) begin(way limit.Way) string {
 	if bytes == 0 {
 		id = one
 	}
-	k := s.world.start(way, id, bytes, 1+s.random.IntN(2))
+	k := s.start(way, id, bytes, 1+s.random.IntN(2))
 	if way == limit.ByTask && s.random.IntN(8) == 0 {
 		s.off[k.groups[0].path] = true // the controller is not enabled so far
 	}

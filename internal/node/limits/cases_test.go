@@ -26,7 +26,7 @@ import (
 // limitOf is what the driver returns for a group.
 func (n *node) limitOf(group string) gpu.LimitAnswer {
 	n.t.Helper()
-	answers, err := n.Monitor.MemoryLimits(n.t.Context(), []gpu.LimitQuery{{GPU: gpu.DeviceID(n.machine.UUID(0)), Group: n.groups.Path(group)}})
+	answers, err := n.MemoryLimits(n.t.Context(), []gpu.LimitQuery{{GPU: gpu.DeviceID(n.machine.UUID(0)), Group: n.groups.Path(group)}})
 	check.NoError(n.t, err)
 	return answers[0]
 }
@@ -166,7 +166,7 @@ func TestRestart(t *testing.T) {
 	n.group(lateGroup)
 	n.enter(lateGroup, 4711)
 	q := gpu.LimitQuery{GPU: gpu.DeviceID(n.machine.UUID(0)), Group: n.groups.Path(changedGroup)}
-	check.NoError(t, n.Monitor.SetMemoryLimit(t.Context(), gpu.LimitChange{LimitQuery: q, Soft: gib, Hard: 30 * gib}))
+	check.NoError(t, n.SetMemoryLimit(t.Context(), gpu.LimitChange{LimitQuery: q, Soft: gib, Hard: 30 * gib}))
 	n.lists(one, other, third)
 	n.reading(use.Process{Process: gpu.Process{PID: 4711, Started: 5}, Owner: late, Group: lateGroup})
 	l, _ = n.run(holders.Nomad)
@@ -190,7 +190,7 @@ func TestQuiesceAndReset(t *testing.T) {
 	n.lists(record)
 	n.reading()
 	n.await(l, w, limit.Limited, "")
-	check.NoError(t, n.Monitor.Quiesce(t.Context(), time.Time{}))
+	check.NoError(t, n.Quiesce(t.Context(), time.Time{}))
 	check.Until(t, "no work", func() bool { l := n.Monitor.State().Host.Limits; return l != nil && len(l.Withheld) == 0 })
 	check.NoError(t, n.machine.Reset(0))
 	check.NoError(t, n.Monitor.Resume(t.Context()))

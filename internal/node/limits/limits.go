@@ -159,7 +159,7 @@ func (l *Limiter) Run(ctx context.Context, m Monitor) {
 	done := l.follow(ctx, m.Watchdog())
 	defer l.flush()
 	defer done()
-	l.lock(context.WithoutCancel(ctx))
+	_ = l.lock(context.WithoutCancel(ctx)) // whose wait does not end
 	l.monitor = m
 	l.unlock()
 	on := append(slices.Clone(l.opts.On), reconcile.Signal(l.changed))

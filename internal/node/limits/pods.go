@@ -33,7 +33,7 @@ func (l *Limiter) LimitPod(ctx context.Context, pod holders.Work, id gpu.DeviceI
 				l.saved = l.saved.WithPod(p)
 			}
 		}
-		l.passNow(context.WithoutCancel(ctx))
+		_ = l.passNow(context.WithoutCancel(ctx)) // err is what the caller has to know
 		return fmt.Errorf("%s is not limited to %d MiB of %s: %w", pod, bytes>>20, id, err)
 	}
 	return nil

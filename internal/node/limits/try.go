@@ -17,11 +17,11 @@ const tryGroup = "/tandem-limit-test"
 // tryBytes is a limit that no share has.
 const tryBytes = 3 << 20
 
-// Set and Get are calls of a driver: its SetMemoryLimit and MemoryLimits.
-type (
-	Set func(gpu.LimitChange) error
-	Get func([]gpu.LimitQuery) ([]gpu.LimitAnswer, error)
-)
+// Set is the call SetMemoryLimit of a driver.
+type Set func(gpu.LimitChange) error
+
+// Get is the call MemoryLimits of a driver.
+type Get func([]gpu.LimitQuery) ([]gpu.LimitAnswer, error)
 
 // Try makes an empty group, sets a limit on it, reads that back, ends it, and removes the group. The error is why no limit can be set on the GPU. The group
 // stays, and is taken by the next call, if the limit could not be ended: the driver keeps it for the next group with its address (backend misc).

@@ -145,7 +145,7 @@ func start(t *testing.T, before ...func(*rig)) *rig {
 		change(r)
 	}
 	s := &Server{
-		StateDir: r.dir, Groups: cgroup.FS{Mount: r.mount, AnyFilesystem: true}, Open: r.driver.Open, Log: slog.New(slog.NewTextHandler(r.log, nil)),
+		StateDir: r.dir, Groups: cgroup.FS{Mount: r.mount, AnyFilesystem: true}, Open: r.Open, Log: slog.New(slog.NewTextHandler(r.log, nil)),
 		DriverWithin: 300 * time.Millisecond,
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -202,7 +202,7 @@ func TestTryLimit(t *testing.T) {
 	leave := func(r *rig) { // GPU-2 has none
 		at = r.mount + "/tandem-limit-test"
 		check.NoError(t, os.Mkdir(at, 0o755))
-		r.driver.limits[at+string(name)] = gpu.MemoryLimit{Soft: 3 << 20, Hard: 3 << 20}
+		r.limits[at+string(name)] = gpu.MemoryLimit{Soft: 3 << 20, Hard: 3 << 20}
 	}
 	r := start(t, leave)
 	calls := func(err, want error, made ...string) {
@@ -222,7 +222,7 @@ func TestTryLimit(t *testing.T) {
 	calls(nil, nil, "open", "set GPU-1 0 "+end+" AT", "close")
 	calls(try(), nil, "open", "set GPU-1 3145728 3145728 AT", "set GPU-1 0 "+end+" AT", "close")
 	r.setErr = errors.New("nvmlDeviceSetMemoryLimits_v1: Not Supported")
-	delete(r.driver.limits, at+string(name))
+	delete(r.limits, at+string(name))
 	calls(try(), r.setErr, "open", "set GPU-1 3145728 3145728 AT", "close")
 	r.setErr, r.forgets = nil, true
 	calls(try(), errors.New("the driver returns no limit for a group after one was set"), "open", "set GPU-1 3145728 3145728 AT", "set GPU-1 0 "+end+" AT", "close")

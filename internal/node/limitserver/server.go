@@ -166,8 +166,8 @@ func (s *Server) try(id gpu.DeviceID) error {
 
 // endTry ends what a try of a server before this one has left.
 func (s *Server) endTry() error {
-	if s.Groups.Check() != nil || !limits.LeftTry(s.Groups) {
-		return nil
+	if err := s.Groups.Check(); err != nil || !limits.LeftTry(s.Groups) {
+		return nil //nolint:nilerr // without control groups none is left
 	}
 	return s.withDriver(func(d Driver, snapshot gpu.Snapshot) error {
 		var ids []gpu.DeviceID

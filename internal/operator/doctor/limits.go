@@ -329,6 +329,7 @@ func stateText(state string) string {
 		return "limited late"
 	case limit.Unlimited:
 		return "not limited"
+	case limit.Limited, limit.Foreign, limit.Unknown:
 	}
 	return "perhaps not limited"
 }
