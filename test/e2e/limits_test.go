@@ -166,7 +166,7 @@ func (l *limitsTest) beginAgain(t *testing.T) {
 				n := l.awaitAll(t, driver, "running")[0].TaskStates["work"].Restarts
 				processes, err := os.ReadFile(group + "/cgroup.procs")
 				if n != round+1 || len(processes) == 0 {
-					return fmt.Errorf("%d restarts, processes %q: %v", n, processes, err)
+					return errors.Join(fmt.Errorf("%d restarts, processes %q", n, processes), err)
 				}
 				return nil
 			})

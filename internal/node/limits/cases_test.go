@@ -191,9 +191,9 @@ func TestQuiesceAndReset(t *testing.T) {
 	n.reading()
 	n.await(l, w, limit.Limited, "")
 	check.NoError(t, n.Quiesce(t.Context(), time.Time{}))
-	check.Until(t, "no work", func() bool { l := n.Monitor.State().Host.Limits; return l != nil && len(l.Withheld) == 0 })
+	check.Until(t, "no work", func() bool { l := n.State().Host.Limits; return l != nil && len(l.Withheld) == 0 })
 	check.NoError(t, n.machine.Reset(0))
-	check.NoError(t, n.Monitor.Resume(t.Context()))
+	check.NoError(t, n.Resume(t.Context()))
 	n.awaitHealth(health.ReasonNone, "")
 	if a := n.limitOf(group); a.State != gpu.LimitRead || a.Limit.Hard != 20*gib {
 		t.Errorf("work is taken, and running work has %+v", a)

@@ -148,7 +148,7 @@ func (n *node) run(orchestrator string) (l *limits.Limiter, stop func()) {
 			defer n.mu.Unlock()
 			return n.record, nil
 		},
-		Lookup: n.lookup, Use: n.use.Load, WakeUse: func() { n.reading() }, On: []reconcile.Source{n.Monitor.Changed, n.use.Changed}, Log: slog.New(slog.NewTextHandler(n, nil)),
+		Lookup: n.lookup, Use: n.use.Load, WakeUse: func() { n.reading() }, On: []reconcile.Source{n.Changed, n.use.Changed}, Log: slog.New(slog.NewTextHandler(n, nil)),
 	})
 	n.group("/tandem-limit-test") // a kernel makes the files of a group that the agent makes
 	ctx, cancel := context.WithCancel(n.t.Context())
