@@ -143,7 +143,7 @@ func checkForms(t *testing.T, s gpu.Snapshot) {
 	t.Helper()
 	mps := inventory.Rule{Sharing: &inventory.Sharing{Mode: inventory.MPS, Replicas: 3, Memory: 1 << 30}}
 	for _, l := range []health.Ledger{{}, faults(s, 1), faults(s, 20)} {
-		for _, c := range []core.Config{config(), config(inventory.Rule{Sharing: timeSlicing(7)}), config(mps), limited(7, 0, false), limited(5, 700<<20, true)} {
+		for _, c := range []core.Config{config(), config(inventory.Rule{Sharing: timeSlicing(7)}), config(mps), limited(5, 700<<20, true)} {
 			for _, in := range []devices.Input{{}, {SharesAsDevices: true}, {Evict: true, Cordoned: "claims of another driver: gpu-0"}} {
 				in.Allocatable = core.Build(s, l, c).WithoutHost()
 				all := devices.Devices(in)
