@@ -37,9 +37,10 @@ type runtime struct {
 	folder string // of its programs, with a slash at the end; "" = they are found in PATH
 	config string
 
-	podGroups bool // the kubelet gives each pod a control group
-	aligned   bool // the kubelet aligns CPUs and devices on two NUMA nodes
-	eager     bool // the kubelet starts containers that end again after a second, each time
+	podGroups bool   // the kubelet gives each pod a control group
+	podRoot   string // below this group, which exists; "" = below the root, where another kubelet's are
+	aligned   bool   // the kubelet aligns CPUs and devices on two NUMA nodes
+	eager     bool   // the kubelet starts containers that end again after a second, each time
 }
 
 var (

@@ -38,7 +38,7 @@ func TestLimits(t *testing.T) {
 	t.Setenv("PATH", os.Getenv(limitPrograms)+"/bin:"+os.Getenv("PATH"))
 	text, err := simdriver.Text("h100x8")
 	if err == nil {
-		text, err = simdriver.WithLimits(text, simdriver.Misc, cgroupMount, "memacct_controller = "+limitController(t))
+		text, err = simdriver.WithLimits(text, simdriver.Misc, cgroupMount, "memacct_controller = "+limitController(t, cgroupMount))
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -74,10 +74,10 @@ func useUnifiedGroups(t *testing.T) {
 	}
 }
 
-// limitController is the controller that the simulated driver takes for misc.
-func limitController(t *testing.T) string {
+// limitController is the controller of the control groups at a mount point that the simulated driver takes for misc.
+func limitController(t *testing.T, mount string) string {
 	t.Helper()
-	text, err := os.ReadFile(cgroupMount + "/cgroup.controllers")
+	text, err := os.ReadFile(mount + "/cgroup.controllers")
 	if err != nil {
 		t.Fatal(err)
 	}

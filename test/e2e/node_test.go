@@ -97,6 +97,9 @@ func (n *kubeNode) configure(t *testing.T) {
 	if n.runtime.eager {
 		values["MORE"] = "crashLoopBackOff: {maxContainerRestartPeriod: 1s}"
 	}
+	if n.runtime.podRoot != "" {
+		values["MORE"] = "cgroupRoot: " + n.runtime.podRoot
+	}
 	for _, name := range []string{"cni/10-e2e.conflist", "kubelet.yaml", "kubeconfig.yaml", n.runtime.config} {
 		renderIn(t, n.dir, name, values)
 	}
