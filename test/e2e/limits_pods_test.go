@@ -250,7 +250,7 @@ func (l *limitPodsTest) kill(t *testing.T) {
 func entriesOf(lines []string) (entries []string) {
 	for _, line := range lines {
 		entry := line[:max(0, strings.LastIndexByte(line, ' '))] // without what is used
-		if strings.HasPrefix(entry, "entry ") && !strings.HasSuffix(entry, fmt.Sprintf(" %d", uint64(gpu.NoMemoryLimit))) {
+		if strings.HasPrefix(entry, "entry ") && !strings.HasSuffix(entry, fmt.Sprintf(" %d", gpu.NoMemoryLimit)) {
 			entries = append(entries, entry)
 		}
 	}
