@@ -65,7 +65,7 @@ func strongestLimit(p inventory.Policy) (mode inventory.LimitMode) {
 
 // readyOf is how what sets limits is asked whether it can, where that is a component of its own.
 func readyOf(s limits.Setter) func(context.Context) error {
-	if component, ok := s.(interface{ Ready(context.Context) error }); ok {
+	if component, ok := s.(limits.Readier); ok {
 		return component.Ready
 	}
 	return nil

@@ -100,12 +100,15 @@ func OfPod(group string) bool {
 	return podsPart.MatchString(above) && above != "burstable" && above != "besteffort"
 }
 
-// NomadSlice is the group below which Nomad makes that of each task, "<allocation>.<task>.scope", in one of NomadSlices: the second has tasks with CPU cores of
+// nomadSlice is the group below which Nomad makes that of each task, "<allocation>.<task>.scope", in one of NomadSlices: the second has tasks with CPU cores of
 // their own (client/lib/cgroupslib in Nomad; cgroup_parent of its configuration has no effect on this).
-const NomadSlice = "/nomad.slice"
+const nomadSlice = "/nomad.slice"
 
 // NomadSlices have the groups of Nomad's tasks.
-var NomadSlices = []string{NomadSlice + "/share.slice", NomadSlice + "/reserve.slice"}
+var NomadSlices = []string{nomadSlice + "/share.slice", nomadSlice + "/reserve.slice"}
+
+// NomadParents are the groups above those of Nomad's tasks, from the root: each must enable a controller that the tasks are to have.
+func NomadParents() []string { return append([]string{"/", nomadSlice}, NomadSlices...) }
 
 // Tasks returns the groups of Nomad's tasks with their work, sorted by path within each slice. A slice that does not exist has none.
 func (f FS) Tasks() (groups []string, err error) {

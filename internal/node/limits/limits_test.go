@@ -129,7 +129,7 @@ var apiOf = map[string]inventory.API{holders.Nomad: inventory.Nomad, holders.Kub
 // kernel does what a kernel does with the folder until ctx ends: what is written into cgroup.subtree_control is a change of the list in it.
 func (n *node) kernel(ctx context.Context) {
 	for watch.Sleep(ctx, time.Millisecond) {
-		for _, g := range append([]string{"/", cgroup.NomadSlice}, cgroup.NomadSlices...) {
+		for _, g := range cgroup.NomadParents() {
 			control := n.groups.Path(g + "/cgroup.subtree_control")
 			if text, err := os.ReadFile(control); err == nil && strings.HasPrefix(string(text), "+") {
 				_ = os.WriteFile(control, []byte("cpu memory "+string(n.backend)), 0o600)

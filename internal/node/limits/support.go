@@ -75,13 +75,13 @@ func (s *support) retries(n seen) bool {
 	return n.limits && !s.enableAt.IsZero()
 }
 
-// parents are the groups above those of Nomad's tasks, which need the backend's controller for their children: Nomad enables neither misc nor dmem
+// parents are cgroup.NomadParents, which need the backend's controller for their children: Nomad enables neither misc nor dmem
 // (client/lib/cgroupslib/init.go), and writes the list anew at each start.
 func (l *Limiter) parents(n seen) (all []limit.Parent) {
 	if l.opts.Orchestrator != holders.Nomad || !n.limits || n.node.Unsupported != "" {
 		return nil
 	}
-	for _, p := range append([]string{"/", cgroup.NomadSlice}, cgroup.NomadSlices...) {
+	for _, p := range cgroup.NomadParents() {
 		on, err := l.opts.Groups.Enables(p, n.node.Backend.Controller())
 		if err == nil {
 			all = append(all, limit.Parent{Path: p, On: on})

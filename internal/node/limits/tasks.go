@@ -59,7 +59,6 @@ const (
 )
 
 const (
-
 	// watchEvery is between two looks at the folders without an event, and pollEvery while there are no events or no folder.
 	watchEvery = time.Minute
 	pollEvery  = time.Second

@@ -54,9 +54,6 @@ func (l limits) backend() limit.Backend {
 
 func (o *Options) cgroups() string { return cmp.Or(o.Roots.Cgroup, cgroup.DefaultMount) }
 
-// nomadGroups are those in which a controller has to be enabled for the tasks of Nomad: from the root to the parents of their groups.
-var nomadGroups = []string{"", "nomad.slice", "nomad.slice/share.slice", "nomad.slice/reserve.slice"}
-
 func readLimits(ctx context.Context, o *Options) func(*Facts) {
 	if o.Limits == inventory.LimitNone {
 		return func(*Facts) {}
@@ -67,7 +64,7 @@ func readLimits(ctx context.Context, o *Options) func(*Facts) {
 		Capacity: text(in("dmem.capacity")), Mode: memoryMode(text(o.proc("driver/nvidia/params"))),
 		Kernel: kernelSettings(text(o.host("/boot/config-" + text(o.proc("sys/kernel/osrelease"))))),
 	}
-	for _, group := range nomadGroups {
+	for _, group := range cgroup.NomadParents() {
 		file := in(filepath.Join(group, "cgroup.subtree_control"))
 		if on, err := os.ReadFile(file); err == nil && !o.kubernetes() && !slices.Contains(strings.Fields(string(on)), l.backend().Controller()) {
 			l.Off = append(l.Off, file)
@@ -154,8 +151,8 @@ func gpuClients(ctx context.Context, o *Options) (all []gpureset.Client) {
 	return all
 }
 
-// decideLimits is about what keeps the driver from limiting device memory where the policy asks for it. Without a policy there is nothing to say but what other
-// programs have set.
+// decideLimits is about what keeps the driver from limiting device memory where the policy asks for it. Without a policy the limits of other programs are the
+// only findings.
 func decideLimits(f *Facts) []Finding {
 	if f.Limits == inventory.LimitNone || f.Late["limits"] {
 		return foreignLimits(f)
