@@ -259,7 +259,7 @@ func TestDaemonSetOfResets(t *testing.T) {
 	}
 }
 
-// The pod that sets limits finds the agents' socket folder, the driver and the host's control groups, and has one capability and no token.
+// The pod that sets limits finds the agents' socket folder, the driver and the host's control groups, and has two capabilities and no token.
 func TestDaemonSetOfLimits(t *testing.T) {
 	var d daemonSet
 	manifest(t, "../../deploy/limits/server.yaml", &d)
@@ -271,7 +271,7 @@ func TestDaemonSetOfLimits(t *testing.T) {
 		t.Errorf("args %q, probe %+v, settings without effect: %v", c.Args, c.LivenessProbe, s.Notes)
 	}
 	if sc := c.SecurityContext; sc.Privileged || sc.AllowPrivilegeEscalation == nil || *sc.AllowPrivilegeEscalation || !sc.ReadOnlyRootFilesystem ||
-		!slices.Equal(sc.Capabilities.Add, []string{"SYS_ADMIN"}) || !slices.Equal(sc.Capabilities.Drop, []string{"ALL"}) {
+		!slices.Equal(sc.Capabilities.Add, []string{"SYS_ADMIN", "DAC_OVERRIDE"}) || !slices.Equal(sc.Capabilities.Drop, []string{"ALL"}) {
 		t.Errorf("%+v", sc)
 	}
 	if pod.HostPID || pod.Token || pod.Account != "" {

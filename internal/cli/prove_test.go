@@ -81,7 +81,7 @@ func TestProveGPU(t *testing.T) {
 		code            int
 		summary, stderr string
 	}{
-		{"", 0, "--timeout=12s", 0, "passed: Device of a test 0, 16 MiB of memory", ""},
+		{"", 0, "--timeout=20s", 0, "passed: Device of a test 0, 16 MiB of memory", ""},
 		{"product", 0, "--timeout=20s --json", 1, "failed: 1 of 16777216 values of matrix product 1 (product) are wrong", "$: prove-gpu: the GPU failed: 1 of 16777216 values"},
 		{"cuInit=214", 0, "", 1, "failed: the driver reports an uncorrectable error", "$: prove-gpu: the GPU failed: the driver reports"},
 		{"init", 0, "", 2, "could not run: cuInit: CUDA_ERROR_NO_DEVICE (100)", "$: prove-gpu: could not run: cuInit: CUDA_ERROR_NO_DEVICE (100)"},

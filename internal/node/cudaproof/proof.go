@@ -15,6 +15,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -58,6 +59,9 @@ const endsWithin = time.Second
 func Run(ctx context.Context, o Options) (Result, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, o.Timeout, fmt.Errorf("not done within %v", o.Timeout))
 	defer cancel()
+	say, end := untilEnd(o.Say)
+	defer end()
+	o.Say = say
 	type outcome struct {
 		Result
 		err error
@@ -87,6 +91,23 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	}
 	err := fmt.Errorf("%w: %s does not return", context.Cause(ctx), call)
 	return Result{"could not run: " + err.Error(), map[string]float64{}}, err
+}
+
+// untilEnd returns a function that calls say, and one that ends that: after it has returned, say is not called any more.
+func untilEnd(say func(string)) (during func(string), end func()) {
+	var mu sync.Mutex
+	during = func(line string) {
+		mu.Lock()
+		defer mu.Unlock()
+		if say != nil {
+			say(line)
+		}
+	}
+	return during, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		say = nil
+	}
 }
 
 // proof is a proof in progress.
@@ -207,9 +228,7 @@ func (p *proof) until(of time.Duration) time.Time {
 }
 
 func (p *proof) sayf(format string, args ...any) {
-	if p.Say != nil && p.going() == nil {
-		p.Say(fmt.Sprintf(format, args...))
-	}
+	p.Say(fmt.Sprintf(format, args...))
 }
 
 // measured sets a value to an amount per second. A GPU whose clock shows no time has no such value.
