@@ -64,6 +64,10 @@ type Share struct {
 	Want     uint64 // bytes by the policy; 0 = the policy has no limit
 	Group    string // control group below the mount point: "/nomad.slice/share.slice/ALLOC.TASK.scope"; "" = not found
 
+	// Begun means that the work has, or had, processes that may use the GPU, so that a limit that does not hold matters. A container whose group is not known, because
+	// no process of it has used the GPU, has not begun.
+	Begun bool
+
 	Read   bool // Driver has what the driver returned for Group
 	Driver gpu.MemoryLimit
 
