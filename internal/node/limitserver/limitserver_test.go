@@ -258,7 +258,7 @@ func TestTryLimit(t *testing.T) {
 	}
 }
 
-// Only groups of pods and of their containers, as both drivers of the kubelet make them; never one that has others below it (fence 23, and "Never").
+// Only groups of pods and of their containers, as both drivers of the kubelet make them; and what is below a container, as with crun; never one that has other pods below it (fence 23, and "Never").
 func TestGroups(t *testing.T) {
 	systemd := strings.ReplaceAll(uid, "-", "_")
 	for group, want := range map[string]bool{
@@ -268,6 +268,7 @@ func TestGroups(t *testing.T) {
 		"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + systemd + ".slice/cri-containerd-0123.scope":                                    true,
 		"/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod" + systemd + ".slice/cri-containerd.scope": true,
 		"/system.slice/docker-1.scope/kubelet/kubepods/burstable/pod" + uid + "/c":                                                                          true,
+		pod + "/crio-" + strings.Repeat("0a", 32) + ".scope/container":                                                                                      true, pod + "/" + strings.Repeat("0a", 32) + "/": false,
 		"": false, "/": false, "/kubepods": false, "/kubepods/burstable": false, "/kubepods.slice": false, "/kubepods.slice/kubepods-burstable.slice": false,
 		"/kubepods/burstable/podx": false, "/kubepods/other/pod" + uid: false, pod + "/c/below": false, pod + "/": false, "/pod" + uid: false,
 		"kubepods/pod" + uid: false, "/nomad.slice/share.slice/a.b.scope": false, "/user.slice": false, "/kubepods.slice/system.slice": false,
