@@ -35,7 +35,7 @@ var version string
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
 	context.AfterFunc(ctx, stop) // a second signal ends the process
-	log := &processlog.Log{Out: os.Stderr, Terminal: terminal.Is(os.Stderr), Name: kube.Name, Ends: "the agent ends"}
+	log := &processlog.Log{Out: os.Stderr, Terminal: terminal.Is(os.Stderr), Name: kube.Name, Ends: kube.Name + " ends"}
 	stopWithin := atomic.Int64{}
 	stopWithin.Store(int64(agent.ShutdownTimeout))
 	err := agent.RunUntil(ctx, func() time.Duration { return time.Duration(stopWithin.Load()) }, func() error {

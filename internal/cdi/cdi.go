@@ -59,6 +59,10 @@ type Options struct {
 	GDS, MOFED, GDRCopy bool  // specifications of these devices too, if the node has them
 	IMEXChannels        []int // the same, of IMEX channels: [0]
 
+	// Stored returns the devices of a kind that containers have been given and may be started with again, by the orchestrator's record; nil = there is no record.
+	// It reads a file.
+	Stored func(kind string) []string
+
 	// Auto decides by Decide whether containers can use the specification. Otherwise they can if it is written.
 	Auto    bool
 	Runtime func(context.Context) Runtime // what is known of the container runtime; nil = nothing
@@ -102,6 +106,7 @@ type Writer struct {
 	gpus        specfile.File
 	limits      specfile.File
 	withoutHook []gpu.DeviceID // devices that the latest specification has without limitsHook, because the agent limits their pods
+	stored      []uint64       // limits that containers may be started with again, in MiB, as they were read last
 	others      []*class
 	scanner     specfile.Scanner
 	driver      driverCache

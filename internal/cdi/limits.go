@@ -67,18 +67,31 @@ func (l limits) equal(o limits) bool {
 	return l.backend == o.backend && slices.Equal(l.needed, o.needed) && slices.Equal(l.podLimited, o.podLimited)
 }
 
-// addLimits writes the specification of limits, and adds to c what a container can have by it.
+// addLimits writes the specification of limits, and adds to c what a container can have by it: of the limits that requests can have, and of those that containers have
+// from before, whatever the policy is now. The runtime needs their names to start them again.
 func (w *Writer) addLimits(ctx context.Context, c *inventory.CDI, l limits, h Hooks, incarnation int) (failed bool) {
 	c.WithoutHook = w.withoutHook
-	if len(l.needed) == 0 {
+	if len(l.needed) == 0 && len(w.stored) == 0 {
 		return false
 	}
-	c.LimitKind, c.NoHook = w.opts.limitKind(), w.opts.noHook(h)
-	if l.backend == "" { // what the variables have to be is not known
-		c.LimitsProblem = "it is not known by which controller the driver limits memory"
-		return false
+	w.stored = w.readStored()
+	present, _ := os.ReadFile(w.limits.Path) // none at first
+	mibs, before := slices.Clone(w.stored), parseLimits(specfile.Names(present))
+	if len(l.needed) > 0 {
+		c.LimitKind, c.NoHook = w.opts.limitKind(), w.opts.noHook(h)
+		if l.backend == "" { // what the variables have to be is not known
+			c.LimitsProblem = "it is not known by which controller the driver limits memory"
+		}
 	}
-	text, err := specfile.Marshal(w.limitSpec(l))
+	if l.backend != "" {
+		for _, bytes := range l.needed {
+			mibs = append(mibs, bytes>>20)
+		}
+	} else if !slices.ContainsFunc(mibs, func(n uint64) bool { return !slices.Contains(before, n) }) {
+		return false // the file stays as it is
+	}
+	mibs = append(mibs, before[:min(len(before), max(0, maxLimits-len(mibs)))]...)
+	text, err := specfile.Marshal(w.limitSpec(mibs, l.backend))
 	if err == nil {
 		err = w.sync(ctx, &w.limits, text, incarnation)
 	}
@@ -86,36 +99,45 @@ func (w *Writer) addLimits(ctx context.Context, c *inventory.CDI, l limits, h Ho
 		c.LimitsProblem = classLimit + ": " + oneLine(err)
 		return true
 	}
-	c.Limits = l.needed
+	if l.backend != "" {
+		c.Limits = l.needed
+	}
 	return false
 }
 
-// limitSpec is the specification of the limits that requests can have, and of those that containers have from before: the runtime needs their names to start them
-// again.
-func (w *Writer) limitSpec(l limits) *specs.Spec {
-	mibs := make([]uint64, 0, len(l.needed))
-	for _, bytes := range l.needed {
-		mibs = append(mibs, bytes>>20)
+// readStored reads which limits the orchestrator may start containers with again, in MiB.
+func (w *Writer) readStored() []uint64 {
+	if w.opts.Stored == nil {
+		return nil
 	}
-	before, _ := os.ReadFile(w.limits.Path) // none at first
-	for _, name := range specfile.Names(before) {
-		if n, err := strconv.ParseUint(name, 10, 44); err == nil && n > 0 && len(mibs) < maxLimits {
+	return parseLimits(w.opts.Stored(w.opts.limitKind()))
+}
+
+// parseLimits are the limits that CDI devices are named by.
+func parseLimits(names []string) (mibs []uint64) {
+	for _, name := range names {
+		if n, err := strconv.ParseUint(name, 10, 44); err == nil && n > 0 {
 			mibs = append(mibs, n)
 		}
 	}
+	return mibs
+}
+
+// limitSpec is the specification of limits.
+func (w *Writer) limitSpec(mibs []uint64, backend string) *specs.Spec {
 	slices.Sort(mibs)
 	var devices []specs.Device
 	for _, n := range slices.Compact(mibs) {
-		devices = append(devices, specs.Device{Name: strconv.FormatUint(n, 10), ContainerEdits: specs.ContainerEdits{Env: limitVariables(n, l.backend)}})
+		devices = append(devices, specs.Device{Name: strconv.FormatUint(n, 10), ContainerEdits: specs.ContainerEdits{Env: limitVariables(n, backend)}})
 	}
 	return spec.New(w.opts.limitKind(), devices, specs.ContainerEdits{})
 }
 
 // limitVariables are the variables for a limit in MiB. With dmem a reservation would stay in the ancestors of a container's group when that ends, so there is none;
-// with misc it has no such effect, and the hook makes it equal to the limit anyway.
+// with misc it has no such effect, and the hook makes it equal to the limit anyway. While the backend is not known there is none, either.
 func limitVariables(mib uint64, backend string) []string {
 	request := mib
-	if backend == inventory.BackendDMem {
+	if backend == inventory.BackendDMem || backend == "" {
 		request = 0
 	}
 	return []string{fmt.Sprintf("%s=%d", limitEnv, mib), fmt.Sprintf("%s=%d", requestEnv, request)}

@@ -96,6 +96,50 @@ func TestSpecificationOfLimits(t *testing.T) {
 	}
 }
 
+// The kubelet starts a container again with the names that it has stored, also after a reboot, which empties the folder, and whatever the policy is then: other limits,
+// or none, so that nothing is known of the driver's.
+func TestLimitsOfContainersAfterReboot(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		memory  uint64 // of the policy; 0 = it has no limits
+		backend string
+		want    []string
+	}{
+		"another limit": {18 << 30, "misc", []string{
+			"18432 NVIDIA_GPU_MEMORY_LIMIT=18432 NVIDIA_GPU_MEMORY_REQUEST=18432", "20480 NVIDIA_GPU_MEMORY_LIMIT=20480 NVIDIA_GPU_MEMORY_REQUEST=20480",
+			"36864 NVIDIA_GPU_MEMORY_LIMIT=36864 NVIDIA_GPU_MEMORY_REQUEST=36864",
+		}},
+		"backend not known": {18 << 30, "", []string{"20480 NVIDIA_GPU_MEMORY_LIMIT=20480 NVIDIA_GPU_MEMORY_REQUEST=0"}},
+		"no limit":          {0, "misc", []string{"20480 NVIDIA_GPU_MEMORY_LIMIT=20480 NVIDIA_GPU_MEMORY_REQUEST=20480"}},
+		"no section":        {0, "", []string{"20480 NVIDIA_GPU_MEMORY_LIMIT=20480 NVIDIA_GPU_MEMORY_REQUEST=0"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n, m := newNode(t), newMonitor(inventory.Injection{})
+			if tc.memory > 0 {
+				m = withLimits(inventory.DevicePlugin, 2, tc.memory)
+			}
+			n.Stored = func(kind string) []string {
+				if kind != vendor+"/memory-limit" {
+					t.Errorf("asked for %s", kind)
+				}
+				return []string{"20480", "all"}
+			}
+			n.run(t, m)
+			m.read(coretest.GPUs(1))
+			if tc.backend != "" {
+				m.supports(tc.backend, ids(0)...)
+			}
+			check.Until(t, "the limits", func() bool { return slices.Equal(n.limitDevices(t), tc.want) })
+			if len(n.spec(t).Devices) == 0 {
+				t.Error("the GPU, which the container has by its name, too, is not defined")
+			}
+			check.NoError(t, os.Remove(filepath.Join(n.Folder, vendor+"-memory-limit.json")))
+			check.Until(t, "they are written again", func() bool { return slices.Equal(n.limitDevices(t), tc.want) })
+		})
+	}
+}
+
 // Nodes without limits have no such file, and nothing of them is known.
 func TestNoLimitsNoSpecification(t *testing.T) {
 	t.Parallel()

@@ -243,15 +243,17 @@ func (w *Writer) notReady(s core.State) *inventory.CDI {
 	return c
 }
 
-// sweep removes temporary files that a killed agent left, and reports whether there is a specification of an earlier agent.
+// sweep removes temporary files that a killed agent left, and reports whether there is a specification of an earlier agent, or containers that have one from before a
+// reboot.
 func (w *Writer) sweep() (present bool) {
 	w.gpus.Sweep()
 	w.limits.Sweep()
 	for _, c := range w.others {
 		c.file.Sweep()
 	}
+	w.stored = w.readStored()
 	_, err := os.Lstat(w.gpus.Path)
-	return err == nil
+	return err == nil || len(w.stored) > 0
 }
 
 // input is the part of a state on which the specifications depend.

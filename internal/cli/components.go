@@ -59,7 +59,7 @@ func (p Program) resetServer(ctx context.Context, c *cli.Command, o agent.Option
 
 func (p Program) limitServer(ctx context.Context, c *cli.Command, o agent.Options) error {
 	if c.Bool("ready") {
-		return limitserver.Client{Socket: limitserver.Path(o.Health.StateDir)}.Ready(ctx)
+		return limitserver.Client{Socket: limitserver.Path(o.Health.StateDir)}.Serves(ctx)
 	}
 	server := limitserver.Server{StateDir: o.Health.StateDir, Groups: cgroup.FS{Mount: o.Core.Roots.Cgroup}, Open: openForLimits(o), Log: p.log()}
 	return server.Run(ctx)

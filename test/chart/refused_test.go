@@ -2,6 +2,8 @@ package chart
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -101,7 +103,8 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		{`pools: [{name: reset-server, nodeSelector: {a: b}}]`, []string{"pools: reset-server", "choose another"}},
 		{`pools: [{name: a-limit-server, nodeSelector: {a: b}}]`, []string{"pools: a-limit-server", "choose another"}},
 		{`memoryLimits: {enable: true}`, []string{"/memoryLimits'", "'enable'"}},
-		{`{memoryLimits: {enabled: false}, config: {map: {default: "memoryLimits: {experimental: true}"}}}`, []string{"memoryLimits.enabled: false: configuration default has the section memoryLimits"}},
+		{`{memoryLimits: {enabled: false}, config: {map: {default: "memoryLimits: {experimental: true}"}}}`, []string{"memoryLimits.enabled: false: configuration default has the section memoryLimits: set memoryLimits.read: true"}},
+		{`{api: dra, memoryLimits: {enabled: false, read: true}, config: {map: {default: "memoryLimits: {experimental: true}"}}}`, []string{"with api: dra no pod would set limits"}},
 		{`prove: {enable: true}`, []string{"/prove'", "'enable'"}},
 		{`prove: {memory: 1GiB}`, []string{"/prove/memory'", "'1GiB'"}},
 		{`{prove: {enabled: true}, config: {map: {default: {version: v1}}}}`, []string{"prove.enabled: true: no configuration", "prove: {command: [/usr/bin/k8s-gpu, prove-gpu, --json]}"}},
@@ -199,6 +202,18 @@ func TestAllMistakesAtOnce(t *testing.T) {
 		if got := problems(err); len(got) != want {
 			t.Errorf("%s: %d lines, want %d:\n%v", text, len(got), want, err)
 		}
+	}
+}
+
+// NVIDIA's hook sets the limits for the device plugin, so that no pod with rights for it is needed: the agent reads them.
+func TestLimitsByTheHookAlone(t *testing.T) {
+	files, err := render(t, parse(t, `{memoryLimits: {enabled: false, read: true}, config: {map: {default: "memoryLimits: {experimental: true}"}}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := strings.Join(slices.Collect(maps.Values(files)), "")
+	if !strings.Contains(all, "/sys/fs/cgroup") || !strings.Contains(all, "/var/log/pods") || strings.Contains(all, "limit-server") {
+		t.Errorf("what reads limits, and nothing that sets them:\n%s", all)
 	}
 }
 

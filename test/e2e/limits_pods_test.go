@@ -85,9 +85,11 @@ func startLimitPods(t *testing.T, m *simdriver.Machine) *limitPodsTest {
 	render(t, "parts/limits/kustomization.yaml", map[string]string{
 		"GROUPS": unifiedGroups, "PROGRAM": os.Getenv(limitPrograms) + "/k8s-gpu", "MACHINE": m.Root, "HISTORY": filepath.Join(stateDir(), "k8s-history"),
 	})
-	if err := os.CopyFS(filepath.Join(stateDir(), "parts/limits-reader"), os.DirFS("../../deploy/limits-reader")); err != nil { // deploy/limits has it
+	reader, err := os.ReadFile("../../deploy/limits-reader/kustomization.yaml") // deploy/limits has it
+	if err != nil {
 		t.Fatal(err)
 	}
+	write(t, "parts/limits-reader/kustomization.yaml", []byte(strings.ReplaceAll(string(reader), "path: /var/log/pods", "path: "+logDir()+"/pods")))
 	return &limitPodsTest{&draCluster{cluster: c, machines: map[string]*simdriver.Machine{c.name: m}}, []string{shippedPart(t, "limits"), "parts/own", "parts/limits"}}
 }
 

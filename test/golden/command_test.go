@@ -139,7 +139,7 @@ func TestErrorsWaitForTheirReader(t *testing.T) {
 	}{
 		"command of k8s-gpu":   {[]string{k8sGPU, "--mig-strategy=all", "validate"}, 500 * time.Millisecond, `k8s-gpu: --mig-strategy = "all": want none`},
 		"command of nomad-gpu": {[]string{nomadGPU, "inspect", "--mig-strategy=all"}, 500 * time.Millisecond, `nomad-gpu: --mig-strategy = "all": want none`},
-		"agent, JSON":          {[]string{k8sGPU, "--mig-strategy=all"}, agent.ReaderTimeout + time.Second, `"msg":"the agent ends","error":"--mig-strategy = \"all\": want none`},
+		"agent, JSON":          {[]string{k8sGPU, "--mig-strategy=all"}, agent.ReaderTimeout + time.Second, `"msg":"k8s-gpu ends","error":"--mig-strategy = \"all\": want none`},
 		"agent, text":          {[]string{k8sGPU, "--mig-strategy=all", "--log-format=text"}, agent.ReaderTimeout + time.Second, `k8s-gpu: --mig-strategy = "all": want none`},
 		"plugin":               {[]string{nomadGPU}, 2 * time.Second, `"@message":"plugin init error"`},
 	} {

@@ -126,7 +126,7 @@
 {{- $m = append $m (dict "name" "mps-root" "mountPath" "/mps" "readOnly" true "recursiveReadOnly" "IfPossible") -}}
 {{- $h = append $h (list "mps-root" $v.mps.root "DirectoryOrCreate") -}}
 {{- end -}}
-{{- if $v.owners.enabled -}}
+{{- if or $v.owners.enabled $d.readsLimits -}}
 {{- $m = append $m (dict "name" "pod-logs" "mountPath" "/var/log/pods" "readOnly" true "recursiveReadOnly" "IfPossible") -}}
 {{- $h = append $h (list "pod-logs" "/var/log/pods" "Directory") -}}
 {{- end -}}

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"path/filepath"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/cdi"
@@ -10,6 +11,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/containerruntime"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/node/limitserver"
 	"github.com/tandem-gpu/tandem/internal/node/resetserver"
 )
@@ -39,7 +41,20 @@ func cdiOptions(s config.Kubernetes) cdi.Options {
 		DriverRoot: s.DriverRoot, ContainerRoot: s.Core.Roots.Driver, DevRoot: s.DevRoot, ContainerDevRoot: s.Core.Roots.Dev, SysRoot: s.Core.Roots.Sys,
 		HookPath: s.CDI.HookPath, Indices: s.Core.IndexIDs, DisabledHooks: s.CDI.DisabledHooks, FeatureFlags: s.CDI.FeatureFlags,
 		GDS: s.CDI.GDS, MOFED: s.CDI.MOFED, GDRCopy: s.CDI.GDRCopy, IMEXChannels: s.CDI.IMEXChannels,
-		Auto: s.Strategies.Auto, Runtime: askRuntime(s.CDI.CRISocket),
+		Auto: s.Strategies.Auto, Runtime: askRuntime(s.CDI.CRISocket), Stored: storedCDIDevices(s.KubeletSocket),
+	}
+}
+
+// storedCDIDevices returns a function that reads which CDI devices the kubelet starts containers with again; nil without a socket. Of a checkpoint that can't be read
+// there are none: what depends on it reports that.
+func storedCDIDevices(socket string) func(kind string) []string {
+	if socket == "" {
+		return nil
+	}
+	checkpoint := filepath.Join(filepath.Dir(socket), podresources.CheckpointName)
+	return func(kind string) []string {
+		devices, _ := podresources.StoredCDIDevices(checkpoint, kind)
+		return devices
 	}
 }
 

@@ -135,6 +135,11 @@ func useOnce(m *simdriver.Machine, opened chan<- *Session) error {
 	_, probeErr := s.Probe()
 	if s.LimitsUnsupported() == "" && len(snap.Devices) > 0 {
 		q := gpu.LimitQuery{GPU: snap.Devices[0].ID, Group: "/none"}
+		if _, err := s.ReadGPU(q.GPU); err != nil {
+			if _, hung := errors.AsType[*hungError](err); !hung {
+				probeErr = errors.Join(probeErr, err)
+			}
+		}
 		_, limitsErr := s.MemoryLimits([]gpu.LimitQuery{q})
 		setErr := s.SetMemoryLimit(gpu.LimitChange{LimitQuery: q})
 		expected := []error{gpu.ErrLimitNoGroup, gpu.ErrLimitUnknown, gpu.ErrLimitsUnsupported} // the last one: a driver from 615 on, and a kernel without a controller for it

@@ -12,10 +12,11 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// The calls about limits of device memory by control group, and the newer one of memory.
+// The calls about limits of device memory by control group, and those of memory.
 const (
 	getLimits    = "nvmlDeviceGetMemoryLimits_v1"
 	setLimits    = "nvmlDeviceSetMemoryLimits_v1"
+	memoryInfo   = "nvmlDeviceGetMemoryInfo"
 	memoryInfoV2 = "nvmlDeviceGetMemoryInfo_v2"
 )
 
@@ -32,6 +33,36 @@ func (s *Session) LimitsUnsupported() string {
 		}
 	}
 	return ""
+}
+
+// ReadGPU reads what limits depend on of one GPU, its MIG mode and its memory, and makes no call about another: where that hangs, it returns. It stands for a Snapshot
+// before the calls about limits. The library may look at others itself until it has found the UUID. It belongs to the reader.
+func (s *Session) ReadGPU(id gpu.DeviceID) (gpu.Device, error) {
+	if _, err := s.readDriver(); err != nil {
+		return gpu.Device{}, s.driverLost(err)
+	}
+	newer := s.LimitsUnsupported() == ""
+	known, err := query(s, target{s.worker(id), -1, gpu.WholeGPU(id)}, func(c *caller) (g knownGPU) {
+		g.device = gpu.Device{ID: id, At: c.at, Index: -1}
+		g.handle = required(c, "nvmlDeviceGetHandleByUUID", func() (nvml.Device, nvml.Return) { return s.lib.DeviceGetHandleByUUID(string(id)) })
+		if c.err != nil {
+			return g
+		}
+		readMIGMode(c, g.handle, &g.device)
+		g.device.Memory = supported(c, memoryInfo, converted(g.handle.GetMemoryInfo, memoryTotal))
+		if newer {
+			readWholeMemory(c, g.handle, &g.device)
+		}
+		return g
+	})
+	switch {
+	case isDriverLost(err):
+		return gpu.Device{}, s.driverLost(err)
+	case err != nil:
+		return gpu.Device{}, err
+	}
+	s.gpus = append(slices.DeleteFunc(slices.Clone(s.gpus), func(g knownGPU) bool { return g.device.ID == id }), known)
+	return known.device, nil
 }
 
 // MemoryLimits reads limits of device memory on the GPUs' workers: a GPU that hangs delays no other. There is an answer for each query, in their order. Only an

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/test/simdriver"
@@ -128,6 +130,34 @@ func TestMemoryLimitsOfHungGPU(t *testing.T) {
 	if err := s.SetMemoryLimit(gpu.LimitChange{LimitQuery: queries[0], Hard: gib}); !errors.Is(err, gpu.ErrDriverLost) {
 		t.Error(err)
 	}
+}
+
+// Of one GPU alone limits can be set and read, while another one hangs.
+func TestReadGPU(t *testing.T) {
+	m, _, group := limitedGroup(t, simdriver.Misc)
+	s := openWith(t, m, Options{Deadline: 200 * time.Millisecond})
+	must(t, m.Hang(simdriver.GPU(1), memoryInfo))
+	for range 2 {
+		d, err := s.ReadGPU(gpu.DeviceID(m.UUID(2)))
+		must(t, err)
+		if d.At != gpu.WholeGPU(d.ID) || d.MIG || d.Memory>>20 != 81559 {
+			t.Errorf("%+v", d)
+		}
+	}
+	q := limitOf(m, 2, group)
+	must(t, s.SetMemoryLimit(gpu.LimitChange{LimitQuery: q, Hard: gib}))
+	expectLimits(t, s, []gpu.LimitQuery{q}, gpu.LimitAnswer{Limit: gpu.MemoryLimit{Hard: gib}})
+	for range 2 {
+		_, err := s.ReadGPU(gpu.DeviceID(m.UUID(1)))
+		if _, hung := errors.AsType[*hungError](err); !hung {
+			t.Errorf("the GPU that hangs: %v", err)
+		}
+	}
+	if _, err := s.ReadGPU("GPU-0"); returnCode(err) != nvml.ERROR_NOT_FOUND {
+		t.Error(err)
+	}
+	must(t, m.Heal())
+	waitUntilIdle(t, s)
 }
 
 // A driver before 615 has no limits, and no call about them is made.

@@ -67,13 +67,7 @@ func (r *gpuReading) readGPU(c *caller) {
 		last = gpu.Device{Minor: -1, NUMANode: -1}
 	}
 	d.Model = strings.TrimSpace(supported(c, "nvmlDeviceGetName", h.GetName))
-	// Without the MIG mode a GPU can't be offered: one that is partitioned must not be offered as a whole.
-	mode := supported(c, "nvmlDeviceGetMigMode", func() (mode struct{ on, has bool }, ret nvml.Return) {
-		current, _, ret := h.GetMigMode()
-		mode.on, mode.has = current == nvml.DEVICE_MIG_ENABLE, ret == nvml.SUCCESS
-		return mode, ret
-	})
-	d.MIG, d.CanMIG = mode.on, mode.has
+	readMIGMode(c, h, d)
 	// One more than the minor number, so that zero is unknown.
 	d.Minor = optional(c, "nvmlDeviceGetMinorNumber", last.Minor+1, func() (int, nvml.Return) {
 		minor, ret := h.GetMinorNumber()
@@ -90,9 +84,19 @@ func (r *gpuReading) readGPU(c *caller) {
 	r.staticKnown = readStatic(c, h, d, last)
 }
 
+// readMIGMode reads whether a GPU is partitioned: without that it can't be offered, as one that is must not be offered as a whole.
+func readMIGMode(c *caller, h nvml.Device, d *gpu.Device) {
+	mode := supported(c, "nvmlDeviceGetMigMode", func() (mode struct{ on, has bool }, ret nvml.Return) {
+		current, _, ret := h.GetMigMode()
+		mode.on, mode.has = current == nvml.DEVICE_MIG_ENABLE, ret == nvml.SUCCESS
+		return mode, ret
+	})
+	d.MIG, d.CanMIG = mode.on, mode.has
+}
+
 // readSettings reads memory size, power limit and modes, which an administrator can change.
 func readSettings(c *caller, h nvml.Device, d *gpu.Device, last gpu.Device) {
-	d.Memory = optional(c, "nvmlDeviceGetMemoryInfo", last.Memory, converted(h.GetMemoryInfo, memoryTotal))
+	d.Memory = optional(c, memoryInfo, last.Memory, converted(h.GetMemoryInfo, memoryTotal))
 	d.PowerLimit = optional(c, "nvmlDeviceGetPowerManagementLimit", last.PowerLimit, converted(h.GetPowerManagementLimit, widen))
 	if d.PowerLimit == 0 {
 		d.PowerLimit = optional(c, "nvmlDeviceGetEnforcedPowerLimit", last.PowerLimit, converted(h.GetEnforcedPowerLimit, widen))

@@ -36,7 +36,7 @@ type Options struct {
 
 // Session is an initialised NVML. It makes every NVML call between Open and Close.
 //
-// Snapshot, Probe, Usage and the calls about limits belong to one goroutine, the reader; Wait belongs to another, the waiter. Busy and
+// Snapshot, ReadGPU, Probe, Usage and the calls about limits belong to one goroutine, the reader; Wait belongs to another, the waiter. Busy and
 // Nodes are safe for concurrent use. Close may be called when the reader and the waiter have ended.
 type Session struct {
 	lib            nvml.Interface

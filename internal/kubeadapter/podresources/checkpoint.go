@@ -6,6 +6,10 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
@@ -74,21 +78,9 @@ func (r *checkpointReader) read() (Checkpoint, error) {
 // nodes is listed once, with the lowest one. The checksum is one of Go values inside the kubelet and is not compared: the kubelet replaces the
 // file atomically.
 func parseCheckpoint(text []byte) ([]CheckpointDevice, error) {
-	var file struct {
-		Data struct {
-			PodDeviceEntries json.RawMessage // null without any
-		}
-	}
-	var entries []struct {
-		PodUID, ContainerName, ResourceName string
-		DeviceIDs                           map[int64][]string // by NUMA node
-	}
-	err := json.Unmarshal(text, &file)
-	if err == nil {
-		err = json.Unmarshal(file.Data.PodDeviceEntries, &entries) // fails if the key is missing
-	}
+	entries, err := checkpointEntries(text)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrCheckpointFormat, err)
+		return nil, err
 	}
 	var all []CheckpointDevice
 	for _, e := range entries {
@@ -106,4 +98,60 @@ func parseCheckpoint(text []byte) ([]CheckpointDevice, error) {
 		}
 	}
 	return all, nil
+}
+
+// checkpointEntry has the devices of one resource that a container has.
+type checkpointEntry struct {
+	PodUID, ContainerName, ResourceName string
+	DeviceIDs                           map[int64][]string // by NUMA node
+	AllocResp                           []byte             // the message ContainerAllocateResponse
+}
+
+func checkpointEntries(text []byte) (entries []checkpointEntry, err error) {
+	var file struct {
+		Data struct {
+			PodDeviceEntries json.RawMessage // null without any
+		}
+	}
+	err = json.Unmarshal(text, &file)
+	if err == nil {
+		err = json.Unmarshal(file.Data.PodDeviceEntries, &entries) // fails if the key is missing
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrCheckpointFormat, err)
+	}
+	return entries, nil
+}
+
+// StoredCDIDevices returns which CDI devices of a kind are in the responses of device plugins that a checkpoint has, each once and sorted. The kubelet starts
+// containers with these responses again, also after a reboot, whatever a plugin would respond now. With an error they are not known.
+func StoredCDIDevices(checkpoint, kind string) (devices []string, err error) {
+	text, err := statefile.Read(checkpoint, maxCheckpoint, 0)
+	if err != nil {
+		return nil, err
+	}
+	entries, err := checkpointEntries(text)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", checkpoint, err)
+	}
+	for _, e := range entries {
+		var r v1beta1.ContainerAllocateResponse
+		if err := proto.Unmarshal(e.AllocResp, &r); err != nil {
+			return nil, fmt.Errorf("%s: %w: %w", checkpoint, ErrCheckpointFormat, err)
+		}
+		var names []string
+		for _, d := range r.GetCdiDevices() {
+			names = append(names, d.GetName())
+		}
+		for _, list := range r.GetAnnotations() {
+			names = append(names, strings.Split(list, ",")...)
+		}
+		for _, name := range names {
+			if device, ok := strings.CutPrefix(name, kind+"="); ok {
+				devices = append(devices, device)
+			}
+		}
+	}
+	slices.Sort(devices)
+	return slices.Compact(devices), nil
 }

@@ -1,14 +1,18 @@
 package podresources
 
 import (
+	"encoding/base64"
 	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 	"github.com/tandem-gpu/tandem/test/check"
@@ -87,4 +91,36 @@ func FuzzParseCheckpoint(f *testing.F) {
 			}
 		}
 	})
+}
+
+// The names of CDI devices that the kubelet starts containers with are those in its stored responses, by field or annotation.
+func TestStoredCDIDevices(t *testing.T) {
+	const kind = "k8s.device-plugin.nvidia.com/memory-limit"
+	entry := func(r *v1beta1.ContainerAllocateResponse) string {
+		raw, err := proto.Marshal(r)
+		check.NoError(t, err)
+		return `{"PodUID":"u","ContainerName":"c","ResourceName":"nvidia.com/gpu","DeviceIDs":null,"AllocResp":"` + base64.StdEncoding.EncodeToString(raw) + `"}`
+	}
+	named := func(names ...string) string {
+		r := &v1beta1.ContainerAllocateResponse{}
+		for _, name := range names {
+			r.CdiDevices = append(r.CdiDevices, &v1beta1.CDIDevice{Name: name})
+		}
+		return entry(r)
+	}
+	path := filepath.Join(t.TempDir(), CheckpointName)
+	write := func(entries string) {
+		check.NoError(t, os.WriteFile(path, []byte(`{"Data":{"PodDeviceEntries":`+entries+`}}`), 0o600))
+	}
+	annotated := entry(&v1beta1.ContainerAllocateResponse{Annotations: map[string]string{"cdi.k8s.io/a": "k8s.device-plugin.nvidia.com/gpu=GPU-a," + kind + "=18432"}})
+	write("[" + strings.Join([]string{named("k8s.device-plugin.nvidia.com/gpu=GPU-a", kind+"=20480"), named(), named(kind + "=20480"), annotated}, ",") + "]")
+	if got, err := StoredCDIDevices(path, kind); err != nil || !slices.Equal(got, []string{"18432", "20480"}) {
+		t.Errorf("%q, %v", got, err)
+	}
+	for text, want := range map[string]error{"null": nil, `[{"AllocResp":null}]`: nil, "7": ErrCheckpointFormat, `[{"AllocResp":"/////w=="}]`: ErrCheckpointFormat} {
+		write(text)
+		if got, err := StoredCDIDevices(path, kind); got != nil || !errors.Is(err, want) {
+			t.Errorf("%s: %q, %v", text, got, err)
+		}
+	}
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/node/cgroup"
@@ -59,13 +58,9 @@ func (s *Server) checkMount() error {
 }
 
 // checkGPU returns an error if the GPU of a request can't have the limit.
-func checkGPU(r request, s gpu.Snapshot) error {
-	i := slices.IndexFunc(s.Devices, func(d gpu.Device) bool { return d.ID == r.GPU })
-	if i < 0 {
-		return fmt.Errorf("%s is not among the %d devices of the driver", r.GPU, len(s.Devices))
-	}
-	switch d := s.Devices[i]; {
-	case d.At.GI != gpu.Whole || d.MIG:
+func checkGPU(r request, d gpu.Device) error {
+	switch {
+	case d.MIG:
 		return fmt.Errorf("%s: the driver counts no memory on a GPU while its MIG mode is enabled", r.GPU)
 	case r.Hard != gpu.NoMemoryLimit && r.Hard > d.Memory:
 		return fmt.Errorf("%s: hard limit of %d MiB: the GPU has %d", r.GPU, r.Hard/gpu.MiB, d.Memory/gpu.MiB)

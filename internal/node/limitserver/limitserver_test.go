@@ -46,8 +46,8 @@ type driver struct {
 	openErr     error
 	setErr      error
 	forgets     bool // what SetMemoryLimit sets is not there
-	onSnapshot  func()
-	closeErr    error
+	onRead      func()
+	closeErr    error                      // guarded by mu
 	limits      map[string]gpu.MemoryLimit // by path and GPU
 	hang        chan struct{}              // SetMemoryLimit waits for its end; nil = it does not wait
 }
@@ -82,11 +82,18 @@ func (d *driver) Open() (Driver, error) {
 
 func (d *driver) LimitsUnsupported() string { return d.unsupported }
 
-func (d *driver) Snapshot() (gpu.Snapshot, error) {
-	if d.onSnapshot != nil {
-		d.onSnapshot()
+func (d *driver) Snapshot() (gpu.Snapshot, error) { return gpu.Snapshot{Devices: d.devices}, nil }
+
+func (d *driver) ReadGPU(id gpu.DeviceID) (gpu.Device, error) {
+	if d.onRead != nil {
+		d.onRead()
 	}
-	return gpu.Snapshot{Devices: d.devices}, nil
+	for _, one := range d.devices {
+		if one.ID == id {
+			return one, nil
+		}
+	}
+	return gpu.Device{}, errors.New("nvmlDeviceGetHandleByUUID: Not Found")
 }
 
 func (d *driver) SetMemoryLimit(c gpu.LimitChange) error {
@@ -114,7 +121,16 @@ func (d *driver) MemoryLimits(queries []gpu.LimitQuery) (answers []gpu.LimitAnsw
 func (d *driver) Close() error {
 	d.count(-1)
 	d.call("close")
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	return d.closeErr
+}
+
+// closes sets what Close returns.
+func (d *driver) closes(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.closeErr = err
 }
 
 // rig is a server with its client, on a node with a pod.
@@ -124,6 +140,8 @@ type rig struct {
 	dir, mount string
 	log        *logbuffer.Buffer
 	ended      chan error
+	within     time.Duration // for the driver; before the start only
+	noGroups   bool          // the node has no control groups of version 2
 }
 
 func start(t *testing.T, before ...func(*rig)) *rig {
@@ -131,7 +149,7 @@ func start(t *testing.T, before ...func(*rig)) *rig {
 	if os.Geteuid() != 0 {
 		t.Skip("the server serves root only")
 	}
-	r := &rig{dir: coretest.ShortDir(t), mount: t.TempDir(), log: &logbuffer.Buffer{}, ended: make(chan error, 1)}
+	r := &rig{dir: coretest.ShortDir(t), mount: t.TempDir(), log: &logbuffer.Buffer{}, ended: make(chan error, 1), within: 300 * time.Millisecond}
 	r.driver = &driver{limits: map[string]gpu.MemoryLimit{}, devices: []gpu.Device{
 		{ID: name, At: gpu.WholeGPU(name), Memory: 80 * gib},
 		{ID: "GPU-2", At: gpu.WholeGPU("GPU-2"), Memory: 80 * gib, MIG: true},
@@ -145,8 +163,8 @@ func start(t *testing.T, before ...func(*rig)) *rig {
 		change(r)
 	}
 	s := &Server{
-		StateDir: r.dir, Groups: cgroup.FS{Mount: r.mount, AnyFilesystem: true}, Open: r.Open, Log: slog.New(slog.NewTextHandler(r.log, nil)),
-		DriverWithin: 300 * time.Millisecond,
+		StateDir: r.dir, Groups: cgroup.FS{Mount: r.mount, AnyFilesystem: !r.noGroups}, Open: r.Open, Log: slog.New(slog.NewTextHandler(r.log, nil)),
+		DriverWithin: r.within,
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -158,7 +176,7 @@ func start(t *testing.T, before ...func(*rig)) *rig {
 		cancel()
 		<-done
 	})
-	check.Until(t, "the server listens", func() bool { return r.Ready(ctx) == nil })
+	check.Until(t, "the server listens", func() bool { return r.Serves(ctx) == nil })
 	return r
 }
 
@@ -240,7 +258,7 @@ func TestTryLimit(t *testing.T) {
 	}
 }
 
-// Only groups of pods and of their containers, as both drivers of the kubelet make them; never one that has others below it (fence 23, and "Never").
+// Only groups of pods and of their containers, as both drivers of the kubelet make them; and what is below a container, as with crun; never one that has other pods below it (fence 23, and "Never").
 func TestGroups(t *testing.T) {
 	systemd := strings.ReplaceAll(uid, "-", "_")
 	for group, want := range map[string]bool{
@@ -250,6 +268,7 @@ func TestGroups(t *testing.T) {
 		"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + systemd + ".slice/cri-containerd-0123.scope":                                    true,
 		"/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod" + systemd + ".slice/cri-containerd.scope": true,
 		"/system.slice/docker-1.scope/kubelet/kubepods/burstable/pod" + uid + "/c":                                                                          true,
+		pod + "/crio-" + strings.Repeat("0a", 32) + ".scope/container":                                                                                      true, pod + "/" + strings.Repeat("0a", 32) + "/": false,
 		"": false, "/": false, "/kubepods": false, "/kubepods/burstable": false, "/kubepods.slice": false, "/kubepods.slice/kubepods-burstable.slice": false,
 		"/kubepods/burstable/podx": false, "/kubepods/other/pod" + uid: false, pod + "/c/below": false, pod + "/": false, "/pod" + uid: false,
 		"kubepods/pod" + uid: false, "/nomad.slice/share.slice/a.b.scope": false, "/user.slice": false, "/kubepods.slice/system.slice": false,
@@ -279,7 +298,7 @@ func TestServerChecksWhatItSets(t *testing.T) {
 		"a symbolic link":           {"/kubepods/pod" + strings.Repeat("b", 32), name, 0, gib, "a symbolic link"},
 		"a MIG instance":            {pod, "MIG-1", 0, gib, "not the UUID of a whole GPU"},
 		"two GPUs":                  {pod, "GPU-1,GPU-2", 0, gib, "not the UUID of a whole GPU"},
-		"an unknown GPU":            {pod, "GPU-3", 0, gib, "not among the 2 devices"},
+		"an unknown GPU":            {pod, "GPU-3", 0, gib, "GPU-3 can't be read: nvmlDeviceGetHandleByUUID: Not Found"},
 		"a GPU with MIG mode":       {pod, "GPU-2", 0, gib, "MIG mode"},
 		"no memory at all":          {pod, name, 0, 0, "want whole MiB"},
 		"half a MiB":                {pod, name, 0, gib + 1<<19, "want whole MiB"},
@@ -303,11 +322,11 @@ func TestAnotherGroup(t *testing.T) {
 	}
 	was := r.id(pod)
 	change := gpu.LimitChange{LimitQuery: gpu.LimitQuery{GPU: name}, Hard: gib}
-	r.onSnapshot = replace
+	r.onRead = replace
 	if err := r.Client.SetMemoryLimit(t.Context(), was, change); !errors.Is(err, fs.ErrNotExist) || r.made() != "open, close" {
 		t.Errorf("replaced meanwhile: %v, calls %q", err, r.made())
 	}
-	r.calls, r.onSnapshot = nil, nil
+	r.calls, r.onRead = nil, nil
 	if err := r.Client.SetMemoryLimit(t.Context(), was, change); !errors.Is(err, fs.ErrNotExist) || r.made() != "" {
 		t.Errorf("another one: %v, calls %q", err, r.made())
 	}
@@ -373,26 +392,81 @@ func TestOneAtATime(t *testing.T) {
 	}
 }
 
-// A call that hangs ends the request in time, and the process; also one that the session itself has given up, which it can't close then.
+// A call that hangs ends the request in time, and the process.
 func TestHungDriver(t *testing.T) {
-	for what, hangs := range map[string]func(*driver, chan struct{}){
-		"the call": func(d *driver, c chan struct{}) { d.hang = c },
-		"the close": func(d *driver, _ chan struct{}) {
-			d.closeErr = errors.New("the driver does not answer (nvmlDeviceSetMemoryLimits_v1)")
-		},
-	} {
-		r, hang := start(t), make(chan struct{})
-		hangs(r.driver, hang)
-		if err := r.set(t, pod, name, 0, gib); err == nil || !strings.Contains(err.Error(), ErrHung.Error()) {
-			t.Errorf("%s: %v", what, err)
+	r := start(t)
+	r.hang = make(chan struct{})
+	defer close(r.hang)
+	if err := r.set(t, pod, name, 0, gib); err == nil || !strings.Contains(err.Error(), ErrHung.Error()) {
+		t.Errorf("%v", err)
+	}
+	if err := <-r.ended; !errors.Is(err, ErrHung) {
+		t.Errorf("the process ends with %v", err)
+	}
+	if _, ok := errors.AsType[*UnavailableError](r.Ready(t.Context())); !ok {
+		t.Error("it is ready")
+	}
+}
+
+// While a call about one GPU has not returned, the driver can't be closed: limits are set as before, and it is closed later. If it is released for a reset before
+// that, the process ends.
+func TestDriverThatCannotBeClosed(t *testing.T) {
+	r := start(t)
+	r.closes(errors.New("driver call has not returned: nvmlDeviceSetMemoryLimits_v1, GPU index 1"))
+	for range 2 {
+		check.NoError(t, r.set(t, pod, name, 0, gib))
+	}
+	closed := func() int { return strings.Count(r.made(), "close") }
+	check.Until(t, "it is closed again", func() bool { return closed() > 2 })
+	check.NoError(t, r.set(t, pod, name, 0, gib))
+	r.closes(nil)
+	check.Until(t, "it is closed", func() bool { return closed() > 4 })
+	before := closed()
+	time.Sleep(closeEvery + closeEvery/2)
+	if n := closed(); n > before+1 {
+		t.Errorf("closed %d times more", n-before)
+	}
+	r.closes(errors.New("driver call has not returned"))
+	check.NoError(t, r.set(t, pod, name, 0, gib))
+	mark := ownership.Mark{Agent: ownership.Agents()[0], Purpose: inventory.Reset, DriverReleased: true}
+	check.NoError(t, ownership.Write(r.dir, ownership.File{Taken: map[gpu.DeviceID]ownership.Mark{name: mark}}))
+	if err := <-r.ended; !errors.Is(err, ErrHung) {
+		t.Errorf("the process ends with %v", err)
+	}
+}
+
+// A limit is not set after the client has left: half of its time is for the driver. Nothing is done then, and the client knows that.
+func TestTooLate(t *testing.T) {
+	const within = 2 * time.Second
+	r := start(t, func(r *rig) { r.within = time.Minute })
+	ask := func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), within)
+		defer cancel()
+		return r.Client.SetMemoryLimit(ctx, r.id(pod), gpu.LimitChange{LimitQuery: gpu.LimitQuery{GPU: name}, Hard: gib})
+	}
+	late := func(what string, err error) {
+		t.Helper()
+		if _, unavailable := errors.AsType[*UnavailableError](err); !unavailable || strings.Contains(r.made(), "set") {
+			t.Errorf("%s: %v, calls %q", what, err, r.made())
 		}
-		if err := <-r.ended; !errors.Is(err, ErrHung) {
-			t.Errorf("%s: the process ends with %v", what, err)
-		}
-		if _, ok := errors.AsType[*UnavailableError](r.Ready(t.Context())); !ok {
-			t.Errorf("%s: it is ready", what)
-		}
-		close(hang)
+	}
+	r.onRead = func() { time.Sleep(within/2 + 100*time.Millisecond) }
+	late("the driver is slow to open", ask())
+	var first sync.WaitGroup
+	first.Go(func() { late("the first one", ask()) })
+	time.Sleep(100 * time.Millisecond)
+	late("others have the driver", ask())
+	first.Wait()
+	r.onRead = nil
+	check.NoError(t, ask())
+}
+
+// The probe of the kubelet finds a server that answers, also where no limit can be set: on a node without control groups of version 2 a restart would change nothing.
+func TestServesWithoutGroups(t *testing.T) {
+	r := start(t, func(r *rig) { r.noGroups = true })
+	check.NoError(t, r.Serves(t.Context()))
+	if _, unavailable := errors.AsType[*UnavailableError](r.Ready(t.Context())); !unavailable {
+		t.Error("the agent takes it for ready")
 	}
 }
 

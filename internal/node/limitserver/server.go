@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -15,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/node/component"
 	"github.com/tandem-gpu/tandem/internal/node/limits"
 	"github.com/tandem-gpu/tandem/internal/node/ownership"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 const (
@@ -28,13 +30,17 @@ const StopWithin = queueWithin + driverWithin + component.RequestTimeout
 // Path returns the path of the socket in a state directory.
 func Path(stateDir string) string { return filepath.Join(stateDir, "limits.sock") }
 
-// Driver is the driver, open in this process. Its calls may hang.
+// closeEvery is between attempts to close the driver while a call has not returned.
+const closeEvery = time.Second
+
+// Driver is the driver, open in this process. A call about one GPU that hangs is given up, and is an error; others may hang.
 type Driver interface {
 	Snapshot() (gpu.Snapshot, error)
-	LimitsUnsupported() string // why the driver has no limits, after Snapshot; "" = it may have them
+	ReadGPU(gpu.DeviceID) (gpu.Device, error) // before the calls about limits of the GPU; it makes no call about another
+	LimitsUnsupported() string                // why the driver has no limits, after one of these; "" = it may have them
 	SetMemoryLimit(gpu.LimitChange) error
 	MemoryLimits([]gpu.LimitQuery) ([]gpu.LimitAnswer, error)
-	Close() error // an error means that a call is still in the driver
+	Close() error // an error means that a call is still in the driver, which stays open until another Close
 }
 
 // Server answers the requests of the agents of a node. Its fields must not change while it is used.
@@ -46,26 +52,31 @@ type Server struct {
 
 	DriverWithin time.Duration // for the driver to open, set and close; 0 = 15 s
 
-	turn chan struct{} // capacity 1: the driver is open
+	turn  chan struct{} // capacity 1: the driver is in use
+	left  Driver        // that could not be closed; of the one who has the turn
+	stuck chan struct{} // capacity 1: left is another one
 }
 
 // ErrHung is that a call of the driver has not returned.
 var ErrHung = errors.New("the driver has not answered in time")
 
-// Run serves the socket until ctx ends, and the requests that it has then. It fails with ErrHung if a call of the driver has not returned: then the process is to
-// end, and to be started again.
+// Run serves the socket until ctx ends, and the requests that it has then. It fails with ErrHung if the driver as a whole does not answer, or if a call that has not
+// returned is in the way of a reset: then the process is to end, and to be started again.
 func (s *Server) Run(ctx context.Context) error {
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	if err := s.Groups.Check(); err != nil { // the agents show it, too
 		s.Log.Warn("no limits can be set", "error", err)
 	}
-	s.turn = make(chan struct{}, 1)
-	if err := s.serve(s.endTry); errors.Is(err, ErrHung) {
+	s.turn, s.stuck = make(chan struct{}, 1), make(chan struct{}, 1)
+	if err := s.serve(request{}.until(), s.endTry); errors.Is(err, ErrHung) {
 		return err
 	} else if err != nil { // the next try takes it
 		s.Log.Warn("the limit of a try that was cut off is not ended", "error", err)
 	}
+	var closing sync.WaitGroup
+	closing.Go(func() { s.closeLeft(ctx, end) })
+	defer closing.Wait()
 	component.Run(ctx, Path(s.StateDir), s.handler(end), StopWithin, s.Log)
 	if err := context.Cause(ctx); errors.Is(err, ErrHung) {
 		return err
@@ -77,7 +88,7 @@ func (s *Server) handler(end context.CancelCauseFunc) http.Handler {
 	const only = "only root may set limits"
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+readyURL, component.Handle(s.Log, only, nil, func(context.Context, request, http.ResponseWriter) any {
-		return answer{encode(s.Groups.Check())}
+		return answer{encode(s.checkMount())}
 	}))
 	done := func(err error, log *slog.Logger, made, not string) answer {
 		if err != nil {
@@ -91,21 +102,23 @@ func (s *Server) handler(end context.CancelCauseFunc) http.Handler {
 		return answer{encode(err)}
 	}
 	mux.HandleFunc("POST "+setURL, component.Handle(s.Log, only, request.check, func(_ context.Context, r request, _ http.ResponseWriter) any {
-		err := s.serve(func() error { return s.set(r) })
+		until := r.until()
+		err := s.serve(until, func() error { return s.set(r, until) })
 		return done(err, s.Log.With("group", r.Group, "id", r.GPU, "hard", r.Hard, "soft", r.Soft), "limit set", "limit not set")
 	}))
 	mux.HandleFunc("POST "+tryURL, component.Handle(s.Log, only, request.checkTry, func(_ context.Context, r request, _ http.ResponseWriter) any {
-		err := s.serve(func() error { return s.try(r.GPU) })
+		until := r.until()
+		err := s.serve(until, func() error { return s.try(r.GPU, until) })
 		return done(err, s.Log.With("id", r.GPU), "limits can be set: tried on an empty group", "limits can't be set: tried on an empty group")
 	}))
 	return mux
 }
 
-// serve does something with the driver when it is its turn, also if the agent that sent the request has ended.
-func (s *Server) serve(do func() error) error {
+// serve does something with the driver when it is its turn, if that is in time.
+func (s *Server) serve(until time.Time, do func() error) error {
 	select {
 	case s.turn <- struct{}{}:
-	case <-time.After(queueWithin):
+	case <-time.After(min(queueWithin, time.Until(until))):
 		return &UnavailableError{"try again", errors.New("other requests have the driver")}
 	}
 	within := s.DriverWithin
@@ -125,18 +138,12 @@ func (s *Server) serve(do func() error) error {
 	}
 }
 
-// set sets a limit. The group is looked at last, right before the call.
-func (s *Server) set(r request) error {
+// set sets a limit. The group and the clock are looked at last, right before the call.
+func (s *Server) set(r request, until time.Time) error {
 	if err := s.checkGroup(r); err != nil { // before the driver is opened for nothing
 		return err
 	}
-	return s.withDriver(func(d Driver, snapshot gpu.Snapshot) error {
-		if why := d.LimitsUnsupported(); why != "" {
-			return unsupported(why)
-		}
-		if err := checkGPU(r, snapshot); err != nil {
-			return err
-		}
+	return s.withGPU(r, until, func(d Driver) error {
 		if err := s.checkGroup(r); err != nil {
 			return err
 		}
@@ -145,7 +152,7 @@ func (s *Server) set(r request) error {
 }
 
 // try tries whether a limit can be set on a GPU.
-func (s *Server) try(id gpu.DeviceID) error {
+func (s *Server) try(id gpu.DeviceID, until time.Time) error {
 	if err := s.checkMount(); err != nil {
 		return err
 	}
@@ -153,23 +160,21 @@ func (s *Server) try(id gpu.DeviceID) error {
 	if b == limit.NoBackend {
 		return unsupported(limit.WithoutBackend)
 	}
-	return s.withDriver(func(d Driver, snapshot gpu.Snapshot) error {
-		if why := d.LimitsUnsupported(); why != "" {
-			return unsupported(why)
-		}
-		if err := checkGPU(request{GPU: id}, snapshot); err != nil {
-			return err
-		}
+	return s.withGPU(request{GPU: id}, until, func(d Driver) error {
 		return limits.Try(s.Groups, b, id, d.SetMemoryLimit, d.MemoryLimits)
 	})
 }
 
-// endTry ends what a try of a server before this one has left.
+// endTry ends what a try of a server before this one has left, on the GPUs that answer.
 func (s *Server) endTry() error {
 	if err := s.Groups.Check(); err != nil || !limits.LeftTry(s.Groups) {
 		return nil //nolint:nilerr // without control groups none is left
 	}
-	return s.withDriver(func(d Driver, snapshot gpu.Snapshot) error {
+	return s.withDriver(func(d Driver) error {
+		snapshot, err := d.Snapshot()
+		if err != nil {
+			return err
+		}
 		var ids []gpu.DeviceID
 		for _, one := range snapshot.Devices {
 			if one.At == gpu.WholeGPU(one.ID) {
@@ -184,8 +189,29 @@ func unsupported(why string) error {
 	return &UnavailableError{"install a driver with limits, or remove them from the policy", errors.New(why)}
 }
 
-// withDriver opens the driver for a function, and closes it.
-func (s *Server) withDriver(do func(Driver, gpu.Snapshot) error) (err error) {
+// withGPU opens the driver for a function, if the GPU of a request can have the limit and it is not too late.
+func (s *Server) withGPU(r request, until time.Time, do func(Driver) error) error {
+	return s.withDriver(func(d Driver) error {
+		device, err := d.ReadGPU(r.GPU)
+		if why := d.LimitsUnsupported(); why != "" {
+			return unsupported(why)
+		}
+		if err != nil {
+			return fmt.Errorf("%s can't be read: %w", r.GPU, err)
+		}
+		if err := checkGPU(r, device); err != nil {
+			return err
+		}
+		if time.Now().After(until) {
+			return &UnavailableError{"try again", errors.New("the driver was not open in time")}
+		}
+		return do(d)
+	})
+}
+
+// withDriver opens the driver for a function, and closes it. If it can't be closed, because a call about a GPU has not returned, it stays open for the time being:
+// calls about other GPUs are made as before.
+func (s *Server) withDriver(do func(Driver) error) error {
 	if err := s.mayOpen(); err != nil {
 		return err
 	}
@@ -194,15 +220,36 @@ func (s *Server) withDriver(do func(Driver, gpu.Snapshot) error) (err error) {
 		return &UnavailableError{"see the agent's doctor", fmt.Errorf("the driver can't be opened: %w", err)}
 	}
 	defer func() {
-		if left := d.Close(); left != nil { // a call is still in the driver
-			err = fmt.Errorf("%w: %w: whether the limit is set is not known", ErrHung, errors.Join(left, err))
+		if d.Close() != nil {
+			s.left = d
+			watch.Notify(s.stuck)
 		}
 	}()
-	snapshot, err := d.Snapshot()
-	if err != nil {
-		return err
+	return do(d)
+}
+
+// closeLeft closes what a request could not close, as soon as the call has returned, until ctx ends. While the driver is released for a reset the process is in the
+// way, and ends.
+func (s *Server) closeLeft(ctx context.Context, end context.CancelCauseFunc) {
+	for {
+		select {
+		case <-s.stuck:
+		case <-ctx.Done():
+			return
+		}
+		for closed := false; !closed && watch.Sleep(ctx, closeEvery); {
+			select {
+			case s.turn <- struct{}{}:
+			case <-ctx.Done():
+				return
+			}
+			closed = s.left.Close() == nil // the latest session, which closes those before it, too
+			<-s.turn
+			if _, released := errors.AsType[*UnavailableError](s.mayOpen()); released && !closed {
+				end(fmt.Errorf("%w, and is to be reset", ErrHung))
+			}
+		}
 	}
-	return do(d, snapshot)
 }
 
 // mayOpen returns why the driver must not be opened: it is released for a reset, and a process that has it open would be in the way.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
@@ -22,6 +23,17 @@ type request struct {
 	GPU   gpu.DeviceID `json:"gpu"`
 	Soft  uint64       `json:"soft"`        // bytes
 	Hard  uint64       `json:"hard,string"` // bytes, or gpu.NoMemoryLimit, which a number of JSON can't have in each implementation
+
+	// Within is how long after its arrival the limit may be set, in milliseconds; 0 = any time. The client leaves later: the driver takes time, too.
+	Within int64 `json:"within,omitempty"`
+}
+
+// until is when it is too late for a request that has arrived.
+func (r request) until() time.Time {
+	if r.Within == 0 {
+		return time.Now().Add(queueWithin + driverWithin)
+	}
+	return time.Now().Add(time.Duration(r.Within) * time.Millisecond)
 }
 
 type answer struct {
