@@ -278,7 +278,7 @@ func TestOverridden(t *testing.T) {
 		if w.passes.table.Counts.Overridden != 1 {
 			t.Errorf("%+v", w.passes.table.Counts)
 		}
-		w.has(t, problem.LimitOverridden, false)
+		w.has(t, problem.LimitOverridden, true)
 
 		none := w.start(limit.ByHook, zero, 20*gib, 1) // the hook did nothing
 		w.charge(w.fork(none.groups[0], none.owner()), zero, gib)

@@ -81,6 +81,9 @@ func (s *storm) step(ways []limit.Way) string {
 			s.t.Error(err)
 		}
 		return "restart of the agent"
+	case n < 61 && s.random.IntN(4) == 0:
+		s.passes.saved.Records = nil
+		return "the record of groups is lost"
 	case n < 61:
 		s.off = map[string]bool{} // a container was started, whose runtime enables all
 		return "controllers on"

@@ -390,14 +390,14 @@ func (a *agent) restart() error {
 func (a *agent) read(done []limit.Done) limit.Reading {
 	w := a.world
 	r := limit.Reading{
-		At: w.now, UseAt: w.now, Boot: "boot", Driver: "one", Opened: fmt.Sprint(a.opens), Node: limit.Node{Backend: w.backend}, GPUs: map[gpu.DeviceID]limit.GPU{}, Groups: map[string]limit.Group{},
-		Known: map[gpu.DeviceID]bool{}, HoldersKnown: true, Reserve: 1 << 30, Listed: map[string]bool{}, Done: done,
+		At: w.now, Boot: "boot", Driver: "one", Opened: fmt.Sprint(a.opens), Node: limit.Node{Backend: w.backend}, GPUs: map[gpu.DeviceID]limit.GPU{}, Groups: map[string]limit.Group{},
+		Known: map[gpu.DeviceID]time.Time{}, HoldersKnown: true, Reserve: 1 << 30, Listed: map[string]bool{}, Done: done,
 	}
 	if slices.ContainsFunc(w.work, func(k *work) bool { return k.Way == limit.ByHook }) {
 		r.Hook = []limit.Value{{GPU: "GPU-0", Hard: 20 << 30}}
 	}
 	for id, memory := range w.gpus {
-		r.GPUs[id], r.Known[id] = limit.GPU{Memory: memory, MIG: w.mig[id]}, true
+		r.GPUs[id], r.Known[id] = limit.GPU{Memory: memory, MIG: w.mig[id]}, w.now
 	}
 	for _, p := range w.sorted() {
 		for id := range w.gpus {

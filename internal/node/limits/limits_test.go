@@ -219,7 +219,7 @@ func (n *node) reading(processes ...use.Process) {
 			processes = d.Processes
 		}
 	}
-	n.use.Store(use.Table{At: time.Now(), HoldersKnown: true, Devices: []use.Device{{ID: id, Processes: append([]use.Process{}, processes...)}}})
+	n.use.Store(use.Table{At: time.Now(), HoldersKnown: true, Devices: []use.Device{{ID: id, Usage: gpu.Usage{At: time.Now()}, Processes: append([]use.Process{}, processes...)}}})
 }
 
 // task is a task of Nomad that has the share of a number; a record of it.

@@ -122,11 +122,6 @@ func (l *Limiter) read(ctx context.Context, n seen, done []limit.Done) (limit.Re
 			add(paths, l.childrenOf(at)...)
 		}
 	}
-	for _, p := range r.Processes {
-		if p.Group != "" && p.Group != "/" {
-			add(paths, p.Group)
-		}
-	}
 	for _, one := range l.saved.Records {
 		add(paths, one.Path)
 	}
@@ -137,7 +132,26 @@ func (l *Limiter) read(ctx context.Context, n seen, done []limit.Done) (limit.Re
 		}
 		add(paths, all...)
 	}
+	for _, p := range r.Processes {
+		addBetween(paths, p.Group)
+	}
 	return r, l.addGroups(ctx, n, &r, paths)
+}
+
+// addBetween adds the group of a process, and those between it and that of its work: each can have a limit that a group which ended has left.
+func addBetween(paths map[string]bool, group string) {
+	if group == "" || group == "/" {
+		return
+	}
+	between := []string{group}
+	for at := group; at != "/"; at = path.Dir(at) {
+		if paths[at] {
+			add(paths, between...)
+			return
+		}
+		between = append(between, at)
+	}
+	add(paths, group)
 }
 
 func add(paths map[string]bool, more ...string) {
@@ -148,7 +162,7 @@ func add(paths map[string]bool, more ...string) {
 
 // begin is a reading without groups and work.
 func (l *Limiter) begin(n seen, done []limit.Done) limit.Reading {
-	r := limit.Reading{At: time.Now(), Node: n.node, Done: done, GPUs: map[gpu.DeviceID]limit.GPU{}, Groups: map[string]limit.Group{}, Known: map[gpu.DeviceID]bool{}}
+	r := limit.Reading{At: time.Now(), Node: n.node, Done: done, GPUs: map[gpu.DeviceID]limit.GPU{}, Groups: map[string]limit.Group{}, Known: map[gpu.DeviceID]time.Time{}}
 	if l.opts.Boot != nil {
 		r.Boot, r.BootTime = l.opts.Boot()
 	}
@@ -188,13 +202,14 @@ func (l *Limiter) addProcesses(r *limit.Reading, pods map[string]string) {
 		return
 	}
 	table := l.opts.Use()
-	r.UseAt = table.At
 	for i := range table.Devices {
 		d := &table.Devices[i]
 		if _, full := r.GPUs[d.ID]; !full || d.Processes == nil {
 			continue
 		}
-		r.Known[d.ID] = true
+		if at := d.Usage.At; !at.IsZero() { // else they are those of the table before
+			r.Known[d.ID] = at
+		}
 		for _, p := range d.Processes {
 			r.Processes = append(r.Processes, processOf(p, pods))
 		}
@@ -290,6 +305,7 @@ func (l *Limiter) addGroups(ctx context.Context, n seen, r *limit.Reading, paths
 		answers = append(answers, more...)
 	}
 	l.addAnswers(r, answers, own)
+	r.At = time.Now()
 	return nil
 }
 
@@ -330,9 +346,6 @@ func (l *Limiter) group(n seen, r *limit.Reading, at string) (limit.Group, error
 	pids, err := l.opts.Groups.ProcessesBelow(at)
 	if err != nil {
 		return limit.Group{}, err
-	}
-	if len(pids) == 0 && g.Populated {
-		pids = []int{0} // of another PID namespace
 	}
 	of := limit.Group{
 		Path: at, Inode: g.Inode, Work: cgroup.MemberOf(at).Work, Controller: g.Has(n.node.Backend.Controller()), PIDs: pids, Limits: map[gpu.DeviceID]limit.Answers{},
