@@ -296,7 +296,7 @@ func (d *decision) found(h Holding, g Group, r *Record, known bool) {
 		}
 		r.Undecided, r.mending = false, false
 	case r.read.IsZero():
-		if r.read, r.used = d.At, g.answers(h.GPU).Group.Limit.Used; d.wasSet(g, h.GPU) {
+		if r.read, r.used = d.At, g.answers(h.GPU).Group.Limit.Used; d.wasSet(g, h.GPU) && !slices.Contains(g.PIDs, 0) {
 			r.before = g.PIDs
 		}
 	case seen && d.Known[h.GPU].After(r.read):

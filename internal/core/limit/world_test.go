@@ -344,7 +344,8 @@ type agent struct {
 	hides map[holders.Work]bool // work that the record does not list so far
 	opens int                   // how often it has opened the driver
 
-	fails bool // limits can't be set
+	fails bool                 // limits can't be set
+	edit  func(*limit.Reading) // what it reads
 }
 
 func (a *agent) pass() {
@@ -388,7 +389,14 @@ func (a *agent) restart() error {
 }
 
 func (a *agent) read(done []limit.Done) limit.Reading {
-	w := a.world
+	r := a.world.read(done, a)
+	if a.edit != nil {
+		a.edit(&r)
+	}
+	return r
+}
+
+func (w *world) read(done []limit.Done, a *agent) limit.Reading {
 	r := limit.Reading{
 		At: w.now, Boot: "boot", Driver: "one", Opened: fmt.Sprint(a.opens), Node: limit.Node{Backend: w.backend}, GPUs: map[gpu.DeviceID]limit.GPU{}, Groups: map[string]limit.Group{},
 		Known: map[gpu.DeviceID]time.Time{}, HoldersKnown: true, Reserve: 1 << 30, Listed: map[string]bool{}, Done: done,

@@ -181,6 +181,63 @@ func TestRestart(t *testing.T) {
 	}
 }
 
+// C1(d): a table of use is made up to seconds after the driver's list of processes in it was read. A process that is not in that list may have used the GPU before the
+// limit was set.
+func TestTableOfAnOlderList(t *testing.T) {
+	n := start(t, holders.Nomad, limit.Misc)
+	w, record, group := n.task(0)
+	at := n.group(group)
+	n.enter(group, 4711)
+	n.listed = time.Now()
+	_, err := n.machine.Allocate(0, at, 15*gib)
+	check.NoError(t, err)
+	n.lists(record)
+	l, _ := n.run(holders.Nomad)
+	for range 20 {
+		n.reading()
+		n.await(l, w, limit.Unknown, "used the GPU before the limit was set")
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// C1(b): an agent in another PID namespace than the node's does not see the processes of a group, and calls its work neither limited nor late.
+func TestAnotherPIDNamespace(t *testing.T) {
+	n := start(t, holders.Nomad, limit.Misc)
+	w, record, group := n.task(0)
+	n.group(group)
+	check.NoError(t, os.WriteFile(n.groups.Path(group+"/cgroup.procs"), []byte("0\n0\n"), 0o600))
+	n.lists(record)
+	l, _ := n.run(holders.Nomad)
+	for range 20 {
+		n.reading()
+		if s := n.await(l, w, limit.Unknown, "hostPID: true"); s.Driver.Hard != 20*gib || !s.Begun {
+			t.Errorf("%+v", s)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// fence 30: a group between that of a task and one below it with a process has the address, and the ended limit, of a group that ended: it gets that of the task.
+func TestLeftoverBetween(t *testing.T) {
+	n := start(t, holders.Nomad, limit.Misc)
+	l, _ := n.run(holders.Nomad)
+	n.awaitHealth(health.ReasonNone, "")
+	w, record, group := n.task(0)
+	n.group(group)
+	n.reading()
+	n.lists(record)
+	n.reading()
+	n.await(l, w, limit.Limited, "")
+	between, at := n.group(group+"/a"), n.group(group+"/a/b")
+	q := gpu.LimitQuery{GPU: gpu.DeviceID(n.machine.UUID(0)), Group: between}
+	check.NoError(t, n.SetMemoryLimit(t.Context(), gpu.LimitChange{LimitQuery: q, Hard: gpu.NoMemoryLimit}))
+	_, err := n.machine.Allocate(0, at, 30*gib)
+	check.NoError(t, err)
+	n.enter(group+"/a/b", 4711)
+	n.reading(use.Process{Process: gpu.Process{PID: 4711, Started: 5}, Owner: w, Group: group + "/a/b"})
+	n.await(l, w, limit.Unlimited, "/a in it has a limit of its own")
+}
+
 // fence 16: after the driver was closed, and its GPU reset meanwhile, shares take no new work before the limits of running work are set again.
 func TestQuiesceAndReset(t *testing.T) {
 	n := start(t, holders.Nomad, limit.Misc)
@@ -237,8 +294,16 @@ func TestEndedWork(t *testing.T) {
 func TestOtherDrivers(t *testing.T) {
 	n := start(t, holders.Nomad, limit.Misc)
 	n.older.Store(true)
+	w, record, group := n.task(0)
+	n.group(group)
+	n.enter(group, 4711)
+	n.lists(record)
+	n.reading(use.Process{Process: gpu.Process{PID: 4711, Started: 5}, Owner: w, Group: group})
 	l, _ := n.run(holders.Nomad)
 	n.awaitHealth(health.ReasonNoLimit, "driver 595.71.05: want 615 or newer")
+	if s := n.await(l, w, limit.Unlimited, "driver 595.71.05: want 615 or newer"); !s.Begun {
+		t.Errorf("%+v", s)
+	}
 	if len(n.sets) > 0 || l.Table().Node.Unsupported == "" {
 		t.Errorf("%q %+v", n.sets, l.Table())
 	}
@@ -397,6 +462,11 @@ func TestContainers(t *testing.T) {
 			}
 			if c := l.Table().Counts; c.Overridden != 1 || c.Late != 0 || c.Set != 1 {
 				t.Errorf("%+v", c)
+			}
+			if !slices.ContainsFunc(l.Problems(), func(p problem.Problem) bool {
+				return p.Code == problem.LimitOverridden && p.Object == w.String() && strings.Contains(p.Text, "61440 MiB") && strings.Contains(p.Text, "20480 MiB")
+			}) {
+				t.Errorf("the work is not named: %+v", l.Problems())
 			}
 		})
 	}
