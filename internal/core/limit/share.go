@@ -186,7 +186,7 @@ func (d *decision) controllerOff(h Holding, g Group) {
 // differs decides about a group that has not the limit of the policy.
 func (d *decision) differs(h Holding, g Group, r Record, known bool, s Share) Share {
 	b, a := d.Node.Backend, g.answers(h.GPU)
-	own := (a.own(b) || r.Own) && a.Group.State == gpu.LimitRead && a.Group.Limit.Hard != gpu.NoMemoryLimit
+	own := a.own(b) && a.Group.Limit.Hard != gpu.NoMemoryLimit
 	has := fmt.Sprintf("its limit is %d MiB", a.Group.Limit.Hard>>20)
 	if known && !r.Undecided && own && r.Hard == d.wasHard(g, h.GPU) {
 		d.state.record(g, h.GPU).Found = a.Group.Limit.Hard
