@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"slices"
 	"strings"
 	"testing"
@@ -432,9 +433,14 @@ func TestLocalSetter(t *testing.T) {
 // because an image, a job or a person has overridden the variable, is set to that of the policy, and counted; what the container uses was counted from the beginning.
 func TestContainers(t *testing.T) {
 	const container = "3a5f0c0d7b1e4f6a8c9d0e1f2a3b4c5d6e7f8091a2b3c4d5e6f708192a3b4c5d"
-	for orchestrator, group := range map[string]string{holders.Kubernetes: "/kubepods/burstable/pod" + pod + "1/" + container, holders.Nomad: "/docker/" + container} {
-		t.Run(orchestrator, func(t *testing.T) {
+	for name, group := range map[string]string{
+		"kubernetes": "/kubepods/burstable/pod" + pod + "1/" + container, "kubernetes, crun": "/kubepods/burstable/pod" + pod + "1/crio-" + container + ".scope/container",
+		"nomad": "/docker/" + container,
+	} {
+		t.Run(name, func(t *testing.T) {
+			orchestrator, _, _ := strings.Cut(name, ",")
 			n := start(t, orchestrator, limit.Misc)
+			n.group(path.Dir(group))
 			w, record, _ := n.task(0)
 			if orchestrator == holders.Kubernetes {
 				w.Orchestrator, w.ID = orchestrator, pod+"1"

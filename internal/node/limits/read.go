@@ -245,9 +245,20 @@ func (l *Limiter) groupsOf(h limit.Holding, r *limit.Reading, pods map[string]st
 	case h.Way == limit.ByPod:
 		groups = []string{pods[h.Work.ID]}
 	default:
-		groups = l.childrenOf(pods[h.Work.ID])
+		for _, at := range l.childrenOf(pods[h.Work.ID]) {
+			groups = append(groups, l.containerIn(at))
+		}
 	}
 	return groups
+}
+
+// containerIn is the group in which a runtime has a container, by that which is the child of the pod's: crun makes one in it (crun(1), run.oci.systemd.subgroup).
+func (l *Limiter) containerIn(group string) string {
+	inner := path.Join(group, "container")
+	if _, err := os.Lstat(l.opts.Groups.Path(inner)); err == nil {
+		return inner
+	}
+	return group
 }
 
 func (l *Limiter) childrenOf(group string) (paths []string) {
