@@ -15,7 +15,7 @@ import (
 func (d *decision) share(h Holding) {
 	s := h.share()
 	groups := d.groupsOf(h)
-	if h.Bytes == 0 && !d.recorded(groups, h.GPU) {
+	if h.Bytes == 0 {
 		return
 	}
 	s.State, s.Reason = Unknown, "its control group is not found so far"
@@ -82,11 +82,6 @@ func (d *decision) groupsOf(h Holding) (groups []Group) {
 	return groups
 }
 
-// recorded reports whether one of the groups had a limit by the policy: work keeps it if the policy changes.
-func (d *decision) recorded(groups []Group, id gpu.DeviceID) bool {
-	return slices.ContainsFunc(groups, func(g Group) bool { _, ok := d.state.Of(g.Path, g.Inode, id); return ok })
-}
-
 // users are the processes with memory of a GPU in a group or below it.
 func (d *decision) users(g Group, id gpu.DeviceID) (found []Process) {
 	for _, p := range d.Processes {
@@ -129,6 +124,7 @@ func (d *decision) inGroup(h Holding, g Group) Share {
 		}
 		s.Want, s.Pool = r.Hard, cmp.Or(s.Pool, r.Pool)
 	}
+	r.Work = h.Work
 	switch {
 	case d.GPUs[h.GPU].MIG:
 		return s.as(Unlimited, "the MIG mode of the GPU is on: the driver counts nothing")
@@ -213,7 +209,7 @@ func (d *decision) differs(h Holding, g Group, r Record, known bool, s Share) Sh
 // beginning of the group.
 func (d *decision) setOn(g Group, r Record, mending bool) {
 	if was := d.wasHard(g, r.GPU); was == 0 || was == r.Hard { // else a claim of the pod was added, or has ended
-		*d.state.record(g, r.GPU) = Record{Path: r.Path, Inode: r.Inode, GPU: r.GPU, Hard: r.Hard, Pool: r.Pool, Way: r.Way, Undecided: true, mending: mending}
+		*d.state.record(g, r.GPU) = Record{Path: r.Path, Inode: r.Inode, GPU: r.GPU, Work: r.Work, Hard: r.Hard, Pool: r.Pool, Way: r.Way, Undecided: true, mending: mending}
 	}
 	d.set(g, r.GPU, r.Hard)
 }
@@ -253,7 +249,6 @@ func (d *decision) oneOf(h Holding, g Group, s Share) Share {
 // found records that a group has the limit of the policy. Unless NVIDIA's hook has set it, processes that are there may have used the GPU before; with dmem what
 // they have is counted, too.
 func (d *decision) found(h Holding, g Group, r *Record, known bool) {
-	d.state.addValue(Value{h.GPU, r.Hard})
 	r.Undecided = r.Undecided || !known && h.Way != ByHook
 	switch {
 	case !r.Undecided && d.Known[h.GPU]:
@@ -336,7 +331,7 @@ func (d *decision) shadow(h Holding, g Group) string {
 		case !set && !a.own(Misc):
 		case limit.Hard == want:
 			own = append(own, below)
-		case (limit.Hard == gpu.NoMemoryLimit || d.state.has(Value{h.GPU, limit.Hard})) && limit.Used <= want:
+		case (limit.Hard == gpu.NoMemoryLimit || d.state.left(below, h.GPU, limit.Hard) || slices.Contains(d.Hook, Value{h.GPU, limit.Hard})) && limit.Used <= want:
 			d.set(below, h.GPU, want)
 			*d.state.record(below, h.GPU) = Record{Path: p, Inode: below.Inode, GPU: h.GPU, Hard: want}
 			return "the control group " + p + " in it has the limit of a group that ended"
