@@ -1,6 +1,7 @@
 package limit_test
 
 import (
+	"path"
 	"reflect"
 	"slices"
 	"strings"
@@ -242,6 +243,36 @@ func TestRestartInPlace(t *testing.T) {
 	}
 }
 
+// fence 14, 31: a task that exec restarts in place while the orchestrator's record can't be read has its limit again, and is shown, also after a restart of the agent.
+// One that has ended meanwhile leaves nothing once the record is read.
+func TestRestartWithoutTheRecord(t *testing.T) {
+	w := newWorld(limit.Misc, zero)
+	k, ended := w.start(limit.ByTask, zero, 20*gib, 1), w.start(limit.ByTask, zero, 20*gib, 1)
+	w.shows(t, k, limit.Limited, "")
+	w.passes.unread = true
+	w.shows(t, k, limit.Limited, "")
+	w.rmdir(k.groups[0].path)
+	w.end(ended)
+	w.passes.pass() // crashed: it begins again a second later
+	if err := w.passes.restart(); err != nil {
+		t.Fatal(err)
+	}
+	w.passes.pass()
+	if len(w.passes.table.Shares) > 0 {
+		t.Errorf("%+v", w.passes.table.Shares)
+	}
+	w.free = nil
+	k.groups[0] = w.mkdir(k.groups[0].path)
+	if s := w.shows(t, k, limit.Limited, ""); s.Driver.Hard != 20*gib || s.Want != 20*gib || s.Pool != k.Pool || w.passes.table.Counts.Set != 1 {
+		t.Errorf("%+v %+v", s, w.passes.table.Counts)
+	}
+	w.passes.unread = false
+	w.shows(t, k, limit.Limited, "")
+	if all := w.passes.saved.Records; len(all) != 1 || all[0].Work != k.Work {
+		t.Errorf("%+v", all)
+	}
+}
+
 // fence 16: after a reset the limits of running work are set again, and until then its GPU waits.
 func TestReset(t *testing.T) {
 	w := newWorld(limit.Misc, zero)
@@ -254,6 +285,27 @@ func TestReset(t *testing.T) {
 	}
 	if w.shows(t, k, limit.Limited, ""); w.passes.table.Waiting[zero] {
 		t.Error("it waits")
+	}
+}
+
+// fence 16: the driver has forgotten all limits of a GPU only if it has that of no group. One group without its limit, as one in the place of a group that has just
+// ended, changes nothing for the others.
+func TestOneGroupWithoutItsLimit(t *testing.T) {
+	w := newWorld(limit.Misc, zero)
+	k, other, ended := w.start(limit.ByTask, zero, 20*gib, 1), w.start(limit.ByTask, zero, 20*gib, 1), w.start(limit.ByTask, zero, 20*gib, 1)
+	w.passes.pass()
+	w.end(ended)
+	w.free = nil
+	w.charge(w.fork(k.groups[0], k.owner()), zero, gib)
+	w.shows(t, k, limit.Limited, "")
+	r := w.passes.read(nil)
+	r.Groups[other.groups[0].path].Limits[zero] = limit.Answers{Group: gpu.LimitAnswer{State: gpu.NoLimit}, Parent: gpu.LimitAnswer{State: gpu.NoLimit}}
+	out := limit.Next(w.passes.saved, w.passes.table, r)
+	if s, _ := out.Table.Share(k.Work, zero); s.State != limit.Limited || len(out.Table.Waiting) > 0 || len(out.Saved.Leftovers) != 1 {
+		t.Errorf("%+v", out)
+	}
+	if len(out.Changes) != 1 || out.Changes[0].Path != other.groups[0].path {
+		t.Errorf("%+v", out.Changes)
 	}
 }
 
@@ -295,6 +347,28 @@ func TestWaiting(t *testing.T) {
 		w.end(listed)
 		w.reset(zero) // by quiesce
 		w.passes.opens++
+	}
+}
+
+// fence 16: while the orchestrator's first record is awaited it is not known which work runs, so all GPUs wait; then they wait for the limits of that.
+func TestWaitingForTheRecord(t *testing.T) {
+	w := newWorld(limit.Misc, zero)
+	k := w.start(limit.ByTask, zero, 20*gib, 1)
+	w.passes.fails = true
+	for range 2 {
+		r := w.passes.read(nil)
+		r.Awaited, r.HoldersKnown, r.Shares, r.Listed = true, false, nil, nil
+		out := limit.Next(w.passes.saved, w.passes.table, r)
+		if w.passes.saved, w.passes.table = out.Saved, out.Table; !out.Table.Waiting[zero] {
+			t.Fatalf("new work is taken: %+v", out.Table)
+		}
+	}
+	if w.shows(t, k, limit.Unlimited, "NO_PERMISSION"); !w.passes.table.Waiting[zero] {
+		t.Errorf("new work is taken, and running work has no limit: %+v", w.passes.table)
+	}
+	w.passes.fails = false
+	if w.shows(t, k, limit.Limited, ""); w.passes.table.Waiting[zero] {
+		t.Errorf("%+v", w.passes.table)
 	}
 }
 
@@ -536,7 +610,11 @@ func TestPod(t *testing.T) {
 	}
 	w := newWorld(limit.Misc, zero)
 	k := w.start(limit.ByPod, zero, 20*gib, 2)
+	k.Required = false
 	w.passes.saved = w.passes.saved.WithPod(limit.Pod{Work: k.Work, GPU: zero, Bytes: 20 * gib})
+	if s := w.shows(t, k, limit.Limited, ""); s.Required || s.Pool != k.Pool {
+		t.Errorf("a pod of a pool whose limit is best-effort: %+v", s)
+	}
 	w.hook(k.groups[1], zero, 60*gib)
 	w.shows(t, k, limit.Unlimited, "has a limit of its own, 61440 MiB")
 	w.has(t, problem.LimitOverridden, true)
@@ -618,26 +696,115 @@ func TestOwnGroup(t *testing.T) {
 	}
 }
 
-// Work that runs keeps its limit when the policy has another one, or none.
+// Work that runs keeps its limit when the policy has another one, or none any more, also if it has no process while raw_exec or exec restarts it, and after a reset
+// (fence 16). It ends with the work.
 func TestPolicyChanges(t *testing.T) {
 	w := newWorld(limit.Misc, zero)
 	k := w.start(limit.ByTask, zero, 20*gib, 1)
-	w.passes.pass()
-	for _, k.Bytes = range []uint64{10 * gib, 0} {
-		if s := w.shows(t, k, limit.Limited, ""); s.Want != 20*gib || s.Driver.Hard != 20*gib {
-			t.Errorf("%+v", s)
+	pool := k.Pool
+	keeps := func(what string) {
+		t.Helper()
+		if s := w.shows(t, k, limit.Limited, ""); s.Want != 20*gib || s.Driver.Hard != 20*gib || s.Pool != pool {
+			t.Errorf("%s: %+v", what, s)
 		}
+	}
+	keeps("new")
+	for _, k.Bytes = range []uint64{10 * gib, 0} {
+		keeps("another policy")
+	}
+	k.Pool = ""
+	w.charge(w.fork(k.groups[0], k.owner()), zero, gib)
+	keeps("not offered")
+	w.kill(w.sorted()[0])
+	keeps("no process")
+	w.reset(zero)
+	w.passes.opens++
+	if w.passes.pass(); w.passes.table.Counts.Set != 2 {
+		t.Errorf("after a reset: %+v", w.passes.table.Counts)
+	}
+	keeps("after a reset")
+	w.rmdir(k.groups[0].path)
+	w.passes.pass()
+	w.free = nil
+	k.groups[0] = w.mkdir(k.groups[0].path)
+	keeps("in another group")
+	w.work = nil
+	w.passes.pass()
+	if a := w.get(k.groups[0].path, zero); a.Limit.Hard != gpu.NoMemoryLimit || len(w.passes.saved.Records) > 0 {
+		t.Errorf("%+v %+v", a, w.passes.saved)
 	}
 }
 
-// A boot ends all that was set, a reload of the driver what it had.
+// Table: a limit is ended only if the driver may have kept it of a group that ended: it has the value of one, and the group is newer, and no other program sets such
+// limits there, as podman for a container, or another agent for its work (fence 17).
+func TestLeftovers(t *testing.T) {
+	task := func(orchestrator string) holders.Work { return holders.Work{Orchestrator: orchestrator, ID: "another"} }
+	for name, c := range map[string]struct {
+		path  string
+		work  holders.Work
+		bytes uint64
+		older bool
+		ends  bool
+	}{
+		"a session":                                {"/user.slice/session-1.scope", holders.Work{}, 20 * gib, false, true},
+		"a session, another value":                 {"/user.slice/session-1.scope", holders.Work{}, 10 * gib, false, false},
+		"a session that was there before":          {"/user.slice/session-1.scope", holders.Work{}, 20 * gib, true, false},
+		"a container of no work":                   {"/machine.slice/docker-1.scope", holders.Work{}, 20 * gib, false, false},
+		"work that is listed, without a limit":     {"/nomad.slice/share.slice/another.main.scope", task(holders.Nomad), 20 * gib, false, true},
+		"listed work, another value":               {"/nomad.slice/share.slice/another.main.scope", task(holders.Nomad), 5 * gib, false, false},
+		"listed work that was there before":        {"/nomad.slice/share.slice/another.main.scope", task(holders.Nomad), 20 * gib, true, false},
+		"work of another orchestrator":             {"/kubepods/podanother", task(holders.Kubernetes), 20 * gib, false, false},
+		"listed work that has not the GPU: hook":   {"/nomad.slice/share.slice/another.main.scope", task(holders.Nomad), 40 * gib, true, true},
+		"no work, and a limit as that by the hook": {"/user.slice/session-1.scope", holders.Work{}, 40 * gib, false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(limit.Misc, zero)
+			k, stays := w.start(limit.ByTask, zero, 20*gib, 1), w.start(limit.ByTask, zero, 20*gib, 1)
+			if dir := path.Dir(c.path); w.groups[dir] == nil {
+				w.mkdir(dir)
+			}
+			if c.older {
+				w.mkdir(c.path)
+			}
+			w.passes.pass()
+			w.end(k)
+			w.free = nil
+			w.passes.pass()
+			if !c.older {
+				w.mkdir(c.path)
+			}
+			w.hook(w.groups[c.path], zero, c.bytes)
+			p := w.fork(w.groups[c.path], c.work)
+			w.charge(p, zero, gib)
+			r := w.passes.read(nil)
+			g := r.Groups[c.path]
+			g.Work = c.work
+			r.Groups[c.path], r.Hook = g, []limit.Value{{GPU: zero, Hard: 40 * gib}}
+			r.Listed["another"] = c.work.Orchestrator == holders.Nomad
+			out := limit.Next(w.passes.saved, w.passes.table, r)
+			ended := slices.ContainsFunc(out.Changes, func(one limit.Change) bool { return one.Path == c.path && one.Hard == gpu.NoMemoryLimit })
+			foreign := slices.ContainsFunc(out.Table.Shares, func(s limit.Share) bool { return s.Group == c.path && s.State == limit.Foreign })
+			if ended != c.ends || foreign == c.ends || len(out.Changes) > 1 {
+				t.Errorf("ended %t, foreign %t: %+v", ended, foreign, out.Changes)
+			}
+			w.shows(t, stays, limit.Limited, "")
+		})
+	}
+}
+
+// A boot ends all that was set, a reload of the driver what it had kept.
 func TestBootAndReload(t *testing.T) {
 	w := newWorld(limit.Misc, zero)
-	k := w.start(limit.ByTask, zero, 20*gib, 1)
+	k, ended := w.start(limit.ByTask, zero, 20*gib, 1), w.start(limit.ByTask, zero, 10*gib, 1)
 	w.passes.pass()
+	w.end(ended)
+	w.passes.pass()
+	if got := w.passes.saved.Leftovers; len(got) != 1 || got[0].GPU != zero || got[0].Hard != 10*gib {
+		t.Errorf("%+v", got)
+	}
 	r := w.passes.read(nil)
-	if r.Driver = "two"; !reflect.DeepEqual(limit.Next(w.passes.saved, w.passes.table, r).Saved.Values, []limit.Value{{GPU: zero, Hard: 20 * gib}}) {
-		t.Error("the limit that is there is not among the values") // of the share, found again
+	if r.Driver = "two"; limit.Next(w.passes.saved, w.passes.table, r).Saved.Leftovers != nil {
+		t.Error("a limit of another driver is kept")
 	}
 	w.end(k)
 	r = w.passes.read(nil)

@@ -87,7 +87,7 @@ type Table struct {
 
 	Counts Counts
 
-	Opened string // see Reading.Opened
+	Opened string // the latest opening of the driver of which the work that ran was known: see Reading.Opened, Awaited
 
 	// Waiting has the GPUs that take no new work: since the driver was opened, or the GPU was reset, the limits of the work that it has were not all set. Once they
 	// were, no GPU waits any more.

@@ -31,11 +31,12 @@ type Reading struct {
 
 	HoldersKnown bool            // Shares has all work that has GPUs, of this agent's orchestrator
 	Listed       map[string]bool // work that the orchestrator's record lists, with GPUs or without, by Work.ID
+	Awaited      bool            // the orchestrator's first record comes in a moment: nothing is known so far of the work that runs
 
 	// Reserve is what CUDA contexts of work may have of a GPU, in bytes: whether the driver counts them is not known.
 	Reserve uint64
 
-	// Hook are the limits that NVIDIA's hook sets by the policy, of containers that may have ended before any reading.
+	// Hook are the limits that NVIDIA's hook sets by the policy. Containers that ended before any reading have left some.
 	Hook []Value
 
 	// Parents are the groups whose children must have the backend's controller, from the root, if this agent enables it: see Result.Enable.
@@ -70,6 +71,12 @@ type Holding struct {
 	Runs bool // the orchestrator recorded that its processes were started
 }
 
+// Value is a hard limit on a GPU.
+type Value struct {
+	GPU  gpu.DeviceID
+	Hard uint64 // bytes
+}
+
 // Process is a process with memory of a GPU.
 type Process struct {
 	PID     int
@@ -85,6 +92,7 @@ type Group struct {
 	Path       string
 	Inode      uint64
 	Work       holders.Work // by its path or its processes; the zero value = none
+	Container  bool         // of Work's zero value: it is that of a container, by its path
 	Controller bool         // the backend's controller is on
 	PIDs       []int        // of the processes in it and in groups below it; 0 = one that this agent's PID namespace does not have
 	Limits     map[gpu.DeviceID]Answers

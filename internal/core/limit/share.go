@@ -15,7 +15,7 @@ import (
 func (d *decision) share(h Holding) {
 	s := h.share()
 	groups := d.groupsOf(h)
-	if h.Bytes == 0 && !d.recorded(groups, h.GPU) {
+	if h.Bytes == 0 {
 		return
 	}
 	s.Begun = d.begun(h, groups)
@@ -97,11 +97,6 @@ func (d *decision) groupsOf(h Holding) (groups []Group) {
 	return groups
 }
 
-// recorded reports whether one of the groups had a limit by the policy: work keeps it if the policy changes.
-func (d *decision) recorded(groups []Group, id gpu.DeviceID) bool {
-	return slices.ContainsFunc(groups, func(g Group) bool { _, ok := d.state.Of(g.Path, g.Inode, id); return ok })
-}
-
 // users are the processes with memory of a GPU in a group or below it.
 func (d *decision) users(g Group, id gpu.DeviceID) (found []Process) {
 	for _, p := range d.Processes {
@@ -144,6 +139,7 @@ func (d *decision) inGroup(h Holding, g Group) Share {
 		}
 		s.Want, s.Pool = r.Hard, cmp.Or(s.Pool, r.Pool)
 	}
+	r.Work = h.Work
 	switch {
 	case d.GPUs[h.GPU].MIG:
 		return s.as(Unlimited, "the MIG mode of the GPU is on: the driver counts nothing")
@@ -231,7 +227,7 @@ func (d *decision) setOn(g Group, r Record) {
 func (d *decision) expect(g Group, r Record) {
 	if was := d.wasHard(g, r.GPU); was == 0 || was == r.Hard { // else a claim of the pod was added, or has ended
 		*d.state.record(g, r.GPU) = Record{
-			Path: r.Path, Inode: r.Inode, GPU: r.GPU, Hard: r.Hard, Pool: r.Pool, Way: r.Way, Undecided: true, Found: r.Found, mending: r.mending,
+			Path: r.Path, Inode: r.Inode, GPU: r.GPU, Work: r.Work, Hard: r.Hard, Pool: r.Pool, Way: r.Way, Undecided: true, Found: r.Found, mending: r.mending,
 		}
 	}
 }
@@ -281,7 +277,6 @@ func (d *decision) oneOf(h Holding, g Group, s Share) Share {
 
 // found records that a group has the limit of the policy. Processes that are there may have used the GPU before; with dmem what they have is counted, too.
 func (d *decision) found(h Holding, g Group, r *Record, known bool) {
-	d.state.addValue(Value{h.GPU, r.Hard})
 	r.Undecided = r.Undecided || !known
 	seen := d.unseen(h, g) == ""
 	switch {
@@ -401,7 +396,7 @@ func (d *decision) shadow(h Holding, g Group) string {
 		case !set && !a.own(Misc) && a.Group.Limit == a.Parent.Limit:
 		case limit.Hard == want:
 			own = append(own, below)
-		case (limit.Hard == gpu.NoMemoryLimit || d.state.has(Value{h.GPU, limit.Hard})) && limit.Used <= want:
+		case (limit.Hard == gpu.NoMemoryLimit || d.state.left(below, h.GPU, limit.Hard) || slices.Contains(d.Hook, Value{h.GPU, limit.Hard})) && limit.Used <= want:
 			d.set(below, h.GPU, want)
 			*d.state.record(below, h.GPU) = Record{Path: p, Inode: below.Inode, GPU: h.GPU, Hard: want}
 			return "the control group " + p + " in it has the limit of a group that ended"

@@ -98,6 +98,13 @@ func (f FS) Read(group string) (Group, error) {
 	return Group{ID: ID{group, s.Ino}, Controllers: controllers}, nil
 }
 
+// Inode returns the inode of what is at the path of a group now.
+func (f FS) Inode(group string) (uint64, error) {
+	var s unix.Stat_t
+	err := unix.Lstat(f.Path(group), &s)
+	return s.Ino, err
+}
+
 // Children returns the names of the groups directly below a group, sorted.
 func (f FS) Children(group string) ([]string, error) {
 	entries, err := os.ReadDir(f.Path(group))

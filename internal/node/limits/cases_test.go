@@ -8,9 +8,11 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/holders"
@@ -257,6 +259,103 @@ func TestQuiesceAndReset(t *testing.T) {
 		t.Errorf("work is taken, and running work has %+v", a)
 	}
 	n.await(l, w, limit.Limited, "")
+}
+
+// fence 31: while the driver is asked one task is restarted in place. The answers of its group are of none; its neighbour on the GPU stays limited, and new work is
+// taken.
+func TestRestartWhileTheDriverIsAsked(t *testing.T) {
+	n := start(t, holders.Nomad, limit.Misc)
+	l, _ := n.run(holders.Nomad)
+	restarted, one, group := n.task(0)
+	neighbour, other, neighbourGroup := n.task(1)
+	n.awaitHealth(health.ReasonNone, "")
+	n.group(group)
+	n.group(neighbourGroup)
+	n.lists(one, other)
+	n.reading()
+	n.await(l, restarted, limit.Limited, "")
+	n.await(l, neighbour, limit.Limited, "")
+	n.enter(neighbourGroup, 4711)
+	n.reading(use.Process{Process: gpu.Process{PID: 4711, Started: 5}, Owner: neighbour, Group: neighbourGroup})
+	n.await(l, neighbour, limit.Limited, "")
+	n.mu.Lock()
+	n.refused = nil
+	n.mu.Unlock()
+	for range 20 {
+		began := make(chan struct{})
+		once := sync.OnceFunc(func() { n.anew(group); close(began) })
+		n.mu.Lock()
+		n.asks = func(q gpu.LimitQuery) {
+			if q.Group == n.groups.Path(group) {
+				once()
+			}
+		}
+		n.mu.Unlock()
+		n.reading()
+		<-began
+		for deadline := time.Now().Add(50 * time.Millisecond); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+			if s, _ := l.Table().Share(neighbour, gpu.DeviceID(n.machine.UUID(0))); s.State != limit.Limited {
+				t.Fatalf("the neighbour: %s: %s", s.State, s.Reason)
+			}
+		}
+		n.await(l, restarted, limit.Limited, "")
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if len(n.refused) > 0 {
+		t.Errorf("%q", n.refused)
+	}
+}
+
+// fence 14: while Nomad's servers have no leader its client restarts a task of exec in place. Its allocation was seen before, or is in the record of limits.
+func TestRestartWithoutServers(t *testing.T) {
+	for name, again := range map[string]bool{"allocation was seen": false, "agent is restarted": true} {
+		t.Run(name, func(t *testing.T) {
+			n := start(t, holders.Nomad, limit.Misc)
+			l, stop := n.run(holders.Nomad)
+			n.awaitHealth(health.ReasonNone, "")
+			w, record, group := n.task(0)
+			n.lists(record)
+			n.group(group)
+			n.reading()
+			n.await(l, w, limit.Limited, "")
+			n.mu.Lock()
+			n.unread = errors.New("No cluster leader")
+			n.mu.Unlock()
+			n.reading()
+			if again {
+				stop()
+				l, _ = n.run(holders.Nomad)
+			}
+			n.await(l, w, limit.Limited, "")
+			n.anew(group)
+			n.reading()
+			eventually(t, func() bool { return n.limitOf(group).Limit.Hard == 20*gib }, func() string {
+				return fmt.Sprintf("%+v; %+v", n.limitOf(group), l.Table().Shares)
+			})
+			n.await(l, w, limit.Limited, "")
+		})
+	}
+}
+
+// A task whose GPU a reload takes out of what is offered keeps its limit, also while it has no process, and it is read.
+func TestNotOffered(t *testing.T) {
+	n := start(t, holders.Nomad, limit.Misc)
+	l, _ := n.run(holders.Nomad)
+	w, record, group := n.task(0)
+	n.lists(record)
+	n.group(group)
+	n.reading()
+	n.await(l, w, limit.Limited, "")
+	cfg := core.DefaultConfig()
+	cfg.Policy.Rules = []inventory.Rule{{Select: inventory.Selector{IDs: []gpu.DeviceID{gpu.DeviceID(n.machine.UUID(0))}}, NotOffered: "excluded"}}
+	check.NoError(t, n.ApplyPolicy(t.Context(), cfg))
+	at := time.Now()
+	n.reading()
+	eventually(t, func() bool { return l.Table().At.After(at) }, func() string { return "no reading" })
+	if s := n.await(l, w, limit.Limited, ""); s.Driver.Hard != 20*gib || s.Pool == "" || n.setCount(group) != 1 {
+		t.Errorf("%+v %q", s, n.sets)
+	}
 }
 
 // fence 18, 19, 30: the limit of work that has ended ends before its group. One that is left on another group is ended at the next reading.

@@ -53,7 +53,9 @@ type node struct {
 	listed  time.Time   // when the driver's list of processes was read; zero = with the table of use
 
 	mu      sync.Mutex
+	asks    func(gpu.LimitQuery) // before the driver is asked
 	record  holders.Record
+	unread  error // the orchestrator's record can't be read
 	lookups map[string]holders.Record
 	waiting map[string]int // lookups that fail before one succeeds
 	sets    []string       // by path and bytes
@@ -125,6 +127,19 @@ func (n *node) LimitsUnsupported() (string, bool) {
 	return why, known
 }
 
+// MemoryLimits implements limits.Driver.
+func (n *node) MemoryLimits(ctx context.Context, queries []gpu.LimitQuery) ([]gpu.LimitAnswer, error) {
+	n.mu.Lock()
+	asks := n.asks
+	n.mu.Unlock()
+	for _, q := range queries {
+		if asks != nil {
+			asks(q)
+		}
+	}
+	return n.Monitor.MemoryLimits(ctx, queries)
+}
+
 var apiOf = map[string]inventory.API{holders.Nomad: inventory.Nomad, holders.Kubernetes: inventory.DRA}
 
 // kernel does what a kernel does with the folder until ctx ends: what is written into cgroup.subtree_control is a change of the list in it.
@@ -147,6 +162,9 @@ func (n *node) run(orchestrator string) (l *limits.Limiter, stop func()) {
 		Holders: func(context.Context, *inventory.Allocatable) (holders.Record, error) {
 			n.mu.Lock()
 			defer n.mu.Unlock()
+			if n.unread != nil {
+				return holders.Record{}, n.unread
+			}
 			return n.record, nil
 		},
 		Lookup: n.lookup, Use: n.use.Load, WakeUse: func() { n.reading() }, On: []reconcile.Source{n.Changed, n.use.Changed}, Log: slog.New(slog.NewTextHandler(n, nil)),
@@ -196,6 +214,13 @@ func (n *node) group(path string, controllers ...string) string {
 	at, err := simdriver.MakeGroup(n.groups.Mount, path, controllers...)
 	check.NoError(n.t, err)
 	return at
+}
+
+// anew has another group in the place of one, as exec makes it for a task that it restarts in place.
+func (n *node) anew(group string) {
+	n.group("/new")
+	old := filepath.Join(n.t.TempDir(), "old")
+	check.NoError(n.t, os.Rename(n.groups.Path(group), old), os.Rename(n.groups.Path("/new"), n.groups.Path(group)))
 }
 
 // enter has a process in a group; 0 = none.
