@@ -743,19 +743,22 @@ func TestLeftovers(t *testing.T) {
 		path  string
 		work  holders.Work
 		bytes uint64
+		has   limit.Way // by which it has the GPU, without a limit
 		older bool
 		ends  bool
 	}{
-		"a session":                                {"/user.slice/session-1.scope", holders.Work{}, 20 * gib, false, true},
-		"a session, another value":                 {"/user.slice/session-1.scope", holders.Work{}, 10 * gib, false, false},
-		"a session that was there before":          {"/user.slice/session-1.scope", holders.Work{}, 20 * gib, true, false},
-		"a container of no work":                   {"/machine.slice/docker-1.scope", holders.Work{}, 20 * gib, false, false},
-		"work that is listed, without a limit":     {"/nomad.slice/share.slice/another.main.scope", task(holders.Nomad), 20 * gib, false, true},
-		"listed work, another value":               {"/nomad.slice/share.slice/another.main.scope", task(holders.Nomad), 5 * gib, false, false},
-		"listed work that was there before":        {"/nomad.slice/share.slice/another.main.scope", task(holders.Nomad), 20 * gib, true, false},
-		"work of another orchestrator":             {"/kubepods/podanother", task(holders.Kubernetes), 20 * gib, false, false},
-		"listed work that has not the GPU: hook":   {"/nomad.slice/share.slice/another.main.scope", task(holders.Nomad), 40 * gib, true, true},
-		"no work, and a limit as that by the hook": {"/user.slice/session-1.scope", holders.Work{}, 40 * gib, false, false},
+		"a session":                                {"/user.slice/session-1.scope", holders.Work{}, 20 * gib, "", false, true},
+		"a session, another value":                 {"/user.slice/session-1.scope", holders.Work{}, 10 * gib, "", false, false},
+		"a session, a value of the hook":           {"/user.slice/session-1.scope", holders.Work{}, 40 * gib, "", false, false},
+		"a session that was there before":          {"/user.slice/session-1.scope", holders.Work{}, 20 * gib, "", true, false},
+		"a container of no work":                   {"/machine.slice/docker-1.scope", holders.Work{}, 20 * gib, "", false, false},
+		"work of another orchestrator":             {"/kubepods/podanother", task(holders.Kubernetes), 20 * gib, "", false, false},
+		"a task that has the GPU":                  {"/nomad.slice/share.slice/another.main.scope", task(holders.Nomad), 20 * gib, limit.ByTask, false, true},
+		"a task, another value":                    {"/nomad.slice/share.slice/another.main.scope", task(holders.Nomad), 5 * gib, limit.ByTask, false, false},
+		"a task that was there before":             {"/nomad.slice/share.slice/another.main.scope", task(holders.Nomad), 20 * gib, limit.ByTask, true, false},
+		"a task's container that has the GPU":      {"/machine.slice/docker-1.scope", task(holders.Nomad), 20 * gib, limit.ByHook, false, false},
+		"a task's container that has not the GPU":  {"/machine.slice/docker-1.scope", task(holders.Nomad), 20 * gib, "", false, true},
+		"the same, by a container that was unread": {"/machine.slice/docker-1.scope", task(holders.Nomad), 40 * gib, "", true, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(limit.Misc, zero)
@@ -781,6 +784,9 @@ func TestLeftovers(t *testing.T) {
 			g.Work = c.work
 			r.Groups[c.path], r.Hook = g, []limit.Value{{GPU: zero, Hard: 40 * gib}}
 			r.Listed["another"] = c.work.Orchestrator == holders.Nomad
+			if c.has != "" {
+				r.Shares = append(r.Shares, limit.Holding{Work: c.work, GPU: zero, Way: c.has, Groups: []string{c.path}})
+			}
 			out := limit.Next(w.passes.saved, w.passes.table, r)
 			ended := slices.ContainsFunc(out.Changes, func(one limit.Change) bool { return one.Path == c.path && one.Hard == gpu.NoMemoryLimit })
 			foreign := slices.ContainsFunc(out.Table.Shares, func(s limit.Share) bool { return s.Group == c.path && s.State == limit.Foreign })

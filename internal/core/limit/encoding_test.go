@@ -52,6 +52,10 @@ func TestEncoding(t *testing.T) {
 			t.Errorf("%s: %v, %+v", name, err, got)
 		}
 	}
+	older := strings.Replace(string(text), `"leftovers"`, `"values"`, 1)
+	if got, err := limit.Parse([]byte(older)); err != nil || len(got.Records) != 1 || got.Leftovers != nil {
+		t.Errorf("a file of before: %v, %+v", err, got)
+	}
 	if _, err := limit.Parse([]byte(`{"version": 2}`)); err == nil {
 		t.Error("another version is read")
 	}

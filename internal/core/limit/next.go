@@ -314,8 +314,16 @@ func (d *decision) isStale(g Group, id gpu.DeviceID) bool {
 	if g.Work == (holders.Work{}) { // a group that only contains others has no processes
 		return left && !g.Container && g.Path != "/" && slices.ContainsFunc(d.Processes, func(p Process) bool { return p.Group == g.Path })
 	}
-	has := slices.ContainsFunc(d.Shares, func(h Holding) bool { return h.GPU == id && slices.Contains(h.Groups, g.Path) }) // so the hook may have set it for this group
-	return d.Listed[g.Work.ID] && (left || !has && slices.Contains(d.Hook, Value{id, limit.Hard}))
+	return d.Listed[g.Work.ID] && !d.asks(g, id) && (left || slices.Contains(d.Hook, Value{id, limit.Hard}))
+}
+
+// asks reports whether a group is of a container that has the GPU: NVIDIA's hook sets what its environment asks for.
+func (d *decision) asks(g Group, id gpu.DeviceID) bool {
+	return slices.ContainsFunc(d.Shares, func(h Holding) bool {
+		of := h.Way == ByHook && slices.Contains(h.Groups, g.Path) ||
+			h.Way == ByPod && slices.ContainsFunc(h.Groups, func(pod string) bool { return g.Path != pod && below(g.Path, pod) })
+		return of && h.GPU == id
+	})
 }
 
 // stale ends a limit that a group has got with the address of one that has ended.

@@ -371,15 +371,15 @@ func TestEndedWork(t *testing.T) {
 	n.reading()
 	eventually(t, func() bool { return n.limitOf(group).Limit.Hard == gpu.NoMemoryLimit }, func() string { return fmt.Sprintf("%+v", n.limitOf(group)) })
 
-	w, record, group = n.task(1)
-	n.group(group)
+	w, record, ended := n.task(1)
+	n.after(group, ended) // which is the only other one in the readings
 	n.lists(record)
 	n.reading()
 	n.await(l, w, limit.Limited, "")
 	next, _, nextGroup := n.task(2)
-	ended := n.groups.Path(group)
-	check.NoError(t, os.RemoveAll(ended))
-	n.group(nextGroup)
+	n.after(ended, "/next")
+	ended = n.groups.Path(ended)
+	check.NoError(t, os.RemoveAll(ended), os.Rename(n.groups.Path("/next"), n.groups.Path(nextGroup)))
 	check.NoError(t, n.machine.ReuseGroup(ended, n.groups.Path(nextGroup)))
 	if a := n.limitOf(nextGroup); a.Limit.Hard != 20*gib {
 		t.Fatalf("%+v", a)
@@ -388,6 +388,19 @@ func TestEndedWork(t *testing.T) {
 	n.reading()
 	eventually(t, func() bool { return n.limitOf(nextGroup).Limit.Hard == gpu.NoMemoryLimit }, func() string { return fmt.Sprintf("%+v", l.Table()) })
 	eventually(t, func() bool { return l.Table().Counts.Stale == 1 }, func() string { return fmt.Sprintf("%+v", l.Table()) })
+
+	// A container of a person has as much as a share, and the driver may have kept that of a share.
+	const container = "/machine.slice/libpod-3a5f0c0d7b1e4f6a8c9d0e1f2a3b4c5d6e7f8091a2b3c4d5e6f708192a3b4c5d.scope"
+	n.group("/machine.slice")
+	n.after(nextGroup, container)
+	n.enter(container, 4711)
+	q := gpu.LimitQuery{GPU: gpu.DeviceID(n.machine.UUID(0)), Group: n.groups.Path(container)}
+	check.NoError(t, n.SetMemoryLimit(t.Context(), gpu.LimitChange{LimitQuery: q, Soft: 20 * gib, Hard: 20 * gib}))
+	n.reading(use.Process{Process: gpu.Process{PID: 4711, Started: 5}, Group: container})
+	n.await(l, holders.Work{}, limit.Foreign, "no policy")
+	if a := n.limitOf(container); a.Limit.Hard != 20*gib {
+		t.Errorf("%+v", a)
+	}
 }
 
 // fence 21: driver 595 -> 615 -> 595 while the agent runs: the pool follows, with the versions in its cause. With 595 nothing is read.

@@ -223,6 +223,26 @@ func (n *node) anew(group string) {
 	check.NoError(n.t, os.Rename(n.groups.Path(group), old), os.Rename(n.groups.Path("/new"), n.groups.Path(group)))
 }
 
+// after makes a group whose inode is higher than that of another one, as those of a kernel's control groups are: tmpfs numbers files on each CPU.
+func (n *node) after(other, group string) {
+	n.t.Helper()
+	before, err := n.groups.Inode(other)
+	check.NoError(n.t, err)
+	for {
+		n.group("/new")
+		inode, err := n.groups.Inode("/new")
+		check.NoError(n.t, err)
+		if inode > before {
+			break
+		}
+		check.NoError(n.t, os.RemoveAll(n.groups.Path("/new")))
+		for range 1024 { // that a CPU takes at once
+			check.NoError(n.t, os.Mkdir(n.file+".d", 0o700), os.Remove(n.file+".d"))
+		}
+	}
+	check.NoError(n.t, os.Rename(n.groups.Path("/new"), n.groups.Path(group)))
+}
+
 // enter has a process in a group; 0 = none.
 func (n *node) enter(group string, pid int) {
 	n.t.Helper()
