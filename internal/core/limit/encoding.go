@@ -15,7 +15,7 @@ const (
 
 	maxRecords   = 4096
 	maxPods      = 4096
-	maxValues    = 4096
+	maxLeftovers = 4096
 	maxUncounted = 4096 // processes of a record
 	maxID        = 96   // bytes, of a UUID: NVML_DEVICE_UUID_V2_BUFFER_SIZE
 	maxText      = 4096 // bytes: PATH_MAX
@@ -32,14 +32,14 @@ func Parse(text []byte) (Saved, error) { return durable.Parse(text, MaxBytes, ve
 
 // check returns why the state can't be one that this program wrote.
 func (s Saved) check() error {
-	if len(s.Records) > maxRecords || len(s.Pods) > maxPods || len(s.Values) > maxValues || len(s.Driver) > maxText {
-		return &durable.ContentError{Why: fmt.Sprintf("it has %d groups, %d pods and %d values, and %d are the most", len(s.Records), len(s.Pods), len(s.Values), maxRecords)}
+	if len(s.Records) > maxRecords || len(s.Pods) > maxPods || len(s.Leftovers) > maxLeftovers || len(s.Driver) > maxText {
+		return &durable.ContentError{Why: fmt.Sprintf("it has %d groups, %d pods and %d leftovers, and %d are the most", len(s.Records), len(s.Pods), len(s.Leftovers), maxRecords)}
 	}
 	if err := durable.Check(times{&s}); err != nil {
 		return err
 	}
 	switch {
-	case !ascends(s.Records, compareRecords), !ascends(s.Pods, comparePods), !ascends(s.Values, compareValues):
+	case !ascends(s.Records, compareRecords), !ascends(s.Pods, comparePods), !ascends(s.Leftovers, compareLeftovers):
 		return &durable.ContentError{Why: "something is there twice, or not in order"}
 	}
 	for i := range s.Records {
@@ -53,9 +53,9 @@ func (s Saved) check() error {
 			return &durable.ContentError{GPU: p.GPU, Why: "the limit of " + p.Work.String() + " can't be one"}
 		}
 	}
-	for _, v := range s.Values {
-		if !isID(v.GPU) {
-			return &durable.ContentError{Why: "a value is of no GPU"}
+	for _, l := range s.Leftovers {
+		if !isID(l.GPU) {
+			return &durable.ContentError{Why: "a leftover is of no GPU"}
 		}
 	}
 	return nil

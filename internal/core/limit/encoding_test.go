@@ -16,7 +16,9 @@ func TestEncoding(t *testing.T) {
 	w := newWorld(limit.Misc, zero)
 	k := w.start(limit.ByTask, zero, 20*gib, 1)
 	w.charge(w.fork(k.groups[0], k.owner()), zero, gib)
+	ended := w.start(limit.ByTask, zero, 10*gib, 1)
 	w.passes.pass()
+	w.end(ended)
 	w.passes.pass()
 	s := w.passes.saved.WithPod(limit.Pod{Work: holders.Work{ID: "u"}, GPU: zero, Bytes: gib}).WithPod(limit.Pod{Work: holders.Work{ID: "u", Claim: "c"}, GPU: one, Bytes: gib})
 	text, err := s.Encode()
@@ -28,7 +30,7 @@ func TestEncoding(t *testing.T) {
 		t.Fatal(err)
 	}
 	same, _ := again.Encode()
-	if string(same) != string(text) || len(again.Records) != 1 || len(again.Records[0].Uncounted) != 1 || len(again.Pods) != 2 || len(again.Values) != 1 {
+	if string(same) != string(text) || len(again.Records) != 1 || len(again.Records[0].Uncounted) != 1 || len(again.Pods) != 2 || len(again.Leftovers) != 1 {
 		t.Errorf("%s\n%s", text, same)
 	}
 	if less := again.WithoutPod(holders.Work{ID: "u", Claim: "c"}); len(less.Pods) != 1 || len(again.Pods) != 2 {
@@ -49,6 +51,10 @@ func TestEncoding(t *testing.T) {
 		if _, is := errors.AsType[*durable.ContentError](err); !is || !reflect.DeepEqual(got, limit.Saved{}) {
 			t.Errorf("%s: %v, %+v", name, err, got)
 		}
+	}
+	older := strings.Replace(string(text), `"leftovers"`, `"values"`, 1)
+	if got, err := limit.Parse([]byte(older)); err != nil || len(got.Records) != 1 || got.Leftovers != nil {
+		t.Errorf("a file of before: %v, %+v", err, got)
 	}
 	if _, err := limit.Parse([]byte(`{"version": 2}`)); err == nil {
 		t.Error("another version is read")

@@ -9,7 +9,7 @@ import (
 )
 
 // Holdings returns what work has of full GPUs by a record, one for each work and GPU, in order. Their groups are not known. Units that are not offered any more
-// have no limit: see Record.
+// have no limit: work keeps the one that it had, see Record.
 func Holdings(r holders.Record, inv *inventory.Allocatable) (all []Holding) {
 	type key struct {
 		work holders.Work
@@ -18,7 +18,7 @@ func Holdings(r holders.Record, inv *inventory.Allocatable) (all []Holding) {
 	units := map[key][]inventory.Unit{}
 	for _, h := range r.Holders {
 		k := key{h.Work, h.Device}
-		if h.Work.ID == "" || inv == nil || !offersGPU(inv, h.Device) {
+		if h.Work.ID == "" || inv == nil || !isGPU(inv, h.Device) {
 			continue
 		}
 		if _, known := units[k]; !known {
@@ -50,21 +50,33 @@ func Holdings(r holders.Record, inv *inventory.Allocatable) (all []Holding) {
 // limitedUnit is a share of a GPU, if claims get shares of it with a limit.
 func limitedUnit(inv *inventory.Allocatable, id gpu.DeviceID) (inventory.Unit, bool) {
 	for u := range inv.Devices() {
-		if u.Device.ID == id {
-			return u, u.Memory > 0 && u.API == inventory.DRA
+		if u.Device.ID == id && u.Memory > 0 && u.API == inventory.DRA {
+			return u, true
 		}
 	}
 	return inventory.Unit{}, false
 }
 
-// offersGPU reports whether a device is a full GPU of an inventory.
-func offersGPU(inv *inventory.Allocatable, id gpu.DeviceID) bool {
-	for u := range inv.Devices() {
-		if u.Device.ID == id {
-			return u.Device.At == gpu.WholeGPU(id)
+// isGPU reports whether a device is a full GPU of the node, offered or not.
+func isGPU(inv *inventory.Allocatable, id gpu.DeviceID) bool {
+	for d := range inv.Hardware() {
+		if d.ID == id {
+			return d.At == gpu.WholeGPU(id)
 		}
 	}
 	return false
+}
+
+// WithPods returns holdings with the pods of a state that they lack: the kubelet lists a pod some time after its claims were prepared.
+func WithPods(all []Holding, pods []Pod, inv *inventory.Allocatable) []Holding {
+	for _, p := range pods {
+		if slices.ContainsFunc(all, func(h Holding) bool { return h.Way == ByPod && h.Work.ID == p.Work.ID && h.GPU == p.GPU }) {
+			continue
+		}
+		u, _ := limitedUnit(inv, p.GPU)
+		all = append(all, Holding{Work: p.Work, GPU: p.GPU, Pool: u.Pool, Way: ByPod, Required: u.Sharing.Limit == inventory.LimitRequired})
+	}
+	return all
 }
 
 // wayOf is how the limit of a holder comes to its group.

@@ -1,6 +1,7 @@
 package limit
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -23,7 +24,6 @@ type decision struct {
 	was     Table
 	out     Result
 	targets map[target]bool       // limits that the policy has
-	values  Saved                 // with the values of earlier decisions only
 	lost    map[gpu.DeviceID]bool // GPUs on which the driver has forgotten all limits: they were reset
 }
 
@@ -40,10 +40,7 @@ func Next(s Saved, was Table, r Reading) Result {
 	d := &decision{Reading: r, state: s.clone(), was: was, targets: map[target]bool{}, lost: map[gpu.DeviceID]bool{}}
 	d.out.Table = Table{At: r.At, Node: r.Node, Counts: was.Counts, Opened: r.Opened, Waiting: map[gpu.DeviceID]bool{}}
 	d.follow()
-	for _, v := range r.Hook {
-		d.state.addValue(v)
-	}
-	d.values.Values = slices.Clone(d.state.Values)
+	d.await()
 	d.done()
 	for _, h := range d.holdings() {
 		d.share(h)
@@ -68,30 +65,79 @@ func Next(s Saved, was Table, r Reading) Result {
 func (d *decision) follow() {
 	s := &d.state
 	if s.Boot != "" && d.Boot != "" && s.Boot != d.Boot {
-		s.Records, s.Pods, s.Values = nil, nil, nil
+		s.Records, s.Pods, s.Leftovers = nil, nil, nil
 	}
+	d.ended()
 	if s.Driver != "" && d.Driver != "" && s.Driver != d.Driver {
 		for i := range s.Records {
 			s.Records[i].Own = false
 		}
-		s.Values = nil
+		s.Leftovers = nil
 	}
 	durable.SetClock(times{s}, d.Boot, d.BootTime, d.At)
 	if d.Driver != "" {
 		s.Driver = d.Driver
 	}
-	s.Records = slices.DeleteFunc(s.Records, func(r Record) bool {
-		g, ok := d.Groups[r.Path]
-		return ok && g.Inode != r.Inode || !ok && !d.Partial
-	})
-	for i := range s.Records {
-		r := &s.Records[i]
-		if d.Node.Backend == Misc && !r.Undecided && d.Groups[r.Path].answers(r.GPU).Group.State == gpu.NoLimit {
-			d.lost[r.GPU] = true
+	if d.Node.Backend == Misc && !d.Partial {
+		d.forgotten()
+	}
+}
+
+// ended looks for groups that have ended. A driver with the backend misc keeps their limits.
+func (d *decision) ended() {
+	all := d.state.Records
+	d.state.Records = nil
+	for _, r := range all {
+		g, there := d.Groups[r.Path]
+		if there && g.Inode == r.Inode || !there && d.Partial {
+			d.state.Records = append(d.state.Records, r)
+			continue
+		}
+		if r.Inode != 0 && d.Node.Backend == Misc {
+			d.state.leave(r)
+		}
+		if r.Way == ByTask && (!d.HoldersKnown || slices.ContainsFunc(d.Shares, r.of)) { // it may begin again
+			d.state.Records = append(d.state.Records, Record{Path: r.Path, GPU: r.GPU, Work: r.Work, Hard: r.Hard, Pool: r.Pool, Way: r.Way})
 		}
 	}
-	s.Values = slices.DeleteFunc(s.Values, func(v Value) bool { return d.lost[v.GPU] })
-	s.Records = slices.DeleteFunc(s.Records, func(r Record) bool { return d.lost[r.GPU] })
+	slices.SortFunc(d.state.Records, compareRecords)
+}
+
+// forgotten looks for GPUs on which the driver has forgotten all limits. One group without its limit shows nothing of the others. The limits of work that runs are
+// those that it had.
+func (d *decision) forgotten() {
+	holds := map[gpu.DeviceID]bool{}
+	for _, r := range d.state.Records {
+		if r.Inode == 0 || r.Undecided {
+			continue
+		}
+		if d.Groups[r.Path].answers(r.GPU).Group.State == gpu.NoLimit {
+			d.lost[r.GPU] = true
+		} else {
+			holds[r.GPU] = true
+		}
+	}
+	maps.DeleteFunc(d.lost, func(id gpu.DeviceID, _ bool) bool { return holds[id] })
+	s := &d.state
+	s.Leftovers = slices.DeleteFunc(s.Leftovers, func(l Leftover) bool { return d.lost[l.GPU] })
+	s.Records = slices.DeleteFunc(s.Records, func(r Record) bool { return d.lost[r.GPU] && r.Way == "" })
+	for i := range s.Records {
+		if r := &s.Records[i]; d.lost[r.GPU] && r.Inode != 0 {
+			*r = Record{Path: r.Path, Inode: r.Inode, GPU: r.GPU, Work: r.Work, Hard: r.Hard, Pool: r.Pool, Way: r.Way, Undecided: true}
+		}
+	}
+}
+
+// await has all GPUs wait until it is known which work ran when the driver was opened.
+func (d *decision) await() {
+	t := &d.out.Table
+	if !d.Awaited || d.was.Opened == d.Opened {
+		return
+	}
+	t.Opened = d.was.Opened
+	for id := range d.GPUs {
+		t.Waiting[id] = true
+	}
 }
 
 // done counts the changes that were made.
@@ -110,19 +156,18 @@ func (d *decision) done() {
 // waits reports whether work whose limit is to be set was there when the driver was opened: new work on its GPU has to wait. Work that came later keeps nothing
 // from the GPU, as its limit is set within milliseconds.
 func (d *decision) waits(s Share) bool {
-	if d.was.At.IsZero() || d.was.Opened != d.Opened || d.lost[s.GPU] {
+	if d.was.Opened != d.Opened || d.lost[s.GPU] {
 		return true
 	}
 	before, known := d.was.find(s)
 	return d.was.Waiting[s.GPU] && known && before.Group == s.Group
 }
 
-// set has a limit set. What is set is in the state before, so that it is recognised on another group later.
+// set has a limit set.
 func (d *decision) set(g Group, id gpu.DeviceID, hard uint64) {
 	c := Change{Path: g.Path, Inode: g.Inode, GPU: id, Hard: hard}
 	if hard != gpu.NoMemoryLimit {
 		c.Soft = softOf(d.Node.Backend, hard)
-		d.state.addValue(Value{id, hard})
 	}
 	if d.Node.CannotSet == "" {
 		d.out.Changes = append(d.out.Changes, c)
@@ -139,9 +184,12 @@ func (d *decision) failed(g Group, id gpu.DeviceID) string {
 	return ""
 }
 
-// holdings are the shares of the reading, and the pods of the state in the place of those of their claims.
+// holdings are the shares of the reading, with the limits that work keeps, and the pods of the state in the place of those of their claims.
 func (d *decision) holdings() []Holding {
-	var all []Holding
+	d.Shares = slices.Clone(d.Shares)
+	for i := range d.Shares {
+		d.keep(&d.Shares[i])
+	}
 	if d.Partial {
 		return d.Shares
 	}
@@ -149,19 +197,50 @@ func (d *decision) holdings() []Holding {
 		id  string
 		gpu gpu.DeviceID
 	}
-	pods := map[key][]string{} // groups
+	var all []Holding
+	pods := map[key]Holding{} // by the record
 	for _, h := range d.Shares {
-		if h.Way == ByPod && d.state.Pod(h.Work.ID, h.GPU) > 0 {
-			pods[key{h.Work.ID, h.GPU}] = h.Groups
-			continue
+		k := key{h.Work.ID, h.GPU}
+		if h.Way != ByPod || d.state.Pod(h.Work.ID, h.GPU) == 0 {
+			all = append(all, h)
+		} else if pods[k].Pool == "" {
+			pods[k] = h
 		}
-		all = append(all, h)
 	}
 	for _, p := range d.state.Pods {
-		h := Holding{Work: p.Work, GPU: p.GPU, Pool: p.Pool, Way: ByPod, Required: true, Bytes: d.state.Pod(p.Work.ID, p.GPU), Groups: pods[key{p.Work.ID, p.GPU}]}
+		h := pods[key{p.Work.ID, p.GPU}]
+		h.Work, h.GPU, h.Way, h.Bytes = p.Work, p.GPU, ByPod, d.state.Pod(p.Work.ID, p.GPU)
 		all = append(all, h)
 	}
+	all = append(all, d.unlisted()...)
 	slices.SortStableFunc(all, func(a, b Holding) int { return compareShares(a.share(), b.share()) })
+	return all
+}
+
+// keep has work whose units are not offered any more, or have no limit any more, keep that which it had. The limit of a pod is in the state.
+func (d *decision) keep(h *Holding) {
+	i := slices.IndexFunc(d.state.Records, func(r Record) bool { return r.of(*h) })
+	if h.Bytes == 0 && h.Way != ByPod && i >= 0 {
+		h.Bytes, h.Pool = d.state.Records[i].Hard, cmp.Or(h.Pool, d.state.Records[i].Pool)
+	}
+}
+
+// unlisted are the holdings of work with a record that the orchestrator's may lack, while its groups are there.
+func (d *decision) unlisted() (all []Holding) {
+	if d.HoldersKnown {
+		return nil
+	}
+	for _, r := range d.state.Records {
+		g, there := d.Groups[r.Path]
+		if !there || r.Way == ByPod || r.Way == "" || r.Work.ID == "" || slices.ContainsFunc(d.Shares, r.of) {
+			continue
+		}
+		if i := slices.IndexFunc(all, r.of); i >= 0 {
+			all[i].Groups = append(all[i].Groups, g.Path)
+			continue
+		}
+		all = append(all, Holding{Work: r.Work, GPU: r.GPU, Pool: r.Pool, Way: r.Way, Bytes: r.Hard, Groups: []string{g.Path}})
+	}
 	return all
 }
 
@@ -173,7 +252,7 @@ func (h Holding) share() Share {
 func (d *decision) release() {
 	d.state.Records = slices.DeleteFunc(d.state.Records, func(r Record) bool {
 		g := d.Groups[r.Path]
-		ended := !d.targets[target{r.Path, r.GPU}] && (d.HoldersKnown || r.Way == ByPod) && len(g.PIDs) == 0
+		ended := !d.targets[target{r.Path, r.GPU}] && (d.HoldersKnown || r.Way == ByPod) && len(g.PIDs) == 0 && g.Inode == r.Inode
 		if r.Way == ByHook || r.Way == "" || !ended {
 			return false
 		}
@@ -223,15 +302,28 @@ func (d *decision) belowTarget(path string, id gpu.DeviceID) bool {
 	return slices.ContainsFunc(d.state.Records, func(r Record) bool { return r.GPU == id && below(path, r.Path) })
 }
 
-// isStale reports whether a group has a limit that this agent has set, for another group: the record of the orchestrator lists its work without a limit, or it is
-// of no work and has processes: a group that only contains others has none. A limit with a value that this agent has not set is of another program.
+// isStale reports whether a group has got the limit of one that has ended. A limit of another program is never taken for one: where another program may have set
+// the same, as that of a container or of the work of another orchestrator, it is foreign.
 func (d *decision) isStale(g Group, id gpu.DeviceID) bool {
 	a := g.answers(id)
-	set := d.Node.Backend == Misc && a.own(d.Node.Backend) && d.values.has(Value{id, a.Group.Limit.Hard}) && a.Group.Limit.Soft == softOf(d.Node.Backend, a.Group.Limit.Hard)
-	if g.Work != (holders.Work{}) {
-		return set && d.HoldersKnown && d.Listed[g.Work.ID]
+	limit := a.Group.Limit
+	if d.Node.Backend != Misc || !a.own(Misc) || limit.Soft != softOf(Misc, limit.Hard) || !d.HoldersKnown {
+		return false
 	}
-	return set && d.HoldersKnown && g.Path != "/" && slices.ContainsFunc(d.Processes, func(p Process) bool { return p.Group == g.Path })
+	left := d.state.left(g, id, limit.Hard)
+	if g.Work == (holders.Work{}) { // a group that only contains others has no processes
+		return left && !g.Container && g.Path != "/" && slices.ContainsFunc(d.Processes, func(p Process) bool { return p.Group == g.Path })
+	}
+	return d.Listed[g.Work.ID] && !d.asks(g, id) && (left || slices.Contains(d.Hook, Value{id, limit.Hard}))
+}
+
+// asks reports whether a group is of a container that has the GPU: NVIDIA's hook sets what its environment asks for.
+func (d *decision) asks(g Group, id gpu.DeviceID) bool {
+	return slices.ContainsFunc(d.Shares, func(h Holding) bool {
+		of := h.Way == ByHook && slices.Contains(h.Groups, g.Path) ||
+			h.Way == ByPod && slices.ContainsFunc(h.Groups, func(pod string) bool { return g.Path != pod && below(g.Path, pod) })
+		return of && h.GPU == id
+	})
 }
 
 // stale ends a limit that a group has got with the address of one that has ended.
@@ -309,7 +401,12 @@ func (d *decision) finish() {
 			t.Counts.Late++
 		}
 	}
-	if len(d.state.Records)+len(d.state.Pods)+len(d.state.Values) == 0 { // no limit was set or found
+	if !d.Partial { // else one may be newer than the end of another one
+		for _, g := range d.Groups {
+			d.state.newest = max(d.state.newest, g.Inode)
+		}
+	}
+	if len(d.state.Records)+len(d.state.Pods)+len(d.state.Leftovers) == 0 { // no limit was set or found
 		d.state = Saved{}
 	}
 	d.out.Saved = d.state

@@ -13,7 +13,7 @@ import (
 
 // Reading is what was read of a node at one time.
 type Reading struct {
-	At       time.Time
+	At       time.Time // after the driver's answers
 	Boot     string    // ID of the boot; "" = unknown
 	BootTime time.Time // zero = unknown
 	Driver   string    // which load of the driver it is: limits of the backend misc end with it; "" = unknown
@@ -24,18 +24,19 @@ type Reading struct {
 	Shares []Holding
 	Groups map[string]Group // by path
 
-	// Processes are those with memory of a GPU that were read at UseAt. Of a GPU that is not in Known nothing is known.
-	UseAt     time.Time
-	Known     map[gpu.DeviceID]bool
+	// Processes are those with memory of a GPU. Known is when the reading of those of a GPU began: what a process got later may not be in it. Those of a GPU that is
+	// not in it were not read, and are of before, if there are some.
+	Known     map[gpu.DeviceID]time.Time
 	Processes []Process
 
 	HoldersKnown bool            // Shares has all work that has GPUs, of this agent's orchestrator
 	Listed       map[string]bool // work that the orchestrator's record lists, with GPUs or without, by Work.ID
+	Awaited      bool            // the orchestrator's first record comes in a moment: nothing is known so far of the work that runs
 
 	// Reserve is what CUDA contexts of work may have of a GPU, in bytes: whether the driver counts them is not known.
 	Reserve uint64
 
-	// Hook are the limits that NVIDIA's hook sets by the policy, of containers that may have ended before any reading.
+	// Hook are the limits that NVIDIA's hook sets by the policy. Containers that ended before any reading have left some.
 	Hook []Value
 
 	// Parents are the groups whose children must have the backend's controller, from the root, if this agent enables it: see Result.Enable.
@@ -70,6 +71,12 @@ type Holding struct {
 	Runs bool // the orchestrator recorded that its processes were started
 }
 
+// Value is a hard limit on a GPU.
+type Value struct {
+	GPU  gpu.DeviceID
+	Hard uint64 // bytes
+}
+
 // Process is a process with memory of a GPU.
 type Process struct {
 	PID     int
@@ -85,8 +92,9 @@ type Group struct {
 	Path       string
 	Inode      uint64
 	Work       holders.Work // by its path or its processes; the zero value = none
+	Container  bool         // of Work's zero value: it is that of a container, by its path
 	Controller bool         // the backend's controller is on
-	PIDs       []int        // of the processes in it and in groups below it
+	PIDs       []int        // of the processes in it and in groups below it; 0 = one that this agent's PID namespace does not have
 	Limits     map[gpu.DeviceID]Answers
 }
 
@@ -102,9 +110,11 @@ func (g Group) answers(id gpu.DeviceID) Answers {
 	return a
 }
 
-// own reports whether the answer is of the group's own limit, and not that of a group above it.
+// own reports whether the answer is certainly of the group's own limit, and not that of a group above it. What is used shows nothing: the answers are not of the same
+// time.
 func (a Answers) own(b Backend) bool {
-	return a.Group.State == gpu.LimitRead && (b == DMem || a.Parent.State != gpu.LimitRead || a.Group.Limit != a.Parent.Limit)
+	group, parent := a.Group.Limit, a.Parent.Limit
+	return a.Group.State == gpu.LimitRead && (b == DMem || a.Parent.State != gpu.LimitRead || group.Hard != parent.Hard || group.Soft != parent.Soft)
 }
 
 // Parent is a group whose children must have a controller.
@@ -135,7 +145,7 @@ type Result struct {
 	Changes []Change // in this order
 	Enable  []string // groups in which the backend's controller is to be enabled for their children, from the root
 
-	// Undecided means that a table of use that is newer than the reading is needed to know whether a limit was late.
+	// Undecided means that newer lists of processes are needed to know whether a limit was late.
 	Undecided bool
 }
 

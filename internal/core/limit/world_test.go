@@ -29,6 +29,7 @@ type world struct {
 	passes *agent
 	now    time.Time
 	mig    map[gpu.DeviceID]bool
+	hooks  bool // by the policy NVIDIA's hook sets 20 GiB
 }
 
 type cgroup struct {
@@ -277,7 +278,7 @@ func (w *world) start(way limit.Way, id gpu.DeviceID, bytes uint64, containers i
 		if way == limit.ByPod {
 			k.Work.Claim, k.Groups = "c", []string{k.root}
 		} else {
-			k.Work.Container = "main"
+			k.Work.Container, w.hooks = "main", true
 		}
 		for i := range containers {
 			g := w.mkdir(fmt.Sprintf("%s/%d", k.root, i))
@@ -344,7 +345,9 @@ type agent struct {
 	hides map[holders.Work]bool // work that the record does not list so far
 	opens int                   // how often it has opened the driver
 
-	fails bool // limits can't be set
+	fails  bool                 // limits can't be set
+	unread bool                 // the orchestrator's record can't be read
+	edit   func(*limit.Reading) // what it reads
 }
 
 func (a *agent) pass() {
@@ -388,16 +391,23 @@ func (a *agent) restart() error {
 }
 
 func (a *agent) read(done []limit.Done) limit.Reading {
-	w := a.world
-	r := limit.Reading{
-		At: w.now, UseAt: w.now, Boot: "boot", Driver: "one", Opened: fmt.Sprint(a.opens), Node: limit.Node{Backend: w.backend}, GPUs: map[gpu.DeviceID]limit.GPU{}, Groups: map[string]limit.Group{},
-		Known: map[gpu.DeviceID]bool{}, HoldersKnown: true, Reserve: 1 << 30, Listed: map[string]bool{}, Done: done,
+	r := a.world.read(done, a)
+	if a.edit != nil {
+		a.edit(&r)
 	}
-	if slices.ContainsFunc(w.work, func(k *work) bool { return k.Way == limit.ByHook }) {
+	return r
+}
+
+func (w *world) read(done []limit.Done, a *agent) limit.Reading {
+	r := limit.Reading{
+		At: w.now, Boot: "boot", Driver: "one", Opened: fmt.Sprint(a.opens), Node: limit.Node{Backend: w.backend}, GPUs: map[gpu.DeviceID]limit.GPU{}, Groups: map[string]limit.Group{},
+		Known: map[gpu.DeviceID]time.Time{}, HoldersKnown: true, Reserve: 1 << 30, Listed: map[string]bool{}, Done: done,
+	}
+	if w.hooks {
 		r.Hook = []limit.Value{{GPU: "GPU-0", Hard: 20 << 30}}
 	}
 	for id, memory := range w.gpus {
-		r.GPUs[id], r.Known[id] = limit.GPU{Memory: memory, MIG: w.mig[id]}, true
+		r.GPUs[id], r.Known[id] = limit.GPU{Memory: memory, MIG: w.mig[id]}, w.now
 	}
 	for _, p := range w.sorted() {
 		for id := range w.gpus {
@@ -410,7 +420,9 @@ func (a *agent) read(done []limit.Done) limit.Reading {
 		if p == "/" || p == "/kubepods" {
 			continue
 		}
-		one := limit.Group{Path: p, Inode: g.inode, Controller: !w.off[p], PIDs: w.pidsBelow(p), Limits: map[gpu.DeviceID]limit.Answers{}}
+		one := limit.Group{
+			Path: p, Inode: g.inode, Container: strings.Contains(p, "docker-"), Controller: !w.off[p], PIDs: w.pidsBelow(p), Limits: map[gpu.DeviceID]limit.Answers{},
+		}
 		for id := range w.gpus {
 			one.Limits[id] = limit.Answers{Group: w.get(p, id), Parent: w.get(path.Dir(p), id)}
 		}
@@ -420,6 +432,9 @@ func (a *agent) read(done []limit.Done) limit.Reading {
 			}
 		}
 		r.Groups[p] = one
+	}
+	if r.HoldersKnown = !a.unread; a.unread {
+		return r
 	}
 	for _, k := range w.work {
 		if !a.hides[k.Work] {

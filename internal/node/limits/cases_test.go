@@ -5,11 +5,14 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/holders"
@@ -181,6 +184,63 @@ func TestRestart(t *testing.T) {
 	}
 }
 
+// C1(d): a table of use is made up to seconds after the driver's list of processes in it was read. A process that is not in that list may have used the GPU before the
+// limit was set.
+func TestTableOfAnOlderList(t *testing.T) {
+	n := start(t, holders.Nomad, limit.Misc)
+	w, record, group := n.task(0)
+	at := n.group(group)
+	n.enter(group, 4711)
+	n.listed = time.Now()
+	_, err := n.machine.Allocate(0, at, 15*gib)
+	check.NoError(t, err)
+	n.lists(record)
+	l, _ := n.run(holders.Nomad)
+	for range 20 {
+		n.reading()
+		n.await(l, w, limit.Unknown, "used the GPU before the limit was set")
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// C1(b): an agent in another PID namespace than the node's does not see the processes of a group, and calls its work neither limited nor late.
+func TestAnotherPIDNamespace(t *testing.T) {
+	n := start(t, holders.Nomad, limit.Misc)
+	w, record, group := n.task(0)
+	n.group(group)
+	check.NoError(t, os.WriteFile(n.groups.Path(group+"/cgroup.procs"), []byte("0\n0\n"), 0o600))
+	n.lists(record)
+	l, _ := n.run(holders.Nomad)
+	for range 20 {
+		n.reading()
+		if s := n.await(l, w, limit.Unknown, "hostPID: true"); s.Driver.Hard != 20*gib || !s.Begun {
+			t.Errorf("%+v", s)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// fence 30: a group between that of a task and one below it with a process has the address, and the ended limit, of a group that ended: it gets that of the task.
+func TestLeftoverBetween(t *testing.T) {
+	n := start(t, holders.Nomad, limit.Misc)
+	l, _ := n.run(holders.Nomad)
+	n.awaitHealth(health.ReasonNone, "")
+	w, record, group := n.task(0)
+	n.group(group)
+	n.reading()
+	n.lists(record)
+	n.reading()
+	n.await(l, w, limit.Limited, "")
+	between, at := n.group(group+"/a"), n.group(group+"/a/b")
+	q := gpu.LimitQuery{GPU: gpu.DeviceID(n.machine.UUID(0)), Group: between}
+	check.NoError(t, n.SetMemoryLimit(t.Context(), gpu.LimitChange{LimitQuery: q, Hard: gpu.NoMemoryLimit}))
+	_, err := n.machine.Allocate(0, at, 30*gib)
+	check.NoError(t, err)
+	n.enter(group+"/a/b", 4711)
+	n.reading(use.Process{Process: gpu.Process{PID: 4711, Started: 5}, Owner: w, Group: group + "/a/b"})
+	n.await(l, w, limit.Unlimited, "/a in it has a limit of its own")
+}
+
 // fence 16: after the driver was closed, and its GPU reset meanwhile, shares take no new work before the limits of running work are set again.
 func TestQuiesceAndReset(t *testing.T) {
 	n := start(t, holders.Nomad, limit.Misc)
@@ -201,6 +261,103 @@ func TestQuiesceAndReset(t *testing.T) {
 	n.await(l, w, limit.Limited, "")
 }
 
+// fence 31: while the driver is asked one task is restarted in place. The answers of its group are of none; its neighbour on the GPU stays limited, and new work is
+// taken.
+func TestRestartWhileTheDriverIsAsked(t *testing.T) {
+	n := start(t, holders.Nomad, limit.Misc)
+	l, _ := n.run(holders.Nomad)
+	restarted, one, group := n.task(0)
+	neighbour, other, neighbourGroup := n.task(1)
+	n.awaitHealth(health.ReasonNone, "")
+	n.group(group)
+	n.group(neighbourGroup)
+	n.lists(one, other)
+	n.reading()
+	n.await(l, restarted, limit.Limited, "")
+	n.await(l, neighbour, limit.Limited, "")
+	n.enter(neighbourGroup, 4711)
+	n.reading(use.Process{Process: gpu.Process{PID: 4711, Started: 5}, Owner: neighbour, Group: neighbourGroup})
+	n.await(l, neighbour, limit.Limited, "")
+	n.mu.Lock()
+	n.refused = nil
+	n.mu.Unlock()
+	for range 20 {
+		began := make(chan struct{})
+		once := sync.OnceFunc(func() { n.anew(group); close(began) })
+		n.mu.Lock()
+		n.asks = func(q gpu.LimitQuery) {
+			if q.Group == n.groups.Path(group) {
+				once()
+			}
+		}
+		n.mu.Unlock()
+		n.reading()
+		<-began
+		for deadline := time.Now().Add(50 * time.Millisecond); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+			if s, _ := l.Table().Share(neighbour, gpu.DeviceID(n.machine.UUID(0))); s.State != limit.Limited {
+				t.Fatalf("the neighbour: %s: %s", s.State, s.Reason)
+			}
+		}
+		n.await(l, restarted, limit.Limited, "")
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if len(n.refused) > 0 {
+		t.Errorf("%q", n.refused)
+	}
+}
+
+// fence 14: while Nomad's servers have no leader its client restarts a task of exec in place. Its allocation was seen before, or is in the record of limits.
+func TestRestartWithoutServers(t *testing.T) {
+	for name, again := range map[string]bool{"allocation was seen": false, "agent is restarted": true} {
+		t.Run(name, func(t *testing.T) {
+			n := start(t, holders.Nomad, limit.Misc)
+			l, stop := n.run(holders.Nomad)
+			n.awaitHealth(health.ReasonNone, "")
+			w, record, group := n.task(0)
+			n.lists(record)
+			n.group(group)
+			n.reading()
+			n.await(l, w, limit.Limited, "")
+			n.mu.Lock()
+			n.unread = errors.New("No cluster leader")
+			n.mu.Unlock()
+			n.reading()
+			if again {
+				stop()
+				l, _ = n.run(holders.Nomad)
+			}
+			n.await(l, w, limit.Limited, "")
+			n.anew(group)
+			n.reading()
+			eventually(t, func() bool { return n.limitOf(group).Limit.Hard == 20*gib }, func() string {
+				return fmt.Sprintf("%+v; %+v", n.limitOf(group), l.Table().Shares)
+			})
+			n.await(l, w, limit.Limited, "")
+		})
+	}
+}
+
+// A task whose GPU a reload takes out of what is offered keeps its limit, also while it has no process, and it is read.
+func TestNotOffered(t *testing.T) {
+	n := start(t, holders.Nomad, limit.Misc)
+	l, _ := n.run(holders.Nomad)
+	w, record, group := n.task(0)
+	n.lists(record)
+	n.group(group)
+	n.reading()
+	n.await(l, w, limit.Limited, "")
+	cfg := core.DefaultConfig()
+	cfg.Policy.Rules = []inventory.Rule{{Select: inventory.Selector{IDs: []gpu.DeviceID{gpu.DeviceID(n.machine.UUID(0))}}, NotOffered: "excluded"}}
+	check.NoError(t, n.ApplyPolicy(t.Context(), cfg))
+	at := time.Now()
+	n.reading()
+	eventually(t, func() bool { return l.Table().At.After(at) }, func() string { return "no reading" })
+	if s := n.await(l, w, limit.Limited, ""); s.Driver.Hard != 20*gib || s.Pool == "" || n.setCount(group) != 1 {
+		t.Errorf("%+v %q", s, n.sets)
+	}
+}
+
 // fence 18, 19, 30: the limit of work that has ended ends before its group. One that is left on another group is ended at the next reading.
 func TestEndedWork(t *testing.T) {
 	n := start(t, holders.Nomad, limit.Misc)
@@ -214,15 +371,15 @@ func TestEndedWork(t *testing.T) {
 	n.reading()
 	eventually(t, func() bool { return n.limitOf(group).Limit.Hard == gpu.NoMemoryLimit }, func() string { return fmt.Sprintf("%+v", n.limitOf(group)) })
 
-	w, record, group = n.task(1)
-	n.group(group)
+	w, record, ended := n.task(1)
+	n.after(group, ended) // which is the only other one in the readings
 	n.lists(record)
 	n.reading()
 	n.await(l, w, limit.Limited, "")
 	next, _, nextGroup := n.task(2)
-	ended := n.groups.Path(group)
-	check.NoError(t, os.RemoveAll(ended))
-	n.group(nextGroup)
+	n.after(ended, "/next")
+	ended = n.groups.Path(ended)
+	check.NoError(t, os.RemoveAll(ended), os.Rename(n.groups.Path("/next"), n.groups.Path(nextGroup)))
 	check.NoError(t, n.machine.ReuseGroup(ended, n.groups.Path(nextGroup)))
 	if a := n.limitOf(nextGroup); a.Limit.Hard != 20*gib {
 		t.Fatalf("%+v", a)
@@ -231,14 +388,35 @@ func TestEndedWork(t *testing.T) {
 	n.reading()
 	eventually(t, func() bool { return n.limitOf(nextGroup).Limit.Hard == gpu.NoMemoryLimit }, func() string { return fmt.Sprintf("%+v", l.Table()) })
 	eventually(t, func() bool { return l.Table().Counts.Stale == 1 }, func() string { return fmt.Sprintf("%+v", l.Table()) })
+
+	// A container of a person has as much as a share, and the driver may have kept that of a share.
+	const container = "/machine.slice/libpod-3a5f0c0d7b1e4f6a8c9d0e1f2a3b4c5d6e7f8091a2b3c4d5e6f708192a3b4c5d.scope"
+	n.group("/machine.slice")
+	n.after(nextGroup, container)
+	n.enter(container, 4711)
+	q := gpu.LimitQuery{GPU: gpu.DeviceID(n.machine.UUID(0)), Group: n.groups.Path(container)}
+	check.NoError(t, n.SetMemoryLimit(t.Context(), gpu.LimitChange{LimitQuery: q, Soft: 20 * gib, Hard: 20 * gib}))
+	n.reading(use.Process{Process: gpu.Process{PID: 4711, Started: 5}, Group: container})
+	n.await(l, holders.Work{}, limit.Foreign, "no policy")
+	if a := n.limitOf(container); a.Limit.Hard != 20*gib {
+		t.Errorf("%+v", a)
+	}
 }
 
 // fence 21: driver 595 -> 615 -> 595 while the agent runs: the pool follows, with the versions in its cause. With 595 nothing is read.
 func TestOtherDrivers(t *testing.T) {
 	n := start(t, holders.Nomad, limit.Misc)
 	n.older.Store(true)
+	w, record, group := n.task(0)
+	n.group(group)
+	n.enter(group, 4711)
+	n.lists(record)
+	n.reading(use.Process{Process: gpu.Process{PID: 4711, Started: 5}, Owner: w, Group: group})
 	l, _ := n.run(holders.Nomad)
 	n.awaitHealth(health.ReasonNoLimit, "driver 595.71.05: want 615 or newer")
+	if s := n.await(l, w, limit.Unlimited, "driver 595.71.05: want 615 or newer"); !s.Begun {
+		t.Errorf("%+v", s)
+	}
 	if len(n.sets) > 0 || l.Table().Node.Unsupported == "" {
 		t.Errorf("%q %+v", n.sets, l.Table())
 	}
@@ -367,9 +545,14 @@ func TestLocalSetter(t *testing.T) {
 // because an image, a job or a person has overridden the variable, is set to that of the policy, and counted; what the container uses was counted from the beginning.
 func TestContainers(t *testing.T) {
 	const container = "3a5f0c0d7b1e4f6a8c9d0e1f2a3b4c5d6e7f8091a2b3c4d5e6f708192a3b4c5d"
-	for orchestrator, group := range map[string]string{holders.Kubernetes: "/kubepods/burstable/pod" + pod + "1/" + container, holders.Nomad: "/docker/" + container} {
-		t.Run(orchestrator, func(t *testing.T) {
+	for name, group := range map[string]string{
+		"kubernetes": "/kubepods/burstable/pod" + pod + "1/" + container, "kubernetes, crun": "/kubepods/burstable/pod" + pod + "1/crio-" + container + ".scope/container",
+		"nomad": "/docker/" + container,
+	} {
+		t.Run(name, func(t *testing.T) {
+			orchestrator, _, _ := strings.Cut(name, ",")
 			n := start(t, orchestrator, limit.Misc)
+			n.group(path.Dir(group))
 			w, record, _ := n.task(0)
 			if orchestrator == holders.Kubernetes {
 				w.Orchestrator, w.ID = orchestrator, pod+"1"
@@ -397,6 +580,11 @@ func TestContainers(t *testing.T) {
 			}
 			if c := l.Table().Counts; c.Overridden != 1 || c.Late != 0 || c.Set != 1 {
 				t.Errorf("%+v", c)
+			}
+			if !slices.ContainsFunc(l.Problems(), func(p problem.Problem) bool {
+				return p.Code == problem.LimitOverridden && p.Object == w.String() && strings.Contains(p.Text, "61440 MiB") && strings.Contains(p.Text, "20480 MiB")
+			}) {
+				t.Errorf("the work is not named: %+v", l.Problems())
 			}
 		})
 	}

@@ -105,6 +105,7 @@ type Limiter struct {
 	turn    chan struct{}
 	monitor Monitor // nil before Run
 	saved   limit.Saved
+	latest  holders.Record // the orchestrator's, when it could be read last
 	tasks   tasks
 	support support
 
@@ -298,16 +299,10 @@ func (l *Limiter) set(ctx context.Context, c limit.Change) error {
 	return l.opts.Setter.SetMemoryLimit(ctx, cgroup.ID{Path: c.Path, Inode: c.Inode}, gpu.LimitChange{LimitQuery: q, Soft: c.Soft, Hard: c.Hard})
 }
 
-// store keeps a state, and has it written, if that can be done: limits are set without it, too. It waits for the disk only if a limit of another value is about to
-// be set, which is recognised on another group after a restart, too. A disk takes longer than the first process of a task, and a task whose limit is in no record
-// is late at most.
+// store keeps a state, and has it written, if that can be done: limits are set without it, too. It does not wait for the disk, which takes longer than the first
+// process of a task. A task whose limit is in no record is late at most.
 func (l *Limiter) store(s limit.Saved) {
-	value := !slices.Equal(s.Values, l.saved.Values)
 	l.saved = s
-	if value {
-		_ = l.save(s)
-		return
-	}
 	l.unsaved.Store(&s)
 	watch.Notify(l.write)
 }

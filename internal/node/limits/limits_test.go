@@ -50,9 +50,12 @@ type node struct {
 	use     *watch.Value[use.Table]
 	running sync.WaitGroup
 	older   atomic.Bool // the driver is one before 615
+	listed  time.Time   // when the driver's list of processes was read; zero = with the table of use
 
 	mu      sync.Mutex
+	asks    func(gpu.LimitQuery) // before the driver is asked
 	record  holders.Record
+	unread  error // the orchestrator's record can't be read
 	lookups map[string]holders.Record
 	waiting map[string]int // lookups that fail before one succeeds
 	sets    []string       // by path and bytes
@@ -124,6 +127,19 @@ func (n *node) LimitsUnsupported() (string, bool) {
 	return why, known
 }
 
+// MemoryLimits implements limits.Driver.
+func (n *node) MemoryLimits(ctx context.Context, queries []gpu.LimitQuery) ([]gpu.LimitAnswer, error) {
+	n.mu.Lock()
+	asks := n.asks
+	n.mu.Unlock()
+	for _, q := range queries {
+		if asks != nil {
+			asks(q)
+		}
+	}
+	return n.Monitor.MemoryLimits(ctx, queries)
+}
+
 var apiOf = map[string]inventory.API{holders.Nomad: inventory.Nomad, holders.Kubernetes: inventory.DRA}
 
 // kernel does what a kernel does with the folder until ctx ends: what is written into cgroup.subtree_control is a change of the list in it.
@@ -146,6 +162,9 @@ func (n *node) run(orchestrator string) (l *limits.Limiter, stop func()) {
 		Holders: func(context.Context, *inventory.Allocatable) (holders.Record, error) {
 			n.mu.Lock()
 			defer n.mu.Unlock()
+			if n.unread != nil {
+				return holders.Record{}, n.unread
+			}
 			return n.record, nil
 		},
 		Lookup: n.lookup, Use: n.use.Load, WakeUse: func() { n.reading() }, On: []reconcile.Source{n.Changed, n.use.Changed}, Log: slog.New(slog.NewTextHandler(n, nil)),
@@ -197,6 +216,33 @@ func (n *node) group(path string, controllers ...string) string {
 	return at
 }
 
+// anew has another group in the place of one, as exec makes it for a task that it restarts in place.
+func (n *node) anew(group string) {
+	n.group("/new")
+	old := filepath.Join(n.t.TempDir(), "old")
+	check.NoError(n.t, os.Rename(n.groups.Path(group), old), os.Rename(n.groups.Path("/new"), n.groups.Path(group)))
+}
+
+// after makes a group whose inode is higher than that of another one, as those of a kernel's control groups are: tmpfs numbers files on each CPU.
+func (n *node) after(other, group string) {
+	n.t.Helper()
+	before, err := n.groups.Inode(other)
+	check.NoError(n.t, err)
+	for {
+		n.group("/new")
+		inode, err := n.groups.Inode("/new")
+		check.NoError(n.t, err)
+		if inode > before {
+			break
+		}
+		check.NoError(n.t, os.RemoveAll(n.groups.Path("/new")))
+		for range 1024 { // that a CPU takes at once
+			check.NoError(n.t, os.Mkdir(n.file+".d", 0o700), os.Remove(n.file+".d"))
+		}
+	}
+	check.NoError(n.t, os.Rename(n.groups.Path("/new"), n.groups.Path(group)))
+}
+
 // enter has a process in a group; 0 = none.
 func (n *node) enter(group string, pid int) {
 	n.t.Helper()
@@ -219,7 +265,12 @@ func (n *node) reading(processes ...use.Process) {
 			processes = d.Processes
 		}
 	}
-	n.use.Store(use.Table{At: time.Now(), HoldersKnown: true, Devices: []use.Device{{ID: id, Processes: append([]use.Process{}, processes...)}}})
+	now := time.Now()
+	listed := n.listed
+	if listed.IsZero() {
+		listed = now
+	}
+	n.use.Store(use.Table{At: now, HoldersKnown: true, Devices: []use.Device{{ID: id, Usage: gpu.Usage{At: listed}, Processes: append([]use.Process{}, processes...)}}})
 }
 
 // task is a task of Nomad that has the share of a number; a record of it.

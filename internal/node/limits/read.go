@@ -88,7 +88,9 @@ func Backend(groups cgroup.FS) limit.Backend {
 func (l *Limiter) read(ctx context.Context, n seen, done []limit.Done) (limit.Reading, error) {
 	r := l.begin(n, done)
 	record, err := l.record(ctx, n.inv)
-	r.HoldersKnown = err == nil && record.Complete
+	unread := err != nil
+	r.HoldersKnown = !unread && record.Complete
+	r.Awaited = !unread && record.Work == nil && record.Missing == "" // by the client of Nomad's agent before its first answer
 	r.Listed = map[string]bool{}
 	for id := range record.Work {
 		r.Listed[id] = true
@@ -100,13 +102,16 @@ func (l *Limiter) read(ctx context.Context, n seen, done []limit.Done) (limit.Re
 		}
 	}
 	l.addProcesses(&r, pods)
+	all := limit.WithPods(limit.Holdings(record, n.inv), l.saved.Pods, n.inv)
 	if n.node.Unsupported != "" {
-		r.Shares = limit.Holdings(record, n.inv)
+		r.Shares = all
 		return r, nil
 	}
 	paths := map[string]bool{}
-	for _, h := range limit.Holdings(record, n.inv) {
-		h.Groups = l.groupsOf(h, &r, pods)
+	for _, h := range all {
+		if h.Groups = l.groupsOf(h, &r, pods); unread && len(h.Groups) == 0 {
+			continue // by the record before, of work that may have ended
+		}
 		r.Shares = append(r.Shares, h)
 		add(paths, h.Groups...)
 		if at, ok := pods[h.Work.ID]; ok {
@@ -115,16 +120,7 @@ func (l *Limiter) read(ctx context.Context, n seen, done []limit.Done) (limit.Re
 	}
 	for _, p := range l.saved.Pods {
 		if at, ok := pods[p.Work.ID]; ok {
-			add(paths, at)
-			if !slices.ContainsFunc(r.Shares, func(h limit.Holding) bool { return h.Way == limit.ByPod && h.Work.ID == p.Work.ID && h.GPU == p.GPU }) {
-				r.Shares = append(r.Shares, limit.Holding{Work: p.Work, GPU: p.GPU, Way: limit.ByPod, Groups: []string{at}})
-			}
 			add(paths, l.childrenOf(at)...)
-		}
-	}
-	for _, p := range r.Processes {
-		if p.Group != "" && p.Group != "/" {
-			add(paths, p.Group)
 		}
 	}
 	for _, one := range l.saved.Records {
@@ -137,7 +133,26 @@ func (l *Limiter) read(ctx context.Context, n seen, done []limit.Done) (limit.Re
 		}
 		add(paths, all...)
 	}
+	for _, p := range r.Processes {
+		addBetween(paths, p.Group)
+	}
 	return r, l.addGroups(ctx, n, &r, paths)
+}
+
+// addBetween adds the group of a process, and those between it and that of its work: each can have a limit that a group which ended has left.
+func addBetween(paths map[string]bool, group string) {
+	if group == "" || group == "/" {
+		return
+	}
+	between := []string{group}
+	for at := group; at != "/"; at = path.Dir(at) {
+		if paths[at] {
+			add(paths, between...)
+			return
+		}
+		between = append(between, at)
+	}
+	add(paths, group)
 }
 
 func add(paths map[string]bool, more ...string) {
@@ -148,7 +163,7 @@ func add(paths map[string]bool, more ...string) {
 
 // begin is a reading without groups and work.
 func (l *Limiter) begin(n seen, done []limit.Done) limit.Reading {
-	r := limit.Reading{At: time.Now(), Node: n.node, Done: done, GPUs: map[gpu.DeviceID]limit.GPU{}, Groups: map[string]limit.Group{}, Known: map[gpu.DeviceID]bool{}}
+	r := limit.Reading{At: time.Now(), Node: n.node, Done: done, GPUs: map[gpu.DeviceID]limit.GPU{}, Groups: map[string]limit.Group{}, Known: map[gpu.DeviceID]time.Time{}}
 	if l.opts.Boot != nil {
 		r.Boot, r.BootTime = l.opts.Boot()
 	}
@@ -173,13 +188,17 @@ func (l *Limiter) begin(n seen, done []limit.Done) limit.Reading {
 	return r
 }
 
-// record is the orchestrator's, with the allocations that were looked up and that it does not show so far.
+// record is the orchestrator's, with the allocations that were looked up and that it does not show so far. With an error it is the one before, because Nomad's
+// clients restart tasks in place while their servers do not answer.
 func (l *Limiter) record(ctx context.Context, inv *inventory.Allocatable) (holders.Record, error) {
 	if l.opts.Holders == nil {
 		return holders.Record{}, errors.New("no record")
 	}
 	r, err := l.opts.Holders(ctx, inv)
-	return l.tasks.with(r), err
+	if err == nil {
+		l.latest = r
+	}
+	return l.tasks.with(l.latest), err
 }
 
 // addProcesses adds the processes of the latest table of use.
@@ -188,13 +207,14 @@ func (l *Limiter) addProcesses(r *limit.Reading, pods map[string]string) {
 		return
 	}
 	table := l.opts.Use()
-	r.UseAt = table.At
 	for i := range table.Devices {
 		d := &table.Devices[i]
 		if _, full := r.GPUs[d.ID]; !full || d.Processes == nil {
 			continue
 		}
-		r.Known[d.ID] = true
+		if at := d.Usage.At; !at.IsZero() { // else they are those of the table before
+			r.Known[d.ID] = at
+		}
 		for _, p := range d.Processes {
 			r.Processes = append(r.Processes, processOf(p, pods))
 		}
@@ -230,9 +250,20 @@ func (l *Limiter) groupsOf(h limit.Holding, r *limit.Reading, pods map[string]st
 	case h.Way == limit.ByPod:
 		groups = []string{pods[h.Work.ID]}
 	default:
-		groups = l.childrenOf(pods[h.Work.ID])
+		for _, at := range l.childrenOf(pods[h.Work.ID]) {
+			groups = append(groups, l.containerIn(at))
+		}
 	}
 	return groups
+}
+
+// containerIn is the group in which a runtime has a container, by that which is the child of the pod's: crun makes one in it (crun(1), run.oci.systemd.subgroup).
+func (l *Limiter) containerIn(group string) string {
+	inner := path.Join(group, "container")
+	if _, err := os.Lstat(l.opts.Groups.Path(inner)); err == nil {
+		return inner
+	}
+	return group
 }
 
 func (l *Limiter) childrenOf(group string) (paths []string) {
@@ -290,7 +321,24 @@ func (l *Limiter) addGroups(ctx context.Context, n seen, r *limit.Reading, paths
 		answers = append(answers, more...)
 	}
 	l.addAnswers(r, answers, own)
+	l.dropReplaced(n, r)
+	r.At = time.Now()
 	return nil
+}
+
+// dropReplaced drops groups that have ended while the driver was asked. One in the place of such a group, as exec makes it for a task that it restarts, has no
+// answers: they may be of either.
+func (l *Limiter) dropReplaced(n seen, r *limit.Reading) {
+	for p, g := range r.Groups {
+		if inode, err := l.opts.Groups.Inode(p); err == nil && inode == g.Inode {
+			continue
+		}
+		if g, err := l.group(n, r, p); err == nil {
+			r.Groups[p] = g
+		} else {
+			delete(r.Groups, p)
+		}
+	}
 }
 
 // addAnswers adds the driver's answers to the groups of a reading.
@@ -331,11 +379,10 @@ func (l *Limiter) group(n seen, r *limit.Reading, at string) (limit.Group, error
 	if err != nil {
 		return limit.Group{}, err
 	}
-	if len(pids) == 0 && g.Populated {
-		pids = []int{0} // of another PID namespace
-	}
+	member := cgroup.MemberOf(at)
 	of := limit.Group{
-		Path: at, Inode: g.Inode, Work: cgroup.MemberOf(at).Work, Controller: g.Has(n.node.Backend.Controller()), PIDs: pids, Limits: map[gpu.DeviceID]limit.Answers{},
+		Path: at, Inode: g.Inode, Work: member.Work, Container: member.Container, Controller: g.Has(n.node.Backend.Controller()), PIDs: pids,
+		Limits: map[gpu.DeviceID]limit.Answers{},
 	}
 	for _, p := range r.Processes {
 		if p.Group == at && of.Work == (holders.Work{}) {
@@ -345,20 +392,22 @@ func (l *Limiter) group(n seen, r *limit.Reading, at string) (limit.Group, error
 	return of, nil
 }
 
-// gpusOf are the GPUs on which limits are read: those that work has, or may have.
+// gpusOf are the GPUs on which limits are read: those that work has, or may have, and those on which some are left.
 func (l *Limiter) gpusOf(n seen, r *limit.Reading) (ids []gpu.DeviceID) {
 	for u := range n.inv.Devices() {
-		if _, full := r.GPUs[u.Device.ID]; full {
-			ids = append(ids, u.Device.ID)
-		}
+		ids = append(ids, u.Device.ID)
 	}
-	for _, v := range l.saved.Values {
-		if _, full := r.GPUs[v.GPU]; full {
-			ids = append(ids, v.GPU)
-		}
+	for _, one := range l.saved.Records {
+		ids = append(ids, one.GPU)
+	}
+	for _, one := range l.saved.Pods {
+		ids = append(ids, one.GPU)
+	}
+	for _, one := range l.saved.Leftovers {
+		ids = append(ids, one.GPU)
 	}
 	slices.Sort(ids)
-	return slices.Compact(ids)
+	return slices.DeleteFunc(slices.Compact(ids), func(id gpu.DeviceID) bool { _, full := r.GPUs[id]; return !full })
 }
 
 // ownGroup is the control group of this process, as far as it is not the root of its namespace; "" = not known.
