@@ -35,6 +35,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/operator/explain"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/internal/util/reconcile"
 )
 
 // Options are what an agent is composed from. A nil field of a pointer, channel or function type is not used.
@@ -81,6 +82,8 @@ type Adapter struct {
 	Readers ownership.Readers
 	Holders usage.Holders                     // the orchestrator's record for the table of Use
 	Lookup  limits.Lookup                     // of one allocation of Nomad
+	Pods    func() ([]limit.Pod, bool)        // see limits.Options
+	Claims  reconcile.Source                  // of Pods
 	Extend  func(report.Report) report.Report // the report with what the adapter has beside
 }
 

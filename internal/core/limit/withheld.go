@@ -14,6 +14,7 @@ type Support struct {
 	ControllerOff string                  // the group in which the backend's controller is off for new work: "/nomad.slice/share.slice"; "" = it is on
 	Tried         map[gpu.DeviceID]string // GPUs on which a limit was set on an own group and read back: why that failed, "" = it did not
 	Waiting       map[gpu.DeviceID]bool   // see Table.Waiting
+	Elsewhere     bool                    // Node.CannotSet is ErrElsewhere
 }
 
 // Limits returns on which of the GPUs of an inventory that have shares with a limit, required or not, nothing can limit new work. A GPU that was not tried so far
@@ -50,7 +51,9 @@ func (s Support) missing(u *inventory.Unit) (why inventory.LimitMissing, decided
 	failed, tried := s.Tried[u.Device.ID]
 	switch {
 	case cmp.Or(s.Node.Unsupported, cannotSet) != "":
-		return none(cmp.Or(s.Node.Unsupported, cannotSet))
+		why, decided = none(cmp.Or(s.Node.Unsupported, cannotSet))
+		why.Passing = s.Elsewhere && s.Node.Unsupported == ""
+		return why, decided
 	case s.ControllerOff != "":
 		return inventory.LimitMissing{Reason: health.ReasonNoController, Detail: "the controller " + string(s.Node.Backend) + " is off in " + s.ControllerOff}, true
 	case byHook:
@@ -60,7 +63,7 @@ func (s Support) missing(u *inventory.Unit) (why inventory.LimitMissing, decided
 	case failed != "":
 		return none(failed)
 	case s.Waiting[u.Device.ID]:
-		return none("the limits of running work are not set so far")
+		return inventory.LimitMissing{Reason: health.ReasonNoLimit, Detail: "the limits of running work are not set so far", Passing: true}, true
 	}
 	return inventory.LimitMissing{}, true
 }

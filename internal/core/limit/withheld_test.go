@@ -19,6 +19,7 @@ import (
 func TestWithheld(t *testing.T) {
 	const kind, failed = "k8s.device-plugin.nvidia.com/", "a limit can't be set"
 	misc := limit.Node{Backend: limit.Misc}
+	tried := map[gpu.DeviceID]string{coretest.GPU(0): ""}
 	reads := limit.Node{Backend: limit.Misc, CannotSet: "no limit-server"}
 	for name, c := range map[string]struct {
 		api     inventory.API
@@ -31,6 +32,8 @@ func TestWithheld(t *testing.T) {
 		"device plugin, older driver":  {inventory.DevicePlugin, limit.Support{Node: limit.Node{Unsupported: "driver 580", CannotSet: "no limit-server"}}, "driver 580"},
 		"device plugin, no controller": {inventory.DevicePlugin, limit.Support{Node: limit.Node{Unsupported: "neither the controller dmem nor misc", CannotSet: "no limit-server"}}, "neither the controller dmem nor misc"},
 		"claim, only read":             {inventory.DRA, limit.Support{Node: reads}, "no limit-server"},
+		"claim, another process":       {inventory.DRA, limit.Support{Node: limit.Node{Backend: limit.Misc, CannotSet: "another process"}, Elsewhere: true}, "another process"},
+		"claim, running work":          {inventory.DRA, limit.Support{Node: misc, Tried: tried, Waiting: map[gpu.DeviceID]bool{coretest.GPU(0): true}}, "running work are not set so far"},
 		"task, only read":              {inventory.Nomad, limit.Support{Node: reads}, "no limit-server"},
 	} {
 		for _, mode := range []inventory.LimitMode{inventory.LimitRequired, inventory.LimitBestEffort} {
@@ -49,6 +52,9 @@ func TestWithheld(t *testing.T) {
 			for u := range of.Units() {
 				unit = u
 				break
+			}
+			if soon, want := of.AwaitsLimit(unit), c.support.Elsewhere || c.support.Waiting != nil; soon != want {
+				t.Errorf("%s, %s: it ends by itself: %t, want %t", name, mode, soon, want)
 			}
 			plan, err := of.Reserve(unit.ID)
 			refused := mode == inventory.LimitRequired && c.why != ""

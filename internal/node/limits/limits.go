@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"os"
 	"slices"
 	"strconv"
 	"sync"
@@ -87,6 +88,7 @@ type Options struct {
 	Load    func() string                                                         // which load of the driver it is: nvidia.DriverFingerprint
 	Holders func(context.Context, *inventory.Allocatable) (holders.Record, error) // the orchestrator's record; it makes no call
 	Lookup  Lookup
+	Pods    func() (prepared []limit.Pod, complete bool) // of the resource claims that are prepared; complete = there are no others
 	Use     func() use.Table
 	WakeUse func() // a newer table is needed
 
@@ -99,14 +101,17 @@ type Limiter struct {
 	opts     Options
 	table    *watch.Value[limit.Table]
 	problems problemset.Set
-	changed  chan struct{} // capacity 1: a group was made, or has ended
+	changed  chan struct{} // capacity 1: a group was made, or has ended, or a call for a pod has failed
 
 	// turn is a lock that a context can end the wait for: it has a value while what follows is not changed.
 	turn    chan struct{}
 	monitor Monitor // nil before Run
 	saved   limit.Saved
-	tasks   tasks
-	support support
+
+	elsewhere  bool     // another process has File: see load
+	recordLock *os.File // the lock of File that this process has: see isElsewhere
+	tasks      tasks
+	support    support
 
 	disk    sync.Mutex // of file
 	file    *recordfile.File[limit.Saved]
@@ -119,8 +124,10 @@ const (
 	passAtMost   = 30 * time.Second // for a pass, before the watchdog reports it
 	driverAtMost = 5 * time.Second  // for the driver to answer
 	lookupAtMost = time.Second
-	retryFailed  = 2 * time.Second // after a limit that could not be set
-	retryUse     = 500 * time.Millisecond
+
+	retryElsewhere = time.Second     // while another process has the record
+	retryFailed    = 2 * time.Second // after a limit that could not be set
+	retryUse       = 500 * time.Millisecond
 )
 
 // New returns a limiter. It reads and sets nothing before Run.
@@ -130,10 +137,7 @@ func New(o Options) *Limiter {
 		write: make(chan struct{}, 1),
 		tasks: tasks{known: map[cgroup.ID]bool{}, looked: map[string]lookup{}},
 	}
-	l.file = recordfile.New(recordfile.Options[limit.Saved]{
-		Path: o.File, MaxBytes: limit.MaxBytes, Parse: limit.Parse, Encode: limit.Saved.Encode, Problems: &l.problems, Code: problem.LimitState,
-		Name: "the record of limits", Without: "no limit of device memory is read or set", Damaged: "limits that were set before are taken for those of another program",
-	})
+	l.file = l.newFile()
 	l.turn <- struct{}{}
 	return l
 }
@@ -157,11 +161,10 @@ func (l *Limiter) Run(ctx context.Context, m Monitor) {
 	task := m.Watchdog().Register("limits")
 	defer task.Done()
 	done := l.follow(ctx, m.Watchdog())
+	l.follows(ctx, m)
+	defer l.follows(ctx, nil)
 	defer l.flush()
 	defer done()
-	_ = l.lock(context.WithoutCancel(ctx)) // whose wait does not end
-	l.monitor = m
-	l.unlock()
 	on := append(slices.Clone(l.opts.On), reconcile.Signal(l.changed))
 	reconcile.Loop{On: on, Task: task, Limit: passAtMost}.Run(ctx, func(ctx context.Context, _ reconcile.Cause) time.Duration {
 		if l.lock(ctx) != nil {
@@ -170,6 +173,15 @@ func (l *Limiter) Run(ctx context.Context, m Monitor) {
 		defer l.unlock()
 		return l.pass(ctx)
 	})
+}
+
+// follows sets the monitor that is followed; nil = none any more, and another process may have the record.
+func (l *Limiter) follows(ctx context.Context, m Monitor) {
+	_ = l.lock(context.WithoutCancel(ctx)) // whose wait does not end
+	defer l.unlock()
+	if l.monitor = m; m == nil {
+		l.unlockRecord()
+	}
 }
 
 // await waits until there is something to do, and reports whether there is.
@@ -216,12 +228,17 @@ func (l *Limiter) pass(ctx context.Context) time.Duration {
 		}
 		return reconcile.Never
 	}
-	if l.file.Load(&l.saved) != nil { // its problem has the error. After the driver is open: an agent before this one in the process has ended then
+	again := reconcile.Never
+	switch err := l.load(n.limits); { // after the driver is open: an agent before this one in the process has ended then
+	case errors.Is(err, limit.ErrElsewhere):
+		n.node.CannotSet = err.Error()
+		n.support.Node, n.support.Elsewhere, again = n.node, true, retryElsewhere
+	case err != nil:
 		n.support.Node.CannotSet = "the record of limits can't be read: see " + string(problem.LimitState) + " in inspect"
 		l.monitor.SetLimits(n.support.Limits(n.inv))
 		return retryFailed
 	}
-	again := l.newTasks(ctx, n)
+	again = earlier(again, l.newTasks(ctx, n))
 	r, err := l.decide(ctx, n)
 	if ctx.Err() != nil {
 		return reconcile.Never
@@ -237,7 +254,7 @@ func (l *Limiter) pass(ctx context.Context) time.Duration {
 	}
 	l.problems.End(problem.LimitsUnknown, "", "limits of device memory are read again")
 	l.publish(n, r)
-	if r.Undecided {
+	if r.Undecided && !n.support.Elsewhere {
 		l.opts.WakeUse()
 		again = earlier(again, retryUse)
 	}
@@ -303,7 +320,9 @@ func (l *Limiter) set(ctx context.Context, c limit.Change) error {
 // is late at most.
 func (l *Limiter) store(s limit.Saved) {
 	value := !slices.Equal(s.Values, l.saved.Values)
-	l.saved = s
+	if l.saved = s; l.elsewhere {
+		return
+	}
 	if value {
 		_ = l.save(s)
 		return
@@ -350,7 +369,9 @@ func (l *Limiter) publish(n seen, r limit.Result) {
 	n.support.Tried = l.support.tried
 	can := n.support.Limits(n.inv)
 	l.monitor.SetLimits(can)
-	l.noteSupport(can)
+	if !n.support.Elsewhere {
+		l.noteSupport(can)
+	}
 	for i := range r.Table.Shares {
 		s := &r.Table.Shares[i]
 		if before, known := was.Share(s.Work, s.GPU); known && before.State == s.State {

@@ -58,6 +58,7 @@ type node struct {
 	sets    []string       // by path and bytes
 	asked   map[string]int // how often for an allocation
 	refused []string       // why new work was refused, each time
+	claims  []limit.Pod    // that are prepared
 	log     bytes.Buffer
 }
 
@@ -148,7 +149,7 @@ func (n *node) run(orchestrator string) (l *limits.Limiter, stop func()) {
 			defer n.mu.Unlock()
 			return n.record, nil
 		},
-		Lookup: n.lookup, Use: n.use.Load, WakeUse: func() { n.reading() }, On: []reconcile.Source{n.Changed, n.use.Changed}, Log: slog.New(slog.NewTextHandler(n, nil)),
+		Lookup: n.lookup, Pods: n.prepared, Use: n.use.Load, WakeUse: func() { n.reading() }, On: []reconcile.Source{n.Changed, n.use.Changed}, Log: slog.New(slog.NewTextHandler(n, nil)),
 	})
 	n.group("/tandem-limit-test") // a kernel makes the files of a group that the agent makes
 	ctx, cancel := context.WithCancel(n.t.Context())
@@ -157,6 +158,19 @@ func (n *node) run(orchestrator string) (l *limits.Limiter, stop func()) {
 	stop = func() { cancel(); <-ended }
 	n.t.Cleanup(stop)
 	return l, stop
+}
+
+// prepare has claims be prepared, and no others, as the records of a DRA driver have them; without one it is not known which are.
+func (n *node) prepare(claims ...limit.Pod) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.claims = append([]limit.Pod{}, claims...)
+}
+
+func (n *node) prepared() ([]limit.Pod, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.claims, n.claims != nil
 }
 
 // counted records what is set.
