@@ -262,7 +262,7 @@ func TestProbe(t *testing.T) {
 	if !slices.ContainsFunc(l.Problems(), func(p problem.Problem) bool { return p.Code == problem.LimitUnsupported }) {
 		t.Errorf("%+v", l.Problems())
 	}
-	if _, err := os.Stat(n.groups.Path("/tandem-limit-test")); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(n.groups.Path("/tandem-limit-test-nomad")); !errors.Is(err, fs.ErrNotExist) {
 		t.Error("its group is left")
 	}
 }

@@ -34,6 +34,7 @@ func (l *Limiter) LimitPod(ctx context.Context, pod holders.Work, id gpu.DeviceI
 			}
 		}
 		_ = l.passNow(context.WithoutCancel(ctx)) // err is what the caller has to know
+		_ = l.save(l.saved)
 		return fmt.Errorf("%s is not limited to %d MiB of %s: %w", pod, bytes>>20, id, err)
 	}
 	return nil
@@ -67,7 +68,7 @@ func (l *Limiter) passNow(ctx context.Context) error {
 	}
 	r, err := l.decide(ctx, n)
 	if err == nil {
-		l.publish(n, r)
+		l.publish(ctx, n, r)
 	}
 	return err
 }
