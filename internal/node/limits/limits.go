@@ -102,7 +102,8 @@ type Limiter struct {
 	opts     Options
 	table    *watch.Value[limit.Table]
 	problems problemset.Set
-	changed  chan struct{} // capacity 1: a group of a task was made, or has ended, or an allocation was looked up
+	changed  chan struct{} // capacity 1: a group of a task was made, or has ended, or its allocation was found
+	answered chan struct{} // capacity 1: it was not found
 
 	// turn is a lock that a context can end the wait for: it has a value while what follows is not changed.
 	turn    chan struct{}
@@ -137,7 +138,7 @@ const (
 // New returns a limiter. It reads and sets nothing before Run.
 func New(o Options) *Limiter {
 	l := &Limiter{
-		opts: o, table: watch.NewValue(limit.Table{}), problems: problemset.Set{Log: o.Log}, changed: make(chan struct{}, 1), turn: make(chan struct{}, 1),
+		opts: o, table: watch.NewValue(limit.Table{}), problems: problemset.Set{Log: o.Log}, changed: make(chan struct{}, 1), answered: make(chan struct{}, 1), turn: make(chan struct{}, 1),
 		write:  make(chan struct{}, 1),
 		tasks:  tasks{known: map[cgroup.ID]bool{}, looked: map[string]lookup{}, answers: make(chan answer, lookupsAtOnce)},
 		logged: logged{failures: map[target]string{}},
@@ -176,7 +177,7 @@ func (l *Limiter) Run(ctx context.Context, m Monitor) {
 	_ = l.lock(context.WithoutCancel(ctx)) // whose wait does not end
 	l.monitor, l.support.listed = m, time.Now()
 	l.unlock()
-	on := append(slices.Clone(l.opts.On), reconcile.Signal(l.changed))
+	on := append(slices.Clone(l.opts.On), reconcile.Signal(l.changed), reconcile.Signal(l.answered))
 	reconcile.Loop{On: on, Task: task, Limit: passAtMost}.Run(ctx, func(ctx context.Context, _ reconcile.Cause) time.Duration {
 		if l.lock(ctx) != nil {
 			return reconcile.Never

@@ -8,6 +8,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/limit"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 // LimitPod limits the group of a pod on a GPU to what all its claims have there, of which this is one (Work.Claim), with so many bytes, and reads it back. It is
@@ -67,10 +68,13 @@ func (l *Limiter) passNow(ctx context.Context) error {
 		return gpu.ErrNoDriver
 	}
 	r, err := l.decide(ctx, n)
-	if err == nil {
-		l.publish(ctx, n, r)
+	if err != nil { // the next pass publishes that
+		l.passes.basis = basis{}
+		watch.Notify(l.changed)
+		return err
 	}
-	return err
+	l.publish(ctx, n, r)
+	return nil
 }
 
 // ReleasePod ends what a claim has of a pod's limits: with the last one the limit ends, before the group does. A pod that has none is no error.

@@ -42,7 +42,7 @@ var errNewTasks = errors.New("there may be newer tasks")
 
 // newer reports whether a pass is to end early, because a group may have been made whose limit is to be set first. It is not for longer than behindAtMost.
 func (l *Limiter) newer() bool {
-	if len(l.changed) == 0 {
+	if len(l.changed) == 0 || l.opts.Orchestrator != holders.Nomad {
 		return false
 	}
 	if l.tasks.behind.IsZero() {
@@ -228,7 +228,11 @@ func (l *Limiter) ask(ctx context.Context, id string) {
 	defer cancel()
 	record, err := l.opts.Lookup(limited, id)
 	l.tasks.answers <- answer{id, record, err} // which has room for all that are asked for
-	watch.Notify(l.changed)
+	if _, found := record.Work[id]; found {
+		watch.Notify(l.changed)
+	} else {
+		watch.Notify(l.answered) // no pass ends early for that
+	}
 }
 
 // takeAnswers keeps the answers that have come.

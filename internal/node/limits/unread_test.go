@@ -150,6 +150,7 @@ func TestFailedPodIsNotOnDisk(t *testing.T) {
 	if err := l.LimitPod(t.Context(), one, id, 10*gib); err == nil {
 		t.Fatal("no error")
 	}
+	n.await(l, other, limit.Unknown, "can't be read")
 	stop()
 	if text, err := os.ReadFile(n.file); err != nil || strings.Contains(string(text), one.ID) || !strings.Contains(string(text), other.ID) {
 		t.Errorf("%v %s", err, text)
