@@ -51,6 +51,7 @@ func Next(s Saved, was Table, r Reading) Result {
 	if !r.Partial {
 		d.release()
 		d.others()
+		d.unlisted()
 		d.totals()
 	}
 	if r.Node.CannotSet == "" {

@@ -51,6 +51,10 @@ type node struct {
 	running sync.WaitGroup
 	older   atomic.Bool // the driver is one before 615
 
+	unreadable atomic.Bool  // no limit can be read
+	empty      atomic.Bool  // the driver has no limits, and returns that at once
+	queries    atomic.Int64 // limits that were asked for
+
 	mu      sync.Mutex
 	record  holders.Record
 	lookups map[string]holders.Record
@@ -125,6 +129,21 @@ func (n *node) LimitsUnsupported() (string, bool) {
 	return why, known
 }
 
+// MemoryLimits implements limits.Driver.
+func (n *node) MemoryLimits(ctx context.Context, queries []gpu.LimitQuery) (answers []gpu.LimitAnswer, err error) {
+	n.queries.Add(int64(len(queries)))
+	switch {
+	case n.unreadable.Load():
+		return nil, errors.New("the driver does not answer")
+	case !n.empty.Load():
+		return n.Monitor.MemoryLimits(ctx, queries)
+	}
+	for _, q := range queries {
+		answers = append(answers, gpu.LimitAnswer{LimitQuery: q, State: gpu.NoLimit})
+	}
+	return answers, nil
+}
+
 var apiOf = map[string]inventory.API{holders.Nomad: inventory.Nomad, holders.Kubernetes: inventory.DRA}
 
 // kernel does what a kernel does with the folder until ctx ends: what is written into cgroup.subtree_control is a change of the list in it.
@@ -140,8 +159,8 @@ func (n *node) kernel(ctx context.Context) {
 }
 
 // run runs a limiter until the function that it returns is called.
-func (n *node) run(orchestrator string) (l *limits.Limiter, stop func()) {
-	l = limits.New(limits.Options{
+func (n *node) run(orchestrator string, change ...func(*limits.Options)) (l *limits.Limiter, stop func()) {
+	o := limits.Options{
 		Groups: n.groups, Orchestrator: orchestrator, Setter: counted{limits.Local{Groups: n.groups, Driver: n.Monitor}, n}, File: n.file,
 		Boot: func() (string, time.Time) { return "boot", time.Unix(1, 0) }, Load: func() string { return "one" },
 		Holders: func(context.Context, *inventory.Allocatable) (holders.Record, error) {
@@ -150,8 +169,12 @@ func (n *node) run(orchestrator string) (l *limits.Limiter, stop func()) {
 			return n.record, nil
 		},
 		Lookup: n.lookup, Pods: n.prepared, Use: n.use.Load, WakeUse: func() { n.reading() }, On: []reconcile.Source{n.Changed, n.use.Changed}, Log: slog.New(slog.NewTextHandler(n, nil)),
-	})
-	n.group("/tandem-limit-test") // a kernel makes the files of a group that the agent makes
+	}
+	for _, c := range change {
+		c(&o)
+	}
+	l = limits.New(o)
+	n.group("/tandem-limit-test-nomad") // a kernel makes the files of a group that the agent makes
 	ctx, cancel := context.WithCancel(n.t.Context())
 	ended := make(chan struct{})
 	go func() { defer close(ended); l.Run(ctx, n) }()

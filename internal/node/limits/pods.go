@@ -26,7 +26,7 @@ func (l *Limiter) LimitPod(ctx context.Context, pod holders.Work, id gpu.DeviceI
 	}
 	l.saved = l.saved.WithPod(limit.Pod{Work: pod, GPU: id, Bytes: bytes})
 	if err := l.limitPod(ctx, pod, id); err != nil {
-		watch.Notify(l.changed)
+		l.soon()
 		return fmt.Errorf("%s is not limited to %d MiB of %s: %w", pod, bytes>>20, id, err)
 	}
 	return nil
@@ -69,10 +69,18 @@ func (l *Limiter) passNow(ctx context.Context) error {
 		return gpu.ErrNoDriver
 	}
 	r, err := l.decide(ctx, n)
-	if err == nil {
-		l.publish(n, r)
+	if err != nil { // the next pass publishes that
+		l.soon()
+		return err
 	}
-	return err
+	l.publish(ctx, n, r)
+	return nil
+}
+
+// soon has a pass be made at once. The caller has the lock.
+func (l *Limiter) soon() {
+	l.passes.basis = basis{}
+	watch.Notify(l.changed)
 }
 
 // ReleasePod ends what a claim that is not prepared any more has of a pod's limits: with the last one the limit ends, before the group does. A pod that has none is
@@ -91,9 +99,5 @@ func (l *Limiter) ReleasePod(ctx context.Context, pod holders.Work) error {
 	if slices.Equal(before, l.saved.Pods) {
 		return nil
 	}
-	err := errors.Join(l.save(l.saved), l.passNow(ctx))
-	if err != nil {
-		watch.Notify(l.changed)
-	}
-	return err
+	return errors.Join(l.save(l.saved), l.passNow(ctx))
 }

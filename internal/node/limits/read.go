@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -130,7 +131,7 @@ func (l *Limiter) read(ctx context.Context, n seen, done []limit.Done) (limit.Re
 	for _, one := range l.saved.Records {
 		add(paths, one.Path)
 	}
-	if l.opts.Orchestrator == holders.Nomad {
+	if l.opts.Orchestrator == holders.Nomad && (n.limits || len(l.saved.Records)+len(l.saved.Values) > 0) { // a group may have the limit of one that ended
 		all, err := l.opts.Groups.Tasks()
 		if err != nil {
 			return r, err
@@ -159,6 +160,12 @@ func (l *Limiter) begin(n seen, done []limit.Done) limit.Reading {
 	for _, d := range n.state.Snapshot.Devices {
 		if d.At == gpu.WholeGPU(d.ID) {
 			r.GPUs[d.ID] = limit.GPU{Memory: d.Memory, MIG: d.MIG}
+		}
+	}
+	for u := range n.inv.Devices() {
+		if g, full := r.GPUs[u.Device.ID]; full && u.Memory > 0 {
+			g.Share, g.Pool, g.Required = u.Memory, u.Pool, u.Sharing.Limit == inventory.LimitRequired
+			r.GPUs[u.Device.ID] = g
 		}
 	}
 	r.Parents = l.parents(n)
@@ -267,10 +274,13 @@ func (l *Limiter) addGroups(ctx context.Context, n seen, r *limit.Reading, paths
 			}
 		}
 	}
-	own := ownGroup()
-	if own != "" {
-		for _, id := range ids {
-			ask(own, id)
+	own := ""
+	if !r.Partial {
+		own = ownGroup()
+	}
+	for u := range n.inv.Devices() {
+		if _, full := r.GPUs[u.Device.ID]; full && own != "" {
+			ask(own, u.Device.ID)
 		}
 	}
 	if len(queries) == 0 {
@@ -345,20 +355,32 @@ func (l *Limiter) group(n seen, r *limit.Reading, at string) (limit.Group, error
 	return of, nil
 }
 
-// gpusOf are the GPUs on which limits are read: those that work has, or may have.
+// gpusOf are the GPUs on which limits of work are read: those whose shares have one, those of which limits are known, and those that processes use.
 func (l *Limiter) gpusOf(n seen, r *limit.Reading) (ids []gpu.DeviceID) {
-	for u := range n.inv.Devices() {
-		if _, full := r.GPUs[u.Device.ID]; full {
-			ids = append(ids, u.Device.ID)
+	used := map[gpu.DeviceID]bool{}
+	for _, h := range r.Shares {
+		used[h.GPU] = used[h.GPU] || r.Partial
+	}
+	if !r.Partial {
+		for u := range n.inv.Devices() {
+			used[u.Device.ID] = used[u.Device.ID] || u.Memory > 0
+		}
+		for _, one := range l.saved.Records {
+			used[one.GPU] = true
+		}
+		for _, v := range l.saved.Values {
+			used[v.GPU] = true
+		}
+		for _, p := range r.Processes {
+			used[p.GPU] = true
 		}
 	}
-	for _, v := range l.saved.Values {
-		if _, full := r.GPUs[v.GPU]; full {
-			ids = append(ids, v.GPU)
+	for _, id := range slices.Sorted(maps.Keys(r.GPUs)) {
+		if used[id] {
+			ids = append(ids, id)
 		}
 	}
-	slices.Sort(ids)
-	return slices.Compact(ids)
+	return ids
 }
 
 // ownGroup is the control group of this process, as far as it is not the root of its namespace; "" = not known.

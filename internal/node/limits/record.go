@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"github.com/tandem-gpu/tandem/internal/core/holders"
@@ -79,6 +80,7 @@ func (l *Limiter) followClaims() {
 	if len(prepared)+len(l.saved.Pods) == 0 {
 		return
 	}
+	before := l.saved.Pods
 	groups := sync.OnceValues(l.opts.Groups.Pods)
 	l.saved = l.saved.OfClaims(prepared, func(w holders.Work) bool {
 		if !complete {
@@ -92,4 +94,7 @@ func (l *Limiter) followClaims() {
 		g, err := l.opts.Groups.Read(at)
 		return errors.Is(err, fs.ErrNotExist) || err == nil && !g.Populated
 	})
+	if !slices.Equal(before, l.saved.Pods) { // a pass is due
+		l.passes.basis = basis{}
+	}
 }
