@@ -135,7 +135,7 @@ func TestHiddenAllocation(t *testing.T) {
 	n.await(l, w, limit.Unknown, "its allocation is not shown")
 }
 
-// A call that fails keeps nothing, on disk neither.
+// A pod whose call has failed is kept while its claim is prepared, and no longer, on disk neither.
 func TestFailedPodIsNotOnDisk(t *testing.T) {
 	n := start(t, holders.Kubernetes, limit.Misc)
 	l, stop := n.run(holders.Kubernetes)
@@ -151,6 +151,10 @@ func TestFailedPodIsNotOnDisk(t *testing.T) {
 		t.Fatal("no error")
 	}
 	n.await(l, other, limit.Unknown, "can't be read")
+	n.prepare(limit.Pod{Work: other, GPU: id, Bytes: gib})
+	n.unreadable.Store(false)
+	n.reading()
+	n.await(l, other, limit.Limited, "")
 	stop()
 	if text, err := os.ReadFile(n.file); err != nil || strings.Contains(string(text), one.ID) || !strings.Contains(string(text), other.ID) {
 		t.Errorf("%v %s", err, text)
