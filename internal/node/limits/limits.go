@@ -240,6 +240,7 @@ func (l *Limiter) step(ctx context.Context) time.Duration {
 	n, open := l.see(ctx)
 	if !open { // limits may end with its session: no new work before they are looked at again. The state of the driver wakes this loop
 		l.tasks.unfollow()
+		l.passes.basis = basis{}
 		if n.limits {
 			l.monitor.SetLimits(&inventory.Limits{Withheld: map[gpu.DeviceID]inventory.LimitMissing{}})
 		}
