@@ -22,8 +22,11 @@ func (a *Agent) newLimiter() *limits.Limiter {
 		Groups: groups, Orchestrator: a.opts.Use.Orchestrator, Setter: a.opts.LimitSetter,
 		Boot:    func() (string, time.Time) { boot := a.sources.boot(); return boot.ID, boot.Time },
 		Load:    func() string { return nvidia.DriverFingerprint(a.opts.Core.Roots) },
-		Holders: a.adapter.Holders, Lookup: a.adapter.Lookup, Use: a.Use, WakeUse: a.WakeUse,
+		Holders: a.adapter.Holders, Lookup: a.adapter.Lookup, Pods: a.adapter.Pods, Use: a.Use, WakeUse: a.WakeUse,
 		On: []reconcile.Source{a.Changed, a.use.Changed}, Log: a.opts.Log,
+	}
+	if a.adapter.Claims != nil {
+		o.On = append(o.On, a.adapter.Claims)
 	}
 	if o.Orchestrator == holders.Nomad && o.Setter == nil {
 		o.Setter = limits.Local{Groups: groups, Driver: a.Monitor}
@@ -32,6 +35,17 @@ func (a *Agent) newLimiter() *limits.Limiter {
 		o.File = filepath.Join(dir, a.opts.Name+".limits.json")
 	}
 	return limits.New(o)
+}
+
+// limit reads and sets limits until ctx ends.
+func (a *Agent) limit(ctx context.Context) {
+	if a.opts.Adapter == nil { // it is no agent of an orchestrator: see Shadow
+		return
+	}
+	if a.opts.Recorded != nil {
+		<-a.opts.Recorded
+	}
+	a.limiter.Run(ctx, a.Monitor)
 }
 
 // LimitPod limits the memory of a pod: see limits.Limiter. It may be called once the agent is made.

@@ -10,6 +10,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/agent/kube/kubestatus"
 	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/core/limit"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/deviceplugin"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/node/history"
@@ -33,6 +34,9 @@ func (r *run) offer(a *agent.Agent) (agent.Adapter, status.Adapter) {
 		APIs: []inventory.API{inventory.DevicePlugin}, Readers: readers(plugins, nil, a.Current),
 		Endpoints: shown.Endpoints, Problems: plugins.Problems,
 	}
+	if !r.dra {
+		made.Pods = func() ([]limit.Pod, bool) { return nil, true } // nothing is prepared
+	}
 	if r.api != nil {
 		made.Tasks = append(made.Tasks, r.removeSlices)
 	}
@@ -54,6 +58,7 @@ func (r *run) offerByBoth(a *agent.Agent) (agent.Adapter, status.Adapter) {
 	shown := d.status(r.settings.DRA.Node, kubestatus.DevicePlugins{Plugins: plugins, Durations: durations, OnlyOffered: api == inventory.DRA})
 	return agent.Adapter{
 		Tasks: append(d.tasks(), plugins.Run), View: plugins.Withhold, Holders: r.holders(plugins, d.driver.Record),
+		Pods: d.driver.LimitedPods, Claims: d.driver.WatchPrepared().Changed,
 		APIs: []inventory.API{api, other}, Readers: readers(plugins, d.driver.Record, a.Current),
 		Endpoints: shown.Endpoints, Extend: shown.Extend, Problems: func() []problem.Problem { return slices.Concat(d.problems(), plugins.Problems()) },
 	}, shown

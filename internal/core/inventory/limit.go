@@ -92,6 +92,8 @@ const BackendDMem = "dmem"
 type LimitMissing struct {
 	Reason health.Reason // ReasonNoLimit, ReasonNoController
 	Detail string        // "driver 580.159.04: want 615 or newer"
+
+	Passing bool // it ends by itself, within seconds
 }
 
 // Equal reports whether two values have the same content.
@@ -233,6 +235,13 @@ func (a *Allocatable) noLimit(u *Unit) health.Health {
 func (a *Allocatable) awaitsLimit(u *Unit) bool {
 	_, decided := a.limits.missing(u.Device.At.GPU)
 	return u.Memory > 0 && !decided && (a.limits != nil || u.Sharing.Limit == LimitRequired)
+}
+
+// AwaitsLimit reports whether a unit takes no work for a reason that ends by itself within seconds: it is not known so far whether its memory can be limited, or the
+// limits of other work are set first.
+func (a *Allocatable) AwaitsLimit(u Unit) bool {
+	m, _ := a.limits.missing(u.Device.At.GPU)
+	return a.awaitsLimit(&u) || m.Passing
 }
 
 // UnequalLimitsError means that a container would have shares of several GPUs with different limits. NVIDIA's hook takes one limit for all of its GPUs.

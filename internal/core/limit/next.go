@@ -48,6 +48,7 @@ func Next(s Saved, was Table, r Reading) Result {
 	if !r.Partial {
 		d.release()
 		d.others()
+		d.unlisted()
 		d.totals()
 	}
 	if r.Node.CannotSet == "" {
@@ -212,7 +213,7 @@ func (d *decision) holdings() []Holding {
 		h.Work, h.GPU, h.Way, h.Bytes = p.Work, p.GPU, ByPod, d.state.Pod(p.Work.ID, p.GPU)
 		all = append(all, h)
 	}
-	all = append(all, d.unlisted()...)
+	all = append(all, d.ofRecords()...)
 	slices.SortStableFunc(all, func(a, b Holding) int { return compareShares(a.share(), b.share()) })
 	return all
 }
@@ -225,8 +226,8 @@ func (d *decision) keep(h *Holding) {
 	}
 }
 
-// unlisted are the holdings of work with a record that the orchestrator's may lack, while its groups are there.
-func (d *decision) unlisted() (all []Holding) {
+// ofRecords are the holdings of work with a record that the orchestrator's may lack, while its groups are there.
+func (d *decision) ofRecords() (all []Holding) {
 	if d.HoldersKnown {
 		return nil
 	}

@@ -2,6 +2,7 @@ package limit
 
 import (
 	"cmp"
+	"errors"
 	"slices"
 	"time"
 
@@ -69,6 +70,9 @@ type Pod struct {
 	Bytes uint64       `json:"bytes"`
 }
 
+// ErrElsewhere means that another process of the agent has the record of limits, as during an update: it sets them until it ends.
+var ErrElsewhere = errors.New("another process of this agent sets the limits of the node until it ends")
+
 // Leftover is a limit of groups that have ended with it, since the driver was loaded and the GPU was reset. The driver keeps it (backend misc), for whichever groups
 // get their addresses.
 type Leftover struct {
@@ -97,6 +101,18 @@ func (s Saved) WithoutPod(w holders.Work) Saved {
 	s = s.clone()
 	s.Pods = slices.DeleteFunc(s.Pods, func(p Pod) bool { return p.Work.ID == w.ID && (w.Claim == "" || p.Work.Claim == w.Claim) })
 	return s
+}
+
+// OfClaims returns the state with the pods of the claims that are prepared. The pods of other claims stay until they have ended.
+func (s Saved) OfClaims(prepared []Pod, ended func(holders.Work) bool) Saved {
+	kept := s.clone()
+	kept.Pods = slices.DeleteFunc(kept.Pods, func(p Pod) bool {
+		return !slices.ContainsFunc(prepared, func(o Pod) bool { return comparePods(p, o) == 0 }) && ended(p.Work)
+	})
+	for _, p := range prepared {
+		kept = kept.WithPod(p)
+	}
+	return kept
 }
 
 // Pod returns how many bytes a pod is to have on a GPU, by all its claims.

@@ -82,7 +82,8 @@ type limits struct {
 	grace      time.Duration // after that, for the text of the error
 	apiCall    time.Duration // for one request of the API server
 	apiRetry   time.Duration // between the first two of them
-	release    time.Duration // for the end of a limit, before a claim is unprepared
+	release    time.Duration // for the end of a limit, before the kubelet has the answer to Unprepare
+	bestEffort time.Duration // for a limit that is not required
 	repeat     time.Duration // for the request before a claim that is prepared is answered again
 	stop       time.Duration // for calls in progress, when the agent ends
 	resend     time.Duration // between two complete health messages: the kubelet forgets those of a driver when a stream ends
@@ -97,7 +98,7 @@ type limits struct {
 }
 
 var defaultLimits = limits{
-	call: 40 * time.Second, grace: 500 * time.Millisecond, apiCall: 10 * time.Second, apiRetry: 250 * time.Millisecond, release: 5 * time.Second, repeat: time.Second, stop: time.Second,
+	call: 40 * time.Second, grace: 500 * time.Millisecond, apiCall: 10 * time.Second, apiRetry: 250 * time.Millisecond, release: 5 * time.Second, bestEffort: 3 * time.Second, repeat: time.Second, stop: time.Second,
 	resend: 8 * time.Second, healthAge: 30 * time.Second, socketPoll: 2 * time.Second, retry: time.Second,
 	query: 2 * time.Second, queryFirst: 100 * time.Millisecond, queryLast: time.Minute, queryActive: 5 * time.Minute,
 	partial: 2 * time.Minute, specsEvery: time.Minute, abandoned: 5 * time.Minute,

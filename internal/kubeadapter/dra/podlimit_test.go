@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/core/limit"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 )
@@ -38,7 +39,7 @@ type limiter struct {
 func (l *limiter) call(ctx context.Context, text string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	files, _ := os.ReadDir(l.records)
+	files, _ := filepath.Glob(filepath.Join(l.records, "*.json")) // fails on a bad pattern only
 	l.calls = append(l.calls, fmt.Sprintf("%s, %d records", text, len(files)))
 	if l.hang {
 		<-ctx.Done()
@@ -101,6 +102,7 @@ func newLimitedRig(t *testing.T, n int, mode inventory.LimitMode) (*rig, *limite
 	l := &limiter{}
 	r := newRig(t, buildLimited(coretest.GPUs(n), config(limitedTo(mode))), func(a *Adapter) {
 		a.opts.Limits, a.limits.retry, a.limits.release, a.limits.call = l, 5*time.Millisecond, 50*time.Millisecond, 10*time.Second
+		a.limits.bestEffort = 200 * time.Millisecond
 		l.records = a.claimsDir()
 	})
 	return r, l
@@ -213,10 +215,29 @@ func TestClaimOfSeveralPods(t *testing.T) {
 	l.made()
 	r.api.put(usedBy(c, "p", "q"))
 	r.mustRefuse("c", "the claim is reserved for 2 pods")
-	r.api.put(usedBy(c, "q"))
-	r.mustRefuse("c", "reserved for another pod than the one for which it was prepared")
 	if got := l.made(); got != "" {
 		t.Error(got)
+	}
+}
+
+// The only user of a claim is another pod than that of its record, because the first one has ended without an answer to its Prepare: the claim is that pod's.
+func TestClaimOfALaterPod(t *testing.T) {
+	r, l := newLimitedRig(t, 1, inventory.LimitRequired)
+	c := newClaim("c", result(coretest.GPU(0), capacity("1", "20Gi")))
+	r.api.put(usedBy(c, "p"))
+	l.fail(1, errors.New("no limit can be set"))
+	r.mustRefuse("c", "no limit can be set")
+	l.made()
+	r.api.put(usedBy(c, "q"))
+	for range 2 {
+		r.mustPrepare("c")
+		if pods, complete := r.adapter.LimitedPods(); !complete || len(pods) != 1 || pods[0].Work.ID != "pod-q" || pods[0].Bytes != 20*gib {
+			t.Errorf("%v %+v", complete, pods)
+		}
+	}
+	limited := "limit default/q pod-q of c on " + string(coretest.GPU(0)) + " to 20480 MiB, 1 records"
+	if got, want := l.made(), limited+"\n"+limited+"\nrelease default/p pod-p of c, 1 records"; got != want {
+		t.Errorf("calls\n%s\nwant\n%s", got, want)
 	}
 }
 
@@ -233,11 +254,86 @@ func TestLimitThatFails(t *testing.T) {
 		}
 		r.mustPrepare("c")
 		l.made()
-		l.fail(2, fmt.Errorf("not yet: %w", gpu.ErrNoDriver)) // as after the start of the agent
-		r.mustPrepare("c")
-		if calls := strings.Count(l.made(), "limit"); required && calls != 3 || !required && calls != 1 {
-			t.Errorf("%v: %d calls", mode, calls)
+		for _, passing := range []error{gpu.ErrNoDriver, limit.ErrElsewhere} { // as after the start of the agent, and while the one before it ends
+			l.fail(2, fmt.Errorf("not yet: %w", passing))
+			r.mustPrepare("c")
+			if calls := strings.Count(l.made(), "limit"); calls != 3 {
+				t.Errorf("%v, %v: %d calls", mode, passing, calls)
+			}
 		}
+		if required {
+			continue
+		}
+		l.fail(2, refused) // limit-server starts again
+		r.mustPrepare("c")
+		if calls := strings.Count(l.made(), "limit"); calls != 3 {
+			t.Errorf("%d calls", calls)
+		}
+		l.fail(-1, fmt.Errorf("driver 595: %w", errors.ErrUnsupported)) // is not waited for
+		l.made()
+		r.mustPrepare("c")
+		if calls := strings.Count(l.made(), "limit"); calls != 1 {
+			t.Errorf("%d calls", calls)
+		}
+		l.fail(-1, refused)
+		r.mustPrepare("c")
+		if pods, _ := r.adapter.LimitedPods(); len(pods) != 1 { // which the limiter tries again
+			t.Errorf("%+v", pods)
+		}
+	}
+}
+
+// A share whose memory is about to be limitable is waited for: the kubelet tries a Prepare that was refused again after a minute.
+func TestPrepareAwaitsLimits(t *testing.T) {
+	ready := buildLimited(coretest.GPUs(1), config(limitedTo(inventory.LimitRequired)))
+	for name, withheld := range map[string]map[gpu.DeviceID]inventory.LimitMissing{
+		"not tried so far": {},
+		"running work":     {coretest.GPU(0): {Reason: health.ReasonNoLimit, Detail: "the limits of running work are not set so far", Passing: true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, _ := newLimitedRig(t, 1, inventory.LimitRequired)
+			r.api.put(usedBy(newClaim("c", result(coretest.GPU(0), capacity("1", "20Gi"))), "p"))
+			h := inventory.Host{CDI: specOf(ready, coretest.GPUs(1)), Limits: &inventory.Limits{Withheld: withheld}}
+			h.CDI.WithoutHook = h.CDI.Defined
+			r.src.Set(ready.WithoutHost().WithHost(h, inventory.OverlapRefuse))
+			time.AfterFunc(50*time.Millisecond, func() { r.src.Set(ready) })
+			r.mustPrepare("c")
+		})
+	}
+}
+
+// A claim that no call unprepares goes all the same, and its pod's limit with it: what is to be limited follows from the records, also of another process.
+func TestLimitWithoutUnprepare(t *testing.T) {
+	for name, lose := range map[string]func(*rig, kubeapi.ResourceClaim){
+		"abandoned": func(r *rig, c kubeapi.ResourceClaim) { r.api.remove(c) },
+		"the record is removed": func(r *rig, c kubeapi.ResourceClaim) {
+			r.must(os.Remove(filepath.Join(r.adapter.claimsDir(), c.Metadata.UID+".json")))
+		},
+		"unprepared by another process": func(r *rig, c kubeapi.ResourceClaim) {
+			other, err := prepared.Open(r.adapter.claimsDir(), boot, nil)
+			r.must(errors.Join(err, other.Remove(c.Metadata.UID)))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := &pods{}
+			r, _ := newLimitedRig(t, 1, inventory.LimitRequired)
+			c := usedBy(newClaim("c", result(coretest.GPU(0), capacity("1", "20Gi"))), "p")
+			r.api.put(c)
+			r.change = append(r.change, func(a *Adapter) {
+				a.opts.PodClaims, a.limits.queryLast, a.limits.abandoned = p.list, 5*time.Millisecond, 20*time.Millisecond
+			})
+			r.start()
+			r.mustPrepare("c")
+			if pods, complete := r.adapter.LimitedPods(); !complete || len(pods) != 1 || pods[0].Work.ID != "pod-p" || pods[0].GPU != coretest.GPU(0) || pods[0].Bytes != 20*gib {
+				t.Fatalf("%v %+v", complete, pods)
+			}
+			r.await("the claim", func() bool { return len(r.adapter.WatchPrepared().Load()) == 1 })
+			lose(r, c)
+			r.await("the end of the claim, which wakes the limiter", func() bool { return len(r.adapter.WatchPrepared().Load()) == 0 })
+			if pods, complete := r.adapter.LimitedPods(); !complete || len(pods) != 0 {
+				t.Errorf("%v %+v", complete, pods)
+			}
+		})
 	}
 }
 
@@ -255,7 +351,7 @@ func TestLimitAfterRestart(t *testing.T) {
 	}
 }
 
-// The limit ends while the record is there, and so before the kubelet removes the pod's group. A limiter that fails or hangs keeps no pod from its end.
+// The limit ends before the kubelet has its answer and removes the pod's group. A limiter that fails or hangs keeps no pod from its end.
 func TestLimitEnds(t *testing.T) {
 	for name, change := range map[string]func(*limiter){
 		"": func(*limiter) {}, "fails": func(l *limiter) { l.fails, l.err = -1, errors.New("it fails") }, "hangs": func(l *limiter) { l.hang = true },
@@ -268,7 +364,7 @@ func TestLimitEnds(t *testing.T) {
 		change(l)
 		l.mu.Unlock()
 		r.must(r.unprepare("c"))
-		if got := l.made(); got != "release default/p pod-p of c, 1 records" {
+		if got := l.made(); got != "release default/p pod-p of c, 0 records" {
 			t.Errorf("%s: calls %s", name, got)
 		}
 		r.wantFile(filepath.Join(l.records, uidOf("c")+".json"), false)

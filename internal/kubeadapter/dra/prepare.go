@@ -21,7 +21,7 @@ type claimRef struct{ namespace, name, uid string }
 //	specification       the same
 //	record "complete"
 //	records of others read again
-//	memory of the pod limited    only in pools with a limit
+//	memory of the pod limited    only in pools with a limit: see LimitedPods
 //	answer
 func (a *Adapter) prepare(ctx context.Context, ref claimRef, step *step) (prepared.Claim, error) {
 	if err := prepared.CheckUID(ref.uid); err != nil {
@@ -42,8 +42,9 @@ func (a *Adapter) prepare(ctx context.Context, ref claimRef, step *step) (prepar
 		store.Forget(ref.uid)
 	}
 	var claim kubeapi.ResourceClaim
-	if c, ok := store.Get(ref.uid); ok && c.State == prepared.Complete && c.Holds(a.opts.BootID) {
-		var anew bool
+	anew := false
+	c, ok := store.Get(ref.uid)
+	if ok && c.State == prepared.Complete && c.Holds(a.opts.BootID) {
 		if claim, anew = a.allocatedAnew(ctx, ref, c); !anew {
 			step.set("the CDI specification in " + a.specs.folder + " is not written; does the disk respond?")
 			if err := a.specs.ensure(c); err != nil {
@@ -51,7 +52,6 @@ func (a *Adapter) prepare(ctx context.Context, ref claimRef, step *step) (prepar
 			}
 			return c, a.limitPod(ctx, c, claim, step)
 		}
-		a.releasePod(ctx, c)
 	} else {
 		step.set("the API server does not answer")
 		if claim, err = a.readClaim(ctx, ref); err != nil {
@@ -75,7 +75,10 @@ func (a *Adapter) prepare(ctx context.Context, ref claimRef, step *step) (prepar
 	if err := a.confirm(got, store); err != nil {
 		return prepared.Claim{}, err
 	}
-	c, _ := store.Get(ref.uid)
+	if anew {
+		a.releasePod(ctx, c)
+	}
+	c, _ = store.Get(ref.uid)
 	if err := a.limitPod(ctx, c, claim, step); err != nil {
 		return prepared.Claim{}, err
 	}
@@ -169,12 +172,13 @@ func (a *Adapter) unprepare(ctx context.Context, ref claimRef, step *step) error
 	if err != nil {
 		return err
 	}
-	step.set("the limit of the pod's memory is not ended; does the driver respond?")
-	if c, ok := store.Get(ref.uid); ok {
-		a.releasePod(ctx, c)
-	}
+	c, _ := store.Get(ref.uid)
 	step.set("what was prepared in " + a.specs.folder + " and " + a.claimsDir() + " is not removed; do the disks respond?")
-	return a.remove(ref.uid, store)
+	if err := a.remove(ref.uid, store); err != nil {
+		return err
+	}
+	a.releasePod(ctx, c)
+	return nil
 }
 
 // remove removes the specification of a claim, and then its record. The caller has the lock of the claim.

@@ -54,9 +54,10 @@ func (a *Adapter) newRetry(most time.Duration) *backoff.ExponentialBackOff {
 	return b
 }
 
-// allocatedAnew reads the claim of a record from the API server once, and reports whether it was allocated to other devices since. A record
-// outlives its allocation if the kubelet never asked to unprepare the claim, because its pod was deleted by force and its own record lost: the
-// new pod would get devices that are another's by now.
+// allocatedAnew reads the claim of a record from the API server once, and reports whether it was allocated to other devices since, or to other
+// pods than the one that is limited for it. A record outlives its allocation if the kubelet never asked to unprepare the claim, because its pod
+// was deleted by force and its own record lost, or because it had no answer to Prepare: the new pod would get devices that are another's by now,
+// or no limit.
 //
 // The kubelet has read the claim right before its call, and waits for the answer: if the server does not answer soon, or has no allocation
 // of the claim, the record counts.
@@ -68,12 +69,17 @@ func (a *Adapter) allocatedAnew(ctx context.Context, ref claimRef, c prepared.Cl
 		return claim, false
 	}
 	was, is := recorded(c), allocated(claim.Status.Allocation.Devices.Results)
-	if slices.Equal(was, is) {
+	if slices.Equal(was, is) && !hasEnded(c.Pod, claim.Status.ReservedFor) {
 		return claim, false
 	}
-	a.opts.Log.Warn("prepared claim was allocated anew, and is prepared again: the kubelet has not asked to unprepare it", "namespace", ref.namespace,
+	a.opts.Log.Warn("prepared claim was allocated anew, or its pod has ended, and is prepared again: the kubelet has not asked to unprepare it", "namespace", ref.namespace,
 		"claim", ref.name, "uid", ref.uid, "before", deviceNames(was), "now", deviceNames(is))
 	return claim, true
+}
+
+// hasEnded reports whether the pod whose memory a record limits has ended, and another one has its claim.
+func hasEnded(p *prepared.Pod, users []kubeapi.ClaimConsumerReference) bool {
+	return p != nil && len(users) > 0 && !slices.ContainsFunc(users, func(u kubeapi.ClaimConsumerReference) bool { return u.UID == p.UID })
 }
 
 // allocatedDevice is what identifies a result of an allocation: a share gets another ID each time.

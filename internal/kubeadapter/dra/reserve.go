@@ -191,6 +191,8 @@ func isTransient(inv *inventory.Allocatable, err error) bool {
 		switch e.Unit.Health.Reason {
 		case health.ReasonMaintenance, health.ReasonDriver, health.ReasonUnchecked, health.ReasonNoCDI, health.ReasonMoving, health.ReasonProving, health.ReasonResetting:
 			return true
+		case health.ReasonNoLimit:
+			return inv.AwaitsLimit(e.Unit)
 		default:
 		}
 	}

@@ -105,6 +105,15 @@ func (f FS) Inode(group string) (uint64, error) {
 	return s.Ino, err
 }
 
+// ID returns the identity of a group, and reads nothing else of it. The error is fs.ErrNotExist if it has ended.
+func (f FS) ID(group string) (ID, error) {
+	var s unix.Stat_t
+	if err := unix.Lstat(f.Path(group), &s); err != nil {
+		return ID{}, &fs.PathError{Op: "lstat", Path: f.Path(group), Err: err}
+	}
+	return ID{group, s.Ino}, nil
+}
+
 // Children returns the names of the groups directly below a group, sorted.
 func (f FS) Children(group string) ([]string, error) {
 	entries, err := os.ReadDir(f.Path(group))
