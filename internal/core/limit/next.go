@@ -212,7 +212,7 @@ func (d *decision) holdings() []Holding {
 		h.Work, h.GPU, h.Way, h.Bytes = p.Work, p.GPU, ByPod, d.state.Pod(p.Work.ID, p.GPU)
 		all = append(all, h)
 	}
-	all = append(all, d.unlisted()...)
+	all = append(all, d.remembered()...)
 	slices.SortStableFunc(all, func(a, b Holding) int { return compareShares(a.share(), b.share()) })
 	return all
 }
@@ -225,8 +225,8 @@ func (d *decision) keep(h *Holding) {
 	}
 }
 
-// unlisted are the holdings of work with a record that the orchestrator's may lack, while its groups are there.
-func (d *decision) unlisted() (all []Holding) {
+// remembered are the holdings of work with a record that the orchestrator's may lack, while its groups are there.
+func (d *decision) remembered() (all []Holding) {
 	if d.HoldersKnown {
 		return nil
 	}

@@ -105,11 +105,13 @@ func (f FS) Read(group string) (Group, error) {
 	return g, nil
 }
 
-// Inode returns the inode of what is at the path of a group now.
-func (f FS) Inode(group string) (uint64, error) {
+// ID returns the identity of a group, and reads nothing else of it. The error is fs.ErrNotExist if it has ended.
+func (f FS) ID(group string) (ID, error) {
 	var s unix.Stat_t
-	err := unix.Lstat(f.Path(group), &s)
-	return s.Ino, err
+	if err := unix.Lstat(f.Path(group), &s); err != nil {
+		return ID{}, &fs.PathError{Op: "lstat", Path: f.Path(group), Err: err}
+	}
+	return ID{group, s.Ino}, nil
 }
 
 // Children returns the names of the groups directly below a group, sorted.

@@ -105,9 +105,10 @@ type Limiter struct {
 	turn    chan struct{}
 	monitor Monitor // nil before Run
 	saved   limit.Saved
-	latest  holders.Record // the orchestrator's, when it could be read last
 	tasks   tasks
 	support support
+
+	recorded holders.Record // the orchestrator's, when it could be read last
 
 	disk    sync.Mutex // of file
 	file    *recordfile.File[limit.Saved]

@@ -182,9 +182,9 @@ func (l *Limiter) record(ctx context.Context, inv *inventory.Allocatable) (holde
 	}
 	r, err := l.opts.Holders(ctx, inv)
 	if err == nil {
-		l.latest = r
+		l.recorded = r
 	}
-	return l.tasks.with(l.latest), err
+	return l.tasks.with(l.recorded), err
 }
 
 // addProcesses adds the processes of the latest table of use.
@@ -303,7 +303,7 @@ func (l *Limiter) addGroups(ctx context.Context, n seen, r *limit.Reading, paths
 // answers: they may be of either.
 func (l *Limiter) dropReplaced(n seen, r *limit.Reading) {
 	for p, g := range r.Groups {
-		if inode, err := l.opts.Groups.Inode(p); err == nil && inode == g.Inode {
+		if id, err := l.opts.Groups.ID(p); err == nil && id.Inode == g.Inode {
 			continue
 		}
 		if g, err := l.group(n, r, p); err == nil {
