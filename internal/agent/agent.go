@@ -56,6 +56,7 @@ type Options struct {
 	Handover  *Handover                    // of the history between runs of this process
 	After     <-chan struct{}              // the driver is not opened before this is closed: a process has one NVML
 	Earlier   <-chan struct{}              // no GPU is proved before this is closed: proofs of an earlier agent of the process end
+	Recorded  <-chan struct{}              // no limit is read or set before this is closed: an earlier agent of the process writes the same record of limits
 	Ending    <-chan struct{}              // when this is closed, the process ends: nothing waits for a reset of a GPU then
 	Signals   <-chan os.Signal             // quiesce and resume: see control.Follow
 	Reload    *ReloadStatus                // of the configuration, for Problems
@@ -98,7 +99,7 @@ type Agent struct {
 	adapter  Adapter
 	flush    *flushNotifier
 
-	monitorDone, socketDone, hostDone, proofsDone chan struct{}
+	monitorDone, socketDone, hostDone, proofsDone, limitsDone chan struct{}
 }
 
 // New composes an agent. It reads the boot ID of the node and nothing else; Run starts the work.
@@ -106,7 +107,7 @@ func New(o Options) *Agent {
 	o.CDI.Log = o.Log
 	a := &Agent{
 		opts: o, sources: newSources(o), cdi: cdi.New(o.CDI), socket: control.NewSocket(control.Path(o.Health.StateDir, o.Name)),
-		monitorDone: make(chan struct{}), socketDone: make(chan struct{}), hostDone: make(chan struct{}), proofsDone: make(chan struct{}),
+		monitorDone: make(chan struct{}), socketDone: make(chan struct{}), hostDone: make(chan struct{}), proofsDone: make(chan struct{}), limitsDone: make(chan struct{}),
 	}
 	o.Use.Mode, o.Use.ProcRoot, o.Use.Log = o.Core.Occupancy, o.Core.Roots.Proc, o.Log
 	o.Use.Running = func(p gpu.Process) bool { return nvidia.ProcessRunning(o.Core.Roots, p) }
@@ -158,9 +159,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	start(func() { a.use.Run(ctx, a.Monitor) })
 	start(func() { defer close(a.proofsDone); a.prove(ctx) })
 	start(func() { a.reset(ctx) })
-	if a.opts.Adapter != nil { // else it is no agent of an orchestrator: see Shadow
-		start(func() { a.limiter.Run(ctx, a.Monitor) })
-	}
+	start(func() { defer close(a.limitsDone); a.limit(ctx) })
 	start(func() { control.Follow(ctx, a.opts.Signals, a, a.opts.Log) })
 	start(func() {
 		defer close(a.socketDone)
@@ -216,10 +215,13 @@ func (a *Agent) MonitorDone() <-chan struct{} { return a.monitorDone }
 // ProofsDone is closed when, after the context of Run ended, no proof runs any more, also none of an earlier agent.
 func (a *Agent) ProofsDone() <-chan struct{} { return a.proofsDone }
 
-// FilesDone returns channels which are all closed when, after the context of Run ended, the agent has written its history for
+// LimitsDone is closed when, after the context of Run ended, no limit is set any more and the record of limits is written.
+func (a *Agent) LimitsDone() <-chan struct{} { return a.limitsDone }
+
+// FilesDone returns channels which are all closed when, after the context of Run ended, the agent has written its history and its record of limits for
 // the last time and has removed its socket and its lock.
 func (a *Agent) FilesDone() []<-chan struct{} {
-	done := []<-chan struct{}{a.socketDone, a.hostDone}
+	done := []<-chan struct{}{a.socketDone, a.hostDone, a.limitsDone}
 	if a.flush != nil {
 		done = append(done, a.flush.flushed)
 	}

@@ -34,6 +34,17 @@ func (a *Agent) newLimiter() *limits.Limiter {
 	return limits.New(o)
 }
 
+// limit reads and sets limits until ctx ends.
+func (a *Agent) limit(ctx context.Context) {
+	if a.opts.Adapter == nil { // it is no agent of an orchestrator: see Shadow
+		return
+	}
+	if a.opts.Recorded != nil {
+		<-a.opts.Recorded
+	}
+	a.limiter.Run(ctx, a.Monitor)
+}
+
 // LimitPod limits the memory of a pod: see limits.Limiter. It may be called once the agent is made.
 func (a *Agent) LimitPod(ctx context.Context, pod holders.Work, id gpu.DeviceID, bytes uint64) error {
 	return a.limiter.LimitPod(ctx, pod, id, bytes)

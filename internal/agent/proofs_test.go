@@ -113,28 +113,37 @@ func TestNotProvedFromTheBeginning(t *testing.T) {
 	})
 }
 
-// An agent proves no GPU while the agent before it ends its proofs, which have the same record and folder.
-func TestProofsOfTheAgentBefore(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithCancel(t.Context())
-		earlier, sup := make(chan struct{}), NewSupervisor(func(error) {})
-		o := options(config.Health{}, core.DefaultConfig())
-		o.Open = coretest.NewMachine(coretest.GPUs(1)).Open
-		o.Earlier = earlier // a command that ignores SIGTERM
-		first := sup.Start(ctx, o)
-		second := sup.Start(ctx, o)
-		cancel()
-		time.Sleep(time.Minute)
-		for _, a := range []*Agent{first, second} {
-			select {
-			case <-a.ProofsDone():
-				t.Error("no proof runs any more, as if the earlier one had ended")
-			default:
+// An agent proves no GPU while the agent before it ends its proofs, and sets no limit while that ends its own: both have the same records.
+func TestAgentBefore(t *testing.T) {
+	for name, c := range map[string]struct {
+		ends func(o *Options, earlier <-chan struct{})
+		done func(*Agent) <-chan struct{}
+	}{
+		"proofs": {func(o *Options, earlier <-chan struct{}) { o.Earlier = earlier }, (*Agent).ProofsDone},  // a command that ignores SIGTERM
+		"limits": {func(o *Options, earlier <-chan struct{}) { o.Recorded = earlier }, (*Agent).LimitsDone}, // a disk that is slow
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			earlier, sup := make(chan struct{}), NewSupervisor(func(error) {})
+			o := options(config.Health{}, core.DefaultConfig())
+			o.Open = coretest.NewMachine(coretest.GPUs(1)).Open
+			o.Adapter = func(*Agent) Adapter { return Adapter{} }
+			c.ends(&o, earlier)
+			first := sup.Start(ctx, o)
+			second := sup.Start(ctx, o)
+			cancel()
+			time.Sleep(time.Minute)
+			for _, a := range []*Agent{first, second} {
+				select {
+				case <-c.done(a):
+					t.Errorf("%s: nothing is done any more, as if the earlier one had ended", name)
+				default:
+				}
 			}
-		}
-		close(earlier)
-		<-second.ProofsDone()
-	})
+			close(earlier)
+			<-c.done(second)
+		})
+	}
 }
 
 // While any agent of the node has the driver released for a reset, no proof runs or begins: one that waits for its GPU is cancelled, and has not failed to run.

@@ -46,7 +46,7 @@ func (s *Supervisor) Start(ctx context.Context, o Options) *Agent {
 	o.Signals = s.signals
 	o.OnFailure = func(ctx context.Context, err error) { s.fail(ctx, o.Log, err) }
 	if s.latest != nil {
-		o.After, o.Earlier = s.latest.MonitorDone(), s.latest.ProofsDone()
+		o.After, o.Earlier, o.Recorded = s.latest.MonitorDone(), s.latest.ProofsDone(), s.latest.LimitsDone()
 	}
 	a := New(o)
 	s.latest, s.pending = a, append(s.pending, a.FilesDone()...)

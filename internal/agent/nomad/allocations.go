@@ -12,6 +12,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/internal/node/usage"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/agentapi"
 )
 
@@ -35,9 +37,15 @@ func newAllocations(s config.Nomad, devices func() map[gpu.DeviceID]gpu.Placemen
 	return agentapi.New(o)
 }
 
-// unread is the record of allocations that are not read, by the settings.
-func unread(context.Context, *inventory.Allocatable) (holders.Record, error) {
-	return holders.Record{Never: true, Missing: noAllocations.Reason, Remedy: noAllocations.Remedy}, nil
+// unread returns the record of allocations that are not read, by the settings.
+func unread(s config.Nomad) usage.Holders {
+	why := noAllocations
+	if s.Operations.NomadAddress != "" {
+		why = use.Unknown{Reason: "occupancy is off", Remedy: "set occupancy to report or withhold"}
+	}
+	return func(context.Context, *inventory.Allocatable) (holders.Record, error) {
+		return holders.Record{Never: true, Missing: why.Reason, Remedy: why.Remedy}, nil
+	}
 }
 
 // notRead is what a move waits for then.

@@ -42,7 +42,7 @@ func (r *run) options() agent.Options {
 func (r *run) adapter(a *agent.Agent) agent.Adapter {
 	r.allocations = newAllocations(r.settings, func() map[gpu.DeviceID]gpu.Placement { return a.Current().Placements() }, r.log)
 	made := agent.Adapter{
-		Holders:  unread,
+		Holders:  unread(r.settings),
 		APIs:     []inventory.API{inventory.Nomad},
 		Readers:  ownership.Readers{inventory.Nomad: allocationReader{r.allocations, a.Current, a.Draining}.read},
 		Problems: r.plugin.Problems,

@@ -112,6 +112,19 @@ func (t Table) Share(w holders.Work, id gpu.DeviceID) (Share, bool) {
 	return t.Shares[i], true
 }
 
+// Unread returns the table at a time at which nothing can be read since another one, with the reason: no share is known to be limited. Limits of other programs are
+// not in it.
+func (t Table) Unread(at, since time.Time, why string) Table {
+	t.At, t.Problems = at, nil
+	t.Shares = slices.DeleteFunc(slices.Clone(t.Shares), func(s Share) bool { return s.State == Foreign })
+	for i := range t.Shares {
+		s := &t.Shares[i]
+		s.Read, s.Driver, s.Since = false, gpu.MemoryLimit{}, since
+		s.State, s.Reason = Unknown, why
+	}
+	return t
+}
+
 // find returns the share that is the same work on the same GPU, or in the same group.
 func (t Table) find(s Share) (Share, bool) {
 	if i, known := slices.BinarySearchFunc(t.Shares, s, compareShares); known {

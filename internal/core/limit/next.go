@@ -48,6 +48,7 @@ func Next(s Saved, was Table, r Reading) Result {
 	if !r.Partial {
 		d.release()
 		d.others()
+		d.unlisted()
 		d.totals()
 	}
 	if r.Node.CannotSet == "" {

@@ -54,6 +54,11 @@ type GPU struct {
 	Memory uint64 // bytes, by nvmlDeviceGetMemoryInfo
 	MIG    bool   // its MIG mode is on: the driver counts nothing
 	Own    gpu.LimitAnswer
+
+	// Of its shares by the policy: the limit of each in bytes, 0 = they have none; their pool; whether the limit is required.
+	Share    uint64
+	Pool     string
+	Required bool
 }
 
 // Holding is work that has a GPU, or shares of it, by the record of the orchestrator or of the agent.

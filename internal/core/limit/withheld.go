@@ -2,9 +2,11 @@ package limit
 
 import (
 	"cmp"
+	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
@@ -14,6 +16,8 @@ type Support struct {
 	ControllerOff string                  // the group in which the backend's controller is off for new work: "/nomad.slice/share.slice"; "" = it is on
 	Tried         map[gpu.DeviceID]string // GPUs on which a limit was set on an own group and read back: why that failed, "" = it did not
 	Waiting       map[gpu.DeviceID]bool   // see Table.Waiting
+	Unread        string                  // why limits can't be read at present; "" = they are
+	Unlisted      string                  // why it can't be known which task of Nomad has which share, with the remedy; "" = it can
 }
 
 // Limits returns on which of the GPUs of an inventory that have shares with a limit, required or not, nothing can limit new work. A GPU that was not tried so far
@@ -51,6 +55,10 @@ func (s Support) missing(u *inventory.Unit) (why inventory.LimitMissing, decided
 	switch {
 	case cmp.Or(s.Node.Unsupported, cannotSet) != "":
 		return none(cmp.Or(s.Node.Unsupported, cannotSet))
+	case s.Unread != "":
+		return none(s.Unread)
+	case s.Unlisted != "" && u.API == inventory.Nomad && u.Sharing.Limit == inventory.LimitRequired: // else NVIDIA's hook limits those tasks that it can
+		return none(s.Unlisted)
 	case s.ControllerOff != "":
 		return inventory.LimitMissing{Reason: health.ReasonNoController, Detail: "the controller " + string(s.Node.Backend) + " is off in " + s.ControllerOff}, true
 	case byHook:
@@ -63,4 +71,22 @@ func (s Support) missing(u *inventory.Unit) (why inventory.LimitMissing, decided
 		return none("the limits of running work are not set so far")
 	}
 	return inventory.LimitMissing{}, true
+}
+
+// unlisted shows tasks of Nomad with processes on a GPU whose shares have limits, and whose allocation is in no record: nothing can find out which shares they have.
+func (d *decision) unlisted() {
+	for _, p := range d.Processes {
+		g, w := d.GPUs[p.GPU], p.Work
+		shown := slices.ContainsFunc(d.out.Table.Shares, func(s Share) bool {
+			return s.GPU == p.GPU && s.Work.ID == w.ID && (s.Work.Container == w.Container || w.Container == "")
+		})
+		if g.Share == 0 || w.Orchestrator != holders.Nomad || w.ID == "" || d.Listed[w.ID] || shown {
+			continue
+		}
+		s := Share{Work: w, GPU: p.GPU, Pool: g.Pool, Way: ByTask, Required: g.Required, Want: g.Share, Group: p.Group, Begun: true, State: Unlimited}
+		if s.Reason = "its allocation is not shown to this agent, so which shares it has is not known"; !d.HoldersKnown {
+			s.State = Unknown
+		}
+		d.out.Table.Shares = append(d.out.Table.Shares, s)
+	}
 }

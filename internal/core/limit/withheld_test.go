@@ -15,10 +15,10 @@ import (
 
 // Shares of the device plugin get the CDI name of their limit although nothing sets limits, because NVIDIA's hook does: their limit is read, whether it is required
 // or not. Where the driver has no limits, or the control groups can't be read, a share whose limit is required takes no work, and another one has no limit. Shares
-// of claims and of Nomad's tasks need what sets limits.
+// of claims and of Nomad's tasks need what sets limits, and those of tasks the record of allocations, by which the agent knows which task has which.
 func TestWithheld(t *testing.T) {
 	const kind, failed = "k8s.device-plugin.nvidia.com/", "a limit can't be set"
-	misc := limit.Node{Backend: limit.Misc}
+	misc, tried := limit.Node{Backend: limit.Misc}, map[gpu.DeviceID]string{coretest.GPU(0): ""}
 	reads := limit.Node{Backend: limit.Misc, CannotSet: "no limit-server"}
 	for name, c := range map[string]struct {
 		api     inventory.API
@@ -26,12 +26,15 @@ func TestWithheld(t *testing.T) {
 		why     string // "" = it takes work, with its limit
 	}{
 		"device plugin, only read":     {inventory.DevicePlugin, limit.Support{Node: reads}, ""},
-		"device plugin, set":           {inventory.DevicePlugin, limit.Support{Node: misc, Tried: map[gpu.DeviceID]string{coretest.GPU(0): ""}}, ""},
+		"device plugin, set":           {inventory.DevicePlugin, limit.Support{Node: misc, Tried: tried}, ""},
 		"device plugin, set in vain":   {inventory.DevicePlugin, limit.Support{Node: misc, Tried: map[gpu.DeviceID]string{coretest.GPU(0): failed}}, failed},
 		"device plugin, older driver":  {inventory.DevicePlugin, limit.Support{Node: limit.Node{Unsupported: "driver 580", CannotSet: "no limit-server"}}, "driver 580"},
 		"device plugin, no controller": {inventory.DevicePlugin, limit.Support{Node: limit.Node{Unsupported: "neither the controller dmem nor misc", CannotSet: "no limit-server"}}, "neither the controller dmem nor misc"},
 		"claim, only read":             {inventory.DRA, limit.Support{Node: reads}, "no limit-server"},
 		"task, only read":              {inventory.Nomad, limit.Support{Node: reads}, "no limit-server"},
+		"task, read at no time":        {inventory.Nomad, limit.Support{Node: misc, Tried: tried, Unread: "timeout"}, "timeout"},
+		"task, allocations not read":   {inventory.Nomad, limit.Support{Node: misc, Tried: tried, Unlisted: "set nomad_address"}, "set nomad_address"},
+		"claim, allocations not read":  {inventory.DRA, limit.Support{Node: misc, Tried: tried, Unlisted: "set nomad_address"}, ""},
 	} {
 		for _, mode := range []inventory.LimitMode{inventory.LimitRequired, inventory.LimitBestEffort} {
 			cfg := core.DefaultConfig()
@@ -55,7 +58,7 @@ func TestWithheld(t *testing.T) {
 			if refused && (err == nil || !strings.Contains(err.Error(), c.why)) || !refused && err != nil {
 				t.Errorf("%s, %s: %v", name, mode, err)
 			}
-			if limited := slices.Contains(plan.CDI, kind+"memory-limit=20480"); limited != (c.api == inventory.DevicePlugin && c.why == "") {
+			if limited := slices.Contains(plan.CDI, kind+"memory-limit=20480"); limited != (c.api != inventory.DRA && !refused && (c.why == "" || c.support.Unlisted != "")) {
 				t.Errorf("%s, %s: %q", name, mode, plan.CDI)
 			}
 		}

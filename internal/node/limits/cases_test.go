@@ -374,7 +374,7 @@ func TestProbe(t *testing.T) {
 	if !slices.ContainsFunc(l.Problems(), func(p problem.Problem) bool { return p.Code == problem.LimitUnsupported }) {
 		t.Errorf("%+v", l.Problems())
 	}
-	if _, err := os.Stat(n.groups.Path("/tandem-limit-test")); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(n.groups.Path("/tandem-limit-test-nomad")); !errors.Is(err, fs.ErrNotExist) {
 		t.Error("its group is left")
 	}
 }
@@ -509,6 +509,9 @@ func TestContainers(t *testing.T) {
 			}
 			if c := l.Table().Counts; c.Overridden != 1 || c.Late != 0 || c.Set != 1 {
 				t.Errorf("%+v", c)
+			}
+			if lines := strings.Count(n.logText(), "has a limit of 61440 MiB on"); lines != 1 {
+				t.Errorf("%d lines of log have the limit that was found:\n%s", lines, n.logText())
 			}
 		})
 	}

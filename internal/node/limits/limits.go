@@ -10,16 +10,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
-	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/limit"
@@ -56,6 +53,12 @@ type Setter interface {
 type Prober interface {
 	// TryLimit sets a limit on an empty group and reads it back, for a backend. The error is why no limit can be set.
 	TryLimit(ctx context.Context, id gpu.DeviceID, backend limit.Backend) error
+}
+
+// TryEnder is a Prober whose tries may be left behind by a process that was killed. One that ends them itself is none.
+type TryEnder interface {
+	// EndTries ends the limits that tries have left on GPUs.
+	EndTries(ctx context.Context, ids []gpu.DeviceID) error
 }
 
 // Readier is a Setter that may be unable to set any limit at times.
@@ -99,14 +102,19 @@ type Limiter struct {
 	opts     Options
 	table    *watch.Value[limit.Table]
 	problems problemset.Set
-	changed  chan struct{} // capacity 1: a group was made, or has ended
+	changed  chan struct{} // capacity 1: a group of a task was made, or has ended, or its allocation was found
+	answered chan struct{} // capacity 1: it was not found
 
 	// turn is a lock that a context can end the wait for: it has a value while what follows is not changed.
 	turn    chan struct{}
 	monitor Monitor // nil before Run
 	saved   limit.Saved
+	latest  limit.Table // of the latest decision: what is published differs from it while limits can't be read
+	unread  time.Time   // since when they can't be; zero = they are
+	passes  passes
 	tasks   tasks
 	support support
+	logged  logged
 
 	recorded holders.Record // the orchestrator's, when it could be read last
 
@@ -122,15 +130,20 @@ const (
 	driverAtMost = 5 * time.Second  // for the driver to answer
 	lookupAtMost = time.Second
 	retryFailed  = 2 * time.Second // after a limit that could not be set
-	retryUse     = 500 * time.Millisecond
+	passEvery    = time.Second     // at most, for new tasks: their limits are set before
+	unreadAtMost = 4 * time.Second // while limits can't be read, until shares whose limit is required take no more work
+
+	// retryUse is between two requests for a newer table of use, doubled up to useAtMost: the processes of a GPU may never be known.
+	retryUse, useAtMost = 500 * time.Millisecond, time.Minute
 )
 
 // New returns a limiter. It reads and sets nothing before Run.
 func New(o Options) *Limiter {
 	l := &Limiter{
-		opts: o, table: watch.NewValue(limit.Table{}), problems: problemset.Set{Log: o.Log}, changed: make(chan struct{}, 1), turn: make(chan struct{}, 1),
-		write: make(chan struct{}, 1),
-		tasks: tasks{known: map[cgroup.ID]bool{}, looked: map[string]lookup{}},
+		opts: o, table: watch.NewValue(limit.Table{}), problems: problemset.Set{Log: o.Log}, changed: make(chan struct{}, 1), answered: make(chan struct{}, 1), turn: make(chan struct{}, 1),
+		write:  make(chan struct{}, 1),
+		tasks:  tasks{known: map[cgroup.ID]bool{}, looked: map[string]lookup{}, answers: make(chan answer, lookupsAtOnce)},
+		logged: logged{failures: map[target]string{}},
 	}
 	l.file = recordfile.New(recordfile.Options[limit.Saved]{
 		Path: o.File, MaxBytes: limit.MaxBytes, Parse: limit.Parse, Encode: limit.Saved.Encode, Problems: &l.problems, Code: problem.LimitState,
@@ -158,19 +171,21 @@ func (l *Limiter) Run(ctx context.Context, m Monitor) {
 	}
 	task := m.Watchdog().Register("limits")
 	defer task.Done()
-	done := l.follow(ctx, m.Watchdog())
 	defer l.flush()
-	defer done()
+	var writing sync.WaitGroup
+	defer writing.Wait()
+	writing.Go(func() { l.saveBehind(ctx) })
+	defer l.tasks.end()
 	_ = l.lock(context.WithoutCancel(ctx)) // whose wait does not end
-	l.monitor = m
+	l.monitor, l.support.listed = m, time.Now()
 	l.unlock()
-	on := append(slices.Clone(l.opts.On), reconcile.Signal(l.changed))
+	on := append(slices.Clone(l.opts.On), reconcile.Signal(l.changed), reconcile.Signal(l.answered))
 	reconcile.Loop{On: on, Task: task, Limit: passAtMost}.Run(ctx, func(ctx context.Context, _ reconcile.Cause) time.Duration {
 		if l.lock(ctx) != nil {
 			return reconcile.Never
 		}
 		defer l.unlock()
-		return l.pass(ctx)
+		return l.step(ctx)
 	})
 }
 
@@ -209,44 +224,120 @@ func (l *Limiter) lock(ctx context.Context) error {
 
 func (l *Limiter) unlock() { l.turn <- struct{}{} }
 
-// pass reads everything, sets what is to be set, reads it back, and publishes the table. It returns when the next pass is due. The caller has the lock.
-func (l *Limiter) pass(ctx context.Context) time.Duration {
+// step sets the limits of new tasks, and makes a pass if one is due. It returns when the next step is due. The caller has the lock.
+func (l *Limiter) step(ctx context.Context) time.Duration {
 	n, open := l.see(ctx)
 	if !open { // limits may end with its session: no new work before they are looked at again. The state of the driver wakes this loop
+		l.tasks.unfollow()
+		l.passes.basis = basis{}
 		if n.limits {
 			l.monitor.SetLimits(&inventory.Limits{Withheld: map[gpu.DeviceID]inventory.LimitMissing{}})
 		}
+		l.publishUnread("the driver is not open")
 		return reconcile.Never
 	}
-	if l.file.Load(&l.saved) != nil { // its problem has the error. After the driver is open: an agent before this one in the process has ended then
+	if l.file.Load(&l.saved) != nil { // its problem has the error
 		n.support.Node.CannotSet = "the record of limits can't be read: see " + string(problem.LimitState) + " in inspect"
 		l.monitor.SetLimits(n.support.Limits(n.inv))
 		return retryFailed
 	}
 	again := l.newTasks(ctx, n)
-	r, err := l.decide(ctx, n)
-	if ctx.Err() != nil {
-		return reconcile.Never
+	if n.limits && n.node.CannotSet != "" && l.opts.Setter != nil {
+		again = earlier(again, retryFailed) // nothing else reports that the component is there
 	}
-	if errors.Is(err, errNewTasks) {
-		return again // this loop is woken at once
+	if wait := l.passes.wait(l.basisOf(n)); wait != 0 {
+		return earlier(again, wait)
+	}
+	next := l.pass(ctx, n)
+	l.passes.due = time.Time{}
+	if next != reconcile.Never {
+		l.passes.due = time.Now().Add(next)
+	}
+	return earlier(again, next)
+}
+
+// pass reads everything, sets what is to be set, reads it back, and publishes the table. It returns when the next pass is due if nothing changes.
+func (l *Limiter) pass(ctx context.Context, n seen) time.Duration {
+	r, err := l.decide(ctx, n)
+	switch {
+	case ctx.Err() != nil:
+		return reconcile.Never
+	case errors.Is(err, errNewTasks): // this loop is woken at once
+		l.passes.basis = basis{}
+		return reconcile.Never
 	}
 	l.tasks.behind = time.Time{}
 	if err != nil {
-		text := "limits of device memory can't be read: " + err.Error()
-		l.problems.Put(problem.Problem{Code: problem.LimitsUnknown, Text: text}, slog.LevelWarn, text)
+		l.unreadable(n, err)
 		return retryFailed
 	}
-	l.problems.End(problem.LimitsUnknown, "", "limits of device memory are read again")
-	l.publish(n, r)
-	if r.Undecided {
+	l.publish(ctx, n, r)
+	if r.Undecided && l.passes.wakesUse() {
 		l.opts.WakeUse()
-		again = earlier(again, retryUse)
+	} else if !r.Undecided {
+		l.passes.pause = 0
 	}
-	if len(r.Changes) > 0 || l.support.retries(n) {
+	again := l.support.again(n)
+	if len(r.Changes) > 0 {
 		again = earlier(again, retryFailed)
 	}
 	return again
+}
+
+// passes are when passes are due: at once when what they depend on has changed, at a time, and not for each new task.
+type passes struct {
+	basis basis     // of the latest
+	began time.Time // the latest
+	due   time.Time // the next one without a change; zero = none is
+
+	pause   time.Duration // after the latest request for a newer table of use; 0 = none is needed
+	pauseTo time.Time
+}
+
+// basis is what a pass depends on, apart from groups.
+type basis struct {
+	inv    *inventory.Allocatable
+	opened int
+	node   limit.Node
+	off    string // see limit.Support.ControllerOff
+	use    time.Time
+}
+
+func (l *Limiter) basisOf(n seen) basis {
+	b := basis{inv: n.inv, opened: n.state.Incarnation, node: n.node, off: l.controllerOff(n.node.Backend)}
+	if l.opts.Use != nil {
+		b.use = l.opts.Use().At
+	}
+	return b
+}
+
+// wait is for how long no pass is due.
+func (p *passes) wait(b basis) time.Duration {
+	switch {
+	case p.basis != b:
+		return 0
+	case p.due.IsZero():
+		return reconcile.Never
+	}
+	return max(time.Until(p.due), 0)
+}
+
+// soon has a pass follow that shows the limits of new tasks.
+func (p *passes) soon() {
+	if at := p.began.Add(passEvery); p.due.IsZero() || at.Before(p.due) {
+		p.due = at
+	}
+}
+
+// wakesUse reports whether a newer table of use is to be asked for now. Each one that comes is followed by a pass.
+func (p *passes) wakesUse() bool {
+	now := time.Now()
+	if p.pause > 0 && now.Before(p.pauseTo) {
+		return false
+	}
+	p.pause = min(max(2*p.pause, retryUse), useAtMost)
+	p.pauseTo = now.Add(p.pause)
+	return true
 }
 
 // earlier returns the shorter of two times until a pass.
@@ -259,24 +350,27 @@ func earlier(a, b time.Duration) time.Duration {
 
 // decide reads, decides, sets, and decides again by what is read then.
 func (l *Limiter) decide(ctx context.Context, n seen) (limit.Result, error) {
+	l.passes.basis, l.passes.began = l.basisOf(n), time.Now()
 	l.probe(ctx, n)
 	reading, err := l.read(ctx, n, nil)
 	if err != nil {
 		return limit.Result{}, err
 	}
-	first := limit.Next(l.saved, l.Table(), reading)
+	first := limit.Next(l.saved, l.latest, reading)
 	l.enable(n, first.Enable)
+	l.store(first.Saved)
+	l.logged.keep(first.Changes)
 	if len(first.Changes) == 0 && len(first.Enable) == 0 {
-		l.store(first.Saved)
+		l.logProblems(first.Table.Problems)
 		return first, nil
 	}
-	l.store(first.Saved)
 	done := l.apply(ctx, first.Changes)
 	if reading, err = l.read(ctx, n, done); err != nil {
 		return limit.Result{}, err
 	}
 	r := limit.Next(l.saved, first.Table, reading)
 	l.store(r.Saved)
+	l.logProblems(slices.Concat(first.Table.Problems, r.Table.Problems)) // what was mended is in the first alone
 	return r, nil
 }
 
@@ -284,10 +378,14 @@ func (l *Limiter) decide(ctx context.Context, n seen) (limit.Result, error) {
 func (l *Limiter) apply(ctx context.Context, changes []limit.Change) (done []limit.Done) {
 	for _, c := range changes {
 		one := limit.Done{Change: c}
-		if err := l.set(ctx, c); err != nil {
+		err := l.set(ctx, c)
+		if err != nil {
 			one.Err = err.Error()
-			l.opts.Log.Warn("limit of device memory not set", "group", c.Path, "gpu", c.GPU, "limit", mebibytes(c.Hard), "error", err)
 		}
+		if err != nil && ctx.Err() == nil {
+			l.support.failed(c.GPU, err)
+		}
+		l.logChange(one)
 		done = append(done, one)
 	}
 	return done
@@ -335,51 +433,6 @@ func (l *Limiter) saveBehind(ctx context.Context) {
 			return
 		}
 	}
-}
-
-// publish publishes a table, and on which GPUs new work can be limited.
-func (l *Limiter) publish(n seen, r limit.Result) {
-	was := l.Table()
-	l.table.Store(r.Table)
-	n.support.Waiting = r.Table.Waiting
-	n.support.ControllerOff = l.controllerOff(n.node.Backend)
-	n.support.Tried = l.support.tried
-	can := n.support.Limits(n.inv)
-	l.monitor.SetLimits(can)
-	l.noteSupport(can)
-	for i := range r.Table.Shares {
-		s := &r.Table.Shares[i]
-		if before, known := was.Share(s.Work, s.GPU); known && before.State == s.State {
-			continue
-		}
-		level := slog.LevelInfo
-		if s.State != limit.Limited && s.State != limit.Unknown {
-			level = slog.LevelWarn
-		}
-		l.opts.Log.Log(context.Background(), level, "limit of device memory", "work", s.Work.String(), "gpu", s.GPU, "state", s.State, "limit", mebibytes(s.Want), "reason", s.Reason)
-	}
-}
-
-// mebibytes is a limit for the log: Nomad's has a number of bytes as 1.7179869184e+10.
-func mebibytes(limit uint64) string {
-	if limit == gpu.NoMemoryLimit {
-		return "none"
-	}
-	return strconv.FormatUint(limit>>20, 10) + " MiB"
-}
-
-// noteSupport keeps a problem while the policy has limits that can't be set.
-func (l *Limiter) noteSupport(can *inventory.Limits) {
-	if can != nil {
-		for _, id := range slices.Sorted(maps.Keys(can.Withheld)) {
-			if why := can.Withheld[id]; why.Reason == health.ReasonNoLimit {
-				text := "the policy has limits of device memory, and none can be set on " + string(id) + ": " + why.Detail
-				l.problems.Put(problem.Problem{Code: problem.LimitUnsupported, Text: text, Remedy: "see docs/sharing.md for what limits need"}, slog.LevelWarn, text)
-				return
-			}
-		}
-	}
-	l.problems.End(problem.LimitUnsupported, "", "limits of device memory can be set")
 }
 
 // errNotRunning is before Run has seen the driver.

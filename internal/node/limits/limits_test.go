@@ -51,6 +51,10 @@ type node struct {
 	running sync.WaitGroup
 	older   atomic.Bool // the driver is one before 615
 
+	unreadable atomic.Bool  // no limit can be read
+	empty      atomic.Bool  // the driver has no limits, and returns that at once
+	queries    atomic.Int64 // limits that were asked for
+
 	mu      sync.Mutex
 	asks    func(gpu.LimitQuery) // before the driver is asked
 	record  holders.Record
@@ -127,7 +131,8 @@ func (n *node) LimitsUnsupported() (string, bool) {
 }
 
 // MemoryLimits implements limits.Driver.
-func (n *node) MemoryLimits(ctx context.Context, queries []gpu.LimitQuery) ([]gpu.LimitAnswer, error) {
+func (n *node) MemoryLimits(ctx context.Context, queries []gpu.LimitQuery) (answers []gpu.LimitAnswer, err error) {
+	n.queries.Add(int64(len(queries)))
 	n.mu.Lock()
 	asks := n.asks
 	n.mu.Unlock()
@@ -135,8 +140,15 @@ func (n *node) MemoryLimits(ctx context.Context, queries []gpu.LimitQuery) ([]gp
 		if asks != nil {
 			asks(q)
 		}
+		answers = append(answers, gpu.LimitAnswer{LimitQuery: q, State: gpu.NoLimit})
 	}
-	return n.Monitor.MemoryLimits(ctx, queries)
+	switch {
+	case n.unreadable.Load():
+		return nil, errors.New("the driver does not answer")
+	case !n.empty.Load():
+		return n.Monitor.MemoryLimits(ctx, queries)
+	}
+	return answers, nil
 }
 
 var apiOf = map[string]inventory.API{holders.Nomad: inventory.Nomad, holders.Kubernetes: inventory.DRA}
@@ -154,8 +166,8 @@ func (n *node) kernel(ctx context.Context) {
 }
 
 // run runs a limiter until the function that it returns is called.
-func (n *node) run(orchestrator string) (l *limits.Limiter, stop func()) {
-	l = limits.New(limits.Options{
+func (n *node) run(orchestrator string, change ...func(*limits.Options)) (l *limits.Limiter, stop func()) {
+	o := limits.Options{
 		Groups: n.groups, Orchestrator: orchestrator, Setter: counted{limits.Local{Groups: n.groups, Driver: n.Monitor}, n}, File: n.file,
 		Boot: func() (string, time.Time) { return "boot", time.Unix(1, 0) }, Load: func() string { return "one" },
 		Holders: func(context.Context, *inventory.Allocatable) (holders.Record, error) {
@@ -167,8 +179,12 @@ func (n *node) run(orchestrator string) (l *limits.Limiter, stop func()) {
 			return n.record, nil
 		},
 		Lookup: n.lookup, Use: n.use.Load, WakeUse: func() { n.reading() }, On: []reconcile.Source{n.Changed, n.use.Changed}, Log: slog.New(slog.NewTextHandler(n, nil)),
-	})
-	n.group("/tandem-limit-test") // a kernel makes the files of a group that the agent makes
+	}
+	for _, c := range change {
+		c(&o)
+	}
+	l = limits.New(o)
+	n.group("/tandem-limit-test-nomad") // a kernel makes the files of a group that the agent makes
 	ctx, cancel := context.WithCancel(n.t.Context())
 	ended := make(chan struct{})
 	go func() { defer close(ended); l.Run(ctx, n) }()

@@ -8,6 +8,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/limit"
+	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
 // LimitPod limits the group of a pod on a GPU to what all its claims have there, of which this is one (Work.Claim), with so many bytes, and reads it back. It is
@@ -34,6 +35,7 @@ func (l *Limiter) LimitPod(ctx context.Context, pod holders.Work, id gpu.DeviceI
 			}
 		}
 		_ = l.passNow(context.WithoutCancel(ctx)) // err is what the caller has to know
+		_ = l.save(l.saved)
 		return fmt.Errorf("%s is not limited to %d MiB of %s: %w", pod, bytes>>20, id, err)
 	}
 	return nil
@@ -66,10 +68,13 @@ func (l *Limiter) passNow(ctx context.Context) error {
 		return gpu.ErrNoDriver
 	}
 	r, err := l.decide(ctx, n)
-	if err == nil {
-		l.publish(n, r)
+	if err != nil { // the next pass publishes that
+		l.passes.basis = basis{}
+		watch.Notify(l.changed)
+		return err
 	}
-	return err
+	l.publish(ctx, n, r)
+	return nil
 }
 
 // ReleasePod ends what a claim has of a pod's limits: with the last one the limit ends, before the group does. A pod that has none is no error.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -131,7 +132,7 @@ func (l *Limiter) read(ctx context.Context, n seen, done []limit.Done) (limit.Re
 	for _, one := range l.saved.Records {
 		add(paths, one.Path)
 	}
-	if l.opts.Orchestrator == holders.Nomad {
+	if l.opts.Orchestrator == holders.Nomad && (n.limits || len(l.saved.Records)+len(l.saved.Leftovers) > 0) { // a group may have the limit of one that ended
 		all, err := l.opts.Groups.Tasks()
 		if err != nil {
 			return r, err
@@ -160,6 +161,12 @@ func (l *Limiter) begin(n seen, done []limit.Done) limit.Reading {
 	for _, d := range n.state.Snapshot.Devices {
 		if d.At == gpu.WholeGPU(d.ID) {
 			r.GPUs[d.ID] = limit.GPU{Memory: d.Memory, MIG: d.MIG}
+		}
+	}
+	for u := range n.inv.Devices() {
+		if g, full := r.GPUs[u.Device.ID]; full && u.Memory > 0 {
+			g.Share, g.Pool, g.Required = u.Memory, u.Pool, u.Sharing.Limit == inventory.LimitRequired
+			r.GPUs[u.Device.ID] = g
 		}
 	}
 	r.Parents = l.parents(n)
@@ -272,10 +279,13 @@ func (l *Limiter) addGroups(ctx context.Context, n seen, r *limit.Reading, paths
 			}
 		}
 	}
-	own := ownGroup()
-	if own != "" {
-		for _, id := range ids {
-			ask(own, id)
+	own := ""
+	if !r.Partial {
+		own = ownGroup()
+	}
+	for u := range n.inv.Devices() {
+		if _, full := r.GPUs[u.Device.ID]; full && own != "" {
+			ask(own, u.Device.ID)
 		}
 	}
 	if len(queries) == 0 {
@@ -368,22 +378,35 @@ func (l *Limiter) group(n seen, r *limit.Reading, at string) (limit.Group, error
 	return of, nil
 }
 
-// gpusOf are the GPUs on which limits are read: those that work has, or may have, and those on which some are left.
+// gpusOf are the GPUs on which limits of work are read: those whose shares have one, those of which limits are known, and those that processes use.
 func (l *Limiter) gpusOf(n seen, r *limit.Reading) (ids []gpu.DeviceID) {
-	for u := range n.inv.Devices() {
-		ids = append(ids, u.Device.ID)
+	used := map[gpu.DeviceID]bool{}
+	for _, h := range r.Shares {
+		used[h.GPU] = used[h.GPU] || r.Partial
 	}
-	for _, one := range l.saved.Records {
-		ids = append(ids, one.GPU)
+	if !r.Partial {
+		for u := range n.inv.Devices() {
+			used[u.Device.ID] = used[u.Device.ID] || u.Memory > 0
+		}
+		for _, one := range l.saved.Records {
+			used[one.GPU] = true
+		}
+		for _, one := range l.saved.Pods {
+			used[one.GPU] = true
+		}
+		for _, one := range l.saved.Leftovers {
+			used[one.GPU] = true
+		}
+		for _, p := range r.Processes {
+			used[p.GPU] = true
+		}
 	}
-	for _, one := range l.saved.Pods {
-		ids = append(ids, one.GPU)
+	for _, id := range slices.Sorted(maps.Keys(r.GPUs)) {
+		if used[id] {
+			ids = append(ids, id)
+		}
 	}
-	for _, one := range l.saved.Leftovers {
-		ids = append(ids, one.GPU)
-	}
-	slices.Sort(ids)
-	return slices.DeleteFunc(slices.Compact(ids), func(id gpu.DeviceID) bool { _, full := r.GPUs[id]; return !full })
+	return ids
 }
 
 // ownGroup is the control group of this process, as far as it is not the root of its namespace; "" = not known.

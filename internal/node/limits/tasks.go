@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"os"
+	"path"
 	"slices"
 	"sync"
 	"time"
@@ -14,14 +16,25 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/dirwatch"
 	"github.com/tandem-gpu/tandem/internal/util/reconcile"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
-	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
 
 // tasks are the groups of Nomad's tasks, and the allocations that were asked for because of them.
 type tasks struct {
+	stop   func()             // ends what follows the folders, and waits for that; nil = nothing does
 	known  map[cgroup.ID]bool // groups of which it is known whether their work is to be limited
 	looked map[string]lookup  // by allocation
 	behind time.Time          // since when passes end early for newer tasks; zero = the latest did not
+
+	lookups sync.WaitGroup
+	asking  int // lookups whose answer was not taken
+	answers chan answer
+}
+
+// answer is that of a lookup.
+type answer struct {
+	allocation string
+	record     holders.Record
+	err        error
 }
 
 // errNewTasks ends a pass early.
@@ -29,7 +42,7 @@ var errNewTasks = errors.New("there may be newer tasks")
 
 // newer reports whether a pass is to end early, because a group may have been made whose limit is to be set first. It is not for longer than behindAtMost.
 func (l *Limiter) newer() bool {
-	if len(l.changed) == 0 {
+	if len(l.changed) == 0 || l.opts.Orchestrator != holders.Nomad {
 		return false
 	}
 	if l.tasks.behind.IsZero() {
@@ -47,7 +60,8 @@ const (
 type lookup struct {
 	record      holders.Record
 	found       bool
-	first, next time.Time // when it was asked for first, and when it is to be asked for again
+	asking      bool      // there will be an answer
+	first, next time.Time // when it was asked for first, and when it is to be asked for again; next zero = not any more
 	slow        bool      // it is asked for less often, or not any more
 }
 
@@ -56,6 +70,7 @@ type lookup struct {
 const (
 	quickFor, quickly = 2 * time.Second, 50 * time.Millisecond
 	slowlyFor, slowly = 30 * time.Second, 2 * time.Second
+	lookupsAtOnce     = 8
 )
 
 const (
@@ -85,53 +100,92 @@ func (t *tasks) with(r holders.Record) holders.Record {
 	return r
 }
 
-// follow follows the folders of Nomad's tasks, if limits are set on their groups, and writes states. The function that it returns waits for the end, after that of ctx.
-func (l *Limiter) follow(ctx context.Context, w *watchdog.Registry) (wait func()) {
-	var running sync.WaitGroup
-	running.Go(func() { l.saveBehind(ctx) })
-	if l.opts.Orchestrator == holders.Nomad && l.opts.Setter != nil {
-		for _, slice := range cgroup.NomadSlices {
-			running.Go(func() {
-				task := w.Register("control groups " + slice)
-				defer task.Done()
-				dirwatch.Directory{
-					Path: l.opts.Groups.Path(slice), Interval: watchEvery, PollInterval: pollEvery, Log: l.opts.Log.With("folder", l.opts.Groups.Path(slice)), Task: task,
-				}.Watch(ctx, func() { watch.Notify(l.changed) })
-			})
-		}
-	}
-	return running.Wait
+// setsTasks reports whether limits are to be set on the groups of Nomad's tasks, and can be.
+func (l *Limiter) setsTasks(n seen) bool {
+	return l.opts.Orchestrator == holders.Nomad && n.limits && n.node.Unsupported == "" && n.node.CannotSet == ""
 }
 
-// newTasks sets the limits of tasks whose groups were not there at the pass before, before all else: their first process comes within milliseconds. It reports
-// when the allocation of one that is not known so far is to be asked for.
-func (l *Limiter) newTasks(ctx context.Context, n seen) (again time.Duration) {
-	again = reconcile.Never
-	if l.opts.Orchestrator != holders.Nomad || !n.limits || n.node.Unsupported != "" || n.node.CannotSet != "" {
-		return again
+// follow follows the folders of Nomad's tasks, until unfollow or the end of ctx.
+func (l *Limiter) follow(ctx context.Context) {
+	if l.tasks.stop != nil {
+		return
 	}
-	all, err := l.opts.Groups.Tasks()
-	if err != nil {
-		return again // the pass reports it
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	for _, slice := range cgroup.NomadSlices {
+		running.Go(func() { l.followSlice(ctx, slice) })
 	}
-	known, allocations, fresh := map[cgroup.ID]bool{}, map[string]bool{}, map[string]bool{}
-	var unknown []cgroup.ID
-	record, _ := l.record(ctx, n.inv)
-	for _, at := range all {
-		g, err := l.opts.Groups.Read(at)
-		if err != nil {
-			continue
+	l.tasks.stop = func() { cancel(); running.Wait() }
+}
+
+// followSlice wakes the loop when the groups in a folder, or the controllers that they have, are others. The folder is looked at without an event, too.
+func (l *Limiter) followSlice(ctx context.Context, slice string) {
+	task := l.monitor.Watchdog().Register("control groups " + slice)
+	defer task.Done()
+	var before []cgroup.ID
+	var controllers string
+	dirwatch.Directory{
+		Path: l.opts.Groups.Path(slice), Interval: watchEvery, PollInterval: pollEvery, Log: l.opts.Log.With("folder", l.opts.Groups.Path(slice)), Task: task,
+	}.Watch(ctx, func() {
+		text, _ := os.ReadFile(l.opts.Groups.Path(slice + "/cgroup.subtree_control"))
+		if is := l.groupsIn(slice); !slices.Equal(before, is) || controllers != string(text) {
+			before, controllers = is, string(text)
+			watch.Notify(l.changed)
 		}
-		id := cgroup.MemberOf(at).Work.ID
-		allocations[id] = true
-		_, listed := record.Work[id]
-		switch {
-		case l.tasks.known[g.ID]:
-			known[g.ID] = true
-		case listed:
-			known[g.ID], fresh[at] = true, true
-		default:
-			unknown = append(unknown, g.ID)
+	})
+}
+
+func (t *tasks) unfollow() {
+	if t.stop != nil {
+		t.stop()
+		t.stop = nil
+	}
+}
+
+// end waits for the end of what follows folders, and of lookups, after that of their context.
+func (t *tasks) end() {
+	t.unfollow()
+	t.lookups.Wait()
+}
+
+// groupsIn are the groups directly in another one, sorted by path; none without that.
+func (l *Limiter) groupsIn(group string) (all []cgroup.ID) {
+	names, _ := l.opts.Groups.Children(group)
+	for _, name := range names {
+		if id, err := l.opts.Groups.ID(path.Join(group, name)); err == nil { // else it has ended
+			all = append(all, id)
+		}
+	}
+	return all
+}
+
+// newTasks sets the limits of tasks whose groups were not there before, before all else: their first process comes within milliseconds. It reports when the
+// allocation of one that is not known so far is to be asked for.
+func (l *Limiter) newTasks(ctx context.Context, n seen) (again time.Duration) {
+	if !l.setsTasks(n) {
+		l.tasks.unfollow()
+		return reconcile.Never
+	}
+	l.follow(ctx)
+	l.takeAnswers()
+	known, allocations, fresh, unknown := map[cgroup.ID]bool{}, map[string]bool{}, map[string]bool{}, map[string]bool{}
+	record, _ := l.record(ctx, n.inv)
+	for _, slice := range cgroup.NomadSlices {
+		for _, g := range l.groupsIn(slice) {
+			id := cgroup.MemberOf(g.Path).Work.ID
+			if id == "" {
+				continue
+			}
+			allocations[id] = true
+			_, listed := record.Work[id]
+			switch {
+			case l.tasks.known[g]:
+				known[g] = true
+			case listed:
+				known[g], fresh[g.Path] = true, true
+			default:
+				unknown[id] = true
+			}
 		}
 	}
 	maps.DeleteFunc(l.tasks.looked, func(id string, _ lookup) bool { return !allocations[id] })
@@ -139,43 +193,64 @@ func (l *Limiter) newTasks(ctx context.Context, n seen) (again time.Duration) {
 	if len(fresh) > 0 {
 		l.limitNew(ctx, n, fresh)
 	}
-	for _, g := range unknown { // each has its limit before the next one is asked for
-		found, next := l.find(ctx, cgroup.MemberOf(g.Path).Work.ID)
-		if again = earlier(again, next); found {
-			known[g] = true
-			l.limitNew(ctx, n, map[string]bool{g.Path: true})
+	return l.lookUp(ctx, unknown)
+}
+
+// lookUp asks for the allocations for which that is due, some at a time: each answer wakes the loop. It reports when the next is to be asked for.
+func (l *Limiter) lookUp(ctx context.Context, unknown map[string]bool) (again time.Duration) {
+	again = reconcile.Never
+	if l.opts.Lookup == nil {
+		return again
+	}
+	now := time.Now()
+	for _, id := range slices.Sorted(maps.Keys(unknown)) {
+		one, known := l.tasks.looked[id]
+		if !known {
+			one.first, one.next = now, now
 		}
+		switch {
+		case one.asking, one.next.IsZero():
+		case now.Before(one.next):
+			again = earlier(again, one.next.Sub(now))
+		case l.tasks.asking < lookupsAtOnce:
+			one.asking = true
+			l.tasks.asking++
+			l.tasks.lookups.Go(func() { l.ask(ctx, id) })
+		}
+		l.tasks.looked[id] = one
 	}
 	return again
 }
 
-// find asks for an allocation, if that is due. It reports whether it is known, and if not, when it is to be asked for again.
-func (l *Limiter) find(ctx context.Context, id string) (found bool, again time.Duration) {
-	if l.opts.Lookup == nil {
-		return false, reconcile.Never
-	}
-	now, one := time.Now(), l.tasks.looked[id]
-	if one.first.IsZero() {
-		one.first, one.next = now, now
-	}
-	if one.found {
-		return true, reconcile.Never
-	}
-	if one.next.IsZero() || now.Before(one.next) {
-		return false, one.wait(now)
-	}
+// ask asks for an allocation.
+func (l *Limiter) ask(ctx context.Context, id string) {
 	limited, cancel := context.WithTimeout(ctx, lookupAtMost)
 	defer cancel()
-	var err error
-	one.record, err = l.opts.Lookup(limited, id)
-	_, one.found = one.record.Work[id]
-	if one = one.later(now); one.slow && !l.tasks.looked[id].slow && !one.found {
-		l.opts.Log.Info("allocation of a control group not found: no limit of device memory is set for it until it is", "allocation", id, "error", err)
+	record, err := l.opts.Lookup(limited, id)
+	l.tasks.answers <- answer{id, record, err} // which has room for all that are asked for
+	if _, found := record.Work[id]; found {
+		watch.Notify(l.changed)
+	} else {
+		watch.Notify(l.answered) // no pass ends early for that
 	}
-	if l.tasks.looked[id] = one; one.found {
-		return true, reconcile.Never
+}
+
+// takeAnswers keeps the answers that have come.
+func (l *Limiter) takeAnswers() {
+	for ; len(l.tasks.answers) > 0; l.tasks.asking-- {
+		a := <-l.tasks.answers
+		was, known := l.tasks.looked[a.allocation]
+		if !known { // its group has ended
+			continue
+		}
+		one := was.later(time.Now())
+		one.asking, one.record = false, a.record
+		_, one.found = a.record.Work[a.allocation]
+		if one.slow && !was.slow && !one.found {
+			l.opts.Log.Info("allocation of a control group not found: no limit of device memory is set for it until it is", "allocation", a.allocation, "error", a.err)
+		}
+		l.tasks.looked[a.allocation] = one
 	}
-	return false, one.wait(now)
 }
 
 // later is a lookup that was made at a time.
@@ -189,14 +264,6 @@ func (o lookup) later(now time.Time) lookup {
 		o.next, o.slow = time.Time{}, true
 	}
 	return o
-}
-
-// wait is for how long an allocation is not asked for.
-func (o lookup) wait(now time.Time) time.Duration {
-	if o.next.IsZero() {
-		return reconcile.Never
-	}
-	return max(o.next.Sub(now), 0)
 }
 
 // limitNew sets the limits of new groups, and reads them back.
@@ -214,20 +281,13 @@ func (l *Limiter) limitNew(ctx context.Context, n seen, groups map[string]bool) 
 		if len(r.Shares) == 0 || l.addGroups(ctx, n, &r, groups) != nil {
 			return
 		}
-		out := limit.Next(l.saved, l.Table(), r)
+		out := limit.Next(l.saved, l.latest, r)
+		l.store(out.Saved)
 		if done != nil || len(out.Changes) == 0 {
-			l.store(out.Saved)
 			l.count(out.Table.Counts)
+			l.passes.soon()
 			return
 		}
-		l.store(out.Saved)
 		done = l.apply(ctx, out.Changes)
 	}
-}
-
-// count publishes what was counted before the pass has a table.
-func (l *Limiter) count(c limit.Counts) {
-	t := l.Table()
-	t.Counts = c
-	l.table.Replace(t)
 }

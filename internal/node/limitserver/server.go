@@ -160,13 +160,13 @@ func (s *Server) try(id gpu.DeviceID) error {
 		if err := checkGPU(request{GPU: id}, snapshot); err != nil {
 			return err
 		}
-		return limits.Try(s.Groups, b, id, d.SetMemoryLimit, d.MemoryLimits)
+		return limits.Try(s.Groups, limits.ServerTry, b, id, d.SetMemoryLimit, d.MemoryLimits)
 	})
 }
 
 // endTry ends what a try of a server before this one has left.
 func (s *Server) endTry() error {
-	if err := s.Groups.Check(); err != nil || !limits.LeftTry(s.Groups) {
+	if err := s.Groups.Check(); err != nil || !limits.LeftTry(s.Groups, limits.ServerTry) {
 		return nil //nolint:nilerr // without control groups none is left
 	}
 	return s.withDriver(func(d Driver, snapshot gpu.Snapshot) error {
@@ -176,7 +176,7 @@ func (s *Server) endTry() error {
 				ids = append(ids, one.ID)
 			}
 		}
-		return limits.EndTry(s.Groups, ids, d.SetMemoryLimit, d.MemoryLimits)
+		return limits.EndTry(s.Groups, limits.ServerTry, ids, d.SetMemoryLimit, d.MemoryLimits)
 	})
 }
 
