@@ -71,6 +71,149 @@ func TestLate(t *testing.T) {
 	w.shows(t, killed, limit.Late, "used the GPU before")
 }
 
+// C1(d): what used the GPU before the limit is decided by a list of its processes that is newer than the limit, and not by one that was read before, or not at all.
+func TestLateByAnOlderList(t *testing.T) {
+	for name, listed := range map[string]func(*limit.Reading, time.Time){
+		"read before the limit": func(r *limit.Reading, at time.Time) { r.Known[zero] = at },
+		"not read":              func(r *limit.Reading, _ time.Time) { r.Known = nil },
+		"of the other GPU":      func(r *limit.Reading, _ time.Time) { r.Known = map[gpu.DeviceID]time.Time{one: r.At} },
+		"of another namespace":  func(r *limit.Reading, _ time.Time) { hide(r) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(limit.Misc, zero)
+			k := w.start(limit.ByTask, zero, 20*gib, 1)
+			at := w.now
+			w.charge(w.fork(k.groups[0], k.owner()), zero, 15*gib)
+			w.passes.edit = func(r *limit.Reading) { listed(r, at); r.Processes = nil }
+			for range 4 {
+				w.passes.pass()
+				if s, _ := w.passes.table.Share(k.Work, zero); s.State != limit.Unknown {
+					t.Errorf("%+v", s)
+				}
+			}
+			w.passes.edit = nil
+			w.shows(t, k, limit.Late, "used the GPU before")
+		})
+	}
+}
+
+// C1(b): a share is not limited while it is not known which processes use the GPU. Groups without processes need no list: the limit of a pod is set before it has one.
+func TestUnseen(t *testing.T) {
+	w := newWorld(limit.Misc, zero)
+	k := w.start(limit.ByTask, zero, 20*gib, 1)
+	w.passes.edit = func(r *limit.Reading) { r.Known = nil }
+	w.shows(t, k, limit.Limited, "")
+	w.charge(w.fork(k.groups[0], k.owner()), zero, gib)
+	if w.shows(t, k, limit.Unknown, "occupancy: off"); w.passes.last.Undecided {
+		t.Error("a newer table is asked for, which has no processes, either")
+	}
+	w.passes.edit = hide
+	if w.shows(t, k, limit.Unknown, "hostPID: true"); w.passes.last.Undecided {
+		t.Error("a newer table is asked for, which has no processes, either")
+	}
+	w.passes.edit = nil
+	w.shows(t, k, limit.Limited, "")
+}
+
+// hide has the processes in another PID namespace.
+func hide(r *limit.Reading) {
+	r.Processes = nil
+	for p, g := range r.Groups {
+		for i := range g.PIDs {
+			g.PIDs[i] = 0
+		}
+		r.Groups[p] = g
+	}
+}
+
+// fence 28: which limit of a container NVIDIA's hook has set, and which one the agent that has lost its record: what the driver counts shows it.
+func TestContainerWithoutARecord(t *testing.T) {
+	for name, c := range map[string]struct {
+		has            uint64 // by the list of processes
+		counted, later uint64 // before and after the list
+		state          limit.State
+		reason         string
+	}{
+		"by the hook, only a context":    {gib / 2, 0, 0, limit.Limited, ""},
+		"by the hook":                    {12*gib + gib/2, 12 * gib, 0, limit.Limited, ""},
+		"by the hook, it allocates":      {17*gib + gib/2, 12 * gib, 5 * gib, limit.Unknown, "not known so far"},
+		"late":                           {30 * gib, 0, 0, limit.Late, "used the GPU before"},
+		"late, and allocates since":      {15 * gib, 10 * gib, 0, limit.Late, "used the GPU before"},
+		"late, and allocates since then": {15 * gib, 0, 15 * gib, limit.Unknown, "not known so far"},
+		"what it has is not known":       {0, 10 * gib, 0, limit.Late, "used the GPU before"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(limit.Misc, zero)
+			k := w.start(limit.ByHook, zero, 20*gib, 1)
+			w.hook(k.groups[0], zero, 20*gib)
+			p := w.fork(k.groups[0], k.owner())
+			w.charge(p, zero, c.counted)
+			p.used[zero] = max(c.has, 1)
+			listed, has := w.now, c.has
+			w.passes.edit = func(r *limit.Reading) {
+				r.Known[zero] = listed
+				for i := range r.Processes {
+					r.Processes[i].Memory = has
+				}
+			}
+			w.shows(t, k, limit.Unknown, "not known so far")
+			w.charge(p, zero, c.later)
+			listed = w.now.Add(time.Millisecond)
+			w.shows(t, k, c.state, c.reason)
+			if c.state == limit.Unknown { // it allocates nothing more
+				listed = w.now.Add(time.Millisecond)
+				want, why := limit.Limited, ""
+				if c.counted == 0 {
+					has, want, why = has+c.later, limit.Late, "used the GPU before"
+				}
+				w.shows(t, k, want, why)
+			}
+		})
+	}
+}
+
+// A container that the hook has limited stays limited if the group of its pod has got the address, with the same limit, of one that ended.
+func TestContainerBelowALeftover(t *testing.T) {
+	w := newWorld(limit.Misc, zero)
+	k := w.start(limit.ByHook, zero, 20*gib, 1)
+	w.hook(w.groups[k.root], zero, 20*gib)
+	w.hook(k.groups[0], zero, 20*gib)
+	p := w.fork(k.groups[0], k.owner())
+	p.used[zero] = gib / 4 // its context
+	w.passes.pass()
+	w.shows(t, k, limit.Limited, "")
+	w.charge(p, zero, 5*gib)
+	w.shows(t, k, limit.Limited, "")
+}
+
+// Work has begun if it has processes that use the GPU, or may: not a container that is idle, or whose image is pulled.
+func TestBegun(t *testing.T) {
+	for name, c := range map[string]struct {
+		way  limit.Way
+		do   func(*world, *work)
+		want bool
+	}{
+		"a group without processes":              {limit.ByTask, func(*world, *work) {}, false},
+		"a task that the record has as started":  {limit.ByTask, func(_ *world, k *work) { k.Runs, k.Groups = true, nil }, true},
+		"a task with a process":                  {limit.ByTask, func(w *world, k *work) { w.fork(k.groups[0], k.owner()) }, true},
+		"a process outside of its group":         {limit.ByTask, func(w *world, k *work) { w.charge(w.fork(w.groups["/system.slice"], k.owner()), zero, gib) }, true},
+		"a container that does not use the GPU":  {limit.ByHook, func(w *world, k *work) { w.fork(k.groups[0], k.owner()); k.Runs = true }, false},
+		"a container whose group is not known":   {limit.ByHook, func(_ *world, k *work) { k.Groups = nil }, false},
+		"a container that uses the GPU":          {limit.ByHook, func(w *world, k *work) { w.charge(w.fork(k.groups[0], k.owner()), zero, gib) }, true},
+		"a container with a limit and a process": {limit.ByHook, func(w *world, k *work) { w.hook(k.groups[0], zero, 20*gib); w.fork(k.groups[0], k.owner()) }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(limit.Misc, zero)
+			k := w.start(c.way, zero, 20*gib, 1)
+			c.do(w, k)
+			w.passes.pass()
+			if s, ok := w.passes.table.Share(k.Work, zero); !ok || s.Begun != c.want {
+				t.Errorf("%+v", s)
+			}
+		})
+	}
+}
+
 // fence 14, 31: a task that raw_exec restarts stays in its group, and nothing is set. One that exec restarts has a new group of the same path, which has no
 // limit before the agent sets it.
 func TestRestartInPlace(t *testing.T) {
@@ -260,6 +403,12 @@ func TestForeign(t *testing.T) {
 	}
 	w.has(t, problem.LimitOverridden, true)
 	w.has(t, problem.StaleLimit, false)
+	w.hook(k.groups[0], zero, 20*gib) // as it was
+	w.shows(t, k, limit.Limited, "")
+	w.has(t, problem.LimitOverridden, true) // what has changed it may do that again
+	if c := w.passes.table.Counts; c.Overridden != 0 {
+		t.Errorf("the agent has corrected nothing: %+v", c)
+	}
 }
 
 // fence 18, 30: the limit of a task ends before its group. One that is left, because the group ended first, is ended on the next group with its address.
@@ -349,9 +498,16 @@ func TestOverridden(t *testing.T) {
 			t.Errorf("%+v", first.Table.Problems)
 		}
 		w.shows(t, k, limit.Limited, "")
-		if w.passes.table.Counts.Overridden != 1 {
-			t.Errorf("%+v", w.passes.table.Counts)
+		if err := w.passes.restart(); err != nil {
+			t.Fatal(err)
 		}
+		w.shows(t, k, limit.Limited, "")
+		if p := w.passes.table.Problems; len(p) != 1 || p[0] != first.Table.Problems[0] || !strings.Contains(p[0].Text, "a limit of 81920 MiB on GPU-0, and the policy has 20480 MiB") {
+			t.Errorf("until the container ends: %+v", p)
+		}
+		w.end(k)
+		w.free = nil // no group gets its address
+		w.passes.pass()
 		w.has(t, problem.LimitOverridden, false)
 
 		none := w.start(limit.ByHook, zero, 20*gib, 1) // the hook did nothing
@@ -362,6 +518,35 @@ func TestOverridden(t *testing.T) {
 			want, why = limit.Limited, ""
 		}
 		w.shows(t, none, want, why)
+	}
+}
+
+// fence 27: a limit that was overridden is counted when it is corrected, once, however often that fails before.
+func TestOverriddenCount(t *testing.T) {
+	for _, b := range []limit.Backend{limit.Misc, limit.DMem} {
+		w := newWorld(b, zero)
+		k := w.start(limit.ByHook, zero, 20*gib, 1)
+		w.hook(k.groups[0], zero, 60*gib)
+		p := w.fork(k.groups[0], k.owner())
+		w.charge(p, zero, 30*gib) // below which no limit can be set
+		for _, c := range []struct {
+			fails bool
+			used  uint64
+			count uint64
+		}{{false, 30, 0}, {true, 10, 0}, {true, 10, 0}, {false, 10, 1}, {false, 10, 1}} {
+			if w.passes.fails = c.fails; p.used[zero] != c.used*gib {
+				w.kill(p)
+				p = w.fork(k.groups[0], k.owner())
+				w.charge(p, zero, c.used*gib)
+			}
+			w.now = w.now.Add(time.Second)
+			w.passes.pass()
+			w.has(t, problem.LimitOverridden, true)
+			if got := w.passes.table.Counts.Overridden; got != c.count {
+				t.Errorf("%s, %+v: counted %d", b, c, got)
+			}
+		}
+		w.shows(t, k, limit.Limited, "")
 	}
 }
 
@@ -640,10 +825,7 @@ func TestUnsupported(t *testing.T) {
 	k := w.start(limit.ByTask, zero, 20*gib, 1)
 	r := w.passes.read(nil)
 	r.Node.Unsupported = "driver 595.71: want 615 or newer"
-	for p, g := range r.Groups {
-		g.Limits = nil
-		r.Groups[p] = g
-	}
+	r.Groups = nil // none is read
 	got := limit.Next(limit.Saved{}, limit.Table{}, r)
 	if s, _ := got.Table.Share(k.Work, zero); s.State != limit.Unlimited || s.Reason != r.Node.Unsupported || len(got.Changes) != 0 {
 		t.Errorf("%+v", got)

@@ -64,8 +64,8 @@ type Share struct {
 	Want     uint64 // bytes by the policy; 0 = the policy has no limit
 	Group    string // control group below the mount point: "/nomad.slice/share.slice/ALLOC.TASK.scope"; "" = not found
 
-	// Begun means that the work has, or had, processes that may use the GPU, so that a limit that does not hold matters. A container whose group is not known, because
-	// no process of it has used the GPU, has not begun.
+	// Begun means that the work has processes that use the GPU or may use it, by its group, the list of processes or the orchestrator's record, so that a limit that does
+	// not hold matters. A container whose group is not known, because no process of it has used the GPU, has not begun.
 	Begun bool
 
 	Read   bool // Driver has what the driver returned for Group

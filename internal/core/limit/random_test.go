@@ -81,6 +81,9 @@ func (s *storm) step(ways []limit.Way) string {
 			s.t.Error(err)
 		}
 		return "restart of the agent"
+	case n < 61 && s.random.IntN(4) == 0:
+		s.passes.saved.Records = slices.DeleteFunc(slices.Clone(s.passes.saved.Records), func(r limit.Record) bool { return r.Way == limit.ByHook })
+		return "the records of containers are lost"
 	case n < 61:
 		s.off = map[string]bool{} // a container was started, whose runtime enables all
 		return "controllers on"

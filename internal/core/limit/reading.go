@@ -13,7 +13,7 @@ import (
 
 // Reading is what was read of a node at one time.
 type Reading struct {
-	At       time.Time
+	At       time.Time // after the driver's answers
 	Boot     string    // ID of the boot; "" = unknown
 	BootTime time.Time // zero = unknown
 	Driver   string    // which load of the driver it is: limits of the backend misc end with it; "" = unknown
@@ -24,9 +24,9 @@ type Reading struct {
 	Shares []Holding
 	Groups map[string]Group // by path
 
-	// Processes are those with memory of a GPU that were read at UseAt. Of a GPU that is not in Known nothing is known.
-	UseAt     time.Time
-	Known     map[gpu.DeviceID]bool
+	// Processes are those with memory of a GPU. Known is when the reading of those of a GPU began: what a process got later may not be in it. Those of a GPU that is
+	// not in it were not read, and are of before, if there are some.
+	Known     map[gpu.DeviceID]time.Time
 	Processes []Process
 
 	HoldersKnown bool            // Shares has all work that has GPUs, of this agent's orchestrator
@@ -99,7 +99,7 @@ type Group struct {
 	Work       holders.Work // by its path or its processes; the zero value = none
 	Container  bool         // of Work's zero value: it is that of a container, by its path
 	Controller bool         // the backend's controller is on
-	PIDs       []int        // of the processes in it and in groups below it
+	PIDs       []int        // of the processes in it and in groups below it; 0 = one that this agent's PID namespace does not have
 	Limits     map[gpu.DeviceID]Answers
 }
 
@@ -115,9 +115,11 @@ func (g Group) answers(id gpu.DeviceID) Answers {
 	return a
 }
 
-// own reports whether the answer is of the group's own limit, and not that of a group above it.
+// own reports whether the answer is certainly of the group's own limit, and not that of a group above it. What is used shows nothing: the answers are not of the same
+// time.
 func (a Answers) own(b Backend) bool {
-	return a.Group.State == gpu.LimitRead && (b == DMem || a.Parent.State != gpu.LimitRead || a.Group.Limit != a.Parent.Limit)
+	group, parent := a.Group.Limit, a.Parent.Limit
+	return a.Group.State == gpu.LimitRead && (b == DMem || a.Parent.State != gpu.LimitRead || group.Hard != parent.Hard || group.Soft != parent.Soft)
 }
 
 // Parent is a group whose children must have a controller.
@@ -148,7 +150,7 @@ type Result struct {
 	Changes []Change // in this order
 	Enable  []string // groups in which the backend's controller is to be enabled for their children, from the root
 
-	// Undecided means that a table of use that is newer than the reading is needed to know whether a limit was late.
+	// Undecided means that newer lists of processes are needed to know whether a limit was late.
 	Undecided bool
 }
 

@@ -18,6 +18,11 @@ func (d *decision) share(h Holding) {
 	if h.Bytes == 0 {
 		return
 	}
+	s.Begun = d.begun(h, groups)
+	if d.Node.Unsupported != "" {
+		d.out.Table.Shares = append(d.out.Table.Shares, s.as(Unlimited, d.Node.Unsupported))
+		return
+	}
 	s.State, s.Reason = Unknown, "its control group is not found so far"
 	if h.Way == ByHook {
 		s.Reason = "its control group is not known before a process of it uses the GPU"
@@ -33,6 +38,10 @@ func (d *decision) share(h Holding) {
 	}
 	for i, g := range groups {
 		one := d.inGroup(h, g)
+		one.Begun = s.Begun
+		if r, _ := d.state.Of(g.Path, g.Inode, h.GPU); r.Found > 0 {
+			d.wasOverridden(h, r)
+		}
 		if d.changes(g, h.GPU) && d.waits(one) {
 			d.out.Table.Waiting[h.GPU] = true
 		}
@@ -44,6 +53,12 @@ func (d *decision) share(h Holding) {
 		s.State, s.Reason = Unlimited, outside
 	}
 	d.out.Table.Shares = append(d.out.Table.Shares, s)
+}
+
+// begun reports whether the work has processes that use the GPU, or may use it.
+func (d *decision) begun(h Holding, groups []Group) bool {
+	return h.Runs && h.Way != ByHook || slices.ContainsFunc(groups, func(g Group) bool { return len(g.PIDs) > 0 }) ||
+		slices.ContainsFunc(d.Processes, func(p Process) bool { return p.GPU == h.GPU && sameWork(p.Work, h.Work, h.Way) })
 }
 
 // unprepared is why a pod that has a claim has no limit. The kubelet makes no call for another pod that gets a prepared claim.
@@ -75,7 +90,7 @@ func (d *decision) groupsOf(h Holding) (groups []Group) {
 			continue
 		}
 		a := g.answers(h.GPU)
-		if h.Way != ByHook || len(d.users(g, h.GPU)) > 0 || a.own(d.Node.Backend) && a.Group.Limit.Hard != gpu.NoMemoryLimit {
+		if h.Way != ByHook || len(d.users(g, h.GPU)) > 0 || d.wasHard(g, h.GPU) > 0 || a.own(d.Node.Backend) && a.Group.Limit.Hard != gpu.NoMemoryLimit {
 			groups = append(groups, g)
 		}
 	}
@@ -128,8 +143,6 @@ func (d *decision) inGroup(h Holding, g Group) Share {
 	switch {
 	case d.GPUs[h.GPU].MIG:
 		return s.as(Unlimited, "the MIG mode of the GPU is on: the driver counts nothing")
-	case d.Node.Unsupported != "":
-		return s.as(Unlimited, d.Node.Unsupported)
 	case a.Group.State == gpu.LimitFailed:
 		return s.as(Unknown, cmp.Or(a.Group.Err, "its limit is not read so far"))
 	case d.ambiguous(h):
@@ -137,13 +150,13 @@ func (d *decision) inGroup(h Holding, g Group) Share {
 	case !r.exact(b, a):
 		return d.differs(h, g, r, known, s)
 	case !a.own(b) && !r.Own && !d.wasSet(g, h.GPU):
-		d.setOn(g, r, false)
+		d.setOn(g, r)
 		return s.as(Unlimited, "a control group above it has the same limit, which others share")
 	case !g.Controller:
 		d.controllerOff(h, g)
 		return s.as(Unlimited, "the controller "+string(b)+" is off in its control group: the driver counts nothing")
 	}
-	r.Own = r.Own || d.wasSet(g, h.GPU)
+	r.Own = r.Own || a.own(b) || d.wasSet(g, h.GPU)
 	d.found(h, g, &r, known)
 	return d.holds(h, g, r, s)
 }
@@ -172,7 +185,7 @@ func (d *decision) differs(h Holding, g Group, r Record, known bool, s Share) Sh
 	own := a.own(b) && a.Group.Limit.Hard != gpu.NoMemoryLimit
 	has := fmt.Sprintf("its limit is %d MiB", a.Group.Limit.Hard>>20)
 	if known && !r.Undecided && own && r.Hard == d.wasHard(g, h.GPU) {
-		d.overridden(h, g, "another program has changed it", "end the work, or set the limit again")
+		d.state.record(g, h.GPU).Found = a.Group.Limit.Hard
 		return s.as(Unlimited, has+": another program has changed it")
 	}
 	if !g.Controller {
@@ -181,19 +194,17 @@ func (d *decision) differs(h Holding, g Group, r Record, known bool, s Share) Sh
 			return s.as(Unlimited, "the controller "+string(b)+" is off in its control group: it can't have a limit")
 		}
 	}
+	if own && h.Way == ByHook && (!known || r.Found > 0) {
+		r.Found, r.mending = a.Group.Limit.Hard, true
+		d.expect(g, r)
+	}
 	if used := a.Group.Limit.Used; a.own(b) && used > r.Hard {
 		if b == DMem {
 			return s.as(Late, fmt.Sprintf("it used %d MiB before the limit was set", used>>20))
 		}
 		return s.as(Unlimited, fmt.Sprintf("%s, and it uses %d MiB: the driver sets no limit below that", has, used>>20))
 	}
-	if own && h.Way == ByHook {
-		d.overridden(h, g, "its container was started with another one", d.orRemedy("this agent has set that of the policy; leave NVIDIA_GPU_MEMORY_LIMIT out of images and jobs"))
-		if d.Node.CannotSet == "" && !slices.ContainsFunc(d.Done, func(one Done) bool { return one.Path == g.Path && one.GPU == h.GPU }) {
-			d.out.Table.Counts.Overridden++
-		}
-	}
-	d.setOn(g, r, r.mending || own && h.Way == ByHook)
+	d.setOn(g, r)
 	switch why := d.failed(g, h.GPU); {
 	case d.Node.CannotSet != "":
 		return s.as(Unlimited, d.Node.CannotSet)
@@ -205,19 +216,37 @@ func (d *decision) differs(h Holding, g Group, r Record, known bool, s Share) Sh
 	return s.as(Unlimited, "its limit is not set so far")
 }
 
-// setOn has the limit of a record set. When it is read, it is to be found out whether a process used the GPU before, unless another limit was there from the
-// beginning of the group.
-func (d *decision) setOn(g Group, r Record, mending bool) {
-	if was := d.wasHard(g, r.GPU); was == 0 || was == r.Hard { // else a claim of the pod was added, or has ended
-		*d.state.record(g, r.GPU) = Record{Path: r.Path, Inode: r.Inode, GPU: r.GPU, Work: r.Work, Hard: r.Hard, Pool: r.Pool, Way: r.Way, Undecided: true, mending: mending}
-	}
+// setOn has the limit of a record set.
+func (d *decision) setOn(g Group, r Record) {
+	d.expect(g, r)
 	d.set(g, r.GPU, r.Hard)
+}
+
+// expect keeps that a group is to have the limit of a record. When it is read, it is to be found out whether a process used the GPU before, unless another limit was
+// there from the beginning of the group.
+func (d *decision) expect(g Group, r Record) {
+	if was := d.wasHard(g, r.GPU); was == 0 || was == r.Hard { // else a claim of the pod was added, or has ended
+		*d.state.record(g, r.GPU) = Record{
+			Path: r.Path, Inode: r.Inode, GPU: r.GPU, Work: r.Work, Hard: r.Hard, Pool: r.Pool, Way: r.Way, Undecided: true, Found: r.Found, mending: r.mending,
+		}
+	}
 }
 
 // wasHard is the limit by the record of a group; 0 = it has none.
 func (d *decision) wasHard(g Group, id gpu.DeviceID) uint64 {
 	r, _ := d.state.Of(g.Path, g.Inode, id)
 	return r.Hard
+}
+
+// wasOverridden reports that a group has had another limit than that of the policy. It stays until the group ends: also if the agent has set that of the policy, what
+// the work is started from has the other one.
+func (d *decision) wasOverridden(h Holding, r Record) {
+	why, remedy := "another program has changed it", "end the work, or set the limit again"
+	if r.Way == ByHook {
+		why, remedy = "its container was started with another one, or another program has changed it", "leave NVIDIA_GPU_MEMORY_LIMIT out of images and jobs"
+	}
+	d.problem(problem.LimitOverridden, h.Work.String(), fmt.Sprintf("%s was found with a limit of %d MiB on %s, and the policy has %d MiB: %s", h.Work, r.Found>>20, h.GPU, r.Hard>>20,
+		why), remedy)
 }
 
 func (d *decision) overridden(h Holding, g Group, why, remedy string) {
@@ -246,38 +275,72 @@ func (d *decision) oneOf(h Holding, g Group, s Share) Share {
 	return s
 }
 
-// found records that a group has the limit of the policy. Unless NVIDIA's hook has set it, processes that are there may have used the GPU before; with dmem what
-// they have is counted, too.
+// found records that a group has the limit of the policy. Processes that are there may have used the GPU before; with dmem what they have is counted, too.
 func (d *decision) found(h Holding, g Group, r *Record, known bool) {
-	r.Undecided = r.Undecided || !known && h.Way != ByHook
+	r.Undecided = r.Undecided || !known
+	seen := d.unseen(h, g) == ""
 	switch {
-	case !r.Undecided && d.Known[h.GPU]:
+	case !r.Undecided && seen:
 		r.Uncounted = slices.DeleteFunc(r.Uncounted, func(u Uncounted) bool {
 			return !slices.ContainsFunc(d.users(g, h.GPU), func(p Process) bool { return p.PID == u.PID && p.Started == u.Started })
 		})
+	case !r.Undecided:
 	case d.Node.Backend == DMem || r.mending || len(g.PIDs) == 0:
+		if r.mending {
+			d.out.Table.Counts.Overridden++
+		}
 		r.Undecided, r.mending = false, false
 	case r.read.IsZero():
-		if r.read = d.At; d.wasSet(g, h.GPU) {
+		if r.read, r.used = d.At, g.answers(h.GPU).Group.Limit.Used; d.wasSet(g, h.GPU) && !slices.Contains(g.PIDs, 0) {
 			r.before = g.PIDs
 		}
-	case d.Known[h.GPU] && d.UseAt.After(r.read):
-		for _, p := range d.users(g, h.GPU) {
-			if r.before == nil || slices.Contains(r.before, p.PID) {
-				r.Uncounted = append(r.Uncounted, Uncounted{p.PID, p.Started})
-			}
-		}
-		r.Undecided, r.before = false, nil
+	case seen && d.Known[h.GPU].After(r.read):
+		d.decide(g, r)
 	}
-	d.out.Undecided = d.out.Undecided || r.Undecided
+	d.out.Undecided = d.out.Undecided || r.Undecided && seen
 	*d.state.record(g, h.GPU) = *r
+}
+
+// decide finds out which processes used the GPU before the limit was read, by a list of all that is newer. A limit that NVIDIA's hook has set was there before all of
+// them. That it was the hook shows in what the driver counts, from before the list to after it: all that the processes have but CUDA contexts. While they allocate that
+// is not known.
+func (d *decision) decide(g Group, r *Record) {
+	users, used := d.users(g, r.GPU), g.answers(r.GPU).Group.Limit.Used
+	if r.Way == ByHook {
+		has := memoryOf(users)
+		known := !slices.ContainsFunc(users, func(p Process) bool { return p.Memory == 0 })
+		switch {
+		case known && has < min(r.used, used)+d.Reserve:
+			users = nil
+		case known && has < max(r.used, used)+d.Reserve:
+			r.read, r.used = d.At, used
+			return
+		}
+	}
+	for _, p := range users {
+		if r.before == nil || slices.Contains(r.before, p.PID) {
+			r.Uncounted = append(r.Uncounted, Uncounted{p.PID, p.Started})
+		}
+	}
+	r.Undecided, r.before = false, nil
+}
+
+// unseen is why it is not known what uses the GPU in a group, with the remedy; "" if it is.
+func (d *decision) unseen(h Holding, g Group) string {
+	if slices.Contains(g.PIDs, 0) {
+		return "this agent does not see its processes: run it in the PID namespace of the node (hostPID: true in its pod)"
+	}
+	if _, known := d.Known[h.GPU]; !known && len(g.PIDs) > 0 {
+		return "which processes use the GPU is not known: with occupancy: off it is not read"
+	}
+	return ""
 }
 
 // holds decides about a group that has the limit of the policy, and the controller of the backend.
 func (d *decision) holds(h Holding, g Group, r Record, s Share) Share {
 	a, users := g.answers(h.GPU), d.users(g, h.GPU)
-	shadow := d.shadow(h, g)
-	idle := d.Node.Backend == Misc && memoryOf(users) > d.Reserve && a.Group.Limit.Used == 0 && d.Known[h.GPU]
+	shadow, unseen := d.shadow(h, g), d.unseen(h, g)
+	idle := d.Node.Backend == Misc && memoryOf(users) > d.Reserve && a.Group.Limit.Used == 0 && unseen == ""
 	at := &d.state.record(g, h.GPU).idle
 	switch {
 	case !idle:
@@ -286,14 +349,16 @@ func (d *decision) holds(h Holding, g Group, r Record, s Share) Share {
 		*at = d.At
 	}
 	switch {
-	case r.Undecided:
-		return s.as(Unknown, "it is not known so far whether a process used the GPU before the limit was set")
 	case len(r.Uncounted) > 0:
 		return s.as(Late, fmt.Sprintf("pid %d used the GPU before the limit was set: what it had then is not counted", r.Uncounted[0].PID))
 	case d.Node.Backend == DMem && a.Group.Limit.Used > a.Group.Limit.Hard:
 		return s.as(Late, fmt.Sprintf("it used %d MiB when the limit was set", a.Group.Limit.Used>>20))
 	case shadow != "":
 		return s.as(Unlimited, shadow)
+	case unseen != "":
+		return s.as(Unknown, unseen)
+	case r.Undecided:
+		return s.as(Unknown, "it is not known so far whether a process used the GPU before the limit was set")
 	case idle && d.At.Sub(*at) >= idleFor:
 		d.problem(problem.LimitNotCounted, h.Work.String(), fmt.Sprintf("the driver counts no memory of %s on %s, of which its processes have %d MiB: it does not limit it", h.Work, h.GPU,
 			memoryOf(users)>>20),
@@ -328,7 +393,7 @@ func (d *decision) shadow(h Holding, g Group) string {
 		limit, want := a.Group.Limit, g.answers(h.GPU).Group.Limit.Hard
 		_, set := d.state.Of(p, below.Inode, h.GPU)
 		switch {
-		case !set && !a.own(Misc):
+		case !set && !a.own(Misc) && a.Group.Limit == a.Parent.Limit:
 		case limit.Hard == want:
 			own = append(own, below)
 		case (limit.Hard == gpu.NoMemoryLimit || d.state.left(below, h.GPU, limit.Hard) || slices.Contains(d.Hook, Value{h.GPU, limit.Hard})) && limit.Used <= want:

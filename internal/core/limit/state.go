@@ -35,7 +35,8 @@ type Record struct {
 	Pool  string       `json:"pool,omitempty"`
 	Way   Way          `json:"way,omitempty"` // "" = it has the limit of work to whose group it belongs: see decision.shadow
 
-	// Own means that the agent has set the limit of this group since the driver was loaded, so it is the group's own.
+	// Own means that the agent has set the limit of this group since the driver was loaded, or that it was another one than that of the group above: so it is the
+	// group's own.
 	Own bool `json:"own,omitempty"`
 
 	// Uncounted are the processes that used the GPU before the limit was read: what they had then is not counted. Without any the limit holds.
@@ -44,8 +45,12 @@ type Record struct {
 	// Undecided means that the limit is about to be set, or was, and that it is not known so far whether a process used the GPU before.
 	Undecided bool `json:"undecided,omitempty"`
 
+	// Found is the limit that the group had in the place of that of the policy, by an image, a job or another program; 0 = none. It is reported until the group ends.
+	Found uint64 `json:"found,omitempty"`
+
 	before   []int     // of Undecided: the processes that were there when the limit was read; nil = any may have been
 	read     time.Time // of Undecided: when that was
+	used     uint64    // of Undecided: what the driver counted then
 	mending  bool      // of Undecided: the group had another limit from its beginning, so what it uses is counted
 	idle     time.Time // since when processes have more than Reading.Reserve of the GPU and nothing is counted; zero = that is not so
 	shadowed bool      // a group below it seems to have a limit of its own

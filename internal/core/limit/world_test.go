@@ -345,8 +345,9 @@ type agent struct {
 	hides map[holders.Work]bool // work that the record does not list so far
 	opens int                   // how often it has opened the driver
 
-	fails  bool // limits can't be set
-	unread bool // the orchestrator's record can't be read
+	fails  bool                 // limits can't be set
+	unread bool                 // the orchestrator's record can't be read
+	edit   func(*limit.Reading) // what it reads
 }
 
 func (a *agent) pass() {
@@ -390,16 +391,23 @@ func (a *agent) restart() error {
 }
 
 func (a *agent) read(done []limit.Done) limit.Reading {
-	w := a.world
+	r := a.world.read(done, a)
+	if a.edit != nil {
+		a.edit(&r)
+	}
+	return r
+}
+
+func (w *world) read(done []limit.Done, a *agent) limit.Reading {
 	r := limit.Reading{
-		At: w.now, UseAt: w.now, Boot: "boot", Driver: "one", Opened: fmt.Sprint(a.opens), Node: limit.Node{Backend: w.backend}, GPUs: map[gpu.DeviceID]limit.GPU{}, Groups: map[string]limit.Group{},
-		Known: map[gpu.DeviceID]bool{}, HoldersKnown: true, Reserve: 1 << 30, Listed: map[string]bool{}, Done: done,
+		At: w.now, Boot: "boot", Driver: "one", Opened: fmt.Sprint(a.opens), Node: limit.Node{Backend: w.backend}, GPUs: map[gpu.DeviceID]limit.GPU{}, Groups: map[string]limit.Group{},
+		Known: map[gpu.DeviceID]time.Time{}, HoldersKnown: true, Reserve: 1 << 30, Listed: map[string]bool{}, Done: done,
 	}
 	if w.hooks {
 		r.Hook = []limit.Value{{GPU: "GPU-0", Hard: 20 << 30}}
 	}
 	for id, memory := range w.gpus {
-		r.GPUs[id], r.Known[id] = limit.GPU{Memory: memory, MIG: w.mig[id]}, true
+		r.GPUs[id], r.Known[id] = limit.GPU{Memory: memory, MIG: w.mig[id]}, w.now
 	}
 	for _, p := range w.sorted() {
 		for id := range w.gpus {

@@ -36,7 +36,6 @@ type ID struct {
 type Group struct {
 	ID
 	Controllers []string // that are enabled in the group: cgroup.controllers
-	Populated   bool     // it or a group below it has processes: cgroup.events
 }
 
 // Has reports whether a controller is enabled in the group.
@@ -96,13 +95,7 @@ func (f FS) Read(group string) (Group, error) {
 	if err != nil {
 		return Group{}, err
 	}
-	g := Group{ID: ID{group, s.Ino}, Controllers: controllers}
-	events, err := os.ReadFile(filepath.Join(path, "cgroup.events")) // the root group has none
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return Group{}, err
-	}
-	g.Populated = strings.Contains("\n"+string(events), "\npopulated 1")
-	return g, nil
+	return Group{ID: ID{group, s.Ino}, Controllers: controllers}, nil
 }
 
 // ID returns the identity of a group, and reads nothing else of it. The error is fs.ErrNotExist if it has ended.
@@ -165,13 +158,12 @@ func (f FS) words(group, name string) ([]string, error) {
 	return strings.Fields(string(text)), err
 }
 
-// ProcessesBelow returns the processes of a group and of all groups below it, without those that this process's PID namespace does not have. Groups and processes
-// may end meanwhile. The error is fs.ErrNotExist if the group itself has ended.
+// ProcessesBelow returns the processes of a group and of all groups below it, as Processes does. Groups and processes may end meanwhile. The error is fs.ErrNotExist
+// if the group itself has ended.
 func (f FS) ProcessesBelow(group string) (pids []int, err error) {
 	if pids, err = f.Processes(group); err != nil {
 		return nil, err
 	}
-	pids = slices.DeleteFunc(pids, func(pid int) bool { return pid == 0 })
 	names, err := f.Children(group)
 	for _, name := range names {
 		below, err := f.ProcessesBelow(filepath.Join(group, name))

@@ -82,7 +82,7 @@ func podUID(part string) string {
 	return strings.ReplaceAll(m[1], "_", "-")
 }
 
-// OfPod reports whether a path is that of the group of a pod, as the kubelet makes it, or of one directly below that, as those of its containers are:
+// OfPod reports whether a path is that of the group of a pod, as the kubelet makes it, or of one below that, as those of its containers are, and what they make:
 //
 //	/kubepods/burstable/podUID, /kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podUID.slice      below any group, by the kubelet's option --cgroup-root
 //
@@ -90,7 +90,7 @@ func podUID(part string) string {
 func OfPod(group string) bool {
 	parts := strings.Split(group, "/")
 	pod := slices.IndexFunc(parts, func(part string) bool { return podUID(part) != "" })
-	if pod < 2 || parts[0] != "" || len(parts) > pod+2 || slices.Contains(parts[1:], "") {
+	if pod < 2 || parts[0] != "" || slices.Contains(parts[1:], "") {
 		return false
 	}
 	above := parts[pod-1]

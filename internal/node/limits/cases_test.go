@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -183,6 +184,63 @@ func TestRestart(t *testing.T) {
 	}
 }
 
+// C1(d): a table of use is made up to seconds after the driver's list of processes in it was read. A process that is not in that list may have used the GPU before the
+// limit was set.
+func TestTableOfAnOlderList(t *testing.T) {
+	n := start(t, holders.Nomad, limit.Misc)
+	w, record, group := n.task(0)
+	at := n.group(group)
+	n.enter(group, 4711)
+	n.listed = time.Now()
+	_, err := n.machine.Allocate(0, at, 15*gib)
+	check.NoError(t, err)
+	n.lists(record)
+	l, _ := n.run(holders.Nomad)
+	for range 20 {
+		n.reading()
+		n.await(l, w, limit.Unknown, "used the GPU before the limit was set")
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// C1(b): an agent in another PID namespace than the node's does not see the processes of a group, and calls its work neither limited nor late.
+func TestAnotherPIDNamespace(t *testing.T) {
+	n := start(t, holders.Nomad, limit.Misc)
+	w, record, group := n.task(0)
+	n.group(group)
+	check.NoError(t, os.WriteFile(n.groups.Path(group+"/cgroup.procs"), []byte("0\n0\n"), 0o600))
+	n.lists(record)
+	l, _ := n.run(holders.Nomad)
+	for range 20 {
+		n.reading()
+		if s := n.await(l, w, limit.Unknown, "hostPID: true"); s.Driver.Hard != 20*gib || !s.Begun {
+			t.Errorf("%+v", s)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// fence 30: a group between that of a task and one below it with a process has the address, and the ended limit, of a group that ended: it gets that of the task.
+func TestLeftoverBetween(t *testing.T) {
+	n := start(t, holders.Nomad, limit.Misc)
+	l, _ := n.run(holders.Nomad)
+	n.awaitHealth(health.ReasonNone, "")
+	w, record, group := n.task(0)
+	n.group(group)
+	n.reading()
+	n.lists(record)
+	n.reading()
+	n.await(l, w, limit.Limited, "")
+	between, at := n.group(group+"/a"), n.group(group+"/a/b")
+	q := gpu.LimitQuery{GPU: gpu.DeviceID(n.machine.UUID(0)), Group: between}
+	check.NoError(t, n.SetMemoryLimit(t.Context(), gpu.LimitChange{LimitQuery: q, Hard: gpu.NoMemoryLimit}))
+	_, err := n.machine.Allocate(0, at, 30*gib)
+	check.NoError(t, err)
+	n.enter(group+"/a/b", 4711)
+	n.reading(use.Process{Process: gpu.Process{PID: 4711, Started: 5}, Owner: w, Group: group + "/a/b"})
+	n.await(l, w, limit.Unlimited, "/a in it has a limit of its own")
+}
+
 // fence 16: after the driver was closed, and its GPU reset meanwhile, shares take no new work before the limits of running work are set again.
 func TestQuiesceAndReset(t *testing.T) {
 	n := start(t, holders.Nomad, limit.Misc)
@@ -349,8 +407,16 @@ func TestEndedWork(t *testing.T) {
 func TestOtherDrivers(t *testing.T) {
 	n := start(t, holders.Nomad, limit.Misc)
 	n.older.Store(true)
+	w, record, group := n.task(0)
+	n.group(group)
+	n.enter(group, 4711)
+	n.lists(record)
+	n.reading(use.Process{Process: gpu.Process{PID: 4711, Started: 5}, Owner: w, Group: group})
 	l, _ := n.run(holders.Nomad)
 	n.awaitHealth(health.ReasonNoLimit, "driver 595.71.05: want 615 or newer")
+	if s := n.await(l, w, limit.Unlimited, "driver 595.71.05: want 615 or newer"); !s.Begun {
+		t.Errorf("%+v", s)
+	}
 	if len(n.sets) > 0 || l.Table().Node.Unsupported == "" {
 		t.Errorf("%q %+v", n.sets, l.Table())
 	}
@@ -479,9 +545,14 @@ func TestLocalSetter(t *testing.T) {
 // because an image, a job or a person has overridden the variable, is set to that of the policy, and counted; what the container uses was counted from the beginning.
 func TestContainers(t *testing.T) {
 	const container = "3a5f0c0d7b1e4f6a8c9d0e1f2a3b4c5d6e7f8091a2b3c4d5e6f708192a3b4c5d"
-	for orchestrator, group := range map[string]string{holders.Kubernetes: "/kubepods/burstable/pod" + pod + "1/" + container, holders.Nomad: "/docker/" + container} {
-		t.Run(orchestrator, func(t *testing.T) {
+	for name, group := range map[string]string{
+		"kubernetes": "/kubepods/burstable/pod" + pod + "1/" + container, "kubernetes, crun": "/kubepods/burstable/pod" + pod + "1/crio-" + container + ".scope/container",
+		"nomad": "/docker/" + container,
+	} {
+		t.Run(name, func(t *testing.T) {
+			orchestrator, _, _ := strings.Cut(name, ",")
 			n := start(t, orchestrator, limit.Misc)
+			n.group(path.Dir(group))
 			w, record, _ := n.task(0)
 			if orchestrator == holders.Kubernetes {
 				w.Orchestrator, w.ID = orchestrator, pod+"1"
@@ -510,8 +581,13 @@ func TestContainers(t *testing.T) {
 			if c := l.Table().Counts; c.Overridden != 1 || c.Late != 0 || c.Set != 1 {
 				t.Errorf("%+v", c)
 			}
-			if lines := strings.Count(n.logText(), "has a limit of 61440 MiB on"); lines != 1 {
+			if lines := strings.Count(n.logText(), "with a limit of 61440 MiB on"); lines != 1 {
 				t.Errorf("%d lines of log have the limit that was found:\n%s", lines, n.logText())
+			}
+			if !slices.ContainsFunc(l.Problems(), func(p problem.Problem) bool {
+				return p.Code == problem.LimitOverridden && p.Object == w.String() && strings.Contains(p.Text, "61440 MiB") && strings.Contains(p.Text, "20480 MiB")
+			}) {
+				t.Errorf("the work is not named: %+v", l.Problems())
 			}
 		})
 	}

@@ -50,6 +50,7 @@ type node struct {
 	use     *watch.Value[use.Table]
 	running sync.WaitGroup
 	older   atomic.Bool // the driver is one before 615
+	listed  time.Time   // when the driver's list of processes was read; zero = with the table of use
 
 	unreadable atomic.Bool  // no limit can be read
 	empty      atomic.Bool  // the driver has no limits, and returns that at once
@@ -280,7 +281,12 @@ func (n *node) reading(processes ...use.Process) {
 			processes = d.Processes
 		}
 	}
-	n.use.Store(use.Table{At: time.Now(), HoldersKnown: true, Devices: []use.Device{{ID: id, Processes: append([]use.Process{}, processes...)}}})
+	now := time.Now()
+	listed := n.listed
+	if listed.IsZero() {
+		listed = now
+	}
+	n.use.Store(use.Table{At: now, HoldersKnown: true, Devices: []use.Device{{ID: id, Usage: gpu.Usage{At: listed}, Processes: append([]use.Process{}, processes...)}}})
 }
 
 // task is a task of Nomad that has the share of a number; a record of it.

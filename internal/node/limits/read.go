@@ -124,11 +124,6 @@ func (l *Limiter) read(ctx context.Context, n seen, done []limit.Done) (limit.Re
 			add(paths, l.childrenOf(at)...)
 		}
 	}
-	for _, p := range r.Processes {
-		if p.Group != "" && p.Group != "/" {
-			add(paths, p.Group)
-		}
-	}
 	for _, one := range l.saved.Records {
 		add(paths, one.Path)
 	}
@@ -139,7 +134,26 @@ func (l *Limiter) read(ctx context.Context, n seen, done []limit.Done) (limit.Re
 		}
 		add(paths, all...)
 	}
+	for _, p := range r.Processes {
+		addBetween(paths, p.Group)
+	}
 	return r, l.addGroups(ctx, n, &r, paths)
+}
+
+// addBetween adds the group of a process, and those between it and that of its work: each can have a limit that a group which ended has left.
+func addBetween(paths map[string]bool, group string) {
+	if group == "" || group == "/" {
+		return
+	}
+	between := []string{group}
+	for at := group; at != "/"; at = path.Dir(at) {
+		if paths[at] {
+			add(paths, between...)
+			return
+		}
+		between = append(between, at)
+	}
+	add(paths, group)
 }
 
 func add(paths map[string]bool, more ...string) {
@@ -150,7 +164,7 @@ func add(paths map[string]bool, more ...string) {
 
 // begin is a reading without groups and work.
 func (l *Limiter) begin(n seen, done []limit.Done) limit.Reading {
-	r := limit.Reading{At: time.Now(), Node: n.node, Done: done, GPUs: map[gpu.DeviceID]limit.GPU{}, Groups: map[string]limit.Group{}, Known: map[gpu.DeviceID]bool{}}
+	r := limit.Reading{At: time.Now(), Node: n.node, Done: done, GPUs: map[gpu.DeviceID]limit.GPU{}, Groups: map[string]limit.Group{}, Known: map[gpu.DeviceID]time.Time{}}
 	if l.opts.Boot != nil {
 		r.Boot, r.BootTime = l.opts.Boot()
 	}
@@ -200,13 +214,14 @@ func (l *Limiter) addProcesses(r *limit.Reading, pods map[string]string) {
 		return
 	}
 	table := l.opts.Use()
-	r.UseAt = table.At
 	for i := range table.Devices {
 		d := &table.Devices[i]
 		if _, full := r.GPUs[d.ID]; !full || d.Processes == nil {
 			continue
 		}
-		r.Known[d.ID] = true
+		if at := d.Usage.At; !at.IsZero() { // else they are those of the table before
+			r.Known[d.ID] = at
+		}
 		for _, p := range d.Processes {
 			r.Processes = append(r.Processes, processOf(p, pods))
 		}
@@ -242,9 +257,20 @@ func (l *Limiter) groupsOf(h limit.Holding, r *limit.Reading, pods map[string]st
 	case h.Way == limit.ByPod:
 		groups = []string{pods[h.Work.ID]}
 	default:
-		groups = l.childrenOf(pods[h.Work.ID])
+		for _, at := range l.childrenOf(pods[h.Work.ID]) {
+			groups = append(groups, l.containerIn(at))
+		}
 	}
 	return groups
+}
+
+// containerIn is the group in which a runtime has a container, by that which is the child of the pod's: crun makes one in it (crun(1), run.oci.systemd.subgroup).
+func (l *Limiter) containerIn(group string) string {
+	inner := path.Join(group, "container")
+	if _, err := os.Lstat(l.opts.Groups.Path(inner)); err == nil {
+		return inner
+	}
+	return group
 }
 
 func (l *Limiter) childrenOf(group string) (paths []string) {
@@ -306,6 +332,7 @@ func (l *Limiter) addGroups(ctx context.Context, n seen, r *limit.Reading, paths
 	}
 	l.addAnswers(r, answers, own)
 	l.dropReplaced(n, r)
+	r.At = time.Now()
 	return nil
 }
 
@@ -361,9 +388,6 @@ func (l *Limiter) group(n seen, r *limit.Reading, at string) (limit.Group, error
 	pids, err := l.opts.Groups.ProcessesBelow(at)
 	if err != nil {
 		return limit.Group{}, err
-	}
-	if len(pids) == 0 && g.Populated {
-		pids = []int{0} // of another PID namespace
 	}
 	member := cgroup.MemberOf(at)
 	of := limit.Group{

@@ -240,7 +240,7 @@ func TestTryLimit(t *testing.T) {
 	}
 }
 
-// Only groups of pods and of their containers, as both drivers of the kubelet make them; never one that has others below it (fence 23, and "Never").
+// Only groups of pods and of their containers, as both drivers of the kubelet make them; or below them; never one that has those of other pods below it (fence 23, and "Never").
 func TestGroups(t *testing.T) {
 	systemd := strings.ReplaceAll(uid, "-", "_")
 	for group, want := range map[string]bool{
@@ -251,7 +251,7 @@ func TestGroups(t *testing.T) {
 		"/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod" + systemd + ".slice/cri-containerd.scope": true,
 		"/system.slice/docker-1.scope/kubelet/kubepods/burstable/pod" + uid + "/c":                                                                          true,
 		"": false, "/": false, "/kubepods": false, "/kubepods/burstable": false, "/kubepods.slice": false, "/kubepods.slice/kubepods-burstable.slice": false,
-		"/kubepods/burstable/podx": false, "/kubepods/other/pod" + uid: false, pod + "/c/below": false, pod + "/": false, "/pod" + uid: false,
+		"/kubepods/burstable/podx": false, "/kubepods/other/pod" + uid: false, pod + "/crio-0123.scope/container": true, pod + "/": false, "/pod" + uid: false,
 		"kubepods/pod" + uid: false, "/nomad.slice/share.slice/a.b.scope": false, "/user.slice": false, "/kubepods.slice/system.slice": false,
 	} {
 		err := request{Group: group, GPU: name, Hard: gib}.check()
