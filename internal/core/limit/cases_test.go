@@ -622,9 +622,15 @@ func TestPod(t *testing.T) {
 	w.charge(w.fork(k.groups[1], k.owner()), zero, gib)
 	w.passes.pass()
 	w.shows(t, k, limit.Limited, "") // the container has the limit of the pod
-	w.charge(w.fork(k.groups[0], k.owner()), zero, gib)
+	p := w.fork(k.groups[0], k.owner())
+	w.charge(p, zero, 2*gib)
 	w.passes.pass()
 	w.shows(t, k, limit.Unlimited, "have limits of their own")
+	w.charge(p, zero, 9*gib)
+	w.charge(w.procs[w.pidsBelow(k.groups[1].path)[0]], zero, 10*gib) // both use 11 GiB
+	w.shows(t, k, limit.Unlimited, "of their own")                    // by the record of that group
+	w.passes.saved.Records = slices.DeleteFunc(slices.Clone(w.passes.saved.Records), func(r limit.Record) bool { return r.Way == "" })
+	w.shows(t, k, limit.Unlimited, "does not count all of it")
 }
 
 // Table: what else keeps a share from being limited.

@@ -359,6 +359,8 @@ func (d *decision) holds(h Holding, g Group, r Record, s Share) Share {
 		return s.as(Unknown, unseen)
 	case r.Undecided:
 		return s.as(Unknown, "it is not known so far whether a process used the GPU before the limit was set")
+	case memoryOf(users) > a.Group.Limit.Hard+d.Reserve: // where what two groups use is the same, the driver's answers do not show that each has a limit
+		return s.as(Unlimited, fmt.Sprintf("its processes have %d MiB: the driver does not count all of it", memoryOf(users)>>20))
 	case idle && d.At.Sub(*at) >= idleFor:
 		d.problem(problem.LimitNotCounted, h.Work.String(), fmt.Sprintf("the driver counts no memory of %s on %s, of which its processes have %d MiB: it does not limit it", h.Work, h.GPU,
 			memoryOf(users)>>20),

@@ -98,13 +98,6 @@ func (f FS) Read(group string) (Group, error) {
 	return Group{ID: ID{group, s.Ino}, Controllers: controllers}, nil
 }
 
-// Inode returns the inode of what is at the path of a group now.
-func (f FS) Inode(group string) (uint64, error) {
-	var s unix.Stat_t
-	err := unix.Lstat(f.Path(group), &s)
-	return s.Ino, err
-}
-
 // ID returns the identity of a group, and reads nothing else of it. The error is fs.ErrNotExist if it has ended.
 func (f FS) ID(group string) (ID, error) {
 	var s unix.Stat_t

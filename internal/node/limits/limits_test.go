@@ -256,13 +256,13 @@ func (n *node) anew(group string) {
 // after makes a group whose inode is higher than that of another one, as those of a kernel's control groups are: tmpfs numbers files on each CPU.
 func (n *node) after(other, group string) {
 	n.t.Helper()
-	before, err := n.groups.Inode(other)
+	before, err := n.groups.ID(other)
 	check.NoError(n.t, err)
 	for {
 		n.group("/new")
-		inode, err := n.groups.Inode("/new")
+		is, err := n.groups.ID("/new")
 		check.NoError(n.t, err)
-		if inode > before {
+		if is.Inode > before.Inode {
 			break
 		}
 		check.NoError(n.t, os.RemoveAll(n.groups.Path("/new")))

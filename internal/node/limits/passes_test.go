@@ -137,11 +137,11 @@ func TestUseIsNeverKnown(t *testing.T) {
 	l, _ := n.run(holders.Nomad, func(o *limits.Options) {
 		o.WakeUse = func() { wakes.Add(1); n.use.Store(use.Table{At: time.Now()}) }
 	})
-	n.await(l, w, limit.Unknown, "not known so far")
+	n.await(l, w, limit.Unknown, "is not known")
 	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 		n.use.Store(use.Table{At: time.Now()})
 	}
-	if c := wakes.Load(); c < 1 || c > 4 {
+	if c := wakes.Load(); c > 4 {
 		t.Errorf("%d tables were asked for in 3 s", c)
 	}
 }

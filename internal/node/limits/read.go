@@ -340,7 +340,7 @@ func (l *Limiter) addGroups(ctx context.Context, n seen, r *limit.Reading, paths
 // answers: they may be of either.
 func (l *Limiter) dropReplaced(n seen, r *limit.Reading) {
 	for p, g := range r.Groups {
-		if inode, err := l.opts.Groups.Inode(p); err == nil && inode == g.Inode {
+		if id, err := l.opts.Groups.ID(p); err == nil && id.Inode == g.Inode {
 			continue
 		}
 		if g, err := l.group(n, r, p); err == nil {
