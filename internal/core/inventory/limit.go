@@ -129,15 +129,15 @@ func (inv *Inventory) UntriedLimits() *Limits {
 	return l
 }
 
-// MemoryLimits returns to how many bytes the driver is to limit work that has these units, on each device: the sum of its shares, at most what the device has. A
-// device whose shares have no limit is missing; nil = none has one.
-func MemoryLimits(units []Unit) (limits map[gpu.DeviceID]uint64) {
+// MemoryLimits returns to how many bytes the driver is to limit work that has these units, on each device: the sum of its shares, at most what all shares of the
+// device have. A device whose shares have no limit is missing; nil = none has one.
+func (p LimitPolicy) MemoryLimits(units []Unit) (limits map[gpu.DeviceID]uint64) {
 	for i := range units {
 		if u := &units[i]; u.Memory > 0 {
 			if limits == nil {
 				limits = map[gpu.DeviceID]uint64{}
 			}
-			limits[u.Device.ID] = min(limits[u.Device.ID]+u.Memory, gpu.WholeMiB(u.Device.Memory))
+			limits[u.Device.ID] = min(limits[u.Device.ID]+u.Memory, p.Available(u.Device.Memory))
 		}
 	}
 	return limits
@@ -154,7 +154,7 @@ func (a *Allocatable) HookLimits() (all []uint64) {
 			most = 1
 		}
 		for n := range most {
-			all = append(all, min((n+1)*u.Memory, gpu.WholeMiB(u.Device.Memory)))
+			all = append(all, min((n+1)*u.Memory, a.limitPolicy.Available(u.Device.Memory)))
 		}
 	}
 	slices.Sort(all)
@@ -254,7 +254,7 @@ func (e *UnequalLimitsError) Error() string {
 // addLimit adds the limit of the units to their plan, by a CDI device if NVIDIA's hook is to set it. The error is an *UnequalLimitsError, or an *UnhealthyUnitsError for
 // units whose limit is required and not defined.
 func (a *Allocatable) addLimit(p *Plan) error {
-	limits, u := MemoryLimits(p.Units), &p.Units[0]
+	limits, u := a.LimitPolicy().MemoryLimits(p.Units), &p.Units[0]
 	if limits == nil {
 		return nil
 	}
@@ -273,11 +273,11 @@ func (a *Allocatable) addLimit(p *Plan) error {
 	if !equal {
 		return &UnequalLimitsError{Pool: u.Pool, Limits: limits}
 	}
-	for i := range p.Units {
-		reason, why := a.cdi.noLimit(p.Units[i].Device.ID, p.Memory)
+	for _, u := range p.Units {
+		reason, why := a.cdi.noLimit(u.Device.ID, p.Memory)
 		if why != "" && u.Sharing.Limit == LimitRequired {
 			u.Health = health.New(reason, why)
-			return &UnhealthyUnitsError{Units: []Unit{*u}}
+			return &UnhealthyUnitsError{Units: []Unit{u}}
 		}
 		can = can && why == ""
 	}
