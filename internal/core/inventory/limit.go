@@ -107,6 +107,15 @@ func (l *Limits) missing(id gpu.DeviceID) (m LimitMissing, decided bool) {
 	return m, decided
 }
 
+// NotLimited is why the driver can't limit the memory of a unit whose policy wants that, in one line; "" if it can, if that is not known so far, or if the policy does not.
+func (a *Allocatable) NotLimited(u Unit) string {
+	if u.Memory == 0 {
+		return ""
+	}
+	m, _ := a.limits.missing(u.Device.At.GPU)
+	return m.Detail
+}
+
 // holds reports whether the driver is known to be able to limit the shares of a GPU.
 func (l *Limits) holds(id gpu.DeviceID) bool {
 	m, decided := l.missing(id)
