@@ -212,7 +212,7 @@ func (a *Allocatable) noCDINames(u *Unit) string {
 	if u.Injection.CDI == CDIAuto && a.cdi != nil {
 		return a.cdi.Reason
 	}
-	return "device list strategy " + u.Injection.Name + " has no CDI device: want cdi-cri or cdi-annotations"
+	return "device list strategy " + u.Injection.Name + " has no CDI device: want auto, cdi-cri or cdi-annotations"
 }
 
 // noLimit returns the health of a unit that takes no work because its memory can't be limited, or because that is not known so far; zero if it takes work.

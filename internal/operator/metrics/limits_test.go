@@ -51,7 +51,7 @@ func TestLimits(t *testing.T) {
 	want := map[string]float64{
 		"_bytes  0 u p n kubernetes g": 20, "_used_bytes  0 u p n kubernetes g": 7, "_process_bytes  0 u p n kubernetes g": 7,
 		"_state  0 u p n kubernetes g true true limited": 1,
-		"_used_bytes t 0 a j n nomad g":             0, "_process_bytes t 0 a j n nomad g": 5, "_state t 0 a j n nomad g true false not limited": 1,
+		"_used_bytes t 0 a j n nomad g":                  0, "_process_bytes t 0 a j n nomad g": 5, "_state t 0 a j n nomad g true false not limited": 1,
 		"_state t 1 a j n nomad  false false unknown": 1,
 	}
 	node := map[string]float64{
