@@ -177,8 +177,12 @@ func (l *limitsTest) beginAgain(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if same := os.SameFile(before, after); same != (driver == "raw_exec") {
+			same := os.SameFile(before, after)
+			if same != (driver == "raw_exec") {
 				t.Errorf("%s: the same group: %t", driver, same)
+			}
+			if err := l.hasLimit(group); same && err != nil {
+				t.Errorf("a group that has not ended: %v", err)
 			}
 		}
 		l.awaitLimit(t, group)
@@ -189,16 +193,19 @@ func (l *limitsTest) beginAgain(t *testing.T) {
 // awaitLimit waits until a group can't have more than a share. Nomad waits for no limit: only begin is about work that does not wait either.
 func (l *limitsTest) awaitLimit(t *testing.T, group string) {
 	t.Helper()
-	await(t, "the limit of "+group, 20*time.Second, func() error {
-		more, err := l.Allocate(0, group, limitOfShare+1)
-		if errors.Is(err, simdriver.ErrOutOfMemory) {
-			return nil
-		}
-		if err == nil {
-			err = errors.Join(errors.New("it has none"), more.Free())
-		}
-		return err
-	})
+	await(t, "the limit of "+group, 20*time.Second, func() error { return l.hasLimit(group) })
+}
+
+// hasLimit returns nil if a group can't have more than a share.
+func (l *limitsTest) hasLimit(group string) error {
+	more, err := l.Allocate(0, group, limitOfShare+1)
+	if errors.Is(err, simdriver.ErrOutOfMemory) {
+		return nil
+	}
+	if err == nil {
+		err = errors.Join(errors.New("it has no limit"), more.Free())
+	}
+	return err
 }
 
 // afterLimit is a command of a shell that begins another one once letGo was called.
