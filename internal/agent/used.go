@@ -57,14 +57,22 @@ func takeSettings(o Options, code problem.Code, does string) (all []problem.Prob
 	add := func(text, remedy string) {
 		all = append(all, problem.Problem{Code: code, Object: o.Name, Text: text, Remedy: remedy})
 	}
-	if o.Core.Occupancy == inventory.OccupancyOff {
-		add("with occupancy = off the processes on a GPU are not read", "set occupancy to report or withhold")
-	}
 	if o.Health.StateDir == "" {
 		add("without a state directory no other agent of the node knows that a GPU is "+does, "set the state directory")
 	}
 	if !seesProcesses(o.Core) {
 		add("processes outside of the agent's PID namespace are not seen, so a GPU may be in use", "set hostPID: true in its pod")
+	}
+	return append(all, recordSettings(o, code)...)
+}
+
+// recordSettings has a problem of a code for each setting because of which it is not known which processes or which work use a GPU.
+func recordSettings(o Options, code problem.Code) (all []problem.Problem) {
+	add := func(text, remedy string) {
+		all = append(all, problem.Problem{Code: code, Object: o.Name, Text: text, Remedy: remedy})
+	}
+	if o.Core.Occupancy == inventory.OccupancyOff {
+		add("with occupancy = off the processes on a GPU are not read", "set occupancy to report or withhold")
 	}
 	if u := o.NoRecord; u != nil {
 		add("it is not known which work has a GPU: "+cmp.Or(u.Reason, "the record of the orchestrator is not read"), u.Remedy)

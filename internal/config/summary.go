@@ -22,7 +22,7 @@ func (s Kubernetes) limitSummary() []string {
 		return nil
 	}
 	return []string{fmt.Sprintf("%s: limit required takes no work of device plugins: device list strategy %s has no CDI device, by which NVIDIA's hook sets the limit: "+
-		"want cdi-cri or cdi-annotations, or limit: best-effort", at, has)}
+		"want auto, cdi-cri or cdi-annotations, or limit: best-effort", at, has)}
 }
 
 // Summary is a line for each request of a file, whatever devices the node has.

@@ -223,7 +223,7 @@ func TestMIGModeHasNoLimits(t *testing.T) {
 	}
 }
 
-// Fence 7: shares of one GPU for one container are one limit, their sum, at most what the GPU has. Fence 8: a container with shares of GPUs whose limits differ is refused where
+// Fence 7: shares of one GPU for one container are one limit, their sum, at most what all shares of the GPU have. Fence 8: a container with shares of GPUs whose limits differ is refused where
 // NVIDIA's hook sets the limit, which has one for all GPUs; the agent sets one for each.
 func TestSumOfShares(t *testing.T) {
 	id := func(g, n int) inventory.UnitID { return inventory.UnitID(fmt.Sprintf("%s::%d", coretest.GPU(g), n)) }
@@ -242,9 +242,9 @@ func TestSumOfShares(t *testing.T) {
 		"different, tasks":           {inventory.Nomad, byEnv, []inventory.UnitID{id(0, 0), id(0, 1), id(1, 0)}, 0, false},
 		"different, task with names": {inventory.Nomad, byCDI, []inventory.UnitID{id(0, 0), id(0, 1), id(1, 0)}, 0, true},
 	} {
-		cfg := limited(tc.api, tc.injection, inventory.LimitPolicy{Overcommit: true}, inventory.Sharing{Replicas: 5, Memory: 20 * gib, Limit: inventory.LimitRequired})
+		cfg := limited(tc.api, tc.injection, inventory.LimitPolicy{Overcommit: true, Reserve: gib}, inventory.Sharing{Replicas: 5, Memory: 20 * gib, Limit: inventory.LimitRequired})
 		s := coretest.GPUs(2) // of 81559 MiB
-		s.Devices[0].Memory, s.Devices[1].Memory = 79*gib+5, 79*gib
+		s.Devices[0].Memory, s.Devices[1].Memory = 80*gib+5, 80*gib
 		built := core.Build(s, health.Ledger{}, cfg)
 		host := inventory.Host{Limits: supports(coretest.GPU(0), coretest.GPU(1)), CDI: written(built.WithoutHost().HookLimits()...)}
 		inv := built.WithHost(host, inventory.OverlapWarn)
@@ -265,7 +265,7 @@ func TestSumOfShares(t *testing.T) {
 		if want := []string{fmt.Sprintf("k/memory-limit=%d", tc.want/mib)}; inv.UsesCDI(tc.injection) && !tc.refused && (!slices.Equal(names, want) || p.CDI[len(p.CDI)-1] != want[0]) {
 			t.Errorf("%s: CDI %v, want %v at the end", name, p.CDI, want)
 		}
-		if sums := inventory.MemoryLimits(p.Units); name == "different, tasks" && (sums[coretest.GPU(0)] != 40*gib || sums[coretest.GPU(1)] != 20*gib) {
+		if sums := inv.LimitPolicy().MemoryLimits(p.Units); name == "different, tasks" && (sums[coretest.GPU(0)] != 40*gib || sums[coretest.GPU(1)] != 20*gib) {
 			t.Errorf("%s: %v", name, sums)
 		}
 	}

@@ -144,6 +144,9 @@ func (l *limitsTest) mustBeLate(t *testing.T, a allocation) {
 			_, limited, _ = strings.Cut(strings.TrimSpace(line), "timestamp=")
 		}
 	}
+	if started == "" {
+		t.Errorf("the log of Nomad does not have when %s started", a.ID)
+	}
 	if limited != "" && limited < started {
 		t.Errorf("%s was called limited at %s, before its start at %s, and allocated more", a.ID, limited, started)
 	}
@@ -154,13 +157,13 @@ func (l *limitsTest) beginAgain(t *testing.T) {
 	for _, driver := range []string{"exec", "raw_exec"} {
 		l.submit(t, "limits.nomad.hcl", "name="+driver, "driver="+driver, "then=exec sleep 1000000")
 		a := l.awaitAll(t, driver, "running")[0]
-		group := filepath.Join(cgroupMount, "nomad.slice/share.slice", a.ID+".work.scope")
+		group := scopeOf(a)
 		for round := range limitTasks {
 			before, err := os.Stat(group)
 			if err != nil {
 				t.Fatal(err)
 			}
-			l.mustLimit(t, group)
+			l.awaitLimit(t, group)
 			must(t, "nomad", "alloc", "restart", "-address="+nomadAPI, a.ID)
 			await(t, "the task to run again", 30*time.Second, func() error {
 				n := l.awaitAll(t, driver, "running")[0].TaskStates["work"].Restarts
@@ -174,21 +177,56 @@ func (l *limitsTest) beginAgain(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if same := os.SameFile(before, after); same != (driver == "raw_exec") {
+			same := os.SameFile(before, after)
+			if same != (driver == "raw_exec") {
 				t.Errorf("%s: the same group: %t", driver, same)
 			}
+			if err := l.hasLimit(group); same && err != nil {
+				t.Errorf("a group that has not ended: %v", err)
+			}
 		}
-		l.mustLimit(t, group)
+		l.awaitLimit(t, group)
 		must(t, "nomad", "job", "stop", "-address="+nomadAPI, "-purge", "-detach", driver)
 	}
 }
 
-// mustLimit fails if a group with a limit can have more, as soon as a task runs in it.
-func (l *limitsTest) mustLimit(t *testing.T, group string) {
+// awaitLimit waits until a group can't have more than a share. Nomad waits for no limit: only begin is about work that does not wait either.
+func (l *limitsTest) awaitLimit(t *testing.T, group string) {
 	t.Helper()
-	if _, err := l.Allocate(0, group, limitOfShare+1); !errors.Is(err, simdriver.ErrOutOfMemory) {
-		t.Errorf("%s has no limit: %v", group, err)
+	await(t, "the limit of "+group, 20*time.Second, func() error { return l.hasLimit(group) })
+}
+
+// hasLimit returns nil if a group can't have more than a share.
+func (l *limitsTest) hasLimit(group string) error {
+	more, err := l.Allocate(0, group, limitOfShare+1)
+	if errors.Is(err, simdriver.ErrOutOfMemory) {
+		return nil
 	}
+	if err == nil {
+		err = errors.Join(errors.New("it has no limit"), more.Free())
+	}
+	return err
+}
+
+// afterLimit is a command of a shell that begins another one once letGo was called.
+func (l *limitsTest) afterLimit(job, then string) string {
+	return fmt.Sprintf("until [ -e %s ]; do sleep 0.1; done; %s", l.mark(job), then)
+}
+
+// letGo has the task of a job go on when it has its limit.
+func (l *limitsTest) letGo(t *testing.T, job string) {
+	t.Helper()
+	l.awaitLimit(t, scopeOf(l.awaitAll(t, job, "running")[0]))
+	if err := os.WriteFile(l.mark(job), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (l *limitsTest) mark(job string) string { return filepath.Join(l.Root, "go-"+job) }
+
+// scopeOf is the control group of a task.
+func scopeOf(a allocation) string {
+	return filepath.Join(cgroupMount, "nomad.slice/share.slice", a.ID+".work.scope")
 }
 
 // awaitAll waits until all allocations of a job have one of these statuses.
@@ -217,27 +255,45 @@ func (l *limitsTest) awaitAll(t *testing.T, job string, statuses ...string) (all
 func (l *limitsTest) leak(t *testing.T) {
 	const gib = 1 << 30
 	hold := l.allocate(8*gib) + " && echo has && exec sleep 1000000"
-	l.submit(t, "limits.nomad.hcl", "name=neighbour", "driver=raw_exec", "then="+hold)
+	l.submit(t, "limits.nomad.hcl", "name=neighbour", "driver=raw_exec", "then="+l.afterLimit("neighbour", hold))
 	l.submit(t, "limits.nomad.hcl", "name=isolated", "driver=exec", "then=exec sleep 1000000")
 	neighbour, isolated := l.awaitAll(t, "neighbour", "running")[0], l.awaitAll(t, "isolated", "running")[0]
-	l.submit(t, "limits.nomad.hcl", "name=leak", "driver=raw_exec", "then=while "+l.allocate(gib)+"; do echo GiB; done; exit 7")
+	l.letGo(t, "neighbour")
+	l.awaitOutput(t, neighbour, "has")
+	l.awaitLimit(t, scopeOf(isolated))
+	l.submit(t, "limits.nomad.hcl", "name=leak", "driver=raw_exec", "then="+l.afterLimit("leak", "while "+l.allocate(gib)+"; do echo GiB; done; exit 7"))
+	l.letGo(t, "leak")
 	leak := l.awaitAll(t, "leak", "failed")[0]
-	out, err := fetch(nomadAPI + "/v1/client/fs/logs/" + leak.ID + "?task=work&type=stdout&plain=true")
+	out, err := outputOf(leak)
 	if count := strings.Count(out, "GiB"); err != nil || count != limitOfShare/gib {
 		t.Errorf("the task got %d GiB: %v", count, err)
 	}
-	scope := func(a allocation) string {
-		return filepath.Join(cgroupMount, "nomad.slice/share.slice", a.ID+".work.scope")
-	}
-	if _, err := l.Allocate(0, scope(neighbour), 8*gib); err != nil {
+	if _, err := l.Allocate(0, scopeOf(neighbour), 8*gib); err != nil {
 		t.Errorf("the neighbour does not get the rest of its share: %v", err)
 	}
-	if _, err := l.Allocate(0, scope(isolated), limitOfShare); err != nil {
+	if _, err := l.Allocate(0, scopeOf(isolated), limitOfShare); err != nil {
 		t.Errorf("a task of the driver exec does not get its share: %v", err)
 	}
 	for _, a := range []allocation{neighbour, isolated} {
-		if _, err := l.Allocate(0, scope(a), 1); !errors.Is(err, simdriver.ErrOutOfMemory) {
+		if _, err := l.Allocate(0, scopeOf(a), 1); !errors.Is(err, simdriver.ErrOutOfMemory) {
 			t.Errorf("%s gets more than its share: %v", a.JobID, err)
 		}
 	}
+}
+
+// outputOf is what a task has written.
+func outputOf(a allocation) (string, error) {
+	return fetch(nomadAPI + "/v1/client/fs/logs/" + a.ID + "?task=work&type=stdout&plain=true")
+}
+
+// awaitOutput waits until a task has written a text.
+func (l *limitsTest) awaitOutput(t *testing.T, a allocation, text string) {
+	t.Helper()
+	await(t, "the output of "+a.JobID, 20*time.Second, func() error {
+		out, err := outputOf(a)
+		if err == nil && !strings.Contains(out, text) {
+			err = fmt.Errorf("it is %q", out)
+		}
+		return err
+	})
 }

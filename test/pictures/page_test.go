@@ -142,16 +142,17 @@ func TestPageOfLimits(t *testing.T) {
 	hostile := `<img src=x onerror="document.title='bad'">`
 	share := func(name, state, reason string, used, hard *uint64) report.MemoryLimit {
 		return report.MemoryLimit{
-			GPU: n.report.Devices[0].GPU, Work: report.Owner{Orchestrator: "nomad", Namespace: "default", Name: name, Container: "t"}, Pool: "gpu.shared", Way: "task", Required: true,
+			GPU: n.report.Devices[0].GPU, Work: report.Owner{Orchestrator: "nomad", Namespace: "default", Name: name, Container: "t"}, Pool: "gpu.shared", Way: "task", Required: true, Begun: name != "d",
 			WantBytes: 20 << 30, ControlGroup: "/nomad.slice/share.slice/a.t.scope", HardBytes: hard, UsedBytes: used, State: state, Reason: reason, Since: n.now.Add(-2 * time.Hour),
 		}
 	}
 	n.report.MemoryLimits = &report.MemoryLimits{Backend: "misc", Shares: []report.MemoryLimit{
 		share(hostile, "limited", "", new(uint64(3<<29)), new(uint64(20<<30))), share("b", "not limited", "the controller misc is off", new(uint64(0)), nil), share("c", "unknown", "not read", nil, nil),
+		share("d", "unknown", "its image is pulled", nil, nil),
 	}}
 	p := open(t, n.serve(t), wide)
 	p.shows("Memory limits", "<img src=x", "gpu.shared · set by the agent on the task", "1.5 GiB of 20 GiB", "by the policy 20 GiB, required", "● limited", "✖ not limited", "the controller misc is off",
-		"0.0 GiB, no limit", "✖ unknown")
+		"0.0 GiB, no limit", "✖ unknown", "unknown, not begun")
 	p.isHarmless()
 	n.report.MemoryLimits = nil
 	if text := open(t, n.serve(t), wide).text(); strings.Contains(text, "Memory limits") {

@@ -109,6 +109,15 @@ func (l *Limits) missing(id gpu.DeviceID) (m LimitMissing, decided bool) {
 	return m, decided
 }
 
+// NotLimited is why the driver can't limit the memory of a unit whose policy wants that, in one line; "" if it can, if that is not known so far, or if the policy does not.
+func (a *Allocatable) NotLimited(u Unit) string {
+	if u.Memory == 0 {
+		return ""
+	}
+	m, _ := a.limits.missing(u.Device.At.GPU)
+	return m.Detail
+}
+
 // holds reports whether the driver is known to be able to limit the shares of a GPU.
 func (l *Limits) holds(id gpu.DeviceID) bool {
 	m, decided := l.missing(id)
@@ -131,15 +140,15 @@ func (inv *Inventory) UntriedLimits() *Limits {
 	return l
 }
 
-// MemoryLimits returns to how many bytes the driver is to limit work that has these units, on each device: the sum of its shares, at most what the device has. A
-// device whose shares have no limit is missing; nil = none has one.
-func MemoryLimits(units []Unit) (limits map[gpu.DeviceID]uint64) {
+// MemoryLimits returns to how many bytes the driver is to limit work that has these units, on each device: the sum of its shares, at most what all shares of the
+// device have. A device whose shares have no limit is missing; nil = none has one.
+func (p LimitPolicy) MemoryLimits(units []Unit) (limits map[gpu.DeviceID]uint64) {
 	for i := range units {
 		if u := &units[i]; u.Memory > 0 {
 			if limits == nil {
 				limits = map[gpu.DeviceID]uint64{}
 			}
-			limits[u.Device.ID] = min(limits[u.Device.ID]+u.Memory, gpu.WholeMiB(u.Device.Memory))
+			limits[u.Device.ID] = min(limits[u.Device.ID]+u.Memory, p.Available(u.Device.Memory))
 		}
 	}
 	return limits
@@ -156,7 +165,7 @@ func (a *Allocatable) HookLimits() (all []uint64) {
 			most = 1
 		}
 		for n := range most {
-			all = append(all, min((n+1)*u.Memory, gpu.WholeMiB(u.Device.Memory)))
+			all = append(all, min((n+1)*u.Memory, a.limitPolicy.Available(u.Device.Memory)))
 		}
 	}
 	slices.Sort(all)
@@ -205,7 +214,7 @@ func (a *Allocatable) noCDINames(u *Unit) string {
 	if u.Injection.CDI == CDIAuto && a.cdi != nil {
 		return a.cdi.Reason
 	}
-	return "device list strategy " + u.Injection.Name + " has no CDI device: want cdi-cri or cdi-annotations"
+	return "device list strategy " + u.Injection.Name + " has no CDI device: want auto, cdi-cri or cdi-annotations"
 }
 
 // noLimit returns the health of a unit that takes no work because its memory can't be limited, or because that is not known so far; zero if it takes work.
@@ -263,7 +272,7 @@ func (e *UnequalLimitsError) Error() string {
 // addLimit adds the limit of the units to their plan, by a CDI device if NVIDIA's hook is to set it. The error is an *UnequalLimitsError, or an *UnhealthyUnitsError for
 // units whose limit is required and not defined.
 func (a *Allocatable) addLimit(p *Plan) error {
-	limits, u := MemoryLimits(p.Units), &p.Units[0]
+	limits, u := a.LimitPolicy().MemoryLimits(p.Units), &p.Units[0]
 	if limits == nil {
 		return nil
 	}
@@ -282,11 +291,11 @@ func (a *Allocatable) addLimit(p *Plan) error {
 	if !equal {
 		return &UnequalLimitsError{Pool: u.Pool, Limits: limits}
 	}
-	for i := range p.Units {
-		reason, why := a.cdi.noLimit(p.Units[i].Device.ID, p.Memory)
+	for _, u := range p.Units {
+		reason, why := a.cdi.noLimit(u.Device.ID, p.Memory)
 		if why != "" && u.Sharing.Limit == LimitRequired {
 			u.Health = health.New(reason, why)
-			return &UnhealthyUnitsError{Units: []Unit{*u}}
+			return &UnhealthyUnitsError{Units: []Unit{u}}
 		}
 		can = can && why == ""
 	}

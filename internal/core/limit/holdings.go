@@ -41,7 +41,7 @@ func Holdings(r holders.Record, inv *inventory.Allocatable) (all []Holding) {
 				h.Pool, h.Required = u.Pool, h.Required || u.Sharing.Limit == inventory.LimitRequired
 			}
 		}
-		h.Bytes = inventory.MemoryLimits(units[key{h.Work, h.GPU}])[h.GPU]
+		h.Bytes = inv.LimitPolicy().MemoryLimits(units[key{h.Work, h.GPU}])[h.GPU]
 	}
 	slices.SortStableFunc(all, func(a, b Holding) int { return compareShares(a.share(), b.share()) })
 	return all

@@ -79,12 +79,25 @@ func (p *pendingRequests) start(r request) {
 
 // probeScheduler decides when to check outside the regular interval: immediately after an event, and then at growing intervals,
 // because the driver sets its recovery action some time after the fault. During a storm of events it checks once a second.
-type probeScheduler struct{ lastEvent, lastCheck time.Time }
+type probeScheduler struct {
+	lastEvent, lastCheck time.Time
+	changed              bool      // an event that names no GPU shows that they may have changed, and it has caused no full reading so far
+	lastFull             time.Time // when such an event caused one
+}
 
 // event reports whether a check is due now.
 func (s *probeScheduler) event(now time.Time) bool {
 	s.lastEvent = now
 	return now.Sub(s.lastCheck) >= probePause
+}
+
+// full reports whether a full reading after an event that names no GPU is due now: the first at once, and then once a second, because each includes a check.
+func (s *probeScheduler) full(now time.Time) bool {
+	due := s.changed && now.Sub(s.lastFull) >= probePause
+	if due {
+		s.changed, s.lastFull = false, now
+	}
+	return due
 }
 
 // active reports whether later checks after an event follow.

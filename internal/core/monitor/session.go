@@ -147,8 +147,12 @@ func (m *Monitor) handleEvents(f *followed, obs ...health.Observation) {
 		return
 	}
 	m.observe(obs...)
-	// An event that names no fault shows that the GPUs or their layout may have changed.
-	f.pending.snapshot = f.pending.snapshot || slices.ContainsFunc(obs, func(o health.Observation) bool { return o.Kind == 0 })
+	// An event that names no fault shows that the GPUs or their layout may have changed. Of those that name no GPU either there may be any number.
+	for _, o := range obs {
+		f.pending.snapshot = f.pending.snapshot || o.Kind == 0 && o.At != gpu.Node
+		f.scheduler.changed = f.scheduler.changed || o.Kind == 0 && o.At == gpu.Node
+	}
+	f.pending.snapshot = f.pending.snapshot || f.scheduler.full(time.Now())
 	m.logged.logOperational(m.log, obs)
 	if slices.ContainsFunc(obs, health.Observation.CallsForCheck) {
 		f.pending.probe = f.pending.probe || f.scheduler.event(time.Now())
@@ -164,6 +168,7 @@ func (m *Monitor) look(f *followed) {
 		m.checkNodes(f)
 	}
 	m.stats.set(func(s *Stats) { s.EventsFail = f.noEvents(now) })
+	f.pending.snapshot = f.pending.snapshot || f.scheduler.full(now)
 	f.pending.probe = f.pending.probe || f.scheduler.due(now)
 	if m.State().Release.GPU != "" { // the first reading is not complete
 		m.passTime()

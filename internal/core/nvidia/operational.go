@@ -88,21 +88,24 @@ func (s *Session) nextOperational(e eventSet, max time.Duration) (obs []health.O
 	}
 }
 
-// operationalObservations converts an operational event of a GPU; nil = of none that is registered.
+// operationalObservations converts an operational event of a GPU; nil = the driver does not name it (615 leaves the UUID "empty if unavailable"), or it is of none that
+// is registered. No XID counts then; if the event may be of a fault, a check of all GPUs is to find which has it.
 func (s *Session) operationalObservations(e eventSet, g *registeredGPU, event nvml.EventSetWaitData_v3) []health.Observation {
-	o := health.Observation{Kind: health.Operational, Operational: health.OperationalEvent{
+	o := health.Observation{At: gpu.Node, Kind: health.Operational, Operational: health.OperationalEvent{
 		Module: moduleName(event.SourceModule[:]), Code: event.ModuleEventCode, Severity: health.Severity(event.Severity),
 		Attributes: event.Attributes, GroupAttributes: event.GroupAttributes, XID: s.contextXID(e.set),
 	}}
-	if g == nil {
-		return []health.Observation{{At: gpu.Node, Detail: o.Operational.Cause() + ": " + o.Operational.Detail()}}
+	concerned := e.gpus
+	if g != nil {
+		o.At, concerned = gpu.WholeGPU(g.device.ID), []registeredGPU{*g}
 	}
-	o.At = gpu.WholeGPU(g.device.ID)
 	if o.CallsForCheck() {
-		g.worker.eventPending.Store(true)
+		for _, c := range concerned {
+			c.worker.eventPending.Store(true)
+		}
 	}
 	obs := []health.Observation{o}
-	if !o.Operational.Fault() || s.knownGroup(xidGroup{g.device.ID, o.Operational.XID, event.GroupCursor}) {
+	if g == nil || !o.Operational.Fault() || s.knownGroup(xidGroup{g.device.ID, o.Operational.XID, event.GroupCursor}) {
 		return obs
 	}
 	fault := health.Observation{At: o.At, Kind: health.XID, Code: o.Operational.XID, FromOperational: true}

@@ -90,7 +90,7 @@ func TestEventsBesideOperationalOnes(t *testing.T) {
 	must(t, m.Set(3, "event_uuid", "no"), m.XID(3, 79))
 	expectEvents(t, s, "without a UUID", 10*time.Second, health.Observation{At: gpu.Node, Detail: "event 0x8"})
 	must(t, m.Operational(3, "module=GSP", "severity=40", "level=50", "xid=79"))
-	expectEvents(t, s, "without a UUID", 10*time.Second, health.Observation{At: gpu.Node, Detail: "OPERATIONAL_GSP_0: fatal, XID 79"})
+	expectEvents(t, s, "without a UUID", 10*time.Second, operationalOf(gpu.Node, health.OperationalEvent{Module: "GSP", Severity: health.SeverityFatal, XID: 79}))
 	for slot := range 8 {
 		if slot != 3 {
 			must(t, m.Remove(slot))

@@ -82,9 +82,10 @@ type Options struct {
 	ResetSettings []problem.Problem // settings because of which none is reset nevertheless
 	Resetter      gpureset.Resetter // what resets them; nil = not looked at
 
-	Limits      inventory.LimitMode         // of device memory: the strongest of the policy's rules; LimitNone = they have none
-	LimitSetter func(context.Context) error // asks what sets limits whether it can; nil = not looked at
-	Hook        string                      // path of NVIDIA's CDI hook program on the host; "" = where the container toolkit has it
+	Limits        inventory.LimitMode         // of device memory: the strongest of the policy's rules; LimitNone = they have none
+	LimitSettings []problem.Problem           // settings because of which it is not known whether limits hold
+	LimitSetter   func(context.Context) error // asks what sets limits whether it can; nil = not looked at
+	Hook          string                      // path of NVIDIA's CDI hook program on the host; "" = where the container toolkit has it
 
 	Checks []Check       // of the orchestrator
 	Limit  time.Duration // of each reading; 0 = 10 s

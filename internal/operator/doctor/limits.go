@@ -165,7 +165,7 @@ func decideLimits(f *Facts) []Finding {
 	if len(off) > 0 {
 		f.decided = append(f.decided, problem.LimitController)
 	}
-	findings := slices.Concat(unsupported, off, limitHook(f), limitRuntime(f), limitSetter(f), limitVariables(f), limitShares(f), foreignLimits(f), shortLived(f))
+	findings := slices.Concat(unsupported, off, limitHook(f), limitRuntime(f), limitRecord(f), limitSetter(f), limitVariables(f), limitShares(f), limitSums(f), foreignLimits(f), shortLived(f))
 	if Problems(findings)+count(findings, Warning) == 0 && f.Memory.backend() != limit.NoBackend {
 		findings = append(findings, Finding{"limits", OK, f.cgroups(), "memory of shares can be limited, by the controller " + f.Memory.backend().Controller(), ""})
 	}
@@ -278,6 +278,18 @@ func limitRuntime(f *Facts) []Finding {
 		`set mode = "auto" in [nvidia-container-runtime], or give containers their devices by CDI`)}
 }
 
+// limitRecord is about what keeps the agent from knowing which work has a share, by the settings or because the orchestrator does not show it.
+func limitRecord(f *Facts) (findings []Finding) {
+	for _, p := range f.LimitSettings {
+		findings = append(findings, limitFinding(f, "configuration", "no limit is known to hold: "+p.Text, p.Remedy))
+	}
+	if u := f.Agent.Report.OwnersUnknown; u != nil && u.Remedy != "" && len(findings) == 0 {
+		findings = append(findings, limitFinding(f, "the agent's record of work", "no limit is known to hold: it is not known which work has the devices: "+cmp.Or(u.Reason, "not read"), u.Remedy))
+	}
+	return findings
+}
+
+// limitSetter is about what sets limits of claims, and corrects those that NVIDIA's hook sets for containers of the device plugin.
 func limitSetter(f *Facts) []Finding {
 	if f.Memory.Setter == nil {
 		return nil
@@ -286,7 +298,11 @@ func limitSetter(f *Facts) []Finding {
 	if e, ok := errors.AsType[*limitserver.UnavailableError](f.Memory.Setter); ok {
 		text, remedy = e.Err.Error(), e.Remedy
 	}
-	return []Finding{limitFinding(f, "what sets limits", "limits can't be set: "+text, remedy)}
+	const place = "what sets limits"
+	if !slices.ContainsFunc(f.Offered().Devices, func(d report.Device) bool { return d.MemoryLimit != "" && d.API == string(inventory.DRA) }) {
+		return []Finding{{"limits", Note, place, "NVIDIA's hook sets the limits of containers, and one that a container has overridden is reported and not corrected: " + text, remedy}}
+	}
+	return []Finding{limitFinding(f, place, "limits can't be set: "+text, remedy)}
 }
 
 // limitVariables is about variables that nothing reads.
@@ -309,11 +325,35 @@ func limitShares(f *Facts) (findings []Finding) {
 	}
 	for _, s := range r.MemoryLimits.Shares {
 		switch name := s.Work.String() + " on " + string(s.GPU); {
-		case s.WantBytes > 0 && s.State != string(limit.Limited):
+		case s.Lacks():
 			findings = append(findings, Finding{"limits", Warning, "the agent's memory limits", strings.TrimSuffix(fmt.Sprintf("%s is %s: %s", name, stateText(s.State), s.Reason), ": "), "see docs/sharing.md, What each state means"})
 		case s.State == string(limit.Limited) && s.UsedBytes != nil && *s.UsedBytes == 0 && processBytes(r, s) > contextBytes:
 			findings = append(findings, limitFinding(f, "the agent's memory limits", "the limit of "+name+" has no effect: its processes have memory of the GPU, and the driver has counted none",
 				"look at cgroup.controllers and cgroup.procs of "+s.ControlGroup+", and restart the work"))
+		}
+	}
+	return findings
+}
+
+// limitSums is about GPUs whose running work may have more memory than they have: its limits are of a policy with more or larger shares than the present one.
+func limitSums(f *Facts) (findings []Finding) {
+	for _, d := range f.Offered().Devices {
+		if d.MemoryLimitBytes == 0 || f.Agent.Report.MemoryLimits == nil {
+			continue
+		}
+		groups := map[string]uint64{} // a pod with several containers is in the table once for each
+		for _, s := range f.Agent.Report.MemoryLimits.Shares {
+			if s.GPU == d.GPU && s.WantBytes > 0 && s.HardBytes != nil {
+				groups[s.ControlGroup] = *s.HardBytes
+			}
+		}
+		var sum uint64
+		for _, hard := range groups {
+			sum += hard
+		}
+		if most := max(d.MemoryBytes, uint64(d.Replicas)*d.MemoryLimitBytes); sum > most { //nolint:gosec // from 1
+			findings = append(findings, Finding{"limits", Warning, "the agent's memory limits", fmt.Sprintf("the limits of the work on GPU %d are %d MiB together, of %d MiB that the GPU has: the policy had other shares when some of it began",
+				d.Index, sum>>20, d.MemoryBytes>>20), "drain the GPU, or end the work of before: docs/policy.md, Limits of memory"})
 		}
 	}
 	return findings

@@ -52,6 +52,16 @@ func (s *situation) limited(shares ...report.MemoryLimit) {
 	r.MemoryLimits = &report.MemoryLimits{Shares: shares}
 }
 
+// withoutSetter has shares with a limit offered through an API, and nothing that sets limits.
+func (s *situation) withoutSetter(through inventory.API) {
+	for i := range s.driver.Devices {
+		s.driver.Devices[i].API = string(through)
+	}
+	s.options.LimitSetter = func(context.Context) error {
+		return &limitserver.UnavailableError{Remedy: "run the component on this node", Err: errors.New("dial unix /var/lib/tandem/limits.sock: no such file")}
+	}
+}
+
 // Each thing without which no limit holds is named with its remedy, also without an agent; what the agent reports is not repeated. Without limits in the policy, and
 // without any of other programs, there is nothing.
 func TestLimits(t *testing.T) {
@@ -108,11 +118,26 @@ func TestLimits(t *testing.T) {
 			s.write(t, "usr/bin/nvidia-container-runtime", "")
 			s.write(t, "etc/nvidia-container-runtime/config.toml", "[nvidia-container-runtime]\nmode = \"legacy\"\n")
 		}},
-		{"nothing sets limits", func(s *situation) {
+		{"nothing sets limits of claims", func(s *situation) { s.limits(t, required); s.withoutSetter(inventory.DRA) }},
+		{"nothing corrects limits of the device plugin", func(s *situation) { s.limits(t, required); s.withoutSetter(inventory.DevicePlugin) }},
+		{"allocations are not read, by the settings", func(s *situation) {
 			s.limits(t, required)
-			s.options.LimitSetter = func(context.Context) error {
-				return &limitserver.UnavailableError{Remedy: "run the component on this node", Err: errors.New("dial unix /var/lib/tandem/limits.sock: no such file")}
+			s.tasks(t, "misc", "misc", "misc", "misc")
+			s.options.LimitSettings = []problem.Problem{{Text: "it is not known which work has a GPU: nomad_address is off", Remedy: "set nomad_address"}}
+		}},
+		{"allocations are not read, no token", func(s *situation) {
+			s.limits(t, bestEffort)
+			s.running().OwnersUnknown = &report.Unknown{Reason: "the Nomad agent refuses the token", Remedy: "set nomad_token_file"}
+		}},
+		{"work of a policy with more shares", func(s *situation) {
+			s.limits(t, required)
+			hard := uint64(20 << 30)
+			share := func(name, group string) report.MemoryLimit {
+				return report.MemoryLimit{Begun: true, Work: report.Owner{Name: name, ID: name}, State: "limited", WantBytes: hard, HardBytes: &hard, ControlGroup: group}
 			}
+			s.limited(share("a", "/a"), share("b", "/b"), share("c", "/c"), share("d", "/d"), share("of-the-pod-of-d", "/d"), share("e", "/e"))
+			d := &s.agent.Devices[0]
+			d.MemoryLimit, d.MemoryBytes, d.MemoryLimitBytes, d.Replicas = "required", 80<<30, 39<<30, 2
 		}},
 		{"variables that nothing reads (fence 6)", func(s *situation) {
 			s.limits(t, bestEffort)
@@ -124,11 +149,13 @@ func TestLimits(t *testing.T) {
 		{"shares of a running agent (fence T5)", func(s *situation) {
 			s.limits(t, required)
 			share := func(name, state, reason string, used uint64) report.MemoryLimit {
-				return report.MemoryLimit{Work: report.Owner{Name: name, Container: "t", ID: name}, State: state, Reason: reason, WantBytes: 20 << 30, UsedBytes: &used, ControlGroup: "/nomad.slice/share.slice/" + name + ".t.scope"}
+				return report.MemoryLimit{Begun: true, Work: report.Owner{Name: name, Container: "t", ID: name}, State: state, Reason: reason, WantBytes: 20 << 30, UsedBytes: &used, ControlGroup: "/nomad.slice/share.slice/" + name + ".t.scope"}
 			}
 			other := share("other", "foreign", "another program has set it", 1)
 			other.WantBytes = 0
-			s.limited(share("fine", "limited", "", 1), share("idle", "limited", "", 0), share("name-only", "limited", "", 0), share("slow", "late", "the task used the GPU before", 1),
+			idle := share("image-is-pulled", "unknown", "its control group is not known before a process of it uses the GPU", 0)
+			idle.Begun, idle.Required = false, true
+			s.limited(idle, share("fine", "limited", "", 1), share("idle", "limited", "", 0), share("name-only", "limited", "", 0), share("slow", "late", "the task used the GPU before", 1),
 				share("off", "not limited", "the controller misc is off", 0), share("new", "unknown", "", 0), other)
 			for _, name := range []string{"fine", "name-only", "idle"} {
 				memory := uint64(5 << 30)

@@ -22,12 +22,12 @@ var (
 	limitBytes    = shared.Gauge("memory_limit_bytes", "Limit of the memory of a device for the control group of work, as the driver returns it. No series without a limit, or if it was not read.", shareLabels...)
 	limitUsed     = shared.Gauge("memory_limit_used_bytes", "What the driver has counted for that limit. CUDA contexts and managed memory are not in it, or not completely.", shareLabels...)
 	limitProcess  = shared.Gauge("memory_limit_process_bytes", "Memory of the device that the processes of the work have by the driver's list of processes, with their CUDA contexts. No series if it has no process there.", shareLabels...)
-	limitState    = shared.Gauge("memory_limit_state", "1 for the state of the limit: limited, late, not limited, foreign, unknown. No series for the other states. required: by the policy.", append(slices.Clone(shareLabels), "required", "state")...)
+	limitState    = shared.Gauge("memory_limit_state", "1 for the state of the limit: limited, late, not limited, foreign, unknown. No series for the other states. required: by the policy. begun: false while the work has no process that may use the GPU, and its limit may not be known.", append(slices.Clone(shareLabels), "required", "begun", "state")...)
 	limitProblems = shared.Gauge("memory_limit_problems", "Present problems of limits by their code, such as STALE_LIMIT; inspect names the work.", "code")
 
 	limitsSet        = shared.Counter("memory_limits_set_total", "Limits of device memory that the agent has set since its start.")
 	limitsFailed     = shared.Counter("memory_limits_failed_total", "Limits of device memory that the agent could not set.")
-	limitsOverridden = shared.Counter("memory_limits_overridden_total", "Limits of containers that were not those of the policy: their variable was overridden. The agent has set the right ones.")
+	limitsOverridden = shared.Counter("memory_limits_overridden_total", "Limits of containers that were not those of the policy, and that the agent has corrected: their variable was overridden.")
 	limitsStale      = shared.Counter("memory_limits_stale_total", "Limits of control groups that have ended, found on another group and ended.")
 	limitsLate       = shared.Counter("memory_limits_late_total", "Shares whose work used the GPU before the limit was set.")
 )
@@ -90,7 +90,7 @@ func collectShare(p *metric.Samples, s Source, share limit.Share) {
 	if n, ok := processBytes(s, share); ok {
 		p.Add(limitProcess, float64(n), labels...)
 	}
-	p.Add(limitState, 1, append(labels, strconv.FormatBool(share.Required), string(cmp.Or(share.State, limit.Unknown)))...)
+	p.Add(limitState, 1, append(labels, strconv.FormatBool(share.Required), strconv.FormatBool(share.Begun), string(cmp.Or(share.State, limit.Unknown)))...)
 }
 
 // processBytes is the memory of the processes of a share's work; false if it has none with a number.

@@ -37,9 +37,9 @@ func TestLimits(t *testing.T) {
 			Limits: &limit.Table{
 				At: at,
 				Shares: []limit.Share{
-					{GPU: coretest.GPU(0), Work: pod, Pool: "g", Required: true, Read: true, State: limit.Limited, Driver: gpu.MemoryLimit{Hard: 20, Used: 7}},
+					{GPU: coretest.GPU(0), Work: pod, Pool: "g", Required: true, Begun: true, Read: true, State: limit.Limited, Driver: gpu.MemoryLimit{Hard: 20, Used: 7}},
 					{GPU: coretest.GPU(0), Work: claimed, Pool: "g", Required: true, Read: true, State: limit.Limited, Driver: gpu.MemoryLimit{Hard: 20, Used: 7}},
-					{GPU: coretest.GPU(0), Work: task, Pool: "g", Read: true, State: limit.Unlimited, Driver: gpu.MemoryLimit{Hard: gpu.NoMemoryLimit}},
+					{GPU: coretest.GPU(0), Work: task, Pool: "g", Begun: true, Read: true, State: limit.Unlimited, Driver: gpu.MemoryLimit{Hard: gpu.NoMemoryLimit}},
 					{GPU: coretest.GPU(1), Work: task},
 				},
 				Problems: []problem.Problem{{Code: problem.StaleLimit, Object: "a"}, {Code: problem.StaleLimit, Object: "b"}},
@@ -47,12 +47,12 @@ func TestLimits(t *testing.T) {
 			},
 		}
 	}
-	// the values of labels are in the order of their names: container, device, id, name, namespace, orchestrator, pool (, required, state)
+	// the values of labels are in the order of their names: (begun,) container, device, id, name, namespace, orchestrator, pool (, required, state)
 	want := map[string]float64{
 		"_bytes  0 u p n kubernetes g": 20, "_used_bytes  0 u p n kubernetes g": 7, "_process_bytes  0 u p n kubernetes g": 7,
-		"_state  0 u p n kubernetes g true limited": 1,
-		"_used_bytes t 0 a j n nomad g":             0, "_process_bytes t 0 a j n nomad g": 5, "_state t 0 a j n nomad g false not limited": 1,
-		"_state t 1 a j n nomad  false unknown": 1,
+		"_state true  0 u p n kubernetes g true limited": 1,
+		"_used_bytes t 0 a j n nomad g":                  0, "_process_bytes t 0 a j n nomad g": 5, "_state true t 0 a j n nomad g false not limited": 1,
+		"_state false t 1 a j n nomad  false unknown": 1,
 	}
 	node := map[string]float64{
 		"_problems LIMIT_UNSUPPORTED": 0, "_problems LIMITS_UNKNOWN": 0, "_problems LIMIT_NOT_COUNTED": 0, "_problems LIMIT_CONTROLLER_OFF": 0, "_problems LIMIT_OVERRIDDEN": 0, "_problems STALE_LIMIT": 2,

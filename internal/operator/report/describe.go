@@ -143,6 +143,7 @@ func describeDevices(inv *inventory.Allocatable) []Device {
 			continue
 		}
 		d := describeUnit(u)
+		d.MemoryNotLimited = inv.NotLimited(u)
 		if missing, _ := inv.MissingNodes(u.Device); len(missing) > 0 {
 			d.MissingNodes, d.CreateNodesCommand = missing, u.Device.CreateNodesCommand(missing)
 		}

@@ -33,6 +33,7 @@ type MemoryLimit struct {
 	Pool         string  `json:"pool,omitempty"`         // missing = of no pool of the policy
 	Way          string  `json:"way,omitempty"`          // how the limit comes to the control group: task, pod, hook; missing = another program has set it
 	Required     bool    `json:"required,omitempty"`     // by the policy
+	Begun        bool    `json:"begun,omitempty"`        // the work has, or had, processes that may use the GPU: until then a limit that is not known does not matter
 	WantBytes    uint64  `json:"wantBytes,omitempty"`    // by the policy; missing = it has none
 	ControlGroup string  `json:"controlGroup,omitempty"` // below the mount point; missing = it was not found
 	SoftBytes    *uint64 `json:"softBytes,omitempty"`    // these three as the driver returns them; missing = they were not read
@@ -51,7 +52,7 @@ func (r Report) WithMemoryLimits(t limit.Table) Report {
 	}
 	for _, s := range t.Shares {
 		one := MemoryLimit{
-			GPU: s.GPU, Index: r.indexOf(s.GPU), Work: Owner(s.Work), Pool: s.Pool, Way: string(s.Way), Required: s.Required, WantBytes: s.Want, ControlGroup: s.Group,
+			GPU: s.GPU, Index: r.indexOf(s.GPU), Work: Owner(s.Work), Pool: s.Pool, Way: string(s.Way), Required: s.Required, Begun: s.Begun, WantBytes: s.Want, ControlGroup: s.Group,
 			State: string(s.State), Reason: s.Reason, Since: s.Since,
 		}
 		if s.Read {
@@ -180,12 +181,17 @@ func (r Report) topLimits(rows int) []string {
 	return lines
 }
 
-// rank is 0 for a share that the policy wants limited, and that is not.
+// rank is 0 for a share without the limit that the policy wants.
 func (s MemoryLimit) rank() int {
-	if s.WantBytes > 0 && s.State != string(limit.Limited) {
+	if s.Lacks() {
 		return 0
 	}
 	return 1
+}
+
+// Lacks reports whether work that has begun is not known to have the limit of the policy.
+func (s MemoryLimit) Lacks() bool {
+	return s.Begun && s.WantBytes > 0 && s.State != string(limit.Limited)
 }
 
 // part is how much of its limit a share uses, 1 at the limit; 0 if that is not known.

@@ -29,12 +29,13 @@ func limitTable() limit.Table {
 	}
 	t := limit.Table{At: at, Node: limit.Node{Backend: limit.Misc}}
 	for i, s := range []limit.Share{
-		{Work: task("limited"), Way: limit.ByTask, Required: true, State: limit.Limited, Driver: gpu.MemoryLimit{Soft: 20 * GiB, Hard: 20 * GiB, Used: 3 * GiB / 2}},
-		{Work: task("near"), Way: limit.ByHook, State: limit.Limited, Driver: gpu.MemoryLimit{Hard: 20 * GiB, Used: 19 * GiB}},
-		{Work: task("late"), Way: limit.ByTask, Required: true, State: limit.Late, Reason: "the task used the GPU before the limit was set", Driver: gpu.MemoryLimit{Hard: 20 * GiB}},
-		{Work: task("off"), Way: limit.ByTask, Required: true, State: limit.Unlimited, Reason: "the controller misc is off in its control group", Driver: gpu.MemoryLimit{Hard: gpu.NoMemoryLimit}},
-		{Work: task("unread"), Way: limit.ByPod, State: limit.Unknown, Reason: "its control group was not found"},
+		{Work: task("limited"), Begun: true, Way: limit.ByTask, Required: true, State: limit.Limited, Driver: gpu.MemoryLimit{Soft: 20 * GiB, Hard: 20 * GiB, Used: 3 * GiB / 2}},
+		{Work: task("near"), Begun: true, Way: limit.ByHook, State: limit.Limited, Driver: gpu.MemoryLimit{Hard: 20 * GiB, Used: 19 * GiB}},
+		{Work: task("late"), Begun: true, Way: limit.ByTask, Required: true, State: limit.Late, Reason: "the task used the GPU before the limit was set", Driver: gpu.MemoryLimit{Hard: 20 * GiB}},
+		{Work: task("off"), Begun: true, Way: limit.ByTask, Required: true, State: limit.Unlimited, Reason: "the controller misc is off in its control group", Driver: gpu.MemoryLimit{Hard: gpu.NoMemoryLimit}},
+		{Work: task("unread"), Begun: true, Way: limit.ByPod, State: limit.Unknown, Reason: "its control group was not found"},
 		{Work: task("other"), State: limit.Foreign, Reason: "another program has set it", Driver: gpu.MemoryLimit{Hard: 4 * GiB, Used: GiB}},
+		{Work: task("idle"), Way: limit.ByHook, Required: true, State: limit.Unknown, Reason: "its control group is not known before a process of it uses the GPU"},
 	} {
 		s.GPU, s.Since, s.Read = coretest.GPU(i/3), at.Add(-time.Hour), s.State != limit.Unknown
 		if s.Way != "" {
@@ -46,6 +47,7 @@ func limitTable() limit.Table {
 		t.Shares = append(t.Shares, s)
 	}
 	t.Shares[4].Since, t.Shares[4].GPU = time.Time{}, coretest.GPU(9)
+	t.Shares[6].GPU = coretest.GPU(1)
 	return t
 }
 
@@ -102,9 +104,20 @@ func TestMemoryLimitOfADevice(t *testing.T) {
 		{Select: on(1), Sharing: &inventory.Sharing{Mode: inventory.MPS, Replicas: 2, Memory: 20 << 30}},
 	}
 	checked := health.Observation{At: gpu.WholeGPU(coretest.GPU(0)), Kind: health.Checked}
-	d := report.DescribeState(core.NewState(cfg).Read(cfg, time.Unix(1, 0), coretest.GPUs(2), checked), cfg).Devices
+	state := core.NewState(cfg).Read(cfg, time.Unix(1, 0), coretest.GPUs(2), checked)
+	d := report.DescribeState(state, cfg).Devices
 	if i := slices.IndexFunc(d, func(d report.Device) bool { return d.Index == 0 }); d[i].MemoryLimit != "required" || d[i].MPSMemoryBytes != 0 {
 		t.Errorf("time-slicing: %+v", d[i])
+	}
+	if i := slices.IndexFunc(d, func(d report.Device) bool { return d.Index == 0 }); d[i].MemoryNotLimited != "" {
+		t.Errorf("not known: %+v", d[i])
+	}
+	cannot := &inventory.Limits{Withheld: map[gpu.DeviceID]inventory.LimitMissing{coretest.GPU(0): {Reason: health.ReasonNoLimit, Detail: "driver 570.1: want 615 or newer"}}}
+	for _, d := range report.DescribeState(state.WithHost(cfg, time.Unix(1, 0), inventory.Host{Limits: cannot}), cfg).Devices {
+		table, _ := render(t, report.Report{Devices: []report.Device{d}})
+		if (d.Index == 0) != (d.MemoryNotLimited == "driver 570.1: want 615 or newer") || (d.Index == 0) != strings.Contains(table, "20480 MiB each, not limited") {
+			t.Errorf("the driver has no limits: %+v\n%s", d, table)
+		}
 	}
 	if i := slices.IndexFunc(d, func(d report.Device) bool { return d.Index == 1 }); d[i].MemoryLimit != "" || d[i].MPSMemoryBytes != 20<<30 {
 		t.Errorf("MPS: %+v", d[i])

@@ -97,6 +97,7 @@ type Device struct {
 	MPSMemoryBytes   uint64 `json:"mpsMemoryBytes,omitempty"`
 	MemoryLimit      string `json:"memoryLimit,omitempty"`      // of a share of time-slicing: required, best-effort; missing = the driver limits none
 	MemoryLimitBytes uint64 `json:"memoryLimitBytes,omitempty"` // to which the driver is to limit a share
+	MemoryNotLimited string `json:"memoryNotLimited,omitempty"` // why the driver can't limit a share; missing = it can, or that is not known
 	MPSThreadPercent int    `json:"mpsThreadPercent,omitempty"`
 
 	API          string   `json:"api,omitempty"`          // through which it is offered, where that is not always the same: device-plugin, dra

@@ -111,7 +111,7 @@ func (d Device) CurrentIndex() string {
 	return fmt.Sprintf("%d:%d", d.Index, *d.Instance)
 }
 
-// pool is the pool, and how the device is shared: "gpu.shared, time-slicing by 4, 18432 MiB each".
+// pool is the pool, and how the device is shared: "gpu.shared, time-slicing by 4, 18432 MiB each", with ", not limited" where the node can't limit it.
 func (d Device) pool() string {
 	if d.Replicas == 0 {
 		return d.Pool
@@ -119,6 +119,9 @@ func (d Device) pool() string {
 	text := fmt.Sprintf("%s, %s by %d", d.Pool, d.Sharing, d.Replicas)
 	if d.MemoryLimitBytes > 0 {
 		text += fmt.Sprintf(", %d MiB each", d.MemoryLimitBytes>>20)
+	}
+	if d.MemoryNotLimited != "" {
+		text += ", not limited"
 	}
 	return text
 }

@@ -158,10 +158,11 @@ function resetTries(r) {
   return [r.attempts ? plural(r.attempts, "attempt") : "", r.refusals ? plural(r.refusals, "refusal") : ""].filter((t) => t).join(", ") + (r.attempts || r.refusals ? " for the present fault" : "");
 }
 
-// limitMark is whether a memory limit holds: its level, mark and text. A required one that does not hold is bad.
+// limitMark is whether a memory limit holds: its level, mark and text. A required one that does not hold is bad, once the work has begun.
 function limitMark(l) {
   if (l.state === "limited") return ["good", "● ", "limited"];
   if (l.state === "foreign") return ["dim", "", "set by another program"];
+  if (!l.begun) return ["dim", "", l.state + ", not begun"];
   return [l.required ? "bad" : "warn", l.required ? "✖ " : "▲ ", l.state];
 }
 

@@ -19,10 +19,12 @@ import (
 
 const (
 	hierarchy = "/sys/fs/cgroup"
-	ownGroup  = "tandem-hooks"               // the group above those of all containers
 	inside    = "TANDEM_CONFORMANCE_HOOKS"   // the folder for k8s-gpu, in the process that runs the tests
 	skipped   = "TANDEM_CONFORMANCE_SKIPPED" // a file for the reason why nothing was tested: test/conformance/run prints it
 )
+
+// ownGroup is the group above those of all containers of this run: the folder of inside has a name that no other run has, unlike a process ID in a namespace.
+var ownGroup = "tandem-" + filepath.Base(os.Getenv(inside))
 
 // missingError is what a node lacks for these tests.
 type missingError string

@@ -26,7 +26,7 @@ type container struct {
 func (n *node) runc(t *testing.T, env []string, names ...string) container {
 	t.Helper()
 	n.containers++
-	id := fmt.Sprintf("c%d-%d", os.Getpid(), n.containers)
+	id := fmt.Sprintf("c%d", n.containers)
 	c := container{group: "/" + ownGroup + "/pod/" + id}
 	bundle := t.TempDir()
 	spec := &oci.Spec{
