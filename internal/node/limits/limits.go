@@ -245,7 +245,7 @@ func (l *Limiter) step(ctx context.Context) time.Duration {
 		if n.limits {
 			l.monitor.SetLimits(&inventory.Limits{Withheld: map[gpu.DeviceID]inventory.LimitMissing{}})
 		}
-		l.publishUnread("the driver is not open")
+		l.publishUnread("the driver is not open", false)
 		return reconcile.Never
 	}
 	again := reconcile.Never

@@ -37,20 +37,21 @@ func (l *Limiter) publish(ctx context.Context, n seen, r limit.Result) {
 func (l *Limiter) unreadable(n seen, err error) {
 	text := "limits of device memory can't be read: " + err.Error()
 	l.problems.Put(problem.Problem{Code: problem.LimitsUnknown, Text: text}, slog.LevelWarn, text)
-	l.publishUnread(text)
+	l.publishUnread(text, n.limits)
 	if n.limits && time.Since(l.unread) >= unreadAtMost {
 		n.support.Unread = text
 		l.monitor.SetLimits(n.support.Limits(n.inv))
 	}
 }
 
-// publishUnread publishes that no limit is known, with the reason.
-func (l *Limiter) publishUnread(why string) {
+// publishUnread publishes that no limit is known, with the reason: a table without shares if nothing was read so far and the policy has limits, so that the problem is
+// in metrics, too.
+func (l *Limiter) publishUnread(why string, wanted bool) {
 	now := time.Now()
 	if l.unread.IsZero() {
 		l.unread = now
 	}
-	if !l.latest.At.IsZero() {
+	if wanted || !l.latest.At.IsZero() {
 		l.table.Store(l.latest.Unread(now, l.unread, why))
 	}
 }
