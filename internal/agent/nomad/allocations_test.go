@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/holders"
@@ -215,5 +216,17 @@ func TestGivenOutWhileTheAPIFails(t *testing.T) {
 	}
 	if h := r.read(); len(h.On(coretest.GPU(0))) != 0 {
 		t.Errorf("not given out: %+v", h)
+	}
+}
+
+// Allocations that are not read by the settings have the remedy for the setting that is the cause.
+func TestUnreadBySettings(t *testing.T) {
+	for address, remedy := range map[string]string{"": "set nomad_address", "http://127.0.0.1:4646": "set occupancy to report or withhold"} {
+		var s config.Nomad
+		s.Operations.NomadAddress, s.Core.Occupancy = address, inventory.OccupancyOff
+		r, err := unread(s)(t.Context(), nil)
+		if err != nil || !r.Never || r.Missing == "" || r.Remedy != remedy {
+			t.Errorf("address %q: %+v, %v", address, r, err)
+		}
 	}
 }

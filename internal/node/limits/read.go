@@ -127,17 +127,23 @@ func (l *Limiter) read(ctx context.Context, n seen, done []limit.Done) (limit.Re
 	for _, one := range l.saved.Records {
 		add(paths, one.Path)
 	}
-	if l.opts.Orchestrator == holders.Nomad && (n.limits || len(l.saved.Records)+len(l.saved.Leftovers) > 0) { // a group may have the limit of one that ended
-		all, err := l.opts.Groups.Tasks()
-		if err != nil {
-			return r, err
-		}
-		add(paths, all...)
+	tasks, err := l.taskGroups(n)
+	if err != nil {
+		return r, err
 	}
+	add(paths, tasks...)
 	for _, p := range r.Processes {
 		addBetween(paths, p.Group)
 	}
 	return r, l.addGroups(ctx, n, &r, paths)
+}
+
+// taskGroups are the groups of all tasks of Nomad, if one of them may have the limit of one that has ended.
+func (l *Limiter) taskGroups(n seen) ([]string, error) {
+	if l.opts.Orchestrator != holders.Nomad || !n.limits && len(l.saved.Records)+len(l.saved.Leftovers) == 0 {
+		return nil, nil
+	}
+	return l.opts.Groups.Tasks()
 }
 
 // addBetween adds the group of a process, and those between it and that of its work: each can have a limit that a group which ended has left.
