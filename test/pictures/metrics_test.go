@@ -58,11 +58,13 @@ func (e *expressions) values(metric string) map[string][]string {
 		"tandem_device_ecc_errors_total":         {"severity": {"corrected", "uncorrected"}},
 		"tandem_request_duration_seconds_bucket": {"method": {"Allocate", "Reserve"}},
 		"tandem_memory_limit_state": {
-			"required": {"true", "false"}, "state": {string(limit.Limited), string(limit.Late), string(limit.Unlimited), string(limit.Foreign), string(limit.Unknown)},
+			"required": {"true", "false"}, "begun": {"true", "false"}, "state": {string(limit.Limited), string(limit.Late), string(limit.Unlimited), string(limit.Foreign), string(limit.Unknown)},
 		},
-		"tandem_memory_limit_problems": {"code": {string(problem.StaleLimit), string(problem.LimitOverridden)}},
-		"tandem_fleet_gpus":            {"health": health},
-		"tandem_fleet_budget_used":     {"mode": {"act", "report"}},
+		"tandem_memory_limit_problems": {"code": {
+			string(problem.StaleLimit), string(problem.LimitOverridden), string(problem.LimitsUnknown), string(problem.LimitState),
+		}},
+		"tandem_fleet_gpus":        {"health": health},
+		"tandem_fleet_budget_used": {"mode": {"act", "report"}},
 		"tandem_fleet_waits": {"alert": {"true", "false"}, "reason": {
 			string(rescue.ReasonUnread), string(rescue.ReasonHolders), string(rescue.ReasonNoPlace), string(rescue.ReasonLedger), string(rescue.ReasonBlocked), string(rescue.ReasonStuck),
 		}},
