@@ -45,7 +45,7 @@ const (
 	ReasonWithdrawn    // no longer offered, after a change of MIG configuration, policy or hardware
 	ReasonNoMPS        // the MPS control daemon of the unit's pool does not respond
 	ReasonOverlap      // another agent on this node offers the device
-	ReasonHeld         // a workload holds the device under another name than that of its present offer
+	ReasonHeld         // a workload holds the device under another name than that of its present offer, or its memory by the limit of an older policy
 	ReasonNoIMEX       // a required IMEX channel is missing
 	ReasonNoCDI        // no CDI specification defines the device
 	ReasonOccupied     // processes use the device that no work runs to which it was given

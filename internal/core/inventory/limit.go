@@ -82,7 +82,22 @@ type Limits struct {
 	// driver is open.
 	Withheld map[gpu.DeviceID]LimitMissing
 
+	// Room is which shares of a GPU with a required limit take no new work because running work has their memory; a GPU without an entry has room for all.
+	Room map[gpu.DeviceID]Room
+
 	Backend string // the controller of control groups by which the driver limits memory, "misc" or BackendDMem; "" = not known
+}
+
+// Room is which shares of a GPU take no new work: work that began by another policy has its memory.
+type Room struct {
+	Share    uint64   // the limit of a share, in bytes, for which this was decided: with another one, or another number of shares, nothing is known
+	Replicas int      // the number of shares
+	None     []UnitID // sorted
+	Detail   string   // why None take no work, in one line
+}
+
+func (r Room) equal(o Room) bool {
+	return r.Share == o.Share && r.Replicas == o.Replicas && r.Detail == o.Detail && slices.Equal(r.None, o.None)
 }
 
 // BackendDMem is the backend with which a limit also reserves memory, unless the reservation is 0 (dmem.min of the group and its ancestors).
@@ -98,7 +113,7 @@ type LimitMissing struct {
 
 // Equal reports whether two values have the same content.
 func (l *Limits) Equal(o *Limits) bool {
-	return l == o || l != nil && o != nil && l.Backend == o.Backend && maps.Equal(l.Withheld, o.Withheld)
+	return l == o || l != nil && o != nil && l.Backend == o.Backend && maps.Equal(l.Withheld, o.Withheld) && maps.EqualFunc(l.Room, o.Room, Room.equal)
 }
 
 // missing returns why the driver can't limit the shares of a GPU, and whether that is known. Without an agent that looks, nothing is known.
@@ -107,6 +122,18 @@ func (l *Limits) missing(id gpu.DeviceID) (m LimitMissing, decided bool) {
 		m, decided = l.Withheld[id]
 	}
 	return m, decided
+}
+
+// noRoom is why running work has the memory of a unit; "" if it has not. It is not decided after a change of the policy, until that was looked at.
+func (l *Limits) noRoom(u *Unit) (why string, decided bool) {
+	if l == nil {
+		return "", true
+	}
+	r, known := l.Room[u.Device.At.GPU]
+	if _, none := slices.BinarySearch(r.None, u.ID); none {
+		why = r.Detail
+	}
+	return why, !known || r.Share == u.Memory && r.Replicas == u.Sharing.Replicas
 }
 
 // NotLimited is why the driver can't limit the memory of a unit whose policy wants that, in one line; "" if it can, if that is not known so far, or if the policy does not.
@@ -217,9 +244,11 @@ func (a *Allocatable) noCDINames(u *Unit) string {
 	return "device list strategy " + u.Injection.Name + " has no CDI device: want auto, cdi-cri or cdi-annotations"
 }
 
-// noLimit returns the health of a unit that takes no work because its memory can't be limited, or because that is not known so far; zero if it takes work.
+// noLimit returns the health of a unit that takes no work because its memory can't be limited, or running work has it, or because that is not known so far; zero if it
+// takes work.
 func (a *Allocatable) noLimit(u *Unit) health.Health {
 	required := u.Sharing.Limit == LimitRequired
+	noRoom, _ := a.limits.noRoom(u)
 	switch m, _ := a.limits.missing(u.Device.At.GPU); {
 	case u.Memory == 0 && required:
 		return health.New(health.ReasonNoLimit, neverLimited(&u.Device))
@@ -229,6 +258,8 @@ func (a *Allocatable) noLimit(u *Unit) health.Health {
 		return health.Health{}
 	case m != LimitMissing{}:
 		return health.New(m.Reason, m.Detail)
+	case noRoom != "":
+		return health.New(health.ReasonHeld, noRoom)
 	case u.API == DevicePlugin && !a.UsesCDI(u.Injection):
 		return health.New(health.ReasonNoLimit, a.noCDINames(u))
 	case a.limitedByHook(u):
@@ -243,6 +274,9 @@ func (a *Allocatable) noLimit(u *Unit) health.Health {
 // required: no work gets such a unit without.
 func (a *Allocatable) awaitsLimit(u *Unit) bool {
 	_, decided := a.limits.missing(u.Device.At.GPU)
+	if decided && u.Sharing.Limit == LimitRequired {
+		_, decided = a.limits.noRoom(u)
+	}
 	return u.Memory > 0 && !decided && (a.limits != nil || u.Sharing.Limit == LimitRequired)
 }
 

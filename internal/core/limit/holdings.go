@@ -28,15 +28,18 @@ func Holdings(r holders.Record, inv *inventory.Allocatable) (all []Holding) {
 		if !offered && h.API == inventory.DRA && h.Unit == "" { // by the kubelet's list, which has no unit
 			u, offered = limitedUnit(inv, h.Device)
 		}
-		if offered {
-			units[k] = append(units[k], u)
-		} else {
-			units[k] = append(units[k], inventory.Unit{})
+		if !offered {
+			u = inventory.Unit{}
 		}
+		u.ID = h.Unit
+		units[k] = append(units[k], u)
 	}
 	for i := range all {
 		h := &all[i]
 		for _, u := range units[key{h.Work, h.GPU}] {
+			if u.ID != "" {
+				h.Units = append(h.Units, u.ID)
+			}
 			if u.Memory > 0 {
 				h.Pool, h.Required = u.Pool, h.Required || u.Sharing.Limit == inventory.LimitRequired
 			}

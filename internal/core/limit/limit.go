@@ -7,6 +7,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/holders"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
@@ -85,6 +86,7 @@ type Table struct {
 	// Problems last: LIMIT_CONTROLLER_OFF, STALE_LIMIT, LIMIT_OVERRIDDEN, LIMIT_NOT_COUNTED, MEMORY_TOTAL_LIMITED. Object is the work or the GPU.
 	Problems []problem.Problem
 
+	Given  map[gpu.DeviceID]Given // what work has of each GPU by the policy; while the record of work is not complete, at least what it had before
 	Counts Counts
 
 	Opened string // the latest opening of the driver of which the work that ran was known: see Reading.Opened, Awaited
@@ -92,6 +94,12 @@ type Table struct {
 	// Waiting has the GPUs that take no new work: since the driver was opened, or the GPU was reset, the limits of the work that it has were not all set. Once they
 	// were, no GPU waits any more.
 	Waiting map[gpu.DeviceID]bool
+}
+
+// Given is what work has of a GPU by the policy.
+type Given struct {
+	Bytes uint64                      // the sum of its limits, by the policy when it began
+	Units map[inventory.UnitID]uint64 // of that by the unit of a share, offered or not
 }
 
 // Counts are events since the agent began to read limits; they only grow.

@@ -10,6 +10,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/durable"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/holders"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
@@ -218,12 +219,47 @@ func (d *decision) holdings() []Holding {
 	return all
 }
 
-// keep has work whose units are not offered any more, or have no limit any more, keep that which it had. The limit of a pod is in the state.
+// keep has work whose units are not offered any more, or have no limit any more, keep that which it had. The limit of a pod is in the state. A container that has not
+// used its GPU has no record, and the limit with which it was created: the kubelet creates each with the units that it gave it out with, Nomad each anew.
 func (d *decision) keep(h *Holding) {
-	i := slices.IndexFunc(d.state.Records, func(r Record) bool { return r.of(*h) })
-	if h.Bytes == 0 && h.Way != ByPod && i >= 0 {
-		h.Bytes, h.Pool = d.state.Records[i].Hard, cmp.Or(h.Pool, d.state.Records[i].Pool)
+	if h.Way == ByPod {
+		return
 	}
+	i := slices.IndexFunc(d.state.Records, func(r Record) bool { return r.of(*h) })
+	if i >= 0 {
+		if h.Bytes == 0 {
+			h.Bytes, h.Pool = d.state.Records[i].Hard, cmp.Or(h.Pool, d.state.Records[i].Pool)
+		}
+		return
+	}
+	was, known := d.was.find(h.share())
+	if known && h.Way == ByHook && was.Way == ByHook && (h.Bytes == 0 || h.Work.Orchestrator == holders.Kubernetes) {
+		h.Bytes, h.Pool = was.Want, cmp.Or(h.Pool, was.Pool)
+	}
+}
+
+// given adds up what the work of the reading has of each GPU. The table is sorted.
+func (d *decision) given() {
+	all := map[gpu.DeviceID]Given{}
+	for _, h := range d.Shares {
+		s, _ := d.out.Table.find(h.share())
+		g := all[h.GPU]
+		if g.Bytes += s.Want; g.Units == nil {
+			g.Units = map[inventory.UnitID]uint64{}
+		}
+		for _, id := range h.Units {
+			g.Units[id] += s.Want / uint64(len(h.Units))
+		}
+		all[h.GPU] = g
+	}
+	if !d.HoldersKnown {
+		for id, was := range d.was.Given {
+			if was.Bytes > all[id].Bytes {
+				all[id] = was
+			}
+		}
+	}
+	d.out.Table.Given = all
 }
 
 // ofRecords are the holdings of work with a record that the orchestrator's may lack, while its groups are there.
@@ -402,6 +438,7 @@ func (d *decision) finish() {
 			t.Counts.Late++
 		}
 	}
+	d.given()
 	if !d.Partial { // else one may be newer than the end of another one
 		for _, g := range d.Groups {
 			d.state.newest = max(d.state.newest, g.Inode)

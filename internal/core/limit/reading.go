@@ -9,6 +9,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/holders"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // Reading is what was read of a node at one time.
@@ -68,7 +69,8 @@ type Holding struct {
 	Pool     string // "" = the units are not offered any more
 	Way      Way
 	Required bool
-	Bytes    uint64 // by the policy, of all its shares of the GPU; 0 = no limit
+	Bytes    uint64             // by the policy, of all its shares of the GPU; 0 = no limit
+	Units    []inventory.UnitID // of its shares, offered or not
 
 	// Groups are where the work is: the group of its task or pod, or with ByHook those in which its container may be.
 	Groups []string

@@ -2,6 +2,7 @@ package limit
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -17,6 +18,7 @@ type Support struct {
 	Tried         map[gpu.DeviceID]string // GPUs on which a limit was set on an own group and read back: why that failed, "" = it did not
 	Waiting       map[gpu.DeviceID]bool   // see Table.Waiting
 	Elsewhere     bool                    // Node.CannotSet is ErrElsewhere
+	Given         map[gpu.DeviceID]Given  // see Table.Given
 	Unread        string                  // why limits can't be read at present; "" = they are
 	Unlisted      string                  // why it can't be known which task of Nomad has which share, with the remedy; "" = it can
 }
@@ -34,13 +36,48 @@ func (s Support) Limits(inv *inventory.Allocatable) *inventory.Limits {
 			continue
 		}
 		if out == nil {
-			out = &inventory.Limits{Withheld: map[gpu.DeviceID]inventory.LimitMissing{}, Backend: string(s.Node.Backend)}
+			out = &inventory.Limits{Withheld: map[gpu.DeviceID]inventory.LimitMissing{}, Room: map[gpu.DeviceID]inventory.Room{}, Backend: string(s.Node.Backend)}
 		}
 		if why, decided := s.missing(&u); decided {
 			out.Withheld[id] = why
 		}
+		if room, limited := s.room(&u, inv); limited {
+			out.Room[id] = room
+		}
 	}
 	return out
+}
+
+// room returns which shares of the GPU of one take no new work, because the limits of all work would be more than the GPU has; false if nothing keeps the sum below
+// that: not with overcommit, for the scheduler counts what claims have, and shares with best effort may have no limit at all.
+//
+// It matters only after a change of the policy, until work of before has ended: so the shares that are left are those that all fit. A share that work of before has is
+// left last, if it would be more than that work has: that may have ended by the time the share is given out again.
+func (s Support) room(u *inventory.Unit, inv *inventory.Allocatable) (r inventory.Room, limited bool) {
+	policy, id := inv.LimitPolicy(), u.Device.ID
+	if u.Sharing.Limit != inventory.LimitRequired || u.API == inventory.DRA || policy.Overcommit {
+		return r, false
+	}
+	r.Share, r.Replicas = u.Memory, u.Sharing.Replicas
+	given, available := s.Given[id], policy.Available(u.Device.Memory)
+	left := available - min(given.Bytes, available)
+	for _, held := range []bool{false, true} {
+		for one := range inv.Units() {
+			bytes, has := given.Units[one.ID]
+			if more := one.Memory - min(bytes, one.Memory); one.Device.ID != id || one.Health.Reason == health.ReasonWithdrawn || has != held {
+				continue
+			} else if left < more {
+				r.None = append(r.None, one.ID)
+			} else {
+				left -= more
+			}
+		}
+	}
+	slices.Sort(r.None)
+	if r.None != nil {
+		r.Detail = fmt.Sprintf("the limits of running work are %d of %d MiB: some of it began by a policy with other shares", given.Bytes/gpu.MiB, available/gpu.MiB)
+	}
+	return r, true
 }
 
 func (s Support) missing(u *inventory.Unit) (why inventory.LimitMissing, decided bool) {

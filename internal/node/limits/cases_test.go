@@ -358,6 +358,51 @@ func TestNotOffered(t *testing.T) {
 	}
 }
 
+// After a reload to larger shares, those that do not fit beside work of before take no new work until that has ended, and the limit of that work stays.
+func TestLargerShares(t *testing.T) {
+	n := start(t, holders.Nomad, limit.Misc)
+	l, _ := n.run(holders.Nomad)
+	w, first, group := n.task(1)
+	_, second, other := n.task(2)
+	n.lists(first, second)
+	n.group(group)
+	n.group(other)
+	n.reading()
+	n.await(l, w, limit.Limited, "")
+	cfg := core.DefaultConfig()
+	cfg.API, cfg.Policy = inventory.Nomad, inventory.Policy{
+		Limits: inventory.LimitPolicy{On: true, Reserve: inventory.DefaultReserve},
+		Rules: []inventory.Rule{{
+			Select:  inventory.Selector{IDs: []gpu.DeviceID{gpu.DeviceID(n.machine.UUID(0))}},
+			Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 2, Memory: 30 * gib, Limit: inventory.LimitRequired},
+		}},
+	}
+	check.NoError(t, n.ApplyPolicy(t.Context(), cfg))
+	n.awaitShares("healthy", "unhealthy: held (the limits of running work are 40960 of 80535 MiB")
+	if s := n.await(l, w, limit.Limited, ""); s.Driver.Hard != 20*gib {
+		t.Errorf("%+v", s)
+	}
+	n.lists(first)
+	check.NoError(t, os.RemoveAll(n.groups.Path(other)))
+	n.reading()
+	n.awaitShares("healthy", "healthy")
+}
+
+// awaitShares waits for the health of all shares with a limit.
+func (n *node) awaitShares(want ...string) {
+	n.t.Helper()
+	var is []string
+	eventually(n.t, func() bool {
+		is = nil
+		for u := range n.Current().Units() {
+			if u.Memory > 0 && u.Health.Reason != health.ReasonWithdrawn {
+				is = append(is, u.Health.String())
+			}
+		}
+		return slices.EqualFunc(is, want, strings.HasPrefix)
+	}, func() string { return fmt.Sprintf("%q, want %q", is, want) })
+}
+
 // fence 18, 19, 30: the limit of work that has ended ends before its group. One that is left on another group is ended at the next reading.
 func TestEndedWork(t *testing.T) {
 	n := start(t, holders.Nomad, limit.Misc)

@@ -26,6 +26,7 @@ func (l *Limiter) publish(ctx context.Context, n seen, r limit.Result) {
 	n.support.ControllerOff = l.controllerOff(n.node.Backend)
 	n.support.Tried = l.support.why()
 	n.support.Unlisted = l.unlisted(ctx, n)
+	n.support.Given = r.Table.Given
 	can := n.support.Limits(n.inv)
 	l.monitor.SetLimits(can)
 	if !n.support.Elsewhere { // which passes
