@@ -456,18 +456,34 @@ func TestPathUsedAgain(t *testing.T) {
 	}
 }
 
-// fence 26: without the controller in the group nothing is limited, whatever is set and read. Enabling it mends that.
+// fence 26: without the controller in the group nothing is limited, whatever is set and read. Enabling it mends that: the agent does so for tasks of Nomad, and the kubelet
+// and the container runtime for pods.
 func TestControllerOff(t *testing.T) {
 	for _, b := range []limit.Backend{limit.Misc, limit.DMem} {
 		w := newWorld(b, zero)
 		k := w.start(limit.ByTask, zero, 20*gib, 1)
 		w.off[k.groups[0].path] = true
 		w.shows(t, k, limit.Unlimited, "the controller "+string(b)+" is off")
-		w.has(t, problem.LimitController, true)
+		w.mendedBy(t, problem.LimitController, "this agent enables it")
 		w.off = map[string]bool{}
 		w.passes.pass()
 		w.shows(t, k, limit.Limited, "")
 		w.has(t, problem.LimitController, false)
+
+		k = w.start(limit.ByHook, zero, 20*gib, 1)
+		w.off[k.groups[0].path] = true
+		w.hook(k.groups[0], zero, 20*gib)
+		w.charge(w.fork(k.groups[0], k.owner()), zero, gib)
+		w.shows(t, k, limit.Unlimited, "the controller "+string(b)+" is off")
+		w.mendedBy(t, problem.LimitController, "start the pod again")
+	}
+}
+
+// mendedBy checks the remedy of the problem.
+func (w *world) mendedBy(t *testing.T, code problem.Code, remedy string) {
+	t.Helper()
+	if !slices.ContainsFunc(w.passes.table.Problems, func(p problem.Problem) bool { return p.Code == code && strings.Contains(p.Remedy, remedy) }) {
+		t.Errorf("%s: want %q: %+v", code, remedy, w.passes.table.Problems)
 	}
 }
 

@@ -175,8 +175,12 @@ func (d *decision) wasSet(g Group, id gpu.DeviceID) bool {
 }
 
 func (d *decision) controllerOff(h Holding, g Group) {
+	remedy := d.orRemedy("this agent enables it; start the work again if that does not help")
+	if h.Work.Orchestrator == holders.Kubernetes {
+		remedy = "the kubelet and the container runtime enable it for new pods, if the groups above have it: start the pod again"
+	}
 	d.problem(problem.LimitController, h.Work.String(), fmt.Sprintf("the controller %s is off in the control group %s, so the driver does not limit %s", d.Node.Backend, g.Path, h.Work),
-		d.orRemedy("this agent enables it; start the work again if that does not help"))
+		remedy)
 }
 
 // differs decides about a group that has not the limit of the policy.
