@@ -19,6 +19,7 @@ type Holder struct {
 
 	Sharing string // how the device is shared; "" = the work has all of it
 	Shares  int    // that the work has of a shared device; 0 = 1
+	Memory  uint64 // bytes of the device to which its container was limited when it was given out, for all shares together; 0 = no limit, or it is not recorded
 
 	// Observed means that a process is the only evidence: no record shows what its work holds.
 	Observed bool

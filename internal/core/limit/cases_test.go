@@ -580,7 +580,7 @@ func TestAmbiguousContainers(t *testing.T) {
 	if c := w.passes.table.Counts; c.Set != 0 {
 		t.Errorf("%+v", c)
 	}
-	second.Work.Container, second.Bytes = "third", 20*gib // all have the same
+	second.Bytes = 20 * gib // all have the same
 	w.passes.pass()
 	w.shows(t, k, limit.Limited, "")
 }

@@ -1,6 +1,7 @@
 package limit
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -9,13 +10,14 @@ import (
 )
 
 // Holdings returns what work has of full GPUs by a record, one for each work and GPU, in order. Their groups are not known. Units that are not offered any more
-// have no limit: work keeps the one that it had, see Record.
+// have no limit: work keeps the one that it had, see Record. The limit with which a container was created is that of the record of the kubelet, which creates it again
+// with the same after a change of the policy.
 func Holdings(r holders.Record, inv *inventory.Allocatable) (all []Holding) {
 	type key struct {
 		work holders.Work
 		gpu  gpu.DeviceID
 	}
-	units := map[key][]inventory.Unit{}
+	units, created := map[key][]inventory.Unit{}, map[key]uint64{}
 	for _, h := range r.Holders {
 		k := key{h.Work, h.Device}
 		if h.Work.ID == "" || inv == nil || !isGPU(inv, h.Device) {
@@ -33,6 +35,7 @@ func Holdings(r holders.Record, inv *inventory.Allocatable) (all []Holding) {
 		}
 		u.ID = h.Unit
 		units[k] = append(units[k], u)
+		created[k] = max(created[k], h.Memory)
 	}
 	for i := range all {
 		h := &all[i]
@@ -44,7 +47,7 @@ func Holdings(r holders.Record, inv *inventory.Allocatable) (all []Holding) {
 				h.Pool, h.Required = u.Pool, h.Required || u.Sharing.Limit == inventory.LimitRequired
 			}
 		}
-		h.Bytes = inv.LimitPolicy().MemoryLimits(units[key{h.Work, h.GPU}])[h.GPU]
+		h.Bytes = cmp.Or(created[key{h.Work, h.GPU}], inv.LimitPolicy().MemoryLimits(units[key{h.Work, h.GPU}])[h.GPU])
 	}
 	slices.SortStableFunc(all, func(a, b Holding) int { return compareShares(a.share(), b.share()) })
 	return all

@@ -220,20 +220,15 @@ func (d *decision) holdings() []Holding {
 }
 
 // keep has work whose units are not offered any more, or have no limit any more, keep that which it had. The limit of a pod is in the state. A container that has not
-// used its GPU has no record, and the limit with which it was created: the kubelet creates each with the units that it gave it out with, Nomad each anew.
+// used its GPU has no record.
 func (d *decision) keep(h *Holding) {
-	if h.Way == ByPod {
-		return
-	}
-	i := slices.IndexFunc(d.state.Records, func(r Record) bool { return r.of(*h) })
-	if i >= 0 {
-		if h.Bytes == 0 {
-			h.Bytes, h.Pool = d.state.Records[i].Hard, cmp.Or(h.Pool, d.state.Records[i].Pool)
-		}
+	if h.Bytes > 0 || h.Way == ByPod {
 		return
 	}
 	was, known := d.was.find(h.share())
-	if known && h.Way == ByHook && was.Way == ByHook && (h.Bytes == 0 || h.Work.Orchestrator == holders.Kubernetes) {
+	if i := slices.IndexFunc(d.state.Records, func(r Record) bool { return r.of(*h) }); i >= 0 {
+		h.Bytes, h.Pool = d.state.Records[i].Hard, cmp.Or(h.Pool, d.state.Records[i].Pool)
+	} else if known && h.Way == ByHook && was.Way == ByHook {
 		h.Bytes, h.Pool = was.Want, cmp.Or(h.Pool, was.Pool)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
@@ -40,6 +41,8 @@ type CheckpointDevice struct {
 	Resource  string
 	ID        string
 	NUMANode  int // -1 = no affinity
+
+	MemoryLimit uint64 // of device memory with which the container was created, in bytes, by the name of a CDI device; 0 = none
 }
 
 // checkpointReader reads the file of one kubelet, each version once. It is not safe for concurrent use.
@@ -87,12 +90,12 @@ func parseCheckpoint(text []byte) ([]CheckpointDevice, error) {
 		if e.PodUID == "" || e.ResourceName == "" {
 			return nil, fmt.Errorf("%w: an entry without PodUID or ResourceName", ErrCheckpointFormat)
 		}
-		listed := map[string]bool{}
+		listed, limit := map[string]bool{}, e.memoryLimit()
 		for _, node := range slices.Sorted(maps.Keys(e.DeviceIDs)) {
 			for _, id := range e.DeviceIDs[node] {
 				if !listed[id] {
 					listed[id] = true
-					all = append(all, CheckpointDevice{e.PodUID, e.ContainerName, e.ResourceName, id, int(node)})
+					all = append(all, CheckpointDevice{e.PodUID, e.ContainerName, e.ResourceName, id, int(node), limit})
 				}
 			}
 		}
@@ -135,16 +138,9 @@ func StoredCDIDevices(checkpoint, kind string) (devices []string, err error) {
 		return nil, fmt.Errorf("%s: %w", checkpoint, err)
 	}
 	for _, e := range entries {
-		var r v1beta1.ContainerAllocateResponse
-		if err := proto.Unmarshal(e.AllocResp, &r); err != nil {
+		names, err := e.cdiDevices()
+		if err != nil {
 			return nil, fmt.Errorf("%s: %w: %w", checkpoint, ErrCheckpointFormat, err)
-		}
-		var names []string
-		for _, d := range r.GetCdiDevices() {
-			names = append(names, d.GetName())
-		}
-		for _, list := range r.GetAnnotations() {
-			names = append(names, strings.Split(list, ",")...)
 		}
 		for _, name := range names {
 			if device, ok := strings.CutPrefix(name, kind+"="); ok {
@@ -154,4 +150,32 @@ func StoredCDIDevices(checkpoint, kind string) (devices []string, err error) {
 	}
 	slices.Sort(devices)
 	return slices.Compact(devices), nil
+}
+
+// cdiDevices are the qualified names of the CDI devices in the response, by field or annotation.
+func (e *checkpointEntry) cdiDevices() (names []string, err error) {
+	var r v1beta1.ContainerAllocateResponse
+	err = proto.Unmarshal(e.AllocResp, &r)
+	for _, d := range r.GetCdiDevices() {
+		names = append(names, d.GetName())
+	}
+	for _, list := range r.GetAnnotations() {
+		names = append(names, strings.Split(list, ",")...)
+	}
+	return names, err
+}
+
+// limitClass ends the kind of the CDI devices that are named by a limit of device memory in MiB, of any vendor.
+const limitClass = "/memory-limit"
+
+// memoryLimit is the limit of device memory in the response; 0 = it has none, or can't be read.
+func (e *checkpointEntry) memoryLimit() (bytes uint64) {
+	names, _ := e.cdiDevices()
+	for _, name := range names {
+		kind, device, _ := strings.Cut(name, "=")
+		if mib, err := strconv.ParseUint(device, 10, 44); err == nil && strings.HasSuffix(kind, limitClass) {
+			bytes = mib << 20
+		}
+	}
+	return bytes
 }

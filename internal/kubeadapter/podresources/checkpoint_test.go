@@ -19,11 +19,11 @@ import (
 )
 
 // recorded is a checkpoint of a kubelet 1.37.1, shortened: an init container and the container after it have one GPU, another pod has a share on two
-// NUMA nodes.
+// NUMA nodes, with a limit of 20 GiB.
 const recorded = `{"Data":{"PodDeviceEntries":[
 {"PodUID":"u1","ContainerName":"init0","ResourceName":"nvidia.com/gpu","DeviceIDs":{"0":["GPU-a"]},"AllocResp":"CgYKBGE9Yg=="},
 {"PodUID":"u1","ContainerName":"app0","ResourceName":"nvidia.com/gpu","DeviceIDs":{"0":["GPU-a"]},"AllocResp":"CgYKBGE9Yg=="},
-{"PodUID":"u2","ContainerName":"app0","ResourceName":"nvidia.com/gpu.shared","DeviceIDs":{"0":["GPU-b::1"],"1":["GPU-b::1"],"-1":["GPU-c::0"]},"AllocResp":null}
+{"PodUID":"u2","ContainerName":"app0","ResourceName":"nvidia.com/gpu.shared","DeviceIDs":{"0":["GPU-b::1"],"1":["GPU-b::1"],"-1":["GPU-c::0"]},"AllocResp":"KjEKL2s4cy5kZXZpY2UtcGx1Z2luLm52aWRpYS5jb20vbWVtb3J5LWxpbWl0PTIwNDgw"}
 ],"RegisteredDevices":{"nvidia.com/gpu":["GPU-a"]}},"Checksum":1736483922}`
 
 // The file is read again only when the kubelet has replaced it, also one that is not understood. What is not in its format is an error, and not an empty one.
@@ -41,8 +41,8 @@ func TestCheckpoint(t *testing.T) {
 	got, err := r.read()
 	check.NoError(t, err)
 	want := Checkpoint{Version: 1, Devices: []CheckpointDevice{
-		{"u1", "init0", "nvidia.com/gpu", "GPU-a", 0}, {"u1", "app0", "nvidia.com/gpu", "GPU-a", 0},
-		{"u2", "app0", "nvidia.com/gpu.shared", "GPU-c::0", -1}, {"u2", "app0", "nvidia.com/gpu.shared", "GPU-b::1", 0},
+		{"u1", "init0", "nvidia.com/gpu", "GPU-a", 0, 0}, {"u1", "app0", "nvidia.com/gpu", "GPU-a", 0, 0},
+		{"u2", "app0", "nvidia.com/gpu.shared", "GPU-c::0", -1, 20 << 30}, {"u2", "app0", "nvidia.com/gpu.shared", "GPU-b::1", 0, 20 << 30},
 	}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

@@ -48,16 +48,17 @@ func (r Reading) Record(inv *inventory.Allocatable, podLogs string) holders.Reco
 		}
 		return o
 	}
-	checkpointed := map[Device]string{} // UID by container, resource and ID
+	checkpointed := map[Device]CheckpointDevice{} // by container, resource and ID
 	for _, d := range r.Checkpoint.Devices {
-		checkpointed[Device{Container: d.Container, Resource: d.Resource, ID: d.ID}] = d.PodUID
+		checkpointed[Device{Container: d.Container, Resource: d.Resource, ID: d.ID}] = d
 	}
 	for _, d := range r.Answer.Devices {
 		unit := inventory.UnitID(d.ID)
 		device, _ := unit.Split()
 		o := owner(d.Pod, d.Container)
-		o.ID = cmp.Or(checkpointed[Device{Container: d.Container, Resource: d.Resource, ID: d.ID}], o.ID)
-		record.Holders = append(record.Holders, holders.Holder{Work: o, API: inventory.DevicePlugin, Resource: d.Resource, Unit: unit, Device: device})
+		c := checkpointed[Device{Container: d.Container, Resource: d.Resource, ID: d.ID}]
+		o.ID = cmp.Or(c.PodUID, o.ID)
+		record.Holders = append(record.Holders, holders.Holder{Work: o, API: inventory.DevicePlugin, Resource: d.Resource, Unit: unit, Device: device, Memory: c.MemoryLimit})
 	}
 	for _, c := range r.Answer.Claims {
 		if device, ok := c.deviceIn(inv); ok {

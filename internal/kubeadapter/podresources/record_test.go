@@ -93,3 +93,16 @@ func TestRecord(t *testing.T) {
 }
 
 func lower(id gpu.DeviceID) string { return strings.ToLower(string(id)) }
+
+// The limit of a container is that with which the kubelet created it, by its checkpoint.
+func TestRecordedLimit(t *testing.T) {
+	shares := inventory.UnitID(coretest.GPU(0)) + "::1"
+	r := podresources.Reading{
+		Answer:     podresources.Answer{Devices: []podresources.Device{{Pod: "default/one", Container: "main", Resource: "nvidia.com/gpu.shared", ID: string(shares)}}},
+		Checkpoint: podresources.Checkpoint{Devices: []podresources.CheckpointDevice{{PodUID: "uid-1", Container: "main", Resource: "nvidia.com/gpu.shared", ID: string(shares), MemoryLimit: 20 << 30}}},
+	}
+	got := r.Record(core.Build(coretest.GPUs(1), health.Ledger{}, core.DefaultConfig()).WithoutHost(), "").Holders
+	if len(got) != 1 || got[0].Memory != 20<<30 || got[0].Work.ID != "uid-1" {
+		t.Errorf("%+v", got)
+	}
+}
