@@ -55,6 +55,7 @@ func TestLimits(t *testing.T) {
 	step(t, "tasks that begin", l.begin)
 	step(t, "tasks that begin again", l.beginAgain)
 	step(t, "a task beyond its limit", l.leak)
+	step(t, "other shares", l.shares)
 }
 
 // useUnifiedGroups mounts control groups of version 2 where Nomad and the agent look for them, in this process's mount namespace, if it has those of version 1
@@ -115,7 +116,7 @@ func (l *limitsTest) begin(t *testing.T) {
 				l.mustBeLate(t, a)
 			}
 		}
-		must(t, "nomad", "job", "stop", "-address="+nomadAPI, "-purge", "-detach", name)
+		l.stop(t, name)
 	}
 	t.Logf("%d of %d tasks allocated memory before they had a limit", late, rounds*limitTasks)
 	if late > 1+rounds*limitTasks/20 {
@@ -163,7 +164,7 @@ func (l *limitsTest) beginAgain(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			l.awaitLimit(t, group)
+			l.awaitLimit(t, group, limitOfShare)
 			must(t, "nomad", "alloc", "restart", "-address="+nomadAPI, a.ID)
 			await(t, "the task to run again", 30*time.Second, func() error {
 				n := l.awaitAll(t, driver, "running")[0].TaskStates["work"].Restarts
@@ -181,24 +182,24 @@ func (l *limitsTest) beginAgain(t *testing.T) {
 			if same != (driver == "raw_exec") {
 				t.Errorf("%s: the same group: %t", driver, same)
 			}
-			if err := l.hasLimit(group); same && err != nil {
+			if err := l.hasLimit(group, limitOfShare); same && err != nil {
 				t.Errorf("a group that has not ended: %v", err)
 			}
 		}
-		l.awaitLimit(t, group)
-		must(t, "nomad", "job", "stop", "-address="+nomadAPI, "-purge", "-detach", driver)
+		l.awaitLimit(t, group, limitOfShare)
+		l.stop(t, driver)
 	}
 }
 
 // awaitLimit waits until a group can't have more than a share. Nomad waits for no limit: only begin is about work that does not wait either.
-func (l *limitsTest) awaitLimit(t *testing.T, group string) {
+func (l *limitsTest) awaitLimit(t *testing.T, group string, share uint64) {
 	t.Helper()
-	await(t, "the limit of "+group, 20*time.Second, func() error { return l.hasLimit(group) })
+	await(t, "the limit of "+group, 20*time.Second, func() error { return l.hasLimit(group, share) })
 }
 
 // hasLimit returns nil if a group can't have more than a share.
-func (l *limitsTest) hasLimit(group string) error {
-	more, err := l.Allocate(0, group, limitOfShare+1)
+func (l *limitsTest) hasLimit(group string, share uint64) error {
+	more, err := l.Allocate(0, group, share+1)
 	if errors.Is(err, simdriver.ErrOutOfMemory) {
 		return nil
 	}
@@ -216,7 +217,7 @@ func (l *limitsTest) afterLimit(job, then string) string {
 // letGo has the task of a job go on when it has its limit.
 func (l *limitsTest) letGo(t *testing.T, job string) {
 	t.Helper()
-	l.awaitLimit(t, scopeOf(l.awaitAll(t, job, "running")[0]))
+	l.awaitLimit(t, scopeOf(l.awaitAll(t, job, "running")[0]), limitOfShare)
 	if err := os.WriteFile(l.mark(job), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -260,7 +261,7 @@ func (l *limitsTest) leak(t *testing.T) {
 	neighbour, isolated := l.awaitAll(t, "neighbour", "running")[0], l.awaitAll(t, "isolated", "running")[0]
 	l.letGo(t, "neighbour")
 	l.awaitOutput(t, neighbour, "has")
-	l.awaitLimit(t, scopeOf(isolated))
+	l.awaitLimit(t, scopeOf(isolated), limitOfShare)
 	l.submit(t, "limits.nomad.hcl", "name=leak", "driver=raw_exec", "then="+l.afterLimit("leak", "while "+l.allocate(gib)+"; do echo GiB; done; exit 7"))
 	l.letGo(t, "leak")
 	leak := l.awaitAll(t, "leak", "failed")[0]
@@ -278,6 +279,45 @@ func (l *limitsTest) leak(t *testing.T) {
 		if _, err := l.Allocate(0, scopeOf(a), 1); !errors.Is(err, simdriver.ErrOutOfMemory) {
 			t.Errorf("%s gets more than its share: %v", a.JobID, err)
 		}
+	}
+}
+
+// shares has a policy with smaller shares follow one with larger ones: of the two that are free beside two tasks with the larger ones, one fits.
+func (l *limitsTest) shares(t *testing.T) {
+	const larger = 26 << 30 // policies/limits-larger.yaml
+	state := "--state-dir=" + filepath.Join(stateDir(), "nomad-history")
+	l.stop(t, "neighbour", "isolated")
+	writePolicy(t, "limits-larger")
+	must(t, binary("nomad-gpu"), "reload", state)
+	l.awaitGPUs(t, 3, 3)
+	l.submit(t, "limits.nomad.hcl", "name=before", "driver=raw_exec", "count=2", "then=exec sleep 1000000")
+	for _, a := range l.awaitAll(t, "before", "running") {
+		l.awaitLimit(t, scopeOf(a), larger)
+	}
+	writePolicy(t, "limits")
+	must(t, binary("nomad-gpu"), "reload", state)
+	l.awaitGPUs(t, 4, 3)
+	l.submit(t, "limits.nomad.hcl", "name=after", "driver=raw_exec", "count=2", "then=exec sleep 1000000")
+	l.awaitLimit(t, scopeOf(l.awaitAll(t, "after", "running")[0]), limitOfShare)
+	text := must(t, binary("nomad-gpu"), "inspect", state)
+	if all := l.awaitAll(t, "after", "running"); len(all) != 1 || !strings.Contains(text, "some of it began by a policy with other shares") {
+		t.Errorf("%d tasks run:\n%s", len(all), text)
+	}
+	l.stop(t, "before")
+	await(t, "the other task", 60*time.Second, func() error {
+		if n := len(l.awaitAll(t, "after", "running")); n != 2 {
+			return fmt.Errorf("%d run", n)
+		}
+		return nil
+	})
+	l.awaitGPUs(t, 4, 4)
+}
+
+// stop ends jobs. With -purge the servers would forget the allocations before they have ended, which ends no blocking query of the agent (a minute).
+func (l *limitsTest) stop(t *testing.T, jobs ...string) {
+	t.Helper()
+	for _, job := range jobs {
+		must(t, "nomad", "job", "stop", "-address="+nomadAPI, "-detach", job)
 	}
 }
 

@@ -19,7 +19,7 @@ func (r Report) WriteTable(w io.Writer) error {
 		fmt.Fprintf(w, "driver %s: %s\n", r.Driver.State, r.Driver.Reason)
 	} else {
 		fmt.Fprintf(w, "driver %s %s, CUDA %s%s, %d devices%s, %d excluded\n",
-			r.Driver.State, r.Driver.Version, r.Driver.CUDA, r.Driver.reset(), len(r.Devices), r.units(), len(r.Excluded))
+			r.Driver.State, r.Driver.Version, r.Driver.CUDA, r.Driver.reset(), len(r.hardware()), r.units(), len(r.Excluded))
 	}
 	for _, warning := range r.Warnings {
 		fmt.Fprintf(w, "warning: %s\n", warning)
@@ -89,10 +89,15 @@ func (r Report) units() string {
 	for _, d := range r.Devices {
 		n += max(d.Replicas, 1)
 	}
-	if n == len(r.Devices) {
+	if n == len(r.hardware()) {
 		return ""
 	}
 	return fmt.Sprintf(" as %d units", n)
+}
+
+// hardware has each device once: one whose units differ in health has several entries.
+func (r Report) hardware() []Device {
+	return slices.CompactFunc(slices.Clone(r.Devices), func(a, b Device) bool { return a.ID == b.ID })
 }
 
 // number is the index of the device, with the one by which a policy selects it if that differs.
@@ -129,9 +134,7 @@ func (d Device) pool() string {
 // state is the health state of a device, with the cause only if no condition in the report has it.
 func (r Report) state(d Device) string {
 	text := d.State.String()
-	if d.Cause != "" && !slices.ContainsFunc(r.Conditions, func(c Condition) bool {
-		return c.Cause == d.Cause && (c.GPU == d.GPU || c.GPU == "")
-	}) {
+	if d.Cause != "" && !r.hasCondition(d) {
 		text += " " + d.Cause
 	}
 	if d.Simulated {
@@ -143,12 +146,23 @@ func (r Report) state(d Device) string {
 	return text
 }
 
-// writeLimits writes which health data the driver does not report and which device nodes are missing.
+// hasCondition reports whether a condition in the report has the cause of a device's health.
+func (r Report) hasCondition(d Device) bool {
+	return slices.ContainsFunc(r.Conditions, func(c Condition) bool { return c.Cause == d.Cause && (c.GPU == d.GPU || c.GPU == "") })
+}
+
+// writeLimits writes which health data the driver does not report, why devices without a condition take no work, and which device nodes are missing.
 func (r Report) writeLimits(w io.Writer) {
 	for _, limitation := range r.HealthLimitations {
 		fmt.Fprintf(w, "health limited: %s\n", limitation)
 	}
 	r.writeOnce(w, "health limited", func(d Device) string { return d.HealthLimitations })
+	r.writeOnce(w, "takes no work", func(d Device) string {
+		if d.Cause == "" || d.Schedulable || r.hasCondition(d) {
+			return ""
+		}
+		return d.Health
+	})
 	r.writeOnce(w, "device nodes missing", func(d Device) string {
 		if len(d.MissingNodes) == 0 {
 			return ""

@@ -15,12 +15,12 @@ func (r Report) writeUse(w io.Writer) {
 	if u := r.OwnersUnknown; u != nil && !slices.ContainsFunc(r.Problems, func(p problem.Problem) bool { return p.Code == problem.Owners }) {
 		fmt.Fprintln(w, u)
 	}
-	for _, d := range r.Devices {
+	for _, d := range r.hardware() {
 		for _, o := range d.Owners {
 			fmt.Fprintf(w, "owner: GPU %s %s: %s%s\n", d.number(), d.ID, o, d.held())
 		}
 	}
-	for _, d := range r.Devices {
+	for _, d := range r.hardware() {
 		for _, p := range d.Processes {
 			fmt.Fprintf(w, "process: GPU %s %s: %s\n", d.number(), d.ID, p)
 		}
