@@ -222,15 +222,7 @@ func TestAnotherPIDNamespace(t *testing.T) {
 
 // fence 30: a group between that of a task and one below it with a process has the address, and the ended limit, of a group that ended: it gets that of the task.
 func TestLeftoverBetween(t *testing.T) {
-	n := start(t, holders.Nomad, limit.Misc)
-	l, _ := n.run(holders.Nomad)
-	n.awaitHealth(health.ReasonNone, "")
-	w, record, group := n.task(0)
-	n.group(group)
-	n.reading()
-	n.lists(record)
-	n.reading()
-	n.await(l, w, limit.Limited, "")
+	n, l, w, group := limited(t)
 	between, at := n.group(group+"/a"), n.group(group+"/a/b")
 	q := gpu.LimitQuery{GPU: gpu.DeviceID(n.machine.UUID(0)), Group: between}
 	check.NoError(t, n.SetMemoryLimit(t.Context(), gpu.LimitChange{LimitQuery: q, Hard: gpu.NoMemoryLimit}))
@@ -243,13 +235,7 @@ func TestLeftoverBetween(t *testing.T) {
 
 // fence 16: after the driver was closed, and its GPU reset meanwhile, shares take no new work before the limits of running work are set again.
 func TestQuiesceAndReset(t *testing.T) {
-	n := start(t, holders.Nomad, limit.Misc)
-	l, _ := n.run(holders.Nomad)
-	w, record, group := n.task(0)
-	n.group(group)
-	n.lists(record)
-	n.reading()
-	n.await(l, w, limit.Limited, "")
+	n, l, w, group := limited(t)
 	check.NoError(t, n.Quiesce(t.Context(), time.Time{}))
 	check.Until(t, "no work", func() bool { l := n.State().Host.Limits; return l != nil && len(l.Withheld) == 0 })
 	check.NoError(t, n.machine.Reset(0))
@@ -340,13 +326,7 @@ func TestRestartWithoutServers(t *testing.T) {
 
 // A task whose GPU a reload takes out of what is offered keeps its limit, also while it has no process, and it is read.
 func TestNotOffered(t *testing.T) {
-	n := start(t, holders.Nomad, limit.Misc)
-	l, _ := n.run(holders.Nomad)
-	w, record, group := n.task(0)
-	n.lists(record)
-	n.group(group)
-	n.reading()
-	n.await(l, w, limit.Limited, "")
+	n, l, w, group := limited(t)
 	cfg := core.DefaultConfig()
 	cfg.Policy.Rules = []inventory.Rule{{Select: inventory.Selector{IDs: []gpu.DeviceID{gpu.DeviceID(n.machine.UUID(0))}}, NotOffered: "excluded"}}
 	check.NoError(t, n.ApplyPolicy(t.Context(), cfg))

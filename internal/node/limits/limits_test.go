@@ -332,6 +332,20 @@ func (n *node) lists(records ...holders.Record) {
 	}
 }
 
+// limited is a node with a task that is limited.
+func limited(t *testing.T) (n *node, l *limits.Limiter, w holders.Work, group string) {
+	t.Helper()
+	n = start(t, holders.Nomad, limit.Misc)
+	l, _ = n.run(holders.Nomad)
+	n.awaitHealth(health.ReasonNone, "")
+	w, record, group := n.task(0)
+	n.group(group)
+	n.lists(record)
+	n.reading()
+	n.await(l, w, limit.Limited, "")
+	return n, l, w, group
+}
+
 // eventually ends the test, with a text, if something is not so within 20 s.
 func eventually(t *testing.T, ok func() bool, text func() string) {
 	t.Helper()

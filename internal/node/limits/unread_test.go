@@ -20,20 +20,6 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// limited is a node with a task that is limited.
-func limited(t *testing.T) (n *node, l *limits.Limiter, w holders.Work, group string) {
-	t.Helper()
-	n = start(t, holders.Nomad, limit.Misc)
-	l, _ = n.run(holders.Nomad)
-	n.awaitHealth(health.ReasonNone, "")
-	w, record, group := n.task(0)
-	n.group(group)
-	n.lists(record)
-	n.reading()
-	n.await(l, w, limit.Limited, "")
-	return n, l, w, group
-}
-
 // While no limit can be read nothing is called limited, from the first reading that fails; after some seconds a share whose limit is required takes no work. When
 // they are read again it does, and the log has no line about each share.
 func TestUnread(t *testing.T) {
