@@ -64,11 +64,11 @@ func (s Support) room(u *inventory.Unit, inv *inventory.Allocatable) (r inventor
 	for _, held := range []bool{false, true} {
 		for one := range inv.Units() {
 			bytes, has := given.Units[one.ID]
-			if more := one.Memory - min(bytes, one.Memory); one.Device.ID != id || one.Health.Reason == health.ReasonWithdrawn || has != held {
-				continue
-			} else if left < more {
+			switch more := one.Memory - min(bytes, one.Memory); {
+			case one.Device.ID != id || one.Health.Reason == health.ReasonWithdrawn || has != held:
+			case left < more:
 				r.None = append(r.None, one.ID)
-			} else {
+			default:
 				left -= more
 			}
 		}
