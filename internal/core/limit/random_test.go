@@ -136,12 +136,13 @@ func (s *storm) begin(way limit.Way) string {
 		}
 	case way == limit.ByHook:
 		k.groups = k.groups[:1] // the other container uses no GPU
-		if hooked := s.random.IntN(4); hooked > 0 {
-			s.hook(k.groups[0], id, bytes)
-		} else if hooked == 0 && s.random.IntN(2) == 0 {
+		switch s.random.IntN(6) {
+		case 0:
 			s.hook(k.groups[0], id, 60*gib) // by an image
-		} else {
+		case 1, 2:
 			s.charge(s.fork(k.groups[0], k.owner()), zero, gib)
+		default:
+			s.hook(k.groups[0], id, bytes)
 		}
 	case s.random.IntN(4) > 0: // the agent sees the folder before the first process
 		s.passes.pass()
