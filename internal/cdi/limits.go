@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// classLimit is the class of devices whose edits are the variables of limitsHook. Each is named by its limit in MiB.
-	classLimit = "memory-limit"
+	// classLimit is the class of devices whose edits are the variables of limitsHook.
+	classLimit = inventory.LimitClass
 
 	limitEnv   = "NVIDIA_GPU_MEMORY_LIMIT"
 	requestEnv = "NVIDIA_GPU_MEMORY_REQUEST"
@@ -116,8 +116,8 @@ func (w *Writer) readStored() []uint64 {
 // parseLimits are the limits that CDI devices are named by.
 func parseLimits(names []string) (mibs []uint64) {
 	for _, name := range names {
-		if n, err := strconv.ParseUint(name, 10, 44); err == nil && n > 0 {
-			mibs = append(mibs, n)
+		if limit, ok := inventory.ParseLimit(name); ok {
+			mibs = append(mibs, limit/gpu.MiB)
 		}
 	}
 	return mibs

@@ -50,7 +50,7 @@ var advice = map[Reason]string{
 	ReasonWithdrawn:      "nothing: the unit disappears in two seconds",
 	ReasonNoMPS:          "[MPS](sharing.md#mps) has what runs it, and its log the reason, also if it answers and waits for the end of its clients",
 	ReasonOverlap:        "with `overlap = \"refuse\"`, the default: [two agents on one node](policy.md#two-agents-on-one-node)",
-	ReasonHeld:           "the text names the pod, or the memory",
+	ReasonHeld:           "the text names the pod, or the memory that running work has",
 	ReasonNoIMEX:         "with `--imex-required` only",
 	ReasonNoCDI:          "[what to check](cdi.md)",
 	ReasonMoving:         "nothing: running work goes on, and the GPU changes its API when it has ended; `migrate plan` shows what is missing",

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -139,8 +140,17 @@ func (c *CDI) noLimit(id gpu.DeviceID, limit uint64) (reason health.Reason, why 
 	return health.ReasonNone, ""
 }
 
+// LimitClass is the class of the CDI devices that have a limit. Each is named by its limit in MiB.
+const LimitClass = "memory-limit"
+
 // limitName returns the qualified name of the CDI device that has a limit: its edits are the variables that NVIDIA's hook reads.
 func (c *CDI) limitName(limit uint64) string { return fmt.Sprintf("%s=%d", c.LimitKind, limit/gpu.MiB) }
+
+// ParseLimit returns the limit of a CDI device of LimitClass by its name without the kind, in bytes; false if the name is none of that class.
+func ParseLimit(device string) (limit uint64, ok bool) {
+	mib, err := strconv.ParseUint(device, 10, 44)
+	return mib * gpu.MiB, err == nil && mib > 0
+}
 
 // Equal reports whether two CDI values are equal; nil equals nil.
 func (c *CDI) Equal(d *CDI) bool {

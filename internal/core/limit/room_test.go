@@ -18,10 +18,7 @@ import (
 
 // reloads is a node with a GPU of 80 GiB whose work is given shares of it, while policies with other shares follow one another.
 type reloads struct {
-	t      *testing.T
-	api    inventory.API
 	cfg    core.Config
-	ledger health.Ledger
 	inv    *inventory.Allocatable
 	saved  limit.Saved
 	table  limit.Table
@@ -44,13 +41,9 @@ func (r *reloads) offer(replicas int, memory uint64, mode inventory.LimitMode, o
 func (r *reloads) host(l *inventory.Limits) {
 	id := coretest.GPU(0)
 	cdi := inventory.CDI{Kind: "k/gpu", LimitKind: "k/memory-limit", Defined: []gpu.DeviceID{id}, Usable: true}
-	inv := core.Build(coretest.GPUs(1), r.ledger, r.cfg)
+	inv := core.Build(coretest.GPUs(1), health.Ledger{}, r.cfg)
 	cdi.Limits = inv.WithoutHost().HookLimits()
 	r.inv = inv.WithHost(inventory.Host{CDI: &cdi, Limits: l}, r.cfg.Overlap)
-}
-
-func (r *reloads) support() limit.Support {
-	return limit.Support{Node: limit.Node{Backend: limit.Misc}, Tried: map[gpu.DeviceID]string{coretest.GPU(0): ""}, Given: r.table.Given}
 }
 
 // pass makes a reading, in which no group of the work is known, and has the inventory follow.
@@ -60,7 +53,7 @@ func (r *reloads) pass(complete bool) {
 		GPUs: map[gpu.DeviceID]limit.GPU{coretest.GPU(0): {Memory: 80 * gib}},
 	})
 	r.saved, r.table = result.Saved, result.Table
-	r.known = r.support().Limits(r.inv)
+	r.known = limit.Support{Node: limit.Node{Backend: limit.Misc}, Tried: map[gpu.DeviceID]string{coretest.GPU(0): ""}, Given: r.table.Given}.Limits(r.inv)
 	r.host(r.known)
 }
 
@@ -83,7 +76,7 @@ func (r *reloads) place(unit inventory.UnitID) bool {
 	}
 	r.next++
 	w := holders.Work{Orchestrator: holders.Kubernetes, Namespace: "default", Name: "train", Container: "main", ID: fmt.Sprint(r.next)}
-	r.record.Holders = append(r.record.Holders, holders.Holder{Work: w, API: r.api, Unit: unit, Device: coretest.GPU(0), Memory: plan.Memory})
+	r.record.Holders = append(r.record.Holders, holders.Holder{Work: w, API: r.cfg.API, Unit: unit, Device: coretest.GPU(0), Memory: plan.Memory})
 	r.began[w.ID] = plan.Memory
 	return true
 }
@@ -94,17 +87,16 @@ func (r *reloads) end(i int) {
 	r.record.Holders = slices.Delete(slices.Clone(r.record.Holders), i, i+1)
 }
 
-func newReloads(t *testing.T) *reloads {
-	t.Helper()
-	r := &reloads{t: t, api: inventory.DevicePlugin, cfg: core.DefaultConfig(), began: map[string]uint64{}}
-	r.cfg.API, r.cfg.Injection = r.api, inventory.Injection{Name: "cdi-cri", CDI: inventory.CDIRequired}
+func newReloads() *reloads {
+	r := &reloads{cfg: core.DefaultConfig(), began: map[string]uint64{}}
+	r.cfg.API, r.cfg.Injection = inventory.DevicePlugin, inventory.Injection{Name: "cdi-cri", CDI: inventory.CDIRequired}
 	return r
 }
 
-// Four shares of 19 GiB, of which work has the last two, then two of 39 GiB: one of them is left, because 38 and 39 GiB fit in what it has, and two of 39 do not. Nothing is given out
-// between the policy and the next reading. The other share is left once the work has ended.
+// Four shares of 19 GiB, of which work has the last two, then two of 39 GiB: beside the work one of these fits, and the other one does when the work has ended. Nothing is given out
+// between the policy and the next reading.
 func TestRoom(t *testing.T) {
-	r := newReloads(t)
+	r := newReloads()
 	unit := func(n int) inventory.UnitID { return inventory.UnitID(fmt.Sprintf("%s::%d", coretest.GPU(0), n)) }
 	r.offer(4, 19*gib, inventory.LimitRequired, false)
 	r.pass(true)
@@ -145,7 +137,7 @@ func TestRoomIsNotWanted(t *testing.T) {
 		mode       inventory.LimitMode
 		overcommit bool
 	}{"best effort": {inventory.LimitBestEffort, false}, "overcommit": {inventory.LimitRequired, true}} {
-		r := newReloads(t)
+		r := newReloads()
 		r.offer(4, 19*gib, inventory.LimitRequired, false)
 		r.pass(true)
 		r.place(inventory.UnitID(coretest.GPU(0)) + "::3")
@@ -158,14 +150,13 @@ func TestRoomIsNotWanted(t *testing.T) {
 	}
 }
 
-// 20 policies one after another, with random work: the limits of live work and the reserve never exceed the GPU, nothing is withheld without older work, and when that has ended everything is
-// given out again.
+// 20 policies one after another, with random work: the limits of live work and the reserve never exceed the GPU, and when all work has ended every share is given out again.
 func TestRoomOfRandomPolicies(t *testing.T) {
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 0))
 	placed, withheld := 0, 0
 	for range 50 {
-		r := newReloads(t)
+		r := newReloads()
 		for range 20 {
 			n := 2 + random.IntN(6)
 			r.offer(n, uint64(1+random.IntN(79/n))*gib, inventory.LimitRequired, false)

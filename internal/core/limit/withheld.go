@@ -48,11 +48,11 @@ func (s Support) Limits(inv *inventory.Allocatable) *inventory.Limits {
 	return out
 }
 
-// room returns which shares of the GPU of one take no new work, because the limits of all work would be more than the GPU has; false if nothing keeps the sum below
-// that: not with overcommit, for the scheduler counts what claims have, and shares with best effort may have no limit at all.
+// room returns which shares of the GPU of one take no new work, because with them the limits of all work would be more than the GPU has. limited is false where that is
+// not decided here: with overcommit they may be more, the memory of claims is counted by the scheduler, and shares with best effort may have no limit at all.
 //
-// It matters only after a change of the policy, until work of before has ended: so the shares that are left are those that all fit. A share that work of before has is
-// left last, if it would be more than that work has: that may have ended by the time the share is given out again.
+// All shares fit unless work began by a policy with other shares. Then as many of the free shares take work as fit beside it. A share that such work has takes new work
+// after it, perhaps before the next reading, only if there is room for what the share has more than that work.
 func (s Support) room(u *inventory.Unit, inv *inventory.Allocatable) (r inventory.Room, limited bool) {
 	policy, id := inv.LimitPolicy(), u.Device.ID
 	if u.Sharing.Limit != inventory.LimitRequired || u.API == inventory.DRA || policy.Overcommit {

@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
 
@@ -165,17 +165,14 @@ func (e *checkpointEntry) cdiDevices() (names []string, err error) {
 	return names, err
 }
 
-// limitClass ends the kind of the CDI devices that are named by a limit of device memory in MiB, of any vendor.
-const limitClass = "/memory-limit"
-
-// memoryLimit is the limit of device memory in the response; 0 = it has none, or can't be read.
-func (e *checkpointEntry) memoryLimit() (bytes uint64) {
+// memoryLimit is the limit of device memory in the response, by the name of a CDI device of any vendor; 0 = it has none, or can't be read.
+func (e *checkpointEntry) memoryLimit() (limit uint64) {
 	names, _ := e.cdiDevices()
 	for _, name := range names {
 		kind, device, _ := strings.Cut(name, "=")
-		if mib, err := strconv.ParseUint(device, 10, 44); err == nil && strings.HasSuffix(kind, limitClass) {
-			bytes = mib << 20
+		if bytes, ok := inventory.ParseLimit(device); ok && strings.HasSuffix(kind, "/"+inventory.LimitClass) {
+			limit = bytes
 		}
 	}
-	return bytes
+	return limit
 }
