@@ -156,3 +156,31 @@ func TestDelayOfEvents(t *testing.T) {
 		t.Errorf("then: %+v, %v", obs, err)
 	}
 }
+
+// The wait fails while the new set is read for the first time, so that its events are read only when yet another one replaces it:
+//
+//	old set     XID, read
+//	new set     XID, the wait fails          XID, read
+//	third set                       created
+func TestEventOfASetWhoseFirstReadFailsIsOneObservation(t *testing.T) {
+	m, s := start(t, "h100x8", openWithEvents)
+	b, _ := s.makeEventSet()
+	must(t, m.XID(1, 109))
+	if got := eventCounts(t, s); got[xid(m, 1, 109)] != 1 {
+		t.Fatalf("of the old set: %v", got)
+	}
+	must(t, m.Fail(simdriver.All, "nvmlEventSetWait", "INVALID_STATE", simdriver.Always))
+	s.eventSets.add(b, false)
+	if obs, err := s.Wait(0); err == nil {
+		t.Fatalf("the wait does not fail: %v", obs)
+	}
+	must(t, m.Heal(), m.XID(2, 80)) // the new set has it, which is still registered
+	probe(t, s)
+	if got := eventCounts(t, s); len(got) != 1 || got[xid(m, 2, 80)] != 1 {
+		t.Errorf("after the failure: %v", got)
+	}
+	must(t, m.XID(1, 109))
+	if got := eventCounts(t, s); got[xid(m, 1, 109)] != 1 {
+		t.Errorf("a later occurrence: %v", got)
+	}
+}

@@ -76,7 +76,7 @@ type Session struct {
 	reported       []health.Observation // by Wait, while a set that it has not taken, or not read to its end, may have them too; distinct
 	heldXIDs       []heldXID            // see holdXID
 	xidGroups      []xidGroup           // see knownGroup
-	unread         bool                 // the set was taken with more events than one Wait reads
+	unread         bool                 // the set was taken, and may have more events: see drain
 	drained        time.Time            // when a set had no more events; zero = there was none
 	bindEvents     bindEvents
 	procfs         procfsWatch

@@ -67,7 +67,7 @@ func (s *Session) wait(max time.Duration) ([]health.Observation, error) {
 			if obs, more, s.waitErr = s.drain(s.eventSet, first); s.unread {
 				obs, s.unread = s.withoutReported(obs), more
 			}
-		} else {
+		} else if err == nil {
 			s.unread = false
 		}
 		if err == nil {
@@ -82,7 +82,11 @@ func (s *Session) wait(max time.Duration) ([]health.Observation, error) {
 // replaceEventSet puts the latest of several sets in the place of the present one, and adds the events of all to obs, each once. What
 // the wait on an earlier set has returned is not repeated.
 func (s *Session) replaceEventSet(sets []eventSet, obs []health.Observation) []health.Observation {
-	obs, _, _ = s.drain(s.eventSet, obs)
+	if last, _, _ := s.drain(s.eventSet, nil); s.unread {
+		obs = append(obs, s.withoutReported(last)...)
+	} else {
+		obs = append(obs, last...)
+	}
 	for _, next := range sets {
 		s.freeEventSet(&s.waiter, s.eventSet)
 		s.eventSet, s.eventSetFailed = next, false
@@ -150,13 +154,13 @@ func (s *Session) next(e eventSet, max time.Duration) (obs []health.Observation,
 	return obs, any, err
 }
 
-// drain adds the events that a set has already to obs, each observation once. It returns whether there may be more, and why the set is
-// unusable.
+// drain adds the events that a set has already to obs, each observation once. It returns whether there may be more, as after an error, and
+// why the set is unusable.
 func (s *Session) drain(e eventSet, obs []health.Observation) (all []health.Observation, more bool, err error) {
 	for n := 0; e.set != nil && n < maxDrain; n++ {
 		next, any, err := s.next(e, 0)
 		if !any {
-			return obs, false, err
+			return obs, err != nil, err
 		}
 		for _, o := range next {
 			if !slices.Contains(obs, o) {
