@@ -148,6 +148,8 @@ func (w *oneAgent) quietPeriod(driver bool) {
 	if driver {
 		limit = recoveryDriver
 	}
+	checks := w.monitor.Stats().Checks // the effect of the latest fault may not have been read so far: the second one begins after it
+	w.until(limit, func() bool { return w.monitor.Stats().Checks >= checks+2 })
 	w.await("what recovers by itself", limit, func(_ string, n int) bool { return w.needsReset[n] })
 	if w.ctx.Err() == nil {
 		w.resetGPUs()

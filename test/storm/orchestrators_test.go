@@ -127,6 +127,8 @@ type kubelet struct {
 	w   *oneAgent
 	dir string
 
+	allocating sync.Mutex // a kubelet allocates to one container after the other
+
 	mu        sync.Mutex
 	running   *kubelettest.Kubelet // nil while it is down
 	since     time.Time            // when it was last disturbed
@@ -232,6 +234,8 @@ func (k *kubelet) allocate(ctx context.Context, resource string, ids ...string) 
 	if _, err := running.Plugin(resource); err != nil { // it has not registered again yet
 		return true, err
 	}
+	k.allocating.Lock()
+	defer k.allocating.Unlock()
 	_, err = running.Allocate(ctx, resource, ids...)
 	_, after := k.now()
 	return before != after, err

@@ -2,6 +2,7 @@ package storm
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -125,8 +126,10 @@ func choose(r *rand.Rand, view map[string]rig.View) (string, rig.View) {
 // checkAnswer fails the test if a unit must not, or must, be handed out.
 func (w *oneAgent) checkAnswer(call, id string, err error, asked time.Time) {
 	switch {
+	case id != unknownUnit && err != nil:
+		w.check(fmt.Sprintf("%s answers %q", call, err), id, false, asked)
 	case id != unknownUnit:
-		w.check(call+" answers", id, err == nil, asked)
+		w.check(call+" answers", id, true, asked)
 	case err == nil:
 		w.fail("%s hands out a device that never existed", call)
 	}
