@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"errors"
 	"slices"
+	"strconv"
+	"strings"
 )
 
 // DriverState is whether the driver can be called.
@@ -29,6 +31,16 @@ type Driver struct {
 	Version string // "580.95.05"
 	CUDA    string // "13.0"
 	Reason  string // why State is not DriverReady; one line, the same for each retry
+}
+
+// Branch returns the branch of a driver version, its first number: 570 of "570.124.06"; 0 if there is none.
+func Branch(version string) int {
+	first, _, _ := strings.Cut(version, ".")
+	n, err := strconv.Atoi(first)
+	if err != nil {
+		return 0
+	}
+	return n
 }
 
 // Snapshot is one complete enumeration of a node's devices. NewSnapshot, NoDriver and Unavailable build one.

@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"maps"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -347,11 +345,4 @@ func (b *ledgerBuilder) setLevel(c Condition, checks int) {
 		c.State = Healthy
 	}
 	b.add(c)
-}
-
-// branchOf returns the major number of a driver version such as "570.124.06"; 0 if there is none.
-func branchOf(version string) int {
-	major, _, _ := strings.Cut(version, ".")
-	n, _ := strconv.Atoi(major)
-	return n
 }

@@ -138,7 +138,7 @@ func (b *ledgerBuilder) evidenceHolds(c Condition) bool {
 
 // recoveryActionCovers reports whether the recovery action of this driver's version covers the code of a rule.
 func (b *ledgerBuilder) recoveryActionCovers(rule xid.Rule) bool {
-	return rule.RecoveryActionSince > 0 && branchOf(b.driver) >= rule.RecoveryActionSince
+	return rule.RecoveryActionSince > 0 && gpu.Branch(b.driver) >= rule.RecoveryActionSince
 }
 
 // clearingEvidence returns the evidence that clears a condition under this policy and driver. The driver may

@@ -273,8 +273,8 @@ func (l Ledger) DriverLimits() string {
 
 // ReportsRecoveryAction reports whether a driver of that version reports a recovery action; also if the version is not known.
 func ReportsRecoveryAction(version string) bool {
-	b := branchOf(version)
-	return b <= 0 || b >= RecoveryActionBranch
+	b := gpu.Branch(version)
+	return b == 0 || b >= RecoveryActionBranch
 }
 
 // limits returns what can't be monitored on a GPU or MIG instance, apart from what the driver reports of none.

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -23,8 +21,7 @@ const (
 // LimitsUnsupported is why the driver has no limits of device memory at all; "" if it may have them. The version is that of the latest Snapshot. It makes no
 // call, and belongs to the reader.
 func (s *Session) LimitsUnsupported() string {
-	branch, _, _ := strings.Cut(s.driver.Version, ".")
-	if n, err := strconv.Atoi(branch); err == nil && n < gpu.LimitsBranch {
+	if b := gpu.Branch(s.driver.Version); b > 0 && b < gpu.LimitsBranch {
 		return fmt.Sprintf("driver %s: want %d or newer", s.driver.Version, gpu.LimitsBranch)
 	}
 	for _, name := range []string{getLimits, setLimits} {

@@ -181,31 +181,22 @@ func limitFinding(f *Facts, place, found, remedy string) Finding {
 	return Finding{"limits", severity, place, found, remedy}
 }
 
-// driverBranch is the branch of the driver: 580; 0 = unknown.
-func driverBranch(f *Facts) int {
-	d := f.Offered().Driver
-	branch, _, _ := strings.Cut(d.Version, ".")
-	n, err := strconv.Atoi(branch)
-	if err != nil || d.State != "ready" {
-		return 0
-	}
-	return n
-}
-
 func limitDriver(f *Facts) []Finding {
-	if n := driverBranch(f); n == 0 || n >= gpu.LimitsBranch {
+	d := f.Offered().Driver
+	if b := gpu.Branch(d.Version); d.State != "ready" || b == 0 || b >= gpu.LimitsBranch {
 		return nil
 	}
-	return []Finding{limitFinding(f, "driver "+f.Offered().Driver.Version, "no share is limited: this driver has no limits of device memory",
+	return []Finding{limitFinding(f, "driver "+d.Version, "no share is limited: this driver has no limits of device memory",
 		fmt.Sprintf("install driver %d or newer, with CUDA 13.4, or remove limit from the rules", gpu.LimitsBranch))}
 }
 
 // shortLived is about the first branch with limits, which gets no fixes for long.
 func shortLived(f *Facts) []Finding {
-	if driverBranch(f) != gpu.LimitsBranch {
+	d := f.Offered().Driver
+	if d.State != "ready" || gpu.Branch(d.Version) != gpu.LimitsBranch {
 		return nil
 	}
-	return []Finding{{"limits", Note, "driver " + f.Offered().Driver.Version, fmt.Sprintf("R%d, the first branch with limits of device memory, is a short-lived one: it gets no fixes when the next one is there", gpu.LimitsBranch), ""}}
+	return []Finding{{"limits", Note, "driver " + d.Version, fmt.Sprintf("R%d, the first branch with limits of device memory, is a short-lived one: it gets no fixes when the next one is there", gpu.LimitsBranch), ""}}
 }
 
 // limitBackend is about the control groups and the kernel.
