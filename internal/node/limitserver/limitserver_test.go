@@ -437,7 +437,7 @@ func TestDriverThatCannotBeClosed(t *testing.T) {
 
 // A limit is not set after the client has left: half of its time is for the driver. Nothing is done then, and the client knows that.
 func TestTooLate(t *testing.T) {
-	const within = 2 * time.Second
+	const within = 4 * time.Second // a reading takes 3, so that the turn of one that waits for it comes after half of its own time, and before the end
 	r := start(t, func(r *rig) { r.within = time.Minute })
 	ask := func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), within)
@@ -450,7 +450,7 @@ func TestTooLate(t *testing.T) {
 			t.Errorf("%s: %v, calls %q", what, err, r.made())
 		}
 	}
-	r.onRead = func() { time.Sleep(within/2 + 100*time.Millisecond) }
+	r.onRead = func() { time.Sleep(within * 3 / 4) }
 	late("the driver is slow to open", ask())
 	var first sync.WaitGroup
 	first.Go(func() { late("the first one", ask()) })
