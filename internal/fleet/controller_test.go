@@ -206,7 +206,7 @@ func TestKilledBeforeCall(t *testing.T) {
 	})
 }
 
-// TestLedgerUnusable is case 12: with a ledger that is missing or damaged nothing is done, and a problem says what to do. It is read again until it can be used.
+// TestLedgerUnusable is case 12: with a ledger that is missing or damaged nothing is done, and a problem has the remedy. It is read again until it can be used.
 func TestLedgerUnusable(t *testing.T) {
 	for name, damage := range map[string]func(*bank){
 		"missing":        func(b *bank) { b.text = nil },
@@ -549,13 +549,13 @@ func TestRepairedBeforeCall(t *testing.T) {
 	})
 }
 
-// nobody is an election that is not possible at first.
-type nobody struct {
+// noLeader is an election that is not possible at first.
+type noLeader struct {
 	always
 	tries atomic.Int32
 }
 
-func (n *nobody) Lead(ctx context.Context, f func(context.Context)) error {
+func (n *noLeader) Lead(ctx context.Context, f func(context.Context)) error {
 	if n.tries.Add(1) < 5 {
 		return errors.New("forbidden")
 	}
@@ -566,7 +566,7 @@ func (n *nobody) Lead(ctx context.Context, f func(context.Context)) error {
 func TestElection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTeam(t)
-		one := w.start(w.processWith("a", &nobody{}))
+		one := w.start(w.processWith("a", &noLeader{}))
 		time.Sleep(15 * time.Second)
 		if v := one.View().Load(); v.Leads || len(v.Problems) != 1 || v.Problems[0].Code != problem.Election || one.log.count("level=ERROR") != 1 {
 			t.Errorf("leads %t, problems %+v", v.Leads, v.Problems)

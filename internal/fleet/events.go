@@ -19,7 +19,7 @@ type events struct {
 	stop    *rescue.Stop                     // that was logged and lasts
 	waits   map[rescue.Subject]rescue.Reason // that were logged and last
 	refused map[rescue.Subject]rescue.Reason
-	said    map[rescue.Subject]string // the latest answer to the act of an open move, and to the mark of a node
+	logged  map[rescue.Subject]string // the latest answer to the act of an open move, and to the mark of a node
 }
 
 const keptReplaced = 100 // of Counts.Replaced
@@ -28,7 +28,7 @@ func newEvents(log *slog.Logger) events {
 	return events{
 		log: log, counts: Counts{Acts: map[ActKey]uint64{}, Outcomes: map[OutcomeKey]uint64{}},
 		waits: map[rescue.Subject]rescue.Reason{}, refused: map[rescue.Subject]rescue.Reason{},
-		said: map[rescue.Subject]string{},
+		logged: map[rescue.Subject]string{},
 	}
 }
 
@@ -72,7 +72,7 @@ func (e *events) acting(a *rescue.Act) {
 	case a.Listed:
 		e.counts.Acts[ActKey{a.Cluster, "listed"}]++
 		e.log.Info("work would be stopped in mode act", attrs(a.Subject, "victims", a.Victims)...)
-	case e.said[about(a.Subject)] == "":
+	case e.logged[about(a.Subject)] == "":
 		e.log.Info("work is stopped, to run elsewhere", attrs(a.Subject, "try", a.Try, "victims", a.Victims)...)
 	}
 }
@@ -155,10 +155,10 @@ func (e *events) answered(a rescue.Act, given rescue.Answer) {
 	if given.Kind != rescue.NotMade {
 		e.counts.Acts[ActKey{a.Cluster, given.Kind.String()}]++
 	}
-	if e.said[key] == text {
+	if e.logged[key] == text {
 		return
 	}
-	e.said[key] = text
+	e.logged[key] = text
 	more := []any{"answer", given.Kind.String(), "try", a.Try, "text", given.Text}
 	if given.Remedy != "" {
 		more = append(more, "remedy", given.Remedy)
@@ -176,7 +176,7 @@ func (e *events) ended(all []rescue.EndedMove) {
 		one := &all[i]
 		m := &one.Move
 		delete(e.waits, about(one.Subject))
-		delete(e.said, about(one.Subject))
+		delete(e.logged, about(one.Subject))
 		e.counts.Outcomes[OutcomeKey{one.Cluster, m.Outcome}]++
 		e.log.Info("move has ended", attrs(one.Subject, "outcome", m.Outcome.String(), "tries", m.Tries)...)
 		if m.Outcome == rescue.Moved {
@@ -191,7 +191,7 @@ func (e *events) ended(all []rescue.EndedMove) {
 func (e *events) marked(m rescue.Mark, err error) {
 	about := []any{"cluster", m.Cluster, "node", m.Node, "repair", m.Repair.String(), "eligibility", m.Eligible.String()}
 	key, was := rescue.Subject{Cluster: m.Cluster, Node: m.Node}, ""
-	was, e.said[key] = e.said[key], fmt.Sprint(err)
+	was, e.logged[key] = e.logged[key], fmt.Sprint(err)
 	switch {
 	case err != nil && was == err.Error():
 	case err != nil:

@@ -21,7 +21,7 @@ func (d *decision) repeat() {
 	}
 }
 
-// try makes the act of a move if it is due and permitted, and else says what it waits for.
+// try makes the act of a move if it is due and permitted, and else lists what it waits for.
 func (d *decision) try(c *cluster, r *Rescue, m *Move) {
 	s := m.subject(r)
 	if d.now.Before(m.Retry) {
@@ -47,13 +47,13 @@ func (d *decision) try(c *cluster, r *Rescue, m *Move) {
 		victims, v = d.roomsOf(g.c).takeAgain(m, work, d.Preempt)
 	}
 	if !v.ok() {
-		d.say(s, v)
+		d.listVerdict(s, v)
 		return
 	}
 	d.send(c, r, m, victims)
 }
 
-// waitForAnswer says what an open move waits for whose next call is not due. A budget that will not let it through without a person is an alert.
+// waitForAnswer lists what an open move waits for whose next call is not due. A budget that will not let it through without a person is an alert.
 func (d *decision) waitForAnswer(s Subject, m *Move) {
 	w := Wait{Subject: s, Reason: ReasonBlocked, Text: m.Answer, Until: m.Retry, Alert: m.Remedy != ""}
 	if !m.Sent.IsZero() {
@@ -66,8 +66,8 @@ func (d *decision) waitForAnswer(s Subject, m *Move) {
 	d.out.wake(m.Retry)
 }
 
-// say lists why an act is not made.
-func (d *decision) say(s Subject, v verdict) {
+// listVerdict lists why an act is not made.
+func (d *decision) listVerdict(s Subject, v verdict) {
 	if v.refused {
 		d.out.refuse(s, v.reason, v.text)
 		return
@@ -117,7 +117,7 @@ func (d *decision) free(g *faulty) {
 		v = waits(ReasonSilent, "whether work has the GPU is not known: node %s does not report", node.Name)
 	}
 	if !v.ok() {
-		d.say(g.subject(), v)
+		d.listVerdict(g.subject(), v)
 		return
 	}
 	d.out.Free = append(d.out.Free, g.subject())
@@ -148,7 +148,7 @@ func (d *decision) beginGPU(g *faulty, holders []*Work) {
 		one := d.candidate(g, work, budget)
 		due = due || one.ok()
 		if !one.ok() {
-			d.say(one.move.subject(&r), one.verdict)
+			d.listVerdict(one.move.subject(&r), one.verdict)
 		}
 		if !one.refused {
 			all = append(all, one)
@@ -186,7 +186,7 @@ func (d *decision) reserve(g *faulty, r Rescue, all []candidate) {
 		r.Moves = append(r.Moves, all[i].move)
 	}
 	if v := d.permitBytes(&r); !v.ok() {
-		d.say(g.subject(), v)
+		d.listVerdict(g.subject(), v)
 		return
 	}
 	d.size += encoded(r) + len(r.Moves)*moveGrows
@@ -215,7 +215,7 @@ func (d *decision) known(next *Rescue, work []*Work) bool {
 				return true
 			}
 			if m.holds() && r.GPU == next.GPU && r.Over.IsZero() {
-				d.sayOutcome(r, m)
+				d.listOutcome(r, m)
 				return true
 			}
 		}
@@ -223,8 +223,8 @@ func (d *decision) known(next *Rescue, work []*Work) bool {
 	return false
 }
 
-// sayOutcome says why work is not acted on again while the fault lasts.
-func (d *decision) sayOutcome(r *Rescue, m *Move) {
+// listOutcome lists why work is not acted on again while the fault lasts.
+func (d *decision) listOutcome(r *Rescue, m *Move) {
 	s := m.subject(r)
 	switch m.Outcome {
 	case Refused:

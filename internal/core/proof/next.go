@@ -175,11 +175,11 @@ func (d *decision) candidates() (all []candidate) {
 		if r.Running != nil {
 			continue
 		}
-		reason, owed := d.owed(r, g, d.node.Boot)
-		if !owed && !d.asks(Idle) && !r.Failed() {
+		reason, required := d.required(r, g, d.node.Boot)
+		if !required && !d.asks(Idle) && !r.Failed() {
 			continue
 		}
-		if w, waits := d.waits(g, r, reason, owed); waits {
+		if w, waits := d.waits(g, r, reason, required); waits {
 			w.GPU, w.Reason = g.ID, reason
 			d.out.wait(w)
 			continue
@@ -195,8 +195,8 @@ func (d *decision) candidates() (all []candidate) {
 }
 
 // waits returns what a GPU waits for by itself.
-func (d *decision) waits(g *GPU, r *Record, reason Reason, owed bool) (Wait, bool) {
-	if w, ok := d.notYet(g, r, owed); ok {
+func (d *decision) waits(g *GPU, r *Record, reason Reason, required bool) (Wait, bool) {
+	if w, ok := d.notYet(g, r, required); ok {
 		return w, true
 	}
 	cancel := cmp.Or(d.node.Cancel, g.Cancel)
@@ -219,15 +219,15 @@ func (d *decision) waits(g *GPU, r *Record, reason Reason, owed bool) (Wait, boo
 }
 
 // notYet returns what a GPU waits for that no look at it changes: a person, or a time.
-func (d *decision) notYet(g *GPU, r *Record, owed bool) (Wait, bool) {
+func (d *decision) notYet(g *GPU, r *Record, required bool) (Wait, bool) {
 	switch due := d.due(r, d.node.Name); {
 	case r.NeedsService:
 		return Wait{Code: WaitService, Text: "it failed again after a reset or a boot: it needs service", Alert: true}, true
-	case !owed && r.Failed():
+	case !required && r.Failed():
 		return Wait{Code: WaitRepair, Text: "it failed: it is proved again after a reset or a boot"}, true
 	case r.tried(g, d.node.Boot) && d.now.Before(r.Tries.Retry):
 		return Wait{Code: WaitBackOff, Text: "the check could not run: " + r.Tries.Detail, Until: r.Tries.Retry}, true
-	case !owed && d.now.Before(due):
+	case !required && d.now.Before(due):
 		return Wait{Code: WaitDue, Text: "its last proof is not old enough", Until: due}, true
 	}
 	return Wait{}, false

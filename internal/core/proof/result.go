@@ -45,7 +45,7 @@ type Withheld struct {
 type Failure struct {
 	GPU          gpu.DeviceID
 	State        health.State // Policy.OnFail
-	NeedsService bool         // it failed again after a reset or a boot; unhealthy whatever the policy says
+	NeedsService bool         // it failed again after a reset or a boot; unhealthy with any policy
 	Since        time.Time
 	Summary      string // of the command
 }

@@ -51,7 +51,7 @@ func provedWorld(t testing.TB, gpus int) *world {
 	return w
 }
 
-// proveAll has each GPU pass that begins, until none is owed a proof.
+// proveAll has each GPU pass that begins, until none requires a proof.
 func (w *world) proveAll() {
 	w.Helper()
 	for range 200 {

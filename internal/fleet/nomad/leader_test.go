@@ -35,24 +35,24 @@ func lead(t *testing.T, s *server, change func()) (lasted time.Duration) {
 	return lasted
 }
 
-// The lead ends TTL after the latest renewal that was sent, or when the servers say that it is lost.
+// The lead ends TTL after the latest renewal that was sent, or when the servers answer that it is lost.
 func TestLeaseEnds(t *testing.T) {
 	for name, tc := range map[string]struct {
 		status      int
 		body        string
 		least, most time.Duration
 	}{
-		"no answer":        {-1, "", lockTTL - renewPause, lockTTL},
-		"no leader":        {http.StatusInternalServerError, "No cluster leader", lockTTL - renewPause, lockTTL},
-		"another holder":   {http.StatusConflict, "attempting to modify locked variable", 0, renewPause},
-		"nobody holds it":  {http.StatusConflict, "variable doesn't hold a lock", 0, renewPause},
-		"variable is gone": {http.StatusNotFound, "variable not found", 0, renewPause},
-		"right is taken":   {http.StatusForbidden, "Permission denied", lockTTL - renewPause, lockTTL},
+		"no answer":           {-1, "", lockTTL - renewPause, lockTTL},
+		"no leader":           {http.StatusInternalServerError, "No cluster leader", lockTTL - renewPause, lockTTL},
+		"another holder":      {http.StatusConflict, "attempting to modify locked variable", 0, renewPause},
+		"no process holds it": {http.StatusConflict, "variable doesn't hold a lock", 0, renewPause},
+		"variable is gone":    {http.StatusNotFound, "variable not found", 0, renewPause},
+		"right is taken":      {http.StatusForbidden, "Permission denied", lockTTL - renewPause, lockTTL},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newServer(0, 0)
-				s.says[lockPath] = locked
+				s.bodies[lockPath] = locked
 				if d := lead(t, s, func() { s.refuse(lockPath, tc.status, tc.body) }); d < tc.least || d > tc.most {
 					t.Errorf("it lasted for %v, want %v to %v", d, tc.least, tc.most)
 				}

@@ -45,7 +45,7 @@ func without(path string, v reflect.Value, f func(path string)) {
 	absences(path, v, f)
 }
 
-// What servers leave out of an object makes nobody panic.
+// What servers leave out of an object causes no panic.
 func TestAbsentParts(t *testing.T) {
 	parts := 0
 	try := func(path string, f func()) {

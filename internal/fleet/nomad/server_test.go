@@ -24,7 +24,7 @@ type server struct {
 	mu      sync.Mutex
 	region  *region
 	refuses map[string]int    // status of the answers to a path
-	says    map[string]string // body of the answers to a path
+	bodies  map[string]string // body of the answers to a path
 	asked   map[string]int    // how often a path was asked
 	calls   []string          // writes, with their bodies
 	hidden  map[string]bool   // namespaces that the token may not read
@@ -34,7 +34,7 @@ type server struct {
 }
 
 func newServer(nodes, gpus int) *server {
-	return &server{region: newRegion(nodes, gpus), refuses: map[string]int{}, says: map[string]string{}, asked: map[string]int{}}
+	return &server{region: newRegion(nodes, gpus), refuses: map[string]int{}, bodies: map[string]string{}, asked: map[string]int{}}
 }
 
 func (s *server) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -63,7 +63,7 @@ func (s *server) RoundTrip(r *http.Request) (*http.Response, error) {
 			return nil, io.ErrUnexpectedEOF
 		}
 		w.WriteHeader(status)
-		_, _ = io.WriteString(w, s.says[path])
+		_, _ = io.WriteString(w, s.bodies[path])
 		return w.Result(), nil
 	}
 	s.answer(w, path)
@@ -84,8 +84,8 @@ func (s *server) stream(ctx context.Context) *http.Response {
 func (s *server) answer(w http.ResponseWriter, path string) {
 	var body any
 	switch {
-	case s.says[path] != "":
-		_, _ = io.WriteString(w, s.says[path])
+	case s.bodies[path] != "":
+		_, _ = io.WriteString(w, s.bodies[path])
 		return
 	case path == "/nodes":
 		body = s.region.nodes
@@ -115,7 +115,7 @@ func (s *server) times(path string) int {
 func (s *server) refuse(path string, status int, body string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.refuses[path], s.says[path] = status, body
+	s.refuses[path], s.bodies[path] = status, body
 }
 
 // send writes a line to the latest stream.
@@ -188,7 +188,7 @@ func TestLists(t *testing.T) {
 	})
 }
 
-// A fault of which the stream says nothing is in the next list.
+// A fault without an event on the stream is in the next list.
 func TestFaultWithoutEvent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer(1, 1)
@@ -309,11 +309,11 @@ func TestManyJobs(t *testing.T) {
 	for i := range 2*jobsAtOnce + 50 {
 		id := fmt.Sprintf("job-%03d", i)
 		a := s.region.run(id, "service", i/8, i%8)
-		s.says["/job/"+id], work = asJSON(t, job(a, 1)), append(work, id)
-		s.says["/job/"+id+"/allocations"] = "[]"
+		s.bodies["/job/"+id], work = asJSON(t, job(a, 1)), append(work, id)
+		s.bodies["/job/"+id+"/allocations"] = "[]"
 	}
 	s.region.allocs[7].DesiredStatus = "stop"
-	s.says["/allocation/job-007"] = asJSON(t, full(s.region.allocs[7], nil))
+	s.bodies["/allocation/job-007"] = asJSON(t, full(s.region.allocs[7], nil))
 	c := s.cluster(t)
 	c.Follow(work)
 	r := newReader(c)

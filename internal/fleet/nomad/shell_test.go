@@ -52,7 +52,7 @@ func TestLive(t *testing.T) {
 		{"has ended", func(_ *server, a *api.Allocation) { a.ClientStatus = "complete" }, rescue.Ended, ""},
 		{"is gone", func(s *server, _ *api.Allocation) { s.refuses["/allocation/web"] = http.StatusNotFound }, rescue.Ended, ""},
 		{"is hidden", func(s *server, _ *api.Allocation) {
-			s.refuses["/allocation/web"], s.says["/allocation/web"] = http.StatusInternalServerError, "Unknown allocation"
+			s.refuses["/allocation/web"], s.bodies["/allocation/web"] = http.StatusInternalServerError, "Unknown allocation"
 		}, 0, "allocations can't be read"},
 		{"node is gone", func(s *server, _ *api.Allocation) { s.refuses["/node/"+nodeID(0)] = http.StatusNotFound }, 0, "read node node-0"},
 	} {
@@ -65,9 +65,9 @@ func TestLive(t *testing.T) {
 			if tc.change != nil {
 				tc.change(s, one)
 			}
-			s.says["/node/"+nodeID(0)+"/allocations"] = "[]" // a list that lacks it
-			if s.says["/allocation/web"] == "" {
-				s.says["/allocation/web"] = asJSON(t, one)
+			s.bodies["/node/"+nodeID(0)+"/allocations"] = "[]" // a list that lacks it
+			if s.bodies["/allocation/web"] == "" {
+				s.bodies["/allocation/web"] = asJSON(t, one)
 			}
 			c := s.cluster(t)
 			c.nodeIDs = map[string]string{"node-0": nodeID(0)}
@@ -97,7 +97,7 @@ func TestLive(t *testing.T) {
 // that they show.
 func TestMark(t *testing.T) {
 	s := newServer(1, 1)
-	s.says["/client/metadata"], s.says["/node/"+nodeID(0)+"/eligibility"] = "{}", "{}"
+	s.bodies["/client/metadata"], s.bodies["/node/"+nodeID(0)+"/eligibility"] = "{}", "{}"
 	c := s.cluster(t)
 	c.nodeIDs = map[string]string{"node-0": nodeID(0)}
 	calls := func(m rescue.Mark) string {
@@ -133,7 +133,7 @@ func TestMark(t *testing.T) {
 	shown.Nodes = []rescue.Node{{Name: "node-0", Mark: health.Reboot}}
 	c.shown.Store(shown)
 	if got := calls(rescue.Mark{Repair: health.Reboot, Eligible: rescue.MakeIneligible}); got != fmt.Sprintf(toggled, "ineligible") {
-		t.Errorf("somebody else's mark: %s", got)
+		t.Errorf("a mark that is not ours: %s", got)
 	}
 	s.refuse("/client/metadata", http.StatusForbidden, "Permission denied")
 	if _, err := c.Mark(t.Context(), rescue.Mark{Node: "node-0", Repair: health.Reset}); err == nil || len(c.Problems()) != 1 {
@@ -141,7 +141,7 @@ func TestMark(t *testing.T) {
 	}
 }
 
-// A ledger that is missing or can't be used is not an empty one, and nothing is written over what somebody else has written.
+// A ledger that is missing or can't be used is not an empty one, and nothing is written over what another process has written.
 func TestStore(t *testing.T) {
 	const path = "/var/gpu-fleet/ledger"
 	ledger := rescue.NewLedger()
@@ -203,23 +203,23 @@ func TestRights(t *testing.T) {
 		{"not all namespaces", anyNamespace, nil, "can't read all namespaces"},
 		{"one namespace", "team", nil, "can't read namespace team"},
 		{"a rule that denies", "secret-" + anyNamespace, nil, "can't read namespace secret-*"},
-		{"a management token", "team", func(s *server) { s.says["/acl/token/self"] = `{"Type":"management"}` }, ""},
+		{"a management token", "team", func(s *server) { s.bodies["/acl/token/self"] = `{"Type":"management"}` }, ""},
 		{"no ACLs", "team", func(s *server) {
-			s.refuses["/acl/token/self"], s.says["/acl/token/self"] = http.StatusBadRequest, "ACL support disabled"
+			s.refuses["/acl/token/self"], s.bodies["/acl/token/self"] = http.StatusBadRequest, "ACL support disabled"
 		}, ""},
 		{"a role whose policy denies", "secret-" + anyNamespace, func(s *server) {
-			s.says["/acl/token/self"], s.says["/acl/role/r1"] = `{"Type":"client","Roles":[{"ID":"r1"}]}`, `{"Policies":[{"Name":"p"}]}`
+			s.bodies["/acl/token/self"], s.bodies["/acl/role/r1"] = `{"Type":"client","Roles":[{"ID":"r1"}]}`, `{"Policies":[{"Name":"p"}]}`
 		}, "can't read namespace secret-*"},
 		{"preemption can't be read", "", func(s *server) { s.refuses["/operator/scheduler/configuration"] = http.StatusForbidden }, ""},
 		{"an expired token", "", func(s *server) {
-			s.refuses["/acl/token/self"], s.says["/acl/token/self"] = http.StatusForbidden, "ACL token expired"
+			s.refuses["/acl/token/self"], s.bodies["/acl/token/self"] = http.StatusForbidden, "ACL token expired"
 		}, "the token is not valid"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newServer(1, 1)
 			s.hidden = map[string]bool{tc.hidden: tc.hidden != ""}
-			s.says["/acl/token/self"], s.says["/acl/policy/p"] = `{"Type":"client","Policies":["p"]}`, policy
-			s.says["/namespaces"] = `[{"Name":"default"},{"Name":"team"}]`
+			s.bodies["/acl/token/self"], s.bodies["/acl/policy/p"] = `{"Type":"client","Policies":["p"]}`, policy
+			s.bodies["/namespaces"] = `[{"Name":"default"},{"Name":"team"}]`
 			if tc.change != nil {
 				tc.change(s)
 			}
@@ -246,8 +246,8 @@ func TestRightsOfWorkloadIdentity(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := newServer(1, 1)
 			s.refuse("/acl/policy/self", tc.status, tc.body)
-			s.says["/acl/policy/p"] = asJSON(t, &api.ACLPolicy{Name: "p", Rules: `namespace "secret" { policy = "deny" }`})
-			s.says["/namespaces"], s.hidden = `[]`, map[string]bool{"secret": true}
+			s.bodies["/acl/policy/p"] = asJSON(t, &api.ACLPolicy{Name: "p", Rules: `namespace "secret" { policy = "deny" }`})
+			s.bodies["/namespaces"], s.hidden = `[]`, map[string]bool{"secret": true}
 			c := s.cluster(t)
 			c.o.TokenFile = filepath.Join(t.TempDir(), "token")
 			check.NoError(t, os.WriteFile(c.o.TokenFile, []byte("head.claims.signature"), 0o600))
@@ -272,8 +272,8 @@ func TestRightToStop(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newServer(1, 1)
-			s.says["/acl/token/self"], s.says["/namespaces"] = `{"Type":"client","Policies":["p"]}`, `[]`
-			s.says["/acl/policy/p"] = asJSON(t, &api.ACLPolicy{Name: "p", Rules: rules})
+			s.bodies["/acl/token/self"], s.bodies["/namespaces"] = `{"Type":"client","Policies":["p"]}`, `[]`
+			s.bodies["/acl/policy/p"] = asJSON(t, &api.ACLPolicy{Name: "p", Rules: rules})
 			all := s.run(t).Problems()
 			if got := len(all) == 1 && strings.Contains(all[0].Remedy, "alloc-lifecycle"); got != want {
 				t.Errorf("%s: %v", rules, all)
@@ -282,7 +282,7 @@ func TestRightToStop(t *testing.T) {
 	}
 }
 
-// If the servers do not say whether they preempt, they are taken to: that is a problem with its remedy.
+// If it can't be read whether the servers preempt, they are taken to: that is a problem with its remedy.
 func TestPreemptionUnread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer(1, 1)
@@ -305,7 +305,7 @@ func TestPreemptionUnread(t *testing.T) {
 func TestRightIsTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer(1, 2)
-		s.says["/acl/token/self"], s.says["/namespaces"] = `{"Type":"client"}`, `[{"Name":"default"}]`
+		s.bodies["/acl/token/self"], s.bodies["/namespaces"] = `{"Type":"client"}`, `[{"Name":"default"}]`
 		s.region.run("web", "service", 0, 0)
 		c := s.run(t)
 		if got := c.Shown().Load(); got.Problem != "" || len(got.Work) != 1 {
@@ -351,8 +351,8 @@ func TestFollow(t *testing.T) {
 		three := uint64(3)
 		j.Version = &three
 		j.Constraints = constraint("${node.unique.name}", "!=", "node-0")
-		s.says["/job/web"] = asJSON(t, j)
-		s.says["/allocation/web"] = asJSON(t, full(a, job(a, 1)))
+		s.bodies["/job/web"] = asJSON(t, j)
+		s.bodies["/allocation/web"] = asJSON(t, full(a, job(a, 1)))
 		c := s.run(t)
 		c.Follow([]string{"web", "never seen"})
 		time.Sleep(2 * time.Second)
@@ -368,8 +368,8 @@ func TestFollow(t *testing.T) {
 		next := *a
 		next.ID, next.CreateIndex, next.ClientStatus = "next", 2000, "complete"
 		s.region.allocs = nil
-		s.says["/allocation/web"] = asJSON(t, stopped)
-		s.says["/job/web/allocations"] = asJSON(t, []*api.AllocationListStub{allocStubOf(stopped), &next})
+		s.bodies["/allocation/web"] = asJSON(t, stopped)
+		s.bodies["/job/web/allocations"] = asJSON(t, []*api.AllocationListStub{allocStubOf(stopped), &next})
 		s.mu.Unlock()
 		time.Sleep(listPeriod)
 		synctest.Wait()
@@ -405,9 +405,9 @@ func TestNew(t *testing.T) {
 func BenchmarkRead(b *testing.B) {
 	s := newServer(0, 0)
 	s.region = fleet1000()
-	s.says["/nodes"], s.says["/allocations"] = mustJSON(s.region.nodes), mustJSON(s.region.allocs)
+	s.bodies["/nodes"], s.bodies["/allocations"] = mustJSON(s.region.nodes), mustJSON(s.region.allocs)
 	for id, n := range s.region.details {
-		s.says["/node/"+id] = mustJSON(n)
+		s.bodies["/node/"+id] = mustJSON(n)
 	}
 	s.region.details = nil
 	client, err := api.NewClient(&api.Config{Address: "http://nomad:4646", HttpClient: &http.Client{Transport: s}})

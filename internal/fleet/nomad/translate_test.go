@@ -239,7 +239,7 @@ func TestNodesOfOneName(t *testing.T) {
 	}
 }
 
-// The mark of a node is ours only if it says so, and what is no repair is somebody else's.
+// The mark of a node is ours only if it names gpu-fleet, and what is no repair is of another program or person.
 func TestMarks(t *testing.T) {
 	for _, tc := range []struct {
 		meta map[string]string

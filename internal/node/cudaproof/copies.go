@@ -43,7 +43,7 @@ func (p *proof) copies(size uint64, atLeast time.Duration) (err error) {
 	gigabytes := float64(done) * copies * float64(size) / 1e9
 	p.measured("h2d_gbps", gigabytes, there)
 	p.measured("d2h_gbps", gigabytes, back)
-	p.sayf("copies    %s to the GPU, %s from it", p.shown("h2d_gbps", "GB/s"), p.shown("d2h_gbps", "GB/s"))
+	p.reportf("copies    %s to the GPU, %s from it", p.shown("h2d_gbps", "GB/s"), p.shown("d2h_gbps", "GB/s"))
 	return nil
 }
 

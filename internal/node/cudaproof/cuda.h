@@ -55,13 +55,13 @@ struct cuda {
 CALLS(DECLARE)
 #undef DECLARE
 
-// cuda_open opens a library. It returns NULL if that fails, and writes what the linker says or which function is missing.
+// cuda_open opens a library. It returns NULL if that fails, and writes the error of the linker or which function is missing.
 struct cuda *cuda_open(const char *path, char *error, size_t size);
 
 // cuda_preload loads a library that the driver's one will look for by its name, if it is there.
 void cuda_preload(const char *path);
 
-// cuda_load compiles a program for the current context, and writes what the driver's compiler says of its errors.
+// cuda_load compiles a program for the current context, and writes its errors as the driver's compiler reports them.
 int cuda_load(struct cuda *cuda, void **module, const char *text, char *errors, size_t size);
 
 // cuda_launch starts a kernel of which every parameter has 64 bits, in the default stream.

@@ -162,7 +162,7 @@ func (p *proof) multiply(m multiplication, atLeast time.Duration) (err error) {
 		return err
 	}
 	p.measured(m.value, 2*math.Pow(float64(m.n), 3)*float64(count)/1e12, seconds)
-	p.sayf("%-9s %d products of %d x %d values are right, %s", m.kernel, count, m.n, m.n, p.shown(m.value, "TFLOPS"))
+	p.reportf("%-9s %d products of %d x %d values are right, %s", m.kernel, count, m.n, m.n, p.shown(m.value, "TFLOPS"))
 	return nil
 }
 

@@ -50,7 +50,7 @@ func (p *proof) memory(atLeast time.Duration) (err error) {
 	}
 	p.values["memory_tested_bytes"] = float64(want)
 	p.measured("memory_gbps", 2*float64(passes)*float64(want)/1e9, seconds)
-	p.sayf("memory    %s of %s written and read %d times, %s", sizeText(want), sizeText(total), passes, p.shown("memory_gbps", "GB/s"))
+	p.reportf("memory    %s of %s written and read %d times, %s", sizeText(want), sizeText(total), passes, p.shown("memory_gbps", "GB/s"))
 	return nil
 }
 

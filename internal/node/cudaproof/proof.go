@@ -59,9 +59,9 @@ const endsWithin = time.Second
 func Run(ctx context.Context, o Options) (Result, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, o.Timeout, fmt.Errorf("not done within %v", o.Timeout))
 	defer cancel()
-	say, end := untilEnd(o.Say)
+	report, end := untilEnd(o.Say)
 	defer end()
-	o.Say = say
+	o.Say = report
 	type outcome struct {
 		Result
 		err error
@@ -93,20 +93,20 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	return Result{"could not run: " + err.Error(), map[string]float64{}}, err
 }
 
-// untilEnd returns a function that calls say, and one that ends that: after it has returned, say is not called any more.
-func untilEnd(say func(string)) (during func(string), end func()) {
+// untilEnd returns a function that calls report, and one that ends that: after it has returned, report is not called any more.
+func untilEnd(report func(string)) (during func(string), end func()) {
 	var mu sync.Mutex
 	during = func(line string) {
 		mu.Lock()
 		defer mu.Unlock()
-		if say != nil {
-			say(line)
+		if report != nil {
+			report(line)
 		}
 	}
 	return during, func() {
 		mu.Lock()
 		defer mu.Unlock()
-		say = nil
+		report = nil
 	}
 }
 
@@ -167,7 +167,7 @@ func (p *proof) run(current *atomic.Pointer[string]) (err error) {
 	if p.gpu, err = p.driver.find(p.GPU); err != nil {
 		return err
 	}
-	p.sayf("GPU       %s, %s, compute capability %d.%d, driver for CUDA %s", p.gpu.uuid, p.gpu.name, p.gpu.major, p.gpu.minor, version)
+	p.reportf("GPU       %s, %s, compute capability %d.%d, driver for CUDA %s", p.gpu.uuid, p.gpu.name, p.gpu.major, p.gpu.minor, version)
 	context, err := p.driver.createContext(p.gpu)
 	if err != nil {
 		return err
@@ -227,7 +227,7 @@ func (p *proof) until(of time.Duration) time.Time {
 	return time.Now().Add(time.Duration(float64(of) * min(1, float64(p.Timeout)/float64(DefaultTimeout))))
 }
 
-func (p *proof) sayf(format string, args ...any) {
+func (p *proof) reportf(format string, args ...any) {
 	p.Say(fmt.Sprintf(format, args...))
 }
 

@@ -125,10 +125,10 @@ func inUse(t Target, clients []Client) error {
 func (r Local) persistence(ctx context.Context, id gpu.DeviceID) (bool, error) {
 	printed, status, err := r.call(ctx, callAtMost, "--query-gpu=persistence_mode", "--format=csv,noheader", "-i", string(id))
 	text := strings.TrimSpace(printed)
-	switch said := text == "Disabled" || strings.HasPrefix(text, "[") && strings.HasSuffix(text, "]"); {
+	switch off := text == "Disabled" || strings.HasPrefix(text, "[") && strings.HasSuffix(text, "]"); {
 	case err == nil && status == 0 && text == "Enabled":
 		return true, nil
-	case err == nil && status == 0 && said:
+	case err == nil && status == 0 && off:
 		return false, nil
 	}
 	return false, refused(id, printed, err)

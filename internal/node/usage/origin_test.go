@@ -83,7 +83,7 @@ func TestOrigins(t *testing.T) {
 func TestOriginByAncestors(t *testing.T) {
 	own, err := os.ReadFile("/proc/self/cgroup")
 	check.NoError(t, err)
-	const nobody = "4294967295"
+	const unset = "4294967295"
 	type files []string
 	for name, tc := range map[string]struct {
 		processes []files // of 7, of its parent 8, and so on; the last one is a child of 1 unless it has another parent
@@ -95,7 +95,7 @@ func TestOriginByAncestors(t *testing.T) {
 		"a session of a container":   {[]files{{"cgroup", session}, {"cgroup", docker, "mountinfo", taskMount}}, ofID, true},
 		"a login":                    {[]files{{"cgroup", session}, {"cgroup", session}, {"cgroup", "0::/system.slice/ssh.service\n"}}, holders.Work{}, true},
 		"after the logout":           {[]files{{"cgroup", session}}, holders.Work{}, true},
-		"a daemon of su in a task":   {[]files{{"cgroup", session, "loginuid", nobody}}, holders.Work{}, false},
+		"a daemon of su in a task":   {[]files{{"cgroup", session, "loginuid", unset}}, holders.Work{}, false},
 		"no logins in this kernel":   {[]files{{"cgroup", session, "loginuid", ""}}, holders.Work{}, false},
 		"an unreadable parent":       {[]files{{"cgroup", session}, {"cgroup", ""}}, holders.Work{}, false},
 		"no parent":                  {[]files{{"cgroup", session, "stat", "7 (x"}}, holders.Work{}, false},

@@ -256,14 +256,14 @@ static void one_field(const struct call *c, nvmlFieldValue_t *v)
     bool throughput = v->fieldId == NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX || v->fieldId == NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX;
     if (throughput && v->scopeId != UINT_MAX) n = UNSET;
     if (c->mig || (remapping && g->mig == 1 && g->instances)) n = UNSET; /* as for nvmlDeviceGetRemappedRows */
-    bool said = false;
+    bool set = false;
     for (int i = 0; i < g->fields; i++) /* field.N lines win */
         if (g->field[i].id == v->fieldId && g->field[i].scope == v->scopeId) {
-            said = true;
+            set = true;
             n = g->field[i].value;
             v->nvmlReturn = g->field[i].ret;
         }
-    if (!said && link_field(c, v)) return;
+    if (!set && link_field(c, v)) return;
     v->valueType = (nvmlValueType_t)type;
     if (v->nvmlReturn) return;
     if (n == UNSET) v->nvmlReturn = NVML_ERROR_NOT_SUPPORTED;

@@ -91,7 +91,7 @@ type Supervisor struct {
 	known   bool                // every agent that runs has answered, and there is one
 	wanted  map[string]Pool     // by name
 	retry   map[string]*attempt
-	said    map[string]string // what was logged last, by what it is about
+	logged  map[string]string // what was logged last, by what it is about
 }
 
 // attempt is when the daemon of a pool may be started or ended, after a failure or while it has clients.
@@ -108,7 +108,7 @@ type record struct {
 
 // New returns a supervisor. It reads and starts nothing yet.
 func New(o Options) *Supervisor {
-	return &Supervisor{opts: o, locks: map[string]*os.File{}, offered: map[string][]Pool{}, retry: map[string]*attempt{}, said: map[string]string{}}
+	return &Supervisor{opts: o, locks: map[string]*os.File{}, offered: map[string][]Pool{}, retry: map[string]*attempt{}, logged: map[string]string{}}
 }
 
 // Run supervises the daemons until ctx ends, from when it has the locks. It then ends those that have no client, within atMost; the others stay
@@ -143,13 +143,13 @@ func (s *Supervisor) lock() bool {
 			s.locks[path], err = filelock.Take(path)
 		}
 		if errors.Is(err, filelock.ErrHeld) {
-			s.say("lock", path, func() {
+			s.logOnce("lock", path, func() {
 				s.opts.Log.Info("another mps-daemon of this node runs the daemons, this one waits for its end", "lock", path)
 			})
 			return false
 		}
 		if err != nil {
-			s.say("lock", err.Error(), func() { s.opts.Log.Warn("no daemon is started without the lock", "error", err) })
+			s.logOnce("lock", err.Error(), func() { s.opts.Log.Warn("no daemon is started without the lock", "error", err) })
 			return false
 		}
 	}
@@ -195,20 +195,20 @@ func (s *Supervisor) read(ctx context.Context) {
 		s.wanted[p.Name] = p
 	}
 	if ctx.Err() == nil {
-		s.sayMissing(errors.Join(missing...))
+		s.logMissing(errors.Join(missing...))
 	}
 }
 
-// sayMissing logs why the pools of an agent are unknown, and that they are known again.
-func (s *Supervisor) sayMissing(err error) {
+// logMissing logs why the pools of an agent are unknown, and that they are known again.
+func (s *Supervisor) logMissing(err error) {
 	switch {
 	case err != nil:
-		s.say("pools", err.Error(), func() {
+		s.logOnce("pools", err.Error(), func() {
 			s.opts.Log.Warn("the pools of an agent are unknown: their daemons stay as they are", "error", err)
 		})
-	case s.said["pools"] != "":
+	case s.logged["pools"] != "":
 		s.opts.Log.Info("the pools are known again")
-		delete(s.said, "pools")
+		delete(s.logged, "pools")
 	}
 }
 
@@ -232,7 +232,7 @@ func (s *Supervisor) pass(ctx context.Context) {
 			continue
 		}
 		if r, own := records[name]; !own || r.PID != s.folders(name).pid() {
-			s.say(name, "foreign", func() {
+			s.logOnce(name, "foreign", func() {
 				s.opts.Log.Info("MPS control daemon was started by another program, and is left to it", "pool", name)
 			})
 		}
@@ -250,7 +250,7 @@ func (s *Supervisor) mark(r record, stays bool) record {
 	}
 	r.State = state
 	if err := s.write(r); err != nil {
-		s.say("record", err.Error(), func() { s.opts.Log.Warn("MPS control daemon: no record", "pool", r.Pool.Name, "error", err) })
+		s.logOnce("record", err.Error(), func() { s.opts.Log.Warn("MPS control daemon: no record", "pool", r.Pool.Name, "error", err) })
 	}
 	return r
 }
@@ -269,11 +269,11 @@ func (s *Supervisor) try(name string, do func() error) {
 	err := do()
 	if err == nil {
 		delete(s.retry, name)
-		delete(s.said, name)
+		delete(s.logged, name)
 		return
 	}
 	a.next = time.Now().Add(a.backoff.NextBackOff())
-	s.say(name, err.Error(), func() {
+	s.logOnce(name, err.Error(), func() {
 		if _, waits := errors.AsType[*waitError](err); waits {
 			s.opts.Log.Info("MPS control daemon: waiting", "pool", name, "reason", err)
 			return
@@ -399,10 +399,10 @@ func (s *Supervisor) folders(pool string) folders {
 	return folders{pipe: mps.Pipe(s.opts.Root, pool), log: filepath.Join(s.folder(pool), "log")}
 }
 
-// say logs what is about something, unless it is the same as before.
-func (s *Supervisor) say(about, text string, log func()) {
-	if s.said[about] != text {
-		s.said[about] = text
+// logOnce logs what is about something, unless it is the same as before.
+func (s *Supervisor) logOnce(about, text string, log func()) {
+	if s.logged[about] != text {
+		s.logged[about] = text
 		log()
 	}
 }

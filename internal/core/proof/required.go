@@ -7,9 +7,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
-// owed returns the reason other than Idle for which a GPU is to be proved; false if there is none. One that failed is proved again only after a reset or
-// a boot, whatever the policy says: otherwise a failure that comes and goes would pass in time.
-func (p Policy) owed(r *Record, g *GPU, boot string) (Reason, bool) {
+// required returns the reason other than Idle for which a GPU is to be proved; false if there is none. One that failed is proved again only after a reset or
+// a boot, with any policy: otherwise a failure that comes and goes would pass in time.
+func (p Policy) required(r *Record, g *GPU, boot string) (Reason, bool) {
 	failed := r.Failed()
 	switch {
 	case r.NeedsService:
@@ -24,7 +24,7 @@ func (p Policy) owed(r *Record, g *GPU, boot string) (Reason, bool) {
 	return Idle, false
 }
 
-// tried reports whether a proof was tried for what it is owed for, and could not run. A reset, a fault or a boot after it is another reason.
+// tried reports whether a proof was tried for what it is required for, and could not run. A reset, a fault or a boot after it is another reason.
 func (r *Record) tried(g *GPU, boot string) bool {
 	t := r.Tries
 	return t != nil && !g.Reset.After(t.At) && !r.Fault.After(t.At) && (boot == "" || boot == t.Boot)
@@ -45,8 +45,8 @@ func (p Policy) Withheld(s State, n Node) (all []Withheld) {
 		}
 		recovered := *g
 		recovered.Health = health.Healthy
-		reason, owed := p.owed(&r, &recovered, n.Boot)
-		if owed && p.holdsBack(reason) && !r.tried(g, n.Boot) && !g.Never {
+		reason, required := p.required(&r, &recovered, n.Boot)
+		if required && p.holdsBack(reason) && !r.tried(g, n.Boot) && !g.Never {
 			all = append(all, Withheld{g.ID, reason, withheldTexts[reason]})
 		}
 	}
