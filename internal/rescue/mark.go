@@ -30,7 +30,7 @@ var changeNames = [...]string{"unchanged", "ineligible", "eligible"}
 // String returns the name of what the node becomes.
 func (c Change) String() string { return changeNames[c] }
 
-// mark marks the nodes of which a GPU needs repair, for people and for the constraints of jobs. A mark of somebody else stays.
+// mark marks the nodes of which a GPU needs repair, for people and for the constraints of jobs. A mark of another program or person stays.
 func (d *decision) mark() {
 	if d.ledger.Stop != nil {
 		return
@@ -90,7 +90,7 @@ func (d *decision) repairs() map[[2]string]repair {
 	return all
 }
 
-// eligible says what becomes of a node's eligibility: ineligible if all its GPUs need repair, and eligible again only if nobody else has changed
+// eligible returns what becomes of a node's eligibility: ineligible if all its GPUs need repair, and eligible again only if nothing else has changed
 // anything since this program made it ineligible.
 func (d *decision) eligible(c *cluster, node *Node, r repair) Change {
 	i := slices.IndexFunc(d.ledger.Ineligible, func(w Withdrawn) bool { return w.Cluster == c.Name && w.Node == node.Name })
@@ -104,14 +104,14 @@ func (d *decision) eligible(c *cluster, node *Node, r repair) Change {
 		return MakeIneligible // the call was not made, or its answer is lost
 	case node.Schedulable:
 		if w := d.ledger.Ineligible[i]; w.Index == 0 || node.ChangedIndex > w.Index { // else this is from before the call
-			d.ledger.Ineligible = slices.Delete(d.ledger.Ineligible, i, i+1) // somebody made it eligible, or it never was ineligible
+			d.ledger.Ineligible = slices.Delete(d.ledger.Ineligible, i, i+1) // it was made eligible by others, or it never was ineligible
 		}
 		return Unchanged
 	case r.gpus > 0 || r.delays:
 		return Unchanged
 	case d.ledger.Ineligible[i].Index == 0 || node.ChangedIndex > d.ledger.Ineligible[i].Index || !node.MarkIsOurs:
 		d.out.alert(Subject{Cluster: c.Name, Node: node.Name}, ReasonNotOurs,
-			"the GPUs of node "+node.Name+" need no repair any more, and somebody else may have made it ineligible since: it stays so")
+			"the GPUs of node "+node.Name+" need no repair any more, and another program or person may have made it ineligible since: it stays so")
 		return Unchanged
 	}
 	return MakeEligible

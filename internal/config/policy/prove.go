@@ -17,7 +17,7 @@ import (
 
 var proveKeys = []schema.Key{
 	{Name: "command", Required: true, Type: schema.ListOf(schema.Match(`.`, "text"), 1),
-		Usage: "absolute path of the program, and its arguments; no shell runs it. Exit status 0: the GPU passed; 1: it failed; any other, a signal or a timeout: the check could not run, which says nothing about the GPU"},
+		Usage: "absolute path of the program, and its arguments; no shell runs it. Exit status 0: the GPU passed; 1: it failed; any other, a signal or a timeout: the check could not run, which is no result"},
 	{Name: "timeout", Default: "60s", Type: lasts("a time from 1s to 15m"), Usage: "time after which the command is ended"},
 	{Name: "at", Type: schema.ListOf(schema.OneOf(reasonNames()...), 1),
 		Usage: "why a GPU is proved: after a boot, a reset or its recovery from a fault, or when it is idle; without the key, for all of these"},

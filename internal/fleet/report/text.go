@@ -166,7 +166,7 @@ func (n *Node) state() string {
 		all = append(all, "takes no new work")
 	}
 	if n.Mark != health.NoRepair {
-		whose := "by somebody else"
+		whose := "by another program or person"
 		if n.MarkIsOurs {
 			whose = "by gpu-fleet"
 		}

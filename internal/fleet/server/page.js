@@ -73,7 +73,7 @@ function faultText(f) {
 
 function nodeState(n) {
   return [n.ready ? "" : "not ready", n.draining ? "draining" : "", n.schedulable ? "" : "takes no new work",
-    n.mark ? "marked for " + n.mark + (n.markIsOurs ? "" : " by somebody else") : "", ...(n.faults || []).map(faultText)].filter((t) => t);
+    n.mark ? "marked for " + n.mark + (n.markIsOurs ? "" : " by another program or person") : "", ...(n.faults || []).map(faultText)].filter((t) => t);
 }
 
 function showVerdict(d) {
@@ -239,7 +239,7 @@ function show() {
   const d = page.doc;
   page.words = byID("filter").value.toLowerCase().split(/\s+/).filter((w) => w);
   byID("tools").hidden = byID("plan-details").hidden = false;
-  byID("server").textContent = "As of " + new Date(d.at).toISOString().slice(11, 19) + ", from " + d.identity + ", which " + (d.leads ? "leads" : d.leader ? "follows " + d.leader : "follows nobody: no process is known to lead") + ". Ledger: " + d.ledger.where + ".";
+  byID("server").textContent = "As of " + new Date(d.at).toISOString().slice(11, 19) + ", from " + d.identity + ", which " + (d.leads ? "leads" : d.leader ? "follows " + d.leader : "follows no leader: no process is known to lead") + ". Ledger: " + d.ledger.where + ".";
   showVerdict(d);
   showAlerts(d);
   showClusters(d);

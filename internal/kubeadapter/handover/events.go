@@ -17,7 +17,7 @@ import (
 const reporter = "tandem.dev/k8s-gpu"
 
 // notify creates an event for each pod on each fault that needs a repair, unless this process has done so. The name of the event is that of fault
-// and pod: another process that has the same to say finds it there.
+// and pod: another process that reports the same finds it there.
 func (h *Handover) notify(ctx context.Context, faults []faultreport.Fault, r holders.Record) error {
 	now, told := time.Now(), map[string]bool{}
 	var failed error

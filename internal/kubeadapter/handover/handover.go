@@ -311,7 +311,7 @@ var errUnguarded = errors.New("no admission policy keeps this agent from changin
 const probeLabel = "tandem.dev/hand-over-must-not"
 
 // checkGuard finds out whether the admission policy is in force: a right to patch nodes/status is also one to relabel Nodes, and to change what the
-// kubelet says of them.
+// kubelet reports of them.
 func (h *Handover) checkGuard(ctx context.Context) error {
 	if !h.guarded.IsZero() && time.Since(h.guarded) < guardEvery {
 		return nil

@@ -268,7 +268,7 @@ func TestFault(t *testing.T) {
 	})
 }
 
-// What is no fault of the hardware that counts does not make the condition say so, and is in the annotation with its mark.
+// What is no fault of the hardware that counts does not change the condition, and is in the annotation with its mark.
 func TestVerdicts(t *testing.T) {
 	simulated := xid(1, 95)
 	simulated.Simulated = true
@@ -552,7 +552,7 @@ func TestAnswerLost(t *testing.T) {
 	})
 }
 
-// Pods that have the faulty GPU are named, and get one event for each fault. A record that may lack a pod, or the UID of one, says so.
+// Pods that have the faulty GPU are named, and get one event for each fault. A record that may lack a pod, or the UID of one, is reported as not complete.
 func TestHolders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t)
@@ -627,7 +627,7 @@ func TestEventsFail(t *testing.T) {
 	})
 }
 
-// A node without GPUs gets no condition. One that had GPUs keeps none that nobody clears.
+// A node without GPUs gets no condition. One that had GPUs keeps none that no agent clears.
 func TestNoGPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t)
@@ -678,7 +678,7 @@ func TestTakeBack(t *testing.T) {
 		done := make(chan struct{})
 		go func() { off.Run(t.Context(), log); close(done) }()
 		time.Sleep(time.Minute)
-		if all := off.Problems(); len(all) != 1 || !strings.Contains(all[0].String(), "nobody changes any more: "+condition) {
+		if all := off.Problems(); len(all) != 1 || !strings.Contains(all[0].String(), "no agent changes any more: "+condition) {
 			t.Errorf("%v", all)
 		}
 		f.server.Allow("patch", "nodes/status")

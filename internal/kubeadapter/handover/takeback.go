@@ -22,7 +22,7 @@ import (
 )
 
 // Record is a file with the types of the conditions that the Node has from this agent. So a condition that no setting names any more is removed,
-// and a repair system never finds a fault that nobody clears.
+// and a repair system never finds a fault that no agent clears.
 // Its methods are safe for concurrent use.
 type Record struct {
 	Path string
@@ -147,7 +147,7 @@ func (t *TakeBack) removed(ctx context.Context, stale []string) bool {
 		}
 		p := problem.Problem{
 			Code: problem.HandOver, Object: "removal",
-			Text:   "the Node has conditions of earlier settings, which nobody changes any more: " + strings.Join(stale, ", ") + ": " + err.Error(),
+			Text:   "the Node has conditions of earlier settings, which no agent changes any more: " + strings.Join(stale, ", ") + ": " + err.Error(),
 			Remedy: "give the agent the rights of " + component + " until they are removed, or remove them by kubectl",
 		}
 		t.problems.Put(p, slog.LevelWarn, p.String())

@@ -3,7 +3,7 @@
 //
 //	core.State -> Of -> Verdict + holders -> Handover: one patch of nodes/status, and events
 //
-// The condition is about the GPUs that the agent's configuration offers. It says that one needs a repair only for faults of the hardware: unhealthy
+// The condition is about the GPUs that the agent's configuration offers. It shows that one needs a repair only for faults of the hardware: unhealthy
 // or lost, real and enforced, and repaired by a reset, a reboot or a replacement. While the GPUs can't be checked it is Unknown. The annotation
 // (package faultreport) has all faults that are unhealthy or lost; without one there is no annotation.
 package handover
@@ -33,7 +33,7 @@ const (
 // unconfirmedFor is for how long after the start a fault that was there at once waits for a second round of checks.
 const unconfirmedFor = time.Minute
 
-// Verdict is what a state says of the GPUs that an agent offers.
+// Verdict is what a state shows of the GPUs that an agent offers.
 type Verdict struct {
 	Pending bool // not all is known yet: nothing is to be written
 	GPUs    int  // that it is about
@@ -116,7 +116,7 @@ func faultOf(c health.Condition, d gpu.Device, mode health.Mode) faultreport.Fau
 	return f
 }
 
-// NeedsRepair reports whether a fault makes the condition say that a GPU needs a repair.
+// NeedsRepair reports whether a fault makes the condition show that a GPU needs a repair.
 func NeedsRepair(f faultreport.Fault) bool {
 	return f.Repair != health.NoRepair && !f.Simulated && !f.Advisory && f.Cause != health.ReasonUnresponsive.String()
 }

@@ -64,7 +64,7 @@ func decideAgent(f *Facts) []Finding {
 		findings = append(findings, Finding{"owners", Note, "the agent's record of work", "it is not known which work has the devices: " + cmp.Or(u.Reason, "not read"), u.Remedy})
 	}
 	for _, w := range f.Agent.Report.PolicyWarnings {
-		findings = append(findings, Finding{"policy", Warning, "the agent's policy", w, "what the warning says, or correct the rule; ignore it if the rule is for another node"})
+		findings = append(findings, Finding{"policy", Warning, "the agent's policy", w, "follow the warning, or correct the rule; ignore it if the rule is for another node"})
 	}
 	if Problems(findings) == 0 {
 		findings = append(findings, Finding{"agent", OK, socket, fmt.Sprintf("runs, driver %s, %s offered", f.Agent.Report.Driver.State, report.Noun(len(f.Agent.Report.Devices), "device")), ""})

@@ -11,7 +11,7 @@ var (
 	proveTime    = shared.Gauge("prove_timestamp_seconds", "When the latest proof with a result ended.", "gpu")
 	proveSeconds = shared.Gauge("prove_duration_seconds", "How long the command of that proof ran.", "gpu")
 	proveValue   = shared.Gauge("prove_value", "What the command of that proof measured, by the name that it gave. Compare it over the fleet.", "gpu", "name")
-	proveNotRun  = shared.Gauge("prove_could_not_run", "Proofs since the latest result whose check could not run. They say nothing about the GPU.", "gpu")
+	proveNotRun  = shared.Gauge("prove_could_not_run", "Proofs since the latest result whose check could not run. They have no result.", "gpu")
 	proveRunning = shared.Gauge("prove_running", "1 while the GPU is proved: it takes no work.", "gpu")
 )
 
