@@ -5,7 +5,7 @@
 # For a gpu-fleet that runs elsewhere: nomad acl policy apply gpu-fleet gpu-fleet-policy.hcl
 #                                      nomad acl token create -name gpu-fleet -policy gpu-fleet
 
-# All namespaces: work that it may not see would look like a GPU that nobody holds. In mode report leave alloc-lifecycle out.
+# All namespaces: work that it may not see would look like a GPU that no work holds. In mode report leave alloc-lifecycle out.
 namespace "*" {
   capabilities = ["read-job", "alloc-lifecycle"]
 }

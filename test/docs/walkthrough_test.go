@@ -46,7 +46,7 @@ var kubernetes = []step{
 		}},
 	{text: "What the devices do, and which work has them; without `--once` it is a live screen:", command: "k8s-gpu top --once", shows: "research/train"},
 	{text: "What a request for two GPUs would get, and why:", command: "k8s-gpu explain --count 2", shows: "GPU-"},
-	{text: "### A fault\n\nGPU 3 falls off the bus. Nobody has to look: within seconds it gets no new work. The reason:",
+	{text: "### A fault\n\nGPU 3 falls off the bus. Within seconds it gets no new work, without a command. The reason:",
 		command: "k8s-gpu inspect", shows: "LOST  lost", before: func(s *stage.Stage) error { return s.Machine.Lose(unwell) }},
 	{text: "The cause `LOST` is in [operations](operations.md#causes), with what to do. `doctor` finds it, too:", command: "k8s-gpu doctor", code: 3, shows: "PROBLEM"},
 	{text: "The agent serves a status page (`/`: [monitoring](monitoring.md) has pictures), metrics and its readiness:", command: "GET /readyz", shows: "offered to the kubelet"},
