@@ -32,7 +32,7 @@ type client struct {
 }
 
 // newClient is a client for the address and the file with the token that are given, else for those of the configuration as far as it can be read: a stop
-// must not depend on a file that somebody is changing.
+// must not depend on a file that a person is changing.
 func (p *program) newClient() (client, error) {
 	configured, _ := config.Load(p.file)
 	base, err := baseURL(cmp.Or(p.address, local(configured.Listen)))

@@ -29,7 +29,7 @@ const (
 	storeWithin = 30 * time.Second                  // for a command that reads and writes the ledger
 )
 
-// settings are what flags and configuration say.
+// settings are those of the flags and the configuration.
 type settings struct {
 	config.Config
 	identity string

@@ -88,7 +88,7 @@ func (p proving) See() proof.Node {
 	return n
 }
 
-// seen fills in what a state and a table of use say about the GPUs of an agent.
+// seen fills in what a state and a table of use show of the GPUs of an agent.
 func seen(s core.State, table use.Table, mode health.Mode, n proof.Node) proof.Node {
 	all := s.Ledger.ForMode(mode).Conditions()
 	if s.Snapshot.Driver.State != gpu.DriverReady || slices.ContainsFunc(all, func(c health.Condition) bool { return c.Reason == health.ReasonMaintenance }) {

@@ -53,7 +53,7 @@ func (a *Agent) reset(ctx context.Context) {
 }
 
 // afterResets returns a context that ends after ctx, when no reset of a GPU runs: one that has begun can't be taken back, and the other agents of the node
-// open the driver only when this one says so. The end of the process does not wait for it.
+// open the driver only when this one has recorded the end of the reset. The end of the process does not wait for it.
 func (a *Agent) afterResets(ctx context.Context) (context.Context, context.CancelFunc) {
 	until, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
@@ -100,7 +100,7 @@ func (a *Agent) proofsChanged() <-chan struct{} {
 	return a.prover.Changed()
 }
 
-// seenFaults fills in what a state and a table of use say about the GPUs of an agent, which resets one of them, or none.
+// seenFaults fills in what a state and a table of use show of the GPUs of an agent, which resets one of them, or none.
 func seenFaults(s core.State, table use.Table, mode health.Mode, n reset.Node, resets gpu.DeviceID) reset.Node {
 	all := s.Ledger.ForMode(mode).Conditions()
 	n.Paused = paused(s, all, resets)
@@ -150,7 +150,7 @@ func paused(s core.State, all []health.Condition, resets gpu.DeviceID) string {
 	return ""
 }
 
-// faults fills in what the conditions of a node say about a GPU.
+// faults fills in what the conditions of a node show of a GPU.
 func faults(g *reset.GPU, all []health.Condition) {
 	worst := health.Healthy
 	for i := range all {

@@ -118,7 +118,7 @@ func (p Program) options(ctx context.Context) (agent.Options, error) {
 	return o, nil
 }
 
-// noteFile says that the running agent does not use the configuration file of the command line. It is for verbs that show what is offered.
+// noteFile writes that the running agent does not use the configuration file of the command line. It is for verbs that show what is offered.
 func (p Program) noteFile(ctx context.Context, c *cli.Command, o agent.Options) {
 	if !c.IsSet(config.FlagConfigFile) {
 		return

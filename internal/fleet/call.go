@@ -143,7 +143,7 @@ func (c *Controller) act(ctx context.Context, s rescue.State, a rescue.Act) resc
 
 const othersTookLong = "others in the cluster took too long"
 
-// allowed says why nothing may be called any more; "" = it may be. It reads the ledger: a person may have stopped all acts since the decision, and this
+// allowed returns why nothing may be called any more; "" = it may be. It reads the ledger: a person may have stopped all acts since the decision, and this
 // process may have been suspended while another one took the lead.
 func (c *Controller) allowed(ctx context.Context, s rescue.State) string {
 	if tooLate(ctx) {

@@ -51,7 +51,7 @@ type Cluster interface {
 	Problems() []problem.Problem // of this program with the cluster, such as a missing right
 }
 
-// Version is of a ledger as it was read or written, for a store to find out whether somebody else has written since.
+// Version is of a ledger as it was read or written, for a store to find out whether another process or person has written since.
 type Version string
 
 // Store has the ledger of the team. Its methods are safe for concurrent use.

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// AnswerKind is what the orchestrator said to an act.
+// AnswerKind is how the orchestrator answered an act.
 type AnswerKind uint8
 
 // Kinds of answers.
@@ -15,7 +15,7 @@ const (
 	NotFound                   // the work is gone, or another one has its name
 	Blocked                    // not now: a disruption budget, or too many requests
 	Denied                     // never in this way: several disruption budgets. A missing right is a Cluster.Problem
-	NotMade                    // there was no call: Still has said no, or the objects could not be read
+	NotMade                    // there was no call: Still has refused it, or the objects could not be read
 )
 
 var answerNames = [...]string{"failed", "accepted", "not-found", "blocked", "denied", "not-made"}

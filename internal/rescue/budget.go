@@ -11,7 +11,7 @@ import (
 // counted reports whether a rescue counts for a budget: those that were only listed count for what is only listed.
 func (d *decision) counted(r *Rescue, listed bool) bool { return !r.Listed || listed }
 
-// permitBudget says whether another rescue may be reserved, of a GPU with that many holders.
+// permitBudget decides whether another rescue may be reserved, of a GPU with that many holders.
 func (d *decision) permitBudget(next *Rescue, holders int) verdict {
 	if len(d.ledger.Rescues) >= maxRescues {
 		return waits(ReasonLedger, "the ledger has %d rescues of the last day, and keeps no more", maxRescues).before(d.oldest().Add(day))
@@ -51,7 +51,7 @@ func (r *Rescue) sameNode(o *Rescue) bool {
 	return r.Hardware == o.Hardware || r.Cluster == o.Cluster && r.Node == o.Node
 }
 
-// permitBytes says whether the ledger has place for another rescue with its moves.
+// permitBytes decides whether the ledger has place for another rescue with its moves.
 func (d *decision) permitBytes(next *Rescue) verdict {
 	size := encoded(next) + len(next.Moves)*moveGrows
 	if now := d.bytes(); now+size > mostBytes {
@@ -97,7 +97,7 @@ func whenFewer(times []time.Time, most int, window time.Duration) time.Time {
 	return times[len(times)-most].Add(window)
 }
 
-// permitNode says whether an act may be made on the node of a rescue while those on other nodes are under way.
+// permitNode decides whether an act may be made on the node of a rescue while those on other nodes are under way.
 func (d *decision) permitNode(next *Rescue) verdict {
 	busy := map[string]bool{}
 	var until time.Time

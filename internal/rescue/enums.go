@@ -43,7 +43,7 @@ var controllerNames = [...]string{"no controller", "service", "batch", "system",
 // String returns the name of the controller.
 func (c Controller) String() string { return controllerNames[c] }
 
-// Phase is where work is in its life. The zero value is that nobody knows: its node is away.
+// Phase is where work is in its life. The zero value is that this is not known: its node is away.
 type Phase uint8
 
 // Phases.

@@ -47,7 +47,7 @@ func (d *decision) followMove(c *cluster, r *Rescue, m *Move, over bool) {
 		d.followEnd(r, m)
 	case !m.Accepted.IsZero():
 		d.followReplacement(c, r, m)
-	case underWay: // the answer says whether the work ends by it
+	case underWay: // the answer shows whether the work ends by it
 	case there == 0:
 		m.end(EndedItself, d.now)
 	case over:

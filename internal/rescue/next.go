@@ -230,7 +230,7 @@ func (d *decision) faultyGPU(c *cluster, n int, id gpu.DeviceID, first int) *fau
 	return &d.faulty[len(d.faulty)-1]
 }
 
-// seeCause records when a node got a fault of a cause: as the fault says, if that is before now.
+// seeCause records when a node got a fault of a cause: by the time of the fault, if that is before now.
 func (d *decision) seeCause(was State, k causeKey, since time.Time) {
 	at, ok := was.causes[k]
 	if !ok {

@@ -26,7 +26,7 @@ func refuses(why Reason, text string) verdict {
 
 func (v verdict) before(t time.Time) verdict { v.until = t; return v }
 
-// permitGPU says whether work of a faulty GPU may be moved at all now.
+// permitGPU decides whether work of a faulty GPU may be moved at all now.
 func (d *decision) permitGPU(g *faulty) verdict {
 	node := &g.c.Nodes[g.node]
 	begins := g.since.Add(d.Delay)
@@ -43,7 +43,7 @@ func (d *decision) permitGPU(g *faulty) verdict {
 	return d.permitRecords(g)
 }
 
-// permitRecords says whether the records of who has a GPU agree. Work that a record lacks, because of a missing right or a late one, would make
+// permitRecords decides whether the records of which work has a GPU agree. Work that a record lacks, because of a missing right or a late one, would make
 // the GPU look free, or the work of another GPU look like that of this one.
 func (d *decision) permitRecords(g *faulty) verdict {
 	node := &g.c.Nodes[g.node]
@@ -107,7 +107,7 @@ func (g *faulty) holders() (all []*Work) {
 	return all
 }
 
-// permitWork says whether a workload of a faulty GPU may be moved now, of a kind that may.
+// permitWork decides whether a workload of a faulty GPU may be moved now, of a kind that may.
 func (d *decision) permitWork(g *faulty, w *Work) verdict {
 	if w.Node != g.c.Nodes[g.node].Name || !w.running() {
 		return waits(ReasonNotRunning, "%s is %s", w.name(), phaseNames[w.Phase])
@@ -118,7 +118,7 @@ func (d *decision) permitWork(g *faulty, w *Work) verdict {
 	return d.permitShown(g, w)
 }
 
-// permitKind says whether work of this kind may be moved.
+// permitKind decides whether work of this kind may be moved.
 func (d *decision) permitKind(w *Work) verdict {
 	switch {
 	case w.Controller != Service && w.Controller != Batch:
@@ -131,7 +131,7 @@ func (d *decision) permitKind(w *Work) verdict {
 	return verdict{}
 }
 
-// permitShown says whether the servers know of the fault. Until they do, the replacement may get the same GPU.
+// permitShown decides whether the servers know of the fault. Until they do, the replacement may get the same GPU.
 func (d *decision) permitShown(g *faulty, w *Work) verdict {
 	node := &g.c.Nodes[g.node]
 	shown := false
@@ -160,7 +160,7 @@ func (d *decision) permitShown(g *faulty, w *Work) verdict {
 	return verdict{}
 }
 
-// permitMove says whether an act may be made now, but for budgets and places.
+// permitMove decides whether an act may be made now, but for budgets and places.
 func (d *decision) permitMove(g *faulty, work []*Work) verdict {
 	for _, w := range work {
 		if v := d.permitKind(w); !v.ok() {
@@ -181,7 +181,7 @@ func (d *decision) permitMove(g *faulty, work []*Work) verdict {
 	return verdict{}
 }
 
-// Still says whether an act holds for the objects as they are read right before its call; else why not. The fleet needs no more than the cluster with the
+// Still reports whether an act holds for the objects as they are read right before its call; else why not. The fleet needs no more than the cluster with the
 // node and its work. Places and budgets are not looked at again: the act is reserved.
 func (p Policy) Still(s State, a Act, f Fleet, now time.Time) (bool, string) {
 	if s.Term == 0 || s.Term != s.Ledger.Term || a.Term != s.Term {

@@ -269,7 +269,7 @@ func (r *rooms) add(next replacement) {
 	r.all = append(r.all, next)
 }
 
-// take adds the replacements of work, if each of them has a place for certain, and those under way keep theirs. Else it says why not. With consent
+// take adds the replacements of work, if each of them has a place for certain, and those under way keep theirs. Else it returns why not. With consent
 // one workload may have no place, if one of lower priority ends for it: take returns how many end.
 func (r *rooms) take(work []*Work, consent bool) (victims int, v verdict) {
 	for i, w := range work {

@@ -108,7 +108,7 @@ const (
 	ReasonSilent      Reason = "AGENT_SILENT"        // the agent of the node does not report
 	ReasonHolders     Reason = "HOLDERS_UNKNOWN"     // the records of who has the GPU are not complete, or differ
 	ReasonNode        Reason = "NODE_NOT_READY"      // or its work is leaving it
-	ReasonNotRunning  Reason = "WORK_NOT_RUNNING"    // the work is pending, ending, or nobody knows
+	ReasonNotRunning  Reason = "WORK_NOT_RUNNING"    // the work is pending, ending, or not known
 	ReasonNotShown    Reason = "DEVICE_NOT_SHOWN"    // the servers do not show the device as unhealthy yet
 	ReasonNoPlace     Reason = "NO_PLACE"            // no free healthy device where the work may run
 	ReasonGPUs        Reason = "BUDGET_GPUS"         // of the node within an hour
@@ -120,7 +120,7 @@ const (
 	ReasonEnding      Reason = "ENDING"              // the work is ending
 	ReasonStuck       Reason = "STUCK"               // the work has not ended in its time
 	ReasonReplacement Reason = "REPLACEMENT_PENDING" // the work has ended, its replacement does not run yet
-	ReasonNotOurs     Reason = "NODE_CHANGED"        // somebody else has changed the node's eligibility
+	ReasonNotOurs     Reason = "NODE_CHANGED"        // another program or person has changed the node's eligibility
 )
 
 // Reasons to refuse.

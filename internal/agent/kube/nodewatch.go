@@ -64,7 +64,7 @@ func (n *nodeWatch) set(node kubeapi.ObjectMeta) {
 	}
 }
 
-// run follows the Node until ctx ends. While it can't be read, its labels are those that were read last, and a problem says so.
+// run follows the Node until ctx ends. While it can't be read, its labels are those that were read last, and a problem shows that.
 func (n *nodeWatch) run(ctx context.Context) error {
 	retry := backoff.NewExponentialBackOff()
 	retry.InitialInterval, retry.MaxInterval = nodeReadFirst, nodeReadMost

@@ -7,13 +7,13 @@ type Value struct {
 	In    []Value
 }
 
-// Account has what an import makes of each value of its input: what is said of a value holds for those in it, unless something else is said of
-// them. The zero value is that of an import that has read nothing.
+// Account has the effect of each value of an input on the result of the import: the effect of a value is also that of the values in it, unless they have
+// their own. The zero value is that of an import that has read nothing.
 type Account struct {
 	effects map[any]Effect
 }
 
-// Set says what an import makes of a value.
+// Set records the effect of a value.
 func (a *Account) Set(id any, effect Effect) {
 	if a.effects == nil {
 		a.effects = map[any]Effect{}
@@ -21,19 +21,19 @@ func (a *Account) Set(id any, effect Effect) {
 	a.effects[id] = effect
 }
 
-// Has reports whether something is said of a value itself.
+// Has reports whether a value has an effect of its own.
 func (a *Account) Has(id any) bool {
 	_, ok := a.effects[id]
 	return ok
 }
 
-// Open returns the largest values within v, or v itself, of which nothing is said.
+// Open returns the largest values within v, or v itself, that have no recorded effect.
 func (a *Account) Open(v Value) []Value {
 	all, _ := a.open(v)
 	return all
 }
 
-// open also reports whether nothing is said of any value in v.
+// open also reports whether no value in v has a recorded effect.
 func (a *Account) open(v Value) (all []Value, whole bool) {
 	if a.Has(v.ID) {
 		return nil, false
@@ -49,7 +49,7 @@ func (a *Account) open(v Value) (all []Value, whole bool) {
 	return all, false
 }
 
-// Leaves returns the places of the values in v that have no values in them and of which the account says effect.
+// Leaves returns the places of the values in v that have no values in them and have this effect.
 func (a *Account) Leaves(v Value, effect Effect) []string { return a.leaves(v, effect, "") }
 
 func (a *Account) leaves(v Value, want, inherited Effect) (places []string) {
@@ -66,7 +66,7 @@ func (a *Account) leaves(v Value, want, inherited Effect) (places []string) {
 	return places
 }
 
-// Understood reports whether the account says something of a value in v but that it is unknown; true if v has no value.
+// Understood reports whether a value in v has a recorded effect other than Unknown; true if v has no value.
 func (a *Account) Understood(v Value) bool {
 	for _, effect := range []Effect{Taken, Differs, Needed, NoEffect} {
 		if len(a.Leaves(v, effect)) > 0 {

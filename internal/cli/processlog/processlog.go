@@ -21,7 +21,7 @@ type Log struct {
 	Out      io.Writer
 	Terminal bool   // Out is one
 	Name     string // of the program
-	Ends     string // message of the line that says why the program ends
+	Ends     string // message of the line that has the reason for which the program ends
 
 	json  atomic.Bool
 	lines atomic.Pointer[asynclog.Writer] // to Out; nil = the program has not run so far
@@ -67,7 +67,7 @@ func (l *Log) lost(lines int64) []byte {
 }
 
 // End writes why the process ends; nil = as requested. It returns when that is written; if the program has run, which must end although
-// nobody reads its log, after at most this time.
+// no process reads its log, after at most this time.
 func (l *Log) End(err error, atMost time.Duration) {
 	lines := l.lines.Load()
 	if lines == nil {

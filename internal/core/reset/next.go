@@ -62,7 +62,7 @@ func (d *decision) follow() {
 	d.state.started = true
 }
 
-// forget has the faults end that are over, and removes records that say nothing, or, while there are too many, those of GPUs that are not there, the
+// forget has the faults end that are over, and removes records that are empty, or, while there are too many, those of GPUs that are not there, the
 // oldest first.
 func (d *decision) forget() {
 	s := &d.state

@@ -74,7 +74,7 @@ func (c *Cluster) answer(ctx context.Context, pod *corev1.Pod, err error) rescue
 	return rescue.Answer{Kind: rescue.Failed, Text: err.Error()}
 }
 
-// noteMissing records that a right is missing, if an error says so.
+// noteMissing records that a right is missing, if an error shows that.
 func (c *Cluster) noteMissing(needs right, err error) {
 	if apierrors.IsForbidden(err) && strings.Contains(err.Error(), "cannot "+needs.verb+" resource") {
 		c.setMissing(needs, fmt.Sprintf("the right to %s is missing. %v", needs, err))

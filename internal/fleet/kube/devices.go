@@ -117,8 +117,8 @@ func (d *devices) byAgent(p *pod) (all []rescue.Hold) {
 	return all
 }
 
-// at is where a device of a pod's status is. The API server does not show of which GPU a MIG instance is. So it is where the agent says that the pod has
-// faulty hardware, if it is the pod's only instance, or shown as unhealthy. Else it is taken for one without a fault, and the agent's word
+// at is where a device of a pod's status is. The API server does not show of which GPU a MIG instance is. So it is where the agent reports that the pod has
+// faulty hardware, if it is the pod's only instance, or shown as unhealthy. Else it is taken for one without a fault, and the agent's report
 // about the pod then differs from it, which permits no act.
 func (d *devices) at(h rescue.Hold, p *pod) gpu.Placement {
 	if !strings.HasPrefix(string(h.Device), "MIG-") {

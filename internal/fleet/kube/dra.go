@@ -169,7 +169,7 @@ func (d *dra) free(n *node, r report) map[string]int {
 	return all
 }
 
-// at is where a device is, that a pod has. A slice shows of which GPU an instance is, and not which of its instances: so one with a taint is where the agent says
+// at is where a device is, that a pod has. A slice shows of which GPU an instance is, and not which of its instances: so one with a taint is where the agent reports
 // that its pod has faulty hardware.
 func (dev *draDevice) at(r report, uid string) gpu.Placement {
 	for i := range r.faults {

@@ -9,7 +9,7 @@
 // Pods with claims of Dynamic Resource Allocation are evicted as all others are. Kubernetes could end them by the taint NoExecute of their device, but that
 // disregards disruption budgets, takes all pods of the device at once, and would be a second mechanism with a second permission.
 //
-// No pod is said to replace another one: an owner reference names the controller, and not the pod that went. So a move ends when its pod has ended.
+// No pod is taken for the replacement of another one: an owner reference names the controller, and not the pod that went. So a move ends when its pod has ended.
 package kube
 
 import (

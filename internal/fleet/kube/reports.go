@@ -56,7 +56,7 @@ func faultOf(f faultreport.Fault) rescue.Fault {
 	}
 }
 
-// reportedAt is when the agent last said what the report has. One without faults is not renewed, and says that all of them have ended.
+// reportedAt is when the agent last confirmed what the report has. One without faults is not renewed, and means that all of them have ended.
 func (r report) reportedAt(now time.Time) time.Time {
 	if r.err == nil && !r.silent && len(r.faults) == 0 && !r.more {
 		return now

@@ -44,7 +44,7 @@ type translation struct {
 //
 //   - one for each GPU resource, with as many units as the node has healthy ones. Each pod holds of it what it requests: so its free units are those that
 //     the scheduler counts;
-//   - those with an ID, of pods' statuses, claims and faults. They have no kind, for nothing requests them, and say which work has faulty hardware.
+//   - those with an ID, of pods' statuses, claims and faults. They have no kind, for nothing requests them, and show which work has faulty hardware.
 func translate(o objects, now time.Time) rescue.Cluster {
 	t := translation{objects: o, now: now, byName: map[string]*node{}, onNode: map[string][]*pod{}, used: map[string]amounts{}}
 	for _, p := range o.pods {

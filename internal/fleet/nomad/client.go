@@ -126,7 +126,7 @@ func statusOf(err error) (status int, body string) {
 	return 0, ""
 }
 
-// isDenied reports whether a right is missing. The servers say 500 "Unknown allocation" for an allocation that the token may not read.
+// isDenied reports whether a right is missing. The servers answer 500 "Unknown allocation" for an allocation that the token may not read.
 func isDenied(err error) bool {
 	status, body := statusOf(err)
 	return status == http.StatusForbidden || status == http.StatusInternalServerError && (strings.Contains(body, "Unknown allocation") || strings.Contains(body, api.PermissionDeniedErrorContent))

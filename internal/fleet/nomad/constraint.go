@@ -97,7 +97,7 @@ func interpolated(target string) (name string, ok bool) {
 	return strings.TrimSuffix(name, "}"), true
 }
 
-// ordered reports whether an order is as an operator says.
+// ordered reports whether an order is one that an operator permits.
 func ordered(operand string, order int) bool {
 	switch operand {
 	case "<":
@@ -285,7 +285,7 @@ func (v version) compareNumbers(o version, n int) int {
 	return 0
 }
 
-// compare reports false for two versions before the same release: which is first is not for this program to say.
+// compare reports false for two versions before the same release: this program does not decide which is first.
 func (v version) compare(o version) (order int, ok bool) {
 	order = v.compareNumbers(o, max(len(v.numbers), len(o.numbers)))
 	switch {

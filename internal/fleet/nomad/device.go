@@ -31,7 +31,7 @@ func hasGPUs(n *api.NodeListStub) bool {
 	return n.NodeResources != nil && slices.ContainsFunc(n.NodeResources.Devices, func(d *api.NodeDeviceResource) bool { return d.Vendor == vendor })
 }
 
-// devicesOf returns the GPUs and MIG instances of a node, and their faults. The API does not say which GPU a MIG instance is of, but its PCI address.
+// devicesOf returns the GPUs and MIG instances of a node, and their faults. The API does not show of which GPU a MIG instance is, but its PCI address.
 func (t *translation) devicesOf(n *api.NodeListStub, name string) (devices []rescue.Device, faults []rescue.Fault) {
 	at := placements(n, name)
 	for _, group := range n.NodeResources.Devices {
@@ -48,7 +48,7 @@ func (t *translation) devicesOf(n *api.NodeListStub, name string) (devices []res
 			}
 			d := &devices[first+i]
 			d.Units++
-			if !instance.Healthy && d.Healthy { // of replicas, one says what all have
+			if !instance.Healthy && d.Healthy { // all replicas of a device have the same description
 				d.Healthy = false
 				faults = append(faults, faultOf(instance.HealthDescription, d.At))
 			}

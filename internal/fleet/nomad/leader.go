@@ -130,7 +130,7 @@ func (l *leader) look(ctx context.Context) {
 	}
 }
 
-// renew renews the lock until the lease ends, or the servers say that this process does not have it.
+// renew renews the lock until the lease ends, or the servers answer that this process does not have it.
 func (l *leader) renew(lease *lease) {
 	defer lease.end()
 	for watch.Sleep(lease, renewPause) {

@@ -5,7 +5,7 @@
 //	reading   translate, without I/O                  rescue.Cluster
 //	Live, Do  single reads and calls                  right before an act, and the act
 //
-// The event stream only says when to list: it can skip events, and be empty, without an error.
+// The event stream only shows when to list: it can skip events, and be empty, without an error.
 package nomad
 
 import (

@@ -88,7 +88,7 @@ func denied(err error, what string) error {
 	return err
 }
 
-// setIndex says from where on the stream of events is read.
+// setIndex sets the index from which on the stream of events is read.
 func (r *reader) setIndex(index uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

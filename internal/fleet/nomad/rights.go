@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
-// rightsPeriod is how often rights are looked at while nothing hints at a change. Without a right the servers leave entries out, and say nothing.
+// rightsPeriod is how often rights are looked at while nothing hints at a change. Without a right the servers leave entries out without an error.
 const rightsPeriod = 10 * time.Minute
 
 // anyNamespace is the name of no namespace: only a rule for all namespaces permits to read it.
@@ -89,7 +89,7 @@ func (r *reader) policies(ctx context.Context) (names []string, limited bool, er
 	return names, true, nil
 }
 
-// withoutACLs reports whether an error says that the region has no ACLs, so that all is permitted.
+// withoutACLs reports whether an error shows that the region has no ACLs, so that all is permitted.
 func withoutACLs(err error) bool {
 	status, body := statusOf(err)
 	return status == http.StatusBadRequest && strings.Contains(body, "ACL support disabled")
@@ -167,7 +167,7 @@ func (r *reader) probeOne(ctx context.Context, namespace, what string) error {
 	return err
 }
 
-// readPreemption reads whether the servers end work of lower priority for a replacement. If they don't say, they are taken to.
+// readPreemption reads whether the servers end work of lower priority for a replacement. If that can't be read, they are taken to.
 func (r *reader) readPreemption(ctx context.Context) {
 	q, err := r.query(ctx)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/rescue"
 )
 
-// reading is what the servers have said. It is not changed.
+// reading is what the servers have answered. It is not changed.
 type reading struct {
 	at      time.Time // before the first question
 	nodes   []*api.NodeListStub
@@ -119,7 +119,7 @@ const (
 	byUs    = "gpu-fleet"
 )
 
-// markOf returns the repair that a node is marked for. A mark that is no repair is somebody else's.
+// markOf returns the repair that a node is marked for. A mark that is no repair is of another program or person.
 func markOf(meta map[string]string) (mark health.Repair, ours bool) {
 	text, ok := meta[markKey]
 	if !ok {
@@ -170,7 +170,7 @@ func (t *translation) work(a *api.AllocationListStub) (w rescue.Work, ok bool) {
 	return w, true
 }
 
-// phase is where an allocation is in its life. Whether one that is lost with its node still runs is not known when the node is back, until the node says so.
+// phase is where an allocation is in its life. Whether one that is lost with its node still runs is not known when the node is back, until the node reports it.
 func (t *translation) phase(a *api.AllocationListStub) rescue.Phase {
 	switch a.ClientStatus {
 	case api.AllocClientStatusComplete, api.AllocClientStatusFailed:

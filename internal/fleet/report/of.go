@@ -78,7 +78,7 @@ func (d *Document) alerts(undecided string) []Alert {
 	return all
 }
 
-// takeUnread removes the problem that says the same as the wait of a cluster that can't be read, and returns its remedy.
+// takeUnread removes the problem that is the same as the wait of a cluster that can't be read, and returns its remedy.
 func (d *Document) takeUnread(w Wait) (remedy string) {
 	d.Problems = slices.DeleteFunc(d.Problems, func(p problem.Problem) bool {
 		same := w.Reason == rescue.ReasonUnread && p.Code == problem.ClusterUnread && p.Object == w.Cluster

@@ -70,7 +70,7 @@ func (s *Server) Handler() http.Handler {
 	return secured(mux)
 }
 
-// secured adds to all responses that browsers take no type but the named one, and tell nobody the address.
+// secured adds to all responses that browsers take no type but the named one, and send the address to no other server.
 func secured(handler http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Content-Type-Options", "nosniff")

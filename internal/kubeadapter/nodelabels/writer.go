@@ -50,7 +50,7 @@ type Options struct {
 	API       FeatureAPI
 	Node      string // name of the Node object
 	Namespace string // of the object
-	Pod       string // of the agent, which with its DaemonSet owns the object; "" = nobody does
+	Pod       string // of the agent, which with its DaemonSet owns the object; "" = it has no owner
 }
 
 // Writer keeps a features file and a NodeFeature object in step with the devices. Make one with New, then call Run once. The other methods are

@@ -37,7 +37,7 @@ func Run(ctx context.Context, path string, h http.Handler, stopWithin time.Durat
 }
 
 // Handle returns what answers requests of root, each of which is a Q. A request that check refuses is not served; a nil check refuses none. only is the answer
-// to everybody else: "only root may reset GPUs".
+// to all other users: "only root may reset GPUs".
 func Handle[Q any](log *slog.Logger, only string, check func(Q) error, do func(context.Context, Q, http.ResponseWriter) any) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if peer, ok := httpserver.Peer(r.Context()); !ok || peer.Uid != 0 {

@@ -25,7 +25,7 @@ var (
 	ErrUnreadable    = errors.New("its rights can't be read")
 )
 
-// ProgramError is why a program is not run: anybody who could write it, or replace it, could run anything as the agent.
+// ProgramError is why a program is not run: a user who could write it, or replace it, could run anything as the agent.
 type ProgramError struct {
 	Path   string      // of the program, or of a folder or a symbolic link on the way to it
 	Mode   fs.FileMode // 0 = not read
@@ -48,7 +48,7 @@ func (e *ProgramError) About() string {
 func (e *ProgramError) Unwrap() error { return e.Err }
 
 // Check reports why the program of a command is not run, all reasons at once, each as a ProgramError. It has an absolute path and is an executable
-// file. Root or the agent's user owns it, each folder above it and each symbolic link on the way, and nobody else may write it or these folders.
+// file. Root or the agent's user owns it, each folder above it and each symbolic link on the way, and no other user may write it or these folders.
 func Check(command []string) error { return CheckIn("/", command) }
 
 // CheckIn is Check for a program that is started with another root: its path, and symbolic links on the way, are in that root. The folders above the
@@ -152,7 +152,7 @@ func about(path string, info fs.FileInfo) (e ProgramError, group uint32) {
 	return e, group
 }
 
-// readOnly reports whether a file is on a mount where nobody can write: that of a ConfigMap in a container has mode 0777.
+// readOnly reports whether a file is on a read-only mount: that of a ConfigMap in a container has mode 0777.
 func readOnly(path string) bool {
 	const flag = 1 // ST_RDONLY of statfs(2)
 	var system unix.Statfs_t

@@ -25,7 +25,7 @@ type Options struct {
 	TokenFile string // file with an ACL token, read again for each request; "" = Token
 	Token     string // "" = none
 
-	// Devices returns those of this node. It makes Address one that nobody has configured: the agent there counts only if its Nomad node has one of
+	// Devices returns those of this node. It makes Address one that is not configured: the agent there counts only if its Nomad node has one of
 	// them, and without any it is not asked. nil = the address is configured.
 	Devices func() map[gpu.DeviceID]gpu.Placement
 

@@ -16,7 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/holders"
 )
 
-// guess is an address that nobody has configured. The agent there counts if it is this node's client: the servers list a device of this node as
+// guess is an address that is not configured. The agent there counts if it is this node's client: the servers list a device of this node as
 // its own. Else there is no record, which is no failure.
 type guess struct {
 	devices func() map[gpu.DeviceID]gpu.Placement // of this node

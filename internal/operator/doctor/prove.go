@@ -32,7 +32,7 @@ func readProofProgram(_ context.Context, o *Options) func(*Facts) {
 	return func(f *Facts) { f.Check = err }
 }
 
-// decideProve is about what would keep the agent from proving GPUs, and what it says about proofs. Without a policy there is nothing to say.
+// decideProve is about what would keep the agent from proving GPUs, and what it reports about proofs. Without a policy there is nothing to report.
 func decideProve(f *Facts) []Finding {
 	if !f.Prove.On() {
 		return nil

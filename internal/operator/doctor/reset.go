@@ -43,7 +43,7 @@ func releases(c gpureset.Client) bool {
 	return slices.Contains([]string{"k8s-gpu", "nomad-gpu", "nvidia-persiste"}, c.Name)
 }
 
-// decideReset is about what would keep the agent from resetting GPUs, and what it says about resets. Without a policy there is nothing to say.
+// decideReset is about what would keep the agent from resetting GPUs, and what it reports about resets. Without a policy there is nothing to report.
 func decideReset(f *Facts) []Finding {
 	if !f.Reset.On() {
 		return nil

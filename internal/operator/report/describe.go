@@ -50,7 +50,7 @@ func DescribeState(s core.State, cfg core.Config, problems ...problem.Problem) R
 	return r
 }
 
-// withoutKernelLog adds what an agent does not see that does not read the kernel log, unless a problem of it says so.
+// withoutKernelLog adds what an agent does not see that does not read the kernel log, unless a problem of it shows that.
 func (r Report) withoutKernelLog(s core.State) Report {
 	_, read := s.KernelLog()
 	if read || s.Snapshot.Driver.State == gpu.DriverPending || slices.ContainsFunc(r.Problems, func(p problem.Problem) bool { return p.Code == problem.KernelLog }) {

@@ -52,7 +52,7 @@ type Driver struct {
 	ResetOf gpu.DeviceID `json:"resetOf,omitempty"` // the GPU for whose reset no process of this agent has the driver open
 }
 
-// reset says for which reset the driver is released, after the version of the driver; "" = for none, or Reason says it.
+// reset returns for which reset the driver is released, after the version of the driver; "" = for none, or Reason has it.
 func (d Driver) reset() string {
 	if d.ResetOf == "" {
 		return ""

@@ -1,4 +1,4 @@
-// Package httpserver serves HTTP to clients that nobody controls: what they can use is bounded, and an address that is in use is tried again. A Socket
+// Package httpserver serves HTTP to clients that are not trusted: what they can use is bounded, and an address that is in use is tried again. A Socket
 // serves it on a socket in the file system, to the own user only.
 package httpserver
 

@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
 
-// Options say what a file has, and what follows if it can't be used.
+// Options describe what a file has, and what follows if it can't be used.
 type Options[R any] struct {
 	Path     string // "" = the record is forgotten with the process
 	MaxBytes int

@@ -10,7 +10,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/cli/importer"
 )
 
-// set says what the import makes of a value, and of those in it of which nothing is said so far.
+// set records the effect of a value, and of those in it that have none so far.
 func (s *source) set(n *node, effect importer.Effect) {
 	s.account.Set(n, effect)
 	for _, in := range n.Content {
@@ -23,7 +23,7 @@ func (s *source) set(n *node, effect importer.Effect) {
 	}
 }
 
-// take says that values have their meaning in the result, or that they are of known keys and set nothing.
+// take records that values have their meaning in the result, or that they are of known keys and set nothing.
 func (s *source) take(nodes ...*node) {
 	for _, n := range nodes {
 		if n != nil {
@@ -32,7 +32,7 @@ func (s *source) take(nodes ...*node) {
 	}
 }
 
-// silence says that values have no effect, of which nobody needs to be told.
+// silence records that values have no effect, and adds no note.
 func (s *source) silence(nodes ...*node) {
 	for _, n := range nodes {
 		if n != nil {
@@ -49,7 +49,7 @@ func (s *source) note(effect importer.Effect, n *node, key, text, remedy string)
 	s.notes.Add(effect, s.at(n, key), text, remedy)
 }
 
-// rest adds a note about each of the largest values in n of which nothing is said so far; key is that of n. A key that sets nothing needs none,
+// rest adds a note about each of the largest values in n that have no recorded effect so far; key is that of n. A key that sets nothing needs none,
 // if it is known.
 func (s *source) rest(effect importer.Effect, n *node, key, text, remedy string) {
 	if n == nil {

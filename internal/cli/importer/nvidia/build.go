@@ -175,7 +175,7 @@ func (n *node) mappingAt(path string) *node {
 	return &node{Kind: yaml.MappingNode}
 }
 
-// leave says that a value of the file is not in the result: another one replaces it, as a comment says, or it sets nothing.
+// leave records that a value of the file is not in the result: another one replaces it, and a comment shows that, or it sets nothing.
 func (b *builder) leave(n *node) {
 	if n != nil {
 		b.source.set(n, importer.NoEffect)

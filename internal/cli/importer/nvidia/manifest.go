@@ -147,7 +147,7 @@ func (s *source) addText(name, key string, v *node) bool {
 	if len(docs) != 1 || !isFile {
 		return false
 	}
-	delete(s.embedded, v) // the builder says what its values are
+	delete(s.embedded, v) // the builder records the effects of its values
 	s.take(v)
 	s.configs = append(s.configs, fileText{name: name, where: where, root: docs[0]})
 	return true

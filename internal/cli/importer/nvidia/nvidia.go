@@ -76,7 +76,7 @@ func Import(in Input) (importer.Result, error) {
 	return r, nil
 }
 
-// close notes the values of the input of which nothing is said.
+// close adds a note for each value of the input that has no recorded effect.
 func (s *source) close(all importer.Value) {
 	for _, v := range s.account.Open(all) {
 		if n, ok := v.ID.(*node); ok && !slices.Contains(s.docs, n) {

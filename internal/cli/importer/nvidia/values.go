@@ -57,7 +57,7 @@ var chartFields = []field{
 		"install its own chart with these values if node labels are read by others"},
 }
 
-// readFields says what the fields of v are.
+// readFields adds the notes about the fields of v.
 func (s *source) readFields(v *node, prefix string, fields []field) {
 	for _, f := range fields {
 		for _, key := range f.keys {
