@@ -137,7 +137,7 @@ func TestDaemonSet(t *testing.T) {
 	}
 }
 
-// The parts that can be added give it nothing that it refuses either, and no more rights than they say.
+// The parts that can be added give it nothing that it refuses either, and only the rights listed here.
 func TestDaemonSetComponents(t *testing.T) {
 	base := component(t, "../../deploy/daemonset.yaml")
 	policy, err := os.ReadFile("../../deploy/policy/policy.yaml")

@@ -66,7 +66,7 @@ func checkCommand(t *testing.T, program, command string, programFlags []string) 
 	}
 }
 
-// raw matches errors of Go's packages that say nothing to an operator.
+// raw matches errors of Go's packages that do not help an operator.
 var raw = regexp.MustCompile(`strconv|invalid syntax|parse error|invalid duration|invalid value`)
 
 // other reports whether a text has the name of the other program.

@@ -349,11 +349,11 @@ type region struct {
 	after int            // number of the latest work
 	calls []call         // for acts, in order
 	check func(rescue.Act, *rescue.Work)
-	reply func(rescue.Act) (a rescue.Answer, done bool) // what the servers say to an act; nil = they do it
+	reply func(rescue.Act) (a rescue.Answer, done bool) // the servers' answer to an act; nil = they do it
 	marks []rescue.Mark
 	lag   bool // what the servers show of devices is not always of now
 
-	ends  func(*rescue.Work) time.Duration // until work that was stopped has ended; nil = as it says
+	ends  func(*rescue.Work) time.Duration // until work that was stopped has ended; nil = by its own time
 	moved func(old, next *rescue.Work)     // called for work that was stopped, with its replacement, which may have no place
 }
 

@@ -329,7 +329,7 @@ func (r *realm) strikeAny(n int) {
 	r.w.count(func() { r.w.struck++ })
 }
 
-// answer is what the servers say to an act.
+// answer is the servers' answer to an act.
 func (r *realm) answer(rescue.Act) (rescue.Answer, bool) {
 	switch r.n(7) {
 	case 0:

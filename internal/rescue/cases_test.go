@@ -58,7 +58,7 @@ func TestCases(t *testing.T) {
 		"34 healthy in the pod's status refutes nothing":                alone(case34),
 		"35 a namespace that can't be seen does not make a GPU free":    orchestrators(case35),
 		"36 a leader that was stopped sends nothing":                    alone(case36),
-		"37 eligibility that somebody else changed stays":               alone(case37),
+		"37 eligibility that an operator changed stays":                 alone(case37),
 		"38 work that can't be ended is not stopped again":              orchestrators(case38),
 	} {
 		t.Run(name, test)
@@ -146,7 +146,7 @@ func case4(w *world, cluster string) {
 	for when, change := range map[string]func(){
 		"it has ended":               func() { w.work("pod").Phase = rescue.Ended },
 		"its node is away":           func() { w.work("pod").Phase = rescue.Unknown },
-		"somebody ended it":          func() { w.work("pod").Phase = rescue.Ending },
+		"it is ending":               func() { w.work("pod").Phase = rescue.Ending },
 		"it is elsewhere":            func() { w.work("pod").Node = w.node(cluster, 1).Name },
 		"it has another GPU":         func() { w.work("pod").Holds[0].Device = uuid(cluster, 2, 2) },
 		"the servers show no fault":  func() { w.work("pod").Holds[0].Shown = rescue.ShownHealthy },
@@ -627,7 +627,7 @@ func case34(w *world) {
 	w.run("pod", "kube", 0, 0)
 	w.fault("kube", 0, 0, xid(95))
 	w.pass(time.Second)
-	for range 10 { // the agent is killed, the kubelet restarts: the pod's status says healthy
+	for range 10 { // the agent is killed, the kubelet restarts: the pod's status shows healthy
 		w.now = w.now.Add(minute)
 		w.cluster("kube").ReadAt = w.now
 		w.work("pod").Holds[0].Shown = rescue.ShownHealthy
@@ -721,7 +721,7 @@ func case37(w *world) {
 	again := rescue.Mark{Cluster: "nomad-small", Node: name, Eligible: rescue.MakeEligible}
 	node.Faults, node.Devices[0].Healthy = nil, true
 	w.pass(time.Second)
-	marks("recovered, and nobody has changed it", again)
+	marks("recovered, and not changed", again)
 
 	node.ChangedIndex = 250 // an operator has drained it
 	w.pass(time.Second)
@@ -731,7 +731,7 @@ func case37(w *world) {
 	}
 	node.Mark, node.MarkIsOurs = health.Reboot, false // by a person
 	w.pass(time.Second)
-	marks("somebody's own mark")
+	marks("a person's own mark")
 }
 
 func case38(w *world, cluster string) {

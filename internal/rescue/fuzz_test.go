@@ -8,7 +8,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/rescue"
 )
 
-// FuzzLedger has ledgers of any content, as somebody or something may have changed them: the decision does not fail, and what it makes of one that it accepts
+// FuzzLedger has ledgers of any content, as a person or a program may have changed them: the decision does not fail, and what it makes of one that it accepts
 // it accepts again.
 func FuzzLedger(f *testing.F) {
 	w := newWorld(&testing.T{}, 3, 2)

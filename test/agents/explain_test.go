@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
 
-// explained is what explain prints; its exit code says whether a request would be refused.
+// explained is what explain prints; its exit code shows whether a request would be refused.
 func (a *agent) explained(args ...string) (e explain.Explanation) {
 	a.Helper()
 	cmd := exec.CommandContext(a.Context(), filepath.Join(bin, a.program), slices.Concat([]string{"explain", "--json", "--state-dir=" + a.state}, args)...)

@@ -22,7 +22,7 @@ func TestOwnersFromTheNomadAgent(t *testing.T) {
 	a.stop()
 }
 
-// Nobody has configured the address of the Nomad agent. The one that answers at NOMAD_ADDR counts when its node has a GPU of this host: until then it
+// The address of the Nomad agent is not configured. The one that answers at NOMAD_ADDR counts when its node has a GPU of this host: until then it
 // may be another node's, and the place of owners names what to set. That is no warning.
 func TestOwnersWithoutAnAddress(t *testing.T) {
 	t.Parallel()

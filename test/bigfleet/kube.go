@@ -144,7 +144,7 @@ func (k *Kube) setFaults(n int, gpus []int, shown corev1.ResourceHealthStatus) {
 	k.report(n)
 }
 
-// report writes what the agent and the kubelet say of a node.
+// report writes what the agent and the kubelet report of a node.
 func (k *Kube) report(n int) {
 	r := faultreport.Report{At: time.Now(), Faults: []faultreport.Fault{}, Devices: map[string]int{gpuResource: GPUs}}
 	for g := range GPUs {

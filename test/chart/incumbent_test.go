@@ -379,7 +379,7 @@ func (f facts) shares(mode string) bool {
 	return false
 }
 
-// contents says what a values file has that others have not.
+// contents returns what a values file has that others have not.
 func contents(f facts) string {
 	var all []string
 	add := func(has bool, what string) {

@@ -7,7 +7,7 @@ import (
 	"github.com/tandem-gpu/tandem/test/docs/names"
 )
 
-// What docs/compatibility.md says of the values of NVIDIA's charts is so: those that are the same are accepted, those that are not covered
+// What docs/compatibility.md has of the values of NVIDIA's charts is true: those that are the same are accepted, those that are not covered
 // are refused, and none is ignored.
 func TestNamesOfNVIDIAsCharts(t *testing.T) {
 	lists, err := names.Read("../..")

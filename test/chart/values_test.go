@@ -162,7 +162,7 @@ func checkSettings(t *testing.T, name string, d appsv1.DaemonSet, flags config.F
 		t.Errorf("%s: %s: %v", name, d.Name, err)
 	}
 	for _, note := range s.Notes {
-		if !strings.Contains(note, "has no effect: without a driver this agent waits for one") { // failOnInitError, as NOTES.txt and the README say
+		if !strings.Contains(note, "has no effect: without a driver this agent waits for one") { // failOnInitError, as in NOTES.txt and the README
 			t.Errorf("%s: %s: %s", name, d.Name, note)
 		}
 	}

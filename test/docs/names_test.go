@@ -57,7 +57,7 @@ var programs = map[string]func(*testing.T) func(names.Name) error{
 	"dra-driver-parameters":          draParameters,
 }
 
-// docs/compatibility.md says of each name of the programs that are replaced whether it is the same here, and that is so.
+// docs/compatibility.md has for each name of the programs that are replaced whether it is the same here, and that is true.
 func TestNamesOfReplacedPrograms(t *testing.T) {
 	lists, err := names.Read(root)
 	if err != nil {

@@ -33,7 +33,7 @@ type kubeInstall struct {
 	folder  string // with the files of a release
 }
 
-// TestInstallKubernetes does what docs/install.md says to do on Kubernetes: the image is imported or copied to a registry; the agent is
+// TestInstallKubernetes does what docs/install.md describes for Kubernetes: the image is imported or copied to a registry; the agent is
 // installed, upgraded under a running pod, rolled back and removed, with Helm, with kubectl, and as a service of a fresh Debian.
 func TestInstallKubernetes(t *testing.T) {
 	privateVarLib(t)

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// TestInstallNomad does on a fresh Debian what docs/install.md says to do on a Nomad client: packages are installed, upgraded under a
-// running job, rolled back, removed and purged, and then the zip is installed. What stays after each step is what the document says.
+// TestInstallNomad does on a fresh Debian what docs/install.md describes for a Nomad client: packages are installed, upgraded under a
+// running job, rolled back, removed and purged, and then the zip is installed. What stays after each step is what the document describes.
 func TestInstallNomad(t *testing.T) {
 	doc := readInstallDocument(t)
 	m := bootFresh(t, asNomadClient(t))

@@ -56,7 +56,7 @@ func recoverMPS(t *testing.T) {
 
 // mps has a daemon of Kubernetes that could not start at first, its clients, and its end and restart.
 func (p *policied) mps(t *testing.T) {
-	p.awaitDaemonLog(t, "Kubernetes' pod to say why it starts none", p.kubeDaemonLog, "no CUDA-capable device")
+	p.awaitDaemonLog(t, "Kubernetes' pod to log why it starts none", p.kubeDaemonLog, "no CUDA-capable device")
 	p.nomad.submit(t, "../"+deployed+"/mps-daemon.nomad.hcl", "program="+binary("nomad-gpu"),
 		fmt.Sprintf("args=[%q, %q]", "--state-dir="+filepath.Join(stateDir(), sharedHistory), "--mps-root="+mpsRoot()))
 	p.awaitDaemonLog(t, "Nomad's task to wait", p.nomadDaemonLog, "another mps-daemon of this node runs the daemons")

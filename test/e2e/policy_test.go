@@ -150,7 +150,7 @@ func (p *policied) contested(t *testing.T) {
 		{"nomad-gpu", "k8s-gpu", func(t *testing.T) string { return readLog(t, p.nomad.name) }},
 		{"k8s-gpu", "nomad-gpu", p.kube.pluginLog},
 	} {
-		await(t, c.agent+" to say what "+c.other+" offers, too", 30*time.Second, func() error {
+		await(t, c.agent+" to show what "+c.other+" offers, too", 30*time.Second, func() error {
 			log, inspected := c.log(t), p.inspect(t, c.agent)
 			for _, id := range p.uuids(0, 1, 2, 3, 4, 5, 6) {
 				logged := hasLine(log, "offered by another agent", id, c.other)

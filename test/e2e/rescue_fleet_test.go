@@ -124,7 +124,7 @@ func (g *gpuFleet) verb(t *testing.T, argv ...string) string {
 	return must(t, slices.Concat([]string{binary("gpu-fleet")}, argv[:1], []string{"--config=" + fleetConfigFile()}, argv[1:])...)
 }
 
-// awaitWait waits until the work, or the GPU, waits for this reason, and returns what gpu-fleet says to it.
+// awaitWait waits until the work, or the GPU, waits for this reason, and returns what gpu-fleet reports of it.
 func (g *gpuFleet) awaitWait(t *testing.T, at place, reason rescue.Reason) (found report.Wait) {
 	t.Helper()
 	g.await(t, fmt.Sprintf("%s of %s to wait for %s", at.id, at.gpu, reason), 60*time.Second, func(d report.Document) error {

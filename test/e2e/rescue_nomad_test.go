@@ -154,7 +154,7 @@ func workOf(c rescue.Cluster, job string, wanted func(rescue.Work) bool) (rescue
 
 func runs(w rescue.Work) bool { return w.Phase == rescue.Running }
 
-// gpu-fleet's view of a region with ACLs: what it reads, does, and says when rights are missing; its ledger and its lock.
+// gpu-fleet's view of a region with ACLs: what it reads, does, and reports when rights are missing; its ledger and its lock.
 func TestNomadRescueAPI(t *testing.T) {
 	r := startRegion(t)
 	c := r.cluster(t, "gpu-fleet")

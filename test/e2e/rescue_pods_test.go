@@ -221,7 +221,7 @@ func (k *kubeRescue) blocked(t *testing.T) {
 	failGPU(t, k.machineOf(bad), bad.gpu)
 	wait := k.awaitWait(t, bad, rescue.ReasonBlocked)
 	if !strings.Contains(wait.Text, "PodDisruptionBudget train") {
-		t.Errorf("gpu-fleet says %q", wait.Text)
+		t.Errorf("the wait is for %q", wait.Text)
 	}
 	evicts := "/pods/" + bad.name + "/eviction"
 	await(t, "a second try", 30*time.Second, func() error {

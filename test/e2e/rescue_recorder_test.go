@@ -20,7 +20,7 @@ import (
 )
 
 // recorder passes the requests of gpu-fleet on to the servers of an orchestrator, and records those that may change something. So a test knows
-// what gpu-fleet did, whatever the program says, and can act between its request and what the servers do.
+// what gpu-fleet did, whatever the program reports, and can act between its request and what the servers do.
 type recorder struct {
 	url string
 

@@ -42,7 +42,7 @@ func TestRescue(t *testing.T) {
 // demo reports whether the steps are told on standard output, for "make demo-fleet".
 func demo() bool { return os.Getenv("E2E_DEMO") != "" }
 
-// tell says what happens.
+// tell prints what happens.
 func tell(t *testing.T, format string, args ...any) {
 	t.Helper()
 	if demo() {
@@ -52,7 +52,7 @@ func tell(t *testing.T, format string, args ...any) {
 	t.Logf(format, args...)
 }
 
-// tellVerb runs a command of gpu-fleet, and says what it prints.
+// tellVerb runs a command of gpu-fleet, and prints its output.
 func (g *gpuFleet) tellVerb(t *testing.T, argv ...string) {
 	t.Helper()
 	tell(t, "\n$ gpu-fleet %s\n%s\n", strings.Join(argv, " "), g.verb(t, argv...))

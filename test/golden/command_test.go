@@ -129,7 +129,7 @@ func TestErrors(t *testing.T) {
 }
 
 // What is wrong with a command line or a configuration is written, however late its reader is: a process that ends with exit code 1 and
-// without a reason helps nobody. The plugin, whose log must not block it, waits for some seconds.
+// without a reason does not help an operator. The plugin, whose log must not block it, waits for some seconds.
 func TestErrorsWaitForTheirReader(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {

@@ -120,7 +120,7 @@ func named(t *testing.T, machine string, s gpu.Snapshot) gpu.Snapshot {
 	return gpu.NewSnapshot(s)
 }
 
-// configured is what a file configures for NVIDIA's plugin. What else a section of sharing may say (rename, devices) is parsed and dropped
+// configured is what a file configures for NVIDIA's plugin. What else a section of sharing may have (rename, devices) is parsed and dropped
 // with a warning.
 func configured(t *testing.T, text []byte) incumbent.Config {
 	t.Helper()

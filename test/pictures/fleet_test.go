@@ -168,7 +168,7 @@ func TestFleetFilter(t *testing.T) {
 	p.shows("research/job-33-2, running")
 }
 
-// TestFleetOrders: a person stops acts with name, text and token, and resumes them. A wrong token is said, and stops nothing.
+// TestFleetOrders: a person stops acts with name, text and token, and resumes them. A wrong token is reported, and stops nothing.
 func TestFleetOrders(t *testing.T) {
 	s := serveFleet(t, viewtest.SmallAt(time.Now()))
 	p := open(t, s.URL, wide)

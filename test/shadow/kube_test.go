@@ -146,7 +146,7 @@ func TestKubernetes(t *testing.T) {
 
 var must = check.NoError
 
-// With --for, what begins and ends is printed as it happens, and the exit code says that there was a difference.
+// With --for, what begins and ends is printed as it happens, and the exit code shows that there was a difference.
 func TestFollow(t *testing.T) {
 	b := startBeside(t, "h100x8")
 	b.offerAll()

@@ -283,7 +283,7 @@ func (m *Machine) smiLinked(slot int, with []int) (refusal, err error) {
 	return refusal, err
 }
 
-// smiFault does what the faults of the machine say about a call of nvidia-smi.
+// smiFault does what the faults of the machine set for a call of nvidia-smi.
 func (m *Machine) smiFault(ctx context.Context, slot int, call string) error {
 	for {
 		lines, err := m.Faults()

@@ -174,7 +174,7 @@ func TestGPUOfHiddenAllocation(t *testing.T) {
 	}
 }
 
-// A job that was seen has its GPU also when the API fails: a token that has expired, say. It has ended when an answer shows that.
+// A job that was seen has its GPU also when the API fails, for example because a token has expired. It has ended when an answer shows that.
 func TestHolderOutlivesTheAPI(t *testing.T) {
 	api := &slowAPI{holds: coretest.GPU(1)}
 	var fails atomic.Bool

@@ -93,7 +93,7 @@ func TestReserveOfAGPUThatLeaves(t *testing.T) {
 	}
 }
 
-// What work has is known by its device also where the policy offers that to nobody, or another device of the same hardware.
+// What work has is known by its device also where the policy does not offer it, or offers another device of the same hardware.
 func TestHardwareIsWhatTheDriverLists(t *testing.T) {
 	inv := inventory.Build(inventory.Input{
 		Snapshot: coretest.WithMIG(coretest.GPUs(3), 2, "3g.40gb"),

@@ -85,7 +85,7 @@ func case20(t *testing.T) {
 	}
 	w.restart()
 	w.never(hour)
-	w.gpu(0).Action = health.RecoveryReboot // what is handed over is not said to be for the attempts
+	w.gpu(0).Action = health.RecoveryReboot // what is handed over does not wait for WaitAttempts
 	w.pass(0)
 	w.waits(0, reset.WaitHandedOver, true)
 }

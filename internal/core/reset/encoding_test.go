@@ -29,7 +29,7 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// A text that is not of this program is refused as a whole, with an error that says why.
+// A text that is not of this program is refused as a whole, with an error that has the reason.
 func TestParse(t *testing.T) {
 	gpu := func(more string) string {
 		return `{"version":1,"begun":3,"gpus":[{"gpu":"GPU-1"` + more + `}]}`

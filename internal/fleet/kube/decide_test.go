@@ -167,7 +167,7 @@ func TestDecision(t *testing.T) {
 			f.Advisory = true
 			c.report("a", start, f)
 		}, "FAULT_DOES_NOT_COUNT"},
-		"GPU that nobody has": {func(c *cluster, _ *corev1.Pod) {
+		"GPU that no work has": {func(c *cluster, _ *corev1.Pod) {
 			c.pods = nil
 			f := xid("GPU-1")
 			f.State, f.Repair = health.GPULost, health.Reboot

@@ -21,7 +21,7 @@ users: [{name: u, user: {token: x}}]
 contexts: [{name: one, context: {cluster: c, user: u}}, {name: two, context: {cluster: d, user: u}}]
 `
 
-// The address is that of the context; what can't be used is an error that says what and where.
+// The address is that of the context; what can't be used is an error that names what and where.
 func TestOptions(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "kubeconfig")
 	if err := os.WriteFile(file, []byte(kubeconfig), 0o600); err != nil {

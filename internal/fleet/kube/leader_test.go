@@ -60,7 +60,7 @@ func TestLeader(t *testing.T) {
 	select {
 	case <-led:
 	case <-time.After(10 * time.Second):
-		t.Fatal("nobody leads")
+		t.Fatal("no process leads")
 	}
 	if took := time.Since(began); took > 2500*time.Millisecond {
 		t.Errorf("the lead was not given up: %v", took)

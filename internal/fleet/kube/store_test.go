@@ -55,7 +55,7 @@ func TestStore(t *testing.T) {
 	l.Term = 3
 	setVersion(client, "8")
 	if _, err := s.Write(t.Context(), l, version); !errors.Is(err, fleet.ErrConflict) {
-		t.Errorf("write what somebody else has written: %v", err)
+		t.Errorf("write over what another process has written: %v", err)
 	}
 	if _, err := s.Write(t.Context(), l, "8"); err != nil {
 		t.Error(err)

@@ -202,7 +202,7 @@ func (c *cluster) decide() rescue.Result {
 	return r
 }
 
-// outcome is the first thing that a result says about each pod, for comparisons.
+// outcome is the first thing that a result has about each pod, for comparisons.
 func outcome(r rescue.Result) (all []string) {
 	for _, a := range r.Acts {
 		all = append(all, "act "+a.Name)

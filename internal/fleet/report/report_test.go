@@ -32,7 +32,7 @@ func TestGolden(t *testing.T) {
 	goldenfile.Compare(t, "testdata/plan.json", indented(t, PlanOf(v, rescue.ModeAct, in)))
 }
 
-// What a command reads from a running process says the same as there.
+// What a command reads from a running process is the same as there.
 func TestRoundTrip(t *testing.T) {
 	v := viewtest.Small()
 	v.Result.State = v.Result.State.Stopped("ada", "driver rollout", v.At)
@@ -59,7 +59,7 @@ func indented(t *testing.T, v any) string {
 	return string(text) + "\n"
 }
 
-// A process that has read nothing yet has no list that JSON shows as null, and says why nothing is done.
+// A process that has read nothing yet has no list that JSON shows as null, and has the reason for which nothing is done.
 func TestNothingIsKnown(t *testing.T) {
 	d := Of(fleet.View{At: viewtest.At, Identity: "a", Policy: rescue.Default(), StoreErr: fleet.ErrNoLedger.Error(), Store: "file /x",
 		Problems: []problem.Problem{{Code: problem.Ledger, Text: "there is no ledger (file /x)", Remedy: "gpu-fleet init"}}})

@@ -197,7 +197,7 @@ func TestOrders(t *testing.T) {
 	}
 }
 
-// Nobody else does; each refusal says what to change, and nothing is stopped.
+// Without the token, or with a wrong order, each refusal names what to change, and nothing is stopped.
 func TestOrdersAreRefused(t *testing.T) {
 	stop := `{"by": "ada", "text": "x"}`
 	for name, c := range map[string]struct {

@@ -63,7 +63,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// Each way in which a watch fails is an error that says what to do.
+// Each way in which a watch fails is an error that has the remedy.
 func TestWatchErrors(t *testing.T) {
 	for name, c := range map[string]struct {
 		version string

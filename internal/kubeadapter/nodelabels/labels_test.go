@@ -60,7 +60,7 @@ func TestLabelsOfOwnPolicies(t *testing.T) {
 	}
 }
 
-// A container without SYS_ADMIN can't read the configuration spaces: whether the GPUs are virtual is then what the driver says, of all of them or not at
+// A container without SYS_ADMIN can't read the configuration spaces: whether the GPUs are virtual is then what the driver reports, of all of them or not at
 // all, and nothing is known of the driver on their host.
 func TestVGPUByTheDriver(t *testing.T) {
 	const present = prefix + "vgpu.present"

@@ -83,7 +83,7 @@ func TestReplacedSocket(t *testing.T) {
 	}
 }
 
-// Only sockets that match and on which nobody listens are removed.
+// Only sockets that match and on which no process listens are removed.
 func TestRemoveStale(t *testing.T) {
 	d := coretest.ShortDir(t)
 	var log logbuffer.Buffer

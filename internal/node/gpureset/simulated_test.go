@@ -192,7 +192,7 @@ func TestMachineKeepsItsFault(t *testing.T) {
 	}
 }
 
-// The same as a program, which nobody else can replace.
+// The same as a program, which no other user can replace.
 func TestMachineByTheProgram(t *testing.T) {
 	needRoot(t)
 	cache, err := os.UserCacheDir()
@@ -204,7 +204,7 @@ func TestMachineByTheProgram(t *testing.T) {
 	program := gpureset.Program{Path: filepath.Join(dir, "nvidia-smi"), Root: m.Root, Libraries: []string{"usr/lib/x86_64-linux-gnu"}}
 	check.NoError(t, m.InstallSMI(t.Context(), program.Path))
 	if err := program.Check(); err != nil {
-		t.Skipf("no folder that nobody else can write: %v", err)
+		t.Skipf("no folder that only root can write: %v", err)
 	}
 	r := gpureset.Local{Proc: m.Proc, Program: program}
 	look, err := r.Look(t.Context(), m.target())

@@ -73,7 +73,7 @@ func TestFreeGPUStaysForAMoment(t *testing.T) {
 	})
 }
 
-// The instances of a GPU stay recorded like a GPU; one that does not exist any more is nobody's.
+// The instances of a GPU stay recorded like a GPU; one that does not exist any more is in no record.
 func TestInstancesStay(t *testing.T) {
 	h := newHost(t)
 	synctest.Test(t, func(t *testing.T) {

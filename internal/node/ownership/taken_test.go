@@ -99,7 +99,7 @@ func (h host) marks(t *testing.T) map[gpu.DeviceID]Mark {
 }
 
 // A node with one agent and one API, which has no file of the node. (Case 25: without a proof there is none.) While the GPU is taken it is refused for
-// a reason that says so, and after that it is offered as before. (Case 5.)
+// a reason that names this, and after that it is offered as before. (Case 5.)
 func TestTakeOfAnAgentThatIsAlone(t *testing.T) {
 	h := newHost(t)
 	synctest.Test(t, func(t *testing.T) {

@@ -315,7 +315,7 @@ func TestStartThatHangs(t *testing.T) {
 	r.noneLeft()
 }
 
-// fifo is a file that nobody writes: who opens it waits.
+// fifo is a file that no process writes: one that opens it waits.
 func (r *rig) fifo() string {
 	path := filepath.Join(r.TempDir(), "fifo")
 	check.NoError(r, syscall.Mkfifo(path, 0o600))

@@ -311,7 +311,7 @@ func TestFailed(t *testing.T) {
 	})
 }
 
-// case 3: a check that could not run says nothing about the GPU. It is a problem with its remedy, and is tried again after an hour.
+// case 3: a check that could not run is no result. It is a problem with its remedy, and is tried again after an hour.
 func TestCouldNotRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t, "GPU-1")

@@ -25,7 +25,7 @@ import (
 	"github.com/tandem-gpu/tandem/test/logbuffer"
 )
 
-// machine is a node whose resets end as a test says.
+// machine is a node whose resets end as a test sets it.
 type machine struct {
 	mu    sync.Mutex
 	calls []string

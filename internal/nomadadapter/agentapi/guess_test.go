@@ -50,7 +50,7 @@ func newGuess(address string) (c *Client, f *follower, log *bytes.Buffer) {
 	return c, &follower{Client: c}, log
 }
 
-// An agent at an address that nobody has configured counts when its node has a device of this host, and not before: it may be another node's. That is
+// An agent at an address that is not configured counts when its node has a device of this host, and not before: it may be another node's. That is
 // no failure, and from then on a failure is one.
 func TestGuessedAddress(t *testing.T) {
 	n := &nodeWith{agent: newAgent()}

@@ -118,7 +118,7 @@ func TestResetRefused(t *testing.T) {
 	without.rejects(with(control.Reset, control.ResetArgs{GPU: "0"}), http.StatusNotFound)
 }
 
-// The command writes each phase once as it comes, waits for the end, and says when the GPU takes work.
+// The command writes each phase once as it comes, waits for the end, and writes when the GPU takes work.
 func TestReset(t *testing.T) {
 	t.Parallel()
 	phases := []resetter.Phase{{At: time.Now(), Text: "taking it"}, {At: time.Now(), Text: "resetting it by nvidia-smi"}}

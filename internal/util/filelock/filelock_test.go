@@ -42,7 +42,7 @@ func TestOneHolderAtATime(t *testing.T) {
 	take(t, path)
 }
 
-// A lock file that can't be opened is not one that nobody holds.
+// A lock file that can't be opened is not one that no process holds.
 func TestLockThatCannotBeRead(t *testing.T) {
 	loop := filepath.Join(t.TempDir(), "loop")
 	check.NoError(t, os.Symlink(loop, loop))

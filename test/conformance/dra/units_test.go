@@ -75,7 +75,7 @@ func TestCase16DevicesThatTakeNoWork(t *testing.T) {
 	})
 }
 
-// While the driver is closed on purpose, a call waits for its return, and says so when it gives up.
+// While the driver is closed on purpose, a call waits for its return, and its error shows that when it gives up.
 func TestCase24PrepareDuringAQuiesce(t *testing.T) {
 	t.Parallel()
 	n, a := newReady(t, "h100x8", 8)

@@ -19,7 +19,7 @@ import (
 	"github.com/hashicorp/nomad/nomad/structs"
 )
 
-// kills is how often the plugin is killed: a hundred times, or as often as CONFORMANCE_KILLS says.
+// kills is how often the plugin is killed: a hundred times, or CONFORMANCE_KILLS times.
 func kills(t *testing.T) int {
 	t.Helper()
 	text := os.Getenv("CONFORMANCE_KILLS")
@@ -145,7 +145,7 @@ func (d *disruptions) intact(t *testing.T, ends int) {
 	logs := d.logs.String()
 	for _, trouble := range []string{"fingerprinting failed", "failed fingerprinting", "fingerprinting returned an error", "gracefully shutdown", "dispensing plugin failed"} {
 		if strings.Contains(logs, trouble) {
-			t.Errorf("Nomad's log says %q", trouble)
+			t.Errorf("Nomad's log has %q", trouble)
 		}
 	}
 	pids := d.launches(t)

@@ -1,4 +1,4 @@
-// Package names has the names of the programs that the agents replace, and what docs/compatibility.md says about each: lists of names in
+// Package names has the names of the programs that the agents replace, and what docs/compatibility.md has about each: lists of names in
 // test/docs/testdata/incumbents, and a table of the document for each list.
 package names
 
@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// Answer is what the document says about a name: the second column of its tables.
+// Answer is what the document has about a name: the second column of its tables.
 type Answer string
 
 // The answers.
@@ -38,7 +38,7 @@ const (
 
 var codeSpan = regexp.MustCompile("`([^`]+)`")
 
-// Read reads all lists, and what the document of the repository at root says about each of their names. It returns every problem: a name
+// Read reads all lists, and what the document of the repository at root has about each of their names. It returns every problem: a name
 // that is in no row or in several, a row that names nothing in the list, and a row without an answer or a reason.
 func Read(root string) (map[string][]Name, error) {
 	files, err := filepath.Glob(filepath.Join(root, folder, "*.txt"))
@@ -169,7 +169,7 @@ func Check(list string, n Name, has error) error {
 	case n.Answer == Same && has != nil:
 		return fmt.Errorf("%s: %s is not the same: %w", list, n.Name, has)
 	case n.Answer == NotCovered && has == nil:
-		return fmt.Errorf("%s: %s is there, and the document says that it is not covered", list, n.Name)
+		return fmt.Errorf("%s: %s is there, and the document lists it as not covered", list, n.Name)
 	}
 	return nil
 }

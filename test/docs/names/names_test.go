@@ -35,7 +35,7 @@ func TestProblems(t *testing.T) {
 	}
 }
 
-// What the document says is compared with the program.
+// What the document has is compared with the program.
 func TestCheck(t *testing.T) {
 	absent := errors.New("absent")
 	for _, c := range []struct {

@@ -20,7 +20,7 @@ variable "count" {
   default = 2
 }
 
-# What the task does after it has said which GPUs it got.
+# What the task does after it has printed which GPUs it got.
 variable "then" {
   default = "true"
 }

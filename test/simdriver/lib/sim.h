@@ -3,7 +3,7 @@
  * machine.c  the file: parsing, re-reading when it changes
  * state.c    the process: init, shutdown, handles, the entry of every call, violations, counters
  * nodes.c    the device nodes that it holds open
- * faults.c   calls that fail, hang or crawl because the file `faults` says so
+ * faults.c   calls that fail, hang or crawl because the file `faults` sets it
  * events.c   event sets, device and system events
  * opevents.c operational events, and the other calls that drivers have from 615 on
  * calls.c    enumeration, lookup, MIG

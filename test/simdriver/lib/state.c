@@ -37,7 +37,7 @@ static char session_driver[WORD];
 static u64 session_incarnation;
 static char process_dir[PATH_MAX], process_library[WORD]; /* the library that this process has mapped */
 
-/* A file of a version of its own says so behind the colon (driver.go writes it there), whatever becomes of the
+/* A file of a version of its own has it behind the colon (driver.go writes it there), whatever becomes of the
  * file that was mapped. Without that it is of the version that machine.conf gave at this process's first init. */
 #define STAMP "simdriver library version:"
 static const volatile char library_stamp[sizeof STAMP - 1 + WORD] __attribute__((used)) = STAMP;

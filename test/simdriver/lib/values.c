@@ -25,7 +25,7 @@ static nvmlReturn_t give_long(u64 value, u64 *out)
 static u64 or_zero(u64 v) { return v == UNSET ? 0 : v; }
 
 /* A call that returns one number of a whole GPU. That an instance has none is a guess where nvml.h is silent; the real
- * library may say INVALID_ARGUMENT. */
+ * library may return INVALID_ARGUMENT. */
 #define NUMBER(fn, type, key)                                       \
     nvmlReturn_t fn(nvmlDevice_t device, type *out)                 \
     {                                                               \
@@ -311,7 +311,7 @@ nvmlReturn_t nvmlDeviceGetDecoderUtilization(nvmlDevice_t device, unsigned int *
     return give(c.gpu->decoder, utilization);
 }
 
-/* Copies the processes of the unit; *count says how many there are even when infos is too small. */
+/* Copies the processes of the unit; *count is how many there are even when infos is too small. */
 static nvmlReturn_t processes(struct call *c, unsigned *count, void *infos, int version)
 {
     NEED(count);

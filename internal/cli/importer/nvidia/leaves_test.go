@@ -16,7 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/test/check"
 )
 
-// A key that nobody knows is named, wherever in an input it is: by its own name, or as a part of the object in which it is.
+// An unknown key is named, wherever in an input it is: by its own name, or as a part of the object in which it is.
 func TestEachLeaf(t *testing.T) {
 	files, err := filepath.Glob("testdata/[cep]*/*.yaml")
 	check.NoError(t, err)
@@ -37,10 +37,10 @@ func TestEachLeaf(t *testing.T) {
 			if nothing := (*importer.NothingError)(nil); errors.As(err, &nothing) {
 				r.Notes = nothing.Notes
 			} else if err != nil {
-				continue // an error is no silence
+				continue // an error is enough
 			}
 			if !slices.ContainsFunc(r.Notes, func(n importer.Note) bool { return names(n, path) }) {
-				t.Errorf("%s: nothing is said of %s\n%s", file, path, render(r, err))
+				t.Errorf("%s: no note names %s\n%s", file, path, render(r, err))
 			}
 		}
 	}

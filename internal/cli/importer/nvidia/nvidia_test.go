@@ -53,7 +53,7 @@ func TestImport(t *testing.T) {
 	}
 }
 
-// Containers that get their devices by CDI lose their memory limits where the node's nvidia-container-toolkit is older than 1.20.1: the note says so at the
+// Containers that get their devices by CDI lose their memory limits where the node's nvidia-container-toolkit is older than 1.20.1: the note about it is at the
 // strategy, in whatever form the input has it, and nowhere else.
 func TestMemoryLimitsAreNoted(t *testing.T) {
 	for text, where := range map[string]string{

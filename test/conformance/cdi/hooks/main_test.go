@@ -82,7 +82,7 @@ func outside() (int, error) {
 	if err := self.Start(); err != nil {
 		return 0, missingError("no namespaces: " + err.Error())
 	}
-	_ = self.Wait() // its status says how it ended
+	_ = self.Wait() // its status shows how it ended
 	return self.ProcessState.ExitCode(), nil
 }
 

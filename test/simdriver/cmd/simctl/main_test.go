@@ -47,7 +47,7 @@ func TestCommands(t *testing.T) {
 		var out strings.Builder
 		err := run(append([]string{"-machine", m.Root}, strings.Fields(tt.command)...), &out)
 		if !strings.Contains(out.String(), tt.out) {
-			t.Errorf("%s: says %q, want %q", tt.command, out.String(), tt.out)
+			t.Errorf("%s: prints %q, want %q", tt.command, out.String(), tt.out)
 		}
 		if (err == nil) != (tt.err == "") || (err != nil && !strings.Contains(err.Error(), tt.err)) {
 			t.Errorf("%s: %v, want %q", tt.command, err, tt.err)
