@@ -146,7 +146,7 @@ func unlessSame(transcript, page string) string {
 
 var (
 	uuids      = regexp.MustCompile(`(GPU|MIG)-[0-9a-f-]{36}`)
-	unsteady   = regexp.MustCompile(`^[a-z_]*(_seconds|_bytes|_seconds_sum|_seconds_count|_seconds_bucket|lists_total|transitions_total)(\{.*\})? `)
+	unsteady   = regexp.MustCompile(`^[a-z_]*(_seconds|_bytes|_seconds_sum|_seconds_count|_seconds_bucket|lists_total|responses_total|transitions_total)(\{.*\})? `)
 	perCall    = regexp.MustCompile(`^(tandem_driver_call[a-z_]*_total)\{function=".*"\} `) // which calls were made depends on the moment
 	numbers    = regexp.MustCompile(`\b\d+\b`)
 	configured = regexp.MustCompile(`      "configured": ".*",\n|(?s:  "ownersUnknown": \{.*?\n  \},\n)`)
