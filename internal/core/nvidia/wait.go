@@ -63,10 +63,7 @@ func (s *Session) wait(max time.Duration) ([]health.Observation, error) {
 		var first []health.Observation
 		var any bool
 		if first, any, err = s.next(s.eventSet, max); any {
-			var more bool
-			if obs, more, s.waitErr = s.drain(s.eventSet, first); s.unread {
-				obs, s.unread = s.withoutReported(obs), more
-			}
+			obs, s.waitErr = s.drain(s.added(nil, first))
 		} else if err == nil {
 			s.unread = false
 		}
@@ -82,28 +79,23 @@ func (s *Session) wait(max time.Duration) ([]health.Observation, error) {
 // replaceEventSet puts the latest of several sets in the place of the present one, and adds the events of all to obs, each once. What
 // the wait on an earlier set has returned is not repeated.
 func (s *Session) replaceEventSet(sets []eventSet, obs []health.Observation) []health.Observation {
-	if last, _, _ := s.drain(s.eventSet, nil); s.unread {
-		obs = append(obs, s.withoutReported(last)...)
-	} else {
-		obs = append(obs, last...)
-	}
+	obs, _ = s.drain(obs)
 	for _, next := range sets {
 		s.freeEventSet(&s.waiter, s.eventSet)
-		s.eventSet, s.eventSetFailed = next, false
-		var events []health.Observation
-		events, s.unread, s.waitErr = s.drain(next, nil)
-		for _, o := range s.withoutReported(events) {
-			if !slices.Contains(obs, o) {
-				obs = append(obs, o)
-			}
-		}
+		s.eventSet, s.eventSetFailed, s.unread = next, false, true
+		obs, s.waitErr = s.drain(obs)
 	}
 	return obs
 }
 
-// withoutReported returns the observations that Wait has not returned since the reader began a set that has them, too.
-func (s *Session) withoutReported(obs []health.Observation) []health.Observation {
-	return slices.DeleteFunc(obs, func(o health.Observation) bool { return slices.Contains(s.reported, o) })
+// added adds events of the set to obs, each observation once. While the set is unread it may have what Wait has returned since the reader began the set: that is left out.
+func (s *Session) added(obs, events []health.Observation) []health.Observation {
+	for _, o := range events {
+		if reported := s.unread && slices.Contains(s.reported, o); !reported && !slices.Contains(obs, o) {
+			obs = append(obs, o)
+		}
+	}
+	return obs
 }
 
 // keepReported keeps what Wait returns while there may be a set that has it too and was not taken, or not read to its end.
@@ -154,21 +146,18 @@ func (s *Session) next(e eventSet, max time.Duration) (obs []health.Observation,
 	return obs, any, err
 }
 
-// drain adds the events that a set has already to obs, each observation once. It returns whether there may be more, as after an error, and
-// why the set is unusable.
-func (s *Session) drain(e eventSet, obs []health.Observation) (all []health.Observation, more bool, err error) {
-	for n := 0; e.set != nil && n < maxDrain; n++ {
-		next, any, err := s.next(e, 0)
+// drain adds the events that the set has already to obs, and returns why the set is unusable. The set stays unread if there may be more, as after an error.
+func (s *Session) drain(obs []health.Observation) ([]health.Observation, error) {
+	for n := 0; s.eventSet.set != nil && n < maxDrain; n++ {
+		next, any, err := s.next(s.eventSet, 0)
 		if !any {
-			return obs, err != nil, err
+			s.unread = s.unread && err != nil
+			return obs, err
 		}
-		for _, o := range next {
-			if !slices.Contains(obs, o) {
-				obs = append(obs, o)
-			}
-		}
+		obs = s.added(obs, next)
 	}
-	return obs, e.set != nil, nil
+	s.unread = s.unread && s.eventSet.set != nil
+	return obs, nil
 }
 
 func (s *Session) waitForEventSet(max time.Duration) {
