@@ -299,12 +299,7 @@ func TestRestartWithoutServers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := start(t, holders.Nomad, limit.Misc)
 			l, stop := n.run(holders.Nomad)
-			n.awaitHealth(health.ReasonNone, "")
-			w, record, group := n.task(0)
-			n.lists(record)
-			n.group(group)
-			n.reading()
-			n.await(l, w, limit.Limited, "")
+			w, group := n.limitedTask(l)
 			n.mu.Lock()
 			n.unread = errors.New("No cluster leader")
 			n.mu.Unlock()

@@ -337,16 +337,23 @@ func limited(t *testing.T) (n *node, l *limits.Limiter, w holders.Work, group st
 	t.Helper()
 	n = start(t, holders.Nomad, limit.Misc)
 	l, _ = n.run(holders.Nomad)
+	w, group = n.limitedTask(l)
+	return n, l, w, group
+}
+
+// limitedTask begins a task, and waits until it is limited.
+func (n *node) limitedTask(l *limits.Limiter) (w holders.Work, group string) {
+	n.t.Helper()
 	n.awaitHealth(health.ReasonNone, "")
 	w, record, group := n.task(0)
 	n.group(group)
 	n.lists(record)
 	n.reading()
 	n.await(l, w, limit.Limited, "")
-	return n, l, w, group
+	return w, group
 }
 
-// eventually ends the test, with a text, if something is not so within 20 s.
+// eventually ends the test, with a text, if something is not so within 10 s.
 func eventually(t *testing.T, ok func() bool, text func() string) {
 	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
