@@ -30,6 +30,8 @@ type views struct {
 	kubelet []pool // by resource
 	nomad   []pool // by group
 	refused map[string][]gpu.Exclusion
+
+	orchestrators *inprocess.Orchestrators
 }
 
 // pool is a resource or a group: what a request can name.
@@ -75,7 +77,7 @@ func (p pool) requests() []asked {
 }
 
 func newViews(o *inprocess.Orchestrators, toKubelet, toNomad *inventory.Allocatable) *views {
-	v := &views{refused: map[string][]gpu.Exclusion{"kubelet": toKubelet.Excluded(), "nomad": toNomad.Excluded()}}
+	v := &views{orchestrators: o, refused: map[string][]gpu.Exclusion{"kubelet": toKubelet.Excluded(), "nomad": toNomad.Excluded()}}
 	for _, r := range o.Kubelet.Registrations() {
 		p := pool{name: r.Resource}
 		devices, _ := o.Kubelet.Devices(r.Resource)
@@ -225,29 +227,38 @@ func (v *views) differs(t *testing.T, file []byte, machine gpu.Snapshot) string 
 	return cmp.Diff(other.Resources, ours) + diff
 }
 
-// offer returns the inventory of a machine on which every MPS daemon answers, by a file, and the warnings about the file.
-func offer(t *testing.T, machine gpu.Snapshot, path string, to policy.Orchestrator) (*inventory.Allocatable, []string) {
+// build returns the inventory of a machine by a file, and the warnings about the file.
+func build(t *testing.T, machine gpu.Snapshot, path string, to policy.Orchestrator, by inventory.Injection) (*inventory.Inventory, []string) {
 	t.Helper()
 	text, err := os.ReadFile(path)
 	must(t, err)
 	r, err := config.ParseFile(path, text, to)
 	must(t, err)
 	cfg := core.DefaultConfig()
-	cfg.Policy, cfg.Injection.Nodes = r.Policy, true
+	cfg.Policy, cfg.Injection = r.Policy, by
+	cfg.API = map[policy.Orchestrator]inventory.API{policy.Kubernetes: inventory.DevicePlugin, policy.Nomad: inventory.Nomad}[to]
 	if cfg.MIG = r.MIG; r.MIG == "" {
 		cfg.MIG = map[policy.Orchestrator]inventory.MIGStrategy{policy.Kubernetes: inventory.MIGNone, policy.Nomad: inventory.MIGMixed}[to]
 	}
-	inv := core.Build(machine, health.Ledger{}, cfg).WithoutHost()
-	if f := inv.PolicyWarnings(); len(f) > 0 {
+	inv := core.Build(machine, health.Ledger{}, cfg)
+	if f := inv.WithoutHost().PolicyWarnings(); len(f) > 0 {
 		t.Errorf("%s: warnings %q", to, f)
 	}
+	return inv, r.Warnings
+}
+
+// offer returns the inventory of a machine on which every MPS daemon answers, by a file, and the warnings about the file.
+func offer(t *testing.T, machine gpu.Snapshot, path string, to policy.Orchestrator) (*inventory.Allocatable, []string) {
+	t.Helper()
+	built, warnings := build(t, machine, path, to, inventory.Injection{Runtime: true, Nodes: true})
+	inv := built.WithoutHost()
 	var daemons inventory.Host
 	for u := range inv.Units() {
 		if u.Sharing.Mode == inventory.MPS && !slices.Contains(daemons.MPS, u.Pool) {
 			daemons.MPS = append(daemons.MPS, u.Pool)
 		}
 	}
-	return inv.WithHost(daemons, inventory.OverlapWarn), r.Warnings
+	return inv.WithHost(daemons, inventory.OverlapWarn), warnings
 }
 
 // view serves two inventories and waits until both orchestrators have all of theirs.

@@ -2,6 +2,7 @@ package rig
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -26,6 +27,7 @@ type View struct {
 type Grant struct {
 	Env           map[string]string
 	Mounts, Nodes []string
+	CDI           []string // names of CDI devices
 }
 
 // NomadClient is Nomad's side of a device plugin. It keeps each fingerprint, and the latest statistics. A plugin may end and another one be followed.
@@ -153,7 +155,11 @@ func (c *NomadClient) Reserve(ids ...string) (Grant, error) {
 	for _, d := range r.Devices {
 		g.Nodes = append(g.Nodes, d.TaskPath+" "+d.CgroupPerms)
 	}
-	return g, nil
+	if names := g.Env["CDI_DEVICES"]; names != "" { // as podman's driver reads it
+		delete(g.Env, "CDI_DEVICES")
+		err = json.Unmarshal([]byte(names), &g.CDI)
+	}
+	return g, err
 }
 
 // Devices are those of a fingerprint, by ID.
@@ -219,6 +225,9 @@ func Allocate(ctx context.Context, k *kubelettest.Kubelet, resource string, ids 
 	}
 	for _, d := range r.GetDevices() {
 		g.Nodes = append(g.Nodes, d.GetContainerPath()+" "+d.GetPermissions())
+	}
+	for _, d := range r.GetCdiDevices() {
+		g.CDI = append(g.CDI, d.GetName())
 	}
 	return g, nil
 }

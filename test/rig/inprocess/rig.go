@@ -37,6 +37,7 @@ func Serve(ctx context.Context, t testing.TB, toKubelet, toNomad nomadadapter.So
 	o.Kubelet, pods = startKubelet(t)
 	adapter := deviceplugin.New(toKubelet, deviceplugin.Options{
 		KubeletSocket: o.Kubelet.Socket(), PodResourcesSocket: pods, MPSRoot: "/run/nvidia/mps", Check: toKubelet.CheckReservation,
+		Lists: deviceplugin.DeviceLists{CDINames: true},
 	})
 	running.Go(func() { _ = adapter.Run(ctx) })
 	check.NoError(t, o.Nomad.Follow(ctx, Nomad(ctx, t, toNomad)))
