@@ -86,7 +86,7 @@ func (p Program) proofOptions(c *cli.Command) (cudaproof.Options, error) {
 		return o, command.Usagef("prove-gpu: --memory = %q: want a share of the free memory, such as 0.9", c.String("memory"))
 	}
 	if !c.Bool("json") {
-		o.Say = func(line string) { fmt.Fprintln(p.Stdout, line) }
+		o.Passed = func(line string) { fmt.Fprintln(p.Stdout, line) }
 	}
 	o.GPU, err = cudaproof.Choose(c.String("gpu"), os.Getenv)
 	return o, err

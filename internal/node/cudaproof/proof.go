@@ -29,7 +29,7 @@ type Options struct {
 	Library string        // name or path
 	Timeout time.Duration // of the whole proof
 	Memory  float64       // share of the free memory that is tested: more than 0, at most 1
-	Say     func(string)  // is called with a line about each test that has passed; may be nil
+	Passed  func(string)  // is called with a line about each test that has passed; may be nil
 
 	brief bool // for tests: small matrices and copies, and each test once
 }
@@ -59,9 +59,9 @@ const endsWithin = time.Second
 func Run(ctx context.Context, o Options) (Result, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, o.Timeout, fmt.Errorf("not done within %v", o.Timeout))
 	defer cancel()
-	report, end := untilEnd(o.Say)
+	report, end := untilEnd(o.Passed)
 	defer end()
-	o.Say = report
+	o.Passed = report
 	type outcome struct {
 		Result
 		err error
@@ -228,7 +228,7 @@ func (p *proof) until(of time.Duration) time.Time {
 }
 
 func (p *proof) reportf(format string, args ...any) {
-	p.Say(fmt.Sprintf(format, args...))
+	p.Passed(fmt.Sprintf(format, args...))
 }
 
 // measured sets a value to an amount per second. A GPU whose clock shows no time has no such value.

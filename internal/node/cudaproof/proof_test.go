@@ -62,7 +62,7 @@ func TestPassed(t *testing.T) {
 		t.Setenv(cudastub.Capability, capability)
 		var lines []string
 		o := p.options()
-		o.Say = func(line string) { lines = append(lines, line) }
+		o.Passed = func(line string) { lines = append(lines, line) }
 		r, err := Run(t.Context(), o)
 		if names := strings.Join(slices.Sorted(maps.Keys(r.Values)), " "); err != nil || names != want || r.Summary != "passed: Device of a test 0, 16 MiB of memory" {
 			t.Errorf("%s: %v, %+v", capability, err, r)
