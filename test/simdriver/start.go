@@ -21,7 +21,8 @@ func Start(t testing.TB, nameOrFile string) *Machine {
 	return StartText(t, textOf(t, nameOrFile))
 }
 
-// StartParallel is Start for a test that gives m.Root to child processes only: it can run in parallel with others.
+// StartParallel is Start for a test that gives m.Root to child processes only: it can run in parallel with others. The library is a file of the
+// machine, also where another file system has the build cache, so that a process finds the machine by the library's path alone.
 func StartParallel(t testing.TB, nameOrFile string) *Machine {
 	t.Helper()
 	return install(t, textOf(t, nameOrFile))
@@ -40,24 +41,24 @@ func textOf(t testing.TB, nameOrFile string) string {
 func StartText(t testing.TB, text string) *Machine {
 	t.Helper()
 	m := install(t, text)
+	library, err := shared()
+	if err == nil {
+		err = m.share(library)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Setenv("SIMDRIVER_MACHINE", m.Root)
 	return m
 }
 
 func install(t testing.TB, text string) *Machine {
 	t.Helper()
-	library, err := shared()
+	m, err := installAny(t.Context(), t.TempDir(), text)
 	if errors.Is(err, ErrNoCompiler) {
 		t.Skip("SKIPPED: the simulated driver needs a C compiler: ", err)
 	}
 	if err != nil {
-		t.Fatal(err)
-	}
-	m, err := installAny(t.Context(), t.TempDir(), text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := m.share(library); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(m.memacct.end)

@@ -65,7 +65,9 @@ func newNode(t *testing.T) *node {
 	must(t, err)
 	text, err = simdriver.WithLimits(text, simdriver.Misc, hierarchy, "memacct_controller = "+controller())
 	must(t, err)
-	n := &node{Machine: simdriver.StartText(t, text), Kubelet: kubelettest.New(t.TempDir()), specs: specFolder}
+	conf := filepath.Join(t.TempDir(), "machine.conf")
+	must(t, os.WriteFile(conf, []byte(text), 0o600))
+	n := &node{Machine: simdriver.StartParallel(t, conf), Kubelet: kubelettest.New(t.TempDir()), specs: specFolder}
 	must(t, n.Kubelet.Start())
 	t.Cleanup(n.Stop)
 	n.install(t, current)
