@@ -2,7 +2,6 @@
 package cgroup
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -76,17 +75,20 @@ func (f FS) ownOnly() bool {
 // Path returns the path of a group as the driver's library opens it.
 func (f FS) Path(group string) string { return filepath.Join(f.Mount, group) }
 
-// Read reads a group. The error is fs.ErrNotExist if it has ended. A path with a symbolic link or ".." in it is refused.
+// ErrPath means that a path can't be that of a group. One of a process outside of this process's cgroup namespace begins with "/..".
+var ErrPath = errors.New("not the path of a control group")
+
+// Read reads a group. The error is fs.ErrNotExist if it has ended, and ErrPath for a path with a symbolic link or ".." in it.
 func (f FS) Read(group string) (Group, error) {
 	if group != filepath.Clean("/"+group) {
-		return Group{}, fmt.Errorf("%q: not the path of a control group", group)
+		return Group{}, fmt.Errorf("%q: %w", group, ErrPath)
 	}
 	var s unix.Stat_t
 	path := f.Path(group)
 	if real, err := filepath.EvalSymlinks(path); err != nil {
 		return Group{}, err
 	} else if root, err := filepath.EvalSymlinks(f.Mount); err != nil || real != filepath.Join(root, group) {
-		return Group{}, fmt.Errorf("%s: a symbolic link", path)
+		return Group{}, fmt.Errorf("%s: %w: a symbolic link", path, ErrPath)
 	}
 	if err := unix.Stat(path, &s); err != nil {
 		return Group{}, &fs.PathError{Op: "stat", Path: path, Err: err}
@@ -122,21 +124,21 @@ func (f FS) Children(group string) ([]string, error) {
 	return names, nil
 }
 
-// Processes returns the processes of a group without those of groups below it: cgroup.procs. One that this process's PID namespace does not have is 0.
+// Processes returns the processes of a group without those of groups below it: cgroup.procs. One that this process's PID namespace does not have is 0. A threaded group
+// has none: they are those of its domain (Documentation/admin-guide/cgroup-v2.rst, Threads). The error is fs.ErrNotExist if the group has ended.
 func (f FS) Processes(group string) (pids []int, err error) {
-	file, err := os.Open(filepath.Join(f.Path(group), "cgroup.procs"))
-	if err != nil {
-		return nil, err
+	words, err := f.words(group, "cgroup.procs")
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return nil, nil
 	}
-	defer func() { _ = file.Close() }()
-	for lines := bufio.NewScanner(file); lines.Scan(); {
-		pid, err := strconv.Atoi(lines.Text())
+	for _, w := range words {
+		pid, err := strconv.Atoi(w)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", file.Name(), err)
+			return nil, fmt.Errorf("%s/cgroup.procs: %w", f.Path(group), err)
 		}
 		pids = append(pids, pid)
 	}
-	return pids, nil
+	return pids, err
 }
 
 // Enable enables a controller in the groups directly below a group: cgroup.subtree_control. It must be enabled in the group itself.
@@ -155,6 +157,9 @@ func (f FS) Enable(group, controller string) error {
 
 func (f FS) words(group, name string) ([]string, error) {
 	text, err := os.ReadFile(filepath.Join(f.Path(group), name))
+	if errors.Is(err, unix.ENODEV) { // of a file that was open when the group ended
+		err = fmt.Errorf("%w: %w", fs.ErrNotExist, err)
+	}
 	return strings.Fields(string(text)), err
 }
 
@@ -167,19 +172,16 @@ func (f FS) ProcessesBelow(group string) (pids []int, err error) {
 	names, err := f.Children(group)
 	for _, name := range names {
 		below, err := f.ProcessesBelow(filepath.Join(group, name))
-		if err != nil && !gone(err) {
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
 		pids = append(pids, below...)
 	}
-	if gone(err) {
+	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
 	return pids, err
 }
-
-// gone reports whether an error means that a group has ended: files of one that is open return ENODEV then.
-func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) }
 
 // Enables reports whether a controller is enabled in the groups directly below a group: cgroup.subtree_control.
 func (f FS) Enables(group, controller string) (bool, error) {

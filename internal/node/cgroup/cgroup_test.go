@@ -64,6 +64,11 @@ func TestRead(t *testing.T) {
 	if pids, err := f.ProcessesBelow("/a"); err != nil || !slices.Equal(pids, []int{7, 12, 0}) { // one is of another PID namespace
 		t.Errorf("%v %v", pids, err)
 	}
+	check.NoError(t, os.Rename(f.Path("/a/b/cgroup.procs"), f.Path("/a/procs")), os.Mkdir(f.Path("/a/b/cgroup.procs"), 0o700))
+	if pids, err := f.ProcessesBelow("/a"); err == nil || errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%v %v, want that the processes can't be read", pids, err)
+	}
+	check.NoError(t, os.Remove(f.Path("/a/b/cgroup.procs")), os.Rename(f.Path("/a/procs"), f.Path("/a/b/cgroup.procs")))
 	check.NoError(t, os.Rename(f.Path("/a/b"), f.Path("/a/gone")))
 	if _, err := f.Read("/a/b"); !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
@@ -80,8 +85,8 @@ func TestReadRefuses(t *testing.T) {
 	f := tree(t, "/a/b")
 	check.NoError(t, os.Symlink(f.Path("/a"), f.Path("/link")), os.Symlink(f.Path("/a/b"), f.Path("/a/link")))
 	for _, path := range []string{"/link", "/link/b", "/a/link", "/a/../a/b", "/..", "a/b", "/a/", "/a//b", ""} {
-		if g, err := f.Read(path); err == nil {
-			t.Errorf("%q: %+v", path, g)
+		if g, err := f.Read(path); !errors.Is(err, cgroup.ErrPath) {
+			t.Errorf("%q: %+v, %v", path, g, err)
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"os"
@@ -110,7 +111,10 @@ func (l *Limiter) read(ctx context.Context, n seen, done []limit.Done) (limit.Re
 	}
 	paths := map[string]bool{}
 	for _, h := range all {
-		if h.Groups = l.groupsOf(h, &r, pods); unread && len(h.Groups) == 0 {
+		if h.Groups, err = l.groupsOf(h, &r, pods); err != nil {
+			return r, err
+		}
+		if unread && len(h.Groups) == 0 {
 			continue // by the record before, of work that may have ended
 		}
 		r.Shares = append(r.Shares, h)
@@ -121,7 +125,11 @@ func (l *Limiter) read(ctx context.Context, n seen, done []limit.Done) (limit.Re
 	}
 	for _, p := range l.saved.Pods {
 		if at, ok := pods[p.Work.ID]; ok {
-			add(paths, l.childrenOf(at)...)
+			children, err := l.childrenOf(at)
+			if err != nil {
+				return r, err
+			}
+			add(paths, children...)
 		}
 	}
 	for _, one := range l.saved.Records {
@@ -243,15 +251,10 @@ func processOf(p use.Process, pods map[string]string) limit.Process {
 }
 
 // groupsOf are the groups in which the work of a holding is: its task's, its pod's, or those of containers.
-func (l *Limiter) groupsOf(h limit.Holding, r *limit.Reading, pods map[string]string) (groups []string) {
+func (l *Limiter) groupsOf(h limit.Holding, r *limit.Reading, pods map[string]string) (groups []string, err error) {
 	switch {
 	case h.Way == limit.ByTask:
-		for _, slice := range cgroup.NomadSlices {
-			at := slice + "/" + h.Work.ID + "." + h.Work.Container + ".scope"
-			if _, err := os.Lstat(l.opts.Groups.Path(at)); err == nil {
-				groups = append(groups, at)
-			}
-		}
+		groups = l.groupsOfTask(h.Work)
 	case pods[h.Work.ID] == "":
 		for _, p := range r.Processes { // docker, podman
 			if p.Work.ID == h.Work.ID && p.Work.Orchestrator == h.Work.Orchestrator && (p.Work.Container == "" || p.Work.Container == h.Work.Container) && p.Group != "" && p.Group != "/" {
@@ -263,8 +266,23 @@ func (l *Limiter) groupsOf(h limit.Holding, r *limit.Reading, pods map[string]st
 	case h.Way == limit.ByPod:
 		groups = []string{pods[h.Work.ID]}
 	default:
-		for _, at := range l.childrenOf(pods[h.Work.ID]) {
+		children, err := l.childrenOf(pods[h.Work.ID])
+		if err != nil {
+			return nil, err
+		}
+		for _, at := range children {
 			groups = append(groups, l.containerIn(at))
+		}
+	}
+	return groups, nil
+}
+
+// groupsOfTask are the groups that Nomad has for a task of exec, java or raw_exec: one at most.
+func (l *Limiter) groupsOfTask(w holders.Work) (groups []string) {
+	for _, slice := range cgroup.NomadSlices {
+		at := slice + "/" + w.ID + "." + w.Container + ".scope"
+		if _, err := os.Lstat(l.opts.Groups.Path(at)); err == nil {
+			groups = append(groups, at)
 		}
 	}
 	return groups
@@ -279,12 +297,16 @@ func (l *Limiter) containerIn(group string) string {
 	return group
 }
 
-func (l *Limiter) childrenOf(group string) (paths []string) {
-	names, _ := l.opts.Groups.Children(group) // none of one that has ended
+// childrenOf returns the groups directly below a group: none below one that has ended.
+func (l *Limiter) childrenOf(group string) (paths []string, err error) {
+	names, err := l.opts.Groups.Children(group)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
 	for _, name := range names {
 		paths = append(paths, path.Join(group, name))
 	}
-	return paths
+	return paths, nil
 }
 
 // addGroups adds groups to a reading, with what the driver returns for them. One that has ended, or that is none, is left out.
@@ -296,12 +318,11 @@ func (l *Limiter) addGroups(ctx context.Context, n seen, r *limit.Reading, paths
 	}
 	for p := range paths {
 		g, err := l.group(n, r, p)
-		if errors.Is(err, fs.ErrNotExist) {
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, cgroup.ErrPath) {
 			continue
 		}
-		if err != nil {
-			l.opts.Log.Debug("control group not read", "group", p, "error", err)
-			continue
+		if err != nil { // its limit can't be taken for one that has ended
+			return fmt.Errorf("control group %s: %w", p, err)
 		}
 		r.Groups[p] = g
 		for _, id := range ids {

@@ -266,7 +266,7 @@ func (o lookup) later(now time.Time) lookup {
 	return o
 }
 
-// limitNew sets the limits of new groups, and reads them back.
+// limitNew sets the limits of new groups, and reads them back. A pass follows, also if that failed.
 func (l *Limiter) limitNew(ctx context.Context, n seen, groups map[string]bool) {
 	var done []limit.Done
 	for range 2 {
@@ -274,11 +274,18 @@ func (l *Limiter) limitNew(ctx context.Context, n seen, groups map[string]bool) 
 		r.Partial, r.Parents = true, nil
 		record, _ := l.record(ctx, n.inv)
 		for _, h := range limit.Holdings(record, n.inv) {
-			if h.Groups = l.groupsOf(h, &r, nil); h.Way == limit.ByTask && slices.ContainsFunc(h.Groups, func(at string) bool { return groups[at] }) {
+			if h.Way != limit.ByTask {
+				continue
+			}
+			if h.Groups = l.groupsOfTask(h.Work); slices.ContainsFunc(h.Groups, func(at string) bool { return groups[at] }) {
 				r.Shares = append(r.Shares, h)
 			}
 		}
-		if len(r.Shares) == 0 || l.addGroups(ctx, n, &r, groups) != nil {
+		if len(r.Shares) == 0 {
+			return
+		}
+		if l.addGroups(ctx, n, &r, groups) != nil {
+			l.passes.soon()
 			return
 		}
 		out := limit.Next(l.saved, l.latest, r)

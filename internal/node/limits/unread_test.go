@@ -41,6 +41,40 @@ func TestUnread(t *testing.T) {
 	}
 }
 
+// A group that can't be read has not ended: nothing is known until it is read again, and its limit is not set anew.
+func TestGroupIsNotRead(t *testing.T) {
+	n, l, w, group := limited(t)
+	procs, away := n.groups.Path(group+"/cgroup.procs"), n.groups.Path("/away")
+	check.NoError(t, os.Rename(procs, away), os.Mkdir(procs, 0o700)) // which is no file to read
+	n.reading()
+	n.await(l, w, limit.Unknown, "control group "+group)
+	check.NoError(t, os.Remove(procs), os.Rename(away, procs))
+	n.await(l, w, limit.Limited, "")
+	if c := l.Table().Counts; c.Set != 1 || c.Late != 0 {
+		t.Errorf("%+v", c)
+	}
+}
+
+// The limit of a new task that could not be read is looked at again within a second or so, without another event.
+func TestNewTaskIsNotRead(t *testing.T) {
+	n := start(t, holders.Nomad, limit.Misc)
+	l, _ := n.run(holders.Nomad)
+	n.awaitHealth(health.ReasonNone, "")
+	w, record, group := n.task(0)
+	first := true
+	n.mu.Lock()
+	n.asks = func(q gpu.LimitQuery) {
+		if strings.HasSuffix(q.Group, group) {
+			n.unreadable.Store(first)
+			first = false
+		}
+	}
+	n.mu.Unlock()
+	n.lists(record)
+	n.group(group)
+	n.await(l, w, limit.Limited, "")
+}
+
 // While the driver is released nothing is called limited: a GPU may be reset meanwhile, with which all limits end.
 func TestTableWhileReleased(t *testing.T) {
 	n, l, w, _ := limited(t)
