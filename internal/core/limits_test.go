@@ -300,3 +300,82 @@ func TestPodsAreNotLimitedByTheHook(t *testing.T) {
 		t.Errorf("%+v, %v", p.CDI, err)
 	}
 }
+
+// Where NVIDIA's hook sets limits, which has one for all GPUs of a container, Prefer chooses as many shares of each GPU if there are such, in every state of the shares:
+// what it chooses is given out. Without limits it chooses by load alone.
+func TestPreferredSharesHaveOneLimit(t *testing.T) {
+	const gpus, shares = 3, 3
+	host := inventory.Host{Limits: supports(coretest.GPU(0), coretest.GPU(1), coretest.GPU(2)), CDI: written(20*gib, 40*gib, 60*gib)}
+	host.CDI.Defined = append(host.CDI.Defined, coretest.GPU(2))
+	for _, packed := range []bool{false, true} {
+		cfg := limited(inventory.DevicePlugin, byCDI, inventory.LimitPolicy{Reserve: gib}, inventory.Sharing{Replicas: shares, Memory: 20 * gib, Limit: inventory.LimitRequired})
+		cfg.Packed = packed
+		inv := core.Build(coretest.GPUs(gpus), health.Ledger{}, cfg).WithHost(host, inventory.OverlapWarn)
+		for state := range 1 << (gpus * shares) {
+			var available []inventory.UnitID
+			free := make([]int, gpus)
+			for i := range gpus * shares {
+				if state>>i&1 == 1 {
+					available = append(available, inventory.UnitID(fmt.Sprintf("%s::%d", coretest.GPU(i/shares), i%shares)))
+					free[i/shares]++
+				}
+			}
+			for n := 1; n <= len(available); n++ {
+				ids := inv.Prefer(available, nil, n)
+				if _, err := inv.Reserve(ids...); len(ids) != n || (err == nil) != haveEqual(free, n) {
+					t.Fatalf("packed %t: %d of %v: %v: %v", packed, n, available, ids, err)
+				}
+			}
+		}
+	}
+}
+
+// haveEqual reports whether GPUs with these free shares have n, as many of each that has any.
+func haveEqual(free []int, n int) bool {
+	for each := 1; each <= n; each++ {
+		enough := 0
+		for _, f := range free {
+			if f >= each {
+				enough++
+			}
+		}
+		if n%each == 0 && enough >= n/each {
+			return true
+		}
+	}
+	return false
+}
+
+// Shares of one limit are many of few GPUs with packed, else few of many; required ones count; and the reason why others are not chosen is in the explanation.
+func TestPreferEqualShares(t *testing.T) {
+	host := inventory.Host{Limits: supports(coretest.GPU(0), coretest.GPU(1)), CDI: written(20*gib, 40*gib, 60*gib, 80*gib)}
+	share := func(g, n int) inventory.UnitID {
+		return inventory.UnitID(fmt.Sprintf("%s::%d", coretest.GPU(g), n))
+	}
+	all := []inventory.UnitID{share(0, 0), share(0, 1), share(0, 2), share(1, 0), share(1, 1), share(1, 2)}
+	for name, tc := range map[string]struct {
+		packed    bool
+		available []inventory.UnitID
+		required  []inventory.UnitID
+		n         int
+		method    inventory.Method
+		want      []inventory.UnitID
+	}{
+		"by load":         {false, all, nil, 4, inventory.MethodShared, []inventory.UnitID{share(0, 0), share(0, 1), share(1, 0), share(1, 1)}},
+		"of one GPU":      {false, all, nil, 3, inventory.MethodEqual, []inventory.UnitID{share(0, 0), share(0, 1), share(0, 2)}},
+		"of the required": {false, all, []inventory.UnitID{share(1, 1)}, 3, inventory.MethodEqual, []inventory.UnitID{share(1, 0), share(1, 1), share(1, 2)}},
+		"packed":          {true, all, nil, 4, inventory.MethodEqual, []inventory.UnitID{share(0, 0), share(0, 1), share(1, 0), share(1, 1)}},
+		"there are none":  {false, all[1:5], nil, 3, inventory.MethodShared, []inventory.UnitID{share(0, 1), share(0, 2), share(1, 0)}},
+	} {
+		cfg := limited(inventory.DevicePlugin, byCDI, inventory.LimitPolicy{Reserve: gib}, inventory.Sharing{Replicas: 3, Memory: 20 * gib, Limit: inventory.LimitRequired})
+		cfg.Packed = tc.packed
+		inv := core.Build(coretest.GPUs(2), health.Ledger{}, cfg).WithHost(host, inventory.OverlapWarn)
+		p := inv.ExplainPreference(tc.available, tc.required, tc.n)
+		if p.Method != tc.method || !slices.Equal(p.Units, tc.want) {
+			t.Errorf("%s: %v, %s; want %v, %s", name, p.Units, p.Method, tc.want, tc.method)
+		}
+		if tc.method == inventory.MethodEqual && len(p.GPUs) == 1 && (len(p.Others) != 1 || !strings.Contains(p.Others[0].Why, "as many shares of each")) {
+			t.Errorf("%s: %+v", name, p.Others)
+		}
+	}
+}

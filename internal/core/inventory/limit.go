@@ -303,37 +303,46 @@ func (e *UnequalLimitsError) Error() string {
 		e.Pool, strings.Join(texts, ", "))
 }
 
+// hookLimit returns the limits of units on each device, and whether NVIDIA's hook sets them for a container: not if one of its GPUs can have none, because a
+// container with variables for it does not start.
+func (a *Allocatable) hookLimit(units []Unit) (limits map[gpu.DeviceID]uint64, byHook bool) {
+	limits, byHook = a.LimitPolicy().MemoryLimits(units), len(units) > 0 && a.limitedByHook(&units[0])
+	for i := range units {
+		d := &units[i].Device
+		byHook = byHook && limits[d.ID] > 0 && a.limits.holds(d.At.GPU)
+	}
+	return limits, byHook
+}
+
+// equal reports whether the limits of all devices are the same.
+func equal(limits map[gpu.DeviceID]uint64) bool {
+	values := slices.Sorted(maps.Values(limits))
+	return len(values) == 0 || values[0] == values[len(values)-1]
+}
+
 // addLimit adds the limit of the units to their plan, by a CDI device if NVIDIA's hook is to set it. The error is an *UnequalLimitsError, or an *UnhealthyUnitsError for
 // units whose limit is required and not defined.
 func (a *Allocatable) addLimit(p *Plan) error {
-	limits, u := a.LimitPolicy().MemoryLimits(p.Units), &p.Units[0]
-	if limits == nil {
-		return nil
-	}
-	equal, can := true, true
-	for i := range p.Devices {
-		d := &p.Devices[i]
-		equal = equal && limits[d.ID] == limits[p.Devices[0].ID]
-		can = can && limits[d.ID] > 0 && a.limits.holds(d.At.GPU)
-	}
-	if equal {
+	limits, byHook := a.hookLimit(p.Units)
+	if len(limits) == len(p.Devices) && equal(limits) {
 		p.Memory = limits[p.Devices[0].ID]
 	}
-	if !a.limitedByHook(u) || !can {
-		return nil // a container with variables for a GPU that has no limits does not start
+	if !byHook {
+		return nil
 	}
-	if !equal {
-		return &UnequalLimitsError{Pool: u.Pool, Limits: limits}
+	if !equal(limits) {
+		return &UnequalLimitsError{Pool: p.Units[0].Pool, Limits: limits}
 	}
+	defined := true
 	for _, u := range p.Units {
 		reason, why := a.cdi.noLimit(u.Device.ID, p.Memory)
 		if why != "" && u.Sharing.Limit == LimitRequired {
 			u.Health = health.New(reason, why)
 			return &UnhealthyUnitsError{Units: []Unit{u}}
 		}
-		can = can && why == ""
+		defined = defined && why == ""
 	}
-	if can {
+	if defined {
 		p.CDI = append(p.CDI, a.cdi.limitName(p.Memory))
 	}
 	return nil

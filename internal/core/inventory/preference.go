@@ -16,6 +16,7 @@ const (
 	MethodAll       Method = "all"          // all available units are needed
 	MethodShared    Method = "least used"   // shared devices, those with the fewest units in use first
 	MethodPacked    Method = "most used"    // shared devices, those with the most units in use first: Config.Packed
+	MethodEqual     Method = "equal limits" // shared devices, as many units of each: a container has one limit of memory for all of its GPUs
 	MethodConnected Method = "best GPU set" // the best connected GPUs: see Prefer
 )
 
@@ -59,13 +60,27 @@ func (a *Allocatable) ExplainPreference(available, required []UnitID, n int) Pre
 	case MethodShared, MethodPacked:
 		p.Others = a.otherLoads(chosen, pool)
 	case MethodRequired:
-		for _, i := range pool {
-			p.Others = append(p.Others, NotPreferred{a.units[i].Device.ID, "the required devices are enough"})
-		}
+		p.Others = a.allBut(chosen, pool, "the required devices are enough")
+	case MethodEqual:
+		p.Others = a.allBut(chosen, pool, "a container has one limit of memory for all of its GPUs, and so as many shares of each")
 	case MethodAll:
 	}
 	p.Others = slices.CompactFunc(p.Others, func(a, b NotPreferred) bool { return a.Device == b.Device })
 	return p
+}
+
+// allBut returns each device of a pool without a chosen unit, with the same reason.
+func (a *Allocatable) allBut(chosen, pool []int, why string) (others []NotPreferred) {
+	here := map[gpu.DeviceID]bool{}
+	for _, i := range chosen {
+		here[a.units[i].Device.ID] = true
+	}
+	for _, i := range pool {
+		if id := a.units[i].Device.ID; !here[id] {
+			others = append(others, NotPreferred{id, why})
+		}
+	}
+	return others
 }
 
 // pairs returns the connections of all pairs of GPUs.
