@@ -379,3 +379,24 @@ func TestPreferEqualShares(t *testing.T) {
 		}
 	}
 }
+
+// GPUs of one pool whose shares have different limits are not chosen together.
+func TestPreferSharesOfOneSize(t *testing.T) {
+	s := coretest.GPUs(3)
+	s.Devices[2].Memory = 41 * gib
+	cfg := limited(inventory.DevicePlugin, byCDI, inventory.LimitPolicy{Reserve: gib}, inventory.Sharing{Replicas: 2, Limit: inventory.LimitRequired})
+	built := core.Build(s, health.Ledger{}, cfg)
+	host := inventory.Host{Limits: supports(coretest.GPU(0), coretest.GPU(1), coretest.GPU(2)), CDI: written(built.WithoutHost().HookLimits()...)}
+	host.CDI.Defined = append(host.CDI.Defined, coretest.GPU(2))
+	inv := built.WithHost(host, inventory.OverlapWarn)
+	var available []inventory.UnitID
+	for u := range inv.Units() {
+		if u.ID != inventory.UnitID(coretest.GPU(0))+"::0" {
+			available = append(available, u.ID)
+		}
+	}
+	p, err := inv.Reserve(inv.Prefer(available, nil, 2)...)
+	if err != nil || len(p.Devices) != 2 || p.Devices[0].ID != coretest.GPU(0) || p.Devices[1].ID != coretest.GPU(1) {
+		t.Errorf("%+v, %v; want one share of each large GPU", p.Units, err)
+	}
+}
