@@ -42,7 +42,7 @@ const (
 	answerTime = 15 * time.Second
 
 	minPause = 500 * time.Millisecond // between two queries
-	maxPause = 10 * time.Second       // after failures; doubled from minPause
+	maxPause = 10 * time.Second       // after failures, doubled from minPause; and after an answer that took long to read
 
 	// guessPause is in place of maxPause after guessFailures in a row, about two minutes, of an agent of which it is not proven that it is this
 	// node's: by then Nomad has started, and lists the devices.
@@ -200,7 +200,8 @@ func (c *Client) Read(context.Context, *inventory.Allocatable) (holders.Record, 
 type answer struct {
 	allocations []allocation
 	record      holders.Record
-	asked       time.Time // of the leader; zero = the answer is perhaps of another server, which lags behind
+	took        time.Duration // to read it
+	asked       time.Time     // of the leader; zero = the answer is perhaps of another server, which lags behind
 }
 
 // newAnswer makes the record: the devices of the allocations that have not ended. It has all allocations that the token may read and that the

@@ -46,22 +46,24 @@ type device struct {
 	DeviceIDs          []string
 }
 
-// maxAnswer limits an answer in bytes. An allocation takes some ten kB, most of which is its job.
-const maxAnswer = 64 << 20
+// maxAnswer limits an answer in bytes: 150,000 allocations of some 6 kB, most of which is the job.
+const maxAnswer = 1 << 30
 
 // follower makes the queries, one at a time. It belongs to Run.
 type follower struct {
 	*Client
-	node     string // ID; "" = not known
-	index    uint64 // of the latest answer
-	failures int    // in a row
+	node     string        // ID; "" = not known
+	index    uint64        // of the latest answer
+	took     time.Duration // to read it
+	failures int           // in a row
 }
 
-// pause counts the failures, and returns the pause until the next query.
+// pause counts the failures, and returns the pause until the next query: the longer the more allocations there are, so that reading them takes a tenth of the time of a
+// CPU at most.
 func (f *follower) pause(err error) time.Duration {
 	if err == nil {
 		f.failures = 0
-		return minPause
+		return min(max(minPause, readTime*f.took), maxPause)
 	}
 	f.node, f.index = "", 0 // another agent may answer next
 	if errors.Is(err, errNoDevices) {
@@ -93,6 +95,7 @@ func (f *follower) next(ctx context.Context) (latest answer, err error) {
 	if err != nil {
 		return answer{}, err
 	}
+	f.took = latest.took
 	if index < f.index { // the servers were restored from a snapshot: the next query must not wait for the old index
 		index = 0
 	}
@@ -105,13 +108,20 @@ func (f *follower) next(ctx context.Context) (latest answer, err error) {
 func (c *Client) allocations(ctx context.Context, node, query string) (is answer, index uint64, err error) {
 	hidden := c.hidden(ctx)
 	var all []allocation
-	if index, err = c.get(ctx, "/v1/node/"+url.PathEscape(node)+"/allocations"+query, &all); err != nil {
+	var took time.Duration
+	index, err = c.read(ctx, "/v1/node/"+url.PathEscape(node)+"/allocations"+query, func(d *json.Decoder) (err error) {
+		all, took, err = readAllocations(ctx, d)
+		return err
+	})
+	if err != nil {
 		return answer{}, 0, err
 	}
 	if hidden == "" { // it may have lost something before the query began
 		hidden = c.hidden(ctx)
 	}
-	return newAnswer(all, hidden), index, nil
+	is = newAnswer(all, hidden)
+	is.took = took
+	return is, index, nil
 }
 
 // withToken is a client for the requests of one answer: all have the same token, also if its file is replaced meanwhile.
@@ -122,6 +132,11 @@ func (c *Client) withToken() (*Client, error) {
 
 // get makes one request, and returns the index of the answer.
 func (c *Client) get(ctx context.Context, path string, into any) (index uint64, err error) {
+	return c.read(ctx, path, func(d *json.Decoder) error { return d.Decode(into) })
+}
+
+// read is get with a function that reads the answer.
+func (c *Client) read(ctx context.Context, path string, decode func(*json.Decoder) error) (index uint64, err error) {
 	token, err := c.token()
 	if err != nil {
 		return 0, err
@@ -154,7 +169,7 @@ func (c *Client) get(ctx context.Context, path string, into any) (index uint64, 
 		}
 		return 0, &statusError{code: resp.StatusCode, text: fmt.Sprintf("GET %s: %s (%s)%s", where, resp.Status, strings.TrimSpace(string(text)), remedy)}
 	}
-	if err := json.NewDecoder(body).Decode(into); err != nil {
+	if err := decode(json.NewDecoder(body)); err != nil {
 		return 0, fmt.Errorf("GET %s: %w", where, err)
 	}
 	index, _ = strconv.ParseUint(cmp.Or(resp.Header.Get("X-Nomad-Index"), "0"), 10, 64) // without one the next query does not wait
