@@ -119,7 +119,7 @@ func (l *limitsTest) begin(t *testing.T) {
 		l.stop(t, name)
 	}
 	t.Logf("%d of %d tasks allocated memory before they had a limit", late, rounds*limitTasks)
-	if late > 1+rounds*limitTasks/20 {
+	if late > 1+rounds*limitTasks/10 { // the servers list all allocations that have ended whenever one changes, and so have the more to do the longer the test runs
 		t.Error("too many")
 	}
 }

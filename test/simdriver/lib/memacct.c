@@ -42,27 +42,54 @@ struct state {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* flock does not part the threads of a process that share a client */
 
+static u64 number(char **rest, int base) /* the next word */
+{
+    char *w = strsep(rest, " ");
+    return w ? strtoull(w, NULL, base) : 0;
+}
+
+static void text_of(char **rest, char *to, size_t size)
+{
+    char *w = strsep(rest, " ");
+    memccpy(to, w ? w : "", 0, size - 1); /* the rest of it is 0 */
+}
+
+/* Each call reads the state, which has an entry of each group that ever had a limit: sscanf took milliseconds for some thousand. */
 static void parse(struct state *s, char *text)
 {
-    for (char *line, *rest = text; rest && (line = strsep(&rest, "\n"));) {
-        struct group g = {0};
-        struct entry e = {0};
-        struct charge c = {0};
-        char uuid[WORD] = "", epoch[WORD] = "";
-        int at = 0;
-        if (sscanf(line, "next %llx %llu %llu", &s->addresses, &s->clients, &s->charges_made) == 3) continue;
-        if (sscanf(line, "group %llx %63s %n", &g.address, g.id, &at) == 2) {
-            g.path = strdup(line + at);
-            *ADD(s, group, groups) = g;
-        } else if (sscanf(line, "region %95s %95s", uuid, epoch) == 2) {
+    for (char *line, *end = text; *(line = end);) {
+        end = strchrnul(line, '\n');
+        if (*end) *end++ = 0;
+        char *kind = strsep(&line, " ");
+        if (!strcmp(kind, "next")) {
+            s->addresses = number(&line, 16);
+            s->clients = number(&line, 10);
+            s->charges_made = number(&line, 10);
+        } else if (!strcmp(kind, "group")) {
+            struct group *g = ADD(s, group, groups);
+            g->address = number(&line, 16);
+            text_of(&line, g->id, sizeof g->id);
+            g->path = strdup(line ? line : "");
+        } else if (!strcmp(kind, "region")) {
             struct region *r = ADD(s, region, regions);
-            strcpy(r->uuid, uuid);
-            strcpy(r->epoch, epoch);
-        } else if (sscanf(line, "entry %95s %llx %llu %llu %llu", e.uuid, &e.address, &e.soft, &e.hard, &e.used) == 5) {
-            *ADD(s, entry, entries) = e;
-        } else if (sscanf(line, "charge %llu %95s %llx %llu %255s %63s %n", &c.id, c.uuid, &c.address, &c.bytes, c.clients, c.of, &at) == 6) {
-            c.path = strdup(line + at);
-            *ADD(s, charge, charges) = c;
+            text_of(&line, r->uuid, sizeof r->uuid);
+            text_of(&line, r->epoch, sizeof r->epoch);
+        } else if (!strcmp(kind, "entry")) {
+            struct entry *e = ADD(s, entry, entries);
+            text_of(&line, e->uuid, sizeof e->uuid);
+            e->address = number(&line, 16);
+            e->soft = number(&line, 10);
+            e->hard = number(&line, 10);
+            e->used = number(&line, 10);
+        } else if (!strcmp(kind, "charge")) {
+            struct charge *c = ADD(s, charge, charges);
+            c->id = number(&line, 10);
+            text_of(&line, c->uuid, sizeof c->uuid);
+            c->address = number(&line, 16);
+            c->bytes = number(&line, 10);
+            text_of(&line, c->clients, sizeof c->clients);
+            text_of(&line, c->of, sizeof c->of);
+            c->path = strdup(line ? line : "");
         }
     }
 }
@@ -73,21 +100,23 @@ static bool ended(struct group *g)
     return !cgroup_identify(g->path, id) || strcmp(id, g->id);
 }
 
-static bool referred(struct state *s, u64 address)
+static int by_number(const void *a, const void *b)
 {
-    for (int i = 0; i < s->entries; i++)
-        if (s->entry[i].address == address) return true;
-    return false;
+    u64 x = *(const u64 *)a, y = *(const u64 *)b;
+    return x < y ? -1 : x > y;
 }
 
 static void save(struct state *s)
 {
     char *text = NULL;
-    size_t size = 0;
+    size_t size = 0, n = (size_t)s->entries;
     FILE *f = open_memstream(&text, &size);
+    u64 *referred = calloc(n + 1, sizeof *referred); /* addresses of groups */
+    for (size_t i = 0; i < n; i++) referred[i] = s->entry[i].address;
+    qsort(referred, n, sizeof *referred, by_number);
     fprintf(f, "next %llx %llu %llu\n", s->addresses, s->clients, s->charges_made);
     for (int i = 0; i < s->groups; i++)
-        if (s->m->reuse_groups == 1 || referred(s, s->group[i].address))
+        if (s->m->reuse_groups == 1 || bsearch(&s->group[i].address, referred, n, sizeof *referred, by_number))
             fprintf(f, "group %llx %s %s\n", s->group[i].address, s->group[i].id, s->group[i].path);
     for (int i = 0; i < s->regions; i++) fprintf(f, "region %s %s\n", s->region[i].uuid, s->region[i].epoch);
     for (int i = 0; i < s->entries; i++) {
@@ -99,6 +128,7 @@ static void save(struct state *s)
         fprintf(f, "charge %llu %s %llx %llu %s %s %s\n", c->id, c->uuid, c->address, c->bytes, c->clients, c->of, c->path);
     }
     fclose(f);
+    free(referred);
     bool same = s->text && !strcmp(text, s->text);
     if (!same && !s->read_only && (pwrite(s->fd, text, size, 0) != (ssize_t)size || ftruncate(s->fd, (off_t)size))) sim_violation("memacct", "state not written: %s", strerror(errno));
     free(text);
@@ -394,7 +424,7 @@ nvmlReturn_t memacct_get(const char *dir, struct machine *m, struct gpu *g, cons
         dmem_region(g, region, sizeof region);
         ret = dmem_get(m, path, region, limits);
     }
-    save(&s);
+    if (m->reuse_groups == 1) save(&s); /* a group can have got an address; what has ended is found out again */
     close_state(&s);
     return ret;
 }
