@@ -2,7 +2,6 @@ package limit
 
 import (
 	"fmt"
-	"path"
 
 	"github.com/tandem-gpu/tandem/internal/core/durable"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -45,7 +44,7 @@ func (s Saved) check() error {
 	}
 	for i := range s.Records {
 		r := &s.Records[i]
-		if !isID(r.GPU) || r.Path != path.Clean("/"+r.Path) || len(r.Path) > maxText || len(r.Uncounted) > maxUncounted {
+		if !isID(r.GPU) || r.Path == "" || len(r.Path) > maxText || len(r.Uncounted) > maxUncounted {
 			return &durable.ContentError{GPU: r.GPU, Why: "the group " + r.Path + " can't be one"}
 		}
 	}

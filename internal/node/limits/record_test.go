@@ -89,11 +89,12 @@ func TestTwoAgents(t *testing.T) {
 		r.Holders, r.Work[w.ID] = append(r.Holders, holders.Holder{Work: w, API: inventory.DRA, Device: p.GPU}), p.Work
 	}
 	n.lists(r)
-	for range 5 {
+	eventually(t, func() bool { // both agents follow this monitor, so what the older one publishes can be the later one
 		n.reading()
 		time.Sleep(50 * time.Millisecond)
-	}
-	n.awaitHealth(health.ReasonNoLimit, "another process of this agent")
+		h := n.healthOf()
+		return h.Reason == health.ReasonNoLimit && strings.Contains(h.Detail, "another process of this agent")
+	}, func() string { return fmt.Sprint(n.healthOf()) })
 	stop()
 	n.awaitHealth(health.ReasonNone, "")
 	check.NoError(t, newer.LimitPod(t.Context(), second.Work, second.GPU, 20*gib))
