@@ -301,7 +301,7 @@ func TestPodsAreNotLimitedByTheHook(t *testing.T) {
 	}
 }
 
-// Where NVIDIA's hook sets limits, which has one for all GPUs of a container, Prefer chooses as many shares of each GPU if there are such, in every state of the shares:
+// Where NVIDIA's hook sets limits, which has one for all GPUs of a container, Prefer chooses the same number of shares of each GPU if there are such, in every state of the shares:
 // what it chooses is given out. Without limits it chooses by load alone.
 func TestPreferredSharesHaveOneLimit(t *testing.T) {
 	const gpus, shares = 3, 3
@@ -330,7 +330,7 @@ func TestPreferredSharesHaveOneLimit(t *testing.T) {
 	}
 }
 
-// haveEqual reports whether GPUs with these free shares have n, as many of each that has any.
+// haveEqual reports whether GPUs with these free shares have n, the same number of each that has any.
 func haveEqual(free []int, n int) bool {
 	for each := 1; each <= n; each++ {
 		enough := 0
@@ -374,7 +374,7 @@ func TestPreferEqualShares(t *testing.T) {
 		if p.Method != tc.method || !slices.Equal(p.Units, tc.want) {
 			t.Errorf("%s: %v, %s; want %v, %s", name, p.Units, p.Method, tc.want, tc.method)
 		}
-		if tc.method == inventory.MethodEqual && len(p.GPUs) == 1 && (len(p.Others) != 1 || !strings.Contains(p.Others[0].Why, "as many shares of each")) {
+		if tc.method == inventory.MethodEqual && len(p.GPUs) == 1 && (len(p.Others) != 1 || !strings.Contains(p.Others[0].Why, "the same number of shares of each")) {
 			t.Errorf("%s: %+v", name, p.Others)
 		}
 	}

@@ -303,10 +303,10 @@ func (e *UnequalLimitsError) Error() string {
 		e.Pool, strings.Join(texts, ", "))
 }
 
-// hookLimit returns the limits of units on each device, and whether NVIDIA's hook sets them for a container: not if one of its GPUs can have none, because a
+// hookLimit returns the limits of the units of a request, at least one, on each device, and whether NVIDIA's hook sets them for a container: not if one of its GPUs can have none, because a
 // container with variables for it does not start.
 func (a *Allocatable) hookLimit(units []Unit) (limits map[gpu.DeviceID]uint64, byHook bool) {
-	limits, byHook = a.LimitPolicy().MemoryLimits(units), len(units) > 0 && a.limitedByHook(&units[0])
+	limits, byHook = a.LimitPolicy().MemoryLimits(units), a.limitedByHook(&units[0])
 	for i := range units {
 		d := &units[i].Device
 		byHook = byHook && limits[d.ID] > 0 && a.limits.holds(d.At.GPU)
@@ -316,8 +316,7 @@ func (a *Allocatable) hookLimit(units []Unit) (limits map[gpu.DeviceID]uint64, b
 
 // equal reports whether the limits of all devices are the same.
 func equal(limits map[gpu.DeviceID]uint64) bool {
-	values := slices.Sorted(maps.Values(limits))
-	return len(values) == 0 || values[0] == values[len(values)-1]
+	return len(slices.Compact(slices.Sorted(maps.Values(limits)))) <= 1
 }
 
 // addLimit adds the limit of the units to their plan, by a CDI device if NVIDIA's hook is to set it. The error is an *UnequalLimitsError, or an *UnhealthyUnitsError for

@@ -8,7 +8,7 @@ import (
 
 // Prefer chooses n of the available units for one container, the required ones first. Of shared devices it prefers
 // those with the fewest units in use, or, with Config.Packed, those with the most (see chooseShared), and where NVIDIA's
-// hook limits their memory as many units of each device, if that is possible (see chooseEqual). Otherwise it
+// hook limits their memory the same number of units of each device, if that is possible (see chooseEqual). Otherwise it
 // chooses units of as few GPUs as possible, and of the sets of that many GPUs
 //
 //  1. the one that has the fewest available units, so that MIG instances of partly used GPUs come first;

@@ -16,7 +16,7 @@ const (
 	MethodAll       Method = "all"          // all available units are needed
 	MethodShared    Method = "least used"   // shared devices, those with the fewest units in use first
 	MethodPacked    Method = "most used"    // shared devices, those with the most units in use first: Config.Packed
-	MethodEqual     Method = "equal limits" // shared devices, as many units of each: a container has one limit of memory for all of its GPUs
+	MethodEqual     Method = "equal limits" // shared devices, the same number of units of each: a container has one limit of memory for all of its GPUs
 	MethodConnected Method = "best GPU set" // the best connected GPUs: see Prefer
 )
 
@@ -60,24 +60,26 @@ func (a *Allocatable) ExplainPreference(available, required []UnitID, n int) Pre
 	case MethodShared, MethodPacked:
 		p.Others = a.otherLoads(chosen, pool)
 	case MethodRequired:
-		p.Others = a.allBut(chosen, pool, "the required devices are enough")
+		p.Others = a.notChosen(chosen, pool, func(int) string { return "the required devices are enough" })
 	case MethodEqual:
-		p.Others = a.allBut(chosen, pool, "a container has one limit of memory for all of its GPUs, and so as many shares of each")
+		p.Others = a.notChosen(chosen, pool, func(int) string {
+			return "a container has one limit of memory for all of its GPUs, and so the same number of shares of each"
+		})
 	case MethodAll:
 	}
 	p.Others = slices.CompactFunc(p.Others, func(a, b NotPreferred) bool { return a.Device == b.Device })
 	return p
 }
 
-// allBut returns each device of a pool without a chosen unit, with the same reason.
-func (a *Allocatable) allBut(chosen, pool []int, why string) (others []NotPreferred) {
+// notChosen returns the devices of a pool without a chosen unit, with the reason for each unit (by index).
+func (a *Allocatable) notChosen(chosen, pool []int, why func(unit int) string) (others []NotPreferred) {
 	here := map[gpu.DeviceID]bool{}
 	for _, i := range chosen {
 		here[a.units[i].Device.ID] = true
 	}
 	for _, i := range pool {
 		if id := a.units[i].Device.ID; !here[id] {
-			others = append(others, NotPreferred{id, why})
+			others = append(others, NotPreferred{id, why(i)})
 		}
 	}
 	return others
@@ -154,13 +156,10 @@ func (c connection) String() string {
 }
 
 // otherLoads returns for each shared device without a chosen unit why others come first.
-func (a *Allocatable) otherLoads(chosen, pool []int) (others []NotPreferred) {
-	free, here := map[gpu.DeviceID]int{}, map[gpu.DeviceID]bool{}
+func (a *Allocatable) otherLoads(chosen, pool []int) []NotPreferred {
+	free := map[gpu.DeviceID]int{}
 	for _, i := range pool {
 		free[a.units[i].Device.ID]++
-	}
-	for _, i := range chosen {
-		here[a.units[i].Device.ID] = true
 	}
 	used := func(i int) int { return max(a.units[i].Sharing.Replicas, 1) - free[a.units[i].Device.ID] }
 	least, most := -1, -1 // units in use on the chosen devices
@@ -171,18 +170,14 @@ func (a *Allocatable) otherLoads(chosen, pool []int) (others []NotPreferred) {
 			}
 		}
 	}
-	for _, i := range pool {
-		if here[a.units[i].Device.ID] {
-			continue
-		}
-		why := fmt.Sprintf("it has %d units in use, as the chosen ones, and is later in the order of devices", used(i))
+	return a.notChosen(chosen, pool, func(i int) string {
 		switch n := used(i); {
 		case !a.packed && n > most:
-			why = fmt.Sprintf("it has %d units in use, the chosen ones %d or fewer", n, most)
+			return fmt.Sprintf("it has %d units in use, the chosen ones %d or fewer", n, most)
 		case a.packed && n < least:
-			why = fmt.Sprintf("it has %d units in use, the chosen ones %d or more", n, least)
+			return fmt.Sprintf("it has %d units in use, the chosen ones %d or more", n, least)
+		default:
+			return fmt.Sprintf("it has %d units in use, as the chosen ones, and is later in the order of devices", n)
 		}
-		others = append(others, NotPreferred{a.units[i].Device.ID, why})
-	}
-	return others
+	})
 }

@@ -66,7 +66,7 @@ func (a *Allocatable) refusedLimits(set []int) bool {
 	return byHook && !equal(limits)
 }
 
-// chooseEqual adds units from pool to the chosen ones, as many of each device: of few devices many with Packed, else of many devices few. nil = there are no n units
+// chooseEqual adds units from pool to the chosen ones, the same number of each device: many of few devices with Packed, else few of many. nil = there are no n units
 // that have one limit of memory. Devices whose shares have different limits are not chosen together.
 func (a *Allocatable) chooseEqual(chosen, pool []int, n int) []int {
 	loads := a.loads(chosen, pool)

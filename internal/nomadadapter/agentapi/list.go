@@ -10,10 +10,10 @@ import (
 )
 
 // An agent's Go code has one CPU (decision 20). While one goroutine computes in one piece, the network and the control groups of tasks that begin
-// are looked at every 10 ms only (runtime.sysmon). So reading a list pauses for as long after each computeAtOnce, and at the end readTime times as long.
+// are looked at every 10 ms only (runtime.sysmon). So reading a list pauses for computeAtOnce each time, and the next query comes pauseRatio times as long after it as it took.
 const (
 	computeAtOnce = time.Millisecond
-	readTime      = 9
+	pauseRatio    = 9
 )
 
 // readAllocations reads a list of allocations, one after the other. The servers keep those that have ended for hours or, of batch jobs, for a day (batch_eval_gc_threshold):

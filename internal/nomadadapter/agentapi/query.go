@@ -63,7 +63,7 @@ type follower struct {
 func (f *follower) pause(err error) time.Duration {
 	if err == nil {
 		f.failures = 0
-		return min(max(minPause, readTime*f.took), maxPause)
+		return min(max(minPause, pauseRatio*f.took), maxPause)
 	}
 	f.node, f.index = "", 0 // another agent may answer next
 	if errors.Is(err, errNoDevices) {

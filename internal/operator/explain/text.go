@@ -123,7 +123,7 @@ var methodTexts = map[inventory.Method]string{
 	inventory.MethodRequired:  "the devices that are asked for",
 	inventory.MethodAll:       "all that are available",
 	inventory.MethodShared:    "of shared devices, those with the fewest units in use",
-	inventory.MethodEqual:     "of shared devices, as many units of each: one limit of memory for all",
+	inventory.MethodEqual:     "of shared devices, the same number of units of each: one limit of memory for all",
 	inventory.MethodPacked:    "of shared devices, those with the most units in use (packed)",
 	methodListed:              "the first that fit, in the order in which they are listed",
 	inventory.MethodConnected: "as few GPUs as possible, partly used ones first, then the best connected set, then the one that leaves the best connected GPUs",
