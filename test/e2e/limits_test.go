@@ -117,9 +117,10 @@ func (l *limitsTest) begin(t *testing.T) {
 			}
 		}
 		l.stop(t, name)
+		must(t, "nomad", "system", "gc", "-address="+nomadAPI) // else the servers list all allocations that have ended whenever one changes: the longer the test runs, the less CPU is left for others
 	}
 	t.Logf("%d of %d tasks allocated memory before they had a limit", late, rounds*limitTasks)
-	if late > 1+rounds*limitTasks/10 { // the servers list all allocations that have ended whenever one changes, and so have the more to do the longer the test runs
+	if late > 1+rounds*limitTasks/20 {
 		t.Error("too many")
 	}
 }
