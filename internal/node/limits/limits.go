@@ -238,7 +238,7 @@ func (l *Limiter) unlock() { l.turn <- struct{}{} }
 
 // step sets the limits of new tasks, and makes a pass if one is due. It returns when the next step is due. The caller has the lock.
 func (l *Limiter) step(ctx context.Context) time.Duration {
-	n, open := l.see(ctx)
+	n, open, err := l.see(ctx)
 	if !open { // limits may end with its session: no new work before they are looked at again. The state of the driver wakes this loop
 		l.tasks.unfollow()
 		l.passes.basis = basis{}
@@ -247,6 +247,11 @@ func (l *Limiter) step(ctx context.Context) time.Duration {
 		}
 		l.publishUnread("the driver is not open", false)
 		return reconcile.Never
+	}
+	if err != nil {
+		l.passes.basis = basis{}
+		l.unreadable(n, err)
+		return retryFailed
 	}
 	again := reconcile.Never
 	switch err := l.load(n.limits); {

@@ -64,9 +64,13 @@ var errNotInTable = errors.New("it was released")
 
 // passNow makes a pass for a caller that waits for it. The caller has the lock.
 func (l *Limiter) passNow(ctx context.Context) error {
-	n, open := l.see(ctx)
-	if !open {
+	n, open, err := l.see(ctx)
+	switch {
+	case !open:
 		return gpu.ErrNoDriver
+	case err != nil:
+		l.soon()
+		return err
 	}
 	r, err := l.decide(ctx, n)
 	if err != nil { // the next pass publishes that

@@ -33,26 +33,29 @@ type seen struct {
 	limits  bool // the policy has some
 }
 
-// see reads what the node can do; false while the driver is not open.
-func (l *Limiter) see(ctx context.Context) (n seen, open bool) {
+// see reads what the node can do; open is false while the driver is not. After an error that is not known.
+func (l *Limiter) see(ctx context.Context) (n seen, open bool, err error) {
 	n.state = l.monitor.State()
 	n.inv = n.state.Allocatable
 	n.limits = hasLimits(n.inv)
 	var known bool
 	if n.node.Unsupported, known = l.monitor.LimitsUnsupported(); !known || n.state.Snapshot.Driver.State != gpu.DriverReady {
-		return n, false
+		return n, false, nil
 	}
 	n.node.Foreign = !n.limits
 	if n.limits || len(l.saved.Records)+len(l.saved.Pods) > 0 || l.opts.Setter == nil {
 		n.node.CannotSet = l.cannotSet(ctx)
 	}
-	if err := l.opts.Groups.Check(); err != nil {
-		n.node.Unsupported = cmp.Or(n.node.Unsupported, l.withComponent(err))
-	} else if n.node.Backend = Backend(l.opts.Groups); n.node.Backend == limit.NoBackend {
+	if unusable := l.opts.Groups.Check(); unusable != nil {
+		n.node.Unsupported = cmp.Or(n.node.Unsupported, l.withComponent(unusable))
+	} else if n.node.Backend, err = Backend(l.opts.Groups); err == nil && n.node.Backend == limit.NoBackend {
 		n.node.Unsupported = cmp.Or(n.node.Unsupported, limit.WithoutBackend)
 	}
+	if n.node.Unsupported != "" { // nothing is set
+		err = nil
+	}
 	n.support.Node = n.node
-	return n, true
+	return n, true, err
 }
 
 // withComponent is why control groups can't be read. It begins with what is missing in the agent's container, because the cause of a pool has room for little more.
@@ -79,11 +82,18 @@ func (l *Limiter) cannotSet(ctx context.Context) string {
 	return ""
 }
 
-// Backend returns by which controller the driver limits memory: see limit.BackendOf.
-func Backend(groups cgroup.FS) limit.Backend {
-	capacity, _ := os.ReadFile(filepath.Join(groups.Mount, "dmem.capacity")) // missing without that controller
-	root, _ := groups.Read("/")
-	return limit.BackendOf(string(capacity), root.Controllers)
+// Backend returns by which controller the driver limits memory: see limit.BackendOf. A file that can't be read is an error: a limit for the other controller would
+// stay in the groups above.
+func Backend(groups cgroup.FS) (limit.Backend, error) {
+	capacity, err := os.ReadFile(filepath.Join(groups.Mount, "dmem.capacity"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // without that controller it is missing
+		return limit.NoBackend, err
+	}
+	root, err := groups.Read("/")
+	if err != nil {
+		return limit.NoBackend, err
+	}
+	return limit.BackendOf(string(capacity), root.Controllers), nil
 }
 
 // read makes a reading.

@@ -55,6 +55,21 @@ func TestGroupIsNotRead(t *testing.T) {
 	}
 }
 
+// While it can't be read by which controller the driver limits, nothing is called limited and nothing is set: a limit for the other controller would stay in the groups
+// above.
+func TestBackendIsNotRead(t *testing.T) {
+	n, l, w, _ := limited(t)
+	capacity := n.groups.Path("/dmem.capacity")
+	check.NoError(t, os.Mkdir(capacity, 0o700)) // which is no file to read
+	n.reading()
+	n.await(l, w, limit.Unknown, "dmem.capacity")
+	check.NoError(t, os.Remove(capacity))
+	n.await(l, w, limit.Limited, "")
+	if c := l.Table().Counts; c.Set != 1 || c.Late != 0 {
+		t.Errorf("%+v", c)
+	}
+}
+
 // The limit of a new task that could not be read is looked at again within a second or so, without another event.
 func TestNewTaskIsNotRead(t *testing.T) {
 	n := start(t, holders.Nomad, limit.Misc)
