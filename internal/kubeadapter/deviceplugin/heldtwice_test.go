@@ -84,7 +84,6 @@ func TestTwoAllocationsAtOnce(t *testing.T) {
 		go func() { _, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, id); errs <- err }()
 	}
 	check.Until(r, "both calls", func() bool { return r.plugins.pods.Calls() == 2 })
-	time.Sleep(10 * time.Millisecond) // both wait for the lock
 	r.plugins.opts.Lock.Unlock()
 	if a, b := <-errs, <-errs; (a == nil) == (b == nil) {
 		t.Errorf("%v, %v", a, b)
