@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/test/check"
@@ -48,24 +49,27 @@ var (
 	onePair  = linked(4, [2]int{0, 1})
 )
 
-// Names are on disk before Nomad gets them: the process may be killed right after that.
+// Names are on disk before Nomad gets them: the process may be killed right after that. Like the others that read the file after a fingerprint, this test
+// runs in a bubble: there a disk that takes a second, for which a fingerprint does not wait, takes no time.
 func TestNamesAreSavedBeforeTheFingerprint(t *testing.T) {
 	dir := t.TempDir()
-	s := newSavingFixture(t, dir)
-	s.Source.Set(nodeInventory(onlyGPUs(twoPairs, 0, 1)))
-	next := openFingerprint(t, s.Plugin)
-	next()
-	checkContains(t, groupFileContent(t, dir), islandName(0))
-	s.Source.Set(nodeInventory(twoPairs))
-	next()
-	checkContains(t, groupFileContent(t, dir), islandName(2))
-	was, err := os.Stat(filepath.Join(dir, groupFileName))
-	check.NoError(t, err)
-	s.Source.Set(nodeInventory(twoPairs, lost(1)))
-	next()
-	if is, err := os.Stat(filepath.Join(dir, groupFileName)); err != nil || !os.SameFile(was, is) {
-		t.Error("the file was written though nothing changed")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		s := newSavingFixture(t, dir)
+		s.Source.Set(nodeInventory(onlyGPUs(twoPairs, 0, 1)))
+		next := openFingerprint(t, s.Plugin)
+		next()
+		checkContains(t, groupFileContent(t, dir), islandName(0))
+		s.Source.Set(nodeInventory(twoPairs))
+		next()
+		checkContains(t, groupFileContent(t, dir), islandName(2))
+		was, err := os.Stat(filepath.Join(dir, groupFileName))
+		check.NoError(t, err)
+		s.Source.Set(nodeInventory(twoPairs, lost(1)))
+		next()
+		if is, err := os.Stat(filepath.Join(dir, groupFileName)); err != nil || !os.SameFile(was, is) {
+			t.Error("the file was written though nothing changed")
+		}
+	})
 }
 
 // An invalid file is renamed, and the plugin works without it.
@@ -123,41 +127,42 @@ func TestUnreadableGroupFile(t *testing.T) {
 		"always":  {1 << 40, inIslands(0, 0, -1, -1), inIslands(0, 0, 2, 2)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel() // waits
 			dir := t.TempDir()
-			checkProcess(t, dir, twoPairs, inIslands(0, 0, 2, 2))
-			good := groupFileContent(t, dir)
-			s := newSavingFixture(t, dir)
-			var reads atomic.Int64
-			s.readFile = func(path string) ([]byte, error) {
-				if reads.Add(1) <= tc.failures {
-					return nil, &os.PathError{Op: "open", Path: path, Err: syscall.EMFILE}
+			synctest.Test(t, func(t *testing.T) {
+				checkProcess(t, dir, twoPairs, inIslands(0, 0, 2, 2))
+				good := groupFileContent(t, dir)
+				s := newSavingFixture(t, dir)
+				var reads atomic.Int64
+				s.readFile = func(path string) ([]byte, error) {
+					if reads.Add(1) <= tc.failures {
+						return nil, &os.PathError{Op: "open", Path: path, Err: syscall.EMFILE}
+					}
+					return readGroupFile(path)
 				}
-				return readGroupFile(path)
-			}
-			s.Source.Set(nodeInventory(onePair))
-			next := openFingerprint(t, s.Plugin)
-			checkEqual(t, "groups", tc.want, groupByDevice(t, next()))
-			if tc.failures > loadAttempts {
-				if text := groupFileContent(t, dir); text != good {
-					t.Errorf("the file was replaced without being read:\n%s", text)
+				s.Source.Set(nodeInventory(onePair))
+				next := openFingerprint(t, s.Plugin)
+				checkEqual(t, "groups", tc.want, groupByDevice(t, next()))
+				if tc.failures > loadAttempts {
+					if text := groupFileContent(t, dir); text != good {
+						t.Errorf("the file was replaced without being read:\n%s", text)
+					}
+					if all := s.Log.String(); strings.Count(all, "group name file not read, groups may get other names") != 1 || !strings.Contains(all, "too many open files") {
+						t.Errorf("logged:\n%s", all)
+					}
 				}
-				if all := s.Log.String(); strings.Count(all, "group name file not read, groups may get other names") != 1 || !strings.Contains(all, "too many open files") {
-					t.Errorf("logged:\n%s", all)
+				if tc.failures == loadAttempts+1 {
+					s.Source.Set(nodeInventory(linked(5, [2]int{0, 1}, [2]int{2, 4}))) // a new name to save
+					if got := groupByDevice(t, next()); got[gpuID(4)] != islandName(2) {
+						t.Errorf("a GPU that was added: %v", got)
+					}
+					checkContains(t, groupFileContent(t, dir), gpuID(4))
 				}
-			}
-			if tc.failures == loadAttempts+1 {
-				s.Source.Set(nodeInventory(linked(5, [2]int{0, 1}, [2]int{2, 4}))) // a new name to save
-				if got := groupByDevice(t, next()); got[gpuID(4)] != islandName(2) {
-					t.Errorf("a GPU that was added: %v", got)
+				if _, err := os.Stat(filepath.Join(dir, groupFileName+".broken")); err == nil {
+					t.Error("the file was renamed")
 				}
-				checkContains(t, groupFileContent(t, dir), gpuID(4))
-			}
-			if _, err := os.Stat(filepath.Join(dir, groupFileName+".broken")); err == nil {
-				t.Error("the file was renamed")
-			}
-			s.stopAndFlush()
-			checkProcess(t, dir, linked(4), tc.then)
+				s.stopAndFlush()
+				checkProcess(t, dir, linked(4), tc.then)
+			})
 		})
 	}
 }
@@ -165,16 +170,18 @@ func TestUnreadableGroupFile(t *testing.T) {
 // Two processes can run briefly when an agent restarts: neither removes the names that the other one saved.
 func TestTwoProcessesSaveNames(t *testing.T) {
 	dir := t.TempDir()
-	older, newer := newSavingFixture(t, dir), newSavingFixture(t, dir)
-	older.Source.Set(nodeInventory(onlyGPUs(twoPairs, 0, 1)))
-	openFingerprint(t, older.Plugin)()
-	newer.Source.Set(nodeInventory(twoPairs))
-	openFingerprint(t, newer.Plugin)()
-	older.Source.Set(nodeInventory(onlyGPUs(linked(5, [2]int{0, 1}, [2]int{2, 3}), 0, 1, 4)))
-	check.Until(t, "a GPU that only the older process found", func() bool {
-		return strings.Contains(groupFileContent(t, dir), fmt.Sprintf("%q", gpuID(4)))
+	synctest.Test(t, func(t *testing.T) {
+		older, newer := newSavingFixture(t, dir), newSavingFixture(t, dir)
+		older.Source.Set(nodeInventory(onlyGPUs(twoPairs, 0, 1)))
+		openFingerprint(t, older.Plugin)()
+		newer.Source.Set(nodeInventory(twoPairs))
+		openFingerprint(t, newer.Plugin)()
+		older.Source.Set(nodeInventory(onlyGPUs(linked(5, [2]int{0, 1}, [2]int{2, 3}), 0, 1, 4)))
+		check.Until(t, "a GPU that only the older process found", func() bool {
+			return strings.Contains(groupFileContent(t, dir), fmt.Sprintf("%q", gpuID(4)))
+		})
+		checkContains(t, groupFileContent(t, dir), islandName(2))
 	})
-	checkContains(t, groupFileContent(t, dir), islandName(2))
 }
 
 // Without a state directory, and while the plugin is disabled, names are not saved.
@@ -208,15 +215,17 @@ func TestTemporaryGroupFileIsRemoved(t *testing.T) {
 // With another state_dir in the same process the names stay, and are saved there too.
 func TestNamesAfterAChangeOfStateDir(t *testing.T) {
 	dir, other := t.TempDir(), t.TempDir()
-	checkProcess(t, other, onlyGPUs(linked(6, [2]int{4, 5}), 4, 5), map[string]string{gpuID(4): islandName(4), gpuID(5): islandName(4)})
-	s := newSavingFixture(t, dir)
-	s.Source.Set(nodeInventory(twoPairs))
-	next := openFingerprint(t, s.Plugin)
-	next()
-	s.mustConfigure(t, map[string]any{"group_by": "nvlink", "state_dir": other})
-	check.Until(t, "the next source", func() bool { return len(s.Started()) == 2 })
-	s.source(1).Set(nodeInventory(linked(6)))
-	want := inIslands(0, 0, 2, 2, 4, 4)
-	checkEqual(t, "groups", want, groupByDevice(t, next()))
-	checkContains(t, groupFileContent(t, other), islandName(0), islandName(4))
+	synctest.Test(t, func(t *testing.T) {
+		checkProcess(t, other, onlyGPUs(linked(6, [2]int{4, 5}), 4, 5), map[string]string{gpuID(4): islandName(4), gpuID(5): islandName(4)})
+		s := newSavingFixture(t, dir)
+		s.Source.Set(nodeInventory(twoPairs))
+		next := openFingerprint(t, s.Plugin)
+		next()
+		s.mustConfigure(t, map[string]any{"group_by": "nvlink", "state_dir": other})
+		check.Until(t, "the next source", func() bool { return len(s.Started()) == 2 })
+		s.source(1).Set(nodeInventory(linked(6)))
+		want := inIslands(0, 0, 2, 2, 4, 4)
+		checkEqual(t, "groups", want, groupByDevice(t, next()))
+		checkContains(t, groupFileContent(t, other), islandName(0), islandName(4))
+	})
 }

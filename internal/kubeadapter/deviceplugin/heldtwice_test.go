@@ -58,7 +58,7 @@ func (r *rig) awaitPod(id, pod string) {
 
 // A kubelet that does not answer keeps no pod waiting: the first time for a moment, and then, while it is known not to answer, not at all.
 func TestAllocateWithoutAnswer(t *testing.T) {
-	r, pods := newTracking(t, func(t *tracking) { t.pods.Get = 50 * time.Millisecond })
+	r, pods := newTracking(t, func(t *tracking) { t.pods.Query, t.pods.Get = 500*time.Millisecond, 50*time.Millisecond })
 	id := gpuIDs(1)[0]
 	r.allocate(pods, "default/first", kubeadapter.GPUResource, id)
 	r.awaitPod(id, "default/first")
@@ -84,7 +84,6 @@ func TestTwoAllocationsAtOnce(t *testing.T) {
 		go func() { _, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, id); errs <- err }()
 	}
 	check.Until(r, "both calls", func() bool { return r.plugins.pods.Calls() == 2 })
-	time.Sleep(10 * time.Millisecond) // both wait for the lock
 	r.plugins.opts.Lock.Unlock()
 	if a, b := <-errs, <-errs; (a == nil) == (b == nil) {
 		t.Errorf("%v, %v", a, b)

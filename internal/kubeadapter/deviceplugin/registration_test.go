@@ -78,18 +78,18 @@ func TestNothingIsOfferedBeforeCDIIsKnown(t *testing.T) {
 // After a registration that fails the next one has a new socket, and the old one is removed.
 func TestFailedRegistrationIsRetried(t *testing.T) {
 	for name, c := range map[string]struct {
-		kubelet kubelettest.Behaviour
-		timeout time.Duration // of Register
+		kubelet        kubelettest.Behaviour
+		answer, stream time.Duration // for which it waits
 	}{
-		"refused":   {kubelettest.Behaviour{Refuse: errors.New("refused")}, time.Minute},
-		"no answer": {kubelettest.Behaviour{Delay: time.Hour}, 20 * time.Millisecond},
-		"no stream": {kubelettest.Behaviour{NoStream: true}, time.Minute},
+		"refused":   {kubelettest.Behaviour{Refuse: errors.New("refused")}, time.Minute, time.Minute},
+		"no answer": {kubelettest.Behaviour{Delay: time.Hour}, 20 * time.Millisecond, time.Minute},
+		"no stream": {kubelettest.Behaviour{NoStream: true}, time.Minute, 300 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
 			r.kubelet.Behave(c.kubelet)
 			r.startKubelet()
-			r.start(gpus(1), func(p *Plugins) { p.timings.register = c.timeout })
+			r.start(gpus(1), func(p *Plugins) { p.timings.register, p.timings.openStream = c.answer, c.stream })
 			check.Until(r, "three attempts", func() bool { return r.stats().RegistrationErrors+r.stats().Registrations >= 3 })
 			if err := r.plugins.Ready(); err == nil {
 				t.Error("ready")

@@ -113,8 +113,8 @@ func (s *server) observe(method string, began time.Time) {
 // has canceled the call, nothing is allocated.
 func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
 	defer s.observe("Allocate", time.Now())
+	began := time.Now() // before it waits for a List: a call that waits with it may allocate first
 	defer s.tracker.pods.BeginCall(ctx).End()
-	began := time.Now()
 	free := s.checkFree(ctx, r) // without the lock: the kubelet may take a second to answer, and claims are prepared meanwhile
 	s.opts.Lock.Lock()
 	defer s.opts.Lock.Unlock()

@@ -164,7 +164,7 @@ func (s *podStorm) step(n int) {
 }
 
 func (s *podStorm) startAgent() {
-	s.startTracking(gpus(podGPUs), func(t *tracking) { t.pods.Query, t.pods.Get = 20*time.Second, 20*time.Second }) // without an answer nothing is refused
+	s.startTracking(gpus(podGPUs))
 	s.awaitAgent()
 }
 

@@ -38,7 +38,8 @@ type agent struct {
 	fail    bool
 	hang    bool // queries that wait get no answer
 	queries int
-	asked   int // for a confirmation
+	waiting bool // the latest query
+	asked   int  // for a confirmation
 }
 
 // acl is what the servers have of the token.
@@ -107,6 +108,18 @@ func (a *agent) count() int {
 	return a.queries
 }
 
+// awaitQuery waits until a query after that many waits for a change, and returns how many there were.
+func (a *agent) awaitQuery(t *testing.T, after int) (n int) {
+	t.Helper()
+	check.Until(t, "a query that waits", func() bool {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		n = a.queries
+		return n > after && a.waiting
+	})
+	return n
+}
+
 func (a *agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Header.Get("X-Nomad-Token") != a.token {
 		http.Error(w, "Permission denied", http.StatusForbidden)
@@ -142,6 +155,7 @@ func (a *agent) answer(w http.ResponseWriter, r *http.Request, index uint64) {
 	a.queries++
 	for a.hang || a.index <= index && !a.fail {
 		changed := a.changed
+		a.waiting = true
 		a.mu.Unlock()
 		select {
 		case <-changed:
@@ -149,6 +163,7 @@ func (a *agent) answer(w http.ResponseWriter, r *http.Request, index uint64) {
 			return
 		}
 		a.mu.Lock()
+		a.waiting = false
 	}
 	defer a.mu.Unlock()
 	if a.fail {
@@ -202,6 +217,13 @@ func await(t *testing.T, changed <-chan struct{}) {
 	}
 }
 
+// awaitError waits until the record can't be read.
+func awaitError(t *testing.T, c *Client) (err error) {
+	t.Helper()
+	check.Until(t, "an error", func() bool { _, err = c.Read(t.Context(), nil); return err != nil })
+	return err
+}
+
 func owner(job, id string) holders.Work {
 	return holders.Work{Orchestrator: holders.Nomad, Namespace: "batch", Name: job, ID: id}
 }
@@ -215,8 +237,7 @@ func TestFollows(t *testing.T) {
 	token := filepath.Join(t.TempDir(), "token")
 	write(t, token, "old\n")
 	c, changed, log, stop := started(t, Options{Address: server.URL + "/", TokenFile: token})
-	time.Sleep(100 * time.Millisecond)
-	if _, err := c.Read(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "403") || !strings.Contains(err.Error(), "agent:read") {
+	if err := awaitError(t, c); !strings.Contains(err.Error(), "403") || !strings.Contains(err.Error(), "agent:read") {
 		t.Errorf("with a bad token: %v", err)
 	}
 	write(t, token, "secret\n")
@@ -224,7 +245,7 @@ func TestFollows(t *testing.T) {
 	a.set(alloc("a1", "train", "running", gpus), alloc("a2", "old", "complete", gpus), alloc("a3", "new", "pending", "[]"))
 	began := time.Now()
 	await(t, changed)
-	if took := time.Since(began); took > 2*time.Second {
+	if took := time.Since(began); took > waitTime/6 {
 		t.Errorf("took %v", took)
 	}
 	got, err := c.Read(t.Context(), nil)
@@ -239,13 +260,12 @@ func TestFollows(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	time.Sleep(minPause + 200*time.Millisecond)
+	queries := a.awaitQuery(t, 0)
 	a.set(alloc("a1", "train", "running", gpus), alloc("a4", "web", "running", "[]"))
-	time.Sleep(minPause + 500*time.Millisecond)
+	queries = a.awaitQuery(t, queries) // after the answer that has it
 	if got, _ := c.Read(t.Context(), nil); len(changed) > 0 || len(got.Work) != 2 {
 		t.Errorf("work without devices: %d changes, %v", len(changed), got.Work)
 	}
-	queries := a.count()
 	if time.Sleep(2 * time.Second); a.count() != queries {
 		t.Errorf("%d queries while nothing changed", a.count()-queries)
 	}
@@ -299,8 +319,7 @@ func TestTLS(t *testing.T) {
 	_, changed, _, _ := started(t, Options{Address: server.URL, LookupEnv: func(k string) (string, bool) { v, ok := env[k]; return v, ok }})
 	await(t, changed)
 	c, _, _, _ := started(t, Options{Address: server.URL})
-	time.Sleep(300 * time.Millisecond)
-	if _, err := c.Read(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "certificate") {
+	if err := awaitError(t, c); !strings.Contains(err.Error(), "certificate") {
 		t.Errorf("without the CA: %v", err)
 	}
 	for key, path := range map[string]string{"NOMAD_CACERT": filepath.Join(t.TempDir(), "none"), "NOMAD_CLIENT_CERT": ca} {
