@@ -457,9 +457,7 @@ func TestProbe(t *testing.T) {
 	check.NoError(t, n.machine.Fail(simdriver.GPU(0), "nvmlDeviceSetMemoryLimits_v1", "NO_PERMISSION", simdriver.Always))
 	l, _ := n.run(holders.Nomad)
 	n.awaitHealth(health.ReasonNoLimit, "Insufficient Permissions")
-	if !slices.ContainsFunc(l.Problems(), func(p problem.Problem) bool { return p.Code == problem.LimitUnsupported }) {
-		t.Errorf("%+v", l.Problems())
-	}
+	n.awaitProblem(l, problem.LimitUnsupported, "")
 	if _, err := os.Stat(n.groups.Path("/tandem-limit-test-nomad")); !errors.Is(err, fs.ErrNotExist) {
 		t.Error("its group is left")
 	}
@@ -621,11 +619,7 @@ func TestNoReader(t *testing.T) {
 	check.NoError(t, os.WriteFile(n.groups.Path("/cgroup.procs"), own, 0o600), os.WriteFile(n.groups.Path("/cgroup.events"), []byte("populated 1\n"), 0o600))
 	l, _ := n.run(holders.Kubernetes)
 	n.awaitHealth(health.ReasonNoLimit, "add the component deploy/limits-reader, or memoryLimits.read: only the control group of this container")
-	if !slices.ContainsFunc(l.Problems(), func(p problem.Problem) bool {
-		return p.Code == problem.LimitUnsupported && strings.Contains(p.Text, "deploy/limits-reader")
-	}) {
-		t.Errorf("%+v", l.Problems())
-	}
+	n.awaitProblem(l, problem.LimitUnsupported, "deploy/limits-reader")
 }
 
 // fence 12: the kubelet's list has a pod for which nothing was prepared, without the unit of its claim.
