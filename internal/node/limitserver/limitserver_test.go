@@ -149,7 +149,7 @@ func start(t *testing.T, before ...func(*rig)) *rig {
 	if os.Geteuid() != 0 {
 		t.Skip("the server serves root only")
 	}
-	r := &rig{dir: coretest.ShortDir(t), mount: t.TempDir(), log: &logbuffer.Buffer{}, ended: make(chan error, 1), within: 300 * time.Millisecond}
+	r := &rig{dir: coretest.ShortDir(t), mount: t.TempDir(), log: &logbuffer.Buffer{}, ended: make(chan error, 1), within: time.Minute}
 	r.driver = &driver{limits: map[string]gpu.MemoryLimit{}, devices: []gpu.Device{
 		{ID: name, At: gpu.WholeGPU(name), Memory: 80 * gib},
 		{ID: "GPU-2", At: gpu.WholeGPU("GPU-2"), Memory: 80 * gib, MIG: true},
@@ -394,7 +394,7 @@ func TestOneAtATime(t *testing.T) {
 
 // A call that hangs ends the request in time, and the process.
 func TestHungDriver(t *testing.T) {
-	r := start(t)
+	r := start(t, func(r *rig) { r.within = 300 * time.Millisecond })
 	r.hang = make(chan struct{})
 	defer close(r.hang)
 	if err := r.set(t, pod, name, 0, gib); err == nil || !strings.Contains(err.Error(), ErrHung.Error()) {
