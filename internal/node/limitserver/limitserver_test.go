@@ -438,7 +438,7 @@ func TestDriverThatCannotBeClosed(t *testing.T) {
 
 // A limit is not set after the client has left: half of its time is for the driver. Nothing is done then, and the client knows that.
 func TestTooLate(t *testing.T) {
-	const within = 4 * time.Second // a reading takes 3, so that the turn of one that waits for it comes after half of its own time, and before the end
+	const within = 4 * time.Second
 	r := start(t, func(r *rig) { r.within = time.Minute })
 	ask := func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), within)
@@ -451,12 +451,18 @@ func TestTooLate(t *testing.T) {
 			t.Errorf("%s: %v, calls %q", what, err, r.made())
 		}
 	}
-	r.onRead = func() { time.Sleep(within * 3 / 4) }
+	r.onRead = func() { time.Sleep(within * 5 / 8) }
 	late("the driver is slow to open", ask())
+	reads, waited := make(chan struct{}), make(chan struct{})
+	r.onRead = func() { // until half of the time of one that waits for its turn is over, and its own before that
+		close(reads)
+		<-waited
+	}
 	var first sync.WaitGroup
 	first.Go(func() { late("the first one", ask()) })
-	time.Sleep(100 * time.Millisecond)
+	<-reads
 	late("others have the driver", ask())
+	close(waited)
 	first.Wait()
 	r.onRead = nil
 	check.NoError(t, ask())
