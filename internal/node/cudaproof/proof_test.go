@@ -187,13 +187,19 @@ func TestEnds(t *testing.T) {
 	p := newProver(t)
 	for _, call := range []string{"cuInit", "cuStreamSynchronize", "cuMemFree_v2"} {
 		check.NoError(t, os.Setenv(cudastub.Fault, call+"=hang"))
-		o := p.options()
-		o.Timeout = 500 * time.Millisecond
-		began := time.Now()
-		r, err := Run(t.Context(), o)
 		name := strings.TrimSuffix(call, "_v2")
-		if err == nil || isFault(err) || err.Error() != "not done within 500ms: "+name+" does not return" || time.Since(began) > 10*time.Second || r.Values == nil {
-			t.Errorf("%s: %v after %v, %+v", call, err, time.Since(began), r)
+		for within := 500 * time.Millisecond; ; within *= 4 { // it may not come to the call in that time
+			o := p.options()
+			o.Timeout = within
+			began := time.Now()
+			r, err := Run(t.Context(), o)
+			if err != nil && !strings.Contains(err.Error(), name) && within < 10*time.Second {
+				continue
+			}
+			if err == nil || isFault(err) || err.Error() != fmt.Sprintf("not done within %v: %s does not return", within, name) || time.Since(began) > within+10*time.Second || r.Values == nil {
+				t.Errorf("%s: %v after %v, %+v", call, err, time.Since(began), r)
+			}
+			break
 		}
 	}
 	stopped := errors.New("stopped by a test")

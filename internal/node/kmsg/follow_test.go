@@ -162,7 +162,7 @@ func TestEndWhileWaiting(t *testing.T) {
 			}
 			must(t, err)
 			err = log.Follow(ctx, 0, func(kmsg.Line) {})
-			if took := time.Since(cancelled); !errors.Is(err, context.Canceled) || took > 100*time.Millisecond {
+			if took := time.Since(cancelled); !errors.Is(err, context.Canceled) || took > 10*time.Second {
 				t.Errorf("ended with %v, %v after the context", err, took)
 			}
 		})

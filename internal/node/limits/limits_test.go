@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -26,6 +27,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/node/cgroup"
 	"github.com/tandem-gpu/tandem/internal/node/limits"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/reconcile"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/test/check"
@@ -390,4 +392,12 @@ func (n *node) awaitHealth(reason health.Reason, detail string) {
 		h := n.healthOf()
 		return h.Reason == reason && strings.Contains(h.Detail, detail)
 	}, func() string { return fmt.Sprintf("%+v, want %v (%s)", n.healthOf(), reason, detail) })
+}
+
+// awaitProblem waits for a problem: what takes no work does so before its problem is there.
+func (n *node) awaitProblem(l *limits.Limiter, code problem.Code, text string) {
+	n.t.Helper()
+	eventually(n.t, func() bool {
+		return slices.ContainsFunc(l.Problems(), func(p problem.Problem) bool { return p.Code == code && strings.Contains(p.Text, text) })
+	}, func() string { return fmt.Sprintf("%+v, want %s (%s)", l.Problems(), code, text) })
 }

@@ -41,7 +41,10 @@ func TestPodsFollowClaims(t *testing.T) {
 	n.await(l, p.Work, limit.Limited, "")
 
 	n.enter(group, 4711)
-	for _, n.claims = range [][]limit.Pod{nil, {}} { // not known; not prepared, and its group has a process
+	for _, claims := range [][]limit.Pod{nil, {}} { // not known; not prepared, and its group has a process
+		n.mu.Lock()
+		n.claims = claims
+		n.mu.Unlock()
 		n.reading()
 		time.Sleep(100 * time.Millisecond)
 		n.await(l, p.Work, limit.Limited, "")

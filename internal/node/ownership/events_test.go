@@ -83,11 +83,15 @@ func TestOwnFileDoesNotWakeTheAgent(t *testing.T) {
 			return before == pass
 		})
 	}
-	before := n.checkBeats(t)
-	check.NoError(t, os.WriteFile(filepath.Join(dir, FolderName, ".k8s-gpu.json123"), []byte("{"), 0o600)) // as during statefile.Write
-	time.Sleep(3 * eventPause)
-	if now := n.checkBeats(t); now != before {
-		t.Errorf("%d checks because of a temporary file", (now-before)/2)
+	checks := uint64(1)
+	for try := 0; try < 3 && checks != 0; try++ { // the first ones may be because of what was written before
+		before := n.checkBeats(t)
+		check.NoError(t, os.WriteFile(filepath.Join(dir, FolderName, ".k8s-gpu.json123"), []byte("{"), 0o600)) // as during statefile.Write
+		time.Sleep(3 * eventPause)
+		checks = (n.checkBeats(t) - before) / 2
+	}
+	if checks != 0 {
+		t.Errorf("%d checks because of a temporary file", checks)
 	}
 	check.NoError(t, k.ApplyPolicy(t.Context(), on(inventory.OverlapWarn, 2)))
 	check.Until(t, "the overlap has ended", func() bool { return len(n.Current().Overlaps()) == 0 })

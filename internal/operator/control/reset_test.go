@@ -24,6 +24,7 @@ type resets struct {
 	plan     resetter.Plan
 	progress []resetter.Progress // one after the other; the last one stays
 	calls    []string
+	shown    func() // called when a progress is asked for; nil = none
 }
 
 func (r *resets) asked(what string, id gpu.DeviceID, loseMIG bool) resetter.Plan {
@@ -50,6 +51,9 @@ func (r *resets) Begin(_ context.Context, id gpu.DeviceID, loseMIG bool) resette
 func (r *resets) Progress(number uint64) (p resetter.Progress, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.shown != nil {
+		r.shown()
+	}
 	if number != r.plan.Number || len(r.progress) == 0 {
 		return p, false
 	}
@@ -149,10 +153,10 @@ func TestReset(t *testing.T) {
 // The end of the client does not end a reset; an agent that does not answer any more may go on with it.
 func TestResetWithoutClient(t *testing.T) {
 	t.Parallel()
-	of := &resets{plan: resetter.Plan{Number: 7}, progress: []resetter.Progress{{Number: 7}}}
-	r := startResets(t, of)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
+	of := &resets{plan: resetter.Plan{Number: 7}, progress: []resetter.Progress{{Number: 7}}, shown: cancel}
+	r := startResets(t, of)
 	var out bytes.Buffer
 	if err := control.Reset(ctx, r.path, control.ResetArgs{GPU: "0"}, &out); err == nil || !strings.Contains(err.Error(), "the reset may go on") {
 		t.Errorf("%v", err)
