@@ -38,6 +38,7 @@ type moves struct {
 	replaced int                  // orders that were followed by another one before the GPU was there
 	rounds   int
 	faults   map[string]int
+	drivers  int         // how often nomad-gpu had found the driver when it was killed last
 	emptied  []time.Time // of the CDI folder
 	young    time.Time   // when kubelet was started again
 	repairs  repairs

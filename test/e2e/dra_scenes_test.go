@@ -135,7 +135,7 @@ func (c *draCluster) checkUnhealthy(t *testing.T) {
 	m := c.machine()
 	bad := c.hold(t, "held")
 	slot := slotOf(t, m, bad)
-	if err := errors.Join(m.Set(slot, "recovery_action", "1"), m.XID(slot, 95)); err != nil {
+	if err := errors.Join(m.XID(slot, 95), m.Set(slot, "recovery_action", "1")); err != nil { // in this order: a check between the two would find a fault without its XID
 		t.Fatal(err)
 	}
 	c.awaitDevices(t, 8, 1)

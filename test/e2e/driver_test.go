@@ -170,7 +170,7 @@ func (s *scene) newWork(t *testing.T) {
 func (s *scene) remembered(t *testing.T, m *simdriver.Machine) {
 	bad := s.pod.ids()[0]
 	slot := slotOf(t, m, bad)
-	s.do(t, func() error { return m.Set(slot, "recovery_action", "1") }, func() error { return m.XID(slot, 95) })
+	s.do(t, func() error { return m.XID(slot, 95) }, func() error { return m.Set(slot, "recovery_action", "1") }) // in this order: a check between the two would find a fault without its XID
 	checkReason(t, s.nomad.awaitGPUs(t, 8, 7), bad, "XID 95")
 	s.kube.awaitGPUs(t, 8, 7)
 	s.nomad.killPlugin(t)

@@ -77,7 +77,7 @@ func TestMisconfiguration(t *testing.T) {
 	if state := agent.process.cmd.ProcessState; state.Success() || !found {
 		t.Errorf("the agent ended with %v; want a failure and %q in its log", state, message)
 	}
-	await(t, "the end of every nomad-gpu", 5*time.Second, func() error { return onlyPlugin(0) })
+	await(t, "the end of every nomad-gpu", 30*time.Second, func() error { return onlyPlugin(0) })
 }
 
 // hasty makes nomad-gpu check and recover in seconds; testdata/parts/quick has the same for k8s-gpu.

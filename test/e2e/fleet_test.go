@@ -138,7 +138,7 @@ func (f *fleet) awaitLoad(t *testing.T, want map[string]int) {
 // checkTasks fails unless each running allocation has a process with the devices that Nomad chose, and no other task has any.
 func (f *fleet) checkTasks(t *testing.T) {
 	t.Helper()
-	await(t, "the processes of all allocations", 10*time.Second, func() error {
+	await(t, "the processes of all allocations", 30*time.Second, func() error {
 		all, err := f.running()
 		want, got := map[string]string{}, map[string]string{}
 		for _, alloc := range all {
