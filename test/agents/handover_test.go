@@ -51,7 +51,7 @@ func TestHandOver(t *testing.T) {
 	}
 	a.startHealthy()
 	shows(kubeapi.ConditionTrue, 0)
-	a.must(a.driver.XID(3, 95))
+	a.must(a.driver.XID(3, 95), a.driver.Set(3, "recovery_action", "1")) // so that it does not recover meanwhile
 	shows(kubeapi.ConditionFalse, 1)
 	began, report := seen()
 	f := report.Faults[0]

@@ -37,7 +37,8 @@ func TestReleaseForAResetByAnotherAgent(t *testing.T) {
 		released := map[gpu.DeviceID]ownership.Mark{reset: {Agent: other, Purpose: inventory.Reset, DriverReleased: true}}
 		expectReleased := func() {
 			a.Helper()
-			check.Within(a.T, 3*time.Second, "no device node is open", func() bool {
+			// A second or two; without an event the agent would look after 30 s. The machine may be busy.
+			check.Within(a.T, 15*time.Second, "no device node is open", func() bool {
 				held, err := a.driver.HeldBy(a.cmd.Process.Pid)
 				return err == nil && len(held) == 0
 			})
@@ -53,7 +54,7 @@ func TestReleaseForAResetByAnotherAgent(t *testing.T) {
 			a.Helper()
 			began := time.Now()
 			a.healthy(all, all)
-			if took := time.Since(began); took > 5*time.Second {
+			if took := time.Since(began); took > 15*time.Second { // likewise; a lock that is not released counts for 5 min
 				a.Errorf("back after %v", took)
 			}
 			for _, d := range a.report().Devices {

@@ -143,9 +143,16 @@ func TestHang(t *testing.T) {
 			u, _ := inv.Unit(inventory.UnitID(f.UUID(4)))
 			return u.Health.Cause() == "RECOVERY_ACTION_GPU_RESET"
 		})
-		before := time.Now()
-		if usage, err := f.Usage(t.Context()); err != nil || len(usage) != 8 || time.Since(before) > time.Second {
-			t.Errorf("usage of %d devices, %v, after %v", len(usage), err, time.Since(before))
+		fastest := time.Minute // one that waited for the call would take at least its deadline each time
+		for range 5 {
+			before := time.Now()
+			if usage, err := f.Usage(t.Context()); err != nil || len(usage) != 8 {
+				t.Errorf("usage of %d devices, %v", len(usage), err)
+			}
+			fastest = min(fastest, time.Since(before))
+		}
+		if fastest > time.Second {
+			t.Errorf("the fastest of 5 readings of usage took %v", fastest)
 		}
 		for slot, want := range map[int]bool{0: false, 1: true} {
 			if _, err := f.Current().Reserve(inventory.UnitID(f.UUID(slot))); (err == nil) != want {

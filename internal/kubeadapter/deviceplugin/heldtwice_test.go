@@ -168,8 +168,11 @@ func TestEndOfAPod(t *testing.T) {
 // Devices that a pod has, or may have, are preferred last. If the others are too few, the kubelet's records are read before.
 func TestPreferenceAvoidsDevicesOfPods(t *testing.T) {
 	r, pods := newPodRig(t)
-	r.startTracking(gpus(4), func(t *tracking) { t.pods.MaxInterval, t.pods.Active = time.Hour, time.Nanosecond })
+	r.startTracking(gpus(4), func(t *tracking) {
+		t.pods.MinInterval, t.pods.MaxInterval, t.pods.Active = time.Hour, time.Hour, time.Nanosecond
+	})
 	r.awaitHealthy(kubeadapter.GPUResource, 4)
+	check.Until(r, "the only reading in the background, after that at the start", func() bool { return pods.Lists() == 2 })
 	id := gpuIDs(0, 1, 2, 3)
 	prefer := func(size int, available ...string) []string {
 		t.Helper()
@@ -178,6 +181,7 @@ func TestPreferenceAvoidsDevicesOfPods(t *testing.T) {
 		return slices.Sorted(slices.Values(got))
 	}
 	r.allocate(pods, "default/first", kubeadapter.GPUResource, id[0])
+	r.plugins.pods.Read(r.ctx)
 	r.awaitPod(id[0], "default/first")
 	check.NoError(r, r.kubelet.Record(kubelettest.Entry("uid-1", "init", kubeadapter.GPUResource, id[1])))
 	_, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, id[1])

@@ -269,15 +269,35 @@ func TestQueriesNeedAReason(t *testing.T) {
 		}
 		return n
 	}
-	before := quiet()
-	r.src.Set(gpus(2, 1)) // lost: the same units
-	r.awaitHealthy(kubeadapter.GPUResource, 1)
-	if n := quiet(); n != before {
-		t.Errorf("%d queries because a GPU is lost", n-before)
+	// queries returns how many there are because of an inventory. The units before are those of two GPUs.
+	queries := func(inv *inventory.Allocatable, healthy int) int {
+		r.src.Set(gpus(2))
+		r.awaitHealthy(kubeadapter.GPUResource, 2)
+		before := quiet()
+		r.src.Set(inv)
+		r.awaitHealthy(kubeadapter.GPUResource, healthy)
+		return quiet() - before
 	}
-	r.src.Set(gpus(3))
-	r.awaitHealthy(kubeadapter.GPUResource, 3)
-	if n := quiet(); n < before+2 {
-		t.Errorf("%d queries after a change", n-before)
+	// On a busy machine a reading can come after the quiet, and the time after a request can pass before the second one. Not each time.
+	const tries = 4
+	lost := func() int { return queries(gpus(2, 1), 1) } // the same units
+	if all := until(tries, lost, func(n int) bool { return n == 0 }); len(all) == tries {
+		t.Errorf("%d queries because a GPU is lost", all)
 	}
+	added := func() int { return queries(gpus(3), 3) }
+	if all := until(tries, added, func(n int) bool { return n >= 2 }); len(all) == tries {
+		t.Errorf("%d queries after a change", all)
+	}
+}
+
+// until returns the numbers before the first one that is right, of n at most.
+func until(n int, next func() int, right func(int) bool) (wrong []int) {
+	for range n {
+		one := next()
+		if right(one) {
+			break
+		}
+		wrong = append(wrong, one)
+	}
+	return wrong
 }

@@ -1,9 +1,11 @@
 package dra
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
@@ -51,11 +53,21 @@ func TestAPIServerBusy(t *testing.T) {
 		"retry after 300 ms": {&kubeapi.StatusError{Code: 429, RetryAfter: 300 * time.Millisecond}, 4},
 		"no time":            {&kubeapi.StatusError{Code: 503}, 20},
 	} {
-		r := newRig(t, build(coretest.GPUs(1), health.Ledger{}, config()), func(a *Adapter) { a.limits.call = time.Second })
-		r.api.fail(c.err)
-		r.mustRefuse("a", "the API server does not answer (waited 1s)")
-		if n := r.api.count(); n > c.most || n < 2 {
-			t.Errorf("%s: %d requests in a second, want at most %d", name, n, c.most)
-		}
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := &api{err: c.err}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				a := New(coretest.NewSource(), Options{API: api})
+				a.limits.apiRetry = 5 * time.Millisecond
+				_, err := a.readClaim(ctx, claimRef{"default", "a", uidOf("a")})
+				if err == nil || !strings.HasPrefix(err.Error(), "the API server does not answer (waited 1s)") {
+					t.Error(err)
+				}
+				if n := api.count(); n > c.most || n < 2 {
+					t.Errorf("%d requests in a second, want at most %d", n, c.most)
+				}
+			})
+		})
 	}
 }
