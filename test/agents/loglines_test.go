@@ -132,7 +132,7 @@ func TestNothingIsLoggedTwice(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			a := newAgent(t, tc.program, "h100x8", map[string]any{
-				"simulation": "true", "health_period": "500ms", "health_settle": "1s", "recovery_dwell": "2s",
+				"simulation": "true", "health_period": "500ms", "health_settle": "1s", "recovery_dwell": "5s",
 			})
 			live(&logLife{agent: a, parse: tc.parse}, tc.format)
 		})
