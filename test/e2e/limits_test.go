@@ -263,9 +263,10 @@ func (l *limitsTest) leak(t *testing.T) {
 	l.letGo(t, "neighbour")
 	l.awaitOutput(t, neighbour, "has")
 	l.awaitLimit(t, scopeOf(isolated), limitOfShare)
-	l.submit(t, "limits.nomad.hcl", "name=leak", "driver=raw_exec", "then="+l.afterLimit("leak", "while "+l.allocate(gib)+"; do echo GiB; done; exit 7"))
+	l.submit(t, "limits.nomad.hcl", "name=leak", "driver=raw_exec", "then="+l.afterLimit("leak", "while "+l.allocate(gib)+"; do echo GiB; done; echo end; exit 7"))
 	l.letGo(t, "leak")
 	leak := l.awaitAll(t, "leak", "failed")[0]
+	l.awaitOutput(t, leak, "end") // Nomad writes what a task prints each 100 ms, also when it is known to have ended
 	out, err := outputOf(leak)
 	if count := strings.Count(out, "GiB"); err != nil || count != limitOfShare/gib {
 		t.Errorf("the task got %d GiB: %v", count, err)
