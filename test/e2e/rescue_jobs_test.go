@@ -136,7 +136,7 @@ func (n *nomadRescue) moves(t *testing.T) {
 	if now := awaitPlaces(t, system, 2); !sameIDs(now, systems) {
 		t.Errorf("the system job runs in %+v, and ran in %+v", now, systems)
 	}
-	n.awaitMark(t, "reset")
+	n.awaitMark(t, n.h100, "reset")
 }
 
 // free is a healthy GPU of the client h100 that no allocation has.
@@ -198,14 +198,14 @@ func sameIDs(a, b []place) bool {
 	return len(a) == len(b) && !slices.ContainsFunc(a, func(p place) bool { return !has(b, p) })
 }
 
-// awaitMark waits until the client h100 is marked for this repair; "" = for none.
-func (n *nomadRescue) awaitMark(t *testing.T, repair string) {
+// awaitMark waits until a client is marked for this repair; "" = for none.
+func (n *nomadRescue) awaitMark(t *testing.T, a *agent, repair string) {
 	t.Helper()
-	node, err := n.h100.node()
+	node, err := a.node()
 	if err != nil {
 		t.Fatal(err)
 	}
-	await(t, fmt.Sprintf("node h100 to be marked %q", repair), 60*time.Second, func() error {
+	await(t, fmt.Sprintf("node %s to be marked %q", node.Name, repair), 60*time.Second, func() error {
 		var full struct{ Meta map[string]string }
 		err := fetchJSON(nomadAPI+"/v1/node/"+node.ID, &full)
 		if err == nil && full.Meta["gpu_repair"] != repair {
@@ -296,7 +296,8 @@ func (n *nomadRescue) withoutDriver(t *testing.T) {
 	repairAll(t, n.machine, n.other)
 	n.h100.awaitGPUs(t, 8, 8)
 	n.l40s.awaitGPUs(t, 6, 6)
-	n.awaitMark(t, "")
+	n.awaitMark(t, n.h100, "")
+	n.awaitMark(t, n.l40s, "") // else the request for that may come after began
 	works := []workload{nomadWork("service"), nomadWork("batch"), nomadWork("system"), nomadWork("hanging")}
 	counts, before := []int{2, 2, 2, 1}, [][]place{}
 	for i, w := range works {
