@@ -222,12 +222,18 @@ func (n *nomadRescue) stuck(t *testing.T) {
 	pinned := awaitPlaces(t, nomadWork("pinned"), 1)[0]
 	rescueJob{name: "hanging", kind: "service", count: 1, device: prefers("NVIDIA L40S")}.submit(t)
 	n.hanging = awaitPlaces(t, nomadWork("hanging"), 1)[0]
-	for _, w := range sleepers() {
-		if w.env["NOMAD_ALLOC_ID"] == n.hanging.id {
-			n.executor = parentOf(w.pid)
+	await(t, "the process of the task", 30*time.Second, func() error { // its shell runs before
+		for _, w := range sleepers() {
+			if w.env["NOMAD_ALLOC_ID"] == n.hanging.id {
+				n.executor = parentOf(w.pid)
+			}
 		}
-	}
-	if err := syscall.Kill(n.executor, syscall.SIGSTOP); n.executor < 2 || err != nil {
+		if n.executor < 2 { // which is no process, but several
+			return errors.New("there is none")
+		}
+		return nil
+	})
+	if err := syscall.Kill(n.executor, syscall.SIGSTOP); err != nil {
 		t.Fatalf("process %d: %v", n.executor, err)
 	}
 	failGPU(t, n.machine, pinned.gpu)
