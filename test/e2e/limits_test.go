@@ -195,7 +195,7 @@ func (l *limitsTest) beginAgain(t *testing.T) {
 // awaitLimit waits until a group can't have more than a share. Nomad waits for no limit: only begin is about work that does not wait either.
 func (l *limitsTest) awaitLimit(t *testing.T, group string, share uint64) {
 	t.Helper()
-	await(t, "the limit of "+group, 20*time.Second, func() error { return l.hasLimit(group, share) })
+	await(t, "the limit of "+group, 60*time.Second, func() error { return l.hasLimit(group, share) })
 }
 
 // hasLimit returns nil if a group can't have more than a share.
@@ -331,7 +331,7 @@ func outputOf(a allocation) (string, error) {
 // awaitOutput waits until a task has written a text.
 func (l *limitsTest) awaitOutput(t *testing.T, a allocation, text string) {
 	t.Helper()
-	await(t, "the output of "+a.JobID, 20*time.Second, func() error {
+	await(t, "the output of "+a.JobID, 60*time.Second, func() error {
 		out, err := outputOf(a)
 		if err == nil && !strings.Contains(out, text) {
 			err = fmt.Errorf("it is %q", out)

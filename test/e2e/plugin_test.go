@@ -67,7 +67,7 @@ func TestNomadClientEnds(t *testing.T) {
 			old, began := nomad.plugin(), time.Now()
 			nomad.process.stop(t, c.signal)
 			if c.linger {
-				await(t, "the end of the plugin without an agent", 10*time.Second, func() error {
+				await(t, "the end of the plugin without an agent", 30*time.Second, func() error {
 					return onlyPlugin(0)
 				})
 				t.Logf("the plugin ended %v after the agent", time.Since(began).Round(time.Millisecond))

@@ -84,7 +84,7 @@ func TestNomadProofs(t *testing.T) {
 	})
 	step(t, "a person clears the failure", func(t *testing.T) {
 		write(t, "proofs/bad", nil)
-		await(t, "the new plugin to know the GPU", 10*time.Second, func() error {
+		await(t, "the new plugin to know the GPU", 30*time.Second, func() error {
 			return try(binary("nomad-gpu"), "clear", "--gpu="+bad, "--state-dir="+filepath.Join(stateDir(), "nomad-history"))
 		})
 		nomad.awaitGPUs(t, 8, 8)

@@ -271,12 +271,12 @@ func checkMove(t *testing.T, r *nomadRegion, c *nomad.Cluster) {
 			t.Fatal(err)
 		}
 	}
-	shown = awaitShown(t, c, "a fault", 30*time.Second, func(c rescue.Cluster) bool { return len(c.Nodes[0].Faults) == 1 })
+	shown = awaitShown(t, c, "a fault", 60*time.Second, func(c rescue.Cluster) bool { return len(c.Nodes[0].Faults) == 1 })
 	if f := shown.Nodes[0].Faults[0]; string(f.At.GPU) != held || f.Repair == 0 || f.Since.IsZero() {
 		t.Errorf("fault %+v", f)
 	}
 	c.Follow([]string{w.ID})
-	awaitShown(t, c, "the places of the job", 10*time.Second, func(c rescue.Cluster) bool {
+	awaitShown(t, c, "the places of the job", 30*time.Second, func(c rescue.Cluster) bool {
 		w, _ := workOf(c, "web", runs)
 		return len(c.Pools[w.Pool]) == 1 && w.Needs[0].Kind == "nvidia/gpu" && w.EndsWithin == time.Second && !w.Preempts
 	})
@@ -291,7 +291,7 @@ func checkMove(t *testing.T, r *nomadRegion, c *nomad.Cluster) {
 	if live, err := c.Live(t.Context(), act); err != nil || isHeld(live, w.ID) {
 		t.Errorf("after the stop: %+v, %v", live.Work, err)
 	}
-	awaitShown(t, c, "the replacement", 20*time.Second, func(c rescue.Cluster) bool {
+	awaitShown(t, c, "the replacement", 60*time.Second, func(c rescue.Cluster) bool {
 		_, ok := workOf(c, "web", func(next rescue.Work) bool {
 			return runs(next) && next.Replaces == w.ID && string(next.Holds[0].Device) != held
 		})
