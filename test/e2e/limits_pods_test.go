@@ -97,7 +97,7 @@ func startLimitPods(t *testing.T, m *simdriver.Machine) *limitPodsTest {
 func (l *limitPodsTest) enable(t *testing.T, controller string) {
 	t.Helper()
 	for _, group := range []string{"/", limitPodRoot, limitPodRoot + "/kubepods", limitPodRoot + "/kubepods/besteffort"} {
-		await(t, controller+" in "+group, 20*time.Second, func() error {
+		await(t, controller+" in "+group, 60*time.Second, func() error {
 			return os.WriteFile(unifiedGroups+group+"/cgroup.subtree_control", []byte("+"+controller), 0o644)
 		})
 	}
@@ -139,7 +139,7 @@ func (l *limitPodsTest) allocatesAtMost(t *testing.T, name string, gib int) {
 // awaitLimits waits until inspect shows these pods and no others: "state: used of limit".
 func (l *limitPodsTest) awaitLimits(t *testing.T, want map[string]string) {
 	t.Helper()
-	await(t, fmt.Sprintf("the limits %v", want), 30*time.Second, func() error {
+	await(t, fmt.Sprintf("the limits %v", want), 60*time.Second, func() error {
 		text, err := command("kubectl", "exec", "--namespace=kube-system", daemonSet, "--", "k8s-gpu", "inspect", "--json")
 		if err != nil {
 			return err
@@ -179,7 +179,7 @@ func (l *limitPodsTest) leak(t *testing.T) {
 	}
 	l.begin(t, "leak", "limited", "until [ -e /end ]; do sleep 1; done | leak $LIBRARY 1024 100000 >/out; cat /out; case $(cat /out) in *result?0) ;; *) exit 1;; esac")
 	l.awaitRunning(t, "leak")
-	await(t, "the end of the memory", 20*time.Second, func() error {
+	await(t, "the end of the memory", 60*time.Second, func() error {
 		out, err := command("kubectl", "exec", "leak", "--", "cat", "/out")
 		if err == nil && !strings.Contains(out, "has 16384 MiB, result 2") {
 			err = errors.New(out)

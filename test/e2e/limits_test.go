@@ -195,7 +195,7 @@ func (l *limitsTest) beginAgain(t *testing.T) {
 // awaitLimit waits until a group can't have more than a share. Nomad waits for no limit: only begin is about work that does not wait either.
 func (l *limitsTest) awaitLimit(t *testing.T, group string, share uint64) {
 	t.Helper()
-	await(t, "the limit of "+group, 20*time.Second, func() error { return l.hasLimit(group, share) })
+	await(t, "the limit of "+group, 60*time.Second, func() error { return l.hasLimit(group, share) })
 }
 
 // hasLimit returns nil if a group can't have more than a share.
@@ -263,9 +263,10 @@ func (l *limitsTest) leak(t *testing.T) {
 	l.letGo(t, "neighbour")
 	l.awaitOutput(t, neighbour, "has")
 	l.awaitLimit(t, scopeOf(isolated), limitOfShare)
-	l.submit(t, "limits.nomad.hcl", "name=leak", "driver=raw_exec", "then="+l.afterLimit("leak", "while "+l.allocate(gib)+"; do echo GiB; done; exit 7"))
+	l.submit(t, "limits.nomad.hcl", "name=leak", "driver=raw_exec", "then="+l.afterLimit("leak", "while "+l.allocate(gib)+"; do echo GiB; done; echo end; exit 7"))
 	l.letGo(t, "leak")
 	leak := l.awaitAll(t, "leak", "failed")[0]
+	l.awaitOutput(t, leak, "end") // Nomad writes what a task prints each 100 ms, also when it is known to have ended
 	out, err := outputOf(leak)
 	if count := strings.Count(out, "GiB"); err != nil || count != limitOfShare/gib {
 		t.Errorf("the task got %d GiB: %v", count, err)
@@ -330,7 +331,7 @@ func outputOf(a allocation) (string, error) {
 // awaitOutput waits until a task has written a text.
 func (l *limitsTest) awaitOutput(t *testing.T, a allocation, text string) {
 	t.Helper()
-	await(t, "the output of "+a.JobID, 20*time.Second, func() error {
+	await(t, "the output of "+a.JobID, 60*time.Second, func() error {
 		out, err := outputOf(a)
 		if err == nil && !strings.Contains(out, text) {
 			err = fmt.Errorf("it is %q", out)

@@ -65,8 +65,9 @@ func (p *policied) mps(t *testing.T) {
 	p.checkLimits(t, 1)
 	checkShm(t)
 	p.kube.request(t, "client", "nvidia.com/gpu.mps", 1)
-	ids, output := p.nomad.runJob(t, "client", "complete", "device=nvidia/gpu-mps", "count=1",
+	ids, _ := p.nomad.runJob(t, "client", "complete", "device=nvidia/gpu-mps", "count=1",
 		"then=echo at $CUDA_MPS_PIPE_DIRECTORY, at most $CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
+	output := p.nomad.awaitPrinted(t, "client", "\nat ")
 	limit := fmt.Sprintf("0=%dM", 30<<10)
 	want := fmt.Sprintf("%s\nat %s, at most %s", deviceOf(ids[0]), mpsPipe(), limit)
 	if !strings.HasSuffix(output, want) {

@@ -61,7 +61,7 @@ func (n *kubeNode) startMachine(t *testing.T) {
 	}
 	machine := start(n.owner, n.name, []string{"E2E_NODE=" + n.dir}, "unshare", "--mount", "--net", "--", script, n.address, "sleep", "infinity")
 	pid := strconv.Itoa(machine.cmd.Process.Pid)
-	await(t, "the machine of "+n.name, 20*time.Second, func() error {
+	await(t, "the machine of "+n.name, 60*time.Second, func() error {
 		program, err := os.ReadFile("/proc/" + pid + "/comm")
 		if err == nil && string(program) != "sleep\n" {
 			err = fmt.Errorf("process %s is %s", pid, program)
@@ -109,7 +109,7 @@ func (n *kubeNode) startContainerd(t *testing.T) {
 	t.Helper()
 	path := "PATH=" + n.runtime.folder + ":" + os.Getenv("PATH") // where it finds its shim
 	n.containerd = n.start("containerd", []string{path}, n.runtime.folder+"containerd", "-c", n.runtime.config)
-	await(t, "containerd", 20*time.Second, func() error {
+	await(t, "containerd", 60*time.Second, func() error {
 		_, err := n.ctr("version")
 		return err
 	})

@@ -65,7 +65,7 @@ func (o *ownersTest) start(t *testing.T, round int) []work {
 	for _, w := range works {
 		o.awaitProcess(t, w)
 	}
-	await(t, "the job files", time.Second, func() error {
+	await(t, "the job files", 30*time.Second, func() error {
 		if files, _ := filepath.Glob(o.jobs + "/[0-9]*"); len(files) != ownersGPUs {
 			return fmt.Errorf("there are %q", files)
 		}
@@ -98,7 +98,7 @@ func (o *ownersTest) stop(t *testing.T, round int, works []work) {
 		}
 		return nil
 	})
-	await(t, "the job files to be removed", time.Second, func() error {
+	await(t, "the job files to be removed", 30*time.Second, func() error {
 		files, _ := filepath.Glob(o.jobs + "/[0-9]*")
 		if len(files) > 0 {
 			return fmt.Errorf("there are %q", files)
@@ -163,7 +163,7 @@ func (o *ownersTest) withoutReservation(t *testing.T) {
 	}
 	_ = cmd.Wait() // killed
 	began = time.Now()
-	await(t, "the GPU to be free", 5*time.Second, func() error {
+	await(t, "the GPU to be free", 30*time.Second, func() error {
 		if d := o.device(t, id); !d.Schedulable {
 			return errors.New(d.Health)
 		}

@@ -63,7 +63,7 @@ func TestOwnersOfJobs(t *testing.T) {
 		began := time.Now()
 		for _, w := range works {
 			w.seen = began
-			o.awaitOwner(t, w, 20*time.Second)
+			o.awaitOwner(t, w, 60*time.Second)
 		}
 		t.Logf("owners are shown %v after another nomad-gpu has started", time.Since(began).Round(time.Millisecond))
 		o.stop(t, round, works)

@@ -67,7 +67,7 @@ func TestNomadClientEnds(t *testing.T) {
 			old, began := nomad.plugin(), time.Now()
 			nomad.process.stop(t, c.signal)
 			if c.linger {
-				await(t, "the end of the plugin without an agent", 10*time.Second, func() error {
+				await(t, "the end of the plugin without an agent", 30*time.Second, func() error {
 					return onlyPlugin(0)
 				})
 				t.Logf("the plugin ended %v after the agent", time.Since(began).Round(time.Millisecond))
@@ -112,17 +112,33 @@ type holder struct {
 // hold starts the job.
 func hold(t *testing.T, a *agent) *holder {
 	t.Helper()
-	ids, output := a.runJob(t, "holder", "running", "count=1", "then=echo pid $$; exec sleep 1000000")
+	ids, _ := a.runJob(t, "holder", "running", "count=1", "then=echo pid $$; exec sleep 1000000")
 	alloc, err := a.allocation("holder")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, number, _ := strings.Cut(output, "pid ")
+	_, number, _ := strings.Cut(a.awaitPrinted(t, "holder", "pid "), "pid ")
 	pid, err := strconv.Atoi(number)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return &holder{agent: a, identity: alloc.identity(), ids: ids, pid: pid}
+}
+
+// awaitPrinted waits until the task of a job has printed a text, and returns what it printed. Nomad writes that each 100 ms, so lines can come apart.
+func (a *agent) awaitPrinted(t *testing.T, job, text string) (output string) {
+	t.Helper()
+	await(t, fmt.Sprintf("job %s to print %q", job, text), 30*time.Second, func() error {
+		alloc, err := a.allocation(job)
+		if err == nil {
+			output, err = fetch(nomadAPI + "/v1/client/fs/logs/" + alloc.ID + "?task=gpus&type=stdout&plain=true")
+		}
+		if err == nil && !strings.Contains(output, text) {
+			err = fmt.Errorf("it printed %q", output)
+		}
+		return err
+	})
+	return strings.TrimSpace(output)
 }
 
 // check fails unless the job runs as it did, on the same GPU. An agent that has just started shows it after a while.

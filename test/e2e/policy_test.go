@@ -195,15 +195,15 @@ func (p *policied) xid(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.awaitOffers(t, p.units(8, 4)...)
-	node, err := p.nomad.node()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, g := range node.gpus() {
-		if bad := deviceOf(g.ID) == p.UUID(slot); g.Healthy == bad || bad && !strings.Contains(g.HealthDescription, "XID 95") {
-			t.Errorf("%s has XID 95, Nomad has %+v", p.UUID(slot), g)
+	await(t, "Nomad to show XID 95", 30*time.Second, func() error { // the recovery action, which came first, makes the GPU unhealthy, too
+		node, err := p.nomad.node()
+		for _, g := range node.gpus() {
+			if bad := deviceOf(g.ID) == p.UUID(slot); g.Healthy == bad || bad && !strings.Contains(g.HealthDescription, "XID 95") {
+				err = errors.Join(err, fmt.Errorf("%s has XID 95, Nomad has %+v", p.UUID(slot), g))
+			}
 		}
-	}
+		return err
+	})
 	if ids, err := p.kube.healthy("nvidia.com/gpu.shared"); err != nil || !slices.Equal(devicesOf(ids), p.uuids(2, 4)) {
 		t.Errorf("kubelet has %q, error %v; want units of %q", ids, err, p.uuids(2, 4))
 	}
@@ -219,15 +219,18 @@ func (p *policied) split(t *testing.T) {
 	}
 	p.changePolicy(t, "split")
 	p.awaitOffers(t, pool{"gpu/" + model, "", 4, 4}, pool{"", "gpu", 4, 4})
-	node, err := p.nomad.node()
-	kubelets, err2 := p.kube.healthy(gpuResource)
-	var nomads []string
-	for _, g := range node.gpus() {
-		nomads = append(nomads, g.ID)
-	}
-	if err := errors.Join(err, err2); err != nil || !slices.Equal(nomads, p.uuids(0, 1, 2, 3)) || !slices.Equal(kubelets, p.uuids(4, 5, 6, 7)) {
-		t.Errorf("Nomad has %q, kubelet %q, error %v", nomads, kubelets, err)
-	}
+	await(t, "each to have its GPUs", 30*time.Second, func() error { // under the policy before both have four, too
+		node, err := p.nomad.node()
+		kubelets, err2 := p.kube.healthy(gpuResource)
+		var nomads []string
+		for _, g := range node.gpus() {
+			nomads = append(nomads, g.ID)
+		}
+		if err := errors.Join(err, err2); err != nil || !slices.Equal(nomads, p.uuids(0, 1, 2, 3)) || !slices.Equal(kubelets, p.uuids(4, 5, 6, 7)) {
+			return fmt.Errorf("Nomad has %q, kubelet %q, error %w", nomads, kubelets, err)
+		}
+		return nil
+	})
 	for _, agent := range []string{"nomad-gpu", "k8s-gpu"} {
 		await(t, agent+" to have its GPUs for itself", 30*time.Second, func() error {
 			if line, found := lineWith(p.inspect(t, agent), "also offered"); found {

@@ -40,6 +40,8 @@ prove:
 func TestNomadProofs(t *testing.T) {
 	m := install(t, "h100x8")
 	dir := filepath.Join(stateDir(), "proofs")
+	bad := m.UUID(3)
+	write(t, "proofs/bad", []byte(bad)) // before the first proof can begin
 	policy := write(t, "proofs/policy.yaml", []byte(strings.ReplaceAll(proofPolicy, "DIR", dir)))
 	nomad := launchNomad(t, "nomad", onMachine(m, "nomad-history", fmt.Sprintf("policy_file = %q\n    nomad_address = %q%s", policy, nomadAPI, hasty)))
 	ran := func() int {
@@ -49,12 +51,9 @@ func TestNomadProofs(t *testing.T) {
 	inspect := func() string {
 		return must(t, binary("nomad-gpu"), "inspect", "--state-dir="+filepath.Join(stateDir(), "nomad-history"))
 	}
-	var bad string
 	step(t, "no GPU takes work before its proof", func(t *testing.T) {
 		nomad.awaitReady(t)
 		all := nomad.awaitGPUs(t, 8, 0)
-		bad = all[3].ID
-		write(t, "proofs/bad", []byte(bad))
 		if text := all[0].HealthDescription; !strings.HasPrefix(text, "PROVING unknown: ") || !strings.Contains(text, "since the boot") {
 			t.Errorf("Nomad's description: %s", text)
 		}
@@ -85,7 +84,7 @@ func TestNomadProofs(t *testing.T) {
 	})
 	step(t, "a person clears the failure", func(t *testing.T) {
 		write(t, "proofs/bad", nil)
-		await(t, "the new plugin to know the GPU", 10*time.Second, func() error {
+		await(t, "the new plugin to know the GPU", 30*time.Second, func() error {
 			return try(binary("nomad-gpu"), "clear", "--gpu="+bad, "--state-dir="+filepath.Join(stateDir(), "nomad-history"))
 		})
 		nomad.awaitGPUs(t, 8, 8)

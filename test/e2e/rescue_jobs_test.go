@@ -136,7 +136,7 @@ func (n *nomadRescue) moves(t *testing.T) {
 	if now := awaitPlaces(t, system, 2); !sameIDs(now, systems) {
 		t.Errorf("the system job runs in %+v, and ran in %+v", now, systems)
 	}
-	n.awaitMark(t, "reset")
+	n.awaitMark(t, n.h100, "reset")
 }
 
 // free is a healthy GPU of the client h100 that no allocation has.
@@ -198,14 +198,14 @@ func sameIDs(a, b []place) bool {
 	return len(a) == len(b) && !slices.ContainsFunc(a, func(p place) bool { return !has(b, p) })
 }
 
-// awaitMark waits until the client h100 is marked for this repair; "" = for none.
-func (n *nomadRescue) awaitMark(t *testing.T, repair string) {
+// awaitMark waits until a client is marked for this repair; "" = for none.
+func (n *nomadRescue) awaitMark(t *testing.T, a *agent, repair string) {
 	t.Helper()
-	node, err := n.h100.node()
+	node, err := a.node()
 	if err != nil {
 		t.Fatal(err)
 	}
-	await(t, fmt.Sprintf("node h100 to be marked %q", repair), 60*time.Second, func() error {
+	await(t, fmt.Sprintf("node %s to be marked %q", node.Name, repair), 60*time.Second, func() error {
 		var full struct{ Meta map[string]string }
 		err := fetchJSON(nomadAPI+"/v1/node/"+node.ID, &full)
 		if err == nil && full.Meta["gpu_repair"] != repair {
@@ -222,12 +222,18 @@ func (n *nomadRescue) stuck(t *testing.T) {
 	pinned := awaitPlaces(t, nomadWork("pinned"), 1)[0]
 	rescueJob{name: "hanging", kind: "service", count: 1, device: prefers("NVIDIA L40S")}.submit(t)
 	n.hanging = awaitPlaces(t, nomadWork("hanging"), 1)[0]
-	for _, w := range sleepers() {
-		if w.env["NOMAD_ALLOC_ID"] == n.hanging.id {
-			n.executor = parentOf(w.pid)
+	await(t, "the process of the task", 30*time.Second, func() error { // its shell runs before
+		for _, w := range sleepers() {
+			if w.env["NOMAD_ALLOC_ID"] == n.hanging.id {
+				n.executor = parentOf(w.pid)
+			}
 		}
-	}
-	if err := syscall.Kill(n.executor, syscall.SIGSTOP); n.executor < 2 || err != nil {
+		if n.executor < 2 { // which is no process, but several
+			return errors.New("there is none")
+		}
+		return nil
+	})
+	if err := syscall.Kill(n.executor, syscall.SIGSTOP); err != nil {
 		t.Fatalf("process %d: %v", n.executor, err)
 	}
 	failGPU(t, n.machine, pinned.gpu)
@@ -296,7 +302,8 @@ func (n *nomadRescue) withoutDriver(t *testing.T) {
 	repairAll(t, n.machine, n.other)
 	n.h100.awaitGPUs(t, 8, 8)
 	n.l40s.awaitGPUs(t, 6, 6)
-	n.awaitMark(t, "")
+	n.awaitMark(t, n.h100, "")
+	n.awaitMark(t, n.l40s, "") // else the request for that may come after began
 	works := []workload{nomadWork("service"), nomadWork("batch"), nomadWork("system"), nomadWork("hanging")}
 	counts, before := []int{2, 2, 2, 1}, [][]place{}
 	for i, w := range works {

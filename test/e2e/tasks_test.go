@@ -147,7 +147,7 @@ func (n *engines) restart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the client to take orders again", 30*time.Second, func() error {
+	await(t, "the client to take orders again", 60*time.Second, func() error {
 		_, err := command("nomad", "alloc", "restart", "-address="+nomadAPI, alloc.ID)
 		return err
 	})

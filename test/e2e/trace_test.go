@@ -40,7 +40,8 @@ type period struct {
 
 func (p period) String() string { return fmt.Sprintf("%q for %.2f s", p.what, p.took.Seconds()) }
 
-// periods returns what the view showed between two times.
+// periods returns what the view showed between two times. What it showed ends when it was asked for what it shows next: an answer may take as long as
+// a machine with other work lets it, and is about any moment since.
 func (v *view) periods(from, to time.Time) (all []period) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -50,7 +51,7 @@ func (v *view) periods(from, to time.Time) (all []period) {
 			begin = from
 		}
 		if i+1 < len(v.shown) && v.shown[i+1].at.Before(to) {
-			end = v.shown[i+1].at
+			end = v.shown[i+1].asked
 		}
 		if !end.Before(begin) {
 			all = append(all, period{end.Sub(begin), s.what})

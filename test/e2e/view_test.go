@@ -23,8 +23,9 @@ type view struct {
 }
 
 type change struct {
-	at   time.Time
-	what string
+	asked time.Time
+	at    time.Time // of the answer
+	what  string
 }
 
 // lookEvery is the resolution of the times of a view.
@@ -40,7 +41,9 @@ func follow(t *testing.T, name string, ask func() (string, error)) *view {
 		tick := time.NewTicker(lookEvery)
 		defer tick.Stop()
 		for ctx.Err() == nil {
-			v.note(ask())
+			asked := time.Now()
+			what, err := ask()
+			v.note(asked, what, err)
 			<-tick.C
 		}
 	})
@@ -48,12 +51,12 @@ func follow(t *testing.T, name string, ask func() (string, error)) *view {
 	return v
 }
 
-func (v *view) note(what string, err error) {
+func (v *view) note(asked time.Time, what string, err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.err = err
 	if err == nil && (len(v.shown) == 0 || v.shown[len(v.shown)-1].what != what) {
-		v.shown = append(v.shown, change{time.Now(), what})
+		v.shown = append(v.shown, change{asked, time.Now(), what})
 	}
 }
 

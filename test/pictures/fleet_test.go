@@ -187,7 +187,8 @@ func TestFleetOrders(t *testing.T) {
 		return strings.Contains(eval[string](p, `byID("dialog-error").textContent`), "missing or wrong")
 	})
 	order("ada", "driver rollout", "secret")
-	await(t, "the stop", func() bool { return strings.Contains(p.text(), "All acts are stopped") })
+	answered := func() bool { return eval[bool](p, `!byID("dialog").open && !byID("send").disabled`) } // the page may read the next view by itself before
+	await(t, "the stop", func() bool { return strings.Contains(p.text(), "All acts are stopped") && answered() })
 	p.shows("STOPPED all acts are stopped by ada: driver rollout, since", "remove the cause, then run gpu-fleet resume", "Resume acts…")
 	if left := eval[string](p, `byID("token").value + byID("dialog").open`); left != "false" {
 		t.Errorf("the token stays in the page, or the dialog open: %q", left)

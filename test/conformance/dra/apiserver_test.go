@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -87,10 +88,31 @@ func newAPIServer(t *testing.T) *apiServer {
 			t.Fatal(err)
 		}
 	}
-	s.address = "127.0.0.1:0"
+	s.address = heldAddress(t)
 	s.listen()
 	t.Cleanup(s.goAway)
 	return s
+}
+
+// heldAddress returns an address at which a server may listen, end and listen again: a socket that never listens has it until the test ends, so that no
+// other one gets the port meanwhile.
+func heldAddress(t *testing.T) string {
+	t.Helper()
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Close(fd) })
+	err = errors.Join(syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1), // as the server's has
+		syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := syscall.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("127.0.0.1:%d", own.(*syscall.SockaddrInet4).Port)
 }
 
 func (s *apiServer) url() string             { return "https://" + s.address }
@@ -103,7 +125,6 @@ func (s *apiServer) listen() {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.address = l.Addr().String()
 	server := &http.Server{Handler: s.handler(), ErrorLog: log.New(io.Discard, "", 0), ReadHeaderTimeout: time.Minute}
 	s.mu.Lock()
 	s.server = server

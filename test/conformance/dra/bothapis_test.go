@@ -140,8 +140,8 @@ func TestCase44OneGPUThroughOneAPI(t *testing.T) {
 	// The other way: what DRA has published is taken back before the device plugin lists anything.
 	b.recordAPI(inventory.DevicePlugin) // nothing moves
 	stop = watch(func() string {
-		all, _, _ := b.api.state()
-		if _, allocatable := b.capacity(); allocatable > 0 && len(devicesOf(t, all)) > 0 && !allTainted(all) {
+		_, allocatable := b.capacity() // first: slices that are there later were there then
+		if all, _, _ := b.api.state(); allocatable > 0 && len(devicesOf(t, all)) > 0 && !allTainted(all) {
 			return "both list GPUs: " + describe(all)
 		}
 		return ""

@@ -149,7 +149,7 @@ func TestCase05Refused(t *testing.T) {
 	n := newNode(t, "h100x8")
 	k := n.startKubelet()
 	k.registry.refuse(errors.New("drivers are not welcome"))
-	address := freeAddress(t)
+	address := heldAddress(t)
 	a := n.startAgent("--http-address=" + address)
 	k.registry.await(t, "three attempts", func(all []registration) bool { return len(all) >= 3 })
 	n.AwaitLog(a, "drivers are not welcome")
@@ -165,15 +165,6 @@ func TestCase05Refused(t *testing.T) {
 	if log := n.Read(a.Log); strings.Count(log, "drivers are not welcome") > 10 {
 		t.Errorf("the log repeats the refusal:\n%s", log)
 	}
-}
-
-func freeAddress(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
 }
 
 func (n *node) get(url string) (int, string) {
