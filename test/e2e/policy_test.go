@@ -226,8 +226,11 @@ func (p *policied) split(t *testing.T) {
 		for _, g := range node.gpus() {
 			nomads = append(nomads, g.ID)
 		}
-		if err := errors.Join(err, err2); err != nil || !slices.Equal(nomads, p.uuids(0, 1, 2, 3)) || !slices.Equal(kubelets, p.uuids(4, 5, 6, 7)) {
-			return fmt.Errorf("Nomad has %q, kubelet %q, error %w", nomads, kubelets, err)
+		if err := errors.Join(err, err2); err != nil {
+			return err
+		}
+		if !slices.Equal(nomads, p.uuids(0, 1, 2, 3)) || !slices.Equal(kubelets, p.uuids(4, 5, 6, 7)) {
+			return fmt.Errorf("Nomad has %q, kubelet %q", nomads, kubelets)
 		}
 		return nil
 	})
