@@ -156,16 +156,16 @@ func (s *Server) try(id gpu.DeviceID, until time.Time) error {
 	if err := s.checkMount(); err != nil {
 		return err
 	}
-	switch b, err := limits.Backend(s.Groups); {
-	case err != nil:
+	b, err := limits.Backend(s.Groups)
+	if err != nil {
 		return err
-	case b == limit.NoBackend:
-		return unsupported(limit.WithoutBackend)
-	default:
-		return s.withGPU(request{GPU: id}, until, func(d Driver) error {
-			return limits.Try(s.Groups, limits.ServerTry, b, id, d.SetMemoryLimit, d.MemoryLimits)
-		})
 	}
+	if b == limit.NoBackend {
+		return unsupported(limit.WithoutBackend)
+	}
+	return s.withGPU(request{GPU: id}, until, func(d Driver) error {
+		return limits.Try(s.Groups, limits.ServerTry, b, id, d.SetMemoryLimit, d.MemoryLimits)
+	})
 }
 
 // endTry ends what a try of a server before this one has left, on the GPUs that answer.
