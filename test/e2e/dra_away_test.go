@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -87,11 +86,8 @@ func (r *draRestarts) outage(t *testing.T) {
 	r.killContainers(t, r.was["dies"])
 	m := r.machine()
 	free := r.freeGPU(t)
-	slot := slotOf(t, m, free)
 	fault := time.Now()
-	if err := errors.Join(m.Set(slot, "recovery_action", "1"), m.XID(slot, 95)); err != nil {
-		t.Fatal(err)
-	}
+	failGPU(t, m, free)
 	await(t, "the claim of pod ends to be unprepared", 60*time.Second, func() error {
 		if now := r.preparedClaims(t); len(now) != len(prepared)-1 {
 			return fmt.Errorf("claims %q, before %q", now, prepared)
@@ -113,7 +109,7 @@ func (r *draRestarts) outage(t *testing.T) {
 	if since := taint.TimeAdded.Sub(fault); since < -2*time.Second || since > 10*time.Second {
 		t.Errorf("the taint is of %v, the fault of %v", taint.TimeAdded, fault)
 	}
-	if err := m.Reset(slot); err != nil {
+	if err := m.Reset(slotOf(t, m, free)); err != nil {
 		t.Fatal(err)
 	}
 	r.awaitDevices(t, 8, 0)

@@ -134,10 +134,7 @@ func (c *cluster) healthOf(name string) (health, message string, err error) {
 func (c *draCluster) checkUnhealthy(t *testing.T) {
 	m := c.machine()
 	bad := c.hold(t, "held")
-	slot := slotOf(t, m, bad)
-	if err := errors.Join(m.XID(slot, 95), m.Set(slot, "recovery_action", "1")); err != nil { // in this order: a check between the two would find a fault without its XID
-		t.Fatal(err)
-	}
+	failGPU(t, m, bad)
 	c.awaitDevices(t, 8, 1)
 	taints, err := c.taintsOf(bad)
 	if err != nil || taints["gpu.nvidia.com/xid"] != "NoSchedule=95" {
@@ -158,7 +155,7 @@ func (c *draCluster) checkUnhealthy(t *testing.T) {
 	if len(rest) != 7 || slices.Contains(rest, bad) {
 		t.Errorf("seven others than %s: %q", bad, rest)
 	}
-	if err := m.Reset(slot); err != nil {
+	if err := m.Reset(slotOf(t, m, bad)); err != nil {
 		t.Fatal(err)
 	}
 	c.awaitDevices(t, 8, 0)

@@ -191,11 +191,9 @@ func (p *policied) exclusive(t *testing.T) {
 
 func (p *policied) xid(t *testing.T) {
 	const slot = 3
-	if err := errors.Join(p.Set(slot, "recovery_action", "1"), p.XID(slot, 95)); err != nil {
-		t.Fatal(err)
-	}
+	failGPU(t, p.Machine, p.UUID(slot))
 	p.awaitOffers(t, p.units(8, 4)...)
-	await(t, "Nomad to show XID 95", 30*time.Second, func() error { // the recovery action, which came first, makes the GPU unhealthy, too
+	await(t, "Nomad to show XID 95", 30*time.Second, func() error {
 		node, err := p.nomad.node()
 		for _, g := range node.gpus() {
 			if bad := deviceOf(g.ID) == p.UUID(slot); g.Healthy == bad || bad && !strings.Contains(g.HealthDescription, "XID 95") {

@@ -262,10 +262,7 @@ func checkMove(t *testing.T, r *nomadRegion, c *nomad.Cluster) {
 	shown := awaitShown(t, c, "a job that runs", 60*time.Second, func(c rescue.Cluster) bool { _, ok := workOf(c, "web", runs); return ok })
 	w, _ := workOf(shown, "web", runs)
 	held := string(w.Holds[0].Device)
-	slot := slotOf(t, r.machine, held)
-	if err := errors.Join(r.machine.Set(slot, "recovery_action", "1"), r.machine.XID(slot, 95)); err != nil {
-		t.Fatal(err)
-	}
+	failGPU(t, r.machine, held)
 	for range 300 { // more events than the servers keep
 		if _, _, err := r.admin.Jobs().ForceEvaluate("web", &api.WriteOptions{Namespace: "team"}); err != nil {
 			t.Fatal(err)

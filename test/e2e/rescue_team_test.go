@@ -73,11 +73,11 @@ type place struct {
 func (tm *team) fail(t *testing.T, at place) { t.Helper(); failGPU(t, tm.machines[at.node], at.gpu) }
 
 // failGPU has a GPU report an uncontained memory error, after which it needs a reset. Another one within an hour would need service, which ends by no
-// reset: so the tests have each GPU fail once.
+// reset: so the tests have each GPU fail once. The XID comes first: a health check between the two would find a fault without it.
 func failGPU(t *testing.T, m *simdriver.Machine, gpu string) {
 	t.Helper()
 	slot := slotOf(t, m, gpu)
-	if err := errors.Join(m.Set(slot, "recovery_action", "1"), m.XID(slot, 95)); err != nil {
+	if err := errors.Join(m.XID(slot, 95), m.Set(slot, "recovery_action", "1")); err != nil {
 		t.Fatal(err)
 	}
 }
