@@ -37,8 +37,7 @@ func (mv *moves) fault(t *testing.T) string {
 		mv.killAgain(t, mv.revive)
 		return "k8s-gpu killed"
 	case 1:
-		mv.nomad.awaitDrivers(t, mv.drivers+1) // Nomad gives a plugin up that ends before its stream is open
-		mv.drivers = strings.Count(readLog(t, mv.nomad.name), "driver ready")
+		mv.drivers = mv.nomad.awaitDrivers(t, mv.drivers+1) // Nomad gives a plugin up that ends before its stream is open
 		mv.holders.ends("nomad-gpu")
 		mv.nomad.endPlugin(t, syscall.SIGKILL)
 		return "nomad-gpu killed"

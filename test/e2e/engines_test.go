@@ -140,7 +140,7 @@ func (a *agent) awaitProbe(t *testing.T, job string) (ids []string, s seen) {
 			return fmt.Errorf("it is %s: %+v", alloc.ClientStatus, alloc.TaskStates)
 		}
 		ids = alloc.devices()
-		s, err = parseOr(fetch(nomadAPI + "/v1/client/fs/logs/" + alloc.ID + "?task=gpus&type=stdout&plain=true"))
+		s, err = parseOr(alloc.log("gpus", "stdout"))
 		return err
 	})
 	t.Logf("job %s has %q and sees %v", job, ids, s)

@@ -116,7 +116,7 @@ func (a *agent) checkExample(t *testing.T, e example) {
 		ids := alloc.devices()
 		var output string
 		await(t, "the log of job "+e.name, 30*time.Second, func() (err error) {
-			if output, err = fetch(nomadAPI + "/v1/client/fs/logs/" + alloc.ID + "?task=gpus&type=stdout&plain=true"); err == nil && !strings.Contains(output, "nvidia") {
+			if output, err = alloc.log("gpus", "stdout"); err == nil && !strings.Contains(output, "nvidia") {
 				err = errors.New("it is not complete: " + output)
 			}
 			return err

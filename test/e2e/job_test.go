@@ -93,7 +93,7 @@ func (a *agent) awaitWork(t *testing.T, name, status string) (ids []string, outp
 		return err
 	})
 	await(t, "the log of job "+name, 30*time.Second, func() (err error) {
-		output, err = fetch(nomadAPI + "/v1/client/fs/logs/" + alloc.ID + "?task=gpus&type=stdout&plain=true")
+		output, err = alloc.log("gpus", "stdout")
 		if err == nil && output == "" {
 			err = errors.New("it is empty")
 		}
@@ -107,6 +107,23 @@ func (a *agent) awaitWork(t *testing.T, name, status string) (ids []string, outp
 		}
 	}
 	return alloc.devices(), output
+}
+
+// log is what a task of the allocation has written to stdout or stderr. Nomad copies that each 100 ms, so lines can come apart.
+func (a allocation) log(task, stream string) (string, error) {
+	return fetch(nomadAPI + "/v1/client/fs/logs/" + a.ID + "?task=" + task + "&type=" + stream + "&plain=true")
+}
+
+// awaitOutput waits until a task has written a text to stdout, and returns what it has written.
+func awaitOutput(t *testing.T, a allocation, task, text string) (output string) {
+	t.Helper()
+	await(t, "the output of "+a.JobID, 60*time.Second, func() (err error) {
+		if output, err = a.log(task, "stdout"); err == nil && !strings.Contains(output, text) {
+			err = fmt.Errorf("it is %q", output)
+		}
+		return err
+	})
+	return output
 }
 
 // awaitBlocked waits until the scheduler has found no place for the job, and returns why.

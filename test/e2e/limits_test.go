@@ -261,15 +261,14 @@ func (l *limitsTest) leak(t *testing.T) {
 	l.submit(t, "limits.nomad.hcl", "name=isolated", "driver=exec", "then=exec sleep 1000000")
 	neighbour, isolated := l.awaitAll(t, "neighbour", "running")[0], l.awaitAll(t, "isolated", "running")[0]
 	l.letGo(t, "neighbour")
-	l.awaitOutput(t, neighbour, "has")
+	awaitOutput(t, neighbour, "work", "has")
 	l.awaitLimit(t, scopeOf(isolated), limitOfShare)
 	l.submit(t, "limits.nomad.hcl", "name=leak", "driver=raw_exec", "then="+l.afterLimit("leak", "while "+l.allocate(gib)+"; do echo GiB; done; echo end; exit 7"))
 	l.letGo(t, "leak")
 	leak := l.awaitAll(t, "leak", "failed")[0]
-	l.awaitOutput(t, leak, "end") // Nomad writes what a task prints each 100 ms, also when it is known to have ended
-	out, err := outputOf(leak)
-	if count := strings.Count(out, "GiB"); err != nil || count != limitOfShare/gib {
-		t.Errorf("the task got %d GiB: %v", count, err)
+	out := awaitOutput(t, leak, "work", "end") // also when the task is known to have ended
+	if count := strings.Count(out, "GiB"); count != limitOfShare/gib {
+		t.Errorf("the task got %d GiB", count)
 	}
 	if _, err := l.Allocate(0, scopeOf(neighbour), 8*gib); err != nil {
 		t.Errorf("the neighbour does not get the rest of its share: %v", err)
@@ -321,21 +320,4 @@ func (l *limitsTest) stop(t *testing.T, jobs ...string) {
 	for _, job := range jobs {
 		must(t, "nomad", "job", "stop", "-address="+nomadAPI, "-detach", job)
 	}
-}
-
-// outputOf is what a task has written.
-func outputOf(a allocation) (string, error) {
-	return fetch(nomadAPI + "/v1/client/fs/logs/" + a.ID + "?task=work&type=stdout&plain=true")
-}
-
-// awaitOutput waits until a task has written a text.
-func (l *limitsTest) awaitOutput(t *testing.T, a allocation, text string) {
-	t.Helper()
-	await(t, "the output of "+a.JobID, 60*time.Second, func() error {
-		out, err := outputOf(a)
-		if err == nil && !strings.Contains(out, text) {
-			err = fmt.Errorf("it is %q", out)
-		}
-		return err
-	})
 }

@@ -67,7 +67,11 @@ func (p *policied) mps(t *testing.T) {
 	p.kube.request(t, "client", "nvidia.com/gpu.mps", 1)
 	ids, _ := p.nomad.runJob(t, "client", "complete", "device=nvidia/gpu-mps", "count=1",
 		"then=echo at $CUDA_MPS_PIPE_DIRECTORY, at most $CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
-	output := p.nomad.awaitPrinted(t, "client", "\nat ")
+	alloc, err := p.nomad.allocation("client")
+	if err != nil {
+		t.Fatal(err)
+	}
+	output := strings.TrimSpace(awaitOutput(t, alloc, "gpus", "\nat "))
 	limit := fmt.Sprintf("0=%dM", 30<<10)
 	want := fmt.Sprintf("%s\nat %s, at most %s", deviceOf(ids[0]), mpsPipe(), limit)
 	if !strings.HasSuffix(output, want) {
@@ -137,7 +141,7 @@ func (p *policied) nomadDaemonLog() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return fetch(nomadAPI + "/v1/client/fs/logs/" + alloc.ID + "?task=daemons&type=stderr&plain=true")
+	return alloc.log("daemons", "stderr")
 }
 
 func (p *policied) kubeDaemonLog() (string, error) {

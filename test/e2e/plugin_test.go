@@ -117,28 +117,12 @@ func hold(t *testing.T, a *agent) *holder {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, number, _ := strings.Cut(a.awaitPrinted(t, "holder", "pid "), "pid ")
-	pid, err := strconv.Atoi(number)
+	_, number, _ := strings.Cut(awaitOutput(t, alloc, "gpus", "pid "), "pid ")
+	pid, err := strconv.Atoi(strings.TrimSpace(number))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return &holder{agent: a, identity: alloc.identity(), ids: ids, pid: pid}
-}
-
-// awaitPrinted waits until the task of a job has printed a text, and returns what it printed. Nomad writes that each 100 ms, so lines can come apart.
-func (a *agent) awaitPrinted(t *testing.T, job, text string) (output string) {
-	t.Helper()
-	await(t, fmt.Sprintf("job %s to print %q", job, text), 30*time.Second, func() error {
-		alloc, err := a.allocation(job)
-		if err == nil {
-			output, err = fetch(nomadAPI + "/v1/client/fs/logs/" + alloc.ID + "?task=gpus&type=stdout&plain=true")
-		}
-		if err == nil && !strings.Contains(output, text) {
-			err = fmt.Errorf("it printed %q", output)
-		}
-		return err
-	})
-	return strings.TrimSpace(output)
 }
 
 // check fails unless the job runs as it did, on the same GPU. An agent that has just started shows it after a while.
@@ -157,14 +141,15 @@ func (h *holder) check(t *testing.T) {
 }
 
 // awaitDrivers waits until so many plugins have found the driver; they do after Nomad has asked for their devices.
-func (a *agent) awaitDrivers(t *testing.T, count int) {
+func (a *agent) awaitDrivers(t *testing.T, count int) (found int) {
 	t.Helper()
 	await(t, "the driver to be found", 30*time.Second, func() error {
-		if found := strings.Count(readLog(t, a.name), "driver ready"); found < count {
+		if found = strings.Count(readLog(t, a.name), "driver ready"); found < count {
 			return fmt.Errorf("it was found %d times, want %d", found, count)
 		}
 		return a.process.alive()
 	})
+	return found
 }
 
 // dismissals are what Nomad logs when it starts a plugin no more, until it is restarted itself, or removes its devices

@@ -153,7 +153,7 @@ func (n *engines) restart(t *testing.T) {
 	})
 	var s seen
 	await(t, "another process of the task", 60*time.Second, func() error {
-		output, err := fetch(nomadAPI + "/v1/client/fs/logs/" + alloc.ID + "?task=gpus&type=stdout&plain=true")
+		output, err := alloc.log("gpus", "stdout")
 		if count := strings.Count(output, "end\n"); err == nil && count != 2 {
 			err = fmt.Errorf("it printed %q", output)
 		}
