@@ -36,7 +36,8 @@ type State struct {
 
 	nodesSeen []string // device nodes of the latest snapshot and those added since, sorted
 
-	kernelLog kernelLogState
+	kernelLog     kernelLogState
+	faultsUnknown unknownFaults
 
 	built inventory.Config // that Inventory was built with
 }
@@ -68,7 +69,7 @@ func (s State) Read(cfg Config, now time.Time, reading gpu.Snapshot, checks ...h
 	snapshot, obs := Reconcile(prev, reading)
 	s.Snapshot, s.nodesSeen = snapshot, snapshot.Nodes
 	s.Ledger = s.Ledger.Relocate(s.Snapshot)
-	s = s.withUnlisted(now, reading)
+	s = s.withUnlisted(now, reading).withUnknownFaults(cfg, now, reading)
 	if reading.Driver.State == gpu.DriverReady {
 		obs = append(obs, s.takePending()...)
 	}
