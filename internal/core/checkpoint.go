@@ -80,6 +80,6 @@ func Restore(cfg Config, r Checkpoint, boot string) State {
 		s.Inventory = inventory.Build(s.buildInput(cfg))
 		s.Allocatable = s.Inventory.WithoutHost()
 	}
-	s.kernelLog = restoreKernelLog(r, rebooted || r.NotReadSinceBoot && r.KernelLog == 0)
+	s.kernelLog = restoreKernelLog(r, rebooted)
 	return s
 }

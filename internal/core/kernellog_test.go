@@ -61,7 +61,7 @@ func allHealthy(n int) map[gpu.DeviceID]string {
 // An XID that a reset cleared is before the position in the checkpoint, so it is not read again.
 func TestCheckpointHasLogPosition(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(2))
-	l.expectLog("the first start", 0, false)
+	l.expectLog("the first start", 0, true)
 	l.observe(logPosition(10))
 	l.observe(logLine(0, 119, 12))
 	if r := l.state.Checkpoint("b"); r.KernelLog != 12 || len(r.Conditions) != 1 {

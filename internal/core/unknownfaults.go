@@ -55,3 +55,12 @@ func (s State) withUnknownFaults(cfg Config, now time.Time, reading gpu.Snapshot
 	s.faultsUnknown = unknownFaults{pending: !listsAll(reading), seen: sortedIDs(slices.Concat(seen, added))}
 	return s
 }
+
+// withKnownFaults records that every XID since the load of the driver has been read.
+func (s State) withKnownFaults(cfg Config, now time.Time) State {
+	if health.UnknownFaultsEnd(cfg.Health) {
+		s.faultsUnknown = unknownFaults{}
+		s.Ledger = s.Ledger.WithKnownFaults(cfg.Health, now)
+	}
+	return s
+}

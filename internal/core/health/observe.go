@@ -73,7 +73,7 @@ func (b *ledgerBuilder) observe(o Observation) {
 		b.recordOperational(o)
 	case Reserved:
 		b.history(id).recordAllocation(o.At, o.Shared)
-	case KernelLogRead: // State handles it
+	case KernelLogRead, KernelLogReplaced: // State handles them
 	}
 }
 

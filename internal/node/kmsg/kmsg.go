@@ -63,6 +63,12 @@ const (
 	escapedNewline = `\x0a`
 )
 
+// isLoad reports whether a record is that of the driver's load: "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  535.183.01"
+// (nv.c, nvidia_init_module).
+func isLoad(head header, message string) bool {
+	return head.priority <= maxKernelPriority && strings.HasPrefix(message, "NVRM: loading NVIDIA UNIX ")
+}
+
 // parseLine is Parse for a record that was split.
 func parseLine(head header, message string) (Line, bool) {
 	line, ok := parseMessage(message)

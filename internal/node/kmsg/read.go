@@ -21,6 +21,9 @@ type Contents struct {
 	Lines []Line // the requested XIDs in the order of the log
 	Next  uint64 // the sequence number of the next record; 0 = there is none yet
 	Older bool   // the log ends before the requested record, so the number is of another log
+
+	// Complete means that Lines has every XID since the driver was loaded: all of the log was read, and it has the load.
+	Complete bool
 }
 
 // Log is an open kernel log. Read it once, then follow it once.
@@ -95,7 +98,8 @@ func (l Log) Counts(seq uint64) bool { return seq == 0 || (seq >= firstOfRing) =
 // Read returns the present XIDs from the record with the sequence number first on, without waiting for more. Lines with the same
 // XID and GPU within holdFor are one, as for Follow. Records that the kernel has overwritten are missing.
 //
-// If the log ends before that record, the number is of another boot or another file: Read returns all XIDs then.
+// If the log ends before that record, the number is of another boot or another file: Read returns all XIDs then, as for the
+// number 0. XIDs from before the driver was last loaded are not among all XIDs: the load has initialised the GPUs again.
 func (l Log) Read(ctx context.Context, first uint64) (c Contents, err error) {
 	err = l.present(func(log io.Reader) error { c, err = present(ctx, log, first); return err })
 	return c, err
@@ -148,7 +152,7 @@ func present(ctx context.Context, log io.Reader, first uint64) (Contents, error)
 			if c.Older = c.Next < first; c.Older {
 				after = before
 			}
-			c.Lines = after.lines
+			c.Lines, c.Complete = after.lines, after.loaded && !after.dropped
 			for i := range c.Lines {
 				c.Lines[i].Next = c.Next
 				if i+1 < len(c.Lines) {
@@ -166,6 +170,9 @@ func present(ctx context.Context, log io.Reader, first uint64) (Contents, error)
 			continue
 		}
 		c.Next = head.seq + 1
+		if isLoad(head, message) {
+			before, after = burst{loaded: true}, after.atLoad(first)
+		}
 		if line, ok := parseLine(head, message); ok {
 			if head.seq < first {
 				before.add(line, head.at)
@@ -178,8 +185,20 @@ func present(ctx context.Context, log io.Reader, first uint64) (Contents, error)
 
 // burst collects lines, for the same XID and GPU one each holdFor by the timestamps of the log.
 type burst struct {
-	lines []Line
-	last  map[fault]time.Duration
+	lines   []Line
+	last    map[fault]time.Duration
+	loaded  bool // the lines are those since the driver was loaded
+	dropped bool // there were more than maxRead
+}
+
+// atLoad returns what is left of the lines when the driver is loaded: nothing, unless the agent has read the log up to
+// the record first before. Then it has watched the GPUs, and what clears an XID is its decision.
+func (b burst) atLoad(first uint64) burst {
+	if first == 0 {
+		return burst{loaded: true}
+	}
+	b.last = nil // the same XID after the load is another one
+	return b
 }
 
 type fault struct {
@@ -197,7 +216,7 @@ func (b *burst) add(line Line, at time.Duration) {
 	}
 	b.last[of] = at
 	if len(b.lines) == maxRead {
-		b.lines = b.lines[1:]
+		b.lines, b.dropped = b.lines[1:], true
 	}
 	b.lines = append(b.lines, line)
 }
