@@ -65,8 +65,8 @@ const (
 
 // parseLine is Parse for a record that was split.
 func parseLine(head header, message string) (Line, bool) {
-	line, ok := parseMessage(message)
-	if !ok || head.priority > maxKernelPriority || !printable(message) {
+	line, ok := parseMessage(escape(message, unprintable))
+	if !ok || head.priority > maxKernelPriority {
 		return Line{}, false
 	}
 	line.Seq = head.seq
@@ -131,9 +131,4 @@ func parseMessage(message string) (Line, bool) {
 		text = strings.TrimSuffix(instance+", "+text, ", ")
 	}
 	return Line{PCI: pci, XID: xid, Text: text}, true
-}
-
-// printable reports whether s has only bytes that the kernel writes as they are: it escapes every other byte as \xNN.
-func printable(s string) bool {
-	return strings.IndexFunc(s, func(r rune) bool { return r < ' ' || r > '~' }) < 0
 }
