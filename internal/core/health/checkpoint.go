@@ -42,7 +42,7 @@ func Restore(p Policy, c Checkpoint, rebooted bool) Ledger {
 		if rebooted {
 			history.Sample, history.MaxNVLinks, history.JoinedFabric = Sample{}, 0, false
 			for i := range history.FaultCounts {
-				history.FaultCounts[i].BothSources = true // no line of this boot's kernel log is its duplicate
+				history.FaultCounts[i].Recent = nil // this boot's kernel log has none of them
 			}
 		}
 		l.histories[id] = history

@@ -63,8 +63,10 @@ type Observation struct {
 	// Backlog marks an XID that was in the kernel log before this agent started to follow it. NVML reported its
 	// event to an earlier process, or to none.
 	Backlog bool
-	// Delay is for how long, at most, an event of NVML was not read after it was raised; 0 = for no longer than a few seconds.
-	Delay time.Duration
+	// Age is how long ago it happened when it was reported. It may have been a few seconds more.
+	Age Age
+	// Reported is when it was reported, if it has waited since until its GPU was known; zero = now.
+	Reported time.Time
 	// NextSequence is the sequence number after that of the line, for KernelLogRead and FromKernelLog; 0 = unknown.
 	NextSequence uint64
 	// Simulated marks a fault that an operator simulates.
