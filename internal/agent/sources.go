@@ -124,7 +124,7 @@ func (s *sources) followLog(ctx context.Context, m logReader) error {
 	}
 	for _, l := range log.Lines { // NVML does not report these any more, so they wait for no event
 		o := l.Observation()
-		o.Backlog = true
+		o.Backlog, o.Again = true, first == 0 || log.Older
 		s.report(ctx, m, o)
 	}
 	s.report(ctx, m, health.Observation{Kind: health.KernelLogRead, NextSequence: log.Next, Complete: log.Complete})

@@ -2,6 +2,7 @@ package core_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
@@ -58,6 +59,55 @@ func TestManyLinesBeforeTheFirstReadingHideNoFault(t *testing.T) {
 	if next, _ := l.state.KernelLog(); next != 3001 {
 		t.Errorf("the log is read from %d on", next)
 	}
+}
+
+// A log that is read from its beginning again, because the position is not known, counts what no earlier process has counted.
+func TestLogThatIsReadAgainCountsOnlyWhatIsNew(t *testing.T) {
+	l := newRestartFixture(t, coretest.GPUs(2))
+	logged := func(n int, code uint64, at time.Time, next uint64) health.Observation {
+		o := backlogLine(n, code, next)
+		o.Again, o.Age = true, health.Age{Least: l.now.Sub(at), Most: l.now.Sub(at) + 4*time.Second}
+		return o
+	}
+	first := l.now
+	l.observe(logged(0, 119, first, 5))
+	l.read(1)
+	cleared, _, err := l.state.Clear(l.cfg, l.now, health.Command{GPU: coretest.GPU(0)})
+	if l.state = cleared; err != nil {
+		t.Fatal(err)
+	}
+	l.observe(logPosition(0)) // the log is not read any more
+	l.restart("a", "a")
+	l.now = l.now.Add(time.Hour)
+	l.observe(logged(0, 119, first, 5), logged(1, 119, first, 6), logPosition(7))
+	l.read(1)
+	l.expect("of the time before", map[gpu.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "unhealthy XID_119"})
+	l.observe(logPosition(0))
+	l.restart("a", "a")
+	again := l.now.Add(-10 * time.Minute)
+	l.observe(logged(0, 119, first, 5), logged(1, 119, first, 6), logged(0, 119, again, 8), logPosition(9))
+	l.read(1)
+	l.expect("of the time without a log", map[gpu.DeviceID]string{coretest.GPU(0): "unhealthy XID_119", coretest.GPU(1): "unhealthy XID_119"})
+	if a, b := l.count(0, 119), l.count(1, 119); a != 2 || b != 1 {
+		t.Errorf("counted %d and %d times", a, b)
+	}
+}
+
+// An XID of an early hour of this boot has the time of its line: two of them that are a day apart are no repetition, and an
+// unknown one has been quiet for long enough.
+func TestOldXIDsAtTheFirstStart(t *testing.T) {
+	l := firstStart(t, core.Checkpoint{BootID: "a"})
+	old := func(n int, code uint64, hours, next uint64) health.Observation {
+		o := backlogLine(n, code, next)
+		age := time.Duration(hours) * time.Hour
+		o.Again, o.Age = true, health.Age{Least: age, Most: age + 4*time.Second}
+		return o
+	}
+	l.observe(old(0, 109, 72, 1), old(1, 500, 71, 2), old(0, 109, 48, 3), logPosition(4))
+	l.read(1)
+	l.expect("at first", map[gpu.DeviceID]string{coretest.GPU(0): "degraded XID_109", coretest.GPU(1): "degraded XID_500"})
+	l.read(9)
+	l.expect("a minute and a half later", map[gpu.DeviceID]string{coretest.GPU(0): "degraded XID_109", coretest.GPU(1): "healthy "})
 }
 
 // A position of another source of the log is not kept: the next one counts, although it is lower.

@@ -2,6 +2,7 @@ package core
 
 import (
 	"slices"
+	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
@@ -100,6 +101,17 @@ func (l *kernelLogState) stop() {
 	for i := range l.pending {
 		l.pending[i].NextSequence = 0
 	}
+}
+
+// shift moves the times of the observations that wait by d.
+func (l kernelLogState) shift(d time.Duration) kernelLogState {
+	l.pending, l.unidentified = slices.Clone(l.pending), slices.Clone(l.unidentified)
+	for _, waiting := range [][]health.Observation{l.pending, l.unidentified} {
+		for i := range waiting {
+			waiting[i].Reported = health.ShiftTime(waiting[i].Reported, d)
+		}
+	}
+	return l
 }
 
 // hold keeps an observation for the first snapshot. If there are too many, it drops earlier ones of the same fault: a

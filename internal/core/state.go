@@ -80,6 +80,9 @@ func (s State) Read(cfg Config, now time.Time, reading gpu.Snapshot, checks ...h
 func (s State) Observe(cfg Config, now time.Time, obs ...health.Observation) State {
 	located := make([]health.Observation, 0, len(obs))
 	for _, o := range obs {
+		if o.Reported.IsZero() {
+			o.Reported = now
+		}
 		if o, ok := s.locate(o); ok {
 			located = append(append(located, o), expandToInstances(s.Snapshot, o)...)
 		}

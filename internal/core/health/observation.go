@@ -64,8 +64,12 @@ type Observation struct {
 	// Backlog marks an XID that was in the kernel log before this agent started to follow it. NVML reported its
 	// event to an earlier process, or to none.
 	Backlog bool
-	// Delay is for how long, at most, an event of NVML was not read after it was raised; 0 = for no longer than a few seconds.
-	Delay time.Duration
+	// Again marks a Backlog that was read from the beginning of the log. An earlier process may have observed it, too.
+	Again bool
+	// Age is how long ago it happened when it was reported. It may have been a few seconds more.
+	Age Age
+	// Reported is when it was reported, if it has waited since until its GPU was known; zero = now.
+	Reported time.Time
 	// NextSequence is the sequence number after that of the line, for KernelLogRead and FromKernelLog; 0 = unknown.
 	NextSequence uint64
 	// Complete marks a KernelLogRead after which every XID since the load of the driver has been observed.

@@ -33,7 +33,7 @@ func (s *Session) Wait(max time.Duration) ([]health.Observation, error) {
 	s.keepReported(obs)
 	if delay := s.now().Sub(drained); delay > max+lateAfter && !drained.IsZero() {
 		for i := range obs {
-			obs[i].Delay = delay
+			obs[i].Age.Most = delay
 		}
 	}
 	return obs, err

@@ -98,7 +98,7 @@ func (d *disk) logged(text string) int { return strings.Count(d.log.String(), te
 
 // diff compares records without what a file does not hold.
 func diff(want, got core.Checkpoint) string {
-	return cmp.Diff(want, got, cmpopts.IgnoreUnexported(health.GPUHistory{}), cmpopts.EquateEmpty())
+	return cmp.Diff(want, got, cmpopts.IgnoreUnexported(health.GPUHistory{}, health.FaultCount{}), cmpopts.EquateEmpty())
 }
 
 // fill sets every exported field beneath v to something that is not zero, so that a new one is seen here.

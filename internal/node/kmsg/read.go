@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // maxRead is the maximum number of lines that Read returns: the latest ones.
@@ -28,8 +29,9 @@ type Contents struct {
 
 // Log is an open kernel log. Read it once, then follow it once.
 type Log struct {
-	file *os.File // nil = the ring
-	ring *ring
+	file  *os.File // nil = the ring
+	ring  *ring
+	clock clock // of the log; nil = unknown: a file may be of any boot
 }
 
 // ErrUnavailable is returned if the kernel log can't be opened. An agent works without it, but detects fewer XIDs.
@@ -68,7 +70,11 @@ func Open(path string) (Log, error) {
 	if err != nil {
 		return Log{}, &UnavailableError{Device: err}
 	}
-	return Log{file: f}, nil
+	l := Log{file: f}
+	if info, err := f.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
+		l.clock = kernelClock
+	}
+	return l, nil
 }
 
 // OpenAny opens the kernel log by the device, if it can be opened, and else by syslog(2). It fails with ErrUnavailable and a remedy.
@@ -81,7 +87,7 @@ func OpenAny(device string) (Log, error) {
 	if unavailable.Ring = newRing().fill(); unavailable.Ring != nil {
 		return Log{}, unavailable
 	}
-	return Log{ring: newRing()}, nil
+	return Log{ring: newRing(), clock: kernelClock}, nil
 }
 
 // Close closes the log and ends Follow.
@@ -101,7 +107,7 @@ func (l Log) Counts(seq uint64) bool { return seq == 0 || (seq >= firstOfRing) =
 // If the log ends before that record, the number is of another boot or another file: Read returns all XIDs then, as for the
 // number 0. XIDs from before the driver was last loaded are not among all XIDs: the load has initialised the GPUs again.
 func (l Log) Read(ctx context.Context, first uint64) (c Contents, err error) {
-	err = l.present(func(log io.Reader) error { c, err = present(ctx, log, first); return err })
+	err = l.present(func(log io.Reader) error { c, err = present(ctx, log, first, l.clock); return err })
 	return c, err
 }
 
@@ -141,7 +147,7 @@ func (l Log) present(f func(io.Reader) error) error {
 	return err
 }
 
-func present(ctx context.Context, log io.Reader, first uint64) (Contents, error) {
+func present(ctx context.Context, log io.Reader, first uint64, now clock) (Contents, error) {
 	// Lines before first are collected until it is known that the log reaches first.
 	var before, after burst
 	var c Contents
@@ -152,12 +158,14 @@ func present(ctx context.Context, log io.Reader, first uint64) (Contents, error)
 			if c.Older = c.Next < first; c.Older {
 				after = before
 			}
-			c.Lines, c.Complete = after.lines, after.loaded && !after.dropped
-			for i := range c.Lines {
-				c.Lines[i].Next = c.Next
-				if i+1 < len(c.Lines) {
-					c.Lines[i].Next = c.Lines[i+1].Seq
+			c.Complete = after.loaded && !after.dropped
+			for i, a := range after.lines {
+				a.line.Age = byClock(health.UnknownAge, a.logged, now)
+				a.line.Next = c.Next
+				if i+1 < len(after.lines) {
+					a.line.Next = after.lines[i+1].line.Seq
 				}
+				c.Lines = append(c.Lines, a.line)
 			}
 			return c, nil
 		case err != nil:
@@ -175,9 +183,9 @@ func present(ctx context.Context, log io.Reader, first uint64) (Contents, error)
 		}
 		if line, ok := parseLine(head, message); ok {
 			if head.seq < first {
-				before.add(line, head.at)
+				before.add(arrival{line: line, logged: head.at})
 			} else {
-				after.add(line, head.at)
+				after.add(arrival{line: line, logged: head.at})
 			}
 		}
 	}
@@ -185,7 +193,7 @@ func present(ctx context.Context, log io.Reader, first uint64) (Contents, error)
 
 // burst collects lines, for the same XID and GPU one each holdFor by the timestamps of the log.
 type burst struct {
-	lines   []Line
+	lines   []arrival
 	last    map[fault]time.Duration
 	loaded  bool // the lines are those since the driver was loaded
 	dropped bool // there were more than maxRead
@@ -206,19 +214,19 @@ type fault struct {
 	xid uint64
 }
 
-func (b *burst) add(line Line, at time.Duration) {
-	of := fault{line.PCI, line.XID}
-	if last, seen := b.last[of]; seen && at > 0 && at >= last && at-last < holdFor {
+func (b *burst) add(a arrival) {
+	of := fault{a.line.PCI, a.line.XID}
+	if last, seen := b.last[of]; seen && repeats(last, a.logged) {
 		return
 	}
 	if b.last == nil {
 		b.last = map[fault]time.Duration{}
 	}
-	b.last[of] = at
+	b.last[of] = a.logged
 	if len(b.lines) == maxRead {
 		b.lines, b.dropped = b.lines[1:], true
 	}
-	b.lines = append(b.lines, line)
+	b.lines = append(b.lines, a)
 }
 
 // snapshot reads from a descriptor and returns io.EOF where no more is available at present. An os.File would wait for more.
