@@ -128,7 +128,8 @@ func TestXIDWhileAnotherGPUIsLost(t *testing.T) {
 	}
 }
 
-// An event that is read late may be as old as the time since the last reading: the kernel log may have reported it long before.
+// An event that is read late may be as old as the time since the last reading: the kernel log may have reported it
+// long before.
 func TestDelayOfEvents(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
 	now := time.Unix(0, 0)
