@@ -59,8 +59,9 @@ func lines(faults []time.Duration) (kept []time.Duration) {
 	return kept
 }
 
-// ringLines are the reports of syslog(2), which is read at an interval and at first at a time after the first fault. exact means that the
-// clock of the log agrees with that of the machine to two seconds; otherwise a line is known to be newer than the read before.
+// ringLines are the reports of syslog(2), which is read at an interval and at first at a time after the first fault.
+// exact means that the clock of the log agrees with that of the machine to two seconds; otherwise a line is known to
+// be newer than the read before.
 func ringLines(faults []time.Duration, first, every time.Duration, exact bool) (all []arrival) {
 	for _, f := range lines(faults) {
 		read := first
@@ -89,7 +90,8 @@ func backlogLines(faults []time.Duration, started time.Duration) (all []arrival)
 	return all
 }
 
-// expectArrivals applies reports in the order of their arrival and compares how often the XID was counted, and whether it is repeated.
+// expectArrivals applies reports in the order of their arrival and compares how often the XID was counted, and whether
+// it is repeated.
 func expectArrivals(t *testing.T, name string, want int, all []arrival, restartAt ...time.Duration) {
 	t.Helper()
 	s := guest(t)
@@ -121,8 +123,9 @@ func expectArrivals(t *testing.T, name string, want int, all []arrival, restartA
 	}
 }
 
-// Each fault counts once, in whatever order and how late its reports arrive: NVML's event, the operational event, the line of /dev/kmsg or of
-// syslog(2), and the line that the next agent reads. Two faults are two, also if one of them lacks a report.
+// Each fault counts once, in whatever order and how late its reports arrive: NVML's event, the operational event, the
+// line of /dev/kmsg or of syslog(2), and the line that the next agent reads. Two faults are two, also if one of them
+// lacks a report.
 func TestOrdersOfArrival(t *testing.T) {
 	const s = time.Second
 	eachSecond := make([]time.Duration, 60)
@@ -178,7 +181,8 @@ func TestLateLineOfAnInstance(t *testing.T) {
 	}
 }
 
-// The next agent reads the line of an event that an earlier one has handled, and lines of faults of the time without an agent.
+// The next agent reads the line of an event that an earlier one has handled, and lines of faults of the time without
+// an agent.
 func TestArrivalsOverARestart(t *testing.T) {
 	const s = time.Second
 	for _, absent := range []time.Duration{s, 3 * s, 13 * s, time.Minute, time.Hour, 9 * time.Minute} {

@@ -280,8 +280,9 @@ func TestEcho(t *testing.T) {
 	})
 }
 
-// An XID of the time without an agent is no repetition of one from days before, whether a reset was between them or not, and also if the
-// line of the older one was never read. With a log without times it is unknown which fault a line is of: after a reset it is another one.
+// An XID of the time without an agent is no repetition of one from days before, whether a reset was between them or
+// not, and also if the line of the older one was never read. With a log without times it is unknown which fault a line
+// is of: after a reset it is another one.
 func TestXIDOfTheAbsenceIsAnotherOne(t *testing.T) {
 	for name, c := range map[string]struct {
 		reset bool

@@ -122,8 +122,8 @@ func TestProvingIsNoFault(t *testing.T) {
 	}
 }
 
-// case 14 of proofs: XIDs that the program of a proof causes are no failures of workloads, also if they are read after its end. Others are
-// faults of the GPU, whatever runs on it.
+// case 14 of proofs: XIDs that the program of a proof causes are no failures of workloads, also if they are read after
+// its end. Others are faults of the GPU, whatever runs on it.
 func TestXIDsOfProof(t *testing.T) {
 	taken := func(owner inventory.Purpose) inventory.Host {
 		return inventory.Host{Ownership: inventory.Ownership{GPUs: []inventory.GPUOwner{{GPU: a.GPU, Local: true, Taken: owner}}}}

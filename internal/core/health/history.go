@@ -202,8 +202,8 @@ func (h *GPUHistory) recordAllocation(at gpu.Placement, shared bool, now time.Ti
 	h.allocated = appendBounded(others, allocation{at, h.allocations, shared, now})
 }
 
-// workload returns the number of the workload that used a placement at a time: 0 if that has used it since before the agent
-// started. It is not certain if several may have used it, or an earlier one than is known.
+// workload returns the number of the workload that used a placement at a time: 0 if that has used it since before the
+// agent started. It is not certain if several may have used it, or an earlier one than is known.
 func (h *GPUHistory) workload(at gpu.Placement, then time.Time) (work int, certain bool) {
 	found := 0
 	for _, a := range h.allocated {
@@ -217,7 +217,8 @@ func (h *GPUHistory) workload(at gpu.Placement, then time.Time) (work int, certa
 	return work, found <= 1
 }
 
-// ofAgent reports whether a fault may be of a program that the agent ran on the GPU: the agent may have had it for itself then.
+// ofAgent reports whether a fault may be of a program that the agent ran on the GPU: the agent may have had it for
+// itself then.
 func (h *GPUHistory) ofAgent(seen Occurrence) bool {
 	had := h.taken() || !h.takenUntil.IsZero() && !h.takenUntil.Before(seen.Earliest)
 	return had && !h.takenSince.After(seen.Latest)

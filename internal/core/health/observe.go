@@ -151,8 +151,11 @@ func (b *ledgerBuilder) recordFault(o Observation, reason Reason, rule xid.Rule)
 	c := b.recordEvent(Condition{
 		At: at, Reason: reason, Code: o.Code, Last: seen.Latest, Detail: detailOf(rule, o), Simulated: o.Simulated,
 	})
-	c.Repeated = c.Repeated || c.Count > 1 && rule.RepeatWindow > 0 && !before.IsZero() && seen.Latest.Sub(before).Abs() <= rule.RepeatWindow
-	if history := b.readHistory(at.GPU); c.severe(b.policy) && reason == ReasonXID && !seen.Latest.Before(history.LastReset) {
+	if c.Count > 1 && rule.RepeatWindow > 0 && !before.IsZero() {
+		c.Repeated = c.Repeated || seen.Latest.Sub(before).Abs() <= rule.RepeatWindow
+	}
+	history := b.readHistory(at.GPU)
+	if c.severe(b.policy) && reason == ReasonXID && !seen.Latest.Before(history.LastReset) {
 		for _, m := range history.ClearedByReset {
 			if m.Code == o.Code && seen.Latest.Sub(m.At) <= relapseSpan {
 				b.requireService(at.GPU, fmt.Sprintf("XID %d again within an hour of a reset", o.Code))

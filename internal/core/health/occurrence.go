@@ -1,7 +1,6 @@
 package health
 
 import (
-	"math"
 	"slices"
 	"time"
 )
@@ -10,15 +9,15 @@ import (
 type Age struct{ Least, Most time.Duration }
 
 // UnknownAge is the age of what may have happened at any time.
-var UnknownAge = Age{Most: math.MaxInt64}
+var UnknownAge = Age{Most: 1<<63 - 1}
 
 const (
-	// reportDelay is how much later than its age a fault may be reported: an event set is read within seconds, a line of the
-	// kernel log waits for two, and clocks differ.
+	// reportDelay is how much later than its age a fault may be reported: an event set is read within seconds, a line
+	// of the kernel log waits for two, and clocks differ.
 	reportDelay = 10 * time.Second
 
-	// occurrenceSpan is how long an occurrence is kept after it, to find its other reports, if there are newer ones. The kernel
-	// log is read within 62 seconds.
+	// occurrenceSpan is how long an occurrence is kept after it, to find its other reports, if there are newer ones.
+	// The kernel log is read within 62 seconds.
 	occurrenceSpan = 2 * time.Minute
 
 	// maxOccurrences bounds the occurrences that are kept: one each second for longer than the kernel log is late.
@@ -44,7 +43,7 @@ func (o Observation) source() source {
 	return sourceEvent
 }
 
-// Occurrence is one occurrence of a fault, and the sources that have reported it.
+// Occurrence is one occurrence of a fault, with the sources that have reported it.
 type Occurrence struct {
 	Earliest, Latest time.Time // when it happened
 	FromEvent        bool      `json:",omitzero"`
@@ -52,8 +51,8 @@ type Occurrence struct {
 	FromKernelLog    bool      `json:",omitzero"`
 }
 
-// occurrenceOf returns the occurrence of a fault that an observation reports. A line of the kernel log that is older than this
-// agent is the last report of its fault: if it may have happened before the latest reset of the GPU or after it, it was after.
+// occurrenceOf returns the occurrence of a fault that an observation reports. No other report follows a line that was
+// logged before the agent started. So if it is unknown whether that was before the latest reset of the GPU, it was after.
 func occurrenceOf(o Observation, now, reset time.Time) Occurrence {
 	if !o.Reported.IsZero() {
 		now = o.Reported.UTC().Truncate(time.Millisecond)
@@ -73,13 +72,15 @@ func (c *Occurrence) from(s source) *bool {
 
 // withOccurrence returns the occurrences with one more.
 func withOccurrence(all []Occurrence, seen Occurrence) []Occurrence {
-	kept := slices.DeleteFunc(slices.Clone(all), func(c Occurrence) bool { return seen.Latest.Sub(c.Latest) > occurrenceSpan })
+	kept := slices.DeleteFunc(slices.Clone(all), func(c Occurrence) bool {
+		return seen.Latest.Sub(c.Latest) > occurrenceSpan
+	})
 	return append(kept[max(0, len(kept)+1-maxOccurrences):], seen)
 }
 
-// find returns which of the occurrences of a fault a source reports with another one; -1 if with none. This is the one rule for
-// all sources: it is the oldest that the source has not reported, and that may have happened at the same time. Two reports of
-// one source are two occurrences, because each source reports in order and once.
+// find returns the index of the occurrence that a source reports and another one has reported; -1 = there is none. This is
+// the one rule for all sources: it is the first occurrence that the source has not reported, if both may have happened at
+// the same time. Each source reports an occurrence once and in order, so two reports of one source are two occurrences.
 func find(all []Occurrence, seen Occurrence, s source) int {
 	return slices.IndexFunc(all, func(c Occurrence) bool {
 		return !*c.from(s) && seen.Earliest.Before(c.Latest) && c.Earliest.Before(seen.Latest)

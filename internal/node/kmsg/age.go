@@ -15,9 +15,9 @@ type clock func() (least, most time.Duration, ok bool)
 // clockTolerance is how much the clocks of a boot may differ from its beginning on.
 const clockTolerance = 2 * time.Second
 
-// kernelClock is the clock of the kernel's log, local_clock. No call returns its time. On most machines it runs as the hardware
-// does (CLOCK_MONOTONIC_RAW), in a guest of KVM as the clock of the host (about CLOCK_MONOTONIC). Those differ by seconds after
-// a day, because time servers correct the second one.
+// kernelClock is the clock of the kernel's log, local_clock. No call returns its time. On most machines it runs as the
+// hardware does (CLOCK_MONOTONIC_RAW), in a guest of KVM as the clock of the host (about CLOCK_MONOTONIC). Those
+// differ by seconds after a day, because time servers correct the second one.
 func kernelClock() (least, most time.Duration, ok bool) {
 	var raw, corrected unix.Timespec
 	err := unix.ClockGettime(unix.CLOCK_MONOTONIC_RAW, &raw)
@@ -41,8 +41,8 @@ func arrivesAt(line Line, logged time.Duration, since time.Time) arrival {
 	return arrival{line, logged, time.Now(), since}
 }
 
-// aged returns the line with its age now. It is older than its reading. If the end of the log is read at an interval, the
-// line is newer than the reading before; otherwise it was read as it was logged.
+// aged returns the line with its age now. It is older than its reading. If the end of the log is read at an interval,
+// the line is newer than the reading before; otherwise it was read as it was logged.
 func (a arrival) aged(now clock) Line {
 	bounds := health.Age{Least: time.Since(a.read), Most: time.Since(a.read)}
 	if !a.since.IsZero() {
@@ -52,8 +52,8 @@ func (a arrival) aged(now clock) Line {
 	return a.line
 }
 
-// byClock returns the part of an age that agrees with the clock of the log. If no part does, that clock is not as is supposed,
-// and the age stays.
+// byClock returns the part of an age that agrees with the clock of the log. If no part does, that clock is not as is
+// supposed, and the age stays.
 func byClock(age health.Age, logged time.Duration, now clock) health.Age {
 	if logged == 0 || now == nil {
 		return age
@@ -66,7 +66,8 @@ func byClock(age health.Age, logged time.Duration, now clock) health.Age {
 	return part
 }
 
-// repeats reports whether a line repeats an earlier one with the same XID and GPU. Of lines without times it is unknown.
+// repeats reports whether a line repeats an earlier one with the same XID and GPU. Of lines without times it is
+// unknown.
 func repeats(earlier, logged time.Duration) bool {
 	return logged > 0 && earlier > 0 && (logged-earlier).Abs() < holdFor
 }

@@ -16,7 +16,10 @@ import (
 
 const second = 1_000_000 // of the log
 
-// The age of a line is what its reading and the clock of the log agree on. A clock that contradicts the reading is not used.
+func ageOf(least, most time.Duration) health.Age { return health.Age{Least: least, Most: most} }
+
+// The age of a line is what its reading and the clock of the log agree on. A clock that contradicts the reading is not
+// used.
 func TestAgeByTheClockOfTheLog(t *testing.T) {
 	const s = time.Second
 	at := func(least, most time.Duration) clock {
@@ -30,15 +33,15 @@ func TestAgeByTheClockOfTheLog(t *testing.T) {
 		now    clock
 		want   health.Age
 	}{
-		{"no clock", health.Age{Least: 2 * s, Most: 12 * s}, 100 * s, nil, health.Age{Least: 2 * s, Most: 12 * s}},
-		{"a clock that fails", health.Age{Least: 2 * s, Most: 12 * s}, 100 * s, unknown, health.Age{Least: 2 * s, Most: 12 * s}},
-		{"a line without a time", health.Age{Least: 2 * s, Most: 12 * s}, 0, at(105*s, 109*s), health.Age{Least: 2 * s, Most: 12 * s}},
-		{"within", health.Age{Least: 2 * s, Most: 12 * s}, 100 * s, at(105*s, 109*s), health.Age{Least: 5 * s, Most: 9 * s}},
-		{"in part", health.Age{Least: 2 * s, Most: 12 * s}, 100 * s, at(99*s, 103*s), health.Age{Least: 2 * s, Most: 3 * s}},
-		{"later than its reading", health.Age{Least: 2 * s, Most: 12 * s}, 100 * s, at(90*s, 101*s), health.Age{Least: 2 * s, Most: 12 * s}},
-		{"before the reading before", health.Age{Least: 2 * s, Most: 12 * s}, 100 * s, at(900*s, 904*s), health.Age{Least: 2 * s, Most: 12 * s}},
-		{"read as it was logged", health.Age{Least: 2 * s, Most: 2 * s}, 100 * s, at(100*s, 104*s), health.Age{Least: 2 * s, Most: 2 * s}},
-		{"from before the start", health.UnknownAge, 100 * s, at(3698*s, 3702*s), health.Age{Least: 3598 * s, Most: 3602 * s}},
+		{"no clock", ageOf(2*s, 12*s), 100 * s, nil, ageOf(2*s, 12*s)},
+		{"a clock that fails", ageOf(2*s, 12*s), 100 * s, unknown, ageOf(2*s, 12*s)},
+		{"a line without a time", ageOf(2*s, 12*s), 0, at(105*s, 109*s), ageOf(2*s, 12*s)},
+		{"within", ageOf(2*s, 12*s), 100 * s, at(105*s, 109*s), ageOf(5*s, 9*s)},
+		{"in part", ageOf(2*s, 12*s), 100 * s, at(99*s, 103*s), ageOf(2*s, 3*s)},
+		{"later than its reading", ageOf(2*s, 12*s), 100 * s, at(90*s, 101*s), ageOf(2*s, 12*s)},
+		{"before the reading before", ageOf(2*s, 12*s), 100 * s, at(900*s, 904*s), ageOf(2*s, 12*s)},
+		{"read as it was logged", ageOf(2*s, 2*s), 100 * s, at(100*s, 104*s), ageOf(2*s, 2*s)},
+		{"from before the start", health.UnknownAge, 100 * s, at(3698*s, 3702*s), ageOf(3598*s, 3602*s)},
 		{"from before the start, no clock", health.UnknownAge, 100 * s, nil, health.Age{Most: math.MaxInt64}},
 	} {
 		if got := byClock(c.age, c.logged, c.now); got != c.want {
@@ -47,16 +50,17 @@ func TestAgeByTheClockOfTheLog(t *testing.T) {
 	}
 }
 
-// A line of syslog(2) has its age, however late it is read: by the clock of the log to two seconds, and without that to the time
-// between two reads. Lines that are read together are as many faults as they are by their own times.
+// A line of syslog(2) has its age, however late it is read: by the clock of the log to two seconds, and without that
+// to the time between two reads. Lines that are read together are as many faults as they are by their own times.
 func TestAgeOfLateLines(t *testing.T) {
+	const s = time.Second
 	for name, c := range map[string]struct {
 		ahead time.Duration // of the clock of the log before the machine's; negative = no clock
 		want  []health.Age
 	}{
-		"clock":             {0, []health.Age{{Least: 9 * time.Second, Most: 12 * time.Second}, {Least: 2 * time.Second, Most: 6 * time.Second}}},
-		"no clock":          {-1, []health.Age{{Least: 2 * time.Second, Most: 12 * time.Second}, {Least: 2 * time.Second, Most: 12 * time.Second}}},
-		"a clock that errs": {time.Hour, []health.Age{{Least: 2 * time.Second, Most: 12 * time.Second}, {Least: 2 * time.Second, Most: 12 * time.Second}}},
+		"clock":             {0, []health.Age{ageOf(9*s, 12*s), ageOf(2*s, 6*s)}},
+		"no clock":          {-1, []health.Age{ageOf(2*s, 12*s), ageOf(2*s, 12*s)}},
+		"a clock that errs": {time.Hour, []health.Age{ageOf(2*s, 12*s), ageOf(2*s, 12*s)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -102,7 +106,7 @@ func TestAgeOfPresentLines(t *testing.T) {
 	log := b.log()
 	log.clock = func() (time.Duration, time.Duration, bool) { return 3698 * time.Second, 3702 * time.Second, true }
 	got, err := log.Read(t.Context(), 0)
-	want := health.Age{Least: 3598 * time.Second, Most: 3602 * time.Second}
+	want := ageOf(3598*time.Second, 3602*time.Second)
 	if err != nil || len(got.Lines) != 1 || got.Lines[0].Age != want || got.Lines[0].Observation().Age != want {
 		t.Errorf("%+v, %v", got, err)
 	}

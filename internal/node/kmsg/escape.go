@@ -8,8 +8,8 @@ import (
 // maxEscaped is the maximum length of an escaped message, in bytes. A record has room for it and for its head.
 const maxEscaped = recordSize - 64
 
-// escapedByKernel reports whether the kernel writes a byte to /dev/kmsg as \xNN (kernel/printk/printk.c, msg_add_ext_text).
-// syslog(2) has the byte itself.
+// escapedByKernel reports whether the kernel writes a byte to /dev/kmsg as \xNN (kernel/printk/printk.c,
+// msg_add_ext_text). syslog(2) has the byte itself.
 func escapedByKernel(c byte) bool { return c == '\\' || unprintable(c) }
 
 // unprintable reports whether a byte is no printable ASCII. A message of /dev/kmsg has none, one of a file may.

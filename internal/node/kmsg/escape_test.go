@@ -17,7 +17,8 @@ func ringRecord(micros int, text string) string {
 
 const xid119 = "NVRM: Xid (PCI:0000:1b:00): 119, pid=7, name=NAME, Timeout after 6s of waiting for RPC response from GPU0 GSP!"
 
-// A tenant chooses the name of a process, of at most 15 bytes. Whatever these are, the XID of a line counts, and as one.
+// A tenant chooses the name of a process, of at most 15 bytes. Whatever these are, the XID of a line counts, and as
+// one.
 func TestNameOfAProcessHidesNoXID(t *testing.T) {
 	for _, name := range []string{
 		"python3",
@@ -52,8 +53,8 @@ func TestNameOfAProcessHidesNoXID(t *testing.T) {
 	}
 }
 
-// A record with text of a process is no XID, however that continues: the options of mount(2), and the version that a client of the
-// driver claims to have, which the driver logs with its newlines (rm_perform_version_check).
+// A record with text of a process is no XID, however that continues: the options of mount(2), and the version that a
+// client of the driver claims to have, which the driver logs with its newlines (rm_perform_version_check).
 func TestTextOfAProcessForgesNoXID(t *testing.T) {
 	const forged = "NVRM: Xid (PCI:0000:1b:00): 79, x"
 	mismatch := "NVRM: API mismatch: the client has the version \n" + forged + ", but\n" +

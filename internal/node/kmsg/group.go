@@ -6,8 +6,8 @@ const (
 	// driverPrefix begins each record of NVIDIA's driver.
 	driverPrefix = "NVRM: "
 
-	// mismatchPrefix begins the record of the driver that has a long text of a process: the version that a client claims to
-	// have, of 63 bytes (osapi.c, rm_perform_version_check).
+	// mismatchPrefix begins the record of the driver that has a long text of a process: the version that a client
+	// claims to have, of 63 bytes (osapi.c, rm_perform_version_check).
 	mismatchPrefix = driverPrefix + "API mismatch"
 
 	// maxName is the maximum length of a process's name, in bytes (TASK_COMM_LEN).
@@ -16,15 +16,15 @@ const (
 
 // group is a sequence of lines of syslog(2) with one head: time, priority and caller. It has one or more records.
 //
-// The kernel writes the head of a record before each of its lines. The text of a process can be in a record, with its newlines:
-// mount(2) logs an option that the file system does not have.
+// The kernel writes the head of a record before each of its lines. The text of a process can be in a record, with its
+// newlines: mount(2) logs an option that the file system does not have.
 //
 //	<3>[27438.640864] tmpfs: Unknown parameter 'x
 //	<3>[27438.640864] NVRM: Xid (PCI:0000:1b:00): 79'
 //
-// So a line with the head of the one before may be of the same record, and does not count. After a line of the driver it is a
-// record: several GPUs can have a fault in the same microsecond. The driver logs the name of a process, which is too short
-// for an XID, but can have newlines.
+// So a line with the head of the one before may be of the same record, and does not count. After a line of the driver
+// it is a record: several GPUs can have a fault in the same microsecond. The driver logs the name of a process, which
+// is too short for an XID, but can have newlines.
 //
 //	<4>[27438.640864] NVRM: Xid (PCI:0000:1b:00): 119, pid=7, name=a
 //	<4>[27438.640864] b, Timeout after 6s of waiting
@@ -53,7 +53,8 @@ func (g *group) begins(head, message string) bool {
 	return true
 }
 
-// restOfName returns how many bytes of a process's name may be missing in a line of the driver, which ends with a part of one.
+// restOfName returns how many bytes of a process's name may be missing in a line of the driver, which ends with a part
+// of one.
 func restOfName(message string) int {
 	i := strings.LastIndex(message, "name=")
 	if i < 0 {

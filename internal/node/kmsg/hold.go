@@ -15,9 +15,9 @@ const (
 	maxHeld = 256
 )
 
-// hold emits each line holdFor after it arrived, but drops a line that repeats one that is waiting: a fault that is logged ten
-// thousand times a second is one line each holdFor. It returns when ctx ends, or when lines is closed and all
-// were emitted.
+// hold emits each line holdFor after it arrived, but drops a line that repeats one that is waiting: a fault that is
+// logged ten thousand times a second is one line each holdFor. It returns when ctx ends, or when lines is closed and
+// all were emitted.
 func hold(ctx context.Context, lines <-chan arrival, emit func(arrival)) {
 	q := queue{emit: emit}
 	timer := time.NewTimer(holdFor) // for the first of the queue
@@ -53,8 +53,8 @@ type held struct {
 	due time.Time
 }
 
-// repeatedBy reports whether a line has the same XID and GPU at about the same time. All that has arrived while a line without a
-// time waits is at about its time.
+// repeatedBy reports whether a line has the same XID and GPU at about the same time. All that has arrived while a line
+// without a time waits is at about its time.
 func (h held) repeatedBy(a arrival) bool {
 	same := h.line.PCI == a.line.PCI && h.line.XID == a.line.XID
 	return same && (h.logged == 0 || a.logged == 0 || repeats(h.logged, a.logged))

@@ -25,7 +25,10 @@ type Line struct {
 // Observation is the line as an observation of a GPU, without the process that the driver names: orchestrators must not store
 // the names of users' processes.
 func (l Line) Observation() health.Observation {
-	return health.Observation{PCI: l.PCI, Kind: health.XID, Code: l.XID, Detail: withoutProcess(l.Text), FromKernelLog: true, NextSequence: l.Next, Age: l.Age}
+	return health.Observation{
+		PCI: l.PCI, Kind: health.XID, Code: l.XID, Detail: withoutProcess(l.Text),
+		FromKernelLog: true, NextSequence: l.Next, Age: l.Age,
+	}
 }
 
 // withoutProcess removes "pid=30393, name=Media, " or "pid=2763, " from a text.

@@ -91,7 +91,8 @@ func (r *ring) after(text string) (added string, found bool) {
 	return added, found
 }
 
-// add appends the records of lines, of a record with several lines the first one. It escapes their bytes as the device does.
+// add appends the records of lines, of a record with several lines the first one. It escapes their bytes as the device
+// does.
 func (r *ring) add(lines string) error {
 	read, withTime := 0, 0
 	for line := range strings.Lines(lines) {
