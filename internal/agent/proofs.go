@@ -107,7 +107,8 @@ func seen(s core.State, table use.Table, mode health.Mode, n proof.Node) proof.N
 			g.Cancel = proof.Move
 		}
 		for _, c := range all {
-			if c.At.GPU == id && c.IgnoredUntil.IsZero() && c.Reason != health.ReasonProofFailed && c.State > g.Health {
+			byProof := c.Reason == health.ReasonProofFailed || c.Reason == health.ReasonFaultUnknown // which a proof ends
+			if c.At.GPU == id && c.IgnoredUntil.IsZero() && !byProof && c.State > g.Health {
 				g.Health, g.Cause = c.State, c.Cause()
 			}
 		}

@@ -72,11 +72,11 @@ type logReader interface {
 }
 
 const (
-	reportRetry    = 100 * time.Millisecond // after a full queue
+	reportRetry    = 10 * time.Millisecond // after a full queue: the first reading waits for the log
 	logUnavailable = "kernel log unavailable: " + health.WithoutKernelLog
 )
 
-// follow reports the lines of the kernel log that the history does not cover, then a KernelLogRead observation, then new lines, until
+// follow reports the lines of the kernel log that the history does not cover, on a first start all of this boot, then a KernelLogRead observation, then new lines, until
 // ctx ends or the log can't be read. A KernelLogRead without a number means that the log is not read.
 func (s *sources) follow(ctx context.Context, m logReader) {
 	if !m.Restored(ctx) {
@@ -109,10 +109,10 @@ func (s *sources) followLog(ctx context.Context, m logReader) error {
 		return err
 	}
 	defer func() { _ = file.Close() }()
-	first, known := m.State().KernelLog()
-	if !file.Counts(first) { // the position is forgotten: what the log has is as after a first start
-		s.report(ctx, m, health.Observation{Kind: health.KernelLogRead})
-		first, known = 0, false
+	first, _ := m.State().KernelLog()
+	if !file.Counts(first) {
+		s.report(ctx, m, health.Observation{Kind: health.KernelLogReplaced})
+		first = 0
 	}
 	log, err := file.Read(ctx, first)
 	if err != nil {
@@ -122,14 +122,12 @@ func (s *sources) followLog(ctx context.Context, m logReader) error {
 		s.log.Warn("kernel log ends before the last line read: it is of another boot, and is read from its start",
 			"next", log.Next, "expected", first)
 	}
-	if known {
-		for _, l := range log.Lines { // NVML does not report these any more, so they wait for no event
-			o := l.Observation()
-			o.Backlog = true
-			s.report(ctx, m, o)
-		}
+	for _, l := range log.Lines { // NVML does not report these any more, so they wait for no event
+		o := l.Observation()
+		o.Backlog, o.Again = true, first == 0 || log.Older
+		s.report(ctx, m, o)
 	}
-	s.report(ctx, m, health.Observation{Kind: health.KernelLogRead, NextSequence: log.Next})
+	s.report(ctx, m, health.Observation{Kind: health.KernelLogRead, NextSequence: log.Next, Complete: log.Complete})
 	return file.Follow(ctx, log.Next, func(l kmsg.Line) { s.report(ctx, m, l.Observation()) })
 }
 
@@ -159,7 +157,7 @@ func (s *sources) up() map[string]bool {
 		up["kernel_log"] = err == nil
 	}
 	if s.history != nil {
-		up["history"] = s.history.Problem() == ""
+		up["history"] = len(s.history.Problems()) == 0
 	}
 	return up
 }

@@ -59,6 +59,9 @@ func (m *fakeMonitor) reported(t *testing.T, want string) {
 		if o.Kind != health.KernelLogRead {
 			what = fmt.Sprint(o.Code)
 		}
+		if o.Kind == health.KernelLogReplaced {
+			what = "replaced"
+		}
 		if o.Backlog {
 			what = "past " + what
 		}
@@ -77,8 +80,8 @@ func TestKernelLogPosition(t *testing.T) {
 		state core.State
 		want  string
 	}{
-		{"the first start", core.NewState(cfg), "{ - 12}"},
-		{"a history without a position", core.Restore(cfg, history(0), "this"), "{ - 12}"},
+		{"the first start", core.NewState(cfg), "{0000:01:00.0 past 79 11} {0000:02:00.0 past 119 12} { - 12}"},
+		{"a history without a position", core.Restore(cfg, history(0), "this"), "{0000:01:00.0 past 79 11} {0000:02:00.0 past 119 12} { - 12}"},
 		{"the same boot", core.Restore(cfg, history(10), "this"), "{0000:02:00.0 past 119 12} { - 12}"},
 		{"a reboot", core.Restore(cfg, history(500), "next"), "{0000:01:00.0 past 79 11} {0000:02:00.0 past 119 12} { - 12}"},
 		{"an undetected reboot", core.Restore(cfg, history(500), "this"), "{0000:01:00.0 past 79 11} {0000:02:00.0 past 119 12} { - 12}"},
@@ -114,7 +117,7 @@ func TestKernelLogPosition(t *testing.T) {
 	}
 }
 
-// A position of syslog(2) means nothing in /dev/kmsg: it is forgotten, and the agent goes on from the end of the log.
+// A position of syslog(2) means nothing in /dev/kmsg: it is forgotten, and the agent reads the log from its beginning.
 func TestPositionOfTheOtherSource(t *testing.T) {
 	cfg := core.DefaultConfig()
 	path := filepath.Join(t.TempDir(), "kmsg")
@@ -131,13 +134,13 @@ func TestPositionOfTheOtherSource(t *testing.T) {
 		}()
 		time.Sleep(time.Second)
 		synctest.Wait()
-		m.reported(t, "{ - 0} { - 12}")
+		m.reported(t, "{ replaced 0} {0000:02:00.0 past 119 12} { - 12}")
 		cancel()
 		<-done
 	})
 }
 
-// A run that does not read the log leaves no position, so that a later run reads the log from its end.
+// A run that does not read the log leaves no position, so that a later run reads the log from its beginning.
 func TestUnreadLogLeavesNoPosition(t *testing.T) {
 	cfg := core.DefaultConfig()
 	s := core.Restore(cfg, core.Checkpoint{BootID: "this", KernelLog: 10}, "this").Read(cfg, now, coretest.GPUs(1))

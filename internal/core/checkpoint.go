@@ -1,6 +1,7 @@
 package core
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -27,6 +28,10 @@ type Checkpoint struct {
 	// UnconfirmedGPUs are the GPUs, sorted, of a history that may belong to another node. All other GPUs in the
 	// checkpoint were read on this node.
 	UnconfirmedGPUs []gpu.DeviceID `json:",omitempty"`
+
+	// FaultsUnknown means that a former record could not be read completely: each GPU that is not in GPUs may have
+	// a fault. It ends with a snapshot that lists all GPUs.
+	FaultsUnknown bool `json:",omitempty"`
 }
 
 // Checkpoint returns what to keep of the state. The boot argument is the boot ID of the node. Simulated faults,
@@ -35,7 +40,7 @@ func (s State) Checkpoint(boot string) Checkpoint {
 	r := Checkpoint{
 		BootID: boot, BootTime: s.bootTime, Maintenance: s.Maintenance, Binding: s.Binding,
 		Devices: slices.Clone(s.Snapshot.Devices), Links: s.Snapshot.NVLinks(),
-		KernelLog: s.kernelLog.nextSequence, UnconfirmedGPUs: slices.Clone(s.unconfirmedGPUs),
+		KernelLog: s.kernelLog.nextSequence, UnconfirmedGPUs: slices.Clone(s.unconfirmedGPUs), FaultsUnknown: s.faultsUnknown.pending,
 	}
 	if s.priorDevices != nil {
 		r.Devices, r.Links, r.NotReadSinceBoot = slices.Clone(s.priorDevices), slices.Clone(s.priorLinks), s.rebooted
@@ -59,6 +64,9 @@ func Restore(cfg Config, r Checkpoint, boot string) State {
 	s := NewState(cfg)
 	rebooted := r.BootID != boot
 	s.Ledger = health.Restore(cfg.Health, r.ledger(), rebooted)
+	if r.FaultsUnknown && !(rebooted && health.UnknownFaultsEnd(cfg.Health)) {
+		s.faultsUnknown = unknownFaults{pending: true, seen: sortedIDs(slices.Collect(maps.Keys(r.GPUs)))}
+	}
 	known := gpu.NewSnapshot(gpu.Snapshot{Devices: r.Devices, Links: r.Links})
 	s.priorDevices, s.priorLinks, s.bootTime, s.rebooted = known.Devices, known.Links, r.BootTime, rebooted || r.NotReadSinceBoot
 	if s.unconfirmedGPUs = sortedIDs(r.UnconfirmedGPUs); len(s.unconfirmedGPUs) == 0 {
@@ -72,6 +80,6 @@ func Restore(cfg Config, r Checkpoint, boot string) State {
 		s.Inventory = inventory.Build(s.buildInput(cfg))
 		s.Allocatable = s.Inventory.WithoutHost()
 	}
-	s.kernelLog = restoreKernelLog(r, rebooted || r.NotReadSinceBoot && r.KernelLog == 0)
+	s.kernelLog = restoreKernelLog(r, rebooted)
 	return s
 }

@@ -24,6 +24,7 @@ type Boot struct {
 // units change with the next call that rebuilds the inventory.
 func (s State) Shift(d time.Duration) State {
 	s.Ledger = s.Ledger.Shift(d)
+	s.kernelLog = s.kernelLog.shift(d)
 	s.Maintenance = s.Maintenance.Shift(d)
 	s.Release.Since = health.ShiftTime(s.Release.Since, d)
 	s.bootTime = health.ShiftTime(s.bootTime, d)

@@ -38,7 +38,7 @@ func FuzzRestore(f *testing.F) {
 		f.Add([]byte(text), false)
 		f.Add([]byte(text), true)
 	}
-	same := []cmp.Option{cmpopts.IgnoreUnexported(health.GPUHistory{}), cmpopts.EquateEmpty()}
+	same := []cmp.Option{cmpopts.IgnoreUnexported(health.GPUHistory{}, health.FaultCount{}), cmpopts.EquateEmpty()}
 	f.Fuzz(func(t *testing.T, text []byte, rebooted bool) {
 		var r core.Checkpoint
 		if json.Unmarshal(text, &r) != nil {

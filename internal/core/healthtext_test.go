@@ -108,6 +108,10 @@ func faultCases() []faultCase {
 		{"failed proof", func(s *ledgerFixture) {
 			s.ledger = s.ledger.ProofFailed(s.policy, s.now, a.GPU, health.ProofFailure{Summary: "matrix product: 3 of 4096 tiles differ from the host's value", State: health.Unhealthy})
 		}, nil},
+		{"unknown faults", func(s *ledgerFixture) {
+			set(func(v *health.Sample) { v.RecoveryAction = health.RecoveryUnknown })(s)
+			s.ledger = s.ledger.WithUnknownFaults(s.policy, s.now, a.GPU)
+		}, nil},
 		{"manual", func(s *ledgerFixture) { s.policy.ManualRecovery = true; codes(48)(s) }, nil},
 	}
 	for _, l := range levelReasons() {

@@ -2,6 +2,7 @@ package core
 
 import (
 	"slices"
+	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
@@ -25,15 +26,15 @@ type UnlistedXID struct {
 // kernelLogState is the position up to which the kernel log was read, and the XIDs that belong to no listed GPU.
 // It is immutable.
 //
-//	same boot, position known    continue at the position
-//	same boot, position unknown  begin with new lines: older XIDs may have been handled already
-//	after a reboot               read everything of this boot
+//	position known    continue at the position
+//	position unknown  read everything of this boot: the first start, a reboot, a log that was not read before,
+//	                  or another source of it. A line that was counted before is not counted again
 //
 // The position is in the same checkpoint as the effects of the lines before it, so that each line takes effect
 // once, also after a crash.
 type kernelLogState struct {
 	nextSequence uint64 // next sequence number to read; 0 = unknown
-	fromStart    bool   // read from the beginning: the checkpoint is of another boot
+	fromStart    bool   // read from the beginning
 	machineRead  bool   // a snapshot was read since the agent started
 	pending      []health.Observation
 
@@ -43,15 +44,15 @@ type kernelLogState struct {
 }
 
 func restoreKernelLog(r Checkpoint, rebooted bool) kernelLogState {
-	if rebooted {
+	if rebooted || r.KernelLog == 0 {
 		return kernelLogState{fromStart: true}
 	}
 	return kernelLogState{nextSequence: r.KernelLog}
 }
 
-// KernelLog returns the sequence number from which on the kernel log is to be read; 0 = from its beginning. It is
-// not known on the first start, or if the agent did not read the log before: only new lines count then.
-func (s State) KernelLog() (next uint64, known bool) {
+// KernelLog returns the sequence number from which on the kernel log is to be read; 0 = from its beginning. It reports
+// false if the agent does not read the log.
+func (s State) KernelLog() (next uint64, read bool) {
 	return s.kernelLog.nextSequence, s.kernelLog.fromStart || s.kernelLog.nextSequence > 0
 }
 
@@ -66,6 +67,10 @@ func (s State) UnlistedXIDs() (each []UnlistedXID, count uint64) {
 func (s *State) locate(o health.Observation) (health.Observation, bool) {
 	if o.Kind == health.KernelLogRead && o.NextSequence == 0 {
 		s.kernelLog.stop()
+		return o, false
+	}
+	if o.Kind == health.KernelLogReplaced {
+		s.kernelLog.nextSequence, s.kernelLog.fromStart = 0, true
 		return o, false
 	}
 	located, ok := locateIn(s.Snapshot, o)
@@ -98,10 +103,43 @@ func (l *kernelLogState) stop() {
 	}
 }
 
-func (l *kernelLogState) hold(o health.Observation) {
-	if len(l.pending) < maxPending {
-		l.pending = append(slices.Clip(l.pending), o)
+// shift moves the times of the observations that wait by d.
+func (l kernelLogState) shift(d time.Duration) kernelLogState {
+	l.pending, l.unidentified = slices.Clone(l.pending), slices.Clone(l.unidentified)
+	for _, waiting := range [][]health.Observation{l.pending, l.unidentified} {
+		for i := range waiting {
+			waiting[i].Reported = health.ShiftTime(waiting[i].Reported, d)
+		}
 	}
+	return l
+}
+
+// hold keeps an observation for the first snapshot. If there are too many, it drops earlier ones of the same fault: a
+// program that fails a thousand times hides no fault of a GPU.
+func (l *kernelLogState) hold(o health.Observation) {
+	if len(l.pending) >= maxPending {
+		l.pending = slices.Clone(l.pending)
+		if l.dropRepeats(); len(l.pending) >= maxPending {
+			return
+		}
+	}
+	l.pending = append(slices.Clip(l.pending), o)
+}
+
+// dropRepeats drops all observations that wait but the latest of each fault.
+func (l *kernelLogState) dropRepeats() {
+	type fault struct {
+		kind health.ObservationKind
+		pci  gpu.PCIAddress
+		code uint64
+	}
+	of := func(o health.Observation) fault { return fault{o.Kind, o.PCI, o.Code} }
+	latest := make(map[fault]int, len(l.pending))
+	for i, o := range l.pending {
+		latest[of(o)] = i
+	}
+	i := -1
+	l.pending = slices.DeleteFunc(l.pending, func(o health.Observation) bool { i++; return latest[of(o)] != i })
 }
 
 // recordUnlisted records an XID at a PCI address where no GPU is listed.

@@ -27,6 +27,12 @@ func backlogLine(n int, code, next uint64) health.Observation {
 	return o
 }
 
+// loggedAgo returns a line that was logged so long before it is reported, as exactly as the clock of the log allows.
+func loggedAgo(o health.Observation, ago time.Duration) health.Observation {
+	o.Age = health.Age{Least: max(0, ago-2*time.Second), Most: ago + 2*time.Second}
+	return o
+}
+
 // logPosition is the observation that the log was read up to a number.
 func logPosition(next uint64) health.Observation {
 	return health.Observation{Kind: health.KernelLogRead, NextSequence: next}
@@ -61,7 +67,7 @@ func allHealthy(n int) map[gpu.DeviceID]string {
 // An XID that a reset cleared is before the position in the checkpoint, so it is not read again.
 func TestCheckpointHasLogPosition(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(2))
-	l.expectLog("the first start", 0, false)
+	l.expectLog("the first start", 0, true)
 	l.observe(logPosition(10))
 	l.observe(logLine(0, 119, 12))
 	if r := l.state.Checkpoint("b"); r.KernelLog != 12 || len(r.Conditions) != 1 {
@@ -90,7 +96,7 @@ func TestLogLineOfReportedEvent(t *testing.T) {
 	l.state = cleared
 	l.restart("b", "b")
 	l.now = l.now.Add(10 * time.Minute)
-	l.observe(backlogLine(0, 95, 11))
+	l.observe(loggedAgo(backlogLine(0, 95, 11), 10*time.Minute))
 	l.read(1)
 	l.expect("reported again", allHealthy(2))
 	if n := l.count(0, 95); n != 1 {
@@ -225,7 +231,7 @@ func TestEcho(t *testing.T) {
 	logged.FromKernelLog, logged.Detail = true, "Ch 00000008"
 	event := xidEvent(gi(1), 109)
 	late := event
-	late.Delay = time.Minute
+	late.Age.Most = time.Minute
 	for _, tc := range []struct {
 		name   string
 		first  health.Observation
@@ -271,5 +277,107 @@ func TestEcho(t *testing.T) {
 		if n := len(s.ledger.Conditions()); n != 3 {
 			t.Errorf("%d conditions", n)
 		}
+	})
+}
+
+// An XID of the time without an agent is no repetition of one from days before, whether a reset was between them or
+// not, and also if the line of the older one was never read. With a log without times it is unknown which fault a line
+// is of: after a reset it is another one.
+func TestXIDOfTheAbsenceIsAnotherOne(t *testing.T) {
+	for name, c := range map[string]struct {
+		reset bool
+		ago   health.Age
+		want  uint64
+	}{
+		"after three days":                {false, health.Age{Least: time.Hour, Most: time.Hour}, 2},
+		"after three days and a reset":    {true, health.Age{Least: time.Hour, Most: time.Hour}, 2},
+		"its own line":                    {false, health.Age{Least: 72 * time.Hour, Most: 72 * time.Hour}, 1},
+		"its own line, and then a reset":  {true, health.Age{Least: 72*time.Hour + 10*time.Minute, Most: 72*time.Hour + 10*time.Minute}, 1},
+		"a log without times":             {false, health.UnknownAge, 1},
+		"a log without times and a reset": {true, health.UnknownAge, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newRestartFixture(t, coretest.GPUs(1))
+			l.observe(logPosition(10))
+			l.observe(xidEvent(gpuAt(0), 95))
+			if c.reset {
+				l.observe(health.Observation{At: gpuAt(0), Kind: health.DriverRebound})
+				l.read(60)
+				l.expect("after the reset", allHealthy(1))
+			}
+			l.restart("b", "b")
+			l.now = l.now.Add(72 * time.Hour)
+			line := backlogLine(0, 95, 11)
+			line.Age = c.ago
+			l.observe(line)
+			if n := l.count(0, 95); n != c.want {
+				t.Errorf("counted %d times, want %d", n, c.want)
+			}
+			l.read(1)
+			if c.want == 2 {
+				l.expect("at last", map[gpu.DeviceID]string{coretest.GPU(0): "unhealthy XID_95"})
+			}
+		})
+	}
+}
+
+// A line that waits for the first snapshot gets no newer while it waits, also if the wall clock is set meanwhile.
+func TestLineThatWaitsKeepsItsTime(t *testing.T) {
+	l := newRestartFixture(t, coretest.GPUs(1))
+	l.restart("a", "b")
+	logged := l.now
+	l.observe(logLine(0, 95, 11))
+	l.now = l.now.Add(10 * time.Minute)
+	l.state = l.state.Shift(time.Hour)
+	l.now = l.now.Add(time.Hour)
+	l.read(1)
+	history, _ := l.state.Ledger.History(coretest.GPU(0))
+	if want := logged.Add(time.Hour); len(history.FaultCounts) != 1 || !history.FaultCounts[0].Last.Equal(want) {
+		t.Errorf("%+v, want at %v", history.FaultCounts, want)
+	}
+}
+
+// What a fault results in follows from when it happened, and not from when its line was read.
+func TestEffectsOfALateLine(t *testing.T) {
+	late := func(code uint64, ago time.Duration) health.Observation {
+		o := xidEvent(a, code)
+		o.FromKernelLog, o.Age = true, health.Age{Least: ago, Most: ago}
+		return o
+	}
+	t.Run("an XID from before a reset is no relapse, and the reset clears it", func(t *testing.T) {
+		s := newLedgerFixture(t)
+		s.reportXIDs(119)
+		s.reset()
+		s.checkFor(10 * time.Minute)
+		s.expect("after the first one", health.Healthy, "")
+		s.wait(time.Minute)
+		s.reset()
+		s.observe(late(119, time.Minute))
+		s.checkFor(10 * time.Minute)
+		s.expect("after a line of the time before the second reset", health.Healthy, "")
+	})
+	t.Run("an XID from after a reset is a relapse", func(t *testing.T) {
+		s := newLedgerFixture(t)
+		s.reportXIDs(119)
+		s.reset()
+		s.checkFor(10 * time.Minute)
+		s.observe(late(119, time.Minute))
+		s.expect("a minute after it", health.Unhealthy, "NEEDS_SERVICE")
+	})
+	t.Run("two XIDs 109 ten minutes apart are no repetition, whenever they are read", func(t *testing.T) {
+		s := guest(t)
+		s.observe(late(109, 30*time.Minute), late(109, 15*time.Minute))
+		s.expect("15 minutes apart", health.Degraded, "XID_109")
+		s.observe(late(109, 10*time.Minute))
+		s.expect("5 minutes apart", health.Unhealthy, "XID_109")
+	})
+	t.Run("a workload that began later did not cause it", func(t *testing.T) {
+		s := newLedgerFixture(t)
+		for range 3 {
+			s.wait(10 * time.Minute)
+			s.allocate(a)
+			s.observe(late(31, 5*time.Minute))
+		}
+		s.expect("three workloads", health.Healthy, "")
 	})
 }

@@ -21,7 +21,7 @@ func TestXIDOfThreeSourcesIsCountedOnce(t *testing.T) {
 	event, log, operational := xidEvent(a, 119), xidEvent(a, 119), xidEvent(a, 119)
 	log.FromKernelLog, operational.FromOperational = true, true
 	late := event
-	late.Delay = time.Minute
+	late.Age.Most = time.Minute
 	for _, c := range []struct {
 		name string
 		obs  []health.Observation
@@ -57,7 +57,7 @@ func TestBacklogOfAnOperationalXID(t *testing.T) {
 	s.reportXIDs(119)
 	s.observe(operational)
 	s.wait(time.Hour)
-	s.observe(line)
+	s.observe(loggedAgo(line, time.Hour))
 	if counts := s.history().FaultCounts; len(counts) != 1 || counts[0].Count != 1 {
 		t.Errorf("%+v", counts)
 	}
@@ -158,7 +158,7 @@ func TestOperationalEventsOnDisk(t *testing.T) {
 	was := s.now
 	s.ledger = health.Restore(s.policy, c.Shift(time.Hour), false)
 	h := s.history()
-	if len(h.Operational) != 1 || h.EventsDropped != 1 || !h.Operational[0].Last.Equal(was.Add(time.Hour)) || !h.FaultCounts[0].FromOperational {
+	if len(h.Operational) != 1 || h.EventsDropped != 1 || !h.Operational[0].Last.Equal(was.Add(time.Hour)) || !h.FaultCounts[0].Recent[0].FromOperational {
 		t.Errorf("%+v", h)
 	}
 	without, err := json.Marshal(newLedgerFixture(t).ledger.Checkpoint())

@@ -122,22 +122,26 @@ func TestProvingIsNoFault(t *testing.T) {
 	}
 }
 
-// case 14 of proofs: XIDs that the program of a proof causes are no failures of workloads, also if they are read shortly after its end. Others are
-// faults of the GPU, whatever runs on it.
+// case 14 of proofs: XIDs that the program of a proof causes are no failures of workloads, also if they are read after
+// its end. Others are faults of the GPU, whatever runs on it.
 func TestXIDsOfProof(t *testing.T) {
 	taken := func(owner inventory.Purpose) inventory.Host {
 		return inventory.Host{Ownership: inventory.Ownership{GPUs: []inventory.GPUOwner{{GPU: a.GPU, Local: true, Taken: owner}}}}
 	}
 	for name, tc := range map[string]struct {
-		after time.Duration // from the end of a proof to its XID; negative = before it
+		after time.Duration // from the end of a proof to the report of an XID; negative = before it
+		age   time.Duration // of the XID
 		codes []uint64
 		want  string
 	}{
-		"while it runs":         {-time.Second, []uint64{13, 31, 43, 45}, ""},
-		"just after it":         {5 * time.Second, []uint64{31}, ""},
-		"a workload's":          {6 * time.Second, []uint64{31}, "WORKLOADS_FAILING"},
-		"a fault while it runs": {-time.Second, []uint64{95}, "XID_95"},
-		"a fault just after it": {time.Second, []uint64{79}, "XID_79"},
+		"while it runs":         {-time.Second, 0, []uint64{13, 31, 43, 45}, ""},
+		"just after it":         {9 * time.Second, 0, []uint64{31}, ""},
+		"a workload's":          {11 * time.Second, 0, []uint64{31}, "WORKLOADS_FAILING"},
+		"a late line":           {time.Minute, 61 * time.Second, []uint64{31}, ""},
+		"one of a workload":     {time.Minute, 30 * time.Second, []uint64{31}, "WORKLOADS_FAILING"},
+		"one of before it":      {-time.Second, 62 * time.Second, []uint64{31}, "WORKLOADS_FAILING"},
+		"a fault while it runs": {-time.Second, 0, []uint64{95}, "XID_95"},
+		"a fault just after it": {time.Second, 0, []uint64{79}, "XID_79"},
 	} {
 		cfg, now := core.DefaultConfig(), testStart
 		snapshot := coretest.GPUs(1)
@@ -145,13 +149,16 @@ func TestXIDsOfProof(t *testing.T) {
 		s := core.NewState(cfg).Read(cfg, now, gpu.NewSnapshot(snapshot), health.Observation{At: a, Kind: health.Checked, Sample: healthySample()})
 		for range 3 {
 			s = s.Observe(cfg, now, health.Observation{At: a, Kind: health.Reserved}) // whoever had it before, and gets it afterwards
+			now = now.Add(10 * time.Second)
 			s = s.WithHost(cfg, now, taken(inventory.Proof))
 			if now = now.Add(time.Minute); tc.after > 0 {
 				s = s.WithHost(cfg, now, taken(""))
 				now = now.Add(tc.after)
 			}
 			for _, code := range tc.codes {
-				s = s.Observe(cfg, now, xidEvent(a, code))
+				o := xidEvent(a, code)
+				o.Age = health.Age{Least: tc.age, Most: tc.age}
+				s = s.Observe(cfg, now, o)
 			}
 			s = s.WithHost(cfg, now, taken(""))
 			now = now.Add(time.Minute)

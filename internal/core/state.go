@@ -36,14 +36,15 @@ type State struct {
 
 	nodesSeen []string // device nodes of the latest snapshot and those added since, sorted
 
-	kernelLog kernelLogState
+	kernelLog     kernelLogState
+	faultsUnknown unknownFaults
 
 	built inventory.Config // that Inventory was built with
 }
 
 // NewState returns the state before the first snapshot.
 func NewState(cfg Config) State {
-	s := State{Snapshot: gpu.NoDriver(gpu.DriverPending, "not asked yet"), built: cfg.Config}
+	s := State{Snapshot: gpu.NoDriver(gpu.DriverPending, "not asked yet"), built: cfg.Config, kernelLog: kernelLogState{fromStart: true}}
 	s.Inventory = Build(s.Snapshot, s.Ledger, cfg)
 	s.Allocatable = s.Inventory.WithoutHost()
 	return s
@@ -68,7 +69,7 @@ func (s State) Read(cfg Config, now time.Time, reading gpu.Snapshot, checks ...h
 	snapshot, obs := Reconcile(prev, reading)
 	s.Snapshot, s.nodesSeen = snapshot, snapshot.Nodes
 	s.Ledger = s.Ledger.Relocate(s.Snapshot)
-	s = s.withUnlisted(now, reading)
+	s = s.withUnlisted(now, reading).withUnknownFaults(cfg, now, reading)
 	if reading.Driver.State == gpu.DriverReady {
 		obs = append(obs, s.takePending()...)
 	}
@@ -79,11 +80,17 @@ func (s State) Read(cfg Config, now time.Time, reading gpu.Snapshot, checks ...h
 func (s State) Observe(cfg Config, now time.Time, obs ...health.Observation) State {
 	located := make([]health.Observation, 0, len(obs))
 	for _, o := range obs {
+		if o.Reported.IsZero() {
+			o.Reported = now
+		}
 		if o, ok := s.locate(o); ok {
 			located = append(append(located, o), expandToInstances(s.Snapshot, o)...)
 		}
 	}
 	s.Ledger = s.Ledger.Apply(cfg.Health, now, located...)
+	if slices.ContainsFunc(obs, func(o health.Observation) bool { return o.Complete }) {
+		s = s.withKnownFaults(cfg, now)
+	}
 	return s.rebuild(cfg, now)
 }
 

@@ -33,6 +33,12 @@ func (l *kernelLog) xid(slot, code int, text string) {
 	l.write(fmt.Sprintf("NVRM: Xid (PCI:%s): %d, %s", strings.TrimSuffix(pci, ".0"), code, text))
 }
 
+// load logs that the driver was loaded.
+func (l *kernelLog) load() {
+	l.Helper()
+	l.write("NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 07:14:09 UTC 2025")
+}
+
 // write appends a record, some minutes after the one before.
 func (l *kernelLog) write(message string) {
 	l.Helper()
@@ -61,8 +67,8 @@ func TestKernelLog(t *testing.T) {
 	})
 }
 
-// What the kernel logs while no agent runs, or in its last moments, counts once, when the next one starts. What was there before
-// the first start, and what an operator has cleared, does not count again. The first list of the next process has the faults.
+// What the kernel logs while no agent runs, or in its last moments, counts once, when the next one starts. What a load of the driver
+// has ended before the first start does not count, and what an operator has cleared does not count again. The first list of the next process has the faults.
 func TestXIDsLoggedWhileNoAgentRuns(t *testing.T) {
 	t.Parallel()
 	for name, end := range ends {
@@ -70,6 +76,7 @@ func TestXIDsLoggedWhileNoAgentRuns(t *testing.T) {
 			both(t, "h100x8", nil, func(a *agent) {
 				log := a.useKernelLog()
 				log.xid(1, 119, "a fault")
+				log.load()
 				a.start()
 				a.healthy(8, 8)
 				log.xid(4, 119, "a fault")

@@ -96,6 +96,7 @@ func TestXIDsLoggedDuringAReload(t *testing.T) {
 			a.useFile(header)
 			log := a.useKernelLog()
 			log.xid(1, 119, "a fault")
+			log.load()
 			a.start()
 			a.healthy(8, 8)
 			a.useFile(header + "flags: {plugin: {passDeviceSpecs: true}}")

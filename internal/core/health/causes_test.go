@@ -59,6 +59,9 @@ var advice = map[Reason]string{
 	ReasonNoLimit:        "the policy has `limit: required`, and the text what is missing: a driver from 615, control groups of version 2, a hook program from 1.20.1 ([limits of memory](sharing.md#memory-limits))",
 	ReasonNoController:   "the policy has `limit: required`, and the text names the control group in which the kernel's controller is to be enabled",
 	ReasonOccupied:       "with `occupancy = withhold` only; `inspect` lists the processes",
+	ReasonFaultUnknown: "a health history could not be read (`HISTORY_NOT_READ`). The recovery action counts with a driver from " +
+		"575 on, whose branch covers the codes. A kernel log that reaches back to the load of the driver shows the faults, too; so does " +
+		"a proof that passes. `clear --gpu ...` when you have checked the GPU",
 }
 
 // TestDocument compares the table of causes in docs/operations.md with the meanings. -update writes it.

@@ -39,11 +39,15 @@ func Restore(p Policy, c Checkpoint, rebooted bool) Ledger {
 	}
 	for id, kept := range c.GPUs {
 		history := kept.clone()
+		for i := range history.FaultCounts {
+			if t := &history.FaultCounts[i]; rebooted {
+				t.Recent = nil // this boot's kernel log has none of them
+			} else {
+				t.restored = t.Last
+			}
+		}
 		if rebooted {
 			history.Sample, history.MaxNVLinks, history.JoinedFabric = Sample{}, 0, false
-			for i := range history.FaultCounts {
-				history.FaultCounts[i].BothSources = true // no line of this boot's kernel log is its duplicate
-			}
 		}
 		l.histories[id] = history
 	}

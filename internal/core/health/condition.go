@@ -104,7 +104,7 @@ func (c Condition) rule(p Policy) xid.Rule {
 
 // clearedBy returns the evidence that clears the condition under a policy, whatever the driver reports.
 func (c Condition) clearedBy(p Policy) xid.Evidence {
-	if p.ManualRecovery && c.State >= Unhealthy {
+	if p.ManualRecovery && (c.State >= Unhealthy || c.Reason == ReasonFaultUnknown) {
 		return 0
 	}
 	if rule := c.rule(p); rule.Class != 0 {

@@ -40,28 +40,37 @@ type GPUHistory struct {
 	allocations    int          // how often the GPU or an instance of it was allocated
 	allocated      []allocation // latest allocation of each placement
 	appFaults      []appFault
-	taken          bool      // the agent has the GPU for itself
-	takenUntil     time.Time // when it last gave it back; zero = it never did
+	takenSince     time.Time // when the agent last took the GPU for itself; zero = it never did
+	takenUntil     time.Time // when it gave it back; zero = it has it
 }
 
 // FaultCount counts the occurrences of one XID or NVML event on one GPU.
 type FaultCount struct {
-	Reason        Reason // ReasonXID or ReasonEvent
-	Code          uint64
-	Count         uint64
-	Last          time.Time
-	FromKernelLog bool // the latest occurrence was in the kernel log first
+	Reason Reason // ReasonXID or ReasonEvent
+	Code   uint64
+	Count  uint64
+	Last   time.Time // when the latest one happened, at the latest
 
-	FromOperational bool `json:",omitzero"` // it was in an operational event first
-	BothSources     bool `json:",omitzero"` // the kernel log and NVML both reported the latest occurrence
+	Recent []Occurrence `json:",omitempty"` // the latest occurrences, in the order of their first reports
+
+	restored time.Time // Last as it was when the agent started in the same boot; zero = an earlier process has counted none
 }
 
-// isDuplicate reports whether an XID is the latest occurrence, reported by another source too. A line that was in the
-// kernel log before the agent started to follow it can be read at any later time: the first such line after an
-// NVML event is that event. So is an event that was read late, after the line.
-func (t FaultCount) isDuplicate(o Observation, now time.Time) bool {
-	other := t.FromKernelLog != o.FromKernelLog || t.FromOperational != o.FromOperational
-	return other && now.Sub(t.Last) < duplicateWindow+o.Delay || o.Backlog && !t.FromKernelLog && !t.BothSources
+// counted reports whether an earlier process may have counted what an observation reports, because the kernel log is read
+// from its beginning again. An occurrence that may have been at any time counts.
+func (t *FaultCount) counted(o Observation, seen Occurrence) bool {
+	return o.Again && o.Age != UnknownAge && !t.restored.IsZero() && !seen.Earliest.After(t.restored)
+}
+
+// reported reports whether an observation is another report of an occurrence, and records that.
+func (t *FaultCount) reported(seen Occurrence, s source) bool {
+	i := find(t.Recent, seen, s)
+	if i < 0 {
+		return false
+	}
+	t.Recent = slices.Clone(t.Recent)
+	*t.Recent[i].from(s) = true
+	return true
 }
 
 // ClearedXID is an XID that was cleared by a reset of the GPU.
@@ -75,6 +84,7 @@ type allocation struct {
 	at       gpu.Placement
 	workload int
 	shared   bool // earlier workloads may still have it
+	since    time.Time
 }
 
 // appFault is the latest application XID of one workload.
@@ -138,14 +148,20 @@ func (h *GPUHistory) faultCount(reason Reason, code uint64) *FaultCount {
 }
 
 // countFault counts an XID or event and returns the time of the previous occurrence.
-func (h *GPUHistory) countFault(reason Reason, o Observation, now time.Time) (before time.Time) {
-	t := h.faultCount(reason, o.Code)
+func (h *GPUHistory) countFault(reason Reason, code uint64, seen Occurrence) (before time.Time) {
+	t := h.faultCount(reason, code)
 	if t == nil {
-		h.FaultCounts = append(h.FaultCounts, FaultCount{Reason: reason, Code: o.Code})
+		h.FaultCounts = append(h.FaultCounts, FaultCount{Reason: reason, Code: code})
 		t = &h.FaultCounts[len(h.FaultCounts)-1]
 	}
 	before = t.Last
-	t.Count, t.Last, t.FromKernelLog, t.FromOperational, t.BothSources = t.Count+1, now, o.FromKernelLog, o.FromOperational, false
+	t.Count++
+	if seen.Latest.After(before) {
+		t.Last = seen.Latest
+	}
+	if reason == ReasonXID { // another event has one source
+		t.Recent = withOccurrence(t.Recent, seen)
+	}
 	return before
 }
 
@@ -180,19 +196,19 @@ func (h *GPUHistory) dwell(p Policy, now time.Time, c Condition) time.Duration {
 }
 
 // recordAllocation records that a placement was allocated to a new workload, which has it alone unless the placement is shared.
-func (h *GPUHistory) recordAllocation(at gpu.Placement, shared bool) {
+func (h *GPUHistory) recordAllocation(at gpu.Placement, shared bool, now time.Time) {
 	h.allocations++
 	others := slices.DeleteFunc(slices.Clone(h.allocated), func(a allocation) bool { return a.at.Covers(at) || at.Covers(a.at) })
-	h.allocated = appendBounded(others, allocation{at, h.allocations, shared})
+	h.allocated = appendBounded(others, allocation{at, h.allocations, shared, now})
 }
 
-// workload returns the number of the workload that uses a placement: 0 if that has used it since before the agent started. It is not
-// certain if several may use it.
-func (h *GPUHistory) workload(at gpu.Placement) (work int, certain bool) {
+// workload returns the number of the workload that used a placement at a time: 0 if that has used it since before the
+// agent started. It is not certain if several may have used it, or an earlier one than is known.
+func (h *GPUHistory) workload(at gpu.Placement, then time.Time) (work int, certain bool) {
 	found := 0
 	for _, a := range h.allocated {
 		if a.at.Covers(at) || at.Covers(a.at) {
-			if work = a.workload; a.shared {
+			if work = a.workload; a.shared || a.since.After(then) {
 				return 0, false
 			}
 			found++
@@ -201,18 +217,22 @@ func (h *GPUHistory) workload(at gpu.Placement) (work int, certain bool) {
 	return work, found <= 1
 }
 
-// ofAgent reports whether a fault that is observed now may be of a program that the agent runs on the GPU: it has the GPU for itself, or had it
-// until just now.
-func (h *GPUHistory) ofAgent(now time.Time) bool {
-	return h.taken || !h.takenUntil.IsZero() && now.Sub(h.takenUntil) <= takenFaultDelay
+// ofAgent reports whether a fault may be of a program that the agent ran on the GPU: the agent may have had it for
+// itself then.
+func (h *GPUHistory) ofAgent(seen Occurrence) bool {
+	had := h.taken() || !h.takenUntil.IsZero() && !h.takenUntil.Before(seen.Earliest)
+	return had && !h.takenSince.After(seen.Latest)
 }
 
-// recordAppFault records an application fault of a workload and returns how many workloads had one within span.
-func (h *GPUHistory) recordAppFault(work int, now time.Time, span time.Duration) (n int) {
+// taken reports whether the agent has the GPU for itself.
+func (h *GPUHistory) taken() bool { return !h.takenSince.IsZero() && h.takenUntil.IsZero() }
+
+// recordAppFault records an application fault of a workload and returns how many workloads had one within workloadSpan.
+func (h *GPUHistory) recordAppFault(work int, at, now time.Time) (n int) {
 	others := slices.DeleteFunc(slices.Clone(h.appFaults), func(s appFault) bool { return s.workload == work })
-	h.appFaults = appendBounded(others, appFault{work, now})
+	h.appFaults = appendBounded(others, appFault{work, at})
 	for _, s := range h.appFaults {
-		if now.Sub(s.at) <= span {
+		if now.Sub(s.at) <= workloadSpan {
 			n++
 		}
 	}

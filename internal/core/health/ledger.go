@@ -63,13 +63,15 @@ func (l Ledger) WithUnlisted(now time.Time, unlisted map[gpu.DeviceID]bool) Ledg
 func (l Ledger) WithTaken(now time.Time, taken []gpu.DeviceID) Ledger {
 	b := l.builder(Policy{}, now)
 	for id, h := range l.histories {
-		if h.taken && !slices.Contains(taken, id) {
-			given := b.history(id)
-			given.taken, given.takenUntil = false, b.now
+		if h.taken() && !slices.Contains(taken, id) {
+			b.history(id).takenUntil = b.now
 		}
 	}
 	for _, id := range taken {
-		b.history(id).taken = true
+		if h := b.history(id); !h.taken() {
+			h.takenSince = b.now
+			h.takenUntil = time.Time{}
+		}
 	}
 	return b.ledger()
 }
@@ -308,14 +310,21 @@ func (b *ledgerBuilder) remove(id gpu.DeviceID, which func(Condition) bool) {
 // recordEvent records an occurrence of a cause, which ends a recovery in progress and a time for which an operator
 // ignored the cause. The text of the first occurrence stays: snapshots may find a fault in different calls, and
 // each new text would be published to an orchestrator.
+// The time of the occurrence is c.Last; zero = now.
 func (b *ledgerBuilder) recordEvent(c Condition) *Condition {
+	if c.Last.IsZero() {
+		c.Last = b.now
+	}
 	old := b.find(c)
 	if old == nil {
-		c.Since, c.Last, c.Count = b.now, b.now, 1
+		c.Since, c.Count = c.Last, 1
 		return b.add(c)
 	}
 	old.Count++
-	old.Last, old.ClearingSince, old.CleanChecks, old.IgnoredUntil, old.FromRemovedInstance = b.now, time.Time{}, 0, time.Time{}, false
+	if c.Last.After(old.Last) {
+		old.Last = c.Last
+	}
+	old.ClearingSince, old.CleanChecks, old.IgnoredUntil, old.FromRemovedInstance = time.Time{}, 0, time.Time{}, false
 	return old
 }
 

@@ -29,6 +29,7 @@ const (
 	KernelLogRead                     // the kernel log was read up to NextSequence; 0 = it is not read
 	WasReset                          // the GPU was reset by this agent
 	Operational                       // the driver raised an operational event, which is no fault by itself
+	KernelLogReplaced                 // the position in the kernel log is of another log: this one is read from its beginning
 )
 
 // NotListed is the detail of Lost where the driver does not list a GPU, without a word of a fault: it may not be shown to the agent.
@@ -63,17 +64,23 @@ type Observation struct {
 	// Backlog marks an XID that was in the kernel log before this agent started to follow it. NVML reported its
 	// event to an earlier process, or to none.
 	Backlog bool
-	// Delay is for how long, at most, an event of NVML was not read after it was raised; 0 = for no longer than a few seconds.
-	Delay time.Duration
+	// Again marks a Backlog that was read from the beginning of the log. An earlier process may have observed it, too.
+	Again bool
+	// Age is how long ago it happened when it was reported. It may have been a few seconds more.
+	Age Age
+	// Reported is when it was reported, if it has waited since until its GPU was known; zero = now.
+	Reported time.Time
 	// NextSequence is the sequence number after that of the line, for KernelLogRead and FromKernelLog; 0 = unknown.
 	NextSequence uint64
+	// Complete marks a KernelLogRead after which every XID since the load of the driver has been observed.
+	Complete bool
 	// Simulated marks a fault that an operator simulates.
 	Simulated bool
 }
 
 // CallsForCheck reports whether the next health check should be at once, because it may show a change.
 func (o Observation) CallsForCheck() bool {
-	return o.Kind != KernelLogRead && (o.Kind != Operational || o.Operational.CallsForCheck())
+	return o.Kind != KernelLogRead && o.Kind != KernelLogReplaced && (o.Kind != Operational || o.Operational.CallsForCheck())
 }
 
 func (o Observation) processes() []gpu.Process {

@@ -9,9 +9,6 @@ import (
 )
 
 const (
-	// duplicateWindow is the longest time between the reports of one XID by the kernel log, by NVML's events and by its operational events.
-	duplicateWindow = 10 * time.Second
-
 	// relapseSpan is the time after a reset within which the same XID puts the GPU out of service.
 	relapseSpan = time.Hour
 
@@ -19,10 +16,6 @@ const (
 	// in NVIDIA's workflow for XID 13 and 31.
 	workloadSpan     = time.Hour
 	suspectWorkloads = 3
-
-	// takenFaultDelay is for how long after the agent has given a GPU back an XID may be of the program that it ran: lines of the kernel log are
-	// read later than they are written.
-	takenFaultDelay = 5 * time.Second
 
 	// unidentifiedXID is the XID that NVML reports for a fault that it can't identify.
 	unidentifiedXID = 999
@@ -72,8 +65,8 @@ func (b *ledgerBuilder) observe(o Observation) {
 	case Operational:
 		b.recordOperational(o)
 	case Reserved:
-		b.history(id).recordAllocation(o.At, o.Shared)
-	case KernelLogRead: // State handles it
+		b.history(id).recordAllocation(o.At, o.Shared, b.now)
+	case KernelLogRead, KernelLogReplaced: // State handles them
 	}
 }
 
@@ -133,20 +126,20 @@ func (b *ledgerBuilder) recordFault(o Observation, reason Reason, rule xid.Rule)
 	if b.policy.Mode == ModeOff {
 		return
 	}
+	seen := occurrenceOf(o, b.now, b.readHistory(o.At.GPU).LastReset)
 	before := time.Time{}
 	if !o.Simulated {
 		history := b.history(o.At.GPU)
 		if rule.Name == "" && history.countsFull(o.Code) {
 			o.Code, rule = unidentifiedXID, b.policy.xid(unidentifiedXID)
 		}
-		if t := history.faultCount(reason, o.Code); t != nil && t.isDuplicate(o, b.now) {
-			t.BothSources = t.BothSources || t.FromKernelLog || o.FromKernelLog
-			return // another source reported this occurrence before
+		if t := history.faultCount(reason, o.Code); t != nil && (t.reported(seen, o.source()) || t.counted(o, seen)) {
+			return
 		}
-		before = history.countFault(reason, o, b.now)
+		before = history.countFault(reason, o.Code, seen)
 	}
 	if rule.Class == xid.Application && !o.Simulated {
-		b.recordApplicationFault(o)
+		b.recordApplicationFault(o.At, seen)
 	}
 	if rule.Effect == xid.None && rule.SettledEffect == xid.None && rule.RepeatWindow == 0 {
 		return
@@ -155,11 +148,16 @@ func (b *ledgerBuilder) recordFault(o Observation, reason Reason, rule xid.Rule)
 	if rule.WholeGPU() {
 		at = gpu.WholeGPU(at.GPU)
 	}
-	c := b.recordEvent(Condition{At: at, Reason: reason, Code: o.Code, Detail: detailOf(rule, o), Simulated: o.Simulated})
-	c.Repeated = c.Repeated || c.Count > 1 && rule.RepeatWindow > 0 && !before.IsZero() && b.now.Sub(before) <= rule.RepeatWindow
-	if c.severe(b.policy) && reason == ReasonXID {
-		for _, m := range b.readHistory(at.GPU).ClearedByReset {
-			if m.Code == o.Code && b.now.Sub(m.At) <= relapseSpan {
+	c := b.recordEvent(Condition{
+		At: at, Reason: reason, Code: o.Code, Last: seen.Latest, Detail: detailOf(rule, o), Simulated: o.Simulated,
+	})
+	if c.Count > 1 && rule.RepeatWindow > 0 && !before.IsZero() {
+		c.Repeated = c.Repeated || seen.Latest.Sub(before).Abs() <= rule.RepeatWindow
+	}
+	history := b.readHistory(at.GPU)
+	if c.severe(b.policy) && reason == ReasonXID && !seen.Latest.Before(history.LastReset) {
+		for _, m := range history.ClearedByReset {
+			if m.Code == o.Code && seen.Latest.Sub(m.At) <= relapseSpan {
 				b.requireService(at.GPU, fmt.Sprintf("XID %d again within an hour of a reset", o.Code))
 			}
 		}
@@ -178,19 +176,19 @@ func detailOf(rule xid.Rule, o Observation) string {
 // the GPU. Workloads are told apart by reservations: neither NVML nor the kernel log names the workload of an XID, and
 // the processes of one are as different as those of several. So a fault of a placement that several may have counts
 // for none: it may be one that fails each time. Neither does one of a program that the agent itself runs, such as a proof.
-func (b *ledgerBuilder) recordApplicationFault(o Observation) {
-	history := b.history(o.At.GPU)
-	if history.ofAgent(b.now) {
+func (b *ledgerBuilder) recordApplicationFault(at gpu.Placement, seen Occurrence) {
+	history := b.history(at.GPU)
+	if history.ofAgent(seen) {
 		return
 	}
-	work, certain := history.workload(o.At)
+	work, certain := history.workload(at, seen.Latest)
 	if !certain {
 		return
 	}
-	n := history.recordAppFault(work, b.now, workloadSpan)
+	n := history.recordAppFault(work, seen.Latest, b.now)
 	if b.policy.ApplicationFaults != xid.None && n >= suspectWorkloads {
 		c := b.recordEvent(Condition{
-			At: gpu.WholeGPU(o.At.GPU), Reason: ReasonWorkloads, State: b.policy.state(b.policy.ApplicationFaults),
+			At: gpu.WholeGPU(at.GPU), Reason: ReasonWorkloads, State: b.policy.state(b.policy.ApplicationFaults),
 			Detail: "application faults of several workloads within an hour",
 		})
 		c.State = b.policy.state(b.policy.ApplicationFaults)

@@ -39,6 +39,7 @@ const (
 	ReasonWorkloads             // several workloads had application faults on this GPU
 	ReasonNeedsService          // too many recoveries, the same severe XID soon after a reset, or another failed proof after one
 	ReasonProofFailed           // the GPU failed its latest proof
+	ReasonFaultUnknown          // a health history could not be read: the GPU may have a fault
 
 	// Reasons of units in an inventory, which the ledger does not use.
 
@@ -122,6 +123,10 @@ var meanings = [...]meaning{
 	ReasonNoController: {name: "LIMIT_CONTROLLER_OFF", text: "no limit of memory", state: Unhealthy, clearsText: "an enabled controller",
 		action: "run doctor"},
 	ReasonWithdrawn: {name: "WITHDRAWN", text: "no longer offered", state: Unhealthy},
+	ReasonFaultUnknown: {
+		name: "FAULTS_UNKNOWN", text: "earlier faults are not known", state: Unknown,
+		clears: xid.NoRecoveryAction | xid.ResetSeen | xid.Reboot, action: "reset or prove the GPU, or run clear", repair: Reset,
+	},
 }
 
 // Reasons returns all reasons except ReasonNone.

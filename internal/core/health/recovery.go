@@ -129,7 +129,7 @@ func (b *ledgerBuilder) evidenceHolds(c Condition) bool {
 	switch c.Reason {
 	case ReasonLost, ReasonProbe, ReasonUnresponsive:
 		return c.At.GI == gpu.Whole // the GPU responds; an instance is observed by InstanceRead
-	case ReasonXID, ReasonEvent, ReasonECC, ReasonWorkloads:
+	case ReasonXID, ReasonEvent, ReasonECC, ReasonWorkloads, ReasonFaultUnknown:
 		return b.eventOver(c, history)
 	default:
 		return history.level(c.Reason) == No
@@ -148,7 +148,8 @@ func (b *ledgerBuilder) clearingEvidence(c Condition) xid.Evidence {
 	if signs != 0 && b.recoveryActionCovers(rule) { // permanent damage is not cleared by the recovery action
 		signs |= xid.NoRecoveryAction
 	}
-	if b.readHistory(c.At.GPU).Sample.RecoveryAction == RecoveryUnknown {
+	uncovered := c.Reason == ReasonFaultUnknown && gpu.Branch(b.driver) < VerdictBranch
+	if uncovered || b.readHistory(c.At.GPU).Sample.RecoveryAction == RecoveryUnknown {
 		return signs &^ xid.NoRecoveryAction
 	} else if rule.Class == xid.Suspect {
 		return signs &^ xid.Quiet // for an unknown code, absence of repeats counts only if the driver reports no recovery action

@@ -37,20 +37,32 @@ func shiftConditions(conditions []Condition, d time.Duration) []Condition {
 func (h *GPUHistory) shift(d time.Duration) *GPUHistory {
 	h = h.clone()
 	h.LastReset, h.UnhealthySince, h.checked = ShiftTime(h.LastReset, d), ShiftTime(h.UnhealthySince, d), ShiftTime(h.checked, d)
-	h.UnlistedSince, h.takenUntil = ShiftTime(h.UnlistedSince, d), ShiftTime(h.takenUntil, d)
+	h.UnlistedSince = ShiftTime(h.UnlistedSince, d)
+	h.takenSince = ShiftTime(h.takenSince, d)
+	h.takenUntil = ShiftTime(h.takenUntil, d)
 	h.UnhealthyEpisodes, h.Recoveries = shiftTimes(h.UnhealthyEpisodes, d), shiftTimes(h.Recoveries, d)
 	h.ClearedByReset, h.appFaults = slices.Clone(h.ClearedByReset), slices.Clone(h.appFaults)
 	for i := range h.ClearedByReset {
 		h.ClearedByReset[i].At = ShiftTime(h.ClearedByReset[i].At, d)
 	}
 	for i := range h.FaultCounts {
-		h.FaultCounts[i].Last = ShiftTime(h.FaultCounts[i].Last, d)
+		t := &h.FaultCounts[i]
+		t.Last, t.restored = ShiftTime(t.Last, d), ShiftTime(t.restored, d)
+		t.Recent = slices.Clone(t.Recent)
+		for j := range t.Recent {
+			t.Recent[j].Earliest = ShiftTime(t.Recent[j].Earliest, d)
+			t.Recent[j].Latest = ShiftTime(t.Recent[j].Latest, d)
+		}
 	}
 	for i := range h.Operational {
 		h.Operational[i].Last = ShiftTime(h.Operational[i].Last, d)
 	}
 	for i := range h.weakResetSigns {
 		h.weakResetSigns[i] = ShiftTime(h.weakResetSigns[i], d)
+	}
+	h.allocated = slices.Clone(h.allocated)
+	for i := range h.allocated {
+		h.allocated[i].since = ShiftTime(h.allocated[i].since, d)
 	}
 	for i := range h.appFaults {
 		h.appFaults[i].at = ShiftTime(h.appFaults[i].at, d)

@@ -128,7 +128,8 @@ func TestXIDWhileAnotherGPUIsLost(t *testing.T) {
 	}
 }
 
-// An event that is read late has the time since the last reading as its delay: the kernel log may have reported it long before.
+// An event that is read late may be as old as the time since the last reading: the kernel log may have reported it
+// long before.
 func TestDelayOfEvents(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
 	now := time.Unix(0, 0)
@@ -146,14 +147,29 @@ func TestDelayOfEvents(t *testing.T) {
 	now = now.Add(time.Minute)
 	probe(t, s)
 	want := xid(m, 2, 80)
-	want.Delay = time.Minute
+	want.Age.Most = time.Minute
 	if obs, err := s.Wait(0); err != nil || len(obs) != 1 || obs[0] != want {
 		t.Errorf("after a minute without a set: %+v, %v", obs, err)
 	}
 	must(t, m.XID(2, 80))
-	want.Delay = 0
+	want.Age.Most = 0
 	if obs, err := s.Wait(0); err != nil || len(obs) != 1 || obs[0] != want {
 		t.Errorf("then: %+v, %v", obs, err)
+	}
+}
+
+// An event that is read late from the first set is at most as old as the session.
+func TestAgeOfTheFirstEvents(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
+	now := time.Unix(0, 0)
+	s := openWith(t, m, Options{Now: func() time.Time { return now }})
+	snapshot(t, s)
+	must(t, m.XID(1, 109))
+	now = now.Add(time.Minute)
+	want := xid(m, 1, 109)
+	want.Age.Most = time.Minute
+	if obs, err := s.Wait(0); err != nil || len(obs) != 1 || obs[0] != want {
+		t.Errorf("%+v, %v", obs, err)
 	}
 }
 

@@ -77,7 +77,7 @@ type Session struct {
 	heldXIDs       []heldXID            // see holdXID
 	xidGroups      []xidGroup           // see knownGroup
 	unread         bool                 // the set was taken, and may have more events: see drain
-	drained        time.Time            // when a set had no more events; zero = there was none
+	drained        time.Time            // when a set had no more events, or the session was opened
 	bindEvents     bindEvents
 	procfs         procfsWatch
 
@@ -138,6 +138,7 @@ func Open(o Options) (*Session, error) {
 		return nil, withUnloaded(s.initError(err), unloaded || !loaded && returnCode(err) == nvml.ERROR_DRIVER_NOT_LOADED)
 	}
 	s.opened = time.Now()
+	s.drained = s.now()
 	s.nodeWatch, _ = watchNodes(devFolder(o.Roots))
 	track(s)
 	return s, nil

@@ -31,9 +31,9 @@ func (s *Session) Wait(max time.Duration) ([]health.Observation, error) {
 	drained := s.drained
 	obs, err := s.wait(max)
 	s.keepReported(obs)
-	if delay := s.now().Sub(drained); delay > max+lateAfter && !drained.IsZero() {
+	if delay := s.now().Sub(drained); delay > max+lateAfter {
 		for i := range obs {
-			obs[i].Delay = delay
+			obs[i].Age.Most = delay
 		}
 	}
 	return obs, err

@@ -311,6 +311,17 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
+// GPUs whose earlier faults are not known are not reported as sound.
+func TestUnknownFaultsAreNotSound(t *testing.T) {
+	cfg := core.DefaultConfig()
+	now := time.Unix(1e9, 0)
+	lost := core.Checkpoint{BootID: "a"}.WithUnknownFaults(now)
+	v := Of(core.Restore(cfg, lost, "a").Read(cfg, now, coretest.GPUs(2)), health.ModeEnforce, now.Add(time.Hour), Begun{now, 9})
+	if v.Sound != kubeapi.ConditionUnknown || len(v.Faults) > 0 || !strings.Contains(v.Message, "FAULTS_UNKNOWN") {
+		t.Errorf("%+v", v)
+	}
+}
+
 // A fault of a GPU that the configuration does not offer is not one of this agent's.
 func TestNotOffered(t *testing.T) {
 	cfg := core.DefaultConfig()

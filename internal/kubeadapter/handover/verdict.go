@@ -99,7 +99,12 @@ func deviceAt(devices []inventory.Unit, at gpu.Placement) (gpu.Device, bool) {
 
 // cannotCheck reports whether a condition for a reason means that nothing is known of the hardware.
 func cannotCheck(r health.Reason) bool {
-	return r == health.ReasonDriver || r == health.ReasonMaintenance || r == health.ReasonUnresponsive || r == health.ReasonUnchecked
+	switch r {
+	case health.ReasonDriver, health.ReasonMaintenance, health.ReasonUnresponsive, health.ReasonUnchecked, health.ReasonFaultUnknown:
+		return true
+	default:
+		return false
+	}
 }
 
 func faultOf(c health.Condition, d gpu.Device, mode health.Mode) faultreport.Fault {

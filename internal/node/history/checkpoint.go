@@ -9,8 +9,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -36,9 +38,10 @@ type File struct {
 	now               func() time.Time
 
 	mu          sync.Mutex
-	saveProblem string // why the latest Save failed
-	bootProblem string // why the boot ID is unknown
-	loadProblem string // why this process started without the history
+	saveProblem string   // why the latest Save failed
+	bootProblem string   // why the boot ID is unknown
+	notRead     string   // what this process has not read of the history, and why; "" = it has read all of it
+	kept        []string // files that were set aside, by this process or an earlier one
 }
 
 // Open names the file; its folder is created by the first Save. Boot ID and uptime are read beneath procRoot; "" is /proc.
@@ -50,7 +53,7 @@ func Open(dir, agent, procRoot string, log *slog.Logger) *File {
 }
 
 // OpenReadOnly names the file of an agent for a process that is not that agent: it is read, and nothing is changed, created or
-// logged. Problem returns why it could not be read completely.
+// logged. Problems has why it could not be read completely.
 func OpenReadOnly(dir, agent, procRoot string) *File {
 	f := Open(dir, agent, procRoot, slog.New(slog.DiscardHandler))
 	f.readOnly = true
@@ -65,6 +68,18 @@ func (f *File) Problem() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return cmp.Or(f.saveProblem, f.bootProblem)
+}
+
+// readProblem is why a history was not read; "" if all were, or an operator has removed the files that were set aside.
+func (f *File) readProblem() string {
+	if f.notRead == "" && len(f.kept) == 0 {
+		return ""
+	}
+	text := cmp.Or(f.notRead, "an earlier one was not used, or not completely")
+	if len(f.kept) > 0 {
+		text += "; kept aside: " + strings.Join(f.kept, ", ")
+	}
+	return text
 }
 
 // Problems are those of the history; nil if there are none, or f is nil.
@@ -82,19 +97,33 @@ func (f *File) Problems() (all []problem.Problem) {
 	if add(problem.HistorySave, f.saveProblem); f.saveProblem == "" {
 		add(problem.Boot, f.bootProblem)
 	}
-	add(problem.HistoryLoad, f.loadProblem)
+	if text := f.readProblem(); text != "" {
+		all = append(all, problem.Problem{
+			Code: problem.HistoryLoad, Object: f.path, Text: "health history: " + text, Remedy: f.readRemedy(),
+		})
+	}
 	return all
+}
+
+// readRemedy is what an operator does about a history that was not read.
+func (f *File) readRemedy() string {
+	if len(f.kept) == 0 {
+		return "check the GPUs, and run clear for each with the cause FAULTS_UNKNOWN"
+	}
+	return "check the GPUs, run clear for each with the cause FAULTS_UNKNOWN, then remove the files that are kept aside"
 }
 
 // Load returns the saved history, empty if there is none, and the boot ID of the node. Its times are by the present wall clock.
 // A file that can't be read is read again for some seconds. One whose content can't be used completely is set aside as
-// <file>.broken, one that can't be read at all as <file>.unread. Where one of the two boot IDs is unknown the other is used for
+// <file>.broken, one that can't be read at all as <file>.unread. GPUs of which it may have had a fault have the condition
+// health.ReasonFaultUnknown then. Where one of the two boot IDs is unknown the other is used for
 // both: an unknown boot ID is no sign of a reboot.
 func (f *File) Load() (core.Checkpoint, string) {
 	if !f.readOnly {
 		statefile.RemoveTemporary(f.path)
 	}
-	r := f.read()
+	d := f.read()
+	f.lookAside()
 	now := f.now()
 	boot, err := readBoot(f.proc, now)
 	if err != nil {
@@ -103,7 +132,13 @@ func (f *File) Load() (core.Checkpoint, string) {
 		f.bootProblem = "a reboot is not detected: " + err.Error()
 		f.mu.Unlock()
 	}
-	r = r.Rebase(boot, now)
+	r := d.record.Rebase(boot, now)
+	for _, id := range slices.Sorted(maps.Keys(d.faults)) {
+		r = r.WithUnknownFault(now, id, d.faults[id])
+	}
+	if d.anyFaults {
+		r = r.WithUnknownFaults(now)
+	}
 	switch {
 	case boot.ID == "":
 		boot.ID = r.BootID
@@ -128,6 +163,7 @@ func (f *File) Save(r core.Checkpoint) error {
 	if err == nil {
 		err = f.write(text)
 	}
+	f.lookAside()
 	f.setSaveProblem(err)
 	return err
 }

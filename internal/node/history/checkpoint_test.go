@@ -98,7 +98,7 @@ func (d *disk) logged(text string) int { return strings.Count(d.log.String(), te
 
 // diff compares records without what a file does not hold.
 func diff(want, got core.Checkpoint) string {
-	return cmp.Diff(want, got, cmpopts.IgnoreUnexported(health.GPUHistory{}), cmpopts.EquateEmpty())
+	return cmp.Diff(want, got, cmpopts.IgnoreUnexported(health.GPUHistory{}, health.FaultCount{}), cmpopts.EquateEmpty())
 }
 
 // fill sets every exported field beneath v to something that is not zero, so that a new one is seen here.
@@ -177,7 +177,7 @@ func TestEnumerations(t *testing.T) {
 		{values[health.Reason](t, health.ReasonXID, health.ReasonWithdrawn), "XID EVENT RECOVERY_ACTION LOST PROBE_FAILED NOT_ANSWERING UNCHECKED NVML_UNAVAILABLE MAINTENANCE " +
 			"ROW_REMAP_FAILED MEMORY_UNREPAIRABLE SRAM_THRESHOLD ROW_REMAP_PENDING PAGE_RETIREMENT_PENDING REPAIR_PENDING INFOROM_CORRUPT " +
 			"ECC_UNCORRECTABLE FABRIC_STARTING FABRIC_UNHEALTHY FABRIC_LIMITED NVLINK_DOWN SLOWDOWN_THERMAL SLOWDOWN_POWER PCIE_REPLAYS " +
-			"PCIE_WIDTH WORKLOADS_FAILING NEEDS_SERVICE PROOF_FAILED WITHDRAWN"},
+			"PCIE_WIDTH WORKLOADS_FAILING NEEDS_SERVICE PROOF_FAILED FAULTS_UNKNOWN WITHDRAWN"},
 	} {
 		if c.got != c.want {
 			t.Errorf("values are %s, want %s", c.got, c.want)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/node/history"
+	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/test/check"
 )
 
@@ -28,22 +29,22 @@ func TestInvalidFilesAreSetAside(t *testing.T) {
 	for name, c := range map[string]struct {
 		text []byte
 		why  string
-		kept int // conditions
+		kept int // conditions, with those of unknown faults
 	}{
 		"empty":          {nil, "unexpected end", 0},
 		"truncated":      {whole[:len(whole)/2], "unexpected end", 0},
 		"zeroed":         {make([]byte, len(whole)), "invalid character", 0},
 		"no JSON":        {[]byte("health = ok\n"), "invalid character", 0},
 		"null":           {[]byte("null"), "format version 0", 0},
-		"newer":          {replaced(`"Version": 2`, `"Version": 3`), "format version 3, this agent knows 2", 0},
+		"newer":          {replaced(`"Version": 2`, `"Version": 3`), "format version 3, this agent knows 2 and reads", 2},
 		"of another":     {replaced(`"Agent": "k8s-gpu"`, `"Agent": "nomad-gpu"`), `of \"nomad-gpu\"`, 0},
 		"too large":      {append(bytes.Clone(whole), make([]byte, 8<<20)...), "larger than", 0},
-		"unknown reason": {bytes.Replace(whole, []byte(`"Reason": "XID"`), []byte(`"Reason": "BAD_LUCK"`), 1), `BAD_LUCK`, 1},
-		"unknown state":  {bytes.Replace(whole, []byte(`"State": "degraded"`), []byte(`"State": "poorly"`), 1), "poorly", 1},
+		"unknown reason": {bytes.Replace(whole, []byte(`"Reason": "XID"`), []byte(`"Reason": "BAD_LUCK"`), 1), `BAD_LUCK`, 2},
+		"unknown state":  {bytes.Replace(whole, []byte(`"State": "degraded"`), []byte(`"State": "poorly"`), 1), "poorly", 2},
 		"unknown action": {bytes.Replace(whole, []byte(`"Reason": "XID"`), []byte(`"Reason": "RECOVERY_ACTION"`), 1),
-			"no recovery action", 1},
+			"no recovery action", 2},
 		"against nothing": {[]byte(`{"Version":2,"Agent":"k8s-gpu","Record":{"Conditions":[{"Reason":"LOST"}]}}`), "no GPU", 0},
-		"no reason":       {[]byte(`{"Version":2,"Agent":"k8s-gpu","Record":{"Conditions":[{"At":{"GPU":"GPU-a"}}]}}`), "no reason", 0},
+		"no reason":       {[]byte(`{"Version":2,"Agent":"k8s-gpu","Record":{"Conditions":[{"At":{"GPU":"GPU-a"}}]}}`), "no reason", 1},
 		"unknown answer":  {replaced(`"RecoveryAction": "none"`, `"RecoveryAction": "maybe"`), "maybe", 2},
 		"nameless device": {replaced(`"ID": "GPU-a"`, `"ID": ""`), "no UUID", 2},
 		"device twice":    {replaced(`"ID": "GPU-a"`, `"ID": "GPU-b"`), "twice", 2},
@@ -184,7 +185,7 @@ func TestReadOnlyFile(t *testing.T) {
 		}
 		f.SetAside(errors.New("another node"))
 		d.fails(f, core.Checkpoint{}, "belongs to an agent")
-		return r, f.Problem()
+		return r, strings.Join(problem.Lines(f.Problems()), "\n")
 	}
 	if r, problem := load(); len(r.Devices) > 0 || problem != "" {
 		t.Errorf("without a file: %+v, %s", r, problem)

@@ -19,34 +19,54 @@ const (
 	longestPause = 2 * time.Second
 )
 
-// read returns the record in the file.
-func (f *File) read() core.Checkpoint {
+// read returns what can be used of the file.
+func (f *File) read() decoded {
 	text, err := f.readWithRetry()
-	if isMissing(err) { // nothing was saved; Save fails if nothing can be
-		return core.Checkpoint{}
+	if isMissing(err) {
+		return f.readMissing()
 	}
 	if err != nil && !statefile.IsContent(err) {
 		f.startWithout(err)
-		return core.Checkpoint{}
+		return decoded{anyFaults: true}
 	}
-	var r core.Checkpoint
+	var d decoded
 	if err == nil {
-		var skipped []error
-		if r, skipped, err = decode(text, f.agent); err == nil && len(skipped) == 0 {
+		if d, err = decode(text, f.agent); err == nil && len(d.skipped) == 0 {
 			f.last = text
-			return r
+			return d
 		}
-		err = errors.Join(append(skipped, err)...)
+		if err != nil {
+			d = decoded{record: core.Checkpoint{BootID: bootOf(text)}, anyFaults: true}
+		}
+	} else {
+		d.anyFaults = true
 	}
+	err = errors.Join(append(d.skipped, err)...)
+	f.setNotRead("could not be read completely, faults from before this start may be unknown", err)
 	if f.readOnly {
-		f.setSaveProblem(err)
-		return r
+		return d
 	}
-	f.aside = broken(err, len(r.Conditions))
+	f.aside = broken(err, len(d.record.Conditions))
 	if failed := f.setAside(); failed != nil { // Save tries again
 		f.log.Warn(f.aside.message, "file", f.path, "error", oneLine(errors.Join(err, failed)))
 	}
-	return r
+	return d
+}
+
+// readMissing returns the record of a node without a file: empty on a first start. A file that was set aside, because
+// it could not be read, is the last one if the agent ended before it wrote another one.
+func (f *File) readMissing() decoded {
+	lost, err := f.keptAside(brokenSuffix, unreadSuffix)
+	if err == nil && len(lost) == 0 {
+		return decoded{}
+	}
+	f.setNotRead("is missing, faults from before this start are unknown", nil)
+	d := decoded{anyFaults: true}
+	if len(lost) == 1 { // else it is not known which of them is the latest
+		text, _ := statefile.Read(lost[0], maxSize, 0) // what can't be read has no boot
+		d.record.BootID = bootOf(text)
+	}
+	return d
 }
 
 // readWithRetry reads the file, repeatedly for a while if it fails: a process may have too many files open for a moment, and a disk
@@ -67,13 +87,20 @@ func (f *File) readWithRetry() ([]byte, error) {
 
 // startWithout records that the history could not be read. The file may be intact: it is not replaced.
 func (f *File) startWithout(err error) {
+	f.setNotRead("could not be read, faults from before this start are unknown", err)
 	if f.readOnly {
-		f.setSaveProblem(err)
 		return
 	}
 	f.aside = unread(err)
 	f.log.Error("health history can't be read, the agent starts without it", "file", f.path, "error", err)
+}
+
+// setNotRead records what this process has not read of the history.
+func (f *File) setNotRead(what string, err error) {
+	if err != nil {
+		what += ": " + oneLine(err)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.loadProblem = "could not be read, faults from before this start are unknown: " + oneLine(err)
+	f.notRead = what
 }

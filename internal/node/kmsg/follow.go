@@ -48,14 +48,14 @@ func (l Log) Follow(ctx context.Context, next uint64, emit func(Line)) error {
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 	defer stop()
 
-	lines := make(chan Line)
+	lines := make(chan arrival)
 	var reader sync.WaitGroup
 	var failure error
 	reader.Go(func() {
 		defer close(lines)
 		failure = read(ctx, l.tail(ctx), next, lines)
 	})
-	hold(ctx, lines, emit)
+	hold(ctx, lines, func(a arrival) { emit(a.aged(l.clock)) })
 	reader.Wait()
 	if err := ctx.Err(); err != nil {
 		return err
@@ -64,20 +64,24 @@ func (l Log) Follow(ctx context.Context, next uint64, emit func(Line)) error {
 }
 
 // read sends the XIDs in log from a sequence number on until reading fails, at the latest when ctx ends.
-func read(ctx context.Context, log io.Reader, next uint64, lines chan<- Line) error {
+func read(ctx context.Context, log *tailReader, next uint64, lines chan<- arrival) error {
 	records := newRecords(log)
 	for {
 		record, err := records.next()
 		if err != nil {
 			return err
 		}
-		line, ok := Parse(record)
-		if !ok || line.Seq < next {
+		head, message, ok := parseRecord(record)
+		if !ok || head.seq < next {
+			continue
+		}
+		line, ok := parseLine(head, message)
+		if !ok {
 			continue
 		}
 		next = line.Seq + 1
 		select {
-		case lines <- line:
+		case lines <- arrivesAt(line, head.at, log.ended):
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -108,19 +112,27 @@ func (r *records) next() (string, error) {
 }
 
 // tail returns a reader of the log that waits for more at its end.
-func (l Log) tail(ctx context.Context) io.Reader {
+func (l Log) tail(ctx context.Context) *tailReader {
 	if l.ring != nil {
 		return tail(ctx, l.ring, pollRingEvery)
 	}
 	return tail(ctx, l.file, pollEvery)
 }
 
+// tailReader is a reader that waits for more at the end of a log.
+type tailReader struct {
+	readerFunc
+	ended time.Time // when the latest read began that found the end of the log; zero = none did, or reads wait in the kernel
+}
+
 // tail returns a reader that waits for more at the end of log, until ctx ends.
-func tail(ctx context.Context, log io.Reader, every time.Duration) io.Reader {
-	return readerFunc(func(p []byte) (int, error) {
+func tail(ctx context.Context, log io.Reader, every time.Duration) *tailReader {
+	t := &tailReader{}
+	t.readerFunc = func(p []byte) (int, error) {
 		for {
 			var n int
 			var err error
+			began := time.Now()
 			pause := min(max(every, cpuTime(func() { n, err = log.Read(p) })*pauseOfReads), maxPause)
 			switch {
 			case n > 0:
@@ -128,6 +140,7 @@ func tail(ctx context.Context, log io.Reader, every time.Duration) io.Reader {
 			case errors.Is(err, syscall.EPIPE):
 				// Records were overwritten before they could be read. The next read returns the oldest present one.
 			case err == nil, errors.Is(err, io.EOF), errors.Is(err, syscall.EAGAIN):
+				t.ended = began
 				if !watch.Sleep(ctx, pause) {
 					return 0, ctx.Err()
 				}
@@ -135,7 +148,8 @@ func tail(ctx context.Context, log io.Reader, every time.Duration) io.Reader {
 				return 0, err
 			}
 		}
-	})
+	}
+	return t
 }
 
 // cpuTime calls a function and returns the CPU time that it took in its thread, also in the kernel (CLOCK_THREAD_CPUTIME_ID). The wall time would

@@ -17,6 +17,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/node/kmsg"
 	"github.com/tandem-gpu/tandem/test/check"
 )
@@ -109,7 +110,8 @@ func TestPresentLines(t *testing.T) {
 		if err := f.stop(); !errors.Is(err, context.Canceled) {
 			t.Errorf("ended with %v", err)
 		}
-		want := kmsg.Line{PCI: "0000:5a:00.0", XID: 154, Seq: 2004, Next: 2010, Text: "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"}
+		want := kmsg.Line{PCI: "0000:5a:00.0", XID: 154, Seq: 2004, Next: 2010, Age: health.Age{Least: held, Most: held},
+			Text: "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"}
 		if diff := cmp.Diff(want, f.got[1]); diff != "" {
 			t.Error(diff)
 		}

@@ -15,10 +15,10 @@ const (
 	maxHeld = 256
 )
 
-// hold emits each line holdFor after it arrived, but drops a line if one with the same XID and GPU is waiting: a fault that
-// is logged ten thousand times a second is one line each holdFor. It returns when ctx ends, or when lines is closed and all
-// were emitted.
-func hold(ctx context.Context, lines <-chan Line, emit func(Line)) {
+// hold emits each line holdFor after it arrived, but drops a line that repeats one that is waiting: a fault that is
+// logged ten thousand times a second is one line each holdFor. It returns when ctx ends, or when lines is closed and
+// all were emitted.
+func hold(ctx context.Context, lines <-chan arrival, emit func(arrival)) {
 	q := queue{emit: emit}
 	timer := time.NewTimer(holdFor) // for the first of the queue
 	defer timer.Stop()
@@ -43,19 +43,26 @@ func hold(ctx context.Context, lines <-chan Line, emit func(Line)) {
 
 // queue holds at most maxHeld lines in the order of their arrival.
 type queue struct {
-	emit    func(Line)
+	emit    func(arrival)
 	waiting []held
 	next    uint64 // the sequence number after the latest line, whether that waits or was dropped
 }
 
 type held struct {
-	line Line
-	due  time.Time
+	arrival
+	due time.Time
 }
 
-func (q *queue) add(line Line) {
-	same := func(h held) bool { return h.line.PCI == line.PCI && h.line.XID == line.XID }
-	if slices.ContainsFunc(q.waiting, same) {
+// repeatedBy reports whether a line has the same XID and GPU at about the same time. All that has arrived while a line
+// without a time waits is at about its time.
+func (h held) repeatedBy(a arrival) bool {
+	same := h.line.PCI == a.line.PCI && h.line.XID == a.line.XID
+	return same && (h.logged == 0 || a.logged == 0 || repeats(h.logged, a.logged))
+}
+
+func (q *queue) add(a arrival) {
+	line := a.line
+	if slices.ContainsFunc(q.waiting, func(h held) bool { return h.repeatedBy(a) }) {
 		q.next = line.Seq + 1
 		return
 	}
@@ -63,7 +70,7 @@ func (q *queue) add(line Line) {
 		q.release(1)
 	}
 	q.next = line.Seq + 1
-	q.waiting = append(q.waiting, held{line, time.Now().Add(holdFor)})
+	q.waiting = append(q.waiting, held{a, time.Now().Add(holdFor)})
 }
 
 // due counts the lines that have waited for holdFor.
@@ -82,7 +89,7 @@ func (q *queue) release(n int) {
 		if i+1 < len(q.waiting) {
 			h.line.Next = q.waiting[i+1].line.Seq
 		}
-		q.emit(h.line)
+		q.emit(h.arrival)
 	}
 	q.waiting = slices.Delete(q.waiting, 0, n)
 }

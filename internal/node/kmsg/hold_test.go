@@ -24,11 +24,11 @@ import (
 
 func TestStorm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		lines, count, done := make(chan Line), 0, make(chan bool)
-		go func() { hold(t.Context(), lines, func(Line) { count++ }); close(done) }()
+		lines, count, done := make(chan arrival), 0, make(chan bool)
+		go func() { hold(t.Context(), lines, func(arrival) { count++ }); close(done) }()
 		for i := range 10_000 { // 10 s
 			time.Sleep(time.Millisecond) // inside the bubble: fake time
-			lines <- Line{PCI: "0000:01:00.0", XID: 13, Seq: uint64(i)}
+			lines <- arrival{line: Line{PCI: "0000:01:00.0", XID: 13, Seq: uint64(i)}}
 		}
 		close(lines)
 		<-done
@@ -41,10 +41,10 @@ func TestStorm(t *testing.T) {
 // More than can be held is emitted early, all of it and in order.
 func TestOverflow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		lines, emitted := make(chan Line), make(chan Line, 3*maxHeld)
-		go hold(t.Context(), lines, func(l Line) { emitted <- l })
+		lines, emitted := make(chan arrival), make(chan Line, 3*maxHeld)
+		go hold(t.Context(), lines, func(a arrival) { emitted <- a.line })
 		for i := range uint64(3 * maxHeld) {
-			lines <- Line{PCI: gpu.PCIAddress(fmt.Sprintf("0000:%02x:00.0", i%256)), XID: i / 256, Seq: i}
+			lines <- arrival{line: Line{PCI: gpu.PCIAddress(fmt.Sprintf("0000:%02x:00.0", i%256)), XID: i / 256, Seq: i}}
 		}
 		synctest.Wait()
 		if n := len(emitted); n != 2*maxHeld {
@@ -87,12 +87,12 @@ func TestRead(t *testing.T) {
 			}
 			return copy(p, answer.(string)), nil
 		})
-		lines, failure := make(chan Line), make(chan error, 1)
+		lines, failure := make(chan arrival), make(chan error, 1)
 		start := time.Now()
 		go func() { failure <- read(t.Context(), tail(t.Context(), log, pollEvery), 0, lines); close(lines) }()
 		var got []uint64
 		for l := range lines {
-			got = append(got, l.XID)
+			got = append(got, l.line.XID)
 		}
 		if diff := cmp.Diff([]uint64{79, 48, 95}, got); diff != "" {
 			t.Error(diff)
@@ -108,11 +108,11 @@ func TestRead(t *testing.T) {
 
 func TestHeldAreEmittedAtTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		lines := make(chan Line, 1)
-		lines <- Line{XID: 79}
+		lines := make(chan arrival, 1)
+		lines <- arrival{line: Line{XID: 79}}
 		close(lines)
 		count := 0
-		hold(context.Background(), lines, func(Line) { count++ })
+		hold(context.Background(), lines, func(arrival) { count++ })
 		if count != 1 {
 			t.Errorf("emitted %d lines", count)
 		}
@@ -122,17 +122,18 @@ func TestHeldAreEmittedAtTheEnd(t *testing.T) {
 // A reader that continues at the Next of the latest line gets each line that was not emitted, and no dropped repetition of it.
 func TestNext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		lines := make(chan Line)
+		lines := make(chan arrival)
 		var mu sync.Mutex
 		var got []string
 		emitted := func() []string { mu.Lock(); defer mu.Unlock(); return slices.Clone(got) }
-		go hold(t.Context(), lines, func(l Line) {
+		go hold(t.Context(), lines, func(a arrival) {
 			mu.Lock()
 			defer mu.Unlock()
+			l := a.line
 			got = append(got, fmt.Sprintf("%d@%d>%d", l.XID, l.Seq, l.Next))
 		})
 		for _, l := range []Line{{XID: 79, Seq: 5}, {XID: 48, Seq: 8}, {XID: 79, Seq: 9}} {
-			lines <- l
+			lines <- arrival{line: l}
 			time.Sleep(time.Second / 2)
 		}
 		time.Sleep(time.Second / 2)
@@ -174,14 +175,14 @@ func FuzzRead(f *testing.F) {
 // follow reads all lines of a log that fails in the end.
 func follow(t *testing.T, log io.Reader, next uint64) []Line {
 	t.Helper()
-	lines, failed := make(chan Line), make(chan error, 1)
+	lines, failed := make(chan arrival), make(chan error, 1)
 	go func() {
 		defer close(lines)
 		failed <- read(t.Context(), tail(t.Context(), io.MultiReader(log, iotest.ErrReader(errEnd)), pollEvery), next, lines)
 	}()
 	var all []Line
 	for l := range lines {
-		all = append(all, l)
+		all = append(all, l.line)
 	}
 	if err := <-failed; !errors.Is(err, errEnd) {
 		t.Errorf("ended with %v", err)

@@ -19,12 +19,16 @@ type Line struct {
 	Text string         // the driver's text after the number: one line of printable ASCII, may be empty
 	Seq  uint64         // the record's sequence number; counts from 0 at boot
 	Next uint64         // the sequence number to continue at: all lines before it were emitted; 0 = unknown
+	Age  health.Age     // how long ago it was logged when it was emitted or returned
 }
 
 // Observation is the line as an observation of a GPU, without the process that the driver names: orchestrators must not store
 // the names of users' processes.
 func (l Line) Observation() health.Observation {
-	return health.Observation{PCI: l.PCI, Kind: health.XID, Code: l.XID, Detail: withoutProcess(l.Text), FromKernelLog: true, NextSequence: l.Next}
+	return health.Observation{
+		PCI: l.PCI, Kind: health.XID, Code: l.XID, Detail: withoutProcess(l.Text),
+		FromKernelLog: true, NextSequence: l.Next, Age: l.Age,
+	}
 }
 
 // withoutProcess removes "pid=30393, name=Media, " or "pid=2763, " from a text.
@@ -63,10 +67,16 @@ const (
 	escapedNewline = `\x0a`
 )
 
+// isLoad reports whether a record is that of the driver's load: "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  535.183.01"
+// (nv.c, nvidia_init_module).
+func isLoad(head header, message string) bool {
+	return head.priority <= maxKernelPriority && strings.HasPrefix(message, "NVRM: loading NVIDIA UNIX ")
+}
+
 // parseLine is Parse for a record that was split.
 func parseLine(head header, message string) (Line, bool) {
-	line, ok := parseMessage(message)
-	if !ok || head.priority > maxKernelPriority || !printable(message) {
+	line, ok := parseMessage(escape(message, unprintable))
+	if !ok || head.priority > maxKernelPriority {
 		return Line{}, false
 	}
 	line.Seq = head.seq
@@ -131,9 +141,4 @@ func parseMessage(message string) (Line, bool) {
 		text = strings.TrimSuffix(instance+", "+text, ", ")
 	}
 	return Line{PCI: pci, XID: xid, Text: text}, true
-}
-
-// printable reports whether s has only bytes that the kernel writes as they are: it escapes every other byte as \xNN.
-func printable(s string) bool {
-	return strings.IndexFunc(s, func(r rune) bool { return r < ' ' || r > '~' }) < 0
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // maxRead is the maximum number of lines that Read returns: the latest ones.
@@ -21,12 +22,16 @@ type Contents struct {
 	Lines []Line // the requested XIDs in the order of the log
 	Next  uint64 // the sequence number of the next record; 0 = there is none yet
 	Older bool   // the log ends before the requested record, so the number is of another log
+
+	// Complete means that Lines has every XID since the driver was loaded: all of the log was read, and it has the load.
+	Complete bool
 }
 
 // Log is an open kernel log. Read it once, then follow it once.
 type Log struct {
-	file *os.File // nil = the ring
-	ring *ring
+	file  *os.File // nil = the ring
+	ring  *ring
+	clock clock // of the log; nil = unknown: a file may be of any boot
 }
 
 // ErrUnavailable is returned if the kernel log can't be opened. An agent works without it, but detects fewer XIDs.
@@ -65,7 +70,11 @@ func Open(path string) (Log, error) {
 	if err != nil {
 		return Log{}, &UnavailableError{Device: err}
 	}
-	return Log{file: f}, nil
+	l := Log{file: f}
+	if info, err := f.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
+		l.clock = kernelClock
+	}
+	return l, nil
 }
 
 // OpenAny opens the kernel log by the device, if it can be opened, and else by syslog(2). It fails with ErrUnavailable and a remedy.
@@ -78,7 +87,7 @@ func OpenAny(device string) (Log, error) {
 	if unavailable.Ring = newRing().fill(); unavailable.Ring != nil {
 		return Log{}, unavailable
 	}
-	return Log{ring: newRing()}, nil
+	return Log{ring: newRing(), clock: kernelClock}, nil
 }
 
 // Close closes the log and ends Follow.
@@ -95,9 +104,10 @@ func (l Log) Counts(seq uint64) bool { return seq == 0 || (seq >= firstOfRing) =
 // Read returns the present XIDs from the record with the sequence number first on, without waiting for more. Lines with the same
 // XID and GPU within holdFor are one, as for Follow. Records that the kernel has overwritten are missing.
 //
-// If the log ends before that record, the number is of another boot or another file: Read returns all XIDs then.
+// If the log ends before that record, the number is of another boot or another file: Read returns all XIDs then, as for the
+// number 0. XIDs from before the driver was last loaded are not among all XIDs: the load has initialised the GPUs again.
 func (l Log) Read(ctx context.Context, first uint64) (c Contents, err error) {
-	err = l.present(func(log io.Reader) error { c, err = present(ctx, log, first); return err })
+	err = l.present(func(log io.Reader) error { c, err = present(ctx, log, first, l.clock); return err })
 	return c, err
 }
 
@@ -137,7 +147,7 @@ func (l Log) present(f func(io.Reader) error) error {
 	return err
 }
 
-func present(ctx context.Context, log io.Reader, first uint64) (Contents, error) {
+func present(ctx context.Context, log io.Reader, first uint64, now clock) (Contents, error) {
 	// Lines before first are collected until it is known that the log reaches first.
 	var before, after burst
 	var c Contents
@@ -148,12 +158,14 @@ func present(ctx context.Context, log io.Reader, first uint64) (Contents, error)
 			if c.Older = c.Next < first; c.Older {
 				after = before
 			}
-			c.Lines = after.lines
-			for i := range c.Lines {
-				c.Lines[i].Next = c.Next
-				if i+1 < len(c.Lines) {
-					c.Lines[i].Next = c.Lines[i+1].Seq
+			c.Complete = after.loaded && !after.dropped
+			for i, a := range after.lines {
+				a.line.Age = byClock(health.UnknownAge, a.logged, now)
+				a.line.Next = c.Next
+				if i+1 < len(after.lines) {
+					a.line.Next = after.lines[i+1].line.Seq
 				}
+				c.Lines = append(c.Lines, a.line)
 			}
 			return c, nil
 		case err != nil:
@@ -166,11 +178,14 @@ func present(ctx context.Context, log io.Reader, first uint64) (Contents, error)
 			continue
 		}
 		c.Next = head.seq + 1
+		if isLoad(head, message) {
+			before, after = burst{loaded: true}, after.atLoad(first)
+		}
 		if line, ok := parseLine(head, message); ok {
 			if head.seq < first {
-				before.add(line, head.at)
+				before.add(arrival{line: line, logged: head.at})
 			} else {
-				after.add(line, head.at)
+				after.add(arrival{line: line, logged: head.at})
 			}
 		}
 	}
@@ -178,8 +193,20 @@ func present(ctx context.Context, log io.Reader, first uint64) (Contents, error)
 
 // burst collects lines, for the same XID and GPU one each holdFor by the timestamps of the log.
 type burst struct {
-	lines []Line
-	last  map[fault]time.Duration
+	lines   []arrival
+	last    map[fault]time.Duration
+	loaded  bool // the lines are those since the driver was loaded
+	dropped bool // there were more than maxRead
+}
+
+// atLoad returns what is left of the lines when the driver is loaded: nothing, unless the agent has read the log up to
+// the record first before. Then it has watched the GPUs, and what clears an XID is its decision.
+func (b burst) atLoad(first uint64) burst {
+	if first == 0 {
+		return burst{loaded: true}
+	}
+	b.last = nil // the same XID after the load is another one
+	return b
 }
 
 type fault struct {
@@ -187,19 +214,19 @@ type fault struct {
 	xid uint64
 }
 
-func (b *burst) add(line Line, at time.Duration) {
-	of := fault{line.PCI, line.XID}
-	if last, seen := b.last[of]; seen && at > 0 && at >= last && at-last < holdFor {
+func (b *burst) add(a arrival) {
+	of := fault{a.line.PCI, a.line.XID}
+	if last, seen := b.last[of]; seen && repeats(last, a.logged) {
 		return
 	}
 	if b.last == nil {
 		b.last = map[fault]time.Duration{}
 	}
-	b.last[of] = at
+	b.last[of] = a.logged
 	if len(b.lines) == maxRead {
-		b.lines = b.lines[1:]
+		b.lines, b.dropped = b.lines[1:], true
 	}
-	b.lines = append(b.lines, line)
+	b.lines = append(b.lines, a)
 }
 
 // snapshot reads from a descriptor and returns io.EOF where no more is available at present. An os.File would wait for more.

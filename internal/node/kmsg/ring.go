@@ -37,8 +37,7 @@ type ring struct {
 	text    []byte                      // what was read, reused
 	last    string                      // the latest line that was read, as the kernel wrote it; "" = none
 	seq     uint64                      // its number
-	head    string                      // what is before the message of the latest record
-	driver  bool                        // the latest record is the driver's
+	group   group                       // of the latest line
 	pending bytes.Buffer                // records that Read has not returned yet
 }
 
@@ -92,17 +91,8 @@ func (r *ring) after(text string) (added string, found bool) {
 	return added, found
 }
 
-// driverPrefix begins each record of NVIDIA's driver.
-const driverPrefix = "NVRM: "
-
-// add appends the records of lines, of a record with several lines the first one. The kernel writes the head of a record before each of its
-// lines, and the text of a process can be in a record, with its newlines: mount(2) logs an option that the file system does not have.
-//
-//	<3>[27438.640864] tmpfs: Unknown parameter 'x
-//	<3>[27438.640864] NVRM: Xid (PCI:0000:1b:00): 79'
-//
-// So a line with the head of the one before is of the same record. Not so after a line of the driver: several GPUs can have a fault in the same
-// microsecond, and of a process the driver logs the name, which is too short for an XID (15 bytes, TASK_COMM_LEN).
+// add appends the records of lines, of a record with several lines the first one. It escapes their bytes as the device
+// does.
 func (r *ring) add(lines string) error {
 	read, withTime := 0, 0
 	for line := range strings.Lines(lines) {
@@ -113,12 +103,9 @@ func (r *ring) add(lines string) error {
 		}
 		withTime++
 		r.last, r.seq = line, max(r.seq+1, firstOfRing+micros*linesPerMicrosecond)
-		head := strings.TrimSuffix(line, message+"\n")
-		if head == r.head && !r.driver {
-			continue
+		if r.group.begins(strings.TrimSuffix(line, message+"\n"), message) {
+			fmt.Fprintf(&r.pending, "%d,%d,%d,-;%s\n", priority, r.seq, micros, escape(message, escapedByKernel))
 		}
-		r.head, r.driver = head, strings.HasPrefix(message, driverPrefix)
-		fmt.Fprintf(&r.pending, "%d,%d,%d,-;%s\n", priority, r.seq, micros, message)
 	}
 	if read > 0 && withTime == 0 {
 		return errNoTimes

@@ -17,6 +17,7 @@ type machine struct {
 	program string
 	machine string // of the simulated driver; "" = h100x8
 	healthy bool
+	effect  bool // another finding is about what follows for the devices
 	breaks  func(h *host)
 }
 
@@ -163,7 +164,7 @@ var machines = []machine{
 	}},
 	{name: "invalid CDI specification", program: k8s, breaks: func(h *host) { h.write("cdi/nvidia.yaml", "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices: []\n") }},
 	{name: "state directory is a file", program: nomad, breaks: func(h *host) { h.write("state", "") }},
-	{name: "history of a damaged disk", program: nomad, breaks: func(h *host) { h.write("state/nomad-gpu.json", "{\x00\x00") }},
+	{name: "history of a damaged disk", program: nomad, effect: true, breaks: func(h *host) { h.write("state/nomad-gpu.json", "{\x00\x00") }},
 	{name: "another agent offers the GPUs", program: k8s, breaks: func(h *host) { h.otherAgent() }},
 	{name: "nvidia-device-plugin beside Nomad", program: nomad, breaks: func(h *host) { h.process(200, "/usr/bin/nvidia-device-plugin") }},
 

@@ -216,6 +216,9 @@ func checkMachine(t *testing.T, c machine, h *host, r result) (golden string) {
 		return f.Severity != doctor.Problem && f.Severity != doctor.Warning
 	})
 	want, wantCode := 1, 3
+	if c.effect {
+		want = 2
+	}
 	if c.healthy {
 		want, wantCode = 0, 0
 	} else if len(matter) == 1 && matter[0].Severity == doctor.Warning {

@@ -47,7 +47,7 @@ const (
 	Usage            Code = "USAGE_UNKNOWN"          // what the devices do, or which processes use them, can't be read
 	Owners           Code = "OWNERS_UNKNOWN"         // which work has which devices can't be read
 	HistorySave      Code = "HISTORY_NOT_SAVED"      // faults are forgotten at a restart
-	HistoryLoad      Code = "HISTORY_NOT_READ"       // faults of before this start are unknown
+	HistoryLoad      Code = "HISTORY_NOT_READ"       // a history was not read completely: faults of before a start may be unknown
 	Boot             Code = "REBOOT_UNDETECTED"      // the boot ID can't be read
 	AgentFileWrite   Code = "AGENT_FILE_NOT_WRITTEN" // other agents do not see what this one offers
 	AgentFileRead    Code = "AGENT_FILES_NOT_READ"   // what other agents offer is unknown

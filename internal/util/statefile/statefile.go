@@ -102,3 +102,18 @@ func SetAside(path, suffix string) (name string, err error) {
 	}
 	return name, os.Rename(path, name)
 }
+
+// Kept returns the files that SetAside has kept for a path and a suffix. An error means that there may be others.
+func Kept(path, suffix string) (names []string, err error) {
+	name := path + "." + suffix
+	for n := 1; n <= asideAtMost; n++ {
+		switch _, err := os.Lstat(name); {
+		case err == nil:
+			names = append(names, name)
+		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR):
+			return names, err
+		}
+		name = fmt.Sprintf("%s.%s.%d", path, suffix, n)
+	}
+	return names, nil
+}
