@@ -127,6 +127,7 @@ func (e *enumeration) add(f identity) {
 // lookUp identifies the GPU at an index by its UUID and, also if that fails, its PCI address. A known handle
 // identifies the GPU without further calls.
 func lookUp(c *caller, lib nvml.Interface, index int, handles map[nvml.Device]gpu.DeviceID) (found identity) {
+	c.slot.answers = nil // they may be of another GPU
 	found.handle = required(c, "nvmlDeviceGetHandleByIndex", func() (nvml.Device, nvml.Return) {
 		return lib.DeviceGetHandleByIndex(index)
 	})
@@ -136,7 +137,7 @@ func lookUp(c *caller, lib nvml.Interface, index int, handles map[nvml.Device]gp
 	if found.id = handles[found.handle]; found.id != "" {
 		return found
 	}
-	found.id = gpu.DeviceID(required(c, "nvmlDeviceGetUUID", found.handle.GetUUID))
+	found.id = readUUID(c, found.handle)
 	if found.err, c.err = c.err, nil; found.err == nil {
 		c.at = gpu.WholeGPU(found.id)
 	}
@@ -144,8 +145,30 @@ func lookUp(c *caller, lib nvml.Interface, index int, handles map[nvml.Device]gp
 	return found
 }
 
+// readUUID reads the UUID of a handle.
+func readUUID(c *caller, h nvml.Device) gpu.DeviceID {
+	c.subject = h
+	id := retained(c, "nvmlDeviceGetUUID", uuidOf(h))
+	c.subject = nil
+	return id
+}
+
+// uuidOf returns the call for the UUID of a handle. An empty UUID is no answer.
+func uuidOf(h nvml.Device) func() (gpu.DeviceID, nvml.Return) {
+	return func() (gpu.DeviceID, nvml.Return) {
+		id, ret := h.GetUUID()
+		if ret == nvml.SUCCESS && id == "" {
+			ret = nvml.ERROR_NOT_SUPPORTED
+		}
+		return gpu.DeviceID(id), ret
+	}
+}
+
+// readPCI reads the PCI address of a handle.
 func readPCI(c *caller, h nvml.Device) (pci gpu.PCIAddress) {
-	info := required(c, "nvmlDeviceGetPciInfo", h.GetPciInfo)
+	c.subject = h
+	info := retained(c, "nvmlDeviceGetPciInfo", h.GetPciInfo)
+	c.subject = nil
 	if c.err == nil {
 		pci, c.err = pciAddress(info)
 	}
