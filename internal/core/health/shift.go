@@ -38,6 +38,7 @@ func (h *GPUHistory) shift(d time.Duration) *GPUHistory {
 	h = h.clone()
 	h.LastReset, h.UnhealthySince, h.checked = ShiftTime(h.LastReset, d), ShiftTime(h.UnhealthySince, d), ShiftTime(h.checked, d)
 	h.UnlistedSince, h.takenUntil = ShiftTime(h.UnlistedSince, d), ShiftTime(h.takenUntil, d)
+	h.lostSince = ShiftTime(h.lostSince, d)
 	h.UnhealthyEpisodes, h.Recoveries = shiftTimes(h.UnhealthyEpisodes, d), shiftTimes(h.Recoveries, d)
 	h.ClearedByReset, h.appFaults = slices.Clone(h.ClearedByReset), slices.Clone(h.appFaults)
 	for i := range h.ClearedByReset {

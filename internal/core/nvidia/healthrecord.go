@@ -20,11 +20,12 @@ type healthRecord struct {
 	ecc        gpu.Toggle
 	lastFailed bool // the GPU did not answer the last check: the next one reads everything
 
-	fieldsCall signalSupport
-	fields     [len(fields)]signalSupport
-	links      [nvml.NVLINK_MAX_LINKS]signalSupport
-	signals    [len(signals)]signalSupport
-	lastRead   [intervals]time.Time // when the signals of this interval were last read
+	fieldsCall   signalSupport
+	fields       [len(fields)]signalSupport
+	links        [nvml.NVLINK_MAX_LINKS]signalSupport
+	linksChanged bool // the last reading changed their number: see signalSupport.changed
+	signals      [len(signals)]signalSupport
+	lastRead     [intervals]time.Time // when the signals of this interval were last read
 
 	processesCall signalSupport
 	processes     *[]gpu.Process // nil = unknown

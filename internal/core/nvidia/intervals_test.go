@@ -305,3 +305,18 @@ func TestIntervalOfUsage(t *testing.T) {
 		must(t, m.Set(3, "power_limit", fmt.Sprint(400+c.seconds, " W")))
 	}
 }
+
+// A number of NVLinks that has changed is read again by the next check.
+func TestChangedNVLinksAreReadAgain(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
+	_, at := openWithClock(t, m)
+	at(0)
+	must(t, m.Set(3, "links_down", "0x3"))
+	if v := at(5 * time.Minute)(3).Sample.LinksUp; v.Value != 16 {
+		t.Fatalf("links up: %v", v)
+	}
+	must(t, m.Set(3, "links_down", "none"))
+	if v := at(5*time.Minute + 10*time.Second)(3).Sample.LinksUp; v.Value != 18 {
+		t.Errorf("a check later: %v", v)
+	}
+}

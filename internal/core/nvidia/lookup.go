@@ -2,6 +2,7 @@ package nvidia
 
 import (
 	"cmp"
+	"errors"
 	"slices"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -110,11 +111,18 @@ func (s *Session) lookUpUnassigned(e *enumeration, unassigned []int, blocked err
 	return nil
 }
 
-// add adds a GPU that was looked up. It may be one of those that did not answer, with its old handle or a new one.
+// errSharedUUID means that two GPUs have one UUID, which identifies neither.
+var errSharedUUID = errors.New("another GPU has the same UUID")
+
+// add adds a GPU that was looked up. It may be one of those that did not answer, with its old handle or a new one. Of two
+// GPUs with one UUID the first one has it.
 func (e *enumeration) add(f identity) {
 	at := slices.IndexFunc(e.gpus, func(i identity) bool { return i.id == f.id })
 	switch {
 	case at < 0:
+		e.gpus = append(e.gpus, f)
+	case f.pci != "" && e.gpus[at].err == nil && e.gpus[at].pci != f.pci:
+		f.id, f.err = "", errSharedUUID
 		e.gpus = append(e.gpus, f)
 	case e.gpus[at].err == nil: // it has moved since it was queried
 	case e.gpus[at].handle == f.handle:

@@ -82,7 +82,7 @@ func (r *healthRecord) readFields(c *caller, h nvml.Device, links bool) (answere
 	for i, f := range fields {
 		b.add(nvml.FieldValue{FieldId: f.id}, &r.fields[i], func(v gpu.OptionalUint64) { f.set(&r.sample, v) })
 	}
-	links = links || slices.ContainsFunc(r.links[:], func(y signalSupport) bool { return y.failed })
+	links = links || r.linksChanged || slices.ContainsFunc(r.links[:], func(y signalSupport) bool { return y.failed })
 	links = links && !r.mig // MIG mode disables NVLinks to other GPUs
 	var up gpu.OptionalUint64
 	for link := range r.links {
@@ -98,6 +98,7 @@ func (r *healthRecord) readFields(c *caller, h nvml.Device, links bool) (answere
 		return false
 	}
 	if links && !slices.ContainsFunc(r.links[:], func(y signalSupport) bool { return y.failed }) {
+		r.linksChanged = r.sample.LinksUp.OK && r.sample.LinksUp != up
 		r.sample.LinksUp = up
 	}
 	return answered
