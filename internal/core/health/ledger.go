@@ -99,6 +99,16 @@ func (l Ledger) UnlistedSince(id gpu.DeviceID) time.Time {
 	return time.Time{}
 }
 
+// SameDriver returns the version of the driver that was ready last; "" if it may have been loaded again since.
+func (l Ledger) SameDriver() string {
+	for _, h := range l.histories {
+		if h.reloading || h.driverAbsent {
+			return ""
+		}
+	}
+	return l.driver
+}
+
 // Conditions returns the conditions in canonical order, including those without effect (State Healthy).
 func (l Ledger) Conditions() []Condition { return slices.Clone(l.conditions) }
 

@@ -1,10 +1,10 @@
 package nvidia
 
 import (
-	"github.com/NVIDIA/go-nvml/pkg/nvml"
-
 	"slices"
 	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
