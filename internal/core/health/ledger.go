@@ -99,10 +99,10 @@ func (l Ledger) UnlistedSince(id gpu.DeviceID) time.Time {
 	return time.Time{}
 }
 
-// SameDriver returns the version of the driver that was ready last; "" if it may have been loaded again since.
-func (l Ledger) SameDriver() string {
+// LoadedDriver returns the version of the driver that was ready last; "" if it may have been loaded again since.
+func (l Ledger) LoadedDriver() string {
 	for _, h := range l.histories {
-		if h.reloading || h.driverAbsent {
+		if h.UnlistedSince.IsZero() && (h.reloading || h.driverAbsent) {
 			return ""
 		}
 	}

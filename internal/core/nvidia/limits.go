@@ -107,21 +107,14 @@ func (s *Session) MemoryLimits(queries []gpu.LimitQuery) ([]gpu.LimitAnswer, err
 	return answers, nil
 }
 
-// lacksLimits reports whether a call failed because the GPU has no limits.
-func lacksLimits(err error) bool {
-	return returnCode(err) == nvml.ERROR_NOT_SUPPORTED || returnCode(err) == nvml.ERROR_FUNCTION_NOT_FOUND
-}
-
 // readLimit reads one limit. Only what ends all calls about the GPU is the caller's error.
 func readLimit(c *caller, h nvml.Device, q gpu.LimitQuery) gpu.LimitAnswer {
 	a := gpu.LimitAnswer{LimitQuery: q}
-	_, answered := lastAnswer[bool](c, getLimits)
 	limits := required(c, getLimits, func() (nvml.MemoryLimits_v1, nvml.Return) { return h.GetMemoryLimits_v1(q.Group) })
 	switch err := c.err; {
 	case err == nil:
-		c.remember(getLimits, true)
 		a.Limit = gpu.MemoryLimit{Soft: limits.SoftLimit, Hard: limits.HardLimit, Used: limits.CurrentUsed}
-	case returnCode(err) == nvml.ERROR_NOT_FOUND, !answered && lacksLimits(err):
+	case returnCode(err) == nvml.ERROR_NOT_FOUND, returnCode(err) == nvml.ERROR_NOT_SUPPORTED, returnCode(err) == nvml.ERROR_FUNCTION_NOT_FOUND:
 		a.State, c.err = gpu.NoLimit, nil
 	default:
 		a.State, a.Err = gpu.LimitFailed, err.Error()
