@@ -43,6 +43,7 @@ func TestLostGPUWasReset(t *testing.T) {
 	s.expect("fallen off the bus", health.GPULost, "XID_79")
 	s.checkAs(health.Lost, 6)
 	s.expect("fallen off the bus", health.GPULost, "XID_79")
+	s.setSample(func(v *health.Sample) { v.Energy.Value = 100 })
 	s.checkAs(health.Checked, 3)
 	s.expect("back", health.Unhealthy, "XID_79")
 	s.expectRecovery("since then", time.Minute)
@@ -271,4 +272,55 @@ func TestDriverVersionChangedOverRestart(t *testing.T) {
 		l.read(200)
 		l.expect("driver "+version, map[gpu.DeviceID]string{coretest.GPU(0): want})
 	}
+}
+
+// A GPU that one reading does not list was not reset: its faults stay. Its energy counter shows that, and without one the time.
+func TestGPUMissingOnceWasNotReset(t *testing.T) {
+	for name, c := range map[string]struct {
+		checks  int    // in which it is lost
+		energy  uint64 // after that; 0 = no such counter
+		cleared bool
+	}{
+		"one reading":                            {1, 5_000_100, false},
+		"many readings":                          {60, 5_600_000, false},
+		"reset":                                  {6, 100, true},
+		"one reading, without a counter":         {1, 0, false},
+		"many readings, without a counter":       {60, 0, true},
+		"reset in one reading, with the counter": {1, 100, true},
+	} {
+		s := guest(t)
+		set := func(energy uint64) {
+			s.setSample(func(v *health.Sample) {
+				v.Energy.Value, v.Energy.OK = energy, c.energy > 0
+			})
+		}
+		set(5_000_000)
+		s.check(1)
+		s.reportXIDs(119)
+		s.checkAs(health.Lost, c.checks)
+		set(c.energy)
+		s.checkAs(health.Checked, 1)
+		s.checkFor(time.Hour)
+		if cleared := s.ledger.Health(a).State == health.Healthy; cleared != c.cleared {
+			t.Errorf("%s: %s", name, s.ledger.Health(a))
+		}
+	}
+}
+
+// One count of NVLinks that is too high is no new maximum: the right count is not too low after it.
+func TestNVLinksCountedTooHighOnce(t *testing.T) {
+	s := newLedgerFixture(t)
+	links := func(n uint64) {
+		s.setSample(func(v *health.Sample) { v.LinksUp = gpu.OptionalUint64Of(n) })
+		s.check(1)
+	}
+	links(18)
+	links(18)
+	links(24)
+	links(18)
+	s.check(3)
+	s.expect("after one count of 24", health.Healthy, "")
+	links(16)
+	s.check(3)
+	s.expect("two links less", health.Degraded, "NVLINK_DOWN")
 }

@@ -11,6 +11,10 @@ import (
 // because work may still use it and it may respond again. A device that was removed on purpose does not: its GPU
 // responds without that MIG instance, or another GPU is at its PCI address. The observations are what the snapshot
 // means for the health of the driver and of each device.
+//
+// Where prev is of the same driver, a value that was there stays if the reading has none: NVML answers that it is not
+// supported, or nothing. The instances of a GPU whose MIG mode is not answered stay too. prev.Driver.Version is then the
+// version in the reading.
 func Reconcile(prev, reading gpu.Snapshot) (gpu.Snapshot, []health.Observation) {
 	if reading.Driver.State != gpu.DriverReady {
 		reading.Devices, reading.Excluded = prev.Devices, prev.Excluded
@@ -27,9 +31,18 @@ func Reconcile(prev, reading gpu.Snapshot) (gpu.Snapshot, []health.Observation) 
 			obs = append(obs, health.Observation{At: d.At, Kind: health.InstanceRead})
 		}
 	}
+	read := len(reading.Devices)
+	unanswered := map[gpu.DeviceID]bool{} // divided GPUs whose MIG mode is not answered
+	if prev.Driver.Version != "" && prev.Driver.Version == reading.Driver.Version {
+		reading.Devices, unanswered = withKnown(prev.Devices, reading.Devices)
+	}
 	kept, listed := slices.Clone(reading.Devices), idsOf(reading.Devices)
 	for _, d := range prev.Devices {
 		if listed[d.ID] {
+			continue
+		}
+		if d.Profile != "" && unanswered[d.At.GPU] {
+			kept = append(kept, d)
 			continue
 		}
 		if o, ok := missingDevice(d, reading); ok {
@@ -37,13 +50,30 @@ func Reconcile(prev, reading gpu.Snapshot) (gpu.Snapshot, []health.Observation) 
 			obs = append(obs, o)
 		}
 	}
-	missing := kept[len(reading.Devices):]
+	missing := kept[read:]
 	reading.Links = slices.Concat(reading.Links, retainedLinks(prev.Links, missing, kept, reading.Links))
 	reading.Devices = kept
 	reading.Excluded = slices.DeleteFunc(slices.Clone(reading.Excluded), func(e gpu.Exclusion) bool {
 		return slices.ContainsFunc(kept, e.Matches)
 	})
 	return gpu.NewSnapshot(reading), obs
+}
+
+// withKnown returns the devices of a reading with the values of an earlier one where they have none, and the divided GPUs
+// whose MIG mode is not answered.
+func withKnown(before, read []gpu.Device) (known []gpu.Device, unanswered map[gpu.DeviceID]bool) {
+	was := make(map[gpu.DeviceID]gpu.Device, len(before))
+	for _, d := range before {
+		was[d.ID] = d
+	}
+	known, unanswered = slices.Clone(read), map[gpu.DeviceID]bool{}
+	for i, d := range known {
+		if old, ok := was[d.ID]; ok && old.At == d.At {
+			known[i] = d.WithKnown(old)
+			unanswered[d.ID] = known[i].MIG && !d.MIG
+		}
+	}
+	return known, unanswered
 }
 
 // retainedLinks returns the previous links between GPUs that stopped responding and GPUs that are listed, except

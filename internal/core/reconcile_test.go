@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // without returns a snapshot without the given devices.
@@ -233,5 +234,62 @@ func TestPCIBandwidth(t *testing.T) {
 		if got := d.PCIBandwidth(); got != tc.want {
 			t.Errorf("generation %d x%d = %d MB/s; want %d", tc.gen, tc.width, got, tc.want)
 		}
+	}
+}
+
+// The first reading after a restart, with the same driver since the same boot, changes nothing that it has no answer about.
+// After a reboot, or with another driver, it counts as it is.
+func TestUnansweredValuesStay(t *testing.T) {
+	before := coretest.WithMIG(coretest.GPUs(2), 1, "3g.40gb", "3g.40gb")
+	unanswered := func(d gpu.Device) gpu.Device {
+		return gpu.Device{ID: d.ID, At: d.At, Index: d.Index, PCI: d.PCI, NUMANode: -1, Minor: -1}
+	}
+	reading := before
+	reading.Devices = []gpu.Device{unanswered(before.Devices[0]), unanswered(before.Devices[1])}
+	otherDriver := reading
+	otherDriver.Driver.Version = "999.1"
+	reload := gpu.NoDriver(gpu.DriverAbsent, "unloaded")
+	reload.Unloaded = true
+	for name, c := range map[string]struct {
+		boot  string
+		reads []gpu.Snapshot
+		stays bool
+	}{
+		"the same driver":           {"boot 1", []gpu.Snapshot{reading}, true},
+		"after a while without it":  {"boot 1", []gpu.Snapshot{gpu.NoDriver(gpu.DriverFailed, "busy"), reading}, true},
+		"for ever":                  {"boot 1", []gpu.Snapshot{reading, reading, reading}, true},
+		"another version":           {"boot 1", []gpu.Snapshot{otherDriver}, false},
+		"the driver was loaded":     {"boot 1", []gpu.Snapshot{reload, reading}, false},
+		"the driver may be another": {"boot 1", []gpu.Snapshot{gpu.NoDriver(gpu.DriverAbsent, "no library"), reading}, false},
+		"a reboot":                  {"boot 2", []gpu.Snapshot{reading}, false},
+	} {
+		cfg, now := core.DefaultConfig(), testStart
+		cfg.MIG = inventory.MIGMixed
+		s := core.NewState(cfg).Read(cfg, now, before)
+		for _, d := range before.Devices[:2] {
+			s = s.Observe(cfg, now, health.Observation{At: d.At, Kind: health.Checked, Sample: healthySample()})
+		}
+		s = core.Restore(cfg, s.Checkpoint("boot 1"), c.boot)
+		for _, r := range c.reads {
+			now = now.Add(10 * time.Second)
+			s = s.Read(cfg, now, r)
+		}
+		want := before.Devices
+		if !c.stays {
+			want = c.reads[len(c.reads)-1].Devices
+		}
+		if diff := cmp.Diff(want, s.Snapshot.Devices); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+		for u := range s.Allocatable.Units() {
+			if c.stays && (u.Device.MIG || !u.Health.Schedulable()) {
+				t.Errorf("%s: unit %s: %s", name, u.ID, u.Health)
+			}
+		}
+	}
+	answered := reading
+	answered.Devices = coretest.GPUs(2).Devices
+	if got, _ := core.Reconcile(before, answered); len(got.Devices) != 2 || got.Devices[1].MIG {
+		t.Errorf("MIG mode is answered as disabled: %+v", got.Devices)
 	}
 }

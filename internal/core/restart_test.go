@@ -496,6 +496,7 @@ func TestResetDuringAbsence(t *testing.T) {
 		l := newRestartFixture(t, coretest.GPUs(1))
 		l.observe(xidEvent(gpuAt(0), 119), health.Observation{At: gpuAt(0), Kind: health.Lost})
 		l.restart("boot", "boot")
+		l.samples[coretest.GPU(0)].Energy.Value = 100
 		l.read(1)
 		l.expect("at the first check", map[gpu.DeviceID]string{coretest.GPU(0): "lost LOST"})
 		l.read(8)

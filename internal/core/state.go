@@ -62,6 +62,7 @@ func (s State) Read(cfg Config, now time.Time, reading gpu.Snapshot, checks ...h
 		prev.Devices, prev.Links = s.priorDevices, s.priorLinks
 		s.priorDevices, s.priorLinks = nil, nil
 	}
+	prev.Driver.Version = s.Ledger.LoadedDriver()
 	prev.Devices = s.withoutForgotten(cfg.Health, now, prev.Devices, reading)
 	if reading.Driver.State == gpu.DriverReady && s.Snapshot.Driver.State != gpu.DriverReady {
 		s.Incarnation++

@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
+	"maps"
 	"os"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/config"
@@ -56,20 +58,23 @@ type allocationReader struct {
 	client  *agentapi.Client // nil = they are not read
 	current func() *inventory.Allocatable
 	leaving func() []gpu.DeviceID // GPUs that wait for the end of their work
+
+	mu     sync.Mutex
+	places map[gpu.DeviceID]gpu.Placement // of the devices that work has: see locate
 }
 
 // read reads the allocations. That nothing has a GPU counts only if the servers confirmed that after the agent gave it out last, and just now.
 // They are asked while a GPU waits for the end of its work, and no work is known.
-func (a allocationReader) read() holders.Record {
+func (a *allocationReader) read() holders.Record {
 	if a.client == nil {
 		return holders.Record{Never: true, Missing: notRead}
 	}
-	placements, confirmed := a.current().Placements(), a.client.Confirmed()
+	confirmed := a.client.Confirmed()
 	latest, err := a.client.Read(context.Background(), nil) // makes no call
 	if latest.Never {
 		return holders.Record{Never: true, Missing: notRead}
 	}
-	latest, age := latest.Locate(placements), time.Since(confirmed.At)
+	latest, age := a.locate(latest), time.Since(confirmed.At)
 	if age > requestAge && slices.ContainsFunc(a.leaving(), func(id gpu.DeviceID) bool { return len(latest.On(id)) == 0 }) {
 		a.client.Confirm()
 	}
@@ -84,5 +89,30 @@ func (a allocationReader) read() holders.Record {
 		}
 	}
 	r.Holders = slices.Concat(r.Holders, latest.Holders, a.client.Seen().Holders) // those that no answer has shown to have ended
+	r = a.locate(r)
+	a.keepPlaces(r)
+	return r
+}
+
+// locate returns a record with the places of its devices. A device stays where it was when it was first seen with its
+// work, listed or not: a MIG instance that is gone keeps its GPU until that work has ended.
+func (a *allocationReader) locate(r holders.Record) holders.Record {
+	placements := a.current().Placements()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	maps.Copy(placements, a.places)
 	return r.Locate(placements)
+}
+
+// keepPlaces keeps the places of the devices in a located record, and of no others.
+func (a *allocationReader) keepPlaces(located holders.Record) {
+	places := map[gpu.DeviceID]gpu.Placement{}
+	for i := range located.Holders {
+		if h := &located.Holders[i]; h.At.GPU != "" {
+			places[h.Device] = h.At
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.places = places
 }

@@ -89,7 +89,7 @@ func (s *slowAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // allocationsOf is the record of two GPUs by a Nomad agent's API, which has answered once. Its client ends with the test. moving are the GPUs that move.
-func allocationsOf(t *testing.T, api http.Handler, config inventory.Config, moving ...gpu.DeviceID) (r allocationReader, server *httptest.Server, changed <-chan struct{}) {
+func allocationsOf(t *testing.T, api http.Handler, config inventory.Config, moving ...gpu.DeviceID) (r *allocationReader, server *httptest.Server, changed <-chan struct{}) {
 	t.Helper()
 	server = httptest.NewServer(api)
 	t.Cleanup(server.Close)
@@ -102,14 +102,16 @@ func allocationsOf(t *testing.T, api http.Handler, config inventory.Config, movi
 	return r, server, changes
 }
 
-func readerOf(address string, config inventory.Config, moving ...gpu.DeviceID) allocationReader {
+func readerOf(address string, config inventory.Config, moving ...gpu.DeviceID) *allocationReader {
 	inv := inventory.Build(inventory.Input{Snapshot: coretest.GPUs(2), Config: config}).WithoutHost()
 	client := agentapi.New(agentapi.Options{Address: address, Log: slog.New(slog.DiscardHandler)})
-	return allocationReader{client, func() *inventory.Allocatable { return inv }, func() []gpu.DeviceID { return moving }}
+	return &allocationReader{
+		client: client, current: func() *inventory.Allocatable { return inv }, leaving: func() []gpu.DeviceID { return moving },
+	}
 }
 
 // give has the agent give a GPU out.
-func give(t *testing.T, r allocationReader, id gpu.DeviceID) {
+func give(t *testing.T, r *allocationReader, id gpu.DeviceID) {
 	t.Helper()
 	plan, err := r.current().Reserve(inventory.UnitID(id))
 	check.NoError(t, err)
@@ -117,7 +119,7 @@ func give(t *testing.T, r allocationReader, id gpu.DeviceID) {
 }
 
 // awaitRecord reads until ok holds for a record, and for the work that has a GPU by it.
-func awaitRecord(t *testing.T, r allocationReader, id gpu.DeviceID, what string, ok func(r holders.Record, by []string) bool) {
+func awaitRecord(t *testing.T, r *allocationReader, id gpu.DeviceID, what string, ok func(r holders.Record, by []string) bool) {
 	t.Helper()
 	check.Until(t, what, func() bool {
 		h := r.read()
@@ -227,6 +229,28 @@ func TestUnreadBySettings(t *testing.T) {
 		r, err := unread(s)(t.Context(), nil)
 		if err != nil || !r.Never || r.Missing == "" || r.Remedy != remedy {
 			t.Errorf("address %q: %+v, %v", address, r, err)
+		}
+	}
+}
+
+// A GPU whose instance an allocation has is held while the allocation runs, also when the instance is gone.
+func TestGPUOfAHeldInstanceThatIsGone(t *testing.T) {
+	mixed := inventory.Config{MIG: inventory.MIGMixed}
+	build := func(s gpu.Snapshot) *inventory.Allocatable {
+		return inventory.Build(inventory.Input{Snapshot: s, Config: mixed}).WithoutHost()
+	}
+	r, _, _ := allocationsOf(t, &slowAPI{}, mixed)
+	cut := build(coretest.WithMIG(coretest.GPUs(2), 1, "3g.40gb", "3g.40gb"))
+	r.current = func() *inventory.Allocatable { return cut }
+	give(t, r, coretest.Instance(1, 0))
+	if by := r.read().On(coretest.GPU(1)); len(by) != 1 {
+		t.Fatalf("holders: %q", by)
+	}
+	uncut := build(coretest.GPUs(2))
+	r.current = func() *inventory.Allocatable { return uncut }
+	for range 2 {
+		if by := r.read().On(coretest.GPU(1)); len(by) != 1 {
+			t.Errorf("without the instance: holders %q", by)
 		}
 	}
 }

@@ -44,7 +44,7 @@ func (r *run) adapter(a *agent.Agent) agent.Adapter {
 	made := agent.Adapter{
 		Holders:  unread(r.settings),
 		APIs:     []inventory.API{inventory.Nomad},
-		Readers:  ownership.Readers{inventory.Nomad: allocationReader{r.allocations, a.Current, a.Draining}.read},
+		Readers:  ownership.Readers{inventory.Nomad: (&allocationReader{client: r.allocations, current: a.Current, leaving: a.Draining}).read},
 		Problems: r.plugin.Problems,
 	}
 	r.addPages(a, &made)

@@ -73,7 +73,7 @@ func GPUs(n int) gpu.Snapshot {
 	for i := range n {
 		id := GPU(i)
 		s.Devices = append(s.Devices, gpu.Device{
-			ID: id, At: gpu.WholeGPU(id), Index: i, Model: "NVIDIA H100 80GB HBM3",
+			ID: id, At: gpu.WholeGPU(id), Index: i, Model: "NVIDIA H100 80GB HBM3", CanMIG: true,
 			PCI: gpu.PCIAddress(fmt.Sprintf("0000:%02x:00.0", 0x10+i)), NUMANode: i * 2 / max(n, 1), Minor: i,
 			Memory: 81559 << 20, BAR1: 131072 << 20, PowerLimit: 700_000, CoreClock: 1980, MemoryClock: 2619,
 			PCIeGen: 5, PCIeWidth: 16, Compute: gpu.Compute{Major: 9},
@@ -102,7 +102,7 @@ func WithMIG(s gpu.Snapshot, n int, profiles ...string) gpu.Snapshot {
 	for i, profile := range profiles {
 		d := s.Devices[at]
 		d.ID, d.At = Instance(n, i), gpu.Placement{GPU: d.ID, GI: uint32(i + 1), CI: 0} //nolint:gosec // a GPU has seven
-		d.Instance, d.Profile, d.MIG = i, profile, false
+		d.Instance, d.Profile, d.MIG, d.CanMIG = i, profile, false, false
 		d.Model += " MIG " + profile
 		d.Memory /= 8
 		d.GICap, d.CICap = 100*(n+1)+10*i, 100*(n+1)+10*i+1

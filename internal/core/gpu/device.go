@@ -102,6 +102,32 @@ type Device struct {
 	PersistenceMode Toggle
 }
 
+// WithKnown returns d with the values of an earlier reading of the same device where this one has none.
+func (d Device) WithKnown(was Device) Device {
+	if d.NUMANode < 0 {
+		d.NUMANode = was.NUMANode
+	}
+	if d.Minor < 0 {
+		d.Minor = was.Minor
+	}
+	if !d.MIG && !d.CanMIG {
+		d.CanMIG, d.MIG = was.CanMIG, was.MIG
+	}
+	d.Model, d.Serial = cmp.Or(d.Model, was.Model), cmp.Or(d.Serial, was.Serial)
+	d.Architecture, d.Brand = cmp.Or(d.Architecture, was.Architecture), cmp.Or(d.Brand, was.Brand)
+	d.AddressingMode, d.PCIeRoot = cmp.Or(d.AddressingMode, was.AddressingMode), cmp.Or(d.PCIeRoot, was.PCIeRoot)
+	d.GICap, d.CICap = cmp.Or(d.GICap, was.GICap), cmp.Or(d.CICap, was.CICap)
+	d.Memory, d.BAR1 = cmp.Or(d.Memory, was.Memory), cmp.Or(d.BAR1, was.BAR1)
+	d.PowerLimit = cmp.Or(d.PowerLimit, was.PowerLimit)
+	d.CoreClock, d.MemoryClock = cmp.Or(d.CoreClock, was.CoreClock), cmp.Or(d.MemoryClock, was.MemoryClock)
+	d.PCIeGen, d.PCIeWidth = cmp.Or(d.PCIeGen, was.PCIeGen), cmp.Or(d.PCIeWidth, was.PCIeWidth)
+	d.Compute = cmp.Or(d.Compute, was.Compute)
+	d.Slices, d.MemorySlices = cmp.Or(d.Slices, was.Slices), cmp.Or(d.MemorySlices, was.MemorySlices)
+	d.ECC, d.DisplayState = cmp.Or(d.ECC, was.ECC), cmp.Or(d.DisplayState, was.DisplayState)
+	d.PersistenceMode = cmp.Or(d.PersistenceMode, was.PersistenceMode)
+	return d
+}
+
 // Slices are the parts of a GPU that a MIG instance has (nvmlDeviceGetAttributes_v2).
 type Slices struct {
 	GPU, Compute                    int // GPU slices and compute slices

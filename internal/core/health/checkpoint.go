@@ -57,7 +57,7 @@ func Restore(p Policy, c Checkpoint, rebooted bool) Ledger {
 		}
 		history := l.histories[each.At.GPU]
 		if history != nil && each.At.GI == gpu.Whole && each.Reason == ReasonLost && !history.LastReset.After(each.Last) {
-			history.lost = true // when it responds again, it was reset
+			history.lostSince = each.Last
 		}
 		each.ClearingSince, each.CleanChecks = time.Time{}, 0
 		l.conditions = append(l.conditions, each)

@@ -29,11 +29,11 @@ type GPUHistory struct {
 	checked        time.Time // latest complete check since the agent started
 	onlyGPU        bool      // no other GPU is known on this node
 	lastCheck      LastCheck
-	responding     bool // the latest observation shows that it responds
-	completeChecks int  // consecutive complete checks: a lost GPU needs several before it counts as responding
-	lost           bool // it has not responded since it was lost
-	reloading      bool // the driver is being, or was, loaded again, and has not reported a recovery action since
-	driverAbsent   bool // the driver was absent since the latest check, so it may have been loaded again
+	responding     bool      // the latest observation shows that it responds
+	completeChecks int       // consecutive complete checks: a lost GPU needs several before it counts as responding
+	lostSince      time.Time // it has not responded since it was lost; zero = it was not lost
+	reloading      bool      // the driver is being, or was, loaded again, and has not reported a recovery action since
+	driverAbsent   bool      // the driver was absent since the latest check, so it may have been loaded again
 	weakResetSigns [3]time.Time
 	window         window
 	exceeded       windowResult // of the latest complete window

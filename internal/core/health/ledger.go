@@ -101,6 +101,16 @@ func (l Ledger) UnlistedSince(id gpu.DeviceID) time.Time {
 	return time.Time{}
 }
 
+// LoadedDriver returns the version of the driver that was ready last; "" if it may have been loaded again since.
+func (l Ledger) LoadedDriver() string {
+	for _, h := range l.histories {
+		if h.UnlistedSince.IsZero() && (h.reloading || h.driverAbsent) {
+			return ""
+		}
+	}
+	return l.driver
+}
+
 // Conditions returns the conditions in canonical order, including those without effect (State Healthy).
 func (l Ledger) Conditions() []Condition { return slices.Clone(l.conditions) }
 

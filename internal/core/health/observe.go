@@ -33,8 +33,8 @@ func (b *ledgerBuilder) observe(o Observation) {
 		}
 	case Lost:
 		b.interruptRecovery(o)
-		if o.At.GI == gpu.Whole {
-			b.history(id).lost = true
+		if history := b.history(id); o.At.GI == gpu.Whole && history.lostSince.IsZero() {
+			history.lostSince = b.now
 		}
 		b.setLevel(Condition{At: o.At, Reason: ReasonLost, State: GPULost, Detail: o.Detail}, 1)
 	case ProbeFailed:

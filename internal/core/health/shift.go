@@ -40,6 +40,7 @@ func (h *GPUHistory) shift(d time.Duration) *GPUHistory {
 	h.UnlistedSince = ShiftTime(h.UnlistedSince, d)
 	h.takenSince = ShiftTime(h.takenSince, d)
 	h.takenUntil = ShiftTime(h.takenUntil, d)
+	h.lostSince = ShiftTime(h.lostSince, d)
 	h.UnhealthyEpisodes, h.Recoveries = shiftTimes(h.UnhealthyEpisodes, d), shiftTimes(h.Recoveries, d)
 	h.ClearedByReset, h.appFaults = slices.Clone(h.ClearedByReset), slices.Clone(h.appFaults)
 	for i := range h.ClearedByReset {

@@ -18,6 +18,10 @@ const (
 	// minReplayLimit is the number of PCIe replays per minute that is allowed on every link.
 	minReplayLimit = 8
 
+	// lossOfReset is for how long a GPU without an energy counter must have been lost to count as reset when it responds
+	// again. A GPU that one reading does not list is read again within a minute by default.
+	lossOfReset = 2 * time.Minute
+
 	// weakSignSpan is how far apart two weak signs of a reset may be: counters are read at different times.
 	weakSignSpan = 5 * time.Minute
 )
@@ -91,11 +95,9 @@ func (b *ledgerBuilder) check(id gpu.DeviceID, v Sample) {
 	if history.wasReset(v, b.now) {
 		history.LastReset = b.now
 	}
-	history.Sample, history.responding, history.lost, history.reloading, history.driverAbsent = v, true, false, false, false
+	history.Sample, history.responding, history.lostSince, history.reloading, history.driverAbsent = v, true, time.Time{}, false, false
 	history.onlyGPU, history.JoinedFabric = len(b.histories) == 1, history.JoinedFabric || v.Fabric > FabricStarting
-	if v.LinksUp.OK {
-		history.MaxNVLinks = max(history.MaxNVLinks, v.LinksUp.Value)
-	}
+	history.countNVLinks(old.LinksUp, v.LinksUp)
 	history.updateWindow(b.now)
 	at := gpu.WholeGPU(id)
 	b.remove(id, func(c Condition) bool { return c.At == at && c.Reason == ReasonProbe && c.State == Healthy })
@@ -117,6 +119,16 @@ func (b *ledgerBuilder) check(id gpu.DeviceID, v Sample) {
 	}
 	if !unchecked || !b.withholdUnconfirmed(at) {
 		b.endUnchecked(at, v)
+	}
+}
+
+// countNVLinks raises the maximum of NVLinks by two counts, one after the other: one that is too high may be wrong.
+func (h *GPUHistory) countNVLinks(old, now gpu.OptionalUint64) {
+	switch {
+	case h.MaxNVLinks == 0 && now.OK:
+		h.MaxNVLinks = now.Value
+	case old.OK && now.OK:
+		h.MaxNVLinks = max(h.MaxNVLinks, min(old.Value, now.Value))
 	}
 }
 
@@ -203,7 +215,7 @@ func (h *GPUHistory) wasReset(v Sample, now time.Time) bool {
 	cleared := func(before, after Tristate) bool { return before == Yes && after == No }
 	wanted := old.RecoveryAction == RecoveryReset || old.RecoveryAction == RecoveryDrainAndReset || old.RecoveryAction == RecoveryReboot
 	switch {
-	case h.lost,
+	case h.resetWhileLost(v, now),
 		wanted && v.RecoveryAction == RecoveryNone,
 		h.reloading && v.RecoveryAction == RecoveryNone,
 		cleared(old.RemapPending, v.RemapPending), cleared(old.RetirementPending, v.RetirementPending), cleared(old.RepairPending, v.RepairPending):
@@ -224,6 +236,19 @@ func (h *GPUHistory) wasReset(v Sample, now time.Time) bool {
 	}
 	h.weakResetSigns = [3]time.Time{}
 	return true
+}
+
+// resetWhileLost reports whether a GPU that was lost was reset before it responded again: its energy counter is less, or
+// it was lost for long and has no such counter. The driver may fail to list a GPU once although nothing has happened to it.
+func (h *GPUHistory) resetWhileLost(v Sample, now time.Time) bool {
+	old := h.Sample.Energy
+	switch {
+	case h.lostSince.IsZero():
+		return false
+	case old.OK && v.Energy.OK:
+		return v.Energy.Value < old.Value
+	}
+	return now.Sub(h.lostSince) >= lossOfReset
 }
 
 // updateWindow compares the counters at the end of each window with those at its beginning.

@@ -96,9 +96,12 @@ func (r *Record) Began(device gpu.DeviceID, at time.Time) {
 }
 
 // On returns the names of the work that has a GPU or an instance of it, sorted.
-func (r Record) On(id gpu.DeviceID) (names []string) {
+func (r Record) On(id gpu.DeviceID) []string { return r.OnPlacement(gpu.WholeGPU(id)) }
+
+// OnPlacement returns the names of the work that has hardware at a placement of a GPU, sorted.
+func (r Record) OnPlacement(at gpu.Placement) (names []string) {
 	for i := range r.Holders {
-		if h := &r.Holders[i]; h.At.GPU == id {
+		if h := &r.Holders[i]; h.At.GPU == at.GPU && h.At.Overlaps(at) {
 			names = append(names, h.Work.String())
 		}
 	}

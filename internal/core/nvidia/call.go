@@ -15,6 +15,9 @@ import (
 type callSlot struct {
 	library *library
 
+	// answers has the latest value of each call that may keep it: see retained. It belongs to the running query.
+	answers map[answerKey]any
+
 	mu         sync.Mutex
 	index      int      // NVML index of the GPU that the calls are about, -1 for none
 	last       gpu.Call // the latest call
@@ -90,13 +93,20 @@ func converted[T, U any](f func() (T, nvml.Return), convert func(T) U) func() (U
 	}
 }
 
+// answerKey identifies the calls whose values follow each other.
+type answerKey struct {
+	call    string
+	subject any // see caller
+}
+
 // caller makes a series of calls about one placement until one fails: err is the reason, and all later calls are
 // skipped.
 type caller struct {
 	slot     *callSlot
 	at       gpu.Placement
+	subject  any // distinguishes calls of one name about one GPU, such as a link or an instance; nil = there is one
 	err      error
-	fellBack bool // an optional call failed, and its previous value was used
+	fellBack bool // a call failed, and its previous value was used
 }
 
 // withPlacement is a caller for another placement on the same slot, with an error of its own.
@@ -110,28 +120,82 @@ func required[T any](c *caller, name string, f func() (T, nvml.Return)) (v T) {
 	return v
 }
 
+// retained is required, but a value that was there stays in this session: a call that had an answer before and is not
+// supported now returns that answer. A code such as NOT_SUPPORTED is a fact only of a call that never had an answer.
+func retained[T any](c *caller, name string, f func() (T, nvml.Return)) (v T) {
+	if c.err != nil {
+		return v
+	}
+	v = required(c, name, f)
+	if c.err == nil {
+		c.remember(name, v)
+		return v
+	}
+	if last, answered := lastAnswer[T](c, name); answered && isUnsupported(c.err) {
+		v, c.err, c.fellBack = last, nil, true
+	}
+	return v
+}
+
+// remember records the answer of a call.
+func (c *caller) remember(name string, v any) {
+	if c.slot.answers == nil {
+		c.slot.answers = map[answerKey]any{}
+	}
+	c.slot.answers[answerKey{name, c.subject}] = v
+}
+
+// lastAnswer returns the latest answer of a call; false if it had none in this session.
+func lastAnswer[T any](c *caller, name string) (v T, answered bool) {
+	v, answered = c.slot.answers[answerKey{name, c.subject}].(T)
+	return v, answered
+}
+
 // supported reads a value that not every device has: zero if this one does not. Any other error is the caller's.
 func supported[T any](c *caller, name string, f func() (T, nvml.Return)) (v T) {
 	if c.err != nil {
 		return v
 	}
-	v = required(c, name, f)
+	v = retained(c, name, f)
 	if isUnsupported(c.err) {
 		c.err = nil
 	}
 	return v
 }
 
-// optional reads a value without which the device can be offered: zero if it is not supported, last if the call
-// fails, so that a passing failure does not change the device. Only the loss of the GPU or of the driver is the
-// caller's error.
-func optional[T any](c *caller, name string, last T, f func() (T, nvml.Return)) (v T) {
+// optional reads a value without which the device can be offered: zero if it is not supported. If the call fails it
+// returns the latest answer, or otherwise if there is none: a passing failure does not change the device. Only the loss
+// of the GPU or of the driver is the caller's error.
+func optional[T any](c *caller, name string, otherwise T, f func() (T, nvml.Return)) (v T) {
 	if c.err != nil {
 		return v
 	}
 	v = supported(c, name, f)
-	if c.err != nil && !isLost(c.err) && !isDriverLost(c.err) && !errors.Is(c.err, errQueryAbandoned) {
-		v, c.err, c.fellBack = last, nil, true
+	if c.err == nil || endsReading(c.err) {
+		return v
+	}
+	c.err, c.fellBack = nil, true
+	if last, answered := lastAnswer[T](c, name); answered {
+		return last
+	}
+	return otherwise
+}
+
+// measured reads a value that is of no use later: zero if the call fails. Only the loss of the GPU or of the driver is
+// the caller's error.
+func measured[T any](c *caller, name string, f func() (T, nvml.Return)) (v T) {
+	if c.err != nil {
+		return v
+	}
+	v = required(c, name, f)
+	if c.err != nil && !endsReading(c.err) {
+		c.fellBack = c.fellBack || !isUnsupported(c.err)
+		c.err = nil
 	}
 	return v
+}
+
+// endsReading reports whether no further call about the GPU can have an answer.
+func endsReading(err error) bool {
+	return isLost(err) || isDriverLost(err) || errors.Is(err, errQueryAbandoned)
 }

@@ -35,7 +35,7 @@ var counters = [...]counter{
 
 // readCounters reads the counters. One that the GPU does not report stays unset.
 func readCounters(c *caller, h nvml.Device, u *gpu.Usage) {
-	values := optional(c, "nvmlDeviceGetFieldValues", nil, func() ([]nvml.FieldValue, nvml.Return) {
+	values := measured(c, "nvmlDeviceGetFieldValues", func() ([]nvml.FieldValue, nvml.Return) {
 		values := make([]nvml.FieldValue, len(counters))
 		for i, counter := range counters {
 			values[i] = nvml.FieldValue{FieldId: counter.field, ScopeId: counter.scope}

@@ -35,6 +35,9 @@ const maxPasses = 3
 // errNotListed means that the driver no longer lists a GPU.
 var errNotListed = errors.New("not listed by the driver")
 
+// errUnidentified means that a handle does not show any more which GPU it is of.
+var errUnidentified = errors.New("the driver reports neither UUID nor PCI address of the handle")
+
 // enumerate brings the session's enumeration up to date and returns the GPUs that are gone. GPUs can be added and
 // removed meanwhile, so a difference counts when two passes agree. If no two do, stable is false: a GPU may be missing
 // in all of them. Only an error of the whole driver is returned.
@@ -44,7 +47,8 @@ var errNotListed = errors.New("not listed by the driver")
 func (s *Session) enumerate(count int) (gone []identity, stable bool, err error) {
 	for n := 0; n < maxPasses && !stable; n++ {
 		if n > 0 {
-			if count, err = call(&s.reader, "nvmlDeviceGetCount", gpu.Node, s.lib.DeviceGetCount); err != nil {
+			count, err = s.readCount()
+			if err != nil {
 				return nil, false, err
 			}
 		}
@@ -149,7 +153,9 @@ func compareIndices(i, j identity) int { return cmp.Compare(i.index, j.index) }
 func (i identity) refresh(c *caller, lib nvml.Interface, handles map[nvml.Device]gpu.DeviceID) identity {
 	now := i
 	if !i.handleStale || !c.slot.library.has(handleByPCI) {
-		if now = i.readLocation(c); !isLost(c.err) && !isUnsupported(c.err) || !c.slot.library.has(handleByPCI) {
+		now = i.readLocation(c)
+		unusable := isLost(c.err) || isUnsupported(c.err) || errors.Is(c.err, errUnidentified)
+		if !unusable || !c.slot.library.has(handleByPCI) {
 			return now
 		}
 	}
@@ -171,13 +177,21 @@ func (i identity) refresh(c *caller, lib nvml.Interface, handles map[nvml.Device
 	return now
 }
 
-// readLocation verifies that a handle is still this GPU's, and reads its PCI address and index.
+// readLocation verifies that a handle is still this GPU's, and reads its PCI address and index. A handle that answers
+// neither what its UUID nor what its PCI address is may be invalid.
 func (i identity) readLocation(c *caller) identity {
-	id := required(c, "nvmlDeviceGetUUID", i.handle.GetUUID)
-	if c.err == nil && gpu.DeviceID(id) != i.id {
+	c.fellBack = false
+	id := readUUID(c, i.handle)
+	if c.err == nil && id != i.id {
 		c.err = errNotListed
 	}
-	i.pci = readPCI(c, i.handle)
+	noUUID := c.fellBack
+	c.fellBack = false
+	pci := readPCI(c, i.handle)
+	if c.err == nil && noUUID && (c.fellBack || pci != i.pci) {
+		c.err = errUnidentified
+	}
+	i.pci = pci
 	// One more than the index, so that zero is unknown.
 	index := supported(c, "nvmlDeviceGetIndex", func() (int, nvml.Return) {
 		index, ret := i.handle.GetIndex()

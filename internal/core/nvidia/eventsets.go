@@ -184,8 +184,9 @@ func (s *Session) makeEventSet() (e eventSet, retry bool) {
 		}
 		set, err := call(&s.reader, "nvmlEventSetCreate", gpu.Node, s.lib.EventSetCreate)
 		if err != nil {
-			return eventSet{}, !isUnsupported(err)
+			return eventSet{}, s.hadEventSet || !isUnsupported(err)
 		}
+		s.hadEventSet = true
 		if e = (eventSet{set: set}); !s.registerAll(&e) {
 			continue
 		}
@@ -213,8 +214,9 @@ func (s *Session) registerAll(e *eventSet) bool {
 		r.events = health.TristateOf(err == nil && got.mask&nvml.EventTypeXidCriticalError != 0)
 		r.operational = got.operational
 		e.operational = e.operational || got.operational == health.Yes
-		r.failed = err != nil && !isUnsupported(err)
 		w := s.worker(r.device.ID)
+		r.failed = err != nil && (w.hadEvents || !isUnsupported(err))
+		w.hadEvents = w.hadEvents || err == nil
 		switch {
 		case err == nil:
 			e.gpus = append(e.gpus, registeredGPU{r.nvmlDevice, w})
@@ -236,7 +238,7 @@ func (s *Session) registerAll(e *eventSet) bool {
 func (s *Session) register(d nvmlDevice, set nvml.EventSet) (registered, error) {
 	at := gpu.WholeGPU(d.device.ID)
 	return query(s, s.targetOf(d.device), func(c *caller) (got registered) {
-		mask := required(c, "nvmlDeviceGetSupportedEventTypes", d.handle.GetSupportedEventTypes) & subscribedEvents
+		mask := retained(c, "nvmlDeviceGetSupportedEventTypes", d.handle.GetSupportedEventTypes) & subscribedEvents
 		if c.err == nil && mask == 0 {
 			c.err = &nvmlError{Call: "nvmlDeviceGetSupportedEventTypes", Return: nvml.ERROR_NOT_SUPPORTED, text: "no events"}
 		}

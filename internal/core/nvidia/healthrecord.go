@@ -16,14 +16,16 @@ import (
 // makes a new record, so that an abandoned check changes nothing.
 type healthRecord struct {
 	id         gpu.DeviceID
-	mig        bool // MIG mode, on which the supported signals depend
+	mig        bool // MIG mode, on which the supported signals depend, as they do on the ECC mode
+	ecc        gpu.Toggle
 	lastFailed bool // the GPU did not answer the last check: the next one reads everything
 
-	fieldsCall signalSupport
-	fields     [len(fields)]signalSupport
-	links      [nvml.NVLINK_MAX_LINKS]signalSupport
-	signals    [len(signals)]signalSupport
-	lastRead   [intervals]time.Time // when the signals of this interval were last read
+	fieldsCall   signalSupport
+	fields       [len(fields)]signalSupport
+	links        [nvml.NVLINK_MAX_LINKS]signalSupport
+	linksChanged bool // the last reading changed their number: see signalSupport.changed
+	signals      [len(signals)]signalSupport
+	lastRead     [intervals]time.Time // when the signals of this interval were last read
 
 	processesCall signalSupport
 	processes     *[]gpu.Process // nil = unknown
@@ -39,9 +41,10 @@ type signalSupport struct {
 	changed     bool // the last reading changed its value: the next check reads it again, as one reading may be wrong
 }
 
-// update records the result of a reading, and reports whether its value counts (zero for an unsupported signal).
+// update records the result of a reading, and reports whether its value counts (zero for an unsupported signal). A
+// signal that was read and is not supported now has failed: see retained.
 func (y *signalSupport) update(err error) bool {
-	y.failed = err != nil && !isUnsupported(err)
+	y.failed = err != nil && (y.wasRead || !isUnsupported(err))
 	if y.failed {
 		return false
 	}
@@ -70,10 +73,10 @@ type checkPlan struct {
 	proc fs.FS // procfs, to read the GPU's processes; nil = they are not read
 }
 
-// forDevice is r, or an empty record if r is of another GPU or another MIG mode.
+// forDevice is r, or an empty record if r is of another GPU or of another mode.
 func (r healthRecord) forDevice(d gpu.Device) healthRecord {
-	if r.id != d.ID || r.mig != d.MIG {
-		return healthRecord{id: d.ID, mig: d.MIG}
+	if r.id != d.ID || r.mig != d.MIG || r.ecc != d.ECC {
+		return healthRecord{id: d.ID, mig: d.MIG, ecc: d.ECC}
 	}
 	return r
 }
@@ -133,21 +136,27 @@ func (r healthRecord) checkWithRetry(c *caller, lib nvml.Interface, d nvmlDevice
 	return next
 }
 
+// errNoAnswer means that no call by which a check finds that a GPU is there had an answer.
+var errNoAnswer = errors.New("the driver answers no call about the GPU")
+
 // check reads the UUID, which the library may have cached, then the fields, for which the GPU has to answer, then the
 // signals that are due. RESET_REQUIRED is an answer: the recovery action is a reset.
 func (r healthRecord) check(c *caller, h nvml.Device, p checkPlan) healthRecord {
 	r = r.start(p)
-	if id := required(c, "nvmlDeviceGetUUID", h.GetUUID); c.err == nil && gpu.DeviceID(id) != r.id {
+	id := readUUID(c, h)
+	if c.err == nil && id != r.id {
 		c.err = fmt.Errorf("the handle is of another GPU: %s", id)
 	}
+	answered := !c.fellBack
 	if p.due[intervalOnce] {
-		r.sample.VGPU = optional(c, "nvmlDeviceGetVirtualizationMode", r.sample.VGPU, func() (health.Tristate, nvml.Return) {
+		r.sample.VGPU = optional(c, "nvmlDeviceGetVirtualizationMode", health.NotReported, func() (health.Tristate, nvml.Return) {
 			mode, ret := h.GetVirtualizationMode()
 			return health.TristateOf(mode == nvml.GPU_VIRTUALIZATION_MODE_VGPU), ret
 		})
 	}
-	if !r.readFields(c, h, p.due[intervalLinks]) {
-		supported(c, "nvmlDeviceGetMemoryInfo", h.GetMemoryInfo)
+	answered = r.readFields(c, h, p.due[intervalLinks]) || r.readMemory(c, h) || answered
+	if c.err == nil && !answered {
+		c.err = errNoAnswer
 	}
 	r.readSignals(c, h, p)
 	r.readProcesses(c, h, p)
@@ -157,6 +166,18 @@ func (r healthRecord) check(c *caller, h nvml.Device, p checkPlan) healthRecord 
 		r.sample.RecoveryAction, r.sample.Partial, r.lastFailed = health.RecoveryReset, true, true
 	}
 	return r
+}
+
+// readMemory makes a call for which the GPU has to answer, and reports whether it did.
+func (r healthRecord) readMemory(c *caller, h nvml.Device) (answered bool) {
+	if c.err != nil {
+		return false
+	}
+	_, err := call(c.slot, memoryInfo, c.at, h.GetMemoryInfo)
+	if !isUnsupported(err) {
+		c.err = err
+	}
+	return err == nil
 }
 
 // partial reports whether a signal could not be read that could be before.
@@ -173,5 +194,5 @@ func (r *healthRecord) partial() bool {
 
 // endsCheck reports whether an error concerns the whole GPU and not one signal.
 func endsCheck(err error) bool {
-	return isLost(err) || isDriverLost(err) || errors.Is(err, errQueryAbandoned) || returnCode(err) == nvml.ERROR_RESET_REQUIRED
+	return endsReading(err) || returnCode(err) == nvml.ERROR_RESET_REQUIRED
 }

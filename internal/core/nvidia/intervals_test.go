@@ -195,6 +195,7 @@ func TestFabricOfOlderDrivers(t *testing.T) {
 }
 
 // One answer that a GPU lacks a signal may be wrong: it is read again with the slow signals. A GPU that does lack it costs no more calls.
+// A signal that was read before keeps its value, and is read again by the next check.
 func TestUnsupportedSignalIsReadAgain(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
 	const fieldValues, inforom, fabric = "nvmlDeviceGetFieldValues", "nvmlDeviceValidateInforom", "nvmlDeviceGetGpuFabricInfoV"
@@ -213,21 +214,41 @@ func TestUnsupportedSignalIsReadAgain(t *testing.T) {
 		}
 
 		must(t, m.Fail(gpu, fieldValues, code, simdriver.Always), m.Fail(gpu, fabric, code, simdriver.Always))
-		at(70 * time.Second)
-		fabricRead := at(120 * time.Second)(3).Sample.Fabric // by the older call
-		for _, since := range []time.Duration{130 * time.Second, 170 * time.Second} {
+		want.Partial = true
+		n := counted(t, m, func() {
+			if o := at(120 * time.Second)(3); o.Sample != want {
+				t.Errorf("%s after an answer: %+v, want %+v", code, o.Sample, want)
+			}
+		})
+		if n[fabric] != 8 {
+			t.Errorf("%s after an answer: another version was read: %v", code, n)
+		}
+		if n := counted(t, m, func() { at(125 * time.Second) }); n[fieldValues] != 8 || n[fabric] != 1 {
+			t.Errorf("%s after an answer: not read again by the next check: %v", code, n)
+		}
+		want.Partial = false
+		must(t, m.Heal())
+		if o := at(130 * time.Second)(3); o.Sample != want {
+			t.Errorf("%s: healed: %+v, want %+v", code, o.Sample, want)
+		}
+
+		s2, at := openWithClock(t, m)
+		must(t, m.Fail(gpu, fieldValues, code, simdriver.Always), m.Fail(gpu, fabric, code, simdriver.Always))
+		fabricRead := at(0)(3).Sample.Fabric // by the older call
+		for _, since := range []time.Duration{10 * time.Second, 50 * time.Second} {
 			if n := counted(t, m, func() { at(since) }); n[fieldValues] != 7 || n[fabric] > 7 {
 				t.Errorf("%s always: read after %v: %v", code, since, n)
 			}
 		}
-		n := counted(t, m, func() {
-			if o := at(180 * time.Second)(3); o.Sample.Fabric != fabricRead || fabricRead == health.FabricNotReported || o.Sample.Partial {
+		n = counted(t, m, func() {
+			if o := at(60 * time.Second)(3); o.Sample.Fabric != fabricRead || fabricRead == health.FabricNotReported || o.Sample.Partial {
 				t.Errorf("%s always: %+v, before %v", code, o, fabricRead)
 			}
 		})
 		if n[fieldValues] != 8 || n[fabric] != 2 { // two versions, although the fabric is not due
 			t.Errorf("%s always: after another minute: %v", code, n)
 		}
+		must(t, s2.Close())
 		must(t, m.Heal(), m.Set(3, "recovery_action", "0"), s.Close())
 	}
 }
@@ -282,5 +303,20 @@ func TestIntervalOfUsage(t *testing.T) {
 			t.Errorf("after %d s: %+v; %d calls, want %d: %v", c.seconds, u, total(got), want, got)
 		}
 		must(t, m.Set(3, "power_limit", fmt.Sprint(400+c.seconds, " W")))
+	}
+}
+
+// A number of NVLinks that has changed is read again by the next check.
+func TestChangedNVLinksAreReadAgain(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
+	_, at := openWithClock(t, m)
+	at(0)
+	must(t, m.Set(3, "links_down", "0x3"))
+	if v := at(5 * time.Minute)(3).Sample.LinksUp; v.Value != 16 {
+		t.Fatalf("links up: %v", v)
+	}
+	must(t, m.Set(3, "links_down", "none"))
+	if v := at(5*time.Minute + 10*time.Second)(3).Sample.LinksUp; v.Value != 18 {
+		t.Errorf("a check later: %v", v)
 	}
 }

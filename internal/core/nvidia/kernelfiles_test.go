@@ -222,6 +222,7 @@ func TestNoCapabilities(t *testing.T) {
 	}
 	// The list is by minor number: without it, the instances of a GPU have no device nodes.
 	must(t, m.Set(1, "unsupported", "nvmlDeviceGetMinorNumber"))
+	s = open(t, m)
 	for _, d := range instances(snapshot(t, s), 1) {
 		if d.GICap != 0 || d.CICap != 0 || d.Minor != -1 {
 			t.Errorf("%+v", d)

@@ -2,6 +2,7 @@ package nvidia
 
 import (
 	"cmp"
+	"errors"
 	"slices"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -110,11 +111,18 @@ func (s *Session) lookUpUnassigned(e *enumeration, unassigned []int, blocked err
 	return nil
 }
 
-// add adds a GPU that was looked up. It may be one of those that did not answer, with its old handle or a new one.
+// errSharedUUID means that two GPUs have one UUID, which identifies neither.
+var errSharedUUID = errors.New("another GPU has the same UUID")
+
+// add adds a GPU that was looked up. It may be one of those that did not answer, with its old handle or a new one. Of two
+// GPUs with one UUID the first one has it.
 func (e *enumeration) add(f identity) {
 	at := slices.IndexFunc(e.gpus, func(i identity) bool { return i.id == f.id })
 	switch {
 	case at < 0:
+		e.gpus = append(e.gpus, f)
+	case f.pci != "" && e.gpus[at].err == nil && e.gpus[at].pci != f.pci:
+		f.id, f.err = "", errSharedUUID
 		e.gpus = append(e.gpus, f)
 	case e.gpus[at].err == nil: // it has moved since it was queried
 	case e.gpus[at].handle == f.handle:
@@ -127,6 +135,7 @@ func (e *enumeration) add(f identity) {
 // lookUp identifies the GPU at an index by its UUID and, also if that fails, its PCI address. A known handle
 // identifies the GPU without further calls.
 func lookUp(c *caller, lib nvml.Interface, index int, handles map[nvml.Device]gpu.DeviceID) (found identity) {
+	c.slot.answers = nil // they may be of another GPU
 	found.handle = required(c, "nvmlDeviceGetHandleByIndex", func() (nvml.Device, nvml.Return) {
 		return lib.DeviceGetHandleByIndex(index)
 	})
@@ -136,7 +145,7 @@ func lookUp(c *caller, lib nvml.Interface, index int, handles map[nvml.Device]gp
 	if found.id = handles[found.handle]; found.id != "" {
 		return found
 	}
-	found.id = gpu.DeviceID(required(c, "nvmlDeviceGetUUID", found.handle.GetUUID))
+	found.id = readUUID(c, found.handle)
 	if found.err, c.err = c.err, nil; found.err == nil {
 		c.at = gpu.WholeGPU(found.id)
 	}
@@ -144,8 +153,30 @@ func lookUp(c *caller, lib nvml.Interface, index int, handles map[nvml.Device]gp
 	return found
 }
 
+// readUUID reads the UUID of a handle.
+func readUUID(c *caller, h nvml.Device) gpu.DeviceID {
+	c.subject = h
+	id := retained(c, "nvmlDeviceGetUUID", uuidOf(h))
+	c.subject = nil
+	return id
+}
+
+// uuidOf returns the call for the UUID of a handle. An empty UUID is no answer.
+func uuidOf(h nvml.Device) func() (gpu.DeviceID, nvml.Return) {
+	return func() (gpu.DeviceID, nvml.Return) {
+		id, ret := h.GetUUID()
+		if ret == nvml.SUCCESS && id == "" {
+			ret = nvml.ERROR_NOT_SUPPORTED
+		}
+		return gpu.DeviceID(id), ret
+	}
+}
+
+// readPCI reads the PCI address of a handle.
 func readPCI(c *caller, h nvml.Device) (pci gpu.PCIAddress) {
-	info := required(c, "nvmlDeviceGetPciInfo", h.GetPciInfo)
+	c.subject = h
+	info := retained(c, "nvmlDeviceGetPciInfo", h.GetPciInfo)
+	c.subject = nil
 	if c.err == nil {
 		pci, c.err = pciAddress(info)
 	}

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 )
@@ -99,5 +101,25 @@ func TestTwoGPUsSwapSlots(t *testing.T) {
 	snap := expectSlots(t, s, "swapped", slots, 0, 0, 1, 2, 3, 4, 5, 6, 7)
 	if snap.Devices[1].PCI != b || snap.Devices[6].PCI != a {
 		t.Errorf("in slots %s and %s", snap.Devices[1].PCI, snap.Devices[6].PCI)
+	}
+}
+
+// withoutUUID is a handle whose UUID is empty.
+type withoutUUID struct{ nvml.Device }
+
+func (withoutUUID) GetUUID() (string, nvml.Return) { return "", nvml.SUCCESS }
+
+// An empty UUID is no answer, and of two GPUs with one UUID the second one is excluded: nothing is offered twice.
+func TestUUIDsThatIdentifyNothing(t *testing.T) {
+	if _, ret := uuidOf(withoutUUID{})(); ret == nvml.SUCCESS {
+		t.Error("an empty UUID is an answer")
+	}
+	var e enumeration
+	e.add(identity{index: 0, id: "GPU-1", pci: "0000:01:00.0"})
+	e.add(identity{index: 1, id: "GPU-1", pci: "0000:02:00.0"})
+	e.add(identity{index: 0, id: "GPU-1", pci: "0000:01:00.0"}) // it has moved
+	want := []identity{{index: 0, id: "GPU-1", pci: "0000:01:00.0"}, {index: 1, pci: "0000:02:00.0", err: errSharedUUID}}
+	if !slices.Equal(e.gpus, want) {
+		t.Errorf("%+v", e.gpus)
 	}
 }

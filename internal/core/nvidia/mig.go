@@ -42,6 +42,14 @@ type migReader struct {
 	cache        *migProfileCache // of the GPU's worker
 }
 
+const migHandle = "nvmlDeviceGetMigDeviceHandleByIndex"
+
+// instanceSubject is what the calls are about that describe a MIG instance: see caller.
+type instanceSubject struct {
+	id gpu.DeviceID
+	at gpu.Placement
+}
+
 // errNoProfile means that an instance can't be offered, as requests name the profile.
 var errNoProfile = errors.New("the driver reports no profile of this MIG instance")
 
@@ -52,10 +60,21 @@ func (m migReader) read(c *caller) (found []nvmlDevice, excluded []gpu.Exclusion
 	if c.err != nil {
 		return nil, nil
 	}
+	var unanswered []nvmlDevice // instances that were there
 	for i := range slots {
-		instance, at, err := m.instance(c.withPlacement(c.at), i)
+		calls := c.withPlacement(c.at)
+		calls.subject = i
+		wasEmpty, _ := lastAnswer[bool](calls, migHandle)
+		instance, at, err := m.instance(calls, i)
+		isEmpty := returnCode(err) == nvml.ERROR_NOT_FOUND && instance.handle == nil // no instance has this number
+		if isEmpty || err == nil {
+			calls.subject = i
+			calls.remember(migHandle, isEmpty)
+		}
 		switch {
-		case returnCode(err) == nvml.ERROR_NOT_FOUND && instance.handle == nil: // no instance with this number
+		case isEmpty, isUnsupported(err) && wasEmpty && instance.handle == nil:
+		case isUnsupported(err) && m.lastWith(i, at) != nil:
+			unanswered = append(unanswered, *m.lastWith(i, at))
 		case isLost(err), isDriverLost(err), errors.Is(err, errQueryAbandoned):
 			c.err = err
 			return nil, nil
@@ -69,17 +88,45 @@ func (m migReader) read(c *caller) (found []nvmlDevice, excluded []gpu.Exclusion
 			found = append(found, instance)
 		}
 	}
-	maps.DeleteFunc(m.cache.info, func(k migKey, _ migInfo) bool { // instances that no longer exist
-		return !slices.ContainsFunc(found, func(d nvmlDevice) bool { return d.device.ID == k.id })
-	})
+	for _, last := range unanswered { // an instance that was there stays: see retained
+		if !hasInstance(found, last.device.ID) {
+			found = append(found, last)
+		}
+	}
+	m.forgetOthers(c, found)
 	return found, excluded
+}
+
+// lastWith returns the instance that had a number in the reading before; nil if there was none. at is its placement now
+// if that was read.
+func (m migReader) lastWith(number int, at gpu.Placement) *nvmlDevice {
+	for i := range m.last {
+		d := &m.last[i].device
+		if d.Instance == number && (at == m.parent.device.At || at == d.At) {
+			return &m.last[i]
+		}
+	}
+	return nil
+}
+
+func hasInstance(all []nvmlDevice, id gpu.DeviceID) bool {
+	return slices.ContainsFunc(all, func(d nvmlDevice) bool { return d.device.ID == id })
+}
+
+// forgetOthers removes what was read about instances that no longer exist.
+func (m migReader) forgetOthers(c *caller, found []nvmlDevice) {
+	maps.DeleteFunc(m.cache.info, func(k migKey, _ migInfo) bool { return !hasInstance(found, k.id) })
+	maps.DeleteFunc(c.slot.answers, func(k answerKey, _ any) bool {
+		instance, ok := k.subject.(instanceSubject)
+		return ok && !hasInstance(found, instance.id)
+	})
 }
 
 // instance reads the instance with a number on its GPU. at is its placement as far as it was read.
 func (m migReader) instance(c *caller, number int) (found nvmlDevice, at gpu.Placement, err error) {
 	parent := m.parent.device
 	at = parent.At
-	h := required(c, "nvmlDeviceGetMigDeviceHandleByIndex", func() (nvml.Device, nvml.Return) {
+	h := required(c, migHandle, func() (nvml.Device, nvml.Return) {
 		return m.parent.handle.GetMigDeviceHandleByIndex(number)
 	})
 	if c.err != nil {
@@ -91,7 +138,7 @@ func (m migReader) instance(c *caller, number int) (found nvmlDevice, at gpu.Pla
 	if c.err == nil {
 		at.GI, at.CI = uint32(gi), uint32(ci)
 	}
-	id := gpu.DeviceID(required(c, "nvmlDeviceGetUUID", h.GetUUID))
+	id := required(c, "nvmlDeviceGetUUID", uuidOf(h))
 	found.device = instanceOf(parent)
 	d := &found.device
 	d.ID, d.At, d.Instance = id, at, number
@@ -113,9 +160,11 @@ func instanceOf(d gpu.Device) gpu.Device {
 	}
 }
 
-// describe reads name, profile, memory and slices of an instance whose UUID and placement are known.
+// describe reads name, profile, memory and slices of an instance whose UUID and placement are known. If the name or the
+// attributes are not answered, all stays as it was.
 func (m migReader) describe(c *caller, h nvml.Device, d *gpu.Device) {
 	c.fellBack = false
+	c.subject = instanceSubject{d.ID, d.At}
 	key := migKey{id: d.ID, at: d.At}
 	key.name = strings.TrimSpace(optional(c, "nvmlDeviceGetName", "", h.GetName))
 	key.attributes = optional(c, "nvmlDeviceGetAttributes", nvml.DeviceAttributes{}, h.GetAttributes)
@@ -181,7 +230,10 @@ func (m migReader) mediaOfProfiles(c *caller) map[uint32]string {
 	all := map[uint32]string{}
 	before := c.fellBack
 	c.fellBack = false
+	subject := c.subject
+	defer func() { c.subject = subject }()
 	for _, number := range slices.Sorted(maps.Keys(media)) {
+		c.subject = number
 		none := nvml.GpuInstanceProfileInfo{Id: gpu.Whole}
 		profile := optional(c, "nvmlDeviceGetGpuInstanceProfileInfo", none, func() (nvml.GpuInstanceProfileInfo, nvml.Return) {
 			return m.parent.handle.GetGpuInstanceProfileInfo(number)

@@ -3,7 +3,6 @@ package nvidia
 import (
 	"errors"
 
-	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
@@ -28,7 +27,7 @@ func (s *Session) Probe() ([]health.Observation, error) {
 		obs = append(obs, s.finish(c, records[i], errs[i]))
 	}
 	if len(obs) == 0 { // no call was made that fails if the driver is lost
-		if _, err := call(&s.reader, "nvmlDeviceGetCount", gpu.Node, s.lib.DeviceGetCount); err != nil {
+		if _, err := s.readCount(); err != nil {
 			return nil, s.driverLost(err)
 		}
 	}

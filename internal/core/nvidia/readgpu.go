@@ -63,17 +63,14 @@ func (s *Session) readAll(enumerated []identity) []gpuReading {
 // readGPU completes the device of a handle.
 func (r *gpuReading) readGPU(c *caller) {
 	h, d, last := r.gpu.handle, &r.gpu.device, r.last.device
-	if last.ID == "" {
-		last = gpu.Device{Minor: -1, NUMANode: -1}
-	}
 	d.Model = strings.TrimSpace(supported(c, "nvmlDeviceGetName", h.GetName))
 	readMIGMode(c, h, d)
 	// One more than the minor number, so that zero is unknown.
-	d.Minor = optional(c, "nvmlDeviceGetMinorNumber", last.Minor+1, func() (int, nvml.Return) {
+	d.Minor = optional(c, "nvmlDeviceGetMinorNumber", 0, func() (int, nvml.Return) {
 		minor, ret := h.GetMinorNumber()
 		return minor + 1, ret
 	}) - 1
-	readSettings(c, h, d, last)
+	readSettings(c, h, d)
 	if r.limits {
 		readWholeMemory(c, h, d)
 	}
@@ -81,7 +78,7 @@ func (r *gpuReading) readGPU(c *caller) {
 		copyStatic(d, last)
 		return
 	}
-	r.staticKnown = readStatic(c, h, d, last)
+	r.staticKnown = readStatic(c, h, d)
 }
 
 // readMIGMode reads whether a GPU is partitioned: without that it can't be offered, as one that is must not be offered as a whole.
@@ -95,15 +92,15 @@ func readMIGMode(c *caller, h nvml.Device, d *gpu.Device) {
 }
 
 // readSettings reads memory size, power limit and modes, which an administrator can change.
-func readSettings(c *caller, h nvml.Device, d *gpu.Device, last gpu.Device) {
-	d.Memory = optional(c, memoryInfo, last.Memory, converted(h.GetMemoryInfo, memoryTotal))
-	d.PowerLimit = optional(c, "nvmlDeviceGetPowerManagementLimit", last.PowerLimit, converted(h.GetPowerManagementLimit, widen))
+func readSettings(c *caller, h nvml.Device, d *gpu.Device) {
+	d.Memory = optional(c, memoryInfo, 0, converted(h.GetMemoryInfo, memoryTotal))
+	d.PowerLimit = optional(c, "nvmlDeviceGetPowerManagementLimit", 0, converted(h.GetPowerManagementLimit, widen))
 	if d.PowerLimit == 0 {
-		d.PowerLimit = optional(c, "nvmlDeviceGetEnforcedPowerLimit", last.PowerLimit, converted(h.GetEnforcedPowerLimit, widen))
+		d.PowerLimit = optional(c, "nvmlDeviceGetEnforcedPowerLimit", 0, converted(h.GetEnforcedPowerLimit, widen))
 	}
-	d.DisplayState = optional(c, "nvmlDeviceGetDisplayMode", last.DisplayState, converted(h.GetDisplayMode, toggle))
-	d.PersistenceMode = optional(c, "nvmlDeviceGetPersistenceMode", last.PersistenceMode, converted(h.GetPersistenceMode, toggle))
-	d.ECC = optional(c, "nvmlDeviceGetEccMode", last.ECC, func() (gpu.Toggle, nvml.Return) {
+	d.DisplayState = optional(c, "nvmlDeviceGetDisplayMode", gpu.ToggleUnknown, converted(h.GetDisplayMode, toggle))
+	d.PersistenceMode = optional(c, "nvmlDeviceGetPersistenceMode", gpu.ToggleUnknown, converted(h.GetPersistenceMode, toggle))
+	d.ECC = optional(c, "nvmlDeviceGetEccMode", gpu.ToggleUnknown, func() (gpu.Toggle, nvml.Return) {
 		current, _, ret := h.GetEccMode() // the pending mode takes effect at the next reset
 		return toggle(current), ret
 	})
@@ -122,24 +119,27 @@ func readWholeMemory(c *caller, h nvml.Device, d *gpu.Device) {
 // readStatic reads the properties that do not change while a GPU stays in its slot and in its MIG mode. They are read
 // when a GPU is new, has not answered in between, or has another handle. It reports whether all calls succeeded;
 // otherwise the next reading makes them again.
-func readStatic(c *caller, h nvml.Device, d *gpu.Device, last gpu.Device) (complete bool) {
+func readStatic(c *caller, h nvml.Device, d *gpu.Device) (complete bool) {
 	c.fellBack = false
-	d.Serial = optional(c, "nvmlDeviceGetSerial", last.Serial, h.GetSerial)
-	d.Architecture = optional(c, "nvmlDeviceGetArchitecture", last.Architecture, converted(h.GetArchitecture, architecture))
-	d.Brand = optional(c, "nvmlDeviceGetBrand", last.Brand, converted(h.GetBrand, brand))
-	d.Compute = optional(c, "nvmlDeviceGetCudaComputeCapability", last.Compute, func() (gpu.Compute, nvml.Return) {
+	d.Serial = optional(c, "nvmlDeviceGetSerial", "", h.GetSerial)
+	d.Architecture = optional(c, "nvmlDeviceGetArchitecture", "", converted(h.GetArchitecture, architecture))
+	d.Brand = optional(c, "nvmlDeviceGetBrand", "", converted(h.GetBrand, brand))
+	d.Compute = optional(c, "nvmlDeviceGetCudaComputeCapability", gpu.Compute{}, func() (gpu.Compute, nvml.Return) {
 		major, minor, ret := h.GetCudaComputeCapability()
 		return gpu.Compute{Major: major, Minor: minor}, ret
 	})
-	d.AddressingMode = optional(c, "nvmlDeviceGetAddressingMode", last.AddressingMode, converted(h.GetAddressingMode, addressingMode))
-	d.BAR1 = optional(c, "nvmlDeviceGetBAR1MemoryInfo", last.BAR1, converted(h.GetBAR1MemoryInfo, bar1Total))
-	clock := func(kind nvml.ClockType, last uint64) uint64 {
-		return optional(c, "nvmlDeviceGetMaxClockInfo", last, converted(func() (uint32, nvml.Return) { return h.GetMaxClockInfo(kind) }, widen))
+	d.AddressingMode = optional(c, "nvmlDeviceGetAddressingMode", "", converted(h.GetAddressingMode, addressingMode))
+	d.BAR1 = optional(c, "nvmlDeviceGetBAR1MemoryInfo", 0, converted(h.GetBAR1MemoryInfo, bar1Total))
+	clock := func(kind nvml.ClockType) uint64 {
+		c.subject = kind
+		defer func() { c.subject = nil }()
+		return optional(c, "nvmlDeviceGetMaxClockInfo", 0, converted(func() (uint32, nvml.Return) { return h.GetMaxClockInfo(kind) }, widen))
 	}
-	d.CoreClock, d.MemoryClock = clock(nvml.CLOCK_GRAPHICS, last.CoreClock), clock(nvml.CLOCK_MEM, last.MemoryClock)
+	d.CoreClock = clock(nvml.CLOCK_GRAPHICS)
+	d.MemoryClock = clock(nvml.CLOCK_MEM)
 	// The maximum that GPU and slot have together.
-	d.PCIeGen = optional(c, "nvmlDeviceGetMaxPcieLinkGeneration", last.PCIeGen, h.GetMaxPcieLinkGeneration)
-	d.PCIeWidth = optional(c, "nvmlDeviceGetMaxPcieLinkWidth", last.PCIeWidth, h.GetMaxPcieLinkWidth)
+	d.PCIeGen = optional(c, "nvmlDeviceGetMaxPcieLinkGeneration", 0, h.GetMaxPcieLinkGeneration)
+	d.PCIeWidth = optional(c, "nvmlDeviceGetMaxPcieLinkWidth", 0, h.GetMaxPcieLinkWidth)
 	d.Serial = strings.TrimSpace(d.Serial)
 	return c.err == nil && !c.fellBack
 }

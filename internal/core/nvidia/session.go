@@ -66,20 +66,22 @@ type Session struct {
 	capabilityList migCapabilities
 	topology       topology
 	registeredGPUs []registration // of the event set that was made last
+	hadEventSet    bool           // an event set was created
 
 	// These belong to the waiter.
-	waiter         callSlot
-	waitLimit      atomic.Int64         // nanoseconds that its calls may take
-	eventSet       eventSet             // the one in use
-	eventSetFailed bool                 // no call waits on it any more
-	waitErr        error                // why eventSet is unusable, which Wait has not returned yet; nil = it works
-	reported       []health.Observation // by Wait, while a set that it has not taken, or not read to its end, may have them too; distinct
-	heldXIDs       []heldXID            // see holdXID
-	xidGroups      []xidGroup           // see knownGroup
-	unread         bool                 // the set was taken, and may have more events: see drain
-	drained        time.Time            // when a set had no more events, or the session was opened
-	bindEvents     bindEvents
-	procfs         procfsWatch
+	waiter            callSlot
+	waitLimit         atomic.Int64         // nanoseconds that its calls may take
+	eventSet          eventSet             // the one in use
+	eventSetFailed    bool                 // no call waits on it any more
+	waitErr           error                // why eventSet is unusable, which Wait has not returned yet; nil = it works
+	reported          []health.Observation // by Wait, while a set that it has not taken, or not read to its end, may have them too; distinct
+	heldXIDs          []heldXID            // see holdXID
+	xidGroups         []xidGroup           // see knownGroup
+	unread            bool                 // the set was taken, and may have more events: see drain
+	waitedOperational bool                 // a wait for operational events has succeeded
+	drained           time.Time            // when a set had no more events, or the session was opened
+	bindEvents        bindEvents
+	procfs            procfsWatch
 
 	// These pass from the reader to the waiter.
 	eventSets eventSets

@@ -82,7 +82,7 @@ func (r *healthRecord) readFields(c *caller, h nvml.Device, links bool) (answere
 	for i, f := range fields {
 		b.add(nvml.FieldValue{FieldId: f.id}, &r.fields[i], func(v gpu.OptionalUint64) { f.set(&r.sample, v) })
 	}
-	links = links || slices.ContainsFunc(r.links[:], func(y signalSupport) bool { return y.failed })
+	links = links || r.linksChanged || slices.ContainsFunc(r.links[:], func(y signalSupport) bool { return y.failed })
 	links = links && !r.mig // MIG mode disables NVLinks to other GPUs
 	var up gpu.OptionalUint64
 	for link := range r.links {
@@ -94,10 +94,11 @@ func (r *healthRecord) readFields(c *caller, h nvml.Device, links bool) (answere
 	if len(b.values) == 0 {
 		return false
 	}
-	if answered = r.readBatch(c, h, b); c.err != nil {
+	if answered = r.readBatch(c, h, b); c.err != nil || r.fieldsCall.failed {
 		return false
 	}
 	if links && !slices.ContainsFunc(r.links[:], func(y signalSupport) bool { return y.failed }) {
+		r.linksChanged = r.sample.LinksUp.OK && r.sample.LinksUp != up
 		r.sample.LinksUp = up
 	}
 	return answered
@@ -109,7 +110,9 @@ func (r *healthRecord) readBatch(c *caller, h nvml.Device, b fieldBatch) (answer
 	const name = "nvmlDeviceGetFieldValues"
 	callErr := do(c.slot, name, c.at, func() nvml.Return { return h.GetFieldValues(b.values) })
 	if !r.fieldsCall.update(callErr) {
-		c.err = callErr
+		if !isUnsupported(callErr) {
+			c.err = callErr
+		}
 		return false
 	}
 	for i, y := range b.support {
@@ -118,7 +121,7 @@ func (r *healthRecord) readBatch(c *caller, h nvml.Device, b fieldBatch) (answer
 			err = &nvmlError{Call: name, Return: ret, text: c.slot.library.errorText(ret)}
 		}
 		counts := y.update(err)
-		if endsCheck(err) || y.failed && y == &r.fields[0] {
+		if endsCheck(err) || y.failed && !isUnsupported(err) && y == &r.fields[0] {
 			c.err = err
 			return false
 		}

@@ -78,10 +78,17 @@ func (s *Session) Snapshot() (gpu.Snapshot, error) {
 
 // readDriver reads the number of GPUs and the versions. Any error concerns the whole driver.
 func (s *Session) readDriver() (count int, err error) {
+	count, err = s.readCount()
+	c := caller{slot: &s.reader, at: gpu.Node, err: err}
+	s.driver.Version = optional(&c, "nvmlSystemGetDriverVersion", "", s.lib.SystemGetDriverVersion)
+	s.driver.CUDA = optional(&c, "nvmlSystemGetCudaDriverVersion", "", converted(s.lib.SystemGetCudaDriverVersion_v2, cudaVersion))
+	return count, c.err
+}
+
+// readCount reads the number of GPUs. Any error concerns the whole driver.
+func (s *Session) readCount() (int, error) {
 	c := caller{slot: &s.reader, at: gpu.Node}
-	count = required(&c, "nvmlDeviceGetCount", s.lib.DeviceGetCount)
-	s.driver.Version = optional(&c, "nvmlSystemGetDriverVersion", s.driver.Version, s.lib.SystemGetDriverVersion)
-	s.driver.CUDA = optional(&c, "nvmlSystemGetCudaDriverVersion", s.driver.CUDA, converted(s.lib.SystemGetCudaDriverVersion_v2, cudaVersion))
+	count := retained(&c, "nvmlDeviceGetCount", s.lib.DeviceGetCount)
 	return count, c.err
 }
 

@@ -167,6 +167,10 @@ func TestECCMode(t *testing.T) {
 		t.Errorf("unknown: %v", got)
 	}
 	must(t, m.Heal(), m.Set(6, "ecc", "none"))
+	if got := ecc(6); !slices.Equal(got, []gpu.Toggle{gpu.Disabled, gpu.Disabled}) {
+		t.Errorf("not supported after an answer: %v", got)
+	}
+	s = open(t, m)
 	if got := ecc(6); !slices.Equal(got, []gpu.Toggle{gpu.ToggleUnknown, gpu.ToggleUnknown}) {
 		t.Errorf("not supported: %v", got)
 	}

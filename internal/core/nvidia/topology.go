@@ -16,13 +16,11 @@ type topology struct {
 	nvlinks map[gpu.DeviceID]nvlinkCount
 }
 
-// nvlinkCount is the number of active NVLinks of a GPU by nvmlDeviceGetNvLinkState, and the number that its latest
-// health check had read at that time (NVML field 165). If the two calls never agree, the topology is still not read
-// every time.
+// nvlinkCount is the active NVLinks of a GPU by nvmlDeviceGetNvLinkState, and the number that its latest health check
+// had read at that time (NVML field 165). If the two calls never agree, the topology is still not read every time.
 type nvlinkCount struct {
-	active     int
-	generation gpu.NVLinkGeneration
-	checked    gpu.OptionalUint64
+	nvlinkEnds
+	checked gpu.OptionalUint64
 }
 
 // nvlinkEnds are the active NVLinks of one GPU by their remote ends.
@@ -32,6 +30,15 @@ type nvlinkEnds struct {
 	toSwitch   int                    // to an NVSwitch, which connects all GPUs that have links to one
 	generation gpu.NVLinkGeneration   // of the first active one
 	complete   bool                   // no call failed
+}
+
+// path returns the path between two GPUs as it was read last.
+func (t topology) path(a, b gpu.DeviceID) gpu.PCIePath {
+	at := slices.IndexFunc(t.links, func(l gpu.Link) bool { return l.A == a && l.B == b })
+	if at < 0 {
+		return gpu.PathUnknown
+	}
+	return t.links[at].Path
 }
 
 // linkedGPU is one end of a gpu.Link.
@@ -72,20 +79,18 @@ func (s *Session) readLinks(gpus []knownGPU) ([]gpu.Link, error) {
 		return s.topology.links, nil
 	}
 	complete, prev := true, s.topology.nvlinks
-	read, errs := queryAll(s, s.targetsOf(gpus), func(i int, c *caller) nvlinkEnds {
-		return readNVLinks(c, gpus[i].handle, prev[ids[i]].generation)
-	})
+	read, errs := queryAll(s, s.targetsOf(gpus), func(i int, c *caller) nvlinkEnds { return readNVLinks(c, gpus[i].nvmlDevice) })
 	counts, ends := map[gpu.DeviceID]nvlinkCount{}, make([]linkedGPU, len(gpus))
 	for i, err := range errs {
 		if isDriverLost(err) {
 			return nil, err
 		}
-		ends[i] = linkedGPU{gpus[i].device.PCI, read[i]}
 		complete = complete && read[i].complete && err == nil
-		counts[ids[i]] = nvlinkCount{read[i].active, read[i].generation, s.worker(ids[i]).record.sample.LinksUp}
+		counts[ids[i]] = nvlinkCount{read[i], s.worker(ids[i]).record.sample.LinksUp}
 		if err != nil {
 			counts[ids[i]] = prev[ids[i]]
 		}
+		ends[i] = linkedGPU{gpus[i].device.PCI, counts[ids[i]].nvlinkEnds}
 	}
 	var links []gpu.Link
 	for i, a := range gpus {
@@ -97,6 +102,9 @@ func (s *Session) readLinks(gpus []knownGPU) ([]gpu.Link, error) {
 		for j, b := range gpus[i+1:] {
 			l := nvlinks(ends[i], ends[i+1+j])
 			l.A, l.B, l.Path = a.device.ID, b.device.ID, p.to[j]
+			if l.Path == gpu.PathUnknown {
+				l.Path = s.topology.path(l.A, l.B)
+			}
 			links = append(links, l)
 		}
 	}
@@ -125,7 +133,7 @@ func (s *Session) readPCIePaths(from knownGPU, others []knownGPU) (pciePaths, er
 		for i, other := range others {
 			pair := c.withPlacement(c.at)
 			if free[i] {
-				p.to[i] = supported(pair, "nvmlDeviceGetTopologyCommonAncestor", func() (gpu.PCIePath, nvml.Return) {
+				p.to[i] = measured(pair, "nvmlDeviceGetTopologyCommonAncestor", func() (gpu.PCIePath, nvml.Return) {
 					level, ret := from.handle.GetTopologyCommonAncestor(other.handle)
 					return pciePath[level], ret
 				})
@@ -133,7 +141,7 @@ func (s *Session) readPCIePaths(from knownGPU, others []knownGPU) (pciePaths, er
 			if isDriverLost(pair.err) {
 				c.err = pair.err
 			}
-			p.complete = p.complete && free[i] && pair.err == nil
+			p.complete = p.complete && free[i] && pair.err == nil && !pair.fellBack
 		}
 		return p
 	})
@@ -143,12 +151,19 @@ func (s *Session) readPCIePaths(from knownGPU, others []knownGPU) (pciePaths, er
 	return p, err
 }
 
-// readNVLinks reads the NVLinks of a GPU, whose generation was last before. The first link number that the GPU does not
-// have ends the list.
-func readNVLinks(c *caller, h nvml.Device, last gpu.NVLinkGeneration) nvlinkEnds {
+// linkSubject is what the calls are about that read an NVLink: see caller. MIG mode disables NVLinks.
+type linkSubject struct {
+	link int
+	mig  bool
+}
+
+// readNVLinks reads the NVLinks of a GPU. The first link number that the GPU does not have ends the list.
+func readNVLinks(c *caller, d nvmlDevice) nvlinkEnds {
+	h := d.handle
 	e := nvlinkEnds{direct: map[gpu.PCIAddress]int{}}
 	for link := range nvml.NVLINK_MAX_LINKS {
-		active := required(c, "nvmlDeviceGetNvLinkState", func() (nvml.EnableState, nvml.Return) {
+		c.subject = linkSubject{link, d.device.MIG}
+		active := retained(c, "nvmlDeviceGetNvLinkState", func() (nvml.EnableState, nvml.Return) {
 			return h.GetNvLinkState(link)
 		})
 		if isUnsupported(c.err) {
@@ -159,7 +174,7 @@ func readNVLinks(c *caller, h nvml.Device, last gpu.NVLinkGeneration) nvlinkEnds
 			continue
 		}
 		if e.active++; e.active == 1 {
-			e.generation = optional(c, "nvmlDeviceGetNvLinkVersion", last, func() (gpu.NVLinkGeneration, nvml.Return) {
+			e.generation = optional(c, "nvmlDeviceGetNvLinkVersion", 0, func() (gpu.NVLinkGeneration, nvml.Return) {
 				version, ret := h.GetNvLinkVersion(link)
 				return nvlinkGeneration[version], ret
 			})

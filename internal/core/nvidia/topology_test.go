@@ -67,7 +67,7 @@ func TestNVLinkGeneration(t *testing.T) {
 		t.Errorf("read again: %v", n)
 	}
 	must(t, m.Set(3, "nvlink_version", "none"))
-	s.topology = topology{}
+	s = open(t, m)
 	if want.Generation = 0; linkBetween(t, m, s, 0, 3) != want {
 		t.Errorf("not supported: %+v", linkBetween(t, m, s, 0, 3))
 	}

@@ -143,12 +143,12 @@ func readMemory(c *caller, h nvml.Device, u *gpu.Usage) {
 
 // optionalNumber is unset if the call fails.
 func optionalNumber[T uint32 | uint64](c *caller, name string, f func() (T, nvml.Return)) gpu.OptionalUint64 {
-	return optional(c, name, gpu.OptionalUint64{}, converted(f, func(v T) gpu.OptionalUint64 { return gpu.OptionalUint64Of(uint64(v)) }))
+	return measured(c, name, converted(f, func(v T) gpu.OptionalUint64 { return gpu.OptionalUint64Of(uint64(v)) }))
 }
 
 // optionalNumbers are two numbers that one call returns.
 func optionalNumbers(c *caller, name string, f func() (v, w uint64, ret nvml.Return)) (gpu.OptionalUint64, gpu.OptionalUint64) {
-	both := optional(c, name, [2]gpu.OptionalUint64{}, func() ([2]gpu.OptionalUint64, nvml.Return) {
+	both := measured(c, name, func() ([2]gpu.OptionalUint64, nvml.Return) {
 		v, w, ret := f()
 		return [2]gpu.OptionalUint64{gpu.OptionalUint64Of(v), gpu.OptionalUint64Of(w)}, ret
 	})

@@ -125,9 +125,12 @@ func (s *Session) hungWait() (gpu.Call, bool) {
 func (s *Session) next(e eventSet, max time.Duration) (obs []health.Observation, any bool, err error) {
 	if e.operational && !s.noOperational.Load() {
 		if obs, any, err = s.nextOperational(e, max); !isUnsupported(err) {
+			s.waitedOperational = s.waitedOperational || err == nil
 			return obs, any, err
 		}
-		s.noOperational.Store(true)
+		if !s.waitedOperational { // else the answer may be wrong: see retained
+			s.noOperational.Store(true)
+		}
 	}
 	event, err := call(&s.waiter, "nvmlEventSetWait", gpu.Node, func() (event nvml.EventData, ret nvml.Return) {
 		if event, ret = e.set.Wait(uint32(max.Milliseconds())); ret == nvml.ERROR_TIMEOUT {

@@ -30,6 +30,7 @@ type gpuWorker struct {
 	// These belong to the reader.
 	record      healthRecord
 	staticKnown bool // the static properties were read, and the GPU has answered since
+	hadEvents   bool // the GPU was registered in an event set
 
 	// These are set by the waiter and cleared by the reader.
 	eventPending atomic.Bool // an event concerned the GPU

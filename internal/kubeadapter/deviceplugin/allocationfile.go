@@ -13,7 +13,7 @@ import (
 
 const (
 	allocationFileVersion = 2       // of the format
-	allocationFileMaxSize = 4 << 20 // in bytes; the plugins store up to 4,096 IDs of about 200 bytes each
+	allocationFileMaxSize = 4 << 20 // in bytes; the plugins store up to 4,096 IDs of about 300 bytes each
 )
 
 // allocationFile is the file <dir>/<agent>.allocated.json, which stores on disk which device IDs an agent has allocated, so that a restart does not

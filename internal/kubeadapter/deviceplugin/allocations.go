@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
@@ -37,11 +38,12 @@ func compareKeys(a, b deviceKey) int {
 //	neither, and the ID is not offered, for the time of retention              nothing is known; the pod is taken for ended
 type allocation struct {
 	numaNode    int
-	stays       bool      // while a pod may have it the ID stays listed, also when it is not offered: an agent has allocated it
-	allocatedAt time.Time // of the latest Allocate; zero = before this agent started
-	heldSince   time.Time // of the latest Allocate, also before this agent started; zero = not known
-	withdrawnAt time.Time // since when the ID is not offered; zero = it is offered
-	seenAt      time.Time // the latest evidence that a pod has it
+	at          gpu.Placement // of the device, as it was when it was allocated or first listed; the zero value = not known
+	stays       bool          // while a pod may have it the ID stays listed, also when it is not offered: an agent has allocated it
+	allocatedAt time.Time     // of the latest Allocate; zero = before this agent started
+	heldSince   time.Time     // of the latest Allocate, also before this agent started; zero = not known
+	withdrawnAt time.Time     // since when the ID is not offered; zero = it is offered
+	seenAt      time.Time     // the latest evidence that a pod has it
 
 	pods         []string           // "namespace/name", by the latest list that has it
 	listedBy     statefile.Identity // of the kubelet whose list had it last; zero = none since the Allocate
@@ -62,7 +64,7 @@ func (a allocation) kept() bool { return a.stays && !a.ended }
 
 // equivalent reports whether two allocations lead to the same device list and the same messages.
 func (a allocation) equivalent(b allocation) bool {
-	return a.numaNode == b.numaNode && a.stays == b.stays && a.ended == b.ended && a.holder() == b.holder()
+	return a.numaNode == b.numaNode && a.at == b.at && a.stays == b.stays && a.ended == b.ended && a.holder() == b.holder()
 }
 
 // allocations are the device IDs that pods have or may have. They are immutable but for byKey, which the tracker reads and
@@ -81,6 +83,8 @@ type update struct {
 	served      map[string]bool   // resources of this agent; others may be another plugin's
 	reading     podresources.Reading
 	unread      bool // see allocations
+
+	placements func() map[gpu.DeviceID]gpu.Placement // of the devices that the driver lists
 }
 
 // maxAllocations limits the memory of allocations. A node with 16 GPUs of seven instances that ten pods share each has 1,120.
@@ -97,6 +101,10 @@ func (a *allocations) apply(u update, t trackerTimings) *allocations {
 	}
 	for k, one := range next.byKey {
 		numaNode, offered := u.offered[k]
+		if one.at.GPU == "" {
+			device, _ := k.id.Split()
+			one.at = u.placements()[device]
+		}
 		switch {
 		case offered:
 			one.withdrawnAt, one.numaNode = time.Time{}, numaNode
@@ -240,9 +248,12 @@ func (a *allocations) limit() {
 	}
 }
 
-// add adds an Allocate. What was known of an earlier pod does not hold for the next one.
-func (a *allocations) add(k deviceKey, numaNode int, now time.Time) {
-	a.byKey[k] = allocation{numaNode: numaNode, stays: true, allocatedAt: now, heldSince: now, seenAt: now, checkpointed: a.byKey[k].checkpointed}
+// add adds an Allocate of a device. What was known of an earlier pod does not hold for the next one.
+func (a *allocations) add(k deviceKey, d gpu.Device, now time.Time) {
+	a.byKey[k] = allocation{
+		numaNode: d.NUMANode, at: d.At, stays: true,
+		allocatedAt: now, heldSince: now, seenAt: now, checkpointed: a.byKey[k].checkpointed,
+	}
 }
 
 // held are the keys that pods have or may have.

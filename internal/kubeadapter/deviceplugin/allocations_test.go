@@ -15,6 +15,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
@@ -121,6 +122,9 @@ func TestStoreHangs(t *testing.T) {
 	r.stopInTime()
 }
 
+// nowhere is the placements of a node without devices.
+func nowhere() map[gpu.DeviceID]gpu.Placement { return nil }
+
 // Above the limit the allocations that were withdrawn first are deleted, except those that pods hold.
 func TestLimitOfAllocations(t *testing.T) {
 	a := &allocations{byKey: map[deviceKey]allocation{}}
@@ -133,7 +137,7 @@ func TestLimitOfAllocations(t *testing.T) {
 		}
 		a.byKey[k] = one
 	}
-	next := a.apply(update{now: time.Now(), driverReady: true}, defaultTrackerTimings)
+	next := a.apply(update{now: time.Now(), driverReady: true, placements: nowhere}, defaultTrackerTimings)
 	if len(next.byKey) != maxAllocations {
 		t.Errorf("%d allocations", len(next.byKey))
 	}
@@ -150,14 +154,14 @@ func TestTheCheckpointIsAwaitedForAWhile(t *testing.T) {
 	began := time.Now()
 	for name, versions := range map[string]uint64{"no version without it": 1, "one": 2} {
 		a := &allocations{byKey: map[deviceKey]allocation{}}
-		a.add(k, 0, began)
+		a.add(k, gpu.Device{}, began)
 		for i := range 600 { // ten minutes, a reading each second
 			now := began.Add(time.Duration(i+1) * time.Second)
 			r := podresources.Reading{Began: now, AnsweredAt: now, Complete: true, Checkpoint: podresources.Checkpoint{Version: min(uint64(i+1), versions)}}
 			if r.Checkpoint.Version == 1 {
 				r.Checkpoint.Devices = []podresources.CheckpointDevice{{PodUID: "uid", Container: "init", Resource: k.resource, ID: string(k.id)}}
 			}
-			a = a.apply(update{now: now, reading: r}, defaultTrackerTimings)
+			a = a.apply(update{now: now, reading: r, placements: nowhere}, defaultTrackerTimings)
 			if waits := a.awaitsCheckpoint(now); i < 2 && !waits || i > 10 && waits {
 				t.Fatalf("%s: after %d s: %t", name, i, waits)
 			}
@@ -194,6 +198,7 @@ func TestConflicts(t *testing.T) {
 	cut := buildInventory(coretest.WithMIG(coretest.GPUs(2), 1, "3g.40gb", "3g.40gb"), mixedConfig())
 	by := func(replicas int) *inventory.Allocatable { return buildInventory(coretest.GPUs(2), shared(replicas)) }
 	whole, instance := gpuIDs(1)[0], string(coretest.Instance(1, 0))
+	places := buildInventory(coretest.WithMIG(coretest.GPUs(2), 1, "3g.40gb", "3g.40gb", "1g.10gb"), mixedConfig()).Placements()
 	for _, c := range []struct {
 		name, resource, held string
 		now                  *inventory.Allocatable
@@ -209,10 +214,14 @@ func TestConflicts(t *testing.T) {
 		{"shared by fewer", kubeadapter.GPUResource, whole + "::3", by(2), 0},
 		{"cut into instances", kubeadapter.GPUResource, whole, cut, 2},
 		{"the same instance", "nvidia.com/mig-3g.40gb", instance, cut, 0},
-		{"an instance that is no more", "nvidia.com/mig-1g.10gb", "MIG-gone", cut, 0},
+		{"an instance that is no more", "nvidia.com/mig-3g.40gb", instance, uncut, 1},
+		{"an instance that is no more, beside others", "nvidia.com/mig-1g.10gb", string(coretest.Instance(1, 2)), cut, 0},
+		{"an instance that was never listed", "nvidia.com/mig-1g.10gb", "MIG-gone", cut, 0},
 		{"the other GPU", kubeadapter.GPUResource, gpuIDs(0)[0], cut, 0},
 	} {
-		a := allocations{byKey: map[deviceKey]allocation{{c.resource, inventory.UnitID(c.held)}: {pods: []string{"a/b"}}}}
+		device, _ := inventory.UnitID(c.held).Split()
+		one := allocation{pods: []string{"a/b"}, at: places[device]}
+		a := allocations{byKey: map[deviceKey]allocation{{c.resource, inventory.UnitID(c.held)}: one}}
 		if got := a.withheld(c.now); len(got) != c.want {
 			t.Errorf("%s: withheld %v, want %d", c.name, got, c.want)
 		}
@@ -383,12 +392,12 @@ func TestEvidenceOfTheEnd(t *testing.T) {
 		}, false},
 	} {
 		a := &allocations{byKey: map[deviceKey]allocation{}}
-		a.add(k, 0, granted)
+		a.add(k, gpu.Device{}, granted)
 		version = 0
 		c.readings(func(r podresources.Reading) {
 			version++
 			r.Checkpoint.Version = version
-			a = a.apply(update{now: r.Began, reading: r}, defaultTrackerTimings)
+			a = a.apply(update{now: r.Began, reading: r, placements: nowhere}, defaultTrackerTimings)
 		})
 		if held := len(slices.Collect(a.held())) > 0; held != c.held {
 			t.Errorf("%s: held %t", name, held)

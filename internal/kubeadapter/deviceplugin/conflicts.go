@@ -13,7 +13,7 @@ import (
 // replicaSharing is how the device of a replica is shared: the ID of a replica does not have more.
 const replicaSharing = "shared"
 
-// holderOf is the holder of a device ID of a resource, whose work and placement are not known.
+// holderOf is the holder of a device ID of a resource, whose work and placement are not known here.
 func holderOf(k deviceKey) holders.Holder {
 	h := holders.Holder{Work: holders.Work{Orchestrator: holders.Kubernetes}, API: inventory.DevicePlugin, Resource: k.resource, Unit: k.id}
 	device, replica := k.id.Split()
@@ -43,6 +43,7 @@ func (a *allocations) holders() (all []holders.Holder) {
 
 func (a allocation) holders(k deviceKey) (all []holders.Holder) {
 	h := holderOf(k)
+	h.At = a.at
 	for _, pod := range a.pods {
 		h.Work.Namespace, h.Work.Name, _ = strings.Cut(pod, "/")
 		all = append(all, h)

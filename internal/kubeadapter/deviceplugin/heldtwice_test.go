@@ -111,7 +111,7 @@ func TestInitContainerHasItsDevice(t *testing.T) {
 	}
 	record, err := r.plugins.UseRecord(r.ctx, r.src.Current(), "")
 	check.NoError(r, err)
-	want := holders.Holder{Work: holders.Work{Orchestrator: holders.Kubernetes, ID: "uid-1", Container: "init"}, API: inventory.DevicePlugin, Resource: kubeadapter.GPUResource, Unit: inventory.UnitID(id), Device: coretest.GPU(1)}
+	want := holders.Holder{Work: holders.Work{Orchestrator: holders.Kubernetes, ID: "uid-1", Container: "init"}, API: inventory.DevicePlugin, Resource: kubeadapter.GPUResource, Unit: inventory.UnitID(id), Device: coretest.GPU(1), At: gpu.WholeGPU(coretest.GPU(1))}
 	if !record.Complete || !slices.Contains(record.Holders, want) {
 		t.Errorf("%+v, want %+v", record, want)
 	}

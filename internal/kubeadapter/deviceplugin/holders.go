@@ -52,6 +52,18 @@ func (t *tracker) holders() (all []holders.Holder) {
 	return t.allocations.holders()
 }
 
+// locate adds where the devices are that pods have: a device stays there until its pod has ended, listed or not.
+func (t *tracker) locate(r *holders.Record) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := range r.Holders {
+		h := &r.Holders[i]
+		if one, known := t.allocations.byKey[deviceKey{h.Resource, h.Unit}]; known && h.API == inventory.DevicePlugin {
+			h.At = one.at
+		}
+	}
+}
+
 // began adds since when pods have devices.
 func (t *tracker) began(r *holders.Record) {
 	t.mu.Lock()
@@ -111,6 +123,7 @@ func (p *Plugins) UseRecord(ctx context.Context, inv *inventory.Allocatable, pod
 	}
 	p.tracker.apply(r)
 	record := r.Record(inv, podLogs)
+	p.tracker.locate(&record)
 	for _, h := range p.tracker.holders() {
 		if h.Work.Name == "" {
 			record.Holders = append(record.Holders, h)

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
@@ -16,6 +17,7 @@ type StoredAllocation struct {
 	Resource    string           `json:"resource"`
 	ID          inventory.UnitID `json:"id"`
 	NUMANode    int              `json:"numaNode"`             // -1 = no affinity
+	At          gpu.Placement    `json:"at,omitzero"`          // of the device; zero = not known
 	AllocatedAt time.Time        `json:"allocatedAt,omitzero"` // zero = the agent was not asked for it: another one was, or an earlier version
 	WithdrawnAt time.Time        `json:"withdrawnAt,omitzero"` // since when the ID is not offered; zero = it was when this was written
 }
@@ -67,7 +69,7 @@ func (t *tracker) restore(stored []StoredAllocation) {
 		if !strings.HasPrefix(s.Resource, inventory.ResourceDomain) || s.ID == "" {
 			continue // not written by an agent
 		}
-		a := allocation{numaNode: s.NUMANode, stays: true, seenAt: now, heldSince: s.AllocatedAt}
+		a := allocation{numaNode: s.NUMANode, at: s.At, stays: true, seenAt: now, heldSince: s.AllocatedAt}
 		if !s.WithdrawnAt.IsZero() {
 			a.withdrawnAt = now.Add(-max(now.Sub(s.WithdrawnAt), 0))
 		}
@@ -92,7 +94,7 @@ func (t *tracker) stored() []StoredAllocation {
 			continue
 		}
 		all = append(all, StoredAllocation{
-			Resource: k.resource, ID: k.id, NUMANode: one.numaNode,
+			Resource: k.resource, ID: k.id, NUMANode: one.numaNode, At: one.at,
 			AllocatedAt: one.heldSince.UTC().Round(time.Second), WithdrawnAt: one.withdrawnAt.UTC().Round(time.Second),
 		})
 	}

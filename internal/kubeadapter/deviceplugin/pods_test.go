@@ -301,3 +301,40 @@ func until(n int, next func() int, right func(int) bool) (wrong []int) {
 	}
 	return wrong
 }
+
+// The GPU of an instance that a pod holds is not given out whole while the pod runs, also when the instance is not listed any
+// more, and also by the next process.
+func TestGPUOfAHeldInstanceThatIsGone(t *testing.T) {
+	const profile = "nvidia.com/mig-3g.40gb"
+	cut := buildInventory(coretest.WithMIG(coretest.GPUs(2), 1, "3g.40gb", "3g.40gb"), mixedConfig())
+	uncut := buildInventory(coretest.GPUs(2), mixedConfig())
+	whole, instance := gpuIDs(1)[0], string(coretest.Instance(1, 0))
+	store := &memory{}
+	r, pods := newPodRig(t)
+	r.startTracking(cut, func(t *tracking) { t.store = store })
+	r.awaitListed(profile, instance, v1beta1.Healthy)
+	r.allocate(pods, "default/first", profile, instance)
+	r.awaitQueries(pods)
+
+	withheld := func(when string) {
+		t.Helper()
+		check.Until(r, "a holder of the GPU "+when, func() bool { return len(r.holdersOn(gpu.WholeGPU(coretest.GPU(1)))) > 0 })
+		r.awaitListed(kubeadapter.GPUResource, gpuIDs(0)[0], v1beta1.Healthy)
+		r.awaitListed(kubeadapter.GPUResource, whole, v1beta1.Unhealthy)
+		if _, err := r.kubelet.Allocate(r.ctx, kubeadapter.GPUResource, whole); err == nil {
+			t.Errorf("%s: the GPU is given out", when)
+		}
+	}
+	r.src.Set(uncut)
+	withheld("without the instance")
+	r.awaitQueries(pods)
+	withheld("after readings")
+	check.Until(r, "the place of the instance in the store", func() bool {
+		return slices.ContainsFunc(store.Load(), func(s StoredAllocation) bool { return s.At.GPU == coretest.GPU(1) })
+	})
+	r.stopInTime()
+	r.startTracking(uncut, func(t *tracking) { t.store = store })
+	withheld("in the next process")
+	pods.Forget("default/first")
+	r.awaitListed(kubeadapter.GPUResource, whole, v1beta1.Healthy)
+}

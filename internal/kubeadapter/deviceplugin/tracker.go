@@ -90,7 +90,7 @@ func (t *tracker) allocated(units []inventory.Unit) {
 	for i := range units {
 		u := &units[i]
 		k := keyOf(*u)
-		t.allocations.add(k, u.Device.NUMANode, now)
+		t.allocations.add(k, u.Device, now)
 		if _, offered := t.units[k]; !offered {
 			withdrawn = true
 		}
@@ -191,7 +191,7 @@ func (t *tracker) apply(r podresources.Reading) {
 	previous := t.allocations
 	t.allocations = previous.apply(update{
 		now: time.Now(), offered: t.units, driverReady: t.allocatable.Driver().State == gpu.DriverReady, served: t.served,
-		reading: r, unread: t.pods.Absent(),
+		reading: r, unread: t.pods.Absent(), placements: sync.OnceValue(t.allocatable.Placements),
 	}, t.timings)
 	if !t.allocations.equivalent(previous) {
 		t.publish()
@@ -202,7 +202,7 @@ func (t *tracker) apply(r podresources.Reading) {
 		t.pods.Request()
 	}
 	stored := func(a, b allocation) bool {
-		return a.numaNode == b.numaNode && a.withdrawnAt.Equal(b.withdrawnAt) && a.kept() == b.kept()
+		return a.numaNode == b.numaNode && a.at == b.at && a.withdrawnAt.Equal(b.withdrawnAt) && a.kept() == b.kept()
 	}
 	if !maps.EqualFunc(previous.byKey, t.allocations.byKey, stored) {
 		watch.Notify(t.unsaved)

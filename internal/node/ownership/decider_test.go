@@ -26,6 +26,7 @@ import (
 type record struct {
 	mu      sync.Mutex
 	by      map[gpu.DeviceID]string
+	at      gpu.Placement // of the holder's device; the zero value = a whole GPU
 	unknown bool
 	never   bool
 	late    func(gpu.DeviceID) string // the holder of a GPU that by has not; nil = none
@@ -35,10 +36,18 @@ type record struct {
 func (r *record) set(id gpu.DeviceID, holder string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.by, r.late = map[gpu.DeviceID]string{id: holder}, nil
+	r.by, r.late, r.at = map[gpu.DeviceID]string{id: holder}, nil, gpu.Placement{}
 	if holder == "" {
 		r.by = nil
 	}
+}
+
+// setAt is set for hardware of a GPU.
+func (r *record) setAt(at gpu.Placement, holder string) {
+	r.set(at.GPU, holder)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.at = at
 }
 
 func (r *record) setUnknown(unknown bool) {
@@ -65,7 +74,11 @@ func (r *record) read() holders.Record {
 			by = r.late(id)
 		}
 		if by != "" {
-			h.Holders = append(h.Holders, coretest.Held(id, by)...)
+			held := coretest.Held(id, by)
+			if r.at.GPU == id {
+				held[0].At = r.at
+			}
+			h.Holders = append(h.Holders, held...)
 		}
 	}
 	return h

@@ -28,20 +28,23 @@ func (all Readers) Read() Records {
 }
 
 // HoldersOf returns the work that has a GPU by all records.
-func (r Records) HoldersOf(id gpu.DeviceID) []string { return r.named(id, false) }
+func (r Records) HoldersOf(id gpu.DeviceID) []string { return r.named(gpu.WholeGPU(id), false) }
+
+// holdersAt returns the work that has hardware at a placement by all records.
+func (r Records) holdersAt(at gpu.Placement) []string { return r.named(at, false) }
 
 // Named returns the work that has a GPU by all records, with that of which it can't be known whether it has ended, for operators.
 func (r Records) Named(id gpu.DeviceID) []string {
-	return append(r.HoldersOf(id), r.named(id, true)...)
+	return append(r.HoldersOf(id), r.named(gpu.WholeGPU(id), true)...)
 }
 
-func (r Records) named(id gpu.DeviceID, ended bool) (names []string) {
+func (r Records) named(at gpu.Placement, ended bool) (names []string) {
 	for _, api := range APIs() {
 		if r[api] == nil {
 			continue
 		}
 		if record := r[api](); record.MayHaveEnded == ended {
-			names = append(names, record.On(id)...)
+			names = append(names, record.OnPlacement(at)...)
 		}
 	}
 	return names

@@ -37,7 +37,10 @@ func (s *store) keeping(mine agentFile, o localDevices) (localDevices, []kept) {
 	s.left = map[gpu.Placement]time.Duration{}
 	var all []kept
 	for _, c := range mine.devices {
-		if slices.Contains(o.at, c.at) || o.unsure(c.at) || !o.allocatable.Exists(c.at) {
+		if slices.Contains(o.at, c.at) || o.unsure(c.at) {
+			continue
+		}
+		if !o.allocatable.Exists(c.at) && len(records.holdersAt(c.at)) == 0 {
 			continue
 		}
 		left, known := was[c.at]

@@ -73,7 +73,7 @@ func TestFreeGPUStaysForAMoment(t *testing.T) {
 	})
 }
 
-// The instances of a GPU stay recorded like a GPU; one that does not exist any more is in no record.
+// The instances of a GPU stay recorded like a GPU; one that does not exist any more is in no record, unless work has it.
 func TestInstancesStay(t *testing.T) {
 	h := newHost(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -89,7 +89,7 @@ func TestInstancesStay(t *testing.T) {
 		if got := inFile(t, n.watcher.store.folder, "nomad-gpu"); len(got) != 2 {
 			t.Fatalf("recorded %v", got)
 		}
-		h.nomad.set(coretest.GPU(7), "job a (allocation 1)")
+		h.nomad.setAt(gpu.Placement{GPU: coretest.GPU(7), GI: 1}, "job a (allocation 1)")
 		check.NoError(t, n.ApplyPolicy(t.Context(), mixed(0)))
 		pass(time.Minute)
 		if got := inFile(t, n.watcher.store.folder, "nomad-gpu"); len(got) != 3 {
@@ -99,6 +99,11 @@ func TestInstancesStay(t *testing.T) {
 		pass(10 * time.Minute)
 		if got := inFile(t, n.watcher.store.folder, "nomad-gpu"); len(got) != 2 {
 			t.Errorf("one instance is gone: recorded %v", got)
+		}
+		n.machine.Set(coretest.GPUs(8))
+		pass(10 * time.Minute)
+		if got := inFile(t, n.watcher.store.folder, "nomad-gpu"); len(got) != 2 {
+			t.Errorf("the instance of the job is gone: recorded %v", got)
 		}
 		h.nomad.set(coretest.GPU(7), "")
 		pass(time.Minute)
@@ -138,5 +143,31 @@ func TestDeviceWithoutARecordOfHolders(t *testing.T) {
 		k.expectSchedulable(t, "an operator has removed the file", 1, 2, 3)
 		n.expectSchedulable(t, "an operator has removed the file", 0)
 		n.expectWarnings(t, "an operator has removed the file", 0)
+	})
+}
+
+// A GPU whose instance a pod has is offered whole to no other agent, also when the instance is gone.
+func TestGPUOfAHeldInstanceStays(t *testing.T) {
+	h := newHost(t)
+	synctest.Test(t, func(t *testing.T) {
+		mixed := func(ids ...int) core.Config {
+			cfg := on(inventory.OverlapRefuse, ids...)
+			cfg.MIG = inventory.MIGMixed
+			return cfg
+		}
+		h.cfg["nomad-gpu"], h.cfg["k8s-gpu"] = mixed(0, 7), mixed(7)
+		k := h.startKube(t, inventory.DevicePlugin)
+		k.machine.Set(coretest.WithMIG(coretest.GPUs(8), 7, "3g.40gb", "3g.40gb"))
+		pass(2 * time.Minute)
+		h.plugins.setAt(gpu.Placement{GPU: coretest.GPU(7), GI: 1}, "pod default/a")
+		n := h.startNomad(t)
+		pass(10 * time.Second)
+		check.NoError(t, k.ApplyPolicy(t.Context(), mixed(1)))
+		k.machine.Set(coretest.GPUs(8))
+		pass(10 * time.Minute)
+		n.expectSchedulable(t, "while the pod runs", 0)
+		h.plugins.set(coretest.GPU(7), "")
+		pass(time.Minute)
+		n.expectSchedulable(t, "after the pod", 0, 7)
 	})
 }
