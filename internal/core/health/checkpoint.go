@@ -41,6 +41,7 @@ func Restore(p Policy, c Checkpoint, rebooted bool) Ledger {
 		history := kept.clone()
 		if rebooted {
 			history.Sample, history.MaxNVLinks, history.JoinedFabric = Sample{}, 0, false
+			history.LoggedAction = RecoveryUnknown
 			for i := range history.FaultCounts {
 				history.FaultCounts[i].BothSources = true // no line of this boot's kernel log is its duplicate
 			}

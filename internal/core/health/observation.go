@@ -28,7 +28,7 @@ const (
 	Reserved                          // the placement was allocated to a new workload
 	KernelLogRead                     // the kernel log was read up to NextSequence; 0 = it is not read
 	WasReset                          // the GPU was reset by this agent
-	Operational                       // the driver raised an operational event, which is no fault by itself
+	Operational                       // the driver raised an operational event
 )
 
 // NotListed is the detail of Lost where the driver does not list a GPU, without a word of a fault: it may not be shown to the agent.

@@ -33,7 +33,8 @@ func (b *ledgerBuilder) observe(o Observation) {
 	id := o.At.GPU
 	switch o.Kind {
 	case XID:
-		b.recordFault(o, ReasonXID, b.policy.xid(o.Code))
+		b.recordFault(o, ReasonXID, b.policy.xid(o.Code, o.severity()))
+		b.recordLoggedAction(o)
 	case Event:
 		if rule, ok := xid.Event(o.Code); ok {
 			b.recordFault(o, ReasonEvent, rule)
@@ -62,7 +63,7 @@ func (b *ledgerBuilder) observe(o Observation) {
 		b.check(id, o.Sample)
 		b.history(id).lastCheck = LastCheck{Processes: o.processes()}
 	case DriverRebound, WasReset:
-		b.history(id).LastReset = b.now
+		b.history(id).recordReset(b.now)
 	case DriverUnavailable:
 		b.driverLost(o)
 	case DriverUnloaded:
@@ -137,10 +138,11 @@ func (b *ledgerBuilder) recordFault(o Observation, reason Reason, rule xid.Rule)
 	if !o.Simulated {
 		history := b.history(o.At.GPU)
 		if rule.Name == "" && history.countsFull(o.Code) {
-			o.Code, rule = unidentifiedXID, b.policy.xid(unidentifiedXID)
+			o.Code, rule = unidentifiedXID, b.policy.xid(unidentifiedXID, "")
 		}
 		if t := history.faultCount(reason, o.Code); t != nil && t.isDuplicate(o, b.now) {
 			t.BothSources = t.BothSources || t.FromKernelLog || o.FromKernelLog
+			b.refineFault(o, rule)
 			return // another source reported this occurrence before
 		}
 		before = history.countFault(reason, o, b.now)
@@ -148,7 +150,7 @@ func (b *ledgerBuilder) recordFault(o Observation, reason Reason, rule xid.Rule)
 	if rule.Class == xid.Application && !o.Simulated {
 		b.recordApplicationFault(o)
 	}
-	if rule.Effect == xid.None && rule.SettledEffect == xid.None && rule.RepeatWindow == 0 {
+	if rule.IsNote() {
 		return
 	}
 	at := o.At
@@ -156,6 +158,7 @@ func (b *ledgerBuilder) recordFault(o Observation, reason Reason, rule xid.Rule)
 		at = gpu.WholeGPU(at.GPU)
 	}
 	c := b.recordEvent(Condition{At: at, Reason: reason, Code: o.Code, Detail: detailOf(rule, o), Simulated: o.Simulated})
+	c.addSeverity(o.severity())
 	c.Repeated = c.Repeated || c.Count > 1 && rule.RepeatWindow > 0 && !before.IsZero() && b.now.Sub(before) <= rule.RepeatWindow
 	if c.severe(b.policy) && reason == ReasonXID {
 		for _, m := range b.readHistory(at.GPU).ClearedByReset {
