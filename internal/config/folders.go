@@ -22,7 +22,7 @@ var systemFolders = regexp.MustCompile(`^/((dev|etc|home|media|mnt|opt|root|run|
 var programFolders = regexp.MustCompile(`^/(etc|var/spool|(var/)?run/(systemd|udev))(/.*)?$`)
 
 // ownPrograms are those of programFolders that are made for what an agent writes.
-var ownPrograms = regexp.MustCompile(`^/etc/(cdi|tandem|kubernetes/node-feature-discovery)(/.*)?$`)
+var ownPrograms = regexp.MustCompile(`^/etc/(cdi|tandem|kubernetes/(.*/)?features[.]d)(/.*)?$`)
 
 // ofSystem reports whether a folder belongs to the operating system.
 func ofSystem(folder string) bool {

@@ -144,11 +144,11 @@ func TestFoldersOfTheHost(t *testing.T) {
 		return err
 	}
 	accepted := map[string][]string{
-		"stateDir":    {"/var/lib/tandem", "/var/lib/tandem/", "/data/tandem-2/state", "/opt/nomad/tandem", "/mnt/disk/x/gpu-tandem"},
+		"stateDir":    {"/var/lib/tandem", "/var/lib/tandem/", "/data/tandem-2/state", "/opt/nomad/tandem", "/mnt/disk/x/gpu-state"},
 		"kubeletRoot": {"/var/lib/kubelet", "/var/lib/k0s/kubelet", "/var/snap/microk8s/common/var/lib/kubelet", "/data/kubelet", "/var/kubelet"},
 		"mps.root":    {"/run/nvidia/mps", "/var/run/nvidia/mps", "/var/lib/tandem/mps", "/run/mps"},
 		"nodeLabels.file": {
-			"/etc/kubernetes/node-feature-discovery/features.d/gfd", "/var/snap/nfd/features.d/gpu",
+			"/etc/kubernetes/node-feature-discovery/features.d/gfd", "/etc/kubernetes/nfd/features.d/gfd", "/var/snap/nfd/features.d/gpu",
 		},
 	}
 	refused := []string{

@@ -113,7 +113,7 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		{`config: {map: {default: {prove: {command: [/usr/bin/check]}, health: {occupancy: "off"}}}}`, []string{"configuration default has the section prove, and health.occupancy: off"}},
 		{`config: {map: {default: {flags: {nvidiaDriverRoot: /run/nvidia/driver}}}}`, []string{"nvidiaDriverRoot: /: configuration default has", "/run/nvidia/driver"}},
 		{`config: {map: {default: {flags: {mpsRoot: /mps}}}}`, []string{"mps.root: /run/nvidia/mps: configuration default has", "/mps"}},
-		{`stateDir: /etc`, []string{"stateDir: /etc: the agent or containers would write to /etc", "a folder with tandem in its name below /var/lib"}},
+		{`stateDir: /etc`, []string{"stateDir: /etc: the agent or containers would write to /etc", "a folder with tandem or gpu in its name below /var/lib"}},
 		{`mps: {root: /}`, []string{"mps.root: /: the agent or containers would write to /: set a folder with mps in its name"}},
 		{`kubeletRoot: /var/lib/`, []string{"kubeletRoot: /var/lib/: the agent or containers would write to /var/lib: "}},
 		{`nodeLabels: {enabled: true, file: /etc/passwd}`, []string{"nodeLabels.file: /etc/passwd: the agent or containers would write to /etc: "}},
