@@ -39,7 +39,7 @@ func (p Program) proveVerb() verb {
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "gpu", DefaultText: formUUID, Usage: "UUID of the GPU or MIG instance, or the beginning of it; without it the one in CUDA_VISIBLE_DEVICES or NVIDIA_VISIBLE_DEVICES, or the only one"},
 			&cli.DurationFlag{Name: "timeout", Value: cudaproof.DefaultTimeout, Usage: "for the whole proof; less time makes the tests shorter"},
-			&cli.StringFlag{Name: "memory", DefaultText: "SHARE", Value: "0.9", Usage: "share of the free memory that is tested"},
+			&cli.StringFlag{Name: "memory", DefaultText: "SHARE", Value: "0.9", Usage: fmt.Sprintf("share of the free memory that is tested, at least %v", cudaproof.LeastMemory)},
 			&cli.BoolFlag{Name: "json", Usage: "print the last line alone, which is JSON in any case"},
 		}}
 }
@@ -82,8 +82,8 @@ func (p Program) proofOptions(c *cli.Command) (cudaproof.Options, error) {
 	if o.Timeout < leastProveTime || o.Timeout > mostProveTime {
 		return o, command.Usagef("prove-gpu: --timeout = %v: want a duration from %v to %v", o.Timeout, leastProveTime, mostProveTime)
 	}
-	if o.Memory, err = strconv.ParseFloat(c.String("memory"), 64); err != nil || !(o.Memory > 0 && o.Memory <= 1) {
-		return o, command.Usagef("prove-gpu: --memory = %q: want a share of the free memory, such as 0.9", c.String("memory"))
+	if o.Memory, err = strconv.ParseFloat(c.String("memory"), 64); err != nil || !(o.Memory >= cudaproof.LeastMemory && o.Memory <= 1) {
+		return o, command.Usagef("prove-gpu: --memory = %q: want a share of the free memory from %v to 1", c.String("memory"), cudaproof.LeastMemory)
 	}
 	if !c.Bool("json") {
 		o.Passed = func(line string) { fmt.Fprintln(p.Stdout, line) }

@@ -116,7 +116,7 @@ func TestProveGPU(t *testing.T) {
 			t.Errorf("%s --gpu=3: %+v", program, p)
 		}
 		for arg, want := range map[string]string{
-			"--timeout=0s": "--timeout = 0s: want a duration from 1s to 10m0s", "--memory=2": `--memory = "2": want a share of the free memory, such as 0.9`, "--memory=NaN": `--memory = "NaN": want`,
+			"--timeout=0s": "--timeout = 0s: want a duration from 1s to 10m0s", "--memory=2": `--memory = "2": want a share of the free memory from 0.5 to 1`, "--memory=0.4": `--memory = "0.4": want`, "--memory=NaN": `--memory = "NaN": want`,
 		} {
 			if code, stdout, stderr := run(t, program, "prove-gpu", arg); code != 2 || stdout != "" || !strings.HasPrefix(stderr, program+": prove-gpu: "+want) {
 				t.Errorf("%s %s: %d, %s%s", program, arg, code, stdout, stderr)

@@ -18,7 +18,18 @@ var systemFolders = regexp.MustCompile(`^/((dev|etc|home|media|mnt|opt|root|run|
 	`|dev/[^/]+|var/(account|backups|cache|crash|games|lib|local|lock|log|mail|opt|run|spool|tmp|yp)` +
 	`|(bin|boot|lib|lib32|lib64|libx32|proc|sbin|sys|usr)(/.*)?)$`)
 
-// ownFolder sets the absolute path of a folder in which the agent, as user 0, writes, or which containers get: none of systemFolders. If names is
+// programFolders are folders whose files other programs run or obey, with all that is in them.
+var programFolders = regexp.MustCompile(`^/(etc|var/spool|(var/)?run/(systemd|udev))(/.*)?$`)
+
+// ownPrograms are those of programFolders that are made for what an agent writes.
+var ownPrograms = regexp.MustCompile(`^/etc/(cdi|tandem|kubernetes/(.*/)?features[.]d)(/.*)?$`)
+
+// ofSystem reports whether a folder belongs to the operating system.
+func ofSystem(folder string) bool {
+	return systemFolders.MatchString(folder) || programFolders.MatchString(folder) && !ownPrograms.MatchString(folder)
+}
+
+// ownFolder sets the absolute path of a folder in which the agent, as user 0, writes, or which containers get: none of the system. If names is
 // not nil, the folder may only be missing or empty, or have an entry with a name that names accepts: else it is another program's.
 func ownFolder(field *string, example string, names func(string) bool) binding {
 	b := path(field, example)
@@ -27,7 +38,7 @@ func ownFolder(field *string, example string, names func(string) bool) binding {
 			return err
 		}
 		folder := filepath.Clean(v.Text)
-		if systemFolders.MatchString(folder) {
+		if ofSystem(folder) {
 			return fmt.Errorf("want a folder of its own such as %s: %s belongs to the operating system", example, folder)
 		}
 		if others := entriesOfOthers(folder, names); len(others) > 0 {

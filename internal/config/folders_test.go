@@ -14,7 +14,8 @@ func TestSystemFoldersAreRefused(t *testing.T) {
 	var folder, file string
 	for _, path := range []string{
 		"/", "//", "/etc", "/etc/", "/usr/share/tandem", "/proc/1", "/sys/fs/cgroup", "/lib64/x", "/bin", "/var", "/var/lib", "/var/run/../run", "/run", "/tmp", "/home",
-		"/dev/shm", "/boot/x",
+		"/dev/shm", "/boot/x", "/etc/kubernetes/manifests", "/etc/cron.d", "/etc/systemd/system", "/etc/cdi/../cron.d", "/etc/cdi2", "/etc/kubernetes",
+		"/var/spool/cron", "/run/systemd/system", "/var/run/udev/rules.d",
 	} {
 		if err := ownFolder(&folder, "/x", nil).set(Value{Text: path}); err == nil || !strings.Contains(err.Error(), "belongs to the operating system") {
 			t.Errorf("%s: %v", path, err)
@@ -25,6 +26,7 @@ func TestSystemFoldersAreRefused(t *testing.T) {
 	}
 	for _, path := range []string{
 		"/var/lib/tandem", "/tandem", "/data/tandem", "/opt/tandem", "/etc/cdi", "/run/cdi", "/var/run/cdi", "/var/kubelet", "/dev/shm/test", "/library", "/mps",
+		"/etc/tandem/state", "/etc/kubernetes/node-feature-discovery/features.d", "/run/systemd2", "/etcetera",
 	} {
 		if err := ownFolder(&folder, "/x", nil).set(Value{Text: path}); err != nil || folder != path {
 			t.Errorf("%s: %v", path, err)

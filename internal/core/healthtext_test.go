@@ -39,6 +39,9 @@ func faultCases() []faultCase {
 		o.Detail = fmt.Sprintf("NETIR_LINK_EVT Fatal XC0 i0 Link %02d (0x004505c6 0x00000000 0x00000000 0x00000000)", s.now.Minute()%18)
 		s.observe(o)
 	}
+	fatal := func(s *ledgerFixture) {
+		s.observe(operationalEvent(health.OperationalEvent{Module: "GSP", Code: 7, Severity: health.SeverityFatal}))
+	}
 	all := []faultCase{
 		{"healthy", func(*ledgerFixture) {}, nil},
 		{"lost", mute(health.Lost), nil},
@@ -58,6 +61,12 @@ func faultCases() []faultCase {
 			s.observe(health.Observation{At: gpu.Node, Kind: health.DriverUnavailable, Detail: "driver and library versions differ; reboot"})
 		}},
 		{"ECC", set(func(v *health.Sample) { v.Uncorrectable.Value++ }), set(func(v *health.Sample) { v.Uncorrectable.Value++ })},
+		{"operational event", fatal, fatal},
+		{"recovery action in the kernel log", func(s *ledgerFixture) {
+			s.setSample(func(v *health.Sample) { v.RecoveryAction = health.RecoveryUnknown })
+			s.check(1)
+			s.observe(xidLine(154, resetRequired))
+		}, func(s *ledgerFixture) { s.observe(xidLine(154, resetRequired)) }},
 		{"heat", each(func(v *health.Sample) { v.ThermalSlowdown.Value += uint64(10 * time.Minute) }), set(func(v *health.Sample) { v.ThermalSlowdown.Value += uint64(checkInterval) })},
 		{"brake", each(func(v *health.Sample) { v.PowerBrake.Value += uint64(10 * time.Minute) }), set(func(v *health.Sample) { v.PowerBrake.Value += uint64(checkInterval) })},
 		{"replays", each(func(v *health.Sample) { v.Replays.Value += 1000 }), set(func(v *health.Sample) { v.Replays.Value += 20 })},

@@ -63,18 +63,17 @@ func TestBacklogOfAnOperationalXID(t *testing.T) {
 	}
 }
 
-// An operational event has no effect on health, whatever its severity. It is counted, with numbers that have no name as numbers.
+// An operational event that is not fatal has no effect on health. It is counted, with numbers that have no name as numbers.
 func TestOperationalEventIsNoFault(t *testing.T) {
 	s := newLedgerFixture(t)
 	for _, e := range []health.OperationalEvent{
-		{Module: "GSP", Code: 7, Severity: health.SeverityFatal},
-		{Module: "GSP", Code: 7, Severity: health.SeverityFatal},
+		{Module: "GSP", Code: 7, Severity: health.SeverityRecoverable},
+		{Module: "GSP", Code: 7, Severity: health.SeverityRecoverable},
 		{Code: 8, Severity: 55, Attributes: 1 << 20, GroupAttributes: 1<<2 | 1<<9},
 		{Module: "PMU", Severity: health.SeverityRecoverable, Attributes: 1<<6 | 1<<2, XID: 79},
 	} {
 		s.observe(operationalEvent(e))
 	}
-	s.check(10)
 	s.expect("after them", health.Healthy, "")
 	h := s.history()
 	var got []string
@@ -82,7 +81,7 @@ func TestOperationalEventIsNoFault(t *testing.T) {
 		got = append(got, fmt.Sprintf("%d %s: %s", c.Count, c.Event.Cause(), c.Event.Detail()))
 	}
 	want := []string{
-		"2 OPERATIONAL_GSP_7: fatal",
+		"2 OPERATIONAL_GSP_7: recoverable",
 		"1 OPERATIONAL_UNKNOWN_8: severity 55, attributes 0x100000, simulated, group attributes 0x200",
 		"1 OPERATIONAL_PMU_0: recoverable, XID 79, propagated, events dropped",
 	}
@@ -93,6 +92,47 @@ func TestOperationalEventIsNoFault(t *testing.T) {
 	s.observe(operationalEvent(health.OperationalEvent{Severity: health.SeverityFatal}))
 	if h := s.history(); len(h.Operational) > 0 {
 		t.Errorf("health off: %v", h.Operational)
+	}
+	s.expect("health off", health.Healthy, "")
+}
+
+// A fatal event without an XID degrades its GPU until checks have passed, also one with numbers of a later driver.
+func TestFatalOperationalEvent(t *testing.T) {
+	const uncontained, propagated, previous, simulated = 1 << 0, 1 << 2, 1 << 1, 1 << 2
+	for _, c := range []struct {
+		name  string
+		event health.OperationalEvent
+		fault bool
+	}{
+		{"fatal", health.OperationalEvent{Module: "GSP", Code: 7, Severity: health.SeverityFatal}, true},
+		{"uncontained", health.OperationalEvent{Severity: health.SeverityFatal, Attributes: uncontained}, true},
+		{"numbers of a later driver", health.OperationalEvent{Code: 1 << 31, Severity: 55, Attributes: 1 << 30, GroupAttributes: 1 << 30}, true},
+		{"less than fatal", health.OperationalEvent{Severity: 39}, false},
+		{"propagated", health.OperationalEvent{Severity: health.SeverityFatal, Attributes: propagated}, false},
+		{"about a previous error", health.OperationalEvent{Severity: health.SeverityFatal, GroupAttributes: previous}, false},
+		{"simulated", health.OperationalEvent{Severity: health.SeverityFatal, GroupAttributes: simulated}, false},
+		{"with an XID", health.OperationalEvent{Severity: health.SeverityFatal, XID: 31}, false},
+	} {
+		s := newLedgerFixture(t)
+		s.observe(operationalEvent(c.event))
+		if !c.fault {
+			s.expect(c.name, health.Healthy, "")
+			continue
+		}
+		s.expect(c.name, health.Degraded, "OPERATIONAL_EVENT")
+		s.wait(time.Hour)
+		s.expect(c.name+", without a check", health.Degraded, "OPERATIONAL_EVENT")
+		s.failing[a.GPU] = health.ProbeFailed
+		s.check(2)
+		delete(s.failing, a.GPU)
+		s.expectRecovery(c.name, 70*time.Second)
+	}
+	s := newLedgerFixture(t)
+	for code := range uint32(1000) {
+		s.observe(operationalEvent(health.OperationalEvent{Module: "GSP", Code: code, Severity: health.SeverityFatal}))
+	}
+	if got := s.ledger.Conditions(); len(got) != 1 || got[0].Count != 1000 || got[0].Detail != "OPERATIONAL_GSP_0" {
+		t.Errorf("%+v", got)
 	}
 }
 

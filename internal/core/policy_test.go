@@ -86,6 +86,9 @@ func TestDegradedTakesNoWork(t *testing.T) {
 			s.setSample(func(v *health.Sample) { v.Uncorrectable.Value++ })
 			s.check(1)
 		},
+		"OPERATIONAL_EVENT": func(s *ledgerFixture) {
+			s.observe(operationalEvent(health.OperationalEvent{Severity: health.SeverityFatal}))
+		},
 		"WORKLOADS_FAILING": func(s *ledgerFixture) {
 			for range 3 {
 				s.observe(health.Observation{At: a, Kind: health.Reserved}, xidEvent(a, 13))

@@ -357,6 +357,11 @@ func TestRestartAndReboot(t *testing.T) {
 			}
 		}, "degraded WORKLOADS_FAILING", false},
 		{"ECC", set(func(v *health.Sample) { v.Uncorrectable.Value++ }, 1), "degraded ECC_UNCORRECTABLE", false},
+		{"operational event", func(l *restartFixture) {
+			o := operationalEvent(health.OperationalEvent{Severity: health.SeverityFatal})
+			o.At = gpuAt(0)
+			l.observe(o)
+		}, "degraded OPERATIONAL_EVENT", false},
 		{"errors", func(l *restartFixture) {
 			for range 3 {
 				l.observe(health.Observation{At: gpuAt(0), Kind: health.ProbeFailed})

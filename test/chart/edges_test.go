@@ -131,27 +131,56 @@ func TestConstraintsAreThePods(t *testing.T) {
 	}
 }
 
-// The chart refuses the folders of the host that the agent would refuse, which sees them at other paths.
-func TestSystemFoldersAreTheAgents(t *testing.T) {
-	refused := 0
-	for _, path := range []string{
-		"/", "//", "/etc", "/etc/", "/etc/tandem", "/usr/share/tandem", "/proc/1", "/lib64/x", "/library", "/bin", "/var", "/var/lib", "/var/tandem", "/var/lib/tandem",
-		"/var/run/../run", "/run", "/run/tandem", "/tmp", "/home", "/home/tandem", "/dev/shm", "/dev/shm/x", "/boot/x", "/data", "/data/tandem",
-	} {
+// Of the folders of the host, the agent writes only to those that have its name, or the name of what is in them, below a
+// folder for data. A folder that an agent beside the chart's would refuse is none of them.
+func TestFoldersOfTheHost(t *testing.T) {
+	mps := func(path string) error {
 		flags := config.NewFlags(config.KubernetesSpecs())
 		if err := flags["mps-root"].Set(path); err != nil {
-			t.Fatal(err)
+			return err
 		}
-		_, want := config.ReadKubernetes(flags, config.Environment{LookupEnv: func(string) (string, bool) { return "", false }, CheckAddress: httpserver.CheckAddress})
-		if _, err := render(t, values{"mps": values{"root": path}}); (err == nil) != (want == nil) {
-			t.Errorf("%s: the chart: %v; the agent: %v", path, err, want)
-		}
-		if want != nil {
-			refused++
-		}
+		none := func(string) (string, bool) { return "", false }
+		_, err := config.ReadKubernetes(flags, config.Environment{LookupEnv: none, CheckAddress: httpserver.CheckAddress})
+		return err
 	}
-	if refused < 10 {
-		t.Errorf("only %d are refused", refused)
+	accepted := map[string][]string{
+		"stateDir":    {"/var/lib/tandem", "/var/lib/tandem/", "/data/tandem-2/state", "/opt/nomad/tandem", "/mnt/disk/x/gpu-state"},
+		"kubeletRoot": {"/var/lib/kubelet", "/var/lib/k0s/kubelet", "/var/snap/microk8s/common/var/lib/kubelet", "/data/kubelet", "/var/kubelet"},
+		"mps.root":    {"/run/nvidia/mps", "/var/run/nvidia/mps", "/var/lib/tandem/mps", "/run/mps"},
+		"nodeLabels.file": {
+			"/etc/kubernetes/node-feature-discovery/features.d/gfd", "/etc/kubernetes/nfd/features.d/gfd", "/var/snap/nfd/features.d/gpu",
+		},
+	}
+	refused := []string{
+		"/", "//", "/etc", "/etc/kubernetes/manifests", "/etc/kubernetes/manifests/tandem", "/etc/cron.d/tandem", "/etc/systemd/system/mps", "/usr/share/tandem",
+		"/usr/lib/systemd/kubelet", "/proc/1/mps", "/lib64/tandem", "/library/tandem", "/boot/tandem", "/root/.ssh/tandem", "/home/user/tandem", "/dev/shm/mps",
+		"/tmp/tandem", "/var", "/var/lib", "/var/spool/cron/tandem", "/var/lib/rancher/k3s/server/manifests", "/var/lib/tandem/../rancher", "/var/lib/x/../../../etc/tandem",
+		"/run/systemd/system", "/run/udev/rules.d", "/opt", "/opt/cni/bin", "/var/lib/tandem/../../../run/systemd",
+	}
+	for key := range accepted {
+		of := func(path string) values {
+			if key == "nodeLabels.file" && !slices.Contains(accepted[key], path) {
+				path += "/features"
+			}
+			folder, name, nested := strings.Cut(key, ".")
+			if !nested {
+				return values{key: path}
+			}
+			return values{folder: values{name: path}}
+		}
+		for _, path := range accepted[key] {
+			if _, err := render(t, of(path)); err != nil {
+				t.Errorf("%s: %s is refused: %v", key, path, err)
+			}
+			if err := mps(path); err != nil {
+				t.Errorf("the agent refuses %s: %v", path, err)
+			}
+		}
+		for _, path := range refused {
+			if _, err := render(t, of(path)); err == nil {
+				t.Errorf("%s: %s is accepted", key, path)
+			}
+		}
 	}
 }
 

@@ -58,8 +58,9 @@ func TestXIDOfOperationalEvents(t *testing.T) {
 	m.expect("a program's fault", states{2: health.Unhealthy})
 }
 
-// Operational events without an XID of their GPU have no effect on health, and are in its history.
-func TestOperationalEventsWithoutEffect(t *testing.T) {
+// Operational events without an XID of their GPU degrade it for a minute if they are fatal, also with numbers of a later driver. Others have no
+// effect on health. All are in the GPU's history.
+func TestOperationalEventsWithoutXID(t *testing.T) {
 	m := newHealthyAgent(t, with615(t))
 	must(t,
 		m.Operational(0, "module=GSP", "severity=40", "level=50"),
@@ -69,8 +70,10 @@ func TestOperationalEventsWithoutEffect(t *testing.T) {
 		m.Operational(4, "severity=77", "level=88", "attributes=0xff00", "group_attributes=0xff00", "context"),
 		m.Operational(5, "level=40", "attributes=0x40"), // events were dropped
 	)
-	m.step(time.Minute)
-	m.expect("then", nil)
+	m.update()
+	m.expect("then", states{0: health.Degraded, 4: health.Degraded})
+	m.step(2 * time.Minute)
+	m.expect("after checks", nil)
 	for slot := range 6 {
 		history, _ := m.state.Ledger.History(gpu.DeviceID(m.UUID(slot)))
 		if len(history.Operational) != 1 || history.Operational[0].Count != 1 || len(history.FaultCounts) > 0 || (history.EventsDropped == 1) != (slot == 5) {

@@ -103,7 +103,7 @@ var rules = []struct {
 	{"agent/nomad/...", []string{"agent", "cdi", "config/...", "core/...", "nomadadapter/...", "node/...", "operator/...", "util/..."}, []string{kubernetes}},
 	{"cli/...", []string{"agent", "cdi", "config/...", "core/...", "node/...", "operator/...", "util/..."}, []string{grpc, kubernetes, hashicorp}},
 	// What the agents' command lines and that of gpu-fleet have in common.
-	{"cli/command", []string{"config/document"}, []string{nvml, nvidia, monitor, grpc, kubernetes, hashicorp}},
+	{"cli/command", []string{"config/document", "util/oneline"}, []string{nvml, nvidia, monitor, grpc, kubernetes, hashicorp}},
 	{"cli/processlog", []string{"cli/command", "util/..."}, []string{nvml, nvidia, monitor, grpc, kubernetes, hashicorp}},
 	{"cli/importer/nvidia", []string{"cli/importer", "config/...", "util/..."}, []string{hashicorp, kubernetes}},
 	{"cli/importer/hashicorp", []string{"cli/importer", "config/...", "nomadadapter/clientconfig", "util/..."}, []string{hashicorp + "nomad", kubernetes}},

@@ -13,6 +13,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/tandem-gpu/tandem/internal/config/document"
+	"github.com/tandem-gpu/tandem/internal/util/oneline"
 )
 
 // Exit codes of a process.
@@ -47,12 +48,12 @@ func ExitCode(err error) int {
 	return ExitFailed
 }
 
-// WriteError writes an error, each of its lines with a prefix.
+// WriteError writes an error, each of its lines with a prefix. It may have names that other programs chose.
 func WriteError(w io.Writer, prefix string, err error) {
 	if err == nil {
 		return
 	}
-	for line := range strings.Lines(err.Error()) {
+	for line := range strings.Lines(oneline.Printable(err.Error())) {
 		fmt.Fprintf(w, "%s: %s\n", prefix, strings.TrimSuffix(line, "\n"))
 	}
 }

@@ -36,6 +36,7 @@ var advice = map[Reason]string{
 	ReasonRepair:         "no hurry: the repair is made by the reset",
 	ReasonInfoROM:        "the GPU works, but its records of errors may be lost",
 	ReasonECC:            "compare the workloads' results; the count is in `inspect`",
+	ReasonOperational:    "the text has the event, and `inspect` lists all; [operational events](faults.md#sources)",
 	ReasonFabricWait:     "`systemctl status nvidia-fabricmanager`; the version must be the driver's",
 	ReasonFabric:         "its log is `/var/log/fabricmanager.log`; a GPU without the fabric can't be used by CUDA on NVSwitch systems",
 	ReasonFabricLimits:   "jobs over several GPUs are slower",

@@ -48,6 +48,7 @@ func Restore(p Policy, c Checkpoint, rebooted bool) Ledger {
 		}
 		if rebooted {
 			history.Sample, history.MaxNVLinks, history.JoinedFabric = Sample{}, 0, false
+			history.LoggedAction = RecoveryUnknown
 		}
 		l.histories[id] = history
 	}

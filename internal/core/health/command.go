@@ -67,6 +67,9 @@ func (l Ledger) Clear(p Policy, now time.Time, o Command) (Ledger, []Condition, 
 	b := l.builder(p, now)
 	history := b.history(o.GPU)
 	for _, c := range found {
+		if c.Reason == ReasonRecoveryAction && !c.Simulated {
+			history.endLoggedAction()
+		}
 		if history.level(c.Reason) == Yes && !c.Simulated {
 			b.find(c).IgnoredUntil = IgnoredForever
 			continue

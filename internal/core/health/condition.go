@@ -29,6 +29,9 @@ type Condition struct {
 	IgnoredUntil        time.Time    // ignored by an operator until then; zero = not ignored
 	FromRemovedInstance bool         // it was on a MIG instance that was removed: at most degraded
 	Simulated           bool
+
+	Severity xid.Severity `json:",omitempty"` // of an XID, the worst that the kernel log named
+	Unnamed  int          `json:",omitzero"`  // occurrences of an XID with severities for which it named none yet
 }
 
 // Cause returns the name of the cause for programs: "XID_95", "LOST", "RECOVERY_ACTION_GPU_RESET".
@@ -67,6 +70,7 @@ func (c Condition) merge(o Condition) Condition {
 		c.IgnoredUntil = o.IgnoredUntil // the shorter time: an operator may have known only one of them
 	}
 	c.State, c.Count = max(c.State, o.State), c.Count+o.Count
+	c.Severity, c.Unnamed = c.Severity.Worse(o.Severity), c.Unnamed+o.Unnamed
 	c.Repeated, c.FromRemovedInstance = c.Repeated || o.Repeated, c.FromRemovedInstance && o.FromRemovedInstance
 	c.ClearingSince, c.CleanChecks = time.Time{}, 0
 	return c
@@ -93,7 +97,7 @@ func (c Condition) isEffective() bool { return c.State > Healthy && c.IgnoredUnt
 func (c Condition) rule(p Policy) xid.Rule {
 	switch c.Reason {
 	case ReasonXID:
-		return p.xid(c.Code)
+		return p.xid(c.Code, c.severity())
 	case ReasonEvent:
 		r, _ := xid.Event(c.Code)
 		return r

@@ -23,7 +23,11 @@ type GPUHistory struct {
 	SevereCause       bool         // the present episode has a severe cause
 	FaultCounts       []FaultCount // XIDs and events, by code
 
-	Operational   []OperationalCount `json:",omitempty"` // operational events, which are no faults
+	// LoggedAction is the recovery action that the latest XID 154 in the kernel log named. It counts where the driver
+	// does not report the action; RecoveryUnknown = none was named, or a reset ended it.
+	LoggedAction RecoveryAction `json:",omitzero"`
+
+	Operational   []OperationalCount `json:",omitempty"` // operational events
 	EventsDropped uint64             `json:",omitzero"`  // operational events before which others were lost
 
 	checked        time.Time // latest complete check since the agent started

@@ -28,7 +28,7 @@ const (
 	Reserved                          // the placement was allocated to a new workload
 	KernelLogRead                     // the kernel log was read up to NextSequence; 0 = it is not read
 	WasReset                          // the GPU was reset by this agent
-	Operational                       // the driver raised an operational event, which is no fault by itself
+	Operational                       // the driver raised an operational event
 	KernelLogReplaced                 // the position in the kernel log is of another log: this one is read from its beginning
 )
 

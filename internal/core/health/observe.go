@@ -26,7 +26,8 @@ func (b *ledgerBuilder) observe(o Observation) {
 	id := o.At.GPU
 	switch o.Kind {
 	case XID:
-		b.recordFault(o, ReasonXID, b.policy.xid(o.Code))
+		b.recordFault(o, ReasonXID, b.policy.xid(o.Code, o.severity()))
+		b.recordLoggedAction(o)
 	case Event:
 		if rule, ok := xid.Event(o.Code); ok {
 			b.recordFault(o, ReasonEvent, rule)
@@ -55,7 +56,7 @@ func (b *ledgerBuilder) observe(o Observation) {
 		b.check(id, o.Sample)
 		b.history(id).lastCheck = LastCheck{Processes: o.processes()}
 	case DriverRebound, WasReset:
-		b.history(id).LastReset = b.now
+		b.history(id).recordReset(b.now)
 	case DriverUnavailable:
 		b.driverLost(o)
 	case DriverUnloaded:
@@ -131,17 +132,18 @@ func (b *ledgerBuilder) recordFault(o Observation, reason Reason, rule xid.Rule)
 	if !o.Simulated {
 		history := b.history(o.At.GPU)
 		if rule.Name == "" && history.countsFull(o.Code) {
-			o.Code, rule = unidentifiedXID, b.policy.xid(unidentifiedXID)
+			o.Code, rule = unidentifiedXID, b.policy.xid(unidentifiedXID, "")
 		}
 		if t := history.faultCount(reason, o.Code); t != nil && (t.reported(seen, o.source()) || t.counted(o, seen)) {
-			return
+			b.refineFault(o, rule)
+			return // it was reported before
 		}
 		before = history.countFault(reason, o.Code, seen)
 	}
 	if rule.Class == xid.Application && !o.Simulated {
 		b.recordApplicationFault(o.At, seen)
 	}
-	if rule.Effect == xid.None && rule.SettledEffect == xid.None && rule.RepeatWindow == 0 {
+	if rule.IsNote() {
 		return
 	}
 	at := o.At
@@ -151,6 +153,7 @@ func (b *ledgerBuilder) recordFault(o Observation, reason Reason, rule xid.Rule)
 	c := b.recordEvent(Condition{
 		At: at, Reason: reason, Code: o.Code, Last: seen.Latest, Detail: detailOf(rule, o), Simulated: o.Simulated,
 	})
+	c.addSeverity(o.severity())
 	if c.Count > 1 && rule.RepeatWindow > 0 && !before.IsZero() {
 		c.Repeated = c.Repeated || seen.Latest.Sub(before).Abs() <= rule.RepeatWindow
 	}

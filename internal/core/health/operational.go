@@ -6,6 +6,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
 // Severity is nvmlOperationalEventSeverity_t. A later driver may have other values; a greater one is more severe.
@@ -54,7 +57,7 @@ var (
 )
 
 // OperationalEvent is what an operational event of the driver reports (nvmlEventSetWait_v3_t, from driver 615 on), without what differs
-// between events of one kind. It is no fault by itself: only its XID is. Numbers that nvml.h 13.4 does not name are kept. It is comparable.
+// between events of one kind. It is a fault by its XID or its severity. Numbers that nvml.h 13.4 does not name are kept. It is comparable.
 type OperationalEvent struct {
 	Module          string `json:",omitempty"` // of the driver, one word: "GSP"; "" = not reported
 	Code            uint32 `json:",omitzero"`  // of the module
@@ -72,8 +75,14 @@ func (e OperationalEvent) Dropped() bool { return e.Attributes&attributeOverflow
 
 // Fault reports whether the XID of the event is a fault of its GPU now. It is not if the event has another source, or is about an earlier
 // error: the GPU's own XID is also an NVML event and a line of the kernel log.
-func (e OperationalEvent) Fault() bool {
-	return e.XID != 0 && !e.Simulated() && e.Attributes&attributePropagated == 0 && e.GroupAttributes&groupPreviousError == 0
+func (e OperationalEvent) Fault() bool { return e.XID != 0 && e.own() }
+
+// Fatal reports whether the event is a fault of its GPU now by its severity alone. An XID says more than a severity.
+func (e OperationalEvent) Fatal() bool { return e.XID == 0 && e.Severity >= SeverityFatal && e.own() }
+
+// own reports whether the event is about its GPU, about this time, and no test.
+func (e OperationalEvent) own() bool {
+	return !e.Simulated() && e.Attributes&attributePropagated == 0 && e.GroupAttributes&groupPreviousError == 0
 }
 
 // CallsForCheck reports whether the event may be of something that a health check shows.
@@ -147,9 +156,16 @@ func (h *GPUHistory) operationalAt(e OperationalEvent) int {
 	return slices.IndexFunc(h.Operational, func(c OperationalCount) bool { return c.Event == e })
 }
 
-// recordOperational records an operational event, which has no effect on health.
+// recordOperational records an operational event. A fatal one without an XID degrades the GPU until checks have passed:
+// by NVIDIA's catalogue a consumer may decide by the severity of a code that it does not know.
 func (b *ledgerBuilder) recordOperational(o Observation) {
-	if b.policy.Mode != ModeOff && o.At.GPU != "" {
-		b.history(o.At.GPU).countOperational(o.Operational, b.now)
+	if b.policy.Mode == ModeOff || o.At.GPU == "" {
+		return
 	}
+	b.history(o.At.GPU).countOperational(o.Operational, b.now)
+	if !o.Operational.Fatal() {
+		return
+	}
+	c := b.recordEvent(Condition{At: gpu.WholeGPU(o.At.GPU), Reason: ReasonOperational, Detail: o.Operational.Cause()})
+	c.State = b.policy.state(xid.Degrades)
 }

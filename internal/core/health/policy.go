@@ -88,16 +88,16 @@ func (p Policy) Validate() (errs []error) {
 	return errs
 }
 
-// xid returns the rule for an XID under this policy.
-func (p Policy) xid(code uint64) xid.Rule {
-	r := xid.XID(code)
+// xid returns the rule for an XID of a severity under this policy. An override is for all severities.
+func (p Policy) xid(code uint64, severity xid.Severity) xid.Rule {
 	effect, ok := p.XIDs[code]
 	if !ok && p.AllXIDs != nil {
 		effect, ok = *p.AllXIDs, true
 	}
 	if !ok {
-		return r
+		return xid.Named(code, severity)
 	}
+	r := xid.XID(code)
 	withdrawn := r.Effect >= xid.Withdraws || r.SettledEffect >= xid.Withdraws
 	r.Effect, r.SettledEffect, r.RepeatEffect, r.RepeatWindow, r.NVLinkOnly = effect, effect, xid.None, 0, false
 	if r.Class == xid.Application || r.Class == xid.Info || r.Class == xid.Trigger {

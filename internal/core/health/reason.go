@@ -28,6 +28,7 @@ const (
 	ReasonRepair                // a channel or TPC repair is pending until the next reset
 	ReasonInfoROM               // the InfoROM is corrupt
 	ReasonECC                   // uncorrectable errors were counted that no XID reported
+	ReasonOperational           // the driver raised a fatal operational event without an XID
 	ReasonFabricWait            // the fabric has not completed yet
 	ReasonFabric                // the fabric is unhealthy or misconfigured
 	ReasonFabricLimits          // the fabric has reduced capacity or bandwidth
@@ -98,6 +99,8 @@ var meanings = [...]meaning{
 	ReasonRepair:       {name: "REPAIR_PENDING", text: "channel or TPC repair pending", state: Degraded, checks: 2, clears: level, clearsText: "a reset after which the driver no longer reports it", action: "reset the GPU when idle", repair: Reset},
 	ReasonInfoROM:      {name: "INFOROM_CORRUPT", text: "InfoROM is corrupt", state: Degraded, clears: level, clearsText: "a valid InfoROM", action: "run field diagnostics", repair: Replace},
 	ReasonECC:          {name: "ECC_UNCORRECTABLE", text: "uncorrectable ECC errors", state: Degraded, clears: xid.NoRecoveryAction | xid.ResetSeen | xid.Reboot | xid.Quiet, action: "drain and reset the GPU if they recur"},
+	ReasonOperational: {name: "OPERATIONAL_EVENT", text: "fatal operational event", state: Degraded, clears: level,
+		clearsText: "checks without an error", action: "see the driver's log, reset the GPU if it recurs"},
 	ReasonFabricWait:   {name: "FABRIC_STARTING", text: "waiting for the NVLink fabric", state: Unknown, clears: level, clearsText: "the end of the GPU's registration with the fabric", action: "check the fabric manager"},
 	ReasonFabric:       {name: "FABRIC_UNHEALTHY", text: "NVLink fabric unhealthy", state: Unhealthy, checks: 3, clears: level, clearsText: "a healthy fabric", action: "check the fabric manager", severe: true},
 	ReasonFabricLimits: {name: "FABRIC_LIMITED", text: "NVLink fabric limited", state: Degraded, checks: 3, clears: level, clearsText: "a fabric at full capacity", action: "check the fabric manager"},

@@ -131,6 +131,8 @@ func (b *ledgerBuilder) evidenceHolds(c Condition) bool {
 		return c.At.GI == gpu.Whole // the GPU responds; an instance is observed by InstanceRead
 	case ReasonXID, ReasonEvent, ReasonECC, ReasonWorkloads, ReasonFaultUnknown:
 		return b.eventOver(c, history)
+	case ReasonOperational:
+		return history.checked.After(c.Last)
 	default:
 		return history.level(c.Reason) == No
 	}

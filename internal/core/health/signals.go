@@ -38,7 +38,8 @@ func (h *GPUHistory) level(r Reason) Tristate {
 	}
 	switch r {
 	case ReasonRecoveryAction:
-		return is(v.RecoveryAction != RecoveryUnknown, v.RecoveryAction != RecoveryNone)
+		action := h.recoveryAction()
+		return is(action != RecoveryUnknown, action != RecoveryNone)
 	case ReasonRemapFailed:
 		return v.RemapFailed
 	case ReasonUnrepairable:
@@ -93,7 +94,10 @@ func (b *ledgerBuilder) check(id gpu.DeviceID, v Sample) {
 	history := b.history(id)
 	old := history.Sample
 	if history.wasReset(v, b.now) {
-		history.LastReset = b.now
+		history.recordReset(b.now)
+	}
+	if v.RecoveryAction != RecoveryUnknown {
+		history.LoggedAction = RecoveryUnknown
 	}
 	history.Sample, history.responding, history.lostSince, history.reloading, history.driverAbsent = v, true, time.Time{}, false, false
 	history.onlyGPU, history.JoinedFabric = len(b.histories) == 1, history.JoinedFabric || v.Fabric > FabricStarting
@@ -182,8 +186,12 @@ func (b *ledgerBuilder) applyLevel(at gpu.Placement, r Reason, history *GPUHisto
 	checks := max(r.meaning().checks, 1)
 	switch r {
 	case ReasonRecoveryAction:
-		c.Code, c.Detail = uint64(history.Sample.RecoveryAction), history.Sample.RecoveryAction.String()
-		if v := history.Sample.RecoveryAction; v == RecoveryDrainP2P || v == RecoveryIMEX {
+		action := history.recoveryAction()
+		c.Code, c.Detail = uint64(action), action.String()
+		if history.Sample.RecoveryAction == RecoveryUnknown {
+			c.Detail += " (kernel log)"
+		}
+		if action == RecoveryDrainP2P || action == RecoveryIMEX {
 			checks = 2
 		}
 	case ReasonRemapPending:

@@ -46,7 +46,7 @@ func TestSamplesOfMachines(t *testing.T) {
 		{"a100-mig", 0, a100},
 		{"a100-mig", 5, cut},
 		{"consumer", 0, health.Sample{
-			Energy: gpu.OptionalUint64Of(90210_000), Replays: gpu.OptionalUint64Of(0), PCIeWidth: 16, PCIeMaxWidth: 16, PCIeGen: 1, VGPU: health.No, Events: health.Yes,
+			RecoveryAction: health.RecoveryNone, Energy: gpu.OptionalUint64Of(90210_000), Replays: gpu.OptionalUint64Of(0), PCIeWidth: 16, PCIeMaxWidth: 16, PCIeGen: 1, VGPU: health.No, Events: health.Yes,
 		}},
 		{"t4", 0, health.Sample{
 			RetirementPending: health.No, InfoROMCorrupt: health.No, Uncorrectable: gpu.OptionalUint64Of(0),

@@ -14,6 +14,9 @@ const (
 	leftFree   = 128 * mebibyte // of what is free, at least: the driver allocates for its own purposes, too
 )
 
+// LeastMemory is the least share of the free memory that a proof tests, and the least share of all memory that is free.
+const LeastMemory = 0.5
+
 // chunk is memory of the test.
 type chunk struct {
 	at          address
@@ -32,8 +35,11 @@ func (p *proof) memory(atLeast time.Duration) (err error) {
 		want = min(want, free-leftFree)
 	}
 	want -= want % smallChunk
-	if want == 0 {
-		return fmt.Errorf("%s of %s are free, and a share of %v of it is too little: want %s: %s", sizeText(free), sizeText(total), p.Memory, sizeText(smallChunk), useOfOthers)
+	if float64(free) < LeastMemory*float64(total) {
+		return fmt.Errorf("%s of %s are free: want a share of at least %v: %s", sizeText(free), sizeText(total), LeastMemory, useOfOthers)
+	}
+	if want == 0 || float64(want) < LeastMemory*float64(free) {
+		return fmt.Errorf("%s of %s that are free would be tested: want a share of at least %v", sizeText(want), sizeText(free), LeastMemory)
 	}
 	chunks, err := p.take(want)
 	defer func() { err = cmp.Or(err, p.release(chunks)) }()

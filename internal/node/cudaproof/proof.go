@@ -28,7 +28,7 @@ type Options struct {
 	GPU     string        // of Choose
 	Library string        // name or path
 	Timeout time.Duration // of the whole proof
-	Memory  float64       // share of the free memory that is tested: more than 0, at most 1
+	Memory  float64       // share of the free memory that is tested: from LeastMemory to 1
 	Passed  func(string)  // is called with a line about each test that has passed; may be nil
 
 	brief bool // for tests: small matrices and copies, and each test once

@@ -159,13 +159,27 @@ func TestFragments(t *testing.T) {
 	}
 }
 
-// Little free memory is no fault.
+// A GPU of which only a small part can be tested has not passed, and has not failed.
 func TestLittleMemory(t *testing.T) {
-	p := newProver(t)
-	o := p.options()
-	o.Memory = 0.1
-	if _, err := Run(t.Context(), o); err == nil || isFault(err) || !strings.Contains(err.Error(), "150 MiB of 512 MiB are free, and a share of 0.1 of it is too little: want 16 MiB") {
-		t.Error(err)
+	for _, c := range []struct {
+		free  string
+		share float64
+		want  string
+	}{
+		{"", 0.3, "0 MiB of 20 MiB that are free would be tested: want a share of at least 0.5"},
+		{"150", 0.9, "150 MiB of 512 MiB are free: want a share of at least 0.5: another process uses the GPU"},
+		{"400", 0.4, "160 MiB of 400 MiB that are free would be tested: want a share of at least 0.5"},
+	} {
+		p := newProver(t)
+		if c.free != "" {
+			check.NoError(t, os.Setenv(cudastub.Free, c.free))
+		}
+		o := p.options()
+		o.Memory = c.share
+		r, err := Run(t.Context(), o)
+		if err == nil || isFault(err) || !strings.Contains(err.Error(), c.want) || !strings.HasPrefix(r.Summary, "could not run: ") {
+			t.Errorf("%s: %v, %q", c.free, err, r.Summary)
+		}
 	}
 }
 

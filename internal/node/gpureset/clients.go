@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tandem-gpu/tandem/internal/node/proofcommand"
 )
 
 // Client is a process that has the device node of a GPU open.
@@ -21,13 +23,17 @@ type Client struct {
 	Group string `json:"group,omitempty"` // control group, as /proc/PID/cgroup has it; "" = not known
 }
 
-// String is a client in some words: "python3 (pid 2114, control group /kubepods/...)".
+// maxClientText is the longest text of a client: a control group has 4096 bytes at most.
+const maxClientText = 500
+
+// String is a client in some words: "python3 (pid 2114, control group /kubepods/...)". A process chooses its name, and may
+// choose that of its control group: a terminal shows the text and obeys nothing in it.
 func (c Client) String() string {
 	text := fmt.Sprintf("%s (pid %d", cmp.Or(c.Name, "process"), c.PID)
 	if c.Group != "" {
 		text += ", control group " + c.Group
 	}
-	return text + ")"
+	return proofcommand.Line(text+")", maxClientText)
 }
 
 // hostPIDNamespace is what procfs shows as the host's PID namespace (PROC_PID_INIT_INO in the kernel's include/linux/proc_ns.h).

@@ -31,6 +31,9 @@ func (l Line) Observation() health.Observation {
 	}
 }
 
+// maxProcessName is the longest name of a process in bytes (TASK_COMM_LEN without its final zero byte).
+const maxProcessName = 15
+
 // withoutProcess removes "pid=30393, name=Media, " or "pid=2763, " from a text.
 func withoutProcess(text string) string {
 	before, rest, ok := strings.Cut(text, "pid=")
@@ -38,10 +41,51 @@ func withoutProcess(text string) string {
 		return text
 	}
 	_, rest, _ = strings.Cut(rest, ", ")
-	if strings.HasPrefix(rest, "name=") {
-		_, rest, _ = strings.Cut(rest, ", ")
+	if name, ok := strings.CutPrefix(rest, "name="); ok {
+		rest = afterName(name)
 	}
 	return strings.TrimSuffix(before+rest, ", ")
+}
+
+// afterName returns what follows the name of a process and ", ". A name may have ", " too, so it ends at the last one
+// that a name of the longest length allows. If that one is in the driver's own text, the words before it are lost.
+// The result is empty if no ", " is there: nothing shows where the name ends.
+func afterName(text string) string {
+	if strings.HasSuffix(text, ",") {
+		text += " " // the driver had no text, and the space was trimmed
+	}
+	end := min(longestName(text)+len(", "), len(text))
+	last := strings.LastIndex(text[:end], ", ")
+	if last < 0 {
+		return ""
+	}
+	return text[last+len(", "):]
+}
+
+// longestName returns how many bytes of a text, which begins with the name of a process, that name has at most. The
+// kernel writes some bytes as \xNN.
+func longestName(text string) (end int) {
+	for n := 0; n < maxProcessName && end < len(text); n++ {
+		if strings.HasPrefix(text[end:], `\x`) {
+			end += len(escapedNewline)
+		} else {
+			end++
+		}
+	}
+	return min(end, len(text))
+}
+
+// firstLine returns the first line of a message. A newline in the name of a process does not end it, because the
+// driver's text follows.
+func firstLine(message string) string {
+	head, rest, ok := strings.Cut(message, ", name=")
+	if !ok || strings.Contains(head, escapedNewline) {
+		line, _, _ := strings.Cut(message, escapedNewline)
+		return line
+	}
+	end := longestName(rest)
+	line, _, _ := strings.Cut(rest[end:], escapedNewline)
+	return head + ", name=" + rest[:end] + line
 }
 
 // Parse parses one record of /dev/kmsg ("priority,sequence,timestamp,flags;message", then lines that describe the device;
@@ -114,8 +158,7 @@ func parseRecord(record string) (h header, message string, ok bool) {
 }
 
 func parseMessage(message string) (Line, bool) {
-	message, _, _ = strings.Cut(message, escapedNewline)
-	rest, ok := strings.CutPrefix(message, "NVRM: Xid (")
+	rest, ok := strings.CutPrefix(firstLine(message), "NVRM: Xid (")
 	if !ok {
 		return Line{}, false
 	}

@@ -1,6 +1,8 @@
 package kmsg_test
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -26,7 +28,7 @@ func TestParse(t *testing.T) {
 		"process unknown": {
 			"4,0,9,-;NVRM: Xid (PCI:0000:00:08): 94, pid='<unknown>', name=<unknown>, Contained: SM (0x1). RST: No, D-RST: No",
 			kmsg.Line{PCI: "0000:00:08.0", XID: 94, Text: "pid='<unknown>', name=<unknown>, Contained: SM (0x1). RST: No, D-RST: No"}},
-		"a comma and brackets in the name": {
+		"a colon and brackets in the name": {
 			"4,1,9,-;NVRM: Xid (PCI:0002:00:00): 119, pid=1582259, name=nvc:[driver], Timeout after 6s of waiting for RPC response from GPU1 GSP! Expected function 76 (GSP_RM_CONTROL) (0x20802a02 0x8).",
 			kmsg.Line{PCI: "0002:00:00.0", XID: 119, Seq: 1, Text: "pid=1582259, name=nvc:[driver], Timeout after 6s of waiting for RPC response from GPU1 GSP! Expected function 76 (GSP_RM_CONTROL) (0x20802a02 0x8)."}},
 		"GSP exception": {
@@ -64,6 +66,12 @@ func TestParse(t *testing.T) {
 			kmsg.Line{PCI: "0000:00:1e.0", XID: 48, Seq: 1}},
 		"two lines in one message": {
 			`4,1,9,-;NVRM: Xid (PCI:0000:01:00): 16, \x0aHead 00000000 Count 00006e2e`,
+			kmsg.Line{PCI: "0000:01:00.0", XID: 16, Seq: 1}},
+		"a newline in the name": {
+			`4,1,9,-;NVRM: Xid (PCI:0000:01:00): 45, pid=7, name=a\x0a\x0ab, Ch 00000001\x0aand more`,
+			kmsg.Line{PCI: "0000:01:00.0", XID: 45, Seq: 1, Text: `pid=7, name=a\x0a\x0ab, Ch 00000001`}},
+		"a name after the first line": {
+			`4,1,9,-;NVRM: Xid (PCI:0000:01:00): 16\x0aHead 00000000, name=x, secret`,
 			kmsg.Line{PCI: "0000:01:00.0", XID: 16, Seq: 1}},
 		"a device's record": {
 			"4,1,9,-;NVRM: Xid (PCI:0000:01:00): 48, DBE\n SUBSYSTEM=pci\n DEVICE=+pci:0000:01:00.0\n",
@@ -120,10 +128,51 @@ func TestObservation(t *testing.T) {
 		"GPU-I:05, pid=7194, name=a":                                               "GPU-I:05",
 		"pid=7":                                                                    "",
 		"caused by pid=7, name=a, and so on":                                       "caused by pid=7, name=a, and so on",
+
+		// A name of up to 15 bytes may have commas, and text that looks like the driver's.
+		"pid=7, name=a, secret, Timeout":                               "Timeout",
+		"pid=7, name=x, Ch 1, secret, Ch 00000003, intr 00000000.":     "Ch 00000003, intr 00000000.",
+		"pid=7, name=123456789, abcd, GPU has fallen off the bus.":     "GPU has fallen off the bus.",
+		"pid=7, name=123456789abcd, , GPU has fallen off the bus.":     "GPU has fallen off the bus.",
+		`pid=7, name=\xc3\xa4\xc3\xa4, \xc3\xa4secret, GPU has fallen`: "GPU has fallen",
+		"pid=7, name=, , secret, Timeout after 6s, and so on":          "Timeout after 6s, and so on",
+		"pid=7, name=x, secret,":                                       "",
+		"pid=7, name=name=x, pid=8, Timeout":                           "Timeout",
+		"GPU-I:05, pid=7194, name=x, secret, Contained: CE":            "GPU-I:05, Contained: CE",
+		"pid=7, name=a name that is longer than any, Timeout":          "",
+
+		// What can't be told from the name is lost.
+		"pid=7, name=sh, Ch 00000003, intr 00000000.":      "intr 00000000.",
+		"pid=7, name=python3, Ch 00000003, intr 00000000.": "Ch 00000003, intr 00000000.",
 	} {
 		got := kmsg.Line{PCI: "0000:01:00.0", XID: 79, Text: text, Seq: 7}.Observation()
 		if diff := cmp.Diff(health.Observation{PCI: "0000:01:00.0", Kind: health.XID, Code: 79, Detail: want, FromKernelLog: true}, got); diff != "" {
 			t.Errorf("%q: %s", text, diff)
+		}
+	}
+}
+
+// Whatever the name of a process is, an observation has the driver's text or its end, and nothing of the name.
+func TestNameNeverLeaks(t *testing.T) {
+	const text = "Ch 00000001, errorString CTX_SWITCH_TIMEOUT, Info 0x3c046"
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 20_000 {
+		name := make([]byte, random.IntN(16))
+		for i := range name {
+			name[i] = ", =xpid\\\n\xc3"[random.IntN(10)]
+		}
+		var escaped strings.Builder
+		for _, b := range name {
+			if b < ' ' || b > '~' || b == '\\' {
+				fmt.Fprintf(&escaped, `\x%02x`, b)
+			} else {
+				escaped.WriteByte(b)
+			}
+		}
+		record := "4,1,9,-;NVRM: Xid (PCI:0000:01:00): 109, pid=7, name=" + escaped.String() + ", " + text
+		line, ok := kmsg.Parse(record)
+		if got := line.Observation().Detail; !ok || got == "" || !strings.HasSuffix(text, got) {
+			t.Fatalf("%q: %q", record, got)
 		}
 	}
 }

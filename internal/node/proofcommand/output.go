@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"unicode"
+
+	"github.com/tandem-gpu/tandem/internal/util/oneline"
 )
 
 // Limits of what is kept of a command's output.
@@ -59,7 +61,7 @@ func (t *Tail) String() string {
 
 // result reads what the command has printed: Output, Summary, Values and Note.
 func (o *output) result() Result {
-	r := Result{Output: printable(o.both.String())}
+	r := Result{Output: oneline.Printable(o.both.String())}
 	text := strings.TrimRightFunc(o.stdout.String(), unicode.IsSpace)
 	line := text[strings.LastIndexByte(text, '\n')+1:]
 	switch {
@@ -124,17 +126,6 @@ func summary(text string) string { return Line(text, maxSummary) }
 
 // Line returns a text that a program chose as one line of at most some characters, which a terminal shows as they are.
 func Line(text string, atMost int) string {
-	line := []rune(printable(strings.Join(strings.Fields(text), " ")))
+	line := []rune(oneline.Printable(strings.Join(strings.Fields(text), " ")))
 	return string(line[:min(len(line), atMost)])
-}
-
-// printable is a text that a program chose, with "?" in place of control characters, which a terminal obeys, and of what is not UTF-8. It is not
-// longer than the text.
-func printable(text string) string {
-	return strings.Map(func(c rune) rune {
-		if c == unicode.ReplacementChar || c != '\n' && c != '\t' && !unicode.IsPrint(c) {
-			return '?'
-		}
-		return c
-	}, text)
 }

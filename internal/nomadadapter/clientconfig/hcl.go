@@ -15,6 +15,9 @@ import (
 func Parse(path string, text []byte) (*ast.ObjectList, error) {
 	var root *ast.ObjectList
 	err := guard(func() error {
+		if err := checkDepth(text); err != nil {
+			return err
+		}
 		file, err := hcl.ParseBytes(text)
 		if err != nil {
 			return err

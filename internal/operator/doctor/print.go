@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/operator/report"
+	"github.com/tandem-gpu/tandem/internal/util/oneline"
 )
 
 // Write prints findings for operators: problems first, then warnings and notes, each with place and remedy. What is in order is one
@@ -41,7 +42,7 @@ func Write(w io.Writer, findings []Finding, all bool) error {
 		fmt.Fprintf(&b, "ok       %s\n", strings.Join(fine, ", "))
 	}
 	fmt.Fprintf(&b, "\n%s, %s\n", report.Noun(Problems(findings), "problem"), report.Noun(count(findings, Warning), "warning"))
-	_, err := io.WriteString(w, b.String())
+	_, err := io.WriteString(w, oneline.Printable(b.String())) // it may have names that other programs chose
 	return err
 }
 

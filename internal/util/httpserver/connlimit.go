@@ -4,25 +4,33 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
 // limiter is a listener that keeps at most max connections open. In favour of a new one it closes the oldest connection of the
-// address that has the most, once that is minAge old. So clients that hold connections block no other client: neither the
-// kubelet's probes nor, from another address, a slow scrape.
+// address that has the most, once that is old enough: first one that has sent nothing. So clients that hold connections
+// block no other client: neither the kubelet's probes, also from their own address, nor a slow scrape from another one.
 //
 // netutil.LimitListener lets new connections wait until others end: with it, 400 idle clients block the probes.
 type limiter struct {
 	net.Listener
-	max    int
-	minAge time.Duration // with max, it bounds how many connections are accepted per second
+	max  int
+	ages minAges
 
 	mu   sync.Mutex
 	open []*limitedConn // in the order of acceptance
 }
 
-func newLimiter(l net.Listener, limit int, minAge time.Duration) *limiter {
-	return &limiter{Listener: l, max: limit, minAge: minAge}
+// minAges are the ages from which on a connection may be closed in favour of another. With the number of connections,
+// they bound how many are accepted per second. The others wait in the kernel's queue, and a probe waits behind them.
+type minAges struct {
+	silent time.Duration // of a connection that has sent nothing
+	used   time.Duration // of any other
+}
+
+func newLimiter(l net.Listener, limit int, ages minAges) *limiter {
+	return &limiter{Listener: l, max: limit, ages: ages}
 }
 
 // limitedConn is a connection that counts in a limiter.
@@ -31,6 +39,7 @@ type limitedConn struct {
 	limiter  *limiter
 	client   string // address without the port
 	accepted time.Time
+	used     atomic.Bool // it has sent something
 }
 
 // Accept implements net.Listener.
@@ -43,9 +52,13 @@ func (l *limiter) Accept() (net.Conn, error) {
 	if err != nil {
 		client = conn.RemoteAddr().String()
 	}
-	c := &limitedConn{conn, l, client, time.Now()}
+	c := &limitedConn{Conn: conn, limiter: l, client: client, accepted: time.Now()}
 	if excess := l.add(c); excess != nil {
-		<-time.After(l.minAge - time.Since(excess.accepted)) // others wait in the kernel's backlog meanwhile
+		age := l.ages.silent
+		if excess.used.Load() {
+			age = l.ages.used
+		}
+		<-time.After(age - time.Since(excess.accepted)) // others wait in the kernel's backlog meanwhile
 		excess.abort()
 	}
 	return c, nil
@@ -65,12 +78,22 @@ func (l *limiter) add(c *limitedConn) (excess *limitedConn) {
 	}
 	excess = l.open[0]
 	for _, o := range l.open {
-		if count[o.client] > count[excess.client] {
+		more := count[o.client] - count[excess.client]
+		if more > 0 || more == 0 && excess.used.Load() && !o.used.Load() {
 			excess = o
 		}
 	}
 	l.open = slices.DeleteFunc(l.open, func(o *limitedConn) bool { return o == excess })
 	return excess
+}
+
+// Read implements net.Conn.
+func (c *limitedConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if n > 0 {
+		c.used.Store(true)
+	}
+	return n, err
 }
 
 // Write implements net.Conn. A client that does not read is disconnected.

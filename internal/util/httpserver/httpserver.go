@@ -21,12 +21,13 @@ import (
 
 // Limits of what clients can use of a program, whose memory its orchestrator bounds. Any client that reaches the port may connect.
 const (
-	maxConnections   = 512                    // 60 kB each, with the kernel's buffers
-	minConnectionAge = 200 * time.Millisecond // before a connection may be closed in favour of another
-	readTimeout      = 3 * time.Second        // for a request, from the accepted connection to its last byte
-	writeTimeout     = 5 * time.Second        // for a response, from the end of the request's header to its last byte
-	maxHeaderBytes   = 8 << 10
-	sendBuffer       = 16 << 10 // bytes that the kernel keeps for a client that does not read; the kernel doubles it
+	maxConnections = 512                    // 60 kB each, with the kernel's buffers
+	minSilentAge   = 20 * time.Millisecond  // before a connection that has sent nothing may be closed for another
+	minUsedAge     = 200 * time.Millisecond // the same of any other connection
+	readTimeout    = 3 * time.Second        // for a request, from the accepted connection to its last byte
+	writeTimeout   = 5 * time.Second        // for a response, from the end of the request's header to its last byte
+	maxHeaderBytes = 8 << 10
+	sendBuffer     = 16 << 10 // bytes that the kernel keeps for a client that does not read; the kernel doubles it
 )
 
 // The interval between attempts to listen on an address that is in use grows from the first to the second.
@@ -79,7 +80,7 @@ func (s *Server) serve(ctx context.Context) error {
 	s.Problems.End(problem.HTTP, s.Address, "")
 	s.Log.Info("listening", "http", tcp.Addr().String())
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(newLimiter(tcp, maxConnections, minConnectionAge)) }()
+	go func() { served <- server.Serve(newLimiter(tcp, maxConnections, minAges{minSilentAge, minUsedAge})) }()
 	select {
 	case err := <-served:
 		return errors.Join(err, server.Close())

@@ -15,7 +15,7 @@ func listening(t *testing.T, most int) *limiter {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	check.NoError(t, err)
 	t.Cleanup(func() { _ = l.Close() })
-	return newLimiter(l, most, 0)
+	return newLimiter(l, most, minAges{})
 }
 
 // connect connects from an address and returns both ends.
@@ -62,6 +62,27 @@ func TestLimiterClosesTheOldestOfTheBusiestAddress(t *testing.T) {
 	last, _ := l.connect(t, "127.0.0.3")
 	if !isOpen(last) || !isOpen(hogs[4]) {
 		t.Error("a connection that has ended is counted")
+	}
+}
+
+// A flood of connections that send nothing does not delay a probe from the same address, and does not cut it off. With one
+// age for all connections the probe waits in the kernel's queue, behind the flood.
+func TestProbeDuringFlood(t *testing.T) {
+	l := listening(t, 4)
+	l.ages.used = time.Hour
+	for range 4 {
+		l.connect(t, "127.0.0.3")
+	}
+	probe, server := l.connect(t, "127.0.0.3")
+	_, err := probe.Write([]byte("GET /healthz HTTP/1.1\r\n"))
+	check.NoError(t, err)
+	_, err = server.Read(make([]byte, 1))
+	check.NoError(t, err)
+	for range 100 {
+		l.connect(t, "127.0.0.3")
+	}
+	if !isOpen(probe) {
+		t.Error("the probe was cut off")
 	}
 }
 

@@ -1,4 +1,4 @@
-// Package oneline makes one line of texts of other programs.
+// Package oneline makes texts of other programs printable, and one line of them.
 package oneline
 
 import (
@@ -20,6 +20,17 @@ func Of(text string, most int) string {
 		text = strings.ToValidUTF8(text[:most-len(mark)], "") + mark
 	}
 	return text
+}
+
+// Printable returns a text with its lines and tabs, and with "?" in place of all that a terminal would obey and of what is no
+// UTF-8. It is not longer than the text.
+func Printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r == unicode.ReplacementChar || r != '\n' && r != '\t' && !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, text)
 }
 
 // Few returns the first of some names, and how many more there are.

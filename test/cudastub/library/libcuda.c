@@ -16,7 +16,7 @@
 //   fragments                no allocation of more than 48 MiB succeeds
 //   product, tensor          products of the kernel have a wrong value
 // With the macro STUB_CUDA_BAD a device with this UUID, "GPU-...", has the fault "product", for a program to which a test can't give variables.
-// STUB_CUDA_CAPABILITY is the compute capability, such as 75 (default: 90), STUB_CUDA_MODE the compute mode, STUB_CUDA_FREE the free memory in MiB (default: 150 of 512).
+// STUB_CUDA_CAPABILITY is the compute capability, such as 75 (default: 90), STUB_CUDA_MODE the compute mode, STUB_CUDA_FREE the free memory in MiB of 512 (default: 20 of 24).
 #include "memacct.h"
 
 #include <limits.h>
@@ -196,7 +196,7 @@ static int release(address memory) {
 int cuDeviceTotalMem_v2(size_t *of, int device) {
   CALL(cuDeviceTotalMem_v2);
   size_t used;
-  if (!total(device, of, &used)) *of = (size_t)512 << 20;
+  if (!total(device, of, &used)) *of = (size_t)(getenv("STUB_CUDA_FREE") ? 512 : 24) << 20;
   return device < 0;
 }
 
@@ -207,8 +207,8 @@ int cuMemGetInfo_v2(size_t *unused, size_t *of) {
     *unused = *of > used ? *of - used : 0;
     return 0;
   }
-  *of = (size_t)512 << 20;
-  *unused = (size_t)(getenv("STUB_CUDA_FREE") ? atoi(getenv("STUB_CUDA_FREE")) : 150) << 20;
+  *of = (size_t)(getenv("STUB_CUDA_FREE") ? 512 : 24) << 20;
+  *unused = (size_t)(getenv("STUB_CUDA_FREE") ? atoi(getenv("STUB_CUDA_FREE")) : 20) << 20;
   return 0;
 }
 

@@ -1,6 +1,7 @@
 package xid_test
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"slices"
@@ -15,6 +16,15 @@ const (
 	document  = "../../../../docs/faults.md"
 	generated = "<!-- Generated from internal/core/health/xid by `go test ./internal/core/health/xid -update`; do not edit. The text above the tables is testdata/preface.md of that package. -->\n\n"
 )
+
+// severities is the text above the table of severities.
+const severities = "The driver's line in the kernel log names the unit and the severity of these faults, such as " +
+	"`NETIR_BER_EVENT Nonfatal`. NVML reports only the XID.\nWith both, the line decides. Without a line, or with a line " +
+	"of another form, the rows above count. An effect that an operator has set for the XID is for every severity.\n\n" +
+	"- **nonfatal**: NVIDIA's table has IGNORE, or what XID 154 names. For bit errors (`NETIR_BER_EVENT`) look at the cables.\n" +
+	"- **link-taken-down**: `NETIR_LINK_EVT` or `NETIR_LINK_DOWN` with one of the two reasons for which the table has IGNORE " +
+	"(`100110` and `101000` in bits 20 to 25 of the first word).\n" +
+	"- **fatal**: the table has RESET_GPU. `RLW_RXPIPE Nonfatal` is fatal, too, if its first word has the bit of the table's action 2.\n\n"
 
 // TestDocument compares docs/faults.md, which has every column of every rule, with the preface and the table.
 func TestDocument(t *testing.T) {
@@ -39,6 +49,15 @@ func sections() string {
 	var b strings.Builder
 	b.WriteString("\n## XIDs\n\n")
 	table(&b, "XID", known, func(code uint64) string { return fmt.Sprint(code) })
+
+	b.WriteString("\n## XIDs 144 to 150 by severity\n\n")
+	b.WriteString(severities)
+	b.WriteString("| severity | class | effect | without recovery action | cleared by | action |\n|---|---|---|---|---|---|\n")
+	for _, s := range []xid.Severity{xid.Nonfatal, xid.LinkTakenDown, xid.Fatal} {
+		r := xid.Named(149, s)
+		cells := []string{string(s), r.Class.String(), r.Effect.String(), settled(r), cmp.Or(clears(r), "-"), cmp.Or(r.Action, "-")}
+		fmt.Fprintf(&b, "| %s |\n", strings.Join(cells, " | "))
+	}
 
 	b.WriteString("\n## NVML events\n\n")
 	b.WriteString("The first five correspond to XIDs 92, 63, 64, 94 and 95. Other event types are not faults: they cause a health check.\n\n")

@@ -91,6 +91,11 @@ type Rule struct {
 	Immediate, Investigatory string
 }
 
+// IsNote reports whether the fault has no effect, not even if it is repeated.
+func (r Rule) IsNote() bool {
+	return r.Effect == None && r.SettledEffect == None && r.RepeatWindow == 0
+}
+
 // WholeGPU reports whether the fault affects the whole GPU even if the driver reports it for a MIG instance: an
 // instance can't be reset alone, and has no link of its own.
 func (r Rule) WholeGPU() bool {

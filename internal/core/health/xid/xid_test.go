@@ -26,7 +26,17 @@ var buckets = []string{
 
 // all has every rule: those of XIDs, of events, and of codes that are not in the table.
 var all = slices.Values(slices.Concat(slices.Collect(xid.XIDs()), slices.Collect(xid.Events()),
-	[]xid.Rule{xid.XID(0), xid.XID(180), xid.XID(999), xid.XID(math.MaxUint64)}))
+	[]xid.Rule{xid.XID(0), xid.XID(180), xid.XID(999), xid.XID(math.MaxUint64)}, named()))
+
+// named has the rules for the XIDs whose severity the kernel log names.
+func named() (rules []xid.Rule) {
+	for code := uint64(144); code <= 150; code++ {
+		for _, s := range []xid.Severity{xid.Nonfatal, xid.LinkTakenDown, xid.Fatal} {
+			rules = append(rules, xid.Named(code, s))
+		}
+	}
+	return rules
+}
 
 func name(r xid.Rule) string { return fmt.Sprintf("%#x/%d %s", r.Code, r.Code, r.Name) }
 
