@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"path/filepath"
 
+	"github.com/tandem-gpu/tandem/internal/util/recordfile"
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
 
@@ -51,6 +52,9 @@ func (f *allocationFile) Load() []StoredAllocation {
 
 func (f *allocationFile) read() (allocationFileContent, error) {
 	text, err := statefile.Read(f.path, allocationFileMaxSize, 0)
+	if err == nil {
+		text, err = recordfile.Unseal(text)
+	}
 	if err != nil {
 		return allocationFileContent{}, err
 	}
@@ -81,5 +85,5 @@ func (f *allocationFile) write(allocations []StoredAllocation) error {
 	if err != nil {
 		return err
 	}
-	return statefile.Write(f.path, append(text, '\n'))
+	return statefile.Write(f.path, recordfile.Seal(text))
 }

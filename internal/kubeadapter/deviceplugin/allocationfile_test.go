@@ -58,6 +58,7 @@ func TestUnreadableAllocationFiles(t *testing.T) {
 	for name, text := range map[string]string{
 		"empty": "", "cut short": `{"version": 2, "allocated": [{"resource": "nvid`, "another version": `{"version": 3}`,
 		"another kind": `[]`, "too large": strings.Repeat(" ", allocationFileMaxSize+1),
+		"damaged": `{"version": 2, "allocated": [{"resource": "nvidia.com/gpu", "id": "GPU-1"}], "checksum": "crc32c:00000000"}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			f, log := openAllocationFile(t, t.TempDir())

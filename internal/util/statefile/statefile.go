@@ -78,6 +78,13 @@ func Replace(path string, text []byte, permissions fs.FileMode) error {
 	return pending.CloseAtomicallyReplace() // after fsync
 }
 
+// IsMissing reports whether there is no file at a path, or no folder for it. A writer that does not write what it wrote last asks: a file that
+// was removed is written again. A file that can't be looked up is not known to be missing.
+func IsMissing(path string) bool {
+	_, err := os.Lstat(path)
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
+}
+
 // RemoveTemporary removes the temporary files that processes left which were killed during Write. Call it while no other
 // process writes the file.
 func RemoveTemporary(path string) {
