@@ -185,6 +185,7 @@ func (m *Monitor) restore(ctx context.Context) {
 			m.checkpoints.boot = h.boot
 			m.now() // the times of the record are by the wall clock of now
 			m.state.Replace(core.Restore(m.cfg, h.record, h.boot))
+			m.listPriorAt = time.Now().Add(listPriorAfter)
 			return
 		case <-slow.C:
 			m.log.Error("health history not read in time, no device is offered without it: check the disk of the state directory")
@@ -193,6 +194,13 @@ func (m *Monitor) restore(ctx context.Context) {
 			m.store = nil
 			return
 		}
+	}
+}
+
+// listPrior lists the devices of the history if the driver is slow to answer for the first time.
+func (m *Monitor) listPrior() {
+	if s := m.State(); s.AwaitsDriver() && !time.Now().Before(m.listPriorAt) {
+		m.update(func(s core.State, now time.Time) core.State { return s.ListPrior(m.cfg, now) })
 	}
 }
 

@@ -262,3 +262,44 @@ func TestClearAfterTheClockWasSetBack(t *testing.T) {
 		r.expect("cleared", nil)
 	})
 }
+
+// A driver that is slow to answer for the first time, in whichever call, has no device leave that the history has.
+func TestDevicesOfTheHistoryAreListedWhileTheDriverStarts(t *testing.T) {
+	for _, method := range []string{"Open", "Snapshot"} {
+		t.Run(method, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := coretest.NewMachine(coretest.GPUs(2))
+				release := m.Hang(method, gpu.Node)
+				h := &store{saved: []core.Checkpoint{{BootID: "boot", Devices: coretest.GPUs(2).Devices}}}
+				r := runWith(t, m, h)
+				time.Sleep(4500 * time.Millisecond)
+				r.expect("before the first fingerprint", map[int]health.State{0: health.Unknown, 1: health.Unknown})
+				if d := r.Current().Driver(); d.State != gpu.DriverPending || !r.Current().Provisional() {
+					t.Errorf("the driver has answered: %+v", d)
+				}
+				for u := range r.Current().Units() {
+					if text := u.Health.String(); !strings.Contains(text, "it has not answered since the agent started") {
+						t.Errorf("%s: %s", u.ID, text)
+					}
+				}
+				time.Sleep(15 * time.Second)
+				release()
+				r.after(5*time.Second).expect("with the driver", nil)
+			})
+		})
+	}
+}
+
+// A driver that answers in time is the only one that lists devices.
+func TestDevicesOfTheHistoryAreNotListedWithAFastDriver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &store{saved: []core.Checkpoint{{BootID: "boot", Devices: coretest.GPUs(2).Devices}}}
+		r := runWith(t, coretest.NewMachine(coretest.GPUs(2)), h).after(time.Minute)
+		for _, inv := range r.seen {
+			if inv.Len() > 0 && inv.Driver().State == gpu.DriverPending {
+				t.Error("the devices of the history were listed before the driver answered")
+			}
+		}
+		r.expect("with the driver", nil)
+	})
+}
