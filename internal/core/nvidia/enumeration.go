@@ -173,8 +173,7 @@ func (i identity) refresh(c *caller, lib nvml.Interface, handles map[nvml.Device
 
 // readLocation verifies that a handle is still this GPU's, and reads its PCI address and index.
 func (i identity) readLocation(c *caller) identity {
-	id := required(c, "nvmlDeviceGetUUID", i.handle.GetUUID)
-	if c.err == nil && gpu.DeviceID(id) != i.id {
+	if id := readUUID(c, i.handle, i.id); c.err == nil && id != i.id {
 		c.err = errNotListed
 	}
 	i.pci = readPCI(c, i.handle)

@@ -137,7 +137,7 @@ func (r healthRecord) checkWithRetry(c *caller, lib nvml.Interface, d nvmlDevice
 // signals that are due. RESET_REQUIRED is an answer: the recovery action is a reset.
 func (r healthRecord) check(c *caller, h nvml.Device, p checkPlan) healthRecord {
 	r = r.start(p)
-	if id := required(c, "nvmlDeviceGetUUID", h.GetUUID); c.err == nil && gpu.DeviceID(id) != r.id {
+	if id := readUUID(c, h, r.id); c.err == nil && id != r.id {
 		c.err = fmt.Errorf("the handle is of another GPU: %s", id)
 	}
 	if p.due[intervalOnce] {

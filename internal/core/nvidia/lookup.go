@@ -136,7 +136,7 @@ func lookUp(c *caller, lib nvml.Interface, index int, handles map[nvml.Device]gp
 	if found.id = handles[found.handle]; found.id != "" {
 		return found
 	}
-	found.id = gpu.DeviceID(required(c, "nvmlDeviceGetUUID", found.handle.GetUUID))
+	found.id = readUUID(c, found.handle, "")
 	if found.err, c.err = c.err, nil; found.err == nil {
 		c.at = gpu.WholeGPU(found.id)
 	}

@@ -91,7 +91,7 @@ func (m migReader) instance(c *caller, number int) (found nvmlDevice, at gpu.Pla
 	if c.err == nil {
 		at.GI, at.CI = uint32(gi), uint32(ci)
 	}
-	id := gpu.DeviceID(required(c, "nvmlDeviceGetUUID", h.GetUUID))
+	id := readUUID(c, h, "")
 	found.device = instanceOf(parent)
 	d := &found.device
 	d.ID, d.At, d.Instance = id, at, number
@@ -117,7 +117,7 @@ func instanceOf(d gpu.Device) gpu.Device {
 func (m migReader) describe(c *caller, h nvml.Device, d *gpu.Device) {
 	c.fellBack = false
 	key := migKey{id: d.ID, at: d.At}
-	key.name = strings.TrimSpace(optional(c, "nvmlDeviceGetName", "", h.GetName))
+	key.name = optional(c, "nvmlDeviceGetName", "", textOf(h.GetName))
 	key.attributes = optional(c, "nvmlDeviceGetAttributes", nvml.DeviceAttributes{}, h.GetAttributes)
 	for _, l := range m.last {
 		if last := l.device; c.fellBack && last.ID == d.ID && last.At == d.At {

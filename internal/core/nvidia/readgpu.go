@@ -66,7 +66,7 @@ func (r *gpuReading) readGPU(c *caller) {
 	if last.ID == "" {
 		last = gpu.Device{Minor: -1, NUMANode: -1}
 	}
-	d.Model = strings.TrimSpace(supported(c, "nvmlDeviceGetName", h.GetName))
+	d.Model = supported(c, "nvmlDeviceGetName", textOf(h.GetName))
 	readMIGMode(c, h, d)
 	// One more than the minor number, so that zero is unknown.
 	d.Minor = optional(c, "nvmlDeviceGetMinorNumber", last.Minor+1, func() (int, nvml.Return) {
@@ -124,7 +124,7 @@ func readWholeMemory(c *caller, h nvml.Device, d *gpu.Device) {
 // otherwise the next reading makes them again.
 func readStatic(c *caller, h nvml.Device, d *gpu.Device, last gpu.Device) (complete bool) {
 	c.fellBack = false
-	d.Serial = optional(c, "nvmlDeviceGetSerial", last.Serial, h.GetSerial)
+	d.Serial = optional(c, "nvmlDeviceGetSerial", last.Serial, textOf(h.GetSerial))
 	d.Architecture = optional(c, "nvmlDeviceGetArchitecture", last.Architecture, converted(h.GetArchitecture, architecture))
 	d.Brand = optional(c, "nvmlDeviceGetBrand", last.Brand, converted(h.GetBrand, brand))
 	d.Compute = optional(c, "nvmlDeviceGetCudaComputeCapability", last.Compute, func() (gpu.Compute, nvml.Return) {

@@ -80,7 +80,7 @@ func (s *Session) Snapshot() (gpu.Snapshot, error) {
 func (s *Session) readDriver() (count int, err error) {
 	c := caller{slot: &s.reader, at: gpu.Node}
 	count = required(&c, "nvmlDeviceGetCount", s.lib.DeviceGetCount)
-	s.driver.Version = optional(&c, "nvmlSystemGetDriverVersion", s.driver.Version, s.lib.SystemGetDriverVersion)
+	s.driver.Version = optional(&c, "nvmlSystemGetDriverVersion", s.driver.Version, textOf(s.lib.SystemGetDriverVersion))
 	s.driver.CUDA = optional(&c, "nvmlSystemGetCudaDriverVersion", s.driver.CUDA, converted(s.lib.SystemGetCudaDriverVersion_v2, cudaVersion))
 	return count, c.err
 }
