@@ -25,7 +25,11 @@ type store struct {
 	err   error // of Save
 	load  func()
 	save  func()
+
+	missing atomic.Bool // the file was removed since Save
 }
+
+func (s *store) Missing() bool { return s.missing.Load() }
 
 func (s *store) Load() (core.Checkpoint, string) {
 	if s.load != nil {
@@ -47,6 +51,7 @@ func (s *store) Save(r core.Checkpoint) error {
 	}
 	if s.err == nil {
 		s.saved = append(s.saved, r)
+		s.missing.Store(false)
 	}
 	return s.err
 }
@@ -301,5 +306,25 @@ func TestDevicesOfTheHistoryAreNotListedWithAFastDriver(t *testing.T) {
 			}
 		}
 		r.expect("with the driver", nil)
+	})
+}
+
+// A history that someone has removed while the agent runs is written again within half a minute, although nothing changes.
+func TestRemovedHistoryIsWrittenAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &store{}
+		runWith(t, coretest.NewMachine(coretest.GPUs(2)), h).after(10 * time.Second)
+		h.missing.Store(true)
+		time.Sleep(31 * time.Second)
+		synctest.Wait()
+		if h.missing.Load() {
+			t.Error("the history is not written again")
+		}
+		n := len(h.saved)
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		if len(h.saved) != n {
+			t.Errorf("a history that is there was written %d times", len(h.saved)-n)
+		}
 	})
 }

@@ -68,6 +68,9 @@ type Store interface {
 	// Load returns what was saved last, empty if that is nothing or can't be read, and the boot ID of the node.
 	Load() (r core.Checkpoint, boot string)
 
+	// Missing reports whether the file of the latest Save was removed.
+	Missing() bool
+
 	// SetAside has the next Save rename the present file instead of replacing it.
 	SetAside(why error)
 

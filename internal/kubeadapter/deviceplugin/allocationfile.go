@@ -24,6 +24,7 @@ type allocationFile struct {
 	path   string
 	log    *slog.Logger
 	failed bool // the latest Save
+	onDisk bool // the file was read or written
 }
 
 // allocationFileContent is the content of the file.
@@ -44,6 +45,7 @@ func OpenAllocations(dir, agent string, log *slog.Logger) AllocationStore {
 func (f *allocationFile) Load() []StoredAllocation {
 	statefile.RemoveTemporary(f.path)
 	c, err := f.read()
+	f.onDisk = err == nil
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		f.log.Warn("stored allocations not loaded", "file", f.path, "error", err)
 	}
@@ -78,7 +80,11 @@ func (f *allocationFile) Save(allocations []StoredAllocation) {
 		f.log.Info("allocations saved again", "file", f.path)
 	}
 	f.failed = err != nil
+	f.onDisk = f.onDisk || err == nil
 }
+
+// Missing implements AllocationStore.
+func (f *allocationFile) Missing() bool { return f.onDisk && statefile.IsMissing(f.path) }
 
 func (f *allocationFile) write(allocations []StoredAllocation) error {
 	text, err := json.MarshalIndent(allocationFileContent{allocationFileVersion, allocations}, "", "\t")

@@ -41,6 +41,8 @@ func (m *memory) Load() []StoredAllocation {
 	return m.saved
 }
 
+func (m *memory) Missing() bool { return false }
+
 func (m *memory) Save(g []StoredAllocation) {
 	if m.hang != nil {
 		<-m.hang

@@ -92,6 +92,9 @@ func (f *File[R]) Store(record R) error {
 	return err
 }
 
+// OnDisk reports whether there is a file, unless someone has removed it: Store is to be called at least each statefile.LookEvery then.
+func (f *File[R]) OnDisk() bool { return f.onDisk }
+
 // note keeps the problem of the file.
 func (f *File[R]) note(err error, what string) {
 	o := &f.opts
