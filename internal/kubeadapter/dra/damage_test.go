@@ -157,19 +157,22 @@ func isNotOfNeighbour(err error) bool {
 // event has neither UID nor namespace of the claim.
 func TestEventsNameClaimsOfTheirNamespaceOnly(t *testing.T) {
 	d := newDamaged(t)
-	text := bytes.Replace(d.text, []byte(`"GI": 4294967295`), []byte(`"GI": 4294967294`), 1)
-	a := d.restart(text, PodClaims{Partial: true})
 	twin, err := d.api.Claim(d.ctx, "default", "twin")
 	d.must(err)
-	for namespace, same := range map[string]bool{"default": true, "tenant": false} {
-		r, err := a.newRequest(claimRef{namespace, "twin", uidOf("twin")}, twin)
-		d.must(err)
-		_, wait, err := a.tryReserve(r, a.store.Load())
-		if err == nil || !wait {
-			t.Fatalf("%v, %t", err, wait)
-		}
-		if event := oneLine(err); strings.Contains(event, d.record) != same || strings.Contains(event, uidOf("a")) != same || !strings.Contains(event, "can't be read") {
-			t.Errorf("namespace %s: %s", namespace, event)
+	for _, is := range []string{`"GI": 4294967294`, `"GI": 429496729%`} { // the second one is no JSON
+		text := bytes.Replace(d.text, []byte(`"GI": 4294967295`), []byte(is), 1)
+		a := d.restart(text, PodClaims{Partial: true})
+		for namespace, same := range map[string]bool{"default": true, "tenant": false} {
+			r, err := a.newRequest(claimRef{namespace, "twin", uidOf("twin")}, twin)
+			d.must(err)
+			_, wait, err := a.tryReserve(r, a.store.Load())
+			if err == nil || !wait {
+				t.Fatalf("%v, %t", err, wait)
+			}
+			event := oneLine(err)
+			if strings.Contains(event, d.record) != same || strings.Contains(event, uidOf("a")) != same || !strings.Contains(event, "can't be read") {
+				t.Errorf("namespace %s: %s", namespace, event)
+			}
 		}
 	}
 	v := admission{foreign: []obstacle{{"default", "pod default/old has a device of claim default/old"}}}

@@ -3,11 +3,11 @@ package prepared
 import (
 	"bytes"
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"unicode"
@@ -38,14 +38,16 @@ func (e *damagedError) Error() string { return e.err.Error() }
 
 func (e *damagedError) Unwrap() error { return e.err }
 
+// namespaceIn matches the namespace in the text of a claim, which may be no JSON any more.
+var namespaceIn = regexp.MustCompile(`(?m)^  "namespace": "([^"\n]+)",$`)
+
 func newUnread(uid, path string, err error, damaged *damagedError) Unread {
 	u := Unread{UID: uid, Path: path, Err: err}
 	if damaged == nil {
 		return u
 	}
-	var c struct{ Namespace string }
-	if json.Unmarshal(damaged.text, &c) == nil {
-		u.Namespace = c.Namespace
+	if found := namespaceIn.FindSubmatch(damaged.text); found != nil {
+		u.Namespace = string(found[1])
 	}
 	if isComplete(damaged.text) {
 		u.text = strings.ToLower(string(damaged.text))
