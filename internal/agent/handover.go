@@ -55,6 +55,9 @@ func (s *handoverStore) Load() (core.Checkpoint, string) {
 	return s.disk.Load()
 }
 
+// Missing implements monitor.Store.
+func (s *handoverStore) Missing() bool { return s.disk != nil && s.disk.Missing() }
+
 // SetAside implements monitor.Store.
 func (s *handoverStore) SetAside(why error) {
 	if s.disk != nil {

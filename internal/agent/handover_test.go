@@ -16,6 +16,7 @@ type folder struct {
 }
 
 func (f *folder) Load() (core.Checkpoint, string) { return f.record, "b" }
+func (f *folder) Missing() bool                   { return false }
 func (f *folder) SetAside(why error)              { f.aside = append(f.aside, why) }
 func (f *folder) Save(r core.Checkpoint) error {
 	if f.err == nil {

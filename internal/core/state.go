@@ -51,16 +51,23 @@ func NewState(cfg Config) State {
 }
 
 // Read applies a snapshot and the health checks that were made with it. If the node was rebooted and the driver is
-// not ready, the devices of the checkpoint stay pending until it is.
+// not ready, the devices of the checkpoint stay pending until it is. While the driver has not answered, they are listed: see ListPrior.
 func (s State) Read(cfg Config, now time.Time, reading gpu.Snapshot, checks ...health.Observation) State {
 	s = s.withoutForeign(reading)
 	prev := s.Snapshot
 	if s.Host.Ownership.DriverReleased == "" {
 		s.Release = Release{}
 	}
-	if s.priorDevices != nil && (reading.Driver.State == gpu.DriverReady || !s.rebooted) {
-		prev.Devices, prev.Links = s.priorDevices, s.priorLinks
-		s.priorDevices, s.priorLinks = nil, nil
+	if s.priorDevices != nil {
+		switch state := reading.Driver.State; {
+		case state == gpu.DriverReady || !s.rebooted:
+			prev.Devices, prev.Links = s.priorDevices, s.priorLinks
+			s.priorDevices, s.priorLinks = nil, nil
+		case state == gpu.DriverPending:
+			prev.Devices, prev.Links = s.priorDevices, s.priorLinks
+		default: // listed while the driver had not answered
+			prev.Devices, prev.Links = nil, nil
+		}
 	}
 	prev.Driver.Version = s.Ledger.LoadedDriver()
 	prev.Devices = s.withoutForgotten(cfg.Health, now, prev.Devices, reading)
@@ -75,6 +82,21 @@ func (s State) Read(cfg Config, now time.Time, reading gpu.Snapshot, checks ...h
 		obs = append(obs, s.takePending()...)
 	}
 	return s.Observe(cfg, now, slices.Concat(obs, checks)...)
+}
+
+// AwaitsDriver reports whether the devices of the checkpoint are not listed because the driver has not answered yet.
+func (s State) AwaitsDriver() bool {
+	return s.Snapshot.Driver.State == gpu.DriverPending && len(s.priorDevices) > 0 && len(s.Snapshot.Devices) == 0
+}
+
+// ListPrior lists the devices of the checkpoint, unhealthy, until the driver has answered: nvmlInit takes 20 seconds after a reset of a large
+// machine, and an orchestrator would take a list without devices for their removal. The checkpoint may be of an earlier boot, or of another
+// node (UnconfirmedGPUs): what the driver does not list leaves with its first answer. No position is bound to such devices.
+func (s State) ListPrior(cfg Config, now time.Time) State {
+	if !s.AwaitsDriver() {
+		return s
+	}
+	return s.Read(cfg, now, gpu.NoDriver(gpu.DriverPending, "it has not answered since the agent started"))
 }
 
 // Observe applies observations. Without any it applies the passage of time.
@@ -140,6 +162,7 @@ func (s State) ProofPassed(cfg Config, now time.Time, id gpu.DeviceID) State {
 }
 
 func (s State) rebuild(cfg Config, now time.Time) State {
+	before, ofEarlierBoot := s.Binding, s.priorDevices != nil && len(s.Snapshot.Devices) > 0
 	// Until a GPU of the checkpoint is found, the numbers in it may be another node's: no number is added, none is
 	// shared.
 	doubtful := len(s.unconfirmedGPUs) > 0
@@ -149,7 +172,9 @@ func (s State) rebuild(cfg Config, now time.Time) State {
 	s.Binding.Unconfirmed = doubtful
 	s.built = cfg.Config
 	s.Inventory = inventory.Build(s.buildInput(cfg)).WithNodeWarnings(s.nodesSeen)
-	s.Binding = s.Inventory.Binding()
+	if s.Binding = s.Inventory.Binding(); ofEarlierBoot {
+		s.Binding = before
+	}
 	host := s.Host
 	host.Ownership.DriverReleased = s.Release.GPU
 	s.Allocatable = s.Inventory.WithHost(host, cfg.Overlap).WithRetiring(s.Allocatable, now, cfg.Retire)

@@ -16,8 +16,8 @@ import (
 
 // firstFingerprintTimeout is how long the first fingerprint waits for a driver that is loaded and has not answered yet. A
 // new client does not register before it is sent, and waits for at most 50 s (client/node_updater.go). After a crash Nomad
-// continues with the devices of the previous process, which a fingerprint without them would remove from the node. A node
-// without a driver does not wait.
+// continues with the devices of the previous process, which a fingerprint without them would remove from the node: the
+// monitor lists the devices of the history before this time is over. A node without a driver does not wait.
 const firstFingerprintTimeout = 5 * time.Second
 
 // fingerprintInterval is the least time between two fingerprints: each one makes the servers write to raft and evaluate

@@ -66,6 +66,27 @@ func TestFirstFingerprint(t *testing.T) {
 	}
 }
 
+// A plugin that has started again and whose driver is slow sends the devices of its history first, unhealthy, and those of the driver next. It
+// sends no fingerprint without devices, which would remove them from the node.
+func TestFirstFingerprintHasTheDevicesOfTheHistory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newFixture(t, nil)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		ch := fingerprints(ctx, t, s)
+		state := core.Restore(defaultCore(), core.Checkpoint{BootID: "earlier", Devices: coretest.GPUs(2).Devices}, "boot")
+		time.AfterFunc(3*time.Second, func() {
+			state = state.ListPrior(defaultCore(), time.Now())
+			s.Source.Set(state.Allocatable)
+		})
+		time.AfterFunc(20*time.Second, func() { s.Source.Set(nodeInventory(coretest.GPUs(2))) })
+		want := []sentAt{{firstFingerprintTimeout, 2, 2}, {20 * time.Second, 2, 0}}
+		if got := record(ctx, ch); !slices.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+	})
+}
+
 // On a new node the GPUs are read some milliseconds before the agents of the node share their device numbers. A fingerprint
 // without them would remove them from the node.
 func TestFirstFingerprintWaitsForNumbers(t *testing.T) {

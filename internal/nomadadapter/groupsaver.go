@@ -42,7 +42,7 @@ func (p *Plugin) saveGroups(r *run) {
 	loaded, wake := p.names.startSaving()
 	s := groupSaver{
 		names: &p.names, loaded: loaded, wake: wake, done: r.done, task: watchdogOf(r.source).Register("groups"),
-		file: groupFile{path: filepath.Join(dir, groupFileName), read: p.readFile, log: p.log},
+		file: groupFile{path: filepath.Join(dir, groupFileName), read: p.readFile, log: p.log}, look: p.savePolicyAgain,
 	}
 	bootID, procRoot := p.bootID, r.settings.Core.Roots.Proc
 	p.diskWork.Go(func() {
@@ -71,6 +71,8 @@ type groupSaver struct {
 	task         *watchdog.Task
 	file         groupFile
 	failing      bool // the last load or save failed
+	onDisk       bool // the file was read or written
+	look         func()
 }
 
 func (s *groupSaver) run() {
@@ -83,10 +85,14 @@ func (s *groupSaver) run() {
 	reconcile.Loop{
 		On: []reconcile.Source{reconcile.Signal(s.wake)}, Task: s.task, Limit: groupFileTimeout,
 	}.Run(ctx, func(context.Context, reconcile.Cause) time.Duration {
-		if s.save() {
-			return reconcile.Never
+		s.look()
+		switch {
+		case !s.save():
+			return saveRetry
+		case s.onDisk:
+			return statefile.LookEvery
 		}
-		return saveRetry
+		return reconcile.Never
 	})
 	select {
 	case <-s.wake: // there were new names at the end of the run
@@ -102,8 +108,9 @@ func (s *groupSaver) load() bool {
 	statefile.RemoveTemporary(s.file.path)
 	for attempt := 1; ; attempt++ {
 		s.task.Heartbeat(groupFileTimeout)
-		saved, _, err := s.file.load()
+		saved, text, err := s.file.load()
 		if err == nil {
+			s.onDisk = text != nil
 			s.names.merge(saved)
 			return true
 		}
@@ -119,10 +126,10 @@ func (s *groupSaver) load() bool {
 	}
 }
 
-// save writes the unsaved names, and reports whether none is left. The present content of the file is merged first: another
-// process may have written it, or it could not be read before.
+// save writes the unsaved names, and all names if the file was removed, and reports whether none is left. The present content of the file is
+// merged first: another process may have written it, or it could not be read before.
 func (s *groupSaver) save() bool {
-	if !s.names.unsaved() {
+	if !s.names.unsaved() && !(s.onDisk && statefile.IsMissing(s.file.path)) {
 		return true
 	}
 	saved, text, err := s.file.load()
@@ -135,6 +142,7 @@ func (s *groupSaver) save() bool {
 		s.logFailure("group names not saved, groups may get other names after a restart", err)
 		return false
 	}
+	s.onDisk = true
 	if s.failing {
 		s.failing = false
 		s.file.log.Info("group names saved again", "file", s.file.path)

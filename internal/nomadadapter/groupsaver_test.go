@@ -11,8 +11,10 @@ import (
 	"syscall"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/util/statefile"
 	"github.com/tandem-gpu/tandem/test/check"
 )
 
@@ -68,6 +70,31 @@ func TestNamesAreSavedBeforeTheFingerprint(t *testing.T) {
 		next()
 		if is, err := os.Stat(filepath.Join(dir, groupFileName)); err != nil || !os.SameFile(was, is) {
 			t.Error("the file was written though nothing changed")
+		}
+	})
+}
+
+// A file that someone has removed, with its folder, is written again although no name is new.
+func TestRemovedGroupFileIsWrittenAgain(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	synctest.Test(t, func(t *testing.T) {
+		s := newFixture(t, nil)
+		s.PersistGroups(func(string) (string, error) { return "boot 1", nil })
+		s.PersistPolicy("agent 1")
+		s.mustConfigure(t, map[string]any{"group_by": "nvlink", "state_dir": dir, "policy_file": policyFile(t, "version: v1\n")})
+		s.Source.Set(nodeInventory(twoPairs))
+		openFingerprint(t, s.Plugin)()
+		was := groupFileContent(t, dir)
+		policy, err := os.ReadFile(filepath.Join(dir, policyCacheName))
+		check.NoError(t, err)
+		check.NoError(t, os.RemoveAll(dir))
+		time.Sleep(statefile.LookEvery + time.Second)
+		synctest.Wait()
+		if is := groupFileContent(t, dir); is != was {
+			t.Errorf("written again: %s", is)
+		}
+		if is, err := os.ReadFile(filepath.Join(dir, policyCacheName)); err != nil || string(is) != string(policy) {
+			t.Errorf("the policy is not written again: %s, %v", is, err)
 		}
 	})
 }

@@ -53,6 +53,19 @@ func (p *Plugin) savePolicy() {
 	p.diskWork.Go(func() { p.writePolicy(filepath.Join(dir, policyCacheName), &content) })
 }
 
+// savePolicyAgain saves the policy again if someone has removed the file. It waits for the disk.
+func (p *Plugin) savePolicyAgain() {
+	p.mu.Lock()
+	dir := p.settings.Health.StateDir
+	p.mu.Unlock()
+	if dir == "" || !statefile.IsMissing(filepath.Join(dir, policyCacheName)) {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.savePolicy()
+}
+
 // writePolicy writes content unless a later one is to be saved. One write at a time: the last must be the latest.
 func (p *Plugin) writePolicy(path string, content *[]byte) {
 	p.policyWrite.Lock()

@@ -12,6 +12,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/problemset"
+	"github.com/tandem-gpu/tandem/internal/util/reconcile"
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
@@ -37,6 +38,9 @@ type configChoice struct {
 	tried string // value of the label at the latest read
 	known bool   // it was known then
 	runs  bool   // a configuration is in force
+
+	disk sync.Mutex // held while the record is written
+	kept *string    // what it has; nil = nothing was in force so far
 }
 
 // configRecord is the file that has the configuration in force.
@@ -132,6 +136,23 @@ func (c *configChoice) read(file func(name string) (config.Kubernetes, error)) (
 
 // keep writes the name of the configuration in force to disk.
 func (c *configChoice) keep(name string) {
+	c.disk.Lock()
+	defer c.disk.Unlock()
+	c.kept = &name
+	c.write(name)
+}
+
+// keepAgain writes the record again if someone has removed it.
+func (c *configChoice) keepAgain() {
+	c.disk.Lock()
+	defer c.disk.Unlock()
+	if c.kept != nil && c.record != "" && statefile.IsMissing(c.record) {
+		c.write(*c.kept)
+	}
+}
+
+// write writes a name to the record, if it has another one. The caller holds disk.
+func (c *configChoice) write(name string) {
 	if was, ok := readRecord(c.record); c.record == "" || ok && was == name {
 		return
 	}
@@ -150,11 +171,13 @@ func (c *configChoice) keep(name string) {
 
 // run asks for another read whenever the label has another value than at the latest one, until ctx ends.
 func (c *configChoice) run(ctx context.Context, changed chan<- struct{}) error {
-	for labels := range c.node.labels.Watch(ctx) {
-		if labels != nil && c.isNew(labels[c.by.Label]) {
+	reconcile.Loop{On: []reconcile.Source{c.node.labels.Changed}}.Run(ctx, func(context.Context, reconcile.Cause) time.Duration {
+		if labels := c.node.labels.Load(); labels != nil && c.isNew(labels[c.by.Label]) {
 			watch.Notify(changed)
 		}
-	}
+		c.keepAgain()
+		return statefile.LookEvery
+	})
 	return nil
 }
 

@@ -118,6 +118,10 @@ func TestConfigurationFollowsTheLabel(t *testing.T) {
 		step("back, with another label", func() { f.server.SetDown(false); f.label("b") }, "b")
 		f.want("at the end", f.problems(), "")
 		step("a watch that ends", func() { f.server.EndWatches(); f.label("") }, "a")
+		step("a removed record", func() { check.NoError(t, os.RemoveAll(f.before.Health.StateDir)) }, "no read")
+		if name, ok := readRecord(recordPath(f.before)); !ok || name != "a" {
+			t.Errorf("the record is not written again: %q", name)
+		}
 		step("a deleted Node", func() { f.server.DeleteNode("n1"); f.server.EndWatches() }, "no read")
 		cancel()
 		<-ended

@@ -57,6 +57,9 @@ func (p *pause) run(ctx context.Context) error {
 		err := p.follow(ctx, labels[p.label])
 		if err == nil || ctx.Err() != nil {
 			p.problems.End(problem.Pause, "", "")
+			if p.own {
+				return statefile.LookEvery
+			}
 			return reconcile.Never
 		}
 		text := fmt.Sprintf("node label %s = %q: %v", p.label, labels[p.label], err)
@@ -92,7 +95,7 @@ func (p *pause) follow(ctx context.Context, value string) error {
 
 // setOwn records whether the maintenance is that of the label.
 func (p *pause) setOwn(own bool) error {
-	if own == p.own {
+	if own == p.own && !(own && p.file != "" && statefile.IsMissing(p.file)) {
 		return nil
 	}
 	var err error

@@ -16,6 +16,7 @@ const (
 	savePause  = time.Second      // between two writes
 	saveEvery  = 5 * time.Minute  // interval of writes for what is recorded beside conditions
 	saveAtMost = 10 * time.Second // one write, by a disk that does not hang
+	lookEvery  = 30 * time.Second // whether the file was removed
 )
 
 // checkpointer wakes the goroutine that writes checkpoints, which may wait for a disk.
@@ -75,6 +76,8 @@ func (m *Monitor) writeCheckpoints(ctx context.Context) {
 	defer task.Done()
 	every := time.NewTicker(saveEvery)
 	defer every.Stop()
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
 	changed, pauseOver := m.checkpoints.changed, (<-chan time.Time)(nil)
 	save := m.saver()
 	for {
@@ -83,6 +86,11 @@ func (m *Monitor) writeCheckpoints(ctx context.Context) {
 		select {
 		case <-changed:
 		case <-every.C:
+		case <-look.C:
+			task.Heartbeat(saveAtMost)
+			if !m.store.Missing() {
+				continue
+			}
 		case reply = <-m.checkpoints.requests:
 		case <-pauseOver:
 			changed, pauseOver = m.checkpoints.changed, nil
@@ -185,6 +193,7 @@ func (m *Monitor) restore(ctx context.Context) {
 			m.checkpoints.boot = h.boot
 			m.now() // the times of the record are by the wall clock of now
 			m.state.Replace(core.Restore(m.cfg, h.record, h.boot))
+			m.listPriorAt = time.Now().Add(listPriorAfter)
 			return
 		case <-slow.C:
 			m.log.Error("health history not read in time, no device is offered without it: check the disk of the state directory")
@@ -193,6 +202,13 @@ func (m *Monitor) restore(ctx context.Context) {
 			m.store = nil
 			return
 		}
+	}
+}
+
+// listPrior lists the devices of the history if the driver is slow to answer for the first time.
+func (m *Monitor) listPrior() {
+	if s := m.State(); s.AwaitsDriver() && !time.Now().Before(m.listPriorAt) {
+		m.update(func(s core.State, now time.Time) core.State { return s.ListPrior(m.cfg, now) })
 	}
 }
 

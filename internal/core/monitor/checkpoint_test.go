@@ -25,7 +25,11 @@ type store struct {
 	err   error // of Save
 	load  func()
 	save  func()
+
+	missing atomic.Bool // the file was removed since Save
 }
+
+func (s *store) Missing() bool { return s.missing.Load() }
 
 func (s *store) Load() (core.Checkpoint, string) {
 	if s.load != nil {
@@ -47,6 +51,7 @@ func (s *store) Save(r core.Checkpoint) error {
 	}
 	if s.err == nil {
 		s.saved = append(s.saved, r)
+		s.missing.Store(false)
 	}
 	return s.err
 }
@@ -260,5 +265,66 @@ func TestClearAfterTheClockWasSetBack(t *testing.T) {
 			t.Error(err)
 		}
 		r.expect("cleared", nil)
+	})
+}
+
+// A driver that is slow to answer for the first time, in whichever call, has no device leave that the history has.
+func TestDevicesOfTheHistoryAreListedWhileTheDriverStarts(t *testing.T) {
+	for _, method := range []string{"Open", "Snapshot"} {
+		t.Run(method, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := coretest.NewMachine(coretest.GPUs(2))
+				release := m.Hang(method, gpu.Node)
+				h := &store{saved: []core.Checkpoint{{BootID: "boot", Devices: coretest.GPUs(2).Devices}}}
+				r := runWith(t, m, h)
+				time.Sleep(4500 * time.Millisecond)
+				r.expect("before the first fingerprint", map[int]health.State{0: health.Unknown, 1: health.Unknown})
+				if d := r.Current().Driver(); d.State != gpu.DriverPending || !r.Current().Provisional() {
+					t.Errorf("the driver has answered: %+v", d)
+				}
+				for u := range r.Current().Units() {
+					if text := u.Health.String(); !strings.Contains(text, "it has not answered since the agent started") {
+						t.Errorf("%s: %s", u.ID, text)
+					}
+				}
+				time.Sleep(15 * time.Second)
+				release()
+				r.after(5*time.Second).expect("with the driver", nil)
+			})
+		})
+	}
+}
+
+// A driver that answers in time is the only one that lists devices.
+func TestDevicesOfTheHistoryAreNotListedWithAFastDriver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &store{saved: []core.Checkpoint{{BootID: "boot", Devices: coretest.GPUs(2).Devices}}}
+		r := runWith(t, coretest.NewMachine(coretest.GPUs(2)), h).after(time.Minute)
+		for _, inv := range r.seen {
+			if inv.Len() > 0 && inv.Driver().State == gpu.DriverPending {
+				t.Error("the devices of the history were listed before the driver answered")
+			}
+		}
+		r.expect("with the driver", nil)
+	})
+}
+
+// A history that someone has removed while the agent runs is written again within half a minute, although nothing changes.
+func TestRemovedHistoryIsWrittenAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &store{}
+		runWith(t, coretest.NewMachine(coretest.GPUs(2)), h).after(10 * time.Second)
+		h.missing.Store(true)
+		time.Sleep(31 * time.Second)
+		synctest.Wait()
+		if h.missing.Load() {
+			t.Error("the history is not written again")
+		}
+		n := len(h.saved)
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		if len(h.saved) != n {
+			t.Errorf("a history that is there was written %d times", len(h.saved)-n)
+		}
 	})
 }

@@ -68,6 +68,9 @@ type Store interface {
 	// Load returns what was saved last, empty if that is nothing or can't be read, and the boot ID of the node.
 	Load() (r core.Checkpoint, boot string)
 
+	// Missing reports whether the file of the latest Save was removed.
+	Missing() bool
+
 	// SetAside has the next Save rename the present file instead of replacing it.
 	SetAside(why error)
 
@@ -89,6 +92,9 @@ const (
 	openInterval  = 10 * time.Second        // longest pause between two tries
 	probePause    = time.Second             // between checks while events arrive
 	followUpFor   = 40 * time.Second        // of checks after an event; more than the driver takes to set its recovery action
+
+	// listPriorAfter is after the history is read. It is shorter than the wait of the first fingerprint under Nomad (5 s).
+	listPriorAfter = 3 * time.Second
 )
 
 // Monitor follows the GPUs of one node. Make one with New, then call Run once; the other methods are safe for concurrent use
@@ -114,6 +120,7 @@ type Monitor struct {
 	logged            logDedup
 	logRead           chan struct{}                 // capacity 1: the kernel log was read; nil = Run does not wait for it
 	restored          chan struct{}                 // closed when the history is loaded
+	listPriorAt       time.Time                     // Run's own: when the devices of the history are listed without an answer of the driver
 	released          *watch.Value[<-chan struct{}] // closed when nothing of the latest session is held; nil = there was none
 	checkpoints       checkpointer
 	clock             *clock // Run's own

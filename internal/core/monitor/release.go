@@ -40,6 +40,7 @@ func (m *Monitor) await(ctx context.Context, reached func(core.State) bool) erro
 
 // passTime applies the passage of time, as far as it can change the state.
 func (m *Monitor) passTime() {
+	m.listPrior()
 	if m.State().Release.GPU != "" {
 		m.update(func(s core.State, now time.Time) core.State { return s.WithoutOldVerdicts(m.cfg, now) })
 	}

@@ -170,6 +170,7 @@ func (m *Monitor) look(f *followed) {
 	m.stats.set(func(s *Stats) { s.EventsFail = f.noEvents(now) })
 	f.pending.snapshot = f.pending.snapshot || f.scheduler.full(now)
 	f.pending.probe = f.pending.probe || f.scheduler.due(now)
+	m.listPrior()
 	if m.State().Release.GPU != "" { // the first reading is not complete
 		m.passTime()
 	}

@@ -181,7 +181,7 @@ func (i identity) refresh(c *caller, lib nvml.Interface, handles map[nvml.Device
 // neither what its UUID nor what its PCI address is may be invalid.
 func (i identity) readLocation(c *caller) identity {
 	c.fellBack = false
-	id := readUUID(c, i.handle)
+	id := readUUID(c, i.handle, i.id)
 	if c.err == nil && id != i.id {
 		c.err = errNotListed
 	}

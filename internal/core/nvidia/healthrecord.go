@@ -143,7 +143,7 @@ var errNoAnswer = errors.New("the driver answers no call about the GPU")
 // signals that are due. RESET_REQUIRED is an answer: the recovery action is a reset.
 func (r healthRecord) check(c *caller, h nvml.Device, p checkPlan) healthRecord {
 	r = r.start(p)
-	id := readUUID(c, h)
+	id := readUUID(c, h, r.id)
 	if c.err == nil && id != r.id {
 		c.err = fmt.Errorf("the handle is of another GPU: %s", id)
 	}

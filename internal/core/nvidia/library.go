@@ -92,7 +92,7 @@ func (l *library) errorText(ret nvml.Return) string {
 	if !known {
 		text = fmt.Sprintf("error %d", int(ret))
 		if l.has("nvmlErrorString") {
-			text = ret.Error()
+			text = cleanText(ret.Error())
 		}
 		l.texts.Store(ret, text)
 	}

@@ -141,12 +141,12 @@ func (s *Session) versionMismatch(err error) error {
 func (s *Session) versions() string {
 	library, module := s.library.file.version(), "unknown"
 	// "12.570.124.06": the CUDA version, then the driver's.
-	version, err := call(&s.reader, libraryVersion, gpu.Node, s.lib.SystemGetNVMLVersion)
+	version, err := call(&s.reader, libraryVersion, gpu.Node, textOf(s.lib.SystemGetNVMLVersion))
 	if _, after, ok := strings.Cut(version, "."); err == nil && ok {
 		library = after
 	}
 	if text, err := fs.ReadFile(s.sys, "module/nvidia/version"); err == nil {
-		module = strings.TrimSpace(string(text))
+		module = cleanText(string(text))
 	}
 	return fmt.Sprintf("library %s, kernel module %s", library, module)
 }

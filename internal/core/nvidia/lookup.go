@@ -145,31 +145,12 @@ func lookUp(c *caller, lib nvml.Interface, index int, handles map[nvml.Device]gp
 	if found.id = handles[found.handle]; found.id != "" {
 		return found
 	}
-	found.id = readUUID(c, found.handle)
+	found.id = readUUID(c, found.handle, "")
 	if found.err, c.err = c.err, nil; found.err == nil {
 		c.at = gpu.WholeGPU(found.id)
 	}
 	found.pci = readPCI(c, found.handle)
 	return found
-}
-
-// readUUID reads the UUID of a handle.
-func readUUID(c *caller, h nvml.Device) gpu.DeviceID {
-	c.subject = h
-	id := retained(c, "nvmlDeviceGetUUID", uuidOf(h))
-	c.subject = nil
-	return id
-}
-
-// uuidOf returns the call for the UUID of a handle. An empty UUID is no answer.
-func uuidOf(h nvml.Device) func() (gpu.DeviceID, nvml.Return) {
-	return func() (gpu.DeviceID, nvml.Return) {
-		id, ret := h.GetUUID()
-		if ret == nvml.SUCCESS && id == "" {
-			ret = nvml.ERROR_NOT_SUPPORTED
-		}
-		return gpu.DeviceID(id), ret
-	}
 }
 
 // readPCI reads the PCI address of a handle.

@@ -138,7 +138,7 @@ func (m migReader) instance(c *caller, number int) (found nvmlDevice, at gpu.Pla
 	if c.err == nil {
 		at.GI, at.CI = uint32(gi), uint32(ci)
 	}
-	id := required(c, "nvmlDeviceGetUUID", uuidOf(h))
+	id := identifying(c, required(c, "nvmlDeviceGetUUID", uuidOf(h)))
 	found.device = instanceOf(parent)
 	d := &found.device
 	d.ID, d.At, d.Instance = id, at, number
@@ -166,7 +166,7 @@ func (m migReader) describe(c *caller, h nvml.Device, d *gpu.Device) {
 	c.fellBack = false
 	c.subject = instanceSubject{d.ID, d.At}
 	key := migKey{id: d.ID, at: d.At}
-	key.name = strings.TrimSpace(optional(c, "nvmlDeviceGetName", "", h.GetName))
+	key.name = optional(c, "nvmlDeviceGetName", "", textOf(h.GetName))
 	key.attributes = optional(c, "nvmlDeviceGetAttributes", nvml.DeviceAttributes{}, h.GetAttributes)
 	for _, l := range m.last {
 		if last := l.device; c.fellBack && last.ID == d.ID && last.At == d.At {

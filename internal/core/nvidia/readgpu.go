@@ -63,7 +63,7 @@ func (s *Session) readAll(enumerated []identity) []gpuReading {
 // readGPU completes the device of a handle.
 func (r *gpuReading) readGPU(c *caller) {
 	h, d, last := r.gpu.handle, &r.gpu.device, r.last.device
-	d.Model = strings.TrimSpace(supported(c, "nvmlDeviceGetName", h.GetName))
+	d.Model = supported(c, "nvmlDeviceGetName", textOf(h.GetName))
 	readMIGMode(c, h, d)
 	// One more than the minor number, so that zero is unknown.
 	d.Minor = optional(c, "nvmlDeviceGetMinorNumber", 0, func() (int, nvml.Return) {
@@ -121,7 +121,7 @@ func readWholeMemory(c *caller, h nvml.Device, d *gpu.Device) {
 // otherwise the next reading makes them again.
 func readStatic(c *caller, h nvml.Device, d *gpu.Device) (complete bool) {
 	c.fellBack = false
-	d.Serial = optional(c, "nvmlDeviceGetSerial", "", h.GetSerial)
+	d.Serial = optional(c, "nvmlDeviceGetSerial", "", textOf(h.GetSerial))
 	d.Architecture = optional(c, "nvmlDeviceGetArchitecture", "", converted(h.GetArchitecture, architecture))
 	d.Brand = optional(c, "nvmlDeviceGetBrand", "", converted(h.GetBrand, brand))
 	d.Compute = optional(c, "nvmlDeviceGetCudaComputeCapability", gpu.Compute{}, func() (gpu.Compute, nvml.Return) {

@@ -80,7 +80,7 @@ func (s *Session) Snapshot() (gpu.Snapshot, error) {
 func (s *Session) readDriver() (count int, err error) {
 	count, err = s.readCount()
 	c := caller{slot: &s.reader, at: gpu.Node, err: err}
-	s.driver.Version = optional(&c, "nvmlSystemGetDriverVersion", "", s.lib.SystemGetDriverVersion)
+	s.driver.Version = optional(&c, "nvmlSystemGetDriverVersion", "", textOf(s.lib.SystemGetDriverVersion))
 	s.driver.CUDA = optional(&c, "nvmlSystemGetCudaDriverVersion", "", converted(s.lib.SystemGetCudaDriverVersion_v2, cudaVersion))
 	return count, c.err
 }

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"path/filepath"
 
+	"github.com/tandem-gpu/tandem/internal/util/recordfile"
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
 
@@ -23,6 +24,7 @@ type allocationFile struct {
 	path   string
 	log    *slog.Logger
 	failed bool // the latest Save
+	onDisk bool // the file was read or written
 }
 
 // allocationFileContent is the content of the file.
@@ -43,6 +45,7 @@ func OpenAllocations(dir, agent string, log *slog.Logger) AllocationStore {
 func (f *allocationFile) Load() []StoredAllocation {
 	statefile.RemoveTemporary(f.path)
 	c, err := f.read()
+	f.onDisk = err == nil
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		f.log.Warn("stored allocations not loaded", "file", f.path, "error", err)
 	}
@@ -51,6 +54,9 @@ func (f *allocationFile) Load() []StoredAllocation {
 
 func (f *allocationFile) read() (allocationFileContent, error) {
 	text, err := statefile.Read(f.path, allocationFileMaxSize, 0)
+	if err == nil {
+		text, err = recordfile.Unseal(text)
+	}
 	if err != nil {
 		return allocationFileContent{}, err
 	}
@@ -74,12 +80,16 @@ func (f *allocationFile) Save(allocations []StoredAllocation) {
 		f.log.Info("allocations saved again", "file", f.path)
 	}
 	f.failed = err != nil
+	f.onDisk = f.onDisk || err == nil
 }
+
+// Missing implements AllocationStore.
+func (f *allocationFile) Missing() bool { return f.onDisk && statefile.IsMissing(f.path) }
 
 func (f *allocationFile) write(allocations []StoredAllocation) error {
 	text, err := json.MarshalIndent(allocationFileContent{allocationFileVersion, allocations}, "", "\t")
 	if err != nil {
 		return err
 	}
-	return statefile.Write(f.path, append(text, '\n'))
+	return statefile.Write(f.path, recordfile.Seal(text))
 }

@@ -2,15 +2,20 @@ package deviceplugin
 
 import (
 	"bytes"
+	"context"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
+	"github.com/tandem-gpu/tandem/internal/util/statefile"
 	"github.com/tandem-gpu/tandem/test/check"
 )
 
@@ -58,6 +63,7 @@ func TestUnreadableAllocationFiles(t *testing.T) {
 	for name, text := range map[string]string{
 		"empty": "", "cut short": `{"version": 2, "allocated": [{"resource": "nvid`, "another version": `{"version": 3}`,
 		"another kind": `[]`, "too large": strings.Repeat(" ", allocationFileMaxSize+1),
+		"damaged": `{"version": 2, "allocated": [{"resource": "nvidia.com/gpu", "id": "GPU-1"}], "checksum": "crc32c:00000000"}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			f, log := openAllocationFile(t, t.TempDir())
@@ -86,4 +92,45 @@ func TestFailedSaveOfAllocations(t *testing.T) {
 	if !strings.Contains(log.String(), "saved again") {
 		t.Error(log)
 	}
+}
+
+// A file that someone has removed, with its folder, is written again although no allocation is new.
+func TestRemovedAllocationsAreWrittenAgain(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	f, _ := openAllocationFile(t, dir)
+	f.Load()
+	if f.Missing() {
+		t.Error("a file that was never there is missing")
+	}
+	f.Save([]StoredAllocation{{Resource: "nvidia.com/gpu", ID: "GPU-1", NUMANode: -1}})
+	again, _ := openAllocationFile(t, dir)
+	again.Load()
+	for _, one := range []*allocationFile{f, again} {
+		if one.Missing() {
+			t.Error("a file that is there is missing")
+		}
+	}
+	check.NoError(t, os.RemoveAll(dir))
+	for _, one := range []*allocationFile{f, again} {
+		if !one.Missing() {
+			t.Error("a removed file is not missing")
+		}
+	}
+	f.Save(nil)
+	synctest.Test(t, func(t *testing.T) {
+		o := Options{Log: slog.New(slog.DiscardHandler), Handover: new(Handover), AllocationStore: f}
+		tr := newTracker(coretest.NewSource(), o, podresources.New(podresources.Options{}))
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() { defer close(ended); tr.persist(ctx) }()
+		<-tr.loaded
+		check.NoError(t, os.RemoveAll(dir))
+		time.Sleep(statefile.LookEvery + time.Second)
+		synctest.Wait()
+		if _, err := os.Stat(filepath.Join(dir, "k8s-gpu.allocated.json")); err != nil {
+			t.Errorf("the file is not written again: %v", err)
+		}
+		cancel()
+		<-ended
+	})
 }

@@ -14,6 +14,7 @@ import (
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/holders"
@@ -40,6 +41,8 @@ func (m *memory) Load() []StoredAllocation {
 	defer m.mu.Unlock()
 	return m.saved
 }
+
+func (m *memory) Missing() bool { return false }
 
 func (m *memory) Save(g []StoredAllocation) {
 	if m.hang != nil {
@@ -309,6 +312,8 @@ func TestResourcesOfEarlierPlugins(t *testing.T) {
 	r.stop()
 
 	r.src = coretest.NewSource() // the driver has not been read yet
+	history := core.Restore(core.DefaultConfig(), core.Checkpoint{BootID: "boot", Devices: coretest.GPUs(1).Devices}, "boot")
+	r.src.Set(history.ListPrior(core.DefaultConfig(), time.Now()).Allocatable) // one of which is not in the history
 	r.start(r.src.Current(), func(p *Plugins) { p.opts.Handover = before })
 	watch.Sleep(r.ctx, 100*time.Millisecond)
 	if n, _ := r.kubelet.Capacity(kubeadapter.GPUResource); n != 2 || len(r.sockets()) > 0 {

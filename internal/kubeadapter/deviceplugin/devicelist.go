@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
@@ -28,7 +29,9 @@ type deviceList struct {
 func newDeviceList(inv *inventory.Allocatable, a *allocations) *deviceList {
 	withheld := a.withheld(inv)
 	l := &deviceList{allocatable: inv.Withhold(withheld), retained: map[string]string{}, withheld: len(withheld) > 0}
-	l.byResource = listDevices(l.allocatable)
+	if !isFromHistory(inv) {
+		l.byResource = listDevices(l.allocatable)
+	}
 	for resource, list := range a.retained(inv) {
 		l.retained[resource] = a.describe(resource, list)
 		if !inv.Provisional() { // else the missing units may follow
@@ -36,6 +39,12 @@ func newDeviceList(inv *inventory.Allocatable, a *allocations) *deviceList {
 		}
 	}
 	return l
+}
+
+// isFromHistory reports whether an inventory has the devices of the health history, because the driver has not answered yet. The kubelet gets no
+// list of these: it keeps the devices of an agent that has ended, and an ID that a pod has may be missing.
+func isFromHistory(inv *inventory.Allocatable) bool {
+	return inv.Driver().State == gpu.DriverPending && inv.Len() > 0
 }
 
 // listDevices returns the units of an inventory by resource, in canonical order.

@@ -51,6 +51,9 @@ func (s *handoverStore) Load() []StoredAllocation {
 	return s.disk.Load()
 }
 
+// Missing implements AllocationStore.
+func (s *handoverStore) Missing() bool { return s.disk != nil && s.disk.Missing() }
+
 // Save implements AllocationStore. The disk is written last, as it may hang.
 func (s *handoverStore) Save(allocations []StoredAllocation) {
 	s.handover.mu.Lock()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/util/statefile"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
@@ -27,6 +28,7 @@ type StoredAllocation struct {
 type AllocationStore interface {
 	Load() []StoredAllocation
 	Save([]StoredAllocation)
+	Missing() bool // the file that Load or Save has seen was removed
 }
 
 const (
@@ -38,9 +40,15 @@ const (
 func (t *tracker) persist(ctx context.Context) {
 	t.restore(t.store.Load())
 	close(t.loaded)
+	look := time.NewTicker(statefile.LookEvery)
+	defer look.Stop()
 	for {
 		select {
 		case <-t.unsaved:
+		case <-look.C:
+			if !t.store.Missing() {
+				continue
+			}
 		case <-ctx.Done():
 			select {
 			case <-t.unsaved:

@@ -266,13 +266,10 @@ func (a *Adapter) Record() holders.Record {
 	} else if a.loadErr.Load() == nil {
 		return holders.Record{Missing: "the prepared claims, which are not read yet; does the disk of state_dir respond?"}
 	}
-	unread := a.Unread()
-	if len(unread) == 0 {
-		return r
-	}
-	gpus := a.mayHaveClaims()
-	for _, u := range unread {
+	r.Holders = append(r.Holders, a.admission.Load().lost...)
+	for _, u := range a.Unread() {
 		unknown := holders.Work{Orchestrator: holders.Kubernetes, Namespace: "?", ID: u.UID, Claim: "? (" + u.String() + ")"}
+		gpus, _ := a.mayHold(u)
 		for _, id := range gpus {
 			r.Holders = append(r.Holders, holders.Holder{Work: unknown, API: inventory.DRA, Device: id, At: gpu.WholeGPU(id)})
 		}
@@ -288,8 +285,8 @@ func (a *Adapter) Problems() (all []problem.Problem) {
 	if s := a.Stats(); s.Refused {
 		all = append(all, problem.Problem{Code: problem.Registration, Text: s.Reason})
 	}
-	if text := a.admission.Load().foreign; text != "" {
-		all = append(all, problem.Problem{Code: problem.ForeignClaims, Text: text})
+	if v := a.admission.Load(); len(v.foreign) > 0 {
+		all = append(all, problem.Problem{Code: problem.ForeignClaims, Text: v.text()})
 	}
 	if store := a.store.Load(); store != nil {
 		all = append(all, store.Problems()...)

@@ -3,12 +3,14 @@ package dra
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 )
@@ -65,6 +67,26 @@ type HeldError struct{ Device, Holder string }
 // Error does not name the holder: it becomes an event of the pod that does not get the device, perhaps of another tenant. See holdersOf.
 func (e *HeldError) Error() string { return fmt.Sprintf("device %s: held by other work", e.Device) }
 
+// UnreadError means that a claim may have the device whose record can't be read.
+type UnreadError struct {
+	Device    string
+	Record    prepared.Unread
+	Namespace string // of the claim that does not get the device
+}
+
+// Error names the record for the namespace of its claim alone: the name of the file has the UID of the claim.
+func (e *UnreadError) Error() string {
+	return fmt.Sprintf("device %s: another claim may have it: %s", e.Device, unreadFor(e.Record, e.Namespace))
+}
+
+// unreadFor names a record that can't be read in the event of a claim of a namespace.
+func unreadFor(u prepared.Unread, namespace string) string {
+	if u.Namespace == namespace || u.UID == "" {
+		return u.String()
+	}
+	return "a record in " + filepath.Dir(u.Path) + " can't be read; `k8s-gpu doctor` names the file"
+}
+
 // NotSharedError means that a device was allocated as a share, and the policy does not share it any more.
 type NotSharedError struct{ Device string }
 
@@ -92,6 +114,8 @@ func holdersOf(err error) (all []string) {
 		return []string{e.Holder}
 	case *SharesError:
 		return e.Holders
+	case *UnreadError:
+		return []string{e.Record.String()}
 	case interface{ Unwrap() []error }:
 		for _, one := range e.Unwrap() {
 			all = append(all, holdersOf(one)...)

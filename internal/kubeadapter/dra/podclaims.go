@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
@@ -34,16 +35,59 @@ type PodClaim struct {
 
 // admission is what pods' claims mean for the devices of the node.
 type admission struct {
-	pending bool   // the kubelet has not answered yet
-	foreign string // why no device may be given out; "" = nothing of other drivers, nothing lost
+	pending bool             // the kubelet has not answered yet, or may not have listed all pods
+	awaited *prepared.Unread // because of which devices wait for a complete list; nil = none
+	foreign []obstacle       // why no device may be given out; nil = nothing of other drivers, nothing lost
+	lost    []holders.Holder // claims of pods whose records can't be made again
 }
+
+// obstacle is a claim because of which no device takes new work.
+type obstacle struct{ namespace, text string }
 
 // text returns why no device takes new work; "" if they do.
 func (v admission) text() string {
+	if v.pending && v.awaited != nil {
+		return "the kubelet may not have listed all pods yet, and " + v.awaited.String()
+	}
 	if v.pending {
 		return "the kubelet has not listed the claims of pods yet"
 	}
-	return v.foreign
+	var lines []string
+	for _, o := range v.foreign {
+		lines = append(lines, o.text)
+	}
+	return strings.Join(lines, "; ")
+}
+
+// textFor is text for the event of a claim of a namespace: it names no claim of another one.
+func (v admission) textFor(namespace string) string {
+	if v.pending && v.awaited != nil {
+		return "the kubelet may not have listed all pods yet, and " + unreadFor(*v.awaited, namespace)
+	}
+	if v.pending {
+		return v.text()
+	}
+	var lines []string
+	for _, o := range v.foreign {
+		if o.namespace == namespace {
+			lines = append(lines, o.text)
+		}
+	}
+	if n := len(v.foreign) - len(lines); n > 0 {
+		lines = append(lines, fmt.Sprintf("%d claims of other namespaces, which `k8s-gpu doctor` names", n))
+	}
+	return strings.Join(lines, "; ")
+}
+
+// lostBeside returns the holders of lost but for a claim.
+func (v admission) lostBeside(ref claimRef) []holders.Holder {
+	return slices.DeleteFunc(slices.Clone(v.lost), func(h holders.Holder) bool {
+		return h.Work.Namespace == ref.namespace && h.Work.Claim == ref.name
+	})
+}
+
+func (v admission) equal(o admission) bool {
+	return v.pending == o.pending && (v.awaited == nil) == (o.awaited == nil) && slices.Equal(v.foreign, o.foreign) && slices.Equal(v.lost, o.lost)
 }
 
 const (
@@ -89,7 +133,7 @@ func (a *Adapter) watchPods(ctx context.Context, task *watchdog.Task) {
 // needsPods reports whether anything depends on what pods have.
 func (a *Adapter) needsPods() bool {
 	store := a.store.Load()
-	return a.admission.Load().text() != "" || len(store.All()) > 0 || len(store.Unread()) > 0
+	return a.admission.Load().text() != "" || a.hasProblem() || len(store.All()) > 0 || len(store.Unread()) > 0
 }
 
 // queryPods makes one query, a time after the first one.
@@ -99,55 +143,76 @@ func (a *Adapter) queryPods(ctx context.Context, elapsed time.Duration) {
 		a.refresh(store)
 		return
 	}
-	answer, problems, ok := a.queryKubelet(ctx, store, elapsed)
-	if ok && len(problems) > 0 && a.admission.Load().foreign == "" && watch.Sleep(ctx, a.limits.queryFirst) {
+	found, ok := a.queryKubelet(ctx, store, elapsed)
+	if ok && found.isProblem() && !a.hasProblem() && watch.Sleep(ctx, a.limits.queryFirst) {
 		// A claim of the first answer may have ended meanwhile, and be deleted. Without a second answer the first one counts.
-		if now, left, again := a.queryKubelet(ctx, store, elapsed); again {
-			answer, problems = now, left
+		if now, again := a.queryKubelet(ctx, store, elapsed); again {
+			found = now
 		} else if ctx.Err() == nil {
-			a.setAdmission(answer, problems)
+			a.setAdmission(store, found)
 			return
 		}
 	}
 	if !ok || ctx.Err() != nil {
 		return
 	}
-	if left := a.unknownClaim(store); left != "" && answer.Partial && len(problems) == 0 && a.admission.Load().pending && elapsed < a.limits.partial {
+	awaited, left := a.unknownClaim(store)
+	if v := a.admission.Load(); left != "" && found.answer.Partial && len(found.foreign) == 0 && v.pending && elapsed < a.limits.partial {
 		a.setProblems(problem.PodClaims, "devices are kept back: the kubelet has just started and may not know all pods, and "+left)
+		if v.awaited = awaited; !v.equal(a.admission.Load()) {
+			a.admission.Store(v)
+		}
 		return
 	}
-	a.setProblems(problem.PodClaims)
-	a.setAdmission(answer, problems)
-	a.removeAbandoned(ctx, store, answer)
+	a.setProblems(problem.PodClaims, found.lostTexts...)
+	a.setAdmission(store, found)
+	a.removeAbandoned(ctx, store, found.answer)
 }
 
-// queryKubelet asks the kubelet once, and brings the records up to date with its answer. It returns a line for each claim because of which no device may be given
-// out; ok is false without an answer.
-func (a *Adapter) queryKubelet(ctx context.Context, store *prepared.Store, elapsed time.Duration) (answer PodClaims, problems []string, ok bool) {
+// found is what an answer of the kubelet shows.
+type found struct {
+	answer    PodClaims
+	foreign   []obstacle
+	lost      []holders.Holder // see admission
+	lostTexts []string         // a line for each of their claims
+}
+
+func (f found) isProblem() bool { return len(f.foreign)+len(f.lost) > 0 }
+
+// hasProblem reports whether the admission has anything that an answer has shown.
+func (a *Adapter) hasProblem() bool {
+	v := a.admission.Load()
+	return len(v.foreign)+len(v.lost) > 0
+}
+
+// queryKubelet asks the kubelet once, and brings the records up to date with its answer. ok is false without an answer.
+func (a *Adapter) queryKubelet(ctx context.Context, store *prepared.Store, elapsed time.Duration) (f found, ok bool) {
 	unread := store.Unread() // before the kubelet is asked, so that its answer is later
 	limit, cancel := context.WithTimeout(ctx, a.limits.query)
 	answer, err := a.opts.PodClaims(limit)
 	cancel()
 	if ctx.Err() != nil {
-		return answer, nil, false
+		return f, false
 	}
 	if err != nil {
 		a.setProblems(problem.PodClaims, "the kubelet does not list the claims of pods, so that devices which pods of another driver have are not known: "+oneLine(err))
 		if v := a.admission.Load(); v.pending && elapsed >= pendingAtMost {
-			v.pending = false
+			v.pending, v.awaited = false, nil
 			a.admission.Store(v)
 		}
-		return answer, nil, false
+		return f, false
 	}
 	if !a.refresh(store) {
-		return answer, nil, false
+		return f, false
 	}
+	f.answer = answer
 	a.checkVanished(store, answer)
-	problems = a.rebuildLost(ctx, store, answer)
-	if len(problems) == 0 && !answer.Partial {
+	a.rebuildLost(ctx, store, &f)
+	if !f.isProblem() && !answer.Partial {
 		a.setAsideUnread(store, unread)
 	}
-	return answer, append(problems, foreignClaims(store.All(), answer)...), true
+	f.foreign = append(f.foreign, foreignClaims(store.All(), answer)...)
+	return f, true
 }
 
 // refresh reads what other processes have stored, and again what could not be read.
@@ -170,15 +235,18 @@ func (a *Adapter) readOthers(store *prepared.Store) error {
 	return err
 }
 
-// unknownClaim is a claim that pods may have and of which it is not known which devices it holds, in words; "" if there is none.
-func (a *Adapter) unknownClaim(store *prepared.Store) string {
+// unknownClaim is a claim that pods may have and that may hold any device, in words; "" if there is none. unread is its record, if it is of
+// this agent. The GPUs that a damaged record names are held without this.
+func (a *Adapter) unknownClaim(store *prepared.Store) (unread *prepared.Unread, text string) {
 	if left := a.otherClaim(); left != "" {
-		return left + " is of a claim of another driver"
+		return nil, left + " is of a claim of another driver"
 	}
 	for _, u := range store.Unread() {
-		return u.String()
+		if _, named := a.mayHold(u); !named {
+			return &u, u.String()
+		}
 	}
-	return ""
+	return nil, ""
 }
 
 // otherClaim is the CDI specification of a claim that NVIDIA's driver has prepared in this boot and not unprepared; "" if there is none. The
@@ -199,35 +267,50 @@ func (a *Adapter) otherClaim() string {
 	return all[0]
 }
 
-// setAdmission publishes what the problems of an answer mean for new work. An answer that may lack pods ends no problem.
-func (a *Adapter) setAdmission(answer PodClaims, problems []string) {
-	v, before := admission{foreign: strings.Join(problems, "; ")}, a.admission.Load()
-	if answer.Partial && v.foreign == "" && before.foreign != "" || before == v {
+// setAdmission publishes what an answer means for new work. An answer that may lack pods ends no problem.
+func (a *Adapter) setAdmission(store *prepared.Store, f found) {
+	v, before := admission{foreign: f.foreign, lost: f.lost}, a.admission.Load()
+	if f.answer.Partial {
+		if len(v.foreign) == 0 {
+			v.foreign = before.foreign
+		}
+		for _, h := range before.lost {
+			if !slices.Contains(v.lost, h) && !hasClaim(store.All(), h.Work) {
+				v.lost = append(v.lost, h)
+			}
+		}
+	}
+	if v.equal(before) {
 		return
 	}
-	if v.foreign != "" && v.foreign != before.foreign {
-		a.opts.Log.Error("no device takes new work", "reason", v.foreign)
+	if len(v.foreign) > 0 && !slices.Equal(v.foreign, before.foreign) {
+		a.opts.Log.Error("no device takes new work", "reason", v.text())
 	}
 	a.admission.Store(v)
+}
+
+// hasClaim reports whether a claim has a record.
+func hasClaim(records []prepared.Claim, w holders.Work) bool {
+	return slices.ContainsFunc(records, func(c prepared.Claim) bool { return c.Namespace == w.Namespace && c.Name == w.Claim })
 }
 
 // ownDeviceName matches the names of devices of this agent: lower-case UUIDs, with the number of a share. NVIDIA's driver has gpu-0 and
 // gpu-0-mig-1g10gb-19-0.
 var ownDeviceName = regexp.MustCompile(`^(gpu|mig)-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(-s[0-9]+)?$`)
 
-// foreignClaims returns a line for each claim of a pod that another driver of this name has prepared.
-func foreignClaims(records []prepared.Claim, answer PodClaims) (lines []string) {
+// foreignClaims returns each claim of a pod that another driver of this name has prepared.
+func foreignClaims(records []prepared.Claim, answer PodClaims) (all []obstacle) {
 	for _, c := range answer.Claims {
 		if c.Driver != resourceslice.Driver || ownDeviceName.MatchString(c.Device) || recordOf(records, c) {
 			continue
 		}
 		line := fmt.Sprintf("pod %s has device %s of claim %s/%s, which another driver %s has prepared: drain the node", c.Pod, c.Device, c.Namespace, c.Name, resourceslice.Driver)
-		if !slices.Contains(lines, line) {
-			lines = append(lines, line)
+		if one := (obstacle{c.Namespace, line}); !slices.Contains(all, one) {
+			all = append(all, one)
 		}
 	}
-	slices.Sort(lines)
-	return lines
+	slices.SortFunc(all, func(a, b obstacle) int { return strings.Compare(a.text, b.text) })
+	return all
 }
 
 // recordOf reports whether a record has the device of a pod's claim.

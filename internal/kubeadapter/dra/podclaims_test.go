@@ -12,9 +12,11 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
+	"github.com/tandem-gpu/tandem/internal/util/recordfile"
 )
 
 // pods is what the kubelet has of pods.
@@ -115,7 +117,7 @@ func TestClaimsOfAnotherDriver(t *testing.T) {
 }
 
 // The record of a claim that a pod has, by a name of this agent, is made again from the API server, and Unprepare finds it. If the server
-// does not answer, no device takes new work. A claim that was just unprepared is not recorded again.
+// does not answer, no other work gets its devices, and the problem names the claim. A claim that was just unprepared is not recorded again.
 func TestLostRecords(t *testing.T) {
 	p := &pods{}
 	r := admitting(t, p)
@@ -127,11 +129,17 @@ func TestLostRecords(t *testing.T) {
 	r.api.put(newClaim("c", result("GPU-12345678-0000-4000-8000-000000000009")))
 	r.api.fail(kubeapi.ErrUnavailable)
 	r.start()
-	r.await("withdrawn devices", func() bool {
-		return strings.Contains(r.adapter.Cordoned(), "the record of claim default/a (pod default/pod-a) is lost and can't be made again")
-	})
+	r.await("a holder", func() bool { _, held := r.holder(gpu.WholeGPU(coretest.GPU(0))); return held })
+	r.wantHolder(0, "claim default/a")
+	r.wantHolder(1, "free")
+	r.await("problems", func() bool { return len(r.adapter.Problems()) == 2 })
+	const lost = "is lost and can't be made again"
+	r.wantProblems("the record of claim default/a (pod default/pod-a) "+lost, "no other work gets its devices", "the record of claim default/c (pod default/pod-c) "+lost)
+	if text := r.adapter.Cordoned(); text != "" {
+		t.Error(text)
+	}
 	r.api.fail(nil)
-	r.await("records", func() bool { return r.adapter.Cordoned() == "" && len(r.adapter.Prepared()) == 2 })
+	r.await("records", func() bool { return len(r.adapter.Problems()) == 0 && len(r.adapter.Prepared()) == 2 })
 	r.wantHolder(0, "claim default/a")
 	c := r.record("a")
 	if len(c.Results) != 1 || !c.Results[0].Exclusive || c.Results[0].Published == nil || c.State != prepared.Started {
@@ -189,6 +197,8 @@ func TestRecordsOfAnotherProcess(t *testing.T) {
 	r.must(os.Remove(path))
 	r.await("a free device", func() bool { return len(r.adapter.Prepared()) == 0 })
 
+	text, err = recordfile.Unseal(text) // as by an earlier version
+	r.must(err)
 	next := strings.ReplaceAll(string(text), "uid-a", "uid-z")
 	r.must(os.WriteFile(strings.ReplaceAll(path, "uid-a", "uid-z"), []byte(next), 0o600))
 	r.mustRefuse("b", "held by other work")

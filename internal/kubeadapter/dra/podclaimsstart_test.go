@@ -66,7 +66,7 @@ func TestSecondQuestionNotAnswered(t *testing.T) {
 	}
 	a.admission.Store(admission{pending: true})
 	a.queryPods(t.Context(), pendingAtMost)
-	if v := a.admission.Load(); asked != 2 || v.pending || !strings.Contains(v.foreign, "pod default/pod-old has device gpu-0") {
+	if v := a.admission.Load(); asked != 2 || v.pending || !strings.Contains(v.text(), "pod default/pod-old has device gpu-0") {
 		t.Errorf("%d questions, %+v", asked, v)
 	}
 	r.wantProblems("the kubelet does not list the claims of pods")

@@ -207,7 +207,7 @@ func TestPrepareErrors(t *testing.T) {
 				return []holders.Holder{{API: inventory.DevicePlugin, Device: coretest.GPU(0), At: gpu.WholeGPU(coretest.GPU(0))}}
 			}
 		}, want: "held by other work"},
-		"withdrawn": {claim: one(everything), change: func(a *Adapter) { a.admission.Store(admission{foreign: "drain the node"}) }, want: "no device of this node takes new work: drain the node"},
+		"withdrawn": {claim: one(everything), change: func(a *Adapter) { a.admission.Store(admission{foreign: []obstacle{{"default", "drain the node"}}}) }, want: "no device of this node takes new work: drain the node"},
 		"check refuses": {claim: one(), change: func(a *Adapter) {
 			a.opts.Check = func(u []inventory.Unit) ([]inventory.Finding, error) {
 				return nil, &inventory.CheckError{Findings: []inventory.Finding{{Device: u[0].Device, Failed: true}}}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/resourceslice"
@@ -17,10 +18,11 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
-// rebuildLost makes the records again that are lost, and returns a line for each that it can't make.
-func (a *Adapter) rebuildLost(ctx context.Context, store *prepared.Store, answer PodClaims) (problems []string) {
+// rebuildLost makes the records again that are lost. The devices of one that it can't make are held, as the kubelet lists them. If one of these
+// is not known, no device may be given out.
+func (a *Adapter) rebuildLost(ctx context.Context, store *prepared.Store, f *found) {
 	var unavailable error
-	for name, lost := range a.lost(store, answer) {
+	for name, lost := range a.lost(store, f.answer) {
 		err := unavailable
 		if err == nil {
 			err = a.rebuild(ctx, lost, store)
@@ -28,12 +30,40 @@ func (a *Adapter) rebuildLost(ctx context.Context, store *prepared.Store, answer
 		if errors.Is(err, kubeapi.ErrUnavailable) { // one wait is enough
 			unavailable = err
 		}
-		if err != nil {
-			problems = append(problems, fmt.Sprintf("the record of claim %s (pod %s) is lost and can't be made again: %s", name, lost[0].Pod, oneLine(err)))
+		if err == nil {
+			continue
+		}
+		text := fmt.Sprintf("the record of claim %s (pod %s) is lost and can't be made again: %s", name, lost[0].Pod, oneLine(err))
+		if held, known := a.heldByPods(lost); known {
+			f.lost = append(f.lost, held...)
+			f.lostTexts = append(f.lostTexts, text+"; no other work gets its devices")
+		} else {
+			f.foreign = append(f.foreign, obstacle{lost[0].Namespace, text})
 		}
 	}
-	slices.Sort(problems)
-	return problems
+	slices.SortFunc(f.lost, holders.Holder.Compare)
+	slices.Sort(f.lostTexts)
+	slices.SortFunc(f.foreign, func(a, b obstacle) int { return strings.Compare(a.text, b.text) })
+}
+
+// heldByPods returns what pods have through a claim; known is false if a device is not.
+func (a *Adapter) heldByPods(pods []PodClaim) (all []holders.Holder, known bool) {
+	for _, p := range pods {
+		d, share, known := hardwareOf(a.src.Current(), p.Device)
+		if !known {
+			return nil, false
+		}
+		h := holders.Holder{
+			Work: holders.Work{Orchestrator: holders.Kubernetes, Namespace: p.Namespace, Claim: p.Name}, API: inventory.DRA, Device: d.ID, At: d.At,
+		}
+		if share != "" {
+			h.Sharing, h.Unit = "not known", inventory.UnitID(string(d.ID)+"::"+share)
+		}
+		if !slices.Contains(all, h) {
+			all = append(all, h)
+		}
+	}
+	return all, true
 }
 
 // rebuild makes the record of a claim again, from the claim and from what a pod has of it. The API server has its UID, which Unprepare

@@ -68,10 +68,12 @@ type reservation struct {
 func (a *Adapter) tryReserve(r request, store *prepared.Store) (got reservation, wait bool, err error) {
 	a.lock.Lock()
 	defer a.lock.Unlock()
-	if g := a.admission.Load(); g.text() != "" {
-		return got, g.pending, &CordonedError{g.text()}
+	now := a.admission.Load()
+	if text := now.textFor(r.namespace); text != "" {
+		return got, now.pending, &CordonedError{text}
 	}
-	inv, held := a.src.Current(), holders.NewSet(heldBy(claimsBeside(r.uid, a.opts.BootID, store.All())), a.pluginHolders())
+	inv, unread := a.src.Current(), store.Unread()
+	held := holders.NewSet(heldBy(claimsBeside(r.uid, a.opts.BootID, store.All())), a.pluginHolders(), now.lostBeside(r.claimRef))
 	c := prepared.Claim{BootID: a.opts.BootID, Namespace: r.namespace, Name: r.name, UID: r.uid, State: prepared.Started}
 	if before, ok := store.Get(r.uid); ok {
 		c.Unknown = before.Unknown
@@ -83,6 +85,9 @@ func (a *Adapter) tryReserve(r request, store *prepared.Store) (got reservation,
 		p, err := a.plan(inv, r, i)
 		if err == nil {
 			err = conflict(p.want, held, holders.NewSet(c.Holders())) // the results of a claim add up
+		}
+		if err == nil {
+			err = a.conflictsUnread(p.want, r.claimRef, unread)
 		}
 		if err != nil {
 			errs = append(errs, err)
@@ -186,6 +191,9 @@ func driverProblem(inv *inventory.Allocatable) string {
 func isTransient(inv *inventory.Allocatable, err error) bool {
 	if e, ok := errors.AsType[*UnknownDeviceError](err); ok && e.API == "" {
 		return inv.Provisional() || inv.Driver().State != gpu.DriverReady
+	}
+	if _, ok := errors.AsType[*UnreadError](err); ok {
+		return true // the record is made again soon, if a pod has the claim
 	}
 	if e, ok := errors.AsType[*HealthError](err); ok {
 		switch e.Unit.Health.Reason {

@@ -13,6 +13,28 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 )
 
+// While the driver has not answered for the first time, no slice changes: the API has the devices, and the history may lack some.
+func TestNoSliceChangesBeforeTheDriverHasAnswered(t *testing.T) {
+	c := config()
+	state := core.Restore(c, core.Checkpoint{BootID: boot, Devices: coretest.GPUs(1).Devices}, boot).ListPrior(c, time.Now())
+	if state.Allocatable.Len() != 1 {
+		t.Fatal("the history is not listed")
+	}
+	r := newRig(t, state.Allocatable)
+	r.api.put(newClaim("a", result(coretest.GPU(1))))
+	r.await("records", r.adapter.isLoaded)
+	r.adapter.derive()
+	if d := r.adapter.Desired().Load(); d != nil {
+		t.Errorf("slices would have %v", d)
+	}
+	answered := make(chan error, 1)
+	go func() { answered <- r.prepareQuietly(r.conn, "a") }() // it waits for the driver
+	s := state.Read(c, time.Now(), coretest.GPUs(2))
+	r.src.Set(withCDI(s.Allocatable, coretest.GPUs(2)))
+	r.must(<-answered)
+	r.await("devices", func() bool { return len(r.adapter.Desired().Load()) == 2 })
+}
+
 // While the driver is unloaded, its devices are tainted, and keep all attributes, its versions too. With another driver they have its.
 func TestAttributesWhileTheDriverIsUnloaded(t *testing.T) {
 	c := config()

@@ -129,10 +129,13 @@ func TestPodsShowWhatARecordThatCanNotBeReadHas(t *testing.T) {
 	})
 	t.Run("the API server is away", func(t *testing.T) {
 		p := &pods{err: errors.New("connection refused")}
-		r, _ := unreadRig(t, p)
+		r, record := unreadRig(t, p)
 		r.api.fail(kubeapi.ErrUnavailable)
 		p.set(nil, a, b)
-		r.await("withdrawn devices", func() bool { return strings.Contains(r.adapter.Cordoned(), "the record of claim default/a") })
+		r.await("a problem", func() bool {
+			return strings.Contains(strings.Join(problem.Lines(r.adapter.Problems()), ""), "the record of claim default/a")
+		})
+		r.wantProblems("the record of claim default/a", record)
 		r.must(r.unprepare("b"))
 		r.wantHolder(2, "claim ?/?")
 		p.set(nil, a)
@@ -171,6 +174,13 @@ func TestPodsShowWhatARecordThatCanNotBeReadHas(t *testing.T) {
 		r.wantHolder(2, "claim ?/?")
 		if r.wantProblems("devices are kept back"); r.adapter.Desired().Load() != nil {
 			t.Error("devices are offered")
+		}
+		v := r.adapter.admission.Load()
+		if text := v.text(); !strings.Contains(text, record) || !strings.Contains(text, "the kubelet may not have listed all pods yet") {
+			t.Errorf("the reason is %q", text)
+		}
+		if text := v.textFor("default"); strings.Contains(text, uidOf("a")) || !strings.Contains(text, "a record in "+filepath.Dir(record)+" can't be read") {
+			t.Errorf("the event is %q", text)
 		}
 		r.must(r.unprepare("b"))
 		p.partial(false)

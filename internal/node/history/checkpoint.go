@@ -168,11 +168,12 @@ func (f *File) Save(r core.Checkpoint) error {
 	return err
 }
 
+// Missing reports whether the file was removed since it was saved or read.
+func (f *File) Missing() bool { return f.last != nil && !f.readOnly && statefile.IsMissing(f.path) }
+
 func (f *File) write(text []byte) error {
-	if bytes.Equal(text, f.last) {
-		if _, err := os.Stat(f.path); err == nil {
-			return nil
-		}
+	if bytes.Equal(text, f.last) && !f.Missing() {
+		return nil
 	}
 	f.last = nil
 	if err := statefile.Write(f.path, text); err != nil {

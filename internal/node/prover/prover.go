@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/problemset"
 	"github.com/tandem-gpu/tandem/internal/util/reconcile"
 	"github.com/tandem-gpu/tandem/internal/util/recordfile"
+	"github.com/tandem-gpu/tandem/internal/util/statefile"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 )
@@ -185,10 +186,15 @@ func (p *Prover) pass(ctx context.Context) time.Duration {
 	for _, b := range r.Begin {
 		p.begin(ctx, b)
 	}
-	if r.Wake.IsZero() {
-		return reconcile.Never
+	switch {
+	case !r.Wake.IsZero() && p.file.OnDisk():
+		return min(max(r.Wake.Sub(now), 0), statefile.LookEvery)
+	case !r.Wake.IsZero():
+		return max(r.Wake.Sub(now), 0)
+	case p.file.OnDisk():
+		return statefile.LookEvery
 	}
-	return max(r.Wake.Sub(now), 0)
+	return reconcile.Never
 }
 
 // begin has a goroutine prove a GPU.

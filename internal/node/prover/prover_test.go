@@ -19,6 +19,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/node/proofcommand"
 	"github.com/tandem-gpu/tandem/internal/node/prover"
 	"github.com/tandem-gpu/tandem/internal/util/reconcile"
+	"github.com/tandem-gpu/tandem/internal/util/statefile"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
 	"github.com/tandem-gpu/tandem/test/check"
@@ -213,6 +214,22 @@ func TestProof(t *testing.T) {
 			t.Errorf("after a boot: %s", got)
 		}
 		stop()
+	})
+}
+
+// A record that someone has removed is written again, although nothing is due: a restart proves no GPU twice.
+func TestRemovedRecordIsWrittenAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t, "GPU-1")
+		_, stop := n.start()
+		defer stop()
+		time.Sleep(ready)
+		check.NoError(t, os.Remove(n.file))
+		time.Sleep(statefile.LookEvery + time.Second)
+		synctest.Wait()
+		if _, err := os.Stat(n.file); err != nil {
+			t.Error(err)
+		}
 	})
 }
 

@@ -151,6 +151,7 @@ type disk struct {
 }
 
 func (d *disk) Load() (core.Checkpoint, string) { return core.Checkpoint{}, "boot" }
+func (d *disk) Missing() bool                   { return false }
 func (d *disk) SetAside(error)                  {}
 func (d *disk) Save(core.Checkpoint) error {
 	d.mu.Lock()

@@ -47,6 +47,7 @@ func TestNoDriver(t *testing.T) {
 type history struct{ record core.Checkpoint }
 
 func (h history) Load() (core.Checkpoint, string) { return h.record, h.record.BootID }
+func (h history) Missing() bool                   { return false }
 func (h history) SetAside(error)                  {}
 func (h history) Save(core.Checkpoint) error      { return nil }
 

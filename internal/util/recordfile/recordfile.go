@@ -16,7 +16,7 @@ type Options[R any] struct {
 	Path     string // "" = the record is forgotten with the process
 	MaxBytes int
 	Parse    func([]byte) (R, error)
-	Encode   func(R) ([]byte, error)
+	Encode   func(R) ([]byte, error) // a JSON object; see Seal
 
 	Problems *problemset.Set
 	Code     problem.Code // of the problem
@@ -28,7 +28,8 @@ type Options[R any] struct {
 // File is the record on disk. Make one with New. It is for one goroutine at a time.
 type File[R any] struct {
 	opts   Options[R]
-	text   string // on disk, as far as known
+	text   string // as it is or would be on disk
+	onDisk bool   // it is there, unless someone has removed the file
 	loaded bool
 }
 
@@ -46,11 +47,11 @@ func (f *File[R]) Load(record *R) error {
 	}
 	r, text, err := f.read()
 	if err == nil {
-		*record, f.text = r, string(text)
+		*record, f.text, f.onDisk = r, string(text), true
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		text, err = f.opts.Encode(*record)
-		f.text = string(text)
+		f.text, f.onDisk = string(Seal(text)), false
 	}
 	f.loaded = err == nil
 	f.note(err, "can't be read")
@@ -64,26 +65,35 @@ func (f *File[R]) Read() (R, error) {
 }
 
 func (f *File[R]) read() (r R, text []byte, err error) {
-	if text, err = statefile.Read(f.opts.Path, f.opts.MaxBytes, 0); err == nil {
-		r, err = f.opts.Parse(text)
+	text, err = statefile.Read(f.opts.Path, f.opts.MaxBytes+SealBytes, 0)
+	if err != nil {
+		return r, nil, err
+	}
+	content, err := Unseal(text)
+	if err == nil {
+		r, err = f.opts.Parse(content)
 	}
 	return r, text, err
 }
 
-// Store writes a record, if its text differs from that on disk.
+// Store writes a record if its text differs from the one on disk, or if the file was removed.
 func (f *File[R]) Store(record R) error {
 	if f.opts.Path == "" {
 		return nil
 	}
 	text, err := f.opts.Encode(record)
-	if err == nil && string(text) != f.text {
+	text = Seal(text)
+	if err == nil && (string(text) != f.text || f.onDisk && statefile.IsMissing(f.opts.Path)) {
 		if err = statefile.Write(f.opts.Path, text); err == nil {
-			f.text = string(text)
+			f.text, f.onDisk = string(text), true
 		}
 	}
 	f.note(err, "can't be written")
 	return err
 }
+
+// OnDisk reports whether there is a file, unless someone has removed it: Store is to be called at least each statefile.LookEvery then.
+func (f *File[R]) OnDisk() bool { return f.onDisk }
 
 // note keeps the problem of the file.
 func (f *File[R]) note(err error, what string) {

@@ -1,6 +1,7 @@
 package recordfile_test
 
 import (
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -10,19 +11,25 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/problemset"
 	"github.com/tandem-gpu/tandem/internal/util/recordfile"
+	"github.com/tandem-gpu/tandem/internal/util/statefile"
 	"github.com/tandem-gpu/tandem/test/check"
 )
+
+type content struct {
+	Text string `json:"text"`
+}
 
 func file(path string, problems *problemset.Set) *recordfile.File[string] {
 	return recordfile.New(recordfile.Options[string]{
 		Path: path, MaxBytes: 100, Problems: problems, Code: problem.ProofState,
 		Parse: func(text []byte) (string, error) {
-			if rest, ok := strings.CutPrefix(string(text), "v1 "); ok {
-				return rest, nil
+			var is content
+			if json.Unmarshal(text, &is) != nil {
+				return "", errors.New("it is damaged")
 			}
-			return "", errors.New("it is damaged")
+			return is.Text, nil
 		},
-		Encode: func(s string) ([]byte, error) { return []byte("v1 " + s), nil },
+		Encode: func(s string) ([]byte, error) { return json.Marshal(content{s}) },
 		Name:   "the record of proofs", Without: "no GPU is proved", Damaged: "no GPU counts as proved",
 	})
 }
@@ -41,16 +48,55 @@ func TestFile(t *testing.T) {
 	if err := f.Load(&record); err != nil || record != "first" {
 		t.Errorf("loaded again: %s, %v", record, err)
 	}
-	if text, err := os.ReadFile(path); err != nil || string(text) != "v1 second" {
-		t.Errorf("on disk: %s, %v", text, err)
+	want := "{\"text\":\"second\",\n  \"checksum\": \"crc32c:f3850807\"\n}\n"
+	text, err := os.ReadFile(path)
+	if err != nil || string(text) != want {
+		t.Errorf("on disk: %q, %v", text, err)
 	}
-	check.NoError(t, os.Remove(path))
-	if err := f.Store("second"); err != nil || exists(path) {
+	before := statefile.IdentityOf(path)
+	if err := f.Store("second"); err != nil || statefile.IdentityOf(path) != before {
 		t.Errorf("the same is written again: %v", err)
 	}
-	check.NoError(t, os.WriteFile(path, []byte("v1 third"), 0o600))
+	check.NoError(t, os.WriteFile(path, []byte(`{"text":"third"}`), 0o600)) // by an earlier version
 	if err := file(path, &problems).Load(&record); err != nil || record != "third" || len(problems.List()) != 0 {
 		t.Errorf("%s, %v, %v", record, err, problems.List())
+	}
+}
+
+// A file that someone has removed, also with its folder, is written again with the next pass.
+func TestRemovedFileIsWrittenAgain(t *testing.T) {
+	var problems problemset.Set
+	path := filepath.Join(t.TempDir(), "state", "record")
+	f := file(path, &problems)
+	check.NoError(t, f.Load(new(string)))
+	check.NoError(t, f.Store("a"))
+	later := file(path, &problems)
+	check.NoError(t, later.Load(new(string)))
+	for _, one := range []*recordfile.File[string]{f, later} {
+		check.NoError(t, os.RemoveAll(filepath.Dir(path)))
+		if err := one.Store("a"); err != nil || !exists(path) {
+			t.Errorf("the file is not written again: %v", err)
+		}
+	}
+}
+
+// A record whose checksum is of other content can't be read.
+func TestDamagedRecordIsNotRead(t *testing.T) {
+	var problems problemset.Set
+	path := filepath.Join(t.TempDir(), "record")
+	f := file(path, &problems)
+	check.NoError(t, f.Load(new(string)))
+	check.NoError(t, f.Store("GPU-1"))
+	text, err := os.ReadFile(path)
+	check.NoError(t, err)
+	check.NoError(t, os.WriteFile(path, []byte(strings.Replace(string(text), "GPU-1", "GPU-0", 1)), 0o600))
+	record := "as before"
+	later := file(path, &problems)
+	if err := later.Load(&record); !errors.Is(err, recordfile.ErrChecksum) || later.Loaded() || record != "as before" {
+		t.Errorf("%v, %s", err, record)
+	}
+	if all := problems.List(); len(all) != 1 || !strings.Contains(all[0].Text, path) {
+		t.Errorf("%v", all)
 	}
 }
 

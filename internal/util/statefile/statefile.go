@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+	"time"
 
 	"github.com/google/renameio/v2"
 )
@@ -76,6 +77,17 @@ func Replace(path string, text []byte, permissions fs.FileMode) error {
 		return err
 	}
 	return pending.CloseAtomicallyReplace() // after fsync
+}
+
+// LookEvery is how often a writer asks IsMissing that has nothing to write.
+const LookEvery = 30 * time.Second
+
+// IsMissing reports whether there is no file at a path, or no folder for it. Each writer of a file asks that, once it has written it: a file that
+// someone has removed, with its folder or without, is written again with the next pass. A file that can't be looked up is not known to be
+// missing.
+func IsMissing(path string) bool {
+	_, err := os.Lstat(path)
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
 }
 
 // RemoveTemporary removes the temporary files that processes left which were killed during Write. Call it while no other

@@ -158,7 +158,7 @@ func (c *Claim) UnmarshalJSON(text []byte) error {
 	if err := json.Unmarshal(text, &all); err != nil {
 		return err
 	}
-	for _, name := range []string{"version", "bootID", "namespace", "name", "uid", "state", "since", "pod", "results"} {
+	for _, name := range []string{"version", "bootID", "namespace", "name", "uid", "state", "since", "pod", "results", "checksum"} {
 		delete(all, name)
 	}
 	*c = Claim(known)

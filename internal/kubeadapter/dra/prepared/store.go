@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/util/recordfile"
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
@@ -95,7 +96,8 @@ func (s *Store) Refresh() error {
 			read = append(read, c)
 		case errors.Is(err, fs.ErrNotExist):
 		default:
-			failed = append(failed, Unread{uid, s.Path(uid), err})
+			damaged, _ := errors.AsType[*damagedError](err)
+			failed = append(failed, newUnread(uid, s.Path(uid), err, damaged))
 		}
 	}
 	s.setUnread(failed)
@@ -120,23 +122,36 @@ func (s *Store) known(uid string) bool {
 	return known
 }
 
-// read reads a claim. A file that holds nothing although it is of this boot is not the record of a claim.
+// read reads a claim. It fails with *damagedError if the content of the file is no record of the claim.
 func (s *Store) read(uid string) (Claim, error) {
 	text, err := s.readFile(s.Path(uid))
 	if err != nil {
 		return Claim{}, err
 	}
-	var c Claim
-	if err := json.Unmarshal(text, &c); err != nil {
+	c, err := decode(text, uid, s.bootID)
+	if err != nil {
+		return Claim{}, &damagedError{text, err}
+	}
+	return c, nil
+}
+
+// decode returns the claim of a file. A file that holds nothing although it is of this boot is not the record of a claim.
+func decode(text []byte, uid, bootID string) (c Claim, err error) {
+	content, err := recordfile.Unseal(text)
+	if err != nil {
+		return Claim{}, err
+	}
+	if err := json.Unmarshal(content, &c); err != nil {
 		return Claim{}, err
 	}
 	if c.UID != uid {
 		return Claim{}, fmt.Errorf("it has the claim %q", c.UID)
 	}
-	if c.Holds(s.bootID) && (len(c.Results) == 0 || slices.ContainsFunc(c.Results, func(r Result) bool { return r.Device == "" || r.At.GPU == "" })) {
+	noDevice := func(r Result) bool { return r.Device == "" || r.At.GPU == "" }
+	if c.Holds(bootID) && (len(c.Results) == 0 || slices.ContainsFunc(c.Results, noDevice)) {
 		return Claim{}, errors.New("it has no devices, or one without a GPU")
 	}
-	return c, nil
+	return c, c.check()
 }
 
 // Path returns the file of a claim.
@@ -178,7 +193,7 @@ func (s *Store) Put(c Claim) error {
 	if err != nil {
 		return err
 	}
-	text = append(text, '\n')
+	text = recordfile.Seal(text)
 	err = statefile.Write(s.Path(c.UID), text)
 	if err != nil && s.setAside(c.UID, "the record is made again") { // a directory
 		err = statefile.Write(s.Path(c.UID), text)

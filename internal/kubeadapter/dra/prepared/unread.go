@@ -1,14 +1,18 @@
 package prepared
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
+	"unicode"
 
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
@@ -19,6 +23,48 @@ type Unread struct {
 	UID  string // of the claim; "" if Path is the directory
 	Path string
 	Err  error
+
+	Namespace string // of the claim, as far as a damaged file shows it; "" = not known
+	text      string // of a damaged file that is complete, in lower case
+}
+
+// damagedError means that a file has this text, which is no record of its claim.
+type damagedError struct {
+	text []byte
+	err  error
+}
+
+func (e *damagedError) Error() string { return e.err.Error() }
+
+func (e *damagedError) Unwrap() error { return e.err }
+
+// namespaceIn matches the namespace in the text of a claim, which may be no JSON any more.
+var namespaceIn = regexp.MustCompile(`(?m)^  "namespace": "([^"\n]+)",$`)
+
+func newUnread(uid, path string, err error, damaged *damagedError) Unread {
+	u := Unread{UID: uid, Path: path, Err: err}
+	if damaged == nil {
+		return u
+	}
+	if found := namespaceIn.FindSubmatch(damaged.text); found != nil {
+		u.Namespace = string(found[1])
+	}
+	if isComplete(damaged.text) {
+		u.text = strings.ToLower(string(damaged.text))
+	}
+	return u
+}
+
+// isComplete reports whether a text is not cut, and has no part that is not text. The file of a claim has each device in several places: in a
+// complete one that is damaged some of them are left.
+func isComplete(text []byte) bool {
+	isOther := func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }
+	return bytes.HasSuffix(text, []byte("}\n")) && !bytes.ContainsFunc(text, isOther)
+}
+
+// Names reports whether a damaged file names a device, so that the claim may hold it. A claim whose file names no device may hold any.
+func (u Unread) Names(id gpu.DeviceID) bool {
+	return id != "" && strings.Contains(u.text, strings.ToLower(string(id)))
 }
 
 // String is a line for operators, without a remedy.
@@ -112,8 +158,12 @@ func (s *Store) setAside(uid, why string) bool {
 
 // problem is what operators see of it.
 func (u *unread) problem() problem.Problem {
+	what := "any GPU of DRA"
+	if u.text != "" {
+		what = "each GPU that the file names"
+	}
 	p := problem.Problem{
-		Code: problem.ClaimUnread, Object: u.Path, Text: u.String() + "; the claim may have any GPU of DRA, and no other API gets one until that is known",
+		Code: problem.ClaimUnread, Object: u.Path, Text: u.String() + "; the claim may have " + what + ", and no other work gets it until that is known",
 		Remedy: "let the agent read the file, or remove it if no pod has the claim",
 	}
 	if u.left != nil {
