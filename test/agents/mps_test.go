@@ -5,11 +5,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/tandem-gpu/tandem/internal/node/mps"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/mpscontrol"
 	"github.com/tandem-gpu/tandem/test/rig"
@@ -90,4 +94,43 @@ func TestMPSDaemons(t *testing.T) {
 		a.healthy(9, 7)
 		check.Until(t, "the end of the daemon", func() bool { return mpscontrol.Kill(pipe) != nil })
 	})
+}
+
+// A GPU that is shared by MPS is proved, although the server of its pool's daemon, which has no client, is on it: the daemon ends for the proof, and
+// another one is started after it. The GPU takes no work before the proof.
+func TestProofOfAGPUSharedByMPS(t *testing.T) {
+	t.Parallel()
+	_, address := startNomadAPI(t)
+	a := newAgent(t, nomadGPU, "h100x8", map[string]any{"nomad_address": address})
+	root := filepath.Join(a.dir, "mps")
+	a.settings["mps_root"] = root
+	rules := fmt.Sprintf(sharedByMPS, "5, 6") + "    - {select: {index: [0, 1, 2, 3, 4, 7]}, use: reserved}\n"
+	a.useFile(rules)
+	a.start()
+	_, stop := a.startDaemons(root)
+	a.healthy(4, 4)
+	pipe := mps.Pipe(root, "gpu.mps")
+	client, err := mpscontrol.Connect(pipe) // the daemon has a server from now on
+	a.must(err, client.Close())
+	text, err := os.ReadFile(filepath.Join(pipe, mpscontrol.PIDFile))
+	a.must(err)
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	a.must(err, a.driver.UseProcess(5, pid, 100), a.driver.UseProcess(6, pid, 100))
+	a.await("the server on both GPUs", func() bool {
+		return len(a.report().Devices) > 0 && !slices.ContainsFunc(a.report().Devices, func(d report.Device) bool {
+			return !slices.ContainsFunc(d.Processes, func(p report.Process) bool { return p.PID == pid })
+		})
+	})
+
+	daemon := func() string { out, _ := os.ReadFile(mps.RecordPath(a.state, "gpu.mps")); return string(out) }
+	proof := fmt.Sprintf("[ -e %s ] && echo '{\"summary\":\"beside a daemon\"}' && exit 1; exit 0", mps.RecordPath(a.state, "gpu.mps"))
+	a.useFile(rules + fmt.Sprintf("prove:\n  command: [/bin/sh, -c, %q]\n  at: [boot]\n  unproved: withhold\n  maxPerNode: 2\n  timeout: 5s\n", proof))
+	a.signal(syscall.SIGHUP)
+	check.Within(t, 3*time.Minute, "both GPUs to be proved", func() bool {
+		all := a.report().Proofs
+		return len(all) > 0 && !slices.ContainsFunc(all, func(p report.Proof) bool { return p.Result != "passed" })
+	})
+	a.await("another daemon", func() bool { return strings.Contains(daemon(), `"ready"`) && !strings.Contains(daemon(), fmt.Sprint(pid)) })
+	a.healthy(4, 4)
+	stop()
 }

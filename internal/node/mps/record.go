@@ -62,6 +62,13 @@ func (d Daemons) checkRecord(pool string, control Control) error {
 	return nil
 }
 
+// Recorded reports whether mps-daemon runs the daemon of a pool, or has not set back the compute mode of its GPUs. A record that can't be read
+// counts.
+func (d Daemons) Recorded(pool string) bool {
+	_, err := d.record(pool)
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
 func (d Daemons) record(pool string) (r Record, err error) {
 	if d.stateDir == "" {
 		return r, fs.ErrNotExist
