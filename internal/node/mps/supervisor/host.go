@@ -20,8 +20,11 @@ func MountShm(root, folder string) error {
 		return err
 	}
 	var above, own syscall.Stat_t
-	if err := errors.Join(syscall.Stat(root, &above), syscall.Stat(path, &own)); err != nil {
+	if err := errors.Join(syscall.Stat(root, &above), syscall.Lstat(path, &own)); err != nil {
 		return err
+	}
+	if own.Mode&syscall.S_IFMT != syscall.S_IFDIR { // a container has put a link there, and the mount would be where it leads
+		return fmt.Errorf("%s is no folder", path)
 	}
 	if own.Dev != above.Dev {
 		return nil

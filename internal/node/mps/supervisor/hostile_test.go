@@ -124,6 +124,15 @@ func TestFoldersThatAreLinks(t *testing.T) {
 	}
 }
 
+// Nothing is mounted where a link leads.
+func TestShmThatIsALink(t *testing.T) {
+	root := t.TempDir()
+	check.NoError(t, os.Symlink(t.TempDir(), filepath.Join(root, "shm")))
+	if err := MountShm(root, ""); err == nil || !strings.HasSuffix(err.Error(), "is no folder") {
+		t.Error(err)
+	}
+}
+
 // What a program prints is bounded.
 func TestOutputIsBounded(t *testing.T) {
 	_, err := output(t.Context(), "", nil, "/bin/sh", "-c", "while :; do echo 4711; done")

@@ -184,6 +184,7 @@ func (s *Supervisor) endAll(ctx context.Context, atMost time.Duration) {
 			s.opts.Log.Warn("MPS control daemon is left running", "pool", r.Pool.Name, "reason", err)
 		}
 	}
+	_ = os.Remove(filepath.Join(s.opts.StateDir, mps.RecordFolder)) // it has the records of daemons that are left
 }
 
 // read reads what the agents offer and have taken. A pool that several agents offer has one daemon.
