@@ -19,7 +19,8 @@ type uses struct {
 	never              bool   // of unread: they will never be
 }
 
-// usedBy returns what uses a GPU. The processes on one that the agent has taken are those of its proof.
+// usedBy returns what uses a GPU. The processes on one that the agent has taken are those of its proof, but for an MPS server: the daemon of its
+// pool was not ended for the proof.
 func usedBy(id gpu.DeviceID, inv *inventory.Allocatable, table use.Table, taken bool) (g uses) {
 	switch {
 	case table.At.IsZero():
@@ -45,7 +46,7 @@ func usedBy(id gpu.DeviceID, inv *inventory.Allocatable, table use.Table, taken 
 			g.holders = append(g.holders, h.Work.String())
 		}
 		for i := range d.Processes {
-			if !taken {
+			if !taken || d.Processes[i].MPSServer {
 				g.processes = append(g.processes, useBy(&d.Processes[i], u.Pool, inv, table)...)
 			}
 		}

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -49,6 +50,12 @@ func TestMPSServerIsNoUse(t *testing.T) {
 		if !slices.Equal(g.processes, tc.want) || len(g.holders) > 0 || g.unread != "" {
 			t.Errorf("%s: %+v, want %q", name, g, tc.want)
 		}
+	}
+	table := use.Table{At: now, HoldersKnown: true, Devices: []use.Device{
+		{ID: coretest.GPU(0), Processes: []use.Process{server, client}}, {ID: coretest.GPU(1), Holders: train},
+	}}
+	if g := usedBy(coretest.GPU(0), s.Allocatable, table, true); len(g.processes) != 1 || !strings.Contains(g.processes[0], "MPS server") {
+		t.Errorf("taken, and its daemon has not ended: %+v", g)
 	}
 	if got := mpsPools(coretest.GPU(0), s.Allocatable); !slices.Equal(got, []string{"few"}) {
 		t.Errorf("pools %q", got)

@@ -108,7 +108,7 @@ func (p process) awaitEnd(ctx context.Context) error {
 		select {
 		case <-time.After(50 * time.Millisecond):
 		case <-ctx.Done():
-			return &waitError{"it was told to quit, and has not ended"}
+			return &waitError{"it was told to quit, and has not ended", true}
 		}
 	}
 	return nil
