@@ -2,6 +2,7 @@ package agents
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -96,41 +97,72 @@ func TestMPSDaemons(t *testing.T) {
 	})
 }
 
-// A GPU that is shared by MPS is proved, although the server of its pool's daemon, which has no client, is on it: the daemon ends for the proof, and
-// another one is started after it. The GPU takes no work before the proof.
-func TestProofOfAGPUSharedByMPS(t *testing.T) {
-	t.Parallel()
+// sharesWithServer starts nomad-gpu with two GPUs that are shared by MPS, and mps-daemon, whose daemon has a client, and so a server on both GPUs. The
+// process of the server is that of the daemon here. prove has the GPUs proved, by a command that fails while the pool has a daemon.
+func sharesWithServer(t *testing.T) (a *agent, daemon int, client io.Closer, prove func()) {
+	t.Helper()
 	_, address := startNomadAPI(t)
-	a := newAgent(t, nomadGPU, "h100x8", map[string]any{"nomad_address": address})
+	a = newAgent(t, nomadGPU, "h100x8", map[string]any{"nomad_address": address})
 	root := filepath.Join(a.dir, "mps")
 	a.settings["mps_root"] = root
 	rules := fmt.Sprintf(sharedByMPS, "5, 6") + "    - {select: {index: [0, 1, 2, 3, 4, 7]}, use: reserved}\n"
 	a.useFile(rules)
 	a.start()
-	_, stop := a.startDaemons(root)
+	a.startDaemons(root)
 	a.healthy(4, 4)
 	pipe := mps.Pipe(root, "gpu.mps")
-	client, err := mpscontrol.Connect(pipe) // the daemon has a server from now on
-	a.must(err, client.Close())
+	client, err := mpscontrol.Connect(pipe)
+	a.must(err)
 	text, err := os.ReadFile(filepath.Join(pipe, mpscontrol.PIDFile))
 	a.must(err)
-	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	a.must(err, a.driver.UseProcess(5, pid, 100), a.driver.UseProcess(6, pid, 100))
+	daemon, err = strconv.Atoi(strings.TrimSpace(string(text)))
+	a.must(err, a.driver.UseProcess(5, daemon, 100), a.driver.UseProcess(6, daemon, 100))
 	a.await("the server on both GPUs", func() bool {
-		return len(a.report().Devices) > 0 && !slices.ContainsFunc(a.report().Devices, func(d report.Device) bool {
-			return !slices.ContainsFunc(d.Processes, func(p report.Process) bool { return p.PID == pid })
+		all := a.report().Devices
+		return len(all) > 0 && !slices.ContainsFunc(all, func(d report.Device) bool {
+			return !slices.ContainsFunc(d.Processes, func(p report.Process) bool { return p.PID == daemon })
 		})
 	})
+	return a, daemon, client, func() {
+		a.Helper()
+		command := "[ -e " + mps.RecordPath(a.state, "gpu.mps") + " ] && exit 1; exit 0"
+		a.useFile(rules + fmt.Sprintf("prove: {command: [/bin/sh, -c, %q], at: [boot], unproved: withhold, maxPerNode: 2, timeout: 5s}\n", command))
+		a.signal(syscall.SIGHUP)
+	}
+}
 
-	daemon := func() string { out, _ := os.ReadFile(mps.RecordPath(a.state, "gpu.mps")); return string(out) }
-	proof := fmt.Sprintf("[ -e %s ] && echo '{\"summary\":\"beside a daemon\"}' && exit 1; exit 0", mps.RecordPath(a.state, "gpu.mps"))
-	a.useFile(rules + fmt.Sprintf("prove:\n  command: [/bin/sh, -c, %q]\n  at: [boot]\n  unproved: withhold\n  maxPerNode: 2\n  timeout: 5s\n", proof))
-	a.signal(syscall.SIGHUP)
-	check.Within(t, 3*time.Minute, "both GPUs to be proved", func() bool {
+// awaitProofs waits until it holds for the proofs of all GPUs.
+func (a *agent) awaitProofs(what string, holds func(report.Proof) bool) {
+	a.Helper()
+	check.Within(a.T, 4*time.Minute, what, func() bool {
 		all := a.report().Proofs
-		return len(all) > 0 && !slices.ContainsFunc(all, func(p report.Proof) bool { return p.Result != "passed" })
+		return len(all) > 0 && !slices.ContainsFunc(all, func(p report.Proof) bool { return !holds(p) })
 	})
-	a.await("another daemon", func() bool { return strings.Contains(daemon(), `"ready"`) && !strings.Contains(daemon(), fmt.Sprint(pid)) })
+}
+
+// A GPU that is shared by MPS is proved, although the server of its pool's daemon, which has no client, is on it: the daemon ends for the proof, and
+// another one is started after it. The GPU takes no work before the proof.
+func TestProofOfAGPUSharedByMPS(t *testing.T) {
+	t.Parallel()
+	a, was, client, prove := sharesWithServer(t)
+	a.must(client.Close())
+	prove()
+	a.awaitProofs("both GPUs to be proved", func(p report.Proof) bool { return p.Result == "passed" })
+	a.await("another daemon", func() bool {
+		text, _ := os.ReadFile(mps.RecordPath(a.state, "gpu.mps"))
+		return strings.Contains(string(text), `"ready"`) && !strings.Contains(string(text), strconv.Itoa(was))
+	})
 	a.healthy(4, 4)
-	stop()
+}
+
+// A client that no record shows keeps the daemon. Then the proof could not run, and its GPU takes work.
+func TestProofBesideAClientOfMPS(t *testing.T) {
+	t.Parallel()
+	a, _, client, prove := sharesWithServer(t)
+	prove()
+	a.awaitProofs("no proof to run", func(p report.Proof) bool { return p.CouldNotRun == 1 })
+	a.healthy(4, 4)
+	a.prints("PROOF_COULD_NOT_RUN", "inspect", "--json")
+	a.prints("the MPS control daemon of pool gpu.mps has not ended for GPU", "inspect", "--json")
+	a.must(client.Close())
 }
