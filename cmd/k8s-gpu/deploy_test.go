@@ -35,6 +35,7 @@ type daemonSet struct {
 				Account    string `yaml:"serviceAccountName"`
 				Token      bool   `yaml:"automountServiceAccountToken"`
 				Containers []container
+				Init       []container `yaml:"initContainers"`
 				Volumes    []struct {
 					Name     string
 					HostPath struct{ Path, Type string } `yaml:"hostPath"`
@@ -67,6 +68,9 @@ type container struct {
 		ReadOnly  bool   `yaml:"readOnly"`
 		Patch     string `yaml:"$patch"`
 	} `yaml:"volumeMounts"`
+	Resources struct {
+		Limits struct{ Memory string }
+	}
 	SecurityContext struct {
 		Privileged               bool
 		ReadOnlyRootFilesystem   bool  `yaml:"readOnlyRootFilesystem"`
@@ -255,6 +259,19 @@ func TestDaemonSetOfResets(t *testing.T) {
 	for _, v := range pod.Volumes {
 		if v.Name == "driver-root" && v.HostPath.Path != s.DriverRoot {
 			t.Errorf("%+v", v)
+		}
+	}
+}
+
+// A privileged container that is led to use much memory ends alone, and not the node.
+func TestPrivilegedContainersHaveAMemoryLimit(t *testing.T) {
+	for _, file := range []string{"../../deploy/mps/daemons.yaml", "../../deploy/reset/pod/server.yaml"} {
+		var d daemonSet
+		manifest(t, file, &d)
+		for _, c := range slices.Concat(d.Spec.Template.Spec.Init, d.Spec.Template.Spec.Containers) {
+			if !c.SecurityContext.Privileged || c.Resources.Limits.Memory == "" {
+				t.Errorf("%s: container %s: %+v, limit %q", file, c.Name, c.SecurityContext, c.Resources.Limits.Memory)
+			}
 		}
 	}
 }

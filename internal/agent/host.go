@@ -18,13 +18,13 @@ type host struct {
 }
 
 func newHost(o Options) *host {
-	return &host{daemons: mps.NewWatcher(mps.Of(o.Core.Policy, o.MPSRoot), o.Log), agents: ownership.New(ownershipOptions(o))}
+	return &host{daemons: mps.NewWatcher(mps.Of(o.Core.Policy, o.MPSRoot, o.Health.StateDir), o.Log), agents: ownership.New(ownershipOptions(o))}
 }
 
 // readHost reads the node for a process that is not the agent.
 func readHost(o Options, state core.State) inventory.Host {
 	h := ownership.ReadOnce(ownershipOptions(o), state)
-	h.MPS = mps.Of(o.Core.Policy, o.MPSRoot).Answering(state.Inventory)
+	h.MPS = mps.Of(o.Core.Policy, o.MPSRoot, o.Health.StateDir).Answering(state.Inventory)
 	return h
 }
 

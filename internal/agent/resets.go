@@ -204,6 +204,16 @@ func (resetting) IsAgent(c gpureset.Client) bool {
 	return c.PID == os.Getpid() || slices.Contains(ownership.Agents(), c.Name)
 }
 
+// EndsWhenTaken implements resetter.Node. What takes the name of a control daemon is found when the GPU was taken.
+func (r resetting) EndsWhenTaken(id gpu.DeviceID, c gpureset.Client) bool {
+	inv := r.Current()
+	pools := mpsPools(id, inv)
+	return use.IsMPS(c.Name) && len(pools) > 0 && !slices.ContainsFunc(pools, func(pool string) bool {
+		_, work := poolWork(pool, inv, r.Use())
+		return work != ""
+	})
+}
+
 // WasReset implements resetter.Node.
 func (r resetting) WasReset(id gpu.DeviceID) {
 	r.Report(health.Observation{At: gpu.WholeGPU(id), Kind: health.WasReset})

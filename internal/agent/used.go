@@ -2,6 +2,7 @@ package agent
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -18,7 +19,8 @@ type uses struct {
 	never              bool   // of unread: they will never be
 }
 
-// usedBy returns what uses a GPU. The processes on one that the agent has taken are those of its proof.
+// usedBy returns what uses a GPU. The processes on one that the agent has taken are those of its proof, but for an MPS server: the daemon of its
+// pool was not ended for the proof.
 func usedBy(id gpu.DeviceID, inv *inventory.Allocatable, table use.Table, taken bool) (g uses) {
 	switch {
 	case table.At.IsZero():
@@ -44,12 +46,44 @@ func usedBy(id gpu.DeviceID, inv *inventory.Allocatable, table use.Table, taken 
 			g.holders = append(g.holders, h.Work.String())
 		}
 		for i := range d.Processes {
-			if !taken {
-				g.processes = append(g.processes, d.Processes[i].String())
+			if !taken || d.Processes[i].MPSServer {
+				g.processes = append(g.processes, useBy(&d.Processes[i], u.Pool, inv, table)...)
 			}
 		}
 	}
 	return g
+}
+
+// useBy returns the use of a GPU by a process on it: none by the MPS server of a pool that no work has. Such a server ends when an agent has taken
+// the GPU (Agent.Take).
+func useBy(p *use.Process, pool string, inv *inventory.Allocatable, table use.Table) []string {
+	if !p.MPSServer {
+		return []string{p.String()}
+	}
+	if id, work := poolWork(pool, inv, table); work != "" {
+		return []string{fmt.Sprintf("%s, the MPS server of pool %s, whose %s %s has", p, pool, id, work)}
+	}
+	return nil
+}
+
+// poolWork returns work that has a device of a pool; "" = there is none.
+func poolWork(pool string, inv *inventory.Allocatable, table use.Table) (id gpu.DeviceID, work string) {
+	for u := range inv.Devices() {
+		if d, _ := table.Device(u.Device.ID); u.Pool == pool && len(d.Holders) > 0 {
+			return d.ID, d.Holders[0].Work.String()
+		}
+	}
+	return "", ""
+}
+
+// mpsPools returns the pools by which a GPU is shared by MPS.
+func mpsPools(id gpu.DeviceID, inv *inventory.Allocatable) (pools []string) {
+	for u := range inv.Devices() {
+		if u.Device.At.GPU == id && u.Sharing.Mode == inventory.MPS {
+			pools = append(pools, u.Pool)
+		}
+	}
+	return pools
 }
 
 // takeSettings has a problem of a code for each setting because of which an agent can't take a GPU to do something with it: "proved".

@@ -64,16 +64,26 @@ func (p Program) mpsDaemon(ctx context.Context, c *cli.Command) error {
 	if p.StopWithin != nil {
 		p.StopWithin(endDaemonsAtMost)
 	}
-	pools := map[string]func(context.Context) ([]supervisor.Pool, error){}
+	offers := map[string]func(context.Context) (supervisor.Offer, error){}
 	for _, name := range ownership.Agents() {
 		path := control.Path(o.Health.StateDir, name)
-		pools[name] = func(ctx context.Context) ([]supervisor.Pool, error) { return agentPools(ctx, path) }
+		offers[name] = func(ctx context.Context) (supervisor.Offer, error) { return agentOffer(ctx, path) }
 	}
 	supervisor.New(supervisor.Options{
-		Root: o.MPSRoot, Pools: pools, Log: p.log(),
-		Locks: []string{filepath.Join(o.Health.StateDir, "mps-daemon.lock"), filepath.Join(o.MPSRoot, "mps-daemon.lock")},
+		Root: o.MPSRoot, StateDir: o.Health.StateDir, Lock: filepath.Join(o.Health.StateDir, "mps-daemon.lock"),
+		Offers: offers, Taken: func() (map[gpu.DeviceID]string, error) { return takenGPUs(o.Health.StateDir) }, Log: p.log(),
 	}).Run(ctx, endDaemonsAtMost)
 	return nil
+}
+
+// takenGPUs returns the GPUs that agents have taken from all APIs, by the file of the node.
+func takenGPUs(stateDir string) (map[gpu.DeviceID]string, error) {
+	f, err := ownership.Read(stateDir)
+	taken := map[gpu.DeviceID]string{}
+	for id, mark := range f.Taken {
+		taken[id] = mark.Agent
+	}
+	return taken, err
 }
 
 // nomadShm returns the folder that pods must have as their /dev/shm for one daemon to serve pods and Nomad's tasks, which have that of the
@@ -85,16 +95,29 @@ func nomadShm(o agent.Options) string {
 	return ""
 }
 
-// agentPools returns the pools that need a daemon by the agent with a control socket.
-func agentPools(ctx context.Context, path string) ([]supervisor.Pool, error) {
+// agentOffer returns what the agent with a control socket offers by MPS.
+func agentOffer(ctx context.Context, path string) (offer supervisor.Offer, err error) {
 	r, err := control.Report(ctx, path)
 	switch {
 	case errors.Is(err, control.ErrNotRunning):
-		return nil, supervisor.ErrNoAgent
+		return offer, supervisor.ErrNoAgent
 	case err != nil:
-		return nil, err
+		return offer, err
 	}
-	return mpsPools(r)
+	offer.Pools, err = mpsPools(r)
+	offer.Held = heldGPUs(r)
+	return offer, err
+}
+
+// heldGPUs returns the GPUs that work has by the report of an agent, or may have. An agent with occupancy = off shows none: the clients of the
+// daemon then decide alone.
+func heldGPUs(r report.Report) (held []gpu.DeviceID) {
+	for _, d := range r.Devices {
+		if len(d.Owners) > 0 || r.OwnersUnknown != nil {
+			held = append(held, d.GPU)
+		}
+	}
+	return held
 }
 
 // log is what a verb logs to that runs until a signal.

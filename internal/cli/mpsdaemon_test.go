@@ -1,11 +1,17 @@
 package cli
 
 import (
+	"maps"
+	"os"
+	"path/filepath"
 	"reflect"
+	"slices"
 	"testing"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/node/mps/supervisor"
+	"github.com/tandem-gpu/tandem/internal/node/ownership"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
 
@@ -45,5 +51,40 @@ func TestMPSPools(t *testing.T) {
 		if (err != nil) != tc.fails || !tc.fails && !reflect.DeepEqual(got, tc.want) {
 			t.Errorf("%s: %+v, %v", name, pools, err)
 		}
+	}
+}
+
+// Which GPUs have work is what the daemons of other GPUs of a pool wait for.
+func TestHeldGPUs(t *testing.T) {
+	held := report.Device{ID: "GPU-1::0", GPU: "GPU-1", Owners: []report.Owner{{Name: "train"}}}
+	free := report.Device{ID: "GPU-2", GPU: "GPU-2"}
+	r := report.Report{Devices: []report.Device{held, free}}
+	if got := heldGPUs(r); !slices.Equal(got, []gpu.DeviceID{"GPU-1"}) {
+		t.Errorf("held %v", got)
+	}
+	r.OwnersUnknown = &report.Unknown{}
+	if got := heldGPUs(r); !slices.Equal(got, []gpu.DeviceID{"GPU-1", "GPU-2"}) {
+		t.Errorf("without a complete record: held %v", got)
+	}
+}
+
+// What agents have taken is in the file of the node.
+func TestTakenGPUs(t *testing.T) {
+	dir := t.TempDir()
+	if taken, err := takenGPUs(dir); err != nil || len(taken) > 0 {
+		t.Errorf("without a file: %v, %v", taken, err)
+	}
+	marks := map[gpu.DeviceID]ownership.Mark{"GPU-1": {Agent: "k8s-gpu", Purpose: inventory.Proof}}
+	if err := ownership.Write(dir, ownership.File{Taken: marks}); err != nil {
+		t.Fatal(err)
+	}
+	if taken, err := takenGPUs(dir); err != nil || !maps.Equal(taken, map[gpu.DeviceID]string{"GPU-1": "k8s-gpu"}) {
+		t.Errorf("%v, %v", taken, err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, ownership.FileName), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := takenGPUs(dir); err == nil {
+		t.Error("a damaged file has no GPU")
 	}
 }

@@ -2,14 +2,19 @@ package agents
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/tandem-gpu/tandem/internal/node/mps"
+	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/mpscontrol"
 	"github.com/tandem-gpu/tandem/test/rig"
@@ -90,4 +95,74 @@ func TestMPSDaemons(t *testing.T) {
 		a.healthy(9, 7)
 		check.Until(t, "the end of the daemon", func() bool { return mpscontrol.Kill(pipe) != nil })
 	})
+}
+
+// sharesWithServer starts nomad-gpu with two GPUs that are shared by MPS, and mps-daemon, whose daemon has a client, and so a server on both GPUs. The
+// process of the server is that of the daemon here. prove has the GPUs proved, by a command that fails while the pool has a daemon.
+func sharesWithServer(t *testing.T) (a *agent, daemon int, client io.Closer, prove func()) {
+	t.Helper()
+	_, address := startNomadAPI(t)
+	a = newAgent(t, nomadGPU, "h100x8", map[string]any{"nomad_address": address})
+	root := filepath.Join(a.dir, "mps")
+	a.settings["mps_root"] = root
+	rules := fmt.Sprintf(sharedByMPS, "5, 6") + "    - {select: {index: [0, 1, 2, 3, 4, 7]}, use: reserved}\n"
+	a.useFile(rules)
+	a.start()
+	a.startDaemons(root)
+	a.healthy(4, 4)
+	pipe := mps.Pipe(root, "gpu.mps")
+	client, err := mpscontrol.Connect(pipe)
+	a.must(err)
+	text, err := os.ReadFile(filepath.Join(pipe, mpscontrol.PIDFile))
+	a.must(err)
+	daemon, err = strconv.Atoi(strings.TrimSpace(string(text)))
+	a.must(err, a.driver.UseProcess(5, daemon, 100), a.driver.UseProcess(6, daemon, 100))
+	a.await("the server on both GPUs", func() bool {
+		all := a.report().Devices
+		return len(all) > 0 && !slices.ContainsFunc(all, func(d report.Device) bool {
+			return !slices.ContainsFunc(d.Processes, func(p report.Process) bool { return p.PID == daemon })
+		})
+	})
+	return a, daemon, client, func() {
+		a.Helper()
+		command := "[ -e " + mps.RecordPath(a.state, "gpu.mps") + " ] && exit 1; exit 0"
+		a.useFile(rules + fmt.Sprintf("prove: {command: [/bin/sh, -c, %q], at: [boot], unproved: withhold, maxPerNode: 2, timeout: 5s}\n", command))
+		a.signal(syscall.SIGHUP)
+	}
+}
+
+// awaitProofs waits until it holds for the proofs of all GPUs.
+func (a *agent) awaitProofs(what string, holds func(report.Proof) bool) {
+	a.Helper()
+	check.Within(a.T, 4*time.Minute, what, func() bool {
+		all := a.report().Proofs
+		return len(all) > 0 && !slices.ContainsFunc(all, func(p report.Proof) bool { return !holds(p) })
+	})
+}
+
+// A GPU that is shared by MPS is proved, although the server of its pool's daemon, which has no client, is on it: the daemon ends for the proof, and
+// another one is started after it. The GPU takes no work before the proof.
+func TestProofOfAGPUSharedByMPS(t *testing.T) {
+	t.Parallel()
+	a, was, client, prove := sharesWithServer(t)
+	a.must(client.Close())
+	prove()
+	a.awaitProofs("both GPUs to be proved", func(p report.Proof) bool { return p.Result == "passed" })
+	a.await("another daemon", func() bool {
+		text, _ := os.ReadFile(mps.RecordPath(a.state, "gpu.mps"))
+		return strings.Contains(string(text), `"ready"`) && !strings.Contains(string(text), strconv.Itoa(was))
+	})
+	a.healthy(4, 4)
+}
+
+// A client that no record shows keeps the daemon. Then the proof could not run, and its GPU takes work.
+func TestProofBesideAClientOfMPS(t *testing.T) {
+	t.Parallel()
+	a, _, client, prove := sharesWithServer(t)
+	prove()
+	a.awaitProofs("no proof to run", func(p report.Proof) bool { return p.CouldNotRun == 1 })
+	a.healthy(4, 4)
+	a.prints("PROOF_COULD_NOT_RUN", "inspect", "--json")
+	a.prints("the MPS control daemon of pool gpu.mps has not ended for GPU", "inspect", "--json")
+	a.must(client.Close())
 }

@@ -106,8 +106,7 @@ func start(pipe string) error {
 		_ = conn.Close()
 		return errors.New("An instance of this daemon is already running") //nolint:staticcheck // NVIDIA's text
 	}
-	daemon := exec.Command("/proc/self/exe", "-f")
-	daemon.Args[0] = os.Args[0]
+	daemon := exec.Command(os.Args[0], "-f") // by its name, which procfs shows
 	daemon.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	daemon.Stderr = os.Stderr // as the real one, which keeps it open
 	if err := daemon.Start(); err != nil {

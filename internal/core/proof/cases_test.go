@@ -325,7 +325,7 @@ func case12(t *testing.T) {
 	w := newWorld(t, 2)
 	stuck := w.until(20 * minute)
 	began := w.now
-	next := w.until(2 * minute)
+	next := w.until(3 * minute)
 	if kept := w.now.Sub(began); next.GPU == stuck.GPU || kept < w.policy.Timeout || kept > proof.TakeWithin+w.policy.Timeout+proof.EndsWithin {
 		t.Errorf("%+v after %v", next, kept)
 	}

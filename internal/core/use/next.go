@@ -53,7 +53,7 @@ const (
 //
 // A device is held by the work to which the orchestrator's record gives it or, as a GPU or a MIG instance, hardware that it shares. While
 // the record is unknown, and for work that it does not show (of another orchestrator, or that the token may not read), the control group of
-// a process is the evidence: its work holds the device. The holders of the latest record are kept for a minute while it can't be read.
+// a process is the evidence: its work holds the device, unless it is the MPS server of the device. The holders of the latest record are kept for a minute while it can't be read.
 //
 // A process is unreserved on a device if
 //   - it belongs to no work of an orchestrator; or
@@ -151,7 +151,8 @@ func (n next) running(d, was Device) (found []gpu.Process, known bool) {
 func (n next) process(p gpu.Process, u inventory.Unit, held []holders.Holder) Process {
 	o := n.Origins[p.PID]
 	one := Process{Process: p, Name: o.Name, Owner: n.named(o.Owner), Group: o.Group}
-	if !o.Unknown && !isMPSServer(one, u) && n.withoutHolder(one.Owner, held) {
+	one.MPSServer = u.Sharing.Mode == inventory.MPS && IsMPS(o.Name)
+	if !o.Unknown && !one.MPSServer && n.withoutHolder(one.Owner, held) {
 		one.Since = n.At
 	}
 	return one
@@ -194,19 +195,19 @@ func runs(o holders.Work, h holders.Holder) bool {
 	return o.Orchestrator == h.Work.Orchestrator && (o.ID == h.Work.ID || h.Work.ID == "" || o.ID == "")
 }
 
-// mpsServer is the name of NVIDIA's MPS server as procfs shows it, which is cut after 15 bytes (TASK_COMM_LEN).
-const mpsServer = "nvidia-cuda-mps"
+// mpsName is the name of NVIDIA's MPS server and control daemon as procfs shows it, which is cut after 15 bytes (TASK_COMM_LEN).
+const mpsName = "nvidia-cuda-mps"
 
-// isMPSServer reports whether a process is the server through which the clients of a device that is shared by MPS use it. It runs beside
-// the control daemon and not in the control group of a client.
-func isMPSServer(p Process, u inventory.Unit) bool {
-	return u.Sharing.Mode == inventory.MPS && strings.HasPrefix(p.Name, mpsServer)
-}
+// IsMPS reports whether a process is an MPS server or a control daemon by its name (comm). A server runs beside the control daemon, and not in
+// the control group of a client. A process can take the name.
+func IsMPS(name string) bool { return strings.HasPrefix(name, mpsName) }
 
 // addObserved adds to the holders the work of processes about which no record is known, in the place of work whose name is not known. It returns
 // all holders, in order and distinct.
 func (n next) addObserved(d Device) []holders.Holder {
-	observed := slices.DeleteFunc(slices.Clone(d.Processes), func(p Process) bool { return p.Owner == (holders.Work{}) || n.recorded(p.Owner) })
+	observed := slices.DeleteFunc(slices.Clone(d.Processes), func(p Process) bool {
+		return p.Owner == (holders.Work{}) || n.recorded(p.Owner) || p.MPSServer
+	})
 	held := slices.DeleteFunc(slices.Clone(d.Holders), func(h holders.Holder) bool {
 		unnamed := holders.Work{Orchestrator: h.Work.Orchestrator}
 		return h.Work == unnamed && slices.ContainsFunc(observed, func(p Process) bool { return p.Owner.ID != "" && p.Owner.Orchestrator == unnamed.Orchestrator })

@@ -304,6 +304,27 @@ func TestSharedDevices(t *testing.T) {
 	}
 }
 
+// The MPS server is no work, also where its control group is of a pod or an allocation that no record shows: mps-daemon is the other
+// orchestrator's.
+func TestMPSServerIsNoHolder(t *testing.T) {
+	inv := gpus(t, coretest.GPUs(1), func(c *core.Config) {
+		c.Policy = inventory.Policy{Rules: []inventory.Rule{{Sharing: &inventory.Sharing{Mode: inventory.MPS, Replicas: 4}}}}
+	})
+	daemons := group(pod("kube-system", "mps-daemon", "uid-9"))
+	r := reading{
+		inv: inv, percent: map[int]uint64{0: 0}, procs: map[int]int{7: 0}, names: map[int]string{7: "nvidia-cuda-mps"},
+		owners: map[int]holders.Work{7: daemons},
+	}
+	d := use.Table{}.Next(r.input()).Devices[0]
+	if len(d.Holders) > 0 || len(d.Processes) != 1 || !d.Processes[0].MPSServer || d.Processes[0].Unreserved {
+		t.Errorf("%+v", d)
+	}
+	r.names = map[int]string{7: "python"}
+	if d := (use.Table{}.Next(r.input()).Devices[0]); len(d.Holders) != 1 || d.Processes[0].MPSServer {
+		t.Errorf("another process: %+v", d)
+	}
+}
+
 // While a device does not respond, its processes are those of the reading before that still run: it stays withheld. The text names eight.
 func TestDeviceDoesNotRespond(t *testing.T) {
 	r := reading{inv: gpus(t, coretest.GPUs(1)), percent: map[int]uint64{0: 0}, record: record(), procs: map[int]int{}}

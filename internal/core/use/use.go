@@ -16,6 +16,7 @@ type Process struct {
 	Owner      holders.Work // of its control group; the zero value = it belongs to no work that an orchestrator started, or that is unknown
 	Group      string       // control group of version 2, as the agent sees its path; "" = unknown, or none
 	Unreserved bool         // no work to which the device was given runs it: see Table.Next
+	MPSServer  bool         // the clients of a device that is shared by MPS use it through this process, which has no use of its own
 	Since      time.Time    // since when no work to which the device was given runs it, as far as observed; zero = work does, or that is unknown
 }
 

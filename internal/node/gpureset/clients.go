@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -78,25 +79,46 @@ func Clients(proc string, minor int) (all []Client, err error) {
 
 // opens reports whether the process of a folder of procfs has a GPU open. Its first thread can end before the others, and shows no files then.
 func opens(dir string, minor int) (bool, error) {
-	fds, err := os.ReadDir(filepath.Join(dir, "fd"))
-	if err != nil || len(fds) > 0 {
-		return anyIsNode(filepath.Join(dir, "fd"), fds, minor), err
+	open, files, err := opensIn(filepath.Join(dir, "fd"), minor)
+	if err != nil || files {
+		return open, err
 	}
 	threads, _ := os.ReadDir(filepath.Join(dir, "task"))
 	for _, t := range threads {
-		fds, err := os.ReadDir(filepath.Join(dir, "task", t.Name(), "fd"))
+		open, _, err := opensIn(filepath.Join(dir, "task", t.Name(), "fd"), minor)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ESRCH) {
 			return false, err
 		}
-		if anyIsNode(filepath.Join(dir, "task", t.Name(), "fd"), fds, minor) {
+		if open {
 			return true, nil
 		}
 	}
 	return false, nil
 }
 
-func anyIsNode(dir string, fds []os.DirEntry, minor int) bool {
-	return slices.ContainsFunc(fds, func(fd os.DirEntry) bool { return isNode(filepath.Join(dir, fd.Name()), minor) })
+// filesAtOnce is how many open files of a process are held in memory: a process can have millions.
+const filesAtOnce = 1000
+
+// opensIn reports whether a GPU is among the open files of a folder of procfs, and whether there are any.
+func opensIn(folder string, minor int) (open, files bool, err error) {
+	f, err := os.Open(folder)
+	if err != nil {
+		return false, false, err
+	}
+	defer func() { _ = f.Close() }() // opened for reading only
+	for {
+		names, err := f.Readdirnames(filesAtOnce)
+		files = files || len(names) > 0
+		if slices.ContainsFunc(names, func(fd string) bool { return isNode(filepath.Join(folder, fd), minor) }) {
+			return true, true, nil
+		}
+		if errors.Is(err, io.EOF) {
+			return false, files, nil
+		}
+		if err != nil {
+			return false, files, err
+		}
+	}
 }
 
 // majorGPU is the number of NVIDIA's character devices (the kernel's devices.txt).

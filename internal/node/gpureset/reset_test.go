@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -289,5 +290,22 @@ func TestUncertain(t *testing.T) {
 	}}
 	if err := r.Reset(t.Context(), device); err == nil {
 		t.Error("status 0 without the text of a success is one")
+	}
+}
+
+// A process with many open files is read in parts, and each file counts.
+func TestClientsWithManyFiles(t *testing.T) {
+	proc := t.TempDir()
+	for pid, device := range map[string]string{"7": "/dev/nvidia3", "8": "/dev/nvidia4"} {
+		fds := filepath.Join(proc, pid, "fd")
+		check.NoError(t, os.MkdirAll(fds, 0o755))
+		for n := range 3000 {
+			check.NoError(t, os.Symlink("/dev/null", filepath.Join(fds, strconv.Itoa(n))))
+		}
+		check.NoError(t, os.Symlink("/somewhere"+device, filepath.Join(fds, "99999")))
+	}
+	all, err := gpureset.Clients(proc, 3)
+	if err != nil || len(all) != 1 || all[0].PID != 7 {
+		t.Errorf("%+v, %v", all, err)
 	}
 }

@@ -20,13 +20,14 @@ import (
 
 func TestCheckSocket(t *testing.T) {
 	root := coretest.ShortDir(t)
-	path := filepath.Join(root, domain, "gpu.mps", "pipe", "control")
-	if err := CheckControl(path); !errors.Is(err, fs.ErrNotExist) {
+	pipe := Pipe(root, "gpu.mps")
+	path := filepath.Join(pipe, ControlSocket)
+	if _, err := FindControl(pipe); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("nothing is there: %v", err)
 	}
 	l := coretest.MPSDaemon(t, Pipe(root, "gpu.mps"))
 	for range 3 {
-		if err := CheckControl(path); err != nil {
+		if _, err := FindControl(pipe); err != nil {
 			t.Errorf("it is there: %v", err)
 		}
 	}
@@ -36,32 +37,33 @@ func TestCheckSocket(t *testing.T) {
 	}
 	l.SetUnlinkOnClose(false)
 	check.NoError(t, l.Close())
-	if err := CheckControl(path); !errors.Is(err, syscall.ECONNREFUSED) {
+	if _, err := FindControl(pipe); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("it was killed, and its socket is still there: %v", err)
 	}
 	check.NoError(t, os.Remove(path))
 	stream, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
 	check.NoError(t, err)
-	if err := CheckControl(path); err != nil {
+	if _, err := FindControl(pipe); err != nil {
 		t.Errorf("a daemon with a stream socket: %v", err)
 	}
 	check.NoError(t, stream.Close())
 	check.NoError(t, os.WriteFile(path, nil, 0o600))
-	if err := CheckControl(path); err == nil {
+	if _, err := FindControl(pipe); err == nil {
 		t.Error("a file answers")
 	}
 }
 
 func TestCheckFIFO(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "control")
+	pipe := t.TempDir()
+	path := filepath.Join(pipe, ControlSocket)
 	check.NoError(t, syscall.Mkfifo(path, 0o600))
-	if err := CheckControl(path); !errors.Is(err, syscall.ENXIO) {
+	if _, err := FindControl(pipe); !errors.Is(err, syscall.ENXIO) {
 		t.Errorf("no reader: %v", err)
 	}
 	reader, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	check.NoError(t, err)
 	defer func() { _ = reader.Close() }()
-	if err := CheckControl(path); err != nil {
+	if _, err := FindControl(pipe); err != nil {
 		t.Errorf("a reader: %v", err)
 	}
 }
@@ -83,7 +85,7 @@ func TestPoolsOfDaemons(t *testing.T) {
 	root := coretest.ShortDir(t)
 	coretest.MPSDaemon(t, Pipe(root, "mig-2g.20gb.mps"))
 	coretest.MPSDaemon(t, Pipe(root, "elsewhere"))
-	d := Of(cfg.Policy, root)
+	d := Of(cfg.Policy, root, "")
 	state := core.NewState(cfg)
 	if got := d.Pools(state.Inventory); !slices.Equal(got, []string{"gpu.few", "mig-1g.10gb", "mig-2g.20gb.mps", "named"}) {
 		t.Errorf("before: %v", got)
@@ -91,7 +93,7 @@ func TestPoolsOfDaemons(t *testing.T) {
 	if got := d.Pools(state.Read(cfg, time.Now(), coretest.GPUs(4)).Inventory); !slices.Equal(got, []string{"gpu.mps", "named"}) {
 		t.Errorf("after: %v", got)
 	}
-	if got := Of(inventory.Policy{}, root).Pools(state.Inventory); len(got) != 0 {
+	if got := Of(inventory.Policy{}, root, "").Pools(state.Inventory); len(got) != 0 {
 		t.Errorf("nothing is shared, but the pools are %v", got)
 	}
 }
@@ -99,7 +101,7 @@ func TestPoolsOfDaemons(t *testing.T) {
 func BenchmarkCheck(b *testing.B) {
 	root := coretest.ShortDir(b)
 	coretest.MPSDaemon(b, Pipe(root, "gpu.mps"))
-	d := Of(inventory.Policy{}, root)
+	d := Of(inventory.Policy{}, root, "")
 	for b.Loop() {
 		if err := d.Check("gpu.mps"); err != nil {
 			b.Fatal(err)

@@ -3,18 +3,25 @@ package mps
 import (
 	"encoding/json"
 	"errors"
-	"os"
+	"io/fs"
 	"path/filepath"
-	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
 
-// RecordName is the file in the folder of a pool with what the command mps-daemon has started its daemon with.
-const RecordName = "tandem.json"
+// RecordFolder is the folder in the state directory with a record of each daemon that the command mps-daemon has started.
+const RecordFolder = "mps-daemons"
+
+// RecordSuffix is the end of the name of a record, after its pool.
+const RecordSuffix = ".json"
 
 // RecordLimit is the size of a record at most.
 const RecordLimit = 64 << 10
+
+// RecordPath is the record of the daemon of a pool.
+func RecordPath(stateDir, pool string) string {
+	return filepath.Join(stateDir, RecordFolder, pool+RecordSuffix)
+}
 
 // State is how far the command mps-daemon is with a daemon.
 type State string
@@ -23,37 +30,52 @@ type State string
 const (
 	Starting State = "starting" // it may not have its limits
 	Ready    State = "ready"    // it has them, and takes clients
-	Ending   State = "ending"   // it ends when it has no client left: its pool is gone, or has other GPUs or limits
+	Ending   State = "ending"   // it is to end, and takes no more clients
 )
 
 // Record is what a record has for the agents.
 type Record struct {
-	PID   string `json:"pid"` // of the daemon, as PID returns it; "" = it is not known yet
-	State State  `json:"state"`
-}
-
-// PID is the process of the daemon with a pipe directory, as it has recorded it; "" = unknown. It tells one daemon from the next.
-func PID(pipe string) string {
-	text, _ := os.ReadFile(filepath.Join(pipe, "nvidia-cuda-mps-control.pid")) // drivers before 525 write none
-	return strings.TrimSpace(string(text))
+	State   State   `json:"state"`
+	Control Control `json:"control"` // its control file; zero = it is not known yet
 }
 
 var (
 	errStarting = errors.New("it has not got its limits yet")
-	errEnding   = errors.New("it ends when its clients have ended: its pool has other GPUs or limits")
+	errEnding   = errors.New("it ends when its clients have ended: its pool has other GPUs or limits, or one of its GPUs is proved or reset")
+	errReplaced = errors.New("another process has taken the place of its control socket")
 )
 
-// checkRecord reports why a daemon that answers takes no clients so far; nil for one of which there is no record, as another program has started it.
-func (d Daemons) checkRecord(pool string) error {
-	var r Record
-	text, err := statefile.Read(filepath.Join(d.root, domain, pool, RecordName), RecordLimit, statefile.SharedDir)
-	other := err != nil || json.Unmarshal(text, &r) != nil || r.PID != "" && r.PID != PID(d.Folder(pool))
+// checkRecord reports why a daemon that serves a control file takes no clients; nil for a daemon without a record: another program has
+// started it.
+func (d Daemons) checkRecord(pool string, control Control) error {
+	r, err := d.record(pool)
 	switch {
-	case other:
+	case err != nil:
+		return nil
+	case r.Control != (Control{}) && r.Control != control:
+		return errReplaced
 	case r.State == Starting:
 		return errStarting
 	case r.State == Ending:
 		return errEnding
 	}
 	return nil
+}
+
+// Recorded reports whether mps-daemon runs the daemon of a pool, or has not set back the compute mode of its GPUs. A record that can't be read
+// counts.
+func (d Daemons) Recorded(pool string) bool {
+	_, err := d.record(pool)
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+func (d Daemons) record(pool string) (r Record, err error) {
+	if d.stateDir == "" {
+		return r, fs.ErrNotExist
+	}
+	text, err := statefile.Read(RecordPath(d.stateDir, pool), RecordLimit, statefile.SharedDir)
+	if err == nil {
+		err = json.Unmarshal(text, &r)
+	}
+	return r, err
 }

@@ -41,6 +41,9 @@ func NewWatcher(d Daemons, log *slog.Logger) *Watcher {
 // First is closed after the first check of Run.
 func (w *Watcher) First() <-chan struct{} { return w.first }
 
+// Recorded reports whether mps-daemon has not ended the daemon of a pool.
+func (w *Watcher) Recorded(pool string) bool { return w.daemons.Recorded(pool) }
+
 // Run calls set with the pools whose daemons answer, after the first check and whenever they change, until ctx ends. It then returns within
 // half a second even if a disk hangs; the hung goroutine is abandoned.
 func (w *Watcher) Run(ctx context.Context, m Monitor, set func(answering []string)) {

@@ -29,7 +29,7 @@ func start(t *testing.T, root string, cfg core.Config) *agent {
 	a := &agent{log: &logbuffer.Buffer{}}
 	log := slog.New(slog.NewTextHandler(a.log, nil))
 	a.Monitor = monitor.New(coretest.NewMachine(coretest.GPUs(8)).Open, cfg, log, nil)
-	w := NewWatcher(Of(cfg.Policy, root), log)
+	w := NewWatcher(Of(cfg.Policy, root, ""), log)
 	ctx, cancel := context.WithCancel(t.Context())
 	var parts sync.WaitGroup
 	parts.Go(func() {

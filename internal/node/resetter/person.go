@@ -113,12 +113,18 @@ func (r *Resetter) plan(ctx context.Context, id gpu.DeviceID, loseMIG bool) (Pla
 	unknown := slices.ContainsFunc(keeps, func(w reset.Wait) bool { return w.Code == reset.WaitUnknown })
 	if unready == nil && !unknown {
 		for _, one := range slices.Concat([]gpu.DeviceID{id}, b.With) {
-			if _, err := r.lookAt(ctx, one); err != nil {
+			if _, err := r.lookAt(ctx, one); err != nil && !r.endsWhenTaken(err) {
 				keeps = append(keeps, reset.Wait{GPU: id, Code: codeOf(err), Text: err.Error()})
 			}
 		}
 	}
 	return Plan{GPU: id, With: b.With, Keeps: keeps}, b
+}
+
+// endsWhenTaken reports whether what a look has found are only processes that end when the GPU is taken.
+func (r *Resetter) endsWhenTaken(err error) bool {
+	e, inUse := errors.AsType[*gpureset.InUseError](err)
+	return inUse && !slices.ContainsFunc(e.Clients, func(c gpureset.Client) bool { return !r.opts.Node.EndsWhenTaken(e.GPU, c) })
 }
 
 // unrecorded is what keeps a reset from beginning without the record of resets.

@@ -93,6 +93,24 @@ func TestOpen(t *testing.T) {
 	})
 }
 
+// The MPS control daemon of a pool without work does not keep a person's reset from beginning: it ends when the GPU is taken.
+func TestOpenInAnMPSDaemon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "GPU-1")
+		daemon := gpureset.Client{PID: 7, Name: "nvidia-cuda-mps"}
+		r, stop := w.start()
+		defer stop()
+		time.Sleep(time.Hour)
+		for name, clients := range map[string][]gpureset.Client{"alone": {daemon}, "beside a process": {daemon, {PID: 8, Name: "python3"}}} {
+			w.with(func() { w.clients["GPU-1"] = clients })
+			plan := r.Plan(t.Context(), "GPU-1", false)
+			if keeps := len(plan.Keeps) > 0; keeps != (len(clients) > 1) {
+				t.Errorf("%s: %+v", name, plan)
+			}
+		}
+	})
+}
+
 // Another agent that does not close the driver in its time, and this one, are in use: the driver is opened again, and the next try is later.
 func TestNotClosed(t *testing.T) {
 	const tried = "take GPU-1, driver released, driver opened, read, given back GPU-1"

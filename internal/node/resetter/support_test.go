@@ -145,6 +145,10 @@ func (w *world) Target(id gpu.DeviceID) (gpureset.Target, bool) {
 	return gpureset.Target{GPU: id}, slices.ContainsFunc(w.See().GPUs, func(g reset.GPU) bool { return g.ID == id })
 }
 
+func (w *world) EndsWhenTaken(_ gpu.DeviceID, c gpureset.Client) bool {
+	return c.Name == "nvidia-cuda-mps"
+}
+
 func (w *world) IsAgent(c gpureset.Client) bool { return c == agent }
 
 func (w *world) AwaitReleased(ctx context.Context) (err error) {

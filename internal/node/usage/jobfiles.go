@@ -40,7 +40,7 @@ func (f *jobFiles) begin() {
 		return
 	}
 	f.written = map[string]string{}
-	names, _ := statefile.Read(f.list(), maxList, 0) // none if it is missing
+	names, _ := statefile.Read(f.list(), maxList, statefile.SharedDir) // none if it is missing
 	for name := range strings.FieldsSeq(string(names)) {
 		if _, err := strconv.Atoi(name); err == nil {
 			f.written[name] = ""

@@ -19,6 +19,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/operator/control"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
 
 // Facts are what was read of a node. A group that was not read in time is in Late and otherwise zero.
@@ -159,9 +160,12 @@ func (o *Options) dev(path string) string {
 
 func driverRoot(o *Options) string { return cmp.Or(o.Roots.Driver, "/") }
 
-// text is the content of a small file without white space around it; "" if it can't be read.
+// maxText is how much is read of a file: a process decides how long its arguments and its environment are.
+const maxText = 1 << 20
+
+// text is the content of a small file without white space around it; "" if it can't be read, or is larger than maxText.
 func text(path string) string {
-	b, err := os.ReadFile(path)
+	b, err := statefile.Read(path, maxText, 0)
 	if err != nil {
 		return ""
 	}

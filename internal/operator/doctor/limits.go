@@ -21,6 +21,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/node/limitserver"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
 
 // limits is what limits of device memory need of a node. It is read only if the policy has some.
@@ -127,7 +128,7 @@ var likeLimits = regexp.MustCompile(`^NVIDIA_.*MEM.*(LIMIT|REQUEST)`)
 func misspeltVariables(ctx context.Context, o *Options) (all []misspelt) {
 	seen := map[int]bool{}
 	for _, client := range gpuClients(ctx, o) {
-		environment, err := os.ReadFile(o.proc(strconv.Itoa(client.PID) + "/environ"))
+		environment, err := statefile.Read(o.proc(strconv.Itoa(client.PID)+"/environ"), maxText, 0)
 		if err != nil || seen[client.PID] {
 			continue
 		}

@@ -3,6 +3,7 @@ package kubeshadow
 import (
 	"bytes"
 	"cmp"
+	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -16,6 +17,9 @@ type podEnvironment struct {
 	cgroup string // of the container
 	env    map[string]string
 }
+
+// maxEnvironment is how much of an environment is read: a process decides how long it is.
+const maxEnvironment = 1 << 20
 
 // podEnvironments are those of the processes that this process may read and that may be of a pod, one for each control group.
 func podEnvironments(procRoot string) (all []podEnvironment) {
@@ -33,7 +37,7 @@ func podEnvironments(procRoot string) (all []podEnvironment) {
 		if group == "" || seen[group] {
 			continue
 		}
-		text, err := os.ReadFile(filepath.Join(procRoot, e.Name(), "environ"))
+		text, err := environment(filepath.Join(procRoot, e.Name(), "environ"))
 		if err != nil || len(text) == 0 {
 			continue
 		}
@@ -49,6 +53,16 @@ func podEnvironments(procRoot string) (all []podEnvironment) {
 		}
 	}
 	return all
+}
+
+// environment returns the beginning of a file of procfs.
+func environment(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }() // opened for reading only
+	return io.ReadAll(io.LimitReader(f, maxEnvironment))
 }
 
 // cgroup is the control group of a process, which is that of its container; "" if it can't be read. Its path depends on the kubelet's and

@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // MountShm mounts the /dev/shm of the daemons and of their clients in pods at the folder shm below root, in NVIDIA's layout, unless there is a
@@ -18,8 +20,11 @@ func MountShm(root, folder string) error {
 		return err
 	}
 	var above, own syscall.Stat_t
-	if err := errors.Join(syscall.Stat(root, &above), syscall.Stat(path, &own)); err != nil {
+	if err := errors.Join(syscall.Stat(root, &above), syscall.Lstat(path, &own)); err != nil {
 		return err
+	}
+	if own.Mode&syscall.S_IFMT != syscall.S_IFDIR { // a container has put a link there, and the mount would be where it leads
+		return fmt.Errorf("%s is no folder", path)
 	}
 	if own.Dev != above.Dev {
 		return nil
@@ -39,12 +44,13 @@ var enforcePath = "/sys/fs/selinux/enforce"
 
 // labelForContainers gives a folder, and what is created in it, the SELinux type of files that all containers may use: else they could not
 // connect to a daemon. Without SELinux it does nothing.
-func labelForContainers(path string) error {
+func labelForContainers(folder *os.File) error {
 	if enforce, err := os.ReadFile(enforcePath); err != nil || !bytes.Equal(bytes.TrimSpace(enforce), []byte("1")) {
 		return nil //nolint:nilerr // there is no SELinux
 	}
-	if err := syscall.Setxattr(path, "security.selinux", []byte("system_u:object_r:container_file_t:s0"), 0); err != nil {
-		return fmt.Errorf("%s: set the SELinux type container_file_t: %w", path, err)
+	err := unix.Fsetxattr(int(folder.Fd()), "security.selinux", []byte("system_u:object_r:container_file_t:s0"), 0)
+	if err != nil {
+		return fmt.Errorf("%s: set the SELinux type container_file_t: %w", folder.Name(), err)
 	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/node/mps"
@@ -33,8 +34,14 @@ const (
 	outputAtMost  = 500 * time.Millisecond // for the rest of its output when it has ended
 )
 
-// startLog is the file in a log directory with what the program printed that started the daemon.
-const startLog = "start.log"
+// pipeVariable has the pipe directory of a daemon, for it and for its clients.
+const pipeVariable = "CUDA_MPS_PIPE_DIRECTORY"
+
+// outputLimit is how much a program may print: a process that has taken the place of a daemon answers what it wants.
+const outputLimit = 64 << 10
+
+// maxServers is how many servers a daemon has at most. It has one for each user, or one for all.
+const maxServers = 64
 
 // setComputeMode sets the compute mode of GPUs.
 func setComputeMode(ctx context.Context, devices []Device, mode string) error {
@@ -52,23 +59,56 @@ func joinIDs(devices []Device) string {
 }
 
 // folders are those of one daemon.
-type folders struct{ pipe, log string }
-
-func (f folders) env(more ...string) []string {
-	return append(append(os.Environ(), "CUDA_MPS_PIPE_DIRECTORY="+f.pipe, "CUDA_MPS_LOG_DIRECTORY="+f.log), more...)
+type folders struct {
+	root, pipe, log string
+	printed         string // file for what the program prints that starts the daemon; clients can't write it
 }
 
-// check reports why no daemon answers.
-func (f folders) check() error { return mps.CheckControl(filepath.Join(f.pipe, mps.ControlSocket)) }
+func (f folders) env(more ...string) []string {
+	return append(append(os.Environ(), pipeVariable+"="+f.pipe, "CUDA_MPS_LOG_DIRECTORY="+f.log), more...)
+}
+
+// create makes the folders. A link by which a container leads out of the root is refused.
+func (f folders) create() error {
+	if err := os.MkdirAll(f.root, 0o755); err != nil {
+		return err
+	}
+	root, err := os.OpenRoot(f.root)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
+	for _, path := range []string{f.pipe, f.log} {
+		below, err := filepath.Rel(f.root, path)
+		if err != nil {
+			return err
+		}
+		if err := root.MkdirAll(below, 0o755); err != nil {
+			return err
+		}
+		if path == f.log {
+			continue
+		}
+		folder, err := root.Open(below)
+		if err != nil {
+			return err
+		}
+		err = labelForContainers(folder)
+		if err := errors.Join(err, folder.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // startDaemon starts a daemon for GPUs in the background, and returns when it serves its socket. Its server and clients then have these GPUs
 // only: without CUDA_VISIBLE_DEVICES it would use all GPUs of the node.
 func (f folders) startDaemon(ctx context.Context, devices []Device) error {
-	if err := f.removeStale(); err != nil {
+	if err := f.removeControl(); err != nil {
 		return err
 	}
 	// A file: the daemon keeps what it inherits open, so that the end of a pipe would never come.
-	printed, err := os.Create(filepath.Join(f.log, startLog))
+	printed, err := os.Create(f.printed)
 	if err != nil {
 		return err
 	}
@@ -85,11 +125,8 @@ func (f folders) startDaemon(ctx context.Context, devices []Device) error {
 	return nil
 }
 
-// removeStale removes the socket of a daemon that was killed.
-func (f folders) removeStale() error {
-	if f.check() == nil {
-		return fmt.Errorf("%s: a daemon serves it", f.pipe)
-	}
+// removeControl removes the control file of a daemon that has ended, or of a process that has taken its place.
+func (f folders) removeControl() error {
 	if err := os.Remove(filepath.Join(f.pipe, mps.ControlSocket)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -128,15 +165,22 @@ func (f folders) limit(ctx context.Context, p Pool) error {
 	return err
 }
 
-// abort ends a daemon that has just started, with its clients: without a time it would wait for them.
-func (f folders) abort(ctx context.Context) error {
+// abort ends a daemon that has just started, with its clients: without a time it would wait for them. One that takes no command is ended by a
+// signal.
+func (f folders) abort(ctx context.Context, p process) error {
 	_, err := f.command(ctx, "quit -t 1")
-	return err
+	if err == nil || !p.runs() {
+		return err
+	}
+	return errors.Join(err, p.signal(syscall.SIGKILL))
 }
 
 // clients returns the number of processes that are connected to the servers of the daemon.
 func (f folders) clients(ctx context.Context) (n int, err error) {
 	servers, err := f.processes(ctx, "get_server_list")
+	if len(servers) > maxServers {
+		return 0, fmt.Errorf("%s: %d servers, want %d at most", controlProgram, len(servers), maxServers)
+	}
 	for _, server := range servers {
 		clients, failed := f.processes(ctx, "get_client_list "+server)
 		n, err = n+len(clients), errors.Join(err, failed)
@@ -162,11 +206,23 @@ func output(ctx context.Context, stdin string, env []string, name string, args .
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env, cmd.Stdin, cmd.WaitDelay = env, strings.NewReader(stdin), outputAtMost
-	text, err := cmd.CombinedOutput()
-	if err != nil {
-		return "", programError(ctx, err, text, append(cmd.Args, strings.TrimSpace(stdin)))
+	printed := &limited{}
+	cmd.Stdout, cmd.Stderr = printed, printed
+	if err := cmd.Run(); err != nil {
+		return "", programError(ctx, err, printed.text, append(cmd.Args, strings.TrimSpace(stdin)))
 	}
-	return string(text), nil
+	return string(printed.text), nil
+}
+
+// limited takes what a program prints, and fails if that is more than outputLimit: the program ends then.
+type limited struct{ text []byte }
+
+func (l *limited) Write(text []byte) (int, error) {
+	if len(l.text)+len(text) > outputLimit {
+		return 0, fmt.Errorf("it prints more than %d bytes", outputLimit)
+	}
+	l.text = append(l.text, text...)
+	return len(text), nil
 }
 
 // programError is the error of a program that was called with words, and printed a text.
@@ -175,7 +231,7 @@ func programError(ctx context.Context, err error, printed []byte, words []string
 		err = fmt.Errorf("no end within %v: %w", programAtMost, context.Cause(ctx))
 	}
 	called := strings.TrimSpace(strings.Join(words, " "))
-	if printed = bytes.TrimSpace(printed); len(printed) > 0 {
+	if printed = bytes.TrimSpace(printed[:min(len(printed), 4<<10)]); len(printed) > 0 {
 		return fmt.Errorf("%s: %w: %s", called, err, printed)
 	}
 	return fmt.Errorf("%s: %w", called, err)

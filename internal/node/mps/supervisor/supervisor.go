@@ -5,7 +5,6 @@ package supervisor
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -15,14 +14,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/cenkalti/backoff/v5"
-
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
-	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/node/mps"
 	"github.com/tandem-gpu/tandem/internal/util/filelock"
 	"github.com/tandem-gpu/tandem/internal/util/reconcile"
-	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
 
 // Times of a Supervisor, which are not configurable.
@@ -31,6 +26,13 @@ const (
 	retryFirst = time.Second     // before another attempt to start or end a daemon
 	retryMost  = time.Minute
 	quitAtMost = 10 * time.Second // for a daemon without clients to end
+
+	// idleFor is for how long a daemon has no client and its GPUs have no work, while no work is added, before it is ended for a GPU that an
+	// agent has taken: what was given out before is in the agents' reports by then.
+	idleFor = 5 * time.Second
+
+	// takenAtMost is for how long the GPU of an agent that does not run counts as taken: a reset goes on without it (gpureset.AtMost).
+	takenAtMost = 5 * time.Minute
 )
 
 // Pool is what the daemon of a pool is started with.
@@ -68,92 +70,90 @@ func (p Pool) overlaps(o Pool) bool {
 	})
 }
 
+// Offer is what an agent offers by MPS.
+type Offer struct {
+	Pools []Pool         // that need a daemon
+	Held  []gpu.DeviceID // GPUs that work has, or may have
+}
+
 // Options configure a Supervisor.
 type Options struct {
-	Root  string   // folder of the daemons, as this process sees it
-	Locks []string // files that one supervisor can lock: another one waits. All lock them in the same order
+	Root     string // folder of the daemons, as this process sees it. Clients can write in it
+	StateDir string // of the agents: for the records of the daemons
+	Lock     string // a file that one supervisor can lock: another one waits
 
-	// Pools has for each agent of the node a function that returns which of its pools need a daemon now. With an error those of before still do;
-	// ErrNoAgent means that there may be no such agent.
-	Pools map[string]func(context.Context) ([]Pool, error)
+	// Offers has for each agent of the node a function that returns what it offers now. With an error that of before still counts; ErrNoAgent means
+	// that there may be no such agent.
+	Offers map[string]func(context.Context) (Offer, error)
+
+	// Taken returns the GPUs that agents have taken from all APIs for a proof or a reset, with the agents. With an error those of before still are.
+	Taken func() (map[gpu.DeviceID]string, error)
 	Log   *slog.Logger
 }
 
-// ErrNoAgent is the error of the pools of an agent that does not run.
+// ErrNoAgent is the error of the offer of an agent that does not run.
 var ErrNoAgent = errors.New("no agent runs")
 
 // Supervisor keeps a daemon running for each pool. A daemon is ended, because its pool is gone or has other settings, when it has no client
-// left; one that runs without a record is another program's, and is left alone. Make one with New, then call Run once.
+// left; and for as long as an agent has taken one of its GPUs, when no GPU of the pool has work either. One that runs without a record is
+// another program's, and is left alone. Make one with New, then call Run once.
+//
+// What a daemon's clients can write decides nothing: its process and its control file are in the record.
 type Supervisor struct {
 	opts    Options
-	locks   map[string]*os.File // that it holds, by path
-	offered map[string][]Pool   // by agent: what it has answered last
-	known   bool                // every agent that runs has answered, and there is one
-	wanted  map[string]Pool     // by name
+	lock    *os.File         // nil = it does not hold it
+	offered map[string]Offer // by agent: what it has answered last
+	known   bool             // every agent that runs has answered, and there is one
+	wanted  map[string]Pool  // by name
+	held    map[gpu.DeviceID]bool
+	taken   map[gpu.DeviceID]string // with the agent
+	ran     map[string]time.Time    // when an agent ran last
+	idle    map[string]time.Time    // since when the daemon of a pool is idle and takes no clients
+	idleFor time.Duration           // that of all but tests is the constant
 	retry   map[string]*attempt
 	logged  map[string]string // what was logged last, by what it is about
 }
 
-// attempt is when the daemon of a pool may be started or ended, after a failure or while it has clients.
-type attempt struct {
-	backoff *backoff.ExponentialBackOff
-	next    time.Time
-}
-
-// record is the file in the folder of a pool with what its daemon was started with.
-type record struct {
-	mps.Record
-	Pool Pool `json:"pool"`
-}
-
 // New returns a supervisor. It reads and starts nothing yet.
 func New(o Options) *Supervisor {
-	return &Supervisor{opts: o, locks: map[string]*os.File{}, offered: map[string][]Pool{}, retry: map[string]*attempt{}, logged: map[string]string{}}
+	return &Supervisor{
+		opts: o, offered: map[string]Offer{}, ran: map[string]time.Time{}, idle: map[string]time.Time{}, idleFor: idleFor,
+		retry: map[string]*attempt{}, logged: map[string]string{},
+	}
 }
 
-// Run supervises the daemons until ctx ends, from when it has the locks. It then ends those that have no client, within atMost; the others stay
+// Run supervises the daemons until ctx ends, from when it has the lock. It then ends those that have no client, within atMost; the others stay
 // as they are, for the next supervisor.
 func (s *Supervisor) Run(ctx context.Context, atMost time.Duration) {
-	defer func() {
-		for path, f := range s.locks {
-			filelock.Release(f, path)
-		}
-	}()
-	locked := false
+	defer func() { filelock.Release(s.lock, s.opts.Lock) }()
 	reconcile.Loop{}.Run(ctx, func(ctx context.Context, _ reconcile.Cause) time.Duration {
-		if locked = locked || s.lock(); locked {
+		if s.lock != nil || s.takeLock() {
 			s.read(ctx)
 			s.pass(context.WithoutCancel(ctx)) // a daemon that is half started would have no limits
 		}
 		return lookEvery
 	})
-	if locked {
+	if s.lock != nil {
 		s.endAll(context.WithoutCancel(ctx), atMost)
 	}
 }
 
-// lock takes the locks that it does not hold so far, and reports whether it has all.
-func (s *Supervisor) lock() bool {
-	for _, path := range s.opts.Locks {
-		if s.locks[path] != nil {
-			continue
-		}
-		err := os.MkdirAll(filepath.Dir(path), 0o755)
-		if err == nil {
-			s.locks[path], err = filelock.Take(path)
-		}
-		if errors.Is(err, filelock.ErrHeld) {
-			s.logOnce("lock", path, func() {
-				s.opts.Log.Info("another mps-daemon of this node runs the daemons, this one waits for its end", "lock", path)
-			})
-			return false
-		}
-		if err != nil {
-			s.logOnce("lock", err.Error(), func() { s.opts.Log.Warn("no daemon is started without the lock", "error", err) })
-			return false
-		}
+// takeLock reports whether it has the lock.
+func (s *Supervisor) takeLock() bool {
+	path := s.opts.Lock
+	err := os.MkdirAll(filepath.Dir(path), 0o755)
+	if err == nil {
+		s.lock, err = filelock.Take(path)
 	}
-	return true
+	switch {
+	case errors.Is(err, filelock.ErrHeld):
+		s.logOnce("lock", path, func() {
+			s.opts.Log.Info("another mps-daemon of this node runs the daemons, this one waits for its end", "lock", path)
+		})
+	case err != nil:
+		s.logOnce("lock", err.Error(), func() { s.opts.Log.Warn("no daemon is started without the lock", "error", err) })
+	}
+	return s.lock != nil
 }
 
 // endAll ends the daemons that have no client.
@@ -165,16 +165,20 @@ func (s *Supervisor) endAll(ctx context.Context, atMost time.Duration) {
 			s.opts.Log.Warn("MPS control daemon is left running", "pool", r.Pool.Name, "reason", err)
 		}
 	}
+	_ = os.Remove(filepath.Join(s.opts.StateDir, mps.RecordFolder)) // it has the records of daemons that are left
 }
 
-// read reads which pools need a daemon. A pool that several agents offer has one daemon.
+// read reads what the agents offer and have taken. A pool that several agents offer has one daemon.
 func (s *Supervisor) read(ctx context.Context) {
 	var missing []error
 	unclear := false
-	for _, agent := range slices.Sorted(maps.Keys(s.opts.Pools)) {
-		pools, err := s.opts.Pools[agent](ctx)
+	for _, agent := range slices.Sorted(maps.Keys(s.opts.Offers)) {
+		offer, err := s.opts.Offers[agent](ctx)
+		if !errors.Is(err, ErrNoAgent) {
+			s.ran[agent] = time.Now()
+		}
 		if err == nil {
-			s.offered[agent] = pools
+			s.offered[agent] = offer
 			continue
 		}
 		_, answered := s.offered[agent]
@@ -187,16 +191,35 @@ func (s *Supervisor) read(ctx context.Context) {
 		missing = append(missing, ErrNoAgent)
 	}
 	s.known = len(s.offered) > 0 && !unclear
-	s.wanted = map[string]Pool{}
-	for _, p := range slices.Concat(slices.Collect(maps.Values(s.offered))...) {
-		if before, both := s.wanted[p.Name]; both {
-			p = before.and(p)
+	s.wanted, s.held = map[string]Pool{}, map[gpu.DeviceID]bool{}
+	for _, offer := range s.offered {
+		for _, p := range offer.Pools {
+			if before, both := s.wanted[p.Name]; both {
+				p = before.and(p)
+			}
+			s.wanted[p.Name] = p
 		}
-		s.wanted[p.Name] = p
+		for _, id := range offer.Held {
+			s.held[id] = true
+		}
+	}
+	if err := s.readTaken(); err != nil {
+		missing = append(missing, err)
 	}
 	if ctx.Err() == nil {
 		s.logMissing(errors.Join(missing...))
 	}
+}
+
+// readTaken reads which GPUs agents have taken.
+func (s *Supervisor) readTaken() error {
+	taken, err := s.opts.Taken()
+	if err != nil {
+		return fmt.Errorf("which GPUs are taken: %w", err)
+	}
+	s.taken = maps.Clone(taken)
+	maps.DeleteFunc(s.taken, func(_ gpu.DeviceID, agent string) bool { return time.Since(s.ran[agent]) > takenAtMost })
+	return nil
 }
 
 // logMissing logs why the pools of an agent are unknown, and that they are known again.
@@ -210,193 +233,6 @@ func (s *Supervisor) logMissing(err error) {
 		s.opts.Log.Info("the pools are known again")
 		delete(s.logged, "pools")
 	}
-}
-
-// pass ends the daemons that are not wanted as they are, and then starts those that are missing: a GPU has one MPS server.
-func (s *Supervisor) pass(ctx context.Context) {
-	if !s.known {
-		return
-	}
-	for name, r := range s.records() {
-		want, ok := s.wanted[name]
-		stays := ok && want.equal(r.Pool)
-		r = s.mark(r, stays)
-		if unlimited := r.State == mps.Starting && s.folders(name).check() == nil; unlimited || !stays {
-			s.try(name, func() error { return s.end(ctx, r) })
-		}
-	}
-	records := s.records()
-	for _, name := range slices.Sorted(maps.Keys(s.wanted)) {
-		if s.folders(name).check() != nil {
-			s.try(name, func() error { return s.start(ctx, s.wanted[name], records) })
-			continue
-		}
-		if r, own := records[name]; !own || r.PID != s.folders(name).pid() {
-			s.logOnce(name, "foreign", func() {
-				s.opts.Log.Info("MPS control daemon was started by another program, and is left to it", "pool", name)
-			})
-		}
-	}
-}
-
-// mark records whether a daemon stays as it is. From when it does not, the agents give its GPUs no work, so that its clients become fewer.
-func (s *Supervisor) mark(r record, stays bool) record {
-	state := mps.Ending
-	if stays {
-		state = mps.Ready
-	}
-	if r.State == state || r.State == mps.Starting {
-		return r
-	}
-	r.State = state
-	if err := s.write(r); err != nil {
-		s.logOnce("record", err.Error(), func() { s.opts.Log.Warn("MPS control daemon: no record", "pool", r.Pool.Name, "error", err) })
-	}
-	return r
-}
-
-// try makes an attempt for a pool, if it is time, and logs each new reason for which it fails.
-func (s *Supervisor) try(name string, do func() error) {
-	a := s.retry[name]
-	if a == nil {
-		a = &attempt{backoff: backoff.NewExponentialBackOff()}
-		a.backoff.InitialInterval, a.backoff.MaxInterval = retryFirst, retryMost
-		s.retry[name] = a
-	}
-	if time.Now().Before(a.next) {
-		return
-	}
-	err := do()
-	if err == nil {
-		delete(s.retry, name)
-		delete(s.logged, name)
-		return
-	}
-	a.next = time.Now().Add(a.backoff.NextBackOff())
-	s.logOnce(name, err.Error(), func() {
-		if _, waits := errors.AsType[*waitError](err); waits {
-			s.opts.Log.Info("MPS control daemon: waiting", "pool", name, "reason", err)
-			return
-		}
-		s.opts.Log.Warn("MPS control daemon: failed, tried again", "pool", name, "error", err)
-	})
-}
-
-// waitError is why a daemon is not started or ended so far, which is no failure.
-type waitError struct{ text string }
-
-func (e *waitError) Error() string { return e.text }
-
-// start starts the daemon of a pool, as NVIDIA's mps-control-daemon does, and records it.
-func (s *Supervisor) start(ctx context.Context, p Pool, records map[string]record) error {
-	for name, r := range records {
-		if name != p.Name && r.Pool.overlaps(p) {
-			return &waitError{fmt.Sprintf("a GPU of the pool still has the daemon of pool %s", name)}
-		}
-	}
-	f := s.folders(p.Name)
-	if err := errors.Join(os.MkdirAll(f.pipe, 0o755), os.MkdirAll(f.log, 0o755), labelForContainers(f.pipe)); err != nil {
-		return err
-	}
-	// Before the daemon: whatever follows, it is known whose GPUs have another compute mode.
-	r := record{mps.Record{State: mps.Starting}, p}
-	if err := s.write(r); err != nil {
-		return err
-	}
-	if err := setComputeMode(ctx, p.Devices, modeExclusive); err != nil {
-		return err
-	}
-	if err := f.startDaemon(ctx, p.Devices); err != nil {
-		return err
-	}
-	r.PID = f.pid()
-	if err := errors.Join(s.write(r), f.limit(ctx, p)); err != nil { // without limits it would give a client all of a GPU
-		return errors.Join(err, f.abort(ctx))
-	}
-	s.opts.Log.Info("MPS control daemon started", "pool", p.Name, "gpus", joinIDs(p.Devices), "threads", p.Threads, "folder", f.pipe)
-	r.State = mps.Ready
-	return s.write(r)
-}
-
-// end ends a daemon that has no client, gives its GPUs back the compute mode that they have by default, and removes the record.
-func (s *Supervisor) end(ctx context.Context, r record) error {
-	f := s.folders(r.Pool.Name)
-	if f.check() == nil {
-		if r.PID != f.pid() { // it has taken the place of ours
-			return os.Remove(s.recordPath(r.Pool.Name))
-		}
-		switch n, err := f.clients(ctx); {
-		case err != nil:
-			return err
-		case n > 0:
-			return &waitError{fmt.Sprintf("its clients have not ended: %d", n)}
-		}
-		if _, err := f.command(ctx, "quit"); err != nil {
-			return err
-		}
-		if err := f.awaitEnd(ctx); err != nil {
-			return err
-		}
-		s.opts.Log.Info("MPS control daemon ended", "pool", r.Pool.Name)
-	}
-	if err := setComputeMode(ctx, r.Pool.Devices, modeDefault); err != nil {
-		s.opts.Log.Warn("the GPUs of a pool without a daemon keep their compute mode", "pool", r.Pool.Name, "error", err)
-	}
-	return os.Remove(s.recordPath(r.Pool.Name))
-}
-
-// awaitEnd waits until a daemon that was told to quit has ended.
-func (f folders) awaitEnd(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, quitAtMost)
-	defer cancel()
-	for f.check() == nil {
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-ctx.Done():
-			return &waitError{"it was told to quit, and has not ended"}
-		}
-	}
-	return nil
-}
-
-// records returns the records by pool.
-func (s *Supervisor) records() map[string]record {
-	records := map[string]record{}
-	entries, _ := os.ReadDir(s.folder("")) // without the folder there are none
-	for _, e := range entries {
-		text, err := statefile.Read(s.recordPath(e.Name()), mps.RecordLimit, statefile.SharedDir)
-		if err != nil {
-			continue
-		}
-		var r record
-		if json.Unmarshal(text, &r) == nil && r.Pool.Name == e.Name() {
-			records[r.Pool.Name] = r
-		}
-	}
-	return records
-}
-
-func (s *Supervisor) write(r record) error {
-	text, err := json.Marshal(r)
-	if err != nil {
-		return err
-	}
-	return statefile.Write(s.recordPath(r.Pool.Name), text)
-}
-
-// folder is that of a pool, in the layout of NVIDIA's mps-control-daemon; "" = the parent of all.
-func (s *Supervisor) folder(pool string) string {
-	return filepath.Join(s.opts.Root, inventory.ResourceDomain, pool)
-}
-
-func (s *Supervisor) recordPath(pool string) string {
-	return filepath.Join(s.folder(pool), mps.RecordName)
-}
-
-func (f folders) pid() string { return mps.PID(f.pipe) }
-
-func (s *Supervisor) folders(pool string) folders {
-	return folders{pipe: mps.Pipe(s.opts.Root, pool), log: filepath.Join(s.folder(pool), "log")}
 }
 
 // logOnce logs what is about something, unless it is the same as before.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/node/mps"
 	"github.com/tandem-gpu/tandem/test/check"
@@ -35,6 +36,8 @@ type host struct {
 	mu    sync.Mutex
 	pools []Pool
 	other []Pool // of another agent; nil = there is none
+	held  []gpu.DeviceID
+	taken map[gpu.DeviceID]string
 	err   error
 }
 
@@ -48,7 +51,9 @@ func newHost(t *testing.T) *host {
 	t.Cleanup(func() {
 		all, _ := filepath.Glob(filepath.Join(h.root, inventory.ResourceDomain, "*", "pipe"))
 		for _, pipe := range all {
-			_ = mpscontrol.Kill(pipe) // some have ended
+			if p, found := findDaemon(pipe); found {
+				_ = p.signal(syscall.SIGKILL) // it may have ended meanwhile
+			}
 		}
 	})
 	return h
@@ -62,22 +67,43 @@ func (h *host) offer(err error, pools ...Pool) {
 }
 
 func (h *host) supervisor() *Supervisor {
-	return New(Options{Root: h.root, Locks: []string{filepath.Join(h.root, "lock")}, Log: slog.New(slog.NewTextHandler(h.log, nil)),
-		Pools: map[string]func(context.Context) ([]Pool, error){
-			"k8s-gpu": func(context.Context) ([]Pool, error) {
+	s := New(Options{Root: h.root, StateDir: h.state(), Lock: filepath.Join(h.state(), "lock"), Log: slog.New(slog.NewTextHandler(h.log, nil)),
+		Offers: map[string]func(context.Context) (Offer, error){
+			"k8s-gpu": func(context.Context) (Offer, error) {
 				h.mu.Lock()
 				defer h.mu.Unlock()
-				return h.pools, h.err
+				return Offer{Pools: h.pools, Held: h.held}, h.err
 			},
-			"nomad-gpu": func(context.Context) ([]Pool, error) {
+			"nomad-gpu": func(context.Context) (Offer, error) {
 				h.mu.Lock()
 				defer h.mu.Unlock()
 				if h.other == nil {
-					return nil, ErrNoAgent
+					return Offer{}, ErrNoAgent
 				}
-				return h.other, nil
+				return Offer{Pools: h.other}, nil
 			},
-		}})
+		},
+		Taken: func() (map[gpu.DeviceID]string, error) {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			return h.taken, nil
+		},
+	})
+	s.idleFor = 0
+	return s
+}
+
+// state is the state directory of the agents.
+func (h *host) state() string { return filepath.Join(h.programs, "state") }
+
+// use sets which GPUs work has, and which the first agent has taken.
+func (h *host) use(held, taken []gpu.DeviceID) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.held, h.taken = held, map[gpu.DeviceID]string{}
+	for _, id := range taken {
+		h.taken[id] = "k8s-gpu"
+	}
 }
 
 // pass has a supervisor make one pass, whatever attempts have failed before.
@@ -93,7 +119,8 @@ func (h *host) stop(s *Supervisor) {
 }
 
 func (h *host) answers(pool string) bool {
-	return mps.CheckControl(filepath.Join(mps.Pipe(h.root, pool), mps.ControlSocket)) == nil
+	_, err := mps.FindControl(mps.Pipe(h.root, pool))
+	return err == nil
 }
 
 func (h *host) read(path ...string) string {
@@ -283,7 +310,7 @@ func TestTakesNoClients(t *testing.T) {
 	h.pass(s)
 	client := h.connect("few")
 	defer func() { check.NoError(t, client.Close()) }()
-	daemons := mps.Of(inventory.Policy{}, h.root)
+	daemons := mps.Of(inventory.Policy{}, h.root, h.state())
 	takes := func(when string, want bool) {
 		t.Helper()
 		if err := daemons.Check("few"); (err == nil) != want {
@@ -364,7 +391,7 @@ func TestRun(t *testing.T) {
 		t.Helper()
 		check.Until(t, what, func() bool {
 			r := s.records()["gpu.mps"]
-			return r.PID != "" && r.PID == s.folders("gpu.mps").pid() && h.answers("gpu.mps")
+			return r.State == mps.Ready && r.Process.runs() && h.answers("gpu.mps")
 		})
 	}
 	await("a daemon")
