@@ -31,6 +31,7 @@ type faultyNode struct {
 	seed      uint64
 	boots     int
 	fault     string // "" = none
+	unlock    func() // of the folder, with the fault "locked"; nil = it is not locked
 	agents    []*faultyAgent
 	history   []string
 
@@ -55,8 +56,12 @@ func (n *faultyNode) did(format string, args ...any) {
 // set sets a fault of the disk. One that is in use can't become read-only.
 func (n *faultyNode) set(fault string) {
 	d := n.smallDisk
-	if n.fault == "read-only" {
+	switch {
+	case n.fault == "read-only":
 		check.NoError(n, d.remount(0, ""))
+	case n.unlock != nil:
+		n.unlock()
+		n.unlock = nil
 	}
 	d.free()
 	switch n.fault = fault; fault {
@@ -64,6 +69,10 @@ func (n *faultyNode) set(fault string) {
 		d.fill()
 	case "no inode":
 		d.takeInodes()
+	case "locked": // by an agent that waits for the disk
+		if n.unlock, _ = lockFolder(n.Context(), d.path(FolderName)); n.unlock == nil {
+			n.fault = ""
+		}
 	case "read-only":
 		if err := d.remount(syscall.MS_RDONLY, ""); err != nil {
 			n.fault = ""
@@ -74,13 +83,14 @@ func (n *faultyNode) set(fault string) {
 
 func (n *faultyNode) start(a *faultyAgent) {
 	a.running = start(n.T, setup{
-		name: a.name, stateDir: n.smallDisk.dir, cfg: on(inventory.OverlapRefuse, a.gpus...), boot: fmt.Sprint("boot-", n.boots),
+		name: a.name, stateDir: n.smallDisk.dir, boot: fmt.Sprint("boot-", n.boots),
+		cfg:   on(inventory.OverlapRefuse, a.gpus...),
 		serve: func(w *Watcher) { w.Serve([]inventory.API{a.api}, Readers{a.api: a.record.read}) },
 	})
 }
 
-// kill ends an agent. One that could leave nothing on disk is started again before another agent may take it for one that never was: that can't be
-// seen.
+// kill ends an agent. One that could leave nothing on disk is started again soon: later no agent could know that it was
+// there.
 func (n *faultyNode) kill(a *faultyAgent) {
 	synctest.Wait()
 	a.restart = time.Time{}
@@ -100,11 +110,16 @@ func (n *faultyNode) step() {
 	a := n.agents[n.IntN(2)]
 	switch n.IntN(12) {
 	case 0, 1:
-		n.set([]string{"", "", "full", "full", "no inode", "read-only"}[n.IntN(6)])
+		n.set([]string{"", "", "full", "full", "no inode", "read-only", "locked"}[n.IntN(7)])
 	case 2, 3, 4:
 		if a.running == nil {
-			n.did("%s starts", a.name)
+			gpus := a.gpus
+			if n.IntN(4) == 0 { // another policy
+				a.gpus = [][]int{{0, 1, 2, 3}, {0, 1}, {2}, {3, 1}}[n.IntN(4)]
+			}
+			n.did("%s starts with %v", a.name, a.gpus)
 			n.start(a)
+			a.gpus = gpus
 		}
 	case 5:
 		if a.running != nil {
@@ -191,8 +206,9 @@ func (r *record) hold(gpus map[int]bool) {
 	}
 }
 
-// Two agents start, end and give GPUs out, the node is rebooted, and the disk is full, without inodes or read-only, all at random. No GPU is ever
-// offered by both agents, or offered by one while the other's work has it. When the disk works and both run, each GPU is offered within a minute.
+// Two agents start, end and give GPUs out, the node is rebooted, and the disk is full, without inodes, read-only or hangs,
+// all at random. No GPU is ever offered by both agents, or offered by one while the other's work has it. When the disk
+// works and both run, each GPU is offered within a minute.
 func TestDiskFaults(t *testing.T) {
 	given, unrecorded, unseen := 0, 0, 0
 	for run := range *faultRuns {
@@ -214,23 +230,29 @@ func TestDiskFaults(t *testing.T) {
 				n.step()
 				n.pass(time.Duration(n.IntN(8000)) * time.Millisecond)
 			}
-			n.did("the disk works, both agents run")
+			n.did("the disk works, no work runs, and both agents are restarted")
 			n.set("")
+			n.pass(time.Second)
 			for _, a := range n.agents {
-				if a.running == nil {
-					n.start(a)
+				if a.running != nil {
+					n.kill(a)
 				}
+				a.work = map[int]bool{}
+				a.record.hold(nil)
+				n.start(a)
 			}
 			n.pass(time.Minute)
-			offered := slices.Sorted(slices.Values(slices.Concat(n.agents[0].running.schedulable(), n.agents[1].running.schedulable())))
+			offered := slices.Concat(n.agents[0].running.schedulable(), n.agents[1].running.schedulable())
+			slices.Sort(offered)
 			if !slices.Equal(offered, []int{0, 1, 2, 3}) {
 				n.fatal("only %v are offered", offered)
 			}
 			given, unrecorded, unseen = given+n.given, unrecorded+n.offeredUnrecorded, unseen+n.unseen
 		})
 	}
+	t.Logf("%d times given out, %d times killed while GPUs were not recorded, %d times without a link",
+		given, unrecorded, unseen)
 	if given < *faultRuns || unrecorded < *faultRuns/10 || unseen < *faultRuns/20 {
-		t.Errorf("little happened: %d times given out, %d times killed while GPUs were not recorded, %d times without a link", given, unrecorded, unseen)
+		t.Error("little happened")
 	}
-	t.Logf("%d times given out, %d times killed while GPUs were not recorded, %d times without a link", given, unrecorded, unseen)
 }

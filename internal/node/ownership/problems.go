@@ -128,7 +128,7 @@ func (f fault) remedy() string {
 	case errors.Is(f.err, errUnrecorded):
 		return "make room on the disk and start " + f.agent + ", which records them; if it was removed, delete the file"
 	case errors.Is(f.err, errUnseen):
-		return "let " + f.agent + " write to the directory; if it was removed, restart this agent when no work has a GPU from it"
+		return "let " + f.agent + " write to the directory; if it was removed and has no work, restart this agent"
 	}
 	return "start " + f.agent + ", which writes it again; if it was removed, delete the file"
 }

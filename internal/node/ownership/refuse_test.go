@@ -191,13 +191,14 @@ func (r *recorder) UpdateHost(change func(*inventory.Host)) { change(&r.host) }
 // While the disk hangs adapters wait for a moment only; what was read before stays in force, and an agent that is alone is not held up.
 func TestDiskThatHangs(t *testing.T) {
 	at := []gpu.Placement{whole(1)}
+	own := inventory.Recorded{Reason: elseUnrecorded, Pending: true, At: at}
 	for name, tc := range map[string]struct {
 		latest *view
 		want   inventory.Recorded
 	}{
 		"nothing was read":              {nil, inventory.Recorded{Reason: elseUnrecorded, At: at}},
-		"another agent has files":       {&view{own: inventory.Recorded{Reason: elseUnrecorded, Pending: true, At: at}}, inventory.Recorded{Reason: elseUnrecorded, At: at}},
-		"alone, with a file":            {&view{alone: true, own: inventory.Recorded{Reason: elseUnrecorded, Pending: true, At: at}}, inventory.Recorded{Reason: elseUnrecorded, At: at}},
+		"another agent has files":       {&view{own: own}, inventory.Recorded{Reason: elseUnrecorded, At: at}},
+		"alone, with a file":            {&view{alone: true, own: own}, inventory.Recorded{Reason: elseUnrecorded, At: at}},
 		"no other agent has any so far": {&view{alone: true}, inventory.Recorded{}},
 	} {
 		w := New(Options{Agent: "k8s-gpu", StateDir: t.TempDir(), Config: core.DefaultConfig(), Log: slog.New(slog.DiscardHandler)})

@@ -67,9 +67,9 @@ type store struct {
 	inherits   bool            // an earlier process was, and what it offered is not in offered yet
 	offered    []gpu.Placement // by this agent since it is unrecorded
 	stateLock  *os.File        // the state directory, locked, where no link can be made; nil = it is not locked
-	unseen     time.Time       // since when this process has found nobody by that lock; zero = it has not looked
+	unseen     time.Time       // since when this process has found that lock free; zero = it has not looked
 	lockHeld   grace           // since when another agent has it
-	lockSeen   bool            // another agent had it for longer than a restart takes, and has written no complete file since
+	lockSeen   bool            // another agent had it for seconds, and has written no complete file since
 	heldSince  time.Time       // when it was found held for the first time
 	failing    bool            // the last file of this agent could not be written
 }
@@ -163,14 +163,16 @@ func (s *store) update(ctx context.Context, o localDevices) (view, error) {
 	return v, failed
 }
 
-// takeOver takes over what another process of this agent offers, or offered, without a record.
+// takeOver continues what another process of this agent offers, or offered, without a record.
 func (s *store) takeOver(r reading, o localDevices, failed error) {
 	if errors.Is(failed, errDuplicateAgent) { // that process ends it, too
-		s.unrecorded = r.unrecorded
+		s.unrecorded = r.unrecorded || s.stateLock != nil
+		s.inherits = r.unrecorded
 		return
 	}
 	if r.unrecorded && !s.unrecorded {
-		s.unrecorded, s.inherits = true, true
+		s.unrecorded = true
+		s.inherits = true
 	}
 	if s.inherits && o.ready { // any GPU that exists
 		s.inherits = false
@@ -178,14 +180,14 @@ func (s *store) takeOver(r reading, o localDevices, failed error) {
 	}
 }
 
-// notYet returns why the file of this agent must not be written yet; nil = it can be. Written now, it would lack devices.
+// notYet returns why the file of this agent must not be written yet: it would lack devices. nil = it can be written.
 func (s *store) notYet(r reading, ready bool) error {
 	switch {
 	case s.inherits:
 		return writeError{errUnready}
 	case r.lost && !s.unrecorded && (!ready || s.refuse && len(r.unknown()) > 0):
-		return writeError{fmt.Errorf("%s can't be read, and is written again when the GPUs and the files of all agents are: %w",
-			s.path(s.agent, ".json"), r.broken)}
+		const text = "%s can't be read, and is written again when the GPUs and the files of all agents are: %w"
+		return writeError{fmt.Errorf(text, s.path(s.agent, ".json"), r.broken)}
 	}
 	return nil
 }
@@ -197,7 +199,8 @@ func (s *store) newNumbersWait(r reading) bool {
 	return !s.unreadPeers.over(unread) && unread
 }
 
-// mayGoOn reports whether this agent may offer GPUs that it could not record: no other agent of the node has a file, or overlaps are no reason.
+// mayGoOn reports whether this agent may offer GPUs that it could not record: it has some, and no other agent has a file.
+// With overlap = warn the files of others are no reason against it.
 func (s *store) mayGoOn(r reading, o localDevices, failed error) bool {
 	if _, notWritten := errors.AsType[writeError](failed); !notWritten || s.refuse && !r.alone {
 		return s.unrecorded && notWritten
@@ -211,7 +214,8 @@ func (s *store) held() func(gpu.DeviceID) bool {
 	return func(id gpu.DeviceID) bool { return len(records.HoldersOf(id)) > 0 }
 }
 
-// record writes what this agent offers, and returns what is on disk then. mine is what it has recorded, or has offered without a record.
+// record writes what this agent offers, and returns what is on disk then. mine is what the agent has recorded and what it
+// has offered without a record.
 func (s *store) record(r reading, mine agentFile, counting []agentFile, o localDevices) (agentFile, error) {
 	next := mine
 	next.started, next.boot = s.started, s.boot

@@ -16,40 +16,41 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/filelock"
 )
 
-// An agent that can't write its file goes on if no other agent of the node has one. It then offers GPUs that are not recorded, and shows that
-// to agents that start later. They offer nothing until its file is complete:
+// An agent that can't write its file goes on if no other agent of the node has one. It then offers GPUs that are not
+// recorded, and shows that to agents that start later. They offer nothing until its file is complete:
 //
 //	nomad-gpu  disk full, no other agent: link, offers all GPUs . . . . . . room: file with all GPUs, no link
 //	k8s-gpu        starts, finds the link: offers nothing . . . . . . . . . . . . . reads the file, offers the others
 //
-// The link <agent>.unrecorded needs no block of the disk, and stays when the agent is killed. Its target is the boot. On a disk that takes no link
-// either (read-only, no inode), the agent locks the state directory instead. That lock ends with the process:
+// The link <agent>.unrecorded needs no block of the disk, and stays when the agent is killed. Its target is the boot.
+// On a disk that takes no link either (read-only, no inode), the agent locks the state directory instead. That lock ends
+// with the process:
 //
-//   - An agent that starts waits for half a minute before it takes the lock, because another agent may be restarting. So does one
-//     that has found the lock held.
-//   - An agent that has found the lock held for some seconds while it could not write keeps away until it has read a complete file of another agent.
-//   - Neither is so for an agent whose work has GPUs: it had the lock before.
+//   - An agent waits for half a minute before it takes the lock, because another agent may be restarting.
+//   - An agent that can't write and finds the lock held for some seconds keeps away. It waits for a complete file.
+//   - An agent whose work has a GPU takes the lock at once: it had the lock before.
 //
-// What nobody sees is an agent that could leave no link and ended half a minute before the other one started.
+// No agent can see another one that made no link and ended more than half a minute ago.
 
-// unrecordedSuffix is that of the link which shows that an agent offers GPUs that its file does not have.
+// unrecordedSuffix is the suffix of the link by which an agent shows that it offers GPUs that its file does not have.
 const unrecordedSuffix = ".unrecorded"
 
 const (
-	// stateLockAtMost is how long an agent waits for the lock of the state directory. Agents that look whether it is held have it for microseconds.
+	// stateLockAtMost is how long an agent waits for the lock of the state directory. An agent that only looks holds it
+	// for microseconds.
 	stateLockAtMost = 100 * time.Millisecond
 
-	// unseenAtMost is how long an agent stays unseen while it is restarted, or while it begins to write its file.
+	// unseenAtMost is how long a restart of an agent takes, or its first file after the fault.
 	unseenAtMost = 30 * time.Second
 )
 
 var (
 	errUnrecorded = errors.New("the agent offers GPUs that it could not record")
 	errUnseen     = errors.New("the directory is locked, or was: an agent offers GPUs that it could not record")
-	errUnready    = errors.New("an earlier process of this agent offered GPUs without a record: the file is written when the GPUs are read")
+	errUnready    = errors.New("an earlier process offered GPUs without a record: the file waits until the GPUs are read")
 )
 
-// isUnrecorded reports whether an agent offers GPUs that its file does not have, by its link of this boot. A link that can't be read is one.
+// isUnrecorded reports whether an agent has a link of this boot. A link that can't be read counts as one.
 func (s *store) isUnrecorded(agent string) bool {
 	target, err := os.Readlink(s.path(agent, unrecordedSuffix))
 	switch {
@@ -61,10 +62,10 @@ func (s *store) isUnrecorded(agent string) bool {
 	return target == bootTarget(s.boot) || target == bootTarget("") || s.boot == ""
 }
 
-// bootTarget returns the target of a link that was made in a boot.
+// bootTarget returns the target of a link of a boot.
 func bootTarget(boot string) string { return "bootID=" + boot }
 
-// offers notes what this agent offers, so that a record that is made later has it.
+// offers notes what this agent offers, for its first file after the fault.
 func (s *store) offers(at []gpu.Placement) {
 	if !s.unrecorded {
 		s.offered = nil
@@ -72,8 +73,8 @@ func (s *store) offers(at []gpu.Placement) {
 	s.offered = sortedPlacements(append(s.offered, at...))
 }
 
-// showUnrecorded shows other agents that this one offers GPUs that its file does not have. It returns false if it can't, or if another agent
-// may do the same: then this agent must not offer them. The folder is locked.
+// showUnrecorded shows other agents that this one offers GPUs that its file does not have. If it returns false, another
+// agent may offer them, and this one must not. The caller has locked the folder.
 func (s *store) showUnrecorded(ctx context.Context) bool {
 	if s.link() != nil && !s.lockStateDir(ctx) {
 		return false
@@ -104,15 +105,16 @@ func (s *store) endUnrecorded() error {
 		return writeError{err}
 	}
 	s.unlockStateDir()
-	s.unrecorded, s.offered = false, nil
+	s.unrecorded = false
+	s.offered = nil
 	return nil
 }
 
 // statePath returns the path of the state directory for its lock. It follows a symbolic link.
 func (s *store) statePath() string { return filepath.Dir(s.folder) + "/." }
 
-// lockStateDir locks the state directory. It returns false if another agent may have it locked, or be restarting. A directory that is missing, or
-// that has no locks, shows no agent.
+// lockStateDir locks the state directory. It returns false if another agent has it locked, or may be restarting. It
+// returns true if no agent can lock it: it is missing, or its file system has no locks.
 func (s *store) lockStateDir(ctx context.Context) bool {
 	if s.stateLock != nil && filelock.IsAt(s.stateLock, s.statePath()) {
 		return true
@@ -128,10 +130,11 @@ func (s *store) lockStateDir(ctx context.Context) bool {
 		return hasNoLock(err) && !s.lockSeen
 	}
 	s.stateLock = f
-	if (s.lockSeen || time.Since(s.unseen) < unseenAtMost) && !s.hasWork() {
+	if s.refuse && (s.lockSeen || time.Since(s.unseen) < unseenAtMost) && !s.hasWork() {
 		s.unlockStateDir()
 		return false
 	}
+	s.inherits = s.inherits || !s.unrecorded // an earlier process may have had it
 	return true
 }
 
@@ -168,8 +171,8 @@ func (s *store) hasWork() bool {
 	return false
 }
 
-// findUnseen adds an agent that offers GPUs which are not recorded, and that could leave no link, by its lock of the state directory. Every user can
-// take that lock. So while this agent can write, which the other one can as well, the lock counts for a short time only.
+// findUnseen adds the agent that has the state directory locked. Every local user can lock it. So the lock counts for a
+// short time only while this agent can write, because the other one then can, too.
 func (s *store) findUnseen(ctx context.Context, r *reading) {
 	if !s.refuse || s.unrecorded {
 		return
@@ -211,7 +214,7 @@ func (s *store) otherAgent() string {
 	return names[slices.IndexFunc(names, func(name string) bool { return name != s.agent })]
 }
 
-// withUnrecorded returns the file of an agent with what it may have given out without a record.
+// withUnrecorded returns the file of this agent with what it may have given out without a record.
 func (s *store) withUnrecorded(r reading) agentFile {
 	mine := r.mine
 	if !s.unrecorded {
@@ -228,10 +231,10 @@ func (s *store) withUnrecorded(r reading) agentFile {
 	return mine
 }
 
-// ownAlone is what this agent may offer while the files can't be read, for the given reason. Without a file of another agent it offers all that it has.
+// ownAlone returns what this agent may offer while the files can't be read: everything if no other agent has any.
 func (s *store) ownAlone(ctx context.Context, why error) inventory.Recorded {
 	own, missing := s.ownUnread(why)
-	if own.Reason != "" || !s.refuse {
+	if own.Reason != "" {
 		return own
 	}
 	if s.lockStateDir(ctx) {
@@ -240,6 +243,9 @@ func (s *store) ownAlone(ctx context.Context, why error) inventory.Recorded {
 			s.unrecorded = true
 			return own
 		}
+	}
+	if !s.refuse {
+		return own
 	}
 	return s.ownRecorded(elseUnseen)
 }

@@ -67,7 +67,8 @@ func (d smallDisk) takeInodes() {
 	d.Helper()
 	check.NoError(d, os.Mkdir(d.path("other"), 0o700))
 	for n := range 64 {
-		if err := os.WriteFile(filepath.Join(d.path("other"), string(rune('A'+n))), nil, 0o600); errors.Is(err, syscall.ENOSPC) {
+		path := filepath.Join(d.path("other"), string(rune('A'+n)))
+		if err := os.WriteFile(path, nil, 0o600); errors.Is(err, syscall.ENOSPC) {
 			return
 		}
 	}
@@ -101,8 +102,9 @@ func updates(t *testing.T, when string, s *store, may []gpu.Placement) view {
 	return v
 }
 
-// An agent that was alone offers its GPUs while the disk is full. When there is room these are in its first file, whichever agent writes
-// first, and also after a restart of each. The other agent offers nothing until it has read that file.
+// An agent that was alone offers its GPUs while the disk is full. When there is room, its first file has these GPUs,
+// whichever agent writes first, and also after a restart of each. The other agent offers nothing until it has read that
+// file.
 func TestFullDiskFirstFileHasWhatWasOffered(t *testing.T) {
 	type agents struct{ alone, second *store }
 	for name, then := range map[string]func(t *testing.T, start func(string) *store, a *agents){
@@ -117,7 +119,8 @@ func TestFullDiskFirstFileHasWhatWasOffered(t *testing.T) {
 			a.alone.close()
 			updates(t, "room", a.second, nil)
 			a.alone = start("nomad-gpu")
-			if _, err := a.alone.update(t.Context(), localDevices{unsure: func(gpu.Placement) bool { return true }}); err == nil {
+			unread := localDevices{unsure: func(gpu.Placement) bool { return true }}
+			if _, err := a.alone.update(t.Context(), unread); err == nil {
 				t.Error("a file was written before the GPUs were read")
 			}
 			updates(t, "the GPUs are not read", a.second, nil)
@@ -179,6 +182,21 @@ func TestFullDiskBesideAnAgentThatWarns(t *testing.T) {
 	updates(t, "the other one has ended", refuses, nil)
 }
 
+// The same on a disk that takes no file.
+func TestReadOnlyDiskBesideAnAgentThatWarns(t *testing.T) {
+	d := mount(t, syscall.MS_RDONLY)
+	synctest.Test(t, func(t *testing.T) {
+		n := nomad(t, d.dir, on(inventory.OverlapWarn, 0, 1))
+		k := kube(t, d.dir, on(inventory.OverlapRefuse, 1, 2))
+		neverBoth(t, n, k, time.Minute)
+		n.expectSchedulable(t, "read-only", 0, 1)
+		check.NoError(t, d.remount(0, ""))
+		neverBoth(t, n, k, 10*time.Second)
+		n.expectSchedulable(t, "writable", 0, 1)
+		k.expectSchedulable(t, "writable", 2)
+	})
+}
+
 // The link of an earlier boot is void, and the agent of this boot replaces it.
 func TestLinkOfAnEarlierBoot(t *testing.T) {
 	d := mount(t, 0)
@@ -201,8 +219,8 @@ func TestLinkOfAnEarlierBoot(t *testing.T) {
 	}
 }
 
-// An agent whose earlier process, of a version without the link, gave a GPU out: its first file has what its work has, though the other agent has
-// no file so far.
+// The earlier process of an agent gave a GPU out and made no link, because it was of an earlier version. The first file
+// has the GPUs of work, although the other agent has no file yet.
 func TestFirstFileHasGPUsOfWork(t *testing.T) {
 	folder := t.TempDir()
 	other, _ := newStore(t, folder, "k8s-gpu", true)
@@ -219,14 +237,15 @@ func TestFirstFileHasGPUsOfWork(t *testing.T) {
 func (d smallDisk) startAll(t *testing.T, name string, work *record) *agent {
 	t.Helper()
 	api := map[string]inventory.API{"nomad-gpu": inventory.Nomad, "k8s-gpu": inventory.DevicePlugin}[name]
-	return start(t, setup{name: name, stateDir: d.dir, cfg: on(inventory.OverlapRefuse, 0, 1, 2, 3), serve: func(w *Watcher) {
+	cfg := on(inventory.OverlapRefuse, 0, 1, 2, 3)
+	return start(t, setup{name: name, stateDir: d.dir, cfg: cfg, serve: func(w *Watcher) {
 		w.Serve([]inventory.API{api}, Readers{api: work.read})
 	}})
 }
 
-// On a disk that takes no file, no link and no folder, the first agent offers its GPUs and the second one none, and its problems and the health of its
-// GPUs have the reason. The second one keeps away while the first is restarted, also if it is restarted itself, and until the first has recorded
-// its GPUs.
+// On a disk that takes no file, no link and no folder, the first agent offers its GPUs and the second one none. The
+// problems of the second one and the health of its GPUs have the reason. It keeps away while the first one is restarted,
+// also if both are, and until the first one has recorded its GPUs.
 func TestDiskThatTakesNoFile(t *testing.T) {
 	for name, fault := range map[string]struct {
 		begin func(*testing.T) smallDisk
@@ -314,7 +333,8 @@ func TestLockOfTheStateDirectoryByAnotherUser(t *testing.T) {
 	})
 }
 
-// A state directory that is removed while agents run: each writes its files again with the next pass, and no GPU changes hands.
+// The state directory is removed while agents run: each writes its files again with the next pass, and no GPU changes
+// hands.
 func TestStateDirectoryRemoved(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	synctest.Test(t, func(t *testing.T) {
