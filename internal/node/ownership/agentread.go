@@ -198,7 +198,7 @@ const (
 	elseUnread     = "perhaps: what the agents of this node offer is not read so far"
 	elseUnrecorded = "perhaps: not recorded so far"
 	elseUnwritten  = "perhaps: the record of this agent is not written"
-	elseUnseen     = "perhaps: no agent can record what it offers, and another one may run"
+	elseUnseen     = "perhaps: no agent can record its GPUs now"
 	elseDuplicate  = "perhaps: not recorded by the process of this agent that runs already"
 )
 
