@@ -27,6 +27,8 @@ type reading struct {
 	others []agentFile // by agent
 	alone  bool        // no other agent has a file, of any boot: none has run on this node
 	faults []fault     // of other agents, by agent
+
+	unrecorded bool // this agent offers GPUs that mine does not have, by its link
 }
 
 // unknown are the agents that may offer any GPU.
@@ -66,6 +68,7 @@ func (s *store) read(running func(agent string) bool) (reading, error) {
 	if err != nil {
 		return r, err
 	}
+	r.unrecorded = s.isUnrecorded(s.agent)
 	for _, agent := range agents {
 		f, err := s.readFile(agent)
 		void := err == nil && s.isVoid(f)
@@ -78,15 +81,21 @@ func (s *store) read(running func(agent string) bool) (reading, error) {
 			continue
 		}
 		r.alone = false
-		if void || errors.Is(err, fs.ErrNotExist) {
-			if !running(agent) && !s.wasRemoved() {
-				delete(s.decoded, agent)
-				continue
-			}
+		missing := void || errors.Is(err, fs.ErrNotExist)
+		switch {
+		case s.isUnrecorded(agent):
+			err = errUnrecorded
+		case missing && !running(agent) && !s.wasRemoved():
+			delete(s.decoded, agent)
+			continue
+		case missing:
 			err = errUnwritten
 		}
 		if err != nil {
 			one := fault{agent: agent, path: s.path(agent, ".json"), err: err}
+			if errors.Is(err, errUnrecorded) {
+				one.path = s.path(agent, unrecordedSuffix)
+			}
 			f, one.remembered = s.remembered(agent)
 			f.agent, f.unknown = agent, func(gpu.DeviceID) bool { return true }
 			r.faults = append(r.faults, one)
@@ -134,11 +143,12 @@ func (s *store) agents() ([]string, error) {
 
 // agentOf returns the agent of a file in the folder of the agents; false for another file, such as a temporary one.
 func agentOf(name string) (agent string, ok bool) {
-	agent, ok = strings.CutSuffix(name, ".json")
-	if !ok {
-		agent, ok = strings.CutSuffix(name, ".lock")
+	for _, suffix := range []string{".json", ".lock", unrecordedSuffix} {
+		if agent, ok = strings.CutSuffix(name, suffix); ok {
+			return agent, isAgentName(agent)
+		}
 	}
-	return agent, ok && isAgentName(agent)
+	return "", false
 }
 
 // isVoid reports whether a file is of an earlier boot. An unknown boot is no sign of a reboot.
@@ -188,12 +198,13 @@ const (
 	elseUnread     = "perhaps: what the agents of this node offer is not read so far"
 	elseUnrecorded = "perhaps: not recorded so far"
 	elseUnwritten  = "perhaps: the record of this agent is not written"
+	elseUnseen     = "perhaps: no agent can record its GPUs now"
 	elseDuplicate  = "perhaps: not recorded by the process of this agent that runs already"
 )
 
 // own is what this agent has recorded on disk, and what that means for other devices. failed is why that is not all that it offers.
 func (s *store) own(r reading, failed error) inventory.Recorded {
-	if !s.refuse {
+	if !s.refuse || s.unrecorded {
 		return inventory.Recorded{}
 	}
 	o := inventory.Recorded{Reason: elseUnrecorded, Pending: failed == nil}
@@ -202,12 +213,12 @@ func (s *store) own(r reading, failed error) inventory.Recorded {
 	}
 	unknown := r.unknown()
 	switch {
-	case r.alone && failed != nil:
-		return inventory.Recorded{}
 	case len(unknown) > 0:
 		o.Reason, o.Pending = fmt.Sprintf("perhaps %s, whose file can't be read", strings.Join(unknown, ", ")), false
 	case errors.Is(failed, errDuplicateAgent):
 		o.Reason = elseDuplicate
+	case failed != nil && r.alone:
+		o.Reason = elseUnseen
 	case failed != nil:
 		o.Reason = elseUnwritten
 	}
@@ -216,18 +227,23 @@ func (s *store) own(r reading, failed error) inventory.Recorded {
 
 // ownUnread is own while the files were not read in this process; why is the error, nil before the first attempt. What the agent has recorded
 // before needs no lock: only this agent changes its file, and only as a whole. Where there is no folder, or one that can't be locked at all,
-// and no file of another agent in it, none offers anything.
-func (s *store) ownUnread(why error) inventory.Recorded {
+// and no file of another agent in it, none has recorded anything: then it is the zero value.
+func (s *store) ownUnread(why error) (own inventory.Recorded, missing bool) {
 	if !s.refuse {
-		return inventory.Recorded{}
+		return inventory.Recorded{}, false
 	}
 	agents, err := s.agents()
-	missing := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
+	missing = errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
 	other := slices.ContainsFunc(agents, func(agent string) bool { return agent != s.agent })
 	if held := errors.Is(why, context.DeadlineExceeded); why != nil && (missing || err == nil && !other && !held) {
-		return inventory.Recorded{}
+		return inventory.Recorded{}, missing
 	}
-	o := inventory.Recorded{Reason: elseUnread}
+	return s.ownRecorded(elseUnread), missing
+}
+
+// ownRecorded is what the file of this agent has, with the reason against all other devices.
+func (s *store) ownRecorded(reason string) inventory.Recorded {
+	o := inventory.Recorded{Reason: reason}
 	if f, err := s.readFile(s.agent); err == nil && !s.isVoid(f) {
 		for _, c := range f.devices {
 			o.At = append(o.At, c.at)

@@ -21,6 +21,11 @@ type localDevices struct {
 	// earlier record of it stays.
 	unsure func(gpu.Placement) bool
 
+	excluded []gpu.Placement // that exist, and that this agent does not offer
+
+	// held reports whether work has a GPU from this agent. nil = that is not known.
+	held func(gpu.DeviceID) bool
+
 	ready bool // the GPUs were read
 }
 
@@ -37,6 +42,9 @@ func localDevicesOf(s core.State) localDevices {
 	}
 	o.at = sortedPlacements(o.at)
 	for _, e := range inv.Excluded() {
+		if e.At.GPU != "" {
+			o.excluded = append(o.excluded, e.At)
+		}
 		switch {
 		case e.Failure == gpu.NotFailed: // excluded by the configuration
 			identified[e.At.GPU] = true
@@ -68,21 +76,16 @@ func before(c device, a string, d device, b string) bool {
 
 // nextDevices are the devices that an agent records, given its present ones and those of the others. A present one keeps its order, also
 // for MIG instances of a recorded GPU. With refuse it leaves out what another agent has recorded before, and adds none that
-// another agent may offer.
+// another agent may offer, unless work of this agent has it.
 func nextDevices(mine agentFile, others []agentFile, o localDevices, refuse bool, now time.Time) []device {
-	order := uint64(0)
-	for _, f := range append(slices.Clone(others), mine) {
-		for _, c := range f.devices {
-			order = max(order, c.order)
-		}
-	}
-	order = min(order+1, maxOrder)
+	order := nextOrder(append(slices.Clone(others), mine))
 	next := slices.DeleteFunc(slices.Clone(mine.devices), func(c device) bool { return !o.unsure(c.at) })
 	for _, p := range o.at {
 		c := device{at: p, order: order, since: now.UTC()}
 		if old := mine.oldestOver(p); old != nil {
 			c.order, c.since = old.order, old.since
-		} else if refuse && slices.ContainsFunc(others, func(f agentFile) bool { return f.mayOffer(p.GPU) }) {
+		} else if refuse && slices.ContainsFunc(others, func(f agentFile) bool { return f.mayOffer(p.GPU) }) &&
+			(o.held == nil || !o.held(p.GPU)) {
 			continue
 		}
 		next = append(next, c)
@@ -91,6 +94,17 @@ func nextDevices(mine agentFile, others []agentFile, o localDevices, refuse bool
 		next = slices.DeleteFunc(next, func(c device) bool { return recordedBefore(c, mine.agent, others) })
 	}
 	return normalized(next)
+}
+
+// nextOrder returns the order of devices that are recorded next.
+func nextOrder(files []agentFile) uint64 {
+	order := uint64(0)
+	for _, f := range files {
+		for _, c := range f.devices {
+			order = max(order, c.order)
+		}
+	}
+	return min(order+1, maxOrder)
 }
 
 // recordedBefore reports whether another agent has recorded the hardware of an agent's device before it.

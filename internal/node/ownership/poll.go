@@ -69,7 +69,7 @@ func (w *Watcher) check(ctx context.Context, m Monitor, g *graces) (next time.Du
 		w.update(m, func(h *inventory.Host) {
 			h.SharesNumbers = (tooManyFiles(err) || errors.Is(err, context.DeadlineExceeded)) && !over
 		})
-		w.setUnread(m, err)
+		w.setUnread(ctx, m, err)
 	}
 	if over := g.duplicate.over(isDuplicate); !isDuplicate || over {
 		w.setProblem(err)
@@ -88,7 +88,7 @@ func (w *Watcher) check(ctx context.Context, m Monitor, g *graces) (next time.Du
 
 // ifSlow sets what holds while the disk does not respond, unless it is stopped before.
 func (w *Watcher) ifSlow(m Monitor) *time.Timer {
-	return time.AfterFunc(lockAtMost+firstAtMost, func() { w.setUnread(m, errSlow) })
+	return time.AfterFunc(lockAtMost+firstAtMost, func() { w.setSlow(m) })
 }
 
 // apply sets what a view of the files means. err is why they are not written.
@@ -135,30 +135,37 @@ func (w *Watcher) beforeFirst(m Monitor) {
 	if w.decider != nil {
 		owners = w.decider.unread(w.refuse)
 	}
-	own := w.store.ownUnread(nil)
+	own, _ := w.store.ownUnread(nil)
 	own.Pending = own.Reason != ""
 	w.update(m, func(h *inventory.Host) { h.SharesNumbers, h.Ownership, h.Recorded = true, owners, own })
 }
 
 // setUnread sets what holds while the files can't be read: what was read last, or what this agent has recorded before. One that was alone is
 // not held up, unless another agent may have recorded something since: a file of it is there, or another process has the lock.
-func (w *Watcher) setUnread(m Monitor, why error) {
-	slow, latest, own := errors.Is(why, errSlow), w.latest.Load(), inventory.Recorded{}
-	if !slow && (latest == nil || latest.alone) {
-		own = w.store.ownUnread(why)
+func (w *Watcher) setUnread(ctx context.Context, m Monitor, why error) {
+	latest := w.latest.Load()
+	if latest != nil && !latest.alone {
+		w.update(m, func(h *inventory.Host) { h.Recorded.Pending = false })
+		return
 	}
+	own := w.store.ownAlone(ctx, why)
 	if latest != nil && own.Reason != "" {
 		own = latest.own
 	}
+	own.Pending = false
+	w.update(m, func(h *inventory.Host) { h.Recorded = own })
+}
+
+// setSlow sets what holds while the disk does not respond: what was read last.
+func (w *Watcher) setSlow(m Monitor) {
+	latest := w.latest.Load()
 	w.update(m, func(h *inventory.Host) {
-		if latest != nil && latest.alone || latest == nil && !slow {
-			h.Recorded = own
+		if latest != nil {
+			h.Recorded = latest.own
 		}
 		h.Recorded.Pending = false
 	})
-	if slow {
-		w.setProblem(why)
-	}
+	w.setProblem(errSlow)
 }
 
 // stoppedFor returns the agents that offer devices of this agent, too, and have not run for long, and the time until the next check whether

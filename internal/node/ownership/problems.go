@@ -122,8 +122,13 @@ func (f fault) effect(refuse bool) string {
 }
 
 func (f fault) remedy() string {
-	if errors.Is(f.err, errUnwritten) {
+	switch {
+	case errors.Is(f.err, errUnwritten):
 		return "see the warnings of " + f.agent
+	case errors.Is(f.err, errUnrecorded):
+		return "make room on the disk and start " + f.agent + ", which records them; if it was removed, delete the file"
+	case errors.Is(f.err, errUnseen):
+		return "let " + f.agent + " write to the directory; if it was removed and has no work, restart this agent"
 	}
 	return "start " + f.agent + ", which writes it again; if it was removed, delete the file"
 }

@@ -35,7 +35,7 @@ func (s *store) readOnce(h *inventory.Host, configured inventory.API, state core
 		h.Recorded.Pending = false // nothing is written
 		h.Numbering = numberingOf(append(slices.Clone(r.others), r.mine))
 	} else {
-		h.Recorded = s.ownUnread(err)
+		h.Recorded, _ = s.ownUnread(err)
 	}
 	h.Ownership = s.readOwnership(configured, state.Allocatable, r)
 }

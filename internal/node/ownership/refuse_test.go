@@ -191,12 +191,14 @@ func (r *recorder) UpdateHost(change func(*inventory.Host)) { change(&r.host) }
 // While the disk hangs adapters wait for a moment only; what was read before stays in force, and an agent that is alone is not held up.
 func TestDiskThatHangs(t *testing.T) {
 	at := []gpu.Placement{whole(1)}
+	own := inventory.Recorded{Reason: elseUnrecorded, Pending: true, At: at}
 	for name, tc := range map[string]struct {
 		latest *view
 		want   inventory.Recorded
 	}{
 		"nothing was read":              {nil, inventory.Recorded{Reason: elseUnrecorded, At: at}},
-		"another agent has files":       {&view{}, inventory.Recorded{Reason: elseUnrecorded, At: at}},
+		"another agent has files":       {&view{own: own}, inventory.Recorded{Reason: elseUnrecorded, At: at}},
+		"alone, with a file":            {&view{alone: true, own: own}, inventory.Recorded{Reason: elseUnrecorded, At: at}},
 		"no other agent has any so far": {&view{alone: true}, inventory.Recorded{}},
 	} {
 		w := New(Options{Agent: "k8s-gpu", StateDir: t.TempDir(), Config: core.DefaultConfig(), Log: slog.New(slog.DiscardHandler)})
@@ -205,7 +207,7 @@ func TestDiskThatHangs(t *testing.T) {
 			h.Recorded = inventory.Recorded{Reason: elseUnrecorded, Pending: true, At: at}
 		})
 		w.latest.Store(tc.latest)
-		w.setUnread(&m, errSlow)
+		w.setSlow(&m)
 		if !m.host.Recorded.Equal(tc.want) {
 			t.Errorf("%s: %+v, want %+v", name, m.host.Recorded, tc.want)
 		}
@@ -219,14 +221,14 @@ func TestDiskThatHangs(t *testing.T) {
 func TestFolderWithoutLocks(t *testing.T) {
 	folder := t.TempDir()
 	s, _ := newStore(t, folder, "k8s-gpu", true)
-	if own := s.ownUnread(syscall.ENOLCK); own.Reason != "" {
+	if own, _ := s.ownUnread(syscall.ENOLCK); own.Reason != "" {
 		t.Errorf("alone: %+v", own)
 	}
-	if own := s.ownUnread(nil); own.Reason == "" {
+	if own, _ := s.ownUnread(nil); own.Reason == "" {
 		t.Error("before the first attempt nothing is known")
 	}
 	check.NoError(t, os.WriteFile(filepath.Join(folder, "nomad-gpu.lock"), nil, 0o600))
-	if own := s.ownUnread(syscall.ENOLCK); own.Reason == "" {
+	if own, _ := s.ownUnread(syscall.ENOLCK); own.Reason == "" {
 		t.Error("with a file of another agent")
 	}
 }

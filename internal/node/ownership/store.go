@@ -24,6 +24,7 @@ const lockAtMost = 5 * time.Second // another agent holds the lock of the folder
 //	<state_dir>/agents/             locked while an agent reads, decides and writes
 //	                   nomad-gpu.json   what nomad-gpu offers; outlives it
 //	                   nomad-gpu.lock   locked while a nomad-gpu runs
+//	                   nomad-gpu.unrecorded   while it offers GPUs that its file does not have
 //	                   k8s-gpu.json ...
 //
 // Two agents that start together, with refuse, on a node without files:
@@ -61,6 +62,16 @@ type store struct {
 	left map[gpu.Placement]time.Duration // since when recorded devices are not offered
 
 	unreadPeers grace // since when the file of another agent can't be read
+
+	unrecorded bool            // this agent offers GPUs that its file does not have: all that no other agent has recorded
+	inherits   bool            // an earlier process was, and what it offered is not in offered yet
+	offered    []gpu.Placement // by this agent since it is unrecorded
+	stateLock  *os.File        // the state directory, locked, where no link can be made; nil = it is not locked
+	unseen     time.Time       // since when this process has found that lock free; zero = it has not looked
+	lockHeld   grace           // since when another agent has it
+	lockSeen   bool            // another agent had it for seconds, and has written no complete file since
+	heldSince  time.Time       // when it was found held for the first time
+	failing    bool            // the last file of this agent could not be written
 }
 
 // view is what an agent reads from the files.
@@ -97,9 +108,11 @@ var errDuplicateAgent = errors.New("another agent of this name is running")
 // writes under the name of this agent, and with writeError if nothing can be written: the view is valid in both cases. With
 // another error nothing was read.
 func (s *store) update(ctx context.Context, o localDevices) (view, error) {
+	s.offers(o.at)
 	mkdirErr := os.MkdirAll(s.folder, 0o700)
 	unlock, err := lockFolder(ctx, s.folder)
 	if err != nil {
+		s.failing = !errors.Is(err, context.DeadlineExceeded)
 		return view{}, cmp.Or(mkdirErr, err)
 	}
 	defer unlock()
@@ -108,8 +121,10 @@ func (s *store) update(ctx context.Context, o localDevices) (view, error) {
 	if err != nil {
 		return view{}, err
 	}
-	if failed == nil && r.lost && (!o.ready || s.refuse && len(r.unknown()) > 0) { // written now, it would have no device
-		failed = writeError{fmt.Errorf("%s can't be read, and is written again when the GPUs and the files of all agents are: %w", s.path(s.agent, ".json"), r.broken)}
+	s.findUnseen(ctx, &r)
+	s.takeOver(r, o, failed)
+	if failed == nil {
+		failed = s.notYet(r, o.ready)
 	}
 	s.notePrevious(r)
 	counting := s.counting(r.others)
@@ -119,11 +134,19 @@ func (s *store) update(ctx context.Context, o localDevices) (view, error) {
 	}
 	var keep []kept
 	if failed == nil {
+		mine := s.withUnrecorded(r)
 		if s.decider != nil {
-			o, keep = s.keeping(r.mine, o)
+			o.held = s.held()
+			o, keep = s.keeping(mine, o)
 		}
-		r.mine, failed = s.record(r, counting, o)
+		r.mine, failed = s.record(r, mine, counting, o)
 	}
+	if failed == nil {
+		failed = s.endUnrecorded()
+	} else if s.mayGoOn(r, o, failed) {
+		s.showUnrecorded(ctx)
+	}
+	_, s.failing = errors.AsType[writeError](failed)
 	s.written = s.written || failed == nil
 	// The numbers that this agent has written count, too: its history may be older, or of another node.
 	v := view{numbering: numberingOf(append(slices.Clone(r.others), r.mine)), alone: r.alone, faults: r.faults, kept: keep, numbersWait: wait}
@@ -140,6 +163,35 @@ func (s *store) update(ctx context.Context, o localDevices) (view, error) {
 	return v, failed
 }
 
+// takeOver continues what another process of this agent offers, or offered, without a record.
+func (s *store) takeOver(r reading, o localDevices, failed error) {
+	if errors.Is(failed, errDuplicateAgent) { // that process ends it, too
+		s.unrecorded = r.unrecorded || s.stateLock != nil
+		s.inherits = r.unrecorded
+		return
+	}
+	if r.unrecorded && !s.unrecorded {
+		s.unrecorded = true
+		s.inherits = true
+	}
+	if s.inherits && o.ready { // any GPU that exists
+		s.inherits = false
+		s.offers(o.excluded)
+	}
+}
+
+// notYet returns why the file of this agent must not be written yet: it would lack devices. nil = it can be written.
+func (s *store) notYet(r reading, ready bool) error {
+	switch {
+	case s.inherits:
+		return writeError{errUnready}
+	case r.lost && !s.unrecorded && (!ready || s.refuse && len(r.unknown()) > 0):
+		const text = "%s can't be read, and is written again when the GPUs and the files of all agents are: %w"
+		return writeError{fmt.Errorf(text, s.path(s.agent, ".json"), r.broken)}
+	}
+	return nil
+}
+
 // newNumbersWait reports whether new devices get no number yet: another agent may have numbered them, and its file can't be read. It writes
 // it again in a moment, unless it does not run; then this agent does not wait for longer than for a restart.
 func (s *store) newNumbersWait(r reading) bool {
@@ -147,11 +199,27 @@ func (s *store) newNumbersWait(r reading) bool {
 	return !s.unreadPeers.over(unread) && unread
 }
 
-// record writes what this agent offers, and returns what is on disk then.
-func (s *store) record(r reading, counting []agentFile, o localDevices) (agentFile, error) {
-	next := r.mine
+// mayGoOn reports whether this agent may offer GPUs that it could not record: it has some, and no other agent has a file.
+// With overlap = warn the files of others are no reason against it.
+func (s *store) mayGoOn(r reading, o localDevices, failed error) bool {
+	if _, notWritten := errors.AsType[writeError](failed); !notWritten || s.refuse && !r.alone {
+		return s.unrecorded && notWritten
+	}
+	return slices.ContainsFunc(o.at, func(p gpu.Placement) bool { return r.mine.oldestOver(p) == nil })
+}
+
+// held returns a function that reports whether work has a GPU from this agent.
+func (s *store) held() func(gpu.DeviceID) bool {
+	records := s.decider.readers.Read()
+	return func(id gpu.DeviceID) bool { return len(records.HoldersOf(id)) > 0 }
+}
+
+// record writes what this agent offers, and returns what is on disk then. mine is what the agent has recorded and what it
+// has offered without a record.
+func (s *store) record(r reading, mine agentFile, counting []agentFile, o localDevices) (agentFile, error) {
+	next := mine
 	next.started, next.boot = s.started, s.boot
-	next.devices = nextDevices(r.mine, counting, o, s.refuse, time.Now())
+	next.devices = nextDevices(mine, counting, o, s.refuse, time.Now())
 	if len(o.numbering.Numbers) > 0 { // else the numbers in the file stay
 		next.numbering = mergeNumbering(o.numbering, r.mine.numbering, r.others)
 	}
@@ -235,7 +303,7 @@ func (s *store) acquireLiveness() error {
 		}
 		s.removed = time.Now()
 	}
-	s.close()
+	s.releaseLiveness()
 	f, err := filelock.Take(path)
 	switch {
 	case errors.Is(err, filelock.ErrHeld):
@@ -247,8 +315,13 @@ func (s *store) acquireLiveness() error {
 	return nil
 }
 
-// close unlocks the lock file. Its file stays.
+// close unlocks what this agent has locked. Files stay.
 func (s *store) close() {
+	s.releaseLiveness()
+	s.unlockStateDir()
+}
+
+func (s *store) releaseLiveness() {
 	if s.liveness != nil {
 		_ = s.liveness.Close() // which unlocks
 		s.liveness = nil
@@ -260,6 +333,9 @@ func (s *store) write(f agentFile) error {
 	path := s.path(s.agent, ".json")
 	if !s.tidy {
 		statefile.RemoveTemporary(path)
+		if !s.unrecorded {
+			_ = os.Remove(s.path(s.agent, unrecordedSuffix)) // of an earlier boot
+		}
 		s.tidy = true
 	}
 	text, err := f.encode()
