@@ -193,7 +193,7 @@ func (r resetting) Take(ctx context.Context, id gpu.DeviceID) (resetter.Taken, e
 func (r resetting) Target(id gpu.DeviceID) (gpureset.Target, bool) {
 	for _, d := range r.Monitor.State().Snapshot.Devices {
 		if d.ID == id {
-			return gpureset.Target{GPU: id, Minor: d.Minor}, d.Minor >= 0
+			return gpureset.Target{GPU: id, Minor: d.Minor, Persistence: d.PersistenceMode == gpu.Enabled}, d.Minor >= 0
 		}
 	}
 	return gpureset.Target{}, false

@@ -12,6 +12,9 @@ import (
 type Target struct {
 	GPU   gpu.DeviceID `json:"gpu"`
 	Minor int          `json:"minor"` // N of its device node /dev/nvidiaN
+
+	// Persistence means that its persistence mode was on when the driver last reported it. It counts while nvidia-smi does not show the mode.
+	Persistence bool `json:"persistence,omitempty"`
 }
 
 // Look is what a reset would find.
