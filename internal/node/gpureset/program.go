@@ -45,7 +45,7 @@ func (p Program) Check() error {
 	return err
 }
 
-// place finds nvidia-smi, and checks who can write it: it is run as root.
+// place finds nvidia-smi, and checks who can write it and the library that it gets: it is run as root.
 func (p Program) place() (place, error) {
 	driver := cmp.Or(p.Root, "/")
 	at := place{root: "/", path: p.Path}
@@ -66,7 +66,11 @@ func (p Program) place() (place, error) {
 		return at, &UnavailableError{"install it with the driver, or give its path: reset.program, or --program of reset-server",
 			fmt.Errorf("there is no nvidia-smi beneath %s: searched %v", filepath.Join(at.root, driver), folders)}
 	}
-	if err := proofcommand.CheckIn(at.root, []string{at.path}); err != nil {
+	err := proofcommand.CheckIn(at.root, []string{at.path})
+	if at.library != "" {
+		err = errors.Join(err, proofcommand.CheckLibrary(at.library))
+	}
+	if err != nil {
 		return at, &UnavailableError{"it is run as root, so only root may be able to replace it", err}
 	}
 	return at, nil

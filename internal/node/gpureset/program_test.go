@@ -133,6 +133,21 @@ func TestProgramIsFound(t *testing.T) {
 	}
 }
 
+// nvidia-smi loads the driver's library as root, too.
+func TestLibraryThatOthersCanWrite(t *testing.T) {
+	dir := t.TempDir()
+	library := filepath.Join(dir, "lib64/libnvidia-ml.so.1")
+	check.NoError(t, os.Chmod(dir, 0o755), os.Mkdir(filepath.Dir(library), 0o755), os.WriteFile(library, nil, 0o644))
+	p := Program{Root: dir, Path: "/bin/sh", Libraries: []string{"lib64"}}
+	if err := p.Check(); err != nil {
+		t.Skipf("no folder that only this user can write: %v", err)
+	}
+	check.NoError(t, os.Chmod(library, 0o666))
+	if err := p.Check(); !errors.Is(err, proofcommand.ErrWritable) {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestProgramInAnotherRoot(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("chroot needs root")
