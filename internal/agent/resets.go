@@ -36,8 +36,10 @@ func (a *Agent) newResetter() *resetter.Resetter {
 }
 
 // LocalResetter resets GPUs in this process, which is root on the node, by the program at a path; "" = nvidia-smi where the driver has it.
-func LocalResetter(r core.Roots, program string) gpureset.Resetter {
-	return gpureset.Local{Proc: r.Proc, Program: gpureset.Program{Root: r.Driver, Path: program, Libraries: nvidia.LibraryFolders()}}
+func LocalResetter(r core.Roots, program, stateDir string) gpureset.Resetter {
+	return gpureset.Local{
+		Proc: r.Proc, Program: gpureset.Program{Root: r.Driver, Path: program, Libraries: nvidia.LibraryFolders()}, Lock: gpureset.NewLock(stateDir),
+	}
 }
 
 // reset resets GPUs until ctx ends. It returns at once without a policy for that.
@@ -138,12 +140,12 @@ func paused(s core.State, all []health.Condition, resets gpu.DeviceID) string {
 	switch released := owners.DriverReleased; {
 	case slices.ContainsFunc(all, func(c health.Condition) bool { return c.Reason == health.ReasonMaintenance }):
 		return "maintenance"
+	case earlier >= 0 && resets == "":
+		return "an earlier process of the agent has begun a reset of " + string(owners.GPUs[earlier].GPU) + ", which may still run"
 	case released != "" && released != resets:
 		return "another agent of the node resets " + string(released)
 	case other >= 0:
 		return "another agent of the node resets " + string(owners.GPUs[other].GPU)
-	case earlier >= 0 && resets == "":
-		return "an earlier process of the agent has begun a reset of " + string(owners.GPUs[earlier].GPU) + ", which may still run"
 	case s.Snapshot.Driver.State != gpu.DriverReady:
 		return "the driver is not ready: " + s.Snapshot.Driver.Reason
 	}

@@ -17,7 +17,7 @@ import (
 const (
 	ResetAtMost = 2 * time.Minute
 	callAtMost  = 30 * time.Second // for another one: without persistence mode the driver initialises all GPUs for it, and a driver can hang
-	LookAtMost  = scanAtMost + callAtMost + killAtMost
+	LookAtMost  = lockWithin + scanAtMost + callAtMost + killAtMost
 	AtMost      = LookAtMost + callAtMost + scanAtMost + ResetAtMost + callAtMost + 3*killAtMost
 )
 
@@ -29,7 +29,8 @@ type Call func(ctx context.Context, args ...string) (printed string, status int,
 type Local struct {
 	Proc    string // where procfs is mounted; "" = /proc
 	Program Program
-	Call    Call // that of Program, unless a test has another one
+	Call    Call  // that of Program, unless a test has another one
+	Lock    *Lock // of the node; nil = none
 }
 
 // Ready returns why this process can't reset a GPU.
@@ -48,6 +49,11 @@ func (r Local) Ready(context.Context) error {
 
 // Look returns what Reset would find.
 func (r Local) Look(ctx context.Context, t Target) (Look, error) {
+	release, err := r.Lock.Hold(ctx)
+	if err != nil {
+		return Look{}, err
+	}
+	defer release()
 	look, _, err := r.look(ctx, t)
 	return look, err
 }
@@ -78,6 +84,11 @@ func (r Local) Reset(ctx context.Context, t Target) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	release, err := r.Lock.Hold(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
 	look, mode, err := r.look(ctx, t)
 	if err = cmp.Or(err, inUse(t, look.Clients), ctx.Err()); err != nil {
 		return err
@@ -102,9 +113,9 @@ func (r Local) withoutPersistence(ctx context.Context, id gpu.DeviceID, mode gpu
 	e, refused := errors.AsType[*RefusedError](err)
 	switch {
 	case err == nil:
-		return errors.Join(do(), r.Restore(ctx, id))
+		return errors.Join(do(), r.restore(ctx, id))
 	case refused && e.Refusal == TimedOut:
-		return errors.Join(err, r.Restore(ctx, id))
+		return errors.Join(err, r.restore(ctx, id))
 	case refused && mode == gpu.ToggleUnknown:
 		return do()
 	}
@@ -126,6 +137,15 @@ func succeeded(status int) bool { return status == 0 || status == corruptedInfoR
 
 // Restore turns the persistence mode of a GPU on.
 func (r Local) Restore(ctx context.Context, id gpu.DeviceID) error {
+	release, err := r.Lock.Hold(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	return r.restore(ctx, id)
+}
+
+func (r Local) restore(ctx context.Context, id gpu.DeviceID) error {
 	if err := r.setPersistence(ctx, id, "1"); err != nil {
 		return &PersistenceError{id, err}
 	}
@@ -177,7 +197,7 @@ func (r Local) call(ctx context.Context, atMost time.Duration, args ...string) (
 	if r.Call != nil {
 		return r.Call(ctx, args...)
 	}
-	return r.Program.Call(ctx, args...)
+	return r.Program.call(ctx, r.Lock, args...)
 }
 
 func (r Local) proc() string { return cmp.Or(r.Proc, "/proc") }

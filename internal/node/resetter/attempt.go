@@ -227,6 +227,7 @@ func outcomeOf(err error, called bool) reset.Outcome {
 	_, cancelled := errors.AsType[*cancelError](err)
 	_, inUse := errors.AsType[*gpureset.InUseError](err)
 	_, unavailable := errors.AsType[*gpureset.UnavailableError](err) // then nothing was called
+	_, busy := errors.AsType[*gpureset.BusyError](err)
 	refused, ok := errors.AsType[*gpureset.RefusedError](err)
 	switch {
 	case err == nil:
@@ -235,7 +236,7 @@ func outcomeOf(err error, called bool) reset.Outcome {
 		return reset.Refused
 	case !called && cancelled:
 		return reset.Cancelled
-	case !called, inUse, unavailable, ok && refused.Refusal == gpureset.InUse:
+	case !called, inUse, unavailable, busy && !ok, ok && refused.Refusal == gpureset.InUse:
 		return reset.InUse
 	}
 	return reset.Failed

@@ -128,9 +128,13 @@ func unrecorded(id gpu.DeviceID, err error) reset.Wait {
 
 // codeOf is the code of what a look has found.
 func codeOf(err error) reset.Code {
-	switch _, inUse := errors.AsType[*gpureset.InUseError](err); {
+	_, inUse := errors.AsType[*gpureset.InUseError](err)
+	_, busy := errors.AsType[*gpureset.BusyError](err)
+	switch {
 	case inUse:
 		return reset.WaitProcesses
+	case busy:
+		return reset.WaitTurn
 	default:
 		return reset.WaitUnread
 	}

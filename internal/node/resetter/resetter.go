@@ -95,6 +95,7 @@ const (
 	lookEvery     = 500 * time.Millisecond
 	readWithin    = time.Minute // for the first reading after a reset
 	restoreEvery  = time.Minute
+	busyEvery     = 5 * time.Second // while the nvidia-smi of an earlier process runs
 )
 
 // New returns a Resetter. It reads nothing.

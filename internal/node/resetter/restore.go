@@ -2,12 +2,14 @@ package resetter
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/reset"
+	"github.com/tandem-gpu/tandem/internal/node/gpureset"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
@@ -22,7 +24,11 @@ func (r *Resetter) beginRestore() {
 	r.restore = cancel
 	r.work.Go(func() {
 		defer cancel()
-		for r.restoreAll(ctx) && watch.Sleep(ctx, restoreEvery) {
+		for {
+			next := r.restoreAll(ctx)
+			if next == 0 || !watch.Sleep(ctx, next) {
+				return
+			}
 		}
 	})
 }
@@ -45,15 +51,21 @@ func (r *Resetter) unrestored() (all []gpu.DeviceID) {
 	return all
 }
 
-// restoreAll tries once, and reports whether some are left.
-func (r *Resetter) restoreAll(ctx context.Context) (again bool) {
+// restoreAll tries once, and returns after what time it tries again; 0 = nothing is left.
+func (r *Resetter) restoreAll(ctx context.Context) (next time.Duration) {
 	r.mu.Lock()
 	all := r.unrestored()
 	r.mu.Unlock()
+	next = restoreEvery
 	for _, id := range all {
 		err := r.opts.Resetter.Restore(ctx, id)
 		if ctx.Err() != nil {
-			return false
+			return 0
+		}
+		if busy, ok := errors.AsType[*gpureset.BusyError](err); ok { // of the process before this one
+			r.opts.Log.Debug("persistence mode is not restored yet", "id", id, "reason", busy)
+			next = busyEvery
+			continue
 		}
 		r.notePersistence(id, err)
 		if err == nil {
@@ -62,10 +74,11 @@ func (r *Resetter) restoreAll(ctx context.Context) (again bool) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if again = r.anyLeft(); !again {
+	if !r.anyLeft() {
 		r.restore = nil
+		return 0
 	}
-	return again
+	return next
 }
 
 // notePersistence keeps the problem of a persistence mode that is not as it was.

@@ -44,6 +44,7 @@ type world struct {
 	waitErr  error                              // of AwaitReleased
 	readyErr error                              // of Ready
 	resetErr error                              // of Reset
+	runs     bool                               // the nvidia-smi of an earlier process
 	leaves   bool                               // Reset and Restore do not turn persistence mode on again
 }
 
@@ -194,6 +195,14 @@ func (w *world) Reset(ctx context.Context, t gpureset.Target) (err error) {
 }
 
 func (w *world) Restore(_ context.Context, id gpu.DeviceID) (err error) {
+	w.with(func() {
+		if w.runs {
+			err = &gpureset.BusyError{}
+		}
+	})
+	if err != nil {
+		return err
+	}
 	w.event("restore " + string(id))
 	w.with(func() {
 		if w.leaves {
