@@ -148,6 +148,7 @@ var resetRemedies = map[reset.Code]string{
 	reset.WaitHandedOver: "do what the driver asks for, such as a reboot of the node; without a recovery action: PROGRAM reset GPU-ID",
 	reset.WaitService:    "have the GPU serviced, then: PROGRAM clear --gpu GPU-ID",
 	reset.WaitAttempts:   "reboot the node; if the fault comes back, run diagnostics, and replace the GPU",
+	reset.WaitOften:      "run diagnostics, and replace the GPU if it fails them; to have it reset again: PROGRAM reset GPU-ID",
 	reset.WaitRefused:    "reboot the node",
 	reset.WaitMIG:        "remove its MIG instances, run PROGRAM reset GPU-ID, and make them again; or set reset.migLayout to lost, if another program does that",
 	reset.WaitBackOff:    "end the process, or have it leave the GPU; then: PROGRAM reset GPU-ID",
