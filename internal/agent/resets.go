@@ -26,11 +26,12 @@ import (
 // newResetter returns what resets GPUs. With a policy that is off it does nothing until a person asks for a reset.
 func (a *Agent) newResetter() *resetter.Resetter {
 	o := resetter.Options{
-		Node: resetting{a}, Policy: a.opts.Reset, Resetter: a.opts.Resetter, Log: a.opts.Log,
+		Node: resetting{a}, Policy: a.opts.Reset, Resetter: a.opts.Resetter, Pause: a.opts.ResetPause, Log: a.opts.Log,
 		On: []reconcile.Source{a.Changed, a.use.Changed, a.proofsChanged},
 	}
 	if dir := a.opts.Health.StateDir; dir != "" {
-		o.File = filepath.Join(dir, a.opts.Name+".resets.json")
+		o.File, o.Folder = filepath.Join(dir, a.opts.Name+".resets.json"), filepath.Join(dir, a.opts.Name+".resets")
+		o.Runs = ownershipOptions(a.opts).ResetRuns
 	}
 	return resetter.New(o)
 }

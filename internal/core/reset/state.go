@@ -19,6 +19,9 @@ type State struct {
 	Begun    uint64    `json:"begun,omitempty"`   // resets, ever: the number of the latest
 	Records  []Record  `json:"gpus,omitempty"`    // by GPU
 
+	// Watchers means that the programs that watch GPUs were stopped for a reset, and are to be started again.
+	Watchers bool `json:"watchersStopped,omitempty"`
+
 	started bool // the first decision of this process was made
 }
 

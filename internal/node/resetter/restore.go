@@ -14,8 +14,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
-// beginRestore has a goroutine turn persistence modes on again that a reset has not restored, if there are any, also of GPUs that are not listed so far. mu
-// is locked.
+// beginRestore has a goroutine restore what a reset has left: persistence modes, also of GPUs that are not listed so far, and programs that were stopped. mu is
+// locked.
 func (r *Resetter) beginRestore() {
 	if r.ending || r.restore != nil || !r.anyLeft() {
 		return
@@ -36,7 +36,9 @@ func (r *Resetter) beginRestore() {
 // isLeft reports whether the persistence mode of a GPU is to be restored: not while it is reset.
 func isLeft(one reset.Record) bool { return one.Persistence && one.Running == nil }
 
-func (r *Resetter) anyLeft() bool { return slices.ContainsFunc(r.state.Records, isLeft) }
+func (r *Resetter) anyLeft() bool {
+	return r.state.Watchers || slices.ContainsFunc(r.state.Records, isLeft)
+}
 
 // unrestored are the GPUs whose persistence mode is to be restored now. mu is locked.
 func (r *Resetter) unrestored() (all []gpu.DeviceID) {
@@ -57,6 +59,13 @@ func (r *Resetter) restoreAll(ctx context.Context) (next time.Duration) {
 	all := r.unrestored()
 	r.mu.Unlock()
 	next = restoreEvery
+	if r.orphanRuns() {
+		return busyEvery
+	}
+	r.resumeWatchers(ctx)
+	if ctx.Err() != nil {
+		return 0
+	}
 	for _, id := range all {
 		err := r.opts.Resetter.Restore(ctx, id)
 		if ctx.Err() != nil {
