@@ -178,7 +178,7 @@ func (w *walk) look(path string) (fs.FileInfo, bool) {
 		owner.Err, owner.Remedy = ErrOwner, "chown it to root"
 		w.add(&owner)
 	}
-	byGroup := e.Mode&0o020 != 0 && group != 0 && group != w.ownGroup
+	byGroup := e.Mode&0o020 != 0 && (group != 0 && group != w.ownGroup || hasACL(path))
 	sticky := w.sticky && e.Mode&fs.ModeSticky != 0 && e.Mode.IsDir()
 	if e.Mode&fs.ModeSymlink == 0 && (byGroup || e.Mode&0o002 != 0) && !sticky && !isConfigMap(path) {
 		e.Err, e.Remedy = ErrWritable, "chmod go-w it, or install the program elsewhere"
@@ -194,6 +194,12 @@ func about(path string, info fs.FileInfo) (e ProgramError, group uint32) {
 		e.Owner, group = stat.Uid, stat.Gid
 	}
 	return e, group
+}
+
+// hasACL reports whether a file has an access control list with users or groups of its own. Then the mode of its group is what these may do at most (acl(5)).
+func hasACL(path string) bool {
+	size, err := unix.Lgetxattr(path, "system.posix_acl_access", nil)
+	return err == nil && size > 0
 }
 
 // isConfigMap reports whether a folder is the mount of a ConfigMap in a container: the kubelet gives it mode 0777 (defaultPerm in its emptydir), and mounts

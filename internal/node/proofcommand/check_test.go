@@ -110,6 +110,25 @@ func TestCheckRefusesWhatOthersCanWrite(t *testing.T) {
 	}
 }
 
+// A user whom an access control list lets write a file is another user.
+func TestCheckRefusesWhatAnAccessControlListLetsOthersWrite(t *testing.T) {
+	dir, found := trusted(t)
+	acl := []byte{2, 0, 0, 0} // POSIX_ACL_XATTR_VERSION, then tag, rights and ID of each entry
+	for _, entry := range [][4]byte{{1, 7, 255, 255}, {2, 6, 210, 4}, {4, 5, 255, 255}, {16, 7, 255, 255}, {32, 5, 255, 255}} {
+		high := byte(255)
+		if entry[0] == 2 { // user 1234
+			high = 0
+		}
+		acl = append(acl, entry[0], 0, entry[1], 0, entry[2], entry[3], high, high)
+	}
+	if err := unix.Setxattr(filepath.Join(dir, "bin/check"), "system.posix_acl_access", acl, 0); err != nil {
+		t.Skipf("no access control lists: %v", err)
+	}
+	if errs := found(); len(errs) != 1 || !errors.Is(errs[0], ErrWritable) {
+		t.Errorf("%v", errs)
+	}
+}
+
 // mountedReadOnly returns what is found while a folder is mounted read-only at another path.
 func mountedReadOnly(t *testing.T, from, at string, find func() []error) []error {
 	t.Helper()

@@ -28,6 +28,9 @@ const resuming = "programs that watch GPUs were stopped for a reset, and do not 
 //	on disk . . . stop . . . reset, or not . . . start . . . on disk
 //	the agent is killed at any point after the first: the next process starts them
 func (a *attempt) stopWatchers(ctx context.Context, target gpureset.Target) error {
+	if len(a.opts.Pause.Programs) == 0 {
+		return nil
+	}
 	look, err := a.opts.Resetter.Look(ctx, target)
 	if err != nil {
 		return err
