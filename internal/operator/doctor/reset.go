@@ -167,6 +167,6 @@ var resetRemedies = map[reset.Code]string{
 	reset.WaitOften:      "run diagnostics, and replace the GPU if it fails them; to have it reset again: PROGRAM reset GPU-ID",
 	reset.WaitRefused:    "reboot the node",
 	reset.WaitMIG:        "remove its MIG instances, run PROGRAM reset GPU-ID, and make them again; or set reset.migLayout to lost, if another program does that",
-	reset.WaitBackOff:    "end the process, or have it leave the GPU; then: PROGRAM reset GPU-ID",
+	reset.WaitBackOff:    "end the process, or have it leave the GPU (docs/reset.md about one that watches GPUs); then: PROGRAM reset GPU-ID",
 	reset.WaitUnread:     "what the text names: without a complete record of work no GPU is reset",
 }
