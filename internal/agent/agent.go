@@ -49,7 +49,9 @@ type Options struct {
 	// Open opens a session with the driver: OpenDriver, but in tests.
 	Open func() (monitor.Session, error)
 
-	Reset    reset.Policy      // when GPUs are reset; the zero value = only by a person
+	Reset      reset.Policy // when GPUs are reset; the zero value = only by a person
+	ResetPause reset.Pause  // the programs that watch GPUs, and are stopped for a reset
+
 	Resetter gpureset.Resetter // calls nvidia-smi: this process, or a component of its own that has the rights for it; required
 
 	LimitSetter limits.Setter // sets limits of device memory, with the rights for it; nil = they are only read

@@ -26,18 +26,21 @@ import (
 // newResetter returns what resets GPUs. With a policy that is off it does nothing until a person asks for a reset.
 func (a *Agent) newResetter() *resetter.Resetter {
 	o := resetter.Options{
-		Node: resetting{a}, Policy: a.opts.Reset, Resetter: a.opts.Resetter, Log: a.opts.Log,
+		Node: resetting{a}, Policy: a.opts.Reset, Resetter: a.opts.Resetter, Pause: a.opts.ResetPause, Log: a.opts.Log,
 		On: []reconcile.Source{a.Changed, a.use.Changed, a.proofsChanged},
 	}
 	if dir := a.opts.Health.StateDir; dir != "" {
-		o.File = filepath.Join(dir, a.opts.Name+".resets.json")
+		o.File, o.Folder = filepath.Join(dir, a.opts.Name+".resets.json"), filepath.Join(dir, a.opts.Name+".resets")
+		o.Runs = ownershipOptions(a.opts).ResetRuns
 	}
 	return resetter.New(o)
 }
 
 // LocalResetter resets GPUs in this process, which is root on the node, by the program at a path; "" = nvidia-smi where the driver has it.
-func LocalResetter(r core.Roots, program string) gpureset.Resetter {
-	return gpureset.Local{Proc: r.Proc, Program: gpureset.Program{Root: r.Driver, Path: program, Libraries: nvidia.LibraryFolders()}}
+func LocalResetter(r core.Roots, program, stateDir string) gpureset.Resetter {
+	return gpureset.Local{
+		Proc: r.Proc, Program: gpureset.Program{Root: r.Driver, Path: program, Libraries: nvidia.LibraryFolders()}, Lock: gpureset.NewLock(stateDir),
+	}
 }
 
 // reset resets GPUs until ctx ends. It returns at once without a policy for that.
@@ -138,12 +141,12 @@ func paused(s core.State, all []health.Condition, resets gpu.DeviceID) string {
 	switch released := owners.DriverReleased; {
 	case slices.ContainsFunc(all, func(c health.Condition) bool { return c.Reason == health.ReasonMaintenance }):
 		return "maintenance"
+	case earlier >= 0 && resets == "":
+		return "an earlier process of the agent has begun a reset of " + string(owners.GPUs[earlier].GPU) + ", which may still run"
 	case released != "" && released != resets:
 		return "another agent of the node resets " + string(released)
 	case other >= 0:
 		return "another agent of the node resets " + string(owners.GPUs[other].GPU)
-	case earlier >= 0 && resets == "":
-		return "an earlier process of the agent has begun a reset of " + string(owners.GPUs[earlier].GPU) + ", which may still run"
 	case s.Snapshot.Driver.State != gpu.DriverReady:
 		return "the driver is not ready: " + s.Snapshot.Driver.Reason
 	}
@@ -193,7 +196,7 @@ func (r resetting) Take(ctx context.Context, id gpu.DeviceID) (resetter.Taken, e
 func (r resetting) Target(id gpu.DeviceID) (gpureset.Target, bool) {
 	for _, d := range r.Monitor.State().Snapshot.Devices {
 		if d.ID == id {
-			return gpureset.Target{GPU: id, Minor: d.Minor}, d.Minor >= 0
+			return gpureset.Target{GPU: id, Minor: d.Minor, Persistence: d.PersistenceMode == gpu.Enabled}, d.Minor >= 0
 		}
 	}
 	return gpureset.Target{}, false

@@ -11,9 +11,11 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/internal/node/gpureset"
 	"github.com/tandem-gpu/tandem/internal/node/history"
 	"github.com/tandem-gpu/tandem/internal/node/kmsg"
 	"github.com/tandem-gpu/tandem/internal/node/ownership"
+	"github.com/tandem-gpu/tandem/internal/util/filelock"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
@@ -47,6 +49,7 @@ func ownershipOptions(o Options) ownership.Options {
 	boot, _ := history.ReadBoot(o.Core.Roots.Proc) // the history's warnings have the error
 	return ownership.Options{
 		Agent: o.Name, StateDir: o.Health.StateDir, BootID: boot.ID, Config: o.Core, Log: o.Log,
+		ResetRuns: func() (bool, error) { return filelock.IsHeld(gpureset.LockPath(o.Health.StateDir)) },
 	}
 }
 

@@ -52,7 +52,9 @@ func (p Program) component(stopWithin time.Duration, serve func(context.Context,
 func (p Program) resetServer(ctx context.Context, c *cli.Command, o agent.Options) error {
 	roots := o.Core.Roots
 	program := gpureset.Program{Root: roots.Driver, Path: c.String("program"), Libraries: nvidia.LibraryFolders()}
-	server := resetserver.Server{StateDir: o.Health.StateDir, Resetter: gpureset.Local{Proc: roots.Proc, Program: program}, Log: p.log()}
+	lock := gpureset.NewLock(o.Health.StateDir)
+	local := gpureset.Local{Proc: roots.Proc, Program: program, Lock: lock}
+	server := resetserver.Server{StateDir: o.Health.StateDir, Resetter: local, Lock: lock, Log: p.log()}
 	server.Run(ctx)
 	return nil
 }

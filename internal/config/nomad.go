@@ -31,6 +31,7 @@ type Nomad struct {
 	Prove        proof.Policy // the zero value = no GPU is proved
 	Reset        reset.Policy // the zero value = no GPU is reset but by a person
 	ResetProgram string       // path of nvidia-smi; "" = where the driver has it
+	ResetPause   reset.Pause  // the programs that watch GPUs, and are stopped for a reset
 
 	Operations Operations
 
@@ -280,7 +281,8 @@ func (b Block) compile(text []byte) (s Nomad, f File, err error) {
 		f, err = parseAs(b.PolicyFile, text, policy.Nomad, fileKinds(b.strict))
 	}
 	s = b.settings
-	s.Core.Policy, s.Prove, s.Reset, s.ResetProgram = f.Policy, f.Prove, f.Reset, f.ResetProgram
+	s.Core.Policy, s.Prove = f.Policy, f.Prove
+	s.Reset, s.ResetProgram, s.ResetPause = f.Reset, f.ResetProgram, f.ResetPause
 	s.Core.MIG = cmp.Or(s.Core.MIG, f.MIG, inventory.MIGMixed)
 	s.MPSRoot = filepath.Clean(cmp.Or(s.MPSRoot, f.MPSRoot, defaultMPSRoot))
 	return s, f, errors.Join(slices.Concat(b.problems, []error{err})...)

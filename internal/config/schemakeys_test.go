@@ -29,10 +29,11 @@ var around = map[string]string{
 	"prove.windows[]":                 "prove: {command: [/x], windows: [{from: \"01:00\", to: \"02:00\", $}]}\n",
 	"memoryLimits":                    "memoryLimits: {experimental: true, $}\n",
 	"reset":                           "reset: {mode: act, $}\n",
+	"reset.pause":                     "reset: {pause: {programs: [a], command: [/x], resume: [/y], $}}\n",
 }
 
 // given are the keys of the files above, which give way to the key that is tested.
-var given = []string{"model: x, ", "use: exclusive, ", "use: mps, ", "replicas: 2, ", "name: gpu, ", "rename: z, ", "pattern: x, ", "name: y, ", "select: {model: x}, ", "command: [/x], ", "mode: act, ", "experimental: true, ",
+var given = []string{"model: x, ", "use: exclusive, ", "use: mps, ", "replicas: 2, ", "name: gpu, ", "rename: z, ", "pattern: x, ", "name: y, ", "select: {model: x}, ", "command: [/x], ", "programs: [a], ", "resume: [/y], ", "mode: act, ", "experimental: true, ",
 	"from: \"01:00\", ", "to: \"02:00\", "}
 
 // with is the file with a key.

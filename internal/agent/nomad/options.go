@@ -11,7 +11,7 @@ import (
 func AgentOptions(s config.Nomad) agent.Options {
 	o := agent.Options{
 		Name: Name, Core: s.Core, Health: s.Health, MPSRoot: s.MPSRoot, Open: agent.OpenDriver(s.Core, false), CDI: cdiOptions(s), Prove: s.Prove,
-		Reset: s.Reset, Resetter: agent.LocalResetter(s.Core.Roots, s.ResetProgram),
+		Reset: s.Reset, ResetPause: s.ResetPause, Resetter: agent.LocalResetter(s.Core.Roots, s.ResetProgram, s.Health.StateDir),
 	}
 	if s.Operations.NomadAddress == "" {
 		o.NoRecord = &noAllocations

@@ -22,14 +22,14 @@ func Compile(d *document.Document, root document.Fields, to Orchestrator) Result
 	c.readResources(root.At("resources"))
 	c.readSharing(root.At("sharing"))
 	prove := c.readProve(root.At("prove"))
-	reset, program := c.readReset(root.At("reset"))
+	reset, program, pause := c.readReset(root.At("reset"))
 	c.unknownPools()
 	c.findConflicts(d.Problems() == before)
 	if d.Problems() > before {
 		return Result{}
 	}
 	return Result{
-		Policy: c.policy, Normalized: normalized(c.policy), Prove: prove, Reset: reset, ResetProgram: program,
+		Policy: c.policy, Normalized: normalized(c.policy), Prove: prove, Reset: reset, ResetProgram: program, ResetPause: pause,
 		MPS: c.mps, OnePerRequest: c.onePerRequest, Notes: c.notes, Warnings: c.sortedWarnings(),
 	}
 }

@@ -33,8 +33,9 @@ type Result struct {
 	// MPS they always are.)
 	OnePerRequest string
 
-	ResetProgram string   // path of nvidia-smi, for nomad-gpu; "" = where the driver has it
-	Notes        []string // a line for each key that has no effect for this agent
+	ResetProgram string      // path of nvidia-smi, for nomad-gpu; "" = where the driver has it
+	ResetPause   reset.Pause // the programs that watch GPUs, and are stopped for a reset by nomad-gpu
+	Notes        []string    // a line for each key that has no effect for this agent
 
 	// Warnings has a line for each field that NVIDIA's k8s-device-plugin ignores and that has an effect here, so that the
 	// same file gives other resources: "/etc/tandem.yaml:7: sharing.timeSlicing.resources[0].rename: NVIDIA's ...".

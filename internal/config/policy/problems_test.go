@@ -119,7 +119,7 @@ prove:
 /c.yaml:6: prove.windows = "[...]": has no effect: prove.at has no idle
 /c.yaml:7: prove.unproved = "withhold": has no effect: prove.at has no boot`},
 	"reset that is something else": {"reset: act\n", `
-/c.yaml:1: reset = "act": want a mapping with mode, attempts, migLayout or program`},
+/c.yaml:1: reset = "act": want a mapping with mode, attempts, migLayout, program or pause`},
 	"reset": {`
 reset:
   mode: on

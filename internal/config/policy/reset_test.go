@@ -2,6 +2,7 @@ package policy_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -47,6 +48,32 @@ func TestResetProgram(t *testing.T) {
 	want := []string{"/c.yaml:1: reset.program has no effect: on Kubernetes a component of its own runs nvidia-smi"}
 	if err != nil || f.ResetProgram != "" || !slices.Equal(f.Notes, want) {
 		t.Errorf("%q, %q, %v", f.ResetProgram, f.Notes, err)
+	}
+}
+
+// The programs that watch GPUs are given with both commands, or not at all.
+func TestResetPause(t *testing.T) {
+	const text = "reset: {pause: {programs: [nv-hostengine, dcgm-exporter], command: [/bin/systemctl, stop, dcgm], resume: [/bin/systemctl, start, dcgm]}}\n"
+	want := reset.Pause{
+		Programs: []string{"nv-hostengine", "dcgm-exporter"}, Stop: []string{"/bin/systemctl", "stop", "dcgm"}, Resume: []string{"/bin/systemctl", "start", "dcgm"},
+	}
+	f, err := read(text, policy.Nomad)
+	if diff := cmp.Diff(want, f.ResetPause); diff != "" || err != nil {
+		t.Errorf("%v\n%s", err, diff)
+	}
+	f, err = read(text, policy.Kubernetes)
+	if err != nil || len(f.ResetPause.Programs) > 0 || len(f.Notes) != 1 {
+		t.Errorf("%+v, %q, %v", f.ResetPause, f.Notes, err)
+	}
+	for text, want := range map[string]string{
+		"reset: {pause: {programs: [dcgm-exporter], command: [/bin/a]}}\n":                      "reset.pause.resume",
+		"reset: {pause: {programs: [/usr/bin/dcgm], command: [/bin/a], resume: [/bin/b]}}\n":    "want names of programs without a folder",
+		"reset: {pause: {programs: [dcgm-exporter], command: [systemctl], resume: [/bin/b]}}\n": "want the absolute path of a program",
+		"reset: {pause: {programs: [dcgm-exporter], command: [/bin/a], resume: []}}\n":          "reset.pause.resume",
+	} {
+		if _, err := read(text, policy.Nomad); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s%v", text, err)
+		}
 	}
 }
 

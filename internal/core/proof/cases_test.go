@@ -29,6 +29,7 @@ func TestCases(t *testing.T) {
 		"7 a record that is never complete withholds nothing":       case7Never,
 		"8 a GPU that was reset is proved before it is offered":     case8,
 		"8 so is one that has recovered":                            case8Recovery,
+		"8 one that fails and recovers again and again":             case8Often,
 		"9 a proof that the agent did not survive could not run":    case9,
 		"10 nor one that the node did not survive":                  case10,
 		"12 a proof that does not end keeps no other back":          case12,
@@ -284,6 +285,43 @@ func case8Recovery(t *testing.T) {
 		w.gpu(1).Health = s
 		w.pass(second)
 		w.withheld(0)
+	}
+}
+
+// A GPU that fails again after each proof is left to a person after the second one within a day. A reset goes on, which a person has made.
+func case8Often(t *testing.T) {
+	for _, outcome := range []proof.Outcome{proof.Passed, proof.NotRun} {
+		w := provedWorld(t, 2)
+		proofs := 0
+		flap := func() {
+			w.gpu(1).Health, w.gpu(1).Cause = health.Unhealthy, "XID 95"
+			w.never(2 * minute)
+			w.gpu(1).Health = health.Healthy
+			for range 10 {
+				w.pass(20 * second)
+				for _, b := range w.last.Begin {
+					proofs++
+					w.pass(second)
+					w.end(b.GPU, outcome)
+				}
+			}
+		}
+		for range 240 { // more than half a day
+			flap()
+		}
+		if proofs != 2 {
+			t.Fatalf("%v: %d proofs", outcome, proofs)
+		}
+		w.restart()
+		w.pass(0)
+		if one := w.waits(1, proof.WaitOften); !one.Alert || !strings.Contains(one.Text, "a person decides") {
+			t.Errorf("%+v", one)
+		}
+		w.withheld(1)
+		w.gpu(1).Reset = w.now.Add(second)
+		if b := w.until(minute); b.GPU != w.gpu(1).ID || b.Reason != proof.Reset {
+			t.Errorf("%+v", b)
+		}
 	}
 }
 

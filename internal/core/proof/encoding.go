@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/durable"
 )
@@ -70,6 +71,8 @@ func (r *Record) check() string {
 		return "it needs service without a failure"
 	case r.Tries != nil && (r.Tries.Count < 0 || r.Tries.Count > maxCount || r.Tries.At.IsZero() || len(r.Tries.Detail) > maxDetail):
 		return "its tries can't be"
+	case len(r.Day) > mostInDay || slices.ContainsFunc(r.Day, time.Time.IsZero):
+		return "its proofs of a day can't be"
 	case r.Running != nil && r.Running.Began.IsZero():
 		return "its proof has no beginning"
 	case r.Last == nil:

@@ -57,6 +57,7 @@ func (d *decision) start() {
 	d.state.started = d.now
 	for i := range d.state.Records {
 		if r := &d.state.Records[i]; r.Running != nil {
+			r.count(r.Running.Reason, d.now)
 			r.Running = nil
 			r.notRun(d.now, d.node.Boot, "the agent or the node ended during the proof")
 		}
@@ -122,6 +123,7 @@ func (d *decision) follow() {
 		number, ends := r.Running.Number, r.Running.Began.Add(TakeWithin+d.Timeout+EndsWithin)
 		if !d.now.Before(ends) {
 			d.out.Cancel = append(d.out.Cancel, Cancelling{r.GPU, number, Overdue})
+			r.count(r.Running.Reason, d.now)
 			r.Running = nil
 			r.notRun(d.now, d.state.Boot, Overdue.String())
 			continue
@@ -198,6 +200,10 @@ func (d *decision) candidates() (all []candidate) {
 func (d *decision) waits(g *GPU, r *Record, reason Reason, required bool) (Wait, bool) {
 	if w, ok := d.notYet(g, r, required); ok {
 		return w, true
+	}
+	if until, often := r.often(d.now); often && required && reason == Recovery {
+		text := fmt.Sprintf("it was proved %d times within a day, and has failed again each time: a person decides about it, and goes on with a reset", mostInDay)
+		return Wait{Code: WaitOften, Text: text, Until: until, Alert: true}, true
 	}
 	cancel := cmp.Or(d.node.Cancel, g.Cancel)
 	switch {

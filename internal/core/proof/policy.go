@@ -95,6 +95,7 @@ const (
 
 	leastIdle   = 30 * time.Second // of Policy.IdleFor
 	mostApart   = time.Hour        // between two proofs of a node for the reason idle: GPUs that are all due do not follow each other
+	mostInDay   = 2                // proofs of one GPU after a fault: from the next one on a person decides
 	afterCancel = time.Hour        // in which a GPU whose proof an operator ended is not proved again
 )
 

@@ -21,8 +21,9 @@ type storm struct {
 
 	runs    map[gpu.DeviceID]running // proofs that were begun and have not ended
 	free    map[gpu.DeviceID]time.Duration
-	failed  map[gpu.DeviceID]int // failures since a proof passed or an operator cleared them
-	elapsed time.Duration        // whatever the clock shows
+	failed  map[gpu.DeviceID]int             // failures since a proof passed or an operator cleared them
+	day     map[gpu.DeviceID][]time.Duration // ends of proofs after a reset or a fault
+	elapsed time.Duration                    // whatever the clock shows
 
 	proofs, cancelled, verdicts int
 }
@@ -34,7 +35,8 @@ type running struct {
 
 // TestRandom has many steps of random nodes. Whatever happens: at most maxPerNode proofs run, none on a GPU that is held or not healthy, or that was held
 // within SettleTime; none for the reason idle on the last free GPU of a pool; a failure lasts until a proof passes or an operator clears it, also over
-// restarts; a GPU that failed twice is not tried a third time; and what is not offered waits for a proof.
+// restarts; a GPU that failed twice is not tried a third time; one that recovers is not proved a third time within a day; and what is not offered waits for
+// a proof, or for a person.
 func TestRandom(t *testing.T) {
 	var proofs, cancelled, verdicts int
 	const seeds = 60
@@ -58,7 +60,7 @@ func TestRandom(t *testing.T) {
 
 func newStorm(t *testing.T, seed uint64) *storm {
 	r := rand.New(rand.NewPCG(seed, 28)) //nolint:gosec // a test that repeats
-	s := &storm{world: newWorld(t, 1+r.IntN(8)), Rand: r, runs: map[gpu.DeviceID]running{}, free: map[gpu.DeviceID]time.Duration{}, failed: map[gpu.DeviceID]int{}}
+	s := &storm{world: newWorld(t, 1+r.IntN(8)), Rand: r, runs: map[gpu.DeviceID]running{}, free: map[gpu.DeviceID]time.Duration{}, failed: map[gpu.DeviceID]int{}, day: map[gpu.DeviceID][]time.Duration{}}
 	p := &s.policy
 	p.MaxPerNode, p.Withhold = 1+r.IntN(3), r.IntN(2) == 0
 	p.Every = time.Duration(1+r.IntN(48)) * hour
@@ -192,6 +194,8 @@ func (s *storm) checkBegins() {
 			s.Errorf("%+v begins a third try", b)
 		case s.failed[b.GPU] == 1 && b.Reason != proof.Reset && b.Reason != proof.Boot:
 			s.Errorf("%+v begins after a failure", b)
+		case b.Reason == proof.Recovery && len(s.day[b.GPU]) > 1 && s.elapsed-s.day[b.GPU][len(s.day[b.GPU])-2] < day:
+			s.Errorf("%+v begins %v after the last but one", b, s.elapsed-s.day[b.GPU][len(s.day[b.GPU])-2])
 		case b.Reason == proof.Idle:
 			s.checkIdle(b, g)
 		case s.failed[b.GPU] == 0 && !slices.Contains(s.policy.At, b.Reason):
@@ -254,7 +258,9 @@ func (s *storm) checkWithheld() {
 	for _, w := range s.last.Withheld {
 		_, runs := s.runs[w.GPU]
 		sick := slices.ContainsFunc(s.node.GPUs, func(g proof.GPU) bool { return g.ID == w.GPU && g.Health > health.Degraded })
-		if !runs && !sick && !slices.ContainsFunc(s.last.Waits, func(one proof.Wait) bool { return one.GPU == w.GPU && one.Reason == w.Reason && !one.Alert }) {
+		if !runs && !sick && !slices.ContainsFunc(s.last.Waits, func(one proof.Wait) bool {
+			return one.GPU == w.GPU && one.Reason == w.Reason && (!one.Alert || one.Code == proof.WaitOften)
+		}) {
 			s.Errorf("%+v neither runs nor waits: %+v", w, s.last.Waits)
 		}
 		if s.last.State.Records[0].GPU == "" || w.Text == "" {
@@ -287,6 +293,10 @@ func (s *storm) finish() {
 		cancelled := slices.ContainsFunc(s.last.Cancel, func(c proof.Cancelling) bool { return c.GPU == id })
 		if counts != (!cancelled && outcome != proof.Cancelled) {
 			s.Errorf("%+v ends as %v, cancelled %t, and counts %t", r, outcome, cancelled, counts)
+		}
+		switch {
+		case counts && (r.Reason == proof.Reset || r.Reason == proof.Recovery):
+			s.day[id] = append(s.day[id], s.elapsed)
 		}
 		switch {
 		case !counts:

@@ -75,6 +75,7 @@ const (
 	WaitHeld      Code = "HELD"           // work has it, or an instance of it
 	WaitProcesses Code = "PROCESSES"      // processes use it
 	WaitSettle    Code = "SETTLING"       // it was not free for long enough
+	WaitOften     Code = "PROVED_OFTEN"   // it was proved twice within a day, and has failed again each time: a person decides
 	WaitIdle      Code = "NOT_IDLE"       // it was not free for Policy.IdleFor
 	WaitSpread    Code = "SPREAD"         // nodes that start together begin one after the other
 	WaitWindow    Code = "WINDOW"         // no window is open

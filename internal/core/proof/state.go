@@ -46,6 +46,9 @@ type Record struct {
 	Cleared      bool     `json:"cleared,omitempty"`      // an operator has cleared a failure of Last
 	NeedsService bool     `json:"needsService,omitempty"` // it failed, was reset, and failed again
 
+	// Day are the ends of the latest proofs after a reset or a fault, mostInDay at most. A fault that ended one is its end.
+	Day []time.Time `json:"day,omitempty"`
+
 	Tries   *Tries   `json:"tries,omitempty"` // since Last; nil = none
 	Running *Running `json:"running,omitempty"`
 }
@@ -124,6 +127,9 @@ func (s State) Ended(e End, now time.Time) (State, bool) {
 	r := &s.Records[i]
 	was := *r.Running
 	r.Running = nil
+	if was.Cancel == "" && e.Outcome != Cancelled || was.Cancel == Fault {
+		r.count(was.Reason, now)
+	}
 	switch {
 	case was.Cancel == ByOperator:
 		r.putOff(now, s.Boot, was.Cancel.String(), afterCancel)
@@ -147,6 +153,23 @@ func (r *Record) judged(e End, was Running, now time.Time, boot string) {
 		Summary: oneline.Of(e.Summary, maxSummary), Values: bounded(e.Values),
 	}
 	r.Since, r.Boot, r.Cleared, r.Tries = was.Began, boot, false, nil
+}
+
+// count counts a proof in the day.
+func (r *Record) count(reason Reason, now time.Time) {
+	if reason == Reset || reason == Recovery {
+		r.Day = append(r.Day, now)
+		r.Day = r.Day[max(len(r.Day)-mostInDay, 0):]
+	}
+}
+
+// often returns when a GPU may be proved after a fault again, if that was done mostInDay times within a day before.
+func (r *Record) often(now time.Time) (until time.Time, is bool) {
+	if len(r.Day) < mostInDay {
+		return until, false
+	}
+	until = r.Day[0].Add(day)
+	return until, now.Before(until)
 }
 
 // notRun counts a check that could not run.
@@ -198,7 +221,7 @@ func (s State) clone() State {
 	s.Records = slices.Clone(s.Records)
 	for i := range s.Records {
 		r := &s.Records[i]
-		r.Last, r.Tries, r.Running = copied(r.Last), copied(r.Tries), copied(r.Running)
+		r.Last, r.Tries, r.Running, r.Day = copied(r.Last), copied(r.Tries), copied(r.Running), slices.Clone(r.Day)
 	}
 	was := s.seen
 	s.seen = make(map[gpu.DeviceID]seen, len(was))
@@ -241,6 +264,9 @@ func (s times) EachPast(do func(*time.Time)) {
 		if r.Running != nil {
 			do(&r.Running.Began)
 			do(&r.Running.Runs)
+		}
+		for j := range r.Day {
+			do(&r.Day[j])
 		}
 	}
 }

@@ -24,6 +24,8 @@ func TestCases(t *testing.T) {
 		"prove 21 it fails its proof, is reset, and fails it again": caseProof,
 		"prove 21 it is reset, and its check can't run":             caseProofNotRun,
 		"a reset, and the GPU takes work":                           caseRepaired,
+		"a GPU that fails again and again":                          caseOften,
+		"and one that recovers by itself":                           caseOftenOver,
 		"nvidia-smi refuses for good":                               caseRefused,
 		"nvidia-smi fails twice":                                    caseFailed,
 		"what a GPU waits for, in its order":                        caseWaits,
@@ -226,12 +228,79 @@ func caseRepaired(t *testing.T) {
 	if r.Attempts != 0 || r.Last == nil || r.Last.Took != 40*second || r.Last.Cause != "XID_95" || r.Last.Number != 1 {
 		t.Errorf("%+v", r)
 	}
+	w.never(day)
 	w.fault(0)
 	w.try(0, reset.Done, "")
 	w.pass(minute)
 	if len(w.last.Begin) != 1 { // each fault has its attempts
 		t.Errorf("%+v", w.last)
 	}
+}
+
+// faultAgain has a GPU take work for some time after its reset, and then fail again.
+func (w *world) faultAgain(i int) {
+	w.Helper()
+	w.repaired(i)
+	w.pass(minute)
+	w.quiet()
+	w.pass(3 * minute)
+	w.fault(i)
+}
+
+// A GPU that fails again after each reset is left to a person after the second one within a day. A person who has it reset goes on.
+func caseOften(t *testing.T) {
+	w := faultyWorld(t, 1)
+	resets := 0
+	for range 240 { // a day
+		if w.pass(6 * minute); len(w.last.Begin) == 0 {
+			continue
+		}
+		resets++
+		w.end(0, reset.Done, "was successfully reset")
+		w.faultAgain(0)
+	}
+	if resets != 2 {
+		t.Errorf("%d resets within a day", resets)
+	}
+	w.never(3 * day)
+	w.restart()
+	w.never(hour)
+	one := w.waits(0, reset.WaitOften, true)
+	if one.Text != "XID_95 comes after 2 resets within a day, and the GPU has failed again each time; the last one: done: was successfully reset" {
+		t.Errorf("%q", one.Text)
+	}
+
+	b, waits := w.policy.ByPerson(w.state, w.node, w.gpu(0).ID)
+	if len(waits) > 0 {
+		t.Fatalf("%+v", waits)
+	}
+	w.state, _ = w.state.BegunByPerson(b, w.now)
+	w.end(0, reset.Done, "")
+	w.faultAgain(0)
+	w.try(0, reset.Done, "")
+	w.faultAgain(0)
+	w.begins(0)
+}
+
+// One that takes work again by itself, such as after a boot, is reset again when the two are a day ago.
+func caseOftenOver(t *testing.T) {
+	w := faultyWorld(t, 1)
+	for range 2 {
+		w.try(0, reset.Done, "")
+		w.faultAgain(0)
+	}
+	w.pass(0)
+	w.waits(0, reset.WaitOften, true)
+	w.repaired(0)
+	w.pass(hour)
+	w.quiet()
+	w.fault(0)
+	w.pass(0)
+	w.waits(0, reset.WaitOften, true)
+	w.repaired(0)
+	w.never(day)
+	w.fault(0)
+	w.begins(0)
 }
 
 func caseRefused(t *testing.T) {

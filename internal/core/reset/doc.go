@@ -17,6 +17,7 @@
 //   - no work holds it by a complete record, and no process uses it; for DRAIN_AND_RESET, the same of its P2P group;
 //   - it has no MIG instances, or Policy.LoseMIG;
 //   - fewer than Policy.Attempts were made for this fault, and the latest of them was not refused for good;
+//   - fewer than two were made within a day, for any fault: a GPU that fails again and again is a person's, who goes on with Policy.ByPerson;
 //   - nothing pauses resets on the node (Node.Paused), and no other one runs.
 //
 // A GPU that a process had open is tried again after a minute, 5 minutes, half an hour, and then each two hours; that is no attempt. One that was reset

@@ -2,6 +2,8 @@ package reset
 
 import (
 	"fmt"
+	"slices"
+	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/durable"
 )
@@ -71,6 +73,8 @@ func (r *Record) check(begun uint64) string {
 		return "its attempts can't be"
 	case last == nil && r.Attempts+r.Refusals > 0:
 		return "it has attempts without an end"
+	case len(r.Day) > mostInDay || slices.ContainsFunc(r.Day, time.Time.IsZero):
+		return "its attempts of a day can't be"
 	case last == nil && r.NotBegun == "" && !r.Retry.IsZero():
 		return "it waits after no reset"
 	case last != nil && (last.Outcome == Cancelled || last.At.IsZero() || last.Took < 0 || len(last.Cause) > maxCause || len(last.Text) > maxText):

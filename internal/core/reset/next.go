@@ -24,6 +24,7 @@ func (p Policy) Next(s State, n Node, now time.Time) Result {
 	d.setClock()
 	d.follow()
 	d.forget()
+	d.limit()
 	d.restore()
 	if p.On() {
 		d.begin()
@@ -74,7 +75,7 @@ func (d *decision) forget() {
 		}
 		s.Records[at].over()
 	}
-	s.Records = slices.DeleteFunc(s.Records, func(r Record) bool { return r == Record{GPU: r.GPU} })
+	s.Records = slices.DeleteFunc(s.Records, func(r Record) bool { return r.isEmpty() })
 	for len(s.Records) > maxRecords {
 		oldest := -1
 		for i := range s.Records {
@@ -87,6 +88,22 @@ func (d *decision) forget() {
 			return
 		}
 		s.Records = slices.Delete(s.Records, oldest, oldest+1)
+	}
+}
+
+// limit leaves a fault to a person when there were mostInDay attempts in the day before: the GPU fails again and again.
+func (d *decision) limit() {
+	for i := range d.node.GPUs {
+		g := &d.node.GPUs[i]
+		at, known := d.state.find(g.ID)
+		if !known {
+			continue
+		}
+		r := &d.state.Records[at]
+		if !r.Often {
+			r.old(d.now)
+			r.Often = len(r.Day) == mostInDay && r.Running == nil && g.repair().resets()
+		}
 	}
 }
 

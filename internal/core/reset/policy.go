@@ -48,6 +48,9 @@ const (
 	afterCancel  = 10 * time.Second
 
 	alertAfter = 3 // refusals because of a process
+
+	day       = 24 * time.Hour
+	mostInDay = 2 // attempts of one GPU, whatever its faults: from the next one on a person decides
 )
 
 // afterInUse is the time after which a GPU that a process had open is tried again: the first time, the second, and so on.

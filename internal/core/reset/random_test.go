@@ -21,6 +21,7 @@ type storm struct {
 	runs    gpu.DeviceID  // that is reset; "" = none is
 	number  uint64        // of that reset
 	called  bool          // nvidia-smi, for it
+	asked   bool          // a person has asked for it
 	elapsed time.Duration // whatever the clock shows
 
 	attempts, refusals, cancelled int
@@ -32,11 +33,13 @@ type book struct {
 	refused, done      bool          // the latest end was that
 	retry              time.Duration // not before
 	persistence        bool          // to be restored
+
+	day []time.Duration // ends of attempts, also for earlier faults, since a person has asked for one
 }
 
 // TestRandom has many steps of random nodes. Whatever happens: one reset at most runs on the node, and it begins on a GPU that asks for one, which no work
-// has, with a P2P group that nothing has if that is needed, as often as the policy allows for one fault, after its back-off, also over restarts, boots and
-// clock steps; each GPU that is to be repaired is reset or waits; the mode report shows the same, and its state has nothing of it; and each persistence
+// has, with a P2P group that nothing has if that is needed, as often as the policy allows for one fault, and not for a third time within a day, after its
+// back-off, also over restarts, boots and clock steps; each GPU that is to be repaired is reset or waits; the mode report shows the same, and its state has nothing of it; and each persistence
 // mode is restored.
 func TestRandom(t *testing.T) {
 	var attempts, refusals, cancelled int
@@ -178,7 +181,7 @@ func (s *storm) person(id gpu.DeviceID) {
 	if s.state, b = s.state.BegunByPerson(b, s.now); b.Number == 0 {
 		s.Errorf("%+v has not begun", b)
 	}
-	s.runs, s.number, s.called = id, b.Number, false
+	s.runs, s.number, s.called, s.asked = id, b.Number, false, true
 }
 
 func (s *storm) isFree(g *reset.GPU) bool {
@@ -196,7 +199,7 @@ func asks(g *reset.GPU) bool {
 func (s *storm) see() {
 	for i := range s.node.GPUs {
 		if g := s.gpu(i); g.TakesWork && !asks(g) && (s.runs != g.ID || s.begunNow(g.ID)) {
-			s.books[g.ID] = &book{persistence: s.books[g.ID].persistence}
+			s.books[g.ID] = &book{persistence: s.books[g.ID].persistence, day: s.books[g.ID].day}
 		}
 	}
 }
@@ -243,12 +246,14 @@ func (s *storm) checkBegins() {
 			s.Errorf("%+v begins, with a P2P group of %v", b, with)
 		case known.attempts >= limit || known.refused || known.done && g.Action == health.RecoveryNone:
 			s.Errorf("%+v begins after %+v", b, known)
+		case len(known.day) > 1 && s.elapsed-known.day[len(known.day)-2] < day:
+			s.Errorf("%+v begins %v after the last but one", b, s.elapsed-known.day[len(known.day)-2])
 		case s.elapsed < known.retry:
 			s.Errorf("%+v begins %v before its back-off is over", b, known.retry-s.elapsed)
 		case b.Number == 0 || b.Cause == "":
 			s.Errorf("%+v", b)
 		}
-		s.runs, s.number, s.called = b.GPU, b.Number, false
+		s.runs, s.number, s.called, s.asked = b.GPU, b.Number, false, false
 	}
 }
 
@@ -323,6 +328,9 @@ func (s *storm) ended(o reset.Outcome) {
 		b.retry = s.elapsed + minute
 		b.attempts++
 		s.attempts++
+		if b.day = append(b.day, s.elapsed); s.asked {
+			b.day = nil
+		}
 	}
 	b.refused, b.done = o == reset.Refused, o == reset.Done
 	s.runs = ""
@@ -343,7 +351,7 @@ func (s *storm) calm() {
 	}
 	for _, w := range s.last.Waits {
 		switch w.Code {
-		case reset.WaitAttempts, reset.WaitRefused, reset.WaitProof, reset.WaitService, reset.WaitHandedOver, reset.WaitMIG:
+		case reset.WaitAttempts, reset.WaitOften, reset.WaitRefused, reset.WaitProof, reset.WaitService, reset.WaitHandedOver, reset.WaitMIG:
 		default:
 			s.Errorf("%+v", w)
 		}

@@ -43,6 +43,7 @@ const (
 	WaitHandedOver Code = "HANDED_OVER"      // the driver asks for another repair than a reset, or for none that is known
 	WaitService    Code = "NEEDS_SERVICE"    // it needs service
 	WaitAttempts   Code = "ATTEMPTS_USED"    // the fault outlasts Policy.Attempts resets
+	WaitOften      Code = "RESET_OFTEN"      // two attempts were made within a day, and a person decides about a third one
 	WaitRefused    Code = "REFUSED"          // nvidia-smi refused for good
 	WaitCannot     Code = "CANNOT"           // this agent can't reset GPUs
 	WaitMIG        Code = "MIG_LAYOUT"       // a reset would remove its MIG instances

@@ -19,10 +19,13 @@ type State struct {
 	Begun    uint64    `json:"begun,omitempty"`   // resets, ever: the number of the latest
 	Records  []Record  `json:"gpus,omitempty"`    // by GPU
 
+	// Watchers means that the programs that watch GPUs were stopped for a reset, and are to be started again.
+	Watchers bool `json:"watchersStopped,omitempty"`
+
 	started bool // the first decision of this process was made
 }
 
-// Record is what is remembered of a GPU. Attempts, Refusals, NotBegun and Retry are of the present fault: they are forgotten when the GPU takes work
+// Record is what is remembered of a GPU. Attempts, Refusals, NotBegun, Retry and Often are of the present fault: they are forgotten when the GPU takes work
 // again. A boot alone does not end a fault: one that is there after it has outlasted the boot, too.
 type Record struct {
 	GPU      gpu.DeviceID `json:"gpu"`
@@ -32,6 +35,11 @@ type Record struct {
 	Last     *End         `json:"last,omitempty"`     // of the latest attempt or refusal, also of an earlier fault
 	Retry    time.Time    `json:"retry,omitzero"`     // not before
 	Running  *Running     `json:"running,omitempty"`
+
+	// Day are the ends of the latest attempts, of the present fault and earlier ones, mostInDay at most. Often means that a person decides about the next
+	// one: until a person has the GPU reset, or it takes work again.
+	Day   []time.Time `json:"day,omitempty"`
+	Often bool        `json:"often,omitempty"`
 
 	// Persistence means that the persistence mode was on before a reset that has not restored it so far. A boot sets the mode anew, and ends that.
 	Persistence bool `json:"persistence,omitempty"`
@@ -171,10 +179,31 @@ func (r *Record) end(e End, now time.Time) {
 	}
 	r.Attempts = min(r.Attempts+1, maxCount)
 	r.Retry = now.Add(afterAttempt)
+	if was.ByPerson { // who goes on by that
+		r.Day, r.Often = nil, false
+		return
+	}
+	r.Day = append(r.Day, now)
+	r.Day = r.Day[max(len(r.Day)-mostInDay, 0):]
+}
+
+// isEmpty reports whether nothing is remembered.
+func (r *Record) isEmpty() bool {
+	return r.Attempts+r.Refusals+len(r.Day) == 0 && r.NotBegun == "" && r.Last == nil && r.Retry.IsZero() && r.Running == nil && !r.Often && !r.Persistence
 }
 
 // over forgets the fault of a GPU.
-func (r *Record) over() { r.Attempts, r.Refusals, r.NotBegun, r.Retry = 0, 0, "", time.Time{} }
+func (r *Record) over() {
+	r.Attempts, r.Refusals, r.NotBegun, r.Retry, r.Often = 0, 0, "", time.Time{}, false
+}
+
+// old forgets the attempts of more than a day ago.
+func (r *Record) old(now time.Time) {
+	r.Day = slices.DeleteFunc(r.Day, func(at time.Time) bool { return now.Sub(at) >= day })
+	if len(r.Day) == 0 {
+		r.Day = nil
+	}
+}
 
 // change returns a state in which the record of a GPU is changed, if there is one.
 func (s State) change(id gpu.DeviceID, do func(*Record)) State {
@@ -211,6 +240,7 @@ func (s State) clone() State {
 		if r.Running != nil {
 			r.Running = new(*r.Running)
 		}
+		r.Day = slices.Clone(r.Day)
 	}
 	return s
 }
@@ -230,6 +260,9 @@ func (s times) EachPast(do func(*time.Time)) {
 		}
 		if r.Running != nil {
 			do(&r.Running.Began)
+		}
+		for j := range r.Day {
+			do(&r.Day[j])
 		}
 	}
 }

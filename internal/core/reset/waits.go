@@ -48,6 +48,9 @@ func (p Policy) leftToPerson(g *GPU, r *Record, need repair) []Wait {
 			tries = fmt.Sprintf("%d resets, the last one", r.Attempts)
 		}
 		return alert(WaitAttempts, fmt.Sprintf("%s is still there after %s: %s", g.cause(), tries, r.Last))
+	case r.Often:
+		return alert(WaitOften, fmt.Sprintf("%s comes after %d resets within a day, and the GPU has failed again each time; the last one: %s",
+			g.cause(), mostInDay, r.Last))
 	}
 	return nil
 }

@@ -12,6 +12,9 @@ import (
 type Target struct {
 	GPU   gpu.DeviceID `json:"gpu"`
 	Minor int          `json:"minor"` // N of its device node /dev/nvidiaN
+
+	// Persistence means that its persistence mode was on when the driver last reported it. It counts while nvidia-smi does not show the mode.
+	Persistence bool `json:"persistence,omitempty"`
 }
 
 // Look is what a reset would find.
@@ -21,7 +24,7 @@ type Look struct {
 }
 
 // Resetter resets GPUs: Local in this process, resetserver.Client by the component that has the rights for it. Its methods are safe for concurrent use, and fail
-// with the same typed errors: *InUseError, *RefusedError, *PersistenceError, *UnavailableError.
+// with the same typed errors: *InUseError, *RefusedError, *PersistenceError, *UnavailableError, *BusyError.
 type Resetter interface {
 	// Ready returns why no GPU can be reset at all, with the remedy: nvidia-smi is missing, the process is not root, the component does not answer.
 	Ready(ctx context.Context) error
@@ -34,7 +37,7 @@ type Resetter interface {
 	// because it can't be taken back.
 	Reset(ctx context.Context, t Target) error
 
-	// Restore turns the persistence mode on again, after a reset whose process was killed.
+	// Restore turns the persistence mode on again, after a reset whose process was killed. It fails with *BusyError while the nvidia-smi of that process may run.
 	Restore(ctx context.Context, id gpu.DeviceID) error
 }
 

@@ -45,7 +45,7 @@ func (p Program) Check() error {
 	return err
 }
 
-// place finds nvidia-smi, and checks who can write it: it is run as root.
+// place finds nvidia-smi, and checks who can write it and the library that it gets: it is run as root.
 func (p Program) place() (place, error) {
 	driver := cmp.Or(p.Root, "/")
 	at := place{root: "/", path: p.Path}
@@ -66,7 +66,11 @@ func (p Program) place() (place, error) {
 		return at, &UnavailableError{"install it with the driver, or give its path: reset.program, or --program of reset-server",
 			fmt.Errorf("there is no nvidia-smi beneath %s: searched %v", filepath.Join(at.root, driver), folders)}
 	}
-	if err := proofcommand.CheckIn(at.root, []string{at.path}); err != nil {
+	err := proofcommand.CheckIn(at.root, []string{at.path})
+	if at.library != "" {
+		err = errors.Join(err, proofcommand.CheckLibrary(at.library))
+	}
+	if err != nil {
 		return at, &UnavailableError{"it is run as root, so only root may be able to replace it", err}
 	}
 	return at, nil
@@ -106,10 +110,20 @@ func isThere(path string) bool {
 //	nvidia-smi                            resets the GPU . . . ended: the GPU is whole, and the agent that follows finds it so
 //	with PDEATHSIG                        killed in the middle of the reset: the GPU may be in any state
 func (p Program) Call(ctx context.Context, args ...string) (printed string, status int, err error) {
+	return p.call(ctx, nil, args...)
+}
+
+// call is Call with a lock that nvidia-smi holds until it has ended.
+func (p Program) call(ctx context.Context, lock *Lock, args ...string) (printed string, status int, err error) {
 	at, err := p.place()
 	if err != nil {
 		return "", -1, err
 	}
+	held, release, err := lock.hold(ctx)
+	if err != nil {
+		return "", -1, err
+	}
+	defer release()
 	proofcommand.CloseOnExec()
 	cmd := exec.CommandContext(ctx, at.path, args...)
 	cmd.Dir, cmd.Env = "/", []string{"LC_ALL=C", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
@@ -120,18 +134,25 @@ func (p Program) Call(ctx context.Context, args ...string) (printed string, stat
 	if at.root != "/" {
 		cmd.SysProcAttr.Chroot = at.root
 	}
+	if held != nil {
+		cmd.ExtraFiles = []*os.File{held}
+	}
 	output := proofcommand.NewTail()
 	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = output, output, killAtMost/2
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Run() }() // also the start can hang, with the file system of the program
-	if err = await(ctx, ended); err == nil {
+	left, err := await(ctx, ended)
+	if left {
+		lock.leave()
+	}
+	if err == nil {
 		return output.String(), cmd.ProcessState.ExitCode(), nil
 	}
 	return output.String(), -1, err
 }
 
-// await returns nil if a process has ended by itself, with any status.
-func await(ctx context.Context, ended <-chan error) (err error) {
+// await returns nil if a process has ended by itself, with any status, and whether it was left because it could not be killed.
+func await(ctx context.Context, ended <-chan error) (left bool, err error) {
 	select {
 	case err = <-ended:
 	case <-ctx.Done():
@@ -140,15 +161,15 @@ func await(ctx context.Context, ended <-chan error) (err error) {
 		select {
 		case err = <-ended:
 		case <-killed.C:
-			return ctx.Err()
+			return true, ctx.Err()
 		}
 	}
 	exit, ran := errors.AsType[*exec.ExitError](err)
 	switch {
 	case err == nil, errors.Is(err, exec.ErrWaitDelay), ran && exit.Exited():
-		return nil
+		return false, nil
 	case ctx.Err() != nil:
-		return ctx.Err()
+		return false, ctx.Err()
 	}
-	return err
+	return false, err
 }

@@ -64,7 +64,7 @@ func TestProcessInTheKernel(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	began := time.Now()
-	if err := await(ctx, make(chan error)); !errors.Is(err, context.Canceled) || time.Since(began) > 2*killAtMost {
+	if left, err := await(ctx, make(chan error)); !left || !errors.Is(err, context.Canceled) || time.Since(began) > 2*killAtMost {
 		t.Errorf("%v after %v", err, time.Since(began))
 	}
 	if LookAtMost+AtMost > 290*time.Second { // the grace period of the component has 300 s for both
@@ -130,6 +130,21 @@ func TestProgramIsFound(t *testing.T) {
 		if _, _, called := c.program.Call(t.Context()); called == nil || called.Error() != err.Error() {
 			t.Errorf("%s: called: %v", name, called)
 		}
+	}
+}
+
+// nvidia-smi loads the driver's library as root, too.
+func TestLibraryThatOthersCanWrite(t *testing.T) {
+	dir := t.TempDir()
+	library := filepath.Join(dir, "lib64/libnvidia-ml.so.1")
+	check.NoError(t, os.Chmod(dir, 0o755), os.Mkdir(filepath.Dir(library), 0o755), os.WriteFile(library, nil, 0o644))
+	p := Program{Root: dir, Path: "/bin/sh", Libraries: []string{"lib64"}}
+	if err := p.Check(); err != nil {
+		t.Skipf("no folder that only this user can write: %v", err)
+	}
+	check.NoError(t, os.Chmod(library, 0o666))
+	if err := p.Check(); !errors.Is(err, proofcommand.ErrWritable) {
+		t.Errorf("%v", err)
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 const (
 	ResetAtMost = 2 * time.Minute
 	callAtMost  = 30 * time.Second // for another one: without persistence mode the driver initialises all GPUs for it, and a driver can hang
-	LookAtMost  = scanAtMost + callAtMost + killAtMost
+	LookAtMost  = lockWithin + scanAtMost + callAtMost + killAtMost
 	AtMost      = LookAtMost + callAtMost + scanAtMost + ResetAtMost + callAtMost + 3*killAtMost
 )
 
@@ -29,7 +29,8 @@ type Call func(ctx context.Context, args ...string) (printed string, status int,
 type Local struct {
 	Proc    string // where procfs is mounted; "" = /proc
 	Program Program
-	Call    Call // that of Program, unless a test has another one
+	Call    Call  // that of Program, unless a test has another one
+	Lock    *Lock // of the node; nil = none
 }
 
 // Ready returns why this process can't reset a GPU.
@@ -48,15 +49,30 @@ func (r Local) Ready(context.Context) error {
 
 // Look returns what Reset would find.
 func (r Local) Look(ctx context.Context, t Target) (Look, error) {
+	release, err := r.Lock.Hold(ctx)
+	if err != nil {
+		return Look{}, err
+	}
+	defer release()
+	look, _, err := r.look(ctx, t)
+	return look, err
+}
+
+// look is Look with the persistence mode that nvidia-smi shows.
+func (r Local) look(ctx context.Context, t Target) (Look, gpu.Toggle, error) {
 	all, err := r.clients(ctx, t)
 	if err != nil || slices.ContainsFunc(all, isNoDaemon) {
-		return Look{Clients: all}, err
+		return Look{Clients: all}, gpu.ToggleUnknown, err
 	}
-	on, err := r.persistence(ctx, t.GPU)
-	if err != nil || on { // then the daemon closes it when the mode is turned off
-		return Look{Persistence: on}, err
+	mode, err := r.persistence(ctx, t.GPU)
+	if err != nil {
+		return Look{}, mode, err
 	}
-	return Look{Clients: all}, nil
+	// nvidia-persistenced has a GPU open only while its mode is on, and closes it when the mode is turned off.
+	if on := t.Persistence || len(all) > 0; mode == gpu.Enabled || mode == gpu.ToggleUnknown && on {
+		return Look{Persistence: true}, mode, nil
+	}
+	return Look{Clients: all}, mode, nil
 }
 
 // isNoDaemon reports whether a client is another process than nvidia-persistenced, of whose name the kernel keeps 15 characters. One that has taken the
@@ -68,7 +84,12 @@ func (r Local) Reset(ctx context.Context, t Target) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	look, err := r.Look(ctx, t)
+	release, err := r.Lock.Hold(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	look, mode, err := r.look(ctx, t)
 	if err = cmp.Or(err, inUse(t, look.Clients), ctx.Err()); err != nil {
 		return err
 	}
@@ -76,7 +97,7 @@ func (r Local) Reset(ctx context.Context, t Target) error {
 	if !look.Persistence {
 		return r.reset(ctx, t.GPU)
 	}
-	return r.withoutPersistence(ctx, t.GPU, func() error {
+	return r.withoutPersistence(ctx, t.GPU, mode, func() error {
 		all, err := r.clients(ctx, t)
 		if err = cmp.Or(err, inUse(t, all)); err != nil {
 			return err
@@ -85,28 +106,46 @@ func (r Local) Reset(ctx context.Context, t Target) error {
 	})
 }
 
-// withoutPersistence turns the persistence mode of a GPU off, and on again whatever becomes of it.
-func (r Local) withoutPersistence(ctx context.Context, id gpu.DeviceID, do func() error) error {
+// withoutPersistence turns the persistence mode of a GPU off, and on again whatever becomes of it. A GPU that does not show its mode may refuse that, and is
+// reset if nothing has it open nevertheless.
+func (r Local) withoutPersistence(ctx context.Context, id gpu.DeviceID, mode gpu.Toggle, do func() error) error {
 	err := r.setPersistence(ctx, id, "0")
-	if e, ok := errors.AsType[*RefusedError](err); err != nil && (!ok || e.Refusal != TimedOut) {
-		return err // it is still on
+	e, refused := errors.AsType[*RefusedError](err)
+	switch {
+	case err == nil:
+		return errors.Join(do(), r.restore(ctx, id))
+	case refused && e.Refusal == TimedOut:
+		return errors.Join(err, r.restore(ctx, id))
+	case refused && mode == gpu.ToggleUnknown:
+		return do()
 	}
-	if err == nil {
-		err = do()
-	}
-	return errors.Join(err, r.Restore(ctx, id))
+	return err // it is still on
 }
 
 func (r Local) reset(ctx context.Context, id gpu.DeviceID) error {
 	printed, status, err := r.call(ctx, ResetAtMost, "--gpu-reset", "-i", string(id))
-	if err == nil && status == 0 && strings.Contains(printed, "was successfully reset") {
+	if err == nil && succeeded(status) && strings.Contains(printed, "was successfully reset") {
 		return nil
 	}
 	return refused(id, printed, err)
 }
 
+// corruptedInfoROM is the exit status with which nvidia-smi warns of a corrupted infoROM beside what it has done (NVML_ERROR_CORRUPTED_INFOROM).
+const corruptedInfoROM = 14
+
+func succeeded(status int) bool { return status == 0 || status == corruptedInfoROM }
+
 // Restore turns the persistence mode of a GPU on.
 func (r Local) Restore(ctx context.Context, id gpu.DeviceID) error {
+	release, err := r.Lock.Hold(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	return r.restore(ctx, id)
+}
+
+func (r Local) restore(ctx context.Context, id gpu.DeviceID) error {
 	if err := r.setPersistence(ctx, id, "1"); err != nil {
 		return &PersistenceError{id, err}
 	}
@@ -120,23 +159,33 @@ func inUse(t Target, clients []Client) error {
 	return &InUseError{t.GPU, clients}
 }
 
-// persistence reports whether a GPU's persistence mode is on. With it the driver, or nvidia-persistenced, has the GPU open, and it can't be reset. A GPU
-// that does not report it ("[GPU requires reset]") keeps the mode that it has: if it is on, nvidia-smi refuses the reset.
-func (r Local) persistence(ctx context.Context, id gpu.DeviceID) (bool, error) {
+// persistence returns the persistence mode of a GPU. With it the driver, or nvidia-persistenced, has the GPU open, and it can't be reset. A GPU that does not
+// report it ("[GPU requires reset]", "[N/A]", "[Unknown Error]") is no GPU without it: the mode is unknown. Beside the answer nvidia-smi prints warnings.
+func (r Local) persistence(ctx context.Context, id gpu.DeviceID) (gpu.Toggle, error) {
 	printed, status, err := r.call(ctx, callAtMost, "--query-gpu=persistence_mode", "--format=csv,noheader", "-i", string(id))
-	text := strings.TrimSpace(printed)
-	switch off := text == "Disabled" || strings.HasPrefix(text, "[") && strings.HasSuffix(text, "]"); {
-	case err == nil && status == 0 && text == "Enabled":
-		return true, nil
-	case err == nil && status == 0 && off:
-		return false, nil
+	if err != nil || !succeeded(status) {
+		return gpu.ToggleUnknown, refused(id, printed, err)
 	}
-	return false, refused(id, printed, err)
+	var answers []gpu.Toggle
+	for line := range strings.Lines(printed) {
+		switch text := strings.TrimSpace(line); {
+		case text == gpu.Enabled.String():
+			answers = append(answers, gpu.Enabled)
+		case text == gpu.Disabled.String():
+			answers = append(answers, gpu.Disabled)
+		case strings.HasPrefix(text, "[") && strings.HasSuffix(text, "]"):
+			answers = append(answers, gpu.ToggleUnknown)
+		}
+	}
+	if len(answers) != 1 {
+		return gpu.ToggleUnknown, refused(id, printed, nil)
+	}
+	return answers[0], nil
 }
 
 func (r Local) setPersistence(ctx context.Context, id gpu.DeviceID, to string) error {
 	printed, status, err := r.call(ctx, callAtMost, "-pm", to, "-i", string(id))
-	if err == nil && status == 0 {
+	if err == nil && (status == 0 || status == corruptedInfoROM && strings.Contains(printed, "All done.")) {
 		return nil
 	}
 	return refused(id, printed, err)
@@ -148,7 +197,7 @@ func (r Local) call(ctx context.Context, atMost time.Duration, args ...string) (
 	if r.Call != nil {
 		return r.Call(ctx, args...)
 	}
-	return r.Program.Call(ctx, args...)
+	return r.Program.call(ctx, r.Lock, args...)
 }
 
 func (r Local) proc() string { return cmp.Or(r.Proc, "/proc") }

@@ -24,6 +24,8 @@ type smi struct {
 	text        string // with which it refuses a reset; "" = it resets
 	fails       string // the call that begins with this fails
 	hangs       bool   // at the reset
+	hides       string // is printed in place of the persistence mode; "" = the mode is
+	warns       bool   // of a corrupted infoROM, beside each answer
 	daemon      func() // nvidia-persistenced closes the GPU
 }
 
@@ -35,11 +37,21 @@ monitoring application such as another instance of nvidia-smi). Please first kil
 `
 
 func (s *smi) call(ctx context.Context, args ...string) (string, int, error) {
+	printed, status, err := s.answer(ctx, args...)
+	if s.warns && status == 0 {
+		return printed + "WARNING: infoROM is corrupted at gpu 0000:1A:00.0\n", 14, err
+	}
+	return printed, status, err
+}
+
+func (s *smi) answer(ctx context.Context, args ...string) (string, int, error) {
 	line := strings.Join(args, " ")
 	s.calls = append(s.calls, line)
 	switch {
 	case s.fails != "" && strings.HasPrefix(line, s.fails):
 		return "Unable to set persistence mode: Insufficient Permissions\n", 4, nil
+	case args[0] == "--query-gpu=persistence_mode" && s.hides != "":
+		return s.hides + "\n", 0, nil
 	case args[0] == "--query-gpu=persistence_mode":
 		return s.persistence + "\n", 0, nil
 	case args[0] == "-pm":
@@ -168,6 +180,57 @@ func TestPersistenceDaemon(t *testing.T) {
 	look, err = gpureset.Local{Proc: proc, Call: s.call}.Look(t.Context(), device)
 	if err != nil || len(look.Clients) != 2 || len(s.calls) > 0 {
 		t.Errorf("beside another process: %+v, %v", look, err)
+	}
+}
+
+// A GPU that needs a reset does not show its persistence mode. nvidia-persistenced, or what the driver reported before, shows that it is on.
+func TestHiddenPersistenceModeOfAGPUThatNeedsAReset(t *testing.T) {
+	for _, hidden := range []string{"[GPU requires reset]", "[N/A]", "[Unknown Error]"} {
+		proc := procfs(t, map[int][]string{5: {"/dev/nvidia3"}})
+		check.NoError(t, os.WriteFile(proc+"/5/comm", []byte("nvidia-persiste\n"), 0o600))
+		s := &smi{persistence: "Enabled", hides: hidden, daemon: func() { check.NoError(t, os.RemoveAll(proc+"/5")) }}
+		r := gpureset.Local{Proc: proc, Call: s.call}
+		if look, err := r.Look(t.Context(), device); err != nil || len(look.Clients) > 0 || !look.Persistence {
+			t.Errorf("%s: %+v, %v", hidden, look, err)
+		}
+		if err := r.Reset(t.Context(), device); err != nil || s.persistence != "Enabled" {
+			t.Errorf("%s: %v, %q, left %s", hidden, err, s.calls, s.persistence)
+		}
+
+		before := device
+		before.Persistence = true // and no daemon: the kernel module keeps the GPU open
+		s = &smi{persistence: "Enabled", hides: hidden}
+		r = gpureset.Local{Proc: procfs(t, nil), Call: s.call}
+		if err := r.Reset(t.Context(), before); err != nil || s.persistence != "Enabled" {
+			t.Errorf("%s, on before: %v, %q, left %s", hidden, err, s.calls, s.persistence)
+		}
+
+		// It refuses to change the mode, too: the daemon that has it open is named.
+		proc = procfs(t, map[int][]string{5: {"/dev/nvidia3"}})
+		check.NoError(t, os.WriteFile(proc+"/5/comm", []byte("nvidia-persiste\n"), 0o600))
+		s = &smi{persistence: "Enabled", hides: hidden, fails: "-pm"}
+		err := gpureset.Local{Proc: proc, Call: s.call}.Reset(t.Context(), device)
+		if e, ok := errors.AsType[*gpureset.InUseError](err); !ok || e.Clients[0].Name != "nvidia-persiste" || slices.ContainsFunc(s.calls, isReset) {
+			t.Errorf("%s, refused: %v, %q", hidden, err, s.calls)
+		}
+	}
+}
+
+// A corrupted infoROM is a warning beside the answer, with an exit status of its own.
+func TestWarningBesideTheAnswer(t *testing.T) {
+	for _, mode := range []string{"Enabled", "Disabled"} {
+		s := &smi{persistence: mode, warns: true}
+		r := gpureset.Local{Proc: procfs(t, nil), Call: s.call}
+		if look, err := r.Look(t.Context(), device); err != nil || look.Persistence != (mode == "Enabled") {
+			t.Errorf("%s: %+v, %v", mode, look, err)
+		}
+		if err := r.Reset(t.Context(), device); err != nil || s.persistence != mode {
+			t.Errorf("%s: %v, %q, left %s", mode, err, s.calls, s.persistence)
+		}
+	}
+	s := &smi{hides: "Enabled\nDisabled"} // two answers are none
+	if err := (gpureset.Local{Proc: procfs(t, nil), Call: s.call}).Reset(t.Context(), device); err == nil || len(s.calls) != 1 {
+		t.Errorf("two answers: %v, %q", err, s.calls)
 	}
 }
 

@@ -29,6 +29,7 @@ type decider struct {
 	readers  Readers
 	clock    Clock
 	log      *slog.Logger
+	resets   func() (bool, error) // see Input.ResetRuns
 
 	state State
 	good  File // the latest one that was read or written
@@ -120,7 +121,7 @@ func (a *decider) decide(inv *inventory.Allocatable, c hostRecords) (inventory.O
 	}
 	in := Input{
 		Clock: a.clock, Now: a.now(), // before the records are read: one without a time is of then
-		Agent: a.agent, APIs: a.apis, Default: a.apis[0], GPUs: inv.GPUs(), File: file, ReadOnly: err != nil || c.follows, Follows: c.follows, Takes: a.wanted(),
+		Agent: a.agent, APIs: a.apis, Default: a.apis[0], GPUs: inv.GPUs(), File: file, ReadOnly: err != nil || c.follows, Follows: c.follows, Takes: a.wanted(), ResetRuns: a.resets,
 		Running: c.running, Overlaps: c.of, Recorded: c.recorded,
 		OfferedBefore: func(id gpu.DeviceID) bool { return c.previous[id] }, Records: a.readers.Read(), Applied: inv.Owner, Reserved: a.lastReserved,
 	}
@@ -214,7 +215,7 @@ func (w *Watcher) Serve(apis []inventory.API, readers Readers) {
 	}
 	w.decider = &decider{
 		stateDir: filepath.Dir(w.store.folder), agent: w.store.agent, apis: apis, readers: readers, clock: Clock{time.Now()}, log: w.log,
-		reserved: map[gpu.DeviceID]time.Duration{},
+		reserved: map[gpu.DeviceID]time.Duration{}, resets: w.resets,
 	}
 	w.store.decider = w.decider
 }

@@ -89,17 +89,18 @@ type host struct {
 	dir                 string
 	cfg                 map[string]core.Config
 	plugins, dra, nomad *record
+	resets              func() (bool, error) // whether an nvidia-smi runs; nil = that is not known
 }
 
 func newHost(t *testing.T) host {
-	return host{t.TempDir(), map[string]core.Config{
+	return host{dir: t.TempDir(), cfg: map[string]core.Config{
 		"nomad-gpu": on(inventory.OverlapRefuse, 0, 1), "k8s-gpu": on(inventory.OverlapRefuse, 1, 2),
-	}, &record{}, &record{}, &record{}}
+	}, plugins: &record{}, dra: &record{}, nomad: &record{}}
 }
 
 func (h host) startNomad(t *testing.T) *agent {
 	t.Helper()
-	return start(t, setup{name: "nomad-gpu", stateDir: h.dir, cfg: h.cfg["nomad-gpu"], serve: func(w *Watcher) {
+	return start(t, setup{name: "nomad-gpu", stateDir: h.dir, cfg: h.cfg["nomad-gpu"], resets: h.resets, serve: func(w *Watcher) {
 		w.Serve([]inventory.API{inventory.Nomad}, Readers{inventory.Nomad: h.nomad.read})
 	}})
 }
@@ -108,7 +109,7 @@ func (h host) startKube(t *testing.T, apis ...inventory.API) *agent {
 	t.Helper()
 	cfg := h.cfg["k8s-gpu"]
 	cfg.API = apis[0]
-	a := start(t, setup{name: "k8s-gpu", stateDir: h.dir, cfg: cfg, serve: func(w *Watcher) {
+	a := start(t, setup{name: "k8s-gpu", stateDir: h.dir, cfg: cfg, resets: h.resets, serve: func(w *Watcher) {
 		w.Serve(apis, Readers{inventory.DevicePlugin: h.plugins.read, inventory.DRA: h.dra.read})
 	}})
 	defined := &inventory.CDI{Kind: "k/gpu", Incarnation: 1} // which DRA needs

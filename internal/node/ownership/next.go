@@ -32,6 +32,9 @@ type Input struct {
 	Takes    map[gpu.DeviceID]Want // GPUs that this process wants, or has, for itself
 	NoDriver string                // why nothing can use a GPU now: the driver is released or lost; "" = it is ready
 
+	// ResetRuns reports whether an nvidia-smi may still reset a GPU, also one whose agent was killed. With an error it is not known. nil = it never is.
+	ResetRuns func() (bool, error)
+
 	Running       func(agent string) bool                           // another agent runs
 	Overlaps      func(gpu.DeviceID) []Overlap                      // of other agents
 	Recorded      func(gpu.DeviceID) bool                           // this agent has recorded the GPU, perhaps in an earlier boot
@@ -50,7 +53,7 @@ type State struct {
 	shown   map[gpu.DeviceID]kindShown
 	seen    map[inventory.API]seen
 	takes   map[gpu.DeviceID]Take
-	orphans map[gpu.DeviceID]time.Duration // until when a mark without a taker stays
+	orphans map[gpu.DeviceID]orphan // marks without a taker
 
 	released gpu.DeviceID                   // for whose reset the driver is released; "" = it is not
 	releases map[gpu.DeviceID]time.Duration // since when another process has it released
@@ -87,7 +90,7 @@ const initialWait = 10 * time.Second
 func Next(s State, in Input) (State, File, []Status) {
 	n := &next{Input: in, file: in.File, was: s, is: State{
 		started: s.started, running: true, empty: map[gpu.DeviceID]time.Duration{}, absent: map[gpu.DeviceID]absence{},
-		shown: map[gpu.DeviceID]kindShown{}, seen: maps.Clone(s.seen), takes: map[gpu.DeviceID]Take{}, orphans: map[gpu.DeviceID]time.Duration{},
+		shown: map[gpu.DeviceID]kindShown{}, seen: maps.Clone(s.seen), takes: map[gpu.DeviceID]Take{}, orphans: map[gpu.DeviceID]orphan{},
 		releases: map[gpu.DeviceID]time.Duration{}, resets: map[gpu.DeviceID]time.Duration{},
 	}}
 	if n.is.seen == nil {

@@ -18,8 +18,7 @@ import (
 // Only one agent of a node resets GPUs at a time. It may have marks of several: of the GPU and of those that are linked with it.
 
 // driverReleased returns the GPU for whose reset the driver is released, by the file as it is on disk then; "" = it is not. An agent that resets a GPU has it
-// released while it asks for that: what an earlier process of it has left there releases nothing. For other processes that holds while the agent runs, and at
-// most for releasedAtMost.
+// released while it asks for that, and when it was killed for as long as its nvidia-smi runs. For other processes both hold for releasedAtMost at most.
 func (n *next) driverReleased() (id gpu.DeviceID) {
 	for _, one := range slices.Sorted(maps.Keys(n.file.Taken)) {
 		mark := n.file.Taken[one]
@@ -27,12 +26,29 @@ func (n *next) driverReleased() (id gpu.DeviceID) {
 		case !mark.DriverReleased || mark.Purpose != inventory.Reset:
 		case mark.Agent == n.Agent && n.Takes[one].ReleaseDriver && n.is.takes[one].Granted:
 			id = cmp.Or(id, one)
-		case mark.Agent == n.Agent && !n.Follows:
-		case n.lasts(n.was.releases, n.is.releases, one) && (n.Follows && mark.Agent == n.Agent || n.Running(mark.Agent)):
+		case n.lasts(n.was.releases, n.is.releases, one) && n.resets(mark.Agent):
 			id = cmp.Or(id, one)
 		}
 	}
 	return id
+}
+
+// resets reports whether another process that has the driver released runs, or the nvidia-smi that it has left.
+func (n *next) resets(agent string) bool {
+	if n.Running(agent) && agent != n.Agent || n.Follows && agent == n.Agent {
+		return true
+	}
+	runs, _ := n.resetRuns()
+	return runs
+}
+
+// resetRuns reports whether an nvidia-smi may reset a GPU, and whether that is known.
+func (n *next) resetRuns() (runs, known bool) {
+	if n.ResetRuns == nil {
+		return false, false
+	}
+	runs, err := n.ResetRuns()
+	return runs && err == nil, err == nil
 }
 
 // releasing reports whether this process has the driver released, or asks for that.

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -155,6 +156,60 @@ func TestKilledDuringAReset(t *testing.T) {
 		pass(orphanTimeOfReset - 10*time.Second)
 		n.expectSchedulable(t, "nvidia-smi may still run", 1)
 		pass(12 * time.Second)
+		n.expectSchedulable(t, "given back", 0, 1)
+	})
+}
+
+// nvidia-smi goes on when its agent is killed in the middle. While it runs no agent opens the driver, not the next process of that agent either, and the GPU is
+// not given back. When it has ended both happen at once; after some minutes in any case.
+func TestNvidiaSMIThatOutlivesItsAgent(t *testing.T) {
+	for name, ends := range map[string]bool{"ends": true, "hangs": false} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t)
+			var runs atomic.Bool
+			h.resets = func() (bool, error) { return runs.Load(), nil }
+			synctest.Test(t, func(t *testing.T) {
+				n, k := h.both(t)
+				n.grantedFor(t, 0, inventory.Reset).ReleaseDriver()
+				pass(4 * time.Second)
+				runs.Store(true)
+				n.end()
+				pass(10 * time.Second)
+				expectReleased(t, "killed", k)
+				n = h.startNomad(t)
+				pass(20 * time.Second)
+				if n.machine.Sessions() != 0 || k.machine.Sessions() != 0 || len(n.schedulable()) > 0 {
+					t.Errorf("while nvidia-smi runs: %d and %d sessions, %v take work\n%s", n.machine.Sessions(), k.machine.Sessions(), n.schedulable(), n.log)
+				}
+				if ends {
+					runs.Store(false)
+					pass(4 * time.Second)
+				} else {
+					pass(releasedAtMost)
+				}
+				expectOpen(t, "afterwards", n, k)
+				n.expectSchedulable(t, "afterwards", 0, 1)
+				k.expectSchedulable(t, "afterwards", 2)
+				if m := h.marks(t); len(m) > 0 {
+					t.Errorf("marks %v", m)
+				}
+			})
+		})
+	}
+}
+
+// Whether nvidia-smi runs is not known: the GPU stays taken for as long as it may.
+func TestNvidiaSMIThatIsNotKnown(t *testing.T) {
+	h := newHost(t)
+	h.resets = func() (bool, error) { return false, errors.New("input/output error") }
+	synctest.Test(t, func(t *testing.T) {
+		n, _ := h.both(t)
+		n.grantedFor(t, 0, inventory.Reset)
+		n.end()
+		n = h.startNomad(t)
+		pass(orphanTimeOfReset - 5*time.Second)
+		n.expectSchedulable(t, "it may still run", 1)
+		pass(10 * time.Second)
 		n.expectSchedulable(t, "given back", 0, 1)
 	})
 }

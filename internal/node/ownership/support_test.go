@@ -37,6 +37,7 @@ type setup struct {
 	cfg            core.Config
 
 	boot       string                            // "" = b00t
+	resets     func() (bool, error)              // whether an nvidia-smi runs; nil = that is not known
 	serve      func(*Watcher)                    // before it runs; nil = nothing
 	timings    timings                           // zero = defaultTimings
 	newWatcher func() (*fsnotify.Watcher, error) // nil = inotify is unavailable: its goroutine would stop the fake time
@@ -48,7 +49,7 @@ func start(t *testing.T, s setup) *agent {
 	log := slog.New(slog.NewTextHandler(a.log, nil))
 	a.Monitor = monitor.New(a.machine.Open, s.cfg, log, nil)
 	a.watcher = New(Options{
-		Agent: s.name, StateDir: s.stateDir, BootID: cmp.Or(s.boot, "b00t"), Config: s.cfg, Log: log,
+		Agent: s.name, StateDir: s.stateDir, BootID: cmp.Or(s.boot, "b00t"), Config: s.cfg, Log: log, ResetRuns: s.resets,
 	})
 	if s.timings != (timings{}) {
 		a.watcher.timings = s.timings

@@ -38,8 +38,8 @@ const (
 	// orphanTime is for how long the mark of a process that has ended stays: what it ran on the GPU ends with it, but not at once.
 	orphanTime = 2 * time.Second
 
-	// orphanTimeOfReset is for how long after the start of a process the mark of an earlier one for a reset stays: nvidia-smi, or the component that runs it,
-	// goes on without the agent (gpureset.AtMost).
+	// orphanTimeOfReset is for how long after the start of a process the mark of an earlier one for a reset stays at most: nvidia-smi, or the component that
+	// runs it, goes on without the agent (gpureset.AtMost).
 	orphanTimeOfReset = 5 * time.Minute
 
 	// releasedAtMost is for how long an agent keeps the driver closed for the reset that another one makes. A reset takes five minutes at most (gpureset.AtMost).
@@ -98,20 +98,24 @@ func (n *next) wait(id gpu.DeviceID, st Status, what string) Status {
 	return st
 }
 
-// giveBack removes the mark of a process that has given the GPU back, or has ended.
+// orphan is a mark whose taker has gone.
+type orphan struct{ least, most time.Duration } // until when it stays
+
+// giveBack removes the mark of a process that has given the GPU back, or has ended: for a reset, when its nvidia-smi has ended, too.
 func (n *next) giveBack(id gpu.DeviceID, st Status, mark Mark) Status {
-	until, seen := n.was.orphans[id]
+	one, seen := n.was.orphans[id]
 	switch {
 	case n.was.takes[id].marked: // of this process: its taker has gone
-		until = n.Now
+		one = orphan{n.Now, n.Now}
 	case seen:
 	case mark.Purpose == inventory.Reset:
-		until = max(n.Now+orphanTime, n.is.started+orphanTimeOfReset)
+		one = orphan{n.Now + orphanTime, max(n.Now+orphanTime, n.is.started+orphanTimeOfReset)}
 	default:
-		until = n.Now + orphanTime
+		one = orphan{n.Now + orphanTime, n.Now + orphanTime}
 	}
-	n.is.orphans[id] = until // while the file can't be written, too
-	stays := n.Now < until
+	n.is.orphans[id] = one // while the file can't be written, too
+	runs, known := n.resetRuns()
+	stays := n.Now < one.least || n.Now < one.most && (runs || !known)
 	if stays {
 		st.Taken = mark.Purpose
 	}
@@ -119,7 +123,7 @@ func (n *next) giveBack(id gpu.DeviceID, st Status, mark Mark) Status {
 	case n.ReadOnly:
 	case !stays:
 		delete(n.change().Taken, id)
-	case mark.DriverReleased: // for the other agents: this one has it open
+	case mark.DriverReleased && !runs: // for the other agents: this one has it open
 		mark.DriverReleased = false
 		n.change().Taken[id] = mark
 	}

@@ -50,6 +50,9 @@ type Options struct {
 	Config   core.Config // its Policy and Overlap
 	Log      *slog.Logger
 
+	// ResetRuns reports whether an nvidia-smi may still reset a GPU of the node, also one whose agent was killed; nil = that is never known.
+	ResetRuns func() (bool, error)
+
 	// NewWatcher creates an inotify instance; nil = fsnotify.NewWatcher. It is for tests in which inotify is unavailable.
 	NewWatcher func() (*fsnotify.Watcher, error)
 }
@@ -61,6 +64,7 @@ type Watcher struct {
 	refuse  bool
 	store   *store // nil = overlaps are not seen
 	timings timings
+	resets  func() (bool, error) // see Options.ResetRuns
 
 	decider *decider // nil = no GPU moves between APIs
 
@@ -86,7 +90,7 @@ type Watcher struct {
 func New(o Options) *Watcher {
 	w := &Watcher{
 		log: o.Log, refuse: o.Config.Overlap == inventory.OverlapRefuse,
-		first: make(chan struct{}), changed: make(chan struct{}, 1), timings: defaultTimings, newWatcher: o.NewWatcher,
+		first: make(chan struct{}), changed: make(chan struct{}, 1), timings: defaultTimings, newWatcher: o.NewWatcher, resets: o.ResetRuns,
 	}
 	if o.StateDir != "" {
 		w.store = &store{

@@ -60,7 +60,7 @@ func CheckIn(root string, command []string) error {
 	if !filepath.IsAbs(command[0]) {
 		return &ProgramError{Path: command[0], Err: ErrRelative, Remedy: "give the program by its absolute path: PATH is not searched"}
 	}
-	w := walk{root: "/", own: uint32(os.Geteuid()), ownGroup: uint32(os.Getegid())}
+	w := newWalk()
 	w.look(w.root)
 	if folder, _, ok := w.follow(root); ok {
 		w.root = folder
@@ -71,11 +71,54 @@ func CheckIn(root string, command []string) error {
 	return errors.Join(w.errs...)
 }
 
+// CheckLibrary is Check for a library that a program loads, which need not be executable. A folder above it may be one with the sticky bit, as /tmp: there
+// nobody replaces what belongs to another user (inode(7)).
+func CheckLibrary(path string) error {
+	w := newWalk()
+	w.sticky = true
+	w.look(w.root)
+	w.follow(path)
+	return errors.Join(w.errs...)
+}
+
+// CheckLibraryPath is CheckLibrary for all libraries in the folders of a value of LD_LIBRARY_PATH. A folder that is missing has none.
+func CheckLibraryPath(folders string) error {
+	w := newWalk()
+	w.sticky = true
+	for _, folder := range filepath.SplitList(folders) {
+		if _, err := os.Stat(folder); !filepath.IsAbs(folder) || errors.Is(err, fs.ErrNotExist) { // others are beneath the working folder
+			continue
+		}
+		w.look(w.root)
+		if at, _, ok := w.follow(folder); ok {
+			w.sticky = false // every user could add a library
+			w.look(at)
+			w.sticky = true
+		}
+		all, err := os.ReadDir(folder)
+		if err != nil {
+			w.add(&ProgramError{Path: folder, Err: fmt.Errorf("%w: %w", ErrUnreadable, err), Remedy: "correct LD_LIBRARY_PATH"})
+		}
+		for _, one := range all {
+			path := filepath.Join(folder, one.Name())
+			if _, err := os.Stat(path); err == nil && strings.Contains(one.Name(), ".so") { // a link to nothing is no library
+				w.follow(path)
+			}
+		}
+	}
+	return errors.Join(w.errs...)
+}
+
 // walk goes to a file as the kernel does, from a root folder and through symbolic links, and notes what is wrong.
 type walk struct {
 	root          string
 	own, ownGroup uint32
+	sticky        bool // others may write a folder with the sticky bit
 	errs          []error
+}
+
+func newWalk() *walk {
+	return &walk{root: "/", own: uint32(os.Geteuid()), ownGroup: uint32(os.Getegid())}
 }
 
 const maxLinks = 40 // as in path_resolution(7)
@@ -135,8 +178,9 @@ func (w *walk) look(path string) (fs.FileInfo, bool) {
 		owner.Err, owner.Remedy = ErrOwner, "chown it to root"
 		w.add(&owner)
 	}
-	byGroup := e.Mode&0o020 != 0 && group != 0 && group != w.ownGroup
-	if e.Mode&fs.ModeSymlink == 0 && (byGroup || e.Mode&0o002 != 0) && !readOnly(path) {
+	byGroup := e.Mode&0o020 != 0 && (group != 0 && group != w.ownGroup || hasACL(path))
+	sticky := w.sticky && e.Mode&fs.ModeSticky != 0 && e.Mode.IsDir()
+	if e.Mode&fs.ModeSymlink == 0 && (byGroup || e.Mode&0o002 != 0) && !sticky && !isConfigMap(path) {
 		e.Err, e.Remedy = ErrWritable, "chmod go-w it, or install the program elsewhere"
 		w.add(&e)
 	}
@@ -152,12 +196,37 @@ func about(path string, info fs.FileInfo) (e ProgramError, group uint32) {
 	return e, group
 }
 
-// readOnly reports whether a file is on a read-only mount: that of a ConfigMap in a container has mode 0777.
-func readOnly(path string) bool {
-	const flag = 1 // ST_RDONLY of statfs(2)
-	var system unix.Statfs_t
-	return unix.Statfs(path, &system) == nil && system.Flags&flag != 0
+// hasACL reports whether a file has an access control list with users or groups of its own. Then the mode of its group is what these may do at most (acl(5)).
+func hasACL(path string) bool {
+	size, err := unix.Lgetxattr(path, "system.posix_acl_access", nil)
+	return err == nil && size > 0
 }
+
+// isConfigMap reports whether a folder is the mount of a ConfigMap in a container: the kubelet gives it mode 0777 (defaultPerm in its emptydir), and mounts
+// it read-only. What others can write elsewhere they can also write through a read-only mount of it.
+func isConfigMap(path string) bool {
+	text, err := os.ReadFile("/proc/thread-self/mountinfo")
+	if err != nil {
+		return false
+	}
+	return isConfigMapIn(string(text), path)
+}
+
+// isConfigMapIn is isConfigMap by proc_pid_mountinfo(5). Of several mounts at one path the last one is seen.
+func isConfigMapIn(mounts, path string) (is bool) {
+	for line := range strings.Lines(mounts) {
+		fields := strings.Fields(line)
+		if len(fields) < 6 || escaped.Replace(fields[4]) != path {
+			continue
+		}
+		readOnly := slices.Contains(strings.Split(fields[5], ","), "ro")
+		is = readOnly && filepath.Base(filepath.Dir(fields[3])) == "kubernetes.io~configmap"
+	}
+	return is
+}
+
+// escaped has the characters that a line of mountinfo has as octal numbers.
+var escaped = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 
 func (w *walk) lookAtProgram(path string, info fs.FileInfo) {
 	e, _ := about(path, info)
@@ -172,4 +241,13 @@ func (w *walk) lookAtProgram(path string, info fs.FileInfo) {
 	w.add(&e)
 }
 
-func (w *walk) add(e *ProgramError) { w.errs = append(w.errs, e) }
+// add notes an error once: a folder is on the way to several files.
+func (w *walk) add(e *ProgramError) {
+	noted := func(err error) bool {
+		other, ok := errors.AsType[*ProgramError](err)
+		return ok && other.Path == e.Path && other.Err == e.Err
+	}
+	if !slices.ContainsFunc(w.errs, noted) {
+		w.errs = append(w.errs, e)
+	}
+}

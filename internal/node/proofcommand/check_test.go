@@ -43,7 +43,7 @@ func trusted(t *testing.T) (dir string, found func() []*ProgramError) {
 	program := filepath.Join(dir, "bin", "check")
 	check.NoError(t, os.Mkdir(filepath.Join(dir, "bin"), 0o755), os.WriteFile(program, []byte("#!/bin/sh\n"), 0o755), os.Chmod(dir, 0o755))
 	return dir, func() (below []*ProgramError) {
-		w := walk{root: "/", own: uint32(os.Geteuid()), ownGroup: uint32(os.Getegid())}
+		w := newWalk()
 		if path, info, ok := w.follow(program); ok {
 			w.lookAtProgram(path, info)
 		}
@@ -110,11 +110,29 @@ func TestCheckRefusesWhatOthersCanWrite(t *testing.T) {
 	}
 }
 
-// The folder of a ConfigMap in a container has mode 0777, and is mounted read-only.
-func TestCheckAcceptsWhatIsMountedReadOnly(t *testing.T) {
+// A user whom an access control list lets write a file is another user.
+func TestCheckRefusesWhatAnAccessControlListLetsOthersWrite(t *testing.T) {
 	dir, found := trusted(t)
-	check.NoError(t, os.Chmod(dir, 0o777), os.Chmod(filepath.Join(dir, "bin"), 0o777))
-	result := make(chan []*ProgramError)
+	acl := []byte{2, 0, 0, 0} // POSIX_ACL_XATTR_VERSION, then tag, rights and ID of each entry
+	for _, entry := range [][4]byte{{1, 7, 255, 255}, {2, 6, 210, 4}, {4, 5, 255, 255}, {16, 7, 255, 255}, {32, 5, 255, 255}} {
+		high := byte(255)
+		if entry[0] == 2 { // user 1234
+			high = 0
+		}
+		acl = append(acl, entry[0], 0, entry[1], 0, entry[2], entry[3], high, high)
+	}
+	if err := unix.Setxattr(filepath.Join(dir, "bin/check"), "system.posix_acl_access", acl, 0); err != nil {
+		t.Skipf("no access control lists: %v", err)
+	}
+	if errs := found(); len(errs) != 1 || !errors.Is(errs[0], ErrWritable) {
+		t.Errorf("%v", errs)
+	}
+}
+
+// mountedReadOnly returns what is found while a folder is mounted read-only at another path.
+func mountedReadOnly(t *testing.T, from, at string, find func() []error) []error {
+	t.Helper()
+	result := make(chan []error)
 	go func() {
 		runtime.LockOSThread() // the thread ends with the goroutine, and with it what is mounted
 		defer close(result)
@@ -122,22 +140,109 @@ func TestCheckAcceptsWhatIsMountedReadOnly(t *testing.T) {
 			t.Logf("no mount namespace: %v", err)
 			return
 		}
-		if err := errors.Join(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount(dir, dir, "", unix.MS_BIND, ""),
-			unix.Mount("", dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, "")); err != nil {
+		if err := errors.Join(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount(from, at, "", unix.MS_BIND, ""),
+			unix.Mount("", at, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, "")); err != nil {
 			t.Error(err)
 			return
 		}
-		result <- found()
+		result <- find()
 	}()
 	errs, mounted := <-result
-	switch {
-	case !mounted:
+	if !mounted {
 		t.Skip("not mounted")
-	case len(errs) > 0:
-		t.Error(errs[0])
 	}
-	if errs := found(); len(errs) != 2 {
-		t.Errorf("mounted so that it can be written: %v", errs)
+	return errs
+}
+
+// below are the errors about what is in a folder.
+func below(dir string, err error) (all []error) {
+	for _, one := range joined(err) {
+		if e, ok := errors.AsType[*ProgramError](one); ok && strings.HasPrefix(e.Path, dir) {
+			all = append(all, one)
+		}
+	}
+	return all
+}
+
+// reset-server has the host's root mounted read-only: what every user of the host can write is not safe because this mount can't be written.
+func TestCheckRefusesWhatOthersCanWriteOnAReadOnlyMount(t *testing.T) {
+	dir, at := t.TempDir(), t.TempDir()
+	check.NoError(t, os.Mkdir(dir+"/bin", 0o755), os.WriteFile(dir+"/bin/nvidia-smi", nil, 0o755), os.Chmod(dir+"/bin", 0o777),
+		os.Chmod(dir+"/bin/nvidia-smi", 0o777), os.Chmod(dir, 0o755))
+	errs := mountedReadOnly(t, dir, at, func() []error { return below(at, CheckIn(at, []string{"/bin/nvidia-smi"})) })
+	if len(errs) != 2 || !errors.Is(errs[0], ErrWritable) || !errors.Is(errs[1], ErrWritable) {
+		t.Errorf("%v", errs)
+	}
+}
+
+// The folder of a ConfigMap has mode 0777, and is mounted read-only. Its files have the mode that the pod gives them.
+func TestCheckAcceptsAConfigMap(t *testing.T) {
+	dir, at := t.TempDir()+"/kubernetes.io~configmap/check", t.TempDir()
+	check.NoError(t, os.MkdirAll(dir+"/..2026_11_29", 0o755), os.Symlink("..2026_11_29", dir+"/..data"), os.Symlink("..data/check", dir+"/check"),
+		os.WriteFile(dir+"/..2026_11_29/check", nil, 0o755), os.Chmod(dir, 0o777))
+	find := func() []error { return below(at, Check([]string{at + "/check"})) }
+	if errs := mountedReadOnly(t, dir, at, find); len(errs) > 0 {
+		t.Error(errs)
+	}
+	check.NoError(t, os.Chmod(dir+"/..2026_11_29/check", 0o777))
+	if errs := mountedReadOnly(t, dir, at, find); len(errs) != 1 || !errors.Is(errs[0], ErrWritable) {
+		t.Errorf("a file with defaultMode 0777: %v", errs)
+	}
+	// The same folder without a mount, and within another mount, is any folder.
+	if errs := below(dir, Check([]string{dir + "/check"})); len(errs) != 2 {
+		t.Errorf("not mounted: %v", errs)
+	}
+}
+
+func TestConfigMapsByMountinfo(t *testing.T) {
+	const volume = "/var/lib/kubelet/pods/6f/volumes/kubernetes.io~configmap/check"
+	for line, want := range map[string]bool{
+		"900 880 254:0 " + volume + " /check ro,relatime - ext4 /dev/vda rw\n":                                        true,
+		"900 880 254:0 " + volume + " /check ro - ext4 /dev/vda rw\n901 900 0:5 / /check ro - tmpfs tmpfs rw\n":       false,
+		"900 880 254:0 " + volume + " /check rw,relatime - ext4 /dev/vda rw\n":                                        false,
+		"900 880 254:0 " + volume + "/sub /check ro - ext4 /dev/vda rw\n":                                             false,
+		"900 880 254:0 /var/lib/kubelet/pods/6f/volumes/kubernetes.io~empty-dir/check /check ro - ext4 /dev/vda rw\n": false,
+		"900 880 254:0 / /check ro,relatime - ext4 /dev/vda rw\n":                                                     false,
+		"900 880 254:0 " + volume + " /check/x ro - ext4 /dev/vda rw\n":                                               false,
+		"900 880\n": false,
+		"":          false,
+	} {
+		if got := isConfigMapIn(line, "/check"); got != want {
+			t.Errorf("%q: %t", line, got)
+		}
+	}
+	if !isConfigMapIn("900 880 254:0 "+volume+` /a\040check ro - ext4 /dev/vda rw`, "/a check") {
+		t.Error("a path with a space")
+	}
+}
+
+// LD_LIBRARY_PATH has a program of root load what is in these folders.
+func TestCheckRefusesALibraryThatOthersCanWrite(t *testing.T) {
+	dir := t.TempDir()
+	check.NoError(t, os.Chmod(dir, 0o755), os.Mkdir(dir+"/lib", 0o755), os.WriteFile(dir+"/lib/libcuda.so.580.1", nil, 0o644),
+		os.Symlink("libcuda.so.580.1", dir+"/lib/libcuda.so.1"), os.Symlink("none", dir+"/lib/libnone.so"), os.WriteFile(dir+"/lib/readme", nil, 0o644),
+		os.Chmod(dir+"/lib/readme", 0o666))
+	find := func() []error { return below(dir, CheckLibraryPath("/no/such/folder::"+dir+"/lib")) }
+	if errs := find(); len(errs) > 0 {
+		t.Error(errs)
+	}
+	check.NoError(t, os.Chmod(dir+"/lib/libcuda.so.580.1", 0o666))
+	if errs := find(); len(errs) != 1 || !errors.Is(errs[0], ErrWritable) {
+		t.Errorf("a library: %v", errs)
+	}
+	if errs := below(dir, CheckLibrary(dir+"/lib/libcuda.so.1")); len(errs) != 1 || !errors.Is(errs[0], ErrWritable) {
+		t.Errorf("one library: %v", errs)
+	}
+	check.NoError(t, os.Chmod(dir+"/lib/libcuda.so.580.1", 0o644), os.Chmod(dir+"/lib", 0o777))
+	if errs := find(); len(errs) != 1 || !errors.Is(errs[0], ErrWritable) {
+		t.Errorf("a folder: %v", errs)
+	}
+	check.NoError(t, os.Chmod(dir+"/lib", 0o777|os.ModeSticky))
+	if errs := find(); len(errs) != 1 || !errors.Is(errs[0], ErrWritable) {
+		t.Errorf("a folder to which every user can add a library: %v", errs)
+	}
+	if errs := below(dir, CheckLibrary(dir+"/lib/libcuda.so.1")); len(errs) > 0 {
+		t.Errorf("one library that no other user can replace: %v", errs)
 	}
 }
 
@@ -175,6 +280,9 @@ func TestCheckInARoot(t *testing.T) {
 }
 
 func joined(err error) []error {
+	if _, one := err.(*ProgramError); one { //nolint:errorlint // not in a joined one
+		return []error{err}
+	}
 	if all, ok := err.(interface{ Unwrap() []error }); ok {
 		return all.Unwrap()
 	}

@@ -74,7 +74,7 @@ func awaitExit(pid int) {
 
 // start starts the command: in a control group of its own where that is possible.
 func (c *child) start() error {
-	if err := c.runner.check(c.proof.Command); err != nil {
+	if err := errors.Join(c.runner.check(c.proof.Command), CheckLibraryPath(c.proof.LibraryPath)); err != nil {
 		return err
 	}
 	if err := c.files.make(); err != nil {

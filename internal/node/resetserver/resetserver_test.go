@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"sync"
@@ -21,6 +22,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/node/gpureset"
 	"github.com/tandem-gpu/tandem/internal/node/ownership"
+	"github.com/tandem-gpu/tandem/internal/util/filelock"
 	"github.com/tandem-gpu/tandem/test/check"
 	"github.com/tandem-gpu/tandem/test/logbuffer"
 )
@@ -86,7 +88,7 @@ func start(t *testing.T) *rig {
 	r := &rig{machine: &machine{}, dir: coretest.ShortDir(t), log: &logbuffer.Buffer{}}
 	r.Client = Client{Socket: Path(r.dir)}
 	r.mark(t, inventory.Reset)
-	s := &Server{StateDir: r.dir, Resetter: r.machine, Log: slog.New(slog.NewTextHandler(r.log, nil))}
+	s := &Server{StateDir: r.dir, Resetter: r.machine, Lock: gpureset.NewLock(r.dir), Log: slog.New(slog.NewTextHandler(r.log, nil))}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {
@@ -184,10 +186,13 @@ func TestOneResetAtATime(t *testing.T) {
 	ended := make(chan error)
 	go func() { ended <- r.Client.Reset(t.Context(), target) }()
 	check.Until(t, "it is reset", func() bool { return strings.Contains(r.made(), "reset") })
-	if _, ok := errors.AsType[*gpureset.UnavailableError](r.Client.Reset(t.Context(), target)); !ok {
+	if _, ok := errors.AsType[*gpureset.BusyError](r.Client.Reset(t.Context(), target)); !ok {
 		t.Error("two resets at once")
 	}
-	if _, ok := errors.AsType[*gpureset.UnavailableError](r.Client.Restore(t.Context(), "GPU-2")); !ok || strings.Contains(r.made(), "restore") {
+	if held, err := filelock.IsHeld(gpureset.LockPath(filepath.Dir(r.Socket))); !held || err != nil {
+		t.Errorf("other processes of the node do not see it: %t, %v", held, err)
+	}
+	if _, ok := errors.AsType[*gpureset.BusyError](r.Client.Restore(t.Context(), "GPU-2")); !ok || strings.Contains(r.made(), "restore") {
 		t.Error("a persistence mode is turned on during a reset")
 	}
 	close(r.hold)

@@ -2,7 +2,6 @@ package resetserver
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -31,6 +30,7 @@ func Path(stateDir string) string { return filepath.Join(stateDir, "reset.sock")
 type Server struct {
 	StateDir string // of the agents
 	Resetter gpureset.Resetter
+	Lock     *gpureset.Lock // that of Resetter; nil = none
 	Log      *slog.Logger
 
 	running sync.Mutex // held for a reset, and to restore a persistence mode
@@ -64,15 +64,27 @@ func (s *Server) handler() http.Handler {
 	return mux
 }
 
-// errBusy is why nothing is changed while a GPU is reset.
-var errBusy = &gpureset.UnavailableError{Remedy: "try again after its end", Err: errors.New("a GPU of the node is reset")}
+// begin keeps other requests, and other processes of the node, from touching a GPU until end is called. A request whose agent was killed is found out by them:
+// they see the lock before the file of the node is read.
+func (s *Server) begin(ctx context.Context) (end func(), err error) {
+	if !s.running.TryLock() {
+		return nil, &gpureset.BusyError{}
+	}
+	release, err := s.Lock.Hold(ctx)
+	if err != nil {
+		s.running.Unlock()
+		return nil, err
+	}
+	return func() { release(); s.running.Unlock() }, nil
+}
 
 // restore turns a persistence mode on. An agent that was killed during a reset asks for that when it starts again, and the reset may go on: it would fail.
 func (s *Server) restore(ctx context.Context, t gpureset.Target, _ http.ResponseWriter) (look gpureset.Look, err error) {
-	if !s.running.TryLock() {
-		return look, errBusy
+	end, err := s.begin(ctx)
+	if err != nil {
+		return look, err
 	}
-	defer s.running.Unlock()
+	defer end()
 	if err = s.Resetter.Restore(ctx, t.GPU); err != nil {
 		s.Log.Warn("persistence mode not restored", "id", t.GPU, "error", err)
 	} else {
@@ -83,10 +95,11 @@ func (s *Server) restore(ctx context.Context, t gpureset.Target, _ http.Response
 
 // reset resets a GPU. A client that leaves does not cancel it.
 func (s *Server) reset(ctx context.Context, t gpureset.Target, w http.ResponseWriter) (look gpureset.Look, err error) {
-	if !s.running.TryLock() {
-		return look, errBusy
+	end, err := s.begin(ctx)
+	if err != nil {
+		return look, err
 	}
-	defer s.running.Unlock()
+	defer end()
 	ctx = context.WithoutCancel(ctx)
 	log, began := s.Log.With("id", t.GPU), time.Now()
 	if err = s.permitted(t.GPU); err == nil {

@@ -33,6 +33,7 @@ const (
 	refused     kind = "REFUSED"
 	persistence kind = "PERSISTENCE"
 	unavailable kind = "UNAVAILABLE"
+	busy        kind = "BUSY"
 )
 
 // wireError is an error of gpureset.
@@ -69,6 +70,9 @@ func encodeOne(err error) wireError {
 	if e, ok := errors.AsType[*gpureset.UnavailableError](err); ok {
 		return wireError{Kind: unavailable, Remedy: e.Remedy, Text: e.Err.Error()}
 	}
+	if _, ok := errors.AsType[*gpureset.BusyError](err); ok {
+		return wireError{Kind: busy, Text: err.Error()}
+	}
 	if e, ok := errors.AsType[*gpureset.InUseError](err); ok {
 		return wireError{Kind: inUse, GPU: e.GPU, Clients: e.Clients, Text: err.Error()}
 	}
@@ -98,6 +102,8 @@ func (e *wireError) decode() error {
 		return &gpureset.RefusedError{GPU: e.GPU, Refusal: e.Refusal, Text: e.Text}
 	case unavailable:
 		return &gpureset.UnavailableError{Remedy: e.Remedy, Err: errors.New(e.Text)}
+	case busy:
+		return &gpureset.BusyError{}
 	case persistence:
 		return &gpureset.PersistenceError{GPU: e.GPU, Err: cmp.Or(e.Cause, &wireError{Text: e.Text}).decode()}
 	}

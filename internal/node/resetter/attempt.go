@@ -81,6 +81,9 @@ func (a *attempt) reset(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := a.stopWatchers(ctx, target); err != nil {
+		return err
+	}
 	a.phase("closing the driver")
 	a.taken[0].ReleaseDriver()
 	err = a.call(ctx, target)
@@ -148,7 +151,7 @@ func (a *attempt) look(ctx context.Context) (target gpureset.Target, err error) 
 	return a.lookAt(ctx, a.GPU)
 }
 
-// lookAt returns where a GPU is, and fails with *gpureset.InUseError if something but an agent has it open.
+// lookAt returns where a GPU is, and fails with *gpureset.InUseError if something has it open but agents, and programs that are stopped for a reset.
 func (r *Resetter) lookAt(ctx context.Context, id gpu.DeviceID) (gpureset.Target, error) {
 	target, known := r.opts.Node.Target(id)
 	if !known {
@@ -158,7 +161,8 @@ func (r *Resetter) lookAt(ctx context.Context, id gpu.DeviceID) (gpureset.Target
 	if err != nil {
 		return target, err
 	}
-	if others := slices.DeleteFunc(look.Clients, r.opts.Node.IsAgent); len(others) > 0 {
+	closes := func(c gpureset.Client) bool { return r.opts.Node.IsAgent(c) || r.opts.Pause.Has(c.Name) }
+	if others := slices.DeleteFunc(look.Clients, closes); len(others) > 0 {
 		return target, &gpureset.InUseError{GPU: id, Clients: others}
 	}
 	return target, nil
@@ -227,6 +231,7 @@ func outcomeOf(err error, called bool) reset.Outcome {
 	_, cancelled := errors.AsType[*cancelError](err)
 	_, inUse := errors.AsType[*gpureset.InUseError](err)
 	_, unavailable := errors.AsType[*gpureset.UnavailableError](err) // then nothing was called
+	_, busy := errors.AsType[*gpureset.BusyError](err)
 	refused, ok := errors.AsType[*gpureset.RefusedError](err)
 	switch {
 	case err == nil:
@@ -235,7 +240,7 @@ func outcomeOf(err error, called bool) reset.Outcome {
 		return reset.Refused
 	case !called && cancelled:
 		return reset.Cancelled
-	case !called, inUse, unavailable, ok && refused.Refusal == gpureset.InUse:
+	case !called, inUse, unavailable, busy && !ok, ok && refused.Refusal == gpureset.InUse:
 		return reset.InUse
 	}
 	return reset.Failed

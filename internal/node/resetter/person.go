@@ -110,6 +110,9 @@ func (r *Resetter) plan(ctx context.Context, id gpu.DeviceID, loseMIG bool) (Pla
 	if _, runs := s.Running(); r.Resets() != "" && !runs {
 		keeps = append(keeps, reset.Wait{GPU: id, Code: reset.WaitTurn, Text: ending})
 	}
+	if s.Watchers && r.Resets() == "" {
+		keeps = append(keeps, reset.Wait{GPU: id, Code: reset.WaitPaused, Text: resuming})
+	}
 	unknown := slices.ContainsFunc(keeps, func(w reset.Wait) bool { return w.Code == reset.WaitUnknown })
 	if unready == nil && !unknown {
 		for _, one := range slices.Concat([]gpu.DeviceID{id}, b.With) {
@@ -134,9 +137,13 @@ func unrecorded(id gpu.DeviceID, err error) reset.Wait {
 
 // codeOf is the code of what a look has found.
 func codeOf(err error) reset.Code {
-	switch _, inUse := errors.AsType[*gpureset.InUseError](err); {
+	_, inUse := errors.AsType[*gpureset.InUseError](err)
+	_, busy := errors.AsType[*gpureset.BusyError](err)
+	switch {
 	case inUse:
 		return reset.WaitProcesses
+	case busy:
+		return reset.WaitTurn
 	default:
 		return reset.WaitUnread
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/reset"
 	"github.com/tandem-gpu/tandem/internal/node/gpureset"
+	"github.com/tandem-gpu/tandem/internal/node/proofcommand"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/problemset"
 	"github.com/tandem-gpu/tandem/internal/util/reconcile"
@@ -63,8 +64,16 @@ type Options struct {
 	Policy   reset.Policy
 	Resetter gpureset.Resetter
 	File     string             // of the state; "" = it is forgotten with the process
+	Pause    reset.Pause        // the programs that watch GPUs, and are stopped for a reset
+	Folder   string             // in which the commands of Pause have their working folders; required for Pause
 	On       []reconcile.Source // what See depends on
 	Log      *slog.Logger       // required
+
+	// Runs reports whether an nvidia-smi may still reset a GPU, also one of an earlier process; nil = none does.
+	Runs func() (bool, error)
+
+	// Command runs a command of Pause; nil = proofcommand.Run.
+	Command func(context.Context, proofcommand.Proof) proofcommand.Result
 }
 
 // Resetter resets GPUs. Make one with New, call Run once, and End when the agent ends. Its methods are safe for concurrent use.
@@ -85,6 +94,8 @@ type Resetter struct {
 	cancel  context.CancelCauseFunc // of the reset that runs, until nvidia-smi is called; nil = none
 	restore context.CancelFunc      // of the goroutine that restores persistence modes; nil = none runs
 	ready   readiness
+	pausing sync.Mutex              // held while a command of Pause runs
+	orphan  time.Time               // since when an nvidia-smi was seen that this process does not wait for; zero = none is
 	told    map[gpu.DeviceID]string // with reset.Report: the faults that were logged, by GPU
 }
 
@@ -98,10 +109,14 @@ const (
 	lookEvery     = 500 * time.Millisecond
 	readWithin    = time.Minute // for the first reading after a reset
 	restoreEvery  = time.Minute
+	busyEvery     = 5 * time.Second // while the nvidia-smi of an earlier process runs
 )
 
 // New returns a Resetter. It reads nothing.
 func New(o Options) *Resetter {
+	if o.Command == nil {
+		o.Command = proofcommand.Run
+	}
 	r := &Resetter{
 		opts: o, problems: problemset.Set{Log: o.Log}, changed: make(chan struct{}, 1), resets: watch.NewValue[gpu.DeviceID](""),
 		told: map[gpu.DeviceID]string{},
@@ -237,6 +252,8 @@ func (r *Resetter) see() reset.Node {
 	switch {
 	case r.Resets() != "" && !runs: // its end is recorded, and its GPUs are not given back so far
 		n.Paused = cmp.Or(n.Paused, ending)
+	case r.state.Watchers && !runs:
+		n.Paused = cmp.Or(n.Paused, resuming)
 	case !r.ready.known:
 		n.Paused = cmp.Or(n.Paused, "whether GPUs can be reset is not known yet")
 	case r.ready.err != nil:

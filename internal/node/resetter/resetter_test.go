@@ -212,7 +212,8 @@ func TestPersistence(t *testing.T) {
 	})
 }
 
-// case 22: an agent that is killed at any step knows afterwards whether nvidia-smi may have been called, and restores what that has changed.
+// case 22: an agent that is killed at any step knows afterwards whether nvidia-smi may have been called, and restores what that has changed when that
+// nvidia-smi has ended.
 func TestKilled(t *testing.T) {
 	for _, event := range strings.Split(whole, ", ") {
 		synctest.Test(t, func(t *testing.T) {
@@ -221,11 +222,16 @@ func TestKilled(t *testing.T) {
 			_, stop := w.start()
 			stop()
 			next := newWorld(t, "GPU-1")
-			next.heals, next.policy.Mode = false, reset.Off
+			next.heals, next.policy.Mode, next.runs = false, reset.Off, true
 			check.NoError(t, os.WriteFile(next.file, []byte(w.disk[event]), 0o600))
 			r, stop := next.start()
 			defer stop()
 			one, called := record(r, "GPU-1"), strings.Contains(w.disk[event], `"called": true`)
+			if time.Sleep(2 * time.Minute); next.happened() != "" || len(r.Problems()) > 0 {
+				t.Errorf("%s: while nvidia-smi runs: %v", event, r.Problems())
+			}
+			next.with(func() { next.runs = false })
+			time.Sleep(time.Minute)
 			switch {
 			case one.Running != nil:
 				t.Errorf("%s: it still runs", event)

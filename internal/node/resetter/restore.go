@@ -2,18 +2,20 @@ package resetter
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/reset"
+	"github.com/tandem-gpu/tandem/internal/node/gpureset"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
-// beginRestore has a goroutine turn persistence modes on again that a reset has not restored, if there are any, also of GPUs that are not listed so far. mu
-// is locked.
+// beginRestore has a goroutine restore what a reset has left: persistence modes, also of GPUs that are not listed so far, and programs that were stopped. mu is
+// locked.
 func (r *Resetter) beginRestore() {
 	if r.ending || r.restore != nil || !r.anyLeft() {
 		return
@@ -22,7 +24,11 @@ func (r *Resetter) beginRestore() {
 	r.restore = cancel
 	r.work.Go(func() {
 		defer cancel()
-		for r.restoreAll(ctx) && watch.Sleep(ctx, restoreEvery) {
+		for {
+			next := r.restoreAll(ctx)
+			if next == 0 || !watch.Sleep(ctx, next) {
+				return
+			}
 		}
 	})
 }
@@ -30,7 +36,9 @@ func (r *Resetter) beginRestore() {
 // isLeft reports whether the persistence mode of a GPU is to be restored: not while it is reset.
 func isLeft(one reset.Record) bool { return one.Persistence && one.Running == nil }
 
-func (r *Resetter) anyLeft() bool { return slices.ContainsFunc(r.state.Records, isLeft) }
+func (r *Resetter) anyLeft() bool {
+	return r.state.Watchers || slices.ContainsFunc(r.state.Records, isLeft)
+}
 
 // unrestored are the GPUs whose persistence mode is to be restored now. mu is locked.
 func (r *Resetter) unrestored() (all []gpu.DeviceID) {
@@ -45,15 +53,28 @@ func (r *Resetter) unrestored() (all []gpu.DeviceID) {
 	return all
 }
 
-// restoreAll tries once, and reports whether some are left.
-func (r *Resetter) restoreAll(ctx context.Context) (again bool) {
+// restoreAll tries once, and returns after what time it tries again; 0 = nothing is left.
+func (r *Resetter) restoreAll(ctx context.Context) (next time.Duration) {
 	r.mu.Lock()
 	all := r.unrestored()
 	r.mu.Unlock()
+	next = restoreEvery
+	if r.orphanRuns() {
+		return busyEvery
+	}
+	r.resumeWatchers(ctx)
+	if ctx.Err() != nil {
+		return 0
+	}
 	for _, id := range all {
 		err := r.opts.Resetter.Restore(ctx, id)
 		if ctx.Err() != nil {
-			return false
+			return 0
+		}
+		if busy, ok := errors.AsType[*gpureset.BusyError](err); ok { // of the process before this one
+			r.opts.Log.Debug("persistence mode is not restored yet", "id", id, "reason", busy)
+			next = busyEvery
+			continue
 		}
 		r.notePersistence(id, err)
 		if err == nil {
@@ -62,10 +83,11 @@ func (r *Resetter) restoreAll(ctx context.Context) (again bool) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if again = r.anyLeft(); !again {
+	if !r.anyLeft() {
 		r.restore = nil
+		return 0
 	}
-	return again
+	return next
 }
 
 // notePersistence keeps the problem of a persistence mode that is not as it was.

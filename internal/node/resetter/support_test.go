@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/reset"
 	"github.com/tandem-gpu/tandem/internal/node/gpureset"
+	"github.com/tandem-gpu/tandem/internal/node/proofcommand"
 	"github.com/tandem-gpu/tandem/internal/node/resetter"
 	"github.com/tandem-gpu/tandem/internal/util/reconcile"
 	"github.com/tandem-gpu/tandem/internal/util/watchdog"
@@ -44,7 +45,10 @@ type world struct {
 	waitErr  error                              // of AwaitReleased
 	readyErr error                              // of Ready
 	resetErr error                              // of Reset
-	leaves   bool                               // Reset and Restore do not turn persistence mode on again
+	pause    reset.Pause
+	command  func(command []string) proofcommand.Outcome // nil = no command runs
+	runs     bool                                        // the nvidia-smi of an earlier process
+	leaves   bool                                        // Reset and Restore do not turn persistence mode on again
 }
 
 // agent is a client that is the agent itself.
@@ -198,6 +202,14 @@ func (w *world) Reset(ctx context.Context, t gpureset.Target) (err error) {
 }
 
 func (w *world) Restore(_ context.Context, id gpu.DeviceID) (err error) {
+	w.with(func() {
+		if w.runs {
+			err = &gpureset.BusyError{}
+		}
+	})
+	if err != nil {
+		return err
+	}
 	w.event("restore " + string(id))
 	w.with(func() {
 		if w.leaves {
@@ -209,11 +221,21 @@ func (w *world) Restore(_ context.Context, id gpu.DeviceID) (err error) {
 	return err
 }
 
+// run is a command of the operator.
+func (w *world) run(_ context.Context, p proofcommand.Proof) proofcommand.Result {
+	w.event(strings.Join(p.Command, " "))
+	return proofcommand.Result{Outcome: w.command(p.Command), Text: "its text"}
+}
+
 // start runs a Resetter until stop is called.
 func (w *world) start() (r *resetter.Resetter, stop func()) {
 	ctx, cancel := context.WithCancel(w.Context())
 	r = resetter.New(resetter.Options{
 		Node: w, Policy: w.policy, Resetter: w, File: w.file, On: []reconcile.Source{reconcile.Signal(w.changed)}, Log: slog.New(slog.DiscardHandler),
+		Pause: w.pause, Command: w.run, Runs: func() (runs bool, err error) {
+			w.with(func() { runs = w.runs })
+			return runs, nil
+		},
 	})
 	done := make(chan struct{})
 	go func() { r.Run(ctx, watchdog.NewRegistry()); close(done) }()

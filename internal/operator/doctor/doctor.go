@@ -81,6 +81,7 @@ type Options struct {
 	Reset         reset.Policy      // of GPUs; the zero value = none is reset but by a person
 	ResetSettings []problem.Problem // settings because of which none is reset nevertheless
 	Resetter      gpureset.Resetter // what resets them; nil = not looked at
+	ResetPause    reset.Pause       // the programs that watch GPUs, and are stopped for a reset
 
 	Limits        inventory.LimitMode         // of device memory: the strongest of the policy's rules; LimitNone = they have none
 	LimitSettings []problem.Problem           // settings because of which it is not known whether limits hold

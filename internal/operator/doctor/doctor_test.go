@@ -283,6 +283,23 @@ func TestSituations(t *testing.T) {
 			}
 			*r = r.WithResets(reset.Result{Waits: waits})
 		}},
+		{"resets and proofs again and again", func(s *situation) {
+			s.resets(reset.Act, nil)
+			s.proves("/bin/true")
+			r := s.running()
+			r.Proofs = []report.Proof{{GPU: r.Devices[1].GPU, Result: "passed", Next: report.Next{
+				WaitsFor: string(proof.WaitOften), Waits: "it was proved 2 times within a day, and has failed again each time",
+			}}}
+			wait := reset.Wait{GPU: r.Devices[0].GPU, Code: reset.WaitOften, Text: "XID_95 comes after 2 resets within a day", Alert: true}
+			*r = r.WithResets(reset.Result{Waits: []reset.Wait{wait}})
+		}},
+		{"resets, programs that are paused", func(s *situation) {
+			s.resets(reset.Act, nil)
+			s.system.Container = "kubepods"
+			s.options.ResetPause = reset.Pause{Programs: []string{"dcgm-exporter"}, Stop: []string{"/no/such/program"}, Resume: []string{"/bin/true"}}
+			s.opens(t, 4001, "dcgm-exporter", 0)
+			s.running()
+		}},
 		{"two faults at once", func(s *situation) {
 			r := s.running()
 			for i := range 2 {

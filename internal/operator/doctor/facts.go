@@ -26,31 +26,32 @@ import (
 type Facts struct {
 	Options
 
-	Container string          // why this process is taken to be in a container; "" = it is not
-	UID       int             // of this process
-	Late      map[string]bool // names of groups
-	Agent     Agent
-	Driver    report.Report        // what an agent would offer; Source is "" if the driver was not asked
-	GPUs      []pciGPU             // on the PCI bus
-	PCI       bool                 // the bus is visible
-	Known     map[string]kernelGPU // GPUs that the kernel module lists, by PCI address
-	Library   library
-	Module    module
-	Nodes     nodes
-	Denied    []string // device nodes that the device cgroup does not allow this process to open
-	Kernel    []string // lines of the kernel log about GPUs and modules
-	KernelErr error
-	State     stateDir
-	Security  security
-	Toolkit   Toolkit
-	CDIFiles  []cdi.File
-	Clock     clock
-	Inotify   error                                // why no inotify instance can be made
-	Check     error                                // of the program that proves GPUs, if it is a program of this process's files
-	Ready     error                                // of what resets GPUs, if this process can ask it
-	Open      map[gpu.PCIAddress][]gpureset.Client // the processes that have GPUs open, as far as they are visible, but for those that close them for a reset
-	Processes []Process
-	Memory    limits // what limits of device memory need
+	Container  string          // why this process is taken to be in a container; "" = it is not
+	UID        int             // of this process
+	Late       map[string]bool // names of groups
+	Agent      Agent
+	Driver     report.Report        // what an agent would offer; Source is "" if the driver was not asked
+	GPUs       []pciGPU             // on the PCI bus
+	PCI        bool                 // the bus is visible
+	Known      map[string]kernelGPU // GPUs that the kernel module lists, by PCI address
+	Library    library
+	Module     module
+	Nodes      nodes
+	Denied     []string // device nodes that the device cgroup does not allow this process to open
+	Kernel     []string // lines of the kernel log about GPUs and modules
+	KernelErr  error
+	State      stateDir
+	Security   security
+	Toolkit    Toolkit
+	CDIFiles   []cdi.File
+	Clock      clock
+	Inotify    error                                // why no inotify instance can be made
+	Check      error                                // of the program that proves GPUs, if it is a program of this process's files
+	Ready      error                                // of what resets GPUs, if this process can ask it
+	PauseCheck error                                // why a command of reset.pause is not run; nil = it is, or was not looked at
+	Open       map[gpu.PCIAddress][]gpureset.Client // the processes that have GPUs open, as far as they are visible, but for those that close them for a reset
+	Processes  []Process
+	Memory     limits // what limits of device memory need
 
 	lateReadings []Finding
 

@@ -149,6 +149,8 @@ func unproven(program string, r report.Report, p report.Proof) (found, remedy st
 		return "failed its proof again after a reset or a boot: " + p.Summary, "have the GPU serviced, then: " + program + " clear --gpu " + string(p.GPU)
 	case code == proof.WaitRepair && !condition:
 		return "failed its proof: " + p.Summary, "reset the GPU: it is proved again after that"
+	case code == proof.WaitOften:
+		return "takes no work: " + p.Waits, "run diagnostics, and replace the GPU if it fails them; to go on: " + program + " reset " + string(p.GPU)
 	case code == proof.WaitBackOff && p.CouldNotRun > 0 && !warned:
 		return "is not proved: " + p.Waits, "run the command of prove.command by hand, and correct what it reports; it is tried again at " + p.WaitsUntil.UTC().Format(time.RFC3339)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/reset"
 	"github.com/tandem-gpu/tandem/internal/node/gpureset"
+	"github.com/tandem-gpu/tandem/internal/node/proofcommand"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
 )
 
@@ -31,10 +32,15 @@ func readReset(ctx context.Context, o *Options) func(*Facts) {
 		ready = o.Resetter.Ready(ctx)
 	}
 	open := openByGPU(ctx, o)
+	closes := func(c gpureset.Client) bool { return releases(c) || o.ResetPause.Has(c.Name) }
 	for pci, all := range open {
-		open[pci] = slices.DeleteFunc(all, releases)
+		open[pci] = slices.DeleteFunc(all, closes)
 	}
-	return func(f *Facts) { f.Ready, f.Open = ready, open }
+	var pause error
+	if len(o.ResetPause.Programs) > 0 && o.seesProofProgram(f.Container) {
+		pause = errors.Join(proofcommand.Check(o.ResetPause.Stop), proofcommand.Check(o.ResetPause.Resume))
+	}
+	return func(f *Facts) { f.Ready, f.Open, f.PauseCheck = ready, open, pause }
 }
 
 // releases reports whether a process closes a GPU for its reset: agents do, and nvidia-persistenced when the persistence mode is turned off. The kernel
@@ -48,7 +54,7 @@ func decideReset(f *Facts) []Finding {
 	if !f.Reset.On() {
 		return nil
 	}
-	findings := slices.Concat(cannotTake(f, "reset", "reset", f.ResetSettings), resetter(f), recoveryActions(f), layouts(f), openGPUs(f), waitingResets(f))
+	findings := slices.Concat(cannotTake(f, "reset", "reset", f.ResetSettings), resetter(f), pauseCommands(f), recoveryActions(f), layouts(f), openGPUs(f), waitingResets(f))
 	if Problems(findings) == 0 && !f.Late["reset"] && f.seesResetter() && f.Ready == nil {
 		findings = append(findings, Finding{"reset", OK, "reset.mode = " + f.Reset.Mode.String(), "a faulty GPU that no work has can be reset", ""})
 	}
@@ -79,6 +85,16 @@ func resetter(f *Facts) []Finding {
 		severity = Warning
 	}
 	return []Finding{{"reset", severity, "what runs nvidia-smi", "no GPU can be reset: " + text, remedy}}
+}
+
+// pauseCommands is about the commands that stop and start programs that watch GPUs.
+func pauseCommands(f *Facts) []Finding {
+	if f.PauseCheck == nil {
+		return nil
+	}
+	text := strings.ReplaceAll(f.PauseCheck.Error(), "\n", "; ")
+	return []Finding{{"reset", Problem, "reset.pause", "programs that watch GPUs can't be stopped for a reset and started again: " + text,
+		"install the programs where only root can write them"}}
 }
 
 // recoveryActions is about a driver that never asks for a reset.
@@ -124,8 +140,8 @@ func openGPUs(f *Facts) (findings []Finding) {
 		}
 	}
 	for _, client := range slices.Sorted(maps.Keys(in)) {
-		findings = append(findings, Finding{"reset", Note, f.proc("*/fd"), "a reset is refused while " + client + " has " + list(in[client]) + " open",
-			"end it before a reset, or have it leave GPUs that are faulty: the agent ends no process"})
+		findings = append(findings, Finding{"reset", Warning, f.proc("*/fd"), "a reset is refused while " + client + " has " + list(in[client]) + " open",
+			"end it before a reset, or, if it watches GPUs, have it paused for one: see docs/reset.md; the agent ends no process by itself"})
 	}
 	return findings
 }
@@ -148,8 +164,9 @@ var resetRemedies = map[reset.Code]string{
 	reset.WaitHandedOver: "do what the driver asks for, such as a reboot of the node; without a recovery action: PROGRAM reset GPU-ID",
 	reset.WaitService:    "have the GPU serviced, then: PROGRAM clear --gpu GPU-ID",
 	reset.WaitAttempts:   "reboot the node; if the fault comes back, run diagnostics, and replace the GPU",
+	reset.WaitOften:      "run diagnostics, and replace the GPU if it fails them; to have it reset again: PROGRAM reset GPU-ID",
 	reset.WaitRefused:    "reboot the node",
 	reset.WaitMIG:        "remove its MIG instances, run PROGRAM reset GPU-ID, and make them again; or set reset.migLayout to lost, if another program does that",
-	reset.WaitBackOff:    "end the process, or have it leave the GPU; then: PROGRAM reset GPU-ID",
+	reset.WaitBackOff:    "end the process, or have it leave the GPU (docs/reset.md about one that watches GPUs); then: PROGRAM reset GPU-ID",
 	reset.WaitUnread:     "what the text names: without a complete record of work no GPU is reset",
 }

@@ -36,6 +36,7 @@ const (
 	ResetState       Code = "RESET_STATE"            // the record of resets can't be read or written: no GPU is reset
 	ResetCannot      Code = "RESET_CANNOT"           // no GPU can be reset by this agent as it is set up
 	PersistenceMode  Code = "PERSISTENCE_MODE"       // the persistence mode of a GPU is off, and was on before its reset
+	WatchersStopped  Code = "WATCHERS_STOPPED"       // programs that watch GPUs were stopped for a reset, and can't be started again
 	LimitUnsupported Code = "LIMIT_UNSUPPORTED"      // the policy has limits of device memory that nothing on the node can hold
 	LimitsUnknown    Code = "LIMITS_UNKNOWN"         // which limits of device memory the driver has can't be read
 	LimitNotCounted  Code = "LIMIT_NOT_COUNTED"      // the driver has the limit of work, and counts nothing of what it uses
