@@ -113,13 +113,16 @@ const (
 )
 
 // clone copies the history, so that a change of the copy does not change the original. Lists other than
-// FaultCounts and Operational are not changed in place: appendBounded copies.
+// FaultCounts and Operational are not changed in place: appendBounded copies, and so does append to a list without room.
 func (h *GPUHistory) clone() *GPUHistory {
 	if h == nil {
 		return &GPUHistory{}
 	}
 	copied := *h
 	copied.FaultCounts, copied.Operational = slices.Clone(h.FaultCounts), slices.Clone(h.Operational)
+	for i := range copied.FaultCounts {
+		copied.FaultCounts[i].Recent = slices.Clip(copied.FaultCounts[i].Recent)
+	}
 	return &copied
 }
 

@@ -70,12 +70,12 @@ func (c *Occurrence) from(s source) *bool {
 	return [...]*bool{&c.FromEvent, &c.FromOperational, &c.FromKernelLog}[s]
 }
 
-// withOccurrence returns the occurrences with one more.
+// withOccurrence appends an occurrence, and drops the first ones that are too old or too many.
 func withOccurrence(all []Occurrence, seen Occurrence) []Occurrence {
-	kept := slices.DeleteFunc(slices.Clone(all), func(c Occurrence) bool {
-		return seen.Latest.Sub(c.Latest) > occurrenceSpan
-	})
-	return append(kept[max(0, len(kept)+1-maxOccurrences):], seen)
+	for len(all) > 0 && (len(all) >= maxOccurrences || seen.Latest.Sub(all[0].Latest) > occurrenceSpan) {
+		all = all[1:]
+	}
+	return append(all, seen)
 }
 
 // find returns the index of the occurrence that a source reports and another one has reported; -1 = there is none. This is
