@@ -107,7 +107,8 @@ func seen(s core.State, table use.Table, mode health.Mode, n proof.Node) proof.N
 			g.Cancel = proof.Move
 		}
 		for _, c := range all {
-			byProof := c.Reason == health.ReasonProofFailed || c.Reason == health.ReasonFaultUnknown // which a proof ends
+			// A proof ends these conditions, so they do not keep it from the GPU.
+			byProof := c.Reason == health.ReasonProofFailed || c.Reason == health.ReasonFaultUnknown
 			if c.At.GPU == id && c.IgnoredUntil.IsZero() && !byProof && c.State > g.Health {
 				g.Health, g.Cause = c.State, c.Cause()
 			}

@@ -40,7 +40,8 @@ func (s State) Checkpoint(boot string) Checkpoint {
 	r := Checkpoint{
 		BootID: boot, BootTime: s.bootTime, Maintenance: s.Maintenance, Binding: s.Binding,
 		Devices: slices.Clone(s.Snapshot.Devices), Links: s.Snapshot.NVLinks(),
-		KernelLog: s.kernelLog.nextSequence, UnconfirmedGPUs: slices.Clone(s.unconfirmedGPUs), FaultsUnknown: s.faultsUnknown.pending,
+		KernelLog: s.kernelLog.nextSequence, UnconfirmedGPUs: slices.Clone(s.unconfirmedGPUs),
+		FaultsUnknown: s.faultsUnknown.pending,
 	}
 	if s.priorDevices != nil {
 		r.Devices, r.Links, r.NotReadSinceBoot = slices.Clone(s.priorDevices), slices.Clone(s.priorLinks), s.rebooted

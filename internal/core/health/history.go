@@ -57,7 +57,7 @@ type FaultCount struct {
 
 	Recent []Occurrence `json:",omitempty"` // the latest occurrences, in the order of their first reports
 
-	restored time.Time // Last as it was when the agent started in the same boot; zero = an earlier process has counted none
+	restored time.Time // Last when the agent started; zero = no earlier process of this boot has counted one
 }
 
 // counted reports whether an earlier process may have counted what an observation reports, because the kernel log is read

@@ -29,7 +29,7 @@ const (
 	KernelLogRead                     // the kernel log was read up to NextSequence; 0 = it is not read
 	WasReset                          // the GPU was reset by this agent
 	Operational                       // the driver raised an operational event
-	KernelLogReplaced                 // the position in the kernel log is of another log: this one is read from its beginning
+	KernelLogReplaced                 // the position is of another kernel log: this one is read from its beginning
 )
 
 // NotListed is the detail of Lost where the driver does not list a GPU, without a word of a fault: it may not be shown to the agent.
@@ -80,7 +80,10 @@ type Observation struct {
 
 // CallsForCheck reports whether the next health check should be at once, because it may show a change.
 func (o Observation) CallsForCheck() bool {
-	return o.Kind != KernelLogRead && o.Kind != KernelLogReplaced && (o.Kind != Operational || o.Operational.CallsForCheck())
+	if o.Kind == KernelLogRead || o.Kind == KernelLogReplaced {
+		return false
+	}
+	return o.Kind != Operational || o.Operational.CallsForCheck()
 }
 
 func (o Observation) processes() []gpu.Process {

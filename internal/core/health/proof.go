@@ -34,8 +34,9 @@ func (l Ledger) ProofFailed(p Policy, now time.Time, id gpu.DeviceID, f ProofFai
 	return b.ledger()
 }
 
-// ProofPassed records that a GPU passed its proof, which ends the condition that an earlier one left, and unknown faults: not one that needs
-// service, and not while an operator has to clear every condition (Policy.ManualRecovery).
+// ProofPassed records that a GPU passed its proof, which ends the condition that an earlier one left, and unknown faults.
+// It does not end the need of service, nor anything while an operator has to clear every condition
+// (Policy.ManualRecovery).
 func (l Ledger) ProofPassed(p Policy, now time.Time, id gpu.DeviceID) Ledger {
 	b := l.builder(p, now)
 	b.remove(id, func(c Condition) bool {

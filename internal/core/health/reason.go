@@ -128,7 +128,8 @@ var meanings = [...]meaning{
 	ReasonWithdrawn: {name: "WITHDRAWN", text: "no longer offered", state: Unhealthy},
 	ReasonFaultUnknown: {
 		name: "FAULTS_UNKNOWN", text: "earlier faults are not known", state: Unknown,
-		clears: xid.NoRecoveryAction | xid.ResetSeen | xid.Reboot, action: "reset or prove the GPU, or run clear", repair: Reset,
+		clears: xid.NoRecoveryAction | xid.ResetSeen | xid.Reboot, repair: Reset,
+		action: "reset or prove the GPU, or run clear",
 	},
 }
 

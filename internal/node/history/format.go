@@ -71,7 +71,8 @@ func decode(text []byte, agent string) (decoded, error) {
 	}
 	var d decoded
 	if e.Version > version {
-		d.skipped = append(d.skipped, fmt.Errorf("format version %d, this agent knows %d and reads what it knows", e.Version, version))
+		err := fmt.Errorf("format version %d, this agent knows %d and reads what it knows", e.Version, version)
+		d.skipped = append(d.skipped, err)
 		for _, name := range unknownParts(e.Record) {
 			d.skipped, d.anyFaults = append(d.skipped, fmt.Errorf("%s is not known to this version", name)), true
 		}

@@ -76,7 +76,8 @@ func historyFindings(f *Facts) (findings []Finding) {
 		return nil
 	}
 	for _, p := range f.Driver.Problems {
-		findings = append(findings, Finding{"state", Warning, filepath.Join(f.StateDir, cmp.Or(f.Program, "*")+".json"), p.Text,
+		file := filepath.Join(f.StateDir, cmp.Or(f.Program, "*")+".json")
+		findings = append(findings, Finding{"state", Warning, file, p.Text,
 			cmp.Or(p.Remedy, "the agent sets a file that it can't use aside, and starts without it")})
 	}
 	return findings

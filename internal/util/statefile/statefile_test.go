@@ -93,6 +93,12 @@ func TestFilesThatAreSetAsideDoNotReplaceEachOther(t *testing.T) {
 			t.Errorf("%s has %q, %v", want[n], text, err)
 		}
 	}
+	if kept, err := Kept(path, "broken"); err != nil || len(kept) != 5 || filepath.Base(kept[4]) != want[4] {
+		t.Errorf("kept %q, %v", kept, err)
+	}
+	if kept, err := Kept(filepath.Join(path+".broken", "below a file"), "broken"); err != nil || len(kept) > 0 {
+		t.Errorf("kept %q, %v", kept, err)
+	}
 	if _, err := SetAside(path, "broken"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("without a file: %v", err)
 	}
