@@ -150,7 +150,7 @@ func TestOperationalXIDInTheInventory(t *testing.T) {
 // A bank remap that is pending degrades its GPU like that of a row. The fabric of a driver with the fourth struct counts as before.
 func TestSignalsOfNewerDrivers(t *testing.T) {
 	m := newHealthyAgent(t, with615(t))
-	m.set(0, "bank_remap_pending = yes", "remapped_pending = none", "remapped_failed = none")
+	m.set(0, "bank_remap_pending = yes")
 	m.set(1, "fabric_health_summary = 2")
 	m.set(2, "fabric_health_mask = 0xa000") // no partition is assigned, the global fabric manager is not connected
 	m.step(6 * time.Minute)
