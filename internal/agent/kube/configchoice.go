@@ -171,8 +171,10 @@ func (c *configChoice) write(name string) {
 
 // run asks for another read whenever the label has another value than at the latest one, until ctx ends.
 func (c *configChoice) run(ctx context.Context, changed chan<- struct{}) error {
-	reconcile.Loop{On: []reconcile.Source{c.node.labels.Changed}}.Run(ctx, func(context.Context, reconcile.Cause) time.Duration {
-		if labels := c.node.labels.Load(); labels != nil && c.isNew(labels[c.by.Label]) {
+	loop := reconcile.Loop{On: []reconcile.Source{c.node.labels.Changed}}
+	loop.Run(ctx, func(_ context.Context, cause reconcile.Cause) time.Duration {
+		labels := c.node.labels.Load()
+		if cause != reconcile.Due && labels != nil && c.isNew(labels[c.by.Label]) {
 			watch.Notify(changed)
 		}
 		c.keepAgain()
