@@ -20,8 +20,8 @@ func (l *restartFixture) listPrior() {
 	}
 }
 
-// While the driver has not answered for the first time, the devices of the history are listed, unhealthy, with the reason. Its first answer
-// shows which exist. A restart in between loses nothing.
+// While the driver has not answered for the first time, the devices of the history are listed, unhealthy, with the
+// reason. Its first answer shows which exist. A restart in between loses nothing.
 func TestDevicesOfTheHistoryAreListedUntilTheDriverAnswers(t *testing.T) {
 	unknown := map[gpu.DeviceID]string{coretest.GPU(0): "unknown NVML_UNAVAILABLE", coretest.GPU(1): "unknown NVML_UNAVAILABLE"}
 	for _, next := range []string{"boot", "other boot"} {
@@ -41,7 +41,8 @@ func TestDevicesOfTheHistoryAreListedUntilTheDriverAnswers(t *testing.T) {
 	}
 }
 
-// A driver that fails or is absent after a reboot is an answer: no device of the earlier boot stays, but as one that was withdrawn a moment ago.
+// A driver that fails or is absent after a reboot is an answer: no device of the earlier boot stays, but as one that
+// was withdrawn a moment ago.
 func TestDevicesOfAnEarlierBootLeaveWithoutADriver(t *testing.T) {
 	for _, state := range []gpu.DriverState{gpu.DriverFailed, gpu.DriverAbsent} {
 		l := newRestartFixture(t, coretest.GPUs(2))
@@ -56,7 +57,8 @@ func TestDevicesOfAnEarlierBootLeaveWithoutADriver(t *testing.T) {
 	}
 }
 
-// The history of another node is listed no longer than until the driver has answered, and nothing of it stays: no device, no number.
+// The history of another node is listed no longer than until the driver has answered, and nothing of it stays: no
+// device, no number.
 func TestDevicesOfAnotherNodeAreListedUntilTheDriverAnswers(t *testing.T) {
 	l := newPolicyFixture(t, inventory.Policy{})
 	l.state = core.Restore(l.cfg, core.Checkpoint{BootID: "of another node", Devices: otherGPUs(2).Devices}, "boot")

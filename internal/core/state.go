@@ -51,8 +51,9 @@ func NewState(cfg Config) State {
 	return s
 }
 
-// Read applies a snapshot and the health checks that were made with it. If the node was rebooted and the driver is
-// not ready, the devices of the checkpoint stay pending until it is. While the driver has not answered, they are listed: see ListPrior.
+// Read applies a snapshot and the health checks that were made with it. If the node was rebooted and the driver is not
+// ready, the devices of the checkpoint stay pending until it is. While the driver has not answered, they are listed:
+// see ListPrior.
 func (s State) Read(cfg Config, now time.Time, reading gpu.Snapshot, checks ...health.Observation) State {
 	s = s.withoutForeign(reading)
 	prev := s.Snapshot
@@ -90,9 +91,10 @@ func (s State) AwaitsDriver() bool {
 	return s.Snapshot.Driver.State == gpu.DriverPending && len(s.priorDevices) > 0 && len(s.Snapshot.Devices) == 0
 }
 
-// ListPrior lists the devices of the checkpoint, unhealthy, until the driver has answered: nvmlInit takes 20 seconds after a reset of a large
-// machine, and an orchestrator would take a list without devices for their removal. The checkpoint may be of an earlier boot, or of another
-// node (UnconfirmedGPUs): what the driver does not list leaves with its first answer. No position is bound to such devices.
+// ListPrior lists the devices of the checkpoint, unhealthy, until the driver has answered: nvmlInit takes 20 seconds
+// after a reset of a large machine, and an orchestrator would take a list without devices for their removal. The
+// checkpoint may be of an earlier boot, or of another node (UnconfirmedGPUs): what the driver does not list leaves with
+// its first answer. No position is bound to such devices.
 func (s State) ListPrior(cfg Config, now time.Time) State {
 	if !s.AwaitsDriver() {
 		return s

@@ -66,8 +66,8 @@ func TestFirstFingerprint(t *testing.T) {
 	}
 }
 
-// A plugin that has started again and whose driver is slow sends the devices of its history first, unhealthy, and those of the driver next. It
-// sends no fingerprint without devices, which would remove them from the node.
+// A plugin that has started again and whose driver is slow sends the devices of its history first, unhealthy, and those
+// of the driver next. It sends no fingerprint without devices, which would remove them from the node.
 func TestFirstFingerprintHasTheDevicesOfTheHistory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newFixture(t, nil)

@@ -84,6 +84,7 @@ func TestRemovedGroupFileIsWrittenAgain(t *testing.T) {
 		s.mustConfigure(t, map[string]any{"group_by": "nvlink", "state_dir": dir, "policy_file": policyFile(t, "version: v1\n")})
 		s.Source.Set(nodeInventory(twoPairs))
 		openFingerprint(t, s.Plugin)()
+		synctest.Wait() // for the policy
 		was := groupFileContent(t, dir)
 		policy, err := os.ReadFile(filepath.Join(dir, policyCacheName))
 		check.NoError(t, err)

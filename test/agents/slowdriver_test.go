@@ -10,8 +10,8 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// A driver that is slow after a start, as after a reset of a large machine, has no device leave its orchestrator: Nomad gets the devices of the
-// history, unhealthy, and the kubelet keeps those that it has.
+// A driver that is slow after a start, as after a reset of a large machine, has no device leave its orchestrator: Nomad
+// gets the devices of the history, unhealthy, and the kubelet keeps those that it has.
 func TestNoDeviceLeavesWhileTheDriverIsSlow(t *testing.T) {
 	both(t, "h100x8", nil, func(a *agent) {
 		a.startHealthy()
@@ -50,7 +50,8 @@ func TestNoDeviceLeavesWhileTheDriverIsSlow(t *testing.T) {
 	})
 }
 
-// A GPU with odd bytes in its name stays, and one whose UUID is none leaves alone: its neighbours, the streams and the files are not affected.
+// A GPU with odd bytes in its name stays, and one whose UUID is none leaves alone: its neighbours, the streams and the
+// files are not affected.
 func TestOddBytesOfTheDriver(t *testing.T) {
 	both(t, "h100x8", nil, func(a *agent) {
 		a.startHealthy()

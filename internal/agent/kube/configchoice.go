@@ -171,9 +171,16 @@ func (c *configChoice) write(name string) {
 
 // run asks for another read whenever the label has another value than at the latest one, until ctx ends.
 func (c *configChoice) run(ctx context.Context, changed chan<- struct{}) error {
-	reconcile.Loop{On: []reconcile.Source{c.node.labels.Changed}}.Run(ctx, func(context.Context, reconcile.Cause) time.Duration {
-		if labels := c.node.labels.Load(); labels != nil && c.isNew(labels[c.by.Label]) {
-			watch.Notify(changed)
+	loop := reconcile.Loop{On: []reconcile.Source{c.node.labels.Changed}}
+	asked, value := false, "" // a read for this value of the label was asked for
+	loop.Run(ctx, func(context.Context, reconcile.Cause) time.Duration {
+		if labels := c.node.labels.Load(); labels != nil {
+			now := labels[c.by.Label]
+			isNew := c.isNew(now)
+			if isNew && !(asked && value == now) {
+				watch.Notify(changed)
+			}
+			asked, value = isNew, now
 		}
 		c.keepAgain()
 		return statefile.LookEvery

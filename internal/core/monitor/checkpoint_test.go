@@ -309,7 +309,8 @@ func TestDevicesOfTheHistoryAreNotListedWithAFastDriver(t *testing.T) {
 	})
 }
 
-// A history that someone has removed while the agent runs is written again within half a minute, although nothing changes.
+// A history that someone has removed while the agent runs is written again within half a minute, although nothing
+// changes.
 func TestRemovedHistoryIsWrittenAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &store{}

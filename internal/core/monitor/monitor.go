@@ -120,7 +120,7 @@ type Monitor struct {
 	logged            logDedup
 	logRead           chan struct{}                 // capacity 1: the kernel log was read; nil = Run does not wait for it
 	restored          chan struct{}                 // closed when the history is loaded
-	listPriorAt       time.Time                     // Run's own: when the devices of the history are listed without an answer of the driver
+	listPriorAt       time.Time                     // Run's own: when devices are listed without the driver
 	released          *watch.Value[<-chan struct{}] // closed when nothing of the latest session is held; nil = there was none
 	checkpoints       checkpointer
 	clock             *clock // Run's own

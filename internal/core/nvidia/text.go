@@ -13,14 +13,15 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/oneline"
 )
 
-// Each string of the driver becomes a value here. It may have any byte: from a damaged board, or from memory of another version of a structure.
-// Nomad's protocol refuses text that is no UTF-8, and files and names of devices have UUIDs, so a value has neither.
+// Each string of the driver becomes a value here. It may have any byte: from a damaged board, or from memory of another
+// version of a structure. Nomad's protocol refuses text that is no UTF-8, and files and names of devices have UUIDs, so
+// a value has neither.
 
 // maxText limits a cleaned text in bytes. NVML's longest has 96.
 const maxText = 128
 
-// cleanText returns a text of the driver without spaces around it. A text with bytes that are no UTF-8, or that can't be printed, is one line
-// without them.
+// cleanText returns a text of the driver without spaces around it. A text with bytes that are no UTF-8, or that can't
+// be printed, is one line without them.
 func cleanText(text string) string {
 	text = strings.TrimSpace(text)
 	isOther := func(r rune) bool { return !unicode.IsPrint(r) }
@@ -35,8 +36,8 @@ func textOf(f func() (string, nvml.Return)) func() (string, nvml.Return) {
 	return converted(f, cleanText)
 }
 
-// uuids matches the UUIDs that drivers give devices: "GPU-" or "MIG-" and a UUID, of MIG instances before driver 470 "MIG-GPU-" with the numbers
-// of the instances, of integrated GPUs (Orin, Thor) the UUID alone.
+// uuids matches the UUIDs that drivers give devices: "GPU-" or "MIG-" and a UUID, of MIG instances before driver 470
+// "MIG-GPU-" with the numbers of the instances, of integrated GPUs (Orin, Thor) the UUID alone.
 var uuids = regexp.MustCompile(
 	`^(?:GPU-|MIG-|)[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$|` +
 		`^MIG-GPU-[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}/[0-9]{1,3}/[0-9]{1,3}$`)

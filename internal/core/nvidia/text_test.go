@@ -42,8 +42,8 @@ func TestUUIDs(t *testing.T) {
 	}
 }
 
-// A name with odd bytes is cleaned. A GPU whose UUID is none is excluded, with the reason, as one whose UUID can't be read. The other GPUs are
-// not affected.
+// A name with odd bytes is cleaned. A GPU whose UUID is none is excluded, with the reason, as one whose UUID can't be
+// read. The other GPUs are not affected.
 func TestOddBytesOfTheDriver(t *testing.T) {
 	m, s := start(t, "h100x8", open)
 	before, err := s.Snapshot()

@@ -41,8 +41,9 @@ func newDeviceList(inv *inventory.Allocatable, a *allocations) *deviceList {
 	return l
 }
 
-// isFromHistory reports whether an inventory has the devices of the health history, because the driver has not answered yet. The kubelet gets no
-// list of these: it keeps the devices of an agent that has ended, and an ID that a pod has may be missing.
+// isFromHistory reports whether an inventory has the devices of the health history, because the driver has not answered
+// yet. The kubelet gets no list of these: it keeps the devices of an agent that has ended, and an ID that a pod has may
+// be missing.
 func isFromHistory(inv *inventory.Allocatable) bool {
 	return inv.Driver().State == gpu.DriverPending && inv.Len() > 0
 }

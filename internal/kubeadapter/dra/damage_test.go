@@ -17,8 +17,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 )
 
-// damaged is an adapter that has been started again since the record of the claim "a", of GPU 0, was damaged. It runs nothing. The claim "twin"
-// is allocated to GPU 0, too, after the pod of "a" was deleted by force; "other" is allocated to GPU 1.
+// damaged is an adapter that has been started again since the record of the claim "a", of GPU 0, was damaged. It runs
+// nothing. The claim "twin" is allocated to GPU 0, too, after the pod of "a" was deleted by force; "other" is allocated
+// to GPU 1.
 type damaged struct {
 	*rig
 	record string
@@ -94,8 +95,8 @@ func (d *damaged) damages() (all [][]byte) {
 	return all
 }
 
-// Whatever is changed in the record of a claim whose pod runs: after a restart its GPU goes to no second claim, and the claim gets no other GPU's
-// CDI name. The other GPU is given out.
+// Whatever is changed in the record of a claim whose pod runs: after a restart its GPU goes to no second claim, and the
+// claim gets no other GPU's CDI name. The other GPU is given out.
 func TestDamagedRecordGivesNoGPUToASecondClaim(t *testing.T) {
 	d := newDamaged(t)
 	listed := PodClaims{Claims: []PodClaim{podClaim("a", deviceName(coretest.GPU(0)))}}
@@ -153,8 +154,8 @@ func isNotOfNeighbour(err error) bool {
 	return err != nil && !named
 }
 
-// The event of a claim that is refused because of a damaged record names the file if the record is of the same namespace. Another namespace's
-// event has neither UID nor namespace of the claim.
+// The event of a claim that is refused because of a damaged record names the file if the record is of the same
+// namespace. Another namespace's event has neither UID nor namespace of the claim.
 func TestEventsNameClaimsOfTheirNamespaceOnly(t *testing.T) {
 	d := newDamaged(t)
 	twin, err := d.api.Claim(d.ctx, "default", "twin")

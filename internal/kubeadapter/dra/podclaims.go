@@ -87,7 +87,8 @@ func (v admission) lostBeside(ref claimRef) []holders.Holder {
 }
 
 func (v admission) equal(o admission) bool {
-	return v.pending == o.pending && (v.awaited == nil) == (o.awaited == nil) && slices.Equal(v.foreign, o.foreign) && slices.Equal(v.lost, o.lost)
+	return v.pending == o.pending && (v.awaited == nil) == (o.awaited == nil) &&
+		slices.Equal(v.foreign, o.foreign) && slices.Equal(v.lost, o.lost)
 }
 
 const (
@@ -157,7 +158,9 @@ func (a *Adapter) queryPods(ctx context.Context, elapsed time.Duration) {
 		return
 	}
 	awaited, left := a.unknownClaim(store)
-	if v := a.admission.Load(); left != "" && found.answer.Partial && len(found.foreign) == 0 && v.pending && elapsed < a.limits.partial {
+	v := a.admission.Load()
+	incomplete := found.answer.Partial && elapsed < a.limits.partial
+	if left != "" && incomplete && len(found.foreign) == 0 && v.pending {
 		a.setProblems(problem.PodClaims, "devices are kept back: the kubelet has just started and may not know all pods, and "+left)
 		if v.awaited = awaited; !v.equal(a.admission.Load()) {
 			a.admission.Store(v)
@@ -235,8 +238,8 @@ func (a *Adapter) readOthers(store *prepared.Store) error {
 	return err
 }
 
-// unknownClaim is a claim that pods may have and that may hold any device, in words; "" if there is none. unread is its record, if it is of
-// this agent. The GPUs that a damaged record names are held without this.
+// unknownClaim is a claim that pods may have and that may hold any device, in words; "" if there is none. unread is its
+// record, if it is of this agent. The GPUs that a damaged record names are held without this.
 func (a *Adapter) unknownClaim(store *prepared.Store) (unread *prepared.Unread, text string) {
 	if left := a.otherClaim(); left != "" {
 		return nil, left + " is of a claim of another driver"
@@ -291,7 +294,9 @@ func (a *Adapter) setAdmission(store *prepared.Store, f found) {
 
 // hasClaim reports whether a claim has a record.
 func hasClaim(records []prepared.Claim, w holders.Work) bool {
-	return slices.ContainsFunc(records, func(c prepared.Claim) bool { return c.Namespace == w.Namespace && c.Name == w.Claim })
+	return slices.ContainsFunc(records, func(c prepared.Claim) bool {
+		return c.Namespace == w.Namespace && c.Name == w.Claim
+	})
 }
 
 // ownDeviceName matches the names of devices of this agent: lower-case UUIDs, with the number of a share. NVIDIA's driver has gpu-0 and

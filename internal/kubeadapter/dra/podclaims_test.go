@@ -116,8 +116,9 @@ func TestClaimsOfAnotherDriver(t *testing.T) {
 	}
 }
 
-// The record of a claim that a pod has, by a name of this agent, is made again from the API server, and Unprepare finds it. If the server
-// does not answer, no other work gets its devices, and the problem names the claim. A claim that was just unprepared is not recorded again.
+// The record of a claim that a pod has, by a name of this agent, is made again from the API server, and Unprepare finds
+// it. If the server does not answer, no other work gets its devices, and the problem names the claim. A claim that was
+// just unprepared is not recorded again.
 func TestLostRecords(t *testing.T) {
 	p := &pods{}
 	r := admitting(t, p)

@@ -18,8 +18,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/problem"
 )
 
-// rebuildLost makes the records again that are lost. The devices of one that it can't make are held, as the kubelet lists them. If one of these
-// is not known, no device may be given out.
+// rebuildLost makes the records again that are lost. The devices of one that it can't make are held, as the kubelet
+// lists them. If one of these is not known, no device may be given out.
 func (a *Adapter) rebuildLost(ctx context.Context, store *prepared.Store, f *found) {
 	var unavailable error
 	for name, lost := range a.lost(store, f.answer) {
@@ -54,7 +54,8 @@ func (a *Adapter) heldByPods(pods []PodClaim) (all []holders.Holder, known bool)
 			return nil, false
 		}
 		h := holders.Holder{
-			Work: holders.Work{Orchestrator: holders.Kubernetes, Namespace: p.Namespace, Claim: p.Name}, API: inventory.DRA, Device: d.ID, At: d.At,
+			Work: holders.Work{Orchestrator: holders.Kubernetes, Namespace: p.Namespace, Claim: p.Name},
+			API:  inventory.DRA, Device: d.ID, At: d.At,
 		}
 		if share != "" {
 			h.Sharing, h.Unit = "not known", inventory.UnitID(string(d.ID)+"::"+share)

@@ -73,7 +73,8 @@ func (a *Adapter) tryReserve(r request, store *prepared.Store) (got reservation,
 		return got, now.pending, &CordonedError{text}
 	}
 	inv, unread := a.src.Current(), store.Unread()
-	held := holders.NewSet(heldBy(claimsBeside(r.uid, a.opts.BootID, store.All())), a.pluginHolders(), now.lostBeside(r.claimRef))
+	claims := heldBy(claimsBeside(r.uid, a.opts.BootID, store.All()))
+	held := holders.NewSet(claims, a.pluginHolders(), now.lostBeside(r.claimRef))
 	c := prepared.Claim{BootID: a.opts.BootID, Namespace: r.namespace, Name: r.name, UID: r.uid, State: prepared.Started}
 	if before, ok := store.Get(r.uid); ok {
 		c.Unknown = before.Unknown

@@ -13,7 +13,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
 )
 
-// While the driver has not answered for the first time, no slice changes: the API has the devices, and the history may lack some.
+// While the driver has not answered for the first time, no slice changes: the API has the devices, and the history may
+// lack some.
 func TestNoSliceChangesBeforeTheDriverHasAnswered(t *testing.T) {
 	c := config()
 	state := core.Restore(c, core.Checkpoint{BootID: boot, Devices: coretest.GPUs(1).Devices}, boot).ListPrior(c, time.Now())

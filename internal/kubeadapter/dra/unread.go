@@ -9,17 +9,17 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 )
 
-// A record that can't be read concerns its claim alone: Prepare and Unprepare of that one need no record, and other claims have theirs. What it may
-// hold is given out to no other work: the GPUs that a damaged one names, or else any. Through other APIs that is until one of these shows
-// what it holds:
+// A record that can't be read concerns its claim alone: Prepare and Unprepare of that one need no record, and other
+// claims have theirs. What it may hold is given out to no other work: the GPUs that a damaged one names, or else any.
+// Through other APIs that is until one of these shows what it holds:
 //
 //   - a GPU that is offered through another API has no claim: it was moved there when no claim had it;
 //   - a claim that a pod has is in the kubelet's list, with its name, and the API server has the rest: its record is made again;
 //   - a claim that no complete list has for some minutes holds nothing: its record is set aside. (Not in the list are claims of init
 //     containers that end, pkg/kubelet/apis/podresources/server_v1.go.)
 //
-// Through DRA a GPU that a damaged record names waits for the same. If a record names none, all devices wait until the kubelet has listed all
-// pods; then the scheduler has the allocation of the claim.
+// Through DRA a GPU that a damaged record names waits for the same. If a record names none, all devices wait until the
+// kubelet has listed all pods; then the scheduler has the allocation of the claim.
 
 // Unread returns the records that can't be read, of claims that may hold any of mayHold.
 func (a *Adapter) Unread() []prepared.Unread {
@@ -32,7 +32,8 @@ func (a *Adapter) Unread() []prepared.Unread {
 	return nil
 }
 
-// mayHold returns the GPUs that the claim of a record may hold which can't be read. named means that these are the ones that the record names.
+// mayHold returns the GPUs that the claim of a record may hold which can't be read. named means that these are the ones
+// that the record names.
 func (a *Adapter) mayHold(u prepared.Unread) (gpus []gpu.DeviceID, named bool) {
 	inv := a.src.Current()
 	for d := range inv.Hardware() {
@@ -46,8 +47,8 @@ func (a *Adapter) mayHold(u prepared.Unread) (gpus []gpu.DeviceID, named bool) {
 	return a.mayHaveClaims(), false
 }
 
-// conflictsUnread returns *UnreadError if a claim may have a device whose record is damaged. Of a record that names no device, the admission
-// decides.
+// conflictsUnread returns *UnreadError if a claim may have a device whose record is damaged. Of a record that names no
+// device, the admission decides.
 func (a *Adapter) conflictsUnread(w want, r claimRef, unread []prepared.Unread) error {
 	for _, u := range unread {
 		if u.UID == r.uid || w.Admin {

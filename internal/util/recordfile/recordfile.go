@@ -92,7 +92,8 @@ func (f *File[R]) Store(record R) error {
 	return err
 }
 
-// OnDisk reports whether there is a file, unless someone has removed it: Store is to be called at least each statefile.LookEvery then.
+// OnDisk reports whether there is a file, unless someone has removed it: Store is to be called at least each
+// statefile.LookEvery then.
 func (f *File[R]) OnDisk() bool { return f.onDisk }
 
 // note keeps the problem of the file.

@@ -82,9 +82,9 @@ func Replace(path string, text []byte, permissions fs.FileMode) error {
 // LookEvery is how often a writer asks IsMissing that has nothing to write.
 const LookEvery = 30 * time.Second
 
-// IsMissing reports whether there is no file at a path, or no folder for it. Each writer of a file asks that, once it has written it: a file that
-// someone has removed, with its folder or without, is written again with the next pass. A file that can't be looked up is not known to be
-// missing.
+// IsMissing reports whether there is no file at a path, or no folder for it. Each writer of a file asks that, once it
+// has written it: a file that someone has removed, with its folder or without, is written again with the next pass. A
+// file that can't be looked up is not known to be missing.
 func IsMissing(path string) bool {
 	_, err := os.Lstat(path)
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)

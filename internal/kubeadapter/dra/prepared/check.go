@@ -9,8 +9,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// check compares the places in which a record has the device of a result: name, unit, placement, names of CDI devices, and the device as it was
-// published. It finds damage in a record without a checksum, which an earlier version has written.
+// check compares the places in which a record has the device of a result: name, unit, placement, names of CDI devices,
+// and the device as it was published. It finds damage in a record without a checksum, which an earlier version has
+// written.
 func (c Claim) check() error {
 	for i := range c.Results {
 		r := &c.Results[i]
@@ -32,15 +33,16 @@ func (c Claim) check() error {
 				return fmt.Errorf("the device %q has the CDI name %q", id, name)
 			}
 		}
-		if isUUID(id) && slices.ContainsFunc(r.CDI, func(name string) bool { return cdiDevice(name) != "" }) && !r.hasCDI(id) {
+		namesDevices := slices.ContainsFunc(r.CDI, func(name string) bool { return cdiDevice(name) != "" })
+		if isUUID(id) && namesDevices && !r.hasCDI(id) {
 			return fmt.Errorf("the device %q has the CDI names %q", id, r.CDI)
 		}
 	}
 	return nil
 }
 
-// isNamed reports whether the result has the name that a device has in a slice, or the name of a share of it. Other packages decide on the name
-// of a device whose ID is no UUID.
+// isNamed reports whether the result has the name that a device has in a slice, or the name of a share of it. Other
+// packages decide on the name of a device whose ID is no UUID.
 func (r *Result) isNamed(id gpu.DeviceID) bool {
 	name := strings.ToLower(string(id))
 	if !isUUID(id) {
@@ -62,7 +64,9 @@ func (r *Result) published() (parent, uuid gpu.DeviceID) {
 }
 
 func (r *Result) hasCDI(id gpu.DeviceID) bool {
-	return slices.ContainsFunc(r.CDI, func(name string) bool { return strings.EqualFold(string(cdiDevice(name)), string(id)) })
+	return slices.ContainsFunc(r.CDI, func(name string) bool {
+		return strings.EqualFold(string(cdiDevice(name)), string(id))
+	})
 }
 
 // has reports whether the claim has a device.

@@ -10,8 +10,8 @@ import (
 	"github.com/tandem-gpu/tandem/test/check"
 )
 
-// A record of an earlier version, without a checksum, is read. One that names different devices for one result is not: each line has one
-// change of the file.
+// A record of an earlier version, without a checksum, is read. One that names different devices for one result is not:
+// each line has one change of the file.
 func TestRecordsWithoutChecksumAreCompared(t *testing.T) {
 	read := func(text string) *Store {
 		dir := t.TempDir()
@@ -39,7 +39,8 @@ func TestRecordsWithoutChecksumAreCompared(t *testing.T) {
 	}
 }
 
-// Whichever bit of a record is changed: it is read as it was, or as one that is damaged. What is damaged still names the GPU, or may hold any.
+// Whichever bit of a record is changed: it is read as it was, or as one that is damaged. What is damaged still names
+// the GPU, or may hold any.
 func TestEachBitOfARecord(t *testing.T) {
 	dir := t.TempDir()
 	check.NoError(t, open(t, dir).Put(claim("a")))

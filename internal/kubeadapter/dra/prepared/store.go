@@ -135,7 +135,8 @@ func (s *Store) read(uid string) (Claim, error) {
 	return c, nil
 }
 
-// decode returns the claim of a file. A file that holds nothing although it is of this boot is not the record of a claim.
+// decode returns the claim of a file. A file that holds nothing although it is of this boot is not the record of a
+// claim.
 func decode(text []byte, uid, bootID string) (c Claim, err error) {
 	content, err := recordfile.Unseal(text)
 	if err != nil {

@@ -33,7 +33,8 @@ func claim(uid string) Claim {
 	}
 }
 
-// The file of a claim, whose names never change: an agent of another version reads it. One of an earlier version has no checksum.
+// The file of a claim, whose names never change: an agent of another version reads it. One of an earlier version has no
+// checksum.
 const file = `{
   "version": 1,
   "bootID": "boot",

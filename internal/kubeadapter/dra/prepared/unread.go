@@ -55,14 +55,15 @@ func newUnread(uid, path string, err error, damaged *damagedError) Unread {
 	return u
 }
 
-// isComplete reports whether a text is not cut, and has no part that is not text. The file of a claim has each device in several places: in a
-// complete one that is damaged some of them are left.
+// isComplete reports whether a text is not cut, and has no part that is not text. The file of a claim has each device
+// in several places: in a complete one that is damaged some of them are left.
 func isComplete(text []byte) bool {
 	isOther := func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }
 	return bytes.HasSuffix(text, []byte("}\n")) && !bytes.ContainsFunc(text, isOther)
 }
 
-// Names reports whether a damaged file names a device, so that the claim may hold it. A claim whose file names no device may hold any.
+// Names reports whether a damaged file names a device, so that the claim may hold it. A claim whose file names no
+// device may hold any.
 func (u Unread) Names(id gpu.DeviceID) bool {
 	return id != "" && strings.Contains(u.text, strings.ToLower(string(id)))
 }
@@ -163,7 +164,8 @@ func (u *unread) problem() problem.Problem {
 		what = "each GPU that the file names"
 	}
 	p := problem.Problem{
-		Code: problem.ClaimUnread, Object: u.Path, Text: u.String() + "; the claim may have " + what + ", and no other work gets it until that is known",
+		Code: problem.ClaimUnread, Object: u.Path,
+		Text:   u.String() + "; the claim may have " + what + ", and no other work gets it until that is known",
 		Remedy: "let the agent read the file, or remove it if no pod has the claim",
 	}
 	if u.left != nil {
