@@ -212,7 +212,9 @@ func TestFilesAsideOfAFolderThatCannotBeRead(t *testing.T) {
 		d.save(f, full())
 		check.NoError(t, os.Rename(d.dir, d.dir+".moved"))
 		check.NoError(t, os.Symlink(d.dir, d.dir))
-		d.fails(f, full(), "file exists")
+		another := full()
+		another.Driver = "another"
+		d.fails(f, another, "file exists")
 		if p := notRead(f); !strings.Contains(p, ".broken") {
 			t.Errorf("problem %q", p)
 		}
