@@ -31,7 +31,6 @@ func Reconcile(prev, reading gpu.Snapshot) (gpu.Snapshot, []health.Observation) 
 			obs = append(obs, health.Observation{At: d.At, Kind: health.InstanceRead})
 		}
 	}
-	read := len(reading.Devices)
 	unanswered := map[gpu.DeviceID]bool{} // divided GPUs whose MIG mode is not answered
 	if prev.Driver.Version != "" && prev.Driver.Version == reading.Driver.Version {
 		reading.Devices, unanswered = withKnown(prev.Devices, reading.Devices)
@@ -50,7 +49,7 @@ func Reconcile(prev, reading gpu.Snapshot) (gpu.Snapshot, []health.Observation) 
 			obs = append(obs, o)
 		}
 	}
-	missing := kept[read:]
+	missing := kept[len(reading.Devices):]
 	reading.Links = slices.Concat(reading.Links, retainedLinks(prev.Links, missing, kept, reading.Links))
 	reading.Devices = kept
 	reading.Excluded = slices.DeleteFunc(slices.Clone(reading.Excluded), func(e gpu.Exclusion) bool {

@@ -56,7 +56,13 @@ var errNoProfile = errors.New("the driver reports no profile of this MIG instanc
 // read reads the MIG instances. One that can't be read becomes an exclusion, at its placement if that is known, else at
 // the GPU's. An error that concerns the whole GPU or driver is the caller's.
 func (m migReader) read(c *caller) (found []nvmlDevice, excluded []gpu.Exclusion) {
-	slots := supported(c, "nvmlDeviceGetMaxMigDeviceCount", m.parent.handle.GetMaxMigDeviceCount)
+	slots := retained(c, "nvmlDeviceGetMaxMigDeviceCount", m.parent.handle.GetMaxMigDeviceCount)
+	if isUnsupported(c.err) { // it is not known which instances there are: those of an earlier session may be
+		parent := m.parent.device
+		excluded = []gpu.Exclusion{{Index: parent.Index, At: parent.At, PCI: parent.PCI, Reason: c.err.Error()}}
+		c.err = nil
+		return nil, excluded
+	}
 	if c.err != nil {
 		return nil, nil
 	}

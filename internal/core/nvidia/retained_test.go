@@ -137,3 +137,19 @@ func TestChangeBesideWrongAnswers(t *testing.T) {
 		t.Errorf("MIG mode disabled: %d instances, %+v", n, snap.Devices[1])
 	}
 }
+
+// The instances of an earlier session stay while the first reading of the next one can't count them, or has no MIG mode.
+func TestInstancesOfAnEarlierSession(t *testing.T) {
+	m, s := start(t, "a30", open)
+	before := snapshot(t, s)
+	for _, call := range []string{"nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount"} {
+		for _, code := range lackingCodes {
+			must(t, m.Fail(simdriver.GPU(1), call, code, simdriver.Always))
+			got, _ := core.Reconcile(before, snapshot(t, open(t, m)))
+			if diff := gocmp.Diff(before.Devices, got.Devices); diff != "" || len(got.Excluded) > 0 {
+				t.Errorf("%s, %s: excluded %v %s", call, code, got.Excluded, diff)
+			}
+			must(t, m.Heal())
+		}
+	}
+}
