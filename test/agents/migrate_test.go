@@ -4,10 +4,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -22,15 +24,21 @@ import (
 type nomadAPI struct {
 	mu      sync.Mutex
 	index   int
-	holds   string // device of the one allocation; "" = it has ended
-	listed  string // a device of the node
+	holds   map[string]string // by the ID of an allocation, its device; "" = it has ended
+	listed  string            // a device of the node
 	changed chan struct{}
 }
 
-func (n *nomadAPI) set(device string) {
+// set gives a device to the first allocation; "" ends it.
+func (n *nomadAPI) set(device string) { n.hold("5b1f3c58", device) }
+
+// hold gives a device to an allocation; "" ends it.
+func (n *nomadAPI) hold(allocation, device string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.index, n.holds = n.index+1, device
+	n.index++
+	n.holds = maps.Clone(n.holds)
+	n.holds[allocation] = device
 	close(n.changed)
 	n.changed = make(chan struct{})
 }
@@ -51,7 +59,7 @@ func (n *nomadAPI) node(w http.ResponseWriter, _ *http.Request) {
 // allocationTime is when the allocation was placed.
 var allocationTime = time.Date(2026, 11, 20, 3, 0, 0, 0, time.UTC)
 
-func (n *nomadAPI) latest() (index int, holds string, changed <-chan struct{}) {
+func (n *nomadAPI) latest() (index int, holds map[string]string, changed <-chan struct{}) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.index, n.holds, n.changed
@@ -63,12 +71,17 @@ func (n *nomadAPI) allocations(w http.ResponseWriter, r *http.Request) {
 		index, holds, changed := n.latest()
 		if r.URL.Query().Get("index") != fmt.Sprint(index) {
 			w.Header().Set("X-Nomad-Index", fmt.Sprint(index))
-			status := "running"
-			if holds == "" {
-				status = "complete"
+			all := []json.RawMessage{}
+			for _, id := range slices.Sorted(maps.Keys(holds)) {
+				status := "running"
+				if holds[id] == "" {
+					status = "complete"
+				}
+				all = append(all, fmt.Appendf(nil, `{"ID":%q,"Namespace":"default","JobID":"train","ClientStatus":%q,"CreateTime":%d,`+
+					`"AllocatedResources":{"Tasks":{"main":{"Devices":[{"Vendor":"nvidia","Type":"gpu","Name":"H100","DeviceIDs":[%q]}]}}}}`,
+					id, status, allocationTime.UnixNano(), holds[id]))
 			}
-			fmt.Fprintf(w, `[{"ID":"5b1f3c58","Namespace":"default","JobID":"train","ClientStatus":%q,"CreateTime":%d,"AllocatedResources":{"Tasks":{"main":{"Devices":`+
-				`[{"Vendor":"nvidia","Type":"gpu","Name":"H100","DeviceIDs":[%q]}]}}}}]`, status, allocationTime.UnixNano(), holds)
+			_ = json.NewEncoder(w).Encode(all) // the agent may have gone
 			return
 		}
 		select {
@@ -86,7 +99,7 @@ func withoutACL(w http.ResponseWriter, _ *http.Request) {
 
 func startNomadAPI(t *testing.T) (*nomadAPI, string) {
 	t.Helper()
-	n := &nomadAPI{index: 1, changed: make(chan struct{})}
+	n := &nomadAPI{index: 1, holds: map[string]string{}, changed: make(chan struct{})}
 	mux := http.NewServeMux()
 	mux.HandleFunc("/v1/agent/self", func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprint(w, `{"stats":{"client":{"node_id":"f7476465"}}}`)
