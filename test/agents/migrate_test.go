@@ -65,11 +65,12 @@ func (n *nomadAPI) latest() (index int, holds map[string]string, changed <-chan 
 	return n.index, n.holds, n.changed
 }
 
-// allocations answers when the index is another one than that of the query.
+// allocations answers when the index is another one than that of the query, or when the time to wait is over.
 func (n *nomadAPI) allocations(w http.ResponseWriter, r *http.Request) {
-	for {
+	wait, _ := time.ParseDuration(r.URL.Query().Get("wait")) // the first query has none
+	for over := time.After(wait); ; {
 		index, holds, changed := n.latest()
-		if r.URL.Query().Get("index") != fmt.Sprint(index) {
+		if r.URL.Query().Get("index") != fmt.Sprint(index) || wait == 0 {
 			w.Header().Set("X-Nomad-Index", fmt.Sprint(index))
 			all := []json.RawMessage{}
 			for _, id := range slices.Sorted(maps.Keys(holds)) {
@@ -86,6 +87,8 @@ func (n *nomadAPI) allocations(w http.ResponseWriter, r *http.Request) {
 		}
 		select {
 		case <-changed:
+		case <-over:
+			wait = 0
 		case <-r.Context().Done():
 			return
 		}

@@ -140,7 +140,8 @@ func fill(a *agent, pipe *os.File) {
 	}
 }
 
-// While the state disk hangs, there are no devices, and the agent works otherwise. They are there when the disk is back.
+// While the state disk hangs, there are no devices, and the agent works otherwise. They are there when the disk is back. What it
+// has is no history here, so no GPU takes work before something shows that it has no fault.
 func TestDiskHangs(t *testing.T) {
 	both(t, "h100x8", nil, func(a *agent) {
 		a.hangDisk()
@@ -156,6 +157,7 @@ func TestDiskHangs(t *testing.T) {
 		a.healthy(0, 0)
 		w, err := os.OpenFile(a.history(), os.O_WRONLY, 0)
 		a.must(err, w.Close())
-		a.healthy(8, 8)
+		a.healthy(8, 0)
+		a.prints("FAULTS_UNKNOWN", "inspect")
 	})
 }

@@ -37,6 +37,8 @@ var elsewhere = []struct{ begins, why string }{
 	{"mkdir -p $CUDA_MPS_", "a GPU"},
 	{"CUDA_VISIBLE_DEVICES=GPU-", "a GPU"},
 	{"nomad-gpu prove-gpu ", "a GPU; internal/cli (TestProveGPU) runs it with a CUDA driver for tests"},
+	{"nomad-gpu clear --gpu 3", "a GPU with a condition; test/agents (TestDamagedHistory) clears one"},
+	{"rm /var/lib/tandem/nomad-gpu.json.broken", "a damaged history; internal/node/history (TestDamagedHistoryPutsNoFaultyGPUBackToWork) removes one"},
 	{"nomad-gpu reset ", "nvidia-smi; internal/cli (TestReset) runs it with that of a simulated machine"},
 	{"tools/release/", "a release; test/release runs verify and push"},
 	{"PATH=$(tools/release/tools ", "minutes; test/release/run has the same line"},
