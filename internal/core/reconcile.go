@@ -32,7 +32,8 @@ func Reconcile(prev, reading gpu.Snapshot) (gpu.Snapshot, []health.Observation) 
 		}
 	}
 	unanswered := map[gpu.DeviceID]bool{} // divided GPUs whose MIG mode is not answered
-	if prev.Driver.Version != "" && prev.Driver.Version == reading.Driver.Version {
+	sameDriver := prev.Driver.Version != "" && prev.Driver.Version == reading.Driver.Version
+	if sameDriver {
 		reading.Devices, unanswered = withKnown(prev.Devices, reading.Devices)
 	}
 	kept, listed := slices.Clone(reading.Devices), idsOf(reading.Devices)
@@ -44,7 +45,8 @@ func Reconcile(prev, reading gpu.Snapshot) (gpu.Snapshot, []health.Observation) 
 			kept = append(kept, d)
 			continue
 		}
-		if o, ok := missingDevice(d, reading); ok {
+		// Instances do not outlive their driver: those that can't be counted stay with the same one only.
+		if o, ok := missingDevice(d, reading); ok && (sameDriver || o.Kind != 0) {
 			kept = append(kept, d)
 			obs = append(obs, o)
 		}
