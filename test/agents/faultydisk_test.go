@@ -97,6 +97,10 @@ func chattr(flag, dir string) error {
 
 // readOnly mounts the file system read-only. Files that are open for writing prevent it: the folders are locked then.
 func (d *faultyDisk) readOnly() error {
+	var now unix.Statfs_t
+	if err := unix.Statfs(d.dir, &now); err != nil || now.Flags&unix.ST_RDONLY != 0 {
+		return err
+	}
 	if exec.Command("mount", "-o", "remount,ro", d.dir).Run() == nil {
 		return nil
 	}
