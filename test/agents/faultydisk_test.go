@@ -73,17 +73,16 @@ func (d *faultyDisk) useInodes() error {
 
 // lock makes the folders immutable: no file can be created, renamed or removed, as on a read-only file system. Open files do not prevent it.
 func (d *faultyDisk) lock() error {
-	var errs []error
-	for _, dir := range []string{d.dir, d.state(), filepath.Join(d.state(), "agents")} {
-		errs = append(errs, ignoring(chattr("+i", dir), os.ErrNotExist))
-	}
-	return errors.Join(errs...)
+	return errors.Join(d.unlock(), d.chattr("+i")) // chattr fails for some folders that are immutable already
 }
 
-func (d *faultyDisk) unlock() error {
+func (d *faultyDisk) unlock() error { return d.chattr("-i") }
+
+// chattr changes the attributes of the folders that exist.
+func (d *faultyDisk) chattr(flag string) error {
 	var errs []error
 	for _, dir := range []string{d.dir, d.state(), filepath.Join(d.state(), "agents")} {
-		errs = append(errs, ignoring(chattr("-i", dir), os.ErrNotExist))
+		errs = append(errs, ignoring(chattr(flag, dir), os.ErrNotExist))
 	}
 	return errors.Join(errs...)
 }
@@ -92,7 +91,10 @@ func chattr(flag, dir string) error {
 	if _, err := os.Stat(dir); err != nil {
 		return err
 	}
-	return exec.Command("chattr", flag, dir).Run()
+	if text, err := exec.Command("chattr", flag, dir).CombinedOutput(); err != nil {
+		return fmt.Errorf("%w: %s", err, text)
+	}
+	return nil
 }
 
 // readOnly mounts the file system read-only. Files that are open for writing prevent it: the folders are locked then.
