@@ -24,8 +24,8 @@ import (
 //	k8s-gpu        starts, finds the link: offers nothing . . . . . . . . . . . . . reads the file, offers the others
 //
 // The link <agent>.unrecorded needs no block of the disk, and stays when the agent is killed. Its target is the boot.
-// On a disk that takes no link either (read-only, no inode), the agent locks the state directory instead, or the nearest
-// directory above one that can't be made. That lock ends with the process:
+// On a disk that takes no link either (read-only, no inode), the agent locks the state directory instead. If that is
+// missing and can't be made, it locks the nearest directory above. The lock ends with the process:
 //
 //   - An agent waits for half a minute before it takes the lock, because another agent may be restarting.
 //   - An agent that can't write and finds the lock held for some seconds keeps away. It waits for a complete file.
@@ -111,8 +111,8 @@ func (s *store) endUnrecorded() error {
 	return nil
 }
 
-// statePath returns the path for the lock of the state directory, or of the nearest directory above it if it is missing.
-// It follows a symbolic link.
+// statePath returns the path for the lock of the state directory. If that is missing, the lock is of the nearest
+// directory above it. It follows a symbolic link.
 func (s *store) statePath() string {
 	dir := filepath.Dir(s.folder)
 	for {

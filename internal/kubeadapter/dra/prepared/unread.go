@@ -55,8 +55,8 @@ func newUnread(uid, path string, err error, damaged *damagedError) Unread {
 	return u
 }
 
-// isComplete reports whether a text is not cut, and has no part that is not text, but for one character: a disk changes
-// a bit. The file of a claim has each device in several places: in a complete one that is damaged some of them are left.
+// isComplete reports whether a text is not cut, and has no part that is not text, but for one character: a disk may
+// change a bit. The file of a claim has each device in several places. In a complete one some of them are left.
 func isComplete(text []byte) bool {
 	others := 0
 	for _, r := range string(text) {
