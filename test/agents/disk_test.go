@@ -1,6 +1,7 @@
 package agents
 
 import (
+	"cmp"
 	"errors"
 	"os"
 	"path/filepath"
@@ -49,6 +50,13 @@ func TestDiskThatTakesNoFileOfAnAgent(t *testing.T) {
 		},
 		"read-only and empty": {
 			func(disk string) error { return syscall.Mount("", disk, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, "") },
+			func(disk string) error { return syscall.Mount("", disk, "", syscall.MS_REMOUNT, "") },
+		},
+		"read-only, without the state directory": {
+			func(disk string) error {
+				err := os.Remove(filepath.Join(disk, "state"))
+				return cmp.Or(err, syscall.Mount("", disk, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+			},
 			func(disk string) error { return syscall.Mount("", disk, "", syscall.MS_REMOUNT, "") },
 		},
 	} {

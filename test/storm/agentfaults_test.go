@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/util/filelock"
+	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
 
 // agentKinds are the faults of agents and their files.
@@ -123,6 +124,9 @@ var (
 // makeForeign replaces a file by that of another node of the same model: other GPUs at the same addresses, with a later numbering.
 func makeForeign(path string, sameBoot bool) error {
 	text, err := os.ReadFile(path)
+	if err == nil {
+		text, err = statefile.Unseal(text)
+	}
 	if err != nil {
 		return err
 	}

@@ -6,8 +6,8 @@
 // itself, and the reader waits until a deadline. Calls about no GPU run on the reader or the waiter itself; Session.Busy reports
 // calls that hang.
 //
-// A value that was there stays while the session lasts: see retained. A code such as NOT_SUPPORTED is a fact only of a call
-// that never had an answer.
+// A value that was there stays while the session lasts: see retained. A code such as NOT_SUPPORTED is a fact only of a
+// call that never had an answer.
 //
 //	file               contents                                                     runs on
 //	session.go         Open, Close (nvmlInit, nvmlShutdown)                         caller

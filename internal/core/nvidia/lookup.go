@@ -114,8 +114,8 @@ func (s *Session) lookUpUnassigned(e *enumeration, unassigned []int, blocked err
 // errSharedUUID means that two GPUs have one UUID, which identifies neither.
 var errSharedUUID = errors.New("another GPU has the same UUID")
 
-// add adds a GPU that was looked up. It may be one of those that did not answer, with its old handle or a new one. Of two
-// GPUs with one UUID the first one has it.
+// add adds a GPU that was looked up. It may be one of those that did not answer, with its old handle or a new one. Of
+// two GPUs with one UUID the first one has it.
 func (e *enumeration) add(f identity) {
 	at := slices.IndexFunc(e.gpus, func(i identity) bool { return i.id == f.id })
 	switch {

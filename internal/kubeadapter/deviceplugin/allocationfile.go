@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"path/filepath"
 
-	"github.com/tandem-gpu/tandem/internal/util/recordfile"
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
 
@@ -55,7 +54,7 @@ func (f *allocationFile) Load() []StoredAllocation {
 func (f *allocationFile) read() (allocationFileContent, error) {
 	text, err := statefile.Read(f.path, allocationFileMaxSize, 0)
 	if err == nil {
-		text, err = recordfile.Unseal(text)
+		text, err = statefile.Unseal(text)
 	}
 	if err != nil {
 		return allocationFileContent{}, err
@@ -91,5 +90,5 @@ func (f *allocationFile) write(allocations []StoredAllocation) error {
 	if err != nil {
 		return err
 	}
-	return statefile.Write(f.path, recordfile.Seal(text))
+	return statefile.Write(f.path, statefile.Seal(text))
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/dra/prepared"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubeapi"
-	"github.com/tandem-gpu/tandem/internal/util/recordfile"
+	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
 
 // pods is what the kubelet has of pods.
@@ -198,7 +198,7 @@ func TestRecordsOfAnotherProcess(t *testing.T) {
 	r.must(os.Remove(path))
 	r.await("a free device", func() bool { return len(r.adapter.Prepared()) == 0 })
 
-	text, err = recordfile.Unseal(text) // as by an earlier version
+	text, err = statefile.Unseal(text) // as by an earlier version
 	r.must(err)
 	next := strings.ReplaceAll(string(text), "uid-a", "uid-z")
 	r.must(os.WriteFile(strings.ReplaceAll(path, "uid-a", "uid-z"), []byte(next), 0o600))

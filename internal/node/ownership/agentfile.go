@@ -11,6 +11,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
 
 // The format of <agent>.json. What an agent offers whose file has another version is not known: see store.read.
@@ -89,7 +90,7 @@ func (f agentFile) encode() ([]byte, error) {
 		j.Numbers = append(j.Numbers, number)
 	}
 	text, err := json.MarshalIndent(j, "", "  ")
-	return append(text, '\n'), err
+	return statefile.Seal(text), err
 }
 
 func unlessWhole(id uint32) *uint32 {
@@ -122,7 +123,11 @@ var errFormat = errors.New("not the file of an agent")
 // decode decodes the file of an agent. It is valid as a whole, or an error.
 func decode(text []byte, agent string) (agentFile, error) {
 	var j jsonAgent
-	if err := json.Unmarshal(text, &j); err != nil {
+	text, err := statefile.Unseal(text)
+	if err == nil {
+		err = json.Unmarshal(text, &j)
+	}
+	if err != nil {
 		return agentFile{}, fmt.Errorf("%w: %w", errFormat, err)
 	}
 	switch {
@@ -142,8 +147,7 @@ func decode(text []byte, agent string) (agentFile, error) {
 		f.devices = append(f.devices, device{at: at, order: c.Order, since: c.Since})
 	}
 	f.devices = normalized(f.devices)
-	numbering, err := j.numbering()
-	f.numbering = numbering
+	f.numbering, err = j.numbering()
 	return f, err
 }
 

@@ -166,7 +166,7 @@ func (s *store) remembered(agent string) (agentFile, bool) {
 
 // readFile reads the file of an agent, and decodes it unless it is the same as before.
 func (s *store) readFile(agent string) (agentFile, error) {
-	text, err := statefile.Read(s.path(agent, ".json"), maxSize, statefile.SharedDir)
+	text, err := statefile.Read(s.path(agent, ".json"), maxSize+statefile.SealBytes, statefile.SharedDir)
 	if err != nil {
 		return agentFile{}, err
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/holders"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/util/problem"
+	"github.com/tandem-gpu/tandem/internal/util/statefile"
 	"github.com/tandem-gpu/tandem/test/check"
 )
 
@@ -260,6 +261,8 @@ func TestChangeOfModeAcrossAStepOfTheClock(t *testing.T) {
 		k.end()
 		file := filepath.Join(h.dir, FolderName, "k8s-gpu.json")
 		text, err := os.ReadFile(file)
+		check.NoError(t, err)
+		text, err = statefile.Unseal(text)
 		check.NoError(t, err)
 		later := bytes.ReplaceAll(text, []byte(time.Now().UTC().Format(`"2006-`)), []byte(`"2030-`))
 		if bytes.Equal(text, later) {

@@ -195,7 +195,7 @@ func (f File) Encode() ([]byte, error) {
 		j.Taken[id] = jsonMark(m)
 	}
 	text, err := json.MarshalIndent(j, "", "  ")
-	return append(text, '\n'), err
+	return statefile.Seal(text), err
 }
 
 // ErrFormat is wrapped by the errors of a file that is not the one of the node. Its content is not known.
@@ -204,7 +204,11 @@ var ErrFormat = errors.New("not a file of the owners of GPUs")
 // Decode returns the content of a text. It is valid as a whole, or an error.
 func Decode(text []byte) (File, error) {
 	var j jsonFile
-	if err := json.Unmarshal(text, &j); err != nil {
+	text, err := statefile.Unseal(text)
+	if err == nil {
+		err = json.Unmarshal(text, &j)
+	}
+	if err != nil {
 		return File{}, fmt.Errorf("%w: %w", ErrFormat, err)
 	}
 	if j.Version != version {
@@ -243,7 +247,7 @@ func isAPI(a inventory.API) bool { return slices.Contains(APIs(), a) }
 // Read reads the file in a state directory. A missing file is the zero value, also where there can be none.
 func Read(stateDir string) (File, error) {
 	path := filepath.Join(stateDir, FileName)
-	text, err := statefile.Read(path, maxSize, statefile.SharedDir)
+	text, err := statefile.Read(path, maxSize+statefile.SealBytes, statefile.SharedDir)
 	switch {
 	case errors.Is(err, os.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
 		return File{}, nil

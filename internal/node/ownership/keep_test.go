@@ -68,7 +68,7 @@ func TestFreeGPUStaysForAMoment(t *testing.T) {
 		check.NoError(t, n.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 0)))
 		pass(givenAtMost - time.Second)
 		k.expectSchedulable(t, "just left", 2)
-		pass(3 * time.Second)
+		pass(time.Second + 3*defaultTimings.poll) // each agent looks within one pause, and one waits for the lock
 		k.expectSchedulable(t, "left", 1, 2)
 	})
 }

@@ -69,7 +69,9 @@ func (w *Watcher) setOwnershipProblem(err error) {
 		w.log.Info("owners of GPUs known again")
 		return
 	}
-	w.log.Warn(p.Text, "remedy", "correct the file, or put back a copy; without any, take the work from the GPUs and delete it")
+	const remedy = "put back a copy of the file, or correct it and remove its checksum; " +
+		"without any, take the work from the GPUs and delete it"
+	w.log.Warn(p.Text, "remedy", remedy)
 }
 
 // setStopped records the agents that offer devices of this agent, too, and do not run, and logs each once.

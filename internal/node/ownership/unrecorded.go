@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -23,8 +24,8 @@ import (
 //	k8s-gpu        starts, finds the link: offers nothing . . . . . . . . . . . . . reads the file, offers the others
 //
 // The link <agent>.unrecorded needs no block of the disk, and stays when the agent is killed. Its target is the boot.
-// On a disk that takes no link either (read-only, no inode), the agent locks the state directory instead. That lock ends
-// with the process:
+// On a disk that takes no link either (read-only, no inode), the agent locks the state directory instead. If that is
+// missing and can't be made, it locks the nearest directory above. The lock ends with the process:
 //
 //   - An agent waits for half a minute before it takes the lock, because another agent may be restarting.
 //   - An agent that can't write and finds the lock held for some seconds keeps away. It waits for a complete file.
@@ -110,11 +111,22 @@ func (s *store) endUnrecorded() error {
 	return nil
 }
 
-// statePath returns the path of the state directory for its lock. It follows a symbolic link.
-func (s *store) statePath() string { return filepath.Dir(s.folder) + "/." }
+// statePath returns the path for the lock of the state directory. If that is missing, the lock is of the nearest
+// directory above it. It follows a symbolic link.
+func (s *store) statePath() string {
+	dir := filepath.Dir(s.folder)
+	for {
+		info, err := os.Stat(dir)
+		missing := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || err == nil && !info.IsDir()
+		if !missing || dir == filepath.Dir(dir) {
+			return dir + "/."
+		}
+		dir = filepath.Dir(dir)
+	}
+}
 
 // lockStateDir locks the state directory. It returns false if another agent has it locked, or may be restarting. It
-// returns true if no agent can lock it: it is missing, or its file system has no locks.
+// returns true if no agent can lock it, because its file system has no locks.
 func (s *store) lockStateDir(ctx context.Context) bool {
 	if s.stateLock != nil && filelock.IsAt(s.stateLock, s.statePath()) {
 		return true
@@ -138,16 +150,30 @@ func (s *store) lockStateDir(ctx context.Context) bool {
 	return true
 }
 
-// tryStateLock locks the state directory, or fails with context.DeadlineExceeded if another agent has it locked.
+// tryStateLock locks the state directory. It fails with context.DeadlineExceeded if another agent has it locked, or a
+// directory above it: that agent has not found the state directory yet, which was missing.
 func (s *store) tryStateLock(ctx context.Context) (*os.File, error) {
 	ctx, cancel := context.WithTimeout(ctx, stateLockAtMost)
 	defer cancel()
-	return filelock.Wait(ctx, s.statePath())
+	path := s.statePath()
+	f, err := filelock.Wait(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	dir := filepath.Dir(path)
+	for dir != filepath.Dir(dir) {
+		dir = filepath.Dir(dir)
+		if held, _ := filelock.IsHeld(dir + "/."); held { // with an error no agent can lock it
+			_ = f.Close() // which unlocks
+			return nil, fmt.Errorf("%s is locked: %w", dir, context.DeadlineExceeded)
+		}
+	}
+	return f, nil
 }
 
 // hasNoLock reports whether an error means that no agent can lock the directory.
 func hasNoLock(err error) bool {
-	none := []error{fs.ErrNotExist, syscall.ENOTDIR, syscall.ENOLCK, syscall.ENOSYS, syscall.EOPNOTSUPP}
+	none := []error{syscall.ENOLCK, syscall.ENOSYS, syscall.EOPNOTSUPP}
 	return slices.ContainsFunc(none, func(e error) bool { return errors.Is(err, e) })
 }
 

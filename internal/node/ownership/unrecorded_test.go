@@ -22,13 +22,15 @@ import (
 // smallDisk is the state directory on a file system of its own.
 type smallDisk struct {
 	testing.TB
-	dir string
+	dir   string
+	state string // the state directory
 }
 
 // mount mounts a file system with room for some files.
 func mount(t testing.TB, flags uintptr) smallDisk {
 	t.Helper()
-	d := smallDisk{t, t.TempDir()}
+	d := smallDisk{TB: t, dir: t.TempDir()}
+	d.state = d.dir
 	err := syscall.Mount("tmpfs", d.dir, "tmpfs", flags, "size=64k,nr_inodes=64,mode=0755")
 	if errors.Is(err, syscall.EPERM) {
 		t.Skip("mount is not permitted")
@@ -238,7 +240,7 @@ func (d smallDisk) startAll(t *testing.T, name string, work *record) *agent {
 	t.Helper()
 	api := map[string]inventory.API{"nomad-gpu": inventory.Nomad, "k8s-gpu": inventory.DevicePlugin}[name]
 	cfg := on(inventory.OverlapRefuse, 0, 1, 2, 3)
-	return start(t, setup{name: name, stateDir: d.dir, cfg: cfg, serve: func(w *Watcher) {
+	return start(t, setup{name: name, stateDir: d.state, cfg: cfg, serve: func(w *Watcher) {
 		w.Serve([]inventory.API{api}, Readers{api: work.read})
 	}})
 }
@@ -254,6 +256,23 @@ func TestDiskThatTakesNoFile(t *testing.T) {
 		"an empty read-only state directory": {
 			func(t *testing.T) smallDisk { return mount(t, syscall.MS_RDONLY) },
 			func(d smallDisk) error { return d.remount(0, "") },
+		},
+		"a missing state directory": {
+			func(t *testing.T) smallDisk {
+				d := mount(t, syscall.MS_RDONLY)
+				d.state = d.path("lib/tandem")
+				return d
+			},
+			func(d smallDisk) error { return d.remount(0, "") },
+		},
+		"a missing state directory, no inode": {
+			func(t *testing.T) smallDisk {
+				d := mount(t, 0)
+				d.state = d.path("tandem")
+				d.takeInodes()
+				return d
+			},
+			func(d smallDisk) error { return os.RemoveAll(d.path("other")) },
 		},
 		"no inode": {
 			func(t *testing.T) smallDisk { d := mount(t, 0); d.takeInodes(); return d },
@@ -350,5 +369,26 @@ func TestStateDirectoryRemoved(t *testing.T) {
 		}
 		n.expectSchedulable(t, "removed", 0, 1)
 		k.expectSchedulable(t, "removed", 2)
+	})
+}
+
+// The second agent makes the missing state directory, which the disk takes again, before the first one has seen that:
+//
+//	nomad-gpu  locks the directory above ............................... file with all GPUs
+//	k8s-gpu      makes the state directory, finds that lock: offers nothing
+func TestStateDirectoryMadeByTheSecondAgent(t *testing.T) {
+	d := mount(t, 0)
+	d.state = d.path("tandem")
+	d.takeInodes()
+	synctest.Test(t, func(t *testing.T) {
+		var jobs, pods record
+		n := d.startAll(t, "nomad-gpu", &jobs)
+		pass(time.Minute + defaultTimings.poll/2)
+		n.expectSchedulable(t, "missing", 0, 1, 2, 3)
+		check.NoError(t, os.RemoveAll(d.path("other")))
+		k := d.startAll(t, "k8s-gpu", &pods)
+		neverBoth(t, n, k, time.Minute)
+		n.expectSchedulable(t, "made", 0, 1, 2, 3)
+		k.expectSchedulable(t, "made")
 	})
 }

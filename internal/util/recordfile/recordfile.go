@@ -16,7 +16,7 @@ type Options[R any] struct {
 	Path     string // "" = the record is forgotten with the process
 	MaxBytes int
 	Parse    func([]byte) (R, error)
-	Encode   func(R) ([]byte, error) // a JSON object; see Seal
+	Encode   func(R) ([]byte, error) // a JSON object; see statefile.Seal
 
 	Problems *problemset.Set
 	Code     problem.Code // of the problem
@@ -51,7 +51,7 @@ func (f *File[R]) Load(record *R) error {
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		text, err = f.opts.Encode(*record)
-		f.text, f.onDisk = string(Seal(text)), false
+		f.text, f.onDisk = string(statefile.Seal(text)), false
 	}
 	f.loaded = err == nil
 	f.note(err, "can't be read")
@@ -65,11 +65,11 @@ func (f *File[R]) Read() (R, error) {
 }
 
 func (f *File[R]) read() (r R, text []byte, err error) {
-	text, err = statefile.Read(f.opts.Path, f.opts.MaxBytes+SealBytes, 0)
+	text, err = statefile.Read(f.opts.Path, f.opts.MaxBytes+statefile.SealBytes, 0)
 	if err != nil {
 		return r, nil, err
 	}
-	content, err := Unseal(text)
+	content, err := statefile.Unseal(text)
 	if err == nil {
 		r, err = f.opts.Parse(content)
 	}
@@ -82,7 +82,7 @@ func (f *File[R]) Store(record R) error {
 		return nil
 	}
 	text, err := f.opts.Encode(record)
-	text = Seal(text)
+	text = statefile.Seal(text)
 	if err == nil && (string(text) != f.text || f.onDisk && statefile.IsMissing(f.opts.Path)) {
 		if err = statefile.Write(f.opts.Path, text); err == nil {
 			f.text, f.onDisk = string(text), true

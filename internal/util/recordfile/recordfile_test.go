@@ -92,7 +92,7 @@ func TestDamagedRecordIsNotRead(t *testing.T) {
 	check.NoError(t, os.WriteFile(path, []byte(strings.Replace(string(text), "GPU-1", "GPU-0", 1)), 0o600))
 	record := "as before"
 	later := file(path, &problems)
-	if err := later.Load(&record); !errors.Is(err, recordfile.ErrChecksum) || later.Loaded() || record != "as before" {
+	if err := later.Load(&record); !errors.Is(err, statefile.ErrChecksum) || later.Loaded() || record != "as before" {
 		t.Errorf("%v, %s", err, record)
 	}
 	if all := problems.List(); len(all) != 1 || !strings.Contains(all[0].Text, path) {

@@ -1,4 +1,5 @@
-// Package statefile reads and replaces the small files that an agent keeps in its state directory.
+// Package statefile reads and replaces the small files that an agent keeps in its state directory, and has a checksum for
+// their text.
 package statefile
 
 import (

@@ -15,7 +15,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/util/recordfile"
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
@@ -138,7 +137,7 @@ func (s *Store) read(uid string) (Claim, error) {
 // decode returns the claim of a file. A file that holds nothing although it is of this boot is not the record of a
 // claim.
 func decode(text []byte, uid, bootID string) (c Claim, err error) {
-	content, err := recordfile.Unseal(text)
+	content, err := statefile.Unseal(text)
 	if err != nil {
 		return Claim{}, err
 	}
@@ -194,7 +193,7 @@ func (s *Store) Put(c Claim) error {
 	if err != nil {
 		return err
 	}
-	text = recordfile.Seal(text)
+	text = statefile.Seal(text)
 	err = statefile.Write(s.Path(c.UID), text)
 	if err != nil && s.setAside(c.UID, "the record is made again") { // a directory
 		err = statefile.Write(s.Path(c.UID), text)

@@ -1,4 +1,4 @@
-package recordfile_test
+package statefile_test
 
 import (
 	"bytes"
@@ -6,39 +6,39 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/tandem-gpu/tandem/internal/util/recordfile"
+	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
 
 // A sealed text is JSON with one more member, and is the text again without it.
 func TestSeal(t *testing.T) {
 	for _, text := range []string{"{}", "{\n}\n", `{"a":1}`, "{\n\t\"a\": {\"checksum\": \"of another\"}\n}\n"} {
-		sealed := recordfile.Seal([]byte(text))
+		sealed := statefile.Seal([]byte(text))
 		var before, after map[string]any
 		if err := errors.Join(json.Unmarshal([]byte(text), &before), json.Unmarshal(sealed, &after)); err != nil {
 			t.Fatalf("%s: %v", sealed, err)
 		}
-		if len(after) != len(before)+1 || len(sealed) > len(text)+recordfile.SealBytes {
+		if len(after) != len(before)+1 || len(sealed) > len(text)+statefile.SealBytes {
 			t.Errorf("%s becomes %s", text, sealed)
 		}
-		open, err := recordfile.Unseal(sealed)
-		if err != nil || !bytes.Equal(recordfile.Seal(open), sealed) || !json.Valid(open) || bytes.Contains(open, []byte("crc32c")) {
+		open, err := statefile.Unseal(sealed)
+		if err != nil || !bytes.Equal(statefile.Seal(open), sealed) || !json.Valid(open) || bytes.Contains(open, []byte("crc32c")) {
 			t.Errorf("%s becomes %s: %v", sealed, open, err)
 		}
 	}
 	for _, text := range []string{"", "[]", "text", `{"a":1}`, `{"checksum": "crc32c:00000000", "a": 1}`} { // of an earlier version
-		if open, err := recordfile.Unseal([]byte(text)); err != nil || string(open) != text {
+		if open, err := statefile.Unseal([]byte(text)); err != nil || string(open) != text {
 			t.Errorf("%q: %q, %v", text, open, err)
 		}
 	}
-	if text := recordfile.Seal([]byte("[]")); string(text) != "[]" {
+	if text := statefile.Seal([]byte("[]")); string(text) != "[]" {
 		t.Errorf("%s", text)
 	}
 }
 
 // Whatever byte of a sealed text is changed: the text is refused, or it is no JSON, or its content is the same.
 func TestEachChangeOfASealedTextIsFound(t *testing.T) {
-	text := recordfile.Seal([]byte("{\n  \"gpu\": \"GPU-1\",\n  \"at\": [1, 2]\n}\n"))
-	content, err := recordfile.Unseal(text)
+	text := statefile.Seal([]byte("{\n  \"gpu\": \"GPU-1\",\n  \"at\": [1, 2]\n}\n"))
+	content, err := statefile.Unseal(text)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +50,7 @@ func TestEachChangeOfASealedTextIsFound(t *testing.T) {
 		for mask := 1; mask < 256; mask++ {
 			damaged := bytes.Clone(text)
 			damaged[i] ^= byte(mask)
-			open, err := recordfile.Unseal(damaged)
+			open, err := statefile.Unseal(damaged)
 			if err != nil || !json.Valid(open) {
 				continue
 			}

@@ -1,4 +1,4 @@
-package recordfile
+package statefile
 
 import (
 	"bytes"
