@@ -61,6 +61,20 @@ func TestManyLinesBeforeTheFirstReadingHideNoFault(t *testing.T) {
 	}
 }
 
+// Harmless faults of NVLink before the first reading do not hide a fatal one with the same XID.
+func TestManyNonfatalLinesBeforeTheFirstReadingHideNoFatalOne(t *testing.T) {
+	l := firstStart(t, core.Checkpoint{BootID: "a"})
+	for next := range uint64(3000) {
+		o := backlogLine(1, 149, next+1)
+		if o.Detail = bitErrors; next == 100 {
+			o.Detail = linkFatal
+		}
+		l.observe(o)
+	}
+	l.read(1)
+	l.expect("the first reading", map[gpu.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "unhealthy XID_149"})
+}
+
 // A log that is read from its beginning again, because the position is not known, counts what no earlier process has counted.
 func TestLogThatIsReadAgainCountsOnlyWhatIsNew(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(2))

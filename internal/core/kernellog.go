@@ -6,6 +6,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
 const (
@@ -129,11 +130,12 @@ func (l *kernelLogState) hold(o health.Observation) {
 // dropRepeats drops all observations that wait but the latest of each fault.
 func (l *kernelLogState) dropRepeats() {
 	type fault struct {
-		kind health.ObservationKind
-		pci  gpu.PCIAddress
-		code uint64
+		kind     health.ObservationKind
+		pci      gpu.PCIAddress
+		code     uint64
+		severity xid.Severity
 	}
-	of := func(o health.Observation) fault { return fault{o.Kind, o.PCI, o.Code} }
+	of := func(o health.Observation) fault { return fault{o.Kind, o.PCI, o.Code, o.Severity()} }
 	latest := make(map[fault]int, len(l.pending))
 	for i, o := range l.pending {
 		latest[of(o)] = i

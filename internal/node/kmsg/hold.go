@@ -53,11 +53,10 @@ type held struct {
 	due time.Time
 }
 
-// repeatedBy reports whether a line has the same XID and GPU at about the same time. All that has arrived while a line
-// without a time waits is at about its time.
+// repeatedBy reports whether a line has the same fault at about the same time. All that has arrived while a line without
+// a time waits is at about its time.
 func (h held) repeatedBy(a arrival) bool {
-	same := h.line.PCI == a.line.PCI && h.line.XID == a.line.XID
-	return same && (h.logged == 0 || a.logged == 0 || repeats(h.logged, a.logged))
+	return h.line.fault() == a.line.fault() && (h.logged == 0 || a.logged == 0 || repeats(h.logged, a.logged))
 }
 
 func (q *queue) add(a arrival) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
 // Line is one XID in the kernel log.
@@ -29,6 +30,26 @@ func (l Line) Observation() health.Observation {
 		PCI: l.PCI, Kind: health.XID, Code: l.XID, Detail: withoutProcess(l.Text),
 		FromKernelLog: true, NextSequence: l.Next, Age: l.Age,
 	}
+}
+
+// fault is what repeated lines have in common.
+type fault struct {
+	pci  gpu.PCIAddress
+	xid  uint64
+	text string // what the driver says of it; "" for most XIDs, whose number is all that counts
+}
+
+// fault returns the fault of a line. For the faults of NVLink 5 that is the text up to the first number of the fault,
+// and for a changed recovery action all of the text.
+func (l Line) fault() fault {
+	f := fault{pci: l.PCI, xid: l.XID}
+	switch {
+	case l.XID == xid.RecoveryActionChanged:
+		f.text = l.Text
+	case xid.HasSeverity(l.XID):
+		f.text, _, _ = strings.Cut(l.Text, " 0x")
+	}
+	return f
 }
 
 // maxProcessName is the longest name of a process in bytes (TASK_COMM_LEN without its final zero byte).
@@ -175,7 +196,7 @@ func parseMessage(message string) (Line, bool) {
 		return Line{}, false
 	}
 	number, text, _ := strings.Cut(rest, ",")
-	xid, err := strconv.ParseUint(number, 10, 32)
+	code, err := strconv.ParseUint(number, 10, 32)
 	if err != nil {
 		return Line{}, false
 	}
@@ -183,5 +204,5 @@ func parseMessage(message string) (Line, bool) {
 	if instance = strings.TrimSpace(instance); instance != "" {
 		text = strings.TrimSuffix(instance+", "+text, ", ")
 	}
-	return Line{PCI: pci, XID: xid, Text: text}, true
+	return Line{PCI: pci, XID: code, Text: text}, true
 }
