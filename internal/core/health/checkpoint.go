@@ -57,7 +57,8 @@ func Restore(p Policy, c Checkpoint, rebooted bool) Ledger {
 			continue
 		}
 		history := l.histories[each.At.GPU]
-		if history != nil && each.At.GI == gpu.Whole && each.Reason == ReasonLost && !history.LastReset.After(each.Last) {
+		lost := each.At.GI == gpu.Whole && each.Reason == ReasonLost && each.State == GPULost
+		if history != nil && lost && !history.LastReset.After(each.Last) {
 			history.lostSince = each.Last
 		}
 		each.ClearingSince, each.CleanChecks = time.Time{}, 0

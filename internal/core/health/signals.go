@@ -247,14 +247,14 @@ func (h *GPUHistory) wasReset(v Sample, now time.Time) bool {
 }
 
 // resetWhileLost reports whether a GPU that was lost was reset before it responded again: its energy counter is less, or
-// it was lost for long and has no such counter. The driver may fail to list a GPU once although nothing has happened to it.
+// it had no such counter and was lost for long. The driver may fail to list a GPU once although nothing has happened to it.
 func (h *GPUHistory) resetWhileLost(v Sample, now time.Time) bool {
 	old := h.Sample.Energy
 	switch {
 	case h.lostSince.IsZero():
 		return false
-	case old.OK && v.Energy.OK:
-		return v.Energy.Value < old.Value
+	case old.OK:
+		return v.Energy.OK && v.Energy.Value < old.Value
 	}
 	return now.Sub(h.lostSince) >= lossOfReset
 }
