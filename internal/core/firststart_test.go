@@ -173,3 +173,16 @@ func TestCompleteLogEndsUnknownFaults(t *testing.T) {
 		})
 	}
 }
+
+// A complete log ends unknown faults with the XIDs in it, which wait for the first reading: not before that, in case the
+// agent ends meanwhile and the next one can't read the log.
+func TestCompleteLogThatWaitsEndsNothing(t *testing.T) {
+	l := firstStart(t, core.Checkpoint{BootID: "a"}.WithUnknownFaults(testStart))
+	l.observe(backlogLine(1, 119, 12), wholeLog(12))
+	l.restart("a", "a")
+	l.observe(logPosition(0))
+	l.read(2)
+	l.expect("the next agent", map[gpu.DeviceID]string{
+		coretest.GPU(0): "unknown FAULTS_UNKNOWN", coretest.GPU(1): "unknown FAULTS_UNKNOWN",
+	})
+}

@@ -114,7 +114,8 @@ func (s State) Observe(cfg Config, now time.Time, obs ...health.Observation) Sta
 		}
 	}
 	s.Ledger = s.Ledger.Apply(cfg.Health, now, located...)
-	if slices.ContainsFunc(obs, func(o health.Observation) bool { return o.Complete }) {
+	complete := slices.ContainsFunc(obs, func(o health.Observation) bool { return o.Complete })
+	if complete && len(s.kernelLog.pending) == 0 { // otherwise it waits, too
 		s = s.withKnownFaults(cfg, now)
 	}
 	return s.rebuild(cfg, now)

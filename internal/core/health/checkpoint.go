@@ -25,9 +25,22 @@ func (l Ledger) Checkpoint() Checkpoint {
 		}
 	}
 	for id, history := range l.histories {
-		c.GPUs[id] = *history
+		c.GPUs[id] = *history.withoutOldOccurrences()
 	}
 	return c
+}
+
+// withoutOldOccurrences returns the history without the occurrences whose reports have all been read, so that its size on
+// disk is bounded by the faults of the latest minutes.
+func (h *GPUHistory) withoutOldOccurrences() *GPUHistory {
+	h = h.clone()
+	for i := range h.FaultCounts {
+		t := &h.FaultCounts[i]
+		t.Recent = slices.DeleteFunc(slices.Clone(t.Recent), func(o Occurrence) bool {
+			return h.checked.Sub(o.Latest) > occurrenceSpan
+		})
+	}
+	return h
 }
 
 // Restore returns the ledger that follows from a checkpoint. A reboot removes the conditions that it clears;
