@@ -13,8 +13,8 @@ import (
 // means for the health of the driver and of each device.
 //
 // Where prev is of the same driver, a value that was there stays if the reading has none: NVML answers that it is not
-// supported, or nothing. The instances of a GPU whose MIG mode is not answered stay too. prev.Driver.Version is then the
-// version in the reading.
+// supported, or nothing. The instances of a GPU whose MIG mode is not answered stay too. prev.Driver.Version is then
+// the version in the reading.
 func Reconcile(prev, reading gpu.Snapshot) (gpu.Snapshot, []health.Observation) {
 	if reading.Driver.State != gpu.DriverReady {
 		reading.Devices, reading.Excluded = prev.Devices, prev.Excluded
@@ -58,8 +58,8 @@ func Reconcile(prev, reading gpu.Snapshot) (gpu.Snapshot, []health.Observation) 
 	return gpu.NewSnapshot(reading), obs
 }
 
-// withKnown returns the devices of a reading with the values of an earlier one where they have none, and the divided GPUs
-// whose MIG mode is not answered.
+// withKnown returns the devices of a reading with the values of an earlier one where they have none, and the divided
+// GPUs whose MIG mode is not answered.
 func withKnown(before, read []gpu.Device) (known []gpu.Device, unanswered map[gpu.DeviceID]bool) {
 	was := make(map[gpu.DeviceID]gpu.Device, len(before))
 	for _, d := range before {

@@ -30,8 +30,8 @@ func (l Ledger) Checkpoint() Checkpoint {
 	return c
 }
 
-// withoutOldOccurrences returns the history without the occurrences whose reports have all been read, so that its size on
-// disk is bounded by the faults of the latest minutes.
+// withoutOldOccurrences returns the history without the occurrences whose reports have all been read, so that its size
+// on disk is bounded by the faults of the latest minutes.
 func (h *GPUHistory) withoutOldOccurrences() *GPUHistory {
 	h = h.clone()
 	for i := range h.FaultCounts {

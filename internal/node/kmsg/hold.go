@@ -53,8 +53,8 @@ type held struct {
 	due time.Time
 }
 
-// repeatedBy reports whether a line has the same fault at about the same time. All that has arrived while a line without
-// a time waits is at about its time.
+// repeatedBy reports whether a line has the same fault at about the same time. All that has arrived while a line
+// without a time waits is at about its time.
 func (h held) repeatedBy(a arrival) bool {
 	return h.line.fault() == a.line.fault() && (h.logged == 0 || a.logged == 0 || repeats(h.logged, a.logged))
 }

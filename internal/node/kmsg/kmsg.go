@@ -52,8 +52,8 @@ func (l Line) fault() fault {
 	return f
 }
 
-// maxProcessName is the longest name of a process in bytes (TASK_COMM_LEN without its final zero byte).
-const maxProcessName = 15
+// maxName is the longest name of a process in bytes (TASK_COMM_LEN without its final zero byte).
+const maxName = 15
 
 // withoutProcess removes "pid=30393, name=Media, " or "pid=2763, " from a text.
 func withoutProcess(text string) string {
@@ -86,7 +86,7 @@ func afterName(text string) string {
 // longestName returns how many bytes of a text, which begins with the name of a process, that name has at most. The
 // kernel writes some bytes as \xNN.
 func longestName(text string) (end int) {
-	for n := 0; n < maxProcessName && end < len(text); n++ {
+	for n := 0; n < maxName && end < len(text); n++ {
 		if strings.HasPrefix(text[end:], `\x`) {
 			end += len(escapedNewline)
 		} else {
@@ -132,8 +132,9 @@ const (
 	escapedNewline = `\x0a`
 )
 
-// isLoad reports whether a record is that of the driver's load: "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  535.183.01"
-// (nv.c, nvidia_init_module).
+// isLoad reports whether a record is about the load of the driver (nv.c, nvidia_init_module):
+//
+//	NVRM: loading NVIDIA UNIX x86_64 Kernel Module  535.183.01
 func isLoad(head header, message string) bool {
 	return head.priority <= maxKernelPriority && strings.HasPrefix(message, "NVRM: loading NVIDIA UNIX ")
 }

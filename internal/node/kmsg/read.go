@@ -103,8 +103,9 @@ func (l Log) Counts(seq uint64) bool { return seq == 0 || (seq >= firstOfRing) =
 // Read returns the present XIDs from the record with the sequence number first on, without waiting for more. Lines with the same
 // fault within holdFor are one, as for Follow. Records that the kernel has overwritten are missing.
 //
-// If the log ends before that record, the number is of another boot or another file: Read returns all XIDs then, as for the
-// number 0. XIDs from before the driver was last loaded are not among all XIDs: the load has initialised the GPUs again.
+// If the log ends before that record, the number is of another boot or another file: Read returns all XIDs then, as for
+// the number 0. XIDs from before the driver was last loaded are not among all XIDs: the load has initialised the GPUs
+// again.
 func (l Log) Read(ctx context.Context, first uint64) (c Contents, err error) {
 	err = l.present(func(log io.Reader) error { c, err = present(ctx, log, first, l.clock); return err })
 	return c, err
