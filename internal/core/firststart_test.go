@@ -186,3 +186,27 @@ func TestCompleteLogThatWaitsEndsNothing(t *testing.T) {
 		coretest.GPU(0): "unknown FAULTS_UNKNOWN", coretest.GPU(1): "unknown FAULTS_UNKNOWN",
 	})
 }
+
+// Where the conditions of a history are lost, but not its counts, a complete log shows the faults that were counted.
+func TestCompleteLogShowsCountedFaults(t *testing.T) {
+	for _, recent := range []bool{false, true} { // whether the agent ended before it read the line of the fault
+		l := newRestartFixture(t, coretest.GPUs(2))
+		fault := l.now
+		l.observe(xidEvent(gpuAt(1), 119))
+		if !recent {
+			l.observe(logLine(1, 119, 12))
+		}
+		record := l.state.Checkpoint("a")
+		record.Conditions, record.KernelLog = nil, 0
+		for _, v := range l.samples {
+			v.RecoveryAction = health.RecoveryUnknown
+		}
+		l.state = core.Restore(l.cfg, record.WithUnknownFaults(l.now), "a")
+		l.now = l.now.Add(time.Minute)
+		line := loggedAgo(backlogLine(1, 119, 12), l.now.Sub(fault))
+		line.Again = true
+		l.observe(line, wholeLog(12))
+		l.read(2)
+		l.expect("then", map[gpu.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "unhealthy XID_119"})
+	}
+}

@@ -135,11 +135,13 @@ func (b *ledgerBuilder) recordFault(o Observation, reason Reason, rule xid.Rule)
 		}
 		count := history.faultCount(reason, o.Code)
 		switch {
-		case count != nil && count.reported(seen, o.source()):
+		case count == nil, o.Again && b.find(UnknownFaults(o.At.GPU, b.now, "")) != nil:
+			// What an earlier process made of it is lost.
+		case count.reported(seen, o.source()):
 			b.refineFault(o, rule)
 			b.recordLoggedAction(o, seen)
 			return
-		case count != nil && count.counted(o, seen):
+		case count.counted(o, seen):
 			return
 		}
 		before = history.countFault(reason, o.Code, seen)
