@@ -45,7 +45,6 @@ type State struct {
 // NewState returns the state before the first snapshot.
 func NewState(cfg Config) State {
 	s := State{Snapshot: gpu.NoDriver(gpu.DriverPending, "not asked yet"), built: cfg.Config}
-	s.kernelLog.fromStart = true
 	s.Inventory = Build(s.Snapshot, s.Ledger, cfg)
 	s.Allocatable = s.Inventory.WithoutHost()
 	return s
