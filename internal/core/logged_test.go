@@ -36,6 +36,8 @@ func withoutAction(t *testing.T) *ledgerFixture {
 func TestSeverityInTheKernelLog(t *testing.T) {
 	event := xidEvent(a, 149)
 	nonfatal, fatal, down := xidLine(149, bitErrors), xidLine(149, linkFatal), xidLine(149, linkDown)
+	both := nonfatal
+	both.Repeats = 1
 	for _, c := range []struct {
 		name           string
 		obs            []health.Observation
@@ -57,6 +59,7 @@ func TestSeverityInTheKernelLog(t *testing.T) {
 
 		{"two events, then their lines", []health.Observation{event, event, nonfatal, nonfatal}, health.Healthy, health.Healthy, 2},
 		{"two events, one line", []health.Observation{event, event, nonfatal}, health.Degraded, health.Unhealthy, 2},
+		{"two events, a line for both", []health.Observation{event, event, both}, health.Healthy, health.Healthy, 2},
 		{"the second line is fatal", []health.Observation{event, event, nonfatal, fatal}, health.Unhealthy, health.Unhealthy, 2},
 		{"the first line is fatal", []health.Observation{event, event, fatal, nonfatal}, health.Unhealthy, health.Unhealthy, 2},
 		{"in turns", []health.Observation{event, nonfatal, event, nonfatal}, health.Healthy, health.Healthy, 2},

@@ -108,7 +108,7 @@ func (b *ledgerBuilder) refineFault(o Observation, rule xid.Rule) {
 	}
 	before := c.Severity
 	c.addSeverity(severity)
-	c.Unnamed = max(c.Unnamed-1, 0)
+	c.Unnamed = max(c.Unnamed-1-o.Repeats, 0)
 	if c.Severity != before {
 		c.Detail = detailOf(rule, o)
 	}

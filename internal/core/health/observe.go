@@ -133,10 +133,10 @@ func (b *ledgerBuilder) recordFault(o Observation, reason Reason, rule xid.Rule)
 		if rule.Name == "" && history.countsFull(o.Code) {
 			o.Code, rule = unidentifiedXID, b.policy.xid(unidentifiedXID, "")
 		}
-		count := history.faultCount(reason, o.Code)
-		switch {
-		case count == nil, o.Again && b.find(UnknownFaults(o.At.GPU, b.now, "")) != nil:
-			// What an earlier process made of it is lost.
+		switch count := history.faultCount(reason, o.Code); {
+		case count == nil:
+		case o.Again && b.find(UnknownFaults(o.At.GPU, b.now, "")) != nil:
+			// The history may have lost the condition that an earlier process recorded.
 		case count.reported(seen, o.source()):
 			b.refineFault(o, rule)
 			b.recordLoggedAction(o, seen)

@@ -61,7 +61,8 @@ func (h held) repeatedBy(a arrival) bool {
 
 func (q *queue) add(a arrival) {
 	line := a.line
-	if slices.ContainsFunc(q.waiting, func(h held) bool { return h.repeatedBy(a) }) {
+	if i := slices.IndexFunc(q.waiting, func(h held) bool { return h.repeatedBy(a) }); i >= 0 {
+		q.waiting[i].line.Repeats++
 		q.next = line.Seq + 1
 		return
 	}

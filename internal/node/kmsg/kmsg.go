@@ -21,6 +21,8 @@ type Line struct {
 	Seq  uint64         // the record's sequence number; counts from 0 at boot
 	Next uint64         // the sequence number to continue at: all lines before it were emitted; 0 = unknown
 	Age  health.Age     // how long ago it was logged when it was emitted or returned
+
+	Repeats int // lines of the same fault that Follow has left out
 }
 
 // Observation is the line as an observation of a GPU, without the process that the driver names: orchestrators must not store
@@ -28,7 +30,7 @@ type Line struct {
 func (l Line) Observation() health.Observation {
 	return health.Observation{
 		PCI: l.PCI, Kind: health.XID, Code: l.XID, Detail: withoutProcess(l.Text),
-		FromKernelLog: true, NextSequence: l.Next, Age: l.Age,
+		FromKernelLog: true, NextSequence: l.Next, Age: l.Age, Repeats: l.Repeats,
 	}
 }
 

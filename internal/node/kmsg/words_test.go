@@ -54,6 +54,13 @@ func TestLineThatSaysSomethingElseIsNoRepetition(t *testing.T) {
 			if got := textsOf(followed); !slices.Equal(got, c.want) {
 				t.Errorf("followed %q, want %q", got, c.want)
 			}
+			n := 0
+			for _, l := range followed {
+				n += 1 + l.Repeats
+			}
+			if n != len(c.texts) {
+				t.Errorf("%d lines of %d", n, len(c.texts))
+			}
 		})
 	}
 }
