@@ -30,15 +30,15 @@ func (l Ledger) Checkpoint() Checkpoint {
 	return c
 }
 
-// withoutOldOccurrences returns the history without the occurrences whose reports have all been read, so that its size
-// on disk is bounded by the faults of the latest minutes.
+// withoutOldOccurrences returns the history without the old occurrences but the latest of each fault, whose line the
+// next agent may read. So its size on disk is bounded by the faults of the latest minutes.
 func (h *GPUHistory) withoutOldOccurrences() *GPUHistory {
 	h = h.clone()
 	for i := range h.FaultCounts {
 		t := &h.FaultCounts[i]
-		t.Recent = slices.DeleteFunc(slices.Clone(t.Recent), func(o Occurrence) bool {
-			return h.checked.Sub(o.Latest) > occurrenceSpan
-		})
+		for len(t.Recent) > 1 && h.checked.Sub(t.Recent[0].Latest) > occurrenceSpan {
+			t.Recent = t.Recent[1:]
+		}
 	}
 	return h
 }
