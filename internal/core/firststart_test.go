@@ -72,7 +72,8 @@ func TestManyNonfatalLinesBeforeTheFirstReadingHideNoFatalOne(t *testing.T) {
 		l.observe(o)
 	}
 	l.read(1)
-	l.expect("the first reading", map[gpu.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "unhealthy XID_149"})
+	faulty := map[gpu.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "unhealthy XID_149"}
+	l.expect("the first reading", faulty)
 }
 
 // A log that is read from its beginning again, because the position is not known, counts what no earlier process has counted.
@@ -174,8 +175,8 @@ func TestCompleteLogEndsUnknownFaults(t *testing.T) {
 	}
 }
 
-// A complete log ends unknown faults with the XIDs in it, which wait for the first reading: not before that, in case the
-// agent ends meanwhile and the next one can't read the log.
+// A complete log ends unknown faults together with the XIDs in it, which wait for the first reading. The agent may end
+// before that, and the next one may not be able to read the log.
 func TestCompleteLogThatWaitsEndsNothing(t *testing.T) {
 	l := firstStart(t, core.Checkpoint{BootID: "a"}.WithUnknownFaults(testStart))
 	l.observe(backlogLine(1, 119, 12), wholeLog(12))
