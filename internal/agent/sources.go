@@ -79,9 +79,9 @@ const (
 	logUnavailable = "kernel log unavailable: " + health.WithoutKernelLog
 )
 
-// follow reports the lines of the kernel log that the history does not cover: on a first start those of this boot. Then it
-// reports a KernelLogRead observation and new lines, until ctx ends or the log can't be read. A KernelLogRead without a
-// number means that the log is not read.
+// follow reports the lines of the kernel log that the history does not cover: on a first start those of this boot. Then
+// it reports a KernelLogRead observation and new lines, until ctx ends or the log can't be read. A KernelLogRead
+// without a number means that the log is not read.
 func (s *sources) follow(ctx context.Context, m logReader) {
 	if !m.Restored(ctx) {
 		return

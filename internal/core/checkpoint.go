@@ -73,14 +73,14 @@ func Restore(cfg Config, r Checkpoint, boot string) State {
 	if s.unconfirmedGPUs = sortedIDs(r.UnconfirmedGPUs); len(s.unconfirmedGPUs) == 0 {
 		s.unconfirmedGPUs = r.gpuIDs()
 	}
-	if !rebooted { // a reboot ends maintenance and loads the driver again
+	if !rebooted { // a reboot ends maintenance, loads the driver again and begins another kernel log
 		s.Maintenance = r.Maintenance
+		s.kernelLog.nextSequence = r.KernelLog
 		s.Binding = r.Binding
 		s.Binding.Numbering = inventory.NewNumbering(r.Binding.Numbering.Generation, r.Binding.Numbering.Numbers)
 		s.Binding.Unconfirmed = len(s.unconfirmedGPUs) > 0
 		s.Inventory = inventory.Build(s.buildInput(cfg))
 		s.Allocatable = s.Inventory.WithoutHost()
 	}
-	s.kernelLog = restoreKernelLog(r, rebooted)
 	return s
 }

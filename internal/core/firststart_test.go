@@ -61,6 +61,21 @@ func TestManyLinesBeforeTheFirstReadingHideNoFault(t *testing.T) {
 	}
 }
 
+// Harmless faults of NVLink before the first reading do not hide a fatal one with the same XID.
+func TestManyNonfatalLinesBeforeTheFirstReadingHideNoFatalOne(t *testing.T) {
+	l := firstStart(t, core.Checkpoint{BootID: "a"})
+	for next := range uint64(3000) {
+		o := backlogLine(1, 149, next+1)
+		if o.Detail = bitErrors; next == 100 {
+			o.Detail = linkFatal
+		}
+		l.observe(o)
+	}
+	l.read(1)
+	faulty := map[gpu.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "unhealthy XID_149"}
+	l.expect("the first reading", faulty)
+}
+
 // A log that is read from its beginning again, because the position is not known, counts what no earlier process has counted.
 func TestLogThatIsReadAgainCountsOnlyWhatIsNew(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(2))
@@ -157,5 +172,42 @@ func TestCompleteLogEndsUnknownFaults(t *testing.T) {
 			l.read(2)
 			l.expect("then", map[gpu.DeviceID]string{coretest.GPU(0): c.want[0], coretest.GPU(1): c.want[1]})
 		})
+	}
+}
+
+// A complete log ends unknown faults together with the XIDs in it, which wait for the first reading. The agent may end
+// before that, and the next one may not be able to read the log.
+func TestCompleteLogThatWaitsEndsNothing(t *testing.T) {
+	l := firstStart(t, core.Checkpoint{BootID: "a"}.WithUnknownFaults(testStart))
+	l.observe(backlogLine(1, 119, 12), wholeLog(12))
+	l.restart("a", "a")
+	l.observe(logPosition(0))
+	l.read(2)
+	l.expect("the next agent", map[gpu.DeviceID]string{
+		coretest.GPU(0): "unknown FAULTS_UNKNOWN", coretest.GPU(1): "unknown FAULTS_UNKNOWN",
+	})
+}
+
+// Where the conditions of a history are lost, but not its counts, a complete log shows the faults that were counted.
+func TestCompleteLogShowsCountedFaults(t *testing.T) {
+	for _, recent := range []bool{false, true} { // whether the agent ended before it read the line of the fault
+		l := newRestartFixture(t, coretest.GPUs(2))
+		fault := l.now
+		l.observe(xidEvent(gpuAt(1), 119))
+		if !recent {
+			l.observe(logLine(1, 119, 12))
+		}
+		record := l.state.Checkpoint("a")
+		record.Conditions, record.KernelLog = nil, 0
+		for _, v := range l.samples {
+			v.RecoveryAction = health.RecoveryUnknown
+		}
+		l.state = core.Restore(l.cfg, record.WithUnknownFaults(l.now), "a")
+		l.now = l.now.Add(time.Minute)
+		line := loggedAgo(backlogLine(1, 119, 12), l.now.Sub(fault))
+		line.Again = true
+		l.observe(line, wholeLog(12))
+		l.read(2)
+		l.expect("then", map[gpu.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "unhealthy XID_119"})
 	}
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
 const (
@@ -34,7 +35,7 @@ type UnlistedXID struct {
 // once, also after a crash.
 type kernelLogState struct {
 	nextSequence uint64 // next sequence number to read; 0 = unknown
-	fromStart    bool   // read from the beginning
+	stopped      bool   // the log is not read (any more)
 	machineRead  bool   // a snapshot was read since the agent started
 	pending      []health.Observation
 
@@ -43,17 +44,10 @@ type kernelLogState struct {
 	unlistedCount uint64               // XIDs at PCI addresses where no GPU is listed, since the agent started
 }
 
-func restoreKernelLog(r Checkpoint, rebooted bool) kernelLogState {
-	if rebooted || r.KernelLog == 0 {
-		return kernelLogState{fromStart: true}
-	}
-	return kernelLogState{nextSequence: r.KernelLog}
-}
-
 // KernelLog returns the sequence number from which on the kernel log is to be read; 0 = from its beginning. It reports
 // false if the agent does not read the log.
 func (s State) KernelLog() (next uint64, read bool) {
-	return s.kernelLog.nextSequence, s.kernelLog.fromStart || s.kernelLog.nextSequence > 0
+	return s.kernelLog.nextSequence, !s.kernelLog.stopped
 }
 
 // UnlistedXIDs returns the XIDs in the kernel log at PCI addresses where no GPU is listed, each once, at most 64,
@@ -70,7 +64,7 @@ func (s *State) locate(o health.Observation) (health.Observation, bool) {
 		return o, false
 	}
 	if o.Kind == health.KernelLogReplaced {
-		s.kernelLog.nextSequence, s.kernelLog.fromStart = 0, true
+		s.kernelLog.nextSequence = 0
 		return o, false
 	}
 	located, ok := locateIn(s.Snapshot, o)
@@ -87,7 +81,6 @@ func (s *State) locate(o health.Observation) (health.Observation, bool) {
 	}
 	if len(s.kernelLog.pending) == 0 { // otherwise a crash would lose the pending lines
 		s.kernelLog.nextSequence = max(s.kernelLog.nextSequence, o.NextSequence)
-		s.kernelLog.fromStart = s.kernelLog.fromStart && s.kernelLog.nextSequence == 0
 	}
 	if o.Kind != health.KernelLogRead && !ok {
 		s.kernelLog.recordUnlisted(o, s.Snapshot)
@@ -97,7 +90,7 @@ func (s *State) locate(o health.Observation) (health.Observation, bool) {
 
 // stop records that the log is not read any more, and that the position is therefore unknown.
 func (l *kernelLogState) stop() {
-	l.nextSequence, l.fromStart, l.pending = 0, false, slices.Clone(l.pending)
+	l.nextSequence, l.stopped, l.pending = 0, true, slices.Clone(l.pending)
 	for i := range l.pending {
 		l.pending[i].NextSequence = 0
 	}
@@ -129,11 +122,12 @@ func (l *kernelLogState) hold(o health.Observation) {
 // dropRepeats drops all observations that wait but the latest of each fault.
 func (l *kernelLogState) dropRepeats() {
 	type fault struct {
-		kind health.ObservationKind
-		pci  gpu.PCIAddress
-		code uint64
+		kind     health.ObservationKind
+		pci      gpu.PCIAddress
+		code     uint64
+		severity xid.Severity
 	}
-	of := func(o health.Observation) fault { return fault{o.Kind, o.PCI, o.Code} }
+	of := func(o health.Observation) fault { return fault{o.Kind, o.PCI, o.Code, o.Severity()} }
 	latest := make(map[fault]int, len(l.pending))
 	for i, o := range l.pending {
 		latest[of(o)] = i

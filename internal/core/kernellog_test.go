@@ -381,3 +381,25 @@ func TestEffectsOfALateLine(t *testing.T) {
 		s.expect("three workloads", health.Healthy, "")
 	})
 }
+
+// The checkpoint has the occurrences whose lines the next agent may read, and few others.
+func TestOldOccurrencesAreNotKept(t *testing.T) {
+	l := newRestartFixture(t, coretest.GPUs(1))
+	occurrences := func() (n int) {
+		for _, t := range l.state.Checkpoint("b").GPUs[coretest.GPU(0)].FaultCounts {
+			n += len(t.Recent)
+		}
+		return n
+	}
+	for range 100 {
+		l.observe(xidEvent(gpuAt(0), 31))
+	}
+	l.read(6)
+	if n := occurrences(); n != 64 {
+		t.Errorf("after a minute %d are kept", n)
+	}
+	l.read(9)
+	if n := occurrences(); n != 1 {
+		t.Errorf("%d are kept", n)
+	}
+}

@@ -36,6 +36,8 @@ func withoutAction(t *testing.T) *ledgerFixture {
 func TestSeverityInTheKernelLog(t *testing.T) {
 	event := xidEvent(a, 149)
 	nonfatal, fatal, down := xidLine(149, bitErrors), xidLine(149, linkFatal), xidLine(149, linkDown)
+	both := nonfatal
+	both.Repeats = 1
 	for _, c := range []struct {
 		name           string
 		obs            []health.Observation
@@ -57,6 +59,7 @@ func TestSeverityInTheKernelLog(t *testing.T) {
 
 		{"two events, then their lines", []health.Observation{event, event, nonfatal, nonfatal}, health.Healthy, health.Healthy, 2},
 		{"two events, one line", []health.Observation{event, event, nonfatal}, health.Degraded, health.Unhealthy, 2},
+		{"two events, a line for both", []health.Observation{event, event, both}, health.Healthy, health.Healthy, 2},
 		{"the second line is fatal", []health.Observation{event, event, nonfatal, fatal}, health.Unhealthy, health.Unhealthy, 2},
 		{"the first line is fatal", []health.Observation{event, event, fatal, nonfatal}, health.Unhealthy, health.Unhealthy, 2},
 		{"in turns", []health.Observation{event, nonfatal, event, nonfatal}, health.Healthy, health.Healthy, 2},
@@ -254,5 +257,73 @@ func TestEndOfTheLoggedAction(t *testing.T) {
 		if got := s.ledger.Health(a); (got.State == health.Healthy) != c.ends {
 			t.Errorf("%s: %s", c.name, got)
 		}
+	}
+}
+
+// A log that is read from its beginning again has lines of faults and actions that are over. None of them begins anew.
+func TestLogThatIsReadAgainBeginsNothingAnew(t *testing.T) {
+	const rebootRequired = "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
+	reset := func(s *ledgerFixture) { s.observe(health.Observation{At: a, Kind: health.WasReset}) }
+	operator := func(s *ledgerFixture) {
+		if _, err := s.clear(health.Command{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		name string
+		line health.Observation
+		end  func(*ledgerFixture)
+	}{
+		{"a fatal fault, a reset", xidLine(149, linkFatal), reset},
+		{"a fatal fault, an operator", xidLine(149, linkFatal), operator},
+		{"an action, a reset", xidLine(154, resetRequired), reset},
+		{"an action, an operator", xidLine(154, rebootRequired), operator},
+	} {
+		s := withoutAction(t)
+		s.observe(c.line)
+		s.check(1)
+		if got := s.ledger.Health(a).State; got != health.Unhealthy {
+			t.Errorf("%s: %s at first", c.name, got)
+		}
+		c.end(s)
+		s.checkFor(5 * time.Minute)
+		s.expect(c.name+": over", health.Healthy, "")
+		s.ledger = health.Restore(s.policy, s.ledger.Checkpoint(), false)
+		s.observe(driverAvailable("580.95.05"))
+		s.check(1)
+		again := loggedAgo(c.line, 5*time.Minute+checkInterval*2)
+		again.Backlog, again.Again = true, true
+		s.observe(again)
+		s.check(1)
+		s.expect(c.name+": read again", health.Healthy, "")
+	}
+}
+
+// An action that the log named before a reset is over, although the agent reads its line after that.
+func TestLoggedActionFromBeforeAReset(t *testing.T) {
+	s := withoutAction(t)
+	s.observe(health.Observation{At: a, Kind: health.WasReset})
+	s.wait(time.Minute)
+	s.observe(loggedAgo(xidLine(154, resetRequired), 90*time.Second))
+	s.check(1)
+	s.expect("logged before the reset", health.Healthy, "")
+	s.observe(loggedAgo(xidLine(154, resetRequired), 5*time.Second))
+	s.check(1)
+	s.expect("logged after it", health.Unhealthy, "RECOVERY_ACTION_GPU_RESET")
+}
+
+// A line that is read late says no more about a fault that an operator has cleared.
+func TestLateLineOfAClearedFault(t *testing.T) {
+	s := withoutAction(t)
+	s.observe(xidEvent(a, 149))
+	s.wait(20 * time.Second)
+	if _, err := s.clear(health.Command{}); err != nil {
+		t.Fatal(err)
+	}
+	s.wait(20 * time.Second)
+	s.observe(loggedAgo(xidLine(149, linkFatal), 40*time.Second))
+	s.expect("cleared", health.Healthy, "")
+	if got := s.history().FaultCounts; len(got) != 1 || got[0].Count != 1 {
+		t.Errorf("%+v", got)
 	}
 }

@@ -324,3 +324,29 @@ func TestNVLinksCountedTooHighOnce(t *testing.T) {
 	s.check(3)
 	s.expect("two links less", health.Degraded, "NVLINK_DOWN")
 }
+
+// A GPU that responds again before the agent ends was not lost when the next one starts, and an energy counter that one
+// check does not read is no sign of a reset.
+func TestRespondingGPUWasNotReset(t *testing.T) {
+	s := guest(t)
+	s.setSample(func(v *health.Sample) { v.Energy = gpu.OptionalUint64{} })
+	s.check(1)
+	s.reportXIDs(119)
+	s.checkAs(health.Lost, 1)
+	s.checkAs(health.Checked, 3)
+	s.wait(2 * time.Minute)
+	s.ledger = health.Restore(s.policy, s.ledger.Checkpoint(), false)
+	s.check(1)
+	if h := s.history(); !h.LastReset.IsZero() {
+		t.Errorf("reset at %v by a restart of the agent", h.LastReset)
+	}
+
+	s = guest(t)
+	s.reportXIDs(119)
+	s.checkAs(health.Lost, 20)
+	s.setSample(func(v *health.Sample) { v.Energy, v.Partial = gpu.OptionalUint64{}, true })
+	s.checkAs(health.Checked, 1)
+	if h := s.history(); !h.LastReset.IsZero() {
+		t.Errorf("reset at %v by a partial check", h.LastReset)
+	}
+}

@@ -45,7 +45,6 @@ type State struct {
 // NewState returns the state before the first snapshot.
 func NewState(cfg Config) State {
 	s := State{Snapshot: gpu.NoDriver(gpu.DriverPending, "not asked yet"), built: cfg.Config}
-	s.kernelLog.fromStart = true
 	s.Inventory = Build(s.Snapshot, s.Ledger, cfg)
 	s.Allocatable = s.Inventory.WithoutHost()
 	return s
@@ -114,7 +113,8 @@ func (s State) Observe(cfg Config, now time.Time, obs ...health.Observation) Sta
 		}
 	}
 	s.Ledger = s.Ledger.Apply(cfg.Health, now, located...)
-	if slices.ContainsFunc(obs, func(o health.Observation) bool { return o.Complete }) {
+	complete := slices.ContainsFunc(obs, func(o health.Observation) bool { return o.Complete })
+	if complete && len(s.kernelLog.pending) == 0 { // otherwise it waits, too
 		s = s.withKnownFaults(cfg, now)
 	}
 	return s.rebuild(cfg, now)

@@ -25,9 +25,22 @@ func (l Ledger) Checkpoint() Checkpoint {
 		}
 	}
 	for id, history := range l.histories {
-		c.GPUs[id] = *history
+		c.GPUs[id] = *history.withoutOldOccurrences()
 	}
 	return c
+}
+
+// withoutOldOccurrences returns the history without the old occurrences but the latest of each fault, whose line the
+// next agent may read. So its size on disk is bounded by the faults of the latest minutes.
+func (h *GPUHistory) withoutOldOccurrences() *GPUHistory {
+	h = h.clone()
+	for i := range h.FaultCounts {
+		t := &h.FaultCounts[i]
+		for len(t.Recent) > 1 && h.checked.Sub(t.Recent[0].Latest) > occurrenceSpan {
+			t.Recent = t.Recent[1:]
+		}
+	}
+	return h
 }
 
 // Restore returns the ledger that follows from a checkpoint. A reboot removes the conditions that it clears;
@@ -57,7 +70,8 @@ func Restore(p Policy, c Checkpoint, rebooted bool) Ledger {
 			continue
 		}
 		history := l.histories[each.At.GPU]
-		if history != nil && each.At.GI == gpu.Whole && each.Reason == ReasonLost && !history.LastReset.After(each.Last) {
+		lost := each.At.GI == gpu.Whole && each.Reason == ReasonLost && each.State == GPULost
+		if history != nil && lost && !history.LastReset.After(each.Last) {
 			history.lostSince = each.Last
 		}
 		each.ClearingSince, each.CleanChecks = time.Time{}, 0

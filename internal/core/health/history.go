@@ -60,8 +60,8 @@ type FaultCount struct {
 	restored time.Time // Last when the agent started; zero = no earlier process of this boot has counted one
 }
 
-// counted reports whether an earlier process may have counted what an observation reports, because the kernel log is read
-// from its beginning again. An occurrence that may have been at any time counts.
+// counted reports whether an earlier process may have counted what an observation reports, because the kernel log is
+// read from its beginning again. An occurrence that may have been at any time counts.
 func (t *FaultCount) counted(o Observation, seen Occurrence) bool {
 	return o.Again && o.Age != UnknownAge && !t.restored.IsZero() && !seen.Earliest.After(t.restored)
 }
@@ -112,8 +112,8 @@ const (
 	maxFaultCounts = 64 // codes without a name beyond it count as one code; codes with a name are bounded by the table
 )
 
-// clone copies the history, so that a change of the copy does not change the original. Lists other than
-// FaultCounts and Operational are not changed in place: appendBounded copies, and so does append to a list without room.
+// clone copies the history, so that a change of the copy does not change the original. Lists other than FaultCounts and
+// Operational are not changed in place: appendBounded copies, and so does append to a list without room.
 func (h *GPUHistory) clone() *GPUHistory {
 	if h == nil {
 		return &GPUHistory{}

@@ -66,6 +66,8 @@ type Observation struct {
 	Backlog bool
 	// Again marks a Backlog that was read from the beginning of the log. An earlier process may have observed it, too.
 	Again bool
+	// Repeats is how many more lines of the same fault were in the kernel log within seconds.
+	Repeats int
 	// Age is how long ago it happened when it was reported. It may have been a few seconds more.
 	Age Age
 	// Reported is when it was reported, if it has waited since until its GPU was known; zero = now.

@@ -26,8 +26,7 @@ func (b *ledgerBuilder) observe(o Observation) {
 	id := o.At.GPU
 	switch o.Kind {
 	case XID:
-		b.recordFault(o, ReasonXID, b.policy.xid(o.Code, o.severity()))
-		b.recordLoggedAction(o)
+		b.recordFault(o, ReasonXID, b.policy.xid(o.Code, o.Severity()))
 	case Event:
 		if rule, ok := xid.Event(o.Code); ok {
 			b.recordFault(o, ReasonEvent, rule)
@@ -134,11 +133,19 @@ func (b *ledgerBuilder) recordFault(o Observation, reason Reason, rule xid.Rule)
 		if rule.Name == "" && history.countsFull(o.Code) {
 			o.Code, rule = unidentifiedXID, b.policy.xid(unidentifiedXID, "")
 		}
-		if t := history.faultCount(reason, o.Code); t != nil && (t.reported(seen, o.source()) || t.counted(o, seen)) {
+		switch count := history.faultCount(reason, o.Code); {
+		case count == nil:
+		case o.Again && b.find(UnknownFaults(o.At.GPU, b.now, "")) != nil:
+			// The history may have lost the condition that an earlier process recorded.
+		case count.reported(seen, o.source()):
 			b.refineFault(o, rule)
-			return // it was reported before
+			b.recordLoggedAction(o, seen)
+			return
+		case count.counted(o, seen):
+			return
 		}
 		before = history.countFault(reason, o.Code, seen)
+		b.recordLoggedAction(o, seen)
 	}
 	if rule.Class == xid.Application && !o.Simulated {
 		b.recordApplicationFault(o.At, seen)
@@ -153,7 +160,7 @@ func (b *ledgerBuilder) recordFault(o Observation, reason Reason, rule xid.Rule)
 	c := b.recordEvent(Condition{
 		At: at, Reason: reason, Code: o.Code, Last: seen.Latest, Detail: detailOf(rule, o), Simulated: o.Simulated,
 	})
-	c.addSeverity(o.severity())
+	c.addSeverity(o.Severity())
 	if c.Count > 1 && rule.RepeatWindow > 0 && !before.IsZero() {
 		c.Repeated = c.Repeated || seen.Latest.Sub(before).Abs() <= rule.RepeatWindow
 	}

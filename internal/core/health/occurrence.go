@@ -52,7 +52,8 @@ type Occurrence struct {
 }
 
 // occurrenceOf returns the occurrence of a fault that an observation reports. No other report follows a line that was
-// logged before the agent started. So if it is unknown whether that was before the latest reset of the GPU, it was after.
+// logged before the agent started. If it may have been logged before the latest reset of the GPU or after it, it counts
+// as logged after it.
 func occurrenceOf(o Observation, now, reset time.Time) Occurrence {
 	if !o.Reported.IsZero() {
 		now = o.Reported.UTC().Truncate(time.Millisecond)
@@ -78,9 +79,10 @@ func withOccurrence(all []Occurrence, seen Occurrence) []Occurrence {
 	return append(all, seen)
 }
 
-// find returns the index of the occurrence that a source reports and another one has reported; -1 = there is none. This is
-// the one rule for all sources: it is the first occurrence that the source has not reported, if both may have happened at
-// the same time. Each source reports an occurrence once and in order, so two reports of one source are two occurrences.
+// find returns the index of the occurrence that a source reports and another one has reported; -1 = there is none. This
+// is the one rule for all sources: it is the first occurrence that the source has not reported, if both may have
+// happened at the same time. Each source reports an occurrence once and in order, so two reports of one source are two
+// occurrences.
 func find(all []Occurrence, seen Occurrence, s source) int {
 	return slices.IndexFunc(all, func(c Occurrence) bool {
 		return !*c.from(s) && seen.Earliest.Before(c.Latest) && c.Earliest.Before(seen.Latest)

@@ -56,8 +56,9 @@ var (
 	groupAttributeNames = []string{"recovered", "previous error", "simulated"}
 )
 
-// OperationalEvent is what an operational event of the driver reports (nvmlEventSetWait_v3_t, from driver 615 on), without what differs
-// between events of one kind. It is a fault by its XID or its severity. Numbers that nvml.h 13.4 does not name are kept. It is comparable.
+// OperationalEvent is what an operational event of the driver reports (nvmlEventSetWait_v3_t, from driver 615 on),
+// without what differs between events of one kind. It is a fault by its XID or its severity. Numbers that nvml.h 13.4
+// does not name are kept. It is comparable.
 type OperationalEvent struct {
 	Module          string `json:",omitempty"` // of the driver, one word: "GSP"; "" = not reported
 	Code            uint32 `json:",omitzero"`  // of the module

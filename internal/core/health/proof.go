@@ -34,8 +34,8 @@ func (l Ledger) ProofFailed(p Policy, now time.Time, id gpu.DeviceID, f ProofFai
 	return b.ledger()
 }
 
-// ProofPassed records that a GPU passed its proof, which ends the condition that an earlier one left, and unknown faults.
-// It does not end the need of service, nor anything while an operator has to clear every condition
+// ProofPassed records that a GPU passed its proof, which ends the condition that an earlier one left, and unknown
+// faults. It does not end the need of service, nor anything while an operator has to clear every condition
 // (Policy.ManualRecovery).
 func (l Ledger) ProofPassed(p Policy, now time.Time, id gpu.DeviceID) Ledger {
 	b := l.builder(p, now)

@@ -99,7 +99,8 @@ func (b *ledgerBuilder) check(id gpu.DeviceID, v Sample) {
 	if v.RecoveryAction != RecoveryUnknown {
 		history.LoggedAction = RecoveryUnknown
 	}
-	history.Sample, history.responding, history.lostSince, history.reloading, history.driverAbsent = v, true, time.Time{}, false, false
+	history.Sample, history.responding = v, true
+	history.lostSince, history.reloading, history.driverAbsent = time.Time{}, false, false
 	history.onlyGPU, history.JoinedFabric = len(b.histories) == 1, history.JoinedFabric || v.Fabric > FabricStarting
 	history.countNVLinks(old.LinksUp, v.LinksUp)
 	history.updateWindow(b.now)
@@ -246,15 +247,16 @@ func (h *GPUHistory) wasReset(v Sample, now time.Time) bool {
 	return true
 }
 
-// resetWhileLost reports whether a GPU that was lost was reset before it responded again: its energy counter is less, or
-// it was lost for long and has no such counter. The driver may fail to list a GPU once although nothing has happened to it.
+// resetWhileLost reports whether a GPU that was lost was reset before it responded again: its energy counter is less,
+// or it had no such counter and was lost for long. The driver may fail to list a GPU once although nothing has happened
+// to it.
 func (h *GPUHistory) resetWhileLost(v Sample, now time.Time) bool {
 	old := h.Sample.Energy
 	switch {
 	case h.lostSince.IsZero():
 		return false
-	case old.OK && v.Energy.OK:
-		return v.Energy.Value < old.Value
+	case old.OK:
+		return v.Energy.OK && v.Energy.Value < old.Value
 	}
 	return now.Sub(h.lostSince) >= lossOfReset
 }

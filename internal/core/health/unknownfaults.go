@@ -7,8 +7,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// VerdictBranch is the first driver whose recovery action covers every XID that the recovery action of any driver covers.
-// From it on, the recovery action None shows that the driver has no fault on record.
+// VerdictBranch is the first driver whose recovery action covers every XID that the recovery action of any driver
+// covers. From it on, the recovery action None shows that the driver has no fault on record.
 const VerdictBranch = 575
 
 // UnknownFaults returns the condition of a GPU whose earlier faults are not known. The GPU takes no new work until

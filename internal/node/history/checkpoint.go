@@ -113,10 +113,10 @@ func (f *File) readRemedy() string {
 	return "check the GPUs, run clear for each with the cause FAULTS_UNKNOWN, then remove the files that are kept aside"
 }
 
-// Load returns the saved history, empty if there is none, and the boot ID of the node. Its times are by the present wall clock.
-// A file that can't be read is read again for some seconds. One whose content can't be used completely is set aside as
-// <file>.broken, one that can't be read at all as <file>.unread. GPUs of which it may have had a fault have the condition
-// health.ReasonFaultUnknown then. Where one of the two boot IDs is unknown the other is used for
+// Load returns the saved history, empty if there is none, and the boot ID of the node. Its times are by the present
+// wall clock. A file that can't be read is read again for some seconds. One whose content can't be used completely is
+// set aside as <file>.broken, one that can't be read at all as <file>.unread. GPUs of which it may have had a fault
+// have the condition health.ReasonFaultUnknown then. Where one of the two boot IDs is unknown the other is used for
 // both: an unknown boot ID is no sign of a reboot.
 func (f *File) Load() (core.Checkpoint, string) {
 	if !f.readOnly {

@@ -24,7 +24,8 @@ type envelope struct {
 	Record  core.Checkpoint
 }
 
-// rawEnvelope is an envelope whose parts are decoded one by one, so that an invalid part does not invalidate the others.
+// rawEnvelope is an envelope whose parts are decoded one by one, so that an invalid part does not invalidate the
+// others.
 type rawEnvelope struct {
 	Version int
 	Agent   string

@@ -9,7 +9,8 @@ import (
 )
 
 const (
-	// maxSize bounds what is read, in bytes. A node with 16 GPUs that all have every fault needs a tenth.
+	// maxSize bounds what is read, in bytes. A node with 16 GPUs that all have every fault needs an eighth, and a fifth
+	// while each has a storm of twelve XIDs.
 	maxSize = 8 << 20
 
 	// A file that can't be read (EMFILE, ENFILE, EIO, EACCES ...) is read again for retryFor. That is short, because no

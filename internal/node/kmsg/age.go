@@ -66,8 +66,7 @@ func byClock(age health.Age, logged time.Duration, now clock) health.Age {
 	return part
 }
 
-// repeats reports whether a line repeats an earlier one with the same XID and GPU. Of lines without times it is
-// unknown.
+// repeats reports whether a line repeats an earlier one with the same fault. Of lines without times it is unknown.
 func repeats(earlier, logged time.Duration) bool {
 	return logged > 0 && earlier > 0 && (logged-earlier).Abs() < holdFor
 }

@@ -122,7 +122,9 @@ func (l Log) tail(ctx context.Context) *tailReader {
 // tailReader is a reader that waits for more at the end of a log.
 type tailReader struct {
 	readerFunc
-	ended time.Time // when the latest read began that found the end of the log; zero = none did, or reads wait in the kernel
+
+	// ended is when the latest read began that found the end of the log; zero = none did, or reads wait in the kernel.
+	ended time.Time
 }
 
 // tail returns a reader that waits for more at the end of log, until ctx ends.

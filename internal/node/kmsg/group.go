@@ -9,9 +9,6 @@ const (
 	// mismatchPrefix begins the record of the driver that has a long text of a process: the version that a client
 	// claims to have, of 63 bytes (osapi.c, rm_perform_version_check).
 	mismatchPrefix = driverPrefix + "API mismatch"
-
-	// maxName is the maximum length of a process's name, in bytes (TASK_COMM_LEN).
-	maxName = 15
 )
 
 // group is a sequence of lines of syslog(2) with one head: time, priority and caller. It has one or more records.

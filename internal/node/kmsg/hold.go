@@ -53,16 +53,16 @@ type held struct {
 	due time.Time
 }
 
-// repeatedBy reports whether a line has the same XID and GPU at about the same time. All that has arrived while a line
+// repeatedBy reports whether a line has the same fault at about the same time. All that has arrived while a line
 // without a time waits is at about its time.
 func (h held) repeatedBy(a arrival) bool {
-	same := h.line.PCI == a.line.PCI && h.line.XID == a.line.XID
-	return same && (h.logged == 0 || a.logged == 0 || repeats(h.logged, a.logged))
+	return h.line.fault() == a.line.fault() && (h.logged == 0 || a.logged == 0 || repeats(h.logged, a.logged))
 }
 
 func (q *queue) add(a arrival) {
 	line := a.line
-	if slices.ContainsFunc(q.waiting, func(h held) bool { return h.repeatedBy(a) }) {
+	if i := slices.IndexFunc(q.waiting, func(h held) bool { return h.repeatedBy(a) }); i >= 0 {
+		q.waiting[i].line.Repeats++
 		q.next = line.Seq + 1
 		return
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
 // Line is one XID in the kernel log.
@@ -20,6 +21,8 @@ type Line struct {
 	Seq  uint64         // the record's sequence number; counts from 0 at boot
 	Next uint64         // the sequence number to continue at: all lines before it were emitted; 0 = unknown
 	Age  health.Age     // how long ago it was logged when it was emitted or returned
+
+	Repeats int // lines of the same fault that Follow has left out
 }
 
 // Observation is the line as an observation of a GPU, without the process that the driver names: orchestrators must not store
@@ -27,12 +30,32 @@ type Line struct {
 func (l Line) Observation() health.Observation {
 	return health.Observation{
 		PCI: l.PCI, Kind: health.XID, Code: l.XID, Detail: withoutProcess(l.Text),
-		FromKernelLog: true, NextSequence: l.Next, Age: l.Age,
+		FromKernelLog: true, NextSequence: l.Next, Age: l.Age, Repeats: l.Repeats,
 	}
 }
 
-// maxProcessName is the longest name of a process in bytes (TASK_COMM_LEN without its final zero byte).
-const maxProcessName = 15
+// fault is what repeated lines have in common.
+type fault struct {
+	pci  gpu.PCIAddress
+	xid  uint64
+	text string // what the driver says of it; "" for most XIDs, whose number is all that counts
+}
+
+// fault returns the fault of a line. For the faults of NVLink 5 that is the text up to the first number of the fault,
+// and for a changed recovery action all of the text.
+func (l Line) fault() fault {
+	f := fault{pci: l.PCI, xid: l.XID}
+	switch {
+	case l.XID == xid.RecoveryActionChanged:
+		f.text = l.Text
+	case xid.HasSeverity(l.XID):
+		f.text, _, _ = strings.Cut(l.Text, " 0x")
+	}
+	return f
+}
+
+// maxName is the longest name of a process in bytes (TASK_COMM_LEN without its final zero byte).
+const maxName = 15
 
 // withoutProcess removes "pid=30393, name=Media, " or "pid=2763, " from a text.
 func withoutProcess(text string) string {
@@ -65,7 +88,7 @@ func afterName(text string) string {
 // longestName returns how many bytes of a text, which begins with the name of a process, that name has at most. The
 // kernel writes some bytes as \xNN.
 func longestName(text string) (end int) {
-	for n := 0; n < maxProcessName && end < len(text); n++ {
+	for n := 0; n < maxName && end < len(text); n++ {
 		if strings.HasPrefix(text[end:], `\x`) {
 			end += len(escapedNewline)
 		} else {
@@ -111,8 +134,9 @@ const (
 	escapedNewline = `\x0a`
 )
 
-// isLoad reports whether a record is that of the driver's load: "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  535.183.01"
-// (nv.c, nvidia_init_module).
+// isLoad reports whether a record is about the load of the driver (nv.c, nvidia_init_module):
+//
+//	NVRM: loading NVIDIA UNIX x86_64 Kernel Module  535.183.01
 func isLoad(head header, message string) bool {
 	return head.priority <= maxKernelPriority && strings.HasPrefix(message, "NVRM: loading NVIDIA UNIX ")
 }
@@ -175,7 +199,7 @@ func parseMessage(message string) (Line, bool) {
 		return Line{}, false
 	}
 	number, text, _ := strings.Cut(rest, ",")
-	xid, err := strconv.ParseUint(number, 10, 32)
+	code, err := strconv.ParseUint(number, 10, 32)
 	if err != nil {
 		return Line{}, false
 	}
@@ -183,5 +207,5 @@ func parseMessage(message string) (Line, bool) {
 	if instance = strings.TrimSpace(instance); instance != "" {
 		text = strings.TrimSuffix(instance+", "+text, ", ")
 	}
-	return Line{PCI: pci, XID: xid, Text: text}, true
+	return Line{PCI: pci, XID: code, Text: text}, true
 }

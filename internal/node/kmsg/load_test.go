@@ -46,10 +46,10 @@ func TestReadSinceTheLoadOfTheDriver(t *testing.T) {
 	var many strings.Builder
 	many.WriteString(loaded(1, 3, closed))
 	for i := range 5000 {
-		many.WriteString(at(uint64(i+2), 10*i, 1, 31))
+		many.WriteString(at(uint64(i+2), 10*i, 1, i))
 	}
 	path, _ := file(t, many.String())
 	if got, err := readFile(t.Context(), path, 0); err != nil || got.Complete {
-		t.Errorf("more lines than are read: complete %t, %v", got.Complete, err)
+		t.Errorf("more faults than are read: complete %t, %v", got.Complete, err)
 	}
 }

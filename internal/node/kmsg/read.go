@@ -10,11 +10,10 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
-// maxRead is the maximum number of lines that Read returns: the latest ones.
+// maxRead is the maximum number of lines that Read returns. Of more lines it returns the latest of each fault.
 const maxRead = 4096
 
 // Contents is the content of the log at one moment.
@@ -102,10 +101,11 @@ func (l Log) Close() error {
 func (l Log) Counts(seq uint64) bool { return seq == 0 || (seq >= firstOfRing) == (l.ring != nil) }
 
 // Read returns the present XIDs from the record with the sequence number first on, without waiting for more. Lines with the same
-// XID and GPU within holdFor are one, as for Follow. Records that the kernel has overwritten are missing.
+// fault within holdFor are one, as for Follow. Records that the kernel has overwritten are missing.
 //
-// If the log ends before that record, the number is of another boot or another file: Read returns all XIDs then, as for the
-// number 0. XIDs from before the driver was last loaded are not among all XIDs: the load has initialised the GPUs again.
+// If the log ends before that record, the number is of another boot or another file: Read returns all XIDs then, as for
+// the number 0. XIDs from before the driver was last loaded are not among all XIDs: the load has initialised the GPUs
+// again.
 func (l Log) Read(ctx context.Context, first uint64) (c Contents, err error) {
 	err = l.present(func(log io.Reader) error { c, err = present(ctx, log, first, l.clock); return err })
 	return c, err
@@ -191,12 +191,12 @@ func present(ctx context.Context, log io.Reader, first uint64, now clock) (Conte
 	}
 }
 
-// burst collects lines, for the same XID and GPU one each holdFor by the timestamps of the log.
+// burst collects lines, for the same fault one each holdFor by the timestamps of the log.
 type burst struct {
 	lines   []arrival
 	last    map[fault]time.Duration
 	loaded  bool // the lines are those since the driver was loaded
-	dropped bool // there were more than maxRead
+	dropped bool // a fault was dropped: there were more than maxRead
 }
 
 // atLoad returns what is left of the lines when the driver is loaded: nothing, unless the agent has read the log up to
@@ -209,13 +209,8 @@ func (b burst) atLoad(first uint64) burst {
 	return b
 }
 
-type fault struct {
-	pci gpu.PCIAddress
-	xid uint64
-}
-
 func (b *burst) add(a arrival) {
-	of := fault{a.line.PCI, a.line.XID}
+	of := a.line.fault()
 	if last, seen := b.last[of]; seen && repeats(last, a.logged) {
 		return
 	}
@@ -224,9 +219,27 @@ func (b *burst) add(a arrival) {
 	}
 	b.last[of] = a.logged
 	if len(b.lines) == maxRead {
-		b.lines, b.dropped = b.lines[1:], true
+		b.makeRoom()
 	}
 	b.lines = append(b.lines, a)
+}
+
+// makeRoom drops all lines but the latest of each fault: a program that fails a thousand times hides no fault of a GPU.
+// If there are too many faults, it drops the oldest.
+func (b *burst) makeRoom() {
+	latest := make(map[fault]int, len(b.last))
+	for i, a := range b.lines {
+		latest[a.line.fault()] = i
+	}
+	kept := make([]arrival, 0, maxRead)
+	for i, a := range b.lines {
+		if latest[a.line.fault()] == i {
+			kept = append(kept, a)
+		}
+	}
+	if b.lines = kept; len(kept) == maxRead {
+		b.lines, b.dropped = kept[1:], true
+	}
 }
 
 // snapshot reads from a descriptor and returns io.EOF where no more is available at present. An os.File would wait for more.

@@ -106,8 +106,8 @@ func Named(code uint64, s Severity) Rule {
 		r.Class, r.Effect, r.SettledEffect, r.Clears, r.Action = Info, None, None, 0, ""
 	case LinkTakenDown:
 		like := XID(softwareLinkDown)
-		r.Class, r.Effect, r.SettledEffect, r.Clears, r.Level = like.Class, like.Effect, like.SettledEffect, like.Clears, like.Level
-		r.Action = like.Action
+		r.Class, r.Effect, r.SettledEffect = like.Class, like.Effect, like.SettledEffect
+		r.Clears, r.Level, r.Action = like.Clears, like.Level, like.Action
 	case Fatal:
 		r.Class, r.Effect, r.SettledEffect = Fabric, Withdraws, Withdraws
 		r.Clears, r.Action = NoRecoveryAction|ResetSeen|Reboot, XID(firstNVLink5).Action

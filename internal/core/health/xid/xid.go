@@ -96,6 +96,9 @@ func (r Rule) IsNote() bool {
 	return r.Effect == None && r.SettledEffect == None && r.RepeatWindow == 0
 }
 
+// RecoveryActionChanged is the XID of a changed recovery action, which the kernel log names.
+const RecoveryActionChanged = 154
+
 // WholeGPU reports whether the fault affects the whole GPU even if the driver reports it for a MIG instance: an
 // instance can't be reset alone, and has no link of its own.
 func (r Rule) WholeGPU() bool {
