@@ -86,6 +86,25 @@ func TestProbeDuringFlood(t *testing.T) {
 	}
 }
 
+// A flood of connections that have sent something does not cut off the probe that comes next from the same address, nor one
+// that was accepted a moment ago and has not been read yet.
+func TestProbeDuringFloodThatSends(t *testing.T) {
+	l := listening(t, 4)
+	l.ages.silent = time.Hour
+	for range 4 {
+		client, server := l.connect(t, "127.0.0.3")
+		_, err := client.Write([]byte("G"))
+		check.NoError(t, err)
+		_, err = server.Read(make([]byte, 1))
+		check.NoError(t, err)
+	}
+	probe, _ := l.connect(t, "127.0.0.3")
+	l.connect(t, "127.0.0.3")
+	if !isOpen(probe) {
+		t.Error("the probe was cut off")
+	}
+}
+
 // The port of an address may be a name.
 func TestAddresses(t *testing.T) {
 	for address, ok := range map[string]bool{":9410": true, "127.0.0.1:http": true, "[::1]:0": true, "9410": false, ":nothing": false, ":70000": false} {
