@@ -155,9 +155,10 @@ func (r *Record) judged(e End, was Running, now time.Time, boot string) {
 	r.Since, r.Boot, r.Cleared, r.Tries = was.Began, boot, false, nil
 }
 
-// count counts a proof in the day.
+// count counts a proof in the day, unless the same fault had one that could not run.
 func (r *Record) count(reason Reason, now time.Time) {
-	if reason == Reset || reason == Recovery {
+	again := reason == Recovery && r.Tries != nil && !r.Fault.After(r.Tries.At)
+	if (reason == Reset || reason == Recovery) && !again {
 		r.Day = append(r.Day, now)
 		r.Day = r.Day[max(len(r.Day)-mostInDay, 0):]
 	}
