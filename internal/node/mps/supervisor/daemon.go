@@ -37,7 +37,7 @@ func (s *Supervisor) start(ctx context.Context, p Pool, records map[string]recor
 	if err := s.write(r); err != nil {
 		return err
 	}
-	if err := setComputeMode(ctx, p.Devices, modeExclusive); err != nil {
+	if err := s.setComputeMode(ctx, p.Devices, modeExclusive); err != nil {
 		return err
 	}
 	if err := f.startDaemon(ctx, p.Devices); err != nil {
@@ -100,7 +100,11 @@ func (s *Supervisor) end(ctx context.Context, r record) error {
 	if at != gone {
 		s.opts.Log.Info("MPS control daemon ended", "pool", r.Pool.Name)
 	}
-	if err := setComputeMode(ctx, r.Pool.Devices, modeDefault); err != nil {
+	err := s.setComputeMode(ctx, r.Pool.Devices, modeDefault)
+	if held, ok := errors.AsType[*heldError](err); ok {
+		return held
+	}
+	if err != nil {
 		s.opts.Log.Warn("the GPUs of a pool without a daemon keep their compute mode", "pool", r.Pool.Name, "error", err)
 	}
 	if err := f.removeControl(); err != nil { // else another process that has taken its place would be another program's daemon

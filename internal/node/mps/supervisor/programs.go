@@ -44,10 +44,22 @@ const outputLimit = 64 << 10
 const maxServers = 64
 
 // setComputeMode sets the compute mode of GPUs.
-func setComputeMode(ctx context.Context, devices []Device, mode string) error {
+func (s *Supervisor) setComputeMode(ctx context.Context, devices []Device, mode string) error {
+	if s.opts.Hold != nil {
+		release, err := s.opts.Hold(ctx)
+		if err != nil {
+			return &heldError{err}
+		}
+		defer release()
+	}
 	_, err := output(ctx, "", nil, smiProgram, "-i", joinIDs(devices), "-c", mode)
 	return err
 }
+
+// heldError is why nvidia-smi was not called.
+type heldError struct{ error }
+
+func (e *heldError) Unwrap() error { return e.error }
 
 // joinIDs returns the UUIDs of devices, with commas.
 func joinIDs(devices []Device) string {

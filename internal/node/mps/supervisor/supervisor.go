@@ -88,7 +88,11 @@ type Options struct {
 
 	// Taken returns the GPUs that agents have taken from all APIs for a proof or a reset, with the agents. With an error those of before still are.
 	Taken func() (map[gpu.DeviceID]string, error)
-	Log   *slog.Logger
+
+	// Hold waits until no nvidia-smi of the node may reset a GPU, and keeps others from that until release is called; nil = none may.
+	Hold func(context.Context) (release func(), err error)
+
+	Log *slog.Logger
 }
 
 // ErrNoAgent is the error of the offer of an agent that does not run.

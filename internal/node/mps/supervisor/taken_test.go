@@ -1,6 +1,9 @@
 package supervisor
 
 import (
+	"context"
+	"errors"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -11,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/node/mps"
 	"github.com/tandem-gpu/tandem/test/check"
+	"github.com/tandem-gpu/tandem/test/mpscontrol"
 )
 
 // While an agent has taken a GPU of a pool, the pool has no daemon, and its GPUs have their own compute mode. After that it has one again.
@@ -132,5 +136,34 @@ func TestTakenByAnAgentThatIsGone(t *testing.T) {
 	h.want("of one that has not run for long", "gpu.mps")
 	if left, _ := filepath.Glob(filepath.Join(h.root, inventory.ResourceDomain, "*", "*.json")); len(left) > 0 {
 		t.Errorf("records where containers can write: %q", left)
+	}
+}
+
+// No nvidia-smi is called while another one may reset a GPU of the node: that of an agent that was killed, too. The compute mode is set after that.
+func TestNothingTouchesAGPUDuringAReset(t *testing.T) {
+	h := newHost(t)
+	s := h.supervisor()
+	busy := errors.New("a GPU is reset")
+	s.opts.Hold = func(context.Context) (func(), error) { return func() {}, busy }
+	h.offer(nil, pool("gpu.mps", 50, 0))
+	h.pass(s)
+	h.want("during a reset")
+	if _, err := os.Stat(filepath.Join(h.programs, mpscontrol.ModesFile)); err == nil {
+		t.Error("nvidia-smi was called")
+	}
+	busy = nil
+	h.pass(s)
+	h.want("after it", "gpu.mps")
+	busy = errors.New("another GPU is reset")
+	h.offer(nil)
+	h.pass(s)
+	h.want("without the pool")
+	if _, recorded := s.records()["gpu.mps"]; !recorded || !strings.HasSuffix(h.mode(), "EXCLUSIVE_PROCESS") {
+		t.Errorf("recorded = %v, compute mode %q", recorded, h.mode())
+	}
+	busy = nil
+	h.pass(s)
+	if _, recorded := s.records()["gpu.mps"]; recorded || !strings.HasSuffix(h.mode(), "DEFAULT") {
+		t.Errorf("after all: recorded = %v, compute mode %q", recorded, h.mode())
 	}
 }
