@@ -66,6 +66,21 @@ func TestNothingTouchesAGPUWhileNvidiaSMIOfAKilledAgentRuns(t *testing.T) {
 	}
 }
 
+// Two processes that had the lock one after the other are not one that hangs: the five minutes count anew for each.
+func TestLockOfAnotherProcessLater(t *testing.T) {
+	dir := t.TempDir()
+	other, own := NewLock(dir), NewLock(dir)
+	for range 2 {
+		release, err := other.Hold(t.Context())
+		check.NoError(t, err)
+		if _, err := own.Hold(soon(t)); !isBusy(err) {
+			t.Errorf("%v", err)
+		}
+		own.foreign = own.foreign.Add(-orphanAtMost) // nothing asks for the lock meanwhile
+		release()
+	}
+}
+
 // One process holds the lock several times. A process that could not be killed keeps it.
 func TestLockOfAProcessThatCannotBeKilled(t *testing.T) {
 	l := NewLock(t.TempDir())
