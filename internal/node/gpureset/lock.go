@@ -40,6 +40,7 @@ type Lock struct {
 	file    *os.File // nil = this process does not have it
 	holds   int
 	foreign time.Time // since when another process was seen to have it; zero = none was
+	taken   time.Time // when that has taken it, as the file shows it: tells it from the next one
 }
 
 // LockPath returns the path of the lock in a state directory.
@@ -87,17 +88,28 @@ func (l *Lock) try() (*os.File, error) {
 		switch held := errors.Is(err, filelock.ErrHeld); {
 		case err == nil:
 			l.file, l.foreign = file, time.Time{}
+			now := time.Now()
+			_ = os.Chtimes(l.path, now, now) // without it another process counts this one as the one before
 		case !held:
 			return nil, &UnavailableError{"make the state directory writable", err}
-		case l.foreign.IsZero():
-			l.foreign = time.Now()
-			return nil, &BusyError{}
-		case time.Since(l.foreign) < orphanAtMost:
+		case !l.hangs():
 			return nil, &BusyError{}
 		}
 	}
 	l.holds++
 	return l.file, nil
+}
+
+// hangs reports whether one other process was seen to have the lock for orphanAtMost. mu is locked.
+func (l *Lock) hangs() bool {
+	var taken time.Time
+	if file, err := os.Stat(l.path); err == nil {
+		taken = file.ModTime()
+	}
+	if l.foreign.IsZero() || !taken.Equal(l.taken) {
+		l.foreign, l.taken = time.Now(), taken
+	}
+	return time.Since(l.foreign) >= orphanAtMost
 }
 
 func (l *Lock) release() {

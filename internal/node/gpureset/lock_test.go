@@ -55,6 +55,9 @@ func TestNothingTouchesAGPUWhileNvidiaSMIOfAKilledAgentRuns(t *testing.T) {
 		t.Errorf("restore: %v; look: %v; reset: %v; calls %q", restore, look, reset, *calls)
 	}
 	other, calls := locked(dir)
+	if err := other.Restore(soon(t), target.GPU); !isBusy(err) {
+		t.Errorf("at first: %v", err)
+	}
 	other.Lock.foreign = time.Now().Add(-orphanAtMost)
 	if err := other.Restore(t.Context(), target.GPU); err != nil || len(*calls) != 1 {
 		t.Errorf("after five minutes: %v, calls %q", err, *calls)
