@@ -31,7 +31,8 @@ const (
 	// agent has taken: what was given out before is in the agents' reports by then.
 	idleFor = 5 * time.Second
 
-	// takenAtMost is for how long the GPU of an agent that does not run counts as taken: a reset goes on without it (gpureset.AtMost).
+	// takenAtMost is for how long the GPU of an agent that does not run counts as taken: a reset goes on without it
+	// (gpureset.AtMost). For as long it may have given out more than its latest answer has.
 	takenAtMost = 5 * time.Minute
 )
 
@@ -107,7 +108,7 @@ type Supervisor struct {
 	opts    Options
 	lock    *os.File         // nil = it does not hold it
 	offered map[string]Offer // by agent: what it has answered last
-	known   bool             // every agent that runs has answered, and there is one
+	known   bool             // every agent that runs has answered, there is one, and it is known what they have taken
 	wanted  map[string]Pool  // by name
 	held    map[gpu.DeviceID]bool
 	taken   map[gpu.DeviceID]string // with the agent
@@ -175,7 +176,7 @@ func (s *Supervisor) endAll(ctx context.Context, atMost time.Duration) {
 // read reads what the agents offer and have taken. A pool that several agents offer has one daemon.
 func (s *Supervisor) read(ctx context.Context) {
 	var missing []error
-	unclear := false
+	unclear, late := false, map[string]bool{}
 	for _, agent := range slices.Sorted(maps.Keys(s.opts.Offers)) {
 		offer, err := s.opts.Offers[agent](ctx)
 		if !errors.Is(err, ErrNoAgent) {
@@ -185,6 +186,7 @@ func (s *Supervisor) read(ctx context.Context) {
 			s.offered[agent] = offer
 			continue
 		}
+		late[agent] = time.Since(s.ran[agent]) < takenAtMost
 		_, answered := s.offered[agent]
 		unclear = unclear || !answered && !errors.Is(err, ErrNoAgent)
 		if answered || !errors.Is(err, ErrNoAgent) {
@@ -196,8 +198,13 @@ func (s *Supervisor) read(ctx context.Context) {
 	}
 	s.known = len(s.offered) > 0 && !unclear
 	s.wanted, s.held = map[string]Pool{}, map[gpu.DeviceID]bool{}
-	for _, offer := range s.offered {
+	for agent, offer := range s.offered {
 		for _, p := range offer.Pools {
+			if late[agent] { // it may have given out any of them since then
+				for _, d := range p.Devices {
+					s.held[d.ID] = true
+				}
+			}
 			if before, both := s.wanted[p.Name]; both {
 				p = before.and(p)
 			}
@@ -209,6 +216,7 @@ func (s *Supervisor) read(ctx context.Context) {
 	}
 	if err := s.readTaken(); err != nil {
 		missing = append(missing, err)
+		s.known = s.known && s.taken != nil
 	}
 	if ctx.Err() == nil {
 		s.logMissing(errors.Join(missing...))
@@ -221,7 +229,8 @@ func (s *Supervisor) readTaken() error {
 	if err != nil {
 		return fmt.Errorf("which GPUs are taken: %w", err)
 	}
-	s.taken = maps.Clone(taken)
+	s.taken = map[gpu.DeviceID]string{}
+	maps.Copy(s.taken, taken)
 	maps.DeleteFunc(s.taken, func(_ gpu.DeviceID, agent string) bool { return time.Since(s.ran[agent]) > takenAtMost })
 	return nil
 }

@@ -167,3 +167,46 @@ func TestNothingTouchesAGPUDuringAReset(t *testing.T) {
 		t.Errorf("after all: recorded = %v, compute mode %q", recorded, h.mode())
 	}
 }
+
+// An agent that does not answer may have given out a GPU since its latest answer: its daemons stay for a while.
+func TestTakenGPUWhileAnAgentDoesNotAnswer(t *testing.T) {
+	for name, failure := range map[string]error{"it is late": errors.New("no answer"), "it was killed": ErrNoAgent} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t)
+			s := h.supervisor()
+			h.other = []Pool{}
+			h.offer(nil, pool("gpu.mps", 50, 0, 1))
+			h.pass(s)
+			h.offer(failure, pool("gpu.mps", 50, 0, 1))
+			h.use(nil, []gpu.DeviceID{coretest.GPU(0)})
+			h.pass(s)
+			h.want("at first", "gpu.mps")
+			s.ran["k8s-gpu"] = time.Now().Add(-2 * takenAtMost)
+			h.taken = map[gpu.DeviceID]string{coretest.GPU(0): "nomad-gpu"}
+			h.pass(s)
+			if failure != ErrNoAgent {
+				h.want("later", "gpu.mps")
+			} else {
+				h.want("when the agent is gone")
+			}
+		})
+	}
+}
+
+// Before it is known which GPUs are taken, no daemon is started: one of them may be in its reset.
+func TestUnknownTakenGPUs(t *testing.T) {
+	h := newHost(t)
+	s := h.supervisor()
+	h.offer(nil, pool("gpu.mps", 50, 0))
+	taken, failure := s.opts.Taken, errors.New("damaged")
+	s.opts.Taken = func() (map[gpu.DeviceID]string, error) { return nil, failure }
+	h.pass(s)
+	h.want("with a damaged file")
+	s.opts.Taken = taken
+	h.pass(s)
+	h.want("with a file", "gpu.mps")
+	s.opts.Taken = func() (map[gpu.DeviceID]string, error) { return nil, failure }
+	h.offer(nil)
+	h.pass(s)
+	h.want("with a damaged file again")
+}
