@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -154,6 +155,25 @@ func TestSupervisorKilledBeforeTheRecord(t *testing.T) {
 	h.pass(h.supervisor())
 	if r := s.records()["gpu.mps"]; first.runs() || !r.Process.runs() || r.State != mps.Ready {
 		t.Errorf("the first one runs = %v, the record is %+v\n%s", first.runs(), r, h.log)
+	}
+}
+
+// The program that sends a daemon a command, such as that of an operator, is no daemon.
+func TestCommandIsNoDaemon(t *testing.T) {
+	h := newHost(t)
+	pipe := mps.Pipe(h.root, "gpu.mps")
+	command := exec.Command(filepath.Join(h.programs, "nvidia-cuda-mps-control"))
+	command.Env = append(os.Environ(), pipeVariable+"="+pipe)
+	stdin, err := command.StdinPipe()
+	check.NoError(t, err)
+	check.NoError(t, command.Start())
+	defer func() { _, _ = stdin.Close(), command.Wait() }()
+	check.Until(t, "it runs", func() bool {
+		name, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(command.Process.Pid), "comm"))
+		return err == nil && strings.HasPrefix(string(name), processName)
+	})
+	if p, found := findDaemon(pipe); found {
+		t.Errorf("found %+v", p)
 	}
 }
 

@@ -59,8 +59,9 @@ func isDaemon(folder, mounts, pipe string) bool {
 		return false
 	}
 	arguments, err := os.ReadFile(folder + "/cmdline")
-	program, _, _ := bytes.Cut(arguments, []byte{0})
-	if err != nil || filepath.Base(string(program)) != controlProgram { // its server is another program
+	program, options, _ := bytes.Cut(arguments, []byte{0})
+	// Its server is another program. One without options sends a daemon commands.
+	if err != nil || filepath.Base(string(program)) != controlProgram || len(options) == 0 {
 		return false
 	}
 	environment, err := os.ReadFile(folder + "/environ")
