@@ -33,7 +33,7 @@ func (n *next) driverReleased() (id gpu.DeviceID) {
 	return id
 }
 
-// resets reports whether another process that has the driver released runs, or the nvidia-smi that it has left.
+// resets reports whether another process that has the driver released runs, or the nvidia-smi that it has left, or may.
 func (n *next) resets(agent string) bool {
 	if n.Running(agent) && agent != n.Agent || n.Follows && agent == n.Agent {
 		return true
@@ -42,13 +42,13 @@ func (n *next) resets(agent string) bool {
 	return runs
 }
 
-// resetRuns reports whether an nvidia-smi may reset a GPU, and whether that is known.
+// resetRuns reports whether an nvidia-smi may reset a GPU, and whether that is known. One may if it can't be found out.
 func (n *next) resetRuns() (runs, known bool) {
 	if n.ResetRuns == nil {
 		return false, false
 	}
 	runs, err := n.ResetRuns()
-	return runs && err == nil, err == nil
+	return runs || err != nil, err == nil
 }
 
 // releasing reports whether this process has the driver released, or asks for that.
