@@ -67,6 +67,7 @@ func (r *Resetter) resumeWatchers(ctx context.Context) {
 	if !stopped {
 		return
 	}
+	r.endCommands()
 	err := r.command(ctx, r.opts.Pause.Resume)
 	if ctx.Err() != nil {
 		return
@@ -74,7 +75,7 @@ func (r *Resetter) resumeWatchers(ctx context.Context) {
 	if err != nil {
 		one := problem.Problem{
 			Code: problem.WatchersStopped, Text: "programs that watch GPUs were stopped for a reset, and are not started: " + err.Error(),
-			Remedy: "correct reset.pause.resume, or start them by hand; it is tried again each minute",
+			Remedy: "correct reset.pause.resume, which runs again each minute: until it has ended with 0 no GPU is reset",
 		}
 		r.problems.Put(one, slog.LevelWarn, "programs that watch GPUs are not started after a reset", "error", err)
 		return
@@ -82,6 +83,16 @@ func (r *Resetter) resumeWatchers(ctx context.Context) {
 	r.change(reset.State.Resumed)
 	r.problems.End(problem.WatchersStopped, "", "programs that watch GPUs were started again after a reset")
 	r.wake()
+}
+
+// endCommands ends what commands of an earlier process have left running: they could stop the programs again. pausing is locked.
+func (r *Resetter) endCommands() {
+	if r.opts.Folder == "" {
+		return
+	}
+	if err := proofcommand.CleanUp(r.opts.Folder); err != nil {
+		r.opts.Log.Warn("processes of earlier commands of reset.pause can't be ended", "error", err)
+	}
 }
 
 // command runs a command of reset.Pause.

@@ -2,6 +2,7 @@ package resetter_test
 
 import (
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -97,6 +98,31 @@ func TestKilledWhileWatchersAreStopped(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What the killed agent's command has left running is ended before the programs are started: else it could stop them again.
+func TestCommandOfAKilledAgentIsEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := watched(t)
+		_, stop := w.start()
+		stop()
+		next := watched(t)
+		next.heals, next.policy.Mode, next.folder = false, reset.Off, t.TempDir()
+		check.NoError(t, os.WriteFile(next.file, []byte(w.disk["stop"]), 0o600))
+		left := filepath.Join(next.folder, "tandem-proof-LEFT.lock")
+		check.NoError(t, os.WriteFile(left, nil, 0o600))
+		started, command := false, next.command
+		next.command = func(words []string) proofcommand.Outcome {
+			_, err := os.Stat(left)
+			started = started || err != nil
+			return command(words)
+		}
+		_, stop = next.start()
+		defer stop()
+		if time.Sleep(time.Minute); !started {
+			t.Errorf("started beside it: %s", next.happened())
+		}
+	})
 }
 
 // A command that fails is tried again each minute, is a problem until it succeeds, and keeps other resets from beginning. An nvidia-smi that hangs does not
