@@ -111,8 +111,8 @@ func agentOffer(ctx context.Context, path string) (offer supervisor.Offer, err e
 	return offer, err
 }
 
-// heldGPUs returns the GPUs that work has by the report of an agent, or may have. An agent that has just started shows no
-// owners, and one with occupancy = off never does.
+// heldGPUs returns the GPUs that work has by the report of an agent, or may have. An agent that has just started shows
+// no owners, and one with occupancy = off never does.
 func heldGPUs(r report.Report) (held []gpu.DeviceID) {
 	for _, d := range r.Devices {
 		if len(d.Owners) > 0 || r.OwnersUnknown != nil || r.OwnersUnread {

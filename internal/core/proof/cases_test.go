@@ -289,7 +289,8 @@ func case8Recovery(t *testing.T) {
 	}
 }
 
-// A GPU that fails again after each proof is left to a person after the second one within a day. A reset goes on, which a person has made.
+// A GPU that fails again after each proof is left to a person after the second one within a day. A reset goes on, which
+// a person has made.
 func case8Often(t *testing.T) {
 	for _, outcome := range []proof.Outcome{proof.Passed, proof.NotRun} {
 		w := provedWorld(t, 2)

@@ -36,8 +36,8 @@ type running struct {
 
 // TestRandom has many steps of random nodes. Whatever happens: at most maxPerNode proofs run, none on a GPU that is held or not healthy, or that was held
 // within SettleTime; none for the reason idle on the last free GPU of a pool; a failure lasts until a proof passes or an operator clears it, also over
-// restarts; a GPU that failed twice is not tried a third time; one that recovers from a third fault within a day is not proved; and what is not offered waits for
-// a proof, or for a person.
+// restarts; a GPU that failed twice is not tried a third time; one that recovers from a third fault within a day is not
+// proved; and what is not offered waits for a proof, or for a person.
 func TestRandom(t *testing.T) {
 	var proofs, cancelled, verdicts int
 	const seeds = 60

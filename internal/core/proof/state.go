@@ -46,7 +46,8 @@ type Record struct {
 	Cleared      bool     `json:"cleared,omitempty"`      // an operator has cleared a failure of Last
 	NeedsService bool     `json:"needsService,omitempty"` // it failed, was reset, and failed again
 
-	// Day are the ends of the latest proofs after a reset or a fault, mostInDay at most. A fault that ended one is its end.
+	// Day are the ends of the latest proofs after a reset or a fault, mostInDay at most. A fault that ended one is its
+	// end.
 	Day []time.Time `json:"day,omitempty"`
 
 	Tries   *Tries   `json:"tries,omitempty"` // since Last; nil = none

@@ -2,7 +2,8 @@ package reset
 
 import "slices"
 
-// Pause has the programs that watch GPUs, and the operator's commands that stop them for a reset and start them again. The zero value has none.
+// Pause has the programs that watch GPUs, and the operator's commands that stop them for a reset and start them again.
+// The zero value has none.
 type Pause struct {
 	Programs     []string // names, of which the kernel keeps the first 15 bytes
 	Stop, Resume []string // program and arguments, without a shell

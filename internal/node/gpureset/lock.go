@@ -25,8 +25,8 @@ func (*BusyError) Error() string {
 	return "an nvidia-smi that resets a GPU of the node may still run: nothing touches a GPU until it has ended, or 5 minutes have passed"
 }
 
-// Lock is held while nvidia-smi runs for an agent or component of the node. nvidia-smi inherits it, so it is held also when the process that has started
-// nvidia-smi was killed:
+// Lock is held while nvidia-smi runs for an agent or component of the node. nvidia-smi inherits it, so it is held also
+// when the process that has started nvidia-smi was killed:
 //
 //	agent       takes it . starts nvidia-smi . killed
 //	nvidia-smi             has it . . . . . . . . . . . resets the GPU . ended
@@ -54,8 +54,8 @@ func NewLock(stateDir string) *Lock {
 	return &Lock{path: LockPath(stateDir)}
 }
 
-// Hold takes the lock until release is called. It fails with *BusyError while an nvidia-smi of another process has it, but for orphanAtMost at most: a driver
-// that hangs can keep that process for ever.
+// Hold takes the lock until release is called. It fails with *BusyError while an nvidia-smi of another process has it,
+// but for orphanAtMost at most: a driver that hangs can keep that process for ever.
 func (l *Lock) Hold(ctx context.Context) (release func(), err error) {
 	_, release, err = l.hold(ctx)
 	return release, err

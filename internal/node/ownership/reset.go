@@ -18,7 +18,8 @@ import (
 // Only one agent of a node resets GPUs at a time. It may have marks of several: of the GPU and of those that are linked with it.
 
 // driverReleased returns the GPU for whose reset the driver is released, by the file as it is on disk then; "" = it is not. An agent that resets a GPU has it
-// released while it asks for that, and when it was killed for as long as its nvidia-smi runs. For other processes both hold for releasedAtMost at most.
+// released while it asks for that, and when it was killed for as long as its nvidia-smi runs. For other processes both
+// hold for releasedAtMost at most.
 func (n *next) driverReleased() (id gpu.DeviceID) {
 	for _, one := range slices.Sorted(maps.Keys(n.file.Taken)) {
 		mark := n.file.Taken[one]

@@ -160,8 +160,9 @@ func TestKilledDuringAReset(t *testing.T) {
 	})
 }
 
-// nvidia-smi goes on when its agent is killed in the middle. While it runs no agent opens the driver, not the next process of that agent either, and the GPU is
-// not given back. When it has ended both happen at once; after some minutes in any case.
+// nvidia-smi goes on when its agent is killed in the middle. While it runs no agent opens the driver, not the next
+// process of that agent either, and the GPU is not given back. When it has ended both happen at once; after some
+// minutes in any case.
 func TestNvidiaSMIThatOutlivesItsAgent(t *testing.T) {
 	for name, ends := range map[string]bool{"ends": true, "hangs": false} {
 		t.Run(name, func(t *testing.T) {

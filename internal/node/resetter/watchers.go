@@ -23,7 +23,8 @@ const (
 // resuming is why no reset begins while programs that watch GPUs are stopped.
 const resuming = "programs that watch GPUs were stopped for a reset, and do not run again yet"
 
-// stopWatchers stops the programs that watch GPUs, if they have a GPU open. That they are to be started again is on disk before.
+// stopWatchers stops the programs that watch GPUs, if they have a GPU open. That they are to be started again is on
+// disk before.
 //
 //	on disk . . . stop . . . reset, or not . . . start . . . on disk
 //	the agent is killed at any point after the first: the next process starts them
@@ -85,7 +86,8 @@ func (r *Resetter) resumeWatchers(ctx context.Context) {
 	r.wake()
 }
 
-// endCommands ends what commands of an earlier process have left running: they could stop the programs again. pausing is locked.
+// endCommands ends what commands of an earlier process have left running: they could stop the programs again. pausing
+// is locked.
 func (r *Resetter) endCommands() {
 	if r.opts.Folder == "" {
 		return
@@ -110,7 +112,8 @@ func (r *Resetter) command(ctx context.Context, command []string) error {
 // maxOutput is how much of what a command has printed an error has, in bytes.
 const maxOutput = 300
 
-// orphanRuns reports whether an nvidia-smi that this process does not wait for may reset a GPU. After some minutes it counts as one that hangs.
+// orphanRuns reports whether an nvidia-smi that this process does not wait for may reset a GPU. After some minutes it
+// counts as one that hangs.
 func (r *Resetter) orphanRuns() bool {
 	if r.opts.Runs == nil || r.Resets() != "" {
 		return false

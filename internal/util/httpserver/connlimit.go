@@ -88,7 +88,9 @@ func (l *limiter) add(c *limitedConn) (excess *limitedConn) {
 }
 
 // isSilent reports whether a connection has sent nothing although it had the time to.
-func (l *limiter) isSilent(c *limitedConn) bool { return !c.used.Load() && time.Since(c.accepted) >= l.ages.silent }
+func (l *limiter) isSilent(c *limitedConn) bool {
+	return !c.used.Load() && time.Since(c.accepted) >= l.ages.silent
+}
 
 // Read implements net.Conn.
 func (c *limitedConn) Read(b []byte) (int, error) {

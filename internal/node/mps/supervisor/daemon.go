@@ -67,7 +67,8 @@ func (s *Supervisor) setUp(ctx context.Context, r *record) (err error) {
 	return f.limit(ctx, r.Pool)
 }
 
-// end ends a daemon that has no client, gives its GPUs back the compute mode that they have by default, and removes the record.
+// end ends a daemon that has no client, gives its GPUs back the compute mode that they have by default, and removes the
+// record.
 func (s *Supervisor) end(ctx context.Context, r record) error {
 	f := s.folders(r.Pool.Name)
 	at := s.look(r.Pool.Name, r, true)

@@ -37,7 +37,8 @@ func (h *host) replaceControl(pool string) *net.UnixListener {
 	return l
 }
 
-// Whatever a container writes as the PID of the daemon, it is the supervisor's, and is ended with the compute mode of its GPUs.
+// Whatever a container writes as the PID of the daemon, it is the supervisor's, and is ended with the compute mode of
+// its GPUs.
 func TestPIDFileOfAContainer(t *testing.T) {
 	for name, put := range map[string]func(path string) error{
 		"a FIFO":          func(path string) error { return syscall.Mkfifo(path, 0o644) },
@@ -71,8 +72,8 @@ func TestPIDFileOfAContainer(t *testing.T) {
 	}
 }
 
-// A container that puts a socket in the place of a daemon's, and does not answer, is asked nothing. The daemon, which no client finds, is ended when no work
-// has its GPUs, and another one takes its place.
+// A container that puts a socket in the place of a daemon's, and does not answer, is asked nothing. The daemon, which
+// no client finds, is ended when no work has its GPUs, and another one takes its place.
 func TestControlSocketOfAContainer(t *testing.T) {
 	h := newHost(t)
 	s := h.supervisor()
@@ -94,7 +95,8 @@ func TestControlSocketOfAContainer(t *testing.T) {
 	_ = fake.Close()
 }
 
-// A socket in the place of a daemon that has ended is not another program's daemon: a pool would be without one, and nobody would notice.
+// A socket in the place of a daemon that has ended is not another program's daemon: a pool would be without one, and
+// nobody would notice.
 func TestSocketAfterTheEndOfADaemon(t *testing.T) {
 	h := newHost(t)
 	s := h.supervisor()

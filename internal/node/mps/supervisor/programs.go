@@ -177,8 +177,8 @@ func (f folders) limit(ctx context.Context, p Pool) error {
 	return err
 }
 
-// abort ends a daemon that has just started, with its clients: without a time it would wait for them. One that takes no command is ended by a
-// signal.
+// abort ends a daemon that has just started, with its clients: without a time it would wait for them. One that takes no
+// command is ended by a signal.
 func (f folders) abort(ctx context.Context, p process) error {
 	_, err := f.command(ctx, "quit -t 1")
 	if err == nil || !p.runs() {

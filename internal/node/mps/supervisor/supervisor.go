@@ -27,8 +27,8 @@ const (
 	retryMost  = time.Minute
 	quitAtMost = 10 * time.Second // for a daemon without clients to end
 
-	// idleFor is for how long a daemon has no client and its GPUs have no work, while no work is added, before it is ended for a GPU that an
-	// agent has taken: what was given out before is in the agents' reports by then.
+	// idleFor is for how long a daemon has no client and its GPUs have no work, while no work is added, before it is
+	// ended for a GPU that an agent has taken: what was given out before is in the agents' reports by then.
 	idleFor = 5 * time.Second
 
 	// takenAtMost is for how long the GPU of an agent that does not run counts as taken: a reset goes on without it
@@ -83,14 +83,16 @@ type Options struct {
 	StateDir string // of the agents: for the records of the daemons
 	Lock     string // a file that one supervisor can lock: another one waits
 
-	// Offers has for each agent of the node a function that returns what it offers now. With an error that of before still counts; ErrNoAgent means
-	// that there may be no such agent.
+	// Offers has for each agent of the node a function that returns what it offers now. With an error that of before
+	// still counts; ErrNoAgent means that there may be no such agent.
 	Offers map[string]func(context.Context) (Offer, error)
 
-	// Taken returns the GPUs that agents have taken from all APIs for a proof or a reset, with the agents. With an error those of before still are.
+	// Taken returns the GPUs that agents have taken from all APIs for a proof or a reset, with the agents. With an
+	// error those of before still are.
 	Taken func() (map[gpu.DeviceID]string, error)
 
-	// Hold waits until no nvidia-smi of the node may reset a GPU, and keeps others from that until release is called; nil = none may.
+	// Hold waits until no nvidia-smi of the node may reset a GPU, and keeps others from that until release is called;
+	// nil = none may.
 	Hold func(context.Context) (release func(), err error)
 
 	Log *slog.Logger
@@ -100,8 +102,8 @@ type Options struct {
 var ErrNoAgent = errors.New("no agent runs")
 
 // Supervisor keeps a daemon running for each pool. A daemon is ended, because its pool is gone or has other settings, when it has no client
-// left; and for as long as an agent has taken one of its GPUs, when no GPU of the pool has work either. One that runs without a record is
-// another program's, and is left alone. Make one with New, then call Run once.
+// left; and for as long as an agent has taken one of its GPUs, when no GPU of the pool has work either. One that runs
+// without a record is another program's, and is left alone. Make one with New, then call Run once.
 //
 // What a daemon's clients can write decides nothing: its process and its control file are in the record.
 type Supervisor struct {
@@ -127,8 +129,8 @@ func New(o Options) *Supervisor {
 	}
 }
 
-// Run supervises the daemons until ctx ends, from when it has the lock. It then ends those that have no client, within atMost; the others stay
-// as they are, for the next supervisor.
+// Run supervises the daemons until ctx ends, from when it has the lock. It then ends those that have no client, within
+// atMost; the others stay as they are, for the next supervisor.
 func (s *Supervisor) Run(ctx context.Context, atMost time.Duration) {
 	defer func() { filelock.Release(s.lock, s.opts.Lock) }()
 	reconcile.Loop{}.Run(ctx, func(ctx context.Context, _ reconcile.Cause) time.Duration {

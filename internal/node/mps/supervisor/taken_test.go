@@ -17,7 +17,8 @@ import (
 	"github.com/tandem-gpu/tandem/test/mpscontrol"
 )
 
-// While an agent has taken a GPU of a pool, the pool has no daemon, and its GPUs have their own compute mode. After that it has one again.
+// While an agent has taken a GPU of a pool, the pool has no daemon, and its GPUs have their own compute mode. After
+// that it has one again.
 func TestTakenGPU(t *testing.T) {
 	h := newHost(t)
 	s := h.supervisor()
@@ -55,7 +56,8 @@ func (h *host) awaitIdle(s *Supervisor, pool string) {
 	})
 }
 
-// The daemon of a pool on whose other GPUs there is work is not ended, and takes work: the one that has taken a GPU waits.
+// The daemon of a pool on whose other GPUs there is work is not ended, and takes work: the one that has taken a GPU
+// waits.
 func TestTakenGPUBesideWork(t *testing.T) {
 	h := newHost(t)
 	s := h.supervisor()
@@ -120,7 +122,8 @@ func TestTakenGPUWaitsForWorkThatBegins(t *testing.T) {
 	check.NoError(t, daemons.Check("gpu.mps"))
 }
 
-// A GPU that an agent has taken which does not run any more counts for a while only: no pool is without a daemon for ever.
+// A GPU that an agent has taken which does not run any more counts for a while only: no pool is without a daemon for
+// ever.
 func TestTakenByAnAgentThatIsGone(t *testing.T) {
 	h := newHost(t)
 	s := h.supervisor()
@@ -139,7 +142,8 @@ func TestTakenByAnAgentThatIsGone(t *testing.T) {
 	}
 }
 
-// No nvidia-smi is called while another one may reset a GPU of the node: that of an agent that was killed, too. The compute mode is set after that.
+// No nvidia-smi is called while another one may reset a GPU of the node: that of an agent that was killed, too. The
+// compute mode is set after that.
 func TestNothingTouchesAGPUDuringAReset(t *testing.T) {
 	h := newHost(t)
 	s := h.supervisor()
