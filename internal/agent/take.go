@@ -36,8 +36,8 @@ type MPSError struct {
 
 // Error names what keeps a daemon from ending.
 func (e *MPSError) Error() string {
-	return fmt.Sprintf("the MPS control daemon of pool %s has not ended for GPU %s: it has clients, or mps-daemon does not run it; "+
-		"see the log of mps-daemon", strings.Join(e.Pools, ", "), e.GPU)
+	return fmt.Sprintf("the MPS control daemon of pool %s has not ended for GPU %s: it has clients, "+
+		"or mps-daemon does not run it; see the log of mps-daemon", strings.Join(e.Pools, ", "), e.GPU)
 }
 
 // Take takes a GPU away from every API for this process, and looks whether processes use it: see ownership.Watcher.Take for what it waits for and

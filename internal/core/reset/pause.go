@@ -14,7 +14,8 @@ const maxComm = 15
 
 // Has reports whether a process of this name, as the kernel shows it, is stopped for a reset.
 func (p Pause) Has(name string) bool {
-	return name != "" && slices.ContainsFunc(p.Programs, func(one string) bool { return one[:min(len(one), maxComm)] == name })
+	isOne := func(program string) bool { return program[:min(len(program), maxComm)] == name }
+	return name != "" && slices.ContainsFunc(p.Programs, isOne)
 }
 
 // Stopped returns the state in which the programs that watch GPUs are stopped for a reset, or may be.

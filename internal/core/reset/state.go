@@ -190,7 +190,8 @@ func (r *Record) end(e End, now time.Time) {
 
 // isEmpty reports whether nothing is remembered.
 func (r *Record) isEmpty() bool {
-	return r.Attempts+r.Refusals+len(r.Day) == 0 && r.NotBegun == "" && r.Last == nil && r.Retry.IsZero() && r.Running == nil && !r.Often && !r.Persistence
+	return r.Attempts+r.Refusals+len(r.Day) == 0 && r.NotBegun == "" && r.Last == nil &&
+		r.Retry.IsZero() && r.Running == nil && !r.Often && !r.Persistence
 }
 
 // over forgets the fault of a GPU.

@@ -22,7 +22,8 @@ const (
 type BusyError struct{}
 
 func (*BusyError) Error() string {
-	return "an nvidia-smi that resets a GPU of the node may still run: nothing touches a GPU until it has ended, or 5 minutes have passed"
+	return "an nvidia-smi that resets a GPU of the node may still run: " +
+		"nothing touches a GPU until it has ended, or 5 minutes have passed"
 }
 
 // Lock is held while nvidia-smi runs for an agent or component of the node. nvidia-smi inherits it, so it is held also

@@ -42,7 +42,8 @@ type Record struct {
 
 var (
 	errStarting = errors.New("it has not got its limits yet")
-	errEnding   = errors.New("it ends when its clients have ended: its pool has other GPUs or limits, or one of its GPUs is proved or reset")
+	errEnding   = errors.New("it ends when its clients have ended: its pool has other GPUs or limits, " +
+		"or one of its GPUs is proved or reset")
 	errReplaced = errors.New("another process has taken the place of its control socket")
 )
 

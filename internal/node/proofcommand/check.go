@@ -87,7 +87,8 @@ func CheckLibraryPath(folders string) error {
 	w := newWalk()
 	w.sticky = true
 	for _, folder := range filepath.SplitList(folders) {
-		if _, err := os.Stat(folder); !filepath.IsAbs(folder) || errors.Is(err, fs.ErrNotExist) { // others are beneath the working folder
+		_, err := os.Stat(folder)
+		if !filepath.IsAbs(folder) || errors.Is(err, fs.ErrNotExist) { // others are beneath the working folder
 			continue
 		}
 		w.look(w.root)

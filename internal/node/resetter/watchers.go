@@ -75,7 +75,8 @@ func (r *Resetter) resumeWatchers(ctx context.Context) {
 	}
 	if err != nil {
 		one := problem.Problem{
-			Code: problem.WatchersStopped, Text: "programs that watch GPUs were stopped for a reset, and are not started: " + err.Error(),
+			Code:   problem.WatchersStopped,
+			Text:   "programs that watch GPUs were stopped for a reset, and are not started: " + err.Error(),
 			Remedy: "correct reset.pause.resume, which runs again each minute: until it has ended with 0 no GPU is reset",
 		}
 		r.problems.Put(one, slog.LevelWarn, "programs that watch GPUs are not started after a reset", "error", err)
@@ -102,7 +103,8 @@ func (r *Resetter) command(ctx context.Context, command []string) error {
 	if len(command) == 0 {
 		return errors.New("the configuration has no command for that any more")
 	}
-	result := r.opts.Command(ctx, proofcommand.Proof{Command: command, Reason: "reset", Timeout: commandAtMost, Folder: r.opts.Folder})
+	run := proofcommand.Proof{Command: command, Reason: "reset", Timeout: commandAtMost, Folder: r.opts.Folder}
+	result := r.opts.Command(ctx, run)
 	if result.Outcome != proofcommand.Passed {
 		return errors.New(strings.TrimSpace(result.Text + " " + proofcommand.Line(result.Output, maxOutput)))
 	}

@@ -46,7 +46,8 @@ func (s *Supervisor) start(ctx context.Context, p Pool, records map[string]recor
 	if err := s.setUp(ctx, &r); err != nil { // without limits it would give a client all of a GPU
 		return errors.Join(err, f.abort(ctx, r.Process))
 	}
-	s.opts.Log.Info("MPS control daemon started", "pool", p.Name, "gpus", joinIDs(p.Devices), "threads", p.Threads, "folder", f.pipe)
+	s.opts.Log.Info("MPS control daemon started",
+		"pool", p.Name, "gpus", joinIDs(p.Devices), "threads", p.Threads, "folder", f.pipe)
 	r.State = mps.Ready
 	return s.write(r)
 }
@@ -85,7 +86,8 @@ func (s *Supervisor) end(ctx context.Context, r record) error {
 		}
 	case unreachable: // nothing is known of its clients
 		if held := s.heldOf(r.Pool); held != "" {
-			return &waitError{text: "its control socket is gone or another one, so no client finds it, and work has " + string(held)}
+			const why = "its control socket is gone or another one, so no client finds it, and work may have "
+			return &waitError{text: why + string(held)}
 		}
 		if err := r.Process.signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 			return err
@@ -108,7 +110,8 @@ func (s *Supervisor) end(ctx context.Context, r record) error {
 	if err != nil {
 		s.opts.Log.Warn("the GPUs of a pool without a daemon keep their compute mode", "pool", r.Pool.Name, "error", err)
 	}
-	if err := f.removeControl(); err != nil { // else another process that has taken its place would be another program's daemon
+	// Else another process that has taken its place would be another program's daemon.
+	if err := f.removeControl(); err != nil {
 		return err
 	}
 	delete(s.idle, r.Pool.Name)

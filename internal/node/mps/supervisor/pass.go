@@ -137,7 +137,7 @@ func (s *Supervisor) yield(ctx context.Context, r record, taken gpu.DeviceID) {
 		delete(s.idle, name)
 		s.mark(r, mps.Ready)
 		if held != "" {
-			why := fmt.Sprintf("%s is taken for a proof or a reset, and work has %s of the same pool", taken, held)
+			why := fmt.Sprintf("%s is taken for a proof or a reset, and work may have %s of the same pool", taken, held)
 			s.logOnce(name, why, func() { s.opts.Log.Info("MPS control daemon: waiting", "pool", name, "reason", why) })
 		}
 		return
@@ -173,7 +173,9 @@ func (s *Supervisor) mark(r record, state mps.State) record {
 // note writes a record, and logs that it can't.
 func (s *Supervisor) note(r record) {
 	if err := s.write(r); err != nil {
-		s.logOnce("record", err.Error(), func() { s.opts.Log.Warn("MPS control daemon: no record", "pool", r.Pool.Name, "error", err) })
+		s.logOnce("record", err.Error(), func() {
+			s.opts.Log.Warn("MPS control daemon: no record", "pool", r.Pool.Name, "error", err)
+		})
 	}
 }
 
