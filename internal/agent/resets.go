@@ -39,7 +39,8 @@ func (a *Agent) newResetter() *resetter.Resetter {
 // LocalResetter resets GPUs in this process, which is root on the node, by the program at a path; "" = nvidia-smi where the driver has it.
 func LocalResetter(r core.Roots, program, stateDir string) gpureset.Resetter {
 	return gpureset.Local{
-		Proc: r.Proc, Program: gpureset.Program{Root: r.Driver, Path: program, Libraries: nvidia.LibraryFolders()}, Lock: gpureset.NewLock(stateDir),
+		Proc: r.Proc, Lock: gpureset.NewLock(stateDir),
+		Program: gpureset.Program{Root: r.Driver, Path: program, Libraries: nvidia.LibraryFolders()},
 	}
 }
 
@@ -142,7 +143,8 @@ func paused(s core.State, all []health.Condition, resets gpu.DeviceID) string {
 	case slices.ContainsFunc(all, func(c health.Condition) bool { return c.Reason == health.ReasonMaintenance }):
 		return "maintenance"
 	case earlier >= 0 && resets == "":
-		return "an earlier process of the agent has begun a reset of " + string(owners.GPUs[earlier].GPU) + ", which may still run"
+		id := owners.GPUs[earlier].GPU
+		return "an earlier process of the agent has begun a reset of " + string(id) + ", which may still run"
 	case released != "" && released != resets:
 		return "another agent of the node resets " + string(released)
 	case other >= 0:

@@ -36,13 +36,13 @@ type MPSError struct {
 
 // Error names what keeps a daemon from ending.
 func (e *MPSError) Error() string {
-	return fmt.Sprintf("the MPS control daemon of pool %s has not ended for GPU %s: it has clients, or mps-daemon does not run it; "+
-		"see the log of mps-daemon", strings.Join(e.Pools, ", "), e.GPU)
+	return fmt.Sprintf("the MPS control daemon of pool %s has not ended for GPU %s: it has clients, "+
+		"or mps-daemon does not run it; see the log of mps-daemon", strings.Join(e.Pools, ", "), e.GPU)
 }
 
 // Take takes a GPU away from every API for this process, and looks whether processes use it: see ownership.Watcher.Take for what it waits for and
-// for its other errors. It waits until the MPS control daemon of the GPU has ended, which mps-daemon ends for that. It fails with *UsedError,
-// *MPSError, ErrProcessesUnknown, or why the GPU can't be read; the GPU is given back then.
+// for its other errors. It waits until the MPS control daemon of the GPU has ended, which mps-daemon ends for that. It
+// fails with *UsedError, *MPSError, ErrProcessesUnknown, or why the GPU can't be read; the GPU is given back then.
 func (a *Agent) Take(ctx context.Context, id gpu.DeviceID, p inventory.Purpose) (*ownership.Taken, error) {
 	t, err := a.sources.host.agents.Take(ctx, id, p)
 	if err != nil {
@@ -61,8 +61,8 @@ const daemonEvery = time.Second
 // errWantedBack is why a GPU that was taken is given back before it is used.
 var errWantedBack = errors.New("it is wanted back")
 
-// awaitUnused returns nil when no process uses a GPU that was taken, and mps-daemon has ended its MPS control daemon and given back its compute
-// mode. It waits for nothing else.
+// awaitUnused returns nil when no process uses a GPU that was taken, and mps-daemon has ended its MPS control daemon
+// and given back its compute mode. It waits for nothing else.
 func (a *Agent) awaitUnused(ctx context.Context, t *ownership.Taken, id gpu.DeviceID) error {
 	daemon := &MPSError{GPU: id, Pools: mpsPools(id, a.Current())}
 	waits := false
@@ -108,8 +108,8 @@ func mpsServers(table use.Table) func(gpu.Process) bool {
 	}
 }
 
-// unused returns why a GPU may be used by a process, by a reading of all devices at their placements; nil = none uses it. servers means that MPS
-// servers are on it.
+// unused returns why a GPU may be used by a process, by a reading of all devices at their placements; nil = none uses
+// it. servers means that MPS servers are on it.
 func unused(
 	id gpu.DeviceID, all []gpu.Usage, placements map[gpu.DeviceID]gpu.Placement, isServer func(gpu.Process) bool,
 ) (servers bool, err error) {

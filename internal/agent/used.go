@@ -19,8 +19,8 @@ type uses struct {
 	never              bool   // of unread: they will never be
 }
 
-// usedBy returns what uses a GPU. The processes on one that the agent has taken are those of its proof, but for an MPS server: the daemon of its
-// pool was not ended for the proof.
+// usedBy returns what uses a GPU. The processes on one that the agent has taken are those of its proof, but for an MPS
+// server: the daemon of its pool was not ended for the proof.
 func usedBy(id gpu.DeviceID, inv *inventory.Allocatable, table use.Table, taken bool) (g uses) {
 	switch {
 	case table.At.IsZero():
@@ -54,8 +54,8 @@ func usedBy(id gpu.DeviceID, inv *inventory.Allocatable, table use.Table, taken 
 	return g
 }
 
-// useBy returns the use of a GPU by a process on it: none by the MPS server of a pool that no work has. Such a server ends when an agent has taken
-// the GPU (Agent.Take).
+// useBy returns the use of a GPU by a process on it: none by the MPS server of a pool that no work has. Such a server
+// ends when an agent has taken the GPU (Agent.Take).
 func useBy(p *use.Process, pool string, inv *inventory.Allocatable, table use.Table) []string {
 	if !p.MPSServer {
 		return []string{p.String()}

@@ -14,7 +14,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/use"
 )
 
-// The MPS server of a pool that no work has is no use of a GPU. It is one while work has another GPU of the pool: its daemon is not ended then.
+// The MPS server of a pool that no work has is no use of a GPU. It is one while work has another GPU of the pool: its
+// daemon is not ended then.
 func TestMPSServerIsNoUse(t *testing.T) {
 	cfg, now := core.DefaultConfig(), time.Now()
 	cfg.Policy.Rules = []inventory.Rule{

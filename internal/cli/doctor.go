@@ -37,7 +37,8 @@ func (p Program) doctor(ctx context.Context, c *cli.Command) error {
 		CDI: func() []cdi.File { return cdi.List(o.CDI) }, Config: err,
 		Agent:  func(ctx context.Context) (report.Report, error) { return control.Report(ctx, socket(o)) },
 		Driver: func(ctx context.Context) report.Report { return agent.ReadOnce(ctx, o) },
-		Prove:  o.Prove, ProofSettings: agent.ProofSettings(o), Reset: o.Reset, ResetSettings: agent.ResetSettings(o), Resetter: o.Resetter, ResetPause: o.ResetPause, Checks: checks,
+		Prove:  o.Prove, ProofSettings: agent.ProofSettings(o), Reset: o.Reset, ResetSettings: agent.ResetSettings(o), Resetter: o.Resetter,
+		ResetPause: o.ResetPause, Checks: checks,
 		Limits: strongestLimit(o.Core.Policy), LimitSettings: agent.LimitSettings(o), LimitSetter: readyOf(o.LimitSetter), Hook: o.CDI.HookPath,
 	})
 	write := func() error { return doctor.Write(p.Stdout, findings, c.Bool("all")) }

@@ -21,6 +21,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/node/gpureset"
 	"github.com/tandem-gpu/tandem/internal/node/mps"
 	"github.com/tandem-gpu/tandem/internal/node/mps/supervisor"
 	"github.com/tandem-gpu/tandem/internal/node/ownership"
@@ -71,7 +72,8 @@ func (p Program) mpsDaemon(ctx context.Context, c *cli.Command) error {
 	}
 	supervisor.New(supervisor.Options{
 		Root: o.MPSRoot, StateDir: o.Health.StateDir, Lock: filepath.Join(o.Health.StateDir, "mps-daemon.lock"),
-		Offers: offers, Taken: func() (map[gpu.DeviceID]string, error) { return takenGPUs(o.Health.StateDir) }, Log: p.log(),
+		Offers: offers, Taken: func() (map[gpu.DeviceID]string, error) { return takenGPUs(o.Health.StateDir) },
+		Hold: gpureset.NewLock(o.Health.StateDir).Hold, Log: p.log(),
 	}).Run(ctx, endDaemonsAtMost)
 	return nil
 }
@@ -109,11 +111,11 @@ func agentOffer(ctx context.Context, path string) (offer supervisor.Offer, err e
 	return offer, err
 }
 
-// heldGPUs returns the GPUs that work has by the report of an agent, or may have. An agent with occupancy = off shows none: the clients of the
-// daemon then decide alone.
+// heldGPUs returns the GPUs that work has by the report of an agent, or may have. An agent that has just started shows
+// no owners, and one with occupancy = off never does.
 func heldGPUs(r report.Report) (held []gpu.DeviceID) {
 	for _, d := range r.Devices {
-		if len(d.Owners) > 0 || r.OwnersUnknown != nil {
+		if len(d.Owners) > 0 || r.OwnersUnknown != nil || r.OwnersUnread {
 			held = append(held, d.GPU)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/node/mps/supervisor"
 	"github.com/tandem-gpu/tandem/internal/node/ownership"
 	"github.com/tandem-gpu/tandem/internal/operator/report"
@@ -65,6 +66,10 @@ func TestHeldGPUs(t *testing.T) {
 	r.OwnersUnknown = &report.Unknown{}
 	if got := heldGPUs(r); !slices.Equal(got, []gpu.DeviceID{"GPU-1", "GPU-2"}) {
 		t.Errorf("without a complete record: held %v", got)
+	}
+	unread := report.Report{Devices: []report.Device{free}}.WithUse(use.Table{})
+	if got := heldGPUs(unread); !slices.Equal(got, []gpu.DeviceID{"GPU-2"}) {
+		t.Errorf("before the first reading, or with occupancy = off: held %v", got)
 	}
 }
 

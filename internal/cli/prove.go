@@ -82,8 +82,11 @@ func (p Program) proofOptions(c *cli.Command) (cudaproof.Options, error) {
 	if o.Timeout < leastProveTime || o.Timeout > mostProveTime {
 		return o, command.Usagef("prove-gpu: --timeout = %v: want a duration from %v to %v", o.Timeout, leastProveTime, mostProveTime)
 	}
-	if o.Memory, err = strconv.ParseFloat(c.String("memory"), 64); err != nil || !(o.Memory >= cudaproof.LeastMemory && o.Memory <= 1) {
-		return o, command.Usagef("prove-gpu: --memory = %q: want a share of the free memory from %v to 1", c.String("memory"), cudaproof.LeastMemory)
+	memory := c.String("memory")
+	o.Memory, err = strconv.ParseFloat(memory, 64)
+	if err != nil || !(o.Memory >= cudaproof.LeastMemory && o.Memory <= 1) {
+		const want = "prove-gpu: --memory = %q: want a share of the free memory from %v to 1"
+		return o, command.Usagef(want, memory, cudaproof.LeastMemory)
 	}
 	if !c.Bool("json") {
 		o.Passed = func(line string) { fmt.Fprintln(p.Stdout, line) }

@@ -29,8 +29,9 @@ func ofSystem(folder string) bool {
 	return systemFolders.MatchString(folder) || programFolders.MatchString(folder) && !ownPrograms.MatchString(folder)
 }
 
-// ownFolder sets the absolute path of a folder in which the agent, as user 0, writes, or which containers get: none of the system. If names is
-// not nil, the folder may only be missing or empty, or have an entry with a name that names accepts: else it is another program's.
+// ownFolder sets the absolute path of a folder in which the agent, as user 0, writes, or which containers get: none of
+// the system. If names is not nil, the folder may only be missing or empty, or have an entry with a name that names
+// accepts: else it is another program's.
 func ownFolder(field *string, example string, names func(string) bool) binding {
 	b := path(field, example)
 	return custom(b.Type, func(v Value) error {

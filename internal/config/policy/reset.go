@@ -27,7 +27,8 @@ var resetKeys = []schema.Key{
 	{Name: "program", Type: schema.Match(`^/`, "an absolute path"),
 		Usage: "path of `nvidia-smi`, which `nomad-gpu` runs as root; without the key, where the driver has it. On Kubernetes a component of its own runs it, and the key has no effect"},
 	{Name: "pause", Type: schema.ObjectOf(pauseKeys...),
-		Usage: "programs that watch GPUs, which `nomad-gpu` stops for a reset when they have the GPU open. On Kubernetes the key has no effect"},
+		Usage: "programs that watch GPUs, which `nomad-gpu` stops for a reset when they have the GPU open. " +
+			"On Kubernetes the key has no effect"},
 }
 
 // programName is the name of a program as the kernel shows it.
@@ -37,9 +38,11 @@ var pauseKeys = []schema.Key{
 	{Name: "programs", Required: true, Type: schema.ListOf(schema.Match(programName.String(), "the name of a program"), 1),
 		Usage: "their names, such as `nv-hostengine` and `dcgm-exporter`"},
 	{Name: "command", Required: true, Type: schema.ListOf(schema.Match(`.`, "text"), 1),
-		Usage: "command that stops them: absolute path of a program, which only root can write, and its arguments; no shell runs it. Exit status 0: they are stopped"},
+		Usage: "command that stops them: absolute path of a program, which only root can write, and its arguments; " +
+			"no shell runs it. Exit status 0: they are stopped"},
 	{Name: "resume", Required: true, Type: schema.ListOf(schema.Match(`.`, "text"), 1),
-		Usage: "command that starts them again, whatever became of the reset, also after a restart of the agent: each minute until it ends with 0"},
+		Usage: "command that starts them again, whatever became of the reset, also after a restart of the agent: " +
+			"each minute until it ends with 0"},
 }
 
 // readPause reads the key "pause"; the zero value if there is none, or it is not for this agent.
@@ -51,16 +54,19 @@ func (c *compiler) readPause(v value) (p reset.Pause) {
 	command := func(key string) []string {
 		all := readTexts(f.At(key))
 		if len(all) == 0 || !filepath.IsAbs(all[0]) {
-			f.At(key).Failf("want the absolute path of a program and its arguments, such as [/usr/bin/systemctl, stop, nvidia-dcgm]")
+			f.At(key).Failf("want the absolute path of a program and its arguments, " +
+				"such as [/usr/bin/systemctl, stop, nvidia-dcgm]")
 		}
 		return all
 	}
 	p = reset.Pause{Programs: readTexts(f.At("programs")), Stop: command("command"), Resume: command("resume")}
-	if len(p.Programs) == 0 || slices.ContainsFunc(p.Programs, func(name string) bool { return !programName.MatchString(name) }) {
+	isOther := func(name string) bool { return !programName.MatchString(name) }
+	if len(p.Programs) == 0 || slices.ContainsFunc(p.Programs, isOther) {
 		f.At("programs").Failf("want names of programs without a folder, such as [nv-hostengine]")
 	}
 	if c.to == Kubernetes {
-		c.notes = append(c.notes, v.Where()+" has no effect: on Kubernetes have the monitoring pod leave the node, see docs/reset.md")
+		const note = " has no effect: on Kubernetes have the monitoring pod leave the node, see docs/reset.md"
+		c.notes = append(c.notes, v.Where()+note)
 		return reset.Pause{}
 	}
 	return p

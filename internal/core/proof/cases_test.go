@@ -30,6 +30,7 @@ func TestCases(t *testing.T) {
 		"8 a GPU that was reset is proved before it is offered":     case8,
 		"8 so is one that has recovered":                            case8Recovery,
 		"8 one that fails and recovers again and again":             case8Often,
+		"8 a check that can't run is tried again after each fault":  case8NotRun,
 		"9 a proof that the agent did not survive could not run":    case9,
 		"10 nor one that the node did not survive":                  case10,
 		"12 a proof that does not end keeps no other back":          case12,
@@ -288,7 +289,8 @@ func case8Recovery(t *testing.T) {
 	}
 }
 
-// A GPU that fails again after each proof is left to a person after the second one within a day. A reset goes on, which a person has made.
+// A GPU that fails again after each proof is left to a person after the second one within a day. A reset goes on, which
+// a person has made.
 func case8Often(t *testing.T) {
 	for _, outcome := range []proof.Outcome{proof.Passed, proof.NotRun} {
 		w := provedWorld(t, 2)
@@ -322,6 +324,31 @@ func case8Often(t *testing.T) {
 		if b := w.until(minute); b.GPU != w.gpu(1).ID || b.Reason != proof.Reset {
 			t.Errorf("%+v", b)
 		}
+	}
+}
+
+// A check that can't run is tried again as always, however often, and does not make one fault several.
+func case8NotRun(t *testing.T) {
+	w := provedWorld(t, 2)
+	fail := func() {
+		w.gpu(1).Health, w.gpu(1).Cause = health.Unhealthy, "XID 95"
+		w.never(2 * minute)
+		w.gpu(1).Health = health.Healthy
+	}
+	fail()
+	for i := range 3 {
+		if b := w.until(6*hour + 2*minute); b.GPU != w.gpu(1).ID || b.Reason != proof.Recovery {
+			t.Errorf("%d: %+v", i, b)
+		}
+		w.pass(second)
+		w.end(w.gpu(1).ID, proof.NotRun)
+		w.pass(second)
+		w.withheld(0)
+		w.waits(1, proof.WaitBackOff)
+	}
+	fail() // only the second fault within a day
+	if b := w.until(2 * minute); b.GPU != w.gpu(1).ID || b.Reason != proof.Recovery {
+		t.Errorf("after a second fault: %+v", b)
 	}
 }
 

@@ -17,8 +17,8 @@
 //   - for the reason idle: it has been free for Policy.IdleFor, a window is open, and every pool of it has another free GPU;
 //   - fewer than Policy.MaxPerNode proofs run on the node.
 //
-// A GPU that was proved twice within a day after a reset or a fault, and has failed again each time, is a person's: it is proved again after a reset or a
-// boot, or when that is a day ago.
+// A GPU that was proved twice within a day after a reset or a fault, and has failed again each time, is a person's: it
+// is proved again after a reset or a boot, or when that is a day ago.
 //
 // Only the verdicts passed and failed mean something. A check that could not run is counted, and tried again after an hour, six hours, and then each
 // day; the GPU takes work meanwhile, also one that would wait for its proof.

@@ -201,8 +201,9 @@ func (d *decision) waits(g *GPU, r *Record, reason Reason, required bool) (Wait,
 	if w, ok := d.notYet(g, r, required); ok {
 		return w, true
 	}
-	if until, often := r.often(d.now); often && required && reason == Recovery {
-		text := fmt.Sprintf("it was proved %d times within a day, and has failed again each time: a person decides about it, and goes on with a reset", mostInDay)
+	if until, often := r.often(d.now); often && required && reason == Recovery && !r.tried(g, d.node.Boot) {
+		text := fmt.Sprintf("it was proved %d times within a day, and has failed again each time: "+
+			"a person decides about it, and goes on with a reset", mostInDay)
 		return Wait{Code: WaitOften, Text: text, Until: until, Alert: true}, true
 	}
 	cancel := cmp.Or(d.node.Cancel, g.Cancel)

@@ -86,8 +86,8 @@ const (
 	// for (TakeWithin): so two waits do not follow each other.
 	SettleTime = 2 * time.Second
 
-	// TakeWithin is how long a proof that has begun waits until no API gives its GPU out. It takes more than the settle time of the ownership (30 s)
-	// and the time in which mps-daemon ends an MPS control daemon.
+	// TakeWithin is how long a proof that has begun waits until no API gives its GPU out. It takes more than the settle
+	// time of the ownership (30 s) and the time in which mps-daemon ends an MPS control daemon.
 	TakeWithin = 75 * time.Second
 
 	// EndsWithin is beyond Policy.Timeout: no GPU is kept for longer.

@@ -31,12 +31,13 @@ type storm struct {
 type running struct {
 	proof.Begin
 	since time.Duration
+	again bool // one for the same fault could not run
 }
 
 // TestRandom has many steps of random nodes. Whatever happens: at most maxPerNode proofs run, none on a GPU that is held or not healthy, or that was held
 // within SettleTime; none for the reason idle on the last free GPU of a pool; a failure lasts until a proof passes or an operator clears it, also over
-// restarts; a GPU that failed twice is not tried a third time; one that recovers is not proved a third time within a day; and what is not offered waits for
-// a proof, or for a person.
+// restarts; a GPU that failed twice is not tried a third time; one that recovers from a third fault within a day is not
+// proved; and what is not offered waits for a proof, or for a person.
 func TestRandom(t *testing.T) {
 	var proofs, cancelled, verdicts int
 	const seeds = 60
@@ -181,6 +182,12 @@ func (s *storm) checkCancels() {
 	}
 }
 
+// again reports whether the latest fault of a GPU had a proof that could not run.
+func (s *storm) again(id gpu.DeviceID) bool {
+	r, _ := s.last.State.Of(id)
+	return r.Tries != nil && !r.Fault.After(r.Tries.At)
+}
+
 func (s *storm) checkBegins() {
 	for _, b := range s.last.Begin {
 		g := s.of(b.GPU)
@@ -194,14 +201,14 @@ func (s *storm) checkBegins() {
 			s.Errorf("%+v begins a third try", b)
 		case s.failed[b.GPU] == 1 && b.Reason != proof.Reset && b.Reason != proof.Boot:
 			s.Errorf("%+v begins after a failure", b)
-		case b.Reason == proof.Recovery && len(s.day[b.GPU]) > 1 && s.elapsed-s.day[b.GPU][len(s.day[b.GPU])-2] < day:
+		case b.Reason == proof.Recovery && !s.again(b.GPU) && len(s.day[b.GPU]) > 1 && s.elapsed-s.day[b.GPU][len(s.day[b.GPU])-2] < day:
 			s.Errorf("%+v begins %v after the last but one", b, s.elapsed-s.day[b.GPU][len(s.day[b.GPU])-2])
 		case b.Reason == proof.Idle:
 			s.checkIdle(b, g)
 		case s.failed[b.GPU] == 0 && !slices.Contains(s.policy.At, b.Reason):
 			s.Errorf("%+v: the policy has %v", b, s.policy.At)
 		}
-		s.runs[b.GPU] = running{b, s.elapsed}
+		s.runs[b.GPU] = running{b, s.elapsed, b.Reason == proof.Recovery && s.again(b.GPU)}
 		if ok, counts := s.Still(b); ok != counts {
 			s.Errorf("%+v may run: %t", b, ok)
 		}
@@ -295,7 +302,7 @@ func (s *storm) finish() {
 			s.Errorf("%+v ends as %v, cancelled %t, and counts %t", r, outcome, cancelled, counts)
 		}
 		switch {
-		case counts && (r.Reason == proof.Reset || r.Reason == proof.Recovery):
+		case counts && !r.again && (r.Reason == proof.Reset || r.Reason == proof.Recovery):
 			s.day[id] = append(s.day[id], s.elapsed)
 		}
 		switch {

@@ -46,7 +46,8 @@ type Record struct {
 	Cleared      bool     `json:"cleared,omitempty"`      // an operator has cleared a failure of Last
 	NeedsService bool     `json:"needsService,omitempty"` // it failed, was reset, and failed again
 
-	// Day are the ends of the latest proofs after a reset or a fault, mostInDay at most. A fault that ended one is its end.
+	// Day are the ends of the latest proofs after a reset or a fault, mostInDay at most. A fault that ended one is its
+	// end.
 	Day []time.Time `json:"day,omitempty"`
 
 	Tries   *Tries   `json:"tries,omitempty"` // since Last; nil = none
@@ -155,9 +156,10 @@ func (r *Record) judged(e End, was Running, now time.Time, boot string) {
 	r.Since, r.Boot, r.Cleared, r.Tries = was.Began, boot, false, nil
 }
 
-// count counts a proof in the day.
+// count counts a proof in the day, unless the same fault had one that could not run.
 func (r *Record) count(reason Reason, now time.Time) {
-	if reason == Reset || reason == Recovery {
+	again := reason == Recovery && r.Tries != nil && !r.Fault.After(r.Tries.At)
+	if (reason == Reset || reason == Recovery) && !again {
 		r.Day = append(r.Day, now)
 		r.Day = r.Day[max(len(r.Day)-mostInDay, 0):]
 	}

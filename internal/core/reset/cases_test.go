@@ -247,7 +247,8 @@ func (w *world) faultAgain(i int) {
 	w.fault(i)
 }
 
-// A GPU that fails again after each reset is left to a person after the second one within a day. A person who has it reset goes on.
+// A GPU that fails again after each reset is left to a person after the second one within a day. A person who has it
+// reset goes on.
 func caseOften(t *testing.T) {
 	w := faultyWorld(t, 1)
 	resets := 0

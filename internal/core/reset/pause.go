@@ -2,7 +2,8 @@ package reset
 
 import "slices"
 
-// Pause has the programs that watch GPUs, and the operator's commands that stop them for a reset and start them again. The zero value has none.
+// Pause has the programs that watch GPUs, and the operator's commands that stop them for a reset and start them again.
+// The zero value has none.
 type Pause struct {
 	Programs     []string // names, of which the kernel keeps the first 15 bytes
 	Stop, Resume []string // program and arguments, without a shell
@@ -13,7 +14,8 @@ const maxComm = 15
 
 // Has reports whether a process of this name, as the kernel shows it, is stopped for a reset.
 func (p Pause) Has(name string) bool {
-	return name != "" && slices.ContainsFunc(p.Programs, func(one string) bool { return one[:min(len(one), maxComm)] == name })
+	isOne := func(program string) bool { return program[:min(len(program), maxComm)] == name }
+	return name != "" && slices.ContainsFunc(p.Programs, isOne)
 }
 
 // Stopped returns the state in which the programs that watch GPUs are stopped for a reset, or may be.

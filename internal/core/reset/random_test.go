@@ -38,8 +38,9 @@ type book struct {
 }
 
 // TestRandom has many steps of random nodes. Whatever happens: one reset at most runs on the node, and it begins on a GPU that asks for one, which no work
-// has, with a P2P group that nothing has if that is needed, as often as the policy allows for one fault, and not for a third time within a day, after its
-// back-off, also over restarts, boots and clock steps; each GPU that is to be repaired is reset or waits; the mode report shows the same, and its state has nothing of it; and each persistence
+// has, with a P2P group that nothing has if that is needed, as often as the policy allows for one fault, and not for a
+// third time within a day, after its back-off, also over restarts, boots and clock steps; each GPU that is to be
+// repaired is reset or waits; the mode report shows the same, and its state has nothing of it; and each persistence
 // mode is restored.
 func TestRandom(t *testing.T) {
 	var attempts, refusals, cancelled int

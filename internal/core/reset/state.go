@@ -25,8 +25,9 @@ type State struct {
 	started bool // the first decision of this process was made
 }
 
-// Record is what is remembered of a GPU. Attempts, Refusals, NotBegun, Retry and Often are of the present fault: they are forgotten when the GPU takes work
-// again. A boot alone does not end a fault: one that is there after it has outlasted the boot, too.
+// Record is what is remembered of a GPU. Attempts, Refusals, NotBegun, Retry and Often are of the present fault: they
+// are forgotten when the GPU takes work again. A boot alone does not end a fault: one that is there after it has
+// outlasted the boot, too.
 type Record struct {
 	GPU      gpu.DeviceID `json:"gpu"`
 	Attempts int          `json:"attempts,omitempty"` // in which nvidia-smi was called to reset it
@@ -36,8 +37,8 @@ type Record struct {
 	Retry    time.Time    `json:"retry,omitzero"`     // not before
 	Running  *Running     `json:"running,omitempty"`
 
-	// Day are the ends of the latest attempts, of the present fault and earlier ones, mostInDay at most. Often means that a person decides about the next
-	// one: until a person has the GPU reset, or it takes work again.
+	// Day are the ends of the latest attempts, of the present fault and earlier ones, mostInDay at most. Often means
+	// that a person decides about the next one: until a person has the GPU reset, or it takes work again.
 	Day   []time.Time `json:"day,omitempty"`
 	Often bool        `json:"often,omitempty"`
 
@@ -189,7 +190,8 @@ func (r *Record) end(e End, now time.Time) {
 
 // isEmpty reports whether nothing is remembered.
 func (r *Record) isEmpty() bool {
-	return r.Attempts+r.Refusals+len(r.Day) == 0 && r.NotBegun == "" && r.Last == nil && r.Retry.IsZero() && r.Running == nil && !r.Often && !r.Persistence
+	return r.Attempts+r.Refusals+len(r.Day) == 0 && r.NotBegun == "" && r.Last == nil &&
+		r.Retry.IsZero() && r.Running == nil && !r.Often && !r.Persistence
 }
 
 // over forgets the fault of a GPU.

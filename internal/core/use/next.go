@@ -53,7 +53,8 @@ const (
 //
 // A device is held by the work to which the orchestrator's record gives it or, as a GPU or a MIG instance, hardware that it shares. While
 // the record is unknown, and for work that it does not show (of another orchestrator, or that the token may not read), the control group of
-// a process is the evidence: its work holds the device, unless it is the MPS server of the device. The holders of the latest record are kept for a minute while it can't be read.
+// a process is the evidence: its work holds the device, unless it is the MPS server of the device. The holders of the
+// latest record are kept for a minute while it can't be read.
 //
 // A process is unreserved on a device if
 //   - it belongs to no work of an orchestrator; or
@@ -195,11 +196,12 @@ func runs(o holders.Work, h holders.Holder) bool {
 	return o.Orchestrator == h.Work.Orchestrator && (o.ID == h.Work.ID || h.Work.ID == "" || o.ID == "")
 }
 
-// mpsName is the name of NVIDIA's MPS server and control daemon as procfs shows it, which is cut after 15 bytes (TASK_COMM_LEN).
+// mpsName is the name of NVIDIA's MPS server and control daemon as procfs shows it, which is cut after 15 bytes
+// (TASK_COMM_LEN).
 const mpsName = "nvidia-cuda-mps"
 
-// IsMPS reports whether a process is an MPS server or a control daemon by its name (comm). A server runs beside the control daemon, and not in
-// the control group of a client. A process can take the name.
+// IsMPS reports whether a process is an MPS server or a control daemon by its name (comm). A server runs beside the
+// control daemon, and not in the control group of a client. A process can take the name.
 func IsMPS(name string) bool { return strings.HasPrefix(name, mpsName) }
 
 // addObserved adds to the holders the work of processes about which no record is known, in the place of work whose name is not known. It returns

@@ -304,8 +304,8 @@ func TestSharedDevices(t *testing.T) {
 	}
 }
 
-// The MPS server is no work, also where its control group is of a pod or an allocation that no record shows: mps-daemon is the other
-// orchestrator's.
+// The MPS server is no work, also where its control group is of a pod or an allocation that no record shows: mps-daemon
+// is the other orchestrator's.
 func TestMPSServerIsNoHolder(t *testing.T) {
 	inv := gpus(t, coretest.GPUs(1), func(c *core.Config) {
 		c.Policy = inventory.Policy{Rules: []inventory.Rule{{Sharing: &inventory.Sharing{Mode: inventory.MPS, Replicas: 4}}}}

@@ -36,10 +36,12 @@ func (p *proof) memory(atLeast time.Duration) (err error) {
 	}
 	want -= want % smallChunk
 	if float64(free) < LeastMemory*float64(total) {
-		return fmt.Errorf("%s of %s are free: want a share of at least %v: %s", sizeText(free), sizeText(total), LeastMemory, useOfOthers)
+		return fmt.Errorf("%s of %s are free: want a share of at least %v: %s",
+			sizeText(free), sizeText(total), LeastMemory, useOfOthers)
 	}
 	if want == 0 || float64(want) < LeastMemory*float64(free) {
-		return fmt.Errorf("%s of %s that are free would be tested: want a share of at least %v", sizeText(want), sizeText(free), LeastMemory)
+		return fmt.Errorf("%s of %s that are free would be tested: want a share of at least %v",
+			sizeText(want), sizeText(free), LeastMemory)
 	}
 	chunks, err := p.take(want)
 	defer func() { err = cmp.Or(err, p.release(chunks)) }()

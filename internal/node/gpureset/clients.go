@@ -27,8 +27,8 @@ type Client struct {
 // maxClientText is the longest text of a client: a control group has 4096 bytes at most.
 const maxClientText = 500
 
-// String is a client in some words: "python3 (pid 2114, control group /kubepods/...)". A process chooses its name, and may
-// choose that of its control group: a terminal shows the text and obeys nothing in it.
+// String is a client in some words: "python3 (pid 2114, control group /kubepods/...)". A process chooses its name, and
+// may choose that of its control group: a terminal shows the text and obeys nothing in it.
 func (c Client) String() string {
 	text := fmt.Sprintf("%s (pid %d", cmp.Or(c.Name, "process"), c.PID)
 	if c.Group != "" {

@@ -7,8 +7,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// A process that names itself or its control group after an escape sequence changes nothing on the terminal of the person
-// who resets its GPU.
+// A process that names itself or its control group after an escape sequence changes nothing on the terminal of the
+// person who resets its GPU.
 func TestNameOfAClientIsPrintable(t *testing.T) {
 	for _, c := range []struct {
 		client Client

@@ -13,7 +13,8 @@ type Target struct {
 	GPU   gpu.DeviceID `json:"gpu"`
 	Minor int          `json:"minor"` // N of its device node /dev/nvidiaN
 
-	// Persistence means that its persistence mode was on when the driver last reported it. It counts while nvidia-smi does not show the mode.
+	// Persistence means that its persistence mode was on when the driver last reported it. It counts while nvidia-smi
+	// does not show the mode.
 	Persistence bool `json:"persistence,omitempty"`
 }
 
@@ -37,7 +38,8 @@ type Resetter interface {
 	// because it can't be taken back.
 	Reset(ctx context.Context, t Target) error
 
-	// Restore turns the persistence mode on again, after a reset whose process was killed. It fails with *BusyError while the nvidia-smi of that process may run.
+	// Restore turns the persistence mode on again, after a reset whose process was killed. It fails with *BusyError
+	// while the nvidia-smi of that process may run.
 	Restore(ctx context.Context, id gpu.DeviceID) error
 }
 

@@ -22,11 +22,12 @@ const (
 type BusyError struct{}
 
 func (*BusyError) Error() string {
-	return "an nvidia-smi that resets a GPU of the node may still run: nothing touches a GPU until it has ended, or 5 minutes have passed"
+	return "an nvidia-smi that resets a GPU of the node may still run: " +
+		"nothing touches a GPU until it has ended, or 5 minutes have passed"
 }
 
-// Lock is held while nvidia-smi runs for an agent or component of the node. nvidia-smi inherits it, so it is held also when the process that has started
-// nvidia-smi was killed:
+// Lock is held while nvidia-smi runs for an agent or component of the node. nvidia-smi inherits it, so it is held also
+// when the process that has started nvidia-smi was killed:
 //
 //	agent       takes it . starts nvidia-smi . killed
 //	nvidia-smi             has it . . . . . . . . . . . resets the GPU . ended
@@ -40,6 +41,7 @@ type Lock struct {
 	file    *os.File // nil = this process does not have it
 	holds   int
 	foreign time.Time // since when another process was seen to have it; zero = none was
+	taken   time.Time // when that has taken it, as the file shows it: tells it from the next one
 }
 
 // LockPath returns the path of the lock in a state directory.
@@ -53,8 +55,8 @@ func NewLock(stateDir string) *Lock {
 	return &Lock{path: LockPath(stateDir)}
 }
 
-// Hold takes the lock until release is called. It fails with *BusyError while an nvidia-smi of another process has it, but for orphanAtMost at most: a driver
-// that hangs can keep that process for ever.
+// Hold takes the lock until release is called. It fails with *BusyError while an nvidia-smi of another process has it,
+// but for orphanAtMost at most: a driver that hangs can keep that process for ever.
 func (l *Lock) Hold(ctx context.Context) (release func(), err error) {
 	_, release, err = l.hold(ctx)
 	return release, err
@@ -87,17 +89,28 @@ func (l *Lock) try() (*os.File, error) {
 		switch held := errors.Is(err, filelock.ErrHeld); {
 		case err == nil:
 			l.file, l.foreign = file, time.Time{}
+			now := time.Now()
+			_ = os.Chtimes(l.path, now, now) // without it another process counts this one as the one before
 		case !held:
 			return nil, &UnavailableError{"make the state directory writable", err}
-		case l.foreign.IsZero():
-			l.foreign = time.Now()
-			return nil, &BusyError{}
-		case time.Since(l.foreign) < orphanAtMost:
+		case !l.hangs():
 			return nil, &BusyError{}
 		}
 	}
 	l.holds++
 	return l.file, nil
+}
+
+// hangs reports whether one other process was seen to have the lock for orphanAtMost. mu is locked.
+func (l *Lock) hangs() bool {
+	var taken time.Time
+	if file, err := os.Stat(l.path); err == nil {
+		taken = file.ModTime()
+	}
+	if l.foreign.IsZero() || !taken.Equal(l.taken) {
+		l.foreign, l.taken = time.Now(), taken
+	}
+	return time.Since(l.foreign) >= orphanAtMost
 }
 
 func (l *Lock) release() {

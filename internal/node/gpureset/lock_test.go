@@ -55,6 +55,9 @@ func TestNothingTouchesAGPUWhileNvidiaSMIOfAKilledAgentRuns(t *testing.T) {
 		t.Errorf("restore: %v; look: %v; reset: %v; calls %q", restore, look, reset, *calls)
 	}
 	other, calls := locked(dir)
+	if err := other.Restore(soon(t), target.GPU); !isBusy(err) {
+		t.Errorf("at first: %v", err)
+	}
 	other.Lock.foreign = time.Now().Add(-orphanAtMost)
 	if err := other.Restore(t.Context(), target.GPU); err != nil || len(*calls) != 1 {
 		t.Errorf("after five minutes: %v, calls %q", err, *calls)
@@ -63,6 +66,21 @@ func TestNothingTouchesAGPUWhileNvidiaSMIOfAKilledAgentRuns(t *testing.T) {
 	check.Until(t, "nvidia-smi has ended", func() bool { return r.Restore(soon(t), target.GPU) == nil })
 	if r.Lock.file != nil || !r.Lock.foreign.IsZero() {
 		t.Errorf("the lock is kept: %+v", r.Lock)
+	}
+}
+
+// Two processes that had the lock one after the other are not one that hangs: the five minutes count anew for each.
+func TestLockOfAnotherProcessLater(t *testing.T) {
+	dir := t.TempDir()
+	other, own := NewLock(dir), NewLock(dir)
+	for range 2 {
+		release, err := other.Hold(t.Context())
+		check.NoError(t, err)
+		if _, err := own.Hold(soon(t)); !isBusy(err) {
+			t.Errorf("%v", err)
+		}
+		own.foreign = own.foreign.Add(-orphanAtMost) // nothing asks for the lock meanwhile
+		release()
 	}
 }
 

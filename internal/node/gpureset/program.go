@@ -151,7 +151,8 @@ func (p Program) call(ctx context.Context, lock *Lock, args ...string) (printed 
 	return output.String(), -1, err
 }
 
-// await returns nil if a process has ended by itself, with any status, and whether it was left because it could not be killed.
+// await returns nil if a process has ended by itself, with any status, and whether it was left because it could not be
+// killed.
 func await(ctx context.Context, ended <-chan error) (left bool, err error) {
 	select {
 	case err = <-ended:

@@ -106,8 +106,8 @@ func (r Local) Reset(ctx context.Context, t Target) error {
 	})
 }
 
-// withoutPersistence turns the persistence mode of a GPU off, and on again whatever becomes of it. A GPU that does not show its mode may refuse that, and is
-// reset if nothing has it open nevertheless.
+// withoutPersistence turns the persistence mode of a GPU off, and on again whatever becomes of it. A GPU that does not
+// show its mode may refuse that, and is reset if nothing has it open nevertheless.
 func (r Local) withoutPersistence(ctx context.Context, id gpu.DeviceID, mode gpu.Toggle, do func() error) error {
 	err := r.setPersistence(ctx, id, "0")
 	e, refused := errors.AsType[*RefusedError](err)
@@ -130,7 +130,8 @@ func (r Local) reset(ctx context.Context, id gpu.DeviceID) error {
 	return refused(id, printed, err)
 }
 
-// corruptedInfoROM is the exit status with which nvidia-smi warns of a corrupted infoROM beside what it has done (NVML_ERROR_CORRUPTED_INFOROM).
+// corruptedInfoROM is the exit status with which nvidia-smi warns of a corrupted infoROM beside what it has done
+// (NVML_ERROR_CORRUPTED_INFOROM).
 const corruptedInfoROM = 14
 
 func succeeded(status int) bool { return status == 0 || status == corruptedInfoROM }
@@ -159,8 +160,9 @@ func inUse(t Target, clients []Client) error {
 	return &InUseError{t.GPU, clients}
 }
 
-// persistence returns the persistence mode of a GPU. With it the driver, or nvidia-persistenced, has the GPU open, and it can't be reset. A GPU that does not
-// report it ("[GPU requires reset]", "[N/A]", "[Unknown Error]") is no GPU without it: the mode is unknown. Beside the answer nvidia-smi prints warnings.
+// persistence returns the persistence mode of a GPU. With it the driver, or nvidia-persistenced, has the GPU open, and
+// it can't be reset. A GPU that does not report it ("[GPU requires reset]", "[N/A]", "[Unknown Error]") is no GPU
+// without it: the mode is unknown. Beside the answer nvidia-smi prints warnings.
 func (r Local) persistence(ctx context.Context, id gpu.DeviceID) (gpu.Toggle, error) {
 	printed, status, err := r.call(ctx, callAtMost, "--query-gpu=persistence_mode", "--format=csv,noheader", "-i", string(id))
 	if err != nil || !succeeded(status) {

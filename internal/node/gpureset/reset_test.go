@@ -183,7 +183,8 @@ func TestPersistenceDaemon(t *testing.T) {
 	}
 }
 
-// A GPU that needs a reset does not show its persistence mode. nvidia-persistenced, or what the driver reported before, shows that it is on.
+// A GPU that needs a reset does not show its persistence mode. nvidia-persistenced, or what the driver reported before,
+// shows that it is on.
 func TestHiddenPersistenceModeOfAGPUThatNeedsAReset(t *testing.T) {
 	for _, hidden := range []string{"[GPU requires reset]", "[N/A]", "[Unknown Error]"} {
 		proc := procfs(t, map[int][]string{5: {"/dev/nvidia3"}})

@@ -1,8 +1,8 @@
 // Package mps finds the MPS control daemons of a node: their folders, and whether they answer, for as long as a pool needs one.
 //
-// Containers of a pool can write its pipe directory, and some can write all folders of the daemons. So what is below the root is
-// looked at without following a link at its end and without blocking. Which daemon this node has started, and with what, is in the
-// state directory, which only root can write.
+// Containers of a pool can write its pipe directory, and some can write all folders of the daemons. So what is below
+// the root is looked at without following a link at its end and without blocking. Which daemon this node has started,
+// and with what, is in the state directory, which only root can write.
 package mps
 
 import (
@@ -43,7 +43,8 @@ type Daemons struct {
 	defaults bool     // and pools with a default name, which depends on the GPUs and profiles
 }
 
-// Of returns the daemons that a policy needs, in the folders below root; "" = DefaultRoot. Their records are in stateDir; "" = none.
+// Of returns the daemons that a policy needs, in the folders below root; "" = DefaultRoot. Their records are in
+// stateDir; "" = none.
 func Of(p inventory.Policy, root, stateDir string) Daemons {
 	d := Daemons{root: cmp.Or(root, DefaultRoot), stateDir: stateDir}
 	for _, r := range p.Rules {
@@ -123,8 +124,8 @@ type Control struct {
 	Inode  uint64 `json:"inode"`
 }
 
-// FindControl returns the control file in a pipe directory, or why no process serves it. It does not block, follows no link in the
-// directory, and the daemon does not notice.
+// FindControl returns the control file in a pipe directory, or why no process serves it. It does not block, follows no
+// link in the directory, and the daemon does not notice.
 //
 // The file is a socket of type SOCK_SEQPACKET, to which a client connects (CUDA does so when it is initialised). A daemon logs
 // every connection, so one a second would fill its log. Here the type is wrong on purpose: the kernel looks the socket up
@@ -132,8 +133,8 @@ type Control struct {
 // and ECONNREFUSED that it has ended. For a FIFO the check is to open it for writing without blocking: ENXIO means that no
 // process reads it (fifo(7)).
 //
-// The file is opened with O_PATH, which neither blocks nor has an effect on it, and then used by its descriptor: whoever can write the
-// directory can put another file in its place at any time.
+// The file is opened with O_PATH, which neither blocks nor has an effect on it, and then used by its descriptor:
+// whoever can write the directory can put another file in its place at any time.
 func FindControl(pipe string) (Control, error) {
 	path := filepath.Join(pipe, ControlSocket)
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)

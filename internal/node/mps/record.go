@@ -9,7 +9,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/statefile"
 )
 
-// RecordFolder is the folder in the state directory with a record of each daemon that the command mps-daemon has started.
+// RecordFolder is the folder in the state directory with a record of each daemon that the command mps-daemon has
+// started.
 const RecordFolder = "mps-daemons"
 
 // RecordSuffix is the end of the name of a record, after its pool.
@@ -41,12 +42,13 @@ type Record struct {
 
 var (
 	errStarting = errors.New("it has not got its limits yet")
-	errEnding   = errors.New("it ends when its clients have ended: its pool has other GPUs or limits, or one of its GPUs is proved or reset")
+	errEnding   = errors.New("it ends when its clients have ended: its pool has other GPUs or limits, " +
+		"or one of its GPUs is proved or reset")
 	errReplaced = errors.New("another process has taken the place of its control socket")
 )
 
-// checkRecord reports why a daemon that serves a control file takes no clients; nil for a daemon without a record: another program has
-// started it.
+// checkRecord reports why a daemon that serves a control file takes no clients; nil for a daemon without a record:
+// another program has started it.
 func (d Daemons) checkRecord(pool string, control Control) error {
 	r, err := d.record(pool)
 	switch {
@@ -62,8 +64,8 @@ func (d Daemons) checkRecord(pool string, control Control) error {
 	return nil
 }
 
-// Recorded reports whether mps-daemon runs the daemon of a pool, or has not set back the compute mode of its GPUs. A record that can't be read
-// counts.
+// Recorded reports whether mps-daemon runs the daemon of a pool, or has not set back the compute mode of its GPUs. A
+// record that can't be read counts.
 func (d Daemons) Recorded(pool string) bool {
 	_, err := d.record(pool)
 	return !errors.Is(err, fs.ErrNotExist)

@@ -18,7 +18,8 @@ import (
 // Only one agent of a node resets GPUs at a time. It may have marks of several: of the GPU and of those that are linked with it.
 
 // driverReleased returns the GPU for whose reset the driver is released, by the file as it is on disk then; "" = it is not. An agent that resets a GPU has it
-// released while it asks for that, and when it was killed for as long as its nvidia-smi runs. For other processes both hold for releasedAtMost at most.
+// released while it asks for that, and when it was killed for as long as its nvidia-smi runs. For other processes both
+// hold for releasedAtMost at most.
 func (n *next) driverReleased() (id gpu.DeviceID) {
 	for _, one := range slices.Sorted(maps.Keys(n.file.Taken)) {
 		mark := n.file.Taken[one]
@@ -33,7 +34,7 @@ func (n *next) driverReleased() (id gpu.DeviceID) {
 	return id
 }
 
-// resets reports whether another process that has the driver released runs, or the nvidia-smi that it has left.
+// resets reports whether another process that has the driver released runs, or the nvidia-smi that it has left, or may.
 func (n *next) resets(agent string) bool {
 	if n.Running(agent) && agent != n.Agent || n.Follows && agent == n.Agent {
 		return true
@@ -42,13 +43,13 @@ func (n *next) resets(agent string) bool {
 	return runs
 }
 
-// resetRuns reports whether an nvidia-smi may reset a GPU, and whether that is known.
+// resetRuns reports whether an nvidia-smi may reset a GPU, and whether that is known. One may if it can't be found out.
 func (n *next) resetRuns() (runs, known bool) {
 	if n.ResetRuns == nil {
 		return false, false
 	}
 	runs, err := n.ResetRuns()
-	return runs && err == nil, err == nil
+	return runs || err != nil, err == nil
 }
 
 // releasing reports whether this process has the driver released, or asks for that.

@@ -160,8 +160,9 @@ func TestKilledDuringAReset(t *testing.T) {
 	})
 }
 
-// nvidia-smi goes on when its agent is killed in the middle. While it runs no agent opens the driver, not the next process of that agent either, and the GPU is
-// not given back. When it has ended both happen at once; after some minutes in any case.
+// nvidia-smi goes on when its agent is killed in the middle. While it runs no agent opens the driver, not the next
+// process of that agent either, and the GPU is not given back. When it has ended both happen at once; after some
+// minutes in any case.
 func TestNvidiaSMIThatOutlivesItsAgent(t *testing.T) {
 	for name, ends := range map[string]bool{"ends": true, "hangs": false} {
 		t.Run(name, func(t *testing.T) {
@@ -198,7 +199,28 @@ func TestNvidiaSMIThatOutlivesItsAgent(t *testing.T) {
 	}
 }
 
-// Whether nvidia-smi runs is not known: the GPU stays taken for as long as it may.
+// Whether nvidia-smi runs is not known: no agent opens the driver for as long as it may.
+func TestDriverBesideNvidiaSMIThatIsNotKnown(t *testing.T) {
+	h := newHost(t)
+	h.resets = func() (bool, error) { return false, errors.New("input/output error") }
+	synctest.Test(t, func(t *testing.T) {
+		n, k := h.both(t)
+		n.grantedFor(t, 0, inventory.Reset).ReleaseDriver()
+		pass(4 * time.Second)
+		n.end()
+		pass(10 * time.Second)
+		expectReleased(t, "killed", k)
+		n = h.startNomad(t)
+		pass(20 * time.Second)
+		if n.machine.Sessions() != 0 || k.machine.Sessions() != 0 {
+			t.Errorf("it may still run: %d and %d sessions\n%s", n.machine.Sessions(), k.machine.Sessions(), n.log)
+		}
+		pass(releasedAtMost)
+		expectOpen(t, "in time", n, k)
+	})
+}
+
+// The GPU stays taken for as long, too.
 func TestNvidiaSMIThatIsNotKnown(t *testing.T) {
 	h := newHost(t)
 	h.resets = func() (bool, error) { return false, errors.New("input/output error") }

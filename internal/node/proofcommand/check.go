@@ -71,8 +71,8 @@ func CheckIn(root string, command []string) error {
 	return errors.Join(w.errs...)
 }
 
-// CheckLibrary is Check for a library that a program loads, which need not be executable. A folder above it may be one with the sticky bit, as /tmp: there
-// nobody replaces what belongs to another user (inode(7)).
+// CheckLibrary is Check for a library that a program loads, which need not be executable. A folder above it may be one
+// with the sticky bit, as /tmp: there nobody replaces what belongs to another user (inode(7)).
 func CheckLibrary(path string) error {
 	w := newWalk()
 	w.sticky = true
@@ -81,12 +81,14 @@ func CheckLibrary(path string) error {
 	return errors.Join(w.errs...)
 }
 
-// CheckLibraryPath is CheckLibrary for all libraries in the folders of a value of LD_LIBRARY_PATH. A folder that is missing has none.
+// CheckLibraryPath is CheckLibrary for all libraries in the folders of a value of LD_LIBRARY_PATH. A folder that is
+// missing has none.
 func CheckLibraryPath(folders string) error {
 	w := newWalk()
 	w.sticky = true
 	for _, folder := range filepath.SplitList(folders) {
-		if _, err := os.Stat(folder); !filepath.IsAbs(folder) || errors.Is(err, fs.ErrNotExist) { // others are beneath the working folder
+		_, err := os.Stat(folder)
+		if !filepath.IsAbs(folder) || errors.Is(err, fs.ErrNotExist) { // others are beneath the working folder
 			continue
 		}
 		w.look(w.root)
@@ -196,14 +198,16 @@ func about(path string, info fs.FileInfo) (e ProgramError, group uint32) {
 	return e, group
 }
 
-// hasACL reports whether a file has an access control list with users or groups of its own. Then the mode of its group is what these may do at most (acl(5)).
+// hasACL reports whether a file has an access control list with users or groups of its own. Then the mode of its group
+// is what these may do at most (acl(5)).
 func hasACL(path string) bool {
 	size, err := unix.Lgetxattr(path, "system.posix_acl_access", nil)
 	return err == nil && size > 0
 }
 
-// isConfigMap reports whether a folder is the mount of a ConfigMap in a container: the kubelet gives it mode 0777 (defaultPerm in its emptydir), and mounts
-// it read-only. What others can write elsewhere they can also write through a read-only mount of it.
+// isConfigMap reports whether a folder is the mount of a ConfigMap in a container: the kubelet gives it mode 0777
+// (defaultPerm in its emptydir), and mounts it read-only. What others can write elsewhere they can also write through a
+// read-only mount of it.
 func isConfigMap(path string) bool {
 	text, err := os.ReadFile("/proc/thread-self/mountinfo")
 	if err != nil {

@@ -164,7 +164,8 @@ func below(dir string, err error) (all []error) {
 	return all
 }
 
-// reset-server has the host's root mounted read-only: what every user of the host can write is not safe because this mount can't be written.
+// reset-server has the host's root mounted read-only: what every user of the host can write is not safe because this
+// mount can't be written.
 func TestCheckRefusesWhatOthersCanWriteOnAReadOnlyMount(t *testing.T) {
 	dir, at := t.TempDir(), t.TempDir()
 	check.NoError(t, os.Mkdir(dir+"/bin", 0o755), os.WriteFile(dir+"/bin/nvidia-smi", nil, 0o755), os.Chmod(dir+"/bin", 0o777),

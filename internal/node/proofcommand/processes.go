@@ -224,7 +224,7 @@ func (r runner) cleanUp(folder string) error {
 		}
 		p := processes{name: name, group: groupPath(r.groups(), name)}
 		if left := p.end(r.kill, r.killWait); len(left) > 0 {
-			errs = append(errs, fmt.Errorf("processes of a proof of an earlier life of this agent can't be killed: PIDs %v", left))
+			errs = append(errs, fmt.Errorf("processes of an earlier life of this agent can't be killed: PIDs %v", left))
 		}
 		f := files{folder: folder, name: name, lock: lock}
 		f.remove(p.removeGroup())

@@ -64,8 +64,8 @@ func (s *Server) handler() http.Handler {
 	return mux
 }
 
-// begin keeps other requests, and other processes of the node, from touching a GPU until end is called. A request whose agent was killed is found out by them:
-// they see the lock before the file of the node is read.
+// begin keeps other requests, and other processes of the node, from touching a GPU until end is called. A request whose
+// agent was killed is found out by them: they see the lock before the file of the node is read.
 func (s *Server) begin(ctx context.Context) (end func(), err error) {
 	if !s.running.TryLock() {
 		return nil, &gpureset.BusyError{}

@@ -151,7 +151,8 @@ func (a *attempt) look(ctx context.Context) (target gpureset.Target, err error) 
 	return a.lookAt(ctx, a.GPU)
 }
 
-// lookAt returns where a GPU is, and fails with *gpureset.InUseError if something has it open but agents, and programs that are stopped for a reset.
+// lookAt returns where a GPU is, and fails with *gpureset.InUseError if something has it open but agents, and programs
+// that are stopped for a reset.
 func (r *Resetter) lookAt(ctx context.Context, id gpu.DeviceID) (gpureset.Target, error) {
 	target, known := r.opts.Node.Target(id)
 	if !known {

@@ -127,7 +127,8 @@ func (r *Resetter) plan(ctx context.Context, id gpu.DeviceID, loseMIG bool) (Pla
 // endsWhenTaken reports whether what a look has found are only processes that end when the GPU is taken.
 func (r *Resetter) endsWhenTaken(err error) bool {
 	e, inUse := errors.AsType[*gpureset.InUseError](err)
-	return inUse && !slices.ContainsFunc(e.Clients, func(c gpureset.Client) bool { return !r.opts.Node.EndsWhenTaken(e.GPU, c) })
+	stays := func(c gpureset.Client) bool { return !r.opts.Node.EndsWhenTaken(e.GPU, c) }
+	return inUse && !slices.ContainsFunc(e.Clients, stays)
 }
 
 // unrecorded is what keeps a reset from beginning without the record of resets.

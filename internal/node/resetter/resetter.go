@@ -47,7 +47,8 @@ type Node interface {
 	// IsAgent reports whether a process is an agent of the node, which closes the driver for a reset.
 	IsAgent(gpureset.Client) bool
 
-	// EndsWhenTaken reports whether a process that has a GPU open ends when the GPU is taken: the MPS control daemon of a pool without work.
+	// EndsWhenTaken reports whether a process that has a GPU open ends when the GPU is taken: the MPS control daemon of
+	// a pool without work.
 	EndsWhenTaken(id gpu.DeviceID, c gpureset.Client) bool
 
 	// AwaitReleased waits until this agent has closed the driver, AwaitReading until it has read all GPUs after it has opened it again.

@@ -93,7 +93,8 @@ func TestOpen(t *testing.T) {
 	})
 }
 
-// The MPS control daemon of a pool without work does not keep a person's reset from beginning: it ends when the GPU is taken.
+// The MPS control daemon of a pool without work does not keep a person's reset from beginning: it ends when the GPU is
+// taken.
 func TestOpenInAnMPSDaemon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "GPU-1")
@@ -212,8 +213,8 @@ func TestPersistence(t *testing.T) {
 	})
 }
 
-// case 22: an agent that is killed at any step knows afterwards whether nvidia-smi may have been called, and restores what that has changed when that
-// nvidia-smi has ended.
+// case 22: an agent that is killed at any step knows afterwards whether nvidia-smi may have been called, and restores
+// what that has changed when that nvidia-smi has ended.
 func TestKilled(t *testing.T) {
 	for _, event := range strings.Split(whole, ", ") {
 		synctest.Test(t, func(t *testing.T) {

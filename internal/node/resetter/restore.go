@@ -14,8 +14,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/util/watch"
 )
 
-// beginRestore has a goroutine restore what a reset has left: persistence modes, also of GPUs that are not listed so far, and programs that were stopped. mu is
-// locked.
+// beginRestore has a goroutine restore what a reset has left: persistence modes, also of GPUs that are not listed so
+// far, and programs that were stopped. mu is locked.
 func (r *Resetter) beginRestore() {
 	if r.ending || r.restore != nil || !r.anyLeft() {
 		return

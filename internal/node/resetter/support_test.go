@@ -46,6 +46,7 @@ type world struct {
 	readyErr error                              // of Ready
 	resetErr error                              // of Reset
 	pause    reset.Pause
+	folder   string                                      // of the commands
 	command  func(command []string) proofcommand.Outcome // nil = no command runs
 	runs     bool                                        // the nvidia-smi of an earlier process
 	leaves   bool                                        // Reset and Restore do not turn persistence mode on again
@@ -232,7 +233,7 @@ func (w *world) start() (r *resetter.Resetter, stop func()) {
 	ctx, cancel := context.WithCancel(w.Context())
 	r = resetter.New(resetter.Options{
 		Node: w, Policy: w.policy, Resetter: w, File: w.file, On: []reconcile.Source{reconcile.Signal(w.changed)}, Log: slog.New(slog.DiscardHandler),
-		Pause: w.pause, Command: w.run, Runs: func() (runs bool, err error) {
+		Pause: w.pause, Folder: w.folder, Command: w.run, Runs: func() (runs bool, err error) {
 			w.with(func() { runs = w.runs })
 			return runs, nil
 		},

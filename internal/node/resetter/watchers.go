@@ -23,7 +23,8 @@ const (
 // resuming is why no reset begins while programs that watch GPUs are stopped.
 const resuming = "programs that watch GPUs were stopped for a reset, and do not run again yet"
 
-// stopWatchers stops the programs that watch GPUs, if they have a GPU open. That they are to be started again is on disk before.
+// stopWatchers stops the programs that watch GPUs, if they have a GPU open. That they are to be started again is on
+// disk before.
 //
 //	on disk . . . stop . . . reset, or not . . . start . . . on disk
 //	the agent is killed at any point after the first: the next process starts them
@@ -67,14 +68,16 @@ func (r *Resetter) resumeWatchers(ctx context.Context) {
 	if !stopped {
 		return
 	}
+	r.endCommands()
 	err := r.command(ctx, r.opts.Pause.Resume)
 	if ctx.Err() != nil {
 		return
 	}
 	if err != nil {
 		one := problem.Problem{
-			Code: problem.WatchersStopped, Text: "programs that watch GPUs were stopped for a reset, and are not started: " + err.Error(),
-			Remedy: "correct reset.pause.resume, or start them by hand; it is tried again each minute",
+			Code:   problem.WatchersStopped,
+			Text:   "programs that watch GPUs were stopped for a reset, and are not started: " + err.Error(),
+			Remedy: "correct reset.pause.resume, which runs again each minute: until it has ended with 0 no GPU is reset",
 		}
 		r.problems.Put(one, slog.LevelWarn, "programs that watch GPUs are not started after a reset", "error", err)
 		return
@@ -84,12 +87,24 @@ func (r *Resetter) resumeWatchers(ctx context.Context) {
 	r.wake()
 }
 
+// endCommands ends what commands of an earlier process have left running: they could stop the programs again. pausing
+// is locked.
+func (r *Resetter) endCommands() {
+	if r.opts.Folder == "" {
+		return
+	}
+	if err := proofcommand.CleanUp(r.opts.Folder); err != nil {
+		r.opts.Log.Warn("processes of earlier commands of reset.pause can't be ended", "error", err)
+	}
+}
+
 // command runs a command of reset.Pause.
 func (r *Resetter) command(ctx context.Context, command []string) error {
 	if len(command) == 0 {
 		return errors.New("the configuration has no command for that any more")
 	}
-	result := r.opts.Command(ctx, proofcommand.Proof{Command: command, Reason: "reset", Timeout: commandAtMost, Folder: r.opts.Folder})
+	run := proofcommand.Proof{Command: command, Reason: "reset", Timeout: commandAtMost, Folder: r.opts.Folder}
+	result := r.opts.Command(ctx, run)
 	if result.Outcome != proofcommand.Passed {
 		return errors.New(strings.TrimSpace(result.Text + " " + proofcommand.Line(result.Output, maxOutput)))
 	}
@@ -99,7 +114,8 @@ func (r *Resetter) command(ctx context.Context, command []string) error {
 // maxOutput is how much of what a command has printed an error has, in bytes.
 const maxOutput = 300
 
-// orphanRuns reports whether an nvidia-smi that this process does not wait for may reset a GPU. After some minutes it counts as one that hangs.
+// orphanRuns reports whether an nvidia-smi that this process does not wait for may reset a GPU. After some minutes it
+// counts as one that hangs.
 func (r *Resetter) orphanRuns() bool {
 	if r.opts.Runs == nil || r.Resets() != "" {
 		return false

@@ -2,6 +2,7 @@ package resetter_test
 
 import (
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -14,7 +15,8 @@ import (
 	"github.com/tandem-gpu/tandem/test/check"
 )
 
-// watched returns a world in which dcgm-exporter has the GPU open, and the operator has given commands that stop and start it.
+// watched returns a world in which dcgm-exporter has the GPU open, and the operator has given commands that stop and
+// start it.
 func watched(t *testing.T) *world {
 	w := newWorld(t, "GPU-1")
 	w.pause = reset.Pause{Programs: []string{"dcgm-exporter"}, Stop: []string{"stop"}, Resume: []string{"start"}}
@@ -33,7 +35,8 @@ func watched(t *testing.T) *world {
 
 const watchedWhole = "take GPU-1, stop, driver released, nvidia-smi GPU-1, driver opened, recorded GPU-1, read, given back GPU-1, start"
 
-// Beside a program that watches GPUs no reset began. One that the operator has listed is stopped for it and started again, also after one that failed.
+// Beside a program that watches GPUs no reset began. One that the operator has listed is stopped for it and started
+// again, also after one that failed.
 func TestWatchersAreStoppedForAReset(t *testing.T) {
 	for _, fails := range []error{nil, &gpureset.RefusedError{GPU: "GPU-1", Refusal: gpureset.NotSupported, Text: "its text"}} {
 		synctest.Test(t, func(t *testing.T) {
@@ -71,7 +74,8 @@ func TestOnlyListedWatchersAreStopped(t *testing.T) {
 	})
 }
 
-// The agent is killed at any step after they were stopped: the next process starts them, but not while the nvidia-smi of the one before runs.
+// The agent is killed at any step after they were stopped: the next process starts them, but not while the nvidia-smi
+// of the one before runs.
 func TestKilledWhileWatchersAreStopped(t *testing.T) {
 	for _, event := range strings.Split(watchedWhole, ", ") {
 		synctest.Test(t, func(t *testing.T) {
@@ -99,8 +103,34 @@ func TestKilledWhileWatchersAreStopped(t *testing.T) {
 	}
 }
 
-// A command that fails is tried again each minute, is a problem until it succeeds, and keeps other resets from beginning. An nvidia-smi that hangs does not
-// keep them stopped for ever.
+// What the killed agent's command has left running is ended before the programs are started: else it could stop them
+// again.
+func TestCommandOfAKilledAgentIsEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := watched(t)
+		_, stop := w.start()
+		stop()
+		next := watched(t)
+		next.heals, next.policy.Mode, next.folder = false, reset.Off, t.TempDir()
+		check.NoError(t, os.WriteFile(next.file, []byte(w.disk["stop"]), 0o600))
+		left := filepath.Join(next.folder, "tandem-proof-LEFT.lock")
+		check.NoError(t, os.WriteFile(left, nil, 0o600))
+		started, command := false, next.command
+		next.command = func(words []string) proofcommand.Outcome {
+			_, err := os.Stat(left)
+			started = started || err != nil
+			return command(words)
+		}
+		_, stop = next.start()
+		defer stop()
+		if time.Sleep(time.Minute); !started {
+			t.Errorf("started beside it: %s", next.happened())
+		}
+	})
+}
+
+// A command that fails is tried again each minute, is a problem until it succeeds, and keeps other resets from
+// beginning. An nvidia-smi that hangs does not keep them stopped for ever.
 func TestWatchersThatAreNotStarted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := watched(t)

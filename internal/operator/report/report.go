@@ -39,6 +39,7 @@ type Report struct {
 	Warnings       []string          `json:"warnings,omitempty"` // Problems as lines
 
 	OwnersUnknown     *Unknown `json:"ownersUnknown,omitempty"`     // a device without owners may have some; nil = it has none, or they are not read (occupancy = off)
+	OwnersUnread      bool     `json:"ownersUnread,omitempty"`      // owners were not read: not yet, or never (occupancy = off)
 	HealthLimitations []string `json:"healthLimitations,omitempty"` // what this agent sees of no GPU: each device has those of its own
 }
 

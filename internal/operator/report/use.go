@@ -39,6 +39,7 @@ type Unknown struct {
 // WithUse returns the report with the use of its devices, and why some of it is not known as problems. The devices of r are changed.
 func (r Report) WithUse(t use.Table) Report {
 	r = r.WithProblems(t.Problems...)
+	r.OwnersUnread = t.At.IsZero() && len(r.Devices) > 0
 	if !t.At.IsZero() && !t.HoldersKnown && len(r.Devices) > 0 {
 		r.OwnersUnknown = new(Unknown(t.Unknown))
 	}

@@ -77,14 +77,19 @@ func (l *limiter) add(c *limitedConn) (excess *limitedConn) {
 		count[o.client]++
 	}
 	excess = l.open[0]
-	for _, o := range l.open {
+	for _, o := range l.open[:l.max] { // c is not among them: it may be a probe that has had no time to send
 		more := count[o.client] - count[excess.client]
-		if more > 0 || more == 0 && excess.used.Load() && !o.used.Load() {
+		if more > 0 || more == 0 && excess.used.Load() && l.isSilent(o) {
 			excess = o
 		}
 	}
 	l.open = slices.DeleteFunc(l.open, func(o *limitedConn) bool { return o == excess })
 	return excess
+}
+
+// isSilent reports whether a connection has sent nothing although it had the time to.
+func (l *limiter) isSilent(c *limitedConn) bool {
+	return !c.used.Load() && time.Since(c.accepted) >= l.ages.silent
 }
 
 // Read implements net.Conn.

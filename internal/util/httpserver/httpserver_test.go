@@ -65,8 +65,8 @@ func TestLimiterClosesTheOldestOfTheBusiestAddress(t *testing.T) {
 	}
 }
 
-// A flood of connections that send nothing does not delay a probe from the same address, and does not cut it off. With one
-// age for all connections the probe waits in the kernel's queue, behind the flood.
+// A flood of connections that send nothing does not delay a probe from the same address, and does not cut it off. With
+// one age for all connections the probe waits in the kernel's queue, behind the flood.
 func TestProbeDuringFlood(t *testing.T) {
 	l := listening(t, 4)
 	l.ages.used = time.Hour
@@ -81,6 +81,25 @@ func TestProbeDuringFlood(t *testing.T) {
 	for range 100 {
 		l.connect(t, "127.0.0.3")
 	}
+	if !isOpen(probe) {
+		t.Error("the probe was cut off")
+	}
+}
+
+// A flood of connections that have sent something does not cut off the probe that comes next from the same address, nor
+// one that was accepted a moment ago and has not been read yet.
+func TestProbeDuringFloodThatSends(t *testing.T) {
+	l := listening(t, 4)
+	l.ages.silent = time.Hour
+	for range 4 {
+		client, server := l.connect(t, "127.0.0.3")
+		_, err := client.Write([]byte("G"))
+		check.NoError(t, err)
+		_, err = server.Read(make([]byte, 1))
+		check.NoError(t, err)
+	}
+	probe, _ := l.connect(t, "127.0.0.3")
+	l.connect(t, "127.0.0.3")
 	if !isOpen(probe) {
 		t.Error("the probe was cut off")
 	}

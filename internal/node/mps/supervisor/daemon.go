@@ -37,7 +37,7 @@ func (s *Supervisor) start(ctx context.Context, p Pool, records map[string]recor
 	if err := s.write(r); err != nil {
 		return err
 	}
-	if err := setComputeMode(ctx, p.Devices, modeExclusive); err != nil {
+	if err := s.setComputeMode(ctx, p.Devices, modeExclusive); err != nil {
 		return err
 	}
 	if err := f.startDaemon(ctx, p.Devices); err != nil {
@@ -46,7 +46,8 @@ func (s *Supervisor) start(ctx context.Context, p Pool, records map[string]recor
 	if err := s.setUp(ctx, &r); err != nil { // without limits it would give a client all of a GPU
 		return errors.Join(err, f.abort(ctx, r.Process))
 	}
-	s.opts.Log.Info("MPS control daemon started", "pool", p.Name, "gpus", joinIDs(p.Devices), "threads", p.Threads, "folder", f.pipe)
+	s.opts.Log.Info("MPS control daemon started",
+		"pool", p.Name, "gpus", joinIDs(p.Devices), "threads", p.Threads, "folder", f.pipe)
 	r.State = mps.Ready
 	return s.write(r)
 }
@@ -67,7 +68,8 @@ func (s *Supervisor) setUp(ctx context.Context, r *record) (err error) {
 	return f.limit(ctx, r.Pool)
 }
 
-// end ends a daemon that has no client, gives its GPUs back the compute mode that they have by default, and removes the record.
+// end ends a daemon that has no client, gives its GPUs back the compute mode that they have by default, and removes the
+// record.
 func (s *Supervisor) end(ctx context.Context, r record) error {
 	f := s.folders(r.Pool.Name)
 	at := s.look(r.Pool.Name, r, true)
@@ -84,7 +86,8 @@ func (s *Supervisor) end(ctx context.Context, r record) error {
 		}
 	case unreachable: // nothing is known of its clients
 		if held := s.heldOf(r.Pool); held != "" {
-			return &waitError{text: "its control socket is gone or another one, so no client finds it, and work has " + string(held)}
+			const why = "its control socket is gone or another one, so no client finds it, and work may have "
+			return &waitError{text: why + string(held)}
 		}
 		if err := r.Process.signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 			return err
@@ -100,10 +103,15 @@ func (s *Supervisor) end(ctx context.Context, r record) error {
 	if at != gone {
 		s.opts.Log.Info("MPS control daemon ended", "pool", r.Pool.Name)
 	}
-	if err := setComputeMode(ctx, r.Pool.Devices, modeDefault); err != nil {
+	err := s.setComputeMode(ctx, r.Pool.Devices, modeDefault)
+	if held, ok := errors.AsType[*heldError](err); ok {
+		return held
+	}
+	if err != nil {
 		s.opts.Log.Warn("the GPUs of a pool without a daemon keep their compute mode", "pool", r.Pool.Name, "error", err)
 	}
-	if err := f.removeControl(); err != nil { // else another process that has taken its place would be another program's daemon
+	// Else another process that has taken its place would be another program's daemon.
+	if err := f.removeControl(); err != nil {
 		return err
 	}
 	delete(s.idle, r.Pool.Name)

@@ -23,7 +23,8 @@ func MountShm(root, folder string) error {
 	if err := errors.Join(syscall.Stat(root, &above), syscall.Lstat(path, &own)); err != nil {
 		return err
 	}
-	if own.Mode&syscall.S_IFMT != syscall.S_IFDIR { // a container has put a link there, and the mount would be where it leads
+	// A container has put a link there, and the mount would be where it leads.
+	if own.Mode&syscall.S_IFMT != syscall.S_IFDIR {
 		return fmt.Errorf("%s is no folder", path)
 	}
 	if own.Dev != above.Dev {

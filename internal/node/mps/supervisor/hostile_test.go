@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -36,7 +37,8 @@ func (h *host) replaceControl(pool string) *net.UnixListener {
 	return l
 }
 
-// Whatever a container writes as the PID of the daemon, it is the supervisor's, and is ended with the compute mode of its GPUs.
+// Whatever a container writes as the PID of the daemon, it is the supervisor's, and is ended with the compute mode of
+// its GPUs.
 func TestPIDFileOfAContainer(t *testing.T) {
 	for name, put := range map[string]func(path string) error{
 		"a FIFO":          func(path string) error { return syscall.Mkfifo(path, 0o644) },
@@ -70,8 +72,8 @@ func TestPIDFileOfAContainer(t *testing.T) {
 	}
 }
 
-// A container that puts a socket in the place of a daemon's, and does not answer, is asked nothing. The daemon, which no client finds, is ended when no work
-// has its GPUs, and another one takes its place.
+// A container that puts a socket in the place of a daemon's, and does not answer, is asked nothing. The daemon, which
+// no client finds, is ended when no work has its GPUs, and another one takes its place.
 func TestControlSocketOfAContainer(t *testing.T) {
 	h := newHost(t)
 	s := h.supervisor()
@@ -81,7 +83,7 @@ func TestControlSocketOfAContainer(t *testing.T) {
 	fake := h.replaceControl("gpu.mps")
 	h.use([]gpu.DeviceID{coretest.GPU(0)}, nil)
 	h.pass(s)
-	if !first.runs() || !strings.Contains(h.log.String(), "no client finds it, and work has "+string(coretest.GPU(0))) {
+	if !first.runs() || !strings.Contains(h.log.String(), "no client finds it, and work may have "+string(coretest.GPU(0))) {
 		t.Errorf("while work has the GPU: runs = %v\n%s", first.runs(), h.log)
 	}
 	h.use(nil, nil)
@@ -93,7 +95,8 @@ func TestControlSocketOfAContainer(t *testing.T) {
 	_ = fake.Close()
 }
 
-// A socket in the place of a daemon that has ended is not another program's daemon: a pool would be without one, and nobody would notice.
+// A socket in the place of a daemon that has ended is not another program's daemon: a pool would be without one, and
+// nobody would notice.
 func TestSocketAfterTheEndOfADaemon(t *testing.T) {
 	h := newHost(t)
 	s := h.supervisor()
@@ -154,6 +157,25 @@ func TestSupervisorKilledBeforeTheRecord(t *testing.T) {
 	h.pass(h.supervisor())
 	if r := s.records()["gpu.mps"]; first.runs() || !r.Process.runs() || r.State != mps.Ready {
 		t.Errorf("the first one runs = %v, the record is %+v\n%s", first.runs(), r, h.log)
+	}
+}
+
+// The program that sends a daemon a command, such as that of an operator, is no daemon.
+func TestCommandIsNoDaemon(t *testing.T) {
+	h := newHost(t)
+	pipe := mps.Pipe(h.root, "gpu.mps")
+	command := exec.Command(filepath.Join(h.programs, "nvidia-cuda-mps-control"))
+	command.Env = append(os.Environ(), pipeVariable+"="+pipe)
+	stdin, err := command.StdinPipe()
+	check.NoError(t, err)
+	check.NoError(t, command.Start())
+	defer func() { _, _ = stdin.Close(), command.Wait() }()
+	check.Until(t, "it runs", func() bool {
+		name, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(command.Process.Pid), "comm"))
+		return err == nil && strings.HasPrefix(string(name), processName)
+	})
+	if p, found := findDaemon(pipe); found {
+		t.Errorf("found %+v", p)
 	}
 }
 

@@ -30,8 +30,8 @@ const (
 	foreign                     // another program's serves its control file
 )
 
-// look looks for the daemon of a pool. One that has a record, and whose process has ended, is gone: what serves its control file then is not
-// another program's daemon, which would have found ours running.
+// look looks for the daemon of a pool. One that has a record, and whose process has ended, is gone: what serves its
+// control file then is not another program's daemon, which would have found ours running.
 func (s *Supervisor) look(pool string, r record, recorded bool) presence {
 	control, err := mps.FindControl(s.folders(pool).pipe)
 	runs := recorded && r.Process.runs()
@@ -46,7 +46,8 @@ func (s *Supervisor) look(pool string, r record, recorded bool) presence {
 	return gone
 }
 
-// pass ends the daemons that are not wanted as they are, and then starts those that are missing: a GPU has one MPS server.
+// pass ends the daemons that are not wanted as they are, and then starts those that are missing: a GPU has one MPS
+// server.
 func (s *Supervisor) pass(ctx context.Context) {
 	if !s.known {
 		return
@@ -127,8 +128,8 @@ func (s *Supervisor) heldOf(p Pool) gpu.DeviceID {
 	return ""
 }
 
-// yield ends the daemon of a pool of which an agent has taken a GPU, when no work uses the daemon. Until then its pool takes work. Then the
-// daemon takes no clients for idleFor, and is ended if it has none after that.
+// yield ends the daemon of a pool of which an agent has taken a GPU, when no work uses the daemon. Until then its pool
+// takes work. Then the daemon takes no clients for idleFor, and is ended if it has none after that.
 func (s *Supervisor) yield(ctx context.Context, r record, taken gpu.DeviceID) {
 	name := r.Pool.Name
 	held := s.heldOf(r.Pool)
@@ -136,7 +137,7 @@ func (s *Supervisor) yield(ctx context.Context, r record, taken gpu.DeviceID) {
 		delete(s.idle, name)
 		s.mark(r, mps.Ready)
 		if held != "" {
-			why := fmt.Sprintf("%s is taken for a proof or a reset, and work has %s of the same pool", taken, held)
+			why := fmt.Sprintf("%s is taken for a proof or a reset, and work may have %s of the same pool", taken, held)
 			s.logOnce(name, why, func() { s.opts.Log.Info("MPS control daemon: waiting", "pool", name, "reason", why) })
 		}
 		return
@@ -158,7 +159,8 @@ func (s *Supervisor) yield(ctx context.Context, r record, taken gpu.DeviceID) {
 	})
 }
 
-// mark records whether a daemon takes clients. From when it does not, the agents give its GPUs no work, so that its clients become fewer.
+// mark records whether a daemon takes clients. From when it does not, the agents give its GPUs no work, so that its
+// clients become fewer.
 func (s *Supervisor) mark(r record, state mps.State) record {
 	if r.State == state || r.State == mps.Starting {
 		return r
@@ -171,7 +173,9 @@ func (s *Supervisor) mark(r record, state mps.State) record {
 // note writes a record, and logs that it can't.
 func (s *Supervisor) note(r record) {
 	if err := s.write(r); err != nil {
-		s.logOnce("record", err.Error(), func() { s.opts.Log.Warn("MPS control daemon: no record", "pool", r.Pool.Name, "error", err) })
+		s.logOnce("record", err.Error(), func() {
+			s.opts.Log.Warn("MPS control daemon: no record", "pool", r.Pool.Name, "error", err)
+		})
 	}
 }
 

@@ -23,9 +23,9 @@ const processName = "nvidia-cuda-mps"
 // errNoProcess is why a daemon that was just started is ended again.
 var errNoProcess = errors.New("its process is not found in /proc")
 
-// findDaemon returns the process of the daemon with a pipe directory that this process or an earlier mps-daemon has started. It has the name,
-// the user and the mounts of a child of this process, and the directory in its environment. The file with the daemon's PID does not count:
-// the clients of the daemon can write it.
+// findDaemon returns the process of the daemon with a pipe directory that this process or an earlier mps-daemon has
+// started. It has the name, the user and the mounts of a child of this process, and the directory in its environment.
+// The file with the daemon's PID does not count: the clients of the daemon can write it.
 func findDaemon(pipe string) (process, bool) {
 	mounts, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
@@ -44,8 +44,8 @@ func findDaemon(pipe string) (process, bool) {
 	return process{}, false
 }
 
-// isDaemon reports whether a process is the daemon with a pipe directory. Files that a process can keep from being read are read last, and not
-// those of a process in a container.
+// isDaemon reports whether a process is the daemon with a pipe directory. Files that a process can keep from being read
+// are read last, and not those of a process in a container.
 func isDaemon(folder, mounts, pipe string) bool {
 	name, err := os.ReadFile(folder + "/comm")
 	if err != nil || !bytes.HasPrefix(name, []byte(processName)) {
@@ -59,8 +59,9 @@ func isDaemon(folder, mounts, pipe string) bool {
 		return false
 	}
 	arguments, err := os.ReadFile(folder + "/cmdline")
-	program, _, _ := bytes.Cut(arguments, []byte{0})
-	if err != nil || filepath.Base(string(program)) != controlProgram { // its server is another program
+	program, options, _ := bytes.Cut(arguments, []byte{0})
+	// Its server is another program. One without options sends a daemon commands.
+	if err != nil || filepath.Base(string(program)) != controlProgram || len(options) == 0 {
 		return false
 	}
 	environment, err := os.ReadFile(folder + "/environ")

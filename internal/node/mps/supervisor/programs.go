@@ -44,10 +44,22 @@ const outputLimit = 64 << 10
 const maxServers = 64
 
 // setComputeMode sets the compute mode of GPUs.
-func setComputeMode(ctx context.Context, devices []Device, mode string) error {
+func (s *Supervisor) setComputeMode(ctx context.Context, devices []Device, mode string) error {
+	if s.opts.Hold != nil {
+		release, err := s.opts.Hold(ctx)
+		if err != nil {
+			return &heldError{err}
+		}
+		defer release()
+	}
 	_, err := output(ctx, "", nil, smiProgram, "-i", joinIDs(devices), "-c", mode)
 	return err
 }
+
+// heldError is why nvidia-smi was not called.
+type heldError struct{ error }
+
+func (e *heldError) Unwrap() error { return e.error }
 
 // joinIDs returns the UUIDs of devices, with commas.
 func joinIDs(devices []Device) string {
@@ -165,8 +177,8 @@ func (f folders) limit(ctx context.Context, p Pool) error {
 	return err
 }
 
-// abort ends a daemon that has just started, with its clients: without a time it would wait for them. One that takes no command is ended by a
-// signal.
+// abort ends a daemon that has just started, with its clients: without a time it would wait for them. One that takes no
+// command is ended by a signal.
 func (f folders) abort(ctx context.Context, p process) error {
 	_, err := f.command(ctx, "quit -t 1")
 	if err == nil || !p.runs() {

@@ -27,11 +27,12 @@ const (
 	retryMost  = time.Minute
 	quitAtMost = 10 * time.Second // for a daemon without clients to end
 
-	// idleFor is for how long a daemon has no client and its GPUs have no work, while no work is added, before it is ended for a GPU that an
-	// agent has taken: what was given out before is in the agents' reports by then.
+	// idleFor is for how long a daemon has no client and its GPUs have no work, while no work is added, before it is
+	// ended for a GPU that an agent has taken: what was given out before is in the agents' reports by then.
 	idleFor = 5 * time.Second
 
-	// takenAtMost is for how long the GPU of an agent that does not run counts as taken: a reset goes on without it (gpureset.AtMost).
+	// takenAtMost is for how long the GPU of an agent that does not run counts as taken: a reset goes on without it
+	// (gpureset.AtMost). For as long it may have given out more than its latest answer has.
 	takenAtMost = 5 * time.Minute
 )
 
@@ -82,28 +83,34 @@ type Options struct {
 	StateDir string // of the agents: for the records of the daemons
 	Lock     string // a file that one supervisor can lock: another one waits
 
-	// Offers has for each agent of the node a function that returns what it offers now. With an error that of before still counts; ErrNoAgent means
-	// that there may be no such agent.
+	// Offers has for each agent of the node a function that returns what it offers now. With an error that of before
+	// still counts; ErrNoAgent means that there may be no such agent.
 	Offers map[string]func(context.Context) (Offer, error)
 
-	// Taken returns the GPUs that agents have taken from all APIs for a proof or a reset, with the agents. With an error those of before still are.
+	// Taken returns the GPUs that agents have taken from all APIs for a proof or a reset, with the agents. With an
+	// error those of before still are.
 	Taken func() (map[gpu.DeviceID]string, error)
-	Log   *slog.Logger
+
+	// Hold waits until no nvidia-smi of the node may reset a GPU, and keeps others from that until release is called;
+	// nil = none may.
+	Hold func(context.Context) (release func(), err error)
+
+	Log *slog.Logger
 }
 
 // ErrNoAgent is the error of the offer of an agent that does not run.
 var ErrNoAgent = errors.New("no agent runs")
 
 // Supervisor keeps a daemon running for each pool. A daemon is ended, because its pool is gone or has other settings, when it has no client
-// left; and for as long as an agent has taken one of its GPUs, when no GPU of the pool has work either. One that runs without a record is
-// another program's, and is left alone. Make one with New, then call Run once.
+// left; and for as long as an agent has taken one of its GPUs, when no GPU of the pool has work either. One that runs
+// without a record is another program's, and is left alone. Make one with New, then call Run once.
 //
 // What a daemon's clients can write decides nothing: its process and its control file are in the record.
 type Supervisor struct {
 	opts    Options
 	lock    *os.File         // nil = it does not hold it
 	offered map[string]Offer // by agent: what it has answered last
-	known   bool             // every agent that runs has answered, and there is one
+	known   bool             // every agent that runs has answered, there is one, and it is known what they have taken
 	wanted  map[string]Pool  // by name
 	held    map[gpu.DeviceID]bool
 	taken   map[gpu.DeviceID]string // with the agent
@@ -122,8 +129,8 @@ func New(o Options) *Supervisor {
 	}
 }
 
-// Run supervises the daemons until ctx ends, from when it has the lock. It then ends those that have no client, within atMost; the others stay
-// as they are, for the next supervisor.
+// Run supervises the daemons until ctx ends, from when it has the lock. It then ends those that have no client, within
+// atMost; the others stay as they are, for the next supervisor.
 func (s *Supervisor) Run(ctx context.Context, atMost time.Duration) {
 	defer func() { filelock.Release(s.lock, s.opts.Lock) }()
 	reconcile.Loop{}.Run(ctx, func(ctx context.Context, _ reconcile.Cause) time.Duration {
@@ -171,7 +178,7 @@ func (s *Supervisor) endAll(ctx context.Context, atMost time.Duration) {
 // read reads what the agents offer and have taken. A pool that several agents offer has one daemon.
 func (s *Supervisor) read(ctx context.Context) {
 	var missing []error
-	unclear := false
+	unclear, late := false, map[string]bool{}
 	for _, agent := range slices.Sorted(maps.Keys(s.opts.Offers)) {
 		offer, err := s.opts.Offers[agent](ctx)
 		if !errors.Is(err, ErrNoAgent) {
@@ -181,6 +188,7 @@ func (s *Supervisor) read(ctx context.Context) {
 			s.offered[agent] = offer
 			continue
 		}
+		late[agent] = time.Since(s.ran[agent]) < takenAtMost
 		_, answered := s.offered[agent]
 		unclear = unclear || !answered && !errors.Is(err, ErrNoAgent)
 		if answered || !errors.Is(err, ErrNoAgent) {
@@ -192,8 +200,13 @@ func (s *Supervisor) read(ctx context.Context) {
 	}
 	s.known = len(s.offered) > 0 && !unclear
 	s.wanted, s.held = map[string]Pool{}, map[gpu.DeviceID]bool{}
-	for _, offer := range s.offered {
+	for agent, offer := range s.offered {
 		for _, p := range offer.Pools {
+			if late[agent] { // it may have given out any of them since then
+				for _, d := range p.Devices {
+					s.held[d.ID] = true
+				}
+			}
 			if before, both := s.wanted[p.Name]; both {
 				p = before.and(p)
 			}
@@ -205,6 +218,7 @@ func (s *Supervisor) read(ctx context.Context) {
 	}
 	if err := s.readTaken(); err != nil {
 		missing = append(missing, err)
+		s.known = s.known && s.taken != nil
 	}
 	if ctx.Err() == nil {
 		s.logMissing(errors.Join(missing...))
@@ -217,7 +231,8 @@ func (s *Supervisor) readTaken() error {
 	if err != nil {
 		return fmt.Errorf("which GPUs are taken: %w", err)
 	}
-	s.taken = maps.Clone(taken)
+	s.taken = map[gpu.DeviceID]string{}
+	maps.Copy(s.taken, taken)
 	maps.DeleteFunc(s.taken, func(_ gpu.DeviceID, agent string) bool { return time.Since(s.ran[agent]) > takenAtMost })
 	return nil
 }

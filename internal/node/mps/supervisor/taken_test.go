@@ -1,6 +1,9 @@
 package supervisor
 
 import (
+	"context"
+	"errors"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -11,9 +14,11 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/node/mps"
 	"github.com/tandem-gpu/tandem/test/check"
+	"github.com/tandem-gpu/tandem/test/mpscontrol"
 )
 
-// While an agent has taken a GPU of a pool, the pool has no daemon, and its GPUs have their own compute mode. After that it has one again.
+// While an agent has taken a GPU of a pool, the pool has no daemon, and its GPUs have their own compute mode. After
+// that it has one again.
 func TestTakenGPU(t *testing.T) {
 	h := newHost(t)
 	s := h.supervisor()
@@ -51,7 +56,8 @@ func (h *host) awaitIdle(s *Supervisor, pool string) {
 	})
 }
 
-// The daemon of a pool on whose other GPUs there is work is not ended, and takes work: the one that has taken a GPU waits.
+// The daemon of a pool on whose other GPUs there is work is not ended, and takes work: the one that has taken a GPU
+// waits.
 func TestTakenGPUBesideWork(t *testing.T) {
 	h := newHost(t)
 	s := h.supervisor()
@@ -63,7 +69,7 @@ func TestTakenGPUBesideWork(t *testing.T) {
 		h.pass(s)
 		check.NoError(t, daemons.Check("gpu.mps"))
 	}
-	why := string(coretest.GPU(1)) + " is taken for a proof or a reset, and work has " + string(coretest.GPU(0)) + " of the same pool"
+	why := string(coretest.GPU(1)) + " is taken for a proof or a reset, and work may have " + string(coretest.GPU(0)) + " of the same pool"
 	if n := strings.Count(h.log.String(), why); n != 1 {
 		t.Errorf("the reason is logged %d times:\n%s", n, h.log)
 	}
@@ -116,7 +122,8 @@ func TestTakenGPUWaitsForWorkThatBegins(t *testing.T) {
 	check.NoError(t, daemons.Check("gpu.mps"))
 }
 
-// A GPU that an agent has taken which does not run any more counts for a while only: no pool is without a daemon for ever.
+// A GPU that an agent has taken which does not run any more counts for a while only: no pool is without a daemon for
+// ever.
 func TestTakenByAnAgentThatIsGone(t *testing.T) {
 	h := newHost(t)
 	s := h.supervisor()
@@ -133,4 +140,77 @@ func TestTakenByAnAgentThatIsGone(t *testing.T) {
 	if left, _ := filepath.Glob(filepath.Join(h.root, inventory.ResourceDomain, "*", "*.json")); len(left) > 0 {
 		t.Errorf("records where containers can write: %q", left)
 	}
+}
+
+// No nvidia-smi is called while another one may reset a GPU of the node: that of an agent that was killed, too. The
+// compute mode is set after that.
+func TestNothingTouchesAGPUDuringAReset(t *testing.T) {
+	h := newHost(t)
+	s := h.supervisor()
+	busy := errors.New("a GPU is reset")
+	s.opts.Hold = func(context.Context) (func(), error) { return func() {}, busy }
+	h.offer(nil, pool("gpu.mps", 50, 0))
+	h.pass(s)
+	h.want("during a reset")
+	if _, err := os.Stat(filepath.Join(h.programs, mpscontrol.ModesFile)); err == nil {
+		t.Error("nvidia-smi was called")
+	}
+	busy = nil
+	h.pass(s)
+	h.want("after it", "gpu.mps")
+	busy = errors.New("another GPU is reset")
+	h.offer(nil)
+	h.pass(s)
+	h.want("without the pool")
+	if _, recorded := s.records()["gpu.mps"]; !recorded || !strings.HasSuffix(h.mode(), "EXCLUSIVE_PROCESS") {
+		t.Errorf("recorded = %v, compute mode %q", recorded, h.mode())
+	}
+	busy = nil
+	h.pass(s)
+	if _, recorded := s.records()["gpu.mps"]; recorded || !strings.HasSuffix(h.mode(), "DEFAULT") {
+		t.Errorf("after all: recorded = %v, compute mode %q", recorded, h.mode())
+	}
+}
+
+// An agent that does not answer may have given out a GPU since its latest answer: its daemons stay for a while.
+func TestTakenGPUWhileAnAgentDoesNotAnswer(t *testing.T) {
+	for name, failure := range map[string]error{"it is late": errors.New("no answer"), "it was killed": ErrNoAgent} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t)
+			s := h.supervisor()
+			h.other = []Pool{}
+			h.offer(nil, pool("gpu.mps", 50, 0, 1))
+			h.pass(s)
+			h.offer(failure, pool("gpu.mps", 50, 0, 1))
+			h.use(nil, []gpu.DeviceID{coretest.GPU(0)})
+			h.pass(s)
+			h.want("at first", "gpu.mps")
+			s.ran["k8s-gpu"] = time.Now().Add(-2 * takenAtMost)
+			h.taken = map[gpu.DeviceID]string{coretest.GPU(0): "nomad-gpu"}
+			h.pass(s)
+			if failure != ErrNoAgent {
+				h.want("later", "gpu.mps")
+			} else {
+				h.want("when the agent is gone")
+			}
+		})
+	}
+}
+
+// Before it is known which GPUs are taken, no daemon is started: one of them may be in its reset.
+func TestUnknownTakenGPUs(t *testing.T) {
+	h := newHost(t)
+	s := h.supervisor()
+	h.offer(nil, pool("gpu.mps", 50, 0))
+	taken, failure := s.opts.Taken, errors.New("damaged")
+	s.opts.Taken = func() (map[gpu.DeviceID]string, error) { return nil, failure }
+	h.pass(s)
+	h.want("with a damaged file")
+	s.opts.Taken = taken
+	h.pass(s)
+	h.want("with a file", "gpu.mps")
+	s.opts.Taken = func() (map[gpu.DeviceID]string, error) { return nil, failure }
+	h.offer(nil)
+	h.pass(s)
+	h.want("with a damaged file again")
 }
