@@ -65,7 +65,7 @@ func Restore(cfg Config, r Checkpoint, boot string) State {
 	s := NewState(cfg)
 	rebooted := r.BootID != boot
 	s.Ledger = health.Restore(cfg.Health, r.ledger(), rebooted)
-	if r.FaultsUnknown && !(rebooted && health.UnknownFaultsEnd(cfg.Health)) {
+	if r.FaultsUnknown && (!rebooted || !health.UnknownFaultsEnd(cfg.Health)) {
 		s.faultsUnknown = unknownFaults{pending: true, seen: sortedIDs(slices.Collect(maps.Keys(r.GPUs)))}
 	}
 	known := gpu.NewSnapshot(gpu.Snapshot{Devices: r.Devices, Links: r.Links})

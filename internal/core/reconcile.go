@@ -45,8 +45,10 @@ func Reconcile(prev, reading gpu.Snapshot) (gpu.Snapshot, []health.Observation) 
 			kept = append(kept, d)
 			continue
 		}
-		// Instances do not outlive their driver: those that can't be counted stay with the same one only.
-		if o, ok := missingDevice(d, reading); ok && (sameDriver || o.Kind != 0) {
+		if !sameDriver && d.Profile != "" && listed[d.At.GPU] { // no instance outlives its driver
+			continue
+		}
+		if o, ok := missingDevice(d, reading); ok {
 			kept = append(kept, d)
 			obs = append(obs, o)
 		}

@@ -294,18 +294,20 @@ func TestUnansweredValuesStay(t *testing.T) {
 	}
 }
 
-// Instances that can't be counted stay with the same driver. Those of an earlier one, or of an earlier boot, do not
-// exist: they are not listed.
-func TestInstancesThatCannotBeCounted(t *testing.T) {
+// Instances that can't be counted, or read, stay with the same driver. Those of an earlier one, or of an earlier boot, do
+// not exist: they are not listed if their GPU answers.
+func TestInstancesThatCannotBeRead(t *testing.T) {
 	before := coretest.WithMIG(coretest.GPUs(2), 1, "3g.40gb", "3g.40gb")
 	for version, want := range map[string]int{before.Driver.Version: 4, "": 2, "earlier": 2} {
 		reading := coretest.WithMIG(coretest.GPUs(2), 1)
 		parent := reading.Devices[1]
-		reading.Excluded = []gpu.Exclusion{{Index: 1, At: parent.At, PCI: parent.PCI, Reason: "not supported"}}
 		prev := before
 		prev.Driver.Version = version
-		if got, obs := core.Reconcile(prev, reading); len(got.Devices) != want {
-			t.Errorf("driver %q: %d devices, want %d: %+v", version, len(got.Devices), want, obs)
+		for _, failure := range []gpu.Failure{gpu.NotFailed, gpu.FailureError} {
+			reading.Excluded = []gpu.Exclusion{{Index: 1, At: parent.At, PCI: parent.PCI, Failure: failure, Reason: "not supported"}}
+			if got, obs := core.Reconcile(prev, reading); len(got.Devices) != want {
+				t.Errorf("driver %q, %v: %d devices, want %d: %+v", version, failure, len(got.Devices), want, obs)
+			}
 		}
 	}
 }

@@ -177,7 +177,7 @@ func (c *configChoice) run(ctx context.Context, changed chan<- struct{}) error {
 		if labels := c.node.labels.Load(); labels != nil {
 			now := labels[c.by.Label]
 			isNew := c.isNew(now)
-			if isNew && !(asked && value == now) {
+			if isNew && (!asked || value != now) {
 				watch.Notify(changed)
 			}
 			asked, value = isNew, now

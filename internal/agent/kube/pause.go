@@ -95,7 +95,8 @@ func (p *pause) follow(ctx context.Context, value string) error {
 
 // setOwn records whether the maintenance is that of the label.
 func (p *pause) setOwn(own bool) error {
-	if own == p.own && !(own && p.file != "" && statefile.IsMissing(p.file)) {
+	missing := own && p.file != "" && statefile.IsMissing(p.file)
+	if own == p.own && !missing {
 		return nil
 	}
 	var err error

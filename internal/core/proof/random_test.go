@@ -301,8 +301,7 @@ func (s *storm) finish() {
 		if counts != (!cancelled && outcome != proof.Cancelled) {
 			s.Errorf("%+v ends as %v, cancelled %t, and counts %t", r, outcome, cancelled, counts)
 		}
-		switch {
-		case counts && !r.again && (r.Reason == proof.Reset || r.Reason == proof.Recovery):
+		if counts && !r.again && (r.Reason == proof.Reset || r.Reason == proof.Recovery) {
 			s.day[id] = append(s.day[id], s.elapsed)
 		}
 		switch {

@@ -2,6 +2,7 @@ package kmsg
 
 import (
 	"context"
+	"errors"
 	"io"
 	"math"
 	"slices"
@@ -94,7 +95,9 @@ func TestAgeOfLateLines(t *testing.T) {
 					t.Errorf("%v, want %v", ages, c.want)
 				}
 				cancel()
-				<-done
+				if err := <-done; !errors.Is(err, context.Canceled) {
+					t.Error(err)
+				}
 			})
 		})
 	}

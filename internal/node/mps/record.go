@@ -51,9 +51,10 @@ var (
 // another program has started it.
 func (d Daemons) checkRecord(pool string, control Control) error {
 	r, err := d.record(pool)
+	if err != nil {
+		return nil //nolint:nilerr // the daemon is another program's
+	}
 	switch {
-	case err != nil:
-		return nil
 	case r.Control != (Control{}) && r.Control != control:
 		return errReplaced
 	case r.State == Starting:

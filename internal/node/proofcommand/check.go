@@ -249,7 +249,7 @@ func (w *walk) lookAtProgram(path string, info fs.FileInfo) {
 func (w *walk) add(e *ProgramError) {
 	noted := func(err error) bool {
 		other, ok := errors.AsType[*ProgramError](err)
-		return ok && other.Path == e.Path && other.Err == e.Err
+		return ok && other.Path == e.Path && errors.Is(other.Err, e.Err)
 	}
 	if !slices.ContainsFunc(w.errs, noted) {
 		w.errs = append(w.errs, e)

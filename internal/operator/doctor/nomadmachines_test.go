@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/tandem-gpu/tandem/internal/util/statefile"
 	"github.com/tandem-gpu/tandem/test/binaries"
 	"github.com/tandem-gpu/tandem/test/check"
 )
@@ -94,6 +95,8 @@ func (h *host) otherAgent() {
 		text, _ = os.ReadFile(folder + "/k8s-gpu.json")
 		return strings.Contains(string(text), h.UUID(7))
 	})
+	text, err := statefile.Unseal(text)
+	h.must(err)
 	h.must(os.WriteFile(folder+"/nomad-gpu.json", []byte(strings.ReplaceAll(string(text), "k8s-gpu", "nomad-gpu")), 0o600))
 	stop()
 }

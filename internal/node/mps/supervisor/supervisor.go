@@ -199,10 +199,23 @@ func (s *Supervisor) read(ctx context.Context) {
 		missing = append(missing, ErrNoAgent)
 	}
 	s.known = len(s.offered) > 0 && !unclear
+	s.combine(late)
+	if err := s.readTaken(); err != nil {
+		missing = append(missing, err)
+		s.known = s.known && s.taken != nil
+	}
+	if ctx.Err() == nil {
+		s.logMissing(errors.Join(missing...))
+	}
+}
+
+// combine finds the wanted pools and the GPUs with work in what the agents have offered. A late agent has not answered
+// now: it may have given out any of its GPUs since.
+func (s *Supervisor) combine(late map[string]bool) {
 	s.wanted, s.held = map[string]Pool{}, map[gpu.DeviceID]bool{}
 	for agent, offer := range s.offered {
 		for _, p := range offer.Pools {
-			if late[agent] { // it may have given out any of them since then
+			if late[agent] {
 				for _, d := range p.Devices {
 					s.held[d.ID] = true
 				}
@@ -215,13 +228,6 @@ func (s *Supervisor) read(ctx context.Context) {
 		for _, id := range offer.Held {
 			s.held[id] = true
 		}
-	}
-	if err := s.readTaken(); err != nil {
-		missing = append(missing, err)
-		s.known = s.known && s.taken != nil
-	}
-	if ctx.Err() == nil {
-		s.logMissing(errors.Join(missing...))
 	}
 }
 

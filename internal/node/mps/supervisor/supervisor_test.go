@@ -48,6 +48,7 @@ func newHost(t *testing.T) *host {
 	check.NoError(t, err)
 	check.NoError(t, mpscontrol.Install(h.programs, self))
 	t.Setenv("PATH", h.programs)
+	t.Setenv("GORACE", "atexit_sleep_ms=0") // else each program sleeps for a second before it ends
 	t.Cleanup(func() {
 		all, _ := filepath.Glob(filepath.Join(h.root, inventory.ResourceDomain, "*", "pipe"))
 		for _, pipe := range all {

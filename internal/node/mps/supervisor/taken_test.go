@@ -188,7 +188,7 @@ func TestTakenGPUWhileAnAgentDoesNotAnswer(t *testing.T) {
 			s.ran["k8s-gpu"] = time.Now().Add(-2 * takenAtMost)
 			h.taken = map[gpu.DeviceID]string{coretest.GPU(0): "nomad-gpu"}
 			h.pass(s)
-			if failure != ErrNoAgent {
+			if !errors.Is(failure, ErrNoAgent) {
 				h.want("later", "gpu.mps")
 			} else {
 				h.want("when the agent is gone")
