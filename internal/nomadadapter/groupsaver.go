@@ -129,7 +129,7 @@ func (s *groupSaver) load() bool {
 // save writes the unsaved names, and all names if the file was removed, and reports whether none is left. The present
 // content of the file is merged first: another process may have written it, or it could not be read before.
 func (s *groupSaver) save() bool {
-	if !s.names.unsaved() && !(s.onDisk && statefile.IsMissing(s.file.path)) {
+	if !s.names.unsaved() && (!s.onDisk || !statefile.IsMissing(s.file.path)) {
 		return true
 	}
 	saved, text, err := s.file.load()
