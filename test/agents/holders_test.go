@@ -32,10 +32,10 @@ const (
 // and the node is rebooted: no hardware has two holders, none is offered while another has it, and all of it comes back.
 //
 //	TANDEM_INTERLEAVINGS=500   how many; 4 by default
-//	TANDEM_STORM_SEED=1        the first seed; each interleaving prints its own
+//	TANDEM_STORM_SEED=1        the first seed, 1 by default; a failure prints its own
 func TestOneHolder(t *testing.T) {
 	t.Parallel()
-	first, err := strconv.ParseUint(cmp.Or(os.Getenv("TANDEM_STORM_SEED"), strconv.FormatInt(time.Now().UnixNano(), 10)), 10, 64)
+	first, err := strconv.ParseUint(cmp.Or(os.Getenv("TANDEM_STORM_SEED"), "1"), 10, 64)
 	check.NoError(t, err)
 	n, err := strconv.ParseUint(cmp.Or(os.Getenv("TANDEM_INTERLEAVINGS"), "4"), 10, 64)
 	check.NoError(t, err)
