@@ -25,7 +25,8 @@ func (r Checkpoint) WithUnknownFaults(now time.Time) Checkpoint {
 	return r
 }
 
-// WithUnknownFault returns r with a fault of one GPU of which nothing is known but why it is not; "" = nothing at all.
+// WithUnknownFault returns r with an unknown fault of one GPU. why is the reason why the fault is not known; "" = that is
+// not known either.
 func (r Checkpoint) WithUnknownFault(now time.Time, id gpu.DeviceID, why string) Checkpoint {
 	there := func(c health.Condition) bool {
 		return c.Reason == health.ReasonFaultUnknown && c.At == gpu.WholeGPU(id)

@@ -40,7 +40,7 @@ type configChoice struct {
 	runs  bool   // a configuration is in force
 
 	disk sync.Mutex // held while the record is written
-	kept *string    // what it has; nil = nothing was in force so far
+	kept *string    // what it has; nil = nothing was in force yet
 }
 
 // configRecord is the file that has the configuration in force.

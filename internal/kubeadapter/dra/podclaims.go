@@ -36,12 +36,12 @@ type PodClaim struct {
 // admission is what pods' claims mean for the devices of the node.
 type admission struct {
 	pending bool             // the kubelet has not answered yet, or may not have listed all pods
-	awaited *prepared.Unread // because of which devices wait for a complete list; nil = none
+	awaited *prepared.Unread // the record for which devices wait for a complete list; nil = none
 	foreign []obstacle       // why no device may be given out; nil = nothing of other drivers, nothing lost
 	lost    []holders.Holder // claims of pods whose records can't be made again
 }
 
-// obstacle is a claim because of which no device takes new work.
+// obstacle is a claim that keeps all devices from new work.
 type obstacle struct{ namespace, text string }
 
 // text returns why no device takes new work; "" if they do.

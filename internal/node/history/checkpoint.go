@@ -115,9 +115,9 @@ func (f *File) readRemedy() string {
 
 // Load returns the saved history, empty if there is none, and the boot ID of the node. Its times are by the present
 // wall clock. A file that can't be read is read again for some seconds. One whose content can't be used completely is
-// set aside as <file>.broken, one that can't be read at all as <file>.unread. GPUs of which it may have had a fault
-// have the condition health.ReasonFaultUnknown then. Where one of the two boot IDs is unknown the other is used for
-// both: an unknown boot ID is no sign of a reboot.
+// set aside as <file>.broken, one that can't be read at all as <file>.unread. Then each GPU that may
+// have had a fault has the condition health.ReasonFaultUnknown. Where one of the two boot IDs is unknown the other is
+// used for both: an unknown boot ID is no sign of a reboot.
 func (f *File) Load() (core.Checkpoint, string) {
 	if !f.readOnly {
 		statefile.RemoveTemporary(f.path)

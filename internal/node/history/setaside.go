@@ -82,7 +82,7 @@ func (f *File) keptAside(suffixes ...string) (all []string, err error) {
 func (f *File) lookAside() {
 	kept, err := f.keptAside(brokenSuffix, unreadSuffix, otherSuffix)
 	if err != nil {
-		return // those of before may still be there
+		return // the files found before may still be there
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -148,7 +148,7 @@ func (s *Supervisor) write(r record) error {
 	return statefile.Write(mps.RecordPath(s.opts.StateDir, r.Pool.Name), text)
 }
 
-// folders are those of a pool, in the layout of NVIDIA's mps-control-daemon.
+// folders has the folders of a pool, in the layout of NVIDIA's mps-control-daemon.
 func (s *Supervisor) folders(pool string) folders {
 	pipe := mps.Pipe(s.opts.Root, pool)
 	return folders{

@@ -128,8 +128,8 @@ func (s *Supervisor) heldOf(p Pool) gpu.DeviceID {
 	return ""
 }
 
-// yield ends the daemon of a pool of which an agent has taken a GPU, when no work uses the daemon. Until then its pool
-// takes work. Then the daemon takes no clients for idleFor, and is ended if it has none after that.
+// yield ends the daemon of a pool when an agent has taken one of its GPUs and no work uses the daemon. Until then the
+// pool takes work. Then the daemon takes no clients for idleFor, and yield ends it if it still has none.
 func (s *Supervisor) yield(ctx context.Context, r record, taken gpu.DeviceID) {
 	name := r.Pool.Name
 	held := s.heldOf(r.Pool)
@@ -212,7 +212,7 @@ func (s *Supervisor) due(name string) bool {
 	return a == nil || !time.Now().Before(a.next)
 }
 
-// waitError is why a daemon is not started or ended so far, which is no failure.
+// waitError is why a daemon is not started or ended yet. It is no failure.
 type waitError struct {
 	text string
 	told bool // to end: the daemon takes no clients any more

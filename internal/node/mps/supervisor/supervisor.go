@@ -83,12 +83,12 @@ type Options struct {
 	StateDir string // of the agents: for the records of the daemons
 	Lock     string // a file that one supervisor can lock: another one waits
 
-	// Offers has for each agent of the node a function that returns what it offers now. With an error that of before
-	// still counts; ErrNoAgent means that there may be no such agent.
+	// Offers has for each agent of the node a function that returns what it offers now. After an error the
+	// earlier offer still counts. ErrNoAgent means that there may be no such agent.
 	Offers map[string]func(context.Context) (Offer, error)
 
-	// Taken returns the GPUs that agents have taken from all APIs for a proof or a reset, with the agents. With an
-	// error those of before still are.
+	// Taken returns the GPUs that agents have taken from all APIs for a proof or a reset, with the agents. After
+	// an error the earlier ones still count.
 	Taken func() (map[gpu.DeviceID]string, error)
 
 	// Hold waits until no nvidia-smi of the node may reset a GPU, and keeps others from that until release is called;
